@@ -1,0 +1,209 @@
+"""Communicators, reductions and statuses as parameters of JAX primitives.
+
+JAX caches by the hash of an equation's parameters. mpi4py's handles are new Python objects each
+time, so each communicator and reduction is represented by one object that lives as long as it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import itertools
+from typing import Any
+
+from mpi4py import MPI
+
+from . import _native
+
+_handleof = MPI._handleof
+
+
+class Comm:
+    """A live intracommunicator.
+
+    Attributes:
+        key: its name for the native module, unique in this process. It is the communicator's own
+            name where that is unique, so an exported program finds it again by name.
+        rank: rank of this process.
+        size: number of ranks.
+    """
+
+    __slots__ = ("handle", "key", "mpi", "rank", "size")
+
+    def __init__(self, mpi: MPI.Intracomm, key: str):
+        self.mpi, self.key, self.handle = mpi, key, _handleof(mpi)
+        self.rank, self.size = mpi.Get_rank(), mpi.Get_size()
+
+    def __repr__(self) -> str:
+        return f"{self.key}[{self.size}]"
+
+
+class Reduction:
+    """A reduction: ``name`` is MPI's ("SUM"), or ``user#k`` for one made by the user."""
+
+    __slots__ = ("mpi", "name", "user")
+
+    def __init__(self, mpi: MPI.Op, name: str, user: bool):
+        # `mpi` is kept: a reduction written in Python dies with its mpi4py object.
+        self.mpi, self.name, self.user = mpi, name, user
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+class Status:
+    """An mpi4py status, by identity. Compiled code that writes to it keeps it alive."""
+
+    __slots__ = ("address", "mpi")
+
+    def __init__(self, mpi: MPI.Status):
+        self.mpi, self.address = mpi, MPI._addressof(mpi)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Status) and self.address == other.address
+
+    def __hash__(self) -> int:
+        return hash(self.address)
+
+    def __repr__(self) -> str:
+        return "status"
+
+
+_comms: dict[int, Comm] = {}
+_keys: set[str] = set()
+_count = itertools.count()
+_default: Comm | None = None
+
+
+def _forget(mpi: MPI.Comm, keyval: int, comm: Comm) -> None:
+    """MPI calls this when a communicator is freed, by whatever handle and library."""
+    _comms.pop(comm.handle, None)
+    _keys.discard(comm.key)
+    _native.free_comm(comm.key)
+
+
+# Deleted with the communicator, not copied to its duplicates.
+_keyval = MPI.Comm.Create_keyval(delete_fn=_forget)
+
+
+def _register(mpi: MPI.Intracomm) -> Comm:
+    name = mpi.Get_name()
+    unique = bool(name) and name not in _keys
+    comm = Comm(mpi, name if unique else f"{name or 'comm'}#{next(_count)}")
+    _native.register_comm(comm.key, comm.handle, comm.rank, comm.size)
+    _keys.add(comm.key)
+    _comms[comm.handle] = comm
+    mpi.Set_attr(_keyval, comm)
+    return comm
+
+
+def _default_comm() -> Comm:
+    global _default
+    if _default is None:
+        clone = MPI.COMM_WORLD.Clone()
+        clone.Set_name("mpi4jax.default")
+        _default = as_comm("mpi4jax", clone)
+    return _default
+
+
+def default_comm() -> MPI.Intracomm:
+    """The communicator of ops that are given none: a clone of ``COMM_WORLD``.
+
+    It is made when it is first used, which is collective.
+
+    Returns:
+        mpi4py.MPI.Intracomm: the same communicator each time.
+
+    Example:
+        >>> import mpi4jax
+        >>> 0 <= mpi4jax.default_comm().rank < mpi4jax.default_comm().size
+        True
+    """
+    return _default_comm().mpi
+
+
+@atexit.register
+def _join_default_comm() -> None:
+    # Cloning is collective. Ranks that never needed the clone would otherwise be in MPI_Finalize
+    # while the others, say a pair that exchanges messages, wait in the clone.
+    if MPI.Is_initialized() and not MPI.Is_finalized():
+        _default_comm()
+
+
+def as_comm(op: str, comm: Any) -> Comm:
+    """The :class:`Comm` of an mpi4py communicator.
+
+    Raises:
+        TypeError: not an mpi4py intracommunicator.
+        ValueError: the null communicator (a freed one, for instance).
+    """
+    if comm is None:
+        return _default_comm()
+    if not isinstance(comm, MPI.Intracomm):
+        raise TypeError(
+            f"{op}: argument 'comm' must be an mpi4py.MPI.Intracomm or None, "
+            f"got {type(comm).__name__}: {comm!r}"
+        )
+    found = _comms.get(_handleof(comm))
+    if found is not None:
+        return found
+    if comm == MPI.COMM_NULL:
+        raise ValueError(
+            f"{op}: argument 'comm' is the null communicator (was it freed?); "
+            "expected a live communicator"
+        )
+    return _register(comm)
+
+
+_PREDEFINED = ("SUM", "PROD", "MAX", "MIN", "LAND", "LOR", "LXOR", "BAND", "BOR", "BXOR")
+_reductions: dict[int, Reduction] = {
+    _handleof(getattr(MPI, name)): Reduction(getattr(MPI, name), name, user=False)
+    for name in _PREDEFINED
+}
+_WITHOUT_MEANING = {
+    _handleof(getattr(MPI, name)): name
+    for name in ("MINLOC", "MAXLOC", "REPLACE", "NO_OP", "OP_NULL")
+}
+
+
+def as_reduction(op: str, reduction: Any) -> Reduction:
+    """The :class:`Reduction` of an mpi4py reduction.
+
+    Raises:
+        TypeError: not an mpi4py reduction, or one that arrays have no use for.
+    """
+    if not isinstance(reduction, MPI.Op):
+        raise TypeError(
+            f"{op}: argument 'op' must be an mpi4py.MPI.Op such as MPI.SUM, "
+            f"got {type(reduction).__name__}: {reduction!r}"
+        )
+    handle = _handleof(reduction)
+    found = _reductions.get(handle)
+    # A freed reduction's handle may come back as that of a new one.
+    if found is not None and (not found.user or found.mpi == reduction):
+        return found
+    if handle in _WITHOUT_MEANING:
+        raise TypeError(
+            f"{op}: argument 'op' is MPI.{_WITHOUT_MEANING[handle]}, which is not defined for "
+            f"JAX arrays; expected one of {', '.join(_PREDEFINED)} or a reduction made with "
+            "MPI.Op.Create"
+        )
+    new = Reduction(reduction, f"user#{next(_count)}", user=True)
+    _native.register_reduction(new.name, handle)
+    _reductions[handle] = new
+    return new
+
+
+def as_status(op: str, status: Any) -> Status | None:
+    """The :class:`Status` of an mpi4py status, or None.
+
+    Raises:
+        TypeError: not an mpi4py status.
+    """
+    if status is None:
+        return None
+    if not isinstance(status, MPI.Status):
+        raise TypeError(
+            f"{op}: argument 'status' must be an mpi4py.MPI.Status or None, "
+            f"got {type(status).__name__}: {status!r}"
+        )
+    return Status(status)

@@ -1,0 +1,509 @@
+"""A JAX primitive, with all its rules, from a row of the table of ops.
+
+Every primitive has one ordered effect, so JAX keeps each op, once, in program order. The rules
+follow one convention for derivatives: a result that is the same on all ranks (of allreduce,
+allgather and bcast) is one global value, whose cotangent is the same on all ranks too.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.core import ShapedArray
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+from mpi4py import MPI
+
+from . import _compat, _native
+from ._comm import as_reduction
+from ._spec import SPECS, Params, Spec, is_root, stacked, wildcard
+
+TOKEN = ShapedArray((), np.dtype(np.float32))
+ENVELOPE = ShapedArray((2,), np.dtype(np.int32))
+
+
+# dtype name -> {"arithmetic": ..., "ordered": ..., "bitwise": ..., "logical": ...}
+DTYPES = {
+    name: {"arithmetic": a, "ordered": o, "bitwise": b, "logical": lo}
+    for name, _, _, movable, a, o, b, lo in _native.dtypes_table()
+    if movable
+}
+
+
+class MPIEffect(_compat.Effect):
+    """The one effect of all ops: they happen in program order."""
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other)
+
+    def __hash__(self) -> int:
+        return hash("mpi4jax.MPIEffect")
+
+    def __repr__(self) -> str:
+        return "MPI"
+
+    __str__ = __repr__
+
+
+effect = MPIEffect()
+_compat.add_effect_type(MPIEffect)
+
+
+def split(spec: Spec, p: Params, args: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
+    """Operands as (arrays, envelope, token); the last two are empty or of length one."""
+    n = spec.arrays
+    m = n + bool(p.get("env_in"))
+    return list(args[:n]), list(args[n:m]), list(args[m:])
+
+
+# ---- Abstract evaluation
+
+
+def split_payload(op: str, x: Any, size: int) -> tuple[int, ...]:
+    """The shape of one rank's block of ``x``, which holds one for each of ``size`` ranks."""
+    if not x.shape or x.shape[0] != size:
+        raise ValueError(
+            f"{op}: argument 'x' must have one block per rank along its first axis: expected "
+            f"shape ({size}, ...), got {x.shape}"
+        )
+    return tuple(x.shape[1:])
+
+
+def result_aval(spec: Spec, p: Params, avals: Sequence[Any]) -> ShapedArray | None:
+    if not spec.returns:
+        return None
+    x = avals[-1]  # of sendrecv: the template of the received array
+    before, after = stacked(spec, p)
+    size = p["comm"].size
+    payload = split_payload(spec.name, x, size) if before else x.shape
+    return ShapedArray((size, *payload) if after else payload, x.dtype)
+
+
+# What a reduction needs of a dtype: the flag's name in the native table.
+_NEEDS = {
+    **dict.fromkeys(("SUM", "PROD"), "arithmetic"),
+    **dict.fromkeys(("MAX", "MIN"), "ordered"),
+    **dict.fromkeys(("BAND", "BOR", "BXOR"), "bitwise"),
+    **dict.fromkeys(("LAND", "LOR", "LXOR"), "logical"),
+}
+
+
+def _check_dtype(spec: Spec, p: Params, aval: Any) -> None:
+    name = str(aval.dtype)
+    flags = DTYPES.get(name)
+    if flags is None:
+        raise TypeError(f"{spec.name}: dtype {name} cannot be communicated; expected one of {', '.join(DTYPES)}")
+    reduction = p.get("reduction")
+    if reduction is None or reduction.user or flags[_NEEDS[reduction.name]]:
+        return
+    allowed = ", ".join(d for d, f in DTYPES.items() if f[_NEEDS[reduction.name]])
+    raise TypeError(
+        f"{spec.name}: reduction {reduction.name} is not defined for dtype {name}; "
+        f"expected one of {allowed}"
+    )
+
+
+def _abstract_eval(spec: Spec, *args: Any, **p: Any) -> tuple[list[Any], set[Any]]:
+    arrays, _, token = split(spec, p, args)
+    for x in arrays:
+        _check_dtype(spec, p, x)
+    y = result_aval(spec, p, arrays)
+    out = [y] if y is not None else []
+    out += [ENVELOPE] if p.get("env_out") else []
+    return [*out, *(TOKEN for _ in token)], {effect}
+
+
+# ---- Lowering
+
+
+class _Lowering:
+    """The lowering of one equation: custom calls that follow one another, and local arithmetic."""
+
+    def __init__(self, ctx: mlir.LoweringRuleContext, spec: Spec, p: Params):
+        self.ctx, self.spec, self.p = ctx, spec, p
+        self.token = ctx.tokens_in.get(effect)
+
+    def call(self, op: str, *operands: tuple[Any, Any], out: Any = None, **attrs: Any) -> list[Any]:
+        """Emit the custom call of ``op`` on (value, aval) pairs; its results, without the token."""
+        p = self.p
+        status = p.get("status")
+        if status is not None:
+            self.ctx.module_context.add_keepalive(status.mpi)
+        outs = [aval for aval in (out, ENVELOPE if p.get("env_out") else None) if aval is not None]
+        values = [value for value, _ in operands]
+        lower = jax.ffi.ffi_lowering(f"mpi4jax_{op}", has_side_effect=True)
+        ctx = self.ctx.replace(
+            avals_in=[*(aval for _, aval in operands), _compat.abstract_token],
+            avals_out=[*outs, _compat.abstract_token],
+        )
+        reduction = p.get("reduction")
+        *results, self.token = lower(
+            ctx,
+            *values,
+            self.token,
+            comm=p["comm"].key,
+            dest=np.int64(p.get("dest", -1)),
+            env_in=np.int64(p.get("env_in", 0)),
+            env_out=np.int64(p.get("env_out", 0)),
+            op=op,
+            recvtag=np.int64(p.get("recvtag", -1)),
+            reduction=reduction.name if reduction is not None else "",
+            reverse=np.int64(attrs.get("reverse", 0)),
+            root=np.int64(p.get("root", -1)),
+            sendtag=np.int64(p.get("sendtag", -1)),
+            site=_compat.user_line(self.ctx),
+            source=np.int64(p.get("source", -1)),
+            status=np.int64(status.address if status is not None else 0),
+        )
+        return results
+
+    def local(self, f: Callable[..., Any], out: Any, *operands: tuple[Any, Any]) -> Any:
+        """Emit ``f``, ordinary JAX code, on (value, aval) pairs."""
+        ctx = self.ctx.replace(
+            avals_in=[aval for _, aval in operands], avals_out=[out], tokens_in=mlir.TokenSet()
+        )
+        (y,) = mlir.lower_fun(f, multiple_results=False)(ctx, *(value for value, _ in operands))
+        return y
+
+
+Operand = tuple[Any, Any]
+Lower = Callable[[_Lowering, list[Operand], list[Operand], Any], list[Any]]
+
+
+def _lower_everywhere(low: _Lowering, xs: list[Operand], env: list[Operand], out: Any) -> list[Any]:
+    """Every rank sends and every rank receives."""
+    return low.call(low.spec.name, *xs, *env, out=out)
+
+
+def _zeros(aval: Any) -> jax.Array:
+    return jnp.zeros(aval.shape, aval.dtype)
+
+
+def _lower_allgather(low: _Lowering, xs: list[Operand], env: list[Operand], out: Any) -> list[Any]:
+    if not low.p["adjoint"]:
+        return _lower_everywhere(low, xs, env, out)
+    return [low.local(lambda c: c[low.p["comm"].rank], out, *xs)]
+
+
+def _lower_allreduce(low: _Lowering, xs: list[Operand], env: list[Operand], out: Any) -> list[Any]:
+    if not low.p["adjoint"]:
+        return _lower_everywhere(low, xs, env, out)
+    return [xs[0][0]]
+
+
+def _lower_bcast(low: _Lowering, xs: list[Operand], env: list[Operand], out: Any) -> list[Any]:
+    if low.p["adjoint"]:
+        return [xs[0][0] if is_root(low.p) else low.local(lambda: _zeros(out), out)]
+    if is_root(low.p):
+        low.call("bcast", *xs)
+        return [xs[0][0]]
+    return low.call("bcast", out=out)
+
+
+def _plus(low: _Lowering, y: Any, x: Operand, out: Any) -> list[Any]:
+    return [low.local(jnp.add, out, (y, out), x)]
+
+
+def _lower_gather(low: _Lowering, xs: list[Operand], env: list[Operand], out: Any) -> list[Any]:
+    root = is_root(low.p)
+    if low.p["adjoint"]:
+        if root:
+            return low.call("scatter", *xs, out=out)
+        # This rank's result was its own input.
+        (y,) = low.call("scatter", out=out)
+        return _plus(low, y, xs[0], out)
+    if root:
+        return low.call("gather", *xs, out=out)
+    low.call("gather", *xs)
+    return [xs[0][0]]
+
+
+def _lower_reduce(low: _Lowering, xs: list[Operand], env: list[Operand], out: Any) -> list[Any]:
+    root = is_root(low.p)
+    if low.p["adjoint"]:
+        if root:
+            low.call("bcast", *xs)
+            return [xs[0][0]]
+        (y,) = low.call("bcast", out=out)
+        return _plus(low, y, xs[0], out)
+    if root:
+        return low.call("reduce", *xs, out=out)
+    low.call("reduce", *xs)
+    return [xs[0][0]]
+
+
+def _lower_scan(low: _Lowering, xs: list[Operand], env: list[Operand], out: Any) -> list[Any]:
+    return low.call("scan", *xs, out=out, reverse=int(low.p["adjoint"]))
+
+
+def _lower_scatter(low: _Lowering, xs: list[Operand], env: list[Operand], out: Any) -> list[Any]:
+    root = is_root(low.p)
+    if low.p["adjoint"]:
+        if root:
+            return low.call("gather", *xs, out=out)
+        low.call("gather", *xs)
+        return [low.local(lambda: _zeros(out), out)]
+    return low.call("scatter", *(xs if root else ()), out=out)
+
+
+def _lower_recv(low: _Lowering, xs: list[Operand], env: list[Operand], out: Any) -> list[Any]:
+    if low.p["source"] == MPI.PROC_NULL:  # MPI leaves the buffer as it is
+        return [xs[0][0], *_no_message(low)]
+    return low.call("recv", *env, out=out)
+
+
+def _lower_sendrecv(low: _Lowering, xs: list[Operand], env: list[Operand], out: Any) -> list[Any]:
+    x, template = xs
+    if low.p["source"] == MPI.PROC_NULL:
+        y = low.call("sendrecv", x, *env, out=out)
+        return [template[0], *y[1:]]
+    return low.call("sendrecv", x, *env, out=out)
+
+
+def _no_message(low: _Lowering) -> list[Any]:
+    """The envelope of a receive from nobody."""
+    if not low.p["env_out"]:
+        return []
+    pair = (MPI.PROC_NULL, MPI.ANY_TAG)
+    return [low.local(lambda: jnp.array(pair, jnp.int32), ENVELOPE)]
+
+
+LOWERINGS: dict[str, Lower] = {
+    "allgather": _lower_allgather,
+    "allreduce": _lower_allreduce,
+    "alltoall": _lower_everywhere,
+    "barrier": _lower_everywhere,
+    "bcast": _lower_bcast,
+    "gather": _lower_gather,
+    "recv": _lower_recv,
+    "reduce": _lower_reduce,
+    "scan": _lower_scan,
+    "scatter": _lower_scatter,
+    "send": _lower_everywhere,
+    "sendrecv": _lower_sendrecv,
+}
+
+
+def _lowering(spec: Spec, ctx: mlir.LoweringRuleContext, *args: Any, **p: Any) -> list[Any]:
+    arrays, env, token = split(spec, p, list(zip(args, ctx.avals_in, strict=True)))
+    low = _Lowering(ctx, spec, p)
+    out = result_aval(spec, p, [aval for _, aval in arrays])
+    results = LOWERINGS[spec.name](low, arrays, env, out)
+    ctx.set_tokens_out(mlir.TokenSet({effect: low.token}))
+    return [*results, *(value for value, _ in token)]
+
+
+# ---- Batching
+
+
+def _batch(spec: Spec, args: Sequence[Any], dims: Sequence[Any], **p: Any) -> tuple[Any, Any]:
+    arrays, env, token = split(spec, p, list(zip(args, dims, strict=True)))
+    (size,) = {x.shape[d] for x, d in zip(args, dims, strict=True) if d is not None}
+    before, after = stacked(spec, p)
+    batched = any(d is not None for _, d in arrays)
+
+    def to_payload(x: Any, d: int | None) -> Any:
+        """Move, or make, the batch axis at the front of the payload of one rank."""
+        if d is None:
+            x, d = jnp.broadcast_to(x, (size, *x.shape)), 0
+        return jnp.moveaxis(x, d, int(before))
+
+    def unbatched(x: Any, d: int | None) -> Any:
+        return x if d is None else lax.index_in_dim(x, 0, d, keepdims=False)
+
+    xs = [to_payload(x, d) for x, d in arrays] if batched else [x for x, _ in arrays]
+    rest = [unbatched(x, d) for x, d in (*env, *token)]
+    out = PRIMITIVES[spec.name].bind(*xs, *rest, **p)
+    first = int(after) if batched else None
+    return out, [first if i == 0 and spec.returns else None for i in range(len(out))]
+
+
+# ---- Differentiation
+
+
+def _inexact(x: Any) -> bool:
+    return bool(jnp.issubdtype(x.dtype, np.inexact))
+
+
+def _jvp(spec: Spec, primals: Any, tangents: Any, **p: Any) -> tuple[list[Any], list[Any]]:
+    arrays, env, token = split(spec, p, primals)
+    array_tangents, _, token_tangent = split(spec, p, tangents)
+    token_tangent = [ad.instantiate_zeros(t) for t in token_tangent]
+    reduction = p.get("reduction")
+    if reduction is not None and reduction.name != "SUM" and _inexact(arrays[0]):
+        return _jvp_of_reduction(spec, arrays, token, array_tangents, token_tangent, p)
+
+    q = {**p, "status": None} if "status" in p else dict(p)
+    results: list[Any]
+    if spec.transpose == "reversed" and not p["env_in"] and wildcard(p):
+        # The tangent's message must come from where the primal's came from, and its transpose
+        # must go back there: the primal op tells.
+        y, envelope, *token_out = bind(spec, *arrays, *token, **{**p, "env_out": True})
+        results = [y, *([envelope] if p["env_out"] else []), *token_out]
+        env, q["env_in"] = [envelope], RECEIVE_SIDE
+    else:
+        results = bind(spec, *arrays, *env, *token, **p)
+    if "env_out" in q:
+        q["env_out"] = False
+
+    differentiable = [_inexact(x) for x in arrays]
+    ts = [
+        ad.instantiate_zeros(t) if d else None
+        for t, d in zip(array_tangents, differentiable, strict=True)
+    ]
+    if all(differentiable):
+        out = bind(spec, *ts, *env, *token_tangent, **q)
+    elif any(differentiable):
+        out = _half_sendrecv(ts, env, token_tangent, q)
+    else:
+        out = token_tangent
+    remaining = iter(out)
+    return results, [
+        next(remaining) if _inexact(r) else ad.Zero.from_primal_value(r) for r in results
+    ]
+
+
+def _half_sendrecv(ts: list[Any], env: list[Any], token: list[Any], q: Params) -> list[Any]:
+    """The tangent of a sendrecv of which only one side has a derivative (the other: integers)."""
+    name, t, side = ("send", ts[0], SEND_SIDE) if ts[0] is not None else ("recv", ts[1], RECEIVE_SIDE)
+    if q["env_in"] != side:
+        env, q = [], {**q, "env_in": 0}
+    return bind(SPECS[name], t, *env, *token, **_pick(name, q))
+
+
+# Values of `env_in`: which side of a message the envelope operand overrides.
+RECEIVE_SIDE, SEND_SIDE = 1, 2
+_OTHER_SIDE = {0: 0, RECEIVE_SIDE: SEND_SIDE, SEND_SIDE: RECEIVE_SIDE}
+
+
+def _transpose(spec: Spec, cotangents: Sequence[Any], *args: Any, **p: Any) -> list[Any]:
+    arrays, env, token = split(spec, p, args)
+    cotangents = [ad.instantiate_zeros(c) for c in cotangents]
+    # A known token orders nothing here; a linear one has the cotangent that comes with it.
+    linear_token = bool(token) and ad.is_undefined_primal(token[0])
+    token_ct = [cotangents[-1]] if token else []
+    c = cotangents[0] if spec.returns else None
+
+    if spec.transpose == "reversed":
+        array_cts, token_ct = _transpose_message(spec, c, arrays, env, token_ct, p)
+    elif spec.transpose == "adjoint":
+        q = dict(p, adjoint=not p["adjoint"])
+        y, *token_ct = bind(spec, c, *token_ct, **q)
+        array_cts = [y]
+    elif spec.returns:
+        y, *token_ct = bind(spec, c, *token_ct, **p)
+        array_cts = [y]
+    else:
+        array_cts, token_ct = [], bind(spec, *token_ct, **p)
+
+    out = [
+        ct if ad.is_undefined_primal(x) else None for x, ct in zip(arrays, array_cts, strict=True)
+    ]
+    return [*out, *(None for _ in env), *(token_ct if linear_token else [None] * len(token))]
+
+
+def _transpose_message(
+    spec: Spec, c: Any, arrays: list[Any], env: list[Any], token: list[Any], p: Params
+) -> tuple[list[Any], list[Any]]:
+    """The cotangent travels back to where the message came from."""
+    if not p["env_in"] and p.get("source") == MPI.ANY_SOURCE:
+        raise NotImplementedError(
+            f"{spec.name}: cannot be transposed with source=MPI.ANY_SOURCE, because only the "
+            "forward pass knows the sender; name the source, or differentiate with jax.grad or "
+            "jax.vjp, which record it"
+        )
+    q: Params = {"comm": p["comm"], "env_in": _OTHER_SIDE[p["env_in"]], "env_out": False}
+    back = {
+        "dest": p.get("source"),
+        "source": p.get("dest"),
+        "sendtag": 0 if p.get("recvtag") == MPI.ANY_TAG else p.get("recvtag"),
+        "recvtag": p.get("sendtag"),
+        "status": None,
+    }
+    x = arrays[0]
+    aval = x.aval if ad.is_undefined_primal(x) else x
+    if spec.name == "send":
+        y, *token = bind(SPECS["recv"], _zeros(aval), *env, *token, **_pick("recv", q | back))
+        return [y], token
+    from_nobody = p["source"] == MPI.PROC_NULL  # the result was the template
+    if spec.name == "recv":
+        token = bind(SPECS["send"], c, *env, *token, **_pick("send", q | back))
+        return [c if from_nobody else _zeros(aval)], token
+    template = arrays[1].aval if ad.is_undefined_primal(arrays[1]) else arrays[1]
+    y, *token = bind(
+        SPECS["sendrecv"], c, _zeros(aval), *env, *token, **_pick("sendrecv", q | back)
+    )
+    return [y, c if from_nobody else _zeros(template)], token
+
+
+def _pick(name: str, params: Params) -> Params:
+    return {k: params[k] for k in SPECS[name].all_params}
+
+
+def _jvp_of_reduction(
+    spec: Spec, xs: list[Any], token: list[Any], tangents: Any, token_tangent: list[Any], p: Params
+) -> tuple[list[Any], list[Any]]:
+    """PROD, MAX and MIN; the others have no derivative."""
+    name, comm = p["reduction"].name, p["comm"]
+    if name not in ("PROD", "MAX", "MIN"):
+        raise NotImplementedError(
+            f"{spec.name}: reduction {name} has no derivative; "
+            "expected one of SUM, PROD, MAX, MIN (or use jax.lax.stop_gradient on the input)"
+        )
+    (x,), t = xs, ad.instantiate_zeros(tangents[0])
+    results = bind(spec, x, *token, **p)
+    total = dict(comm=comm, reduction=as_reduction(spec.name, MPI.SUM), adjoint=False)
+
+    def reduced(op: str, v: Any, *token: Any, **changes: Any) -> list[Any]:
+        return bind(SPECS[op], v, *token, **_pick(op, {**p, **total, **changes}))
+
+    def everyone(v: Any, *token: Any) -> list[Any]:
+        """All ranks' ``v``. Ranks use it differently, hence the pvary (allreduce's adjoint)."""
+        return reduced("allreduce", *bind(SPECS["allgather"], v, *token, comm=comm, adjoint=False), adjoint=True)
+
+    # Every op on a tangent carries the token: without it, it would not be part of the linear
+    # function on a rank whose own tangent is zero.
+    if spec.name == "scan" or name == "PROD":
+        # Exact at zeros and ties, in every order: all ranks' factors, differentiated locally.
+        last = comm.rank if spec.name == "scan" else comm.size - 1
+        fold = {"PROD": jnp.prod, "MAX": jnp.max, "MIN": jnp.min}[name]
+        (all_x,), (all_t, *token_tangent) = everyone(x), everyone(t, *token_tangent)
+        _, ty = jax.jvp(lambda v: fold(v[: last + 1], axis=0), (all_x,), (all_t,))
+    else:
+        (best,) = reduced("allreduce", x, reduction=p["reduction"])
+        attained = (x == best).astype(x.dtype)
+        (ties,) = reduced("allreduce", attained)
+        ty, *token_tangent = reduced(spec.name, t * (attained / ties), *token_tangent)
+    if spec.name == "reduce" and not is_root(p):
+        ty = t  # this rank's result is its own input
+    return results, [ty, *token_tangent]
+
+
+# ---- Definition
+
+PRIMITIVES: dict[str, Primitive] = {}
+
+
+def bind(spec: Spec, *args: Any, **p: Any) -> list[Any]:
+    return list(PRIMITIVES[spec.name].bind(*args, **p))
+
+
+def define(spec: Spec) -> Primitive:
+    """Make the primitive of a row and register its rules."""
+    primitive = Primitive(f"mpi4jax_{spec.name}")
+    primitive.multiple_results = True
+    primitive.def_effectful_abstract_eval(functools.partial(_abstract_eval, spec))
+    mlir.register_lowering(primitive, functools.partial(_lowering, spec), platform="cpu")
+    batching.primitive_batchers[primitive] = functools.partial(_batch, spec)
+    ad.primitive_jvps[primitive] = functools.partial(_jvp, spec)
+    ad.primitive_transposes[primitive] = functools.partial(_transpose, spec)
+    return primitive
+
+
+PRIMITIVES.update({name: define(spec) for name, spec in SPECS.items()})

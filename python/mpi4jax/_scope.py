@@ -1,0 +1,184 @@
+"""Running ops fast: the scope that hides their effect from JAX's dispatch.
+
+JAX dispatches a compiled function from C++ only if it has no effects. A *scope* is a primitive
+around a whole jaxpr: seen from outside it has no MPI effect; its lowering starts a chain of XLA
+tokens and lets JAX thread it through everything inside. It may only stand at the top of a
+compiled function, where there is nothing on the same level that it could be reordered with.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun
+from jax.interpreters import ad, batching, mlir
+from jax.interpreters import partial_eval as pe
+
+from . import _compat
+from ._primitive import PRIMITIVES, effect
+
+scope_p = Primitive("mpi4jax_scope")
+scope_p.multiple_results = True
+
+
+@scope_p.def_effectful_abstract_eval
+def _abstract_eval(*args: Any, jaxpr: ClosedJaxpr) -> tuple[Any, set[Any]]:
+    return jaxpr.out_avals, {e for e in jaxpr.effects if e != effect}
+
+
+def _lowering(ctx: mlir.LoweringRuleContext, *args: Any, jaxpr: ClosedJaxpr) -> Any:
+    outer = ctx.tokens_in
+    tokens = {effect: _compat.fresh_xla_token()}
+    tokens.update({e: outer.get(e) for e in outer.effects()})
+    inner = ctx.replace(tokens_in=mlir.TokenSet(tokens), tokens_out=None)
+    out = mlir.lower_fun(jaxpr_as_fun(jaxpr), multiple_results=True)(inner, *args)
+    if outer.effects():
+        ctx.set_tokens_out(
+            mlir.TokenSet({e: inner.tokens_out.get(e) for e in outer.effects()})
+        )
+    return out
+
+
+def _jvp(primals: Any, tangents: Any, *, jaxpr: ClosedJaxpr) -> Any:
+    f = jaxpr_as_fun(jaxpr)
+    return jax.jvp(lambda *a: f(*a), primals, tuple(ad.instantiate_zeros(t) for t in tangents))
+
+
+def _batch(args: Any, dims: Any, *, jaxpr: ClosedJaxpr) -> Any:
+    out = jax.vmap(jaxpr_as_fun(jaxpr), in_axes=list(dims))(*args)
+    return out, [0] * len(jaxpr.out_avals)
+
+
+mlir.register_lowering(scope_p, _lowering)
+scope_p.def_impl(_compat.eval_primitive(scope_p))  # under jax.disable_jit()
+# Kept also where nothing uses its results.
+pe.dce_rules[scope_p] = lambda used, eqn: ([True] * len(eqn.invars), eqn)
+# Transformed, a scope is what is in it: the effect shows again.
+ad.primitive_jvps[scope_p] = _jvp
+batching.primitive_batchers[scope_p] = _batch
+
+
+def scoped(f: Callable[..., Any]) -> Callable[..., Any]:
+    """``f`` inside a scope; for the function of an outermost ``jax.jit``."""
+
+    @functools.wraps(f)
+    def inside(*args: Any, **kwargs: Any) -> Any:
+        leaves, tree = jax.tree.flatten((args, kwargs))
+        traced = [isinstance(leaf, jax.core.Tracer) for leaf in leaves]  # others: static arguments
+
+        def flat(*values: Any) -> Any:
+            remaining = iter(values)
+            full = [next(remaining) if t else leaf for t, leaf in zip(traced, leaves, strict=True)]
+            a, k = jax.tree.unflatten(tree, full)
+            return f(*a, **k)
+
+        operands = [leaf for leaf, t in zip(leaves, traced, strict=True) if t]
+        jaxpr, shape = jax.make_jaxpr(flat, return_shape=True)(*operands)
+        run = jaxpr_as_fun(jaxpr)
+        out = scope_p.bind(*operands, jaxpr=jaxpr) if effect in jaxpr.effects else run(*operands)
+        return jax.tree.unflatten(jax.tree.structure(shape), out)
+
+    return inside
+
+
+def jit(fun: Callable[..., Any] | None = None, /, **kwargs: Any) -> Any:
+    """Drop-in replacement for :func:`jax.jit` with cheap dispatch of functions that communicate.
+
+    A function compiled by ``jax.jit`` that communicates has an ordered effect, so JAX dispatches
+    it from Python. Compiled by this function, it is dispatched from C++, like one that does not
+    communicate. Below another transformation (``jax.jit``, ``jax.grad``, ``jax.vmap`` ...) it is
+    ``jax.jit``, so differentiate first: ``mpi4jax.jit(jax.grad(f))``.
+
+    Args:
+        fun: function to compile. Without it, a decorator is returned.
+        **kwargs: as for :func:`jax.jit` (``static_argnums``, ``donate_argnames``, ...).
+
+    Returns:
+        The compiled function, with the attributes of one made by ``jax.jit``: ``lower``,
+        ``trace``, ``eval_shape``, ``clear_cache``.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from mpi4py import MPI
+        >>> import mpi4jax
+        >>> from mpi4jax import notoken
+        >>> f = mpi4jax.jit(lambda x: notoken.allreduce(x, MPI.SUM) / notoken.allreduce(1.0, MPI.SUM))
+        >>> float(f(jnp.float32(3)))
+        3.0
+    """
+    if fun is None:
+        return functools.partial(jit, **kwargs)
+    hidden, plain = jax.jit(scoped(fun), **kwargs), jax.jit(fun, **kwargs)
+    clean = _compat.trace_state_clean
+
+    @functools.wraps(fun)
+    def call(*args: Any, **kw: Any) -> Any:
+        return hidden(*args, **kw) if clean() else plain(*args, **kw)
+
+    def at_top(name: str) -> Callable[..., Any]:
+        hidden_method, plain_method = getattr(hidden, name), getattr(plain, name)
+
+        def method(*args: Any, **kw: Any) -> Any:
+            return (hidden_method if clean() else plain_method)(*args, **kw)
+
+        return method
+
+    for name in ("lower", "trace", "eval_shape"):
+        setattr(call, name, at_top(name))
+
+    def clear_cache() -> None:
+        hidden.clear_cache()
+        plain.clear_cache()
+
+    call.clear_cache = clear_cache  # type: ignore[attr-defined]
+    return call
+
+
+# ---- Eager ops: one compiled function per primitive and parameters
+
+
+@functools.lru_cache(maxsize=None)
+def compiled(
+    name: str, params: tuple[tuple[str, Any], ...], want_token: bool = False
+) -> Callable[..., Any]:
+    """The compiled function of one op, for calls outside of any transformation.
+
+    With ``want_token`` it returns a token as well, which is ready when the op has ended.
+    """
+    primitive, fixed = PRIMITIVES[name], dict(params)
+    token = [np.zeros((), np.float32)] if want_token else []
+    return jax.jit(scoped(lambda *args: [*primitive.bind(*args, **fixed), *token]))
+
+
+def _define_impl(name: str) -> None:
+    def impl(*args: Any, **params: Any) -> Any:
+        return compiled(name, tuple(params.items()))(*args)
+
+    PRIMITIVES[name].def_impl(impl)
+
+
+for _name in PRIMITIVES:
+    _define_impl(_name)
+
+
+@jax.jit
+def _nothing(x: jax.Array) -> jax.Array:
+    return x + 1
+
+
+_zero = np.zeros((), np.float32)
+
+
+def flush() -> None:
+    """Wait until all operations that were started by this process have ended.
+
+    JAX runs ahead of Python: when a call returns, its communication may not have begun. Call this
+    before you use the same communicator through mpi4py. It is called at exit, before
+    ``MPI_Finalize``.
+    """
+    _nothing(_zero).block_until_ready()
+    jax.effects_barrier()
