@@ -40,7 +40,7 @@ class BuildPy(build_py):
 
 class BuildRust(build_rust):
     def run(self):
-        environment = toolchain.cargo_environment(MPI)
+        environment = toolchain.cargo_environment()
         toolchain.forget_other_mpicc(environment)
         os.environ.update(environment)
         super().run()
@@ -51,7 +51,11 @@ setup(
     install_requires=DEPENDENCIES + ([MPI.requirement] if MPI and MPI.requirement else []),
     rust_extensions=[
         RustExtension(
-            "mpi4jax._native", binding=Binding.PyO3, py_limited_api=True, features=["python"]
+            "mpi4jax._native",
+            binding=Binding.PyO3,
+            py_limited_api=True,
+            features=["python"],
+            debug=False,  # also where it is installed with `pip install -e`
         )
     ],
     cmdclass={"build_py": BuildPy, "build_rust": BuildRust},

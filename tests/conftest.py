@@ -37,12 +37,12 @@ def pytest_configure(config):
 
 def pytest_collection_modifyitems(items):
     for item in items:
-        if marker := item.get_closest_marker("ranks"):
-            if WORLD.size not in marker.args:
-                skip(item, f"for n={','.join(map(str, marker.args))}, here n={WORLD.size}")
-        if marker := item.get_closest_marker("min_ranks"):
-            if WORLD.size < marker.args[0]:
-                skip(item, f"for n>={marker.args[0]}, here n={WORLD.size}")
+        ranks = item.get_closest_marker("ranks")
+        if ranks and WORLD.size not in ranks.args:
+            skip(item, f"for n={','.join(map(str, ranks.args))}, here n={WORLD.size}")
+        least = item.get_closest_marker("min_ranks")
+        if least and WORLD.size < least.args[0]:
+            skip(item, f"for n>={least.args[0]}, here n={WORLD.size}")
 
 
 def skip(item, reason):

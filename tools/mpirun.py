@@ -7,6 +7,7 @@ what is set here is what containers and small machines need.
 """
 
 import argparse
+import contextlib
 import os
 import shutil
 import signal
@@ -53,10 +54,8 @@ def environment_outside_mpi() -> dict[str, str]:
 def _kill(process: subprocess.Popen) -> None:
     """End mpiexec and everything that it has started."""
     process.terminate()
-    try:
+    with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(10)
-    except subprocess.TimeoutExpired:
-        pass
     # Open MPI gives each rank a process group of its own, but all stay in the session.
     for entry in Path("/proc").glob("[0-9]*"):
         try:

@@ -20,6 +20,9 @@ from mpirun import mpirun
 ROOT = Path(__file__).resolve().parent.parent
 LOGS = ROOT / ".cache" / "logs"
 
+# Of a whole run, in seconds; each test has its own limit.
+TIME_LIMIT = 900
+
 # Each rank into its own files, for every MPI in the same way: the launcher says who it is.
 RANK_COMMAND = (
     'rank=${OMPI_COMM_WORLD_RANK:-${PMI_RANK:-0}}; log="$MPI4JAX_TEST_RESULTS/rank$rank.log"; '
@@ -100,7 +103,12 @@ def show(log: Path) -> None:
 
 
 def run_tests(
-    ranks: int, arguments: list[str], *, python: str = sys.executable, name: str = "", time_limit: float
+    ranks: int,
+    arguments: list[str],
+    *,
+    python: str = sys.executable,
+    name: str = "",
+    time_limit: float = TIME_LIMIT,
 ) -> Results:
     """One run of pytest on a number of ranks."""
     run = " ".join(filter(None, [name, f"n={ranks}"]))
@@ -137,10 +145,12 @@ def run_tests(
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
     parser.add_argument("-n", default="1,2,3,4", metavar="RANKS", help="default: %(default)s")
-    parser.add_argument("--time-limit", type=float, default=900, metavar="SECONDS", help="of each run")
+    parser.add_argument("--time-limit", type=float, default=TIME_LIMIT, metavar="SECONDS")
     options, arguments = parser.parse_known_args()
     results = Results()
     for ranks in options.n.split(","):

@@ -1,0 +1,66 @@
+# Two commands for users: `make demo` and `make test`. CI and pre-commit run targets of this file.
+
+PYTHON ?= python3
+BIN := .venv/bin
+# What the native module is made of; Python files need no build.
+SOURCES := $(shell find src -type f) $(wildcard Cargo.* build.rs setup.py pyproject.toml build_support/*)
+CARGO := eval "$$($(BIN)/python build_support/toolchain.py environment)" && cargo
+
+.PHONY: help demo build test test-quick test-rust lint format bench docs clean
+
+help: ## what can be made
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
+
+demo: build ## the shallow-water model on 2 ranks: film, picture and speed, in demo/
+	@mkdir -p demo
+	$(BIN)/python tools/mpirun.py -n 2 --time-limit 900 examples/shallow_water.py
+
+build: .venv/built ## .venv with mpi4jax installed, and an MPI if the machine has none
+
+test: lint test-rust ## everything: 1 to 4 ranks, old and new JAX, Open MPI and MPICH
+	$(BIN)/python tools/matrix.py
+
+test-quick: .venv/tools ## the Python tests on 2 ranks in .venv
+	$(BIN)/python tools/run_tests.py -n 2
+
+test-rust: .venv/tools
+	$(CARGO) test --no-default-features
+
+lint: .venv/tools ## formatting, clippy, ruff, mypy, stubtest
+	cargo fmt --check
+	$(CARGO) clippy --all-targets -- -D warnings
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/stubtest mpi4jax._native
+
+format: .venv/tools ## what `make lint` only checks
+	cargo fmt
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+bench: .venv/tools ## speed against raw MPI, mpi4py and mpi4jax 0.9.1: a table and a plot
+	$(BIN)/python benches/run.py
+
+docs: .venv/tools ## HTML in docs/_build
+	$(BIN)/sphinx-build -W docs docs/_build
+
+clean: ## everything that make has made
+	rm -rf .venv .cache build demo dist docs/_build target python/*.egg-info
+	rm -f python/mpi4jax/_build_info.py python/mpi4jax/_native*.so
+
+# Any pip will do to start with, and no ensurepip is needed, which some systems package apart.
+$(BIN)/pip:
+	$(PYTHON) -m venv --without-pip .venv
+	$(PYTHON) -m pip --python $(BIN)/python install --quiet pip
+
+# Without build isolation, so that a later build finds the same MPI where cargo has seen it.
+.venv/built: $(BIN)/pip $(SOURCES)
+	requirements="$$($(BIN)/python build_support/toolchain.py requirements)" && \
+	$(BIN)/pip install --quiet $$requirements
+	$(BIN)/pip install --quiet --no-build-isolation --editable '.[examples]'
+	@touch $@
+
+.venv/tools: .venv/built
+	$(BIN)/pip install --quiet --no-build-isolation --editable '.[dev]'
+	@touch $@
