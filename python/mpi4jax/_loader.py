@@ -52,3 +52,7 @@ def load() -> None:
             f"{'SINGLE' if level == MPI.THREAD_SINGLE else 'FUNNELED'}; expected at least "
             "MPI_THREAD_SERIALIZED (mpi4py's default is MPI_THREAD_MULTIPLE: see mpi4py.rc)"
         )
+
+    from . import _compat
+
+    _compat.register_targets(_native.targets(), _native.types())

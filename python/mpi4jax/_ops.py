@@ -222,9 +222,17 @@ def _bind_trees(spec: Spec, trees: Sequence[Any], p: Params, token: list[Any]) -
 
 
 @functools.lru_cache(maxsize=None)
-def _eager_trees(name: str, params: tuple[tuple[str, Any], ...]) -> Callable[..., Any]:
+def _compiled_trees(
+    name: str, params: tuple[tuple[str, Any], ...], want_token: bool
+) -> Callable[..., Any]:
+    """Like :func:`compiled`, for pytrees and for whatever else JAX takes as an array."""
     spec, p = SPECS[name], dict(params)
-    return jax.jit(scoped(lambda *trees: _bind_trees(spec, trees, p, [])[0]))
+
+    def call(*trees: Any) -> list[Any]:
+        y, _ = _bind_trees(spec, trees, p, [])
+        return ([y] if spec.returns else []) + ([_ZERO_TOKEN] if want_token else [])
+
+    return jax.jit(scoped(call))
 
 
 _clean = _compat.trace_state_clean
@@ -238,24 +246,14 @@ def _eager(spec: Spec, args: tuple[Any, ...], p: Params, want_token: bool) -> An
         if not hasattr(_scratch, "status"):
             _scratch.status = Status(MPI.Status())
         p["status"] = _scratch.status
-    if len(args) == 1 and type(args[0]) not in _ARRAYS:
-        y = _eager_trees(spec.name, tuple(p.items()))(*args)
-        out = [y, _ZERO_TOKEN] if spec.returns else [_after_send()]
-    elif len(args) == 2 and not (type(args[0]) in _ARRAYS and type(args[1]) in _ARRAYS):
-        out = [_eager_trees(spec.name, tuple(p.items()))(*args), _ZERO_TOKEN]
-    else:
-        out = compiled(spec.name, tuple(p.items()), want_token)(*args)
+    compile_ = compiled if all(type(x) in _ARRAYS for x in args) else _compiled_trees
+    out = compile_(spec.name, tuple(p.items()), want_token)(*args)
     if status is not None:
         jax.block_until_ready(out)
         ctypes.memmove(status.address, p["status"].address, MPI._sizeof(MPI.Status))
-    if want_token:
-        return out[0] if not spec.returns else (out[0], out[1])
-    return out[0] if spec.returns else None
-
-
-def _after_send() -> jax.Array:
-    """A token that is ready when everything started before it has ended."""
-    return compiled("barrier", (("comm", as_comm("barrier", MPI.COMM_SELF)),), True)()[0]
+    if spec.returns and want_token:
+        return out[0], out[1]
+    return out[0] if out else None
 
 
 def _run(name: str, args: tuple[Any, ...], token: Any, p: Params) -> Any:

@@ -142,7 +142,8 @@ class _Lowering:
             avals_in=[*(aval for _, aval in operands), _compat.abstract_token],
             avals_out=[*outs, _compat.abstract_token],
         )
-        reduction = p.get("reduction")
+        # The adjoint of a reduce calls bcast, which has none.
+        reduction = p["reduction"].name if SPECS[op].has_reduction else ""
         *results, self.token = lower(
             ctx,
             *values,
@@ -153,7 +154,7 @@ class _Lowering:
             env_out=np.int64(p.get("env_out", 0)),
             op=op,
             recvtag=np.int64(p.get("recvtag", -1)),
-            reduction=reduction.name if reduction is not None else "",
+            reduction=reduction,
             reverse=np.int64(attrs.get("reverse", 0)),
             root=np.int64(p.get("root", -1)),
             sendtag=np.int64(p.get("sendtag", -1)),
@@ -469,17 +470,21 @@ def _jvp_of_reduction(
 
     # Every op on a tangent carries the token: without it, it would not be part of the linear
     # function on a rank whose own tangent is zero.
-    if spec.name == "scan" or name == "PROD":
-        # Exact at zeros and ties, in every order: all ranks' factors, differentiated locally.
-        last = comm.rank if spec.name == "scan" else comm.size - 1
+    if spec.name == "scan":
+        # Results differ between ranks: all ranks' values, differentiated locally.
         fold = {"PROD": jnp.prod, "MAX": jnp.max, "MIN": jnp.min}[name]
         (all_x,), (all_t, *token_tangent) = everyone(x), everyone(t, *token_tangent)
-        _, ty = jax.jvp(lambda v: fold(v[: last + 1], axis=0), (all_x,), (all_t,))
+        _, ty = jax.jvp(lambda v: fold(v[: comm.rank + 1], axis=0), (all_x,), (all_t,))
     else:
-        (best,) = reduced("allreduce", x, reduction=p["reduction"])
-        attained = (x == best).astype(x.dtype)
-        (ties,) = reduced("allreduce", attained)
-        ty, *token_tangent = reduced(spec.name, t * (attained / ties), *token_tangent)
+        if name == "PROD":
+            # The product of the other ranks' factors, without dividing: exact at zeros.
+            (all_x,) = everyone(x)
+            share = jnp.prod(all_x.at[comm.rank].set(1), axis=0)
+        else:
+            (best,) = reduced("allreduce", x, reduction=p["reduction"])
+            attained = (x == best).astype(x.dtype)
+            share = attained / reduced("allreduce", attained)[0]
+        ty, *token_tangent = reduced(spec.name, t * share, *token_tangent)
     if spec.name == "reduce" and not is_root(p):
         ty = t  # this rank's result is its own input
     return results, [ty, *token_tangent]
