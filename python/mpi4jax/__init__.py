@@ -16,8 +16,13 @@ _spec.check()
 
 import atexit  # noqa: E402
 
-from . import _ad, notoken  # noqa: E402, F401
+from . import (  # noqa: E402, F401
+    _ad,
+    experimental,
+    notoken,
+)
 from ._comm import default_comm  # noqa: E402
+from ._native import has_cuda_support  # noqa: E402
 from ._ops import (  # noqa: E402
     allgather,
     allreduce,
@@ -35,10 +40,7 @@ from ._ops import (  # noqa: E402
     send,
     sendrecv,
 )
-from ._native import has_cuda_support  # noqa: E402
 from ._scope import flush, jit  # noqa: E402
-
-from . import experimental  # noqa: E402
 
 gen_token = create_token
 atexit.register(flush)

@@ -167,9 +167,7 @@ def _rule_remat(params: dict[str, Any], token: Any, args: Sequence[Any]) -> Thre
     prevent_cse = params["prevent_cse"]
     if isinstance(prevent_cse, tuple):  # one for each operand
         prevent_cse = (True, *prevent_cse)
-    run = jax.checkpoint(
-        _thread(params["jaxpr"]), prevent_cse=prevent_cse, policy=params["policy"]
-    )
+    run = jax.checkpoint(_thread(params["jaxpr"]), prevent_cse=prevent_cse, policy=params["policy"])
     return run(token, *args)  # type: ignore[no-any-return]
 
 

@@ -33,7 +33,7 @@ def load() -> None:
             f"mpi4jax was built for {built_for} {version}, but mpi4py uses {running}. {cure}"
         )
     try:
-        from . import _native  # noqa: F401
+        from . import _native
     except ImportError as error:
         raise ImportError(
             f"mpi4jax's native module, built for {built_for or 'an unknown MPI'} {version}, cannot "

@@ -221,7 +221,7 @@ def _bind_trees(spec: Spec, trees: Sequence[Any], p: Params, token: list[Any]) -
     return y, token
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _compiled_trees(
     name: str, params: tuple[tuple[str, Any], ...], want_token: bool
 ) -> Callable[..., Any]:

@@ -98,7 +98,9 @@ def _check_dtype(spec: Spec, p: Params, aval: Any) -> None:
     name = str(aval.dtype)
     flags = DTYPES.get(name)
     if flags is None:
-        raise TypeError(f"{spec.name}: dtype {name} cannot be communicated; expected one of {', '.join(DTYPES)}")
+        raise TypeError(
+            f"{spec.name}: dtype {name} cannot be communicated; expected one of {', '.join(DTYPES)}"
+        )
     reduction = p.get("reduction")
     if reduction is None or reduction.user or flags[_NEEDS[reduction.name]]:
         return
@@ -372,7 +374,9 @@ def _jvp(spec: Spec, primals: Any, tangents: Any, **p: Any) -> tuple[list[Any], 
 
 def _half_sendrecv(ts: list[Any], env: list[Any], token: list[Any], q: Params) -> list[Any]:
     """The tangent of a sendrecv of which only one side has a derivative (the other: integers)."""
-    name, t, side = ("send", ts[0], SEND_SIDE) if ts[0] is not None else ("recv", ts[1], RECEIVE_SIDE)
+    name, t, side = (
+        ("send", ts[0], SEND_SIDE) if ts[0] is not None else ("recv", ts[1], RECEIVE_SIDE)
+    )
     if q["env_in"] != side:
         env, q = [], {**q, "env_in": 0}
     return bind(SPECS[name], t, *env, *token, **_pick(name, q))
@@ -459,20 +463,24 @@ def _jvp_of_reduction(
         )
     (x,), t = xs, ad.instantiate_zeros(tangents[0])
     results = bind(spec, x, *token, **p)
-    total = dict(comm=comm, reduction=as_reduction(spec.name, MPI.SUM), adjoint=False)
+    total = {"comm": comm, "reduction": as_reduction(spec.name, MPI.SUM), "adjoint": False}
 
     def reduced(op: str, v: Any, *token: Any, **changes: Any) -> list[Any]:
         return bind(SPECS[op], v, *token, **_pick(op, {**p, **total, **changes}))
 
     def everyone(v: Any, *token: Any) -> list[Any]:
         """All ranks' ``v``. Ranks use it differently, hence the pvary (allreduce's adjoint)."""
-        return reduced("allreduce", *bind(SPECS["allgather"], v, *token, comm=comm, adjoint=False), adjoint=True)
+        return reduced(
+            "allreduce",
+            *bind(SPECS["allgather"], v, *token, comm=comm, adjoint=False),
+            adjoint=True,
+        )
 
     # Every op on a tangent carries the token: without it, it would not be part of the linear
     # function on a rank whose own tangent is zero.
     if spec.name == "scan":
         # Results differ between ranks: all ranks' values, differentiated locally.
-        fold = {"PROD": jnp.prod, "MAX": jnp.max, "MIN": jnp.min}[name]
+        fold: Any = {"PROD": jnp.prod, "MAX": jnp.max, "MIN": jnp.min}[name]
         (all_x,), (all_t, *token_tangent) = everyone(x), everyone(t, *token_tangent)
         _, ty = jax.jvp(lambda v: fold(v[: comm.rank + 1], axis=0), (all_x,), (all_t,))
     else:

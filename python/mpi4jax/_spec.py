@@ -72,9 +72,7 @@ SPECS = {
         Spec("alltoall", "MPI_Alltoall", (), 1, True, lambda p: (True, True), "self"),
         Spec("barrier", "MPI_Barrier", (), 0, False, _flat, "self"),
         Spec("bcast", "MPI_Bcast", ("root",), 1, True, _flat, "adjoint"),
-        Spec(
-            "gather", "MPI_Gather", ("root",), 1, True, lambda p: (False, is_root(p)), "adjoint"
-        ),
+        Spec("gather", "MPI_Gather", ("root",), 1, True, lambda p: (False, is_root(p)), "adjoint"),
         Spec("recv", "MPI_Recv", ("source", "recvtag", "status"), 1, True, _flat, "reversed"),
         Spec("reduce", "MPI_Reduce", ("reduction", "root"), 1, True, _flat, "adjoint"),
         Spec("scan", "MPI_Scan", ("reduction",), 1, True, _flat, "adjoint"),
