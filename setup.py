@@ -47,7 +47,7 @@ class BuildRust(build_rust):
 
 
 setup(
-    version=toolchain.cargo_manifest()["version"],
+    version=toolchain.from_cargo_toml("version"),
     install_requires=DEPENDENCIES + ([MPI.requirement] if MPI and MPI.requirement else []),
     rust_extensions=[
         RustExtension(
@@ -56,6 +56,7 @@ setup(
             py_limited_api=True,
             features=["python"],
             debug=False,  # also where it is installed with `pip install -e`
+            quiet=True,  # what went wrong, rather than every command of cargo
         )
     ],
     cmdclass={"build_py": BuildPy, "build_rust": BuildRust},

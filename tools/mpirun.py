@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 ENVIRONMENT = {
     # Open MPI refuses to run as root unless told twice (4 and 5 by different names).
@@ -51,7 +52,7 @@ def environment_outside_mpi() -> dict[str, str]:
     return {**outside, **ENVIRONMENT}
 
 
-def _kill(process: subprocess.Popen) -> None:
+def _kill(process: subprocess.Popen[bytes]) -> None:
     """End mpiexec and everything that it has started."""
     process.terminate()
     with contextlib.suppress(subprocess.TimeoutExpired):
@@ -73,7 +74,7 @@ def mpirun(
     python: str = sys.executable,
     time_limit: float | None = None,
     env: dict[str, str] | None = None,
-    **popen,
+    **popen: Any,
 ) -> int | None:
     """Run command on ranks; its exit status, or None if the time limit ended it."""
     process = subprocess.Popen(
