@@ -20,6 +20,7 @@ from jax._src.lib.mlir.dialects import hlo as _hlo
 from jax._src.pjit import jit_p
 from jax.extend.core.primitives import closed_call_p, cond_p, scan_p, while_p
 from jax.interpreters import mlir, xla
+from jax.interpreters import partial_eval as pe
 
 __all__ = [
     "AbstractToken",
@@ -33,6 +34,7 @@ __all__ = [
     "fresh_xla_token",
     "intercept_differentiation",
     "jit_p",
+    "never_dead",
     "perturb",
     "perturbed",
     "register_targets",
@@ -89,6 +91,16 @@ def register_targets(
 def fresh_xla_token() -> Any:
     """An XLA token with no past: the start of a chain of ops."""
     return _hlo.create_token()
+
+
+def never_dead(primitive: core.Primitive) -> None:
+    """Keep equations of ``primitive``, with all their operands, also where no result is used."""
+
+    def rule(used: Sequence[bool], *rest: Any) -> tuple[list[bool], Any]:
+        eqn = rest[-1]  # before it, from 0.12: which of the operands are live
+        return [True] * len(eqn.invars), eqn
+
+    pe.dce_rules[primitive] = rule
 
 
 def eval_primitive(primitive: core.Primitive) -> Callable[..., Any]:
