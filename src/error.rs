@@ -1,0 +1,88 @@
+//! What can go wrong, and where.
+
+use crate::ops::{Dtype, Op};
+
+/// A failed operation.
+#[derive(Debug, thiserror::Error)]
+#[error("mpi4jax: {}{}{}{cause}",
+    .op.map(|op| format!("{op}: ")).unwrap_or_default(),
+    .rank.map(|rank| format!("r{rank} | ")).unwrap_or_default(),
+    .transport.map(|name| format!("{name}: ")).unwrap_or_default())]
+pub struct Error {
+    pub op: Option<Op>,
+    pub rank: Option<i32>,
+    pub transport: Option<&'static str>,
+    pub cause: Cause,
+}
+
+/// Why an operation failed.
+#[derive(Debug, thiserror::Error)]
+pub enum Cause {
+    #[error("{function} returned error code {code}: {text}")]
+    Mpi { function: &'static str, code: i32, text: Box<str> },
+    #[error("{function} received {received} items from rank {source_rank}, expected {expected}{hint}")]
+    ShortMessage {
+        function: &'static str,
+        received: usize,
+        source_rank: i32,
+        expected: usize,
+        hint: &'static str,
+    },
+    #[error("communicator {key} has been freed")]
+    FreedCommunicator { key: Box<str> },
+    #[error("no communicator {key} is registered")]
+    UnknownCommunicator { key: Box<str> },
+    #[error("no reduction {key} is registered")]
+    UnknownReduction { key: Box<str> },
+    #[error("{}", if *.expected { "a reduction is needed, none is given" }
+        else { "a reduction is given, the operation takes none" })]
+    Reduction { expected: bool },
+    #[error("{role} {rank} is not a rank of a communicator of size {size}")]
+    NoSuchRank { role: &'static str, rank: i32, size: i32 },
+    #[error("expected {expected} {what}(s), got {actual}")]
+    Buffers { what: &'static str, expected: usize, actual: usize },
+    #[error("the second {what} holds {count} elements of {}, expected (rank, tag) as two int32", .dtype.name())]
+    Envelope { what: &'static str, dtype: Dtype, count: usize },
+    #[error("the {what} has {count} elements, expected a multiple of the communicator's size {size}")]
+    NotPerRank { what: &'static str, count: usize, size: usize },
+    #[error(
+        "sends {sent} elements of {} per rank and receives {received} of {}, expected as many of the same type",
+        .sent_dtype.name(), .received_dtype.name())]
+    Sides { sent: usize, sent_dtype: Dtype, received: usize, received_dtype: Dtype },
+    #[error("XLA data type {code} is not supported")]
+    UnknownDtype { code: i32 },
+    #[error("{reduction} is not defined for {}", .dtype.name())]
+    UndefinedReduction { reduction: &'static str, dtype: Dtype },
+    #[error("{what} is not supported: {reason}")]
+    Unsupported { what: String, reason: &'static str },
+    #[error("attribute {name}: expected {expected}, got {actual}")]
+    Attribute { name: &'static str, expected: &'static str, actual: String },
+    #[error("unknown transport {name:?}: MPI4JAX_TRANSPORT takes {valid}")]
+    UnknownTransport { name: String, valid: String },
+    #[error("{report}")]
+    Mismatch { report: String },
+    #[error("more copies of XLA in one process than there is room for")]
+    TooManyXlas,
+    #[error("{call}: {message}")]
+    Xla { call: &'static str, message: String },
+    #[error("panicked: {message}")]
+    Panic { message: String },
+}
+
+impl Cause {
+    /// After such an error the other ranks wait for a message that never comes: the job has to end.
+    pub fn is_fatal(&self) -> bool {
+        matches!(self, Self::Mpi { .. } | Self::ShortMessage { .. } | Self::Mismatch { .. })
+    }
+
+    /// MPI's error code, 0 for errors that are not MPI's.
+    pub fn code(&self) -> i32 {
+        if let Self::Mpi { code, .. } = self { *code } else { 0 }
+    }
+}
+
+impl From<Cause> for Error {
+    fn from(cause: Cause) -> Self {
+        Self { op: None, rank: None, transport: None, cause }
+    }
+}

@@ -1,0 +1,192 @@
+//! A decoded, validated operation.
+
+use super::{Comm, Dtype, Extent, Op, Reduction, Side};
+use crate::error::{Cause, Error};
+
+/// Who a message goes to and comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Envelope {
+    pub source: i32,
+    pub recvtag: i32,
+    pub dest: i32,
+    pub sendtag: i32,
+}
+
+/// Which half of the envelope an operand replaces at run time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EnvelopeOperand {
+    None,
+    /// `(source, recvtag)`
+    Receive,
+    /// `(dest, sendtag)`
+    Send,
+}
+
+/// One operation in a compiled program: everything that is known before its buffers are.
+#[derive(Debug)]
+pub struct Site {
+    pub op: Op,
+    pub comm: &'static Comm,
+    /// `Some` for the operations that reduce.
+    pub reduction: Option<Reduction>,
+    /// A scan over the ranks from this one to the last.
+    pub reverse: bool,
+    /// Meaningless for operations without a root.
+    pub root: i32,
+    pub envelope: Envelope,
+    pub envelope_operand: EnvelopeOperand,
+    /// Whether a result takes the source and the tag of the message that was received.
+    pub envelope_result: bool,
+    /// Address of an `MPI_Status` to fill, or 0.
+    pub status: usize,
+    /// The user's source line.
+    pub location: Box<str>,
+}
+
+impl Site {
+    /// A site with nothing but an operation and a communicator.
+    pub fn new(op: Op, comm: &'static Comm) -> Self {
+        Self {
+            op,
+            comm,
+            reduction: None,
+            reverse: false,
+            root: 0,
+            envelope: Envelope { source: -1, recvtag: 0, dest: -1, sendtag: 0 },
+            envelope_operand: EnvelopeOperand::None,
+            envelope_result: false,
+            status: 0,
+            location: "".into(),
+        }
+    }
+
+    pub fn is_root(&self) -> bool {
+        self.op.row().has_root && self.root == self.comm.rank
+    }
+
+    /// What this rank sends and receives.
+    #[inline]
+    pub fn side(&self) -> Side {
+        let row = self.op.row();
+        if self.is_root() { row.at_root } else { row.elsewhere }
+    }
+
+    /// Checks what does not depend on buffers.
+    pub fn validated(self) -> Result<Self, Error> {
+        let size = self.comm.size;
+        let row = self.op.row();
+        if row.has_root && !(0..size).contains(&self.root) {
+            return Err(self.error(Cause::NoSuchRank { role: "root", rank: self.root, size }));
+        }
+        if row.has_reduction != self.reduction.is_some() {
+            return Err(self.error(Cause::Reduction { expected: row.has_reduction }));
+        }
+        // MPI's wildcards and MPI_PROC_NULL are negative: the library judges those.
+        for (role, rank) in [("source", self.envelope.source), ("destination", self.envelope.dest)] {
+            if row.has_peer && rank >= size {
+                return Err(self.error(Cause::NoSuchRank { role, rank, size }));
+            }
+        }
+        Ok(self)
+    }
+
+    /// An error of this operation, before or beside any transport.
+    #[cold]
+    pub fn error(&self, cause: Cause) -> Error {
+        Error { op: Some(self.op), rank: Some(self.comm.rank), transport: None, cause }
+    }
+}
+
+/// Memory of one operand or result.
+#[derive(Clone, Copy, Debug)]
+pub struct Buffer {
+    pub data: *mut u8,
+    pub dtype: Dtype,
+    /// In elements.
+    pub count: usize,
+}
+
+impl Buffer {
+    pub fn bytes(&self) -> usize {
+        self.count * self.dtype.size()
+    }
+
+    /// Whether the two share memory.
+    pub fn overlaps(&self, other: &Buffer) -> bool {
+        let (a, b) = (self.data as usize, other.data as usize);
+        a < b + other.bytes() && b < a + self.bytes()
+    }
+}
+
+/// One execution of a site. Its buffers have the sizes that the table of operations asks for.
+#[derive(Debug)]
+pub struct Call<'a> {
+    pub site: &'a Site,
+    pub send: Option<Buffer>,
+    pub recv: Option<Buffer>,
+    /// The site's, or what an operand replaced it with.
+    pub envelope: Envelope,
+    /// Where source and tag of the received message go.
+    pub received: Option<*mut [i32; 2]>,
+}
+
+impl<'a> Call<'a> {
+    /// Checks the buffers against the operation, the role of this rank, and the communicator.
+    #[inline]
+    pub fn new(site: &'a Site, send: Option<Buffer>, recv: Option<Buffer>) -> Result<Self, Error> {
+        let side = site.side();
+        let call = Self { site, send, recv, envelope: site.envelope, received: None };
+        let sent = call.block("operand", side.send, send)?;
+        let received = call.block("result", side.recv, recv)?;
+        // sendrecv is the one operation whose two sides are independent of each other.
+        if let (Some(sent), Some(received)) = (sent, received) {
+            if sent != received && site.op != Op::Sendrecv {
+                return Err(site.error(Cause::Sides {
+                    sent: sent.0,
+                    sent_dtype: sent.1,
+                    received: received.0,
+                    received_dtype: received.1,
+                }));
+            }
+        }
+        Ok(call)
+    }
+
+    /// One rank's share of a buffer.
+    #[inline]
+    fn block(
+        &self,
+        what: &'static str,
+        extent: Extent,
+        buffer: Option<Buffer>,
+    ) -> Result<Option<(usize, Dtype)>, Error> {
+        let size = self.site.comm.size as usize;
+        match (extent, buffer) {
+            (Extent::None, None) => Ok(None),
+            (Extent::One, Some(buffer)) => Ok(Some((buffer.count, buffer.dtype))),
+            (Extent::PerRank, Some(buffer)) if buffer.count.is_multiple_of(size) => {
+                Ok(Some((buffer.count / size, buffer.dtype)))
+            }
+            (Extent::PerRank, Some(buffer)) => {
+                Err(self.site.error(Cause::NotPerRank { what, count: buffer.count, size }))
+            }
+            (Extent::None, Some(_)) => Err(self.site.error(Cause::Buffers { what, expected: 0, actual: 1 })),
+            (Extent::One | Extent::PerRank, None) => {
+                Err(self.site.error(Cause::Buffers { what, expected: 1, actual: 0 }))
+            }
+        }
+    }
+
+    /// The number of elements that a log line or an error calls the size of the operation: what this
+    /// rank contributes, or what it receives where it contributes nothing.
+    pub fn items(&self) -> usize {
+        let side = self.site.side();
+        let size = self.site.comm.size as usize;
+        let per_rank = |extent, buffer: Option<Buffer>| match extent {
+            Extent::None => None,
+            Extent::One => buffer.map(|b| b.count),
+            Extent::PerRank => buffer.map(|b| b.count / size),
+        };
+        per_rank(side.send, self.send).or(per_rank(side.recv, self.recv)).unwrap_or(0)
+    }
+}

@@ -1,0 +1,158 @@
+//! The table of data types: one row each.
+
+use mpi::ffi::{self, MPI_Datatype};
+
+/// Which reductions make sense for a type.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Class {
+    Bool,
+    Integer,
+    Float,
+    Complex,
+}
+
+/// Who reduces values of a type.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reduced {
+    /// The MPI library, as values of the type that carries them.
+    Natively,
+    /// `ops::arithmetic`: no MPI type has these values' meaning.
+    ByUs,
+}
+
+macro_rules! dtypes {
+    ($($dtype:ident $name:literal $code:literal $size:literal $class:ident $mpi:ident $reduced:ident;)*) => {
+        /// An element type that JAX has.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        pub enum Dtype { $($dtype),* }
+
+        impl Dtype {
+            pub const ALL: &[Dtype] = &[$(Dtype::$dtype),*];
+
+            /// From XLA's `PrimitiveType`, which the FFI's `XLA_FFI_DataType` equals.
+            #[inline]
+            pub fn from_xla(code: i32) -> Option<Self> {
+                match code {
+                    $($code => Some(Dtype::$dtype),)*
+                    _ => None,
+                }
+            }
+
+            pub fn xla_code(self) -> i32 {
+                match self { $(Dtype::$dtype => $code),* }
+            }
+
+            /// numpy's name, or that of `ml_dtypes`.
+            pub fn name(self) -> &'static str {
+                match self { $(Dtype::$dtype => $name),* }
+            }
+
+            /// Bytes that one element takes in a buffer.
+            #[inline]
+            pub fn size(self) -> usize {
+                match self { $(Dtype::$dtype => $size),* }
+            }
+
+            pub fn class(self) -> Class {
+                match self { $(Dtype::$dtype => Class::$class),* }
+            }
+
+            #[inline]
+            pub fn reduced(self) -> Reduced {
+                match self { $(Dtype::$dtype => Reduced::$reduced),* }
+            }
+
+            /// The MPI type that carries values of this type: the same one where MPI has it, so that
+            /// the message matches what another library's code on the other rank posts, else the
+            /// unsigned integer of its size.
+            #[inline]
+            pub fn mpi(self) -> MPI_Datatype {
+                // SAFETY: constants of the MPI shim, written once by its loader.
+                unsafe { match self { $(Dtype::$dtype => ffi::$mpi),* } }
+            }
+        }
+    };
+}
+
+dtypes! {
+    // dtype      name                code size class  MPI type       reduced
+    Bool          "bool"              1    1  Bool     RSMPI_C_BOOL   Natively;
+    Int1          "int1"              30   1  Integer  RSMPI_INT8_T   ByUs;
+    Int2          "int2"              26   1  Integer  RSMPI_INT8_T   ByUs;
+    Int4          "int4"              21   1  Integer  RSMPI_INT8_T   ByUs;
+    Int8          "int8"              2    1  Integer  RSMPI_INT8_T   Natively;
+    Int16         "int16"             3    2  Integer  RSMPI_INT16_T  Natively;
+    Int32         "int32"             4    4  Integer  RSMPI_INT32_T  Natively;
+    Int64         "int64"             5    8  Integer  RSMPI_INT64_T  Natively;
+    Uint1         "uint1"             31   1  Integer  RSMPI_UINT8_T  ByUs;
+    Uint2         "uint2"             27   1  Integer  RSMPI_UINT8_T  ByUs;
+    Uint4         "uint4"             22   1  Integer  RSMPI_UINT8_T  ByUs;
+    Uint8         "uint8"             6    1  Integer  RSMPI_UINT8_T  Natively;
+    Uint16        "uint16"            7    2  Integer  RSMPI_UINT16_T Natively;
+    Uint32        "uint32"            8    4  Integer  RSMPI_UINT32_T Natively;
+    Uint64        "uint64"            9    8  Integer  RSMPI_UINT64_T Natively;
+    Float4E2m1fn  "float4_e2m1fn"     32   1  Float    RSMPI_UINT8_T  ByUs;
+    Float8E3m4    "float8_e3m4"       29   1  Float    RSMPI_UINT8_T  ByUs;
+    Float8E4m3    "float8_e4m3"       28   1  Float    RSMPI_UINT8_T  ByUs;
+    Float8E4m3b11 "float8_e4m3b11fnuz" 23  1  Float    RSMPI_UINT8_T  ByUs;
+    Float8E4m3fn  "float8_e4m3fn"     20   1  Float    RSMPI_UINT8_T  ByUs;
+    Float8E4m3fnuz "float8_e4m3fnuz"  25   1  Float    RSMPI_UINT8_T  ByUs;
+    Float8E5m2    "float8_e5m2"       19   1  Float    RSMPI_UINT8_T  ByUs;
+    Float8E5m2fnuz "float8_e5m2fnuz"  24   1  Float    RSMPI_UINT8_T  ByUs;
+    Float8E8m0fnu "float8_e8m0fnu"    33   1  Float    RSMPI_UINT8_T  ByUs;
+    Float16       "float16"           10   2  Float    RSMPI_UINT16_T ByUs;
+    Bfloat16      "bfloat16"          16   2  Float    RSMPI_UINT16_T ByUs;
+    Float32       "float32"           11   4  Float    RSMPI_FLOAT    Natively;
+    Float64       "float64"           12   8  Float    RSMPI_DOUBLE   Natively;
+    Complex64     "complex64"         15   8  Complex  RSMPI_FLOAT_COMPLEX  Natively;
+    Complex128    "complex128"        18   16 Complex  RSMPI_DOUBLE_COMPLEX Natively;
+}
+
+impl Dtype {
+    /// SUM and PROD.
+    pub fn has_arithmetic(self) -> bool {
+        self.class() != Class::Bool
+    }
+
+    /// MAX, MIN, MAXLOC and MINLOC.
+    pub fn is_ordered(self) -> bool {
+        self.class() != Class::Complex
+    }
+
+    /// BAND, BOR and BXOR.
+    pub fn has_bits(self) -> bool {
+        matches!(self.class(), Class::Bool | Class::Integer)
+    }
+
+    /// LAND, LOR and LXOR: MPI defines them for the types that it defines the bitwise ones for.
+    pub fn is_logical(self) -> bool {
+        self.has_bits()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn codes_are_distinct_and_round_trip() {
+        for &dtype in Dtype::ALL {
+            assert_eq!(Dtype::from_xla(dtype.xla_code()), Some(dtype));
+        }
+        assert_eq!(Dtype::from_xla(17), None, "a token is no data type");
+    }
+
+    #[test]
+    fn sizes_follow_from_names() {
+        for &dtype in Dtype::ALL {
+            let digits: String = dtype
+                .name()
+                .chars()
+                .skip_while(|c| !c.is_ascii_digit())
+                .take_while(char::is_ascii_digit)
+                .collect();
+            let bits: usize = digits.parse().unwrap_or(8);
+            assert_eq!(dtype.size(), bits.div_ceil(8), "{}", dtype.name());
+        }
+    }
+}

@@ -1,0 +1,105 @@
+//! Reductions: MPI's own, and those that a user registered.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::{Mutex, PoisonError};
+
+use super::Dtype;
+
+macro_rules! reductions {
+    ($($reduction:ident $name:literal $allowed:ident;)*) => {
+        /// One of MPI's predefined reductions.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        pub enum Builtin { $($reduction),* }
+
+        impl Builtin {
+            pub const ALL: &[Builtin] = &[$(Builtin::$reduction),*];
+
+            /// MPI's name without the prefix.
+            pub fn name(self) -> &'static str {
+                match self { $(Builtin::$reduction => $name),* }
+            }
+
+            /// Whether it makes sense for values of this type.
+            pub fn allows(self, dtype: Dtype) -> bool {
+                match self { $(Builtin::$reduction => dtype.$allowed()),* }
+            }
+        }
+    };
+}
+
+reductions! {
+    Sum    "SUM"    has_arithmetic;
+    Prod   "PROD"   has_arithmetic;
+    Max    "MAX"    is_ordered;
+    Min    "MIN"    is_ordered;
+    Land   "LAND"   is_logical;
+    Lor    "LOR"    is_logical;
+    Lxor   "LXOR"   is_logical;
+    Band   "BAND"   has_bits;
+    Bor    "BOR"    has_bits;
+    Bxor   "BXOR"   has_bits;
+    Minloc "MINLOC" is_ordered;
+    Maxloc "MAXLOC" is_ordered;
+}
+
+/// What an operation reduces with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reduction {
+    Builtin(Builtin),
+    /// The handle of an `MPI_Op`.
+    User(usize),
+}
+
+impl Reduction {
+    /// From an attribute: MPI's name, or the key of a registered reduction.
+    pub fn from_name(name: &str) -> Option<Self> {
+        match Builtin::ALL.iter().find(|builtin| builtin.name() == name) {
+            Some(&builtin) => Some(Self::Builtin(builtin)),
+            None => users().get(name).map(|&handle| Self::User(handle)),
+        }
+    }
+}
+
+impl fmt::Display for Reduction {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Builtin(builtin) => f.write_str(builtin.name()),
+            Self::User(_) => f.write_str("user-defined reduction"),
+        }
+    }
+}
+
+static USERS: Mutex<BTreeMap<Box<str>, usize>> = Mutex::new(BTreeMap::new());
+
+fn users() -> std::sync::MutexGuard<'static, BTreeMap<Box<str>, usize>> {
+    USERS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Makes `key` name the `MPI_Op` with this handle.
+pub fn register_user(key: &str, handle: usize) {
+    users().insert(key.into(), handle);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_resolve() {
+        for &builtin in Builtin::ALL {
+            assert_eq!(Reduction::from_name(builtin.name()), Some(Reduction::Builtin(builtin)));
+        }
+        assert_eq!(Reduction::from_name("user#reduction-test"), None);
+        register_user("user#reduction-test", 7);
+        assert_eq!(Reduction::from_name("user#reduction-test"), Some(Reduction::User(7)));
+    }
+
+    #[test]
+    fn nonsense_is_refused() {
+        assert!(!Builtin::Max.allows(Dtype::Complex64));
+        assert!(!Builtin::Sum.allows(Dtype::Bool));
+        assert!(!Builtin::Band.allows(Dtype::Float32));
+        assert!(Builtin::Prod.allows(Dtype::Bfloat16));
+    }
+}

@@ -1,0 +1,135 @@
+//! The table of operations: one row each. Handlers, log lines, tests and Python's checks walk it.
+
+use std::fmt;
+
+/// How much data one side of an operation holds, in units of what one rank contributes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Extent {
+    /// No buffer at all.
+    None,
+    /// One rank's block.
+    One,
+    /// One block for every rank of the communicator.
+    PerRank,
+}
+
+/// What a rank sends and receives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Side {
+    pub send: Extent,
+    pub recv: Extent,
+}
+
+/// A row of the table.
+#[derive(Debug)]
+pub struct Row {
+    pub op: Op,
+    /// Name of the operation in Python and in the attributes of a custom call.
+    pub name: &'static str,
+    /// The custom-call target, nul-terminated for C.
+    pub target: &'static str,
+    pub mpi_name: &'static str,
+    pub has_reduction: bool,
+    pub has_root: bool,
+    /// Takes a source, a destination, or both.
+    pub has_peer: bool,
+    /// Extents on the root; equal to `elsewhere` where there is no root.
+    pub at_root: Side,
+    pub elsewhere: Side,
+}
+
+/// What an operation takes besides data and a communicator.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Takes {
+    Nothing,
+    Reduction,
+    Root,
+    ReductionAndRoot,
+    Peer,
+}
+
+macro_rules! ops {
+    ($($op:ident $name:literal $mpi:literal $takes:ident
+       ($root_send:ident -> $root_recv:ident) ($send:ident -> $recv:ident);)*) => {
+        /// An operation.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        pub enum Op { $($op),* }
+
+        impl Op {
+            /// Every operation, in alphabetical order.
+            pub const TABLE: &[Row] = &[$(Row {
+                op: Op::$op,
+                name: $name,
+                target: concat!("mpi4jax_", $name),
+                mpi_name: $mpi,
+                has_reduction: matches!(Takes::$takes, Takes::Reduction | Takes::ReductionAndRoot),
+                has_root: matches!(Takes::$takes, Takes::Root | Takes::ReductionAndRoot),
+                has_peer: matches!(Takes::$takes, Takes::Peer),
+                at_root: Side { send: Extent::$root_send, recv: Extent::$root_recv },
+                elsewhere: Side { send: Extent::$send, recv: Extent::$recv },
+            }),*];
+        }
+    };
+}
+
+ops! {
+    //  op        name        MPI's name      takes            (on the root: send -> recv) (elsewhere)
+    Allgather "allgather" "MPI_Allgather" Nothing          (One -> PerRank)     (One -> PerRank);
+    Allreduce "allreduce" "MPI_Allreduce" Reduction        (One -> One)         (One -> One);
+    Alltoall  "alltoall"  "MPI_Alltoall"  Nothing          (PerRank -> PerRank) (PerRank -> PerRank);
+    Barrier   "barrier"   "MPI_Barrier"   Nothing          (None -> None)       (None -> None);
+    Bcast     "bcast"     "MPI_Bcast"     Root             (One -> None)        (None -> One);
+    Gather    "gather"    "MPI_Gather"    Root             (One -> PerRank)     (One -> None);
+    Recv      "recv"      "MPI_Recv"      Peer             (None -> One)        (None -> One);
+    Reduce    "reduce"    "MPI_Reduce"    ReductionAndRoot (One -> One)         (One -> None);
+    Scan      "scan"      "MPI_Scan"      Reduction        (One -> One)         (One -> One);
+    Scatter   "scatter"   "MPI_Scatter"   Root             (PerRank -> One)     (None -> One);
+    Send      "send"      "MPI_Send"      Peer             (One -> None)        (One -> None);
+    Sendrecv  "sendrecv"  "MPI_Sendrecv"  Peer             (One -> One)         (One -> One);
+}
+
+impl Op {
+    pub fn row(self) -> &'static Row {
+        &Self::TABLE[self as usize]
+    }
+
+    pub fn name(self) -> &'static str {
+        self.row().name
+    }
+
+    pub fn mpi_name(self) -> &'static str {
+        self.row().mpi_name
+    }
+
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::TABLE.iter().find(|row| row.name == name).map(|row| row.op)
+    }
+}
+
+impl fmt::Display for Op {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_stand_at_their_ops_index_and_in_order() {
+        for (i, row) in Op::TABLE.iter().enumerate() {
+            assert_eq!(row.op as usize, i);
+            assert_eq!(Op::from_name(row.name), Some(row.op));
+            assert_eq!(row.target, format!("mpi4jax_{}", row.name));
+        }
+        assert!(Op::TABLE.is_sorted_by_key(|row| row.name));
+    }
+
+    #[test]
+    fn only_rooted_ops_differ_between_root_and_others() {
+        for row in Op::TABLE {
+            assert!(row.has_root || row.at_root == row.elsewhere, "{}", row.name);
+        }
+    }
+}

@@ -1,0 +1,29 @@
+/* What mpi.h says in macros that bindgen cannot translate. */
+#include <mpi.h>
+
+#define STRING_(x) #x
+#define STRING(x) STRING_(x)
+
+void *const mpi4jax_in_place = MPI_IN_PLACE;
+
+#if defined(OMPI_MAJOR_VERSION)
+const char *const mpi4jax_vendor = "Open MPI";
+const char *const mpi4jax_version =
+    STRING(OMPI_MAJOR_VERSION) "." STRING(OMPI_MINOR_VERSION) "." STRING(OMPI_RELEASE_VERSION);
+#elif defined(I_MPI_VERSION)
+const char *const mpi4jax_vendor = "Intel MPI";
+const char *const mpi4jax_version = I_MPI_VERSION;
+#elif defined(MPICH_VERSION)
+const char *const mpi4jax_vendor = "MPICH";
+const char *const mpi4jax_version = MPICH_VERSION;
+#else
+const char *const mpi4jax_vendor = "unknown";
+const char *const mpi4jax_version = STRING(MPI_VERSION) "." STRING(MPI_SUBVERSION);
+#endif
+
+/* Weak: an MPI without the extension loads all the same, and says no. */
+extern int MPIX_Query_cuda_support(void) __attribute__((weak));
+
+int mpi4jax_query_cuda_support(void) {
+    return MPIX_Query_cuda_support ? MPIX_Query_cuda_support() : 0;
+}

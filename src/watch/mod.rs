@@ -1,0 +1,62 @@
+//! Nothing hangs in silence, nothing is wrong in silence.
+//!
+//! [`recorder`] remembers the last operations, [`watchdog`] looks at them from a thread of its own,
+//! [`peers`] is how the ranks learn of each other without MPI, [`dump`] is what they leave on disk,
+//! [`check`] compares operations before they run, and [`spans`] writes timelines.
+
+mod check;
+mod clock;
+mod dump;
+mod mpi;
+mod peers;
+pub mod recorder;
+mod spans;
+mod watchdog;
+
+use std::sync::OnceLock;
+
+pub use self::check::Level as CheckLevel;
+pub use self::mpi::world_ranks;
+pub use self::recorder::{Running, join};
+pub use self::spans::start as start_spans;
+pub use self::watchdog::{Settings, abort_after, finish, report, start};
+use crate::error::Error;
+use crate::ops::{Call, Site};
+
+static CHECK: OnceLock<CheckLevel> = OnceLock::new();
+
+/// Decides for the life of the process whether operations are checked before they run.
+pub fn set_check(level: CheckLevel) {
+    let _ = CHECK.set(level);
+}
+
+/// What the handler keeps for each operation of a compiled program.
+#[derive(Debug)]
+pub struct Watched {
+    what: &'static recorder::What,
+    check: CheckLevel,
+}
+
+impl Watched {
+    pub fn new(site: &Site, transport: &'static str) -> Self {
+        let check = CHECK.get().copied().unwrap_or(CheckLevel::Off);
+        Self { what: recorder::describe(site, transport), check }
+    }
+
+    /// Runs an operation between the two ends of its record.
+    #[inline]
+    pub fn run(&self, call: &mut Call, body: impl FnOnce(&Call) -> Result<(), Error>) -> Result<(), Error> {
+        let mut running = recorder::begin(self.what, call);
+        let result = match self.check {
+            CheckLevel::Off => body(call),
+            level => check::compare(level, call, &running).and_then(|()| body(call)),
+        };
+        if result.is_err() {
+            running.fail();
+        }
+        if spans::is_enabled() {
+            spans::write(running);
+        }
+        result
+    }
+}

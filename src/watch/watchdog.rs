@@ -1,0 +1,491 @@
+//! A thread that notices operations that do not end, says so, and ends the job.
+
+use std::io::Write as _;
+use std::os::fd::RawFd;
+use std::path::PathBuf;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::time::{Duration, Instant};
+
+use super::clock::Epoch;
+use super::dump;
+use super::mpi;
+use super::peers::{Answer, Peers, Status};
+use super::recorder::{self, Record, State};
+use crate::ops::Op;
+
+/// How the watchdog was told to behave.
+#[derive(Debug)]
+pub struct Settings {
+    /// Of this process, in `MPI_COMM_WORLD`.
+    pub rank: i32,
+    pub size: i32,
+    pub directory: PathBuf,
+    /// After how many seconds an operation counts as hung; 0: never.
+    pub timeout: f64,
+    /// Whether a hung operation ends the job.
+    pub abort: bool,
+    /// A file for Python's faulthandler to write to on `SIGUSR1`, or -1.
+    pub stacks: RawFd,
+}
+
+struct Watchdog {
+    settings: Settings,
+    peers: Peers,
+    /// Where the signal handler writes.
+    wake: RawFd,
+}
+
+static WATCHDOG: OnceLock<Watchdog> = OnceLock::new();
+/// Where a `SIGUSR1` is passed on to.
+static SIGNALLED: AtomicI32 = AtomicI32::new(-1);
+/// Whether Python may still be looked at, and operations may still come.
+static FINISHED: AtomicBool = AtomicBool::new(false);
+/// Whether a `SIGUSR1` is our own, to see where Python is.
+static LOOKING: AtomicBool = AtomicBool::new(false);
+
+/// How often the watchdog looks.
+const TICK: Duration = Duration::from_millis(500);
+/// For how long a report waits for the answers of the other ranks.
+const GRACE: Duration = Duration::from_secs(3);
+/// After how long an operation is held against ranks that are gone: messages may be under way.
+const PATIENCE: Duration = Duration::from_secs(3);
+/// The job's exit status after a time-out, as that of timeout(1).
+const TIMED_OUT: i32 = 124;
+
+/// # Safety: async-signal-safe: nothing but a write.
+extern "C" fn on_signal(_signal: libc::c_int) {
+    if !LOOKING.load(Ordering::Relaxed) {
+        // SAFETY: a pipe that is never closed. If it is full, a report is due anyway.
+        unsafe { libc::write(SIGNALLED.load(Ordering::Relaxed), c"!".as_ptr().cast(), 1) };
+    }
+}
+
+extern "C" fn at_exit() {
+    if let Some(watchdog) = WATCHDOG.get() {
+        watchdog.peers.leave();
+    }
+}
+
+/// Starts the watchdog, once per process. Returns whether `SIGUSR1` makes it report: not if the program
+/// has a use of its own for that signal.
+pub fn start(settings: Settings) -> bool {
+    let mut ends = [-1; 2];
+    // SAFETY: plain system calls on memory of ours; the handler is async-signal-safe.
+    let has_signal = unsafe {
+        if libc::pipe(ends.as_mut_ptr()) != 0 {
+            ends = [-1; 2];
+        }
+        for end in ends {
+            libc::fcntl(end, libc::F_SETFD, libc::FD_CLOEXEC);
+            libc::fcntl(end, libc::F_SETFL, libc::O_NONBLOCK);
+        }
+        SIGNALLED.store(ends[1], Ordering::Relaxed);
+        let mut action: libc::sigaction = std::mem::zeroed();
+        libc::sigaction(libc::SIGUSR1, std::ptr::null(), &mut action);
+        let free = action.sa_sigaction == libc::SIG_DFL && ends[0] >= 0;
+        if free {
+            action.sa_sigaction = on_signal as extern "C" fn(libc::c_int) as usize;
+            action.sa_flags = libc::SA_RESTART;
+            libc::sigaction(libc::SIGUSR1, &action, std::ptr::null_mut());
+        }
+        libc::atexit(at_exit);
+        free
+    };
+    let peers = Peers::new(settings.directory.clone(), settings.rank, settings.size);
+    if WATCHDOG.set(Watchdog { settings, peers, wake: ends[0] }).is_ok() {
+        let thread = std::thread::Builder::new().name("mpi4jax-watchdog".into());
+        // Without a thread there is no watchdog, and all else works.
+        let _ = thread.spawn(|| WATCHDOG.get().map(Watchdog::run));
+    }
+    has_signal
+}
+
+/// Tells the other ranks that this one has done its last operation.
+pub fn finish() {
+    FINISHED.store(true, Ordering::Relaxed);
+    if let Some(watchdog) = WATCHDOG.get() {
+        watchdog.peers.finish();
+    }
+}
+
+/// The report that `SIGUSR1` prints, for tests and for the curious.
+pub fn report() -> Option<String> {
+    WATCHDOG.get().map(|watchdog| watchdog.report("report", "asked for"))
+}
+
+/// Ends the job with this status unless the process has ended by itself after so many seconds.
+pub fn abort_after(seconds: f64, code: i32) {
+    std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_secs_f64(seconds));
+        end_job(code);
+    });
+}
+
+/// Ends the job.
+fn end_job(code: i32) -> ! {
+    // Whatever state MPI is in: launchers end a job of which a process dies.
+    std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_secs(5));
+        // SAFETY: ends the process.
+        unsafe { libc::_exit(code) };
+    });
+    // Launchers lose lines that are written just before the end.
+    std::thread::sleep(Duration::from_millis(200));
+    if let Some(watchdog) = WATCHDOG.get()
+        && !watchdog.peers.directory.join(format!("rank{}.json", watchdog.peers.rank)).exists()
+    {
+        watchdog.peers.clean();
+    }
+    mpi::abort(code);
+    // SAFETY: ends the process.
+    unsafe { libc::_exit(code) }
+}
+
+fn print(text: &str) {
+    let mut stderr = std::io::stderr().lock();
+    // One write, so that ranks do not mix their lines.
+    let _ = stderr.write_all(text.as_bytes());
+    let _ = stderr.flush();
+}
+
+fn is_debugged() -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    status.lines().any(|line| line.strip_prefix("TracerPid:").is_some_and(|pid| pid.trim() != "0"))
+}
+
+/// "ranks 0-2, 5"
+fn ranks(ranks: &[i32]) -> String {
+    let mut parts: Vec<String> = Vec::new();
+    let mut rest = ranks;
+    while let Some(&first) = rest.first() {
+        let run = rest.iter().zip(first..).take_while(|&(&rank, expected)| rank == expected).count();
+        let last = rest[run - 1];
+        parts.push(if run == 1 { first.to_string() } else { format!("{first}-{last}") });
+        rest = &rest[run..];
+    }
+    format!("rank{} {}", if ranks.len() == 1 { "" } else { "s" }, parts.join(", "))
+}
+
+/// An operation that is watched.
+struct Wait {
+    ticket: u64,
+    /// For how long it has run while this process ran: a stopped process does not count.
+    waited: Duration,
+    reported: bool,
+}
+
+impl Watchdog {
+    fn run(&'static self) {
+        let timeout = (self.settings.timeout > 0.0).then(|| Duration::from_secs_f64(self.settings.timeout));
+        let tick = timeout.map_or(TICK, |timeout| (timeout / 4).clamp(Duration::from_millis(20), TICK));
+        let mut waits: Vec<Wait> = Vec::new();
+        let mut answered = String::new();
+        let mut last = Instant::now();
+        loop {
+            if self.sleep(tick) {
+                print(&self.report("report", "SIGUSR1"));
+                answered = self.peers.asked().unwrap_or_default();
+            }
+            if let Some(word) = self.peers.asked()
+                && word != answered
+            {
+                let _ = self.answer(&word, "another rank asked");
+                answered = word;
+            }
+            let running = recorder::running();
+            let passed = last.elapsed().min(2 * tick);
+            last = Instant::now();
+            waits.retain(|wait| running.iter().any(|record| record.ticket == wait.ticket));
+            for record in &running {
+                match waits.iter_mut().find(|wait| wait.ticket == record.ticket) {
+                    Some(wait) => wait.waited += passed,
+                    None => {
+                        waits.push(Wait { ticket: record.ticket, waited: Duration::ZERO, reported: false });
+                    }
+                }
+            }
+            let Some(timeout) = timeout else { continue };
+            for wait in waits.iter_mut().filter(|wait| !wait.reported) {
+                let Some(record) = running.iter().find(|record| record.ticket == wait.ticket) else {
+                    continue;
+                };
+                let hopeless = if wait.waited > PATIENCE.min(timeout) { self.hopeless(record) } else { None };
+                let reason = match hopeless {
+                    Some(reason) => reason,
+                    None if wait.waited > timeout => {
+                        format!("has not ended after MPI4JAX_TIMEOUT={} s", self.settings.timeout)
+                    }
+                    None => continue,
+                };
+                if is_debugged() {
+                    wait.waited = Duration::ZERO;
+                    continue;
+                }
+                wait.reported = true;
+                self.hung(record, &reason);
+                answered = self.peers.asked().unwrap_or_default();
+                last = Instant::now();
+            }
+        }
+    }
+
+    /// Waits for the next look; whether a signal came.
+    fn sleep(&self, tick: Duration) -> bool {
+        let mut poll = libc::pollfd { fd: self.wake, events: libc::POLLIN, revents: 0 };
+        // SAFETY: the structs are ours; the pipe does not block.
+        unsafe {
+            if libc::poll(&mut poll, 1, tick.as_millis() as libc::c_int) <= 0 {
+                return false;
+            }
+            let mut bytes = [0u8; 64];
+            libc::read(self.wake, bytes.as_mut_ptr().cast(), bytes.len()) > 0
+        }
+    }
+
+    /// Why an operation cannot end any more, if that is certain.
+    fn hopeless(&self, record: &Record) -> Option<String> {
+        let group = record.what.group;
+        let others = || group.world.iter().copied().filter(|&rank| rank != self.settings.rank);
+        for rank in others() {
+            if let Some(name) = self.peers.gone(rank)
+                && !self.peers.has_finished(rank)
+            {
+                return Some(format!("cannot end: rank {rank}, {name}, is gone"));
+            }
+        }
+        let finished = |rank| format!("cannot end: rank {rank} has finished");
+        if record.what.is_collective() {
+            let missing = |&rank: &i32| {
+                self.peers.finished_collectives(rank, group).is_some_and(|done| done < record.sequence)
+            };
+            return others().find(missing).map(finished);
+        }
+        let sides = [(record.source, record.what.op != Op::Send), (record.dest, record.what.op != Op::Recv)];
+        for (peer, takes_part) in sides {
+            if takes_part
+                && let Some(rank) = group.world_rank(peer)
+                && rank != self.settings.rank
+                && self.peers.has_finished(rank)
+            {
+                return Some(finished(rank));
+            }
+        }
+        // From whomever: nobody is left.
+        let from_any = record.what.op == Op::Recv && record.source < 0;
+        (from_any && others().count() > 0 && others().all(|rank| self.peers.has_finished(rank)))
+            .then(|| "cannot end: all other ranks have finished".into())
+    }
+
+    /// An operation hangs: one rank reports for all.
+    fn hung(&self, record: &Record, reason: &str) {
+        let rank = self.settings.rank;
+        let headline = format!("{record} {reason}");
+        match self.peers.become_reporter() {
+            Ok(()) => {
+                let mut report = self.report(&headline, reason);
+                report += if self.settings.abort {
+                    "  the job is aborted (MPI4JAX_ON_TIMEOUT=continue goes on, MPI4JAX_TIMEOUT sets the time)\n"
+                } else {
+                    "  the job goes on (MPI4JAX_ON_TIMEOUT=continue)\n"
+                };
+                print(&report);
+            }
+            Err(other) => {
+                print(&format!("r{rank} | mpi4jax: {headline}; see the report of rank {other}\n"));
+                if let Some(word) = self.peers.asked() {
+                    let _ = self.answer(&word, reason);
+                }
+                if self.settings.abort {
+                    // The other rank ends the job when it has reported.
+                    std::thread::sleep(2 * GRACE);
+                    if !recorder::running().iter().any(|running| running.ticket == record.ticket) {
+                        return;
+                    }
+                    print(&self.report(&headline, reason));
+                }
+            }
+        }
+        if self.settings.abort {
+            end_job(TIMED_OUT);
+        }
+        self.peers.resign_as_reporter();
+    }
+
+    /// Where Python is: its faulthandler tells, which needs no lock of Python's.
+    fn python(&self) -> Vec<dump::Frame> {
+        let file = self.settings.stacks;
+        if file < 0 || FINISHED.load(Ordering::Relaxed) {
+            return Vec::new();
+        }
+        let mut text = vec![0u8; 1 << 16];
+        // SAFETY: the file is ours; the signal is handled by this thread, before `raise` returns.
+        let length = unsafe {
+            libc::ftruncate(file, 0);
+            libc::lseek(file, 0, libc::SEEK_SET);
+            LOOKING.store(true, Ordering::Relaxed);
+            libc::raise(libc::SIGUSR1);
+            LOOKING.store(false, Ordering::Relaxed);
+            libc::pread(file, text.as_mut_ptr().cast(), text.len(), 0)
+        };
+        text.truncate(usize::try_from(length).unwrap_or(0));
+        dump::python_frames(&String::from_utf8_lossy(&text))
+    }
+
+    /// What this rank is doing.
+    fn state(&self, python: &[dump::Frame]) -> Answer {
+        let epoch = Epoch::now();
+        let running = recorder::running();
+        if let Some(first) = running.first() {
+            let mut state = format!("in {first}");
+            for other in &running[1..] {
+                state += &format!("; and in {other}");
+            }
+            return Answer { seconds: first.seconds(&epoch), state };
+        }
+        let last = recorder::records().pop();
+        let mut state: String =
+            if FINISHED.load(Ordering::Relaxed) { "finished" } else { "in no operation" }.into();
+        match &last {
+            Some(record) if record.state == State::Failed => {
+                state += &format!("; the last one, {record}, failed");
+            }
+            Some(record) => state += &format!("; the last one was {record}"),
+            None => state += ", and was in none before",
+        }
+        if let Some(frame) = dump::user_frame(python) {
+            state += &format!("; Python is at {}:{} in {}", frame.file, frame.line, frame.function);
+        }
+        Answer { seconds: last.map_or(0.0, |record| epoch.seconds_since(record.ended)), state }
+    }
+
+    fn answer(&self, word: &str, reason: &str) -> std::io::Result<Answer> {
+        let python = self.python();
+        let answer = self.state(&python);
+        let dump = dump::json(&dump::Header {
+            rank: self.settings.rank,
+            size: self.settings.size,
+            host: &self.peers.host,
+            reason,
+            state: &answer.state,
+            python: &python,
+        });
+        self.peers.answer(word, &answer, &dump)?;
+        Ok(answer)
+    }
+
+    /// What all ranks are doing, as far as one can find out.
+    fn report(&self, headline: &str, reason: &str) -> String {
+        let Settings { rank, size, .. } = self.settings;
+        let mut text = format!("r{rank} | mpi4jax: {headline}\n");
+        let asked = self.peers.ask().and_then(|word| self.answer(&word, reason).map(|_| word));
+        match &asked {
+            Ok(word) => {
+                for (members, line) in self.gather(word) {
+                    text += &format!("  {} {line}\n", ranks(&members));
+                }
+            }
+            Err(error) => {
+                let state = self.state(&self.python());
+                text += &format!("  rank {rank} is {} (for {:.1} s)\n", state.state, state.seconds);
+                if size > 1 {
+                    text += &format!(
+                        "  the other ranks cannot be asked: writing to {} failed: {error}; MPI4JAX_DUMP_DIR \
+                         names another directory\n",
+                        self.peers.directory.display()
+                    );
+                }
+            }
+        }
+        let epoch = Epoch::now();
+        let records = recorder::records();
+        text += &format!("  last operations of rank {rank}:\n");
+        for record in &records[records.len().saturating_sub(8)..] {
+            let seconds = record.seconds(&epoch);
+            text += &match record.state {
+                State::Started => format!("    {record}: for {seconds:.1} s\n"),
+                State::Failed => format!("    {record}: failed after {seconds:.2e} s\n"),
+                State::Done => format!(
+                    "    {record}: took {seconds:.2e} s, ended {:.1} s ago\n",
+                    epoch.seconds_since(record.ended)
+                ),
+            };
+        }
+        if records.is_empty() {
+            text += "    none\n";
+        }
+        if asked.is_ok() {
+            let directory = self.peers.directory.display();
+            text += &format!("  more: python -m mpi4jax.report {directory}\n");
+        }
+        text
+    }
+
+    /// The ranks, grouped by what they do, most first.
+    fn gather(&self, word: &str) -> Vec<(Vec<i32>, String)> {
+        let size = self.settings.size;
+        let mut answers: Vec<Option<Answer>> = vec![None; size as usize];
+        let start = Instant::now();
+        loop {
+            for rank in 0..size {
+                let answer = &mut answers[rank as usize];
+                if answer.is_none() {
+                    *answer = self.peers.answer_of(rank, word);
+                }
+            }
+            // Those that cannot answer are not waited for.
+            let waiting = |rank: i32| {
+                answers[rank as usize].is_none()
+                    && !matches!(self.peers.status(rank), Status::Stopped(_) | Status::Gone(_))
+            };
+            if start.elapsed() > GRACE || !(0..size).any(waiting) {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        let mut groups: Vec<(Vec<i32>, String, f64)> = Vec::new();
+        for rank in 0..size {
+            let status = match answers[rank as usize].take() {
+                Some(answer) => Status::Answered(answer),
+                None => self.peers.status(rank),
+            };
+            let (line, seconds) = match status {
+                Status::Answered(answer) => (answer.state, answer.seconds),
+                Status::Finished => ("finished".into(), 0.0),
+                Status::Stopped(name) => {
+                    (format!("stopped: {name} gets no time (SIGSTOP, or a debugger)"), 0.0)
+                }
+                Status::Gone(name) => (format!("gone: {name} has ended"), 0.0),
+                Status::Silent(name) => (format!("silent: {name} does not answer"), 0.0),
+                Status::Unknown => {
+                    ("unknown: it has not imported mpi4jax, or does not share this directory".into(), 0.0)
+                }
+            };
+            match groups.iter_mut().find(|(_, other, _)| *other == line) {
+                Some((members, _, longest)) => {
+                    members.push(rank);
+                    *longest = longest.max(seconds);
+                }
+                None => groups.push((vec![rank], line, seconds)),
+            }
+        }
+        groups.sort_by_key(|(members, ..)| std::cmp::Reverse(members.len()));
+        let words = |(members, line, seconds): (Vec<i32>, String, f64)| {
+            let verb = if members.len() == 1 { "is" } else { "are" };
+            let since = if seconds > 0.0 { format!(" (for {seconds:.1} s)") } else { String::new() };
+            (members, format!("{verb} {line}{since}"))
+        };
+        groups.into_iter().map(words).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_are_named_in_runs() {
+        assert_eq!(ranks(&[3]), "rank 3");
+        assert_eq!(ranks(&[0, 1, 2, 5, 7, 8]), "ranks 0-2, 5, 7-8");
+    }
+}

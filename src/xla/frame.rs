@@ -1,0 +1,220 @@
+//! Reading a call frame.
+
+use std::borrow::Cow;
+
+use super::c_api::{self, CallFrame};
+use crate::error::{Cause, Error};
+use crate::ops::{Buffer, Call, Dtype, Envelope, EnvelopeOperand, Extent, Op, Reduction, Site, lookup_comm};
+
+/// The attributes of a custom call. They are read once per compiled program.
+pub struct Attributes<'a>(&'a c_api::Attrs);
+
+impl<'a> Attributes<'a> {
+    /// # Safety
+    /// `attrs` is what XLA passed: its arrays have `size` members, valid as long as the frame.
+    pub unsafe fn new(attrs: &'a c_api::Attrs) -> Self {
+        Self(attrs)
+    }
+
+    /// Type and address of an attribute.
+    fn find(&self, name: &'static str) -> Result<(i32, *const std::ffi::c_void), Cause> {
+        for i in 0..self.0.size as usize {
+            // SAFETY: promised to `new`.
+            unsafe {
+                if bytes(*self.0.names.add(i)) == name.as_bytes() {
+                    return Ok((*self.0.types.add(i), *self.0.attrs.add(i)));
+                }
+            }
+        }
+        Err(Cause::Attribute { name, expected: "to be present", actual: "none".into() })
+    }
+
+    fn integer(&self, name: &'static str) -> Result<i64, Cause> {
+        let (kind, attr) = self.find(name)?;
+        let wrong = |actual| Cause::Attribute { name, expected: "an int64", actual };
+        if kind != c_api::ATTR_SCALAR {
+            return Err(wrong(format!("an attribute of kind {kind}")));
+        }
+        // SAFETY: `kind` says what `attr` points to, `dtype` what `value` points to.
+        unsafe {
+            let scalar = &*attr.cast::<c_api::Scalar>();
+            match scalar.dtype {
+                c_api::TYPE_S64 => Ok(scalar.value.cast::<i64>().read_unaligned()),
+                dtype => Err(wrong(format!("a scalar of XLA type {dtype}"))),
+            }
+        }
+    }
+
+    /// A number that MPI takes as an `int`.
+    fn int(&self, name: &'static str) -> Result<i32, Cause> {
+        let value = self.integer(name)?;
+        value.try_into().map_err(|_| Cause::Attribute {
+            name,
+            expected: "a number of 32 bits",
+            actual: value.to_string(),
+        })
+    }
+
+    fn flag(&self, name: &'static str) -> Result<bool, Cause> {
+        Ok(self.integer(name)? != 0)
+    }
+
+    fn string(&self, name: &'static str) -> Result<Cow<'a, str>, Cause> {
+        match self.find(name)? {
+            // SAFETY: `kind` says what `attr` points to.
+            (c_api::ATTR_STRING, attr) => Ok(String::from_utf8_lossy(unsafe { bytes(attr.cast()) })),
+            (kind, _) => Err(Cause::Attribute {
+                name,
+                expected: "a string",
+                actual: format!("an attribute of kind {kind}"),
+            }),
+        }
+    }
+
+    pub fn site(&self) -> Result<Site, Error> {
+        let name = self.string("op")?;
+        let op = Op::from_name(&name).ok_or_else(|| Cause::Attribute {
+            name: "op",
+            expected: "the name of an operation",
+            actual: name.into(),
+        })?;
+        self.site_of(op).map_err(|cause| Error { op: Some(op), ..cause.into() })?.validated()
+    }
+
+    fn site_of(&self, op: Op) -> Result<Site, Cause> {
+        let key = self.string("comm")?;
+        let comm = lookup_comm(&key).ok_or_else(|| Cause::UnknownCommunicator { key: (*key).into() })?;
+        let reduction = match &*self.string("reduction")? {
+            "" => None,
+            key => {
+                Some(Reduction::from_name(key).ok_or_else(|| Cause::UnknownReduction { key: key.into() })?)
+            }
+        };
+        let envelope_operand = match self.integer("env_in")? {
+            0 => EnvelopeOperand::None,
+            1 => EnvelopeOperand::Receive,
+            2 => EnvelopeOperand::Send,
+            other => {
+                return Err(Cause::Attribute {
+                    name: "env_in",
+                    expected: "0, 1 or 2",
+                    actual: other.to_string(),
+                });
+            }
+        };
+        Ok(Site {
+            op,
+            comm,
+            reduction,
+            reverse: self.flag("reverse")?,
+            root: self.int("root")?,
+            envelope: Envelope {
+                source: self.int("source")?,
+                recvtag: self.int("recvtag")?,
+                dest: self.int("dest")?,
+                sendtag: self.int("sendtag")?,
+            },
+            envelope_operand,
+            envelope_result: self.flag("env_out")?,
+            status: self.integer("status")? as usize,
+            location: (*self.string("site")?).into(),
+        })
+    }
+}
+
+/// # Safety
+/// `span` points to a span whose bytes outlive `'a`.
+unsafe fn bytes<'a>(span: *const c_api::ByteSpan) -> &'a [u8] {
+    // SAFETY: promised by the caller; an empty span may have no address.
+    unsafe {
+        let c_api::ByteSpan { ptr, len } = *span;
+        if len == 0 { &[] } else { std::slice::from_raw_parts(ptr.cast(), len) }
+    }
+}
+
+/// The operands or the results, without XLA's tokens. No call has more than a payload and an envelope.
+struct Side {
+    buffers: [Option<Buffer>; 2],
+    count: usize,
+}
+
+impl Side {
+    /// # Safety
+    /// `buffers` is what XLA passed: its array has `size` members.
+    #[inline]
+    unsafe fn new(buffers: &c_api::Buffers) -> Result<Self, Cause> {
+        let mut side = Self { buffers: [None, None], count: 0 };
+        for i in 0..buffers.size as usize {
+            // SAFETY: promised by the caller; buffers are the only kind that the interface has.
+            let buffer = unsafe { &**buffers.buffers.add(i) };
+            if buffer.dtype == c_api::TYPE_TOKEN {
+                continue;
+            }
+            let dtype = Dtype::from_xla(buffer.dtype).ok_or(Cause::UnknownDtype { code: buffer.dtype })?;
+            let mut count = 1;
+            for axis in 0..buffer.rank as usize {
+                // SAFETY: `dims` has `rank` members.
+                count *= unsafe { *buffer.dims.add(axis) } as usize;
+            }
+            if let Some(slot) = side.buffers.get_mut(side.count) {
+                *slot = Some(Buffer { data: buffer.data.cast(), dtype, count });
+            }
+            side.count += 1;
+        }
+        Ok(side)
+    }
+
+    /// Splits into payload and envelope.
+    #[inline]
+    fn split(
+        self,
+        what: &'static str,
+        payload: Extent,
+        envelope: bool,
+    ) -> Result<(Option<Buffer>, Option<*mut [i32; 2]>), Cause> {
+        let has_payload = payload != Extent::None;
+        let expected = usize::from(has_payload) + usize::from(envelope);
+        if self.count != expected {
+            return Err(Cause::Buffers { what, expected, actual: self.count });
+        }
+        let [first, second] = self.buffers;
+        let (payload, pair) = if has_payload { (first, second) } else { (None, first) };
+        match pair {
+            None => Ok((payload, None)),
+            Some(Buffer { data, dtype: Dtype::Int32, count: 2 }) => Ok((payload, Some(data.cast()))),
+            Some(other) => Err(Cause::Envelope { what, dtype: other.dtype, count: other.count }),
+        }
+    }
+}
+
+/// Reads the buffers of a frame.
+///
+/// # Safety
+/// `frame` is what XLA passed to the execute stage of this site.
+#[inline]
+pub unsafe fn call<'a>(frame: &CallFrame, site: &'a Site) -> Result<Call<'a>, Error> {
+    let side = site.side();
+    // SAFETY: promised by the caller.
+    let read = || unsafe {
+        let (send, given) = Side::new(&frame.args)?.split(
+            "operand",
+            side.send,
+            site.envelope_operand != EnvelopeOperand::None,
+        )?;
+        let (recv, received) = Side::new(&frame.rets)?.split("result", side.recv, site.envelope_result)?;
+        Ok((send, given, recv, received))
+    };
+    let (send, given, recv, received) = read().map_err(|cause| site.error(cause))?;
+    let mut call = Call::new(site, send, recv)?;
+    call.received = received;
+    if let Some(pair) = given {
+        // SAFETY: an operand of two int32, as `split` has checked.
+        let [rank, tag] = unsafe { pair.read_unaligned() };
+        match site.envelope_operand {
+            EnvelopeOperand::None => {}
+            EnvelopeOperand::Receive => (call.envelope.source, call.envelope.recvtag) = (rank, tag),
+            EnvelopeOperand::Send => (call.envelope.dest, call.envelope.sendtag) = (rank, tag),
+        }
+    }
+    Ok(call)
+}

@@ -1,0 +1,302 @@
+//! The handler behind every target, one function per stage.
+
+use std::ffi::{CStr, CString, c_int, c_void};
+use std::mem::offset_of;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr::{null, null_mut};
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+use super::c_api::{self, Api, CallFrame, FfiError, StageStateArgs, StateArgs, TypeId};
+use super::frame;
+use crate::error::{Cause, Error};
+use crate::ops::Site;
+use crate::trace;
+use crate::transport::{self, AnyTransport, Transport};
+use crate::watch::Watched;
+
+/// What the instantiate stage leaves for the execute stage.
+struct State {
+    site: Site,
+    transport: &'static AnyTransport,
+    watched: Watched,
+}
+
+/// Stage 1, once per operation in a compiled program: decodes the attributes.
+///
+/// # Safety
+/// Called by XLA with a frame of its own making.
+pub unsafe extern "C" fn instantiate(frame: *mut CallFrame) -> *mut FfiError {
+    // SAFETY: promised by the caller.
+    unsafe {
+        guard(frame, |frame| {
+            let site = frame::Attributes::new(&frame.attrs).site()?;
+            let transport = transport::selected()?;
+            let watched = Watched::new(&site, transport.name());
+            set_state(frame, State { site, transport, watched })
+        })
+    }
+}
+
+/// Stage 2, every time that the operation runs.
+///
+/// # Safety
+/// Called by XLA with a frame of its own making, whose buffers stay valid until this returns.
+pub unsafe extern "C" fn execute(frame: *mut CallFrame) -> *mut FfiError {
+    // SAFETY: promised by the caller.
+    unsafe {
+        guard(frame, |frame| {
+            let &State { ref site, transport, ref watched } = get_state(frame)?;
+            if site.comm.is_freed() {
+                return Err(site.error(Cause::FreedCommunicator { key: site.comm.key.clone() }));
+            }
+            let mut call = frame::call(frame, site)?;
+            let result = watched.run(&mut call, |call| {
+                if trace::is_enabled() { trace::traced(transport, call) } else { transport.execute(call) }
+            });
+            if let Err(Error { cause, .. }) = &result
+                && cause.is_fatal()
+            {
+                transport::abort(site.comm, cause);
+            }
+            result
+        })
+    }
+}
+
+/// Answers metadata requests, runs `body`, and turns its errors and panics into XLA's errors.
+///
+/// # Safety
+/// `frame` was passed by XLA.
+#[inline]
+unsafe fn guard(frame: *mut CallFrame, body: impl FnOnce(&CallFrame) -> Result<(), Error>) -> *mut FfiError {
+    // SAFETY: promised by the caller. The closure's captures are not used after a panic.
+    unsafe {
+        let api = (*frame).api;
+        let run = || match metadata(frame) {
+            Some(metadata) => answer(&*frame, metadata),
+            None => body(&*frame),
+        };
+        match catch_unwind(AssertUnwindSafe(run)) {
+            Ok(Ok(())) => null_mut(),
+            Ok(Err(error)) => report(api, &error),
+            Err(panic) => {
+                let message = panic
+                    .downcast_ref::<&str>()
+                    .map(|text| (*text).to_owned())
+                    .or_else(|| panic.downcast_ref::<String>().cloned())
+                    .unwrap_or_else(|| "with no message".into());
+                report(api, &Cause::Panic { message }.into())
+            }
+        }
+    }
+}
+
+/// The request for metadata, if the frame is one.
+///
+/// # Safety
+/// `frame` was passed by XLA.
+#[inline]
+unsafe fn metadata(frame: *const CallFrame) -> Option<*mut c_api::Metadata> {
+    // SAFETY: the type of an extension says what it is a part of.
+    unsafe {
+        let extension = (*frame).extension_start;
+        let is_metadata = !extension.is_null() && (*extension).kind == c_api::EXTENSION_METADATA;
+        is_metadata.then(|| (*extension.cast::<c_api::MetadataExtension>()).metadata)
+    }
+}
+
+/// The API minor that XLA and this file have in common. XLA refuses handlers that claim a newer one than
+/// its own, and passes older ones the same structs.
+unsafe fn minor(api: *const Api) -> c_int {
+    // SAFETY: promised by the caller: XLA's API struct, or null where a request comes without one.
+    if api.is_null() { 1 } else { unsafe { (*api).version.minor.min(c_api::NEWEST_API_MINOR) } }
+}
+
+#[cold]
+unsafe fn answer(frame: &CallFrame, metadata: *mut c_api::Metadata) -> Result<(), Error> {
+    // SAFETY: XLA's struct; the last field exists from the minor on that is asked for.
+    unsafe {
+        let minor = minor(frame.api);
+        (*metadata).api_version.major = c_api::API_MAJOR;
+        (*metadata).api_version.minor = minor;
+        (*metadata).traits = 0;
+        if minor >= c_api::MINOR_TYPE_INFO && frame.stage == c_api::STAGE_INSTANTIATE {
+            (*metadata).state_type_id = register(frame.api)?;
+        }
+    }
+    Ok(())
+}
+
+unsafe extern "C" fn delete_state(state: *mut c_void) {
+    // SAFETY: XLA deletes once what `set_state` gave it.
+    drop(unsafe { Box::from_raw(state.cast::<State>()) });
+}
+
+/// Our state type as one XLA knows it. A process may hold several XLAs (the CPU client and a GPU plugin),
+/// and each numbers types on its own.
+struct Registration {
+    api: usize,
+    type_id: TypeId,
+}
+
+/// Written at registration, read without a lock by every execution.
+static REGISTRATIONS: [OnceLock<Registration>; 8] = [const { OnceLock::new() }; 8];
+
+/// The id under which the XLA that `api` belongs to knows our state type.
+#[inline]
+fn registered(api: *const Api) -> Option<TypeId> {
+    REGISTRATIONS
+        .iter()
+        .map_while(OnceLock::get)
+        .find(|registration| registration.api == api as usize)
+        .map(|registration| registration.type_id)
+}
+
+/// # Safety
+/// `api` is an XLA's.
+unsafe fn register(api: *const Api) -> Result<TypeId, Cause> {
+    static INFO: c_api::TypeInfo = c_api::TypeInfo {
+        struct_size: size_of::<c_api::TypeInfo>(),
+        extension_start: null_mut(),
+        deleter: delete_state,
+    };
+    const NAME: &str = "mpi4jax_state";
+    /// Held while a registration is added.
+    static ADDING: Mutex<()> = Mutex::new(());
+
+    let _adding = ADDING.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(type_id) = registered(api) {
+        return Ok(type_id);
+    }
+    let mut type_id = c_api::UNKNOWN_TYPE_ID;
+    // SAFETY: `api` is XLA's, the struct has the size of the API's minor.
+    unsafe {
+        let has_type_info = minor(api) >= c_api::MINOR_TYPE_INFO;
+        let mut args = c_api::TypeRegisterArgs {
+            struct_size: if has_type_info {
+                size_of::<c_api::TypeRegisterArgs>()
+            } else {
+                offset_of!(c_api::TypeRegisterArgs, type_info)
+            },
+            extension_start: null_mut(),
+            name: c_api::ByteSpan { ptr: NAME.as_ptr().cast(), len: NAME.len() },
+            type_id: &mut type_id,
+            type_info: &INFO,
+        };
+        check(api, "XLA_FFI_Type_Register", ((*api).type_register)(&mut args))?;
+    }
+    let added =
+        REGISTRATIONS.iter().any(|slot| slot.set(Registration { api: api as usize, type_id }).is_ok());
+    if added { Ok(type_id) } else { Err(Cause::TooManyXlas) }
+}
+
+/// # Safety
+/// `frame` is XLA's, of the instantiate stage.
+unsafe fn set_state(frame: &CallFrame, state: State) -> Result<(), Error> {
+    // SAFETY: the struct is the one of the API's minor; XLA owns the state once it has accepted it.
+    unsafe {
+        let mut type_id = register(frame.api)?;
+        let state = Box::into_raw(Box::new(state)).cast();
+        let error = if minor(frame.api) >= c_api::MINOR_STATE_STAGE {
+            let mut args = StageStateArgs::new(frame.ctx, &mut type_id, state);
+            ((*frame.api).state_set)((&raw mut args).cast())
+        } else {
+            let mut args = StateArgs::new(frame.ctx, &mut type_id, state, delete_state);
+            if minor(frame.api) >= c_api::MINOR_TYPE_INFO {
+                args.struct_size = StateArgs::SIZE_WITHOUT_DELETER;
+            }
+            ((*frame.api).state_set)((&raw mut args).cast())
+        };
+        check(frame.api, "XLA_FFI_State_Set", error).inspect_err(|_| delete_state(state))?;
+    }
+    Ok(())
+}
+
+/// # Safety
+/// `frame` is XLA's, of the execute stage.
+#[inline]
+unsafe fn get_state(frame: &CallFrame) -> Result<&State, Error> {
+    // SAFETY: the struct is the one of the API's minor; a state of our type is what `set_state` stored, and
+    // it outlives the executable that is running.
+    unsafe {
+        let mut type_id = registered(frame.api).unwrap_or(c_api::UNKNOWN_TYPE_ID);
+        let (error, state) = if minor(frame.api) >= c_api::MINOR_STATE_STAGE {
+            let mut args = StageStateArgs::new(frame.ctx, &mut type_id, null_mut());
+            (((*frame.api).state_get)((&raw mut args).cast()), args.state)
+        } else {
+            let mut args = StateArgs::new(frame.ctx, &mut type_id, null_mut(), delete_state);
+            args.struct_size = StateArgs::SIZE_WITHOUT_DELETER;
+            (((*frame.api).state_get)((&raw mut args).cast()), args.state)
+        };
+        check(frame.api, "XLA_FFI_State_Get", error)?;
+        Ok(&*state.cast::<State>())
+    }
+}
+
+/// Turns an error that XLA returned into one of ours.
+///
+/// # Safety
+/// `error` is null or was returned by a function of `api`.
+#[inline]
+unsafe fn check(api: *const Api, call: &'static str, error: *mut FfiError) -> Result<(), Cause> {
+    if error.is_null() {
+        return Ok(());
+    }
+    // SAFETY: promised by the caller; the message lives as long as the error.
+    unsafe {
+        let mut get = c_api::ErrorGetMessageArgs {
+            struct_size: size_of::<c_api::ErrorGetMessageArgs>(),
+            extension_start: null_mut(),
+            error,
+            message: null(),
+            code: 0,
+        };
+        ((*api).error_get_message)(&mut get);
+        let message = CStr::from_ptr(get.message).to_string_lossy().into_owned();
+        let mut destroy = c_api::ErrorDestroyArgs {
+            struct_size: size_of::<c_api::ErrorDestroyArgs>(),
+            extension_start: null_mut(),
+            error,
+        };
+        ((*api).error_destroy)(&mut destroy);
+        Err(Cause::Xla { call, message })
+    }
+}
+
+/// Hands an error to XLA, which raises it in Python.
+///
+/// # Safety
+/// `api` is XLA's.
+#[cold]
+unsafe fn report(api: *const Api, error: &Error) -> *mut FfiError {
+    let message = CString::new(error.to_string().replace('\0', "")).unwrap_or_default();
+    let mut args = c_api::ErrorCreateArgs {
+        struct_size: offset_of!(c_api::ErrorCreateArgs, code) + size_of::<c_int>(),
+        extension_start: null_mut(),
+        message: message.as_ptr(),
+        code: match error.cause {
+            Cause::FreedCommunicator { .. }
+            | Cause::UnknownCommunicator { .. }
+            | Cause::UnknownReduction { .. } => c_api::ERROR_FAILED_PRECONDITION,
+            Cause::Unsupported { .. } | Cause::UnknownDtype { .. } | Cause::UndefinedReduction { .. } => {
+                c_api::ERROR_UNIMPLEMENTED
+            }
+            Cause::Mpi { .. }
+            | Cause::ShortMessage { .. }
+            | Cause::Mismatch { .. }
+            | Cause::TooManyXlas
+            | Cause::Xla { .. }
+            | Cause::Panic { .. } => c_api::ERROR_INTERNAL,
+            Cause::Reduction { .. }
+            | Cause::NoSuchRank { .. }
+            | Cause::Buffers { .. }
+            | Cause::Envelope { .. }
+            | Cause::NotPerRank { .. }
+            | Cause::Sides { .. }
+            | Cause::Attribute { .. }
+            | Cause::UnknownTransport { .. } => c_api::ERROR_INVALID_ARGUMENT,
+        },
+    };
+    // SAFETY: promised by the caller; XLA copies the message.
+    unsafe { ((*api).error_create)(&mut args) }
+}

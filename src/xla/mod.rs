@@ -1,0 +1,8 @@
+//! The XLA side: its FFI's C interface, and the one handler behind every custom-call target.
+
+mod c_api;
+mod frame;
+mod handler;
+
+pub use c_api::{CallFrame, FfiError, Handler};
+pub use handler::{execute, instantiate};
