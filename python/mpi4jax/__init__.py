@@ -18,6 +18,7 @@ import atexit  # noqa: E402
 
 from . import (  # noqa: E402, F401
     _ad,
+    _watch,
     experimental,
     notoken,
 )
@@ -43,7 +44,10 @@ from ._ops import (  # noqa: E402
 from ._scope import flush, jit  # noqa: E402
 
 gen_token = create_token
+# At exit, in the opposite order: what is under way ends, then this rank says that it has finished.
+atexit.register(_watch.finish)
 atexit.register(flush)
+_watch.start()
 
 __version__ = "0.1.0"
 

@@ -1,0 +1,124 @@
+"""One rank fails, all stop.
+
+A rank that ends with an exception leaves the others waiting in operations that never end, and
+itself waits for them in ``MPI_Finalize``. So, in a job of several ranks, an uncaught exception
+and ``sys.exit`` with an error end the job, after what Python prints.
+
+Not touched: exceptions that somebody catches (a test runner, say), interactive sessions, jobs of
+one rank, and programs started with ``MPI4JAX_ABORT=0``.
+"""
+
+from __future__ import annotations
+
+import atexit
+import builtins
+import sys
+import threading
+from types import TracebackType
+from typing import Any, NoReturn
+
+from mpi4py import MPI
+
+from . import _native
+
+# A rank that fails has this long to end the job through MPI.
+_LAST_RESORT = 3.0
+# After sys.exit, the others have this long to come to their own end.
+_EXIT_GRACE = 1.0
+
+_exit_code = 0
+
+
+def _interactive() -> bool:
+    return hasattr(sys, "ps1") or bool(sys.flags.interactive) or "IPython.core.interactiveshell" in sys.modules
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.flush()
+
+
+def _abort(code: int) -> None:
+    _flush()
+    _native.abort_after(_LAST_RESORT, code)
+    if MPI.Is_initialized() and not MPI.Is_finalized():
+        MPI.COMM_WORLD.Abort(code)
+
+
+def _say(words: str) -> None:
+    if sys.stderr is not None:
+        sys.stderr.write(f"r{MPI.COMM_WORLD.rank} | mpi4jax: {words}\n")
+
+
+# ---- Exceptions
+
+
+def _on_exception(
+    kind: type[BaseException], value: BaseException, traceback: TracebackType | None
+) -> None:
+    ends_job = not _interactive()
+    if ends_job:
+        _say("an uncaught exception on this rank ends the job (MPI4JAX_ABORT=0: it does not)")
+    _previous_hook(kind, value, traceback)
+    if ends_job:
+        _abort(130 if issubclass(kind, KeyboardInterrupt) else 1)
+
+
+def _on_thread_exception(args: threading.ExceptHookArgs) -> None:
+    ends = args.exc_type is not SystemExit and args.thread is not None and not args.thread.daemon
+    ends_job = ends and not _interactive()
+    if ends_job:
+        _say("an uncaught exception in a thread of this rank ends the job (MPI4JAX_ABORT=0: it does not)")
+    _previous_thread_hook(args)
+    if ends_job:
+        _abort(1)
+
+
+# ---- sys.exit
+#
+# No hook is called for it, and it may be caught. Nothing catches it if no Python frame is left by
+# the time that it is deleted.
+
+
+class _Exit(SystemExit):
+    __module__, __qualname__ = "builtins", "SystemExit"
+
+    def __del__(self) -> None:
+        global _exit_code
+        if sys._getframe().f_back is None and threading.current_thread() is threading.main_thread():
+            code = self.code
+            _exit_code = code if isinstance(code, int) else int(code is not None)
+
+
+def _exit(status: Any = None, /) -> NoReturn:
+    """Exit the interpreter by raising SystemExit(status)."""
+    raise _Exit(status)
+
+
+def _quit(self: Any, code: Any = None) -> NoReturn:
+    raise _Exit(code)
+
+
+def _at_exit() -> None:
+    if _exit_code and not _interactive():
+        _say(f"exit with status {_exit_code} on this rank ends the job (MPI4JAX_ABORT=0: it does not)")
+        _flush()
+        # Ranks that end by themselves at the same time lose nothing of what they print.
+        _native.abort_after(_EXIT_GRACE, _exit_code & 0xFF or 1)
+
+
+def install() -> None:
+    """Make errors of this rank end the job. Called when the package is imported."""
+    global _previous_hook, _previous_thread_hook
+    _previous_hook, sys.excepthook = sys.excepthook, _on_exception
+    _previous_thread_hook, threading.excepthook = threading.excepthook, _on_thread_exception
+    sys.exit = _exit
+    quitter = type(getattr(builtins, "exit", None))
+    if quitter.__name__ == "Quitter":
+        quitter.__call__ = _quit  # type: ignore[method-assign,assignment]
+    atexit.register(_at_exit)
+
+
+_previous_hook = sys.excepthook
+_previous_thread_hook = threading.excepthook

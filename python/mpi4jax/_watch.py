@@ -1,0 +1,126 @@
+"""What watches over operations: settings from the environment, and when it starts and ends.
+
+======================  ==========  ===============================================================
+Variable                Default     Meaning
+======================  ==========  ===============================================================
+``MPI4JAX_TIMEOUT``     300         seconds after which an operation counts as hung; 0: never
+``MPI4JAX_ON_TIMEOUT``  abort       ``abort`` ends the job then, ``continue`` only reports
+``MPI4JAX_DUMP_DIR``    the         where ranks leave their state; for ranks on several hosts a
+                        system's    directory that all of them see
+``MPI4JAX_CHECK``       0           1: compare operations before they run; 2: source lines too
+``MPI4JAX_TRACE``       none        file for a timeline; ``{rank}`` in it is replaced, or the rank
+                                    is put before the suffix
+``MPI4JAX_ABORT``       1           0: a failing rank does not end the job
+======================  ==========  ===============================================================
+"""
+
+from __future__ import annotations
+
+import atexit
+import faulthandler
+import hashlib
+import math
+import os
+import signal
+import tempfile
+from pathlib import Path
+from typing import IO
+
+from mpi4py import MPI
+
+from . import _abort, _native
+
+DEFAULT_TIMEOUT = 300.0
+
+_FALSE, _TRUE = ("", "0", "false", "off", "no"), ("1", "true", "on", "yes")
+_stacks: IO[bytes] | None = None
+
+
+def _choice(name: str, default: str, *choices: str) -> str:
+    value = os.environ.get(name, default).strip().lower()
+    if value not in choices:
+        raise ValueError(
+            f"mpi4jax: environment variable {name} must be one of {', '.join(filter(None, choices))}, "
+            f"got {value!r}"
+        )
+    return value
+
+
+def timeout() -> float:
+    """Seconds of ``MPI4JAX_TIMEOUT``.
+
+    Raises:
+        ValueError: not a number, or a negative one.
+    """
+    text = os.environ.get("MPI4JAX_TIMEOUT", "").strip() or str(DEFAULT_TIMEOUT)
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 <= seconds < math.inf:
+        raise ValueError(
+            "mpi4jax: environment variable MPI4JAX_TIMEOUT must be a number of seconds, 0 for no "
+            f"time-out, got {text!r}"
+        )
+    return seconds
+
+
+def job() -> str:
+    """A name that the processes of this job share, and no other job on this machine has."""
+    env = os.environ
+    slurm = "-".join(filter(None, (env.get("SLURM_JOB_ID"), env.get("SLURM_STEP_ID"))))
+    name = env.get("PMIX_NAMESPACE") or env.get("PMI_JOBID") or slurm
+    if not name:
+        # The processes of one host have one parent.
+        name = f"{os.uname().nodename}-{os.getppid()}"
+    plain = "".join(c if c.isalnum() or c in "-_.@" else "_" for c in name)
+    return plain if len(plain) <= 100 else hashlib.sha256(plain.encode()).hexdigest()[:32]
+
+
+def directory() -> Path:
+    """Where the ranks of this job leave their state."""
+    base = os.environ.get("MPI4JAX_DUMP_DIR") or tempfile.gettempdir()
+    return Path(base).absolute() / f"mpi4jax-{os.getuid()}-{job()}"
+
+
+def trace_file(name: str, rank: int) -> Path:
+    """The timeline's file of a rank."""
+    path = Path(name.replace("{rank}", str(rank)))
+    return path if "{rank}" in name else path.with_name(f"{path.stem}.{rank}{path.suffix or '.json'}")
+
+
+def _watch_stacks(file: IO[bytes]) -> None:
+    # Python's handler writes where its threads are, then calls ours.
+    faulthandler.register(signal.SIGUSR1, file=file, all_threads=True, chain=True)
+
+
+def start() -> None:
+    """Start recording and watching. Called when the package is imported.
+
+    Raises:
+        ValueError: an environment variable has a wrong value.
+    """
+    global _stacks
+    seconds = timeout()
+    aborts = _choice("MPI4JAX_ON_TIMEOUT", "abort", "abort", "continue") == "abort"
+    check = _choice("MPI4JAX_CHECK", "0", *_FALSE, *_TRUE, "2")
+    may_abort = _choice("MPI4JAX_ABORT", "1", *_FALSE, *_TRUE) in _TRUE
+
+    rank, size = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
+    _native.set_check(2 if check == "2" else int(check in _TRUE))
+    # A file in memory: a full or read-only disk must not matter.
+    memory = os.memfd_create("mpi4jax") if hasattr(os, "memfd_create") else -1
+    if _native.watch_start(rank, size, directory(), seconds, aborts, memory) and memory >= 0:
+        _stacks = open(memory, "wb", buffering=0)  # noqa: SIM115
+        _watch_stacks(_stacks)
+    if trace := os.environ.get("MPI4JAX_TRACE"):
+        _native.trace_to(trace_file(trace, rank), rank)
+    if size > 1 and may_abort:
+        _abort.install()
+
+
+def finish() -> None:
+    """Called at exit, after this rank's last operation has ended."""
+    _native.watch_finish()
+    if _stacks is not None:
+        faulthandler.unregister(signal.SIGUSR1)
