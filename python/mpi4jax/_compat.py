@@ -52,6 +52,7 @@ abstract_token = core.abstract_token
 trace_state_clean = core.trace_state_clean
 Effect = effects.Effect
 
+_OPS_FILE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "_ops.py")
 # Frames of this package are not the user's: error messages and `user_line` skip them.
 source_info_util.register_exclusion(os.path.dirname(os.path.abspath(__file__)))
 
@@ -129,8 +130,15 @@ def scan_counts(params: dict[str, Any]) -> tuple[int, int]:
 
 
 def user_line(ctx: mlir.LoweringRuleContext) -> str:
-    """``file.py:81`` of the user's call that is being lowered, or ``""``."""
-    frame = next(iter(source_info_util.user_frames(ctx.traceback)), None)
+    """``file.py:81`` of the user's call that is being lowered, or ``""``.
+
+    An eager op is compiled once for all its callers, so it has no line of its own.
+    """
+    traceback = ctx.traceback
+    codes = traceback.raw_frames()[0] if traceback else []
+    if any(code.co_name == "_eager" and code.co_filename == _OPS_FILE for code in codes):
+        return ""
+    frame = next(iter(source_info_util.user_frames(traceback)), None)
     return f"{os.path.basename(frame.file_name)}:{frame.start_line}" if frame else ""
 
 

@@ -512,7 +512,9 @@ def define(spec: Spec) -> Primitive:
     primitive = Primitive(f"mpi4jax_{spec.name}")
     primitive.multiple_results = True
     primitive.def_effectful_abstract_eval(functools.partial(_abstract_eval, spec))
-    mlir.register_lowering(primitive, functools.partial(_lowering, spec), platform="cpu")
+    # Not cached: equal ops on different lines are one lowering to JAX, and it would name one line.
+    rule = functools.partial(_lowering, spec)
+    mlir.register_lowering(primitive, rule, platform="cpu", cacheable=False)
     batching.primitive_batchers[primitive] = functools.partial(_batch, spec)
     ad.primitive_jvps[primitive] = functools.partial(_jvp, spec)
     ad.primitive_transposes[primitive] = functools.partial(_transpose, spec)
