@@ -1,0 +1,471 @@
+"""A jet on a rotating planet rolls up into vortices: the nonlinear shallow-water equations.
+
+    mpiexec -n 4 python examples/shallow_water.py --save-animation jet.gif
+    mpiexec -n 4 python examples/shallow_water.py --save-figure jet.png --days 5
+    mpiexec -n 2 python examples/shallow_water.py --benchmark
+
+A thin layer of fluid of depth H + h flows with velocity (u, v) in a channel: periodic in x, with
+walls in y. In vector-invariant form, with potential vorticity q = (f + dv/dx - du/dy) / (H + h),
+
+    du/dt =  q (H + h) v - dB/dx + nu lap(u)        B = g h + (u^2 + v^2) / 2
+    dv/dt = -q (H + h) u - dB/dy + nu lap(v)        f = f0 + beta y
+    dh/dt = -d[(H + h) u]/dx - d[(H + h) v]/dy
+
+on an Arakawa C grid, in the form of Sadourny (1975) that conserves energy, stepped with
+Adams-Bashforth 2. It starts from a jet in geostrophic balance with a small bump in height; the jet
+is unstable and rolls up into vortices.
+
+The grid is cut into blocks, one for each rank. After each step, `exchange` fills one ring of ghost
+cells around the blocks; each cell is then computed by the same arithmetic on any number of ranks.
+"""
+
+import argparse
+import math
+import shutil
+import time
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from mpi4py import MPI
+
+import mpi4jax
+from mpi4jax import notoken as mpi
+
+HOUR, DAY = 3600.0, 86400.0
+
+
+# The physics -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """The channel, in SI units; the lengths are those of the atmosphere in middle latitudes."""
+
+    nx: int = 360  # cells of the whole grid
+    ny: int = 180
+    width: float = 3.6e6  # m, extent in x
+    height: float = 1.8e6  # m, extent in y
+    gravity: float = 9.81  # m/s^2
+    depth: float = 500.0  # m, H
+    coriolis: float = 1e-4  # 1/s, f0, in the middle of the channel
+    beta: float = 1.6e-11  # 1/(m s), df/dy
+    jet_speed: float = 15.0  # m/s
+    jet_width: float = 1.0e5  # m
+    bump: float = 4.0  # m, what disturbs the balance
+    courant: float = 0.15  # time step, in units of what a gravity wave needs to cross a cell
+    damping: float = 0.1  # of Adams-Bashforth 2, which alone lets short waves grow
+
+    @property
+    def dx(self) -> float:
+        return self.width / self.nx
+
+    @property
+    def dy(self) -> float:
+        return self.height / self.ny
+
+    @property
+    def dt(self) -> float:
+        return self.courant * min(self.dx, self.dy) / math.sqrt(self.gravity * self.depth)
+
+    @property
+    def viscosity(self) -> float:
+        """Lateral friction, m^2/s: as little as keeps the smallest eddies smooth."""
+        return 0.015 * self.jet_speed * min(self.dx, self.dy)
+
+
+class Fields(NamedTuple):
+    """The block of this rank, as one array for each: rows in y, columns in x.
+
+    In a cell, h is in the middle, u on the eastern edge, v on the northern edge, and vorticity on
+    the north-eastern corner.
+    """
+
+    u: jax.Array
+    v: jax.Array
+    h: jax.Array
+
+
+class State(NamedTuple):
+    fields: Fields  # with ghost cells
+    tendency: Fields  # of the step before, without
+
+
+def tendencies(p: Parameters, f: np.ndarray, fields: Fields) -> Fields:
+    """The time derivatives of the inner cells. `f` is a column: its values on the corners."""
+    u, v, h = fields
+    north, south, east, west = np.s_[1:, :], np.s_[:-1, :], np.s_[:, 1:], np.s_[:, :-1]
+    inner_rows, inner_columns = np.s_[1:-1, :], np.s_[:, 1:-1]
+
+    # Each array spans the inner cells and those of the ghost cells for which it can be computed.
+    depth = p.depth + h
+    flux_x = 0.5 * (depth[west] + depth[east]) * u[west]
+    flux_y = 0.5 * (depth[south] + depth[north]) * v[south]
+    vorticity = relative_vorticity(p, fields)
+    pair = depth[south] + depth[north]
+    q = (f + vorticity) / (0.25 * (pair[west] + pair[east]))
+    u2, v2 = (u * u)[north], (v * v)[:, 1:]
+    bernoulli = p.gravity * h[1:, 1:] + 0.25 * (u2[west] + u2[east] + v2[south] + v2[north])
+    coriolis_u = q * (flux_y[west] + flux_y[east])
+    coriolis_v = q * (flux_x[south] + flux_x[north])
+
+    du = 0.25 * (coriolis_u[south] + coriolis_u[north])[:, 1:]
+    du -= (bernoulli[east] - bernoulli[west])[south] / p.dx
+    dv = -0.25 * (coriolis_v[west] + coriolis_v[east])[north]
+    dv -= (bernoulli[north] - bernoulli[south])[west] / p.dy
+    dh = (flux_x[west] - flux_x[east])[inner_rows] / p.dx
+    dh += (flux_y[south] - flux_y[north])[inner_columns] / p.dy
+    return Fields(du + friction(p, u), dv + friction(p, v), dh)
+
+
+def relative_vorticity(p: Parameters, fields: Fields) -> jax.Array:
+    """dv/dx - du/dy on the corners of the inner cells and of those to their south and west."""
+    u, v, _ = fields
+    return (v[:-1, 1:] - v[:-1, :-1]) / p.dx - (u[1:, :-1] - u[:-1, :-1]) / p.dy
+
+
+def friction(p: Parameters, a: jax.Array) -> jax.Array:
+    middle = 2.0 * a[1:-1, 1:-1]
+    x = p.viscosity / p.dx**2 * (a[1:-1, :-2] - middle + a[1:-1, 2:])
+    y = p.viscosity / p.dy**2 * (a[:-2, 1:-1] - middle + a[2:, 1:-1])
+    return x + y
+
+
+def initial_fields(p: Parameters) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """u, v and h of the whole grid: the jet, the height that balances it, and the bump."""
+    x = (np.arange(p.nx) + 0.5) * p.dx
+    y = (np.arange(p.ny) + 0.5) * p.dy - 0.5 * p.height
+    y_edge = y[:-1] + 0.5 * p.dy
+
+    def jet(y):
+        return p.jet_speed / np.cosh(y / p.jet_width) ** 2
+
+    # f u = -g dh/dy, with f and u on the edges between the rows
+    slope = -(p.coriolis + p.beta * y_edge) * jet(y_edge) / p.gravity
+    balanced = np.concatenate([[0.0], np.cumsum(slope * p.dy)])
+    balanced -= balanced.mean()
+
+    bump = p.bump * np.exp(-(((x - p.width / 3) / (2 * p.jet_width)) ** 2))
+    bump = bump * np.exp(-((y[:, None] / p.jet_width) ** 2))
+
+    u = np.broadcast_to(jet(y)[:, None], (p.ny, p.nx))
+    return u, np.zeros((p.ny, p.nx)), balanced[:, None] + bump
+
+
+# The ranks ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Which block of the whole grid this rank holds, and which ranks hold those beside it."""
+
+    comm: MPI.Comm
+    p: Parameters
+
+    @cached_property
+    def blocks(self) -> tuple[int, int]:
+        """Blocks in y and x: of all ways to cut the grid, that with the shortest cuts."""
+        p, size = self.p, self.comm.size
+        cuts = [(n, size // n) for n in range(1, size + 1) if size % n == 0]
+        cuts = [(y, x) for y, x in cuts if p.ny % y == 0 and p.nx % x == 0]
+        if not cuts:
+            raise SystemExit(f"cannot cut {p.nx} x {p.ny} cells into {size} equal blocks")
+        lengths = {(y, x): p.nx * (y - 1) + (p.ny * x if x > 1 else 0) for y, x in cuts}
+        return min(cuts, key=lambda cut: (lengths[cut], cut[1]))
+
+    @property
+    def position(self) -> tuple[int, int]:
+        return divmod(self.comm.rank, self.blocks[1])
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.p.ny // self.blocks[0], self.p.nx // self.blocks[1]
+
+    @property
+    def block(self) -> tuple[slice, slice]:
+        """The place of this rank's cells in the whole grid."""
+        (j, i), (ny, nx) = self.position, self.shape
+        return np.s_[j * ny : (j + 1) * ny, i * nx : (i + 1) * nx]
+
+    def neighbours(self, axis: int) -> tuple[int | None, int | None]:
+        """The ranks to the south and north (axis 0) or west and east (axis 1); None is a wall."""
+        (rows, columns), (j, i) = self.blocks, self.position
+        if axis == 1:
+            return j * columns + (i - 1) % columns, j * columns + (i + 1) % columns
+        south = (j - 1) * columns + i if j > 0 else None
+        north = (j + 1) * columns + i if j < rows - 1 else None
+        return south, north
+
+
+def exchange(grid: Grid, fields: Fields) -> Fields:
+    """Fill the ghost cells: first the columns, then the rows with their corners.
+
+    The edges of all fields travel in one message for each neighbour.
+    """
+    west, east = swap(
+        grid, 1, jnp.stack([a[:, 1:2] for a in fields]), jnp.stack([a[:, -2:-1] for a in fields])
+    )
+    fields = Fields(*map(lambda a, w, e: put(put(a, w, (0, 0)), e, (0, -1)), fields, west, east))
+
+    south, north = swap(
+        grid, 0, jnp.stack([a[1:2] for a in fields]), jnp.stack([a[-2:-1] for a in fields])
+    )
+    # Walls: no flow through them (v = 0) and no friction along them (the rest is mirrored).
+    wall = jnp.zeros_like(fields.v[:1])
+    if south is None:
+        south = [fields.u[1:2], wall, fields.h[1:2]]
+    if north is None:
+        north = [fields.u[-2:-1], wall, fields.h[-2:-1]]
+        fields = fields._replace(v=put(fields.v, wall, (-2, 0)))
+    return Fields(*map(lambda a, s, n: put(put(a, s, (0, 0)), n, (-1, 0)), fields, south, north))
+
+
+def put(a: jax.Array, edge: jax.Array, at: tuple[int, int]) -> jax.Array:
+    start = [n if n >= 0 else size + n for n, size in zip(at, a.shape, strict=True)]
+    return lax.dynamic_update_slice(a, edge, start)
+
+
+def swap(grid: Grid, axis: int, low: jax.Array, high: jax.Array):
+    """Give `low` to the neighbour below and `high` to the one above; return what they give."""
+    below, above = grid.neighbours(axis)
+    if below == above == grid.comm.rank:
+        return lax.optimization_barrier((high, low))
+
+    def sendrecv(edge, source, dest):
+        return mpi.sendrecv(edge, edge, source, dest, comm=grid.comm)
+
+    if axis == 1:  # round the ring: all data moves up, then all moves down
+        return sendrecv(high, below, above), sendrecv(low, above, below)
+    # Along the line, pairs of neighbours swap: first 0-1, 2-3, ..., then 1-2, 3-4, ...
+    from_below = from_above = None
+    above_first = grid.position[axis] % 2 == 0
+    for upward in (above_first, not above_first):
+        if upward and above is not None:
+            from_above = sendrecv(high, above, above)
+        if not upward and below is not None:
+            from_below = sendrecv(low, below, below)
+    return from_below, from_above
+
+
+# The model ---------------------------------------------------------------------------------------
+
+
+class Model:
+    def __init__(self, p: Parameters, comm: MPI.Comm):
+        self.p = p
+        self.comm = comm
+        self.grid = Grid(comm, p)
+        rows, _ = self.grid.block
+        corners = np.arange(rows.start, rows.stop + 1) * p.dy - 0.5 * p.height
+        self.f = np.float32(p.coriolis + p.beta * corners)[:, None]
+        self.start = mpi4jax.jit(self._start)
+        self.advance = mpi4jax.jit(self._advance)
+        self.snapshot = mpi4jax.jit(self._snapshot)
+
+    def initial_state(self) -> State:
+        return self.start([np.float32(a[self.grid.block]) for a in initial_fields(self.p)])
+
+    def _start(self, blocks) -> State:
+        fields = exchange(self.grid, Fields(*(jnp.pad(a, 1) for a in blocks)))
+        # With this as the tendency of the step before, the first step is one of Euler's method.
+        return State(fields, tendencies(self.p, self.f, fields))
+
+    def step(self, state: State) -> State:
+        old_weight = (0.5 + self.p.damping) * self.p.dt
+        new_weight = self.p.dt + old_weight
+        tendency = lax.optimization_barrier(tendencies(self.p, self.f, state.fields))
+        fields = Fields(
+            *(
+                jnp.pad(a[1:-1, 1:-1] + (new_weight * new - old_weight * old), 1)
+                for a, new, old in zip(state.fields, tendency, state.tendency, strict=True)
+            )
+        )
+        return State(exchange(self.grid, fields), tendency)
+
+    def _advance(self, state: State, steps) -> State:
+        """Take an even number of steps: after two, the results lie where the loop expects them."""
+        return lax.fori_loop(0, steps // 2, lambda _, s: self.step(self.step(s)), state)
+
+    def _snapshot(self, state: State):
+        """u, v, h and relative vorticity of the whole grid on rank 0, None elsewhere."""
+        inner = [a[1:-1, 1:-1] for a in state.fields]
+        inner.append(relative_vorticity(self.p, state.fields)[1:, 1:])
+        blocks = mpi.gather(jnp.stack(inner), 0, comm=self.comm)
+        if self.comm.rank != 0:
+            return None
+        (rows, columns), (ny, nx) = self.grid.blocks, self.grid.shape
+        blocks = blocks.reshape(rows, columns, 4, ny, nx)
+        return blocks.transpose(2, 0, 3, 1, 4).reshape(4, self.p.ny, self.p.nx)
+
+
+# The command -------------------------------------------------------------------------------------
+
+
+def parse(argv=None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--days", type=float, help="simulated time (default: 8)")
+    parser.add_argument("--size", type=int, nargs=2, metavar=("NX", "NY"), help="cells, 360 x 180")
+    parser.add_argument("--benchmark", action="store_true", help="only print the time it takes")
+    parser.add_argument("--steps", type=int, help="steps of a benchmark (default: 100)")
+    parser.add_argument("--save-animation", type=Path, metavar="PATH", help="GIF, or MP4 (ffmpeg)")
+    parser.add_argument("--save-figure", type=Path, metavar="PATH", help="the last state, as a PNG")
+    parser.add_argument("--save-state", type=Path, metavar="PATH", help="the last state, as a .npz")
+    parser.add_argument("--frame-hours", type=float, default=2.0, help="simulated time of a frame")
+    args = parser.parse_args(argv)
+    if args.steps is not None and not args.benchmark:
+        parser.error("--steps is for --benchmark; use --days")
+    args.size = args.size or ([3600, 1800] if args.benchmark else [360, 180])
+    return args
+
+
+def even(number: float) -> int:
+    return max(2, 2 * round(number / 2))
+
+
+def benchmark(model: Model, steps: int):
+    """The best of three runs after a warm-up."""
+    state = model.initial_state()
+    jax.block_until_ready(model.advance(state, 2))
+    times = []
+    for _ in range(3):
+        model.comm.Barrier()
+        begin = time.perf_counter()
+        jax.block_until_ready(model.advance(state, steps))
+        model.comm.Barrier()
+        times.append(time.perf_counter() - begin)
+    report(model, steps, min(times))
+
+
+def report(model: Model, steps: int, wall: float):
+    if model.comm.rank == 0:
+        p, (rows, columns), ranks = model.p, model.grid.blocks, model.comm.size
+        print(
+            f"{p.nx} x {p.ny} cells on {ranks} ranks ({columns} x {rows}), {steps} steps: "
+            f"wall time {wall:.2f} s, {steps / wall:.1f} steps per second",
+            flush=True,
+        )
+
+
+def simulate(model: Model, days: float, frame_hours: float, keep_frames: bool):
+    """Run the model; return the fields at the end and frames (time, vorticity), on rank 0."""
+    p, root = model.p, model.comm.rank == 0
+    total = even(days * DAY / p.dt)
+    per_frame = min(total, even(frame_hours * HOUR / p.dt))
+    state = model.initial_state()
+    jax.block_until_ready(model.advance(state, 2))  # compiles
+    frames = []
+
+    def look(steps):
+        fields = model.snapshot(state)
+        if root and keep_frames:
+            thin = max(1, p.nx // 720)
+            frames.append((steps * p.dt, np.asarray(fields[3, ::thin, ::thin])))
+        return fields
+
+    done, wall = 0, 0.0
+    with progress_bar(days, enabled=root) as bar:
+        look(done)
+        while done < total:
+            steps = min(per_frame, total - done)
+            begin = time.perf_counter()
+            state = jax.block_until_ready(model.advance(state, steps))
+            wall += time.perf_counter() - begin
+            done += steps
+            fields = look(done)
+            bar.update(steps * p.dt / DAY)
+    report(model, done, wall)
+    return done * p.dt, fields, frames
+
+
+def progress_bar(days: float, enabled: bool):
+    from tqdm import tqdm
+
+    form = "{l_bar}{bar}| {n:.1f}/{total:.1f} days [{elapsed}<{remaining}]"
+    return tqdm(total=days, bar_format=form, disable=not enabled)
+
+
+class Picture:
+    """Relative vorticity, in colours that stay the same for all times."""
+
+    def __init__(self, p: Parameters):
+        import matplotlib
+
+        matplotlib.use("Agg")
+        import matplotlib.pyplot as plt
+
+        self.figure, axes = plt.subplots(figsize=(9, 4.4), dpi=100, layout="constrained")
+        kilometres = [0, p.width / 1e3, -p.height / 2e3, p.height / 2e3]
+        limit = 0.7 * p.jet_speed / p.jet_width / p.coriolis
+        self.image = axes.imshow(
+            np.zeros((2, 2)),
+            cmap="RdBu_r",
+            vmin=-limit,
+            vmax=limit,
+            extent=kilometres,
+            origin="lower",
+            interpolation="bilinear",
+        )
+        self.title = axes.set_title("")
+        axes.set(xlabel="x (km)", ylabel="y (km)")
+        self.figure.colorbar(self.image, label="relative vorticity / f", aspect=28, pad=0.01)
+        self.scale = 1 / p.coriolis
+        self.figure.draw_without_rendering()
+        self.figure.set_layout_engine("none")  # the same for all frames, and fast
+
+    def show(self, seconds: float, vorticity: np.ndarray):
+        self.image.set_data(vorticity * self.scale)
+        self.title.set_text(f"Shallow-water jet, day {seconds / DAY:.1f}")
+
+    def save(self, path: Path):
+        self.figure.savefig(path, dpi=150)
+
+    def animate(self, path: Path, frames) -> Path:
+        from matplotlib.animation import FFMpegWriter, PillowWriter
+
+        if path.suffix != ".gif" and shutil.which("ffmpeg") is None:
+            print(f"no ffmpeg for {path.name}: writing a GIF")
+            path = path.with_suffix(".gif")
+        writer = (PillowWriter if path.suffix == ".gif" else FFMpegWriter)(fps=15)
+        with writer.saving(self.figure, path, dpi=100):
+            for seconds, vorticity in frames:
+                self.show(seconds, vorticity)
+                writer.grab_frame()
+        return path
+
+
+def main():
+    args = parse()
+    model = Model(Parameters(*args.size), MPI.COMM_WORLD)
+    if args.benchmark:
+        steps = args.steps or (args.days * DAY / model.p.dt if args.days else 100)
+        return benchmark(model, even(steps))
+
+    seconds, fields, frames = simulate(
+        model, args.days or 8.0, args.frame_hours, keep_frames=args.save_animation is not None
+    )
+    if model.comm.rank != 0:
+        return None
+    u, v, h, vorticity = np.asarray(fields)
+    if not np.isfinite(h).all():
+        raise SystemExit("the model has become unstable")
+    for path in (args.save_state, args.save_figure, args.save_animation):
+        if path:
+            path.parent.mkdir(parents=True, exist_ok=True)
+    if args.save_state:
+        np.savez(args.save_state, u=u, v=v, h=h, vorticity=vorticity, seconds=seconds)
+    if args.save_figure:
+        picture = Picture(model.p)
+        picture.show(seconds, vorticity)
+        picture.save(args.save_figure)
+        print("wrote", args.save_figure)
+    if args.save_animation:
+        print("wrote", Picture(model.p).animate(args.save_animation, frames))
+
+
+if __name__ == "__main__":
+    main()

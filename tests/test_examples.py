@@ -1,0 +1,120 @@
+"""Every example, run as users run it: a job of its own."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
+SHALLOW_WATER = EXAMPLES / "shallow_water.py"
+
+# The jobs have ranks of their own; one rank of pytest starts them.
+pytestmark = [pytest.mark.ranks(1), pytest.mark.time_limit(300)]
+
+
+@pytest.fixture
+def example(mpirun):
+    """example(ranks, script, *arguments): what it prints, if it ends well."""
+
+    def run(ranks, script, *arguments):
+        job = mpirun(ranks, EXAMPLES / script, *arguments, time_limit=240)
+        assert job.returncode == 0, job.stdout + job.stderr
+        return job.stdout
+
+    return run
+
+
+def test_all_examples_are_tested():
+    here = Path(__file__).read_text()
+    assert [p.name for p in EXAMPLES.glob("*.py") if p.name not in here] == []
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_global_sum(example, ranks):
+    printed = example(ranks, "global_sum.py")
+    total = float(sum(range(ranks)))
+    expected = [f"rank {r}: {np.full(3, total)}" for r in range(ranks)]
+    assert sorted(printed.splitlines()) == expected
+
+
+@pytest.mark.parametrize("order", [[], ["--reverse"]], ids=["forward", "reverse"])
+def test_send_recv(example, order):
+    assert sorted(example(2, "send_recv.py", *order).splitlines()) == [
+        "rank 0 received [10. 11. 12.]",
+        "rank 1 received [0. 1. 2.]",
+    ]
+
+
+def test_send_recv_needs_two_ranks(mpirun):
+    job = mpirun(1, EXAMPLES / "send_recv.py")
+    assert job.returncode != 0
+    assert "two ranks" in job.stderr
+
+
+def shallow_water(example, ranks, path, days="0.5"):
+    size = ["--size", "48", "24"]
+    example(ranks, "shallow_water.py", *size, "--days", days, "--save-state", path)
+    with np.load(path) as file:
+        return dict(file)
+
+
+@pytest.fixture(scope="module")
+def on_one_rank():
+    return {}
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_shallow_water_does_not_depend_on_the_ranks(example, tmp_path, on_one_rank, ranks):
+    if not on_one_rank:
+        on_one_rank.update(shallow_water(example, 1, tmp_path / "one.npz"))
+    several = shallow_water(example, ranks, tmp_path / "several.npz")
+    assert several.keys() == on_one_rank.keys() == {"u", "v", "h", "vorticity", "seconds"}
+    for name, field in on_one_rank.items():
+        np.testing.assert_allclose(
+            several[name], field, rtol=1e-5, atol=1e-5 * np.abs(field).max(), err_msg=name
+        )
+
+
+def test_shallow_water_is_in_balance_and_conserves_mass(example, tmp_path):
+    early = shallow_water(example, 1, tmp_path / "early.npz", days="0.01")
+    late = shallow_water(example, 1, tmp_path / "late.npz", days="1")
+    assert early["h"].shape == (24, 48)
+    assert abs(late["h"].mean() - early["h"].mean()) < 1e-3
+    assert late["v"][-1].any() == False  # noqa: E712  the northern wall
+    # The jet has hardly changed yet, and the bump has left a trace.
+    assert np.abs(late["u"] - early["u"]).max() < 0.1 * early["u"].max()
+    assert 1e-4 < np.abs(late["v"]).max() < 0.1 * early["u"].max()
+
+
+def test_shallow_water_writes_pictures(example, tmp_path):
+    image = pytest.importorskip("PIL.Image")
+    pytest.importorskip("matplotlib")
+    printed = example(
+        2,
+        "shallow_water.py",
+        *("--size", "48", "24", "--days", "0.5", "--frame-hours", "3"),
+        *("--save-figure", tmp_path / "last.png", "--save-animation", tmp_path / "all.gif"),
+    )
+    assert "steps per second" in printed
+    with image.open(tmp_path / "last.png") as picture:
+        assert picture.format == "PNG"
+        assert len(np.unique(picture.convert("RGB"))) > 50
+        picture.load()
+    with image.open(tmp_path / "all.gif") as film:
+        assert film.format == "GIF"
+        assert film.n_frames == 5
+        film.seek(4)
+        film.load()
+
+
+def test_shallow_water_benchmark(example):
+    printed = example(2, "shallow_water.py", "--benchmark", "--size", "48", "24", "--steps", "20")
+    (line,) = printed.splitlines()
+    assert line.startswith("48 x 24 cells on 2 ranks (1 x 2), 20 steps: wall time ")
+    assert line.endswith(" steps per second")
+
+
+def test_shallow_water_refuses_what_it_cannot_cut(mpirun):
+    job = mpirun(2, SHALLOW_WATER, "--size", "9", "9", "--days", "0.01")
+    assert job.returncode != 0
+    assert "cannot cut 9 x 9 cells into 2 equal blocks" in job.stderr
