@@ -1,6 +1,6 @@
 //! The state of this process as JSON, for `python -m mpi4jax.report`.
 
-use std::fmt::Write;
+use std::fmt::{self, Write};
 
 use super::clock::Epoch;
 use super::recorder::{self, Group, Record};
@@ -11,6 +11,12 @@ pub struct Frame {
     pub file: String,
     pub line: u32,
     pub function: String,
+}
+
+impl fmt::Display for Frame {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{} in {}", self.file, self.line, self.function)
+    }
 }
 
 /// What a dump says besides what the recorder knows.

@@ -2,8 +2,9 @@
 
 use std::mem::MaybeUninit;
 
-use mpi::ffi::{self, MPI_Comm};
+use mpi::ffi::{self, MPI_Comm, MPI_Status};
 
+use crate::ops::Comm;
 use crate::transport::handle;
 
 /// The ranks in `MPI_COMM_WORLD` of a communicator's members: local, not collective.
@@ -31,19 +32,40 @@ pub unsafe fn world_ranks(comm: usize, size: i32) -> Box<[i32]> {
     world.into()
 }
 
-/// Whether this thread may call MPI while another one does.
-pub fn any_thread_may_call() -> bool {
-    let (mut initialized, mut finalized, mut level) = (0, 0, 0);
-    // SAFETY: may be called at any time, the last between MPI_Init and MPI_Finalize.
+/// Source and tag of a message that has arrived on a communicator, and that nobody has received.
+pub fn unreceived(comm: &Comm) -> Option<(i32, i32)> {
+    if comm.is_freed() || !is_running() {
+        return None;
+    }
+    let mut status = MaybeUninit::<MPI_Status>::zeroed();
+    let mut found = 0;
+    // SAFETY: a registered communicator, which is not freed, between MPI_Init and MPI_Finalize; the status
+    // is written where a message is found.
+    unsafe {
+        let (source, tag) = (ffi::RSMPI_ANY_SOURCE, ffi::RSMPI_ANY_TAG);
+        let code = ffi::MPI_Iprobe(source, tag, handle(comm.handle), &mut found, status.as_mut_ptr());
+        let status = status.assume_init();
+        (code == 0 && found != 0).then_some((status.MPI_SOURCE, status.MPI_TAG))
+    }
+}
+
+/// Whether MPI is between its initialisation and its end.
+fn is_running() -> bool {
+    let (mut initialized, mut finalized) = (0, 0);
+    // SAFETY: may be called at any time.
     unsafe {
         ffi::MPI_Initialized(&mut initialized);
         ffi::MPI_Finalized(&mut finalized);
-        if initialized == 0 || finalized != 0 {
-            return false;
-        }
-        ffi::MPI_Query_thread(&mut level);
-        level >= ffi::RSMPI_THREAD_MULTIPLE
     }
+    initialized != 0 && finalized == 0
+}
+
+/// Whether this thread may call MPI while another one does.
+pub fn any_thread_may_call() -> bool {
+    let mut level = 0;
+    // SAFETY: between MPI_Init and MPI_Finalize.
+    is_running()
+        && unsafe { ffi::MPI_Query_thread(&mut level) == 0 && level >= ffi::RSMPI_THREAD_MULTIPLE }
 }
 
 /// Ends the job through MPI, if MPI can be asked from here.

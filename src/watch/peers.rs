@@ -174,6 +174,11 @@ impl Peers {
         self.write(&self.file(self.rank, "state"), &line)
     }
 
+    /// Whether this rank has left a dump.
+    pub fn has_dump(&self) -> bool {
+        self.file(self.rank, "json").exists()
+    }
+
     pub fn answer_of(&self, rank: i32, word: &str) -> Option<Answer> {
         let text = self.read(&self.file(rank, "state"))?;
         let mut lines = text.lines();

@@ -104,9 +104,16 @@ pub fn start(settings: Settings) -> bool {
 /// Tells the other ranks that this one has done its last operation.
 pub fn finish() {
     FINISHED.store(true, Ordering::Relaxed);
-    if let Some(watchdog) = WATCHDOG.get() {
-        watchdog.peers.finish();
+    let Some(watchdog) = WATCHDOG.get() else { return };
+    for group in recorder::groups() {
+        if let Some((source, tag)) = mpi::unreceived(group.comm) {
+            print(&format!(
+                "r{} | mpi4jax: warning: a message from {source}, tag {tag}, on {} was never received\n",
+                watchdog.settings.rank, group.comm.key
+            ));
+        }
     }
+    watchdog.peers.finish();
 }
 
 /// The report that `SIGUSR1` prints, for tests and for the curious.
@@ -116,6 +123,9 @@ pub fn report() -> Option<String> {
 
 /// Ends the job with this status unless the process has ended by itself after so many seconds.
 pub fn abort_after(seconds: f64, code: i32) {
+    if let Some(watchdog) = WATCHDOG.get() {
+        watchdog.clean();
+    }
     std::thread::spawn(move || {
         std::thread::sleep(Duration::from_secs_f64(seconds));
         end_job(code);
@@ -132,10 +142,8 @@ fn end_job(code: i32) -> ! {
     });
     // Launchers lose lines that are written just before the end.
     std::thread::sleep(Duration::from_millis(200));
-    if let Some(watchdog) = WATCHDOG.get()
-        && !watchdog.peers.directory.join(format!("rank{}.json", watchdog.peers.rank)).exists()
-    {
-        watchdog.peers.clean();
+    if let Some(watchdog) = WATCHDOG.get() {
+        watchdog.clean();
     }
     mpi::abort(code);
     // SAFETY: ends the process.
@@ -152,6 +160,15 @@ fn print(text: &str) {
 fn is_debugged() -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     status.lines().any(|line| line.strip_prefix("TracerPid:").is_some_and(|pid| pid.trim() != "0"))
+}
+
+/// "1.2 s", "3.4 ms", "5.6 us"
+fn time(seconds: f64) -> String {
+    match seconds {
+        1e-1.. => format!("{seconds:.1} s"),
+        1e-3.. => format!("{:.1} ms", 1e3 * seconds),
+        _ => format!("{:.1} us", 1e6 * seconds),
+    }
 }
 
 /// "ranks 0-2, 5"
@@ -230,6 +247,13 @@ impl Watchdog {
         }
     }
 
+    /// Removes the job's files when the job is about to be ended, unless they are needed to find out why.
+    fn clean(&self) {
+        if !self.peers.has_dump() {
+            self.peers.clean();
+        }
+    }
+
     /// Waits for the next look; whether a signal came.
     fn sleep(&self, tick: Duration) -> bool {
         let mut poll = libc::pollfd { fd: self.wake, events: libc::POLLIN, revents: 0 };
@@ -285,7 +309,7 @@ impl Watchdog {
             Ok(()) => {
                 let mut report = self.report(&headline, reason);
                 report += if self.settings.abort {
-                    "  the job is aborted (MPI4JAX_ON_TIMEOUT=continue goes on, MPI4JAX_TIMEOUT sets the time)\n"
+                    "  the job is aborted (MPI4JAX_ON_TIMEOUT=continue: it goes on; MPI4JAX_TIMEOUT sets the time)\n"
                 } else {
                     "  the job goes on (MPI4JAX_ON_TIMEOUT=continue)\n"
                 };
@@ -318,18 +342,26 @@ impl Watchdog {
         if file < 0 || FINISHED.load(Ordering::Relaxed) {
             return Vec::new();
         }
-        let mut text = vec![0u8; 1 << 16];
-        // SAFETY: the file is ours; the signal is handled by this thread, before `raise` returns.
-        let length = unsafe {
-            libc::ftruncate(file, 0);
-            libc::lseek(file, 0, libc::SEEK_SET);
-            LOOKING.store(true, Ordering::Relaxed);
-            libc::raise(libc::SIGUSR1);
-            LOOKING.store(false, Ordering::Relaxed);
-            libc::pread(file, text.as_mut_ptr().cast(), text.len(), 0)
-        };
-        text.truncate(usize::try_from(length).unwrap_or(0));
-        dump::python_frames(&String::from_utf8_lossy(&text))
+        // Python's handler steps aside for a moment while another thread handles a signal.
+        for _ in 0..3 {
+            let mut text = vec![0u8; 1 << 16];
+            // SAFETY: the file is ours; the signal is handled by this thread, before `raise` returns.
+            let length = unsafe {
+                libc::ftruncate(file, 0);
+                libc::lseek(file, 0, libc::SEEK_SET);
+                LOOKING.store(true, Ordering::Relaxed);
+                libc::raise(libc::SIGUSR1);
+                LOOKING.store(false, Ordering::Relaxed);
+                libc::pread(file, text.as_mut_ptr().cast(), text.len(), 0)
+            };
+            text.truncate(usize::try_from(length).unwrap_or(0));
+            let frames = dump::python_frames(&String::from_utf8_lossy(&text));
+            if !frames.is_empty() {
+                return frames;
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        Vec::new()
     }
 
     /// What this rank is doing.
@@ -340,6 +372,12 @@ impl Watchdog {
             let mut state = format!("in {first}");
             for other in &running[1..] {
                 state += &format!("; and in {other}");
+            }
+            // An operation outside of compiled functions has no line of its own.
+            if first.what.location.is_empty()
+                && let Some(frame) = dump::user_frame(python)
+            {
+                state += &format!("; Python is at {frame}");
             }
             return Answer { seconds: first.seconds(&epoch), state };
         }
@@ -354,7 +392,7 @@ impl Watchdog {
             None => state += ", and was in none before",
         }
         if let Some(frame) = dump::user_frame(python) {
-            state += &format!("; Python is at {}:{} in {}", frame.file, frame.line, frame.function);
+            state += &format!("; Python is at {frame}");
         }
         Answer { seconds: last.map_or(0.0, |record| epoch.seconds_since(record.ended)), state }
     }
@@ -403,11 +441,12 @@ impl Watchdog {
         for record in &records[records.len().saturating_sub(8)..] {
             let seconds = record.seconds(&epoch);
             text += &match record.state {
-                State::Started => format!("    {record}: for {seconds:.1} s\n"),
-                State::Failed => format!("    {record}: failed after {seconds:.2e} s\n"),
+                State::Started => format!("    {record}: for {}\n", time(seconds)),
+                State::Failed => format!("    {record}: failed after {}\n", time(seconds)),
                 State::Done => format!(
-                    "    {record}: took {seconds:.2e} s, ended {:.1} s ago\n",
-                    epoch.seconds_since(record.ended)
+                    "    {record}: took {}, ended {} ago\n",
+                    time(seconds),
+                    time(epoch.seconds_since(record.ended))
                 ),
             };
         }
