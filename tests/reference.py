@@ -4,12 +4,14 @@ A *case* is one way to call one op. ``case.run(api, x)`` calls it on this rank's
 ``case.expected(xs)`` is this rank's result, computed from the operands of all ranks.
 """
 
+import contextlib
 import functools
 from dataclasses import dataclass
 from types import SimpleNamespace
 
 import jax
 import jax.experimental
+import jax.monitoring
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
@@ -253,3 +255,19 @@ def supported_dtypes():
         # JAX has the names of the 1-bit integers, but XLA refuses the simplest program with them.
         if hasattr(jnp, name if name != "bool" else "bool_") and name not in ("int1", "uint1"):
             yield name
+
+
+# ---- Compilations
+
+_compilations = []
+jax.monitoring.register_event_duration_secs_listener(
+    lambda event, *_, **__: event.endswith("backend_compile_duration") and _compilations.append(1)
+)
+
+
+@contextlib.contextmanager
+def compilations():
+    """A list that has one element, when the block is left, for each program XLA compiled in it."""
+    before, found = len(_compilations), []
+    yield found
+    found += _compilations[before:]

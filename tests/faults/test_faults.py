@@ -1,0 +1,60 @@
+"""Every fault of the table ends as it says, in time, and leaves no process behind."""
+
+import contextlib
+import re
+import time
+import uuid
+from pathlib import Path
+
+import pytest
+
+from .table import FAULTS, PRELUDE, TIMEOUT
+
+MARK = "MPI4JAX_FAULT"
+
+
+def left_over(mark):
+    """The processes that still run of the job with this mark in its environment."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            zombie = ") Z " in (process / "stat").read_text()
+            if not zombie and f"{MARK}={mark}".encode() in (process / "environ").read_bytes():
+                found.append((process / "cmdline").read_text().replace("\0", " "))
+    return found
+
+
+@pytest.mark.ranks(1)
+@pytest.mark.parametrize("name", FAULTS)
+def test_fault(name, mpirun, tmp_path):
+    fault = FAULTS[name]
+    program = tmp_path / "fault.py"
+    program.write_text(PRELUDE + fault.program + "\n")
+    mark = uuid.uuid4().hex
+    env = {
+        "JAX_PLATFORMS": "cpu",
+        "MPI4JAX_TIMEOUT": str(TIMEOUT),
+        "MPI4JAX_DUMP_DIR": str(tmp_path),
+        MARK: mark,
+        **fault.env,
+    }
+    result = mpirun(fault.ranks, program, time_limit=fault.time_limit, env=env)
+    output = result.stdout + result.stderr
+    assert result.returncode is not None, f"not ended after {fault.time_limit} s:\n{output}"
+    if fault.status is None:
+        assert result.returncode != 0, output
+    else:
+        assert result.returncode == fault.status, output
+    for pattern in fault.says:
+        assert re.search(pattern, output), f"{pattern!r} not found in:\n{output}"
+    for pattern in fault.silent:
+        assert not re.search(pattern, output), f"{pattern!r} found in:\n{output}"
+
+    deadline = time.monotonic() + 5
+    while left_over(mark) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not left_over(mark)
+
+
+def test_the_table_is_long_enough():
+    assert len(FAULTS) >= 30
