@@ -79,11 +79,11 @@ def test_shallow_water_is_in_balance_and_conserves_mass(example, tmp_path):
     early = shallow_water(example, 1, tmp_path / "early.npz", days="0.01")
     late = shallow_water(example, 1, tmp_path / "late.npz", days="1")
     assert early["h"].shape == (24, 48)
-    assert abs(late["h"].mean() - early["h"].mean()) < 1e-3
-    assert late["v"][-1].any() == False  # noqa: E712  the northern wall
-    # The jet has hardly changed yet, and the bump has left a trace.
-    assert np.abs(late["u"] - early["u"]).max() < 0.1 * early["u"].max()
-    assert 1e-4 < np.abs(late["v"]).max() < 0.1 * early["u"].max()
+    assert abs(late["h"].mean() - early["h"].mean()) < 1e-5
+    assert not late["v"][-1].any(), "the northern wall"
+    # Friction slows the jet; nothing but the bump drives a flow across it.
+    assert np.abs(late["u"] - early["u"]).max() < 0.2 * early["u"].max()
+    assert 1e-4 * early["u"].max() < np.abs(late["v"]).max() < 1e-2 * early["u"].max()
 
 
 def test_shallow_water_writes_pictures(example, tmp_path):
