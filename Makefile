@@ -6,14 +6,15 @@ BIN := .venv/bin
 SOURCES := $(shell find src -type f) $(wildcard Cargo.* build.rs setup.py pyproject.toml build_support/*)
 CARGO := eval "$$($(BIN)/python build_support/toolchain.py environment)" && cargo
 
-.PHONY: help demo build test test-quick test-rust lint format bench docs clean
+.PHONY: help demo build test test-quick test-rust lint lint-rust lint-python format bench docs clean
 
 help: ## what can be made
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
 
 demo: build ## the shallow-water model on 2 ranks: film, picture and speed, in demo/
 	@mkdir -p demo
-	$(BIN)/python tools/mpirun.py -n 2 --time-limit 900 examples/shallow_water.py
+	$(BIN)/python tools/mpirun.py -n 2 examples/shallow_water.py \
+	    --save-figure demo/shallow_water.png --save-animation demo/shallow_water.gif
 
 build: .venv/built ## .venv with mpi4jax installed, and an MPI if the machine has none
 
@@ -26,9 +27,13 @@ test-quick: .venv/tools ## the Python tests on 2 ranks in .venv
 test-rust: .venv/tools
 	$(CARGO) test --no-default-features
 
-lint: .venv/tools ## formatting, clippy, ruff, mypy, stubtest
+lint: lint-rust lint-python ## formatting, clippy, ruff, mypy, stubtest
+
+lint-rust: .venv/tools
 	cargo fmt --check
 	$(CARGO) clippy --all-targets -- -D warnings
+
+lint-python: .venv/tools
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy

@@ -59,5 +59,6 @@ setup(
             quiet=True,  # what went wrong, rather than every command of cargo
         )
     ],
+    options={"bdist_wheel": {"py_limited_api": "cp311"}},
     cmdclass={"build_py": BuildPy, "build_rust": BuildRust},
 )

@@ -56,11 +56,14 @@ class Results:
 
     def report(self) -> None:
         """Names of what was skipped and what failed; the counts alone on the last line."""
-        skipped: dict[tuple[str, str], list[str]] = {}
+        skipped: dict[tuple[str, str], list[tuple[str, str]]] = {}
         for run, test, reason in self.skipped:
-            skipped.setdefault((test, re.sub(r", here n=\d+$", "", reason)), []).append(run)
-        for (test, reason), runs in skipped.items():
-            print(f"skipped: {test} ({reason}) in {'; '.join(runs)}")
+            reason = re.sub(r", here n=\d+$", "", reason)
+            skipped.setdefault((test.partition("[")[0], reason), []).append((run, test))
+        for (function, reason), places in skipped.items():
+            runs, cases = dict.fromkeys(run for run, _ in places), {test for _, test in places}
+            name = cases.pop() if len(cases) == 1 else f"{function} ({len(cases)} cases)"
+            print(f"skipped: {name}: {reason}: in {'; '.join(runs)}")
         for run, test in self.failed:
             print(f"FAILED: {test} in {run}")
         print(self.counts(), flush=True)
