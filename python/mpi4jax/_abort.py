@@ -30,7 +30,11 @@ _exit_code = 0
 
 
 def _interactive() -> bool:
-    return hasattr(sys, "ps1") or bool(sys.flags.interactive) or "IPython.core.interactiveshell" in sys.modules
+    return (
+        hasattr(sys, "ps1")
+        or bool(sys.flags.interactive)
+        or "IPython.core.interactiveshell" in sys.modules
+    )
 
 
 def _flush() -> None:
@@ -69,7 +73,9 @@ def _on_thread_exception(args: threading.ExceptHookArgs) -> None:
     ends = args.exc_type is not SystemExit and args.thread is not None and not args.thread.daemon
     ends_job = ends and not _interactive()
     if ends_job:
-        _say("an uncaught exception in a thread of this rank ends the job (MPI4JAX_ABORT=0: it does not)")
+        _say(
+            "an uncaught exception in a thread of this rank ends the job (MPI4JAX_ABORT=0: it does not)"
+        )
     _previous_thread_hook(args)
     if ends_job:
         _abort(1)
@@ -102,7 +108,9 @@ def _quit(self: Any, code: Any = None) -> NoReturn:
 
 def _at_exit() -> None:
     if _exit_code and not _interactive():
-        _say(f"exit with status {_exit_code} on this rank ends the job (MPI4JAX_ABORT=0: it does not)")
+        _say(
+            f"exit with status {_exit_code} on this rank ends the job (MPI4JAX_ABORT=0: it does not)"
+        )
         _flush()
         # Ranks that end by themselves at the same time lose nothing of what they print.
         _native.abort_after(_EXIT_GRACE, _exit_code & 0xFF or 1)

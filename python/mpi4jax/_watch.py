@@ -86,7 +86,9 @@ def directory() -> Path:
 def trace_file(name: str, rank: int) -> Path:
     """The timeline's file of a rank."""
     path = Path(name.replace("{rank}", str(rank)))
-    return path if "{rank}" in name else path.with_name(f"{path.stem}.{rank}{path.suffix or '.json'}")
+    return (
+        path if "{rank}" in name else path.with_name(f"{path.stem}.{rank}{path.suffix or '.json'}")
+    )
 
 
 def _watch_stacks(file: IO[bytes]) -> None:

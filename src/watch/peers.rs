@@ -55,7 +55,8 @@ pub enum Status {
     Unknown,
 }
 
-fn host() -> String {
+/// The name of this machine.
+pub fn host() -> String {
     let mut name = [0u8; 256];
     // SAFETY: the buffer has the length that is given, and one byte more than is written.
     unsafe { libc::gethostname(name.as_mut_ptr().cast(), name.len() - 1) };

@@ -10,6 +10,7 @@ use std::sync::{Mutex, PoisonError};
 
 use super::clock::Epoch;
 use super::dump;
+use super::peers;
 use super::recorder::{self, Record, Running};
 
 struct Trace {
@@ -35,7 +36,9 @@ pub fn start(path: &Path, rank: i32) -> io::Result<()> {
     // The array need not be closed: a job that is aborted leaves a file that viewers accept.
     writeln!(
         file,
-        "[{{\"ph\": \"M\", \"name\": \"process_name\", \"pid\": {rank}, \"args\": {{\"name\": \"rank {rank}\"}}}}"
+        "[{{\"ph\": \"M\", \"name\": \"process_name\", \"pid\": {rank}, \
+         \"args\": {{\"name\": \"rank {rank}\", \"host\": {}}}}}",
+        dump::quoted(&peers::host())
     )?;
     file.flush()?;
     *TRACE.lock().unwrap_or_else(PoisonError::into_inner) = Some(Trace { file, rank, records: Vec::new() });

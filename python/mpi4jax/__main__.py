@@ -1,0 +1,233 @@
+"""Is this installation in order? ``python -m mpi4jax``, alone and under mpiexec.
+
+Prints what was found, tests every op, measures, and says what to do where something is off. The
+exit status is 0 if nothing is.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from mpi4py import MPI
+
+import mpi4jax
+from mpi4jax import _native, _watch
+from mpi4jax import notoken as nt
+from mpi4jax._spec import SPECS
+
+comm = MPI.COMM_WORLD
+rank, size = comm.rank, comm.size
+
+# What launchers tell a rank about how many there are.
+SIZE_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS")
+MEASURED_BYTES = (4, 1 << 10, 1 << 16, 1 << 20, 1 << 24)
+
+
+def say(*words: Any) -> None:
+    if rank == 0:
+        print(*words, flush=True)
+
+
+def version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def shared_library(*names: str) -> str:
+    """The first of the libraries that can be found, without loading it."""
+    with open("/proc/self/maps") if os.path.exists("/proc/self/maps") else open(os.devnull) as maps:
+        loaded = maps.read()
+    for name in names:
+        if f"/{name}" in loaded:
+            return f"{name} (loaded)"
+    import ctypes.util
+
+    for name in names:
+        if found := ctypes.util.find_library(name.removeprefix("lib").partition(".so")[0]):
+            return found
+    return "not found"
+
+
+def describe(advice: list[str]) -> None:
+    """What there is, and what is wrong with it."""
+    info = _native.mpi_info()
+    built_for = f"{info['vendor']} {info['version']}"
+    say(f"mpi4jax      {mpi4jax.__version__}, built for {built_for}")
+    say(f"Python       {platform.python_version()}, {platform.platform()}")
+    for package in ("jax", "jaxlib", "numpy", "mpi4py"):
+        say(f"{package:12} {version(package)}")
+    say(f"MPI          {info['library_version'].splitlines()[0]}")
+    say(f"threads      {info['thread_level']}")
+    say(f"CUDA-aware   {'yes' if mpi4jax.has_cuda_support() else 'no'}")
+    say(f"NCCL         {shared_library('libnccl.so.2')}")
+    say(f"UCX          {shared_library('libucp.so.0')}")
+    chosen = os.environ.get("MPI4JAX_TRANSPORT")
+    why = "MPI4JAX_TRANSPORT" if chosen else "the default; MPI4JAX_TRANSPORT is not set"
+    say(f"transport    {chosen or 'mpi'} ({why})")
+    say(f"devices      {', '.join(str(d) for d in jax.local_devices())}")
+    hosts = comm.gather(platform.node())
+    if hosts is not None:
+        names = {host: hosts.count(host) for host in hosts}
+        say(f"ranks        {size} on {', '.join(f'{h} ({n})' for h, n in names.items())}")
+    limit = _watch.timeout()
+    say(f"time-out     {f'{limit:g} s' if limit else 'none'}, dumps in {_watch.directory()}")
+
+    told = max((int(os.environ.get(name, "0") or 0) for name in SIZE_VARIABLES), default=0)
+    if size == 1 and told > 1:
+        advice.append(
+            f"the launcher has started {told} ranks, but each is alone: mpiexec belongs to another MPI "
+            f"than {built_for}; use the mpiexec of that MPI (with the PyPI packages, the one beside "
+            "python), or reinstall mpi4jax for the other one"
+        )
+    if info["thread_level"] != "multiple":
+        advice.append(
+            f"MPI grants thread level '{info['thread_level']}': mpi4py calls beside running ops are not "
+            "safe; do not set mpi4py.rc.thread_level, or use an MPI with MPI_THREAD_MULTIPLE"
+        )
+    cores = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
+    here = comm.Split_type(MPI.COMM_TYPE_SHARED)
+    if here.size > cores:
+        advice.append(
+            f"note: {here.size} ranks share {cores} cores of {platform.node()}; they are slow while they wait"
+        )
+    here.Free()
+
+
+def _expected(x: np.ndarray[Any, Any], all_x: np.ndarray[Any, Any]) -> dict[str, Any]:
+    """Per op: its call, and what it must return. Block ``j`` of ``all_x`` is rank ``j``'s ``x``."""
+    last, left, right = size - 1, (rank - 1) % size, (rank + 1) % size
+    blocks = np.stack([x + 10 * j for j in range(size)])
+    of_all = np.stack([all_x + 10 * j for j in range(size)])  # [to, from]
+
+    def message() -> Any:
+        if size == 1:
+            return nt.sendrecv(x, x, 0, 0)
+        if rank == 0:
+            nt.send(x, 1)
+            return nt.recv(x, last)
+        y = nt.recv(x, rank - 1)
+        nt.send(x, right)
+        return y
+
+    return {
+        "allgather": (lambda: nt.allgather(x), all_x),
+        "allreduce": (lambda: nt.allreduce(x, MPI.SUM), all_x.sum(0)),
+        "alltoall": (lambda: nt.alltoall(blocks), of_all[rank]),
+        "barrier": (nt.barrier, None),
+        "bcast": (lambda: nt.bcast(x, last), all_x[last]),
+        "gather": (lambda: nt.gather(x, last), all_x if rank == last else x),
+        "recv": (message, all_x[left]),
+        "reduce": (lambda: nt.reduce(x, MPI.MAX, last), all_x.max(0) if rank == last else x),
+        "scan": (lambda: nt.scan(x, MPI.SUM), all_x[: rank + 1].sum(0)),
+        "scatter": (
+            lambda: nt.scatter(of_all[:, rank] if rank == last else x, last),
+            of_all[rank, last],
+        ),
+        "send": (message, all_x[left]),
+        "sendrecv": (lambda: nt.sendrecv(x, x, left, right), all_x[left]),
+    }
+
+
+def self_test(advice: list[str]) -> None:
+    """Every op, eager and compiled, for two types."""
+    failures = []
+    for dtype in (np.float32, np.int32):
+        all_x = np.arange(3 * size, dtype=dtype).reshape(size, 3)
+        ops = _expected(all_x[rank], all_x)
+        assert ops.keys() == SPECS.keys(), "every op of the table is tested"
+        for name, (call, expected) in ops.items():
+            for how, run in (("eager", call), ("compiled", mpi4jax.jit(call))):
+                y = run()
+                if expected is not None and not np.array_equal(y, expected.astype(dtype)):
+                    failures.append(
+                        f"{name} of {np.dtype(dtype).name}, {how}: {y}, expected {expected}"
+                    )
+    everyones = comm.allgather(failures)
+    for number, of_rank in enumerate(everyones):
+        advice.extend(f"rank {number}: {failure}" for failure in of_rank)
+    say(
+        f"self-test    {len(SPECS)} ops, eager and compiled: {'FAILED' if any(everyones) else 'passed'}"
+    )
+
+
+def _seconds(call: Callable[[], Any], repeat: int) -> float:
+    """The best of some rounds, on the slowest rank."""
+    best = float("inf")
+    call()
+    for _ in range(5):
+        comm.Barrier()
+        start = time.perf_counter()
+        for _ in range(repeat):
+            call()
+        best = min(best, (time.perf_counter() - start) / repeat)
+    return comm.allreduce(best, MPI.MAX)
+
+
+def measure() -> None:
+    """Time and bandwidth beside mpi4py's, which needs NumPy arrays."""
+    say(
+        f"\n{'bytes':>10} {'allreduce':>12} {'in a loop':>12} {'mpi4py':>12} {'sendrecv':>12} {'mpi4py':>12}"
+    )
+    left, right = (rank - 1) % size, (rank + 1) % size
+    fast = 0.0
+    for nbytes in MEASURED_BYTES:
+        n = nbytes // 4
+        x, a, b = jnp.ones(n, np.float32), np.ones(n, np.float32), np.ones(n, np.float32)
+        loops = 20 if nbytes < 1 << 20 else 4
+
+        def loop(x: Any, loops: int = loops) -> Any:
+            return jax.lax.fori_loop(0, loops, lambda i, x: nt.allreduce(x, MPI.MAX), x)
+
+        def shift(x: Any) -> Any:
+            return nt.sendrecv(x, x, left, right)
+
+        f, g, h = (
+            mpi4jax.jit(lambda x: nt.allreduce(x, MPI.MAX)),
+            mpi4jax.jit(loop),
+            mpi4jax.jit(shift),
+        )
+        repeat = 200 if nbytes < 1 << 16 else 5
+
+        def wait(call: Any, x: Any = x) -> Callable[[], Any]:
+            return lambda: call(x).block_until_ready()
+
+        times = (
+            _seconds(wait(f), repeat),
+            _seconds(wait(g), max(1, repeat // loops)) / loops,
+            _seconds(lambda a=a, b=b: comm.Allreduce(a, b, MPI.MAX), repeat),  # type: ignore[misc]
+            _seconds(wait(h), repeat),
+            _seconds(lambda a=a, b=b: comm.Sendrecv(a, right, 0, b, left), repeat),  # type: ignore[misc]
+        )
+        fast = max(fast, nbytes / times[3])
+        say(f"{nbytes:10} " + " ".join(f"{1e6 * t:9.2f} us" for t in times))
+    say(f"best sendrecv bandwidth: {fast / 1e9:.2f} GB/s")
+
+
+def main() -> int:
+    advice: list[str] = []
+    describe(advice)
+    self_test(advice)
+    measure()
+    problems = [words for words in advice if not words.startswith("note:")]
+    for words in advice:
+        say(f"\n{'' if words.startswith('note:') else 'PROBLEM: '}{words}")
+    if not problems:
+        say("\nall is well")
+    return int(bool(comm.allreduce(len(problems))))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,207 @@
+"""Merge the dumps that the ranks of a job have left, and say who diverged first.
+
+    python -m mpi4jax.report DIRECTORY
+
+The directory is named at the end of the watchdog's report, or is one (``MPI4JAX_DUMP_DIR``) that
+contains such directories; then the newest is taken. Nothing here needs MPI or JAX: the file may
+be copied and run by itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+Dump = dict[str, Any]
+Record = dict[str, Any]
+# A communicator as all its ranks know it: key and members' ranks in COMM_WORLD.
+Group = tuple[str, tuple[int, ...]]
+
+# What must be equal on all ranks, where the op has it.
+_COMPARED = ("op", "reduction", "dtype", "count")
+_ROOTED = ("bcast", "gather", "reduce", "scatter")
+
+
+def load(directory: Path) -> dict[int, Dump]:
+    """The dumps in a directory by rank; or those in its newest subdirectory that has any.
+
+    Raises:
+        FileNotFoundError: there are none.
+    """
+    folders = [directory, *sorted(directory.glob("mpi4jax-*"), key=lambda p: -p.stat().st_mtime)]
+    for folder in folders:
+        files = sorted(folder.glob("rank*.json"))
+        if files:
+            return {dump["rank"]: dump for dump in (json.loads(f.read_text()) for f in files)}
+    raise FileNotFoundError(f"there are no dumps (rank*.json) in {directory}")
+
+
+def rank_names(ranks: list[int]) -> str:
+    """``ranks 0-2, 5``"""
+    parts: list[list[int]] = []
+    for rank in sorted(ranks):
+        if parts and parts[-1][-1] == rank - 1:
+            parts[-1].append(rank)
+        else:
+            parts.append([rank])
+    names = (f"{p[0]}-{p[-1]}" if len(p) > 1 else str(p[0]) for p in parts)
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(names)}"
+
+
+def group_of(dump: Dump, record: Record) -> Group:
+    comm = dump["communicators"][record["comm"]]
+    return comm["key"], tuple(comm["world"])
+
+
+def _signature(record: Record) -> tuple[Any, ...]:
+    root = record["root"] if record["op"] in _ROOTED else None
+    return (*(record[name] for name in _COMPARED), root)
+
+
+def _collectives(dumps: dict[int, Dump]) -> dict[Group, dict[int, dict[int, Record]]]:
+    """Records of collectives by communicator, rank and number."""
+    found: dict[Group, dict[int, dict[int, Record]]] = {}
+    for rank, dump in dumps.items():
+        for comm in dump["communicators"]:
+            found.setdefault((comm["key"], tuple(comm["world"])), {}).setdefault(rank, {})
+        for record in dump["records"]:
+            if record["collective"]:
+                found[group_of(dump, record)][rank][record["sequence"]] = record
+    return found
+
+
+def _states(dumps: dict[int, Dump]) -> list[str]:
+    by_state: dict[str, list[int]] = {}
+    for rank, dump in sorted(dumps.items()):
+        by_state.setdefault(dump["state"], []).append(rank)
+    lines = [
+        f"{rank_names(ranks)} {'are' if len(ranks) > 1 else 'is'} {state}"
+        for state, ranks in sorted(by_state.items(), key=lambda item: -len(item[1]))
+    ]
+    size = next(iter(dumps.values()))["size"]
+    if missing := sorted(set(range(size)) - set(dumps)):
+        lines.append(
+            f"{rank_names(missing)} left no dump: ended, stopped, without mpi4jax, or on a host "
+            "that does not share the directory"
+        )
+    return lines
+
+
+def divergences(dumps: dict[int, Dump]) -> list[tuple[float, str]]:
+    """Where ranks did different things on a communicator: (time, words), one per communicator."""
+    found = []
+    for (key, world), ranks in _collectives(dumps).items():
+        numbers = sorted({n for records in ranks.values() for n in records})
+        for number in numbers:
+            records = {rank: of[number] for rank, of in sorted(ranks.items()) if number in of}
+            by_signature: dict[tuple[Any, ...], list[int]] = {}
+            for rank, record in records.items():
+                by_signature.setdefault(_signature(record), []).append(rank)
+            # Ranks that never came; not those whose recorder has forgotten.
+            counts = {
+                rank: next(
+                    c["collectives"]
+                    for c in dumps[rank]["communicators"]
+                    if (c["key"], tuple(c["world"])) == (key, world)
+                )
+                for rank in ranks
+            }
+            behind = [rank for rank, count in counts.items() if count < number]
+            behind += [rank for rank in world if rank in dumps and rank not in ranks]
+            if len(by_signature) < 2 and not behind:
+                continue
+            start = min(record["started"] for record in records.values())
+            parts = [
+                f"{rank_names(members)}: {records[members[0]]['text']}"
+                for members in by_signature.values()
+            ]
+            if len(by_signature) > 1:
+                words = f"the ranks did different things as collective #{number} of {key}:\n    "
+                found.append((start, words + "\n    ".join(parts)))
+            else:
+                late = "; ".join(f"rank {rank}: {dumps[rank]['state']}" for rank in sorted(behind))
+                found.append(
+                    (start, f"{rank_names(sorted(behind))} never came to {parts[0]}\n    {late}")
+                )
+            break
+    return sorted(found)
+
+
+def _waits_for(dumps: dict[int, Dump]) -> dict[int, set[int]]:
+    """Whom each rank waits for, as far as its running op says."""
+    found: dict[int, set[int]] = {}
+    for rank, dump in dumps.items():
+        for record in dump["records"]:
+            if record["state"] != "started":
+                continue
+            _, world = group_of(dump, record)
+            peers = {"recv": ["source"], "send": ["dest"], "sendrecv": ["source", "dest"]}
+            for name in peers.get(record["op"], []):
+                if 0 <= record[name] < len(world) and world[record[name]] != rank:
+                    found.setdefault(rank, set()).add(world[record[name]])
+    return found
+
+
+def cycle(dumps: dict[int, Dump]) -> list[int]:
+    """Ranks each of which waits for a message from or to the next one, the last for the first."""
+    waits = _waits_for(dumps)
+    for start in sorted(waits):
+        path, rank = [start], start
+        while len(waits.get(rank, ())) == 1:
+            (rank,) = waits[rank]
+            if rank in path:
+                return path[path.index(rank) :]
+            path.append(rank)
+    return []
+
+
+def _is_foreign(file: str) -> bool:
+    return any(
+        part in file for part in ("/site-packages/", "/dist-packages/", "/mpi4jax/_", "<frozen ")
+    )
+
+
+def report(dumps: dict[int, Dump]) -> str:
+    """The merged report, as text."""
+    first = min(dumps.values(), key=lambda dump: dump["time"])
+    lines = [
+        f"{len(dumps)} of {first['size']} ranks left a dump; rank {first['rank']}: {first['reason']}"
+    ]
+    lines += [f"  {line}" for line in _states(dumps)]
+    if found := divergences(dumps):
+        lines.append("who diverged first:")
+        lines += [f"  {words}" for _, words in found]
+    if ring := cycle(dumps):
+        words = " -> ".join(f"rank {rank}" for rank in [*ring, ring[0]])
+        lines.append(f"these wait for messages of each other: {words}")
+    for rank, dump in sorted(dumps.items()):
+        lines.append(f"last operations of rank {rank} ({dump['host']}, process {dump['pid']}):")
+        for record in dump["records"][-5:]:
+            ago = dump["time"] - record["started"]
+            lines.append(
+                f"  {record['text']}: {record['state']}, started {ago:.3f} s before the dump"
+            )
+        for frame in [f for f in dump["python"] if not _is_foreign(f["file"])][:8]:
+            lines.append(f"    at {frame['file']}:{frame['line']} in {frame['function']}")
+    return "\n".join(lines)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m mpi4jax.report", description=(__doc__ or "").partition("\n")[0]
+    )
+    parser.add_argument("directory", type=Path)
+    options = parser.parse_args(arguments)
+    try:
+        print(report(load(options.directory)))
+    except FileNotFoundError as error:
+        print(f"mpi4jax.report: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,165 @@
+"""Merge the timelines of the ranks of a job, and draw them.
+
+    MPI4JAX_TRACE=trace.json mpiexec -n 4 python program.py      # writes trace.0.json, trace.1.json ...
+    python -m mpi4jax.timeline trace.*.json --output merged.json --png merged.png
+
+The result opens in https://ui.perfetto.dev and chrome://tracing. Ranks' clocks are aligned by the
+ends of collectives that no rank leaves before all have come. In each collective, the time until
+the last rank has come is marked as waiting; the rest is transfer. Nothing here needs MPI or JAX.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+Event = dict[str, Any]
+# An occurrence of a collective: communicator's key, members, number.
+Occurrence = tuple[str, tuple[int, ...], int]
+
+# No rank leaves these before all have come.
+_SYNCHRONISING = ("allgather", "allreduce", "alltoall", "barrier")
+
+
+def load(path: Path) -> list[Event]:
+    """The events of one rank; the file of a job that was aborted lacks its end."""
+    text = path.read_text()
+    while True:
+        try:
+            events: list[Event] = json.loads(text.rstrip().rstrip(",") + "\n]")
+            return events
+        except json.JSONDecodeError as error:
+            text, _, rest = text.rpartition("\n")
+            if not rest or not text:
+                raise ValueError(f"{path} is not a timeline of mpi4jax: {error}") from error
+
+
+def _occurrence(event: Event) -> Occurrence:
+    args = event["args"]
+    return args["key"], tuple(args["world"]), args["record"]["sequence"]
+
+
+def _collectives(events: list[Event]) -> dict[Occurrence, dict[int, Event]]:
+    found: dict[Occurrence, dict[int, Event]] = {}
+    for event in events:
+        if event["ph"] == "X" and event["args"]["record"]["collective"]:
+            found.setdefault(_occurrence(event), {})[event["pid"]] = event
+    return found
+
+
+def _end(event: Event) -> float:
+    return float(event["ts"] + event["dur"])
+
+
+def offsets(events: list[Event]) -> dict[int, float]:
+    """Microseconds by which each rank's clock is ahead of that of the lowest rank.
+
+    The ranks of one host have one clock.
+    """
+    hosts = {event["pid"]: event["args"].get("host", "") for event in events if event["ph"] == "M"}
+    first = min(hosts)
+    differences: dict[str, list[float]] = {host: [] for host in hosts.values()}
+    for by_rank in _collectives(events).values():
+        reference = by_rank.get(first)
+        if reference is None or reference["name"] not in _SYNCHRONISING:
+            continue
+        for rank, event in by_rank.items():
+            differences[hosts[rank]].append(_end(event) - _end(reference))
+    ahead = {host: statistics.median(d) if d else 0.0 for host, d in differences.items()}
+    ahead[hosts[first]] = 0.0
+    return {rank: ahead[host] for rank, host in sorted(hosts.items())}
+
+
+def merge(events: list[Event]) -> list[Event]:
+    """All events on one clock that starts at 0, with the waits as events of their own."""
+    ahead = offsets(events)
+    spans = [{**e, "ts": e["ts"] - ahead[e["pid"]]} for e in events if e["ph"] == "X"]
+    start = min((e["ts"] for e in spans), default=0.0)
+    for event in spans:
+        event["ts"] -= start
+    waits = []
+    for by_rank in _collectives(spans).values():
+        last = max(event["ts"] for event in by_rank.values())
+        for event in by_rank.values():
+            wait = min(max(last - event["ts"], 0.0), event["dur"])
+            event["args"] = {**event["args"], "wait_us": wait, "transfer_us": event["dur"] - wait}
+            waits.append({**event, "name": "wait", "cat": "wait", "dur": wait, "args": {}})
+    names = [e for e in events if e["ph"] == "M"]
+    return [
+        *names,
+        *sorted([*spans, *(w for w in waits if w["dur"] > 0)], key=lambda e: (e["ts"], -e["dur"])),
+    ]
+
+
+def draw(events: list[Event], path: Path) -> None:
+    """A picture: a row per rank, a colour per op, waiting in grey."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+    from matplotlib.patches import Patch
+
+    spans = [e for e in events if e["ph"] == "X"]
+    ranks = sorted({e["pid"] for e in spans})
+    names = sorted({e["name"] for e in spans} - {"wait"})
+    colours = {name: plt.get_cmap("tab20")(i % 20) for i, name in enumerate(names)}
+    colours["wait"] = (0.75, 0.75, 0.75, 1.0)
+    figure, axes = plt.subplots(figsize=(12, 1.5 + 0.5 * len(ranks)), layout="constrained")
+    for name in [*names, "wait"]:
+        for rank in ranks:
+            bars = [
+                (e["ts"] / 1e3, e["dur"] / 1e3)
+                for e in spans
+                if (e["name"], e["pid"]) == (name, rank)
+            ]
+            axes.broken_barh(bars, (rank - 0.4, 0.8), facecolors=colours[name])
+    axes.set_yticks(ranks, [f"rank {rank}" for rank in ranks])
+    axes.invert_yaxis()
+    axes.set_xlabel("milliseconds")
+    axes.legend(
+        handles=[Patch(color=colours[name], label=name) for name in [*names, "wait"]],
+        loc="upper center",
+        bbox_to_anchor=(0.5, 1.25),
+        ncols=7,
+        frameon=False,
+    )
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m mpi4jax.timeline", description=(__doc__ or "").partition("\n")[0]
+    )
+    parser.add_argument("files", nargs="+", type=Path, help="one per rank")
+    parser.add_argument("-o", "--output", type=Path, default=Path("timeline.json"))
+    parser.add_argument("--png", type=Path, help="draw a picture too (needs matplotlib)")
+    options = parser.parse_args(arguments)
+    try:
+        events = [event for file in options.files for event in load(file)]
+    except (OSError, ValueError) as error:
+        print(f"mpi4jax.timeline: {error}", file=sys.stderr)
+        return 1
+    merged = merge(events)
+    options.output.write_text(json.dumps({"traceEvents": merged}))
+    for rank, ahead in offsets(events).items():
+        spans = [e for e in merged if e["ph"] == "X" and e["pid"] == rank]
+        ops = [e for e in spans if e["name"] != "wait"]
+        wait = sum(e["dur"] for e in spans if e["name"] == "wait")
+        print(
+            f"rank {rank}: {len(ops)} operations, {sum(e['dur'] for e in ops) / 1e3:.3f} ms, of which "
+            f"{wait / 1e3:.3f} ms waiting; clock {ahead:+.1f} us"
+        )
+    print(f"wrote {options.output}")
+    if options.png:
+        draw(merged, options.png)
+        print(f"wrote {options.png}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
