@@ -15,6 +15,7 @@ from . import _spec  # noqa: E402
 _spec.check()
 
 import atexit  # noqa: E402
+import os  # noqa: E402
 
 from . import (  # noqa: E402, F401
     _ad,
@@ -25,6 +26,7 @@ from . import (  # noqa: E402, F401
 from ._comm import default_comm  # noqa: E402
 from ._native import has_cuda_support  # noqa: E402
 from ._ops import (  # noqa: E402
+    OPS,
     allgather,
     allreduce,
     alltoall,
@@ -44,6 +46,22 @@ from ._ops import (  # noqa: E402
 from ._scope import flush, jit  # noqa: E402
 
 gen_token = create_token
+
+if os.environ.get("MPI4JAX_NOTOKEN", "0") not in ("", "0"):
+    # For programs written for packages whose functions at this level return no tokens.
+    globals().update({op.__name__: getattr(notoken, op.__name__) for op in OPS})
+
+
+def has_hip_support() -> bool:
+    """Whether there is a transport for ROCm: no. For programs that ask."""
+    return False
+
+
+def has_sycl_support() -> bool:
+    """Whether there is a transport for SYCL: no. For programs that ask."""
+    return False
+
+
 # At exit, in the opposite order: what is under way ends, then this rank says that it has finished.
 atexit.register(_watch.finish)
 atexit.register(flush)
@@ -65,6 +83,8 @@ __all__ = [
     "gather",
     "gen_token",
     "has_cuda_support",
+    "has_hip_support",
+    "has_sycl_support",
     "jit",
     "notoken",
     "pvary",

@@ -69,8 +69,8 @@ def split_payload(op: str, x: Any, size: int) -> tuple[int, ...]:
     """The shape of one rank's block of ``x``, which holds one for each of ``size`` ranks."""
     if not x.shape or x.shape[0] != size:
         raise ValueError(
-            f"{op}: argument 'x' must have one block per rank along its first axis: expected "
-            f"shape ({size}, ...), got {x.shape}"
+            f"{op}: argument 'x': {op.capitalize()} input must have shape (nproc, ...), one block "
+            f"per rank; expected ({size}, ...), got {x.shape}"
         )
     return tuple(x.shape[1:])
 

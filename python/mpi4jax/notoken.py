@@ -1,7 +1,9 @@
 """The twelve operations without tokens.
 
 Each function is the one of the same name in :mod:`mpi4jax`, takes no token and returns its
-result alone (``None`` for ``send`` and ``barrier``). Order is the same: program order.
+result alone (``None`` for ``send`` and ``barrier``). Order is the same: program order. The rest of
+the interface is here too, so that ``import mpi4jax.notoken as mpi4jax`` runs programs written for
+packages of this kind without tokens.
 """
 
 from __future__ import annotations
@@ -11,9 +13,32 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from ._ops import NO_TOKEN, OPS, pvary
+from . import _ops
+from ._comm import default_comm
+from ._native import has_cuda_support
+from ._ops import NO_TOKEN, auto_tokenize, pvary
+from ._scope import flush, jit
 
-__all__ = [op.__name__ for op in OPS] + ["pvary"]
+__all__ = [
+    "allgather",
+    "allreduce",
+    "alltoall",
+    "auto_tokenize",
+    "barrier",
+    "bcast",
+    "default_comm",
+    "flush",
+    "gather",
+    "has_cuda_support",
+    "jit",
+    "pvary",
+    "recv",
+    "reduce",
+    "scan",
+    "scatter",
+    "send",
+    "sendrecv",
+]
 
 
 def _without_token(op: Callable[..., Any]) -> Callable[..., Any]:
@@ -34,6 +59,15 @@ def _without_token(op: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-for _op in OPS:
-    globals()[_op.__name__] = _without_token(_op)
-del _op
+allgather = _without_token(_ops.allgather)
+allreduce = _without_token(_ops.allreduce)
+alltoall = _without_token(_ops.alltoall)
+barrier = _without_token(_ops.barrier)
+bcast = _without_token(_ops.bcast)
+gather = _without_token(_ops.gather)
+recv = _without_token(_ops.recv)
+reduce = _without_token(_ops.reduce)
+scan = _without_token(_ops.scan)
+scatter = _without_token(_ops.scatter)
+send = _without_token(_ops.send)
+sendrecv = _without_token(_ops.sendrecv)
