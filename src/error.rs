@@ -53,6 +53,10 @@ pub enum Cause {
     UnknownDtype { code: i32 },
     #[error("{reduction} is not defined for {}", .dtype.name())]
     UndefinedReduction { reduction: &'static str, dtype: Dtype },
+    #[error("pairs of a value and an index are reduced, got an odd number of elements: {count}")]
+    Pairs { count: usize },
+    #[error("XLA packs arrays of {name}: convert them to {carrier}")]
+    PackedDtype { name: &'static str, carrier: &'static str },
     #[error("{what} is not supported: {reason}")]
     Unsupported { what: String, reason: &'static str },
     #[error("attribute {name}: expected {expected}, got {actual}")]

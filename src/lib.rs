@@ -17,7 +17,7 @@ mod _native {
     use pyo3::types::{PyCapsule, PyDict};
 
     use crate::error::{Cause, Error};
-    use crate::ops::{self, Dtype, Op};
+    use crate::ops::{self, Dtype, Op, PACKED};
     use crate::{trace, transport, watch, xla};
 
     impl From<Error> for PyErr {
@@ -75,11 +75,19 @@ mod _native {
     /// has logical ones) of every data type.
     #[pyfunction]
     fn dtypes_table() -> Vec<(&'static str, i32, usize, bool, bool, bool, bool, bool)> {
-        let row = |d: &Dtype| {
+        let row = |name, code, d: Dtype| {
             let (arithmetic, ordered) = (d.has_arithmetic(), d.is_ordered());
-            (d.name(), d.xla_code(), d.size(), true, arithmetic, ordered, d.has_bits(), d.is_logical())
+            (name, code, d.size(), true, arithmetic, ordered, d.has_bits(), d.is_logical())
         };
-        Dtype::ALL.iter().map(row).collect()
+        let whole = Dtype::ALL.iter().map(|d| row(d.name(), d.xla_code(), *d));
+        whole.chain(PACKED.iter().map(|p| row(p.name, p.xla_code, p.carrier))).collect()
+    }
+
+    /// (name, name of the type that carries it) of the data types that have to be converted for an
+    /// operation.
+    #[pyfunction]
+    fn carriers() -> Vec<(&'static str, &'static str)> {
+        PACKED.iter().map(|packed| (packed.name, packed.carrier.name())).collect()
     }
 
     #[pyfunction]

@@ -16,7 +16,7 @@ pub enum Class {
 pub enum Reduced {
     /// The MPI library, as values of the type that carries them.
     Natively,
-    /// `ops::arithmetic`: no MPI type has these values' meaning.
+    /// [`arithmetic`](super::arithmetic): no MPI type has these values' meaning.
     ByUs,
 }
 
@@ -75,38 +75,50 @@ macro_rules! dtypes {
 }
 
 dtypes! {
-    // dtype      name                code size class  MPI type       reduced
-    Bool          "bool"              1    1  Bool     RSMPI_C_BOOL   Natively;
-    Int1          "int1"              30   1  Integer  RSMPI_INT8_T   ByUs;
-    Int2          "int2"              26   1  Integer  RSMPI_INT8_T   ByUs;
-    Int4          "int4"              21   1  Integer  RSMPI_INT8_T   ByUs;
-    Int8          "int8"              2    1  Integer  RSMPI_INT8_T   Natively;
-    Int16         "int16"             3    2  Integer  RSMPI_INT16_T  Natively;
-    Int32         "int32"             4    4  Integer  RSMPI_INT32_T  Natively;
-    Int64         "int64"             5    8  Integer  RSMPI_INT64_T  Natively;
-    Uint1         "uint1"             31   1  Integer  RSMPI_UINT8_T  ByUs;
-    Uint2         "uint2"             27   1  Integer  RSMPI_UINT8_T  ByUs;
-    Uint4         "uint4"             22   1  Integer  RSMPI_UINT8_T  ByUs;
-    Uint8         "uint8"             6    1  Integer  RSMPI_UINT8_T  Natively;
-    Uint16        "uint16"            7    2  Integer  RSMPI_UINT16_T Natively;
-    Uint32        "uint32"            8    4  Integer  RSMPI_UINT32_T Natively;
-    Uint64        "uint64"            9    8  Integer  RSMPI_UINT64_T Natively;
-    Float4E2m1fn  "float4_e2m1fn"     32   1  Float    RSMPI_UINT8_T  ByUs;
-    Float8E3m4    "float8_e3m4"       29   1  Float    RSMPI_UINT8_T  ByUs;
-    Float8E4m3    "float8_e4m3"       28   1  Float    RSMPI_UINT8_T  ByUs;
-    Float8E4m3b11 "float8_e4m3b11fnuz" 23  1  Float    RSMPI_UINT8_T  ByUs;
-    Float8E4m3fn  "float8_e4m3fn"     20   1  Float    RSMPI_UINT8_T  ByUs;
-    Float8E4m3fnuz "float8_e4m3fnuz"  25   1  Float    RSMPI_UINT8_T  ByUs;
-    Float8E5m2    "float8_e5m2"       19   1  Float    RSMPI_UINT8_T  ByUs;
-    Float8E5m2fnuz "float8_e5m2fnuz"  24   1  Float    RSMPI_UINT8_T  ByUs;
-    Float8E8m0fnu "float8_e8m0fnu"    33   1  Float    RSMPI_UINT8_T  ByUs;
-    Float16       "float16"           10   2  Float    RSMPI_UINT16_T ByUs;
-    Bfloat16      "bfloat16"          16   2  Float    RSMPI_UINT16_T ByUs;
-    Float32       "float32"           11   4  Float    RSMPI_FLOAT    Natively;
-    Float64       "float64"           12   8  Float    RSMPI_DOUBLE   Natively;
-    Complex64     "complex64"         15   8  Complex  RSMPI_FLOAT_COMPLEX  Natively;
-    Complex128    "complex128"        18   16 Complex  RSMPI_DOUBLE_COMPLEX Natively;
+    // dtype           name                code size class MPI type             reduced
+    Bool               "bool"               1   1  Bool    RSMPI_C_BOOL         Natively;
+    Int8               "int8"               2   1  Integer RSMPI_INT8_T         Natively;
+    Int16              "int16"              3   2  Integer RSMPI_INT16_T        Natively;
+    Int32              "int32"              4   4  Integer RSMPI_INT32_T        Natively;
+    Int64              "int64"              5   8  Integer RSMPI_INT64_T        Natively;
+    Uint8              "uint8"              6   1  Integer RSMPI_UINT8_T        Natively;
+    Uint16             "uint16"             7   2  Integer RSMPI_UINT16_T       Natively;
+    Uint32             "uint32"             8   4  Integer RSMPI_UINT32_T       Natively;
+    Uint64             "uint64"             9   8  Integer RSMPI_UINT64_T       Natively;
+    Float8E3m4         "float8_e3m4"        29  1  Float   RSMPI_UINT8_T        ByUs;
+    Float8E4m3         "float8_e4m3"        28  1  Float   RSMPI_UINT8_T        ByUs;
+    Float8E4m3b11fnuz  "float8_e4m3b11fnuz" 23  1  Float   RSMPI_UINT8_T        ByUs;
+    Float8E4m3fn       "float8_e4m3fn"      20  1  Float   RSMPI_UINT8_T        ByUs;
+    Float8E4m3fnuz     "float8_e4m3fnuz"    25  1  Float   RSMPI_UINT8_T        ByUs;
+    Float8E5m2         "float8_e5m2"        19  1  Float   RSMPI_UINT8_T        ByUs;
+    Float8E5m2fnuz     "float8_e5m2fnuz"    24  1  Float   RSMPI_UINT8_T        ByUs;
+    Float8E8m0fnu      "float8_e8m0fnu"     33  1  Float   RSMPI_UINT8_T        ByUs;
+    Float16            "float16"            10  2  Float   RSMPI_UINT16_T       ByUs;
+    Bfloat16           "bfloat16"           16  2  Float   RSMPI_UINT16_T       ByUs;
+    Float32            "float32"            11  4  Float   RSMPI_FLOAT          Natively;
+    Float64            "float64"            12  8  Float   RSMPI_DOUBLE         Natively;
+    Complex64          "complex64"          15  8  Complex RSMPI_FLOAT_COMPLEX  Natively;
+    Complex128         "complex128"         18  16 Complex RSMPI_DOUBLE_COMPLEX Natively;
 }
+
+/// A type of less than a byte. XLA packs its arrays, so that a block of one may begin within a byte:
+/// Python converts it to the type that carries it, which holds all its values, and back.
+#[derive(Debug)]
+pub struct Packed {
+    pub name: &'static str,
+    pub xla_code: i32,
+    pub carrier: Dtype,
+}
+
+/// Integers wrap when they are converted back, so that the carrier's reductions are theirs; sums and
+/// products of floats are rounded once, when they are converted back.
+pub const PACKED: &[Packed] = &[
+    Packed { name: "int2", xla_code: 26, carrier: Dtype::Int8 },
+    Packed { name: "int4", xla_code: 21, carrier: Dtype::Int8 },
+    Packed { name: "uint2", xla_code: 27, carrier: Dtype::Uint8 },
+    Packed { name: "uint4", xla_code: 22, carrier: Dtype::Uint8 },
+    Packed { name: "float4_e2m1fn", xla_code: 32, carrier: Dtype::Bfloat16 },
+];
 
 impl Dtype {
     /// SUM and PROD.

@@ -6,13 +6,14 @@
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::io::Write;
 use std::mem::{MaybeUninit, size_of};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use mpi::ffi::{self, MPI_Comm, MPI_Datatype, MPI_Op, MPI_Status};
 
 use super::Transport;
 use crate::error::{Cause, Error};
-use crate::ops::{Buffer, Builtin, Call, Class, Comm, Dtype, Envelope, Op, Reduced, Reduction};
+use crate::ops::{self, Buffer, Builtin, Call, Class, Comm, Dtype, Envelope, Op, Reduced, Reduction};
 
 unsafe extern "C" {
     // mpi_shim.c
@@ -156,59 +157,130 @@ impl Drop for Span {
     }
 }
 
-/// The MPI type and operation for a reduction of values of a type.
-#[inline]
-fn reduction(reduction: Option<Reduction>, dtype: Dtype) -> Result<(MPI_Datatype, MPI_Op), Cause> {
-    let builtin = match reduction.ok_or(Cause::Reduction { expected: true })? {
-        // SAFETY: registered as the handle of an MPI_Op.
-        Reduction::User(op) => return Ok((dtype.mpi(), unsafe { handle(op) })),
-        Reduction::Builtin(builtin) => builtin,
-    };
-    if !builtin.allows(dtype) {
-        return Err(Cause::UndefinedReduction { reduction: builtin.name(), dtype });
-    }
-    if dtype.reduced() == Reduced::ByUs {
-        return Err(Cause::UndefinedReduction { reduction: builtin.name(), dtype });
-    }
-    // MPI's logical type has the logical operations only; on values 0 and 1 the integer ones do the rest.
-    let logical = matches!(builtin, Builtin::Land | Builtin::Lor | Builtin::Lxor);
-    // SAFETY: constants of the MPI shim, written once by its loader.
-    unsafe {
-        let mpi = if dtype.class() == Class::Bool && !logical { ffi::RSMPI_UINT8_T } else { dtype.mpi() };
-        let op = match builtin {
-            Builtin::Sum => ffi::RSMPI_SUM,
-            Builtin::Prod => ffi::RSMPI_PROD,
-            Builtin::Max => ffi::RSMPI_MAX,
-            Builtin::Min => ffi::RSMPI_MIN,
-            Builtin::Land => ffi::RSMPI_LAND,
-            Builtin::Lor => ffi::RSMPI_LOR,
-            Builtin::Lxor => ffi::RSMPI_LXOR,
-            Builtin::Band => ffi::RSMPI_BAND,
-            Builtin::Bor => ffi::RSMPI_BOR,
-            Builtin::Bxor => ffi::RSMPI_BXOR,
-            Builtin::Minloc | Builtin::Maxloc => {
-                return Err(Cause::UndefinedReduction { reduction: builtin.name(), dtype });
+/// How MPI is to reduce.
+struct Reducer {
+    datatype: MPI_Datatype,
+    op: MPI_Op,
+    /// Elements in one item of `datatype`.
+    width: usize,
+}
+
+impl Reducer {
+    #[inline]
+    fn new(reduction: Option<Reduction>, dtype: Dtype) -> Result<Self, Cause> {
+        let builtin = match reduction.ok_or(Cause::Reduction { expected: true })? {
+            // SAFETY: registered as the handle of an MPI_Op.
+            Reduction::User(op) => {
+                return Ok(Self { datatype: dtype.mpi(), op: unsafe { handle(op) }, width: 1 });
             }
+            Reduction::Builtin(builtin) => builtin,
         };
-        Ok((mpi, op))
+        if !builtin.allows(dtype) {
+            return Err(Cause::UndefinedReduction { reduction: builtin.name(), dtype });
+        }
+        match dtype.reduced() {
+            Reduced::Natively => Self::native(builtin, dtype),
+            Reduced::ByUs => Self::ours(builtin, dtype),
+        }
+    }
+
+    #[inline]
+    fn native(builtin: Builtin, dtype: Dtype) -> Result<Self, Cause> {
+        // MPI's logical type has the logical operations only; on values 0 and 1 the integer ones do the rest.
+        let logical = matches!(builtin, Builtin::Land | Builtin::Lor | Builtin::Lxor);
+        // SAFETY: constants of the MPI shim, written once by its loader.
+        unsafe {
+            let datatype =
+                if dtype.class() == Class::Bool && !logical { ffi::RSMPI_UINT8_T } else { dtype.mpi() };
+            let op = match builtin {
+                Builtin::Sum => ffi::RSMPI_SUM,
+                Builtin::Prod => ffi::RSMPI_PROD,
+                Builtin::Max => ffi::RSMPI_MAX,
+                Builtin::Min => ffi::RSMPI_MIN,
+                Builtin::Land => ffi::RSMPI_LAND,
+                Builtin::Lor => ffi::RSMPI_LOR,
+                Builtin::Lxor => ffi::RSMPI_LXOR,
+                Builtin::Band => ffi::RSMPI_BAND,
+                Builtin::Bor => ffi::RSMPI_BOR,
+                Builtin::Bxor => ffi::RSMPI_BXOR,
+                // MPI's own are for C structs of a value and an int, which no JAX array is made of.
+                Builtin::Minloc | Builtin::Maxloc => return Self::ours(builtin, dtype),
+            };
+            Ok(Self { datatype, op, width: 1 })
+        }
+    }
+
+    /// A reduction of `ops::combine`, made known to MPI when it is first needed.
+    fn ours(builtin: Builtin, dtype: Dtype) -> Result<Self, Cause> {
+        static OPS: [[OnceLock<usize>; Builtin::ALL.len()]; Dtype::ALL.len()] =
+            [const { [const { OnceLock::new() }; Builtin::ALL.len()] }; Dtype::ALL.len()];
+
+        let pairs = matches!(builtin, Builtin::Minloc | Builtin::Maxloc);
+        let (datatype, width) = if pairs { (pair(dtype)?, 2) } else { (dtype.mpi(), 1) };
+        let slot = &OPS[dtype as usize][builtin as usize];
+        if let Some(&op) = slot.get() {
+            // SAFETY: stored below.
+            return Ok(Self { datatype, op: unsafe { handle(op) }, width });
+        }
+        let function = ops::combine(builtin, dtype)
+            .ok_or(Cause::UndefinedReduction { reduction: builtin.name(), dtype })?;
+        // SAFETY: a `Combine` is an MPI_User_function, but for the type of the argument that it ignores. Two
+        // threads may both come here; then one of the two equal MPI_Ops is forgotten.
+        unsafe {
+            let function = std::mem::transmute::<ops::Combine, UserFunction>(function);
+            let mut op = MaybeUninit::<MPI_Op>::uninit();
+            check("MPI_Op_create", ffi::MPI_Op_create(Some(function), 1, op.as_mut_ptr()))?;
+            Ok(Self { datatype, op: handle(*slot.get_or_init(|| raw(op.assume_init()))), width })
+        }
+    }
+
+    /// Calls `step(offset in bytes, items)` for pieces of at most the count limit: reductions act item by
+    /// item, and MPI's predefined ones take no derived types.
+    #[inline]
+    fn in_pieces(
+        &self,
+        buffer: &Buffer,
+        mut step: impl FnMut(usize, c_int) -> Result<(), Cause>,
+    ) -> Result<(), Cause> {
+        let limit = COUNT_LIMIT.load(Ordering::Relaxed);
+        if self.width == 1 && buffer.count <= limit {
+            return step(0, buffer.count as c_int);
+        }
+        if buffer.count % self.width != 0 {
+            return Err(Cause::Pairs { count: buffer.count });
+        }
+        let items = buffer.count / self.width;
+        let mut start = 0;
+        // At least once, so that ranks with nothing to reduce take part.
+        loop {
+            let count = limit.min(items - start);
+            step(start * self.width * buffer.dtype.size(), count as c_int)?;
+            start += count;
+            if start >= items {
+                return Ok(());
+            }
+        }
     }
 }
 
-/// Calls `step(offset in bytes, count)` for pieces of at most the count limit: reductions act element by
-/// element, and MPI's predefined ones take no derived types.
-#[inline]
-fn in_pieces(buffer: &Buffer, mut step: impl FnMut(usize, c_int) -> Result<(), Cause>) -> Result<(), Cause> {
-    let limit = COUNT_LIMIT.load(Ordering::Relaxed);
-    if buffer.count <= limit {
-        return step(0, buffer.count as c_int);
+type UserFunction = unsafe extern "C" fn(*mut c_void, *mut c_void, *mut c_int, *mut MPI_Datatype);
+
+/// Two adjacent elements, a value and an index.
+fn pair(dtype: Dtype) -> Result<MPI_Datatype, Cause> {
+    static PAIRS: [OnceLock<usize>; Dtype::ALL.len()] = [const { OnceLock::new() }; Dtype::ALL.len()];
+    let slot = &PAIRS[dtype as usize];
+    if let Some(&pair) = slot.get() {
+        // SAFETY: stored below.
+        return Ok(unsafe { handle(pair) });
     }
-    let mut start = 0;
-    while start < buffer.count {
-        let count = limit.min(buffer.count - start);
-        step(start * buffer.dtype.size(), count as c_int)?;
-        start += count;
+    // SAFETY: makes a type that is never freed.
+    unsafe {
+        let mut pair = MaybeUninit::<MPI_Datatype>::uninit();
+        check("MPI_Type_contiguous", ffi::MPI_Type_contiguous(2, dtype.mpi(), pair.as_mut_ptr()))?;
+        let mut pair = pair.assume_init();
+        check("MPI_Type_commit", ffi::MPI_Type_commit(&mut pair))?;
+        Ok(handle(*slot.get_or_init(|| raw(pair))))
     }
-    Ok(())
 }
 
 fn in_place() -> *mut c_void {
@@ -323,11 +395,14 @@ fn run(call: &Call) -> Result<(), Cause> {
             }
             Op::Allreduce => {
                 let (send, recv) = (send()?, recv()?);
-                let (t, op) = reduction(site.reduction, send.dtype)?;
+                let by = Reducer::new(site.reduction, send.dtype)?;
                 let from = send_or_in_place(send, recv);
-                in_pieces(recv, |at, n| {
+                by.in_pieces(recv, |at, n| {
                     let from = if from == in_place() { from } else { from.byte_add(at) };
-                    check(name, ffi::MPI_Allreduce(from, recv.data.add(at).cast(), n, t, op, comm))
+                    check(
+                        name,
+                        ffi::MPI_Allreduce(from, recv.data.add(at).cast(), n, by.datatype, by.op, comm),
+                    )
                 })
             }
             Op::Alltoall => {
@@ -367,27 +442,27 @@ fn run(call: &Call) -> Result<(), Cause> {
             }
             Op::Reduce => {
                 let send = send()?;
-                let (t, op) = reduction(site.reduction, send.dtype)?;
+                let by = Reducer::new(site.reduction, send.dtype)?;
                 let (from, to) = if site.is_root() {
                     let recv = recv()?;
                     (send_or_in_place(send, recv), recv.data)
                 } else {
                     (send.data.cast(), std::ptr::null_mut())
                 };
-                in_pieces(send, |at, n| {
+                by.in_pieces(send, |at, n| {
                     let from = if from == in_place() { from } else { from.byte_add(at) };
                     let to = if to.is_null() { to } else { to.add(at) };
-                    check(name, ffi::MPI_Reduce(from, to.cast(), n, t, op, site.root, comm))
+                    check(name, ffi::MPI_Reduce(from, to.cast(), n, by.datatype, by.op, site.root, comm))
                 })
             }
             Op::Scan => {
                 let (send, recv) = (send()?, recv()?);
-                let (t, op) = reduction(site.reduction, send.dtype)?;
+                let by = Reducer::new(site.reduction, send.dtype)?;
                 let from = send_or_in_place(send, recv);
                 let comm = if site.reverse { reversed(site.comm)? } else { comm };
-                in_pieces(recv, |at, n| {
+                by.in_pieces(recv, |at, n| {
                     let from = if from == in_place() { from } else { from.byte_add(at) };
-                    check(name, ffi::MPI_Scan(from, recv.data.add(at).cast(), n, t, op, comm))
+                    check(name, ffi::MPI_Scan(from, recv.data.add(at).cast(), n, by.datatype, by.op, comm))
                 })
             }
             Op::Scatter => {

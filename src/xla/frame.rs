@@ -4,7 +4,9 @@ use std::borrow::Cow;
 
 use super::c_api::{self, CallFrame};
 use crate::error::{Cause, Error};
-use crate::ops::{Buffer, Call, Dtype, Envelope, EnvelopeOperand, Extent, Op, Reduction, Site, lookup_comm};
+use crate::ops::{
+    Buffer, Call, Dtype, Envelope, EnvelopeOperand, Extent, Op, PACKED, Reduction, Site, lookup_comm,
+};
 
 /// The attributes of a custom call. They are read once per compiled program.
 pub struct Attributes<'a>(&'a c_api::Attrs);
@@ -122,6 +124,14 @@ impl<'a> Attributes<'a> {
     }
 }
 
+#[cold]
+fn no_dtype(code: i32) -> Cause {
+    match PACKED.iter().find(|packed| packed.xla_code == code) {
+        Some(packed) => Cause::PackedDtype { name: packed.name, carrier: packed.carrier.name() },
+        None => Cause::UnknownDtype { code },
+    }
+}
+
 /// # Safety
 /// `span` points to a span whose bytes outlive `'a`.
 unsafe fn bytes<'a>(span: *const c_api::ByteSpan) -> &'a [u8] {
@@ -150,7 +160,7 @@ impl Side {
             if buffer.dtype == c_api::TYPE_TOKEN {
                 continue;
             }
-            let dtype = Dtype::from_xla(buffer.dtype).ok_or(Cause::UnknownDtype { code: buffer.dtype })?;
+            let dtype = Dtype::from_xla(buffer.dtype).ok_or_else(|| no_dtype(buffer.dtype))?;
             let mut count = 1;
             for axis in 0..buffer.rank as usize {
                 // SAFETY: `dims` has `rank` members.

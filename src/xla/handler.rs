@@ -278,9 +278,10 @@ unsafe fn report(api: *const Api, error: &Error) -> *mut FfiError {
             Cause::FreedCommunicator { .. }
             | Cause::UnknownCommunicator { .. }
             | Cause::UnknownReduction { .. } => c_api::ERROR_FAILED_PRECONDITION,
-            Cause::Unsupported { .. } | Cause::UnknownDtype { .. } | Cause::UndefinedReduction { .. } => {
-                c_api::ERROR_UNIMPLEMENTED
-            }
+            Cause::Unsupported { .. }
+            | Cause::UnknownDtype { .. }
+            | Cause::PackedDtype { .. }
+            | Cause::UndefinedReduction { .. } => c_api::ERROR_UNIMPLEMENTED,
             Cause::Mpi { .. }
             | Cause::ShortMessage { .. }
             | Cause::Mismatch { .. }
@@ -292,6 +293,7 @@ unsafe fn report(api: *const Api, error: &Error) -> *mut FfiError {
             | Cause::Buffers { .. }
             | Cause::Envelope { .. }
             | Cause::NotPerRank { .. }
+            | Cause::Pairs { .. }
             | Cause::Sides { .. }
             | Cause::Attribute { .. }
             | Cause::UnknownTransport { .. } => c_api::ERROR_INVALID_ARGUMENT,
