@@ -86,14 +86,15 @@ def describe(advice: list[str]) -> None:
     told = max((int(os.environ.get(name, "0") or 0) for name in SIZE_VARIABLES), default=0)
     if size == 1 and told > 1:
         advice.append(
-            f"the launcher has started {told} ranks, but each is alone: mpiexec belongs to another MPI "
-            f"than {built_for}; use the mpiexec of that MPI (with the PyPI packages, the one beside "
-            "python), or reinstall mpi4jax for the other one"
+            f"the launcher has started {told} ranks, but each is alone: mpiexec belongs to another "
+            f"MPI than {built_for}; use the mpiexec of that MPI (with the PyPI packages, the one "
+            "beside python), or reinstall mpi4jax for the other one"
         )
     if info["thread_level"] != "multiple":
         advice.append(
-            f"MPI grants thread level '{info['thread_level']}': mpi4py calls beside running ops are not "
-            "safe; do not set mpi4py.rc.thread_level, or use an MPI with MPI_THREAD_MULTIPLE"
+            f"MPI grants thread level '{info['thread_level']}': mpi4py calls beside running ops "
+            "are not safe; leave mpi4py.rc.thread_level as it is, or use an MPI "
+            "that has MPI_THREAD_MULTIPLE"
         )
     cores = (
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -101,7 +102,8 @@ def describe(advice: list[str]) -> None:
     here = comm.Split_type(MPI.COMM_TYPE_SHARED)
     if here.size > cores:
         advice.append(
-            f"note: {here.size} ranks share {cores} cores of {platform.node()}; they are slow while they wait"
+            f"note: {here.size} ranks share {cores} cores of {platform.node()}: "
+            "while they wait, they are in each other's way"
         )
     here.Free()
 
@@ -158,9 +160,8 @@ def self_test(advice: list[str]) -> None:
     everyones = comm.allgather(failures)
     for number, of_rank in enumerate(everyones):
         advice.extend(f"rank {number}: {failure}" for failure in of_rank)
-    say(
-        f"self-test    {len(SPECS)} ops, eager and compiled: {'FAILED' if any(everyones) else 'passed'}"
-    )
+    outcome = "FAILED" if any(everyones) else "passed"
+    say(f"self-test    {len(SPECS)} ops, eager and compiled: {outcome}")
 
 
 def _seconds(call: Callable[[], Any], repeat: int) -> float:
@@ -178,9 +179,8 @@ def _seconds(call: Callable[[], Any], repeat: int) -> float:
 
 def measure() -> None:
     """Time and bandwidth beside mpi4py's, which needs NumPy arrays."""
-    say(
-        f"\n{'bytes':>10} {'allreduce':>12} {'in a loop':>12} {'mpi4py':>12} {'sendrecv':>12} {'mpi4py':>12}"
-    )
+    columns = ("allreduce", "in a loop", "mpi4py", "sendrecv", "mpi4py")
+    say(f"\n{'bytes':>10} " + " ".join(f"{column:>12}" for column in columns))
     left, right = (rank - 1) % size, (rank + 1) % size
     fast = 0.0
     for nbytes in MEASURED_BYTES:

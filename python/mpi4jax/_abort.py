@@ -26,6 +26,8 @@ _LAST_RESORT = 3.0
 # After sys.exit, the others have this long to come to their own end.
 _EXIT_GRACE = 1.0
 
+_OPT_OUT = "(MPI4JAX_ABORT=0: it does not)"
+
 _exit_code = 0
 
 
@@ -63,7 +65,7 @@ def _on_exception(
 ) -> None:
     ends_job = not _interactive()
     if ends_job:
-        _say("an uncaught exception on this rank ends the job (MPI4JAX_ABORT=0: it does not)")
+        _say(f"an uncaught exception on this rank ends the job {_OPT_OUT}")
     _previous_hook(kind, value, traceback)
     if ends_job:
         _abort(130 if issubclass(kind, KeyboardInterrupt) else 1)
@@ -73,9 +75,7 @@ def _on_thread_exception(args: threading.ExceptHookArgs) -> None:
     ends = args.exc_type is not SystemExit and args.thread is not None and not args.thread.daemon
     ends_job = ends and not _interactive()
     if ends_job:
-        _say(
-            "an uncaught exception in a thread of this rank ends the job (MPI4JAX_ABORT=0: it does not)"
-        )
+        _say(f"an uncaught exception in a thread of this rank ends the job {_OPT_OUT}")
     _previous_thread_hook(args)
     if ends_job:
         _abort(1)
@@ -108,9 +108,7 @@ def _quit(self: Any, code: Any = None) -> NoReturn:
 
 def _at_exit() -> None:
     if _exit_code and not _interactive():
-        _say(
-            f"exit with status {_exit_code} on this rank ends the job (MPI4JAX_ABORT=0: it does not)"
-        )
+        _say(f"exit with status {_exit_code} on this rank ends the job {_OPT_OUT}")
         _flush()
         # Ranks that end by themselves at the same time lose nothing of what they print.
         _native.abort_after(_EXIT_GRACE, _exit_code & 0xFF or 1)

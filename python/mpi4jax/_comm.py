@@ -69,6 +69,7 @@ class Status:
 
 
 _comms: dict[int, Comm] = {}
+_freed: dict[int, str] = {}  # handle -> key
 _keys: set[str] = set()
 _count = itertools.count()
 _default: Comm | None = None
@@ -77,6 +78,7 @@ _default: Comm | None = None
 def _forget(mpi: MPI.Comm, keyval: int, comm: Comm) -> None:
     """MPI calls this when a communicator is freed, by whatever handle and library."""
     _comms.pop(comm.handle, None)
+    _freed[comm.handle] = comm.key
     _keys.discard(comm.key)
     _native.free_comm(comm.key)
 
@@ -85,7 +87,21 @@ def _forget(mpi: MPI.Comm, keyval: int, comm: Comm) -> None:
 _keyval = MPI.Comm.Create_keyval(delete_fn=_forget)
 
 
+def _is_live(mpi: MPI.Intracomm) -> bool:
+    """Whether a handle, not null, is that of a communicator that exists.
+
+    After ``b = MPI.Intracomm(a); a.Free()`` the handle ``b`` dangles. MPICH says so when it is
+    used; Open MPI crashes, unless it is asked for the communicator that has the index which it
+    finds there.
+    """
+    try:
+        return _handleof(MPI.Comm.f2py(mpi.py2f())) == _handleof(mpi) and mpi.Get_size() > 0
+    except MPI.Exception:
+        return False
+
+
 def _register(mpi: MPI.Intracomm) -> Comm:
+    _freed.pop(_handleof(mpi), None)
     name = mpi.Get_name()
     unique = bool(name) and name not in _keys
     comm = Comm(mpi, name if unique else f"{name or 'comm'}#{next(_count)}")
@@ -99,7 +115,11 @@ def _register(mpi: MPI.Intracomm) -> Comm:
 def _default_comm() -> Comm:
     global _default
     if _default is None:
-        clone = MPI.COMM_WORLD.Clone()
+        _native.watch_enter("the making of the default communicator, which takes all ranks,")
+        try:
+            clone = MPI.COMM_WORLD.Clone()
+        finally:
+            _native.watch_leave()
         clone.Set_name("mpi4jax.default")
         _default = as_comm("mpi4jax", clone)
     return _default
@@ -150,6 +170,11 @@ def as_comm(op: str, comm: Any) -> Comm:
         raise ValueError(
             f"{op}: argument 'comm' is the null communicator (was it freed?); "
             "expected a live communicator"
+        )
+    if not _is_live(comm):
+        raise ValueError(
+            f"{op}: argument 'comm' is communicator {_freed.get(_handleof(comm), '')}, which has "
+            "been freed through another handle; expected a live communicator"
         )
     return _register(comm)
 

@@ -16,7 +16,6 @@ Variable                Default     Meaning
 
 from __future__ import annotations
 
-import atexit
 import faulthandler
 import hashlib
 import math
@@ -40,8 +39,8 @@ def _choice(name: str, default: str, *choices: str) -> str:
     value = os.environ.get(name, default).strip().lower()
     if value not in choices:
         raise ValueError(
-            f"mpi4jax: environment variable {name} must be one of {', '.join(filter(None, choices))}, "
-            f"got {value!r}"
+            f"mpi4jax: environment variable {name} must be one of "
+            f"{', '.join(filter(None, choices))}, got {value!r}"
         )
     return value
 

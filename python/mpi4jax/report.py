@@ -167,9 +167,8 @@ def _is_foreign(file: str) -> bool:
 def report(dumps: dict[int, Dump]) -> str:
     """The merged report, as text."""
     first = min(dumps.values(), key=lambda dump: dump["time"])
-    lines = [
-        f"{len(dumps)} of {first['size']} ranks left a dump; rank {first['rank']}: {first['reason']}"
-    ]
+    left = f"{len(dumps)} of {first['size']} ranks left a dump"
+    lines = [f"{left}; rank {first['rank']}: {first['reason']}"]
     lines += [f"  {line}" for line in _states(dumps)]
     if found := divergences(dumps):
         lines.append("who diverged first:")

@@ -1,6 +1,6 @@
 """Merge the timelines of the ranks of a job, and draw them.
 
-    MPI4JAX_TRACE=trace.json mpiexec -n 4 python program.py      # writes trace.0.json, trace.1.json ...
+    MPI4JAX_TRACE=trace.json mpiexec -n 4 python program.py  # writes trace.0.json and so on
     python -m mpi4jax.timeline trace.*.json --output merged.json --png merged.png
 
 The result opens in https://ui.perfetto.dev and chrome://tracing. Ranks' clocks are aligned by the
@@ -151,8 +151,8 @@ def main(arguments: list[str] | None = None) -> int:
         ops = [e for e in spans if e["name"] != "wait"]
         wait = sum(e["dur"] for e in spans if e["name"] == "wait")
         print(
-            f"rank {rank}: {len(ops)} operations, {sum(e['dur'] for e in ops) / 1e3:.3f} ms, of which "
-            f"{wait / 1e3:.3f} ms waiting; clock {ahead:+.1f} us"
+            f"rank {rank}: {len(ops)} operations, {sum(e['dur'] for e in ops) / 1e3:.3f} ms, "
+            f"of which {wait / 1e3:.3f} ms waiting; clock {ahead:+.1f} us"
         )
     print(f"wrote {options.output}")
     if options.png:

@@ -64,8 +64,7 @@ fn is_running() -> bool {
 pub fn any_thread_may_call() -> bool {
     let mut level = 0;
     // SAFETY: between MPI_Init and MPI_Finalize.
-    is_running()
-        && unsafe { ffi::MPI_Query_thread(&mut level) == 0 && level >= ffi::RSMPI_THREAD_MULTIPLE }
+    is_running() && unsafe { ffi::MPI_Query_thread(&mut level) == 0 && level >= ffi::RSMPI_THREAD_MULTIPLE }
 }
 
 /// Ends the job through MPI, if MPI can be asked from here.

@@ -3,11 +3,11 @@
 use std::io::Write as _;
 use std::os::fd::RawFd;
 use std::path::PathBuf;
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::clock::Epoch;
+use super::clock::{self, Epoch};
 use super::dump;
 use super::mpi;
 use super::peers::{Answer, Peers, Status};
@@ -43,6 +43,33 @@ static SIGNALLED: AtomicI32 = AtomicI32::new(-1);
 static FINISHED: AtomicBool = AtomicBool::new(false);
 /// Whether a `SIGUSR1` is our own, to see where Python is.
 static LOOKING: AtomicBool = AtomicBool::new(false);
+
+/// A collective call of Python's that is no operation, such as the duplication of a communicator.
+struct Blocked {
+    number: u64,
+    what: String,
+    started: u64,
+}
+
+static BLOCKED: Mutex<Option<Blocked>> = Mutex::new(None);
+
+/// Numbers of [`Blocked`] calls, apart from those of records.
+static CALLS: AtomicU64 = AtomicU64::new(1 << 63);
+
+/// Python is about to wait for other ranks, in `what`.
+pub fn enter(what: String) {
+    let number = CALLS.fetch_add(1, Ordering::Relaxed);
+    *blocked() = Some(Blocked { number, what, started: clock::ticks() });
+}
+
+/// What Python waited for has come.
+pub fn leave() {
+    *blocked() = None;
+}
+
+fn blocked() -> MutexGuard<'static, Option<Blocked>> {
+    BLOCKED.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// How often the watchdog looks.
 const TICK: Duration = Duration::from_millis(500);
@@ -184,9 +211,16 @@ fn ranks(ranks: &[i32]) -> String {
     format!("rank{} {}", if ranks.len() == 1 { "" } else { "s" }, parts.join(", "))
 }
 
+/// What is under way: the numbers of the operations, or of a call of Python's.
+fn under_way() -> Vec<u64> {
+    let mut numbers: Vec<u64> = recorder::running().iter().map(|record| record.ticket).collect();
+    numbers.extend(blocked().as_ref().map(|call| call.number));
+    numbers
+}
+
 /// An operation that is watched.
 struct Wait {
-    ticket: u64,
+    number: u64,
     /// For how long it has run while this process ran: a stopped process does not count.
     waited: Duration,
     reported: bool,
@@ -210,24 +244,23 @@ impl Watchdog {
                 let _ = self.answer(&word, "another rank asked");
                 answered = word;
             }
-            let running = recorder::running();
+            let numbers = under_way();
             let passed = last.elapsed().min(2 * tick);
             last = Instant::now();
-            waits.retain(|wait| running.iter().any(|record| record.ticket == wait.ticket));
-            for record in &running {
-                match waits.iter_mut().find(|wait| wait.ticket == record.ticket) {
+            waits.retain(|wait| numbers.contains(&wait.number));
+            for number in numbers {
+                match waits.iter_mut().find(|wait| wait.number == number) {
                     Some(wait) => wait.waited += passed,
-                    None => {
-                        waits.push(Wait { ticket: record.ticket, waited: Duration::ZERO, reported: false });
-                    }
+                    None => waits.push(Wait { number, waited: Duration::ZERO, reported: false }),
                 }
             }
             let Some(timeout) = timeout else { continue };
             for wait in waits.iter_mut().filter(|wait| !wait.reported) {
-                let Some(record) = running.iter().find(|record| record.ticket == wait.ticket) else {
-                    continue;
+                let record = recorder::running().into_iter().find(|record| record.ticket == wait.number);
+                let hopeless = match &record {
+                    Some(record) if wait.waited > PATIENCE.min(timeout) => self.hopeless(record),
+                    _ => None,
                 };
-                let hopeless = if wait.waited > PATIENCE.min(timeout) { self.hopeless(record) } else { None };
                 let reason = match hopeless {
                     Some(reason) => reason,
                     None if wait.waited > timeout => {
@@ -239,8 +272,15 @@ impl Watchdog {
                     wait.waited = Duration::ZERO;
                     continue;
                 }
+                let name = match record {
+                    Some(record) => record.to_string(),
+                    None => match &*blocked() {
+                        Some(call) => call.what.clone(),
+                        None => continue,
+                    },
+                };
                 wait.reported = true;
-                self.hung(record, &reason);
+                self.hung(wait.number, &name, &reason);
                 answered = self.peers.asked().unwrap_or_default();
                 last = Instant::now();
             }
@@ -302,9 +342,9 @@ impl Watchdog {
     }
 
     /// An operation hangs: one rank reports for all.
-    fn hung(&self, record: &Record, reason: &str) {
+    fn hung(&self, number: u64, name: &str, reason: &str) {
         let rank = self.settings.rank;
-        let headline = format!("{record} {reason}");
+        let headline = format!("{name} {reason}");
         match self.peers.become_reporter() {
             Ok(()) => {
                 let mut report = self.report(&headline, reason);
@@ -323,7 +363,7 @@ impl Watchdog {
                 if self.settings.abort {
                     // The other rank ends the job when it has reported.
                     std::thread::sleep(2 * GRACE);
-                    if !recorder::running().iter().any(|running| running.ticket == record.ticket) {
+                    if !under_way().contains(&number) {
                         return;
                     }
                     print(&self.report(&headline, reason));
@@ -380,6 +420,13 @@ impl Watchdog {
                 state += &format!("; Python is at {frame}");
             }
             return Answer { seconds: first.seconds(&epoch), state };
+        }
+        if let Some(call) = &*blocked() {
+            let mut state = format!("in {}", call.what);
+            if let Some(frame) = dump::user_frame(python) {
+                state += &format!("; Python is at {frame}");
+            }
+            return Answer { seconds: epoch.seconds_since(call.started), state };
         }
         let last = recorder::records().pop();
         let mut state: String =
