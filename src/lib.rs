@@ -165,6 +165,18 @@ mod _native {
         watch::finish();
     }
 
+    /// This rank is about to wait for others in a call that is no operation.
+    #[pyfunction]
+    fn watch_enter(what: String) {
+        watch::enter(what);
+    }
+
+    /// The call has ended.
+    #[pyfunction]
+    fn watch_leave() {
+        watch::leave();
+    }
+
     /// What all ranks are doing.
     #[pyfunction]
     fn watch_report(py: Python<'_>) -> Option<String> {
