@@ -392,7 +392,9 @@ def _largest_in_magnitude(a, b, _):
     b[:] = np.where(np.abs(a) > np.abs(b), a, b)
 
 
-@pytest.mark.parametrize("jit", [lambda f: f, mpi4jax.jit, jax.jit], ids=["eager", "mpi4jax.jit", "jax.jit"])
+@pytest.mark.parametrize(
+    "jit", [lambda f: f, mpi4jax.jit, jax.jit], ids=["eager", "mpi4jax.jit", "jax.jit"]
+)
 @pytest.mark.parametrize("name", REDUCING)
 @pytest.mark.parametrize("function, commutes", [(_affine, False), (_largest_in_magnitude, True)])
 def test_reduction_of_the_user(name, function, commutes, jit):
@@ -420,6 +422,7 @@ def test_reduction_of_the_user(name, function, commutes, jit):
 
 def test_many_reductions_of_the_user():
     for k in range(5):  # a freed reduction's handle is given to the next one
+
         def plus_k(a, b, _, k=k):
             b = np.frombuffer(b, np.float32)
             b += np.frombuffer(a, np.float32) + k

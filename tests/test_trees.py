@@ -174,7 +174,9 @@ def test_keys_of_random_numbers(jit, impl, shape):
         # All ranks' operands, made on each.
         keys = jax.random.split(jax.random.key(3, impl=impl), count)
         operands = [
-            keys.reshape((SIZE, *shape)) if case.shape(shape, r) != shape else keys.reshape((SIZE, *shape))[r]
+            keys.reshape((SIZE, *shape))
+            if case.shape(shape, r) != shape
+            else keys.reshape((SIZE, *shape))[r]
             for r in range(SIZE)
         ]
         y = jit(lambda key, case=case: case.run(notoken, key))(operands[RANK])
@@ -184,11 +186,19 @@ def test_keys_of_random_numbers(jit, impl, shape):
 
 
 def test_keys_beside_numbers():
-    tree = {"key": jax.random.key(RANK), "x": jnp.float32(RANK), "raw": jax.random.key_data(jax.random.key(0))}
+    tree = {
+        "key": jax.random.key(RANK),
+        "x": jnp.float32(RANK),
+        "raw": jax.random.key_data(jax.random.key(0)),
+    }
     y = notoken.bcast(tree, SIZE - 1)
-    assert_equal(jax.random.key_data(y["key"]), np.asarray(jax.random.key_data(jax.random.key(SIZE - 1))))
+    assert_equal(
+        jax.random.key_data(y["key"]), np.asarray(jax.random.key_data(jax.random.key(SIZE - 1)))
+    )
     assert float(y["x"]) == SIZE - 1
-    assert float(jax.random.uniform(y["key"])) == float(jax.random.uniform(jax.random.key(SIZE - 1)))
+    assert float(jax.random.uniform(y["key"])) == float(
+        jax.random.uniform(jax.random.key(SIZE - 1))
+    )
 
 
 def test_keys_under_vmap_and_scan():

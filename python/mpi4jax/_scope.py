@@ -9,6 +9,7 @@ compiled function, where there is nothing on the same level that it could be reo
 from __future__ import annotations
 
 import functools
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +21,8 @@ from jax.interpreters import partial_eval as pe
 
 from . import _compat
 from ._primitive import PRIMITIVES, effect
+
+_clean = _compat.trace_state_clean
 
 scope_p = Primitive("mpi4jax_scope")
 scope_p.multiple_results = True
@@ -83,7 +86,9 @@ def scoped(f: Callable[..., Any]) -> Callable[..., Any]:
     return inside
 
 
-def jit(fun: Callable[..., Any] | None = None, /, **kwargs: Any) -> Any:
+def jit(
+    fun: Callable[..., Any] | None = None, /, *, check: bool = False, **kwargs: Any
+) -> Any:
     """Drop-in replacement for :func:`jax.jit` with cheap dispatch of functions that communicate.
 
     A function compiled by ``jax.jit`` that communicates has an ordered effect, so JAX dispatches
@@ -93,11 +98,17 @@ def jit(fun: Callable[..., Any] | None = None, /, **kwargs: Any) -> Any:
 
     Args:
         fun: function to compile. Without it, a decorator is returned.
+        check: whether the ranks compare their schedules of collectives when the function is
+            traced, which is before it first runs (with these shapes). All ranks of the
+            communicators in it must then trace it at the same point of the program.
         **kwargs: as for :func:`jax.jit` (``static_argnums``, ``donate_argnames``, ...).
 
     Returns:
         The compiled function, with the attributes of one made by ``jax.jit``: ``lower``,
         ``trace``, ``eval_shape``, ``clear_cache``.
+
+    Raises:
+        RuntimeError: with ``check``, when it is called: the schedules of the ranks differ.
 
     Example:
         >>> import jax.numpy as jnp
@@ -109,31 +120,51 @@ def jit(fun: Callable[..., Any] | None = None, /, **kwargs: Any) -> Any:
         3.0
     """
     if fun is None:
-        return functools.partial(jit, **kwargs)
-    hidden, plain = jax.jit(scoped(fun), **kwargs), jax.jit(fun, **kwargs)
-    clean = _compat.trace_state_clean
+        return functools.partial(jit, check=check, **kwargs)
+    return _Jitted(fun, kwargs, check)
 
-    @functools.wraps(fun)
-    def call(*args: Any, **kw: Any) -> Any:
-        return hidden(*args, **kw) if clean() else plain(*args, **kw)
 
-    def at_top(name: str) -> Callable[..., Any]:
-        hidden_method, plain_method = getattr(hidden, name), getattr(plain, name)
+class _Jitted:
+    """A function compiled by :func:`jit`.
 
-        def method(*args: Any, **kw: Any) -> Any:
-            return (hidden_method if clean() else plain_method)(*args, **kw)
+    An object, not a function with attributes: `jax.jit` copies the attributes of the function that
+    it is given, and `jax.jit(f).lower` must not be `f.lower`.
+    """
 
-        return method
+    def __init__(self, fun: Callable[..., Any], kwargs: dict[str, Any], check: bool):
+        functools.update_wrapper(self, fun)
+        inside = scoped(fun, check)
 
-    for name in ("lower", "trace", "eval_shape"):
-        setattr(call, name, at_top(name))
+        @functools.wraps(fun)
+        def top(*args: Any, **kw: Any) -> Any:
+            return (fun if jax.config.jax_disable_jit else inside)(*args, **kw)
 
-    def clear_cache() -> None:
-        hidden.clear_cache()
-        plain.clear_cache()
+        self._hidden, self._plain = jax.jit(top, **kwargs), jax.jit(fun, **kwargs)
 
-    call.clear_cache = clear_cache  # type: ignore[attr-defined]
-    return call
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._hidden(*args, **kwargs) if _clean() else self._plain(*args, **kwargs)
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        return self if instance is None else types.MethodType(self, instance)
+
+    def __repr__(self) -> str:
+        return f"<mpi4jax.jit of {self.__wrapped__!r}>"  # type: ignore[attr-defined]
+
+    def _jitted(self) -> Any:
+        return self._hidden if _clean() else self._plain
+
+    def lower(self, *args: Any, **kwargs: Any) -> Any:
+        return self._jitted().lower(*args, **kwargs)
+
+    def trace(self, *args: Any, **kwargs: Any) -> Any:
+        return self._jitted().trace(*args, **kwargs)
+
+    def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
+        return self._jitted().eval_shape(*args, **kwargs)
+
+    def clear_cache(self) -> None:
+        self._hidden.clear_cache()
+        self._plain.clear_cache()
 
 
 # ---- Eager ops: one compiled function per primitive and parameters

@@ -1,0 +1,357 @@
+"""`mpi4jax.jit` is a drop-in for `jax.jit`."""
+
+import functools
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from mpi4py import MPI
+from reference import LEFT, RANK, RIGHT, SIZE, assert_equal, compilations
+
+import mpi4jax
+from mpi4jax import notoken
+
+JITS = {"jax.jit": jax.jit, "mpi4jax.jit": mpi4jax.jit}
+jits = pytest.mark.parametrize("jit", JITS.values(), ids=JITS)
+
+
+def total(x):
+    return notoken.allreduce(x, MPI.SUM)
+
+
+@jits
+def test_static_arguments(jit):
+    def reduced(x, n, *, op):
+        return notoken.allreduce(x, getattr(MPI, op)) * n
+
+    f = jit(reduced, static_argnums=1, static_argnames="op")
+    assert float(f(jnp.float32(2), 3, op="SUM")) == 6 * SIZE
+    assert float(f(jnp.float32(2), 3, op="MAX")) == 6
+
+    @functools.partial(jit, static_argnames=("root", "how"))
+    def g(x, root, how=(1, 2)):
+        return notoken.bcast(x, root) * how[1]
+
+    assert float(g(jnp.float32(RANK), root=SIZE - 1)) == 2 * (SIZE - 1)
+    assert float(g(jnp.float32(RANK), SIZE - 1, how=("a", 5))) == 5 * (SIZE - 1)
+    assert float(g(jnp.float32(RANK), how=(None, 7), root=0)) == 0
+
+
+@jits
+def test_decorator_forms(jit):
+    @jit
+    def f(x):
+        """Sum over the ranks."""
+        return total(x)
+
+    assert f.__name__ == "f" and f.__doc__ == "Sum over the ranks."
+    assert float(f(jnp.float32(1))) == SIZE
+
+    @functools.partial(jit, donate_argnums=(0,))
+    def g(x):
+        return total(x)
+
+    x = jnp.ones(3)
+    assert_equal(g(x), np.full(3, SIZE, np.float32))
+    assert x.is_deleted()
+
+
+def test_decorator_with_keywords_only():
+    @mpi4jax.jit(static_argnames="n")
+    def f(x, n):
+        return total(x) * n
+
+    assert float(f(jnp.float32(1), n=2)) == 2 * SIZE
+
+
+@jits
+def test_arguments_of_all_kinds(jit):
+    @jit
+    def f(x, *args, scale=2.0, **kwargs):
+        return {"sum": total(x) * scale, "rest": [total(a) for a in args], **kwargs}
+
+    y = f(1.0, 2, [3.0, {"z": np.arange(2)}][1]["z"], scale=3.0, other=(jnp.ones(2), None))
+    assert float(y["sum"]) == 3 * SIZE
+    assert int(y["rest"][0]) == 2 * SIZE
+    assert_equal(y["rest"][1], np.arange(2, dtype=np.int32) * SIZE)
+    assert_equal(y["other"][0], np.ones(2, np.float32))
+    assert y["other"][1] is None
+
+
+@jits
+def test_methods(jit):
+    class Model:
+        def __init__(self, factor):
+            self.factor = factor
+
+        @functools.partial(jit, static_argnums=0)
+        def run(self, x):
+            return self.factor * total(x)
+
+        @staticmethod
+        @jit
+        def static(x):
+            return total(x)
+
+    assert float(Model(3).run(jnp.float32(1))) == 3 * SIZE
+    assert float(Model(4).run(x=jnp.float32(1))) == 4 * SIZE
+    assert float(Model.static(1.0)) == SIZE
+    assert float(jit(Model(5).run)(1.0)) == 5 * SIZE
+
+
+@jits
+def test_closures_and_constants(jit):
+    big = np.arange(5000, dtype=np.float32)
+    device = jnp.asarray(big)
+    y = jit(lambda x: (total(big) + x, total(device) + x))(1.0)
+    for z in y:
+        assert_equal(z, big * SIZE + 1)
+
+
+@jits
+def test_outputs(jit):
+    """Inputs, constants, Python numbers, twice the same and nothing at all."""
+    f = jit(lambda x: (x, total(x), 3, None, {"same": x, "shape": x.shape[0]}))
+    x = jnp.arange(4.0)
+    a, b, three, nothing, rest = f(x)
+    assert_equal(a, np.asarray(x))
+    assert_equal(b, np.asarray(x) * SIZE)
+    assert int(three) == 3 and nothing is None and int(rest["shape"]) == 4
+    assert jit(lambda x: None)(x) is None
+    assert jit(lambda x: notoken.send(x, MPI.PROC_NULL))(x) is None
+
+
+@jits
+def test_compiles_once_per_signature(jit):
+    f = jit(lambda x: total(x) + 1)
+    f(jnp.ones(19))
+    with compilations() as compiled:
+        for _ in range(5):
+            f(jnp.ones(19))
+    assert len(compiled) == 0
+    with compilations() as compiled:
+        f(np.ones(20, np.float32)), f(np.ones(20, np.int32)), f(np.ones(20, np.int32))
+    assert len(compiled) == 2
+
+
+def test_new_function_objects_compile_again_but_eager_ops_do_not():
+    x = jnp.ones(23)
+    notoken.allgather(x)
+    with compilations() as compiled:
+        for _ in range(5):
+            mpi4jax.allgather(x), notoken.allgather(x)
+    assert len(compiled) <= 1  # the form with a token
+
+
+def test_dispatch_is_that_of_a_function_without_effects():
+    """JAX's C++ path serves functions whose jaxpr has no effects."""
+    assert not mpi4jax.jit(total).trace(jnp.ones(3)).jaxpr.effects
+    assert jax.jit(total).trace(jnp.ones(3)).jaxpr.effects
+    # Below another transformation the effect must show, or ops would be lost.
+    assert jax.jit(mpi4jax.jit(total)).trace(jnp.ones(3)).jaxpr.effects
+    assert jax.make_jaxpr(mpi4jax.jit(total))(1.0).effects
+
+
+@jits
+def test_eval_shape_and_trace(jit):
+    f = jit(lambda x: {"y": notoken.allgather(x)})
+    shape = f.eval_shape(jnp.ones((2, 3)))
+    assert shape["y"].shape == (SIZE, 2, 3)
+    assert jax.eval_shape(f, jax.ShapeDtypeStruct((2, 3), jnp.int8))["y"].dtype == jnp.int8
+    assert "mpi4jax" in str(f.trace(jnp.ones(3)).jaxpr)
+    f.clear_cache()
+    assert_equal(f(np.ones(1, np.float32))["y"], np.ones((SIZE, 1), np.float32))
+
+
+def test_ahead_of_time():
+    f = mpi4jax.jit(lambda x, n: total(x) * n, static_argnums=1)
+    compiled = f.lower(jnp.ones(3), 2).compile()
+    for i in range(4):
+        assert_equal(compiled(np.full(3, i, np.float32)), np.full(3, 2 * i * SIZE, np.float32))
+    shape = jax.ShapeDtypeStruct((2,), jnp.float32)
+    assert_equal(f.lower(shape, 3).compile()(jnp.ones(2)), np.full(2, 3 * SIZE, np.float32))
+    assert "mpi4jax_allreduce" in f.lower(shape, 3).as_text()
+
+
+def test_ahead_of_time_twice_from_one_trace():
+    traced = mpi4jax.jit(lambda x: notoken.sendrecv(total(x), x, LEFT, RIGHT)).trace(jnp.ones(3))
+    for compiled in (traced.lower().compile(), traced.lower().compile()):
+        for _ in range(2):
+            assert_equal(compiled(jnp.ones(3)), np.full(3, SIZE, np.float32))
+
+
+@jits
+def test_donation(jit):
+    @functools.partial(jit, donate_argnames="x")
+    def step(x, y):
+        return notoken.sendrecv(x, x, LEFT, RIGHT), total(y)
+
+    x, y = jnp.full(100, RANK, jnp.float32), jnp.ones(100)
+    for i in range(1, 4):
+        old = x
+        x, z = step(x=x, y=y)
+        assert old.is_deleted() and not y.is_deleted()
+        assert_equal(x, np.full(100, (RANK - i) % SIZE, np.float32))
+        assert_equal(z, np.full(100, SIZE, np.float32))
+
+
+@pytest.mark.parametrize("outer", JITS.values(), ids=JITS)
+@pytest.mark.parametrize("inner", JITS.values(), ids=JITS)
+def test_nested(outer, inner):
+    g = inner(lambda x: (total(x), notoken.send(x, MPI.PROC_NULL))[0])
+
+    @outer
+    def f(x):
+        g(x)  # unused
+        y = g(g(x))
+        return lax.fori_loop(0, 2, lambda i, y: g(y), y)
+
+    assert float(f(jnp.float32(1))) == SIZE**4
+    assert float(g(jnp.float32(1))) == SIZE
+
+
+@jits
+def test_inside_other_transformations(jit):
+    f = jit(total)
+    assert_equal(jax.vmap(f)(jnp.arange(3.0)), np.arange(3, dtype=np.float32) * SIZE)
+    assert float(jax.grad(lambda x: f(x) ** 2)(1.0)) == 2 * SIZE
+    y, t = jax.jvp(f, (jnp.float32(2),), (jnp.float32(1),))
+    assert float(y) == 2 * SIZE and float(t) == SIZE
+    assert float(jax.checkpoint(f)(jnp.float32(1))) == SIZE
+
+
+@jits
+def test_disable_jit(jit):
+    @jit
+    def f(x):
+        if x > 0:  # concrete, without jit
+            return total(x)
+        return x
+
+    with jax.disable_jit():
+        assert float(f(jnp.float32(2))) == 2 * SIZE
+        assert float(lax.fori_loop(0, 2, lambda i, x: total(x), jnp.float32(1))) == SIZE**2
+        y, token = mpi4jax.allreduce(jnp.arange(3.0), MPI.SUM)
+        assert_equal(y, np.arange(3, dtype=np.float32) * SIZE)
+        assert_equal(jax.vmap(total)(jnp.ones(2)), np.full(2, SIZE, np.float32))
+        assert_equal(notoken.bcast({"a": jnp.ones(2)}, 0)["a"], np.ones(2, np.float32))
+
+
+@jits
+def test_errors_of_the_function_come_through(jit):
+    class Mine(Exception):
+        pass
+
+    @jit
+    def f(x):
+        total(x)
+        raise Mine("here")
+
+    for _ in range(2):
+        with pytest.raises(Mine, match="here"):
+            f(jnp.ones(3))
+    with pytest.raises(jax.errors.TracerBoolConversionError):
+        jit(lambda x: total(x) if total(x) > 0 else x)(1.0)
+    assert float(notoken.allreduce(1.0, MPI.SUM)) == SIZE
+
+
+@jits
+def test_debug_callbacks_and_other_effects(jit):
+    """Effects of others beside ours, ordered ones included."""
+    seen = []
+
+    @jit
+    def f(x):
+        jax.debug.callback(lambda v: seen.append(float(v)), x, ordered=True)
+        y = total(x)
+        jax.debug.callback(lambda v: seen.append(float(v)), y, ordered=True)
+        z = jax.pure_callback(lambda v: np.asarray(v) + 1, jax.ShapeDtypeStruct((), jnp.float32), y)
+        return total(z)
+
+    assert float(f(jnp.float32(1))) == (SIZE + 1) * SIZE
+    jax.effects_barrier()
+    assert seen == [1, SIZE]
+
+
+@jits
+def test_checkify(jit):
+    from jax.experimental import checkify
+
+    def f(x):
+        y = total(x)
+        checkify.check(y > 0, "not positive: {}", y)
+        return y
+
+    error, y = jit(checkify.checkify(f))(jnp.float32(1))
+    assert error.get() is None and float(y) == SIZE
+    error, _ = jit(checkify.checkify(f))(jnp.float32(-1))
+    assert "not positive" in error.get()
+
+
+# ---- Threads
+
+
+def in_threads(work, count=2):
+    errors = []
+
+    def run(i):
+        try:
+            work(i)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(i,)) for i in range(count)]
+    [thread.start() for thread in threads]
+    [thread.join() for thread in threads]
+    assert not errors, errors
+
+
+@jits
+def test_threads_with_a_communicator_each(jit):
+    if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
+        pytest.skip("MPI allows one thread at a time")
+    comms = [MPI.COMM_WORLD.Dup() for _ in range(2)]
+
+    def work(i):
+        f = jit(
+            lambda x: notoken.sendrecv(
+                notoken.allreduce(x, MPI.SUM, comm=comms[i]), x, LEFT, RIGHT, comm=comms[i]
+            )
+        )
+        for k in range(10):
+            assert float(f(jnp.float32(k + i))) == (k + i) * SIZE
+            assert float(notoken.allreduce(jnp.float32(k), MPI.SUM, comm=comms[i])) == k * SIZE
+
+    in_threads(work)
+    mpi4jax.flush()
+    [comm.Free() for comm in comms]
+
+
+@pytest.mark.ranks(1)
+@jits
+def test_threads_with_one_communicator(jit):
+    """On one rank no order is wrong; nothing breaks."""
+    f = jit(lambda x: notoken.sendrecv(total(x), x, 0, 0))
+    status = threading.local()
+
+    def work(i):
+        status.mine = MPI.Status()
+        for k in range(20):
+            assert float(f(jnp.float32(k))) == k
+            y = notoken.sendrecv(
+                jnp.full(3, i), jnp.full(3, -1), 0, 0, sendtag=i, recvtag=i, status=status.mine
+            )
+            assert_equal(y, np.full(3, i, np.int32))
+            assert status.mine.Get_tag() == i
+
+    in_threads(work, 4)
+
+
+def test_work_in_another_thread_than_main():
+    def work(i):
+        assert float(jax.jit(total)(jnp.float32(2))) == 2 * SIZE
+
+    in_threads(work, 1)
