@@ -14,6 +14,7 @@ import atexit
 import builtins
 import sys
 import threading
+import traceback
 from types import TracebackType
 from typing import Any, NoReturn
 
@@ -61,13 +62,18 @@ def _say(words: str) -> None:
 
 
 def _on_exception(
-    kind: type[BaseException], value: BaseException, traceback: TracebackType | None
+    kind: type[BaseException], value: BaseException, trace: TracebackType | None
 ) -> None:
     ends_job = not _interactive()
+    if not ends_job or _previous_hook is not sys.__excepthook__:
+        _previous_hook(kind, value, trace)
     if ends_job:
-        _say(f"an uncaught exception on this rank ends the job {_OPT_OUT}")
-    _previous_hook(kind, value, traceback)
-    if ends_job:
+        words = f"an uncaught exception on this rank ends the job {_OPT_OUT}"
+        if _previous_hook is sys.__excepthook__:
+            # In one piece, so that ranks that fail together do not mix their lines.
+            words += "\n" + "".join(traceback.format_exception(kind, value, trace)).rstrip()
+        _flush()
+        _say(words)
         _abort(130 if issubclass(kind, KeyboardInterrupt) else 1)
 
 

@@ -30,6 +30,7 @@ __all__ = [
     "bind_eqn",
     "closed_call_p",
     "cond_p",
+    "eqn_line",
     "eval_primitive",
     "fresh_xla_token",
     "intercept_differentiation",
@@ -130,11 +131,17 @@ def scan_counts(params: dict[str, Any]) -> tuple[int, int]:
 
 
 def user_line(ctx: mlir.LoweringRuleContext) -> str:
-    """``file.py:81`` of the user's call that is being lowered, or ``""``.
+    """``file.py:81`` of the user's call that is being lowered, or ``""``."""
+    return _line(ctx.traceback)
 
-    An eager op is compiled once for all its callers, so it has no line of its own.
-    """
-    traceback = ctx.traceback
+
+def eqn_line(eqn: core.JaxprEqn) -> str:
+    """``file.py:81`` of the user's call that an equation stands for, or ``""``."""
+    return _line(eqn.source_info.traceback)
+
+
+def _line(traceback: Any) -> str:
+    """The user's line. An eager op is compiled once for all its callers, so it has none."""
     codes = traceback.raw_frames()[0] if traceback else []
     if any(code.co_name == "_eager" and code.co_filename == _OPS_FILE for code in codes):
         return ""

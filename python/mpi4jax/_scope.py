@@ -19,7 +19,7 @@ from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun
 from jax.interpreters import ad, batching, mlir
 from jax.interpreters import partial_eval as pe
 
-from . import _compat
+from . import _compat, _schedule
 from ._primitive import PRIMITIVES, effect
 
 _clean = _compat.trace_state_clean
@@ -63,8 +63,11 @@ ad.primitive_jvps[scope_p] = _jvp
 batching.primitive_batchers[scope_p] = _batch
 
 
-def scoped(f: Callable[..., Any]) -> Callable[..., Any]:
-    """``f`` inside a scope; for the function of an outermost ``jax.jit``."""
+def scoped(f: Callable[..., Any], check: bool = False) -> Callable[..., Any]:
+    """``f`` inside a scope; for the function of an outermost ``jax.jit``.
+
+    With ``check``, the ranks compare their schedules when it is traced.
+    """
 
     @functools.wraps(f)
     def inside(*args: Any, **kwargs: Any) -> Any:
@@ -80,6 +83,10 @@ def scoped(f: Callable[..., Any]) -> Callable[..., Any]:
         operands = [leaf for leaf, t in zip(leaves, traced, strict=True) if t]
         jaxpr, shape = jax.make_jaxpr(flat, return_shape=True)(*operands)
         run = jaxpr_as_fun(jaxpr)
+        if check:
+            with jax.ensure_compile_time_eval():
+                flush()  # what is under way must not mix with the comparison
+            _schedule.compare(getattr(f, "__name__", repr(f)), jaxpr)
         out = scope_p.bind(*operands, jaxpr=jaxpr) if effect in jaxpr.effects else run(*operands)
         return jax.tree.unflatten(jax.tree.structure(shape), out)
 
