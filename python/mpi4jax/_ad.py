@@ -1,4 +1,4 @@
-"""Differentiation that is the same on every rank.
+"""Transformations that are the same on every rank.
 
 Whether JAX differentiates an equation depends on whether its operands are perturbed on this
 rank; whether its transpose waits for a message depends on the other ranks. So while a function
@@ -6,11 +6,13 @@ is differentiated, one token, a float32 scalar that is always perturbed, is thre
 op in program order: through those of the function itself, and through the jaxprs of the jitted
 functions, loops, branches and rematerialised functions that it calls. Then every op has a
 perturbed operand on every rank, no op of a loop is loop-invariant, and no op is without outputs.
+
+In the same way, under `vmap`, one batched token makes all messages of all ranks carry the batch.
 """
 
 from __future__ import annotations
 
-import weakref
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.extend.core import ClosedJaxpr, Literal, Primitive
+from jax.extend.core import ClosedJaxpr, Literal, Primitive, jaxpr_as_fun
 from jax.interpreters import ad, batching, mlir
 
 from . import _compat
@@ -51,6 +53,49 @@ ad.primitive_jvps[seed_p] = _seed_jvp
 ad.primitive_transposes[seed_p] = _seed_transpose
 
 
+# ---- The tie: the identity of its first operand, which is tracked if the token is
+
+tie_p = Primitive("mpi4jax_tie")
+tie_p.def_abstract_eval(lambda x, token: x)
+tie_p.def_impl(_compat.eval_primitive(tie_p))
+mlir.register_lowering(tie_p, lambda ctx, x, token: [x])
+
+
+def _tie_batch(args: Sequence[Any], dims: Sequence[Any]) -> tuple[Any, Any]:
+    (x, token), (dim, token_dim) = args, dims
+    if dim is None:
+        x, dim = jnp.broadcast_to(x, (token.shape[token_dim], *x.shape)), 0
+    return tie_p.bind(x, token if token_dim is None else token[0]), dim
+
+
+def _tie_jvp(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
+    return tie_p.bind(*primals), tie_p.bind(*[ad.instantiate_zeros(t) for t in tangents])
+
+
+def _tie_transpose(c: Any, x: Any, token: Any) -> list[Any]:
+    linear = ad.is_undefined_primal
+    return [c if linear(x) else None, jnp.zeros((), np.float32) if linear(token) else None]
+
+
+batching.primitive_batchers[tie_p] = _tie_batch
+ad.primitive_jvps[tie_p] = _tie_jvp
+ad.primitive_transposes[tie_p] = _tie_transpose
+
+
+def _tie(token: Any, args: Sequence[Any]) -> list[Any]:
+    return [tie_p.bind(x, token) if jnp.issubdtype(x.dtype, np.inexact) else x for x in args]
+
+
+# ---- The first equation of a function that a token was threaded through: the identity
+
+entry_p = Primitive("mpi4jax_entry")
+entry_p.def_abstract_eval(lambda token: token)
+entry_p.def_impl(lambda token: token)
+mlir.register_lowering(entry_p, lambda ctx, token: [token])
+batching.primitive_batchers[entry_p] = lambda args, dims: (entry_p.bind(*args), *dims)
+ad.deflinear2(entry_p, lambda c, token: [c])
+
+
 # ---- Threading a token through an equation: (params, token, args) -> (token, results)
 
 Threaded = tuple[Any, list[Any]]
@@ -70,14 +115,17 @@ def _thread(jaxpr: Any) -> Callable[..., Threaded]:
         def read(v: Any) -> Any:
             return v.val if isinstance(v, Literal) else env[v]
 
+        token = entry_p.bind(token)
         for eqn in jaxpr.eqns:
             ins = [read(v) for v in eqn.invars]
-            rule = RULES.get(eqn.primitive) if effect in eqn.effects else None
+            communicates = effect in eqn.effects
             with eqn.ctx.manager:
-                if rule is None:
-                    outs = _compat.bind_eqn(eqn, ins)
+                if communicates and eqn.primitive in RULES:
+                    token, outs = RULES[eqn.primitive](eqn.params, token, ins)
                 else:
-                    token, outs = rule(eqn.params, token, ins)
+                    if communicates and eqn.primitive in _CUSTOM_DERIVATIVES:
+                        ins = _tie(token, ins)
+                    outs = _compat.bind_eqn(eqn, ins)
             env.update(zip(eqn.outvars, outs, strict=True))
         return token, [read(v) for v in jaxpr.outvars]
 
@@ -95,16 +143,16 @@ def _rule_op(name: str) -> Callable[..., Threaded]:
     return rule
 
 
-_jitted: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+@functools.lru_cache(maxsize=1024)  # one function for all calls, so that it is compiled once
+def _threaded_jit(jaxpr: ClosedJaxpr, name: str, inline: Any) -> Callable[..., Threaded]:
+    run = _thread(jaxpr)
+    run.__name__ = name
+    return jax.jit(run, inline=inline)
 
 
 def _rule_jit(params: dict[str, Any], token: Any, args: Sequence[Any]) -> Threaded:
-    jaxpr, _ = _open(params["jaxpr"])
-    if jaxpr not in _jitted:
-        run = _thread(params["jaxpr"])
-        run.__name__ = params["name"]
-        _jitted[jaxpr] = jax.jit(run, inline=params["inline"])
-    return _jitted[jaxpr](token, *args)  # type: ignore[no-any-return]
+    run = _threaded_jit(params["jaxpr"], params["name"], params["inline"])
+    return run(token, *args)
 
 
 def _rule_inline(key: str) -> Callable[..., Threaded]:
@@ -164,11 +212,21 @@ def _rule_cond(params: dict[str, Any], token: Any, args: Sequence[Any]) -> Threa
 
 
 def _rule_remat(params: dict[str, Any], token: Any, args: Sequence[Any]) -> Threaded:
+    threaded = jax.make_jaxpr(_thread(params["jaxpr"]))(token, *args)
+    jaxpr, consts = _compat.close_constants(threaded)
     prevent_cse = params["prevent_cse"]
     if isinstance(prevent_cse, tuple):  # one for each operand
-        prevent_cse = (True, *prevent_cse)
-    run = jax.checkpoint(_thread(params["jaxpr"]), prevent_cse=prevent_cse, policy=params["policy"])
-    return run(token, *args)  # type: ignore[no-any-return]
+        prevent_cse = (*(False for _ in consts), True, *prevent_cse)
+    token, *out = _compat.remat_p.bind(
+        *consts, token, *args, **{**params, "jaxpr": jaxpr, "prevent_cse": prevent_cse}
+    )
+    return token, out
+
+
+def _rule_linear_solve(params: dict[str, Any], token: Any, args: Sequence[Any]) -> Threaded:
+    # The solve is differentiated as a whole, by solving again. The matrix is tied as well: on a
+    # rank where it were not perturbed, a matvec that communicates would be left out.
+    return token, _compat.linear_solve_p.bind(*_tie(token, args), **params)
 
 
 RULES: dict[Primitive, Callable[..., Threaded]] = {
@@ -180,41 +238,81 @@ RULES: dict[Primitive, Callable[..., Threaded]] = {
     _compat.while_p: _rule_while,
     _compat.cond_p: _rule_cond,
     _compat.remat_p: _rule_remat,
+    _compat.linear_solve_p: _rule_linear_solve,
 }
 
+_CUSTOM_DERIVATIVES = {_compat.custom_jvp_call_p, _compat.custom_vjp_call_p}
 _OPS = {primitive: SPECS[name] for name, primitive in PRIMITIVES.items()}
-_BINDS_ITSELF = {_compat.scan_p, _compat.while_p, _compat.cond_p, _compat.remat_p, _compat.jit_p}
 
 
-def _communicates(primitive: Primitive, params: dict[str, Any]) -> bool:
+def _jaxprs(params: dict[str, Any]) -> list[Any]:
+    """The jaxprs among the parameters of an equation."""
+    values = [v for value in params.values() for v in (value if isinstance(value, tuple) else [value])]
+    return [value for value in values if hasattr(value, "effects")]
+
+
+def _own_token(primitive: Primitive, params: dict[str, Any], args: Sequence[Any]) -> Any:
+    """The token that an equation already has, or None."""
     if primitive in _OPS:
-        return True
-    jaxprs = [
-        j
-        for value in params.values()
-        for j in (value if isinstance(value, tuple) else (value,))
-        if hasattr(j, "effects")
-    ]
-    return any(effect in j.effects for j in jaxprs)
+        return next(iter(split(_OPS[primitive], params, args)[2]), None)
+    for jaxpr in _jaxprs(params):
+        first = _open(jaxpr)[0].eqns[:1]
+        if first and first[0].primitive is entry_p:
+            # The arguments of the equation end with those of the jaxpr.
+            operands = _open(jaxpr)[0].invars
+            position = next((i for i, v in enumerate(operands) if v is first[0].invars[0]), None)
+            if position is not None:
+                return args[len(args) - len(operands) + position]
+    return None
+
+
+def _token(trace: Any) -> Any:
+    """The token of a trace: at first a new one. None if the trace transforms nothing."""
+    token = getattr(trace, "mpi4jax_token", None)
+    return token if token is not None else _compat.track(trace, seed_p.bind)
 
 
 def _rewrite(trace: Any, primitive: Primitive, args: Sequence[Any], params: dict[str, Any]) -> Any:
+    if primitive is entry_p and _compat.tracked(trace, args[0]):
+        trace.mpi4jax_token = args[0]
     rule = RULES.get(primitive)
-    if rule is None or not _communicates(primitive, params):
+    if rule is None or not (primitive in _OPS or any(effect in j.effects for j in _jaxprs(params))):
         return None
-    if primitive in _OPS:
-        own = split(_OPS[primitive], params, args)[2]
-        if own and _compat.perturbed(trace, own[0]):
-            return None
-    token = getattr(trace, "mpi4jax_token", None)
+    own = _own_token(primitive, params, args)
+    if own is not None and _compat.tracked(trace, own):
+        return None
+    token = _token(trace)
     if token is None:
-        token = _compat.perturb(trace, seed_p.bind)
-        if token is None:  # nothing is differentiated
-            return None
-    # Binds that the rule makes come back here; its own must not be rewritten again.
-    with _compat.once(trace, primitive if primitive in _BINDS_ITSELF else None):
+        return None
+    # A rule of an op binds it with the token, and stops above; the others bind what they are for.
+    with _compat.once(trace, None if primitive in _OPS else primitive):
         trace.mpi4jax_token, out = rule(params, token, list(args))
     return out
 
 
-_compat.intercept_differentiation(_rewrite)
+def _tie_to_trace(trace: Any, args: Sequence[Any]) -> Sequence[Any]:
+    token = _token(trace)
+    if token is None:
+        return args
+    with _compat.once(trace, None):
+        return _tie(token, args)
+
+
+def _evaluate_linear(jaxpr: ClosedJaxpr, args: Sequence[Any]) -> list[Any]:
+    """A linear function of unknown ``args``, in which every op is part of the function.
+
+    What an op gives is linear in the inputs of other ranks also where its operands are constants
+    here; and where they are constants everywhere, it is a constant. The derivative at zero tells
+    the two apart.
+    """
+    if effect not in jaxpr.effects or not all(jnp.issubdtype(x.dtype, np.inexact) for x in args):
+        return jaxpr_as_fun(jaxpr)(*args)  # type: ignore[no-any-return]
+    primals = [jnp.zeros((), np.float32), *(jnp.zeros(x.shape, x.dtype) for x in args)]
+    tangents = [seed_p.bind(*args), *args]
+    _, (_, out) = jax.jvp(_thread(jaxpr), primals, tangents)
+    return list(out)
+
+
+_compat.intercept(_rewrite)
+_compat.intercept_custom_derivatives(effect, _tie_to_trace)
+_compat.intercept_linear_transpose(_evaluate_linear)

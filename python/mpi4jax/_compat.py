@@ -14,13 +14,24 @@ from typing import Any
 import jax
 import numpy as np
 from jax._src import core, effects, source_info_util
+from jax._src import linear_util as lu
 from jax._src.ad_checkpoint import remat_p
 from jax._src.interpreters import ad as _ad
+from jax._src.interpreters import partial_eval as pe
+from jax._src.interpreters.batching import BatchTrace, BatchTracer
 from jax._src.lib.mlir.dialects import hlo as _hlo
 from jax._src.pjit import jit_p
-from jax.extend.core.primitives import closed_call_p, cond_p, scan_p, while_p
+from jax.extend.core import ClosedJaxpr
+from jax.extend.core.primitives import (
+    closed_call_p,
+    cond_p,
+    custom_jvp_call_p,
+    custom_vjp_call_p,
+    linear_solve_p,
+    scan_p,
+    while_p,
+)
 from jax.interpreters import mlir, xla
-from jax.interpreters import partial_eval as pe
 
 __all__ = [
     "AbstractToken",
@@ -28,23 +39,31 @@ __all__ = [
     "abstract_token",
     "add_effect_type",
     "bind_eqn",
+    "close_constants",
     "closed_call_p",
     "cond_p",
+    "custom_jvp_call_p",
+    "custom_vjp_call_p",
     "eqn_line",
     "eval_primitive",
     "fresh_xla_token",
-    "intercept_differentiation",
+    "intercept",
+    "intercept_custom_derivatives",
+    "intercept_linear_transpose",
     "jit_p",
+    "linear_solve_p",
     "never_dead",
-    "perturb",
-    "perturbed",
+    "once",
     "register_targets",
     "remat_p",
     "scan_counts",
     "scan_p",
     "trace_state_clean",
+    "track",
+    "tracked",
     "user_line",
     "while_p",
+    "zero_tangent",
 ]
 
 AbstractToken = core.AbstractToken
@@ -73,6 +92,26 @@ def add_effect_type(effect: type[effects.Effect]) -> None:
         effects.partial_eval_kept_effects,
     ):
         kind.add_type(effect)
+    _keep_in_partial_evaluation(effect)
+
+
+def _keep_in_partial_evaluation(effect: type[effects.Effect]) -> None:
+    """Keep equations that have the effect and unused results, of primitives that JAX forgets.
+
+    Of the primitives with functions inside, JAX keeps only scans and jitted functions.
+    """
+    forgotten = {remat_p, cond_p, while_p}
+    original = pe.new_eqn_recipe
+
+    def new_eqn_recipe(
+        trace: Any, ins: Any, outs: Any, primitive: Any, params: Any, effs: Any, *rest: Any
+    ) -> Any:
+        recipe = original(trace, ins, outs, primitive, params, effs, *rest)
+        if primitive in forgotten and any(isinstance(e, effect) for e in effs):
+            trace.effect_handles.append(pe.EffectHandle(list(ins), recipe))
+        return recipe
+
+    pe.new_eqn_recipe = new_eqn_recipe
 
 
 def register_targets(
@@ -122,6 +161,11 @@ def bind_eqn(eqn: core.JaxprEqn, args: Sequence[Any]) -> list[Any]:
     return list(out) if eqn.primitive.multiple_results else [out]
 
 
+def zero_tangent(x: Any) -> Any:
+    """The symbolic zero that is the tangent of ``x``."""
+    return _ad.Zero(core.typeof(x).to_tangent_aval())
+
+
 def scan_counts(params: dict[str, Any]) -> tuple[int, int]:
     """The number of constants and of carried values of a scan equation."""
     if "num_consts" in params:
@@ -149,30 +193,36 @@ def _line(traceback: Any) -> str:
     return f"{os.path.basename(frame.file_name)}:{frame.start_line}" if frame else ""
 
 
-# ---- Differentiation
-#
-# JAX skips an equation's differentiation rule where none of its operands is perturbed on this
-# rank. For an op that communicates that is wrong: a `recv` into a constant template has no
-# perturbed operand, but the `send` on the other rank has one, and its transpose waits for ours.
-# There is no hook for it, so `process_primitive` of the two differentiating traces is wrapped.
+def close_constants(jaxpr: ClosedJaxpr) -> tuple[core.Jaxpr, list[Any]]:
+    """A jaxpr whose constants are its first arguments, and the constants."""
+    return pe.convert_constvars_jaxpr(jaxpr.jaxpr), list(jaxpr.consts)
 
-_DIFFERENTIATING = (_ad.JVPTrace, _ad.LinearizeTrace)
+
+# ---- Transformations
+#
+# JAX applies a transformation's rule to an equation only where one of its operands is tracked by
+# the transformation: perturbed, of the differentiating traces, or batched, of `vmap`. For an op
+# that communicates that is wrong. A `recv` into a constant template has no perturbed operand, but
+# the `send` on the other rank has one, and its transpose waits for ours; and where that operand is
+# batched, its message is too long for an unbatched template. There is no hook for it, so
+# `process_primitive` of these traces is wrapped.
+
 _bypass = threading.local()
 
 
-def intercept_differentiation(
+def intercept(
     rewrite: Callable[[Any, core.Primitive, Sequence[Any], dict[str, Any]], Any],
 ) -> None:
-    """Call ``rewrite(trace, primitive, args, params)`` before an equation is differentiated.
+    """Call ``rewrite(trace, primitive, args, params)`` before an equation is transformed.
 
     ``rewrite`` returns None to leave the equation alone, or its results. It runs with ``trace``
-    current, so what it binds is differentiated; :func:`once` keeps its own bind from coming back.
+    current, so what it binds is transformed; :func:`once` keeps its own bind from coming back.
     """
 
     def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
         def process_primitive(self: Any, primitive: Any, args: Any, params: Any, /) -> Any:
-            if getattr(_bypass, "primitive", None) is primitive:
-                _bypass.primitive = None
+            if getattr(_bypass, "once", None) == (id(self), primitive):
+                _bypass.once = None
             else:
                 out = rewrite(self, primitive, args, params)
                 if out is not None:
@@ -181,34 +231,38 @@ def intercept_differentiation(
 
         return process_primitive
 
-    for trace in _DIFFERENTIATING:
+    for trace in (_ad.JVPTrace, _ad.LinearizeTrace, BatchTrace):
         trace.process_primitive = wrap(trace.process_primitive)
 
 
 @contextlib.contextmanager
 def once(trace: Any, primitive: core.Primitive) -> Iterator[None]:
     """Make ``trace`` current; the next bind of ``primitive`` there is not intercepted."""
-    previous = getattr(_bypass, "primitive", None)
-    _bypass.primitive = primitive
+    previous = getattr(_bypass, "once", None)
+    _bypass.once = (id(trace), primitive)
     try:
         with core.set_current_trace(trace):
             yield
     finally:
-        _bypass.primitive = previous
+        _bypass.once = previous
 
 
-def perturbed(trace: Any, value: Any) -> bool:
-    """Whether ``value`` has a nonzero tangent in ``trace``."""
+def tracked(trace: Any, value: Any) -> bool:
+    """Whether ``trace`` transforms what is computed from ``value``."""
+    if isinstance(trace, BatchTrace):
+        return trace.to_batch_info(value)[1] is not None
     return type(trace.to_primal_tangent_pair(value)[1]) is not _ad.Zero
 
 
-def perturb(trace: Any, seed: Callable[..., Any]) -> Any:
-    """A float32 zero that is a perturbed value of ``trace``, or None if nothing is.
+def track(trace: Any, seed: Callable[..., Any]) -> Any:
+    """A float32 zero that ``trace`` tracks, or None if it does not track anything.
 
     In reverse mode its tangent must depend on an input of the linear function that is being
     built, or its transpose would not contain what is made from it: ``seed(*inputs)`` makes it.
     """
     with core.set_current_trace(trace.parent_trace):
+        if isinstance(trace, BatchTrace):
+            return BatchTracer(trace, jax.numpy.zeros(trace.axis_data.size, np.float32), 0)
         value = jax.numpy.zeros((), np.float32)
         if isinstance(trace, _ad.JVPTrace):
             return _ad.JVPTracer(trace, value, jax.numpy.zeros((), np.float32))
@@ -223,3 +277,75 @@ def perturb(trace: Any, seed: Callable[..., Any]) -> Any:
         return None
     with core.set_current_trace(tangents):
         return _ad.LinearizeTracer(trace, value, seed(*inputs))
+
+
+# Functions with a derivative rule of the user's do not come by `process_primitive`.
+
+
+def trace_to_jaxpr(fun: lu.WrappedFun, args: Sequence[Any]) -> ClosedJaxpr:
+    """What ``fun`` does on ``args``. Its auxiliary outputs are stored."""
+    jaxpr, _, consts = pe.trace_to_jaxpr_dynamic(fun, [core.typeof(x) for x in args])
+    return ClosedJaxpr(jaxpr, consts)
+
+
+def _effects_of(fun: lu.WrappedFun, args: Sequence[Any]) -> Any:
+    found = trace_to_jaxpr(fun, args).effects
+    for store in fun.stores:
+        if store is not None:
+            store.reset()  # it is called again, and stores its auxiliary outputs then
+    return found
+
+
+def intercept_custom_derivatives(
+    effect: effects.Effect, tie: Callable[[Any, Sequence[Any]], Sequence[Any]]
+) -> None:
+    """Make functions with a derivative rule of the user's, that have ``effect``, use the rule.
+
+    ``tie(trace, args)`` is called where no argument is tracked; it returns tracked ones. The
+    linear equation that stands for the rule of a ``custom_vjp`` gets the effect of its backward
+    pass, so that it is kept also where no cotangent needs it.
+    """
+
+    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+        def process(self: Any, primitive: Any, fun: Any, *rest: Any, **params: Any) -> Any:
+            *rules, args = rest
+            if not any(tracked(self, x) for x in args) and effect in _effects_of(fun, args):
+                args = tie(self, args)
+            return original(self, primitive, fun, *rules, args, **params)
+
+        return process
+
+    for trace in (_ad.JVPTrace, _ad.LinearizeTrace):
+        trace.process_custom_jvp_call = wrap(trace.process_custom_jvp_call)
+        trace.process_custom_vjp_call = wrap(trace.process_custom_vjp_call)
+
+    def abstract_eval(*avals: Any, num_res: int, bwd: Any, out_avals: Any, **_: Any) -> Any:
+        def backward(*args: Any) -> tuple[()]:
+            bwd.call_wrapped(*args)
+            return ()
+
+        fun = lu.wrap_init(backward, debug_info=bwd.debug_info.with_unknown_names())
+        jaxpr, *_ = pe.trace_to_jaxpr_dynamic(fun, [*avals[:num_res], *out_avals])
+        return out_avals, {effect} & set(jaxpr.effects)
+
+    _ad.custom_lin_p.def_effectful_abstract_eval(abstract_eval)
+
+
+def intercept_linear_transpose(evaluate: Callable[[ClosedJaxpr, Sequence[Any]], Any]) -> None:
+    """Have ``evaluate(jaxpr, args)`` run the functions that ``jax.linear_transpose`` is given.
+
+    ``args`` are the inputs of the linear function, the unknown values of a partial evaluation.
+    """
+    original = pe.trace_to_jaxpr_nounits
+
+    def trace_to_jaxpr_nounits(fun: lu.WrappedFun, *args: Any, **kwargs: Any) -> Any:
+        if fun.debug_info.traced_for == "linear_transpose":
+            given = fun
+
+            def run(*args: Any) -> Any:
+                return evaluate(trace_to_jaxpr(given, args), args)
+
+            fun = lu.wrap_init(run, debug_info=fun.debug_info)
+        return original(fun, *args, **kwargs)
+
+    pe.trace_to_jaxpr_nounits = trace_to_jaxpr_nounits

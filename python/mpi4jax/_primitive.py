@@ -306,10 +306,10 @@ def _lowering(spec: Spec, ctx: mlir.LoweringRuleContext, *args: Any, **p: Any) -
 
 
 def _batch(spec: Spec, args: Sequence[Any], dims: Sequence[Any], **p: Any) -> tuple[Any, Any]:
+    """All arrays are batched, also unbatched ones: on another rank they may be batched."""
     arrays, env, token = split(spec, p, list(zip(args, dims, strict=True)))
     (size,) = {x.shape[d] for x, d in zip(args, dims, strict=True) if d is not None}
     before, after = stacked(spec, p)
-    batched = any(d is not None for _, d in arrays)
 
     def to_payload(x: Any, d: int | None) -> Any:
         """Move, or make, the batch axis at the front of the payload of one rank."""
@@ -320,11 +320,15 @@ def _batch(spec: Spec, args: Sequence[Any], dims: Sequence[Any], **p: Any) -> tu
     def unbatched(x: Any, d: int | None) -> Any:
         return x if d is None else lax.index_in_dim(x, 0, d, keepdims=False)
 
-    xs = [to_payload(x, d) for x, d in arrays] if batched else [x for x, _ in arrays]
+    xs = [to_payload(x, d) for x, d in arrays]
     rest = [unbatched(x, d) for x, d in (*env, *token)]
-    out = PRIMITIVES[spec.name].bind(*xs, *rest, **p)
-    first = int(after) if batched else None
-    return out, [first if i == 0 and spec.returns else None for i in range(len(out))]
+    out = bind(spec, *xs, *rest, **p)
+    out_dims: list[int | None] = [None] * len(out)
+    if spec.returns:
+        out_dims[0] = int(after)
+    if token:
+        out[-1], out_dims[-1] = jnp.broadcast_to(out[-1], (size,)), 0
+    return out, out_dims
 
 
 # ---- Differentiation
@@ -368,7 +372,7 @@ def _jvp(spec: Spec, primals: Any, tangents: Any, **p: Any) -> tuple[list[Any], 
         out = token_tangent
     remaining = iter(out)
     return results, [
-        next(remaining) if _inexact(r) else ad.Zero.from_primal_value(r) for r in results
+        next(remaining) if _inexact(r) else _compat.zero_tangent(r) for r in results
     ]
 
 
