@@ -17,7 +17,6 @@ import jax
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun
 from jax.interpreters import ad, batching, mlir
-from jax.interpreters import partial_eval as pe
 
 from . import _compat, _schedule
 from ._primitive import PRIMITIVES, effect
@@ -57,7 +56,7 @@ def _batch(args: Any, dims: Any, *, jaxpr: ClosedJaxpr) -> Any:
 mlir.register_lowering(scope_p, _lowering)
 scope_p.def_impl(_compat.eval_primitive(scope_p))  # under jax.disable_jit()
 # Kept also where nothing uses its results.
-pe.dce_rules[scope_p] = lambda used, eqn: ([True] * len(eqn.invars), eqn)
+_compat.never_dead(scope_p)
 # Transformed, a scope is what is in it: the effect shows again.
 ad.primitive_jvps[scope_p] = _jvp
 batching.primitive_batchers[scope_p] = _batch
