@@ -144,7 +144,8 @@ def test_two_handles_compile_once():
     with compilations() as compiled:
         for _ in range(5):
             handle, reduction = MPI.Intracomm(comm), MPI.Op(MPI.SUM)
-            assert handle is not comm and reduction is not MPI.SUM
+            assert handle is not comm
+            assert reduction is not MPI.SUM
             y = notoken.allreduce(x, reduction, comm=handle)
             assert_equal(y, np.full(11, SIZE, np.float32))
     assert len(compiled) == 0
@@ -170,7 +171,8 @@ def test_equations_compare_by_value():
     )
     other = jax.make_jaxpr(lambda: notoken.bcast(1.0, 0, comm=WORLD))()
     params = [jaxpr.eqns[-1].params["comm"] for jaxpr in (a, b, other)]
-    assert params[0] == params[1] and hash(params[0]) == hash(params[1])
+    assert params[0] == params[1]
+    assert hash(params[0]) == hash(params[1])
     assert params[0] != params[2]
     comm.Free()
 
@@ -184,7 +186,8 @@ def test_names():
     twin = comm.Dup()
     twin.Set_name("ocean")
     g = jax.jit(lambda x: notoken.allreduce(x, MPI.SUM, comm=twin))
-    assert '"ocean"' not in g.lower(1.0).as_text() and "ocean#" in g.lower(1.0).as_text()
+    assert '"ocean"' not in g.lower(1.0).as_text()
+    assert "ocean#" in g.lower(1.0).as_text()
     with pytest.raises(ValueError, match=rf"communicator ocean has size {SIZE}"):
         notoken.bcast(1.0, SIZE, comm=comm)
     comm.Free()
@@ -192,6 +195,11 @@ def test_names():
 
 
 # ---- Freed
+
+
+def finish(f):
+    jax.block_until_ready(f())
+    mpi4jax.flush()
 
 
 def freed():
@@ -208,7 +216,7 @@ def test_freed_before_the_call():
     comm.Free()
     with pytest.raises(ValueError, match="allreduce: argument 'comm' is the null communicator"):
         notoken.allreduce(1.0, MPI.SUM, comm=comm)
-    with pytest.raises(ValueError, match="allreduce: .* short-lived, which has been freed"):
+    with pytest.raises(ValueError, match=r"allreduce: .* short-lived, which has been freed"):
         notoken.allreduce(1.0, MPI.SUM, comm=other)
 
 
@@ -220,14 +228,12 @@ def test_freed_after_compilation(name, jit):
     if name == "recv":  # from MPI.PROC_NULL it calls nothing
         f = jit(lambda: notoken.recv(np.zeros(1, np.float32), comm.rank, comm=comm))
         request = comm.Isend(np.ones(1, np.float32), comm.rank)
-    jax.block_until_ready(f())
-    mpi4jax.flush()
+    finish(f)
     if name == "recv":
         request.Wait()
     comm.Free()
     with pytest.raises((ValueError, RuntimeError), match="communicator short-lived has been freed"):
-        jax.block_until_ready(f())
-        mpi4jax.flush()
+        finish(f)
     # What comes later is not harmed.
     assert float(notoken.allreduce(1.0, MPI.SUM)) == SIZE
 

@@ -47,7 +47,8 @@ def test_decorator_forms(jit):
         """Sum over the ranks."""
         return total(x)
 
-    assert f.__name__ == "f" and f.__doc__ == "Sum over the ranks."
+    assert f.__name__ == "f"
+    assert f.__doc__ == "Sum over the ranks."
     assert float(f(jnp.float32(1))) == SIZE
 
     @functools.partial(jit, donate_argnums=(0,))
@@ -119,7 +120,9 @@ def test_outputs(jit):
     a, b, three, nothing, rest = f(x)
     assert_equal(a, np.asarray(x))
     assert_equal(b, np.asarray(x) * SIZE)
-    assert int(three) == 3 and nothing is None and int(rest["shape"]) == 4
+    assert int(three) == 3
+    assert nothing is None
+    assert int(rest["shape"]) == 4
     assert jit(lambda x: None)(x) is None
     assert jit(lambda x: notoken.send(x, MPI.PROC_NULL))(x) is None
 
@@ -193,7 +196,8 @@ def test_donation(jit):
     for i in range(1, 4):
         old = x
         x, z = step(x=x, y=y)
-        assert old.is_deleted() and not y.is_deleted()
+        assert old.is_deleted()
+        assert not y.is_deleted()
         assert_equal(x, np.full(100, (RANK - i) % SIZE, np.float32))
         assert_equal(z, np.full(100, SIZE, np.float32))
 
@@ -219,7 +223,8 @@ def test_inside_other_transformations(jit):
     assert_equal(jax.vmap(f)(jnp.arange(3.0)), np.arange(3, dtype=np.float32) * SIZE)
     assert float(jax.grad(lambda x: f(x) ** 2)(1.0)) == 2 * SIZE
     y, t = jax.jvp(f, (jnp.float32(2),), (jnp.float32(1),))
-    assert float(y) == 2 * SIZE and float(t) == SIZE
+    assert float(y) == 2 * SIZE
+    assert float(t) == SIZE
     assert float(jax.checkpoint(f)(jnp.float32(1))) == SIZE
 
 
@@ -234,7 +239,7 @@ def test_disable_jit(jit):
     with jax.disable_jit():
         assert float(f(jnp.float32(2))) == 2 * SIZE
         assert float(lax.fori_loop(0, 2, lambda i, x: total(x), jnp.float32(1))) == SIZE**2
-        y, token = mpi4jax.allreduce(jnp.arange(3.0), MPI.SUM)
+        y, _token = mpi4jax.allreduce(jnp.arange(3.0), MPI.SUM)
         assert_equal(y, np.arange(3, dtype=np.float32) * SIZE)
         assert_equal(jax.vmap(total)(jnp.ones(2)), np.full(2, SIZE, np.float32))
         assert_equal(notoken.bcast({"a": jnp.ones(2)}, 0)["a"], np.ones(2, np.float32))
@@ -286,7 +291,8 @@ def test_checkify(jit):
         return y
 
     error, y = jit(checkify.checkify(f))(jnp.float32(1))
-    assert error.get() is None and float(y) == SIZE
+    assert error.get() is None
+    assert float(y) == SIZE
     error, _ = jit(checkify.checkify(f))(jnp.float32(-1))
     assert "not positive" in error.get()
 

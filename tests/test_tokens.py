@@ -121,10 +121,13 @@ def test_return_types(case):
     }.get(name, (x,))
     out, alone = getattr(mpi4jax, name)(*args), getattr(notoken, name)(*args)
     if SPECS[name].returns:
-        assert isinstance(out, tuple) and len(out) == 2 and is_token(out[1])
+        assert isinstance(out, tuple)
+        assert len(out) == 2
+        assert is_token(out[1])
         assert_equal(alone, np.asarray(out[0]))
     else:
-        assert is_token(out) and alone is None
+        assert is_token(out)
+        assert alone is None
     jaxpr = jax.make_jaxpr(lambda: getattr(mpi4jax, name)(*args))()
     assert len(jaxpr.out_avals) == 1 + SPECS[name].returns
 
@@ -174,17 +177,21 @@ def test_token_carried_by_loops():
     start = (jnp.float32(RANK), mpi4jax.create_token())
     expected = (RANK - 3) % SIZE
     x, token = lax.fori_loop(0, 3, step, start)
-    assert float(x) == expected and is_token(token)
+    assert float(x) == expected
+    assert is_token(token)
     (x, token), _ = mpi4jax.jit(
         lambda c: lax.scan(lambda c, i: (step(i, c), None), c, jnp.arange(3))
     )(start)
-    assert float(x) == expected and is_token(token)
-    i, (x, token) = jax.jit(
+    assert float(x) == expected
+    assert is_token(token)
+    _i, (x, token) = jax.jit(
         lambda c: lax.while_loop(lambda c: c[0] < 3, lambda c: (c[0] + 1, step(0, c[1])), (0, c))
     )(start)
-    assert float(x) == expected and is_token(token)
+    assert float(x) == expected
+    assert is_token(token)
     x, token = jax.jit(lambda p, c: lax.cond(p, lambda c: step(0, c), lambda c: c, c))(True, start)
-    assert float(x) == LEFT and is_token(token)
+    assert float(x) == LEFT
+    assert is_token(token)
 
 
 def test_token_across_jitted_functions():
@@ -194,7 +201,8 @@ def test_token_across_jitted_functions():
     token = second(token)
     y, token = first(y, token)
     y, token = mpi4jax.allreduce(y, MPI.SUM, token=token)
-    assert float(y) == SIZE**3 and is_token(token)
+    assert float(y) == SIZE**3
+    assert is_token(token)
 
 
 def test_token_is_not_batched():
@@ -205,7 +213,7 @@ def test_token_is_not_batched():
     y, token = jax.vmap(f, (0, None), (0, None))(jnp.arange(3.0), mpi4jax.create_token())
     assert_equal(y, SIZE * np.arange(3, dtype=np.float32))
     assert is_token(token)
-    y, tokens = jax.vmap(f)(jnp.arange(3.0), jnp.zeros(3))  # by a user who vmaps over everything
+    y, _tokens = jax.vmap(f)(jnp.arange(3.0), jnp.zeros(3))  # by a user who vmaps over everything
     assert_equal(y, SIZE * np.arange(3, dtype=np.float32))
 
 
@@ -247,9 +255,9 @@ def test_token_does_not_change_what_is_compiled():
     y, token = mpi4jax.allreduce(x, MPI.SUM)
     with compilations() as compiled:
         for _ in range(3):
-            y, token = mpi4jax.allreduce(x, MPI.SUM, token=token)
-            y, token = mpi4jax.allreduce(x, MPI.SUM, token=mpi4jax.create_token())
-            y, token = mpi4jax.allreduce(x, MPI.SUM)
+            _, token = mpi4jax.allreduce(x, MPI.SUM, token=token)
+            _, token = mpi4jax.allreduce(x, MPI.SUM, token=mpi4jax.create_token())
+            _, token = mpi4jax.allreduce(x, MPI.SUM)
     assert len(compiled) == 0
 
 
