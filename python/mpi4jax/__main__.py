@@ -6,6 +6,7 @@ exit status is 0 if nothing is.
 
 from __future__ import annotations
 
+import argparse
 import importlib.metadata
 import os
 import platform
@@ -216,11 +217,17 @@ def measure() -> None:
     say(f"best sendrecv bandwidth: {fast / 1e9:.2f} GB/s")
 
 
-def main() -> int:
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m mpi4jax", description=(__doc__ or "").partition("\n")[0]
+    )
+    parser.add_argument("--quick", action="store_true", help="do not measure")
+    options = parser.parse_args(arguments)
     advice: list[str] = []
     describe(advice)
     self_test(advice)
-    measure()
+    if not options.quick:
+        measure()
     problems = [words for words in advice if not words.startswith("note:")]
     for words in advice:
         say(f"\n{'' if words.startswith('note:') else 'PROBLEM: '}{words}")
@@ -230,4 +237,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

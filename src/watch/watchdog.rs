@@ -235,7 +235,7 @@ impl Watchdog {
         let mut last = Instant::now();
         loop {
             if self.sleep(tick) {
-                print(&self.report("report", "SIGUSR1"));
+                print(&self.report("report (SIGUSR1)", "SIGUSR1"));
                 answered = self.peers.asked().unwrap_or_default();
             }
             if let Some(word) = self.peers.asked()
