@@ -72,6 +72,9 @@ fn process_start() -> SystemTime {
 
 impl Peers {
     pub fn new(directory: PathBuf, rank: i32, size: i32) -> Self {
+        if rank == 0 {
+            sweep(&directory);
+        }
         let mut peers = Self { directory, rank, size, host: host(), since: process_start(), broken: None };
         if let Err(error) = peers.introduce() {
             peers.broken = Some(error.to_string());
@@ -135,10 +138,7 @@ impl Peers {
     /// Whether the process of a rank has ended, and how it is named. Known only on the same host.
     pub fn gone(&self, rank: i32) -> Option<String> {
         let (pid, name) = self.process(rank)?;
-        // SAFETY: signal 0 only asks whether the process exists.
-        let missing = unsafe { libc::kill(pid?, 0) } != 0
-            && io::Error::last_os_error().raw_os_error() == Some(libc::ESRCH);
-        (missing || process_state(pid?) == Some('Z')).then_some(name)
+        (!exists(pid?) || process_state(pid?) == Some('Z')).then_some(name)
     }
 
     /// What is known of a rank, apart from its answers.
@@ -233,6 +233,39 @@ impl Peers {
             self.clean();
         }
     }
+}
+
+/// Removes what killed jobs of this host have left beside this directory, except for dumps.
+fn sweep(directory: &Path) {
+    let (Some(parent), Some(name)) = (directory.parent(), directory.file_name().and_then(|n| n.to_str())) else {
+        return;
+    };
+    // `mpi4jax-<user>-`
+    let prefix: String = name.splitn(3, '-').take(2).flat_map(|part| [part, "-"]).collect();
+    let host = host();
+    let is_left = |path: &Path| {
+        path.extension().is_some_and(|kind| kind == "pid")
+            && fs::read_to_string(path).is_ok_and(|text| {
+                let (pid, on) = text.split_once(' ').unwrap_or_default();
+                on == host && pid.parse().is_ok_and(|pid| !exists(pid))
+            })
+    };
+    let entries = |path: &Path| fs::read_dir(path).into_iter().flatten().flatten().map(|entry| entry.path());
+    for sibling in entries(parent) {
+        let ours = sibling.file_name().and_then(|n| n.to_str()).is_some_and(|n| n.starts_with(&prefix));
+        if ours && sibling != directory && entries(&sibling).all(|file| is_left(&file)) {
+            for file in entries(&sibling) {
+                let _ = fs::remove_file(file);
+            }
+            let _ = fs::remove_dir(&sibling);
+        }
+    }
+}
+
+/// Whether there is a process of this number.
+fn exists(pid: i32) -> bool {
+    // SAFETY: signal 0 only asks whether the process exists.
+    unsafe { libc::kill(pid, 0) == 0 || io::Error::last_os_error().raw_os_error() != Some(libc::ESRCH) }
 }
 
 /// The letter that Linux gives the state of a process.

@@ -356,7 +356,14 @@ mod tests {
         site.location = "solver.py:81".into();
         let what = describe(&site, "mpi");
         assert!(std::ptr::eq(what, describe(&site, "mpi")), "equal sites share what is known of them");
-        let call = Call { site: &site, send: None, recv: None, envelope: site.envelope, received: None };
+        let call = Call {
+            site: &site,
+            send: None,
+            recv: None,
+            envelope: site.envelope,
+            received: None,
+            stream: std::ptr::null_mut(),
+        };
         let mut first = begin(what, &call);
         let record = first.record().unwrap();
         assert_eq!(record.to_string(), "recv from 1, tag 0 on recorder-test, solver.py:81");

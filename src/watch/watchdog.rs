@@ -2,7 +2,9 @@
 
 use std::io::Write as _;
 use std::os::fd::RawFd;
+use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
+use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
@@ -77,6 +79,11 @@ const TICK: Duration = Duration::from_millis(500);
 const GRACE: Duration = Duration::from_secs(3);
 /// After how long an operation is held against ranks that are gone: messages may be under way.
 const PATIENCE: Duration = Duration::from_secs(3);
+/// How many seconds a launcher has to end after the job.
+const LAUNCHER_GRACE: u32 = 10;
+/// Programs that start ranks, and that are ended if they outlive them.
+const LAUNCHERS: [&str; 7] =
+    ["prterun", "prted", "orted", "mpirun", "mpiexec", "mpiexec.hydra", "hydra_pmi_proxy"];
 /// The job's exit status after a time-out, as that of timeout(1).
 const TIMED_OUT: i32 = 124;
 
@@ -172,9 +179,34 @@ fn end_job(code: i32) -> ! {
     if let Some(watchdog) = WATCHDOG.get() {
         watchdog.clean();
     }
+    end_launcher();
     mpi::abort(code);
     // SAFETY: ends the process.
     unsafe { libc::_exit(code) }
+}
+
+/// Makes sure that the launcher ends too: Open MPI's waits for ever for a host that it cannot reach. A
+/// process outside of the job gives it [`LAUNCHER_GRACE`] seconds to end by itself.
+fn end_launcher() {
+    // SAFETY: takes nothing.
+    let parent = unsafe { libc::getppid() };
+    let name = std::fs::read_to_string(format!("/proc/{parent}/comm")).unwrap_or_default();
+    if !LAUNCHERS.contains(&name.trim()) {
+        return;
+    }
+    // Twice: Open MPI takes the first signal for a request, and the second for an order.
+    let script = format!(
+        "trap '' TERM HUP; for i in $(seq {LAUNCHER_GRACE}); do sleep 1; kill -0 {parent} || exit; done; \
+         kill -TERM {parent}; sleep 2; kill -TERM {parent}; sleep 2; kill -KILL {parent}"
+    );
+    // Without a shell the launcher is left to itself.
+    let _ = Command::new("/bin/sh")
+        .args(["-c", &script])
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .process_group(0)
+        .spawn();
 }
 
 fn print(text: &str) {
