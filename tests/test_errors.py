@@ -51,7 +51,7 @@ BAD = [
     (SPECS, "token", "t", TypeError, "a token", "str: 't'"),
     (("allreduce", "reduce", "scan"), "op", "SUM", TypeError, "an mpi4py.MPI.Op", "str: 'SUM'"),
     (("allreduce", "reduce", "scan"), "op", sum, TypeError, "an mpi4py.MPI.Op", "builtin"),
-    (("allreduce", "reduce", "scan"), "op", MPI.MINLOC, TypeError, "MPI.Op.Create", "MPI.MINLOC"),
+    (("allreduce", "reduce", "scan"), "op", MPI.REPLACE, TypeError, "MPI.Op.Create", "MPI.REPLACE"),
     (("allreduce", "reduce", "scan"), "op", MPI.OP_NULL, TypeError, "SUM, PROD", "MPI.OP_NULL"),
     (("bcast", "gather", "reduce", "scatter"), "root", SIZE, ValueError, RANKS, SIZE),
     (("bcast", "gather", "reduce", "scatter"), "root", -1, ValueError, RANKS, -1),

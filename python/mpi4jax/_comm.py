@@ -179,15 +179,15 @@ def as_comm(op: str, comm: Any) -> Comm:
     return _register(comm)
 
 
-_PREDEFINED = ("SUM", "PROD", "MAX", "MIN", "LAND", "LOR", "LXOR", "BAND", "BOR", "BXOR")
+_PREDEFINED = (
+    *("SUM", "PROD", "MAX", "MIN", "LAND", "LOR", "LXOR", "BAND", "BOR", "BXOR"),
+    *("MINLOC", "MAXLOC"),
+)
 _reductions: dict[int, Reduction] = {
     _handleof(getattr(MPI, name)): Reduction(getattr(MPI, name), name, user=False)
     for name in _PREDEFINED
 }
-_WITHOUT_MEANING = {
-    _handleof(getattr(MPI, name)): name
-    for name in ("MINLOC", "MAXLOC", "REPLACE", "NO_OP", "OP_NULL")
-}
+_WITHOUT_MEANING = {_handleof(getattr(MPI, name)): name for name in ("REPLACE", "NO_OP", "OP_NULL")}
 
 
 def as_reduction(op: str, reduction: Any) -> Reduction:

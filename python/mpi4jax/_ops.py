@@ -311,7 +311,8 @@ def allreduce(x: Any, op: MPI.Op, *, comm: MPI.Intracomm | None = None, token: A
 
     Args:
         x: array of shape ``S``, equal on all ranks; or a pytree of such arrays.
-        op: reduction, such as ``MPI.SUM``, or one made with ``MPI.Op.Create``.
+        op: reduction, such as ``MPI.SUM``, or one made with ``MPI.Op.Create``. ``MPI.MINLOC`` and
+            ``MPI.MAXLOC`` reduce pairs (value, index) along a last axis of length 2.
         comm: communicator; by default a clone of ``COMM_WORLD``.
         token: token from another op, or None.
 
@@ -321,6 +322,7 @@ def allreduce(x: Any, op: MPI.Op, *, comm: MPI.Intracomm | None = None, token: A
     Raises:
         TypeError: a wrong type of ``op``, ``comm`` or ``token``, or a reduction that is not
             defined for the dtype (MAX of complex numbers, say).
+        ValueError: MINLOC or MAXLOC of an array that does not hold pairs.
         NotImplementedError: differentiated with a reduction that has no derivative.
 
     Derivative:

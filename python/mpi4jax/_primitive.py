@@ -88,7 +88,7 @@ def result_aval(spec: Spec, p: Params, avals: Sequence[Any]) -> ShapedArray | No
 # What a reduction needs of a dtype: the flag's name in the native table.
 _NEEDS = {
     **dict.fromkeys(("SUM", "PROD"), "arithmetic"),
-    **dict.fromkeys(("MAX", "MIN"), "ordered"),
+    **dict.fromkeys(("MAX", "MIN", "MAXLOC", "MINLOC"), "ordered"),
     **dict.fromkeys(("BAND", "BOR", "BXOR"), "bitwise"),
     **dict.fromkeys(("LAND", "LOR", "LXOR"), "logical"),
 }
@@ -102,7 +102,14 @@ def _check_dtype(spec: Spec, p: Params, aval: Any) -> None:
             f"{spec.name}: dtype {name} cannot be communicated; expected one of {', '.join(DTYPES)}"
         )
     reduction = p.get("reduction")
-    if reduction is None or reduction.user or flags[_NEEDS[reduction.name]]:
+    if reduction is None or reduction.user:
+        return
+    if reduction.name in ("MAXLOC", "MINLOC") and aval.shape[-1:] != (2,):
+        raise ValueError(
+            f"{spec.name}: reduction {reduction.name} works on pairs (value, index) along the last "
+            f"axis; expected shape (..., 2), got {aval.shape}"
+        )
+    if flags[_NEEDS[reduction.name]]:
         return
     allowed = ", ".join(d for d, f in DTYPES.items() if f[_NEEDS[reduction.name]])
     raise TypeError(
@@ -124,6 +131,20 @@ def _abstract_eval(spec: Spec, *args: Any, **p: Any) -> tuple[list[Any], set[Any
 # ---- Lowering
 
 
+# XLA packs several values of a 4-bit type into a byte, where a rank's block may not begin: they
+# travel as values of a wider type, which holds each of them exactly.
+_CARRIERS = dict(_native.carriers())
+
+
+def _carrier(aval: Any) -> Any:
+    """The aval under which an array is communicated."""
+    carrier = _CARRIERS.get(str(aval.dtype))
+    return ShapedArray(aval.shape, np.dtype(jnp.dtype(carrier))) if carrier else aval
+
+
+Operand = tuple[Any, Any]
+
+
 class _Lowering:
     """The lowering of one equation: custom calls that follow one another, and local arithmetic."""
 
@@ -137,11 +158,13 @@ class _Lowering:
         status = p.get("status")
         if status is not None:
             self.ctx.module_context.add_keepalive(status.mpi)
-        outs = [aval for aval in (out, ENVELOPE if p.get("env_out") else None) if aval is not None]
-        values = [value for value, _ in operands]
+        carried = [self._convert(operand, _carrier(operand[1])) for operand in operands]
+        wire = _carrier(out) if out is not None else None
+        outs = [aval for aval in (wire, ENVELOPE if p.get("env_out") else None) if aval is not None]
+        values = [value for value, _ in carried]
         lower = jax.ffi.ffi_lowering(f"mpi4jax_{op}", has_side_effect=True)
         ctx = self.ctx.replace(
-            avals_in=[*(aval for _, aval in operands), _compat.abstract_token],
+            avals_in=[*(aval for _, aval in carried), _compat.abstract_token],
             avals_out=[*outs, _compat.abstract_token],
         )
         # The adjoint of a reduce calls bcast, which has none.
@@ -164,7 +187,14 @@ class _Lowering:
             source=np.int64(p.get("source", -1)),
             status=np.int64(status.address if status is not None else 0),
         )
+        if out is not None:
+            results[0], _ = self._convert((results[0], wire), out)
         return results
+
+    def _convert(self, operand: Operand, to: Any) -> Operand:
+        if operand[1].dtype == to.dtype:
+            return operand
+        return self.local(lambda v: v.astype(to.dtype), to, operand), to
 
     def local(self, f: Callable[..., Any], out: Any, *operands: tuple[Any, Any]) -> Any:
         """Emit ``f``, ordinary JAX code, on (value, aval) pairs."""
@@ -175,7 +205,6 @@ class _Lowering:
         return y
 
 
-Operand = tuple[Any, Any]
 Lower = Callable[[_Lowering, list[Operand], list[Operand], Any], list[Any]]
 
 
@@ -371,9 +400,7 @@ def _jvp(spec: Spec, primals: Any, tangents: Any, **p: Any) -> tuple[list[Any], 
     else:
         out = token_tangent
     remaining = iter(out)
-    return results, [
-        next(remaining) if _inexact(r) else _compat.zero_tangent(r) for r in results
-    ]
+    return results, [next(remaining) if _inexact(r) else _compat.zero_tangent(r) for r in results]
 
 
 def _half_sendrecv(ts: list[Any], env: list[Any], token: list[Any], q: Params) -> list[Any]:
