@@ -31,6 +31,8 @@ ENVIRONMENT = {
 }
 
 
+ALONE_LIMIT = 10  # seconds
+
 # What mpiexec tells its ranks; a job started from within a rank must not see it.
 FROM_MPIEXEC = ("OMPI_", "PMIX_", "PMI_", "PRTE_", "HYDRA_", "MPI_LOCAL", "MPIR_CVAR_")
 
@@ -52,18 +54,48 @@ def environment_outside_mpi() -> dict[str, str]:
     return {**outside, **ENVIRONMENT}
 
 
+def _job(mpiexec: int) -> list[int]:
+    """The live processes that mpiexec has started.
+
+    Open MPI gives each rank a process group of its own, but all stay in the session.
+    """
+    found = []
+    for file in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            state, _parent, _group, session = file.read_text().rpartition(")")[2].split()[:4]
+            pid = int(file.parent.name)
+            if int(session) == mpiexec and pid != mpiexec and state != "Z":
+                found.append(pid)
+    return found
+
+
+def _wait(process: subprocess.Popen[bytes], time_limit: float | None) -> int | None:
+    """The exit status, or None if there is none in time.
+
+    Open MPI 5's mpiexec sometimes blocks itself for ever after a job that failed: it is given up
+    when it has been without a process of the job for ALONE_LIMIT.
+    """
+    start = time.monotonic()
+    not_alone = start
+    while time_limit is None or time.monotonic() < start + time_limit:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return process.wait(1)
+        if _job(process.pid) or not Path("/proc").is_dir():
+            not_alone = time.monotonic()
+        elif time.monotonic() > not_alone + ALONE_LIMIT:
+            print("mpiexec does not end although its job has", file=sys.stderr)
+            return 1
+    return None
+
+
 def _kill(process: subprocess.Popen[bytes]) -> None:
     """End mpiexec and everything that it has started."""
     process.terminate()
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(10)
-    # Open MPI gives each rank a process group of its own, but all stay in the session.
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            if os.getsid(int(entry.name)) == process.pid:
-                os.kill(int(entry.name), signal.SIGKILL)
-        except ProcessLookupError:
-            pass
+    for pid in [*_job(process.pid), process.pid]:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
     process.wait()
 
 
@@ -84,9 +116,7 @@ def mpirun(
         **popen,
     )
     try:
-        return process.wait(time_limit)
-    except subprocess.TimeoutExpired:
-        return None
+        return _wait(process, time_limit)
     finally:
         # Also after Ctrl-C, which a session of its own does not get from the terminal.
         if process.poll() is None:
