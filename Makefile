@@ -4,7 +4,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 # What the native module is made of; Python files need no build.
 SOURCES := $(shell find src -type f) $(wildcard Cargo.* build.rs setup.py pyproject.toml build_support/*)
-CARGO := eval "$$($(BIN)/python build_support/toolchain.py environment)" && cargo
+CARGO := environment="$$($(BIN)/python build_support/toolchain.py environment)" && \
+	eval "$$environment" && cargo
 
 .PHONY: help demo build test test-quick test-rust lint lint-rust lint-python format bench docs clean
 
@@ -26,6 +27,11 @@ test-quick: .venv/tools ## the Python tests on 2 ranks in .venv
 
 test-rust: .venv/tools
 	$(CARGO) test --no-default-features
+	for ranks in 2 3 4; do \
+	    $(CARGO) test --quiet --no-default-features --test mpi --config \
+	    "target.'cfg(all())'.runner='$(BIN)/python tools/mpirun.py -n $$ranks --time-limit 300'" \
+	    || exit 1; \
+	done
 
 lint: lint-rust lint-python ## formatting, clippy, ruff, mypy, stubtest
 
@@ -47,8 +53,8 @@ format: .venv/tools ## what `make lint` only checks
 bench: .venv/tools ## speed against raw MPI, mpi4py and mpi4jax 0.9.1: a table and a plot
 	$(BIN)/python benches/run.py
 
-docs: .venv/tools ## HTML in docs/_build
-	$(BIN)/sphinx-build -W docs docs/_build
+docs: .venv/tools ## HTML in docs/_build/html
+	$(BIN)/sphinx-build -W docs docs/_build/html
 
 clean: ## everything that make has made
 	rm -rf .venv .cache build demo dist docs/_build target python/*.egg-info
