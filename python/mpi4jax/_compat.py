@@ -50,6 +50,7 @@ __all__ = [
     "intercept",
     "intercept_custom_derivatives",
     "intercept_linear_transpose",
+    "is_of_current_trace",
     "jit_p",
     "linear_solve_p",
     "never_dead",
@@ -164,6 +165,11 @@ def bind_eqn(eqn: core.JaxprEqn, args: Sequence[Any]) -> list[Any]:
 def zero_tangent(x: Any) -> Any:
     """The symbolic zero that is the tangent of ``x``."""
     return _ad.Zero(core.typeof(x).to_tangent_aval())
+
+
+def is_of_current_trace(value: Any) -> bool:
+    """Whether ``value`` is a tracer of the innermost transformation."""
+    return isinstance(value, core.Tracer) and value._trace is core.trace_ctx.trace
 
 
 def scan_counts(params: dict[str, Any]) -> tuple[int, int]:

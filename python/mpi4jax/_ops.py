@@ -20,6 +20,7 @@ from mpi4py import MPI
 
 from . import _compat
 from ._comm import Comm, Status, as_comm, as_reduction, as_status
+from ._misuse import warn_of_used_token
 from ._primitive import PRIMITIVES, split_payload
 from ._scope import compiled, scoped
 from ._spec import SPECS, Params, Spec, stacked
@@ -265,6 +266,8 @@ def _run(name: str, args: tuple[Any, ...], token: Any, p: Params) -> Any:
     if _clean():
         return _eager(spec, args, p, want)
     operand = _value_token(token)
+    if operand:
+        warn_of_used_token(name, token)
     y, new = _bind_trees(spec, args, p, operand)
     if not want:
         return y

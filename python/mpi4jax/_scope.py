@@ -19,6 +19,7 @@ from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun
 from jax.interpreters import ad, batching, mlir
 
 from . import _compat, _schedule
+from ._misuse import warn_of_discarded
 from ._primitive import PRIMITIVES, effect
 
 _clean = _compat.trace_state_clean
@@ -82,6 +83,7 @@ def scoped(f: Callable[..., Any], check: bool = False) -> Callable[..., Any]:
         operands = [leaf for leaf, t in zip(leaves, traced, strict=True) if t]
         jaxpr, shape = jax.make_jaxpr(flat, return_shape=True)(*operands)
         run = jaxpr_as_fun(jaxpr)
+        warn_of_discarded(jaxpr)
         if check:
             with jax.ensure_compile_time_eval():
                 flush()  # what is under way must not mix with the comparison
@@ -92,9 +94,7 @@ def scoped(f: Callable[..., Any], check: bool = False) -> Callable[..., Any]:
     return inside
 
 
-def jit(
-    fun: Callable[..., Any] | None = None, /, *, check: bool = False, **kwargs: Any
-) -> Any:
+def jit(fun: Callable[..., Any] | None = None, /, *, check: bool = False, **kwargs: Any) -> Any:
     """Drop-in replacement for :func:`jax.jit` with cheap dispatch of functions that communicate.
 
     A function compiled by ``jax.jit`` that communicates has an ordered effect, so JAX dispatches
