@@ -20,14 +20,11 @@ pub struct Error {
 pub enum Cause {
     #[error("{function} returned error code {code}: {text}")]
     Mpi { function: &'static str, code: i32, text: Box<str> },
-    #[error("{function} received {received} items from rank {source_rank}, expected {expected}{hint}")]
-    ShortMessage {
-        function: &'static str,
-        received: usize,
-        source_rank: i32,
-        expected: usize,
-        hint: &'static str,
-    },
+    #[error(
+        "{function} received {received} items from rank {source_rank}, expected {expected}; \
+         pass status= to accept shorter messages"
+    )]
+    ShortMessage { function: &'static str, received: usize, source_rank: i32, expected: usize },
     #[error("communicator {key} has been freed")]
     FreedCommunicator { key: Box<str> },
     #[error("no communicator {key} is registered")]

@@ -94,6 +94,7 @@ def add_effect_type(effect: type[effects.Effect]) -> None:
     ):
         kind.add_type(effect)
     _keep_in_partial_evaluation(effect)
+    _keep_in_checkpoint(effect)
 
 
 def _keep_in_partial_evaluation(effect: type[effects.Effect]) -> None:
@@ -113,6 +114,22 @@ def _keep_in_partial_evaluation(effect: type[effects.Effect]) -> None:
         return recipe
 
     pe.new_eqn_recipe = new_eqn_recipe
+
+
+def _keep_in_checkpoint(effect: type[effects.Effect]) -> None:
+    """Keep a ``jax.checkpoint`` that has an effect and neither operands nor used results.
+
+    Before 0.12, JAX drops those that have effects rather than those that have none.
+    """
+    original = pe.dce_rules[remat_p]
+
+    def rule(*args: Any) -> Any:
+        eqn, result = args[-1], original(*args)
+        if result[1] is None and any(isinstance(e, effect) for e in eqn.effects):
+            return [True] * len(eqn.invars), eqn
+        return result
+
+    pe.dce_rules[remat_p] = rule
 
 
 def register_targets(

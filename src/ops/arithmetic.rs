@@ -584,7 +584,7 @@ impl Element for Exponent {
     fn store(value: f64) -> Self {
         // To the nearer power of two, from the middle upwards. Negative numbers land beyond the largest.
         let exponent = (value.to_bits().wrapping_add(1 << 51) >> 52) as i64 - (1023 - 127);
-        let is_out = value.is_nan() || value == 0.0 || exponent > 0xfe;
+        let is_out = value.is_nan() || value == 0.0 || !(-2..0xff).contains(&exponent);
         Self(if is_out { 0xff } else { exponent.max(0) as u8 })
     }
 }

@@ -1,5 +1,8 @@
 //! A decoded, validated operation.
 
+use std::ffi::c_void;
+use std::ptr::null_mut;
+
 use super::{Comm, Dtype, Extent, Op, Reduction, Side};
 use crate::error::{Cause, Error};
 
@@ -119,7 +122,7 @@ impl Buffer {
 }
 
 /// One execution of a site. Its buffers have the sizes that the table of operations asks for.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Call<'a> {
     pub site: &'a Site,
     pub send: Option<Buffer>,
@@ -128,6 +131,8 @@ pub struct Call<'a> {
     pub envelope: Envelope,
     /// Where source and tag of the received message go.
     pub received: Option<*mut [i32; 2]>,
+    /// XLA's stream, null on the CPU.
+    pub stream: *mut c_void,
 }
 
 impl<'a> Call<'a> {
@@ -135,7 +140,7 @@ impl<'a> Call<'a> {
     #[inline]
     pub fn new(site: &'a Site, send: Option<Buffer>, recv: Option<Buffer>) -> Result<Self, Error> {
         let side = site.side();
-        let call = Self { site, send, recv, envelope: site.envelope, received: None };
+        let call = Self { site, send, recv, envelope: site.envelope, received: None, stream: null_mut() };
         let sent = call.block("operand", side.send, send)?;
         let received = call.block("result", side.recv, recv)?;
         // sendrecv is the one operation whose two sides are independent of each other.

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use mpi::ffi::{self, MPI_Comm, MPI_Datatype, MPI_Op, MPI_Status};
 
-use super::Transport;
+use super::{Arrived, Transport, arrive};
 use crate::error::{Cause, Error};
 use crate::ops::{self, Buffer, Builtin, Call, Class, Comm, Dtype, Envelope, Op, Reduced, Reduction};
 
@@ -65,8 +65,8 @@ pub(crate) unsafe fn handle<H: Copy>(raw: usize) -> H {
     }
 }
 
-/// The integer for a handle; the inverse of [`handle`].
-fn raw<H: Copy>(handle: H) -> usize {
+/// The integer for an MPI handle, as mpi4py gives it; the inverse of `handle`.
+pub fn handle_value<H: Copy>(handle: H) -> usize {
     let mut raw = [0u8; size_of::<usize>()];
     // SAFETY: handles are plain data, no larger than a pointer.
     unsafe {
@@ -230,7 +230,7 @@ impl Reducer {
             let function = std::mem::transmute::<ops::Combine, UserFunction>(function);
             let mut op = MaybeUninit::<MPI_Op>::uninit();
             check("MPI_Op_create", ffi::MPI_Op_create(Some(function), 1, op.as_mut_ptr()))?;
-            Ok(Self { datatype, op: handle(*slot.get_or_init(|| raw(op.assume_init()))), width })
+            Ok(Self { datatype, op: handle(*slot.get_or_init(|| handle_value(op.assume_init()))), width })
         }
     }
 
@@ -279,7 +279,7 @@ fn pair(dtype: Dtype) -> Result<MPI_Datatype, Cause> {
         check("MPI_Type_contiguous", ffi::MPI_Type_contiguous(2, dtype.mpi(), pair.as_mut_ptr()))?;
         let mut pair = pair.assume_init();
         check("MPI_Type_commit", ffi::MPI_Type_commit(&mut pair))?;
-        Ok(handle(*slot.get_or_init(|| raw(pair))))
+        Ok(handle(*slot.get_or_init(|| handle_value(pair))))
     }
 }
 
@@ -319,54 +319,46 @@ fn reversed(comm: &Comm) -> Result<MPI_Comm, Cause> {
         check("MPI_Comm_split", split)?;
         let reversed = reversed.assume_init();
         check("MPI_Comm_set_errhandler", ffi::MPI_Comm_set_errhandler(reversed, ffi::RSMPI_ERRORS_RETURN))?;
-        Ok(handle(*comm.reversed.get_or_init(|| raw(reversed))))
+        Ok(handle(*comm.reversed.get_or_init(|| handle_value(reversed))))
     }
 }
 
-/// What arrived, compared with what was asked for.
-fn finish_receive(call: &Call, function: &'static str, status: &MPI_Status) -> Result<(), Cause> {
+/// What MPI says of a message that it has received.
+fn finish_receive(call: &Call, status: &MPI_Status) -> Result<(), Cause> {
     if call.site.status != 0 {
         // SAFETY: Python keeps the MPI_Status at this address alive as long as the program.
         unsafe { (call.site.status as *mut MPI_Status).write(*status) };
     }
-    if let Some(received) = call.received {
-        // SAFETY: a result buffer of two int32, checked by the frame's decoder.
-        unsafe { *received = [status.MPI_SOURCE, status.MPI_TAG] };
-    }
     let Some(recv) = &call.recv else { return Ok(()) };
     let mut count: c_int = 0;
     // SAFETY: `status` was filled by a receive of this type.
-    unsafe {
-        check("MPI_Get_count", ffi::MPI_Get_count(status, recv.dtype.mpi(), &mut count))?;
-    }
+    unsafe { check("MPI_Get_count", ffi::MPI_Get_count(status, recv.dtype.mpi(), &mut count))? };
     let count = if count >= 0 && recv.count <= c_int::MAX as usize {
         count as usize
     } else {
-        // More than an int counts: MPI_UNDEFINED.
+        // More than an int counts.
         let mut elements: ffi::MPI_Count = 0;
         // SAFETY: as above.
         let code = unsafe { ffi::MPI_Get_elements_x(status, recv.dtype.mpi(), &mut elements) };
         check("MPI_Get_elements_x", code)?;
         elements.max(0) as usize
     };
-    if count == recv.count {
-        return Ok(());
+    arrive(call, &Arrived { source: status.MPI_SOURCE, tag: status.MPI_TAG, count })
+}
+
+/// The ranks and tags that MPI gives a meaning of their own.
+#[derive(Clone, Copy, Debug)]
+pub struct Wildcards {
+    pub source: i32,
+    pub tag: i32,
+    pub proc_null: i32,
+}
+
+pub fn wildcards() -> Wildcards {
+    // SAFETY: constants of the MPI shim, written once by its loader.
+    unsafe {
+        Wildcards { source: ffi::RSMPI_ANY_SOURCE, tag: ffi::RSMPI_ANY_TAG, proc_null: ffi::RSMPI_PROC_NULL }
     }
-    // SAFETY: a constant of the MPI shim.
-    let no_peer = call.envelope.source == unsafe { ffi::RSMPI_PROC_NULL };
-    if call.site.status == 0 && !no_peer {
-        return Err(Cause::ShortMessage {
-            function,
-            received: count,
-            source_rank: status.MPI_SOURCE,
-            expected: recv.count,
-            hint: "; pass status= to accept shorter messages",
-        });
-    }
-    let size = recv.dtype.size();
-    // SAFETY: MPI fails when more arrives than fits, so `count < recv.count`.
-    unsafe { std::ptr::write_bytes(recv.data.add(count * size), 0, (recv.count - count) * size) };
-    Ok(())
 }
 
 #[cold]
@@ -438,7 +430,7 @@ fn run(call: &Call) -> Result<(), Cause> {
                 let Envelope { source, recvtag, .. } = *envelope;
                 let code = ffi::MPI_Recv(recv.data.cast(), n, t, source, recvtag, comm, status.as_mut_ptr());
                 check(name, code)?;
-                finish_receive(call, name, status.assume_init_ref())
+                finish_receive(call, status.assume_init_ref())
             }
             Op::Reduce => {
                 let send = send()?;
@@ -508,7 +500,7 @@ fn run(call: &Call) -> Result<(), Cause> {
                     status.as_mut_ptr(),
                 );
                 check(name, code)?;
-                finish_receive(call, name, status.assume_init_ref())
+                finish_receive(call, status.assume_init_ref())
             }
         }
     }

@@ -7,6 +7,7 @@ use crate::error::{Cause, Error};
 use crate::ops::{
     Buffer, Call, Dtype, Envelope, EnvelopeOperand, Extent, Op, PACKED, Reduction, Site, lookup_comm,
 };
+use crate::transport::Transport;
 
 /// The attributes of a custom call. They are read once per compiled program.
 pub struct Attributes<'a>(&'a c_api::Attrs);
@@ -142,58 +143,77 @@ unsafe fn bytes<'a>(span: *const c_api::ByteSpan) -> &'a [u8] {
     }
 }
 
-/// The operands or the results, without XLA's tokens. No call has more than a payload and an envelope.
-struct Side {
-    buffers: [Option<Buffer>; 2],
-    count: usize,
+/// The operands or the results of a frame, without XLA's tokens, which come last.
+///
+/// # Safety
+/// `buffers` is what XLA passed: its array has `size` members.
+#[inline(always)]
+unsafe fn without_tokens(buffers: &c_api::Buffers) -> &[*const c_api::Buffer] {
+    if buffers.size == 0 {
+        return &[];
+    }
+    // SAFETY: promised by the caller; buffers are the only kind of argument that the interface has.
+    unsafe {
+        let mut buffers = std::slice::from_raw_parts(buffers.buffers, buffers.size as usize);
+        while let [others @ .., last] = buffers
+            && (**last).dtype == c_api::TYPE_TOKEN
+        {
+            buffers = others;
+        }
+        buffers
+    }
 }
 
-impl Side {
-    /// # Safety
-    /// `buffers` is what XLA passed: its array has `size` members.
-    #[inline]
-    unsafe fn new(buffers: &c_api::Buffers) -> Result<Self, Cause> {
-        let mut side = Self { buffers: [None, None], count: 0 };
-        for i in 0..buffers.size as usize {
-            // SAFETY: promised by the caller; buffers are the only kind that the interface has.
-            let buffer = unsafe { &**buffers.buffers.add(i) };
-            if buffer.dtype == c_api::TYPE_TOKEN {
-                continue;
-            }
-            let dtype = Dtype::from_xla(buffer.dtype).ok_or_else(|| no_dtype(buffer.dtype))?;
-            let mut count = 1;
-            for axis in 0..buffer.rank as usize {
-                // SAFETY: `dims` has `rank` members.
-                count *= unsafe { *buffer.dims.add(axis) } as usize;
-            }
-            if let Some(slot) = side.buffers.get_mut(side.count) {
-                *slot = Some(Buffer { data: buffer.data.cast(), dtype, count });
-            }
-            side.count += 1;
+/// # Safety
+/// `buffer` is XLA's.
+#[inline(always)]
+unsafe fn read(buffer: *const c_api::Buffer) -> Result<Buffer, Cause> {
+    // SAFETY: promised by the caller; `dims` has `rank` members.
+    unsafe {
+        let buffer = &*buffer;
+        let dtype = Dtype::from_xla(buffer.dtype).ok_or_else(|| no_dtype(buffer.dtype))?;
+        let mut count = 1;
+        for axis in 0..buffer.rank as usize {
+            count *= *buffer.dims.add(axis) as usize;
         }
-        Ok(side)
+        Ok(Buffer { data: buffer.data.cast(), dtype, count })
     }
+}
 
-    /// Splits into payload and envelope.
-    #[inline]
-    fn split(
-        self,
-        what: &'static str,
-        payload: Extent,
-        envelope: bool,
-    ) -> Result<(Option<Buffer>, Option<*mut [i32; 2]>), Cause> {
-        let has_payload = payload != Extent::None;
-        let expected = usize::from(has_payload) + usize::from(envelope);
-        if self.count != expected {
-            return Err(Cause::Buffers { what, expected, actual: self.count });
+/// What one side of a call may have.
+type Payload = Option<Buffer>;
+type Pair = Option<*mut [i32; 2]>;
+
+/// Reads the buffers of one side.
+///
+/// # Safety
+/// `buffers` is what XLA passed.
+#[inline(always)]
+unsafe fn side(
+    what: &'static str,
+    buffers: &c_api::Buffers,
+    payload: Extent,
+    has_pair: bool,
+) -> Result<(Payload, Pair), Cause> {
+    // SAFETY: promised by the caller.
+    unsafe {
+        let buffers = without_tokens(buffers);
+        let expected = usize::from(payload != Extent::None) + usize::from(has_pair);
+        if buffers.len() != expected {
+            return Err(Cause::Buffers { what, expected, actual: buffers.len() });
         }
-        let [first, second] = self.buffers;
-        let (payload, pair) = if has_payload { (first, second) } else { (None, first) };
-        match pair {
-            None => Ok((payload, None)),
-            Some(Buffer { data, dtype: Dtype::Int32, count: 2 }) => Ok((payload, Some(data.cast()))),
-            Some(other) => Err(Cause::Envelope { what, dtype: other.dtype, count: other.count }),
-        }
+        let (payload, rest) = match buffers {
+            [first, rest @ ..] if payload != Extent::None => (Some(read(*first)?), rest),
+            rest => (None, rest),
+        };
+        let pair = match rest {
+            [] => None,
+            [pair, ..] => match read(*pair)? {
+                Buffer { data, dtype: Dtype::Int32, count: 2 } => Some(data.cast()),
+                Buffer { dtype, count, .. } => return Err(Cause::Envelope { what, dtype, count }),
+            },
+        };
+        Ok((payload, pair))
     }
 }
 
@@ -201,25 +221,25 @@ impl Side {
 ///
 /// # Safety
 /// `frame` is what XLA passed to the execute stage of this site.
-#[inline]
-pub unsafe fn call<'a>(frame: &CallFrame, site: &'a Site) -> Result<Call<'a>, Error> {
-    let side = site.side();
+#[inline(always)]
+pub unsafe fn call<'a>(
+    frame: &CallFrame,
+    site: &'a Site,
+    transport: &impl Transport,
+) -> Result<Call<'a>, Error> {
+    let extents = site.side();
+    let takes_pair = site.envelope_operand != EnvelopeOperand::None;
     // SAFETY: promised by the caller.
-    let read = || unsafe {
-        let (send, given) = Side::new(&frame.args)?.split(
-            "operand",
-            side.send,
-            site.envelope_operand != EnvelopeOperand::None,
-        )?;
-        let (recv, received) = Side::new(&frame.rets)?.split("result", side.recv, site.envelope_result)?;
+    let sides = || unsafe {
+        let (send, given) = side("operand", &frame.args, extents.send, takes_pair)?;
+        let (recv, received) = side("result", &frame.rets, extents.recv, site.envelope_result)?;
         Ok((send, given, recv, received))
     };
-    let (send, given, recv, received) = read().map_err(|cause| site.error(cause))?;
+    let (send, given, recv, received) = sides().map_err(|cause| site.error(cause))?;
     let mut call = Call::new(site, send, recv)?;
     call.received = received;
     if let Some(pair) = given {
-        // SAFETY: an operand of two int32, as `split` has checked.
-        let [rank, tag] = unsafe { pair.read_unaligned() };
+        let [rank, tag] = transport.read_pair(pair, call.stream).map_err(|cause| site.error(cause))?;
         match site.envelope_operand {
             EnvelopeOperand::None => {}
             EnvelopeOperand::Receive => (call.envelope.source, call.envelope.recvtag) = (rank, tag),

@@ -49,7 +49,7 @@ pub unsafe extern "C" fn execute(frame: *mut CallFrame) -> *mut FfiError {
             if site.comm.is_freed() {
                 return Err(site.error(Cause::FreedCommunicator { key: site.comm.key.clone() }));
             }
-            let mut call = frame::call(frame, site)?;
+            let mut call = frame::call(frame, site, transport)?;
             let result = watched.run(&mut call, |call| {
                 if trace::is_enabled() { trace::traced(transport, call) } else { transport.execute(call) }
             });

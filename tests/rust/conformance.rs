@@ -1,0 +1,37 @@
+//! The suite over ranks that are threads.
+
+mod suite;
+
+use _native::ops::Comm;
+use _native::transport::{HostDevice, Loopback, Staged, Transport};
+
+/// Runs the suite on `size` ranks.
+fn on_threads<T: Transport + Send>(size: usize, make: impl Fn(Loopback) -> T) {
+    std::thread::scope(|scope| {
+        for (rank, loopback) in Loopback::world(size).into_iter().enumerate() {
+            let transport = make(loopback);
+            scope.spawn(move || {
+                let comm = Box::leak(Box::new(Comm::new("suite", 0, rank as i32, size as i32)));
+                // The other ranks wait for one that has failed, for ever.
+                let run = std::panic::AssertUnwindSafe(|| suite::run(&transport, comm));
+                if std::panic::catch_unwind(run).is_err() {
+                    std::process::exit(101);
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn loopback() {
+    for size in 1..=8 {
+        on_threads(size, |loopback| loopback);
+    }
+}
+
+#[test]
+fn staged() {
+    for size in [1, 2, 3, 8] {
+        on_threads(size, |loopback| Staged::new("staged", HostDevice, loopback));
+    }
+}

@@ -1,0 +1,40 @@
+//! The suite over MPI: on one rank by `cargo test`, on more by `mpiexec -n N` before the program that
+//! `cargo test --no-run` names.
+
+mod suite;
+
+use std::ffi::c_int;
+use std::mem::MaybeUninit;
+use std::ptr::null_mut;
+
+use _native::ops::Comm;
+use _native::transport::{HostDevice, Mpi, Staged, handle_value, prepare_comm, set_count_limit};
+use mpi::ffi;
+
+fn main() {
+    // SAFETY: MPI is initialised first and finalised last, and used by this thread only.
+    let comm = unsafe {
+        let mut level: c_int = 0;
+        assert_eq!(0, ffi::MPI_Init_thread(null_mut(), null_mut(), ffi::RSMPI_THREAD_MULTIPLE, &mut level));
+        let mut world = MaybeUninit::uninit();
+        assert_eq!(0, ffi::MPI_Comm_dup(ffi::RSMPI_COMM_WORLD, world.as_mut_ptr()));
+        let world = world.assume_init();
+        let (mut rank, mut size) = (0, 0);
+        ffi::MPI_Comm_rank(world, &mut rank);
+        ffi::MPI_Comm_size(world, &mut size);
+        let value = handle_value(world);
+        prepare_comm(value).expect("a communicator");
+        &*Box::leak(Box::new(Comm::new("suite", value, rank, size)))
+    };
+    // A rank that panics ends its process, and MPI the others.
+    suite::run(&Mpi, comm);
+    suite::run(&Staged::new("staged", HostDevice, Mpi), comm);
+    // Derived types, and reductions in pieces.
+    set_count_limit(Some(4));
+    suite::run(&Mpi, comm);
+    if comm.rank == 0 {
+        println!("mpi: the suite passes on {} rank(s)", comm.size);
+    }
+    // SAFETY: see above.
+    unsafe { ffi::MPI_Finalize() };
+}

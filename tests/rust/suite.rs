@@ -1,0 +1,435 @@
+//! What every transport has to do: all operations, data types and reductions, on buffers that are empty,
+//! unaligned, or one and the same.
+//!
+//! Expected results are computed from the ranks' numbers alone, with encodings of its own.
+
+use std::fmt::Debug;
+
+use _native::error::Cause;
+use _native::ops::{Buffer, Builtin, Call, Class, Comm, Dtype, Envelope, Extent, Op, Reduction, Site};
+use _native::transport::{Transport, wildcards};
+
+/// Runs everything. Called on every rank of `comm`, in the same order.
+pub fn run(transport: &impl Transport, comm: &'static Comm) {
+    let suite = Suite { transport, comm };
+    for &dtype in Dtype::ALL {
+        for count in [0, 1, 5, 1027] {
+            for offset in [0, 1] {
+                for row in Op::TABLE {
+                    suite.operation(row.op, dtype, count, offset);
+                }
+            }
+        }
+    }
+    suite.aliased();
+    suite.envelopes();
+    suite.errors();
+}
+
+struct Suite<'a, T> {
+    transport: &'a T,
+    comm: &'static Comm,
+}
+
+/// Memory with something before and after it that nobody may touch.
+struct Memory {
+    bytes: Vec<u8>,
+    start: usize,
+    dtype: Dtype,
+    count: usize,
+}
+
+const GUARD: usize = 64;
+
+impl Memory {
+    /// `offset` bytes beyond an aligned address.
+    fn new(dtype: Dtype, count: usize, offset: usize) -> Self {
+        let bytes = vec![0xa5; GUARD + offset + count * dtype.size() + GUARD + 16];
+        let aligned = (bytes.as_ptr() as usize + GUARD).next_multiple_of(16) - bytes.as_ptr() as usize;
+        Self { bytes, start: aligned + offset, dtype, count }
+    }
+
+    fn holding(dtype: Dtype, contents: &[u8], offset: usize) -> Self {
+        let mut memory = Self::new(dtype, contents.len() / dtype.size(), offset);
+        memory.contents_mut().copy_from_slice(contents);
+        memory
+    }
+
+    fn end(&self) -> usize {
+        self.start + self.count * self.dtype.size()
+    }
+
+    fn contents(&self) -> &[u8] {
+        &self.bytes[self.start..self.end()]
+    }
+
+    fn contents_mut(&mut self) -> &mut [u8] {
+        let (start, end) = (self.start, self.end());
+        &mut self.bytes[start..end]
+    }
+
+    fn buffer(&mut self) -> Buffer {
+        Buffer { data: self.contents_mut().as_mut_ptr(), dtype: self.dtype, count: self.count }
+    }
+
+    fn check(&self, expected: &[u8], what: &impl Debug) {
+        assert!(self.contents() == expected, "{what:?}: got {:?}, expected {expected:?}", self.contents());
+        let (before, after) = (&self.bytes[..self.start], &self.bytes[self.end()..]);
+        assert!(
+            before.iter().chain(after).all(|byte| *byte == 0xa5),
+            "{what:?}: wrote outside of its result"
+        );
+    }
+}
+
+/// Any bytes that a value of the type may have, different for every rank, block and element.
+fn pattern(dtype: Dtype, rank: usize, block: usize, count: usize) -> Vec<u8> {
+    let byte = |i: usize| {
+        let mixed = (rank * 7919 + block * 104_729 + i * 31 + 17).wrapping_mul(0x9e37_79b9) >> 13;
+        if dtype.class() == Class::Bool { mixed as u8 & 1 } else { mixed as u8 }
+    };
+    (0..count * dtype.size()).map(byte).collect()
+}
+
+/// A number as a value of a type that holds it exactly.
+fn encode(dtype: Dtype, n: u32) -> Vec<u8> {
+    // A float of one byte: the leading bit's position is the exponent, the rest the mantissa.
+    let float8 = |mantissa: u32, bias: u32| match n.checked_ilog2() {
+        None => vec![0],
+        Some(log) => vec![((log + bias) << mantissa | ((n - (1 << log)) << mantissa >> log)) as u8],
+    };
+    match dtype {
+        Dtype::Bool => vec![u8::from(n != 0)],
+        Dtype::Int8 | Dtype::Uint8 => vec![n as u8],
+        Dtype::Int16 | Dtype::Uint16 => (n as u16).to_ne_bytes().into(),
+        Dtype::Int32 | Dtype::Uint32 => n.to_ne_bytes().into(),
+        Dtype::Int64 | Dtype::Uint64 => u64::from(n).to_ne_bytes().into(),
+        Dtype::Float8E3m4 => float8(4, 3),
+        Dtype::Float8E4m3 | Dtype::Float8E4m3fn => float8(3, 7),
+        Dtype::Float8E4m3b11fnuz => float8(3, 11),
+        Dtype::Float8E4m3fnuz => float8(3, 8),
+        Dtype::Float8E5m2 => float8(2, 15),
+        Dtype::Float8E5m2fnuz => float8(2, 16),
+        Dtype::Float8E8m0fnu => vec![(n.ilog2() + 127) as u8],
+        Dtype::Float16 => half::f16::from_f32(n as f32).to_ne_bytes().into(),
+        Dtype::Bfloat16 => half::bf16::from_f32(n as f32).to_ne_bytes().into(),
+        Dtype::Float32 => (n as f32).to_ne_bytes().into(),
+        Dtype::Float64 => f64::from(n).to_ne_bytes().into(),
+        Dtype::Complex64 => [encode(Dtype::Float32, n), encode(Dtype::Float32, 0)].concat(),
+        Dtype::Complex128 => [encode(Dtype::Float64, n), encode(Dtype::Float64, 0)].concat(),
+    }
+}
+
+/// What a rank contributes to a reduction. Small, so that the results are exact in every type.
+fn number(builtin: Builtin, rank: usize, i: usize) -> u32 {
+    match builtin {
+        Builtin::Sum => ((rank + i) % 2) as u32,
+        Builtin::Prod => {
+            if rank < 3 {
+                1 + ((rank + i) % 2) as u32
+            } else {
+                1
+            }
+        }
+        // Powers of two: float8_e8m0fnu has nothing else.
+        Builtin::Max | Builtin::Min => 1 << ((rank * 3 + i) % 3),
+        Builtin::Land | Builtin::Lor | Builtin::Lxor => u32::from((rank + i) % 3 != 0),
+        Builtin::Band | Builtin::Bor | Builtin::Bxor => ((rank * 5 + i) % 8) as u32,
+        // A value, then an index.
+        Builtin::Maxloc | Builtin::Minloc => 1 << ((if i % 2 == 0 { rank + i / 2 } else { rank }) % 3),
+    }
+}
+
+/// The numbers of some ranks, reduced.
+fn reduced(builtin: Builtin, dtype: Dtype, ranks: impl Iterator<Item = usize> + Clone, i: usize) -> u32 {
+    let numbers = ranks.clone().map(|rank| number(builtin, rank, i));
+    let logical = |f: fn(bool, bool) -> bool| numbers.clone().map(|n| n != 0).reduce(f).map(u32::from);
+    // Booleans are 0 or 1 before they are reduced.
+    let bits = numbers.clone().map(|n| if dtype == Dtype::Bool { u32::from(n != 0) } else { n });
+    match builtin {
+        Builtin::Sum => Some(numbers.sum()),
+        Builtin::Prod => Some(numbers.product()),
+        Builtin::Max | Builtin::Min if dtype == Dtype::Bool => Some(1),
+        Builtin::Max => numbers.max(),
+        Builtin::Min => numbers.min(),
+        Builtin::Land => logical(|a, b| a & b),
+        Builtin::Lor => logical(|a, b| a | b),
+        Builtin::Lxor => logical(|a, b| a ^ b),
+        Builtin::Band => bits.reduce(|a, b| a & b),
+        Builtin::Bor => bits.reduce(|a, b| a | b),
+        Builtin::Bxor => bits.reduce(|a, b| a ^ b),
+        Builtin::Maxloc | Builtin::Minloc => {
+            let encoded = |n: u32| if dtype == Dtype::Bool { 1 } else { n };
+            let at = i - i % 2;
+            let pairs = ranks
+                .map(|rank| (encoded(number(builtin, rank, at)), encoded(number(builtin, rank, at + 1))));
+            let best = if builtin == Builtin::Maxloc {
+                pairs.min_by_key(|(value, index)| (std::cmp::Reverse(*value), *index))
+            } else {
+                pairs.min()
+            };
+            best.map(|(value, index)| if i % 2 == 0 { value } else { index })
+        }
+    }
+    .expect("there is a rank")
+}
+
+impl<T: Transport> Suite<'_, T> {
+    fn rank(&self) -> usize {
+        self.comm.rank as usize
+    }
+
+    fn size(&self) -> usize {
+        self.comm.size as usize
+    }
+
+    /// Executes an operation: `send` is what this rank sends, if it sends, and so on. The result.
+    fn execute(&self, site: &Site, send: &[u8], dtype: Dtype, recv: usize, offset: usize) -> Option<Memory> {
+        let side = site.side();
+        let mut from = (side.send != Extent::None).then(|| Memory::holding(dtype, send, offset));
+        let mut to = (side.recv != Extent::None).then(|| Memory::new(dtype, recv, offset));
+        let (given, taken) = (from.as_mut().map(Memory::buffer), to.as_mut().map(Memory::buffer));
+        let call = Call::new(site, given, taken).expect("buffers as the table says");
+        self.transport.execute(&call).unwrap_or_else(|error| panic!("{error}"));
+        if let Some(from) = &from {
+            from.check(send, &("the operand of", site.op, dtype));
+        }
+        to
+    }
+
+    fn operation(&self, op: Op, dtype: Dtype, count: usize, offset: usize) {
+        if op.row().has_reduction {
+            for &builtin in Builtin::ALL {
+                let exact = dtype != Dtype::Float8E8m0fnu || builtin != Builtin::Sum;
+                if builtin.allows(dtype) && exact {
+                    self.reduction(op, builtin, dtype, count, offset);
+                }
+            }
+        } else if op.row().has_peer {
+            self.message(op, dtype, count, offset);
+        } else {
+            self.movement(op, dtype, count, offset);
+        }
+    }
+
+    fn movement(&self, op: Op, dtype: Dtype, count: usize, offset: usize) {
+        let (rank, size) = (self.rank(), self.size());
+        let roots = if op.row().has_root { 0..size } else { 0..1 };
+        for root in roots {
+            let site = Site { root: root as i32, ..Site::new(op, self.comm) };
+            // Block 0 of a rank that has one block, block `to` for rank `to` where it has one for each.
+            let block = |from: usize, to: usize| pattern(dtype, from, to, count);
+            let blocks = |from: usize| (0..size).flat_map(|to| block(from, to)).collect::<Vec<u8>>();
+            let (send, expected) = match op {
+                Op::Allgather | Op::Gather => {
+                    (block(rank, 0), (0..size).flat_map(|from| block(from, 0)).collect())
+                }
+                Op::Alltoall => (blocks(rank), (0..size).flat_map(|from| block(from, rank)).collect()),
+                Op::Barrier => (Vec::new(), Vec::new()),
+                Op::Bcast => (block(rank, 0), block(root, 0)),
+                Op::Scatter => (blocks(rank), block(root, rank)),
+                Op::Allreduce | Op::Reduce | Op::Scan | Op::Recv | Op::Send | Op::Sendrecv => {
+                    unreachable!("{op} does more than move data among all")
+                }
+            };
+            let result = self.execute(&site, &send, dtype, expected.len() / dtype.size(), offset);
+            if let Some(result) = result {
+                result.check(&expected, &(op, dtype, count, offset, root));
+            }
+        }
+    }
+
+    fn reduction(&self, op: Op, builtin: Builtin, dtype: Dtype, count: usize, offset: usize) {
+        let (rank, size) = (self.rank(), self.size());
+        let pairs = matches!(builtin, Builtin::Maxloc | Builtin::Minloc);
+        let count = if pairs { count - count % 2 } else { count };
+        let encoded =
+            |n: &dyn Fn(usize) -> u32| (0..count).flat_map(|i| encode(dtype, n(i))).collect::<Vec<u8>>();
+        let send = encoded(&|i| number(builtin, rank, i));
+        let variants: Vec<(i32, bool)> = match op {
+            Op::Reduce => (0..size).map(|root| (root as i32, false)).collect(),
+            Op::Scan => vec![(0, false), (0, true)],
+            _ => vec![(0, false)],
+        };
+        for (root, reverse) in variants {
+            let reduction = Some(Reduction::Builtin(builtin));
+            let site = Site { reduction, root, reverse, ..Site::new(op, self.comm) };
+            let ranks = match (op, reverse) {
+                (Op::Scan, false) => 0..rank + 1,
+                (Op::Scan, true) => rank..size,
+                _ => 0..size,
+            };
+            let expected = encoded(&|i| reduced(builtin, dtype, ranks.clone(), i));
+            if let Some(result) = self.execute(&site, &send, dtype, count, offset) {
+                result.check(&expected, &(op, builtin, dtype, count, offset, root, reverse));
+            }
+        }
+    }
+
+    /// From every rank to the next one.
+    fn message(&self, op: Op, dtype: Dtype, count: usize, offset: usize) {
+        let (rank, size) = (self.rank(), self.size());
+        let (next, previous) = ((rank + 1) % size, (rank + size - 1) % size);
+        let send = pattern(dtype, rank, 0, count);
+        let expected = pattern(dtype, previous, 0, count);
+        let envelope = Envelope { source: previous as i32, recvtag: 5, dest: next as i32, sendtag: 5 };
+        let site = |op| Site { envelope, ..Site::new(op, self.comm) };
+        let what = (op, dtype, count, offset);
+        match op {
+            Op::Sendrecv => {
+                let result = self.execute(&site(op), &send, dtype, count, offset);
+                result.expect("a result").check(&expected, &what);
+            }
+            // Each is the other half of the other.
+            Op::Send => {}
+            Op::Recv => {
+                let send = || self.execute(&site(Op::Send), &send, dtype, 0, offset);
+                let recv = || {
+                    let result = self.execute(&site(op), &[], dtype, count, offset);
+                    result.expect("a result").check(&expected, &what);
+                };
+                if rank % 2 == 0 {
+                    // A large message to oneself would wait for its receive.
+                    if size > 1 || count < 10 {
+                        send();
+                        recv();
+                    }
+                } else {
+                    recv();
+                    send();
+                }
+            }
+            _ => unreachable!("{op} has no peer"),
+        }
+    }
+
+    /// Operand and result in one place.
+    fn aliased(&self) {
+        let (rank, size) = (self.rank(), self.size());
+        let dtype = Dtype::Int32;
+        let count = 6;
+        let encoded =
+            |n: &dyn Fn(usize) -> u32| (0..count).flat_map(|i| encode(dtype, n(i))).collect::<Vec<u8>>();
+        for op in [Op::Allreduce, Op::Reduce, Op::Scan] {
+            let builtin = Builtin::Sum;
+            let site = Site { reduction: Some(Reduction::Builtin(builtin)), ..Site::new(op, self.comm) };
+            let mut memory = Memory::holding(dtype, &encoded(&|i| number(builtin, rank, i)), 0);
+            let before = memory.contents().to_vec();
+            let result = (site.side().recv != Extent::None).then(|| memory.buffer());
+            let call = Call::new(&site, Some(memory.buffer()), result).expect("equal sizes");
+            self.transport.execute(&call).expect("aliased buffers are fine");
+            let ranks = if op == Op::Scan { 0..rank + 1 } else { 0..size };
+            let expected = if result.is_some() {
+                encoded(&|i| reduced(builtin, dtype, ranks.clone(), i))
+            } else {
+                before
+            };
+            memory.check(&expected, &("aliased", op));
+        }
+        let blocks =
+            |from: usize| (0..size).flat_map(|to| pattern(dtype, from, to, count)).collect::<Vec<u8>>();
+        let mut memory = Memory::holding(dtype, &blocks(rank), 0);
+        let site = Site::new(Op::Alltoall, self.comm);
+        let call = Call::new(&site, Some(memory.buffer()), Some(memory.buffer())).expect("equal sizes");
+        self.transport.execute(&call).expect("aliased buffers are fine");
+        let expected: Vec<u8> = (0..size).flat_map(|from| pattern(dtype, from, rank, count)).collect();
+        memory.check(&expected, &"aliased alltoall");
+
+        // The operand is the first block of the result.
+        for op in [Op::Allgather, Op::Gather] {
+            let site = Site::new(op, self.comm);
+            let mine = pattern(dtype, rank, 0, count);
+            let mut memory = Memory::new(dtype, count * size, 0);
+            memory.contents_mut().fill(0);
+            memory.contents_mut()[..mine.len()].copy_from_slice(&mine);
+            let before = memory.contents().to_vec();
+            let send = Buffer { count, ..memory.buffer() };
+            let result = (site.side().recv != Extent::None).then(|| memory.buffer());
+            let call = Call::new(&site, Some(send), result).expect("sizes as the table says");
+            self.transport.execute(&call).expect("aliased buffers are fine");
+            let all: Vec<u8> = (0..size).flat_map(|from| pattern(dtype, from, 0, count)).collect();
+            memory.check(if result.is_some() { &all } else { &before }, &("aliased", op));
+        }
+
+        // The result is the first block of the operand.
+        let site = Site::new(Op::Scatter, self.comm);
+        let mut memory = Memory::holding(dtype, &blocks(0), 0);
+        let send = (rank == 0).then(|| memory.buffer());
+        let recv = Buffer { count, ..memory.buffer() };
+        let call = Call::new(&site, send, Some(recv)).expect("sizes as the table says");
+        self.transport.execute(&call).expect("aliased buffers are fine");
+        let bytes = count * dtype.size();
+        assert_eq!(memory.contents()[..bytes], pattern(dtype, 0, rank, count), "aliased scatter");
+
+        let (next, previous) = ((rank + 1) % size, (rank + size - 1) % size);
+        let envelope = Envelope { source: previous as i32, recvtag: 1, dest: next as i32, sendtag: 1 };
+        let site = Site { envelope, ..Site::new(Op::Sendrecv, self.comm) };
+        let mut memory = Memory::holding(dtype, &pattern(dtype, rank, 0, count), 0);
+        let call = Call::new(&site, Some(memory.buffer()), Some(memory.buffer())).expect("sizes are free");
+        self.transport.execute(&call).expect("aliased buffers are fine");
+        memory.check(&pattern(dtype, previous, 0, count), &"aliased sendrecv");
+    }
+
+    /// Wildcards, what they turned out to be, and ranks with nobody at one side.
+    fn envelopes(&self) {
+        let (rank, size) = (self.rank(), self.size());
+        let (next, previous) = ((rank + 1) % size, (rank + size - 1) % size);
+        let any = wildcards();
+        let envelope =
+            Envelope { source: any.source, recvtag: any.tag, dest: next as i32, sendtag: 40 + rank as i32 };
+        let site = Site { envelope, envelope_result: true, ..Site::new(Op::Sendrecv, self.comm) };
+        let mut from = Memory::holding(Dtype::Int16, &pattern(Dtype::Int16, rank, 0, 3), 0);
+        let mut to = Memory::new(Dtype::Int16, 3, 0);
+        let mut received = [0; 2];
+        let mut call = Call::new(&site, Some(from.buffer()), Some(to.buffer())).expect("sizes are free");
+        call.received = Some(&raw mut received);
+        self.transport.execute(&call).expect("a ring");
+        to.check(&pattern(Dtype::Int16, previous, 0, 3), &"wildcards");
+        assert_eq!(received, [previous as i32, 40 + previous as i32]);
+
+        // An open chain. Both sides have types and sizes of their own.
+        let at = |rank: usize, there: bool| if there { rank as i32 } else { any.proc_null };
+        let envelope = Envelope {
+            source: at(previous, rank > 0),
+            recvtag: 2,
+            dest: at(next, rank + 1 < size),
+            sendtag: 2,
+        };
+        let site = Site { envelope, ..Site::new(Op::Sendrecv, self.comm) };
+        let dtype = |rank: usize| if rank % 2 == 0 { Dtype::Float32 } else { Dtype::Int64 };
+        let mut from = Memory::holding(dtype(rank), &pattern(dtype(rank), rank, 0, 1 + rank), 0);
+        let mut to = Memory::new(dtype(previous), 1 + previous, 0);
+        let call = Call::new(&site, Some(from.buffer()), Some(to.buffer())).expect("sizes are free");
+        self.transport.execute(&call).expect("a chain");
+        let expected = pattern(dtype(previous), previous, 0, 1 + previous);
+        let nothing = vec![0; expected.len()];
+        to.check(if rank > 0 { &expected } else { &nothing }, &"a chain");
+    }
+
+    fn errors(&self) {
+        let (rank, size) = (self.rank(), self.size());
+        let (next, previous) = ((rank + 1) % size, (rank + size - 1) % size);
+        let envelope = Envelope { source: previous as i32, recvtag: 3, dest: next as i32, sendtag: 3 };
+        let site = Site { envelope, ..Site::new(Op::Sendrecv, self.comm) };
+        let mut from = Memory::holding(Dtype::Uint8, &pattern(Dtype::Uint8, rank, 0, 3), 0);
+        let mut to = Memory::new(Dtype::Uint8, 5, 0);
+        let call = Call::new(&site, Some(from.buffer()), Some(to.buffer())).expect("sizes are free");
+        let error = self.transport.execute(&call).expect_err("the message is too short");
+        assert!(
+            matches!(&error.cause, Cause::ShortMessage { received: 3, expected: 5, source_rank, .. }
+                if *source_rank == previous as i32),
+            "{error}"
+        );
+        assert_eq!((error.op, error.rank), (Some(Op::Sendrecv), Some(self.comm.rank)));
+        let text = error.to_string();
+        assert!(text.contains("sendrecv") && text.contains(&format!("r{rank}")), "{text}");
+
+        let reduction = Some(Reduction::Builtin(Builtin::Max));
+        let site = Site { reduction, ..Site::new(Op::Allreduce, self.comm) };
+        let mut from = Memory::new(Dtype::Complex64, 1, 0);
+        let mut to = Memory::new(Dtype::Complex64, 1, 0);
+        let call = Call::new(&site, Some(from.buffer()), Some(to.buffer())).expect("equal sizes");
+        let error = self.transport.execute(&call).expect_err("complex numbers have no order").to_string();
+        assert!(error.contains("MAX") && error.contains("complex64"), "{error}");
+    }
+}
