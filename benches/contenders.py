@@ -1,0 +1,135 @@
+"""What runs in the benchmarks: this package and mpi4jax 0.9.1, each in jobs of its own."""
+
+import hashlib
+import importlib.metadata
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tools"))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "build_support"))
+
+import mpirun
+import toolchain
+
+ROOT = Path(__file__).resolve().parent.parent
+REFERENCE = "mpi4jax==0.9.1.post2"
+CACHE = ROOT / ".cache" / "benches"
+PATIENCE = 300  # seconds to wait for one answer
+
+
+def mpicc() -> str:
+    mpi = toolchain.find_mpi()
+    if mpi is None:
+        raise SystemExit("the benchmarks need an mpicc, for raw.c and for mpi4jax 0.9.1")
+    return mpi.mpicc
+
+
+def raw_library() -> Path:
+    """raw.c as a shared library."""
+    source = Path(__file__).with_name("raw.c")
+    key = hashlib.sha256(source.read_bytes() + mpicc().encode()).hexdigest()[:8]
+    library = CACHE / f"raw-{key}.so"
+    if not library.exists():
+        CACHE.mkdir(parents=True, exist_ok=True)
+        subprocess.run([mpicc(), "-O3", "-shared", "-fPIC", source, "-o", library], check=True)
+    return library
+
+
+def reference_python() -> str:
+    """The Python of an environment with mpi4jax 0.9.1, and all else as in this one."""
+    same = ["jax", "jaxlib", "numpy", "mpi4py"]
+    same += [name for name in toolchain.PYPI_MPIS if toolchain.pypi_wheel(mpicc()) == name]
+    same = [f"{name}=={importlib.metadata.version(name)}" for name in same]
+    key = hashlib.sha256(repr([REFERENCE, mpicc(), sys.version, same]).encode()).hexdigest()[:8]
+    folder = CACHE / f"reference-{key}"
+    python = folder / "bin" / "python"
+    if (folder / "complete").exists():
+        return str(python)
+
+    print(f"Installing {REFERENCE} in {folder.relative_to(ROOT)} (once)", flush=True)
+    subprocess.run([sys.executable, "-m", "venv", "--clear", "--without-pip", folder], check=True)
+    pip = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet"]
+    # Its examples want tqdm; the rest is what it is built with, without pip's build isolation.
+    build = ["setuptools>=82.0.1", "wheel", "nanobind>=2"]
+    subprocess.run([*pip, *same, *build, "tqdm"], check=True)
+    compiler = folder / "bin" / "mpicc"
+    environment = {
+        **os.environ,
+        "PATH": f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}",
+        "MPICC": str(compiler if compiler.exists() else mpicc()),
+    }
+    environment["CC"] = environment["MPICC"]
+    command = [*pip, "--no-build-isolation", "--no-deps", "--no-binary", "mpi4jax", REFERENCE]
+    subprocess.run(command, check=True, env=environment)
+    (folder / "complete").touch()
+    return str(python)
+
+
+def environment(python: str) -> dict[str, str]:
+    """For jobs of `python`: what the tests' jobs get, and the mpiexec of its own environment."""
+    path = os.pathsep.join([os.path.dirname(python), os.environ["PATH"]])
+    outside = mpirun.environment_outside_mpi()
+    if python != sys.executable:
+        outside.pop("PYTHONPATH", None)
+    return {**outside, "PATH": path}
+
+
+class Job:
+    """The ranks of one contender, which measure when told to and sleep in between."""
+
+    def __init__(self, contender: str, python: str, ranks: int):
+        self.contender = contender
+        self.folder = tempfile.TemporaryDirectory()
+        path = os.path.join(self.folder.name, "socket")
+        worker = Path(__file__).with_name("worker.py")
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(path)
+            listener.listen(ranks)
+            listener.settimeout(PATIENCE)
+            command = [mpirun.find_mpiexec(python), "-n", str(ranks), python, str(worker)]
+            command += [path, contender, str(raw_library())]
+            self.process = subprocess.Popen(
+                command, env=environment(python), start_new_session=True
+            )
+            self.files = [self.accept(listener) for _ in range(ranks)]
+        greetings = [self.hear(file) for file in self.files]
+        self.versions = greetings[0]["versions"]
+
+    def accept(self, listener):
+        connection, _ = listener.accept()
+        connection.settimeout(PATIENCE)
+        return connection.makefile("rw")
+
+    def hear(self, file) -> dict:
+        line = file.readline()
+        if not line:
+            raise RuntimeError(f"{self.contender} has ended")
+        return json.loads(line)
+
+    def measure(self, mode: str, op: str, nbytes: int, iterations: int) -> float:
+        """Seconds that one operation takes, on the slowest rank."""
+        request = {"mode": mode, "op": op, "nbytes": nbytes, "iterations": iterations}
+        for file in self.files:
+            file.write(json.dumps(request) + "\n")
+            file.flush()
+        return max(self.hear(file)["seconds"] for file in self.files)
+
+    def close(self) -> None:
+        for file in self.files:
+            file.close()
+        try:
+            self.process.wait(30)
+        except subprocess.TimeoutExpired:
+            mpirun._kill(self.process)
+        self.folder.cleanup()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
