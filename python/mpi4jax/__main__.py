@@ -68,7 +68,7 @@ def describe(advice: list[str]) -> None:
     say(f"Python       {platform.python_version()}, {platform.platform()}")
     for package in ("jax", "jaxlib", "numpy", "mpi4py"):
         say(f"{package:12} {version(package)}")
-    say(f"MPI          {info['library_version'].splitlines()[0]}")
+    say(f"MPI          {str(info['library_version']).splitlines()[0]}")
     say(f"threads      {info['thread_level']}")
     say(f"CUDA-aware   {'yes' if mpi4jax.has_cuda_support() else 'no'}")
     say(f"NCCL         {shared_library('libnccl.so.2')}")

@@ -5,6 +5,7 @@
 //! order, so the receiver reads the description first, also where it receives from whomever.
 
 use std::ffi::c_int;
+use std::fmt;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::mem::{MaybeUninit, size_of};
 
@@ -12,7 +13,7 @@ use mpi::ffi::{self, MPI_Comm, MPI_Status};
 
 use super::recorder::{Record, Running, What};
 use crate::error::{Cause, Error};
-use crate::ops::{Buffer, Call, Dtype, Op, Reduction};
+use crate::ops::{Call, Dtype, Op, Reduction};
 use crate::transport::{check, handle};
 
 /// What is compared.
@@ -34,23 +35,62 @@ const TEXT: usize = 240;
 #[derive(Clone, Copy)]
 struct Header {
     magic: u64,
-    dtype: u32,
-    length: u32,
     count: u64,
-    text: [u8; TEXT],
+    dtype: i32,
+    /// Index of the operation in the table.
+    op: u32,
+    dest: i32,
+    tag: i32,
+    /// The sender's source line, padded with zeros.
+    location: [u8; LOCATION],
 }
 
 const MAGIC: u64 = 0x6d70_6934_6a61_7831; // "mpi4jax1"
-const _: () = assert!(size_of::<Header>() == 24 + TEXT, "sent as bytes: no padding");
+const LOCATION: usize = 56;
+const _: () = assert!(size_of::<Header>() == 32 + LOCATION, "sent as bytes: no padding");
 
-fn text(words: &str) -> ([u8; TEXT], u32) {
+impl Header {
+    fn new(call: &Call, record: &Record) -> Self {
+        let line = record.what.location.as_bytes();
+        let mut location = [0; LOCATION];
+        let length = line.len().min(LOCATION);
+        // Of a long name the end says more.
+        location[..length].copy_from_slice(&line[line.len() - length..]);
+        Self {
+            magic: MAGIC,
+            count: call.send.map_or(0, |buffer| buffer.count as u64),
+            dtype: call.send.map_or(0, |buffer| buffer.dtype.xla_code()),
+            op: call.site.op as u32,
+            dest: call.envelope.dest,
+            tag: call.envelope.sendtag,
+            location,
+        }
+    }
+}
+
+/// `send to 1, tag 0 (3 x float32), solver.py:81`
+impl fmt::Display for Header {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.magic != MAGIC {
+            return f.write_str("a message that was not sent by mpi4jax under MPI4JAX_CHECK");
+        }
+        let op = Op::TABLE.get(self.op as usize).map_or("message", |row| row.name);
+        let dtype = Dtype::from_xla(self.dtype).map_or("unknown", Dtype::name);
+        write!(f, "{op} to {}, tag {} ({} x {dtype})", self.dest, self.tag, self.count)?;
+        let line = String::from_utf8_lossy(&self.location);
+        let line = line.trim_end_matches('\0');
+        if line.is_empty() { Ok(()) } else { write!(f, ", {line}") }
+    }
+}
+
+fn text(words: &str) -> [u8; TEXT] {
     let mut text = [0; TEXT];
     let mut length = words.len().min(TEXT);
     while !words.is_char_boundary(length) {
         length -= 1;
     }
     text[..length].copy_from_slice(&words.as_bytes()[..length]);
-    (text, length as u32)
+    text
 }
 
 /// Compares this call with those of the other ranks, or with the other end of its message. A receive
@@ -101,7 +141,7 @@ fn collective(level: Level, call: &Call, record: &Record) -> Result<(), Cause> {
 #[cold]
 fn disagree(call: &Call, record: &Record) -> Result<(), Cause> {
     let comm = call.site.comm;
-    let (mine, _) = text(&record.to_string());
+    let mine = text(&record.to_string());
     let mut all = vec![0u8; TEXT * comm.size as usize];
     // SAFETY: as above; all ranks come here, because all of them have the same extremes.
     unsafe {
@@ -140,15 +180,7 @@ fn message(call: &mut Call, record: &Record) -> Result<(), Cause> {
     let nobody = unsafe { ffi::RSMPI_PROC_NULL };
     let sends = call.site.op != Op::Recv && envelope.dest != nobody;
     let receives = call.site.op != Op::Send && envelope.source != nobody;
-    let words = text(&record.to_string());
-    let describe = |buffer: Option<&Buffer>| Header {
-        magic: MAGIC,
-        dtype: buffer.map_or(0, |buffer| buffer.dtype.xla_code() as u32),
-        length: words.1,
-        count: buffer.map_or(0, |buffer| buffer.count as u64),
-        text: words.0,
-    };
-    let out = describe(call.send.as_ref());
+    let out = Header::new(call, record);
     let mut into = MaybeUninit::<Header>::zeroed();
     let mut status = MaybeUninit::<MPI_Status>::zeroed();
     // SAFETY: a registered communicator, which is not freed; headers are plain bytes of the size given.
@@ -184,21 +216,15 @@ fn message(call: &mut Call, record: &Record) -> Result<(), Cause> {
         return Ok(());
     }
     (call.envelope.source, call.envelope.recvtag) = (status.MPI_SOURCE, status.MPI_TAG);
-    let expected = describe(call.recv.as_ref());
-    let fits =
-        if call.site.status != 0 { into.count <= expected.count } else { into.count == expected.count };
-    if into.magic == MAGIC && into.dtype == expected.dtype && fits {
+    let (count, dtype) = call.recv.map_or((0, 0), |buffer| (buffer.count as u64, buffer.dtype.xla_code()));
+    let fits = if call.site.status != 0 { into.count <= count } else { into.count == count };
+    if into.magic == MAGIC && into.dtype == dtype && fits {
         return Ok(());
     }
     let world = |rank: i32| record.what.group.world_rank(rank).unwrap_or(rank);
-    let actual = if into.magic == MAGIC {
-        String::from_utf8_lossy(&into.text[..(into.length as usize).min(TEXT)]).into_owned()
-    } else {
-        "a message that was not sent by mpi4jax under MPI4JAX_CHECK".to_owned()
-    };
     Err(Cause::Mismatch {
         report: format!(
-            "a message is not what is received (MPI4JAX_CHECK)\n  expected rank {}: {record}\n  actual   rank {}: {actual}",
+            "a message is not what is received (MPI4JAX_CHECK)\n  expected rank {}: {record}\n  actual   rank {}: {into}",
             world(call.site.comm.rank),
             world(status.MPI_SOURCE)
         ),
@@ -221,7 +247,7 @@ mod tests {
 
     #[test]
     fn long_texts_are_cut_between_characters() {
-        let (bytes, length) = text(&"é".repeat(TEXT));
-        assert!(std::str::from_utf8(&bytes[..length as usize]).is_ok());
+        let bytes = text(&format!("x{}", "é".repeat(TEXT)));
+        assert!(std::str::from_utf8(&bytes).is_ok());
     }
 }

@@ -237,7 +237,8 @@ impl Peers {
 
 /// Removes what killed jobs of this host have left beside this directory, except for dumps.
 fn sweep(directory: &Path) {
-    let (Some(parent), Some(name)) = (directory.parent(), directory.file_name().and_then(|n| n.to_str())) else {
+    let (Some(parent), Some(name)) = (directory.parent(), directory.file_name().and_then(|n| n.to_str()))
+    else {
         return;
     };
     // `mpi4jax-<user>-`
