@@ -74,9 +74,15 @@ def generate(seed):
 def _op(r):
     pick = lambda n: r.choice([None, *range(n)])
     items = r.randint(0 if r.random() < 0.1 else 1, LENGTH)
-    names = (r.randrange(SIZE), r.choice(["SUM", "MAX", "MIN", "BXOR"]))
     return Op(
-        r.choice(OPS), items, r.randrange(VECTORS), pick(VECTORS), pick(TOKENS), pick(TOKENS), *names
+        name=r.choice(OPS),
+        items=items,
+        source=r.randrange(VECTORS),
+        target=pick(VECTORS),
+        take=pick(TOKENS),
+        keep=pick(TOKENS),
+        root=r.randrange(SIZE),
+        reduction=r.choice(["SUM", "MAX", "MIN", "BXOR"]),
     )
 
 

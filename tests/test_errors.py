@@ -200,6 +200,16 @@ def test_some_reductions_are_without_meaning():
         jax.jit(lambda: notoken.allreduce({"k": jax.random.key(0)}, MPI.SUM))()
 
 
+@pytest.mark.parametrize("shape", [(), (3,), (2, 3), (2, 0)], ids=str)
+@pytest.mark.parametrize("op", ["MINLOC", "MAXLOC"])
+@pytest.mark.parametrize("name", ["allreduce", "reduce", "scan"])
+def test_location_of_extremum_needs_pairs(name, op, shape):
+    arguments = {**GOOD[name], "op": getattr(MPI, op), "x": np.ones(shape, np.float32)}
+    with pytest.raises(ValueError, match=rf"{name}: reduction {op} .* \(\.\.\., 2\), got ") as e:
+        getattr(notoken, name)(**arguments)
+    assert str(shape) in str(e.value)
+
+
 def test_sendrecv_templates():
     with pytest.raises(TypeError):
         notoken.sendrecv(X, object(), 0, 0)

@@ -215,6 +215,42 @@ def test_reduces_every_dtype(dtype):
         compare_all(todo, {case: case.operands(make, (33,)) for case in todo})
 
 
+def _locate(op, xs):
+    """MPI's MAXLOC or MINLOC of pairs (value, index): the lowest index of those that attain it."""
+    better = np.greater if op == "MAXLOC" else np.less
+    best = xs[0].astype(np.float64)
+    for x in xs[1:]:
+        x = x.astype(np.float64)
+        wins = better(x[..., 0], best[..., 0])
+        wins |= (x[..., 0] == best[..., 0]) & (x[..., 1] < best[..., 1])
+        best = np.where(wins[..., None], x, best)
+    return best.astype(xs[0].dtype)
+
+
+@pytest.mark.parametrize("op", ["MAXLOC", "MINLOC"])
+@pytest.mark.parametrize("dtype", [name for name in DTYPES_HERE if DTYPES[name]["ordered"]])
+def test_location_of_extremum(dtype, op):
+    rng = np.random.default_rng(1)
+    values = rng.integers(0, 2, (SIZE, 3, 5))
+    indices = np.stack([rng.permuted(np.arange(SIZE) % 2, axis=0) for _ in range(15)], axis=1)
+    xs = np.stack([values, indices.reshape(SIZE, 3, 5)], axis=-1).astype(dtype_of(dtype))
+    if dtype == "float8_e8m0fnu":
+        xs = np.where(xs.astype(np.float32) == 1, 1, 2).astype(xs.dtype)  # it has no 0
+    with enable_x64(True):
+        x = jnp.asarray(xs[RANK])
+
+        @mpi4jax.jit
+        def f(x):
+            total = notoken.allreduce(x, getattr(MPI, op))
+            lines = jax.vmap(lambda row: notoken.scan(row, getattr(MPI, op)), 1, 1)(x)
+            return total, lines, notoken.reduce(x, getattr(MPI, op), 0)
+
+        total, lines, on_root = f(x)
+    assert_equal(total, _locate(op, xs))
+    assert_equal(lines, _locate(op, xs[: RANK + 1]))
+    assert_equal(on_root, _locate(op, xs) if RANK == 0 else xs[RANK])
+
+
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int32", "uint64"])
 def test_integer_sums_wrap(dtype):
     xs = [np.array([np.iinfo(dtype).max - r], dtype) for r in range(SIZE)]

@@ -1,0 +1,77 @@
+"""Examples in docstrings, in the README and in docs/ run as they stand."""
+
+import doctest
+import sys
+from pathlib import Path
+
+import pytest
+from reference import SPECS
+
+import mpi4jax
+from mpi4jax import _comm, _ops, _scope, notoken
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# ---- Docstrings
+
+
+def doctests():
+    """Every docstring of the package that has examples, once."""
+    finder, seen = doctest.DocTestFinder(recurse=False), {}
+    places = [mpi4jax, notoken, _ops, _comm, _scope]
+    for module in places:
+        for name, value in [("", module), *vars(module).items()]:
+            own = getattr(value, "__module__", "").startswith("mpi4jax") or value is module
+            if own and getattr(value, "__doc__", None) and ">>>" in value.__doc__:
+                for test in finder.find(value, name or module.__name__, globs={}):
+                    seen.setdefault(test.docstring, test)
+    return list(seen.values())
+
+
+@pytest.mark.parametrize("example", doctests(), ids=lambda example: example.name)
+def test_docstring(example, capsys):
+    runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
+    runner.run(example)
+    assert runner.failures == 0, capsys.readouterr().out
+    assert runner.tries > 0
+
+
+@pytest.mark.parametrize("name", [n for n in mpi4jax.__all__ if callable(getattr(mpi4jax, n))])
+def test_public_functions_are_documented(name):
+    """Each says what it does and shows how; ops also name their arguments and results."""
+    f = getattr(mpi4jax, name)
+    assert f.__doc__, name
+    if name in SPECS:
+        for section in ("Args:", "Returns:", "Raises:", "Example:"):
+            assert section in f.__doc__, (name, section)
+        assert SPECS[name].mpi in f.__doc__
+        assert SPECS[name].name in getattr(notoken, name).__doc__
+
+
+def test_doctests_are_found():
+    assert {test.name for test in doctests()} >= {*SPECS, "jit", "pvary", "mpi4jax"}
+
+
+# ---- Markdown: what the comments around a block mean is said in docs/run_examples.py
+
+sys.path.insert(0, str(ROOT / "docs"))
+
+import run_examples  # noqa: E402
+
+FILES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+BLOCKS = [block for file in FILES for block in run_examples.blocks(file)]
+
+
+@pytest.mark.ranks(1)
+@pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block.name)
+def test_markdown(mpirun, tmp_path, block):
+    file = tmp_path / "example.py"
+    file.write_text(block.code)
+    job = mpirun(block.ranks, file)
+    assert job.returncode == 0, job.stdout + job.stderr
+    assert not block.differs(job.stdout), block.differs(job.stdout)
+
+
+def test_every_block_is_found():
+    """A block that the pattern misses would not be run."""
+    assert len(BLOCKS) == sum(file.read_text().count("```python\n") for file in FILES) > 0
