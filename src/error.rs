@@ -60,6 +60,16 @@ pub enum Cause {
     Attribute { name: &'static str, expected: &'static str, actual: String },
     #[error("unknown transport {name:?}: MPI4JAX_TRANSPORT takes {valid}")]
     UnknownTransport { name: String, valid: String },
+    #[error("{message}")]
+    Setting { message: String },
+    #[error("the transport {name} ({because}) cannot be used: {reason}. Of the others, {others}")]
+    Unavailable { name: &'static str, because: String, reason: String, others: String },
+    #[error("{function} returned error code {code}: {text}")]
+    Library { function: &'static str, code: i32, text: Box<str> },
+    #[error("communicator {key} has no counterpart: {reason}; choose MPI4JAX_TRANSPORT=staged")]
+    NoCommunicator { key: Box<str>, reason: String },
+    #[error("communicator {key} was not announced to this transport")]
+    NotJoined { key: Box<str> },
     #[error("{report}")]
     Mismatch { report: String },
     #[error("more copies of XLA in one process than there is room for")]
@@ -73,12 +83,15 @@ pub enum Cause {
 impl Cause {
     /// After such an error the other ranks wait for a message that never comes: the job has to end.
     pub fn is_fatal(&self) -> bool {
-        matches!(self, Self::Mpi { .. } | Self::ShortMessage { .. } | Self::Mismatch { .. })
+        matches!(
+            self,
+            Self::Mpi { .. } | Self::Library { .. } | Self::ShortMessage { .. } | Self::Mismatch { .. }
+        )
     }
 
-    /// MPI's error code, 0 for errors that are not MPI's.
+    /// The error code of MPI or of another library, 0 for errors that are ours.
     pub fn code(&self) -> i32 {
-        if let Self::Mpi { code, .. } = self { *code } else { 0 }
+        if let Self::Mpi { code, .. } | Self::Library { code, .. } = self { *code } else { 0 }
     }
 }
 

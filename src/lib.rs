@@ -1,6 +1,8 @@
 //! The core of mpi4jax; `python/mpi4jax` is its user.
 
+pub mod dynlib;
 pub mod error;
+pub mod gpu;
 pub mod ops;
 pub mod trace;
 pub mod transport;
@@ -18,12 +20,22 @@ mod _native {
 
     use crate::error::{Cause, Error};
     use crate::ops::{self, Dtype, Op, PACKED};
-    use crate::{trace, transport, watch, xla};
+    use crate::xla::kind;
+    use crate::{dynlib, gpu, trace, transport, watch, xla};
+
+    type Target<'py> = (String, Bound<'py, PyDict>, &'static str);
+    type TransportReport = (
+        String,
+        Vec<(&'static str, &'static str, String, Option<String>)>,
+        Vec<(&'static str, &'static str, Option<String>)>,
+    );
 
     impl From<Error> for PyErr {
         fn from(error: Error) -> Self {
             match error.cause {
-                Cause::UnknownTransport { .. } => PyValueError::new_err(error.to_string()),
+                Cause::UnknownTransport { .. } | Cause::Setting { .. } => {
+                    PyValueError::new_err(error.to_string())
+                }
                 _ => PyRuntimeError::new_err(error.to_string()),
             }
         }
@@ -32,7 +44,6 @@ mod _native {
     #[pymodule_init]
     fn init(_module: &Bound<'_, PyModule>) -> PyResult<()> {
         trace::init();
-        transport::selected()?;
         Ok(())
     }
 
@@ -47,14 +58,83 @@ mod _native {
 
     /// Name, handlers by stage, and platform of every custom-call target.
     #[pyfunction]
-    fn targets(py: Python<'_>) -> PyResult<Vec<(&'static str, Bound<'_, PyDict>, &'static str)>> {
-        let target = |row: &ops::Row| {
+    fn targets(py: Python<'_>) -> PyResult<Vec<Target<'_>>> {
+        let handlers = |instantiate, execute| {
             let bundle = PyDict::new(py);
-            bundle.set_item("instantiate", capsule(py, xla::instantiate)?)?;
-            bundle.set_item("execute", capsule(py, xla::execute)?)?;
-            Ok((row.target, bundle, "cpu"))
+            bundle.set_item("instantiate", capsule(py, instantiate)?)?;
+            bundle.set_item("execute", capsule(py, execute)?)?;
+            PyResult::Ok(bundle)
         };
-        Op::TABLE.iter().map(target).collect()
+        let mut targets = Vec::new();
+        for row in Op::TABLE {
+            let cpu = handlers(xla::instantiate::<{ kind::CPU }>, xla::execute::<{ kind::CPU }>)?;
+            let cuda = handlers(xla::instantiate::<{ kind::CUDA }>, xla::execute::<{ kind::CUDA }>)?;
+            let plain =
+                handlers(xla::instantiate::<{ kind::CUDA_PLAIN }>, xla::execute::<{ kind::CUDA_PLAIN }>)?;
+            let gpu = if gpu::is_on_cpu() { "cpu" } else { "CUDA" };
+            if !gpu::is_on_cpu() {
+                targets.push((row.target.into(), cpu, "cpu"));
+            }
+            targets.push((row.target.into(), cuda, gpu));
+            targets.push((format!("{}{PLAIN}", row.target), plain, gpu));
+        }
+        Ok(targets)
+    }
+
+    /// What the name of a target for calls that the transport for GPUs does not carry ends in.
+    const PLAIN: &str = "_plain";
+
+    /// The target for an operation on arrays on a GPU.
+    #[pyfunction]
+    #[pyo3(signature = (op, dtype, reduction, source, recvtag, dest, sendtag))]
+    fn gpu_target(
+        op: &str,
+        dtype: Option<&str>,
+        reduction: &str,
+        source: i32,
+        recvtag: i32,
+        dest: i32,
+        sendtag: i32,
+    ) -> PyResult<String> {
+        let unknown = |what: &str| PyValueError::new_err(format!("there is no {what}"));
+        let op = Op::from_name(op).ok_or_else(|| unknown(op))?;
+        let target = op.row().target;
+        // Only one transport leaves some calls to another.
+        if !transport::captured(transport::Platform::Cuda) {
+            return Ok(target.into());
+        }
+        let features = transport::Features {
+            op,
+            dtype: dtype.and_then(|name| Dtype::ALL.iter().find(|dtype| dtype.name() == name).copied()),
+            reduction: ops::Reduction::from_name(reduction),
+            envelope: ops::Envelope { source, recvtag, dest, sendtag },
+        };
+        let carried = features.carried().map_err(|cause| Error { op: Some(op), ..cause.into() })?;
+        Ok(if carried { target.into() } else { format!("{target}{PLAIN}") })
+    }
+
+    /// Whether the tests' driver is in the part of CUDA's (see `gpu::is_on_cpu`).
+    #[pyfunction]
+    fn is_gpu_on_cpu() -> bool {
+        gpu::is_on_cpu()
+    }
+
+    /// Says which GPU JAX computes on.
+    #[pyfunction]
+    fn set_device(ordinal: i32) {
+        gpu::set_device(ordinal);
+    }
+
+    /// Why arrays on GPUs cannot be communicated here, or None.
+    #[pyfunction]
+    fn cuda_error(py: Python<'_>) -> Option<String> {
+        py.detach(gpu::support).err()
+    }
+
+    /// Number of GPUs that this process sees.
+    #[pyfunction]
+    fn cuda_devices(py: Python<'_>) -> i32 {
+        py.detach(|| gpu::cuda::driver().ok().and_then(|driver| driver.devices().ok()).unwrap_or(0))
     }
 
     /// FFI types that Python has to register: none, the handler registers its own.
@@ -91,10 +171,11 @@ mod _native {
     }
 
     #[pyfunction]
-    fn register_comm(key: &str, handle: usize, rank: i32, size: i32) -> PyResult<()> {
+    fn register_comm(py: Python<'_>, key: &str, handle: usize, rank: i32, size: i32) -> PyResult<()> {
         // SAFETY: mpi4py gives handles of live communicators, and it has initialised MPI.
         unsafe { transport::prepare_comm(handle)? };
         let comm = ops::register_comm(key, handle, rank, size);
+        py.detach(|| transport::join(comm))?;
         // SAFETY: as above.
         watch::join(comm, || unsafe { watch::world_ranks(handle, size) });
         Ok(())
@@ -120,6 +201,54 @@ mod _native {
         trace::is_enabled()
     }
 
+    /// Chooses transports from the environment; libraries are looked for in `directories` first, and
+    /// `trial` is a program that tries whether MPI takes pointers to a GPU's memory. With some transports this is
+    /// collective.
+    #[pyfunction]
+    fn select_transports(
+        py: Python<'_>,
+        directories: Vec<std::path::PathBuf>,
+        trial: Vec<String>,
+    ) -> PyResult<()> {
+        dynlib::add_directories(directories);
+        transport::set_trial(trial);
+        Ok(py.detach(transport::select)?)
+    }
+
+    /// Ends what transports do besides calls.
+    #[pyfunction]
+    fn stop_transports(py: Python<'_>) {
+        py.detach(transport::stop);
+    }
+
+    /// (setting that chose, [(platform, name, why, why it cannot be used after all)],
+    /// [(platform, name, why it cannot be used)]).
+    #[pyfunction]
+    fn transport_report(py: Python<'_>) -> PyResult<TransportReport> {
+        let report = py.detach(transport::report)?;
+        let platforms = transport::Platform::ALL.map(transport::Platform::name);
+        let choices = platforms.into_iter().zip(report.choices);
+        let rows = report.rows.into_iter().flat_map(|row| {
+            let states = [("cpu", row.cpu), ("cuda", row.cuda)];
+            states.map(|(platform, state)| state.map(|error| (platform, row.name, error)))
+        });
+        Ok((
+            report.requested,
+            choices.map(|(platform, c)| (platform, c.name, c.reason, c.error)).collect(),
+            rows.flatten().collect(),
+        ))
+    }
+
+    /// (name, why it was chosen) for each platform. Loads nothing.
+    #[pyfunction]
+    fn chosen_transports() -> PyResult<Vec<(&'static str, &'static str, &'static str)>> {
+        let choice = |platform: transport::Platform| {
+            let (name, reason) = transport::chosen(platform)?;
+            Ok((platform.name(), name, reason))
+        };
+        transport::Platform::ALL.into_iter().map(choice).collect()
+    }
+
     #[pyfunction]
     fn mpi_info(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
         let info = transport::info()?;
@@ -137,7 +266,7 @@ mod _native {
 
     #[pyfunction]
     fn has_cuda_support() -> bool {
-        transport::has_cuda_support()
+        gpu::support().is_ok()
     }
 
     #[pyfunction]

@@ -44,6 +44,7 @@ from ._ops import (  # noqa: E402
     sendrecv,
 )
 from ._scope import flush, jit  # noqa: E402
+from ._transport import TransportInfo, transport_info  # noqa: E402
 
 gen_token = create_token
 
@@ -70,6 +71,7 @@ _watch.start()
 __version__ = "0.1.0"
 
 __all__ = [
+    "TransportInfo",
     "allgather",
     "allreduce",
     "alltoall",
@@ -94,4 +96,5 @@ __all__ = [
     "scatter",
     "send",
     "sendrecv",
+    "transport_info",
 ]

@@ -12,7 +12,7 @@ from typing import Any
 
 from mpi4py import MPI
 
-from . import _native
+from . import _native, _transport
 
 _handleof = MPI._handleof
 
@@ -105,6 +105,7 @@ def _register(mpi: MPI.Intracomm) -> Comm:
     name = mpi.Get_name()
     unique = bool(name) and name not in _keys
     comm = Comm(mpi, name if unique else f"{name or 'comm'}#{next(_count)}")
+    _transport.announce_device()
     _native.register_comm(comm.key, comm.handle, comm.rank, comm.size)
     _keys.add(comm.key)
     _comms[comm.handle] = comm

@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax._src import core, effects, source_info_util
+from jax._src import core, effects, source_info_util, xla_bridge
 from jax._src import linear_util as lu
 from jax._src.ad_checkpoint import remat_p
 from jax._src.interpreters import ad as _ad
@@ -63,6 +63,7 @@ __all__ = [
     "track",
     "tracked",
     "user_line",
+    "visible_gpus",
     "while_p",
     "zero_tangent",
 ]
@@ -145,6 +146,11 @@ def register_targets(
             jax.ffi.register_ffi_type_id(name, registration["type_id"], platform=platform)
     for name, bundle, platform in targets:
         jax.ffi.register_ffi_target(name, bundle, platform=platform)
+
+
+def visible_gpus() -> str:
+    """The GPUs that JAX was told to use: ``"all"``, or numbers with commas between them."""
+    return xla_bridge.CUDA_VISIBLE_DEVICES.value
 
 
 def fresh_xla_token() -> Any:

@@ -12,6 +12,8 @@ def load() -> None:
     Raises:
         ImportError: the MPI at run time is not the one that mpi4jax was built for, was finalized,
             or does not allow calls from XLA's threads.
+        ValueError: the environment chooses a transport that does not exist, or two of them.
+        RuntimeError: the transport that it chooses cannot be started.
     """
     from mpi4py import MPI  # loads the MPI library and, by default, initializes it
 
@@ -53,6 +55,7 @@ def load() -> None:
             "MPI_THREAD_SERIALIZED (mpi4py's default is MPI_THREAD_MULTIPLE: see mpi4py.rc)"
         )
 
-    from . import _compat
+    from . import _compat, _transport
 
+    _transport.select()
     _compat.register_targets(_native.targets(), _native.types())

@@ -148,8 +148,8 @@ Operand = tuple[Any, Any]
 class _Lowering:
     """The lowering of one equation: custom calls that follow one another, and local arithmetic."""
 
-    def __init__(self, ctx: mlir.LoweringRuleContext, spec: Spec, p: Params):
-        self.ctx, self.spec, self.p = ctx, spec, p
+    def __init__(self, ctx: mlir.LoweringRuleContext, spec: Spec, p: Params, on_gpu: bool):
+        self.ctx, self.spec, self.p, self.on_gpu = ctx, spec, p, on_gpu
         self.token = ctx.tokens_in.get(effect)
 
     def call(self, op: str, *operands: tuple[Any, Any], out: Any = None, **attrs: Any) -> list[Any]:
@@ -162,13 +162,14 @@ class _Lowering:
         wire = _carrier(out) if out is not None else None
         outs = [aval for aval in (wire, ENVELOPE if p.get("env_out") else None) if aval is not None]
         values = [value for value, _ in carried]
-        lower = jax.ffi.ffi_lowering(f"mpi4jax_{op}", has_side_effect=True)
+        # The adjoint of a reduce calls bcast, which has none.
+        reduction = p["reduction"].name if SPECS[op].has_reduction else ""
+        target = self._gpu_target(op, reduction, carried) if self.on_gpu else f"mpi4jax_{op}"
+        lower = jax.ffi.ffi_lowering(target, has_side_effect=True)
         ctx = self.ctx.replace(
             avals_in=[*(aval for _, aval in carried), _compat.abstract_token],
             avals_out=[*outs, _compat.abstract_token],
         )
-        # The adjoint of a reduce calls bcast, which has none.
-        reduction = p["reduction"].name if SPECS[op].has_reduction else ""
         *results, self.token = lower(
             ctx,
             *values,
@@ -190,6 +191,18 @@ class _Lowering:
         if out is not None:
             results[0], _ = self._convert((results[0], wire), out)
         return results
+
+    def _gpu_target(self, op: str, reduction: str, operands: list[Operand]) -> str:
+        """The custom-call target: some transports leave some calls to a second one."""
+        return _native.gpu_target(
+            op,
+            str(operands[0][1].dtype) if operands else None,
+            reduction,
+            self.p.get("source", -1),
+            self.p.get("recvtag", -1),
+            self.p.get("dest", -1),
+            self.p.get("sendtag", -1),
+        )
 
     def _convert(self, operand: Operand, to: Any) -> Operand:
         if operand[1].dtype == to.dtype:
@@ -322,9 +335,11 @@ LOWERINGS: dict[str, Lower] = {
 }
 
 
-def _lowering(spec: Spec, ctx: mlir.LoweringRuleContext, *args: Any, **p: Any) -> list[Any]:
+def _lowering(
+    spec: Spec, on_gpu: bool, ctx: mlir.LoweringRuleContext, *args: Any, **p: Any
+) -> list[Any]:
     arrays, env, token = split(spec, p, list(zip(args, ctx.avals_in, strict=True)))
-    low = _Lowering(ctx, spec, p)
+    low = _Lowering(ctx, spec, p, on_gpu)
     out = result_aval(spec, p, [aval for _, aval in arrays])
     results = LOWERINGS[spec.name](low, arrays, env, out)
     ctx.set_tokens_out(mlir.TokenSet({effect: low.token}))
@@ -544,8 +559,9 @@ def define(spec: Spec) -> Primitive:
     primitive.multiple_results = True
     primitive.def_effectful_abstract_eval(functools.partial(_abstract_eval, spec))
     # Not cached: equal ops on different lines are one lowering to JAX, and it would name one line.
-    rule = functools.partial(_lowering, spec)
-    mlir.register_lowering(primitive, rule, platform="cpu", cacheable=False)
+    for platform, on_gpu in (("cpu", _native.is_gpu_on_cpu()), ("cuda", True)):
+        rule = functools.partial(_lowering, spec, on_gpu)
+        mlir.register_lowering(primitive, rule, platform=platform, cacheable=False)
     batching.primitive_batchers[primitive] = functools.partial(_batch, spec)
     ad.primitive_jvps[primitive] = functools.partial(_jvp, spec)
     ad.primitive_transposes[primitive] = functools.partial(_transpose, spec)

@@ -121,6 +121,15 @@ impl Buffer {
     }
 }
 
+/// A stream of XLA's, which outlives the call that it is given to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stream(pub *mut c_void);
+
+impl Stream {
+    /// On the CPU there are none.
+    pub const NONE: Self = Self(null_mut());
+}
+
 /// One execution of a site. Its buffers have the sizes that the table of operations asks for.
 #[derive(Clone, Debug)]
 pub struct Call<'a> {
@@ -131,8 +140,7 @@ pub struct Call<'a> {
     pub envelope: Envelope,
     /// Where source and tag of the received message go.
     pub received: Option<*mut [i32; 2]>,
-    /// XLA's stream, null on the CPU.
-    pub stream: *mut c_void,
+    pub stream: Stream,
 }
 
 impl<'a> Call<'a> {
@@ -140,7 +148,7 @@ impl<'a> Call<'a> {
     #[inline]
     pub fn new(site: &'a Site, send: Option<Buffer>, recv: Option<Buffer>) -> Result<Self, Error> {
         let side = site.side();
-        let call = Self { site, send, recv, envelope: site.envelope, received: None, stream: null_mut() };
+        let call = Self { site, send, recv, envelope: site.envelope, received: None, stream: Stream::NONE };
         let sent = call.block("operand", side.send, send)?;
         let received = call.block("result", side.recv, recv)?;
         // sendrecv is the one operation whose two sides are independent of each other.

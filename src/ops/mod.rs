@@ -8,7 +8,7 @@ mod reduction;
 mod table;
 
 pub use arithmetic::{Combine, combine};
-pub use call::{Buffer, Call, Envelope, EnvelopeOperand, Site};
+pub use call::{Buffer, Call, Envelope, EnvelopeOperand, Site, Stream};
 pub use comm::{Comm, free as free_comm, lookup as lookup_comm, register as register_comm};
 pub use dtypes::{Class, Dtype, PACKED, Packed, Reduced};
 pub use reduction::{Builtin, Reduction, register_user as register_reduction};

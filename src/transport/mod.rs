@@ -1,25 +1,37 @@
 //! How operations are carried out. To add a transport: a module, a variant of `AnyTransport`, and a row
-//! of `TRANSPORTS`.
+//! of `ROWS`.
 
+mod cuda_mpi;
+mod direct;
 mod loopback;
 mod mpi;
+mod nccl;
+mod select;
 mod staged;
-
-use std::ffi::c_void;
-use std::sync::OnceLock;
+mod ucx;
+pub mod world;
 
 use enum_dispatch::enum_dispatch;
 
 use crate::error::{Cause, Error};
-use crate::ops::{Buffer, Call};
+use crate::gpu::cuda::{self, CudaDevice};
+use crate::gpu::{self};
+use crate::ops::{Buffer, Call, Comm, Stream};
 
+pub use self::cuda_mpi::set_trial;
+pub use self::direct::Direct;
 pub use self::loopback::Loopback;
 pub use self::mpi::{
-    Mpi, MpiInfo, Wildcards, abort, handle_value, has_cuda_support, info, prepare_comm, set_count_limit,
-    wildcards,
+    Mpi, MpiInfo, Wildcards, abort, handle_value, info, prepare_comm, set_count_limit, wildcards,
 };
 pub(crate) use self::mpi::{check, handle};
+pub use self::nccl::{Features, Nccl};
+pub use self::select::{
+    ChoiceReport, Platform, Report, RowReport, captured, chosen, fallback, report, select, selected,
+};
 pub use self::staged::{Device, HostDevice, Staged, Staging};
+pub use self::ucx::Ucx;
+pub(crate) use self::world::write_status;
 
 /// Carries out operations.
 #[enum_dispatch]
@@ -30,11 +42,23 @@ pub trait Transport {
     fn execute(&self, call: &Call) -> Result<(), Error>;
 
     /// Reads an operand of two int32 in the memory that this transport's calls are in.
-    fn read_pair(&self, pair: *const [i32; 2], stream: *mut c_void) -> Result<[i32; 2], Cause> {
+    ///
+    /// # Safety
+    /// `pair` is such an operand.
+    unsafe fn read_pair(&self, pair: *const [i32; 2], stream: Stream) -> Result<[i32; 2], Cause> {
         let _ = stream;
-        // SAFETY: an operand that the frame's decoder has checked, in host memory.
+        // SAFETY: promised by the caller, and it is host memory.
         Ok(unsafe { pair.read_unaligned() })
     }
+
+    /// Meets the other ranks of a communicator that is about to be used for the first time. Collective.
+    fn join(&self, comm: &'static Comm) -> Result<(), Error> {
+        let _ = comm;
+        Ok(())
+    }
+
+    /// The program ends: from now on there are no calls.
+    fn stop(&self) {}
 }
 
 /// Every transport that this build has.
@@ -43,33 +67,132 @@ pub trait Transport {
 pub enum AnyTransport {
     Mpi(Mpi),
     Staged(Staged<HostDevice, Mpi>),
+    StagedCuda(Staged<CudaDevice, Mpi>),
+    CudaMpi(Direct<Mpi>),
+    Nccl(Nccl),
+    Ucx(Ucx),
+    CudaUcx(Direct<Ucx>),
 }
 
-/// What `MPI4JAX_TRANSPORT` may say; the first is the default.
-const TRANSPORTS: &[(&str, fn() -> AnyTransport)] =
-    &[("mpi", || Mpi.into()), ("staged", || Staged::new("staged", HostDevice, Mpi).into())];
+/// A transport that can be chosen.
+#[derive(Debug)]
+pub struct Row {
+    /// What `MPI4JAX_TRANSPORT` calls it.
+    pub name: &'static str,
+    /// Where the arrays are that it takes.
+    pub platforms: &'static [Platform],
+    /// Among those that could start, `auto` takes the highest for arrays on GPUs, and never a 0.
+    pub priority: u8,
+    /// Whether it could start, or why not. Asks this process only, and starts nothing.
+    pub probe: fn(Platform) -> Result<(), String>,
+    /// What `auto` asks all ranks together, besides.
+    pub suits: fn() -> Result<bool, Cause>,
+    pub start: fn(Platform) -> Result<AnyTransport, String>,
+    /// Starting is collective over `MPI_COMM_WORLD`, or has to be done before the first communicator is used.
+    pub starts_early: bool,
+    /// XLA may record its calls into CUDA graphs.
+    pub captured: bool,
+}
 
-/// The transport that the environment selects, the same one for the life of the process.
-pub fn selected() -> Result<&'static AnyTransport, Error> {
-    static SELECTED: OnceLock<AnyTransport> = OnceLock::new();
-    if let Some(transport) = SELECTED.get() {
-        return Ok(transport);
+impl Row {
+    pub fn is_for(&self, platform: Platform) -> bool {
+        self.platforms.contains(&platform)
     }
-    let transport = match std::env::var("MPI4JAX_TRANSPORT") {
-        Err(_) => TRANSPORTS[0].1(),
-        Ok(name) => by_name(&name)?,
-    };
-    Ok(SELECTED.get_or_init(|| transport))
 }
 
-fn by_name(name: &str) -> Result<AnyTransport, Error> {
-    match TRANSPORTS.iter().find(|(known, _)| *known == name) {
-        Some((_, make)) => Ok(make()),
-        None => {
-            let valid = TRANSPORTS.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", ");
-            Err(Cause::UnknownTransport { name: name.into(), valid }.into())
+const ROWS: &[Row] = &[
+    Row {
+        name: "mpi",
+        platforms: &[Platform::Cpu],
+        priority: 0,
+        probe: |_| Ok(()),
+        suits: || Ok(true),
+        start: |_| Ok(Mpi.into()),
+        starts_early: false,
+        captured: false,
+    },
+    Row {
+        name: "staged",
+        // On the CPU for tests: the whole path, with host memory in the part of the device.
+        platforms: &Platform::ALL,
+        priority: 1,
+        probe: |platform| if platform == Platform::Cpu { Ok(()) } else { gpu::support() },
+        suits: || Ok(true),
+        start: start_staged,
+        starts_early: false,
+        captured: false,
+    },
+    Row {
+        name: "cuda-mpi",
+        platforms: &[Platform::Cuda],
+        priority: 2,
+        probe: |_| cuda_mpi::probe(),
+        suits: || Ok(true),
+        start: |_| {
+            cuda_mpi::probe()?;
+            Direct::new(Mpi).map(Into::into)
+        },
+        starts_early: false,
+        captured: false,
+    },
+    Row {
+        name: "nccl",
+        platforms: &[Platform::Cuda],
+        priority: 3,
+        probe: |_| nccl::probe(),
+        suits: nccl::one_gpu_each,
+        start: |_| Ok(Nccl::new().into()),
+        starts_early: true,
+        captured: true,
+    },
+    Row {
+        name: "ucx",
+        platforms: &Platform::ALL,
+        priority: 0,
+        probe: ucx::probe,
+        suits: || Ok(true),
+        start: start_ucx,
+        starts_early: true,
+        captured: false,
+    },
+];
+
+fn start_staged(platform: Platform) -> Result<AnyTransport, String> {
+    match platform {
+        Platform::Cpu => Staged::new("staged", HostDevice, Mpi).map(Into::into),
+        Platform::Cuda => {
+            gpu::support()?;
+            let driver = cuda::driver().map_err(|error| error.to_string())?;
+            Staged::new("staged", CudaDevice::new(driver), Mpi).map(Into::into)
         }
     }
+}
+
+fn start_ucx(platform: Platform) -> Result<AnyTransport, String> {
+    let ucx = Ucx::start()?;
+    match platform {
+        Platform::Cpu => Ok(ucx.into()),
+        Platform::Cuda => {
+            ucx::probe(platform)?;
+            ucx.reaches_cuda()?;
+            Direct::new(ucx).map(Into::into)
+        }
+    }
+}
+
+/// The transports that are running.
+fn running() -> impl Iterator<Item = &'static AnyTransport> {
+    Platform::ALL.into_iter().filter_map(|platform| select::running(platform))
+}
+
+/// Tells every transport of a communicator. Collective where one of them needs it to be.
+pub fn join(comm: &'static Comm) -> Result<(), Error> {
+    running().try_for_each(|transport| transport.join(comm))
+}
+
+/// Tells every transport that the program ends.
+pub fn stop() {
+    running().for_each(Transport::stop);
 }
 
 /// A message that has been received.
@@ -119,14 +242,12 @@ mod tests {
 
     #[test]
     fn rows_are_named_as_their_transports() {
-        for (name, make) in TRANSPORTS {
-            assert_eq!(make().name(), *name);
+        for row in ROWS.iter().filter(|row| row.name != "ucx") {
+            for &platform in row.platforms {
+                if let Ok(transport) = (row.start)(platform) {
+                    assert_eq!(transport.name(), row.name);
+                }
+            }
         }
-    }
-
-    #[test]
-    fn an_unknown_name_is_answered_with_the_valid_ones() {
-        let message = by_name("pigeon").unwrap_err().to_string();
-        assert!(message.contains("pigeon") && message.contains("mpi"), "{message}");
     }
 }

@@ -591,8 +591,21 @@ pub fn info() -> Result<MpiInfo, Error> {
     }
 }
 
-/// Whether the MPI library takes pointers to CUDA memory. MPICH can tell only after `MPI_Init`.
-pub fn has_cuda_support() -> bool {
+/// Whether the MPI library takes pointers to the memory of a GPU, as far as it knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CudaSupport {
+    Yes,
+    No,
+    /// It has no `MPIX_Query_cuda_support`.
+    Unknown,
+}
+
+/// MPICH can tell only after `MPI_Init`.
+pub fn cuda_support() -> CudaSupport {
     // SAFETY: takes nothing, and is absent-safe (see the shim).
-    unsafe { mpi4jax_query_cuda_support() == 1 }
+    match unsafe { mpi4jax_query_cuda_support() } {
+        0 => CudaSupport::No,
+        1 => CudaSupport::Yes,
+        _ => CudaSupport::Unknown,
+    }
 }

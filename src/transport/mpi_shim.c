@@ -21,9 +21,9 @@ const char *const mpi4jax_vendor = "unknown";
 const char *const mpi4jax_version = STRING(MPI_VERSION) "." STRING(MPI_SUBVERSION);
 #endif
 
-/* Weak: an MPI without the extension loads all the same, and says no. */
+/* Weak: an MPI without the extension loads all the same, and -1 says that it cannot tell. */
 extern int MPIX_Query_cuda_support(void) __attribute__((weak));
 
 int mpi4jax_query_cuda_support(void) {
-    return MPIX_Query_cuda_support ? MPIX_Query_cuda_support() : 0;
+    return MPIX_Query_cuda_support ? MPIX_Query_cuda_support() : -1;
 }

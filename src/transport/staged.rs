@@ -1,52 +1,88 @@
 //! Transports for host memory, applied to the memory of a device.
+//!
+//! Everything that is started on a stream of XLA's happens in order there, so results need not have arrived
+//! in the device's memory when a call returns: what follows on the stream waits for them. A large reduction
+//! or broadcast goes in pieces, so that one piece is communicated while others are copied.
 
-use std::ffi::c_void;
+use std::collections::VecDeque;
 use std::fmt;
+use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
 use super::Transport;
 use crate::error::{Cause, Error};
-use crate::ops::{Buffer, Call};
+use crate::ops::{Buffer, Call, Comm, Op, Stream};
 
 /// Memory that a host transport cannot reach, and how to copy from and to it.
 pub trait Device: Send + Sync + fmt::Debug {
     /// Host memory that the device copies to and from quickly.
     type Staging: Staging;
+    /// A place in a stream.
+    type Mark: Send + fmt::Debug;
 
     fn allocate(&self, bytes: usize) -> Result<Self::Staging, Cause>;
 
     /// Starts to copy from the device, on a stream of XLA's.
     ///
     /// # Safety
-    /// Both places hold so many bytes until the next `synchronize`.
+    /// Both places hold so many bytes until the stream has come past it.
     unsafe fn download(
         &self,
         from: *const u8,
         to: *mut u8,
         bytes: usize,
-        stream: *mut c_void,
+        stream: Stream,
     ) -> Result<(), Cause>;
 
     /// Starts to copy to the device, on a stream of XLA's.
     ///
     /// # Safety
-    /// Both places hold so many bytes until the next `synchronize`.
-    unsafe fn upload(
-        &self,
-        from: *const u8,
-        to: *mut u8,
-        bytes: usize,
-        stream: *mut c_void,
-    ) -> Result<(), Cause>;
+    /// Both places hold so many bytes until the stream has come past it.
+    unsafe fn upload(&self, from: *const u8, to: *mut u8, bytes: usize, stream: Stream) -> Result<(), Cause>;
 
     /// Waits for all that was started on a stream.
-    fn synchronize(&self, stream: *mut c_void) -> Result<(), Cause>;
+    fn synchronize(&self, stream: Stream) -> Result<(), Cause>;
+
+    /// The place in a stream that has been reached so far.
+    fn mark(&self, stream: Stream) -> Result<Self::Mark, Cause>;
+
+    /// Waits for what was started on a stream before a mark.
+    fn wait(&self, mark: Self::Mark) -> Result<(), Cause>;
 }
 
 /// A piece of host memory. It is freed when it is dropped.
 pub trait Staging: Send {
     fn data(&mut self) -> *mut u8;
     fn capacity(&self) -> usize;
+}
+
+/// Bytes of a piece. Not a setting: all ranks have to cut alike.
+const PIECE: usize = 4 << 20;
+
+/// Bytes of staging memory that are kept for later calls, unless the environment says otherwise.
+const KEPT: usize = 256 << 20;
+
+pub const STAGING_BYTES: &str = "MPI4JAX_STAGING_BYTES";
+
+/// Reads a number of bytes, which may end in K, M or G.
+fn parse_bytes(text: &str) -> Option<usize> {
+    let text = text.trim();
+    let (digits, shift) = match text.chars().last()?.to_ascii_uppercase() {
+        'K' => (&text[..text.len() - 1], 10),
+        'M' => (&text[..text.len() - 1], 20),
+        'G' => (&text[..text.len() - 1], 30),
+        _ => (text, 0),
+    };
+    digits.trim().parse::<usize>().ok()?.checked_mul(1 << shift)
+}
+
+fn bytes_to_keep() -> Result<usize, String> {
+    match std::env::var(STAGING_BYTES) {
+        Ok(text) if !text.is_empty() => parse_bytes(&text).ok_or_else(|| {
+            format!("{STAGING_BYTES}={text}: expected a number of bytes, such as 268435456 or 256M")
+        }),
+        _ => Ok(KEPT),
+    }
 }
 
 /// Runs the calls of a device on a transport for host memory.
@@ -58,21 +94,19 @@ pub struct Staged<D: Device, T> {
     name: &'static str,
     device: D,
     host: T,
-    pool: Pool<D::Staging>,
+    piece: usize,
+    pool: Pool<D>,
 }
 
 impl<D: Device, T: Transport> Staged<D, T> {
-    pub fn new(name: &'static str, device: D, host: T) -> Self {
-        Self { name, device, host, pool: Pool::default() }
+    /// With settings from the environment.
+    pub fn new(name: &'static str, device: D, host: T) -> Result<Self, String> {
+        Ok(Self::with_sizes(name, device, host, PIECE, bytes_to_keep()?))
     }
 
-    fn staging(&self, bytes: usize) -> Result<Lease<'_, D::Staging>, Cause> {
-        let buffer = match self.pool.take(bytes) {
-            Some(buffer) => buffer,
-            // A power of two, so that calls of similar sizes share buffers.
-            None => self.device.allocate(bytes.next_power_of_two())?,
-        };
-        Ok(Lease { pool: &self.pool, buffer: Some(buffer) })
+    /// With pieces of so many bytes, and so many kept for later calls.
+    pub fn with_sizes(name: &'static str, device: D, host: T, piece: usize, keep: usize) -> Self {
+        Self { name, device, host, piece, pool: Pool { keep, free: Mutex::default() } }
     }
 
     /// The call on staging memory, between the copies.
@@ -80,39 +114,114 @@ impl<D: Device, T: Transport> Staged<D, T> {
         let stream = call.stream;
         let mut down = call.send.map(|buffer| self.staging(buffer.bytes())).transpose()?;
         let mut up = call.recv.map(|buffer| self.staging(buffer.bytes())).transpose()?;
-        let on_host = |buffer: Option<Buffer>, staging: &mut Option<Lease<D::Staging>>| {
+        let mut pair = call.received.map(|_| self.staging(size_of::<[i32; 2]>())).transpose()?;
+        let on_host = |buffer: Option<Buffer>, staging: &mut Option<Lease<D>>| {
             buffer.zip(staging.as_mut()).map(|(buffer, lease)| Buffer { data: lease.data(), ..buffer })
         };
         let (send, recv) = (on_host(call.send, &mut down), on_host(call.recv, &mut up));
+        let received = pair.as_mut().map(|lease| lease.data().cast::<[i32; 2]>());
+        let pieces = pieces(call, self.piece);
+
+        let mut marks = VecDeque::new();
         if let (Some(from), Some(to)) = (call.send, send) {
-            // SAFETY: the staging buffer is at least as large, and is kept until after `synchronize`.
-            unsafe { self.device.download(from.data, to.data, from.bytes(), stream)? };
-        }
-        // Also where nothing is read: `recv` may still be read by what runs before us on the stream.
-        self.device.synchronize(stream)?;
-        let mut received = [0; 2];
-        let host_call =
-            Call { send, recv, received: call.received.map(|_| &raw mut received), ..call.clone() };
-        if let Err(error) = self.host.execute(&host_call) {
-            return Ok(Err(error));
-        }
-        // SAFETY: as above, and the pair is two int32 on both sides.
-        unsafe {
-            if let (Some(from), Some(to)) = (recv, call.recv) {
-                self.device.upload(from.data, to.data, to.bytes(), stream)?;
-            }
-            if let Some(to) = call.received {
-                self.device.upload(
-                    (&raw const received).cast(),
-                    to.cast(),
-                    size_of_val(&received),
-                    stream,
-                )?;
+            for range in &pieces {
+                let (from, to) = (part(&from, range), part(&to, range));
+                // SAFETY: the staging buffer is at least as large, and goes back to the pool when the copies
+                // have ended: they have when their marks were waited for.
+                unsafe { self.device.download(from.data, to.data, from.bytes(), stream)? };
+                marks.push_back(self.device.mark(stream)?);
             }
         }
-        self.device.synchronize(stream)?;
+        for range in &pieces {
+            if let Some(mark) = marks.pop_front() {
+                self.device.wait(mark)?;
+            }
+            let [send_part, recv_part] = [send, recv].map(|buffer| buffer.map(|buffer| part(&buffer, range)));
+            let host_call = Call { send: send_part, recv: recv_part, received, ..call.clone() };
+            if let Err(error) = self.host.execute(&host_call) {
+                self.device.synchronize(stream)?;
+                return Ok(Err(error));
+            }
+            if let (Some(from), Some(to)) = (recv_part, call.recv) {
+                let to = part(&to, range);
+                // SAFETY: as above; the lease is busy until the copy has ended.
+                unsafe { self.device.upload(from.data, to.data, to.bytes(), stream)? };
+            }
+        }
+        if let (Some(from), Some(to)) = (received, call.received) {
+            // SAFETY: two int32 on both sides.
+            unsafe { self.device.upload(from.cast(), to.cast(), size_of::<[i32; 2]>(), stream)? };
+        }
+        for lease in [&mut up, &mut pair].into_iter().flatten() {
+            lease.busy_until = Some(self.device.mark(stream)?);
+        }
         Ok(Ok(()))
     }
+}
+
+impl<D: Device, T> Staged<D, T> {
+    fn staging(&self, bytes: usize) -> Result<Lease<'_, D>, Cause> {
+        let buffer = match self.pool.take(bytes) {
+            Some(Free { buffer, busy_until }) => {
+                busy_until.map(|mark| self.device.wait(mark)).transpose()?;
+                buffer
+            }
+            // A power of two, so that calls of similar sizes share buffers.
+            None => self.device.allocate(bytes.next_power_of_two())?,
+        };
+        Ok(Lease { pool: &self.pool, buffer: Some(buffer), busy_until: None })
+    }
+
+    /// Writes a result of two int32, in the order of a stream.
+    ///
+    /// # Safety
+    /// `to` is such a result, in the device's memory.
+    pub unsafe fn write_pair(&self, pair: [i32; 2], to: *mut [i32; 2], stream: Stream) -> Result<(), Cause> {
+        let mut staging = self.staging(size_of_val(&pair))?;
+        let from = staging.data();
+        // SAFETY: promised by the caller; the staging buffer is as large, and busy until the copy has ended.
+        unsafe {
+            from.cast::<[i32; 2]>().write_unaligned(pair);
+            self.device.upload(from, to.cast(), size_of_val(&pair), stream)?;
+        }
+        staging.busy_until = Some(self.device.mark(stream)?);
+        Ok(())
+    }
+}
+
+/// The elements of each piece. All ranks see the same sizes here, and so cut alike; messages are whole,
+/// because whoever is at their other end may not cut them.
+fn pieces(call: &Call, bytes: usize) -> Vec<Range<usize>> {
+    let whole = |count| std::iter::once(0..count).collect();
+    let Some(buffer) = call.send.or(call.recv) else { return whole(0) };
+    match call.site.op {
+        Op::Allreduce | Op::Bcast | Op::Reduce | Op::Scan if buffer.bytes() > bytes => {
+            // Even, so that pairs of a value and an index stay together.
+            let step = (bytes / buffer.dtype.size()).max(2) & !1;
+            let ends = |start: usize| start..(start + step).min(buffer.count);
+            (0..buffer.count).step_by(step).map(ends).collect()
+        }
+        Op::Allreduce | Op::Bcast | Op::Reduce | Op::Scan => whole(buffer.count),
+        // `part` leaves these as they are: their two sides may differ in size.
+        Op::Allgather
+        | Op::Alltoall
+        | Op::Barrier
+        | Op::Gather
+        | Op::Recv
+        | Op::Scatter
+        | Op::Send
+        | Op::Sendrecv => whole(usize::MAX),
+    }
+}
+
+/// Some elements of a buffer, or all of it.
+fn part(buffer: &Buffer, range: &Range<usize>) -> Buffer {
+    if range.end == usize::MAX {
+        return *buffer;
+    }
+    // SAFETY: a range of `pieces`, which ends where the buffer ends.
+    let data = unsafe { buffer.data.add(range.start * buffer.dtype.size()) };
+    Buffer { data, count: range.len(), ..*buffer }
 }
 
 impl<D: Device, T: Transport> Transport for Staged<D, T> {
@@ -125,69 +234,83 @@ impl<D: Device, T: Transport> Transport for Staged<D, T> {
         self.run(call).map_err(located)?
     }
 
-    fn read_pair(&self, pair: *const [i32; 2], stream: *mut c_void) -> Result<[i32; 2], Cause> {
-        let mut read = [0; 2];
-        // SAFETY: promised by the caller, and `read` is here until after `synchronize`.
+    fn join(&self, comm: &'static Comm) -> Result<(), Error> {
+        self.host.join(comm)
+    }
+
+    fn stop(&self) {
+        self.host.stop();
+    }
+
+    unsafe fn read_pair(&self, pair: *const [i32; 2], stream: Stream) -> Result<[i32; 2], Cause> {
+        let mut staging = self.staging(size_of::<[i32; 2]>())?;
+        let read = staging.data();
+        // SAFETY: promised by the caller; the staging buffer is as large.
         unsafe {
-            let to = (&raw mut read).cast();
-            self.device.download(pair.cast(), to, size_of_val(&read), stream)?;
+            self.device.download(pair.cast(), read, size_of::<[i32; 2]>(), stream)?;
+            self.device.synchronize(stream)?;
+            Ok(read.cast::<[i32; 2]>().read_unaligned())
         }
-        self.device.synchronize(stream)?;
-        Ok(read)
     }
 }
 
-/// Staging buffers that are not in use.
+/// A staging buffer that is not in use.
 #[derive(Debug)]
-struct Pool<B>(Mutex<Vec<B>>);
+struct Free<D: Device> {
+    buffer: D::Staging,
+    /// The device may still read from it.
+    busy_until: Option<D::Mark>,
+}
 
-/// No program needs more at a time than operations that run at once, times two; what is beyond is freed.
-const POOLED: usize = 8;
+/// Staging buffers that are not in use, the one that was used last at the end.
+struct Pool<D: Device> {
+    /// In bytes; the buffers that were not used for the longest time are freed when there are more.
+    keep: usize,
+    free: Mutex<Vec<Free<D>>>,
+}
 
-impl<B> Default for Pool<B> {
-    fn default() -> Self {
-        Self(Mutex::default())
+impl<D: Device> fmt::Debug for Pool<D> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Pool of {} bytes", self.keep)
     }
 }
 
-impl<B: Staging> Pool<B> {
+impl<D: Device> Pool<D> {
     /// The smallest buffer that is large enough.
-    fn take(&self, bytes: usize) -> Option<B> {
-        let mut free = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let fits = free.iter().enumerate().filter(|(_, buffer)| buffer.capacity() >= bytes);
-        let (index, _) = fits.min_by_key(|(_, buffer)| buffer.capacity())?;
-        Some(free.swap_remove(index))
+    fn take(&self, bytes: usize) -> Option<Free<D>> {
+        let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
+        let fits = free.iter().enumerate().filter(|(_, free)| free.buffer.capacity() >= bytes);
+        let (index, _) = fits.min_by_key(|(_, free)| free.buffer.capacity())?;
+        Some(free.remove(index))
     }
 
-    /// Keeps a buffer, and drops the smallest where there are too many.
-    fn give(&self, buffer: B) {
-        let mut free = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+    fn give(&self, buffer: Free<D>) {
+        let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
         free.push(buffer);
-        if free.len() > POOLED {
-            let smallest = free.iter().enumerate().min_by_key(|(_, buffer)| buffer.capacity());
-            if let Some((index, _)) = smallest {
-                free.swap_remove(index);
-            }
+        let mut total: usize = free.iter().map(|free| free.buffer.capacity()).sum();
+        while total > self.keep {
+            total -= free.remove(0).buffer.capacity();
         }
     }
 }
 
 /// A buffer in use; it goes back to the pool.
-struct Lease<'a, B: Staging> {
-    pool: &'a Pool<B>,
-    buffer: Option<B>,
+struct Lease<'a, D: Device> {
+    pool: &'a Pool<D>,
+    buffer: Option<D::Staging>,
+    busy_until: Option<D::Mark>,
 }
 
-impl<B: Staging> Lease<'_, B> {
+impl<D: Device> Lease<'_, D> {
     fn data(&mut self) -> *mut u8 {
         self.buffer.as_mut().map_or(std::ptr::null_mut(), Staging::data)
     }
 }
 
-impl<B: Staging> Drop for Lease<'_, B> {
+impl<D: Device> Drop for Lease<'_, D> {
     fn drop(&mut self) {
         if let Some(buffer) = self.buffer.take() {
-            self.pool.give(buffer);
+            self.pool.give(Free { buffer, busy_until: self.busy_until.take() });
         }
     }
 }
@@ -198,6 +321,7 @@ pub struct HostDevice;
 
 impl Device for HostDevice {
     type Staging = Box<[u8]>;
+    type Mark = ();
 
     fn allocate(&self, bytes: usize) -> Result<Self::Staging, Cause> {
         Ok(vec![0; bytes].into())
@@ -208,7 +332,7 @@ impl Device for HostDevice {
         from: *const u8,
         to: *mut u8,
         bytes: usize,
-        _stream: *mut c_void,
+        _stream: Stream,
     ) -> Result<(), Cause> {
         if bytes > 0 {
             // SAFETY: promised by the caller.
@@ -217,18 +341,20 @@ impl Device for HostDevice {
         Ok(())
     }
 
-    unsafe fn upload(
-        &self,
-        from: *const u8,
-        to: *mut u8,
-        bytes: usize,
-        stream: *mut c_void,
-    ) -> Result<(), Cause> {
+    unsafe fn upload(&self, from: *const u8, to: *mut u8, bytes: usize, stream: Stream) -> Result<(), Cause> {
         // SAFETY: promised by the caller. On the host there is no difference.
         unsafe { self.download(from, to, bytes, stream) }
     }
 
-    fn synchronize(&self, _stream: *mut c_void) -> Result<(), Cause> {
+    fn synchronize(&self, _stream: Stream) -> Result<(), Cause> {
+        Ok(())
+    }
+
+    fn mark(&self, _stream: Stream) -> Result<(), Cause> {
+        Ok(())
+    }
+
+    fn wait(&self, _mark: ()) -> Result<(), Cause> {
         Ok(())
     }
 }
@@ -246,20 +372,49 @@ impl Staging for Box<[u8]> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ops::{Dtype, Reduction, Site};
 
     #[test]
     fn the_pool_gives_the_smallest_that_fits_and_stays_bounded() {
-        let pool = Pool::<Box<[u8]>>::default();
+        let pool = Pool::<HostDevice> { keep: 100, free: Mutex::default() };
+        let give = |size| pool.give(Free { buffer: vec![0; size].into(), busy_until: None });
+        let take = |size| pool.take(size).map(|free| free.buffer.len());
         for size in [8, 64, 16] {
-            pool.give(vec![0; size].into());
+            give(size);
         }
-        assert_eq!(pool.take(10).map(|buffer| buffer.len()), Some(16));
-        assert_eq!(pool.take(10).map(|buffer| buffer.len()), Some(64));
-        assert!(pool.take(10).is_none());
-        for size in 0..3 * POOLED {
-            pool.give(vec![0; size].into());
+        assert_eq!(take(10), Some(16));
+        assert_eq!(take(10), Some(64));
+        assert_eq!(take(10), None);
+        for size in [60, 30, 20] {
+            give(size);
         }
-        assert_eq!(pool.0.lock().unwrap().len(), POOLED);
-        assert!(pool.take(3 * POOLED - 1).is_some(), "the largest are kept");
+        assert_eq!(take(40), None, "the oldest went, for the total to be at most 100");
+        assert_eq!(take(20), Some(20));
+        give(101);
+        assert_eq!(take(1), None, "nor is anything kept that is larger than the bound");
+    }
+
+    #[test]
+    fn sizes_have_units() {
+        assert_eq!(parse_bytes("12"), Some(12));
+        assert_eq!(parse_bytes("256M"), Some(256 << 20));
+        assert_eq!(parse_bytes(" 1 g "), Some(1 << 30));
+        for text in ["", "M", "-1", "1.5G", "99999999999999G"] {
+            assert_eq!(parse_bytes(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn pieces_cover_everything_once() {
+        let comm: &'static Comm = Box::leak(Box::new(Comm::new("pieces", 0, 0, 1)));
+        let site = Site { reduction: Reduction::from_name("SUM"), ..Site::new(Op::Allreduce, comm) };
+        for count in [0, 1, 2, 9, 10, 11, 1000] {
+            let buffer = Buffer { data: std::ptr::null_mut(), dtype: Dtype::Float32, count };
+            let call = Call::new(&site, Some(buffer), Some(buffer)).unwrap();
+            let pieces = pieces(&call, 40);
+            assert_eq!(pieces.iter().map(ExactSizeIterator::len).sum::<usize>(), count);
+            assert!(pieces.windows(2).all(|two| two[0].end == two[1].start && two[0].len() == 10));
+            assert!(!pieces.is_empty(), "ranks with nothing take part too");
+        }
     }
 }

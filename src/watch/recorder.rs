@@ -362,7 +362,7 @@ mod tests {
             recv: None,
             envelope: site.envelope,
             received: None,
-            stream: std::ptr::null_mut(),
+            stream: crate::ops::Stream::NONE,
         };
         let mut first = begin(what, &call);
         let record = first.record().unwrap();

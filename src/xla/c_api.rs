@@ -31,6 +31,9 @@ pub const ERROR_INTERNAL: c_int = 13;
 
 pub const STAGE_INSTANTIATE: c_int = 0;
 
+/// Calls always start the same work on the device: XLA may record and replay it.
+pub const TRAIT_COMMAND_BUFFER: u32 = 1;
+
 pub const TYPE_TOKEN: c_int = 17;
 pub const TYPE_S64: c_int = 5;
 
@@ -192,6 +195,14 @@ pub struct TypeRegisterArgs {
     pub type_info: *const TypeInfo,
 }
 
+#[repr(C)]
+pub struct StreamGetArgs {
+    pub struct_size: usize,
+    pub extension_start: *mut ExtensionBase,
+    pub ctx: *mut ExecutionContext,
+    pub stream: *mut c_void,
+}
+
 /// Arguments of `State_Set` and `State_Get` without a stage (before `MINOR_STATE_STAGE`).
 #[repr(C)]
 pub struct StateArgs {
@@ -237,6 +248,8 @@ impl StageStateArgs {
 
 type Function<Args> = unsafe extern "C" fn(*mut Args) -> *mut FfiError;
 
+pub type StreamGet = Function<StreamGetArgs>;
+
 /// XLA's functions. Those that we do not call are addresses, and those after the last that we call are
 /// left out.
 #[repr(C)]
@@ -249,7 +262,8 @@ pub struct Api {
     pub error_get_message: unsafe extern "C" fn(*mut ErrorGetMessageArgs),
     pub error_destroy: unsafe extern "C" fn(*mut ErrorDestroyArgs),
     handler_register: usize,
-    stream_get: usize,
+    /// Takes `StreamGetArgs`; null where there are no streams.
+    pub stream_get: usize,
     pub type_register: Function<TypeRegisterArgs>,
     execution_context_get: usize,
     /// Takes `StateArgs` or `StageStateArgs`.
@@ -305,6 +319,7 @@ mod tests {
         assert_eq!(offset_of!(TypeRegisterArgs, type_id), 32);
         assert_eq!(offset_of!(TypeRegisterArgs, type_info), 40);
 
+        assert_eq!(offset_of!(StreamGetArgs, stream), 24);
         assert_eq!(offset_of!(StateArgs, type_id), 24);
         assert_eq!(offset_of!(StateArgs, state), 32);
         assert_eq!(offset_of!(StateArgs, deleter), 40);
@@ -321,6 +336,7 @@ mod tests {
         assert_eq!(offset_of!(Api, internal_api), 40);
         assert_eq!(offset_of!(Api, error_create), 48);
         assert_eq!(offset_of!(Api, error_destroy), 64);
+        assert_eq!(offset_of!(Api, stream_get), 80);
         assert_eq!(offset_of!(Api, type_register), 88);
         assert_eq!(offset_of!(Api, state_set), 104);
         assert_eq!(offset_of!(Api, state_get), 112);

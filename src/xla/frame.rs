@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use super::c_api::{self, CallFrame};
 use crate::error::{Cause, Error};
 use crate::ops::{
-    Buffer, Call, Dtype, Envelope, EnvelopeOperand, Extent, Op, PACKED, Reduction, Site, lookup_comm,
+    Buffer, Call, Dtype, Envelope, EnvelopeOperand, Extent, Op, PACKED, Reduction, Site, Stream, lookup_comm,
 };
 use crate::transport::Transport;
 
@@ -226,6 +226,7 @@ pub unsafe fn call<'a>(
     frame: &CallFrame,
     site: &'a Site,
     transport: &impl Transport,
+    stream: Stream,
 ) -> Result<Call<'a>, Error> {
     let extents = site.side();
     let takes_pair = site.envelope_operand != EnvelopeOperand::None;
@@ -238,8 +239,11 @@ pub unsafe fn call<'a>(
     let (send, given, recv, received) = sides().map_err(|cause| site.error(cause))?;
     let mut call = Call::new(site, send, recv)?;
     call.received = received;
+    call.stream = stream;
     if let Some(pair) = given {
-        let [rank, tag] = transport.read_pair(pair, call.stream).map_err(|cause| site.error(cause))?;
+        // SAFETY: an operand of two int32, as `side` has checked.
+        let read = unsafe { transport.read_pair(pair, call.stream) };
+        let [rank, tag] = read.map_err(|cause| site.error(cause))?;
         match site.envelope_operand {
             EnvelopeOperand::None => {}
             EnvelopeOperand::Receive => (call.envelope.source, call.envelope.recvtag) = (rank, tag),

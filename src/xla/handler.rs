@@ -9,9 +9,11 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 use super::c_api::{self, Api, CallFrame, FfiError, StageStateArgs, StateArgs, TypeId};
 use super::frame;
 use crate::error::{Cause, Error};
-use crate::ops::Site;
+use crate::gpu::cuda::{self, Entered};
+use crate::gpu::{self};
+use crate::ops::{Site, Stream};
 use crate::trace;
-use crate::transport::{self, AnyTransport, Transport};
+use crate::transport::{self, AnyTransport, Platform, Transport};
 use crate::watch::Watched;
 
 /// What the instantiate stage leaves for the execute stage.
@@ -21,16 +23,29 @@ struct State {
     watched: Watched,
 }
 
+/// The kinds of targets. Handlers are one function per kind, so that the CPU's pays nothing for the others.
+pub mod kind {
+    pub const CPU: u8 = 0;
+    pub const CUDA: u8 = 1;
+    /// For calls that the transport for GPUs does not carry, and that XLA may not record.
+    pub const CUDA_PLAIN: u8 = 2;
+}
+
 /// Stage 1, once per operation in a compiled program: decodes the attributes.
 ///
 /// # Safety
 /// Called by XLA with a frame of its own making.
-pub unsafe extern "C" fn instantiate(frame: *mut CallFrame) -> *mut FfiError {
+pub unsafe extern "C" fn instantiate<const KIND: u8>(frame: *mut CallFrame) -> *mut FfiError {
     // SAFETY: promised by the caller.
     unsafe {
-        guard(frame, |frame| {
+        guard::<KIND>(frame, |frame| {
             let site = frame::Attributes::new(&frame.attrs).site()?;
-            let transport = transport::selected()?;
+            let transport = match KIND {
+                kind::CPU => transport::selected(Platform::Cpu),
+                kind::CUDA => transport::selected(Platform::Cuda),
+                _ => transport::fallback(Platform::Cuda),
+            };
+            let transport = transport.map_err(|error| site.error(error.cause))?;
             let watched = Watched::new(&site, transport.name());
             set_state(frame, State { site, transport, watched })
         })
@@ -41,15 +56,21 @@ pub unsafe extern "C" fn instantiate(frame: *mut CallFrame) -> *mut FfiError {
 ///
 /// # Safety
 /// Called by XLA with a frame of its own making, whose buffers stay valid until this returns.
-pub unsafe extern "C" fn execute(frame: *mut CallFrame) -> *mut FfiError {
+pub unsafe extern "C" fn execute<const KIND: u8>(frame: *mut CallFrame) -> *mut FfiError {
     // SAFETY: promised by the caller.
     unsafe {
-        guard(frame, |frame| {
+        guard::<KIND>(frame, |frame| {
             let &State { ref site, transport, ref watched } = get_state(frame)?;
             if site.comm.is_freed() {
                 return Err(site.error(Cause::FreedCommunicator { key: site.comm.key.clone() }));
             }
-            let mut call = frame::call(frame, site, transport)?;
+            let (stream, _context) = if KIND == kind::CPU {
+                (Stream::NONE, None)
+            } else {
+                let (stream, context) = enter(frame).map_err(|cause| site.error(cause))?;
+                (stream, Some(context))
+            };
+            let mut call = frame::call(frame, site, transport, stream)?;
             let result = watched.run(&mut call, |call| {
                 if trace::is_enabled() { trace::traced(transport, call) } else { transport.execute(call) }
             });
@@ -68,12 +89,15 @@ pub unsafe extern "C" fn execute(frame: *mut CallFrame) -> *mut FfiError {
 /// # Safety
 /// `frame` was passed by XLA.
 #[inline]
-unsafe fn guard(frame: *mut CallFrame, body: impl FnOnce(&CallFrame) -> Result<(), Error>) -> *mut FfiError {
+unsafe fn guard<const KIND: u8>(
+    frame: *mut CallFrame,
+    body: impl FnOnce(&CallFrame) -> Result<(), Error>,
+) -> *mut FfiError {
     // SAFETY: promised by the caller. The closure's captures are not used after a panic.
     unsafe {
         let api = (*frame).api;
         let run = || match metadata(frame) {
-            Some(metadata) => answer(&*frame, metadata),
+            Some(metadata) => answer::<KIND>(&*frame, metadata),
             None => body(&*frame),
         };
         match catch_unwind(AssertUnwindSafe(run)) {
@@ -113,18 +137,44 @@ unsafe fn minor(api: *const Api) -> c_int {
 }
 
 #[cold]
-unsafe fn answer(frame: &CallFrame, metadata: *mut c_api::Metadata) -> Result<(), Error> {
+unsafe fn answer<const KIND: u8>(frame: &CallFrame, metadata: *mut c_api::Metadata) -> Result<(), Error> {
     // SAFETY: XLA's struct; the last field exists from the minor on that is asked for.
     unsafe {
         let minor = minor(frame.api);
         (*metadata).api_version.major = c_api::API_MAJOR;
         (*metadata).api_version.minor = minor;
-        (*metadata).traits = 0;
+        let recorded = KIND == kind::CUDA && transport::captured(Platform::Cuda);
+        (*metadata).traits = if recorded { c_api::TRAIT_COMMAND_BUFFER } else { 0 };
         if minor >= c_api::MINOR_TYPE_INFO && frame.stage == c_api::STAGE_INSTANTIATE {
             (*metadata).state_type_id = register(frame.api)?;
         }
     }
     Ok(())
+}
+
+/// The stream that a call is on, and its context, which becomes this thread's: XLA calls from any.
+///
+/// # Safety
+/// `frame` is XLA's, of the execute stage of a target for GPUs.
+unsafe fn enter(frame: &CallFrame) -> Result<(Stream, Entered), Cause> {
+    let driver = cuda::driver().map_err(|error| Cause::Setting { message: error.to_string() })?;
+    let mut args = c_api::StreamGetArgs {
+        struct_size: size_of::<c_api::StreamGetArgs>(),
+        extension_start: null_mut(),
+        ctx: frame.ctx,
+        stream: null_mut(),
+    };
+    // SAFETY: promised by the caller. The CPU, where the tests' driver has its memory, has no streams.
+    unsafe {
+        if !gpu::is_on_cpu() {
+            let get = std::mem::transmute::<usize, Option<c_api::StreamGet>>((*frame.api).stream_get);
+            if let Some(get) = get {
+                check(frame.api, "XLA_FFI_Stream_Get", get(&mut args))?;
+            }
+        }
+        let stream = Stream(args.stream);
+        Ok((stream, driver.enter(driver.context_of(stream)?)?))
+    }
 }
 
 unsafe extern "C" fn delete_state(state: *mut c_void) {
@@ -276,6 +326,9 @@ unsafe fn report(api: *const Api, error: &Error) -> *mut FfiError {
         message: message.as_ptr(),
         code: match error.cause {
             Cause::FreedCommunicator { .. }
+            | Cause::NotJoined { .. }
+            | Cause::NoCommunicator { .. }
+            | Cause::Unavailable { .. }
             | Cause::UnknownCommunicator { .. }
             | Cause::UnknownReduction { .. } => c_api::ERROR_FAILED_PRECONDITION,
             Cause::Unsupported { .. }
@@ -283,6 +336,7 @@ unsafe fn report(api: *const Api, error: &Error) -> *mut FfiError {
             | Cause::PackedDtype { .. }
             | Cause::UndefinedReduction { .. } => c_api::ERROR_UNIMPLEMENTED,
             Cause::Mpi { .. }
+            | Cause::Library { .. }
             | Cause::ShortMessage { .. }
             | Cause::Mismatch { .. }
             | Cause::TooManyXlas
@@ -296,6 +350,7 @@ unsafe fn report(api: *const Api, error: &Error) -> *mut FfiError {
             | Cause::Pairs { .. }
             | Cause::Sides { .. }
             | Cause::Attribute { .. }
+            | Cause::Setting { .. }
             | Cause::UnknownTransport { .. } => c_api::ERROR_INVALID_ARGUMENT,
         },
     };

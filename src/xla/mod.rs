@@ -5,4 +5,4 @@ mod frame;
 mod handler;
 
 pub use c_api::{CallFrame, FfiError, Handler};
-pub use handler::{execute, instantiate};
+pub use handler::{execute, instantiate, kind};

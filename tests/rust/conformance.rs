@@ -5,6 +5,9 @@ mod suite;
 use _native::ops::Comm;
 use _native::transport::{HostDevice, Loopback, Staged, Transport};
 
+/// Bytes of a piece: small, for most calls to have several.
+const PIECE: usize = 64;
+
 /// Runs the suite on `size` ranks.
 fn on_threads<T: Transport + Send>(size: usize, make: impl Fn(Loopback) -> T) {
     std::thread::scope(|scope| {
@@ -32,6 +35,6 @@ fn loopback() {
 #[test]
 fn staged() {
     for size in [1, 2, 3, 8] {
-        on_threads(size, |loopback| Staged::new("staged", HostDevice, loopback));
+        on_threads(size, |loopback| Staged::with_sizes("staged", HostDevice, loopback, PIECE, 1 << 20));
     }
 }

@@ -28,7 +28,7 @@ fn main() {
     };
     // A rank that panics ends its process, and MPI the others.
     suite::run(&Mpi, comm);
-    suite::run(&Staged::new("staged", HostDevice, Mpi), comm);
+    suite::run(&Staged::with_sizes("staged", HostDevice, Mpi, 64, 1 << 20), comm);
     // Derived types, and reductions in pieces.
     set_count_limit(Some(4));
     suite::run(&Mpi, comm);

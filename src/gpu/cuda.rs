@@ -1,0 +1,308 @@
+//! The CUDA driver: the functions that moving data needs, and memory as a device of the staged transport.
+
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::ptr::{null, null_mut};
+
+use super::Loaded;
+use crate::dynlib::{LoadError, Name, function_table};
+use crate::error::Cause;
+use crate::ops::Stream;
+use crate::transport::{Device, Staging};
+
+/// `CUresult`; a newer driver has codes that we do not know.
+pub type Code = c_int;
+/// `CUdeviceptr`
+pub type Pointer = u64;
+pub type Context = *mut c_void;
+/// `CUstream`
+pub type StreamHandle = *mut c_void;
+pub type Event = *mut c_void;
+
+const LIBRARY: Name =
+    Name { soname: "libcuda.so.1", variable: "MPI4JAX_LIBCUDA", needed: "12.0 of the CUDA driver" };
+/// As the driver counts: 1000 times the major version plus 10 times the minor one.
+const OLDEST: c_int = 12000;
+
+/// Usable from every context.
+const HOST_PORTABLE: c_uint = 1;
+/// Waits without spinning, measures nothing.
+const EVENT_FLAGS: c_uint = 1 | 2;
+
+function_table! {
+    /// libcuda's functions.
+    Functions {
+        cuInit(c_uint) -> Code;
+        cuDriverGetVersion(*mut c_int) -> Code;
+        cuGetErrorString(Code, *mut *const c_char) -> Code;
+        cuDeviceGetCount(*mut c_int) -> Code;
+        cuDeviceGet(*mut c_int, c_int) -> Code;
+        cuDeviceGetUuid(*mut [u8; 16], c_int) -> Code;
+        cuDevicePrimaryCtxRetain(*mut Context, c_int) -> Code;
+        cuCtxPushCurrent(Context) -> Code;
+        cuCtxPopCurrent(*mut Context) -> Code;
+        cuStreamGetCtx(StreamHandle, *mut Context) -> Code;
+        cuStreamSynchronize(StreamHandle) -> Code;
+        cuMemHostAlloc(*mut *mut c_void, usize, c_uint) -> Code;
+        cuMemFreeHost(*mut c_void) -> Code;
+        cuMemAlloc(*mut Pointer, usize) -> Code;
+        cuMemsetD32Async(Pointer, c_uint, usize, StreamHandle) -> Code;
+        cuMemcpyDtoHAsync(*mut c_void, Pointer, usize, StreamHandle) -> Code;
+        cuMemcpyHtoDAsync(Pointer, *const c_void, usize, StreamHandle) -> Code;
+        cuEventCreate(*mut Event, c_uint) -> Code;
+        cuEventRecord(Event, StreamHandle) -> Code;
+        cuEventSynchronize(Event) -> Code;
+        cuEventDestroy(Event) -> Code;
+    } optional {}
+}
+
+/// The initialised driver.
+#[derive(Debug)]
+pub struct Driver {
+    f: Functions,
+}
+
+/// The driver, loaded and initialised by the first who asks.
+pub fn driver() -> Result<&'static Driver, LoadError> {
+    static DRIVER: Loaded<Driver> = Loaded::new();
+    DRIVER.get_or_init(Driver::load).as_ref().map_err(Clone::clone)
+}
+
+impl Driver {
+    fn load() -> Result<Self, LoadError> {
+        let driver = Self { f: Functions::load(LIBRARY)? };
+        let mut version = 0;
+        // SAFETY: the first call of the driver; then a place to write to.
+        let started = unsafe {
+            driver.check("cuInit", (driver.f.cuInit)(0)).and_then(|()| {
+                driver.check("cuDriverGetVersion", (driver.f.cuDriverGetVersion)(&mut version))
+            })
+        };
+        let path = driver.f.path.clone();
+        match started {
+            Err(cause) => Err(LoadError::Unusable { path, reason: cause.to_string() }),
+            Ok(()) if version < OLDEST => {
+                let found = format!("{}.{}", version / 1000, version % 1000 / 10);
+                Err(LoadError::TooOld { path, found, needed: LIBRARY.needed })
+            }
+            Ok(()) => Ok(driver),
+        }
+    }
+
+    fn check(&self, function: &'static str, code: Code) -> Result<(), Cause> {
+        if code == 0 { Ok(()) } else { Err(self.failure(function, code)) }
+    }
+
+    #[cold]
+    fn failure(&self, function: &'static str, code: Code) -> Cause {
+        let mut text = null();
+        // SAFETY: sets the pointer to a constant string, or to null for a code that it does not know.
+        let text = unsafe {
+            (self.f.cuGetErrorString)(code, &mut text);
+            if text.is_null() {
+                "unknown error".into()
+            } else {
+                CStr::from_ptr(text).to_string_lossy().into()
+            }
+        };
+        Cause::Library { function, code, text }
+    }
+
+    pub fn devices(&self) -> Result<i32, Cause> {
+        let mut count = 0;
+        // SAFETY: a place to write to.
+        self.check("cuDeviceGetCount", unsafe { (self.f.cuDeviceGetCount)(&mut count) })?;
+        Ok(count)
+    }
+
+    /// What no other device in the world has.
+    pub fn uuid(&self, ordinal: i32) -> Result<[u8; 16], Cause> {
+        let (mut device, mut uuid) = (0, [0; 16]);
+        // SAFETY: places to write to.
+        unsafe {
+            self.check("cuDeviceGet", (self.f.cuDeviceGet)(&mut device, ordinal))?;
+            self.check("cuDeviceGetUuid", (self.f.cuDeviceGetUuid)(&mut uuid, device))?;
+        }
+        Ok(uuid)
+    }
+
+    /// Writes 32 bits, in the order of a stream.
+    ///
+    /// # Safety
+    /// `to` is an aligned place in a GPU's memory.
+    pub unsafe fn fill(&self, to: Pointer, value: i32, stream: Stream) -> Result<(), Cause> {
+        // SAFETY: promised by the caller.
+        let code = unsafe { (self.f.cuMemsetD32Async)(to, value as c_uint, 1, stream.0) };
+        self.check("cuMemsetD32Async", code)
+    }
+
+    /// The context that the CUDA runtime, and so XLA, uses for a device.
+    pub fn primary_context(&self, ordinal: i32) -> Result<Context, Cause> {
+        let (mut device, mut context) = (0, null_mut());
+        // SAFETY: places to write to. The context is kept: XLA keeps it too.
+        unsafe {
+            self.check("cuDeviceGet", (self.f.cuDeviceGet)(&mut device, ordinal))?;
+            let code = (self.f.cuDevicePrimaryCtxRetain)(&mut context, device);
+            self.check("cuDevicePrimaryCtxRetain", code)?;
+        }
+        Ok(context)
+    }
+
+    pub fn context_of(&self, stream: Stream) -> Result<Context, Cause> {
+        let mut context = null_mut();
+        // SAFETY: a stream of XLA's.
+        self.check("cuStreamGetCtx", unsafe { (self.f.cuStreamGetCtx)(stream.0, &mut context) })?;
+        Ok(context)
+    }
+
+    /// Makes a context this thread's until the answer is dropped. XLA calls from any thread.
+    ///
+    /// # Safety
+    /// `context` exists.
+    pub unsafe fn enter(&'static self, context: Context) -> Result<Entered, Cause> {
+        // SAFETY: promised by the caller.
+        self.check("cuCtxPushCurrent", unsafe { (self.f.cuCtxPushCurrent)(context) })?;
+        Ok(Entered { driver: self, _of_this_thread: std::marker::PhantomData })
+    }
+
+    pub fn synchronize(&self, stream: Stream) -> Result<(), Cause> {
+        // SAFETY: a stream of XLA's.
+        self.check("cuStreamSynchronize", unsafe { (self.f.cuStreamSynchronize)(stream.0) })
+    }
+
+    /// Memory of the current context's device. It is never freed.
+    pub fn allocate(&self, bytes: usize) -> Result<Pointer, Cause> {
+        let mut pointer = 0;
+        // SAFETY: a place to write to.
+        self.check("cuMemAlloc", unsafe { (self.f.cuMemAlloc)(&mut pointer, bytes) })?;
+        Ok(pointer)
+    }
+}
+
+/// A context that is current.
+#[derive(Debug)]
+pub struct Entered {
+    driver: &'static Driver,
+    /// Contexts are current per thread.
+    _of_this_thread: std::marker::PhantomData<*mut ()>,
+}
+
+impl Drop for Entered {
+    fn drop(&mut self) {
+        let mut context = null_mut();
+        // SAFETY: pushed by `enter` on this thread.
+        unsafe { (self.driver.f.cuCtxPopCurrent)(&mut context) };
+    }
+}
+
+/// The memory of a GPU. Calls are made in the context of their stream.
+#[derive(Clone, Copy, Debug)]
+pub struct CudaDevice(&'static Driver);
+
+impl CudaDevice {
+    pub fn new(driver: &'static Driver) -> Self {
+        Self(driver)
+    }
+}
+
+impl Device for CudaDevice {
+    type Staging = Pinned;
+    type Mark = Mark;
+
+    fn allocate(&self, bytes: usize) -> Result<Pinned, Cause> {
+        let mut data = null_mut();
+        // SAFETY: a place to write to. An empty allocation is an error to CUDA.
+        let code = unsafe { (self.0.f.cuMemHostAlloc)(&mut data, bytes.max(1), HOST_PORTABLE) };
+        self.0.check("cuMemHostAlloc", code)?;
+        Ok(Pinned { driver: self.0, data: data.cast(), capacity: bytes })
+    }
+
+    unsafe fn download(
+        &self,
+        from: *const u8,
+        to: *mut u8,
+        bytes: usize,
+        stream: Stream,
+    ) -> Result<(), Cause> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        // SAFETY: promised by the caller.
+        let code = unsafe { (self.0.f.cuMemcpyDtoHAsync)(to.cast(), from as Pointer, bytes, stream.0) };
+        self.0.check("cuMemcpyDtoHAsync", code)
+    }
+
+    unsafe fn upload(&self, from: *const u8, to: *mut u8, bytes: usize, stream: Stream) -> Result<(), Cause> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        // SAFETY: promised by the caller.
+        let code = unsafe { (self.0.f.cuMemcpyHtoDAsync)(to as Pointer, from.cast(), bytes, stream.0) };
+        self.0.check("cuMemcpyHtoDAsync", code)
+    }
+
+    fn synchronize(&self, stream: Stream) -> Result<(), Cause> {
+        self.0.synchronize(stream)
+    }
+
+    fn mark(&self, stream: Stream) -> Result<Mark, Cause> {
+        let mut event = null_mut();
+        // SAFETY: a place to write to; a stream of XLA's.
+        unsafe {
+            self.0.check("cuEventCreate", (self.0.f.cuEventCreate)(&mut event, EVENT_FLAGS))?;
+            let mark = Mark { driver: self.0, event };
+            self.0.check("cuEventRecord", (self.0.f.cuEventRecord)(event, stream.0))?;
+            Ok(mark)
+        }
+    }
+
+    fn wait(&self, mark: Mark) -> Result<(), Cause> {
+        // SAFETY: the event is destroyed after this.
+        let code = unsafe { (self.0.f.cuEventSynchronize)(mark.event) };
+        self.0.check("cuEventSynchronize", code)
+    }
+}
+
+/// A place in a stream.
+#[derive(Debug)]
+pub struct Mark {
+    driver: &'static Driver,
+    event: Event,
+}
+
+// SAFETY: CUDA's handles may be used by any thread.
+unsafe impl Send for Mark {}
+
+impl Drop for Mark {
+    fn drop(&mut self) {
+        // SAFETY: made by `mark`; CUDA destroys it once it has happened.
+        unsafe { (self.driver.f.cuEventDestroy)(self.event) };
+    }
+}
+
+/// Host memory that the GPU copies to and from by itself.
+#[derive(Debug)]
+pub struct Pinned {
+    driver: &'static Driver,
+    data: *mut u8,
+    capacity: usize,
+}
+
+// SAFETY: plain memory with one owner.
+unsafe impl Send for Pinned {}
+
+impl Staging for Pinned {
+    fn data(&mut self) -> *mut u8 {
+        self.data
+    }
+
+    fn capacity(&self) -> usize {
+        self.capacity
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        // SAFETY: made by `allocate`.
+        unsafe { (self.driver.f.cuMemFreeHost)(self.data.cast()) };
+    }
+}

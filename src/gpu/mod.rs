@@ -1,0 +1,47 @@
+//! CUDA, without its toolkit: the driver and NCCL are loaded when they are first needed.
+
+pub mod cuda;
+pub mod nccl;
+
+use std::sync::OnceLock;
+
+use crate::dynlib::LoadError;
+
+/// Whether this process has a GPU that it can use, or why not.
+pub fn support() -> Result<(), String> {
+    let driver = cuda::driver().map_err(|error| error.to_string())?;
+    match driver.devices() {
+        Ok(0) => Err("the CUDA driver finds no device".into()),
+        Ok(_) => Ok(()),
+        Err(cause) => Err(cause.to_string()),
+    }
+}
+
+/// Whether the targets for GPUs are registered for the CPU: the tests do so, with a driver of their own whose
+/// device memory is host memory, to run everything but CUDA itself.
+pub fn is_on_cpu() -> bool {
+    static ANSWER: OnceLock<bool> = OnceLock::new();
+    *ANSWER.get_or_init(|| std::env::var_os(ON_CPU).is_some())
+}
+
+const ON_CPU: &str = "MPI4JAX_TEST_CUDA_ON_CPU";
+
+/// Whether host libraries reach that driver's memory, as they do when they are told so: it is host memory.
+pub fn is_reached_from_cpu() -> bool {
+    is_on_cpu() && std::env::var(ON_CPU).is_ok_and(|value| value == "reached")
+}
+
+/// Number of the GPU that JAX computes on, once Python has told it.
+static DEVICE: OnceLock<i32> = OnceLock::new();
+
+/// Says which GPU JAX computes on. The first word counts: a process has one.
+pub fn set_device(ordinal: i32) {
+    DEVICE.get_or_init(|| ordinal);
+}
+
+pub fn device() -> Option<i32> {
+    DEVICE.get().copied()
+}
+
+/// What a loader found, kept for the life of the process.
+type Loaded<T> = OnceLock<Result<T, LoadError>>;

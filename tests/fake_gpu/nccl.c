@@ -1,0 +1,196 @@
+/* A libnccl.so.2 on host memory and MPI, for tests/fake_gpu/cuda.c. FAKE_NCCL_VERSION sets the scene;
+ * FAKE_NCCL_LOG names a file to which the number of operations is written at exit. */
+#include <mpi.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct { char internal[128]; } UniqueId;
+enum { INT8, UINT8, INT32, UINT32, INT64, UINT64, FLOAT16, FLOAT32, FLOAT64, BFLOAT16 };
+static const size_t SIZES[] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2};
+enum { SUM, PROD, MAX, MIN };
+
+static __thread int depth, count;
+static __thread MPI_Request requests[1024];
+static long operations;
+
+static void report(void) {
+    const char *path = getenv("FAKE_NCCL_LOG");
+    FILE *file = path ? fopen(path, "a") : NULL;
+    if (file) {
+        fprintf(file, "operations %ld\n", operations);
+        fclose(file);
+    }
+}
+
+int ncclGetVersion(int *version) {
+    const char *text = getenv("FAKE_NCCL_VERSION");
+    *version = text ? atoi(text) : 22800;
+    return 0;
+}
+const char *ncclGetErrorString(int code) { return code ? "unhandled fake error" : "no error"; }
+const char *ncclGetLastError(void *comm) { return ""; }
+
+/* Who to ask, and a number of the communicator. */
+int ncclGetUniqueId(UniqueId *id) {
+    static int made;
+    int words[2];
+    MPI_Comm_rank(MPI_COMM_WORLD, &words[0]);
+    words[1] = 1000 + made++;
+    memset(id, 0, sizeof *id);
+    memcpy(id->internal, words, sizeof words);
+    return 0;
+}
+
+int ncclCommInitRank(void **result, int size, UniqueId id, int rank) {
+    static int first = 1;
+    if (first)
+        atexit(report), first = 0;
+    int words[2], me, *world = calloc(size, sizeof *world);
+    memcpy(words, id.internal, sizeof words);
+    MPI_Comm_rank(MPI_COMM_WORLD, &me);
+    int mine[2] = {rank, me};
+    if (rank != 0) {
+        MPI_Send(mine, 2, MPI_INT, words[0], words[1], MPI_COMM_WORLD);
+        MPI_Recv(world, size, MPI_INT, words[0], words[1], MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+    } else {
+        world[0] = me;
+        for (int i = 1; i < size; i++) {
+            int other[2];
+            MPI_Recv(other, 2, MPI_INT, MPI_ANY_SOURCE, words[1], MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+            world[other[0]] = other[1];
+        }
+        for (int i = 1; i < size; i++)
+            MPI_Send(world, size, MPI_INT, world[i], words[1], MPI_COMM_WORLD);
+    }
+    MPI_Group all, group;
+    MPI_Comm *comm = malloc(sizeof *comm);
+    MPI_Comm_group(MPI_COMM_WORLD, &all);
+    MPI_Group_incl(all, size, world, &group);
+    MPI_Comm_create_group(MPI_COMM_WORLD, group, words[1], comm);
+    MPI_Group_free(&group);
+    MPI_Group_free(&all);
+    free(world);
+    *result = comm;
+    return 0;
+}
+
+int ncclCommGetAsyncError(void *comm, int *code) {
+    const char *text = getenv("FAKE_NCCL_ASYNC_ERROR");
+    *code = text && operations >= atoi(text) ? 3 : 0;
+    return 0;
+}
+
+static double value(const char *data, size_t i, int type) {
+    uint32_t bits;
+    float single;
+    switch (type) {
+    case INT8: return ((int8_t *)data)[i];
+    case UINT8: return ((uint8_t *)data)[i];
+    case INT32: return ((int32_t *)data)[i];
+    case UINT32: return ((uint32_t *)data)[i];
+    case FLOAT16: return (double)((_Float16 *)data)[i];
+    case FLOAT32: return ((float *)data)[i];
+    case FLOAT64: return ((double *)data)[i];
+    default:
+        bits = (uint32_t)((uint16_t *)data)[i] << 16;
+        memcpy(&single, &bits, 4);
+        return single;
+    }
+}
+
+static void store(char *data, size_t i, int type, double x) {
+    uint32_t bits;
+    float single = (float)x;
+    switch (type) {
+    case INT8: ((int8_t *)data)[i] = (int8_t)(int64_t)x; break;
+    case UINT8: ((uint8_t *)data)[i] = (uint8_t)(int64_t)x; break;
+    case INT32: ((int32_t *)data)[i] = (int32_t)(int64_t)x; break;
+    case UINT32: ((uint32_t *)data)[i] = (uint32_t)(int64_t)x; break;
+    case FLOAT16: ((_Float16 *)data)[i] = (_Float16)single; break;
+    case FLOAT32: ((float *)data)[i] = single; break;
+    case FLOAT64: ((double *)data)[i] = x; break;
+    default:
+        memcpy(&bits, &single, 4);
+        bits += 0x7fff + (bits >> 16 & 1);
+        ((uint16_t *)data)[i] = (uint16_t)(bits >> 16);
+    }
+}
+
+#define FOLD(a, b) (op == SUM ? (a) + (b) : op == PROD ? (a) * (b) : op == MAX ? ((a) > (b) ? (a) : (b)) : ((a) < (b) ? (a) : (b)))
+
+static void reduce(const char *all, char *to, size_t n, int ranks, int type, int op) {
+    size_t block = n * SIZES[type];
+    for (size_t i = 0; i < n; i++) {
+        if (type == INT64 || type == UINT64) {
+            uint64_t x = ((uint64_t *)all)[i];
+            for (int r = 1; r < ranks; r++) {
+                uint64_t y = ((uint64_t *)(all + r * block))[i];
+                x = op == SUM ? x + y : op == PROD ? x * y
+                    : ((type == INT64 ? (int64_t)x > (int64_t)y : x > y) == (op == MAX)) ? x : y;
+            }
+            ((uint64_t *)to)[i] = x;
+        } else {
+            double x = value(all, i, type);
+            for (int r = 1; r < ranks; r++) {
+                double y = value(all + r * block, i, type);
+                x = FOLD(x, y);
+                if (type == FLOAT32) /* one rounding per step, as the others do */
+                    x = (float)x;
+                else if (type < INT64)
+                    x = type == INT8 ? (int8_t)(int64_t)x : type == UINT8 ? (uint8_t)(int64_t)x
+                        : type == INT32 ? (int32_t)(int64_t)x : (uint32_t)(int64_t)x;
+            }
+            store(to, i, type, x);
+        }
+    }
+}
+
+int ncclReduce(const void *from, void *to, size_t n, int type, int op, int root, void *handle, void *stream) {
+    MPI_Comm comm = *(MPI_Comm *)handle;
+    int rank, ranks, bytes = (int)(n * SIZES[type]);
+    MPI_Comm_rank(comm, &rank);
+    MPI_Comm_size(comm, &ranks);
+    char *all = malloc((size_t)bytes * ranks + 1);
+    MPI_Allgather(from, bytes, MPI_BYTE, all, bytes, MPI_BYTE, comm);
+    if (root < 0 || root == rank)
+        reduce(all, to, n, ranks, type, op);
+    free(all);
+    operations++;
+    return 0;
+}
+int ncclAllReduce(const void *from, void *to, size_t n, int type, int op, void *handle, void *stream) {
+    return ncclReduce(from, to, n, type, op, -1, handle, stream);
+}
+int ncclBroadcast(const void *from, void *to, size_t n, int type, int root, void *handle, void *stream) {
+    operations++;
+    return MPI_Bcast(to, (int)(n * SIZES[type]), MPI_BYTE, root, *(MPI_Comm *)handle);
+}
+int ncclAllGather(const void *from, void *to, size_t n, int type, void *handle, void *stream) {
+    int bytes = (int)(n * SIZES[type]);
+    operations++;
+    return MPI_Allgather(from, bytes, MPI_BYTE, to, bytes, MPI_BYTE, *(MPI_Comm *)handle);
+}
+
+int ncclGroupStart(void) { depth++; return 0; }
+int ncclGroupEnd(void) {
+    if (--depth > 0)
+        return 0;
+    int n = count;
+    count = 0;
+    return MPI_Waitall(n, requests, MPI_STATUSES_IGNORE);
+}
+static int started(int code) {
+    operations++;
+    if (code || depth)
+        return code;
+    depth = 1;
+    return ncclGroupEnd();
+}
+int ncclSend(const void *from, size_t n, int type, int peer, void *handle, void *stream) {
+    return started(MPI_Isend(from, (int)(n * SIZES[type]), MPI_BYTE, peer, 1, *(MPI_Comm *)handle, &requests[count++]));
+}
+int ncclRecv(void *to, size_t n, int type, int peer, void *handle, void *stream) {
+    return started(MPI_Irecv(to, (int)(n * SIZES[type]), MPI_BYTE, peer, 1, *(MPI_Comm *)handle, &requests[count++]));
+}
