@@ -299,6 +299,8 @@ def _lower_scatter(low: _Lowering, xs: list[Operand], env: list[Operand], out: A
 
 def _lower_recv(low: _Lowering, xs: list[Operand], env: list[Operand], out: Any) -> list[Any]:
     if low.p["source"] == MPI.PROC_NULL:  # MPI leaves the buffer as it is
+        if low.p["status"] is not None:
+            low.call("recv", *env, out=out)  # and fills the status
         return [xs[0][0], *_no_message(low)]
     return low.call("recv", *env, out=out)
 
@@ -342,7 +344,8 @@ def _lowering(
     low = _Lowering(ctx, spec, p, on_gpu)
     out = result_aval(spec, p, [aval for _, aval in arrays])
     results = LOWERINGS[spec.name](low, arrays, env, out)
-    ctx.set_tokens_out(mlir.TokenSet({effect: low.token}))
+    # Other ordered effects have tokens of their own.
+    ctx.set_tokens_out(ctx.tokens_in.update_tokens(mlir.TokenSet({effect: low.token})))
     return [*results, *(value for value, _ in token)]
 
 
