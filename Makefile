@@ -25,6 +25,8 @@ test: lint test-rust ## everything: 1 to 4 ranks, old and new JAX, Open MPI and 
 test-quick: .venv/tools ## the Python tests on 2 ranks in .venv
 	$(BIN)/python tools/run_tests.py -n 2
 
+# Slightly optimised: some tests go through every bit pattern.
+test-rust: export CARGO_PROFILE_DEV_OPT_LEVEL = 1
 test-rust: .venv/tools
 	$(CARGO) test --no-default-features
 	for ranks in 2 3 4; do \
