@@ -136,7 +136,8 @@ def main():
             driver.write(json.dumps(message) + "\n")
             driver.flush()
 
-        versions = {"jax": jax.__version__, "mpi": MPI.Get_library_version().split(",")[0]}
+        library, *_ = MPI.Get_library_version().splitlines()[0].split(",")
+        versions = {"jax": jax.__version__, "mpi": library}
         say(contender=sys.argv[2], rank=rank, versions=versions)
         for line in driver:
             say(seconds=measure(**json.loads(line)))

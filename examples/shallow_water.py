@@ -207,27 +207,29 @@ def exchange(grid: Grid, fields: Fields) -> Fields:
 
     The edges of all fields travel in one message for each neighbour.
     """
-    west, east = swap(
-        grid, 1, jnp.stack([a[:, 1:2] for a in fields]), jnp.stack([a[:, -2:-1] for a in fields])
-    )
-    fields = Fields(*map(lambda a, w, e: put(put(a, w, (0, 0)), e, (0, -1)), fields, west, east))
+    west, east = swap(grid, 1, edges(fields, 1, at=1), edges(fields, 1, at=-2))
+    fields = fill(fields, 1, west, east)
 
-    south, north = swap(
-        grid, 0, jnp.stack([a[1:2] for a in fields]), jnp.stack([a[-2:-1] for a in fields])
-    )
     # Walls: no flow through them (v = 0) and no friction along them (the rest is mirrored).
-    wall = jnp.zeros_like(fields.v[:1])
+    if grid.neighbours(0)[1] is None:
+        fields = fields._replace(v=fields.v.at[-2].set(0.0))
+    south, north = swap(grid, 0, edges(fields, 0, at=1), edges(fields, 0, at=-2))
     if south is None:
-        south = [fields.u[1:2], wall, fields.h[1:2]]
+        south = edges(fields._replace(v=jnp.zeros_like(fields.v)), 0, at=1)
     if north is None:
-        north = [fields.u[-2:-1], wall, fields.h[-2:-1]]
-        fields = fields._replace(v=put(fields.v, wall, (-2, 0)))
-    return Fields(*map(lambda a, s, n: put(put(a, s, (0, 0)), n, (-1, 0)), fields, south, north))
+        north = edges(fields._replace(v=jnp.zeros_like(fields.v)), 0, at=-2)
+    return fill(fields, 0, south, north)
 
 
-def put(a: jax.Array, edge: jax.Array, at: tuple[int, int]) -> jax.Array:
-    start = [n if n >= 0 else size + n for n, size in zip(at, a.shape, strict=True)]
-    return lax.dynamic_update_slice(a, edge, start)
+def edges(fields: Fields, axis: int, at: int) -> jax.Array:
+    return jnp.stack([lax.index_in_dim(a, at, axis) for a in fields])
+
+
+def fill(fields: Fields, axis: int, low: jax.Array, high: jax.Array) -> Fields:
+    update = lax.dynamic_update_index_in_dim
+    last = fields.h.shape[axis] - 1
+    lows = [update(a, edge, 0, axis) for a, edge in zip(fields, low, strict=True)]
+    return Fields(*(update(a, edge, last, axis) for a, edge in zip(lows, high, strict=True)))
 
 
 def swap(grid: Grid, axis: int, low: jax.Array, high: jax.Array):
@@ -345,7 +347,7 @@ def report(model: Model, steps: int, wall: float):
     if model.comm.rank == 0:
         p, (rows, columns), ranks = model.p, model.grid.blocks, model.comm.size
         print(
-            f"{p.nx} x {p.ny} cells on {ranks} ranks ({columns} x {rows}), {steps} steps: "
+            f"{p.nx} x {p.ny} cells on {ranks} rank{'s' * (ranks > 1)} ({columns} x {rows}), {steps} steps: "
             f"wall time {wall:.2f} s, {steps / wall:.1f} steps per second",
             flush=True,
         )
