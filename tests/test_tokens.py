@@ -205,16 +205,20 @@ def test_token_across_jitted_functions():
     assert is_token(token)
 
 
-def test_token_is_not_batched():
+def test_tokens_under_vmap():
+    """Like any other value: one token for each element comes out."""
+
     def f(x, token):
         y, token = mpi4jax.allreduce(x, MPI.SUM, token=token)
         return y, mpi4jax.barrier(token=token)
 
-    y, token = jax.vmap(f, (0, None), (0, None))(jnp.arange(3.0), mpi4jax.create_token())
-    assert_equal(y, SIZE * np.arange(3, dtype=np.float32))
-    assert is_token(token)
-    y, _tokens = jax.vmap(f)(jnp.arange(3.0), jnp.zeros(3))  # by a user who vmaps over everything
-    assert_equal(y, SIZE * np.arange(3, dtype=np.float32))
+    expected = SIZE * np.arange(3, dtype=np.float32)
+    for token, axis in [(mpi4jax.create_token(), None), (jnp.zeros(3), 0)]:
+        y, tokens = jax.vmap(f, (0, axis))(jnp.arange(3.0), token)
+        assert_equal(y, expected)
+        assert tokens.shape == (3,)
+    y = jax.vmap(lambda x: f(x, mpi4jax.create_token())[0])(jnp.arange(3.0))
+    assert_equal(y, expected)
 
 
 @pytest.mark.min_ranks(2)
