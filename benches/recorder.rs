@@ -5,7 +5,7 @@
 use std::hint::black_box;
 use std::time::Instant;
 
-use _native::ops::{Buffer, Call, Dtype, Op, Site, register_comm};
+use _native::ops::{Buffer, Call, Dtype, Op, Site, Stream, register_comm};
 use _native::watch::recorder;
 
 const LIMIT_NS: f64 = 50.0;
@@ -32,7 +32,8 @@ fn main() {
         let what = recorder::describe(&site, "mpi");
         let buffer = Buffer { data: std::ptr::null_mut(), dtype: Dtype::Float32, count: 1024 };
         let (send, recv) = if op == Op::Barrier { (None, None) } else { (Some(buffer), Some(buffer)) };
-        let call = Call { site: &site, send, recv, envelope: site.envelope, received: None };
+        let call =
+            Call { site: &site, send, recv, envelope: site.envelope, received: None, stream: Stream::NONE };
         let time = nanoseconds(|| drop(black_box(recorder::begin(what, black_box(&call)))));
         println!("{op}: {time:.1} ns per operation");
         slowest = slowest.max(time);

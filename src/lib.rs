@@ -151,10 +151,12 @@ mod _native {
         Op::TABLE.iter().map(row).collect()
     }
 
+    type DtypeRow = (&'static str, i32, usize, bool, bool, bool, bool, bool);
+
     /// (name, XLA code, item size, can be moved, has SUM and PROD, has MAX and MIN, has bitwise reductions,
     /// has logical ones) of every data type.
     #[pyfunction]
-    fn dtypes_table() -> Vec<(&'static str, i32, usize, bool, bool, bool, bool, bool)> {
+    fn dtypes_table() -> Vec<DtypeRow> {
         let row = |name, code, d: Dtype| {
             let (arithmetic, ordered) = (d.has_arithmetic(), d.is_ordered());
             (name, code, d.size(), true, arithmetic, ordered, d.has_bits(), d.is_logical())

@@ -681,9 +681,9 @@ mod tests {
     #[test]
     fn odd_lengths_and_addresses() {
         for n in [0, 1, 7, 511, 512, 513, 1025] {
-            for dtype in [Dtype::Float16, Dtype::Bfloat16] {
-                let one: u16 = if dtype == Dtype::Float16 { 0x3c00 } else { 0x3f80 };
-                let two: u16 = if dtype == Dtype::Float16 { 0x4000 } else { 0x4000 };
+            for (dtype, one, two) in
+                [(Dtype::Float16, 0x3c00u16, 0x4000u16), (Dtype::Bfloat16, 0x3f80, 0x4000)]
+            {
                 let mut input = vec![0u8; 2 * n + 1];
                 let mut inout = vec![0u8; 2 * n + 1];
                 for i in 0..n {

@@ -152,15 +152,16 @@ impl<'a> Call<'a> {
         let sent = call.block("operand", side.send, send)?;
         let received = call.block("result", side.recv, recv)?;
         // sendrecv is the one operation whose two sides are independent of each other.
-        if let (Some(sent), Some(received)) = (sent, received) {
-            if sent != received && site.op != Op::Sendrecv {
-                return Err(site.error(Cause::Sides {
-                    sent: sent.0,
-                    sent_dtype: sent.1,
-                    received: received.0,
-                    received_dtype: received.1,
-                }));
-            }
+        if let (Some(sent), Some(received)) = (sent, received)
+            && sent != received
+            && site.op != Op::Sendrecv
+        {
+            return Err(site.error(Cause::Sides {
+                sent: sent.0,
+                sent_dtype: sent.1,
+                received: received.0,
+                received_dtype: received.1,
+            }));
         }
         Ok(call)
     }

@@ -209,7 +209,7 @@ fn reduce(call: &Call, ranks: &[Arc<[u8]>]) -> Result<Vec<u8>, Cause> {
     let combine =
         ops::combine(builtin, dtype).ok_or(Cause::UndefinedReduction { reduction: builtin.name(), dtype })?;
     let width = if matches!(builtin, Builtin::Maxloc | Builtin::Minloc) { 2 } else { 1 };
-    if send.count % width != 0 {
+    if !send.count.is_multiple_of(width) {
         return Err(Cause::Pairs { count: send.count });
     }
     let (last, others) = ranks.split_last().unwrap_or((&ranks[0], &[]));

@@ -179,6 +179,13 @@ impl Reducer {
             return Err(Cause::UndefinedReduction { reduction: builtin.name(), dtype });
         }
         match dtype.reduced() {
+            // MPI leaves open what becomes of NaN. Where that depends on the order, as it does in practice,
+            // ranks end with different results.
+            Reduced::Natively
+                if dtype.class() == Class::Float && matches!(builtin, Builtin::Max | Builtin::Min) =>
+            {
+                Self::ours(builtin, dtype)
+            }
             Reduced::Natively => Self::native(builtin, dtype),
             Reduced::ByUs => Self::ours(builtin, dtype),
         }
@@ -246,7 +253,7 @@ impl Reducer {
         if self.width == 1 && buffer.count <= limit {
             return step(0, buffer.count as c_int);
         }
-        if buffer.count % self.width != 0 {
+        if !buffer.count.is_multiple_of(self.width) {
             return Err(Cause::Pairs { count: buffer.count });
         }
         let items = buffer.count / self.width;

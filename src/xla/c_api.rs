@@ -261,11 +261,11 @@ pub struct Api {
     pub error_create: Function<ErrorCreateArgs>,
     pub error_get_message: unsafe extern "C" fn(*mut ErrorGetMessageArgs),
     pub error_destroy: unsafe extern "C" fn(*mut ErrorDestroyArgs),
-    handler_register: usize,
+    pub handler_register: usize,
     /// Takes `StreamGetArgs`; null where there are no streams.
     pub stream_get: usize,
     pub type_register: Function<TypeRegisterArgs>,
-    execution_context_get: usize,
+    pub execution_context_get: usize,
     /// Takes `StateArgs` or `StageStateArgs`.
     pub state_set: Function<c_void>,
     /// Takes `StateArgs` or `StageStateArgs`.

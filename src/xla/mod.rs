@@ -1,6 +1,6 @@
 //! The XLA side: its FFI's C interface, and the one handler behind every custom-call target.
 
-mod c_api;
+pub mod c_api;
 mod frame;
 mod handler;
 

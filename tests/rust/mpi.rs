@@ -2,6 +2,7 @@
 //! `cargo test --no-run` names.
 
 mod suite;
+mod xla;
 
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
@@ -26,6 +27,7 @@ fn main() {
         prepare_comm(value).expect("a communicator");
         &*Box::leak(Box::new(Comm::new("suite", value, rank, size)))
     };
+    xla::run(comm);
     // A rank that panics ends its process, and MPI the others.
     suite::run(&Mpi, comm);
     suite::run(&Staged::with_sizes("staged", HostDevice, Mpi, 64, 1 << 20), comm);

@@ -1,0 +1,384 @@
+//! The handler, driven as XLA drives it, by every minor of its interface.
+
+use std::ffi::{CStr, c_int, c_void};
+use std::mem::offset_of;
+use std::ptr::{null, null_mut};
+use std::time::Instant;
+
+use _native::ops::{Comm, free_comm, register_comm};
+use _native::xla::c_api::{
+    self, Api, ApiVersion, Attrs, Buffer, Buffers, ByteSpan, CallFrame, Scalar, TypeId,
+};
+use _native::xla::kind::CPU;
+use _native::xla::{execute, instantiate};
+use mpi::ffi;
+
+/// What XLA keeps for one custom call.
+#[derive(Default)]
+struct Context {
+    state: usize,
+    deleter: Option<unsafe extern "C" fn(*mut c_void)>,
+}
+
+const TYPE: i64 = 77;
+
+/// Errors are strings; XLA's are opaque too.
+unsafe extern "C" fn error_create(args: *mut c_api::ErrorCreateArgs) -> *mut c_api::FfiError {
+    unsafe { Box::into_raw(Box::new(CStr::from_ptr((*args).message).to_owned())).cast() }
+}
+
+unsafe extern "C" fn error_get_message(args: *mut c_api::ErrorGetMessageArgs) {
+    unsafe { (*args).message = (*(*args).error.cast::<std::ffi::CString>()).as_ptr() }
+}
+
+unsafe extern "C" fn error_destroy(args: *mut c_api::ErrorDestroyArgs) {
+    unsafe { drop(Box::from_raw((*args).error.cast::<std::ffi::CString>())) }
+}
+
+unsafe extern "C" fn type_register<const MINOR: c_int>(
+    args: *mut c_api::TypeRegisterArgs,
+) -> *mut c_api::FfiError {
+    unsafe {
+        let has_info = (*args).struct_size > offset_of!(c_api::TypeRegisterArgs, type_info);
+        assert_eq!(has_info, MINOR >= 2);
+        assert_eq!((*args).name.len, "mpi4jax_state".len());
+        (*args).type_id.write(TypeId { id: TYPE });
+    }
+    null_mut()
+}
+
+unsafe extern "C" fn state_set<const MINOR: c_int>(args: *mut c_void) -> *mut c_api::FfiError {
+    unsafe {
+        if MINOR >= 3 {
+            let args = &*args.cast::<c_api::StageStateArgs>();
+            assert_eq!((args.struct_size, args.stage, (*args.type_id).id), (48, 0, TYPE));
+            (*args.ctx.cast::<Context>()).state = args.state as usize;
+        } else {
+            let args = &*args.cast::<c_api::StateArgs>();
+            assert_eq!((args.struct_size, (*args.type_id).id), (if MINOR == 2 { 40 } else { 48 }, TYPE));
+            (*args.ctx.cast::<Context>()).state = args.state as usize;
+            (*args.ctx.cast::<Context>()).deleter = (MINOR < 2).then_some(args.deleter);
+        }
+    }
+    null_mut()
+}
+
+unsafe extern "C" fn state_get<const MINOR: c_int>(args: *mut c_void) -> *mut c_api::FfiError {
+    unsafe {
+        if MINOR >= 3 {
+            let args = &mut *args.cast::<c_api::StageStateArgs>();
+            args.state = (*args.ctx.cast::<Context>()).state as *mut c_void;
+        } else {
+            let args = &mut *args.cast::<c_api::StateArgs>();
+            args.state = (*args.ctx.cast::<Context>()).state as *mut c_void;
+        }
+    }
+    null_mut()
+}
+
+fn api<const MINOR: c_int>() -> &'static Api {
+    Box::leak(Box::new(Api {
+        struct_size: size_of::<Api>(),
+        extension_start: null_mut(),
+        version: ApiVersion { struct_size: 24, extension_start: null_mut(), major: 0, minor: MINOR },
+        internal_api: null(),
+        error_create,
+        error_get_message,
+        error_destroy,
+        handler_register: 0,
+        stream_get: 0,
+        type_register: type_register::<MINOR>,
+        execution_context_get: 0,
+        state_set: state_set::<MINOR>,
+        state_get: state_get::<MINOR>,
+    }))
+}
+
+/// One attribute.
+#[derive(Clone, Copy)]
+enum Value<'a> {
+    Integer(i64),
+    String(&'a str),
+}
+
+/// A custom call in a compiled program.
+struct Program {
+    api: &'static Api,
+    ctx: Box<Context>,
+}
+
+fn buffers(list: &[*const Buffer]) -> Buffers {
+    Buffers {
+        struct_size: 40,
+        extension_start: null_mut(),
+        size: list.len() as i64,
+        types: null(),
+        buffers: list.as_ptr(),
+    }
+}
+
+fn no_attrs() -> Attrs {
+    Attrs {
+        struct_size: 48,
+        extension_start: null_mut(),
+        size: 0,
+        types: null(),
+        names: null(),
+        attrs: null(),
+    }
+}
+
+fn outcome(error: *mut c_api::FfiError) -> Result<(), String> {
+    if error.is_null() {
+        return Ok(());
+    }
+    // SAFETY: made by `error_create`.
+    Err(unsafe { Box::from_raw(error.cast::<std::ffi::CString>()) }.to_string_lossy().into_owned())
+}
+
+impl Program {
+    fn frame(&mut self, stage: c_int, args: Buffers, rets: Buffers, attrs: Attrs) -> CallFrame {
+        CallFrame {
+            struct_size: size_of::<CallFrame>(),
+            extension_start: null_mut(),
+            api: self.api,
+            ctx: (&raw mut *self.ctx).cast(),
+            stage,
+            args,
+            rets,
+            attrs,
+            future: null_mut(),
+        }
+    }
+
+    /// Compiles: the attributes that differ from those of an op without parameters.
+    fn new(api: &'static Api, changed: &[(&str, Value)]) -> Result<Self, String> {
+        let mut all = vec![
+            ("comm", Value::String("")),
+            ("dest", Value::Integer(-1)),
+            ("env_in", Value::Integer(0)),
+            ("env_out", Value::Integer(0)),
+            ("op", Value::String("")),
+            ("recvtag", Value::Integer(0)),
+            ("reduction", Value::String("")),
+            ("reverse", Value::Integer(0)),
+            ("root", Value::Integer(-1)),
+            ("sendtag", Value::Integer(0)),
+            ("site", Value::String("xla.rs:1")),
+            ("source", Value::Integer(-1)),
+            ("status", Value::Integer(0)),
+        ];
+        for (name, value) in changed {
+            all.iter_mut().find(|(known, _)| known == name).expect("an attribute").1 = *value;
+        }
+        let span = |text: &str| ByteSpan { ptr: text.as_ptr().cast(), len: text.len() };
+        let names: Vec<ByteSpan> = all.iter().map(|(name, _)| span(name)).collect();
+        let strings: Vec<ByteSpan> = all
+            .iter()
+            .map(|(_, value)| if let Value::String(text) = value { span(text) } else { span("") })
+            .collect();
+        let scalars: Vec<Scalar> = all
+            .iter()
+            .map(|(_, value)| match value {
+                Value::Integer(number) => {
+                    Scalar { dtype: c_api::TYPE_S64, value: (&raw const *number).cast() }
+                }
+                Value::String(_) => Scalar { dtype: 0, value: null() },
+            })
+            .collect();
+        let kind = |value: &Value| match value {
+            Value::Integer(_) => c_api::ATTR_SCALAR,
+            Value::String(_) => c_api::ATTR_STRING,
+        };
+        let types: Vec<c_int> = all.iter().map(|(_, value)| kind(value)).collect();
+        let name_pointers: Vec<*const ByteSpan> = names.iter().map(|name| &raw const *name).collect();
+        let pointers: Vec<*const c_void> = (0..all.len())
+            .map(|i| match all[i].1 {
+                Value::Integer(_) => (&raw const scalars[i]).cast(),
+                Value::String(_) => (&raw const strings[i]).cast(),
+            })
+            .collect();
+        let attrs = Attrs {
+            size: all.len() as i64,
+            types: types.as_ptr(),
+            names: name_pointers.as_ptr(),
+            attrs: pointers.as_ptr(),
+            ..no_attrs()
+        };
+        let mut program = Self { api, ctx: Box::default() };
+        let mut frame = program.frame(c_api::STAGE_INSTANTIATE, buffers(&[]), buffers(&[]), attrs);
+        // SAFETY: a frame as XLA makes them.
+        outcome(unsafe { instantiate::<CPU>(&mut frame) }).map(|()| program)
+    }
+
+    fn execute(&mut self, args: &[*const Buffer], rets: &[*const Buffer]) -> Result<(), String> {
+        let mut frame = self.frame(3, buffers(args), buffers(rets), no_attrs());
+        // SAFETY: a frame as XLA makes them.
+        outcome(unsafe { execute::<CPU>(&mut frame) })
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        // Where the deleter belongs to the type, the state is leaked: this is a test.
+        if let Some(deleter) = self.ctx.deleter {
+            // SAFETY: as XLA deletes states.
+            unsafe { deleter(self.ctx.state as *mut c_void) };
+        }
+    }
+}
+
+fn buffer<T>(dtype: c_int, data: &mut [T], dims: &[i64]) -> Buffer {
+    Buffer {
+        struct_size: 48,
+        extension_start: null_mut(),
+        dtype,
+        data: data.as_mut_ptr().cast(),
+        rank: dims.len() as i64,
+        dims: dims.as_ptr(),
+    }
+}
+
+const F32: c_int = 11;
+const S32: c_int = 4;
+
+fn metadata(api: &'static Api) {
+    let minor = api.version.minor;
+    let mut metadata = c_api::Metadata {
+        struct_size: 36,
+        api_version: ApiVersion { struct_size: 24, extension_start: null_mut(), major: 9, minor: 9 },
+        traits: 9,
+        state_type_id: TypeId { id: -5 },
+    };
+    let mut extension = c_api::MetadataExtension {
+        base: c_api::ExtensionBase { struct_size: 32, kind: c_api::EXTENSION_METADATA, next: null_mut() },
+        metadata: &mut metadata,
+    };
+    let mut program = Program { api, ctx: Box::default() };
+    let mut frame = program.frame(0, buffers(&[]), buffers(&[]), no_attrs());
+    frame.extension_start = (&raw mut extension).cast();
+    // SAFETY: a frame as XLA makes them.
+    outcome(unsafe { instantiate::<CPU>(&mut frame) }).expect("metadata");
+    assert_eq!((metadata.api_version.major, metadata.api_version.minor), (0, minor.min(4)));
+    assert_eq!(metadata.traits, 0);
+    // A field that older headers do not have is not written.
+    assert_eq!(metadata.state_type_id.id, if minor >= 2 { TYPE } else { -5 });
+}
+
+fn calls(api: &'static Api, comm: &Comm) {
+    use Value::{Integer, String};
+    let (rank, size) = (comm.rank, comm.size);
+    let allreduce = [("op", String("allreduce")), ("comm", String("xla")), ("reduction", String("SUM"))];
+    let (mut x, mut y) = ([rank as f32, 1.0, 2.0, 3.0], [0f32; 4]);
+    let dims = [2i64, 2];
+    let (from, to) = (buffer(F32, &mut x, &dims), buffer(F32, &mut y, &dims));
+    let token = buffer::<u8>(c_api::TYPE_TOKEN, &mut [], &[]);
+    let mut program = Program::new(api, &allreduce).expect("compiles");
+    for with_token in [false, true] {
+        let list = |buffer| if with_token { vec![buffer, &raw const token] } else { vec![buffer] };
+        program.execute(&list(&from), &list(&to)).expect("runs");
+        let n = size as f32;
+        assert_eq!(y, [n * (n - 1.0) / 2.0, n, 2.0 * n, 3.0 * n]);
+        y.fill(0.0);
+    }
+
+    // The envelope comes as an operand, and goes as a result.
+    let (next, previous) = ((rank + 1) % size, (rank + size - 1) % size);
+    let mut program = Program::new(
+        api,
+        &[
+            ("op", String("sendrecv")),
+            ("comm", String("xla")),
+            ("dest", Integer(next.into())),
+            ("sendtag", Integer(8)),
+            ("env_in", Integer(1)),
+            ("env_out", Integer(1)),
+        ],
+    )
+    .expect("compiles");
+    let (mut given, mut received) = ([previous, 8], [0; 2]);
+    let (given, taken) = (buffer(S32, &mut given, &[2]), buffer(S32, &mut received, &[2]));
+    program.execute(&[&from, &given], &[&to, &taken]).expect("runs");
+    assert_eq!((y[0], received), (previous as f32, [previous, 8]));
+
+    let mut barrier =
+        Program::new(api, &[("op", String("barrier")), ("comm", String("xla"))]).expect("compiles");
+    barrier.execute(&[&token], &[&token]).expect("runs");
+
+    // What cannot be, says so.
+    let fails = |result: Result<(), std::string::String>, words: &[&str]| {
+        let error = result.expect_err("an error");
+        assert!(words.iter().all(|word| error.contains(word)), "{error}: expected {words:?}");
+    };
+    let mut program = Program::new(api, &allreduce).expect("compiles");
+    fails(program.execute(&[], &[&to]), &["allreduce", "operand", "expected 1", "got 0"]);
+    fails(program.execute(&[&from, &from], &[&to]), &["allreduce", "operand", "expected 1", "got 2"]);
+    let short = [3i64];
+    fails(program.execute(&[&from], &[&buffer(F32, &mut y, &short)]), &["allreduce", "4", "3", "float32"]);
+    fails(program.execute(&[&buffer(21, &mut x, &dims)], &[&to]), &["int4", "int8"]);
+    fails(program.execute(&[&buffer(99, &mut x, &dims)], &[&to]), &["99"]);
+    let compile = |changed: &[(&str, Value)]| Program::new(api, changed).map(drop);
+    fails(compile(&[("op", String("allreduce")), ("comm", String("who?"))]), &["allreduce", "who?"]);
+    fails(compile(&[("op", String("sum"))]), &["op", "sum"]);
+    fails(
+        compile(&[("op", String("bcast")), ("comm", String("xla")), ("root", Integer(99))]),
+        &["bcast", "99"],
+    );
+    fails(
+        compile(&[("op", String("scan")), ("comm", String("xla")), ("reduction", String("user#9"))]),
+        &["scan", "user#9"],
+    );
+    fails(compile(&[("op", String("scan")), ("comm", String("xla"))]), &["scan", "reduction"]);
+
+    register_comm("gone", comm.handle, rank, size);
+    let gone = [("op", String("barrier")), ("comm", String("gone"))];
+    let mut program = Program::new(api, &gone).expect("compiles");
+    free_comm("gone");
+    fails(program.execute(&[], &[]), &["barrier", "gone", "freed"]);
+    fails(Program::new(api, &gone).and_then(|mut program| program.execute(&[], &[])), &["freed"]);
+}
+
+/// Nanoseconds that the handler adds to an MPI call.
+fn overhead(api: &'static Api, comm: &Comm) {
+    let count = 20_000;
+    let (mut x, mut y) = ([1f32], [0f32]);
+    let (from, to) = (buffer(F32, &mut x, &[1]), buffer(F32, &mut y, &[1]));
+    let changed = [("op", "allreduce"), ("comm", "xla"), ("reduction", "SUM")];
+    let mut program =
+        Program::new(api, &changed.map(|(name, text)| (name, Value::String(text)))).expect("compiles");
+    let (args, rets) = ([&raw const from], [&raw const to]);
+    let mut frame = program.frame(3, buffers(&args), buffers(&rets), no_attrs());
+    let mut best = [f64::INFINITY; 2];
+    for _ in 0..30 {
+        let start = Instant::now();
+        for _ in 0..count {
+            // SAFETY: two floats, and a frame as XLA makes them.
+            unsafe {
+                let (from, to) = (x.as_ptr().cast(), y.as_mut_ptr().cast());
+                ffi::MPI_Allreduce(from, to, 1, ffi::RSMPI_FLOAT, ffi::RSMPI_SUM, ffi::RSMPI_COMM_WORLD);
+            }
+        }
+        best[0] = best[0].min(start.elapsed().as_secs_f64());
+        let start = Instant::now();
+        for _ in 0..count {
+            // SAFETY: see above.
+            unsafe { execute::<CPU>(&mut frame) };
+        }
+        best[1] = best[1].min(start.elapsed().as_secs_f64());
+    }
+    let [raw, ours] = best.map(|seconds| seconds / f64::from(count) * 1e9);
+    if comm.rank == 0 {
+        println!("xla: MPI_Allreduce of 4 bytes {raw:.0} ns, through the handler {ours:.0} ns");
+    }
+}
+
+pub fn run(comm: &Comm) {
+    register_comm("xla", comm.handle, comm.rank, comm.size);
+    // The last one is newer than what we know.
+    let apis = [api::<1>(), api::<2>(), api::<3>(), api::<4>(), api::<5>()];
+    for api in apis {
+        metadata(api);
+        calls(api, comm);
+    }
+    overhead(apis[3], comm);
+}
