@@ -345,9 +345,10 @@ def benchmark(model: Model, steps: int):
 
 def report(model: Model, steps: int, wall: float):
     if model.comm.rank == 0:
-        p, (rows, columns), ranks = model.p, model.grid.blocks, model.comm.size
+        p, (rows, columns), size = model.p, model.grid.blocks, model.comm.size
+        ranks = "1 rank" if size == 1 else f"{size} ranks ({columns} x {rows})"
         print(
-            f"{p.nx} x {p.ny} cells on {ranks} rank{'s' * (ranks > 1)} ({columns} x {rows}), {steps} steps: "
+            f"{p.nx} x {p.ny} cells on {ranks}, {steps} steps: "
             f"wall time {wall:.2f} s, {steps / wall:.1f} steps per second",
             flush=True,
         )
