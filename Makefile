@@ -25,15 +25,13 @@ test: lint test-rust ## everything: 1 to 4 ranks, old and new JAX, Open MPI and 
 test-quick: .venv/tools ## the Python tests on 2 ranks in .venv
 	$(BIN)/python tools/run_tests.py -n 2
 
-# Slightly optimised: some tests go through every bit pattern.
+# Slightly optimised: some tests go through every bit pattern. Under mpiexec for its time limit.
 test-rust: export CARGO_PROFILE_DEV_OPT_LEVEL = 1
+test-rust: RUN = $(CARGO) test --no-default-features --config \
+	"target.'cfg(all())'.runner='$(BIN)/python tools/mpirun.py --time-limit 300 -n $$ranks'"
 test-rust: .venv/tools
-	$(CARGO) test --no-default-features
-	for ranks in 2 3 4; do \
-	    $(CARGO) test --quiet --no-default-features --test mpi --config \
-	    "target.'cfg(all())'.runner='$(BIN)/python tools/mpirun.py -n $$ranks --time-limit 300'" \
-	    || exit 1; \
-	done
+	ranks=1; $(RUN)
+	for ranks in 2 3 4; do $(RUN) --quiet --test mpi || exit 1; done
 
 lint: lint-rust lint-python ## formatting, clippy, ruff, mypy, stubtest
 
