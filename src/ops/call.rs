@@ -145,7 +145,7 @@ pub struct Call<'a> {
 
 impl<'a> Call<'a> {
     /// Checks the buffers against the operation, the role of this rank, and the communicator.
-    #[inline]
+    #[inline(always)]
     pub fn new(site: &'a Site, send: Option<Buffer>, recv: Option<Buffer>) -> Result<Self, Error> {
         let side = site.side();
         let call = Self { site, send, recv, envelope: site.envelope, received: None, stream: Stream::NONE };
@@ -167,7 +167,7 @@ impl<'a> Call<'a> {
     }
 
     /// One rank's share of a buffer.
-    #[inline]
+    #[inline(always)]
     fn block(
         &self,
         what: &'static str,

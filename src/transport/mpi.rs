@@ -166,7 +166,7 @@ struct Reducer {
 }
 
 impl Reducer {
-    #[inline]
+    #[inline(always)]
     fn new(reduction: Option<Reduction>, dtype: Dtype) -> Result<Self, Cause> {
         let builtin = match reduction.ok_or(Cause::Reduction { expected: true })? {
             // SAFETY: registered as the handle of an MPI_Op.
@@ -191,7 +191,7 @@ impl Reducer {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn native(builtin: Builtin, dtype: Dtype) -> Result<Self, Cause> {
         // MPI's logical type has the logical operations only; on values 0 and 1 the integer ones do the rest.
         let logical = matches!(builtin, Builtin::Land | Builtin::Lor | Builtin::Lxor);
