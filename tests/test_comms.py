@@ -64,8 +64,9 @@ def check_all(comm, world_ranks, jit):
     xs = [np.full(3, r, np.float32) for r in world_ranks]
     ops = calls(comm, x)
     assert set(ops) == set(SPECS)
+    results = jit(lambda: {name: op() for name, op in ops.items()})()
     for name, y in expected(comm, xs).items():
-        assert_equal(jit(ops[name])(), y)
+        assert_equal(results[name], y)
 
 
 @jits
@@ -249,7 +250,7 @@ def test_freed_communicator_in_an_eager_function_that_was_compiled():
 
 
 def test_many_communicators():
-    for i in range(20):
+    for i in range(9):
         comm = WORLD.Split(RANK % (i % 3 + 1), RANK)
         assert float(notoken.allreduce(1.0, MPI.SUM, comm=comm)) == comm.size
         comm.Free()

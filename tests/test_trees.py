@@ -169,19 +169,22 @@ KEY_CASES = [case for case in WITH_DATA if case.op is None]
 @pytest.mark.parametrize("impl", ["threefry2x32", "rbg"])
 @jits
 def test_keys_of_random_numbers(jit, impl, shape):
-    count = SIZE * int(np.prod(shape))
+    # All ranks' keys, made on each.
+    keys = jax.random.split(jax.random.key(3, impl=impl), SIZE * int(np.prod(shape)))
+    keys = keys.reshape(SIZE, *shape)
+    operands = {
+        str(case): [keys if case.shape(shape, r) != shape else keys[r] for r in range(SIZE)]
+        for case in KEY_CASES
+    }
+
+    def f(mine):
+        return {str(case): case.run(notoken, mine[str(case)]) for case in KEY_CASES}
+
+    results = jit(f)({name: xs[RANK] for name, xs in operands.items()})
     for case in KEY_CASES:
-        # All ranks' operands, made on each.
-        keys = jax.random.split(jax.random.key(3, impl=impl), count)
-        operands = [
-            keys.reshape((SIZE, *shape))
-            if case.shape(shape, r) != shape
-            else keys.reshape((SIZE, *shape))[r]
-            for r in range(SIZE)
-        ]
-        y = jit(lambda key, case=case: case.run(notoken, key))(operands[RANK])
+        y, xs = results[str(case)], operands[str(case)]
         assert jax.random.key_impl(y) == jax.random.key_impl(keys)
-        data = [np.asarray(jax.random.key_data(k)) for k in operands]
+        data = [np.asarray(jax.random.key_data(x)) for x in xs]
         assert_equal(jax.random.key_data(y), case.expected(data))
 
 
