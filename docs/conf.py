@@ -1,0 +1,32 @@
+"""Sphinx configuration: `make docs`, or `python -m sphinx -W docs docs/_build/html`.
+
+The API reference is made from the docstrings, so mpi4jax must be importable.
+"""
+
+import importlib.util
+from pathlib import Path
+
+import mpi4jax
+
+ROOT = Path(__file__).resolve().parent
+
+project = "mpi4jax"
+author = "The mpi4jax authors"
+copyright = author  # noqa: A001
+release = version = mpi4jax.__version__
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+exclude_patterns = ["_build"]
+# Pages that other tools write may not be there yet.
+suppress_warnings = ["toc.empty_glob"]
+
+myst_enable_extensions = ["colon_fence", "deflist"]
+myst_heading_anchors = 3
+
+autodoc_member_order = "bysource"
+autodoc_typehints = "none"  # the docstrings say more
+napoleon_numpy_docstring = False
+napoleon_custom_sections = ["Derivative"]
+
+html_theme = "furo" if importlib.util.find_spec("furo") else "alabaster"
+html_title = f"mpi4jax {release}"
