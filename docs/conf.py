@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parent
 
 project = "mpi4jax"
 author = "The mpi4jax authors"
-copyright = author  # noqa: A001
+copyright = author
 release = version = mpi4jax.__version__
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]

@@ -247,7 +247,9 @@ _OPS = {primitive: SPECS[name] for name, primitive in PRIMITIVES.items()}
 
 def _jaxprs(params: dict[str, Any]) -> list[Any]:
     """The jaxprs among the parameters of an equation."""
-    values = [v for value in params.values() for v in (value if isinstance(value, tuple) else [value])]
+    values = [
+        v for value in params.values() for v in (value if isinstance(value, tuple) else [value])
+    ]
     return [value for value in values if hasattr(value, "effects")]
 
 
