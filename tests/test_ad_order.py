@@ -6,8 +6,6 @@ program order, backward in the reverse order, once, on both ranks. If it does no
 ever: conftest.py ends it.
 """
 
-import functools
-import random
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +15,7 @@ from jax import lax
 from mpi4py import MPI
 
 import mpi4jax
-from mpi4jax import _native, notoken
+from mpi4jax import notoken
 
 COMM = MPI.COMM_WORLD
 RANK, SIZE = COMM.rank, COMM.size
@@ -140,9 +138,7 @@ def no_arguments(x):
 
 def cond_send(x):
     if RANK == 0:
-        lax.cond(
-            x[0] > -9, lambda x: notoken.send(stage(x, 1.0), 1, tag=1), lambda x: None, x
-        )
+        lax.cond(x[0] > -9, lambda x: notoken.send(stage(x, 1.0), 1, tag=1), lambda x: None, x)
         return jnp.sum(stage(notoken.recv(CONSTANT, 1, tag=2), 3.0))
     notoken.send(stage(notoken.recv(CONSTANT, 0, tag=1), 2.0), 0, tag=2)
     return jnp.float32(0)
@@ -234,7 +230,7 @@ def scan_without_carry(x):
             return stage(notoken.recv(CONSTANT, 1, tag=2), 3.0), None
 
         return jnp.sum(lax.scan(body, x, None, length=3)[0])
-    one = lambda: notoken.send(stage(notoken.recv(CONSTANT, 0, tag=1), 2.0), 0, tag=2)  # noqa: E731
+    one = lambda: notoken.send(stage(notoken.recv(CONSTANT, 0, tag=1), 2.0), 0, tag=2)
     lax.scan(lambda c, _: (c, one()), None, None, length=3)
     return jnp.float32(0)
 
@@ -281,7 +277,7 @@ def jvp(f):
 
 def linearized(f):
     def run(x):
-        y, linear = jax.linearize(f, x)
+        _, linear = jax.linearize(f, x)
         return linear(ONES)
 
     return run
