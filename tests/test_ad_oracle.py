@@ -1,6 +1,5 @@
 """The derivatives of every op against a NumPy model of the whole job."""
 
-
 import jax
 import jax.numpy as jnp
 import numpy as np

@@ -6,7 +6,6 @@ program order, backward in the reverse order, once, on both ranks. If it does no
 ever: conftest.py ends it.
 """
 
-
 import jax
 import jax.numpy as jnp
 import numpy as np
