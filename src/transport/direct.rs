@@ -3,10 +3,11 @@
 //! A call waits for the stream first, because such a library knows nothing of it. What the library, or what
 //! we do around it, would touch with the processor goes through staging.
 
+use super::mpi::is_ours;
 use super::{Device, Mpi, Staged, Transport, Ucx, wildcards};
 use crate::error::{Cause, Error};
 use crate::gpu::cuda::{CudaDevice, driver};
-use crate::ops::{Buffer, Builtin, Call, Comm, Op, Reduced, Reduction, Stream};
+use crate::ops::{Buffer, Call, Comm, Op, Reduction, Stream};
 
 /// A transport for host memory whose library reaches that of the GPU too.
 pub trait Reaches: Transport + Copy {
@@ -50,9 +51,8 @@ impl<T: Reaches> Direct<T> {
 /// Whether somebody reads or writes these buffers other than MPI's own device code.
 fn needs_host(call: &Call) -> bool {
     let by_processor = |reduction, buffer: &Buffer| match reduction {
-        // These are functions that MPI calls back.
-        Reduction::User(_) | Reduction::Builtin(Builtin::Minloc | Builtin::Maxloc) => true,
-        Reduction::Builtin(_) => buffer.dtype.reduced() == Reduced::ByUs,
+        Reduction::User(_) => true,
+        Reduction::Builtin(builtin) => is_ours(builtin, buffer.dtype),
     };
     match call.site.op {
         Op::Allreduce | Op::Reduce | Op::Scan => {

@@ -157,6 +157,19 @@ impl Drop for Span {
     }
 }
 
+/// Whether MPI calls us back to reduce, with pointers that the processor has to reach.
+#[inline(always)]
+pub(super) fn is_ours(builtin: Builtin, dtype: Dtype) -> bool {
+    let floats = dtype.class() == Class::Float;
+    match builtin {
+        Builtin::Minloc | Builtin::Maxloc => true,
+        // MPI leaves open what becomes of NaN. Where that depends on the order, as it does in practice,
+        // ranks end with different results.
+        Builtin::Max | Builtin::Min if floats => true,
+        _ => dtype.reduced() == Reduced::ByUs,
+    }
+}
+
 /// How MPI is to reduce.
 struct Reducer {
     datatype: MPI_Datatype,
@@ -178,17 +191,7 @@ impl Reducer {
         if !builtin.allows(dtype) {
             return Err(Cause::UndefinedReduction { reduction: builtin.name(), dtype });
         }
-        match dtype.reduced() {
-            // MPI leaves open what becomes of NaN. Where that depends on the order, as it does in practice,
-            // ranks end with different results.
-            Reduced::Natively
-                if dtype.class() == Class::Float && matches!(builtin, Builtin::Max | Builtin::Min) =>
-            {
-                Self::ours(builtin, dtype)
-            }
-            Reduced::Natively => Self::native(builtin, dtype),
-            Reduced::ByUs => Self::ours(builtin, dtype),
-        }
+        if is_ours(builtin, dtype) { Self::ours(builtin, dtype) } else { Self::native(builtin, dtype) }
     }
 
     #[inline(always)]

@@ -15,7 +15,7 @@ use crate::error::{Cause, Error};
 use crate::gpu::cuda::{self, Driver, Pointer};
 use crate::gpu::nccl::{self, DataType, Library, RedOp, UniqueId};
 use crate::gpu::{self};
-use crate::ops::{Buffer, Builtin, Call, Comm, Dtype, Envelope, Op, Reduction, Site, Stream};
+use crate::ops::{Buffer, Builtin, Call, Class, Comm, Dtype, Envelope, Op, Reduction, Site, Stream};
 
 /// The tag of messages that go through NCCL, which has none.
 const TAG: i32 = 0;
@@ -92,6 +92,10 @@ fn reduced(reduction: Reduction, dtype: Dtype) -> Option<(DataType, RedOp, usize
         Builtin::Land | Builtin::Band if dtype == Dtype::Bool => RedOp::Min,
         _ => return None,
     };
+    // NCCL's MAX and MIN of floats pass over NaN, which those of the other transports do not.
+    if dtype.class() == Class::Float && matches!(op, RedOp::Max | RedOp::Min) {
+        return None;
+    }
     let data = match dtype {
         Dtype::Bool if matches!(op, RedOp::Max | RedOp::Min) => DataType::Uint8,
         Dtype::Int8 => DataType::Int8,
@@ -502,10 +506,10 @@ mod tests {
             let envelope = Envelope { source: -1, recvtag: -1, dest: -1, sendtag: -1 };
             Features { op: Op::Allreduce, dtype: Some(dtype), reduction, envelope }.carried().unwrap()
         };
-        assert!(carried("SUM", Dtype::Bfloat16) && carried("MAX", Dtype::Float64));
+        assert!(carried("SUM", Dtype::Bfloat16) && carried("MAX", Dtype::Int64));
         assert!(carried("LOR", Dtype::Bool) && carried("SUM", Dtype::Complex128));
         assert!(!carried("PROD", Dtype::Complex64) && !carried("LXOR", Dtype::Bool));
         assert!(!carried("SUM", Dtype::Int16) && !carried("BAND", Dtype::Int32));
-        assert!(!carried("MAXLOC", Dtype::Float32));
+        assert!(!carried("MAXLOC", Dtype::Float32) && !carried("MAX", Dtype::Float32));
     }
 }

@@ -1,0 +1,68 @@
+"""Every op on arrays on a GPU, under jit, grad and vmap.
+
+It ends with 77 where the transport cannot be used.
+"""
+
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from mpi4py import MPI
+
+import mpi4jax
+from mpi4jax import notoken as nt
+
+comm = MPI.COMM_WORLD
+rank, size = comm.rank, comm.size
+right, left = (rank + 1) % size, (rank - 1) % size
+root = size - 1
+equal = np.testing.assert_array_equal
+
+info = mpi4jax.transport_info()
+if comm.allreduce(info.gpu_error is not None, MPI.LOR):
+    print(info)
+    sys.exit(77)
+
+
+def check(n: int) -> None:
+    one = np.arange(n, dtype=np.float32)
+    every = np.stack([one + r for r in range(size)])
+    x = jnp.asarray(every[rank])
+    equal(nt.allreduce(x, MPI.SUM), every.sum(0))
+    equal(nt.allreduce(x, MPI.MAX), every.max(0))
+    small = (every % 100).astype(np.int16)
+    equal(nt.allreduce(jnp.asarray(small[rank]), MPI.SUM), small.sum(0, dtype=np.int16))
+    equal(nt.scan(x, MPI.SUM), every[: rank + 1].sum(0))
+    equal(nt.allgather(x), every)
+    equal(nt.bcast(x, root), every[root])
+    equal(nt.gather(x, root), every if rank == root else every[rank])
+    equal(nt.reduce(x, MPI.SUM, root), every.sum(0) if rank == root else every[rank])
+    equal(nt.scatter(jnp.asarray(every) if rank == root else x, root), every[rank])
+    equal(nt.alltoall(jnp.stack([x * r for r in range(size)])), every * rank)
+    nt.barrier()
+    equal(nt.sendrecv(x, x, left, right), every[left])
+    equal(nt.sendrecv(x, x, left, right, sendtag=3, recvtag=3), every[left])
+    if size > 1 and rank == 0:
+        nt.send(x, 1)
+        nt.send(x + 1, 1, tag=5)
+    if size > 1 and rank == 1:
+        equal(nt.recv(x, 0), every[0])
+        equal(nt.recv(x, MPI.ANY_SOURCE, tag=5), every[0] + 1)
+
+
+for n in (0, 1, 1000, 3_000_001):
+    check(n)
+
+loop = mpi4jax.jit(
+    lambda x: jax.lax.fori_loop(0, 100, lambda i, a: nt.allreduce(a, MPI.SUM) / size, x)
+)
+for _ in range(3):
+    equal(loop(jnp.ones(3)), np.ones(3))
+grad = mpi4jax.jit(jax.grad(lambda x: (nt.allreduce(x, MPI.SUM) ** 2).sum()))
+equal(grad(jnp.ones(3)), 2 * size * np.ones(3))
+shift = mpi4jax.jit(jax.grad(lambda x: (nt.sendrecv(x, x, left, right) * (rank + 1)).sum()))
+equal(shift(jnp.ones(2)), np.full(2, right + 1.0))
+equal(jax.vmap(lambda x: nt.allreduce(x, MPI.SUM))(jnp.ones((4, 2))), np.full((4, 2), size))
+if rank == 0:
+    print("|", str(info).splitlines()[1])
