@@ -24,7 +24,6 @@ from . import (  # noqa: E402, F401
     notoken,
 )
 from ._comm import default_comm  # noqa: E402
-from ._native import has_cuda_support  # noqa: E402
 from ._ops import (  # noqa: E402
     OPS,
     allgather,
@@ -44,7 +43,11 @@ from ._ops import (  # noqa: E402
     sendrecv,
 )
 from ._scope import flush, jit  # noqa: E402
-from ._transport import TransportInfo, transport_info  # noqa: E402
+from ._transport import (  # noqa: E402
+    TransportInfo,
+    has_cuda_support,
+    transport_info,
+)
 
 gen_token = create_token
 

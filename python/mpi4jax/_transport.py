@@ -44,6 +44,14 @@ def select() -> None:
     choose_device()
 
 
+def has_cuda_support() -> bool:
+    """Whether arrays on a GPU can be communicated: there is a CUDA driver with a device.
+
+    :func:`transport_info` says why not.
+    """
+    return _native.has_cuda_support()
+
+
 # What launchers call the number of a process among those of its node.
 _LOCAL_RANKS = (
     "OMPI_COMM_WORLD_LOCAL_RANK",
