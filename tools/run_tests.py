@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent
 LOGS = ROOT / ".cache" / "logs"
 
 # Of a whole run, in seconds; each test has its own limit.
-TIME_LIMIT = 900
+TIME_LIMIT = 1500
 
 # Each rank into its own files, for every MPI in the same way: the launcher says who it is.
 RANK_COMMAND = (
