@@ -57,16 +57,23 @@ def environment_outside_mpi() -> dict[str, str]:
 def _job(mpiexec: int) -> list[int]:
     """The live processes that mpiexec has started.
 
-    Open MPI gives each rank a process group of its own, but all stay in the session.
+    Those of its session (Open MPI gives each rank a process group of its own, and its session), and
+    its descendants (MPICH's proxy has a session of its own).
     """
+    parents: dict[int, int] = {}
     found = []
     for file in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
-            state, _parent, _group, session = file.read_text().rpartition(")")[2].split()[:4]
-            pid = int(file.parent.name)
-            if int(session) == mpiexec and pid != mpiexec and state != "Z":
-                found.append(pid)
-    return found
+            state, parent, _group, session = file.read_text().rpartition(")")[2].split()[:4]
+            if state != "Z":
+                pid = int(file.parent.name)
+                parents[pid] = int(parent)
+                if int(session) == mpiexec and pid != mpiexec:
+                    found.append(pid)
+    family = {mpiexec}
+    while new := {pid for pid, parent in parents.items() if parent in family} - family:
+        family |= new
+    return sorted({*found, *family} - {mpiexec})
 
 
 def _wait(process: subprocess.Popen[bytes], time_limit: float | None) -> int | None:
