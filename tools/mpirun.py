@@ -54,26 +54,22 @@ def environment_outside_mpi() -> dict[str, str]:
     return {**outside, **ENVIRONMENT}
 
 
-def _job(mpiexec: int) -> list[int]:
+def _job(mpiexec: int) -> set[int]:
     """The live processes that mpiexec has started.
 
-    Those of its session (Open MPI gives each rank a process group of its own, and its session), and
-    its descendants (MPICH's proxy has a session of its own).
+    Neither the process group nor the session says so: Open MPI gives each rank a group of its own,
+    MPICH has them in another session. So: whose parent, or whose session's leader, is of the job.
     """
-    parents: dict[int, int] = {}
-    found = []
+    parents = {}
     for file in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
             state, parent, _group, session = file.read_text().rpartition(")")[2].split()[:4]
             if state != "Z":
-                pid = int(file.parent.name)
-                parents[pid] = int(parent)
-                if int(session) == mpiexec and pid != mpiexec:
-                    found.append(pid)
-    family = {mpiexec}
-    while new := {pid for pid, parent in parents.items() if parent in family} - family:
-        family |= new
-    return sorted({*found, *family} - {mpiexec})
+                parents[int(file.parent.name)] = {int(parent), int(session)}
+    job = {mpiexec}
+    while more := {pid for pid, of in parents.items() if pid not in job and of & job}:
+        job |= more
+    return job - {mpiexec}
 
 
 def _wait(process: subprocess.Popen[bytes], time_limit: float | None) -> int | None:
@@ -97,10 +93,11 @@ def _wait(process: subprocess.Popen[bytes], time_limit: float | None) -> int | N
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
     """End mpiexec and everything that it has started."""
+    job = _job(process.pid)  # while mpiexec is there to tell whose they are
     process.terminate()
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(10)
-    for pid in [*_job(process.pid), process.pid]:
+    for pid in [*job, process.pid]:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     process.wait()
