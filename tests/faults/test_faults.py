@@ -38,7 +38,11 @@ def test_fault(name, mpirun, tmp_path):
         MARK: mark,
         **fault.env,
     }
-    result = mpirun(fault.ranks, program, time_limit=fault.time_limit, env=env)
+    # Open MPI 5's mpiexec now and then blocks itself after an abort: once is not a failure of ours.
+    for _ in range(2):
+        result = mpirun(fault.ranks, program, time_limit=fault.time_limit, env=env)
+        if result.returncode is not None:
+            break
     output = result.stdout + result.stderr
     assert result.returncode is not None, f"not ended after {fault.time_limit} s:\n{output}"
     if fault.status is None:
