@@ -2,6 +2,39 @@ from pathlib import Path
 
 from typing_extensions import CapsuleType
 
+__all__ = [
+    "abort_after",
+    "carriers",
+    "chosen_transports",
+    "cuda_devices",
+    "cuda_error",
+    "dtypes_table",
+    "free_comm",
+    "get_debug",
+    "gpu_target",
+    "has_cuda_support",
+    "is_gpu_on_cpu",
+    "mpi_info",
+    "ops_table",
+    "register_comm",
+    "register_reduction",
+    "select_transports",
+    "set_check",
+    "set_count_limit",
+    "set_debug",
+    "set_device",
+    "stop_transports",
+    "targets",
+    "trace_to",
+    "transport_report",
+    "types",
+    "watch_enter",
+    "watch_finish",
+    "watch_leave",
+    "watch_report",
+    "watch_start",
+]
+
 def targets() -> list[tuple[str, dict[str, CapsuleType], str]]: ...
 def types() -> list[tuple[str, dict[str, CapsuleType], str]]: ...
 def ops_table() -> list[tuple[str, str, bool, bool, bool]]: ...
