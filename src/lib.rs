@@ -1,5 +1,7 @@
 //! The core of mpi4jax; `python/mpi4jax` is its user.
 
+#[cfg(feature = "python")]
+pub mod dispatch;
 pub mod dynlib;
 pub mod error;
 pub mod gpu;
@@ -18,6 +20,8 @@ mod _native {
     use pyo3::prelude::*;
     use pyo3::types::{PyCapsule, PyDict};
 
+    #[pymodule_export]
+    use crate::dispatch::Dispatch;
     use crate::error::{Cause, Error};
     use crate::ops::{self, Dtype, Op, PACKED};
     use crate::xla::kind;

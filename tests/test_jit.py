@@ -1,7 +1,9 @@
 """`mpi4jax.jit` is a drop-in for `jax.jit`."""
 
 import functools
+import gc
 import threading
+import weakref
 
 import jax
 import jax.numpy as jnp
@@ -361,3 +363,17 @@ def test_work_in_another_thread_than_main():
         assert float(jax.jit(total)(jnp.float32(2))) == 2 * SIZE
 
     in_threads(work, 1)
+
+
+def test_a_compiled_function_is_freed():
+    class Owner:
+        def __init__(self):
+            self.call = mpi4jax.jit(lambda x: x + self.shift)  # a cycle, as in a method
+            self.shift = 1
+
+    owner = Owner()
+    assert owner.call(1) == 2
+    gone = weakref.ref(owner)
+    del owner
+    gc.collect()
+    assert gone() is None

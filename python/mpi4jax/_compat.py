@@ -60,6 +60,7 @@ __all__ = [
     "scan_counts",
     "scan_p",
     "trace_state_clean",
+    "trace_state_probes",
     "track",
     "tracked",
     "user_line",
@@ -211,6 +212,19 @@ def user_line(ctx: mlir.LoweringRuleContext) -> str:
 def eqn_line(eqn: core.JaxprEqn) -> str:
     """``file.py:81`` of the user's call that an equation stands for, or ``""``."""
     return _line(eqn.source_info.traceback)
+
+
+def trace_state_probes() -> list[tuple[object, str, object]]:
+    """What :func:`trace_state_clean` looks at, as (object, attribute, its value if clean)."""
+    if hasattr(core, "trace_state_strong_ref"):  # of newer versions; read past two properties
+        return [
+            (core.trace_state_strong_ref, "value", core.eval_trace),
+            (core.axis_env_state, "value", core.top_axis_env),
+        ]
+    return [
+        (core.trace_ctx, "trace", core.eval_trace),
+        (core.trace_ctx, "axis_env", core.top_axis_env),
+    ]
 
 
 def _line(traceback: Any) -> str:

@@ -1,8 +1,11 @@
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, Self
 
-from typing_extensions import CapsuleType
+from typing_extensions import CapsuleType, disjoint_base
 
 __all__ = [
+    "Dispatch",
     "abort_after",
     "carriers",
     "chosen_transports",
@@ -34,6 +37,19 @@ __all__ = [
     "watch_report",
     "watch_start",
 ]
+
+@disjoint_base
+class Dispatch:
+    def __new__(
+        cls,
+        top: Callable[..., Any],
+        below: Callable[..., Any],
+        probes: list[tuple[object, str, object]],
+        /,
+    ) -> Self: ...
+    @property
+    def chosen(self) -> Any: ...
+    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
 
 def targets() -> list[tuple[str, dict[str, CapsuleType], str]]: ...
 def types() -> list[tuple[str, dict[str, CapsuleType], str]]: ...

@@ -18,11 +18,9 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun
 from jax.interpreters import ad, batching, mlir
 
-from . import _compat, _schedule
+from . import _compat, _native, _schedule
 from ._misuse import warn_of_discarded
 from ._primitive import PRIMITIVES, effect
-
-_clean = _compat.trace_state_clean
 
 scope_p = Primitive("mpi4jax_scope")
 scope_p.multiple_results = True
@@ -127,28 +125,25 @@ def jit(fun: Callable[..., Any] | None = None, /, *, check: bool = False, **kwar
     """
     if fun is None:
         return functools.partial(jit, check=check, **kwargs)
-    return _Jitted(fun, kwargs, check)
+    inside = scoped(fun, check)
+
+    @functools.wraps(fun)
+    def top(*args: Any, **kw: Any) -> Any:
+        return (fun if jax.config.jax_disable_jit else inside)(*args, **kw)
+
+    return _Jitted(jax.jit(top, **kwargs), jax.jit(fun, **kwargs), _compat.trace_state_probes())
 
 
-class _Jitted:
-    """A function compiled by :func:`jit`.
+class _Jitted(_native.Dispatch):
+    """A function compiled by :func:`jit`: in a scope at the top, as it is below.
 
     An object, not a function with attributes: `jax.jit` copies the attributes of the function that
     it is given, and `jax.jit(f).lower` must not be `f.lower`.
     """
 
-    def __init__(self, fun: Callable[..., Any], kwargs: dict[str, Any], check: bool):
-        functools.update_wrapper(self, fun)
-        inside = scoped(fun, check)
-
-        @functools.wraps(fun)
-        def top(*args: Any, **kw: Any) -> Any:
-            return (fun if jax.config.jax_disable_jit else inside)(*args, **kw)
-
-        self._hidden, self._plain = jax.jit(top, **kwargs), jax.jit(fun, **kwargs)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._hidden(*args, **kwargs) if _clean() else self._plain(*args, **kwargs)
+    def __init__(self, top: Any, below: Any, probes: Any):
+        functools.update_wrapper(self, below.__wrapped__)
+        self._functions = top, below
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else types.MethodType(self, instance)
@@ -156,21 +151,18 @@ class _Jitted:
     def __repr__(self) -> str:
         return f"<mpi4jax.jit of {self.__wrapped__!r}>"  # type: ignore[attr-defined]
 
-    def _jitted(self) -> Any:
-        return self._hidden if _clean() else self._plain
-
     def lower(self, *args: Any, **kwargs: Any) -> Any:
-        return self._jitted().lower(*args, **kwargs)
+        return self.chosen.lower(*args, **kwargs)
 
     def trace(self, *args: Any, **kwargs: Any) -> Any:
-        return self._jitted().trace(*args, **kwargs)
+        return self.chosen.trace(*args, **kwargs)
 
     def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
-        return self._jitted().eval_shape(*args, **kwargs)
+        return self.chosen.eval_shape(*args, **kwargs)
 
     def clear_cache(self) -> None:
-        self._hidden.clear_cache()
-        self._plain.clear_cache()
+        for function in self._functions:
+            function.clear_cache()
 
 
 # ---- Eager ops: one compiled function per primitive and parameters
