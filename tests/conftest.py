@@ -4,10 +4,11 @@ Plain `pytest` is a job of one rank. Markers:
   ranks(1, 2)       the numbers of ranks that the test is for; elsewhere it is skipped, by name
   min_ranks(2)      the least number of ranks that it needs
   time_limit(300)   seconds, where TIME_LIMIT is too short
-Fixture: mpirun, for tests that start a job of their own.
+Fixtures: mpirun and run_job, for tests that start a job of their own.
 """
 
 import faulthandler
+import functools
 import os
 import signal
 import subprocess
@@ -100,14 +101,15 @@ def record(outcome, test, reason=""):
             file.write(f"{outcome}\t{test}\t{' '.join(reason.split())}\n")
 
 
-@pytest.fixture
-def mpirun(tmp_path):
-    """mpirun(ranks, *arguments, time_limit=60, env={}): `python arguments...` as a job of its own.
+@pytest.fixture(scope="session")
+def run_job():
+    """run_job(ranks, *arguments, cwd, time_limit=60, env={}): `python arguments...` as a job.
 
     Returns a CompletedProcess with the output as text; the return code is None after a time-out.
+    May be called from several threads.
     """
 
-    def run(ranks, *arguments, time_limit=60, env=None, cwd=tmp_path):
+    def run(ranks, *arguments, cwd, time_limit=60, env=None):
         command = [sys.executable, *map(str, arguments)]
         environment = {**launcher.environment_outside_mpi(), **(env or {})}
         with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
@@ -125,3 +127,9 @@ def mpirun(tmp_path):
             return subprocess.CompletedProcess(command, status, out.read(), err.read())
 
     return run
+
+
+@pytest.fixture
+def mpirun(run_job, tmp_path):
+    """run_job in tmp_path."""
+    return functools.partial(run_job, cwd=tmp_path)

@@ -4,6 +4,7 @@ import contextlib
 import re
 import time
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,8 @@ import pytest
 from .table import FAULTS, PRELUDE, TIMEOUT
 
 MARK = "MPI4JAX_FAULT"
+# Jobs spend most of their time in waiting: for a time-out, for a grace period.
+AT_A_TIME = 3
 
 
 def left_over(mark):
@@ -24,25 +27,45 @@ def left_over(mark):
     return found
 
 
+@pytest.fixture(scope="module")
+def jobs(request, run_job, tmp_path_factory):
+    """jobs(name): mark and result of the job of a row. The jobs of all rows run meanwhile."""
+
+    def run(name):
+        fault, folder, mark = FAULTS[name], folders[name], uuid.uuid4().hex
+        program = folder / "fault.py"
+        program.write_text(PRELUDE + fault.program + "\n")
+        env = {
+            "JAX_PLATFORMS": "cpu",
+            "MPI4JAX_TIMEOUT": str(TIMEOUT),
+            "MPI4JAX_DUMP_DIR": str(folder),
+            MARK: mark,
+            **fault.env,
+        }
+        # Open MPI 5's mpiexec now and then blocks itself after an abort: once is no fault of ours.
+        for _ in range(2):
+            result = run_job(fault.ranks, program, cwd=folder, time_limit=fault.time_limit, env=env)
+            if result.returncode is not None:
+                break
+        return mark, result
+
+    rows = [
+        item.callspec.params["name"]
+        for item in request.session.items
+        if "jobs" in item.fixturenames
+    ]
+    folders = {name: tmp_path_factory.mktemp("fault") for name in rows}
+    with ThreadPoolExecutor(AT_A_TIME) as pool:
+        futures = {name: pool.submit(run, name) for name in rows}
+        yield lambda name: futures[name].result()
+        pool.shutdown(cancel_futures=True)
+
+
 @pytest.mark.ranks(1)
 @pytest.mark.parametrize("name", FAULTS)
-def test_fault(name, mpirun, tmp_path):
+def test_fault(name, jobs):
     fault = FAULTS[name]
-    program = tmp_path / "fault.py"
-    program.write_text(PRELUDE + fault.program + "\n")
-    mark = uuid.uuid4().hex
-    env = {
-        "JAX_PLATFORMS": "cpu",
-        "MPI4JAX_TIMEOUT": str(TIMEOUT),
-        "MPI4JAX_DUMP_DIR": str(tmp_path),
-        MARK: mark,
-        **fault.env,
-    }
-    # Open MPI 5's mpiexec now and then blocks itself after an abort: once is not a failure of ours.
-    for _ in range(2):
-        result = mpirun(fault.ranks, program, time_limit=fault.time_limit, env=env)
-        if result.returncode is not None:
-            break
+    mark, result = jobs(name)
     output = result.stdout + result.stderr
     assert result.returncode is not None, f"not ended after {fault.time_limit} s:\n{output}"
     if fault.status is None:
