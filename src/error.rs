@@ -27,7 +27,10 @@ pub enum Cause {
     ShortMessage { function: &'static str, received: usize, source_rank: i32, expected: usize },
     #[error("communicator {key} has been freed")]
     FreedCommunicator { key: Box<str> },
-    #[error("no communicator {key} is registered")]
+    #[error(
+        "no communicator {key} is registered in this process; before an exported program is \
+         called, give one this name with Set_name and use it in an op"
+    )]
     UnknownCommunicator { key: Box<str> },
     #[error("no reduction {key} is registered")]
     UnknownReduction { key: Box<str> },

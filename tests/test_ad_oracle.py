@@ -1,13 +1,19 @@
 """The derivatives of every op against a NumPy model of the whole job."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import oracle
 import pytest
+from mpi4py import MPI
 from oracle import APIS, CASES, LINEAR, RANK, SIZE
 
 import mpi4jax
+from mpi4jax import _primitive
+from mpi4jax._comm import as_comm, as_reduction
+from mpi4jax._spec import SPECS
 
 by_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
 by_linear_case = pytest.mark.parametrize("case", LINEAR, ids=lambda case: case.id)
@@ -59,3 +65,11 @@ def test_finite_differences(case):
     copies = np.split(differences, SIZE) if case.replicated else [differences]
     for copy in copies:
         close(copy, oracle.model_jacobian(case, xs), tolerance=1e-7)
+
+
+def test_new_reducing_op_has_no_derivative_by_accident():
+    """The formulas for PROD, MAX and MIN are those of the ops that there are."""
+    spec = dataclasses.replace(SPECS["allreduce"], name="exscan")
+    p = {"comm": as_comm("", None), "reduction": as_reduction("", MPI.PROD), "adjoint": False}
+    with pytest.raises(NotImplementedError, match=r"exscan: .* PROD"):
+        _primitive._jvp(spec, [jnp.ones(2)], [jnp.ones(2)], **p)

@@ -2,6 +2,7 @@
 
 import functools
 import gc
+import textwrap
 import threading
 import weakref
 
@@ -171,14 +172,45 @@ def test_eval_shape_and_trace(jit):
     assert_equal(f(np.ones(1, np.float32))["y"], np.ones((SIZE, 1), np.float32))
 
 
-def test_ahead_of_time():
-    f = mpi4jax.jit(lambda x, n: total(x) * n, static_argnums=1)
+@jits
+def test_ahead_of_time(jit):
+    f = jit(lambda x, n: total(x) * n, static_argnums=1)
     compiled = f.lower(jnp.ones(3), 2).compile()
     for i in range(4):
         assert_equal(compiled(np.full(3, i, np.float32)), np.full(3, 2 * i * SIZE, np.float32))
     shape = jax.ShapeDtypeStruct((2,), jnp.float32)
     assert_equal(f.lower(shape, 3).compile()(jnp.ones(2)), np.full(2, 3 * SIZE, np.float32))
     assert "mpi4jax_allreduce" in f.lower(shape, 3).as_text()
+
+
+SEVERAL_DEVICES = """
+    import jax, jax.numpy as jnp, mpi4jax
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec
+    from mpi4jax import notoken
+    from mpi4py import MPI
+
+    mesh = Mesh(jax.devices(), "i")
+    x = jax.device_put(jnp.ones(4), NamedSharding(mesh, PartitionSpec("i")))
+    f = lambda x: notoken.allreduce(x, MPI.SUM)
+    mapped = jax.shard_map(f, mesh=mesh, in_specs=PartitionSpec("i"), out_specs=PartitionSpec("i"))
+    for g in (f, jax.jit(f), mpi4jax.jit(f), jax.jit(mapped), mpi4jax.jit(mapped)):
+        try:
+            g(x)
+        except ValueError as error:
+            assert "device" in str(error), error
+        else:
+            raise AssertionError("not refused")
+    assert mpi4jax.jit(f)(jnp.ones(4)).tolist() == [1] * 4
+"""
+
+
+@pytest.mark.ranks(1)
+def test_arrays_on_several_devices_are_refused(mpirun, tmp_path):
+    """Order is kept on one device only."""
+    file = tmp_path / "program.py"
+    file.write_text(textwrap.dedent(SEVERAL_DEVICES))
+    job = mpirun(1, file, env={"XLA_FLAGS": "--xla_force_host_platform_device_count=2"})
+    assert job.returncode == 0, job.stderr
 
 
 def test_ahead_of_time_twice_from_one_trace():

@@ -221,6 +221,21 @@ def test_tokens_under_vmap():
     assert_equal(y, expected)
 
 
+@pytest.mark.parametrize("jit", [jax.jit, mpi4jax.jit], ids=["jax.jit", "mpi4jax.jit"])
+def test_token_stays_unbatched_under_vmap(jit):
+    """It does not depend on what the batch holds."""
+
+    def f(x, token):
+        y, token = mpi4jax.allreduce(x, MPI.SUM, token=token)
+        z, token = mpi4jax.allgather(np.float32(RANK), token=token)  # no operand is batched
+        return y, z, mpi4jax.barrier(token=token)
+
+    y, z, token = jit(jax.vmap(f, (0, None), (0, 0, None)))(jnp.arange(3.0), mpi4jax.create_token())
+    assert_equal(y, SIZE * np.arange(3, dtype=np.float32))
+    assert_equal(z, np.tile(np.arange(SIZE, dtype=np.float32), (3, 1)))
+    assert token.shape == ()
+
+
 @pytest.mark.min_ranks(2)
 @pytest.mark.parametrize("tokens", ["dropped", "reversed", "equal"])
 @jits

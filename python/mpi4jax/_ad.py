@@ -8,6 +8,9 @@ functions, loops, branches and rematerialised functions that it calls. Then ever
 perturbed operand on every rank, no op of a loop is loop-invariant, and no op is without outputs.
 
 In the same way, under `vmap`, one batched token makes all messages of all ranks carry the batch.
+
+Ops that were given their token here have the parameter `threaded`. There the token tells whether
+the op is batched; elsewhere an op under `vmap` always is.
 """
 
 from __future__ import annotations
@@ -36,7 +39,14 @@ seed_p.def_impl(_compat.eval_primitive(seed_p))
 mlir.register_lowering(
     seed_p, mlir.lower_fun(lambda *xs: jnp.zeros((), np.float32), multiple_results=False)
 )
-batching.primitive_batchers[seed_p] = lambda args, dims: (seed_p.bind(*args), None)
+
+
+def _seed_batch(args: Sequence[Any], dims: Sequence[Any]) -> tuple[Any, Any]:
+    size = next(x.shape[d] for x, d in zip(args, dims, strict=True) if d is not None)
+    return jnp.broadcast_to(seed_p.bind(*args), (size,)), 0
+
+
+batching.primitive_batchers[seed_p] = _seed_batch
 
 
 def _seed_jvp(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
@@ -124,7 +134,8 @@ def _thread(jaxpr: Any) -> Callable[..., Threaded]:
                     token, outs = RULES[eqn.primitive](eqn.params, token, ins)
                 else:
                     if communicates and eqn.primitive in _CUSTOM_DERIVATIVES:
-                        ins = _tie(token, ins)
+                        n = eqn.params["num_consts"]  # closed over, so not differentiated
+                        ins = [*ins[:n], *_tie(token, ins[n:])]
                     outs = _compat.bind_eqn(eqn, ins)
             env.update(zip(eqn.outvars, outs, strict=True))
         return token, [read(v) for v in jaxpr.outvars]
@@ -137,7 +148,7 @@ def _rule_op(name: str) -> Callable[..., Threaded]:
 
     def rule(params: dict[str, Any], token: Any, args: Sequence[Any]) -> Threaded:
         arrays, env, own = split(spec, params, args)
-        *out, token = primitive.bind(*arrays, *env, token, **params)
+        *out, token = primitive.bind(*arrays, *env, token, **{**params, "threaded": True})
         return token, [*out, *(token for _ in own)]
 
     return rule
@@ -269,26 +280,50 @@ def _own_token(primitive: Primitive, params: dict[str, Any], args: Sequence[Any]
 
 
 def _token(trace: Any) -> Any:
-    """The token of a trace: at first a new one. None if the trace transforms nothing."""
-    token = getattr(trace, "mpi4jax_token", None)
-    return token if token is not None else _compat.track(trace, seed_p.bind)
+    """The token of a trace, None if it transforms nothing.
+
+    At first it is a new one, made of the token of the trace below, so that both track it.
+    """
+    if not _compat.transforms(trace):
+        return np.zeros((), np.float32)
+    token = _compat.remembered_token(trace)
+    if token is not None:
+        return token
+    value = _token(trace.parent_trace)
+    if _compat.unbatched_primals(trace):
+        return value
+    return _compat.track(trace, np.zeros((), np.float32) if value is None else value, seed_p.bind)
+
+
+def _is_transformed(trace: Any, primitive: Primitive, params: Any, own: Any) -> bool:
+    """Whether ``trace`` will do the right thing with an equation, of token ``own``, by itself."""
+    if own is not None and _compat.tracked(trace, own):
+        return True
+    if not _compat.batches(trace):
+        return False
+    threaded = own is not None and (primitive not in _OPS or params.get("threaded"))
+    return threaded or _compat.unbatched_primals(trace)
 
 
 def _rewrite(trace: Any, primitive: Primitive, args: Sequence[Any], params: dict[str, Any]) -> Any:
-    if primitive is entry_p and _compat.tracked(trace, args[0]):
-        trace.mpi4jax_token = args[0]
+    # Below a `vmap` that is done, a batch of tokens is an array like any other.
+    if primitive is entry_p and np.shape(args[0]) == () and _compat.tracked(trace, args[0]):
+        _compat.remember_token(trace, args[0])
     rule = RULES.get(primitive)
     if rule is None or not (primitive in _OPS or any(effect in j.effects for j in _jaxprs(params))):
         return None
     own = _own_token(primitive, params, args)
-    if own is not None and _compat.tracked(trace, own):
+    if _is_transformed(trace, primitive, params, own):
         return None
     token = _token(trace)
     if token is None:
         return None
     # A rule of an op binds it with the token, and stops above; the others bind what they are for.
     with _compat.once(trace, None if primitive in _OPS else primitive):
-        trace.mpi4jax_token, out = rule(params, token, list(args))
+        token, out = rule(params, token, list(args))
+    _compat.remember_token(trace, token)
+    if primitive in _OPS and own is not None and _compat.batches(trace):
+        out[-1] = _compat.first(trace, out[-1])  # the user's token was not batched, and is not now
     return out
 
 
@@ -309,10 +344,8 @@ def _evaluate_linear(jaxpr: ClosedJaxpr, args: Sequence[Any]) -> list[Any]:
     """
     if effect not in jaxpr.effects or not all(jnp.issubdtype(x.dtype, np.inexact) for x in args):
         return jaxpr_as_fun(jaxpr)(*args)  # type: ignore[no-any-return]
-    primals = [jnp.zeros((), np.float32), *(jnp.zeros(x.shape, x.dtype) for x in args)]
-    tangents = [seed_p.bind(*args), *args]
-    _, (_, out) = jax.jvp(_thread(jaxpr), primals, tangents)
-    return list(out)
+    zeros = [jnp.zeros(x.shape, x.dtype) for x in args]
+    return list(jax.jvp(lambda *xs: jaxpr_as_fun(jaxpr)(*xs), zeros, list(args))[1])
 
 
 _compat.intercept(_rewrite)

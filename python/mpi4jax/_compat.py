@@ -13,11 +13,12 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax._src import core, effects, source_info_util, xla_bridge
+from jax._src import api, core, effects, source_info_util, xla_bridge
 from jax._src import linear_util as lu
 from jax._src.ad_checkpoint import remat_p
 from jax._src.interpreters import ad as _ad
 from jax._src.interpreters import partial_eval as pe
+from jax._src.interpreters import pxla
 from jax._src.interpreters.batching import BatchTrace, BatchTracer
 from jax._src.lib.mlir.dialects import hlo as _hlo
 from jax._src.pjit import jit_p
@@ -38,14 +39,17 @@ __all__ = [
     "Token",
     "abstract_token",
     "add_effect_type",
+    "batches",
     "bind_eqn",
     "close_constants",
     "closed_call_p",
     "cond_p",
     "custom_jvp_call_p",
     "custom_vjp_call_p",
+    "device_count",
     "eqn_line",
     "eval_primitive",
+    "first",
     "fresh_xla_token",
     "intercept",
     "intercept_custom_derivatives",
@@ -57,12 +61,16 @@ __all__ = [
     "once",
     "register_targets",
     "remat_p",
+    "remember_token",
+    "remembered_token",
     "scan_counts",
     "scan_p",
     "trace_state_clean",
     "trace_state_probes",
     "track",
     "tracked",
+    "transforms",
+    "unbatched_primals",
     "user_line",
     "visible_gpus",
     "while_p",
@@ -134,6 +142,25 @@ def _keep_in_checkpoint(effect: type[effects.Effect]) -> None:
     pe.dce_rules[remat_p] = rule
 
 
+def _fix_ahead_of_time_calls() -> None:
+    """Let compiled functions with ordered effects be called more than once.
+
+    JAX hands ``f.lower(x).compile()`` to its C++ dispatch, which knows nothing of the token that
+    such a function takes: "supplied 1 arguments but compiled program expected 2".
+    """
+    original = pxla.MeshExecutable.create_cpp_call
+
+    def create_cpp_call(self: Any, *args: Any) -> Any:
+        if getattr(self.unsafe_call, "ordered_effects", ()):
+            return None  # JAX then dispatches from Python
+        return original(self, *args)
+
+    pxla.MeshExecutable.create_cpp_call = create_cpp_call
+
+
+_fix_ahead_of_time_calls()
+
+
 def register_targets(
     targets: Sequence[tuple[str, dict[str, Any], str]],
     types: Sequence[tuple[str, dict[str, Any], str]],
@@ -152,6 +179,11 @@ def register_targets(
 def visible_gpus() -> str:
     """The GPUs that JAX was told to use: ``"all"``, or numbers with commas between them."""
     return xla_bridge.CUDA_VISIBLE_DEVICES.value
+
+
+def device_count(ctx: mlir.LoweringRuleContext) -> int:
+    """How many devices the function that is being compiled runs on."""
+    return getattr(ctx.module_context.axis_context, "num_devices", 1) or 1
 
 
 def fresh_xla_token() -> Any:
@@ -250,6 +282,7 @@ def close_constants(jaxpr: ClosedJaxpr) -> tuple[core.Jaxpr, list[Any]]:
 # batched, its message is too long for an unbatched template. There is no hook for it, so
 # `process_primitive` of these traces is wrapped.
 
+_TRANSFORMING = (_ad.JVPTrace, _ad.LinearizeTrace, BatchTrace)
 _bypass = threading.local()
 
 
@@ -264,6 +297,7 @@ def intercept(
 
     def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
         def process_primitive(self: Any, primitive: Any, args: Any, params: Any, /) -> Any:
+            self.mpi4jax_started = True  # see _remember_inputs
             if getattr(_bypass, "once", None) == (id(self), primitive):
                 _bypass.once = None
             else:
@@ -274,7 +308,7 @@ def intercept(
 
         return process_primitive
 
-    for trace in (_ad.JVPTrace, _ad.LinearizeTrace, BatchTrace):
+    for trace in _TRANSFORMING:
         trace.process_primitive = wrap(trace.process_primitive)
 
 
@@ -290,6 +324,14 @@ def once(trace: Any, primitive: core.Primitive) -> Iterator[None]:
         _bypass.once = previous
 
 
+def transforms(trace: Any) -> bool:
+    return isinstance(trace, _TRANSFORMING)
+
+
+def batches(trace: Any) -> bool:
+    return isinstance(trace, BatchTrace)
+
+
 def tracked(trace: Any, value: Any) -> bool:
     """Whether ``trace`` transforms what is computed from ``value``."""
     if isinstance(trace, BatchTrace):
@@ -297,30 +339,102 @@ def tracked(trace: Any, value: Any) -> bool:
     return type(trace.to_primal_tangent_pair(value)[1]) is not _ad.Zero
 
 
-def track(trace: Any, seed: Callable[..., Any]) -> Any:
-    """A float32 zero that ``trace`` tracks, or None if it does not track anything.
+def track(trace: Any, value: Any, seed: Callable[..., Any]) -> Any:
+    """``value``, a float32 zero, as one that ``trace`` tracks; None if it does not track anything.
 
-    In reverse mode its tangent must depend on an input of the linear function that is being
-    built, or its transpose would not contain what is made from it: ``seed(*inputs)`` makes it.
+    It is made to depend, by ``seed(*inputs)``, on the inputs of the function that is
+    differentiated: so that it is not a constant where they vary, in a loop, say. And its tangent
+    on their tangents: or the linear function that is being built would not contain what is made
+    from it.
     """
+    if isinstance(trace, BatchTrace):
+        with core.set_current_trace(trace.parent_trace):
+            return BatchTracer(trace, jax.numpy.broadcast_to(value, (trace.axis_data.size,)), 0)
+    inputs = [(x, t) for x, t in trace.mpi4jax_inputs if _is_inexact(core.typeof(t))]
     with core.set_current_trace(trace.parent_trace):
-        if isinstance(trace, BatchTrace):
-            return BatchTracer(trace, jax.numpy.zeros(trace.axis_data.size, np.float32), 0)
-        value = jax.numpy.zeros((), np.float32)
+        value = seed(*(x for x, _ in inputs), value)
         if isinstance(trace, _ad.JVPTrace):
-            return _ad.JVPTracer(trace, value, jax.numpy.zeros((), np.float32))
-    tangents = trace.tangent_trace
-    where = source_info_util.current()
-    inputs = [
-        tangents.var_to_tracer(v, where)
-        for v in tangents.frame.invars
-        if isinstance(v.aval, core.ShapedArray) and jax.numpy.issubdtype(v.aval.dtype, np.inexact)
-    ]
+            return _ad.JVPTracer(trace, value, seed(*(t for _, t in inputs), value))
     if not inputs:
         return None
-    with core.set_current_trace(tangents):
-        return _ad.LinearizeTracer(trace, value, seed(*inputs))
+    with core.set_current_trace(trace.tangent_trace):
+        return _ad.LinearizeTracer(trace, value, seed(*(t for _, t in inputs)))
 
+
+def _is_inexact(aval: Any) -> bool:
+    return isinstance(aval, core.ShapedArray) and jax.numpy.issubdtype(aval.dtype, np.inexact)
+
+
+def remember_token(trace: Any, token: Any) -> None:
+    """Keep a token for :func:`remembered_token`, without a cycle between tracer and trace."""
+    if isinstance(trace, BatchTrace):
+        trace.mpi4jax_token = trace.to_batch_info(token)
+    else:
+        trace.mpi4jax_token = trace.to_primal_tangent_pair(token)
+
+
+def remembered_token(trace: Any) -> Any:
+    parts = getattr(trace, "mpi4jax_token", None)
+    if parts is None:
+        return None
+    if isinstance(trace, BatchTrace):
+        return BatchTracer(trace, *parts)
+    tracer = _ad.JVPTracer if isinstance(trace, _ad.JVPTrace) else _ad.LinearizeTracer
+    return tracer(trace, *parts)
+
+
+def _remember_inputs(trace: type, tracer: type) -> None:
+    """Keep the inputs, and their tangents, of the functions that a trace differentiates.
+
+    The tracers of its inputs are made before it processes its first equation.
+    """
+    make_trace, make_tracer = trace.__init__, tracer.__init__  # type: ignore[misc]
+
+    def init_trace(self: Any, *args: Any, **kwargs: Any) -> None:
+        make_trace(self, *args, **kwargs)
+        self.mpi4jax_inputs, self.mpi4jax_started = [], False
+
+    def init_tracer(self: Any, trace: Any, primal: Any, tangent: Any) -> None:
+        make_tracer(self, trace, primal, tangent)
+        if not trace.mpi4jax_started and type(tangent) is not _ad.Zero:
+            trace.mpi4jax_inputs.append((primal, tangent))
+
+    trace.__init__, tracer.__init__ = init_trace, init_tracer  # type: ignore[misc]
+
+
+_remember_inputs(_ad.JVPTrace, _ad.JVPTracer)
+_remember_inputs(_ad.LinearizeTrace, _ad.LinearizeTracer)
+
+
+def first(trace: Any, value: Any) -> Any:
+    """The first element of a batched value, as one that is not batched."""
+    batch, _ = trace.to_batch_info(value)
+    with core.set_current_trace(trace.parent_trace):
+        return batch[0]
+
+
+def unbatched_primals(trace: Any) -> bool:
+    """Whether only tangents are batched: `jax.jacfwd` wants the primal results unbatched."""
+    return getattr(trace, "mpi4jax_unbatched_primals", False)
+
+
+def _mark_jacfwd() -> None:
+    original = api.vmap
+
+    def vmap(fun: Any, *args: Any, **kwargs: Any) -> Any:
+        given = fun
+        if getattr(fun, "func", None) is api._jvp:  # only jacfwd maps it
+
+            def fun(*basis: Any) -> Any:
+                core.trace_ctx.trace.mpi4jax_unbatched_primals = True
+                return given(*basis)
+
+        return original(fun, *args, **kwargs)
+
+    api.vmap = vmap
+
+
+_mark_jacfwd()
 
 # Functions with a derivative rule of the user's do not come by `process_primitive`.
 

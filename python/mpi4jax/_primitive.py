@@ -156,6 +156,8 @@ class _Lowering:
         """Emit the custom call of ``op`` on (value, aval) pairs; its results, without the token."""
         p = self.p
         status = p.get("status")
+        if self.ctx.module_context.lowering_parameters.for_export:
+            _check_exportable(self.spec.name, p)
         if status is not None:
             self.ctx.module_context.add_keepalive(status.mpi)
         carried = [self._convert(operand, _carrier(operand[1])) for operand in operands]
@@ -216,6 +218,20 @@ class _Lowering:
         )
         (y,) = mlir.lower_fun(f, multiple_results=False)(ctx, *(value for value, _ in operands))
         return y
+
+
+def _check_exportable(op: str, p: Params) -> None:
+    """Refuse to export what names nothing in another process, or something else."""
+    comm, reduction = p["comm"], p.get("reduction")
+    if "#" in comm.key:
+        raise ValueError(
+            f"{op}: communicator {comm.key} has no name of its own, by which an exported program "
+            "could find it again; give it one with comm.Set_name(...) before its first use"
+        )
+    if reduction is not None and reduction.user:
+        raise ValueError(f"{op}: a reduction made with MPI.Op.Create cannot be exported")
+    if p.get("status") is not None:
+        raise ValueError(f"{op}: cannot be exported with a status, which is in this process")
 
 
 Lower = Callable[[_Lowering, list[Operand], list[Operand], Any], list[Any]]
@@ -373,7 +389,7 @@ def _batch(spec: Spec, args: Sequence[Any], dims: Sequence[Any], **p: Any) -> tu
     out_dims: list[int | None] = [None] * len(out)
     if spec.returns:
         out_dims[0] = int(after)
-    if token:
+    if token and token[0][1] is not None:
         out[-1], out_dims[-1] = jnp.broadcast_to(out[-1], (size,)), 0
     return out, out_dims
 
@@ -439,6 +455,7 @@ _OTHER_SIDE = {0: 0, RECEIVE_SIDE: SEND_SIDE, SEND_SIDE: RECEIVE_SIDE}
 def _transpose(spec: Spec, cotangents: Sequence[Any], *args: Any, **p: Any) -> list[Any]:
     arrays, env, token = split(spec, p, args)
     cotangents = [ad.instantiate_zeros(c) for c in cotangents]
+    p.pop("threaded", None)  # the token of the transpose does not come from _ad.py
     # A known token orders nothing here; a linear one has the cotangent that comes with it.
     linear_token = bool(token) and ad.is_undefined_primal(token[0])
     token_ct = [cotangents[-1]] if token else []
@@ -497,7 +514,9 @@ def _transpose_message(
 
 
 def _pick(name: str, params: Params) -> Params:
-    return {k: params[k] for k in SPECS[name].all_params}
+    """The parameters of ``name`` among others'."""
+    names = {*SPECS[name].all_params, "threaded"}
+    return {k: v for k, v in params.items() if k in names}
 
 
 def _jvp_of_reduction(
@@ -510,41 +529,46 @@ def _jvp_of_reduction(
             f"{spec.name}: reduction {name} has no derivative; "
             "expected one of SUM, PROD, MAX, MIN (or use jax.lax.stop_gradient on the input)"
         )
+    if spec.name not in ("allreduce", "reduce", "scan"):  # the formulas below are theirs
+        raise NotImplementedError(
+            f"{spec.name}: the derivative for reduction {name} is not written"
+        )
     (x,), t = xs, ad.instantiate_zeros(tangents[0])
-    results = bind(spec, x, *token, **p)
+    y, *token_out = bind(spec, x, *token, **p)
     total = {"comm": comm, "reduction": as_reduction(spec.name, MPI.SUM), "adjoint": False}
 
-    def reduced(op: str, v: Any, *token: Any, **changes: Any) -> list[Any]:
-        return bind(SPECS[op], v, *token, **_pick(op, {**p, **total, **changes}))
+    # Every op here takes the token, of the values or of the tangents, and gives it back: an op on
+    # tangents without it would not be part of the linear function on a rank whose tangent is zero.
+    def reduced(op: str, v: Any, token: list[Any], **changes: Any) -> tuple[Any, list[Any]]:
+        v, *token = bind(SPECS[op], v, *token, **_pick(op, {**p, **total, **changes}))
+        return v, token
 
-    def everyone(v: Any, *token: Any) -> list[Any]:
+    def everyone(v: Any, token: list[Any]) -> tuple[Any, list[Any]]:
         """All ranks' ``v``. Ranks use it differently, hence the pvary (allreduce's adjoint)."""
-        return reduced(
-            "allreduce",
-            *bind(SPECS["allgather"], v, *token, comm=comm, adjoint=False),
-            adjoint=True,
-        )
+        return reduced("allreduce", *reduced("allgather", v, token), adjoint=True)
 
-    # Every op on a tangent carries the token: without it, it would not be part of the linear
-    # function on a rank whose own tangent is zero.
     if spec.name == "scan":
         # Results differ between ranks: all ranks' values, differentiated locally.
         fold: Any = {"PROD": jnp.prod, "MAX": jnp.max, "MIN": jnp.min}[name]
-        (all_x,), (all_t, *token_tangent) = everyone(x), everyone(t, *token_tangent)
+        all_x, token_out = everyone(x, token_out)
+        all_t, token_tangent = everyone(t, token_tangent)
         _, ty = jax.jvp(lambda v: fold(v[: comm.rank + 1], axis=0), (all_x,), (all_t,))
+        return [y, *token_out], [ty, *token_tangent]
+    if name == "PROD":
+        # The product of the other ranks' factors, without dividing: exact at zeros.
+        all_x, token_out = everyone(x, token_out)
+        share = jnp.prod(all_x.at[comm.rank].set(1), axis=0)
     else:
-        if name == "PROD":
-            # The product of the other ranks' factors, without dividing: exact at zeros.
-            (all_x,) = everyone(x)
-            share = jnp.prod(all_x.at[comm.rank].set(1), axis=0)
-        else:
-            (best,) = reduced("allreduce", x, reduction=p["reduction"])
-            attained = (x == best).astype(x.dtype)
-            share = attained / reduced("allreduce", attained)[0]
-        ty, *token_tangent = reduced(spec.name, t * share, *token_tangent)
+        best = y
+        if spec.name != "allreduce":
+            best, token_out = reduced("allreduce", x, token_out, reduction=p["reduction"])
+        attained = (x == best).astype(x.dtype)
+        ties, token_out = reduced("allreduce", attained, token_out)
+        share = attained / ties
+    ty, token_tangent = reduced(spec.name, t * share, token_tangent)
     if spec.name == "reduce" and not is_root(p):
         ty = t  # this rank's result is its own input
-    return results, [ty, *token_tangent]
+    return [y, *token_out], [ty, *token_tangent]
 
 
 # ---- Definition

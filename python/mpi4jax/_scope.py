@@ -32,6 +32,19 @@ def _abstract_eval(*args: Any, jaxpr: ClosedJaxpr) -> tuple[Any, set[Any]]:
 
 
 def _lowering(ctx: mlir.LoweringRuleContext, *args: Any, jaxpr: ClosedJaxpr) -> Any:
+    devices = _compat.device_count(ctx)
+    if devices > 1:
+        # JAX says the like of functions whose effect it sees.
+        raise ValueError(
+            f"mpi4jax: a function that communicates must run on one device, got {devices}; "
+            "start one rank per device, and put the arrays of a rank on its device"
+        )
+    if ctx.module_context.lowering_parameters.for_export:
+        # It would be used below another jit, where hidden ops are lost.
+        raise ValueError(
+            "mpi4jax.jit: an exported function has to show that it communicates; "
+            "export jax.jit(f) instead, and call what is loaded from mpi4jax.jit"
+        )
     outer = ctx.tokens_in
     tokens = {effect: _compat.fresh_xla_token()}
     tokens.update({e: outer.get(e) for e in outer.effects()})
