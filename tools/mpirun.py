@@ -28,6 +28,8 @@ ENVIRONMENT = {
     "OMPI_MCA_hwloc_base_binding_policy": "none",
     "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
     "PRTE_MCA_hwloc_default_binding_policy": "none",
+    # Its libfabric component sleeps for a second in MPI_Init, and is of no use within a machine.
+    "OMPI_MCA_btl": "^ofi",
 }
 
 

@@ -56,7 +56,9 @@ def has_cuda_support() -> bool:
 _LOCAL_RANKS = (
     "OMPI_COMM_WORLD_LOCAL_RANK",
     "MPI_LOCALRANKID",
+    "MV2_COMM_WORLD_LOCAL_RANK",
     "PALS_LOCAL_RANKID",
+    "FLUX_TASK_LOCAL_ID",
     "SLURM_LOCALID",
 )
 
@@ -65,7 +67,9 @@ def choose_device() -> None:
     """Give each rank of a node a GPU of its own, unless the user or the launcher has done so."""
     numbers = [os.environ[name] for name in _LOCAL_RANKS if name in os.environ]
     chosen = "CUDA_VISIBLE_DEVICES" in os.environ or _compat.visible_gpus() != "all"
-    if not numbers or chosen or not Path("/dev/nvidiactl").exists():
+    # Where there is no GPU, nothing is loaded to ask for its number.
+    there = Path("/dev/nvidiactl").exists() or _native.is_gpu_on_cpu()
+    if not numbers or chosen or not there:
         return
     devices = _native.cuda_devices()
     if devices < 2:

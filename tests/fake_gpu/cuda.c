@@ -2,7 +2,8 @@
  *
  * Copies wait in a queue, as on a stream, until somebody waits for them: for an event, for the stream, or
  * for the end of a call, which is where its context is popped. So a transport that reads before it has
- * waited reads rubbish. FAKE_CUDA_VERSION, FAKE_CUDA_DEVICES, FAKE_CUDA_BROKEN (cuInit fails) set the scene;
+ * waited reads rubbish. FAKE_CUDA_VERSION, FAKE_CUDA_DEVICES, FAKE_CUDA_BROKEN (cuInit fails),
+ * FAKE_CUDA_SHARED (all processes see one GPU), FAKE_CUDA_STREAM_DEVICE (where streams are) set the scene;
  * FAKE_CUDA_LOG names a file to which the numbers of calls are written at exit. */
 #include <stdint.h>
 #include <stdio.h>
@@ -72,7 +73,7 @@ int cuDeviceGetUuid(unsigned char *uuid, int device) {
 int cuDevicePrimaryCtxRetain(void **context, int device) { *context = (void *)(intptr_t)(1000 + device); return 0; }
 int cuCtxPushCurrent_v2(void *context) { entered++; return 0; }
 int cuCtxPopCurrent_v2(void **context) { drain(queued); entered--; return 0; }
-int cuStreamGetCtx(void *stream, void **context) { *context = (void *)(intptr_t)1000; return 0; }
+int cuStreamGetCtx(void *stream, void **context) { *context = (void *)(intptr_t)(1000 + number("FAKE_CUDA_STREAM_DEVICE", 0)); return 0; }
 int cuStreamSynchronize(void *stream) { __atomic_add_fetch(&waits, 1, __ATOMIC_RELAXED); drain(queued); return 0; }
 int cuMemHostAlloc(void **memory, size_t bytes, unsigned flags) {
     __atomic_add_fetch(&allocations, 1, __ATOMIC_RELAXED);

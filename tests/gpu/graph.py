@@ -10,7 +10,7 @@ from mpi4py import MPI
 import mpi4jax
 from mpi4jax import notoken as nt
 
-if mpi4jax.transport_info().gpu_error is not None:
+if mpi4jax.transport_info().gpu_error is not None or jax.default_backend() != "gpu":
     sys.exit(77)
 
 

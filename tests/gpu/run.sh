@@ -4,7 +4,10 @@
 #   tests/gpu/run.sh MPI4JAX_WHEEL [OPENMPI_WITH_CUDA.tar.xz]
 #
 # MPI4JAX_WHEEL was built for the MPI that runs here (for the archive: Open MPI 4.1). It prints one table,
-# and ends with the number of failures. No GPU has run it so far.
+# and ends with the number of failures. No GPU has run it so far. Without one, the scripts can be tried on the
+# stand-ins of tests/fake_gpu:
+#
+#   MPI4JAX_TEST_CUDA_ON_CPU=reached MPI4JAX_LIBCUDA=... MPI4JAX_LIBNCCL=... JAX_PLATFORMS=cpu tests/gpu/run.sh WHEEL
 set -u
 here=$(cd "$(dirname "$0")" && pwd)
 wheel=$(realpath "${1:?the wheel to check}")
@@ -20,6 +23,7 @@ export PYTHONPATH=$packages${PYTHONPATH:+:$PYTHONPATH}
 if [ -n "$archive" ]; then
     mkdir -p "$out/mpi" && tar -xf "$archive" -C "$out/mpi" || exit 99
     mpiexec=$(find "$out/mpi" -name mpiexec | head -1)
+    [ -n "$mpiexec" ] || { echo "no mpiexec in $archive" >&2; exit 99; }
     export OPAL_PREFIX=$(dirname "$(dirname "$mpiexec")")
     export PATH=$OPAL_PREFIX/bin:$PATH LD_LIBRARY_PATH=$OPAL_PREFIX/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
     export MPI4PY_LIBMPI=$(find "$OPAL_PREFIX/lib" -name 'libmpi.so*' | head -1)
@@ -27,7 +31,7 @@ fi
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 export OMPI_MCA_rmaps_base_oversubscribe=1 PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe
 # Ranks share one GPU; legacy CUDA IPC needs JAX's ordinary allocator.
-export XLA_PYTHON_CLIENT_PREALLOCATE=false JAX_PLATFORMS=cuda
+export XLA_PYTHON_CLIENT_PREALLOCATE=false JAX_PLATFORMS=${JAX_PLATFORMS:-cuda}
 # NCCL takes two ranks for one GPU if each claims another host.
 nccl='export NCCL_HOSTID=r${OMPI_COMM_WORLD_RANK:-${PMI_RANK:-0}} NCCL_SOCKET_IFNAME=lo NCCL_MAX_CTAS=1'
 nccl="$nccl NCCL_NVLS_ENABLE=0 NCCL_MULTI_RANK_GPU_ENABLE=1"

@@ -34,7 +34,7 @@ fn loopback() {
 
 #[test]
 fn staged() {
-    for size in [1, 2, 3, 8] {
+    for size in 1..=8 {
         on_threads(size, |loopback| Staged::with_sizes("staged", HostDevice, loopback, PIECE, 1 << 20));
     }
 }

@@ -21,7 +21,11 @@ pub fn run(transport: &impl Transport, comm: &'static Comm) {
             }
         }
     }
-    suite.aliased();
+    for dtype in [Dtype::Uint8, Dtype::Bfloat16, Dtype::Int32, Dtype::Complex128] {
+        for offset in [0, 1] {
+            suite.aliased(dtype, offset);
+        }
+    }
     suite.envelopes();
     suite.errors();
 }
@@ -304,16 +308,15 @@ impl<T: Transport> Suite<'_, T> {
     }
 
     /// Operand and result in one place.
-    fn aliased(&self) {
+    fn aliased(&self, dtype: Dtype, offset: usize) {
         let (rank, size) = (self.rank(), self.size());
-        let dtype = Dtype::Int32;
         let count = 6;
         let encoded =
             |n: &dyn Fn(usize) -> u32| (0..count).flat_map(|i| encode(dtype, n(i))).collect::<Vec<u8>>();
         for op in [Op::Allreduce, Op::Reduce, Op::Scan] {
             let builtin = Builtin::Sum;
             let site = Site { reduction: Some(Reduction::Builtin(builtin)), ..Site::new(op, self.comm) };
-            let mut memory = Memory::holding(dtype, &encoded(&|i| number(builtin, rank, i)), 0);
+            let mut memory = Memory::holding(dtype, &encoded(&|i| number(builtin, rank, i)), offset);
             let before = memory.contents().to_vec();
             let result = (site.side().recv != Extent::None).then(|| memory.buffer());
             let call = Call::new(&site, Some(memory.buffer()), result).expect("equal sizes");
@@ -324,22 +327,22 @@ impl<T: Transport> Suite<'_, T> {
             } else {
                 before
             };
-            memory.check(&expected, &("aliased", op));
+            memory.check(&expected, &("aliased", op, dtype, offset));
         }
         let blocks =
             |from: usize| (0..size).flat_map(|to| pattern(dtype, from, to, count)).collect::<Vec<u8>>();
-        let mut memory = Memory::holding(dtype, &blocks(rank), 0);
+        let mut memory = Memory::holding(dtype, &blocks(rank), offset);
         let site = Site::new(Op::Alltoall, self.comm);
         let call = Call::new(&site, Some(memory.buffer()), Some(memory.buffer())).expect("equal sizes");
         self.transport.execute(&call).expect("aliased buffers are fine");
         let expected: Vec<u8> = (0..size).flat_map(|from| pattern(dtype, from, rank, count)).collect();
-        memory.check(&expected, &"aliased alltoall");
+        memory.check(&expected, &("aliased alltoall", dtype, offset));
 
         // The operand is the first block of the result.
         for op in [Op::Allgather, Op::Gather] {
             let site = Site::new(op, self.comm);
             let mine = pattern(dtype, rank, 0, count);
-            let mut memory = Memory::new(dtype, count * size, 0);
+            let mut memory = Memory::new(dtype, count * size, offset);
             memory.contents_mut().fill(0);
             memory.contents_mut()[..mine.len()].copy_from_slice(&mine);
             let before = memory.contents().to_vec();
@@ -348,26 +351,30 @@ impl<T: Transport> Suite<'_, T> {
             let call = Call::new(&site, Some(send), result).expect("sizes as the table says");
             self.transport.execute(&call).expect("aliased buffers are fine");
             let all: Vec<u8> = (0..size).flat_map(|from| pattern(dtype, from, 0, count)).collect();
-            memory.check(if result.is_some() { &all } else { &before }, &("aliased", op));
+            memory.check(if result.is_some() { &all } else { &before }, &("aliased", op, dtype, offset));
         }
 
         // The result is the first block of the operand.
         let site = Site::new(Op::Scatter, self.comm);
-        let mut memory = Memory::holding(dtype, &blocks(0), 0);
+        let mut memory = Memory::holding(dtype, &blocks(0), offset);
         let send = (rank == 0).then(|| memory.buffer());
         let recv = Buffer { count, ..memory.buffer() };
         let call = Call::new(&site, send, Some(recv)).expect("sizes as the table says");
         self.transport.execute(&call).expect("aliased buffers are fine");
         let bytes = count * dtype.size();
-        assert_eq!(memory.contents()[..bytes], pattern(dtype, 0, rank, count), "aliased scatter");
+        assert_eq!(
+            memory.contents()[..bytes],
+            pattern(dtype, 0, rank, count),
+            "aliased scatter of {dtype:?}"
+        );
 
         let (next, previous) = ((rank + 1) % size, (rank + size - 1) % size);
         let envelope = Envelope { source: previous as i32, recvtag: 1, dest: next as i32, sendtag: 1 };
         let site = Site { envelope, ..Site::new(Op::Sendrecv, self.comm) };
-        let mut memory = Memory::holding(dtype, &pattern(dtype, rank, 0, count), 0);
+        let mut memory = Memory::holding(dtype, &pattern(dtype, rank, 0, count), offset);
         let call = Call::new(&site, Some(memory.buffer()), Some(memory.buffer())).expect("sizes are free");
         self.transport.execute(&call).expect("aliased buffers are fine");
-        memory.check(&pattern(dtype, previous, 0, count), &"aliased sendrecv");
+        memory.check(&pattern(dtype, previous, 0, count), &("aliased sendrecv", dtype, offset));
     }
 
     /// Wildcards, what they turned out to be, and ranks with nobody at one side.

@@ -1,0 +1,447 @@
+"""Which transport is chosen, what is said about it, and what a missing or wrong library does.
+
+What needs a GPU runs on stand-ins for the CUDA driver and NCCL, whose device memory is host memory.
+All of it runs on one rank, and starts jobs of more.
+"""
+
+import json
+import shutil
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+from mpi4py import MPI
+
+import mpi4jax
+import mpirun as launcher
+
+HERE = Path(__file__).resolve().parent
+FAKES = HERE / "fake_gpu"
+
+pytestmark = pytest.mark.ranks(1)
+
+INFO = "import mpi4jax; print(mpi4jax.transport_info()); print(mpi4jax.has_cuda_support())"
+
+# What the environment that the tests run in may have set; and a driver, which it may have.
+NOWHERE = {
+    "MPI4JAX_TRANSPORT": "",
+    "MPI4JAX_USE_CUDA_MPI": "",
+    "MPI4JAX_LIBCUDA": "/nowhere/libcuda.so.1",
+}
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory):
+    """python(code, env): a program, as an MPI job of one rank."""
+    folder = tmp_path_factory.mktemp("python")
+    server = subprocess.Popen(
+        [sys.executable, HERE / "fork_server.py"],
+        env=launcher.environment_outside_mpi(),
+        cwd=folder,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    count = 0
+
+    def run(code, env):
+        nonlocal count
+        count += 1
+        out, err = folder / f"{count}.out", folder / f"{count}.err"
+        environment = {name: str(value) for name, value in {**NOWHERE, **env}.items()}
+        print(json.dumps([environment, code, str(out), str(err)]), file=server.stdin, flush=True)
+        status = int(server.stdout.readline())
+        return subprocess.CompletedProcess(code, status, out.read_text(), err.read_text())
+
+    yield run
+    server.stdin.close()
+    server.wait(10)
+
+
+def compile_library(path, source, compiler="cc"):
+    command = [compiler, "-shared", "-fPIC", "-O1", "-o", path, source]
+    subprocess.run(command, check=True, capture_output=True, text=True)
+    return path
+
+
+@pytest.fixture(scope="module")
+def fakes(tmp_path_factory):
+    """The environment in which a driver and an NCCL of ours are in the part of the real ones."""
+    mpicc = shutil.which("mpicc", path=Path(launcher.find_mpiexec(sys.executable)).parent)
+    if mpicc is None:
+        pytest.skip("no mpicc beside mpiexec")
+    folder = tmp_path_factory.mktemp("fakes")
+    return {
+        **NOWHERE,
+        "MPI4JAX_TEST_CUDA_ON_CPU": "1",
+        "MPI4JAX_LIBCUDA": str(compile_library(folder / "libcuda.so.1", FAKES / "cuda.c")),
+        "MPI4JAX_LIBNCCL": str(compile_library(folder / "libnccl.so.2", FAKES / "nccl.c", mpicc)),
+    }
+
+
+def fails(result, *words):
+    assert result.returncode != 0
+    assert all(word in result.stderr for word in words), result.stderr
+
+
+def skip_without_ucx():
+    why = mpi4jax.transport_info().unavailable.get("cpu:ucx")
+    if why is not None:
+        pytest.skip(f"no UCX: {why}")
+
+
+# ---- The environment
+
+
+def test_info_names_what_is_used():
+    info = mpi4jax.transport_info()
+    assert info.cpu_error is None
+    assert all((info.cpu, info.cpu_reason, info.gpu, info.gpu_reason))
+    assert f"CPU: {info.cpu} ({info.cpu_reason})" in str(info)
+
+
+def test_default(python):
+    out = python(INFO, {}).stdout
+    assert "CPU: mpi (the default)\nGPU: staged (the default), which cannot be used: " in out
+    assert "/nowhere/libcuda.so.1" in out, "the reason"
+    assert out.endswith("False\n")
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"MPI4JAX_TRANSPORT": "pigeon"}, ["pigeon", "mpi, staged, cuda-mpi, nccl, ucx, auto"]),
+        ({"MPI4JAX_USE_CUDA_MPI": "perhaps"}, ["MPI4JAX_USE_CUDA_MPI=perhaps", "it takes 1", "0"]),
+        (
+            {"MPI4JAX_TRANSPORT": "nccl", "MPI4JAX_USE_CUDA_MPI": "1"},
+            ["contradicts", "cuda-mpi", "mpi, staged, cuda-mpi, nccl, ucx, auto"],
+        ),
+        ({"MPI4JAX_TRANSPORT": "cuda-mpi", "MPI4JAX_USE_CUDA_MPI": "0"}, ["contradicts", "staged"]),
+    ],
+)
+def test_wrong_settings_are_errors_at_import(python, settings, words):
+    fails(python("import mpi4jax", settings), "ValueError", *words)
+
+
+@pytest.mark.parametrize(
+    ("settings", "cpu", "gpu"),
+    [
+        ({"MPI4JAX_USE_CUDA_MPI": "1"}, "mpi", "cuda-mpi"),
+        ({"MPI4JAX_USE_CUDA_MPI": "0"}, "mpi", "staged"),
+        ({"MPI4JAX_TRANSPORT": "nccl"}, "mpi", "nccl"),
+        ({"MPI4JAX_TRANSPORT": "staged"}, "staged", "staged"),
+        ({"MPI4JAX_TRANSPORT": "cuda-mpi", "MPI4JAX_USE_CUDA_MPI": "1"}, "mpi", "cuda-mpi"),
+        ({"MPI4JAX_TRANSPORT": "auto"}, "mpi", "staged"),
+    ],
+)
+def test_settings_choose(python, settings, cpu, gpu):
+    code = "import mpi4jax; i = mpi4jax.transport_info(); print(i.cpu, i.gpu)"
+    result = python(code, settings)
+    assert result.stdout == f"{cpu} {gpu}\n", result.stderr
+
+
+def test_one_log_line_says_what_was_chosen(python):
+    code = "import logging; logging.basicConfig(level='INFO'); import mpi4jax"
+    lines = python(code, {}).stderr.splitlines()
+    (line,) = [line for line in lines if "transports:" in line]
+    assert "mpi on CPU (the default), staged on GPU (the default)" in line
+
+
+def test_size_of_staging_is_checked(python):
+    code = "import jax.numpy as j; from mpi4jax import notoken as nt; nt.bcast(j.ones(3), 0)"
+    env = {"MPI4JAX_TRANSPORT": "staged", "MPI4JAX_STAGING_BYTES": "lots"}
+    fails(python(code, env), "MPI4JAX_STAGING_BYTES=lots")
+
+
+@pytest.mark.parametrize(
+    ("settings", "gpus", "device", "words"),
+    [
+        ({"MPI_LOCALRANKID": 1}, 4, "1", "local rank 1 computes on GPU 1 of 4\n"),
+        ({"MPI_LOCALRANKID": 5}, 4, "1", "GPU 1 of 4, which ranks share"),
+        ({"MPI_LOCALRANKID": 1}, 1, "all", None),
+        ({"MPI_LOCALRANKID": 1, "CUDA_VISIBLE_DEVICES": "2,3"}, 2, "all", None),
+        ({"MPI_LOCALRANKID": 1, "VISIBLE": "3"}, 4, "3", None),
+        ({}, 4, "all", None),
+    ],
+)
+def test_each_rank_of_a_node_computes_on_its_own_gpu(python, fakes, settings, gpus, device, words):
+    code = """
+import jax, logging, os
+logging.basicConfig(level="INFO")
+if "VISIBLE" in os.environ:
+    jax.config.update("jax_cuda_visible_devices", os.environ["VISIBLE"])
+import mpi4jax
+from mpi4jax import _compat
+print(_compat.visible_gpus())
+"""
+    result = python(code, {**fakes, "FAKE_CUDA_DEVICES": gpus, **settings})
+    assert result.stdout == f"{device}\n", result.stderr
+    assert words in result.stderr if words else "computes on GPU" not in result.stderr
+
+
+# ---- Libraries: where they are found, absent, too old, incomplete, broken
+
+LIBRARIES = {
+    "libcuda.so.1": ("MPI4JAX_LIBCUDA", "cuda:staged", "12.0"),
+    "libnccl.so.2": ("MPI4JAX_LIBNCCL", "cuda:nccl", "2.18"),
+    "libucp.so.0": ("MPI4JAX_LIBUCP", "cpu:ucx", "1.11"),
+}
+
+
+def why_not(python, transport, env):
+    code = f"import mpi4jax; print(mpi4jax.transport_info().unavailable.get({transport!r}))"
+    result = python(code, env)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+@pytest.mark.parametrize("soname", LIBRARIES)
+def test_missing_libraries_are_named(python, fakes, soname):
+    variable, transport, _ = LIBRARIES[soname]
+    why = why_not(python, transport, {**fakes, variable: f"/nowhere/{soname}"})
+    assert f"{soname} cannot be loaded (/nowhere/{soname}: " in why
+
+
+@pytest.mark.parametrize("soname", LIBRARIES)
+def test_missing_functions_are_named(python, fakes, tmp_path, soname):
+    variable, transport, needed = LIBRARIES[soname]
+    source = tmp_path / "empty.c"
+    source.write_text("int cuInit(unsigned flags) { return 0; }")
+    library = compile_library(tmp_path / soname, source)
+    why = why_not(python, transport, {**fakes, variable: library})
+    assert f"{library} has no function " in why
+    assert f"at least version {needed}" in why
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"FAKE_CUDA_VERSION": "11080"}, "is version 11.8, expected at least 12.0"),
+        ({"FAKE_CUDA_BROKEN": "100"}, "cuInit returned error code 100: no CUDA-capable device"),
+        ({"FAKE_CUDA_BROKEN": "9999"}, "error code 9999: unknown error"),
+        ({"FAKE_CUDA_DEVICES": "0"}, "finds no device"),
+        ({"FAKE_NCCL_VERSION": "21403"}, "is version 2.14.3, expected at least 2.18"),
+    ],
+)
+def test_unusable_cuda_says_why(python, fakes, settings, words):
+    out = python(INFO, {**fakes, **settings}).stdout
+    assert words in out
+    assert out.endswith("True\n" if "FAKE_NCCL_VERSION" in settings else "False\n")
+
+
+def test_nccl_is_found_where_the_packages_of_jax_keep_it(python, fakes, tmp_path):
+    env = {**fakes, "PYTHONPATH": ""}
+    code = (
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import mpi4jax; "
+        "print(mpi4jax.transport_info().unavailable.get('cuda:nccl'))"
+    )
+    folder = tmp_path / "nvidia" / "nccl" / "lib"
+    folder.mkdir(parents=True)
+    shutil.copy(env.pop("MPI4JAX_LIBNCCL"), folder)
+    assert python(code, env).stdout == "None\n"
+
+
+def test_an_old_ucx_is_refused(python, tmp_path):
+    table = (HERE.parent / "src/transport/ucx/sys.rs").read_text()
+    rows = table.partition("function_table!")[2].partition("optional")[0].splitlines()
+    names = [row.split("(")[0].strip() for row in rows if row.strip().startswith(("ucp_", "ucs_"))]
+    version = (
+        "void ucp_get_version(unsigned *a, unsigned *b, unsigned *c) { *a = 1; *b = 9; *c = 0; }"
+    )
+    others = [f"void {name}(void) {{}}" for name in names if name != "ucp_get_version"]
+    source = tmp_path / "old.c"
+    source.write_text("\n".join([version, *others]))
+    library = compile_library(tmp_path / "libucp.so.0", source)
+    env = {"MPI4JAX_TRANSPORT": "ucx", "MPI4JAX_LIBUCP": library}
+    fails(python("import mpi4jax", env), "version 1.9.0, expected at least 1.11")
+
+
+def test_ucx_that_is_not_there_is_an_error_on_all_ranks(mpirun):
+    env = {**NOWHERE, "MPI4JAX_TRANSPORT": "ucx", "MPI4JAX_LIBUCP": "/nowhere/libucp.so.0"}
+    code = """
+try: import mpi4jax
+except RuntimeError as error: print(error)
+"""
+    result = mpirun(2, "-c", code, env=env)
+    assert result.stdout.count("libucp.so.0 cannot be loaded") == 2, result
+    assert result.stdout.count("MPI4JAX_TRANSPORT=mpi") == 2
+
+
+# ---- Messages through UCX
+
+MESSAGES = textwrap.dedent("""
+    import numpy as np, jax, jax.numpy as jnp, mpi4jax
+    from mpi4py import MPI
+    from mpi4jax import notoken as nt
+    comm = MPI.COMM_WORLD
+    rank, size = comm.rank, comm.size
+    right, left = (rank + 1) % size, (rank - 1) % size
+    assert mpi4jax.transport_info().cpu == "ucx"
+
+    for n in (0, 1, 1000, 1_000_000):
+        y = nt.sendrecv(jnp.full(n, rank), jnp.zeros(n, int), left, right)
+        np.testing.assert_array_equal(y, np.full(n, left))
+
+    if size > 1:
+        other = comm.Dup()
+        # The first use of a communicator is collective.
+        nt.barrier(comm=comm), nt.barrier(comm=other)
+        if rank == 0:
+            for tag, where in ((1, comm), (2, comm), (1, other)):
+                nt.send(jnp.float32(tag + 10 * (where is other)), 1, tag=tag, comm=where)
+        if rank == 1:
+            got = [nt.recv(jnp.float32(0), 0, tag=2, comm=comm)]
+            got += [nt.recv(jnp.float32(0), MPI.ANY_SOURCE, comm=other)]
+            got += [nt.recv(jnp.float32(0), 0, comm=comm)]
+            assert list(map(float, got)) == [2, 11, 1], got
+        nt.barrier(comm=comm), nt.barrier(comm=other)
+
+        if rank:
+            nt.send(jnp.full(3, rank, jnp.float32), 0, tag=10 + rank)
+        else:
+            status = MPI.Status()
+            for _ in range(size - 1):
+                y = np.asarray(nt.recv(jnp.zeros(8), MPI.ANY_SOURCE, status=status))
+                assert (status.source, status.tag) == (y[0], 10 + y[0])
+                assert status.Get_count(MPI.FLOAT) == 3 and not y[3:].any()
+
+    edge = nt.sendrecv(
+        jnp.float32(rank), jnp.float32(-5),
+        rank - 1 if rank else MPI.PROC_NULL, rank + 1 if rank + 1 < size else MPI.PROC_NULL,
+    )
+    assert edge == (rank - 1 if rank else -5)
+    # Nobody receives this before its sender is at the end of its program.
+    if size > 1 and rank == 0:
+        nt.send(jnp.arange(1000.0), size - 1)
+    mpi4jax.flush()
+    comm.Barrier()
+    if size > 1 and rank == size - 1:
+        np.testing.assert_array_equal(nt.recv(jnp.zeros(1000), 0), np.arange(1000.0))
+    print("good")
+""")
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_messages_through_ucx(mpirun, ranks):
+    skip_without_ucx()
+    result = mpirun(ranks, "-c", MESSAGES, env={**NOWHERE, "MPI4JAX_TRANSPORT": "ucx"})
+    assert result.stdout.count("good") == ranks, result.stderr
+
+
+def test_a_short_message_through_ucx_is_fatal(python):
+    skip_without_ucx()
+    code = textwrap.dedent("""
+        import jax.numpy as jnp
+        from mpi4py import MPI
+        from mpi4jax import notoken as nt
+        print(nt.sendrecv(jnp.zeros(3), jnp.zeros(5), 0, 0))
+    """)
+    result = python(code, {"MPI4JAX_TRANSPORT": "ucx"})
+    fails(result, "r0 | ", "3 items from rank 0, expected 5")
+
+
+# ---- All ops, without a GPU
+
+# Of tests/test_ops.py. How ops are called (in loops, under vmap) is the same for all transports.
+OPS = "chain or donated or any_root or shapes_in or different or user"
+DTYPES = "moves_every or reduces_every"
+
+
+# Transport, where the arrays are, and tests.
+RUNS = {
+    "staged-cpu": f"{OPS} or {DTYPES}",
+    "staged-gpu": OPS,
+    "cuda-mpi-gpu": f"{OPS} or reduces_every",
+    "nccl-gpu": f"{OPS} or {DTYPES}",
+    "ucx-cpu": OPS,
+    "ucx-gpu": OPS,
+}
+
+
+@pytest.mark.time_limit(200)
+@pytest.mark.parametrize("run", RUNS)
+def test_all_ops(mpirun, fakes, run):
+    transport, _, place = run.rpartition("-")
+    if transport == "ucx":
+        skip_without_ucx()
+    reached = "reached" if transport in ("cuda-mpi", "ucx") else "1"
+    env = {**fakes, "MPI4JAX_TEST_CUDA_ON_CPU": reached} if place == "gpu" else NOWHERE
+    env = {**env, "MPI4JAX_TRANSPORT": transport, "MPI4JAX_TEST_RESULTS": ""}
+    command = ["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", HERE / "test_ops.py"]
+    result = mpirun(2, *command, "-k", RUNS[run], env=env, time_limit=150)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert result.stdout.count(" passed") == 2, result.stdout
+
+
+@pytest.mark.parametrize("transport", ["staged", "nccl"])
+def test_what_runs_on_a_machine_with_a_gpu(mpirun, fakes, transport):
+    """The scripts of tests/gpu, so that they have no faults of their own when they get there."""
+    env = {**fakes, "MPI4JAX_TRANSPORT": transport}
+    result = mpirun(2, HERE / "gpu" / "ops.py", env=env)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert f"GPU: {transport} (MPI4JAX_TRANSPORT={transport})" in result.stdout
+
+
+ALLREDUCE = textwrap.dedent("""
+    import jax.numpy as jnp
+    from mpi4py import MPI
+    from mpi4jax import notoken as nt
+    for _ in range(3):
+        print(nt.allreduce(jnp.ones(3), MPI.SUM))
+""")
+
+
+def test_nccl_never_waits_on_the_host(python, fakes, tmp_path):
+    cuda, nccl = tmp_path / "cuda.log", tmp_path / "nccl.log"
+    logs = {"FAKE_CUDA_LOG": cuda, "FAKE_NCCL_LOG": nccl}
+    result = python(ALLREDUCE, {**fakes, "MPI4JAX_TRANSPORT": "nccl", **logs})
+    assert result.returncode == 0, result.stderr
+    assert cuda.read_text() == "copies 0 waits 0 allocations 0\n"
+    assert nccl.read_text() == "operations 3\n"
+
+
+def test_staging_memory_is_reused(python, fakes, tmp_path):
+    log = tmp_path / "cuda.log"
+    result = python(ALLREDUCE, {**fakes, "MPI4JAX_TRANSPORT": "staged", "FAKE_CUDA_LOG": log})
+    assert result.returncode == 0, result.stderr
+    assert log.read_text().endswith("allocations 2\n")
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"FAKE_NCCL_ASYNC_ERROR": "1"}, "an earlier operation returned error code 3"),
+        ({"FAKE_CUDA_STREAM_DEVICE": "1"}, "NCCL's communicators were made for JAX's first local"),
+    ],
+)
+def test_nccl_reports_errors(python, fakes, settings, words):
+    fails(python(ALLREDUCE, {**fakes, "MPI4JAX_TRANSPORT": "nccl", **settings}), words)
+
+
+def test_nccl_refuses_wildcards(python, fakes):
+    code = "import jax.numpy as j; from mpi4jax import notoken as nt; nt.recv(j.ones(3))"
+    result = python(code, {**fakes, "MPI4JAX_TRANSPORT": "nccl"})
+    fails(result, "ANY_SOURCE", "MPI4JAX_TRANSPORT=staged")
+
+
+def test_cuda_mpi_without_support_names_the_others(python, fakes):
+    result = python(ALLREDUCE, {**fakes, "MPI4JAX_TRANSPORT": "cuda-mpi"})
+    if result.returncode == 0:
+        pytest.skip(f"this {MPI.get_vendor()[0]} is CUDA-aware, or a trial says so")
+    fails(result, "CUDA-aware", "staged", "nccl")
+
+
+@pytest.mark.parametrize(
+    ("settings", "chosen"),
+    [({}, "nccl"), ({"FAKE_CUDA_SHARED": "1"}, "staged"), ({"FAKE_NCCL_VERSION": "1"}, "staged")],
+)
+def test_auto(mpirun, fakes, settings, chosen):
+    """NCCL where each of the two ranks has a GPU of its own."""
+    code = "import mpi4jax; print(mpi4jax.transport_info().gpu)"
+    result = mpirun(2, "-c", code, env={**fakes, "MPI4JAX_TRANSPORT": "auto", **settings})
+    # A CUDA-aware MPI comes before staging.
+    answers = {chosen, "cuda-mpi"} if chosen == "staged" else {chosen}
+    (answer,) = set(result.stdout.split())
+    assert answer in answers
