@@ -312,6 +312,14 @@ mod _native {
         watch::leave();
     }
 
+    /// Lets the ranks ask each other through MPI, if all of them want that. Collective over a communicator
+    /// with the ranks of `MPI_COMM_WORLD`.
+    #[pyfunction]
+    fn watch_link(py: Python<'_>, handle: usize, wanted: bool) -> PyResult<()> {
+        // SAFETY: mpi4py gives handles of live communicators, and it has initialised MPI.
+        Ok(py.detach(|| unsafe { watch::open_link(handle, wanted) })?)
+    }
+
     /// What all ranks are doing.
     #[pyfunction]
     fn watch_report(py: Python<'_>) -> Option<String> {

@@ -12,7 +12,7 @@ from typing import Any
 
 from mpi4py import MPI
 
-from . import _native, _transport
+from . import _native, _transport, _watch
 
 _handleof = MPI._handleof
 
@@ -119,6 +119,7 @@ def _default_comm() -> Comm:
         _native.watch_enter("the making of the default communicator, which takes all ranks,")
         try:
             clone = MPI.COMM_WORLD.Clone()
+            _native.watch_link(_handleof(clone), _watch.wants_link())
         finally:
             _native.watch_leave()
         clone.Set_name("mpi4jax.default")

@@ -11,6 +11,9 @@ Variable                Default     Meaning
 ``MPI4JAX_TRACE``       none        file for a timeline; ``{rank}`` in it is replaced, or the rank
                                     is put before the suffix
 ``MPI4JAX_ABORT``       1           0: a failing rank does not end the job
+``MPI4JAX_CHANNEL``     auto        how ranks ask each other what they are doing: ``auto`` through
+                                    MPI, where it grants ``MPI_THREAD_MULTIPLE``, and files;
+                                    ``files`` alone
 ======================  ==========  ===============================================================
 """
 
@@ -64,6 +67,11 @@ def timeout() -> float:
     return seconds
 
 
+def wants_link() -> bool:
+    """Whether ranks may ask each other through MPI."""
+    return _choice("MPI4JAX_CHANNEL", "auto", "auto", "files") == "auto"
+
+
 def job() -> str:
     """A name that the processes of this job share, and no other job on this machine has."""
     env = os.environ
@@ -105,6 +113,7 @@ def start() -> None:
     seconds = timeout()
     aborts = _choice("MPI4JAX_ON_TIMEOUT", "abort", "abort", "continue") == "abort"
     check = _choice("MPI4JAX_CHECK", "0", *_FALSE, *_TRUE, "2")
+    wants_link()
     may_abort = _choice("MPI4JAX_ABORT", "1", *_FALSE, *_TRUE) in _TRUE
 
     rank, size = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size

@@ -1,12 +1,14 @@
 //! Nothing hangs in silence, nothing is wrong in silence.
 //!
 //! [`recorder`] remembers the last operations, [`watchdog`] looks at them from a thread of its own,
-//! [`peers`] is how the ranks learn of each other without MPI, [`dump`] is what they leave on disk,
+//! [`peers`] is how the ranks learn of each other without MPI, [`link`] how they do through it, [`dump`] is what
+//! they leave on disk,
 //! [`check`] compares operations before they run, and [`spans`] writes timelines.
 
 mod check;
 mod clock;
 mod dump;
+mod link;
 mod mpi;
 mod peers;
 pub mod recorder;
@@ -19,7 +21,7 @@ pub use self::check::Level as CheckLevel;
 pub use self::mpi::world_ranks;
 pub use self::recorder::{Running, join};
 pub use self::spans::start as start_spans;
-pub use self::watchdog::{Settings, abort_after, enter, finish, leave, report, start};
+pub use self::watchdog::{Settings, abort_after, enter, finish, leave, open_link, report, start};
 use crate::error::Error;
 use crate::ops::{Call, Site};
 

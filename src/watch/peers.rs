@@ -70,6 +70,12 @@ fn process_start() -> SystemTime {
     start.unwrap_or_else(|_| SystemTime::now()) - Duration::from_secs(2)
 }
 
+/// A word for a question of this rank.
+pub fn word(rank: i32) -> String {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    format!("{rank}-{}", now.as_nanos())
+}
+
 impl Peers {
     pub fn new(directory: PathBuf, rank: i32, size: i32) -> Self {
         if rank == 0 {
@@ -156,12 +162,9 @@ impl Peers {
         }
     }
 
-    /// Asks all ranks for their state; returns the word that answers repeat.
-    pub fn ask(&self) -> io::Result<String> {
-        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-        let word = format!("{}-{}", self.rank, now.as_nanos());
-        self.write(&self.directory.join("ask"), &word)?;
-        Ok(word)
+    /// Asks all ranks for their state; answers repeat the word.
+    pub fn ask(&self, word: &str) -> io::Result<()> {
+        self.write(&self.directory.join("ask"), word)
     }
 
     /// The word of the last question.
@@ -287,7 +290,8 @@ mod tests {
     fn ranks_ask_and_answer() {
         let (a, b) = (Peers::new(directory("ask"), 0, 2), Peers::new(directory("ask"), 1, 2));
         assert_eq!(a.broken, None);
-        let word = a.ask().unwrap();
+        let word = word(0);
+        a.ask(&word).unwrap();
         assert_eq!(b.asked().as_ref(), Some(&word));
         assert_eq!(a.answer_of(1, &word), None);
         let answer = Answer { seconds: 1.5, state: "in barrier #1".into() };

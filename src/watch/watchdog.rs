@@ -10,10 +10,10 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::clock::{self, Epoch};
-use super::dump;
-use super::mpi;
-use super::peers::{Answer, Peers, Status};
+use super::peers::{self, Answer, Peers, Status};
 use super::recorder::{self, Record, State};
+use super::{dump, link, mpi};
+use crate::error::Error;
 use crate::ops::Op;
 
 /// How the watchdog was told to behave.
@@ -36,6 +36,8 @@ struct Watchdog {
     peers: Peers,
     /// Where the signal handler writes.
     wake: RawFd,
+    /// The word of the last question that this rank has answered.
+    answered: Mutex<String>,
 }
 
 static WATCHDOG: OnceLock<Watchdog> = OnceLock::new();
@@ -127,12 +129,29 @@ pub fn start(settings: Settings) -> bool {
         free
     };
     let peers = Peers::new(settings.directory.clone(), settings.rank, settings.size);
-    if WATCHDOG.set(Watchdog { settings, peers, wake: ends[0] }).is_ok() {
+    let watchdog = Watchdog { settings, peers, wake: ends[0], answered: Mutex::default() };
+    if WATCHDOG.set(watchdog).is_ok() {
         let thread = std::thread::Builder::new().name("mpi4jax-watchdog".into());
         // Without a thread there is no watchdog, and all else works.
         let _ = thread.spawn(|| WATCHDOG.get().map(Watchdog::run));
     }
     has_signal
+}
+
+/// Lets the ranks ask each other through MPI, if all of them want that. Collective.
+///
+/// # Safety
+/// `comm` is the handle of a live communicator, with the ranks of `MPI_COMM_WORLD`.
+pub unsafe fn open_link(comm: usize, wanted: bool) -> Result<(), Error> {
+    let respond = |word: &str| match WATCHDOG.get() {
+        Some(watchdog) => watchdog.answer(word, "another rank asked").0,
+        None => Answer { seconds: 0.0, state: "not watched".into() },
+    };
+    if WATCHDOG.get().is_some_and(|watchdog| watchdog.settings.size > 1) {
+        // SAFETY: promised by the caller.
+        unsafe { link::open(comm, wanted, respond)? };
+    }
+    Ok(())
 }
 
 /// Tells the other ranks that this one has done its last operation.
@@ -152,7 +171,7 @@ pub fn finish() {
 
 /// The report that `SIGUSR1` prints, for tests and for the curious.
 pub fn report() -> Option<String> {
-    WATCHDOG.get().map(|watchdog| watchdog.report("report", "asked for"))
+    WATCHDOG.get().and_then(|watchdog| watchdog.report("report", "asked for", false).ok())
 }
 
 /// Ends the job with this status unless the process has ended by itself after so many seconds.
@@ -263,18 +282,15 @@ impl Watchdog {
         let timeout = (self.settings.timeout > 0.0).then(|| Duration::from_secs_f64(self.settings.timeout));
         let tick = timeout.map_or(TICK, |timeout| (timeout / 4).clamp(Duration::from_millis(20), TICK));
         let mut waits: Vec<Wait> = Vec::new();
-        let mut answered = String::new();
         let mut last = Instant::now();
         loop {
             if self.sleep(tick) {
-                print(&self.report("report (SIGUSR1)", "SIGUSR1"));
-                answered = self.peers.asked().unwrap_or_default();
+                print(&self.report("report (SIGUSR1)", "SIGUSR1", false).unwrap_or_default());
             }
             if let Some(word) = self.peers.asked()
-                && word != answered
+                && word != *self.answered()
             {
                 let _ = self.answer(&word, "another rank asked");
-                answered = word;
             }
             let numbers = under_way();
             let passed = last.elapsed().min(2 * tick);
@@ -313,7 +329,6 @@ impl Watchdog {
                 };
                 wait.reported = true;
                 self.hung(wait.number, &name, &reason);
-                answered = self.peers.asked().unwrap_or_default();
                 last = Instant::now();
             }
         }
@@ -377,9 +392,12 @@ impl Watchdog {
     fn hung(&self, number: u64, name: &str, reason: &str) {
         let rank = self.settings.rank;
         let headline = format!("{name} {reason}");
-        match self.peers.become_reporter() {
-            Ok(()) => {
-                let mut report = self.report(&headline, reason);
+        let reporter = match link::reporter(2 * GRACE) {
+            Some(other) => Err(other),
+            None => self.peers.become_reporter(),
+        };
+        match reporter.and_then(|()| self.report(&headline, reason, true)) {
+            Ok(mut report) => {
                 report += if self.settings.abort {
                     "  the job is aborted (MPI4JAX_ON_TIMEOUT=continue: it goes on; MPI4JAX_TIMEOUT sets the time)\n"
                 } else {
@@ -398,7 +416,7 @@ impl Watchdog {
                     if !under_way().contains(&number) {
                         return;
                     }
-                    print(&self.report(&headline, reason));
+                    print(&self.report(&headline, reason, false).unwrap_or_default());
                 }
             }
         }
@@ -476,9 +494,19 @@ impl Watchdog {
         Answer { seconds: last.map_or(0.0, |record| epoch.seconds_since(record.ended)), state }
     }
 
-    fn answer(&self, word: &str, reason: &str) -> std::io::Result<Answer> {
+    fn answered(&self) -> MutexGuard<'_, String> {
+        self.answered.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What this rank is doing; also written to its files, once for each question.
+    fn answer(&self, word: &str, reason: &str) -> (Answer, std::io::Result<()>) {
+        // Held for as long as it takes: the link and the watchdog may be asked at the same time.
+        let mut answered = self.answered();
         let python = self.python();
         let answer = self.state(&python);
+        if *answered == word {
+            return (answer, Ok(()));
+        }
         let dump = dump::json(&dump::Header {
             rank: self.settings.rank,
             size: self.settings.size,
@@ -487,31 +515,41 @@ impl Watchdog {
             state: &answer.state,
             python: &python,
         });
-        self.peers.answer(word, &answer, &dump)?;
-        Ok(answer)
+        let written = self.peers.answer(word, &answer, &dump);
+        word.clone_into(&mut answered);
+        (answer, written)
     }
 
-    /// What all ranks are doing, as far as one can find out.
-    fn report(&self, headline: &str, reason: &str) -> String {
+    /// What all ranks are doing, as far as one can find out; or which rank reports that, where two began
+    /// to at the same time.
+    fn report(&self, headline: &str, reason: &str, hung: bool) -> Result<String, i32> {
         let Settings { rank, size, .. } = self.settings;
         let mut text = format!("r{rank} | mpi4jax: {headline}\n");
-        let asked = self.peers.ask().and_then(|word| self.answer(&word, reason).map(|_| word));
-        match &asked {
-            Ok(word) => {
-                for (members, line) in self.gather(word) {
-                    text += &format!("  {} {line}\n", ranks(&members));
-                }
+        let word = peers::word(rank);
+        link::ask(&word, hung, rank, size);
+        let asked = self.peers.ask(&word);
+        let (own, written) = self.answer(&word, reason);
+        let asked = asked.and(written);
+        if asked.is_ok() || link::is_open() {
+            for (members, line) in self.gather(&word, own) {
+                text += &format!("  {} {line}\n", ranks(&members));
             }
-            Err(error) => {
-                let state = self.state(&self.python());
-                text += &format!("  rank {rank} is {} (for {:.1} s)\n", state.state, state.seconds);
-                if size > 1 {
-                    text += &format!(
-                        "  the other ranks cannot be asked: writing to {} failed: {error}; MPI4JAX_DUMP_DIR \
-                         names another directory\n",
-                        self.peers.directory.display()
-                    );
-                }
+            if hung
+                && let Some(other) = link::reporter(2 * GRACE)
+                && other < rank
+            {
+                return Err(other);
+            }
+        } else {
+            text += &format!("  rank {rank} is {} (for {:.1} s)\n", own.state, own.seconds);
+            if let Err(error) = &asked
+                && size > 1
+            {
+                text += &format!(
+                    "  the other ranks cannot be asked: writing to {} failed: {error}; MPI4JAX_DUMP_DIR \
+                     names another directory\n",
+                    self.peers.directory.display()
+                );
             }
         }
         let epoch = Epoch::now();
@@ -532,23 +570,28 @@ impl Watchdog {
         if records.is_empty() {
             text += "    none\n";
         }
-        if asked.is_ok() {
-            let directory = self.peers.directory.display();
-            text += &format!("  more: python -m mpi4jax.report {directory}\n");
+        let directory = self.peers.directory.display();
+        match asked {
+            Ok(()) => text += &format!("  more: python -m mpi4jax.report {directory}\n"),
+            Err(error) if link::is_open() => {
+                text += &format!("  no dumps are left: writing to {directory} failed: {error}\n");
+            }
+            Err(_) => {}
         }
-        text
+        Ok(text)
     }
 
     /// The ranks, grouped by what they do, most first.
-    fn gather(&self, word: &str) -> Vec<(Vec<i32>, String)> {
+    fn gather(&self, word: &str, own: Answer) -> Vec<(Vec<i32>, String)> {
         let size = self.settings.size;
         let mut answers: Vec<Option<Answer>> = vec![None; size as usize];
+        answers[self.settings.rank as usize] = Some(own);
         let start = Instant::now();
         loop {
             for rank in 0..size {
                 let answer = &mut answers[rank as usize];
                 if answer.is_none() {
-                    *answer = self.peers.answer_of(rank, word);
+                    *answer = self.peers.answer_of(rank, word).or_else(|| link::answer_of(rank, word));
                 }
             }
             // Those that cannot answer are not waited for.
@@ -575,6 +618,10 @@ impl Watchdog {
                 }
                 Status::Gone(name) => (format!("gone: {name} has ended"), 0.0),
                 Status::Silent(name) => (format!("silent: {name} does not answer"), 0.0),
+                Status::Unknown if link::is_open() => (
+                    "silent: it does not answer over MPI; its process, or the network, may be gone".into(),
+                    0.0,
+                ),
                 Status::Unknown => {
                     ("unknown: it has not imported mpi4jax, or does not share this directory".into(), 0.0)
                 }

@@ -311,10 +311,27 @@ FAULTS = {
         (
             HUNG,
             "rank 0 is in allreduce #1",
-            "the other ranks cannot be asked: writing to /proc/none/.* failed",
+            f"rank 1 is in no operation.*Python is at .*fault.py:{FIRST_LINE}",
+            "no dumps are left: writing to /proc/none/.* failed",
         ),
         status=124,
         env={"MPI4JAX_DUMP_DIR": "/proc/none"},
+    ),
+    "neither a dump directory nor a channel through MPI": Fault(
+        "if rank == 1: time.sleep(60)\nwait(nt.allreduce(x, MPI.SUM))",
+        (
+            HUNG,
+            "rank 0 is in allreduce #1",
+            "the other ranks cannot be asked: writing to /proc/none/.* failed",
+        ),
+        status=124,
+        env={"MPI4JAX_DUMP_DIR": "/proc/none", "MPI4JAX_CHANNEL": "files"},
+    ),
+    "an MPI that one thread may call": Fault(
+        "if rank == 1: time.sleep(60)\nwait(nt.allreduce(x, MPI.SUM))",
+        (HUNG, "rank 0 is in allreduce #1", "rank 1 is in no operation", "mpi4jax.report /"),
+        status=124,
+        env={"MPI4PY_RC_THREAD_LEVEL": "serialized"},
     ),
     # ---- Ranks that end
     "a rank that raises": Fault(

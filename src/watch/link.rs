@@ -1,0 +1,353 @@
+//! What the ranks tell each other through MPI, where it lets any thread call it at any time.
+//!
+//! Files ([`super::peers`]) reach as far as a file system does; these messages reach every rank. They travel on
+//! a communicator of their own, made together with the default one, and a thread of its own carries them,
+//! which never waits for another rank: should MPI keep it all the same, only the link is lost.
+//!
+//! A question holds a word, an answer the same word and a line. Both are small enough to be sent
+//! eagerly, so a rank that is gone leaves nobody waiting.
+
+use std::collections::HashMap;
+use std::ffi::{c_int, c_void};
+use std::mem::MaybeUninit;
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use mpi::ffi::{self, MPI_Comm, MPI_Request, MPI_Status};
+
+use super::mpi::any_thread_may_call;
+use super::peers::Answer;
+use crate::error::Cause;
+use crate::transport::{check, handle, handle_value};
+
+/// How often messages are looked for.
+const PERIOD: Duration = Duration::from_millis(50);
+/// Bytes of a message at most: less than every MPI's eager limit.
+const LARGEST: usize = 1024;
+const TAG: c_int = 0;
+
+#[derive(Clone, Debug, PartialEq)]
+enum Message {
+    /// Asks for the receiver's state; `hung` if the sender is going to report that an operation hangs.
+    Question {
+        word: String,
+        hung: bool,
+    },
+    Answer {
+        word: String,
+        answer: Answer,
+    },
+}
+
+impl Message {
+    fn encode(&self) -> Vec<u8> {
+        let (kind, seconds, word, state) = match self {
+            Self::Question { word, hung } => (u8::from(*hung), 0.0, word, ""),
+            Self::Answer { word, answer } => (2, answer.seconds, word, &*answer.state),
+        };
+        let mut bytes = vec![kind, word.len().min(255) as u8];
+        bytes.extend(f64::to_le_bytes(seconds));
+        bytes.extend(&word.as_bytes()[..word.len().min(255)]);
+        let room = LARGEST - bytes.len();
+        let end = (0..=room.min(state.len())).rev().find(|&end| state.is_char_boundary(end));
+        bytes.extend(&state.as_bytes()[..end.unwrap_or(0)]);
+        bytes
+    }
+
+    /// `None` for what no [`encode`](Self::encode) has made.
+    fn decode(bytes: &[u8]) -> Option<Self> {
+        let (&[kind, length], rest) = bytes.split_first_chunk()?;
+        let (seconds, rest) = rest.split_first_chunk()?;
+        let (word, state) = rest.split_at_checked(length.into())?;
+        let word = String::from_utf8(word.into()).ok()?;
+        match kind {
+            0 | 1 => Some(Self::Question { word, hung: kind == 1 }),
+            2 => {
+                let seconds = f64::from_le_bytes(*seconds);
+                let state = String::from_utf8(state.into()).ok()?;
+                Some(Self::Answer { word, answer: Answer { seconds, state } })
+            }
+            _ => None,
+        }
+    }
+}
+
+/// What the watchdog and the thread of the link tell each other.
+#[derive(Default)]
+struct Desk {
+    outbox: Vec<(i32, Message)>,
+    /// The word of our last question, and the answers to it by rank.
+    word: String,
+    answers: HashMap<i32, Answer>,
+    /// Who else is going to report that an operation hangs, and when it asked.
+    reporter: Option<(i32, Instant)>,
+}
+
+static OPEN: AtomicBool = AtomicBool::new(false);
+static DESK: Mutex<Option<Desk>> = Mutex::new(None);
+/// Held by whoever calls MPI for the link.
+static PORT: Mutex<Option<Port>> = Mutex::new(None);
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn with_desk<T>(f: impl FnOnce(&mut Desk) -> T) -> T {
+    f(lock(&DESK).get_or_insert_default())
+}
+
+/// Whether messages reach the other ranks.
+pub fn is_open() -> bool {
+    OPEN.load(Ordering::Relaxed)
+}
+
+/// Asks all ranks for their state. A later question makes an earlier one void.
+pub fn ask(word: &str, hung: bool, rank: i32, size: i32) {
+    if !is_open() {
+        return;
+    }
+    with_desk(|desk| {
+        word.clone_into(&mut desk.word);
+        desk.answers.clear();
+        let others = (0..size).filter(|&other| other != rank);
+        desk.outbox.extend(others.map(|other| (other, Message::Question { word: word.into(), hung })));
+    });
+}
+
+pub fn answer_of(rank: i32, word: &str) -> Option<Answer> {
+    with_desk(|desk| if desk.word == word { desk.answers.get(&rank).cloned() } else { None })
+}
+
+/// Another rank that has begun to report, in this time, that an operation hangs.
+pub fn reporter(within: Duration) -> Option<i32> {
+    with_desk(|desk| desk.reporter.filter(|(_, at)| at.elapsed() < within).map(|(rank, _)| rank))
+}
+
+/// One end of the link.
+struct Port {
+    /// A communicator of ours, never freed: it is needed until `MPI_Finalize`.
+    comm: usize,
+    /// Finds out what this rank is doing.
+    respond: fn(&str) -> Answer,
+    /// What is under way; MPI reads the bytes until the request is done.
+    sends: Vec<(MPI_Request, Vec<u8>)>,
+    receive: Option<(MPI_Request, Vec<u8>, i32)>,
+}
+
+// SAFETY: MPI's handles belong to the process, not to a thread, and the link is open only where any thread
+// may use them.
+unsafe impl Send for Port {}
+
+/// Makes the link, unless a rank does not want it or its MPI forbids it. Collective over a communicator of all ranks.
+///
+/// # Safety
+/// `comm` is the handle of a live communicator, with the ranks of `MPI_COMM_WORLD`.
+pub unsafe fn open(comm: usize, wanted: bool, respond: fn(&str) -> Answer) -> Result<(), Cause> {
+    let able = u8::from(wanted && any_thread_may_call());
+    let mut all = 0u8;
+    // SAFETY: promised by the caller; one byte each way; the callbacks are functions.
+    let link = unsafe {
+        let comm: MPI_Comm = handle(comm);
+        let (from, to) = ((&raw const able).cast(), (&raw mut all).cast());
+        let code = ffi::MPI_Allreduce(from, to, 1, ffi::RSMPI_UINT8_T, ffi::RSMPI_BAND, comm);
+        check("MPI_Allreduce", code)?;
+        if all == 0 {
+            return Ok(());
+        }
+        let mut link = MaybeUninit::<MPI_Comm>::uninit();
+        check("MPI_Comm_dup", ffi::MPI_Comm_dup(comm, link.as_mut_ptr()))?;
+        let link = link.assume_init();
+        check("MPI_Comm_set_errhandler", ffi::MPI_Comm_set_errhandler(link, ffi::RSMPI_ERRORS_RETURN))?;
+        // MPI_Finalize deletes the attributes of MPI_COMM_SELF before anything else (MPI 4.1, 11.2.4).
+        let mut key = 0;
+        let code = ffi::MPI_Comm_create_keyval(Some(no_copy), Some(at_finalize), &mut key, null_mut());
+        check("MPI_Comm_create_keyval", code)?;
+        check("MPI_Comm_set_attr", ffi::MPI_Comm_set_attr(ffi::RSMPI_COMM_SELF, key, null_mut()))?;
+        handle_value(link)
+    };
+    *lock(&PORT) = Some(Port { comm: link, respond, sends: Vec::new(), receive: None });
+    let thread = std::thread::Builder::new().name("mpi4jax-link".into()).spawn(run);
+    // The port stays without a thread too: MPI_Finalize is collective, and so is what `close` does.
+    OPEN.store(thread.is_ok(), Ordering::Relaxed);
+    Ok(())
+}
+
+fn run() {
+    // The port is taken away when MPI ends, and stays unlocked during the pause.
+    while let Some(Ok(())) = { lock(&PORT).as_mut().map(Port::step) } {
+        std::thread::sleep(PERIOD);
+    }
+    OPEN.store(false, Ordering::Relaxed);
+}
+
+unsafe extern "C" fn no_copy(
+    _: MPI_Comm,
+    _: c_int,
+    _: *mut c_void,
+    _: *mut c_void,
+    _: *mut c_void,
+    flag: *mut c_int,
+) -> c_int {
+    // SAFETY: MPI gives the address of an int.
+    unsafe { *flag = 0 };
+    0
+}
+
+unsafe extern "C" fn at_finalize(_: MPI_Comm, _: c_int, _: *mut c_void, _: *mut c_void) -> c_int {
+    // Held, it keeps the thread from MPI. An error ends the link as well.
+    let port = lock(&PORT).take();
+    let _ = port.map(Port::close);
+    OPEN.store(false, Ordering::Relaxed);
+    0
+}
+
+fn is_done(request: &mut MPI_Request) -> Result<Option<MPI_Status>, Cause> {
+    let (mut done, mut status) = (0, MaybeUninit::<MPI_Status>::zeroed());
+    // SAFETY: a request of ours; all-zero is a value of the status.
+    unsafe {
+        check("MPI_Test", ffi::MPI_Test(request, &mut done, status.as_mut_ptr()))?;
+        Ok((done != 0).then(|| status.assume_init()))
+    }
+}
+
+impl Port {
+    fn comm(&self) -> MPI_Comm {
+        // SAFETY: from `handle_value`, in `open`.
+        unsafe { handle(self.comm) }
+    }
+
+    /// Carries what there is. Waits for nobody.
+    fn step(&mut self) -> Result<(), Cause> {
+        for (to, message) in with_desk(|desk| std::mem::take(&mut desk.outbox)) {
+            self.send(to, &message)?;
+        }
+        let mut error = None;
+        self.sends.retain_mut(|(request, _)| match is_done(request) {
+            Ok(status) => status.is_none(),
+            Err(cause) => {
+                error = Some(cause);
+                true
+            }
+        });
+        if let Some(cause) = error {
+            return Err(cause);
+        }
+        while let Some((from, bytes)) = self.next()? {
+            match Message::decode(&bytes) {
+                Some(Message::Question { word, hung }) => {
+                    if hung {
+                        with_desk(|desk| desk.reporter = Some((from, Instant::now())));
+                    }
+                    let answer = (self.respond)(&word);
+                    self.send(from, &Message::Answer { word, answer })?;
+                }
+                Some(Message::Answer { word, answer }) => with_desk(|desk| {
+                    if desk.word == word {
+                        desk.answers.insert(from, answer);
+                    }
+                }),
+                None => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn send(&mut self, to: i32, message: &Message) -> Result<(), Cause> {
+        let bytes = message.encode();
+        let mut request = MaybeUninit::<MPI_Request>::uninit();
+        // SAFETY: the bytes stay where they are until the request is done.
+        unsafe {
+            let (from, n) = (bytes.as_ptr().cast(), bytes.len() as c_int);
+            let (byte, comm) = (ffi::RSMPI_UINT8_T, self.comm());
+            check("MPI_Isend", ffi::MPI_Isend(from, n, byte, to, TAG, comm, request.as_mut_ptr()))?;
+            self.sends.push((request.assume_init(), bytes));
+        }
+        Ok(())
+    }
+
+    /// The next message that has arrived, and from whom.
+    fn next(&mut self) -> Result<Option<(i32, Vec<u8>)>, Cause> {
+        if self.receive.is_none() {
+            let (mut found, mut status) = (0, MaybeUninit::<MPI_Status>::zeroed());
+            // SAFETY: all-zero is a value of the status; the buffer has the size of the message that was found, and
+            // stays where it is until the request is done.
+            unsafe {
+                let (byte, comm) = (ffi::RSMPI_UINT8_T, self.comm());
+                let any = ffi::RSMPI_ANY_SOURCE;
+                check("MPI_Iprobe", ffi::MPI_Iprobe(any, TAG, comm, &mut found, status.as_mut_ptr()))?;
+                if found == 0 {
+                    return Ok(None);
+                }
+                let (status, mut n) = (status.assume_init(), 0);
+                check("MPI_Get_count", ffi::MPI_Get_count(&status, byte, &mut n))?;
+                let mut bytes = vec![0u8; usize::try_from(n).unwrap_or(0)];
+                let (to, from) = (bytes.as_mut_ptr().cast(), status.MPI_SOURCE);
+                let mut request = MaybeUninit::<MPI_Request>::uninit();
+                check("MPI_Irecv", ffi::MPI_Irecv(to, n, byte, from, TAG, comm, request.as_mut_ptr()))?;
+                self.receive = Some((request.assume_init(), bytes, from));
+            }
+        }
+        let Some((mut request, bytes, from)) = self.receive.take() else { return Ok(None) };
+        if is_done(&mut request)?.is_some() {
+            return Ok(Some((from, bytes)));
+        }
+        self.receive = Some((request, bytes, from));
+        Ok(None)
+    }
+
+    /// Answers until all ranks are here, in `MPI_Finalize`, from where on nobody asks.
+    fn close(mut self) -> Result<(), Cause> {
+        let mut all_here = MaybeUninit::<MPI_Request>::uninit();
+        // SAFETY: a request of ours.
+        let mut all_here = unsafe {
+            check("MPI_Ibarrier", ffi::MPI_Ibarrier(self.comm(), all_here.as_mut_ptr()))?;
+            all_here.assume_init()
+        };
+        while is_done(&mut all_here)?.is_none() {
+            self.step()?;
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        // What nobody receives any more must stay where MPI may read it.
+        std::mem::forget((self.sends, self.receive));
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn answer(state: &str) -> Message {
+        Message::Answer { word: "3-17".into(), answer: Answer { seconds: 1.5, state: state.into() } }
+    }
+
+    #[test]
+    fn messages_arrive_as_they_were_sent() {
+        let question = |hung| Message::Question { word: "3-17".into(), hung };
+        for message in [question(false), question(true), answer("in barrier #1"), answer("")] {
+            assert_eq!(Message::decode(&message.encode()), Some(message));
+        }
+    }
+
+    #[test]
+    fn long_states_are_cut_between_characters() {
+        for filler in ["", "x", "xx"] {
+            let message = answer(&format!("{filler}{}", "é".repeat(LARGEST)));
+            let bytes = message.encode();
+            assert!(bytes.len() <= LARGEST);
+            let Some(Message::Answer { answer, .. }) = Message::decode(&bytes) else { panic!("no answer") };
+            assert!(answer.state.len() > LARGEST - 20);
+        }
+    }
+
+    #[test]
+    fn bytes_of_another_making_are_no_message() {
+        let whole = answer("in barrier #1").encode();
+        assert_eq!(Message::decode(&[]), None);
+        assert_eq!(Message::decode(&whole[..12]), None);
+        assert_eq!(Message::decode(&[3; 40]), None);
+        assert_eq!(Message::decode(&[[2, 0].as_slice(), &[0; 8], &[0xff]].concat()), None);
+    }
+}
