@@ -74,3 +74,39 @@ def test_a_token_that_is_used_once_per_branch():
 
     f(x, mpi4jax.create_token())
     jax.grad(lambda x: mpi4jax.allreduce(x, MPI.SUM, token=mpi4jax.create_token())[0].sum())(x)
+
+
+def test_a_batched_condition_of_a_loop():
+    def until(bound):
+        def step(x):
+            return notoken.allreduce(x, MPI.MAX) / 2
+
+        return jax.lax.while_loop(lambda x: x > bound, lambda x: step(x) + 0 * bound + x / 4, 8.0)
+
+    bounds = jnp.array([1.0, 2.0, 4.0])
+    line = r"test_misuse.py:\d+: allreduce is in a while_loop under vmap whose condition differs"
+    with pytest.warns(UserWarning, match=line):
+        batch = mpi4jax.jit(jax.vmap(until))(bounds)
+    alone = jnp.stack([until(bound) for bound in bounds])
+    assert (batch == alone).all()
+
+
+def test_a_condition_of_a_loop_that_all_ranks_have_in_common():
+    @jax.jit
+    def residual(x):
+        return notoken.allreduce(jnp.vdot(x, x), MPI.SUM)
+
+    def solve(x):
+        def step(state):
+            k, x, _ = state
+            return k + 1, x / 2, residual(x / 2)
+
+        def again(state):
+            return (state[0] < 50) & (state[2] > 1e-3)
+
+        return jax.lax.while_loop(again, step, (0, x, residual(x)))[1]
+
+    batch = mpi4jax.jit(jax.vmap(solve))(jnp.array([[1.0, 2.0], [3.0, 4.0]]))
+    assert (abs(batch) < 0.1).all()
+    # The same number of rounds for all: nothing to warn of.
+    jax.vmap(lambda x: jax.lax.fori_loop(0, 3, lambda i, x: notoken.scan(x, MPI.MAX), x))(x)

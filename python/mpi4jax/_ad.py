@@ -27,6 +27,7 @@ from jax.extend.core import ClosedJaxpr, Literal, Primitive, jaxpr_as_fun
 from jax.interpreters import ad, batching, mlir
 
 from . import _compat
+from ._misuse import warn_of_batched_loop
 from ._primitive import PRIMITIVES, TOKEN, effect, split
 from ._scope import scope_p
 from ._spec import SPECS
@@ -312,6 +313,8 @@ def _rewrite(trace: Any, primitive: Primitive, args: Sequence[Any], params: dict
     rule = RULES.get(primitive)
     if rule is None or not (primitive in _OPS or any(effect in j.effects for j in _jaxprs(params))):
         return None
+    if primitive is _compat.while_p and _compat.batches(trace):
+        warn_of_batched_loop(params, [_compat.tracked(trace, x) for x in args])
     own = _own_token(primitive, params, args)
     if _is_transformed(trace, primitive, params, own):
         return None

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import warnings
 import weakref
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from jax.extend.core import ClosedJaxpr
+from jax.extend.core import ClosedJaxpr, Literal
 
 from . import _compat
 from ._spec import SPECS, is_root
@@ -38,6 +39,68 @@ def warn_of_discarded(jaxpr: ClosedJaxpr) -> None:
                 "it is a new array, the argument is not changed",
                 stacklevel=2,
             )
+
+
+# Their results are the same on all ranks.
+_UNIFORM = ("allgather", "allreduce", "bcast")
+
+
+def _ops(jaxpr: Any) -> Iterator[tuple[str, Any]]:
+    """Names and equations of the ops of a function, and of the functions that it calls."""
+    for eqn in jaxpr.eqns:
+        name = eqn.primitive.name.removeprefix("mpi4jax_")
+        if name != eqn.primitive.name and name in SPECS:
+            yield name, eqn
+        for value in eqn.params.values():
+            for inner in value if isinstance(value, (tuple, list)) else (value,):
+                if hasattr(inner, "eqns"):
+                    yield from _ops(getattr(inner, "jaxpr", inner))
+
+
+def _varying(closed: ClosedJaxpr, varying: Sequence[bool]) -> list[bool]:
+    """Which results may differ between the ranks as these arguments do."""
+    jaxpr = closed.jaxpr
+    found = {id(v) for v, varies in zip(jaxpr.invars, varying, strict=True) if varies}
+
+    def varies(v: Any) -> bool:
+        return not isinstance(v, Literal) and id(v) in found
+
+    for eqn in jaxpr.eqns:
+        name = eqn.primitive.name.removeprefix("mpi4jax_")
+        ins, inner = [varies(v) for v in eqn.invars], eqn.params.get("jaxpr")
+        if eqn.primitive is _compat.jit_p and inner is not None:
+            outs = _varying(inner, ins)
+        else:
+            outs = [any(ins) and name not in _UNIFORM] * len(eqn.outvars)
+        found.update(id(v) for v, out in zip(eqn.outvars, outs, strict=True) if out)
+    return [varies(v) for v in jaxpr.outvars]
+
+
+def warn_of_batched_loop(params: dict[str, Any], batched: Sequence[bool]) -> None:
+    """Warn of ops in a ``while_loop`` whose arguments are batched, if its condition is too.
+
+    Not if the condition comes from results that all ranks have in common, the residual of a
+    solver, say.
+    """
+    a, b = params["cond_nconsts"], params["body_nconsts"]
+    cond_consts, body_consts, carry = batched[:a], batched[a : a + b], batched[a + b :]
+    ever = [False] * len(carry)
+    for _ in range(len(carry) + 1):  # rounds, until nothing new can depend on anything
+        carry = _varying(params["body_jaxpr"], [*body_consts, *carry])
+        ever = [x or y for x, y in zip(ever, carry, strict=True)]
+    if not any(_varying(params["cond_jaxpr"], [*cond_consts, *ever])):
+        return
+    for loop in (params["body_jaxpr"], params["cond_jaxpr"]):
+        for name, eqn in _ops(loop.jaxpr):
+            where = _compat.eqn_line(eqn)
+            warnings.warn(
+                f"{where + ': ' if where else ''}{name} is in a while_loop under vmap whose "
+                "condition differs between the elements of the batch: it runs until the last one "
+                "of this rank has ended, on other ranks more or less often; make the condition "
+                "depend on what all ranks have in common, the result of an allreduce, say",
+                stacklevel=2,
+            )
+            return
 
 
 # Tokens that were given to an op, by id, while they live.
