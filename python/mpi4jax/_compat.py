@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax._src import api, core, effects, source_info_util, xla_bridge
+from jax._src import api, api_util, core, effects, source_info_util, xla_bridge
 from jax._src import linear_util as lu
 from jax._src.ad_checkpoint import remat_p
 from jax._src.interpreters import ad as _ad
@@ -481,8 +481,9 @@ def intercept_custom_derivatives(
             bwd.call_wrapped(*args)
             return ()
 
-        fun = lu.wrap_init(backward, debug_info=bwd.debug_info.with_unknown_names())
-        jaxpr, *_ = pe.trace_to_jaxpr_dynamic(fun, [*avals[:num_res], *out_avals])
+        args = [*avals[:num_res], *out_avals]
+        info = api_util.debug_info("mpi4jax", backward, args, {})
+        jaxpr, *_ = pe.trace_to_jaxpr_dynamic(lu.wrap_init(backward, debug_info=info), args)
         return out_avals, {effect} & set(jaxpr.effects)
 
     _ad.custom_lin_p.def_effectful_abstract_eval(abstract_eval)
