@@ -25,6 +25,11 @@ pub enum Cause {
          pass status= to accept shorter messages"
     )]
     ShortMessage { function: &'static str, received: usize, source_rank: i32, expected: usize },
+    #[error(
+        "received {received} bytes of ghost cells from rank {source_rank}, expected {expected}: blocks may \
+         differ between neighbours along the axis that they are neighbours on, and in nothing else"
+    )]
+    Ghosts { received: usize, source_rank: i32, expected: usize },
     #[error("communicator {key} has been freed")]
     FreedCommunicator { key: Box<str> },
     #[error(
@@ -88,7 +93,11 @@ impl Cause {
     pub fn is_fatal(&self) -> bool {
         matches!(
             self,
-            Self::Mpi { .. } | Self::Library { .. } | Self::ShortMessage { .. } | Self::Mismatch { .. }
+            Self::Mpi { .. }
+                | Self::Library { .. }
+                | Self::ShortMessage { .. }
+                | Self::Ghosts { .. }
+                | Self::Mismatch { .. }
         )
     }
 

@@ -94,6 +94,7 @@ impl fmt::Display for Line<'_> {
             Op::Bcast | Op::Gather | Op::Reduce | Op::Scatter => {
                 write!(f, "{name} -> root {} with {items} items", call.site.root)?;
             }
+            Op::HaloExchange => write!(f, "{name} for ghost cells, with {items} items")?,
             Op::Recv => {
                 write!(f, "{name} <- {} with tag {} and {items} items", envelope.source, envelope.recvtag)?;
             }

@@ -7,11 +7,13 @@ results. `pushforward` is the derivative of the model, written down by hand.
 
 from __future__ import annotations
 
+import functools
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 from mpi4py import MPI
 
@@ -66,6 +68,14 @@ def _bcast(xp: Any, p: dict[str, Any], xs: list[Any]) -> list[Any]:
 
 def _gather(xp: Any, p: dict[str, Any], xs: list[Any]) -> list[Any]:
     return [xp.stack(xs) if r == p["root"] else x for r, x in enumerate(xs)]
+
+
+def _halo_exchange(xp: Any, p: dict[str, Any], xs: list[Any]) -> list[Any]:
+    """Along a line: a ghost cell of this rank's, its inner cells, one of the next rank's."""
+    n = len(xs)
+    low = [xs[r - 1][-1:] if r > 0 else xs[0][:1] for r in range(n)]
+    high = [xs[r + 1][:1] if r + 1 < n else xs[-1][-1:] for r in range(n)]
+    return [xp.concatenate(parts) for parts in zip(low, xs, high, strict=True)]
 
 
 def _reduce(xp: Any, p: dict[str, Any], xs: list[Any]) -> list[Any]:
@@ -142,6 +152,16 @@ def _call_shift(api: str, x: Any, p: dict[str, Any]) -> Any:
     return call(api, "recv", x, left, tag=3)
 
 
+@functools.cache
+def _line() -> MPI.Cartcomm:
+    return COMM.Create_cart([SIZE], [False])
+
+
+def _call_halo_exchange(api: str, x: Any, p: dict[str, Any]) -> Any:
+    padded = jnp.concatenate([x[:1], x, x[-1:]])
+    return call(api, "halo_exchange", padded, _line())
+
+
 def _call_ring(api: str, x: Any, p: dict[str, Any]) -> Any:
     right, left = (RANK + 1) % SIZE, (RANK - 1) % SIZE
     return call(api, "sendrecv", x, x, source=left, dest=right, sendtag=5)
@@ -171,6 +191,7 @@ ROWS = {
     "barrier": Row(("barrier",), _call_barrier, _identity),
     "bcast": Row(("bcast",), _plain("bcast"), _bcast, replicated=True),
     "gather": Row(("gather",), _plain("gather"), _gather),
+    "halo_exchange": Row(("halo_exchange",), _call_halo_exchange, _halo_exchange),
     "reduce": Row(("reduce",), _plain("reduce"), _reduce, push=_everyone),
     "scan": Row(("scan",), _plain("scan"), _scan, push=_prefix),
     "scatter": Row(("scatter",), _plain("scatter"), _scatter),
@@ -242,9 +263,16 @@ class Case:
         return ys[:1] if self.replicated else ys
 
 
+# Ops without parameters that make a difference.
+LINEAR_MOVES = (
+    *("allgather", "alltoall", "barrier", "halo_exchange"),
+    *("send-recv", "sendrecv"),
+)
+
+
 def cases() -> list[Case]:
     roots = sorted({0, SIZE - 1})
-    out = [Case(row) for row in ("allgather", "alltoall", "barrier", "send-recv", "sendrecv")]
+    out = [Case(row) for row in LINEAR_MOVES]
     out += [Case(row, {"root": r}) for row in ("bcast", "gather", "scatter") for r in roots]
     for op in REDUCTIONS:
         special = {"SUM": [], "PROD": ["zero", "zeros"]}.get(op, ["ties", "all equal"])

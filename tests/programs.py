@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from mpi4py import MPI
-from reference import FOLDS, LEFT, RANK, RIGHT, SIZE, SPECS
+from reference import FOLDS, LEFT, RANK, RIGHT, SIZE, SPECS, ring
 
 import mpi4jax
 from mpi4jax import notoken
@@ -210,14 +210,18 @@ def _call(op, x, token):
         args = [_weighted(x[None])]
     elif name == "barrier":
         args = []
+    elif name == "halo_exchange":  # the ghost cell behind one inner cell
+        args, kwargs = [jnp.stack([x, x]), ring()], {"axes": 0, "width": [(0, 1)]}
     if "reduction" in spec.params:
         args.append(getattr(MPI, op.reduction))
     if "root" in spec.params:
         args.append(op.root)
     if op.take is None and op.keep is None:
-        return getattr(notoken, name)(*args, **kwargs), None
-    out = getattr(mpi4jax, name)(*args, token=token, **kwargs)
-    return out if spec.returns else (None, out)
+        y, token = getattr(notoken, name)(*args, **kwargs), None
+    else:
+        out = getattr(mpi4jax, name)(*args, token=token, **kwargs)
+        y, token = out if spec.returns else (None, out)
+    return y[1] if name == "halo_exchange" else y, token
 
 
 # ---- Interpreting with NumPy, on all ranks at once
@@ -294,7 +298,8 @@ def _interpret_op(op, state, log):
         if message and not (is_root or is_next):
             continue
         name = spec.mpi if not message else "MPI_Send" if is_root else "MPI_Recv"
-        log[rank].append((name, None if op.name == "barrier" else items))
+        counted = {"barrier": None, "halo_exchange": 2 * items}.get(op.name, items)
+        log[rank].append((name, counted))
         y = _model(op, xs, rank)
         if y is None or op.target is None or (message and is_root):
             continue
@@ -320,6 +325,8 @@ def _model(op, xs, rank):
             return xs[op.root]
         case "gather":
             return weighted(xs) if rank == op.root else xs[rank]
+        case "halo_exchange":
+            return xs[(rank + 1) % SIZE]
         case "reduce":
             return _reduce(fold, xs) if rank == op.root else xs[rank]
         case "scan":

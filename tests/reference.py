@@ -163,6 +163,12 @@ def _exchange(api, x, template=None, **kwargs):
     return y
 
 
+@functools.cache
+def ring():
+    """All ranks as a periodic line."""
+    return COMM.Create_cart([SIZE], [True])
+
+
 # How an op is called, with the case's parameters ...
 CALLS = {
     "allgather": lambda api, x: api.allgather(x),
@@ -171,6 +177,8 @@ CALLS = {
     "barrier": lambda api, x: api.barrier(),
     "bcast": lambda api, x, root: api.bcast(x, root),
     "gather": lambda api, x, root: api.gather(x, root),
+    # One inner cell, and behind it one ghost cell.
+    "halo_exchange": lambda api, x: api.halo_exchange(x, ring(), axes=0, width=[(0, 1)]),
     "recv": _exchange,
     "reduce": lambda api, x, op, root: api.reduce(x, op, root),
     "scan": lambda api, x, op: api.scan(x, op),
@@ -187,6 +195,7 @@ MODELS = {
     "barrier": lambda xs, rank: None,
     "bcast": lambda xs, rank, root: xs[root],
     "gather": lambda xs, rank, root: np.stack(xs) if rank == root else xs[rank],
+    "halo_exchange": lambda xs, rank: np.stack([xs[rank][0], xs[(rank + 1) % len(xs)][0]]),
     "recv": lambda xs, rank: xs[rank - 1],
     "reduce": lambda xs, rank, op, root: fold(op, xs) if rank == root else xs[rank],
     "scan": lambda xs, rank, op: fold(op, xs[: rank + 1]),
@@ -224,6 +233,8 @@ class Case:
     def shape(self, payload, rank):
         """The shape of a rank's operand."""
         stacked = self.name == "alltoall" or (self.name == "scatter" and rank == self.root)
+        if self.name == "halo_exchange":
+            return (2, *payload)
         return (SIZE, *payload) if stacked else payload
 
     def operands(self, make, payload=(2, 3)):

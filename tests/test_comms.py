@@ -22,6 +22,7 @@ def calls(comm, x):
     """Every op once, on a communicator."""
     left, right = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
     null = MPI.PROC_NULL
+    ring = comm if comm.Get_topology() == MPI.CART else comm.Create_cart([comm.size], [True])
     return {
         "allgather": lambda: notoken.allgather(x, comm=comm),
         "allreduce": lambda: notoken.allreduce(x, MPI.SUM, comm=comm),
@@ -29,6 +30,9 @@ def calls(comm, x):
         "barrier": lambda: notoken.barrier(comm=comm),
         "bcast": lambda: notoken.bcast(x, comm.size - 1, comm=comm),
         "gather": lambda: notoken.gather(x, 0, comm=comm),
+        "halo_exchange": lambda: notoken.halo_exchange(
+            jnp.stack([x, x]), ring, axes=0, width=[(0, 1)]
+        )[1],
         "recv": lambda: notoken.recv(x, null, comm=comm),
         "reduce": lambda: notoken.reduce(x, MPI.SUM, 0, comm=comm),
         "scan": lambda: notoken.scan(x, MPI.SUM, comm=comm),
@@ -50,6 +54,7 @@ def expected(comm, xs):
         "barrier": None,
         "bcast": xs[-1],
         "gather": np.stack(xs) if rank == 0 else xs[rank],
+        "halo_exchange": xs[(rank + 1) % comm.size],
         "recv": xs[rank],
         "reduce": sum(xs) if rank == 0 else xs[rank],
         "scan": sum(xs[: rank + 1]),
@@ -204,7 +209,7 @@ def finish(f):
 
 
 def freed():
-    comm = WORLD.Dup()
+    comm = WORLD.Create_cart([SIZE], [True])
     comm.Set_name("short-lived")
     return comm
 

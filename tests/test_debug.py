@@ -24,6 +24,7 @@ EXPECTED = {
     "barrier": "",
     "bcast": rf"-> root {ROOT} with 6 items",
     "gather": rf"-> root {ROOT} with 6 items",
+    "halo_exchange": "for ghost cells, with 12 items",
     "reduce": rf"-> root {ROOT} with 6 items",
     "scan": "with 6 items",
     "scatter": rf"-> root {ROOT} with 6 items",

@@ -11,7 +11,7 @@ import programs
 import pytest
 from jax import lax
 from mpi4py import MPI
-from reference import RANK, SIZE, assert_equal, cases, float32, names_of
+from reference import RANK, SIZE, SPECS, assert_equal, cases, float32, names_of
 
 import mpi4jax
 from mpi4jax import _native, notoken
@@ -137,7 +137,7 @@ def test_unused_results(case, jit, calls):
     times = sum(n for n, _ in ways.values())
     assert len(names) == times * _count(case), names
     if case.name not in ("send", "recv"):
-        assert set(names) == {f"MPI_{case.name.capitalize()}"}
+        assert set(names) == {SPECS[case.name].mpi}
 
 
 @jits

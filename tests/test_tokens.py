@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from jax import lax
 from mpi4py import MPI
-from reference import LEFT, RANK, RIGHT, SIZE, SPECS, assert_equal, cases, float32, names_of
+from reference import LEFT, RANK, RIGHT, SIZE, SPECS, assert_equal, cases, float32, names_of, ring
 
 import mpi4jax
 from mpi4jax import notoken
@@ -27,6 +27,7 @@ SIGNATURES = {
     "barrier": "(*, comm, token)",
     "bcast": "(x, root, *, comm, token)",
     "gather": "(x, root, *, comm, token)",
+    "halo_exchange": "(x, cart, *, axes, width, corners, token)",
     "recv": "(x, source, *, tag, comm, status, token)",
     "reduce": "(x, op, root, *, comm, token)",
     "scan": "(x, op, *, comm, token)",
@@ -38,6 +39,9 @@ DEFAULTS = {
     "comm": None,
     "token": None,
     "status": None,
+    "axes": None,
+    "width": 1,
+    "corners": True,
     "sendtag": 0,
     "recvtag": MPI.ANY_TAG,
     ("send", "tag"): 0,
@@ -112,6 +116,7 @@ def test_return_types(case):
         "bcast": (x, case.root),
         "gather": (x, case.root),
         "scatter": (x, case.root),
+        "halo_exchange": (x, ring()),
         "allreduce": (x, MPI.SUM),
         "scan": (x, MPI.SUM),
         "reduce": (x, MPI.SUM, case.root),

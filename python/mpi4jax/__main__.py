@@ -115,6 +115,9 @@ def _expected(x: np.ndarray[Any, Any], all_x: np.ndarray[Any, Any]) -> dict[str,
     blocks = np.stack([x + 10 * j for j in range(size)])
     of_all = np.stack([all_x + 10 * j for j in range(size)])  # [to, from]
 
+    ring = MPI.COMM_WORLD.Create_cart([size], [True])
+    halo = np.stack([all_x[left], x, all_x[right]], 1)
+
     def message() -> Any:
         if size == 1:
             return nt.sendrecv(x, x, 0, 0)
@@ -132,6 +135,7 @@ def _expected(x: np.ndarray[Any, Any], all_x: np.ndarray[Any, Any]) -> dict[str,
         "barrier": (nt.barrier, None),
         "bcast": (lambda: nt.bcast(x, last), all_x[last]),
         "gather": (lambda: nt.gather(x, last), all_x if rank == last else x),
+        "halo_exchange": (lambda: nt.halo_exchange(np.stack([x, x, x], 1), ring), halo),
         "recv": (message, all_x[left]),
         "reduce": (lambda: nt.reduce(x, MPI.MAX, last), all_x.max(0) if rank == last else x),
         "scan": (lambda: nt.scan(x, MPI.SUM), all_x[: rank + 1].sum(0)),

@@ -17,7 +17,7 @@ def _result_matters(name: str, params: dict[str, Any]) -> bool:
     """Whether an op is done for its result on this rank."""
     if name == "reduce":
         return is_root(params)
-    return name in ("allreduce", "scan")
+    return name in ("allreduce", "halo_exchange", "scan")
 
 
 def warn_of_discarded(jaxpr: ClosedJaxpr) -> None:

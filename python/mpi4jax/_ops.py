@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from mpi4py import MPI
 
-from . import _compat
+from . import _cart, _compat
 from ._comm import Comm, Status, as_comm, as_reduction, as_status
 from ._misuse import warn_of_used_token
 from ._primitive import PRIMITIVES, split_payload
@@ -150,6 +150,7 @@ class _Packed:
         leaves, self.tree = jax.tree.flatten(tree)
         leaves = [jnp.asarray(leaf) for leaf in leaves]
         self.impls = [jax.random.key_impl(x) if _is_key(x) else None for x in leaves]
+        self.shapes = [x.shape for x in leaves]
         self.leaves = [jax.random.key_data(x) if _is_key(x) else x for x in leaves]
         self.groups = _groups(self.leaves)
 
@@ -180,11 +181,15 @@ class _Packed:
             ends = np.cumsum([int(np.prod(s)) for s in shapes])[:-1]
             for i, part, s in zip(indices, jnp.split(y, ends, axis=-1), shapes, strict=True):
                 out[i] = part.reshape((size, *s) if after else s)
+        return self.rebuild(out)
+
+    def rebuild(self, leaves: Sequence[Any]) -> Any:
+        """The tree of these leaves."""
         return jax.tree.unflatten(
             self.tree,
             [
                 y if impl is None else jax.random.wrap_key_data(y, impl=impl)
-                for y, impl in zip(out, self.impls, strict=True)
+                for y, impl in zip(leaves, self.impls, strict=True)
             ],
         )
 
@@ -193,6 +198,8 @@ def _bind_trees(spec: Spec, trees: Sequence[Any], p: Params, token: list[Any]) -
     """Bind the primitive once per dtype; (result or None, token)."""
     if not trees:
         return None, PRIMITIVES[spec.name].bind(*token, **p)
+    if spec.arrays is None:
+        return _bind_blocks(spec, trees[0], p, token)
     size, (before, after) = p["comm"].size, stacked(spec, p)
     packed = [_Packed(tree) for tree in trees]
     reduction = p.get("reduction")
@@ -222,6 +229,26 @@ def _bind_trees(spec: Spec, trees: Sequence[Any], p: Params, token: list[Any]) -
     return y, token
 
 
+def _bind_blocks(spec: Spec, tree: Any, p: Params, token: list[Any]) -> Any:
+    """Bind an op on several arrays once per dtype; (result, token)."""
+    packed = _Packed(tree)
+    out: list[Any] = [None] * len(packed.leaves)
+    for indices in packed.groups.values():
+        xs = [packed.leaves[i] for i in indices]
+        axes = []
+        for i, x in zip(indices, xs, strict=True):
+            shape = packed.shapes[i]
+            inside = x.ndim - len(shape)  # axes of one element: those of a key's data
+            counted = _cart.from_end(spec.name, p["axes"], p["widths"], shape)
+            axes.append(tuple(axis + inside for axis in counted))
+        ys = PRIMITIVES[spec.name].bind(*xs, *token, **{**p, "axes": tuple(axes)})
+        if token:
+            *ys, token[0] = ys
+        for i, y in zip(indices, ys, strict=True):
+            out[i] = y
+    return packed.rebuild(out), token
+
+
 @functools.cache
 def _compiled_trees(
     name: str, params: tuple[tuple[str, Any], ...], want_token: bool
@@ -247,7 +274,8 @@ def _eager(spec: Spec, args: tuple[Any, ...], p: Params, want_token: bool) -> An
         if not hasattr(_scratch, "status"):
             _scratch.status = Status(MPI.Status())
         p["status"] = _scratch.status
-    compile_ = compiled if all(type(x) in _ARRAYS for x in args) else _compiled_trees
+    simple = spec.arrays is not None and all(type(x) in _ARRAYS for x in args)
+    compile_ = compiled if simple else _compiled_trees
     out = compile_(spec.name, tuple(p.items()), want_token)(*args)
     if status is not None:
         jax.block_until_ready(out)
@@ -276,7 +304,7 @@ def _run(name: str, args: tuple[Any, ...], token: Any, p: Params) -> Any:
     return (y, new[0]) if spec.returns else new[0]
 
 
-# ---- The twelve operations
+# ---- The operations
 
 
 def allgather(x: Any, *, comm: MPI.Intracomm | None = None, token: Any = None) -> Any:
@@ -463,6 +491,76 @@ def gather(x: Any, root: int, *, comm: MPI.Intracomm | None = None, token: Any =
     c = as_comm("gather", comm)
     p = {"comm": c, "root": _rank("gather", "root", root, c), "adjoint": False}
     return _run("gather", (x,), token, p)
+
+
+def halo_exchange(
+    x: Any,
+    cart: MPI.Cartcomm,
+    *,
+    axes: int | Sequence[int | None] | None = None,
+    width: int | Sequence[int | tuple[int, int]] = 1,
+    corners: bool = True,
+    token: Any = None,
+) -> Any:
+    """Fill the ghost cells of a block with the edges of the neighbours' blocks.
+
+    Each rank holds a block of a large array, with ghost cells around it: ``width`` cells at either
+    end of each exchanged axis. They become copies of the cells of the neighbours on a Cartesian
+    communicator (MPI-4.1, section 8.5), all at once: one message to each neighbour, which carries
+    all arrays of ``x`` (MPI_Isend, MPI_Irecv and MPI_Wait; section 3.7). At an edge of the grid
+    that is not periodic, ghost cells keep what they hold, and count as part of the block: its
+    neighbours along the edge get copies of them.
+
+    Args:
+        x: block with its ghost cells, of any dtype; or a pytree of blocks. Neighbours' blocks may
+            differ in length along the axis that they are neighbours on, and along no other.
+        cart: communicator with a Cartesian topology (``MPI.Intracomm.Create_cart``), which also
+            says what is periodic. All its ranks have to take part.
+        axes: the array's axis for each dimension of ``cart``, or None for a dimension that is not
+            exchanged. By default the last axes, in order.
+        width: number of ghost cells: one number; or for each dimension of ``cart`` a number or a
+            pair (below, above). The same on all ranks.
+        corners: whether ghost cells that are beyond two or more axes are filled too, by the
+            diagonal neighbours (3**d - 1 neighbours instead of 2*d along d axes); they keep their
+            values otherwise.
+        token: token from another op, or None.
+
+    Returns:
+        Tuple of the block with its ghost cells filled, of the shape and dtype of ``x``, and the
+        new token.
+
+    Raises:
+        TypeError: a wrong type of ``cart``, ``axes``, ``width``, ``token`` or dtype.
+        ValueError: ``axes`` or ``width`` do not fit ``cart`` or ``x``; fewer inner cells along an
+            axis than the width.
+
+    Derivative:
+        The transpose adds the cotangents of ghost cells to those of the cells that they are copies
+        of, and ghost cells that were filled get zeros. Under ``vmap`` the batch goes along.
+
+    Example:
+        >>> import jax.numpy as jnp, mpi4jax
+        >>> from mpi4py import MPI
+        >>> cart = MPI.COMM_WORLD.Create_cart([MPI.COMM_WORLD.size], periods=[True])
+        >>> x = jnp.full(5, cart.rank).at[0].set(-1).at[4].set(-1)
+        >>> y, token = mpi4jax.halo_exchange(x, cart)
+        >>> [int(v) for v in y] == [cart.Shift(0, 1)[0], *[cart.rank] * 3, cart.Shift(0, 1)[1]]
+        True
+
+    See also: :func:`scatter_blocks`, :func:`gather_blocks`, :func:`sendrecv`.
+    """
+    name = "halo_exchange"
+    comm = _cart.as_cart(name, cart)
+    chosen, widths = _cart.axes_of(name, comm, axes), _cart.widths_of(name, comm, width)
+    exchanged = tuple(k for k, axis in enumerate(chosen) if axis is not None)
+    p = {
+        "comm": comm,
+        "axes": tuple(chosen[k] for k in exchanged),
+        "widths": tuple(widths[k] for k in exchanged),
+        "neighbours": _cart.neighbours(comm, exchanged, bool(corners)),
+        "adjoint": False,
+    }
+    return _run(name, (x,), token, p)
 
 
 def recv(
@@ -800,6 +898,7 @@ OPS: tuple[Callable[..., Any], ...] = (
     barrier,
     bcast,
     gather,
+    halo_exchange,
     recv,
     reduce,
     scan,

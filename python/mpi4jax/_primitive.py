@@ -8,6 +8,7 @@ allgather and bcast) is one global value, whose cotangent is the same on all ran
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -57,7 +58,7 @@ _compat.add_effect_type(MPIEffect)
 
 def split(spec: Spec, p: Params, args: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
     """Operands as (arrays, envelope, token); the last two are empty or of length one."""
-    n = spec.arrays
+    n = len(p["axes"]) if spec.arrays is None else spec.arrays
     m = n + bool(p.get("env_in"))
     return list(args[:n]), list(args[n:m]), list(args[m:])
 
@@ -75,14 +76,16 @@ def split_payload(op: str, x: Any, size: int) -> tuple[int, ...]:
     return tuple(x.shape[1:])
 
 
-def result_aval(spec: Spec, p: Params, avals: Sequence[Any]) -> ShapedArray | None:
+def result_avals(spec: Spec, p: Params, avals: Sequence[Any]) -> list[ShapedArray]:
     if not spec.returns:
-        return None
+        return []
+    if spec.arrays is None:
+        return [ShapedArray(x.shape, x.dtype) for x in avals]
     x = avals[-1]  # of sendrecv: the template of the received array
     before, after = stacked(spec, p)
     size = p["comm"].size
     payload = split_payload(spec.name, x, size) if before else x.shape
-    return ShapedArray((size, *payload) if after else payload, x.dtype)
+    return [ShapedArray((size, *payload) if after else payload, x.dtype)]
 
 
 # What a reduction needs of a dtype: the flag's name in the native table.
@@ -122,8 +125,7 @@ def _abstract_eval(spec: Spec, *args: Any, **p: Any) -> tuple[list[Any], set[Any
     arrays, _, token = split(spec, p, args)
     for x in arrays:
         _check_dtype(spec, p, x)
-    y = result_aval(spec, p, arrays)
-    out = [y] if y is not None else []
+    out = result_avals(spec, p, arrays)
     out += [ENVELOPE] if p.get("env_out") else []
     return [*out, *(TOKEN for _ in token)], {effect}
 
@@ -143,6 +145,7 @@ def _carrier(aval: Any) -> Any:
 
 
 Operand = tuple[Any, Any]
+Operands = list[Operand]
 
 
 class _Lowering:
@@ -152,8 +155,23 @@ class _Lowering:
         self.ctx, self.spec, self.p, self.on_gpu = ctx, spec, p, on_gpu
         self.token = ctx.tokens_in.get(effect)
 
-    def call(self, op: str, *operands: tuple[Any, Any], out: Any = None, **attrs: Any) -> list[Any]:
-        """Emit the custom call of ``op`` on (value, aval) pairs; its results, without the token."""
+    def call(
+        self,
+        op: str,
+        *operands: Operand,
+        out: Sequence[Any] = (),
+        in_place: bool = False,
+        **attrs: Any,
+    ) -> list[Any]:
+        """Emit the custom call of ``op`` on (value, aval) pairs; its results, without the token.
+
+        Args:
+            op: name of the op.
+            *operands: values with their avals.
+            out: avals of the results that are arrays.
+            in_place: whether each result is to be where its operand is.
+            **attrs: attributes that only this op has.
+        """
         p = self.p
         status = p.get("status")
         if self.ctx.module_context.lowering_parameters.for_export:
@@ -161,13 +179,14 @@ class _Lowering:
         if status is not None:
             self.ctx.module_context.add_keepalive(status.mpi)
         carried = [self._convert(operand, _carrier(operand[1])) for operand in operands]
-        wire = _carrier(out) if out is not None else None
-        outs = [aval for aval in (wire, ENVELOPE if p.get("env_out") else None) if aval is not None]
+        wire = [_carrier(aval) for aval in out]
+        outs = [*wire, *([ENVELOPE] if p.get("env_out") else [])]
         values = [value for value, _ in carried]
         # The adjoint of a reduce calls bcast, which has none.
         reduction = p["reduction"].name if SPECS[op].has_reduction else ""
         target = self._gpu_target(op, reduction, carried) if self.on_gpu else f"mpi4jax_{op}"
-        lower = jax.ffi.ffi_lowering(target, has_side_effect=True)
+        aliases = {i: i for i in range(len(out))} if in_place else None
+        lower = jax.ffi.ffi_lowering(target, has_side_effect=True, operand_output_aliases=aliases)
         ctx = self.ctx.replace(
             avals_in=[*(aval for _, aval in carried), _compat.abstract_token],
             avals_out=[*outs, _compat.abstract_token],
@@ -183,15 +202,16 @@ class _Lowering:
             op=op,
             recvtag=np.int64(p.get("recvtag", -1)),
             reduction=reduction,
-            reverse=np.int64(attrs.get("reverse", 0)),
+            reverse=np.int64(attrs.pop("reverse", 0)),
             root=np.int64(p.get("root", -1)),
             sendtag=np.int64(p.get("sendtag", -1)),
             site=_compat.user_line(self.ctx),
             source=np.int64(p.get("source", -1)),
             status=np.int64(status.address if status is not None else 0),
+            **attrs,
         )
-        if out is not None:
-            results[0], _ = self._convert((results[0], wire), out)
+        for i, (carried_aval, aval) in enumerate(zip(wire, out, strict=True)):
+            results[i], _ = self._convert((results[i], carried_aval), aval)
         return results
 
     def _gpu_target(self, op: str, reduction: str, operands: list[Operand]) -> str:
@@ -234,10 +254,11 @@ def _check_exportable(op: str, p: Params) -> None:
         raise ValueError(f"{op}: cannot be exported with a status, which is in this process")
 
 
-Lower = Callable[[_Lowering, list[Operand], list[Operand], Any], list[Any]]
+# (lowering, arrays, envelope, avals of the results that are arrays) -> results
+Lower = Callable[[_Lowering, Operands, Operands, list[Any]], list[Any]]
 
 
-def _lower_everywhere(low: _Lowering, xs: list[Operand], env: list[Operand], out: Any) -> list[Any]:
+def _lower_everywhere(low: _Lowering, xs: Operands, env: Operands, out: list[Any]) -> list[Any]:
     """Every rank sends and every rank receives."""
     return low.call(low.spec.name, *xs, *env, out=out)
 
@@ -246,74 +267,74 @@ def _zeros(aval: Any) -> jax.Array:
     return jnp.zeros(aval.shape, aval.dtype)
 
 
-def _lower_allgather(low: _Lowering, xs: list[Operand], env: list[Operand], out: Any) -> list[Any]:
+def _lower_allgather(low: _Lowering, xs: Operands, env: Operands, out: list[Any]) -> list[Any]:
     if not low.p["adjoint"]:
         return _lower_everywhere(low, xs, env, out)
-    return [low.local(lambda c: c[low.p["comm"].rank], out, *xs)]
+    return [low.local(lambda c: c[low.p["comm"].rank], out[0], *xs)]
 
 
-def _lower_allreduce(low: _Lowering, xs: list[Operand], env: list[Operand], out: Any) -> list[Any]:
+def _lower_allreduce(low: _Lowering, xs: Operands, env: Operands, out: list[Any]) -> list[Any]:
     if not low.p["adjoint"]:
         return _lower_everywhere(low, xs, env, out)
     return [xs[0][0]]
 
 
-def _lower_bcast(low: _Lowering, xs: list[Operand], env: list[Operand], out: Any) -> list[Any]:
+def _lower_bcast(low: _Lowering, xs: Operands, env: Operands, out: list[Any]) -> list[Any]:
     if low.p["adjoint"]:
-        return [xs[0][0] if is_root(low.p) else low.local(lambda: _zeros(out), out)]
+        return [xs[0][0] if is_root(low.p) else low.local(lambda: _zeros(out[0]), out[0])]
     if is_root(low.p):
         low.call("bcast", *xs)
         return [xs[0][0]]
     return low.call("bcast", out=out)
 
 
-def _plus(low: _Lowering, y: Any, x: Operand, out: Any) -> list[Any]:
-    return [low.local(jnp.add, out, (y, out), x)]
+def _plus(low: _Lowering, y: Any, x: Operand) -> list[Any]:
+    return [low.local(jnp.add, x[1], (y, x[1]), x)]
 
 
-def _lower_gather(low: _Lowering, xs: list[Operand], env: list[Operand], out: Any) -> list[Any]:
+def _lower_gather(low: _Lowering, xs: Operands, env: Operands, out: list[Any]) -> list[Any]:
     root = is_root(low.p)
     if low.p["adjoint"]:
         if root:
             return low.call("scatter", *xs, out=out)
         # This rank's result was its own input.
         (y,) = low.call("scatter", out=out)
-        return _plus(low, y, xs[0], out)
+        return _plus(low, y, xs[0])
     if root:
         return low.call("gather", *xs, out=out)
     low.call("gather", *xs)
     return [xs[0][0]]
 
 
-def _lower_reduce(low: _Lowering, xs: list[Operand], env: list[Operand], out: Any) -> list[Any]:
+def _lower_reduce(low: _Lowering, xs: Operands, env: Operands, out: list[Any]) -> list[Any]:
     root = is_root(low.p)
     if low.p["adjoint"]:
         if root:
             low.call("bcast", *xs)
             return [xs[0][0]]
         (y,) = low.call("bcast", out=out)
-        return _plus(low, y, xs[0], out)
+        return _plus(low, y, xs[0])
     if root:
         return low.call("reduce", *xs, out=out)
     low.call("reduce", *xs)
     return [xs[0][0]]
 
 
-def _lower_scan(low: _Lowering, xs: list[Operand], env: list[Operand], out: Any) -> list[Any]:
+def _lower_scan(low: _Lowering, xs: Operands, env: Operands, out: list[Any]) -> list[Any]:
     return low.call("scan", *xs, out=out, reverse=int(low.p["adjoint"]))
 
 
-def _lower_scatter(low: _Lowering, xs: list[Operand], env: list[Operand], out: Any) -> list[Any]:
+def _lower_scatter(low: _Lowering, xs: Operands, env: Operands, out: list[Any]) -> list[Any]:
     root = is_root(low.p)
     if low.p["adjoint"]:
         if root:
             return low.call("gather", *xs, out=out)
         low.call("gather", *xs)
-        return [low.local(lambda: _zeros(out), out)]
+        return [low.local(lambda: _zeros(out[0]), out[0])]
     return low.call("scatter", *(xs if root else ()), out=out)
 
 
-def _lower_recv(low: _Lowering, xs: list[Operand], env: list[Operand], out: Any) -> list[Any]:
+def _lower_recv(low: _Lowering, xs: Operands, env: Operands, out: list[Any]) -> list[Any]:
     if low.p["source"] == MPI.PROC_NULL:  # MPI leaves the buffer as it is
         if low.p["status"] is not None:
             low.call("recv", *env, out=out)  # and fills the status
@@ -321,7 +342,7 @@ def _lower_recv(low: _Lowering, xs: list[Operand], env: list[Operand], out: Any)
     return low.call("recv", *env, out=out)
 
 
-def _lower_sendrecv(low: _Lowering, xs: list[Operand], env: list[Operand], out: Any) -> list[Any]:
+def _lower_sendrecv(low: _Lowering, xs: Operands, env: Operands, out: list[Any]) -> list[Any]:
     x, template = xs
     if low.p["source"] == MPI.PROC_NULL:
         y = low.call("sendrecv", x, *env, out=out)
@@ -337,6 +358,23 @@ def _no_message(low: _Lowering) -> list[Any]:
     return [low.local(lambda: jnp.array(pair, jnp.int32), ENVELOPE)]
 
 
+def _describe_halo(p: Params, avals: Sequence[Any]) -> np.ndarray:
+    """What `Attributes::halo` in `src/xla/frame.rs` reads."""
+    blocks = [
+        [np.dtype(_carrier(x).dtype).itemsize, x.ndim, *x.shape, *(x.ndim - a for a in axes)]
+        for x, axes in zip(avals, p["axes"], strict=True)
+    ]
+    lists = (p["widths"], [[rank] for rank in p["neighbours"]], blocks)
+    return np.array([n for rows in lists for n in (len(rows), *itertools.chain(*rows))], np.int64)
+
+
+def _lower_halo(low: _Lowering, xs: Operands, env: Operands, out: list[Any]) -> list[Any]:
+    halo = _describe_halo(low.p, [aval for _, aval in xs])
+    return low.call(
+        "halo_exchange", *xs, out=out, in_place=True, reverse=int(low.p["adjoint"]), halo=halo
+    )
+
+
 LOWERINGS: dict[str, Lower] = {
     "allgather": _lower_allgather,
     "allreduce": _lower_allreduce,
@@ -344,6 +382,7 @@ LOWERINGS: dict[str, Lower] = {
     "barrier": _lower_everywhere,
     "bcast": _lower_bcast,
     "gather": _lower_gather,
+    "halo_exchange": _lower_halo,
     "recv": _lower_recv,
     "reduce": _lower_reduce,
     "scan": _lower_scan,
@@ -358,7 +397,7 @@ def _lowering(
 ) -> list[Any]:
     arrays, env, token = split(spec, p, list(zip(args, ctx.avals_in, strict=True)))
     low = _Lowering(ctx, spec, p, on_gpu)
-    out = result_aval(spec, p, [aval for _, aval in arrays])
+    out = result_avals(spec, p, [aval for _, aval in arrays])
     results = LOWERINGS[spec.name](low, arrays, env, out)
     # Other ordered effects have tokens of their own.
     ctx.set_tokens_out(ctx.tokens_in.update_tokens(mlir.TokenSet({effect: low.token})))
@@ -388,7 +427,8 @@ def _batch(spec: Spec, args: Sequence[Any], dims: Sequence[Any], **p: Any) -> tu
     out = bind(spec, *xs, *rest, **p)
     out_dims: list[int | None] = [None] * len(out)
     if spec.returns:
-        out_dims[0] = int(after)
+        results = len(xs) if spec.arrays is None else 1
+        out_dims[:results] = [int(after)] * results
     if token and token[0][1] is not None:
         out[-1], out_dims[-1] = jnp.broadcast_to(out[-1], (size,)), 0
     return out, out_dims
@@ -459,19 +499,17 @@ def _transpose(spec: Spec, cotangents: Sequence[Any], *args: Any, **p: Any) -> l
     # A known token orders nothing here; a linear one has the cotangent that comes with it.
     linear_token = bool(token) and ad.is_undefined_primal(token[0])
     token_ct = [cotangents[-1]] if token else []
-    c = cotangents[0] if spec.returns else None
+    cs = cotangents[: len(arrays) if spec.arrays is None else int(spec.returns)]
 
     if spec.transpose == "reversed":
-        array_cts, token_ct = _transpose_message(spec, c, arrays, env, token_ct, p)
+        array_cts, token_ct = _transpose_message(
+            spec, next(iter(cs), None), arrays, env, token_ct, p
+        )
     elif spec.transpose == "adjoint":
         q = dict(p, adjoint=not p["adjoint"])
-        y, *token_ct = bind(spec, c, *token_ct, **q)
-        array_cts = [y]
-    elif spec.returns:
-        y, *token_ct = bind(spec, c, *token_ct, **p)
-        array_cts = [y]
+        array_cts, _, token_ct = split(spec, p, bind(spec, *cs, *token_ct, **q))
     else:
-        array_cts, token_ct = [], bind(spec, *token_ct, **p)
+        array_cts, _, token_ct = split(spec, p, bind(spec, *cs, *token_ct, **p))
 
     out = [
         ct if ad.is_undefined_primal(x) else None for x, ct in zip(arrays, array_cts, strict=True)

@@ -39,7 +39,10 @@ def _words(name: str, eqn: Any) -> str:
         details.append(f"root {p['root']}")
     if p.get("reduction") is not None:
         details.append("a user's reduction" if p["reduction"].user else p["reduction"].name)
-    if eqn.invars and SPECS[name].arrays:
+    if name == "halo_exchange":  # blocks may differ in size
+        widths = [f"{low} and {high}" for low, high in p["widths"]]
+        details += [f"width {w}" for w in widths] + [str(eqn.invars[0].aval.dtype)]
+    elif eqn.invars and SPECS[name].arrays:
         aval = eqn.invars[0].aval
         # With a root, shapes differ between the root and the others: one of them holds all blocks.
         count = int(np.prod(aval.shape, dtype=np.int64))

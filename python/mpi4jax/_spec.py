@@ -3,7 +3,7 @@
 `_primitive.define` makes a JAX primitive of a row. The rows here and the native table are
 compared when the package is imported (:func:`check`), so that neither can be forgotten.
 
-Operands of every primitive: ``(*arrays, envelope?, token?)``; results: ``(array?, envelope?,
+Operands of every primitive: ``(*arrays, envelope?, token?)``; results: ``(*arrays, envelope?,
 token?)``. The envelope is the int32 pair (source, tag) of a message; it is only there where a
 derivative needs to know what a wildcard matched. The token is a float32 scalar.
 """
@@ -33,7 +33,7 @@ class Spec:
         name: the op, as in ``mpi4jax.<name>``.
         mpi: the MPI function that it calls.
         params: names of its static parameters, beside ``comm``.
-        arrays: how many arrays it takes.
+        arrays: how many arrays it takes; None: any number, and it returns as many.
         returns: whether it returns an array.
         stacked: given the parameters, whether the input and the result hold one block per rank,
             along a new first axis.
@@ -44,7 +44,7 @@ class Spec:
     name: str
     mpi: str
     params: tuple[str, ...]
-    arrays: int
+    arrays: int | None
     returns: bool
     stacked: Callable[[Params], tuple[bool, bool]]
     transpose: str
@@ -73,6 +73,15 @@ SPECS = {
         Spec("barrier", "MPI_Barrier", (), 0, False, _flat, "self"),
         Spec("bcast", "MPI_Bcast", ("root",), 1, True, _flat, "adjoint"),
         Spec("gather", "MPI_Gather", ("root",), 1, True, lambda p: (False, is_root(p)), "adjoint"),
+        Spec(
+            "halo_exchange",
+            "MPI_Wait",
+            ("axes", "widths", "neighbours"),
+            None,
+            True,
+            _flat,
+            "adjoint",
+        ),
         Spec("recv", "MPI_Recv", ("source", "recvtag", "status"), 1, True, _flat, "reversed"),
         Spec("reduce", "MPI_Reduce", ("reduction", "root"), 1, True, _flat, "adjoint"),
         Spec("scan", "MPI_Scan", ("reduction",), 1, True, _flat, "adjoint"),

@@ -1,4 +1,4 @@
-"""The twelve operations without tokens.
+"""The operations without tokens.
 
 Each function is the one of the same name in :mod:`mpi4jax`, takes no token and returns its
 result alone (``None`` for ``send`` and ``barrier``). Order is the same: program order. The rest of
@@ -29,6 +29,7 @@ __all__ = [
     "default_comm",
     "flush",
     "gather",
+    "halo_exchange",
     "has_cuda_support",
     "jit",
     "pvary",
@@ -65,6 +66,7 @@ alltoall = _without_token(_ops.alltoall)
 barrier = _without_token(_ops.barrier)
 bcast = _without_token(_ops.bcast)
 gather = _without_token(_ops.gather)
+halo_exchange = _without_token(_ops.halo_exchange)
 recv = _without_token(_ops.recv)
 reduce = _without_token(_ops.reduce)
 scan = _without_token(_ops.scan)

@@ -3,7 +3,9 @@
 use std::ffi::c_void;
 use std::ptr::null_mut;
 
-use super::{Comm, Dtype, Extent, Op, Reduction, Side};
+use smallvec::SmallVec;
+
+use super::{Comm, Dtype, Extent, Halo, Op, Reduction, Side};
 use crate::error::{Cause, Error};
 
 /// Who a message goes to and comes from.
@@ -34,6 +36,8 @@ pub struct Site {
     pub reduction: Option<Reduction>,
     /// A scan over the ranks from this one to the last.
     pub reverse: bool,
+    /// `Some` for a halo exchange.
+    pub halo: Option<Halo>,
     /// Meaningless for operations without a root.
     pub root: i32,
     pub envelope: Envelope,
@@ -54,6 +58,7 @@ impl Site {
             comm,
             reduction: None,
             reverse: false,
+            halo: None,
             root: 0,
             envelope: Envelope { source: -1, recvtag: 0, dest: -1, sendtag: 0 },
             envelope_operand: EnvelopeOperand::None,
@@ -84,6 +89,11 @@ impl Site {
         if row.has_reduction != self.reduction.is_some() {
             return Err(self.error(Cause::Reduction { expected: row.has_reduction }));
         }
+        if row.has_blocks != self.halo.is_some() {
+            let actual = if row.has_blocks { "none" } else { "a halo" };
+            let expected = if row.has_blocks { "a halo" } else { "none" };
+            return Err(self.error(Cause::Attribute { name: "halo", expected, actual: actual.into() }));
+        }
         // MPI's wildcards and MPI_PROC_NULL are negative: the library judges those.
         for (role, rank) in [("source", self.envelope.source), ("destination", self.envelope.dest)] {
             if row.has_peer && rank >= size {
@@ -91,6 +101,12 @@ impl Site {
             }
         }
         Ok(self)
+    }
+
+    /// How many arrays it takes, where it takes any.
+    #[inline]
+    pub fn arrays(&self) -> usize {
+        self.halo.as_ref().map_or(1, Halo::blocks)
     }
 
     /// An error of this operation, before or beside any transport.
@@ -130,12 +146,17 @@ impl Stream {
     pub const NONE: Self = Self(null_mut());
 }
 
+/// Operands and results beyond the first.
+pub type Blocks = SmallVec<[(Buffer, Buffer); 4]>;
+
 /// One execution of a site. Its buffers have the sizes that the table of operations asks for.
 #[derive(Clone, Debug)]
 pub struct Call<'a> {
     pub site: &'a Site,
     pub send: Option<Buffer>,
     pub recv: Option<Buffer>,
+    /// Of an operation on several arrays: those after the first.
+    pub others: &'a [(Buffer, Buffer)],
     /// The site's, or what an operand replaced it with.
     pub envelope: Envelope,
     /// Where source and tag of the received message go.
@@ -148,7 +169,8 @@ impl<'a> Call<'a> {
     #[inline(always)]
     pub fn new(site: &'a Site, send: Option<Buffer>, recv: Option<Buffer>) -> Result<Self, Error> {
         let side = site.side();
-        let call = Self { site, send, recv, envelope: site.envelope, received: None, stream: Stream::NONE };
+        let (envelope, received, stream) = (site.envelope, None, Stream::NONE);
+        let call = Self { site, send, recv, others: &[], envelope, received, stream };
         let sent = call.block("operand", side.send, send)?;
         let received = call.block("result", side.recv, recv)?;
         // sendrecv is the one operation whose two sides are independent of each other.
@@ -191,6 +213,11 @@ impl<'a> Call<'a> {
         }
     }
 
+    /// The operands of an operation on several arrays, with their results.
+    pub fn blocks(&self) -> impl Iterator<Item = (Buffer, Buffer)> {
+        self.send.zip(self.recv).into_iter().chain(self.others.iter().copied())
+    }
+
     /// The number of elements that a log line or an error calls the size of the operation: what this
     /// rank contributes, or what it receives where it contributes nothing.
     pub fn items(&self) -> usize {
@@ -201,6 +228,7 @@ impl<'a> Call<'a> {
             Extent::One => buffer.map(|b| b.count),
             Extent::PerRank => buffer.map(|b| b.count / size),
         };
-        per_rank(side.send, self.send).or(per_rank(side.recv, self.recv)).unwrap_or(0)
+        let others: usize = self.others.iter().map(|(send, _)| send.count).sum();
+        per_rank(side.send, self.send).or(per_rank(side.recv, self.recv)).unwrap_or(0) + others
     }
 }

@@ -14,12 +14,22 @@ pub struct Comm {
     pub size: i32,
     /// The same ranks in reverse order, made by the first suffix scan.
     pub reversed: OnceLock<usize>,
+    /// The same ranks, for messages that must not meet the user's; made by the first halo exchange.
+    pub private: OnceLock<usize>,
     freed: AtomicBool,
 }
 
 impl Comm {
     pub fn new(key: &str, handle: usize, rank: i32, size: i32) -> Self {
-        Self { key: key.into(), handle, rank, size, reversed: OnceLock::new(), freed: AtomicBool::new(false) }
+        Self {
+            key: key.into(),
+            handle,
+            rank,
+            size,
+            reversed: OnceLock::new(),
+            private: OnceLock::new(),
+            freed: AtomicBool::new(false),
+        }
     }
 
     pub fn is_freed(&self) -> bool {

@@ -33,6 +33,8 @@ pub struct Row {
     pub has_root: bool,
     /// Takes a source, a destination, or both.
     pub has_peer: bool,
+    /// Takes several arrays at once.
+    pub has_blocks: bool,
     /// Extents on the root; equal to `elsewhere` where there is no root.
     pub at_root: Side,
     pub elsewhere: Side,
@@ -46,6 +48,7 @@ enum Takes {
     Root,
     ReductionAndRoot,
     Peer,
+    Neighbours,
 }
 
 macro_rules! ops {
@@ -65,6 +68,7 @@ macro_rules! ops {
                 has_reduction: matches!(Takes::$takes, Takes::Reduction | Takes::ReductionAndRoot),
                 has_root: matches!(Takes::$takes, Takes::Root | Takes::ReductionAndRoot),
                 has_peer: matches!(Takes::$takes, Takes::Peer),
+                has_blocks: matches!(Takes::$takes, Takes::Neighbours),
                 at_root: Side { send: Extent::$root_send, recv: Extent::$root_recv },
                 elsewhere: Side { send: Extent::$send, recv: Extent::$recv },
             }),*];
@@ -80,6 +84,7 @@ ops! {
     Barrier   "barrier"   "MPI_Barrier"   Nothing          (None -> None)       (None -> None);
     Bcast     "bcast"     "MPI_Bcast"     Root             (One -> None)        (None -> One);
     Gather    "gather"    "MPI_Gather"    Root             (One -> PerRank)     (One -> None);
+    HaloExchange "halo_exchange" "MPI_Wait" Neighbours (One -> One)      (One -> One);
     Recv      "recv"      "MPI_Recv"      Peer             (None -> One)        (None -> One);
     Reduce    "reduce"    "MPI_Reduce"    ReductionAndRoot (One -> One)         (One -> None);
     Scan      "scan"      "MPI_Scan"      Reduction        (One -> One)         (One -> One);

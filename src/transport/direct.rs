@@ -63,6 +63,8 @@ fn needs_host(call: &Call) -> bool {
             call.site.status != 0 || call.envelope.source == wildcards().proc_null || overlap(call)
         }
         Op::Allgather | Op::Alltoall | Op::Gather | Op::Scatter => overlap(call),
+        // Packed here.
+        Op::HaloExchange => true,
         Op::Barrier | Op::Bcast | Op::Send => false,
     }
 }

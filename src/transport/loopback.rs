@@ -6,7 +6,7 @@ use std::sync::{Arc, Barrier, Condvar, Mutex, MutexGuard, PoisonError};
 
 use super::{Arrived, Transport, arrive, wildcards};
 use crate::error::{Cause, Error};
-use crate::ops::{self, Buffer, Builtin, Call, Op, Reduction};
+use crate::ops::{self, Buffer, Builtin, Call, Op, Reduction, Wire};
 
 /// One rank.
 #[derive(Clone)]
@@ -123,6 +123,11 @@ impl Loopback {
                     fill(call, recv, &all[root][self.rank * size..(self.rank + 1) * size])?;
                 }
             }
+            Op::HaloExchange => {
+                let halo =
+                    site.halo.as_ref().ok_or(Cause::Buffers { what: "halo", expected: 1, actual: 0 })?;
+                halo.exchange(call, site.comm.rank, &mut Messages { rank: self, receives: Vec::new() })?;
+            }
             Op::Send => self.send(call),
             Op::Recv => self.receive(call)?,
             Op::Sendrecv => {
@@ -139,9 +144,28 @@ impl Loopback {
         if call.envelope.dest == wildcards().proc_null {
             return;
         }
-        let mailbox = &self.world.mailboxes[call.envelope.dest as usize];
-        lock(&mailbox.messages).push(Message { source: self.rank as i32, tag: call.envelope.sendtag, bytes });
+        self.post(
+            call.envelope.dest,
+            Message { source: self.rank as i32, tag: call.envelope.sendtag, bytes },
+        );
+    }
+
+    fn post(&self, dest: i32, message: Message) {
+        let mailbox = &self.world.mailboxes[dest as usize];
+        lock(&mailbox.messages).push(message);
         mailbox.came.notify_all();
+    }
+
+    /// Waits for a message.
+    fn take(&self, matches: impl Fn(&Message) -> bool) -> Message {
+        let mailbox = &self.world.mailboxes[self.rank];
+        let mut messages = lock(&mailbox.messages);
+        loop {
+            match messages.iter().position(&matches) {
+                Some(found) => return messages.remove(found),
+                None => messages = mailbox.came.wait(messages).unwrap_or_else(PoisonError::into_inner),
+            }
+        }
     }
 
     fn receive(&self, call: &Call) -> Result<(), Cause> {
@@ -154,22 +178,49 @@ impl Loopback {
             (envelope.source == any.source || envelope.source == message.source)
                 && (envelope.recvtag == any.tag || envelope.recvtag == message.tag)
         };
-        let mailbox = &self.world.mailboxes[self.rank];
-        let mut messages = lock(&mailbox.messages);
-        let message = loop {
-            match messages.iter().position(matches) {
-                Some(found) => break messages.remove(found),
-                None => messages = mailbox.came.wait(messages).unwrap_or_else(PoisonError::into_inner),
-            }
-        };
-        drop(messages);
-        let Message { source, tag, bytes } = message;
+        let Message { source, tag, bytes } = self.take(matches);
         if bytes.len() > recv.bytes() {
             return Err(truncated(call, recv, bytes.len()));
         }
         // SAFETY: the result's memory, at least as large.
         unsafe { recv.data.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
         arrive(call, &Arrived { source, tag, count: bytes.len() / recv.dtype.size() })
+    }
+}
+
+/// Tags of ghost cells, beyond those of the tests' messages.
+const GHOSTS: i32 = 1 << 20;
+
+/// Messages that travel at once.
+struct Messages<'a> {
+    rank: &'a Loopback,
+    receives: Vec<(i32, i32, *mut u8, usize)>,
+}
+
+impl Wire for Messages<'_> {
+    unsafe fn receive(&mut self, peer: i32, tag: i32, into: *mut u8, bytes: usize) -> Result<(), Cause> {
+        self.receives.push((peer, GHOSTS + tag, into, bytes));
+        Ok(())
+    }
+
+    unsafe fn send(&mut self, peer: i32, tag: i32, from: *mut u8, bytes: usize) -> Result<(), Cause> {
+        // SAFETY: promised by the caller.
+        let bytes = unsafe { std::slice::from_raw_parts(from, bytes) }.to_vec();
+        self.rank.post(peer, Message { source: self.rank.rank as i32, tag: GHOSTS + tag, bytes });
+        Ok(())
+    }
+
+    fn wait(&mut self) -> Result<(), Cause> {
+        for (source_rank, tag, into, expected) in self.receives.drain(..) {
+            let message = self.rank.take(|message| message.source == source_rank && message.tag == tag);
+            let received = message.bytes.len();
+            if received != expected {
+                return Err(Cause::Ghosts { received, source_rank, expected });
+            }
+            // SAFETY: promised by the caller of `receive`.
+            unsafe { into.copy_from_nonoverlapping(message.bytes.as_ptr(), received) };
+        }
+        Ok(())
     }
 }
 

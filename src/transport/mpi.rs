@@ -9,11 +9,12 @@ use std::mem::{MaybeUninit, size_of};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use mpi::ffi::{self, MPI_Comm, MPI_Datatype, MPI_Op, MPI_Status};
+use mpi::ffi::{self, MPI_Comm, MPI_Datatype, MPI_Op, MPI_Request, MPI_Status};
+use smallvec::SmallVec;
 
 use super::{Arrived, Transport, arrive};
 use crate::error::{Cause, Error};
-use crate::ops::{self, Buffer, Builtin, Call, Class, Comm, Dtype, Envelope, Op, Reduced, Reduction};
+use crate::ops::{self, Buffer, Builtin, Call, Class, Comm, Dtype, Envelope, Op, Reduced, Reduction, Wire};
 
 unsafe extern "C" {
     // mpi_shim.c
@@ -333,6 +334,87 @@ fn reversed(comm: &Comm) -> Result<MPI_Comm, Cause> {
     }
 }
 
+/// The same ranks, with messages of their own. Every rank comes here at its first halo exchange, which is
+/// collective.
+fn private(comm: &Comm) -> Result<MPI_Comm, Cause> {
+    if let Some(&private) = comm.private.get() {
+        // SAFETY: stored below.
+        return Ok(unsafe { handle(private) });
+    }
+    // SAFETY: the handle was registered as a communicator's.
+    unsafe {
+        let mut private = MaybeUninit::<MPI_Comm>::uninit();
+        // Not a duplicate: that would have the attributes of its owner's libraries too.
+        let split = ffi::MPI_Comm_split(handle(comm.handle), 0, comm.rank, private.as_mut_ptr());
+        check("MPI_Comm_split", split)?;
+        let private = private.assume_init();
+        check("MPI_Comm_set_errhandler", ffi::MPI_Comm_set_errhandler(private, ffi::RSMPI_ERRORS_RETURN))?;
+        Ok(handle(*comm.private.get_or_init(|| handle_value(private))))
+    }
+}
+
+/// Messages that travel at once.
+struct Messages {
+    comm: MPI_Comm,
+    /// Of the receives, with the source and the bytes that are expected; then of the sends.
+    receives: SmallVec<[(i32, usize); 32]>,
+    requests: SmallVec<[MPI_Request; 64]>,
+}
+
+impl Messages {
+    fn new(comm: &Comm) -> Result<Self, Cause> {
+        Ok(Self { comm: private(comm)?, receives: SmallVec::new(), requests: SmallVec::new() })
+    }
+}
+
+impl Wire for Messages {
+    unsafe fn receive(&mut self, peer: i32, tag: i32, into: *mut u8, bytes: usize) -> Result<(), Cause> {
+        let span = Span::new(bytes, Dtype::Uint8)?;
+        let mut request = MaybeUninit::uninit();
+        let (into, n, t) = (into.cast(), span.count, span.datatype);
+        // SAFETY: promised by the caller.
+        unsafe {
+            let code = ffi::MPI_Irecv(into, n, t, peer, tag, self.comm, request.as_mut_ptr());
+            check("MPI_Irecv", code)?;
+            self.requests.push(request.assume_init());
+        }
+        self.receives.push((peer, bytes));
+        Ok(())
+    }
+
+    unsafe fn send(&mut self, peer: i32, tag: i32, from: *mut u8, bytes: usize) -> Result<(), Cause> {
+        let span = Span::new(bytes, Dtype::Uint8)?;
+        let mut request = MaybeUninit::uninit();
+        let (from, n, t) = (from.cast(), span.count, span.datatype);
+        // SAFETY: promised by the caller.
+        unsafe {
+            let code = ffi::MPI_Isend(from, n, t, peer, tag, self.comm, request.as_mut_ptr());
+            check("MPI_Isend", code)?;
+            self.requests.push(request.assume_init());
+        }
+        Ok(())
+    }
+
+    fn wait(&mut self) -> Result<(), Cause> {
+        for (i, request) in self.requests.iter_mut().enumerate() {
+            let mut status = MaybeUninit::<MPI_Status>::zeroed();
+            // SAFETY: a request that is under way.
+            unsafe { check("MPI_Wait", ffi::MPI_Wait(request, status.as_mut_ptr()))? };
+            let Some(&(peer, bytes)) = self.receives.get(i) else { continue };
+            let mut count: ffi::MPI_Count = 0;
+            // SAFETY: the status of a receive of bytes.
+            unsafe {
+                let code = ffi::MPI_Get_elements_x(status.as_ptr(), Dtype::Uint8.mpi(), &mut count);
+                check("MPI_Get_elements_x", code)?;
+            }
+            if count as usize != bytes {
+                return Err(Cause::Ghosts { received: count as usize, source_rank: peer, expected: bytes });
+            }
+        }
+        Ok(())
+    }
+}
+
 /// What MPI says of a message that it has received.
 fn finish_receive(call: &Call, status: &MPI_Status) -> Result<(), Cause> {
     if call.site.status != 0 {
@@ -431,6 +513,10 @@ fn run(call: &Call) -> Result<(), Cause> {
                 };
                 let (n, t) = (span.count, span.datatype);
                 check(name, ffi::MPI_Gather(from, n, t, to.cast(), n, t, site.root, comm))
+            }
+            Op::HaloExchange => {
+                let halo = site.halo.as_ref().ok_or_else(|| missing("halo"))?;
+                halo.exchange(call, site.comm.rank, &mut Messages::new(site.comm)?)
             }
             Op::Recv => {
                 let recv = recv()?;

@@ -44,7 +44,8 @@ impl Features {
             Op::Allreduce | Op::Reduce => {
                 Ok(self.reduction.zip(self.dtype).is_some_and(|(r, dtype)| reduced(r, dtype).is_some()))
             }
-            Op::Scan => Ok(false),
+            // It packs, which is done on the host.
+            Op::HaloExchange | Op::Scan => Ok(false),
             Op::Send => Ok(self.sent().unwrap_or(true)),
             Op::Recv => Ok(self.received()?.unwrap_or(true)),
             Op::Sendrecv => match (self.sent(), self.received()?) {
@@ -323,7 +324,9 @@ impl Nccl {
                     Ok(())
                 })
             }
-            Op::Scan => Err(Cause::Unsupported { what: "scan".into(), reason: "NCCL has no such operation" }),
+            Op::HaloExchange | Op::Scan => {
+                Err(Cause::Unsupported { what: site.op.to_string(), reason: "NCCL has no such operation" })
+            }
         }
     }
 

@@ -11,7 +11,7 @@ use std::sync::{Mutex, PoisonError};
 
 use super::Transport;
 use crate::error::{Cause, Error};
-use crate::ops::{Buffer, Call, Comm, Op, Stream};
+use crate::ops::{Blocks, Buffer, Call, Comm, Op, Stream};
 
 /// Memory that a host transport cannot reach, and how to copy from and to it.
 pub trait Device: Send + Sync + fmt::Debug {
@@ -120,9 +120,25 @@ impl<D: Device, T: Transport> Staged<D, T> {
         };
         let (send, recv) = (on_host(call.send, &mut down), on_host(call.recv, &mut up));
         let received = pair.as_mut().map(|lease| lease.data().cast::<[i32; 2]>());
+        // On staging memory, an operation on several arrays leaves its results where its operands are.
+        let leased = call.others.iter().map(|(from, _)| self.staging(from.bytes()));
+        let mut leased = leased.collect::<Result<Vec<_>, Cause>>()?;
+        let others: Blocks = call
+            .others
+            .iter()
+            .zip(&mut leased)
+            .map(|(&(from, to), lease)| {
+                let data = lease.data();
+                (Buffer { data, ..from }, Buffer { data, ..to })
+            })
+            .collect();
         let pieces = pieces(call, self.piece);
 
         let mut marks = VecDeque::new();
+        for (&(from, _), (to, _)) in call.others.iter().zip(&others) {
+            // SAFETY: as below; the mark after the first array is later than these copies.
+            unsafe { self.device.download(from.data, to.data, from.bytes(), stream)? };
+        }
         if let (Some(from), Some(to)) = (call.send, send) {
             for range in &pieces {
                 let (from, to) = (part(&from, range), part(&to, range));
@@ -137,7 +153,8 @@ impl<D: Device, T: Transport> Staged<D, T> {
                 self.device.wait(mark)?;
             }
             let [send_part, recv_part] = [send, recv].map(|buffer| buffer.map(|buffer| part(&buffer, range)));
-            let host_call = Call { send: send_part, recv: recv_part, received, ..call.clone() };
+            let host_call =
+                Call { send: send_part, recv: recv_part, others: &others, received, ..call.clone() };
             if let Err(error) = self.host.execute(&host_call) {
                 self.device.synchronize(stream)?;
                 return Ok(Err(error));
@@ -148,11 +165,15 @@ impl<D: Device, T: Transport> Staged<D, T> {
                 unsafe { self.device.upload(from.data, to.data, to.bytes(), stream)? };
             }
         }
+        for ((from, _), (_, to)) in others.iter().zip(call.others) {
+            // SAFETY: as above.
+            unsafe { self.device.upload(from.data, to.data, to.bytes(), stream)? };
+        }
         if let (Some(from), Some(to)) = (received, call.received) {
             // SAFETY: two int32 on both sides.
             unsafe { self.device.upload(from.cast(), to.cast(), size_of::<[i32; 2]>(), stream)? };
         }
-        for lease in [&mut up, &mut pair].into_iter().flatten() {
+        for lease in [&mut up, &mut pair].into_iter().flatten().chain(&mut leased) {
             lease.busy_until = Some(self.device.mark(stream)?);
         }
         Ok(Ok(()))
@@ -207,6 +228,7 @@ fn pieces(call: &Call, bytes: usize) -> Vec<Range<usize>> {
         | Op::Alltoall
         | Op::Barrier
         | Op::Gather
+        | Op::HaloExchange
         | Op::Recv
         | Op::Scatter
         | Op::Send

@@ -360,6 +360,7 @@ mod tests {
             site: &site,
             send: None,
             recv: None,
+            others: &[],
             envelope: site.envelope,
             received: None,
             stream: crate::ops::Stream::NONE,

@@ -37,6 +37,7 @@ pub const TRAIT_COMMAND_BUFFER: u32 = 1;
 pub const TYPE_TOKEN: c_int = 17;
 pub const TYPE_S64: c_int = 5;
 
+pub const ATTR_ARRAY: c_int = 1;
 pub const ATTR_SCALAR: c_int = 3;
 pub const ATTR_STRING: c_int = 4;
 
@@ -98,6 +99,14 @@ pub struct Buffers {
     pub size: i64,
     pub types: *const c_int,
     pub buffers: *const *const Buffer,
+}
+
+/// An attribute of several numbers.
+#[repr(C)]
+pub struct Array {
+    pub dtype: c_int,
+    pub size: usize,
+    pub data: *const c_void,
 }
 
 #[repr(C)]
@@ -295,6 +304,9 @@ mod tests {
 
         assert_eq!(size_of::<Scalar>(), 16);
         assert_eq!(size_of::<ByteSpan>(), 16);
+        assert_eq!(size_of::<Array>(), 24);
+        assert_eq!(offset_of!(Array, size), 8);
+        assert_eq!(offset_of!(Array, data), 16);
 
         assert_eq!(size_of::<Buffers>(), 40);
         assert_eq!(offset_of!(Buffers, buffers), 32);

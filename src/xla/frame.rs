@@ -5,7 +5,8 @@ use std::borrow::Cow;
 use super::c_api::{self, CallFrame};
 use crate::error::{Cause, Error};
 use crate::ops::{
-    Buffer, Call, Dtype, Envelope, EnvelopeOperand, Extent, Op, PACKED, Reduction, Site, Stream, lookup_comm,
+    Block, Blocks, Buffer, Call, Dtype, Envelope, EnvelopeOperand, Extent, Halo, Op, PACKED, Reduction, Site,
+    Stream, Width, lookup_comm,
 };
 use crate::transport::Transport;
 
@@ -58,6 +59,52 @@ impl<'a> Attributes<'a> {
         })
     }
 
+    fn integers(&self, name: &'static str) -> Result<&'a [i64], Cause> {
+        let (kind, attr) = self.find(name)?;
+        let wrong = |actual| Cause::Attribute { name, expected: "an array of int64", actual };
+        if kind != c_api::ATTR_ARRAY {
+            return Err(wrong(format!("an attribute of kind {kind}")));
+        }
+        // SAFETY: `kind` says what `attr` points to, `dtype` what `data` points to.
+        unsafe {
+            let array = &*attr.cast::<c_api::Array>();
+            match (array.dtype, array.size) {
+                (_, 0) => Ok(&[]),
+                (c_api::TYPE_S64, size) => Ok(std::slice::from_raw_parts(array.data.cast(), size)),
+                (dtype, _) => Err(wrong(format!("one of XLA type {dtype}"))),
+            }
+        }
+    }
+
+    /// What `_primitive._describe_halo` wrote: lists after their lengths. The widths (below, above) of the
+    /// exchanged axes, the rank in each direction, and the blocks: bytes of an element, extents, and which
+    /// axes are exchanged.
+    fn halo(&self, rank: i32, adjoint: bool) -> Result<Halo, Cause> {
+        let numbers = self.integers("halo")?;
+        let mut rest = numbers.iter();
+        let mut next = || {
+            let number = rest.next().and_then(|&number| i32::try_from(number).ok());
+            number.ok_or_else(|| Cause::Attribute {
+                name: "halo",
+                expected: "the lists of a halo",
+                actual: format!("{numbers:?}"),
+            })
+        };
+        let mut widths = Vec::new();
+        for _ in 0..next()? {
+            widths.push(Width { low: next()? as usize, high: next()? as usize });
+        }
+        let neighbours = (0..next()?).map(|_| next()).collect::<Result<Vec<_>, Cause>>()?;
+        let mut blocks = Vec::new();
+        for _ in 0..next()? {
+            let mut list =
+                |length| (0..length).map(|_| Ok(next()? as usize)).collect::<Result<Vec<_>, Cause>>();
+            let (itemsize, rank) = (list(1)?[0], list(1)?[0]);
+            blocks.push(Block { itemsize, shape: list(rank)?, axes: list(widths.len())? });
+        }
+        Halo::new(rank, &widths, &neighbours, &blocks, adjoint)
+    }
+
     fn flag(&self, name: &'static str) -> Result<bool, Cause> {
         Ok(self.integer(name)? != 0)
     }
@@ -105,11 +152,13 @@ impl<'a> Attributes<'a> {
                 });
             }
         };
+        let reverse = self.flag("reverse")?;
         Ok(Site {
             op,
             comm,
             reduction,
-            reverse: self.flag("reverse")?,
+            reverse,
+            halo: op.row().has_blocks.then(|| self.halo(comm.rank, reverse)).transpose()?,
             root: self.int("root")?,
             envelope: Envelope {
                 source: self.int("source")?,
@@ -184,27 +233,30 @@ unsafe fn read(buffer: *const c_api::Buffer) -> Result<Buffer, Cause> {
 type Payload = Option<Buffer>;
 type Pair = Option<*mut [i32; 2]>;
 
-/// Reads the buffers of one side.
+/// Reads the buffers of one side; those of the arrays after the first are left to the caller.
 ///
 /// # Safety
 /// `buffers` is what XLA passed.
 #[inline(always)]
-unsafe fn side(
+unsafe fn side<'a>(
     what: &'static str,
-    buffers: &c_api::Buffers,
+    buffers: &'a c_api::Buffers,
     payload: Extent,
+    arrays: usize,
     has_pair: bool,
-) -> Result<(Payload, Pair), Cause> {
+) -> Result<(Payload, Pair, &'a [*const c_api::Buffer]), Cause> {
     // SAFETY: promised by the caller.
     unsafe {
         let buffers = without_tokens(buffers);
-        let expected = usize::from(payload != Extent::None) + usize::from(has_pair);
+        let arrays = if payload == Extent::None { 0 } else { arrays };
+        let expected = arrays + usize::from(has_pair);
         if buffers.len() != expected {
             return Err(Cause::Buffers { what, expected, actual: buffers.len() });
         }
-        let (payload, rest) = match buffers {
-            [first, rest @ ..] if payload != Extent::None => (Some(read(*first)?), rest),
-            rest => (None, rest),
+        let (arrays, rest) = buffers.split_at(arrays);
+        let (payload, others) = match arrays {
+            [first, others @ ..] => (Some(read(*first)?), others),
+            [] => (None, arrays),
         };
         let pair = match rest {
             [] => None,
@@ -213,7 +265,7 @@ unsafe fn side(
                 Buffer { dtype, count, .. } => return Err(Cause::Envelope { what, dtype, count }),
             },
         };
-        Ok((payload, pair))
+        Ok((payload, pair, others))
     }
 }
 
@@ -227,17 +279,23 @@ pub unsafe fn call<'a>(
     site: &'a Site,
     transport: &impl Transport,
     stream: Stream,
+    others: &'a mut Blocks,
 ) -> Result<Call<'a>, Error> {
-    let extents = site.side();
+    let (extents, arrays) = (site.side(), site.arrays());
     let takes_pair = site.envelope_operand != EnvelopeOperand::None;
     // SAFETY: promised by the caller.
-    let sides = || unsafe {
-        let (send, given) = side("operand", &frame.args, extents.send, takes_pair)?;
-        let (recv, received) = side("result", &frame.rets, extents.recv, site.envelope_result)?;
+    let mut sides = || unsafe {
+        let (send, given, more) = side("operand", &frame.args, extents.send, arrays, takes_pair)?;
+        let (recv, received, more_results) =
+            side("result", &frame.rets, extents.recv, arrays, site.envelope_result)?;
+        for (&from, &to) in more.iter().zip(more_results) {
+            others.push((read(from)?, read(to)?));
+        }
         Ok((send, given, recv, received))
     };
     let (send, given, recv, received) = sides().map_err(|cause| site.error(cause))?;
     let mut call = Call::new(site, send, recv)?;
+    call.others = others;
     call.received = received;
     call.stream = stream;
     if let Some(pair) = given {

@@ -11,7 +11,7 @@ use super::frame;
 use crate::error::{Cause, Error};
 use crate::gpu::cuda::{self, Entered};
 use crate::gpu::{self};
-use crate::ops::{Site, Stream};
+use crate::ops::{Blocks, Site, Stream};
 use crate::trace;
 use crate::transport::{self, AnyTransport, Platform, Transport};
 use crate::watch::Watched;
@@ -70,7 +70,8 @@ pub unsafe extern "C" fn execute<const KIND: u8>(frame: *mut CallFrame) -> *mut 
                 let (stream, context) = enter(frame).map_err(|cause| site.error(cause))?;
                 (stream, Some(context))
             };
-            let mut call = frame::call(frame, site, transport, stream)?;
+            let mut others = Blocks::new();
+            let mut call = frame::call(frame, site, transport, stream, &mut others)?;
             let result = watched.run(&mut call, |call| {
                 if trace::is_enabled() { trace::traced(transport, call) } else { transport.execute(call) }
             });
@@ -338,6 +339,7 @@ unsafe fn report(api: *const Api, error: &Error) -> *mut FfiError {
             Cause::Mpi { .. }
             | Cause::Library { .. }
             | Cause::ShortMessage { .. }
+            | Cause::Ghosts { .. }
             | Cause::Mismatch { .. }
             | Cause::TooManyXlas
             | Cause::Xla { .. }

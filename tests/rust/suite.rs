@@ -6,7 +6,10 @@
 use std::fmt::Debug;
 
 use _native::error::Cause;
-use _native::ops::{Buffer, Builtin, Call, Class, Comm, Dtype, Envelope, Extent, Op, Reduction, Site};
+use _native::ops::{
+    Block, Buffer, Builtin, Call, Class, Comm, Dtype, Envelope, Extent, Halo, Op, Reduction, Site, Width,
+    combine,
+};
 use _native::transport::{Transport, wildcards};
 
 /// Runs everything. Called on every rank of `comm`, in the same order.
@@ -211,6 +214,8 @@ impl<T: Transport> Suite<'_, T> {
             }
         } else if op.row().has_peer {
             self.message(op, dtype, count, offset);
+        } else if op.row().has_blocks {
+            self.halo(dtype, count, offset);
         } else {
             self.movement(op, dtype, count, offset);
         }
@@ -232,7 +237,13 @@ impl<T: Transport> Suite<'_, T> {
                 Op::Barrier => (Vec::new(), Vec::new()),
                 Op::Bcast => (block(rank, 0), block(root, 0)),
                 Op::Scatter => (blocks(rank), block(root, rank)),
-                Op::Allreduce | Op::Reduce | Op::Scan | Op::Recv | Op::Send | Op::Sendrecv => {
+                Op::Allreduce
+                | Op::HaloExchange
+                | Op::Reduce
+                | Op::Scan
+                | Op::Recv
+                | Op::Send
+                | Op::Sendrecv => {
                     unreachable!("{op} does more than move data among all")
                 }
             };
@@ -266,6 +277,75 @@ impl<T: Transport> Suite<'_, T> {
             let expected = encoded(&|i| reduced(builtin, dtype, ranks.clone(), i));
             if let Some(result) = self.execute(&site, &send, dtype, count, offset) {
                 result.check(&expected, &(op, builtin, dtype, count, offset, root, reverse));
+            }
+        }
+    }
+
+    /// A ring of blocks: one ghost row below and two above `count` + 2 inner ones, of three cells.
+    /// Two blocks at once, in place or not, and the adjoint.
+    fn halo(&self, dtype: Dtype, count: usize, offset: usize) {
+        const ROW: usize = 3;
+        let (rank, size) = (self.rank(), self.size());
+        let (next, previous) = ((rank + 1) % size, (rank + size - 1) % size);
+        let (width, inner) = (Width { low: 1, high: 2 }, count + 2);
+        let rows = 1 + inner + 2;
+        let row = ROW * dtype.size();
+        let shape = Block { itemsize: dtype.size(), shape: vec![rows, ROW], axes: vec![0] };
+        let neighbours = [previous as i32, -1, next as i32];
+        let make = |adjoint| {
+            let halo =
+                Halo::new(rank as i32, &[width], &neighbours, &[shape.clone(), shape.clone()], adjoint);
+            let halo = Some(halo.expect("a halo"));
+            Site { halo, reverse: adjoint, ..Site::new(Op::HaloExchange, self.comm) }
+        };
+        let block = |rank, which| pattern(dtype, rank, which, rows * ROW);
+        let run = |site: &Site, blocks: [Vec<u8>; 2], in_place: bool| {
+            let mut from = blocks.map(|block| Memory::holding(dtype, &block, offset));
+            let mut to = [0, 1].map(|_| Memory::new(dtype, rows * ROW, offset));
+            let [a, b] = [0, 1].map(|i| {
+                let operand = from[i].buffer();
+                (operand, if in_place { operand } else { to[i].buffer() })
+            });
+            let mut call = Call::new(site, Some(a.0), Some(a.1)).expect("equal sizes");
+            let others = [b];
+            call.others = &others;
+            self.transport.execute(&call).unwrap_or_else(|error| panic!("{error}"));
+            if in_place { from } else { to }
+        };
+        let what = ("halo_exchange", dtype, count, offset);
+        for in_place in [false, true] {
+            let results = run(&make(false), [block(rank, 0), block(rank, 1)], in_place);
+            for (which, result) in results.iter().enumerate() {
+                let mut expected = block(rank, which);
+                expected[..row].copy_from_slice(&block(previous, which)[inner * row..(inner + 1) * row]);
+                expected[(1 + inner) * row..].copy_from_slice(&block(next, which)[row..3 * row]);
+                result.check(&expected, &what);
+            }
+        }
+        // It has nothing but powers of two.
+        let Some(add) = combine(Builtin::Sum, dtype).filter(|_| dtype != Dtype::Float8E8m0fnu) else {
+            return;
+        };
+        // Numbers whose sums are exact in every type that has sums.
+        let whole =
+            |rank: usize| (0..rows * ROW).flat_map(move |i| encode(dtype, number(Builtin::Max, rank, i)));
+        let whole = |rank: usize| whole(rank).collect::<Vec<u8>>();
+        let plus = |to: &mut [u8], from: &[u8]| {
+            let (mut from, mut n) = (from.to_vec(), (to.len() / dtype.size()) as i32);
+            // SAFETY: both hold so many values.
+            unsafe {
+                add(from.as_mut_ptr().cast(), to.as_mut_ptr().cast(), &mut n, std::ptr::null_mut());
+            }
+        };
+        let mut expected = whole(rank);
+        expected[..row].copy_from_slice(&vec![0; row]);
+        expected[(1 + inner) * row..].copy_from_slice(&vec![0; 2 * row]);
+        // The row that the next rank has as its lower ghost cells, those of the previous one's upper ones.
+        plus(&mut expected[inner * row..(inner + 1) * row], &whole(next)[..row]);
+        plus(&mut expected[row..3 * row], &whole(previous)[(1 + inner) * row..]);
+        for in_place in [false, true] {
+            for result in run(&make(true), [whole(rank), whole(rank)], in_place) {
+                result.check(&expected, &("the adjoint of", what));
             }
         }
     }

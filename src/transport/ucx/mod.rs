@@ -459,6 +459,7 @@ impl Transport for Ucx {
             | Op::Barrier
             | Op::Bcast
             | Op::Gather
+            | Op::HaloExchange
             | Op::Reduce
             | Op::Scan
             | Op::Scatter => Mpi.execute(call),
