@@ -1,6 +1,7 @@
 """Examples in docstrings, in the README and in docs/ run as they stand."""
 
 import doctest
+import re
 import sys
 from pathlib import Path
 
@@ -68,6 +69,8 @@ def test_markdown(mpirun, tmp_path, block):
     file = tmp_path / "example.py"
     file.write_text(block.code)
     job = mpirun(block.ranks, file)
+    if absent := re.search(r"No module named '(equinox|flax)'", job.stderr):
+        pytest.skip(f"there is no {absent[1]}")
     assert job.returncode == 0, job.stdout + job.stderr
     assert not block.differs(job.stdout), block.differs(job.stdout)
 

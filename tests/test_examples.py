@@ -51,6 +51,15 @@ def test_send_recv_needs_two_ranks(mpirun):
     assert "two ranks" in job.stderr
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_jax_distributed(example, ranks):
+    total = float(sum(range(1, ranks + 1)))
+    assert (
+        f"psum by gloo {np.full(3, total)}, allreduce of it by MPI {np.full(3, ranks * total)}, "
+        f"{ranks} devices in all"
+    ) in example(ranks, "jax_distributed.py")
+
+
 def shallow_water(example, ranks, path, days="0.5"):
     size = ["--size", "48", "24"]
     example(ranks, "shallow_water.py", *size, "--days", days, "--save-state", path)

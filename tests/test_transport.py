@@ -155,6 +155,19 @@ def test_size_of_staging_is_checked(python):
     fails(python(code, env), "MPI4JAX_STAGING_BYTES=lots")
 
 
+def test_import_leaves_jax_to_be_configured(python):
+    """Its devices are chosen when they are first asked for; `jax.distributed` comes before that."""
+    code = """
+import jax, mpi4jax
+from mpi4jax import _compat
+assert not _compat.xla_bridge.backends_are_initialized()
+jax.config.update("jax_num_cpu_devices", 3)
+print(jax.local_device_count())
+"""
+    result = python(code, {})
+    assert result.stdout == "3\n", result.stderr
+
+
 @pytest.mark.parametrize(
     ("settings", "gpus", "device", "words"),
     [

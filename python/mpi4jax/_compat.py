@@ -16,6 +16,7 @@ import numpy as np
 from jax._src import api, api_util, core, effects, source_info_util, xla_bridge
 from jax._src import linear_util as lu
 from jax._src.ad_checkpoint import remat_p
+from jax._src.array import ArrayImpl
 from jax._src.interpreters import ad as _ad
 from jax._src.interpreters import partial_eval as pe
 from jax._src.interpreters import pxla
@@ -36,6 +37,7 @@ from jax.interpreters import mlir, xla
 
 __all__ = [
     "AbstractToken",
+    "ArrayImpl",
     "Token",
     "abstract_token",
     "add_effect_type",

@@ -128,7 +128,7 @@ def _value_token(token: Any) -> list[Any]:
 # ---- Calling a primitive
 
 # Handed to compiled code as they are; anything else may be a pytree.
-_ARRAYS = {type(jnp.zeros(())), np.ndarray, float, int, complex, bool, np.float32, np.float64}
+_ARRAYS = {_compat.ArrayImpl, np.ndarray, float, int, complex, bool, np.float32, np.float64}
 
 
 def _is_key(x: Any) -> bool:
