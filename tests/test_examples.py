@@ -60,9 +60,9 @@ def test_jax_distributed(example, ranks):
     ) in example(ranks, "jax_distributed.py")
 
 
-def shallow_water(example, ranks, path, days="0.5"):
+def shallow_water(example, ranks, path, *how, days="0.5"):
     size = ["--size", "48", "24"]
-    example(ranks, "shallow_water.py", *size, "--days", days, "--save-state", path)
+    example(ranks, "shallow_water.py", *size, "--days", days, "--save-state", path, *how)
     with np.load(path) as file:
         return dict(file)
 
@@ -82,6 +82,17 @@ def test_shallow_water_does_not_depend_on_the_ranks(example, tmp_path, on_one_ra
         np.testing.assert_allclose(
             several[name], field, rtol=1e-5, atol=1e-5 * np.abs(field).max(), err_msg=name
         )
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_shallow_water_with_halo_exchange(example, tmp_path, ranks):
+    """The same arithmetic on the same numbers."""
+    paths = [tmp_path / name for name in ("messages.npz", "halo.npz")]
+    messages = shallow_water(example, ranks, paths[0], days="0.2")
+    halo = shallow_water(example, ranks, paths[1], "--halo", days="0.2")
+    for name, field in messages.items():
+        scale = np.abs(field).max()
+        np.testing.assert_allclose(halo[name], field, rtol=0, atol=2e-6 * scale, err_msg=name)
 
 
 def test_shallow_water_is_in_balance_and_conserves_mass(example, tmp_path):

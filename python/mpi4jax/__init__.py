@@ -23,6 +23,7 @@ from . import (  # noqa: E402, F401
     experimental,
     notoken,
 )
+from ._blocks import gather_blocks, scatter_blocks  # noqa: E402
 from ._comm import default_comm  # noqa: E402
 from ._ops import (  # noqa: E402
     OPS,
@@ -54,7 +55,9 @@ gen_token = create_token
 
 if os.environ.get("MPI4JAX_NOTOKEN", "0") not in ("", "0"):
     # For programs written for packages whose functions at this level return no tokens.
-    globals().update({op.__name__: getattr(notoken, op.__name__) for op in OPS})
+    globals().update(
+        {op.__name__: getattr(notoken, op.__name__) for op in (*OPS, gather_blocks, scatter_blocks)}
+    )
 
 
 def has_hip_support() -> bool:
@@ -87,6 +90,7 @@ __all__ = [
     "experimental",
     "flush",
     "gather",
+    "gather_blocks",
     "gen_token",
     "halo_exchange",
     "has_cuda_support",
@@ -99,6 +103,7 @@ __all__ = [
     "reduce",
     "scan",
     "scatter",
+    "scatter_blocks",
     "send",
     "sendrecv",
     "transport_info",

@@ -13,7 +13,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from . import _ops
+from . import _blocks, _ops
 from ._comm import default_comm
 from ._ops import NO_TOKEN, auto_tokenize, pvary
 from ._scope import flush, jit
@@ -29,6 +29,7 @@ __all__ = [
     "default_comm",
     "flush",
     "gather",
+    "gather_blocks",
     "halo_exchange",
     "has_cuda_support",
     "jit",
@@ -37,6 +38,7 @@ __all__ = [
     "reduce",
     "scan",
     "scatter",
+    "scatter_blocks",
     "send",
     "sendrecv",
 ]
@@ -66,10 +68,12 @@ alltoall = _without_token(_ops.alltoall)
 barrier = _without_token(_ops.barrier)
 bcast = _without_token(_ops.bcast)
 gather = _without_token(_ops.gather)
+gather_blocks = _without_token(_blocks.gather_blocks)
 halo_exchange = _without_token(_ops.halo_exchange)
 recv = _without_token(_ops.recv)
 reduce = _without_token(_ops.reduce)
 scan = _without_token(_ops.scan)
 scatter = _without_token(_ops.scatter)
+scatter_blocks = _without_token(_blocks.scatter_blocks)
 send = _without_token(_ops.send)
 sendrecv = _without_token(_ops.sendrecv)
