@@ -326,3 +326,26 @@ def test_asymmetric_program(program, mode):
         np.testing.assert_allclose(actual, on_reference(reference)(X), rtol=1e-4)
     else:
         np.testing.assert_array_equal(actual, np.zeros(np.shape(actual)))
+
+
+@pytest.mark.parametrize("taken", [(True, False), (True, True)], ids=str)
+@pytest.mark.parametrize("jit", [jax.jit, mpi4jax.jit], ids=["jax.jit", "mpi4jax.jit"])
+def test_gradient_below_vmap_of_a_branch_that_is_not_taken(jit, taken):
+    """Both branches communicate, there and back, though nothing is kept of one not taken."""
+
+    def exchange(x):
+        if RANK == 0:
+            notoken.send(x, 1)
+            return notoken.recv(np.zeros(x.shape, x.dtype), 1)  # with any tag
+        y = notoken.recv(np.zeros(x.shape, x.dtype), 0)
+        notoken.send(x, 0)
+        return y
+
+    def f(x, take):
+        both = lambda x: exchange(exchange(x))
+        return jnp.sum(lax.cond(take, lambda x: exchange(jnp.sin(x)), both, x))
+
+    x = jnp.linspace(0, 1, 6).reshape(2, 3)
+    expected = np.where(np.array(taken)[:, None], np.cos(x), 1)
+    actual = jit(jax.vmap(jax.grad(f)))(x, jnp.array(taken))
+    np.testing.assert_allclose(actual, expected, rtol=1e-6)

@@ -27,6 +27,9 @@ from ._spec import SPECS, Params, Spec, is_root, stacked, wildcard
 
 TOKEN = ShapedArray((), np.dtype(np.float32))
 ENVELOPE = ShapedArray((2,), np.dtype(np.int32))
+# Envelopes are stored with this added, which makes all of MPI's constants positive: JAX makes zeros
+# of what a branch of a `cond` keeps for the backward pass where it takes another branch.
+ENVELOPE_OFFSET = 3
 
 
 # dtype name -> {"arithmetic": ..., "ordered": ..., "bitwise": ..., "logical": ...}
@@ -212,7 +215,20 @@ class _Lowering:
         )
         for i, (carried_aval, aval) in enumerate(zip(wire, out, strict=True)):
             results[i], _ = self._convert((results[i], carried_aval), aval)
+        if p.get("env_out"):
+            results[-1] = self.local(
+                lambda e: e + ENVELOPE_OFFSET, ENVELOPE, (results[-1], ENVELOPE)
+            )
         return results
+
+    def envelope(self, stored: Operand) -> Operand:
+        """The envelope that overrides one side of a message; that of the parameters if unset."""
+        sides = {RECEIVE_SIDE: ("source", "recvtag"), SEND_SIDE: ("dest", "sendtag")}
+        default = np.array([self.p[name] for name in sides[self.p["env_in"]]], np.int32)
+        set_or_default = self.local(
+            lambda e: jnp.where(e == 0, default, e - ENVELOPE_OFFSET), ENVELOPE, stored
+        )
+        return set_or_default, ENVELOPE
 
     def _gpu_target(self, op: str, reduction: str, operands: list[Operand]) -> str:
         """The custom-call target: some transports leave some calls to a second one."""
@@ -354,7 +370,7 @@ def _no_message(low: _Lowering) -> list[Any]:
     """The envelope of a receive from nobody."""
     if not low.p["env_out"]:
         return []
-    pair = (MPI.PROC_NULL, MPI.ANY_TAG)
+    pair = (MPI.PROC_NULL + ENVELOPE_OFFSET, MPI.ANY_TAG + ENVELOPE_OFFSET)
     return [low.local(lambda: jnp.array(pair, jnp.int32), ENVELOPE)]
 
 
@@ -397,6 +413,7 @@ def _lowering(
 ) -> list[Any]:
     arrays, env, token = split(spec, p, list(zip(args, ctx.avals_in, strict=True)))
     low = _Lowering(ctx, spec, p, on_gpu)
+    env = [low.envelope(stored) for stored in env]
     out = result_avals(spec, p, [aval for _, aval in arrays])
     results = LOWERINGS[spec.name](low, arrays, env, out)
     # Other ordered effects have tokens of their own.
@@ -423,8 +440,9 @@ def _batch(spec: Spec, args: Sequence[Any], dims: Sequence[Any], **p: Any) -> tu
         return x if d is None else lax.index_in_dim(x, 0, d, keepdims=False)
 
     xs = [to_payload(x, d) for x, d in arrays]
-    rest = [unbatched(x, d) for x, d in (*env, *token)]
-    out = bind(spec, *xs, *rest, **p)
+    # Elements that did not take a branch of a `cond` have none.
+    env = [x if d is None else jnp.max(x, axis=d) for x, d in env]
+    out = bind(spec, *xs, *env, *(unbatched(x, d) for x, d in token), **p)
     out_dims: list[int | None] = [None] * len(out)
     if spec.returns:
         results = len(xs) if spec.arrays is None else 1
