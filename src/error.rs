@@ -54,6 +54,8 @@ pub enum Cause {
         "sends {sent} elements of {} per rank and receives {received} of {}, expected as many of the same type",
         .sent_dtype.name(), .received_dtype.name())]
     Sides { sent: usize, sent_dtype: Dtype, received: usize, received_dtype: Dtype },
+    #[error("a buffer of shape {dims:?} cannot be")]
+    Shape { dims: Box<[i64]> },
     #[error("XLA data type {code} is not supported")]
     UnknownDtype { code: i32 },
     #[error("{reduction} is not defined for {}", .dtype.name())]

@@ -290,8 +290,9 @@ mod _native {
         timeout: f64,
         abort: bool,
         stacks: i32,
+        takes_signal: bool,
     ) -> bool {
-        watch::start(watch::Settings { rank, size, directory, timeout, abort, stacks })
+        watch::start(watch::Settings { rank, size, directory, timeout, abort, stacks, takes_signal })
     }
 
     /// This rank has done its last operation.

@@ -31,6 +31,9 @@ SELECTION = [
     *("tests/test_status.py", "tests/test_jit.py", "tests/test_ad_oracle.py"),
 ]
 
+# Beside it, on one rank, which starts jobs of its own.
+FAULTS = {"mpich": "tests/faults"}
+
 # What the wheels are made of.
 SOURCES = [
     *("Cargo.*", "build.rs", "pyproject.toml", "setup.py", "MANIFEST.in", "build_support/*.py"),
@@ -120,6 +123,9 @@ def main() -> int:
         for ranks in numbers:
             arguments = sys.argv[1:] or SELECTION
             results.add(run_tests(ranks, arguments, python=python, name=name))
+        # Once for each MPI that the faults were not run with above.
+        if not sys.argv[1:] and (faults := FAULTS.pop(mpi, None)):
+            results.add(run_tests(1, [faults], python=python, name=name))
     results.report()
     return 1 if results.failed or not results.passed else 0
 

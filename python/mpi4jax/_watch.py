@@ -120,7 +120,10 @@ def start() -> None:
     _native.set_check(2 if check == "2" else int(check in _TRUE))
     # A file in memory: a full or read-only disk must not matter.
     memory = os.memfd_create("mpi4jax") if hasattr(os, "memfd_create") else -1
-    if _native.watch_start(rank, size, directory(), seconds, aborts, memory) and memory >= 0:
+    # None stands for a handler in C: MPICH has one, which ours calls.
+    free = signal.getsignal(signal.SIGUSR1) in (signal.SIG_DFL, None)
+    watches = _native.watch_start(rank, size, directory(), seconds, aborts, memory, free)
+    if watches and memory >= 0:
         _stacks = open(memory, "wb", buffering=0)  # noqa: SIM115
         _watch_stacks(_stacks)
     if trace := os.environ.get("MPI4JAX_TRACE"):

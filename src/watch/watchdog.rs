@@ -29,6 +29,8 @@ pub struct Settings {
     pub abort: bool,
     /// A file for Python's faulthandler to write to on `SIGUSR1`, or -1.
     pub stacks: RawFd,
+    /// Whether the program has no use of its own for `SIGUSR1`.
+    pub takes_signal: bool,
 }
 
 struct Watchdog {
@@ -89,11 +91,20 @@ const LAUNCHERS: [&str; 7] =
 /// The job's exit status after a time-out, as that of timeout(1).
 const TIMED_OUT: i32 = 124;
 
-/// # Safety: async-signal-safe: nothing but a write.
-extern "C" fn on_signal(_signal: libc::c_int) {
-    if !LOOKING.load(Ordering::Relaxed) {
-        // SAFETY: a pipe that is never closed. If it is full, a report is due anyway.
-        unsafe { libc::write(SIGNALLED.load(Ordering::Relaxed), c"!".as_ptr().cast(), 1) };
+type SignalAction = extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void);
+
+/// A handler of another library: MPICH's launcher tells ranks by `SIGUSR1` that one of them has ended.
+static PREVIOUS: OnceLock<SignalAction> = OnceLock::new();
+
+/// Async-signal-safe: atomics, a write, and the handler that was there before.
+extern "C" fn on_signal(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+    if LOOKING.load(Ordering::Relaxed) {
+        return;
+    }
+    // SAFETY: a pipe that is never closed. If it is full, a report is due anyway.
+    unsafe { libc::write(SIGNALLED.load(Ordering::Relaxed), c"!".as_ptr().cast(), 1) };
+    if let Some(previous) = PREVIOUS.get() {
+        previous(signal, info, context);
     }
 }
 
@@ -119,10 +130,14 @@ pub fn start(settings: Settings) -> bool {
         SIGNALLED.store(ends[1], Ordering::Relaxed);
         let mut action: libc::sigaction = std::mem::zeroed();
         libc::sigaction(libc::SIGUSR1, std::ptr::null(), &mut action);
-        let free = action.sa_sigaction == libc::SIG_DFL && ends[0] >= 0;
+        let free = settings.takes_signal && ends[0] >= 0;
         if free {
-            action.sa_sigaction = on_signal as extern "C" fn(libc::c_int) as usize;
-            action.sa_flags = libc::SA_RESTART;
+            if ![libc::SIG_DFL, libc::SIG_IGN].contains(&action.sa_sigaction) {
+                // A handler that takes the number alone does not notice the other arguments.
+                let _ = PREVIOUS.set(std::mem::transmute::<usize, SignalAction>(action.sa_sigaction));
+            }
+            action.sa_sigaction = on_signal as SignalAction as usize;
+            action.sa_flags = libc::SA_RESTART | libc::SA_SIGINFO;
             libc::sigaction(libc::SIGUSR1, &action, std::ptr::null_mut());
         }
         libc::atexit(at_exit);
@@ -218,14 +233,19 @@ fn end_launcher() {
         "trap '' TERM HUP; for i in $(seq {LAUNCHER_GRACE}); do sleep 1; kill -0 {parent} || exit; done; \
          kill -TERM {parent}; sleep 2; kill -TERM {parent}; sleep 2; kill -KILL {parent}"
     );
-    // Without a shell the launcher is left to itself.
-    let _ = Command::new("/bin/sh")
-        .args(["-c", &script])
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .process_group(0)
-        .spawn();
+    let mut command = Command::new("/bin/sh");
+    command.args(["-c", &script]).process_group(0);
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    // Nor does it keep this process's connections: MPICH's launcher waits until they are closed.
+    let close = || {
+        // SAFETY: async-signal-safe calls, as must be between fork and exec.
+        for file in 3..unsafe { libc::sysconf(libc::_SC_OPEN_MAX) }.clamp(256, 1 << 16) {
+            unsafe { libc::fcntl(file as RawFd, libc::F_SETFD, libc::FD_CLOEXEC) };
+        }
+        Ok(())
+    };
+    // SAFETY: as above. Without a shell the launcher is left to itself.
+    let _ = unsafe { command.pre_exec(close) }.spawn();
 }
 
 fn print(text: &str) {

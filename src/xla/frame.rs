@@ -1,4 +1,8 @@
 //! Reading a call frame.
+//!
+//! A frame is XLA's: its pointers point to what their types say, and its arrays have as many members as it
+//! says. What a frame holds is a program's, which may have been exported elsewhere, or changed: names,
+//! kinds, numbers, data types and shapes are checked, and errors where they are wrong.
 
 use std::borrow::Cow;
 
@@ -22,7 +26,7 @@ impl<'a> Attributes<'a> {
 
     /// Type and address of an attribute.
     fn find(&self, name: &'static str) -> Result<(i32, *const std::ffi::c_void), Cause> {
-        for i in 0..self.0.size as usize {
+        for i in 0..length(self.0.size) {
             // SAFETY: promised to `new`.
             unsafe {
                 if bytes(*self.0.names.add(i)) == name.as_bytes() {
@@ -182,6 +186,12 @@ fn no_dtype(code: i32) -> Cause {
     }
 }
 
+/// The length of an array of XLA's.
+#[inline(always)]
+fn length(size: i64) -> usize {
+    usize::try_from(size).unwrap_or(0)
+}
+
 /// # Safety
 /// `span` points to a span whose bytes outlive `'a`.
 unsafe fn bytes<'a>(span: *const c_api::ByteSpan) -> &'a [u8] {
@@ -198,12 +208,13 @@ unsafe fn bytes<'a>(span: *const c_api::ByteSpan) -> &'a [u8] {
 /// `buffers` is what XLA passed: its array has `size` members.
 #[inline(always)]
 unsafe fn without_tokens(buffers: &c_api::Buffers) -> &[*const c_api::Buffer] {
-    if buffers.size == 0 {
+    let size = length(buffers.size);
+    if size == 0 {
         return &[];
     }
     // SAFETY: promised by the caller; buffers are the only kind of argument that the interface has.
     unsafe {
-        let mut buffers = std::slice::from_raw_parts(buffers.buffers, buffers.size as usize);
+        let mut buffers = std::slice::from_raw_parts(buffers.buffers, size);
         while let [others @ .., last] = buffers
             && (**last).dtype == c_api::TYPE_TOKEN
         {
@@ -221,10 +232,18 @@ unsafe fn read(buffer: *const c_api::Buffer) -> Result<Buffer, Cause> {
     unsafe {
         let buffer = &*buffer;
         let dtype = Dtype::from_xla(buffer.dtype).ok_or_else(|| no_dtype(buffer.dtype))?;
-        let mut count = 1;
-        for axis in 0..buffer.rank as usize {
-            count *= *buffer.dims.add(axis) as usize;
+        let mut count = Some(1usize);
+        for axis in 0..length(buffer.rank) {
+            let dim = usize::try_from(*buffer.dims.add(axis)).ok();
+            count = count.zip(dim).and_then(|(count, dim)| count.checked_mul(dim));
         }
+        // Nothing in memory is larger than that.
+        let fits =
+            |count: &usize| count.checked_mul(dtype.size()).is_some_and(|n| isize::try_from(n).is_ok());
+        let Some(count) = count.filter(fits) else {
+            let dims = std::slice::from_raw_parts(buffer.dims, length(buffer.rank));
+            return Err(Cause::Shape { dims: dims.into() });
+        };
         Ok(Buffer { data: buffer.data.cast(), dtype, count })
     }
 }

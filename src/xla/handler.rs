@@ -353,6 +353,7 @@ unsafe fn report(api: *const Api, error: &Error) -> *mut FfiError {
             | Cause::Sides { .. }
             | Cause::Attribute { .. }
             | Cause::Setting { .. }
+            | Cause::Shape { .. }
             | Cause::UnknownTransport { .. } => c_api::ERROR_INVALID_ARGUMENT,
         },
     };

@@ -1,7 +1,7 @@
 //! The XLA side: its FFI's C interface, and the one handler behind every custom-call target.
 
 pub mod c_api;
-mod frame;
+pub mod frame;
 mod handler;
 
 pub use c_api::{CallFrame, FfiError, Handler};
