@@ -138,3 +138,42 @@ def test_shallow_water_refuses_what_it_cannot_cut(mpirun):
     job = mpirun(2, SHALLOW_WATER, "--size", "9", "9", "--days", "0.01")
     assert job.returncode != 0
     assert "cannot cut 9 x 9 cells into 2 equal blocks" in job.stderr
+
+
+def recovered_height(example, ranks, path, *how):
+    size = ["--size", "32", "16", "--steps", "20", "--group", "5", "--iterations", "6"]
+    printed = example(ranks, "recover_initial_height.py", *size, "--save", path, *how)
+    assert "in 6 iterations, error of the height 0.0 %" in printed
+    with np.load(path) as file:
+        return dict(file)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_recover_initial_height_does_not_depend_on_the_ranks(example, tmp_path, ranks):
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / "recovered.png"
+    one = recovered_height(example, 1, tmp_path / "one.npz", "--save-figure", picture)
+    several = recovered_height(example, ranks, tmp_path / "several.npz")
+    assert picture.stat().st_size > 10_000
+    for result in (one, several):
+        assert result["losses"][-1] < 1e-6 * result["losses"][0]
+        np.testing.assert_allclose(result["recovered"], result["truth"], atol=1e-3)
+    assert np.abs(one["gradient"]).max() > 0.1
+    for name in ("gradient", "truth", "recovered"):
+        np.testing.assert_allclose(
+            several[name], one[name], atol=1e-4 * np.abs(one[name]).max(), err_msg=name
+        )
+
+
+def test_data_parallel_training_is_that_of_one_process(example, tmp_path):
+    pytest.importorskip("optax")
+    losses = []
+    for ranks in (1, 2, 4):
+        example(ranks, "data_parallel.py", "--steps", "200", "--save", tmp_path / "run.npz")
+        with np.load(tmp_path / "run.npz") as run:
+            losses.append(run["losses"])
+            # Sums of 240 numbers of float32 in another order, through 200 steps.
+            assert run["difference"] < (1e-7 if ranks == 1 else 1e-4)
+    assert losses[0][-1] < 0.05 * losses[0][0]
+    for other in losses[1:]:
+        np.testing.assert_allclose(other, losses[0], rtol=1e-3)
