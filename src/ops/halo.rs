@@ -88,11 +88,15 @@ impl Block {
     }
 
     fn has_room_for(&self, widths: &[Width]) -> bool {
+        // Nothing in memory is larger than isize::MAX.
+        let bytes = self.shape.iter().try_fold(self.itemsize, |bytes, &extent| bytes.checked_mul(extent));
+        let is_possible = bytes.is_some_and(|bytes| isize::try_from(bytes).is_ok());
+        let distinct = (1..self.axes.len()).all(|k| !self.axes[..k].contains(&self.axes[k]));
         let fits = |(&axis, width): (&usize, &Width)| {
             let needed = width.low + width.high + width.low.max(width.high);
             self.shape.get(axis).is_some_and(|&extent| extent >= needed)
         };
-        self.axes.len() == widths.len() && self.axes.iter().zip(widths).all(fits)
+        is_possible && distinct && self.axes.len() == widths.len() && self.axes.iter().zip(widths).all(fits)
     }
 }
 
@@ -122,7 +126,7 @@ impl Halo {
         blocks: &[Block],
         adjoint: bool,
     ) -> Result<Self, Cause> {
-        let directions = 3usize.pow(widths.len() as u32);
+        let directions = 3usize.checked_pow(widths.len() as u32).unwrap_or(usize::MAX);
         if neighbours.len() != directions {
             return Err(wrong(
                 "a neighbour for each direction",

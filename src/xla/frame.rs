@@ -94,15 +94,16 @@ impl<'a> Attributes<'a> {
                 actual: format!("{numbers:?}"),
             })
         };
+        // Of a negative number there is too much: no block has room for it.
+        let size = |number: i32| usize::try_from(number).unwrap_or(i32::MAX as usize);
         let mut widths = Vec::new();
         for _ in 0..next()? {
-            widths.push(Width { low: next()? as usize, high: next()? as usize });
+            widths.push(Width { low: size(next()?), high: size(next()?) });
         }
         let neighbours = (0..next()?).map(|_| next()).collect::<Result<Vec<_>, Cause>>()?;
         let mut blocks = Vec::new();
         for _ in 0..next()? {
-            let mut list =
-                |length| (0..length).map(|_| Ok(next()? as usize)).collect::<Result<Vec<_>, Cause>>();
+            let mut list = |length| (0..length).map(|_| Ok(size(next()?))).collect::<Result<Vec<_>, Cause>>();
             let (itemsize, rank) = (list(1)?[0], list(1)?[0]);
             blocks.push(Block { itemsize, shape: list(rank)?, axes: list(widths.len())? });
         }

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
 use std::ptr::{null, null_mut};
 
-use _native::ops::{Dtype, Extent, Op, PACKED, Stream, register_comm};
+use _native::ops::{Blocks, Dtype, Extent, Op, PACKED, Stream, register_comm};
 use _native::transport::Mpi;
 use _native::xla::c_api::{self, Attrs, Buffer, Buffers, ByteSpan, CallFrame, Scalar};
 use _native::xla::frame::{self, Attributes};
@@ -44,6 +44,18 @@ impl Source<'_> {
 enum Value {
     Number(c_int, Box<i64>),
     Text(Vec<u8>),
+    Numbers(c_int, Vec<i64>),
+}
+
+/// An attribute that holds a list: one exchanged axis and one block, or whatever.
+fn list(source: &mut Source) -> (c_int, Value) {
+    let dtype = if source.byte() < 2 { source.number() as c_int } else { c_api::TYPE_S64 };
+    // Widths of one axis, a neighbour in each of three directions, one block of five floats.
+    let usual = [1, 1, 1, 3, -1, 1, 2, 1, 4, 1, 5, 1];
+    let number = |source: &mut Source, usual| if source.byte() < 8 { source.number() } else { usual };
+    let length = if source.byte() < 16 { source.byte() % 16 } else { usual.len() as u8 };
+    let numbers = (0..length).map(|i| number(source, usual.get(usize::from(i)).copied().unwrap_or(1)));
+    (c_api::ATTR_ARRAY, Value::Numbers(dtype, numbers.collect()))
 }
 
 /// An attribute as a program may have it: mostly of the right kind.
@@ -134,6 +146,7 @@ pub fn decode(bytes: &[u8]) -> bool {
         *b"dest     ",
         *b"env_in   ",
         *b"env_out  ",
+        *b"halo     ",
         *b"op       ",
         *b"recvtag  ",
         *b"reduction",
@@ -147,7 +160,8 @@ pub fn decode(bytes: &[u8]) -> bool {
         let name = std::str::from_utf8(name.trim_ascii()).unwrap();
         // Some are missing, some there twice.
         for _ in 0..[1, 0, 2].get(usize::from(source.byte())).copied().unwrap_or(1) {
-            let value = attribute(source, texts.get(name).copied());
+            let value =
+                if name == "halo" { list(source) } else { attribute(source, texts.get(name).copied()) };
             attributes.push((source.text(name), value));
         }
     }
@@ -160,7 +174,16 @@ pub fn decode(bytes: &[u8]) -> bool {
         .iter()
         .map(|(_, (_, value))| match value {
             Value::Number(dtype, number) => Scalar { dtype: *dtype, value: (&raw const **number).cast() },
-            Value::Text(_) => Scalar { dtype: 0, value: null() },
+            Value::Text(_) | Value::Numbers(..) => Scalar { dtype: 0, value: null() },
+        })
+        .collect();
+    let lists: Vec<c_api::Array> = attributes
+        .iter()
+        .map(|(_, (_, value))| match value {
+            Value::Numbers(dtype, numbers) => {
+                c_api::Array { dtype: *dtype, size: numbers.len(), data: numbers.as_ptr().cast() }
+            }
+            Value::Number(..) | Value::Text(_) => c_api::Array { dtype: 0, size: 0, data: null() },
         })
         .collect();
     let types: Vec<c_int> = attributes.iter().map(|(_, (kind, _))| *kind).collect();
@@ -171,6 +194,7 @@ pub fn decode(bytes: &[u8]) -> bool {
         .map(|(i, (_, (_, value)))| match value {
             Value::Number(..) => (&raw const scalars[i]).cast(),
             Value::Text(_) => (&raw const strings[i]).cast(),
+            Value::Numbers(..) => (&raw const lists[i]).cast(),
         })
         .collect();
     let attrs = Attrs {
@@ -207,7 +231,8 @@ pub fn decode(bytes: &[u8]) -> bool {
         future: null_mut(),
     };
     // SAFETY: as above; an operand of two int32 has its memory.
-    match unsafe { frame::call(&frame, &site, &Mpi, Stream::NONE) } {
+    let mut others = Blocks::new();
+    match unsafe { frame::call(&frame, &site, &Mpi, Stream::NONE, &mut others) } {
         Ok(call) => {
             for (extent, buffer) in [(site.side().send, call.send), (site.side().recv, call.recv)] {
                 assert_eq!(extent == Extent::None, buffer.is_none());
@@ -243,5 +268,5 @@ fn any_frame_is_decoded_or_refused() {
         }
         decoded += u32::from(decode(&bytes));
     }
-    assert!(cfg!(miri) || decoded > 1000, "most frames are refused, but only {decoded} are not");
+    assert!(cfg!(miri) || decoded > 200, "most frames are refused, but only {decoded} are not");
 }
