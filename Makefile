@@ -58,7 +58,7 @@ format: .venv/tools ## what `make lint` only checks
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-bench: .venv/tools ## speed against raw MPI, mpi4py and mpi4jax 0.9.1: a table and a plot
+bench: .venv/tools ## speed against raw MPI, mpi4py, mpi4jax 0.9.1 and gloo: docs/benchmarks.md
 	$(BIN)/python benches/run.py
 
 docs: .venv/tools ## HTML in docs/_build/html

@@ -1,5 +1,6 @@
 """What runs in the benchmarks: this package and mpi4jax 0.9.1, each in jobs of its own."""
 
+import contextlib
 import hashlib
 import importlib.metadata
 import json
@@ -8,6 +9,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tools"))
@@ -19,7 +21,7 @@ import toolchain
 ROOT = Path(__file__).resolve().parent.parent
 REFERENCE = "mpi4jax==0.9.1.post2"
 CACHE = ROOT / ".cache" / "benches"
-PATIENCE = 300  # seconds to wait for one answer
+PATIENCE = 120  # seconds to wait for one answer
 
 
 def mpicc() -> str:
@@ -82,7 +84,9 @@ def environment(python: str) -> dict[str, str]:
 class Job:
     """The ranks of one contender, which measure when told to and sleep in between."""
 
-    def __init__(self, contender: str, python: str, ranks: int):
+    def __init__(
+        self, contender: str, python: str, ranks: int, mpiexec: Sequence[str] = (), options=()
+    ):
         self.contender = contender
         self.folder = tempfile.TemporaryDirectory()
         path = os.path.join(self.folder.name, "socket")
@@ -90,9 +94,9 @@ class Job:
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(path)
             listener.listen(ranks)
-            listener.settimeout(PATIENCE)
-            command = [mpirun.find_mpiexec(python), "-n", str(ranks), python, str(worker)]
-            command += [path, contender, str(raw_library())]
+            command = [*(mpiexec or [mpirun.find_mpiexec(python)]), *options]
+            command += ["-n", str(ranks), python, str(worker), path]
+            command += [contender, str(raw_library())]
             self.process = subprocess.Popen(
                 command, env=environment(python), start_new_session=True
             )
@@ -101,9 +105,16 @@ class Job:
         self.versions = greetings[0]["versions"]
 
     def accept(self, listener):
-        connection, _ = listener.accept()
-        connection.settimeout(PATIENCE)
-        return connection.makefile("rw")
+        listener.settimeout(1)
+        for _ in range(PATIENCE):
+            with contextlib.suppress(TimeoutError):
+                connection, _ = listener.accept()
+                connection.settimeout(PATIENCE)
+                return connection.makefile("rw")
+            if self.process.poll() is not None:
+                raise RuntimeError(f"it ended with status {self.process.returncode}")
+        mpirun._kill(self.process)
+        raise RuntimeError(f"it was not ready after {PATIENCE} s")
 
     def hear(self, file) -> dict:
         line = file.readline()
@@ -113,9 +124,12 @@ class Job:
 
     def measure(self, mode: str, op: str, nbytes: int, iterations: int) -> float:
         """Seconds that one operation takes, on the slowest rank."""
-        request = {"mode": mode, "op": op, "nbytes": nbytes, "iterations": iterations}
+        return self.ask("measure", mode=mode, op=op, nbytes=nbytes, iterations=iterations)
+
+    def ask(self, function: str, **arguments) -> float:
+        """What a function of worker.py returns, the largest of all ranks."""
         for file in self.files:
-            file.write(json.dumps(request) + "\n")
+            file.write(json.dumps({"function": function, **arguments}) + "\n")
             file.flush()
         return max(self.hear(file)["seconds"] for file in self.files)
 

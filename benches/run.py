@@ -1,47 +1,195 @@
-"""Speed of the operations against raw MPI, mpi4py and mpi4jax 0.9.1, as ratios in one run.
+"""Speed against raw MPI, mpi4py, mpi4jax 0.9.1 and JAX's own collectives: docs/benchmarks.md.
 
-    python benches/run.py                             # allreduce and sendrecv, into benches/results
-    python benches/run.py --ops all --bytes 4 1024
-    python benches/run.py --output docs/benchmarks
+    python benches/run.py                             # everything, in under ten minutes
+    python benches/run.py --only latency --ops allreduce --bytes 4 1024 --output benches/results
 
-All contenders are started once for each number of ranks. They then take turns, A B A B ..., so
-that what else happens on the machine happens to all of them. Measurements are short and many: a
-figure is the least of its rounds, and a ratio that of two such figures. The spread is that of the
-ratios within the rounds.
+Contenders take turns, A B A B ..., so that what else happens on the machine happens to all of them.
+Measurements are short and many: a figure is the least of its rounds, and a ratio that of two such
+figures. The spread is that of the ratios within the rounds. A contender that is not there, or that
+fails, is left out, and the report says so.
 """
 
 import argparse
-import json
+import shlex
+import subprocess
 import sys
+import time
+from contextlib import ExitStack
 from pathlib import Path
 
+import loggp
 import report
+import shallow_water
+import two_hosts
 from contenders import ROOT, Job, reference_python
-from report import NEW, OLD, Key
+from report import GLOO, NEW, OLD, Key, Results
 
-ALL = ["allgather", "allreduce", "alltoall", "barrier", "bcast"]
-ALL += ["gather", "reduce", "scan", "scatter", "sendrecv"]
+ALL = ["allreduce", "sendrecv", "allgather", "alltoall", "barrier", "bcast"]
+ALL += ["gather", "reduce", "scan", "scatter"]
+# These two are measured at all sizes and also on one rank, the others on two at some.
+MAIN = ["allreduce", "sendrecv"]
 BYTES = [4, 2**10, 2**16, 2**20, 2**24]
+FEW_BYTES = [4, 2**16, 2**22]
 # Who measures what. The no-op has no operation and no size.
 MODES = {
     NEW: ["raw", "mpi4py", "noop", "eager", "mpi4jax.jit", "jax.jit", "loop", "chain"],
     OLD: ["eager", "jax.jit", "loop", "chain"],
+    GLOO: ["jax.jit", "chain"],
 }
 # Only these have results that can go in again.
 CHAINED = {"allreduce", "alltoall", "bcast", "scan", "sendrecv"}
+OF_GLOO = {"allgather", "allreduce", "alltoall", "sendrecv"}
+SECTIONS = ["latency", "model", "hosts", "loggp"]
+# What may go wrong with one contender without the others' being affected.
+FAILURES = (OSError, RuntimeError, ValueError, subprocess.SubprocessError)
 
 
-def compare(jobs: dict[str, Job], op: str, nbytes: int, rounds: int, seconds: float):
-    """{(contender, mode): seconds of one operation in each round}."""
-    turns = [(job, mode) for name, job in jobs.items() for mode in MODES[name]]
-    turns = [(job, mode) for job, mode in turns if mode != "chain" or op in CHAINED]
-    iterations = {turn: enough(*turn, op, nbytes, seconds) for turn in turns}
-    times = {(job.contender, mode): [] for job, mode in turns}
-    for _ in range(rounds):
-        for job, mode in turns:
-            time = job.measure(mode, op, nbytes, iterations[job, mode])
-            times[job.contender, mode].append(time)
-    return times
+def modes(contender: str, op: str) -> list[str]:
+    if contender == GLOO and op not in OF_GLOO:
+        return []
+    return [mode for mode in MODES[contender] if mode != "chain" or op in CHAINED]
+
+
+class Bench:
+    """What has been measured, and what could not be."""
+
+    def __init__(self, args):
+        self.args = args
+        self.results: Results = {}
+        self.models: dict[tuple[int, str], dict[str, list[float]]] = {}
+        self.networks: dict[str, loggp.LogGP] = {}
+        self.notes: list[str] = []
+        self.versions = {}
+        self.pythons = {NEW: sys.executable}
+        if not args.no_reference:
+            try:
+                self.pythons[OLD] = reference_python()
+            except FAILURES as error:
+                self.note("mpi4jax 0.9.1 could not be installed", error)
+
+    def note(self, what: str, why: object) -> None:
+        if isinstance(why, subprocess.CalledProcessError):
+            why = f"it ended with status {why.returncode}"  # without its command and paths
+        elif isinstance(why, subprocess.TimeoutExpired):
+            why = f"no end after {why.timeout:g} s"
+        lines = str(why).strip().splitlines()
+        self.notes.append(f"{what}: {lines[0] if lines else type(why).__name__}")
+        print(self.notes[-1], flush=True)
+
+    def start(self, stack: ExitStack, ranks: int, where: str = "", **launch) -> dict[str, Job]:
+        """The jobs of all contenders that start; `where` is for what does not."""
+        jobs = {}
+        pythons = dict(self.pythons)
+        if ranks > 1 and not where:
+            pythons[GLOO] = sys.executable
+        for contender, python in pythons.items():
+            try:
+                jobs[contender] = Job(contender, python, ranks, **launch)
+                stack.callback(jobs[contender].close)
+            except FAILURES as error:
+                self.note(f"{contender} did not start on {ranks} ranks{where}", error)
+        if NEW in jobs:
+            self.versions = jobs[NEW].versions
+        return jobs
+
+    def compare(self, jobs: dict[str, Job], op: str, nbytes: int, ranks: int, where="") -> None:
+        """Measure an operation with all of them."""
+        print(f"{op}, {ranks} ranks, {report.size_name(nbytes)}{where}", flush=True)
+        seconds = self.args.seconds
+        iterations, times = {}, {}
+
+        def attempt(contender, function):
+            try:
+                function()
+            except FAILURES as error:
+                self.note(f"{contender} failed in {op} on {ranks} ranks{where}", error)
+                del jobs[contender]
+
+        def prepare(contender):
+            for mode in modes(contender, op):
+                count = enough(jobs[contender], mode, op, nbytes, seconds)
+                iterations[contender, mode], times[contender, mode] = count, []
+
+        def turn(contender):
+            for mode in modes(contender, op):
+                count = iterations[contender, mode]
+                times[contender, mode].append(jobs[contender].measure(mode, op, nbytes, count))
+
+        for contender in list(jobs):
+            attempt(contender, lambda: prepare(contender))  # noqa: B023
+        for _ in range(self.args.rounds):
+            for contender in list(jobs):
+                attempt(contender, lambda: turn(contender))  # noqa: B023
+        for (contender, mode), values in times.items():
+            if contender in jobs:
+                self.results[Key(ranks, op, nbytes, contender, mode, where)] = values
+
+    def latency(self) -> None:
+        args = self.args
+        for ranks in args.ranks:
+            with ExitStack() as stack:
+                jobs = self.start(stack, ranks)
+                for op in args.ops:
+                    if op not in MAIN and ranks == 1:
+                        continue
+                    sizes = args.bytes or (BYTES if op in MAIN else FEW_BYTES)
+                    for nbytes in [4] if op == "barrier" else sizes:
+                        self.compare(jobs, op, nbytes, ranks)
+
+    def model(self) -> None:
+        """The shallow-water example."""
+        commands = shallow_water.contenders(self.pythons.get(OLD))
+        for ranks in self.args.model_ranks:
+            self.run_model(commands, ranks, "one host", ())
+
+    def run_model(self, commands, ranks, where, mpiexec) -> None:
+        arguments = ["--size", *map(str, self.args.size), "--steps", str(self.args.steps)]
+        print(f"shallow water, {ranks} ranks, {where}", flush=True)
+        times = {name: [] for name in commands}
+        for _ in range(self.args.model_rounds):
+            for name in list(times):
+                try:
+                    seconds = shallow_water.seconds_per_step(
+                        commands[name], ranks, mpiexec, arguments
+                    )
+                    times[name].append(seconds)
+                except FAILURES as error:
+                    self.note(f"shallow water, {name}, {ranks} ranks, {where}", error)
+                    del times[name]
+        if times:
+            self.models[ranks, where] = times
+
+    def hosts(self) -> None:
+        """Two hosts: given by --two-hosts, else made of network namespaces."""
+        with ExitStack() as stack:
+            if self.args.two_hosts:
+                mpiexec, options = shlex.split(self.args.two_hosts), []
+            elif why := two_hosts.missing():
+                return self.note("nothing was measured on two hosts", why)
+            else:
+                mpiexec = stack.enter_context(two_hosts.hosts())
+                options = two_hosts.passed_on()
+            where = " on two hosts"
+            with ExitStack() as started:
+                jobs = self.start(started, 2, where, mpiexec=mpiexec, options=options)
+                for op in MAIN:
+                    for nbytes in self.args.bytes or FEW_BYTES:
+                        self.compare(jobs, op, nbytes, 2, where)
+                if NEW in jobs and "loggp" in self.args.only:
+                    self.networks["TCP, two hosts"] = loggp.measure(jobs[NEW])
+            if "model" in self.args.only:
+                commands = shallow_water.contenders(self.pythons.get(OLD))
+                self.run_model(commands, 2, "two hosts, TCP", [*mpiexec, *options])
+
+    def loggp(self) -> None:
+        try:
+            job = Job(NEW, sys.executable, 2)
+        except FAILURES as error:
+            return self.note("LogGP's parameters were not measured", error)
+        try:
+            self.networks = {"shared memory": loggp.measure(job), **self.networks}
+        finally:
+            job.close()
 
 
 def enough(job: Job, mode: str, op: str, nbytes: int, seconds: float) -> int:
@@ -51,54 +199,41 @@ def enough(job: Job, mode: str, op: str, nbytes: int, seconds: float) -> int:
         passed = iterations * job.measure(mode, op, nbytes, iterations)
         if passed > seconds / 2:
             # A call that loops makes its arrays anew: that must not count for much.
-            least = 20 if mode in ("loop", "chain") else 1
+            least = 20 if mode in ("loop", "chain") and passed < 0.02 else 1
             return max(least, round(iterations * seconds / passed))
         iterations *= min(10, round(seconds / passed))
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--ops", nargs="+", default=["allreduce", "sendrecv"], help="or: all")
-    parser.add_argument("--bytes", nargs="+", type=int, default=BYTES, help="of a rank's block")
+    parser.add_argument("--only", nargs="+", choices=SECTIONS, default=SECTIONS)
+    parser.add_argument("--ops", nargs="+", choices=ALL, default=ALL, metavar="OP")
+    parser.add_argument("--bytes", nargs="+", type=int, help="of a rank's block")
     parser.add_argument("--ranks", nargs="+", type=int, default=[1, 2])
-    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--seconds", type=float, default=0.005, help="of one measurement")
+    parser.add_argument("--model-ranks", nargs="+", type=int, default=[1, 2, 4])
+    parser.add_argument("--model-rounds", type=int, default=3)
+    parser.add_argument("--size", nargs=2, type=int, default=[3600, 1800], metavar=("NX", "NY"))
+    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument(
+        "--two-hosts",
+        metavar="MPIEXEC",
+        help="mpiexec and options that put one rank on each of two hosts: 'mpiexec --host a,b'",
+    )
     parser.add_argument("--no-reference", action="store_true", help="leave mpi4jax 0.9.1 out")
-    parser.add_argument("--output", type=Path, default=ROOT / "benches" / "results")
+    parser.add_argument("--output", type=Path, default=ROOT / "docs")
     args = parser.parse_args()
-    operations = ALL if args.ops == ["all"] else args.ops
-    if unknown := set(operations) - set(ALL):
-        parser.error(f"unknown operations: {', '.join(sorted(unknown))}")
 
-    pythons = {NEW: sys.executable}
-    if not args.no_reference:
-        pythons[OLD] = reference_python()
-
-    results: dict[Key, list[float]] = {}
-    for ranks in args.ranks:
-        jobs = {}
-        try:
-            for contender, python in pythons.items():
-                jobs[contender] = Job(contender, python, ranks)
-            for op in operations:
-                for nbytes in [4] if op == "barrier" else args.bytes:
-                    print(f"{op}, {ranks} ranks, {report.size_name(nbytes)}", flush=True)
-                    times = compare(jobs, op, nbytes, args.rounds, args.seconds)
-                    for (contender, mode), values in times.items():
-                        results[Key(ranks, op, nbytes, contender, mode)] = values
-        finally:
-            for job in jobs.values():
-                job.close()
-
-    machine = report.machine(jobs[NEW].versions)
+    begin = time.monotonic()
+    bench = Bench(args)
+    for section in SECTIONS:
+        if section in args.only:
+            getattr(bench, section)()
     args.output.mkdir(parents=True, exist_ok=True)
-    table = report.markdown(results, machine)
-    (args.output / "latency.md").write_text(table)
-    raw = {"machine": machine, "results": [[*key, values] for key, values in results.items()]}
-    (args.output / "latency.json").write_text(json.dumps(raw))
-    report.plot(results, operations[0], args.output / "latency.png")
+    table = report.write(bench, args.output, time.monotonic() - begin)
     print(table)
-    print(f"In {args.output}: latency.md, latency.json, latency.png")
+    print(f"In {args.output}: benchmarks.md and its pictures")
 
 
 if __name__ == "__main__":

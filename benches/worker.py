@@ -3,6 +3,7 @@
     mpiexec -n 2 python benches/worker.py SOCKET CONTENDER [LIBRAY OF raw.c]
 
 Between measurements it waits in a read, which leaves the processor to the other contenders.
+The contender "gloo" is JAX alone, with its own collectives between processes.
 """
 
 import ctypes
@@ -18,17 +19,29 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.sharding import NamedSharding, PartitionSpec
 from mpi4py import MPI
-
-import mpi4jax
 
 comm = MPI.COMM_WORLD
 rank, size = comm.rank, comm.size
 above, below = (rank + 1) % size, (rank - 1) % size
+GLOO = sys.argv[2] == "gloo"
 
-# What both packages have: operations without tokens, in ours a module of its own.
-ours = hasattr(mpi4jax, "jit")
-ops = importlib.import_module("mpi4jax.notoken") if ours else mpi4jax
+if GLOO:
+    ours = False
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = comm.bcast(probe.getsockname()[1])
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.distributed.initialize(f"127.0.0.1:{port}", size, rank)
+    mesh = jax.make_mesh((size,), ("ranks",))
+    spec = PartitionSpec("ranks")
+else:
+    import mpi4jax
+
+    # What both packages have: operations without tokens, in ours a module of its own.
+    ours = hasattr(mpi4jax, "jit")
+    ops = importlib.import_module("mpi4jax.notoken") if ours else mpi4jax
 
 # name: (the operation on JAX arrays, on NumPy arrays with mpi4py, whether x holds a block for each)
 OPERATIONS = {
@@ -47,6 +60,40 @@ OPERATIONS = {
         False,
     ),
 }
+
+# The same of JAX's own, under shard_map: x is one rank's part of a global array.
+RING = [(r, (r + 1) % size) for r in range(size)]
+GLOO_OPERATIONS = {
+    "allgather": lambda x: lax.all_gather(x, "ranks"),
+    "allreduce": lambda x: lax.psum(x, "ranks"),
+    "alltoall": lambda x: lax.all_to_all(x, "ranks", 0, 0),
+    "sendrecv": lambda x: lax.ppermute(x, "ranks", RING),
+}
+
+
+def sharded_jit(function):
+    """jit of a function of one rank's part."""
+    return jax.jit(
+        jax.shard_map(function, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
+    )
+
+
+def prepare_gloo(mode, op, nbytes):
+    local = np.zeros((size, nbytes // 4) if op == "alltoall" else nbytes // 4, np.float32)
+    x = jax.make_array_from_process_local_data(NamedSharding(mesh, spec), local)
+    operation = GLOO_OPERATIONS[op]
+    if mode == "jax.jit":
+        return repeat(sharded_jit(operation), x)
+    assert mode == "chain", mode
+
+    @jax.jit
+    def looped(x, iterations):
+        def part(x):
+            return lax.fori_loop(0, iterations, lambda _, x: operation(x), x)
+
+        return jax.shard_map(part, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)(x)
+
+    return lambda iterations: jax.block_until_ready(looped(x, iterations))
 
 
 @cache
@@ -82,15 +129,27 @@ def in_loop(jit, operation, x, chained):
 
 
 @cache
+def raw():
+    """raw.c"""
+    library = ctypes.CDLL(sys.argv[3])
+    for function in (library.run, library.train, library.add):
+        function.restype = ctypes.c_double
+    return library
+
+
+def address():
+    return ctypes.c_void_p(MPI._addressof(comm))
+
+
+@cache
 def prepare(mode, op, nbytes):
     """A function that does `iterations` of them and returns seconds, or None to be timed."""
+    if GLOO:
+        return prepare_gloo(mode, op, nbytes)
     operation, on_numpy, _ = OPERATIONS[op]
     x = input_of(op, nbytes)
     if mode == "raw":
-        library = ctypes.CDLL(sys.argv[3])
-        library.run.restype = ctypes.c_double
-        address = ctypes.c_void_p(MPI._addressof(comm))
-        return lambda n: library.run(op.encode(), address, nbytes // 4, ctypes.c_long(n))
+        return lambda n: raw().run(op.encode(), address(), nbytes // 4, ctypes.c_long(n))
     if mode == "mpi4py":
         # Written to, or all of an array would be one page of zeros.
         a = np.full(x.shape, 0, np.float32)
@@ -127,6 +186,21 @@ def measure(mode, op, nbytes, iterations):
     return (inside if isinstance(inside, float) else outside) / iterations
 
 
+def train(messages, delay, nbytes, rounds):
+    """Seconds of a train of messages to rank 1 and its answer, on rank 0: see raw.c."""
+    comm.Barrier()
+    seconds = raw().train(address(), messages, ctypes.c_double(delay), nbytes, rounds)
+    return seconds if rank == 0 else 0.0
+
+
+def add(nbytes, rounds):
+    """Seconds of the sum of two arrays, in MPI."""
+    return raw().add(nbytes, rounds)
+
+
+FUNCTIONS = {"measure": measure, "train": train, "add": add}
+
+
 def main():
     connection = socket.socket(socket.AF_UNIX)
     connection.connect(sys.argv[1])
@@ -140,7 +214,8 @@ def main():
         versions = {"jax": jax.__version__, "mpi": library}
         say(contender=sys.argv[2], rank=rank, versions=versions)
         for line in driver:
-            say(seconds=measure(**json.loads(line)))
+            request = json.loads(line)
+            say(seconds=FUNCTIONS[request.pop("function")](**request))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,107 @@
+"""mpiexec on two "hosts": network namespaces of this machine with a cable and TCP between them.
+
+    python tools/two_hosts.py RANKS_PER_HOST PROGRAM [ARGUMENTS...]
+
+It shows what a network costs where there is none; needs root, iproute2's `ip` and Open MPI 5.
+"""
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import mpirun
+
+# What ranks on the other host need to know; mpiexec passes nothing on by itself.
+PASSED = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "JAX_PLATFORMS", "XLA_FLAGS", "OMP_NUM_THREADS")
+
+
+def missing() -> str | None:
+    """Why it cannot be done here."""
+    if os.getuid() != 0:
+        return "network namespaces need root"
+    if shutil.which("ip") is None or shutil.which("unshare") is None:
+        return "there is no `ip` (iproute2) or no `unshare` (util-linux)"
+    name = f"probe{os.getpid()}"
+    probe = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True)
+    if probe.returncode != 0:
+        return probe.stderr.strip()
+    subprocess.run(["ip", "netns", "del", name], check=False)
+    return None
+
+
+@contextmanager
+def hosts() -> Iterator[list[str]]:
+    """Sets the two hosts up, and gives the start of a command line: mpiexec and its options."""
+    names = [f"mj{os.getpid()}-{i}" for i in (1, 2)]
+    addresses = [f"10.88.{os.getpid() % 250}.{i}" for i in (1, 2)]
+    cables = [f"mj{os.getpid()}v{i}" for i in (1, 2)]
+
+    def ip(*arguments: str, check: bool = True) -> None:
+        subprocess.run(["ip", *arguments], check=check, capture_output=not check)
+
+    with tempfile.TemporaryDirectory() as folder:
+        # Stands for ssh: AGENT HOST COMMAND...
+        agent = Path(folder) / "agent"
+        agent.write_text(
+            "#!/bin/bash\n"
+            f"[ $1 = {addresses[0]} ] && host={names[0]} || host={names[1]}\n"
+            "shift\n"
+            'exec ip netns exec $host unshare --uts bash -c "hostname $host; $*"\n'
+        )
+        agent.chmod(0o755)
+        try:
+            for name in names:
+                ip("netns", "add", name)
+            ip("link", "add", cables[0], "type", "veth", "peer", "name", cables[1])
+            for name, address, cable in zip(names, addresses, cables, strict=True):
+                ip("link", "set", cable, "netns", name)
+                ip("-n", name, "addr", "add", f"{address}/24", "dev", cable)
+                ip("-n", name, "link", "set", "lo", "up")
+                ip("-n", name, "link", "set", cable, "up")
+            start = shlex.join(["hostname", names[0]]) + '; exec "$@"'
+            outside = [
+                "ip",
+                "netns",
+                "exec",
+                names[0],
+                "unshare",
+                "--uts",
+                "bash",
+                "-c",
+                start,
+                "-",
+            ]
+            options = ["--prtemca", "plm_ssh_agent", str(agent), "--mca", "pml", "ob1"]
+            options += ["--mca", "btl", "tcp,self"]
+            options += ["--host", ",".join(f"{address}:64" for address in addresses)]
+            options += ["--map-by", "node:OVERSUBSCRIBE"]
+            yield [*outside, mpirun.find_mpiexec(sys.executable), *options]
+        finally:
+            for name in names:
+                ip("netns", "del", name, check=False)
+
+
+def passed_on() -> list[str]:
+    """Options of mpiexec for PASSED."""
+    return [word for name in PASSED if name in os.environ for word in ("-x", name)]
+
+
+def main() -> int:
+    per_host, command = int(sys.argv[1]), sys.argv[2:]
+    if command[0].endswith(".py"):
+        command = [sys.executable, *command]
+    if why := missing():
+        raise SystemExit(why)
+    with hosts() as mpiexec:
+        job = [*mpiexec, *passed_on(), "-n", str(2 * per_host), *command]
+        return subprocess.run(job, env=mpirun.environment_outside_mpi()).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())
