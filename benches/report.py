@@ -51,18 +51,32 @@ def rate_name(bytes_per_second: float) -> str:
     return f"{bytes_per_second / 1e9:.3g} GB/s"
 
 
+def cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def machine(versions: dict) -> str:
     model = platform.machine()
     if Path("/proc/cpuinfo").exists():
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         model = next((s.split(": ")[1] for s in lines if s.startswith("model name")), model)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     python = ".".join(map(str, sys.version_info[:3]))
-    versions = {"Python": python, "JAX": versions.get("jax"), "MPI": versions.get("mpi")}
-    load = f"{os.getloadavg()[0]:.1f}"
-    return f"{model}, {cores} cores, load average {load} at the end; " + ", ".join(
-        f"{name} {version}" for name, version in versions.items()
+    return (
+        f"{model}, {cores()} cores; Python {python}, JAX {versions.get('jax')}, "
+        f"MPI: {versions.get('mpi')}"
     )
+
+
+def busy(load: float) -> list[str]:
+    """A warning, if other programs ran already."""
+    if load < 0.5 * cores():
+        return [f"The load average before was {load:.1f}.", ""]
+    return [
+        f"**The machine was busy**: a load average of {load:.1f} on {cores()} cores before it",
+        "began. Ranks that wait for each other then wait for other programs too: take no figure of",
+        "two or more ranks for what a quiet machine would show.",
+        "",
+    ]
 
 
 def ratio(above: list[list[float]], below: list[list[float]]) -> tuple[float, float, float]:
@@ -277,11 +291,16 @@ def parameters(networks: dict) -> list[str]:
 
 
 def added(results: Results, mode: str) -> float:
-    """What mpi4jax adds to MPI's 4-byte allreduce on two ranks, in seconds."""
-    key = Key(2, "allreduce", 4, NEW, mode)
-    if key not in results:
-        return 0.0
-    return max(0.0, min(results[key]) - min(results[key._replace(mode="raw")]))
+    """What mpi4jax adds to MPI's own 4-byte allreduce, in seconds; on one rank, nobody waits."""
+    for ranks in (1, 2):
+        key = Key(ranks, "allreduce", 4, NEW, mode)
+        if key in results:
+            return max(0.0, min(results[key]) - min(results[key._replace(mode="raw")]))
+    return 0.0
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.{0 if share > 0.1 else 1 if share > 0.01 else 2}f} %"
 
 
 def estimate(networks: dict, results: Results) -> list[str]:
@@ -295,7 +314,7 @@ def estimate(networks: dict, results: Results) -> list[str]:
                 time = p.allreduce(ranks, nbytes)
                 measured = results.get(Key(ranks, "allreduce", nbytes, NEW, "raw", where))
                 known = f"{min(measured) / time:.2f}" if measured else ""
-                shares = [f"{100 * extra / (time + extra):.2g} %" for extra in (loop, call)]
+                shares = [percent(extra / (time + extra)) for extra in (loop, call)]
                 rows.append([size_name(nbytes), str(ranks), time_name(time), known, *shares])
         titles = ["size", "ranks", "allreduce", "measured / estimate"]
         titles += ["share of mpi4jax, in a loop", "share of mpi4jax, one call"]
@@ -337,7 +356,7 @@ ranks is then the faster of two algorithms
   `2 ceil(log2 P) * (L + 2 o) + 2 (P - 1) / P * s G + (P - 1) / P * s gamma`
 
 What mpi4jax adds to MPI's own time does not depend on the number of ranks: it is what it adds to
-the 4-byte allreduce on two ranks above.
+the 4-byte allreduce on one rank above.
 
 **Assumed**: every pair of ranks is as far apart as the two that were measured, with a path of its
 own; all ranks start together.
@@ -413,7 +432,7 @@ def write(bench, folder: Path, seconds: float) -> str:
     how = HOW.format(rounds=args.rounds, milliseconds=args.seconds * 1e3)
     out = ["# Benchmarks", "", "<!-- Made by `make bench`: do not edit. -->", ""]
     out += [f"Measured on {today} by `make bench`, in {seconds / 60:.0f} minutes.", ""]
-    out += [f"{machine(bench.versions)}.", ""]
+    out += [f"{machine(bench.versions)}.", "", *busy(bench.load_before)]
     out += [*summary(results, bench.models), "## How", "", how]
     if bench.notes:
         out += ["**Not measured**", "", *(f"- {note}" for note in bench.notes), ""]

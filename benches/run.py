@@ -10,6 +10,8 @@ fails, is left out, and the report says so.
 """
 
 import argparse
+import os
+import re
 import shlex
 import subprocess
 import sys
@@ -41,7 +43,7 @@ CHAINED = {"allreduce", "alltoall", "bcast", "scan", "sendrecv"}
 OF_GLOO = {"allgather", "allreduce", "alltoall", "sendrecv"}
 SECTIONS = ["latency", "model", "hosts", "loggp"]
 # What may go wrong with one contender without the others' being affected.
-FAILURES = (OSError, RuntimeError, ValueError, subprocess.SubprocessError)
+FAILURES = (OSError, RuntimeError, ValueError, SystemExit, subprocess.SubprocessError)
 
 
 def modes(contender: str, op: str) -> list[str]:
@@ -60,6 +62,7 @@ class Bench:
         self.networks: dict[str, loggp.LogGP] = {}
         self.notes: list[str] = []
         self.versions = {}
+        self.load_before = os.getloadavg()[0]
         self.pythons = {NEW: sys.executable}
         if not args.no_reference:
             try:
@@ -69,11 +72,13 @@ class Bench:
 
     def note(self, what: str, why: object) -> None:
         if isinstance(why, subprocess.CalledProcessError):
-            why = f"it ended with status {why.returncode}"  # without its command and paths
+            why = f"it ended with status {why.returncode}"
         elif isinstance(why, subprocess.TimeoutExpired):
             why = f"no end after {why.timeout:g} s"
         lines = str(why).strip().splitlines()
-        self.notes.append(f"{what}: {lines[0] if lines else type(why).__name__}")
+        line = lines[0] if lines else type(why).__name__
+        # Of paths, the names of files: the rest is nobody's business.
+        self.notes.append(f"{what}: {re.sub(r'(/[^/ ]+)*/', '', line)}")
         print(self.notes[-1], flush=True)
 
     def start(self, stack: ExitStack, ranks: int, where: str = "", **launch) -> dict[str, Job]:
@@ -102,7 +107,8 @@ class Bench:
             try:
                 function()
             except FAILURES as error:
-                self.note(f"{contender} failed in {op} on {ranks} ranks{where}", error)
+                what = f"{contender} failed in {op} on {ranks} ranks{where}, and was left out then"
+                self.note(what, error)
                 del jobs[contender]
 
         def prepare(contender):

@@ -15,9 +15,8 @@ EXAMPLE = ROOT / "examples" / "shallow_water.py"
 
 def contenders(old: str | None) -> dict[str, list[str]]:
     """{name: how the example is started}, with 0.9.1 if there is a Python that has it."""
-    found = {NEW: [sys.executable, str(EXAMPLE)]}
-    if '"--halo"' in EXAMPLE.read_text():
-        found[HALO] = [*found[NEW], "--halo"]
+    ours = [sys.executable, str(EXAMPLE)]
+    found = {NEW: ours, HALO: [*ours, "--halo"]}
     if old is not None:
         found[OLD] = [old, str(ROOT / "benches" / "on_reference.py"), str(EXAMPLE)]
     return found

@@ -43,12 +43,17 @@ else:
     ours = hasattr(mpi4jax, "jit")
     ops = importlib.import_module("mpi4jax.notoken") if ours else mpi4jax
 
+
+def barrier(x):
+    ops.barrier(comm=comm)  # what it returns differs
+
+
 # name: (the operation on JAX arrays, on NumPy arrays with mpi4py, whether x holds a block for each)
 OPERATIONS = {
     "allgather": (lambda x: ops.allgather(x, comm=comm), comm.Allgather, False),
     "allreduce": (lambda x: ops.allreduce(x, op=MPI.SUM, comm=comm), comm.Allreduce, False),
     "alltoall": (lambda x: ops.alltoall(x, comm=comm), comm.Alltoall, True),
-    "barrier": (lambda x: ops.barrier(comm=comm), lambda x, y: comm.Barrier(), False),
+    "barrier": (barrier, lambda x, y: comm.Barrier(), False),
     "bcast": (lambda x: ops.bcast(x, 0, comm=comm), lambda x, y: comm.Bcast(x), False),
     "gather": (lambda x: ops.gather(x, 0, comm=comm), comm.Gather, False),
     "reduce": (lambda x: ops.reduce(x, MPI.SUM, 0, comm=comm), comm.Reduce, False),

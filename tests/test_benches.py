@@ -59,6 +59,7 @@ def bench(results, models, notes=()):
         networks={"shared memory": NETWORK},
         notes=list(notes),
         versions={},
+        load_before=0.1,
     )
 
 
@@ -76,6 +77,7 @@ def test_report(tmp_path, monkeypatch):
         assert f"(benchmarks-{picture}.png)" in text
         assert (tmp_path / f"benchmarks-{picture}.png").stat().st_size > 1000
     assert "- gloo: gone" in lines
+    assert "**The machine was busy**" not in text
     of = "allreduce, 4 B, n = 2"
     # Of the least times; then the quartiles of 10, 5, 10.
     assert f"| compiled: 0.9.1 / mpi4jax.jit | {of} | 10.00 (7.50 to 10.00) |" in lines
@@ -87,8 +89,10 @@ def test_report_of_nothing(tmp_path, monkeypatch):
     """Where no contender could be started."""
     monkeypatch.setattr(report, "DATA", tmp_path / "data")
     empty = bench({}, {}, ["mpi4jax did not start"])
-    empty.networks = {}
-    assert "- mpi4jax did not start" in report.write(empty, tmp_path, 1)
+    empty.networks, empty.load_before = {}, 1000.0
+    text = report.write(empty, tmp_path, 1)
+    assert "- mpi4jax did not start" in text
+    assert "**The machine was busy**" in text
 
 
 def test_notes_name_no_paths(tmp_path):
@@ -96,4 +100,9 @@ def test_notes_name_no_paths(tmp_path):
     it.notes = []
     it.note("the model", subprocess.CalledProcessError(3, [str(tmp_path), "x"]))
     it.note("the model", subprocess.TimeoutExpired([str(tmp_path)], 300))
-    assert it.notes == ["the model: it ended with status 3", "the model: no end after 300 s"]
+    it.note("0.9.1", FileNotFoundError(2, "No such file", str(tmp_path / "mpicc")))
+    assert it.notes == [
+        "the model: it ended with status 3",
+        "the model: no end after 300 s",
+        "0.9.1: [Errno 2] No such file: 'mpicc'",
+    ]
