@@ -18,6 +18,7 @@ rank, size = comm.rank, comm.size
 right, left = (rank + 1) % size, (rank - 1) % size
 root = size - 1
 equal = np.testing.assert_array_equal
+ring = comm.Create_cart([size], [True])
 
 info = mpi4jax.transport_info()
 if comm.allreduce(info.gpu_error is not None, MPI.LOR):
@@ -43,6 +44,10 @@ def check(n: int) -> None:
     nt.barrier()
     equal(nt.sendrecv(x, x, left, right), every[left])
     equal(nt.sendrecv(x, x, left, right, sendtag=3, recvtag=3), every[left])
+    blocks = {"a": jnp.stack([x] * 3), "b": jnp.stack([x, x + 1, x, x])}
+    filled = nt.halo_exchange(blocks, ring, axes=0)
+    equal(filled["a"], np.stack([every[left], every[rank], every[right]]))
+    equal(filled["b"], np.stack([every[left], every[rank] + 1, every[rank], every[right] + 1]))
     if size > 1 and rank == 0:
         nt.send(x, 1)
         nt.send(x + 1, 1, tag=5)
@@ -63,6 +68,8 @@ grad = mpi4jax.jit(jax.grad(lambda x: (nt.allreduce(x, MPI.SUM) ** 2).sum()))
 equal(grad(jnp.ones(3)), 2 * size * np.ones(3))
 shift = mpi4jax.jit(jax.grad(lambda x: (nt.sendrecv(x, x, left, right) * (rank + 1)).sum()))
 equal(shift(jnp.ones(2)), np.full(2, right + 1.0))
+ghosts = mpi4jax.jit(jax.grad(lambda x: nt.halo_exchange(x, ring)[jnp.array([0, 2])].sum()))
+equal(ghosts(jnp.ones(3)), [0, 2, 0])
 equal(jax.vmap(lambda x: nt.allreduce(x, MPI.SUM))(jnp.ones((4, 2))), np.full((4, 2), size))
 if rank == 0:
     print("|", str(info).splitlines()[1])
