@@ -7,7 +7,7 @@ SOURCES := $(shell find src -type f) $(wildcard Cargo.* build.rs setup.py pyproj
 CARGO := environment="$$($(BIN)/python build_support/toolchain.py environment)" && \
 	eval "$$environment" && cargo
 
-.PHONY: help demo build test test-quick test-rust fuzz miri lint lint-rust lint-python format bench docs clean
+.PHONY: help demo build test table test-quick test-rust fuzz miri lint lint-rust lint-python format bench docs clean
 
 help: ## what can be made
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -21,6 +21,9 @@ build: .venv/built ## .venv with mpi4jax installed, and an MPI if the machine ha
 
 test: lint test-rust ## everything: 1 to 4 ranks, old and new JAX, Open MPI and MPICH
 	$(BIN)/python tools/matrix.py
+
+table: .venv/tools ## docs/transformations.md, from a run of every op under every transformation
+	$(BIN)/python tools/transformations.py
 
 test-quick: .venv/tools ## the Python tests on 2 ranks in .venv
 	$(BIN)/python tools/run_tests.py -n 2

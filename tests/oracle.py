@@ -154,7 +154,9 @@ def _call_shift(api: str, x: Any, p: dict[str, Any]) -> Any:
 
 @functools.cache
 def _line() -> MPI.Cartcomm:
-    return COMM.Create_cart([SIZE], [False])
+    line = COMM.Create_cart([SIZE], [False])
+    line.Set_name("line")
+    return line
 
 
 def _call_halo_exchange(api: str, x: Any, p: dict[str, Any]) -> Any:

@@ -416,6 +416,17 @@ def test_vmap_is_one_communication(case):
     assert count(many) == count(one) >= 1
 
 
+@each(ALL)
+def test_vmap_of_an_empty_batch(case):
+    x = case.operands(float32, (0, 2))[RANK]
+    many = lambda x: jax.vmap(functools.partial(case.run, notoken), *[len(x.shape) - 2] * 2)(x)
+    if case.name != "barrier":  # vmap asks for something to return
+        assert jax.jit(many)(x).size == 0
+    total = lambda x: jnp.sum(many(x))
+    if case.name != "barrier":
+        assert mpi4jax.jit(jax.grad(total))(x).shape == x.shape
+
+
 def test_vmap_of_an_op_on_a_constant():
     y = jax.vmap(lambda x: x + notoken.allreduce(1.0, MPI.SUM))(jnp.arange(3.0))
     assert_equal(y, np.arange(3, dtype=np.float32) + SIZE)

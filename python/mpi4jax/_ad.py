@@ -28,7 +28,7 @@ from jax.interpreters import ad, batching, mlir
 
 from . import _compat
 from ._misuse import warn_of_batched_loop
-from ._primitive import PRIMITIVES, TOKEN, effect, split
+from ._primitive import PRIMITIVES, TOKEN, effect, first_token, split
 from ._scope import scope_p
 from ._spec import SPECS
 
@@ -76,7 +76,7 @@ def _tie_batch(args: Sequence[Any], dims: Sequence[Any]) -> tuple[Any, Any]:
     (x, token), (dim, token_dim) = args, dims
     if dim is None:
         x, dim = jnp.broadcast_to(x, (token.shape[token_dim], *x.shape)), 0
-    return tie_p.bind(x, token if token_dim is None else token[0]), dim
+    return tie_p.bind(x, token if token_dim is None else first_token(token)), dim
 
 
 def _tie_jvp(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
@@ -326,7 +326,9 @@ def _rewrite(trace: Any, primitive: Primitive, args: Sequence[Any], params: dict
         token, out = rule(params, token, list(args))
     _compat.remember_token(trace, token)
     if primitive in _OPS and own is not None and _compat.batches(trace):
-        out[-1] = _compat.first(trace, out[-1])  # the user's token was not batched, and is not now
+        out[-1] = _compat.below(
+            trace, first_token, out[-1]
+        )  # the user's token was not batched, and is not now
     return out
 
 

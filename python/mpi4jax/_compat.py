@@ -42,6 +42,7 @@ __all__ = [
     "abstract_token",
     "add_effect_type",
     "batches",
+    "below",
     "bind_eqn",
     "close_constants",
     "closed_call_p",
@@ -51,7 +52,6 @@ __all__ = [
     "device_count",
     "eqn_line",
     "eval_primitive",
-    "first",
     "fresh_xla_token",
     "intercept",
     "intercept_custom_derivatives",
@@ -408,11 +408,11 @@ _remember_inputs(_ad.JVPTrace, _ad.JVPTracer)
 _remember_inputs(_ad.LinearizeTrace, _ad.LinearizeTracer)
 
 
-def first(trace: Any, value: Any) -> Any:
-    """The first element of a batched value, as one that is not batched."""
+def below(trace: Any, f: Callable[[Any], Any], value: Any) -> Any:
+    """``f`` of the whole batch of a batched value, as a value that is not batched."""
     batch, _ = trace.to_batch_info(value)
     with core.set_current_trace(trace.parent_trace):
-        return batch[0]
+        return f(batch)
 
 
 def unbatched_primals(trace: Any) -> bool:

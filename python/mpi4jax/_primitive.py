@@ -15,7 +15,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jax.core import ShapedArray
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
@@ -424,6 +423,11 @@ def _lowering(
 # ---- Batching
 
 
+def first_token(tokens: Any) -> Any:
+    """The first of a batch of tokens, which may be empty."""
+    return jnp.sum(tokens[:1])
+
+
 def _batch(spec: Spec, args: Sequence[Any], dims: Sequence[Any], **p: Any) -> tuple[Any, Any]:
     """All arrays are batched, also unbatched ones: on another rank they may be batched."""
     arrays, env, token = split(spec, p, list(zip(args, dims, strict=True)))
@@ -436,13 +440,11 @@ def _batch(spec: Spec, args: Sequence[Any], dims: Sequence[Any], **p: Any) -> tu
             x, d = jnp.broadcast_to(x, (size, *x.shape)), 0
         return jnp.moveaxis(x, d, int(before))
 
-    def unbatched(x: Any, d: int | None) -> Any:
-        return x if d is None else lax.index_in_dim(x, 0, d, keepdims=False)
-
     xs = [to_payload(x, d) for x, d in arrays]
     # Elements that did not take a branch of a `cond` have none.
-    env = [x if d is None else jnp.max(x, axis=d) for x, d in env]
-    out = bind(spec, *xs, *env, *(unbatched(x, d) for x, d in token), **p)
+    env = [x if d is None else jnp.max(x, axis=d, initial=0) for x, d in env]
+    one = [x if d is None else first_token(jnp.moveaxis(x, d, 0)) for x, d in token]
+    out = bind(spec, *xs, *env, *one, **p)
     out_dims: list[int | None] = [None] * len(out)
     if spec.returns:
         results = len(xs) if spec.arrays is None else 1

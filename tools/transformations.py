@@ -1,0 +1,93 @@
+"""Writes docs/transformations.md from a run of tests/test_transforms.py.
+
+python tools/transformations.py [-n 1,2,3,4]
+"""
+
+import argparse
+import importlib.metadata
+import os
+import re
+import sys
+
+from run_tests import ROOT, Results, run_tests
+
+PAGE = ROOT / "docs" / "transformations.md"
+
+TEXT = """\
+# Transformations
+
+Each operation under each transformation of JAX. A cell is a test (`tests/transforms.py`): the
+operation becomes a step of a program, which has to give the values and the derivatives of a model
+of the whole job, evaluated by JAX in one process. `make table` runs all of them and writes this
+page. This one is of runs with JAX {jax}, on {ranks} ranks: {passed} checks passed, {failed} failed.
+Each pair of operation and transformation ran in {ways} of the four combinations of API (with tokens, without)
+and compiler (`jax.jit`, `mpi4jax.jit`), another one on each number of ranks.
+
+`-`: there is nothing to check, because `linear_transpose` and `custom_linear_solve` are for linear
+functions. JAX differentiates no `while_loop` in reverse mode, and no `custom_vjp` in forward mode.
+
+{table}
+
+What each operation's derivative is: [derivatives](autodiff.md). What holds under `vmap`, and how to
+export: [sharp bits](sharp-bits.md).
+"""
+
+
+def cells(results: Results) -> dict[str, dict[str, set[str]]]:
+    """What became of each pair: transformation -> operation -> outcomes."""
+    found: dict[str, dict[str, set[str]]] = {}
+    outcomes = [(test, "yes") for _, test in results.passed]
+    outcomes += [(test, "-") for _, test, _ in results.skipped]
+    outcomes += [(test, "**no**") for _, test in results.failed]
+    for test, outcome in outcomes:
+        match = re.search(r"test_cell\[(.*?)\|(.*?)\|", test)
+        if match:
+            found.setdefault(match[2], {}).setdefault(match[1], set()).add(outcome)
+    return found
+
+
+def table(found: dict[str, dict[str, set[str]]]) -> str:
+    ops = list(dict.fromkeys(op for row in found.values() for op in row))
+    lines = [["", *ops], ["---"] * (len(ops) + 1)]
+    for name, row in found.items():
+        lines.append([name, *(max(row[op], key=["-", "yes", "**no**"].index) for op in ops)])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def ways(results: Results) -> int:
+    """In how many combinations of API and compiler each pair has run."""
+    found: dict[str, set[str]] = {}
+    for test in [test for _, test in results.passed]:
+        *pair, api, jit = test.split("|")
+        found.setdefault("|".join(pair), set()).add(f"{api} {jit}")
+    return min(map(len, found.values()))
+
+
+def page(results: Results, ranks: str) -> str:
+    return TEXT.format(
+        jax=importlib.metadata.version("jax"),
+        ranks=ranks.replace(",", ", "),
+        ways=["no", "one", "two", "three", "all"][ways(results)],
+        passed=len(results.passed),
+        failed=len(results.failed),
+        table=table(cells(results)),
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("-n", default="1,2,3,4", metavar="RANKS", help="default: %(default)s")
+    options = parser.parse_args()
+    os.environ["MPI4JAX_TEST_ALL"] = "1"
+    results = Results()
+    for ranks in options.n.split(","):
+        arguments = ["tests/test_transforms.py", "-k", "test_cell"]
+        results.add(run_tests(int(ranks), arguments, name="table", time_limit=3600))
+    if any("test_cell" not in test for _, test in results.failed):
+        return 1  # a run did not end
+    PAGE.write_text(page(results, options.n))
+    return 1 if results.failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
