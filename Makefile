@@ -7,7 +7,7 @@ SOURCES := $(shell find src -type f) $(wildcard Cargo.* build.rs setup.py pyproj
 CARGO := environment="$$($(BIN)/python build_support/toolchain.py environment)" && \
 	eval "$$environment" && cargo
 
-.PHONY: help demo build test table test-quick test-rust fuzz miri lint lint-rust lint-python format bench docs clean
+.PHONY: help demo build test table test-quick test-rust fuzz lint lint-rust lint-python format bench docs clean
 
 help: ## what can be made
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -39,10 +39,6 @@ test-rust: .venv/tools
 # Needs a nightly compiler, and `cargo install cargo-fuzz`.
 fuzz: .venv/tools ## XLA's call frames under libFuzzer and an address sanitizer, for 25 seconds
 	$(CARGO) +nightly fuzz run frame --target-dir target/fuzz -- -max_total_time=25 -max_len=400
-
-# Needs a nightly compiler with miri.
-miri: .venv/tools ## the Rust tests that call no MPI, under miri
-	MIRIFLAGS=-Zmiri-disable-isolation $(CARGO) +nightly miri test --no-default-features --lib --test frames
 
 lint: lint-rust lint-python ## formatting, clippy, ruff, mypy, stubtest
 
