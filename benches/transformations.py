@@ -108,8 +108,8 @@ def worker(rounds, seconds, only):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--ranks", nargs="+", type=int, default=[1, 2])
-    parser.add_argument("--rounds", type=int, default=40)
-    parser.add_argument("--seconds", type=float, default=0.02, help="of one measurement")
+    parser.add_argument("--rounds", type=int, default=150)
+    parser.add_argument("--seconds", type=float, default=0.003, help="of one measurement")
     parser.add_argument("--only", default="", metavar="TEXT", help="rows that have it")
     parser.add_argument("--output", type=Path, help="the table goes there as well")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)

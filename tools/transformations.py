@@ -21,7 +21,8 @@ operation becomes a step of a program, which has to give the values and the deri
 of the whole job, evaluated by JAX in one process. `make table` runs all of them and writes this
 page. This one is of runs with JAX {jax}, on {ranks} ranks: {passed} checks passed, {failed} failed.
 Each pair of operation and transformation ran in {ways} of the four combinations
-of API (with tokens, without) and compiler (`jax.jit`, `mpi4jax.jit`), another one on each number of ranks.
+of API (with tokens, without) and compiler (`jax.jit`, `mpi4jax.jit`), others on each number of
+ranks.
 
 `-`: there is nothing to check, because `linear_transpose` and `custom_linear_solve` are for linear
 functions. JAX differentiates no `while_loop` in reverse mode, and no `custom_vjp` in forward mode.
