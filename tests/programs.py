@@ -335,6 +335,8 @@ def _model(op, xs, rank):
             return np.int32(rank + 1) * xs[op.root]
         case "sendrecv" | "send" | "recv":
             return xs[rank - 1]
+        case _:
+            raise NotImplementedError(f"{op.name} has no model here")
 
 
 def _reduce(fold, xs):

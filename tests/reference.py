@@ -169,6 +169,8 @@ def ring():
     return COMM.Create_cart([SIZE], [True])
 
 
+REDUCING = tuple(name for name, spec in SPECS.items() if spec.has_reduction)
+
 # How an op is called, with the case's parameters ...
 CALLS = {
     "allgather": lambda api, x: api.allgather(x),

@@ -8,7 +8,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from mpi4py import MPI
-from reference import NEEDS, RANK, SIZE, SPECS, dtype_of, enable_x64, ring, supported_dtypes
+from reference import (
+    NEEDS,
+    RANK,
+    REDUCING,
+    SIZE,
+    SPECS,
+    dtype_of,
+    enable_x64,
+    ring,
+    supported_dtypes,
+)
 
 import mpi4jax
 from mpi4jax import notoken
@@ -51,10 +61,10 @@ BAD = [
     (SPECS, "token", np.ones(2, np.float32), TypeError, "a token", "ndarray"),
     (SPECS, "token", np.int32(0), TypeError, "a token", "int32"),
     (SPECS, "token", "t", TypeError, "a token", "str: 't'"),
-    (("allreduce", "reduce", "scan"), "op", "SUM", TypeError, "an mpi4py.MPI.Op", "str: 'SUM'"),
-    (("allreduce", "reduce", "scan"), "op", sum, TypeError, "an mpi4py.MPI.Op", "builtin"),
-    (("allreduce", "reduce", "scan"), "op", MPI.REPLACE, TypeError, "MPI.Op.Create", "MPI.REPLACE"),
-    (("allreduce", "reduce", "scan"), "op", MPI.OP_NULL, TypeError, "SUM, PROD", "MPI.OP_NULL"),
+    (REDUCING, "op", "SUM", TypeError, "an mpi4py.MPI.Op", "str: 'SUM'"),
+    (REDUCING, "op", sum, TypeError, "an mpi4py.MPI.Op", "builtin"),
+    (REDUCING, "op", MPI.REPLACE, TypeError, "MPI.Op.Create", "MPI.REPLACE"),
+    (REDUCING, "op", MPI.OP_NULL, TypeError, "SUM, PROD", "MPI.OP_NULL"),
     (("bcast", "gather", "reduce", "scatter"), "root", SIZE, ValueError, RANKS, SIZE),
     (("bcast", "gather", "reduce", "scatter"), "root", -1, ValueError, RANKS, -1),
     (("bcast", "gather", "reduce", "scatter"), "root", 0.5, TypeError, RANKS, "float: 0.5"),
@@ -174,7 +184,7 @@ def test_reductions_without_meaning(dtype):
     for op, need in NEEDS.items():
         if DTYPES[dtype][need]:
             continue
-        for name in ("allreduce", "reduce", "scan"):
+        for name in REDUCING:
             arguments = {**GOOD[name], "op": getattr(MPI, op), "x": x}
             with enable_x64(True):
                 with pytest.raises(TypeError) as caught:
@@ -204,7 +214,7 @@ def test_some_reductions_are_without_meaning():
 
 @pytest.mark.parametrize("shape", [(), (3,), (2, 3), (2, 0)], ids=str)
 @pytest.mark.parametrize("op", ["MINLOC", "MAXLOC"])
-@pytest.mark.parametrize("name", ["allreduce", "reduce", "scan"])
+@pytest.mark.parametrize("name", REDUCING)
 def test_location_of_extremum_needs_pairs(name, op, shape):
     arguments = {**GOOD[name], "op": getattr(MPI, op), "x": np.ones(shape, np.float32)}
     with pytest.raises(ValueError, match=rf"{name}: reduction {op} .* \(\.\.\., 2\), got ") as e:

@@ -15,6 +15,7 @@ from reference import (
     LEFT,
     NEEDS,
     RANK,
+    REDUCING,
     RIGHT,
     SIZE,
     Case,
@@ -35,7 +36,6 @@ from reference import (
 import mpi4jax
 from mpi4jax import notoken
 from mpi4jax._primitive import DTYPES
-from mpi4jax._spec import SPECS
 
 ALL = list(cases())
 MOVING = [case for case in ALL if case.op is None and case.name != "barrier"]
@@ -198,9 +198,6 @@ def test_moves_every_bit(dtype):
     make = functools.partial(random_bits, dtype)
     with enable_x64(True):
         compare_all(MOVING, {case: case.operands(make) for case in MOVING}, bits=True)
-
-
-REDUCING = [name for name, spec in SPECS.items() if spec.has_reduction]
 
 
 @pytest.mark.parametrize("dtype", DTYPES_HERE)

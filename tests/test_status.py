@@ -215,3 +215,29 @@ def test_open_chain(jit):
     dest = RANK + 1 if RANK < SIZE - 1 else MPI.PROC_NULL
     y = jit(lambda x, t: notoken.sendrecv(x, t, source, dest))(jnp.float32(RANK), jnp.float32(-1))
     assert float(y) == RANK - 1
+
+
+@pytest.mark.parametrize("op", ["sendrecv", "send and recv"])
+@jits
+def test_gradient_of_an_open_chain(jit, op):
+    """The first rank's result is its template; tags are open."""
+    source = RANK - 1 if RANK > 0 else MPI.PROC_NULL
+    dest = RANK + 1 if RANK < SIZE - 1 else MPI.PROC_NULL
+
+    def shifted(x, template):
+        if op == "sendrecv":
+            return notoken.sendrecv(x, template, source, dest)
+        if RANK % 2 == 0:
+            notoken.send(x, dest)
+        y = notoken.recv(template, source)
+        if RANK % 2 == 1:
+            notoken.send(x, dest)
+        return y
+
+    loss = lambda x, template: jnp.sum((RANK + 1) * shifted(x, template))
+    x, template = jnp.ones(3), jnp.zeros(3)
+    of_x, of_template = jit(jax.grad(loss, (0, 1)))(x, template)
+    assert_equal(of_x, np.full(3, RANK + 2 if RANK < SIZE - 1 else 0, np.float32))
+    assert_equal(of_template, np.full(3, 1 if RANK == 0 else 0, np.float32))
+    _, tangent = jit(lambda x, t: jax.jvp(shifted, (x, t), (x, 2 * x)))(x, template)
+    assert_equal(tangent, np.full(3, 1 if RANK > 0 else 2, np.float32))

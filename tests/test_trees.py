@@ -170,12 +170,15 @@ KEY_CASES = [case for case in WITH_DATA if case.op is None]
 @jits
 def test_keys_of_random_numbers(jit, impl, shape):
     # All ranks' keys, made on each.
-    keys = jax.random.split(jax.random.key(3, impl=impl), SIZE * int(np.prod(shape)))
-    keys = keys.reshape(SIZE, *shape)
-    operands = {
-        str(case): [keys if case.shape(shape, r) != shape else keys[r] for r in range(SIZE)]
-        for case in KEY_CASES
-    }
+    many = max(SIZE, 2)
+    keys = jax.random.split(jax.random.key(3, impl=impl), many * int(np.prod(shape)))
+    keys = keys.reshape(many, *shape)
+
+    def operand(case, rank):
+        whole = case.shape(shape, rank)
+        return keys[rank] if whole == shape else keys[: whole[0]]
+
+    operands = {str(case): [operand(case, r) for r in range(SIZE)] for case in KEY_CASES}
 
     def f(mine):
         return {str(case): case.run(notoken, mine[str(case)]) for case in KEY_CASES}

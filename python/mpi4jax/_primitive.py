@@ -336,7 +336,7 @@ def _lower_reduce(low: _Lowering, xs: Operands, env: Operands, out: list[Any]) -
 
 
 def _lower_scan(low: _Lowering, xs: Operands, env: Operands, out: list[Any]) -> list[Any]:
-    return low.call("scan", *xs, out=out, reverse=int(low.p["adjoint"]))
+    return low.call(low.spec.name, *xs, out=out, reverse=int(low.p["adjoint"]))
 
 
 def _lower_scatter(low: _Lowering, xs: Operands, env: Operands, out: list[Any]) -> list[Any]:
@@ -353,24 +353,16 @@ def _lower_recv(low: _Lowering, xs: Operands, env: Operands, out: list[Any]) -> 
     if low.p["source"] == MPI.PROC_NULL:  # MPI leaves the buffer as it is
         if low.p["status"] is not None:
             low.call("recv", *env, out=out)  # and fills the status
-        return [xs[0][0], *_no_message(low)]
+        return [xs[0][0]]
     return low.call("recv", *env, out=out)
 
 
 def _lower_sendrecv(low: _Lowering, xs: Operands, env: Operands, out: list[Any]) -> list[Any]:
     x, template = xs
     if low.p["source"] == MPI.PROC_NULL:
-        y = low.call("sendrecv", x, *env, out=out)
-        return [template[0], *y[1:]]
+        low.call("sendrecv", x, *env, out=out)
+        return [template[0]]
     return low.call("sendrecv", x, *env, out=out)
-
-
-def _no_message(low: _Lowering) -> list[Any]:
-    """The envelope of a receive from nobody."""
-    if not low.p["env_out"]:
-        return []
-    pair = (MPI.PROC_NULL + ENVELOPE_OFFSET, MPI.ANY_TAG + ENVELOPE_OFFSET)
-    return [low.local(lambda: jnp.array(pair, jnp.int32), ENVELOPE)]
 
 
 def _describe_halo(p: Params, avals: Sequence[Any]) -> np.ndarray:

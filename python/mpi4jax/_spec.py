@@ -109,8 +109,12 @@ def stacked(spec: Spec, p: Params) -> tuple[bool, bool]:
 
 
 def wildcard(p: Params) -> bool:
-    """Whether the receiving side of a message leaves its source or its tag open."""
-    return p.get("source") == MPI.ANY_SOURCE or p.get("recvtag") == MPI.ANY_TAG
+    """Whether the receiving side of a message leaves its source or its tag open.
+
+    What is received from nobody is not: it has no sender to learn anything from.
+    """
+    source, tag = p.get("source"), p.get("recvtag")
+    return source != MPI.PROC_NULL and (source == MPI.ANY_SOURCE or tag == MPI.ANY_TAG)
 
 
 def check() -> None:
