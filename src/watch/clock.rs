@@ -13,7 +13,7 @@ struct Anchor {
 
 static ANCHOR: OnceLock<Anchor> = OnceLock::new();
 
-#[cfg(target_arch = "x86_64")]
+#[cfg(all(target_arch = "x86_64", not(miri)))]
 fn processor_counts_time() -> bool {
     use std::arch::x86_64::__cpuid;
     const POWER_MANAGEMENT: u32 = 0x8000_0007;
@@ -26,17 +26,17 @@ fn processor_counts_time() -> bool {
     }
 }
 
-#[cfg(not(target_arch = "x86_64"))]
+#[cfg(not(all(target_arch = "x86_64", not(miri))))]
 fn processor_counts_time() -> bool {
     false
 }
 
 #[inline]
 fn counter() -> u64 {
-    #[cfg(target_arch = "x86_64")]
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
     // SAFETY: reads a register; Linux and macOS allow it to every process.
     return unsafe { std::arch::x86_64::_rdtsc() };
-    #[cfg(not(target_arch = "x86_64"))]
+    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
     0
 }
 
