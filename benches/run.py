@@ -22,9 +22,10 @@ from pathlib import Path
 import loggp
 import report
 import shallow_water
-import two_hosts
 from contenders import ROOT, Job, reference_python
 from report import GLOO, NEW, OLD, Key, Results
+
+import two_hosts
 
 ALL = ["allreduce", "sendrecv", "allgather", "alltoall", "barrier", "bcast"]
 ALL += ["gather", "reduce", "scan", "scatter"]
@@ -173,7 +174,7 @@ class Bench:
             elif why := two_hosts.missing():
                 return self.note("nothing was measured on two hosts", why)
             else:
-                mpiexec = stack.enter_context(two_hosts.hosts())
+                mpiexec = stack.enter_context(two_hosts.hosts()).mpiexec
                 options = two_hosts.passed_on()
             where = " on two hosts"
             with ExitStack() as started:

@@ -2,17 +2,18 @@
 
     python tools/two_hosts.py RANKS_PER_HOST PROGRAM [ARGUMENTS...]
 
-It shows what a network costs where there is none; needs root, iproute2's `ip` and Open MPI 5.
+It shows what a network costs where there is none, and lets tests cut it; needs root, iproute2's
+`ip` and Open MPI 5.
 """
 
 import os
-import shlex
 import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import mpirun
@@ -27,6 +28,10 @@ def missing() -> str | None:
         return "network namespaces need root"
     if shutil.which("ip") is None or shutil.which("unshare") is None:
         return "there is no `ip` (iproute2) or no `unshare` (util-linux)"
+    launcher = [mpirun.find_mpiexec(sys.executable), "--version"]
+    version = subprocess.run(launcher, capture_output=True, text=True).stdout
+    if "Open MPI) 5." not in version:
+        return "the options of mpiexec are those of Open MPI 5"
     name = f"probe{os.getpid()}"
     probe = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True)
     if probe.returncode != 0:
@@ -35,15 +40,35 @@ def missing() -> str | None:
     return None
 
 
+@dataclass(frozen=True)
+class Hosts:
+    """Two hosts that are set up.
+
+    Attributes:
+        mpiexec: the start of a command line, with options that put ranks on the hosts in turn.
+        names: the network namespaces, and what `hostname` says in them.
+        cables: the two ends of the cable.
+    """
+
+    mpiexec: list[str]
+    names: list[str]
+    cables: list[str]
+
+    def cut(self) -> None:
+        """Cuts the cable."""
+        ip("-n", self.names[0], "link", "set", self.cables[0], "down")
+
+
+def ip(*arguments: str, check: bool = True) -> None:
+    subprocess.run(["ip", *arguments], check=check, capture_output=not check)
+
+
 @contextmanager
-def hosts() -> Iterator[list[str]]:
-    """Sets the two hosts up, and gives the start of a command line: mpiexec and its options."""
+def hosts() -> Iterator[Hosts]:
+    """Sets the two hosts up, and takes them away again."""
     names = [f"mj{os.getpid()}-{i}" for i in (1, 2)]
     addresses = [f"10.88.{os.getpid() % 250}.{i}" for i in (1, 2)]
     cables = [f"mj{os.getpid()}v{i}" for i in (1, 2)]
-
-    def ip(*arguments: str, check: bool = True) -> None:
-        subprocess.run(["ip", *arguments], check=check, capture_output=not check)
 
     with tempfile.TemporaryDirectory() as folder:
         # Stands for ssh: AGENT HOST COMMAND...
@@ -64,24 +89,13 @@ def hosts() -> Iterator[list[str]]:
                 ip("-n", name, "addr", "add", f"{address}/24", "dev", cable)
                 ip("-n", name, "link", "set", "lo", "up")
                 ip("-n", name, "link", "set", cable, "up")
-            start = shlex.join(["hostname", names[0]]) + '; exec "$@"'
-            outside = [
-                "ip",
-                "netns",
-                "exec",
-                names[0],
-                "unshare",
-                "--uts",
-                "bash",
-                "-c",
-                start,
-                "-",
-            ]
+            start = f'hostname {names[0]}; exec "$@"'
+            inside = ["ip", "netns", "exec", names[0], "unshare", "--uts", "bash", "-c", start, "-"]
             options = ["--prtemca", "plm_ssh_agent", str(agent), "--mca", "pml", "ob1"]
             options += ["--mca", "btl", "tcp,self"]
             options += ["--host", ",".join(f"{address}:64" for address in addresses)]
             options += ["--map-by", "node:OVERSUBSCRIBE"]
-            yield [*outside, mpirun.find_mpiexec(sys.executable), *options]
+            yield Hosts([*inside, mpirun.find_mpiexec(sys.executable), *options], names, cables)
         finally:
             for name in names:
                 ip("netns", "del", name, check=False)
@@ -98,8 +112,8 @@ def main() -> int:
         command = [sys.executable, *command]
     if why := missing():
         raise SystemExit(why)
-    with hosts() as mpiexec:
-        job = [*mpiexec, *passed_on(), "-n", str(2 * per_host), *command]
+    with hosts() as two:
+        job = [*two.mpiexec, *passed_on(), "-n", str(2 * per_host), *command]
         return subprocess.run(job, env=mpirun.environment_outside_mpi()).returncode
 
 
