@@ -18,7 +18,10 @@ import atexit  # noqa: E402
 import os  # noqa: E402
 
 from . import (  # noqa: E402, F401
+    _abort,
     _ad,
+    _comm,
+    _native,
     _watch,
     experimental,
     notoken,
@@ -74,6 +77,16 @@ def has_sycl_support() -> bool:
 atexit.register(_watch.finish)
 atexit.register(flush)
 _watch.start()
+
+
+def _forked() -> None:
+    # A forked child is no rank: it waits for nothing at its end, and its errors are its own.
+    for function in (_watch.finish, flush, _comm.join_default_comm, _native.stop_transports):
+        atexit.unregister(function)
+    _abort.uninstall()
+
+
+os.register_at_fork(after_in_child=_forked)
 
 __version__ = "0.1.0"
 

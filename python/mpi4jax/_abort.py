@@ -132,5 +132,14 @@ def install() -> None:
     atexit.register(_at_exit)
 
 
+def uninstall() -> None:
+    """Undo :func:`install`, but for ``sys.exit``, which does no more than it always did."""
+    if sys.excepthook is _on_exception:
+        sys.excepthook = _previous_hook
+    if threading.excepthook is _on_thread_exception:
+        threading.excepthook = _previous_thread_hook
+    atexit.unregister(_at_exit)
+
+
 _previous_hook = sys.excepthook
 _previous_thread_hook = threading.excepthook

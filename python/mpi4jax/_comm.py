@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import itertools
+import threading
 from typing import Any
 
 from mpi4py import MPI
@@ -73,6 +74,7 @@ _freed: dict[int, str] = {}  # handle -> key
 _keys: set[str] = set()
 _count = itertools.count()
 _default: Comm | None = None
+_making = threading.Lock()
 
 
 def _forget(mpi: MPI.Comm, keyval: int, comm: Comm) -> None:
@@ -115,8 +117,12 @@ def _register(mpi: MPI.Intracomm) -> Comm:
 
 def _default_comm() -> Comm:
     global _default
-    if _default is None:
-        _native.watch_enter("the making of the default communicator, which takes all ranks,")
+    if _default is not None:
+        return _default
+    with _making:  # two threads of a rank may need it first
+        if _default is not None:
+            return _default
+        _native.watch_enter("the making of the default communicator (which takes all ranks)")
         try:
             clone = MPI.COMM_WORLD.Clone()
             _native.watch_link(_handleof(clone), _watch.wants_link())
@@ -124,7 +130,7 @@ def _default_comm() -> Comm:
             _native.watch_leave()
         clone.Set_name("mpi4jax.default")
         _default = as_comm("mpi4jax", clone)
-    return _default
+        return _default
 
 
 def default_comm() -> MPI.Intracomm:
@@ -144,7 +150,7 @@ def default_comm() -> MPI.Intracomm:
 
 
 @atexit.register
-def _join_default_comm() -> None:
+def join_default_comm() -> None:
     # Cloning is collective. Ranks that never needed the clone would otherwise be in MPI_Finalize
     # while the others, say a pair that exchanges messages, wait in the clone.
     if MPI.Is_initialized() and not MPI.Is_finalized():

@@ -126,9 +126,8 @@ def divergences(dumps: dict[int, Dump]) -> list[tuple[float, str]]:
                 found.append((start, words + "\n    ".join(parts)))
             else:
                 late = "; ".join(f"rank {rank}: {dumps[rank]['state']}" for rank in sorted(behind))
-                found.append(
-                    (start, f"{rank_names(sorted(behind))} never came to {parts[0]}\n    {late}")
-                )
+                words = f"{rank_names(sorted(behind))} never came to the collective of {parts[0]}"
+                found.append((start, f"{words}\n    {late}"))
             break
     return sorted(found)
 

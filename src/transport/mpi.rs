@@ -625,11 +625,11 @@ pub unsafe fn prepare_comm(comm: usize) -> Result<(), Error> {
 
 /// Prints a fatal error and ends the job: the other ranks wait for this one.
 #[cold]
-pub fn abort(comm: &Comm, cause: &Cause) -> ! {
-    let code = if cause.code() == 0 { 1 } else { cause.code() };
+pub fn abort(comm: &Comm, code: i32, why: &str) -> ! {
+    let code = if code == 0 { 1 } else { code };
     let mut stderr = std::io::stderr().lock();
     // One write, so that ranks that fail together do not mix their lines.
-    let _ = stderr.write_all(format!("r{} | {cause}\n", comm.rank).as_bytes());
+    let _ = stderr.write_all(format!("r{} | {why}\n", comm.rank).as_bytes());
     let _ = stderr.flush();
     // SAFETY: the handle is a registered communicator's.
     unsafe { ffi::MPI_Abort(handle(comm.handle), code) };

@@ -22,7 +22,7 @@ pub use self::mpi::world_ranks;
 pub use self::recorder::{Running, join};
 pub use self::spans::start as start_spans;
 pub use self::watchdog::{Settings, abort_after, enter, finish, leave, open_link, report, start};
-use crate::error::Error;
+use crate::error::{Cause, Error};
 use crate::ops::{Call, Site};
 
 static CHECK: OnceLock<CheckLevel> = OnceLock::new();
@@ -60,5 +60,27 @@ impl Watched {
             spans::write(running);
         }
         result
+    }
+
+    /// What is said of an operation that has failed, before the job ends.
+    #[cold]
+    pub fn explain(&self, cause: &Cause) -> String {
+        let mut text = cause.to_string();
+        if matches!(cause, Cause::Mismatch { .. }) {
+            return text; // says it all
+        }
+        let is_ours = |record: &recorder::Record| std::ptr::eq(record.what, self.what);
+        if let Some(record) = recorder::records().into_iter().rev().find(is_ours) {
+            text += &format!("\n  in {record}");
+            if self.what.location.is_empty()
+                && let Some(frame) = watchdog::user_frame()
+            {
+                text += &format!("; Python is at {frame}");
+            }
+        }
+        if self.check == CheckLevel::Off {
+            text += "\n  MPI4JAX_CHECK=1 compares what the ranks are about to do, before they do it";
+        }
+        text
     }
 }

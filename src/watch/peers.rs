@@ -184,12 +184,16 @@ impl Peers {
     }
 
     pub fn answer_of(&self, rank: i32, word: &str) -> Option<Answer> {
+        let (answered, answer) = self.last_answer(rank)?;
+        (answered == word).then_some(answer)
+    }
+
+    /// The last answer of a rank, and the word of the question.
+    pub fn last_answer(&self, rank: i32) -> Option<(String, Answer)> {
         let text = self.read(&self.file(rank, "state"))?;
         let mut lines = text.lines();
-        if lines.next()? != word {
-            return None;
-        }
-        Some(Answer { seconds: lines.next()?.parse().ok()?, state: lines.next()?.to_owned() })
+        let word = lines.next()?.to_owned();
+        Some((word, Answer { seconds: lines.next()?.parse().ok()?, state: lines.next()?.to_owned() }))
     }
 
     /// Makes this rank the one that reports; another one's rank if that was faster.
@@ -298,6 +302,7 @@ mod tests {
         b.answer(&word, &answer, "{}").unwrap();
         assert_eq!(a.answer_of(1, &word), Some(answer));
         assert_eq!(a.answer_of(1, "another"), None);
+        assert_eq!(a.last_answer(1).unwrap().0, word);
         assert_eq!(a.become_reporter(), Ok(()));
         assert_eq!(b.become_reporter(), Err(0));
         assert!(matches!(a.status(1), Status::Silent(_)));

@@ -36,6 +36,8 @@ pub struct Settings {
 struct Watchdog {
     settings: Settings,
     peers: Peers,
+    /// The process that this is about.
+    process: u32,
     /// Where the signal handler writes.
     wake: RawFd,
     /// The word of the last question that this rank has answered.
@@ -109,7 +111,10 @@ extern "C" fn on_signal(signal: libc::c_int, info: *mut libc::siginfo_t, context
 }
 
 extern "C" fn at_exit() {
-    if let Some(watchdog) = WATCHDOG.get() {
+    // A forked child is no rank.
+    if let Some(watchdog) = WATCHDOG.get()
+        && watchdog.process == std::process::id()
+    {
         watchdog.peers.leave();
     }
 }
@@ -144,7 +149,8 @@ pub fn start(settings: Settings) -> bool {
         free
     };
     let peers = Peers::new(settings.directory.clone(), settings.rank, settings.size);
-    let watchdog = Watchdog { settings, peers, wake: ends[0], answered: Mutex::default() };
+    let process = std::process::id();
+    let watchdog = Watchdog { settings, peers, process, wake: ends[0], answered: Mutex::default() };
     if WATCHDOG.set(watchdog).is_ok() {
         let thread = std::thread::Builder::new().name("mpi4jax-watchdog".into());
         // Without a thread there is no watchdog, and all else works.
@@ -187,6 +193,11 @@ pub fn finish() {
 /// The report that `SIGUSR1` prints, for tests and for the curious.
 pub fn report() -> Option<String> {
     WATCHDOG.get().and_then(|watchdog| watchdog.report("report", "asked for", false).ok())
+}
+
+/// Where the user's program is, as far as Python can tell.
+pub fn user_frame() -> Option<String> {
+    dump::user_frame(&WATCHDOG.get()?.python()).map(|frame| frame.to_string())
 }
 
 /// Ends the job with this status unless the process has ended by itself after so many seconds.
@@ -601,6 +612,12 @@ impl Watchdog {
         Ok(text)
     }
 
+    /// What a rank was doing when it last told, if it ever did.
+    fn before(&self, rank: i32) -> String {
+        let told = self.peers.last_answer(rank);
+        told.map_or_else(String::new, |(_, Answer { state, .. })| format!("; before, it was {state}"))
+    }
+
     /// The ranks, grouped by what they do, most first.
     fn gather(&self, word: &str, own: Answer) -> Vec<(Vec<i32>, String)> {
         let size = self.settings.size;
@@ -636,8 +653,10 @@ impl Watchdog {
                 Status::Stopped(name) => {
                     (format!("stopped: {name} gets no time (SIGSTOP, or a debugger)"), 0.0)
                 }
-                Status::Gone(name) => (format!("gone: {name} has ended"), 0.0),
-                Status::Silent(name) => (format!("silent: {name} does not answer"), 0.0),
+                Status::Gone(name) => (format!("gone: {name} has ended{}", self.before(rank)), 0.0),
+                Status::Silent(name) => {
+                    (format!("silent: {name} does not answer{}", self.before(rank)), 0.0)
+                }
                 Status::Unknown if link::is_open() => (
                     "silent: it does not answer over MPI; its process, or the network, may be gone".into(),
                     0.0,

@@ -78,7 +78,7 @@ pub unsafe extern "C" fn execute<const KIND: u8>(frame: *mut CallFrame) -> *mut 
             if let Err(Error { cause, .. }) = &result
                 && cause.is_fatal()
             {
-                transport::abort(site.comm, cause);
+                transport::abort(site.comm, cause.code(), &watched.explain(cause));
             }
             result
         })

@@ -175,11 +175,19 @@ FAULTS = {
     # ---- The same without
     "a message too short": Fault(
         "nt.send(x, 1) if rank == 0 else wait(nt.recv(jnp.ones(5), 0))",
-        ("r1 .*MPI_Recv received 3 items from rank 0, expected 5",),
+        (
+            "r1 .*MPI_Recv received 3 items from rank 0, expected 5",
+            rf"in recv from 0, any tag \(5 x float32\) .*Python is at .*fault.py:{FIRST_LINE}",
+        ),
     ),
     "a message too long": Fault(
-        "nt.send(x, 1) if rank == 0 else wait(nt.recv(jnp.ones(2), 0))",
-        ("r1 .*MPI_Recv returned error code .*: .*[Tt]runcat",),
+        "f = mpi4jax.jit(lambda x: nt.recv(x, 0))\n"
+        "nt.send(x, 1) if rank == 0 else wait(f(jnp.ones(2)))",
+        (
+            "r1 .*MPI_Recv returned error code .*: .*[Tt]runcat",
+            rf"in recv from 0, any tag \(2 x float32\) on mpi4jax.default, fault.py:{FIRST_LINE}",
+            "MPI4JAX_CHECK=1 compares",
+        ),
     ),
     "different communicators": Fault(
         "other = comm.Dup(); other.Set_name('other')\n"
@@ -269,7 +277,7 @@ FAULTS = {
     "a rank that does not come to make the default communicator": Fault(
         "wait(nt.allreduce(x, MPI.SUM)) if rank == 0 else time.sleep(60)",
         (
-            f"the making of the default communicator, which takes all ranks,? {HUNG}",
+            rf"the making of the default communicator \(which takes all ranks\) {HUNG}",
             f"rank 0 is in the making of .*Python is at .*fault.py:{FIRST_LINE}",
             f"rank 1 is in no operation.*fault.py:{FIRST_LINE}",
         ),
@@ -333,6 +341,17 @@ FAULTS = {
         status=124,
         env={"MPI4PY_RC_THREAD_LEVEL": "serialized"},
     ),
+    "two threads that both need the default communicator first": Fault(
+        "work = lambda: mpi4jax.default_comm()\n"
+        "threads = [threading.Thread(target=work) for _ in range(4)]\n"
+        "for t in threads: t.start()\n"
+        "for t in threads: t.join()\n"
+        "wait(nt.allreduce(x, MPI.SUM)); print('the end', rank)",
+        ("the end 0", "the end 1"),
+        status=0,
+        env={"LATE": "1"},
+        silent=("mpi4jax:",),
+    ),
     # ---- Ranks that end
     "a rank that raises": Fault(
         "if rank == 1: raise ValueError('broken')\nwait(nt.allreduce(x, MPI.SUM))",
@@ -355,6 +374,15 @@ FAULTS = {
         ("r1 .*in a thread of this rank ends the job", "ValueError: broken"),
         status=1,
         env=FOREVER,
+    ),
+    "a forked child that raises, which is no rank": Fault(
+        "child = os.fork()\n"
+        "if child == 0: sys.excepthook(ValueError, ValueError('broken'), None); os._exit(3)\n"
+        "os.waitpid(child, 0)\n"
+        "wait(nt.allreduce(x, MPI.SUM)); print('the end', rank)",
+        ("ValueError: broken", "the end 0", "the end 1"),
+        status=0,
+        silent=("mpi4jax:",),
     ),
     "a rank that is interrupted": Fault(
         "if rank == 1: os.kill(os.getpid(), signal.SIGINT); time.sleep(60)\n"
