@@ -263,6 +263,7 @@ mod _native {
         dict.set_item("version", info.version)?;
         dict.set_item("library_version", info.library_version)?;
         dict.set_item("thread_level", info.thread_level)?;
+        dict.set_item("cuda_aware", info.cuda_aware)?;
         dict.set_item("sizeof_comm", info.sizeof_comm)?;
         dict.set_item("sizeof_datatype", info.sizeof_datatype)?;
         dict.set_item("sizeof_op", info.sizeof_op)?;

@@ -3,6 +3,7 @@
 import doctest
 import re
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -78,3 +79,16 @@ def test_markdown(mpirun, tmp_path, block):
 def test_every_block_is_found():
     """A block that the pattern misses would not be run."""
     assert len(BLOCKS) == sum(file.read_text().count("```python\n") for file in FILES) > 0
+
+
+@pytest.mark.ranks(1)
+def test_installation_names_what_is_needed():
+    text = (ROOT / "docs" / "installation.md").read_text()
+    cargo = tomllib.loads((ROOT / "Cargo.toml").read_text())["package"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert f"`cargo` {cargo['rust-version']} or newer" in text
+    assert f"{project['requires-python'].removeprefix('>=')} or newer" in text
+    assert f"mpi4jax-{cargo['version']}-cp" in text
+    (examples,) = re.findall(r"what the scripts in `examples/` need: (.*)\.", text)
+    needed = project["optional-dependencies"]["examples"]
+    assert sorted(examples.lower().split(", ")) == sorted(needed)

@@ -70,12 +70,15 @@ def describe(advice: list[str]) -> None:
         say(f"{package:12} {version(package)}")
     say(f"MPI          {str(info['library_version']).splitlines()[0]}")
     say(f"threads      {info['thread_level']}")
-    say(f"CUDA-aware   {'yes' if mpi4jax.has_cuda_support() else 'no'}")
+    say(f"CUDA-aware   {info['cuda_aware']}")
+    say(f"CUDA         {'yes' if mpi4jax.has_cuda_support() else 'no driver with a device'}")
     say(f"NCCL         {shared_library('libnccl.so.2')}")
     say(f"UCX          {shared_library('libucp.so.0')}")
-    chosen = os.environ.get("MPI4JAX_TRANSPORT")
-    why = "MPI4JAX_TRANSPORT" if chosen else "the default; MPI4JAX_TRANSPORT is not set"
-    say(f"transport    {chosen or 'mpi'} ({why})")
+    chosen = mpi4jax.transport_info()
+    say(f"transport    CPU: {chosen.cpu} ({chosen.cpu_reason})")
+    if mpi4jax.has_cuda_support():
+        failed = f", which cannot be used: {chosen.gpu_error}" if chosen.gpu_error else ""
+        say(f"             GPU: {chosen.gpu} ({chosen.gpu_reason}){failed}")
     say(f"devices      {', '.join(str(d) for d in jax.local_devices())}")
     hosts = comm.gather(platform.node())
     if hosts is not None:
@@ -97,16 +100,21 @@ def describe(advice: list[str]) -> None:
             "are not safe; leave mpi4py.rc.thread_level as it is, or use an MPI "
             "that has MPI_THREAD_MULTIPLE"
         )
-    cores = (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    )
-    here = comm.Split_type(MPI.COMM_TYPE_SHARED)
-    if here.size > cores:
-        advice.append(
-            f"note: {here.size} ranks share {cores} cores of {platform.node()}: "
-            "while they wait, they are in each other's way"
-        )
-    here.Free()
+    if hasattr(os, "sched_getaffinity"):
+        here = comm.Split_type(MPI.COMM_TYPE_SHARED)
+        mine = os.sched_getaffinity(0)
+        cores = set().union(*here.allgather(mine))
+        if here.size > len(cores):
+            advice.append(
+                f"note: {here.size} ranks share {len(cores)} core(s) of {platform.node()}: "
+                "while they wait, they are in each other's way"
+            )
+        elif len(mine) == 1 < (os.cpu_count() or 1):
+            advice.append(
+                "note: the launcher binds this rank to one core, so XLA computes with one thread; "
+                "with Open MPI, --map-by slot:PE=4 gives each rank four, --bind-to none all"
+            )
+        here.Free()
 
 
 def _expected(x: np.ndarray[Any, Any], all_x: np.ndarray[Any, Any]) -> dict[str, Any]:

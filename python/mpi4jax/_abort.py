@@ -78,8 +78,9 @@ def _on_exception(
 
 
 def _on_thread_exception(args: threading.ExceptHookArgs) -> None:
-    ends = args.exc_type is not SystemExit and args.thread is not None and not args.thread.daemon
-    ends_job = ends and not _interactive()
+    if issubclass(args.exc_type, SystemExit):
+        return  # as Python does, which knows no subclasses here: it ends the thread alone
+    ends_job = args.thread is not None and not args.thread.daemon and not _interactive()
     if ends_job:
         _say(f"an uncaught exception in a thread of this rank ends the job {_OPT_OUT}")
     _previous_thread_hook(args)
@@ -95,6 +96,9 @@ def _on_thread_exception(args: threading.ExceptHookArgs) -> None:
 
 class _Exit(SystemExit):
     __module__, __qualname__ = "builtins", "SystemExit"
+
+    def __reduce__(self) -> Any:
+        return SystemExit, self.args
 
     def __del__(self) -> None:
         global _exit_code

@@ -643,6 +643,8 @@ pub struct MpiInfo {
     pub version: String,
     pub library_version: String,
     pub thread_level: &'static str,
+    /// Whether it takes pointers to the memory of a GPU.
+    pub cuda_aware: &'static str,
     pub sizeof_comm: usize,
     pub sizeof_datatype: usize,
     pub sizeof_op: usize,
@@ -673,12 +675,21 @@ pub fn info() -> Result<MpiInfo, Error> {
             ];
             levels.iter().find(|(value, _)| *value == level).map_or("unknown", |(_, name)| name)
         };
+        let cuda_aware = match thread_level {
+            "none" => "unknown",
+            _ => match cuda_support() {
+                CudaSupport::Yes => "yes",
+                CudaSupport::No => "no",
+                CudaSupport::Unknown => "unknown",
+            },
+        };
         let string = |text| CStr::from_ptr(text).to_string_lossy().trim().to_owned();
         Ok(MpiInfo {
             vendor: string(mpi4jax_vendor),
             version: string(mpi4jax_version),
             library_version: string(version.as_ptr()),
             thread_level,
+            cuda_aware,
             sizeof_comm: size_of::<MPI_Comm>(),
             sizeof_datatype: size_of::<MPI_Datatype>(),
             sizeof_op: size_of::<MPI_Op>(),

@@ -654,9 +654,7 @@ impl Watchdog {
                     (format!("stopped: {name} gets no time (SIGSTOP, or a debugger)"), 0.0)
                 }
                 Status::Gone(name) => (format!("gone: {name} has ended{}", self.before(rank)), 0.0),
-                Status::Silent(name) => {
-                    (format!("silent: {name} does not answer{}", self.before(rank)), 0.0)
-                }
+                Status::Silent(name) => (format!("silent: {name} does not answer{}", self.before(rank)), 0.0),
                 Status::Unknown if link::is_open() => (
                     "silent: it does not answer over MPI; its process, or the network, may be gone".into(),
                     0.0,

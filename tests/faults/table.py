@@ -394,6 +394,7 @@ FAULTS = {
     "an exception that is caught": Fault(
         "try:\n    if rank == 1: raise ValueError('broken')\nexcept ValueError: pass\n"
         "try:\n    if rank == 1: sys.exit(3)\nexcept SystemExit: pass\n"
+        "t = threading.Thread(target=sys.exit, args=(3,)); t.start(); t.join()\n"
         "wait(nt.allreduce(x, MPI.SUM)); print('the end', rank)",
         ("the end 0", "the end 1"),
         status=0,
