@@ -92,3 +92,26 @@ def test_installation_names_what_is_needed():
     (examples,) = re.findall(r"what the scripts in `examples/` need: (.*)\.", text)
     needed = project["optional-dependencies"]["examples"]
     assert sorted(examples.lower().split(", ")) == sorted(needed)
+
+
+@pytest.mark.ranks(1)
+def test_architecture_names_every_file():
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    files = {file.name for file in (ROOT / "python" / "mpi4jax").glob("*.py")} - {"__init__.py"}
+    places = {f"src/{place.name}" for place in (ROOT / "src").iterdir()}
+    for name in files | places:
+        assert f"`{name}`" in text, name
+
+
+@pytest.mark.ranks(1)
+def test_every_environment_variable_is_documented():
+    text = (ROOT / "docs" / "environment.md").read_text()
+    sources = [
+        *(ROOT / "src").rglob("*.rs"),
+        *(ROOT / "python").rglob("*.py"),
+        *(ROOT / "build_support").glob("*.py"),
+    ]
+    used = {name for file in sources for name in re.findall(r"MPI4JAX_[A-Z_]+", file.read_text())}
+    assert len(used) > 10
+    for name in used:
+        assert f"`{name}`" in text or name.startswith("MPI4JAX_TEST_"), name
