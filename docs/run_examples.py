@@ -10,7 +10,6 @@ In the Markdown files,
 
 import argparse
 import re
-import subprocess
 import sys
 import tempfile
 import time
@@ -74,26 +73,16 @@ def blocks(file: Path) -> Iterator[Block]:
 
 def run(block: Block, time_limit: float = 120) -> str | None:
     """Run a block; what is wrong, or None."""
-    from mpirun import mpirun
+    from mpirun import captured
 
-    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile("w+") as out:
+    with tempfile.TemporaryDirectory() as folder:
         program = Path(folder) / "example.py"
         program.write_text(block.code)
-        with tempfile.TemporaryFile("w+") as err:
-            status = mpirun(
-                block.ranks,
-                [sys.executable, str(program)],
-                time_limit=time_limit,
-                cwd=folder,
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=err,
-            )
-            out.seek(0), err.seek(0)
-            printed, complaints = out.read(), err.read()
-    if status != 0:
-        return f"exit status {status}\n{printed}{complaints}"
-    return block.differs(printed)
+        command = [sys.executable, str(program)]
+        job = captured(block.ranks, command, cwd=folder, time_limit=time_limit)
+    if job.returncode != 0:
+        return f"exit status {job.returncode}\n{job.stdout}{job.stderr}"
+    return block.differs(job.stdout)
 
 
 def main() -> int:

@@ -11,9 +11,7 @@ import faulthandler
 import functools
 import os
 import signal
-import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -111,20 +109,7 @@ def run_job():
 
     def run(ranks, *arguments, cwd, time_limit=60, env=None):
         command = [sys.executable, *map(str, arguments)]
-        environment = {**launcher.environment_outside_mpi(), **(env or {})}
-        with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
-            status = launcher.mpirun(
-                ranks,
-                command,
-                time_limit=time_limit,
-                env=environment,
-                cwd=cwd,
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=err,
-            )
-            out.seek(0), err.seek(0)
-            return subprocess.CompletedProcess(command, status, out.read(), err.read())
+        return launcher.captured(ranks, command, cwd=cwd, time_limit=time_limit, env=env)
 
     return run
 

@@ -13,6 +13,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -51,8 +52,13 @@ def find_mpiexec(python: str) -> str:
 
 
 def environment_outside_mpi() -> dict[str, str]:
-    """os.environ without what an mpiexec around this process has added, plus ENVIRONMENT."""
-    outside = {k: v for k, v in os.environ.items() if not k.startswith(FROM_MPIEXEC)}
+    """os.environ without what an mpiexec around this process has added, plus ENVIRONMENT.
+
+    Also without PYTHONUNBUFFERED, with which print writes a line in pieces, and those of two ranks
+    mix.
+    """
+    added = (*FROM_MPIEXEC, "PYTHONUNBUFFERED")
+    outside = {k: v for k, v in os.environ.items() if not k.startswith(added)}
     return {**outside, **ENVIRONMENT}
 
 
@@ -127,6 +133,30 @@ def mpirun(
         # Also after Ctrl-C, which a session of its own does not get from the terminal.
         if process.poll() is None:
             _kill(process)
+
+
+def captured(
+    ranks: int,
+    command: list[str],
+    *,
+    cwd: str | Path,
+    time_limit: float,
+    env: dict[str, str] | None = None,
+) -> subprocess.CompletedProcess[str]:
+    """Run command on ranks, outside any other job; the return code is None after a time-out."""
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        status: Any = mpirun(
+            ranks,
+            command,
+            time_limit=time_limit,
+            env={**environment_outside_mpi(), **(env or {})},
+            cwd=cwd,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=err,
+        )
+        out.seek(0), err.seek(0)
+        return subprocess.CompletedProcess(command, status, out.read(), err.read())
 
 
 def main() -> int:

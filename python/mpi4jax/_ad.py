@@ -257,19 +257,11 @@ _CUSTOM_DERIVATIVES = {_compat.custom_jvp_call_p, _compat.custom_vjp_call_p}
 _OPS = {primitive: SPECS[name] for name, primitive in PRIMITIVES.items()}
 
 
-def _jaxprs(params: dict[str, Any]) -> list[Any]:
-    """The jaxprs among the parameters of an equation."""
-    values = [
-        v for value in params.values() for v in (value if isinstance(value, tuple) else [value])
-    ]
-    return [value for value in values if hasattr(value, "effects")]
-
-
 def _own_token(primitive: Primitive, params: dict[str, Any], args: Sequence[Any]) -> Any:
     """The token that an equation already has, or None."""
     if primitive in _OPS:
         return next(iter(split(_OPS[primitive], params, args)[2]), None)
-    for jaxpr in _jaxprs(params):
+    for _, jaxpr in _compat.inner_jaxprs(params):
         first = _open(jaxpr)[0].eqns[:1]
         if first and first[0].primitive is entry_p:
             # The arguments of the equation end with those of the jaxpr.
@@ -311,7 +303,11 @@ def _rewrite(trace: Any, primitive: Primitive, args: Sequence[Any], params: dict
     if primitive is entry_p and np.shape(args[0]) == () and _compat.tracked(trace, args[0]):
         _compat.remember_token(trace, args[0])
     rule = RULES.get(primitive)
-    if rule is None or not (primitive in _OPS or any(effect in j.effects for j in _jaxprs(params))):
+    if rule is None:
+        return None
+    if primitive not in _OPS and not any(
+        effect in jaxpr.effects for _, jaxpr in _compat.inner_jaxprs(params)
+    ):
         return None
     if primitive is _compat.while_p and _compat.batches(trace):
         warn_of_batched_loop(params, [_compat.tracked(trace, x) for x in args])
@@ -326,9 +322,8 @@ def _rewrite(trace: Any, primitive: Primitive, args: Sequence[Any], params: dict
         token, out = rule(params, token, list(args))
     _compat.remember_token(trace, token)
     if primitive in _OPS and own is not None and _compat.batches(trace):
-        out[-1] = _compat.below(
-            trace, first_token, out[-1]
-        )  # the user's token was not batched, and is not now
+        # The user's token was not batched, and is not now.
+        out[-1] = _compat.below(trace, first_token, out[-1])
     return out
 
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import functools
 import itertools
-import operator
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 
-from ._comm import Comm, as_comm
+from ._comm import Comm, as_comm, static_int
 
 
 def as_cart(op: str, cart: Any) -> Comm:
@@ -60,14 +59,6 @@ def neighbours(comm: Comm, dimensions: tuple[int, ...], corners: bool) -> tuple[
     return tuple(ranks)
 
 
-def _integer(op: str, name: str, value: Any, expected: str) -> int:
-    if isinstance(value, (bool, np.bool_)) or not hasattr(value, "__index__"):
-        raise TypeError(
-            f"{op}: argument '{name}' must be {expected}, got {type(value).__name__}: {value!r}"
-        )
-    return operator.index(value)
-
-
 def _sequence(op: str, name: str, value: Any, length: int, expected: str) -> Sequence[Any]:
     if not isinstance(value, (Sequence, np.ndarray)) or isinstance(value, (str, bytes)):
         raise TypeError(
@@ -87,7 +78,7 @@ def axes_of(op: str, comm: Comm, axes: Any) -> list[int | None]:
     if hasattr(axes, "__index__"):
         axes = (axes,)
     axes = _sequence(op, "axes", axes, n, expected)
-    return [axis if axis is None else _integer(op, "axes", axis, expected) for axis in axes]
+    return [axis if axis is None else static_int(op, "axes", axis, expected) for axis in axes]
 
 
 def widths_of(op: str, comm: Comm, width: Any) -> list[tuple[int, int]]:
@@ -103,7 +94,7 @@ def widths_of(op: str, comm: Comm, width: Any) -> list[tuple[int, int]]:
     pairs = []
     for w in whole:
         pair = [w, w] if hasattr(w, "__index__") else _sequence(op, "width", w, 2, expected)
-        low, high = (_integer(op, "width", side, expected) for side in pair)
+        low, high = (static_int(op, "width", side, expected) for side in pair)
         if low < 0 or high < 0:
             raise ValueError(f"{op}: argument 'width' must be {expected}, got {width!r}")
         pairs.append((low, high))

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import atexit
 import itertools
+import operator
 import threading
 from typing import Any
 
+import jax
+import numpy as np
 from mpi4py import MPI
 
 from . import _native, _transport, _watch
@@ -155,6 +158,24 @@ def join_default_comm() -> None:
     # while the others, say a pair that exchanges messages, wait in the clone.
     if MPI.Is_initialized() and not MPI.Is_finalized():
         _default_comm()
+
+
+def static_int(op: str, name: str, value: Any, expected: str) -> int:
+    """The integer that an argument is.
+
+    Raises:
+        TypeError: it is none, or a traced value.
+    """
+    if isinstance(value, jax.core.Tracer):
+        raise TypeError(
+            f"{op}: argument '{name}' must be a static integer, got a traced value: {value}; "
+            "mark it with static_argnums or static_argnames"
+        )
+    if isinstance(value, (bool, np.bool_)) or not hasattr(value, "__index__"):
+        raise TypeError(
+            f"{op}: argument '{name}' must be {expected}, got {type(value).__name__}: {value!r}"
+        )
+    return operator.index(value)
 
 
 def as_comm(op: str, comm: Any) -> Comm:

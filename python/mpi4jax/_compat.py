@@ -53,6 +53,7 @@ __all__ = [
     "eqn_line",
     "eval_primitive",
     "fresh_xla_token",
+    "inner_jaxprs",
     "intercept",
     "intercept_custom_derivatives",
     "intercept_linear_transpose",
@@ -268,6 +269,15 @@ def _line(traceback: Any) -> str:
         return ""
     frame = next(iter(source_info_util.user_frames(traceback)), None)
     return f"{os.path.basename(frame.file_name)}:{frame.start_line}" if frame else ""
+
+
+def inner_jaxprs(params: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The functions inside an equation, open or closed, by the names of their parameters."""
+    for name, value in params.items():
+        several = isinstance(value, (tuple, list))
+        for i, v in enumerate(value if several else (value,)):
+            if isinstance(v, (ClosedJaxpr, core.Jaxpr)):
+                yield f"{name}[{i}]" if several else name, v
 
 
 def close_constants(jaxpr: ClosedJaxpr) -> tuple[core.Jaxpr, list[Any]]:

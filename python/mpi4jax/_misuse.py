@@ -10,7 +10,7 @@ from typing import Any
 from jax.extend.core import ClosedJaxpr, Literal
 
 from . import _compat
-from ._spec import SPECS, is_root
+from ._spec import is_root, op_of
 
 
 def _result_matters(name: str, params: dict[str, Any]) -> bool:
@@ -28,8 +28,8 @@ def warn_of_discarded(jaxpr: ClosedJaxpr) -> None:
     eqns = jaxpr.jaxpr.eqns
     used = {id(v) for eqn in eqns for v in eqn.invars} | {id(v) for v in jaxpr.jaxpr.outvars}
     for eqn in eqns:
-        name = eqn.primitive.name.removeprefix("mpi4jax_")
-        if name == eqn.primitive.name or name not in SPECS or not _result_matters(name, eqn.params):
+        name = op_of(eqn)
+        if name is None or not _result_matters(name, eqn.params):
             continue
         derived = "jvp" in str(eqn.source_info.name_stack)
         if id(eqn.outvars[0]) not in used and not derived:
@@ -48,13 +48,11 @@ _UNIFORM = ("allgather", "allreduce", "bcast")
 def _ops(jaxpr: Any) -> Iterator[tuple[str, Any]]:
     """Names and equations of the ops of a function, and of the functions that it calls."""
     for eqn in jaxpr.eqns:
-        name = eqn.primitive.name.removeprefix("mpi4jax_")
-        if name != eqn.primitive.name and name in SPECS:
+        name = op_of(eqn)
+        if name is not None:
             yield name, eqn
-        for value in eqn.params.values():
-            for inner in value if isinstance(value, (tuple, list)) else (value,):
-                if hasattr(inner, "eqns"):
-                    yield from _ops(getattr(inner, "jaxpr", inner))
+        for _, inner in _compat.inner_jaxprs(eqn.params):
+            yield from _ops(inner)
 
 
 def _varying(closed: ClosedJaxpr, varying: Sequence[bool]) -> list[bool]:
@@ -66,12 +64,11 @@ def _varying(closed: ClosedJaxpr, varying: Sequence[bool]) -> list[bool]:
         return not isinstance(v, Literal) and id(v) in found
 
     for eqn in jaxpr.eqns:
-        name = eqn.primitive.name.removeprefix("mpi4jax_")
         ins, inner = [varies(v) for v in eqn.invars], eqn.params.get("jaxpr")
         if eqn.primitive is _compat.jit_p and inner is not None:
             outs = _varying(inner, ins)
         else:
-            outs = [any(ins) and name not in _UNIFORM] * len(eqn.outvars)
+            outs = [any(ins) and op_of(eqn) not in _UNIFORM] * len(eqn.outvars)
         found.update(id(v) for v, out in zip(eqn.outvars, outs, strict=True) if out)
     return [varies(v) for v in jaxpr.outvars]
 
@@ -91,7 +88,7 @@ def warn_of_batched_loop(params: dict[str, Any], batched: Sequence[bool]) -> Non
     if not any(_varying(params["cond_jaxpr"], [*cond_consts, *ever])):
         return
     for loop in (params["body_jaxpr"], params["cond_jaxpr"]):
-        for name, eqn in _ops(loop.jaxpr):
+        for name, eqn in _ops(loop):
             where = _compat.eqn_line(eqn)
             warnings.warn(
                 f"{where + ': ' if where else ''}{name} is in a while_loop under vmap whose "

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import operator
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,7 +18,7 @@ import numpy as np
 from mpi4py import MPI
 
 from . import _cart, _compat
-from ._comm import Comm, Status, as_comm, as_reduction, as_status
+from ._comm import Comm, Status, as_comm, as_reduction, as_status, static_int
 from ._misuse import warn_of_used_token
 from ._primitive import PRIMITIVES, split_payload
 from ._scope import compiled, scoped
@@ -31,25 +30,12 @@ _TAG_UB = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)
 # ---- Validation of static arguments
 
 
-def _static_int(op: str, name: str, value: Any, expected: str) -> int:
-    if isinstance(value, jax.core.Tracer):
-        raise TypeError(
-            f"{op}: argument '{name}' must be a static integer, got a traced value: {value}; "
-            "mark it with static_argnums or static_argnames"
-        )
-    if isinstance(value, (bool, np.bool_)) or not hasattr(value, "__index__"):
-        raise TypeError(
-            f"{op}: argument '{name}' must be {expected}, got {type(value).__name__}: {value!r}"
-        )
-    return operator.index(value)
-
-
 def _rank(op: str, name: str, value: Any, comm: Comm, *special: tuple[str, int]) -> int:
     if type(value) is int and 0 <= value < comm.size:
         return value
     names = "".join(f" or MPI.{n}" for n, _ in special)
     expected = f"a rank from 0 to {comm.size - 1}{names}"
-    value = _static_int(op, name, value, expected)
+    value = static_int(op, name, value, expected)
     if 0 <= value < comm.size or any(value == v for _, v in special):
         return value
     raise ValueError(
@@ -62,7 +48,7 @@ def _tag(op: str, name: str, value: Any, *, wildcard: bool = False) -> int:
     if type(value) is int and 0 <= value <= 32767:  # every MPI allows these
         return value
     expected = f"an integer from 0 to {_TAG_UB}" + (" or MPI.ANY_TAG" if wildcard else "")
-    value = _static_int(op, name, value, expected)
+    value = static_int(op, name, value, expected)
     if 0 <= value <= _TAG_UB or (wildcard and value == ANY_TAG):
         return value
     raise ValueError(f"{op}: argument '{name}' must be {expected}, got {value}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ from mpi4py import MPI
 
 from . import _compat, _native
 from ._comm import Comm
-from ._spec import SPECS
+from ._spec import SPECS, op_of
 
 # Their transposes are local.
 _LOCAL_ADJOINTS = ("allgather", "allreduce", "bcast")
@@ -20,16 +19,6 @@ _LOCAL_ADJOINTS = ("allgather", "allreduce", "bcast")
 
 class ScheduleError(RuntimeError):
     """The ranks are going to do different things."""
-
-
-def _inner(params: dict[str, Any]) -> Iterator[tuple[str, Jaxpr]]:
-    """The functions inside an equation, by the name of their parameter."""
-    for name, value in sorted(params.items()):
-        values = value if isinstance(value, (tuple, list)) else (value,)
-        for i, v in enumerate(values):
-            if isinstance(v, (ClosedJaxpr, Jaxpr)):
-                label = f"{name}[{i}]" if isinstance(value, (tuple, list)) else name
-                yield label, v.jaxpr if isinstance(v, ClosedJaxpr) else v
 
 
 def _words(name: str, eqn: Any) -> str:
@@ -58,19 +47,19 @@ def _words(name: str, eqn: Any) -> str:
 Entry = tuple[Comm | None, str, str]  # None: control flow, which concerns all communicators
 
 
-def schedule(jaxpr: Jaxpr) -> list[Entry]:
+def schedule(jaxpr: Jaxpr | ClosedJaxpr) -> list[Entry]:
     """The collectives of a function in program order, with the control flow around them: the
     communicator, what all its ranks must agree on, and the user's line."""
     entries: list[Entry] = []
     for eqn in jaxpr.eqns:
-        name = eqn.primitive.name.removeprefix("mpi4jax_")
-        if name in SPECS and eqn.primitive.name != name:
+        name = op_of(eqn)
+        if name is not None:
             collective = SPECS[name].transpose != "reversed"
             if collective and not (eqn.params.get("adjoint") and name in _LOCAL_ADJOINTS):
                 entries.append((eqn.params["comm"], _words(name, eqn), _compat.eqn_line(eqn)))
             continue
         loops = eqn.primitive.name in ("scan", "while", "cond")
-        for label, function in _inner(eqn.params):
+        for label, function in _compat.inner_jaxprs(dict(sorted(eqn.params.items()))):
             inside = schedule(function)
             if inside and loops:
                 times = f" {eqn.params['length']} times" if "length" in eqn.params else ""
@@ -118,7 +107,7 @@ def compare(name: str, jaxpr: ClosedJaxpr) -> None:
     Raises:
         ScheduleError: they differ; on all ranks.
     """
-    entries = schedule(jaxpr.jaxpr)
+    entries = schedule(jaxpr)
     comms = {comm.key: comm for comm, *_ in entries if comm is not None}
     for key, comm in sorted(comms.items()):
         mine = _of(comm, entries)

@@ -102,6 +102,12 @@ SPECS = {
 }
 
 
+def op_of(eqn: Any) -> str | None:
+    """The op that an equation of a jaxpr is, if it is one."""
+    name: str = eqn.primitive.name.removeprefix("mpi4jax_")
+    return name if name in SPECS and name != eqn.primitive.name else None
+
+
 def stacked(spec: Spec, p: Params) -> tuple[bool, bool]:
     """Whether input and result hold one block per rank; a transpose exchanges the two."""
     before, after = spec.stacked(p)

@@ -317,40 +317,32 @@ fn send_or_moved(send: &Buffer, recv: &Buffer, rank: i32) -> *mut c_void {
     in_place()
 }
 
-/// The ranks in reverse order. Every rank comes here at its first suffix scan, which is collective.
-fn reversed(comm: &Comm) -> Result<MPI_Comm, Cause> {
-    if let Some(&reversed) = comm.reversed.get() {
+/// A communicator with the same ranks in the order of `key`. Every rank comes here at its first call, which
+/// is collective; `made` keeps it.
+fn split(comm: &Comm, made: &OnceLock<usize>, key: i32) -> Result<MPI_Comm, Cause> {
+    if let Some(&made) = made.get() {
         // SAFETY: stored below.
-        return Ok(unsafe { handle(reversed) });
+        return Ok(unsafe { handle(made) });
     }
     // SAFETY: the handle was registered as a communicator's.
     unsafe {
-        let mut reversed = MaybeUninit::<MPI_Comm>::uninit();
-        let split = ffi::MPI_Comm_split(handle(comm.handle), 0, comm.size - comm.rank, reversed.as_mut_ptr());
-        check("MPI_Comm_split", split)?;
-        let reversed = reversed.assume_init();
-        check("MPI_Comm_set_errhandler", ffi::MPI_Comm_set_errhandler(reversed, ffi::RSMPI_ERRORS_RETURN))?;
-        Ok(handle(*comm.reversed.get_or_init(|| handle_value(reversed))))
+        let mut new = MaybeUninit::<MPI_Comm>::uninit();
+        check("MPI_Comm_split", ffi::MPI_Comm_split(handle(comm.handle), 0, key, new.as_mut_ptr()))?;
+        let new = new.assume_init();
+        check("MPI_Comm_set_errhandler", ffi::MPI_Comm_set_errhandler(new, ffi::RSMPI_ERRORS_RETURN))?;
+        Ok(handle(*made.get_or_init(|| handle_value(new))))
     }
 }
 
-/// The same ranks, with messages of their own. Every rank comes here at its first halo exchange, which is
-/// collective.
+/// The ranks in reverse order, for suffix scans.
+fn reversed(comm: &Comm) -> Result<MPI_Comm, Cause> {
+    split(comm, &comm.reversed, comm.size - comm.rank)
+}
+
+/// The same ranks, with messages of their own, for halo exchanges. Not a duplicate: that would have the
+/// attributes of its owner's libraries too.
 fn private(comm: &Comm) -> Result<MPI_Comm, Cause> {
-    if let Some(&private) = comm.private.get() {
-        // SAFETY: stored below.
-        return Ok(unsafe { handle(private) });
-    }
-    // SAFETY: the handle was registered as a communicator's.
-    unsafe {
-        let mut private = MaybeUninit::<MPI_Comm>::uninit();
-        // Not a duplicate: that would have the attributes of its owner's libraries too.
-        let split = ffi::MPI_Comm_split(handle(comm.handle), 0, comm.rank, private.as_mut_ptr());
-        check("MPI_Comm_split", split)?;
-        let private = private.assume_init();
-        check("MPI_Comm_set_errhandler", ffi::MPI_Comm_set_errhandler(private, ffi::RSMPI_ERRORS_RETURN))?;
-        Ok(handle(*comm.private.get_or_init(|| handle_value(private))))
-    }
+    split(comm, &comm.private, comm.rank)
 }
 
 /// Messages that travel at once.
@@ -365,34 +357,37 @@ impl Messages {
     fn new(comm: &Comm) -> Result<Self, Cause> {
         Ok(Self { comm: private(comm)?, receives: SmallVec::new(), requests: SmallVec::new() })
     }
+
+    /// Starts a message of so many bytes.
+    fn start(
+        &mut self,
+        name: &'static str,
+        bytes: usize,
+        start: impl FnOnce(MPI_Comm, c_int, MPI_Datatype, *mut MPI_Request) -> c_int,
+    ) -> Result<(), Cause> {
+        let span = Span::new(bytes, Dtype::Uint8)?;
+        let mut request = MaybeUninit::uninit();
+        check(name, start(self.comm, span.count, span.datatype, request.as_mut_ptr()))?;
+        // SAFETY: written by a call that succeeded.
+        self.requests.push(unsafe { request.assume_init() });
+        Ok(())
+    }
 }
 
 impl Wire for Messages {
     unsafe fn receive(&mut self, peer: i32, tag: i32, into: *mut u8, bytes: usize) -> Result<(), Cause> {
-        let span = Span::new(bytes, Dtype::Uint8)?;
-        let mut request = MaybeUninit::uninit();
-        let (into, n, t) = (into.cast(), span.count, span.datatype);
-        // SAFETY: promised by the caller.
-        unsafe {
-            let code = ffi::MPI_Irecv(into, n, t, peer, tag, self.comm, request.as_mut_ptr());
-            check("MPI_Irecv", code)?;
-            self.requests.push(request.assume_init());
-        }
         self.receives.push((peer, bytes));
-        Ok(())
+        // SAFETY: promised by the caller.
+        self.start("MPI_Irecv", bytes, |comm, n, t, request| unsafe {
+            ffi::MPI_Irecv(into.cast(), n, t, peer, tag, comm, request)
+        })
     }
 
     unsafe fn send(&mut self, peer: i32, tag: i32, from: *mut u8, bytes: usize) -> Result<(), Cause> {
-        let span = Span::new(bytes, Dtype::Uint8)?;
-        let mut request = MaybeUninit::uninit();
-        let (from, n, t) = (from.cast(), span.count, span.datatype);
         // SAFETY: promised by the caller.
-        unsafe {
-            let code = ffi::MPI_Isend(from, n, t, peer, tag, self.comm, request.as_mut_ptr());
-            check("MPI_Isend", code)?;
-            self.requests.push(request.assume_init());
-        }
-        Ok(())
+        self.start("MPI_Isend", bytes, |comm, n, t, request| unsafe {
+            ffi::MPI_Isend(from.cast(), n, t, peer, tag, comm, request)
+        })
     }
 
     fn wait(&mut self) -> Result<(), Cause> {
