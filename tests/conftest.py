@@ -4,6 +4,7 @@ Plain `pytest` is a job of one rank. Markers:
   ranks(1, 2)       the numbers of ranks that the test is for; elsewhere it is skipped, by name
   min_ranks(2)      the least number of ranks that it needs
   time_limit(300)   seconds, where TIME_LIMIT is too short
+  starts_jobs       set here on the tests with a fixture that starts jobs of their own
 Fixtures: mpirun and run_job, for tests that start a job of their own.
 """
 
@@ -34,14 +35,18 @@ WORLD = MPI.COMM_WORLD.Dup()
 
 
 def pytest_configure(config):
-    for marker in ("ranks(*numbers)", "min_ranks(number)", "time_limit(seconds)"):
+    for marker in ("ranks(*numbers)", "min_ranks(number)", "time_limit(seconds)", "starts_jobs"):
         config.addinivalue_line("markers", f"{marker}: see tests/conftest.py")
     # pytest captures the real one while a test runs.
     config.real_stderr = os.fdopen(os.dup(2), "w")
 
 
+# Before pytest selects by markers.
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
     for item in items:
+        if "run_job" in item.fixturenames:
+            item.add_marker(pytest.mark.starts_jobs)
         ranks = item.get_closest_marker("ranks")
         if ranks and WORLD.size not in ranks.args:
             skip(item, f"for n={','.join(map(str, ranks.args))}, here n={WORLD.size}")

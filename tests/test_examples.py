@@ -60,7 +60,7 @@ def test_jax_distributed(example, ranks):
     ) in example(ranks, "jax_distributed.py")
 
 
-def shallow_water(example, ranks, path, *how, days="0.5"):
+def shallow_water(example, ranks, path, *how, days="0.3"):
     size = ["--size", "48", "24"]
     example(ranks, "shallow_water.py", *size, "--days", days, "--save-state", path, *how)
     with np.load(path) as file:
@@ -68,28 +68,35 @@ def shallow_water(example, ranks, path, *how, days="0.5"):
 
 
 @pytest.fixture(scope="module")
-def on_one_rank():
-    return {}
+def final_state():
+    """final_state(example, folder, ranks, *how): computed once."""
+    states = {}
+
+    def state(example, folder, *case):
+        if case not in states:
+            ranks, *how = case
+            states[case] = shallow_water(example, ranks, folder / "state.npz", *how)
+        return states[case]
+
+    return state
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_shallow_water_does_not_depend_on_the_ranks(example, tmp_path, on_one_rank, ranks):
-    if not on_one_rank:
-        on_one_rank.update(shallow_water(example, 1, tmp_path / "one.npz"))
-    several = shallow_water(example, ranks, tmp_path / "several.npz")
-    assert several.keys() == on_one_rank.keys() == {"u", "v", "h", "vorticity", "seconds"}
-    for name, field in on_one_rank.items():
+def test_shallow_water_does_not_depend_on_the_ranks(example, tmp_path, final_state, ranks):
+    one = final_state(example, tmp_path, 1)
+    several = final_state(example, tmp_path, ranks)
+    assert several.keys() == one.keys() == {"u", "v", "h", "vorticity", "seconds"}
+    for name, field in one.items():
         np.testing.assert_allclose(
             several[name], field, rtol=1e-5, atol=1e-5 * np.abs(field).max(), err_msg=name
         )
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_shallow_water_with_halo_exchange(example, tmp_path, ranks):
+def test_shallow_water_with_halo_exchange(example, tmp_path, final_state, ranks):
     """The same arithmetic on the same numbers."""
-    paths = [tmp_path / name for name in ("messages.npz", "halo.npz")]
-    messages = shallow_water(example, ranks, paths[0], days="0.2")
-    halo = shallow_water(example, ranks, paths[1], "--halo", days="0.2")
+    messages = final_state(example, tmp_path, ranks)
+    halo = final_state(example, tmp_path, ranks, "--halo")
     for name, field in messages.items():
         scale = np.abs(field).max()
         np.testing.assert_allclose(halo[name], field, rtol=0, atol=2e-6 * scale, err_msg=name)
@@ -148,32 +155,31 @@ def recovered_height(example, ranks, path, *how):
         return dict(file)
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_recover_initial_height_does_not_depend_on_the_ranks(example, tmp_path, ranks):
+def test_recover_initial_height_does_not_depend_on_the_ranks(example, tmp_path):
     pytest.importorskip("matplotlib")
     picture = tmp_path / "recovered.png"
     one = recovered_height(example, 1, tmp_path / "one.npz", "--save-figure", picture)
-    several = recovered_height(example, ranks, tmp_path / "several.npz")
     assert picture.stat().st_size > 10_000
-    for result in (one, several):
-        assert result["losses"][-1] < 1e-6 * result["losses"][0]
-        np.testing.assert_allclose(result["recovered"], result["truth"], atol=1e-3)
     assert np.abs(one["gradient"]).max() > 0.1
-    for name in ("gradient", "truth", "recovered"):
-        np.testing.assert_allclose(
-            several[name], one[name], atol=1e-4 * np.abs(one[name]).max(), err_msg=name
-        )
+    for ranks in (2, 4):
+        several = recovered_height(example, ranks, tmp_path / "several.npz")
+        for name in ("gradient", "truth", "recovered"):
+            np.testing.assert_allclose(
+                several[name], one[name], atol=1e-4 * np.abs(one[name]).max(), err_msg=name
+            )
+        for result in (one, several):
+            assert result["losses"][-1] < 1e-6 * result["losses"][0]
+            np.testing.assert_allclose(result["recovered"], result["truth"], atol=1e-3)
 
 
 def test_data_parallel_training_is_that_of_one_process(example, tmp_path):
     pytest.importorskip("optax")
     losses = []
-    for ranks in (1, 2, 4):
+    for ranks in (1, 3):
         example(ranks, "data_parallel.py", "--steps", "200", "--save", tmp_path / "run.npz")
         with np.load(tmp_path / "run.npz") as run:
             losses.append(run["losses"])
             # Sums of 240 numbers of float32 in another order, through 200 steps.
             assert run["difference"] < (1e-7 if ranks == 1 else 1e-4)
     assert losses[0][-1] < 0.05 * losses[0][0]
-    for other in losses[1:]:
-        np.testing.assert_allclose(other, losses[0], rtol=1e-3)
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-3)

@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,9 @@ ENVIRONMENT = {
 
 
 ALONE_LIMIT = 10  # seconds
+
+# Ends all jobs of this process: signals come to the main thread only.
+STOPPED = threading.Event()
 
 # What mpiexec tells its ranks; a job started from within a rank must not see it.
 FROM_MPIEXEC = ("OMPI_", "PMIX_", "PMI_", "PRTE_", "HYDRA_", "MPI_LOCAL", "MPIR_CVAR_")
@@ -88,7 +92,7 @@ def _wait(process: subprocess.Popen[bytes], time_limit: float | None) -> int | N
     """
     start = time.monotonic()
     not_alone = start
-    while time_limit is None or time.monotonic() < start + time_limit:
+    while not STOPPED.is_set() and (time_limit is None or time.monotonic() < start + time_limit):
         with contextlib.suppress(subprocess.TimeoutExpired):
             return process.wait(1)
         if _job(process.pid) or not Path("/proc").is_dir():
@@ -111,6 +115,11 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
+def end_jobs_at_sigterm() -> None:
+    """Whoever ends this process, such as `timeout`, ends its jobs too, as Ctrl-C does."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+
+
 def mpirun(
     ranks: int,
     command: list[str],
@@ -120,7 +129,7 @@ def mpirun(
     env: dict[str, str] | None = None,
     **popen: Any,
 ) -> int | None:
-    """Run command on ranks; its exit status, or None if the time limit ended it."""
+    """Run command on ranks; its exit status, or None if the time limit or STOPPED ended it."""
     process = subprocess.Popen(
         [find_mpiexec(python), "-n", str(ranks), *command],
         env={**ENVIRONMENT, **(os.environ if env is None else env)},
@@ -168,6 +177,7 @@ def main() -> int:
     command = options.command
     if command[0].endswith(".py"):
         command = [sys.executable, *command]
+    end_jobs_at_sigterm()
     start = time.monotonic()
     status = mpirun(options.ranks, command, time_limit=options.time_limit)
     if status is None:

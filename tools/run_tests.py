@@ -15,7 +15,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from mpirun import mpirun
+from mpirun import end_jobs_at_sigterm, mpirun
 
 ROOT = Path(__file__).resolve().parent.parent
 LOGS = ROOT / ".cache" / "logs"
@@ -155,6 +155,7 @@ def main() -> int:
     parser.add_argument("-n", default="1,2,3,4", metavar="RANKS", help="default: %(default)s")
     parser.add_argument("--time-limit", type=float, default=TIME_LIMIT, metavar="SECONDS")
     options, arguments = parser.parse_known_args()
+    end_jobs_at_sigterm()
     results = Results()
     for ranks in options.n.split(","):
         results.add(run_tests(int(ranks), arguments, time_limit=options.time_limit))
