@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from contenders import ROOT, environment
-from report import HALO, NEW, OLD
+from report import HALO, NEW, OLD, OLD_IN_PLACE
 
 import mpirun
 
@@ -16,9 +16,10 @@ EXAMPLE = ROOT / "examples" / "shallow_water.py"
 def contenders(old: str | None) -> dict[str, list[str]]:
     """{name: how the example is started}, with 0.9.1 if there is a Python that has it."""
     ours = [sys.executable, str(EXAMPLE)]
-    found = {NEW: ours, HALO: [*ours, "--halo"]}
+    found = {NEW: ours, HALO: [*ours, "--halo", "--in-place"]}
     if old is not None:
-        found[OLD] = [old, str(ROOT / "benches" / "on_reference.py"), str(EXAMPLE)]
+        theirs = [old, str(ROOT / "benches" / "on_reference.py"), str(EXAMPLE)]
+        found |= {OLD: theirs, OLD_IN_PLACE: [*theirs, "--in-place"]}
     return found
 
 

@@ -3,6 +3,7 @@
     mpiexec -n 4 python examples/shallow_water.py --save-animation jet.gif
     mpiexec -n 4 python examples/shallow_water.py --save-figure jet.png --days 5
     mpiexec -n 2 python examples/shallow_water.py --benchmark
+    mpiexec -n 2 python examples/shallow_water.py --benchmark --halo --in-place
 
 A thin layer of fluid of depth H + h flows with velocity (u, v) in a channel: periodic in x, with
 walls in y. In vector-invariant form, with potential vorticity q = (f + dv/dx - du/dy) / (H + h),
@@ -18,7 +19,8 @@ is unstable and rolls up into vortices.
 The grid is cut into blocks, one for each rank. After each step, one ring of ghost cells around the
 blocks is filled; each cell is then computed by the same arithmetic on any number of ranks. There
 are two ways to fill it: `exchange` does it with messages between pairs of ranks (sendrecv),
-`exchange_halo` (--halo) with one operation that is made for it.
+`exchange_halo` (--halo) with one operation that is made for it. And there are two ways to write a
+step: `step` as it stands in books, `step_in_place` (--in-place) so that XLA copies no array.
 """
 
 import argparse
@@ -98,6 +100,14 @@ class State(NamedTuple):
 
     fields: Fields  # x, with ghost cells
     ahead: Fields  # x - b F_before, without: the step adds nothing but a F
+
+
+class StateInPlace(NamedTuple):
+    """The same two time levels: of a step x' = x + a F - b F_before. All with ghost cells."""
+
+    fields: Fields  # x
+    tendency: Fields  # F_before; what is in its ghost cells does not matter
+    spare: Fields  # F of the step before that: memory for the next one
 
 
 def tendencies(p: Parameters, f: np.ndarray, fields: Fields) -> Fields:
@@ -278,8 +288,8 @@ def exchange_halo(grid: Grid, fields: Fields) -> Fields:
 
 
 class Model:
-    def __init__(self, p: Parameters, comm: MPI.Comm, halo: bool = False):
-        self.p = p
+    def __init__(self, p: Parameters, comm: MPI.Comm, halo: bool = False, in_place: bool = False):
+        self.p, self.in_place = p, in_place
         self.exchange = exchange_halo if halo else exchange
         self.comm = comm
         self.grid = Grid(comm, p)
@@ -293,10 +303,13 @@ class Model:
     def initial_state(self) -> State:
         return self.start([np.float32(a[self.grid.block]) for a in initial_fields(self.p)])
 
-    def _start(self, blocks) -> State:
+    def _start(self, blocks) -> State | StateInPlace:
         fields = self.exchange(self.grid, Fields(*(jnp.pad(a, 1) for a in blocks)))
         # With this as the tendency of the step before, the first step is one of Euler's method.
         tendency = tendencies(self.p, self.f, fields)
+        if self.in_place:
+            tendency = Fields(*(jnp.pad(a, 1) for a in tendency))
+            return StateInPlace(fields, tendency, tendency)
         _, old_weight = self.weights
         ahead = (a[1:-1, 1:-1] - old_weight * t for a, t in zip(fields, tendency, strict=True))
         return State(fields, Fields(*ahead))
@@ -321,11 +334,30 @@ class Model:
         )
         return State(fields, Fields(*ahead))
 
-    def _advance(self, state: State, steps) -> State:
-        """Take an even number of steps: after two, the results lie where the loop expects them."""
-        return lax.fori_loop(0, steps // 2, lambda _, s: self.step(self.step(s)), state)
+    def step_in_place(self, state: StateInPlace) -> StateInPlace:
+        """The same step, of which XLA makes as few passes over memory as it can.
 
-    def _snapshot(self, state: State):
+        The tendency is written into the middle of an array that nobody needs any more: `jnp.pad`
+        would make the loop that computes it test each cell for being one of the edge. The fields
+        come from whole arrays, ghost cells and all. Such a sum can be computed into the copy that
+        XLA makes of what a halo exchange overwrites.
+        """
+        new_weight, old_weight = self.weights
+        parts = tendencies(self.p, self.f, state.fields)
+        tendency = Fields(*map(lax.dynamic_update_slice, state.spare, parts, 3 * [(1, 1)]))
+        fields = (
+            x + (new_weight * new - old_weight * old)
+            for x, new, old in zip(state.fields, tendency, state.tendency, strict=True)
+        )
+        fields = self.exchange(self.grid, Fields(*fields))
+        return StateInPlace(fields, tendency, spare=state.tendency)
+
+    def _advance(self, state: State | StateInPlace, steps) -> State | StateInPlace:
+        """Take an even number of steps: after two, the results lie where the loop expects them."""
+        step = self.step_in_place if self.in_place else self.step
+        return lax.fori_loop(0, steps // 2, lambda _, s: step(step(s)), state)
+
+    def _snapshot(self, state: State | StateInPlace):
         """u, v, h and relative vorticity of the whole grid on rank 0, None elsewhere."""
         inner = [a[1:-1, 1:-1] for a in state.fields]
         inner.append(relative_vorticity(self.p, state.fields)[1:, 1:])
@@ -345,6 +377,7 @@ def parse(argv=None) -> argparse.Namespace:
     parser.add_argument("--days", type=float, help="simulated time (default: 8)")
     parser.add_argument("--size", type=int, nargs=2, metavar=("NX", "NY"), help="cells, 360 x 180")
     parser.add_argument("--halo", action="store_true", help="exchange with mpi4jax.halo_exchange")
+    parser.add_argument("--in-place", action="store_true", help="a step that copies no array")
     parser.add_argument("--benchmark", action="store_true", help="only print the time it takes")
     parser.add_argument("--steps", type=int, help="steps of a benchmark (default: 100)")
     parser.add_argument("--save-animation", type=Path, metavar="PATH", help="GIF, or MP4 (ffmpeg)")
@@ -476,7 +509,7 @@ class Picture:
 
 def main():
     args = parse()
-    model = Model(Parameters(*args.size), MPI.COMM_WORLD, args.halo)
+    model = Model(Parameters(*args.size), MPI.COMM_WORLD, args.halo, args.in_place)
     if args.benchmark:
         steps = args.steps or (args.days * DAY / model.p.dt if args.days else 100)
         return benchmark(model, even(steps))
