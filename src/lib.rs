@@ -189,7 +189,7 @@ mod _native {
 
     #[pyfunction]
     fn free_comm(key: &str) {
-        ops::free_comm(key);
+        ops::free_comm(key).map(transport::free_made);
     }
 
     #[pyfunction]

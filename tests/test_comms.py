@@ -263,6 +263,20 @@ def test_many_communicators():
     assert float(notoken.allreduce(1.0, MPI.SUM)) == SIZE
 
 
+def test_what_was_made_from_a_communicator_goes_with_it():
+    """Suffix scans and halo exchanges have communicators of their own."""
+    x = jnp.arange(4.0)
+    suffix = jax.vjp(lambda x: notoken.scan(x, MPI.SUM, comm=WORLD), x)[1](x)[0]
+    for _ in range(3):
+        cart = WORLD.Create_cart([SIZE], [True])
+        pulled = jax.vjp(lambda x, comm=cart: notoken.scan(x, MPI.SUM, comm=comm), x)[1](x)[0]
+        assert_equal(pulled, suffix)
+        ghosts = notoken.halo_exchange(jnp.full(3, float(RANK)), cart)
+        ring = (np.arange(RANK - 1, RANK + 2) % SIZE).astype(np.float32)
+        assert_equal(ghosts, ring)
+        cart.Free()
+
+
 @pytest.mark.ranks(1)
 def test_disconnect():
     comm = freed()

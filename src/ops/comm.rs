@@ -58,11 +58,10 @@ pub fn register(key: &str, handle: usize, rank: i32, size: i32) -> &'static Comm
     comm
 }
 
-/// Marks a communicator: from now on executing an operation on it is an error.
-pub fn free(key: &str) {
-    if let Some(comm) = comms().get(key) {
-        comm.freed.store(true, Ordering::Relaxed);
-    }
+/// Marks a communicator: from now on executing an operation on it is an error. None if it was marked.
+pub fn free(key: &str) -> Option<&'static Comm> {
+    let comm = lookup(key)?;
+    (!comm.freed.swap(true, Ordering::Relaxed)).then_some(comm)
 }
 
 pub fn lookup(key: &str) -> Option<&'static Comm> {
@@ -77,8 +76,8 @@ mod tests {
     fn a_key_that_is_used_again_names_the_new_communicator() {
         let first = register("comm-test", 1, 0, 2);
         assert!(std::ptr::eq(first, register("comm-test", 1, 0, 2)));
-        free("comm-test");
-        assert!(first.is_freed());
+        assert!(std::ptr::eq(first, free("comm-test").unwrap()));
+        assert!(first.is_freed() && free("comm-test").is_none());
         let second = register("comm-test", 1, 0, 2);
         assert!(!second.is_freed() && first.is_freed());
         assert!(std::ptr::eq(second, lookup("comm-test").unwrap()));

@@ -22,7 +22,7 @@ pub use self::cuda_mpi::set_trial;
 pub use self::direct::Direct;
 pub use self::loopback::Loopback;
 pub use self::mpi::{
-    Mpi, MpiInfo, Wildcards, abort, handle_value, info, prepare_comm, set_count_limit, wildcards,
+    Mpi, MpiInfo, Wildcards, abort, free_made, handle_value, info, prepare_comm, set_count_limit, wildcards,
 };
 pub(crate) use self::mpi::{check, handle};
 pub use self::nccl::{Features, Nccl};

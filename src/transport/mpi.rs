@@ -345,6 +345,19 @@ fn private(comm: &Comm) -> Result<MPI_Comm, Cause> {
     split(comm, &comm.private, comm.rank)
 }
 
+/// Frees what was made from a communicator that is being freed, which is as collective.
+pub fn free_made(comm: &Comm) {
+    // SAFETY: constants of the library.
+    let for_ever = unsafe { [ffi::RSMPI_COMM_WORLD, ffi::RSMPI_COMM_SELF] }.map(handle_value);
+    if for_ever.contains(&comm.handle) {
+        return; // MPI_Finalize is deleting its attributes
+    }
+    for made in [&comm.reversed, &comm.private].into_iter().filter_map(OnceLock::get) {
+        // SAFETY: made by `split`; nothing uses it after its owner was marked as freed.
+        unsafe { ffi::MPI_Comm_free(&mut handle(*made)) };
+    }
+}
+
 /// Messages that travel at once.
 struct Messages {
     comm: MPI_Comm,
