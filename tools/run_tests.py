@@ -6,6 +6,7 @@ A test passes if it passes on every rank. The log of each rank is kept in a file
 """
 
 import argparse
+import fcntl
 import os
 import re
 import shutil
@@ -116,8 +117,11 @@ def run_tests(
     """One run of pytest on a number of ranks."""
     run = " ".join(filter(None, [name, f"n={ranks}"]))
     folder = LOGS / re.sub(r"[^\w.=-]+", "-", run)
+    LOGS.mkdir(parents=True, exist_ok=True)
+    lock = open(f"{folder}.lock", "w")  # noqa: SIM115
+    fcntl.flock(lock, fcntl.LOCK_EX)  # two runs at once would mix their results: the second waits
     shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
+    folder.mkdir()
     environment = {**ENVIRONMENT, **os.environ, "MPI4JAX_TEST_RESULTS": str(folder)}
     command = ["sh", "-c", RANK_COMMAND, "sh", python, "-m", "pytest", "-v", "-ra", *arguments]
     start = time.monotonic()
@@ -142,6 +146,7 @@ def run_tests(
         for rank in range(ranks):
             show(folder / f"rank{rank}.log")
         show(folder / "mpiexec.log")
+    lock.close()
     print(f"{run}: {results.counts()} ({time.monotonic() - start:.0f} s)", flush=True)
     return results
 

@@ -104,7 +104,7 @@ class _Exit(SystemExit):
         global _exit_code
         if sys._getframe().f_back is None and threading.current_thread() is threading.main_thread():
             code = self.code
-            _exit_code = code if isinstance(code, int) else int(code is not None)
+            _exit_code = int(code) if isinstance(code, int) else int(code is not None)
 
 
 def _exit(status: Any = None, /) -> NoReturn:

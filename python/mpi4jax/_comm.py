@@ -197,8 +197,8 @@ def as_comm(op: str, comm: Any) -> Comm:
         return found
     if comm == MPI.COMM_NULL:
         raise ValueError(
-            f"{op}: argument 'comm' is the null communicator (was it freed?); "
-            "expected a live communicator"
+            f"{op}: argument 'comm' is the null communicator (was it freed, or did "
+            "a Split leave this rank out?); expected a live communicator"
         )
     if not _is_live(comm):
         raise ValueError(
