@@ -76,6 +76,14 @@ def test_markdown(mpirun, tmp_path, block):
     assert not block.differs(job.stdout), block.differs(job.stdout)
 
 
+@pytest.mark.ranks(1)
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
+def test_pages_say_on_how_many_ranks_examples_run(file):
+    text = file.read_text()
+    for ranks in {block.ranks for block in run_examples.blocks(file)} - {1}:
+        assert f"mpiexec -n {ranks} python" in text, ranks
+
+
 def test_every_block_is_found():
     """A block that the pattern misses would not be run."""
     assert len(BLOCKS) == sum(file.read_text().count("```python\n") for file in FILES) > 0
