@@ -75,36 +75,48 @@ mod _native {
             let cuda = handlers(xla::instantiate::<{ kind::CUDA }>, xla::execute::<{ kind::CUDA }>)?;
             let plain =
                 handlers(xla::instantiate::<{ kind::CUDA_PLAIN }>, xla::execute::<{ kind::CUDA_PLAIN }>)?;
+            let unrecorded = handlers(
+                xla::instantiate::<{ kind::CUDA_UNRECORDED }>,
+                xla::execute::<{ kind::CUDA_UNRECORDED }>,
+            )?;
             let gpu = if gpu::is_on_cpu() { "cpu" } else { "CUDA" };
             if !gpu::is_on_cpu() {
                 targets.push((row.target.into(), cpu, "cpu"));
             }
             targets.push((row.target.into(), cuda, gpu));
             targets.push((format!("{}{PLAIN}", row.target), plain, gpu));
+            targets.push((format!("{}{UNRECORDED}", row.target), unrecorded, gpu));
         }
         Ok(targets)
     }
 
     /// What the name of a target for calls that the transport for GPUs does not carry ends in.
     const PLAIN: &str = "_plain";
+    /// What the name of a target for calls that do something on the host each time ends in.
+    const UNRECORDED: &str = "_unrecorded";
 
-    /// The target for an operation on arrays on a GPU.
+    /// The target for an operation on arrays on a GPU. Collective over a communicator on which NCCL carries
+    /// its first operation.
     #[pyfunction]
-    #[pyo3(signature = (op, dtype, reduction, source, recvtag, dest, sendtag))]
+    #[allow(clippy::too_many_arguments)]
+    #[pyo3(signature = (op, comm, dtype, reduction, source, recvtag, dest, sendtag, has_status))]
     fn gpu_target(
+        py: Python<'_>,
         op: &str,
+        comm: &str,
         dtype: Option<&str>,
         reduction: &str,
         source: i32,
         recvtag: i32,
         dest: i32,
         sendtag: i32,
+        has_status: bool,
     ) -> PyResult<String> {
         let unknown = |what: &str| PyValueError::new_err(format!("there is no {what}"));
         let op = Op::from_name(op).ok_or_else(|| unknown(op))?;
         let target = op.row().target;
         // Only one transport leaves some calls to another.
-        if !transport::captured(transport::Platform::Cuda) {
+        if transport::chosen(transport::Platform::Cuda)?.0 != transport::NCCL {
             return Ok(target.into());
         }
         let features = transport::Features {
@@ -113,8 +125,26 @@ mod _native {
             reduction: ops::Reduction::from_name(reduction),
             envelope: ops::Envelope { source, recvtag, dest, sendtag },
         };
-        let carried = features.carried().map_err(|cause| Error { op: Some(op), ..cause.into() })?;
-        Ok(if carried { target.into() } else { format!("{target}{PLAIN}") })
+        let carried = features
+            .carried(transport::messages()?)
+            .map_err(|cause| Error { op: Some(op), ..cause.into() })?;
+        if let (true, Ok(transport)) = (carried, transport::selected(transport::Platform::Cuda)) {
+            let comm = ops::lookup_comm(comm).ok_or_else(|| unknown(comm))?;
+            py.detach(|| {
+                watch::enter(format!(
+                    "the making of NCCL's counterpart of {}, which takes all its ranks,",
+                    comm.key
+                ));
+                let joined = transport::join_late(transport, comm);
+                watch::leave();
+                joined
+            })?;
+        }
+        Ok(match (carried, has_status) {
+            (false, _) => format!("{target}{PLAIN}"),
+            (true, true) => format!("{target}{UNRECORDED}"),
+            (true, false) => target.into(),
+        })
     }
 
     /// Whether the tests' driver is in the part of CUDA's (see `gpu::is_on_cpu`).

@@ -119,6 +119,8 @@ def test_default(python):
             ["contradicts", "cuda-mpi", "mpi, staged, cuda-mpi, nccl, ucx, auto"],
         ),
         ({"MPI4JAX_TRANSPORT": "cuda-mpi", "MPI4JAX_USE_CUDA_MPI": "0"}, ["contradicts", "staged"]),
+        ({"MPI4JAX_NCCL_MESSAGES": "fast"}, ["MPI4JAX_NCCL_MESSAGES=fast", "nccl, staged"]),
+        ({"MPI4JAX_NCCL_GRAPHS": "yes"}, ["MPI4JAX_NCCL_GRAPHS=yes", "0, 1"]),
     ],
 )
 def test_wrong_settings_are_errors_at_import(python, settings, words):
@@ -388,13 +390,15 @@ def test_all_ops(mpirun, fakes, run):
     assert result.stdout.count(" passed") == 2, result.stdout
 
 
-@pytest.mark.parametrize("transport", ["staged", "nccl"])
-def test_what_runs_on_a_machine_with_a_gpu(mpirun, fakes, transport):
+@pytest.mark.parametrize(
+    ("transport", "messages"), [("staged", ""), ("nccl", "nccl"), ("nccl", "staged")]
+)
+def test_what_runs_on_a_machine_with_a_gpu(mpirun, fakes, transport, messages):
     """The scripts of tests/gpu, so that they have no faults of their own when they get there."""
-    env = {**fakes, "MPI4JAX_TRANSPORT": transport}
+    env = {**fakes, "MPI4JAX_TRANSPORT": transport, "MPI4JAX_NCCL_MESSAGES": messages}
     result = mpirun(2, HERE / "gpu" / "ops.py", env=env)
     assert result.returncode == 0, result.stdout + result.stderr
-    assert f"GPU: {transport} (MPI4JAX_TRANSPORT={transport})" in result.stdout
+    assert f"GPU: {transport} (MPI4JAX_TRANSPORT={transport}" in result.stdout
 
 
 ALLREDUCE = textwrap.dedent("""
@@ -433,10 +437,117 @@ def test_nccl_reports_errors(python, fakes, settings, words):
     fails(python(ALLREDUCE, {**fakes, "MPI4JAX_TRANSPORT": "nccl", **settings}), words)
 
 
-def test_nccl_refuses_wildcards(python, fakes):
-    code = "import jax.numpy as j; from mpi4jax import notoken as nt; nt.recv(j.ones(3))"
+@pytest.mark.parametrize(
+    ("op", "words"),
+    [
+        ("nt.recv(x)", "receiving from ANY_SOURCE"),
+        ("nt.recv(x, tag=5)", "receiving from ANY_SOURCE"),
+        ("nt.recv(x, 0, tag=5)", "receiving with tag 5"),
+        ("nt.send(x, 0, tag=5)", "sending with tag 5"),
+        ("nt.sendrecv(x, x, 0, 0, sendtag=5)", "sending with tag 5"),
+        ("nt.sendrecv(x, x, 0, 0, recvtag=5)", "receiving with tag 5"),
+        ("nt.send(x, 0)", "a send between a rank and itself"),
+        ("jax.grad(lambda x: nt.recv(x).sum())(x)", "receiving from ANY_SOURCE"),
+    ],
+)
+def test_nccl_refuses_what_needs_matching(python, fakes, op, words):
+    """Where the two ends of a message could take different ways, none is sent."""
+    code = f"import jax; from mpi4jax import notoken as nt; x = jax.numpy.ones(3); {op}"
     result = python(code, {**fakes, "MPI4JAX_TRANSPORT": "nccl"})
-    fails(result, "ANY_SOURCE", "MPI4JAX_TRANSPORT=staged")
+    fails(result, words, "MPI4JAX_NCCL_MESSAGES=staged")
+
+
+# Of other files: wildcards, tags that select, statuses, short messages, and a communicator on which
+# ranks do not come together.
+MATCHING = (
+    "test_wildcards or tags_select or status_of_recv or largest_tag or shorter or open_chain "
+    "or mpi4py_in_between"
+)
+
+
+@pytest.mark.time_limit(150)
+@pytest.mark.parametrize("transport", ["nccl", "auto"])
+def test_messages_that_need_matching_beside_nccl(mpirun, fakes, transport):
+    """`auto` takes NCCL for all else, and breaks no program."""
+    env = {**fakes, "MPI4JAX_TRANSPORT": transport, "MPI4JAX_TEST_RESULTS": ""}
+    if transport != "auto":
+        env["MPI4JAX_NCCL_MESSAGES"] = "staged"
+    files = [HERE / "test_status.py", HERE / "test_order.py"]
+    command = ["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *files, "-k", MATCHING]
+    result = mpirun(2, *command, env=env, time_limit=120)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert result.stdout.count(" passed") == 2, result.stdout
+
+
+# A barrier on two ranks, whose settings depend on the rank.
+UNLIKE = """
+import os
+from mpi4py import MPI
+rank = MPI.COMM_WORLD.rank
+{setting}
+from mpi4jax import notoken as nt
+try:
+    nt.barrier()
+except Exception as error:
+    print(error)
+MPI.COMM_WORLD.Barrier()
+"""
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        (
+            "os.environ['MPI4JAX_NCCL_MESSAGES'] = ['nccl', 'staged'][rank]",
+            ["here it is nccl", "here it is staged"],
+        ),
+        (
+            "os.environ['FAKE_NCCL_BROKEN'] = str(rank)",
+            ["ncclCommInitRank returned error code 2", "another rank could not make it"],
+        ),
+        (
+            "os.environ['FAKE_NCCL_NAMELESS'] = '1'",
+            ["ncclGetUniqueId returned error code 2", "another rank has no NCCL"],
+        ),
+        (
+            "if rank: os.environ['MPI4JAX_LIBNCCL'] = '/nowhere'",
+            ["/nowhere", "another rank has no NCCL"],
+        ),
+    ],
+)
+def test_ranks_that_differ_all_learn_of_it(mpirun, fakes, setting, words):
+    env = {**fakes, "MPI4JAX_TRANSPORT": "nccl"}
+    result = mpirun(2, "-c", UNLIKE.format(setting=setting), env=env)
+    assert result.stdout.count("has no counterpart") == 2, result
+    assert all(word in result.stdout for word in words), result.stdout
+
+
+STUCK = ALLREDUCE + "import time; time.sleep(60)"
+
+
+def test_what_never_ends_on_the_gpu_is_reported(python, fakes):
+    env = {**fakes, "MPI4JAX_TRANSPORT": "nccl", "MPI4JAX_TIMEOUT": 1}
+    result = python(STUCK, {**env, "FAKE_CUDA_STUCK": 1})
+    words = "allreduce on mpi4jax.default, which is on the GPU, has not ended after MPI4JAX_TIMEOUT"
+    fails(result, words, "allreduce #3")
+
+
+@pytest.mark.parametrize("transport", ["staged", "nccl"])
+def test_an_error_of_the_driver_ends_the_job(python, fakes, transport):
+    result = python(ALLREDUCE, {**fakes, "MPI4JAX_TRANSPORT": transport, "FAKE_CUDA_LOST": 1})
+    fails(result, "cuEventRecord returned error code 700")
+
+
+def test_what_nccl_reports_later_is_seen_by_the_watchdog(python, fakes):
+    env = {**fakes, "MPI4JAX_TRANSPORT": "nccl", "FAKE_NCCL_ASYNC_ERROR": 3}
+    fails(python(STUCK, env), "failed: an earlier operation returned error code 3")
+
+
+def test_what_is_recorded_is_not_watched(python, fakes):
+    env = {**fakes, "MPI4JAX_TRANSPORT": "nccl", "MPI4JAX_TIMEOUT": 1, "FAKE_CUDA_STUCK": 1}
+    code = ALLREDUCE + "import time; time.sleep(3)"
+    result = python(code, {**env, "FAKE_CUDA_CAPTURING": 1})
+    assert result.returncode == 0, result.stderr
 
 
 def test_cuda_mpi_without_support_names_the_others(python, fakes):

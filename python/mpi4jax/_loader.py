@@ -55,7 +55,8 @@ def load() -> None:
             "MPI_THREAD_SERIALIZED (mpi4py's default is MPI_THREAD_MULTIPLE: see mpi4py.rc)"
         )
 
-    from . import _compat, _transport
+    from . import _compat, _transport, _watch
 
     _transport.select()
+    _watch.set_check()
     _compat.register_targets(_native.targets(), _native.types())

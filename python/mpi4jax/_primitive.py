@@ -233,12 +233,14 @@ class _Lowering:
         """The custom-call target: some transports leave some calls to a second one."""
         return _native.gpu_target(
             op,
+            self.p["comm"].key,
             str(operands[0][1].dtype) if operands else None,
             reduction,
             self.p.get("source", -1),
             self.p.get("recvtag", -1),
             self.p.get("dest", -1),
             self.p.get("sendtag", -1),
+            self.p.get("status") is not None,
         )
 
     def _convert(self, operand: Operand, to: Any) -> Operand:

@@ -103,6 +103,16 @@ def _watch_stacks(file: IO[bytes]) -> None:
     faulthandler.register(signal.SIGUSR1, file=file, all_threads=True, chain=True)
 
 
+def set_check() -> None:
+    """Whether operations are compared. Before XLA is told of them, which decides what it records.
+
+    Raises:
+        ValueError: the environment variable has a wrong value.
+    """
+    check = _choice("MPI4JAX_CHECK", "0", *_FALSE, *_TRUE, "2")
+    _native.set_check(2 if check == "2" else int(check in _TRUE))
+
+
 def start() -> None:
     """Start recording and watching. Called when the package is imported.
 
@@ -112,12 +122,10 @@ def start() -> None:
     global _stacks
     seconds = timeout()
     aborts = _choice("MPI4JAX_ON_TIMEOUT", "abort", "abort", "continue") == "abort"
-    check = _choice("MPI4JAX_CHECK", "0", *_FALSE, *_TRUE, "2")
     wants_link()
     may_abort = _choice("MPI4JAX_ABORT", "1", *_FALSE, *_TRUE) in _TRUE
 
     rank, size = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
-    _native.set_check(2 if check == "2" else int(check in _TRUE))
     # A file in memory: a full or read-only disk must not matter.
     memory = os.memfd_create("mpi4jax") if hasattr(os, "memfd_create") else -1
     # None stands for a handler in C: MPICH has one, which ours calls.

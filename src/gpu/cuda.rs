@@ -27,6 +27,10 @@ const OLDEST: c_int = 12000;
 const HOST_PORTABLE: c_uint = 1;
 /// Waits without spinning, measures nothing.
 const EVENT_FLAGS: c_uint = 1 | 2;
+/// `CUDA_ERROR_NOT_READY`
+const NOT_READY: Code = 600;
+/// `CU_STREAM_CAPTURE_MODE_RELAXED`
+const RELAXED: c_int = 2;
 
 function_table! {
     /// libcuda's functions.
@@ -42,6 +46,8 @@ function_table! {
         cuCtxPopCurrent(*mut Context) -> Code;
         cuStreamGetCtx(StreamHandle, *mut Context) -> Code;
         cuStreamSynchronize(StreamHandle) -> Code;
+        cuStreamIsCapturing(StreamHandle, *mut c_int) -> Code;
+        cuThreadExchangeStreamCaptureMode(*mut c_int) -> Code;
         cuMemHostAlloc(*mut *mut c_void, usize, c_uint) -> Code;
         cuMemFreeHost(*mut c_void) -> Code;
         cuMemAlloc(*mut Pointer, usize) -> Code;
@@ -51,6 +57,7 @@ function_table! {
         cuEventCreate(*mut Event, c_uint) -> Code;
         cuEventRecord(Event, StreamHandle) -> Code;
         cuEventSynchronize(Event) -> Code;
+        cuEventQuery(Event) -> Code;
         cuEventDestroy(Event) -> Code;
     } optional {}
 }
@@ -169,6 +176,29 @@ impl Driver {
         self.check("cuStreamSynchronize", unsafe { (self.f.cuStreamSynchronize)(stream.0) })
     }
 
+    /// Whether what is put on a stream is recorded instead of done.
+    pub fn is_capturing(&self, stream: Stream) -> Result<bool, Cause> {
+        let mut status = 0;
+        // SAFETY: a stream of XLA's; a place to write to.
+        let code = unsafe { (self.f.cuStreamIsCapturing)(stream.0, &mut status) };
+        self.check("cuStreamIsCapturing", code).map(|()| status != 0)
+    }
+
+    /// What a thread that only looks on has to do first: its questions would end what other threads record.
+    pub fn look_on(&self) {
+        let mut mode = RELAXED;
+        // SAFETY: a place to read from and to write to. If it fails, recordings may.
+        unsafe { (self.f.cuThreadExchangeStreamCaptureMode)(&mut mode) };
+    }
+
+    /// A place in a stream of the current context, and later in others.
+    pub fn mark(&'static self) -> Result<Mark, Cause> {
+        let mut event = null_mut();
+        // SAFETY: a place to write to.
+        let code = unsafe { (self.f.cuEventCreate)(&mut event, EVENT_FLAGS) };
+        self.check("cuEventCreate", code).map(|()| Mark { driver: self, event })
+    }
+
     /// Memory of the current context's device. It is never freed.
     pub fn allocate(&self, bytes: usize) -> Result<Pointer, Cause> {
         let mut pointer = 0;
@@ -245,14 +275,9 @@ impl Device for CudaDevice {
     }
 
     fn mark(&self, stream: Stream) -> Result<Mark, Cause> {
-        let mut event = null_mut();
-        // SAFETY: a place to write to; a stream of XLA's.
-        unsafe {
-            self.0.check("cuEventCreate", (self.0.f.cuEventCreate)(&mut event, EVENT_FLAGS))?;
-            let mark = Mark { driver: self.0, event };
-            self.0.check("cuEventRecord", (self.0.f.cuEventRecord)(event, stream.0))?;
-            Ok(mark)
-        }
+        let mark = self.0.mark()?;
+        mark.put(stream)?;
+        Ok(mark)
     }
 
     fn wait(&self, mark: Mark) -> Result<(), Cause> {
@@ -272,9 +297,24 @@ pub struct Mark {
 // SAFETY: CUDA's handles may be used by any thread.
 unsafe impl Send for Mark {}
 
+impl Mark {
+    /// Moves it to where the stream is now.
+    pub fn put(&self, stream: Stream) -> Result<(), Cause> {
+        // SAFETY: made by `Driver::mark` in the context of the stream, which is XLA's.
+        let code = unsafe { (self.driver.f.cuEventRecord)(self.event, stream.0) };
+        self.driver.check("cuEventRecord", code)
+    }
+
+    /// Whether the stream has come past it. Errors of the stream are left to those who wait for it.
+    pub fn is_reached(&self) -> bool {
+        // SAFETY: made by `Driver::mark`.
+        unsafe { (self.driver.f.cuEventQuery)(self.event) != NOT_READY }
+    }
+}
+
 impl Drop for Mark {
     fn drop(&mut self) {
-        // SAFETY: made by `mark`; CUDA destroys it once it has happened.
+        // SAFETY: made by `Driver::mark`; CUDA destroys it once it has happened.
         unsafe { (self.driver.f.cuEventDestroy)(self.event) };
     }
 }

@@ -92,7 +92,7 @@ impl<T: Reaches> Transport for Direct<T> {
         unsafe { self.staged.write_pair(pair, to, call.stream) }.map_err(located)
     }
 
-    unsafe fn read_pair(&self, pair: *const [i32; 2], stream: Stream) -> Result<[i32; 2], Cause> {
+    unsafe fn read_pair(&self, pair: *const [i32; 2], stream: Stream) -> Result<Option<[i32; 2]>, Cause> {
         // SAFETY: promised by the caller.
         unsafe { self.staged.read_pair(pair, stream) }
     }

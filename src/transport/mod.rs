@@ -11,12 +11,14 @@ mod staged;
 mod ucx;
 pub mod world;
 
+use std::fmt;
+
 use enum_dispatch::enum_dispatch;
 
 use crate::error::{Cause, Error};
 use crate::gpu::cuda::{self, CudaDevice};
 use crate::gpu::{self};
-use crate::ops::{Buffer, Call, Comm, Stream};
+use crate::ops::{Buffer, Call, Comm, Op, Stream};
 
 pub use self::cuda_mpi::set_trial;
 pub use self::direct::Direct;
@@ -25,9 +27,9 @@ pub use self::mpi::{
     Mpi, MpiInfo, Wildcards, abort, free_made, handle_value, info, prepare_comm, set_count_limit, wildcards,
 };
 pub(crate) use self::mpi::{check, handle};
-pub use self::nccl::{Features, Nccl};
+pub use self::nccl::{Features, NAME as NCCL, Nccl};
 pub use self::select::{
-    ChoiceReport, Platform, Report, RowReport, captured, chosen, fallback, report, select, selected,
+    ChoiceReport, Platform, Report, RowReport, captured, chosen, fallback, messages, report, select, selected,
 };
 pub use self::staged::{Device, HostDevice, Staged, Staging};
 pub use self::ucx::Ucx;
@@ -41,20 +43,32 @@ pub trait Transport {
     /// Blocks until the call's buffers hold the result and may be reused.
     fn execute(&self, call: &Call) -> Result<(), Error>;
 
-    /// Reads an operand of two int32 in the memory that this transport's calls are in.
+    /// Reads an operand of two int32 in the memory that this transport's calls are in, unless it says nothing
+    /// new.
     ///
     /// # Safety
     /// `pair` is such an operand.
-    unsafe fn read_pair(&self, pair: *const [i32; 2], stream: Stream) -> Result<[i32; 2], Cause> {
+    unsafe fn read_pair(&self, pair: *const [i32; 2], stream: Stream) -> Result<Option<[i32; 2]>, Cause> {
         let _ = stream;
         // SAFETY: promised by the caller, and it is host memory.
-        Ok(unsafe { pair.read_unaligned() })
+        Ok(Some(unsafe { pair.read_unaligned() }))
     }
 
-    /// Meets the other ranks of a communicator that is about to be used for the first time. Collective.
+    /// Meets the other ranks of a communicator that is about to be used for the first time, or, if it
+    /// [`joins_late`](Self::joins_late), for the first time by an operation of its own. Collective.
     fn join(&self, comm: &'static Comm) -> Result<(), Error> {
         let _ = comm;
         Ok(())
+    }
+
+    /// Whether it does not carry everything, and communicators that it does not need are not joined.
+    fn joins_late(&self) -> bool {
+        false
+    }
+
+    /// What calls have put on streams, and has not happened yet. Called from the watchdog's thread.
+    fn unfinished(&self) -> Vec<Unfinished> {
+        Vec::new()
     }
 
     /// The program ends: from now on there are no calls.
@@ -90,7 +104,7 @@ pub struct Row {
     pub start: fn(Platform) -> Result<AnyTransport, String>,
     /// Starting is collective over `MPI_COMM_WORLD`, or has to be done before the first communicator is used.
     pub starts_early: bool,
-    /// XLA may record its calls into CUDA graphs.
+    /// XLA may record its calls into CUDA graphs, if the user asks for it.
     pub captured: bool,
 }
 
@@ -136,12 +150,12 @@ const ROWS: &[Row] = &[
         captured: false,
     },
     Row {
-        name: "nccl",
+        name: nccl::NAME,
         platforms: &[Platform::Cuda],
         priority: 3,
         probe: |_| nccl::probe(),
         suits: nccl::one_gpu_each,
-        start: |_| Ok(Nccl::new().into()),
+        start: |_| Ok(Nccl::new(select::messages().map_err(|error| error.to_string())?).into()),
         starts_early: true,
         captured: true,
     },
@@ -187,7 +201,34 @@ fn running() -> impl Iterator<Item = &'static AnyTransport> {
 
 /// Tells every transport of a communicator. Collective where one of them needs it to be.
 pub fn join(comm: &'static Comm) -> Result<(), Error> {
-    running().try_for_each(|transport| transport.join(comm))
+    running().filter(|transport| !transport.joins_late()).try_for_each(|transport| transport.join(comm))
+}
+
+/// Tells a transport of a communicator on which it is about to carry an operation, if it does not know it.
+pub fn join_late(transport: &AnyTransport, comm: &'static Comm) -> Result<(), Error> {
+    if transport.joins_late() { transport.join(comm) } else { Ok(()) }
+}
+
+/// An operation that is on a stream: the last one of its communicator.
+#[derive(Debug)]
+pub struct Unfinished {
+    pub number: u64,
+    pub op: Op,
+    pub comm: &'static Comm,
+    pub seconds: f64,
+    /// Why it never ends, if the library knows.
+    pub failure: Option<String>,
+}
+
+impl fmt::Display for Unfinished {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} on {}, which is on the GPU,", self.op, self.comm.key)
+    }
+}
+
+/// What is on streams.
+pub fn unfinished() -> Vec<Unfinished> {
+    running().flat_map(Transport::unfinished).collect()
 }
 
 /// Tells every transport that the program ends.

@@ -2,26 +2,74 @@
 //!
 //! A call only puts work on the stream, always the same for the same call, so that XLA may record it into a
 //! CUDA graph and replay it without asking again. What NCCL cannot do is compiled to other targets, which
-//! go through staging; both ends of a message come to the same decision, because it depends on nothing but
-//! what they have in common.
+//! go through staging. Both ends of a message have to take the same way, and neither knows what the other
+//! was given: so either all messages go through NCCL, and what needs matching is an error when it is compiled,
+//! or all go through staging (see [`Messages`]).
 
 use std::collections::BTreeMap;
 use std::ffi::c_void;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
+use std::time::Instant;
 
 use super::world::Group;
-use super::{Arrived, Transport, wildcards, write_status};
+use super::{Arrived, Transport, Unfinished, wildcards, write_status};
 use crate::error::{Cause, Error};
-use crate::gpu::cuda::{self, Driver, Pointer};
+use crate::gpu::cuda::{self, Driver, Mark, Pointer};
 use crate::gpu::nccl::{self, DataType, Library, RedOp, UniqueId};
 use crate::gpu::{self};
 use crate::ops::{Buffer, Builtin, Call, Class, Comm, Dtype, Envelope, Op, Reduction, Site, Stream};
 
+pub const NAME: &str = "nccl";
+
 /// The tag of messages that go through NCCL, which has none.
 const TAG: i32 = 0;
 
-/// What decides whether NCCL carries an operation: what is known when it is compiled, and of a message what
-/// its two ends have in common.
+pub const MESSAGES: &str = "MPI4JAX_NCCL_MESSAGES";
+pub const GRAPHS: &str = "MPI4JAX_NCCL_GRAPHS";
+
+/// How `send`, `recv` and `sendrecv` go, on all ranks and all communicators.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Messages {
+    /// Through NCCL, which matches nothing: messages between two ranks arrive in the order in which they were
+    /// sent. So all have tag 0, and sources are named.
+    Nccl,
+    /// Through staging, with all that MPI allows.
+    Staged,
+}
+
+impl Messages {
+    const ALL: [(&str, Self); 2] = [("nccl", Self::Nccl), ("staged", Self::Staged)];
+
+    /// What a setting means; one that says nothing means `otherwise`.
+    pub fn parse(setting: Option<&str>, otherwise: Self) -> Result<Self, Cause> {
+        let Some(text) = setting else { return Ok(otherwise) };
+        let found = Self::ALL.into_iter().find(|(name, _)| *name == text);
+        found.map(|(_, messages)| messages).ok_or_else(|| {
+            let valid = Self::ALL.map(|(name, _)| name).join(", ");
+            Cause::Setting { message: format!("{MESSAGES}={text} is not understood: it takes {valid}") }
+        })
+    }
+
+    pub fn name(self) -> &'static str {
+        Self::ALL[self as usize].0
+    }
+}
+
+/// Whether XLA may record calls into CUDA graphs. NCCL wants an operation to be recorded by all ranks that
+/// take part or by none, and XLA decides by what else is in the program, and records again when addresses change.
+/// So the user has to say that the ranks run alike.
+pub fn parse_graphs(setting: Option<&str>) -> Result<bool, Cause> {
+    match setting {
+        None | Some("0") => Ok(false),
+        Some("1") => Ok(true),
+        Some(text) => {
+            Err(Cause::Setting { message: format!("{GRAPHS}={text} is not understood: it takes 0, 1") })
+        }
+    }
+}
+
+/// What decides whether NCCL carries an operation: what is known when it is compiled.
 #[derive(Clone, Copy, Debug)]
 pub struct Features {
     pub op: Op,
@@ -38,7 +86,7 @@ impl Features {
     }
 
     /// Whether NCCL carries it; else it goes through staging.
-    pub fn carried(&self) -> Result<bool, Cause> {
+    pub fn carried(&self, messages: Messages) -> Result<bool, Cause> {
         match self.op {
             Op::Allgather | Op::Alltoall | Op::Barrier | Op::Bcast | Op::Gather | Op::Scatter => Ok(true),
             Op::Allreduce | Op::Reduce => {
@@ -46,37 +94,45 @@ impl Features {
             }
             // It packs, which is done on the host.
             Op::HaloExchange | Op::Scan => Ok(false),
-            Op::Send => Ok(self.sent().unwrap_or(true)),
-            Op::Recv => Ok(self.received()?.unwrap_or(true)),
-            Op::Sendrecv => match (self.sent(), self.received()?) {
-                (Some(sent), Some(received)) if sent != received => Err(Cause::Unsupported {
-                    what: "a sendrecv of which one tag is 0 and the other is not".into(),
-                    reason: "NCCL carries messages of tag 0, and the others go through staging",
-                }),
-                (sent, received) => Ok(sent.or(received).unwrap_or(true)),
-            },
+            Op::Recv | Op::Send | Op::Sendrecv if messages == Messages::Staged => Ok(false),
+            Op::Send => self.sends_in_order(),
+            Op::Recv => self.receives_in_order(),
+            Op::Sendrecv => Ok(self.sends_in_order()? && self.receives_in_order()?),
         }
     }
 
-    /// Whether NCCL carries what is sent, if anything is.
-    fn sent(&self) -> Option<bool> {
-        (self.envelope.dest != wildcards().proc_null).then_some(self.envelope.sendtag == TAG)
+    /// An error where the receiver might have to look for what is sent.
+    fn sends_in_order(&self) -> Result<bool, Cause> {
+        let Envelope { dest, sendtag, .. } = self.envelope;
+        if dest != wildcards().proc_null && sendtag != TAG {
+            return Err(needs_matching(format!("sending with tag {sendtag}")));
+        }
+        Ok(true)
     }
 
-    /// Whether NCCL carries what is received, if anything is.
-    fn received(&self) -> Result<Option<bool>, Cause> {
+    /// An error where a message would have to be looked for. With tag 0 alone, `ANY_TAG` is that.
+    fn receives_in_order(&self) -> Result<bool, Cause> {
         let any = wildcards();
         let Envelope { source, recvtag, .. } = self.envelope;
-        let without_tag = recvtag == TAG || recvtag == any.tag;
-        if source == any.source && without_tag {
-            // The sender of such a message would not know that it must not send it through NCCL.
-            return Err(Cause::Unsupported {
-                what: "receiving from ANY_SOURCE with ANY_TAG or tag 0".into(),
-                reason: "NCCL carries messages of tag 0 and has no wildcards; name the source, give both \
-                         sides a tag other than 0, or choose MPI4JAX_TRANSPORT=staged",
-            });
+        if source == any.proc_null {
+            return Ok(true);
         }
-        Ok((source != any.proc_null).then_some(without_tag))
+        if source == any.source {
+            return Err(needs_matching("receiving from ANY_SOURCE".into()));
+        }
+        if recvtag != TAG && recvtag != any.tag {
+            return Err(needs_matching(format!("receiving with tag {recvtag}")));
+        }
+        Ok(true)
+    }
+}
+
+fn needs_matching(what: String) -> Cause {
+    Cause::Unsupported {
+        what,
+        reason: "messages go through NCCL, which knows no tags and no wildcards; set \
+                 MPI4JAX_NCCL_MESSAGES=staged, so that messages go through MPI and all else through NCCL, \
+                 or name the source and leave the tags at 0",
     }
 }
 
@@ -119,6 +175,7 @@ fn reduced(reduction: Reduction, dtype: Dtype) -> Option<(DataType, RedOp, usize
 /// NCCL.
 #[derive(Debug)]
 pub struct Nccl {
+    messages: Messages,
     /// Why there is none: ranks without NCCL take part in joining, so that the others learn of it.
     parts: Result<Parts, String>,
     /// By address of the `Comm`.
@@ -131,6 +188,27 @@ struct Parts {
     library: &'static Library,
 }
 
+impl Parts {
+    fn communicator(
+        self,
+        context: cuda::Context,
+        id: UniqueId,
+        comm: &Comm,
+    ) -> Result<&'static Communicator, Cause> {
+        let Self { driver, library } = self;
+        // SAFETY: the context exists.
+        let _entered = unsafe { driver.enter(context)? };
+        let scratch = driver.allocate(size_of::<i32>())?;
+        let mut handle = std::ptr::null_mut();
+        // SAFETY: every rank of the communicator comes here with the same identifier.
+        let code = unsafe { (library.f.ncclCommInitRank)(&mut handle, comm.size, id, comm.rank) };
+        library.check("ncclCommInitRank", code)?;
+        let last = Last { op: None, number: 0, since: Instant::now(), end: driver.mark()? };
+        let communicator = Communicator { handle, context, scratch, queue: Mutex::new(last) };
+        Ok(Box::leak(Box::new(communicator)))
+    }
+}
+
 type Joined = Result<&'static Communicator, String>;
 
 /// NCCL's counterpart of an MPI communicator.
@@ -141,13 +219,37 @@ struct Communicator {
     /// What a barrier reduces.
     scratch: Pointer,
     /// Held while work is put on a stream.
-    queue: Mutex<()>,
+    queue: Mutex<Last>,
 }
+
+/// What was put on a stream last.
+#[derive(Debug)]
+struct Last {
+    /// `None` before, and for what is recorded.
+    op: Option<Op>,
+    number: u64,
+    since: Instant,
+    end: Mark,
+}
+
+/// Numbers of what is put on streams, apart from those of the watchdog's other cares.
+static NUMBERS: AtomicU64 = AtomicU64::new(1 << 62);
 
 // SAFETY: the handles are used under the lock.
 unsafe impl Send for Communicator {}
 // SAFETY: as above.
 unsafe impl Sync for Communicator {}
+
+impl Communicator {
+    /// An error that NCCL has found out meanwhile.
+    fn failure(&self, library: &Library) -> Result<(), Cause> {
+        let mut broken = 0;
+        // SAFETY: the communicator is live; a place to write to. Any thread may ask.
+        let code = unsafe { (library.f.ncclCommGetAsyncError)(self.handle, &mut broken) };
+        library.check("ncclCommGetAsyncError", code)?;
+        if broken == nccl::IN_PROGRESS { Ok(()) } else { library.check("an earlier operation", broken) }
+    }
+}
 
 /// Whether NCCL could be used, apart from the question whether each rank has a GPU of its own.
 pub(super) fn probe() -> Result<(), String> {
@@ -169,21 +271,15 @@ pub(super) fn one_gpu_each() -> Result<bool, Cause> {
     Ok(devices as usize >= ranks || distinct)
 }
 
-impl Default for Nccl {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
 impl Nccl {
     /// Also where it cannot be used.
-    pub fn new() -> Self {
+    pub fn new(messages: Messages) -> Self {
         let parts = probe().and_then(|()| {
             let driver = cuda::driver().map_err(|error| error.to_string())?;
             let library = nccl::library().map_err(|error| error.to_string())?;
             Ok(Parts { driver, library })
         });
-        Self { parts, joined: Mutex::default() }
+        Self { messages, parts, joined: Mutex::default() }
     }
 
     fn joined(&self, comm: &Comm) -> Result<&'static Communicator, Cause> {
@@ -198,36 +294,45 @@ impl Nccl {
     /// Every rank comes here, also one that has nothing to offer.
     fn connect(&self, comm: &Comm) -> Result<Joined, Cause> {
         let group = Group::Of(comm);
-        let ours = self.parts.clone().and_then(|parts| {
-            let device = gpu::device().ok_or("JAX does not compute on a GPU")?;
-            let context = parts.driver.primary_context(device).map_err(|cause| cause.to_string())?;
-            Ok((parts, context))
-        });
-        if group.common_bits(u64::from(ours.is_ok()))? == 0 {
-            return Ok(Err(ours.err().unwrap_or_else(|| "another rank has no NCCL or no GPU".into())));
+        let mut ours = self.parts.clone().and_then(|parts| self.prepare(parts, comm));
+        let our_bits = u64::from(ours.is_ok()) | 1 << (1 + self.messages as u32);
+        let all_bits = group.common_bits(our_bits)?;
+        if all_bits >> 1 == 0 {
+            return Ok(Err(format!("{MESSAGES} differs between ranks, here it is {}", self.messages.name())));
         }
-        let (parts, context) = match ours {
+        if all_bits & 1 == 0 {
+            ours = ours.and(Err("another rank has no NCCL or no GPU".into()));
+        }
+        let (parts, context, id) = match ours {
             Ok(ours) => ours,
             Err(reason) => return Ok(Err(reason)),
         };
-        let Parts { driver, library } = parts;
-        // SAFETY: the context exists; places to write to.
-        let _entered = unsafe { driver.enter(context)? };
+        let all = group.all_bytes(id.as_ref().map_or(&[], |id| id.0.as_slice()))?;
         let mut id = UniqueId([0; 128]);
-        if comm.rank == 0 {
-            // SAFETY: a place to write to.
-            let code = unsafe { (library.f.ncclGetUniqueId)(&mut id) };
-            library.check("ncclGetUniqueId", code)?;
-        }
-        let all = group.all_bytes(if comm.rank == 0 { &id.0 } else { &[] })?;
         id.0.copy_from_slice(&all[0]);
-        let mut handle = std::ptr::null_mut();
-        // SAFETY: every rank of the communicator comes here with the same identifier.
-        let code = unsafe { (library.f.ncclCommInitRank)(&mut handle, comm.size, id, comm.rank) };
-        library.check("ncclCommInitRank", code)?;
-        let scratch = driver.allocate(size_of::<i32>())?;
-        let communicator = Communicator { handle, context, scratch, queue: Mutex::default() };
-        Ok(Ok(Box::leak(Box::new(communicator))))
+        // A rank that fails closes its connections, on which the others wait, so that they fail too. Then all
+        // know, and none uses it.
+        let made = parts.communicator(context, id, comm).map_err(|cause| cause.to_string());
+        if group.common_bits(u64::from(made.is_ok()))? == 0 {
+            return Ok(made.and(Err("another rank could not make it".into())));
+        }
+        Ok(made)
+    }
+
+    /// What this rank needs before the ranks come together: the device's context, and on rank 0 a name for
+    /// NCCL's communicator.
+    fn prepare(&self, parts: Parts, comm: &Comm) -> Result<(Parts, cuda::Context, Option<UniqueId>), String> {
+        let Parts { driver, library } = parts;
+        let device = gpu::device().ok_or("JAX does not compute on a GPU")?;
+        let context = driver.primary_context(device).map_err(|cause| cause.to_string())?;
+        if comm.rank != 0 {
+            return Ok((parts, context, None));
+        }
+        let mut id = UniqueId([0; 128]);
+        // SAFETY: a place to write to.
+        let code = unsafe { (library.f.ncclGetUniqueId)(&mut id) };
+        library.check("ncclGetUniqueId", code).map_err(|cause| cause.to_string())?;
+        Ok((parts, context, Some(id)))
     }
 
     fn run(&self, call: &Call) -> Result<(), Cause> {
@@ -235,25 +340,23 @@ impl Nccl {
             return self.joined(call.site.comm).map(|_| ());
         };
         let communicator = self.joined(call.site.comm)?;
-        let _queue = communicator.queue.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut broken = 0;
-        // SAFETY: the stream is XLA's, the communicator is live; a place to write to.
-        unsafe {
-            if driver.context_of(call.stream)? != communicator.context {
-                return Err(Cause::Unsupported {
-                    what: "an array on this device".into(),
-                    reason: "NCCL's communicators were made for JAX's first local device",
-                });
-            }
-            let code = (library.f.ncclCommGetAsyncError)(communicator.handle, &mut broken);
-            library.check("ncclCommGetAsyncError", code)?;
-            if broken != nccl::IN_PROGRESS {
-                library.check("an earlier operation", broken)?;
-            }
+        let mut last = communicator.queue.lock().unwrap_or_else(PoisonError::into_inner);
+        if driver.context_of(call.stream)? != communicator.context {
+            return Err(Cause::Unsupported {
+                what: "an array on this device".into(),
+                reason: "NCCL's communicators were made for JAX's first local device",
+            });
         }
+        communicator.failure(library)?;
         let queue = Queue { library, handle: communicator.handle, stream: call.stream };
         self.put(call, &queue, communicator)?;
-        self.message_arrives(call, driver)
+        self.message_arrives(call, driver)?;
+        if !driver.is_capturing(call.stream)? {
+            last.end.put(call.stream)?;
+            (last.op, last.number) = (Some(call.site.op), NUMBERS.fetch_add(1, Ordering::Relaxed));
+            last.since = Instant::now();
+        }
+        Ok(())
     }
 
     /// Puts an operation on the stream.
@@ -264,7 +367,7 @@ impl Nccl {
         let send = || call.send.ok_or_else(|| missing("operand"));
         let recv = || call.recv.ok_or_else(|| missing("result"));
         let nobody = wildcards().proc_null;
-        // What an operand says at run time is what the site says (see `Features`).
+        // What an operand says at run time is what the site says (see `read_pair`).
         let Envelope { source, dest, .. } = site.envelope;
         match site.op {
             Op::Allgather => queue.allgather(&send()?, &recv()?),
@@ -310,6 +413,9 @@ impl Nccl {
             }),
             Op::Send if dest == nobody => Ok(()),
             Op::Recv if source == nobody => Ok(()),
+            // It would wait for its other half, which comes later on the same stream.
+            Op::Send if dest == rank => Err(to_itself("send")),
+            Op::Recv if source == rank => Err(to_itself("recv")),
             Op::Send => queue.send(&send()?, dest),
             Op::Recv => queue.recv(&recv()?, source),
             Op::Sendrecv => {
@@ -348,6 +454,13 @@ impl Nccl {
             }
         }
         if call.site.status == 0 { Ok(()) } else { write_status(call, &arrived) }
+    }
+}
+
+fn to_itself(op: &str) -> Cause {
+    Cause::Unsupported {
+        what: format!("a {op} between a rank and itself"),
+        reason: "messages go through NCCL: use sendrecv, or set MPI4JAX_NCCL_MESSAGES=staged",
     }
 }
 
@@ -440,12 +553,12 @@ impl Queue {
 
 impl Transport for Nccl {
     fn name(&self) -> &'static str {
-        "nccl"
+        NAME
     }
 
     fn execute(&self, call: &Call) -> Result<(), Error> {
         let located = |cause| Error { transport: Some(self.name()), ..call.site.error(cause) };
-        match Features::of(call).carried() {
+        match Features::of(call).carried(self.messages) {
             Ok(true) => self.run(call).map_err(located),
             Ok(false) => Err(located(Cause::Unsupported {
                 what: "this operation".into(),
@@ -455,9 +568,39 @@ impl Transport for Nccl {
         }
     }
 
-    /// Reading it would mean to wait, and a call that NCCL carries does not need it.
-    unsafe fn read_pair(&self, _pair: *const [i32; 2], _stream: Stream) -> Result<[i32; 2], Cause> {
-        Ok([0; 2])
+    /// Reading it would mean to wait, and it is what the site says: NCCL's messages have one tag, and their
+    /// source is known when they are compiled.
+    unsafe fn read_pair(&self, _pair: *const [i32; 2], _stream: Stream) -> Result<Option<[i32; 2]>, Cause> {
+        Ok(None)
+    }
+
+    /// NCCL's calls return before anything has happened. Nobody is waited for.
+    fn unfinished(&self) -> Vec<Unfinished> {
+        let (Ok(parts), Ok(joined)) = (&self.parts, self.joined.try_lock()) else { return Vec::new() };
+        let waiting = |(&comm, joined): (&usize, &Joined)| {
+            let communicator = joined.as_ref().ok()?;
+            let last = communicator.queue.try_lock().ok()?;
+            let op = last.op?;
+            let failure = communicator.failure(parts.library).err().map(|cause| cause.to_string());
+            if failure.is_none() && last.end.is_reached() {
+                return None;
+            }
+            // SAFETY: the address of a `Comm`, which is never dropped.
+            let comm: &'static Comm = unsafe { &*(comm as *const Comm) };
+            Some(Unfinished {
+                number: last.number,
+                op,
+                comm,
+                seconds: last.since.elapsed().as_secs_f64(),
+                failure,
+            })
+        };
+        parts.driver.look_on();
+        joined.iter().filter_map(waiting).collect()
+    }
+
+    fn joins_late(&self) -> bool {
+        true
     }
 
     /// Makes NCCL's communicator.
@@ -480,26 +623,48 @@ impl Transport for Nccl {
 mod tests {
     use super::*;
 
-    fn message(op: Op, source: i32, recvtag: i32, dest: i32, sendtag: i32) -> Result<bool, Cause> {
+    fn message(messages: Messages, envelope: [i32; 4]) -> [Result<bool, Cause>; 3] {
+        let [source, recvtag, dest, sendtag] = envelope;
         let envelope = Envelope { source, recvtag, dest, sendtag };
-        Features { op, dtype: Some(Dtype::Float32), reduction: None, envelope }.carried()
+        [Op::Send, Op::Recv, Op::Sendrecv].map(|op| {
+            Features { op, dtype: Some(Dtype::Float32), reduction: None, envelope }.carried(messages)
+        })
     }
 
     #[test]
-    fn both_ends_of_a_message_decide_alike() {
+    fn all_messages_go_one_way() {
         let any = wildcards();
-        for tag in [0, 1, 7] {
-            let sent = message(Op::Send, -1, -1, 1, tag).unwrap();
-            assert_eq!(sent, message(Op::Recv, 0, tag, -1, -1).unwrap());
-            assert_eq!(sent, message(Op::Sendrecv, 0, tag, 1, tag).unwrap());
+        let nobody = any.proc_null;
+        for (envelope, fit) in [
+            ([0, 0, 1, 0], [true, true, true]),
+            ([0, any.tag, 1, 0], [true, true, true]),
+            ([0, 0, 1, 3], [false, true, false]),
+            ([0, 3, 1, 0], [true, false, false]),
+            ([any.source, 0, 1, 0], [true, false, false]),
+            ([any.source, any.tag, nobody, 3], [true, false, false]),
+            ([any.source, 3, 1, 3], [false, false, false]),
+            ([nobody, 3, nobody, 3], [true, true, true]),
+        ] {
+            for (answer, fit) in message(Messages::Nccl, envelope).into_iter().zip(fit) {
+                assert!(matches!((answer, fit), (Ok(true), true) | (Err(_), false)), "{envelope:?}");
+            }
+            let staged = message(Messages::Staged, envelope);
+            assert!(staged.iter().all(|answer| matches!(answer, Ok(false))), "{envelope:?}");
         }
-        assert!(message(Op::Recv, 0, any.tag, -1, -1).unwrap());
-        assert!(!message(Op::Recv, any.source, 3, -1, -1).unwrap());
-        assert!(message(Op::Recv, any.source, any.tag, -1, -1).is_err());
-        assert!(message(Op::Recv, any.source, 0, -1, -1).is_err());
-        assert!(message(Op::Sendrecv, 0, any.tag, 1, 3).is_err());
-        assert!(!message(Op::Sendrecv, any.proc_null, any.tag, 1, 3).unwrap(), "only one side counts");
-        assert!(message(Op::Sendrecv, 0, any.tag, any.proc_null, 3).unwrap());
+    }
+
+    #[test]
+    fn settings_of_messages() {
+        assert_eq!(Messages::parse(None, Messages::Staged).unwrap(), Messages::Staged);
+        for (name, messages) in Messages::ALL {
+            assert_eq!(Messages::parse(Some(name), Messages::Nccl).unwrap(), messages);
+            assert_eq!(messages.name(), name);
+        }
+        let error = Messages::parse(Some("pigeon"), Messages::Nccl).unwrap_err().to_string();
+        assert!(error.contains("pigeon") && error.contains("nccl, staged"), "{error}");
+        assert!(!parse_graphs(None).unwrap() && parse_graphs(Some("1")).unwrap());
+        let error = parse_graphs(Some("perhaps")).unwrap_err().to_string();
+        assert!(error.contains("MPI4JAX_NCCL_GRAPHS=perhaps") && error.contains("0, 1"), "{error}");
     }
 
     #[test]
@@ -507,7 +672,8 @@ mod tests {
         let carried = |name, dtype| {
             let reduction = Reduction::from_name(name);
             let envelope = Envelope { source: -1, recvtag: -1, dest: -1, sendtag: -1 };
-            Features { op: Op::Allreduce, dtype: Some(dtype), reduction, envelope }.carried().unwrap()
+            let features = Features { op: Op::Allreduce, dtype: Some(dtype), reduction, envelope };
+            features.carried(Messages::Nccl).unwrap()
         };
         assert!(carried("SUM", Dtype::Bfloat16) && carried("MAX", Dtype::Int64));
         assert!(carried("LOR", Dtype::Bool) && carried("SUM", Dtype::Complex128));

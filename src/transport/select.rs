@@ -2,6 +2,7 @@
 
 use std::sync::OnceLock;
 
+use super::nccl::{self, Messages};
 use super::{AnyTransport, ROWS, Row, world};
 use crate::error::{Cause, Error};
 
@@ -47,9 +48,12 @@ pub struct Request {
     gpu_only: bool,
 }
 
+fn value(name: &str) -> Option<String> {
+    std::env::var(name).ok().filter(|value| !value.is_empty())
+}
+
 impl Request {
     fn from_environment() -> Result<Self, Error> {
-        let value = |name| std::env::var(name).ok().filter(|value| !value.is_empty());
         Self::parse(value(TRANSPORT).as_deref(), value(USE_CUDA_MPI).as_deref())
     }
 
@@ -149,6 +153,8 @@ struct Slot {
 #[derive(Debug)]
 struct Selection {
     request: Request,
+    messages: Messages,
+    graphs: bool,
     slots: [Slot; 2],
 }
 
@@ -161,8 +167,13 @@ pub fn select() -> Result<(), Error> {
         return Ok(());
     }
     let request = Request::from_environment()?;
+    let is_auto = request.name == Some(AUTO);
+    // A program that runs with other transports runs with the one that `auto` takes.
+    let otherwise = if is_auto { Messages::Staged } else { Messages::Nccl };
+    let messages = Messages::parse(value(nccl::MESSAGES).as_deref(), otherwise)?;
+    let graphs = nccl::parse_graphs(value(nccl::GRAPHS).as_deref())?;
     let mut common = 0;
-    if request.name == Some(AUTO) {
+    if is_auto {
         for (i, row) in ROWS.iter().enumerate().filter(|(_, row)| row.priority > 0) {
             // Every rank asks every question, because some are asked by all together.
             let able = (row.suits)()? && (row.probe)(Platform::Cuda).is_ok();
@@ -170,10 +181,13 @@ pub fn select() -> Result<(), Error> {
         }
     }
     let slots = Platform::ALL.map(|platform| {
-        let (name, reason) = request.choose(platform, common);
+        let (name, mut reason) = request.choose(platform, common);
+        if name == nccl::NAME {
+            reason += &format!("; messages: {}", messages.name());
+        }
         Slot { name, reason, transport: OnceLock::new() }
     });
-    SELECTION.get_or_init(|| Selection { request, slots });
+    SELECTION.get_or_init(|| Selection { request, messages, graphs, slots });
     // What has to be started by all ranks together is started here, where they all come by.
     let early = |platform| by_name(slot(platform).ok()?.name).filter(|row| row.starts_early);
     if early(Platform::Cpu).is_some() {
@@ -292,7 +306,15 @@ pub fn report() -> Result<Report, Error> {
 
 /// Whether XLA may record calls on a platform into CUDA graphs.
 pub fn captured(platform: Platform) -> bool {
-    slot(platform).ok().and_then(|slot| by_name(slot.name)).is_some_and(|row| row.captured)
+    let recorded = |selection: &'static Selection| {
+        selection.graphs && by_name(selection.slots[platform as usize].name).is_some_and(|row| row.captured)
+    };
+    selection().is_ok_and(recorded)
+}
+
+/// How messages go where the transport is NCCL.
+pub fn messages() -> Result<Messages, Error> {
+    Ok(selection()?.messages)
 }
 
 /// The transport for calls that the selected one does not carry.

@@ -157,6 +157,8 @@ impl<D: Device, T: Transport> Staged<D, T> {
                 Call { send: send_part, recv: recv_part, others: &others, received, ..call.clone() };
             if let Err(error) = self.host.execute(&host_call) {
                 self.device.synchronize(stream)?;
+                let leases = [&mut down, &mut up, &mut pair].into_iter().flatten().chain(&mut leased);
+                leases.for_each(|lease| lease.settled = true);
                 return Ok(Err(error));
             }
             if let (Some(from), Some(to)) = (recv_part, call.recv) {
@@ -173,8 +175,10 @@ impl<D: Device, T: Transport> Staged<D, T> {
             // SAFETY: two int32 on both sides.
             unsafe { self.device.upload(from.cast(), to.cast(), size_of::<[i32; 2]>(), stream)? };
         }
+        // What was copied down has been waited for.
+        down.iter_mut().for_each(|lease| lease.settled = true);
         for lease in [&mut up, &mut pair].into_iter().flatten().chain(&mut leased) {
-            lease.busy_until = Some(self.device.mark(stream)?);
+            lease.until(self.device.mark(stream)?);
         }
         Ok(Ok(()))
     }
@@ -190,7 +194,7 @@ impl<D: Device, T> Staged<D, T> {
             // A power of two, so that calls of similar sizes share buffers.
             None => self.device.allocate(bytes.next_power_of_two())?,
         };
-        Ok(Lease { pool: &self.pool, buffer: Some(buffer), busy_until: None })
+        Ok(Lease { pool: &self.pool, buffer: Some(buffer), busy_until: None, settled: false })
     }
 
     /// Writes a result of two int32, in the order of a stream.
@@ -205,7 +209,7 @@ impl<D: Device, T> Staged<D, T> {
             from.cast::<[i32; 2]>().write_unaligned(pair);
             self.device.upload(from, to.cast(), size_of_val(&pair), stream)?;
         }
-        staging.busy_until = Some(self.device.mark(stream)?);
+        staging.until(self.device.mark(stream)?);
         Ok(())
     }
 }
@@ -264,14 +268,15 @@ impl<D: Device, T: Transport> Transport for Staged<D, T> {
         self.host.stop();
     }
 
-    unsafe fn read_pair(&self, pair: *const [i32; 2], stream: Stream) -> Result<[i32; 2], Cause> {
+    unsafe fn read_pair(&self, pair: *const [i32; 2], stream: Stream) -> Result<Option<[i32; 2]>, Cause> {
         let mut staging = self.staging(size_of::<[i32; 2]>())?;
         let read = staging.data();
         // SAFETY: promised by the caller; the staging buffer is as large.
         unsafe {
             self.device.download(pair.cast(), read, size_of::<[i32; 2]>(), stream)?;
             self.device.synchronize(stream)?;
-            Ok(read.cast::<[i32; 2]>().read_unaligned())
+            staging.settled = true;
+            Ok(Some(read.cast::<[i32; 2]>().read_unaligned()))
         }
     }
 }
@@ -316,14 +321,21 @@ impl<D: Device> Pool<D> {
     }
 }
 
-/// A buffer in use; it goes back to the pool.
+/// A buffer in use. It goes back to the pool, once it is known when the device is done with it: after an error
+/// of the device nobody knows, and it is lost.
 struct Lease<'a, D: Device> {
     pool: &'a Pool<D>,
     buffer: Option<D::Staging>,
     busy_until: Option<D::Mark>,
+    settled: bool,
 }
 
 impl<D: Device> Lease<'_, D> {
+    /// The device is done with it when the stream comes past a mark.
+    fn until(&mut self, mark: D::Mark) {
+        (self.busy_until, self.settled) = (Some(mark), true);
+    }
+
     fn data(&mut self) -> *mut u8 {
         self.buffer.as_mut().map_or(std::ptr::null_mut(), Staging::data)
     }
@@ -331,7 +343,10 @@ impl<D: Device> Lease<'_, D> {
 
 impl<D: Device> Drop for Lease<'_, D> {
     fn drop(&mut self) {
-        if let Some(buffer) = self.buffer.take() {
+        let Some(buffer) = self.buffer.take() else { return };
+        if !self.settled {
+            std::mem::forget(buffer);
+        } else {
             self.pool.give(Free { buffer, busy_until: self.busy_until.take() });
         }
     }

@@ -32,6 +32,11 @@ pub fn set_check(level: CheckLevel) {
     let _ = CHECK.set(level);
 }
 
+/// Whether the ranks compare operations before they run.
+pub fn is_checking() -> bool {
+    CHECK.get().is_some_and(|&level| level != CheckLevel::Off)
+}
+
 /// What the handler keeps for each operation of a compiled program.
 #[derive(Debug)]
 pub struct Watched {

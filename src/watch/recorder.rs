@@ -68,6 +68,11 @@ pub fn groups() -> Vec<&'static Group> {
     lock(&GROUPS).clone()
 }
 
+/// What is known of a communicator that has been introduced.
+pub fn group_of(comm: &Comm) -> Option<&'static Group> {
+    lock(&GROUPS).iter().copied().find(|group| std::ptr::eq(group.comm, comm))
+}
+
 /// Introduces a communicator whose members have these ranks in `MPI_COMM_WORLD`.
 pub fn join(comm: &'static Comm, world: impl FnOnce() -> Box<[i32]>) -> &'static Group {
     let mut groups = lock(&GROUPS);

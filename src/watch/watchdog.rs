@@ -11,10 +11,11 @@ use std::time::{Duration, Instant};
 
 use super::clock::{self, Epoch};
 use super::peers::{self, Answer, Peers, Status};
-use super::recorder::{self, Record, State};
+use super::recorder::{self, Group, Record, State};
 use super::{dump, link, mpi};
 use crate::error::Error;
 use crate::ops::Op;
+use crate::transport::{self, Unfinished};
 
 /// How the watchdog was told to behave.
 #[derive(Debug)]
@@ -297,6 +298,7 @@ fn ranks(ranks: &[i32]) -> String {
 fn under_way() -> Vec<u64> {
     let mut numbers: Vec<u64> = recorder::running().iter().map(|record| record.ticket).collect();
     numbers.extend(blocked().as_ref().map(|call| call.number));
+    numbers.extend(transport::unfinished().iter().map(|op| op.number));
     numbers
 }
 
@@ -336,8 +338,14 @@ impl Watchdog {
             let Some(timeout) = timeout else { continue };
             for wait in waits.iter_mut().filter(|wait| !wait.reported) {
                 let record = recorder::running().into_iter().find(|record| record.ticket == wait.number);
-                let hopeless = match &record {
-                    Some(record) if wait.waited > PATIENCE.min(timeout) => self.hopeless(record),
+                let unfinished = transport::unfinished().into_iter().find(|op| op.number == wait.number);
+                let hopeless = match (&record, &unfinished) {
+                    (_, Some(Unfinished { failure: Some(failure), .. })) => {
+                        Some(format!("failed: {failure}"))
+                    }
+                    _ if wait.waited <= PATIENCE.min(timeout) => None,
+                    (Some(record), _) => self.hopeless(record),
+                    (None, Some(op)) => recorder::group_of(op.comm).and_then(|group| self.gone(group)),
                     _ => None,
                 };
                 let reason = match hopeless {
@@ -351,9 +359,10 @@ impl Watchdog {
                     wait.waited = Duration::ZERO;
                     continue;
                 }
-                let name = match record {
-                    Some(record) => record.to_string(),
-                    None => match &*blocked() {
+                let name = match (record, unfinished) {
+                    (Some(record), _) => record.to_string(),
+                    (None, Some(op)) => op.to_string(),
+                    (None, None) => match &*blocked() {
                         Some(call) => call.what.clone(),
                         None => continue,
                     },
@@ -389,12 +398,8 @@ impl Watchdog {
     fn hopeless(&self, record: &Record) -> Option<String> {
         let group = record.what.group;
         let others = || group.world.iter().copied().filter(|&rank| rank != self.settings.rank);
-        for rank in others() {
-            if let Some(name) = self.peers.gone(rank)
-                && !self.peers.has_finished(rank)
-            {
-                return Some(format!("cannot end: rank {rank}, {name}, is gone"));
-            }
+        if let Some(reason) = self.gone(group) {
+            return Some(reason);
         }
         let finished = |rank| format!("cannot end: rank {rank} has finished");
         if record.what.is_collective() {
@@ -417,6 +422,14 @@ impl Watchdog {
         let from_any = record.what.op == Op::Recv && record.source < 0;
         (from_any && others().count() > 0 && others().all(|rank| self.peers.has_finished(rank)))
             .then(|| "cannot end: all other ranks have finished".into())
+    }
+
+    /// Why nothing on a communicator can end any more, if one of its processes is gone.
+    fn gone(&self, group: &Group) -> Option<String> {
+        group.world.iter().filter(|&&rank| rank != self.settings.rank).find_map(|&rank| {
+            let name = self.peers.gone(rank).filter(|_| !self.peers.has_finished(rank))?;
+            Some(format!("cannot end: rank {rank}, {name}, is gone"))
+        })
     }
 
     /// An operation hangs: one rank reports for all.
@@ -508,6 +521,13 @@ impl Watchdog {
                 state += &format!("; Python is at {frame}");
             }
             return Answer { seconds: epoch.seconds_since(call.started), state };
+        }
+        if let [first, ..] = transport::unfinished().as_slice() {
+            let mut state = format!("in {first}");
+            if let Some(frame) = dump::user_frame(python) {
+                state += &format!(" Python is at {frame}");
+            }
+            return Answer { seconds: first.seconds, state: state.trim_end_matches(',').into() };
         }
         let last = recorder::records().pop();
         let mut state: String =

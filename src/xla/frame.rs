@@ -321,7 +321,7 @@ pub unsafe fn call<'a>(
     if let Some(pair) = given {
         // SAFETY: an operand of two int32, as `side` has checked.
         let read = unsafe { transport.read_pair(pair, call.stream) };
-        let [rank, tag] = read.map_err(|cause| site.error(cause))?;
+        let Some([rank, tag]) = read.map_err(|cause| site.error(cause))? else { return Ok(call) };
         match site.envelope_operand {
             EnvelopeOperand::None => {}
             EnvelopeOperand::Receive => (call.envelope.source, call.envelope.recvtag) = (rank, tag),

@@ -14,7 +14,7 @@ use crate::gpu::{self};
 use crate::ops::{Blocks, Site, Stream};
 use crate::trace;
 use crate::transport::{self, AnyTransport, Platform, Transport};
-use crate::watch::Watched;
+use crate::watch::{self, Watched};
 
 /// What the instantiate stage leaves for the execute stage.
 struct State {
@@ -29,6 +29,9 @@ pub mod kind {
     pub const CUDA: u8 = 1;
     /// For calls that the transport for GPUs does not carry, and that XLA may not record.
     pub const CUDA_PLAIN: u8 = 2;
+    /// For calls that the transport for GPUs carries, and that XLA may not record, because something happens
+    /// on the host each time.
+    pub const CUDA_UNRECORDED: u8 = 3;
 }
 
 /// Stage 1, once per operation in a compiled program: decodes the attributes.
@@ -42,10 +45,12 @@ pub unsafe extern "C" fn instantiate<const KIND: u8>(frame: *mut CallFrame) -> *
             let site = frame::Attributes::new(&frame.attrs).site()?;
             let transport = match KIND {
                 kind::CPU => transport::selected(Platform::Cpu),
-                kind::CUDA => transport::selected(Platform::Cuda),
-                _ => transport::fallback(Platform::Cuda),
+                kind::CUDA_PLAIN => transport::fallback(Platform::Cuda),
+                _ => transport::selected(Platform::Cuda),
             };
             let transport = transport.map_err(|error| site.error(error.cause))?;
+            // Most have been, in program order, when the program was lowered; not those that were exported.
+            transport::join_late(transport, site.comm)?;
             let watched = Watched::new(&site, transport.name());
             set_state(frame, State { site, transport, watched })
         })
@@ -144,7 +149,7 @@ unsafe fn answer<const KIND: u8>(frame: &CallFrame, metadata: *mut c_api::Metada
         let minor = minor(frame.api);
         (*metadata).api_version.major = c_api::API_MAJOR;
         (*metadata).api_version.minor = minor;
-        let recorded = KIND == kind::CUDA && transport::captured(Platform::Cuda);
+        let recorded = KIND == kind::CUDA && transport::captured(Platform::Cuda) && !watch::is_checking();
         (*metadata).traits = if recorded { c_api::TRAIT_COMMAND_BUFFER } else { 0 };
         if minor >= c_api::MINOR_TYPE_INFO && frame.stage == c_api::STAGE_INSTANTIATE {
             (*metadata).state_type_id = register(frame.api)?;

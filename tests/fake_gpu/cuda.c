@@ -3,7 +3,8 @@
  * Copies wait in a queue, as on a stream, until somebody waits for them: for an event, for the stream, or
  * for the end of a call, which is where its context is popped. So a transport that reads before it has
  * waited reads rubbish. FAKE_CUDA_VERSION, FAKE_CUDA_DEVICES, FAKE_CUDA_BROKEN (cuInit fails),
- * FAKE_CUDA_SHARED (all processes see one GPU), FAKE_CUDA_STREAM_DEVICE (where streams are) set the scene;
+ * FAKE_CUDA_SHARED (all processes see one GPU), FAKE_CUDA_STREAM_DEVICE (where streams are), FAKE_CUDA_STUCK (no
+ * event is ever reached), FAKE_CUDA_LOST (events cannot be recorded) and FAKE_CUDA_CAPTURING (all is recorded into a graph) set the scene;
  * FAKE_CUDA_LOG names a file to which the numbers of calls are written at exit. */
 #include <stdint.h>
 #include <stdio.h>
@@ -75,6 +76,8 @@ int cuCtxPushCurrent_v2(void *context) { entered++; return 0; }
 int cuCtxPopCurrent_v2(void **context) { drain(queued); entered--; return 0; }
 int cuStreamGetCtx(void *stream, void **context) { *context = (void *)(intptr_t)(1000 + number("FAKE_CUDA_STREAM_DEVICE", 0)); return 0; }
 int cuStreamSynchronize(void *stream) { __atomic_add_fetch(&waits, 1, __ATOMIC_RELAXED); drain(queued); return 0; }
+int cuStreamIsCapturing(void *stream, int *status) { *status = number("FAKE_CUDA_CAPTURING", 0); return 0; }
+int cuThreadExchangeStreamCaptureMode(int *mode) { return 0; }
 int cuMemHostAlloc(void **memory, size_t bytes, unsigned flags) {
     __atomic_add_fetch(&allocations, 1, __ATOMIC_RELAXED);
     *memory = malloc(bytes);
@@ -98,11 +101,12 @@ int cuMemcpyHtoDAsync_v2(uint64_t to, const void *from, size_t bytes, void *stre
 }
 /* An event is how far its thread's queue has to be done. */
 int cuEventCreate(void **event, unsigned flags) { *event = calloc(1, sizeof(size_t)); return 0; }
-int cuEventRecord(void *event, void *stream) { *(size_t *)event = queued; return 0; }
+int cuEventRecord(void *event, void *stream) { *(size_t *)event = queued; return number("FAKE_CUDA_LOST", 0) ? 700 : 0; }
 int cuEventSynchronize(void *event) {
     __atomic_add_fetch(&waits, 1, __ATOMIC_RELAXED);
     size_t until = *(size_t *)event;
     drain(until < queued ? until : queued);
     return 0;
 }
+int cuEventQuery(void *event) { return number("FAKE_CUDA_STUCK", 0) ? 600 : 0; }
 int cuEventDestroy_v2(void *event) { free(event); return 0; }

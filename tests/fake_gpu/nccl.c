@@ -1,4 +1,6 @@
-/* A libnccl.so.2 on host memory and MPI, for tests/fake_gpu/cuda.c. FAKE_NCCL_VERSION sets the scene;
+/* A libnccl.so.2 on host memory and MPI, for tests/fake_gpu/cuda.c. FAKE_NCCL_VERSION, FAKE_NCCL_NAMELESS
+ * (ncclGetUniqueId fails), FAKE_NCCL_BROKEN (ncclCommInitRank fails) and FAKE_NCCL_ASYNC_ERROR (after so many
+ * operations) set the scene;
  * FAKE_NCCL_LOG names a file to which the number of operations is written at exit. */
 #include <mpi.h>
 #include <stdint.h>
@@ -15,6 +17,11 @@ static __thread int depth, count;
 static __thread MPI_Request requests[1024];
 static long operations;
 
+static int number(const char *name) {
+    const char *text = getenv(name);
+    return text ? atoi(text) : 0;
+}
+
 static void report(void) {
     const char *path = getenv("FAKE_NCCL_LOG");
     FILE *file = path ? fopen(path, "a") : NULL;
@@ -25,8 +32,8 @@ static void report(void) {
 }
 
 int ncclGetVersion(int *version) {
-    const char *text = getenv("FAKE_NCCL_VERSION");
-    *version = text ? atoi(text) : 22800;
+    int set = number("FAKE_NCCL_VERSION");
+    *version = set ? set : 22800;
     return 0;
 }
 const char *ncclGetErrorString(int code) { return code ? "unhandled fake error" : "no error"; }
@@ -36,6 +43,8 @@ const char *ncclGetLastError(void *comm) { return ""; }
 int ncclGetUniqueId(UniqueId *id) {
     static int made;
     int words[2];
+    if (getenv("FAKE_NCCL_NAMELESS"))
+        return 2;
     MPI_Comm_rank(MPI_COMM_WORLD, &words[0]);
     words[1] = 1000 + made++;
     memset(id, 0, sizeof *id);
@@ -45,6 +54,7 @@ int ncclGetUniqueId(UniqueId *id) {
 
 int ncclCommInitRank(void **result, int size, UniqueId id, int rank) {
     static int first = 1;
+    int broken = number("FAKE_NCCL_BROKEN");
     if (first)
         atexit(report), first = 0;
     int words[2], me, *world = calloc(size, sizeof *world);
@@ -73,12 +83,12 @@ int ncclCommInitRank(void **result, int size, UniqueId id, int rank) {
     MPI_Group_free(&all);
     free(world);
     *result = comm;
-    return 0;
+    return broken ? 2 : 0;
 }
 
 int ncclCommGetAsyncError(void *comm, int *code) {
-    const char *text = getenv("FAKE_NCCL_ASYNC_ERROR");
-    *code = text && operations >= atoi(text) ? 3 : 0;
+    int after = number("FAKE_NCCL_ASYNC_ERROR");
+    *code = after && operations >= after ? 3 : 0;
     return 0;
 }
 

@@ -21,6 +21,8 @@ equal = np.testing.assert_array_equal
 ring = comm.Create_cart([size], [True])
 
 info = mpi4jax.transport_info()
+# NCCL matches nothing.
+matches = "messages: nccl" not in info.gpu_reason
 if comm.allreduce(info.gpu_error is not None, MPI.LOR):
     print(info)
     sys.exit(77)
@@ -43,17 +45,19 @@ def check(n: int) -> None:
     equal(nt.alltoall(jnp.stack([x * r for r in range(size)])), every * rank)
     nt.barrier()
     equal(nt.sendrecv(x, x, left, right), every[left])
-    equal(nt.sendrecv(x, x, left, right, sendtag=3, recvtag=3), every[left])
+    if matches:
+        equal(nt.sendrecv(x, x, left, right, sendtag=3, recvtag=3), every[left])
     blocks = {"a": jnp.stack([x] * 3), "b": jnp.stack([x, x + 1, x, x])}
     filled = nt.halo_exchange(blocks, ring, axes=0)
     equal(filled["a"], np.stack([every[left], every[rank], every[right]]))
     equal(filled["b"], np.stack([every[left], every[rank] + 1, every[rank], every[right] + 1]))
+    tag, anyone = (5, MPI.ANY_SOURCE) if matches else (0, 0)
     if size > 1 and rank == 0:
         nt.send(x, 1)
-        nt.send(x + 1, 1, tag=5)
+        nt.send(x + 1, 1, tag=tag)
     if size > 1 and rank == 1:
         equal(nt.recv(x, 0), every[0])
-        equal(nt.recv(x, MPI.ANY_SOURCE, tag=5), every[0] + 1)
+        equal(nt.recv(x, anyone, tag=tag), every[0] + 1)
 
 
 for n in (0, 1, 1000, 3_000_001):

@@ -9,7 +9,7 @@ use _native::ops::{Comm, free_comm, register_comm};
 use _native::xla::c_api::{
     self, Api, ApiVersion, Attrs, Buffer, Buffers, ByteSpan, CallFrame, Scalar, TypeId,
 };
-use _native::xla::kind::CPU;
+use _native::xla::kind::{CPU, CUDA, CUDA_PLAIN, CUDA_UNRECORDED};
 use _native::xla::{execute, instantiate};
 use mpi::ffi;
 
@@ -242,7 +242,7 @@ fn buffer<T>(dtype: c_int, data: &mut [T], dims: &[i64]) -> Buffer {
 const F32: c_int = 11;
 const S32: c_int = 4;
 
-fn metadata(api: &'static Api) {
+fn metadata<const KIND: u8>(api: &'static Api) {
     let minor = api.version.minor;
     let mut metadata = c_api::Metadata {
         struct_size: 36,
@@ -258,9 +258,10 @@ fn metadata(api: &'static Api) {
     let mut frame = program.frame(0, buffers(&[]), buffers(&[]), no_attrs());
     frame.extension_start = (&raw mut extension).cast();
     // SAFETY: a frame as XLA makes them.
-    outcome(unsafe { instantiate::<CPU>(&mut frame) }).expect("metadata");
+    outcome(unsafe { instantiate::<KIND>(&mut frame) }).expect("metadata");
     assert_eq!((metadata.api_version.major, metadata.api_version.minor), (0, minor.min(4)));
-    assert_eq!(metadata.traits, 0);
+    // XLA may record calls of NCCL, which `run` has asked for, and no others.
+    assert_eq!(metadata.traits, u32::from(KIND == CUDA));
     // A field that older headers do not have is not written.
     assert_eq!(metadata.state_type_id.id, if minor >= 2 { TYPE } else { -5 });
 }
@@ -373,11 +374,19 @@ fn overhead(api: &'static Api, comm: &Comm) {
 }
 
 pub fn run(comm: &Comm) {
+    // SAFETY: before anybody else looks, on the only thread that does.
+    unsafe {
+        std::env::set_var("MPI4JAX_TRANSPORT", "nccl");
+        std::env::set_var("MPI4JAX_NCCL_GRAPHS", "1");
+    }
     register_comm("xla", comm.handle, comm.rank, comm.size);
     // The last one is newer than what we know.
     let apis = [api::<1>(), api::<2>(), api::<3>(), api::<4>(), api::<5>()];
     for api in apis {
-        metadata(api);
+        metadata::<CPU>(api);
+        metadata::<CUDA>(api);
+        metadata::<CUDA_PLAIN>(api);
+        metadata::<CUDA_UNRECORDED>(api);
         calls(api, comm);
     }
     overhead(apis[3], comm);
