@@ -160,7 +160,7 @@ def test_settings_are_checked(monkeypatch):
     assert _watch.timeout() == 1.5
     monkeypatch.setenv("MPI4JAX_CHECK", "maybe")
     with pytest.raises(ValueError, match=r"MPI4JAX_CHECK must be one of 0.*'maybe'"):
-        _watch.start()
+        _watch.set_check()
 
 
 def test_the_directory_is_the_jobs(monkeypatch, tmp_path):
