@@ -102,12 +102,12 @@ def test_shallow_water_with_halo_exchange(example, tmp_path, final_state, ranks)
         np.testing.assert_allclose(halo[name], field, rtol=0, atol=2e-6 * scale, err_msg=name)
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_shallow_water_in_place(example, tmp_path, ranks):
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_shallow_water_in_place(example, tmp_path, final_state, ranks):
     """The same sums in another order; with halo_exchange the same arithmetic."""
     plain, messages, halo = (
-        shallow_water(example, ranks, tmp_path / f"{i}.npz", *how, days="0.2")
-        for i, how in enumerate([[], ["--in-place"], ["--in-place", "--halo"]])
+        final_state(example, tmp_path, ranks, *how)
+        for how in ([], ["--in-place"], ["--in-place", "--halo"])
     )
     for name, field in plain.items():
         # There is little flow across the jet: v is a small difference of large numbers.
