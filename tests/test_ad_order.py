@@ -349,3 +349,29 @@ def test_gradient_below_vmap_of_a_branch_that_is_not_taken(jit, taken):
     expected = np.where(np.array(taken)[:, None], np.cos(x), 1)
     actual = jit(jax.vmap(jax.grad(f)))(x, jnp.array(taken))
     np.testing.assert_allclose(actual, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("jit", [jax.jit, mpi4jax.jit], ids=["jax.jit", "mpi4jax.jit"])
+def test_linear_call(jit):
+    """A linear function with a transpose of the user's, which is not perturbed on rank 1."""
+
+    def there(_, x):
+        if RANK == 0:
+            notoken.send(x, 1)
+            return x
+        return notoken.recv(x, 0)
+
+    def back(_, c):
+        if RANK == 0:
+            return c + notoken.recv(c, 1)
+        notoken.send(c, 0)
+        return jnp.zeros_like(c)
+
+    def f(x):
+        y = jax.custom_derivatives.linear_call(there, back, (), x if RANK == 0 else CONSTANT)
+        return jnp.sum((RANK + 1) * y**2)
+
+    assert float(jit(f)(X)) == pytest.approx(float(jnp.sum((RANK + 1) * X**2)))
+    np.testing.assert_allclose(jit(jax.grad(f))(X), 6 * X if RANK == 0 else 0 * X, rtol=1e-6)
+    tangent = jit(lambda x: jax.jvp(f, (x,), (x,))[1])(X)
+    np.testing.assert_allclose(tangent, jnp.sum((RANK + 1) * 2 * X**2), rtol=1e-6)

@@ -161,7 +161,7 @@ def test_wrong_first_axis_of_a_leaf():
 NOT_ARRAYS = [
     (object(), "object"),
     ("text", "str"),
-    (np.array(["a"]), "str"),
+    (np.array(["a"]), "U1"),
     (np.array([None]), "object"),
     (np.ones(2, "datetime64[s]"), "datetime64"),
     (np.ones(2, "S3"), "S3"),
@@ -172,10 +172,17 @@ NOT_ARRAYS = [
 @pytest.mark.parametrize("name", [name for name in SPECS if name not in ("barrier", "sendrecv")])
 def test_not_an_array(name, value, word):
     arguments = {**GOOD[name], "x": value}
-    with pytest.raises(TypeError):
+    given = rf"^{name}: argument 'x' must be an array, .*, got .*{word}"
+    with pytest.raises(TypeError, match=given):
         getattr(notoken, name)(**arguments)
-    with pytest.raises(TypeError):
+    with pytest.raises(TypeError, match=given):
         jax.jit(lambda: getattr(notoken, name)(**arguments)).trace()
+
+
+def test_a_buffer_that_is_no_array():
+    arguments = {**GOOD["sendrecv"], "recvbuf": "text"}
+    with pytest.raises(TypeError, match=r"^sendrecv: argument 'recvbuf' .*, got str: 'text'"):
+        notoken.sendrecv(**arguments)
 
 
 @pytest.mark.parametrize("dtype", list(supported_dtypes()))

@@ -316,6 +316,76 @@ def test_debug_callbacks_and_other_effects(jit):
 
 
 @jits
+def test_mutable_arrays(jit):
+    new_ref = getattr(jax, "new_ref", None) or pytest.skip("this JAX has no jax.new_ref")
+
+    @jit
+    def f(ref, x):
+        inner = new_ref(jnp.zeros(3))
+
+        def body(i, carry):
+            inner[...] += total(x)
+            return carry
+
+        lax.fori_loop(0, 2, body, 0)
+        ref[...] = total(ref[...])
+        return inner[...]
+
+    ref = new_ref(jnp.full(3, RANK + 1.0))
+    for k in (1, 2):
+        assert_equal(f(ref, jnp.ones(3)), np.full(3, 2 * SIZE, np.float32))
+        value = SIZE * (SIZE + 1) // 2 * SIZE ** (k - 1)
+        assert_equal(ref[...], np.full(3, value, np.float32))
+
+
+@jits
+def test_arrays_whose_type_says_how_they_are_sharded(jit):
+    if jax.version.__version_info__ < (0, 8):
+        pytest.skip("up to 0.7, JAX cannot transpose a reshard to another mesh")
+    mesh = jax.make_mesh((1,), ("i",), axis_types=(jax.sharding.AxisType.Explicit,))
+    with jax.set_mesh(mesh):
+        sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("i"))
+        x = jax.device_put(jnp.arange(3.0) + RANK, sharding)
+
+        def loss(x):
+            y, _ = lax.scan(lambda c, _: (total(c) / SIZE, None), x, None, length=2)
+            return (y**2).sum() + notoken.allgather(x).sum()
+
+        mean = np.arange(3) + (SIZE - 1) / 2
+        gradient = jit(jax.grad(loss))(x)
+        assert gradient.sharding.spec == sharding.spec
+        np.testing.assert_allclose(gradient, 2 * mean / SIZE**2 + 1, rtol=1e-6)
+
+
+@jits
+def test_debug_nans(jit):
+    """JAX runs what gave a NaN again, operation by operation; a rank alone must not."""
+    received = lambda x: notoken.sendrecv(x, x, LEFT, RIGHT)
+    x = jnp.full(3, jnp.nan if RANK == 0 else 1.0)
+    with jax.debug_nans(True):
+        for f in (received, jit(received), jit(lambda x: received(x) + 1)):
+            if LEFT == 0:
+                with pytest.raises(FloatingPointError, match="communicates, and has an"):
+                    jax.block_until_ready(f(x))
+            else:
+                assert_equal(f(x) > 0, np.full(3, True))
+        assert float(total(jnp.float32(1))) == SIZE
+
+
+@jits
+def test_flush_in_a_function_that_is_compiled(jit):
+    def f(x):
+        y = total(x)
+        mpi4jax.flush()
+        return y
+
+    with pytest.raises(RuntimeError, match="flush: called inside a function that is being"):
+        jit(f)(jnp.float32(1))
+    assert float(f(jnp.float32(1))) == SIZE
+    assert float(jax.grad(f)(jnp.float32(1))) == 1
+
+
+@jits
 def test_checkify(jit):
     from jax.experimental import checkify
 

@@ -56,7 +56,7 @@ def _seed_jvp(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any
 
 def _seed_transpose(c: Any, *xs: Any) -> list[Any]:
     return [
-        jnp.zeros(x.aval.shape, x.aval.dtype) if ad.is_undefined_primal(x) else None for x in xs
+        ad.instantiate_zeros(ad.Zero(x.aval)) if ad.is_undefined_primal(x) else None for x in xs
     ]
 
 
@@ -241,6 +241,12 @@ def _rule_linear_solve(params: dict[str, Any], token: Any, args: Sequence[Any]) 
     return token, _compat.linear_solve_p.bind(*_tie(token, args), **params)
 
 
+def _rule_linear_call(params: dict[str, Any], token: Any, args: Sequence[Any]) -> Threaded:
+    n = params["num_callee_consts"] + params["num_res"]  # may not be tracked
+    args = [*args[:n], *_tie(token, args[n:])]
+    return token, _compat.linear_call_p.bind(*args, **params)
+
+
 RULES: dict[Primitive, Callable[..., Threaded]] = {
     **{primitive: _rule_op(name) for name, primitive in PRIMITIVES.items()},
     _compat.jit_p: _rule_jit,
@@ -251,6 +257,7 @@ RULES: dict[Primitive, Callable[..., Threaded]] = {
     _compat.cond_p: _rule_cond,
     _compat.remat_p: _rule_remat,
     _compat.linear_solve_p: _rule_linear_solve,
+    _compat.linear_call_p: _rule_linear_call,
 }
 
 _CUSTOM_DERIVATIVES = {_compat.custom_jvp_call_p, _compat.custom_vjp_call_p}

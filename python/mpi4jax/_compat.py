@@ -17,12 +17,14 @@ from jax._src import api, api_util, core, effects, source_info_util, xla_bridge
 from jax._src import linear_util as lu
 from jax._src.ad_checkpoint import remat_p
 from jax._src.array import ArrayImpl
+from jax._src.custom_derivatives import linear_call_p
 from jax._src.interpreters import ad as _ad
 from jax._src.interpreters import partial_eval as pe
 from jax._src.interpreters import pxla
 from jax._src.interpreters.batching import BatchTrace, BatchTracer
 from jax._src.lib.mlir.dialects import hlo as _hlo
 from jax._src.pjit import jit_p
+from jax._src.state.types import RefEffect
 from jax.extend.core import ClosedJaxpr
 from jax.extend.core.primitives import (
     closed_call_p,
@@ -36,6 +38,7 @@ from jax.extend.core.primitives import (
 from jax.interpreters import mlir, xla
 
 __all__ = [
+    "NOT_REPEATED",
     "AbstractToken",
     "ArrayImpl",
     "Token",
@@ -52,13 +55,16 @@ __all__ = [
     "device_count",
     "eqn_line",
     "eval_primitive",
+    "explicit_sharding",
     "fresh_xla_token",
+    "has_refs",
     "inner_jaxprs",
     "intercept",
     "intercept_custom_derivatives",
     "intercept_linear_transpose",
     "is_of_current_trace",
     "jit_p",
+    "linear_call_p",
     "linear_solve_p",
     "never_dead",
     "once",
@@ -108,6 +114,7 @@ def add_effect_type(effect: type[effects.Effect]) -> None:
         kind.add_type(effect)
     _keep_in_partial_evaluation(effect)
     _keep_in_checkpoint(effect)
+    _do_not_repeat(effect)
 
 
 def _keep_in_partial_evaluation(effect: type[effects.Effect]) -> None:
@@ -143,6 +150,36 @@ def _keep_in_checkpoint(effect: type[effects.Effect]) -> None:
         return result
 
     pe.dce_rules[remat_p] = rule
+
+
+NOT_REPEATED = (
+    "mpi4jax: {} communicates, and has an invalid value (NaN, infinity) in its results; it is not "
+    "run again to find the operation, because other ranks would not take part in it"
+)
+
+
+def _do_not_repeat(effect: type[effects.Effect]) -> None:
+    """Let a compiled function with the effect, that gives a NaN under `jax_debug_nans`, fail.
+
+    JAX would run it again, operation by operation, on this rank alone.
+    """
+    original = pxla.ExecuteReplicated.__call__
+
+    def call(self: Any, *args: Any) -> Any:
+        try:
+            return original(self, *args)
+        except api_util.InternalFloatingPointError:
+            if any(isinstance(e, effect) for e in self.ordered_effects):
+                raise FloatingPointError(NOT_REPEATED.format(self.name)) from None
+            raise
+
+    pxla.ExecuteReplicated.__call__ = call
+
+
+# JAX forgets the effects of a `linear_call`.
+linear_call_p.def_effectful_abstract_eval(
+    lambda *_, callee, **__: (callee.out_avals, callee.effects)
+)
 
 
 def _fix_ahead_of_time_calls() -> None:
@@ -229,6 +266,18 @@ def zero_tangent(x: Any) -> Any:
 def is_of_current_trace(value: Any) -> bool:
     """Whether ``value`` is a tracer of the innermost transformation."""
     return isinstance(value, core.Tracer) and value._trace is core.trace_ctx.trace
+
+
+def has_refs(jaxpr: ClosedJaxpr) -> bool:
+    """Whether it reads or writes mutable arrays (``jax.new_ref``)."""
+    kinds = (RefEffect, core.InternalMutableArrayEffect)
+    return any(isinstance(e, kinds) for e in jaxpr.effects)
+
+
+def explicit_sharding(x: Any) -> Any:
+    """How an array is cut along a mesh's axes, if its type says so (explicit axes); or None."""
+    sharding = core.typeof(x).sharding
+    return sharding if any(axis is not None for axis in sharding.spec) else None
 
 
 def scan_counts(params: dict[str, Any]) -> tuple[int, int]:

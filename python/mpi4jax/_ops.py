@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 from mpi4py import MPI
 
 from . import _cart, _compat
@@ -121,6 +122,22 @@ def _is_key(x: Any) -> bool:
     return bool(jnp.issubdtype(x.dtype, jax.dtypes.extended))
 
 
+def _as_array(op: str, argument: str, leaf: Any) -> jax.Array:
+    try:
+        return jnp.asarray(leaf)
+    except (TypeError, ValueError) as e:
+        kind = f"dtype {leaf.dtype}" if hasattr(leaf, "dtype") else type(leaf).__name__
+        raise TypeError(
+            f"{op}: argument '{argument}' must be an array, a number, or a pytree of those, "
+            f"got {kind}: {leaf!r}"
+        ) from e
+
+
+def _pack_arguments(spec: Spec, trees: Sequence[Any]) -> list[_Packed]:
+    names = ("sendbuf", "recvbuf") if spec.arrays == 2 else ("x",)
+    return [_Packed(spec.name, name, tree) for name, tree in zip(names, trees, strict=True)]
+
+
 def _groups(leaves: Sequence[jax.Array]) -> dict[Any, list[int]]:
     """Positions of the leaves of each dtype; in the same order on every rank."""
     groups: dict[Any, list[int]] = {}
@@ -132,9 +149,14 @@ def _groups(leaves: Sequence[jax.Array]) -> dict[Any, list[int]]:
 class _Packed:
     """The leaves of a tree, as one array per dtype."""
 
-    def __init__(self, tree: Any):
+    def __init__(self, op: str, argument: str, tree: Any):
         leaves, self.tree = jax.tree.flatten(tree)
-        leaves = [jnp.asarray(leaf) for leaf in leaves]
+        leaves = [_as_array(op, argument, leaf) for leaf in leaves]
+        self.shardings = [_compat.explicit_sharding(x) for x in leaves]
+        leaves = [
+            x if s is None else jax.sharding.reshard(x, NamedSharding(s.mesh, PartitionSpec()))
+            for x, s in zip(leaves, self.shardings, strict=True)
+        ]
         self.impls = [jax.random.key_impl(x) if _is_key(x) else None for x in leaves]
         self.shapes = [x.shape for x in leaves]
         self.leaves = [jax.random.key_data(x) if _is_key(x) else x for x in leaves]
@@ -171,13 +193,14 @@ class _Packed:
 
     def rebuild(self, leaves: Sequence[Any]) -> Any:
         """The tree of these leaves."""
-        return jax.tree.unflatten(
-            self.tree,
-            [
-                y if impl is None else jax.random.wrap_key_data(y, impl=impl)
-                for y, impl in zip(leaves, self.impls, strict=True)
-            ],
-        )
+        out = [
+            y if impl is None else jax.random.wrap_key_data(y, impl=impl)
+            for y, impl in zip(leaves, self.impls, strict=True)
+        ]
+        for i, (shape, sharding) in enumerate(zip(self.shapes, self.shardings, strict=True)):
+            if sharding is not None and out[i].shape == shape:
+                out[i] = jax.sharding.reshard(out[i], sharding)
+        return jax.tree.unflatten(self.tree, out)
 
 
 def _bind_trees(spec: Spec, trees: Sequence[Any], p: Params, token: list[Any]) -> Any:
@@ -185,9 +208,9 @@ def _bind_trees(spec: Spec, trees: Sequence[Any], p: Params, token: list[Any]) -
     if not trees:
         return None, PRIMITIVES[spec.name].bind(*token, **p)
     if spec.arrays is None:
-        return _bind_blocks(spec, trees[0], p, token)
+        return _bind_blocks(spec, trees, p, token)
     size, (before, after) = p["comm"].size, stacked(spec, p)
-    packed = [_Packed(tree) for tree in trees]
+    packed = _pack_arguments(spec, trees)
     reduction = p.get("reduction")
     if reduction is not None and packed[0].has_keys:
         raise TypeError(
@@ -215,9 +238,9 @@ def _bind_trees(spec: Spec, trees: Sequence[Any], p: Params, token: list[Any]) -
     return y, token
 
 
-def _bind_blocks(spec: Spec, tree: Any, p: Params, token: list[Any]) -> Any:
+def _bind_blocks(spec: Spec, trees: Sequence[Any], p: Params, token: list[Any]) -> Any:
     """Bind an op on several arrays once per dtype; (result, token)."""
-    packed = _Packed(tree)
+    (packed,) = _pack_arguments(spec, trees)
     out: list[Any] = [None] * len(packed.leaves)
     for indices in packed.groups.values():
         xs = [packed.leaves[i] for i in indices]
@@ -246,6 +269,7 @@ def _compiled_trees(
         y, _ = _bind_trees(spec, trees, p, [])
         return ([y] if spec.returns else []) + ([_ZERO_TOKEN] if want_token else [])
 
+    call.__name__ = name
     return jax.jit(scoped(call))
 
 
@@ -262,7 +286,11 @@ def _eager(spec: Spec, args: tuple[Any, ...], p: Params, want_token: bool) -> An
         p["status"] = _scratch.status
     simple = spec.arrays is not None and all(type(x) in _ARRAYS for x in args)
     compile_ = compiled if simple else _compiled_trees
-    out = compile_(spec.name, tuple(p.items()), want_token)(*args)
+    try:
+        out = compile_(spec.name, tuple(p.items()), want_token)(*args)
+    except TypeError:
+        _pack_arguments(spec, args)  # says which argument is no array, if that is why
+        raise
     if status is not None:
         jax.block_until_ready(out)
         ctypes.memmove(status.address, p["status"].address, MPI._sizeof(MPI.Status))

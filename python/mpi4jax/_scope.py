@@ -80,8 +80,13 @@ def scoped(f: Callable[..., Any], check: bool = False) -> Callable[..., Any]:
     With ``check``, the ranks compare their schedules when it is traced.
     """
 
+    name = getattr(f, "__name__", repr(f))
+
     @functools.wraps(f)
     def inside(*args: Any, **kwargs: Any) -> Any:
+        if _compat.trace_state_clean() and not jax.config.jax_disable_jit:
+            # Its results had NaNs, and JAX calls it to find out where. Other ranks do not.
+            raise FloatingPointError(_compat.NOT_REPEATED.format(name))
         leaves, tree = jax.tree.flatten((args, kwargs))
         traced = [isinstance(leaf, jax.core.Tracer) for leaf in leaves]  # others: static arguments
 
@@ -98,8 +103,9 @@ def scoped(f: Callable[..., Any], check: bool = False) -> Callable[..., Any]:
         if check:
             with jax.ensure_compile_time_eval():
                 flush()  # what is under way must not mix with the comparison
-            _schedule.compare(getattr(f, "__name__", repr(f)), jaxpr)
-        out = scope_p.bind(*operands, jaxpr=jaxpr) if effect in jaxpr.effects else run(*operands)
+            _schedule.compare(name, jaxpr)
+        hidden = effect in jaxpr.effects and not _compat.has_refs(jaxpr)
+        out = scope_p.bind(*operands, jaxpr=jaxpr) if hidden else run(*operands)
         return jax.tree.unflatten(jax.tree.structure(shape), out)
 
     return inside
@@ -191,7 +197,12 @@ def compiled(
     """
     primitive, fixed = PRIMITIVES[name], dict(params)
     token = [np.zeros((), np.float32)] if want_token else []
-    return jax.jit(scoped(lambda *args: [*primitive.bind(*args, **fixed), *token]))
+
+    def call(*args: Any) -> list[Any]:
+        return [*primitive.bind(*args, **fixed), *token]
+
+    call.__name__ = name
+    return jax.jit(scoped(call))
 
 
 def _define_impl(name: str) -> None:
@@ -219,6 +230,15 @@ def flush() -> None:
     JAX runs ahead of Python: when a call returns, its communication may not have begun. Call this
     before you use the same communicator through mpi4py. It is called at exit, before
     ``MPI_Finalize``.
+
+    Raises:
+        RuntimeError: called while a function is traced, whose operations have not started.
     """
-    _nothing(_zero).block_until_ready()
+    done = _nothing(_zero)
+    if isinstance(done, jax.core.Tracer):
+        raise RuntimeError(
+            "flush: called inside a function that is being compiled, where nothing has started "
+            "that could be waited for; call it after the compiled function"
+        )
+    done.block_until_ready()
     jax.effects_barrier()
