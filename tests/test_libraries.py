@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from mpi4py import MPI
-from reference import COMM, RANK, SIZE
+from reference import COMM, LEFT, RANK, RIGHT, SIZE
 
 import mpi4jax
 from mpi4jax import notoken as nt
@@ -118,3 +118,57 @@ def test_flax_nnx():
 
     expected = gradient(Centred(nnx.Rngs(0), False), jnp.asarray(X))
     assert_close(step(state, jnp.asarray(X[MINE])), expected)
+
+
+def test_equinox_checkpointed_loop():
+    """Its backward pass needs concrete residuals."""
+    eqxi = pytest.importorskip("equinox.internal")
+
+    def loop(x, step):
+        body = lambda state: (step(jnp.sin(state[0])), state[1] + 1)
+        more = lambda state: state[1] < 3
+        return eqxi.while_loop(more, body, (x, 0), max_steps=4, kind="checkpointed")[0]
+
+    def passed_on(x):
+        return nt.sendrecv(x, x, LEFT, RIGHT, comm=COMM)
+
+    x = jnp.arange(1.0, 4.0)
+    expected = jax.grad(lambda x: jnp.sin(jnp.sin(jnp.sin(x))).sum())(x)
+    for step in (lambda x: x, passed_on):
+        assert_close(jax.grad(lambda x, step=step: loop(x, step).sum())(x), expected)
+        assert_close(mpi4jax.jit(jax.grad(lambda x, step=step: loop(x, step).sum()))(x), expected)
+
+
+def test_functions_that_do_not_communicate_are_as_without_mpi4jax():
+    """Those that need concrete values, and rules that are never called."""
+
+    @jax.custom_vjp
+    def tripled_backward(x, flag):
+        return x
+
+    def backward(flag, c):
+        return (3 * c if jnp.any(flag + 1 > 0) else c), jnp.zeros_like(flag)
+
+    tripled_backward.defvjp(lambda x, flag: (x, flag), backward)
+    assert float(jax.grad(lambda x: tripled_backward(x, jnp.float32(1)))(1.0)) == 3
+
+    @jax.custom_vjp
+    def forward_only(x):
+        return x
+
+    def refuse(_, c):
+        raise NotImplementedError
+
+    forward_only.defvjp(lambda x: (x, None), refuse)
+    assert float(jax.vjp(forward_only, 1.0)[0]) == 1
+
+    @jax.custom_jvp
+    def doubled_if_positive(x):
+        return 2 * x if x > 0 else x
+
+    doubled_if_positive.defjvps(lambda t, ans, x: 2 * t)
+    assert float(jax.grad(lambda x: x * doubled_if_positive(jnp.float32(3)))(1.0)) == 6
+
+    weights = jnp.ones(3)
+    scaled = lambda x: x * weights if jnp.any(weights + 1 > 0) else x
+    assert_close(jax.linear_transpose(scaled, weights)(2 * weights)[0], 2 * weights)

@@ -502,16 +502,37 @@ _mark_jacfwd()
 
 def trace_to_jaxpr(fun: lu.WrappedFun, args: Sequence[Any]) -> ClosedJaxpr:
     """What ``fun`` does on ``args``. Its auxiliary outputs are stored."""
-    jaxpr, _, consts = pe.trace_to_jaxpr_dynamic(fun, [core.typeof(x) for x in args])
+    avals = [x if isinstance(x, core.AbstractValue) else core.typeof(x) for x in args]
+    jaxpr, _, consts = pe.trace_to_jaxpr_dynamic(fun, avals)
     return ClosedJaxpr(jaxpr, consts)
 
 
-def _effects_of(fun: lu.WrappedFun, args: Sequence[Any]) -> Any:
-    found = trace_to_jaxpr(fun, args).effects
+def _reset(fun: lu.WrappedFun) -> None:
+    """Let ``fun`` be called again, and store its auxiliary outputs again."""
     for store in fun.stores:
         if store is not None:
-            store.reset()  # it is called again, and stores its auxiliary outputs then
-    return found
+            store.reset()
+
+
+def _communicates(effect: effects.Effect, fun: lu.WrappedFun, args: Sequence[Any]) -> bool:
+    """Whether ``fun`` has ``effect`` on ``args``: values, concrete or not, and types."""
+    known = [None if isinstance(x, core.AbstractValue) else core.to_concrete_value(x) for x in args]
+
+    def abstract(*traced: Any) -> tuple[()]:
+        rest = iter(traced)
+        fun.call_wrapped(*(next(rest) if v is None else v for v in known))
+        return ()
+
+    traced = [x for x, v in zip(args, known, strict=True) if v is None]
+    info = api_util.debug_info("mpi4jax", abstract, traced, {})
+    try:
+        return effect in trace_to_jaxpr(lu.wrap_init(abstract, debug_info=info), traced).effects
+    except Exception:
+        # A function of anyone's, which may want concrete values, or may never be called: the
+        # error, if it is one, comes when JAX calls it.
+        return False
+    finally:
+        _reset(fun)
 
 
 def intercept_custom_derivatives(
@@ -527,7 +548,7 @@ def intercept_custom_derivatives(
     def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
         def process(self: Any, primitive: Any, fun: Any, *rest: Any, **params: Any) -> Any:
             *rules, args = rest
-            if not any(tracked(self, x) for x in args) and effect in _effects_of(fun, args):
+            if not any(tracked(self, x) for x in args) and _communicates(effect, fun, args):
                 args = tie(self, args)
             return original(self, primitive, fun, *rules, args, **params)
 
@@ -537,17 +558,25 @@ def intercept_custom_derivatives(
         trace.process_custom_jvp_call = wrap(trace.process_custom_jvp_call)
         trace.process_custom_vjp_call = wrap(trace.process_custom_vjp_call)
 
+    lin_p, bind = _ad.custom_lin_p, _ad.custom_lin_p.bind
+
+    def bind_backward(*args: Any, num_res: int, bwd: Any, out_avals: Any, **params: Any) -> Any:
+        # Here, not in the abstract evaluation, because the rule may need concrete residuals.
+        previous = getattr(_bypass, "backward_communicates", None)
+        _bypass.backward_communicates = _communicates(effect, bwd, [*args[:num_res], *out_avals])
+        try:
+            return bind(*args, num_res=num_res, bwd=bwd, out_avals=out_avals, **params)
+        finally:
+            _bypass.backward_communicates = previous
+
     def abstract_eval(*avals: Any, num_res: int, bwd: Any, out_avals: Any, **_: Any) -> Any:
-        def backward(*args: Any) -> tuple[()]:
-            bwd.call_wrapped(*args)
-            return ()
+        known = getattr(_bypass, "backward_communicates", None)
+        if known is None:  # JAX checks an equation that it has
+            known = _communicates(effect, bwd, [*avals[:num_res], *out_avals])
+        return out_avals, {effect} if known else set()
 
-        args = [*avals[:num_res], *out_avals]
-        info = api_util.debug_info("mpi4jax", backward, args, {})
-        jaxpr, *_ = pe.trace_to_jaxpr_dynamic(lu.wrap_init(backward, debug_info=info), args)
-        return out_avals, {effect} & set(jaxpr.effects)
-
-    _ad.custom_lin_p.def_effectful_abstract_eval(abstract_eval)
+    lin_p.bind = bind_backward
+    lin_p.def_effectful_abstract_eval(abstract_eval)
 
 
 def intercept_linear_transpose(evaluate: Callable[[ClosedJaxpr, Sequence[Any]], Any]) -> None:
@@ -562,7 +591,12 @@ def intercept_linear_transpose(evaluate: Callable[[ClosedJaxpr, Sequence[Any]], 
             given = fun
 
             def run(*args: Any) -> Any:
-                return evaluate(trace_to_jaxpr(given, args), args)
+                try:
+                    jaxpr = trace_to_jaxpr(given, args)
+                except Exception:  # it wants values that are concrete in a partial evaluation
+                    _reset(given)
+                    return given.call_wrapped(*args)
+                return evaluate(jaxpr, args)
 
             fun = lu.wrap_init(run, debug_info=fun.debug_info)
         return original(fun, *args, **kwargs)
