@@ -373,6 +373,28 @@ def test_debug_nans(jit):
 
 
 @jits
+def test_custom_vmap(jit):
+    @jax.custom_batching.custom_vmap
+    def f(x):
+        notoken.barrier()
+        return total(x)
+
+    @f.def_vmap
+    def rule(size, batched, x):
+        return total(x), batched[0]
+
+    x = jnp.arange(6.0).reshape(2, 3)
+    assert_equal(jit(f)(x), SIZE * np.asarray(x))
+    assert_equal(jit(jax.vmap(f))(x), SIZE * np.asarray(x))
+    assert_equal(jit(lambda x: jax.jvp(f, (x,), (2 * x,)))(x)[1], 2 * SIZE * np.asarray(x))
+
+
+def test_flush_where_transfers_are_forbidden():
+    with jax.transfer_guard("disallow"):
+        mpi4jax.flush()
+
+
+@jits
 def test_flush_in_a_function_that_is_compiled(jit):
     def f(x):
         y = total(x)

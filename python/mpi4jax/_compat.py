@@ -17,6 +17,7 @@ from jax._src import api, api_util, core, effects, source_info_util, xla_bridge
 from jax._src import linear_util as lu
 from jax._src.ad_checkpoint import remat_p
 from jax._src.array import ArrayImpl
+from jax._src.custom_batching import custom_vmap_p
 from jax._src.custom_derivatives import linear_call_p
 from jax._src.interpreters import ad as _ad
 from jax._src.interpreters import partial_eval as pe
@@ -176,10 +177,12 @@ def _do_not_repeat(effect: type[effects.Effect]) -> None:
     pxla.ExecuteReplicated.__call__ = call
 
 
-# JAX forgets the effects of a `linear_call`.
+# JAX forgets the effects of a `linear_call`, and up to 0.8 those of a `custom_vmap`.
 linear_call_p.def_effectful_abstract_eval(
     lambda *_, callee, **__: (callee.out_avals, callee.effects)
 )
+if jax.version.__version_info__ < (0, 9):
+    custom_vmap_p.def_effectful_abstract_eval(lambda *_, call, **__: (call.out_avals, call.effects))
 
 
 def _fix_ahead_of_time_calls() -> None:
