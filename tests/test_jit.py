@@ -386,7 +386,9 @@ def test_custom_vmap(jit):
     x = jnp.arange(6.0).reshape(2, 3)
     assert_equal(jit(f)(x), SIZE * np.asarray(x))
     assert_equal(jit(jax.vmap(f))(x), SIZE * np.asarray(x))
-    assert_equal(jit(lambda x: jax.jvp(f, (x,), (2 * x,)))(x)[1], 2 * SIZE * np.asarray(x))
+    jvp = lambda x: jax.jvp(f, (x,), (2 * x,))[1]
+    assert_equal(jit(jvp)(x), 2 * SIZE * np.asarray(x))
+    assert_equal(jit(jax.vmap(jvp))(x), 2 * SIZE * np.asarray(x))
 
 
 def test_flush_where_transfers_are_forbidden():

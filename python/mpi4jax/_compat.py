@@ -13,11 +13,10 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax._src import api, api_util, core, effects, source_info_util, xla_bridge
+from jax._src import api, api_util, core, custom_batching, effects, source_info_util, xla_bridge
 from jax._src import linear_util as lu
 from jax._src.ad_checkpoint import remat_p
 from jax._src.array import ArrayImpl
-from jax._src.custom_batching import custom_vmap_p
 from jax._src.custom_derivatives import linear_call_p
 from jax._src.interpreters import ad as _ad
 from jax._src.interpreters import partial_eval as pe
@@ -182,7 +181,9 @@ linear_call_p.def_effectful_abstract_eval(
     lambda *_, callee, **__: (callee.out_avals, callee.effects)
 )
 if jax.version.__version_info__ < (0, 9):
-    custom_vmap_p.def_effectful_abstract_eval(lambda *_, call, **__: (call.out_avals, call.effects))
+    custom_batching.custom_vmap_p.def_effectful_abstract_eval(
+        lambda *_, call, **__: (call.out_avals, call.effects)
+    )
 
 
 def _fix_ahead_of_time_calls() -> None:
@@ -499,6 +500,25 @@ def _mark_jacfwd() -> None:
 
 
 _mark_jacfwd()
+
+
+def _skip_empty_vmap() -> None:
+    """Take away the `vmap` over nothing that JAX puts around the derivative of a `custom_vmap`.
+
+    Ops in a `vmap` are batched although their operands are not.
+    """
+    original = custom_batching.vmap_unrestricted
+
+    def vmap_unrestricted(f: lu.WrappedFun, *args: Any, in_axes: Any, **kwargs: Any) -> Any:
+        if any(axis is not None for axis in in_axes):
+            return original(f, *args, in_axes=in_axes, **kwargs)
+        out = f.call_wrapped(*args)
+        return out, [None for _ in out]
+
+    custom_batching.vmap_unrestricted = vmap_unrestricted
+
+
+_skip_empty_vmap()
 
 # Functions with a derivative rule of the user's do not come by `process_primitive`.
 
