@@ -86,6 +86,8 @@ const TICK: Duration = Duration::from_millis(500);
 const GRACE: Duration = Duration::from_secs(3);
 /// After how long an operation is held against ranks that are gone: messages may be under way.
 const PATIENCE: Duration = Duration::from_secs(3);
+/// For how long at least a rank that has finished waits for the others before it says so.
+const END_PATIENCE: Duration = Duration::from_secs(10);
 /// How many seconds a launcher has to end after the job.
 const LAUNCHER_GRACE: u32 = 10;
 /// Programs that start ranks, and that are ended if they outlive them.
@@ -315,6 +317,7 @@ impl Watchdog {
         let timeout = (self.settings.timeout > 0.0).then(|| Duration::from_secs_f64(self.settings.timeout));
         let tick = timeout.map_or(TICK, |timeout| (timeout / 4).clamp(Duration::from_millis(20), TICK));
         let mut waits: Vec<Wait> = Vec::new();
+        let mut finished = None;
         let mut last = Instant::now();
         loop {
             if self.sleep(tick) {
@@ -336,6 +339,13 @@ impl Watchdog {
                 }
             }
             let Some(timeout) = timeout else { continue };
+            if FINISHED.load(Ordering::Relaxed) {
+                let (since, told) = finished.get_or_insert((Instant::now(), false));
+                if !*told && since.elapsed() > timeout.max(END_PATIENCE) {
+                    *told = true;
+                    self.waits_at_end(since.elapsed());
+                }
+            }
             for wait in waits.iter_mut().filter(|wait| !wait.reported) {
                 let record = recorder::running().into_iter().find(|record| record.ticket == wait.number);
                 let unfinished = transport::unfinished().into_iter().find(|op| op.number == wait.number);
@@ -371,6 +381,22 @@ impl Watchdog {
                 self.hung(wait.number, &name, &reason);
                 last = Instant::now();
             }
+        }
+    }
+
+    /// This rank has finished, and MPI_Finalize waits for the others: one rank says what they do. That may be
+    /// right, so the job goes on.
+    fn waits_at_end(&self, since: Duration) {
+        let others = (0..self.settings.size).filter(|&rank| rank != self.settings.rank);
+        if is_debugged() || others.into_iter().all(|rank| self.peers.has_finished(rank)) {
+            return;
+        }
+        let reason =
+            format!("has finished, and has waited for the other ranks for {:.0} s", since.as_secs_f64());
+        if self.peers.become_reporter().is_ok() {
+            let report = self.report(&format!("this rank {reason}"), &reason, false);
+            print(&(report.unwrap_or_default() + "  the job goes on\n"));
+            self.peers.resign_as_reporter();
         }
     }
 

@@ -436,6 +436,16 @@ FAULTS = {
         ranks=3,
         env=FOREVER,
     ),
+    "a rank that finishes while another is in no operation": Fault(
+        "wait(nt.allreduce(x, MPI.SUM))\nif rank == 1: time.sleep(15)\nprint('the end', rank)",
+        (
+            r"r0 .*this rank has finished, and has waited for the other ranks for 1\d s",
+            rf"rank 1 is in no operation.*Python is at .*fault.py:{FIRST_LINE + 1}",
+            "the job goes on",
+            "the end 1",
+        ),
+        status=0,
+    ),
     "a sender that finishes": Fault(
         "if rank == 0: wait(nt.recv(x, 1))",
         ("recv from 1.* cannot end: rank 1 has finished",),
