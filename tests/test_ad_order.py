@@ -351,6 +351,21 @@ def test_gradient_below_vmap_of_a_branch_that_is_not_taken(jit, taken):
     np.testing.assert_allclose(actual, expected, rtol=1e-6)
 
 
+def test_rule_of_the_users_with_a_literal_argument():
+    """A jaxpr has Python numbers among its operands, which are no arrays to be tied."""
+
+    @jax.custom_vjp
+    def f(x, flag, factor):
+        return notoken.sendrecv(x, x, OTHER, OTHER)
+
+    f.defvjp(
+        lambda x, flag, factor: (f(x, flag, factor), None),
+        lambda _, c: (notoken.sendrecv(c, c, OTHER, OTHER), None, None),
+    )
+    loss = lambda x: jnp.sum((RANK + 1) * jax.jit(lambda x: f(x, True, 2.0))(x))
+    np.testing.assert_array_equal(jax.jit(jax.grad(loss))(X), np.full(3, OTHER + 1, np.float32))
+
+
 @pytest.mark.parametrize("jit", [jax.jit, mpi4jax.jit], ids=["jax.jit", "mpi4jax.jit"])
 def test_linear_call(jit):
     """A linear function with a transpose of the user's, which is not perturbed on rank 1."""

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.interpreters import mlir
 from mpi4py import MPI
 from reference import (
     NEEDS,
@@ -183,6 +184,15 @@ def test_a_buffer_that_is_no_array():
     arguments = {**GOOD["sendrecv"], "recvbuf": "text"}
     with pytest.raises(TypeError, match=r"^sendrecv: argument 'recvbuf' .*, got str: 'text'"):
         notoken.sendrecv(**arguments)
+
+
+def test_inside_a_primitive_that_hides_effects():
+    hiding = jax.extend.core.Primitive("hiding")
+    hiding.def_abstract_eval(lambda x: x)
+    total = lambda x: notoken.allreduce(x, MPI.SUM)
+    mlir.register_lowering(hiding, mlir.lower_fun(total, multiple_results=False))
+    with pytest.raises(NotImplementedError, match=r"^allreduce: called inside a primitive that"):
+        jax.jit(hiding.bind).lower(X)
 
 
 @pytest.mark.parametrize("dtype", list(supported_dtypes()))

@@ -94,7 +94,11 @@ ad.primitive_transposes[tie_p] = _tie_transpose
 
 
 def _tie(token: Any, args: Sequence[Any]) -> list[Any]:
-    return [tie_p.bind(x, token) if jnp.issubdtype(x.dtype, np.inexact) else x for x in args]
+    def inexact(x: Any) -> bool:  # literals may be Python numbers
+        dtype = x.dtype if hasattr(x, "dtype") else jnp.result_type(x)
+        return bool(jnp.issubdtype(dtype, np.inexact))
+
+    return [tie_p.bind(x, token) if inexact(x) else x for x in args]
 
 
 # ---- The first equation of a function that a token was threaded through: the identity

@@ -155,6 +155,12 @@ class _Lowering:
 
     def __init__(self, ctx: mlir.LoweringRuleContext, spec: Spec, p: Params, on_gpu: bool):
         self.ctx, self.spec, self.p, self.on_gpu = ctx, spec, p, on_gpu
+        if effect not in ctx.tokens_in.effects():
+            raise NotImplementedError(
+                f"{spec.name}: called inside a primitive that does not tell JAX of the effects of "
+                "the functions in it (a lineax.linear_solve is one), so that the operation could "
+                "be lost; use a solver of JAX (jax.scipy.sparse.linalg, custom_linear_solve)"
+            )
         self.token = ctx.tokens_in.get(effect)
 
     def call(
