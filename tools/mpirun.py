@@ -117,7 +117,13 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 
 def end_jobs_at_sigterm() -> None:
     """Whoever ends this process, such as `timeout`, ends its jobs too, as Ctrl-C does."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+
+    def end(*_: object) -> None:
+        # `timeout` sends it twice: to its child, and to its process group.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        sys.exit(128 + signal.SIGTERM)
+
+    signal.signal(signal.SIGTERM, end)
 
 
 def mpirun(
