@@ -165,14 +165,26 @@ pub struct Call<'a> {
 }
 
 impl<'a> Call<'a> {
+    /// A call whose buffers are not known yet.
+    #[inline(always)]
+    pub fn of(site: &'a Site, stream: Stream) -> Self {
+        let envelope = site.envelope;
+        Self { site, send: None, recv: None, others: &[], envelope, received: None, stream }
+    }
+
+    pub fn new(site: &'a Site, send: Option<Buffer>, recv: Option<Buffer>) -> Result<Self, Error> {
+        let call = Self { send, recv, ..Self::of(site, Stream::NONE) };
+        call.check()?;
+        Ok(call)
+    }
+
     /// Checks the buffers against the operation, the role of this rank, and the communicator.
     #[inline(always)]
-    pub fn new(site: &'a Site, send: Option<Buffer>, recv: Option<Buffer>) -> Result<Self, Error> {
+    pub fn check(&self) -> Result<(), Error> {
+        let site = self.site;
         let side = site.side();
-        let (envelope, received, stream) = (site.envelope, None, Stream::NONE);
-        let call = Self { site, send, recv, others: &[], envelope, received, stream };
-        let sent = call.block("operand", side.send, send)?;
-        let received = call.block("result", side.recv, recv)?;
+        let sent = self.block("operand", side.send, self.send)?;
+        let received = self.block("result", side.recv, self.recv)?;
         // sendrecv is the one operation whose two sides are independent of each other.
         if let (Some(sent), Some(received)) = (sent, received)
             && sent != received
@@ -185,7 +197,7 @@ impl<'a> Call<'a> {
                 received_dtype: received.1,
             }));
         }
-        Ok(call)
+        Ok(())
     }
 
     /// One rank's share of a buffer.

@@ -23,7 +23,11 @@ pub enum Reduced {
 macro_rules! dtypes {
     ($($dtype:ident $name:literal $code:literal $size:literal $class:ident $mpi:ident $reduced:ident;)*) => {
         /// An element type that JAX has.
+        ///
+        /// As wide as a register: a `Buffer` with one byte of it among padding is copied in pieces that overlap,
+        /// each of which the processor waits for.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        #[repr(usize)]
         pub enum Dtype { $($dtype),* }
 
         impl Dtype {

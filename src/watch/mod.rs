@@ -51,13 +51,20 @@ impl Watched {
     }
 
     /// Runs an operation between the two ends of its record.
+    ///
+    /// Errors are boxed because they are large, and results move around.
     #[inline]
-    pub fn run(&self, call: &mut Call, body: impl FnOnce(&Call) -> Result<(), Error>) -> Result<(), Error> {
+    pub fn run(
+        &self,
+        call: &mut Call,
+        body: impl FnOnce(&Call) -> Result<(), Error>,
+    ) -> Result<(), Box<Error>> {
         let mut running = recorder::begin(self.what, call);
         let result = match self.check {
             CheckLevel::Off => body(call),
             level => check::compare(level, call, &running).and_then(|()| body(call)),
         };
+        let result = result.map_err(Box::new);
         if result.is_err() {
             running.fail();
         }

@@ -10,7 +10,7 @@ use super::c_api::{self, CallFrame};
 use crate::error::{Cause, Error};
 use crate::ops::{
     Block, Blocks, Buffer, Call, Dtype, Envelope, EnvelopeOperand, Extent, Halo, Op, PACKED, Reduction, Site,
-    Stream, Width, lookup_comm,
+    Width, lookup_comm,
 };
 use crate::transport::Transport;
 
@@ -249,10 +249,6 @@ unsafe fn read(buffer: *const c_api::Buffer) -> Result<Buffer, Cause> {
     }
 }
 
-/// What one side of a call may have.
-type Payload = Option<Buffer>;
-type Pair = Option<*mut [i32; 2]>;
-
 /// Reads the buffers of one side; those of the arrays after the first are left to the caller.
 ///
 /// # Safety
@@ -261,72 +257,69 @@ type Pair = Option<*mut [i32; 2]>;
 unsafe fn side<'a>(
     what: &'static str,
     buffers: &'a c_api::Buffers,
-    payload: Extent,
     arrays: usize,
-    has_pair: bool,
-) -> Result<(Payload, Pair, &'a [*const c_api::Buffer]), Cause> {
+    payload: &mut Option<Buffer>,
+    pair: Option<&mut Option<*mut [i32; 2]>>,
+) -> Result<&'a [*const c_api::Buffer], Cause> {
     // SAFETY: promised by the caller.
     unsafe {
         let buffers = without_tokens(buffers);
-        let arrays = if payload == Extent::None { 0 } else { arrays };
-        let expected = arrays + usize::from(has_pair);
+        let expected = arrays + usize::from(pair.is_some());
         if buffers.len() != expected {
             return Err(Cause::Buffers { what, expected, actual: buffers.len() });
         }
         let (arrays, rest) = buffers.split_at(arrays);
-        let (payload, others) = match arrays {
-            [first, others @ ..] => (Some(read(*first)?), others),
-            [] => (None, arrays),
-        };
-        let pair = match rest {
-            [] => None,
-            [pair, ..] => match read(*pair)? {
-                Buffer { data, dtype: Dtype::Int32, count: 2 } => Some(data.cast()),
+        if let (Some(pair), [operand]) = (pair, rest) {
+            match read(*operand)? {
+                Buffer { data, dtype: Dtype::Int32, count: 2 } => *pair = Some(data.cast()),
                 Buffer { dtype, count, .. } => return Err(Cause::Envelope { what, dtype, count }),
-            },
-        };
-        Ok((payload, pair, others))
+            }
+        }
+        let [first, others @ ..] = arrays else { return Ok(&[]) };
+        *payload = Some(read(*first)?);
+        Ok(others)
     }
 }
 
-/// Reads the buffers of a frame.
+/// Reads the buffers of a frame into a call that has none yet: a call is too large to be passed around.
 ///
 /// # Safety
-/// `frame` is what XLA passed to the execute stage of this site.
+/// `frame` is what XLA passed to the execute stage of the call's site.
 #[inline(always)]
-pub unsafe fn call<'a>(
+pub unsafe fn fill<'a>(
+    call: &mut Call<'a>,
     frame: &CallFrame,
-    site: &'a Site,
     transport: &impl Transport,
-    stream: Stream,
     others: &'a mut Blocks,
-) -> Result<Call<'a>, Error> {
+) -> Result<(), Error> {
+    let site = call.site;
     let (extents, arrays) = (site.side(), site.arrays());
+    let arrays = |extent| if extent == Extent::None { 0 } else { arrays };
     let takes_pair = site.envelope_operand != EnvelopeOperand::None;
+    let mut given = None;
     // SAFETY: promised by the caller.
     let mut sides = || unsafe {
-        let (send, given, more) = side("operand", &frame.args, extents.send, arrays, takes_pair)?;
-        let (recv, received, more_results) =
-            side("result", &frame.rets, extents.recv, arrays, site.envelope_result)?;
+        let pair = takes_pair.then_some(&mut given);
+        let more = side("operand", &frame.args, arrays(extents.send), &mut call.send, pair)?;
+        let pair = site.envelope_result.then_some(&mut call.received);
+        let more_results = side("result", &frame.rets, arrays(extents.recv), &mut call.recv, pair)?;
         for (&from, &to) in more.iter().zip(more_results) {
             others.push((read(from)?, read(to)?));
         }
-        Ok((send, given, recv, received))
+        Ok(())
     };
-    let (send, given, recv, received) = sides().map_err(|cause| site.error(cause))?;
-    let mut call = Call::new(site, send, recv)?;
+    sides().map_err(|cause| site.error(cause))?;
     call.others = others;
-    call.received = received;
-    call.stream = stream;
+    call.check()?;
     if let Some(pair) = given {
         // SAFETY: an operand of two int32, as `side` has checked.
         let read = unsafe { transport.read_pair(pair, call.stream) };
-        let Some([rank, tag]) = read.map_err(|cause| site.error(cause))? else { return Ok(call) };
+        let Some([rank, tag]) = read.map_err(|cause| site.error(cause))? else { return Ok(()) };
         match site.envelope_operand {
             EnvelopeOperand::None => {}
             EnvelopeOperand::Receive => (call.envelope.source, call.envelope.recvtag) = (rank, tag),
             EnvelopeOperand::Send => (call.envelope.dest, call.envelope.sendtag) = (rank, tag),
         }
     }
-    Ok(call)
+    Ok(())
 }

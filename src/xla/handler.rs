@@ -11,7 +11,7 @@ use super::frame;
 use crate::error::{Cause, Error};
 use crate::gpu::cuda::{self, Entered};
 use crate::gpu::{self};
-use crate::ops::{Blocks, Site, Stream};
+use crate::ops::{Blocks, Call, Site, Stream};
 use crate::trace;
 use crate::transport::{self, AnyTransport, Platform, Transport};
 use crate::watch::{self, Watched};
@@ -52,7 +52,7 @@ pub unsafe extern "C" fn instantiate<const KIND: u8>(frame: *mut CallFrame) -> *
             // Most have been, in program order, when the program was lowered; not those that were exported.
             transport::join_late(transport, site.comm)?;
             let watched = Watched::new(&site, transport.name());
-            set_state(frame, State { site, transport, watched })
+            Ok(set_state(frame, State { site, transport, watched })?)
         })
     }
 }
@@ -67,7 +67,7 @@ pub unsafe extern "C" fn execute<const KIND: u8>(frame: *mut CallFrame) -> *mut 
         guard::<KIND>(frame, |frame| {
             let &State { ref site, transport, ref watched } = get_state(frame)?;
             if site.comm.is_freed() {
-                return Err(site.error(Cause::FreedCommunicator { key: site.comm.key.clone() }));
+                return Err(site.error(Cause::FreedCommunicator { key: site.comm.key.clone() }).into());
             }
             let (stream, _context) = if KIND == kind::CPU {
                 (Stream::NONE, None)
@@ -76,14 +76,15 @@ pub unsafe extern "C" fn execute<const KIND: u8>(frame: *mut CallFrame) -> *mut 
                 (stream, Some(context))
             };
             let mut others = Blocks::new();
-            let mut call = frame::call(frame, site, transport, stream, &mut others)?;
+            let mut call = Call::of(site, stream);
+            frame::fill(&mut call, frame, transport, &mut others)?;
             let result = watched.run(&mut call, |call| {
                 if trace::is_enabled() { trace::traced(transport, call) } else { transport.execute(call) }
             });
-            if let Err(Error { cause, .. }) = &result
-                && cause.is_fatal()
+            if let Err(error) = &result
+                && error.cause.is_fatal()
             {
-                transport::abort(site.comm, cause.code(), &watched.explain(cause));
+                transport::abort(site.comm, error.cause.code(), &watched.explain(&error.cause));
             }
             result
         })
@@ -97,13 +98,13 @@ pub unsafe extern "C" fn execute<const KIND: u8>(frame: *mut CallFrame) -> *mut 
 #[inline]
 unsafe fn guard<const KIND: u8>(
     frame: *mut CallFrame,
-    body: impl FnOnce(&CallFrame) -> Result<(), Error>,
+    body: impl FnOnce(&CallFrame) -> Result<(), Box<Error>>,
 ) -> *mut FfiError {
     // SAFETY: promised by the caller. The closure's captures are not used after a panic.
     unsafe {
         let api = (*frame).api;
         let run = || match metadata(frame) {
-            Some(metadata) => answer::<KIND>(&*frame, metadata),
+            Some(metadata) => Ok(answer::<KIND>(&*frame, metadata)?),
             None => body(&*frame),
         };
         match catch_unwind(AssertUnwindSafe(run)) {

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
 use std::ptr::{null, null_mut};
 
-use _native::ops::{Blocks, Dtype, Extent, Op, PACKED, Stream, register_comm};
+use _native::ops::{Blocks, Call, Dtype, Extent, Op, PACKED, Stream, register_comm};
 use _native::transport::Mpi;
 use _native::xla::c_api::{self, Attrs, Buffer, Buffers, ByteSpan, CallFrame, Scalar};
 use _native::xla::frame::{self, Attributes};
@@ -230,10 +230,11 @@ pub fn decode(bytes: &[u8]) -> bool {
         attrs,
         future: null_mut(),
     };
-    // SAFETY: as above; an operand of two int32 has its memory.
     let mut others = Blocks::new();
-    match unsafe { frame::call(&frame, &site, &Mpi, Stream::NONE, &mut others) } {
-        Ok(call) => {
+    let mut call = Call::of(&site, Stream::NONE);
+    // SAFETY: as above; an operand of two int32 has its memory.
+    match unsafe { frame::fill(&mut call, &frame, &Mpi, &mut others) } {
+        Ok(()) => {
             for (extent, buffer) in [(site.side().send, call.send), (site.side().recv, call.recv)] {
                 assert_eq!(extent == Extent::None, buffer.is_none());
                 let Some(buffer) = buffer else { continue };
