@@ -222,7 +222,7 @@ def main():
     parser.add_argument("--model-ranks", nargs="+", type=int, default=[1, 2, 4])
     parser.add_argument("--model-rounds", type=int, default=3)
     parser.add_argument("--size", nargs=2, type=int, default=[3600, 1800], metavar=("NX", "NY"))
-    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--steps", type=int, default=30)
     parser.add_argument(
         "--two-hosts",
         metavar="MPIEXEC",
