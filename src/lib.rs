@@ -320,10 +320,15 @@ mod _native {
         directory: std::path::PathBuf,
         timeout: f64,
         abort: bool,
-        stacks: i32,
         takes_signal: bool,
     ) -> bool {
-        watch::start(watch::Settings { rank, size, directory, timeout, abort, stacks, takes_signal })
+        watch::start(watch::Settings { rank, size, directory, timeout, abort, takes_signal })
+    }
+
+    /// Python's faulthandler has taken `SIGUSR1`, and writes to this file.
+    #[pyfunction]
+    fn watch_stacks(file: i32) {
+        watch::use_stacks(file);
     }
 
     /// This rank has done its last operation.

@@ -1,5 +1,6 @@
 """`mpi4jax.jit` is a drop-in for `jax.jit`."""
 
+import copy
 import functools
 import gc
 import textwrap
@@ -104,6 +105,14 @@ def test_methods(jit):
     assert float(Model(4).run(x=jnp.float32(1))) == 4 * SIZE
     assert float(Model.static(1.0)) == SIZE
     assert float(jit(Model(5).run)(1.0)) == 5 * SIZE
+
+
+@jits
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy])
+def test_copies(jit, duplicate):
+    """Objects that have compiled functions are copied with them."""
+    f = duplicate({"f": jit(total)})["f"]
+    assert float(f(jnp.float32(1))) == SIZE
 
 
 @jits

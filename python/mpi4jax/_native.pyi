@@ -36,6 +36,7 @@ __all__ = [
     "watch_leave",
     "watch_link",
     "watch_report",
+    "watch_stacks",
     "watch_start",
 ]
 
@@ -71,9 +72,9 @@ def watch_start(
     directory: Path,
     timeout: float,
     abort: bool,
-    stacks: int,
     takes_signal: bool,
 ) -> bool: ...
+def watch_stacks(file: int) -> None: ...
 def watch_finish() -> None: ...
 def watch_enter(what: str) -> None: ...
 def watch_leave() -> None: ...

@@ -167,6 +167,12 @@ class _Jitted(_native.Dispatch):
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else types.MethodType(self, instance)
 
+    def __copy__(self) -> Any:
+        return self  # as functions are their own copies
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return self
+
     def __repr__(self) -> str:
         return f"<mpi4jax.jit of {self.__wrapped__!r}>"  # type: ignore[attr-defined]
 

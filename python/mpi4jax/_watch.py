@@ -99,8 +99,8 @@ def trace_file(name: str, rank: int) -> Path:
 
 
 def _watch_stacks(file: IO[bytes]) -> None:
-    # Python's handler writes where its threads are, then calls ours.
-    faulthandler.register(signal.SIGUSR1, file=file, all_threads=True, chain=True)
+    # Python's handler writes where the thread is, then calls ours. Not all threads: they may run.
+    faulthandler.register(signal.SIGUSR1, file=file, all_threads=False, chain=True)
 
 
 def set_check() -> None:
@@ -126,14 +126,14 @@ def start() -> None:
     may_abort = _choice("MPI4JAX_ABORT", "1", *_FALSE, *_TRUE) in _TRUE
 
     rank, size = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
-    # A file in memory: a full or read-only disk must not matter.
-    memory = os.memfd_create("mpi4jax") if hasattr(os, "memfd_create") else -1
     # None stands for a handler in C: MPICH has one, which ours calls.
     free = signal.getsignal(signal.SIGUSR1) in (signal.SIG_DFL, None)
-    watches = _native.watch_start(rank, size, directory(), seconds, aborts, memory, free)
-    if watches and memory >= 0:
-        _stacks = open(memory, "wb", buffering=0)  # noqa: SIM115
+    watches = _native.watch_start(rank, size, directory(), seconds, aborts, free)
+    if watches and hasattr(os, "memfd_create"):
+        # A file in memory: a full or read-only disk must not matter.
+        _stacks = open(os.memfd_create("mpi4jax"), "wb", buffering=0)  # noqa: SIM115
         _watch_stacks(_stacks)
+        _native.watch_stacks(_stacks.fileno())
     if trace := os.environ.get("MPI4JAX_TRACE"):
         _native.trace_to(trace_file(trace, rank), rank)
     if size > 1 and may_abort:

@@ -122,11 +122,11 @@ pub fn json(header: &Header) -> String {
     )
 }
 
-/// The main thread's frames in what Python's faulthandler has written: its block comes last.
+/// A thread's frames in what Python's faulthandler has written; of several blocks, the last one.
 pub fn python_frames(text: &str) -> Vec<Frame> {
     let mut frames = Vec::new();
     for line in text.lines() {
-        if line.starts_with("Thread ") || line.starts_with("Current thread ") {
+        if line.ends_with("(most recent call first):") {
             frames.clear();
         } else if let Some(frame) = python_frame(line) {
             frames.push(frame);
@@ -158,9 +158,9 @@ mod tests {
     }
 
     #[test]
-    fn frames_of_the_main_thread_are_found() {
-        let text = "Thread 0x1 (most recent call first):\n  File \"/x/pool.py\", line 3 in wait\n\n\
-                    Thread 0x2 (most recent call first):\n  File \"/v/site-packages/jax/api.py\", line 9 in f\n  \
+    fn frames_are_found() {
+        let text = "Stack (most recent call first):\n  File \"/x/pool.py\", line 3 in wait\n\
+                    Stack (most recent call first):\n  File \"/v/site-packages/jax/api.py\", line 9 in f\n  \
                     File \"/home/me/solver.py\", line 97 in step\n  File \"/home/me/solver.py\", line 120 in <module>\n";
         let frames = python_frames(text);
         assert_eq!(frames.len(), 3);

@@ -28,8 +28,6 @@ pub struct Settings {
     pub timeout: f64,
     /// Whether a hung operation ends the job.
     pub abort: bool,
-    /// A file for Python's faulthandler to write to on `SIGUSR1`, or -1.
-    pub stacks: RawFd,
     /// Whether the program has no use of its own for `SIGUSR1`.
     pub takes_signal: bool,
 }
@@ -50,8 +48,12 @@ static WATCHDOG: OnceLock<Watchdog> = OnceLock::new();
 static SIGNALLED: AtomicI32 = AtomicI32::new(-1);
 /// Whether Python may still be looked at, and operations may still come.
 static FINISHED: AtomicBool = AtomicBool::new(false);
-/// Whether a `SIGUSR1` is our own, to see where Python is.
+/// Whether the next `SIGUSR1` is our own, to see where Python is.
 static LOOKING: AtomicBool = AtomicBool::new(false);
+/// The file that Python's faulthandler writes to on `SIGUSR1`, and its handler.
+static STACKS: OnceLock<(RawFd, usize)> = OnceLock::new();
+/// Whether Python has answered it.
+static LOOKED: AtomicBool = AtomicBool::new(false);
 
 /// A collective call of Python's that is no operation, such as the duplication of a communicator.
 struct Blocked {
@@ -84,6 +86,8 @@ fn blocked() -> MutexGuard<'static, Option<Blocked>> {
 const TICK: Duration = Duration::from_millis(500);
 /// For how long a report waits for the answers of the other ranks.
 const GRACE: Duration = Duration::from_secs(3);
+/// For how long Python's main thread is waited for to say where it is.
+const LOOK: Duration = Duration::from_millis(500);
 /// After how long an operation is held against ranks that are gone: messages may be under way.
 const PATIENCE: Duration = Duration::from_secs(3);
 /// For how long at least a rank that has finished waits for the others before it says so.
@@ -103,7 +107,8 @@ static PREVIOUS: OnceLock<SignalAction> = OnceLock::new();
 
 /// Async-signal-safe: atomics, a write, and the handler that was there before.
 extern "C" fn on_signal(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
-    if LOOKING.load(Ordering::Relaxed) {
+    if LOOKING.swap(false, Ordering::Relaxed) {
+        LOOKED.store(true, Ordering::Release);
         return;
     }
     // SAFETY: a pipe that is never closed. If it is full, a report is due anyway.
@@ -111,6 +116,31 @@ extern "C" fn on_signal(signal: libc::c_int, info: *mut libc::siginfo_t, context
     if let Some(previous) = PREVIOUS.get() {
         previous(signal, info, context);
     }
+}
+
+/// Sends `SIGUSR1` to the main thread, whose number is that of the process.
+#[cfg(target_os = "linux")]
+fn signal_main_thread() {
+    // SAFETY: a plain system call.
+    unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), libc::getpid(), libc::SIGUSR1) };
+}
+
+/// Nobody asks: [`STACKS`] is a file in memory, which only Linux has.
+#[cfg(not(target_os = "linux"))]
+fn signal_main_thread() {}
+
+fn signal_handler() -> usize {
+    // SAFETY: a plain system call, which fills the memory it is given.
+    unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        libc::sigaction(libc::SIGUSR1, std::ptr::null(), &mut action);
+        action.sa_sigaction
+    }
+}
+
+/// Python's faulthandler is now the handler of `SIGUSR1`; it writes to `file`, which stays open.
+pub fn use_stacks(file: RawFd) {
+    let _ = STACKS.set((file, signal_handler()));
 }
 
 extern "C" fn at_exit() {
@@ -200,7 +230,7 @@ pub fn report() -> Option<String> {
 
 /// Where the user's program is, as far as Python can tell.
 pub fn user_frame() -> Option<String> {
-    dump::user_frame(&WATCHDOG.get()?.python()).map(|frame| frame.to_string())
+    dump::user_frame(&Watchdog::python()).map(|frame| frame.to_string())
 }
 
 /// Ends the job with this status unless the process has ended by itself after so many seconds.
@@ -496,24 +526,39 @@ impl Watchdog {
         self.peers.resign_as_reporter();
     }
 
-    /// Where Python is: its faulthandler tells, which needs no lock of Python's.
-    fn python(&self) -> Vec<dump::Frame> {
-        let file = self.settings.stacks;
-        if file < 0 || FINISHED.load(Ordering::Relaxed) {
+    /// Where the main thread is in Python, as its faulthandler writes. That reads the frames of a thread,
+    /// which that thread must not change meanwhile, so it is done there, by a signal to it alone.
+    fn python() -> Vec<dump::Frame> {
+        let Some(&(file, handler)) = STACKS.get() else { return Vec::new() };
+        if FINISHED.load(Ordering::Relaxed) {
             return Vec::new();
         }
-        // Python's handler steps aside for a moment while another thread handles a signal.
+        static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+        let _guard = ONE_AT_A_TIME.lock();
+        // Python's handler steps aside for a moment while it handles another signal.
         for _ in 0..3 {
-            let mut text = vec![0u8; 1 << 16];
-            // SAFETY: the file is ours; the signal is handled by this thread, before `raise` returns.
-            let length = unsafe {
+            if signal_handler() != handler {
+                std::thread::sleep(Duration::from_millis(20));
+                continue; // the program may have taken the signal for itself since
+            }
+            // SAFETY: the file is ours.
+            unsafe {
                 libc::ftruncate(file, 0);
                 libc::lseek(file, 0, libc::SEEK_SET);
-                LOOKING.store(true, Ordering::Relaxed);
-                libc::raise(libc::SIGUSR1);
-                LOOKING.store(false, Ordering::Relaxed);
-                libc::pread(file, text.as_mut_ptr().cast(), text.len(), 0)
-            };
+            }
+            LOOKED.store(false, Ordering::Relaxed);
+            LOOKING.store(true, Ordering::Relaxed);
+            signal_main_thread();
+            let start = Instant::now();
+            while !LOOKED.load(Ordering::Acquire) {
+                if start.elapsed() > LOOK {
+                    return Vec::new(); // it does not run, or does not take signals
+                }
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            let mut text = vec![0u8; 1 << 16];
+            // SAFETY: as above, and a buffer of the length that is given.
+            let length = unsafe { libc::pread(file, text.as_mut_ptr().cast(), text.len(), 0) };
             text.truncate(usize::try_from(length).unwrap_or(0));
             let frames = dump::python_frames(&String::from_utf8_lossy(&text));
             if !frames.is_empty() {
@@ -579,7 +624,7 @@ impl Watchdog {
     fn answer(&self, word: &str, reason: &str) -> (Answer, std::io::Result<()>) {
         // Held for as long as it takes: the link and the watchdog may be asked at the same time.
         let mut answered = self.answered();
-        let python = self.python();
+        let python = Self::python();
         let answer = self.state(&python);
         if *answered == word {
             return (answer, Ok(()));
