@@ -5,6 +5,7 @@ Plain `pytest` is a job of one rank. Markers:
   min_ranks(2)      the least number of ranks that it needs
   time_limit(300)   seconds, where TIME_LIMIT is too short
   starts_jobs       set here on the tests with a fixture that starts jobs of their own
+  faults            set here on the rows of tests/faults, of which several run at a time
 Fixtures: mpirun and run_job, for tests that start a job of their own.
 """
 
@@ -30,12 +31,15 @@ FAILED_TESTS = (
     pytest.ExitCode.NO_TESTS_COLLECTED,
 )
 
+# Markers of the tests with these fixtures.
+FIXTURES = {"starts_jobs": "run_job", "faults": "jobs"}
+
 # The ranks meet here before and after each test, out of the way of the tests' own messages.
 WORLD = MPI.COMM_WORLD.Dup()
 
 
 def pytest_configure(config):
-    for marker in ("ranks(*numbers)", "min_ranks(number)", "time_limit(seconds)", "starts_jobs"):
+    for marker in ("ranks(*numbers)", "min_ranks(number)", "time_limit(seconds)", *FIXTURES):
         config.addinivalue_line("markers", f"{marker}: see tests/conftest.py")
     # pytest captures the real one while a test runs.
     config.real_stderr = os.fdopen(os.dup(2), "w")
@@ -45,8 +49,9 @@ def pytest_configure(config):
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
     for item in items:
-        if "run_job" in item.fixturenames:
-            item.add_marker(pytest.mark.starts_jobs)
+        for marker, fixture in FIXTURES.items():
+            if fixture in item.fixturenames:
+                item.add_marker(marker)
         ranks = item.get_closest_marker("ranks")
         if ranks and WORLD.size not in ranks.args:
             skip(item, f"for n={','.join(map(str, ranks.args))}, here n={WORLD.size}")

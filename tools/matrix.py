@@ -26,8 +26,8 @@ MATRIX = [
 ]
 HERE = [2, 3, 4]
 
-# On one rank a part of the tests waits for jobs of its own, and leaves the machine to the others.
-HALVES = {"jobs": "starts_jobs", "": "not starts_jobs"}
+# On one rank many tests wait for jobs of their own, and leave the machine to the others.
+PARTS = {"faults": "faults", "jobs": "starts_jobs and not faults", "": "not starts_jobs"}
 
 # What the rows of MATRIX run: what depends on JAX's version or on the MPI, in a few minutes.
 SELECTION = [
@@ -116,14 +116,14 @@ def environment(name: str, python: str, jax: str, wheel: Path) -> str:
 def main() -> int:
     end_jobs_at_sigterm()
     results = Results()
-    with ThreadPoolExecutor(len(HALVES)) as pool:
+    with ThreadPoolExecutor(len(PARTS)) as pool:
         try:
-            halves = [
+            parts = [
                 pool.submit(run_tests, 1, ["-m", marker, *sys.argv[1:]], name=name)
-                for name, marker in HALVES.items()
+                for name, marker in PARTS.items()
             ]
-            for half in halves:
-                results.add(half.result())
+            for part in parts:
+                results.add(part.result())
         except BaseException:
             STOPPED.set()
             raise
