@@ -5,7 +5,7 @@ Plain `pytest` is a job of one rank. Markers:
   min_ranks(2)      the least number of ranks that it needs
   time_limit(300)   seconds, where TIME_LIMIT is too short
   starts_jobs       set here on the tests with a fixture that starts jobs of their own
-  faults            set here on the rows of tests/faults, of which several run at a time
+  faults, examples  set here on those of them that are rows of tests/faults, or run examples/
 Fixtures: mpirun and run_job, for tests that start a job of their own.
 """
 
@@ -32,7 +32,7 @@ FAILED_TESTS = (
 )
 
 # Markers of the tests with these fixtures.
-FIXTURES = {"starts_jobs": "run_job", "faults": "jobs"}
+FIXTURES = {"starts_jobs": "run_job", "faults": "jobs", "examples": "example"}
 
 # The ranks meet here before and after each test, out of the way of the tests' own messages.
 WORLD = MPI.COMM_WORLD.Dup()

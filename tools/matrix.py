@@ -27,7 +27,11 @@ MATRIX = [
 HERE = [2, 3, 4]
 
 # On one rank many tests wait for jobs of their own, and leave the machine to the others.
-PARTS = {"faults": "faults", "jobs": "starts_jobs and not faults", "": "not starts_jobs"}
+PARTS = {
+    "faults, examples": "faults or examples",
+    "jobs": "starts_jobs and not (faults or examples)",
+    "": "not starts_jobs",
+}
 
 # What the rows of MATRIX run: what depends on JAX's version or on the MPI, in a few minutes.
 SELECTION = [
