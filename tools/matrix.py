@@ -28,7 +28,7 @@ HERE = [2, 3, 4]
 
 # On one rank many tests wait for jobs of their own, and leave the machine to the others.
 PARTS = {
-    "faults, examples": "faults or examples",
+    "faults, examples": "starts_jobs and (faults or examples)",
     "jobs": "starts_jobs and not (faults or examples)",
     "": "not starts_jobs",
 }
