@@ -244,15 +244,20 @@ no package can be faster there.
 """
 
 
+def model_ratio(times: dict[str, list[float]], new: str, old: str) -> str:
+    """How much faster the model is with ``new``; empty if one of them was not measured."""
+    if new not in times or old not in times:
+        return ""
+    return ratio_name(*ratio([times[old]], [times[new]]))
+
+
 def model_table(models: Models) -> list[str]:
     names = list(dict.fromkeys(name for times in models.values() for name in times))
     rows = []
     for (ranks, where), times in models.items():
         row = [str(ranks), where]
         row += [f"{1 / min(times[name]):.1f}" if name in times else "" for name in names]
-        for new, old in MODEL_RATIOS:
-            both = new in times and old in times
-            row.append(ratio_name(*ratio([times[old]], [times[new]])) if both else "")
+        row += [model_ratio(times, new, old) for new, old in MODEL_RATIOS]
         rows.append(row)
     titles = ["ranks", "where", *(f"{name}, steps/s" for name in names)]
     return grid([*titles, *(f"{new} over {old}" for new, old in MODEL_RATIOS)], rows)
@@ -427,8 +432,7 @@ def summary(results: Results, models: Models) -> list[str]:
     add("in a loop: mpi4jax / raw MPI", "allreduce", large, (NEW, "loop"), (NEW, "raw"))
     for new, old in MODEL_RATIOS:
         for (ranks, where), times in models.items():
-            if new in times and old in times:
-                value = ratio_name(*ratio([times[old]], [times[new]]))
+            if value := model_ratio(times, new, old):
                 what = f"shallow water: {old} / {new}"
                 rows.append([what, f"n = {ranks}, {where}", value])
     return ["## In short", "", *grid(["times", "of", "ratio"], rows)] if rows else []

@@ -101,6 +101,7 @@ def trace_file(name: str, rank: int) -> Path:
 def _watch_stacks(file: IO[bytes]) -> None:
     # Python's handler writes where the thread is, then calls ours. Not all threads: they may run.
     faulthandler.register(signal.SIGUSR1, file=file, all_threads=False, chain=True)
+    _native.watch_stacks(file.fileno())
 
 
 def set_check() -> None:
@@ -133,7 +134,6 @@ def start() -> None:
         # A file in memory: a full or read-only disk must not matter.
         _stacks = open(os.memfd_create("mpi4jax"), "wb", buffering=0)  # noqa: SIM115
         _watch_stacks(_stacks)
-        _native.watch_stacks(_stacks.fileno())
     if trace := os.environ.get("MPI4JAX_TRACE"):
         _native.trace_to(trace_file(trace, rank), rank)
     if size > 1 and may_abort:

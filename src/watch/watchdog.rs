@@ -50,10 +50,10 @@ static SIGNALLED: AtomicI32 = AtomicI32::new(-1);
 static FINISHED: AtomicBool = AtomicBool::new(false);
 /// Whether the next `SIGUSR1` is our own, to see where Python is.
 static LOOKING: AtomicBool = AtomicBool::new(false);
-/// The file that Python's faulthandler writes to on `SIGUSR1`, and its handler.
-static STACKS: OnceLock<(RawFd, usize)> = OnceLock::new();
 /// Whether Python has answered it.
 static LOOKED: AtomicBool = AtomicBool::new(false);
+/// The file that Python's faulthandler writes to on `SIGUSR1`, and its handler.
+static STACKS: OnceLock<(RawFd, usize)> = OnceLock::new();
 
 /// A collective call of Python's that is no operation, such as the duplication of a communicator.
 struct Blocked {
@@ -129,18 +129,19 @@ fn signal_main_thread() {
 #[cfg(not(target_os = "linux"))]
 fn signal_main_thread() {}
 
-fn signal_handler() -> usize {
+/// What is done at a `SIGUSR1` now.
+fn signal_action() -> libc::sigaction {
     // SAFETY: a plain system call, which fills the memory it is given.
     unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
         libc::sigaction(libc::SIGUSR1, std::ptr::null(), &mut action);
-        action.sa_sigaction
+        action
     }
 }
 
 /// Python's faulthandler is now the handler of `SIGUSR1`; it writes to `file`, which stays open.
 pub fn use_stacks(file: RawFd) {
-    let _ = STACKS.set((file, signal_handler()));
+    let _ = STACKS.set((file, signal_action().sa_sigaction));
 }
 
 extern "C" fn at_exit() {
@@ -166,8 +167,7 @@ pub fn start(settings: Settings) -> bool {
             libc::fcntl(end, libc::F_SETFL, libc::O_NONBLOCK);
         }
         SIGNALLED.store(ends[1], Ordering::Relaxed);
-        let mut action: libc::sigaction = std::mem::zeroed();
-        libc::sigaction(libc::SIGUSR1, std::ptr::null(), &mut action);
+        let mut action = signal_action();
         let free = settings.takes_signal && ends[0] >= 0;
         if free {
             if ![libc::SIG_DFL, libc::SIG_IGN].contains(&action.sa_sigaction) {
@@ -417,8 +417,8 @@ impl Watchdog {
     /// This rank has finished, and MPI_Finalize waits for the others: one rank says what they do. That may be
     /// right, so the job goes on.
     fn waits_at_end(&self, since: Duration) {
-        let others = (0..self.settings.size).filter(|&rank| rank != self.settings.rank);
-        if is_debugged() || others.into_iter().all(|rank| self.peers.has_finished(rank)) {
+        let has_finished = |rank| rank == self.settings.rank || self.peers.has_finished(rank);
+        if is_debugged() || (0..self.settings.size).all(has_finished) {
             return;
         }
         let reason =
@@ -537,7 +537,7 @@ impl Watchdog {
         let _guard = ONE_AT_A_TIME.lock();
         // Python's handler steps aside for a moment while it handles another signal.
         for _ in 0..3 {
-            if signal_handler() != handler {
+            if signal_action().sa_sigaction != handler {
                 std::thread::sleep(Duration::from_millis(20));
                 continue; // the program may have taken the signal for itself since
             }
