@@ -8,6 +8,7 @@ import os
 import socket
 import subprocess
 import sys
+import tarfile
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -43,11 +44,16 @@ def raw_library() -> Path:
 
 
 def reference_python() -> str:
-    """The Python of an environment with mpi4jax 0.9.1, and all else as in this one."""
+    """The Python of an environment with mpi4jax 0.9.1, and all else as in this one.
+
+    `reference_example` is its shallow-water example.
+    """
     same = ["jax", "jaxlib", "numpy", "mpi4py"]
     same += [name for name in toolchain.PYPI_MPIS if toolchain.pypi_wheel(mpicc()) == name]
     same = [f"{name}=={importlib.metadata.version(name)}" for name in same]
-    key = hashlib.sha256(repr([REFERENCE, mpicc(), sys.version, same]).encode()).hexdigest()[:8]
+    key = hashlib.sha256(
+        repr([REFERENCE, "source", mpicc(), sys.version, same]).encode()
+    ).hexdigest()[:8]
     folder = CACHE / f"reference-{key}"
     python = folder / "bin" / "python"
     if (folder / "complete").exists():
@@ -66,10 +72,21 @@ def reference_python() -> str:
         "MPICC": str(compiler if compiler.exists() else mpicc()),
     }
     environment["CC"] = environment["MPICC"]
-    command = [*pip, "--no-build-isolation", "--no-deps", "--no-binary", "mpi4jax", REFERENCE]
-    subprocess.run(command, check=True, env=environment)
+    pip = [sys.executable, "-m", "pip", "--python", python]
+    options = ["--quiet", "--no-build-isolation", "--no-deps"]
+    where = ["--no-binary", "mpi4jax", "--dest", folder]
+    subprocess.run([*pip, "download", *options, *where, REFERENCE], check=True, env=environment)
+    (archive,) = folder.glob("mpi4jax-*.tar.gz")
+    with tarfile.open(archive) as source:
+        (member,) = (m for m in source if m.name.endswith("/examples/shallow_water.py"))
+        reference_example(python).write_bytes(source.extractfile(member).read())
+    subprocess.run([*pip, "install", *options, archive], check=True, env=environment)
     (folder / "complete").touch()
     return str(python)
+
+
+def reference_example(python: str | Path) -> Path:
+    return Path(python).parent.parent / "shallow_water.py"
 
 
 def environment(python: str) -> dict[str, str]:

@@ -148,9 +148,21 @@ class Bench:
         commands = shallow_water.contenders(self.pythons.get(OLD))
         for ranks in self.args.model_ranks:
             self.run_model(commands, ranks, "one host", ())
+        times, old = self.models.get((2, "one host")), self.pythons.get(OLD)
+        if times is None or old is None:
+            return
+        command = shallow_water.reference_command(old)
+        try:
+            seconds = shallow_water.seconds_per_step(command, 2, (), self.model_arguments())
+            times[report.OLD_EXAMPLE] = [seconds]
+        except FAILURES as error:
+            self.note("shallow water, 0.9.1's own example", error)
+
+    def model_arguments(self) -> list[str]:
+        return ["--size", *map(str, self.args.size), "--steps", str(self.args.steps)]
 
     def run_model(self, commands, ranks, where, mpiexec) -> None:
-        arguments = ["--size", *map(str, self.args.size), "--steps", str(self.args.steps)]
+        arguments = self.model_arguments()
         print(f"shallow water, {ranks} ranks, {where}", flush=True)
         times = {name: [] for name in commands}
         for _ in range(self.args.model_rounds):

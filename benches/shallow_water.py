@@ -5,8 +5,8 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from contenders import ROOT, environment
-from report import HALO, NEW, OLD, OLD_IN_PLACE
+from contenders import ROOT, environment, reference_example
+from report import HALO, NEW, OLD
 
 import mpirun
 
@@ -16,11 +16,15 @@ EXAMPLE = ROOT / "examples" / "shallow_water.py"
 def contenders(old: str | None) -> dict[str, list[str]]:
     """{name: how the example is started}, with 0.9.1 if there is a Python that has it."""
     ours = [sys.executable, str(EXAMPLE)]
-    found = {NEW: ours, HALO: [*ours, "--halo", "--in-place"]}
+    found = {NEW: ours, HALO: [*ours, "--halo"]}
     if old is not None:
-        theirs = [old, str(ROOT / "benches" / "on_reference.py"), str(EXAMPLE)]
-        found |= {OLD: theirs, OLD_IN_PLACE: [*theirs, "--in-place"]}
+        found[OLD] = [old, str(ROOT / "benches" / "on_reference.py"), str(EXAMPLE)]
     return found
+
+
+def reference_command(old: str) -> list[str]:
+    """How the example that 0.9.1 ships is started."""
+    return [old, str(ROOT / "benches" / "reference_example.py"), str(reference_example(old))]
 
 
 def seconds_per_step(

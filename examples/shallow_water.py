@@ -3,7 +3,7 @@
     mpiexec -n 4 python examples/shallow_water.py --save-animation jet.gif
     mpiexec -n 4 python examples/shallow_water.py --save-figure jet.png --days 5
     mpiexec -n 2 python examples/shallow_water.py --benchmark
-    mpiexec -n 2 python examples/shallow_water.py --benchmark --halo --in-place
+    mpiexec -n 2 python examples/shallow_water.py --benchmark --halo
 
 A thin layer of fluid of depth H + h flows with velocity (u, v) in a channel: periodic in x, with
 walls in y. In vector-invariant form, with potential vorticity q = (f + dv/dx - du/dy) / (H + h),
@@ -19,8 +19,7 @@ is unstable and rolls up into vortices.
 The grid is cut into blocks, one for each rank. After each step, one ring of ghost cells around the
 blocks is filled; each cell is then computed by the same arithmetic on any number of ranks. There
 are two ways to fill it: `exchange` does it with messages between pairs of ranks (sendrecv),
-`exchange_halo` (--halo) with one operation that is made for it. And there are two ways to write a
-step: `step` as it stands in books, `step_in_place` (--in-place) so that XLA copies no array.
+`exchange_halo` (--halo) with one operation that is made for it.
 """
 
 import argparse
@@ -96,17 +95,10 @@ class Fields(NamedTuple):
 
 
 class State(NamedTuple):
-    """Two time levels: of a step x' = x + a F - b F_before, with tendencies F."""
-
-    fields: Fields  # x, with ghost cells
-    ahead: Fields  # x - b F_before, without: the step adds nothing but a F
-
-
-class StateInPlace(NamedTuple):
-    """The same two time levels: of a step x' = x + a F - b F_before. All with ghost cells."""
+    """Two time levels: of a step x' = x + a F - b F_before, with tendencies F. With ghost cells."""
 
     fields: Fields  # x
-    tendency: Fields  # F_before; what is in its ghost cells does not matter
+    tendency: Fields  # F_before: at walls as the fields are, in other ghost cells anything
     spare: Fields  # F of the step before that: memory for the next one
 
 
@@ -221,34 +213,42 @@ class Grid:
         return south, north
 
 
+def walls(grid: Grid, fields: Fields) -> Fields:
+    """No flow through the walls (v = 0), no friction along them (the rest is mirrored).
+
+    This is linear: what holds for the tendencies will hold for the fields.
+    """
+    u, v, h = fields
+    south, north = grid.neighbours(0)
+    if south is None:
+        u, v, h = u.at[0].set(u[1]), v.at[0].set(0.0), h.at[0].set(h[1])
+    if north is None:
+        u, v, h = u.at[-1].set(u[-2]), v.at[-2:].set(0.0), h.at[-1].set(h[-2])
+    return Fields(u, v, h)
+
+
 def exchange(grid: Grid, fields: Fields) -> Fields:
-    """Fill the ghost cells: first the columns, then the rows with their corners.
+    """Fill the ghost cells that other ranks hold: first the columns, then the rows, corners too.
 
     The edges of all fields travel in one message for each neighbour.
     """
-    west, east = swap(grid, 1, edges(fields, 1, at=1), edges(fields, 1, at=-2))
-    fields = fill(fields, 1, west, east)
-
-    # Walls: no flow through them (v = 0) and no friction along them (the rest is mirrored).
-    if grid.neighbours(0)[1] is None:
-        fields = fields._replace(v=fields.v.at[-2].set(0.0))
-    south, north = swap(grid, 0, edges(fields, 0, at=1), edges(fields, 0, at=-2))
-    if south is None:
-        south = edges(fields._replace(v=jnp.zeros_like(fields.v)), 0, at=1)
-    if north is None:
-        north = edges(fields._replace(v=jnp.zeros_like(fields.v)), 0, at=-2)
-    return fill(fields, 0, south, north)
+    for axis in (1, 0):
+        low, high = swap(grid, axis, edges(fields, axis, at=1), edges(fields, axis, at=-2))
+        fields = fill(fields, axis, low, at=0)
+        fields = fill(fields, axis, high, at=-1)
+    return fields
 
 
 def edges(fields: Fields, axis: int, at: int) -> jax.Array:
     return jnp.stack([lax.index_in_dim(a, at, axis) for a in fields])
 
 
-def fill(fields: Fields, axis: int, low: jax.Array, high: jax.Array) -> Fields:
+def fill(fields: Fields, axis: int, edge: jax.Array | None, at: int) -> Fields:
+    if edge is None:
+        return fields
+    at %= fields.h.shape[axis]
     update = lax.dynamic_update_index_in_dim
-    last = fields.h.shape[axis] - 1
-    lows = [update(a, edge, 0, axis) for a, edge in zip(fields, low, strict=True)]
-    return Fields(*(update(a, edge, last, axis) for a, edge in zip(lows, high, strict=True)))
+    return Fields(*(update(a, e, at, axis) for a, e in zip(fields, edge, strict=True)))
 
 
 def swap(grid: Grid, axis: int, low: jax.Array, high: jax.Array):
@@ -274,22 +274,16 @@ def swap(grid: Grid, axis: int, low: jax.Array, high: jax.Array):
 
 
 def exchange_halo(grid: Grid, fields: Fields) -> Fields:
-    """Fill the ghost cells: those at walls here, all others by one halo exchange."""
-    south, north = grid.neighbours(0)
-    u, v, h = fields
-    if south is None:
-        u, v, h = u.at[0].set(u[1]), v.at[0].set(0.0), h.at[0].set(h[1])
-    if north is None:
-        u, v, h = u.at[-1].set(u[-2]), v.at[-2:].set(0.0), h.at[-1].set(h[-2])
-    return mpi.halo_exchange(Fields(u, v, h), grid.cart)
+    """The same by one halo exchange."""
+    return mpi.halo_exchange(fields, grid.cart)
 
 
 # The model ---------------------------------------------------------------------------------------
 
 
 class Model:
-    def __init__(self, p: Parameters, comm: MPI.Comm, halo: bool = False, in_place: bool = False):
-        self.p, self.in_place = p, in_place
+    def __init__(self, p: Parameters, comm: MPI.Comm, halo: bool = False):
+        self.p = p
         self.exchange = exchange_halo if halo else exchange
         self.comm = comm
         self.grid = Grid(comm, p)
@@ -303,16 +297,22 @@ class Model:
     def initial_state(self) -> State:
         return self.start([np.float32(a[self.grid.block]) for a in initial_fields(self.p)])
 
-    def _start(self, blocks) -> State | StateInPlace:
-        fields = self.exchange(self.grid, Fields(*(jnp.pad(a, 1) for a in blocks)))
+    def _start(self, blocks) -> State:
+        fields = walls(self.grid, Fields(*(jnp.pad(a, 1) for a in blocks)))
+        fields = self.exchange(self.grid, fields)
         # With this as the tendency of the step before, the first step is one of Euler's method.
-        tendency = tendencies(self.p, self.f, fields)
-        if self.in_place:
-            tendency = Fields(*(jnp.pad(a, 1) for a in tendency))
-            return StateInPlace(fields, tendency, tendency)
-        _, old_weight = self.weights
-        ahead = (a[1:-1, 1:-1] - old_weight * t for a, t in zip(fields, tendency, strict=True))
-        return State(fields, Fields(*ahead))
+        tendency = self.tendency(fields, Fields(*map(jnp.zeros_like, fields)))
+        return State(fields, tendency, spare=tendency)
+
+    def tendency(self, fields: Fields, spare: Fields) -> Fields:
+        """The time derivatives of all cells but the ghosts of other ranks' cells.
+
+        They are written into the middle of arrays that nobody needs any more: `jnp.pad` would make
+        the loop that computes them test each cell for being one of the edge.
+        """
+        inner = tendencies(self.p, self.f, fields)
+        tendency = map(lax.dynamic_update_slice, spare, inner, 3 * [(1, 1)])
+        return walls(self.grid, Fields(*tendency))
 
     @property
     def weights(self) -> tuple[float, float]:
@@ -321,43 +321,21 @@ class Model:
         return self.p.dt + old_weight, old_weight
 
     def step(self, state: State) -> State:
+        """The sums are over whole arrays, ghost cells and all: XLA computes them in place."""
         new_weight, old_weight = self.weights
-        tendency = tendencies(self.p, self.f, state.fields)
-        new = (a + new_weight * t for a, t in zip(state.ahead, tendency, strict=True))
-        fields = self.exchange(self.grid, Fields(*(jnp.pad(a, 1) for a in new)))
-        # The step has added new_weight * tendency: what it leaves of that is for the next one. The
-        # tendency itself is not kept, or XLA would compute it twice.
-        share = old_weight / new_weight
-        ahead = (
-            a[1:-1, 1:-1] - share * (a[1:-1, 1:-1] - before)
-            for a, before in zip(fields, state.ahead, strict=True)
-        )
-        return State(fields, Fields(*ahead))
-
-    def step_in_place(self, state: StateInPlace) -> StateInPlace:
-        """The same step, of which XLA makes as few passes over memory as it can.
-
-        The tendency is written into the middle of an array that nobody needs any more: `jnp.pad`
-        would make the loop that computes it test each cell for being one of the edge. The fields
-        come from whole arrays, ghost cells and all. Such a sum can be computed into the copy that
-        XLA makes of what a halo exchange overwrites.
-        """
-        new_weight, old_weight = self.weights
-        parts = tendencies(self.p, self.f, state.fields)
-        tendency = Fields(*map(lax.dynamic_update_slice, state.spare, parts, 3 * [(1, 1)]))
+        tendency = self.tendency(state.fields, state.spare)
         fields = (
             x + (new_weight * new - old_weight * old)
             for x, new, old in zip(state.fields, tendency, state.tendency, strict=True)
         )
         fields = self.exchange(self.grid, Fields(*fields))
-        return StateInPlace(fields, tendency, spare=state.tendency)
+        return State(fields, tendency, spare=state.tendency)
 
-    def _advance(self, state: State | StateInPlace, steps) -> State | StateInPlace:
+    def _advance(self, state: State, steps) -> State:
         """Take an even number of steps: after two, the results lie where the loop expects them."""
-        step = self.step_in_place if self.in_place else self.step
-        return lax.fori_loop(0, steps // 2, lambda _, s: step(step(s)), state)
+        return lax.fori_loop(0, steps // 2, lambda _, s: self.step(self.step(s)), state)
 
-    def _snapshot(self, state: State | StateInPlace):
+    def _snapshot(self, state: State):
         """u, v, h and relative vorticity of the whole grid on rank 0, None elsewhere."""
         inner = [a[1:-1, 1:-1] for a in state.fields]
         inner.append(relative_vorticity(self.p, state.fields)[1:, 1:])
@@ -377,7 +355,6 @@ def parse(argv=None) -> argparse.Namespace:
     parser.add_argument("--days", type=float, help="simulated time (default: 8)")
     parser.add_argument("--size", type=int, nargs=2, metavar=("NX", "NY"), help="cells, 360 x 180")
     parser.add_argument("--halo", action="store_true", help="exchange with mpi4jax.halo_exchange")
-    parser.add_argument("--in-place", action="store_true", help="a step that copies no array")
     parser.add_argument("--benchmark", action="store_true", help="only print the time it takes")
     parser.add_argument("--steps", type=int, help="steps of a benchmark (default: 100)")
     parser.add_argument("--save-animation", type=Path, metavar="PATH", help="GIF, or MP4 (ffmpeg)")
@@ -509,7 +486,7 @@ class Picture:
 
 def main():
     args = parse()
-    model = Model(Parameters(*args.size), MPI.COMM_WORLD, args.halo, args.in_place)
+    model = Model(Parameters(*args.size), MPI.COMM_WORLD, args.halo)
     if args.benchmark:
         steps = args.steps or (args.days * DAY / model.p.dt if args.days else 100)
         return benchmark(model, even(steps))

@@ -69,6 +69,7 @@ def test_report(tmp_path, monkeypatch):
     results[Key(2, "allreduce", 4, OLD, "jax.jit")] = [60e-6] * 3
     results[Key(2, "allreduce", 4, GLOO, "jax.jit")] = [660e-6] * 3
     models = {(2, "one host"): {NEW: [0.1, 0.1, 0.2], OLD: [0.2, 0.2, 0.2]}}
+    models[2, "one host"][report.OLD_EXAMPLE] = [0.5]  # of one round: no spread
     monkeypatch.setattr(report, "DATA", tmp_path / "data")
     text = report.write(bench(results, models, ["gloo: gone"]), tmp_path, 60)
     lines = text.splitlines()
@@ -82,7 +83,7 @@ def test_report(tmp_path, monkeypatch):
     # Of the least times; then the quartiles of 10, 5, 10.
     assert f"| compiled: 0.9.1 / mpi4jax.jit | {of} | 10.00 (7.50 to 10.00) |" in lines
     assert f"| compiled: gloo / mpi4jax.jit | {of} | 110 (82 to 110) |" in lines
-    assert "| 2 | one host | 10.0 | 5.0 | 2.00 (1.50 to 2.00) |" in lines
+    assert "| 2 | one host | 10.0 | 5.0 | 2.0 | 2.00 (1.50 to 2.00) | 5.00 |" in lines
 
 
 def test_report_of_nothing(tmp_path, monkeypatch):
