@@ -210,6 +210,9 @@ macro_rules! symbol_of {
     (cuMemcpyDtoDAsync) => {
         "cuMemcpyDtoDAsync_v2"
     };
+    (cuMemcpy2DAsync) => {
+        "cuMemcpy2DAsync_v2"
+    };
     (cuMemAlloc) => {
         "cuMemAlloc_v2"
     };

@@ -6,7 +6,7 @@ use std::ptr::{null, null_mut};
 use super::Loaded;
 use crate::dynlib::{LoadError, Name, function_table};
 use crate::error::Cause;
-use crate::ops::Stream;
+use crate::ops::{Runs, Stream};
 use crate::transport::{Device, Staging};
 
 /// `CUresult`; a newer driver has codes that we do not know.
@@ -54,6 +54,8 @@ function_table! {
         cuMemsetD32Async(Pointer, c_uint, usize, StreamHandle) -> Code;
         cuMemcpyDtoHAsync(*mut c_void, Pointer, usize, StreamHandle) -> Code;
         cuMemcpyHtoDAsync(Pointer, *const c_void, usize, StreamHandle) -> Code;
+        cuMemcpyDtoDAsync(Pointer, Pointer, usize, StreamHandle) -> Code;
+        cuMemcpy2DAsync(*const Copy2D, StreamHandle) -> Code;
         cuEventCreate(*mut Event, c_uint) -> Code;
         cuEventRecord(Event, StreamHandle) -> Code;
         cuEventSynchronize(Event) -> Code;
@@ -61,6 +63,41 @@ function_table! {
         cuEventDestroy(Event) -> Code;
     } optional {}
 }
+
+/// `CUDA_MEMCPY2D_v2`
+#[repr(C)]
+pub struct Copy2D {
+    from: Rows,
+    to: Rows,
+    width: usize,
+    height: usize,
+}
+
+/// One side of it.
+#[repr(C)]
+struct Rows {
+    x: usize,
+    y: usize,
+    /// `CUmemorytype`
+    kind: c_int,
+    host: *mut c_void,
+    device: Pointer,
+    array: *mut c_void,
+    pitch: usize,
+}
+
+impl Rows {
+    fn on_host(data: *mut u8, pitch: usize) -> Self {
+        Self { x: 0, y: 0, kind: 1, host: data.cast(), device: 0, array: null_mut(), pitch }
+    }
+
+    fn on_device(data: *mut u8, pitch: usize) -> Self {
+        Self { x: 0, y: 0, kind: 2, host: null_mut(), device: data as Pointer, array: null_mut(), pitch }
+    }
+}
+
+/// `CU_DEVICE_ATTRIBUTE_MAX_PITCH` of all GPUs so far.
+const MAX_PITCH: usize = c_int::MAX as usize;
 
 /// The initialised driver.
 #[derive(Debug)]
@@ -234,6 +271,26 @@ impl CudaDevice {
     }
 }
 
+impl CudaDevice {
+    /// # Safety
+    /// Both sides hold so many rows of so many bytes until the stream has come past it.
+    unsafe fn copy_2d(
+        &self,
+        (from, to): (Rows, Rows),
+        width: usize,
+        height: usize,
+        stream: Stream,
+    ) -> Result<(), Cause> {
+        if width == 0 {
+            return Ok(());
+        }
+        let copy = Copy2D { from, to, width, height };
+        // SAFETY: promised by the caller; it is read before the function returns.
+        let code = unsafe { (self.0.f.cuMemcpy2DAsync)(&copy, stream.0) };
+        self.0.check("cuMemcpy2DAsync", code)
+    }
+}
+
 impl Device for CudaDevice {
     type Staging = Pinned;
     type Mark = Mark;
@@ -268,6 +325,57 @@ impl Device for CudaDevice {
         // SAFETY: promised by the caller.
         let code = unsafe { (self.0.f.cuMemcpyHtoDAsync)(to as Pointer, from.cast(), bytes, stream.0) };
         self.0.check("cuMemcpyHtoDAsync", code)
+    }
+
+    unsafe fn download_runs(
+        &self,
+        from: *const u8,
+        to: *mut u8,
+        runs: Runs,
+        stream: Stream,
+    ) -> Result<(), Cause> {
+        let Runs { offset, bytes, count, distance } = runs;
+        // SAFETY: promised by the caller.
+        unsafe {
+            let (from, to) = (from.add(offset), to.add(offset));
+            if count > 1 && distance <= MAX_PITCH {
+                let sides = (Rows::on_device(from.cast_mut(), distance), Rows::on_host(to, distance));
+                return self.copy_2d(sides, bytes, count, stream);
+            }
+            (0..count)
+                .map(|i| i * distance)
+                .try_for_each(|at| self.download(from.add(at), to.add(at), bytes, stream))
+        }
+    }
+
+    unsafe fn upload_runs(
+        &self,
+        from: *const u8,
+        to: *mut u8,
+        runs: Runs,
+        stream: Stream,
+    ) -> Result<(), Cause> {
+        let Runs { offset, bytes, count, distance } = runs;
+        // SAFETY: promised by the caller.
+        unsafe {
+            let (from, to) = (from.add(offset), to.add(offset));
+            if count > 1 && distance <= MAX_PITCH {
+                let sides = (Rows::on_host(from.cast_mut(), distance), Rows::on_device(to, distance));
+                return self.copy_2d(sides, bytes, count, stream);
+            }
+            (0..count)
+                .map(|i| i * distance)
+                .try_for_each(|at| self.upload(from.add(at), to.add(at), bytes, stream))
+        }
+    }
+
+    unsafe fn copy(&self, from: *const u8, to: *mut u8, bytes: usize, stream: Stream) -> Result<(), Cause> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        // SAFETY: promised by the caller.
+        let code = unsafe { (self.0.f.cuMemcpyDtoDAsync)(to as Pointer, from as Pointer, bytes, stream.0) };
+        self.0.check("cuMemcpyDtoDAsync", code)
     }
 
     fn synchronize(&self, stream: Stream) -> Result<(), Cause> {

@@ -198,6 +198,21 @@ impl Halo {
         self.blocks.len()
     }
 
+    /// The cells of a block that an exchange in place reads, or those that it writes. Some may be there twice.
+    pub fn cells(&self, block: usize, written: bool) -> Vec<Runs> {
+        let parcels = self.messages.iter().flat_map(|message| {
+            let [send, recv] = [!written, written].map(|of_one| of_one || self.adjoint);
+            [message.send.as_ref().filter(|_| send), message.recv.as_ref().filter(|_| recv)]
+        });
+        let mut cells = Vec::new();
+        for region in parcels.flatten().filter_map(|parcel| parcel.regions.get(block)) {
+            region.rows(|offset, count, distance| {
+                cells.push(Runs { offset, bytes: region.run, count, distance });
+            });
+        }
+        cells
+    }
+
     /// Carries out a call of the site that this belongs to.
     pub fn exchange(&self, call: &Call, rank: i32, wire: &mut impl Wire) -> Result<(), Cause> {
         let blocks = || call.blocks();
@@ -255,6 +270,18 @@ impl Halo {
         }
         Ok(())
     }
+}
+
+/// Equally spaced pieces of a block, all in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Runs {
+    /// Of the first one.
+    pub offset: usize,
+    /// Of each.
+    pub bytes: usize,
+    pub count: usize,
+    /// From one to the next.
+    pub distance: usize,
 }
 
 /// A box of cells within a block, in bytes.
@@ -375,7 +402,7 @@ const PIECE: usize = 1 << 24;
 /// # Safety
 /// Both places hold them, at distances `from_stride` and `to_stride`, and do not overlap.
 #[inline]
-unsafe fn copy_runs(
+pub unsafe fn copy_runs(
     from: *const u8,
     from_stride: usize,
     to: *mut u8,

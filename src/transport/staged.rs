@@ -11,7 +11,7 @@ use std::sync::{Mutex, PoisonError};
 
 use super::Transport;
 use crate::error::{Cause, Error};
-use crate::ops::{Blocks, Buffer, Call, Comm, Op, Stream};
+use crate::ops::{Blocks, Buffer, Call, Comm, Halo, Op, Runs, Stream, copy_runs};
 
 /// Memory that a host transport cannot reach, and how to copy from and to it.
 pub trait Device: Send + Sync + fmt::Debug {
@@ -40,6 +40,36 @@ pub trait Device: Send + Sync + fmt::Debug {
     /// Both places hold so many bytes until the stream has come past it.
     unsafe fn upload(&self, from: *const u8, to: *mut u8, bytes: usize, stream: Stream) -> Result<(), Cause>;
 
+    /// Starts to copy pieces of a block from the device, to the same places of a block on the host.
+    ///
+    /// # Safety
+    /// As for `download`: both blocks hold the pieces.
+    unsafe fn download_runs(
+        &self,
+        from: *const u8,
+        to: *mut u8,
+        runs: Runs,
+        stream: Stream,
+    ) -> Result<(), Cause>;
+
+    /// Starts to copy pieces of a block to the device, to the same places of a block there.
+    ///
+    /// # Safety
+    /// As for `upload`: both blocks hold the pieces.
+    unsafe fn upload_runs(
+        &self,
+        from: *const u8,
+        to: *mut u8,
+        runs: Runs,
+        stream: Stream,
+    ) -> Result<(), Cause>;
+
+    /// Starts to copy within the device.
+    ///
+    /// # Safety
+    /// Both places hold so many bytes until the stream has come past it, and do not overlap.
+    unsafe fn copy(&self, from: *const u8, to: *mut u8, bytes: usize, stream: Stream) -> Result<(), Cause>;
+
     /// Waits for all that was started on a stream.
     fn synchronize(&self, stream: Stream) -> Result<(), Cause>;
 
@@ -58,6 +88,10 @@ pub trait Staging: Send {
 
 /// Bytes of a piece. Not a setting: all ranks have to cut alike.
 const PIECE: usize = 4 << 20;
+
+/// How many copies can be started while a piece is copied, roughly: less than so much of a piece is not worth
+/// a copy of its own.
+const COPIES_PER_PIECE: usize = 64;
 
 /// Bytes of staging memory that are kept for later calls, unless the environment says otherwise.
 const KEPT: usize = 256 << 20;
@@ -111,6 +145,9 @@ impl<D: Device, T: Transport> Staged<D, T> {
 
     /// The call on staging memory, between the copies.
     fn run(&self, call: &Call) -> Result<Result<(), Error>, Cause> {
+        if let Some(halo) = &call.site.halo {
+            return self.run_halo(call, halo);
+        }
         let stream = call.stream;
         let mut down = call.send.map(|buffer| self.staging(buffer.bytes())).transpose()?;
         let mut up = call.recv.map(|buffer| self.staging(buffer.bytes())).transpose()?;
@@ -120,25 +157,9 @@ impl<D: Device, T: Transport> Staged<D, T> {
         };
         let (send, recv) = (on_host(call.send, &mut down), on_host(call.recv, &mut up));
         let received = pair.as_mut().map(|lease| lease.data().cast::<[i32; 2]>());
-        // On staging memory, an operation on several arrays leaves its results where its operands are.
-        let leased = call.others.iter().map(|(from, _)| self.staging(from.bytes()));
-        let mut leased = leased.collect::<Result<Vec<_>, Cause>>()?;
-        let others: Blocks = call
-            .others
-            .iter()
-            .zip(&mut leased)
-            .map(|(&(from, to), lease)| {
-                let data = lease.data();
-                (Buffer { data, ..from }, Buffer { data, ..to })
-            })
-            .collect();
         let pieces = pieces(call, self.piece);
 
         let mut marks = VecDeque::new();
-        for (&(from, _), (to, _)) in call.others.iter().zip(&others) {
-            // SAFETY: as below; the mark after the first array is later than these copies.
-            unsafe { self.device.download(from.data, to.data, from.bytes(), stream)? };
-        }
         if let (Some(from), Some(to)) = (call.send, send) {
             for range in &pieces {
                 let (from, to) = (part(&from, range), part(&to, range));
@@ -153,12 +174,10 @@ impl<D: Device, T: Transport> Staged<D, T> {
                 self.device.wait(mark)?;
             }
             let [send_part, recv_part] = [send, recv].map(|buffer| buffer.map(|buffer| part(&buffer, range)));
-            let host_call =
-                Call { send: send_part, recv: recv_part, others: &others, received, ..call.clone() };
+            let host_call = Call { send: send_part, recv: recv_part, received, ..call.clone() };
             if let Err(error) = self.host.execute(&host_call) {
                 self.device.synchronize(stream)?;
-                let leases = [&mut down, &mut up, &mut pair].into_iter().flatten().chain(&mut leased);
-                leases.for_each(|lease| lease.settled = true);
+                [&mut down, &mut up, &mut pair].into_iter().flatten().for_each(|lease| lease.settled = true);
                 return Ok(Err(error));
             }
             if let (Some(from), Some(to)) = (recv_part, call.recv) {
@@ -167,17 +186,80 @@ impl<D: Device, T: Transport> Staged<D, T> {
                 unsafe { self.device.upload(from.data, to.data, to.bytes(), stream)? };
             }
         }
-        for ((from, _), (_, to)) in others.iter().zip(call.others) {
-            // SAFETY: as above.
-            unsafe { self.device.upload(from.data, to.data, to.bytes(), stream)? };
-        }
         if let (Some(from), Some(to)) = (received, call.received) {
             // SAFETY: two int32 on both sides.
             unsafe { self.device.upload(from.cast(), to.cast(), size_of::<[i32; 2]>(), stream)? };
         }
         // What was copied down has been waited for.
         down.iter_mut().for_each(|lease| lease.settled = true);
-        for lease in [&mut up, &mut pair].into_iter().flatten().chain(&mut leased) {
+        for lease in [&mut up, &mut pair].into_iter().flatten() {
+            lease.until(self.device.mark(stream)?);
+        }
+        Ok(Ok(()))
+    }
+
+    /// The same for operations on several blocks, of which only some cells travel: no others are copied.
+    fn run_halo(&self, call: &Call, halo: &Halo) -> Result<Result<(), Error>, Cause> {
+        let stream = call.stream;
+        let leased = call.blocks().map(|(from, _)| self.staging(from.bytes()));
+        let mut leased = leased.collect::<Result<Vec<_>, Cause>>()?;
+        // On staging memory, the results are where the operands are.
+        let on_host: Blocks = call
+            .blocks()
+            .zip(&mut leased)
+            .map(|((from, to), lease)| {
+                let data = lease.data();
+                (Buffer { data, ..from }, Buffer { data, ..to })
+            })
+            .collect();
+        // What is copied of each block: what is read, and what is written.
+        let plan = |(which, (block, _)): (usize, (Buffer, Buffer))| {
+            let parts = [false, true].map(|written| halo.cells(which, written));
+            let copies = parts.iter().map(Vec::len).max().unwrap_or(0);
+            let is_worth_it = block.bytes() > copies * (self.piece / COPIES_PER_PIECE);
+            is_worth_it.then_some(parts)
+        };
+        let plans: Vec<_> = call.blocks().enumerate().map(plan).collect();
+        for (((from, _), (to, _)), plan) in call.blocks().zip(&on_host).zip(&plans) {
+            // SAFETY: a staging buffer is as large as its block, and goes back to the pool when the copies have
+            // ended: they have when the mark was waited for.
+            unsafe {
+                match plan {
+                    None => self.device.download(from.data, to.data, from.bytes(), stream)?,
+                    Some([read, _]) => read
+                        .iter()
+                        .try_for_each(|&runs| self.device.download_runs(from.data, to.data, runs, stream))?,
+                }
+            }
+        }
+        let downloaded = self.device.mark(stream)?;
+        for ((from, to), plan) in call.blocks().zip(&plans) {
+            if from.data != to.data && plan.is_some() {
+                // SAFETY: XLA's operand and result, of one size, which are one buffer or do not overlap.
+                unsafe { self.device.copy(from.data, to.data, from.bytes(), stream)? };
+            }
+        }
+        self.device.wait(downloaded)?;
+        let host_call = match on_host.split_first() {
+            Some((&(from, to), others)) => Call { send: Some(from), recv: Some(to), others, ..call.clone() },
+            None => call.clone(),
+        };
+        if let Err(error) = self.host.execute(&host_call) {
+            self.device.synchronize(stream)?;
+            leased.iter_mut().for_each(|lease| lease.settled = true);
+            return Ok(Err(error));
+        }
+        for (((_, to), lease), plan) in call.blocks().zip(&mut leased).zip(&plans) {
+            let from = lease.data();
+            // SAFETY: as above; the lease is busy until the copies have ended.
+            unsafe {
+                match plan {
+                    None => self.device.upload(from, to.data, to.bytes(), stream)?,
+                    Some([_, written]) => written
+                        .iter()
+                        .try_for_each(|&runs| self.device.upload_runs(from, to.data, runs, stream))?,
+                }
+            }
             lease.until(self.device.mark(stream)?);
         }
         Ok(Ok(()))
@@ -352,6 +434,9 @@ impl<D: Device> Drop for Lease<'_, D> {
     }
 }
 
+/// What is in staging memory at first: a test that reads what was not copied sees it.
+const UNWRITTEN: u8 = 0xA5;
+
 /// Host memory in the part of a device: what `Staged` does can be tested, and timed, without one.
 #[derive(Clone, Copy, Debug)]
 pub struct HostDevice;
@@ -361,7 +446,7 @@ impl Device for HostDevice {
     type Mark = ();
 
     fn allocate(&self, bytes: usize) -> Result<Self::Staging, Cause> {
-        Ok(vec![0; bytes].into())
+        Ok(vec![UNWRITTEN; bytes].into())
     }
 
     unsafe fn download(
@@ -380,6 +465,35 @@ impl Device for HostDevice {
 
     unsafe fn upload(&self, from: *const u8, to: *mut u8, bytes: usize, stream: Stream) -> Result<(), Cause> {
         // SAFETY: promised by the caller. On the host there is no difference.
+        unsafe { self.download(from, to, bytes, stream) }
+    }
+
+    unsafe fn download_runs(
+        &self,
+        from: *const u8,
+        to: *mut u8,
+        runs: Runs,
+        _stream: Stream,
+    ) -> Result<(), Cause> {
+        let Runs { offset, bytes, count, distance } = runs;
+        // SAFETY: promised by the caller.
+        unsafe { copy_runs(from.add(offset), distance, to.add(offset), distance, bytes, count) };
+        Ok(())
+    }
+
+    unsafe fn upload_runs(
+        &self,
+        from: *const u8,
+        to: *mut u8,
+        runs: Runs,
+        stream: Stream,
+    ) -> Result<(), Cause> {
+        // SAFETY: promised by the caller.
+        unsafe { self.download_runs(from, to, runs, stream) }
+    }
+
+    unsafe fn copy(&self, from: *const u8, to: *mut u8, bytes: usize, stream: Stream) -> Result<(), Cause> {
+        // SAFETY: promised by the caller.
         unsafe { self.download(from, to, bytes, stream) }
     }
 

@@ -5,19 +5,19 @@
  * waited reads rubbish. FAKE_CUDA_VERSION, FAKE_CUDA_DEVICES, FAKE_CUDA_BROKEN (cuInit fails),
  * FAKE_CUDA_SHARED (all processes see one GPU), FAKE_CUDA_STREAM_DEVICE (where streams are), FAKE_CUDA_STUCK (no
  * event is ever reached), FAKE_CUDA_LOST (events cannot be recorded) and FAKE_CUDA_CAPTURING (all is recorded into a graph) set the scene;
- * FAKE_CUDA_LOG names a file to which the numbers of calls are written at exit. */
+ * FAKE_CUDA_LOG names a file to which the numbers of calls are written at exit, and the bytes copied from and to the host. */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-typedef struct { void *to; const void *from; size_t bytes; uint32_t value; } Copy;
+typedef struct { void *to; const void *from; size_t bytes; uint32_t value; size_t rows, to_pitch, from_pitch; } Copy;
 
 static __thread Copy *queue;
 static __thread size_t queued, done, room;
 static __thread int entered;
-static long copies, waits, allocations;
+static long copies, waits, allocations, copied;
 
 static int number(const char *name, int otherwise) {
     const char *text = getenv(name);
@@ -28,7 +28,8 @@ static void drain(size_t until) {
     for (; done < until; done++) {
         Copy *copy = &queue[done];
         if (copy->from)
-            memcpy(copy->to, copy->from, copy->bytes);
+            for (size_t row = 0; row < copy->rows + !copy->rows; row++)
+                memcpy((char *)copy->to + row * copy->to_pitch, (const char *)copy->from + row * copy->from_pitch, copy->bytes);
         else
             memcpy(copy->to, &copy->value, sizeof copy->value);
     }
@@ -50,7 +51,7 @@ static void report(void) {
     const char *path = getenv("FAKE_CUDA_LOG");
     FILE *file = path ? fopen(path, "a") : NULL;
     if (file) {
-        fprintf(file, "copies %ld waits %ld allocations %ld\n", copies, waits, allocations);
+        fprintf(file, "copies %ld waits %ld allocations %ld copied %ld\n", copies, waits, allocations, copied);
         fclose(file);
     }
 }
@@ -93,10 +94,32 @@ int cuMemsetD32Async(uint64_t to, unsigned value, size_t words, void *stream) {
 }
 int cuMemcpyDtoHAsync_v2(void *to, uint64_t from, size_t bytes, void *stream) {
     Copy copy = {to, (void *)(uintptr_t)from, bytes, 0};
+    __atomic_add_fetch(&copied, bytes, __ATOMIC_RELAXED);
     return add(copy);
 }
 int cuMemcpyHtoDAsync_v2(uint64_t to, const void *from, size_t bytes, void *stream) {
     Copy copy = {(void *)(uintptr_t)to, from, bytes, 0};
+    __atomic_add_fetch(&copied, bytes, __ATOMIC_RELAXED);
+    return add(copy);
+}
+int cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t bytes, void *stream) {
+    Copy copy = {(void *)(uintptr_t)to, (void *)(uintptr_t)from, bytes, 0};
+    return add(copy);
+}
+typedef struct { size_t x, y; int kind; void *host; uint64_t device; void *array; size_t pitch; } Rows;
+typedef struct { Rows from, to; size_t width, height; } Copy2D;
+static char *place(const Rows *rows) {
+    char *base = rows->kind == 1 ? rows->host : (char *)(uintptr_t)rows->device;
+    return base + rows->y * rows->pitch + rows->x;
+}
+int cuMemcpy2DAsync_v2(const Copy2D *it, void *stream) {
+    Copy copy = {place(&it->to), place(&it->from), it->width, 0, it->height, it->to.pitch, it->from.pitch};
+    int host = it->from.kind == 1, device = it->from.kind == 2;
+    if (!(host && it->to.kind == 2) && !(device && it->to.kind == 1))
+        return 1; /* CUDA_ERROR_INVALID_VALUE */
+    if (it->width > it->from.pitch || it->width > it->to.pitch)
+        return 1;
+    __atomic_add_fetch(&copied, it->width * it->height, __ATOMIC_RELAXED);
     return add(copy);
 }
 /* An event is how far its thread's queue has to be done. */
