@@ -19,6 +19,9 @@ pub const NEWEST_API_MINOR: c_int = 4;
 
 /// From this minor on a type is registered with its deleter, and the metadata names the state's type.
 pub const MINOR_TYPE_INFO: c_int = 2;
+/// From this minor on XLA surely records calls together with their states. Without, asking for the state of a call
+/// that is being recorded crashes inside XLA: so with jaxlib 0.7.0 to 0.8.1, not with 0.9.0.
+pub const MINOR_STATE_RECORDED: c_int = 3;
 /// From this minor on states belong to a stage.
 pub const MINOR_STATE_STAGE: c_int = 3;
 

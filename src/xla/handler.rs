@@ -150,7 +150,10 @@ unsafe fn answer<const KIND: u8>(frame: &CallFrame, metadata: *mut c_api::Metada
         let minor = minor(frame.api);
         (*metadata).api_version.major = c_api::API_MAJOR;
         (*metadata).api_version.minor = minor;
-        let recorded = KIND == kind::CUDA && transport::captured(Platform::Cuda) && !watch::is_checking();
+        let recorded = KIND == kind::CUDA
+            && minor >= c_api::MINOR_STATE_RECORDED
+            && transport::captured(Platform::Cuda)
+            && !watch::is_checking();
         (*metadata).traits = if recorded { c_api::TRAIT_COMMAND_BUFFER } else { 0 };
         if minor >= c_api::MINOR_TYPE_INFO && frame.stage == c_api::STAGE_INSTANTIATE {
             (*metadata).state_type_id = register(frame.api)?;

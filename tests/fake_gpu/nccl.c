@@ -2,6 +2,8 @@
  * (ncclGetUniqueId fails), FAKE_NCCL_BROKEN (ncclCommInitRank fails) and FAKE_NCCL_ASYNC_ERROR (after so many
  * operations) set the scene;
  * FAKE_NCCL_LOG names a file to which the number of operations is written at exit. */
+#define _GNU_SOURCE
+#include <dlfcn.h>
 #include <mpi.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -13,8 +15,7 @@ enum { INT8, UINT8, INT32, UINT32, INT64, UINT64, FLOAT16, FLOAT32, FLOAT64, BFL
 static const size_t SIZES[] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2};
 enum { SUM, PROD, MAX, MIN };
 
-static __thread int depth, count;
-static __thread MPI_Request requests[1024];
+enum { GROUP = 64 };
 static long operations;
 
 static int number(const char *name) {
@@ -157,30 +158,87 @@ static void reduce(const char *all, char *to, size_t n, int ranks, int type, int
     }
 }
 
-int ncclReduce(const void *from, void *to, size_t n, int type, int op, int root, void *handle, void *stream) {
-    MPI_Comm comm = *(MPI_Comm *)handle;
-    int rank, ranks, bytes = (int)(n * SIZES[type]);
-    MPI_Comm_rank(comm, &rank);
-    MPI_Comm_size(comm, &ranks);
-    char *all = malloc((size_t)bytes * ranks + 1);
-    MPI_Allgather(from, bytes, MPI_BYTE, all, bytes, MPI_BYTE, comm);
-    if (root < 0 || root == rank)
-        reduce(all, to, n, ranks, type, op);
-    free(all);
-    operations++;
+/* What a call puts on a stream. Driver.c has streams: there it runs when the stream comes to it, and again with every graph that it
+ * was recorded into; so it is never freed. Cuda.c has none: there it runs at once. */
+typedef struct { const void *from; void *to; size_t n; int type, op, peer; MPI_Comm comm; int receives; } Part;
+typedef struct { void (*run)(Part *parts, int count); int count; Part parts[]; } Work;
+
+static __thread int depth, count;
+static __thread Part group[GROUP];
+static __thread void *group_stream;
+static void *(*host_of)(const void *);
+static int (*launch)(void *, void (*)(void *), void *);
+
+static void run(void *work) {
+    Part parts[GROUP];
+    Work *all = work;
+    for (int i = 0; i < all->count; i++) {
+        parts[i] = all->parts[i];
+        if (host_of) {
+            parts[i].from = host_of(parts[i].from);
+            parts[i].to = host_of(parts[i].to);
+        }
+    }
+    all->run(parts, all->count);
+}
+
+static int put(void (*what)(Part *, int), const Part *parts, int count, void *stream) {
+    static int looked;
+    if (!looked++) {
+        void *driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
+        if (driver && (host_of = dlsym(driver, "fake_host")))
+            launch = dlsym(driver, "cuLaunchHostFunc");
+    }
+    Work *work = malloc(sizeof *work + count * sizeof *parts);
+    work->run = what;
+    work->count = count;
+    memcpy(work->parts, parts, count * sizeof *parts);
+    operations += count;
+    if (launch)
+        return launch(stream, run, work) ? 1 : 0;
+    run(work);
+    free(work);
     return 0;
 }
-int ncclAllReduce(const void *from, void *to, size_t n, int type, int op, void *handle, void *stream) {
-    return ncclReduce(from, to, n, type, op, -1, handle, stream);
+
+static void reduces(Part *part, int count) {
+    int rank, ranks, bytes = (int)(part->n * SIZES[part->type]);
+    MPI_Comm_rank(part->comm, &rank);
+    MPI_Comm_size(part->comm, &ranks);
+    char *all = malloc((size_t)bytes * ranks + 1);
+    MPI_Allgather(part->from, bytes, MPI_BYTE, all, bytes, MPI_BYTE, part->comm);
+    if (part->peer < 0 || part->peer == rank)
+        reduce(all, part->to, part->n, ranks, part->type, part->op);
+    free(all);
 }
-int ncclBroadcast(const void *from, void *to, size_t n, int type, int root, void *handle, void *stream) {
-    operations++;
-    return MPI_Bcast(to, (int)(n * SIZES[type]), MPI_BYTE, root, *(MPI_Comm *)handle);
+static void broadcasts(Part *part, int count) { MPI_Bcast(part->to, (int)part->n, MPI_BYTE, part->peer, part->comm); }
+static void gathers(Part *part, int count) {
+    MPI_Allgather(part->from, (int)part->n, MPI_BYTE, part->to, (int)part->n, MPI_BYTE, part->comm);
 }
-int ncclAllGather(const void *from, void *to, size_t n, int type, void *handle, void *stream) {
-    int bytes = (int)(n * SIZES[type]);
-    operations++;
-    return MPI_Allgather(from, bytes, MPI_BYTE, to, bytes, MPI_BYTE, *(MPI_Comm *)handle);
+static void exchanges(Part *parts, int count) {
+    MPI_Request requests[GROUP];
+    for (int i = 0; i < count; i++)
+        if (parts[i].receives)
+            MPI_Irecv(parts[i].to, (int)parts[i].n, MPI_BYTE, parts[i].peer, 1, parts[i].comm, &requests[i]);
+        else
+            MPI_Isend(parts[i].from, (int)parts[i].n, MPI_BYTE, parts[i].peer, 1, parts[i].comm, &requests[i]);
+    MPI_Waitall(count, requests, MPI_STATUSES_IGNORE);
+}
+
+int ncclReduce(const void *from, void *to, size_t n, int type, int op, int root, void *comm, void *stream) {
+    Part part = {from, to, n, type, op, root, *(MPI_Comm *)comm};
+    return put(reduces, &part, 1, stream);
+}
+int ncclAllReduce(const void *from, void *to, size_t n, int type, int op, void *comm, void *stream) {
+    return ncclReduce(from, to, n, type, op, -1, comm, stream);
+}
+int ncclBroadcast(const void *from, void *to, size_t n, int type, int root, void *comm, void *stream) {
+    Part part = {from, to, n * SIZES[type], type, 0, root, *(MPI_Comm *)comm};
+    return put(broadcasts, &part, 1, stream);
+}
+int ncclAllGather(const void *from, void *to, size_t n, int type, void *comm, void *stream) {
+    Part part = {from, to, n * SIZES[type], type, 0, 0, *(MPI_Comm *)comm};
+    return put(gathers, &part, 1, stream);
 }
 
 int ncclGroupStart(void) { depth++; return 0; }
@@ -189,18 +247,19 @@ int ncclGroupEnd(void) {
         return 0;
     int n = count;
     count = 0;
-    return MPI_Waitall(n, requests, MPI_STATUSES_IGNORE);
+    return n ? put(exchanges, group, n, group_stream) : 0;
 }
-static int started(int code) {
-    operations++;
-    if (code || depth)
-        return code;
+static int message(Part part, void *stream) {
+    group[count++] = part;
+    group_stream = stream;
+    if (depth)
+        return 0;
     depth = 1;
     return ncclGroupEnd();
 }
-int ncclSend(const void *from, size_t n, int type, int peer, void *handle, void *stream) {
-    return started(MPI_Isend(from, (int)(n * SIZES[type]), MPI_BYTE, peer, 1, *(MPI_Comm *)handle, &requests[count++]));
+int ncclSend(const void *from, size_t n, int type, int peer, void *comm, void *stream) {
+    return message((Part){from, NULL, n * SIZES[type], type, 0, peer, *(MPI_Comm *)comm}, stream);
 }
-int ncclRecv(void *to, size_t n, int type, int peer, void *handle, void *stream) {
-    return started(MPI_Irecv(to, (int)(n * SIZES[type]), MPI_BYTE, peer, 1, *(MPI_Comm *)handle, &requests[count++]));
+int ncclRecv(void *to, size_t n, int type, int peer, void *comm, void *stream) {
+    return message((Part){NULL, to, n * SIZES[type], type, 0, peer, *(MPI_Comm *)comm, 1}, stream);
 }
