@@ -13,6 +13,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jaxlib
 import pytest
 
 import mpirun as launcher
@@ -27,6 +28,9 @@ pytestmark = [
         reason="no CUDA plugin of JAX (see tests/test_plugin.py)",
     ),
 ]
+
+# Older XLAs record no call that has a state.
+RECORDS = tuple(map(int, jaxlib.__version__.split(".")[:3])) >= (0, 9, 1)
 
 # By these names XLA looks for them.
 LIBRARIES = ["libcudart.so.12", "libcudart.so.13", "libcudnn.so.9", "libnvidia-ml.so.1"]
@@ -118,7 +122,7 @@ def test_all_ops(mpirun, machine, tmp_path, run, ranks):
     assert len(counts) == ranks
     for kernels, graphs in counts:
         assert kernels == "0"
-        assert (int(graphs) > 0) == (run == "nccl graphs")
+        assert (int(graphs) > 0) == (run == "nccl graphs" and RECORDS)
 
 
 def test_who_touches_the_memory_of_a_gpu_dies(mpirun, machine):

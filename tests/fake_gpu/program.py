@@ -127,7 +127,7 @@ other = comm.Dup()
 on_other = mpi4jax.jit(lambda x: nt.allreduce(x, MPI.SUM, comm=other))
 equal(np.asarray(on_other(on(x))), total)
 other.Free()
-with pytest.raises(jax.errors.JaxRuntimeError, match="has been freed"):
+with pytest.raises((RuntimeError, ValueError), match="has been freed"):
     on_other(on(x)).block_until_ready()
 
 # What is under way at exit is waited for.
