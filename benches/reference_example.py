@@ -14,11 +14,11 @@ from pathlib import Path
 
 def program(path: Path, nx: int, ny: int) -> str:
     source = path.read_text()
-    for name, cells in (("nx_global", 360), ("ny_global", 180)):
+    for name, cells, wanted in (("nx_global", 360, nx), ("ny_global", 180, ny)):
         line = f"{name} = {cells} + 2\n"
         if source.count(line) != 1:
             raise SystemExit(f"{path} does not say {line!r} once: is it of another version?")
-        source = source.replace(line, f"{name} = {nx if name == 'nx_global' else ny} + 2\n")
+        source = source.replace(line, f"{name} = {wanted} + 2\n")
     return source
 
 

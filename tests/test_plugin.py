@@ -7,16 +7,12 @@ It needs JAX's CUDA plugin in jaxlib's version, which the tests do not install, 
 import importlib.util
 import os
 import re
-import shutil
 import stat
-import subprocess
-import sys
 from pathlib import Path
 
 import jaxlib
 import pytest
-
-import mpirun as launcher
+from libraries import compile_library, mpicc
 
 FAKES = Path(__file__).resolve().parent / "fake_gpu"
 PLUGINS = ("jax_cuda12_plugin", "jax_cuda13_plugin")
@@ -47,34 +43,22 @@ cp "$from" "$to"
 """
 
 
-def compile_library(path, source, *arguments, compiler="cc"):
-    command = [
-        compiler,
-        "-shared",
-        "-fPIC",
-        "-O1",
-        f"-Wl,-soname,{path.name}",
-        "-o",
-        path,
-        source,
-        *arguments,
-    ]
-    subprocess.run(command, check=True, capture_output=True, text=True)
-
-
 @pytest.fixture(scope="module")
 def machine(tmp_path_factory):
     """The environment of a machine with a GPU."""
     folder = tmp_path_factory.mktemp("machine")
-    mpicc = shutil.which("mpicc", path=Path(launcher.find_mpiexec(sys.executable)).parent)
-    if mpicc is None:
-        pytest.skip("no mpicc beside mpiexec")
-    compile_library(folder / "libcuda.so.1", FAKES / "plugin.c", "-lpthread")
+    compiler = mpicc()
+
+    def found_as(name, *arguments, compiler="cc"):
+        """A library that is the same one for all who load it by its name."""
+        compile_library(folder / name, *arguments, f"-Wl,-soname,{name}", compiler=compiler)
+
+    found_as("libcuda.so.1", FAKES / "plugin.c", "-lpthread")
     for name in LIBRARIES:
         (folder / name).symlink_to("libcuda.so.1")
-    compile_library(folder / "libnccl.so.2", FAKES / "nccl.c", "-ldl", compiler=mpicc)
+    found_as("libnccl.so.2", FAKES / "nccl.c", "-ldl", compiler=compiler)
     (folder / "aware.c").write_text("int MPIX_Query_cuda_support(void) { return 1; }")
-    compile_library(folder / "libaware.so", folder / "aware.c")
+    found_as("libaware.so", folder / "aware.c")
     ptxas = folder / "bin" / "ptxas"
     ptxas.parent.mkdir()
     ptxas.write_text(PTXAS)

@@ -272,19 +272,25 @@ impl CudaDevice {
 }
 
 impl CudaDevice {
+    /// Starts to copy pieces between two sides, or those at some offsets `one` by one.
+    ///
     /// # Safety
-    /// Both sides hold so many rows of so many bytes until the stream has come past it.
-    unsafe fn copy_2d(
+    /// Both sides hold the pieces until the stream has come past it.
+    unsafe fn copy_runs(
         &self,
         (from, to): (Rows, Rows),
-        width: usize,
-        height: usize,
+        runs: Runs,
         stream: Stream,
+        one: impl Fn(usize) -> Result<(), Cause>,
     ) -> Result<(), Cause> {
-        if width == 0 {
+        let Runs { offset, bytes, count, distance } = runs;
+        if bytes == 0 {
             return Ok(());
         }
-        let copy = Copy2D { from, to, width, height };
+        if count == 1 || distance > MAX_PITCH {
+            return (0..count).try_for_each(|i| one(offset + i * distance));
+        }
+        let copy = Copy2D { from, to, width: bytes, height: count };
         // SAFETY: promised by the caller; it is read before the function returns.
         let code = unsafe { (self.0.f.cuMemcpy2DAsync)(&copy, stream.0) };
         self.0.check("cuMemcpy2DAsync", code)
@@ -303,69 +309,31 @@ impl Device for CudaDevice {
         Ok(Pinned { driver: self.0, data: data.cast(), capacity: bytes })
     }
 
-    unsafe fn download(
-        &self,
-        from: *const u8,
-        to: *mut u8,
-        bytes: usize,
-        stream: Stream,
-    ) -> Result<(), Cause> {
-        if bytes == 0 {
-            return Ok(());
-        }
-        // SAFETY: promised by the caller.
-        let code = unsafe { (self.0.f.cuMemcpyDtoHAsync)(to.cast(), from as Pointer, bytes, stream.0) };
-        self.0.check("cuMemcpyDtoHAsync", code)
-    }
-
-    unsafe fn upload(&self, from: *const u8, to: *mut u8, bytes: usize, stream: Stream) -> Result<(), Cause> {
-        if bytes == 0 {
-            return Ok(());
-        }
-        // SAFETY: promised by the caller.
-        let code = unsafe { (self.0.f.cuMemcpyHtoDAsync)(to as Pointer, from.cast(), bytes, stream.0) };
-        self.0.check("cuMemcpyHtoDAsync", code)
-    }
-
-    unsafe fn download_runs(
-        &self,
-        from: *const u8,
-        to: *mut u8,
-        runs: Runs,
-        stream: Stream,
-    ) -> Result<(), Cause> {
-        let Runs { offset, bytes, count, distance } = runs;
+    unsafe fn download(&self, from: *const u8, to: *mut u8, runs: Runs, stream: Stream) -> Result<(), Cause> {
+        let Runs { offset, bytes, distance, .. } = runs;
         // SAFETY: promised by the caller.
         unsafe {
-            let (from, to) = (from.add(offset), to.add(offset));
-            if count > 1 && distance <= MAX_PITCH {
-                let sides = (Rows::on_device(from.cast_mut(), distance), Rows::on_host(to, distance));
-                return self.copy_2d(sides, bytes, count, stream);
-            }
-            (0..count)
-                .map(|i| i * distance)
-                .try_for_each(|at| self.download(from.add(at), to.add(at), bytes, stream))
+            let one = |at| {
+                let (from, to) = (from.add(at) as Pointer, to.add(at).cast());
+                let code = (self.0.f.cuMemcpyDtoHAsync)(to, from, bytes, stream.0);
+                self.0.check("cuMemcpyDtoHAsync", code)
+            };
+            let device = Rows::on_device(from.add(offset).cast_mut(), distance);
+            self.copy_runs((device, Rows::on_host(to.add(offset), distance)), runs, stream, one)
         }
     }
 
-    unsafe fn upload_runs(
-        &self,
-        from: *const u8,
-        to: *mut u8,
-        runs: Runs,
-        stream: Stream,
-    ) -> Result<(), Cause> {
-        let Runs { offset, bytes, count, distance } = runs;
+    unsafe fn upload(&self, from: *const u8, to: *mut u8, runs: Runs, stream: Stream) -> Result<(), Cause> {
+        let Runs { offset, bytes, distance, .. } = runs;
         // SAFETY: promised by the caller.
         unsafe {
-            let (from, to) = (from.add(offset), to.add(offset));
-            if count > 1 && distance <= MAX_PITCH {
-                let sides = (Rows::on_host(from.cast_mut(), distance), Rows::on_device(to, distance));
-                return self.copy_2d(sides, bytes, count, stream);
-            }
-            (0..count)
-                .map(|i| i * distance)
-                .try_for_each(|at| self.upload(from.add(at), to.add(at), bytes, stream))
+            let one = |at| {
+                let (from, to) = (from.add(at).cast(), to.add(at) as Pointer);
+                let code = (self.0.f.cuMemcpyHtoDAsync)(to, from, bytes, stream.0);
+                self.0.check("cuMemcpyHtoDAsync", code)
+            };
+            let host = Rows::on_host(from.add(offset).cast_mut(), distance);
+            self.copy_runs((host, Rows::on_device(to.add(offset), distance)), runs, stream, one)
         }
     }
 

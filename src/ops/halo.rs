@@ -284,6 +284,13 @@ pub struct Runs {
     pub distance: usize,
 }
 
+impl Runs {
+    /// All of a block, in one piece.
+    pub fn whole(bytes: usize) -> Self {
+        Self { offset: 0, bytes, count: 1, distance: 0 }
+    }
+}
+
 /// A box of cells within a block, in bytes.
 #[derive(Debug)]
 struct Region {

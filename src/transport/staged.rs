@@ -22,47 +22,18 @@ pub trait Device: Send + Sync + fmt::Debug {
 
     fn allocate(&self, bytes: usize) -> Result<Self::Staging, Cause>;
 
-    /// Starts to copy from the device, on a stream of XLA's.
+    /// Starts to copy pieces of a block from the device to the same places of one on the host, on a stream of
+    /// XLA's.
     ///
     /// # Safety
-    /// Both places hold so many bytes until the stream has come past it.
-    unsafe fn download(
-        &self,
-        from: *const u8,
-        to: *mut u8,
-        bytes: usize,
-        stream: Stream,
-    ) -> Result<(), Cause>;
+    /// Both blocks hold the pieces until the stream has come past it.
+    unsafe fn download(&self, from: *const u8, to: *mut u8, runs: Runs, stream: Stream) -> Result<(), Cause>;
 
-    /// Starts to copy to the device, on a stream of XLA's.
+    /// The same from the host to the device.
     ///
     /// # Safety
-    /// Both places hold so many bytes until the stream has come past it.
-    unsafe fn upload(&self, from: *const u8, to: *mut u8, bytes: usize, stream: Stream) -> Result<(), Cause>;
-
-    /// Starts to copy pieces of a block from the device, to the same places of a block on the host.
-    ///
-    /// # Safety
-    /// As for `download`: both blocks hold the pieces.
-    unsafe fn download_runs(
-        &self,
-        from: *const u8,
-        to: *mut u8,
-        runs: Runs,
-        stream: Stream,
-    ) -> Result<(), Cause>;
-
-    /// Starts to copy pieces of a block to the device, to the same places of a block there.
-    ///
-    /// # Safety
-    /// As for `upload`: both blocks hold the pieces.
-    unsafe fn upload_runs(
-        &self,
-        from: *const u8,
-        to: *mut u8,
-        runs: Runs,
-        stream: Stream,
-    ) -> Result<(), Cause>;
+    /// As for `download`.
+    unsafe fn upload(&self, from: *const u8, to: *mut u8, runs: Runs, stream: Stream) -> Result<(), Cause>;
 
     /// Starts to copy within the device.
     ///
@@ -165,7 +136,7 @@ impl<D: Device, T: Transport> Staged<D, T> {
                 let (from, to) = (part(&from, range), part(&to, range));
                 // SAFETY: the staging buffer is at least as large, and goes back to the pool when the copies
                 // have ended: they have when their marks were waited for.
-                unsafe { self.device.download(from.data, to.data, from.bytes(), stream)? };
+                unsafe { self.device.download(from.data, to.data, Runs::whole(from.bytes()), stream)? };
                 marks.push_back(self.device.mark(stream)?);
             }
         }
@@ -183,12 +154,14 @@ impl<D: Device, T: Transport> Staged<D, T> {
             if let (Some(from), Some(to)) = (recv_part, call.recv) {
                 let to = part(&to, range);
                 // SAFETY: as above; the lease is busy until the copy has ended.
-                unsafe { self.device.upload(from.data, to.data, to.bytes(), stream)? };
+                unsafe { self.device.upload(from.data, to.data, Runs::whole(to.bytes()), stream)? };
             }
         }
         if let (Some(from), Some(to)) = (received, call.received) {
             // SAFETY: two int32 on both sides.
-            unsafe { self.device.upload(from.cast(), to.cast(), size_of::<[i32; 2]>(), stream)? };
+            unsafe {
+                self.device.upload(from.cast(), to.cast(), Runs::whole(size_of::<[i32; 2]>()), stream)?
+            };
         }
         // What was copied down has been waited for.
         down.iter_mut().for_each(|lease| lease.settled = true);
@@ -217,24 +190,19 @@ impl<D: Device, T: Transport> Staged<D, T> {
             let parts = [false, true].map(|written| halo.cells(which, written));
             let copies = parts.iter().map(Vec::len).max().unwrap_or(0);
             let is_worth_it = block.bytes() > copies * (self.piece / COPIES_PER_PIECE);
-            is_worth_it.then_some(parts)
+            if is_worth_it { parts } else { [(); 2].map(|()| vec![Runs::whole(block.bytes())]) }
         };
         let plans: Vec<_> = call.blocks().enumerate().map(plan).collect();
-        for (((from, _), (to, _)), plan) in call.blocks().zip(&on_host).zip(&plans) {
-            // SAFETY: a staging buffer is as large as its block, and goes back to the pool when the copies have
-            // ended: they have when the mark was waited for.
-            unsafe {
-                match plan {
-                    None => self.device.download(from.data, to.data, from.bytes(), stream)?,
-                    Some([read, _]) => read
-                        .iter()
-                        .try_for_each(|&runs| self.device.download_runs(from.data, to.data, runs, stream))?,
-                }
+        for (((from, _), (to, _)), [read, _]) in call.blocks().zip(&on_host).zip(&plans) {
+            for &runs in read {
+                // SAFETY: a staging buffer is as large as its block, and goes back to the pool when the copies
+                // have ended: they have when the mark was waited for.
+                unsafe { self.device.download(from.data, to.data, runs, stream)? };
             }
         }
         let downloaded = self.device.mark(stream)?;
-        for ((from, to), plan) in call.blocks().zip(&plans) {
-            if from.data != to.data && plan.is_some() {
+        for ((from, to), [_, written]) in call.blocks().zip(&plans) {
+            if from.data != to.data && *written != [Runs::whole(to.bytes())] {
                 // SAFETY: XLA's operand and result, of one size, which are one buffer or do not overlap.
                 unsafe { self.device.copy(from.data, to.data, from.bytes(), stream)? };
             }
@@ -249,16 +217,10 @@ impl<D: Device, T: Transport> Staged<D, T> {
             leased.iter_mut().for_each(|lease| lease.settled = true);
             return Ok(Err(error));
         }
-        for (((_, to), lease), plan) in call.blocks().zip(&mut leased).zip(&plans) {
-            let from = lease.data();
-            // SAFETY: as above; the lease is busy until the copies have ended.
-            unsafe {
-                match plan {
-                    None => self.device.upload(from, to.data, to.bytes(), stream)?,
-                    Some([_, written]) => written
-                        .iter()
-                        .try_for_each(|&runs| self.device.upload_runs(from, to.data, runs, stream))?,
-                }
+        for (((_, to), lease), [_, written]) in call.blocks().zip(&mut leased).zip(&plans) {
+            for &runs in written {
+                // SAFETY: as above; the lease is busy until the copies have ended.
+                unsafe { self.device.upload(lease.data(), to.data, runs, stream)? };
             }
             lease.until(self.device.mark(stream)?);
         }
@@ -289,7 +251,7 @@ impl<D: Device, T> Staged<D, T> {
         // SAFETY: promised by the caller; the staging buffer is as large, and busy until the copy has ended.
         unsafe {
             from.cast::<[i32; 2]>().write_unaligned(pair);
-            self.device.upload(from, to.cast(), size_of_val(&pair), stream)?;
+            self.device.upload(from, to.cast(), Runs::whole(size_of_val(&pair)), stream)?;
         }
         staging.until(self.device.mark(stream)?);
         Ok(())
@@ -355,7 +317,7 @@ impl<D: Device, T: Transport> Transport for Staged<D, T> {
         let read = staging.data();
         // SAFETY: promised by the caller; the staging buffer is as large.
         unsafe {
-            self.device.download(pair.cast(), read, size_of::<[i32; 2]>(), stream)?;
+            self.device.download(pair.cast(), read, Runs::whole(size_of::<[i32; 2]>()), stream)?;
             self.device.synchronize(stream)?;
             staging.settled = true;
             Ok(Some(read.cast::<[i32; 2]>().read_unaligned()))
@@ -453,48 +415,25 @@ impl Device for HostDevice {
         &self,
         from: *const u8,
         to: *mut u8,
-        bytes: usize,
-        _stream: Stream,
-    ) -> Result<(), Cause> {
-        if bytes > 0 {
-            // SAFETY: promised by the caller.
-            unsafe { to.copy_from_nonoverlapping(from, bytes) };
-        }
-        Ok(())
-    }
-
-    unsafe fn upload(&self, from: *const u8, to: *mut u8, bytes: usize, stream: Stream) -> Result<(), Cause> {
-        // SAFETY: promised by the caller. On the host there is no difference.
-        unsafe { self.download(from, to, bytes, stream) }
-    }
-
-    unsafe fn download_runs(
-        &self,
-        from: *const u8,
-        to: *mut u8,
         runs: Runs,
         _stream: Stream,
     ) -> Result<(), Cause> {
         let Runs { offset, bytes, count, distance } = runs;
-        // SAFETY: promised by the caller.
-        unsafe { copy_runs(from.add(offset), distance, to.add(offset), distance, bytes, count) };
+        if bytes > 0 {
+            // SAFETY: promised by the caller.
+            unsafe { copy_runs(from.add(offset), distance, to.add(offset), distance, bytes, count) };
+        }
         Ok(())
     }
 
-    unsafe fn upload_runs(
-        &self,
-        from: *const u8,
-        to: *mut u8,
-        runs: Runs,
-        stream: Stream,
-    ) -> Result<(), Cause> {
-        // SAFETY: promised by the caller.
-        unsafe { self.download_runs(from, to, runs, stream) }
+    unsafe fn upload(&self, from: *const u8, to: *mut u8, runs: Runs, stream: Stream) -> Result<(), Cause> {
+        // SAFETY: promised by the caller. On the host there is no difference.
+        unsafe { self.download(from, to, runs, stream) }
     }
 
     unsafe fn copy(&self, from: *const u8, to: *mut u8, bytes: usize, stream: Stream) -> Result<(), Cause> {
         // SAFETY: promised by the caller.
-        unsafe { self.download(from, to, bytes, stream) }
+        unsafe { self.download(from, to, Runs::whole(bytes), stream) }
     }
 
     fn synchronize(&self, _stream: Stream) -> Result<(), Cause> {
