@@ -12,6 +12,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from libraries import compile_library, mpicc
 from mpi4py import MPI
 
 import mpi4jax
@@ -60,24 +61,18 @@ def python(tmp_path_factory):
     server.wait(10)
 
 
-def compile_library(path, source, compiler="cc"):
-    command = [compiler, "-shared", "-fPIC", "-O1", "-o", path, source]
-    subprocess.run(command, check=True, capture_output=True, text=True)
-    return path
-
-
 @pytest.fixture(scope="module")
 def fakes(tmp_path_factory):
     """The environment in which a driver and an NCCL of ours are in the part of the real ones."""
-    mpicc = shutil.which("mpicc", path=Path(launcher.find_mpiexec(sys.executable)).parent)
-    if mpicc is None:
-        pytest.skip("no mpicc beside mpiexec")
+    compiler = mpicc()
     folder = tmp_path_factory.mktemp("fakes")
     return {
         **NOWHERE,
         "MPI4JAX_TEST_CUDA_ON_CPU": "1",
         "MPI4JAX_LIBCUDA": str(compile_library(folder / "libcuda.so.1", FAKES / "cuda.c")),
-        "MPI4JAX_LIBNCCL": str(compile_library(folder / "libnccl.so.2", FAKES / "nccl.c", mpicc)),
+        "MPI4JAX_LIBNCCL": str(
+            compile_library(folder / "libnccl.so.2", FAKES / "nccl.c", compiler=compiler)
+        ),
     }
 
 
@@ -149,6 +144,13 @@ def test_one_log_line_says_what_was_chosen(python):
     lines = python(code, {}).stderr.splitlines()
     (line,) = [line for line in lines if "transports:" in line]
     assert "mpi on CPU (the default), staged on GPU (the default)" in line
+
+
+@pytest.mark.parametrize("version", [(0, 9, 0), (0, 9, 1)])
+def test_graphs_that_this_jaxlib_cannot_record(python, version):
+    code = f"from jax._src import lib; lib.version = {version}; import mpi4jax"
+    err = python(code, {"MPI4JAX_TRANSPORT": "nccl", "MPI4JAX_NCCL_GRAPHS": "1"}).stderr
+    assert ("needs jaxlib 0.9.1, not 0.9.0: nothing is recorded" in err) == (version < (0, 9, 1))
 
 
 def test_size_of_staging_is_checked(python):

@@ -22,6 +22,7 @@ from jax._src.interpreters import ad as _ad
 from jax._src.interpreters import partial_eval as pe
 from jax._src.interpreters import pxla
 from jax._src.interpreters.batching import BatchTrace, BatchTracer
+from jax._src.lib import version as jaxlib_version
 from jax._src.lib.mlir.dialects import hlo as _hlo
 from jax._src.pjit import jit_p
 from jax._src.state.types import RefEffect
@@ -63,6 +64,7 @@ __all__ = [
     "intercept_custom_derivatives",
     "intercept_linear_transpose",
     "is_of_current_trace",
+    "jaxlib_version",
     "jit_p",
     "linear_call_p",
     "linear_solve_p",
