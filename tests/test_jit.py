@@ -476,14 +476,16 @@ def test_threads_with_a_communicator_each(jit):
 @pytest.mark.ranks(1)
 @jits
 def test_threads_with_one_communicator(jit):
-    """On one rank no order is wrong; nothing breaks."""
-    f = jit(lambda x: notoken.sendrecv(total(x), x, 0, 0))
+    """On one rank no order is wrong; nothing breaks. A tag each: MPI matches by nothing else."""
+    f = jit(
+        lambda x, i: notoken.sendrecv(total(x), x, 0, 0, sendtag=i, recvtag=i), static_argnums=1
+    )
     status = threading.local()
 
     def work(i):
         status.mine = MPI.Status()
         for k in range(20):
-            assert float(f(jnp.float32(k))) == k
+            assert float(f(jnp.float32(k), i)) == k
             y = notoken.sendrecv(
                 jnp.full(3, i), jnp.full(3, -1), 0, 0, sendtag=i, recvtag=i, status=status.mine
             )
