@@ -33,7 +33,8 @@ PARTS = {
     "": "not starts_jobs",
 }
 
-# What the rows of MATRIX run: what depends on JAX's version or on the MPI, in a few minutes.
+# What the rows of MATRIX run, with XLA's compiler as users have it: what depends on JAX's version
+# or on the MPI, in a few minutes.
 SELECTION = [
     *("tests/test_tokens.py", "tests/test_trees.py", "tests/test_comms.py"),
     *("tests/test_status.py", "tests/test_jit.py", "tests/test_ad_oracle.py"),
@@ -84,7 +85,7 @@ def build_wheel(mpi: str) -> Path:
             *(sys.executable, "-m", "pip", "wheel", "--no-deps", "--wheel-dir", wheel),
             next(sdist.glob("*.tar.gz")),
             MPI4JAX_BUILD_MPI=mpi,
-            CARGO_TARGET_DIR=str(ROOT / "target" / f"sdist-{mpi}"),
+            CARGO_TARGET_DIR=str(ROOT / "target" / "sdist"),
         )
         wheel.rename(folder)
     return next(folder.glob("*.whl"))
@@ -142,10 +143,10 @@ def main() -> int:
         python = environment(name, python, jax, build_wheel(mpi))
         for ranks in numbers:
             arguments = sys.argv[1:] or SELECTION
-            results.add(run_tests(ranks, arguments, python=python, name=name))
+            results.add(run_tests(ranks, arguments, python=python, name=name, quick_compiler=False))
         # Once for each MPI that the faults were not run with above.
         if not sys.argv[1:] and (faults := FAULTS.pop(mpi, None)):
-            results.add(run_tests(1, [faults], python=python, name=name))
+            results.add(run_tests(1, [faults], python=python, name=name, quick_compiler=False))
     results.report()
     return 1 if results.failed or not results.passed else 0
 

@@ -7,6 +7,7 @@ A test passes if it passes on every rank. The log of each rank is kept in a file
 
 import argparse
 import fcntl
+import functools
 import os
 import re
 import shutil
@@ -37,6 +38,10 @@ ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
 }
+
+# Half of a run would be XLA making machine code for programs that run once. The order of a program
+# and who overwrites whose memory are decided before that.
+QUICK_COMPILER = ("--xla_backend_optimization_level=0", "--xla_cpu_use_fusion_emitters=false")
 
 
 @dataclass
@@ -106,6 +111,18 @@ def show(log: Path) -> None:
         print(f"----- the end of {log.relative_to(ROOT)}\n" + "\n".join(text.splitlines()[-80:]))
 
 
+@functools.cache
+def known_flags(python: str) -> str:
+    """Those of QUICK_COMPILER that jaxlib has: XLA does not start with a flag unknown to it."""
+
+    def known(flag: str) -> bool:
+        environment = {**os.environ, **ENVIRONMENT, "XLA_FLAGS": flag}
+        command = [python, "-c", "import jax; jax.devices()"]
+        return subprocess.run(command, env=environment, capture_output=True).returncode == 0
+
+    return " ".join(filter(known, QUICK_COMPILER))
+
+
 def run_tests(
     ranks: int,
     arguments: list[str],
@@ -113,6 +130,7 @@ def run_tests(
     python: str = sys.executable,
     name: str = "",
     time_limit: float = TIME_LIMIT,
+    quick_compiler: bool = True,
 ) -> Results:
     """One run of pytest on a number of ranks."""
     run = " ".join(filter(None, [name, f"n={ranks}"]))
@@ -123,6 +141,8 @@ def run_tests(
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     environment = {**ENVIRONMENT, **os.environ, "MPI4JAX_TEST_RESULTS": str(folder)}
+    if quick_compiler:
+        environment.setdefault("XLA_FLAGS", known_flags(python))
     command = ["sh", "-c", RANK_COMMAND, "sh", python, "-m", "pytest", "-v", "-ra", *arguments]
     start = time.monotonic()
     with open(folder / "mpiexec.log", "w") as log:

@@ -5,8 +5,8 @@ mod suite;
 use _native::ops::Comm;
 use _native::transport::{HostDevice, Loopback, Staged, Transport};
 
-/// Bytes of a piece: small, for most calls to have several.
-const PIECE: usize = 64;
+/// Bytes of a piece: small, for the longer calls to have several, and an odd one at the end.
+const PIECE: usize = 384;
 
 /// Runs the suite on `size` ranks.
 fn on_threads<T: Transport + Send>(size: usize, make: impl Fn(Loopback) -> T) {
