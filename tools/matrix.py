@@ -36,7 +36,7 @@ PARTS = {
 # What the rows of MATRIX run, with XLA's compiler as users have it: what depends on JAX's version
 # or on the MPI, in a few minutes.
 SELECTION = [
-    *("tests/test_tokens.py", "tests/test_trees.py", "tests/test_comms.py"),
+    *("tests/test_order.py", "tests/test_tokens.py", "tests/test_trees.py", "tests/test_comms.py"),
     *("tests/test_status.py", "tests/test_jit.py", "tests/test_ad_oracle.py"),
 ]
 
