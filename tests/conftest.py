@@ -111,13 +111,13 @@ def record(outcome, test, reason=""):
 
 @pytest.fixture(scope="session")
 def run_job():
-    """run_job(ranks, *arguments, cwd, time_limit=60, env={}): `python arguments...` as a job.
+    """run_job(ranks, *arguments, cwd, time_limit=100, env={}): `python arguments...` as a job.
 
     Returns a CompletedProcess with the output as text; the return code is None after a time-out.
     May be called from several threads.
     """
 
-    def run(ranks, *arguments, cwd, time_limit=60, env=None):
+    def run(ranks, *arguments, cwd, time_limit=100, env=None):
         command = [sys.executable, *map(str, arguments)]
         return launcher.captured(ranks, command, cwd=cwd, time_limit=time_limit, env=env)
 

@@ -13,7 +13,7 @@ import warnings
 
 import jax  # noqa: F401
 
-TIME_LIMIT = 60  # seconds
+TIME_LIMIT = 100  # seconds
 
 # JAX warns of forks, because of threads that it has not started yet.
 warnings.simplefilter("ignore", RuntimeWarning)

@@ -358,11 +358,7 @@ ABORTING = {
 @pytest.mark.parametrize("ranks, text, line", ABORTING.values(), ids=ABORTING)
 def test_mpi_errors_end_the_job(mpirun, tmp_path, ranks, text, line):
     """All ranks end; without that the others would wait for ever for the one that failed."""
-    job = mpirun(
-        ranks,
-        program(tmp_path, textwrap.dedent(text) + "print('came to the end')\n"),
-        time_limit=60,
-    )
+    job = mpirun(ranks, program(tmp_path, textwrap.dedent(text) + "print('came to the end')\n"))
     assert job.returncode not in (0, None), job.stderr
     # mpiexec's own lines may end in ours.
     assert re.search(line.lstrip("^"), job.stderr), job.stderr
@@ -378,7 +374,7 @@ def test_python_errors_end_the_job(mpirun, tmp_path):
         notoken.recv(1.0, 1)
         mpi4jax.flush()
     """
-    job = mpirun(2, program(tmp_path, text), time_limit=60)
+    job = mpirun(2, program(tmp_path, text))
     assert job.returncode not in (0, None), job.stderr
     assert "on purpose" in job.stderr
 

@@ -48,7 +48,7 @@ class Fault:
     ranks: int = 2
     env: dict[str, str] = field(default_factory=dict)
     silent: tuple[str, ...] = ()
-    time_limit: float = 45
+    time_limit: float = 55
 
 
 FAULTS = {
