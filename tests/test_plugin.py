@@ -49,9 +49,9 @@ def machine(tmp_path_factory):
     folder = tmp_path_factory.mktemp("machine")
     compiler = mpicc()
 
-    def found_as(name, *arguments, compiler="cc"):
+    def found_as(name, *arguments, **options):
         """A library that is the same one for all who load it by its name."""
-        compile_library(folder / name, *arguments, f"-Wl,-soname,{name}", compiler=compiler)
+        compile_library(folder / name, *arguments, f"-Wl,-soname,{name}", **options)
 
     found_as("libcuda.so.1", FAKES / "plugin.c", "-lpthread")
     for name in LIBRARIES:

@@ -70,6 +70,7 @@ __all__ = [
     "linear_solve_p",
     "never_dead",
     "once",
+    "records_calls",
     "register_targets",
     "remat_p",
     "remember_token",
@@ -93,6 +94,8 @@ Token = core.Token
 abstract_token = core.abstract_token
 trace_state_clean = core.trace_state_clean
 Effect = effects.Effect
+# From this version on XLA records custom calls into CUDA graphs together with their states.
+records_calls = jaxlib_version >= (0, 9, 1)
 
 _OPS_FILE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "_ops.py")
 # Frames of this package are not the user's: error messages and `user_line` skip them.

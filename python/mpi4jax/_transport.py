@@ -42,7 +42,7 @@ def select() -> None:
     (_, cpu, cpu_reason), (_, gpu, gpu_reason) = _native.chosen_transports()
     _log.info("transports: %s on CPU (%s), %s on GPU (%s)", cpu, cpu_reason, gpu, gpu_reason)
     graphs = gpu == "nccl" and os.environ.get("MPI4JAX_NCCL_GRAPHS") == "1"
-    if graphs and _compat.jaxlib_version < (0, 9, 1):
+    if graphs and not _compat.records_calls:
         version = ".".join(map(str, _compat.jaxlib_version))
         _log.warning(
             "MPI4JAX_NCCL_GRAPHS=1 needs jaxlib 0.9.1, not %s: nothing is recorded", version
