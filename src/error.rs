@@ -33,6 +33,11 @@ pub enum Cause {
     #[error("communicator {key} has been freed")]
     FreedCommunicator { key: Box<str> },
     #[error(
+        "not run, because an earlier operation on communicator {key} failed on this rank, so that its ranks are out \
+         of step. It said: {first}"
+    )]
+    EarlierFailure { key: Box<str>, first: Box<str> },
+    #[error(
         "no communicator {key} is registered in this process; before an exported program is \
          called, give one this name with Set_name and use it in an op"
     )]

@@ -1,7 +1,5 @@
 //! The core of mpi4jax; `python/mpi4jax` is its user.
 
-#[cfg(feature = "python")]
-pub mod dispatch;
 pub mod dynlib;
 pub mod error;
 pub mod gpu;
@@ -20,8 +18,6 @@ mod _native {
     use pyo3::prelude::*;
     use pyo3::types::{PyCapsule, PyDict};
 
-    #[pymodule_export]
-    use crate::dispatch::Dispatch;
     use crate::error::{Cause, Error};
     use crate::ops::{self, Dtype, Op, PACKED};
     use crate::xla::kind;
@@ -329,6 +325,12 @@ mod _native {
     #[pyfunction]
     fn watch_stacks(file: i32) {
         watch::use_stacks(file);
+    }
+
+    /// Waits until the operations that are running now, in any thread, have ended.
+    #[pyfunction]
+    fn wait(py: Python<'_>) {
+        py.detach(watch::wait);
     }
 
     /// This rank has done its last operation.

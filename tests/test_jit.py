@@ -3,6 +3,7 @@
 import copy
 import functools
 import gc
+import sys
 import textwrap
 import threading
 import weakref
@@ -161,13 +162,60 @@ def test_new_function_objects_compile_again_but_eager_ops_do_not():
     assert len(compiled) <= 1  # the form with a token
 
 
-def test_dispatch_is_that_of_a_function_without_effects():
-    """JAX's C++ path serves functions whose jaxpr has no effects."""
-    assert not mpi4jax.jit(total).trace(jnp.ones(3)).jaxpr.effects
-    assert jax.jit(total).trace(jnp.ones(3)).jaxpr.effects
-    # Below another transformation the effect must show, or ops would be lost.
-    assert jax.jit(mpi4jax.jit(total)).trace(jnp.ones(3)).jaxpr.effects
-    assert jax.make_jaxpr(mpi4jax.jit(total))(1.0).effects
+def python_calls(f, *args):
+    """Names of the Python functions that run while ``f(*args)`` does."""
+    names = []
+    sys.setprofile(
+        lambda frame, event, _: names.append(frame.f_code.co_name) if event == "call" else None
+    )
+    try:
+        f(*args)
+    finally:
+        sys.setprofile(None)
+    return names
+
+
+@jits
+def test_dispatch_is_that_of_a_function_without_effects(jit):
+    """JAX's C++ path runs no Python."""
+    x = jnp.ones(3)
+    for function in (
+        total,
+        lambda x: notoken.send(x, MPI.PROC_NULL),
+        lambda x: lax.fori_loop(0, 2, lambda i, y: total(y), x),
+        lambda x: jax.jit(total)(x).sum() + x,
+        jax.value_and_grad(lambda x: total(x).sum()),
+    ):
+        f = jit(function)
+        assert jax.make_jaxpr(f)(x).effects
+        f(x), f(x)
+        assert python_calls(f, x) == []
+
+
+@jits
+def test_arguments_that_are_not_used_are_dropped(jit):
+    f = jit(lambda a, x, b: (total(x), b + 1, a)[:2])
+    main = f.lower(jnp.ones(2), jnp.ones(3), jnp.ones(4)).as_text().partition("@main")[2]
+    assert main.partition("->")[0].count("tensor<") == 2
+    y, z = f(jnp.ones(2), jnp.ones(3), jnp.ones(4))
+    assert_equal(y, np.full(3, SIZE, np.float32))
+    assert_equal(z, np.full(4, 2, np.float32))
+
+
+@jits
+def test_keys_and_weak_types(jit):
+    """What stands around the program keeps the types of arguments and results."""
+    f = jit(lambda key, w: (notoken.bcast(key, 0), total(w), w))
+    key, y, w = f(jax.random.key(RANK), 2.0)
+    assert jax.random.key_impl(key) == jax.random.key_impl(jax.random.key(0))
+    assert_equal(jax.random.key_data(key), jax.random.key_data(jax.random.key(0)))
+    assert float(y) == 2 * SIZE
+    assert w.weak_type
+
+
+def test_it_is_jax_jit():
+    """So it can be pickled, copied, inspected ... as far as a function of `jax.jit` can."""
+    assert type(mpi4jax.jit(total)) is type(jax.jit(total))
 
 
 @jits

@@ -1,11 +1,8 @@
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Self
 
-from typing_extensions import CapsuleType, disjoint_base
+from typing_extensions import CapsuleType
 
 __all__ = [
-    "Dispatch",
     "abort_after",
     "carriers",
     "chosen_transports",
@@ -31,6 +28,7 @@ __all__ = [
     "trace_to",
     "transport_report",
     "types",
+    "wait",
     "watch_enter",
     "watch_finish",
     "watch_leave",
@@ -39,19 +37,6 @@ __all__ = [
     "watch_stacks",
     "watch_start",
 ]
-
-@disjoint_base
-class Dispatch:
-    def __new__(
-        cls,
-        top: Callable[..., Any],
-        below: Callable[..., Any],
-        probes: list[tuple[object, str, object]],
-        /,
-    ) -> Self: ...
-    @property
-    def chosen(self) -> Any: ...
-    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
 
 def targets() -> list[tuple[str, dict[str, CapsuleType], str]]: ...
 def types() -> list[tuple[str, dict[str, CapsuleType], str]]: ...
@@ -104,3 +89,4 @@ def chosen_transports() -> list[tuple[str, str, str]]: ...
 def transport_report() -> tuple[
     str, list[tuple[str, str, str, str | None]], list[tuple[str, str, str | None]]
 ]: ...
+def wait() -> None: ...

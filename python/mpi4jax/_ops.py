@@ -22,7 +22,6 @@ from . import _cart, _compat
 from ._comm import Comm, Status, as_comm, as_reduction, as_status, static_int
 from ._misuse import warn_of_used_token
 from ._primitive import PRIMITIVES, split_payload
-from ._scope import compiled, scoped
 from ._spec import SPECS, Params, Spec, stacked
 
 ANY_SOURCE, ANY_TAG, PROC_NULL = MPI.ANY_SOURCE, MPI.ANY_TAG, MPI.PROC_NULL
@@ -259,6 +258,24 @@ def _bind_blocks(spec: Spec, trees: Sequence[Any], p: Params, token: list[Any]) 
 
 
 @functools.cache
+def compiled(
+    name: str, params: tuple[tuple[str, Any], ...], want_token: bool = False
+) -> Callable[..., Any]:
+    """The compiled function of one op, for calls outside of any transformation.
+
+    With ``want_token`` it returns a token as well, which is ready when the op has ended.
+    """
+    primitive, fixed = PRIMITIVES[name], dict(params)
+    token = [_ZERO_TOKEN] if want_token else []
+
+    def call(*args: Any) -> list[Any]:
+        return [*primitive.bind(*args, **fixed), *token]
+
+    call.__name__ = name
+    return jax.jit(call)
+
+
+@functools.cache
 def _compiled_trees(
     name: str, params: tuple[tuple[str, Any], ...], want_token: bool
 ) -> Callable[..., Any]:
@@ -270,7 +287,7 @@ def _compiled_trees(
         return ([y] if spec.returns else []) + ([_ZERO_TOKEN] if want_token else [])
 
     call.__name__ = name
-    return jax.jit(scoped(call))
+    return jax.jit(call)
 
 
 _clean = _compat.trace_state_clean

@@ -642,6 +642,7 @@ def define(spec: Spec) -> Primitive:
     """Make the primitive of a row and register its rules."""
     primitive = Primitive(f"mpi4jax_{spec.name}")
     primitive.multiple_results = True
+    primitive.def_impl(_compat.eval_primitive(primitive))
     primitive.def_effectful_abstract_eval(functools.partial(_abstract_eval, spec))
     # Not cached: equal ops on different lines are one lowering to JAX, and it would name one line.
     for platform, on_gpu in (("cpu", _native.is_gpu_on_cpu()), ("cuda", True)):

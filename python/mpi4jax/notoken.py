@@ -15,8 +15,9 @@ from typing import Any
 
 from . import _blocks, _ops
 from ._comm import default_comm
+from ._flush import flush
+from ._jit import jit
 from ._ops import NO_TOKEN, auto_tokenize, pvary
-from ._scope import flush, jit
 from ._transport import has_cuda_support
 
 __all__ = [

@@ -17,6 +17,8 @@ pub struct Comm {
     /// The same ranks, for messages that must not meet the user's; made by the first halo exchange.
     pub private: OnceLock<usize>,
     freed: AtomicBool,
+    /// What the first operation said that failed on this rank.
+    failure: OnceLock<Box<str>>,
 }
 
 impl Comm {
@@ -29,7 +31,20 @@ impl Comm {
             reversed: OnceLock::new(),
             private: OnceLock::new(),
             freed: AtomicBool::new(false),
+            failure: OnceLock::new(),
         }
+    }
+
+    /// An operation has failed on this rank, without its part in the communication: from now on the ranks are
+    /// out of step.
+    #[cold]
+    pub fn fail(&self, words: &str) {
+        let _ = self.failure.set(words.into());
+    }
+
+    #[inline]
+    pub fn failure(&self) -> Option<&str> {
+        self.failure.get().map(AsRef::as_ref)
     }
 
     pub fn is_freed(&self) -> bool {

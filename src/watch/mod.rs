@@ -19,7 +19,7 @@ use std::sync::OnceLock;
 
 pub use self::check::Level as CheckLevel;
 pub use self::mpi::world_ranks;
-pub use self::recorder::{Running, join};
+pub use self::recorder::{Running, join, wait};
 pub use self::spans::start as start_spans;
 pub use self::watchdog::{Settings, abort_after, enter, finish, leave, open_link, report, start, use_stacks};
 use crate::error::{Cause, Error};

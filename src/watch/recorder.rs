@@ -7,6 +7,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering, fence};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use super::clock::{self, Epoch};
 use crate::ops::{Call, Comm, Dtype, Op, Reduction, Site};
@@ -293,6 +294,14 @@ pub fn running() -> Vec<Record> {
     records.retain(|record| record.state == State::Started);
     records.sort_by_key(|record| record.ticket);
     records
+}
+
+/// Waits until the operations that are running now have ended.
+pub fn wait() {
+    let last = NEXT.load(Ordering::Relaxed);
+    while running().iter().any(|record| record.ticket <= last) {
+        std::thread::sleep(Duration::from_micros(20));
+    }
 }
 
 impl Record {

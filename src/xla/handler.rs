@@ -66,27 +66,48 @@ pub unsafe extern "C" fn execute<const KIND: u8>(frame: *mut CallFrame) -> *mut 
     unsafe {
         guard::<KIND>(frame, |frame| {
             let &State { ref site, transport, ref watched } = get_state(frame)?;
-            if site.comm.is_freed() {
-                return Err(site.error(Cause::FreedCommunicator { key: site.comm.key.clone() }).into());
+            let comm = site.comm;
+            if comm.is_freed() {
+                return Err(site.error(Cause::FreedCommunicator { key: comm.key.clone() }).into());
             }
-            let (stream, _context) = if KIND == kind::CPU {
-                (Stream::NONE, None)
-            } else {
-                let (stream, context) = enter(frame).map_err(|cause| site.error(cause))?;
-                (stream, Some(context))
-            };
-            let mut others = Blocks::new();
-            let mut call = Call::of(site, stream);
-            frame::fill(&mut call, frame, transport, &mut others)?;
-            let result = watched.run(&mut call, |call| {
-                if trace::is_enabled() { trace::traced(transport, call) } else { transport.execute(call) }
-            });
-            if let Err(error) = &result
-                && error.cause.is_fatal()
-            {
-                transport::abort(site.comm, error.cause.code(), &watched.explain(&error.cause));
+            if let Some(first) = comm.failure() {
+                let (key, first) = (comm.key.clone(), first.into());
+                return Err(site.error(Cause::EarlierFailure { key, first }).into());
+            }
+            let result = run::<KIND>(frame, site, transport, watched);
+            if let Err(error) = &result {
+                if error.cause.is_fatal() {
+                    transport::abort(comm, error.cause.code(), &watched.explain(&error.cause));
+                }
+                comm.fail(&error.to_string());
             }
             result
+        })
+    }
+}
+
+/// # Safety
+/// As `execute`.
+#[inline]
+unsafe fn run<const KIND: u8>(
+    frame: &CallFrame,
+    site: &Site,
+    transport: &AnyTransport,
+    watched: &Watched,
+) -> Result<(), Box<Error>> {
+    // SAFETY: promised by the caller.
+    unsafe {
+        let (stream, _context) = if KIND == kind::CPU {
+            (Stream::NONE, None)
+        } else {
+            let (stream, context) = enter(frame).map_err(|cause| site.error(cause))?;
+            (stream, Some(context))
+        };
+        let mut others = Blocks::new();
+        let mut call = Call::of(site, stream);
+        frame::fill(&mut call, frame, transport, &mut others)?;
+        watched.run(&mut call, |call| {
+            if trace::is_enabled() { trace::traced(transport, call) } else { transport.execute(call) }
         })
     }
 }
@@ -336,6 +357,7 @@ unsafe fn report(api: *const Api, error: &Error) -> *mut FfiError {
         message: message.as_ptr(),
         code: match error.cause {
             Cause::FreedCommunicator { .. }
+            | Cause::EarlierFailure { .. }
             | Cause::NotJoined { .. }
             | Cause::NoCommunicator { .. }
             | Cause::Unavailable { .. }
