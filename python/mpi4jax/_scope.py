@@ -20,7 +20,7 @@ from jax.interpreters import ad, batching, mlir
 
 from . import _compat, _native, _schedule
 from ._misuse import warn_of_discarded
-from ._primitive import PRIMITIVES, effect
+from ._primitive import effect
 
 scope_p = Primitive("mpi4jax_scope")
 scope_p.multiple_results = True
@@ -190,36 +190,7 @@ class _Jitted(_native.Dispatch):
             function.clear_cache()
 
 
-# ---- Eager ops: one compiled function per primitive and parameters
-
-
-@functools.cache
-def compiled(
-    name: str, params: tuple[tuple[str, Any], ...], want_token: bool = False
-) -> Callable[..., Any]:
-    """The compiled function of one op, for calls outside of any transformation.
-
-    With ``want_token`` it returns a token as well, which is ready when the op has ended.
-    """
-    primitive, fixed = PRIMITIVES[name], dict(params)
-    token = [np.zeros((), np.float32)] if want_token else []
-
-    def call(*args: Any) -> list[Any]:
-        return [*primitive.bind(*args, **fixed), *token]
-
-    call.__name__ = name
-    return jax.jit(scoped(call))
-
-
-def _define_impl(name: str) -> None:
-    def impl(*args: Any, **params: Any) -> Any:
-        return compiled(name, tuple(params.items()))(*args)
-
-    PRIMITIVES[name].def_impl(impl)
-
-
-for _name in PRIMITIVES:
-    _define_impl(_name)
+# ---- Waiting
 
 
 @jax.jit
