@@ -174,10 +174,25 @@ mod _native {
         Vec::new()
     }
 
-    /// (name, MPI's name, has a reduction, has a root, has a peer) of every operation.
+    /// What a rank sends and receives, each "none", "one" block or one "per rank".
+    type Side = (&'static str, &'static str);
+    type OpRow = (&'static str, &'static str, bool, bool, bool, bool, Side, Side);
+
+    /// (name, MPI's name, has a reduction, has a root, has a peer, has blocks, side at the root, side elsewhere)
+    /// of every operation.
     #[pyfunction]
-    fn ops_table() -> Vec<(&'static str, &'static str, bool, bool, bool)> {
-        let row = |row: &ops::Row| (row.name, row.mpi_name, row.has_reduction, row.has_root, row.has_peer);
+    fn ops_table() -> Vec<OpRow> {
+        let extent = |extent| match extent {
+            ops::Extent::None => "none",
+            ops::Extent::One => "one",
+            ops::Extent::PerRank => "per rank",
+        };
+        let side = |side: ops::Side| (extent(side.send), extent(side.recv));
+        let row = |row: &ops::Row| {
+            let ops::Row { name, mpi_name, has_reduction, has_root, has_peer, has_blocks, .. } = *row;
+            let (at_root, elsewhere) = (side(row.at_root), side(row.elsewhere));
+            (name, mpi_name, has_reduction, has_root, has_peer, has_blocks, at_root, elsewhere)
+        };
         Op::TABLE.iter().map(row).collect()
     }
 

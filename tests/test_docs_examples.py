@@ -10,7 +10,7 @@ import pytest
 from reference import SPECS
 
 import mpi4jax
-from mpi4jax import _comm, _flush, _jit, _ops, notoken
+from mpi4jax import _comm, _flush, _jit, notoken
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 def doctests():
     """Every docstring of the package that has examples, once."""
     finder, seen = doctest.DocTestFinder(recurse=False), {}
-    places = [mpi4jax, notoken, _ops, _comm, _flush, _jit]
+    places = [mpi4jax, notoken, _comm, _flush, _jit]
     for module in places:
         for name, value in [("", module), *vars(module).items()]:
             own = getattr(value, "__module__", "").startswith("mpi4jax") or value is module

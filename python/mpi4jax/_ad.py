@@ -29,7 +29,7 @@ from jax.interpreters import ad, batching, mlir
 from . import _compat
 from ._misuse import warn_of_batched_loop
 from ._primitive import PRIMITIVES, TOKEN, effect, first_token, split
-from ._spec import SPECS
+from .ops import SPECS
 
 # ---- The seed: a float32 zero that depends linearly on its operands
 

@@ -110,7 +110,7 @@ Effect = effects.Effect
 # From this version on XLA records custom calls into CUDA graphs together with their states.
 records_calls = jaxlib_version >= (0, 9, 1)
 
-_OPS_FILE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "_ops.py")
+_CALL_FILE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "_call.py")
 # Frames of this package are not the user's: error messages and `user_line` skip them.
 source_info_util.register_exclusion(os.path.dirname(os.path.abspath(__file__)))
 
@@ -360,7 +360,7 @@ def eqn_line(eqn: core.JaxprEqn) -> str:
 def _line(traceback: Any) -> str:
     """The user's line. An eager op is compiled once for all its callers, so it has none."""
     codes = traceback.raw_frames()[0] if traceback else []
-    if any(code.co_name == "_eager" and code.co_filename == _OPS_FILE for code in codes):
+    if any(code.co_name == "_eager" and code.co_filename == _CALL_FILE for code in codes):
         return ""
     frame = next(iter(source_info_util.user_frames(traceback)), None)
     return f"{os.path.basename(frame.file_name)}:{frame.start_line}" if frame else ""

@@ -80,7 +80,7 @@ impl<'a> Attributes<'a> {
         }
     }
 
-    /// What `_primitive._describe_halo` wrote: lists after their lengths. The widths (below, above) of the
+    /// What `ops/halo_exchange.py` wrote: lists after their lengths. The widths (below, above) of the
     /// exchanged axes, the rank in each direction, and the blocks: bytes of an element, extents, and which
     /// axes are exchanged.
     fn halo(&self, rank: i32, adjoint: bool) -> Result<Halo, Cause> {
