@@ -14,14 +14,14 @@ import jaxlib
 import pytest
 from libraries import compile_library, mpicc
 
-FAKES = Path(__file__).resolve().parent / "fake_gpu"
+FAKES = Path(__file__).resolve().parent / "fake"
 PLUGINS = ("jax_cuda12_plugin", "jax_cuda13_plugin")
 
 pytestmark = [
     pytest.mark.ranks(1),
     pytest.mark.skipif(
         not any(map(importlib.util.find_spec, PLUGINS)),
-        reason="no CUDA plugin of JAX (see tests/test_plugin.py)",
+        reason="no CUDA plugin of JAX (see tests/gpu/test_plugin.py)",
     ),
 ]
 

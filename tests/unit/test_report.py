@@ -128,7 +128,7 @@ def test_the_recorder_knows_the_last_operations(tmp_path):
     f(jnp.ones(5, np.int32)).block_until_ready()
     words = _native.watch_report()
     assert words is not None
-    line = rf"allreduce #\d+ \(SUM, 5 x int32\) on mpi4jax.default, test_watch.py:{f_line()}"
+    line = rf"allreduce #\d+ \(SUM, 5 x int32\) on mpi4jax.default, test_report.py:{f_line()}"
     assert re.search(line + r": took .* ago", words), words
     comm.Barrier()
 
@@ -147,7 +147,7 @@ def test_equal_lines_of_a_program_are_told_apart():
         return a + b
 
     text = jax.jit(f).lower(jnp.ones(3)).as_text()
-    assert len(set(re.findall(r'site = "(test_watch.py:\d+)"', text))) == 2
+    assert len(set(re.findall(r'site = "(test_report.py:\d+)"', text))) == 2
 
 
 # ---- Settings

@@ -2,17 +2,17 @@
 
 import doctest
 import re
-import sys
 import tomllib
 from pathlib import Path
 
 import pytest
+import run_examples
 from reference import SPECS
 
 import mpi4jax
 from mpi4jax import _comm, _flush, _jit, notoken
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parent.parent.parent
 
 # ---- Docstrings
 
@@ -55,10 +55,6 @@ def test_doctests_are_found():
 
 
 # ---- Markdown: what the comments around a block mean is said in docs/run_examples.py
-
-sys.path.insert(0, str(ROOT / "docs"))
-
-import run_examples  # noqa: E402
 
 FILES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCKS = [block for file in FILES for block in run_examples.blocks(file)]

@@ -16,7 +16,7 @@ from transforms import CHECKS, JITS, ROWS, NotApplicable, Subject, reference, ti
 WAYS = [(api, jit) for api in APIS for jit in JITS]
 # One in so many pairs.
 STRIDE = 1 if os.environ.get("MPI4JAX_TEST_ALL") == "1" else 8 if SIZE == 2 else 12
-TABLE = Path(__file__).parent.parent / "docs" / "transformations.md"
+TABLE = Path(__file__).parent.parent.parent / "docs" / "transformations.md"
 
 
 def cells():

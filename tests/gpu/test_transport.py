@@ -19,7 +19,8 @@ import mpi4jax
 import mpirun as launcher
 
 HERE = Path(__file__).resolve().parent
-FAKES = HERE / "fake_gpu"
+RANKS = HERE.parent / "ranks"
+FAKES = HERE / "fake"
 
 pytestmark = pytest.mark.ranks(1)
 
@@ -38,7 +39,7 @@ def python(tmp_path_factory):
     """python(code, env): a program, as an MPI job of one rank."""
     folder = tmp_path_factory.mktemp("python")
     server = subprocess.Popen(
-        [sys.executable, HERE / "fork_server.py"],
+        [sys.executable, HERE.parent / "jobs" / "fork_server.py"],
         env=launcher.environment_outside_mpi(),
         cwd=folder,
         stdin=subprocess.PIPE,
@@ -263,7 +264,7 @@ def test_nccl_is_found_where_the_packages_of_jax_keep_it(python, fakes, tmp_path
 
 
 def test_an_old_ucx_is_refused(python, tmp_path):
-    table = (HERE.parent / "src/transport/ucx/sys.rs").read_text()
+    table = (HERE.parent.parent / "src/transport/ucx/sys.rs").read_text()
     rows = table.partition("function_table!")[2].partition("optional")[0].splitlines()
     names = [row.split("(")[0].strip() for row in rows if row.strip().startswith(("ucp_", "ucs_"))]
     version = (
@@ -363,7 +364,7 @@ def test_a_short_message_through_ucx_is_fatal(python):
 
 # ---- All ops, without a GPU
 
-# Of tests/test_ops.py. How ops are called (in loops, under vmap) is the same for all transports.
+# Of test_ops.py. How ops are called (in loops, under vmap) is the same for all transports.
 OPS = "chain or donated or any_root or shapes_in or different or user"
 DTYPES = "moves_every or reduces_every"
 
@@ -388,7 +389,7 @@ def test_all_ops(mpirun, fakes, run):
     reached = "reached" if transport in ("cuda-mpi", "ucx") else "1"
     env = {**fakes, "MPI4JAX_TEST_CUDA_ON_CPU": reached} if place == "gpu" else NOWHERE
     env = {**env, "MPI4JAX_TRANSPORT": transport, "MPI4JAX_TEST_RESULTS": ""}
-    command = ["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", HERE / "test_ops.py"]
+    command = ["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", RANKS / "test_ops.py"]
     result = mpirun(2, *command, "-k", RUNS[run], env=env, time_limit=150)
     assert result.returncode == 0, result.stdout + result.stderr
     assert result.stdout.count(" passed") == 2, result.stdout
@@ -398,9 +399,9 @@ def test_all_ops(mpirun, fakes, run):
     ("transport", "messages"), [("staged", ""), ("nccl", "nccl"), ("nccl", "staged")]
 )
 def test_what_runs_on_a_machine_with_a_gpu(mpirun, fakes, transport, messages):
-    """The scripts of tests/gpu, so that they have no faults of their own when they get there."""
+    """The scripts in this folder, so that they have no faults of their own when they get there."""
     env = {**fakes, "MPI4JAX_TRANSPORT": transport, "MPI4JAX_NCCL_MESSAGES": messages}
-    result = mpirun(2, HERE / "gpu" / "ops.py", env=env)
+    result = mpirun(2, HERE / "ops.py", env=env)
     assert result.returncode == 0, result.stdout + result.stderr
     assert f"GPU: {transport} (MPI4JAX_TRANSPORT={transport}" in result.stdout
 
@@ -426,9 +427,9 @@ def test_nccl_never_waits_on_the_host(python, fakes, tmp_path):
 @pytest.mark.parametrize(("transport", "status"), [("nccl", 0), ("staged", 1)])
 def test_waits_are_counted_on_a_machine_with_a_gpu(mpirun, fakes, tmp_path, transport, status):
     counter, driver = tmp_path / "libcount.so", fakes["MPI4JAX_LIBCUDA"]
-    compile_library(counter, HERE / "gpu" / "count.c", "-Wl,--no-as-needed", driver)
+    compile_library(counter, HERE / "count.c", "-Wl,--no-as-needed", driver)
     env = {**fakes, "MPI4JAX_TRANSPORT": transport, "MPI4JAX_LIBCUDA": str(counter)}
-    result = mpirun(1, HERE / "gpu" / "graph.py", env=env)
+    result = mpirun(1, HERE / "graph.py", env=env)
     assert "160 operations, 160 calls on the host" in result.stdout, result.stderr
     assert ("160 calls on the host, 0 waits" in result.stdout) == (status == 0)
     assert result.returncode == status
@@ -536,7 +537,7 @@ def test_messages_that_need_matching_beside_nccl(mpirun, fakes, transport):
     env = {**fakes, "MPI4JAX_TRANSPORT": transport, "MPI4JAX_TEST_RESULTS": ""}
     if transport != "auto":
         env["MPI4JAX_NCCL_MESSAGES"] = "staged"
-    files = [HERE / "test_status.py", HERE / "test_order.py"]
+    files = [RANKS / "test_status.py", RANKS / "test_order.py"]
     command = ["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *files, "-k", MATCHING]
     result = mpirun(2, *command, env=env, time_limit=120)
     assert result.returncode == 0, result.stdout + result.stderr

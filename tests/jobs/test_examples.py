@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
+EXAMPLES = Path(__file__).resolve().parent.parent.parent / "examples"
 SHALLOW_WATER = EXAMPLES / "shallow_water.py"
 
 # The jobs have ranks of their own; one rank of pytest starts them.

@@ -1,15 +1,10 @@
 """What the benchmark report computes, from times that are given."""
 
 import subprocess
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 
-import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benches"))
-
 import loggp
+import pytest
 import report
 import run
 from report import GLOO, NEW, OLD, Key

@@ -8,8 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-
-from .table import FAULTS, PRELUDE, TIMEOUT
+from faults import FAULTS, PRELUDE, TIMEOUT
 
 MARK = "MPI4JAX_FAULT"
 # Jobs spend most of their time in waiting: for a time-out, for a grace period.
