@@ -5,7 +5,7 @@ use std::mem::offset_of;
 use std::ptr::{null, null_mut};
 use std::time::Instant;
 
-use _native::ops::{Comm, free_comm, register_comm};
+use _native::comm::{self, Comm};
 use _native::xla::c_api::{
     self, Api, ApiVersion, Attrs, Buffer, Buffers, ByteSpan, CallFrame, Scalar, TypeId,
 };
@@ -331,10 +331,10 @@ fn calls(api: &'static Api, comm: &Comm) {
     );
     fails(compile(&[("op", String("scan")), ("comm", String("xla"))]), &["scan", "reduction"]);
 
-    register_comm("gone", comm.handle, rank, size);
+    comm::register(Comm::new("gone", comm.handle, rank, size));
     let gone = [("op", String("barrier")), ("comm", String("gone"))];
     let mut program = Program::new(api, &gone).expect("compiles");
-    free_comm("gone");
+    comm::free("gone");
     fails(program.execute(&[], &[]), &["barrier", "gone", "freed"]);
     fails(Program::new(api, &gone).and_then(|mut program| program.execute(&[], &[])), &["freed"]);
 }
@@ -379,7 +379,7 @@ pub fn run(comm: &Comm) {
         std::env::set_var("MPI4JAX_TRANSPORT", "nccl");
         std::env::set_var("MPI4JAX_NCCL_GRAPHS", "1");
     }
-    register_comm("xla", comm.handle, comm.rank, comm.size);
+    comm::register(Comm::new("xla", comm.handle, comm.rank, comm.size));
     // The last one is newer than what we know.
     let apis = [api::<1>(), api::<2>(), api::<3>(), api::<4>(), api::<5>()];
     for api in apis {
