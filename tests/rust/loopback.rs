@@ -131,7 +131,7 @@ impl Loopback {
                 halo.exchange(
                     call.blocks(),
                     site.comm.rank,
-                    &mut Messages { rank: self, receives: Vec::new() },
+                    &mut Ghosts { rank: self, receives: Vec::new() },
                 )?;
             }
             Op::Send => self.send(call),
@@ -197,13 +197,13 @@ impl Loopback {
 /// Tags of ghost cells, beyond those of the tests' messages.
 const GHOSTS: i32 = 1 << 20;
 
-/// Messages that travel at once.
-struct Messages<'a> {
+/// Ghost cells that travel at once.
+struct Ghosts<'a> {
     rank: &'a Loopback,
     receives: Vec<(i32, i32, *mut u8, usize)>,
 }
 
-impl Wire for Messages<'_> {
+impl Wire for Ghosts<'_> {
     unsafe fn receive(&mut self, peer: i32, tag: i32, into: *mut u8, bytes: usize) -> Result<(), Cause> {
         self.receives.push((peer, GHOSTS + tag, into, bytes));
         Ok(())
