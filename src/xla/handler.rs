@@ -8,11 +8,11 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 
 use super::c_api::{self, Api, CallFrame, FfiError, StageStateArgs, StateArgs, TypeId};
 use super::frame;
+use crate::call::{Blocks, Call, Site, Stream};
+use crate::device;
+use crate::device::cuda::{self, Entered};
 use crate::error::{Cause, Error};
-use crate::gpu::cuda::{self, Entered};
-use crate::gpu::{self};
-use crate::ops::{Blocks, Call, Site, Stream};
-use crate::trace;
+use crate::record::log;
 use crate::transport::{self, AnyTransport, Platform, Transport};
 use crate::watch::{self, Watched};
 
@@ -50,7 +50,7 @@ pub unsafe extern "C" fn instantiate<const KIND: u8>(frame: *mut CallFrame) -> *
             };
             let transport = transport.map_err(|error| site.error(error.cause))?;
             // Most have been, in program order, when the program was lowered; not those that were exported.
-            transport::join_late(transport, site.comm)?;
+            transport::join_late(transport, &site.comm)?;
             let watched = Watched::new(&site, transport.name());
             Ok(set_state(frame, State { site, transport, watched })?)
         })
@@ -66,7 +66,7 @@ pub unsafe extern "C" fn execute<const KIND: u8>(frame: *mut CallFrame) -> *mut 
     unsafe {
         guard::<KIND>(frame, |frame| {
             let &State { ref site, transport, ref watched } = get_state(frame)?;
-            let comm = site.comm;
+            let comm = &site.comm;
             if comm.is_freed() {
                 return Err(site.error(Cause::FreedCommunicator { key: comm.key.clone() }).into());
             }
@@ -77,7 +77,7 @@ pub unsafe extern "C" fn execute<const KIND: u8>(frame: *mut CallFrame) -> *mut 
             let result = run::<KIND>(frame, site, transport, watched);
             if let Err(error) = &result {
                 if error.cause.is_fatal() {
-                    transport::abort(comm, error.cause.code(), &watched.explain(&error.cause));
+                    comm.abort(error.cause.code(), &watched.explain(&error.cause));
                 }
                 comm.fail(&error.to_string());
             }
@@ -107,7 +107,8 @@ unsafe fn run<const KIND: u8>(
         let mut call = Call::of(site, stream);
         frame::fill(&mut call, frame, transport, &mut others)?;
         watched.run(&mut call, |call| {
-            if trace::is_enabled() { trace::traced(transport, call) } else { transport.execute(call) }
+            let execute = |call: &Call| transport.execute(call);
+            if log::is_enabled() { log::logged(call, execute) } else { execute(call) }
         })
     }
 }
@@ -197,7 +198,7 @@ unsafe fn enter(frame: &CallFrame) -> Result<(Stream, Entered), Cause> {
     };
     // SAFETY: promised by the caller. The CPU, where the tests' driver has its memory, has no streams.
     unsafe {
-        if !gpu::is_on_cpu() {
+        if !device::is_on_cpu() {
             let get = std::mem::transmute::<usize, Option<c_api::StreamGet>>((*frame.api).stream_get);
             if let Some(get) = get {
                 check(frame.api, "XLA_FFI_Stream_Get", get(&mut args))?;

@@ -421,7 +421,7 @@ def test_nccl_never_waits_on_the_host(python, fakes, tmp_path):
     result = python(ALLREDUCE, {**fakes, "MPI4JAX_TRANSPORT": "nccl", **logs})
     assert result.returncode == 0, result.stderr
     assert cuda.read_text() == "copies 0 waits 0 allocations 0 copied 0\n"
-    assert nccl.read_text() == "operations 3\n"
+    assert nccl.read_text() == "operations 3\ncommunicators 0\n"
 
 
 @pytest.mark.parametrize(("transport", "status"), [("nccl", 0), ("staged", 1)])

@@ -88,6 +88,7 @@ int cuMemHostAlloc(void **memory, size_t bytes, unsigned flags) {
 }
 int cuMemFreeHost(void *memory) { free(memory); return 0; }
 int cuMemAlloc_v2(uint64_t *memory, size_t bytes) { *memory = (uint64_t)(uintptr_t)calloc(1, bytes); return 0; }
+int cuMemFree_v2(uint64_t memory) { free((void *)(uintptr_t)memory); return 0; }
 int cuMemsetD32Async(uint64_t to, unsigned value, size_t words, void *stream) {
     Copy copy = {(void *)(uintptr_t)to, NULL, 4, value};
     return words == 1 ? add(copy) : 801;

@@ -16,7 +16,7 @@ static const size_t SIZES[] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2};
 enum { SUM, PROD, MAX, MIN };
 
 enum { GROUP = 64 };
-static long operations;
+static long operations, communicators;
 
 static int number(const char *name) {
     const char *text = getenv(name);
@@ -27,7 +27,7 @@ static void report(void) {
     const char *path = getenv("FAKE_NCCL_LOG");
     FILE *file = path ? fopen(path, "a") : NULL;
     if (file) {
-        fprintf(file, "operations %ld\n", operations);
+        fprintf(file, "operations %ld\ncommunicators %ld\n", operations, communicators);
         fclose(file);
     }
 }
@@ -83,9 +83,17 @@ int ncclCommInitRank(void **result, int size, UniqueId id, int rank) {
     MPI_Group_free(&group);
     MPI_Group_free(&all);
     free(world);
+    communicators++;
     *result = comm;
     return broken ? 2 : 0;
 }
+int ncclCommDestroy(void *comm) {
+    MPI_Comm_free(comm);
+    free(comm);
+    communicators--;
+    return 0;
+}
+int ncclCommAbort(void *comm) { return ncclCommDestroy(comm); }
 
 int ncclCommGetAsyncError(void *comm, int *code) {
     int after = number("FAKE_NCCL_ASYNC_ERROR");

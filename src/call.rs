@@ -2,11 +2,13 @@
 
 use std::ffi::c_void;
 use std::ptr::null_mut;
+use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use super::{Comm, Dtype, Extent, Halo, Op, Reduction, Side};
+use crate::comm::Comm;
 use crate::error::{Cause, Error};
+use crate::ops::{Buffer, Dtype, Extent, Halo, Op, Reduction, Side};
 
 /// Who a message goes to and comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,7 +33,7 @@ pub enum EnvelopeOperand {
 #[derive(Debug)]
 pub struct Site {
     pub op: Op,
-    pub comm: &'static Comm,
+    pub comm: Arc<Comm>,
     /// `Some` for the operations that reduce.
     pub reduction: Option<Reduction>,
     /// A scan over the ranks from this one to the last.
@@ -52,10 +54,10 @@ pub struct Site {
 
 impl Site {
     /// A site with nothing but an operation and a communicator.
-    pub fn new(op: Op, comm: &'static Comm) -> Self {
+    pub fn new(op: Op, comm: &Arc<Comm>) -> Self {
         Self {
             op,
-            comm,
+            comm: comm.clone(),
             reduction: None,
             reverse: false,
             halo: None,
@@ -112,28 +114,7 @@ impl Site {
     /// An error of this operation, before or beside any transport.
     #[cold]
     pub fn error(&self, cause: Cause) -> Error {
-        Error { op: Some(self.op), rank: Some(self.comm.rank), transport: None, cause }
-    }
-}
-
-/// Memory of one operand or result.
-#[derive(Clone, Copy, Debug)]
-pub struct Buffer {
-    pub data: *mut u8,
-    pub dtype: Dtype,
-    /// In elements.
-    pub count: usize,
-}
-
-impl Buffer {
-    pub fn bytes(&self) -> usize {
-        self.count * self.dtype.size()
-    }
-
-    /// Whether the two share memory.
-    pub fn overlaps(&self, other: &Buffer) -> bool {
-        let (a, b) = (self.data as usize, other.data as usize);
-        a < b + other.bytes() && b < a + self.bytes()
+        Error { op: Some(self.op.name()), rank: Some(self.comm.rank), transport: None, cause }
     }
 }
 
@@ -185,16 +166,16 @@ impl<'a> Call<'a> {
         let side = site.side();
         let sent = self.block("operand", side.send, self.send)?;
         let received = self.block("result", side.recv, self.recv)?;
-        // sendrecv is the one operation whose two sides are independent of each other.
+        // The two sides of a message are independent of each other.
         if let (Some(sent), Some(received)) = (sent, received)
             && sent != received
-            && site.op != Op::Sendrecv
+            && !site.op.row().has_peer
         {
             return Err(site.error(Cause::Sides {
                 sent: sent.0,
-                sent_dtype: sent.1,
+                sent_dtype: sent.1.name(),
                 received: received.0,
-                received_dtype: received.1,
+                received_dtype: received.1.name(),
             }));
         }
         Ok(())
@@ -226,7 +207,7 @@ impl<'a> Call<'a> {
     }
 
     /// The operands of an operation on several arrays, with their results.
-    pub fn blocks(&self) -> impl Iterator<Item = (Buffer, Buffer)> {
+    pub fn blocks(&self) -> impl Iterator<Item = (Buffer, Buffer)> + Clone {
         self.send.zip(self.recv).into_iter().chain(self.others.iter().copied())
     }
 

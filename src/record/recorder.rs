@@ -3,46 +3,24 @@
 //! Every field is an atomic, and a record is claimed by adding to a counter: an operation writes its
 //! record without a lock, an allocation or a system call, and the watchdog reads it while it runs.
 
-use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering, fence};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use super::clock::{self, Epoch};
-use crate::ops::{Call, Comm, Dtype, Op, Reduction, Site};
+use crate::call::{Call, Site};
+use crate::comm::Comm;
+use crate::ops::{Dtype, Op, Reduction};
 
 /// How many operations are remembered.
 pub const CAPACITY: usize = 1024;
 
-/// A communicator, as the reports of all its ranks know it.
-#[derive(Debug)]
-pub struct Group {
-    pub comm: &'static Comm,
-    /// Its members' ranks in `MPI_COMM_WORLD`.
-    pub world: Box<[i32]>,
-    collectives: AtomicU64,
-    messages: AtomicU64,
-}
-
-impl Group {
-    /// How many collective operations this rank has begun.
-    pub fn collectives(&self) -> u64 {
-        self.collectives.load(Ordering::Relaxed)
-    }
-
-    /// The rank in `MPI_COMM_WORLD` of a rank of this communicator.
-    pub fn world_rank(&self, rank: i32) -> Option<i32> {
-        self.world.get(usize::try_from(rank).ok()?).copied()
-    }
-}
-
-/// What is known of an operation before it runs. Never dropped: records point to it after the program
-/// that held it is gone. Equal sites share one, so compiling again and again costs no memory.
+/// What is known of an operation before it runs. Records point to it after the program that held it is gone.
 #[derive(Debug)]
 pub struct What {
     pub op: Op,
-    pub group: &'static Group,
+    pub comm: Arc<Comm>,
     pub reduction: Option<Reduction>,
     pub root: i32,
     /// The user's source line.
@@ -50,51 +28,44 @@ pub struct What {
     pub transport: &'static str,
 }
 
-impl What {
-    /// Whether all ranks of the communicator take part.
-    pub fn is_collective(&self) -> bool {
-        !self.op.row().has_peer
-    }
-}
+/// Every `What` that a program or a record may point to.
+///
+/// Records hold plain pointers, so that operations write them without a lock. Who reads one holds this lock, under
+/// which nothing goes that a record points to; and what no program holds, no record begins to point to.
+static WHATS: Mutex<Vec<Arc<What>>> = Mutex::new(Vec::new());
 
-static GROUPS: Mutex<Vec<&'static Group>> = Mutex::new(Vec::new());
-static WHATS: Mutex<Option<HashMap<String, &'static What>>> = Mutex::new(None);
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Every communicator that this process has used.
-pub fn groups() -> Vec<&'static Group> {
-    lock(&GROUPS).clone()
-}
-
-/// What is known of a communicator that has been introduced.
-pub fn group_of(comm: &Comm) -> Option<&'static Group> {
-    lock(&GROUPS).iter().copied().find(|group| std::ptr::eq(group.comm, comm))
-}
-
-/// Introduces a communicator whose members have these ranks in `MPI_COMM_WORLD`.
-pub fn join(comm: &'static Comm, world: impl FnOnce() -> Box<[i32]>) -> &'static Group {
-    let mut groups = lock(&GROUPS);
-    if let Some(&group) = groups.iter().find(|group| std::ptr::eq(group.comm, comm)) {
-        return group;
-    }
-    let (collectives, messages) = (AtomicU64::new(0), AtomicU64::new(0));
-    let group: &'static Group = Box::leak(Box::new(Group { comm, world: world(), collectives, messages }));
-    groups.push(group);
-    group
+fn whats() -> MutexGuard<'static, Vec<Arc<What>>> {
+    WHATS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// What the records of this site will say.
-pub fn describe(site: &Site, transport: &'static str) -> &'static What {
-    let group = join(site.comm, || (0..site.comm.size).collect());
-    let (op, reduction, root, location) = (site.op, site.reduction, site.root, &site.location);
-    let key = format!("{op} {group:p} {reduction:?} {root} {transport} {location}");
-    lock(&WHATS).get_or_insert_default().entry(key).or_insert_with(|| {
-        let location = location.clone();
-        Box::leak(Box::new(What { op, group, reduction, root, location, transport }))
-    })
+pub fn describe(site: &Site, transport: &'static str) -> Arc<What> {
+    let Site { op, reduction, root, .. } = *site;
+    let what =
+        What { op, comm: site.comm.clone(), reduction, root, location: site.location.clone(), transport };
+    let what = Arc::new(what);
+    let mut whats = whats();
+    if whats.len() == whats.capacity() {
+        clear(&mut whats);
+    }
+    whats.push(what.clone());
+    what
+}
+
+/// The list is full: what is not used any more goes.
+#[cold]
+fn clear(whats: &mut Vec<Arc<What>>) {
+    let idle: Vec<bool> = whats.iter().map(|what| Arc::strong_count(what) == 1).collect();
+    // Whoever let go of one has written his records before.
+    fence(Ordering::Acquire);
+    let mut used: Vec<_> = SLOTS.iter().map(|slot| slot.what.load(Ordering::Relaxed).cast_const()).collect();
+    used.sort_unstable();
+    let mut idle = idle.into_iter();
+    whats.retain(|what| idle.next() != Some(true) || used.binary_search(&Arc::as_ptr(what)).is_ok());
+    // Half of it is free then, so that this comes once in so many programs.
+    let room = (2 * whats.len()).max(CAPACITY);
+    whats.shrink_to(room);
+    whats.reserve_exact(room - whats.len());
 }
 
 /// One record, one cache line.
@@ -148,10 +119,12 @@ pub struct Running {
 }
 
 /// Records that an operation starts.
+///
+/// The caller holds `what` for as long as the operation runs.
 #[inline]
-pub fn begin(what: &'static What, call: &Call) -> Running {
-    let Group { collectives, messages, .. } = what.group;
-    let numbers = if what.is_collective() { collectives } else { messages };
+pub fn begin(what: &Arc<What>, call: &Call) -> Running {
+    let Comm { collectives, messages, .. } = &*what.comm;
+    let numbers = if what.op.row().is_collective() { collectives } else { messages };
     let sequence = numbers.fetch_add(1, Ordering::Relaxed) + 1;
     // An operation that runs for long keeps its record while others, of other threads, come and go.
     let mut ticket = NEXT.fetch_add(1, Ordering::Relaxed) + 1;
@@ -168,7 +141,7 @@ pub fn begin(what: &'static What, call: &Call) -> Running {
     slot.ticket.store(0, Ordering::Relaxed);
     fence(Ordering::Release);
     slot.ended.store(0, Ordering::Relaxed);
-    slot.what.store(std::ptr::from_ref(what).cast_mut(), Ordering::Relaxed);
+    slot.what.store(Arc::as_ptr(what).cast_mut(), Ordering::Relaxed);
     slot.sequence.store(sequence, Ordering::Relaxed);
     slot.items.store(call.items() as u64 | (dtype << COUNT_BITS), Ordering::Relaxed);
     slot.peers.store(pair(call.envelope.source, call.envelope.dest), Ordering::Relaxed);
@@ -225,10 +198,10 @@ impl State {
 }
 
 /// A copy of what the recorder has of one operation.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Record {
     pub ticket: u64,
-    pub what: &'static What,
+    pub what: Arc<What>,
     pub sequence: u64,
     pub count: u64,
     pub dtype: Option<Dtype>,
@@ -245,6 +218,7 @@ pub struct Record {
 impl Slot {
     /// A copy, unless the record is being written.
     fn read(&self) -> Option<Record> {
+        let _all_there = whats();
         let ticket = self.ticket.load(Ordering::Acquire);
         let what = self.what.load(Ordering::Relaxed);
         let sequence = self.sequence.load(Ordering::Relaxed);
@@ -264,8 +238,11 @@ impl Slot {
         };
         Some(Record {
             ticket,
-            // SAFETY: whole records point to what `describe` leaked.
-            what: unsafe { &*what },
+            // SAFETY: from `Arc::as_ptr`, of a member of `WHATS` that stays one while a record points to it.
+            what: unsafe {
+                Arc::increment_strong_count(what);
+                Arc::from_raw(what)
+            },
             sequence,
             count: items & ((1 << COUNT_BITS) - 1),
             dtype: Dtype::ALL.get((items >> COUNT_BITS) as usize).copied(),
@@ -312,74 +289,61 @@ impl Record {
             State::Done | State::Failed => epoch.seconds(self.started, self.ended),
         }
     }
+}
 
-    fn peer(&self, f: &mut fmt::Formatter<'_>, word: &str, rank: i32, tag: i32) -> fmt::Result {
+/// One side of a message.
+struct Side<'a>(&'a str, i32, i32);
+
+impl fmt::Display for Side<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let &Side(word, rank, tag) = self;
         // Every MPI's wildcards and MPI_PROC_NULL are negative, and its ranks and tags are not.
-        if rank < 0 {
-            write!(f, " {word} any rank")?
-        } else {
-            write!(f, " {word} {rank}")?
-        }
-        if tag < 0 { write!(f, ", any tag") } else { write!(f, ", tag {tag}") }
+        let rank = if rank < 0 { "any rank".into() } else { rank.to_string() };
+        let tag = if tag < 0 { "any tag".into() } else { format!("tag {tag}") };
+        write!(f, "{word} {rank}, {tag}")
     }
 }
 
 /// `allreduce #118 (SUM, 3 x float32) on mpi4jax.default, solver.py:97`
 impl fmt::Display for Record {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let what = self.what;
-        write!(f, "{}", what.op)?;
-        match what.op {
-            Op::Recv => self.peer(f, "from", self.source, self.recvtag)?,
-            Op::Send => self.peer(f, "to", self.dest, self.sendtag)?,
-            Op::Sendrecv => {
-                self.peer(f, "from", self.source, self.recvtag)?;
-                f.write_str(" and")?;
-                self.peer(f, "to", self.dest, self.sendtag)?;
-            }
-            _ => write!(f, " #{}", self.sequence)?,
+        let What { op, comm, reduction, root, location, .. } = &*self.what;
+        let row = op.row();
+        write!(f, "{op} ")?;
+        let (from, to) = (Side("from", self.source, self.recvtag), Side("to", self.dest, self.sendtag));
+        match (row.receives(), row.sends()) {
+            (false, false) => write!(f, "#{}", self.sequence)?,
+            (true, false) => write!(f, "{from}")?,
+            (false, true) => write!(f, "{to}")?,
+            (true, true) => write!(f, "{from} and {to}")?,
         }
         let mut details = Vec::new();
-        if what.op.row().has_root {
-            details.push(format!("root {}", what.root));
-        }
-        if let Some(reduction) = what.reduction {
-            details.push(reduction.to_string());
-        }
-        if let Some(dtype) = self.dtype {
-            details.push(format!("{} x {}", self.count, dtype.name()));
-        }
+        details.extend(row.has_root.then(|| format!("root {root}")));
+        details.extend(reduction.map(|reduction| reduction.to_string()));
+        details.extend(self.dtype.map(|dtype| format!("{} x {}", self.count, dtype.name())));
         if !details.is_empty() {
             write!(f, " ({})", details.join(", "))?;
         }
-        write!(f, " on {}", what.group.comm.key)?;
-        if what.location.is_empty() { Ok(()) } else { write!(f, ", {}", what.location) }
+        write!(f, " on {}", comm.key)?;
+        if location.is_empty() { Ok(()) } else { write!(f, ", {location}") }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ops::register_comm;
+    use crate::call::Stream;
+    use crate::comm;
 
     #[test]
     fn a_record_says_what_runs_and_then_how_it_ended() {
-        let comm = register_comm("recorder-test", 1, 0, 2);
-        let mut site = Site::new(Op::Recv, comm);
+        let comm = comm::register(Comm::new("recorder-test", 1, 0, 2));
+        let mut site = Site::new(Op::Recv, &comm);
         site.envelope.source = 1;
         site.location = "solver.py:81".into();
         let what = describe(&site, "mpi");
-        assert!(std::ptr::eq(what, describe(&site, "mpi")), "equal sites share what is known of them");
-        let call = Call {
-            site: &site,
-            send: None,
-            recv: None,
-            others: &[],
-            envelope: site.envelope,
-            received: None,
-            stream: crate::ops::Stream::NONE,
-        };
-        let mut first = begin(what, &call);
+        let call = Call::of(&site, Stream::NONE);
+        let mut first = begin(&what, &call);
         let record = first.record().unwrap();
         assert_eq!(record.to_string(), "recv from 1, tag 0 on recorder-test, solver.py:81");
         assert_eq!((record.sequence, record.state), (1, State::Started));
@@ -387,7 +351,7 @@ mod tests {
 
         // However many operations follow, what runs stays visible.
         for _ in 0..2 * CAPACITY {
-            drop(begin(what, &call));
+            drop(begin(&what, &call));
         }
         assert!(running().iter().any(|running| running.ticket == record.ticket));
         first.fail();
@@ -396,5 +360,27 @@ mod tests {
         assert_eq!(find().unwrap().state, State::Failed);
         assert!(!running().iter().any(|running| running.ticket == record.ticket));
         assert!(records().is_sorted_by_key(|record| record.ticket));
+    }
+
+    /// Programs come and go, and their records stay readable, for as long as they are remembered.
+    #[test]
+    fn what_no_program_and_no_record_needs_goes() {
+        let comm = Arc::new(Comm::new("recorder-programs", 1, 0, 2));
+        for program in 0..100 * CAPACITY {
+            let mut site = Site::new(Op::Barrier, &comm);
+            site.location = format!("program.py:{program}").into();
+            let what = describe(&site, "mpi");
+            let running = begin(&what, &Call::of(&site, Stream::NONE));
+            drop(what);
+            let record = running.end();
+            if program % CAPACITY == 0 {
+                let record = record.expect("nobody writes to it");
+                assert!(record.to_string().ends_with(&format!("program.py:{program}")), "{record}");
+                assert!(records().iter().all(|record| record.what.transport == "mpi"));
+            }
+        }
+        // Those of `CAPACITY` records, those that came since the last of them went, and other tests' few.
+        assert!(whats().len() < 4 * CAPACITY, "{}", whats().len());
+        assert!(Arc::strong_count(&comm) < 4 * CAPACITY);
     }
 }

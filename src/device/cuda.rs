@@ -3,11 +3,11 @@
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::ptr::{null, null_mut};
 
-use super::Loaded;
+use super::{Device, Loaded, Staging};
+use crate::call::Stream;
 use crate::dynlib::{LoadError, Name, function_table};
 use crate::error::Cause;
-use crate::ops::{Runs, Stream};
-use crate::transport::{Device, Staging};
+use crate::ops::Runs;
 
 /// `CUresult`; a newer driver has codes that we do not know.
 pub type Code = c_int;
@@ -51,6 +51,7 @@ function_table! {
         cuMemHostAlloc(*mut *mut c_void, usize, c_uint) -> Code;
         cuMemFreeHost(*mut c_void) -> Code;
         cuMemAlloc(*mut Pointer, usize) -> Code;
+        cuMemFree(Pointer) -> Code;
         cuMemsetD32Async(Pointer, c_uint, usize, StreamHandle) -> Code;
         cuMemcpyDtoHAsync(*mut c_void, Pointer, usize, StreamHandle) -> Code;
         cuMemcpyHtoDAsync(Pointer, *const c_void, usize, StreamHandle) -> Code;
@@ -236,12 +237,21 @@ impl Driver {
         self.check("cuEventCreate", code).map(|()| Mark { driver: self, event })
     }
 
-    /// Memory of the current context's device. It is never freed.
+    /// Memory of the current context's device.
     pub fn allocate(&self, bytes: usize) -> Result<Pointer, Cause> {
         let mut pointer = 0;
         // SAFETY: a place to write to.
         self.check("cuMemAlloc", unsafe { (self.f.cuMemAlloc)(&mut pointer, bytes) })?;
         Ok(pointer)
+    }
+
+    /// Gives back what `allocate` has allocated, in the same context.
+    ///
+    /// # Safety
+    /// Nothing on a stream uses it any more.
+    pub unsafe fn free(&self, pointer: Pointer) {
+        // SAFETY: promised by the caller. There is nothing to be done about an error.
+        unsafe { (self.f.cuMemFree)(pointer) };
     }
 }
 

@@ -5,9 +5,9 @@ use std::sync::Once;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
+use crate::call::Call;
 use crate::error::Error;
-use crate::ops::{Call, Extent, Op};
-use crate::transport::Transport;
+use crate::ops::Extent;
 
 static ENABLED: AtomicBool = AtomicBool::new(false);
 
@@ -44,12 +44,12 @@ pub fn init() {
 
 /// Executes a call between its two lines.
 #[cold]
-pub fn traced(transport: &impl Transport, call: &Call) -> Result<(), Error> {
+pub fn logged(call: &Call, execute: impl FnOnce(&Call) -> Result<(), Error>) -> Result<(), Error> {
     let rank = call.site.comm.rank;
     let id = next_id(rank);
     tracing::debug!("r{rank} | {id:08x} | {}", Line(call));
     let start = Instant::now();
-    let result = transport.execute(call);
+    let result = execute(call);
     let elapsed = Seconds(start.elapsed().as_secs_f64());
     let code = result.as_ref().err().map_or(0, |error| error.cause.code());
     tracing::debug!("r{rank} | {id:08x} | {} done with code {code} ({elapsed})", call.site.op.mpi_name());
@@ -87,25 +87,24 @@ impl fmt::Display for Line<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Line(call) = self;
         let (name, envelope, items) = (call.site.op.mpi_name(), call.envelope, call.items());
-        match call.site.op {
-            Op::Allgather | Op::Alltoall => write!(f, "{name} with {items} items")?,
-            Op::Allreduce | Op::Scan => write!(f, "{name} with {items} items")?,
-            Op::Barrier => write!(f, "{name}")?,
-            Op::Bcast | Op::Gather | Op::Reduce | Op::Scatter => {
-                write!(f, "{name} -> root {} with {items} items", call.site.root)?;
-            }
-            Op::HaloExchange => write!(f, "{name} for ghost cells, with {items} items")?,
-            Op::Recv => {
-                write!(f, "{name} <- {} with tag {} and {items} items", envelope.source, envelope.recvtag)?;
-            }
-            Op::Send => {
-                write!(f, "{name} -> {} with tag {} and {items} items", envelope.dest, envelope.sendtag)?;
-            }
-            Op::Sendrecv => {
+        let row = call.site.op.row();
+        write!(f, "{name}")?;
+        match (row.receives(), row.sends()) {
+            (true, true) => {
                 let received = call.recv.map_or(0, |buffer| buffer.count);
-                write!(f, "{name} <- {} (tag {}, {received} items)", envelope.source, envelope.recvtag)?;
+                write!(f, " <- {} (tag {}, {received} items)", envelope.source, envelope.recvtag)?;
                 write!(f, " / -> {} (tag {}, {items} items)", envelope.dest, envelope.sendtag)?;
             }
+            (true, false) => {
+                write!(f, " <- {} with tag {} and {items} items", envelope.source, envelope.recvtag)?;
+            }
+            (false, true) => {
+                write!(f, " -> {} with tag {} and {items} items", envelope.dest, envelope.sendtag)?;
+            }
+            _ if row.has_root => write!(f, " -> root {} with {items} items", call.site.root)?,
+            _ if row.has_blocks => write!(f, " for ghost cells, with {items} items")?,
+            _ if row.elsewhere.send != Extent::None => write!(f, " with {items} items")?,
+            _ => {}
         }
         if let (Some(reduction), true) = (call.site.reduction, call.site.side().send != Extent::None) {
             write!(f, " ({reduction})")?;

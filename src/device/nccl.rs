@@ -56,6 +56,8 @@ function_table! {
         ncclGetUniqueId(*mut UniqueId) -> Code;
         ncclCommInitRank(*mut Handle, c_int, UniqueId, c_int) -> Code;
         ncclCommGetAsyncError(Handle, *mut Code) -> Code;
+        ncclCommDestroy(Handle) -> Code;
+        ncclCommAbort(Handle) -> Code;
         ncclAllReduce(*const c_void, *mut c_void, usize, c_int, c_int, Handle, StreamHandle) -> Code;
         ncclReduce(*const c_void, *mut c_void, usize, c_int, c_int, c_int, Handle, StreamHandle) -> Code;
         ncclBroadcast(*const c_void, *mut c_void, usize, c_int, c_int, Handle, StreamHandle) -> Code;

@@ -1,12 +1,12 @@
-//! The few MPI calls by which transports come to terms between ranks.
+//! How ranks come to terms.
 
 use std::mem::MaybeUninit;
 
 use mpi::ffi::{self, MPI_Comm};
 
-use super::{Arrived, check, handle};
+use super::Comm;
 use crate::error::Cause;
-use crate::ops::{Call, Comm};
+use crate::mpilib::{check, handle};
 
 /// The ranks that exchange.
 #[derive(Clone, Copy, Debug)]
@@ -115,20 +115,4 @@ impl Group<'_> {
         }
         Ok((rank as usize, size as usize))
     }
-}
-
-/// Fills the `MPI_Status` that a receive was given, for a message that MPI knows nothing of.
-pub(crate) fn write_status(call: &Call, arrived: &Arrived) -> Result<(), Cause> {
-    let Some(recv) = &call.recv else { return Ok(()) };
-    // SAFETY: Python keeps the MPI_Status at this address alive as long as the program. All-zero is a value
-    // of the struct, and MPI itself writes the count that it keeps inside.
-    unsafe {
-        let mut status = MaybeUninit::<ffi::MPI_Status>::zeroed().assume_init();
-        (status.MPI_SOURCE, status.MPI_TAG) = (arrived.source, arrived.tag);
-        let count = arrived.count as ffi::MPI_Count;
-        let code = ffi::MPI_Status_set_elements_x(&mut status, recv.dtype.mpi(), count);
-        check("MPI_Status_set_elements_x", code)?;
-        (call.site.status as *mut ffi::MPI_Status).write(status);
-    }
-    Ok(())
 }

@@ -11,10 +11,12 @@ use std::mem::{MaybeUninit, size_of};
 
 use mpi::ffi::{self, MPI_Comm, MPI_Status};
 
-use super::recorder::{Record, Running, What};
+use crate::call::Call;
 use crate::error::{Cause, Error};
-use crate::ops::{Call, Dtype, Op, Reduction};
-use crate::transport::{self, check, handle};
+use crate::mpilib::{check, handle, wildcards};
+use crate::ops::{Dtype, Op, Reduction};
+use crate::record::recorder::{Record, Running, What};
+use crate::transport;
 
 /// What is compared.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -97,13 +99,16 @@ fn text(words: &str) -> [u8; TEXT] {
 /// from whomever is narrowed to the rank whose description has come.
 pub fn compare(level: Level, call: &mut Call, running: &Running) -> Result<(), Error> {
     let Some(record) = running.record() else { return Ok(()) };
-    let result =
-        if record.what.is_collective() { collective(level, call, &record) } else { message(call, &record) };
+    let result = if record.what.op.row().is_collective() {
+        collective(level, call, &record)
+    } else {
+        message(call, &record)
+    };
     result.map_err(|cause| call.site.error(cause))
 }
 
 fn fingerprint(level: Level, call: &Call, record: &Record) -> u64 {
-    let What { op, reduction, location, .. } = record.what;
+    let What { op, reduction, location, .. } = &*record.what;
     let mut hasher = DefaultHasher::new();
     // Blocks may differ in size.
     let count = if op.row().has_blocks { 0 } else { record.count };
@@ -142,7 +147,7 @@ fn collective(level: Level, call: &Call, record: &Record) -> Result<(), Cause> {
 /// Ranks are about to do different things: tells all of them what.
 #[cold]
 fn disagree(call: &Call, record: &Record) -> Result<(), Cause> {
-    let comm = call.site.comm;
+    let comm = &call.site.comm;
     let mine = text(&record.to_string());
     let mut all = vec![0u8; TEXT * comm.size as usize];
     // SAFETY: as above; all ranks come here, because all of them have the same extremes.
@@ -160,7 +165,7 @@ fn disagree(call: &Call, record: &Record) -> Result<(), Cause> {
         // Rank 0 speaks for all, and ends the job.
         std::thread::sleep(std::time::Duration::from_secs(2));
     }
-    Err(Cause::Mismatch { report: disagreement(&lines, &record.what.group.world) })
+    Err(Cause::Mismatch { report: disagreement(&lines, &comm.world) })
 }
 
 /// What most ranks do is expected, anything else is not.
@@ -178,10 +183,9 @@ fn disagreement(lines: &[String], world: &[i32]) -> String {
 
 fn message(call: &mut Call, record: &Record) -> Result<(), Cause> {
     let envelope = call.envelope;
-    // SAFETY: constants of the MPI shim.
-    let nobody = unsafe { ffi::RSMPI_PROC_NULL };
-    let sends = call.site.op != Op::Recv && envelope.dest != nobody;
-    let receives = call.site.op != Op::Send && envelope.source != nobody;
+    let (row, nobody) = (call.site.op.row(), wildcards().proc_null);
+    let sends = row.sends() && envelope.dest != nobody;
+    let receives = row.receives() && envelope.source != nobody;
     let out = Header::new(call, record);
     let mut into = MaybeUninit::<Header>::zeroed();
     let mut status = MaybeUninit::<MPI_Status>::zeroed();
@@ -225,7 +229,7 @@ fn message(call: &mut Call, record: &Record) -> Result<(), Cause> {
     if into.magic == MAGIC && into.dtype == dtype && fits {
         return Ok(());
     }
-    let world = |rank: i32| record.what.group.world_rank(rank).unwrap_or(rank);
+    let world = |rank: i32| record.what.comm.world_rank(rank).unwrap_or(rank);
     Err(Cause::Mismatch {
         report: format!(
             "a message is not what is received (MPI4JAX_CHECK)\n  expected rank {}: {record}\n  actual   rank {}: {into}",

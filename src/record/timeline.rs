@@ -9,9 +9,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use super::clock::Epoch;
-use super::dump;
-use super::peers;
-use super::recorder::{self, Record, Running};
+use super::json::{self, quoted};
+use super::recorder::{Record, Running};
 
 struct Trace {
     file: BufWriter<File>,
@@ -38,7 +37,7 @@ pub fn start(path: &Path, rank: i32) -> io::Result<()> {
         file,
         "[{{\"ph\": \"M\", \"name\": \"process_name\", \"pid\": {rank}, \
          \"args\": {{\"name\": \"rank {rank}\", \"host\": {}}}}}",
-        dump::quoted(&peers::host())
+        quoted(&super::host())
     )?;
     file.flush()?;
     *TRACE.lock().unwrap_or_else(PoisonError::into_inner) = Some(Trace { file, rank, records: Vec::new() });
@@ -74,21 +73,21 @@ pub extern "C" fn flush() {
 
 impl Trace {
     fn write(&mut self) -> io::Result<()> {
-        let (epoch, groups) = (Epoch::now(), recorder::groups());
+        let epoch = Epoch::now();
         for record in self.records.drain(..) {
-            let group = record.what.group;
+            let comm = &record.what.comm;
             let bytes = record.dtype.map_or(0, |dtype| record.count * dtype.size() as u64);
             writeln!(
                 self.file,
                 ",{{\"ph\": \"X\", \"name\": {}, \"cat\": \"mpi\", \"pid\": {}, \"tid\": 0, \"ts\": {:.3}, \
                  \"dur\": {:.3}, \"args\": {{\"bytes\": {bytes}, \"key\": {}, \"world\": {:?}, \"record\": {}}}}}",
-                dump::quoted(record.what.op.name()),
+                quoted(record.what.op.name()),
                 self.rank,
                 1e6 * epoch.unix(record.started),
                 1e6 * record.seconds(&epoch),
-                dump::quoted(&group.comm.key),
-                group.world,
-                dump::record(&record, &groups, &epoch)
+                quoted(&comm.key),
+                comm.world,
+                json::record(&record, 0, &epoch)
             )?;
         }
         self.file.flush()

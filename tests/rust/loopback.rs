@@ -4,9 +4,11 @@ use std::ffi::c_int;
 use std::fmt;
 use std::sync::{Arc, Barrier, Condvar, Mutex, MutexGuard, PoisonError};
 
-use super::{Arrived, Transport, arrive, wildcards};
-use crate::error::{Cause, Error};
-use crate::ops::{self, Buffer, Builtin, Call, Op, Reduction, Wire};
+use _native::call::Call;
+use _native::error::{Cause, Error};
+use _native::mpilib::wildcards;
+use _native::ops::{self, Buffer, Builtin, Op, Reduction, Wire};
+use _native::transport::{Arrived, Transport, arrive};
 
 /// One rank.
 #[derive(Clone)]
@@ -126,7 +128,11 @@ impl Loopback {
             Op::HaloExchange => {
                 let halo =
                     site.halo.as_ref().ok_or(Cause::Buffers { what: "halo", expected: 1, actual: 0 })?;
-                halo.exchange(call, site.comm.rank, &mut Messages { rank: self, receives: Vec::new() })?;
+                halo.exchange(
+                    call.blocks(),
+                    site.comm.rank,
+                    &mut Ghosts { rank: self, receives: Vec::new() },
+                )?;
             }
             Op::Send => self.send(call),
             Op::Recv => self.receive(call)?,
@@ -191,13 +197,13 @@ impl Loopback {
 /// Tags of ghost cells, beyond those of the tests' messages.
 const GHOSTS: i32 = 1 << 20;
 
-/// Messages that travel at once.
-struct Messages<'a> {
+/// Ghost cells that travel at once.
+struct Ghosts<'a> {
     rank: &'a Loopback,
     receives: Vec<(i32, i32, *mut u8, usize)>,
 }
 
-impl Wire for Messages<'_> {
+impl Wire for Ghosts<'_> {
     unsafe fn receive(&mut self, peer: i32, tag: i32, into: *mut u8, bytes: usize) -> Result<(), Cause> {
         self.receives.push((peer, GHOSTS + tag, into, bytes));
         Ok(())
@@ -257,8 +263,8 @@ fn reduce(call: &Call, ranks: &[Arc<[u8]>]) -> Result<Vec<u8>, Cause> {
         });
     };
     let dtype = send.dtype;
-    let combine =
-        ops::combine(builtin, dtype).ok_or(Cause::UndefinedReduction { reduction: builtin.name(), dtype })?;
+    let combine = ops::combine(builtin, dtype)
+        .ok_or(Cause::UndefinedReduction { reduction: builtin.name(), dtype: dtype.name() })?;
     let width = if matches!(builtin, Builtin::Maxloc | Builtin::Minloc) { 2 } else { 1 };
     if !send.count.is_multiple_of(width) {
         return Err(Cause::Pairs { count: send.count });
