@@ -7,7 +7,7 @@ use std::ptr::{null, null_mut};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 use super::c_api::{self, Api, CallFrame, FfiError, StageStateArgs, StateArgs, TypeId};
-use super::frame;
+use super::{frame, pages};
 use crate::error::{Cause, Error};
 use crate::gpu::cuda::{self, Entered};
 use crate::gpu::{self};
@@ -106,6 +106,9 @@ unsafe fn run<const KIND: u8>(
         let mut others = Blocks::new();
         let mut call = Call::of(site, stream);
         frame::fill(&mut call, frame, transport, &mut others)?;
+        if KIND == kind::CPU {
+            pages::prepare(&call);
+        }
         watched.run(&mut call, |call| {
             if trace::is_enabled() { trace::traced(transport, call) } else { transport.execute(call) }
         })
