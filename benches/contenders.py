@@ -139,16 +139,17 @@ class Job:
             raise RuntimeError(f"{self.contender} has ended")
         return json.loads(line)
 
-    def measure(self, mode: str, op: str, nbytes: int, iterations: int) -> float:
-        """Seconds that one operation takes, on the slowest rank."""
-        return self.ask("measure", mode=mode, op=op, nbytes=nbytes, iterations=iterations)
+    def measure(self, mode: str, op: str, nbytes: int, iterations: int) -> tuple[float, float]:
+        """Seconds and page faults of one operation, on the rank that has most of each."""
+        answers = self.ask("measure", mode=mode, op=op, nbytes=nbytes, iterations=iterations)
+        return max(a["seconds"] for a in answers), max(a["faults"] for a in answers)
 
-    def ask(self, function: str, **arguments) -> float:
-        """What a function of worker.py returns, the largest of all ranks."""
+    def ask(self, function: str, **arguments) -> list:
+        """What a function of worker.py returns on each rank."""
         for file in self.files:
             file.write(json.dumps({"function": function, **arguments}) + "\n")
             file.flush()
-        return max(self.hear(file)["seconds"] for file in self.files)
+        return [self.hear(file)["answer"] for file in self.files]
 
     def close(self) -> None:
         for file in self.files:

@@ -10,6 +10,7 @@ import ctypes
 import gc
 import importlib
 import json
+import resource
 import socket
 import sys
 import time
@@ -178,17 +179,25 @@ def prepare(mode, op, nbytes):
     raise ValueError(mode)
 
 
+def faults():
+    """Pages that this process has had to be given so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+
 def measure(mode, op, nbytes, iterations):
-    """Seconds of one operation."""
+    """Seconds and page faults of one operation."""
     run = prepare(mode, op, nbytes)
     run(1)
     gc.disable()
     comm.Barrier()
+    before = faults()
     begin = time.perf_counter()
     inside = run(iterations)
     outside = time.perf_counter() - begin
+    after = faults()
     gc.enable()
-    return (inside if isinstance(inside, float) else outside) / iterations
+    seconds = inside if isinstance(inside, float) else outside
+    return {"seconds": seconds / iterations, "faults": (after - before) / iterations}
 
 
 def train(messages, delay, nbytes, rounds):
@@ -220,7 +229,7 @@ def main():
         say(contender=sys.argv[2], rank=rank, versions=versions)
         for line in driver:
             request = json.loads(line)
-            say(seconds=FUNCTIONS[request.pop("function")](**request))
+            say(answer=FUNCTIONS[request.pop("function")](**request))
 
 
 if __name__ == "__main__":
