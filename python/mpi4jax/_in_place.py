@@ -9,22 +9,14 @@ Hence the pass asks for it only where it sees that nothing else does.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
 from . import _compat
 from ._primitive import effect
-from ._spec import Params, is_root, op_of
-
-# Which ops the MPI library does as fast in place. Other ops' results have another shape, or are
-# their operand already, or would need a copy of our own.
-_OVERWRITES: dict[str, Callable[[Params], bool]] = {
-    "allreduce": lambda p: not p["adjoint"],
-    "reduce": lambda p: not p["adjoint"] and is_root(p),
-    "scan": lambda p: True,
-}
+from ._spec import SPECS, op_of
 
 # Primitives that call one function with all their operands, and the parameter that holds it.
 _CALLS = {
@@ -32,7 +24,6 @@ _CALLS = {
     "custom_jvp_call": "call_jaxpr",
     "custom_vjp_call": "call_jaxpr",
     "jit": "jaxpr",
-    "mpi4jax_scope": "jaxpr",
     "remat2": "jaxpr",
 }
 
@@ -67,10 +58,8 @@ def _mark_eqn(eqn: Any, dead: list[bool]) -> Any:
     name, p = eqn.primitive.name, eqn.params
     op = op_of(eqn)
     if op is not None:
-        overwrites = _OVERWRITES.get(op)
-        if overwrites is None or not dead[0] or not overwrites(p):
-            return eqn
-        return eqn.replace(params={**p, "in_place": True})
+        in_place = SPECS[op].overwrites(p) and dead[0]
+        return eqn.replace(params={**p, "in_place": True}) if in_place else eqn
     if name == "cond":
         # What goes into a branch, XLA copies there.
         branches = [mark(b, [False] * len(b.in_avals)) for b in p["branches"]]
