@@ -9,7 +9,7 @@ import pytest
 from jax import lax
 from jax.extend.core import ClosedJaxpr, Jaxpr, jaxpr_as_fun
 from mpi4py import MPI
-from reference import RANK, SIZE, assert_equal
+from reference import SIZE, assert_equal
 
 from mpi4jax import _in_place, notoken
 
@@ -92,7 +92,8 @@ PROGRAMS = {
     "in a checkpoint": (lambda x: jax.checkpoint(total)(2 * x), [True]),
     "in a custom derivative": (lambda x: custom(2 * x), [True]),
     "a scan over the ranks": (lambda x: notoken.scan(2 * x, MPI.SUM), [True]),
-    "reduced, on the root": (lambda x: notoken.reduce(2 * x, MPI.SUM, 0), [RANK == 0]),
+    # MPI libraries take a buffer of their own for it.
+    "reduced, on the root": (lambda x: notoken.reduce(2 * x, MPI.SUM, 0), [False]),
     "results of another shape": (lambda x: notoken.allgather(2 * x), [False]),
 }
 

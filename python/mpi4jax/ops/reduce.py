@@ -43,7 +43,6 @@ define(
     adjoint=_adjoint,
     derivative=_derivative,
     only_for_its_result=is_root,
-    overwrites=lambda p: is_root(p) and not p["adjoint"],
     self_test=lambda t: (
         lambda: t.ops.reduce(t.x, MPI.MAX, t.last),
         t.all_x.max(0) if t.rank == t.last else t.x,
