@@ -211,9 +211,13 @@ if jax.version.__version_info__ < (0, 9):
 
 
 def replace_lowered(
-    effect: effects.Effect, replace: Callable[[ClosedJaxpr, bool], ClosedJaxpr], refusal: str
+    effect: effects.Effect,
+    replace: Callable[[ClosedJaxpr, Sequence[bool], bool], ClosedJaxpr],
+    refusal: str,
 ) -> bool:
-    """Have JAX lower ``replace(jaxpr, for_export)`` in the place of each module's ``jaxpr``.
+    """Have JAX lower ``replace(jaxpr, donated, for_export)`` for each module's ``jaxpr``.
+
+    ``donated`` says for each argument whether its caller has given it up.
 
     What jitted functions, eager primitives, ahead-of-time compilation and export lower all comes
     through one function of JAX. Programs with the effect that run on several devices are refused
@@ -225,15 +229,18 @@ def replace_lowered(
     original = getattr(pxla, "lower_sharding_computation", None)
     if original is None:
         return False
-    parameters = inspect.signature(original).parameters
-    if next(iter(parameters)) != "closed_jaxpr" or "lowering_parameters" not in parameters:
+    signature = inspect.signature(original)
+    if next(iter(signature.parameters)) != "closed_jaxpr":
+        return False
+    if not {"donated_invars", "lowering_parameters"} <= signature.parameters.keys():
         return False
 
     @functools.wraps(original)
     def lower(closed_jaxpr: Any, *args: Any, **kwargs: Any) -> Any:
-        for_export = kwargs["lowering_parameters"].for_export
+        given = signature.bind(closed_jaxpr, *args, **kwargs).arguments
+        donated, for_export = given["donated_invars"], given["lowering_parameters"].for_export
         try:
-            return original(replace(closed_jaxpr, for_export), *args, **kwargs)
+            return original(replace(closed_jaxpr, donated, for_export), *args, **kwargs)
         except ValueError as error:
             if effect in closed_jaxpr.effects and "for more than 1 device" in str(error):
                 raise ValueError(refusal) from None

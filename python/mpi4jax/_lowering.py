@@ -42,6 +42,7 @@ class Lowering:
 
     def __init__(self, ctx: mlir.LoweringRuleContext, spec: Spec, p: Params, on_gpu: bool):
         self.ctx, self.spec, self.p, self.on_gpu = ctx, spec, p, on_gpu
+        self.in_place = p.get("in_place", False)
         self.envelope: Operands = []
         if effect not in ctx.tokens_in.effects():
             raise NotImplementedError(
@@ -56,7 +57,7 @@ class Lowering:
         op: str,
         *operands: Operand,
         out: Sequence[Any] = (),
-        in_place: bool = False,
+        in_place: bool | None = None,
         **attrs: Any,
     ) -> list[Any]:
         """Emit the custom call of ``op`` on (value, aval) pairs; its results, without the token.
@@ -65,7 +66,8 @@ class Lowering:
             op: name of the op.
             *operands: values with their avals.
             out: avals of the results that are arrays.
-            in_place: whether each result is to be where its operand is.
+            in_place: whether each result is to be where its operand is; by default where
+                ``_in_place`` says so.
             **attrs: attributes that only this op has.
         """
         p = self.p
@@ -82,6 +84,8 @@ class Lowering:
         # The adjoint of a reduce calls bcast, which has none.
         reduction = p["reduction"].name if SPECS[op].has_reduction else ""
         target = self._gpu_target(op, reduction, carried) if self.on_gpu else f"mpi4jax_{op}"
+        if in_place is None:
+            in_place = self.in_place and op == self.spec.name
         aliases = {i: i for i in range(len(out))} if in_place else None
         lower = jax.ffi.ffi_lowering(target, has_side_effect=True, operand_output_aliases=aliases)
         ctx = self.ctx.replace(

@@ -10,13 +10,14 @@ module, where there is nothing on the same level that it could be reordered with
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 from jax.extend.core import ClosedJaxpr, Primitive
 from jax.interpreters import mlir
 
-from . import _compat
+from . import _compat, _in_place
 from ._flush import started_here
 from ._misuse import warn_of_discarded
 from ._primitive import effect
@@ -62,7 +63,7 @@ SEVERAL_DEVICES = (
 )
 
 
-def _hide(jaxpr: ClosedJaxpr, for_export: bool) -> ClosedJaxpr:
+def _hide(jaxpr: ClosedJaxpr, donated: Sequence[bool], for_export: bool) -> ClosedJaxpr:
     """What JAX is to lower in the place of ``jaxpr``."""
     if effect not in jaxpr.effects:
         return jaxpr
@@ -72,7 +73,7 @@ def _hide(jaxpr: ClosedJaxpr, for_export: bool) -> ClosedJaxpr:
     # here, outside of scopes only. Programs of several devices are ordered by runtime tokens alone.
     if for_export or _compat.has_refs(jaxpr) or jax.local_device_count() > 1:
         return jaxpr
-    return _scoped(jaxpr)
+    return _scoped(_in_place.mark(jaxpr, donated))
 
 
 if not _compat.replace_lowered(effect, _hide, SEVERAL_DEVICES):

@@ -7,7 +7,7 @@ use std::ptr::{null, null_mut};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 use super::c_api::{self, Api, CallFrame, FfiError, StageStateArgs, StateArgs, TypeId};
-use super::frame;
+use super::{frame, pages};
 use crate::call::{Blocks, Call, Site, Stream};
 use crate::device;
 use crate::device::cuda::{self, Entered};
@@ -106,6 +106,9 @@ unsafe fn run<const KIND: u8>(
         let mut others = Blocks::new();
         let mut call = Call::of(site, stream);
         frame::fill(&mut call, frame, transport, &mut others)?;
+        if KIND == kind::CPU {
+            pages::prepare(&call);
+        }
         watched.run(&mut call, |call| {
             let execute = |call: &Call| transport.execute(call);
             if log::is_enabled() { log::logged(call, execute) } else { execute(call) }
