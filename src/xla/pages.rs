@@ -4,7 +4,7 @@
 //! a result is then a fault at its first write, and all of them together cost more than the message. The
 //! handler sees a result before anything is written to it, so it asks for all pages at once, and for huge ones.
 
-use crate::ops::Call;
+use crate::call::Call;
 
 /// Smaller results come from memory that malloc has kept: nothing is to be gained.
 const LEAST: usize = 1 << 20;
