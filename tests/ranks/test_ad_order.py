@@ -21,7 +21,7 @@ RANK, SIZE = COMM.rank, COMM.size
 OTHER = 1 - RANK
 CONSTANT = np.zeros(3, np.float32)
 
-pytestmark = [pytest.mark.ranks(2), pytest.mark.time_limit(60)]
+pytestmark = [pytest.mark.ranks(2), pytest.mark.timeout(60)]
 
 
 def stage(x, k):

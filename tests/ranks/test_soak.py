@@ -22,7 +22,7 @@ def resident_megabytes():
 
 
 @pytest.mark.ranks(2)
-@pytest.mark.time_limit(300)
+@pytest.mark.timeout(300)
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux's /proc")
 def test_a_million_operations_take_no_memory():
     def step(_, x):

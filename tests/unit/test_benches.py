@@ -9,8 +9,6 @@ import report
 import run
 from report import GLOO, NEW, OLD, Key
 
-pytestmark = pytest.mark.ranks(1)
-
 NETWORK = loggp.LogGP(one_way=5e-6, overhead=1e-6, gap=2e-6, gap_per_byte=1e-9, gamma=1e-10)
 
 
