@@ -18,7 +18,6 @@ FAKES = Path(__file__).resolve().parent / "fake"
 PLUGINS = ("jax_cuda12_plugin", "jax_cuda13_plugin")
 
 pytestmark = [
-    pytest.mark.ranks(1),
     pytest.mark.skipif(
         not any(map(importlib.util.find_spec, PLUGINS)),
         reason="no CUDA plugin of JAX (see tests/gpu/test_plugin.py)",
@@ -89,7 +88,7 @@ RUNS = {
 }
 
 
-@pytest.mark.time_limit(100)
+@pytest.mark.timeout(100)
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("run", RUNS)
 def test_all_ops(mpirun, machine, tmp_path, run, ranks):

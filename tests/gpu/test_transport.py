@@ -22,8 +22,6 @@ HERE = Path(__file__).resolve().parent
 RANKS = HERE.parent / "ranks"
 FAKES = HERE / "fake"
 
-pytestmark = pytest.mark.ranks(1)
-
 INFO = "import mpi4jax; print(mpi4jax.transport_info()); print(mpi4jax.has_cuda_support())"
 
 # What the environment that the tests run in may have set; and a driver, which it may have.
@@ -380,7 +378,7 @@ RUNS = {
 }
 
 
-@pytest.mark.time_limit(200)
+@pytest.mark.timeout(200)
 @pytest.mark.parametrize("run", RUNS)
 def test_all_ops(mpirun, fakes, run):
     transport, _, place = run.rpartition("-")
@@ -530,7 +528,7 @@ MATCHING = (
 )
 
 
-@pytest.mark.time_limit(150)
+@pytest.mark.timeout(150)
 @pytest.mark.parametrize("transport", ["nccl", "auto"])
 def test_messages_that_need_matching_beside_nccl(mpirun, fakes, transport):
     """`auto` takes NCCL for all else, and breaks no program."""

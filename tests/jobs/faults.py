@@ -40,6 +40,7 @@ class Fault:
         env: environment variables, beside the time-out.
         silent: regular expressions, none found in the output.
         time_limit: seconds from the start of mpiexec, on a busy machine.
+        often: whether it is run each time, not only by `make test-all`.
     """
 
     program: str
@@ -49,6 +50,7 @@ class Fault:
     env: dict[str, str] = field(default_factory=dict)
     silent: tuple[str, ...] = ()
     time_limit: float = 55
+    often: bool = False
 
 
 FAULTS = {
@@ -61,6 +63,7 @@ FAULTS = {
             r"actual   rank 1: allreduce #1",
         ),
         env=CHECK,
+        often=True,
     ),
     "wrong reduction": Fault(
         "wait(nt.allreduce(x, MPI.SUM if rank else MPI.MAX))",
@@ -101,6 +104,7 @@ FAULTS = {
         "wait(f(x) if rank else g(x))",
         (DIFFERENT, rf"rank 0: bcast #1 .*, fault.py:{FIRST_LINE + 1}", "rank 1: allreduce #1"),
         env=CHECK,
+        often=True,
     ),
     "wrong count in a loop": Fault(
         "n = 3 + rank\n"
@@ -109,6 +113,7 @@ FAULTS = {
         "wait(f(x)); wait(nt.bcast(x, 0))",
         (DIFFERENT, "rank 0: bcast #4", "rank 1: allreduce #4"),
         env=CHECK,
+        often=True,
     ),
     "different schedules": Fault(
         "@mpi4jax.jit(check=True)\n"
@@ -125,6 +130,7 @@ FAULTS = {
         ),
         status=1,
         env=FOREVER,
+        often=True,
     ),
     "equal schedules": Fault(
         "@mpi4jax.jit(check=True)\n"
@@ -136,6 +142,7 @@ FAULTS = {
         (),
         status=0,
         silent=("mpi4jax", "Error"),
+        often=True,
     ),
     "wrong source line": Fault(
         "f = jax.jit(lambda x: nt.allreduce(x, MPI.SUM))\n"
@@ -162,6 +169,7 @@ FAULTS = {
             r"actual   rank 0: send to 1, tag 0 \(3 x float32\)",
         ),
         env=CHECK,
+        often=True,
     ),
     "wrong size of a message": Fault(
         "nt.send(x, 1) if rank == 0 else wait(nt.recv(jnp.ones(4)))",
@@ -179,6 +187,7 @@ FAULTS = {
             "r1 .*MPI_Recv received 3 items from rank 0, expected 5",
             rf"in recv from 0, any tag \(5 x float32\) .*Python is at .*fault.py:{FIRST_LINE}",
         ),
+        often=True,
     ),
     "a message too long": Fault(
         "f = mpi4jax.jit(lambda x: nt.recv(x, 0))\n"
@@ -188,6 +197,7 @@ FAULTS = {
             rf"in recv from 0, any tag \(2 x float32\) on mpi4jax.default, fault.py:{FIRST_LINE}",
             "MPI4JAX_CHECK=1 compares",
         ),
+        often=True,
     ),
     "different communicators": Fault(
         "other = comm.Dup(); other.Set_name('other')\n"
@@ -197,6 +207,7 @@ FAULTS = {
             "rank 0 is in allreduce #1 .* on other",
             "rank 1 is in allreduce #1 .* on MPI_COMM_WORLD",
         ),
+        often=True,
     ),
     # ---- Ranks that wait
     "receives that wait for each other": Fault(
@@ -209,6 +220,7 @@ FAULTS = {
             r"mpi4jax.report /",
         ),
         status=124,
+        often=True,
     ),
     "a ring of receives": Fault(
         "f = mpi4jax.jit(lambda x: nt.recv(x, (rank + 1) % size))\nwait(f(x))",
@@ -230,6 +242,7 @@ FAULTS = {
         ),
         status=124,
         ranks=4,
+        often=True,
     ),
     "a send without a receiver at exit": Fault(
         "if rank == 0: nt.send(jnp.ones(1 << 20), 1)",
@@ -239,6 +252,7 @@ FAULTS = {
         ),
         status=124,
         env=FOREVER,
+        often=True,
     ),
     "a small send without a receiver at exit": Fault(
         "if rank == 0: nt.send(x, 1, tag=4)\nwait(nt.allreduce(x, MPI.SUM))",
@@ -266,6 +280,7 @@ FAULTS = {
             "rank 1 .*last one was allreduce #3",
         ),
         status=124,
+        often=True,
     ),
     "a time-out in the backward pass": Fault(
         "def f(x):\n"
@@ -283,6 +298,7 @@ FAULTS = {
         ),
         status=124,
         env={"LATE": "1"},
+        often=True,
     ),
     "a time-out under mpi4jax.jit": Fault(
         "f = mpi4jax.jit(lambda x: nt.bcast(x, 1))\nif rank == 0: wait(f(x))\nelse: time.sleep(60)",
@@ -293,6 +309,7 @@ FAULTS = {
         "if rank == 1:\n    while True: pass\nwait(nt.allreduce(x, MPI.SUM))",
         (HUNG, rf"rank 1 is in no operation.*Python is at .*fault.py:{FIRST_LINE + 1}"),
         status=124,
+        often=True,
     ),
     "a rank that spins in a compiled function": Fault(
         "f = jax.jit(lambda x: jax.lax.while_loop(lambda c: c[0] > 0, lambda c: c + 1, x))\n"
@@ -306,6 +323,7 @@ FAULTS = {
         (HUNG, "rank 1 is in no operation", "the job goes on", "the end 0", "the end 1"),
         status=0,
         env={"MPI4JAX_ON_TIMEOUT": "continue"},
+        often=True,
     ),
     "a rank that is slow, without a time-out": Fault(
         "if rank == 1: time.sleep(4)\nwait(nt.allreduce(x, MPI.SUM)); print('the end', rank)",
@@ -334,6 +352,7 @@ FAULTS = {
         ),
         status=124,
         env={"MPI4JAX_DUMP_DIR": "/proc/none", "MPI4JAX_CHANNEL": "files"},
+        often=True,
     ),
     "an MPI that one thread may call": Fault(
         "if rank == 1: time.sleep(60)\nwait(nt.allreduce(x, MPI.SUM))",
@@ -358,6 +377,7 @@ FAULTS = {
         (f"r1 .*{ENDS_JOB}", f'fault.py", line {FIRST_LINE}', "ValueError: broken"),
         status=1,
         env=FOREVER,
+        often=True,
     ),
     "a callback that raises": Fault(
         "def bad(x): raise ValueError('broken')\n"
@@ -374,6 +394,7 @@ FAULTS = {
         ("r1 .*in a thread of this rank ends the job", "ValueError: broken"),
         status=1,
         env=FOREVER,
+        often=True,
     ),
     "a forked child that raises, which is no rank": Fault(
         "child = os.fork()\n"
@@ -418,6 +439,7 @@ FAULTS = {
         ("r1 .*exit with status 3 on this rank ends the job",),
         status=3,
         env=FOREVER,
+        often=True,
     ),
     "raise SystemExit": Fault(
         "if rank == 1: raise SystemExit(3)\nwait(nt.allreduce(x, MPI.SUM))",
@@ -435,6 +457,7 @@ FAULTS = {
         status=124,
         ranks=3,
         env=FOREVER,
+        often=True,
     ),
     "a rank that finishes while another is in no operation": Fault(
         "wait(nt.allreduce(x, MPI.SUM))\nif rank == 1: time.sleep(15)\nprint('the end', rank)",
@@ -455,11 +478,14 @@ FAULTS = {
     "a rank that is killed": Fault(
         "if rank == 1: os.kill(os.getpid(), signal.SIGKILL)\nwait(nt.allreduce(x, MPI.SUM))",
         ("[Kk]illed|signal 9|KILLED",),
+        silent=("has finished", HUNG, ENDS_JOB),  # it is MPI that ends the job
         env=FOREVER,
+        often=True,
     ),
     "a rank that crashes": Fault(
         "if rank == 1: os.kill(os.getpid(), signal.SIGSEGV)\nwait(nt.allreduce(x, MPI.SUM))",
         ("[Ss]egmentation|signal 11|SEGV",),
+        silent=("has finished", HUNG, ENDS_JOB),  # it is MPI that ends the job
         env=FOREVER,
     ),
     "a rank that is stopped": Fault(
@@ -503,6 +529,7 @@ FAULTS = {
         ("communicator .* has been freed", "allreduce", f"r1 .*{ENDS_JOB}"),
         status=1,
         env=FOREVER,
+        often=True,
     ),
     "a bad setting": Fault(
         "",

@@ -1,5 +1,6 @@
 """Every example, run as users run it: a job of its own."""
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -8,8 +9,8 @@ import pytest
 EXAMPLES = Path(__file__).resolve().parent.parent.parent / "examples"
 SHALLOW_WATER = EXAMPLES / "shallow_water.py"
 
-# The jobs have ranks of their own; one rank of pytest starts them.
-pytestmark = [pytest.mark.ranks(1), pytest.mark.time_limit(300)]
+# In one process, for its states of the model.
+pytestmark = [pytest.mark.timeout(300), pytest.mark.xdist_group("examples")]
 
 
 @pytest.fixture
@@ -25,8 +26,8 @@ def example(mpirun):
 
 
 def test_all_examples_are_tested():
-    here = Path(__file__).read_text()
-    assert [p.name for p in EXAMPLES.glob("*.py") if p.name not in here] == []
+    run = re.findall(r'\bexample\(\s*\w+,\s*"(\w+\.py)"', Path(__file__).read_text())
+    assert {p.name for p in EXAMPLES.glob("*.py")} == set(run)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])

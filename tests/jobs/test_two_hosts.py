@@ -35,8 +35,6 @@ CASES = [
 ]
 
 
-@pytest.mark.ranks(1)
-@pytest.mark.starts_jobs
 @pytest.mark.parametrize("fault, shared, says", CASES)
 def test_two_hosts(tmp_path, fault, shared, says):
     if why := two_hosts.missing():

@@ -7,7 +7,6 @@ The interpreter also notes which MPI calls each rank makes, in program order.
 
 import random
 from dataclasses import dataclass, field
-from math import prod
 from typing import Any
 
 import jax
@@ -15,14 +14,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from mpi4py import MPI
-from reference import FOLDS, LEFT, RANK, RIGHT, SIZE, SPECS, ring
+from reference import RANK, SIZE, Threaded
+from table import ROWS, Case
 
 import mpi4jax
 from mpi4jax import notoken
 
 VECTORS, LENGTH, TOKENS, DEPTH = 4, 6, 2, 3
-ONE_RANK = [name for name in SPECS if name not in ("send", "recv")]
-OPS = ONE_RANK if SIZE == 1 else list(SPECS)
+MESSAGES = ("send", "recv")
+OPS = [name for name in ROWS if SIZE > 1 or name not in MESSAGES]
 LOOPS = ("scan", "fori", "while", "map")
 CHOICES = ("cond", "switch")
 CALLS = ("jit", "mpijit", "remat", "custom_jvp", "custom_vjp", "vmap")
@@ -40,6 +40,15 @@ class Op:
     keep: int | None  # where the token that comes out is kept
     root: int
     reduction: str
+
+    @property
+    def case(self):
+        given = ROWS[self.name].positional
+        return Case(
+            self.name,
+            self.root if "root" in given else None,
+            self.reduction if "op" in given else None,
+        )
 
 
 @dataclass
@@ -176,52 +185,38 @@ def _run_nest(nest, state, one):
 def _run_op(op, vectors, tokens):
     vectors, tokens = list(vectors), list(tokens)
     x = vectors[op.source][: op.items]
-    y, token = _call(op, x, None if op.take is None else tokens[op.take])
+    api = notoken
+    if (op.take, op.keep) != (None, None):
+        api = Threaded(None if op.take is None else tokens[op.take])
+    if op.name in MESSAGES:
+        y = _message(op, api, x)
+    else:
+        y = _one(op.case.run(api, _many(x, op.case.blocks())), x)
     if y is not None and op.target is not None:
-        if y.ndim > x.ndim:  # a block from each rank
-            y = jnp.sum(_weighted(y), 0, dtype=jnp.int32)
         vectors[op.target] = vectors[op.target].at[: op.items].set(y)
-    if token is not None and op.keep is not None:
-        tokens[op.keep] = token
+    if op.keep is not None and api.token is not None:
+        tokens[op.keep] = api.token
     return vectors, tokens
 
 
-def _weighted(x):
-    """Different multiples for different ranks."""
-    return np.arange(1, SIZE + 1, dtype=np.int32).reshape(SIZE, *(1,) * (x.ndim - 1)) * x
+def _message(op, api, x):
+    """From the root to the next rank: a send on the one and a recv on the other."""
+    receiver = (op.root + 1) % SIZE
+    if op.root == RANK:
+        return api.send(x, receiver, tag=op.items)
+    if receiver == RANK:
+        return api.recv(x, MPI.ANY_SOURCE if op.name == "recv" else op.root, tag=op.items)
+    return None
 
 
-def _call(op, x, token):
-    """Result and new token, either of which may be None."""
-    name, spec = op.name, SPECS[op.name]
-    args, kwargs = [x], {}
-    if name in ("send", "recv"):  # both: a message from the root to the next rank
-        sender, receiver = op.root, (op.root + 1) % SIZE
-        if sender not in (RANK, RANK - 1, RANK - 1 + SIZE):
-            return None, None
-        name = "send" if sender == RANK else "recv"
-        spec, kwargs["tag"] = SPECS[name], op.items
-        args.append(receiver if name == "send" else sender)
-        if op.name == "recv" and name == "recv":
-            args[1] = MPI.ANY_SOURCE
-    elif name == "sendrecv":
-        args = [x, x, LEFT, RIGHT]
-    elif name == "alltoall" or (name == "scatter" and op.root == RANK):
-        args = [_weighted(x[None])]
-    elif name == "barrier":
-        args = []
-    elif name == "halo_exchange":  # the ghost cell behind one inner cell
-        args, kwargs = [jnp.stack([x, x]), ring()], {"axes": 0, "width": [(0, 1)]}
-    if "reduction" in spec.params:
-        args.append(getattr(MPI, op.reduction))
-    if "root" in spec.params:
-        args.append(op.root)
-    if op.take is None and op.keep is None:
-        y, token = getattr(notoken, name)(*args, **kwargs), None
-    else:
-        out = getattr(mpi4jax, name)(*args, token=token, **kwargs)
-        y, token = out if spec.returns else (None, out)
-    return y[1] if name == "halo_exchange" else y, token
+def _many(x, blocks):
+    """Different multiples of a vector, as blocks."""
+    return np.arange(1, blocks + 1, dtype=np.int32).reshape(-1, *[1] * x.ndim) * x if blocks else x
+
+
+def _one(y, x):
+    """A sum of different multiples of the blocks, if there are blocks."""
+    return sum(np.int32(j + 1) * y[j] for j in range(len(y))) if y.ndim > x.ndim else y
 
 
 # ---- Interpreting with NumPy, on all ranks at once
@@ -291,56 +286,20 @@ def _interpret_nest(nest, state, log):
 def _interpret_op(op, state, log):
     xs = [vectors[op.source][..., : op.items] for vectors in state]
     new = [list(vectors) for vectors in state]
-    spec, items = SPECS[op.name], prod(xs[0].shape)
-    message = op.name in ("send", "recv")
-    for rank in range(SIZE):
-        is_root, is_next = rank == op.root, rank == (op.root + 1) % SIZE
-        if message and not (is_root or is_next):
-            continue
-        name = spec.mpi if not message else "MPI_Send" if is_root else "MPI_Recv"
-        counted = {"barrier": None, "halo_exchange": 2 * items}.get(op.name, items)
-        log[rank].append((name, counted))
-        y = _model(op, xs, rank)
-        if y is None or op.target is None or (message and is_root):
-            continue
-        target = new[rank][op.target].copy()
-        target[..., : op.items] = y
-        new[rank][op.target] = target
+    receiver, items = (op.root + 1) % SIZE, xs[0].size
+    if op.name in MESSAGES:
+        log[op.root].append(("MPI_Send", items))
+        log[receiver].append(("MPI_Recv", items))
+        results = {receiver: xs[op.root]}
+    else:
+        row = op.case.row
+        for lines in log:
+            lines.append((row.mpi, row.counts and row.counts * items))
+        blocks = [_many(x, op.case.blocks(r)) for r, x in enumerate(xs)]
+        results = {r: _one(y, xs[r]) for r, y in enumerate(op.case.model(np, blocks))}
+    for rank, y in results.items():
+        if op.target is not None:
+            new[rank][op.target] = np.concatenate(
+                [y, new[rank][op.target][..., op.items :]], axis=-1
+            )
     return new
-
-
-def _model(op, xs, rank):
-    fold = FOLDS[op.reduction]
-    weighted = lambda blocks: sum(np.int32(r + 1) * x for r, x in enumerate(blocks))
-    match op.name:
-        case "allgather":
-            return weighted(xs)
-        case "allreduce":
-            return _reduce(fold, xs)
-        case "alltoall":
-            return weighted([np.int32(rank + 1) * x for x in xs])
-        case "barrier":
-            return None
-        case "bcast":
-            return xs[op.root]
-        case "gather":
-            return weighted(xs) if rank == op.root else xs[rank]
-        case "halo_exchange":
-            return xs[(rank + 1) % SIZE]
-        case "reduce":
-            return _reduce(fold, xs) if rank == op.root else xs[rank]
-        case "scan":
-            return _reduce(fold, xs[: rank + 1])
-        case "scatter":
-            return np.int32(rank + 1) * xs[op.root]
-        case "sendrecv" | "send" | "recv":
-            return xs[rank - 1]
-        case _:
-            raise NotImplementedError(f"{op.name} has no model here")
-
-
-def _reduce(fold, xs):
-    total = xs[0]
-    for x in xs[1:]:
-        total = fold(total, x)
-    return total

@@ -1,13 +1,9 @@
-"""What the ops mean, in NumPy, and how tests call them.
-
-A *case* is one way to call one op. ``case.run(api, x)`` calls it on this rank's operand, and
-``case.expected(xs)`` is this rank's result, computed from the operands of all ranks.
-"""
+"""What tests have in common: this rank, data types and values of them, reductions, comparisons."""
 
 import contextlib
 import functools
-from dataclasses import dataclass
-from types import SimpleNamespace
+import os
+from typing import Any, NamedTuple
 
 import jax
 import jax.experimental
@@ -15,12 +11,10 @@ import jax.monitoring
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
+import pytest
 from mpi4py import MPI
 
 import mpi4jax
-from mpi4jax import notoken
-from mpi4jax._primitive import DTYPES
-from mpi4jax._spec import SPECS
 
 COMM = mpi4jax.default_comm()
 RANK, SIZE = COMM.rank, COMM.size
@@ -30,54 +24,64 @@ RIGHT, LEFT = (RANK + 1) % SIZE, (RANK - 1) % SIZE
 enable_x64 = jax.enable_x64 if hasattr(jax, "enable_x64") else jax.experimental.enable_x64
 
 
-# ---- The two APIs, with the same signatures
+# Also what takes long: `make test-all`.
+EVERYTHING = os.environ.get("MPI4JAX_TEST_ALL") == "1"
+
+APIS = ("token", "notoken")
+JITS = {"eager": lambda f: f, "jax.jit": jax.jit, "mpi4jax.jit": mpi4jax.jit}
+jits = pytest.mark.parametrize("jit", JITS.values(), ids=JITS)
+# Where it makes no difference whether there is a jit.
+compilers = pytest.mark.parametrize("jit", [jax.jit, mpi4jax.jit], ids=["jax.jit", "mpi4jax.jit"])
 
 
-def _without_token(name):
-    op = getattr(mpi4jax, name)
-
-    @functools.wraps(op)
-    def call(*args, **kwargs):
-        out = op(*args, **kwargs)
-        return out[0] if SPECS[name].returns else None
-
-    return call
+def each(cases):
+    return pytest.mark.parametrize("case", cases, ids=str)
 
 
-APIS = {
-    "token": SimpleNamespace(**{name: _without_token(name) for name in SPECS}),
-    "notoken": notoken,
-}
+class Threaded:
+    """The API with tokens as if it had none: one is handed from op to op."""
+
+    def __init__(self, token=None):
+        self.token = token
+
+    def __getattr__(self, name):
+        def call(*args, **kwargs):
+            out = getattr(mpi4jax, name)(*args, token=self.token, **kwargs)
+            if name in ("send", "barrier"):
+                result, self.token = None, out
+            else:
+                assert isinstance(out, tuple), "a pair"
+                result, self.token = out
+            return result
+
+        return call
 
 
-# ---- Reductions
+# ---- Reductions: names of NumPy's functions, and which data types have them
 
 FOLDS = {
-    "SUM": np.add,
-    "PROD": np.multiply,
-    "MAX": np.maximum,
-    "MIN": np.minimum,
-    "LAND": lambda a, b: np.logical_and(a, b).astype(a.dtype),
-    "LOR": lambda a, b: np.logical_or(a, b).astype(a.dtype),
-    "LXOR": lambda a, b: np.logical_xor(a, b).astype(a.dtype),
-    "BAND": np.bitwise_and,
-    "BOR": np.bitwise_or,
-    "BXOR": np.bitwise_xor,
+    **{"SUM": "add", "PROD": "multiply", "MAX": "maximum", "MIN": "minimum"},
+    **{"LAND": "logical_and", "LOR": "logical_or", "LXOR": "logical_xor"},
+    **{"BAND": "bitwise_and", "BOR": "bitwise_or", "BXOR": "bitwise_xor"},
 }
-NEEDS = {
-    **dict.fromkeys(("SUM", "PROD"), "arithmetic"),
-    **dict.fromkeys(("MAX", "MIN"), "ordered"),
-    **dict.fromkeys(("LAND", "LOR", "LXOR"), "logical"),
-    **dict.fromkeys(("BAND", "BOR", "BXOR"), "bitwise"),
-}
+LOGICAL, BITWISE, ORDER = "LAND LOR LXOR", "BAND BOR BXOR", "MAX MIN"
 
 
-def fold(name, xs):
+class Reduction(NamedTuple):
+    """A reduction of the user's: what MPI calls, and what it does to two arrays."""
+
+    op: MPI.Op
+    fold: Any
+
+
+def fold(op, xs, xp=np):
     """The reduction of arrays, in the order of the ranks."""
-    dtype = xs[0].dtype
-    wide = {"f": np.float32, "i": np.int8, "u": np.uint8}[kind(dtype)] if small(dtype) else dtype
-    total = functools.reduce(FOLDS[name], [x.astype(wide) for x in xs])
-    return total.astype(dtype)
+    if isinstance(op, Reduction):
+        return functools.reduce(op.fold, xs)
+    function, dtype = getattr(xp, FOLDS[op]), xs[0].dtype
+    if small(dtype):
+        xs = [x.astype({"f": np.float32, "i": np.int8, "u": np.uint8}[kind(dtype)]) for x in xs]
+    return functools.reduce(function, xs).astype(dtype)
 
 
 # ---- Data types
@@ -131,143 +135,37 @@ def exact_values(name, shape, seed):
     return rng.choice(values, shape).astype(dtype)
 
 
-def assert_equal(actual, expected, bits=False):
+def assert_equal(actual, expected, bits=False, what=""):
     """Same shape, type and values; the same bits, if wanted, which compares NaNs as well."""
-    if expected is None:
-        assert actual is None
-        return
     actual = np.asarray(actual)
-    assert actual.dtype == expected.dtype, (actual.dtype, expected.dtype)
-    assert actual.shape == expected.shape, (actual.shape, expected.shape)
-    message = f"rank {RANK}: got\n{actual}\nexpected\n{expected}"
+    assert actual.dtype == expected.dtype, (what, actual.dtype, expected.dtype)
+    assert actual.shape == expected.shape, (what, actual.shape, expected.shape)
+    message = f"{what} on rank {RANK}: got\n{actual}\nexpected\n{expected}"
     if bits:
         assert actual.tobytes() == expected.tobytes(), message
     else:
         assert np.array_equal(actual, expected), message
 
 
-# ---- Cases
-
-
-def _exchange(api, x, template=None, **kwargs):
-    """Send to the right and receive from the left, in an order that needs no buffering."""
-    template = x if template is None else template
-    if SIZE == 1:
-        api.send(x, MPI.PROC_NULL, **kwargs)
-        return api.recv(x, MPI.PROC_NULL, **kwargs)
-    if RANK == 0:
-        api.send(x, RIGHT, **kwargs)
-        return api.recv(template, LEFT, **kwargs)
-    y = api.recv(template, LEFT, **kwargs)
-    api.send(x, RIGHT, **kwargs)
-    return y
-
-
-@functools.cache
-def ring():
-    """All ranks as a periodic line."""
-    return COMM.Create_cart([SIZE], [True])
-
-
-REDUCING = tuple(name for name, spec in SPECS.items() if spec.has_reduction)
-
-# How an op is called, with the case's parameters ...
-CALLS = {
-    "allgather": lambda api, x: api.allgather(x),
-    "allreduce": lambda api, x, op: api.allreduce(x, op=op),
-    "alltoall": lambda api, x: api.alltoall(x),
-    "barrier": lambda api, x: api.barrier(),
-    "bcast": lambda api, x, root: api.bcast(x, root),
-    "gather": lambda api, x, root: api.gather(x, root),
-    # One inner cell, and behind it one ghost cell.
-    "halo_exchange": lambda api, x: api.halo_exchange(x, ring(), axes=0, width=[(0, 1)]),
-    "recv": _exchange,
-    "reduce": lambda api, x, op, root: api.reduce(x, op, root),
-    "scan": lambda api, x, op: api.scan(x, op),
-    "scatter": lambda api, x, root: api.scatter(x, root),
-    "send": _exchange,
-    "sendrecv": lambda api, x: api.sendrecv(x, x, LEFT, RIGHT),
-}
-
-# ... and what comes of it on one rank, given the operands of all.
-MODELS = {
-    "allgather": lambda xs, rank: np.stack(xs),
-    "allreduce": lambda xs, rank, op: fold(op, xs),
-    "alltoall": lambda xs, rank: np.stack([x[rank] for x in xs]),
-    "barrier": lambda xs, rank: None,
-    "bcast": lambda xs, rank, root: xs[root],
-    "gather": lambda xs, rank, root: np.stack(xs) if rank == root else xs[rank],
-    "halo_exchange": lambda xs, rank: np.stack([xs[rank][0], xs[(rank + 1) % len(xs)][0]]),
-    "recv": lambda xs, rank: xs[rank - 1],
-    "reduce": lambda xs, rank, op, root: fold(op, xs) if rank == root else xs[rank],
-    "scan": lambda xs, rank, op: fold(op, xs[: rank + 1]),
-    "scatter": lambda xs, rank, root: xs[root][rank],
-    "send": lambda xs, rank: xs[rank - 1],
-    "sendrecv": lambda xs, rank: xs[rank - 1],
-}
-
-
-@dataclass(frozen=True)
-class Case:
-    """One way to call one op: with this root, with this reduction."""
-
-    name: str
-    root: int | None = None
-    op: str | None = None
-
-    def __str__(self):
-        parts = [self.op, None if self.root is None else f"root{self.root}"]
-        return "-".join([self.name, *(p for p in parts if p is not None)])
-
-    @property
-    def params(self):
-        return {k: v for k in ("op", "root") if (v := getattr(self, k)) is not None}
-
-    def run(self, api, x):
-        params = self.params
-        if self.op is not None:
-            params["op"] = getattr(MPI, self.op)
-        return CALLS[self.name](api, x, **params)
-
-    def expected(self, xs, rank=RANK):
-        return MODELS[self.name](xs, rank, **self.params)
-
-    def shape(self, payload, rank):
-        """The shape of a rank's operand."""
-        stacked = self.name == "alltoall" or (self.name == "scatter" and rank == self.root)
-        if self.name == "halo_exchange":
-            return (2, *payload)
-        return (SIZE, *payload) if stacked else payload
-
-    def operands(self, make, payload=(2, 3)):
-        """The operands of all ranks, each ``make(shape, seed)``."""
-        return [make(self.shape(payload, rank), seed=[rank, 42]) for rank in range(SIZE)]
-
-
-def cases(op="SUM", roots=None, where=lambda spec: True):
-    """Each op of the table, once for each root."""
-    roots = (SIZE - 1,) if roots is None else roots
-    for spec in SPECS.values():
-        reduction = op if spec.has_reduction else None
-        if where(spec):
-            for root in roots if "root" in spec.params else (None,):
-                yield Case(spec.name, root, reduction)
-
-
-def names_of(cases):
-    return [str(case) for case in cases]
-
-
 def float32(shape, seed):
     return exact_values("float32", shape, seed)
 
 
-def supported_dtypes():
-    """Those of the native table with which this JAX can compute at all."""
-    for name in DTYPES:
-        # JAX has the names of the 1-bit integers, but XLA refuses the simplest program with them.
-        if hasattr(jnp, name if name != "bool" else "bool_") and name not in ("int1", "uint1"):
-            yield name
+# ---- What is supported: the reductions of each data type. All other ops move all of these.
+
+_FLOATS = "float16 bfloat16 float32 float64 float4_e2m1fn float8_e3m4 float8_e4m3"
+_FLOATS += " float8_e4m3b11fnuz float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz"
+_FLOATS += " float8_e8m0fnu"
+_INTEGERS = "int2 int4 int8 int16 int32 int64 uint2 uint4 uint8 uint16 uint32 uint64"
+SUPPORTED = {
+    "bool": f"{ORDER} {LOGICAL} {BITWISE}".split(),
+    **dict.fromkeys(_INTEGERS.split(), f"SUM PROD {ORDER} {LOGICAL} {BITWISE}".split()),
+    **dict.fromkeys(_FLOATS.split(), f"SUM PROD {ORDER}".split()),
+    "complex64": ["SUM", "PROD"],
+    "complex128": ["SUM", "PROD"],
+}
+# Those that this JAX has.
+DTYPES = [name for name in SUPPORTED if hasattr(jnp, name if name != "bool" else "bool_")]
 
 
 # ---- Compilations

@@ -7,18 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 import oracle
 import pytest
-import transforms
 from mpi4py import MPI
-from oracle import APIS, CASES, LINEAR, RANK, SIZE
+from reference import APIS, RANK, SIZE, each
+from table import derivative_cases
 
 import mpi4jax
-from mpi4jax import _derivative, notoken
+from mpi4jax import _derivative
 from mpi4jax._comm import as_comm, as_reduction
 from mpi4jax._spec import SPECS
-
-by_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
-by_linear_case = pytest.mark.parametrize("case", LINEAR, ids=lambda case: case.id)
-by_api = pytest.mark.parametrize("api", APIS)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -32,48 +28,38 @@ def close(actual, expected, tolerance=1e-12):
     np.testing.assert_allclose(actual, expected, rtol=tolerance, atol=tolerance)
 
 
-@by_api
-@by_case
-def test_value_and_jacobians(case, api):
+@each(derivative_cases())
+def test_value_and_derivatives(case):
     xs = case.inputs()
-    f, x = case.f(api), jnp.asarray(xs[RANK])
+    x, shapes = jnp.asarray(xs[RANK]), [x.shape for x in xs]
     expected = oracle.model_jacobian(case, xs)
 
-    y = mpi4jax.jit(f)(x)
-    close(y, case.model(np, xs)[RANK])
+    @mpi4jax.jit
+    def pushed(x, t):
+        return [jax.jvp(lambda x, api=api: case.run(api, x), (x,), (t,)) for api in APIS]
 
-    pushed = mpi4jax.jit(lambda t: jax.jvp(f, (x,), (t,))[1])
-    close(oracle.jacobian_from_jvp(case, pushed, xs), expected)
+    @mpi4jax.jit
+    def pulled(x, c):
+        return [jax.vjp(lambda x, api=api: case.run(api, x), x)[1](c)[0] for api in APIS]
 
-    pulled = mpi4jax.jit(lambda c: jax.vjp(f, x)[1](c)[0])
-    from_vjp = oracle.jacobian_from_vjp(case, pulled, xs)
-    close(from_vjp, expected)
-    # What does not depend on an input is zero, not small.
-    np.testing.assert_array_equal(from_vjp[expected == 0], 0)
+    for i in range(len(APIS)):
+        close(pushed(x, x)[i][0], case.expected(xs))
+        close(oracle.jacobian_from_jvp(case, lambda t, i=i: pushed(x, t)[i][1], xs), expected)
+        from_vjp = oracle.jacobian_from_vjp(case, lambda c, i=i: pulled(x, c)[i], xs)
+        close(from_vjp, expected)
+        # What does not depend on an input is zero, not small.
+        np.testing.assert_array_equal(from_vjp[expected == 0], 0)
 
-
-@by_case
-def test_finite_differences(case):
-    if case.values in ("ties", "all equal"):
-        pytest.skip("a kink has no derivative that differences could give")
-    xs, step = case.inputs(), 1e-6
-    f = mpi4jax.jit(case.f("notoken"))
-    columns = [
-        (f(xs[RANK] + step * ts[RANK]) - f(xs[RANK] - step * ts[RANK])) / (2 * step)
-        for ts in oracle.basis([x.shape for x in xs], xs[0].dtype)
-    ]
-    differences = np.stack(oracle.collect(columns), axis=1)
-    copies = np.split(differences, SIZE) if case.replicated else [differences]
-    for copy in copies:
-        close(copy, oracle.model_jacobian(case, xs), tolerance=1e-7)
-
-
-def test_every_op_is_here():
-    """Otherwise an op without derivatives would pass."""
-    with_cases, with_transforms = ({c.row for c in cases} for cases in (CASES, transforms.ROWS))
-    assert with_cases == with_transforms == set(oracle.ROWS)
-    assert {op for row in oracle.ROWS.values() for op in row.ops} == set(SPECS)
-    assert set(SPECS) <= set(mpi4jax.__all__) & set(notoken.__all__)
+    if case.values not in ("ties", "all equal"):  # those have no derivative that differences give
+        step = 1e-6
+        columns = [
+            (pushed(x + step * ts[RANK], x)[0][0] - pushed(x - step * ts[RANK], x)[0][0])
+            / (2 * step)
+            for ts in oracle.basis(shapes, x.dtype)
+        ]
+        differences = np.stack(oracle.collect(columns), axis=1)
+        for copy in np.split(differences, SIZE) if case.row.replicated else [differences]:
+            close(copy, expected, tolerance=1e-7)
 
 
 def test_new_reducing_op_has_no_derivative_by_accident():

@@ -27,7 +27,7 @@ ANY_TAG = int(MPI.ANY_TAG)
 JITS = [jax.jit, mpi4jax.jit, lambda f: f]
 PROGRAMS = int(os.environ.get("MPI4JAX_TEST_PROGRAMS", "8"))
 
-pytestmark = [pytest.mark.ranks(2), pytest.mark.time_limit(60)]
+pytestmark = [pytest.mark.ranks(2), pytest.mark.timeout(60)]
 
 VALUES, WIDTH, DEPTH = 3, 2, 3
 WRAPPERS = ("jit", "mpi jit", "scan", "fori", "cond", "remat", "vmap", "custom_vjp", "custom_jvp")

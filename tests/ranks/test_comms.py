@@ -1,77 +1,37 @@
 """Communicators are mpi4py's, used by value, and may be freed."""
 
 import gc
-import textwrap
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from mpi4py import MPI
-from reference import RANK, SIZE, SPECS, assert_equal, compilations
+from reference import RANK, SIZE, assert_equal, compilations, compilers, each, jits
+from table import cases
 
 import mpi4jax
 from mpi4jax import notoken
 
 WORLD = MPI.COMM_WORLD
-JITS = {"eager": lambda f: f, "jax.jit": jax.jit, "mpi4jax.jit": mpi4jax.jit}
-jits = pytest.mark.parametrize("jit", JITS.values(), ids=JITS)
-
-
-def calls(comm, x):
-    """Every op once, on a communicator."""
-    left, right = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
-    null = MPI.PROC_NULL
-    ring = comm if comm.Get_topology() == MPI.CART else comm.Create_cart([comm.size], [True])
-    return {
-        "allgather": lambda: notoken.allgather(x, comm=comm),
-        "allreduce": lambda: notoken.allreduce(x, MPI.SUM, comm=comm),
-        "alltoall": lambda: notoken.alltoall(jnp.stack([x] * comm.size), comm=comm),
-        "barrier": lambda: notoken.barrier(comm=comm),
-        "bcast": lambda: notoken.bcast(x, comm.size - 1, comm=comm),
-        "gather": lambda: notoken.gather(x, 0, comm=comm),
-        "halo_exchange": lambda: notoken.halo_exchange(
-            jnp.stack([x, x]), ring, axes=0, width=[(0, 1)]
-        )[1],
-        "recv": lambda: notoken.recv(x, null, comm=comm),
-        "reduce": lambda: notoken.reduce(x, MPI.SUM, 0, comm=comm),
-        "scan": lambda: notoken.scan(x, MPI.SUM, comm=comm),
-        "scatter": lambda: notoken.scatter(
-            jnp.stack([x] * comm.size) if comm.rank == 0 else x, 0, comm=comm
-        ),
-        "send": lambda: notoken.send(x, null, comm=comm),
-        "sendrecv": lambda: notoken.sendrecv(x, x, left, right, comm=comm),
-    }
-
-
-def expected(comm, xs):
-    """The results, from the operands of the communicator's ranks."""
-    rank = comm.rank
-    return {
-        "allgather": np.stack(xs),
-        "allreduce": sum(xs),
-        "alltoall": np.stack(xs),
-        "barrier": None,
-        "bcast": xs[-1],
-        "gather": np.stack(xs) if rank == 0 else xs[rank],
-        "halo_exchange": xs[(rank + 1) % comm.size],
-        "recv": xs[rank],
-        "reduce": sum(xs) if rank == 0 else xs[rank],
-        "scan": sum(xs[: rank + 1]),
-        "scatter": xs[0],
-        "send": None,
-        "sendrecv": xs[rank - 1],
-    }
 
 
 def check_all(comm, world_ranks, jit):
-    x = jnp.full(3, RANK, jnp.float32)
-    xs = [np.full(3, r, np.float32) for r in world_ranks]
-    ops = calls(comm, x)
-    assert set(ops) == set(SPECS)
-    results = jit(lambda: {name: op() for name, op in ops.items()})()
-    for name, y in expected(comm, xs).items():
-        assert_equal(results[name], y)
+    """Every op, on a communicator of these ranks."""
+    todo = cases(roots=(comm.size - 1,))
+    operands = {
+        str(case): [
+            np.arange(r, r + np.prod(shape), dtype=np.float32).reshape(shape)
+            for rank, r in enumerate(world_ranks)
+            for shape in [case.shape((3,), rank, comm.size)]
+        ]
+        for case in todo
+    }
+    run = jit(lambda xs: {str(c): c.run("notoken", xs[str(c)], comm) for c in todo})
+    results = run({name: xs[comm.rank] for name, xs in operands.items()})
+    for case in todo:
+        expected = case.expected(operands[str(case)], comm.rank)
+        assert_equal(results[str(case)], expected, what=str(case))
 
 
 @jits
@@ -138,6 +98,16 @@ def test_two_communicators_do_not_mix():
     mpi4jax.flush()
     a.Free()
     b.Free()
+
+
+@pytest.mark.min_ranks(2)  # an intercommunicator has two groups
+def test_intercommunicator():
+    local = WORLD.Split(RANK > 0, RANK)
+    inter = local.Create_intercomm(0, WORLD, 1 if RANK == 0 else 0)
+    with pytest.raises(TypeError, match=r"barrier: argument 'comm' .* got Intercomm"):
+        notoken.barrier(comm=inter)
+    inter.Free()
+    local.Free()
 
 
 # ---- By value
@@ -226,16 +196,18 @@ def test_freed_before_the_call():
         notoken.allreduce(1.0, MPI.SUM, comm=other)
 
 
-@pytest.mark.parametrize("name", SPECS)
-@pytest.mark.parametrize("jit", [jax.jit, mpi4jax.jit], ids=["jax.jit", "mpi4jax.jit"])
-def test_freed_after_compilation(name, jit):
+@each([*cases(), "recv"])
+@compilers
+def test_freed_after_compilation(case, jit):
     comm = freed()
-    f = jit(calls(comm, jnp.float32(1))[name])
-    if name == "recv":  # from MPI.PROC_NULL it calls nothing
+    if case == "recv":  # from itself: from MPI.PROC_NULL it calls nothing
         f = jit(lambda: notoken.recv(np.zeros(1, np.float32), comm.rank, comm=comm))
         request = comm.Isend(np.ones(1, np.float32), comm.rank)
+    else:
+        x = case.operands(payload=(1,))[RANK]
+        f = jit(lambda: case.run("notoken", x, comm))
     finish(f)
-    if name == "recv":
+    if case == "recv":
         request.Wait()
     comm.Free()
     with pytest.raises((ValueError, RuntimeError), match="communicator short-lived has been freed"):
@@ -285,35 +257,6 @@ def test_disconnect():
     comm.Disconnect()
     with pytest.raises(ValueError, match="null communicator"):
         notoken.barrier(comm=comm)
-
-
-# ---- Parts of the job
-
-
-@pytest.mark.ranks(1)
-@pytest.mark.parametrize("program", [
-    "y = notoken.sendrecv(x, x, 1 - rank, 1 - rank)",
-    "y = jax.jit(lambda x: notoken.sendrecv(x, x, 1 - rank, 1 - rank))(x)",
-])  # fmt: skip
-def test_default_communicator_on_two_of_four_ranks(mpirun, tmp_path, program):
-    """It is made on first use, which is collective: the other ranks join in when they exit."""
-    file = tmp_path / "program.py"
-    file.write_text(
-        textwrap.dedent(f"""
-            import jax, jax.numpy as jnp
-            from mpi4py import MPI
-            import mpi4jax
-            from mpi4jax import notoken
-            rank = MPI.COMM_WORLD.rank
-            if rank < 2:
-                x = jnp.float32(rank)
-                {program}
-                print("got", float(y), "from", 1 - rank, flush=True)
-        """)
-    )
-    job = mpirun(4, file)
-    assert job.returncode == 0, job.stderr
-    assert sorted(job.stdout.split("\n")[:2]) == ["got 0.0 from 0", "got 1.0 from 1"]
 
 
 @pytest.mark.min_ranks(3)

@@ -2,34 +2,16 @@
 
 import functools
 import re
-import textwrap
 
 import jax
 import jax.numpy as jnp
 import pytest
 from mpi4py import MPI
-from reference import LEFT, RANK, RIGHT, SIZE, SPECS, cases, float32, names_of
+from reference import LEFT, RANK, RIGHT, SIZE, each
+from table import ROWS, cases
 
 import mpi4jax
 from mpi4jax import _native, notoken
-
-ROOT = SIZE - 1
-ALL = list(cases())
-
-# Of a call with operands of shape (2, 3) for each rank: what stands after "MPI_<Op>".
-EXPECTED = {
-    "allgather": "with 6 items",
-    "allreduce": "with 6 items",
-    "alltoall": "with 6 items",
-    "barrier": "",
-    "bcast": rf"-> root {ROOT} with 6 items",
-    "gather": rf"-> root {ROOT} with 6 items",
-    "halo_exchange": "for ghost cells, with 12 items",
-    "reduce": rf"-> root {ROOT} with 6 items",
-    "scan": "with 6 items",
-    "scatter": rf"-> root {ROOT} with 6 items",
-    "sendrecv": rf"<- {LEFT} \(tag {MPI.ANY_TAG}, 6 items\) / -> {RIGHT} \(tag 0, 6 items\)",
-}
 
 
 @pytest.fixture
@@ -52,28 +34,30 @@ def debug(capfd):
 
 def check(lines, rank, op, details):
     start, end = lines
-    found = re.fullmatch(rf"r{rank} \| (\w{{8}}) \| {SPECS[op].mpi} ?{details}( \(\w+\))?", start)
+    found = re.fullmatch(rf"r{rank} \| (\w{{8}}) \| {ROWS[op].mpi} ?{details}( \(\w+\))?", start)
     assert found, start
     assert re.fullmatch(
-        rf"r{rank} \| {found[1]} \| {SPECS[op].mpi} done with code 0 \(\d\.\d\de[+-]\d\ds\)", end
+        rf"r{rank} \| {found[1]} \| {ROWS[op].mpi} done with code 0 \(\d\.\d\de[+-]\d\ds\)", end
     ), end
 
 
 @pytest.mark.parametrize("jit", [lambda f: f, jax.jit], ids=["eager", "jit"])
-@pytest.mark.parametrize("case", ALL, ids=names_of(ALL))
+@each(cases())
 def test_lines(case, jit, debug):
-    x = case.operands(float32)[RANK]
-    lines = debug(functools.partial(jit(functools.partial(case.run, notoken)), x))
-    if case.name not in ("send", "recv"):
-        check(lines, RANK, case.name, EXPECTED[case.name])
-    elif SIZE == 1:
-        check(lines, 0, "send", f"-> {MPI.PROC_NULL} with tag 0 and 6 items")
-    else:
-        sent = [line for line in lines if "MPI_Send" in line]
-        received = [line for line in lines if "MPI_Recv" in line]
-        assert len(lines) == 4
-        check(sent, RANK, "send", f"-> {RIGHT} with tag 0 and 6 items")
-        check(received, RANK, "recv", f"<- {LEFT} with tag {MPI.ANY_TAG} and 6 items")
+    lines = debug(
+        functools.partial(jit(functools.partial(case.run, "notoken")), case.operands()[RANK])
+    )
+    if case.name == "recv":
+        right = RIGHT if RANK < SIZE - 1 else MPI.PROC_NULL
+        check(lines[:2], RANK, "send", f"-> {right} with tag 3 and 6 items")
+        if RANK == 0:  # from MPI.PROC_NULL there is nothing to call
+            assert lines[2:] == []
+        else:
+            check(lines[2:], RANK, "recv", f"<- {LEFT} with tag 3 and 6 items")
+        return
+    items = 6 * (case.row.counts or 0)
+    details = case.row.log.format(items=items, root=case.root, left=LEFT, right=RIGHT)
+    check(lines, RANK, case.name, details)
 
 
 def test_lines_of_the_documentation(debug):
@@ -104,31 +88,6 @@ def test_off_means_silent(capfd):
     assert captured.out == captured.err == ""
 
 
-def test_on_and_off():
-    _native.set_debug(True)
-    assert _native.get_debug() is True
-    _native.set_debug(False)
+def test_the_setting_can_be_read(debug):
+    assert debug(lambda: [notoken.barrier(), _native.get_debug()][1] or pytest.fail("off"))
     assert _native.get_debug() is False
-
-
-PROGRAM = textwrap.dedent("""
-    from mpi4py import MPI
-    import jax.numpy as jnp
-    from mpi4jax import notoken
-    notoken.allreduce(jnp.ones((3, 3)), MPI.SUM)
-""")
-
-
-@pytest.mark.ranks(1)
-@pytest.mark.parametrize("value, on", [("1", True), ("true", True), ("0", False)])
-def test_environment_variable(mpirun, tmp_path, value, on):
-    file = tmp_path / "program.py"
-    file.write_text(PROGRAM)
-    job = mpirun(2 if on else 1, file, env={"MPI4JAX_DEBUG": value})
-    assert job.returncode == 0, job.stderr
-    if on:
-        for rank in range(2):
-            lines = [line for line in job.stdout.splitlines() if line.startswith(f"r{rank} | ")]
-            check(lines, rank, "allreduce", "with 9 items")
-    else:
-        assert job.stdout == ""

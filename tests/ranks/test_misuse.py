@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from mpi4py import MPI
-from reference import REDUCING
+from table import REDUCING
 
 import mpi4jax
 from mpi4jax import notoken

@@ -11,50 +11,44 @@ from mpi4py import MPI
 from reference import (
     APIS,
     COMM,
+    DTYPES,
     FOLDS,
     LEFT,
-    NEEDS,
     RANK,
-    REDUCING,
     RIGHT,
     SIZE,
-    Case,
+    SUPPORTED,
+    Reduction,
     assert_equal,
-    cases,
     dtype_of,
+    each,
     enable_x64,
     exact_values,
     float32,
     fold,
+    jits,
     kind,
-    names_of,
     random_bits,
     small,
-    supported_dtypes,
 )
+from table import REDUCING, cases
 
 import mpi4jax
 from mpi4jax import notoken
-from mpi4jax._primitive import DTYPES
 
-ALL = list(cases())
-MOVING = [case for case in ALL if case.op is None and case.name != "barrier"]
-WITH_DATA = [case for case in ALL if case.name != "barrier"]
-DTYPES_HERE = list(supported_dtypes())
+ALL = cases()
+MOVING = [case for case in ALL if case.op is None]
 
-
-def each(values):
-    return pytest.mark.parametrize("case", values, ids=names_of(values))
-
-
-# ---- Ways to call: each makes of a function of one array one of BATCH arrays, stacked
+# ---- Ways to call: each makes of a function of one tree one of BATCH trees, stacked
 
 BATCH = 2
 stack = functools.partial(jax.tree.map, lambda *ys: jnp.stack(ys))
+at = lambda tree, i: jax.tree.map(lambda x: x[i], tree)
+first = lambda tree: jax.tree.leaves(tree)[0]
 
 
 def _one_by_one(f):
-    return lambda xs: stack(*[f(xs[i]) for i in range(BATCH)])
+    return lambda xs: stack(*[f(at(xs, i)) for i in range(BATCH)])
 
 
 def _zeros(f, x, *shape):
@@ -67,9 +61,9 @@ def _set(out, i, y):
 
 def _fori_loop(f):
     def run(xs):
-        xs = jnp.asarray(xs)
-        out = _zeros(f, xs[0], BATCH)
-        return lax.fori_loop(0, BATCH, lambda i, out: _set(out, i, f(xs[i])), out)
+        xs = jax.tree.map(jnp.asarray, xs)
+        out = _zeros(f, at(xs, 0), BATCH)
+        return lax.fori_loop(0, BATCH, lambda i, out: _set(out, i, f(at(xs, i))), out)
 
     return run
 
@@ -78,23 +72,22 @@ def _while_loop(f):
     def run(xs):
         def body(state):
             i, out = state
-            return i + 1, _set(out, i, f(xs[i]))
+            return i + 1, _set(out, i, f(at(xs, i)))
 
-        out = _zeros(f, xs[0], BATCH)
-        return lax.while_loop(lambda state: state[0] < len(xs), body, (0, out))[1]
+        out = _zeros(f, at(xs, 0), BATCH)
+        return lax.while_loop(lambda state: state[0] < BATCH, body, (0, out))[1]
 
     return run
 
 
 def _cond(f):
-    return _one_by_one(lambda x: lax.cond(jnp.sum(x) < np.inf, f, lambda x: _zeros(f, x), x))
+    zeros = functools.partial(_zeros, f)
+    return _one_by_one(lambda x: lax.cond(jnp.sum(first(x)) < np.inf, f, zeros, x))
 
 
 def _switch(f):
-    def nothing(x):
-        return _zeros(f, x)
-
-    return _one_by_one(lambda x: lax.switch(jnp.int32(1), [nothing, f, nothing], x))
+    zeros = functools.partial(_zeros, f)
+    return _one_by_one(lambda x: lax.switch(jnp.int32(1), [zeros, f, zeros], x))
 
 
 def _scan(f):
@@ -103,17 +96,14 @@ def _scan(f):
 
 def _twice(f):
     """In a loop on the same data, which JAX must not move out of the loop."""
-
-    def run(x):
-        ys = lax.scan(lambda carry, _: (carry, f(x)), 0, None, length=2)[1]
-        return jax.tree.map(lambda y: y[1], ys)
-
-    return run
+    again = lambda x: lambda carry, _: (carry, f(x))
+    return lambda x: at(lax.scan(again(x), 0, None, length=2)[1], 1)
 
 
 def _vmap_other_axes(f):
     def run(xs):
-        out = jax.vmap(f, in_axes=-1, out_axes=-1)(jnp.moveaxis(xs, 0, -1))
+        xs = jax.tree.map(lambda x: jnp.moveaxis(x, 0, -1), xs)
+        out = jax.vmap(f, in_axes=-1, out_axes=-1)(xs)
         return jax.tree.map(lambda y: jnp.moveaxis(y, -1, 0), out)
 
     return run
@@ -121,8 +111,8 @@ def _vmap_other_axes(f):
 
 def _vmap_nested(f):
     def run(xs):
-        out = jax.vmap(jax.vmap(f, out_axes=1))(jnp.stack([xs, xs], axis=1))
-        return jax.tree.map(lambda y: y[:, :, 1], out)
+        xs = jax.tree.map(lambda x: jnp.stack([x, x], axis=1), xs)
+        return jax.tree.map(lambda y: y[:, :, 1], jax.vmap(jax.vmap(f, out_axes=1))(xs))
 
     return run
 
@@ -151,66 +141,59 @@ WAYS = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-@each(ALL)
-def test_ways_to_call(case, way):
-    def f(x):
-        return {name: case.run(api, x) for name, api in APIS.items()}
+def test_ways_to_call(way):
+    """All ops in one program, with both APIs."""
+    todo = [(api, case) for case in ALL for api in APIS]
 
-    batches = [case.operands(functools.partial(_seeded, i)) for i in range(BATCH)]
-    if way.startswith("vmap") and case.name == "barrier":
-        f = jax.jit(lambda x, f=f: (x, f(x))[1])  # vmap asks for something to return
-    actual = WAYS[way](f)(np.stack([xs[RANK] for xs in batches]))
-    for api in APIS:
-        results = [case.expected(xs) for xs in batches]
-        assert_equal(actual[api], None if results[0] is None else np.stack(results))
+    def f(xs):
+        return {f"{api} {case}": case.run(api, xs[str(case)]) for api, case in todo}
+
+    batches = {
+        str(case): [
+            case.operands(lambda s, seed, i=i: float32(s, [*seed, i])) for i in range(BATCH)
+        ]
+        for case in ALL
+    }
+    actual = WAYS[way](f)({name: np.stack([xs[RANK] for xs in b]) for name, b in batches.items()})
+    for api, case in todo:
+        expected = np.stack([case.expected(xs) for xs in batches[str(case)]])
+        assert_equal(actual[f"{api} {case}"], expected, what=f"{api} {case}")
 
 
-def _seeded(i, shape, seed):
-    return float32(shape, [*seed, i])
+def compare_all(cases, make, payload=(2, 3), bits=False, jit=mpi4jax.jit, **options):
+    """Run one program of many ops; the operand of this rank."""
+    operands = {str(case): case.operands(make, payload) for case in cases}
+    run = lambda xs: {str(case): case.run("notoken", xs[str(case)]) for case in cases}
+    x = {name: jnp.array(xs[RANK]) for name, xs in operands.items()}
+    actual = jit(run, **options)(x)
+    for case in cases:
+        assert_equal(actual[str(case)], case.expected(operands[str(case)]), bits, str(case))
+    return x, operands
 
 
 # ---- Shapes, types and values
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (0,), (3, 0, 2), (2, 1, 2, 2)], ids=str)
-@each(WITH_DATA)
-def test_shapes(case, shape):
-    xs = case.operands(float32, shape)
-    assert_equal(case.run(notoken, xs[RANK]), case.expected(xs))
+def test_shapes(shape):
+    compare_all(ALL, float32, shape)
 
 
-@pytest.mark.parametrize("shape", [(), (1,), (0,), (3, 0, 2), (2, 1, 2, 2)], ids=str)
-def test_shapes_in_jit(shape):
-    compare_all(WITH_DATA, {case: case.operands(float32, shape) for case in WITH_DATA})
-
-
-def compare_all(cases, operands, bits=False):
-    """Run one program of many ops."""
-    names = {str(case): case for case in cases}
-    run = mpi4jax.jit(lambda xs: {n: case.run(notoken, xs[n]) for n, case in names.items()})
-    actual = run({name: operands[case][RANK] for name, case in names.items()})
-    for name, case in names.items():
-        assert_equal(actual[name], case.expected(operands[case]), bits)
-
-
-@pytest.mark.parametrize("dtype", DTYPES_HERE)
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_moves_every_bit(dtype):
-    make = functools.partial(random_bits, dtype)
     with enable_x64(True):
-        compare_all(MOVING, {case: case.operands(make) for case in MOVING}, bits=True)
+        compare_all(MOVING, functools.partial(random_bits, dtype), bits=True)
 
 
-@pytest.mark.parametrize("dtype", DTYPES_HERE)
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_reduces_every_dtype(dtype):
-    allowed = [op for op, need in NEEDS.items() if DTYPES[dtype][need]]
+    allowed = list(SUPPORTED[dtype])
     if dtype == "float8_e8m0fnu" and SIZE > 2:
         allowed.remove("SUM")  # it has no 3
-    assert allowed
-    todo = [case for op in allowed for case in cases(op, where=lambda spec: spec.has_reduction)]
-    # 33 values: more than one step of vectorised code, and a rest.
-    make = functools.partial(exact_values, dtype)
+    todo = [case for op in allowed for case in cases(op, only=REDUCING)]
     with enable_x64(True):
-        compare_all(todo, {case: case.operands(make, (33,)) for case in todo})
+        # 33 values: more than one step of vectorised code, and a rest.
+        compare_all(todo, functools.partial(exact_values, dtype), (33,))
 
 
 def _locate(op, xs):
@@ -226,7 +209,7 @@ def _locate(op, xs):
 
 
 @pytest.mark.parametrize("op", ["MAXLOC", "MINLOC"])
-@pytest.mark.parametrize("dtype", [name for name in DTYPES_HERE if DTYPES[name]["ordered"]])
+@pytest.mark.parametrize("dtype", [d for d in DTYPES if "MAX" in SUPPORTED[d]])
 def test_location_of_extremum(dtype, op):
     rng = np.random.default_rng(1)
     values = rng.integers(0, 2, (SIZE, 3, 5))
@@ -264,7 +247,7 @@ def test_float_sums_agree_on_all_ranks():
     np.testing.assert_allclose(y, np.sum(COMM.allgather(x), axis=0), rtol=1e-6, atol=1e-6)
 
 
-SMALL_FLOATS = [name for name in DTYPES_HERE if kind(d := dtype_of(name)) == "f" and small(d)]
+SMALL_FLOATS = [name for name in DTYPES if kind(d := dtype_of(name)) == "f" and small(d)]
 
 
 @pytest.mark.ranks(2)
@@ -279,7 +262,7 @@ def test_small_floats_are_computed_in_float32(dtype, op):
         xs = [random_bits(dtype, (50_000,), seed=r) for r in range(2)]
     wide = [x.astype(np.float32) for x in xs]
     with np.errstate(all="ignore"):
-        exact = FOLDS[op](*[x.astype(np.float64) for x in xs])
+        exact = getattr(np, FOLDS[op])(*[x.astype(np.float64) for x in xs])
     # XLA's threads take float32 numbers below the normal ones for zeros.
     tiny = np.finfo(np.float32).tiny
     tested = np.all([(x == 0) | ~(abs(x) < tiny) for x in (*wide, exact)], axis=0)
@@ -332,42 +315,35 @@ def test_x64_can_be_switched():
             assert_equal(notoken.allreduce(x, MPI.SUM), np.asarray(x) * SIZE)
 
 
-@pytest.mark.parametrize("root", range(SIZE))
-@each([case for case in ALL if case.root is not None])
-def test_any_root(case, root):
-    case = Case(case.name, root, case.op)
-    xs = case.operands(float32)
-    assert_equal(case.run(notoken, xs[RANK]), case.expected(xs))
+def test_any_root():
+    with_root = [case for case in cases(roots=range(SIZE)) if case.root is not None]
+    compare_all(with_root, float32)
 
 
-@each(WITH_DATA)
-def test_input_is_unchanged(case):
-    x = jnp.asarray(case.operands(float32)[RANK])
-    before = np.array(x)
-    case.run(notoken, x)
-    jax.jit(functools.partial(case.run, notoken))(x)
+@pytest.mark.parametrize("jit", [jax.jit, mpi4jax.jit], ids=["jax.jit", "mpi4jax.jit"])
+def test_input_is_unchanged(jit):
+    x, operands = compare_all(ALL, float32, jit=jit)
     mpi4jax.flush()
-    assert_equal(x, before)
+    for case in ALL:
+        assert_equal(x[str(case)], operands[str(case)][RANK])
 
 
-@each(WITH_DATA)
+@each(ALL)
 def test_donated_input(case):
-    xs = case.operands(float32, (40,))
-    x = jnp.array(xs[RANK])
-    y = mpi4jax.jit(functools.partial(case.run, notoken), donate_argnums=0)(x)
-    assert_equal(y, case.expected(xs))
-    assert x.is_deleted() or y.shape != x.shape
+    x, operands = compare_all([case], float32, (40,), donate_argnums=0)
+    if case.expected(operands[str(case)]).shape == x[str(case)].shape:
+        assert x[str(case)].is_deleted()
 
 
-@each(WITH_DATA)
+@each(ALL)
 def test_chain_in_place(case):
     """Ops whose operand is another's result, which XLA may let them overwrite."""
     xs = case.operands(float32, (40,))
 
     @mpi4jax.jit
     def chain(x):
-        once = case.run(notoken, x + 0)
-        return once, case.run(notoken, jnp.flip(jnp.flip(x))), x + 1
+        once = case.run("notoken", x + 0)
+        return once, case.run("notoken", jnp.flip(jnp.flip(x))), x + 1
 
     first, second, third = chain(xs[RANK])
     assert_equal(first, case.expected(xs))
@@ -406,22 +382,26 @@ def test_vmap_of_one_of_two_operands():
 @each(ALL)
 def test_vmap_is_one_communication(case):
     x = case.operands(float32, (5, 2))[RANK]
-    axis = len(x.shape) - 2
-    one = jax.make_jaxpr(functools.partial(case.run, notoken))(x.take(0, axis))
-    many = jax.make_jaxpr(jax.vmap(functools.partial(case.run, notoken), in_axes=axis))(x)
+    axis, run = len(x.shape) - 2, functools.partial(case.run, "notoken")
+    one = jax.make_jaxpr(run)(x.take(0, axis))
+    many = jax.make_jaxpr(jax.vmap(run, in_axes=axis))(x)
     count = lambda jaxpr: sum("mpi4jax" in str(eqn.primitive) for eqn in jaxpr.eqns)
     assert count(many) == count(one) >= 1
 
 
-@each(ALL)
-def test_vmap_of_an_empty_batch(case):
-    x = case.operands(float32, (0, 2))[RANK]
-    many = lambda x: jax.vmap(functools.partial(case.run, notoken), *[len(x.shape) - 2] * 2)(x)
-    if case.name != "barrier":  # vmap asks for something to return
-        assert jax.jit(many)(x).size == 0
-    total = lambda x: jnp.sum(many(x))
-    if case.name != "barrier":
-        assert mpi4jax.jit(jax.grad(total))(x).shape == x.shape
+def test_vmap_of_an_empty_batch():
+    xs = {str(case): case.operands(float32, (0, 2))[RANK] for case in ALL}
+    axes = {name: len(x.shape) - 2 for name, x in xs.items()}
+
+    @mpi4jax.jit
+    def f(xs):
+        run = lambda xs: {str(case): case.run("notoken", xs[str(case)]) for case in ALL}
+        ys = jax.vmap(run, (axes,))(xs)
+        return sum(jnp.sum(y) for y in ys.values()), ys
+
+    (_, ys), gradients = jax.value_and_grad(f, has_aux=True)(xs)
+    assert all(y.size == 0 for y in ys.values())
+    assert {n: g.shape for n, g in gradients.items()} == {n: x.shape for n, x in xs.items()}
 
 
 def test_vmap_of_an_op_on_a_constant():
@@ -443,32 +423,22 @@ def _largest_in_magnitude(a, b, _):
     b[:] = np.where(np.abs(a) > np.abs(b), a, b)
 
 
-@pytest.mark.parametrize(
-    "jit", [lambda f: f, mpi4jax.jit, jax.jit], ids=["eager", "mpi4jax.jit", "jax.jit"]
-)
-@pytest.mark.parametrize("name", REDUCING)
+@jits
 @pytest.mark.parametrize("function, commutes", [(_affine, False), (_largest_in_magnitude, True)])
-def test_reduction_of_the_user(name, function, commutes, jit):
-    op = MPI.Op.Create(function, commute=commutes)
-    x = np.array([complex(r + 2, 3 - r) for r in range(SIZE)], np.complex64)[:, None].repeat(7, 1)
-
-    def total(xs):
-        out = xs[-1].copy()
-        for x in reversed(xs[:-1]):
-            function(x.tobytes(), memoryview(out).cast("B"), None)
+def test_reduction_of_the_user(function, commutes, jit):
+    def fold(total, x):
+        out = x.copy()
+        function(total.tobytes(), memoryview(out).cast("B"), None)
         return out
 
-    call = {
-        "allreduce": lambda x: notoken.allreduce(x, op),
-        "reduce": lambda x: notoken.reduce(x, op, 0),
-        "scan": lambda x: notoken.scan(x, op),
-    }[name]
-    last = {"allreduce": SIZE, "reduce": SIZE if RANK == 0 else None, "scan": RANK + 1}[name]
-    expected = x[RANK] if last is None else total(list(x[:last]))
-    run = jit(call)
-    assert_equal(run(x[RANK]), expected)
-    assert_equal(run(x[RANK]), expected)
-    op.Free()
+    op = Reduction(MPI.Op.Create(function, commute=commutes), fold)
+    xs = np.array([complex(r + 2, 3 - r) for r in range(SIZE)], np.complex64)[:, None].repeat(7, 1)
+    todo = cases(op, roots=(0,), only=REDUCING)
+    run = jit(lambda x: [case.run("notoken", x) for case in todo])
+    for _ in range(2):
+        for case, y in zip(todo, run(xs[RANK]), strict=True):
+            assert_equal(y, case.expected(list(xs)), what=case.name)
+    op.op.Free()
 
 
 def test_many_reductions_of_the_user():

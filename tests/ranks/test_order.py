@@ -2,7 +2,6 @@
 
 import os
 import re
-import textwrap
 
 import jax
 import jax.numpy as jnp
@@ -11,14 +10,11 @@ import programs
 import pytest
 from jax import lax
 from mpi4py import MPI
-from reference import RANK, SIZE, SPECS, assert_equal, cases, float32, names_of
+from reference import JITS, RANK, SIZE, assert_equal, compilers, each, jits
+from table import cases
 
 import mpi4jax
 from mpi4jax import _native, notoken
-
-JITS = {"eager": lambda f: f, "jax.jit": jax.jit, "mpi4jax.jit": mpi4jax.jit}
-jits = pytest.mark.parametrize("jit", JITS.values(), ids=JITS)
-ALL = list(cases())
 
 
 @pytest.fixture
@@ -49,7 +45,7 @@ def calls(capfd):
 PROGRAMS = int(os.environ.get("MPI4JAX_TEST_PROGRAMS", "5"))
 
 
-@pytest.mark.time_limit(300)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("seed", range(PROGRAMS))
 @jits
 def test_random_program(jit, seed, calls):
@@ -90,19 +86,14 @@ def test_random_programs_contain_everything():
 # ---- One at a time
 
 
-def _count(case):
-    """How many MPI calls one call of a case makes on this rank."""
-    return {"send": 2, "recv": 2}.get(case.name, 1) - (case.name in ("send", "recv") and SIZE == 1)
-
-
-@pytest.mark.parametrize("case", ALL, ids=names_of(ALL))
-@pytest.mark.parametrize("jit", [jax.jit, mpi4jax.jit], ids=["jax.jit", "mpi4jax.jit"])
+@each(cases())
+@compilers
 def test_unused_results(case, jit, calls):
     """In functions and loops whose results, too, are unused."""
-    x = case.operands(float32)[RANK]
+    x = case.operands()[RANK]
 
     def op(x):
-        case.run(notoken, x)
+        case.run("notoken", x)
         return x
 
     def custom(x):
@@ -135,9 +126,10 @@ def test_unused_results(case, jit, calls):
     _, found = calls(jit(f), x)
     names = [name for name, _ in found]
     times = sum(n for n, _ in ways.values())
-    assert len(names) == times * _count(case), names
-    if case.name not in ("send", "recv"):
-        assert set(names) == {SPECS[case.name].mpi}
+    one = [case.row.mpi]
+    if case.name == "recv":  # from MPI.PROC_NULL there is nothing to call
+        one = ["MPI_Send", "MPI_Recv"] if RANK else ["MPI_Send"]
+    assert names == one * times
 
 
 @jits
@@ -271,57 +263,3 @@ def test_flush_waits(calls, capfd):
             assert "MPI_Allreduce done with code 0" in capfd.readouterr().out
         finally:
             _native.set_debug(False)
-
-
-EXITS = {
-    "sends to itself": """
-        f = jit(lambda x: notoken.sendrecv(x + 0 * slow(x), x, rank, rank))
-        f(jnp.ones(10))
-    """,
-    "ring": """
-        left, right = (rank - 1) % size, (rank + 1) % size
-        f = jit(lambda x: notoken.sendrecv(x + 0 * slow(x), x, left, right))
-        for _ in range(3):
-            f(jnp.ones(10))
-    """,
-    "one sends last": """
-        f = jit(lambda x: notoken.send(x + 0 * slow(x), 1 - rank))
-        g = jit(lambda x: notoken.recv(x, 1 - rank))
-        f(jnp.ones(100_000)) if rank == 0 else g(jnp.ones(100_000))
-    """,
-    "eager": """
-        notoken.allreduce(jnp.ones(3) * slow(1.0), MPI.SUM)
-        notoken.barrier()
-    """,
-    "leaves by sys.exit": """
-        jit(lambda x: notoken.allreduce(x + 0 * slow(x), MPI.SUM))(jnp.ones(10))
-        import sys
-        sys.exit(0)
-    """,
-}  # fmt: skip
-
-
-@pytest.mark.ranks(1)
-@pytest.mark.parametrize("ranks, name", [(1, "sends to itself"), *((2, name) for name in EXITS)])
-def test_exit_with_pending_work(mpirun, tmp_path, ranks, name):
-    """What was started is finished before MPI_Finalize: no hang, no error, nothing lost."""
-    file = tmp_path / "program.py"
-    head = """
-        import jax, jax.numpy as jnp
-        from mpi4py import MPI
-        import mpi4jax
-        from mpi4jax import notoken
-        rank, size = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
-        work = jnp.ones((200, 200))
-        def slow(x):
-            return jax.lax.fori_loop(0, 100, lambda i, w: jnp.tanh(w @ work), work)[0, 0]
-        jit = mpi4jax.jit
-    """
-    file.write_text(textwrap.dedent(head) + textwrap.dedent(EXITS[name]))
-    job = mpirun(ranks, file, env={"MPI4JAX_DEBUG": "1"})
-    assert job.returncode == 0, job.stderr
-    lines = [line for line in job.stdout.splitlines() if " | MPI_" in line]
-    started = [line.split(" | ")[1] for line in lines if " done with " not in line]
-    done = [line.split(" | ")[1] for line in lines if " done with code 0 " in line]
-    assert sorted(started) == sorted(done)
-    assert done

@@ -1,7 +1,6 @@
 """The token API: tokens are accepted, returned and honoured, and never needed."""
 
 import functools
-import inspect
 
 import jax
 import jax.numpy as jnp
@@ -9,132 +8,15 @@ import numpy as np
 import pytest
 from jax import lax
 from mpi4py import MPI
-from reference import LEFT, RANK, RIGHT, SIZE, SPECS, assert_equal, cases, float32, names_of, ring
+from reference import LEFT, RANK, RIGHT, SIZE, Threaded, assert_equal, compilations, jits
+from table import ROWS, cases
 
 import mpi4jax
 from mpi4jax import notoken
 
-JITS = {"eager": lambda f: f, "jax.jit": jax.jit, "mpi4jax.jit": mpi4jax.jit}
-ALL = list(cases())
-
-each = pytest.mark.parametrize("case", ALL, ids=names_of(ALL))
-jits = pytest.mark.parametrize("jit", JITS.values(), ids=JITS)
-
-SIGNATURES = {
-    "allgather": "(x, *, comm, token)",
-    "allreduce": "(x, op, *, comm, token)",
-    "alltoall": "(x, *, comm, token)",
-    "barrier": "(*, comm, token)",
-    "bcast": "(x, root, *, comm, token)",
-    "gather": "(x, root, *, comm, token)",
-    "halo_exchange": "(x, cart, *, axes, width, corners, token)",
-    "recv": "(x, source, *, tag, comm, status, token)",
-    "reduce": "(x, op, root, *, comm, token)",
-    "scan": "(x, op, *, comm, token)",
-    "scatter": "(x, root, *, comm, token)",
-    "send": "(x, dest, *, tag, comm, token)",
-    "sendrecv": "(sendbuf, recvbuf, source, dest, *, sendtag, recvtag, comm, status, token)",
-}
-DEFAULTS = {
-    "comm": None,
-    "token": None,
-    "status": None,
-    "axes": None,
-    "width": 1,
-    "corners": True,
-    "sendtag": 0,
-    "recvtag": MPI.ANY_TAG,
-    ("send", "tag"): 0,
-    ("recv", "tag"): MPI.ANY_TAG,
-    ("recv", "source"): MPI.ANY_SOURCE,
-}
-
-
-class Threaded:
-    """The token API, with one token handed from op to op."""
-
-    def __init__(self, token=None):
-        self.token = token
-
-    def __getattr__(self, name):
-        def call(*args, **kwargs):
-            out = getattr(mpi4jax, name)(*args, token=self.token, **kwargs)
-            y, self.token = out if SPECS[name].returns else (None, out)
-            return y
-
-        return call
-
 
 def is_token(token):
     return jnp.shape(token) == () and token.dtype == np.float32
-
-
-@pytest.mark.parametrize("name", SPECS)
-def test_signatures(name):
-    signature = inspect.signature(getattr(mpi4jax, name))
-    expected = SIGNATURES[name]
-    bare = signature.replace(
-        parameters=[
-            p.replace(annotation=p.empty, default=p.empty) for p in signature.parameters.values()
-        ],
-        return_annotation=signature.empty,
-    )
-    assert str(bare) == expected
-    for parameter in signature.parameters.values():
-        default = DEFAULTS.get((name, parameter.name), DEFAULTS.get(parameter.name, inspect._empty))
-        assert parameter.default == default, parameter
-
-    without = inspect.signature(getattr(notoken, name))
-    assert [*without.parameters, "token"] == [*signature.parameters]
-    with pytest.raises(TypeError, match="token"):
-        getattr(notoken, name)(*[0] * (len(without.parameters)), token=None)
-
-
-@jits
-@each
-def test_result_and_new_token(case, jit):
-    xs = case.operands(float32)
-
-    @jit
-    def f(x, token):
-        api = Threaded(token)
-        return case.run(api, x), api.token
-
-    for token in (None, mpi4jax.create_token(), mpi4jax.gen_token()):
-        y, new = f(xs[RANK], token)
-        assert is_token(new)
-        assert_equal(y, case.expected(xs))
-
-
-@each
-def test_return_types(case):
-    """A pair where there is a result, else the token alone; as earlier packages have it."""
-    name = case.name
-    x = case.operands(float32)[RANK]
-    args = {
-        "barrier": (),
-        "bcast": (x, case.root),
-        "gather": (x, case.root),
-        "scatter": (x, case.root),
-        "halo_exchange": (x, ring()),
-        "allreduce": (x, MPI.SUM),
-        "scan": (x, MPI.SUM),
-        "reduce": (x, MPI.SUM, case.root),
-        "send": (x, MPI.PROC_NULL),
-        "recv": (x, MPI.PROC_NULL),
-        "sendrecv": (x, x, LEFT, RIGHT),
-    }.get(name, (x,))
-    out, alone = getattr(mpi4jax, name)(*args), getattr(notoken, name)(*args)
-    if SPECS[name].returns:
-        assert isinstance(out, tuple)
-        assert len(out) == 2
-        assert is_token(out[1])
-        assert_equal(alone, np.asarray(out[0]))
-    else:
-        assert is_token(out)
-        assert alone is None
-    jaxpr = jax.make_jaxpr(lambda: getattr(mpi4jax, name)(*args))()
-    assert len(jaxpr.out_avals) == 1 + SPECS[name].returns
 
 
 def test_create_token():
@@ -160,17 +42,24 @@ def test_tokens_of_jax(jit):
 
 @jits
 def test_chain_of_all_ops(jit):
-    inputs = {case: case.operands(float32) for case in ALL}
+    """Each takes a token and returns a new one, also those that have no result."""
+    operands = {str(case): case.operands() for case in cases()}
 
     @jit
-    def f(xs):
-        api = Threaded(mpi4jax.create_token())
-        return {str(case): case.run(api, xs[str(case)]) for case in ALL}, api.token
+    def f(xs, token):
+        api = Threaded(token)
+        return {str(c): c.run(api, xs[str(c)]) for c in cases()}, api.token
 
-    results, token = f({str(case): inputs[case][RANK] for case in ALL})
-    assert is_token(token)
-    for case in ALL:
-        assert_equal(results[str(case)], case.expected(inputs[case]))
+    for token in (None, mpi4jax.create_token()):
+        results, new = f({name: xs[RANK] for name, xs in operands.items()}, token)
+        assert is_token(new)
+        for case in cases():
+            assert_equal(results[str(case)], case.expected(operands[str(case)]), what=str(case))
+
+
+def test_ops_without_a_result():
+    assert notoken.barrier() is None
+    assert notoken.send(jnp.ones(3), MPI.PROC_NULL) is None
 
 
 def test_token_carried_by_loops():
@@ -273,8 +162,6 @@ def test_order_does_not_depend_on_tokens(jit, tokens):
 
 def test_token_does_not_change_what_is_compiled():
     """Eager ops with a token take the same path as those without."""
-    from reference import compilations
-
     x = jnp.ones(7)
     _, token = mpi4jax.allreduce(x, MPI.SUM)
     with compilations() as compiled:
@@ -321,5 +208,5 @@ def test_auto_tokenize():
 def test_experimental_notoken():
     from mpi4jax.experimental import notoken as other
 
-    for name in SPECS:
+    for name in ROWS:
         assert getattr(other, name) is getattr(notoken, name)

@@ -3,15 +3,12 @@
 The op becomes a *unit*: a function from an array to one of the same shape, the same on all ranks,
 so that it can stand in a loop, a branch, a custom rule. The program under test makes `STEPS` steps
 with it. What it should give is computed in one process, by JAX, from the model of the op in
-`oracle.py` on all ranks' inputs: the value, the Jacobian of the whole job, the Hessian of a loss.
+`table.py` on all ranks' inputs: the value, the Jacobian of the whole job, the Hessian of a loss.
 """
-
-from __future__ import annotations
 
 import functools
 import zlib
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -20,36 +17,28 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
-from oracle import RANK, SIZE, Case
+from reference import RANK, SIZE
+from table import REDUCING, Case, cases
+from table import ROWS as OPS
 
 import mpi4jax
-from mpi4jax._spec import SPECS
 
 SHAPE = (2,)
 STEPS = 2
-JITS = {"jax.jit": jax.jit, "mpi4jax.jit": mpi4jax.jit}
 
+# With which reductions an op is tested: one that is linear, and another.
+REDUCTIONS = {"allreduce": ("SUM", "PROD"), "reduce": ("SUM", "MAX"), "scan": ("SUM", "MIN")}
 ROWS = [
-    Case("allgather"),
-    Case("allreduce", {"op": "SUM"}),
-    Case("allreduce", {"op": "PROD"}),
-    Case("alltoall"),
-    Case("barrier"),
-    Case("bcast", {"root": SIZE - 1}),
-    Case("gather", {"root": SIZE - 1}),
-    Case("halo_exchange"),
-    Case("reduce", {"op": "SUM", "root": 0}),
-    Case("reduce", {"op": "MAX", "root": SIZE - 1}),
-    Case("scan", {"op": "SUM"}),
-    Case("scan", {"op": "MIN"}),
-    Case("scatter", {"root": 0}),
-    Case("send-recv"),
-    Case("sendrecv"),
+    case
+    for name in OPS
+    for op in REDUCTIONS.get(name, ("SUM", "MAX"))[: 2 if name in REDUCING else 1]
+    for case in cases(op, only=(name,))
 ]
 
 
-def title(case: Case) -> str:
-    return "-".join([case.row, *([case.params["op"]] if "op" in case.params else [])])
+def title(case):
+    """It has the same name on any number of ranks."""
+    return str(replace(case, root=None))
 
 
 class NotApplicable(Exception):
@@ -59,42 +48,36 @@ class NotApplicable(Exception):
 # ---- The unit, its model, and the program
 
 
-def _many(xp: Any, x: Any) -> Any:
-    return xp.stack([x * (j + 1) for j in range(SIZE)])
+def _many(xp, x, blocks):
+    return xp.stack([x * (j + 1) for j in range(blocks)]) if blocks else x
 
 
-def _one(y: Any, x: Any) -> Any:
-    if y.ndim > x.ndim:
-        return sum(y[j] / (j + 1) for j in range(SIZE))
-    n = x.shape[0]
-    return y if len(y) == n else y[:n] - 0.5 * y[n:]  # with ghost cells
+def _one(y, x):
+    return sum(y[j] / (j + 1) for j in range(len(y))) if y.ndim > x.ndim else y
 
 
-def unit(case: Case, api: str) -> Callable[[Any], Any]:
-    def f(x: Any) -> Any:
-        whole = len(case.input_shape(RANK)) > len(SHAPE)
-        y = case.f(api)(_many(jnp, x) if whole else x)
+def unit(case, api):
+    def f(x):
+        y = case.run(api, _many(jnp, x, case.blocks()))
         # Ranks use a global result differently.
-        return _one(mpi4jax.pvary(y) if case.replicated else y, x)
+        return _one(mpi4jax.pvary(y) if case.row.replicated else y, x)
 
     return f
 
 
 @functools.partial(jnp.vectorize, excluded=(0,), signature="(r,i)->(r,i)")
-def unit_of_all(case: Case, X: Any) -> Any:
+def unit_of_all(case, X):
     """The model of the unit; the last two axes of ``X`` are the rank and that of SHAPE."""
-    xs = [X[r] for r in range(SIZE)]
-    whole = [len(case.input_shape(r)) > len(SHAPE) for r in range(SIZE)]
-    ys = case.model(jnp, [_many(jnp, x) if w else x for x, w in zip(xs, whole, strict=True)])
-    return jnp.stack([_one(y, x) for y, x in zip(ys, xs, strict=True)])
+    ys = case.model(jnp, [_many(jnp, X[r], case.blocks(r)) for r in range(SIZE)])
+    return jnp.stack([_one(y, X[r]) for r, y in enumerate(ys)])
 
 
-def step(u: Callable[[Any], Any], x: Any) -> Any:
+def step(u, x):
     return 0.5 * x + 0.1 * u(x * x)
 
 
-def program(u: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    def f(x: Any) -> Any:
+def program(u):
+    def f(x):
         for _ in range(STEPS):
             x = step(u, x)
         return x
@@ -105,7 +88,7 @@ def program(u: Callable[[Any], Any]) -> Callable[[Any], Any]:
 WEIGHTS = np.arange(1, SIZE * SHAPE[0] + 1, dtype=np.float32).reshape(SIZE, *SHAPE)
 
 
-def loss(f: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def loss(f):
     """This rank's part of the loss of the job."""
     return lambda x: jnp.sum(WEIGHTS[RANK] * f(x))
 
@@ -113,8 +96,8 @@ def loss(f: Callable[[Any], Any]) -> Callable[[Any], Any]:
 class Reference:
     """What the job as a whole gives. Axes of the inputs come after those of the results."""
 
-    def __init__(self, case: Case):
-        rng = np.random.default_rng(zlib.crc32(case.id.encode()))
+    def __init__(self, case):
+        rng = np.random.default_rng(zlib.crc32(str(case).encode()))
         self.X, self.T = rng.uniform(0.5, 1.5, (2, SIZE, *SHAPE)).astype(np.float32)
         self.unit = jax.jit(functools.partial(unit_of_all, case))
         self.program = jax.jit(program(functools.partial(unit_of_all, case)))
@@ -125,12 +108,12 @@ class Reference:
         self.cotangent = np.einsum("ri,risj->sj", WEIGHTS, self.jacobian)
 
     @functools.cached_property
-    def hessian(self) -> np.ndarray:
+    def hessian(self):
         whole = jax.hessian(lambda X: jnp.sum(WEIGHTS * self.program(X)))
         return np.asarray(jax.jit(whole)(self.X))
 
     @functools.cached_property
-    def matrix(self) -> np.ndarray:
+    def matrix(self):
         """Of the unit, where it is linear."""
         return np.asarray(jax.jit(jax.jacobian(self.unit))(self.X))
 
@@ -144,37 +127,37 @@ class Subject:
 
     case: Case
     api: str
-    jit: Callable[..., Any]
+    jit: Any
     ref: Reference
 
     @property
-    def x(self) -> jax.Array:
+    def x(self):
         return jnp.asarray(self.ref.X[RANK])
 
     @property
-    def t(self) -> jax.Array:
+    def t(self):
         return jnp.asarray(self.ref.T[RANK])
 
     @property
-    def w(self) -> np.ndarray:
+    def w(self):
         return WEIGHTS[RANK]
 
     @property
-    def u(self) -> Callable[[Any], Any]:
+    def u(self):
         return unit(self.case, self.api)
 
     @property
-    def f(self) -> Callable[[Any], Any]:
+    def f(self):
         return program(self.u)
 
-    def linear(self) -> None:
+    def linear(self):
         if not self.case.linear:
             raise NotApplicable("the op is not linear")
 
-    def check(self, f: Callable[[Any], Any], forward: bool = True, reverse: bool = True) -> None:
+    def check(self, f, forward=True, reverse=True):
         """Whether ``f`` is the program, and its derivatives are the program's."""
 
-        def everything(x: Any, t: Any) -> Any:
+        def everything(x, t):
             out = [f(x)]
             if forward:
                 out.append(jax.jvp(f, (x,), (t,))[1])
@@ -190,17 +173,17 @@ class Subject:
             close(derivatives.pop(0), self.ref.cotangent[RANK])
 
 
-def close(actual: Any, expected: Any) -> None:
+def close(actual, expected):
     np.testing.assert_allclose(np.asarray(actual), expected, rtol=2e-4, atol=1e-5)
 
 
 # ---- The checks: name -> function of a Subject. The docstrings are the table's.
 
-CHECKS: dict[str, Callable[[Subject], None]] = {}
+CHECKS = {}
 
 
-def check(name: str) -> Callable[[Callable[[Subject], None]], Callable[[Subject], None]]:
-    def register(f: Callable[[Subject], None]) -> Callable[[Subject], None]:
+def check(name):
+    def register(f):
         CHECKS[name] = f
         return f
 
@@ -208,27 +191,27 @@ def check(name: str) -> Callable[[Callable[[Subject], None]], Callable[[Subject]
 
 
 @check("no jit")
-def _eager(s: Subject) -> None:
+def _eager(s):
     close(s.f(s.x), s.ref.value[RANK])
     close(jax.grad(loss(s.f))(s.x), s.ref.cotangent[RANK])
     close(jax.jvp(s.f, (s.x,), (s.t,))[1], s.ref.tangent[RANK])
 
 
 @check("jit")
-def _jit(s: Subject) -> None:
+def _jit(s):
     f = s.jit(s.f)
     for _ in range(3):
         close(f(s.x), s.ref.value[RANK])
 
 
 @check("nested jit")
-def _nested_jit(s: Subject) -> None:
+def _nested_jit(s):
     u = jax.jit(s.u)
     s.check(jax.jit(program(s.jit(lambda x: u(x)))))
 
 
 @check("grad")
-def _grad(s: Subject) -> None:
+def _grad(s):
     value, gradient = s.jit(jax.value_and_grad(loss(s.f)))(s.x)
     close(value, np.sum(s.w * s.ref.value[RANK]))
     close(gradient, s.ref.cotangent[RANK])
@@ -236,8 +219,8 @@ def _grad(s: Subject) -> None:
 
 
 @check("vjp")
-def _vjp(s: Subject) -> None:
-    def pull(x: Any, c: Any) -> Any:
+def _vjp(s):
+    def pull(x, c):
         y, back = jax.vjp(s.f, x)
         return y, back(c)[0], back(2 * c)[0]  # more than once
 
@@ -248,15 +231,15 @@ def _vjp(s: Subject) -> None:
 
 
 @check("jvp")
-def _jvp(s: Subject) -> None:
+def _jvp(s):
     y, t = s.jit(lambda x, t: jax.jvp(s.f, (x,), (t,)))(s.x, s.t)
     close(y, s.ref.value[RANK])
     close(t, s.ref.tangent[RANK])
 
 
 @check("linearize")
-def _linearize(s: Subject) -> None:
-    def run(x: Any, t: Any) -> Any:
+def _linearize(s):
+    def run(x, t):
         y, linear = jax.linearize(s.f, x)
         return y, linear(t), linear(-t), jax.linear_transpose(linear, x)(s.w)[0]
 
@@ -268,7 +251,7 @@ def _linearize(s: Subject) -> None:
 
 
 @check("linear_transpose")
-def _linear_transpose(s: Subject) -> None:
+def _linear_transpose(s):
     s.linear()
     back = jax.linear_transpose(s.u, s.x)
     forth = jax.linear_transpose(lambda c: back(c)[0], s.x)
@@ -277,23 +260,23 @@ def _linear_transpose(s: Subject) -> None:
 
 
 @check("jacfwd")
-def _jacfwd(s: Subject) -> None:
+def _jacfwd(s):
     # All ranks have the same column of the identity at the same time.
     close(s.jit(jax.jacfwd(s.f))(s.x), np.einsum("risj->rij", s.ref.jacobian)[RANK])
 
 
 @check("jacrev")
-def _jacrev(s: Subject) -> None:
+def _jacrev(s):
     close(s.jit(jax.jacrev(s.f))(s.x), np.einsum("risj->sij", s.ref.jacobian)[RANK])
 
 
 @check("hessian")
-def _hessian(s: Subject) -> None:
+def _hessian(s):
     close(s.jit(jax.hessian(loss(s.f)))(s.x), np.einsum("risj->rij", s.ref.hessian)[RANK])
 
 
 @check("grad of grad")
-def _grad_of_grad(s: Subject) -> None:
+def _grad_of_grad(s):
     expected = np.einsum("risj,ri->sj", s.ref.hessian, s.ref.T)[RANK]
     gradient = jax.grad(loss(s.f))
     close(s.jit(jax.grad(lambda x: jnp.sum(s.t * gradient(x))))(s.x), expected)
@@ -303,12 +286,12 @@ def _grad_of_grad(s: Subject) -> None:
 BATCH = np.array([1.0, 0.5, -2.0], np.float32)
 
 
-def _batch(ref: Reference) -> np.ndarray:
+def _batch(ref):
     return np.stack([ref.X * b for b in BATCH])
 
 
 @check("vmap")
-def _vmap(s: Subject) -> None:
+def _vmap(s):
     X = _batch(s.ref)
     expected = np.stack([s.ref.program(x) for x in X])[:, RANK]
     close(s.jit(jax.vmap(s.f))(X[:, RANK]), expected)
@@ -317,7 +300,7 @@ def _vmap(s: Subject) -> None:
 
 
 @check("vmap of vmap")
-def _vmap_of_vmap(s: Subject) -> None:
+def _vmap_of_vmap(s):
     X = np.stack([_batch(s.ref), _batch(s.ref) + 1])
     expected = np.stack([[s.ref.program(x) for x in inner] for inner in X])[:, :, RANK]
     twice = jax.vmap(jax.vmap(s.f, in_axes=1, out_axes=1), in_axes=2, out_axes=2)
@@ -325,14 +308,14 @@ def _vmap_of_vmap(s: Subject) -> None:
 
 
 @check("vmap of grad")
-def _vmap_of_grad(s: Subject) -> None:
+def _vmap_of_grad(s):
     X = _batch(s.ref)
     expected = np.stack([np.einsum("ri,risj->sj", WEIGHTS, s.ref.jacobian_at(x)) for x in X])
     close(s.jit(jax.vmap(jax.grad(loss(s.f))))(X[:, RANK]), expected[:, RANK])
 
 
 @check("grad of vmap")
-def _grad_of_vmap(s: Subject) -> None:
+def _grad_of_vmap(s):
     X = _batch(s.ref)
     expected = np.stack([np.einsum("ri,risj->sj", WEIGHTS, s.ref.jacobian_at(x)) for x in X])
     gradient = jax.grad(lambda x: jnp.sum(jax.vmap(loss(s.f))(x)))
@@ -340,20 +323,20 @@ def _grad_of_vmap(s: Subject) -> None:
 
 
 @check("vmap of jvp")
-def _vmap_of_jvp(s: Subject) -> None:
+def _vmap_of_jvp(s):
     tangents = s.jit(jax.vmap(lambda b: jax.jvp(s.f, (s.x,), (b * s.t,))[1]))(BATCH)
     close(tangents, np.stack([b * s.ref.tangent[RANK] for b in BATCH]))
 
 
 @check("lax.scan")
-def _scan(s: Subject) -> None:
+def _scan(s):
     s.check(lambda x: lax.scan(lambda x, _: (step(s.u, x), None), x, None, length=STEPS)[0])
 
 
 @check("lax.while_loop")
-def _while(s: Subject) -> None:
-    def f(x: Any) -> Any:
-        def go_on(state: Any) -> Any:  # communicates as well
+def _while(s):
+    def f(x):
+        def go_on(state) -> Any:  # communicates as well
             return s.u(jnp.full(SHAPE, state[0], jnp.float32))[0] * 0 + state[0] < STEPS
 
         return lax.while_loop(go_on, lambda state: (state[0] + 1, step(s.u, state[1])), (0, x))[1]
@@ -362,8 +345,8 @@ def _while(s: Subject) -> None:
     # Of a batch, in which loops end after different numbers of steps.
     X, ends = _batch(s.ref), np.arange(3)
 
-    def g(x: Any, end: Any) -> Any:
-        def go_on(state: Any) -> Any:
+    def g(x, end):
+        def go_on(state):
             return s.u(jnp.full(SHAPE, state[0], jnp.float32))[0] * 0 + state[0] < end
 
         return lax.while_loop(go_on, lambda state: (state[0] + 1, step(s.u, state[1])), (0, x))[1]
@@ -377,13 +360,13 @@ def _while(s: Subject) -> None:
 
 
 @check("lax.fori_loop")
-def _fori(s: Subject) -> None:
+def _fori(s):
     s.check(lambda x: lax.fori_loop(0, STEPS, lambda _, x: step(s.u, x), x))
 
 
 @check("lax.cond")
-def _cond(s: Subject) -> None:
-    def f(x: Any) -> Any:
+def _cond(s):
+    def f(x):
         for _ in range(STEPS):
             x = lax.cond(jnp.sum(x) > -1e9, lambda x: step(s.u, x), lambda x: x - 1, x)
         return x
@@ -397,8 +380,8 @@ def _cond(s: Subject) -> None:
 
 
 @check("lax.switch")
-def _switch(s: Subject) -> None:
-    def f(x: Any) -> Any:
+def _switch(s):
+    def f(x):
         for _ in range(STEPS):
             branches = [lambda x: x, lambda x: step(s.u, x), lambda x: s.u(s.u(x))]
             x = lax.switch(jnp.array(x[0] * 0, int) + 1, branches, x)
@@ -408,7 +391,7 @@ def _switch(s: Subject) -> None:
 
 
 @check("lax.map")
-def _map(s: Subject) -> None:
+def _map(s):
     X = _batch(s.ref)
     expected = np.stack([s.ref.program(x) for x in X])[:, RANK]
     close(s.jit(lambda x: lax.map(s.f, x))(X[:, RANK]), expected)
@@ -417,10 +400,10 @@ def _map(s: Subject) -> None:
 
 
 @check("lax.associative_scan")
-def _associative_scan(s: Subject) -> None:
+def _associative_scan(s):
     X = np.stack([s.ref.X * b for b in (1.0, 0.5, 2.0, 1.5, 0.7)]).astype(np.float32)
 
-    def run(u: Callable[[Any], Any], x: Any) -> Any:
+    def run(u, x):
         return lax.associative_scan(lambda a, b: a + 0.1 * u(b), x)
 
     mine = lambda x: run(jax.vmap(s.u), x)
@@ -433,15 +416,15 @@ def _associative_scan(s: Subject) -> None:
 
 
 @check("checkpoint")
-def _checkpoint(s: Subject) -> None:
+def _checkpoint(s):
     s.check(program(jax.checkpoint(s.u)))
     s.check(jax.checkpoint(s.f))
 
 
-def _with_policy(name: str, policy: Any) -> None:
+def _with_policy(name, policy):
     @check(f"checkpoint, {name}")
-    def checks(s: Subject) -> None:
-        def run(u: Callable[[Any], Any], x: Any) -> Any:
+    def checks(s):
+        def run(u, x):
             return 0.5 * x + jnp.tanh(checkpoint_name(u(jnp.sin(x)), "kept"))
 
         inner = jax.checkpoint(lambda x: run(s.u, x), policy=policy)
@@ -462,7 +445,7 @@ for _name, _policy in {
 
 
 @check("custom_jvp")
-def _custom_jvp(s: Subject) -> None:
+def _custom_jvp(s):
     u = jax.custom_jvp(s.u)
     u.defjvp(lambda primals, tangents: jax.jvp(s.u, primals, tangents))
     s.check(program(u))
@@ -470,7 +453,7 @@ def _custom_jvp(s: Subject) -> None:
 
 
 @check("custom_vjp")
-def _custom_vjp(s: Subject) -> None:
+def _custom_vjp(s):
     u = jax.custom_vjp(s.u)
     u.defvjp(lambda x: (s.u(x), x), lambda x, c: jax.vjp(s.u, x)[1](c))
     s.check(program(u), forward=False)
@@ -478,13 +461,13 @@ def _custom_vjp(s: Subject) -> None:
 
 
 @check("custom_linear_solve")
-def _custom_linear_solve(s: Subject) -> None:
+def _custom_linear_solve(s):
     s.linear()
 
-    def iterate(matvec: Callable[[Any], Any], b: Any) -> Any:
+    def iterate(matvec, b):
         return lax.fori_loop(0, 40, lambda _, x: x + 0.3 * (b - matvec(x)), jnp.zeros_like(b))
 
-    def solve(b: Any) -> Any:
+    def solve(b):
         return lax.custom_linear_solve(
             lambda x: 2 * x + 0.2 * s.u(x), b, iterate, transpose_solve=iterate
         )
@@ -493,7 +476,7 @@ def _custom_linear_solve(s: Subject) -> None:
     matrix = 2 * np.eye(n) + 0.2 * s.ref.matrix.reshape(n, n)
     inverse = np.linalg.inv(matrix)
 
-    def everything(b: Any, t: Any) -> Any:
+    def everything(b, t):
         return *jax.jvp(solve, (b,), (t,)), jax.grad(loss(solve))(b)
 
     x, t, c = s.jit(everything)(s.x, s.t)
@@ -504,7 +487,7 @@ def _custom_linear_solve(s: Subject) -> None:
 
 
 @check("donation")
-def _donation(s: Subject) -> None:
+def _donation(s):
     f = s.jit(lambda x: (s.f(x), jax.grad(loss(s.f))(x)), donate_argnums=0)
     for _ in range(2):
         x = jnp.array(s.x)
@@ -515,17 +498,17 @@ def _donation(s: Subject) -> None:
 
 
 @check("lower().compile()")
-def _ahead_of_time(s: Subject) -> None:
+def _ahead_of_time(s):
     compiled = s.jit(jax.value_and_grad(loss(s.f))).lower(s.x).compile()
     for _ in range(3):
         close(compiled(s.x)[1], s.ref.cotangent[RANK])
 
 
-CUSTOM_CALLS = [jax.export.DisabledSafetyCheck.custom_call(f"mpi4jax_{op}") for op in SPECS]
+CUSTOM_CALLS = [jax.export.DisabledSafetyCheck.custom_call(f"mpi4jax_{op}") for op in OPS]
 
 
 @check("export")
-def _export(s: Subject) -> None:
+def _export(s):
     both = lambda x: (s.f(x), jax.grad(loss(s.f))(x))
     exported = jax.export.export(jax.jit(both), disabled_checks=CUSTOM_CALLS)(s.x)
     run = jax.export.deserialize(exported.serialize()).call

@@ -3,12 +3,9 @@
 import subprocess
 from types import SimpleNamespace
 
-import pytest
 import report
 import run
 from report import GLOO, NEW, OLD, Key
-
-pytestmark = pytest.mark.ranks(1)
 
 
 def bench(results, models, notes=()):
