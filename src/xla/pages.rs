@@ -12,6 +12,9 @@ const LEAST: usize = 1 << 20;
 /// The smallest page that is called huge, on most machines.
 const HUGE: usize = 2 << 20;
 
+/// Into how many parts a large result is cut to see which of its pages are missing.
+const STRETCHES: usize = 8;
+
 /// Asks for the pages that a call is going to write. What the system does not grant, the write itself gets.
 #[inline]
 pub fn prepare(call: &Call) {
@@ -49,9 +52,10 @@ fn populate(start: usize, bytes: usize) {
             }
         }
     };
+    let stretch = (bytes / STRETCHES).next_multiple_of(HUGE);
     let (mut missing, mut at) = (start, start);
     while at < end {
-        let next = (at + 1).next_multiple_of(HUGE).min(end);
+        let next = (at + 1).next_multiple_of(stretch).min(end);
         if present(first_of(at.midpoint(next))) {
             fill(missing, at);
             missing = next;
