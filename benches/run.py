@@ -208,7 +208,7 @@ def enough(job: Job, mode: str, op: str, nbytes: int, seconds: float) -> int:
         passed = iterations * job.measure(mode, op, nbytes, iterations)[0]
         if passed > seconds / 2:
             # A call that loops makes its arrays anew: that must not count for much.
-            least = 20 if mode in ("loop", "chain") and passed < 0.02 else 1
+            least = 1 if mode not in ("loop", "chain") else 20 if passed < 0.02 else 5
             return max(least, round(iterations * seconds / passed))
         iterations *= min(10, round(seconds / passed))
 

@@ -2,8 +2,8 @@
 
     python benches/transformations.py [--ranks 1 2] [--output FILE]
 
-The two sides of a ratio take turns, A B A B ..., as in benches/run.py: a ratio is that of the least
-times, its spread that of the ratios within the rounds.
+The two sides of a ratio take turns, A B A B ..., as in benches/run.py: a ratio is the
+median of those within the rounds, in brackets are their quartiles.
 """
 
 import argparse
