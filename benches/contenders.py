@@ -129,7 +129,7 @@ class Job:
         answers = self.ask("measure", mode=mode, op=op, nbytes=nbytes, iterations=iterations)
         return max(a["seconds"] for a in answers), max(a["faults"] for a in answers)
 
-    def warm(self, mode: str, op: str, nbytes: int, seconds: float = 1.0) -> None:
+    def warm(self, mode: str, op: str, nbytes: int, seconds: float = 0.5) -> None:
         """Let it run until page faults are steady, or for so long."""
         self.ask("warm", mode=mode, op=op, nbytes=nbytes, seconds=seconds)
 

@@ -289,7 +289,7 @@ def save(figure, path: Path) -> None:
 
 HOW = """\
 Contenders take turns in one run, so that what else happens on the machine happens to all of them.
-A time is the median of {rounds} rounds (half as many from 4 MiB on) of about {milliseconds:g} ms,
+A time is the median of {rounds} rounds (a third as many from 4 MiB on) of about {milliseconds:g} ms,
 on the slowest rank; a ratio is the median of the ratios within the rounds, with their quartiles in
 brackets. Figures of different runs are not comparable.
 

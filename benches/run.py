@@ -31,6 +31,7 @@ ALL += ["gather", "reduce", "scan", "scatter"]
 # These two are measured also on one rank and on two hosts.
 MAIN = ["allreduce", "sendrecv"]
 BYTES = [4, 2**16, 2**20, 2**22, 2**24, 2**26]
+ALONE_BYTES = [4, 2**16, 2**20, 2**24]
 FEW_BYTES = [4, 2**16, 2**22]
 # From here on, a call takes so long that dispatch does not matter, and faults do.
 LARGE = 2**22
@@ -109,7 +110,7 @@ class Bench:
         """Measure an operation with all of them."""
         print(f"{op}, {ranks} ranks, {report.size_name(nbytes)}{where}", flush=True)
         seconds = self.args.seconds
-        rounds = self.args.rounds if nbytes < LARGE else max(3, self.args.rounds // 2)
+        rounds = self.args.rounds if nbytes < LARGE else max(3, self.args.rounds // 3)
         iterations, times, faults = {}, {}, {}
 
         def attempt(contender, function):
@@ -153,7 +154,7 @@ class Bench:
                 for op in args.ops:
                     if op not in MAIN and ranks == 1:
                         continue
-                    sizes = args.bytes or BYTES
+                    sizes = args.bytes or (ALONE_BYTES if ranks == 1 else BYTES)
                     for nbytes in [4] if op == "barrier" else sizes:
                         self.compare(jobs, op, nbytes, ranks)
 
