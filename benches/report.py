@@ -289,9 +289,9 @@ def save(figure, path: Path) -> None:
 
 HOW = """\
 Contenders take turns in one run, so that what else happens on the machine happens to all of them.
-A time is the median of {rounds} rounds (a third as many from 4 MiB on) of about {milliseconds:g} ms,
-on the slowest rank; a ratio is the median of the ratios within the rounds, with their quartiles in
-brackets. Figures of different runs are not comparable.
+A time is the median of {rounds} rounds of about {milliseconds:g} ms (a third as many from 4 MiB
+on), on the slowest rank; a ratio is the median of the ratios within the rounds, with their
+quartiles in brackets. Figures of different runs are not comparable.
 
 In brackets behind a time are the page faults of one operation, on the rank that has most: pages of
 memory that it had to wait for. From 1 MiB on, each contender runs until their number is steady.
