@@ -12,10 +12,9 @@ mod _native {
     use crate::error::{Cause, Error};
     use crate::ops::{self, Dtype, Op, PACKED};
     use crate::record::{log, recorder, timeline};
-    use crate::xla::kind;
     use crate::{call, device, dynlib, mpilib, transport, watch, xla};
 
-    type Target<'py> = (String, Bound<'py, PyDict>, &'static str);
+    type TargetRow<'py> = (String, Bound<'py, PyDict>, &'static str);
     type TransportReport = (
         String,
         Vec<(&'static str, &'static str, String, Option<String>)>,
@@ -50,41 +49,18 @@ mod _native {
 
     /// Name, handlers by stage, and platform of every custom-call target.
     #[pyfunction]
-    fn targets(py: Python<'_>) -> PyResult<Vec<Target<'_>>> {
-        let handlers = |instantiate, execute| {
+    fn targets(py: Python<'_>) -> PyResult<Vec<TargetRow<'_>>> {
+        let row = |target: xla::Target| {
             let bundle = PyDict::new(py);
-            bundle.set_item("instantiate", capsule(py, instantiate)?)?;
-            bundle.set_item("execute", capsule(py, execute)?)?;
-            PyResult::Ok(bundle)
+            bundle.set_item("instantiate", capsule(py, target.instantiate)?)?;
+            bundle.set_item("execute", capsule(py, target.execute)?)?;
+            Ok((target.name, bundle, target.platform))
         };
-        let mut targets = Vec::new();
-        for row in Op::TABLE {
-            let cpu = handlers(xla::instantiate::<{ kind::CPU }>, xla::execute::<{ kind::CPU }>)?;
-            let cuda = handlers(xla::instantiate::<{ kind::CUDA }>, xla::execute::<{ kind::CUDA }>)?;
-            let plain =
-                handlers(xla::instantiate::<{ kind::CUDA_PLAIN }>, xla::execute::<{ kind::CUDA_PLAIN }>)?;
-            let unrecorded = handlers(
-                xla::instantiate::<{ kind::CUDA_UNRECORDED }>,
-                xla::execute::<{ kind::CUDA_UNRECORDED }>,
-            )?;
-            let gpu = if device::is_on_cpu() { "cpu" } else { "CUDA" };
-            if !device::is_on_cpu() {
-                targets.push((row.target.into(), cpu, "cpu"));
-            }
-            targets.push((row.target.into(), cuda, gpu));
-            targets.push((format!("{}{PLAIN}", row.target), plain, gpu));
-            targets.push((format!("{}{UNRECORDED}", row.target), unrecorded, gpu));
-        }
-        Ok(targets)
+        xla::targets().map(row).collect()
     }
 
-    /// What the name of a target for calls that the transport for GPUs does not carry ends in.
-    const PLAIN: &str = "_plain";
-    /// What the name of a target for calls that do something on the host each time ends in.
-    const UNRECORDED: &str = "_unrecorded";
-
-    /// The target for an operation on arrays on a GPU. Collective over a communicator on which NCCL carries
-    /// its first operation.
+    /// The target for an operation on arrays on a GPU. Collective over a communicator on which its first operation is
+    /// carried by a transport that attaches late.
     #[pyfunction]
     #[allow(clippy::too_many_arguments)]
     #[pyo3(signature = (op, comm, dtype, reduction, source, recvtag, dest, sendtag, has_status))]
@@ -100,39 +76,14 @@ mod _native {
         sendtag: i32,
         has_status: bool,
     ) -> PyResult<String> {
-        let unknown = |what: &str| PyValueError::new_err(format!("there is no {what}"));
-        let op = Op::from_name(op).ok_or_else(|| unknown(op))?;
-        let target = op.row().target;
-        // Only one transport leaves some calls to another.
-        if transport::chosen(transport::Platform::Cuda)?.0 != transport::NCCL {
-            return Ok(target.into());
-        }
+        let unknown = || PyValueError::new_err(format!("there is no {op}"));
         let features = transport::Features {
-            op,
+            op: Op::from_name(op).ok_or_else(unknown)?,
             dtype: dtype.and_then(|name| Dtype::ALL.iter().find(|dtype| dtype.name() == name).copied()),
             reduction: ops::Reduction::from_name(reduction),
             envelope: call::Envelope { source, recvtag, dest, sendtag },
         };
-        let carried = features
-            .carried(transport::messages()?)
-            .map_err(|cause| Error { op: Some(op.name()), ..cause.into() })?;
-        if let (true, Ok(transport)) = (carried, transport::selected(transport::Platform::Cuda)) {
-            let comm = comm::lookup(comm).map_err(Error::from)?;
-            py.detach(|| {
-                watch::enter(format!(
-                    "the making of NCCL's counterpart of {}, which takes all its ranks,",
-                    comm.key
-                ));
-                let joined = transport::join_late(transport, &comm);
-                watch::leave();
-                joined
-            })?;
-        }
-        Ok(match (carried, has_status) {
-            (false, _) => format!("{target}{PLAIN}"),
-            (true, true) => format!("{target}{UNRECORDED}"),
-            (true, false) => target.into(),
-        })
+        Ok(py.detach(|| xla::gpu_target(&features, comm, has_status))?)
     }
 
     /// Whether the tests' driver is in the part of CUDA's (see `device::is_on_cpu`).
@@ -214,7 +165,7 @@ mod _native {
         // SAFETY: mpi4py gives handles of live communicators, and it has initialised MPI.
         let comm = unsafe { Comm::of_mpi(key, handle, rank, size) }.map_err(Error::from)?;
         let comm = comm::register(comm);
-        Ok(py.detach(|| transport::join(&comm))?)
+        Ok(py.detach(|| transport::attach(&comm))?)
     }
 
     /// MPI frees a communicator: so is all that was made from it.
@@ -262,15 +213,15 @@ mod _native {
     /// [(platform, name, why it cannot be used)]).
     #[pyfunction]
     fn transport_report(py: Python<'_>) -> PyResult<TransportReport> {
-        let report = py.detach(transport::report)?;
+        let overview = py.detach(transport::overview)?;
         let platforms = transport::Platform::ALL.map(transport::Platform::name);
-        let choices = platforms.into_iter().zip(report.choices);
-        let rows = report.rows.into_iter().flat_map(|row| {
+        let choices = platforms.into_iter().zip(overview.choices);
+        let rows = overview.rows.into_iter().flat_map(|row| {
             let states = [("cpu", row.cpu), ("cuda", row.cuda)];
             states.map(|(platform, state)| state.map(|error| (platform, row.name, error)))
         });
         Ok((
-            report.requested,
+            overview.requested,
             choices.map(|(platform, c)| (platform, c.name, c.reason, c.error)).collect(),
             rows.flatten().collect(),
         ))

@@ -11,7 +11,7 @@ use crate::mpilib::{CudaSupport, cuda_support};
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Asks the MPI library, and where it cannot say, tries it.
-pub(super) fn probe() -> Result<(), String> {
+pub fn probe() -> Result<(), String> {
     device::support()?;
     match cuda_support() {
         _ if device::is_reached_from_cpu() => Ok(()),

@@ -1,56 +1,31 @@
 //! Pointers to the memory of a GPU, straight to a library that takes them: CUDA-aware MPI, UCX.
 //!
 //! A call waits for the stream first, because such a library knows nothing of it. What the library, or what
-//! we do around it, would touch with the processor goes through staging.
+//! we do around it, would touch with the processor goes through the host.
 
 use std::sync::Arc;
 
+use super::host::{Pairs, Partial};
 use super::mpi::is_ours;
-use super::{Mpi, Staged, Transport, Ucx};
-use crate::call::{Call, Stream};
+use super::{Mpi, Transport};
+use crate::call::Call;
 use crate::comm::Comm;
-use crate::device::cuda::driver;
 use crate::device::{CudaDevice, Device};
 use crate::error::{Cause, Error};
 use crate::mpilib::wildcards;
-use crate::ops::{Buffer, Op, Reduction};
+use crate::ops::{Buffer, Reduction};
 
-/// A transport for host memory whose library reaches that of the GPU too.
-pub trait Reaches: Transport + Copy {
-    const NAME: &'static str;
-
-    /// Whether the library itself carries this operation.
-    fn carries(op: Op) -> bool;
-}
-
-impl Reaches for Mpi {
-    const NAME: &'static str = "cuda-mpi";
-
-    fn carries(_: Op) -> bool {
-        true
-    }
-}
-
-impl Reaches for Ucx {
-    const NAME: &'static str = "ucx";
-
-    fn carries(op: Op) -> bool {
-        !op.row().is_collective()
-    }
-}
-
-/// Calls of a GPU on a transport that reaches its memory.
+/// Calls of a GPU on a library that reaches its memory.
 #[derive(Debug)]
 pub struct Direct<T> {
+    name: &'static str,
     device: CudaDevice,
-    host: T,
-    staged: Staged<CudaDevice, T>,
+    library: T,
 }
 
-impl<T: Reaches> Direct<T> {
-    pub fn new(host: T) -> Result<Self, String> {
-        let device = CudaDevice::new(driver().map_err(|error| error.to_string())?);
-        Ok(Self { device, host, staged: Staged::new(T::NAME, device, host)? })
+impl<T> Direct<T> {
+    pub fn new(name: &'static str, device: CudaDevice, library: T) -> Self {
+        Self { name, device, library }
     }
 }
 
@@ -63,43 +38,52 @@ fn needs_host(call: &Call) -> bool {
     let row = call.site.op.row();
     let by_processor = call.site.reduction.zip(call.send).is_some_and(by_processor);
     // A message may be shorter than the result, the rest of which is then cleared.
-    let short = row.receives() && (call.site.status != 0 || call.envelope.source == wildcards().proc_null);
-    // Ghost cells are packed here. One's own block is moved before or after other calls that have two buffers.
-    row.has_blocks || by_processor || short || !row.has_reduction && overlap(call)
+    let is_short = call.site.status != 0 || call.envelope.source == wildcards().proc_null;
+    // One's own block is moved before or after the call.
+    let is_moved = || call.send.zip(call.recv).is_some_and(|(send, recv)| send.overlaps(&recv));
+    // Ghost cells are packed here, and where a message has come from is written.
+    row.has_blocks
+        || by_processor
+        || row.receives() && (is_short || call.received.is_some())
+        || !row.has_reduction && is_moved()
 }
 
-fn overlap(call: &Call) -> bool {
-    call.send.zip(call.recv).is_some_and(|(send, recv)| send.overlaps(&recv))
+impl Partial for Mpi {
+    fn takes(&self, _: &Call) -> Result<bool, Cause> {
+        Ok(true)
+    }
+
+    fn pairs(&self) -> Pairs {
+        Pairs::Here
+    }
 }
 
-impl<T: Reaches> Transport for Direct<T> {
+impl<T: Partial> Partial for Direct<T> {
+    fn takes(&self, call: &Call) -> Result<bool, Cause> {
+        Ok(self.library.takes(call)? && !needs_host(call))
+    }
+
+    fn pairs(&self) -> Pairs {
+        Pairs::ByHost
+    }
+}
+
+impl<T: Transport> Transport for Direct<T> {
     fn name(&self) -> &'static str {
-        T::NAME
+        self.name
     }
 
     fn execute(&self, call: &Call) -> Result<(), Error> {
-        if !T::carries(call.site.op) || needs_host(call) {
-            return self.staged.execute(call);
-        }
-        let located = |cause| Error { transport: Some(self.name()), ..call.site.error(cause) };
+        let located = |cause| Error { transport: Some(self.name), ..call.site.error(cause) };
         self.device.synchronize(call.stream).map_err(located)?;
-        let Some(to) = call.received else { return self.host.execute(call) };
-        let mut pair = [0; 2];
-        self.host.execute(&Call { received: Some(&raw mut pair), ..call.clone() })?;
-        // SAFETY: a result that the frame's decoder has checked.
-        unsafe { self.staged.write_pair(pair, to, call.stream) }.map_err(located)
+        self.library.execute(call)
     }
 
-    unsafe fn read_pair(&self, pair: *const [i32; 2], stream: Stream) -> Result<Option<[i32; 2]>, Cause> {
-        // SAFETY: promised by the caller.
-        unsafe { self.staged.read_pair(pair, stream) }
-    }
-
-    fn join(&self, comm: &Arc<Comm>) -> Result<(), Error> {
-        self.host.join(comm)
+    fn attach(&self, comm: &Arc<Comm>) -> Result<(), Error> {
+        self.library.attach(comm)
     }
 
     fn stop(&self) {
-        self.host.stop();
+        self.library.stop();
     }
 }

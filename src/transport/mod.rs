@@ -3,8 +3,10 @@
 
 mod cuda_mpi;
 mod direct;
+mod host;
 mod mpi;
 mod nccl;
+mod pool;
 mod select;
 mod staged;
 mod ucx;
@@ -16,19 +18,20 @@ use std::sync::Arc;
 use ::mpi::ffi;
 use enum_dispatch::enum_dispatch;
 
-use crate::call::{Call, Stream};
+use crate::call::{Call, Envelope, Site, Stream};
 use crate::comm::Comm;
 use crate::device::{self, CudaDevice, HostDevice, cuda};
 use crate::error::{Cause, Error};
 use crate::mpilib::{check, wildcards};
-use crate::ops::{Buffer, Op};
+use crate::ops::{Buffer, Dtype, Op, Reduction};
 
 pub use self::cuda_mpi::set_trial;
 pub use self::direct::Direct;
+pub use self::host::OrHost;
 pub use self::mpi::{Mpi, set_count_limit};
-pub use self::nccl::{Features, NAME as NCCL, Nccl};
+pub use self::nccl::Nccl;
 pub use self::select::{
-    ChoiceReport, Platform, Report, RowReport, captured, chosen, fallback, messages, report, select, selected,
+    Choice, Found, Overview, Platform, carries, chosen, host, is_recorded, overview, select, selected,
 };
 pub use self::staged::Staged;
 pub use self::ucx::Ucx;
@@ -52,15 +55,26 @@ pub trait Transport {
         Ok(Some(unsafe { pair.read_unaligned() }))
     }
 
+    /// What carries the calls that it does not, in the same order.
+    fn host(&self) -> Result<&AnyTransport, String> {
+        Err("it carries everything".into())
+    }
+
     /// Meets the other ranks of a communicator that is about to be used for the first time, or, if it
-    /// [`joins_late`](Self::joins_late), for the first time by an operation of its own. Collective.
-    fn join(&self, comm: &Arc<Comm>) -> Result<(), Error> {
+    /// [`attaches_late`](Self::attaches_late), for the first time by an operation of its own. Collective. What comes of it
+    /// is attached to the communicator, and dropped when that is freed.
+    fn attach(&self, comm: &Arc<Comm>) -> Result<(), Error> {
         let _ = comm;
         Ok(())
     }
 
-    /// Whether it does not carry everything, and communicators that it does not need are not joined.
-    fn joins_late(&self) -> bool {
+    /// Whether it is not attached to communicators that it does not need.
+    fn attaches_late(&self) -> bool {
+        false
+    }
+
+    /// Whether a message has to be as long as its receive says, also where a shorter one would do.
+    fn has_exact_lengths(&self) -> bool {
         false
     }
 
@@ -80,10 +94,11 @@ pub enum AnyTransport {
     Mpi(Mpi),
     Staged(Staged<HostDevice, Mpi>),
     StagedCuda(Staged<CudaDevice, Mpi>),
-    CudaMpi(Direct<Mpi>),
-    Nccl(Nccl),
-    Ucx(Ucx),
-    CudaUcx(Direct<Ucx>),
+    StagedUcx(Staged<CudaDevice, OrHost<Ucx>>),
+    CudaMpi(OrHost<Direct<Mpi>>),
+    Nccl(OrHost<Nccl>),
+    Ucx(OrHost<Ucx>),
+    CudaUcx(OrHost<Direct<Ucx>>),
 }
 
 /// A transport that can be chosen.
@@ -102,8 +117,29 @@ pub struct Row {
     pub start: fn(Platform) -> Result<AnyTransport, String>,
     /// Starting is collective over `MPI_COMM_WORLD`, or has to be done before the first communicator is used.
     pub starts_early: bool,
-    /// XLA may record its calls into CUDA graphs, if the user asks for it.
-    pub captured: bool,
+    /// Reads settings of its own, `auto` if it may be chosen by that; what the user may want to know of them.
+    pub settings: fn(auto: bool) -> Result<Option<String>, Cause>,
+    /// Whether it carries an operation itself, where that is known when it is compiled.
+    pub carries: fn(&Features) -> Result<bool, Cause>,
+    /// Whether XLA may record its calls into CUDA graphs.
+    pub is_recorded: fn() -> bool,
+}
+
+/// What is known of an operation when it is compiled.
+#[derive(Clone, Copy, Debug)]
+pub struct Features {
+    pub op: Op,
+    /// Of the operand; `None` without one.
+    pub dtype: Option<Dtype>,
+    pub reduction: Option<Reduction>,
+    pub envelope: Envelope,
+}
+
+impl Features {
+    fn of(call: &Call) -> Self {
+        let Site { op, reduction, envelope, .. } = *call.site;
+        Self { op, dtype: call.send.map(|buffer| buffer.dtype), reduction, envelope }
+    }
 }
 
 impl Row {
@@ -112,40 +148,44 @@ impl Row {
     }
 }
 
+/// A row for what most transports have in common.
+const PLAIN: Row = Row {
+    name: "mpi",
+    platforms: &[Platform::Cpu],
+    priority: 0,
+    probe: |_| Ok(()),
+    suits: || Ok(true),
+    start: |_| Ok(Mpi.into()),
+    starts_early: false,
+    settings: |_| Ok(None),
+    carries: |_| Ok(true),
+    is_recorded: || false,
+};
+
 const ROWS: &[Row] = &[
-    Row {
-        name: "mpi",
-        platforms: &[Platform::Cpu],
-        priority: 0,
-        probe: |_| Ok(()),
-        suits: || Ok(true),
-        start: |_| Ok(Mpi.into()),
-        starts_early: false,
-        captured: false,
-    },
+    PLAIN,
     Row {
         name: "staged",
         // On the CPU for tests: the whole path, with host memory in the part of the device.
         platforms: &Platform::ALL,
         priority: 1,
         probe: |platform| if platform == Platform::Cpu { Ok(()) } else { device::support() },
-        suits: || Ok(true),
-        start: start_staged,
-        starts_early: false,
-        captured: false,
+        start: |platform| match platform {
+            Platform::Cpu => Staged::new("staged", HostDevice, Mpi).map(Into::into),
+            Platform::Cuda => start_staged("staged"),
+        },
+        ..PLAIN
     },
     Row {
         name: "cuda-mpi",
         platforms: &[Platform::Cuda],
         priority: 2,
         probe: |_| cuda_mpi::probe(),
-        suits: || Ok(true),
         start: |_| {
             cuda_mpi::probe()?;
-            Direct::new(Mpi).map(Into::into)
+            Ok(OrHost::new(Direct::new("cuda-mpi", device()?, Mpi), start_staged("cuda-mpi")).into())
         },
-        starts_early: false,
-        captured: false,
+        ..PLAIN
     },
     Row {
         name: nccl::NAME,
@@ -153,43 +193,39 @@ const ROWS: &[Row] = &[
         priority: 3,
         probe: |_| nccl::probe(),
         suits: nccl::one_gpu_each,
-        start: |_| Ok(Nccl::new(select::messages().map_err(|error| error.to_string())?).into()),
+        start: |_| Ok(OrHost::new(Nccl::start(), start_staged("staged")).into()),
         starts_early: true,
-        captured: true,
+        settings: nccl::settings,
+        carries: nccl::carries,
+        is_recorded: nccl::is_recorded,
     },
     Row {
         name: "ucx",
         platforms: &Platform::ALL,
-        priority: 0,
         probe: ucx::probe,
-        suits: || Ok(true),
-        start: start_ucx,
+        start: |platform| {
+            let ucx = Ucx::start()?;
+            let on_host = OrHost::new(ucx, Ok(Mpi.into()));
+            if platform == Platform::Cpu {
+                return Ok(on_host.into());
+            }
+            ucx::probe(platform)?;
+            ucx.reaches_cuda()?;
+            let staged = Staged::new("ucx", device()?, on_host).map(Into::into);
+            Ok(OrHost::new(Direct::new("ucx", device()?, ucx), staged).into())
+        },
         starts_early: true,
-        captured: false,
+        ..PLAIN
     },
 ];
 
-fn start_staged(platform: Platform) -> Result<AnyTransport, String> {
-    match platform {
-        Platform::Cpu => Staged::new("staged", HostDevice, Mpi).map(Into::into),
-        Platform::Cuda => {
-            device::support()?;
-            let driver = cuda::driver().map_err(|error| error.to_string())?;
-            Staged::new("staged", CudaDevice::new(driver), Mpi).map(Into::into)
-        }
-    }
+fn device() -> Result<CudaDevice, String> {
+    device::support()?;
+    cuda::driver().map(CudaDevice::new).map_err(|error| error.to_string())
 }
 
-fn start_ucx(platform: Platform) -> Result<AnyTransport, String> {
-    let ucx = Ucx::start()?;
-    match platform {
-        Platform::Cpu => Ok(ucx.into()),
-        Platform::Cuda => {
-            ucx::probe(platform)?;
-            ucx.reaches_cuda()?;
-            Direct::new(ucx).map(Into::into)
-        }
-    }
+fn start_staged(name: &'static str) -> Result<AnyTransport, String> {
+    Staged::new(name, device()?, Mpi).map(Into::into)
 }
 
 /// The transports that are running.
@@ -197,14 +233,9 @@ fn running() -> impl Iterator<Item = &'static AnyTransport> {
     Platform::ALL.into_iter().filter_map(|platform| select::running(platform))
 }
 
-/// Tells every transport of a communicator. Collective where one of them needs it to be.
-pub fn join(comm: &Arc<Comm>) -> Result<(), Error> {
-    running().filter(|transport| !transport.joins_late()).try_for_each(|transport| transport.join(comm))
-}
-
-/// Tells a transport of a communicator on which it is about to carry an operation, if it does not know it.
-pub fn join_late(transport: &AnyTransport, comm: &Arc<Comm>) -> Result<(), Error> {
-    if transport.joins_late() { transport.join(comm) } else { Ok(()) }
+/// Tells transports of a communicator, but those that attach late. Collective where one of them needs it to be.
+pub fn attach(comm: &Arc<Comm>) -> Result<(), Error> {
+    running().filter(|transport| !transport.attaches_late()).try_for_each(|transport| transport.attach(comm))
 }
 
 /// An operation that is on a stream: the last one of its communicator.
@@ -297,7 +328,7 @@ mod tests {
 
     #[test]
     fn rows_are_named_as_their_transports() {
-        for row in ROWS.iter().filter(|row| row.name != "ucx") {
+        for row in ROWS.iter().filter(|row| !row.starts_early) {
             for &platform in row.platforms {
                 if let Ok(transport) = (row.start)(platform) {
                     assert_eq!(transport.name(), row.name);

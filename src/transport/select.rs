@@ -2,8 +2,7 @@
 
 use std::sync::OnceLock;
 
-use super::nccl::{self, Messages};
-use super::{AnyTransport, ROWS, Row};
+use super::{AnyTransport, Features, ROWS, Row, Transport};
 use crate::comm::Group;
 use crate::error::{Cause, Error};
 
@@ -154,8 +153,6 @@ struct Slot {
 #[derive(Debug)]
 struct Selection {
     request: Request,
-    messages: Messages,
-    graphs: bool,
     slots: [Slot; 2],
 }
 
@@ -169,10 +166,8 @@ pub fn select() -> Result<(), Error> {
     }
     let request = Request::from_environment()?;
     let is_auto = request.name == Some(AUTO);
-    // A program that runs with other transports runs with the one that `auto` takes.
-    let otherwise = if is_auto { Messages::Staged } else { Messages::Nccl };
-    let messages = Messages::parse(value(nccl::MESSAGES).as_deref(), otherwise)?;
-    let graphs = nccl::parse_graphs(value(nccl::GRAPHS).as_deref())?;
+    // Wrong ones are errors, also of a transport that is not chosen.
+    let settings = ROWS.iter().map(|row| (row.settings)(is_auto)).collect::<Result<Vec<_>, _>>()?;
     let mut common = 0;
     if is_auto {
         for (i, row) in ROWS.iter().enumerate().filter(|(_, row)| row.priority > 0) {
@@ -183,12 +178,13 @@ pub fn select() -> Result<(), Error> {
     }
     let slots = Platform::ALL.map(|platform| {
         let (name, mut reason) = request.choose(platform, common);
-        if name == nccl::NAME {
-            reason += &format!("; messages: {}", messages.name());
+        let of_row = ROWS.iter().zip(&settings).find(|(row, _)| row.name == name);
+        if let Some((_, Some(settings))) = of_row {
+            reason += &format!("; {settings}");
         }
         Slot { name, reason, transport: OnceLock::new() }
     });
-    SELECTION.get_or_init(|| Selection { request, messages, graphs, slots });
+    SELECTION.get_or_init(|| Selection { request, slots });
     // What has to be started by all ranks together is started here, where they all come by.
     let early = |platform| by_name(slot(platform).ok()?.name).filter(|row| row.starts_early);
     if early(Platform::Cpu).is_some() {
@@ -251,7 +247,7 @@ fn unavailable(platform: Platform, slot: &Slot, reason: &str) -> Error {
 
 /// What is known about one transport.
 #[derive(Debug)]
-pub struct RowReport {
+pub struct Found {
     pub name: &'static str,
     /// Per platform: why it cannot be used, or `None` if it can. Absent where it is not for the platform.
     pub cpu: Option<Option<String>>,
@@ -260,7 +256,7 @@ pub struct RowReport {
 
 /// What was chosen for one platform.
 #[derive(Debug)]
-pub struct ChoiceReport {
+pub struct Choice {
     pub name: &'static str,
     pub reason: String,
     /// Why it cannot be used after all.
@@ -269,14 +265,14 @@ pub struct ChoiceReport {
 
 /// What was asked for and chosen, and why.
 #[derive(Debug)]
-pub struct Report {
+pub struct Overview {
     pub requested: String,
-    pub choices: [ChoiceReport; 2],
-    pub rows: Vec<RowReport>,
+    pub choices: [Choice; 2],
+    pub rows: Vec<Found>,
 }
 
 /// Loads libraries to see whether they could be used, but starts no transport.
-pub fn report() -> Result<Report, Error> {
+pub fn overview() -> Result<Overview, Error> {
     let selection = selection()?;
     let probe = |row: &Row, platform| row.is_for(platform).then(|| (row.probe)(platform).err());
     let choice = |platform: Platform| {
@@ -289,14 +285,14 @@ pub fn report() -> Result<Report, Error> {
             },
             (None, None) => None,
         };
-        ChoiceReport { name, reason: reason.clone(), error }
+        Choice { name, reason: reason.clone(), error }
     };
-    Ok(Report {
+    Ok(Overview {
         requested: selection.request.setting.clone(),
         choices: Platform::ALL.map(choice),
         rows: ROWS
             .iter()
-            .map(|row| RowReport {
+            .map(|row| Found {
                 name: row.name,
                 cpu: probe(row, Platform::Cpu),
                 cuda: probe(row, Platform::Cuda),
@@ -305,25 +301,28 @@ pub fn report() -> Result<Report, Error> {
     })
 }
 
+fn row(platform: Platform) -> Option<&'static Row> {
+    slot(platform).ok().and_then(|slot| by_name(slot.name))
+}
+
 /// Whether XLA may record calls on a platform into CUDA graphs.
-pub fn captured(platform: Platform) -> bool {
-    let recorded = |selection: &'static Selection| {
-        selection.graphs && by_name(selection.slots[platform as usize].name).is_some_and(|row| row.captured)
-    };
-    selection().is_ok_and(recorded)
+pub fn is_recorded(platform: Platform) -> bool {
+    row(platform).is_some_and(|row| (row.is_recorded)())
 }
 
-/// How messages go where the transport is NCCL.
-pub fn messages() -> Result<Messages, Error> {
-    Ok(selection()?.messages)
+/// Whether the transport for arrays on a platform carries an operation, as far as that is known when it is compiled.
+/// Else its [host](host) does.
+pub fn carries(platform: Platform, features: &Features) -> Result<bool, Error> {
+    selection()?;
+    let carried = row(platform).map_or(Ok(true), |row| (row.carries)(features));
+    carried.map_err(|cause| Error { op: Some(features.op.name()), ..cause.into() })
 }
 
-/// The transport for calls that the selected one does not carry.
-pub fn fallback(platform: Platform) -> Result<&'static AnyTransport, Error> {
-    static STARTED: [OnceLock<Result<AnyTransport, String>>; 2] = [const { OnceLock::new() }; 2];
-    let slot = slot(platform)?;
-    let started = STARTED[platform as usize].get_or_init(|| super::start_staged(platform));
-    started.as_ref().map_err(|reason| unavailable(platform, slot, reason))
+/// What carries the calls that the transport for arrays on a platform does not.
+pub fn host(platform: Platform) -> Result<&'static AnyTransport, Error> {
+    selected(platform)?
+        .host()
+        .map_err(|reason| slot(platform).map_or_else(|e| e, |slot| unavailable(platform, slot, &reason)))
 }
 
 /// What a platform's arrays are carried by, without starting or probing anything.

@@ -5,14 +5,14 @@
 //! or broadcast goes in pieces, so that one piece is communicated while others are copied.
 
 use std::collections::VecDeque;
-use std::fmt;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use super::Transport;
+use super::pool::{Lease, Pool, bytes_to_keep};
 use crate::call::{Blocks, Call, Stream};
 use crate::comm::Comm;
-use crate::device::{Device, Staging};
+use crate::device::Device;
 use crate::error::{Cause, Error};
 use crate::ops::{Buffer, Halo, Runs};
 
@@ -22,32 +22,6 @@ const PIECE: usize = 4 << 20;
 /// How many copies can be started while a piece is copied, roughly: less than so much of a piece is not worth
 /// a copy of its own.
 const COPIES_PER_PIECE: usize = 64;
-
-/// Bytes of staging memory that are kept for later calls, unless the environment says otherwise.
-const KEPT: usize = 256 << 20;
-
-pub const STAGING_BYTES: &str = "MPI4JAX_STAGING_BYTES";
-
-/// Reads a number of bytes, which may end in K, M or G.
-fn parse_bytes(text: &str) -> Option<usize> {
-    let text = text.trim();
-    let (digits, shift) = match text.chars().last()?.to_ascii_uppercase() {
-        'K' => (&text[..text.len() - 1], 10),
-        'M' => (&text[..text.len() - 1], 20),
-        'G' => (&text[..text.len() - 1], 30),
-        _ => (text, 0),
-    };
-    digits.trim().parse::<usize>().ok()?.checked_mul(1 << shift)
-}
-
-fn bytes_to_keep() -> Result<usize, String> {
-    match std::env::var(STAGING_BYTES) {
-        Ok(text) if !text.is_empty() => parse_bytes(&text).ok_or_else(|| {
-            format!("{STAGING_BYTES}={text}: expected a number of bytes, such as 268435456 or 256M")
-        }),
-        _ => Ok(KEPT),
-    }
-}
 
 /// Runs the calls of a device on a transport for host memory.
 ///
@@ -70,7 +44,7 @@ impl<D: Device, T: Transport> Staged<D, T> {
 
     /// With pieces of so many bytes, and so many kept for later calls.
     pub fn with_sizes(name: &'static str, device: D, host: T, piece: usize, keep: usize) -> Self {
-        Self { name, device, host, piece, pool: Pool { keep, free: Mutex::default() } }
+        Self { name, device, host, piece, pool: Pool::new(keep) }
     }
 
     /// The call on staging memory, between the copies.
@@ -79,9 +53,10 @@ impl<D: Device, T: Transport> Staged<D, T> {
             return self.run_halo(call, halo);
         }
         let stream = call.stream;
-        let mut down = call.send.map(|buffer| self.staging(buffer.bytes())).transpose()?;
-        let mut up = call.recv.map(|buffer| self.staging(buffer.bytes())).transpose()?;
-        let mut pair = call.received.map(|_| self.staging(size_of::<[i32; 2]>())).transpose()?;
+        let mut down = call.send.map(|buffer| self.pool.lease(&self.device, buffer.bytes())).transpose()?;
+        let mut up = call.recv.map(|buffer| self.pool.lease(&self.device, buffer.bytes())).transpose()?;
+        let mut pair =
+            call.received.map(|_| self.pool.lease(&self.device, size_of::<[i32; 2]>())).transpose()?;
         let on_host = |buffer: Option<Buffer>, staging: &mut Option<Lease<D>>| {
             buffer.zip(staging.as_mut()).map(|(buffer, lease)| Buffer { data: lease.data(), ..buffer })
         };
@@ -133,7 +108,7 @@ impl<D: Device, T: Transport> Staged<D, T> {
     /// The same for operations on several blocks, of which only some cells travel: no others are copied.
     fn run_halo(&self, call: &Call, halo: &Halo) -> Result<Result<(), Error>, Cause> {
         let stream = call.stream;
-        let leased = call.blocks().map(|(from, _)| self.staging(from.bytes()));
+        let leased = call.blocks().map(|(from, _)| self.pool.lease(&self.device, from.bytes()));
         let mut leased = leased.collect::<Result<Vec<_>, Cause>>()?;
         // On staging memory, the results are where the operands are.
         let on_host: Blocks = call
@@ -187,36 +162,6 @@ impl<D: Device, T: Transport> Staged<D, T> {
     }
 }
 
-impl<D: Device, T> Staged<D, T> {
-    fn staging(&self, bytes: usize) -> Result<Lease<'_, D>, Cause> {
-        let buffer = match self.pool.take(bytes) {
-            Some(Free { buffer, busy_until }) => {
-                busy_until.map(|mark| self.device.wait(mark)).transpose()?;
-                buffer
-            }
-            // A power of two, so that calls of similar sizes share buffers.
-            None => self.device.allocate(bytes.next_power_of_two())?,
-        };
-        Ok(Lease { pool: &self.pool, buffer: Some(buffer), busy_until: None, settled: false })
-    }
-
-    /// Writes a result of two int32, in the order of a stream.
-    ///
-    /// # Safety
-    /// `to` is such a result, in the device's memory.
-    pub unsafe fn write_pair(&self, pair: [i32; 2], to: *mut [i32; 2], stream: Stream) -> Result<(), Cause> {
-        let mut staging = self.staging(size_of_val(&pair))?;
-        let from = staging.data();
-        // SAFETY: promised by the caller; the staging buffer is as large, and busy until the copy has ended.
-        unsafe {
-            from.cast::<[i32; 2]>().write_unaligned(pair);
-            self.device.upload(from, to.cast(), Runs::whole(size_of_val(&pair)), stream)?;
-        }
-        staging.until(self.device.mark(stream)?);
-        Ok(())
-    }
-}
-
 /// The elements of each piece.
 fn pieces(call: &Call, bytes: usize) -> Vec<Range<usize>> {
     let whole = |count| std::iter::once(0..count).collect();
@@ -254,8 +199,8 @@ impl<D: Device, T: Transport> Transport for Staged<D, T> {
         self.run(call).map_err(located)?
     }
 
-    fn join(&self, comm: &Arc<Comm>) -> Result<(), Error> {
-        self.host.join(comm)
+    fn attach(&self, comm: &Arc<Comm>) -> Result<(), Error> {
+        self.host.attach(comm)
     }
 
     fn stop(&self) {
@@ -263,7 +208,7 @@ impl<D: Device, T: Transport> Transport for Staged<D, T> {
     }
 
     unsafe fn read_pair(&self, pair: *const [i32; 2], stream: Stream) -> Result<Option<[i32; 2]>, Cause> {
-        let mut staging = self.staging(size_of::<[i32; 2]>())?;
+        let mut staging = self.pool.lease(&self.device, size_of::<[i32; 2]>())?;
         let read = staging.data();
         // SAFETY: promised by the caller; the staging buffer is as large.
         unsafe {
@@ -275,113 +220,11 @@ impl<D: Device, T: Transport> Transport for Staged<D, T> {
     }
 }
 
-/// A staging buffer that is not in use.
-#[derive(Debug)]
-struct Free<D: Device> {
-    buffer: D::Staging,
-    /// The device may still read from it.
-    busy_until: Option<D::Mark>,
-}
-
-/// Staging buffers that are not in use, the one that was used last at the end.
-struct Pool<D: Device> {
-    /// In bytes; the buffers that were not used for the longest time are freed when there are more.
-    keep: usize,
-    free: Mutex<Vec<Free<D>>>,
-}
-
-impl<D: Device> fmt::Debug for Pool<D> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Pool of {} bytes", self.keep)
-    }
-}
-
-impl<D: Device> Pool<D> {
-    /// The smallest buffer that is large enough.
-    fn take(&self, bytes: usize) -> Option<Free<D>> {
-        let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
-        let fits = free.iter().enumerate().filter(|(_, free)| free.buffer.capacity() >= bytes);
-        let (index, _) = fits.min_by_key(|(_, free)| free.buffer.capacity())?;
-        Some(free.remove(index))
-    }
-
-    fn give(&self, buffer: Free<D>) {
-        let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
-        free.push(buffer);
-        let mut total: usize = free.iter().map(|free| free.buffer.capacity()).sum();
-        while total > self.keep {
-            total -= free.remove(0).buffer.capacity();
-        }
-    }
-}
-
-/// A buffer in use. It goes back to the pool, once it is known when the device is done with it: after an error
-/// of the device nobody knows, and it is lost.
-struct Lease<'a, D: Device> {
-    pool: &'a Pool<D>,
-    buffer: Option<D::Staging>,
-    busy_until: Option<D::Mark>,
-    settled: bool,
-}
-
-impl<D: Device> Lease<'_, D> {
-    /// The device is done with it when the stream comes past a mark.
-    fn until(&mut self, mark: D::Mark) {
-        (self.busy_until, self.settled) = (Some(mark), true);
-    }
-
-    fn data(&mut self) -> *mut u8 {
-        self.buffer.as_mut().map_or(std::ptr::null_mut(), Staging::data)
-    }
-}
-
-impl<D: Device> Drop for Lease<'_, D> {
-    fn drop(&mut self) {
-        let Some(buffer) = self.buffer.take() else { return };
-        if !self.settled {
-            std::mem::forget(buffer);
-        } else {
-            self.pool.give(Free { buffer, busy_until: self.busy_until.take() });
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::call::Site;
-    use crate::device::HostDevice;
     use crate::ops::{Dtype, Op, Reduction};
-
-    #[test]
-    fn the_pool_gives_the_smallest_that_fits_and_stays_bounded() {
-        let pool = Pool::<HostDevice> { keep: 100, free: Mutex::default() };
-        let give = |size| pool.give(Free { buffer: vec![0; size].into(), busy_until: None });
-        let take = |size| pool.take(size).map(|free| free.buffer.len());
-        for size in [8, 64, 16] {
-            give(size);
-        }
-        assert_eq!(take(10), Some(16));
-        assert_eq!(take(10), Some(64));
-        assert_eq!(take(10), None);
-        for size in [60, 30, 20] {
-            give(size);
-        }
-        assert_eq!(take(40), None, "the oldest went, for the total to be at most 100");
-        assert_eq!(take(20), Some(20));
-        give(101);
-        assert_eq!(take(1), None, "nor is anything kept that is larger than the bound");
-    }
-
-    #[test]
-    fn sizes_have_units() {
-        assert_eq!(parse_bytes("12"), Some(12));
-        assert_eq!(parse_bytes("256M"), Some(256 << 20));
-        assert_eq!(parse_bytes(" 1 g "), Some(1 << 30));
-        for text in ["", "M", "-1", "1.5G", "99999999999999G"] {
-            assert_eq!(parse_bytes(text), None, "{text}");
-        }
-    }
 
     #[test]
     fn pieces_cover_everything_once() {

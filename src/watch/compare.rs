@@ -16,7 +16,6 @@ use crate::error::{Cause, Error};
 use crate::mpilib::{check, handle, wildcards};
 use crate::ops::{Dtype, Op, Reduction};
 use crate::record::recorder::{Record, Running, What};
-use crate::transport;
 
 /// What is compared.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -96,13 +95,14 @@ fn text(words: &str) -> [u8; TEXT] {
 }
 
 /// Compares this call with those of the other ranks, or with the other end of its message. A receive
-/// from whomever is narrowed to the rank whose description has come.
-pub fn compare(level: Level, call: &mut Call, running: &Running) -> Result<(), Error> {
+/// from whomever is narrowed to the rank whose description has come. `exact`: a message has to be as long as its
+/// receive says, whoever asks for its status.
+pub fn compare(level: Level, exact: bool, call: &mut Call, running: &Running) -> Result<(), Error> {
     let Some(record) = running.record() else { return Ok(()) };
     let result = if record.what.op.row().is_collective() {
         collective(level, call, &record)
     } else {
-        message(call, &record)
+        message(exact, call, &record)
     };
     result.map_err(|cause| call.site.error(cause))
 }
@@ -181,7 +181,7 @@ fn disagreement(lines: &[String], world: &[i32]) -> String {
     report
 }
 
-fn message(call: &mut Call, record: &Record) -> Result<(), Cause> {
+fn message(exact: bool, call: &mut Call, record: &Record) -> Result<(), Cause> {
     let envelope = call.envelope;
     let (row, nobody) = (call.site.op.row(), wildcards().proc_null);
     let sends = row.sends() && envelope.dest != nobody;
@@ -223,8 +223,7 @@ fn message(call: &mut Call, record: &Record) -> Result<(), Cause> {
     }
     (call.envelope.source, call.envelope.recvtag) = (status.MPI_SOURCE, status.MPI_TAG);
     let (count, dtype) = call.recv.map_or((0, 0), |buffer| (buffer.count as u64, buffer.dtype.xla_code()));
-    // NCCL would wait for the rest.
-    let may_be_short = call.site.status != 0 && record.what.transport != transport::NCCL;
+    let may_be_short = call.site.status != 0 && !exact;
     let fits = if may_be_short { into.count <= count } else { into.count == count };
     if into.magic == MAGIC && into.dtype == dtype && fits {
         return Ok(());

@@ -26,6 +26,7 @@ pub use self::watchdog::{Settings, abort_after, finish, open_link, report, start
 use crate::call::{Call, Site};
 use crate::error::{Cause, Error};
 use crate::record::{recorder, timeline};
+use crate::transport::Transport;
 
 static CHECK: OnceLock<CheckLevel> = OnceLock::new();
 
@@ -44,12 +45,13 @@ pub fn is_checking() -> bool {
 pub struct Watched {
     what: Arc<recorder::What>,
     check: CheckLevel,
+    exact: bool,
 }
 
 impl Watched {
-    pub fn new(site: &Site, transport: &'static str) -> Self {
+    pub fn new(site: &Site, transport: &impl Transport) -> Self {
         let check = CHECK.get().copied().unwrap_or(CheckLevel::Off);
-        Self { what: recorder::describe(site, transport), check }
+        Self { what: recorder::describe(site, transport.name()), check, exact: transport.has_exact_lengths() }
     }
 
     /// Runs an operation between the two ends of its record.
@@ -64,7 +66,7 @@ impl Watched {
         let mut running = recorder::begin(&self.what, call);
         let result = match self.check {
             CheckLevel::Off => body(call),
-            level => compare::compare(level, call, &running).and_then(|()| body(call)),
+            level => compare::compare(level, self.exact, call, &running).and_then(|()| body(call)),
         };
         let result = result.map_err(Box::new);
         if result.is_err() {

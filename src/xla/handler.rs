@@ -45,13 +45,15 @@ pub unsafe extern "C" fn instantiate<const KIND: u8>(frame: *mut CallFrame) -> *
             let site = frame::Attributes::new(&frame.attrs).site()?;
             let transport = match KIND {
                 kind::CPU => transport::selected(Platform::Cpu),
-                kind::CUDA_PLAIN => transport::fallback(Platform::Cuda),
+                kind::CUDA_PLAIN => transport::host(Platform::Cuda),
                 _ => transport::selected(Platform::Cuda),
             };
             let transport = transport.map_err(|error| site.error(error.cause))?;
             // Most have been, in program order, when the program was lowered; not those that were exported.
-            transport::join_late(transport, &site.comm)?;
-            let watched = Watched::new(&site, transport.name());
+            if transport.attaches_late() {
+                transport.attach(&site.comm)?;
+            }
+            let watched = Watched::new(&site, transport);
             Ok(set_state(frame, State { site, transport, watched })?)
         })
     }
@@ -134,14 +136,14 @@ unsafe fn guard<const KIND: u8>(
         };
         match catch_unwind(AssertUnwindSafe(run)) {
             Ok(Ok(())) => null_mut(),
-            Ok(Err(error)) => report(api, &error),
+            Ok(Err(error)) => raise(api, &error),
             Err(panic) => {
                 let message = panic
                     .downcast_ref::<&str>()
                     .map(|text| (*text).to_owned())
                     .or_else(|| panic.downcast_ref::<String>().cloned())
                     .unwrap_or_else(|| "with no message".into());
-                report(api, &Cause::Panic { message }.into())
+                raise(api, &Cause::Panic { message }.into())
             }
         }
     }
@@ -177,7 +179,7 @@ unsafe fn answer<const KIND: u8>(frame: &CallFrame, metadata: *mut c_api::Metada
         (*metadata).api_version.minor = minor;
         let recorded = KIND == kind::CUDA
             && minor >= c_api::MINOR_STATE_RECORDED
-            && transport::captured(Platform::Cuda)
+            && transport::is_recorded(Platform::Cuda)
             && !watch::is_checking();
         (*metadata).traits = if recorded { c_api::TRAIT_COMMAND_BUFFER } else { 0 };
         if minor >= c_api::MINOR_TYPE_INFO && frame.stage == c_api::STAGE_INSTANTIATE {
@@ -353,7 +355,7 @@ unsafe fn check(api: *const Api, call: &'static str, error: *mut FfiError) -> Re
 /// # Safety
 /// `api` is XLA's.
 #[cold]
-unsafe fn report(api: *const Api, error: &Error) -> *mut FfiError {
+unsafe fn raise(api: *const Api, error: &Error) -> *mut FfiError {
     let message = CString::new(error.to_string().replace('\0', "")).unwrap_or_default();
     let mut args = c_api::ErrorCreateArgs {
         struct_size: offset_of!(c_api::ErrorCreateArgs, code) + size_of::<c_int>(),

@@ -4,6 +4,8 @@ pub mod c_api;
 pub mod frame;
 mod handler;
 mod pages;
+mod targets;
 
 pub use c_api::{CallFrame, FfiError, Handler};
 pub use handler::{execute, instantiate, kind};
+pub use targets::{Target, gpu_target, targets};

@@ -1,6 +1,8 @@
 """Communicators are mpi4py's, used by value, and may be freed."""
 
 import gc
+import resource
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +13,7 @@ from reference import RANK, SIZE, assert_equal, compilations, compilers, each, j
 from table import cases
 
 import mpi4jax
-from mpi4jax import notoken
+from mpi4jax import _comm, notoken
 
 WORLD = MPI.COMM_WORLD
 
@@ -247,6 +249,23 @@ def test_what_was_made_from_a_communicator_goes_with_it():
         ring = (np.arange(RANK - 1, RANK + 2) % SIZE).astype(np.float32)
         assert_equal(ghosts, ring)
         cart.Free()
+
+
+def test_communicators_leave_nothing_behind():
+    """Thousands, made and freed one at a time."""
+
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+    for i in range(3000):
+        if i == 500:
+            gc.collect()
+            before = resident()
+        comm = WORLD.Dup()
+        _comm.as_comm("test", comm)
+        comm.Free()
+    gc.collect()
+    assert resident() - before < 4 << 20
 
 
 @pytest.mark.ranks(1)

@@ -16,15 +16,15 @@ use crate::ops::{Dtype, Wire};
 /// The same ranks, with messages of their own, for halo exchanges; made by the first one.
 struct Private(Made);
 
-/// Messages that travel at once.
-pub struct Messages {
+/// Ghost cells that travel at once.
+pub struct Ghosts {
     comm: Arc<Private>,
     /// Of the receives, with the source and the bytes that are expected; then of the sends.
     receives: SmallVec<[(i32, usize); 32]>,
     requests: SmallVec<[MPI_Request; 64]>,
 }
 
-impl Messages {
+impl Ghosts {
     pub fn new(comm: &Comm) -> Result<Self, Cause> {
         let comm = comm.attach(|| comm.split(comm.rank).map(Private))?;
         Ok(Self { comm, receives: SmallVec::new(), requests: SmallVec::new() })
@@ -46,7 +46,7 @@ impl Messages {
     }
 }
 
-impl Wire for Messages {
+impl Wire for Ghosts {
     unsafe fn receive(&mut self, peer: i32, tag: i32, into: *mut u8, bytes: usize) -> Result<(), Cause> {
         self.receives.push((peer, bytes));
         // SAFETY: promised by the caller.

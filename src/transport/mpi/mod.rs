@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use mpi::ffi::{self, MPI_Comm, MPI_Status};
 
-use self::ghosts::Messages;
+use self::ghosts::Ghosts;
 use self::reducer::Reducer;
 pub use self::reducer::is_ours;
 use self::span::Span;
@@ -151,7 +151,7 @@ fn run(call: &Call) -> Result<(), Cause> {
             }
             Op::HaloExchange => {
                 let halo = site.halo.as_ref().ok_or_else(|| missing("halo"))?;
-                halo.exchange(call.blocks(), site.comm.rank, &mut Messages::new(&site.comm)?)
+                halo.exchange(call.blocks(), site.comm.rank, &mut Ghosts::new(&site.comm)?)
             }
             Op::Recv => {
                 let recv = recv()?;

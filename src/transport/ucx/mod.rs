@@ -19,7 +19,8 @@ use mpi::ffi;
 
 use self::sys::{RequestParam, StatusPtr, Ucp};
 use self::tag::{Label, Wanted};
-use super::{Arrived, Mpi, Platform, Transport, arrive, write_status};
+use super::host::{Pairs, Partial};
+use super::{Arrived, Platform, Transport, arrive, write_status};
 use crate::call::{Call, Envelope};
 use crate::comm::{Comm, Group};
 use crate::device;
@@ -55,7 +56,7 @@ fn load() -> Result<Ucp, LoadError> {
 }
 
 /// Whether UCX could be used. Whether it reaches the memory of a GPU is known when it has been started.
-pub(super) fn probe(platform: Platform) -> Result<(), String> {
+pub fn probe(platform: Platform) -> Result<(), String> {
     if platform == Platform::Cuda {
         device::support()?;
     }
@@ -473,19 +474,27 @@ impl Ucx {
     }
 }
 
+impl Partial for Ucx {
+    /// Messages; MPI has all else.
+    fn takes(&self, call: &Call) -> Result<bool, Cause> {
+        Ok(!call.site.op.row().is_collective())
+    }
+
+    fn pairs(&self) -> Pairs {
+        Pairs::Here
+    }
+}
+
 impl Transport for Ucx {
     fn name(&self) -> &'static str {
         "ucx"
     }
 
     fn execute(&self, call: &Call) -> Result<(), Error> {
-        if call.site.op.row().is_collective() {
-            return Mpi.execute(call);
-        }
         self.run(call).map_err(|cause| Error { transport: Some(self.name()), ..call.site.error(cause) })
     }
 
-    fn join(&self, comm: &Arc<Comm>) -> Result<(), Error> {
+    fn attach(&self, comm: &Arc<Comm>) -> Result<(), Error> {
         Ok(comm.attach(|| self.worker.agree(comm)).map(drop)?)
     }
 

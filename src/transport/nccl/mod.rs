@@ -1,0 +1,182 @@
+//! NCCL on XLA's stream, without waiting for anything on the host.
+//!
+//! A call only puts work on the stream, always the same for the same call, so that XLA may record it into a
+//! CUDA graph and replay it without asking again. What NCCL cannot do is compiled to other targets, which
+//! go through staging. Both ends of a message have to take the same way, and neither knows what the other
+//! was given: so either all messages go through NCCL, and what needs matching is an error when it is compiled,
+//! or all go through staging (see [`Messages`]).
+
+mod carries;
+mod communicator;
+mod queue;
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError};
+use std::time::Instant;
+
+use self::carries::{Messages, TAG, messages};
+pub use self::carries::{carries, is_recorded, settings};
+use self::communicator::{Joined, Parts};
+use self::queue::{Put, Queue, put};
+use super::host::{Pairs, Partial};
+use super::{Arrived, Features, Transport, Unfinished, write_status};
+use crate::call::Call;
+use crate::comm::{self, Comm, Group};
+use crate::device;
+use crate::device::cuda::{self, Driver, Pointer};
+use crate::device::nccl;
+use crate::error::{Cause, Error};
+use crate::mpilib::wildcards;
+
+pub const NAME: &str = "nccl";
+
+/// Numbers of what is put on streams, apart from those of the watchdog's other cares.
+static NUMBERS: AtomicU64 = AtomicU64::new(1 << 62);
+
+/// NCCL.
+#[derive(Debug)]
+pub struct Nccl {
+    messages: Messages,
+    /// Why there is none: ranks without NCCL take part in joining, so that the others learn of it.
+    parts: Result<Parts, String>,
+}
+
+/// Whether NCCL could be used, apart from the question whether each rank has a GPU of its own.
+pub fn probe() -> Result<(), String> {
+    device::support()?;
+    nccl::library().map(|_| ()).map_err(|error| error.to_string())
+}
+
+/// For `auto`: whether each rank has a GPU of its own, or the launcher has shown it one that no other rank
+/// has. Collective.
+pub fn one_gpu_each() -> Result<bool, Cause> {
+    let (_, ranks) = Group::World.local()?;
+    let driver = cuda::driver().ok();
+    let devices = driver.and_then(|driver| driver.devices().ok()).unwrap_or(0);
+    let only = driver.filter(|_| devices == 1).and_then(|driver| driver.uuid(0).ok());
+    let mut all = Group::World.all_bytes(only.as_ref().map_or(&[], |uuid| uuid.as_slice()))?;
+    let known = all.iter().all(|uuid| !uuid.is_empty());
+    all.sort_unstable();
+    let distinct = known && all.windows(2).all(|two| two[0] != two[1]);
+    Ok(devices as usize >= ranks || distinct)
+}
+
+impl Nccl {
+    /// Also where it cannot be used.
+    pub fn start() -> Self {
+        let parts = probe().and_then(|()| {
+            let driver = cuda::driver().map_err(|error| error.to_string())?;
+            let library = nccl::library().map_err(|error| error.to_string())?;
+            Ok(Parts { driver, library })
+        });
+        Self { messages: messages(), parts }
+    }
+
+    fn run(&self, call: &Call) -> Result<(), Cause> {
+        let key = || call.site.comm.key.clone();
+        let joined = call.site.comm.attached::<Joined>().ok_or_else(|| Cause::NotJoined { key: key() })?;
+        let no_communicator = |reason: &String| Cause::NoCommunicator { key: key(), reason: reason.clone() };
+        let communicator = joined.0.as_ref().map_err(no_communicator)?;
+        let Parts { driver, library } = communicator.parts;
+        let mut last = communicator.queue.lock().unwrap_or_else(PoisonError::into_inner);
+        if driver.context_of(call.stream)? != communicator.context {
+            return Err(Cause::Unsupported {
+                what: "an array on this device".into(),
+                reason: "NCCL's communicators were made for JAX's first local device",
+            });
+        }
+        communicator.failure()?;
+        let put = put(call.site.op).ok_or_else(|| Cause::Unsupported {
+            what: call.site.op.to_string(),
+            reason: "NCCL has no such operation",
+        })?;
+        let queue = Queue { library, handle: communicator.handle, stream: call.stream };
+        put(&Put { call, queue, scratch: communicator.scratch })?;
+        self.message_arrives(call, driver)?;
+        if !driver.is_capturing(call.stream)? {
+            last.end.put(call.stream)?;
+            (last.op, last.number) = (Some(call.site.op), NUMBERS.fetch_add(1, Ordering::Relaxed));
+            last.since = Instant::now();
+        }
+        Ok(())
+    }
+
+    /// NCCL's messages are as long as the receiver says, and their sender and tag are known beforehand.
+    fn message_arrives(&self, call: &Call, driver: &Driver) -> Result<(), Cause> {
+        let (true, Some(recv)) = (call.site.op.row().receives(), call.recv) else { return Ok(()) };
+        let (any, source) = (wildcards(), call.site.envelope.source);
+        let arrived = if source == any.proc_null {
+            Arrived { source, tag: any.tag, count: 0 }
+        } else {
+            Arrived { source, tag: TAG, count: recv.count }
+        };
+        if let Some(pair) = call.received {
+            let words = pair as Pointer;
+            // SAFETY: a result of two int32 in the memory of the GPU.
+            unsafe {
+                driver.fill(words, arrived.source, call.stream)?;
+                driver.fill(words + size_of::<i32>() as Pointer, arrived.tag, call.stream)?;
+            }
+        }
+        if call.site.status == 0 { Ok(()) } else { write_status(call, &arrived) }
+    }
+}
+
+impl Partial for Nccl {
+    fn takes(&self, call: &Call) -> Result<bool, Cause> {
+        carries(&Features::of(call))
+    }
+
+    /// Reading one would mean to wait, and it is what the site says: NCCL's messages have one tag, and their source is
+    /// known when they are compiled.
+    fn pairs(&self) -> Pairs {
+        if self.messages == Messages::Nccl { Pairs::Known } else { Pairs::ByHost }
+    }
+}
+
+impl Transport for Nccl {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn execute(&self, call: &Call) -> Result<(), Error> {
+        let located = |cause| Error { transport: Some(self.name()), ..call.site.error(cause) };
+        self.run(call).map_err(located)
+    }
+
+    /// NCCL's calls return before anything has happened. Nobody is waited for.
+    fn unfinished(&self) -> Vec<Unfinished> {
+        let Ok(parts) = &self.parts else { return Vec::new() };
+        let waiting = |comm: Arc<Comm>| {
+            let joined = comm.attached::<Joined>()?;
+            let communicator = joined.0.as_ref().ok()?;
+            let last = communicator.queue.try_lock().ok()?;
+            let op = last.op?;
+            let failure = communicator.failure().err().map(|cause| cause.to_string());
+            if failure.is_none() && last.end.is_reached() {
+                return None;
+            }
+            let (number, seconds) = (last.number, last.since.elapsed().as_secs_f64());
+            drop(last);
+            Some(Unfinished { number, op, comm, seconds, failure })
+        };
+        parts.driver.look_on();
+        comm::live().into_iter().filter_map(waiting).collect()
+    }
+
+    fn attaches_late(&self) -> bool {
+        true
+    }
+
+    /// It would wait for the rest.
+    fn has_exact_lengths(&self) -> bool {
+        true
+    }
+
+    /// Makes NCCL's communicator.
+    fn attach(&self, comm: &Arc<Comm>) -> Result<(), Error> {
+        let joined = comm.attach(|| Joined::connect(&self.parts, self.messages, comm));
+        let located = |cause: Cause| Error { transport: Some(NAME), rank: Some(comm.rank), ..cause.into() };
+        joined.map(drop).map_err(located)
+    }
+}
