@@ -56,12 +56,12 @@ def find_mpiexec(python: str) -> str:
 
 
 def environment_outside_mpi() -> dict[str, str]:
-    """os.environ without what an mpiexec around this process has added, plus ENVIRONMENT.
+    """os.environ without what an mpiexec or pytest around this process has added, plus ENVIRONMENT.
 
     Also without PYTHONUNBUFFERED, with which print writes a line in pieces, and those of two ranks
     mix.
     """
-    added = (*FROM_MPIEXEC, "PYTHONUNBUFFERED")
+    added = (*FROM_MPIEXEC, "PYTHONUNBUFFERED", "PYTEST_", "MPI4JAX_TEST_RESULTS")
     outside = {k: v for k, v in os.environ.items() if not k.startswith(added)}
     return {**outside, **ENVIRONMENT}
 

@@ -363,7 +363,7 @@ def test_a_short_message_through_ucx_is_fatal(python):
 # ---- All ops, without a GPU
 
 # Of test_ops.py. How ops are called (in loops, under vmap) is the same for all transports.
-OPS = "chain or donated or any_root or shapes_in or different or user"
+OPS = "chain or donated or any_root or shapes or different or user"
 DTYPES = "moves_every or reduces_every"
 
 
@@ -386,11 +386,12 @@ def test_all_ops(mpirun, fakes, run):
         skip_without_ucx()
     reached = "reached" if transport in ("cuda-mpi", "ucx") else "1"
     env = {**fakes, "MPI4JAX_TEST_CUDA_ON_CPU": reached} if place == "gpu" else NOWHERE
-    env = {**env, "MPI4JAX_TRANSPORT": transport, "MPI4JAX_TEST_RESULTS": ""}
+    env = {**env, "MPI4JAX_TRANSPORT": transport}
     command = ["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", RANKS / "test_ops.py"]
     result = mpirun(2, *command, "-k", RUNS[run], env=env, time_limit=150)
     assert result.returncode == 0, result.stdout + result.stderr
     assert result.stdout.count(" passed") == 2, result.stdout
+    assert " failed" not in result.stdout, result.stdout
 
 
 @pytest.mark.parametrize(
@@ -532,7 +533,7 @@ MATCHING = (
 @pytest.mark.parametrize("transport", ["nccl", "auto"])
 def test_messages_that_need_matching_beside_nccl(mpirun, fakes, transport):
     """`auto` takes NCCL for all else, and breaks no program."""
-    env = {**fakes, "MPI4JAX_TRANSPORT": transport, "MPI4JAX_TEST_RESULTS": ""}
+    env = {**fakes, "MPI4JAX_TRANSPORT": transport}
     if transport != "auto":
         env["MPI4JAX_NCCL_MESSAGES"] = "staged"
     files = [RANKS / "test_status.py", RANKS / "test_order.py"]
@@ -540,6 +541,7 @@ def test_messages_that_need_matching_beside_nccl(mpirun, fakes, transport):
     result = mpirun(2, *command, env=env, time_limit=120)
     assert result.returncode == 0, result.stdout + result.stderr
     assert result.stdout.count(" passed") == 2, result.stdout
+    assert " failed" not in result.stdout, result.stdout
 
 
 # A barrier on two ranks, whose settings depend on the rank.

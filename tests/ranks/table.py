@@ -129,13 +129,13 @@ def _call_halo_exchange(api, x, comm):
 
 def _call_shift(api, x, comm):
     last = comm.rank == comm.size - 1
-    api.send(x, MPI.PROC_NULL if last else comm.rank + 1, tag=3, comm=comm)
-    return api.recv(x, comm.rank - 1 if comm.rank else MPI.PROC_NULL, tag=3, comm=comm)
+    api.send(x, MPI.PROC_NULL if last else comm.rank + 1, comm=comm)
+    return api.recv(x, comm.rank - 1 if comm.rank else MPI.PROC_NULL, comm=comm)
 
 
 def _call_ring(api, x, comm):
     left, right = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
-    return api.sendrecv(x, x, left, right, sendtag=5, comm=comm)
+    return api.sendrecv(x, x, left, right, comm=comm)
 
 
 # ---- The rows
@@ -219,7 +219,7 @@ ROWS = {
         "MPI_Sendrecv",
         _ring,
         _call_ring,
-        log=r"<- {left} \(tag -1, {items} items\) / -> {right} \(tag 5, {items} items\)",
+        log=r"<- {left} \(tag -1, {items} items\) / -> {right} \(tag 0, {items} items\)",
     ),
 }
 REDUCING = tuple(name for name, row in ROWS.items() if "op" in row.positional)

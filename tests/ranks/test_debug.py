@@ -49,11 +49,11 @@ def test_lines(case, jit, debug):
     )
     if case.name == "recv":
         right = RIGHT if RANK < SIZE - 1 else MPI.PROC_NULL
-        check(lines[:2], RANK, "send", f"-> {right} with tag 3 and 6 items")
+        check(lines[:2], RANK, "send", f"-> {right} with tag 0 and 6 items")
         if RANK == 0:  # from MPI.PROC_NULL there is nothing to call
             assert lines[2:] == []
         else:
-            check(lines[2:], RANK, "recv", f"<- {LEFT} with tag 3 and 6 items")
+            check(lines[2:], RANK, "recv", f"<- {LEFT} with tag {MPI.ANY_TAG} and 6 items")
         return
     items = 6 * (case.row.counts or 0)
     details = case.row.log.format(items=items, root=case.root, left=LEFT, right=RIGHT)
