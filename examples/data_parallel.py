@@ -17,7 +17,6 @@ import numpy as np
 import optax
 from mpi4py import MPI
 
-import mpi4jax
 from mpi4jax import notoken as mpi
 
 SAMPLES, FEATURES, HIDDEN = 240, 4, 16  # 240: to be shared by 1 to 6 ranks, and more
@@ -48,7 +47,7 @@ def train(x, y, steps: int, comm: MPI.Comm):
     """Final parameters and all losses, on every rank of a communicator that shares the data."""
     optimizer = optax.adam(1e-2)
 
-    @mpi4jax.jit
+    @jax.jit
     def run(parameters):
         def step(carry, _):
             parameters, state = carry

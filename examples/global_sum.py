@@ -9,6 +9,7 @@
 Rank r contributes r: 0 + 1 + 2 + 3 = 6. The ranks may print in another order.
 """
 
+import jax
 import jax.numpy as jnp
 from mpi4py import MPI
 
@@ -17,7 +18,7 @@ import mpi4jax
 comm = MPI.COMM_WORLD
 
 
-@mpi4jax.jit
+@jax.jit
 def global_sum(x):
     total, _ = mpi4jax.allreduce(x, op=MPI.SUM, comm=comm)
     return total

@@ -28,7 +28,6 @@ from jax import lax
 from mpi4py import MPI
 from shallow_water import Fields, Model, Parameters, initial_fields
 
-import mpi4jax
 from mpi4jax import notoken as mpi
 
 
@@ -42,10 +41,10 @@ class Inversion:
         self.winds = [np.float32(a[self.grid.block]) for a in initial_fields(p)[:2]]
         self.truth = self.block(initial_fields(p)[2])
         self.first_guess = self.block(initial_fields(replace(p, bump=0.0))[2])
-        self.run = mpi4jax.jit(self._run)
+        self.run = jax.jit(self._run)
         self.observed = self.run(self.truth)
-        self.misfit_and_gradient = mpi4jax.jit(jax.value_and_grad(self._misfit))
-        self.gather = mpi4jax.jit(lambda block: mpi.gather_blocks(block, self.grid.cart))
+        self.misfit_and_gradient = jax.jit(jax.value_and_grad(self._misfit))
+        self.gather = jax.jit(lambda block: mpi.gather_blocks(block, self.grid.cart))
 
     def block(self, whole: np.ndarray) -> np.ndarray:
         return np.float32(whole[self.grid.block])

@@ -11,10 +11,10 @@ same.
 
 import argparse
 
+import jax
 import jax.numpy as jnp
 from mpi4py import MPI
 
-import mpi4jax
 from mpi4jax import notoken
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -27,13 +27,13 @@ if comm.size != 2:
 other = 1 - comm.rank
 
 
-@mpi4jax.jit
+@jax.jit
 def send_then_receive(x):
     notoken.send(x, dest=other, comm=comm)
     return notoken.recv(x, source=other, comm=comm)
 
 
-@mpi4jax.jit
+@jax.jit
 def receive_then_send(x):
     received = notoken.recv(x, source=other, comm=comm)
     notoken.send(x, dest=other, comm=comm)

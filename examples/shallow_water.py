@@ -37,7 +37,6 @@ import numpy as np
 from jax import lax
 from mpi4py import MPI
 
-import mpi4jax
 from mpi4jax import notoken as mpi
 
 HOUR, DAY = 3600.0, 86400.0
@@ -290,9 +289,9 @@ class Model:
         rows, _ = self.grid.block
         corners = np.arange(rows.start, rows.stop + 1) * p.dy - 0.5 * p.height
         self.f = np.float32(p.coriolis + p.beta * corners)[:, None]
-        self.start = mpi4jax.jit(self._start)
-        self.advance = mpi4jax.jit(self._advance)
-        self.snapshot = mpi4jax.jit(self._snapshot)
+        self.start = jax.jit(self._start)
+        self.advance = jax.jit(self._advance)
+        self.snapshot = jax.jit(self._snapshot)
 
     def initial_state(self) -> State:
         return self.start([np.float32(a[self.grid.block]) for a in initial_fields(self.p)])
