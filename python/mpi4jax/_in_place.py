@@ -35,46 +35,57 @@ def mark(closed: ClosedJaxpr, donated: Sequence[bool]) -> ClosedJaxpr:
         closed: what is about to be lowered, and transformed no more.
         donated: for each argument, whether the caller gives it up.
     """
-    return ClosedJaxpr(_mark(closed.jaxpr, donated), closed.consts)
+    return _Pass().closed(closed, donated)
 
 
-def _mark(jaxpr: Jaxpr, ours: Sequence[bool]) -> Jaxpr:
-    """The same; ``ours`` says which arguments the function may overwrite."""
-    uses = Counter(id(v) for eqn in jaxpr.eqns for v in eqn.invars)
-    uses.update(id(v) for v in jaxpr.outvars)
-    kept = {id(v) for v in jaxpr.constvars}
-    kept.update(id(v) for v, free in zip(jaxpr.invars, ours, strict=True) if not free)
+class _Pass:
+    """One pass over a program. A function that is called often stays one object, lowered once."""
 
-    def dead(v: Any) -> bool:
-        # Used once: of two uses, XLA does not see that the one before ends in time.
-        return not isinstance(v, Literal) and id(v) not in kept and uses[id(v)] == 1
+    def __init__(self) -> None:
+        self.marked: dict[tuple[int, tuple[bool, ...]], Any] = {}
 
-    return jaxpr.replace(eqns=[_mark_eqn(e, [dead(v) for v in e.invars]) for e in jaxpr.eqns])
+    def closed(self, closed: ClosedJaxpr, ours: Sequence[bool]) -> ClosedJaxpr:
+        key = id(closed), tuple(ours)
+        if key not in self.marked:
+            self.marked[key] = ClosedJaxpr(self.open(closed.jaxpr, ours), closed.consts)
+        return self.marked[key]
 
+    def open(self, jaxpr: Jaxpr, ours: Sequence[bool]) -> Jaxpr:
+        """The same; ``ours`` says which arguments the function may overwrite."""
+        uses = Counter(id(v) for eqn in jaxpr.eqns for v in eqn.invars)
+        uses.update(id(v) for v in jaxpr.outvars)
+        kept = {id(v) for v in jaxpr.constvars}
+        kept.update(id(v) for v, free in zip(jaxpr.invars, ours, strict=True) if not free)
 
-def _mark_eqn(eqn: Any, dead: list[bool]) -> Any:
-    if effect not in eqn.effects:
+        def dead(v: Any) -> bool:
+            # Used once: of two uses, XLA does not see that the one before ends in time.
+            return not isinstance(v, Literal) and id(v) not in kept and uses[id(v)] == 1
+
+        return jaxpr.replace(eqns=[self.eqn(e, [dead(v) for v in e.invars]) for e in jaxpr.eqns])
+
+    def eqn(self, eqn: Any, dead: list[bool]) -> Any:
+        if effect not in eqn.effects:
+            return eqn
+        name, p = eqn.primitive.name, eqn.params
+        op = op_of(eqn)
+        if op is not None:
+            in_place = SPECS[op].overwrites(p) and dead[0]
+            return eqn.replace(params={**p, "in_place": True}) if in_place else eqn
+        if name == "cond":
+            # What goes into a branch, XLA copies there.
+            branches = [self.closed(b, [False] * len(b.in_avals)) for b in p["branches"]]
+            return eqn.replace(params={**p, "branches": tuple(branches)})
+        if name == "while":
+            # The condition's function leaves what it is given to the body.
+            free = [i >= p["body_nconsts"] for i in range(len(p["body_jaxpr"].in_avals))]
+            return eqn.replace(params={**p, "body_jaxpr": self.closed(p["body_jaxpr"], free)})
+        if eqn.primitive is _compat.scan_p:
+            consts, _ = _compat.scan_counts(p)
+            free = [i >= consts for i in range(len(p["jaxpr"].in_avals))]
+            return eqn.replace(params={**p, "jaxpr": self.closed(p["jaxpr"], free)})
+        inner = p.get(_CALLS.get(name, ""))
+        if isinstance(inner, ClosedJaxpr):
+            return eqn.replace(params={**p, _CALLS[name]: self.closed(inner, dead)})
+        if isinstance(inner, Jaxpr):
+            return eqn.replace(params={**p, _CALLS[name]: self.open(inner, dead)})
         return eqn
-    name, p = eqn.primitive.name, eqn.params
-    op = op_of(eqn)
-    if op is not None:
-        in_place = SPECS[op].overwrites(p) and dead[0]
-        return eqn.replace(params={**p, "in_place": True}) if in_place else eqn
-    if name == "cond":
-        # What goes into a branch, XLA copies there.
-        branches = [mark(b, [False] * len(b.in_avals)) for b in p["branches"]]
-        return eqn.replace(params={**p, "branches": tuple(branches)})
-    if name == "while":
-        # The condition's function leaves what it is given to the body.
-        free = [i >= p["body_nconsts"] for i in range(len(p["body_jaxpr"].in_avals))]
-        return eqn.replace(params={**p, "body_jaxpr": mark(p["body_jaxpr"], free)})
-    if eqn.primitive is _compat.scan_p:
-        consts, _ = _compat.scan_counts(p)
-        free = [i >= consts for i in range(len(p["jaxpr"].in_avals))]
-        return eqn.replace(params={**p, "jaxpr": mark(p["jaxpr"], free)})
-    inner = p.get(_CALLS.get(name, ""))
-    if isinstance(inner, ClosedJaxpr):
-        return eqn.replace(params={**p, _CALLS[name]: mark(inner, dead)})
-    if isinstance(inner, Jaxpr):
-        return eqn.replace(params={**p, _CALLS[name]: _mark(inner, dead)})
-    return eqn
