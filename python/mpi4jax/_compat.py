@@ -5,14 +5,11 @@ This is the only module that imports from ``jax._src``. Supported: JAX 0.7 and n
 
 from __future__ import annotations
 
-import contextlib
 import os
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 from jax._src import api, api_util, core, custom_batching, effects, source_info_util, xla_bridge
 from jax._src import linear_util as lu
 from jax._src.ad_checkpoint import remat_p
@@ -21,7 +18,6 @@ from jax._src.custom_derivatives import linear_call_p
 from jax._src.interpreters import ad as _ad
 from jax._src.interpreters import partial_eval as pe
 from jax._src.interpreters import pxla
-from jax._src.interpreters.batching import BatchTrace, BatchTracer
 from jax._src.lib import version as jaxlib_version
 from jax._src.lib.mlir.dialects import hlo as _hlo
 from jax._src.pjit import jit_p
@@ -45,44 +41,49 @@ __all__ = [
     "Token",
     "abstract_token",
     "add_effect_type",
-    "batches",
-    "below",
     "bind_eqn",
     "close_constants",
     "closed_call_p",
+    "concrete",
     "cond_p",
+    "current",
     "custom_jvp_call_p",
+    "custom_lin_p",
     "custom_vjp_call_p",
     "device_count",
+    "differentiates",
+    "dual",
     "eqn_line",
     "eval_primitive",
     "explicit_sharding",
     "fresh_xla_token",
+    "function_of_jax",
     "has_refs",
     "inner_jaxprs",
-    "intercept",
-    "intercept_custom_derivatives",
-    "intercept_linear_transpose",
+    "is_jacfwd",
     "is_of_current_trace",
     "jaxlib_version",
     "jit_p",
+    "let_call_again",
     "linear_call_p",
     "linear_solve_p",
     "never_dead",
-    "once",
+    "on_custom_derivative",
+    "on_equation",
+    "on_linear_transpose",
+    "on_perturbed",
+    "outside_of_vmap",
+    "primal_and_tangent",
+    "primals_of",
     "records_calls",
     "register_targets",
     "remat_p",
-    "remember_token",
-    "remembered_token",
     "scan_counts",
     "scan_p",
+    "tangents_of",
+    "trace_function",
     "trace_state_clean",
     "trace_state_probes",
-    "track",
-    "tracked",
-    "transforms",
-    "unbatched_primals",
     "user_line",
     "visible_gpus",
     "while_p",
@@ -93,6 +94,7 @@ AbstractToken = core.AbstractToken
 Token = core.Token
 abstract_token = core.abstract_token
 trace_state_clean = core.trace_state_clean
+custom_lin_p = _ad.custom_lin_p  # the derivative of a custom_vjp, until it is transposed
 Effect = effects.Effect
 # From this version on XLA records custom calls into CUDA graphs together with their states.
 records_calls = jaxlib_version >= (0, 9, 1)
@@ -118,7 +120,8 @@ def add_effect_type(effect: type[effects.Effect]) -> None:
     ):
         kind.add_type(effect)
     _keep_in_partial_evaluation(effect)
-    _keep_in_checkpoint(effect)
+    if jax.version.__version_info__ < (0, 12):
+        _keep_in_checkpoint(effect)
     _do_not_repeat(effect)
 
 
@@ -144,7 +147,7 @@ def _keep_in_partial_evaluation(effect: type[effects.Effect]) -> None:
 def _keep_in_checkpoint(effect: type[effects.Effect]) -> None:
     """Keep a ``jax.checkpoint`` that has an effect and neither operands nor used results.
 
-    Before 0.12, JAX drops those that have effects rather than those that have none.
+    JAX drops those that have effects rather than those that have none.
     """
     original = pe.dce_rules[remat_p]
 
@@ -343,168 +346,163 @@ def close_constants(jaxpr: ClosedJaxpr) -> tuple[core.Jaxpr, list[Any]]:
     return pe.convert_constvars_jaxpr(jaxpr.jaxpr), list(jaxpr.consts)
 
 
-# ---- Transformations
-#
-# JAX applies a transformation's rule to an equation only where one of its operands is tracked by
-# the transformation: perturbed, of the differentiating traces, or batched, of `vmap`. For an op
-# that communicates that is wrong. A `recv` into a constant template has no perturbed operand, but
-# the `send` on the other rank has one, and its transpose waits for ours; and where that operand is
-# batched, its message is too long for an unbatched template. There is no hook for it, so
-# `process_primitive` of these traces is wrapped.
+# ---- Transformations: what `_tracing.py` and `_ad.py` need of the traces that differentiate
 
-_TRANSFORMING = (_ad.JVPTrace, _ad.LinearizeTrace, BatchTrace)
-_bypass = threading.local()
+_DIFFERENTIATING = (_ad.JVPTrace, _ad.LinearizeTrace)
+_TRACERS = {_ad.JVPTrace: _ad.JVPTracer, _ad.LinearizeTrace: _ad.LinearizeTracer}
 
 
-def intercept(
-    rewrite: Callable[[Any, core.Primitive, Sequence[Any], dict[str, Any]], Any],
-) -> None:
-    """Call ``rewrite(trace, primitive, args, params)`` before an equation is transformed.
+def differentiates(trace: Any) -> bool:
+    return isinstance(trace, _DIFFERENTIATING)
 
-    ``rewrite`` returns None to leave the equation alone, or its results. It runs with ``trace``
-    current, so what it binds is transformed; :func:`once` keeps its own bind from coming back.
+
+def outside_of_vmap(trace: Any) -> Any:
+    """The trace in which the `vmap` is done that ``trace`` belongs to, if it belongs to one."""
+    while hasattr(trace, "axis_data"):
+        trace = trace.parent_trace
+    return trace
+
+
+def primal_and_tangent(trace: Any, value: Any) -> tuple[Any, Any]:
+    """The two parts of a value in a trace that differentiates; the tangent is None if zero."""
+    primal, tangent = trace.to_primal_tangent_pair(value)
+    return primal, None if type(tangent) is _ad.Zero else tangent
+
+
+def dual(trace: Any, primal: Any, tangent: Any) -> Any:
+    """The value of a trace that differentiates with these two parts."""
+    return next(t for kind, t in _TRACERS.items() if isinstance(trace, kind))(
+        trace, primal, tangent
+    )
+
+
+def primals_of(trace: Any) -> Any:
+    """Context: what is called computes with the primals of a trace that differentiates."""
+    return core.set_current_trace(trace.parent_trace)
+
+
+def tangents_of(trace: Any) -> Any:
+    """Context: what is called computes with the tangents of a trace that differentiates."""
+    return core.set_current_trace(getattr(trace, "tangent_trace", trace.parent_trace))
+
+
+def current(trace: Any) -> Any:
+    """Context: what is called is differentiated by ``trace``."""
+    return core.set_current_trace(trace)
+
+
+def on_equation(handle: Callable[..., Any]) -> None:
+    """Call ``handle(trace, primitive, args, params)`` before an equation is differentiated.
+
+    It returns None to leave the equation to JAX, or its results.
     """
 
     def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
         def process_primitive(self: Any, primitive: Any, args: Any, params: Any, /) -> Any:
-            self.mpi4jax_started = True  # see _remember_inputs
-            if getattr(_bypass, "once", None) == (id(self), primitive):
-                _bypass.once = None
-            else:
-                out = rewrite(self, primitive, args, params)
-                if out is not None:
-                    return out
-            return original(self, primitive, args, params)
+            out = handle(self, primitive, args, params)
+            return original(self, primitive, args, params) if out is None else out
 
         return process_primitive
 
-    for trace in _TRANSFORMING:
+    for trace in _DIFFERENTIATING:
         trace.process_primitive = wrap(trace.process_primitive)
 
 
-@contextlib.contextmanager
-def once(trace: Any, primitive: core.Primitive) -> Iterator[None]:
-    """Make ``trace`` current; the next bind of ``primitive`` there is not intercepted."""
-    previous = getattr(_bypass, "once", None)
-    _bypass.once = (id(trace), primitive)
-    try:
-        with core.set_current_trace(trace):
-            yield
-    finally:
-        _bypass.once = previous
+def on_perturbed(handle: Callable[[Any, Any, Any], None]) -> None:
+    """Call ``handle(trace, primal, tangent)`` for each value that a trace differentiates."""
+
+    def wrap(original: Callable[..., None]) -> Callable[..., None]:
+        def init(self: Any, trace: Any, primal: Any, tangent: Any) -> None:
+            original(self, trace, primal, tangent)
+            if type(tangent) is not _ad.Zero:
+                handle(trace, primal, tangent)
+
+        return init
+
+    for tracer in _TRACERS.values():
+        tracer.__init__ = wrap(tracer.__init__)  # type: ignore[method-assign]
 
 
-def transforms(trace: Any) -> bool:
-    return isinstance(trace, _TRANSFORMING)
+def on_custom_derivative(handle: Callable[[Any, Any, Sequence[Any]], Sequence[Any]]) -> None:
+    """Have ``handle(trace, fun, args)`` give the arguments of functions with rules of the user's.
 
-
-def batches(trace: Any) -> bool:
-    return isinstance(trace, BatchTrace)
-
-
-def tracked(trace: Any, value: Any) -> bool:
-    """Whether ``trace`` transforms what is computed from ``value``."""
-    if isinstance(trace, BatchTrace):
-        return trace.to_batch_info(value)[1] is not None
-    return type(trace.to_primal_tangent_pair(value)[1]) is not _ad.Zero
-
-
-def track(trace: Any, value: Any, seed: Callable[..., Any]) -> Any:
-    """``value``, a float32 zero, as one that ``trace`` tracks; None if it does not track anything.
-
-    It is made to depend, by ``seed(*inputs)``, on the inputs of the function that is
-    differentiated: so that it is not a constant where they vary, in a loop, say. And its tangent
-    on their tangents: or the linear function that is being built would not contain what is made
-    from it.
+    They do not come by :func:`on_equation`. ``fun`` is for :func:`trace_function`.
     """
-    if isinstance(trace, BatchTrace):
-        with core.set_current_trace(trace.parent_trace):
-            return BatchTracer(trace, jax.numpy.broadcast_to(value, (trace.axis_data.size,)), 0)
-    inputs = [(x, t) for x, t in trace.mpi4jax_inputs if _is_inexact(core.typeof(t))]
-    with core.set_current_trace(trace.parent_trace):
-        value = seed(*(x for x, _ in inputs), value)
-        if isinstance(trace, _ad.JVPTrace):
-            return _ad.JVPTracer(trace, value, seed(*(t for _, t in inputs), value))
-    if not inputs:
-        return None
-    with core.set_current_trace(trace.tangent_trace):
-        return _ad.LinearizeTracer(trace, value, seed(*(t for _, t in inputs)))
+
+    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+        def process(self: Any, primitive: Any, fun: Any, *rest: Any, **params: Any) -> Any:
+            *rules, args = rest
+            return original(self, primitive, fun, *rules, handle(self, fun, args), **params)
+
+        return process
+
+    for trace in _DIFFERENTIATING:
+        trace.process_custom_jvp_call = wrap(trace.process_custom_jvp_call)
+        trace.process_custom_vjp_call = wrap(trace.process_custom_vjp_call)
 
 
-def _is_inexact(aval: Any) -> bool:
-    return isinstance(aval, core.ShapedArray) and jax.numpy.issubdtype(aval.dtype, np.inexact)
+def on_linear_transpose(handle: Callable[[Any, Sequence[Any]], Any]) -> None:
+    """Have ``handle(fun, args)`` run the functions that ``jax.linear_transpose`` is given.
 
-
-def remember_token(trace: Any, token: Any) -> None:
-    """Keep a token for :func:`remembered_token`, without a cycle between tracer and trace."""
-    if isinstance(trace, BatchTrace):
-        trace.mpi4jax_token = trace.to_batch_info(token)
-    else:
-        trace.mpi4jax_token = trace.to_primal_tangent_pair(token)
-
-
-def remembered_token(trace: Any) -> Any:
-    parts = getattr(trace, "mpi4jax_token", None)
-    if parts is None:
-        return None
-    if isinstance(trace, BatchTrace):
-        return BatchTracer(trace, *parts)
-    tracer = _ad.JVPTracer if isinstance(trace, _ad.JVPTrace) else _ad.LinearizeTracer
-    return tracer(trace, *parts)
-
-
-def _remember_inputs(trace: type, tracer: type) -> None:
-    """Keep the inputs, and their tangents, of the functions that a trace differentiates.
-
-    The tracers of its inputs are made before it processes its first equation.
+    ``args`` are the inputs of the linear function, the unknown values of a partial evaluation.
     """
-    make_trace, make_tracer = trace.__init__, tracer.__init__  # type: ignore[misc]
+    original = pe.trace_to_jaxpr_nounits
 
-    def init_trace(self: Any, *args: Any, **kwargs: Any) -> None:
-        make_trace(self, *args, **kwargs)
-        self.mpi4jax_inputs, self.mpi4jax_started = [], False
+    def trace_to_jaxpr_nounits(fun: lu.WrappedFun, *args: Any, **kwargs: Any) -> Any:
+        if fun.debug_info.traced_for == "linear_transpose":
+            given = fun
+            fun = lu.wrap_init(lambda *args: handle(given, args), debug_info=given.debug_info)
+        return original(fun, *args, **kwargs)
 
-    def init_tracer(self: Any, trace: Any, primal: Any, tangent: Any) -> None:
-        make_tracer(self, trace, primal, tangent)
-        if not trace.mpi4jax_started and type(tangent) is not _ad.Zero:
-            trace.mpi4jax_inputs.append((primal, tangent))
-
-    trace.__init__, tracer.__init__ = init_trace, init_tracer  # type: ignore[misc]
+    pe.trace_to_jaxpr_nounits = trace_to_jaxpr_nounits
 
 
-_remember_inputs(_ad.JVPTrace, _ad.JVPTracer)
-_remember_inputs(_ad.LinearizeTrace, _ad.LinearizeTracer)
+def trace_function(fun: lu.WrappedFun, args: Sequence[Any]) -> ClosedJaxpr:
+    """What a function of JAX's does on ``args``, values or types."""
+    avals = [x if isinstance(x, core.AbstractValue) else core.typeof(x) for x in args]
+    jaxpr, _, consts = pe.trace_to_jaxpr_dynamic(fun, avals)
+    return ClosedJaxpr(jaxpr, consts)
 
 
-def below(trace: Any, f: Callable[[Any], Any], value: Any) -> Any:
-    """``f`` of the whole batch of a batched value, as a value that is not batched."""
-    batch, _ = trace.to_batch_info(value)
-    with core.set_current_trace(trace.parent_trace):
-        return f(batch)
+def function_of_jax(fun: Callable[..., Any], args: Sequence[Any]) -> lu.WrappedFun:
+    """``fun``, to be called on ``args``, as JAX passes functions around."""
+    return lu.wrap_init(fun, debug_info=api_util.debug_info("mpi4jax", fun, args, {}))
 
 
-def unbatched_primals(trace: Any) -> bool:
-    """Whether only tangents are batched: `jax.jacfwd` wants the primal results unbatched."""
-    return getattr(trace, "mpi4jax_unbatched_primals", False)
+def let_call_again(fun: lu.WrappedFun) -> None:
+    """Let a function of JAX's, which stores its auxiliary outputs, be called once more."""
+    for store in fun.stores:
+        if store is not None:
+            store.reset()
 
 
-def _mark_jacfwd() -> None:
+def concrete(value: Any) -> Any:
+    """The array that a value stands for; None if it is not known yet."""
+    return None if isinstance(value, core.AbstractValue) else core.to_concrete_value(value)
+
+
+# ---- vmap
+
+_JACFWD = "mpi4jax: jacfwd"  # the name of the axis of its `vmap`
+
+
+def is_jacfwd(axis_data: Any) -> bool:
+    """Whether a `vmap` batches nothing but tangents, and wants unbatched primal results."""
+    return bool(axis_data.name == _JACFWD)
+
+
+def _name_axis_of_jacfwd() -> None:
     original = api.vmap
 
     def vmap(fun: Any, *args: Any, **kwargs: Any) -> Any:
-        given = fun
         if getattr(fun, "func", None) is api._jvp:  # only jacfwd maps it
-
-            def fun(*basis: Any) -> Any:
-                core.trace_ctx.trace.mpi4jax_unbatched_primals = True
-                return given(*basis)
-
+            kwargs["axis_name"] = _JACFWD
         return original(fun, *args, **kwargs)
 
     api.vmap = vmap
 
 
-_mark_jacfwd()
+_name_axis_of_jacfwd()
 
 
 def _skip_empty_vmap() -> None:
@@ -524,109 +522,3 @@ def _skip_empty_vmap() -> None:
 
 
 _skip_empty_vmap()
-
-# Functions with a derivative rule of the user's do not come by `process_primitive`.
-
-
-def trace_to_jaxpr(fun: lu.WrappedFun, args: Sequence[Any]) -> ClosedJaxpr:
-    """What ``fun`` does on ``args``. Its auxiliary outputs are stored."""
-    avals = [x if isinstance(x, core.AbstractValue) else core.typeof(x) for x in args]
-    jaxpr, _, consts = pe.trace_to_jaxpr_dynamic(fun, avals)
-    return ClosedJaxpr(jaxpr, consts)
-
-
-def _reset(fun: lu.WrappedFun) -> None:
-    """Let ``fun`` be called again, and store its auxiliary outputs again."""
-    for store in fun.stores:
-        if store is not None:
-            store.reset()
-
-
-def _communicates(effect: effects.Effect, fun: lu.WrappedFun, args: Sequence[Any]) -> bool:
-    """Whether ``fun`` has ``effect`` on ``args``: values, concrete or not, and types."""
-    known = [None if isinstance(x, core.AbstractValue) else core.to_concrete_value(x) for x in args]
-
-    def abstract(*traced: Any) -> tuple[()]:
-        rest = iter(traced)
-        fun.call_wrapped(*(next(rest) if v is None else v for v in known))
-        return ()
-
-    traced = [x for x, v in zip(args, known, strict=True) if v is None]
-    info = api_util.debug_info("mpi4jax", abstract, traced, {})
-    try:
-        return effect in trace_to_jaxpr(lu.wrap_init(abstract, debug_info=info), traced).effects
-    except Exception:
-        # A function of anyone's, which may want concrete values, or may never be called: the
-        # error, if it is one, comes when JAX calls it.
-        return False
-    finally:
-        _reset(fun)
-
-
-def intercept_custom_derivatives(
-    effect: effects.Effect, tie: Callable[[Any, Sequence[Any]], Sequence[Any]]
-) -> None:
-    """Make functions with a derivative rule of the user's, that have ``effect``, use the rule.
-
-    ``tie(trace, args)`` is called where no argument is tracked; it returns tracked ones. The
-    linear equation that stands for the rule of a ``custom_vjp`` gets the effect of its backward
-    pass, so that it is kept also where no cotangent needs it.
-    """
-
-    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
-        def process(self: Any, primitive: Any, fun: Any, *rest: Any, **params: Any) -> Any:
-            *rules, args = rest
-            if not any(tracked(self, x) for x in args) and _communicates(effect, fun, args):
-                args = tie(self, args)
-            return original(self, primitive, fun, *rules, args, **params)
-
-        return process
-
-    for trace in (_ad.JVPTrace, _ad.LinearizeTrace):
-        trace.process_custom_jvp_call = wrap(trace.process_custom_jvp_call)
-        trace.process_custom_vjp_call = wrap(trace.process_custom_vjp_call)
-
-    lin_p, bind = _ad.custom_lin_p, _ad.custom_lin_p.bind
-
-    def bind_backward(*args: Any, num_res: int, bwd: Any, out_avals: Any, **params: Any) -> Any:
-        # Here, not in the abstract evaluation, because the rule may need concrete residuals.
-        previous = getattr(_bypass, "backward_communicates", None)
-        _bypass.backward_communicates = _communicates(effect, bwd, [*args[:num_res], *out_avals])
-        try:
-            return bind(*args, num_res=num_res, bwd=bwd, out_avals=out_avals, **params)
-        finally:
-            _bypass.backward_communicates = previous
-
-    def abstract_eval(*avals: Any, num_res: int, bwd: Any, out_avals: Any, **_: Any) -> Any:
-        known = getattr(_bypass, "backward_communicates", None)
-        if known is None:  # JAX checks an equation that it has
-            known = _communicates(effect, bwd, [*avals[:num_res], *out_avals])
-        return out_avals, {effect} if known else set()
-
-    lin_p.bind = bind_backward
-    lin_p.def_effectful_abstract_eval(abstract_eval)
-
-
-def intercept_linear_transpose(evaluate: Callable[[ClosedJaxpr, Sequence[Any]], Any]) -> None:
-    """Have ``evaluate(jaxpr, args)`` run the functions that ``jax.linear_transpose`` is given.
-
-    ``args`` are the inputs of the linear function, the unknown values of a partial evaluation.
-    """
-    original = pe.trace_to_jaxpr_nounits
-
-    def trace_to_jaxpr_nounits(fun: lu.WrappedFun, *args: Any, **kwargs: Any) -> Any:
-        if fun.debug_info.traced_for == "linear_transpose":
-            given = fun
-
-            def run(*args: Any) -> Any:
-                try:
-                    jaxpr = trace_to_jaxpr(given, args)
-                except Exception:  # it wants values that are concrete in a partial evaluation
-                    _reset(given)
-                    return given.call_wrapped(*args)
-                return evaluate(jaxpr, args)
-
-            fun = lu.wrap_init(run, debug_info=fun.debug_info)
-        return original(fun, *args, **kwargs)
-
-    pe.trace_to_jaxpr_nounits = trace_to_jaxpr_nounits

@@ -428,10 +428,18 @@ def first_token(tokens: Any) -> Any:
     return jnp.sum(tokens[:1])
 
 
-def _batch(spec: Spec, args: Sequence[Any], dims: Sequence[Any], **p: Any) -> tuple[Any, Any]:
-    """All arrays are batched, also unbatched ones: on another rank they may be batched."""
+def _batch(
+    spec: Spec, axis_data: Any, args: Sequence[Any], dims: Sequence[Any], **p: Any
+) -> tuple[Any, Any]:
+    """All arrays are batched, also unbatched ones: on another rank they may be batched.
+
+    Not in `jax.jacfwd`, and not where `_ad.py` has made a token that tells.
+    """
+    if all(d is None for d in dims) and (p.get("threaded") or _compat.is_jacfwd(axis_data)):
+        out = bind(spec, *args, **p)
+        return out, [None] * len(out)
     arrays, env, token = split(spec, p, list(zip(args, dims, strict=True)))
-    (size,) = {x.shape[d] for x, d in zip(args, dims, strict=True) if d is not None}
+    size = axis_data.size
     before, after = stacked(spec, p)
 
     def to_payload(x: Any, d: int | None) -> Any:
@@ -647,7 +655,8 @@ def define(spec: Spec) -> Primitive:
     for platform, on_gpu in (("cpu", _native.is_gpu_on_cpu()), ("cuda", True)):
         rule = functools.partial(_lowering, spec, on_gpu)
         mlir.register_lowering(primitive, rule, platform=platform, cacheable=False)
-    batching.primitive_batchers[primitive] = functools.partial(_batch, spec)
+    # The "fancy" rules are called also where no operand is batched.
+    batching.fancy_primitive_batchers[primitive] = functools.partial(_batch, spec)
     ad.primitive_jvps[primitive] = functools.partial(_jvp, spec)
     ad.primitive_transposes[primitive] = functools.partial(_transpose, spec)
     return primitive
