@@ -13,7 +13,7 @@ have the parameter `threaded`: their operands, of which the token is one, tell w
 
 from __future__ import annotations
 
-import functools
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -26,10 +26,19 @@ from jax.interpreters import ad, batching, mlir
 
 from . import _compat
 from ._misuse import warn_of_batched_loop
-from ._primitive import PRIMITIVES, effect, split
+from ._primitive import PRIMITIVES, TOKEN, effect, split
 from ._scope import scope_p
 from ._spec import SPECS
-from ._tracing import once, perturbed, remember_token, rewrite_equations, seed_p, tie, token_of
+from ._tracing import (
+    has_derivative,
+    once,
+    perturbed,
+    remember_token,
+    rewrite_equations,
+    seed_p,
+    tie,
+    token_of,
+)
 
 # ---- The first equation of a function that a token was threaded through: the identity
 
@@ -71,6 +80,8 @@ def _thread(jaxpr: Any) -> Callable[..., Threaded]:
                     if communicates and eqn.primitive in _CUSTOM_DERIVATIVES:
                         n = eqn.params["num_consts"]  # closed over, so not differentiated
                         ins = [*ins[:n], *tie(token, ins[n:])]
+                    elif communicates and eqn.primitive is not _compat.custom_lin_p:
+                        raise _no_rule(eqn.primitive, eqn.params)
                     outs = _compat.bind_eqn(eqn, ins)
             env.update(zip(eqn.outvars, outs, strict=True))
         return token, [read(v) for v in jaxpr.outvars]
@@ -89,16 +100,30 @@ def _rule_op(name: str) -> Callable[..., Threaded]:
     return rule
 
 
-@functools.lru_cache(maxsize=1024)  # one function for all calls, so that it is compiled once
-def _threaded_jit(jaxpr: ClosedJaxpr, name: str, inline: Any) -> Callable[..., Threaded]:
-    run = _thread(jaxpr)
-    run.__name__ = name
-    return jax.jit(run, inline=inline)
+# Threaded functions by those that they were made of, of which they keep nothing alive.
+_threaded: weakref.WeakKeyDictionary[Any, ClosedJaxpr] = weakref.WeakKeyDictionary()
+
+
+def _threaded_jaxpr(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
+    """The jaxpr of a function with a token as first argument and first result."""
+    found = _threaded.get(jaxpr)
+    if found is None:
+
+        def run(token: Any, *args: Any) -> list[Any]:
+            token, out = _thread(jaxpr)(token, *args)
+            return [token, *out]
+
+        avals = [TOKEN, *jaxpr.in_avals]
+        found = _threaded[jaxpr] = _compat.trace_function(
+            _compat.function_of_jax(run, avals), avals
+        )
+    return found
 
 
 def _rule_jit(params: dict[str, Any], token: Any, args: Sequence[Any]) -> Threaded:
-    run = _threaded_jit(params["jaxpr"], params["name"], params["inline"])
-    return run(token, *args)
+    threaded = _threaded_jaxpr(params["jaxpr"])
+    token, *out = _compat.bind_jit_with_token(threaded, params, token, args)
+    return token, out
 
 
 def _rule_inline(key: str) -> Callable[..., Threaded]:
@@ -153,8 +178,14 @@ def _rule_while(params: dict[str, Any], token: Any, args: Sequence[Any]) -> Thre
 
 def _rule_cond(params: dict[str, Any], token: Any, args: Sequence[Any]) -> Threaded:
     index, *operands = args
-    branches = [_thread(branch) for branch in params["branches"]]
-    return lax.switch(index, branches, token, *operands)  # type: ignore[no-any-return]
+    if "branches_platforms" in params:  # a lax.platform_dependent
+        branches = tuple(map(_threaded_jaxpr, params["branches"]))
+        token, *out = _compat.cond_p.bind(
+            index, token, *operands, **{**params, "branches": branches}
+        )
+        return token, out
+    functions = [_thread(branch) for branch in params["branches"]]
+    return lax.switch(index, functions, token, *operands)  # type: ignore[no-any-return]
 
 
 def _rule_remat(params: dict[str, Any], token: Any, args: Sequence[Any]) -> Threaded:
@@ -181,6 +212,17 @@ def _rule_linear_call(params: dict[str, Any], token: Any, args: Sequence[Any]) -
     return token, _compat.linear_call_p.bind(*args, **params)
 
 
+def _rule_tied(primitive: Primitive) -> Callable[..., Threaded]:
+    """JAX differentiates what is inside by itself, if one operand is perturbed."""
+
+    def rule(params: dict[str, Any], token: Any, args: Sequence[Any]) -> Threaded:
+        if not any(map(has_derivative, args)):
+            raise _no_rule(primitive, params)
+        return token, _compat.bind_with(primitive, params, tie(token, args))
+
+    return rule
+
+
 RULES: dict[Primitive, Callable[..., Threaded]] = {
     **{primitive: _rule_op(name) for name, primitive in PRIMITIVES.items()},
     _compat.jit_p: _rule_jit,
@@ -192,10 +234,27 @@ RULES: dict[Primitive, Callable[..., Threaded]] = {
     _compat.remat_p: _rule_remat,
     _compat.linear_solve_p: _rule_linear_solve,
     _compat.linear_call_p: _rule_linear_call,
+    _compat.custom_vmap_p: _rule_tied(_compat.custom_vmap_p),
+    _compat.shard_map_p: _rule_tied(_compat.shard_map_p),
 }
 
 _CUSTOM_DERIVATIVES = {_compat.custom_jvp_call_p, _compat.custom_vjp_call_p}
 _OPS = {primitive: SPECS[name] for name, primitive in PRIMITIVES.items()}
+
+
+def _no_rule(primitive: Primitive, params: dict[str, Any]) -> NotImplementedError:
+    """The error of an equation in which ops could be differentiated on some ranks only."""
+    name = type(params["_prim"]).__name__ if "_prim" in params else primitive.name
+    flags = {
+        "RematTraced": "jax_remat3",
+        "CustomVJPTraced": "jax_custom_vjp3",
+        "CustomJVPTraced": "jax_custom_jvp3",
+    }
+    advice = f"; set {flags[name]} to False" if name in flags else ""
+    return NotImplementedError(
+        f"mpi4jax: operations inside {name!r} cannot be differentiated: a rank on which nothing "
+        f"in it is perturbed would leave them out, and others would wait for it{advice}"
+    )
 
 
 def _own_token(primitive: Primitive, params: dict[str, Any], args: Sequence[Any]) -> Any:
@@ -217,13 +276,13 @@ def _rewrite(trace: Any, primitive: Primitive, args: Sequence[Any], params: dict
     # Below a `vmap` that is done, a batch of tokens is an array like any other.
     if primitive is entry_p and np.shape(args[0]) == () and perturbed(trace, args[0]):
         remember_token(trace, args[0])
+    inside = [jaxpr for _, jaxpr in _compat.inner_jaxprs(params)]
+    inside += [params["_prim"]] if "_prim" in params else []  # a high-level one, of JAX 0.12
+    if primitive not in _OPS and not any(effect in x.effects for x in inside):
+        return None
     rule = RULES.get(primitive)
     if rule is None:
-        return None
-    if primitive not in _OPS and not any(
-        effect in jaxpr.effects for _, jaxpr in _compat.inner_jaxprs(params)
-    ):
-        return None
+        raise _no_rule(primitive, params)
     own = _own_token(primitive, params, args)
     if own is not None and perturbed(trace, own):
         return None

@@ -21,6 +21,8 @@ from jax._src.interpreters import pxla
 from jax._src.lib import version as jaxlib_version
 from jax._src.lib.mlir.dialects import hlo as _hlo
 from jax._src.pjit import jit_p
+from jax._src.shard_map import shard_map_p
+from jax._src.sharding_impls import UNSPECIFIED
 from jax._src.state.types import RefEffect
 from jax.extend.core import ClosedJaxpr
 from jax.extend.core.primitives import (
@@ -33,6 +35,7 @@ from jax.extend.core.primitives import (
     while_p,
 )
 from jax.interpreters import mlir, xla
+from jax.sharding import NamedSharding, PartitionSpec
 
 __all__ = [
     "NOT_REPEATED",
@@ -41,7 +44,10 @@ __all__ = [
     "Token",
     "abstract_token",
     "add_effect_type",
+    "array_type",
     "bind_eqn",
+    "bind_jit_with_token",
+    "bind_with",
     "close_constants",
     "closed_call_p",
     "concrete",
@@ -50,6 +56,7 @@ __all__ = [
     "custom_jvp_call_p",
     "custom_lin_p",
     "custom_vjp_call_p",
+    "custom_vmap_p",
     "device_count",
     "differentiates",
     "dual",
@@ -80,11 +87,14 @@ __all__ = [
     "remat_p",
     "scan_counts",
     "scan_p",
+    "shard_map_p",
     "tangents_of",
     "trace_function",
     "trace_state_clean",
     "trace_state_probes",
     "user_line",
+    "vary_as",
+    "varying_axes",
     "visible_gpus",
     "while_p",
     "zero_tangent",
@@ -94,6 +104,7 @@ AbstractToken = core.AbstractToken
 Token = core.Token
 abstract_token = core.abstract_token
 trace_state_clean = core.trace_state_clean
+custom_vmap_p = custom_batching.custom_vmap_p
 custom_lin_p = _ad.custom_lin_p  # the derivative of a custom_vjp, until it is transposed
 Effect = effects.Effect
 # From this version on XLA records custom calls into CUDA graphs together with their states.
@@ -264,10 +275,15 @@ def eval_primitive(primitive: core.Primitive) -> Callable[..., Any]:
 
 def bind_eqn(eqn: core.JaxprEqn, args: Sequence[Any]) -> list[Any]:
     """Evaluate one equation of a jaxpr on ``args``."""
-    found = eqn.primitive.get_bind_params(eqn.params)
+    return bind_with(eqn.primitive, eqn.params, args)
+
+
+def bind_with(primitive: core.Primitive, params: dict[str, Any], args: Sequence[Any]) -> list[Any]:
+    """Evaluate an equation that has these parameters in a jaxpr."""
+    found = primitive.get_bind_params(params)
     subfuns, params = found if isinstance(found, tuple) else ((), found)  # a tuple up to 0.9
-    out = eqn.primitive.bind(*subfuns, *args, **params)
-    return list(out) if eqn.primitive.multiple_results else [out]
+    out = primitive.bind(*subfuns, *args, **params)
+    return list(out) if primitive.multiple_results else [out]
 
 
 def zero_tangent(x: Any) -> Any:
@@ -290,6 +306,59 @@ def explicit_sharding(x: Any) -> Any:
     """How an array is cut along a mesh's axes, if its type says so (explicit axes); or None."""
     sharding = core.typeof(x).sharding
     return sharding if any(axis is not None for axis in sharding.spec) else None
+
+
+def varying_axes(aval: Any) -> frozenset[Any]:
+    """The manual axes (of a `jax.shard_map`) that a value of this type varies over."""
+    found = aval.manual_axis_type.varying if hasattr(aval, "manual_axis_type") else aval.vma
+    return frozenset(found)
+
+
+def array_type(shape: tuple[int, ...], arrays: Sequence[Any]) -> core.ShapedArray:
+    """The type of a result of this shape, otherwise of the last of the arrays it is made from.
+
+    It varies over the manual axes that any of them varies over.
+    """
+    like = arrays[-1]
+    varying: frozenset[Any] = frozenset().union(*map(varying_axes, arrays))
+    # Constants have no mesh. Along the axes of one that has, ops are given arrays that are whole.
+    sharding = next((x.sharding for x in arrays if not x.sharding.mesh.empty), like.sharding)
+    if shape != like.shape or sharding is not like.sharding:
+        sharding = NamedSharding(sharding.mesh, PartitionSpec(*(None for _ in shape)))
+    if hasattr(like, "manual_axis_type"):  # from 0.11
+        changes = {"manual_axis_type": like.manual_axis_type.update(varying=varying)}
+    else:
+        changes = {"vma": varying}
+    return like.update(shape=shape, weak_type=False, sharding=sharding, **changes)
+
+
+def vary_as(x: Any, aval: Any) -> Any:
+    """``x``, which varies over those manual axes that a value of type ``aval`` varies over."""
+    has, wants = varying_axes(core.typeof(x)), varying_axes(aval)
+    if has - wants:
+        x = jax.lax.psum(x, tuple(has - wants))  # the transpose of what made it vary
+    if wants - has:
+        axes = tuple(wants - has)
+        if hasattr(jax.lax, "pcast"):  # from 0.8
+            return jax.lax.pcast(x, axes, to="varying")
+        return jax.lax.pvary(x, axes)  # type: ignore[attr-defined]
+    return x
+
+
+def bind_jit_with_token(
+    jaxpr: ClosedJaxpr, params: dict[str, Any], token: Any, args: Sequence[Any]
+) -> list[Any]:
+    """Call a jitted function that was given one more argument and result, the first ones."""
+    more = {
+        "in_shardings": UNSPECIFIED,
+        "out_shardings": UNSPECIFIED,
+        "in_layouts": None,
+        "out_layouts": None,
+        "donated_invars": False,
+    }
+    params = {k: (more[k], *v) if k in more else v for k, v in params.items()}
+    out: list[Any] = jit_p.bind(token, *args, **{**params, "jaxpr": jaxpr})
+    return out
 
 
 def scan_counts(params: dict[str, Any]) -> tuple[int, int]:
@@ -423,16 +492,18 @@ def on_perturbed(handle: Callable[[Any, Any, Any], None]) -> None:
         tracer.__init__ = wrap(tracer.__init__)  # type: ignore[method-assign]
 
 
-def on_custom_derivative(handle: Callable[[Any, Any, Sequence[Any]], Sequence[Any]]) -> None:
-    """Have ``handle(trace, fun, args)`` give the arguments of functions with rules of the user's.
+def on_custom_derivative(handle: Callable[..., Sequence[Any]]) -> None:
+    """Have ``handle(trace, args, fun, rules, params)`` give the arguments of functions with rules
+    of the user's.
 
-    They do not come by :func:`on_equation`. ``fun`` is for :func:`trace_function`.
+    They do not come by :func:`on_equation`. Functions are for :func:`trace_function`.
     """
 
     def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
         def process(self: Any, primitive: Any, fun: Any, *rest: Any, **params: Any) -> Any:
             *rules, args = rest
-            return original(self, primitive, fun, *rules, handle(self, fun, args), **params)
+            args = handle(self, args, fun, rules, params)
+            return original(self, primitive, fun, *rules, args, **params)
 
         return process
 

@@ -82,12 +82,12 @@ def result_avals(spec: Spec, p: Params, avals: Sequence[Any]) -> list[ShapedArra
     if not spec.returns:
         return []
     if spec.arrays is None:
-        return [ShapedArray(x.shape, x.dtype) for x in avals]
+        return [_compat.array_type(x.shape, [x]) for x in avals]
     x = avals[-1]  # of sendrecv: the template of the received array
     before, after = stacked(spec, p)
     size = p["comm"].size
     payload = split_payload(spec.name, x, size) if before else x.shape
-    return [ShapedArray((size, *payload) if after else payload, x.dtype)]
+    return [_compat.array_type((size, *payload) if after else tuple(payload), avals)]
 
 
 # What a reduction needs of a dtype: the flag's name in the native table.
@@ -540,7 +540,8 @@ def _transpose(spec: Spec, cotangents: Sequence[Any], *args: Any, **p: Any) -> l
         array_cts, _, token_ct = split(spec, p, bind(spec, *cs, *token_ct, **p))
 
     out = [
-        ct if ad.is_undefined_primal(x) else None for x, ct in zip(arrays, array_cts, strict=True)
+        _compat.vary_as(ct, x.aval) if ad.is_undefined_primal(x) else None
+        for x, ct in zip(arrays, array_cts, strict=True)
     ]
     return [*out, *(None for _ in env), *(token_ct if linear_token else [None] * len(token))]
 
@@ -564,19 +565,22 @@ def _transpose_message(
         "status": None,
     }
     x = arrays[0]
-    aval = x.aval if ad.is_undefined_primal(x) else x
     if spec.name == "send":
-        y, *token = bind(SPECS["recv"], _zeros(aval), *env, *token, **_pick("recv", q | back))
+        y, *token = bind(SPECS["recv"], _zero_like(x), *env, *token, **_pick("recv", q | back))
         return [y], token
     from_nobody = p["source"] == MPI.PROC_NULL  # the result was the template
     if spec.name == "recv":
         token = bind(SPECS["send"], c, *env, *token, **_pick("send", q | back))
-        return [c if from_nobody else _zeros(aval)], token
-    template = arrays[1].aval if ad.is_undefined_primal(arrays[1]) else arrays[1]
+        return [c if from_nobody else _zero_like(x)], token
     y, *token = bind(
-        SPECS["sendrecv"], c, _zeros(aval), *env, *token, **_pick("sendrecv", q | back)
+        SPECS["sendrecv"], c, _zero_like(x), *env, *token, **_pick("sendrecv", q | back)
     )
-    return [y, c if from_nobody else _zeros(template)], token
+    return [y, c if from_nobody else _zero_like(arrays[1])], token
+
+
+def _zero_like(x: Any) -> Any:
+    """The zero of the type of an operand of a transpose rule, known or not."""
+    return ad.instantiate_zeros(ad.Zero(x.aval if ad.is_undefined_primal(x) else jax.typeof(x)))
 
 
 def _pick(name: str, params: Params) -> Params:

@@ -88,14 +88,14 @@ ad.primitive_jvps[tie_p] = _tie_jvp
 ad.primitive_transposes[tie_p] = _tie_transpose
 
 
+def has_derivative(x: Any) -> bool:
+    dtype = x.dtype if hasattr(x, "dtype") else jnp.result_type(x)  # literals may be numbers
+    return bool(jnp.issubdtype(dtype, np.inexact))
+
+
 def tie(token: Any, args: Sequence[Any]) -> list[Any]:
     """``args``, of which those that have a derivative depend on ``token``."""
-
-    def inexact(x: Any) -> bool:  # literals may be Python numbers
-        dtype = x.dtype if hasattr(x, "dtype") else jnp.result_type(x)
-        return bool(jnp.issubdtype(dtype, np.inexact))
-
-    return [tie_p.bind(x, token) if inexact(x) else x for x in args]
+    return [tie_p.bind(x, token) if has_derivative(x) else x for x in args]
 
 
 # ---- The token of a trace
@@ -202,31 +202,63 @@ WANTS_CONCRETE = (
 )
 
 
-def communicates(fun: Any, args: Sequence[Any]) -> bool:
-    """Whether a function of JAX's has the effect on ``args``: values, concrete or not, and types.
+def _dry_run(fun: Any, args: Sequence[Any], results: bool = False) -> ClosedJaxpr:
+    """What a function of JAX's does on ``args``: values, concrete or not, and types.
 
-    A function that raises has that of what it does before. It may want concrete values where it
-    gets none here; a backward pass may say in this way that there is no derivative, and need
-    never be called. Otherwise JAX calls it next, and the error comes then.
+    With ``results``, which are arrays then, the jaxpr has them. If the function raises: what it does before, without results. It may want concrete values where it gets
+    none here; a backward pass may say in this way that there is no derivative, and need never be
+    called. Otherwise JAX calls it next, and the error comes then.
     """
     known = [_compat.concrete(x) for x in args]
     call = fun.call_wrapped
 
-    def abstract(*traced: Any) -> tuple[()]:
+    def abstract(*traced: Any) -> Any:
         rest = iter(traced)
         with contextlib.suppress(Exception):
-            call(*(next(rest) if v is None else v for v in known))
+            out = call(*(next(rest) if v is None else v for v in known))
+            return out if results else ()
         return ()
 
     traced = [x for x, v in zip(args, known, strict=True) if v is None]
-    jaxpr = _compat.trace_function(_compat.function_of_jax(abstract, traced), traced)
-    _compat.let_call_again(fun)
-    return effect in jaxpr.effects
+    return _compat.trace_function(_compat.function_of_jax(abstract, traced), traced)
 
 
-def _arguments(trace: Any, fun: Any, args: Sequence[Any]) -> Sequence[Any]:
+def communicates(fun: Any, args: Sequence[Any]) -> bool:
+    """Whether a function of JAX's has the effect on ``args``."""
+    try:
+        return effect in _dry_run(fun, args).effects
+    finally:
+        _compat.let_call_again(fun)
+
+
+def _backward_communicates(
+    args: Sequence[Any], rules: Sequence[Any], out_trees: Callable[[], Any]
+) -> bool:
+    """Whether the backward pass of a ``custom_vjp`` does, if all ``args`` were perturbed."""
+    forward, backward = rules
+    try:
+        out = _dry_run(forward, [v for x in args for v in (x, True)], results=True).out_avals
+        if not out:  # it has raised
+            return False
+        *_, residuals, forwarded = out_trees()  # what the forward pass has stored
+        count = residuals.num_leaves - sum(i is not None for i in forwarded)
+        own = iter(out[:count])
+        kept = [next(own) if i is None else args[i] for i in forwarded]
+        return communicates(backward, [*kept, *(x.to_tangent_aval() for x in out[count:])])
+    finally:
+        _compat.let_call_again(forward)
+
+
+def _arguments(
+    trace: Any, args: Sequence[Any], fun: Any, rules: Sequence[Any], params: dict[str, Any]
+) -> Sequence[Any]:
     """The arguments of a function, of which one is perturbed if the function communicates."""
-    if any(perturbed(trace, x) for x in args) or not communicates(fun, args):
+    if any(perturbed(trace, x) for x in args):
+        return args
+    out_trees = params.get("out_trees")  # of a custom_vjp
+    if not communicates(fun, args) and not (
+        out_trees and _backward_communicates(args, rules, out_trees)
+    ):
         return args
     token = token_of(trace)
     if token is None:
