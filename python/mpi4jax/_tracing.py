@@ -205,9 +205,10 @@ WANTS_CONCRETE = (
 def _dry_run(fun: Any, args: Sequence[Any], results: bool = False) -> ClosedJaxpr:
     """What a function of JAX's does on ``args``: values, concrete or not, and types.
 
-    With ``results``, which are arrays then, the jaxpr has them. If the function raises: what it does before, without results. It may want concrete values where it gets
-    none here; a backward pass may say in this way that there is no derivative, and need never be
-    called. Otherwise JAX calls it next, and the error comes then.
+    With ``results``, which are arrays then, the jaxpr has them. If the function raises, it is what
+    was done before, without results. It may want concrete values where it gets none here; a
+    backward pass may say in this way that there is no derivative, and need never be called.
+    Otherwise JAX calls it next, and the error comes then.
     """
     known = [_compat.concrete(x) for x in args]
     call = fun.call_wrapped
@@ -267,6 +268,21 @@ def _arguments(
         return tie(token, args)
 
 
+def _arguments_of_shard_map(trace: Any, args: Sequence[Any], fun: Any, bind: Any) -> Sequence[Any]:
+    """The arguments of a `jax.shard_map`, of which one is perturbed if it communicates."""
+    token = None if any(perturbed(trace, x) for x in args) else token_of(trace)
+    if token is None:
+        return args
+    try:
+        jaxpr = _compat.trace_function(_compat.function_of_jax(bind, args), args)
+    finally:
+        _compat.let_call_again(fun)
+    if effect not in jaxpr.effects:
+        return args
+    with once(trace, None):
+        return tie(token, args)
+
+
 def _keep_backward_pass() -> None:
     """Give the linear equation of a ``custom_vjp`` the effect of its backward pass.
 
@@ -315,5 +331,6 @@ def _evaluate_linear(fun: Any, args: Sequence[Any]) -> Any:
 
 
 _compat.on_custom_derivative(_arguments)
+_compat.on_shard_map(_arguments_of_shard_map)
 _keep_backward_pass()
 _compat.on_linear_transpose(_evaluate_linear)
