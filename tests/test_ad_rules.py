@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 from mpi4py import MPI
 
 import mpi4jax
-from mpi4jax import _compat, notoken
+from mpi4jax import _ad, _compat, notoken
 
 COMM = MPI.COMM_WORLD
 RANK, SIZE = COMM.rank, COMM.size
@@ -214,6 +214,18 @@ def test_high_level_primitives_are_refused(flag):
             jax.make_jaxpr(jax.grad(lambda x: jnp.sum(rule(flag)(x))))(X)
     finally:
         jax.config.update(flag, False)
+
+
+def test_newer_jax(monkeypatch):
+    """A version that nobody has tested is used if it keeps the ops of a gradient."""
+    monkeypatch.setattr(_compat, "newer_than_tested", True)
+    monkeypatch.setattr(_ad, "_checked", [])
+    np.testing.assert_array_equal(jax.grad(lambda x: jnp.sum(total(x)))(X), np.ones(3))
+    assert _ad._checked
+    monkeypatch.setattr(_ad, "_checked", [])
+    monkeypatch.setattr(_ad, "token_of", lambda trace: None)  # as if nothing were perturbed
+    with pytest.raises(NotImplementedError, match="loses operations in derivatives"):
+        jax.grad(lambda x: jnp.sum(total(x)))(X)
 
 
 # ---- What is kept of functions

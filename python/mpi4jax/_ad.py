@@ -283,6 +283,8 @@ def _rewrite(trace: Any, primitive: Primitive, args: Sequence[Any], params: dict
     rule = RULES.get(primitive)
     if rule is None:
         raise _no_rule(primitive, params)
+    if _compat.newer_than_tested:
+        check_jax()
     own = _own_token(primitive, params, args)
     if own is not None and perturbed(trace, own):
         return None
@@ -297,6 +299,51 @@ def _rewrite(trace: Any, primitive: Primitive, args: Sequence[Any], params: dict
 
 
 rewrite_equations(_rewrite)
+
+
+_checked: list[bool] = []
+
+
+class _Alone:
+    """As much of a communicator as tracing needs."""
+
+    size, rank = 1, 0
+
+
+def check_jax() -> None:
+    """Trace the gradient of a constant `send`, once, to see whether this JAX keeps what it must.
+
+    Raises:
+        NotImplementedError: it has lost the `send`, or the `recv` of its backward pass.
+    """
+    if _checked:
+        return
+    _checked.append(True)  # what follows comes back here
+    params = dict.fromkeys(SPECS["send"].all_params, 0) | {"comm": _Alone}
+
+    def send(x: Any) -> Any:
+        PRIMITIVES["send"].bind(np.zeros(3, np.float32), **params)
+        return x * x
+
+    try:
+        eqns = jax.make_jaxpr(jax.grad(jax.jit(send)))(np.float32(1)).eqns
+        found = [e for eqn in eqns for e in _all_eqns(eqn) if e.primitive in _OPS]
+        kept = [_OPS[e.primitive].name for e in found] == ["send", "recv"]
+    except BaseException:
+        _checked.clear()
+        raise
+    if not kept:
+        _checked.clear()
+        raise NotImplementedError(
+            f"mpi4jax: JAX {jax.__version__}, which this version of mpi4jax was not tested with, "
+            "loses operations in derivatives; use a newer mpi4jax or an older JAX"
+        )
+
+
+def _all_eqns(eqn: Any) -> list[Any]:
+    """An equation, and those of the functions in it."""
+    inside = [jaxpr for _, jaxpr in _compat.inner_jaxprs(eqn.params)]
+    return [eqn, *(e for jaxpr in inside for x in _open(jaxpr)[0].eqns for e in _all_eqns(x))]
 
 
 # ---- vmap: ops are batched by themselves (`_primitive.py`)

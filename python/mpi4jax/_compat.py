@@ -75,6 +75,7 @@ __all__ = [
     "linear_call_p",
     "linear_solve_p",
     "never_dead",
+    "newer_than_tested",
     "on_custom_derivative",
     "on_equation",
     "on_linear_transpose",
@@ -108,6 +109,8 @@ trace_state_clean = core.trace_state_clean
 custom_vmap_p = custom_batching.custom_vmap_p
 custom_lin_p = _ad.custom_lin_p  # the derivative of a custom_vjp, until it is transposed
 Effect = effects.Effect
+# Not one of the versions that the tests run with.
+newer_than_tested = jax.version.__version_info__[:2] > (0, 12)
 # From this version on XLA records custom calls into CUDA graphs together with their states.
 records_calls = jaxlib_version >= (0, 9, 1)
 
