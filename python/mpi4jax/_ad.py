@@ -24,7 +24,7 @@ from jax import lax
 from jax.extend.core import ClosedJaxpr, Literal, Primitive
 from jax.interpreters import ad, batching, mlir
 
-from . import _compat
+from . import _compat, _compat_traces
 from ._misuse import warn_of_batched_loop
 from ._primitive import PRIMITIVES, TOKEN, effect, split
 from ._scope import scope_p
@@ -114,8 +114,8 @@ def _threaded_jaxpr(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
             return [token, *out]
 
         avals = [TOKEN, *jaxpr.in_avals]
-        found = _threaded[jaxpr] = _compat.trace_function(
-            _compat.function_of_jax(run, avals), avals
+        found = _threaded[jaxpr] = _compat_traces.trace_function(
+            _compat_traces.function_of_jax(run, avals), avals
         )
     return found
 

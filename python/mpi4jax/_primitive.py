@@ -20,7 +20,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 from mpi4py import MPI
 
-from . import _compat, _native
+from . import _compat, _compat_traces, _native
 from ._comm import as_reduction
 from ._spec import SPECS, Params, Spec, is_root, stacked, wildcard
 
@@ -435,7 +435,7 @@ def _batch(
 
     Not in `jax.jacfwd`, and not where `_ad.py` has made a token that tells.
     """
-    if all(d is None for d in dims) and (p.get("threaded") or _compat.is_jacfwd(axis_data)):
+    if all(d is None for d in dims) and (p.get("threaded") or _compat_traces.is_jacfwd(axis_data)):
         out = bind(spec, *args, **p)
         return out, [None] * len(out)
     arrays, env, token = split(spec, p, list(zip(args, dims, strict=True)))

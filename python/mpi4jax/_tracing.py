@@ -23,7 +23,7 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun
 from jax.interpreters import ad, batching, mlir
 
-from . import _compat
+from . import _compat, _compat_traces
 from ._primitive import TOKEN, effect, first_token
 
 # ---- The seed: a float32 zero that depends linearly on its operands
@@ -39,7 +39,7 @@ mlir.register_lowering(
 def _seed_batch(axis_data: Any, args: Sequence[Any], dims: Sequence[Any]) -> tuple[Any, Any]:
     """It is batched as ops are: also where none of its operands is."""
     token = seed_p.bind(*args)
-    if _compat.is_jacfwd(axis_data) and all(d is None for d in dims):
+    if _compat_traces.is_jacfwd(axis_data) and all(d is None for d in dims):
         return token, None
     return jnp.broadcast_to(token, (axis_data.size,)), 0
 
@@ -126,11 +126,11 @@ def _remember_input(trace: Any, primal: Any, tangent: Any) -> None:
 
 def remember_token(trace: Any, token: Any) -> None:
     """Make the token that an op has returned the one that the next op of ``trace`` takes."""
-    _state(trace).token = _compat.primal_and_tangent(trace, token)
+    _state(trace).token = _compat_traces.primal_and_tangent(trace, token)
 
 
 def perturbed(trace: Any, value: Any) -> bool:
-    return _compat.primal_and_tangent(trace, value)[1] is not None
+    return _compat_traces.primal_and_tangent(trace, value)[1] is not None
 
 
 def token_of(trace: Any) -> Any:
@@ -140,19 +140,19 @@ def token_of(trace: Any) -> Any:
     in a loop, say; and on the token of the trace below. Its tangent depends on their tangents, or
     the linear function that is being built would not contain what is made from it.
     """
-    trace = _compat.outside_of_vmap(trace)
-    if not _compat.differentiates(trace):
+    trace = _compat_traces.outside_of_vmap(trace)
+    if not _compat_traces.differentiates(trace):
         return np.zeros((), np.float32)
     state = _state(trace)
     if state.token is None:
         below = token_of(trace.parent_trace)
-        with _compat.primals_of(trace):
+        with _compat_traces.primals_of(trace):
             primal = seed_p.bind(*(x for x, _ in state.inputs), *([] if below is None else [below]))
         if not state.inputs:
             return None
-        with _compat.tangents_of(trace):
+        with _compat_traces.tangents_of(trace):
             state.token = primal, seed_p.bind(*(t for _, t in state.inputs))
-    return _compat.dual(trace, *state.token)
+    return _compat_traces.dual(trace, *state.token)
 
 
 # ---- Equations
@@ -175,8 +175,8 @@ def rewrite_equations(handle: Handle) -> None:
             return None
         return handle(trace, primitive, args, params)
 
-    _compat.on_equation(on_equation)
-    _compat.on_perturbed(_remember_input)
+    _compat_traces.on_equation(on_equation)
+    _compat_traces.on_perturbed(_remember_input)
 
 
 @contextlib.contextmanager
@@ -185,7 +185,7 @@ def once(trace: Any, primitive: Primitive | None) -> Iterator[None]:
     previous = getattr(_own, "once", None)
     _own.once = (id(trace), primitive)
     try:
-        with _compat.current(trace):
+        with _compat_traces.current(trace):
             yield
     finally:
         _own.once = previous
@@ -210,7 +210,7 @@ def _dry_run(fun: Any, args: Sequence[Any], results: bool = False) -> ClosedJaxp
     backward pass may say in this way that there is no derivative, and need never be called.
     Otherwise JAX calls it next, and the error comes then.
     """
-    known = [_compat.concrete(x) for x in args]
+    known = [_compat_traces.concrete(x) for x in args]
     call = fun.call_wrapped
 
     def abstract(*traced: Any) -> Any:
@@ -221,7 +221,7 @@ def _dry_run(fun: Any, args: Sequence[Any], results: bool = False) -> ClosedJaxp
         return ()
 
     traced = [x for x, v in zip(args, known, strict=True) if v is None]
-    return _compat.trace_function(_compat.function_of_jax(abstract, traced), traced)
+    return _compat_traces.trace_function(_compat_traces.function_of_jax(abstract, traced), traced)
 
 
 def communicates(fun: Any, args: Sequence[Any]) -> bool:
@@ -229,7 +229,7 @@ def communicates(fun: Any, args: Sequence[Any]) -> bool:
     try:
         return effect in _dry_run(fun, args).effects
     finally:
-        _compat.let_call_again(fun)
+        _compat_traces.let_call_again(fun)
 
 
 def _backward_communicates(
@@ -247,7 +247,7 @@ def _backward_communicates(
         kept = [next(own) if i is None else args[i] for i in forwarded]
         return communicates(backward, [*kept, *(x.to_tangent_aval() for x in out[count:])])
     finally:
-        _compat.let_call_again(forward)
+        _compat_traces.let_call_again(forward)
 
 
 def _arguments(
@@ -274,9 +274,9 @@ def _arguments_of_shard_map(trace: Any, args: Sequence[Any], fun: Any, bind: Any
     if token is None:
         return args
     try:
-        jaxpr = _compat.trace_function(_compat.function_of_jax(bind, args), args)
+        jaxpr = _compat_traces.trace_function(_compat_traces.function_of_jax(bind, args), args)
     finally:
-        _compat.let_call_again(fun)
+        _compat_traces.let_call_again(fun)
     if effect not in jaxpr.effects:
         return args
     with once(trace, None):
@@ -320,9 +320,9 @@ def _evaluate_linear(fun: Any, args: Sequence[Any]) -> Any:
     the two apart.
     """
     try:
-        jaxpr: ClosedJaxpr = _compat.trace_function(fun, args)
+        jaxpr: ClosedJaxpr = _compat_traces.trace_function(fun, args)
     except WANTS_CONCRETE:  # of which there are some in a partial evaluation
-        _compat.let_call_again(fun)
+        _compat_traces.let_call_again(fun)
         return fun.call_wrapped(*args)
     if effect not in jaxpr.effects or not all(jnp.issubdtype(x.dtype, np.inexact) for x in args):
         return jaxpr_as_fun(jaxpr)(*args)
@@ -330,7 +330,7 @@ def _evaluate_linear(fun: Any, args: Sequence[Any]) -> Any:
     return list(jax.jvp(lambda *xs: jaxpr_as_fun(jaxpr)(*xs), zeros, list(args))[1])
 
 
-_compat.on_custom_derivative(_arguments)
-_compat.on_shard_map(_arguments_of_shard_map)
+_compat_traces.on_custom_derivative(_arguments)
+_compat_traces.on_shard_map(_arguments_of_shard_map)
 _keep_backward_pass()
-_compat.on_linear_transpose(_evaluate_linear)
+_compat_traces.on_linear_transpose(_evaluate_linear)
