@@ -7,7 +7,7 @@ SOURCES := $(shell find src -type f) $(wildcard Cargo.* build.rs setup.py pyproj
 CARGO := environment="$$($(BIN)/python build_support/toolchain.py environment)" && \
 	eval "$$environment" && cargo
 
-.PHONY: help demo build test table test-quick test-rust fuzz lint lint-rust lint-python format bench docs clean
+.PHONY: help demo build test test-all table test-quick test-rust fuzz lint lint-rust lint-python format bench docs clean
 
 help: ## what can be made
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -19,14 +19,17 @@ demo: build ## the shallow-water model on 2 ranks: film, picture and speed, in d
 
 build: .venv/built ## .venv with mpi4jax installed, and an MPI if the machine has none
 
-test: lint test-rust ## everything: 1 to 4 ranks, old and new JAX, Open MPI and MPICH
+test: lint test-rust ## what CI does: on 1 to 4 ranks, old and new JAX, Open MPI and MPICH
 	$(BIN)/python tools/matrix.py
+
+test-all: export MPI4JAX_TEST_ALL = 1
+test-all: test ## everything, on 1 to 4 and 8 ranks; takes more than an hour
 
 table: .venv/tools ## docs/transformations.md, from a run of every op under every transformation
 	$(BIN)/python tools/transformations.py
 
 test-quick: .venv/tools ## the Python tests on 2 ranks in .venv
-	$(BIN)/python tools/run_tests.py -n 2
+	$(BIN)/python tools/run_tests.py -n 2 tests/ranks
 
 # Slightly optimised: some tests go through every bit pattern. Under mpiexec for its time limit.
 test-rust: export CARGO_PROFILE_DEV_OPT_LEVEL = 1

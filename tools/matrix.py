@@ -1,10 +1,13 @@
-"""Runs the tests in the environments that users have, built the way users build.
+"""Runs the tests here and in the environments that users have, built the way users build.
 
-First everything on every number of ranks in this environment, then a selection in the rows of
-MATRIX, each in an environment of its own with a wheel that pip built from the source
-distribution, in isolation, for an MPI from PyPI.
+    python tools/matrix.py [any option of pytest]
+
+Here: what HERE lists. Then a selection in the rows of MATRIX, each in an environment of its own
+with a wheel that pip built from the source distribution, in isolation, for an MPI from PyPI.
+MPI4JAX_TEST_ALL=1 asks for everything on 1 to 4 and 8 ranks, with XLA's compiler as users have it.
 """
 
+import functools
 import hashlib
 import os
 import shutil
@@ -18,30 +21,34 @@ from run_tests import ROOT, Results, run_tests
 
 CACHE = ROOT / ".cache"
 
-# Python ("" is this one), JAX ("" is the newest for that Python), MPI, numbers of ranks.
-MATRIX = [
-    ("", "0.7.0", "openmpi", [2]),
-    ("3.12", "", "openmpi", [2]),
-    ("3.13", "", "mpich", [2]),
-]
-HERE = [2, 3, 4]
+ALL = os.environ.get("MPI4JAX_TEST_ALL") == "1"
 
-# On one rank many tests wait for jobs of their own, and leave the machine to the others.
-PARTS = {
-    "faults, examples": "starts_jobs and (faults or examples)",
-    "jobs": "starts_jobs and not (faults or examples)",
-    "": "not starts_jobs",
+
+def files(names: str) -> list[str]:
+    return [f"tests/ranks/test_{name}.py" for name in names.split()]
+
+
+# How often, and with what. Errors at trace time need no job; values and order depend on how many
+# others there are, roots and halos and communicators also on whether there are any, or a middle.
+EVERY_RANK = ["tests/ranks"]
+HERE = {
+    2: EVERY_RANK,
+    3: files("ops order ad_oracle transforms trees"),
+    1: [*files("halo comms jit docstrings tokens"), "tests/ranks/test_ops.py::test_any_root"],
+    4: [*files("halo comms status"), "tests/ranks/test_ops.py::test_any_root"],
 }
+if ALL:
+    HERE = dict.fromkeys((1, 2, 3, 4, 8), EVERY_RANK)
+# Beside them: most of their time the jobs that these start wait for something.
+STARTING_JOBS = ["tests/unit", "tests/jobs", "tests/gpu"]
 
-# What the rows of MATRIX run, with XLA's compiler as users have it: what depends on JAX's version
-# or on the MPI, in a few minutes.
-SELECTION = [
-    *("tests/test_order.py", "tests/test_tokens.py", "tests/test_trees.py", "tests/test_comms.py"),
-    *("tests/test_status.py", "tests/test_jit.py", "tests/test_ad_oracle.py"),
-]
-
-# Beside it, on one rank, which starts jobs of its own.
-FAULTS = {"mpich": "tests/faults"}
+# Python ("" is this one), JAX ("" is the newest for that Python), MPI.
+MATRIX = [("", "0.7.0", "openmpi"), ("3.12", "", "openmpi"), ("3.13", "", "mpich")]
+# What depends on JAX's version or on the MPI, on 2 ranks, with XLA's compiler as users have it.
+SELECTION = files("ops order ad_oracle ad_order jit status")
+# Beside it. Those with Open MPI have run above.
+FAULTS = {"mpich": ["tests/jobs/test_faults.py"]}
+FEW_FAULTS = ["tests/jobs/test_faults.py", "-k", "raises or time-out or schedules"]
 
 # What the wheels are made of.
 SOURCES = [
@@ -118,35 +125,45 @@ def environment(name: str, python: str, jax: str, wheel: Path) -> str:
     return str(folder / "bin" / "python")
 
 
+def prepared(version: str, jax: str, mpi: str, name: str) -> str | None:
+    """The Python of a row's environment; None: there is no such Python."""
+    python = find_python(version) if version else sys.executable
+    return python and environment(name, python, jax, build_wheel(mpi))
+
+
 def main() -> int:
     end_jobs_at_sigterm()
-    results = Results()
-    with ThreadPoolExecutor(len(PARTS)) as pool:
+    options, results = sys.argv[1:], Results()
+    rows = {
+        f"python{version or '{}.{}'.format(*sys.version_info)}-jax{jax or '-newest'}-{mpi}": row
+        for row in MATRIX
+        for version, jax, mpi in [row]
+    }
+
+    def jobs_and_environments() -> tuple[Results, dict[str, str | None]]:
+        jobs = run_tests(0, [*STARTING_JOBS, *options], quick_compiler=not ALL)
+        return jobs, {name: prepared(*row, name) for name, row in rows.items()}
+
+    with ThreadPoolExecutor(2) as pool:
         try:
-            parts = [
-                pool.submit(run_tests, 1, ["-m", marker, *sys.argv[1:]], name=name)
-                for name, marker in PARTS.items()
-            ]
-            for part in parts:
-                results.add(part.result())
+            beside = pool.submit(jobs_and_environments)
+            for ranks, arguments in HERE.items():
+                results.add(run_tests(ranks, [*arguments, *options], quick_compiler=not ALL))
+            jobs, pythons = beside.result()
+            results.add(jobs)
+            for name, python in pythons.items():
+                if python is None:
+                    version = rows[name][0]
+                    results.skipped.append((name, "all", f"there is no Python {version} here"))
+                    continue
+                run = functools.partial(run_tests, python=python, name=name, quick_compiler=False)
+                faults = FAULTS.get(rows[name][2], FEW_FAULTS)
+                beside_it = pool.submit(run, 0, [*faults, *options])
+                results.add(run(2, [*SELECTION, *options]))
+                results.add(beside_it.result())
         except BaseException:
             STOPPED.set()
             raise
-    for ranks in HERE:
-        results.add(run_tests(ranks, sys.argv[1:]))
-    for version, jax, mpi, numbers in MATRIX:
-        name = f"python{version or '{}.{}'.format(*sys.version_info)}-jax{jax or '-newest'}-{mpi}"
-        python = find_python(version) if version else sys.executable
-        if python is None:
-            results.skipped.append((name, "all tests", f"there is no Python {version} here"))
-            continue
-        python = environment(name, python, jax, build_wheel(mpi))
-        for ranks in numbers:
-            arguments = sys.argv[1:] or SELECTION
-            results.add(run_tests(ranks, arguments, python=python, name=name, quick_compiler=False))
-        # Once for each MPI that the faults were not run with above.
-        if not sys.argv[1:] and (faults := FAULTS.pop(mpi, None)):
-            results.add(run_tests(1, [faults], python=python, name=name, quick_compiler=False))
     results.report()
     return 1 if results.failed or not results.passed else 0
 

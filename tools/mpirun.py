@@ -135,9 +135,12 @@ def mpirun(
     env: dict[str, str] | None = None,
     **popen: Any,
 ) -> int | None:
-    """Run command on ranks; its exit status, or None if the time limit or STOPPED ended it."""
+    """Run command on ranks; its exit status, or None if the time limit or STOPPED ended it.
+
+    On 0 ranks it is run as it is, without mpiexec.
+    """
     process = subprocess.Popen(
-        [find_mpiexec(python), "-n", str(ranks), *command],
+        [*([find_mpiexec(python), "-n", str(ranks)] if ranks else []), *command],
         env={**ENVIRONMENT, **(os.environ if env is None else env)},
         start_new_session=True,
         **popen,

@@ -1,6 +1,7 @@
-"""Runs the tests under mpiexec.
+"""Runs tests under mpiexec, or, for those that start jobs themselves, without it.
 
     python tools/run_tests.py [-n 1,2,3,4] [PATHS] [-k EXPRESSION] [any other option of pytest]
+    python tools/run_tests.py -n 0 tests/jobs        # without mpiexec, several at a time
 
 A test passes if it passes on every rank. The log of each rank is kept in a file of its own.
 """
@@ -17,7 +18,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from mpirun import end_jobs_at_sigterm, mpirun
+from mpirun import end_jobs_at_sigterm, environment_outside_mpi, mpirun
 
 ROOT = Path(__file__).resolve().parent.parent
 LOGS = ROOT / ".cache" / "logs"
@@ -27,9 +28,15 @@ TIME_LIMIT = 1500
 
 # Each rank into its own files, for every MPI in the same way: the launcher says who it is.
 RANK_COMMAND = (
-    'rank=${OMPI_COMM_WORLD_RANK:-${PMI_RANK:-0}}; log="$MPI4JAX_TEST_RESULTS/rank$rank.log"; '
-    'exec "$@" > "$log" 2>&1'
+    'rank=${OMPI_COMM_WORLD_RANK:-${PMI_RANK:-0}}; cd "$0"; '
+    'MPI4JAX_TEST_RESULTS="$1/rank$rank.results"; export MPI4JAX_TEST_RESULTS; '
+    'log="$1/rank$rank.log"; shift; exec "$@" > "$log" 2>&1'
 )
+
+# A rank that has waited in vain has all its threads in C: the timer's is a thread of its own.
+ON_RANKS = ["-o", "timeout_method=thread", "-o", "faulthandler_timeout=110"]
+# Jobs spend most of their time in waiting. Tests that share what took long to make stay together.
+STARTING_JOBS = ["-n", "4", "--dist", "loadgroup"]
 
 ENVIRONMENT = {
     "JAX_PLATFORMS": "cpu",
@@ -75,14 +82,13 @@ class Results:
         print(self.counts(), flush=True)
 
 
-def merge(run: str, folder: Path, ranks: int) -> Results:
+def merge(run: str, folder: Path) -> Results:
     """One result per test from those of the ranks: the worst."""
     outcomes: dict[str, set[str]] = {}
     reasons: dict[str, str] = {}
-    for rank in range(ranks):
+    for file in folder.glob("rank*.results"):
         of_rank: dict[str, str] = {}
-        file = folder / f"rank{rank}.results"
-        for line in file.read_text().splitlines() if file.exists() else []:
+        for line in file.read_text().splitlines():
             outcome, test, reason = line.split("\t")
             # A failed teardown comes after a passed call, and a later pass must not hide it.
             if of_rank.get(test) != "failed":
@@ -140,31 +146,33 @@ def run_tests(
     fcntl.flock(lock, fcntl.LOCK_EX)  # two runs at once would mix their results: the second waits
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
-    environment = {**ENVIRONMENT, **os.environ, "MPI4JAX_TEST_RESULTS": str(folder)}
+    environment = {**ENVIRONMENT, **os.environ}
     if quick_compiler:
         environment.setdefault("XLA_FLAGS", known_flags(python))
-    command = ["sh", "-c", RANK_COMMAND, "sh", python, "-m", "pytest", "-v", "-ra", *arguments]
+    how = ON_RANKS if ranks else STARTING_JOBS
+    command = [python, "-m", "pytest", "-v", "-ra", *how, *arguments]
+    if not ranks:
+        environment = {**environment_outside_mpi(), **environment}
     start = time.monotonic()
     with open(folder / "mpiexec.log", "w") as log:
         status = mpirun(
             ranks,
-            command,
+            ["sh", "-c", RANK_COMMAND, str(ROOT), str(folder), *command],
             python=python,
             time_limit=time_limit,
             env=environment,
-            cwd=ROOT,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
         )
-    results = merge(run, folder, ranks)
+    results = merge(run, folder)
     if status is None:
         results.failed.append((run, f"the whole run: stopped after {time_limit:g} s"))
     elif status != 0 and not results.failed:
         results.failed.append((run, f"the whole run: mpiexec's status is {status}"))
     if results.failed:
-        for rank in range(ranks):
-            show(folder / f"rank{rank}.log")
+        for log_of_rank in sorted(folder.glob("rank*.log")):
+            show(log_of_rank)
         show(folder / "mpiexec.log")
     lock.close()
     print(f"{run}: {results.counts()} ({time.monotonic() - start:.0f} s)", flush=True)

@@ -10,10 +10,6 @@ from ._loader import load as _load
 
 _load()
 
-from . import _spec  # noqa: E402
-
-_spec.check()
-
 import atexit  # noqa: E402
 import os  # noqa: E402
 
@@ -21,46 +17,32 @@ from . import (  # noqa: E402, F401
     _abort,
     _ad,
     _comm,
+    _flush,
     _native,
+    _scope,
     _watch,
     experimental,
     notoken,
+    ops,
 )
 from ._blocks import gather_blocks, scatter_blocks  # noqa: E402
 from ._comm import default_comm  # noqa: E402
-from ._ops import (  # noqa: E402
-    OPS,
-    allgather,
-    allreduce,
-    alltoall,
-    auto_tokenize,
-    barrier,
-    bcast,
-    create_token,
-    gather,
-    halo_exchange,
-    pvary,
-    recv,
-    reduce,
-    scan,
-    scatter,
-    send,
-    sendrecv,
-)
-from ._scope import flush, jit  # noqa: E402
+from ._flush import flush  # noqa: E402
+from ._jit import jit  # noqa: E402
+from ._pvary import pvary  # noqa: E402
+from ._tokens import auto_tokenize, create_token  # noqa: E402
 from ._transport import (  # noqa: E402
     TransportInfo,
     has_cuda_support,
     transport_info,
 )
+from .ops import *  # noqa: E402, F403
 
 gen_token = create_token
 
 if os.environ.get("MPI4JAX_NOTOKEN", "0") not in ("", "0"):
     # For programs written for packages whose functions at this level return no tokens.
-    globals().update(
-        {op.__name__: getattr(notoken, op.__name__) for op in (*OPS, gather_blocks, scatter_blocks)}
-    )
+    globals().update({name: getattr(notoken, name) for name in notoken.WITHOUT_TOKENS})
 
 
 def has_hip_support() -> bool:
@@ -75,13 +57,18 @@ def has_sycl_support() -> bool:
 
 # At exit, in the opposite order: what is under way ends, then this rank says that it has finished.
 atexit.register(_watch.finish)
-atexit.register(flush)
+atexit.register(_flush.finish)
 _watch.start()
 
 
 def _forked() -> None:
     # A forked child is no rank: it waits for nothing at its end, and its errors are its own.
-    for function in (_watch.finish, flush, _comm.join_default_comm, _native.stop_transports):
+    for function in (
+        _watch.finish,
+        _flush.finish,
+        _comm.join_default_comm,
+        _native.stop_transports,
+    ):
         atexit.unregister(function)
     _abort.uninstall()
 
@@ -92,32 +79,20 @@ __version__ = "0.1.0"
 
 __all__ = [
     "TransportInfo",
-    "allgather",
-    "allreduce",
-    "alltoall",
     "auto_tokenize",
-    "barrier",
-    "bcast",
     "create_token",
     "default_comm",
     "experimental",
     "flush",
-    "gather",
     "gather_blocks",
     "gen_token",
-    "halo_exchange",
     "has_cuda_support",
     "has_hip_support",
     "has_sycl_support",
     "jit",
     "notoken",
     "pvary",
-    "recv",
-    "reduce",
-    "scan",
-    "scatter",
     "scatter_blocks",
-    "send",
-    "sendrecv",
     "transport_info",
 ]
+__all__ += ops.__all__

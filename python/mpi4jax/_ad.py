@@ -27,8 +27,6 @@ from jax.interpreters import ad, batching, mlir
 from . import _compat, _compat_traces
 from ._misuse import warn_of_batched_loop
 from ._primitive import PRIMITIVES, TOKEN, effect, split
-from ._scope import scope_p
-from ._spec import SPECS
 from ._tracing import (
     has_derivative,
     once,
@@ -39,6 +37,7 @@ from ._tracing import (
     tie,
     token_of,
 )
+from .ops import SPECS
 
 # ---- The first equation of a function that a token was threaded through: the identity
 
@@ -195,7 +194,7 @@ def _rule_remat(params: dict[str, Any], token: Any, args: Sequence[Any]) -> Thre
     if isinstance(prevent_cse, tuple):  # one for each operand
         prevent_cse = (*(False for _ in consts), True, *prevent_cse)
     token, *out = _compat.remat_p.bind(
-        *consts, token, *args, **{**params, "jaxpr": jaxpr, "prevent_cse": prevent_cse}
+        *consts, token, *args, **{**params, "jaxpr": jaxpr.jaxpr, "prevent_cse": prevent_cse}
     )
     return token, out
 
@@ -227,7 +226,6 @@ RULES: dict[Primitive, Callable[..., Threaded]] = {
     **{primitive: _rule_op(name) for name, primitive in PRIMITIVES.items()},
     _compat.jit_p: _rule_jit,
     _compat.closed_call_p: _rule_inline("call_jaxpr"),
-    scope_p: _rule_inline("jaxpr"),
     _compat.scan_p: _rule_scan,
     _compat.while_p: _rule_while,
     _compat.cond_p: _rule_cond,
@@ -319,7 +317,7 @@ def check_jax() -> None:
     if _checked:
         return
     _checked.append(True)  # what follows comes back here
-    params = dict.fromkeys(SPECS["send"].all_params, 0) | {"comm": _Alone}
+    params = dict.fromkeys(SPECS["send"].params, 0) | {"comm": _Alone}
 
     def send(x: Any) -> Any:
         PRIMITIVES["send"].bind(np.zeros(3, np.float32), **params)

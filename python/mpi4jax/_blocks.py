@@ -9,7 +9,10 @@ import jax
 import jax.numpy as jnp
 from mpi4py import MPI
 
-from . import _cart, _ops
+from . import _cart
+from ._arguments import rank_of
+from ._tokens import NO_TOKEN
+from .ops import gather, halo_exchange, scatter
 
 
 class _Cuts:
@@ -138,7 +141,7 @@ def scatter_blocks(
     """
     name = "scatter_blocks"
     cuts = _Cuts(name, cart, axes, width)
-    root = _ops._rank(name, "root", root, cuts.comm)
+    root = rank_of(name, "root", root, cuts.comm)
 
     def prepare(leaf: Any) -> Any:
         if cuts.comm.rank == root:
@@ -147,11 +150,11 @@ def scatter_blocks(
             leaf = jnp.asarray(leaf)
         return jnp.zeros(cuts.block(leaf.shape), leaf.dtype)
 
-    y, token = _with_token(_ops.scatter, token, jax.tree.map(prepare, x), root, comm=cart)
+    y, token = _with_token(scatter, token, jax.tree.map(prepare, x), root, comm=cart)
     if any(width != (0, 0) for width in cuts.widths):
         y = jax.tree.map(cuts.pad, y)
-        y, token = _with_token(_ops.halo_exchange, token, y, cart, axes=axes, width=width)
-    return y if token is _ops.NO_TOKEN else (y, token)
+        y, token = _with_token(halo_exchange, token, y, cart, axes=axes, width=width)
+    return y if token is NO_TOKEN else (y, token)
 
 
 def gather_blocks(
@@ -197,14 +200,14 @@ def gather_blocks(
     """
     name = "gather_blocks"
     cuts = _Cuts(name, cart, axes, width)
-    root = _ops._rank(name, "root", root, cuts.comm)
+    root = rank_of(name, "root", root, cuts.comm)
     inner = jax.tree.map(lambda leaf: cuts.inner(jnp.asarray(leaf)), x)
-    y, token = _with_token(_ops.gather, token, inner, root, comm=cart)
+    y, token = _with_token(gather, token, inner, root, comm=cart)
     y = jax.tree.map(cuts.join, y) if cuts.comm.rank == root else x
-    return y if token is _ops.NO_TOKEN else (y, token)
+    return y if token is NO_TOKEN else (y, token)
 
 
 def _with_token(op: Any, token: Any, *args: Any, **kwargs: Any) -> Any:
     """The result and the new token, which is NO_TOKEN if there is to be none."""
     out = op(*args, token=token, **kwargs)
-    return (out, token) if token is _ops.NO_TOKEN else out
+    return (out, token) if token is NO_TOKEN else out

@@ -10,14 +10,7 @@ from typing import Any
 from jax.extend.core import ClosedJaxpr, Literal
 
 from . import _compat
-from ._spec import is_root, op_of
-
-
-def _result_matters(name: str, params: dict[str, Any]) -> bool:
-    """Whether an op is done for its result on this rank."""
-    if name == "reduce":
-        return is_root(params)
-    return name in ("allreduce", "halo_exchange", "scan")
+from ._spec import SPECS, op_of
 
 
 def warn_of_discarded(jaxpr: ClosedJaxpr) -> None:
@@ -29,7 +22,7 @@ def warn_of_discarded(jaxpr: ClosedJaxpr) -> None:
     used = {id(v) for eqn in eqns for v in eqn.invars} | {id(v) for v in jaxpr.jaxpr.outvars}
     for eqn in eqns:
         name = op_of(eqn)
-        if name is None or not _result_matters(name, eqn.params):
+        if name is None or not SPECS[name].only_for_its_result(eqn.params):
             continue
         derived = "jvp" in str(eqn.source_info.name_stack)
         if id(eqn.outvars[0]) not in used and not derived:
@@ -39,10 +32,6 @@ def warn_of_discarded(jaxpr: ClosedJaxpr) -> None:
                 "it is a new array, the argument is not changed",
                 stacklevel=2,
             )
-
-
-# Their results are the same on all ranks.
-_UNIFORM = ("allgather", "allreduce", "bcast")
 
 
 def _ops(jaxpr: Any) -> Iterator[tuple[str, Any]]:
@@ -68,7 +57,9 @@ def _varying(closed: ClosedJaxpr, varying: Sequence[bool]) -> list[bool]:
         if eqn.primitive is _compat.jit_p and inner is not None:
             outs = _varying(inner, ins)
         else:
-            outs = [any(ins) and op_of(eqn) not in _UNIFORM] * len(eqn.outvars)
+            name = op_of(eqn)
+            uniform = name is not None and SPECS[name].is_uniform
+            outs = [any(ins) and not uniform] * len(eqn.outvars)
         found.update(id(v) for v, out in zip(eqn.outvars, outs, strict=True) if out)
     return [varies(v) for v in jaxpr.outvars]
 

@@ -1,11 +1,8 @@
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Self
 
-from typing_extensions import CapsuleType, disjoint_base
+from typing_extensions import CapsuleType
 
 __all__ = [
-    "Dispatch",
     "abort_after",
     "carriers",
     "chosen_transports",
@@ -31,6 +28,7 @@ __all__ = [
     "trace_to",
     "transport_report",
     "types",
+    "wait",
     "watch_enter",
     "watch_finish",
     "watch_leave",
@@ -40,22 +38,11 @@ __all__ = [
     "watch_start",
 ]
 
-@disjoint_base
-class Dispatch:
-    def __new__(
-        cls,
-        top: Callable[..., Any],
-        below: Callable[..., Any],
-        probes: list[tuple[object, str, object]],
-        /,
-    ) -> Self: ...
-    @property
-    def chosen(self) -> Any: ...
-    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
-
 def targets() -> list[tuple[str, dict[str, CapsuleType], str]]: ...
 def types() -> list[tuple[str, dict[str, CapsuleType], str]]: ...
-def ops_table() -> list[tuple[str, str, bool, bool, bool]]: ...
+def ops_table() -> list[
+    tuple[str, str, bool, bool, bool, bool, tuple[str, str], tuple[str, str]]
+]: ...
 def dtypes_table() -> list[tuple[str, int, int, bool, bool, bool, bool, bool]]: ...
 def carriers() -> list[tuple[str, str]]: ...
 def register_comm(key: str, handle: int, rank: int, size: int) -> None: ...
@@ -104,3 +91,4 @@ def chosen_transports() -> list[tuple[str, str, str]]: ...
 def transport_report() -> tuple[
     str, list[tuple[str, str, str, str | None]], list[tuple[str, str, str | None]]
 ]: ...
+def wait() -> None: ...

@@ -11,10 +11,7 @@ from mpi4py import MPI
 
 from . import _compat, _native
 from ._comm import Comm
-from ._spec import SPECS, op_of
-
-# Their transposes are local.
-_LOCAL_ADJOINTS = ("allgather", "allreduce", "bcast")
+from ._spec import SPECS, op_of, stacked
 
 
 class ScheduleError(RuntimeError):
@@ -28,18 +25,14 @@ def _words(name: str, eqn: Any) -> str:
         details.append(f"root {p['root']}")
     if p.get("reduction") is not None:
         details.append("a user's reduction" if p["reduction"].user else p["reduction"].name)
-    if name == "halo_exchange":  # blocks may differ in size
+    if SPECS[name].has_blocks:  # they may differ in size
         widths = [f"{low} and {high}" for low, high in p["widths"]]
         details += [f"width {w}" for w in widths] + [str(eqn.invars[0].aval.dtype)]
     elif eqn.invars and SPECS[name].arrays:
         aval = eqn.invars[0].aval
-        # With a root, shapes differ between the root and the others: one of them holds all blocks.
-        count = int(np.prod(aval.shape, dtype=np.int64))
-        if name in ("scatter", "gather"):
-            count = int(np.prod(eqn.outvars[0].aval.shape if name == "scatter" else aval.shape))
-            if p.get("adjoint"):
-                count = 0
-        details.append(f"{count} x {aval.dtype}" if count else str(aval.dtype))
+        # One rank's block: with a root, one of them may hold all.
+        blocks = p["comm"].size if stacked(SPECS[name], p)[0] else 1
+        details.append(f"{int(np.prod(aval.shape, dtype=np.int64)) // blocks} x {aval.dtype}")
     words = f"{name}{' (transposed)' if p.get('adjoint') else ''}"
     return f"{words} ({', '.join(details)})" if details else words
 
@@ -54,8 +47,8 @@ def schedule(jaxpr: Jaxpr | ClosedJaxpr) -> list[Entry]:
     for eqn in jaxpr.eqns:
         name = op_of(eqn)
         if name is not None:
-            collective = SPECS[name].transpose != "reversed"
-            if collective and not (eqn.params.get("adjoint") and name in _LOCAL_ADJOINTS):
+            spec = SPECS[name]
+            if not spec.has_peer and not (spec.is_uniform and eqn.params.get("adjoint")):
                 entries.append((eqn.params["comm"], _words(name, eqn), _compat.eqn_line(eqn)))
             continue
         loops = eqn.primitive.name in ("scan", "while", "cond")

@@ -1,7 +1,8 @@
-"""One row per op: what JAX's rules need to know about it.
+"""What is known of each op.
 
-`_primitive.define` makes a JAX primitive of a row. The rows here and the native table are
-compared when the package is imported (:func:`check`), so that neither can be forgotten.
+The native module has a row for each (`src/ops/table.rs`): its names, what it takes, and how much a
+rank sends and receives. An op's file in `ops` adds what JAX's rules need (`_definition.define`);
+together they are a :class:`Spec`.
 
 Operands of every primitive: ``(*arrays, envelope?, token?)``; results: ``(*arrays, envelope?,
 token?)``. The envelope is the int32 pair (source, tag) of a message; it is only there where a
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from mpi4py import MPI
@@ -32,74 +34,96 @@ class Spec:
     Attributes:
         name: the op, as in ``mpi4jax.<name>``.
         mpi: the MPI function that it calls.
-        params: names of its static parameters, beside ``comm``.
-        arrays: how many arrays it takes; None: any number, and it returns as many.
-        returns: whether it returns an array.
-        stacked: given the parameters, whether the input and the result hold one block per rank,
-            along a new first axis.
-        transpose: how its transpose is made: ``adjoint`` flips the parameter of that name,
-            ``self`` repeats it, ``reversed`` exchanges the two ends of a message.
+        has_reduction, has_root, has_peer: whether it takes a reduction; a root; a source, a
+            destination, or both.
+        has_blocks: whether it takes any number of arrays at once, and returns as many.
+        at_root, elsewhere: what a rank sends and receives: ``"none"``, ``"one"`` block, or one
+            ``"per rank"``.
+        self_test: how ``python -m mpi4jax`` tests it: a call and what it must return.
+        lower: how its primitive is lowered; by default every rank calls it.
+        adjoint: the same of its transpose, if that is no other op. The primitive then has a
+            parameter of that name.
+        transpose: how the transpose of a message is made of messages the other way.
+            An op with neither is its own transpose.
+        derivative: its tangent with the reductions PROD, MAX and MIN.
+        is_uniform: whether its result is one global value, equal on all ranks. Then its adjoint
+            is local.
+        only_for_its_result: given the parameters, whether it is done for nothing else: then it
+            is worth a warning if nothing uses the result.
+        overwrites: given the parameters, whether it may leave the result where the operand is,
+            at no cost. Not where the result is the operand, has another shape, or where the MPI
+            library or we would have to copy.
     """
 
     name: str
     mpi: str
-    params: tuple[str, ...]
-    arrays: int | None
-    returns: bool
-    stacked: Callable[[Params], tuple[bool, bool]]
-    transpose: str
+    has_reduction: bool
+    has_root: bool
+    has_peer: bool
+    has_blocks: bool
+    at_root: tuple[str, str]
+    elsewhere: tuple[str, str]
+    self_test: Callable[[Any], Any]
+    lower: Callable[..., Any] | None = None
+    adjoint: Callable[..., Any] | None = None
+    transpose: Callable[..., Any] | None = None
+    derivative: Callable[..., Any] | None = None
+    is_uniform: bool = False
+    only_for_its_result: Callable[[Params], bool] = lambda p: False
+    overwrites: Callable[[Params], bool] = lambda p: False
 
     @property
-    def all_params(self) -> tuple[str, ...]:
-        adjoint = ("adjoint",) if self.transpose == "adjoint" else ()
-        envelope = ("env_in", "env_out") if self.transpose == "reversed" else ()
-        return ("comm", *self.params, *adjoint, *envelope)
+    def sends(self) -> bool:
+        return self.at_root[0] != "none" or self.elsewhere[0] != "none"
 
     @property
-    def has_reduction(self) -> bool:
-        return "reduction" in self.params
+    def returns(self) -> bool:
+        """Whether it returns an array."""
+        return self.at_root[1] != "none" or self.elsewhere[1] != "none"
+
+    @property
+    def arrays(self) -> int | None:
+        """How many arrays it takes: data, or a template for what is received. None: any number."""
+        if self.has_blocks:
+            return None
+        return self.sends + self.returns if self.has_peer else int(self.sends or self.returns)
+
+    @cached_property
+    def defaults(self) -> Params:
+        """The parameters that only derivatives change."""
+        if self.has_peer:
+            return {"env_in": 0, "env_out": False}
+        return {} if self.adjoint is None else {"adjoint": False}
+
+    @cached_property
+    def params(self) -> frozenset[str]:
+        """Names of its static parameters."""
+        names = {"comm", *self.defaults}
+        names |= {"reduction"} if self.has_reduction else set()
+        names |= {"root"} if self.has_root else set()
+        names |= {"source", "recvtag", "status"} if self.has_peer and self.returns else set()
+        names |= {"dest", "sendtag"} if self.has_peer and self.sends else set()
+        names |= {"axes", "widths", "neighbours"} if self.has_blocks else set()
+        return frozenset(names)
 
 
-def _flat(p: Params) -> tuple[bool, bool]:
-    return False, False
+SPECS: dict[str, Spec] = {}  # in alphabetical order once `mpi4jax.ops` is imported
+_ROWS = {row[0]: row for row in _native.ops_table()}
 
 
-SPECS = {
-    spec.name: spec
-    for spec in (
-        Spec("allgather", "MPI_Allgather", (), 1, True, lambda p: (False, True), "adjoint"),
-        Spec("allreduce", "MPI_Allreduce", ("reduction",), 1, True, _flat, "adjoint"),
-        Spec("alltoall", "MPI_Alltoall", (), 1, True, lambda p: (True, True), "self"),
-        Spec("barrier", "MPI_Barrier", (), 0, False, _flat, "self"),
-        Spec("bcast", "MPI_Bcast", ("root",), 1, True, _flat, "adjoint"),
-        Spec("gather", "MPI_Gather", ("root",), 1, True, lambda p: (False, is_root(p)), "adjoint"),
-        Spec(
-            "halo_exchange",
-            "MPI_Wait",
-            ("axes", "widths", "neighbours"),
-            None,
-            True,
-            _flat,
-            "adjoint",
-        ),
-        Spec("recv", "MPI_Recv", ("source", "recvtag", "status"), 1, True, _flat, "reversed"),
-        Spec("reduce", "MPI_Reduce", ("reduction", "root"), 1, True, _flat, "adjoint"),
-        Spec("scan", "MPI_Scan", ("reduction",), 1, True, _flat, "adjoint"),
-        Spec(
-            "scatter", "MPI_Scatter", ("root",), 1, True, lambda p: (is_root(p), False), "adjoint"
-        ),
-        Spec("send", "MPI_Send", ("dest", "sendtag"), 1, False, _flat, "reversed"),
-        Spec(
-            "sendrecv",
-            "MPI_Sendrecv",
-            ("source", "dest", "sendtag", "recvtag", "status"),
-            2,
-            True,
-            _flat,
-            "reversed",
-        ),
-    )
-}
+def add(name: str, **known: Any) -> Spec:
+    """Put an op into the table.
+
+    Raises:
+        ImportError: the native module does not have it.
+    """
+    if name not in _ROWS:
+        raise ImportError(
+            f"mpi4jax: the native module does not know the op {name}: it belongs to another "
+            "build than the Python package; reinstall mpi4jax"
+        )
+    SPECS[name] = Spec(*_ROWS[name], **known)
+    return SPECS[name]
 
 
 def op_of(eqn: Any) -> str | None:
@@ -110,7 +134,8 @@ def op_of(eqn: Any) -> str | None:
 
 def stacked(spec: Spec, p: Params) -> tuple[bool, bool]:
     """Whether input and result hold one block per rank; a transpose exchanges the two."""
-    before, after = spec.stacked(p)
+    send, recv = spec.at_root if spec.has_root and is_root(p) else spec.elsewhere
+    before, after = send == "per rank", recv == "per rank"
     return (after, before) if p.get("adjoint") else (before, after)
 
 
@@ -121,21 +146,3 @@ def wildcard(p: Params) -> bool:
     """
     source, tag = p.get("source"), p.get("recvtag")
     return source != MPI.PROC_NULL and (source == MPI.ANY_SOURCE or tag == MPI.ANY_TAG)
-
-
-def check() -> None:
-    """Compare this table with the native one.
-
-    Raises:
-        ImportError: they differ; the installation mixes two builds.
-    """
-    here = sorted(
-        (s.name, s.mpi, s.has_reduction, "root" in s.params, s.transpose == "reversed")
-        for s in SPECS.values()
-    )
-    native = sorted(tuple(row) for row in _native.ops_table())
-    if here != native:
-        raise ImportError(
-            "mpi4jax: the ops of the Python package and of the native module differ; "
-            f"reinstall mpi4jax. Differences: {sorted(set(here) ^ set(native))}"
-        )

@@ -7,11 +7,10 @@
 use std::borrow::Cow;
 
 use super::c_api::{self, CallFrame};
+use crate::call::{Blocks, Call, Envelope, EnvelopeOperand, Site};
+use crate::comm;
 use crate::error::{Cause, Error};
-use crate::ops::{
-    Block, Blocks, Buffer, Call, Dtype, Envelope, EnvelopeOperand, Extent, Halo, Op, PACKED, Reduction, Site,
-    Width, lookup_comm,
-};
+use crate::ops::{Block, Buffer, Dtype, Extent, Halo, Op, PACKED, Reduction, Width};
 use crate::transport::Transport;
 
 /// The attributes of a custom call. They are read once per compiled program.
@@ -80,7 +79,7 @@ impl<'a> Attributes<'a> {
         }
     }
 
-    /// What `_primitive._describe_halo` wrote: lists after their lengths. The widths (below, above) of the
+    /// What `ops/halo_exchange.py` wrote: lists after their lengths. The widths (below, above) of the
     /// exchanged axes, the rank in each direction, and the blocks: bytes of an element, extents, and which
     /// axes are exchanged.
     fn halo(&self, rank: i32, adjoint: bool) -> Result<Halo, Cause> {
@@ -133,12 +132,12 @@ impl<'a> Attributes<'a> {
             expected: "the name of an operation",
             actual: name.into(),
         })?;
-        self.site_of(op).map_err(|cause| Error { op: Some(op), ..cause.into() })?.validated()
+        self.site_of(op).map_err(|cause| Error { op: Some(op.name()), ..cause.into() })?.validated()
     }
 
     fn site_of(&self, op: Op) -> Result<Site, Cause> {
         let key = self.string("comm")?;
-        let comm = lookup_comm(&key).ok_or_else(|| Cause::UnknownCommunicator { key: (*key).into() })?;
+        let comm = comm::lookup(&key)?;
         let reduction = match &*self.string("reduction")? {
             "" => None,
             key => {
@@ -158,12 +157,13 @@ impl<'a> Attributes<'a> {
             }
         };
         let reverse = self.flag("reverse")?;
+        let halo = op.row().has_blocks.then(|| self.halo(comm.rank, reverse)).transpose()?;
         Ok(Site {
             op,
             comm,
             reduction,
             reverse,
-            halo: op.row().has_blocks.then(|| self.halo(comm.rank, reverse)).transpose()?,
+            halo,
             root: self.int("root")?,
             envelope: Envelope {
                 source: self.int("source")?,
@@ -272,7 +272,9 @@ unsafe fn side<'a>(
         if let (Some(pair), [operand]) = (pair, rest) {
             match read(*operand)? {
                 Buffer { data, dtype: Dtype::Int32, count: 2 } => *pair = Some(data.cast()),
-                Buffer { dtype, count, .. } => return Err(Cause::Envelope { what, dtype, count }),
+                Buffer { dtype, count, .. } => {
+                    return Err(Cause::Envelope { what, dtype: dtype.name(), count });
+                }
             }
         }
         let [first, others @ ..] = arrays else { return Ok(&[]) };

@@ -7,12 +7,12 @@ use std::ptr::{null, null_mut};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 use super::c_api::{self, Api, CallFrame, FfiError, StageStateArgs, StateArgs, TypeId};
-use super::frame;
+use super::{frame, pages};
+use crate::call::{Blocks, Call, Site, Stream};
+use crate::device;
+use crate::device::cuda::{self, Entered};
 use crate::error::{Cause, Error};
-use crate::gpu::cuda::{self, Entered};
-use crate::gpu::{self};
-use crate::ops::{Blocks, Call, Site, Stream};
-use crate::trace;
+use crate::record::log;
 use crate::transport::{self, AnyTransport, Platform, Transport};
 use crate::watch::{self, Watched};
 
@@ -50,7 +50,7 @@ pub unsafe extern "C" fn instantiate<const KIND: u8>(frame: *mut CallFrame) -> *
             };
             let transport = transport.map_err(|error| site.error(error.cause))?;
             // Most have been, in program order, when the program was lowered; not those that were exported.
-            transport::join_late(transport, site.comm)?;
+            transport::join_late(transport, &site.comm)?;
             let watched = Watched::new(&site, transport.name());
             Ok(set_state(frame, State { site, transport, watched })?)
         })
@@ -66,27 +66,52 @@ pub unsafe extern "C" fn execute<const KIND: u8>(frame: *mut CallFrame) -> *mut 
     unsafe {
         guard::<KIND>(frame, |frame| {
             let &State { ref site, transport, ref watched } = get_state(frame)?;
-            if site.comm.is_freed() {
-                return Err(site.error(Cause::FreedCommunicator { key: site.comm.key.clone() }).into());
+            let comm = &site.comm;
+            if comm.is_freed() {
+                return Err(site.error(Cause::FreedCommunicator { key: comm.key.clone() }).into());
             }
-            let (stream, _context) = if KIND == kind::CPU {
-                (Stream::NONE, None)
-            } else {
-                let (stream, context) = enter(frame).map_err(|cause| site.error(cause))?;
-                (stream, Some(context))
-            };
-            let mut others = Blocks::new();
-            let mut call = Call::of(site, stream);
-            frame::fill(&mut call, frame, transport, &mut others)?;
-            let result = watched.run(&mut call, |call| {
-                if trace::is_enabled() { trace::traced(transport, call) } else { transport.execute(call) }
-            });
-            if let Err(error) = &result
-                && error.cause.is_fatal()
-            {
-                transport::abort(site.comm, error.cause.code(), &watched.explain(&error.cause));
+            if let Some(first) = comm.failure() {
+                let (key, first) = (comm.key.clone(), first.into());
+                return Err(site.error(Cause::EarlierFailure { key, first }).into());
+            }
+            let result = run::<KIND>(frame, site, transport, watched);
+            if let Err(error) = &result {
+                if error.cause.is_fatal() {
+                    comm.abort(error.cause.code(), &watched.explain(&error.cause));
+                }
+                comm.fail(&error.to_string());
             }
             result
+        })
+    }
+}
+
+/// # Safety
+/// As `execute`.
+#[inline]
+unsafe fn run<const KIND: u8>(
+    frame: &CallFrame,
+    site: &Site,
+    transport: &AnyTransport,
+    watched: &Watched,
+) -> Result<(), Box<Error>> {
+    // SAFETY: promised by the caller.
+    unsafe {
+        let (stream, _context) = if KIND == kind::CPU {
+            (Stream::NONE, None)
+        } else {
+            let (stream, context) = enter(frame).map_err(|cause| site.error(cause))?;
+            (stream, Some(context))
+        };
+        let mut others = Blocks::new();
+        let mut call = Call::of(site, stream);
+        frame::fill(&mut call, frame, transport, &mut others)?;
+        if KIND == kind::CPU {
+            pages::prepare(&call);
+        }
+        watched.run(&mut call, |call| {
+            let execute = |call: &Call| transport.execute(call);
+            if log::is_enabled() { log::logged(call, execute) } else { execute(call) }
         })
     }
 }
@@ -176,7 +201,7 @@ unsafe fn enter(frame: &CallFrame) -> Result<(Stream, Entered), Cause> {
     };
     // SAFETY: promised by the caller. The CPU, where the tests' driver has its memory, has no streams.
     unsafe {
-        if !gpu::is_on_cpu() {
+        if !device::is_on_cpu() {
             let get = std::mem::transmute::<usize, Option<c_api::StreamGet>>((*frame.api).stream_get);
             if let Some(get) = get {
                 check(frame.api, "XLA_FFI_Stream_Get", get(&mut args))?;
@@ -336,6 +361,7 @@ unsafe fn report(api: *const Api, error: &Error) -> *mut FfiError {
         message: message.as_ptr(),
         code: match error.cause {
             Cause::FreedCommunicator { .. }
+            | Cause::EarlierFailure { .. }
             | Cause::NotJoined { .. }
             | Cause::NoCommunicator { .. }
             | Cause::Unavailable { .. }

@@ -1,0 +1,35 @@
+"""An op: its row of the table, and a JAX primitive with all its rules."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+
+from . import _compat, _native, _spec
+from ._derivative import jvp, transpose
+from ._lowering import lowering
+from ._primitive import PRIMITIVES, abstract_eval, batch
+
+
+def define(name: str, **known: Any) -> None:
+    """Define an op, of which these fields of :class:`_spec.Spec` are known.
+
+    Raises:
+        ImportError: the native module does not have it.
+    """
+    spec = _spec.add(name, **known)
+    primitive = PRIMITIVES[name] = Primitive(f"mpi4jax_{name}")
+    primitive.multiple_results = True
+    primitive.def_impl(_compat.eval_primitive(primitive))
+    primitive.def_effectful_abstract_eval(functools.partial(abstract_eval, spec))
+    # Not cached: equal ops on different lines are one lowering to JAX, and it would name one line.
+    for platform, on_gpu in (("cpu", _native.is_gpu_on_cpu()), ("cuda", True)):
+        rule = functools.partial(lowering, spec, on_gpu)
+        mlir.register_lowering(primitive, rule, platform=platform, cacheable=False)
+    # The "fancy" rules are called also where no operand is batched.
+    batching.fancy_primitive_batchers[primitive] = functools.partial(batch, spec)
+    ad.primitive_jvps[primitive] = functools.partial(jvp, spec)
+    ad.primitive_transposes[primitive] = functools.partial(transpose, spec)

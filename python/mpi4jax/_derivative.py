@@ -1,0 +1,153 @@
+"""How ops are differentiated.
+
+One convention holds for all: a result that is the same on all ranks (of allreduce, allgather and
+bcast) is one global value, whose cotangent is the same on all ranks too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.interpreters import ad
+from mpi4py import MPI
+
+from . import _compat
+from ._lowering import RECEIVE_SIDE, SEND_SIDE
+from ._primitive import bind, split
+from ._reductions import derivative_of_reduction
+from ._spec import SPECS, Params, Spec, wildcard
+
+_OTHER_SIDE = {0: 0, RECEIVE_SIDE: SEND_SIDE, SEND_SIDE: RECEIVE_SIDE}
+
+
+def _inexact(x: Any) -> bool:
+    return bool(jnp.issubdtype(x.dtype, np.inexact))
+
+
+def jvp(spec: Spec, primals: Any, tangents: Any, **p: Any) -> tuple[list[Any], list[Any]]:
+    """The forward derivative: an op on the values, and after it one on the tangents."""
+    arrays, env, token = split(spec, p, primals)
+    array_tangents, _, token_tangent = split(spec, p, tangents)
+    token_tangent = [ad.instantiate_zeros(t) for t in token_tangent]
+    reduction = p.get("reduction")
+    if reduction is not None and reduction.name != "SUM" and _inexact(arrays[0]):
+        t = ad.instantiate_zeros(array_tangents[0])
+        return derivative_of_reduction(spec, arrays[0], t, token, token_tangent, p)
+
+    q = {**p, "status": None} if "status" in p else dict(p)
+    results: list[Any]
+    if spec.has_peer and not p["env_in"] and wildcard(p):
+        # The tangent's message must come from where the primal's came from, and its transpose
+        # must go back there: the primal op tells.
+        y, envelope, *token_out = bind(spec, *arrays, *token, **{**p, "env_out": True})
+        results = [y, *([envelope] if p["env_out"] else []), *token_out]
+        env, q["env_in"] = [envelope], RECEIVE_SIDE
+    else:
+        results = bind(spec, *arrays, *env, *token, **p)
+    if "env_out" in q:
+        q["env_out"] = False
+
+    differentiable = [_inexact(x) for x in arrays]
+    ts = [
+        ad.instantiate_zeros(t) if d else None
+        for t, d in zip(array_tangents, differentiable, strict=True)
+    ]
+    if all(differentiable):
+        out = bind(spec, *ts, *env, *token_tangent, **q)
+    elif any(differentiable):
+        out = _half_sendrecv(ts, env, token_tangent, q)
+    else:
+        out = token_tangent
+    remaining = iter(out)
+    return results, [next(remaining) if _inexact(r) else _compat.zero_tangent(r) for r in results]
+
+
+def _half_sendrecv(ts: list[Any], env: list[Any], token: list[Any], q: Params) -> list[Any]:
+    """The tangent of a sendrecv of which only one side has a derivative (the other: integers)."""
+    name, t, side = (
+        ("send", ts[0], SEND_SIDE) if ts[0] is not None else ("recv", ts[1], RECEIVE_SIDE)
+    )
+    if q["env_in"] != side:
+        env, q = [], {**q, "env_in": 0}
+    return bind(SPECS[name], t, *env, *token, **pick(name, q))
+
+
+def pick(name: str, params: Params) -> Params:
+    """The parameters of ``name`` among others'."""
+    names = SPECS[name].params | {"threaded"}
+    return {k: v for k, v in params.items() if k in names}
+
+
+def transpose(spec: Spec, cotangents: Sequence[Any], *args: Any, **p: Any) -> list[Any]:
+    """The backward derivative: an op on the cotangents."""
+    arrays, env, token = split(spec, p, args)
+    cotangents = [ad.instantiate_zeros(c) for c in cotangents]
+    p.pop("threaded", None)  # the token of the transpose does not come from _ad.py
+    # A known token orders nothing here; a linear one has the cotangent that comes with it.
+    linear_token = bool(token) and ad.is_undefined_primal(token[0])
+    token_ct = [cotangents[-1]] if token else []
+    cs = cotangents[: len(arrays) if spec.arrays is None else int(spec.returns)]
+
+    if spec.transpose is not None:
+        back = Back(spec, p, env, token_ct)
+        array_cts, token_ct = spec.transpose(back, cs, arrays), back.token
+    else:
+        q = p if spec.adjoint is None else dict(p, adjoint=not p["adjoint"])
+        array_cts, _, token_ct = split(spec, p, bind(spec, *cs, *token_ct, **q))
+
+    out = [
+        _compat.vary_as(ct, x.aval) if ad.is_undefined_primal(x) else None
+        for x, ct in zip(arrays, array_cts, strict=True)
+    ]
+    return [*out, *(None for _ in env), *(token_ct if linear_token else [None] * len(token))]
+
+
+class Back:
+    """The way back of a message: ``back(name, *arrays)`` binds an op with the ends exchanged, so
+    that what was sent is received from where it went, and what was received is sent to where it
+    came from."""
+
+    def __init__(self, spec: Spec, p: Params, env: list[Any], token: list[Any]):
+        if not p["env_in"] and p.get("source") == MPI.ANY_SOURCE:
+            raise NotImplementedError(
+                f"{spec.name}: cannot be transposed with source=MPI.ANY_SOURCE, because only the "
+                "forward pass knows the sender; name the source, or differentiate with jax.grad or "
+                "jax.vjp, which record it"
+            )
+        self.envelope, self.token = env, token
+        self._from_nobody = p.get("source") == MPI.PROC_NULL
+        self.params = {
+            "comm": p["comm"],
+            "dest": p.get("source"),
+            "source": p.get("dest"),
+            "sendtag": 0 if p.get("recvtag") == MPI.ANY_TAG else p.get("recvtag"),
+            "recvtag": p.get("sendtag"),
+            "status": None,
+            "env_in": _OTHER_SIDE[p["env_in"]],
+            "env_out": False,
+        }
+
+    def __call__(self, name: str, *arrays: Any) -> Any:
+        """What the op returns, if it returns something."""
+        *out, self.token[:] = self._bind(name, *arrays)
+        return out[0] if out else None
+
+    def _bind(self, name: str, *arrays: Any) -> list[Any]:
+        spec = SPECS[name]
+        out = bind(spec, *arrays, *self.envelope, *self.token, **pick(name, self.params))
+        return [*out[: int(spec.returns)], out[int(spec.returns) :]]
+
+    @staticmethod
+    def zeros(x: Any) -> Any:
+        """Zeros like an operand, which may be unknown."""
+        aval = x.aval if ad.is_undefined_primal(x) else jax.typeof(x)
+        return ad.instantiate_zeros(ad.Zero(aval))
+
+    def of_template(self, c: Any, x: Any) -> Any:
+        """The cotangent of the template ``x`` of a receive: it was the result if there was no
+        sender, and else it was not read."""
+        return c if self._from_nobody else self.zeros(x)

@@ -1,0 +1,155 @@
+"""Pytrees of arrays as messages: the leaves of one dtype are one array."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from . import _cart, _compat
+from ._primitive import bind, split_payload
+from ._spec import SPECS, Params, Spec, stacked
+
+
+def _is_key(x: Any) -> bool:
+    return bool(jnp.issubdtype(x.dtype, jax.dtypes.extended))
+
+
+def _as_array(op: str, argument: str, leaf: Any) -> jax.Array:
+    try:
+        return jnp.asarray(leaf)
+    except (TypeError, ValueError) as e:
+        kind = f"dtype {leaf.dtype}" if hasattr(leaf, "dtype") else type(leaf).__name__
+        raise TypeError(
+            f"{op}: argument '{argument}' must be an array, a number, or a pytree of those, "
+            f"got {kind}: {leaf!r}"
+        ) from e
+
+
+def _groups(leaves: Sequence[jax.Array]) -> dict[Any, list[int]]:
+    """Positions of the leaves of each dtype; in the same order on every rank."""
+    groups: dict[Any, list[int]] = {}
+    for i, leaf in enumerate(leaves):
+        groups.setdefault(leaf.dtype, []).append(i)
+    return dict(sorted(groups.items(), key=lambda item: str(item[0])))
+
+
+class Packed:
+    """The leaves of a tree, as one array per dtype."""
+
+    def __init__(self, op: str, argument: str, tree: Any):
+        leaves, self.tree = jax.tree.flatten(tree)
+        leaves = [_as_array(op, argument, leaf) for leaf in leaves]
+        self.shardings = [_compat.explicit_sharding(x) for x in leaves]
+        leaves = [
+            x if s is None else jax.sharding.reshard(x, NamedSharding(s.mesh, PartitionSpec()))
+            for x, s in zip(leaves, self.shardings, strict=True)
+        ]
+        self.impls = [jax.random.key_impl(x) if _is_key(x) else None for x in leaves]
+        self.shapes = [x.shape for x in leaves]
+        self.leaves = [jax.random.key_data(x) if _is_key(x) else x for x in leaves]
+        self.groups = _groups(self.leaves)
+
+    @property
+    def has_keys(self) -> bool:
+        return any(impl is not None for impl in self.impls)
+
+    def pack(self, dtype: Any, stack: bool, size: int, op: str) -> jax.Array:
+        """The message of one dtype: a leaf as it is, or all leaves side by side."""
+        xs = [self.leaves[i] for i in self.groups[dtype]]
+        if len(xs) == 1:
+            return xs[0]
+        if not stack:
+            return jnp.concatenate([x.ravel() for x in xs])
+        for x in xs:
+            split_payload(op, x, size)
+        return jnp.concatenate([x.reshape(size, -1) for x in xs], axis=1)
+
+    def unpack(self, results: dict[Any, Any], before: bool, after: bool, size: int) -> Any:
+        """The tree of results, from the result of each dtype's message."""
+        out: list[Any] = [None] * len(self.leaves)
+        for dtype, indices in self.groups.items():
+            y = results[dtype]
+            if len(indices) == 1:
+                out[indices[0]] = y
+                continue
+            shapes = [self.leaves[i].shape[int(before) :] for i in indices]
+            ends = np.cumsum([int(np.prod(s)) for s in shapes])[:-1]
+            for i, part, s in zip(indices, jnp.split(y, ends, axis=-1), shapes, strict=True):
+                out[i] = part.reshape((size, *s) if after else s)
+        return self.rebuild(out)
+
+    def rebuild(self, leaves: Sequence[Any]) -> Any:
+        """The tree of these leaves."""
+        out = [
+            y if impl is None else jax.random.wrap_key_data(y, impl=impl)
+            for y, impl in zip(leaves, self.impls, strict=True)
+        ]
+        for i, (shape, sharding) in enumerate(zip(self.shapes, self.shardings, strict=True)):
+            if sharding is not None and out[i].shape == shape:
+                out[i] = jax.sharding.reshard(out[i], sharding)
+        return jax.tree.unflatten(self.tree, out)
+
+
+def pack_arguments(spec: Spec, trees: Sequence[Any]) -> list[Packed]:
+    names = ("sendbuf", "recvbuf") if spec.arrays == 2 else ("x",)
+    return [Packed(spec.name, name, tree) for name, tree in zip(names, trees, strict=True)]
+
+
+def bind_trees(spec: Spec, trees: Sequence[Any], p: Params, token: list[Any]) -> Any:
+    """Bind the primitive once per dtype; (result or None, token)."""
+    if not trees:
+        return None, bind(spec, *token, **p)
+    if spec.arrays is None:
+        return _bind_blocks(spec, trees, p, token)
+    size, (before, after) = p["comm"].size, stacked(spec, p)
+    packed = pack_arguments(spec, trees)
+    reduction = p.get("reduction")
+    if reduction is not None and packed[0].has_keys:
+        raise TypeError(
+            f"{spec.name}: reduction {reduction.name} is not defined for PRNG keys; "
+            "expected numbers (keys can be moved, not reduced)"
+        )
+    results: dict[Any, Any] = {}
+    dtypes = packed[0].groups
+    if len(packed) == 2:
+        dtypes = _groups([*packed[0].leaves, *packed[1].leaves])
+    for dtype in dtypes:
+        row, q, sides = spec, p, packed
+        if len(packed) == 2 and not all(dtype in side.groups for side in packed):
+            # The two trees of a sendrecv differ in this dtype: it only goes, or only comes.
+            sends = dtype in packed[0].groups
+            row, sides = SPECS["send" if sends else "recv"], [packed[0 if sends else 1]]
+            q = {k: p[k] for k in row.params}
+        xs = [side.pack(dtype, before, size, spec.name) for side in sides]
+        out = bind(row, *xs, *token, **q)
+        if token:
+            token = [out[-1]]
+        if row.returns:
+            results[dtype] = out[0]
+    y = packed[-1].unpack(results, before, after, size) if spec.returns else None
+    return y, token
+
+
+def _bind_blocks(spec: Spec, trees: Sequence[Any], p: Params, token: list[Any]) -> Any:
+    """Bind an op on several arrays once per dtype; (result, token)."""
+    (packed,) = pack_arguments(spec, trees)
+    out: list[Any] = [None] * len(packed.leaves)
+    for indices in packed.groups.values():
+        xs = [packed.leaves[i] for i in indices]
+        axes = []
+        for i, x in zip(indices, xs, strict=True):
+            shape = packed.shapes[i]
+            inside = x.ndim - len(shape)  # axes of one element: those of a key's data
+            counted = _cart.from_end(spec.name, p["axes"], p["widths"], shape)
+            axes.append(tuple(axis + inside for axis in counted))
+        ys = bind(spec, *xs, *token, **{**p, "axes": tuple(axes)})
+        if token:
+            *ys, token[0] = ys
+        for i, y in zip(indices, ys, strict=True):
+            out[i] = y
+    return packed.rebuild(out), token

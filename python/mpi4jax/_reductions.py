@@ -1,0 +1,82 @@
+"""The derivatives of reductions other than SUM: PROD, MAX and MIN."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+from mpi4py import MPI
+
+from ._comm import as_reduction
+from ._primitive import bind
+from ._spec import SPECS, Params, Spec
+
+
+class Reduced:
+    """What an op's tangent is made of: its operand ``x``, the tangent ``t`` of it, and the result
+    ``y``, under the reduction of that ``name``.
+
+    Every op here takes the token, of the values or of the tangents, and gives it back: an op on
+    tangents without it would not be part of the linear function on a rank whose tangent is zero.
+    """
+
+    def __init__(self, p: Params, x: Any, t: Any, y: Any, token: list[Any], tangents: list[Any]):
+        self.p, self.x, self.t, self.y = p, x, t, y
+        self.name, self.comm = p["reduction"].name, p["comm"]
+        self.token, self.token_tangent = token, tangents
+
+    def _bind(self, name: str, v: Any, token: list[Any], **changes: Any) -> Any:
+        """An op with the parameters of this one, but the sum unless they change."""
+        total = as_reduction(name, MPI.SUM)
+        p = {**self.p, "reduction": total, "adjoint": False, **changes}
+        names = SPECS[name].params | {"threaded"}
+        y, *token[:] = bind(SPECS[name], v, *token, **{k: v for k, v in p.items() if k in names})
+        return y
+
+    def reduce_tangent(self, name: str, v: Any) -> Any:
+        """The sum of tangents."""
+        return self._bind(name, v, self.token_tangent)
+
+    def _everyones(self, v: Any, token: list[Any]) -> Any:
+        # Ranks use it differently, hence the pvary, which is allreduce's adjoint.
+        return self._bind("allreduce", self._bind("allgather", v, token), token, adjoint=True)
+
+    def everyones_values(self) -> Any:
+        """All ranks' operands."""
+        return self._everyones(self.x, self.token)
+
+    def everyones_tangents(self) -> Any:
+        return self._everyones(self.t, self.token_tangent)
+
+    def product_of_others(self) -> Any:
+        """The product of the other ranks' factors, without dividing: exact at zeros."""
+        return jnp.prod(self.everyones_values().at[self.comm.rank].set(1), axis=0)
+
+    def extremum(self) -> Any:
+        """The largest or smallest value, on all ranks."""
+        return self._bind("allreduce", self.x, self.token, reduction=self.p["reduction"])
+
+    def share_of(self, extremum: Any) -> Any:
+        """How much of the extremum is this rank's: ties share it equally."""
+        attained = (self.x == extremum).astype(self.x.dtype)
+        return attained / self._bind("allreduce", attained, self.token)
+
+
+def derivative_of_reduction(
+    spec: Spec, x: Any, t: Any, token: list[Any], token_tangent: list[Any], p: Params
+) -> tuple[list[Any], list[Any]]:
+    """Results and tangents of an op that reduces, with a reduction other than SUM."""
+    name = p["reduction"].name
+    if name not in ("PROD", "MAX", "MIN"):
+        raise NotImplementedError(
+            f"{spec.name}: reduction {name} has no derivative; "
+            "expected one of SUM, PROD, MAX, MIN (or use jax.lax.stop_gradient on the input)"
+        )
+    if spec.derivative is None:
+        raise NotImplementedError(
+            f"{spec.name}: the derivative for reduction {name} is not written"
+        )
+    y, *token = bind(spec, x, *token, **p)
+    r = Reduced(p, x, t, y, token, token_tangent)
+    ty = spec.derivative(r)
+    return [y, *r.token], [ty, *r.token_tangent]

@@ -1,0 +1,45 @@
+"""alltoall: a block from each rank to each rank."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mpi4py import MPI
+
+from .._call import run
+from .._comm import as_comm
+from .._definition import define
+
+define("alltoall", self_test=lambda t: (lambda: t.ops.alltoall(t.blocks), t.of_all[t.rank]))
+
+
+def alltoall(x: Any, *, comm: MPI.Intracomm | None = None, token: Any = None) -> Any:
+    """Send block ``j`` to rank ``j``, for all ranks at once (MPI_Alltoall; MPI-4.1, section 6.8).
+
+    Args:
+        x: array of shape ``(n, *S)``, equal on all ranks, where ``n`` is the communicator's
+            size; or a pytree of such arrays.
+        comm: communicator; by default a clone of ``COMM_WORLD``.
+        token: token from another op, or None.
+
+    Returns:
+        Tuple of the result, of the shape and dtype of ``x``, whose block ``j`` comes from rank
+        ``j``, and the new token.
+
+    Raises:
+        TypeError: a wrong type of ``comm``, ``token`` or dtype.
+        ValueError: the first axis of ``x`` does not have length ``n``.
+
+    Derivative:
+        Its own transpose. Under ``vmap`` the batch axis is axis 1 of operand and result.
+
+    Example:
+        >>> import jax.numpy as jnp, mpi4jax
+        >>> n = mpi4jax.default_comm().size
+        >>> y, token = mpi4jax.alltoall(jnp.ones((n, 2)))
+        >>> y.shape == (n, 2)
+        True
+
+    See also: :func:`allgather`, :func:`scatter`.
+    """
+    return run("alltoall", (x,), token, {"comm": as_comm("alltoall", comm)})

@@ -1,0 +1,71 @@
+"""gather: the arrays of all ranks, on the root."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mpi4py import MPI
+
+from .._arguments import rank_of
+from .._call import run
+from .._comm import as_comm
+from .._definition import define
+from .._lowering import Avals, Lowering, Operands
+from .._spec import is_root
+
+
+def _lower(low: Lowering, xs: Operands, out: Avals) -> list[Any]:
+    if is_root(low.p):
+        return low.call("gather", *xs, out=out)
+    low.call("gather", *xs)
+    return [xs[0][0]]
+
+
+def _adjoint(low: Lowering, xs: Operands, out: Avals) -> list[Any]:
+    if is_root(low.p):
+        return low.call("scatter", *xs, out=out)
+    # This rank's result was its own input.
+    (y,) = low.call("scatter", out=out)
+    return [low.plus(y, xs[0])]
+
+
+define(
+    "gather",
+    lower=_lower,
+    adjoint=_adjoint,
+    self_test=lambda t: (
+        lambda: t.ops.gather(t.x, t.last),
+        t.all_x if t.rank == t.last else t.x,
+    ),
+)
+
+
+def gather(x: Any, root: int, *, comm: MPI.Intracomm | None = None, token: Any = None) -> Any:
+    """Gather the arrays of all ranks on the root (MPI_Gather; MPI-4.1, section 6.5).
+
+    Args:
+        x: array of shape ``S``, equal on all ranks; or a pytree of such arrays.
+        root: rank that receives.
+        comm: communicator of ``n`` ranks; by default a clone of ``COMM_WORLD``.
+        token: token from another op, or None.
+
+    Returns:
+        Tuple of the result and the new token. The result has shape ``(n, *S)`` on the root; on
+        other ranks it is ``x``, unchanged.
+
+    Raises:
+        TypeError: a wrong type of ``root``, ``comm``, ``token`` or dtype.
+        ValueError: ``root`` is not a rank of ``comm``.
+
+    Derivative:
+        The transpose scatters the root's cotangent; other ranks add that of the ``x`` which they
+        returned. Under ``vmap`` the batch axis of the root's result is axis 1.
+
+    Example:
+        >>> import jax.numpy as jnp, mpi4jax
+        >>> y, token = mpi4jax.gather(jnp.ones(3), root=0)
+
+    See also: :func:`allgather`, :func:`scatter`.
+    """
+    c = as_comm("gather", comm)
+    return run("gather", (x,), token, {"comm": c, "root": rank_of("gather", "root", root, c)})

@@ -1,0 +1,83 @@
+"""recv: an array from another rank."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mpi4py import MPI
+
+from .._arguments import ANY_SOURCE, ANY_TAG, source_of, tag_of
+from .._call import run
+from .._comm import as_comm, as_status
+from .._definition import define
+from .._derivative import Back
+from .._lowering import Avals, Lowering, Operands
+from .send import message_round
+
+
+def _lower(low: Lowering, xs: Operands, out: Avals) -> list[Any]:
+    if low.p["source"] == MPI.PROC_NULL:  # MPI leaves the buffer as it is
+        if low.p["status"] is not None:
+            low.call("recv", out=out)  # and fills the status
+        return [xs[0][0]]
+    return low.call("recv", out=out)
+
+
+def _transpose(back: Back, cs: list[Any], xs: list[Any]) -> list[Any]:
+    back("send", cs[0])
+    return [back.of_template(cs[0], xs[0])]
+
+
+define("recv", lower=_lower, transpose=_transpose, self_test=message_round)
+
+
+def recv(
+    x: Any,
+    source: int = ANY_SOURCE,
+    *,
+    tag: int = ANY_TAG,
+    comm: MPI.Intracomm | None = None,
+    status: MPI.Status | None = None,
+    token: Any = None,
+) -> Any:
+    """Receive an array from another rank (MPI_Recv; MPI-4.1, section 3.2).
+
+    Args:
+        x: template, with the shape and dtype of what is received; its values are not read (they
+            are the result if ``source`` is ``MPI.PROC_NULL``). Or a pytree of templates.
+        source: rank to receive from, ``MPI.ANY_SOURCE`` or ``MPI.PROC_NULL``.
+        tag: tag of the message, or ``MPI.ANY_TAG``.
+        comm: communicator; by default a clone of ``COMM_WORLD``.
+        status: if given, is filled when the message has arrived.
+        token: token from another op, or None.
+
+    Returns:
+        Tuple of the received array and the new token.
+
+    Raises:
+        TypeError: a wrong type of ``source``, ``tag``, ``comm``, ``status``, ``token`` or dtype.
+        ValueError: ``source`` or ``tag`` is out of range.
+
+    A message that is shorter than the template ends the job with an error, unless ``status`` is
+    given: then the rest of the result is zeros.
+
+    Derivative:
+        The cotangent is sent back to the rank, and with the tag, that the message came from.
+
+    Example:
+        >>> import jax.numpy as jnp, mpi4jax
+        >>> from mpi4py import MPI
+        >>> x, token = mpi4jax.recv(jnp.ones(3), source=MPI.PROC_NULL)
+        >>> x.tolist()
+        [1.0, 1.0, 1.0]
+
+    See also: :func:`send`, :func:`sendrecv`.
+    """
+    c = as_comm("recv", comm)
+    p = {
+        "comm": c,
+        "source": source_of("recv", "source", source, c),
+        "recvtag": tag_of("recv", "tag", tag, wildcard=True),
+        "status": as_status("recv", status),
+    }
+    return run("recv", (x,), token, p)

@@ -1,0 +1,92 @@
+"""reduce: a reduction over all ranks, on the root."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mpi4py import MPI
+
+from .._arguments import rank_of
+from .._call import run
+from .._comm import as_comm, as_reduction
+from .._definition import define
+from .._lowering import Avals, Lowering, Operands
+from .._reductions import Reduced
+from .._spec import is_root
+
+
+def _lower(low: Lowering, xs: Operands, out: Avals) -> list[Any]:
+    if is_root(low.p):
+        return low.call("reduce", *xs, out=out)
+    low.call("reduce", *xs)
+    return [xs[0][0]]
+
+
+def _adjoint(low: Lowering, xs: Operands, out: Avals) -> list[Any]:
+    if is_root(low.p):
+        low.call("bcast", *xs)
+        return [xs[0][0]]
+    # This rank's result was its own input.
+    (y,) = low.call("bcast", out=out)
+    return [low.plus(y, xs[0])]
+
+
+def _derivative(r: Reduced) -> Any:
+    share = r.product_of_others() if r.name == "PROD" else r.share_of(r.extremum())
+    ty = r.reduce_tangent("reduce", r.t * share)
+    return ty if is_root(r.p) else r.t  # elsewhere the result is the input
+
+
+define(
+    "reduce",
+    lower=_lower,
+    adjoint=_adjoint,
+    derivative=_derivative,
+    only_for_its_result=is_root,
+    self_test=lambda t: (
+        lambda: t.ops.reduce(t.x, MPI.MAX, t.last),
+        t.all_x.max(0) if t.rank == t.last else t.x,
+    ),
+)
+
+
+def reduce(
+    x: Any, op: MPI.Op, root: int, *, comm: MPI.Intracomm | None = None, token: Any = None
+) -> Any:
+    """Reduce over all ranks, result on the root (MPI_Reduce; MPI-4.1, section 6.9.1).
+
+    Args:
+        x: array of shape ``S``, equal on all ranks; or a pytree of such arrays.
+        op: reduction, such as ``MPI.SUM``, or one made with ``MPI.Op.Create``.
+        root: rank that gets the result.
+        comm: communicator; by default a clone of ``COMM_WORLD``.
+        token: token from another op, or None.
+
+    Returns:
+        Tuple of the result and the new token. The result is the reduction on the root; on other
+        ranks it is ``x``, unchanged.
+
+    Raises:
+        TypeError: a wrong type of ``op``, ``root``, ``comm`` or ``token``, or a reduction that
+            is not defined for the dtype.
+        ValueError: ``root`` is not a rank of ``comm``.
+        NotImplementedError: differentiated with a reduction that has no derivative.
+
+    Derivative:
+        SUM: the transpose broadcasts the root's cotangent; other ranks add that of the ``x``
+        which they returned. PROD, MAX and MIN: as for :func:`allreduce`.
+
+    Example:
+        >>> import jax.numpy as jnp, mpi4jax
+        >>> from mpi4py import MPI
+        >>> y, token = mpi4jax.reduce(jnp.ones(3), op=MPI.SUM, root=0)
+
+    See also: :func:`allreduce`, :func:`scan`.
+    """
+    c = as_comm("reduce", comm)
+    p = {
+        "comm": c,
+        "reduction": as_reduction("reduce", op),
+        "root": rank_of("reduce", "root", root, c),
+    }
+    return run("reduce", (x,), token, p)

@@ -1,0 +1,72 @@
+"""scan: a reduction over the ranks up to each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from mpi4py import MPI
+
+from .._call import run
+from .._comm import as_comm, as_reduction
+from .._definition import define
+from .._lowering import Avals, Lowering, Operands
+from .._reductions import Reduced
+
+
+def _lower(low: Lowering, xs: Operands, out: Avals) -> list[Any]:
+    return low.call("scan", *xs, out=out, reverse=int(low.p["adjoint"]))
+
+
+def _derivative(r: Reduced) -> Any:
+    # Results differ between ranks: all ranks' values, differentiated locally.
+    fold: Any = {"PROD": jnp.prod, "MAX": jnp.max, "MIN": jnp.min}[r.name]
+    all_x, all_t = r.everyones_values(), r.everyones_tangents()
+    _, ty = jax.jvp(lambda v: fold(v[: r.comm.rank + 1], axis=0), (all_x,), (all_t,))
+    return ty
+
+
+define(
+    "scan",
+    lower=_lower,
+    adjoint=_lower,
+    derivative=_derivative,
+    only_for_its_result=lambda p: True,
+    overwrites=lambda p: True,
+    self_test=lambda t: (lambda: t.ops.scan(t.x, MPI.SUM), t.all_x[: t.rank + 1].sum(0)),
+)
+
+
+def scan(x: Any, op: MPI.Op, *, comm: MPI.Intracomm | None = None, token: Any = None) -> Any:
+    """Reduce over the ranks up to this one (MPI_Scan; MPI-4.1, section 6.11.1).
+
+    Args:
+        x: array of shape ``S``, equal on all ranks; or a pytree of such arrays.
+        op: reduction, such as ``MPI.SUM``, or one made with ``MPI.Op.Create``.
+        comm: communicator; by default a clone of ``COMM_WORLD``.
+        token: token from another op, or None.
+
+    Returns:
+        Tuple of the result, the reduction over ranks ``0`` to ``r`` inclusive on rank ``r``, of
+        the shape and dtype of ``x``, and the new token.
+
+    Raises:
+        TypeError: a wrong type of ``op``, ``comm`` or ``token``, or a reduction that is not
+            defined for the dtype.
+        NotImplementedError: differentiated with a reduction that has no derivative.
+
+    Derivative:
+        SUM: the transpose sums the cotangents of ranks ``r`` to ``n - 1``.
+
+    Example:
+        >>> import jax.numpy as jnp, mpi4jax
+        >>> from mpi4py import MPI
+        >>> y, token = mpi4jax.scan(jnp.ones(3), op=MPI.SUM)
+        >>> float(y[0]) == mpi4jax.default_comm().rank + 1
+        True
+
+    See also: :func:`allreduce`.
+    """
+    p = {"comm": as_comm("scan", comm), "reduction": as_reduction("scan", op)}
+    return run("scan", (x,), token, p)

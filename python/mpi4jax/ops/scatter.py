@@ -1,0 +1,72 @@
+"""scatter: a block of the root's array to each rank."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mpi4py import MPI
+
+from .._arguments import rank_of
+from .._call import run
+from .._comm import as_comm
+from .._definition import define
+from .._lowering import Avals, Lowering, Operands
+from .._spec import is_root
+
+
+def _lower(low: Lowering, xs: Operands, out: Avals) -> list[Any]:
+    return low.call("scatter", *(xs if is_root(low.p) else ()), out=out)
+
+
+def _adjoint(low: Lowering, xs: Operands, out: Avals) -> list[Any]:
+    if is_root(low.p):
+        return low.call("gather", *xs, out=out)
+    low.call("gather", *xs)
+    return [low.zeros(out[0])]
+
+
+define(
+    "scatter",
+    lower=_lower,
+    adjoint=_adjoint,
+    self_test=lambda t: (
+        lambda: t.ops.scatter(t.of_all[:, t.rank] if t.rank == t.last else t.x, t.last),
+        t.of_all[t.rank, t.last],
+    ),
+)
+
+
+def scatter(x: Any, root: int, *, comm: MPI.Intracomm | None = None, token: Any = None) -> Any:
+    """Send block ``j`` of the root's array to rank ``j`` (MPI_Scatter; MPI-4.1, section 6.6).
+
+    Args:
+        x: on the root, array of shape ``(n, *S)`` where ``n`` is the communicator's size; on
+            other ranks a template of shape ``S``, whose values are not read. Or pytrees of such.
+        root: rank whose array is distributed.
+        comm: communicator; by default a clone of ``COMM_WORLD``.
+        token: token from another op, or None.
+
+    Returns:
+        Tuple of this rank's block, of shape ``S``, and the new token.
+
+    Raises:
+        TypeError: a wrong type of ``root``, ``comm``, ``token`` or dtype.
+        ValueError: ``root`` is not a rank of ``comm``; on the root, the first axis of ``x`` does
+            not have length ``n``.
+
+    Derivative:
+        The transpose gathers to the root; other ranks get exact zeros. Under ``vmap`` the batch
+        axis of the root's operand is axis 1.
+
+    Example:
+        >>> import jax.numpy as jnp, mpi4jax
+        >>> comm = mpi4jax.default_comm()
+        >>> x = jnp.ones((comm.size, 3)) if comm.rank == 0 else jnp.ones(3)
+        >>> y, token = mpi4jax.scatter(x, root=0)
+        >>> y.shape
+        (3,)
+
+    See also: :func:`gather`, :func:`alltoall`.
+    """
+    c = as_comm("scatter", comm)
+    return run("scatter", (x,), token, {"comm": c, "root": rank_of("scatter", "root", root, c)})

@@ -1,0 +1,74 @@
+"""send: an array to another rank."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mpi4py import MPI
+
+from .._arguments import dest_of, tag_of
+from .._call import run
+from .._comm import as_comm
+from .._definition import define
+from .._derivative import Back
+
+
+def _transpose(back: Back, cs: list[Any], xs: list[Any]) -> list[Any]:
+    return [back("recv", back.zeros(xs[0]))]
+
+
+def message_round(t: Any) -> Any:
+    """The self-test of send and recv: a message goes round."""
+
+    def call() -> Any:
+        if t.size == 1:
+            return t.ops.sendrecv(t.x, t.x, 0, 0)
+        if t.rank == 0:
+            t.ops.send(t.x, 1)
+            return t.ops.recv(t.x, t.last)
+        y = t.ops.recv(t.x, t.rank - 1)
+        t.ops.send(t.x, t.right)
+        return y
+
+    return call, t.all_x[t.left]
+
+
+define("send", transpose=_transpose, self_test=message_round)
+
+
+def send(
+    x: Any, dest: int, *, tag: int = 0, comm: MPI.Intracomm | None = None, token: Any = None
+) -> Any:
+    """Send an array to another rank (MPI_Send; MPI-4.1, section 3.2).
+
+    Args:
+        x: array of any shape and dtype; or a pytree of arrays.
+        dest: rank to send to, or ``MPI.PROC_NULL``.
+        tag: tag of the message.
+        comm: communicator; by default a clone of ``COMM_WORLD``.
+        token: token from another op, or None.
+
+    Returns:
+        The new token.
+
+    Raises:
+        TypeError: a wrong type of ``dest``, ``tag``, ``comm``, ``token`` or dtype.
+        ValueError: ``dest`` or ``tag`` is out of range.
+
+    Derivative:
+        The cotangent of ``x`` is received from ``dest``.
+
+    Example:
+        >>> import jax.numpy as jnp, mpi4jax
+        >>> from mpi4py import MPI
+        >>> token = mpi4jax.send(jnp.ones(3), dest=MPI.PROC_NULL)
+
+    See also: :func:`recv`, :func:`sendrecv`.
+    """
+    c = as_comm("send", comm)
+    p = {
+        "comm": c,
+        "dest": dest_of("send", "dest", dest, c),
+        "sendtag": tag_of("send", "tag", tag),
+    }
+    return run("send", (x,), token, p)

@@ -1,0 +1,98 @@
+"""sendrecv: an array to one rank and one from another, at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mpi4py import MPI
+
+from .._arguments import ANY_TAG, dest_of, source_of, tag_of
+from .._call import run
+from .._comm import as_comm, as_status
+from .._definition import define
+from .._derivative import Back
+from .._lowering import Avals, Lowering, Operands
+
+
+def _lower(low: Lowering, xs: Operands, out: Avals) -> list[Any]:
+    x, template = xs
+    received = low.call("sendrecv", x, out=out)
+    if low.p["source"] == MPI.PROC_NULL:
+        return [template[0]]
+    return received
+
+
+def _transpose(back: Back, cs: list[Any], xs: list[Any]) -> list[Any]:
+    x, template = xs
+    y = back("sendrecv", cs[0], back.zeros(x))
+    return [y, back.of_template(cs[0], template)]
+
+
+define(
+    "sendrecv",
+    lower=_lower,
+    transpose=_transpose,
+    self_test=lambda t: (
+        lambda: t.ops.sendrecv(t.x, t.x, t.left, t.right),
+        t.all_x[t.left],
+    ),
+)
+
+
+def sendrecv(
+    sendbuf: Any,
+    recvbuf: Any,
+    source: int,
+    dest: int,
+    *,
+    sendtag: int = 0,
+    recvtag: int = ANY_TAG,
+    comm: MPI.Intracomm | None = None,
+    status: MPI.Status | None = None,
+    token: Any = None,
+) -> Any:
+    """Send to one rank and receive from another, at once (MPI_Sendrecv; MPI-4.1, section 3.10).
+
+    Args:
+        sendbuf: array that is sent, of any shape and dtype; or a pytree of arrays.
+        recvbuf: template, with the shape and dtype of what is received; or a pytree.
+        source: rank to receive from, ``MPI.ANY_SOURCE`` or ``MPI.PROC_NULL``.
+        dest: rank to send to, or ``MPI.PROC_NULL``.
+        sendtag: tag of the message that is sent.
+        recvtag: tag of the message that is received, or ``MPI.ANY_TAG``.
+        comm: communicator; by default a clone of ``COMM_WORLD``.
+        status: if given, is filled when the message has arrived.
+        token: token from another op, or None.
+
+    Returns:
+        Tuple of the received array and the new token.
+
+    Raises:
+        TypeError: a wrong type of an argument, or a wrong dtype.
+        ValueError: a rank or a tag is out of range.
+
+    Derivative:
+        The cotangent travels the other way: to ``source``, from ``dest``. Under ``vmap`` an
+        unbatched buffer beside a batched one is broadcast.
+
+    Example:
+        >>> import jax.numpy as jnp, mpi4jax
+        >>> comm = mpi4jax.default_comm()
+        >>> right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+        >>> x = jnp.full(3, comm.rank)
+        >>> y, token = mpi4jax.sendrecv(x, x, source=left, dest=right)
+        >>> int(y[0]) == left
+        True
+
+    See also: :func:`send`, :func:`recv`.
+    """
+    c = as_comm("sendrecv", comm)
+    p = {
+        "comm": c,
+        "source": source_of("sendrecv", "source", source, c),
+        "dest": dest_of("sendrecv", "dest", dest, c),
+        "sendtag": tag_of("sendrecv", "sendtag", sendtag),
+        "recvtag": tag_of("sendrecv", "recvtag", recvtag, wildcard=True),
+        "status": as_status("sendrecv", status),
+    }
+    return run("sendrecv", (sendbuf, recvbuf), token, p)

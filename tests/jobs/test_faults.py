@@ -1,0 +1,61 @@
+"""Every fault of the table ends as it says, in time, and leaves no process behind."""
+
+import contextlib
+import os
+import re
+import time
+import uuid
+from pathlib import Path
+
+import pytest
+from faults import FAULTS, PRELUDE, TIMEOUT
+
+MARK = "MPI4JAX_FAULT"
+
+
+def left_over(mark):
+    """The processes that still run of the job with this mark in its environment."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            zombie = ") Z " in (process / "stat").read_text()
+            if not zombie and f"{MARK}={mark}".encode() in (process / "environ").read_bytes():
+                found.append((process / "cmdline").read_text().replace("\0", " "))
+    return found
+
+
+# A third of them is enough to show that what rests on MPI, JAX and Python works.
+EVERYTHING = os.environ.get("MPI4JAX_TEST_ALL") == "1"
+
+
+@pytest.mark.parametrize("name", [n for n, f in FAULTS.items() if f.often or EVERYTHING])
+def test_fault(name, run_job, tmp_path):
+    fault, mark, program = FAULTS[name], uuid.uuid4().hex, tmp_path / "fault.py"
+    program.write_text(PRELUDE + fault.program + "\n")
+    env = {
+        "JAX_PLATFORMS": "cpu",
+        "MPI4JAX_TIMEOUT": str(TIMEOUT),
+        "MPI4JAX_DUMP_DIR": str(tmp_path),
+        MARK: mark,
+        **fault.env,
+    }
+    # Open MPI 5's mpiexec now and then blocks itself after an abort: once is no fault of ours.
+    for _ in range(2):
+        result = run_job(fault.ranks, program, cwd=tmp_path, time_limit=fault.time_limit, env=env)
+        if result.returncode is not None:
+            break
+    output = result.stdout + result.stderr
+    assert result.returncode is not None, f"not ended after {fault.time_limit} s:\n{output}"
+    if fault.status is None:
+        assert result.returncode != 0, output
+    else:
+        assert result.returncode == fault.status, output
+    for pattern in fault.says:
+        assert re.search(pattern, output), f"{pattern!r} not found in:\n{output}"
+    for pattern in fault.silent:
+        assert not re.search(pattern, output), f"{pattern!r} found in:\n{output}"
+
+    deadline = time.monotonic() + 5
+    while left_over(mark) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not left_over(mark)

@@ -1,0 +1,179 @@
+"""Programs as users start them: how they end, and what they print."""
+
+import re
+import textwrap
+
+import pytest
+
+# ---- Work that is pending at the end
+
+EXITS = {
+    "sends to itself": """
+        f = jit(lambda x: notoken.sendrecv(x + 0 * slow(x), x, rank, rank))
+        f(jnp.ones(10))
+    """,
+    "ring": """
+        left, right = (rank - 1) % size, (rank + 1) % size
+        f = jit(lambda x: notoken.sendrecv(x + 0 * slow(x), x, left, right))
+        for _ in range(3):
+            f(jnp.ones(10))
+    """,
+    "one sends last": """
+        f = jit(lambda x: notoken.send(x + 0 * slow(x), 1 - rank))
+        g = jit(lambda x: notoken.recv(x, 1 - rank))
+        f(jnp.ones(100_000)) if rank == 0 else g(jnp.ones(100_000))
+    """,
+    "eager": """
+        notoken.allreduce(jnp.ones(3) * slow(1.0), MPI.SUM)
+        notoken.barrier()
+    """,
+    "leaves by sys.exit": """
+        jit(lambda x: notoken.allreduce(x + 0 * slow(x), MPI.SUM))(jnp.ones(10))
+        import sys
+        sys.exit(0)
+    """,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("ranks, name", [(1, "sends to itself"), *((2, name) for name in EXITS)])
+def test_exit_with_pending_work(mpirun, tmp_path, ranks, name):
+    """What was started is finished before MPI_Finalize: no hang, no error, nothing lost."""
+    file = tmp_path / "program.py"
+    head = """
+        import jax, jax.numpy as jnp
+        from mpi4py import MPI
+        import mpi4jax
+        from mpi4jax import notoken
+        rank, size = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
+        work = jnp.ones((200, 200))
+        def slow(x):
+            return jax.lax.fori_loop(0, 100, lambda i, w: jnp.tanh(w @ work), work)[0, 0]
+        jit = mpi4jax.jit
+    """
+    file.write_text(textwrap.dedent(head) + textwrap.dedent(EXITS[name]))
+    job = mpirun(ranks, file, env={"MPI4JAX_DEBUG": "1"})
+    assert job.returncode == 0, job.stderr
+    lines = [line for line in job.stdout.splitlines() if " | MPI_" in line]
+    started = [line.split(" | ")[1] for line in lines if " done with " not in line]
+    done = [line.split(" | ")[1] for line in lines if " done with code 0 " in line]
+    assert sorted(started) == sorted(done)
+    assert done
+
+
+# ---- Some ranks only
+
+
+@pytest.mark.parametrize("program", [
+    "y = notoken.sendrecv(x, x, 1 - rank, 1 - rank)",
+    "y = jax.jit(lambda x: notoken.sendrecv(x, x, 1 - rank, 1 - rank))(x)",
+])  # fmt: skip
+def test_default_communicator_on_two_of_four_ranks(mpirun, tmp_path, program):
+    """It is made on first use, which is collective: the other ranks join in when they exit."""
+    file = tmp_path / "program.py"
+    file.write_text(
+        textwrap.dedent(f"""
+            import jax, jax.numpy as jnp
+            from mpi4py import MPI
+            import mpi4jax
+            from mpi4jax import notoken
+            rank = MPI.COMM_WORLD.rank
+            if rank < 2:
+                x = jnp.float32(rank)
+                {program}
+                print("got", float(y), "from", 1 - rank, flush=True)
+        """)
+    )
+    job = mpirun(4, file)
+    assert job.returncode == 0, job.stderr
+    assert sorted(job.stdout.split("\n")[:2]) == ["got 0.0 from 0", "got 1.0 from 1"]
+
+
+# ---- `MPI4JAX_DEBUG`
+
+DEBUGGED = textwrap.dedent("""
+    from mpi4py import MPI
+    import jax.numpy as jnp
+    from mpi4jax import notoken
+    notoken.allreduce(jnp.ones((3, 3)), MPI.SUM)
+""")
+
+
+@pytest.mark.parametrize("value, on", [("1", True), ("true", True), ("0", False)])
+def test_environment_variable(mpirun, tmp_path, value, on):
+    file = tmp_path / "program.py"
+    file.write_text(DEBUGGED)
+    job = mpirun(2 if on else 1, file, env={"MPI4JAX_DEBUG": value})
+    assert job.returncode == 0, job.stderr
+    if on:
+        for rank in range(2):
+            lines = [line for line in job.stdout.splitlines() if line.startswith(f"r{rank} | ")]
+            assert len(lines) == 2, job.stdout
+            assert "MPI_Allreduce with 9 items" in lines[0]
+            assert "MPI_Allreduce done with code 0 " in lines[1]
+    else:
+        assert job.stdout == ""
+
+
+# ---- Exported programs, saved by one job and run by another
+
+SAVE = """
+    import sys
+    from pathlib import Path
+
+    import jax, jax.export, jax.numpy as jnp, mpi4jax
+    from mpi4jax import notoken
+    from mpi4py import MPI
+
+    file = Path(sys.argv[1] + str(MPI.COMM_WORLD.rank))
+    call = jax.export.DisabledSafetyCheck.custom_call
+    rows = MPI.COMM_WORLD.Dup()
+    rows.Set_name("rows")
+"""
+SAVE_IT = """
+    def f(x):
+        notoken.send(x, MPI.COMM_WORLD.size - 1 - MPI.COMM_WORLD.rank)
+        y = notoken.recv(x, tag=0)
+        return notoken.allreduce(y * rows.rank, MPI.SUM, comm=rows)
+
+    checks = [call(f"mpi4jax_{op}") for op in ("allreduce", "send", "recv")]
+    exported = jax.export.export(jax.jit(f), disabled_checks=checks)(jnp.ones(3))
+    file.write_bytes(exported.serialize())
+"""
+RUN_IT = """
+    f = jax.export.deserialize(file.read_bytes()).call
+    try:
+        jax.block_until_ready(f(jnp.ones(3)))
+    except jax.errors.JaxRuntimeError as error:
+        assert "no communicator" in str(error) and "Set_name" in str(error), error
+    else:
+        raise AssertionError("the communicator is not known yet")
+    mpi4jax.barrier(comm=rows), mpi4jax.barrier()
+    for g in (f, jax.jit(f), mpi4jax.jit(f), mpi4jax.jit(lambda x: [f(x), f(2 * x)][1] / 2)):
+        assert g(jnp.ones(3)).tolist() == [1] * 3
+"""
+
+
+def test_communicators_are_found_again_by_name(mpirun, tmp_path):
+    for name, program in (("save.py", SAVE_IT), ("run.py", RUN_IT)):
+        file = tmp_path / name
+        file.write_text(textwrap.dedent(SAVE + program))
+        job = mpirun(2, file, tmp_path / "exported")
+        assert job.returncode == 0, job.stderr
+
+
+def test_blocks_that_differ_across_the_axis(mpirun, tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text("""
+import jax.numpy as jnp
+from mpi4py import MPI
+import mpi4jax
+
+cart = MPI.COMM_WORLD.Create_cart([2, 1])
+mpi4jax.halo_exchange(jnp.zeros((4, 5 + cart.rank)), cart)
+mpi4jax.flush()
+print("not reached")
+""")
+    job = mpirun(2, program)
+    assert job.returncode not in (0, None)
+    assert "not reached" not in job.stdout
+    assert re.search("truncat|24 bytes of ghost cells|20 bytes of ghost cells", job.stderr, re.I)

@@ -1,0 +1,72 @@
+"""Two hosts: network namespaces of one machine.
+
+Where their link is cut in the middle of an allreduce, raw Open MPI waits for ever, and so does its
+mpiexec.
+"""
+
+import re
+import subprocess
+import sys
+import time
+
+import pytest
+
+import mpirun as launcher
+import two_hosts
+
+PROGRAM = """
+import sys, time
+import jax.numpy as jnp
+from mpi4py import MPI
+import mpi4jax
+from mpi4jax import notoken as nt
+f = mpi4jax.jit(lambda x: nt.allreduce(x, MPI.MAX))
+x = f(jnp.ones(200000)).block_until_ready()
+print("started", flush=True)
+if sys.argv[1] == "elsewhere" and MPI.COMM_WORLD.rank == 1: time.sleep(60)
+while True: x = f(x).block_until_ready()
+"""
+
+# What goes wrong, whether the hosts see one directory, and what rank 0 says of rank 1.
+CASES = [
+    ("cut", True, r"ranks 0-1 are in allreduce #|rank 1 is .*in allreduce #"),
+    ("cut", False, "rank 1 is silent: it does not answer over MPI"),
+    ("elsewhere", False, r"rank 1 is in no operation; .*Python is at .*program.py:10"),
+]
+
+
+@pytest.mark.parametrize("fault, shared, says", CASES)
+def test_two_hosts(tmp_path, fault, shared, says):
+    if why := two_hosts.missing():
+        pytest.skip(f"two hosts: {why}")
+    program, log = tmp_path / "program.py", tmp_path / "log"
+    program.write_text(PROGRAM)
+    # `hostname` differs between the two: a directory per host, if it is part of the name.
+    directory = tmp_path / ("all" if shared else "$(hostname)")
+    settings = f"JAX_PLATFORMS=cpu MPI4JAX_TIMEOUT=2 MPI4JAX_DUMP_DIR={directory}"
+    rank = ["sh", "-c", f"{settings} exec $0 {program} {fault}", sys.executable]
+    with open(log, "w") as output, two_hosts.hosts() as hosts:
+        job = subprocess.Popen(
+            [*hosts.mpiexec, *two_hosts.passed_on(), "-n", "2", *rank],
+            env=launcher.environment_outside_mpi(),
+            stdout=output,
+            stderr=output,
+            stdin=subprocess.DEVNULL,
+        )
+        try:
+            deadline = time.monotonic() + 60
+            while log.read_text().count("started") < 2 and time.monotonic() < deadline:
+                assert job.poll() is None, log.read_text()
+                time.sleep(0.1)
+            if fault == "cut":
+                hosts.cut()
+            status = job.wait(60)
+        finally:
+            job.terminate()
+            job.wait(30)
+    text = log.read_text()
+    assert status != 0
+    assert "r0 | mpi4jax: allreduce #" in text, text
+    assert "has not ended after MPI4JAX_TIMEOUT=2 s" in text, text
+    (report,) = re.findall(r"^r0 \| mpi4jax: .*\n(?:  .*\n)+", text, re.MULTILINE)
+    assert re.search(says, report), text

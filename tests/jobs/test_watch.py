@@ -1,0 +1,95 @@
+"""Timelines, signals, and the check of the installation; what goes wrong is in faults.py."""
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from table import ROWS
+
+from mpi4jax import report, timeline
+from mpirun import environment_outside_mpi
+
+LOOP = """
+import sys, time
+import jax.numpy as jnp
+from mpi4py import MPI
+import mpi4jax
+from mpi4jax import notoken as nt
+x, rank = jnp.ones(100), MPI.COMM_WORLD.rank
+for i in range(int(sys.argv[1])):
+    x = nt.allreduce(x, MPI.MAX).block_until_ready()
+    x = nt.sendrecv(x, x, 1 - rank, 1 - rank)
+"""
+
+
+def test_timeline(mpirun, tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(LOOP)
+    result = mpirun(2, program, "600", env={"MPI4JAX_TRACE": str(tmp_path / "trace.json")})
+    assert result.returncode == 0, result.stderr
+    files = [str(tmp_path / f"trace.{r}.json") for r in range(2)]
+    merged, picture = tmp_path / "merged.json", tmp_path / "merged.png"
+    assert timeline.main([*files, "-o", str(merged), "--png", str(picture)]) == 0
+    events = json.loads(merged.read_text())["traceEvents"]
+    spans = [e for e in events if e["ph"] == "X" and e["name"] != "wait"]
+    assert len(spans) == 2 * 1200
+    allreduces = [e for e in spans if e["name"] == "allreduce"]
+    assert all(e["args"]["bytes"] == 400 and e["dur"] > 0 for e in allreduces)
+    parts = [e["args"]["wait_us"] + e["args"]["transfer_us"] - e["dur"] for e in allreduces]
+    assert np.allclose(parts, 0)
+    assert picture.stat().st_size > 0
+
+
+def test_signals_print_the_state_and_the_job_goes_on(tmp_path):
+    """Also when Python runs, and its stack changes, while it is looked at."""
+    program = tmp_path / "program.py"
+    program.write_text(LOOP.replace("1 - rank", "rank") + "print('the end')\n")
+    env = {
+        **environment_outside_mpi(),
+        "MPI4JAX_DUMP_DIR": str(tmp_path),
+        "JAX_PLATFORMS": "cpu",
+    }
+    command = [sys.executable, str(program), "200000"]
+    with subprocess.Popen(command, env=env, stdout=-1, stderr=-1, text=True) as process:
+        deadline = time.monotonic() + 60
+        while not list(tmp_path.glob("mpi4jax-*/rank0.pid")) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        time.sleep(0.5)
+        for _ in range(40):
+            process.send_signal(signal.SIGUSR1)
+            time.sleep(0.05)
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    assert "the end" in out
+    assert "r0 | mpi4jax: report (SIGUSR1)" in err, err
+    assert re.search(r"Python is at .*program.py:\d+", err), err
+    assert re.search(r"allreduce #\d+ \(MAX, 100 x float32\)", err), err
+    (dumped,) = report.load(tmp_path).values()
+    assert dumped["rank"] == 0
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_the_check_of_the_installation(mpirun, ranks):
+    result = mpirun(ranks, "-m", "mpi4jax", "--quick", env={"JAX_PLATFORMS": "cpu"})
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert f"{len(ROWS)} ops, eager and compiled: passed" in result.stdout
+    assert "all is well" in result.stdout
+
+
+def test_the_check_of_the_installation_notices_a_foreign_mpiexec(mpirun):
+    env = {"OMPI_COMM_WORLD_SIZE": "4", "JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, "-m", "mpi4jax", "--quick"]
+    result = subprocess.run(
+        command,
+        env={**environment_outside_mpi(), **env},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert result.returncode == 1
+    assert "the launcher has started 4 ranks, but each is alone" in result.stdout

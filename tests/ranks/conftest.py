@@ -1,0 +1,55 @@
+"""Every rank runs these tests, and they meet before and after each.
+
+Markers: ranks(1, 2), the numbers of ranks that a test is for; min_ranks(2), the least.
+"""
+
+import os
+
+import pytest
+from mpi4py import MPI
+
+FAILED_TESTS = (
+    pytest.ExitCode.TESTS_FAILED,
+    pytest.ExitCode.INTERRUPTED,  # by -x, or because a file could not be collected
+    pytest.ExitCode.NO_TESTS_COLLECTED,
+)
+
+# Out of the way of the tests' own messages.
+WORLD = MPI.COMM_WORLD.Dup()
+
+
+def pytest_configure(config):
+    for marker in ("ranks(*numbers)", "min_ranks(number)"):
+        config.addinivalue_line("markers", f"{marker}: see tests/ranks/conftest.py")
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        ranks = item.get_closest_marker("ranks")
+        if ranks and WORLD.size not in ranks.args:
+            skip(item, f"for n={','.join(map(str, ranks.args))}, here n={WORLD.size}")
+        least = item.get_closest_marker("min_ranks")
+        if least and WORLD.size < least.args[0]:
+            skip(item, f"for n>={least.args[0]}, here n={WORLD.size}")
+
+
+def skip(item, reason):
+    item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.hookimpl(wrapper=True, trylast=True)
+def pytest_runtest_protocol(item, nextitem):
+    """Within the time limit of pytest-timeout, which ends a rank that waits for another in vain."""
+    WORLD.Barrier()
+    result = yield
+    # After `-x` all ranks stop at the same test, whichever of them failed.
+    failures = WORLD.allreduce(item.session.testsfailed, MPI.MAX)
+    if item.config.option.maxfail and failures >= item.config.option.maxfail:
+        item.session.shouldfail = "failed on one of the ranks"
+    return result
+
+
+def pytest_sessionfinish(session):
+    # tools/run_tests.py knows which tests failed. mpiexec need not: it would end the other ranks.
+    if "MPI4JAX_TEST_RESULTS" in os.environ and session.exitstatus in FAILED_TESTS:
+        session.exitstatus = pytest.ExitCode.OK

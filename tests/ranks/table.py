@@ -1,0 +1,336 @@
+"""One row an op: its signature, how tests call it, what comes of it in NumPy, its derivative.
+
+A `Case` is a row with parameters. `case.run(api, x)` calls the op on this rank's operand;
+`case.model(np, xs)` gives all ranks' results from all ranks' operands, and `case.pushforward` their
+tangents. Nothing here asks the implementation what is right.
+"""
+
+import functools
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+from reference import COMM, RANK, SIZE, Threaded, float32, fold
+
+from mpi4jax import notoken
+
+# ---- Models: (array module, case, all ranks' operands) -> all ranks' results
+
+
+def _allgather(xp, case, xs):
+    return [xp.stack(xs)] * len(xs)
+
+
+def _allreduce(xp, case, xs):
+    return [fold(case.op, xs, xp)] * len(xs)
+
+
+def _alltoall(xp, case, xs):
+    return [xp.stack([x[r] for x in xs]) for r in range(len(xs))]
+
+
+def _barrier(xp, case, xs):
+    return list(xs)
+
+
+def _bcast(xp, case, xs):
+    return [xs[case.root]] * len(xs)
+
+
+def _gather(xp, case, xs):
+    return [xp.stack(xs) if r == case.root else x for r, x in enumerate(xs)]
+
+
+def _halo_exchange(xp, case, xs):
+    """One inner cell, and behind it a ghost cell, which is the next rank's inner one."""
+    return [xp.stack([x[0], xs[(r + 1) % len(xs)][0]]) for r, x in enumerate(xs)]
+
+
+def _reduce(xp, case, xs):
+    return [fold(case.op, xs, xp) if r == case.root else x for r, x in enumerate(xs)]
+
+
+def _scan(xp, case, xs):
+    return [fold(case.op, xs[: r + 1], xp) for r in range(len(xs))]
+
+
+def _scatter(xp, case, xs):
+    return [xs[case.root][r] for r in range(len(xs))]
+
+
+def _shift(xp, case, xs):
+    """To the next rank; the first one has its template."""
+    return [xs[max(r - 1, 0)] for r in range(len(xs))]
+
+
+def _ring(xp, case, xs):
+    return [xs[r - 1] for r in range(len(xs))]
+
+
+# ---- Derivatives: where the model itself, which is linear, is not one
+
+
+def weights(op, xs):
+    """dy/dx_s of a reduction, element by element, for each rank s."""
+    stack = np.stack(xs)
+    if op == "SUM":
+        return np.ones_like(stack)
+    if op == "PROD":
+        return np.stack([np.prod(np.delete(stack, s, 0), axis=0) for s in range(len(xs))])
+    attained = stack == {"MAX": np.max, "MIN": np.min}[op](stack, axis=0)
+    return attained / attained.sum(axis=0)
+
+
+def _push(ranks: Callable[[Any, int, int], list[int]]):
+    """Of a reduction over these ranks; without any, a rank's result is its operand."""
+
+    def push(case, xs, ts):
+        out = []
+        for r, t in enumerate(ts):
+            of = ranks(case, r, len(xs))
+            w = weights(case.op, [xs[s] for s in of]) if of else None
+            out.append(sum(w[i] * ts[s] for i, s in enumerate(of)) if of else t)
+        return out
+
+    return push
+
+
+_to_all = _push(lambda case, r, n: list(range(n)))
+_to_root = _push(lambda case, r, n: list(range(n)) if r == case.root else [])
+_to_later = _push(lambda case, r, n: list(range(r + 1)))
+
+
+# ---- Calls that need more than the operand and the case's parameters
+
+
+@functools.cache
+def _ring_of_all():
+    return COMM.Create_cart([SIZE], [True])
+
+
+def ring(comm=COMM):
+    """All ranks of a communicator as a periodic line."""
+    if comm is COMM:
+        return _ring_of_all()
+    return comm if comm.Get_topology() == MPI.CART else comm.Create_cart([comm.size], [True])
+
+
+def _call_barrier(api, x, comm):
+    api.barrier(comm=comm)
+    return x  # for there to be something to differentiate and to batch
+
+
+def _call_halo_exchange(api, x, comm):
+    return api.halo_exchange(x, ring(comm), axes=0, width=[(0, 1)])
+
+
+def _call_shift(api, x, comm):
+    last = comm.rank == comm.size - 1
+    api.send(x, MPI.PROC_NULL if last else comm.rank + 1, tag=3, comm=comm)
+    return api.recv(x, comm.rank - 1 if comm.rank else MPI.PROC_NULL, tag=3, comm=comm)
+
+
+def _call_ring(api, x, comm):
+    left, right = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
+    return api.sendrecv(x, x, left, right, sendtag=5, comm=comm)
+
+
+# ---- The rows
+
+
+@dataclass(frozen=True)
+class Row:
+    """One op.
+
+    Attributes:
+        signature: of the function with a token.
+        mpi: the name in log lines.
+        model: see above; None: the op has no case of its own, as `send`, which `recv` calls.
+        call: (api, x, comm); None: the op takes the operand and the case's parameters.
+        push: of the tangents; None: the model, which is linear.
+        blocks: given the case, a rank and their number: how many blocks are stacked in its operand,
+            along a first axis. 0: the operand is one block, and has no such axis.
+        replicated: whether the results are one global result.
+        log: what stands in the log line after the name.
+        counts: what a log line counts, in items of a block; None: nothing.
+        title: the name of the case, where it is of two ops.
+    """
+
+    signature: str
+    mpi: str
+    model: Callable[..., Any] | None
+    call: Callable[..., Any] | None = None
+    push: Callable[..., Any] | None = None
+    blocks: Callable[[Any, int, int], int] = lambda case, rank, size: 0
+    replicated: bool = False
+    log: str = "with {items} items"
+    counts: int | None = 1
+    title: str = ""
+
+    @property
+    def positional(self) -> list[str]:
+        return self.signature.strip("()").split("*")[0].replace(" ", "").strip(",").split(",")
+
+
+_ROOT = "-> root {root} with {items} items"
+
+ROWS = {
+    "allgather": Row("(x, *, comm, token)", "MPI_Allgather", _allgather, replicated=True),
+    "allreduce": Row(
+        "(x, op, *, comm, token)", "MPI_Allreduce", _allreduce, push=_to_all, replicated=True
+    ),
+    "alltoall": Row(
+        "(x, *, comm, token)", "MPI_Alltoall", _alltoall, blocks=lambda case, rank, size: size
+    ),
+    "barrier": Row("(*, comm, token)", "MPI_Barrier", _barrier, _call_barrier, log="", counts=None),
+    "bcast": Row("(x, root, *, comm, token)", "MPI_Bcast", _bcast, replicated=True, log=_ROOT),
+    "gather": Row("(x, root, *, comm, token)", "MPI_Gather", _gather, log=_ROOT),
+    "halo_exchange": Row(
+        "(x, cart, *, axes, width, corners, token)",
+        "MPI_Wait",
+        _halo_exchange,
+        _call_halo_exchange,
+        blocks=lambda case, rank, size: 2,
+        log="for ghost cells, with {items} items",
+        counts=2,
+    ),
+    "recv": Row(
+        "(x, source, *, tag, comm, status, token)",
+        "MPI_Recv",
+        _shift,
+        _call_shift,
+        title="send-recv",
+    ),
+    "reduce": Row("(x, op, root, *, comm, token)", "MPI_Reduce", _reduce, push=_to_root, log=_ROOT),
+    "scan": Row("(x, op, *, comm, token)", "MPI_Scan", _scan, push=_to_later),
+    "scatter": Row(
+        "(x, root, *, comm, token)",
+        "MPI_Scatter",
+        _scatter,
+        blocks=lambda case, rank, size: size if rank == case.root else 0,
+        log=_ROOT,
+    ),
+    "send": Row("(x, dest, *, tag, comm, token)", "MPI_Send", None),
+    "sendrecv": Row(
+        "(sendbuf, recvbuf, source, dest, *, sendtag, recvtag, comm, status, token)",
+        "MPI_Sendrecv",
+        _ring,
+        _call_ring,
+        log=r"<- {left} \(tag -1, {items} items\) / -> {right} \(tag 5, {items} items\)",
+    ),
+}
+REDUCING = tuple(name for name, row in ROWS.items() if "op" in row.positional)
+
+
+def good(name):
+    """The arguments of a good call on one rank."""
+    x = np.ones((SIZE, 3), np.float32)
+    values = {"op": MPI.SUM, "root": 0, "source": MPI.PROC_NULL, "dest": MPI.PROC_NULL}
+    values |= {"x": x, "sendbuf": x, "recvbuf": x, "cart": ring()}
+    return {a: values[a] for a in ROWS[name].positional if a}
+
+
+# ---- Cases
+
+
+@dataclass(frozen=True)
+class Case:
+    """A row, with this root, with this reduction, at operands of this kind."""
+
+    name: str
+    root: int | None = None
+    op: Any = None  # a name of MPI's, or a `reference.Reduction`
+    values: str = ""
+
+    def __str__(self):
+        parts = [self.row.title or self.name, self.op and str(self.op)]
+        parts += [None if self.root is None else f"root{self.root}", self.values]
+        return "-".join(filter(None, parts))
+
+    @property
+    def row(self):
+        return ROWS[self.name]
+
+    @property
+    def linear(self):
+        return self.op in (None, "SUM")
+
+    def run(self, api, x, comm=COMM):
+        """Call the op: on the API of that name, or that object. Its result, None without one."""
+        api = (
+            {"token": Threaded, "notoken": lambda: notoken}[api]() if isinstance(api, str) else api
+        )
+        if self.row.call:
+            return self.row.call(api, x, comm)
+        op = getattr(MPI, self.op) if isinstance(self.op, str) else self.op and self.op.op
+        given = [{"x": x, "op": op, "root": self.root}[a] for a in self.row.positional]
+        return getattr(api, self.name)(*given, comm=comm)
+
+    def model(self, xp, xs):
+        return self.row.model(xp, self, xs)
+
+    def expected(self, xs, rank=RANK):
+        return self.model(np, xs)[rank]
+
+    def pushforward(self, xs, ts):
+        return self.row.push(self, xs, ts) if self.row.push else self.model(np, ts)
+
+    def blocks(self, rank=RANK, size=SIZE):
+        return self.row.blocks(self, rank, size)
+
+    def shape(self, payload, rank=RANK, size=SIZE):
+        """The shape of a rank's operand."""
+        blocks = self.blocks(rank, size)
+        return (blocks, *payload) if blocks else payload
+
+    def operands(self, make=float32, payload=(2, 3), size=SIZE):
+        """The operands of all ranks, each ``make(shape, seed)``."""
+        return [make(self.shape(payload, rank, size), seed=[rank, 42]) for rank in range(size)]
+
+    def inputs(self, dtype=np.float64, payload=(2,)):
+        """Operands at which to differentiate. Element 0 is special, if `values` says so."""
+        rng = np.random.default_rng(zlib.crc32(str(self).encode()))
+        shapes = [self.shape(payload, r) for r in range(SIZE)]
+        xs = [(rng.uniform(0.5, 2, s) * rng.choice([-1, 1], s)).astype(dtype) for s in shapes]
+        if self.values == "zero":
+            xs[-1][0] = 0
+        if self.values == "zeros":
+            xs[0][0] = xs[-1][0] = 0
+        if self.values == "ties":
+            for x in xs[:2]:
+                x[0] = 3 if self.op == "MAX" else -3
+        if self.values == "all equal":
+            for x in xs:
+                x[0] = 1.25
+        return xs
+
+
+def cases(op="SUM", roots=(SIZE - 1,), only=ROWS):
+    """Each op, once for each root."""
+    return [
+        Case(name, root, op if "op" in row.positional else None)
+        for name, row in ROWS.items()
+        if row.model and name in only
+        for root in (roots if "root" in row.positional else (None,))
+    ]
+
+
+# The points at which reductions are differentiated, beside generic ones.
+SPECIAL = {
+    "SUM": (),
+    "PROD": ("zero", "zeros"),
+    "MAX": ("ties", "all equal"),
+    "MIN": ("ties", "all equal"),
+}
+
+
+def derivative_cases():
+    roots = sorted({0, SIZE - 1})
+    found = [case for case in cases(roots=roots) if case.op is None]
+    for op, special in SPECIAL.items():
+        for case in cases(op, roots, REDUCING):
+            found += [Case(case.name, case.root, op, values) for values in ("", *special)]
+    return found

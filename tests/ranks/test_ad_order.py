@@ -1,0 +1,401 @@
+"""Order and safety of differentiated communication.
+
+Programs whose ranks do different things: what is perturbed on one rank is a constant on another,
+a result is dropped, a loss depends on one rank only. Every one of them has to communicate in
+program order, backward in the reverse order, once, on both ranks. If it does not, it waits for
+ever: conftest.py ends it.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from mpi4py import MPI
+from reference import EVERYTHING
+
+import mpi4jax
+from mpi4jax import notoken
+
+COMM = MPI.COMM_WORLD
+RANK, SIZE = COMM.rank, COMM.size
+OTHER = 1 - RANK
+CONSTANT = np.zeros(3, np.float32)
+
+pytestmark = [pytest.mark.ranks(2), pytest.mark.timeout(60)]
+
+
+def stage(x, k):
+    return jnp.sin(x * k) + x
+
+
+def there_and_back(x):
+    """What the two ranks of most programs compute together."""
+    return jnp.sum(stage(stage(stage(x, 1.0), 2.0), 3.0))
+
+
+def three_times(x):
+    for _ in range(3):
+        x = stage(stage(x, 2.0), 3.0)
+    return jnp.sum(x)
+
+
+# ---- Programs: rank 0 has the loss, rank 1 returns a constant
+
+
+def templates(x):
+    """The template is the input, so that everything is perturbed."""
+    if RANK == 0:
+        notoken.send(stage(x, 1.0), 1, tag=1)
+        return jnp.sum(stage(notoken.recv(x, 1, tag=2), 3.0))
+    notoken.send(stage(notoken.recv(x, 0, tag=1), 2.0), 0, tag=2)
+    return jnp.float32(0)
+
+
+def constants(x):
+    """The template is a constant: nothing on rank 1 depends on its own input."""
+    if RANK == 0:
+        notoken.send(stage(x, 1.0), 1, tag=1)
+        return jnp.sum(stage(notoken.recv(CONSTANT, 1, tag=2), 3.0))
+    notoken.send(stage(notoken.recv(CONSTANT, 0, tag=1), 2.0), 0, tag=2)
+    return jnp.float32(0)
+
+
+def token_chain(x):
+    """Tokens are passed on; the last one is dropped."""
+    token = mpi4jax.create_token(x)
+    if RANK == 0:
+        token = mpi4jax.send(stage(x, 1.0), 1, tag=1, token=token)
+        y, token = mpi4jax.recv(CONSTANT, 1, tag=2, token=token)
+        return jnp.sum(stage(y, 3.0))
+    y, token = mpi4jax.recv(CONSTANT, 0, tag=1, token=token)
+    mpi4jax.send(stage(y, 2.0), 0, tag=2, token=token)
+    return jnp.float32(0)
+
+
+def tokens_dropped(x):
+    if RANK == 0:
+        mpi4jax.send(stage(x, 1.0), 1, tag=1)
+        y, _ = mpi4jax.recv(CONSTANT, 1, tag=2)
+        return jnp.sum(stage(y, 3.0))
+    y, _ = mpi4jax.recv(CONSTANT, 0, tag=1)
+    mpi4jax.send(stage(y, 2.0), 0, tag=2)
+    return jnp.float32(0)
+
+
+def token_is_the_result(x):
+    """Only the tokens reach the result of rank 1."""
+    if RANK == 0:
+        token = mpi4jax.send(stage(x, 1.0), 1, tag=1)
+        y, token = mpi4jax.recv(CONSTANT, 1, tag=2, token=token)
+        return jnp.sum(stage(y, 3.0)) + token
+    y, token = mpi4jax.recv(CONSTANT, 0, tag=1)
+    return mpi4jax.send(stage(y, 2.0), 0, tag=2, token=token)
+
+
+def any_source(x):
+    if RANK == 0:
+        notoken.send(stage(x, 1.0), 1, tag=1)
+        return jnp.sum(stage(notoken.recv(CONSTANT), 3.0))
+    notoken.send(stage(notoken.recv(CONSTANT), 2.0), 0, tag=2)
+    return jnp.float32(0)
+
+
+def nested(x):
+    """A send is all that is in a jitted and in a rematerialised function."""
+    first = jax.jit(lambda x: notoken.send(x, OTHER, tag=1))
+    second = jax.checkpoint(lambda x: notoken.send(stage(x, 2.0), OTHER, tag=2))
+    if RANK == 0:
+        first(stage(x, 1.0))
+        y = lax.cond(x[0] > -9, lambda x: notoken.recv(x, 1, tag=2), lambda x: x, x)
+        return jnp.sum(stage(y, 3.0))
+    second(jax.checkpoint(lambda x: notoken.recv(x, 0, tag=1))(x))
+    return jnp.float32(0)
+
+
+def nested_constants(x):
+    """Jitted, rematerialised and conditional functions whose arguments are not perturbed."""
+    if RANK == 0:
+        jax.jit(lambda x: notoken.send(stage(x, 1.0), 1, tag=1))(x)
+        receive = jax.jit(jax.checkpoint(lambda z: notoken.recv(z, 1, tag=2)))
+        return jnp.sum(stage(receive(CONSTANT), 3.0))
+    y = lax.cond(
+        jnp.arange(3)[0] == 0, lambda z: notoken.recv(z, 0, tag=1), lambda z: z, jnp.zeros(3)
+    )
+    jax.checkpoint(lambda y: notoken.send(stage(y, 2.0), 0, tag=2))(y)
+    return jnp.float32(0)
+
+
+def no_arguments(x):
+    """Functions without any argument receive."""
+    if RANK == 0:
+        notoken.send(stage(x, 1.0), 1, tag=1)
+        return jnp.sum(stage(jax.jit(lambda: notoken.recv(CONSTANT, 1, tag=2))(), 3.0))
+    y = jax.jit(jax.checkpoint(lambda: notoken.recv(CONSTANT, 0, tag=1)))()
+    notoken.send(stage(y, 2.0), 0, tag=2)
+    return jnp.float32(0)
+
+
+def cond_send(x):
+    if RANK == 0:
+        lax.cond(x[0] > -9, lambda x: notoken.send(stage(x, 1.0), 1, tag=1), lambda x: None, x)
+        return jnp.sum(stage(notoken.recv(CONSTANT, 1, tag=2), 3.0))
+    notoken.send(stage(notoken.recv(CONSTANT, 0, tag=1), 2.0), 0, tag=2)
+    return jnp.float32(0)
+
+
+def integers_beside(x):
+    """An integer message, which has no derivative, between two that have one."""
+    number = jnp.arange(2)
+    if RANK == 0:
+        notoken.send(stage(x, 1.0), 1, tag=1)
+        notoken.send(number, 1, tag=7)
+        return jnp.sum(stage(notoken.recv(CONSTANT, 1, tag=2), 3.0))
+    y = notoken.recv(CONSTANT, 0, tag=1)
+    two = notoken.recv(number, 0, tag=7)[1] * 2.0
+    notoken.send(stage(y, two), 0, tag=2)
+    return jnp.float32(0)
+
+
+def unused(x):
+    """Results that nobody uses, of ops in all kinds of functions."""
+    jax.jit(lambda x: notoken.allreduce(x, MPI.SUM))(x)
+    jax.checkpoint(lambda x: notoken.sendrecv(x, x, OTHER, OTHER, sendtag=8))(x)
+    lax.scan(lambda c, _: (notoken.alltoall(c), None), jnp.stack([x, x]), None, length=2)
+    notoken.barrier()
+    return templates(x)
+
+
+def zero_on_one_rank(x):
+    """The cotangent of what rank 1 has sent is a symbolic zero on rank 0."""
+    y = notoken.sendrecv(stage(x, 1.0), CONSTANT, OTHER, OTHER)
+    if RANK == 0:
+        z = notoken.sendrecv(x, CONSTANT, OTHER, OTHER)
+        return jnp.sum(z) * 0 + there_and_back(x)
+    notoken.sendrecv(stage(y, 2.0), CONSTANT, OTHER, OTHER)
+    return jnp.float32(0)
+
+
+def stopped(x):
+    """stop_gradient on one rank only."""
+    y = notoken.sendrecv(lax.stop_gradient(x) if RANK == 1 else x, CONSTANT, OTHER, OTHER)
+    y = notoken.allreduce(lax.stop_gradient(y) if RANK == 1 else y, MPI.SUM)
+    return there_and_back(x) + 0 * jnp.sum(y) if RANK == 0 else jnp.float32(0)
+
+
+def scan_templates(x):
+    def body(x, _):
+        if RANK == 0:
+            notoken.send(x, 1, tag=1)
+            return stage(notoken.recv(x, 1, tag=2), 3.0), None
+        notoken.send(stage(notoken.recv(x, 0, tag=1), 2.0), 0, tag=2)
+        return x, None
+
+    y, _ = lax.scan(body, x, jnp.arange(3))
+    return jnp.sum(y) if RANK == 0 else jnp.float32(0)
+
+
+def scan_constants(x):
+    """Everything that rank 1 does in the loop is loop-invariant."""
+
+    def body(x, _):
+        if RANK == 0:
+            notoken.send(x, 1, tag=1)
+            return stage(notoken.recv(CONSTANT, 1, tag=2), 3.0), None
+        notoken.send(stage(notoken.recv(CONSTANT, 0, tag=1), 2.0), 0, tag=2)
+        return x, None
+
+    y, _ = lax.scan(body, x, jnp.arange(3))
+    return jnp.sum(y) if RANK == 0 else jnp.float32(0)
+
+
+def fori_constants(x):
+    def body(_, x):
+        if RANK == 0:
+            notoken.send(x, 1, tag=1)
+            return stage(notoken.recv(CONSTANT, 1, tag=2), 3.0)
+        jax.jit(lambda: notoken.send(stage(notoken.recv(CONSTANT, 0, tag=1), 2.0), 0, tag=2))()
+        return x
+
+    y = lax.fori_loop(0, 3, body, x)
+    return jnp.sum(y) if RANK == 0 else jnp.float32(0)
+
+
+def scan_without_carry(x):
+    """On rank 1 the loop has neither operands nor results."""
+    if RANK == 0:
+
+        def body(x, _):
+            notoken.send(x, 1, tag=1)
+            return stage(notoken.recv(CONSTANT, 1, tag=2), 3.0), None
+
+        return jnp.sum(lax.scan(body, x, None, length=3)[0])
+    one = lambda: notoken.send(stage(notoken.recv(CONSTANT, 0, tag=1), 2.0), 0, tag=2)
+    lax.scan(lambda c, _: (c, one()), None, None, length=3)
+    return jnp.float32(0)
+
+
+PROGRAMS = {
+    f.__name__: (f, reference)
+    for reference, fs in {
+        there_and_back: (
+            templates,
+            constants,
+            token_chain,
+            tokens_dropped,
+            token_is_the_result,
+            any_source,
+            nested,
+            nested_constants,
+            no_arguments,
+            cond_send,
+            integers_beside,
+            unused,
+            zero_on_one_rank,
+            stopped,
+        ),
+        three_times: (scan_templates, scan_constants, fori_constants, scan_without_carry),
+    }.items()
+    for f in fs
+}
+
+ONES = jnp.ones(3)
+
+
+def hvp(f):
+    return lambda x: jax.jvp(jax.grad(f), (x,), (ONES,))[1]
+
+
+def vhp(f):
+    """Reverse over reverse."""
+    return lambda x: jax.vjp(jax.grad(f), x)[1](ONES)[0]
+
+
+def jvp(f):
+    return lambda x: jax.jvp(f, (x,), (ONES,))[1]
+
+
+def linearized(f):
+    def run(x):
+        _, linear = jax.linearize(f, x)
+        return linear(ONES)
+
+    return run
+
+
+def vmapped(transform):
+    def run(f):
+        batched = jax.vmap(transform(f))
+        return lambda x: batched(jnp.stack([x, 2 * x, x]))[2]
+
+    return run
+
+
+# name -> (what is done to the program, what the result is called on the reference)
+MODES = {
+    "eager grad": (jax.grad, jax.grad),
+    "jit(grad)": (lambda f: jax.jit(jax.grad(f)), jax.grad),
+    "mpi4jax.jit(grad)": (lambda f: mpi4jax.jit(jax.grad(f)), jax.grad),
+    "grad(jit)": (lambda f: jax.grad(jax.jit(f)), jax.grad),
+    "grad(mpi4jax.jit)": (lambda f: jax.grad(mpi4jax.jit(f)), jax.grad),
+    "grad(checkpoint)": (lambda f: mpi4jax.jit(jax.grad(jax.checkpoint(f))), jax.grad),
+    "value_and_grad": (
+        lambda f: mpi4jax.jit(lambda x: jax.value_and_grad(f)(x)[1]),
+        jax.grad,
+    ),
+    "eager jvp": (jvp, jvp),
+    "jit(jvp)": (lambda f: jax.jit(jvp(f)), jvp),
+    "mpi4jax.jit(jvp)": (lambda f: mpi4jax.jit(jvp(f)), jvp),
+    "linearize": (lambda f: mpi4jax.jit(linearized(f)), jvp),
+    "jacrev": (lambda f: mpi4jax.jit(jax.jacrev(f)), jax.grad),
+    "vmap(grad)": (lambda f: mpi4jax.jit(vmapped(jax.grad)(f)), jax.grad),
+    "eager vmap(grad)": (vmapped(jax.grad), jax.grad),
+    "hvp": (lambda f: mpi4jax.jit(hvp(f)), hvp),
+    "eager hvp": (hvp, hvp),
+    "vhp": (lambda f: jax.jit(vhp(f)), vhp),
+}
+X = jnp.array([0.1, 0.2, 0.3])
+
+
+# A quarter of them has each program and each mode several times.
+PAIRS = [
+    (program, mode)
+    for i, program in enumerate(PROGRAMS)
+    for j, mode in enumerate(MODES)
+    if EVERYTHING or (i + j) % 4 == 0
+]
+
+
+@pytest.mark.parametrize("program, mode", PAIRS)
+def test_asymmetric_program(program, mode):
+    f, reference = PROGRAMS[program]
+    transform, on_reference = MODES[mode]
+    actual = transform(f)(X)
+    if RANK == 0:
+        np.testing.assert_allclose(actual, on_reference(reference)(X), rtol=1e-4)
+    else:
+        np.testing.assert_array_equal(actual, np.zeros(np.shape(actual)))
+
+
+@pytest.mark.parametrize("taken", [(True, False), (True, True)], ids=str)
+@pytest.mark.parametrize("jit", [jax.jit, mpi4jax.jit], ids=["jax.jit", "mpi4jax.jit"])
+def test_gradient_below_vmap_of_a_branch_that_is_not_taken(jit, taken):
+    """Both branches communicate, there and back, though nothing is kept of one not taken."""
+
+    def exchange(x):
+        if RANK == 0:
+            notoken.send(x, 1)
+            return notoken.recv(np.zeros(x.shape, x.dtype), 1)  # with any tag
+        y = notoken.recv(np.zeros(x.shape, x.dtype), 0)
+        notoken.send(x, 0)
+        return y
+
+    def f(x, take):
+        both = lambda x: exchange(exchange(x))
+        return jnp.sum(lax.cond(take, lambda x: exchange(jnp.sin(x)), both, x))
+
+    x = jnp.linspace(0, 1, 6).reshape(2, 3)
+    expected = np.where(np.array(taken)[:, None], np.cos(x), 1)
+    actual = jit(jax.vmap(jax.grad(f)))(x, jnp.array(taken))
+    np.testing.assert_allclose(actual, expected, rtol=1e-6)
+
+
+def test_rule_of_the_users_with_a_literal_argument():
+    """A jaxpr has Python numbers among its operands, which are no arrays to be tied."""
+
+    @jax.custom_vjp
+    def f(x, flag, factor):
+        return notoken.sendrecv(x, x, OTHER, OTHER)
+
+    f.defvjp(
+        lambda x, flag, factor: (f(x, flag, factor), None),
+        lambda _, c: (notoken.sendrecv(c, c, OTHER, OTHER), None, None),
+    )
+    loss = lambda x: jnp.sum((RANK + 1) * jax.jit(lambda x: f(x, True, 2.0))(x))
+    np.testing.assert_array_equal(jax.jit(jax.grad(loss))(X), np.full(3, OTHER + 1, np.float32))
+
+
+@pytest.mark.parametrize("jit", [jax.jit, mpi4jax.jit], ids=["jax.jit", "mpi4jax.jit"])
+def test_linear_call(jit):
+    """A linear function with a transpose of the user's, which is not perturbed on rank 1."""
+
+    def there(_, x):
+        if RANK == 0:
+            notoken.send(x, 1)
+            return x
+        return notoken.recv(x, 0)
+
+    def back(_, c):
+        if RANK == 0:
+            return c + notoken.recv(c, 1)
+        notoken.send(c, 0)
+        return jnp.zeros_like(c)
+
+    def f(x):
+        y = jax.custom_derivatives.linear_call(there, back, (), x if RANK == 0 else CONSTANT)
+        return jnp.sum((RANK + 1) * y**2)
+
+    assert float(jit(f)(X)) == pytest.approx(float(jnp.sum((RANK + 1) * X**2)))
+    np.testing.assert_allclose(jit(jax.grad(f))(X), 6 * X if RANK == 0 else 0 * X, rtol=1e-6)
+    tangent = jit(lambda x: jax.jvp(f, (x,), (x,))[1])(X)
+    np.testing.assert_allclose(tangent, jnp.sum((RANK + 1) * 2 * X**2), rtol=1e-6)

@@ -1,0 +1,93 @@
+"""`MPI4JAX_DEBUG=1`: a line when each MPI call starts, and one when it ends."""
+
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import pytest
+from mpi4py import MPI
+from reference import LEFT, RANK, RIGHT, SIZE, each
+from table import ROWS, cases
+
+import mpi4jax
+from mpi4jax import _native, notoken
+
+
+@pytest.fixture
+def debug(capfd):
+    """``debug(f)``: the lines that ``f()`` prints."""
+
+    def run(f):
+        mpi4jax.flush()
+        capfd.readouterr()
+        _native.set_debug(True)
+        try:
+            jax.block_until_ready(f())
+            mpi4jax.flush()
+        finally:
+            _native.set_debug(False)
+        return [line for line in capfd.readouterr().out.splitlines() if " | MPI_" in line]
+
+    return run
+
+
+def check(lines, rank, op, details):
+    start, end = lines
+    found = re.fullmatch(rf"r{rank} \| (\w{{8}}) \| {ROWS[op].mpi} ?{details}( \(\w+\))?", start)
+    assert found, start
+    assert re.fullmatch(
+        rf"r{rank} \| {found[1]} \| {ROWS[op].mpi} done with code 0 \(\d\.\d\de[+-]\d\ds\)", end
+    ), end
+
+
+@pytest.mark.parametrize("jit", [lambda f: f, jax.jit], ids=["eager", "jit"])
+@each(cases())
+def test_lines(case, jit, debug):
+    lines = debug(
+        functools.partial(jit(functools.partial(case.run, "notoken")), case.operands()[RANK])
+    )
+    if case.name == "recv":
+        right = RIGHT if RANK < SIZE - 1 else MPI.PROC_NULL
+        check(lines[:2], RANK, "send", f"-> {right} with tag 3 and 6 items")
+        if RANK == 0:  # from MPI.PROC_NULL there is nothing to call
+            assert lines[2:] == []
+        else:
+            check(lines[2:], RANK, "recv", f"<- {LEFT} with tag 3 and 6 items")
+        return
+    items = 6 * (case.row.counts or 0)
+    details = case.row.log.format(items=items, root=case.root, left=LEFT, right=RIGHT)
+    check(lines, RANK, case.name, details)
+
+
+def test_lines_of_the_documentation(debug):
+    lines = debug(lambda: notoken.send(jnp.ones((3, 3)), MPI.PROC_NULL, tag=7))
+    check(lines, RANK, "send", f"-> {MPI.PROC_NULL} with tag 7 and 9 items")
+
+
+def test_rank_is_that_in_the_communicator(debug):
+    comm = MPI.COMM_WORLD.Split(0, -RANK)
+    lines = debug(lambda: notoken.barrier(comm=comm))
+    check(lines, SIZE - 1 - RANK, "barrier", "")
+    comm.Free()
+
+
+def test_each_call_has_its_own_id(debug):
+    lines = debug(mpi4jax.jit(lambda: [notoken.barrier() for _ in range(5)]))
+    ids = [line.split(" | ")[1] for line in lines]
+    assert len(ids) == 10
+    assert len(set(ids)) == 5
+    assert ids[::2] == ids[1::2]
+
+
+def test_off_means_silent(capfd):
+    assert _native.get_debug() is False
+    jax.block_until_ready(notoken.allreduce(1.0, MPI.SUM))
+    mpi4jax.flush()
+    captured = capfd.readouterr()
+    assert captured.out == captured.err == ""
+
+
+def test_the_setting_can_be_read(debug):
+    assert debug(lambda: [notoken.barrier(), _native.get_debug()][1] or pytest.fail("off"))
+    assert _native.get_debug() is False

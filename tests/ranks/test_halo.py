@@ -1,0 +1,440 @@
+"""Ghost cells: against a model in NumPy that looks each cell up in the block that owns it."""
+
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from mpi4py import MPI
+from reference import RANK, SIZE, assert_equal, enable_x64, exact_values, random_bits
+
+import mpi4jax
+from mpi4jax import notoken
+
+
+@functools.cache
+def cart_of(dims, periods):
+    return MPI.COMM_WORLD.Create_cart(dims, periods)
+
+
+def grid(d, periods, turn=False):
+    """All ranks as a grid of d dimensions; ``turn`` puts most of them along the last one."""
+    dims = MPI.Compute_dims(SIZE, d)
+    return cart_of(tuple(reversed(dims) if turn else dims), tuple(periods))
+
+
+def pairs(width, d):
+    width = [width] * d if isinstance(width, int) else width
+    return [(w, w) if isinstance(w, int) else w for w in width]
+
+
+class Model:
+    """Which cell of which rank each cell of a block is a copy of.
+
+    ``inner[k]`` has the inner cells of the blocks along dimension k of the grid.
+    """
+
+    def __init__(self, cart, inner, width, corners):
+        self.cart, self.inner, self.corners = cart, inner, corners
+        self.dims, self.periods, _ = cart.Get_topo()
+        self.width = pairs(width, len(self.dims))
+
+    def shape(self, rank):
+        coords = self.cart.Get_coords(rank)
+        return tuple(
+            inner[c] + low + high
+            for inner, c, (low, high) in zip(self.inner, coords, self.width, strict=True)
+        )
+
+    def _along(self, k, at):
+        """For each cell along a dimension: the block it is of, the index there, the step."""
+        inner, (low, high) = self.inner[k], self.width[k]
+        for i in range(low + inner[at] + high):
+            block, index, step = at, i, 0
+            if i < low and (at > 0 or self.periods[k]):
+                block, step = (at - 1) % self.dims[k], -1
+                index = inner[block] + i  # the last `low` inner cells
+            elif i >= low + inner[at] and (at < self.dims[k] - 1 or self.periods[k]):
+                block, step = (at + 1) % self.dims[k], 1
+                index = i - inner[at]
+            yield block, index, step
+
+    def sources(self, rank):
+        """(cell, rank, cell there)"""
+        coords = self.cart.Get_coords(rank)
+        for cells in itertools.product(
+            *(enumerate(self._along(k, c)) for k, c in enumerate(coords))
+        ):
+            here = tuple(i for i, _ in cells)
+            if not self.corners and sum(step != 0 for _, (_, _, step) in cells) > 1:
+                yield here, rank, here
+                continue
+            owner = self.cart.Get_cart_rank([block for _, (block, _, _) in cells])
+            yield here, owner, tuple(index for _, (_, index, _) in cells)
+
+    def forward(self, xs):
+        y = xs[RANK].copy()
+        for here, owner, there in self.sources(RANK):
+            y[here] = xs[owner][there]
+        return y
+
+    def adjoint(self, cs):
+        """The cotangent of this rank's block, given those of all results."""
+        out = np.zeros_like(cs[RANK])
+        for rank in range(SIZE):
+            for here, owner, there in self.sources(rank):
+                if owner == RANK:
+                    out[there] += cs[rank][here]
+        return out
+
+    def blocks(self, make, seed=0):
+        return [make(self.shape(rank), [seed, rank]) for rank in range(SIZE)]
+
+
+def floats(shape, seed):
+    return exact_values("float32", shape, seed)
+
+
+def uneven(cart, least):
+    """Inner cells of the blocks along each dimension: not all alike."""
+    return [[least + (k + c) % 2 for c in range(n)] for k, n in enumerate(cart.dims)]
+
+
+SETTINGS = [
+    pytest.param(periods, width, corners, id=f"{len(periods)}d-{periods}-{width}-{corners}")
+    for periods, width, corners in [
+        ([True], 1, True),
+        ([False], 2, True),
+        ([True], [(0, 2)], True),
+        ([True, True], 1, True),
+        ([True, False], 1, False),
+        ([False, True], [2, (1, 2)], True),
+        ([True, True], [(2, 0), (0, 1)], True),
+        ([False, False], [(1, 0), 2], False),
+        ([True, True, True], 1, True),
+        ([False, True, False], [1, (0, 1), 2], True),
+        ([True, False, True], [1, 1, 1], False),
+    ]
+]
+
+
+@pytest.mark.parametrize(("periods", "width", "corners"), SETTINGS)
+@pytest.mark.parametrize("turn", [False, True])
+def test_against_the_model(periods, width, corners, turn):
+    if turn and (len(periods) == 1 or SIZE == 1):
+        pytest.skip("the same grid as without")
+    cart = grid(len(periods), periods, turn)
+    model = Model(cart, uneven(cart, 2), width, corners)
+    xs, cs = model.blocks(floats), model.blocks(floats, seed=1)
+
+    def f(x):
+        return notoken.halo_exchange(x, cart, width=width, corners=corners)
+
+    assert_equal(f(xs[RANK]), model.forward(xs))
+    y, pull = jax.vjp(mpi4jax.jit(f), xs[RANK])
+    assert_equal(y, model.forward(xs))
+    (g,) = pull(jnp.asarray(cs[RANK]))
+    assert_equal(g, model.adjoint(cs))
+    # <A x, c> = <x, A^T c>, over all ranks; the values are small integers
+    both = MPI.COMM_WORLD.allreduce(np.array([np.sum(y * cs[RANK]), np.sum(xs[RANK] * g)]))
+    assert both[0] == both[1]
+    # The transpose of the transpose, and the tangent, are the exchange.
+    (back,) = jax.linear_transpose(lambda c: pull(c)[0], cs[RANK])(xs[RANK])
+    assert_equal(back, model.forward(xs))
+    _, tangent = jax.jvp(f, (xs[RANK],), (cs[RANK],))
+    assert_equal(tangent, model.forward(cs))
+
+
+DTYPES = ("bool", "int8", "bfloat16", "complex64", "float64", "float8_e5m2", "int4")
+
+
+@pytest.mark.parametrize("name", DTYPES)
+def test_data_types(name):
+    if not hasattr(jnp, name + "_" * (name == "bool")):
+        pytest.skip(f"this JAX has no {name}")
+    cart = grid(2, [True, False])
+    model = Model(cart, uneven(cart, 3), [1, (2, 1)], corners=True)
+    with enable_x64(True):
+        xs = model.blocks(lambda shape, seed: random_bits(name, shape, seed))
+        y = notoken.halo_exchange(jnp.asarray(xs[RANK]), cart, width=[1, (2, 1)])
+        assert_equal(y, model.forward(xs), bits=True)
+
+
+@pytest.mark.parametrize("name", ["float16", "bfloat16", "float64", "complex128"])
+def test_sums_of_the_transpose(name):
+    cart = grid(2, [True, True])
+    model = Model(cart, uneven(cart, 2), 1, corners=True)
+    with enable_x64(True):
+        cs = model.blocks(lambda shape, seed: exact_values(name, shape, seed))
+        f = functools.partial(notoken.halo_exchange, cart=cart)
+        (g,) = jax.linear_transpose(f, cs[RANK])(jnp.asarray(cs[RANK]))
+        assert_equal(g, model.adjoint(cs))
+
+
+def test_trees_travel_together():
+    """Blocks of equal dtype in one call; keys, and arrays with more axes in front, as well."""
+    cart = grid(1, [True])
+    n = 5
+    blocks = {
+        "a": np.arange(n, dtype=np.float32) + 10 * RANK,
+        "b": np.arange(2 * n, dtype=np.float32).reshape(2, n) - 10 * RANK,
+        "c": np.arange(n, dtype=np.int32) + 100 * RANK,
+        "keys": jax.random.split(jax.random.key(RANK), n),
+    }
+    f = functools.partial(notoken.halo_exchange, cart=cart, axes=-1)
+    out = f(blocks)
+    compiled = mpi4jax.jit(f)(blocks)
+    left, right = cart.Shift(0, 1)
+    assert_equal(out["a"], np.float32([3 + 10 * left, *blocks["a"][1:4], 1 + 10 * right]))
+    assert_equal(out["b"][1], np.float32([8 - 10 * left, *blocks["b"][1, 1:4], 6 - 10 * right]))
+    assert_equal(out["c"], np.int32([3 + 100 * left, *blocks["c"][1:4], 1 + 100 * right]))
+    expected = jax.random.split(jax.random.key(left), n)[3]
+    assert (jax.random.key_data(out["keys"][0]) == jax.random.key_data(expected)).all()
+    jax.tree.map(lambda a, b: np.testing.assert_array_equal(*map(_bits, (a, b))), out, compiled)
+    text = str(jax.make_jaxpr(f)({"a": blocks["a"], "b": blocks["b"]}))
+    assert text.count("mpi4jax_halo_exchange[") == 1
+
+
+def _bits(x):
+    return jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x
+
+
+def test_axes_and_dimensions():
+    """Any axis for each dimension, and dimensions that are not exchanged."""
+    cart = grid(2, [True, True])
+    model = Model(cart, [[3] * cart.dims[0], [2] * cart.dims[1]], [1, 1], corners=True)
+    xs = model.blocks(floats)
+    y = notoken.halo_exchange(xs[RANK].T[:, None], cart, axes=(2, 0))
+    assert_equal(y[:, 0].T, model.forward(xs))
+
+    rows = Model(cart, [[3] * cart.dims[0], [4] * cart.dims[1]], [1, (0, 0)], corners=True)
+    xs = rows.blocks(floats)
+    assert_equal(notoken.halo_exchange(xs[RANK], cart, axes=(0, None)), rows.forward(xs))
+    assert_equal(notoken.halo_exchange(xs[RANK], cart, axes=(None, None)), xs[RANK])
+
+
+def test_vmap_carries_the_batch_in_one_exchange():
+    cart = grid(2, [True, False])
+    model = Model(cart, uneven(cart, 2), 1, corners=True)
+    batches = [model.blocks(floats, seed) for seed in range(3)]
+    x = jnp.stack([xs[RANK] for xs in batches], axis=2)
+    f = functools.partial(notoken.halo_exchange, cart=cart, axes=(0, 1))
+    y = mpi4jax.jit(jax.vmap(f, in_axes=2, out_axes=1))(x)
+    for i, xs in enumerate(batches):
+        assert_equal(y[:, i], model.forward(xs))
+    jaxpr = jax.make_jaxpr(jax.vmap(f, in_axes=2))(x)
+    assert str(jaxpr).count("mpi4jax_halo_exchange[") == 1
+    g = jax.grad(lambda x: (jax.vmap(f, in_axes=2)(x) ** 2).sum())(x)
+    for i, xs in enumerate(batches):
+        squares = [2 * model_forward for model_forward in _everyones(model, xs)]
+        assert_equal(g[:, :, i], model.adjoint(squares))
+
+
+def _everyones(model, xs):
+    """The results of all ranks."""
+    mine = model.forward(xs)
+    return MPI.COMM_WORLD.allgather(mine)
+
+
+def test_in_a_loop_under_grad_and_checkpoint():
+    """A diffusion in a ring: ranks agree with one process that has the whole ring."""
+    cart, n, steps = grid(1, [True]), 4, 3
+    start = np.random.default_rng(5).standard_normal(n * SIZE).astype(np.float32)
+
+    def smooth(x):
+        return 0.5 * x[1:-1] + 0.25 * (x[:-2] + x[2:])
+
+    def distributed(x):
+        @jax.checkpoint
+        def step(x, _):
+            return smooth(notoken.halo_exchange(jnp.pad(x, 1), cart)), None
+
+        x, _ = jax.lax.scan(step, x, None, length=steps)
+        return jnp.sum(x**3)
+
+    def whole(x):
+        for _ in range(steps):
+            x = smooth(jnp.concatenate([x[-1:], x, x[:1]]))
+        return jnp.sum(x**3)
+
+    part = slice(n * RANK, n * (RANK + 1))
+    value, g = mpi4jax.jit(jax.value_and_grad(distributed))(start[part])
+    expected, everything = jax.value_and_grad(whole)(start)
+    np.testing.assert_allclose(MPI.COMM_WORLD.allreduce(float(value)), expected, rtol=1e-5)
+    np.testing.assert_allclose(g, everything[part], rtol=1e-5, atol=1e-6)
+
+
+def test_ranks_that_are_not_perturbed_take_part_in_the_derivative():
+    cart = grid(1, [True])
+    x = np.arange(4, dtype=np.float32)
+
+    def f(a):
+        y = notoken.halo_exchange(a * x if RANK == 0 else jnp.asarray(x), cart)
+        return y.sum() if RANK == SIZE - 1 else a * 0
+
+    # Rank 0's cells 1 and 2 are the ghost cells of the last rank, or of rank 0 itself.
+    expected = {0: 3.0 if SIZE > 1 else 6.0}.get(RANK, 0.0)
+    if SIZE == 1:
+        assert float(jax.grad(f)(1.0)) == expected
+    else:
+        ghosts = 1.0 + (2.0 if SIZE == 2 else 0.0)
+        assert float(jax.grad(f)(1.0)) == (ghosts if RANK == 0 else 0.0)
+
+
+def test_a_ghost_cell_that_nothing_fills_keeps_its_value_and_its_cotangent():
+    cart = grid(1, [False])
+    x = np.arange(5, dtype=np.float32) + 10 * RANK
+    y, token = mpi4jax.halo_exchange(x, cart)
+    assert token.shape == ()
+    assert float(y[0]) == (x[0] if RANK == 0 else x[3] - 10)
+    assert float(y[4]) == (x[4] if RANK == SIZE - 1 else x[1] + 10)
+    (c,) = jax.linear_transpose(lambda x: notoken.halo_exchange(x, cart), x)(jnp.asarray(x))
+    assert float(c[0]) == (x[0] if RANK == 0 else 0)
+
+
+def test_users_messages_are_not_mistaken_for_ghost_cells():
+    """Also those with wildcards, on the same communicator, that wait while cells are exchanged."""
+    cart = grid(1, [True])
+    left, right = cart.Shift(0, 1)
+    flags = np.full(3, -1.0)
+    request = cart.Irecv(flags, source=MPI.ANY_SOURCE, tag=MPI.ANY_TAG)
+    x = np.arange(4, dtype=np.float32) + 10 * RANK
+    y = jax.block_until_ready(notoken.halo_exchange(x, cart))
+    assert_equal(y, np.float32([2 + 10 * left, *x[1:3], 1 + 10 * right]))
+    cart.Send(np.full(3, float(RANK)), dest=right, tag=4)
+    request.Wait()
+    assert (flags == left).all()
+
+
+def test_the_operand_is_not_changed_and_may_be_donated():
+    cart = grid(1, [True])
+    x = jnp.arange(4.0)
+    f = mpi4jax.jit(lambda x: (notoken.halo_exchange(x, cart), x))
+    _, same = f(x)
+    assert same.tolist() == [0, 1, 2, 3]
+    donating = mpi4jax.jit(lambda x: notoken.halo_exchange(x, cart), donate_argnums=0)
+    assert donating(x).tolist() == [2, 1, 2, 1]
+    text = donating.lower(jnp.arange(4.0)).as_text()
+    assert "output_operand_alias" in text
+
+
+# ---- Global arrays
+
+
+@pytest.mark.parametrize("root", [0, SIZE - 1])
+@pytest.mark.parametrize(("dims", "axes"), [(1, (1,)), (2, None), (2, (2, 0)), (3, (1, 0, 2))])
+def test_blocks_of_a_global_array(dims, axes, root):
+    """Cut with the model's windows of the whole array, and put together again."""
+    periods = [True, False, True][:dims]
+    cart = grid(dims, periods)
+    places = [-dims + k for k in range(dims)] if axes is None else list(axes)
+    shape = [2, 2, 2]
+    for k, axis in enumerate(places):
+        shape[axis] = 2 * cart.dims[k]
+    whole = np.random.default_rng(3).standard_normal(shape).astype(np.float32)
+    given = whole if root == RANK else jax.ShapeDtypeStruct(whole.shape, whole.dtype)
+
+    padded = whole
+    for k, axis in enumerate(places):
+        around = [(1, 1) if a == axis % 3 else (0, 0) for a in range(3)]
+        padded = np.pad(padded, around, mode="wrap" if periods[k] else "constant")
+    coords = cart.Get_coords(RANK)
+    window = [slice(None)] * 3
+    for k, axis in enumerate(places):
+        window[axis] = slice(2 * coords[k], 2 * coords[k] + 4)
+
+    def f(x):
+        block = notoken.scatter_blocks(x, cart, root, axes=axes, width=1)
+        return block, notoken.gather_blocks(block, cart, root, axes=axes, width=1)
+
+    block, again = f(given) if root != RANK else mpi4jax.jit(f)(given)
+    assert_equal(block, padded[tuple(window)])
+    assert_equal(again, whole if root == RANK else padded[tuple(window)])
+    bare, token = mpi4jax.scatter_blocks(given, cart, root, axes=axes)
+    assert token.shape == ()
+    assert bare.shape == tuple(
+        2 if axis in [a % 3 for a in places] else n for axis, n in enumerate(shape)
+    )
+
+
+def test_derivative_of_blocks():
+    cart = grid(2, [True, True])
+    whole = jnp.arange(4.0 * SIZE).reshape(2 * cart.dims[0], 2 * cart.dims[1])
+
+    def f(x):
+        block = notoken.scatter_blocks(x, cart, width=1)
+        return jnp.sum((RANK + 1) * block[1:-1, 1:-1] ** 2)
+
+    g = jax.grad(f)(whole)
+    ranks = np.zeros(whole.shape)
+    for rank in range(SIZE):
+        i, j = cart.Get_coords(rank)
+        ranks[2 * i : 2 * i + 2, 2 * j : 2 * j + 2] = rank + 1
+    expected = 2 * ranks * whole if RANK == 0 else np.zeros(whole.shape)
+    np.testing.assert_allclose(g, expected)
+
+
+def test_errors_of_blocks():
+    cart = cart_of((SIZE, 1), (True, True))
+    if SIZE > 1:
+        with pytest.raises(ValueError, match=r"scatter_blocks: .* equal blocks along axis 0"):
+            notoken.scatter_blocks(np.zeros((SIZE + 1, 2)), cart)
+        with pytest.raises(ValueError, match=r"gather_blocks: argument 'axes' must name"):
+            notoken.gather_blocks(np.zeros((2, 2)), cart, axes=(None, 0))
+    with pytest.raises(TypeError, match="scatter_blocks: argument 'cart'"):
+        notoken.scatter_blocks(np.zeros(2), MPI.COMM_WORLD)
+    with pytest.raises(ValueError, match="gather_blocks: argument 'root' must be a rank"):
+        notoken.gather_blocks(np.zeros((2, 2)), cart, SIZE)
+    with pytest.raises(ValueError, match=r"gather_blocks: .* fewer cells along axis 1"):
+        notoken.gather_blocks(np.zeros((2, 2)), cart, width=[0, 2])
+
+
+class TestErrors:
+    cart = property(lambda self: grid(2, [True, True]))
+    x = np.zeros((4, 5), np.float32)
+
+    @pytest.mark.parametrize("cart", [None, MPI.COMM_WORLD, 3, MPI.COMM_NULL])
+    def test_not_cartesian(self, cart):
+        with pytest.raises(TypeError, match="halo_exchange: argument 'cart' must be"):
+            notoken.halo_exchange(self.x, cart)
+
+    def test_any_handle_of_a_cartesian_communicator(self):
+        assert notoken.halo_exchange(self.x, MPI.Intracomm(self.cart)).shape == (4, 5)
+
+    @pytest.mark.parametrize(
+        ("axes", "message"),
+        [
+            ((0, 2), "axis 2, which an array of shape"),
+            ((0, -2), "one axis twice, as 0 and -2"),
+            ((0,), "2 axes, one"),
+            (1, "2 axes, one"),
+        ],
+    )
+    def test_axes(self, axes, message):
+        with pytest.raises(ValueError, match=message):
+            notoken.halo_exchange(self.x, self.cart, axes=axes)
+        with pytest.raises(ValueError, match=message):
+            jax.jit(lambda x: notoken.halo_exchange(x, self.cart, axes=axes))(self.x)
+
+    @pytest.mark.parametrize(
+        ("width", "message"),
+        [
+            (2, r"\(4, 5\) has 0 inner cells along axis -2, .* 2 below and 2 above"),
+            ([1, (3, 1)], r"has 1 inner cells along axis -1, .* 3 below and 1 above; expected at"),
+            (-1, "argument 'width' must be an integer from 0"),
+            ([1], "argument 'width' must be"),
+            ([1, (1, 2, 3)], "argument 'width' must be"),
+        ],
+    )
+    def test_widths(self, width, message):
+        with pytest.raises(ValueError, match=message):
+            notoken.halo_exchange(self.x, self.cart, width=width)
+
+    @pytest.mark.parametrize(
+        "bad", [{"axes": ("a", 1)}, {"axes": 1.5}, {"width": 1.0}, {"width": "12"}, {"width": True}]
+    )
+    def test_types(self, bad):
+        with pytest.raises(TypeError, match=f"halo_exchange: argument '{next(iter(bad))}'"):
+            notoken.halo_exchange(self.x, self.cart, **bad)

@@ -1,0 +1,113 @@
+"""Warnings of what was hardly meant, and none of what was."""
+
+import warnings
+
+import jax
+import jax.numpy as jnp
+import pytest
+from mpi4py import MPI
+from table import REDUCING
+
+import mpi4jax
+from mpi4jax import notoken
+
+rank = MPI.COMM_WORLD.rank
+x = jnp.ones(3)
+
+
+@pytest.fixture(autouse=True)
+def _strict():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        yield
+
+
+@pytest.mark.parametrize("name", REDUCING)
+def test_a_result_that_is_not_used(name):
+    arguments = (MPI.SUM, 0) if name == "reduce" else (MPI.SUM,)
+
+    @mpi4jax.jit
+    def f(x):
+        getattr(notoken, name)(x, *arguments)
+        return x
+
+    if name == "reduce" and rank != 0:
+        f(x)
+        return
+    with pytest.warns(UserWarning, match=rf"test_misuse.py:\d+: the result of {name} is not used"):
+        f(x)
+
+
+def test_results_that_are_used_or_need_not_be():
+    @mpi4jax.jit
+    def f(x):
+        notoken.bcast(x, 0)
+        y = notoken.allreduce(x, MPI.SUM)
+        return jax.lax.cond(x[0] > 0, lambda: y, lambda: x)
+
+    f(x)
+    mpi4jax.jit(jax.grad(lambda x: notoken.allreduce(x, MPI.SUM).sum()))(x)
+    notoken.allreduce(x, MPI.SUM)
+
+
+@pytest.mark.parametrize("jit", [jax.jit, mpi4jax.jit])
+def test_a_token_that_is_used_twice(jit):
+    @jit
+    def f(x):
+        token = mpi4jax.create_token()
+        y, _ = mpi4jax.allreduce(x, MPI.SUM, token=token * 1)
+        z, new = mpi4jax.scan(y, MPI.SUM, token=token * x[0])
+        z, _ = mpi4jax.scan(z, MPI.SUM, token=new)
+        with pytest.warns(UserWarning, match="allreduce: this token was already used"):
+            z, _ = mpi4jax.allreduce(z, MPI.SUM, token=new)
+        return z
+
+    f(x)
+
+
+def test_a_token_that_is_used_once_per_branch():
+    @mpi4jax.jit
+    def f(x, token):
+        def branch(op):
+            return lambda: mpi4jax.allreduce(x, op, token=token)[0]
+
+        return jax.lax.cond(x[0] > 0, branch(MPI.SUM), branch(MPI.MAX))
+
+    f(x, mpi4jax.create_token())
+    jax.grad(lambda x: mpi4jax.allreduce(x, MPI.SUM, token=mpi4jax.create_token())[0].sum())(x)
+
+
+def test_a_batched_condition_of_a_loop():
+    def until(bound):
+        def step(x):
+            return notoken.allreduce(x, MPI.MAX) / 2
+
+        return jax.lax.while_loop(lambda x: x > bound, lambda x: step(x) + 0 * bound + x / 4, 8.0)
+
+    bounds = jnp.array([1.0, 2.0, 4.0])
+    line = r"test_misuse.py:\d+: allreduce is in a while_loop under vmap whose condition differs"
+    with pytest.warns(UserWarning, match=line):
+        batch = mpi4jax.jit(jax.vmap(until))(bounds)
+    alone = jnp.stack([until(bound) for bound in bounds])
+    assert (batch == alone).all()
+
+
+def test_a_condition_of_a_loop_that_all_ranks_have_in_common():
+    @jax.jit
+    def residual(x):
+        return notoken.allreduce(jnp.vdot(x, x), MPI.SUM)
+
+    def solve(x):
+        def step(state):
+            k, x, _ = state
+            return k + 1, x / 2, residual(x / 2)
+
+        def again(state):
+            return (state[0] < 50) & (state[2] > 1e-3)
+
+        return jax.lax.while_loop(again, step, (0, x, residual(x)))[1]
+
+    batch = mpi4jax.jit(jax.vmap(solve))(jnp.array([[1.0, 2.0], [3.0, 4.0]]))
+    assert (abs(batch) < 0.1).all()
+    # The same number of rounds for all: nothing to warn of.
+    jax.vmap(lambda x: jax.lax.fori_loop(0, 3, lambda i, x: notoken.scan(x, MPI.MAX), x))(x)

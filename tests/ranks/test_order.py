@@ -1,0 +1,265 @@
+"""Every op runs exactly once, in program order, whatever happens to its results."""
+
+import os
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import programs
+import pytest
+from jax import lax
+from mpi4py import MPI
+from reference import JITS, RANK, SIZE, assert_equal, compilers, each, jits
+from table import cases
+
+import mpi4jax
+from mpi4jax import _native, notoken
+
+
+@pytest.fixture
+def calls(capfd):
+    """``calls(f, *args)``: the result of ``f`` and the MPI calls it made: [(name, items)]."""
+
+    def record(f, *args):
+        mpi4jax.flush()
+        capfd.readouterr()
+        _native.set_debug(True)
+        try:
+            y = jax.block_until_ready(f(*args))
+            mpi4jax.flush()
+        finally:
+            _native.set_debug(False)
+        pattern = rf"^r{RANK} \| \w+ \| (MPI_\w+)\b(?! done)(.*)$"
+        found = []
+        for name, rest in re.findall(pattern, capfd.readouterr().out, re.M):
+            items = re.search(r"(\d+) items", rest)
+            found.append((name, int(items[1]) if items else None))
+        return y, found
+
+    return record
+
+
+# ---- Random programs
+
+PROGRAMS = int(os.environ.get("MPI4JAX_TEST_PROGRAMS", "5"))
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("seed", range(PROGRAMS))
+@jits
+def test_random_program(jit, seed, calls):
+    program = programs.generate(1000 * list(JITS.values()).index(jit) + seed)
+    rng = np.random.default_rng(seed)
+    start = rng.integers(-100, 100, (SIZE, programs.VECTORS, programs.LENGTH), np.int32)
+    expected, log = programs.interpret(program, [list(vectors) for vectors in start])
+    f = jit(lambda vectors, one: programs.run(program, vectors, one))
+    for _ in range(2):
+        vectors, found = calls(f, list(start[RANK]), np.int32(1))
+        assert found == log[RANK], program
+        for v, e in zip(vectors, expected[RANK], strict=True):
+            assert_equal(v, e)
+
+
+def test_random_programs_contain_everything():
+    """The generator reaches every op and every kind of nesting, and drops results and tokens."""
+    seen, dropped = set(), set()
+
+    def walk(block):
+        for statement in block:
+            if isinstance(statement, programs.Op):
+                seen.add(statement.name)
+                dropped.add(("result", statement.target is None))
+                dropped.add(("token", statement.keep is None))
+            elif isinstance(statement, programs.Nest):
+                seen.add(statement.kind)
+                dropped.add(("nest", statement.dropped))
+                for body in statement.bodies:
+                    walk(body)
+
+    for seed in range(100):
+        walk(programs.generate(seed))
+    assert seen >= {*programs.OPS, *programs.LOOPS, *programs.CHOICES, *programs.CALLS}
+    assert len(dropped) == 6
+
+
+# ---- One at a time
+
+
+@each(cases())
+@compilers
+def test_unused_results(case, jit, calls):
+    """In functions and loops whose results, too, are unused."""
+    x = case.operands()[RANK]
+
+    def op(x):
+        case.run("notoken", x)
+        return x
+
+    def custom(x):
+        f = jax.custom_jvp(op)
+        f.defjvp(lambda primals, tangents: (op(*primals), tangents[0]))
+        return f(x)
+
+    ways = {
+        "plain": (1, op),
+        "jit": (1, jax.jit(op)),
+        "mpi4jax.jit": (1, mpi4jax.jit(op)),
+        "jit in jit": (1, jax.jit(lambda x: jax.jit(op)(x))),
+        "checkpoint": (1, jax.checkpoint(op)),
+        "custom_jvp": (1, custom),
+        "scan": (3, lambda x: lax.scan(lambda c, _: (c, op(x)), 0, None, length=3)),
+        "fori_loop": (2, lambda x: lax.fori_loop(0, 2, lambda i, c: (op(x), c)[1], 0)),
+        "while_loop": (
+            2,
+            lambda x: lax.while_loop(lambda i: (op(x), i < 1)[1], lambda i: i + 1, 0),
+        ),
+        "cond": (1, lambda x: lax.cond(jnp.sum(x) < np.inf, op, lambda x: x, x)),
+        "vmap": (1, lambda x: jax.vmap(op)(jnp.stack([x, x]))),
+    }
+
+    def f(x):
+        for _, g in ways.values():
+            g(x)
+        return x
+
+    _, found = calls(jit(f), x)
+    names = [name for name, _ in found]
+    times = sum(n for n, _ in ways.values())
+    one = [case.row.mpi]
+    if case.name == "recv":  # from MPI.PROC_NULL there is nothing to call
+        one = ["MPI_Send", "MPI_Recv"] if RANK else ["MPI_Send"]
+    assert names == one * times
+
+
+@jits
+def test_equal_ops_are_not_merged(jit, calls):
+    def f(x):
+        ys = [notoken.allreduce(x, MPI.SUM) for _ in range(3)]
+        notoken.send(x, MPI.PROC_NULL)
+        notoken.send(x, MPI.PROC_NULL)
+        notoken.barrier()
+        notoken.barrier()
+        return ys
+
+    _, found = calls(jit(f), jnp.ones(4))
+    expected = [("MPI_Allreduce", 4)] * 3 + [("MPI_Send", 4)] * 2 + [("MPI_Barrier", None)] * 2
+    assert found == expected
+
+
+@pytest.mark.min_ranks(2)
+@jits
+def test_no_deadlock(jit):
+    """One rank sends, then receives; the other receives, then sends."""
+
+    def f(x):
+        if RANK == 0:
+            notoken.send(x, 1)
+            return notoken.recv(x, 1)
+        if RANK == 1:
+            y = notoken.recv(x, 0)
+            notoken.send(x, 0)
+            return y
+        return x
+
+    x = jnp.full(100_000, RANK, jnp.float32)  # more than MPI buffers
+    y = jit(f)(x)
+    assert_equal(y, np.full(100_000, {0: 1, 1: 0}.get(RANK, RANK), np.float32))
+
+
+@pytest.mark.min_ranks(2)
+def test_order_across_calls():
+    """Eager calls and compiled ones, of both kinds, overtake neither each other nor themselves."""
+    work = jnp.ones((60, 60))
+
+    def slow(x):
+        return x + 0 * lax.fori_loop(0, 20, lambda i, w: jnp.tanh(w @ work), work)[0, 0]
+
+    send = {
+        "eager": lambda x: notoken.send(x, 1),
+        "mpi4jax.jit": mpi4jax.jit(lambda x: notoken.send(x, 1)),
+        "jax.jit": jax.jit(lambda x: notoken.send(x, 1)),
+        "slow": mpi4jax.jit(lambda x: notoken.send(slow(x), 1)),
+        "slow too": jax.jit(lambda x: notoken.send(slow(x), 1)),
+    }
+    receive = [
+        lambda x: notoken.recv(x, 0),
+        jax.jit(lambda x: notoken.recv(x, 0)),
+        mpi4jax.jit(lambda x: notoken.recv(x, 0)),
+    ]
+    names = np.random.default_rng(5).choice(list(send), 60)
+    received = []
+    for i, name in enumerate(names):
+        if RANK == 0:
+            send[name](jnp.float32(i))
+        elif RANK == 1:
+            received.append(receive[i % 3](jnp.float32(-1)))
+    if RANK == 1:
+        assert [float(y) for y in received] == list(range(60))
+
+
+@pytest.mark.min_ranks(2)
+def test_mpi4py_in_between():
+    """With `flush` between them, calls of mpi4py and ours on one communicator keep their order."""
+    comm = MPI.COMM_WORLD.Dup()
+    work = jnp.ones((100, 100))
+
+    @mpi4jax.jit
+    def send(x):
+        y = lax.fori_loop(0, 30, lambda i, w: jnp.tanh(w @ work), work)
+        notoken.send(x + 0 * y[0, 0], 1, comm=comm)
+
+    for i in range(20):
+        if RANK == 0:
+            send(jnp.float32(i))
+            mpi4jax.flush()
+            comm.Send(np.float32(i + 0.5), 1)
+        elif RANK == 1:
+            buffer = np.zeros(1, np.float32)
+            if i % 2:
+                first = float(notoken.recv(jnp.float32(0), 0, comm=comm))
+                comm.Recv(buffer, 0)
+                second = float(buffer[0])
+            else:
+                comm.Recv(buffer, 0)
+                first = float(buffer[0])
+                second = float(notoken.recv(jnp.float32(0), 0, comm=comm))
+            assert (first, second) == (i, i + 0.5)
+    mpi4jax.flush()
+    comm.Free()
+
+
+def test_mpi4py_collectives_in_between():
+    comm = MPI.COMM_WORLD.Dup()
+    f = jax.jit(lambda x: notoken.allreduce(x, MPI.SUM, comm=comm))
+    for i in range(10):
+        y = f(jnp.float32(i))
+        mpi4jax.flush()
+        assert comm.allreduce(i) == i * SIZE
+        z = notoken.bcast(jnp.float32(RANK), SIZE - 1, comm=comm)
+        mpi4jax.flush()
+        assert comm.bcast(RANK, 0) == 0
+        assert (float(y), float(z)) == (i * SIZE, SIZE - 1)
+    comm.Free()
+
+
+def test_flush_waits(calls, capfd):
+    """After `flush` what was started has ended."""
+    work = jnp.ones((100, 100))
+
+    def f(x):
+        y = lax.fori_loop(0, 100, lambda i, w: jnp.tanh(w @ work), work)
+        return notoken.allreduce(x + 0 * y[0, 0], MPI.SUM)
+
+    for jit in (jax.jit, mpi4jax.jit):
+        g = jit(f)
+        g(jnp.ones(3))
+        mpi4jax.flush()
+        capfd.readouterr()
+        _native.set_debug(True)
+        try:
+            g(jnp.ones(3))
+            mpi4jax.flush()
+            assert "MPI_Allreduce done with code 0" in capfd.readouterr().out
+        finally:
+            _native.set_debug(False)

@@ -1,0 +1,45 @@
+"""A million mixed operations take no memory."""
+
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+from mpi4py import MPI
+from reference import EVERYTHING
+
+import mpi4jax
+from mpi4jax import notoken as nt
+
+comm = MPI.COMM_WORLD
+rank, size = comm.rank, comm.size
+
+PER_STEP, STEPS = 5, 2000
+CALLS = 100 if EVERYTHING else 30  # a million operations, or 300,000
+
+
+def resident_megabytes():
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * 4096 / 2**20
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.timeout(300)
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux's /proc")
+def test_many_operations_take_no_memory():
+    def step(_, x):
+        x = nt.allreduce(x, MPI.MAX)
+        x = nt.sendrecv(x, x, 1 - rank, 1 - rank)
+        x = nt.bcast(x, 0)
+        x = nt.allgather(x)[rank]
+        return nt.scan(x, MPI.MIN)
+
+    f = mpi4jax.jit(lambda x: jax.lax.fori_loop(0, STEPS, step, x))
+    x, seen = jnp.ones(8), []
+    for call in range(CALLS):
+        x = f(x).block_until_ready()
+        if call % 10 == 9:
+            nt.barrier()
+            seen.append(resident_megabytes())
+    assert (x == 1).all()
+    assert max(seen[1:]) - seen[1] < 8, seen

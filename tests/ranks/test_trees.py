@@ -1,0 +1,209 @@
+"""Pytrees: every op that takes an array takes a tree; leaves of one type are one message."""
+
+import functools
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from mpi4py import MPI
+from reference import LEFT, RANK, RIGHT, SIZE, assert_equal, each, exact_values, jits
+from table import cases
+
+import mpi4jax
+from mpi4jax import _native, notoken
+
+WITH_DATA = [case for case in cases() if case.name != "barrier"]
+
+# (type, shape) of the leaves: several of one type, an empty one, a scalar.
+LEAVES = {
+    "a": [("float32", (2, 3)), ("int32", (4,))],
+    "b": ("float32", ()),
+    "c": {"d": ("float32", (0, 2)), "e": ("int32", (1, 2))},
+    "f": ("complex64", (3,)),
+    "g": None,
+}
+
+
+def is_leaf(x):
+    return isinstance(x, tuple) and isinstance(x[0], str)
+
+
+def trees(case):
+    """One tree for each rank, and their leaves, rank by rank."""
+    specs, structure = jax.tree.flatten(LEAVES, is_leaf=is_leaf)
+    leaves = [
+        [
+            exact_values(dtype, case.shape(shape, rank), [rank, i])
+            for i, (dtype, shape) in enumerate(specs)
+        ]
+        for rank in range(SIZE)
+    ]
+    return [jax.tree.unflatten(structure, xs) for xs in leaves], leaves
+
+
+@jits
+@pytest.mark.parametrize("batched", [False, True], ids=["", "vmap"])
+def test_trees(jit, batched):
+    """A tree of each op, all in one program."""
+    made = {str(case): trees(case) for case in WITH_DATA}
+    double = functools.partial(jax.tree.map, lambda x: np.stack([x, x]))
+
+    def f(operands):
+        return {str(case): case.run("notoken", operands[str(case)]) for case in WITH_DATA}
+
+    mine = {name: operands[RANK] for name, (operands, _) in made.items()}
+    results = jit(jax.vmap(f))(double(mine)) if batched else jit(f)(mine)
+    assert jax.tree.structure(results) == jax.tree.structure(mine)
+    for case in WITH_DATA:
+        for i, leaf in enumerate(jax.tree.leaves(results[str(case)])):
+            expected = case.expected([xs[i] for xs in made[str(case)][1]])
+            assert_equal(leaf, double(expected) if batched else expected, what=str(case))
+
+
+@each(WITH_DATA)
+def test_one_message_for_each_type(case, capfd):
+    operands, _ = trees(case)
+    kinds = {leaf.dtype for leaf in jax.tree.leaves(operands[RANK])}
+    run = mpi4jax.jit(lambda tree: case.run("notoken", tree))
+    _native.set_debug(True)
+    try:
+        jax.block_until_ready(run(operands[RANK]))
+        mpi4jax.flush()
+    finally:
+        _native.set_debug(False)
+    lines = [line for line in capfd.readouterr().out.splitlines() if " done with " in line]
+    calls = 1 + (RANK > 0) if case.name == "recv" else 1  # from MPI.PROC_NULL it calls nothing
+    assert len(lines) == calls * len(kinds), lines
+
+
+def test_single_leaf_is_not_copied():
+    jaxpr = jax.make_jaxpr(lambda x: notoken.allreduce({"x": [x]}, MPI.SUM))(jnp.ones((2, 3)))
+    assert [str(eqn.primitive) for eqn in jaxpr.eqns] == ["mpi4jax_allreduce"]
+
+
+@pytest.mark.parametrize("tree", [(), {}, None, [None, ()]], ids=str)
+@jits
+def test_trees_without_leaves(tree, jit):
+    for case in WITH_DATA:
+        assert jit(lambda case=case: case.run("notoken", tree))() == tree, case
+
+
+class Pair(NamedTuple):
+    a: object
+    b: object
+
+
+@jax.tree_util.register_dataclass
+@dataclass
+class State:
+    x: object
+    y: object
+
+
+def test_other_containers():
+    for make in (Pair, State, lambda a, b: (a, b), lambda a, b: [a, b]):
+        tree = make(jnp.float32(RANK), np.arange(3))
+        for api in (lambda t: mpi4jax.bcast(t, 0)[0], lambda t: notoken.bcast(t, 0)):
+            y = api(tree)
+            assert type(y) is type(tree)
+            assert_equal(jax.tree.leaves(y)[0], np.float32(0))
+
+
+def test_python_numbers_in_trees():
+    tree = {"i": 1, "f": 2.5, "b": True, "n": np.float32(3)}
+    y = notoken.allgather(tree)
+    for name, value in tree.items():
+        assert_equal(y[name], np.stack([np.asarray(jnp.asarray(value))] * SIZE))
+
+
+@jits
+def test_sendrecv_of_different_trees(jit):
+    """The tree that goes and the tree that comes need not be of one form."""
+    x = {"floats": jnp.full(3, RANK, jnp.float32), "ints": jnp.full((2, 2), RANK)}
+    template = (jnp.zeros((2, 2), jnp.int32), [jnp.zeros(3)])
+    y = jit(lambda x: notoken.sendrecv(x, template, LEFT, RIGHT))(x)
+    assert jax.tree.structure(y) == jax.tree.structure(template)
+    assert_equal(y[0], np.full((2, 2), LEFT, np.int32))
+    assert_equal(y[1][0], np.full(3, LEFT, np.float32))
+
+
+@pytest.mark.min_ranks(2)
+@jits
+def test_sendrecv_of_trees_of_different_types(jit):
+    """Rank 0 sends floats and integers for floats alone; rank 1 the reverse."""
+    floats, ints = jnp.full(3, RANK, jnp.float32), jnp.full(2, RANK, jnp.int32)
+    if RANK > 1:
+        return
+    x, template = ([floats, ints], floats) if RANK == 0 else (floats, [floats, ints])
+    y = jit(lambda x: notoken.sendrecv(x, template, 1 - RANK, 1 - RANK))(x)
+    for leaf, before in zip(jax.tree.leaves(y), jax.tree.leaves(template), strict=True):
+        assert_equal(leaf, np.full(before.shape, 1 - RANK, before.dtype))
+
+
+def test_status_of_a_tree():
+    status = MPI.Status()
+    x = {"a": jnp.ones(3), "b": jnp.ones((2, 2))}
+    y = notoken.sendrecv(x, x, LEFT, RIGHT, sendtag=5, status=status)
+    assert (status.Get_source(), status.Get_tag()) == (LEFT, 5)
+    assert status.Get_elements(MPI.FLOAT) == 7
+    assert_equal(y["b"], np.ones((2, 2), np.float32))
+
+
+# ---- PRNG keys
+
+KEY_CASES = [case for case in WITH_DATA if case.op is None]
+
+
+@pytest.mark.parametrize("shape", [(), (2,)], ids=str)
+@pytest.mark.parametrize("impl", ["threefry2x32", "rbg"])
+@jits
+def test_keys_of_random_numbers(jit, impl, shape):
+    # All ranks' keys, made on each.
+    many = max(SIZE, 2)
+    keys = jax.random.split(jax.random.key(3, impl=impl), many * int(np.prod(shape)))
+    keys = keys.reshape(many, *shape)
+
+    def operand(case, rank):
+        blocks = case.blocks(rank)
+        return keys[:blocks] if blocks else keys[rank]
+
+    operands = {str(case): [operand(case, r) for r in range(SIZE)] for case in KEY_CASES}
+
+    def f(mine):
+        return {str(case): case.run("notoken", mine[str(case)]) for case in KEY_CASES}
+
+    results = jit(f)({name: xs[RANK] for name, xs in operands.items()})
+    for case in KEY_CASES:
+        y, xs = results[str(case)], operands[str(case)]
+        assert jax.random.key_impl(y) == jax.random.key_impl(keys)
+        data = [np.asarray(jax.random.key_data(x)) for x in xs]
+        assert_equal(jax.random.key_data(y), case.expected(data))
+
+
+def test_keys_beside_numbers():
+    tree = {
+        "key": jax.random.key(RANK),
+        "x": jnp.float32(RANK),
+        "raw": jax.random.key_data(jax.random.key(0)),
+    }
+    y = notoken.bcast(tree, SIZE - 1)
+    assert_equal(
+        jax.random.key_data(y["key"]), np.asarray(jax.random.key_data(jax.random.key(SIZE - 1)))
+    )
+    assert float(y["x"]) == SIZE - 1
+    assert float(jax.random.uniform(y["key"])) == float(
+        jax.random.uniform(jax.random.key(SIZE - 1))
+    )
+
+
+def test_keys_under_vmap_and_scan():
+    keys = jax.random.split(jax.random.key(RANK), 3)
+    expected = np.asarray(jax.random.key_data(jax.random.split(jax.random.key(0), 3)))
+    y = jax.vmap(lambda key: notoken.bcast(key, 0))(keys)
+    assert_equal(jax.random.key_data(y), expected)
+    _, y = lax.scan(lambda c, key: (c, notoken.bcast(key, 0)), 0, keys)
+    assert_equal(jax.random.key_data(y), expected)

@@ -1,0 +1,248 @@
+"""Errors: in words, at trace time where they can be known, and never a hang."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.interpreters import mlir
+from mpi4py import MPI
+from reference import DTYPES, FOLDS, RANK, SIZE, SUPPORTED, dtype_of, enable_x64
+from table import REDUCING, ROWS, good
+
+import mpi4jax
+from mpi4jax import _native, notoken
+
+X = np.ones((SIZE, 3), np.float32)
+TAG_UB = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)
+
+# A good call of each op; tests replace one argument.
+GOOD = {name: good(name) for name in ROWS}
+WITH_COMM = [name for name in ROWS if "cart" not in GOOD[name]]
+STATIC = ("source", "dest", "root", "tag", "sendtag", "recvtag")
+
+RANKS = f"a rank from 0 to {SIZE - 1}"
+SOURCES = f"{RANKS} or MPI.ANY_SOURCE or MPI.PROC_NULL"
+DESTS = f"{RANKS} or MPI.PROC_NULL"
+TAGS = f"an integer from 0 to {TAG_UB}"
+OPEN_TAGS = f"{TAGS} or MPI.ANY_TAG"
+
+# (ops that have the argument, argument, bad value, error, expected, given)
+BAD = [
+    (WITH_COMM, "comm", 3, TypeError, "an mpi4py.MPI.Intracomm or None", "int: 3"),
+    (WITH_COMM, "comm", MPI.SUM, TypeError, "an mpi4py.MPI.Intracomm or None", "Op"),
+    (WITH_COMM, "comm", MPI.COMM_NULL, (TypeError, ValueError), "", ""),
+    (ROWS, "token", 3, TypeError, "a token (a float32 scalar", "int: 3"),
+    (ROWS, "token", np.ones(2, np.float32), TypeError, "a token", "ndarray"),
+    (ROWS, "token", np.int32(0), TypeError, "a token", "int32"),
+    (ROWS, "token", "t", TypeError, "a token", "str: 't'"),
+    (REDUCING, "op", "SUM", TypeError, "an mpi4py.MPI.Op", "str: 'SUM'"),
+    (REDUCING, "op", sum, TypeError, "an mpi4py.MPI.Op", "builtin"),
+    (REDUCING, "op", MPI.REPLACE, TypeError, "MPI.Op.Create", "MPI.REPLACE"),
+    (REDUCING, "op", MPI.OP_NULL, TypeError, "SUM, PROD", "MPI.OP_NULL"),
+    (("bcast", "gather", "reduce", "scatter"), "root", SIZE, ValueError, RANKS, SIZE),
+    (("bcast", "gather", "reduce", "scatter"), "root", -1, ValueError, RANKS, -1),
+    (("bcast", "gather", "reduce", "scatter"), "root", 0.5, TypeError, RANKS, "float: 0.5"),
+    (("bcast", "gather", "reduce", "scatter"), "root", None, TypeError, RANKS, "NoneType"),
+    (("bcast", "gather", "reduce", "scatter"), "root", True, TypeError, RANKS, "bool: True"),
+    (("bcast", "gather", "reduce", "scatter"), "root", "0", TypeError, RANKS, "str: '0'"),
+    (("recv", "sendrecv"), "source", SIZE, ValueError, SOURCES, SIZE),
+    (("recv", "sendrecv"), "source", -77, ValueError, SOURCES, -77),
+    (("recv", "sendrecv"), "source", [0], TypeError, SOURCES, "list: [0]"),
+    (("send", "sendrecv"), "dest", SIZE + 100, ValueError, DESTS, SIZE + 100),
+    (("send", "sendrecv"), "dest", MPI.ANY_SOURCE, ValueError, DESTS, MPI.ANY_SOURCE),
+    (("send", "sendrecv"), "dest", np.float32(0), TypeError, DESTS, "float32"),
+    (("send",), "tag", -1, ValueError, TAGS, -1),
+    (("send",), "tag", TAG_UB + 1, ValueError, TAGS, TAG_UB + 1),
+    (("send",), "tag", 1.0, TypeError, TAGS, "float: 1.0"),
+    (("recv",), "tag", -77, ValueError, OPEN_TAGS, -77),
+    (("sendrecv",), "sendtag", MPI.ANY_TAG, ValueError, TAGS, MPI.ANY_TAG),
+    (("sendrecv",), "recvtag", TAG_UB + 1, ValueError, OPEN_TAGS, TAG_UB + 1),
+    (("recv", "sendrecv"), "status", 3, TypeError, "an mpi4py.MPI.Status or None", "int: 3"),
+    (("recv", "sendrecv"), "status", MPI.Status, TypeError, "an mpi4py.MPI.Status", "type"),
+]
+WRONG = [(name, *row[1:]) for row in BAD for name in row[0]]
+
+
+@pytest.mark.parametrize("jit", [False, True], ids=["eager", "jit"])
+@pytest.mark.parametrize(
+    "name, argument, value, error, expected, given",
+    WRONG,
+    ids=[f"{name}-{argument}-{i}" for i, (name, argument, *_) in enumerate(WRONG)],
+)
+def test_wrong_argument(name, argument, value, error, expected, given, jit):
+    """The message names op, argument, what was expected and what was given."""
+    arguments = {**GOOD[name], argument: value}
+    api = mpi4jax if argument == "token" else notoken
+
+    def call():
+        return getattr(api, name)(**arguments)
+
+    with pytest.raises(error) as caught:
+        jax.jit(call).trace() if jit else call()
+    message = str(caught.value)
+    assert message.startswith(f"{name}: argument '{argument}' ")
+    assert str(expected) in message
+    assert str(given) in message
+    assert type(caught.value) in (TypeError, ValueError)
+
+
+@pytest.mark.parametrize(
+    "name, argument",
+    [
+        (name, a)
+        for name, row in ROWS.items()
+        for a in STATIC
+        if a in row.signature.strip("()").split(", ")
+    ],
+)
+def test_traced_argument(name, argument):
+    def f(value):
+        return getattr(notoken, name)(**{**GOOD[name], argument: value})
+
+    with pytest.raises(
+        TypeError, match=f"{name}: argument '{argument}' must be a static integer, "
+    ) as e:
+        jax.jit(f)(0)
+    assert "static_argnums" in str(e.value)
+
+
+@pytest.mark.parametrize("integer", [0, np.int64(0), np.uint8(0), np.array(0)], ids=repr)
+def test_integers_of_any_kind(integer):
+    assert notoken.bcast(jnp.ones(2), integer).shape == (2,)
+    notoken.sendrecv(1.0, 1.0, MPI.ANY_SOURCE, RANK, sendtag=integer, recvtag=integer)
+
+
+@pytest.mark.parametrize("shape", [(), (SIZE + 1, 2), (0,), (2 * SIZE,)], ids=str)
+@pytest.mark.parametrize("jit", [False, True], ids=["eager", "jit"])
+@pytest.mark.parametrize("name", ["alltoall", "scatter"])
+def test_wrong_first_axis(name, jit, shape):
+    def call(x):
+        return getattr(notoken, name)(**{**GOOD[name], "x": x})
+
+    x = np.ones(shape, np.float32)
+    with pytest.raises(ValueError, match=name) as caught:
+        jax.jit(call).trace(x) if jit else call(x)
+    message = str(caught.value)
+    assert message.startswith(f"{name}: argument 'x'")
+    assert f"({SIZE}, ...)" in message
+    assert str(x.shape) in message
+
+
+def test_wrong_first_axis_of_a_leaf():
+    with pytest.raises(ValueError, match="alltoall: argument 'x'"):
+        notoken.alltoall({"a": X, "b": np.ones((SIZE + 1,), np.float32)})
+
+
+NOT_ARRAYS = [
+    (object(), "object"),
+    ("text", "str"),
+    (np.array(["a"]), "U1"),
+    (np.array([None]), "object"),
+    (np.ones(2, "datetime64[s]"), "datetime64"),
+    (np.ones(2, "S3"), "S3"),
+]
+
+
+@pytest.mark.parametrize("value, word", NOT_ARRAYS, ids=[word for _, word in NOT_ARRAYS])
+@pytest.mark.parametrize("name", [name for name in ROWS if "x" in GOOD[name]])
+def test_not_an_array(name, value, word):
+    arguments = {**GOOD[name], "x": value}
+    given = rf"^{name}: argument 'x' must be an array, .*, got .*{word}"
+    with pytest.raises(TypeError, match=given):
+        getattr(notoken, name)(**arguments)
+    with pytest.raises(TypeError, match=given):
+        jax.jit(lambda: getattr(notoken, name)(**arguments)).trace()
+
+
+def test_a_buffer_that_is_no_array():
+    arguments = {**GOOD["sendrecv"], "recvbuf": "text"}
+    with pytest.raises(TypeError, match=r"^sendrecv: argument 'recvbuf' .*, got str: 'text'"):
+        notoken.sendrecv(**arguments)
+
+
+def test_inside_a_primitive_that_hides_effects():
+    hiding = jax.extend.core.Primitive("hiding")
+    hiding.def_abstract_eval(lambda x: x)
+    total = lambda x: notoken.allreduce(x, MPI.SUM)
+    mlir.register_lowering(hiding, mlir.lower_fun(total, multiple_results=False))
+    with pytest.raises(NotImplementedError, match=r"^allreduce: called inside a primitive that"):
+        jax.jit(hiding.bind).lower(X)
+
+
+# Reductions that have no meaning for a data type.
+MEANINGLESS = [(d, op) for d in DTYPES for op in FOLDS if op not in SUPPORTED[d]]
+
+
+@pytest.mark.parametrize("dtype, op", MEANINGLESS, ids=[f"{d}-{op}" for d, op in MEANINGLESS])
+def test_reductions_without_meaning(dtype, op):
+    x = np.zeros(3, dtype_of(dtype))
+    for name in REDUCING:
+        arguments = {**GOOD[name], "op": getattr(MPI, op), "x": x}
+        call = lambda a=arguments, n=name: getattr(notoken, n)(**a)
+        for attempt in (call, lambda call=call: jax.jit(call).trace()):
+            with enable_x64(True), pytest.raises(TypeError) as caught:
+                attempt()
+            message = str(caught.value)
+            assert message.startswith(f"{name}: reduction {op} is not defined for dtype {dtype}; ")
+            assert "expected one of " in message
+            expected = message.partition("expected one of ")[2].replace(",", " ").split()
+            assert set(expected) >= {d for d in DTYPES if op in SUPPORTED[d]}, message
+
+
+def test_prng_keys_are_not_reduced():
+    expected = "allreduce: reduction SUM is not defined for PRNG keys"
+    with pytest.raises(TypeError, match=expected):
+        notoken.allreduce(jax.random.key(0), MPI.SUM)
+    with pytest.raises(TypeError, match=expected):
+        jax.jit(lambda: notoken.allreduce({"k": jax.random.key(0)}, MPI.SUM))()
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (2, 3), (2, 0)], ids=str)
+@pytest.mark.parametrize("op", ["MINLOC", "MAXLOC"])
+@pytest.mark.parametrize("name", REDUCING)
+def test_location_of_extremum_needs_pairs(name, op, shape):
+    arguments = {**GOOD[name], "op": getattr(MPI, op), "x": np.ones(shape, np.float32)}
+    with pytest.raises(ValueError, match=rf"{name}: reduction {op} .* \(\.\.\., 2\), got ") as e:
+        getattr(notoken, name)(**arguments)
+    assert str(shape) in str(e.value)
+
+
+def test_the_tables_are_those_of_the_implementation():
+    """Otherwise an op or a data type without tests would pass."""
+    assert {row[0] for row in _native.ops_table()} == set(ROWS)
+    assert set(ROWS) <= set(mpi4jax.__all__) & set(notoken.__all__)
+    assert {row[0] for row in _native.dtypes_table() if row[3]} == set(SUPPORTED)
+
+
+def test_sendrecv_templates():
+    with pytest.raises(TypeError):
+        notoken.sendrecv(X, object(), 0, 0)
+    with pytest.raises(TypeError):
+        notoken.sendrecv("text", X, 0, 0)
+
+
+def test_missing_and_unknown_arguments():
+    for call in (
+        lambda: notoken.allreduce(X),
+        lambda: notoken.bcast(X),
+        lambda: notoken.send(X),
+        lambda: notoken.allgather(X, MPI.COMM_WORLD),
+        lambda: notoken.allgather(X, axis=0),
+    ):
+        with pytest.raises(TypeError):
+            call()
+
+
+def test_errors_leave_nothing_behind():
+    with pytest.raises(ValueError, match="root"):
+        notoken.bcast(X, SIZE)
+    with pytest.raises(TypeError):
+        mpi4jax.jit(lambda x: (notoken.send(x, MPI.PROC_NULL), notoken.bcast(x, "0")))(X)
+    assert float(notoken.allreduce(1.0, MPI.SUM)) == SIZE
+
+
+def test_trace_time_error_points_at_the_user():
+    """Frames of this package do not hide the user's line."""
+    with pytest.raises(ValueError, match="root") as caught:
+        jax.jit(lambda: notoken.bcast(X, SIZE))()
+    assert any(entry.path.name == "test_errors.py" for entry in caught.traceback)

@@ -1,0 +1,199 @@
+"""The flight recorder, its reports and timelines, without a job."""
+
+import os
+import re
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import mpi4jax
+from mpi4jax import _native, _watch, notoken, report, timeline
+
+
+def record(op="allreduce", number=1, **other):
+    common = {
+        "comm": 0,
+        "reduction": "SUM",
+        "dtype": "float32",
+        "count": 3,
+        "root": -1,
+        "source": -1,
+    }
+    text = f"{op} #{number}"
+    return {
+        **common,
+        "op": op,
+        "sequence": number,
+        "collective": op not in ("send", "recv", "sendrecv"),
+        "dest": -1,
+        "state": "done",
+        "started": float(number),
+        "text": text,
+        **other,
+    }
+
+
+def dump(rank, records, state="in no operation", size=2):
+    collectives = max((r["sequence"] for r in records if r["collective"]), default=0)
+    group = {
+        "key": "c",
+        "rank": rank,
+        "size": size,
+        "world": list(range(size)),
+        "collectives": collectives,
+    }
+    return {
+        "rank": rank,
+        "size": size,
+        "host": "here",
+        "pid": 1,
+        "time": 10.0,
+        "reason": "a test",
+        "state": state,
+        "python": [],
+        "communicators": [group],
+        "records": records,
+    }
+
+
+# ---- python -m mpi4jax.report
+
+
+def test_report_says_who_did_something_else_first():
+    dumps = {
+        0: dump(0, [record(), record("bcast", 2, root=0), record("scan", 3)]),
+        1: dump(1, [record(), record("allreduce", 2), record("scan", 3)]),
+    }
+    ((_, words),) = report.divergences(dumps)
+    assert "collective #2 of c" in words
+    assert "rank 0: bcast #2" in words
+    assert "rank 1: allreduce #2" in words
+
+
+def test_report_says_who_never_came():
+    dumps = {0: dump(0, [record(), record(number=2)]), 1: dump(1, [record()], "in recv from 0")}
+    ((_, words),) = report.divergences(dumps)
+    assert words.startswith("rank 1 never came to the collective of rank 0: allreduce #2")
+    assert "rank 1: in recv from 0" in words
+
+
+def test_report_takes_forgotten_records_for_no_difference():
+    dumps = {0: dump(0, [record(number=n) for n in (8, 9)]), 1: dump(1, [record(number=9)])}
+    assert report.divergences(dumps) == []
+
+
+def test_report_names_ranks_that_wait_for_each_other():
+    waiting = {
+        r: dump(r, [record("recv", state="started", source=(r + 1) % 3)], size=3) for r in range(3)
+    }
+    assert report.cycle(waiting) == [0, 1, 2]
+    assert "rank 0 -> rank 1 -> rank 2 -> rank 0" in report.report(waiting)
+    del waiting[1]
+    assert report.cycle(waiting) == []
+    assert "rank 1 left no dump" in report.report(waiting)
+
+
+def test_report_names_ranks_in_runs():
+    assert report.rank_names([3]) == "rank 3"
+    assert report.rank_names([5, 0, 1, 2]) == "ranks 0-2, 5"
+
+
+def test_report_without_dumps(tmp_path, capsys):
+    assert report.main([str(tmp_path)]) == 1
+    assert "there are no dumps" in capsys.readouterr().err
+
+
+# ---- The recorder
+
+
+def test_the_recorder_knows_the_last_operations(tmp_path):
+    @mpi4jax.jit
+    def f(x):
+        return notoken.allreduce(x, MPI.SUM)
+
+    f(jnp.ones(5, np.int32)).block_until_ready()
+    words = _native.watch_report()
+    assert words is not None
+    line = rf"allreduce #\d+ \(SUM, 5 x int32\) on mpi4jax.default, test_report.py:{f_line()}"
+    assert re.search(line + r": took .* ago", words), words
+
+
+def f_line():
+    source = Path(__file__).read_text().splitlines()
+    return 1 + next(
+        i for i, line in enumerate(source) if "return notoken.allreduce(x, MPI.SUM)" in line
+    )
+
+
+def test_equal_lines_of_a_program_are_told_apart():
+    def f(x):
+        a = notoken.allreduce(x, MPI.SUM)
+        b = notoken.allreduce(x, MPI.SUM)
+        return a + b
+
+    text = jax.jit(f).lower(jnp.ones(3)).as_text()
+    assert len(set(re.findall(r'site = "(test_report.py:\d+)"', text))) == 2
+
+
+# ---- Settings
+
+
+def test_settings_are_checked(monkeypatch):
+    monkeypatch.setenv("MPI4JAX_TIMEOUT", "-1")
+    with pytest.raises(ValueError, match=r"MPI4JAX_TIMEOUT must be a number of seconds.*'-1'"):
+        _watch.timeout()
+    monkeypatch.setenv("MPI4JAX_TIMEOUT", "1.5")
+    assert _watch.timeout() == 1.5
+    monkeypatch.setenv("MPI4JAX_CHECK", "maybe")
+    with pytest.raises(ValueError, match=r"MPI4JAX_CHECK must be one of 0.*'maybe'"):
+        _watch.set_check()
+
+
+def test_the_directory_is_the_jobs(monkeypatch, tmp_path):
+    monkeypatch.setenv("MPI4JAX_DUMP_DIR", str(tmp_path))
+    monkeypatch.setenv("PMIX_NAMESPACE", "job@1/x")
+    assert _watch.directory() == tmp_path / f"mpi4jax-{os.getuid()}-job@1_x"
+
+
+def test_timelines_have_a_file_per_rank():
+    assert _watch.trace_file("a/t.json", 3) == Path("a/t.3.json")
+    assert _watch.trace_file("a/t-{rank}.json", 3) == Path("a/t-3.json")
+
+
+def test_timelines_of_jobs_that_were_aborted(tmp_path):
+    file = tmp_path / "trace.0.json"
+    file.write_text('[{"ph": "M", "pid": 0, "args": {}}\n,{"ph": "X", "pid": 0, "na')
+    assert len(timeline.load(file)) == 1
+    file.write_text("nonsense")
+    with pytest.raises(ValueError, match="is not a timeline"):
+        timeline.load(file)
+
+
+def test_clocks_of_hosts_are_aligned():
+    def span(pid, number, start, end):
+        args = {"key": "c", "world": [0, 1], "record": {"collective": True, "sequence": number}}
+        return {
+            "ph": "X",
+            "name": "barrier",
+            "pid": pid,
+            "ts": start,
+            "dur": end - start,
+            "args": args,
+        }
+
+    names = [
+        {"ph": "M", "name": "process_name", "pid": r, "args": {"host": f"h{r}"}} for r in range(2)
+    ]
+    events = [*names]
+    for n in range(5):
+        events += [
+            span(0, n, 100.0 * n, 100.0 * n + 30),
+            span(1, n, 1e6 + 100 * n + 20, 1e6 + 100 * n + 30),
+        ]
+    assert timeline.offsets(events) == {0: 0.0, 1: 1e6}
+    waits = [e["dur"] for e in timeline.merge(events) if e["name"] == "wait"]
+    assert waits == [20.0] * 5
