@@ -1,4 +1,4 @@
-"""Transformations that are the same on every rank.
+"""Derivatives that are the same on every rank.
 
 Whether JAX differentiates an equation depends on whether its operands are perturbed on this
 rank; whether its transpose waits for a message depends on the other ranks. So while a function
@@ -7,15 +7,13 @@ op in program order: through those of the function itself, and through the jaxpr
 functions, loops, branches and rematerialised functions that it calls. Then every op has a
 perturbed operand on every rank, no op of a loop is loop-invariant, and no op is without outputs.
 
-In the same way, under `vmap`, one batched token makes all messages of all ranks carry the batch.
-
-Ops that were given their token here have the parameter `threaded`. There the token tells whether
-the op is batched; elsewhere an op under `vmap` always is.
+Under `vmap` all messages of all ranks carry the batch. But ops that were given their token here
+have the parameter `threaded`: their operands, of which the token is one, tell whether they do.
 """
 
 from __future__ import annotations
 
-import functools
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -23,82 +21,23 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.extend.core import ClosedJaxpr, Literal, Primitive, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, Literal, Primitive
 from jax.interpreters import ad, batching, mlir
 
-from . import _compat
+from . import _compat, _compat_traces
 from ._misuse import warn_of_batched_loop
-from ._primitive import PRIMITIVES, TOKEN, effect, first_token, split
-from .ops import SPECS
-
-# ---- The seed: a float32 zero that depends linearly on its operands
-
-seed_p = Primitive("mpi4jax_seed")
-seed_p.def_abstract_eval(lambda *xs: TOKEN)
-seed_p.def_impl(_compat.eval_primitive(seed_p))
-mlir.register_lowering(
-    seed_p, mlir.lower_fun(lambda *xs: jnp.zeros((), np.float32), multiple_results=False)
+from ._primitive import PRIMITIVES, TOKEN, effect, split
+from ._tracing import (
+    has_derivative,
+    once,
+    perturbed,
+    remember_token,
+    rewrite_equations,
+    seed_p,
+    tie,
+    token_of,
 )
-
-
-def _seed_batch(args: Sequence[Any], dims: Sequence[Any]) -> tuple[Any, Any]:
-    size = next(x.shape[d] for x, d in zip(args, dims, strict=True) if d is not None)
-    return jnp.broadcast_to(seed_p.bind(*args), (size,)), 0
-
-
-batching.primitive_batchers[seed_p] = _seed_batch
-
-
-def _seed_jvp(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
-    return seed_p.bind(*primals), seed_p.bind(*[ad.instantiate_zeros(t) for t in tangents])
-
-
-def _seed_transpose(c: Any, *xs: Any) -> list[Any]:
-    return [
-        ad.instantiate_zeros(ad.Zero(x.aval)) if ad.is_undefined_primal(x) else None for x in xs
-    ]
-
-
-ad.primitive_jvps[seed_p] = _seed_jvp
-ad.primitive_transposes[seed_p] = _seed_transpose
-
-
-# ---- The tie: the identity of its first operand, which is tracked if the token is
-
-tie_p = Primitive("mpi4jax_tie")
-tie_p.def_abstract_eval(lambda x, token: x)
-tie_p.def_impl(_compat.eval_primitive(tie_p))
-mlir.register_lowering(tie_p, lambda ctx, x, token: [x])
-
-
-def _tie_batch(args: Sequence[Any], dims: Sequence[Any]) -> tuple[Any, Any]:
-    (x, token), (dim, token_dim) = args, dims
-    if dim is None:
-        x, dim = jnp.broadcast_to(x, (token.shape[token_dim], *x.shape)), 0
-    return tie_p.bind(x, token if token_dim is None else first_token(token)), dim
-
-
-def _tie_jvp(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
-    return tie_p.bind(*primals), tie_p.bind(*[ad.instantiate_zeros(t) for t in tangents])
-
-
-def _tie_transpose(c: Any, x: Any, token: Any) -> list[Any]:
-    linear = ad.is_undefined_primal
-    return [c if linear(x) else None, jnp.zeros((), np.float32) if linear(token) else None]
-
-
-batching.primitive_batchers[tie_p] = _tie_batch
-ad.primitive_jvps[tie_p] = _tie_jvp
-ad.primitive_transposes[tie_p] = _tie_transpose
-
-
-def _tie(token: Any, args: Sequence[Any]) -> list[Any]:
-    def inexact(x: Any) -> bool:  # literals may be Python numbers
-        dtype = x.dtype if hasattr(x, "dtype") else jnp.result_type(x)
-        return bool(jnp.issubdtype(dtype, np.inexact))
-
-    return [tie_p.bind(x, token) if inexact(x) else x for x in args]
-
+from .ops import SPECS
 
 # ---- The first equation of a function that a token was threaded through: the identity
 
@@ -139,7 +78,9 @@ def _thread(jaxpr: Any) -> Callable[..., Threaded]:
                 else:
                     if communicates and eqn.primitive in _CUSTOM_DERIVATIVES:
                         n = eqn.params["num_consts"]  # closed over, so not differentiated
-                        ins = [*ins[:n], *_tie(token, ins[n:])]
+                        ins = [*ins[:n], *tie(token, ins[n:])]
+                    elif communicates and eqn.primitive is not _compat.custom_lin_p:
+                        raise _no_rule(eqn.primitive, eqn.params)
                     outs = _compat.bind_eqn(eqn, ins)
             env.update(zip(eqn.outvars, outs, strict=True))
         return token, [read(v) for v in jaxpr.outvars]
@@ -158,16 +99,30 @@ def _rule_op(name: str) -> Callable[..., Threaded]:
     return rule
 
 
-@functools.lru_cache(maxsize=1024)  # one function for all calls, so that it is compiled once
-def _threaded_jit(jaxpr: ClosedJaxpr, name: str, inline: Any) -> Callable[..., Threaded]:
-    run = _thread(jaxpr)
-    run.__name__ = name
-    return jax.jit(run, inline=inline)
+# Threaded functions by those that they were made of, of which they keep nothing alive.
+_threaded: weakref.WeakKeyDictionary[Any, ClosedJaxpr] = weakref.WeakKeyDictionary()
+
+
+def _threaded_jaxpr(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
+    """The jaxpr of a function with a token as first argument and first result."""
+    found = _threaded.get(jaxpr)
+    if found is None:
+
+        def run(token: Any, *args: Any) -> list[Any]:
+            token, out = _thread(jaxpr)(token, *args)
+            return [token, *out]
+
+        avals = [TOKEN, *jaxpr.in_avals]
+        found = _threaded[jaxpr] = _compat_traces.trace_function(
+            _compat_traces.function_of_jax(run, avals), avals
+        )
+    return found
 
 
 def _rule_jit(params: dict[str, Any], token: Any, args: Sequence[Any]) -> Threaded:
-    run = _threaded_jit(params["jaxpr"], params["name"], params["inline"])
-    return run(token, *args)
+    threaded = _threaded_jaxpr(params["jaxpr"])
+    token, *out = _compat.bind_jit_with_token(threaded, params, token, args)
+    return token, out
 
 
 def _rule_inline(key: str) -> Callable[..., Threaded]:
@@ -222,8 +177,14 @@ def _rule_while(params: dict[str, Any], token: Any, args: Sequence[Any]) -> Thre
 
 def _rule_cond(params: dict[str, Any], token: Any, args: Sequence[Any]) -> Threaded:
     index, *operands = args
-    branches = [_thread(branch) for branch in params["branches"]]
-    return lax.switch(index, branches, token, *operands)  # type: ignore[no-any-return]
+    if "branches_platforms" in params:  # a lax.platform_dependent
+        branches = tuple(map(_threaded_jaxpr, params["branches"]))
+        token, *out = _compat.cond_p.bind(
+            index, token, *operands, **{**params, "branches": branches}
+        )
+        return token, out
+    functions = [_thread(branch) for branch in params["branches"]]
+    return lax.switch(index, functions, token, *operands)  # type: ignore[no-any-return]
 
 
 def _rule_remat(params: dict[str, Any], token: Any, args: Sequence[Any]) -> Threaded:
@@ -241,13 +202,24 @@ def _rule_remat(params: dict[str, Any], token: Any, args: Sequence[Any]) -> Thre
 def _rule_linear_solve(params: dict[str, Any], token: Any, args: Sequence[Any]) -> Threaded:
     # The solve is differentiated as a whole, by solving again. The matrix is tied as well: on a
     # rank where it were not perturbed, a matvec that communicates would be left out.
-    return token, _compat.linear_solve_p.bind(*_tie(token, args), **params)
+    return token, _compat.linear_solve_p.bind(*tie(token, args), **params)
 
 
 def _rule_linear_call(params: dict[str, Any], token: Any, args: Sequence[Any]) -> Threaded:
     n = params["num_callee_consts"] + params["num_res"]  # may not be tracked
-    args = [*args[:n], *_tie(token, args[n:])]
+    args = [*args[:n], *tie(token, args[n:])]
     return token, _compat.linear_call_p.bind(*args, **params)
+
+
+def _rule_tied(primitive: Primitive) -> Callable[..., Threaded]:
+    """JAX differentiates what is inside by itself, if one operand is perturbed."""
+
+    def rule(params: dict[str, Any], token: Any, args: Sequence[Any]) -> Threaded:
+        if not any(map(has_derivative, args)):
+            raise _no_rule(primitive, params)
+        return token, _compat.bind_with(primitive, params, tie(token, args))
+
+    return rule
 
 
 RULES: dict[Primitive, Callable[..., Threaded]] = {
@@ -260,10 +232,27 @@ RULES: dict[Primitive, Callable[..., Threaded]] = {
     _compat.remat_p: _rule_remat,
     _compat.linear_solve_p: _rule_linear_solve,
     _compat.linear_call_p: _rule_linear_call,
+    _compat.custom_vmap_p: _rule_tied(_compat.custom_vmap_p),
+    _compat.shard_map_p: _rule_tied(_compat.shard_map_p),
 }
 
 _CUSTOM_DERIVATIVES = {_compat.custom_jvp_call_p, _compat.custom_vjp_call_p}
 _OPS = {primitive: SPECS[name] for name, primitive in PRIMITIVES.items()}
+
+
+def _no_rule(primitive: Primitive, params: dict[str, Any]) -> NotImplementedError:
+    """The error of an equation in which ops could be differentiated on some ranks only."""
+    name = type(params["_prim"]).__name__ if "_prim" in params else primitive.name
+    flags = {
+        "RematTraced": "jax_remat3",
+        "CustomVJPTraced": "jax_custom_vjp3",
+        "CustomJVPTraced": "jax_custom_jvp3",
+    }
+    advice = f"; set {flags[name]} to False" if name in flags else ""
+    return NotImplementedError(
+        f"mpi4jax: operations inside {name!r} cannot be differentiated: a rank on which nothing "
+        f"in it is perturbed would leave them out, and others would wait for it{advice}"
+    )
 
 
 def _own_token(primitive: Primitive, params: dict[str, Any], args: Sequence[Any]) -> Any:
@@ -281,82 +270,105 @@ def _own_token(primitive: Primitive, params: dict[str, Any], args: Sequence[Any]
     return None
 
 
-def _token(trace: Any) -> Any:
-    """The token of a trace, None if it transforms nothing.
-
-    At first it is a new one, made of the token of the trace below, so that both track it.
-    """
-    if not _compat.transforms(trace):
-        return np.zeros((), np.float32)
-    token = _compat.remembered_token(trace)
-    if token is not None:
-        return token
-    value = _token(trace.parent_trace)
-    if _compat.unbatched_primals(trace):
-        return value
-    return _compat.track(trace, np.zeros((), np.float32) if value is None else value, seed_p.bind)
-
-
-def _is_transformed(trace: Any, primitive: Primitive, params: Any, own: Any) -> bool:
-    """Whether ``trace`` will do the right thing with an equation, of token ``own``, by itself."""
-    if own is not None and _compat.tracked(trace, own):
-        return True
-    if not _compat.batches(trace):
-        return False
-    threaded = own is not None and (primitive not in _OPS or params.get("threaded"))
-    return threaded or _compat.unbatched_primals(trace)
-
-
 def _rewrite(trace: Any, primitive: Primitive, args: Sequence[Any], params: dict[str, Any]) -> Any:
     # Below a `vmap` that is done, a batch of tokens is an array like any other.
-    if primitive is entry_p and np.shape(args[0]) == () and _compat.tracked(trace, args[0]):
-        _compat.remember_token(trace, args[0])
+    if primitive is entry_p and np.shape(args[0]) == () and perturbed(trace, args[0]):
+        remember_token(trace, args[0])
+    inside = [jaxpr for _, jaxpr in _compat.inner_jaxprs(params)]
+    inside += [params["_prim"]] if "_prim" in params else []  # a high-level one, of JAX 0.12
+    if primitive not in _OPS and not any(effect in x.effects for x in inside):
+        return None
     rule = RULES.get(primitive)
     if rule is None:
-        return None
-    if primitive not in _OPS and not any(
-        effect in jaxpr.effects for _, jaxpr in _compat.inner_jaxprs(params)
-    ):
-        return None
-    if primitive is _compat.while_p and _compat.batches(trace):
-        warn_of_batched_loop(params, [_compat.tracked(trace, x) for x in args])
+        raise _no_rule(primitive, params)
+    if _compat.newer_than_tested:
+        check_jax()
     own = _own_token(primitive, params, args)
-    if _is_transformed(trace, primitive, params, own):
+    if own is not None and perturbed(trace, own):
         return None
-    token = _token(trace)
+    token = token_of(trace)
     if token is None:
         return None
     # A rule of an op binds it with the token, and stops above; the others bind what they are for.
-    with _compat.once(trace, None if primitive in _OPS else primitive):
+    with once(trace, None if primitive in _OPS else primitive):
         token, out = rule(params, token, list(args))
-    _compat.remember_token(trace, token)
-    if primitive in _OPS and own is not None and _compat.batches(trace):
-        # The user's token was not batched, and is not now.
-        out[-1] = _compat.below(trace, first_token, out[-1])
+    remember_token(trace, token)
     return out
 
 
-def _tie_to_trace(trace: Any, args: Sequence[Any]) -> Sequence[Any]:
-    token = _token(trace)
-    if token is None:
-        return args
-    with _compat.once(trace, None):
-        return _tie(token, args)
+rewrite_equations(_rewrite)
 
 
-def _evaluate_linear(jaxpr: ClosedJaxpr, args: Sequence[Any]) -> list[Any]:
-    """A linear function of unknown ``args``, in which every op is part of the function.
+_checked: list[bool] = []
 
-    What an op gives is linear in the inputs of other ranks also where its operands are constants
-    here; and where they are constants everywhere, it is a constant. The derivative at zero tells
-    the two apart.
+
+class _Alone:
+    """As much of a communicator as tracing needs."""
+
+    size, rank = 1, 0
+
+
+def check_jax() -> None:
+    """Trace the gradient of a constant `send`, once, to see whether this JAX keeps what it must.
+
+    Raises:
+        NotImplementedError: it has lost the `send`, or the `recv` of its backward pass.
     """
-    if effect not in jaxpr.effects or not all(jnp.issubdtype(x.dtype, np.inexact) for x in args):
-        return jaxpr_as_fun(jaxpr)(*args)  # type: ignore[no-any-return]
-    zeros = [jnp.zeros(x.shape, x.dtype) for x in args]
-    return list(jax.jvp(lambda *xs: jaxpr_as_fun(jaxpr)(*xs), zeros, list(args))[1])
+    if _checked:
+        return
+    _checked.append(True)  # what follows comes back here
+    params = dict.fromkeys(SPECS["send"].params, 0) | {"comm": _Alone}
+
+    def send(x: Any) -> Any:
+        PRIMITIVES["send"].bind(np.zeros(3, np.float32), **params)
+        return x * x
+
+    try:
+        eqns = jax.make_jaxpr(jax.grad(jax.jit(send)))(np.float32(1)).eqns
+        found = [e for eqn in eqns for e in _all_eqns(eqn) if e.primitive in _OPS]
+        kept = [_OPS[e.primitive].name for e in found] == ["send", "recv"]
+    except BaseException:
+        _checked.clear()
+        raise
+    if not kept:
+        _checked.clear()
+        raise NotImplementedError(
+            f"mpi4jax: JAX {jax.__version__}, which this version of mpi4jax was not tested with, "
+            "loses operations in derivatives; use a newer mpi4jax or an older JAX"
+        )
 
 
-_compat.intercept(_rewrite)
-_compat.intercept_custom_derivatives(effect, _tie_to_trace)
-_compat.intercept_linear_transpose(_evaluate_linear)
+def _all_eqns(eqn: Any) -> list[Any]:
+    """An equation, and those of the functions in it."""
+    inside = [jaxpr for _, jaxpr in _compat.inner_jaxprs(eqn.params)]
+    return [eqn, *(e for jaxpr in inside for x in _open(jaxpr)[0].eqns for e in _all_eqns(x))]
+
+
+# ---- vmap: ops are batched by themselves (`_primitive.py`)
+
+
+def _batch_while(original: Callable[..., Any]) -> Callable[..., Any]:
+    """JAX's rule, but for loops whose condition communicates.
+
+    There JAX would go on with the elements of the batch whose own condition is false.
+    """
+
+    def rule(axis_data: Any, args: Sequence[Any], dims: Sequence[Any], **params: Any) -> Any:
+        cond, body = params["cond_jaxpr"], params["body_jaxpr"]
+        if effect in cond.effects or effect in body.effects:
+            warn_of_batched_loop(params, [d is not None for d in dims])
+        if effect not in cond.effects:
+            return original(axis_data, args, dims, **params)
+        loop = jax.jit(lambda *args: _rule_while(params, seed_p.bind(), args)[1])
+        avals = [*params["cond_jaxpr"].in_avals[: params["cond_nconsts"]], *body.in_avals]
+        with jax.disable_jit(False):
+            (eqn,) = jax.make_jaxpr(loop)(*avals).eqns
+        batch = batching.fancy_primitive_batchers[eqn.primitive]
+        return batch(axis_data, args, dims, **eqn.params)
+
+    return rule
+
+
+batching.fancy_primitive_batchers[_compat.while_p] = _batch_while(
+    batching.fancy_primitive_batchers[_compat.while_p]
+)

@@ -29,6 +29,7 @@ def define(name: str, **known: Any) -> None:
     for platform, on_gpu in (("cpu", _native.is_gpu_on_cpu()), ("cuda", True)):
         rule = functools.partial(lowering, spec, on_gpu)
         mlir.register_lowering(primitive, rule, platform=platform, cacheable=False)
-    batching.primitive_batchers[primitive] = functools.partial(batch, spec)
+    # The "fancy" rules are called also where no operand is batched.
+    batching.fancy_primitive_batchers[primitive] = functools.partial(batch, spec)
     ad.primitive_jvps[primitive] = functools.partial(jvp, spec)
     ad.primitive_transposes[primitive] = functools.partial(transpose, spec)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.interpreters import ad
@@ -99,7 +100,8 @@ def transpose(spec: Spec, cotangents: Sequence[Any], *args: Any, **p: Any) -> li
         array_cts, _, token_ct = split(spec, p, bind(spec, *cs, *token_ct, **q))
 
     out = [
-        ct if ad.is_undefined_primal(x) else None for x, ct in zip(arrays, array_cts, strict=True)
+        _compat.vary_as(ct, x.aval) if ad.is_undefined_primal(x) else None
+        for x, ct in zip(arrays, array_cts, strict=True)
     ]
     return [*out, *(None for _ in env), *(token_ct if linear_token else [None] * len(token))]
 
@@ -142,8 +144,8 @@ class Back:
     @staticmethod
     def zeros(x: Any) -> Any:
         """Zeros like an operand, which may be unknown."""
-        aval = x.aval if ad.is_undefined_primal(x) else x
-        return jnp.zeros(aval.shape, aval.dtype)
+        aval = x.aval if ad.is_undefined_primal(x) else jax.typeof(x)
+        return ad.instantiate_zeros(ad.Zero(aval))
 
     def of_template(self, c: Any, x: Any) -> Any:
         """The cotangent of the template ``x`` of a receive: it was the result if there was no

@@ -13,7 +13,7 @@ import numpy as np
 from jax.core import ShapedArray
 from jax.extend.core import Primitive
 
-from . import _compat, _native
+from . import _compat, _compat_traces, _native
 from ._spec import Params, Spec, stacked
 
 TOKEN = ShapedArray((), np.dtype(np.float32))
@@ -70,12 +70,12 @@ def result_avals(spec: Spec, p: Params, avals: Sequence[Any]) -> list[ShapedArra
     if not spec.returns:
         return []
     if spec.arrays is None:
-        return [ShapedArray(x.shape, x.dtype) for x in avals]
+        return [_compat.array_type(x.shape, [x]) for x in avals]
     x = avals[-1]  # of sendrecv: the template of the received array
     before, after = stacked(spec, p)
     size = p["comm"].size
     payload = split_payload(spec.name, x, size) if before else x.shape
-    return [ShapedArray((size, *payload) if after else payload, x.dtype)]
+    return [_compat.array_type((size, *payload) if after else tuple(payload), avals)]
 
 
 # What a reduction needs of a dtype: the flag's name in the native table.
@@ -134,10 +134,18 @@ def first_token(tokens: Any) -> Any:
     return jnp.sum(tokens[:1])
 
 
-def batch(spec: Spec, args: Sequence[Any], dims: Sequence[Any], **p: Any) -> tuple[Any, Any]:
-    """All arrays are batched, also unbatched ones: on another rank they may be batched."""
+def batch(
+    spec: Spec, axis_data: Any, args: Sequence[Any], dims: Sequence[Any], **p: Any
+) -> tuple[Any, Any]:
+    """All arrays are batched, also unbatched ones: on another rank they may be batched.
+
+    Not in `jax.jacfwd`, and not where `_ad.py` has made a token that tells.
+    """
+    if all(d is None for d in dims) and (p.get("threaded") or _compat_traces.is_jacfwd(axis_data)):
+        out = bind(spec, *args, **p)
+        return out, [None] * len(out)
     arrays, env, token = split(spec, p, list(zip(args, dims, strict=True)))
-    (size,) = {x.shape[d] for x, d in zip(args, dims, strict=True) if d is not None}
+    size = axis_data.size
     before, after = stacked(spec, p)
 
     def to_payload(x: Any, d: int | None) -> Any:

@@ -1,0 +1,255 @@
+"""Derivatives below what JAX puts around operations: rules of the user's, meshes, solvers, caches.
+
+On one rank and on two: the ranks of a test do the same, unless it says otherwise.
+"""
+
+import gc
+import weakref
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.extend.core import Primitive
+from jax.sharding import PartitionSpec as P
+from mpi4py import MPI
+
+import mpi4jax
+from mpi4jax import _ad, _compat, notoken
+
+COMM = MPI.COMM_WORLD
+RANK, SIZE = COMM.rank, COMM.size
+X = jnp.array([0.1, 0.2, 0.3])
+NEXT, PREVIOUS = (RANK + 1) % SIZE, (RANK - 1) % SIZE
+
+pytestmark = [pytest.mark.ranks(1, 2), pytest.mark.time_limit(60)]
+
+
+def total(x):
+    return notoken.allreduce(x, MPI.SUM)
+
+
+# ---- shard_map
+
+OPS = {
+    "allgather": lambda x: notoken.allgather(x).sum(0),
+    "allreduce": total,
+    "PROD": lambda x: notoken.allreduce(x, MPI.PROD),
+    "alltoall": lambda x: notoken.alltoall(jnp.stack([x] * SIZE)).sum(0),
+    "bcast": lambda x: notoken.bcast(x, 0),
+    "gather": lambda x: notoken.gather(x, 0).sum(),
+    "pvary": mpi4jax.pvary,
+    "reduce": lambda x: notoken.reduce(x, MPI.SUM, 0),
+    "scan": lambda x: notoken.scan(x, MPI.MAX),
+    "scatter": lambda x: notoken.scatter(jnp.stack([x] * SIZE) if RANK == 0 else x, 0),
+    "sendrecv": lambda x: notoken.sendrecv(x, x, PREVIOUS, NEXT),
+    "sendrecv into a constant": lambda x: notoken.sendrecv(
+        x, np.zeros(3, np.float32), PREVIOUS, NEXT
+    ),
+}
+
+
+@pytest.mark.parametrize("check", [True, False])
+@pytest.mark.parametrize("op", OPS)
+def test_shard_map(op, check):
+    """What varies over the axes of the mesh also varies in derivatives."""
+    auto = jax.sharding.AxisType.Auto
+    mesh = jax.make_mesh((1,), ("i",), axis_types=(auto,), devices=jax.local_devices()[:1])
+
+    def plain(x):
+        return jnp.sum(OPS[op](jnp.sin(x)))
+
+    def sharded(x):
+        f = lambda x: lax.psum(plain(x), "i")
+        return jax.shard_map(f, mesh=mesh, in_specs=P("i"), out_specs=P(), check_vma=check)(x)
+
+    np.testing.assert_allclose(jax.jit(jax.grad(sharded))(X), jax.grad(plain)(X), rtol=1e-6)
+    tangent = jax.jit(lambda x: jax.jvp(sharded, (x,), (x,))[1])(X)
+    np.testing.assert_allclose(tangent, jax.jvp(plain, (X,), (X,))[1], rtol=1e-6)
+
+
+@pytest.mark.parametrize("jit", [lambda f: f, jax.jit], ids=["eager", "jit"])
+@pytest.mark.parametrize("check", [True, False])
+def test_shard_map_of_a_constant(check, jit):
+    """Its op is differentiated also on a rank where nothing in it is perturbed."""
+    auto = jax.sharding.AxisType.Auto
+    mesh = jax.make_mesh((1,), ("i",), axis_types=(auto,), devices=jax.local_devices()[:1])
+    f = jit(jax.shard_map(total, mesh=mesh, in_specs=P("i"), out_specs=P("i"), check_vma=check))
+
+    def loss(x):
+        return jnp.sum(x) + jnp.sum(f(np.ones(3, np.float32)))
+
+    program = str(jax.make_jaxpr(lambda x: jax.linearize(loss, x)[1](x))(X))
+    assert program.count("mpi4jax_allreduce") == 2
+    np.testing.assert_array_equal(jax.jit(jax.grad(loss))(X), np.ones(3))
+
+
+# ---- Solvers
+
+
+@pytest.mark.parametrize("jit", [lambda f: f, jax.jit], ids=["eager", "jit"])
+@pytest.mark.parametrize("transform", ["jacfwd", "hessian", "vmap of jvp"])
+def test_linear_solve(transform, jit):
+    """A solve with an operator that communicates: as the same one that does not."""
+
+    def solve(mean):
+        def f(b):
+            diagonal = jnp.array([2.0, 3.0, 4.0]) + b
+            operator = lambda v: diagonal * v + 0.1 * mean(v)
+            inverse = lambda _, b: b / (diagonal + 0.1)
+            return lax.custom_linear_solve(operator, b, inverse, inverse, symmetric=True)
+
+        return {
+            "jacfwd": jax.jacfwd(f),
+            "hessian": jax.hessian(lambda b: jnp.sum(f(b) ** 2)),
+            "vmap of jvp": lambda b: jax.vmap(lambda t: jax.jvp(f, (b,), (t,))[1])(jnp.eye(3)),
+        }[transform]
+
+    mean = lambda v: mpi4jax.pvary(total(v)) / SIZE
+    np.testing.assert_allclose(jit(solve(mean))(X), solve(lambda v: v)(X), rtol=1e-5, atol=1e-6)
+
+
+# ---- Loops
+
+
+def test_condition_that_communicates_below_vmap():
+    """Elements of the batch whose own condition is false keep their values."""
+
+    def f(x, limit):
+        return lax.while_loop(lambda v: total(v) < SIZE * limit, lambda v: v + 1, x)
+
+    with pytest.warns(UserWarning, match="while_loop under vmap"):
+        actual = jax.jit(jax.vmap(f))(jnp.zeros(3), jnp.array([1.0, 3.0, 2.0]))
+    np.testing.assert_array_equal(actual, [1, 3, 2])
+
+
+# ---- Rules of the user's
+
+
+@jax.custom_vjp
+def copied(x):
+    """The identity; its cotangent is summed over the ranks."""
+    return x
+
+
+copied.defvjp(lambda x: (x, None), lambda _, c: (total(c),))
+
+
+@pytest.mark.parametrize("jit", [lambda f: f, jax.jit], ids=["eager", "jit"])
+def test_only_the_backward_pass_communicates(jit):
+    """On the last rank the input is a constant; the others wait for its part all the same."""
+
+    def loss(x):
+        return jnp.sum((RANK + 1) * copied(lax.stop_gradient(x) if RANK == SIZE - 1 else x))
+
+    actual = jit(jax.grad(loss))(X)
+    everyone = SIZE * (SIZE + 1) / 2
+    np.testing.assert_array_equal(actual, np.full(3, 0 if RANK == SIZE - 1 else everyone))
+
+
+def test_backward_pass_that_says_there_is_none():
+    @jax.custom_vjp
+    def f(x):
+        return total(x)
+
+    def backward(_, c):
+        raise RuntimeError("there is no derivative")
+
+    f.defvjp(lambda x: (f(x), None), backward)
+    g = lambda x: jnp.sum(f(lax.stop_gradient(x)) * x)
+    value, back = jax.vjp(f, X)
+    np.testing.assert_allclose(value, SIZE * X, rtol=1e-6)
+    with pytest.raises(RuntimeError, match="there is no derivative"):
+        back(value)
+    with pytest.raises(RuntimeError, match="there is no derivative"):
+        jax.grad(g)(X)
+
+
+def test_renamed_function_of_jax_is_an_error(monkeypatch):
+    """It would be hidden if everything that is raised were caught; and ops would be lost."""
+    f = jax.custom_jvp(total)
+    f.defjvp(lambda primals, tangents: (total(primals[0]), total(tangents[0])))
+
+    def renamed(*args, **kwargs):
+        raise AttributeError("renamed")
+
+    monkeypatch.setattr(_compat.pe, "trace_to_jaxpr_dynamic", renamed)
+    with pytest.raises(AttributeError, match="renamed"):
+        jax.jvp(lambda x: x * f(np.ones(3, np.float32)), (X,), (X,))
+
+
+# ---- Equations that have no rule
+
+
+call_p = Primitive("some_call")
+call_p.multiple_results = True
+call_p.def_effectful_abstract_eval(lambda *_, jaxpr: (jaxpr.out_avals, jaxpr.effects))
+
+
+@pytest.mark.parametrize("jit", [lambda f: f, jax.jit], ids=["eager", "jit"])
+def test_equation_without_a_rule_is_an_error(jit):
+    jaxpr = jax.make_jaxpr(total)(X)
+    f = jit(lambda x: jnp.sum(x * call_p.bind(np.ones(3, np.float32), jaxpr=jaxpr)[0]))
+    with pytest.raises(NotImplementedError, match="inside 'some_call' cannot be differentiated"):
+        jax.make_jaxpr(jax.grad(f))(X)
+
+
+@pytest.mark.skipif(jax.version.__version_info__ < (0, 12), reason="of JAX 0.12")
+@pytest.mark.parametrize("flag", ["jax_remat3", "jax_custom_vjp3", "jax_custom_jvp3"])
+def test_high_level_primitives_are_refused(flag):
+    def rule(kind):
+        if kind == "jax_remat3":
+            return jax.checkpoint(total)
+        f = (jax.custom_vjp if kind == "jax_custom_vjp3" else jax.custom_jvp)(total)
+        if kind == "jax_custom_vjp3":
+            f.defvjp(lambda x: (total(x), None), lambda _, c: (c,))
+        else:
+            f.defjvp(lambda p, t: (total(*p), total(*t)))
+        return f
+
+    jax.config.update(flag, True)
+    try:
+        with pytest.raises(NotImplementedError, match=f"set {flag} to False"):
+            jax.make_jaxpr(jax.grad(lambda x: jnp.sum(rule(flag)(x))))(X)
+    finally:
+        jax.config.update(flag, False)
+
+
+def test_newer_jax(monkeypatch):
+    """A version that nobody has tested is used if it keeps the ops of a gradient."""
+    monkeypatch.setattr(_compat, "newer_than_tested", True)
+    monkeypatch.setattr(_ad, "_checked", [])
+    np.testing.assert_array_equal(jax.grad(lambda x: jnp.sum(total(x)))(X), np.ones(3))
+    assert _ad._checked
+    monkeypatch.setattr(_ad, "_checked", [])
+    monkeypatch.setattr(_ad, "token_of", lambda trace: None)  # as if nothing were perturbed
+    with pytest.raises(NotImplementedError, match="loses operations in derivatives"):
+        jax.grad(lambda x: jnp.sum(total(x)))(X)
+
+
+# ---- What is kept of functions
+
+
+def test_differentiated_functions_are_forgotten():
+    alive = []
+
+    def differentiate():
+        constant = jnp.arange(3.0)
+        inner = jax.jit(lambda x: total(x * constant))
+        jax.make_jaxpr(jax.grad(lambda x: jnp.sum(inner(x))))(X)
+        alive.append(weakref.ref(constant))
+
+    for _ in range(3):
+        differentiate()
+    jax.clear_caches()
+    gc.collect()
+    assert [ref() for ref in alive] == [None] * 3
+
+
+def test_platform_dependent():
+    def f(x):
+        return jnp.sum(lax.platform_dependent(x, cpu=total, default=lambda x: total(2 * x)))
+
+    actual = jax.jit(jax.grad(f))(X)
+    np.testing.assert_allclose(actual, np.ones(3) * jax.grad(lambda x: jnp.sum(total(x)))(X))
