@@ -32,8 +32,8 @@ fn main() {
         let what = recorder::describe(&site, "mpi");
         let buffer = Buffer { data: std::ptr::null_mut(), dtype: Dtype::Float32, count: 1024 };
         let (send, recv) = if op == Op::Barrier { (None, None) } else { (Some(buffer), Some(buffer)) };
-        let (envelope, received, stream) = (site.envelope, None, Stream::NONE);
-        let call = Call { site: &site, send, recv, others: &[], envelope, received, stream };
+        let (envelope, received, status, stream) = (site.envelope, None, 0, Stream::NONE);
+        let call = Call { site: &site, send, recv, others: &[], envelope, received, status, stream };
         let time = nanoseconds(|| drop(black_box(recorder::begin(what, black_box(&call)))));
         println!("{op}: {time:.1} ns per operation");
         slowest = slowest.max(time);

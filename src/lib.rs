@@ -99,7 +99,7 @@ mod _native {
     /// its first operation.
     #[pyfunction]
     #[allow(clippy::too_many_arguments)]
-    #[pyo3(signature = (op, comm, dtype, reduction, source, recvtag, dest, sendtag, has_status))]
+    #[pyo3(signature = (op, comm, dtype, reduction, source, recvtag, dest, sendtag, has_status, traced))]
     fn gpu_target(
         py: Python<'_>,
         op: &str,
@@ -111,6 +111,7 @@ mod _native {
         dest: i32,
         sendtag: i32,
         has_status: bool,
+        traced: bool,
     ) -> PyResult<String> {
         let unknown = |what: &str| PyValueError::new_err(format!("there is no {what}"));
         let op = Op::from_name(op).ok_or_else(|| unknown(op))?;
@@ -124,6 +125,7 @@ mod _native {
             dtype: dtype.and_then(|name| Dtype::ALL.iter().find(|dtype| dtype.name() == name).copied()),
             reduction: ops::Reduction::from_name(reduction),
             envelope: ops::Envelope { source, recvtag, dest, sendtag },
+            traced,
         };
         let carried = features
             .carried(transport::messages()?)
@@ -221,15 +223,34 @@ mod _native {
         PACKED.iter().map(|packed| (packed.name, packed.carrier.name())).collect()
     }
 
+    /// Returns the communicator's number.
     #[pyfunction]
-    fn register_comm(py: Python<'_>, key: &str, handle: usize, rank: i32, size: i32) -> PyResult<()> {
+    fn register_comm(py: Python<'_>, key: &str, handle: usize, rank: i32, size: i32) -> PyResult<i32> {
         // SAFETY: mpi4py gives handles of live communicators, and it has initialised MPI.
         unsafe { transport::prepare_comm(handle)? };
         let comm = ops::register_comm(key, handle, rank, size);
         py.detach(|| transport::join(comm))?;
         // SAFETY: as above.
         watch::join(comm, || unsafe { watch::world_ranks(handle, size) });
-        Ok(())
+        Ok(comm.number)
+    }
+
+    /// Makes a key stand for any communicator with this rank and size: an operand says which.
+    #[pyfunction]
+    fn register_any_comm(key: &str, rank: i32, size: i32) {
+        ops::register_comm(key, 0, rank, size);
+    }
+
+    /// The number of a source line of the user's.
+    #[pyfunction]
+    fn add_line(line: &str) -> i32 {
+        ops::add_line(line)
+    }
+
+    /// The largest tag that MPI takes.
+    #[pyfunction]
+    fn set_tag_limit(limit: i32) {
+        transport::set_tag_limit(limit);
     }
 
     #[pyfunction]

@@ -1,13 +1,15 @@
 //! Communicators that compiled programs refer to by key.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// A communicator. It is never dropped: compiled programs point to it and may outlive its owner.
 #[derive(Debug)]
 pub struct Comm {
     pub key: Box<str>,
+    /// Its number among all of this process, for operands. None is used twice.
+    pub number: i32,
     /// The MPI handle: a pointer or a 32-bit integer, whichever the library uses.
     pub handle: usize,
     pub rank: i32,
@@ -21,8 +23,10 @@ pub struct Comm {
 
 impl Comm {
     pub fn new(key: &str, handle: usize, rank: i32, size: i32) -> Self {
+        static COUNT: AtomicI32 = AtomicI32::new(0);
         Self {
             key: key.into(),
+            number: COUNT.fetch_add(1, Ordering::Relaxed),
             handle,
             rank,
             size,
@@ -66,6 +70,11 @@ pub fn free(key: &str) -> Option<&'static Comm> {
 
 pub fn lookup(key: &str) -> Option<&'static Comm> {
     comms().get(key).copied()
+}
+
+/// The communicator of a number, if it has not been freed.
+pub fn numbered(number: i32) -> Option<&'static Comm> {
+    comms().values().copied().find(|comm| comm.number == number)
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use super::mpi::is_ours;
 use super::{Device, Mpi, Staged, Transport, Ucx, wildcards};
 use crate::error::{Cause, Error};
 use crate::gpu::cuda::{CudaDevice, driver};
-use crate::ops::{Buffer, Call, Comm, Op, Reduction, Stream};
+use crate::ops::{Buffer, Call, Comm, Op, Peers, Reduction, Stream};
 
 /// A transport for host memory whose library reaches that of the GPU too.
 pub trait Reaches: Transport + Copy {
@@ -60,7 +60,7 @@ fn needs_host(call: &Call) -> bool {
         }
         // A message may be shorter than the result, the rest of which is then cleared.
         Op::Recv | Op::Sendrecv => {
-            call.site.status != 0 || call.envelope.source == wildcards().proc_null || overlap(call)
+            call.status != 0 || call.envelope.source == wildcards().proc_null || overlap(call)
         }
         Op::Allgather | Op::Alltoall | Op::Gather | Op::Scatter => overlap(call),
         // Packed here.
@@ -92,9 +92,9 @@ impl<T: Reaches> Transport for Direct<T> {
         unsafe { self.staged.write_pair(pair, to, call.stream) }.map_err(located)
     }
 
-    unsafe fn read_pair(&self, pair: *const [i32; 2], stream: Stream) -> Result<Option<[i32; 2]>, Cause> {
+    unsafe fn read_peers(&self, peers: *const Peers, stream: Stream) -> Result<Option<Peers>, Cause> {
         // SAFETY: promised by the caller.
-        unsafe { self.staged.read_pair(pair, stream) }
+        unsafe { self.staged.read_peers(peers, stream) }
     }
 
     fn join(&self, comm: &'static Comm) -> Result<(), Error> {

@@ -18,13 +18,14 @@ use enum_dispatch::enum_dispatch;
 use crate::error::{Cause, Error};
 use crate::gpu::cuda::{self, CudaDevice};
 use crate::gpu::{self};
-use crate::ops::{Buffer, Call, Comm, Op, Stream};
+use crate::ops::{Buffer, Call, Comm, Op, Peers, Stream};
 
 pub use self::cuda_mpi::set_trial;
 pub use self::direct::Direct;
 pub use self::loopback::Loopback;
 pub use self::mpi::{
-    Mpi, MpiInfo, Wildcards, abort, free_made, handle_value, info, prepare_comm, set_count_limit, wildcards,
+    Mpi, MpiInfo, abort, free_made, handle_value, info, prepare_comm, set_count_limit, set_tag_limit,
+    wildcards,
 };
 pub(crate) use self::mpi::{check, handle};
 pub use self::nccl::{Features, NAME as NCCL, Nccl};
@@ -43,15 +44,15 @@ pub trait Transport {
     /// Blocks until the call's buffers hold the result and may be reused.
     fn execute(&self, call: &Call) -> Result<(), Error>;
 
-    /// Reads an operand of two int32 in the memory that this transport's calls are in, unless it says nothing
-    /// new.
+    /// Reads an operand that says who a message goes to and comes from, in the memory that this transport's
+    /// calls are in, unless it says nothing new.
     ///
     /// # Safety
-    /// `pair` is such an operand.
-    unsafe fn read_pair(&self, pair: *const [i32; 2], stream: Stream) -> Result<Option<[i32; 2]>, Cause> {
+    /// `peers` is such an operand.
+    unsafe fn read_peers(&self, peers: *const Peers, stream: Stream) -> Result<Option<Peers>, Cause> {
         let _ = stream;
         // SAFETY: promised by the caller, and it is host memory.
-        Ok(Some(unsafe { pair.read_unaligned() }))
+        Ok(Some(unsafe { peers.read_unaligned() }))
     }
 
     /// Meets the other ranks of a communicator that is about to be used for the first time, or, if it
@@ -262,7 +263,7 @@ pub(crate) fn arrive(call: &Call, message: &Arrived) -> Result<(), Cause> {
 #[cold]
 fn short(call: &Call, recv: &Buffer, message: &Arrived) -> Result<(), Cause> {
     // A rank at the end of a chain receives from nobody, and whoever asks for a status can see the length.
-    if call.site.status == 0 && call.envelope.source != wildcards().proc_null {
+    if call.status == 0 && call.envelope.source != wildcards().proc_null {
         return Err(Cause::ShortMessage {
             function: call.site.op.mpi_name(),
             received: message.count,

@@ -7,14 +7,16 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 use std::io::Write;
 use std::mem::{MaybeUninit, size_of};
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
 
 use mpi::ffi::{self, MPI_Comm, MPI_Datatype, MPI_Op, MPI_Request, MPI_Status};
 use smallvec::SmallVec;
 
 use super::{Arrived, Transport, arrive};
 use crate::error::{Cause, Error};
-use crate::ops::{self, Buffer, Builtin, Call, Class, Comm, Dtype, Envelope, Op, Reduced, Reduction, Wire};
+use crate::ops::{
+    self, Buffer, Builtin, Call, Class, Comm, Dtype, Envelope, Op, Reduced, Reduction, Wildcards, Wire,
+};
 
 unsafe extern "C" {
     // mpi_shim.c
@@ -425,9 +427,9 @@ impl Wire for Messages {
 
 /// What MPI says of a message that it has received.
 fn finish_receive(call: &Call, status: &MPI_Status) -> Result<(), Cause> {
-    if call.site.status != 0 {
+    if call.status != 0 {
         // SAFETY: Python keeps the MPI_Status at this address alive as long as the program.
-        unsafe { (call.site.status as *mut MPI_Status).write(*status) };
+        unsafe { (call.status as *mut MPI_Status).write(*status) };
     }
     let Some(recv) = &call.recv else { return Ok(()) };
     let mut count: c_int = 0;
@@ -446,18 +448,22 @@ fn finish_receive(call: &Call, status: &MPI_Status) -> Result<(), Cause> {
     arrive(call, &Arrived { source: status.MPI_SOURCE, tag: status.MPI_TAG, count })
 }
 
-/// The ranks and tags that MPI gives a meaning of their own.
-#[derive(Clone, Copy, Debug)]
-pub struct Wildcards {
-    pub source: i32,
-    pub tag: i32,
-    pub proc_null: i32,
+static TAG_LIMIT: AtomicI32 = AtomicI32::new(i32::MAX);
+
+/// Python has asked MPI for the largest tag.
+pub fn set_tag_limit(limit: i32) {
+    TAG_LIMIT.store(limit, Ordering::Relaxed);
 }
 
 pub fn wildcards() -> Wildcards {
     // SAFETY: constants of the MPI shim, written once by its loader.
     unsafe {
-        Wildcards { source: ffi::RSMPI_ANY_SOURCE, tag: ffi::RSMPI_ANY_TAG, proc_null: ffi::RSMPI_PROC_NULL }
+        Wildcards {
+            source: ffi::RSMPI_ANY_SOURCE,
+            tag: ffi::RSMPI_ANY_TAG,
+            proc_null: ffi::RSMPI_PROC_NULL,
+            tag_limit: TAG_LIMIT.load(Ordering::Relaxed),
+        }
     }
 }
 

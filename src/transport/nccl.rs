@@ -18,7 +18,7 @@ use crate::error::{Cause, Error};
 use crate::gpu::cuda::{self, Driver, Mark, Pointer};
 use crate::gpu::nccl::{self, DataType, Library, RedOp, UniqueId};
 use crate::gpu::{self};
-use crate::ops::{Buffer, Builtin, Call, Class, Comm, Dtype, Envelope, Op, Reduction, Site, Stream};
+use crate::ops::{Buffer, Builtin, Call, Class, Comm, Dtype, Envelope, Op, Peers, Reduction, Site, Stream};
 
 pub const NAME: &str = "nccl";
 
@@ -77,12 +77,14 @@ pub struct Features {
     pub dtype: Option<Dtype>,
     pub reduction: Option<Reduction>,
     pub envelope: Envelope,
+    /// Whether the program computes a part of the envelope.
+    pub traced: bool,
 }
 
 impl Features {
     fn of(call: &Call) -> Self {
         let Site { op, reduction, envelope, .. } = *call.site;
-        Self { op, dtype: call.send.map(|buffer| buffer.dtype), reduction, envelope }
+        Self { op, dtype: call.send.map(|buffer| buffer.dtype), reduction, envelope, traced: false }
     }
 
     /// Whether NCCL carries it; else it goes through staging.
@@ -95,6 +97,9 @@ impl Features {
             // It packs, which is done on the host.
             Op::HaloExchange | Op::Scan => Ok(false),
             Op::Recv | Op::Send | Op::Sendrecv if messages == Messages::Staged => Ok(false),
+            Op::Recv | Op::Send | Op::Sendrecv if self.traced => {
+                Err(needs_matching("a source, destination or tag that is traced".into()))
+            }
             Op::Send => self.sends_in_order(),
             Op::Recv => self.receives_in_order(),
             Op::Sendrecv => Ok(self.sends_in_order()? && self.receives_in_order()?),
@@ -367,7 +372,7 @@ impl Nccl {
         let send = || call.send.ok_or_else(|| missing("operand"));
         let recv = || call.recv.ok_or_else(|| missing("result"));
         let nobody = wildcards().proc_null;
-        // What an operand says at run time is what the site says (see `read_pair`).
+        // What an operand says at run time is what the site says (see `read_peers`).
         let Envelope { source, dest, .. } = site.envelope;
         match site.op {
             Op::Allgather => queue.allgather(&send()?, &recv()?),
@@ -453,7 +458,7 @@ impl Nccl {
                 driver.fill(words + size_of::<i32>() as Pointer, arrived.tag, call.stream)?;
             }
         }
-        if call.site.status == 0 { Ok(()) } else { write_status(call, &arrived) }
+        if call.status == 0 { Ok(()) } else { write_status(call, &arrived) }
     }
 }
 
@@ -570,7 +575,7 @@ impl Transport for Nccl {
 
     /// Reading it would mean to wait, and it is what the site says: NCCL's messages have one tag, and their
     /// source is known when they are compiled.
-    unsafe fn read_pair(&self, _pair: *const [i32; 2], _stream: Stream) -> Result<Option<[i32; 2]>, Cause> {
+    unsafe fn read_peers(&self, _peers: *const Peers, _stream: Stream) -> Result<Option<Peers>, Cause> {
         Ok(None)
     }
 
@@ -627,7 +632,8 @@ mod tests {
         let [source, recvtag, dest, sendtag] = envelope;
         let envelope = Envelope { source, recvtag, dest, sendtag };
         [Op::Send, Op::Recv, Op::Sendrecv].map(|op| {
-            Features { op, dtype: Some(Dtype::Float32), reduction: None, envelope }.carried(messages)
+            Features { op, dtype: Some(Dtype::Float32), reduction: None, envelope, traced: false }
+                .carried(messages)
         })
     }
 
@@ -672,7 +678,8 @@ mod tests {
         let carried = |name, dtype| {
             let reduction = Reduction::from_name(name);
             let envelope = Envelope { source: -1, recvtag: -1, dest: -1, sendtag: -1 };
-            let features = Features { op: Op::Allreduce, dtype: Some(dtype), reduction, envelope };
+            let features =
+                Features { op: Op::Allreduce, dtype: Some(dtype), reduction, envelope, traced: false };
             features.carried(Messages::Nccl).unwrap()
         };
         assert!(carried("SUM", Dtype::Bfloat16) && carried("MAX", Dtype::Int64));

@@ -11,7 +11,7 @@ use std::sync::{Mutex, PoisonError};
 
 use super::Transport;
 use crate::error::{Cause, Error};
-use crate::ops::{Blocks, Buffer, Call, Comm, Halo, Op, Runs, Stream, copy_runs};
+use crate::ops::{Blocks, Buffer, Call, Comm, Halo, Op, Peers, Runs, Stream, copy_runs};
 
 /// Memory that a host transport cannot reach, and how to copy from and to it.
 pub trait Device: Send + Sync + fmt::Debug {
@@ -312,15 +312,15 @@ impl<D: Device, T: Transport> Transport for Staged<D, T> {
         self.host.stop();
     }
 
-    unsafe fn read_pair(&self, pair: *const [i32; 2], stream: Stream) -> Result<Option<[i32; 2]>, Cause> {
-        let mut staging = self.staging(size_of::<[i32; 2]>())?;
+    unsafe fn read_peers(&self, peers: *const Peers, stream: Stream) -> Result<Option<Peers>, Cause> {
+        let mut staging = self.staging(size_of::<Peers>())?;
         let read = staging.data();
         // SAFETY: promised by the caller; the staging buffer is as large.
         unsafe {
-            self.device.download(pair.cast(), read, Runs::whole(size_of::<[i32; 2]>()), stream)?;
+            self.device.download(peers.cast(), read, Runs::whole(size_of::<Peers>()), stream)?;
             self.device.synchronize(stream)?;
             staging.settled = true;
-            Ok(Some(read.cast::<[i32; 2]>().read_unaligned()))
+            Ok(Some(read.cast::<Peers>().read_unaligned()))
         }
     }
 }

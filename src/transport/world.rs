@@ -128,7 +128,7 @@ pub(crate) fn write_status(call: &Call, arrived: &Arrived) -> Result<(), Cause> 
         let count = arrived.count as ffi::MPI_Count;
         let code = ffi::MPI_Status_set_elements_x(&mut status, recv.dtype.mpi(), count);
         check("MPI_Status_set_elements_x", code)?;
-        (call.site.status as *mut ffi::MPI_Status).write(status);
+        (call.status as *mut ffi::MPI_Status).write(status);
     }
     Ok(())
 }

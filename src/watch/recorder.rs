@@ -368,6 +368,7 @@ mod tests {
             others: &[],
             envelope: site.envelope,
             received: None,
+            status: 0,
             stream: crate::ops::Stream::NONE,
         };
         let mut first = begin(what, &call);
