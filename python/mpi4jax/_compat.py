@@ -70,6 +70,7 @@ __all__ = [
     "linear_solve_p",
     "never_dead",
     "once",
+    "platforms",
     "records_calls",
     "register_targets",
     "remat_p",
@@ -97,7 +98,6 @@ Effect = effects.Effect
 # From this version on XLA records custom calls into CUDA graphs together with their states.
 records_calls = jaxlib_version >= (0, 9, 1)
 
-_CALL_FILE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "_call.py")
 # Frames of this package are not the user's: error messages and `user_line` skip them.
 source_info_util.register_exclusion(os.path.dirname(os.path.abspath(__file__)))
 
@@ -230,6 +230,11 @@ def visible_gpus() -> str:
     return xla_bridge.CUDA_VISIBLE_DEVICES.value
 
 
+def platforms() -> set[str]:
+    """Where this process may have arrays."""
+    return set(xla_bridge.backends())
+
+
 def device_count(ctx: mlir.LoweringRuleContext) -> int:
     """How many devices the function that is being compiled runs on."""
     return getattr(ctx.module_context.axis_context, "num_devices", 1) or 1
@@ -321,10 +326,6 @@ def trace_state_probes() -> list[tuple[object, str, object]]:
 
 
 def _line(traceback: Any) -> str:
-    """The user's line. An eager op is compiled once for all its callers, so it has none."""
-    codes = traceback.raw_frames()[0] if traceback else []
-    if any(code.co_name == "_eager" and code.co_filename == _CALL_FILE for code in codes):
-        return ""
     frame = next(iter(source_info_util.user_frames(traceback)), None)
     return f"{os.path.basename(frame.file_name)}:{frame.start_line}" if frame else ""
 
