@@ -76,8 +76,8 @@ def tag_of(op: str, name: str, value: Any, *, wildcard: bool = False) -> Any:
         TypeError: it is no integer.
         ValueError: it is no tag.
     """
-    if type(value) is int and 0 <= value <= 32767:  # every MPI allows these
-        return value
+    if type(value) is int and (0 <= value <= 32767 or (wildcard and value == ANY_TAG)):
+        return value  # every MPI allows these
     if isinstance(value, jax.core.Tracer):
         return _traced(op, name, value)
     expected = f"an integer from 0 to {_TAG_UB}" + (" or MPI.ANY_TAG" if wildcard else "")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -67,22 +67,30 @@ def _traced_peers(p: Params) -> list[Any]:
 
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _NOT_THE_USERS = (_HERE, os.path.dirname(os.path.abspath(jax.__file__)) + os.sep)
-_lines: dict[tuple[str, int], int] = {}
+_is_the_users: dict[str, bool] = {}
+
+Line = tuple[str, int]
 
 
-def _caller() -> int:
-    """The number of the user's line."""
-    frame: Any = sys._getframe(4)
-    while frame is not None and frame.f_code.co_filename.startswith(_NOT_THE_USERS):
+def _caller() -> Line:
+    """The user's line."""
+    frame: Any = sys._getframe(4)  # from `_eager`, below a function of `ops`
+    while frame is not None:
+        file = frame.f_code.co_filename
+        theirs = _is_the_users.get(file)
+        if theirs is None:
+            theirs = _is_the_users[file] = not file.startswith(_NOT_THE_USERS)
+        if theirs:
+            return file, frame.f_lineno
         frame = frame.f_back
-    if frame is None:
-        return 0
-    place = frame.f_code.co_filename, frame.f_lineno
-    number = _lines.get(place)
-    if number is None:
-        number = _native.add_line(f"{os.path.basename(place[0])}:{place[1]}")
-        _lines[place] = number
-    return number
+    return "", 0
+
+
+@functools.cache
+def _number(line: Line) -> int:
+    """The number of a line for the native module."""
+    file, number = line
+    return _native.add_line(f"{os.path.basename(file)}:{number}") if file else 0
 
 
 @functools.cache
@@ -92,43 +100,30 @@ def _reads_operands() -> bool:
 
 
 _ANY_STATUS = Status(None)
-_REMEMBERED = 1024  # operands of a communicator
 
 
-def _generalize(p: Params, line: int) -> Any:
+def _generalize(p: Params, line: Line) -> np.ndarray:
     """Take what may change from call to call out of the parameters; the operand that has it."""
-    comm, status, get = p["comm"], p.get("status"), p.get
-    source = get("source", -1)
-    place = (source, get("recvtag", -1), get("dest", -1), get("sendtag", -1), comm.number, line)
+    comm, status = p["comm"], p.get("status")
+    peers = [p.get(name, -1) for name in PEERS]
     p["comm"], p["operand"] = comm.any, "call"
     if "recvtag" in p:
         # The result is the template if there is no sender.
-        p["source"] = source if source == MPI.PROC_NULL else None
+        p["source"] = MPI.PROC_NULL if p["source"] == MPI.PROC_NULL else None
         p["recvtag"] = None
         p["status"] = status and _ANY_STATUS
     if "sendtag" in p:
         p["dest"] = p["sendtag"] = None
-    if status is not None:
-        address = np.array([status.address], np.uint64).view(np.int32)
-        return np.array([*place, *address], np.int32)
-    operand = comm.cache.get(place)
-    if operand is None:
-        if len(comm.cache) > _REMEMBERED:
-            comm.cache.clear()
-        with jax.transfer_guard("allow"):
-            operand = jax.device_put(np.array([*place, 0, 0], np.int32))
-        comm.cache[place] = operand
-    return operand
+    address = np.array([0 if status is None else status.address], np.uint64).view(np.int32)
+    return np.array([*peers, comm.number, _number(line), *address], np.int32)
 
 
 _programs: dict[Any, Callable[..., Any]] = {}
 
 
-def _program(
-    kind: Callable[..., Any], spec: Spec, want: bool, p: Params, names: Any, cache: Any
-) -> Any:
-    """The compiled function of an op with these parameters. ``names``: which they are."""
-    key = (kind, spec, want, names, *p.values())
+def _program(kind: Callable[..., Any], spec: Spec, want: bool, p: Params, cache: Any) -> Any:
+    """The compiled function of an op with these parameters."""
+    key = (kind, spec, want, *p.items())
     found = cache.get(key)
     if found is None:
         found = cache[key] = kind(spec, want, {**spec.defaults, **p, "eager": True})
@@ -161,43 +156,63 @@ def _of_trees(spec: Spec, want_token: bool, p: Params) -> Callable[..., Any]:
     return jax.jit(scoped(call))
 
 
-def _eager(spec: Spec, args: tuple[Any, ...], p: Params, want_token: bool) -> Any:
+_REMEMBERED = 1024  # calls, for each communicator
+
+
+def _prepared(
+    kind: Callable[..., Any], spec: Spec, want: bool, p: Params, key: Any, line: Line
+) -> tuple[Any, Sequence[Any]]:
+    """The compiled function for an eager call, and its operands after the arrays."""
     comm, status = p["comm"], p.get("status")
-    kind = _of_arrays if spec.arrays is not None else _of_trees
+    if not _reads_operands():
+        return _program(kind, spec, want, p, comm.cache), ()
+    operand: Any = _generalize(p, line)
+    program = _program(kind, spec, want, p, _programs)
+    if status is None:  # else it is another one each time
+        if len(comm.cache) > _REMEMBERED:
+            comm.cache.clear()
+        with jax.transfer_guard("allow"):
+            operand = jax.device_put(operand)
+        comm.cache[key] = program, (operand,)
+    return program, (operand,)
+
+
+def _eager(spec: Spec, args: tuple[Any, ...], p: Params, want: bool) -> Any:
+    comm, line = p["comm"], _caller()
+    kind = _of_trees if spec.has_blocks else _of_arrays
     for x in args:
         if type(x) not in _ARRAYS:
             kind = _of_trees
             if type(x) is jax.ShapeDtypeStruct:
                 args = tuple(with_templates(x) for x in args)
-    numbers, cache = [], comm.cache
-    if _reads_operands():
-        numbers, cache = [_generalize(p, _caller())], _programs
+    status = p.get("status")
+    key = (kind, spec, want, line, *p.values())
+    found = comm.cache.get(key)
+    program, operands = found or _prepared(kind, spec, want, p, key, line)
     try:
-        out = _program(kind, spec, want_token, p, None, cache)(*args, *numbers)
+        out = program(*args, *operands)
     except TypeError:
         pack_arguments(spec, args, p)  # says which argument is no array, if that is why
-        leaves = jax.tree.leaves(args)
-        if not any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves):
+        if not any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(args)):
             raise
-        args = tuple(with_templates(x) for x in args)
-        out = _program(_of_trees, spec, want_token, p, None, cache)(*args, *numbers)
+        return _eager(spec, tuple(with_templates(x) for x in args), p, want)
     if status is not None:
         jax.block_until_ready(out)
-    if spec.returns and want_token:
-        return out[0], out[1]
-    return out[0] if out else None
+    if not spec.returns:
+        return out[0] if want else None
+    return (out[0], out[1]) if want else out[0]
 
 
 def run_params(spec: Spec, *args: Any, **p: Any) -> Any:
     """Run a primitive outside of any function that is traced."""
-    comm, names, status = p["comm"], tuple(p), p.get("status")
     if not _reads_operands():
-        return _program(_of_arrays, spec, False, p, names, comm.cache)(*args)
+        return _program(_of_arrays, spec, False, p, p["comm"].cache)(*args)
+    status = p.get("status")
     arrays, numbers, token = split(spec, p, args)
     for known in numbers:
         for name, number in zip(PEERS, np.asarray(known), strict=True):
             if name in p and (number != 0 or p[name] is None):
                 p[name] = int(number) - OFFSET
     operand = _generalize(p, _caller())
-    out = _program(_of_arrays, spec, False, p, names, _programs)(*arrays, operand, *token)
+    out = _program(_of_arrays, spec, False, p, _programs)(*arrays, operand, *token)
     return out if status is None else jax.block_until_ready(out)

@@ -51,7 +51,7 @@ class Comm:
         cache: what is known of it and made for it, and forgotten with it.
     """
 
-    __slots__ = ("any", "cache", "handle", "key", "mpi", "number", "rank", "size")
+    __slots__ = ("__weakref__", "any", "cache", "handle", "key", "mpi", "number", "rank", "size")
 
     def __init__(self, mpi: MPI.Intracomm, key: str):
         self.mpi, self.key, self.handle = mpi, key, _handleof(mpi)

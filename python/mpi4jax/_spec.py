@@ -84,16 +84,16 @@ class Spec:
     is_uniform: bool = False
     only_for_its_result: Callable[[Params], bool] = lambda p: False
 
-    @property
+    @cached_property
     def sends(self) -> bool:
         return self.at_root[0] != "none" or self.elsewhere[0] != "none"
 
-    @property
+    @cached_property
     def returns(self) -> bool:
         """Whether it returns an array."""
         return self.at_root[1] != "none" or self.elsewhere[1] != "none"
 
-    @property
+    @cached_property
     def arrays(self) -> int | None:
         """How many arrays it takes: data, or a template for what is received. None: any number."""
         if self.has_blocks:
