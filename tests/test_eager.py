@@ -26,7 +26,7 @@ def test_one_program_for_all_tags_peers_communicators_and_statuses():
             X, X, (RANK - step) % SIZE, (RANK + step) % SIZE, sendtag=tag, comm=comm, status=status
         )
 
-    call(None, 1, 0), call(None, 1, 0, MPI.Status())
+    call(None, 1, 0), call(None, 1, 0, MPI.Status()), mpi4jax.flush()
     notoken.allreduce(X, MPI.SUM)
     with compilations() as compiled:
         for _ in range(3):
