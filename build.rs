@@ -1,7 +1,7 @@
-//! Compiles `src/transport/mpi_shim.c` with the same MPI that the `mpi` crate found.
+//! Compiles `src/mpi_shim.c` with the same MPI that the `mpi` crate found.
 
 fn main() {
-    println!("cargo:rerun-if-changed=src/transport/mpi_shim.c");
+    println!("cargo:rerun-if-changed=src/mpi_shim.c");
     println!("cargo:rerun-if-env-changed=MPICC");
     let mpi = build_probe_mpi::probe().unwrap_or_else(|errors| {
         for error in errors {
@@ -10,7 +10,7 @@ fn main() {
         panic!("no MPI library found: put `mpicc` on PATH or name it in MPICC")
     });
     let mut shim = cc::Build::new();
-    shim.file("src/transport/mpi_shim.c").includes(&mpi.include_paths);
+    shim.file("src/mpi_shim.c").includes(&mpi.include_paths);
     if let Some(mpicc) = &mpi.mpicc {
         shim.compiler(mpicc);
     }

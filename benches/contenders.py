@@ -8,7 +8,6 @@ import os
 import socket
 import subprocess
 import sys
-import tarfile
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -44,10 +43,7 @@ def raw_library() -> Path:
 
 
 def reference_python() -> str:
-    """The Python of an environment with mpi4jax 0.9.1, and all else as in this one.
-
-    `reference_example` is its shallow-water example.
-    """
+    """The Python of an environment with mpi4jax 0.9.1, and all else as in this one."""
     same = ["jax", "jaxlib", "numpy", "mpi4py"]
     same += [name for name in toolchain.PYPI_MPIS if toolchain.pypi_wheel(mpicc()) == name]
     same = [f"{name}=={importlib.metadata.version(name)}" for name in same]
@@ -62,9 +58,9 @@ def reference_python() -> str:
     print(f"Installing {REFERENCE} in {folder.relative_to(ROOT)} (once)", flush=True)
     subprocess.run([sys.executable, "-m", "venv", "--clear", "--without-pip", folder], check=True)
     pip = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet"]
-    # Its examples want tqdm; the rest is what it is built with, without pip's build isolation.
+    # With what it is built with: not with pip's build isolation, which has no MPI.
     build = ["setuptools>=82.0.1", "wheel", "nanobind>=2"]
-    subprocess.run([*pip, *same, *build, "tqdm"], check=True)
+    subprocess.run([*pip, *same, *build], check=True)
     compiler = folder / "bin" / "mpicc"
     environment = {
         **os.environ,
@@ -72,21 +68,10 @@ def reference_python() -> str:
         "MPICC": str(compiler if compiler.exists() else mpicc()),
     }
     environment["CC"] = environment["MPICC"]
-    pip = [sys.executable, "-m", "pip", "--python", python]
-    options = ["--quiet", "--no-build-isolation", "--no-deps"]
-    where = ["--no-binary", "mpi4jax", "--dest", folder]
-    subprocess.run([*pip, "download", *options, *where, REFERENCE], check=True, env=environment)
-    (archive,) = folder.glob("mpi4jax-*.tar.gz")
-    with tarfile.open(archive) as source:
-        (member,) = (m for m in source if m.name.endswith("/examples/shallow_water.py"))
-        reference_example(python).write_bytes(source.extractfile(member).read())
-    subprocess.run([*pip, "install", *options, archive], check=True, env=environment)
+    options = ["--no-build-isolation", "--no-deps", "--no-binary", "mpi4jax"]
+    subprocess.run([*pip, *options, REFERENCE], check=True, env=environment)
     (folder / "complete").touch()
     return str(python)
-
-
-def reference_example(python: str | Path) -> Path:
-    return Path(python).parent.parent / "shallow_water.py"
 
 
 def environment(python: str) -> dict[str, str]:
@@ -139,16 +124,21 @@ class Job:
             raise RuntimeError(f"{self.contender} has ended")
         return json.loads(line)
 
-    def measure(self, mode: str, op: str, nbytes: int, iterations: int) -> float:
-        """Seconds that one operation takes, on the slowest rank."""
-        return self.ask("measure", mode=mode, op=op, nbytes=nbytes, iterations=iterations)
+    def measure(self, mode: str, op: str, nbytes: int, iterations: int) -> tuple[float, float]:
+        """Seconds and page faults of one operation, on the rank that has most of each."""
+        answers = self.ask("measure", mode=mode, op=op, nbytes=nbytes, iterations=iterations)
+        return max(a["seconds"] for a in answers), max(a["faults"] for a in answers)
 
-    def ask(self, function: str, **arguments) -> float:
-        """What a function of worker.py returns, the largest of all ranks."""
+    def warm(self, mode: str, op: str, nbytes: int, seconds: float = 1.0) -> None:
+        """Let it run until page faults are steady, or for so long."""
+        self.ask("warm", mode=mode, op=op, nbytes=nbytes, seconds=seconds)
+
+    def ask(self, function: str, **arguments) -> list:
+        """What a function of worker.py returns on each rank."""
         for file in self.files:
             file.write(json.dumps({"function": function, **arguments}) + "\n")
             file.flush()
-        return max(self.hear(file)["seconds"] for file in self.files)
+        return [self.hear(file)["answer"] for file in self.files]
 
     def close(self) -> None:
         for file in self.files:

@@ -1,4 +1,4 @@
-/* What the other contenders are measured against: each operation in a plain loop. And what LogGP is made of. */
+/* What the other contenders are measured against: each operation in a plain loop. */
 
 #include <mpi.h>
 #include <stdlib.h>
@@ -50,47 +50,4 @@ double run(const char *name, const MPI_Comm *address, int count, long iterations
         LOOP(MPI_Sendrecv(x, count, MPI_FLOAT, above, 0, y, count, MPI_FLOAT, below, 0, comm,
                           MPI_STATUS_IGNORE))
     return -1;
-}
-
-/* Seconds from the first of a train of messages from rank 0 to rank 1, `delay` seconds of work after each, to
- * the end of the one message that answers it; the least of `rounds`. Hoefler, Lichei, Rehm, "Low-Overhead LogGP
- * Parameter Assessment for Modern Interconnection Networks", IPDPS 2007, call it PRTT(n, d, s). */
-double train(const MPI_Comm *address, int messages, double delay, int bytes, int rounds) {
-    MPI_Comm comm = *address;
-    int rank;
-    double best = 1e9;
-    MPI_Comm_rank(comm, &rank);
-    if (rank > 1) return 0;
-    if (reserve((size_t)bytes)) return -1;
-    for (int round = -2; round < rounds; round++) {
-        const double begin = MPI_Wtime();
-        if (rank == 0) {
-            for (int k = 0; k < messages; k++) {
-                MPI_Send(buffers[0], bytes, MPI_BYTE, 1, 0, comm);
-                const double sent = MPI_Wtime();
-                while (k + 1 < messages && MPI_Wtime() < sent + delay) { }
-            }
-            MPI_Recv(buffers[1], bytes, MPI_BYTE, 1, 0, comm, MPI_STATUS_IGNORE);
-        } else {
-            for (int k = 0; k < messages; k++)
-                MPI_Recv(buffers[1], bytes, MPI_BYTE, 0, 0, comm, MPI_STATUS_IGNORE);
-            MPI_Send(buffers[0], bytes, MPI_BYTE, 0, 0, comm);
-        }
-        const double time = MPI_Wtime() - begin;
-        if (round >= 0 && time < best) best = time;
-    }
-    return best;
-}
-
-/* Seconds to add `bytes` of floats to others; the least of `rounds`. */
-double add(int bytes, int rounds) {
-    double best = 1e9;
-    if (reserve((size_t)bytes)) return -1;
-    for (int round = 0; round < rounds; round++) {
-        const double begin = MPI_Wtime();
-        MPI_Reduce_local(buffers[0], buffers[1], bytes / 4, MPI_FLOAT, MPI_SUM);
-        const double time = MPI_Wtime() - begin;
-        if (time < best) best = time;
-    }
-    return best;
 }

@@ -5,8 +5,10 @@
 use std::hint::black_box;
 use std::time::Instant;
 
-use _native::ops::{Buffer, Call, Dtype, Op, Site, Stream, register_comm};
-use _native::watch::recorder;
+use _native::call::{Call, Site, Stream};
+use _native::comm::{self, Comm};
+use _native::ops::{Buffer, Dtype, Op};
+use _native::record::recorder;
 
 const LIMIT_NS: f64 = 50.0;
 const OPERATIONS: u32 = 1_000_000;
@@ -24,17 +26,16 @@ fn nanoseconds(mut body: impl FnMut()) -> f64 {
 }
 
 fn main() {
-    let comm = register_comm("bench", 1, 0, 4);
+    let comm = comm::register(Comm::new("bench", 1, 0, 4));
     let mut slowest: f64 = 0.0;
     for op in [Op::Allreduce, Op::Gather, Op::Barrier, Op::Sendrecv] {
-        let mut site = Site::new(op, comm);
+        let mut site = Site::new(op, &comm);
         site.location = "solver.py:97".into();
         let what = recorder::describe(&site, "mpi");
         let buffer = Buffer { data: std::ptr::null_mut(), dtype: Dtype::Float32, count: 1024 };
         let (send, recv) = if op == Op::Barrier { (None, None) } else { (Some(buffer), Some(buffer)) };
-        let (envelope, received, status, stream) = (site.envelope, None, 0, Stream::NONE);
-        let call = Call { site: &site, send, recv, others: &[], envelope, received, status, stream };
-        let time = nanoseconds(|| drop(black_box(recorder::begin(what, black_box(&call)))));
+        let call = Call { send, recv, ..Call::of(&site, Stream::NONE) };
+        let time = nanoseconds(|| drop(black_box(recorder::begin(&what, black_box(&call)))));
         println!("{op}: {time:.1} ns per operation");
         slowest = slowest.max(time);
     }

@@ -4,9 +4,9 @@
     python benches/run.py --only latency --ops allreduce --bytes 4 1024 --output benches/results
 
 Contenders take turns, A B A B ..., so that what else happens on the machine happens to all of them.
-Measurements are short and many: a figure is the least of its rounds, and a ratio that of two such
-figures. The spread is that of the ratios within the rounds. A contender that is not there, or that
-fails, is left out, and the report says so.
+Measurements are short and many: a figure is the median of its rounds, and a ratio the median of the
+ratios within the rounds. A contender that is not there, or that fails, is left out, and the report
+says so.
 """
 
 import argparse
@@ -19,7 +19,6 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
-import loggp
 import report
 import shallow_water
 from contenders import ROOT, Job, reference_python
@@ -29,28 +28,36 @@ import two_hosts
 
 ALL = ["allreduce", "sendrecv", "allgather", "alltoall", "barrier", "bcast"]
 ALL += ["gather", "reduce", "scan", "scatter"]
-# These two are measured at all sizes and also on one rank, the others on two at some.
+# These two are measured also on one rank and on two hosts.
 MAIN = ["allreduce", "sendrecv"]
-BYTES = [4, 2**10, 2**16, 2**20, 2**24]
+BYTES = [4, 2**16, 2**20, 2**22, 2**24, 2**26]
 FEW_BYTES = [4, 2**16, 2**22]
+# From here on, a call takes so long that dispatch does not matter, and faults do.
+LARGE = 2**22
 # Who measures what. The no-op has no operation and no size.
 MODES = {
-    NEW: ["raw", "mpi4py", "noop", "eager", "mpi4jax.jit", "jax.jit", "loop", "chain"],
-    OLD: ["eager", "jax.jit", "loop", "chain"],
-    GLOO: ["jax.jit", "chain"],
+    NEW: ["raw", "mpi4py", "noop", "eager", "jit", "loop", "chain", "donated"],
+    OLD: ["eager", "jit", "loop", "chain"],
+    GLOO: ["jit", "chain"],
+}
+OF_LARGE = {
+    NEW: ["raw", "noop", "jit", "loop", "chain", "donated"],
+    OLD: ["jit", "loop", "chain"],
+    GLOO: ["jit"],
 }
 # Only these have results that can go in again.
-CHAINED = {"allreduce", "alltoall", "bcast", "scan", "sendrecv"}
+CHAINED = {"allreduce", "alltoall", "scan", "sendrecv"}
 OF_GLOO = {"allgather", "allreduce", "alltoall", "sendrecv"}
-SECTIONS = ["latency", "model", "hosts", "loggp"]
+SECTIONS = ["latency", "model", "hosts"]
 # What may go wrong with one contender without the others' being affected.
 FAILURES = (OSError, RuntimeError, ValueError, SystemExit, subprocess.SubprocessError)
 
 
-def modes(contender: str, op: str) -> list[str]:
+def modes(contender: str, op: str, nbytes: int) -> list[str]:
     if contender == GLOO and op not in OF_GLOO:
         return []
-    return [mode for mode in MODES[contender] if mode != "chain" or op in CHAINED]
+    found = (OF_LARGE if nbytes >= LARGE else MODES)[contender]
+    return [mode for mode in found if mode not in ("chain", "donated") or op in CHAINED]
 
 
 class Bench:
@@ -59,8 +66,8 @@ class Bench:
     def __init__(self, args):
         self.args = args
         self.results: Results = {}
+        self.faults: Results = {}
         self.models: dict[tuple[int, str], dict[str, list[float]]] = {}
-        self.networks: dict[str, loggp.LogGP] = {}
         self.notes: list[str] = []
         self.versions = {}
         self.load_before = os.getloadavg()[0]
@@ -102,7 +109,8 @@ class Bench:
         """Measure an operation with all of them."""
         print(f"{op}, {ranks} ranks, {report.size_name(nbytes)}{where}", flush=True)
         seconds = self.args.seconds
-        iterations, times = {}, {}
+        rounds = self.args.rounds if nbytes < LARGE else max(3, self.args.rounds // 2)
+        iterations, times, faults = {}, {}, {}
 
         def attempt(contender, function):
             try:
@@ -113,23 +121,29 @@ class Bench:
                 del jobs[contender]
 
         def prepare(contender):
-            for mode in modes(contender, op):
+            for mode in modes(contender, op, nbytes):
+                if nbytes >= 2**20 and mode != "raw":
+                    jobs[contender].warm(mode, op, nbytes)
                 count = enough(jobs[contender], mode, op, nbytes, seconds)
-                iterations[contender, mode], times[contender, mode] = count, []
+                iterations[contender, mode] = count
+                times[contender, mode], faults[contender, mode] = [], []
 
         def turn(contender):
-            for mode in modes(contender, op):
+            for mode in modes(contender, op, nbytes):
                 count = iterations[contender, mode]
-                times[contender, mode].append(jobs[contender].measure(mode, op, nbytes, count))
+                passed, missing = jobs[contender].measure(mode, op, nbytes, count)
+                times[contender, mode].append(passed)
+                faults[contender, mode].append(missing)
 
         for contender in list(jobs):
             attempt(contender, lambda: prepare(contender))  # noqa: B023
-        for _ in range(self.args.rounds):
+        for _ in range(rounds):
             for contender in list(jobs):
                 attempt(contender, lambda: turn(contender))  # noqa: B023
         for (contender, mode), values in times.items():
             if contender in jobs:
-                self.results[Key(ranks, op, nbytes, contender, mode, where)] = values
+                key = Key(ranks, op, nbytes, contender, mode, where)
+                self.results[key], self.faults[key] = values, faults[contender, mode]
 
     def latency(self) -> None:
         args = self.args
@@ -139,7 +153,7 @@ class Bench:
                 for op in args.ops:
                     if op not in MAIN and ranks == 1:
                         continue
-                    sizes = args.bytes or (BYTES if op in MAIN else FEW_BYTES)
+                    sizes = args.bytes or BYTES
                     for nbytes in [4] if op == "barrier" else sizes:
                         self.compare(jobs, op, nbytes, ranks)
 
@@ -148,21 +162,9 @@ class Bench:
         commands = shallow_water.contenders(self.pythons.get(OLD))
         for ranks in self.args.model_ranks:
             self.run_model(commands, ranks, "one host", ())
-        times, old = self.models.get((2, "one host")), self.pythons.get(OLD)
-        if times is None or old is None:
-            return
-        command = shallow_water.reference_command(old)
-        try:
-            seconds = shallow_water.seconds_per_step(command, 2, (), self.model_arguments())
-            times[report.OLD_EXAMPLE] = [seconds]
-        except FAILURES as error:
-            self.note("shallow water, 0.9.1's own example", error)
-
-    def model_arguments(self) -> list[str]:
-        return ["--size", *map(str, self.args.size), "--steps", str(self.args.steps)]
 
     def run_model(self, commands, ranks, where, mpiexec) -> None:
-        arguments = self.model_arguments()
+        arguments = ["--size", *map(str, self.args.size), "--steps", str(self.args.steps)]
         print(f"shallow water, {ranks} ranks, {where}", flush=True)
         times = {name: [] for name in commands}
         for _ in range(self.args.model_rounds):
@@ -194,28 +196,16 @@ class Bench:
                 for op in MAIN:
                     for nbytes in self.args.bytes or FEW_BYTES:
                         self.compare(jobs, op, nbytes, 2, where)
-                if NEW in jobs and "loggp" in self.args.only:
-                    self.networks["TCP, two hosts"] = loggp.measure(jobs[NEW])
             if "model" in self.args.only:
                 commands = shallow_water.contenders(self.pythons.get(OLD))
                 self.run_model(commands, 2, "two hosts, TCP", [*mpiexec, *options])
-
-    def loggp(self) -> None:
-        try:
-            job = Job(NEW, sys.executable, 2)
-        except FAILURES as error:
-            return self.note("LogGP's parameters were not measured", error)
-        try:
-            self.networks = {"shared memory": loggp.measure(job), **self.networks}
-        finally:
-            job.close()
 
 
 def enough(job: Job, mode: str, op: str, nbytes: int, seconds: float) -> int:
     """How many iterations take about that long."""
     iterations = 1
     while True:
-        passed = iterations * job.measure(mode, op, nbytes, iterations)
+        passed = iterations * job.measure(mode, op, nbytes, iterations)[0]
         if passed > seconds / 2:
             # A call that loops makes its arrays anew: that must not count for much.
             least = 20 if mode in ("loop", "chain") and passed < 0.02 else 1

@@ -5,7 +5,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from contenders import ROOT, environment, reference_example
+from contenders import ROOT, environment
 from report import HALO, NEW, OLD
 
 import mpirun
@@ -20,11 +20,6 @@ def contenders(old: str | None) -> dict[str, list[str]]:
     if old is not None:
         found[OLD] = [old, str(ROOT / "benches" / "on_reference.py"), str(EXAMPLE)]
     return found
-
-
-def reference_command(old: str) -> list[str]:
-    """How the example that 0.9.1 ships is started."""
-    return [old, str(ROOT / "benches" / "reference_example.py"), str(reference_example(old))]
 
 
 def seconds_per_step(

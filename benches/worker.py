@@ -10,6 +10,7 @@ import ctypes
 import gc
 import importlib
 import json
+import resource
 import socket
 import sys
 import time
@@ -44,8 +45,14 @@ else:
     ops = importlib.import_module("mpi4jax.notoken") if ours else mpi4jax
 
 
-def barrier(x):
-    ops.barrier(comm=comm)  # what it returns differs
+def without_result(operation):
+    """The same with a result that costs nothing, and that tells when it has ended."""
+
+    def alone(x):
+        operation(x)
+        return jnp.zeros(1)
+
+    return alone
 
 
 # name: (the operation on JAX arrays, on NumPy arrays with mpi4py, whether x holds a block for each)
@@ -53,7 +60,7 @@ OPERATIONS = {
     "allgather": (lambda x: ops.allgather(x, comm=comm), comm.Allgather, False),
     "allreduce": (lambda x: ops.allreduce(x, op=MPI.SUM, comm=comm), comm.Allreduce, False),
     "alltoall": (lambda x: ops.alltoall(x, comm=comm), comm.Alltoall, True),
-    "barrier": (barrier, lambda x, y: comm.Barrier(), False),
+    "barrier": (lambda x: ops.barrier(comm=comm), lambda x, y: comm.Barrier(), False),
     "bcast": (lambda x: ops.bcast(x, 0, comm=comm), lambda x, y: comm.Bcast(x), False),
     "gather": (lambda x: ops.gather(x, 0, comm=comm), comm.Gather, False),
     "reduce": (lambda x: ops.reduce(x, MPI.SUM, 0, comm=comm), comm.Reduce, False),
@@ -65,6 +72,10 @@ OPERATIONS = {
         False,
     ),
 }
+
+# What has no result on this rank, or gives it its own operand back. A jitted function would copy
+# that, which no C program does.
+HANDS_BACK = {"barrier", "bcast"} if rank == 0 else {"barrier", "gather", "reduce"}
 
 # The same of JAX's own, under shard_map: x is one rank's part of a global array.
 RING = [(r, (r + 1) % size) for r in range(size)]
@@ -87,7 +98,7 @@ def prepare_gloo(mode, op, nbytes):
     local = np.zeros((size, nbytes // 4) if op == "alltoall" else nbytes // 4, np.float32)
     x = jax.make_array_from_process_local_data(NamedSharding(mesh, spec), local)
     operation = GLOO_OPERATIONS[op]
-    if mode == "jax.jit":
+    if mode == "jit":
         return repeat(sharded_jit(operation), x)
     assert mode == "chain", mode
 
@@ -112,22 +123,32 @@ def repeat(function, x):
 
     def run(iterations):
         for _ in range(iterations):
-            y = function(x)
-            if y is not None:
-                y.block_until_ready()
+            jax.block_until_ready(function(x))
 
     return run
 
 
-def in_loop(jit, operation, x, chained):
+def handed_on(function, x):
+    """Calls from Python, each of which takes over the result of the one before."""
+    at = [jnp.array(x)]
+
+    def run(iterations):
+        for _ in range(iterations):
+            at[0] = function(at[0])
+            at[0].block_until_ready()
+
+    return run
+
+
+def in_loop(operation, x, chained):
     """One call that loops inside: each time on x, or on the result of the time before."""
     result = jax.eval_shape(operation, x)
 
-    @jit
+    @jax.jit
     def looped(x, iterations):
         if chained:
             return lax.fori_loop(0, iterations, lambda _, x: operation(x), x)
-        first = None if result is None else jnp.zeros(result.shape, result.dtype)
+        first = jnp.zeros(result.shape, result.dtype)
         return lax.fori_loop(0, iterations, lambda _, y: operation(x), first)
 
     return lambda iterations: jax.block_until_ready(looped(x, iterations))
@@ -137,8 +158,7 @@ def in_loop(jit, operation, x, chained):
 def raw():
     """raw.c"""
     library = ctypes.CDLL(sys.argv[3])
-    for function in (library.run, library.train, library.add):
-        function.restype = ctypes.c_double
+    library.run.restype = ctypes.c_double
     return library
 
 
@@ -169,41 +189,57 @@ def prepare(mode, op, nbytes):
         return repeat(jax.jit(lambda x: x), jnp.zeros(1))
     if mode == "eager":
         return repeat(operation, x)
-    if mode == "jax.jit":
+    if mode == "donated":
+        return handed_on(jax.jit(operation, donate_argnums=0), x)
+    if mode == "chain":
+        return in_loop(operation, x, chained=True)
+    if op in HANDS_BACK:
+        operation = without_result(operation)
+    if mode == "jit":
         return repeat(jax.jit(operation), x)
-    if mode == "mpi4jax.jit":
-        return repeat(mpi4jax.jit(operation), x)
-    if mode in ("loop", "chain"):
-        return in_loop(mpi4jax.jit if ours else jax.jit, operation, x, mode == "chain")
+    if mode == "loop":
+        return in_loop(operation, x, chained=False)
     raise ValueError(mode)
 
 
+def faults():
+    """Pages that this process has had to be given so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+
 def measure(mode, op, nbytes, iterations):
-    """Seconds of one operation."""
+    """Seconds and page faults of one operation."""
     run = prepare(mode, op, nbytes)
     run(1)
     gc.disable()
     comm.Barrier()
+    before = faults()
     begin = time.perf_counter()
     inside = run(iterations)
     outside = time.perf_counter() - begin
+    after = faults()
     gc.enable()
-    return (inside if isinstance(inside, float) else outside) / iterations
+    seconds = inside if isinstance(inside, float) else outside
+    return {"seconds": seconds / iterations, "faults": (after - before) / iterations}
 
 
-def train(messages, delay, nbytes, rounds):
-    """Seconds of a train of messages to rank 1 and its answer, on rank 0: see raw.c."""
-    comm.Barrier()
-    seconds = raw().train(address(), messages, ctypes.c_double(delay), nbytes, rounds)
-    return seconds if rank == 0 else 0.0
+def warm(mode, op, nbytes, seconds):
+    """Run until malloc has settled: it keeps more memory the more has come back to it."""
+    run = prepare(mode, op, nbytes)
+    run(1)
+    end, last = time.perf_counter() + seconds, None
+    while True:
+        before = faults()
+        run(5)
+        now = faults() - before
+        steady = last is not None and abs(now - last) <= 5 + 0.02 * last
+        last = now
+        # Every rank runs as often: each waits for the other.
+        if not comm.allreduce(not steady and time.perf_counter() < end, MPI.LOR):
+            return
 
 
-def add(nbytes, rounds):
-    """Seconds of the sum of two arrays, in MPI."""
-    return raw().add(nbytes, rounds)
-
-
-FUNCTIONS = {"measure": measure, "train": train, "add": add}
+FUNCTIONS = {"measure": measure, "warm": warm}
 
 
 def main():
@@ -220,7 +256,7 @@ def main():
         say(contender=sys.argv[2], rank=rank, versions=versions)
         for line in driver:
             request = json.loads(line)
-            say(seconds=FUNCTIONS[request.pop("function")](**request))
+            say(answer=FUNCTIONS[request.pop("function")](**request))
 
 
 if __name__ == "__main__":

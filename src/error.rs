@@ -1,7 +1,5 @@
 //! What can go wrong, and where.
 
-use crate::ops::{Dtype, Op};
-
 /// A failed operation.
 #[derive(Debug, thiserror::Error)]
 #[error("mpi4jax: {}{}{}{cause}",
@@ -9,7 +7,7 @@ use crate::ops::{Dtype, Op};
     .rank.map(|rank| format!("r{rank} | ")).unwrap_or_default(),
     .transport.map(|name| format!("{name}: ")).unwrap_or_default())]
 pub struct Error {
-    pub op: Option<Op>,
+    pub op: Option<&'static str>,
     pub rank: Option<i32>,
     pub transport: Option<&'static str>,
     pub cause: Cause,
@@ -33,6 +31,11 @@ pub enum Cause {
     #[error("communicator {key} has been freed")]
     FreedCommunicator { key: Box<str> },
     #[error(
+        "not run, because an earlier operation on communicator {key} failed on this rank, so that its ranks are out \
+         of step. It said: {first}"
+    )]
+    EarlierFailure { key: Box<str>, first: Box<str> },
+    #[error(
         "no communicator {key} is registered in this process; before an exported program is \
          called, give one this name with Set_name and use it in an op"
     )]
@@ -46,23 +49,24 @@ pub enum Cause {
     NoSuchRank { role: &'static str, rank: i32, size: i32 },
     #[error("expected {expected} {what}(s), got {actual}")]
     Buffers { what: &'static str, expected: usize, actual: usize },
-    #[error("the last {what} holds {count} elements of {}, expected {expected} of int32", .dtype.name())]
-    Envelope { what: &'static str, expected: usize, dtype: Dtype, count: usize },
+    #[error("the last {what} holds {count} elements of {dtype}, expected {expected} of int32")]
+    Envelope { what: &'static str, expected: usize, dtype: &'static str, count: usize },
     #[error("argument '{argument}' must be {expected}, got {value} when it ran{}",
         if .line.is_empty() { String::new() } else { format!(", {line}") })]
     Peer { argument: &'static str, value: i32, expected: String, line: Box<str> },
     #[error("the {what} has {count} elements, expected a multiple of the communicator's size {size}")]
     NotPerRank { what: &'static str, count: usize, size: usize },
     #[error(
-        "sends {sent} elements of {} per rank and receives {received} of {}, expected as many of the same type",
-        .sent_dtype.name(), .received_dtype.name())]
-    Sides { sent: usize, sent_dtype: Dtype, received: usize, received_dtype: Dtype },
+        "sends {sent} elements of {sent_dtype} per rank and receives {received} of {received_dtype}, \
+         expected as many of the same type"
+    )]
+    Sides { sent: usize, sent_dtype: &'static str, received: usize, received_dtype: &'static str },
     #[error("a buffer of shape {dims:?} cannot be")]
     Shape { dims: Box<[i64]> },
     #[error("XLA data type {code} is not supported")]
     UnknownDtype { code: i32 },
-    #[error("{reduction} is not defined for {}", .dtype.name())]
-    UndefinedReduction { reduction: &'static str, dtype: Dtype },
+    #[error("{reduction} is not defined for {dtype}")]
+    UndefinedReduction { reduction: &'static str, dtype: &'static str },
     #[error("pairs of a value and an index are reduced, got an odd number of elements: {count}")]
     Pairs { count: usize },
     #[error("XLA packs arrays of {name}: convert them to {carrier}")]
@@ -76,7 +80,7 @@ pub enum Cause {
     #[error("{message}")]
     Setting { message: String },
     #[error("the transport {name} ({because}) cannot be used: {reason}. Of the others, {others}")]
-    Unavailable { name: &'static str, because: String, reason: String, others: String },
+    Unavailable { name: &'static str, because: Box<str>, reason: Box<str>, others: Box<str> },
     #[error("{function} returned error code {code}: {text}")]
     Library { function: &'static str, code: i32, text: Box<str> },
     #[error("communicator {key} has no counterpart: {reason}; choose MPI4JAX_TRANSPORT=staged")]

@@ -36,12 +36,12 @@ PARTS = {
 # What the rows of MATRIX run, with XLA's compiler as users have it: what depends on JAX's version
 # or on the MPI, in a few minutes.
 SELECTION = [
-    *("tests/test_order.py", "tests/test_tokens.py", "tests/test_trees.py", "tests/test_comms.py"),
-    *("tests/test_status.py", "tests/test_jit.py", "tests/test_ad_oracle.py"),
+    f"tests/ranks/test_{name}.py"
+    for name in ("order", "tokens", "trees", "comms", "status", "jit", "ad_oracle")
 ]
 
 # Beside it, on one rank, which starts jobs of its own.
-FAULTS = {"mpich": "tests/faults"}
+FAULTS = {"mpich": "tests/jobs/test_faults.py"}
 
 # What the wheels are made of.
 SOURCES = [

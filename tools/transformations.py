@@ -1,4 +1,4 @@
-"""Writes docs/transformations.md from a run of tests/test_transforms.py.
+"""Writes docs/transformations.md from a run of tests/ranks/test_transforms.py.
 
 python tools/transformations.py [-n 1,2,3,4]
 """
@@ -16,7 +16,7 @@ PAGE = ROOT / "docs" / "transformations.md"
 TEXT = """\
 # Transformations
 
-Each operation under each transformation of JAX. A cell is a test (`tests/transforms.py`): the
+Each operation under each transformation of JAX. A cell is a test (`tests/ranks/transforms.py`): the
 operation becomes a step of a program, which has to give the values and the derivatives of a model
 of the whole job, evaluated by JAX in one process. `make table` runs all of them and writes this
 page. This one is of runs with JAX {jax}, on {ranks} ranks: {passed} checks passed, {failed} failed.
@@ -82,7 +82,7 @@ def main() -> int:
     os.environ["MPI4JAX_TEST_ALL"] = "1"
     results = Results()
     for ranks in options.n.split(","):
-        arguments = ["tests/test_transforms.py", "-k", "test_cell"]
+        arguments = ["tests/ranks/test_transforms.py", "-k", "test_cell"]
         results.add(run_tests(int(ranks), arguments, name="table", time_limit=3600))
     if any("test_cell" not in test for _, test in results.failed):
         return 1  # a run did not end

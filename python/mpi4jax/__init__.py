@@ -17,7 +17,9 @@ from . import (  # noqa: E402, F401
     _abort,
     _ad,
     _comm,
+    _flush,
     _native,
+    _scope,
     _watch,
     experimental,
     notoken,
@@ -25,8 +27,9 @@ from . import (  # noqa: E402, F401
 )
 from ._blocks import gather_blocks, scatter_blocks  # noqa: E402
 from ._comm import default_comm  # noqa: E402
+from ._flush import flush  # noqa: E402
+from ._jit import jit  # noqa: E402
 from ._pvary import pvary  # noqa: E402
-from ._scope import flush, jit  # noqa: E402
 from ._tokens import auto_tokenize, create_token  # noqa: E402
 from ._transport import (  # noqa: E402
     TransportInfo,
@@ -54,13 +57,18 @@ def has_sycl_support() -> bool:
 
 # At exit, in the opposite order: what is under way ends, then this rank says that it has finished.
 atexit.register(_watch.finish)
-atexit.register(flush)
+atexit.register(_flush.finish)
 _watch.start()
 
 
 def _forked() -> None:
     # A forked child is no rank: it waits for nothing at its end, and its errors are its own.
-    for function in (_watch.finish, flush, _comm.join_default_comm, _native.stop_transports):
+    for function in (
+        _watch.finish,
+        _flush.finish,
+        _comm.join_default_comm,
+        _native.stop_transports,
+    ):
         atexit.unregister(function)
     _abort.uninstall()
 

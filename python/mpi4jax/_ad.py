@@ -29,7 +29,6 @@ from jax.interpreters import ad, batching, mlir
 from . import _compat
 from ._misuse import warn_of_batched_loop
 from ._primitive import PRIMITIVES, TOKEN, effect, first_token, split
-from ._scope import scope_p
 from .ops import SPECS
 
 # ---- The seed: a float32 zero that depends linearly on its operands
@@ -234,7 +233,7 @@ def _rule_remat(params: dict[str, Any], token: Any, args: Sequence[Any]) -> Thre
     if isinstance(prevent_cse, tuple):  # one for each operand
         prevent_cse = (*(False for _ in consts), True, *prevent_cse)
     token, *out = _compat.remat_p.bind(
-        *consts, token, *args, **{**params, "jaxpr": jaxpr, "prevent_cse": prevent_cse}
+        *consts, token, *args, **{**params, "jaxpr": jaxpr.jaxpr, "prevent_cse": prevent_cse}
     )
     return token, out
 
@@ -255,7 +254,6 @@ RULES: dict[Primitive, Callable[..., Threaded]] = {
     **{primitive: _rule_op(name) for name, primitive in PRIMITIVES.items()},
     _compat.jit_p: _rule_jit,
     _compat.closed_call_p: _rule_inline("call_jaxpr"),
-    scope_p: _rule_inline("jaxpr"),
     _compat.scan_p: _rule_scan,
     _compat.while_p: _rule_while,
     _compat.cond_p: _rule_cond,

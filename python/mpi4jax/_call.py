@@ -20,10 +20,10 @@ from mpi4py import MPI
 
 from . import _compat, _native
 from ._comm import Status
+from ._flush import started_here
 from ._misuse import warn_of_used_token
 from ._packing import bind_trees, pack_arguments, with_templates
 from ._primitive import bind, split
-from ._scope import scoped
 from ._spec import OFFSET, PEERS, SPECS, Params, Spec
 from ._tokens import NO_TOKEN, ZERO_TOKEN, check_token, create_token, token_operand
 
@@ -141,7 +141,7 @@ def _of_arrays(spec: Spec, want_token: bool, p: Params) -> Callable[..., Any]:
         return [*bind(spec, *args, **p), *token]
 
     call.__name__ = spec.name
-    return jax.jit(scoped(call))
+    return jax.jit(call)
 
 
 def _of_trees(spec: Spec, want_token: bool, p: Params) -> Callable[..., Any]:
@@ -153,7 +153,7 @@ def _of_trees(spec: Spec, want_token: bool, p: Params) -> Callable[..., Any]:
         return ([y] if spec.returns else []) + token
 
     call.__name__ = spec.name
-    return jax.jit(scoped(call))
+    return jax.jit(call)
 
 
 _REMEMBERED = 1024  # calls, for each communicator
@@ -178,6 +178,7 @@ def _prepared(
 
 
 def _eager(spec: Spec, args: tuple[Any, ...], p: Params, want: bool) -> Any:
+    started_here()
     comm, line = p["comm"], _caller()
     kind = _of_trees if spec.has_blocks else _of_arrays
     for x in args:

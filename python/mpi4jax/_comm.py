@@ -29,7 +29,6 @@ class AnyComm:
 
     def __init__(self, rank: int, size: int):
         self.key, self.rank, self.size = f"any#{rank}/{size}", rank, size
-        _native.register_any_comm(self.key, rank, size)
 
     def __repr__(self) -> str:
         return f"any[{self.size}]"

@@ -6,6 +6,8 @@ This is the only module that imports from ``jax._src``. Supported: JAX 0.7 and n
 from __future__ import annotations
 
 import contextlib
+import functools
+import inspect
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -13,7 +15,16 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax._src import api, api_util, core, custom_batching, effects, source_info_util, xla_bridge
+from jax._src import (
+    api,
+    api_util,
+    core,
+    custom_batching,
+    dispatch,
+    effects,
+    source_info_util,
+    xla_bridge,
+)
 from jax._src import linear_util as lu
 from jax._src.ad_checkpoint import remat_p
 from jax._src.array import ArrayImpl
@@ -53,7 +64,7 @@ __all__ = [
     "cond_p",
     "custom_jvp_call_p",
     "custom_vjp_call_p",
-    "device_count",
+    "dead_where_inside",
     "eqn_line",
     "eval_primitive",
     "explicit_sharding",
@@ -68,25 +79,27 @@ __all__ = [
     "jit_p",
     "linear_call_p",
     "linear_solve_p",
-    "never_dead",
     "once",
     "platforms",
     "records_calls",
+    "refuse_to_repeat",
     "register_targets",
     "remat_p",
     "remember_token",
     "remembered_token",
+    "replace_lowered",
     "scan_counts",
     "scan_p",
     "trace_state_clean",
-    "trace_state_probes",
     "track",
     "tracked",
     "transforms",
     "unbatched_primals",
     "user_line",
     "visible_gpus",
+    "wait_also",
     "while_p",
+    "with_debug_info",
     "zero_tangent",
 ]
 
@@ -119,7 +132,6 @@ def add_effect_type(effect: type[effects.Effect]) -> None:
         kind.add_type(effect)
     _keep_in_partial_evaluation(effect)
     _keep_in_checkpoint(effect)
-    _do_not_repeat(effect)
 
 
 def _keep_in_partial_evaluation(effect: type[effects.Effect]) -> None:
@@ -163,22 +175,29 @@ NOT_REPEATED = (
 )
 
 
-def _do_not_repeat(effect: type[effects.Effect]) -> None:
+def refuse_to_repeat(effect: effects.Effect) -> None:
     """Let a compiled function with the effect, that gives a NaN under `jax_debug_nans`, fail.
 
     JAX would run it again, operation by operation, on this rank alone.
     """
-    original = pxla.ExecuteReplicated.__call__
+    original = api_util.maybe_recursive_nan_check
 
-    def call(self: Any, *args: Any) -> Any:
-        try:
-            return original(self, *args)
-        except api_util.InternalFloatingPointError:
-            if any(isinstance(e, effect) for e in self.ordered_effects):
-                raise FloatingPointError(NOT_REPEATED.format(self.name)) from None
-            raise
+    def check(e: Exception, fun: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        leaves, tree = jax.tree.flatten((args, kwargs))
+        arrays = [isinstance(leaf, (ArrayImpl, np.ndarray, core.Tracer)) for leaf in leaves]
 
-    pxla.ExecuteReplicated.__call__ = call
+        def of_arrays(*values: Any) -> Any:  # the other arguments may be static
+            given = iter(values)
+            full = [next(given) if a else leaf for a, leaf in zip(arrays, leaves, strict=True)]
+            a, k = jax.tree.unflatten(tree, full)
+            return fun(*a, **k)
+
+        operands = [leaf for leaf, a in zip(leaves, arrays, strict=True) if a]
+        if effect in jax.make_jaxpr(of_arrays)(*operands).effects:
+            raise FloatingPointError(NOT_REPEATED.format(getattr(fun, "__name__", fun))) from None
+        return original(e, fun, args, kwargs)
+
+    api_util.maybe_recursive_nan_check = check
 
 
 # JAX forgets the effects of a `linear_call`, and up to 0.8 those of a `custom_vmap`.
@@ -191,23 +210,55 @@ if jax.version.__version_info__ < (0, 9):
     )
 
 
-def _fix_ahead_of_time_calls() -> None:
-    """Let compiled functions with ordered effects be called more than once.
+def replace_lowered(
+    effect: effects.Effect,
+    replace: Callable[[ClosedJaxpr, Sequence[bool], bool], ClosedJaxpr],
+    refusal: str,
+) -> bool:
+    """Have JAX lower ``replace(jaxpr, donated, for_export)`` for each module's ``jaxpr``.
 
-    JAX hands ``f.lower(x).compile()`` to its C++ dispatch, which knows nothing of the token that
-    such a function takes: "supplied 1 arguments but compiled program expected 2".
+    ``donated`` says for each argument whether its caller has given it up.
+
+    What jitted functions, eager primitives, ahead-of-time compilation and export lower all comes
+    through one function of JAX. Programs with the effect that run on several devices are refused
+    by ``refusal``.
+
+    Returns:
+        Whether JAX has that function.
     """
-    original = pxla.MeshExecutable.create_cpp_call
+    original = getattr(pxla, "lower_sharding_computation", None)
+    if original is None:
+        return False
+    signature = inspect.signature(original)
+    if next(iter(signature.parameters)) != "closed_jaxpr":
+        return False
+    if not {"donated_invars", "lowering_parameters"} <= signature.parameters.keys():
+        return False
 
-    def create_cpp_call(self: Any, *args: Any) -> Any:
-        if getattr(self.unsafe_call, "ordered_effects", ()):
-            return None  # JAX then dispatches from Python
-        return original(self, *args)
+    @functools.wraps(original)
+    def lower(closed_jaxpr: Any, *args: Any, **kwargs: Any) -> Any:
+        given = signature.bind(closed_jaxpr, *args, **kwargs).arguments
+        donated, for_export = given["donated_invars"], given["lowering_parameters"].for_export
+        try:
+            return original(replace(closed_jaxpr, donated, for_export), *args, **kwargs)
+        except ValueError as error:
+            if effect in closed_jaxpr.effects and "for more than 1 device" in str(error):
+                raise ValueError(refusal) from None
+            raise
 
-    pxla.MeshExecutable.create_cpp_call = create_cpp_call
+    pxla.lower_sharding_computation = lower
+    return True
 
 
-_fix_ahead_of_time_calls()
+def wait_also(wait: Callable[[], None]) -> None:
+    """Have ``jax.effects_barrier()``, which waits for effects that JAX sees, call ``wait`` too."""
+    original = dispatch.RuntimeTokenSet.block_until_ready
+
+    def block_until_ready(self: Any) -> None:
+        original(self)
+        wait()
+
+    dispatch.RuntimeTokenSet.block_until_ready = block_until_ready
 
 
 def register_targets(
@@ -235,24 +286,30 @@ def platforms() -> set[str]:
     return set(xla_bridge.backends())
 
 
-def device_count(ctx: mlir.LoweringRuleContext) -> int:
-    """How many devices the function that is being compiled runs on."""
-    return getattr(ctx.module_context.axis_context, "num_devices", 1) or 1
-
-
 def fresh_xla_token() -> Any:
     """An XLA token with no past: the start of a chain of ops."""
     return _hlo.create_token()
 
 
-def never_dead(primitive: core.Primitive) -> None:
-    """Keep equations of ``primitive``, with all their operands, also where no result is used."""
+def dead_where_inside(primitive: core.Primitive, key: str) -> None:
+    """Drop operands and results of ``primitive`` that the jaxpr in its parameter does not use."""
 
     def rule(used: Sequence[bool], *rest: Any) -> tuple[list[bool], Any]:
         eqn = rest[-1]  # before it, from 0.12: which of the operands are live
-        return [True] * len(eqn.invars), eqn
+        closed = eqn.params[key]
+        jaxpr, used_in = pe.dce_jaxpr(closed.jaxpr, list(used))[:2]
+        return list(used_in), eqn.replace(
+            invars=[v for v, u in zip(eqn.invars, used_in, strict=True) if u],
+            outvars=[v for v, u in zip(eqn.outvars, used, strict=True) if u],
+            params={**eqn.params, key: ClosedJaxpr(jaxpr, closed.consts)},
+        )
 
     pe.dce_rules[primitive] = rule
+
+
+def with_debug_info(jaxpr: ClosedJaxpr, of: ClosedJaxpr) -> ClosedJaxpr:
+    """``jaxpr`` under the names, of arguments and results, of another."""
+    return ClosedJaxpr(jaxpr.jaxpr.replace(debug_info=of.jaxpr.debug_info), jaxpr.consts)
 
 
 def eval_primitive(primitive: core.Primitive) -> Callable[..., Any]:
@@ -312,19 +369,6 @@ def eqn_line(eqn: core.JaxprEqn) -> str:
     return _line(eqn.source_info.traceback)
 
 
-def trace_state_probes() -> list[tuple[object, str, object]]:
-    """What :func:`trace_state_clean` looks at, as (object, attribute, its value if clean)."""
-    if hasattr(core, "trace_state_strong_ref"):  # of newer versions; read past two properties
-        return [
-            (core.trace_state_strong_ref, "value", core.eval_trace),
-            (core.axis_env_state, "value", core.top_axis_env),
-        ]
-    return [
-        (core.trace_ctx, "trace", core.eval_trace),
-        (core.trace_ctx, "axis_env", core.top_axis_env),
-    ]
-
-
 def _line(traceback: Any) -> str:
     frame = next(iter(source_info_util.user_frames(traceback)), None)
     return f"{os.path.basename(frame.file_name)}:{frame.start_line}" if frame else ""
@@ -339,9 +383,9 @@ def inner_jaxprs(params: dict[str, Any]) -> Iterator[tuple[str, Any]]:
                 yield f"{name}[{i}]" if several else name, v
 
 
-def close_constants(jaxpr: ClosedJaxpr) -> tuple[core.Jaxpr, list[Any]]:
+def close_constants(jaxpr: ClosedJaxpr) -> tuple[ClosedJaxpr, list[Any]]:
     """A jaxpr whose constants are its first arguments, and the constants."""
-    return pe.convert_constvars_jaxpr(jaxpr.jaxpr), list(jaxpr.consts)
+    return ClosedJaxpr(pe.convert_constvars_jaxpr(jaxpr.jaxpr), ()), list(jaxpr.consts)
 
 
 # ---- Transformations

@@ -8,8 +8,7 @@ from typing import Any
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from . import _native, _spec
-from ._call import run_params
+from . import _compat, _native, _spec
 from ._derivative import jvp, transpose
 from ._lowering import lowering
 from ._primitive import PRIMITIVES, abstract_eval, batch
@@ -24,6 +23,7 @@ def define(name: str, **known: Any) -> None:
     spec = _spec.add(name, **known)
     primitive = PRIMITIVES[name] = Primitive(f"mpi4jax_{name}")
     primitive.multiple_results = True
+    primitive.def_impl(_compat.eval_primitive(primitive))
     primitive.def_effectful_abstract_eval(functools.partial(abstract_eval, spec))
     # Not cached: equal ops on different lines are one lowering to JAX, and it would name one line.
     for platform, on_gpu in (("cpu", _native.is_gpu_on_cpu()), ("cuda", True)):
@@ -32,4 +32,3 @@ def define(name: str, **known: Any) -> None:
     batching.primitive_batchers[primitive] = functools.partial(batch, spec)
     ad.primitive_jvps[primitive] = functools.partial(jvp, spec)
     ad.primitive_transposes[primitive] = functools.partial(transpose, spec)
-    primitive.def_impl(functools.partial(run_params, spec))

@@ -40,6 +40,7 @@ class Lowering:
 
     def __init__(self, ctx: mlir.LoweringRuleContext, spec: Spec, p: Params, on_gpu: bool):
         self.ctx, self.spec, self.p, self.on_gpu = ctx, spec, p, on_gpu
+        self.in_place = p.get("in_place", False)
         self.numbers: Operands = []
         if effect not in ctx.tokens_in.effects():
             raise NotImplementedError(
@@ -54,7 +55,7 @@ class Lowering:
         op: str,
         *operands: Operand,
         out: Sequence[Any] = (),
-        in_place: bool = False,
+        in_place: bool | None = None,
         **attrs: Any,
     ) -> list[Any]:
         """Emit the custom call of ``op`` on (value, aval) pairs; its results, without the token.
@@ -63,7 +64,8 @@ class Lowering:
             op: name of the op.
             *operands: values with their avals.
             out: avals of the results that are arrays.
-            in_place: whether each result is to be where its operand is.
+            in_place: whether each result is to be where its operand is; by default where
+                ``_in_place`` says so.
             **attrs: attributes that only this op has.
         """
         p = self.p
@@ -83,6 +85,8 @@ class Lowering:
         # An eager op is compiled for all its callers: an operand tells the line.
         site = "" if p.get("eager") else _compat.user_line(self.ctx)
         peers = {name: np.int64(-1 if p.get(name) is None else p[name]) for name in PEERS}
+        if in_place is None:
+            in_place = self.in_place and op == self.spec.name
         aliases = {i: i for i in range(len(out))} if in_place else None
         lower = jax.ffi.ffi_lowering(target, has_side_effect=True, operand_output_aliases=aliases)
         ctx = self.ctx.replace(

@@ -1,11 +1,8 @@
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Self
 
-from typing_extensions import CapsuleType, disjoint_base
+from typing_extensions import CapsuleType
 
 __all__ = [
-    "Dispatch",
     "abort_after",
     "add_line",
     "carriers",
@@ -20,7 +17,6 @@ __all__ = [
     "is_gpu_on_cpu",
     "mpi_info",
     "ops_table",
-    "register_any_comm",
     "register_comm",
     "register_reduction",
     "select_transports",
@@ -34,6 +30,7 @@ __all__ = [
     "trace_to",
     "transport_report",
     "types",
+    "wait",
     "watch_enter",
     "watch_finish",
     "watch_leave",
@@ -43,19 +40,6 @@ __all__ = [
     "watch_start",
 ]
 
-@disjoint_base
-class Dispatch:
-    def __new__(
-        cls,
-        top: Callable[..., Any],
-        below: Callable[..., Any],
-        probes: list[tuple[object, str, object]],
-        /,
-    ) -> Self: ...
-    @property
-    def chosen(self) -> Any: ...
-    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
-
 def targets() -> list[tuple[str, dict[str, CapsuleType], str]]: ...
 def types() -> list[tuple[str, dict[str, CapsuleType], str]]: ...
 def ops_table() -> list[
@@ -64,7 +48,6 @@ def ops_table() -> list[
 def dtypes_table() -> list[tuple[str, int, int, bool, bool, bool, bool, bool]]: ...
 def carriers() -> list[tuple[str, str]]: ...
 def register_comm(key: str, handle: int, rank: int, size: int) -> int: ...
-def register_any_comm(key: str, rank: int, size: int) -> None: ...
 def add_line(line: str) -> int: ...
 def set_tag_limit(limit: int) -> None: ...
 def free_comm(key: str) -> None: ...
@@ -113,3 +96,4 @@ def chosen_transports() -> list[tuple[str, str, str]]: ...
 def transport_report() -> tuple[
     str, list[tuple[str, str, str, str | None]], list[tuple[str, str, str | None]]
 ]: ...
+def wait() -> None: ...

@@ -66,6 +66,9 @@ class Spec:
             is local.
         only_for_its_result: given the parameters, whether it is done for nothing else: then it
             is worth a warning if nothing uses the result.
+        overwrites: given the parameters, whether it may leave the result where the operand is,
+            at no cost. Not where the result is the operand, has another shape, or where the MPI
+            library or we would have to copy.
     """
 
     name: str
@@ -83,6 +86,7 @@ class Spec:
     derivative: Callable[..., Any] | None = None
     is_uniform: bool = False
     only_for_its_result: Callable[[Params], bool] = lambda p: False
+    overwrites: Callable[[Params], bool] = lambda p: False
 
     @cached_property
     def sends(self) -> bool:

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from . import _blocks, ops
 from ._comm import default_comm
+from ._flush import flush
+from ._jit import jit
 from ._pvary import pvary
-from ._scope import flush, jit
 from ._tokens import auto_tokenize, without_token
 from ._transport import has_cuda_support
 

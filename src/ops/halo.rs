@@ -8,7 +8,8 @@ use std::ops::Range;
 use std::ptr::copy_nonoverlapping;
 use std::sync::{Mutex, PoisonError};
 
-use super::{Buffer, Builtin, Call, combine};
+use super::Buffer;
+use super::region::{Region, Runs};
 use crate::error::Cause;
 
 /// What a `halo_exchange` does to the blocks of its site.
@@ -213,9 +214,14 @@ impl Halo {
         cells
     }
 
-    /// Carries out a call of the site that this belongs to.
-    pub fn exchange(&self, call: &Call, rank: i32, wire: &mut impl Wire) -> Result<(), Cause> {
-        let blocks = || call.blocks();
+    /// Exchanges blocks, each with its result.
+    pub fn exchange(
+        &self,
+        blocks: impl Iterator<Item = (Buffer, Buffer)> + Clone,
+        rank: i32,
+        wire: &mut impl Wire,
+    ) -> Result<(), Cause> {
+        let blocks = || blocks.clone();
         let bytes = || blocks().flat_map(|(from, to)| [from.bytes(), to.bytes()]);
         if !bytes().eq(self.blocks.iter().flat_map(|&bytes| [bytes; 2])) {
             let actual = format!("{:?}", bytes().collect::<Vec<_>>());
@@ -272,229 +278,9 @@ impl Halo {
     }
 }
 
-/// Equally spaced pieces of a block, all in bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Runs {
-    /// Of the first one.
-    pub offset: usize,
-    /// Of each.
-    pub bytes: usize,
-    pub count: usize,
-    /// From one to the next.
-    pub distance: usize,
-}
-
-impl Runs {
-    /// All of a block, in one piece.
-    pub fn whole(bytes: usize) -> Self {
-        Self { offset: 0, bytes, count: 1, distance: 0 }
-    }
-}
-
-/// A box of cells within a block, in bytes.
-#[derive(Debug)]
-struct Region {
-    offset: usize,
-    /// Extents and strides of what is not contiguous, outermost first.
-    outer: Box<[(usize, usize)]>,
-    /// Bytes that are contiguous.
-    run: usize,
-}
-
-impl Region {
-    fn new(itemsize: usize, shape: &[usize], ranges: &[Range<usize>]) -> Self {
-        let (mut offset, mut run, mut stride) = (0, itemsize, itemsize);
-        let mut outer: Vec<(usize, usize)> = Vec::new();
-        for (&extent, range) in shape.iter().zip(ranges).rev() {
-            offset += range.start * stride;
-            match outer.last_mut() {
-                // All inside is whole.
-                None if run == stride => run *= range.len(),
-                Some((inner, step)) if *inner * *step == stride => *inner *= range.len(),
-                _ if range.len() == 1 => {}
-                _ => outer.push((range.len(), stride)),
-            }
-            stride *= extent;
-        }
-        outer.reverse();
-        Self { offset, outer: outer.into(), run }
-    }
-
-    fn bytes(&self) -> usize {
-        self.run * self.outer.iter().map(|(extent, _)| extent).product::<usize>()
-    }
-
-    /// Calls `f` with the offset of the first of equally spaced runs, their number, and their distance.
-    fn rows(&self, mut f: impl FnMut(usize, usize, usize)) {
-        fn walk(outer: &[(usize, usize)], offset: usize, f: &mut impl FnMut(usize, usize, usize)) {
-            match outer {
-                [] => f(offset, 1, 0),
-                [(extent, stride)] => f(offset, *extent, *stride),
-                [(extent, stride), inner @ ..] => {
-                    for i in 0..*extent {
-                        walk(inner, offset + i * stride, f);
-                    }
-                }
-            }
-        }
-        walk(&self.outer, self.offset, &mut f);
-    }
-
-    /// # Safety
-    /// `block` holds the region, `packed` its bytes; they do not overlap.
-    unsafe fn pack(&self, block: *const u8, packed: *mut u8) {
-        let mut to = packed;
-        self.rows(|offset, n, stride| {
-            // SAFETY: promised by the caller.
-            unsafe {
-                copy_runs(block.add(offset), stride, to, self.run, self.run, n);
-                to = to.add(n * self.run);
-            }
-        });
-    }
-
-    /// # Safety
-    /// As for `pack`.
-    unsafe fn unpack(&self, packed: *const u8, block: *mut u8) {
-        let mut from = packed;
-        self.rows(|offset, n, stride| {
-            // SAFETY: promised by the caller.
-            unsafe {
-                copy_runs(from, self.run, block.add(offset), stride, self.run, n);
-                from = from.add(n * self.run);
-            }
-        });
-    }
-
-    /// # Safety
-    /// `block` holds the region.
-    unsafe fn clear(&self, block: *mut u8) {
-        self.rows(|offset, n, stride| {
-            for i in 0..n {
-                // SAFETY: promised by the caller.
-                unsafe { block.add(offset + i * stride).write_bytes(0, self.run) };
-            }
-        });
-    }
-
-    /// Adds packed values to those of a block.
-    ///
-    /// # Safety
-    /// As for `pack`; `sums` is as large as `packed`.
-    unsafe fn add(&self, packed: *mut u8, block: &Buffer, sums: *mut u8) -> Result<(), Cause> {
-        let dtype = block.dtype;
-        let add =
-            combine(Builtin::Sum, dtype).ok_or(Cause::UndefinedReduction { reduction: "SUM", dtype })?;
-        // A piece at a time, because `combine` counts as MPI does.
-        let pieces = self.bytes().div_ceil(PIECE);
-        // SAFETY: promised by the caller.
-        unsafe {
-            self.pack(block.data, sums);
-            for piece in 0..pieces {
-                let at = piece * PIECE;
-                let mut count = (PIECE.min(self.bytes() - at) / dtype.size()) as i32;
-                add(packed.add(at).cast(), sums.add(at).cast(), &mut count, std::ptr::null_mut());
-            }
-            self.unpack(sums, block.data);
-        }
-        Ok(())
-    }
-}
-
-/// A multiple of every element's size.
-const PIECE: usize = 1 << 24;
-
-/// Copies `n` runs of `run` bytes.
-///
-/// # Safety
-/// Both places hold them, at distances `from_stride` and `to_stride`, and do not overlap.
-#[inline]
-pub unsafe fn copy_runs(
-    from: *const u8,
-    from_stride: usize,
-    to: *mut u8,
-    to_stride: usize,
-    run: usize,
-    n: usize,
-) {
-    /// Runs of a length that the compiler knows: a column of a block has one element to a run.
-    #[inline]
-    unsafe fn fixed<const RUN: usize>(
-        from: *const u8,
-        from_stride: usize,
-        to: *mut u8,
-        to_stride: usize,
-        n: usize,
-    ) {
-        for i in 0..n {
-            // SAFETY: promised by the caller.
-            unsafe { copy_nonoverlapping(from.add(i * from_stride), to.add(i * to_stride), RUN) };
-        }
-    }
-    // SAFETY: promised by the caller.
-    unsafe {
-        match run {
-            2 => fixed::<2>(from, from_stride, to, to_stride, n),
-            4 => fixed::<4>(from, from_stride, to, to_stride, n),
-            8 => fixed::<8>(from, from_stride, to, to_stride, n),
-            16 => fixed::<16>(from, from_stride, to, to_stride, n),
-            _ => {
-                for i in 0..n {
-                    copy_nonoverlapping(from.add(i * from_stride), to.add(i * to_stride), run);
-                }
-            }
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn regions_are_the_cells_of_their_ranges() {
-        let shape = [3, 4, 5];
-        let block: Vec<u8> = (0..60).collect();
-        for ranges in [
-            [0..3, 0..4, 0..5],
-            [0..3, 1..2, 0..5],
-            [1..2, 0..4, 0..5],
-            [0..3, 0..4, 4..5],
-            [0..2, 1..3, 2..4],
-            [0..0, 0..4, 0..5],
-            [1..3, 0..4, 1..5],
-        ] {
-            let region = Region::new(1, &shape, &ranges);
-            let mut expected = Vec::new();
-            for i in ranges[0].clone() {
-                for j in ranges[1].clone() {
-                    for k in ranges[2].clone() {
-                        expected.push(block[i * 20 + j * 5 + k]);
-                    }
-                }
-            }
-            assert_eq!(region.bytes(), expected.len(), "{ranges:?}");
-            let mut packed = vec![0; expected.len()];
-            let mut copy = vec![0; 60];
-            // SAFETY: buffers of the sizes that are needed.
-            unsafe {
-                region.pack(block.as_ptr(), packed.as_mut_ptr());
-                region.unpack(packed.as_ptr(), copy.as_mut_ptr());
-            }
-            assert_eq!(packed, expected, "{ranges:?}");
-            let kept: Vec<u8> = copy.iter().copied().filter(|&cell| cell != 0).collect();
-            let cells: Vec<u8> = expected.iter().copied().filter(|&cell| cell != 0).collect();
-            assert_eq!(kept, cells, "in their places, in order");
-        }
-    }
-
-    #[test]
-    fn whole_blocks_are_one_run() {
-        let region = Region::new(4, &[3, 4, 5], &[1..2, 0..4, 0..5]);
-        assert_eq!((region.offset, region.run, region.outer.len()), (80, 80, 0));
-        let column = Region::new(4, &[3, 4, 5], &[0..3, 0..4, 4..5]);
-        assert_eq!((column.offset, column.run, &*column.outer), (16, 4, &[(12, 20)][..]));
-    }
 
     #[test]
     fn blocks_that_are_too_small_are_errors() {

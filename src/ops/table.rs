@@ -93,7 +93,33 @@ ops! {
     Sendrecv  "sendrecv"  "MPI_Sendrecv"  Peer             (One -> One)         (One -> One);
 }
 
+impl Row {
+    /// Whether all ranks of the communicator take part.
+    pub fn is_collective(&self) -> bool {
+        !self.has_peer
+    }
+
+    /// Whether a message leaves this rank, to a named destination.
+    pub fn sends(&self) -> bool {
+        self.has_peer && self.elsewhere.send != Extent::None
+    }
+
+    /// Whether a message comes to this rank, from a source.
+    pub fn receives(&self) -> bool {
+        self.has_peer && self.elsewhere.recv != Extent::None
+    }
+
+    /// Whether each element of a result depends on the same element of the operands alone, so that it may go in
+    /// pieces. All ranks see the same sizes; of a message, whoever is at its other end may not cut it.
+    pub fn acts_on_elements(&self) -> bool {
+        let sides = [self.at_root, self.elsewhere];
+        let extents = sides.iter().flat_map(|side| [side.send, side.recv]);
+        self.is_collective() && !self.has_blocks && !extents.into_iter().any(|it| it == Extent::PerRank)
+    }
+}
+
 impl Op {
+    #[inline]
     pub fn row(self) -> &'static Row {
         &Self::TABLE[self as usize]
     }

@@ -4,17 +4,17 @@ use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-use super::mpi::{CudaSupport, cuda_support};
-use crate::gpu;
+use crate::device;
+use crate::mpilib::{CudaSupport, cuda_support};
 
 /// How long a trial may take: it starts Python and MPI.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Asks the MPI library, and where it cannot say, tries it.
 pub(super) fn probe() -> Result<(), String> {
-    gpu::support()?;
+    device::support()?;
     match cuda_support() {
-        _ if gpu::is_reached_from_cpu() => Ok(()),
+        _ if device::is_reached_from_cpu() => Ok(()),
         CudaSupport::Yes => Ok(()),
         CudaSupport::No => Err("the MPI library says that it is not CUDA-aware: use staged or nccl".into()),
         CudaSupport::Unknown => trial(),

@@ -3,11 +3,17 @@
 //! A call waits for the stream first, because such a library knows nothing of it. What the library, or what
 //! we do around it, would touch with the processor goes through staging.
 
+use std::sync::Arc;
+
 use super::mpi::is_ours;
-use super::{Device, Mpi, Staged, Transport, Ucx, wildcards};
+use super::{Mpi, Staged, Transport, Ucx};
+use crate::call::{Call, Peers, Stream};
+use crate::comm::Comm;
+use crate::device::cuda::driver;
+use crate::device::{CudaDevice, Device};
 use crate::error::{Cause, Error};
-use crate::gpu::cuda::{CudaDevice, driver};
-use crate::ops::{Buffer, Call, Comm, Op, Peers, Reduction, Stream};
+use crate::mpilib::wildcards;
+use crate::ops::{Buffer, Op, Reduction};
 
 /// A transport for host memory whose library reaches that of the GPU too.
 pub trait Reaches: Transport + Copy {
@@ -29,7 +35,7 @@ impl Reaches for Ucx {
     const NAME: &'static str = "ucx";
 
     fn carries(op: Op) -> bool {
-        matches!(op, Op::Recv | Op::Send | Op::Sendrecv)
+        !op.row().is_collective()
     }
 }
 
@@ -50,26 +56,18 @@ impl<T: Reaches> Direct<T> {
 
 /// Whether somebody reads or writes these buffers other than MPI's own device code.
 fn needs_host(call: &Call) -> bool {
-    let by_processor = |reduction, buffer: &Buffer| match reduction {
+    let by_processor = |(reduction, buffer): (Reduction, Buffer)| match reduction {
         Reduction::User(_) => true,
         Reduction::Builtin(builtin) => is_ours(builtin, buffer.dtype),
     };
-    match call.site.op {
-        Op::Allreduce | Op::Reduce | Op::Scan => {
-            call.site.reduction.zip(call.send).is_some_and(|(reduction, send)| by_processor(reduction, &send))
-        }
-        // A message may be shorter than the result, the rest of which is then cleared.
-        Op::Recv | Op::Sendrecv => {
-            call.status != 0 || call.envelope.source == wildcards().proc_null || overlap(call)
-        }
-        Op::Allgather | Op::Alltoall | Op::Gather | Op::Scatter => overlap(call),
-        // Packed here.
-        Op::HaloExchange => true,
-        Op::Barrier | Op::Bcast | Op::Send => false,
-    }
+    let row = call.site.op.row();
+    let by_processor = call.site.reduction.zip(call.send).is_some_and(by_processor);
+    // A message may be shorter than the result, the rest of which is then cleared.
+    let short = row.receives() && (call.status != 0 || call.envelope.source == wildcards().proc_null);
+    // Ghost cells are packed here. One's own block is moved before or after other calls that have two buffers.
+    row.has_blocks || by_processor || short || !row.has_reduction && overlap(call)
 }
 
-/// One's own block is moved before or after the call.
 fn overlap(call: &Call) -> bool {
     call.send.zip(call.recv).is_some_and(|(send, recv)| send.overlaps(&recv))
 }
@@ -97,7 +95,7 @@ impl<T: Reaches> Transport for Direct<T> {
         unsafe { self.staged.read_peers(peers, stream) }
     }
 
-    fn join(&self, comm: &'static Comm) -> Result<(), Error> {
+    fn join(&self, comm: &Arc<Comm>) -> Result<(), Error> {
         self.host.join(comm)
     }
 

@@ -3,38 +3,35 @@
 
 mod cuda_mpi;
 mod direct;
-mod loopback;
 mod mpi;
 mod nccl;
 mod select;
 mod staged;
 mod ucx;
-pub mod world;
 
 use std::fmt;
+use std::mem::MaybeUninit;
+use std::sync::Arc;
 
+use ::mpi::ffi;
 use enum_dispatch::enum_dispatch;
 
+use crate::call::{Call, Peers, Stream};
+use crate::comm::Comm;
+use crate::device::{self, CudaDevice, HostDevice, cuda};
 use crate::error::{Cause, Error};
-use crate::gpu::cuda::{self, CudaDevice};
-use crate::gpu::{self};
-use crate::ops::{Buffer, Call, Comm, Op, Peers, Stream};
+use crate::mpilib::{check, wildcards};
+use crate::ops::{Buffer, Op};
 
 pub use self::cuda_mpi::set_trial;
 pub use self::direct::Direct;
-pub use self::loopback::Loopback;
-pub use self::mpi::{
-    Mpi, MpiInfo, abort, free_made, handle_value, info, prepare_comm, set_count_limit, set_tag_limit,
-    wildcards,
-};
-pub(crate) use self::mpi::{check, handle};
+pub use self::mpi::{Mpi, set_count_limit};
 pub use self::nccl::{Features, NAME as NCCL, Nccl};
 pub use self::select::{
     ChoiceReport, Platform, Report, RowReport, captured, chosen, fallback, messages, report, select, selected,
 };
-pub use self::staged::{Device, HostDevice, Staged, Staging};
+pub use self::staged::Staged;
 pub use self::ucx::Ucx;
-pub(crate) use self::world::write_status;
 
 /// Carries out operations.
 #[enum_dispatch]
@@ -57,7 +54,7 @@ pub trait Transport {
 
     /// Meets the other ranks of a communicator that is about to be used for the first time, or, if it
     /// [`joins_late`](Self::joins_late), for the first time by an operation of its own. Collective.
-    fn join(&self, comm: &'static Comm) -> Result<(), Error> {
+    fn join(&self, comm: &Arc<Comm>) -> Result<(), Error> {
         let _ = comm;
         Ok(())
     }
@@ -131,7 +128,7 @@ const ROWS: &[Row] = &[
         // On the CPU for tests: the whole path, with host memory in the part of the device.
         platforms: &Platform::ALL,
         priority: 1,
-        probe: |platform| if platform == Platform::Cpu { Ok(()) } else { gpu::support() },
+        probe: |platform| if platform == Platform::Cpu { Ok(()) } else { device::support() },
         suits: || Ok(true),
         start: start_staged,
         starts_early: false,
@@ -176,7 +173,7 @@ fn start_staged(platform: Platform) -> Result<AnyTransport, String> {
     match platform {
         Platform::Cpu => Staged::new("staged", HostDevice, Mpi).map(Into::into),
         Platform::Cuda => {
-            gpu::support()?;
+            device::support()?;
             let driver = cuda::driver().map_err(|error| error.to_string())?;
             Staged::new("staged", CudaDevice::new(driver), Mpi).map(Into::into)
         }
@@ -201,12 +198,12 @@ fn running() -> impl Iterator<Item = &'static AnyTransport> {
 }
 
 /// Tells every transport of a communicator. Collective where one of them needs it to be.
-pub fn join(comm: &'static Comm) -> Result<(), Error> {
+pub fn join(comm: &Arc<Comm>) -> Result<(), Error> {
     running().filter(|transport| !transport.joins_late()).try_for_each(|transport| transport.join(comm))
 }
 
 /// Tells a transport of a communicator on which it is about to carry an operation, if it does not know it.
-pub fn join_late(transport: &AnyTransport, comm: &'static Comm) -> Result<(), Error> {
+pub fn join_late(transport: &AnyTransport, comm: &Arc<Comm>) -> Result<(), Error> {
     if transport.joins_late() { transport.join(comm) } else { Ok(()) }
 }
 
@@ -215,7 +212,7 @@ pub fn join_late(transport: &AnyTransport, comm: &'static Comm) -> Result<(), Er
 pub struct Unfinished {
     pub number: u64,
     pub op: Op,
-    pub comm: &'static Comm,
+    pub comm: Arc<Comm>,
     pub seconds: f64,
     /// Why it never ends, if the library knows.
     pub failure: Option<String>,
@@ -239,7 +236,7 @@ pub fn stop() {
 
 /// A message that has been received.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Arrived {
+pub struct Arrived {
     pub source: i32,
     pub tag: i32,
     /// In elements of the type that was asked for.
@@ -249,7 +246,7 @@ pub(crate) struct Arrived {
 /// What every transport does with a message, once it is in the result's memory: says who it is from, and
 /// compares its length with what was asked for.
 #[inline]
-pub(crate) fn arrive(call: &Call, message: &Arrived) -> Result<(), Cause> {
+pub fn arrive(call: &Call, message: &Arrived) -> Result<(), Cause> {
     if let Some(received) = call.received {
         // SAFETY: a result of two int32, checked by the frame's decoder.
         unsafe { received.write_unaligned([message.source, message.tag]) };
@@ -275,6 +272,22 @@ fn short(call: &Call, recv: &Buffer, message: &Arrived) -> Result<(), Cause> {
     // SAFETY: no transport lets more arrive than fits, so `message.count < recv.count`. Results must not
     // show uninitialised memory.
     unsafe { recv.data.add(message.count * size).write_bytes(0, (recv.count - message.count) * size) };
+    Ok(())
+}
+
+/// Fills the `MPI_Status` that a receive was given, for a message that MPI knows nothing of.
+fn write_status(call: &Call, arrived: &Arrived) -> Result<(), Cause> {
+    let Some(recv) = &call.recv else { return Ok(()) };
+    // SAFETY: Python keeps the MPI_Status at this address alive as long as the program. All-zero is a value
+    // of the struct, and MPI itself writes the count that it keeps inside.
+    unsafe {
+        let mut status = MaybeUninit::<ffi::MPI_Status>::zeroed().assume_init();
+        (status.MPI_SOURCE, status.MPI_TAG) = (arrived.source, arrived.tag);
+        let count = arrived.count as ffi::MPI_Count;
+        let code = ffi::MPI_Status_set_elements_x(&mut status, recv.dtype.mpi(), count);
+        check("MPI_Status_set_elements_x", code)?;
+        (call.status as *mut ffi::MPI_Status).write(status);
+    }
     Ok(())
 }
 

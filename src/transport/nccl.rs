@@ -6,19 +6,20 @@
 //! was given: so either all messages go through NCCL, and what needs matching is an error when it is compiled,
 //! or all go through staging (see [`Messages`]).
 
-use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
-use super::world::Group;
-use super::{Arrived, Transport, Unfinished, wildcards, write_status};
+use super::{Arrived, Transport, Unfinished, write_status};
+use crate::call::{Call, Envelope, Peers, Site, Stream};
+use crate::comm::{self, Comm, Group};
+use crate::device;
+use crate::device::cuda::{self, Driver, Mark, Pointer};
+use crate::device::nccl::{self, DataType, Library, RedOp, UniqueId};
 use crate::error::{Cause, Error};
-use crate::gpu::cuda::{self, Driver, Mark, Pointer};
-use crate::gpu::nccl::{self, DataType, Library, RedOp, UniqueId};
-use crate::gpu::{self};
-use crate::ops::{Buffer, Builtin, Call, Class, Comm, Dtype, Envelope, Op, Peers, Reduction, Site, Stream};
+use crate::mpilib::wildcards;
+use crate::ops::{Buffer, Builtin, Class, Dtype, Op, Reduction};
 
 pub const NAME: &str = "nccl";
 
@@ -183,8 +184,6 @@ pub struct Nccl {
     messages: Messages,
     /// Why there is none: ranks without NCCL take part in joining, so that the others learn of it.
     parts: Result<Parts, String>,
-    /// By address of the `Comm`.
-    joined: Mutex<BTreeMap<usize, Joined>>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -194,12 +193,7 @@ struct Parts {
 }
 
 impl Parts {
-    fn communicator(
-        self,
-        context: cuda::Context,
-        id: UniqueId,
-        comm: &Comm,
-    ) -> Result<&'static Communicator, Cause> {
+    fn communicator(self, context: cuda::Context, id: UniqueId, comm: &Comm) -> Result<Communicator, Cause> {
         let Self { driver, library } = self;
         // SAFETY: the context exists.
         let _entered = unsafe { driver.enter(context)? };
@@ -209,16 +203,17 @@ impl Parts {
         let code = unsafe { (library.f.ncclCommInitRank)(&mut handle, comm.size, id, comm.rank) };
         library.check("ncclCommInitRank", code)?;
         let last = Last { op: None, number: 0, since: Instant::now(), end: driver.mark()? };
-        let communicator = Communicator { handle, context, scratch, queue: Mutex::new(last) };
-        Ok(Box::leak(Box::new(communicator)))
+        Ok(Communicator { parts: self, handle, context, scratch, queue: Mutex::new(last) })
     }
 }
 
-type Joined = Result<&'static Communicator, String>;
+/// What is attached to a communicator on which NCCL has met the other ranks.
+struct Joined(Result<Communicator, String>);
 
 /// NCCL's counterpart of an MPI communicator.
 #[derive(Debug)]
 struct Communicator {
+    parts: Parts,
     handle: nccl::Handle,
     context: cuda::Context,
     /// What a barrier reduces.
@@ -247,8 +242,8 @@ unsafe impl Sync for Communicator {}
 
 impl Communicator {
     /// An error that NCCL has found out meanwhile.
-    fn failure(&self, library: &Library) -> Result<(), Cause> {
-        let mut broken = 0;
+    fn failure(&self) -> Result<(), Cause> {
+        let (library, mut broken) = (self.parts.library, 0);
         // SAFETY: the communicator is live; a place to write to. Any thread may ask.
         let code = unsafe { (library.f.ncclCommGetAsyncError)(self.handle, &mut broken) };
         library.check("ncclCommGetAsyncError", code)?;
@@ -256,9 +251,24 @@ impl Communicator {
     }
 }
 
+impl Drop for Communicator {
+    /// As collective as the freeing of what it belongs to; after an error it waits for nobody.
+    fn drop(&mut self) {
+        let Parts { driver, library } = self.parts;
+        // SAFETY: the context exists. Nobody else has the handle, and what is on streams has ended when NCCL returns.
+        unsafe {
+            let Ok(_entered) = driver.enter(self.context) else { return };
+            let end =
+                if self.failure().is_ok() { library.f.ncclCommDestroy } else { library.f.ncclCommAbort };
+            end(self.handle);
+            driver.free(self.scratch);
+        }
+    }
+}
+
 /// Whether NCCL could be used, apart from the question whether each rank has a GPU of its own.
 pub(super) fn probe() -> Result<(), String> {
-    gpu::support()?;
+    device::support()?;
     nccl::library().map(|_| ()).map_err(|error| error.to_string())
 }
 
@@ -284,20 +294,11 @@ impl Nccl {
             let library = nccl::library().map_err(|error| error.to_string())?;
             Ok(Parts { driver, library })
         });
-        Self { messages, parts, joined: Mutex::default() }
-    }
-
-    fn joined(&self, comm: &Comm) -> Result<&'static Communicator, Cause> {
-        let joined = self.joined.lock().unwrap_or_else(PoisonError::into_inner);
-        match joined.get(&(std::ptr::from_ref(comm) as usize)) {
-            Some(Ok(communicator)) => Ok(communicator),
-            Some(Err(reason)) => Err(Cause::NoCommunicator { key: comm.key.clone(), reason: reason.clone() }),
-            None => Err(Cause::NotJoined { key: comm.key.clone() }),
-        }
+        Self { messages, parts }
     }
 
     /// Every rank comes here, also one that has nothing to offer.
-    fn connect(&self, comm: &Comm) -> Result<Joined, Cause> {
+    fn connect(&self, comm: &Comm) -> Result<Result<Communicator, String>, Cause> {
         let group = Group::Of(comm);
         let mut ours = self.parts.clone().and_then(|parts| self.prepare(parts, comm));
         let our_bits = u64::from(ours.is_ok()) | 1 << (1 + self.messages as u32);
@@ -328,7 +329,7 @@ impl Nccl {
     /// NCCL's communicator.
     fn prepare(&self, parts: Parts, comm: &Comm) -> Result<(Parts, cuda::Context, Option<UniqueId>), String> {
         let Parts { driver, library } = parts;
-        let device = gpu::device().ok_or("JAX does not compute on a GPU")?;
+        let device = device::device().ok_or("JAX does not compute on a GPU")?;
         let context = driver.primary_context(device).map_err(|cause| cause.to_string())?;
         if comm.rank != 0 {
             return Ok((parts, context, None));
@@ -341,10 +342,11 @@ impl Nccl {
     }
 
     fn run(&self, call: &Call) -> Result<(), Cause> {
-        let Ok(Parts { driver, library }) = self.parts.clone() else {
-            return self.joined(call.site.comm).map(|_| ());
-        };
-        let communicator = self.joined(call.site.comm)?;
+        let key = || call.site.comm.key.clone();
+        let joined = call.site.comm.attached::<Joined>().ok_or_else(|| Cause::NotJoined { key: key() })?;
+        let no_communicator = |reason: &String| Cause::NoCommunicator { key: key(), reason: reason.clone() };
+        let communicator = joined.0.as_ref().map_err(no_communicator)?;
+        let Parts { driver, library } = communicator.parts;
         let mut last = communicator.queue.lock().unwrap_or_else(PoisonError::into_inner);
         if driver.context_of(call.stream)? != communicator.context {
             return Err(Cause::Unsupported {
@@ -352,7 +354,7 @@ impl Nccl {
                 reason: "NCCL's communicators were made for JAX's first local device",
             });
         }
-        communicator.failure(library)?;
+        communicator.failure()?;
         let queue = Queue { library, handle: communicator.handle, stream: call.stream };
         self.put(call, &queue, communicator)?;
         self.message_arrives(call, driver)?;
@@ -381,7 +383,7 @@ impl Nccl {
                 let reduction = site.reduction.ok_or(Cause::Reduction { expected: true })?;
                 let kind = reduced(reduction, send.dtype).ok_or(Cause::UndefinedReduction {
                     reduction: "this reduction on NCCL",
-                    dtype: send.dtype,
+                    dtype: send.dtype.name(),
                 })?;
                 let root = (site.op == Op::Reduce).then_some(root);
                 let to = if root.is_none() || root == Some(rank) { recv()?.data } else { send.data };
@@ -443,7 +445,7 @@ impl Nccl {
 
     /// NCCL's messages are as long as the receiver says, and their sender and tag are known beforehand.
     fn message_arrives(&self, call: &Call, driver: &Driver) -> Result<(), Cause> {
-        let (Op::Recv | Op::Sendrecv, Some(recv)) = (call.site.op, call.recv) else { return Ok(()) };
+        let (true, Some(recv)) = (call.site.op.row().receives(), call.recv) else { return Ok(()) };
         let (any, source) = (wildcards(), call.site.envelope.source);
         let arrived = if source == any.proc_null {
             Arrived { source, tag: any.tag, count: 0 }
@@ -581,27 +583,22 @@ impl Transport for Nccl {
 
     /// NCCL's calls return before anything has happened. Nobody is waited for.
     fn unfinished(&self) -> Vec<Unfinished> {
-        let (Ok(parts), Ok(joined)) = (&self.parts, self.joined.try_lock()) else { return Vec::new() };
-        let waiting = |(&comm, joined): (&usize, &Joined)| {
-            let communicator = joined.as_ref().ok()?;
+        let Ok(parts) = &self.parts else { return Vec::new() };
+        let waiting = |comm: Arc<Comm>| {
+            let joined = comm.attached::<Joined>()?;
+            let communicator = joined.0.as_ref().ok()?;
             let last = communicator.queue.try_lock().ok()?;
             let op = last.op?;
-            let failure = communicator.failure(parts.library).err().map(|cause| cause.to_string());
+            let failure = communicator.failure().err().map(|cause| cause.to_string());
             if failure.is_none() && last.end.is_reached() {
                 return None;
             }
-            // SAFETY: the address of a `Comm`, which is never dropped.
-            let comm: &'static Comm = unsafe { &*(comm as *const Comm) };
-            Some(Unfinished {
-                number: last.number,
-                op,
-                comm,
-                seconds: last.since.elapsed().as_secs_f64(),
-                failure,
-            })
+            let (number, seconds) = (last.number, last.since.elapsed().as_secs_f64());
+            drop(last);
+            Some(Unfinished { number, op, comm, seconds, failure })
         };
         parts.driver.look_on();
-        joined.iter().filter_map(waiting).collect()
+        comm::live().into_iter().filter_map(waiting).collect()
     }
 
     fn joins_late(&self) -> bool {
@@ -609,18 +606,10 @@ impl Transport for Nccl {
     }
 
     /// Makes NCCL's communicator.
-    fn join(&self, comm: &'static Comm) -> Result<(), Error> {
-        let key = std::ptr::from_ref(comm) as usize;
-        if self.joined.lock().unwrap_or_else(PoisonError::into_inner).contains_key(&key) {
-            return Ok(());
-        }
-        let joined = self.connect(comm).map_err(|cause| Error {
-            transport: Some(self.name()),
-            rank: Some(comm.rank),
-            ..cause.into()
-        })?;
-        self.joined.lock().unwrap_or_else(PoisonError::into_inner).insert(key, joined);
-        Ok(())
+    fn join(&self, comm: &Arc<Comm>) -> Result<(), Error> {
+        let joined = comm.attach(|| self.connect(comm).map(Joined));
+        let located = |cause: Cause| Error { transport: Some(NAME), rank: Some(comm.rank), ..cause.into() };
+        joined.map(drop).map_err(located)
     }
 }
 

@@ -3,7 +3,8 @@
 use std::sync::OnceLock;
 
 use super::nccl::{self, Messages};
-use super::{AnyTransport, ROWS, Row, world};
+use super::{AnyTransport, ROWS, Row};
+use crate::comm::Group;
 use crate::error::{Cause, Error};
 
 /// Where arrays are.
@@ -177,7 +178,7 @@ pub fn select() -> Result<(), Error> {
         for (i, row) in ROWS.iter().enumerate().filter(|(_, row)| row.priority > 0) {
             // Every rank asks every question, because some are asked by all together.
             let able = (row.suits)()? && (row.probe)(Platform::Cuda).is_ok();
-            common |= world::Group::World.common_bits(u64::from(able))? << i;
+            common |= Group::World.common_bits(u64::from(able))? << i;
         }
     }
     let slots = Platform::ALL.map(|platform| {
@@ -241,9 +242,9 @@ fn unavailable(platform: Platform, slot: &Slot, reason: &str) -> Error {
         .collect();
     Cause::Unavailable {
         name: slot.name,
-        because: slot.reason.clone(),
+        because: slot.reason.as_str().into(),
         reason: reason.into(),
-        others: others.join("; "),
+        others: others.join("; ").into(),
     }
     .into()
 }

@@ -7,55 +7,14 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::ops::Range;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use super::Transport;
+use crate::call::{Blocks, Call, Peers, Stream};
+use crate::comm::Comm;
+use crate::device::{Device, Staging};
 use crate::error::{Cause, Error};
-use crate::ops::{Blocks, Buffer, Call, Comm, Halo, Op, Peers, Runs, Stream, copy_runs};
-
-/// Memory that a host transport cannot reach, and how to copy from and to it.
-pub trait Device: Send + Sync + fmt::Debug {
-    /// Host memory that the device copies to and from quickly.
-    type Staging: Staging;
-    /// A place in a stream.
-    type Mark: Send + fmt::Debug;
-
-    fn allocate(&self, bytes: usize) -> Result<Self::Staging, Cause>;
-
-    /// Starts to copy pieces of a block from the device to the same places of one on the host, on a stream of
-    /// XLA's.
-    ///
-    /// # Safety
-    /// Both blocks hold the pieces until the stream has come past it.
-    unsafe fn download(&self, from: *const u8, to: *mut u8, runs: Runs, stream: Stream) -> Result<(), Cause>;
-
-    /// The same from the host to the device.
-    ///
-    /// # Safety
-    /// As for `download`.
-    unsafe fn upload(&self, from: *const u8, to: *mut u8, runs: Runs, stream: Stream) -> Result<(), Cause>;
-
-    /// Starts to copy within the device.
-    ///
-    /// # Safety
-    /// Both places hold so many bytes until the stream has come past it, and do not overlap.
-    unsafe fn copy(&self, from: *const u8, to: *mut u8, bytes: usize, stream: Stream) -> Result<(), Cause>;
-
-    /// Waits for all that was started on a stream.
-    fn synchronize(&self, stream: Stream) -> Result<(), Cause>;
-
-    /// The place in a stream that has been reached so far.
-    fn mark(&self, stream: Stream) -> Result<Self::Mark, Cause>;
-
-    /// Waits for what was started on a stream before a mark.
-    fn wait(&self, mark: Self::Mark) -> Result<(), Cause>;
-}
-
-/// A piece of host memory. It is freed when it is dropped.
-pub trait Staging: Send {
-    fn data(&mut self) -> *mut u8;
-    fn capacity(&self) -> usize;
-}
+use crate::ops::{Buffer, Halo, Runs};
 
 /// Bytes of a piece. Not a setting: all ranks have to cut alike.
 const PIECE: usize = 4 << 20;
@@ -258,30 +217,21 @@ impl<D: Device, T> Staged<D, T> {
     }
 }
 
-/// The elements of each piece. All ranks see the same sizes here, and so cut alike; messages are whole,
-/// because whoever is at their other end may not cut them.
+/// The elements of each piece.
 fn pieces(call: &Call, bytes: usize) -> Vec<Range<usize>> {
     let whole = |count| std::iter::once(0..count).collect();
     let Some(buffer) = call.send.or(call.recv) else { return whole(0) };
-    match call.site.op {
-        Op::Allreduce | Op::Bcast | Op::Reduce | Op::Scan if buffer.bytes() > bytes => {
-            // Even, so that pairs of a value and an index stay together.
-            let step = (bytes / buffer.dtype.size()).max(2) & !1;
-            let ends = |start: usize| start..(start + step).min(buffer.count);
-            (0..buffer.count).step_by(step).map(ends).collect()
-        }
-        Op::Allreduce | Op::Bcast | Op::Reduce | Op::Scan => whole(buffer.count),
+    if !call.site.op.row().acts_on_elements() {
         // `part` leaves these as they are: their two sides may differ in size.
-        Op::Allgather
-        | Op::Alltoall
-        | Op::Barrier
-        | Op::Gather
-        | Op::HaloExchange
-        | Op::Recv
-        | Op::Scatter
-        | Op::Send
-        | Op::Sendrecv => whole(usize::MAX),
+        return whole(usize::MAX);
     }
+    if buffer.bytes() <= bytes {
+        return whole(buffer.count);
+    }
+    // Even, so that pairs of a value and an index stay together.
+    let step = (bytes / buffer.dtype.size()).max(2) & !1;
+    let ends = |start: usize| start..(start + step).min(buffer.count);
+    (0..buffer.count).step_by(step).map(ends).collect()
 }
 
 /// Some elements of a buffer, or all of it.
@@ -304,7 +254,7 @@ impl<D: Device, T: Transport> Transport for Staged<D, T> {
         self.run(call).map_err(located)?
     }
 
-    fn join(&self, comm: &'static Comm) -> Result<(), Error> {
+    fn join(&self, comm: &Arc<Comm>) -> Result<(), Error> {
         self.host.join(comm)
     }
 
@@ -396,73 +346,12 @@ impl<D: Device> Drop for Lease<'_, D> {
     }
 }
 
-/// What is in staging memory at first: a test that reads what was not copied sees it.
-const UNWRITTEN: u8 = 0xA5;
-
-/// Host memory in the part of a device: what `Staged` does can be tested, and timed, without one.
-#[derive(Clone, Copy, Debug)]
-pub struct HostDevice;
-
-impl Device for HostDevice {
-    type Staging = Box<[u8]>;
-    type Mark = ();
-
-    fn allocate(&self, bytes: usize) -> Result<Self::Staging, Cause> {
-        Ok(vec![UNWRITTEN; bytes].into())
-    }
-
-    unsafe fn download(
-        &self,
-        from: *const u8,
-        to: *mut u8,
-        runs: Runs,
-        _stream: Stream,
-    ) -> Result<(), Cause> {
-        let Runs { offset, bytes, count, distance } = runs;
-        if bytes > 0 {
-            // SAFETY: promised by the caller.
-            unsafe { copy_runs(from.add(offset), distance, to.add(offset), distance, bytes, count) };
-        }
-        Ok(())
-    }
-
-    unsafe fn upload(&self, from: *const u8, to: *mut u8, runs: Runs, stream: Stream) -> Result<(), Cause> {
-        // SAFETY: promised by the caller. On the host there is no difference.
-        unsafe { self.download(from, to, runs, stream) }
-    }
-
-    unsafe fn copy(&self, from: *const u8, to: *mut u8, bytes: usize, stream: Stream) -> Result<(), Cause> {
-        // SAFETY: promised by the caller.
-        unsafe { self.download(from, to, Runs::whole(bytes), stream) }
-    }
-
-    fn synchronize(&self, _stream: Stream) -> Result<(), Cause> {
-        Ok(())
-    }
-
-    fn mark(&self, _stream: Stream) -> Result<(), Cause> {
-        Ok(())
-    }
-
-    fn wait(&self, _mark: ()) -> Result<(), Cause> {
-        Ok(())
-    }
-}
-
-impl Staging for Box<[u8]> {
-    fn data(&mut self) -> *mut u8 {
-        self.as_mut_ptr()
-    }
-
-    fn capacity(&self) -> usize {
-        self.len()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ops::{Dtype, Reduction, Site};
+    use crate::call::Site;
+    use crate::device::HostDevice;
+    use crate::ops::{Dtype, Op, Reduction};
 
     #[test]
     fn the_pool_gives_the_smallest_that_fits_and_stays_bounded() {
@@ -496,8 +385,8 @@ mod tests {
 
     #[test]
     fn pieces_cover_everything_once() {
-        let comm: &'static Comm = Box::leak(Box::new(Comm::new("pieces", 0, 0, 1)));
-        let site = Site { reduction: Reduction::from_name("SUM"), ..Site::new(Op::Allreduce, comm) };
+        let comm = Arc::new(Comm::new("pieces", 0, 0, 1));
+        let site = Site { reduction: Reduction::from_name("SUM"), ..Site::new(Op::Allreduce, &comm) };
         for count in [0, 1, 2, 9, 10, 11, 1000] {
             let buffer = Buffer { data: std::ptr::null_mut(), dtype: Dtype::Float32, count };
             let call = Call::new(&site, Some(buffer), Some(buffer)).unwrap();

@@ -8,19 +8,17 @@
 //! eagerly, so a rank that is gone leaves nobody waiting.
 
 use std::collections::HashMap;
-use std::ffi::{c_int, c_void};
+use std::ffi::c_int;
 use std::mem::MaybeUninit;
-use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use mpi::ffi::{self, MPI_Comm, MPI_Request, MPI_Status};
 
-use super::mpi::any_thread_may_call;
 use super::peers::Answer;
 use crate::error::Cause;
-use crate::transport::{check, handle, handle_value};
+use crate::mpilib::{any_thread_may_call, at_finalize, check, handle, handle_value};
 
 /// How often messages are looked for.
 const PERIOD: Duration = Duration::from_millis(50);
@@ -147,7 +145,7 @@ unsafe impl Send for Port {}
 pub unsafe fn open(comm: usize, wanted: bool, respond: fn(&str) -> Answer) -> Result<(), Cause> {
     let able = u8::from(wanted && any_thread_may_call());
     let mut all = 0u8;
-    // SAFETY: promised by the caller; one byte each way; the callbacks are functions.
+    // SAFETY: promised by the caller; one byte each way.
     let link = unsafe {
         let comm: MPI_Comm = handle(comm);
         let (from, to) = ((&raw const able).cast(), (&raw mut all).cast());
@@ -160,11 +158,7 @@ pub unsafe fn open(comm: usize, wanted: bool, respond: fn(&str) -> Answer) -> Re
         check("MPI_Comm_dup", ffi::MPI_Comm_dup(comm, link.as_mut_ptr()))?;
         let link = link.assume_init();
         check("MPI_Comm_set_errhandler", ffi::MPI_Comm_set_errhandler(link, ffi::RSMPI_ERRORS_RETURN))?;
-        // MPI_Finalize deletes the attributes of MPI_COMM_SELF before anything else (MPI 4.1, 11.2.4).
-        let mut key = 0;
-        let code = ffi::MPI_Comm_create_keyval(Some(no_copy), Some(at_finalize), &mut key, null_mut());
-        check("MPI_Comm_create_keyval", code)?;
-        check("MPI_Comm_set_attr", ffi::MPI_Comm_set_attr(ffi::RSMPI_COMM_SELF, key, null_mut()))?;
+        at_finalize(end)?;
         handle_value(link)
     };
     *lock(&PORT) = Some(Port { comm: link, respond, sends: Vec::new(), receive: None });
@@ -182,25 +176,11 @@ fn run() {
     OPEN.store(false, Ordering::Relaxed);
 }
 
-unsafe extern "C" fn no_copy(
-    _: MPI_Comm,
-    _: c_int,
-    _: *mut c_void,
-    _: *mut c_void,
-    _: *mut c_void,
-    flag: *mut c_int,
-) -> c_int {
-    // SAFETY: MPI gives the address of an int.
-    unsafe { *flag = 0 };
-    0
-}
-
-unsafe extern "C" fn at_finalize(_: MPI_Comm, _: c_int, _: *mut c_void, _: *mut c_void) -> c_int {
+fn end() {
     // Held, it keeps the thread from MPI. An error ends the link as well.
     let port = lock(&PORT).take();
     let _ = port.map(Port::close);
     OPEN.store(false, Ordering::Relaxed);
-    0
 }
 
 fn is_done(request: &mut MPI_Request) -> Result<Option<MPI_Status>, Cause> {

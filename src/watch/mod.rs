@@ -1,29 +1,31 @@
 //! Nothing hangs in silence, nothing is wrong in silence.
 //!
-//! [`recorder`] remembers the last operations, [`watchdog`] looks at them from a thread of its own,
-//! [`peers`] is how the ranks learn of each other without MPI, [`link`] how they do through it, [`dump`] is what
-//! they leave on disk,
-//! [`check`] compares operations before they run, and [`spans`] writes timelines.
+//! [`watchdog`] looks from a thread of its own at what this process [`waits`] for. [`verdict`] says whether that can
+//! still end, [`report`] what all ranks do, and [`end`] ends the job. [`peers`] is how the ranks learn of each other
+//! without MPI, [`link`] how they do through it, and [`dump`] what they leave on disk. [`signal`] and [`frames`] find
+//! out where Python is. [`compare`] compares operations before they run.
 
-mod check;
-mod clock;
+mod compare;
 mod dump;
+mod end;
+mod frames;
 mod link;
-mod mpi;
 mod peers;
-pub mod recorder;
-mod spans;
+mod report;
+mod signal;
+mod verdict;
+mod waits;
 mod watchdog;
 
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
-pub use self::check::Level as CheckLevel;
-pub use self::mpi::world_ranks;
-pub use self::recorder::{Running, join};
-pub use self::spans::start as start_spans;
-pub use self::watchdog::{Settings, abort_after, enter, finish, leave, open_link, report, start, use_stacks};
+pub use self::compare::Level as CheckLevel;
+pub use self::signal::use_stacks;
+pub use self::waits::{enter, leave};
+pub use self::watchdog::{Settings, abort_after, finish, open_link, report, start};
+use crate::call::{Call, Site};
 use crate::error::{Cause, Error};
-use crate::ops::{Call, Site};
+use crate::record::{recorder, timeline};
 
 static CHECK: OnceLock<CheckLevel> = OnceLock::new();
 
@@ -40,7 +42,7 @@ pub fn is_checking() -> bool {
 /// What the handler keeps for each operation of a compiled program.
 #[derive(Debug)]
 pub struct Watched {
-    what: &'static recorder::What,
+    what: Arc<recorder::What>,
     check: CheckLevel,
 }
 
@@ -59,17 +61,17 @@ impl Watched {
         call: &mut Call,
         body: impl FnOnce(&Call) -> Result<(), Error>,
     ) -> Result<(), Box<Error>> {
-        let mut running = recorder::begin(self.what, call);
+        let mut running = recorder::begin(&self.what, call);
         let result = match self.check {
             CheckLevel::Off => body(call),
-            level => check::compare(level, call, &running).and_then(|()| body(call)),
+            level => compare::compare(level, call, &running).and_then(|()| body(call)),
         };
         let result = result.map_err(Box::new);
         if result.is_err() {
             running.fail();
         }
-        if spans::is_enabled() {
-            spans::write(running);
+        if timeline::is_enabled() {
+            timeline::write(running);
         }
         result
     }
@@ -81,7 +83,7 @@ impl Watched {
         if matches!(cause, Cause::Mismatch { .. }) {
             return text; // says it all
         }
-        let is_ours = |record: &recorder::Record| std::ptr::eq(record.what, self.what);
+        let is_ours = |record: &recorder::Record| Arc::ptr_eq(&record.what, &self.what);
         if let Some(record) = recorder::records().into_iter().rev().find(is_ours) {
             text += &format!("\n  in {record}");
             if self.what.location.is_empty()

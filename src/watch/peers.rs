@@ -15,9 +15,12 @@
 use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, SystemTime};
 
-use super::recorder::{self, Group};
+use crate::comm::{self, Comm};
+use crate::record::host;
 
 /// The directory of a job.
 #[derive(Debug)]
@@ -53,14 +56,6 @@ pub enum Status {
     Silent(String),
     /// It never wrote to the directory.
     Unknown,
-}
-
-/// The name of this machine.
-pub fn host() -> String {
-    let mut name = [0u8; 256];
-    // SAFETY: the buffer has the length that is given, and one byte more than is written.
-    unsafe { libc::gethostname(name.as_mut_ptr().cast(), name.len() - 1) };
-    String::from_utf8_lossy(name.split(|&byte| byte == 0).next().unwrap_or_default()).into_owned()
 }
 
 /// When this process was started; without /proc, now.
@@ -115,18 +110,18 @@ impl Peers {
 
     /// Tells the others that this rank has done its last operation.
     pub fn finish(&self) {
-        let line =
-            |group: &&Group| format!("{}\t{:?}\t{}\n", group.comm.key, group.world, group.collectives());
-        let lines: String = recorder::groups().iter().map(line).collect();
+        let count =
+            |comm: &Arc<Comm>| format!("{:016x} {}\n", comm.id, comm.collectives.load(Ordering::Relaxed));
+        let lines: String = comm::live().iter().chain(&comm::past()).map(count).collect();
         let _ = self.write(&self.file(self.rank, "finished"), &lines);
     }
 
     /// How many collectives of a communicator a rank did before it finished; `None` if it has not.
-    pub fn finished_collectives(&self, rank: i32, group: &Group) -> Option<u64> {
+    pub fn finished_collectives(&self, rank: i32, comm: &Comm) -> Option<u64> {
         let text = self.read(&self.file(rank, "finished"))?;
-        let start = format!("{}\t{:?}\t", group.comm.key, group.world);
-        let count = text.lines().find_map(|line| line.strip_prefix(&start)?.parse().ok());
-        Some(count.unwrap_or(0))
+        let start = format!("{:016x} ", comm.id);
+        // One that is made when another has been freed may have its id.
+        Some(text.lines().filter_map(|line| line.strip_prefix(&start)?.parse().ok()).max().unwrap_or(0))
     }
 
     pub fn has_finished(&self, rank: i32) -> bool {

@@ -8,12 +8,12 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 use super::c_api::{self, CallFrame};
+use crate::call::{Blocks, Call, Envelope, Operand, Site};
+use crate::comm::{self, Comm};
 use crate::error::{Cause, Error};
-use crate::ops::{
-    Block, Blocks, Buffer, Call, Dtype, Envelope, Extent, Halo, Op, Operand, PACKED, Reduction, Site, Width,
-    lookup_comm,
-};
-use crate::transport::{Transport, wildcards};
+use crate::mpilib::wildcards;
+use crate::ops::{Block, Buffer, Dtype, Extent, Halo, Op, PACKED, Reduction, Width};
+use crate::transport::Transport;
 
 /// The attributes of a custom call. They are read once per compiled program.
 pub struct Attributes<'a>(&'a c_api::Attrs);
@@ -134,12 +134,12 @@ impl<'a> Attributes<'a> {
             expected: "the name of an operation",
             actual: name.into(),
         })?;
-        self.site_of(op).map_err(|cause| Error { op: Some(op), ..cause.into() })?.validated()
+        self.site_of(op).map_err(|cause| Error { op: Some(op.name()), ..cause.into() })?.validated()
     }
 
     fn site_of(&self, op: Op) -> Result<Site, Cause> {
         let key = self.string("comm")?;
-        let comm = lookup_comm(&key).ok_or_else(|| Cause::UnknownCommunicator { key: (*key).into() })?;
+        let comm = any_comm(&key).map_or_else(|| comm::lookup(&key), Ok)?;
         let reduction = match &*self.string("reduction")? {
             "" => None,
             key => {
@@ -152,12 +152,13 @@ impl<'a> Attributes<'a> {
             Cause::Attribute { name: "env_in", expected: "0, 4 or 8", actual: length.to_string() }
         })?;
         let reverse = self.flag("reverse")?;
+        let halo = op.row().has_blocks.then(|| self.halo(comm.rank, reverse)).transpose()?.map(Arc::new);
         Ok(Site {
             op,
             comm,
             reduction,
             reverse,
-            halo: op.row().has_blocks.then(|| self.halo(comm.rank, reverse)).transpose()?.map(Arc::new),
+            halo,
             root: self.int("root")?,
             envelope: Envelope {
                 source: self.int("source")?,
@@ -171,6 +172,12 @@ impl<'a> Attributes<'a> {
             location: (*self.string("site")?).into(),
         })
     }
+}
+
+/// The communicator of a call whose operand says which one it is: `any#rank/size`, the key that `_comm.AnyComm` has.
+fn any_comm(key: &str) -> Option<Arc<Comm>> {
+    let (rank, size) = key.strip_prefix("any#")?.split_once('/')?;
+    Some(Arc::new(Comm::new(key, 0, rank.parse().ok()?, size.parse().ok().filter(|&size| size > 0)?)))
 }
 
 #[cold]
@@ -256,7 +263,7 @@ unsafe fn int32s(
     // SAFETY: promised by the caller.
     match unsafe { read(buffer) }? {
         Buffer { data, dtype: Dtype::Int32, count } if count == expected => Ok(data.cast()),
-        Buffer { dtype, count, .. } => Err(Cause::Envelope { what, expected, dtype, count }),
+        Buffer { dtype, count, .. } => Err(Cause::Envelope { what, expected, dtype: dtype.name(), count }),
     }
 }
 

@@ -8,12 +8,14 @@ use std::ptr::{null, null_mut};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 
 use super::c_api::{self, Api, CallFrame, FfiError, StageStateArgs, StateArgs, TypeId};
-use super::frame;
+use super::{frame, pages};
+use crate::call::{Blocks, Call, Operand, Site, Stream};
+use crate::comm;
+use crate::device;
+use crate::device::cuda::{self, Entered};
 use crate::error::{Cause, Error};
-use crate::gpu::cuda::{self, Entered};
-use crate::gpu::{self};
-use crate::ops::{self, Blocks, Call, Operand, Site, Stream};
-use crate::trace;
+use crate::ops;
+use crate::record::log;
 use crate::transport::{self, AnyTransport, Platform, Transport};
 use crate::watch::{self, Watched};
 
@@ -32,7 +34,7 @@ struct Bound {
 impl Bound {
     fn new(site: Site, transport: &'static AnyTransport) -> Result<Self, Error> {
         // Most have been, in program order, when the program was lowered; not those that were exported.
-        transport::join_late(transport, site.comm)?;
+        transport::join_late(transport, &site.comm)?;
         let watched = Watched::new(&site, transport.name());
         Ok(Self { site, watched })
     }
@@ -59,7 +61,7 @@ fn bind(
     }
     let (number, line) = key;
     let unknown = || template.error(Cause::UnknownCommunicator { key: format!("number {number}").into() });
-    let comm = ops::numbered_comm(number)
+    let comm = comm::numbered(number)
         .filter(|comm| (comm.rank, comm.size) == (template.comm.rank, template.comm.size))
         .ok_or_else(unknown)?;
     let site = Site { comm, location: ops::numbered_line(line), ..template.clone() };
@@ -125,27 +127,52 @@ pub unsafe extern "C" fn execute<const KIND: u8>(frame: *mut CallFrame) -> *mut 
                     &*kept
                 }
             };
-            if site.comm.is_freed() {
-                return Err(site.error(Cause::FreedCommunicator { key: site.comm.key.clone() }).into());
+            let comm = &site.comm;
+            if comm.is_freed() {
+                return Err(site.error(Cause::FreedCommunicator { key: comm.key.clone() }).into());
             }
-            let (stream, _context) = if KIND == kind::CPU {
-                (Stream::NONE, None)
-            } else {
-                let (stream, context) = enter(frame).map_err(|cause| site.error(cause))?;
-                (stream, Some(context))
-            };
-            let mut others = Blocks::new();
-            let mut call = Call::of(site, stream);
-            frame::fill(&mut call, frame, transport, &mut others)?;
-            let result = watched.run(&mut call, |call| {
-                if trace::is_enabled() { trace::traced(transport, call) } else { transport.execute(call) }
-            });
-            if let Err(error) = &result
-                && error.cause.is_fatal()
-            {
-                transport::abort(site.comm, error.cause.code(), &watched.explain(&error.cause));
+            if let Some(first) = comm.failure() {
+                let (key, first) = (comm.key.clone(), first.into());
+                return Err(site.error(Cause::EarlierFailure { key, first }).into());
+            }
+            let result = run::<KIND>(frame, site, transport, watched);
+            if let Err(error) = &result {
+                if error.cause.is_fatal() {
+                    comm.abort(error.cause.code(), &watched.explain(&error.cause));
+                }
+                comm.fail(&error.to_string());
             }
             result
+        })
+    }
+}
+
+/// # Safety
+/// As `execute`.
+#[inline]
+unsafe fn run<const KIND: u8>(
+    frame: &CallFrame,
+    site: &Site,
+    transport: &AnyTransport,
+    watched: &Watched,
+) -> Result<(), Box<Error>> {
+    // SAFETY: promised by the caller.
+    unsafe {
+        let (stream, _context) = if KIND == kind::CPU {
+            (Stream::NONE, None)
+        } else {
+            let (stream, context) = enter(frame).map_err(|cause| site.error(cause))?;
+            (stream, Some(context))
+        };
+        let mut others = Blocks::new();
+        let mut call = Call::of(site, stream);
+        frame::fill(&mut call, frame, transport, &mut others)?;
+        if KIND == kind::CPU {
+            pages::prepare(&call);
+        }
+        watched.run(&mut call, |call| {
+            let execute = |call: &Call| transport.execute(call);
+            if log::is_enabled() { log::logged(call, execute) } else { execute(call) }
         })
     }
 }
@@ -235,7 +262,7 @@ unsafe fn enter(frame: &CallFrame) -> Result<(Stream, Entered), Cause> {
     };
     // SAFETY: promised by the caller. The CPU, where the tests' driver has its memory, has no streams.
     unsafe {
-        if !gpu::is_on_cpu() {
+        if !device::is_on_cpu() {
             let get = std::mem::transmute::<usize, Option<c_api::StreamGet>>((*frame.api).stream_get);
             if let Some(get) = get {
                 check(frame.api, "XLA_FFI_Stream_Get", get(&mut args))?;
@@ -395,6 +422,7 @@ unsafe fn report(api: *const Api, error: &Error) -> *mut FfiError {
         message: message.as_ptr(),
         code: match error.cause {
             Cause::FreedCommunicator { .. }
+            | Cause::EarlierFailure { .. }
             | Cause::NotJoined { .. }
             | Cause::NoCommunicator { .. }
             | Cause::Unavailable { .. }

@@ -3,6 +3,7 @@
 pub mod c_api;
 pub mod frame;
 mod handler;
+mod pages;
 
 pub use c_api::{CallFrame, FfiError, Handler};
 pub use handler::{execute, instantiate, kind};

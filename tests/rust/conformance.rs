@@ -1,9 +1,15 @@
 //! The suite over ranks that are threads.
 
+mod loopback;
 mod suite;
 
-use _native::ops::Comm;
-use _native::transport::{HostDevice, Loopback, Staged, Transport};
+use std::sync::Arc;
+
+use _native::comm::Comm;
+use _native::device::HostDevice;
+use _native::transport::{Staged, Transport};
+
+use loopback::Loopback;
 
 /// Bytes of a piece: small, for the longer calls to have several, and an odd one at the end.
 const PIECE: usize = 384;
@@ -14,9 +20,9 @@ fn on_threads<T: Transport + Send>(size: usize, make: impl Fn(Loopback) -> T) {
         for (rank, loopback) in Loopback::world(size).into_iter().enumerate() {
             let transport = make(loopback);
             scope.spawn(move || {
-                let comm = Box::leak(Box::new(Comm::new("suite", 0, rank as i32, size as i32)));
+                let comm = Arc::new(Comm::new("suite", 0, rank as i32, size as i32));
                 // The other ranks wait for one that has failed, for ever.
-                let run = std::panic::AssertUnwindSafe(|| suite::run(&transport, comm));
+                let run = std::panic::AssertUnwindSafe(|| suite::run(&transport, &comm));
                 if std::panic::catch_unwind(run).is_err() {
                     std::process::exit(101);
                 }

@@ -5,7 +5,9 @@ use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
 use std::ptr::{null, null_mut};
 
-use _native::ops::{Blocks, Call, Dtype, Extent, Op, PACKED, Stream, register_comm};
+use _native::call::{Blocks, Call, Stream};
+use _native::comm::{self, Comm};
+use _native::ops::{Dtype, Extent, Op, PACKED};
 use _native::transport::Mpi;
 use _native::xla::c_api::{self, Attrs, Buffer, Buffers, ByteSpan, CallFrame, Scalar};
 use _native::xla::frame::{self, Attributes};
@@ -136,7 +138,7 @@ fn buffers(pointers: &[*const Buffer], negative: bool) -> Buffers {
 pub fn decode(bytes: &[u8]) -> bool {
     let source = &mut Source(bytes);
     let size = 3;
-    register_comm("fuzz", 1, 1, size);
+    comm::register(Comm::new("fuzz", 1, 1, size));
     let op = source.one_of(Op::TABLE).name;
     let reduction = *source.one_of(&["", "", "SUM", "MAX", "LAND", "BXOR"]);
     let mut attributes: Vec<(Vec<u8>, (c_int, Value))> = Vec::new();

@@ -8,8 +8,10 @@ use std::ffi::c_int;
 use std::mem::MaybeUninit;
 use std::ptr::null_mut;
 
-use _native::ops::Comm;
-use _native::transport::{HostDevice, Mpi, Staged, handle_value, prepare_comm, set_count_limit};
+use _native::comm::{self, Comm};
+use _native::device::HostDevice;
+use _native::mpilib::handle_value;
+use _native::transport::{Mpi, Staged, set_count_limit};
 use mpi::ffi;
 
 fn main() {
@@ -23,10 +25,9 @@ fn main() {
         let (mut rank, mut size) = (0, 0);
         ffi::MPI_Comm_rank(world, &mut rank);
         ffi::MPI_Comm_size(world, &mut size);
-        let value = handle_value(world);
-        prepare_comm(value).expect("a communicator");
-        &*Box::leak(Box::new(Comm::new("suite", value, rank, size)))
+        comm::register(Comm::of_mpi("suite", handle_value(world), rank, size).expect("a communicator"))
     };
+    let comm = &comm;
     xla::run(comm);
     // A rank that panics ends its process, and MPI the others.
     suite::run(&Mpi, comm);

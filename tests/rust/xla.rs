@@ -1,11 +1,12 @@
 //! The handler, driven as XLA drives it, by every minor of its interface.
 
 use std::ffi::{CStr, c_int, c_void};
-use std::mem::offset_of;
+use std::mem::{MaybeUninit, offset_of};
 use std::ptr::{null, null_mut};
 use std::time::Instant;
 
-use _native::ops::{Comm, free_comm, register_comm};
+use _native::comm::{self, Comm};
+use _native::mpilib::handle_value;
 use _native::xla::c_api::{
     self, Api, ApiVersion, Attrs, Buffer, Buffers, ByteSpan, CallFrame, Scalar, TypeId,
 };
@@ -311,13 +312,20 @@ fn calls(api: &'static Api, comm: &Comm) {
         let error = result.expect_err("an error");
         assert!(words.iter().all(|word| error.contains(word)), "{error}: expected {words:?}");
     };
-    let mut program = Program::new(api, &allreduce).expect("compiles");
-    fails(program.execute(&[], &[&to]), &["allreduce", "operand", "expected 1", "got 0"]);
-    fails(program.execute(&[&from, &from], &[&to]), &["allreduce", "operand", "expected 1", "got 2"]);
+    let wrong = [("op", String("allreduce")), ("comm", String("wrong")), ("reduction", String("SUM"))];
+    let fails_to_run = |args: &[*const Buffer], rets: &[*const Buffer], words: &[&str]| {
+        comm::register(Comm::new("wrong", comm.handle, rank, size));
+        let mut program = Program::new(api, &wrong).expect("compiles");
+        fails(program.execute(args, rets), words);
+        fails(program.execute(args, rets), &["wrong", "earlier operation", words[1]]);
+        comm::free("wrong");
+    };
+    fails_to_run(&[], &[&to], &["allreduce", "operand", "expected 1", "got 0"]);
+    fails_to_run(&[&from, &from], &[&to], &["allreduce", "operand", "expected 1", "got 2"]);
     let short = [3i64];
-    fails(program.execute(&[&from], &[&buffer(F32, &mut y, &short)]), &["allreduce", "4", "3", "float32"]);
-    fails(program.execute(&[&buffer(21, &mut x, &dims)], &[&to]), &["int4", "int8"]);
-    fails(program.execute(&[&buffer(99, &mut x, &dims)], &[&to]), &["99"]);
+    fails_to_run(&[&from], &[&buffer(F32, &mut y, &short)], &["allreduce", "4", "3", "float32"]);
+    fails_to_run(&[&buffer(21, &mut x, &dims)], &[&to], &["int4", "int8"]);
+    fails_to_run(&[&buffer(99, &mut x, &dims)], &[&to], &["allreduce", "99"]);
     let compile = |changed: &[(&str, Value)]| Program::new(api, changed).map(drop);
     fails(compile(&[("op", String("allreduce")), ("comm", String("who?"))]), &["allreduce", "who?"]);
     fails(compile(&[("op", String("sum"))]), &["op", "sum"]);
@@ -331,10 +339,10 @@ fn calls(api: &'static Api, comm: &Comm) {
     );
     fails(compile(&[("op", String("scan")), ("comm", String("xla"))]), &["scan", "reduction"]);
 
-    register_comm("gone", comm.handle, rank, size);
+    comm::register(Comm::new("gone", comm.handle, rank, size));
     let gone = [("op", String("barrier")), ("comm", String("gone"))];
     let mut program = Program::new(api, &gone).expect("compiles");
-    free_comm("gone");
+    comm::free("gone");
     fails(program.execute(&[], &[]), &["barrier", "gone", "freed"]);
     fails(Program::new(api, &gone).and_then(|mut program| program.execute(&[], &[])), &["freed"]);
 }
@@ -373,13 +381,62 @@ fn overhead(api: &'static Api, comm: &Comm) {
     }
 }
 
+/// Resident bytes of this process.
+fn resident() -> usize {
+    let statm = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
+    let pages = statm.split(' ').nth(1).and_then(|pages| pages.parse::<usize>().ok());
+    4096 * pages.unwrap_or(0)
+}
+
+/// Communicators that are made, used and freed one at a time leave nothing behind.
+fn many(api: &'static Api, count: usize) {
+    let mut x = [1f32];
+    let (operand, mut y) = (buffer(F32, &mut x, &[1]), [0f32]);
+    let result = buffer(F32, &mut y, &[1]);
+    let mut before = 0;
+    for i in 0..count {
+        if i == count / 4 {
+            before = resident();
+        }
+        // SAFETY: MPI is initialised; the communicator is freed last.
+        unsafe {
+            let mut made = MaybeUninit::uninit();
+            assert_eq!(0, ffi::MPI_Comm_dup(ffi::RSMPI_COMM_WORLD, made.as_mut_ptr()));
+            let mut made = made.assume_init();
+            let (mut rank, mut size) = (0, 0);
+            ffi::MPI_Comm_rank(made, &mut rank);
+            ffi::MPI_Comm_size(made, &mut size);
+            let key = format!("many#{i}");
+            comm::register(Comm::of_mpi(&key, handle_value(made), rank, size).expect("a communicator"));
+            // A suffix scan makes a communicator of its own.
+            let (op, site) = (Value::String("scan"), format!("many.py:{i}"));
+            let changed = [
+                ("op", op),
+                ("comm", Value::String(&key)),
+                ("reduction", Value::String("SUM")),
+                ("reverse", Value::Integer(1)),
+                ("site", Value::String(&site)),
+            ];
+            let mut program = Program::new(api, &changed).expect("compiles");
+            program.execute(&[&operand], &[&result]).expect("runs");
+            assert_eq!(y[0], (size - rank) as f32);
+            comm::free(&key);
+            drop(program);
+            assert_eq!(0, ffi::MPI_Comm_free(&mut made));
+        }
+    }
+    let grown = resident().saturating_sub(before);
+    println!("xla: {count} communicators, {} kB more than after the first quarter", grown >> 10);
+    assert!(grown < 4 << 20, "{grown} bytes for {} communicators", count - count / 4);
+}
+
 pub fn run(comm: &Comm) {
     // SAFETY: before anybody else looks, on the only thread that does.
     unsafe {
         std::env::set_var("MPI4JAX_TRANSPORT", "nccl");
         std::env::set_var("MPI4JAX_NCCL_GRAPHS", "1");
     }
-    register_comm("xla", comm.handle, comm.rank, comm.size);
+    comm::register(Comm::new("xla", comm.handle, comm.rank, comm.size));
     // The last one is newer than what we know.
     let apis = [api::<1>(), api::<2>(), api::<3>(), api::<4>(), api::<5>()];
     for api in apis {
@@ -390,4 +447,7 @@ pub fn run(comm: &Comm) {
         calls(api, comm);
     }
     overhead(apis[3], comm);
+    // The first one, whose states are deleted here.
+    let count = std::env::var("MPI4JAX_TEST_COMMUNICATORS").ok().and_then(|count| count.parse().ok());
+    many(apis[0], count.unwrap_or(4000));
 }

@@ -33,6 +33,7 @@ define(
     adjoint=_lower,
     derivative=_derivative,
     only_for_its_result=lambda p: True,
+    overwrites=lambda p: True,
     self_test=lambda t: (lambda: t.ops.scan(t.x, MPI.SUM), t.all_x[: t.rank + 1].sum(0)),
 )
 

@@ -7,25 +7,26 @@
 mod sys;
 mod tag;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{CStr, c_uint, c_void};
 use std::mem::zeroed;
 use std::ptr::{null, null_mut};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use mpi::ffi;
 
 use self::sys::{RequestParam, StatusPtr, Ucp};
 use self::tag::{Label, Wanted};
-use super::world::Group;
-use super::{Arrived, Mpi, Platform, Transport, arrive, wildcards, write_status};
+use super::{Arrived, Mpi, Platform, Transport, arrive, write_status};
+use crate::call::{Call, Envelope};
+use crate::comm::{Comm, Group};
+use crate::device;
 use crate::dynlib::{self, LoadError};
 use crate::error::{Cause, Error};
-use crate::gpu;
-use crate::ops::{Buffer, Call, Comm, Envelope, Op};
-use crate::watch::world_ranks;
+use crate::mpilib::wildcards;
+use crate::ops::Buffer;
 
 /// How often UCX is called while nobody waits for it.
 const IDLE: Duration = Duration::from_millis(1);
@@ -56,7 +57,7 @@ fn load() -> Result<Ucp, LoadError> {
 /// Whether UCX could be used. Whether it reaches the memory of a GPU is known when it has been started.
 pub(super) fn probe(platform: Platform) -> Result<(), String> {
     if platform == Platform::Cuda {
-        gpu::support()?;
+        device::support()?;
     }
     table().map(|_| ()).map_err(|error| error.to_string())
 }
@@ -89,9 +90,7 @@ struct Worker {
     endpoints: Mutex<BTreeMap<i32, sys::Endpoint>>,
     /// By rank in `MPI_COMM_WORLD`.
     addresses: Vec<Box<[u8]>>,
-    /// By address of the `Comm`.
-    joined: Mutex<BTreeMap<usize, &'static Joined>>,
-    next_context: AtomicU64,
+    contexts: Mutex<Contexts>,
     stopping: AtomicBool,
 }
 
@@ -100,11 +99,24 @@ unsafe impl Send for Worker {}
 // SAFETY: as above.
 unsafe impl Sync for Worker {}
 
-/// What all ranks of a communicator agree on.
+/// Numbers that stand for communicators.
+#[derive(Default)]
+struct Contexts {
+    used: BTreeSet<u64>,
+    /// The one that was given out last, plus one.
+    next: u64,
+}
+
+/// What all ranks of a communicator agree on, for as long as it exists.
 struct Joined {
+    worker: &'static Worker,
     context: u64,
-    /// By rank in the communicator: the rank in `MPI_COMM_WORLD`.
-    world: Box<[i32]>,
+}
+
+impl Drop for Joined {
+    fn drop(&mut self) {
+        self.worker.contexts().used.remove(&self.context);
+    }
 }
 
 type Endpoints<'a> = MutexGuard<'a, BTreeMap<i32, sys::Endpoint>>;
@@ -132,8 +144,7 @@ impl Worker {
             memory_types,
             endpoints: Mutex::default(),
             addresses,
-            joined: Mutex::default(),
-            next_context: AtomicU64::new(0),
+            contexts: Mutex::default(),
             stopping: AtomicBool::new(false),
         })
     }
@@ -206,10 +217,27 @@ impl Worker {
         Ok(endpoint)
     }
 
-    fn joined(&self, comm: &Comm) -> Result<&'static Joined, Cause> {
-        let joined = self.joined.lock().unwrap_or_else(PoisonError::into_inner);
-        let found = joined.get(&(std::ptr::from_ref(comm) as usize)).copied();
-        found.ok_or_else(|| Cause::NotJoined { key: comm.key.clone() })
+    fn contexts(&self) -> MutexGuard<'_, Contexts> {
+        self.contexts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A context that none of a communicator's ranks uses. The numbers go round, so that one comes back as late as
+    /// can be: a message that nobody has received would be found by another communicator's receives. Collective.
+    fn agree(&'static self, comm: &Comm) -> Result<Joined, Cause> {
+        let group = Group::Of(comm);
+        for _ in 0..tag::CONTEXTS {
+            let next = self.contexts().next;
+            let agreed = group.largest(next)?;
+            let context = agreed % tag::CONTEXTS;
+            let is_free = !self.contexts().used.contains(&context);
+            self.contexts().next = agreed + 1;
+            if group.common_bits(u64::from(is_free))? == 1 {
+                self.contexts().used.insert(context);
+                return Ok(Joined { worker: self, context });
+            }
+        }
+        let what = format!("more than {} communicators at a time", tag::CONTEXTS);
+        Err(Cause::Unsupported { what, reason: "the transport ucx has 15 bits for them" })
     }
 
     /// # Safety
@@ -341,14 +369,16 @@ impl Ucx {
     }
 
     pub fn reaches_cuda(&self) -> Result<(), String> {
-        if self.worker.memory_types & sys::MEMORY_TYPE_CUDA != 0 || gpu::is_reached_from_cpu() {
+        if self.worker.memory_types & sys::MEMORY_TYPE_CUDA != 0 || device::is_reached_from_cpu() {
             return Ok(());
         }
         Err(format!("{} was built without CUDA", self.worker.ucp.path))
     }
 
     fn run(&self, call: &Call) -> Result<(), Cause> {
-        let joined = self.worker.joined(call.site.comm)?;
+        let comm = &call.site.comm;
+        let joined = comm.attached::<Joined>().ok_or_else(|| Cause::NotJoined { key: comm.key.clone() })?;
+        let joined = &*joined;
         // SAFETY: the buffers are XLA's and stay valid until this returns; requests end before that.
         unsafe {
             match (call.send, call.recv) {
@@ -388,9 +418,9 @@ impl Ucx {
         if dest == wildcards().proc_null {
             return Ok(None);
         }
-        let comm = call.site.comm;
+        let comm = &call.site.comm;
         let no_such_rank = Cause::NoSuchRank { role: "destination", rank: dest, size: comm.size };
-        let &to = joined.world.get(dest as usize).ok_or(no_such_rank)?;
+        let to = comm.world_rank(dest).ok_or(no_such_rank)?;
         let label = Label { context: joined.context, source: comm.rank, tag: sendtag };
         // SAFETY: promised by the caller.
         unsafe { self.worker.send(buffer, to, label) }.map(Some)
@@ -449,41 +479,14 @@ impl Transport for Ucx {
     }
 
     fn execute(&self, call: &Call) -> Result<(), Error> {
-        match call.site.op {
-            Op::Recv | Op::Send | Op::Sendrecv => self
-                .run(call)
-                .map_err(|cause| Error { transport: Some(self.name()), ..call.site.error(cause) }),
-            Op::Allgather
-            | Op::Allreduce
-            | Op::Alltoall
-            | Op::Barrier
-            | Op::Bcast
-            | Op::Gather
-            | Op::HaloExchange
-            | Op::Reduce
-            | Op::Scan
-            | Op::Scatter => Mpi.execute(call),
+        if call.site.op.row().is_collective() {
+            return Mpi.execute(call);
         }
+        self.run(call).map_err(|cause| Error { transport: Some(self.name()), ..call.site.error(cause) })
     }
 
-    /// Agrees on a context: the first number that none of the ranks has used.
-    fn join(&self, comm: &'static Comm) -> Result<(), Error> {
-        let worker = self.worker;
-        if self.worker.joined(comm).is_ok() {
-            return Ok(());
-        }
-        let context = Group::Of(comm).largest(worker.next_context.load(Ordering::Relaxed))?;
-        if context >= tag::CONTEXTS {
-            let what = format!("communicator {} of this program", context + 1);
-            return Err(Cause::Unsupported { what, reason: "the transport ucx has 15 bits for them" }.into());
-        }
-        worker.next_context.store(context + 1, Ordering::Relaxed);
-        // SAFETY: the handle was registered as a communicator's.
-        let world = unsafe { world_ranks(comm.handle, comm.size) };
-        let joined = Box::leak(Box::new(Joined { context, world }));
-        let key = std::ptr::from_ref(comm) as usize;
-        worker.joined.lock().unwrap_or_else(PoisonError::into_inner).insert(key, joined);
-        Ok(())
+    fn join(&self, comm: &Arc<Comm>) -> Result<(), Error> {
+        Ok(comm.attach(|| self.worker.agree(comm)).map(drop)?)
     }
 
     fn stop(&self) {

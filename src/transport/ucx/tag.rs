@@ -6,7 +6,7 @@ const TAG_BITS: u32 = 31;
 const SOURCE_BITS: u32 = 18;
 const CONTEXT_BITS: u32 = 64 - TAG_BITS - SOURCE_BITS;
 
-/// Communicators that a process can use in its life.
+/// Communicators that a process can use at a time.
 pub const CONTEXTS: u64 = 1 << CONTEXT_BITS;
 
 /// What a message carries.

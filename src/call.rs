@@ -1,0 +1,289 @@
+//! A decoded, validated operation.
+
+use std::ffi::c_void;
+use std::ptr::null_mut;
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+
+use crate::comm::Comm;
+use crate::error::{Cause, Error};
+use crate::mpilib::Wildcards;
+use crate::ops::{Buffer, Dtype, Extent, Halo, Op, Reduction, Side};
+
+/// Who a message goes to and comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Envelope {
+    pub source: i32,
+    pub recvtag: i32,
+    pub dest: i32,
+    pub sendtag: i32,
+}
+
+/// An envelope as an operand: source, recvtag, dest, sendtag.
+pub type Peers = [i32; 4];
+
+impl From<Peers> for Envelope {
+    fn from([source, recvtag, dest, sendtag]: Peers) -> Self {
+        Self { source, recvtag, dest, sendtag }
+    }
+}
+
+/// What an operand of int32, the last one, says at run time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Operand {
+    None,
+    /// [`Peers`]
+    Peers,
+    /// All that can change from call to call: [`Peers`], the number of the communicator and of the user's
+    /// line, and the address of the status, its lower half first.
+    Call,
+}
+
+impl Operand {
+    pub const CALL: usize = 8;
+
+    /// How many numbers it has.
+    pub fn len(self) -> usize {
+        match self {
+            Self::None => 0,
+            Self::Peers => size_of::<Peers>() / size_of::<i32>(),
+            Self::Call => Self::CALL,
+        }
+    }
+
+    pub fn is_empty(self) -> bool {
+        self == Self::None
+    }
+}
+
+/// One operation in a compiled program: everything that is known before its buffers are.
+#[derive(Clone, Debug)]
+pub struct Site {
+    pub op: Op,
+    pub comm: Arc<Comm>,
+    /// `Some` for the operations that reduce.
+    pub reduction: Option<Reduction>,
+    /// A scan over the ranks from this one to the last.
+    pub reverse: bool,
+    /// `Some` for a halo exchange.
+    pub halo: Option<Arc<Halo>>,
+    /// Meaningless for operations without a root.
+    pub root: i32,
+    pub envelope: Envelope,
+    pub operand: Operand,
+    /// Whether a result takes the source and the tag of the message that was received.
+    pub envelope_result: bool,
+    /// Address of an `MPI_Status` to fill, or 0.
+    pub status: usize,
+    /// The user's source line.
+    pub location: Box<str>,
+}
+
+impl Site {
+    /// A site with nothing but an operation and a communicator.
+    pub fn new(op: Op, comm: &Arc<Comm>) -> Self {
+        Self {
+            op,
+            comm: comm.clone(),
+            reduction: None,
+            reverse: false,
+            halo: None,
+            root: 0,
+            envelope: Envelope { source: -1, recvtag: 0, dest: -1, sendtag: 0 },
+            operand: Operand::None,
+            envelope_result: false,
+            status: 0,
+            location: "".into(),
+        }
+    }
+
+    pub fn is_root(&self) -> bool {
+        self.op.row().has_root && self.root == self.comm.rank
+    }
+
+    /// What this rank sends and receives.
+    #[inline]
+    pub fn side(&self) -> Side {
+        let row = self.op.row();
+        if self.is_root() { row.at_root } else { row.elsewhere }
+    }
+
+    /// Checks what does not depend on buffers.
+    pub fn validated(self) -> Result<Self, Error> {
+        let size = self.comm.size;
+        let row = self.op.row();
+        if row.has_root && !(0..size).contains(&self.root) {
+            return Err(self.error(Cause::NoSuchRank { role: "root", rank: self.root, size }));
+        }
+        if row.has_reduction != self.reduction.is_some() {
+            return Err(self.error(Cause::Reduction { expected: row.has_reduction }));
+        }
+        if row.has_blocks != self.halo.is_some() {
+            let actual = if row.has_blocks { "none" } else { "a halo" };
+            let expected = if row.has_blocks { "a halo" } else { "none" };
+            return Err(self.error(Cause::Attribute { name: "halo", expected, actual: actual.into() }));
+        }
+        // MPI's wildcards and MPI_PROC_NULL are negative: the library judges those.
+        for (role, rank) in [("source", self.envelope.source), ("destination", self.envelope.dest)] {
+            if row.has_peer && rank >= size {
+                return Err(self.error(Cause::NoSuchRank { role, rank, size }));
+            }
+        }
+        Ok(self)
+    }
+
+    /// How many arrays it takes, where it takes any.
+    #[inline]
+    pub fn arrays(&self) -> usize {
+        self.halo.as_ref().map_or(1, |halo| halo.blocks())
+    }
+
+    /// An error of this operation, before or beside any transport.
+    #[cold]
+    pub fn error(&self, cause: Cause) -> Error {
+        Error { op: Some(self.op.name()), rank: Some(self.comm.rank), transport: None, cause }
+    }
+}
+
+/// A stream of XLA's, which outlives the call that it is given to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stream(pub *mut c_void);
+
+impl Stream {
+    /// On the CPU there are none.
+    pub const NONE: Self = Self(null_mut());
+}
+
+/// Operands and results beyond the first.
+pub type Blocks = SmallVec<[(Buffer, Buffer); 4]>;
+
+/// One execution of a site. Its buffers have the sizes that the table of operations asks for.
+#[derive(Clone, Debug)]
+pub struct Call<'a> {
+    pub site: &'a Site,
+    pub send: Option<Buffer>,
+    pub recv: Option<Buffer>,
+    /// Of an operation on several arrays: those after the first.
+    pub others: &'a [(Buffer, Buffer)],
+    /// The site's, or what an operand replaced it with.
+    pub envelope: Envelope,
+    /// Where source and tag of the received message go.
+    pub received: Option<*mut [i32; 2]>,
+    /// Address of an `MPI_Status` to fill, or 0: the site's, or what an operand replaced it with.
+    pub status: usize,
+    pub stream: Stream,
+}
+
+impl<'a> Call<'a> {
+    /// A call whose buffers are not known yet.
+    #[inline(always)]
+    pub fn of(site: &'a Site, stream: Stream) -> Self {
+        let &Site { envelope, status, .. } = site;
+        Self { site, send: None, recv: None, others: &[], envelope, received: None, status, stream }
+    }
+
+    pub fn new(site: &'a Site, send: Option<Buffer>, recv: Option<Buffer>) -> Result<Self, Error> {
+        let call = Self { send, recv, ..Self::of(site, Stream::NONE) };
+        call.check()?;
+        Ok(call)
+    }
+
+    /// Checks the buffers against the operation, the role of this rank, and the communicator.
+    #[inline(always)]
+    pub fn check(&self) -> Result<(), Error> {
+        let site = self.site;
+        let side = site.side();
+        let sent = self.block("operand", side.send, self.send)?;
+        let received = self.block("result", side.recv, self.recv)?;
+        // The two sides of a message are independent of each other.
+        if let (Some(sent), Some(received)) = (sent, received)
+            && sent != received
+            && !site.op.row().has_peer
+        {
+            return Err(site.error(Cause::Sides {
+                sent: sent.0,
+                sent_dtype: sent.1.name(),
+                received: received.0,
+                received_dtype: received.1.name(),
+            }));
+        }
+        Ok(())
+    }
+
+    /// One rank's share of a buffer.
+    #[inline(always)]
+    fn block(
+        &self,
+        what: &'static str,
+        extent: Extent,
+        buffer: Option<Buffer>,
+    ) -> Result<Option<(usize, Dtype)>, Error> {
+        let size = self.site.comm.size as usize;
+        match (extent, buffer) {
+            (Extent::None, None) => Ok(None),
+            (Extent::One, Some(buffer)) => Ok(Some((buffer.count, buffer.dtype))),
+            (Extent::PerRank, Some(buffer)) if buffer.count.is_multiple_of(size) => {
+                Ok(Some((buffer.count / size, buffer.dtype)))
+            }
+            (Extent::PerRank, Some(buffer)) => {
+                Err(self.site.error(Cause::NotPerRank { what, count: buffer.count, size }))
+            }
+            (Extent::None, Some(_)) => Err(self.site.error(Cause::Buffers { what, expected: 0, actual: 1 })),
+            (Extent::One | Extent::PerRank, None) => {
+                Err(self.site.error(Cause::Buffers { what, expected: 1, actual: 0 }))
+            }
+        }
+    }
+
+    /// Checks an envelope that came with an operand: MPI would end the job.
+    pub fn check_envelope(&self, wildcards: Wildcards) -> Result<(), Error> {
+        let (row, size, limit) = (self.site.op.row(), self.site.comm.size, wildcards.tag_limit);
+        let (sends, receives) = (row.elsewhere.send != Extent::None, row.elsewhere.recv != Extent::None);
+        let both = sends && receives;
+        let Envelope { source, recvtag, dest, sendtag } = self.envelope;
+        let is_rank = |rank| (0..size).contains(&rank) || rank == wildcards.proc_null;
+        let is_tag = |tag| (0..=limit).contains(&tag);
+        let wrong = |argument, value, any: &str| {
+            let expected = if argument == "source" || argument == "dest" {
+                format!("a rank from 0 to {}{any} or MPI.PROC_NULL", size - 1)
+            } else {
+                format!("an integer from 0 to {limit}{any}")
+            };
+            let line = self.site.location.clone();
+            Err(self.site.error(Cause::Peer { argument, value, expected, line }))
+        };
+        if receives && !is_rank(source) && source != wildcards.source {
+            return wrong("source", source, " or MPI.ANY_SOURCE");
+        }
+        if receives && !is_tag(recvtag) && recvtag != wildcards.tag {
+            return wrong(if both { "recvtag" } else { "tag" }, recvtag, " or MPI.ANY_TAG");
+        }
+        if sends && !is_rank(dest) {
+            return wrong("dest", dest, "");
+        }
+        if sends && !is_tag(sendtag) {
+            return wrong(if both { "sendtag" } else { "tag" }, sendtag, "");
+        }
+        Ok(())
+    }
+
+    /// The operands of an operation on several arrays, with their results.
+    pub fn blocks(&self) -> impl Iterator<Item = (Buffer, Buffer)> + Clone {
+        self.send.zip(self.recv).into_iter().chain(self.others.iter().copied())
+    }
+
+    /// The number of elements that a log line or an error calls the size of the operation: what this
+    /// rank contributes, or what it receives where it contributes nothing.
+    pub fn items(&self) -> usize {
+        let side = self.site.side();
+        let size = self.site.comm.size as usize;
+        let per_rank = |extent, buffer: Option<Buffer>| match extent {
+            Extent::None => None,
+            Extent::One => buffer.map(|b| b.count),
+            Extent::PerRank => buffer.map(|b| b.count / size),
+        };
+        let others: usize = self.others.iter().map(|(send, _)| send.count).sum();
+        per_rank(side.send, self.send).or(per_rank(side.recv, self.recv)).unwrap_or(0) + others
+    }
+}

@@ -1,0 +1,118 @@
+//! How ranks come to terms.
+
+use std::mem::MaybeUninit;
+
+use mpi::ffi::{self, MPI_Comm};
+
+use super::Comm;
+use crate::error::Cause;
+use crate::mpilib::{check, handle};
+
+/// The ranks that exchange.
+#[derive(Clone, Copy, Debug)]
+pub enum Group<'a> {
+    /// All ranks of the job.
+    World,
+    Of(&'a Comm),
+}
+
+impl Group<'_> {
+    fn handle(self) -> MPI_Comm {
+        // SAFETY: a constant of the MPI shim; the handle was registered as a communicator's.
+        unsafe {
+            match self {
+                Self::World => ffi::RSMPI_COMM_WORLD,
+                Self::Of(comm) => handle(comm.handle),
+            }
+        }
+    }
+
+    pub fn rank(self) -> Result<usize, Cause> {
+        let mut rank = 0;
+        // SAFETY: MPI is initialised, the communicator is live.
+        check("MPI_Comm_rank", unsafe { ffi::MPI_Comm_rank(self.handle(), &mut rank) })?;
+        Ok(rank as usize)
+    }
+
+    pub fn size(self) -> Result<usize, Cause> {
+        let mut size = 0;
+        // SAFETY: as in `rank`.
+        check("MPI_Comm_size", unsafe { ffi::MPI_Comm_size(self.handle(), &mut size) })?;
+        Ok(size as usize)
+    }
+
+    /// The bits that every rank has set. Collective.
+    pub fn common_bits(self, bits: u64) -> Result<u64, Cause> {
+        // SAFETY: constants of the MPI shim.
+        self.reduced(bits, unsafe { ffi::RSMPI_BAND })
+    }
+
+    /// The largest of the ranks' numbers. Collective.
+    pub fn largest(self, number: u64) -> Result<u64, Cause> {
+        // SAFETY: constants of the MPI shim.
+        self.reduced(number, unsafe { ffi::RSMPI_MAX })
+    }
+
+    fn reduced(self, number: u64, op: ffi::MPI_Op) -> Result<u64, Cause> {
+        let mut result = 0u64;
+        // SAFETY: one element each way, of the type that is named.
+        let code = unsafe {
+            ffi::MPI_Allreduce(
+                (&raw const number).cast(),
+                (&raw mut result).cast(),
+                1,
+                ffi::RSMPI_UINT64_T,
+                op,
+                self.handle(),
+            )
+        };
+        check("MPI_Allreduce", code)?;
+        Ok(result)
+    }
+
+    /// Everybody's bytes, which may differ in number. Collective.
+    pub fn all_bytes(self, ours: &[u8]) -> Result<Vec<Box<[u8]>>, Cause> {
+        let longest = self.largest(ours.len() as u64)? as usize;
+        // Each block: the length, then the bytes, then padding.
+        let block = longest + size_of::<u64>();
+        let mut send = (ours.len() as u64).to_ne_bytes().to_vec();
+        send.extend_from_slice(ours);
+        send.resize(block, 0);
+        let mut recv = vec![0u8; block * self.size()?];
+        // SAFETY: `send` holds one block, `recv` one per rank.
+        let code = unsafe {
+            let byte = ffi::RSMPI_UINT8_T;
+            let (n, to) = (block as i32, recv.as_mut_ptr().cast());
+            ffi::MPI_Allgather(send.as_ptr().cast(), n, byte, to, n, byte, self.handle())
+        };
+        check("MPI_Allgather", code)?;
+        let whole = recv.chunks_exact(block).map(|block| {
+            let (length, bytes) = block.split_at(size_of::<u64>());
+            let length = length.try_into().map_or(0, u64::from_ne_bytes) as usize;
+            bytes[..length.min(longest)].into()
+        });
+        Ok(whole.collect())
+    }
+
+    /// This rank's number among those of its node, and their number. Collective.
+    pub fn local(self) -> Result<(usize, usize), Cause> {
+        let (mut rank, mut size) = (0, 0);
+        // SAFETY: the communicator that is made here is freed here.
+        unsafe {
+            let mut node = MaybeUninit::<MPI_Comm>::uninit();
+            let code = ffi::MPI_Comm_split_type(
+                self.handle(),
+                ffi::RSMPI_COMM_TYPE_SHARED,
+                self.rank()? as i32,
+                ffi::RSMPI_INFO_NULL,
+                node.as_mut_ptr(),
+            );
+            check("MPI_Comm_split_type", code)?;
+            let mut node = node.assume_init();
+            ffi::MPI_Comm_rank(node, &mut rank);
+            ffi::MPI_Comm_size(node, &mut size);
+            check("MPI_Comm_free", ffi::MPI_Comm_free(&mut node))?;
+        }
+        Ok((rank as usize, size as usize))
+    }
+}

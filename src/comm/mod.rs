@@ -1,0 +1,245 @@
+//! A communicator: one object that owns all there is about it.
+//!
+//! Whoever makes something from a communicator (a transport its own communicator, say) attaches it, and it is
+//! dropped with the communicator: when MPI frees that, or at the beginning of `MPI_Finalize`. What this layer knows of
+//! an attachment is its `Drop`.
+
+mod group;
+mod registry;
+
+use std::any::Any;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::io::Write;
+use std::mem::MaybeUninit;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use mpi::ffi::{self, MPI_Comm, MPI_Status};
+
+pub use self::group::Group;
+pub use self::registry::{free, live, lookup, numbered, past, register};
+use crate::error::Cause;
+use crate::mpilib::{self, check, handle};
+
+type Attachment = Arc<dyn Any + Send + Sync>;
+
+/// A communicator. Compiled programs hold it, also after it has been freed.
+pub struct Comm {
+    pub key: Box<str>,
+    /// Its number among all of this process, for operands. None is used twice.
+    pub number: i32,
+    /// The MPI handle: a pointer or a 32-bit integer, whichever the library uses.
+    pub handle: usize,
+    pub rank: i32,
+    pub size: i32,
+    /// By rank: the rank in `MPI_COMM_WORLD`.
+    pub world: Box<[i32]>,
+    /// What its ranks know it by; see [`register`].
+    pub id: u64,
+    /// How many collective operations, and how many messages, this rank has begun.
+    pub collectives: AtomicU64,
+    pub messages: AtomicU64,
+    freed: AtomicBool,
+    /// What the first operation said that failed on this rank.
+    failure: OnceLock<Box<str>>,
+    attached: Mutex<Vec<Attachment>>,
+}
+
+impl std::fmt::Debug for Comm {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}, rank {} of {}", self.key, self.rank, self.size)
+    }
+}
+
+impl Comm {
+    /// One of all ranks of the job.
+    pub fn new(key: &str, handle: usize, rank: i32, size: i32) -> Self {
+        static COUNT: AtomicI32 = AtomicI32::new(0);
+        Self {
+            key: key.into(),
+            number: COUNT.fetch_add(1, Ordering::Relaxed),
+            handle,
+            rank,
+            size,
+            world: (0..size).collect(),
+            id: 0,
+            collectives: AtomicU64::new(0),
+            messages: AtomicU64::new(0),
+            freed: AtomicBool::new(false),
+            failure: OnceLock::new(),
+            attached: Mutex::default(),
+        }
+        .named(key)
+    }
+
+    /// What MPI knows of a communicator, whose errors become codes if they would end the job without a word from us.
+    /// A handler that its owner chose is left alone. Local.
+    ///
+    /// # Safety
+    /// `handle` is that of a live communicator, MPI is initialised.
+    pub unsafe fn of_mpi(key: &str, raw: usize, rank: i32, size: i32) -> Result<Self, Cause> {
+        let ranks: Vec<i32> = (0..size).collect();
+        let mut world: Box<[i32]> = ranks.clone().into();
+        let mut name = [0u8; 1024];
+        // SAFETY: promised by the caller; groups are freed; a name has at most MPI_MAX_OBJECT_NAME bytes, which is 64
+        // to 256.
+        unsafe {
+            let comm: MPI_Comm = handle(raw);
+            let mut current = MaybeUninit::uninit();
+            check("MPI_Comm_get_errhandler", ffi::MPI_Comm_get_errhandler(comm, current.as_mut_ptr()))?;
+            let mut current = current.assume_init();
+            let fatal = current == ffi::RSMPI_ERRORS_ARE_FATAL;
+            check("MPI_Errhandler_free", ffi::MPI_Errhandler_free(&mut current))?;
+            if fatal {
+                returns_errors(comm)?;
+            }
+            let mut length = 0;
+            let code = ffi::MPI_Comm_get_name(comm, name.as_mut_ptr().cast(), &mut length);
+            check("MPI_Comm_get_name", code)?;
+            let (mut ours, mut all) = (MaybeUninit::uninit(), MaybeUninit::uninit());
+            check("MPI_Comm_group", ffi::MPI_Comm_group(comm, ours.as_mut_ptr()))?;
+            check("MPI_Comm_group", ffi::MPI_Comm_group(ffi::RSMPI_COMM_WORLD, all.as_mut_ptr()))?;
+            let (mut ours, mut all) = (ours.assume_init(), all.assume_init());
+            ffi::MPI_Group_translate_ranks(ours, size, ranks.as_ptr(), all, world.as_mut_ptr());
+            ffi::MPI_Group_free(&mut ours);
+            ffi::MPI_Group_free(&mut all);
+        }
+        let name = name.split(|&byte| byte == 0).next().unwrap_or_default();
+        Ok(Self { world, ..Self::new(key, raw, rank, size) }.named(&String::from_utf8_lossy(name)))
+    }
+
+    /// With an id from what its ranks agree on without asking.
+    fn named(mut self, name: &str) -> Self {
+        let mut hasher = DefaultHasher::new();
+        (name, &self.world).hash(&mut hasher);
+        self.id = hasher.finish();
+        self
+    }
+
+    pub fn is_freed(&self) -> bool {
+        self.freed.load(Ordering::Relaxed)
+    }
+
+    /// An operation has failed on this rank, without its part in the communication: from now on the ranks are
+    /// out of step.
+    #[cold]
+    pub fn fail(&self, words: &str) {
+        let _ = self.failure.set(words.into());
+    }
+
+    #[inline]
+    pub fn failure(&self) -> Option<&str> {
+        self.failure.get().map(AsRef::as_ref)
+    }
+
+    /// The rank in `MPI_COMM_WORLD` of a rank of this communicator.
+    pub fn world_rank(&self, rank: i32) -> Option<i32> {
+        self.world.get(usize::try_from(rank).ok()?).copied()
+    }
+
+    fn attachments(&self) -> MutexGuard<'_, Vec<Attachment>> {
+        self.attached.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What has been attached of this type.
+    pub fn attached<T: Any + Send + Sync>(&self) -> Option<Arc<T>> {
+        let found = self.attachments().iter().find(|it| it.is::<T>()).cloned();
+        found?.downcast().ok()
+    }
+
+    /// What has been attached of this type, else what `make` makes, which may be collective.
+    pub fn attach<T: Any + Send + Sync, E>(&self, make: impl FnOnce() -> Result<T, E>) -> Result<Arc<T>, E> {
+        if let Some(found) = self.attached() {
+            return Ok(found);
+        }
+        // Not under the lock: `make` waits for other ranks, and the watchdog looks at attachments.
+        let made = Arc::new(make()?);
+        if !self.is_freed() {
+            self.attachments().push(made.clone());
+        }
+        Ok(made)
+    }
+
+    /// Drops what was made from it, the last one first. All ranks have attached in the same order.
+    fn detach(&self) {
+        let made = std::mem::take(&mut *self.attachments());
+        made.into_iter().rev().for_each(drop);
+    }
+
+    /// Source and tag of a message that has arrived, and that nobody has received.
+    pub fn unreceived(&self) -> Option<(i32, i32)> {
+        if self.is_freed() || !mpilib::is_running() {
+            return None;
+        }
+        let mut status = MaybeUninit::<MPI_Status>::zeroed();
+        let mut found = 0;
+        // SAFETY: a registered communicator, which is not freed, between MPI_Init and MPI_Finalize; the status
+        // is written where a message is found.
+        unsafe {
+            let (source, tag) = (ffi::RSMPI_ANY_SOURCE, ffi::RSMPI_ANY_TAG);
+            // MPI may need a few calls to take in what has arrived.
+            for _ in 0..10 {
+                let code = ffi::MPI_Iprobe(source, tag, handle(self.handle), &mut found, status.as_mut_ptr());
+                if code != 0 || found != 0 {
+                    break;
+                }
+            }
+            let status = status.assume_init();
+            (found != 0).then_some((status.MPI_SOURCE, status.MPI_TAG))
+        }
+    }
+
+    /// Prints a fatal error and ends the job: the other ranks wait for this one.
+    #[cold]
+    pub fn abort(&self, code: i32, why: &str) -> ! {
+        let code = if code == 0 { 1 } else { code };
+        let mut stderr = std::io::stderr().lock();
+        // One write, so that ranks that fail together do not mix their lines.
+        let _ = stderr.write_all(format!("r{} | {why}\n", self.rank).as_bytes());
+        let _ = stderr.flush();
+        // SAFETY: the handle is a registered communicator's.
+        unsafe { ffi::MPI_Abort(handle(self.handle), code) };
+        std::process::abort()
+    }
+
+    /// Another communicator of the same ranks, in the order of `key`. Collective.
+    ///
+    /// Not a duplicate: that would have the attributes of its owner's libraries too.
+    pub fn split(&self, key: i32) -> Result<Made, Cause> {
+        // SAFETY: the handle was registered as a communicator's.
+        unsafe {
+            let mut new = MaybeUninit::<MPI_Comm>::uninit();
+            check("MPI_Comm_split", ffi::MPI_Comm_split(handle(self.handle), 0, key, new.as_mut_ptr()))?;
+            let made = Made(mpilib::handle_value(new.assume_init()));
+            returns_errors(made.handle())?;
+            Ok(made)
+        }
+    }
+}
+
+/// # Safety
+/// `comm` is live.
+unsafe fn returns_errors(comm: MPI_Comm) -> Result<(), Cause> {
+    // SAFETY: promised by the caller.
+    check("MPI_Comm_set_errhandler", unsafe { ffi::MPI_Comm_set_errhandler(comm, ffi::RSMPI_ERRORS_RETURN) })
+}
+
+/// A communicator of ours. Freed when it is dropped, which is collective; the end of MPI frees it too.
+#[derive(Debug)]
+pub struct Made(usize);
+
+impl Made {
+    pub fn handle(&self) -> MPI_Comm {
+        // SAFETY: from `handle_value`.
+        unsafe { handle(self.0) }
+    }
+}
+
+impl Drop for Made {
+    fn drop(&mut self) {
+        if mpilib::is_running() && !mpilib::is_ending() {
+            // SAFETY: made by `split`, and nobody else has it.
+            unsafe { ffi::MPI_Comm_free(&mut self.handle()) };
+        }
+    }
+}

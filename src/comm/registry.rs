@@ -1,0 +1,168 @@
+//! The communicators of this process, which compiled programs refer to by key.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::Comm;
+use crate::error::Cause;
+use crate::mpilib;
+
+struct Registry {
+    live: BTreeMap<Box<str>, Arc<Comm>>,
+    /// Those that were freed last, the last one at the end.
+    past: VecDeque<Arc<Comm>>,
+}
+
+static REGISTRY: Mutex<Registry> = Mutex::new(Registry { live: BTreeMap::new(), past: VecDeque::new() });
+
+/// How many that were freed are remembered.
+const PAST: usize = 256;
+
+fn registry() -> MutexGuard<'static, Registry> {
+    REGISTRY.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Registry {
+    fn remove(&mut self, key: &str) -> Option<Arc<Comm>> {
+        let comm = self.live.remove(key)?;
+        comm.freed.store(true, Ordering::Relaxed);
+        if self.past.len() == PAST {
+            self.past.pop_front();
+        }
+        self.past.push_back(comm.clone());
+        Some(comm)
+    }
+}
+
+/// Makes a communicator's key name it. Programs compiled for an earlier one of that name keep the earlier one, which
+/// counts as freed. Local: ranks register when they first use a communicator, and some never do.
+///
+/// So its id cannot be agreed on. It follows from what all of its ranks know: its name, its members, and how many
+/// others of the same name and members there are.
+pub fn register(mut comm: Comm) -> Arc<Comm> {
+    let _ = mpilib::at_finalize(end);
+    let mut registry = registry();
+    let replaced = match registry.live.get(&comm.key) {
+        Some(old) if (old.handle, old.rank, old.size) == (comm.handle, comm.rank, comm.size) => {
+            return old.clone();
+        }
+        Some(_) => registry.remove(&comm.key),
+        None => None,
+    };
+    while registry.live.values().any(|other| other.id == comm.id) {
+        let mut hasher = DefaultHasher::new();
+        comm.id.hash(&mut hasher);
+        comm.id = hasher.finish();
+    }
+    let comm = Arc::new(comm);
+    registry.live.insert(comm.key.clone(), comm.clone());
+    drop(registry);
+    if let Some(old) = replaced {
+        old.detach();
+    }
+    comm
+}
+
+/// Frees a communicator as a whole: from now on executing an operation on it is an error. As collective as what is
+/// attached to it.
+pub fn free(key: &str) {
+    let comm = registry().remove(key);
+    if let Some(comm) = comm {
+        comm.detach();
+    }
+}
+
+/// At the beginning of `MPI_Finalize`: in the same order on all ranks.
+fn end() {
+    let mut all = live();
+    all.sort_by_key(|comm| comm.id);
+    all.iter().for_each(|comm| comm.detach());
+}
+
+/// Finds a communicator that is not freed.
+pub fn lookup(key: &str) -> Result<Arc<Comm>, Cause> {
+    let registry = registry();
+    match registry.live.get(key) {
+        Some(comm) => Ok(comm.clone()),
+        None if registry.past.iter().any(|comm| *comm.key == *key) => {
+            Err(Cause::FreedCommunicator { key: key.into() })
+        }
+        None => Err(Cause::UnknownCommunicator { key: key.into() }),
+    }
+}
+
+/// The communicator of a number, if it is not freed.
+pub fn numbered(number: i32) -> Option<Arc<Comm>> {
+    registry().live.values().find(|comm| comm.number == number).cloned()
+}
+
+/// Those that are not freed.
+pub fn live() -> Vec<Arc<Comm>> {
+    registry().live.values().cloned().collect()
+}
+
+/// Some that have been freed: the last ones.
+pub fn past() -> Vec<Arc<Comm>> {
+    registry().past.iter().cloned().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_that_is_used_again_names_the_new_communicator() {
+        let make = |handle| register(Comm::new("comm-test", handle, 0, 2));
+        let first = make(1);
+        assert!(Arc::ptr_eq(&first, &make(1)));
+        free("comm-test");
+        assert!(first.is_freed() && matches!(lookup("comm-test"), Err(Cause::FreedCommunicator { .. })));
+        let second = make(1);
+        assert!(!second.is_freed() && first.is_freed());
+        assert!(Arc::ptr_eq(&second, &lookup("comm-test").unwrap()));
+        let third = make(2);
+        assert!(second.is_freed() && !third.is_freed());
+        assert!(matches!(lookup("comm-nobody"), Err(Cause::UnknownCommunicator { .. })));
+        for i in 0..2 * PAST {
+            let key = format!("comm-many-{i}");
+            register(Comm::new(&key, 1, 0, 2));
+            free(&key);
+        }
+        assert_eq!(past().len(), PAST, "of many that are freed, few are remembered");
+    }
+
+    #[test]
+    fn what_was_made_from_a_communicator_is_dropped_with_it() {
+        struct Made(Arc<Mutex<Vec<u8>>>, u8);
+        impl Drop for Made {
+            fn drop(&mut self) {
+                self.0.lock().unwrap().push(self.1);
+            }
+        }
+        struct Other(#[allow(dead_code)] Made);
+        let dropped = Arc::new(Mutex::new(Vec::new()));
+        let comm = register(Comm::new("comm-made", 1, 0, 2));
+        let first = |number| Ok::<_, Cause>(Made(dropped.clone(), number));
+        assert_eq!(comm.attach(|| first(1)).unwrap().1, 1);
+        assert_eq!(comm.attach(|| first(9)).unwrap().1, 1, "there is one of each type");
+        comm.attach(|| Ok::<_, Cause>(Other(Made(dropped.clone(), 2)))).unwrap();
+        dropped.lock().unwrap().clear();
+        assert!(comm.attached::<Made>().is_some());
+        free("comm-made");
+        assert_eq!(*dropped.lock().unwrap(), [2, 1]);
+        assert!(comm.attached::<Made>().is_none());
+        drop(comm.attach(|| first(3)).unwrap());
+        assert_eq!(*dropped.lock().unwrap(), [2, 1, 3], "nothing stays with a freed one");
+    }
+
+    #[test]
+    fn equal_names_and_members_have_ids_in_order() {
+        let make = |key| register(Comm { world: [3, 5].into(), ..Comm::new(key, 1, 0, 2) }.named("ids"));
+        let [a, b] = ["ids-a", "ids-b"].map(|key| make(key).id);
+        assert_ne!(a, b);
+        ["ids-a", "ids-b"].into_iter().for_each(free);
+        assert_eq!(["ids-c", "ids-d"].map(|key| make(key).id), [a, b], "keys do not matter");
+    }
+}

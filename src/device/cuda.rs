@@ -1,0 +1,434 @@
+//! The CUDA driver: the functions that moving data needs, and memory as a device of the staged transport.
+
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::ptr::{null, null_mut};
+
+use super::{Device, Loaded, Staging};
+use crate::call::Stream;
+use crate::dynlib::{LoadError, Name, function_table};
+use crate::error::Cause;
+use crate::ops::Runs;
+
+/// `CUresult`; a newer driver has codes that we do not know.
+pub type Code = c_int;
+/// `CUdeviceptr`
+pub type Pointer = u64;
+pub type Context = *mut c_void;
+/// `CUstream`
+pub type StreamHandle = *mut c_void;
+pub type Event = *mut c_void;
+
+const LIBRARY: Name =
+    Name { soname: "libcuda.so.1", variable: "MPI4JAX_LIBCUDA", needed: "12.0 of the CUDA driver" };
+/// As the driver counts: 1000 times the major version plus 10 times the minor one.
+const OLDEST: c_int = 12000;
+
+/// Usable from every context.
+const HOST_PORTABLE: c_uint = 1;
+/// Waits without spinning, measures nothing.
+const EVENT_FLAGS: c_uint = 1 | 2;
+/// `CUDA_ERROR_NOT_READY`
+const NOT_READY: Code = 600;
+/// `CU_STREAM_CAPTURE_MODE_RELAXED`
+const RELAXED: c_int = 2;
+
+function_table! {
+    /// libcuda's functions.
+    Functions {
+        cuInit(c_uint) -> Code;
+        cuDriverGetVersion(*mut c_int) -> Code;
+        cuGetErrorString(Code, *mut *const c_char) -> Code;
+        cuDeviceGetCount(*mut c_int) -> Code;
+        cuDeviceGet(*mut c_int, c_int) -> Code;
+        cuDeviceGetUuid(*mut [u8; 16], c_int) -> Code;
+        cuDevicePrimaryCtxRetain(*mut Context, c_int) -> Code;
+        cuCtxPushCurrent(Context) -> Code;
+        cuCtxPopCurrent(*mut Context) -> Code;
+        cuStreamGetCtx(StreamHandle, *mut Context) -> Code;
+        cuStreamSynchronize(StreamHandle) -> Code;
+        cuStreamIsCapturing(StreamHandle, *mut c_int) -> Code;
+        cuThreadExchangeStreamCaptureMode(*mut c_int) -> Code;
+        cuMemHostAlloc(*mut *mut c_void, usize, c_uint) -> Code;
+        cuMemFreeHost(*mut c_void) -> Code;
+        cuMemAlloc(*mut Pointer, usize) -> Code;
+        cuMemFree(Pointer) -> Code;
+        cuMemsetD32Async(Pointer, c_uint, usize, StreamHandle) -> Code;
+        cuMemcpyDtoHAsync(*mut c_void, Pointer, usize, StreamHandle) -> Code;
+        cuMemcpyHtoDAsync(Pointer, *const c_void, usize, StreamHandle) -> Code;
+        cuMemcpyDtoDAsync(Pointer, Pointer, usize, StreamHandle) -> Code;
+        cuMemcpy2DAsync(*const Copy2D, StreamHandle) -> Code;
+        cuEventCreate(*mut Event, c_uint) -> Code;
+        cuEventRecord(Event, StreamHandle) -> Code;
+        cuEventSynchronize(Event) -> Code;
+        cuEventQuery(Event) -> Code;
+        cuEventDestroy(Event) -> Code;
+    } optional {}
+}
+
+/// `CUDA_MEMCPY2D_v2`
+#[repr(C)]
+pub struct Copy2D {
+    from: Rows,
+    to: Rows,
+    width: usize,
+    height: usize,
+}
+
+/// One side of it.
+#[repr(C)]
+struct Rows {
+    x: usize,
+    y: usize,
+    /// `CUmemorytype`
+    kind: c_int,
+    host: *mut c_void,
+    device: Pointer,
+    array: *mut c_void,
+    pitch: usize,
+}
+
+impl Rows {
+    fn on_host(data: *mut u8, pitch: usize) -> Self {
+        Self { x: 0, y: 0, kind: 1, host: data.cast(), device: 0, array: null_mut(), pitch }
+    }
+
+    fn on_device(data: *mut u8, pitch: usize) -> Self {
+        Self { x: 0, y: 0, kind: 2, host: null_mut(), device: data as Pointer, array: null_mut(), pitch }
+    }
+}
+
+/// `CU_DEVICE_ATTRIBUTE_MAX_PITCH` of all GPUs so far.
+const MAX_PITCH: usize = c_int::MAX as usize;
+
+/// The initialised driver.
+#[derive(Debug)]
+pub struct Driver {
+    f: Functions,
+}
+
+/// The driver, loaded and initialised by the first who asks.
+pub fn driver() -> Result<&'static Driver, LoadError> {
+    static DRIVER: Loaded<Driver> = Loaded::new();
+    DRIVER.get_or_init(Driver::load).as_ref().map_err(Clone::clone)
+}
+
+impl Driver {
+    fn load() -> Result<Self, LoadError> {
+        let driver = Self { f: Functions::load(LIBRARY)? };
+        let mut version = 0;
+        // SAFETY: the first call of the driver; then a place to write to.
+        let started = unsafe {
+            driver.check("cuInit", (driver.f.cuInit)(0)).and_then(|()| {
+                driver.check("cuDriverGetVersion", (driver.f.cuDriverGetVersion)(&mut version))
+            })
+        };
+        let path = driver.f.path.clone();
+        match started {
+            Err(cause) => Err(LoadError::Unusable { path, reason: cause.to_string() }),
+            Ok(()) if version < OLDEST => {
+                let found = format!("{}.{}", version / 1000, version % 1000 / 10);
+                Err(LoadError::TooOld { path, found, needed: LIBRARY.needed })
+            }
+            Ok(()) => Ok(driver),
+        }
+    }
+
+    fn check(&self, function: &'static str, code: Code) -> Result<(), Cause> {
+        if code == 0 { Ok(()) } else { Err(self.failure(function, code)) }
+    }
+
+    #[cold]
+    fn failure(&self, function: &'static str, code: Code) -> Cause {
+        let mut text = null();
+        // SAFETY: sets the pointer to a constant string, or to null for a code that it does not know.
+        let text = unsafe {
+            (self.f.cuGetErrorString)(code, &mut text);
+            if text.is_null() {
+                "unknown error".into()
+            } else {
+                CStr::from_ptr(text).to_string_lossy().into()
+            }
+        };
+        Cause::Library { function, code, text }
+    }
+
+    pub fn devices(&self) -> Result<i32, Cause> {
+        let mut count = 0;
+        // SAFETY: a place to write to.
+        self.check("cuDeviceGetCount", unsafe { (self.f.cuDeviceGetCount)(&mut count) })?;
+        Ok(count)
+    }
+
+    /// What no other device in the world has.
+    pub fn uuid(&self, ordinal: i32) -> Result<[u8; 16], Cause> {
+        let (mut device, mut uuid) = (0, [0; 16]);
+        // SAFETY: places to write to.
+        unsafe {
+            self.check("cuDeviceGet", (self.f.cuDeviceGet)(&mut device, ordinal))?;
+            self.check("cuDeviceGetUuid", (self.f.cuDeviceGetUuid)(&mut uuid, device))?;
+        }
+        Ok(uuid)
+    }
+
+    /// Writes 32 bits, in the order of a stream.
+    ///
+    /// # Safety
+    /// `to` is an aligned place in a GPU's memory.
+    pub unsafe fn fill(&self, to: Pointer, value: i32, stream: Stream) -> Result<(), Cause> {
+        // SAFETY: promised by the caller.
+        let code = unsafe { (self.f.cuMemsetD32Async)(to, value as c_uint, 1, stream.0) };
+        self.check("cuMemsetD32Async", code)
+    }
+
+    /// The context that the CUDA runtime, and so XLA, uses for a device.
+    pub fn primary_context(&self, ordinal: i32) -> Result<Context, Cause> {
+        let (mut device, mut context) = (0, null_mut());
+        // SAFETY: places to write to. The context is kept: XLA keeps it too.
+        unsafe {
+            self.check("cuDeviceGet", (self.f.cuDeviceGet)(&mut device, ordinal))?;
+            let code = (self.f.cuDevicePrimaryCtxRetain)(&mut context, device);
+            self.check("cuDevicePrimaryCtxRetain", code)?;
+        }
+        Ok(context)
+    }
+
+    pub fn context_of(&self, stream: Stream) -> Result<Context, Cause> {
+        let mut context = null_mut();
+        // SAFETY: a stream of XLA's.
+        self.check("cuStreamGetCtx", unsafe { (self.f.cuStreamGetCtx)(stream.0, &mut context) })?;
+        Ok(context)
+    }
+
+    /// Makes a context this thread's until the answer is dropped. XLA calls from any thread.
+    ///
+    /// # Safety
+    /// `context` exists.
+    pub unsafe fn enter(&'static self, context: Context) -> Result<Entered, Cause> {
+        // SAFETY: promised by the caller.
+        self.check("cuCtxPushCurrent", unsafe { (self.f.cuCtxPushCurrent)(context) })?;
+        Ok(Entered { driver: self, _of_this_thread: std::marker::PhantomData })
+    }
+
+    pub fn synchronize(&self, stream: Stream) -> Result<(), Cause> {
+        // SAFETY: a stream of XLA's.
+        self.check("cuStreamSynchronize", unsafe { (self.f.cuStreamSynchronize)(stream.0) })
+    }
+
+    /// Whether what is put on a stream is recorded instead of done.
+    pub fn is_capturing(&self, stream: Stream) -> Result<bool, Cause> {
+        let mut status = 0;
+        // SAFETY: a stream of XLA's; a place to write to.
+        let code = unsafe { (self.f.cuStreamIsCapturing)(stream.0, &mut status) };
+        self.check("cuStreamIsCapturing", code).map(|()| status != 0)
+    }
+
+    /// What a thread that only looks on has to do first: its questions would end what other threads record.
+    pub fn look_on(&self) {
+        let mut mode = RELAXED;
+        // SAFETY: a place to read from and to write to. If it fails, recordings may.
+        unsafe { (self.f.cuThreadExchangeStreamCaptureMode)(&mut mode) };
+    }
+
+    /// A place in a stream of the current context, and later in others.
+    pub fn mark(&'static self) -> Result<Mark, Cause> {
+        let mut event = null_mut();
+        // SAFETY: a place to write to.
+        let code = unsafe { (self.f.cuEventCreate)(&mut event, EVENT_FLAGS) };
+        self.check("cuEventCreate", code).map(|()| Mark { driver: self, event })
+    }
+
+    /// Memory of the current context's device.
+    pub fn allocate(&self, bytes: usize) -> Result<Pointer, Cause> {
+        let mut pointer = 0;
+        // SAFETY: a place to write to.
+        self.check("cuMemAlloc", unsafe { (self.f.cuMemAlloc)(&mut pointer, bytes) })?;
+        Ok(pointer)
+    }
+
+    /// Gives back what `allocate` has allocated, in the same context.
+    ///
+    /// # Safety
+    /// Nothing on a stream uses it any more.
+    pub unsafe fn free(&self, pointer: Pointer) {
+        // SAFETY: promised by the caller. There is nothing to be done about an error.
+        unsafe { (self.f.cuMemFree)(pointer) };
+    }
+}
+
+/// A context that is current.
+#[derive(Debug)]
+pub struct Entered {
+    driver: &'static Driver,
+    /// Contexts are current per thread.
+    _of_this_thread: std::marker::PhantomData<*mut ()>,
+}
+
+impl Drop for Entered {
+    fn drop(&mut self) {
+        let mut context = null_mut();
+        // SAFETY: pushed by `enter` on this thread.
+        unsafe { (self.driver.f.cuCtxPopCurrent)(&mut context) };
+    }
+}
+
+/// The memory of a GPU. Calls are made in the context of their stream.
+#[derive(Clone, Copy, Debug)]
+pub struct CudaDevice(&'static Driver);
+
+impl CudaDevice {
+    pub fn new(driver: &'static Driver) -> Self {
+        Self(driver)
+    }
+}
+
+impl CudaDevice {
+    /// Starts to copy pieces between two sides, or those at some offsets `one` by one.
+    ///
+    /// # Safety
+    /// Both sides hold the pieces until the stream has come past it.
+    unsafe fn copy_runs(
+        &self,
+        (from, to): (Rows, Rows),
+        runs: Runs,
+        stream: Stream,
+        one: impl Fn(usize) -> Result<(), Cause>,
+    ) -> Result<(), Cause> {
+        let Runs { offset, bytes, count, distance } = runs;
+        if bytes == 0 {
+            return Ok(());
+        }
+        if count == 1 || distance > MAX_PITCH {
+            return (0..count).try_for_each(|i| one(offset + i * distance));
+        }
+        let copy = Copy2D { from, to, width: bytes, height: count };
+        // SAFETY: promised by the caller; it is read before the function returns.
+        let code = unsafe { (self.0.f.cuMemcpy2DAsync)(&copy, stream.0) };
+        self.0.check("cuMemcpy2DAsync", code)
+    }
+}
+
+impl Device for CudaDevice {
+    type Staging = Pinned;
+    type Mark = Mark;
+
+    fn allocate(&self, bytes: usize) -> Result<Pinned, Cause> {
+        let mut data = null_mut();
+        // SAFETY: a place to write to. An empty allocation is an error to CUDA.
+        let code = unsafe { (self.0.f.cuMemHostAlloc)(&mut data, bytes.max(1), HOST_PORTABLE) };
+        self.0.check("cuMemHostAlloc", code)?;
+        Ok(Pinned { driver: self.0, data: data.cast(), capacity: bytes })
+    }
+
+    unsafe fn download(&self, from: *const u8, to: *mut u8, runs: Runs, stream: Stream) -> Result<(), Cause> {
+        let Runs { offset, bytes, distance, .. } = runs;
+        // SAFETY: promised by the caller.
+        unsafe {
+            let one = |at| {
+                let (from, to) = (from.add(at) as Pointer, to.add(at).cast());
+                let code = (self.0.f.cuMemcpyDtoHAsync)(to, from, bytes, stream.0);
+                self.0.check("cuMemcpyDtoHAsync", code)
+            };
+            let device = Rows::on_device(from.add(offset).cast_mut(), distance);
+            self.copy_runs((device, Rows::on_host(to.add(offset), distance)), runs, stream, one)
+        }
+    }
+
+    unsafe fn upload(&self, from: *const u8, to: *mut u8, runs: Runs, stream: Stream) -> Result<(), Cause> {
+        let Runs { offset, bytes, distance, .. } = runs;
+        // SAFETY: promised by the caller.
+        unsafe {
+            let one = |at| {
+                let (from, to) = (from.add(at).cast(), to.add(at) as Pointer);
+                let code = (self.0.f.cuMemcpyHtoDAsync)(to, from, bytes, stream.0);
+                self.0.check("cuMemcpyHtoDAsync", code)
+            };
+            let host = Rows::on_host(from.add(offset).cast_mut(), distance);
+            self.copy_runs((host, Rows::on_device(to.add(offset), distance)), runs, stream, one)
+        }
+    }
+
+    unsafe fn copy(&self, from: *const u8, to: *mut u8, bytes: usize, stream: Stream) -> Result<(), Cause> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        // SAFETY: promised by the caller.
+        let code = unsafe { (self.0.f.cuMemcpyDtoDAsync)(to as Pointer, from as Pointer, bytes, stream.0) };
+        self.0.check("cuMemcpyDtoDAsync", code)
+    }
+
+    fn synchronize(&self, stream: Stream) -> Result<(), Cause> {
+        self.0.synchronize(stream)
+    }
+
+    fn mark(&self, stream: Stream) -> Result<Mark, Cause> {
+        let mark = self.0.mark()?;
+        mark.put(stream)?;
+        Ok(mark)
+    }
+
+    fn wait(&self, mark: Mark) -> Result<(), Cause> {
+        // SAFETY: the event is destroyed after this.
+        let code = unsafe { (self.0.f.cuEventSynchronize)(mark.event) };
+        self.0.check("cuEventSynchronize", code)
+    }
+}
+
+/// A place in a stream.
+#[derive(Debug)]
+pub struct Mark {
+    driver: &'static Driver,
+    event: Event,
+}
+
+// SAFETY: CUDA's handles may be used by any thread.
+unsafe impl Send for Mark {}
+
+impl Mark {
+    /// Moves it to where the stream is now.
+    pub fn put(&self, stream: Stream) -> Result<(), Cause> {
+        // SAFETY: made by `Driver::mark` in the context of the stream, which is XLA's.
+        let code = unsafe { (self.driver.f.cuEventRecord)(self.event, stream.0) };
+        self.driver.check("cuEventRecord", code)
+    }
+
+    /// Whether the stream has come past it. Errors of the stream are left to those who wait for it.
+    pub fn is_reached(&self) -> bool {
+        // SAFETY: made by `Driver::mark`.
+        unsafe { (self.driver.f.cuEventQuery)(self.event) != NOT_READY }
+    }
+}
+
+impl Drop for Mark {
+    fn drop(&mut self) {
+        // SAFETY: made by `Driver::mark`; CUDA destroys it once it has happened.
+        unsafe { (self.driver.f.cuEventDestroy)(self.event) };
+    }
+}
+
+/// Host memory that the GPU copies to and from by itself.
+#[derive(Debug)]
+pub struct Pinned {
+    driver: &'static Driver,
+    data: *mut u8,
+    capacity: usize,
+}
+
+// SAFETY: plain memory with one owner.
+unsafe impl Send for Pinned {}
+
+impl Staging for Pinned {
+    fn data(&mut self) -> *mut u8 {
+        self.data
+    }
+
+    fn capacity(&self) -> usize {
+        self.capacity
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        // SAFETY: made by `allocate`.
+        unsafe { (self.driver.f.cuMemFreeHost)(self.data.cast()) };
+    }
+}

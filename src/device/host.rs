@@ -1,0 +1,69 @@
+//! Host memory in the part of a device.
+
+use super::{Device, Staging};
+use crate::call::Stream;
+use crate::error::Cause;
+use crate::ops::{Runs, copy_runs};
+
+/// What is in staging memory at first: a test that reads what was not copied sees it.
+const UNWRITTEN: u8 = 0xA5;
+
+/// Host memory in the part of a device: what `Staged` does can be tested, and timed, without one.
+#[derive(Clone, Copy, Debug)]
+pub struct HostDevice;
+
+impl Device for HostDevice {
+    type Staging = Box<[u8]>;
+    type Mark = ();
+
+    fn allocate(&self, bytes: usize) -> Result<Self::Staging, Cause> {
+        Ok(vec![UNWRITTEN; bytes].into())
+    }
+
+    unsafe fn download(
+        &self,
+        from: *const u8,
+        to: *mut u8,
+        runs: Runs,
+        _stream: Stream,
+    ) -> Result<(), Cause> {
+        let Runs { offset, bytes, count, distance } = runs;
+        if bytes > 0 {
+            // SAFETY: promised by the caller.
+            unsafe { copy_runs(from.add(offset), distance, to.add(offset), distance, bytes, count) };
+        }
+        Ok(())
+    }
+
+    unsafe fn upload(&self, from: *const u8, to: *mut u8, runs: Runs, stream: Stream) -> Result<(), Cause> {
+        // SAFETY: promised by the caller. On the host there is no difference.
+        unsafe { self.download(from, to, runs, stream) }
+    }
+
+    unsafe fn copy(&self, from: *const u8, to: *mut u8, bytes: usize, stream: Stream) -> Result<(), Cause> {
+        // SAFETY: promised by the caller.
+        unsafe { self.download(from, to, Runs::whole(bytes), stream) }
+    }
+
+    fn synchronize(&self, _stream: Stream) -> Result<(), Cause> {
+        Ok(())
+    }
+
+    fn mark(&self, _stream: Stream) -> Result<(), Cause> {
+        Ok(())
+    }
+
+    fn wait(&self, _mark: ()) -> Result<(), Cause> {
+        Ok(())
+    }
+}
+
+impl Staging for Box<[u8]> {
+    fn data(&mut self) -> *mut u8 {
+        self.as_mut_ptr()
+    }
+
+    fn capacity(&self) -> usize {
+        self.len()
+    }
+}

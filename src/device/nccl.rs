@@ -1,0 +1,124 @@
+//! NCCL's functions.
+
+use std::ffi::{CStr, c_char, c_int, c_void};
+
+use super::Loaded;
+use super::cuda::StreamHandle;
+use crate::dynlib::{LoadError, Name, function_table};
+use crate::error::Cause;
+
+/// `ncclResult_t`; a newer library has codes that we do not know.
+pub type Code = c_int;
+pub type Handle = *mut c_void;
+
+pub const IN_PROGRESS: Code = 7;
+
+/// `ncclUniqueId`
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct UniqueId(pub [u8; 128]);
+
+/// `ncclDataType_t`
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(i32)]
+pub enum DataType {
+    Int8 = 0,
+    Uint8 = 1,
+    Int32 = 2,
+    Uint32 = 3,
+    Int64 = 4,
+    Uint64 = 5,
+    Float16 = 6,
+    Float32 = 7,
+    Float64 = 8,
+    Bfloat16 = 9,
+}
+
+/// `ncclRedOp_t`
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(i32)]
+pub enum RedOp {
+    Sum = 0,
+    Prod = 1,
+    Max = 2,
+    Min = 3,
+}
+
+const LIBRARY: Name = Name { soname: "libnccl.so.2", variable: "MPI4JAX_LIBNCCL", needed: "2.18 of NCCL" };
+/// As NCCL counts: 10000 times the major version, 100 times the minor one, and the patch level.
+const OLDEST: c_int = 21800;
+
+function_table! {
+    /// libnccl's functions.
+    Functions {
+        ncclGetVersion(*mut c_int) -> Code;
+        ncclGetErrorString(Code) -> *const c_char;
+        ncclGetUniqueId(*mut UniqueId) -> Code;
+        ncclCommInitRank(*mut Handle, c_int, UniqueId, c_int) -> Code;
+        ncclCommGetAsyncError(Handle, *mut Code) -> Code;
+        ncclCommDestroy(Handle) -> Code;
+        ncclCommAbort(Handle) -> Code;
+        ncclAllReduce(*const c_void, *mut c_void, usize, c_int, c_int, Handle, StreamHandle) -> Code;
+        ncclReduce(*const c_void, *mut c_void, usize, c_int, c_int, c_int, Handle, StreamHandle) -> Code;
+        ncclBroadcast(*const c_void, *mut c_void, usize, c_int, c_int, Handle, StreamHandle) -> Code;
+        ncclAllGather(*const c_void, *mut c_void, usize, c_int, Handle, StreamHandle) -> Code;
+        ncclSend(*const c_void, usize, c_int, c_int, Handle, StreamHandle) -> Code;
+        ncclRecv(*mut c_void, usize, c_int, c_int, Handle, StreamHandle) -> Code;
+        ncclGroupStart() -> Code;
+        ncclGroupEnd() -> Code;
+    } optional {
+        last_error = c"ncclGetLastError" (Handle) -> *const c_char;
+    }
+}
+
+/// The library.
+#[derive(Debug)]
+pub struct Library {
+    pub f: Functions,
+    pub version: (c_int, c_int, c_int),
+}
+
+/// NCCL, loaded by the first who asks.
+pub fn library() -> Result<&'static Library, LoadError> {
+    static LIBRARY: Loaded<Library> = Loaded::new();
+    LIBRARY.get_or_init(Library::load).as_ref().map_err(Clone::clone)
+}
+
+impl Library {
+    fn load() -> Result<Self, LoadError> {
+        let f = Functions::load(LIBRARY)?;
+        let mut version = 0;
+        // SAFETY: a place to write to.
+        let code = unsafe { (f.ncclGetVersion)(&mut version) };
+        let library = Self { f, version: (version / 10000, version % 10000 / 100, version % 100) };
+        let path = library.f.path.clone();
+        if let Err(cause) = library.check("ncclGetVersion", code) {
+            return Err(LoadError::Unusable { path, reason: cause.to_string() });
+        }
+        if version < OLDEST {
+            let (major, minor, patch) = library.version;
+            let found = format!("{major}.{minor}.{patch}");
+            return Err(LoadError::TooOld { path, found, needed: LIBRARY.needed });
+        }
+        Ok(library)
+    }
+
+    /// An error of NCCL as one of ours, with the line that it logged last, which may be about something else.
+    pub fn check(&self, function: &'static str, code: Code) -> Result<(), Cause> {
+        if code == 0 {
+            return Ok(());
+        }
+        // SAFETY: both are strings of NCCL's.
+        let text = unsafe {
+            let mut text = CStr::from_ptr((self.f.ncclGetErrorString)(code)).to_string_lossy().into_owned();
+            if let Some(last_error) = self.f.last_error {
+                let last = last_error(std::ptr::null_mut());
+                if !last.is_null() && *last != 0 {
+                    text += &format!(" (its last words: {})", CStr::from_ptr(last).to_string_lossy());
+                }
+            }
+            text
+        };
+        Err(Cause::Library { function, code, text: text.into() })
+    }
+}

@@ -1,0 +1,259 @@
+//! The MPI library: its handles and codes as ours, its constants, and what it can do.
+
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::mem::size_of;
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use mpi::ffi::{self, MPI_Comm, MPI_Datatype, MPI_Op};
+
+use crate::error::{Cause, Error};
+
+unsafe extern "C" {
+    // mpi_shim.c
+    static mpi4jax_in_place: *mut c_void;
+    static mpi4jax_vendor: *const c_char;
+    static mpi4jax_version: *const c_char;
+    fn mpi4jax_query_cuda_support() -> c_int;
+}
+
+pub fn in_place() -> *mut c_void {
+    // SAFETY: a constant of our shim.
+    unsafe { mpi4jax_in_place }
+}
+
+/// An MPI handle from the integer that `Comm` and `Reduction` keep.
+///
+/// # Safety
+/// `H` is one of MPI's handle types (a pointer or a 32-bit integer), `raw` is such a handle's value.
+pub unsafe fn handle<H: Copy>(raw: usize) -> H {
+    // SAFETY: the two arms copy exactly `size_of::<H>()` bytes, of which every pattern is a valid handle
+    // to hold (if not to use).
+    unsafe {
+        if size_of::<H>() == size_of::<u32>() {
+            std::mem::transmute_copy(&(raw as u32))
+        } else {
+            const { assert!(size_of::<H>() <= size_of::<usize>()) };
+            std::mem::transmute_copy(&raw)
+        }
+    }
+}
+
+/// The integer for an MPI handle, as mpi4py gives it; the inverse of `handle`.
+pub fn handle_value<H: Copy>(handle: H) -> usize {
+    let mut raw = [0u8; size_of::<usize>()];
+    // SAFETY: handles are plain data, no larger than a pointer.
+    unsafe {
+        const { assert!(size_of::<H>() == 4 || size_of::<H>() == size_of::<usize>()) };
+        std::ptr::copy_nonoverlapping((&raw const handle).cast(), raw.as_mut_ptr(), size_of::<H>());
+        if size_of::<H>() == 4 {
+            raw.as_ptr().cast::<u32>().read_unaligned() as usize
+        } else {
+            usize::from_ne_bytes(raw)
+        }
+    }
+}
+
+#[inline]
+pub fn check(function: &'static str, code: c_int) -> Result<(), Cause> {
+    if code == 0 { Ok(()) } else { Err(failure(function, code)) }
+}
+
+#[cold]
+fn failure(function: &'static str, code: c_int) -> Cause {
+    let mut text = [0 as c_char; 1024];
+    let mut length = 0;
+    // SAFETY: the buffer is larger than MPI_MAX_ERROR_STRING of any MPI (256 or 512).
+    let text = unsafe {
+        ffi::MPI_Error_string(code, text.as_mut_ptr(), &mut length);
+        CStr::from_ptr(text.as_ptr()).to_string_lossy().into()
+    };
+    Cause::Mpi { function, code, text }
+}
+
+/// The ranks and tags that MPI gives a meaning of their own.
+#[derive(Clone, Copy, Debug)]
+pub struct Wildcards {
+    pub source: i32,
+    pub tag: i32,
+    pub proc_null: i32,
+    /// The largest tag.
+    pub tag_limit: i32,
+}
+
+static TAG_LIMIT: AtomicI32 = AtomicI32::new(i32::MAX);
+
+/// Python has asked MPI for the largest tag.
+pub fn set_tag_limit(limit: i32) {
+    TAG_LIMIT.store(limit, Ordering::Relaxed);
+}
+
+pub fn wildcards() -> Wildcards {
+    // SAFETY: constants of the MPI shim, written once by its loader.
+    unsafe {
+        Wildcards {
+            source: ffi::RSMPI_ANY_SOURCE,
+            tag: ffi::RSMPI_ANY_TAG,
+            proc_null: ffi::RSMPI_PROC_NULL,
+            tag_limit: TAG_LIMIT.load(Ordering::Relaxed),
+        }
+    }
+}
+
+/// Whether MPI is between its initialisation and its end.
+pub fn is_running() -> bool {
+    let (mut initialized, mut finalized) = (0, 0);
+    // SAFETY: may be called at any time.
+    unsafe {
+        ffi::MPI_Initialized(&mut initialized);
+        ffi::MPI_Finalized(&mut finalized);
+    }
+    initialized != 0 && finalized == 0
+}
+
+/// Whether this thread may call MPI while another one does.
+pub fn any_thread_may_call() -> bool {
+    let mut level = 0;
+    // SAFETY: between MPI_Init and MPI_Finalize.
+    is_running() && unsafe { ffi::MPI_Query_thread(&mut level) == 0 && level >= ffi::RSMPI_THREAD_MULTIPLE }
+}
+
+/// Ends the job through MPI, if MPI can be asked from here.
+pub fn abort(code: i32) {
+    if any_thread_may_call() {
+        // SAFETY: MPI is initialised, and any thread may call it.
+        unsafe { ffi::MPI_Abort(ffi::RSMPI_COMM_WORLD, code) };
+    }
+}
+
+static ENDING: AtomicBool = AtomicBool::new(false);
+static AT_FINALIZE: Mutex<Vec<fn()>> = Mutex::new(Vec::new());
+
+/// Whether `MPI_Finalize` has begun: MPI frees by itself what is its own.
+pub fn is_ending() -> bool {
+    ENDING.load(Ordering::Relaxed)
+}
+
+/// Calls a function at the beginning of `MPI_Finalize`, before those that were named earlier. Without MPI, never.
+pub fn at_finalize(function: fn()) -> Result<(), Cause> {
+    if !is_running() {
+        return Ok(());
+    }
+    let mut functions = AT_FINALIZE.lock().unwrap_or_else(PoisonError::into_inner);
+    if functions.is_empty() {
+        let mut key = 0;
+        // SAFETY: the callbacks are functions. MPI_Finalize deletes the attributes of MPI_COMM_SELF before anything
+        // else (MPI 4.1, 11.2.4).
+        unsafe {
+            let code = ffi::MPI_Comm_create_keyval(Some(no_copy), Some(finalizes), &mut key, null_mut());
+            check("MPI_Comm_create_keyval", code)?;
+            check("MPI_Comm_set_attr", ffi::MPI_Comm_set_attr(ffi::RSMPI_COMM_SELF, key, null_mut()))?;
+        }
+    }
+    if !functions.iter().any(|known| std::ptr::fn_addr_eq(*known, function)) {
+        functions.push(function);
+    }
+    Ok(())
+}
+
+unsafe extern "C" fn no_copy(
+    _: MPI_Comm,
+    _: c_int,
+    _: *mut c_void,
+    _: *mut c_void,
+    _: *mut c_void,
+    flag: *mut c_int,
+) -> c_int {
+    // SAFETY: MPI gives the address of an int.
+    unsafe { *flag = 0 };
+    0
+}
+
+unsafe extern "C" fn finalizes(_: MPI_Comm, _: c_int, _: *mut c_void, _: *mut c_void) -> c_int {
+    ENDING.store(true, Ordering::Relaxed);
+    let functions = std::mem::take(&mut *AT_FINALIZE.lock().unwrap_or_else(PoisonError::into_inner));
+    functions.into_iter().rev().for_each(|function| function());
+    0
+}
+
+/// The MPI that this library was built for and runs with.
+#[derive(Debug)]
+pub struct MpiInfo {
+    pub vendor: String,
+    pub version: String,
+    pub library_version: String,
+    pub thread_level: &'static str,
+    /// Whether it takes pointers to the memory of a GPU.
+    pub cuda_aware: &'static str,
+    pub sizeof_comm: usize,
+    pub sizeof_datatype: usize,
+    pub sizeof_op: usize,
+    pub sizeof_status: usize,
+}
+
+pub fn info() -> Result<MpiInfo, Error> {
+    let mut version = [0 as c_char; 8192 + 1];
+    let mut length = 0;
+    let mut level = 0;
+    // SAFETY: the buffer holds MPI_MAX_LIBRARY_VERSION_STRING of any MPI (256 to 8192) and a nul; the
+    // strings are constants of our shim; both functions may be called at any time, except that the thread
+    // level is asked for between MPI_Init and MPI_Finalize.
+    unsafe {
+        check("MPI_Get_library_version", ffi::MPI_Get_library_version(version.as_mut_ptr(), &mut length))?;
+        let (mut initialized, mut finalized) = (0, 0);
+        check("MPI_Initialized", ffi::MPI_Initialized(&mut initialized))?;
+        check("MPI_Finalized", ffi::MPI_Finalized(&mut finalized))?;
+        let thread_level = if initialized == 0 || finalized != 0 {
+            "none"
+        } else {
+            check("MPI_Query_thread", ffi::MPI_Query_thread(&mut level))?;
+            let levels = [
+                (ffi::RSMPI_THREAD_SINGLE, "single"),
+                (ffi::RSMPI_THREAD_FUNNELED, "funneled"),
+                (ffi::RSMPI_THREAD_SERIALIZED, "serialized"),
+                (ffi::RSMPI_THREAD_MULTIPLE, "multiple"),
+            ];
+            levels.iter().find(|(value, _)| *value == level).map_or("unknown", |(_, name)| name)
+        };
+        let cuda_aware = match thread_level {
+            "none" => "unknown",
+            _ => match cuda_support() {
+                CudaSupport::Yes => "yes",
+                CudaSupport::No => "no",
+                CudaSupport::Unknown => "unknown",
+            },
+        };
+        let string = |text| CStr::from_ptr(text).to_string_lossy().trim().to_owned();
+        Ok(MpiInfo {
+            vendor: string(mpi4jax_vendor),
+            version: string(mpi4jax_version),
+            library_version: string(version.as_ptr()),
+            thread_level,
+            cuda_aware,
+            sizeof_comm: size_of::<MPI_Comm>(),
+            sizeof_datatype: size_of::<MPI_Datatype>(),
+            sizeof_op: size_of::<MPI_Op>(),
+            sizeof_status: size_of::<ffi::MPI_Status>(),
+        })
+    }
+}
+
+/// Whether the MPI library takes pointers to the memory of a GPU, as far as it knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CudaSupport {
+    Yes,
+    No,
+    /// It has no `MPIX_Query_cuda_support`.
+    Unknown,
+}
+
+/// MPICH can tell only after `MPI_Init`.
+pub fn cuda_support() -> CudaSupport {
+    // SAFETY: takes nothing, and is absent-safe (see the shim).
+    match unsafe { mpi4jax_query_cuda_support() } {
+        0 => CudaSupport::No,
+        1 => CudaSupport::Yes,
+        _ => CudaSupport::Unknown,
+    }
+}

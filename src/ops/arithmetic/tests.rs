@@ -1,0 +1,232 @@
+use super::small::{Exponent, FN, FNUZ, IEEE};
+use half::f16;
+
+use super::*;
+
+/// Applies a function to two arrays; the result.
+fn apply<E: Copy>(builtin: Builtin, dtype: Dtype, input: &[E], inout: &[E]) -> Vec<E> {
+    let mut result = inout.to_vec();
+    let per_item = if matches!(builtin, Builtin::Maxloc | Builtin::Minloc) { 2 } else { 1 };
+    let mut count = (input.len() / per_item) as c_int;
+    let function = combine(builtin, dtype).unwrap();
+    // SAFETY: two arrays of `count` items.
+    unsafe {
+        let input = input.as_ptr().cast_mut().cast();
+        function(input, result.as_mut_ptr().cast(), &mut count, std::ptr::null_mut());
+    }
+    result
+}
+
+#[test]
+fn there_is_a_function_exactly_where_the_tables_say_so() {
+    for &dtype in Dtype::ALL {
+        for &builtin in Builtin::ALL {
+            assert_eq!(
+                combine(builtin, dtype).is_some(),
+                builtin.allows(dtype),
+                "{} of {}",
+                builtin.name(),
+                dtype.name()
+            );
+        }
+    }
+}
+
+/// Pairs of all values of a 16-bit type with some that hit its corners.
+fn grid16(some: &[u16]) -> (Vec<u16>, Vec<u16>) {
+    let mut grid = (Vec::new(), Vec::new());
+    for &a in some {
+        for b in 0..=u16::MAX {
+            grid.0.push(a);
+            grid.1.push(b);
+        }
+    }
+    grid
+}
+
+/// What an operation on floats should give, in float32.
+fn scalar(builtin: Builtin, a: f32, b: f32) -> f32 {
+    match builtin {
+        Builtin::Sum => a + b,
+        Builtin::Prod => a * b,
+        Builtin::Max | Builtin::Min if a.is_nan() || b.is_nan() => f32::NAN,
+        Builtin::Max => a.max(b),
+        Builtin::Min => a.min(b),
+        _ => unreachable!(),
+    }
+}
+
+const FLOAT_OPS: [Builtin; 4] = [Builtin::Sum, Builtin::Prod, Builtin::Max, Builtin::Min];
+
+#[test]
+fn bfloat16_equals_half() {
+    let (a, b) =
+        grid16(&[0, 1, 0x3f80, 0x3f81, 0x4049, 0x7f7f, 0x7f80, 0x7fc0, 0x7f81, 0x8000, 0xbf80, 0xff7f]);
+    for builtin in FLOAT_OPS {
+        let got = apply(builtin, Dtype::Bfloat16, &a, &b);
+        for (i, got) in got.into_iter().enumerate() {
+            let (x, y) = (half::bf16::from_bits(a[i]).to_f32(), half::bf16::from_bits(b[i]).to_f32());
+            let want = half::bf16::from_f32(scalar(builtin, x, y));
+            let got = half::bf16::from_bits(got);
+            assert!(got == want || (got.is_nan() && want.is_nan()), "{builtin:?} {x} {y}: {got} {want}");
+        }
+    }
+}
+
+#[test]
+fn float16_equals_half() {
+    let (a, b) =
+        grid16(&[0, 1, 0x3c00, 0x3c01, 0x0400, 0x03ff, 0x7bff, 0x7c00, 0x7e00, 0x8001, 0xbc00, 0xfbff]);
+    for builtin in FLOAT_OPS {
+        let got = apply(builtin, Dtype::Float16, &a, &b);
+        for (i, got) in got.into_iter().enumerate() {
+            let (x, y) = (f16::from_bits(a[i]).to_f32(), f16::from_bits(b[i]).to_f32());
+            let want = f16::from_f32(scalar(builtin, x, y));
+            let got = f16::from_bits(got);
+            assert!(got == want || (got.is_nan() && want.is_nan()), "{builtin:?} {x} {y}: {got} {want}");
+        }
+    }
+}
+
+#[test]
+fn odd_lengths_and_addresses() {
+    for n in [0, 1, 7, 511, 512, 513, 1025] {
+        for (dtype, one, two) in [(Dtype::Float16, 0x3c00u16, 0x4000u16), (Dtype::Bfloat16, 0x3f80, 0x4000)] {
+            let mut input = vec![0u8; 2 * n + 1];
+            let mut inout = vec![0u8; 2 * n + 1];
+            for i in 0..n {
+                input[1 + 2 * i..3 + 2 * i].copy_from_slice(&one.to_ne_bytes());
+                inout[1 + 2 * i..3 + 2 * i].copy_from_slice(&one.to_ne_bytes());
+            }
+            let mut count = n as c_int;
+            // SAFETY: `n` elements from the second byte on.
+            unsafe {
+                let (input, inout) = (input.as_mut_ptr().add(1).cast(), inout.as_mut_ptr().add(1).cast());
+                combine(Builtin::Sum, dtype).unwrap()(input, inout, &mut count, std::ptr::null_mut());
+            }
+            assert!(inout[1..].chunks(2).all(|bytes| bytes == two.to_ne_bytes()), "{n} {dtype:?}");
+        }
+    }
+}
+
+/// The value of a code, computed with powers: independent of the table under test.
+fn decode8(exponent_bits: u32, mantissa_bits: u32, bias: i32, kind: u8, code: u8) -> f64 {
+    let sign = if code & 0x80 == 0 { 1.0 } else { -1.0 };
+    let exponent = i32::from(code & 0x7f) >> mantissa_bits;
+    let fraction = f64::from(code & ((1 << mantissa_bits) - 1)) / f64::from(1 << mantissa_bits);
+    if kind == IEEE && exponent == (1 << exponent_bits) - 1 {
+        return if fraction == 0.0 { sign * f64::INFINITY } else { f64::NAN };
+    }
+    if (kind == FN && code & 0x7f == 0x7f) || (kind == FNUZ && code == 0x80) {
+        return f64::NAN;
+    }
+    if exponent == 0 {
+        sign * fraction * 2f64.powi(1 - bias)
+    } else {
+        sign * (1.0 + fraction) * 2f64.powi(exponent - bias)
+    }
+}
+
+/// The nearest of all codes, ties to the even one; beyond the largest as the next one would round.
+fn encode8(codes: &[f64], step: f64, value: f64, overflow: f64) -> f64 {
+    if value.is_nan() {
+        return f64::NAN;
+    }
+    let finite = codes.iter().enumerate().filter(|(_, v)| v.is_finite());
+    let (code, max) = finite.fold((0, 0.0), |best, (code, &v)| if v > best.1 { (code, v) } else { best });
+    let beyond = value.abs() - (max + step / 2.0);
+    if beyond > 0.0 || (beyond == 0.0 && code % 2 == 1) {
+        return if overflow.is_nan() { overflow } else { overflow.copysign(value) };
+    }
+    let mut best = (f64::INFINITY, 1, 0.0);
+    for (code, &candidate) in codes.iter().enumerate().filter(|(_, v)| v.is_finite()) {
+        let rank = ((candidate - value).abs(), code & 1, candidate);
+        if (rank.0, rank.1) < (best.0, best.1) {
+            best = rank;
+        }
+    }
+    best.2
+}
+
+#[test]
+fn float8_is_the_nearest_of_all_codes() {
+    let formats = [
+        (Dtype::Float8E3m4, 3, 4, 3, IEEE),
+        (Dtype::Float8E4m3, 4, 3, 7, IEEE),
+        (Dtype::Float8E4m3b11fnuz, 4, 3, 11, FNUZ),
+        (Dtype::Float8E4m3fn, 4, 3, 7, FN),
+        (Dtype::Float8E4m3fnuz, 4, 3, 8, FNUZ),
+        (Dtype::Float8E5m2, 5, 2, 15, IEEE),
+        (Dtype::Float8E5m2fnuz, 5, 2, 16, FNUZ),
+    ];
+    for (dtype, exponent, mantissa, bias, kind) in formats {
+        let codes: Vec<f64> = (0..=255).map(|code| decode8(exponent, mantissa, bias, kind, code)).collect();
+        let mut finite: Vec<f64> = codes.iter().copied().filter(|v| v.is_finite()).collect();
+        finite.sort_by(f64::total_cmp);
+        let step = finite[finite.len() - 1] - finite[finite.len() - 2];
+        let overflow = if kind == IEEE { f64::INFINITY } else { f64::NAN };
+        let a: Vec<u8> = (0..=255).flat_map(|a| [a; 256]).collect();
+        let b: Vec<u8> = (0..=255).flat_map(|_| 0..=255).collect();
+        for builtin in FLOAT_OPS {
+            let got = apply(builtin, dtype, &a, &b);
+            for i in 0..a.len() {
+                let (x, y) = (codes[a[i] as usize], codes[b[i] as usize]);
+                let exact = match builtin {
+                    Builtin::Sum => x + y,
+                    Builtin::Prod => x * y,
+                    Builtin::Max if !x.is_nan() && !y.is_nan() => x.max(y),
+                    Builtin::Min if !x.is_nan() && !y.is_nan() => x.min(y),
+                    _ => f64::NAN,
+                };
+                let want = encode8(&codes, step, exact, overflow);
+                let got = codes[got[i] as usize];
+                assert!(
+                    got == want || (got.is_nan() && want.is_nan()),
+                    "{dtype:?} {builtin:?} {x} {y}: {got}, expected {want}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn exponents() {
+    let code = |value: f64| Exponent::store(value).0;
+    assert_eq!(code(1.0), 127);
+    assert_eq!([code(1.4999), code(1.5), code(3.0)], [127, 128, 129]);
+    assert_eq!([code(0.0), code(-1.0), code(f64::NAN), code(f64::INFINITY)], [0xff; 4]);
+    assert_eq!(code(2f64.powi(-127)), 0);
+    assert_eq!(code(2f64.powi(128)), 0xff);
+    assert_eq!(apply(Builtin::Sum, Dtype::Float8E8m0fnu, &[127u8, 0xff], &[127, 127]), [128, 0xff]);
+}
+
+#[test]
+fn floats_propagate_nan() {
+    for (a, b) in [(f32::NAN, 1.0), (1.0, f32::NAN)] {
+        for builtin in [Builtin::Max, Builtin::Min] {
+            assert!(apply(builtin, Dtype::Float32, &[a], &[b])[0].is_nan());
+        }
+    }
+}
+
+#[test]
+fn locations() {
+    let (a, b) = ([3.0f32, 4.0, 5.0, 1.0, 2.0, 0.0], [3.0f32, 2.0, 7.0, 0.0, 1.0, 9.0]);
+    assert_eq!(apply(Builtin::Maxloc, Dtype::Float32, &a, &b), [3.0, 2.0, 7.0, 0.0, 2.0, 0.0]);
+    assert_eq!(apply(Builtin::Minloc, Dtype::Float32, &a, &b), [3.0, 2.0, 5.0, 1.0, 1.0, 9.0]);
+    let nan = apply(Builtin::Maxloc, Dtype::Float32, &[f32::NAN, 4.0], &[1.0, 0.0]);
+    assert!(nan[0].is_nan() && nan[1] == 4.0);
+}
+
+#[test]
+fn logical_values_are_zero_and_one() {
+    assert_eq!(apply(Builtin::Land, Dtype::Bool, &[2u8, 0, 1], &[1u8, 1, 1]), [1, 0, 1]);
+    assert_eq!(apply(Builtin::Lxor, Dtype::Int32, &[5, 0, 7], &[0, 0, 3]), [1, 0, 0]);
+    assert_eq!(apply(Builtin::Sum, Dtype::Int8, &[127i8], &[1]), [-128]);
+}
+
+#[test]
+fn complex_products() {
+    let product = apply(Builtin::Prod, Dtype::Complex64, &[[1f32, 2.0]], &[[3f32, -1.0]]);
+    assert_eq!(product, [[5.0, 5.0]]);
+}

@@ -1,0 +1,409 @@
+//! The Python module: registers and converts, nothing else.
+
+#[pyo3::pymodule]
+mod _native {
+    use std::ffi::c_void;
+
+    use pyo3::exceptions::{PyRuntimeError, PyValueError};
+    use pyo3::prelude::*;
+    use pyo3::types::{PyCapsule, PyDict};
+
+    use crate::comm::{self, Comm};
+    use crate::error::{Cause, Error};
+    use crate::ops::{self, Dtype, Op, PACKED};
+    use crate::record::{log, recorder, timeline};
+    use crate::xla::kind;
+    use crate::{call, device, dynlib, mpilib, transport, watch, xla};
+
+    type Target<'py> = (String, Bound<'py, PyDict>, &'static str);
+    type TransportReport = (
+        String,
+        Vec<(&'static str, &'static str, String, Option<String>)>,
+        Vec<(&'static str, &'static str, Option<String>)>,
+    );
+
+    impl From<Error> for PyErr {
+        fn from(error: Error) -> Self {
+            match error.cause {
+                Cause::UnknownTransport { .. } | Cause::Setting { .. } => {
+                    PyValueError::new_err(error.to_string())
+                }
+                _ => PyRuntimeError::new_err(error.to_string()),
+            }
+        }
+    }
+
+    #[pymodule_init]
+    fn init(_module: &Bound<'_, PyModule>) -> PyResult<()> {
+        log::init();
+        Ok(())
+    }
+
+    /// A capsule with no name, as `jax.ffi.pycapsule` makes them.
+    fn capsule(py: Python<'_>, handler: xla::Handler) -> PyResult<Bound<'_, PyCapsule>> {
+        // SAFETY: the pointer is to a function, which needs no destructor.
+        unsafe {
+            let capsule = pyo3::ffi::PyCapsule_New(handler as *mut c_void, std::ptr::null(), None);
+            Ok(Bound::from_owned_ptr_or_err(py, capsule)?.cast_into()?)
+        }
+    }
+
+    /// Name, handlers by stage, and platform of every custom-call target.
+    #[pyfunction]
+    fn targets(py: Python<'_>) -> PyResult<Vec<Target<'_>>> {
+        let handlers = |instantiate, execute| {
+            let bundle = PyDict::new(py);
+            bundle.set_item("instantiate", capsule(py, instantiate)?)?;
+            bundle.set_item("execute", capsule(py, execute)?)?;
+            PyResult::Ok(bundle)
+        };
+        let mut targets = Vec::new();
+        for row in Op::TABLE {
+            let cpu = handlers(xla::instantiate::<{ kind::CPU }>, xla::execute::<{ kind::CPU }>)?;
+            let cuda = handlers(xla::instantiate::<{ kind::CUDA }>, xla::execute::<{ kind::CUDA }>)?;
+            let plain =
+                handlers(xla::instantiate::<{ kind::CUDA_PLAIN }>, xla::execute::<{ kind::CUDA_PLAIN }>)?;
+            let unrecorded = handlers(
+                xla::instantiate::<{ kind::CUDA_UNRECORDED }>,
+                xla::execute::<{ kind::CUDA_UNRECORDED }>,
+            )?;
+            let gpu = if device::is_on_cpu() { "cpu" } else { "CUDA" };
+            if !device::is_on_cpu() {
+                targets.push((row.target.into(), cpu, "cpu"));
+            }
+            targets.push((row.target.into(), cuda, gpu));
+            targets.push((format!("{}{PLAIN}", row.target), plain, gpu));
+            targets.push((format!("{}{UNRECORDED}", row.target), unrecorded, gpu));
+        }
+        Ok(targets)
+    }
+
+    /// What the name of a target for calls that the transport for GPUs does not carry ends in.
+    const PLAIN: &str = "_plain";
+    /// What the name of a target for calls that do something on the host each time ends in.
+    const UNRECORDED: &str = "_unrecorded";
+
+    /// The target for an operation on arrays on a GPU. Collective over a communicator on which NCCL carries
+    /// its first operation.
+    #[pyfunction]
+    #[allow(clippy::too_many_arguments)]
+    #[pyo3(signature = (op, comm, dtype, reduction, source, recvtag, dest, sendtag, has_status, traced))]
+    fn gpu_target(
+        py: Python<'_>,
+        op: &str,
+        comm: &str,
+        dtype: Option<&str>,
+        reduction: &str,
+        source: i32,
+        recvtag: i32,
+        dest: i32,
+        sendtag: i32,
+        has_status: bool,
+        traced: bool,
+    ) -> PyResult<String> {
+        let unknown = |what: &str| PyValueError::new_err(format!("there is no {what}"));
+        let op = Op::from_name(op).ok_or_else(|| unknown(op))?;
+        let target = op.row().target;
+        // Only one transport leaves some calls to another.
+        if transport::chosen(transport::Platform::Cuda)?.0 != transport::NCCL {
+            return Ok(target.into());
+        }
+        let features = transport::Features {
+            op,
+            dtype: dtype.and_then(|name| Dtype::ALL.iter().find(|dtype| dtype.name() == name).copied()),
+            reduction: ops::Reduction::from_name(reduction),
+            envelope: call::Envelope { source, recvtag, dest, sendtag },
+            traced,
+        };
+        let carried = features
+            .carried(transport::messages()?)
+            .map_err(|cause| Error { op: Some(op.name()), ..cause.into() })?;
+        if let (true, Ok(transport)) = (carried, transport::selected(transport::Platform::Cuda)) {
+            let comm = comm::lookup(comm).map_err(Error::from)?;
+            py.detach(|| {
+                watch::enter(format!(
+                    "the making of NCCL's counterpart of {}, which takes all its ranks,",
+                    comm.key
+                ));
+                let joined = transport::join_late(transport, &comm);
+                watch::leave();
+                joined
+            })?;
+        }
+        Ok(match (carried, has_status) {
+            (false, _) => format!("{target}{PLAIN}"),
+            (true, true) => format!("{target}{UNRECORDED}"),
+            (true, false) => target.into(),
+        })
+    }
+
+    /// Whether the tests' driver is in the part of CUDA's (see `device::is_on_cpu`).
+    #[pyfunction]
+    fn is_gpu_on_cpu() -> bool {
+        device::is_on_cpu()
+    }
+
+    /// Says which GPU JAX computes on.
+    #[pyfunction]
+    fn set_device(ordinal: i32) {
+        device::set_device(ordinal);
+    }
+
+    /// Why arrays on GPUs cannot be communicated here, or None.
+    #[pyfunction]
+    fn cuda_error(py: Python<'_>) -> Option<String> {
+        py.detach(device::support).err()
+    }
+
+    /// Number of GPUs that this process sees.
+    #[pyfunction]
+    fn cuda_devices(py: Python<'_>) -> i32 {
+        py.detach(|| device::cuda::driver().ok().and_then(|driver| driver.devices().ok()).unwrap_or(0))
+    }
+
+    /// FFI types that Python has to register: none, the handler registers its own.
+    #[pyfunction]
+    fn types(py: Python<'_>) -> Vec<(&'static str, Bound<'_, PyDict>, &'static str)> {
+        let _ = py;
+        Vec::new()
+    }
+
+    /// What a rank sends and receives, each "none", "one" block or one "per rank".
+    type Side = (&'static str, &'static str);
+    type OpRow = (&'static str, &'static str, bool, bool, bool, bool, Side, Side);
+
+    /// (name, MPI's name, has a reduction, has a root, has a peer, has blocks, side at the root, side elsewhere)
+    /// of every operation.
+    #[pyfunction]
+    fn ops_table() -> Vec<OpRow> {
+        let extent = |extent| match extent {
+            ops::Extent::None => "none",
+            ops::Extent::One => "one",
+            ops::Extent::PerRank => "per rank",
+        };
+        let side = |side: ops::Side| (extent(side.send), extent(side.recv));
+        let row = |row: &ops::Row| {
+            let ops::Row { name, mpi_name, has_reduction, has_root, has_peer, has_blocks, .. } = *row;
+            let (at_root, elsewhere) = (side(row.at_root), side(row.elsewhere));
+            (name, mpi_name, has_reduction, has_root, has_peer, has_blocks, at_root, elsewhere)
+        };
+        Op::TABLE.iter().map(row).collect()
+    }
+
+    type DtypeRow = (&'static str, i32, usize, bool, bool, bool, bool, bool);
+
+    /// (name, XLA code, item size, can be moved, has SUM and PROD, has MAX and MIN, has bitwise reductions,
+    /// has logical ones) of every data type.
+    #[pyfunction]
+    fn dtypes_table() -> Vec<DtypeRow> {
+        let row = |name, code, d: Dtype| {
+            let (arithmetic, ordered) = (d.has_arithmetic(), d.is_ordered());
+            (name, code, d.size(), true, arithmetic, ordered, d.has_bits(), d.is_logical())
+        };
+        let whole = Dtype::ALL.iter().map(|d| row(d.name(), d.xla_code(), *d));
+        whole.chain(PACKED.iter().map(|p| row(p.name, p.xla_code, p.carrier))).collect()
+    }
+
+    /// (name, name of the type that carries it) of the data types that have to be converted for an
+    /// operation.
+    #[pyfunction]
+    fn carriers() -> Vec<(&'static str, &'static str)> {
+        PACKED.iter().map(|packed| (packed.name, packed.carrier.name())).collect()
+    }
+
+    #[pyfunction]
+    fn register_comm(py: Python<'_>, key: &str, handle: usize, rank: i32, size: i32) -> PyResult<i32> {
+        // SAFETY: mpi4py gives handles of live communicators, and it has initialised MPI.
+        let comm = unsafe { Comm::of_mpi(key, handle, rank, size) }.map_err(Error::from)?;
+        let comm = comm::register(comm);
+        py.detach(|| transport::join(&comm))?;
+        Ok(comm.number)
+    }
+
+    /// The number of a source line of the user's.
+    #[pyfunction]
+    fn add_line(line: &str) -> i32 {
+        ops::add_line(line)
+    }
+
+    /// The largest tag that MPI takes.
+    #[pyfunction]
+    fn set_tag_limit(limit: i32) {
+        mpilib::set_tag_limit(limit);
+    }
+
+    /// MPI frees a communicator: so is all that was made from it.
+    #[pyfunction]
+    fn free_comm(key: &str) {
+        comm::free(key);
+    }
+
+    #[pyfunction]
+    fn register_reduction(key: &str, handle: usize) {
+        ops::register_reduction(key, handle);
+    }
+
+    #[pyfunction]
+    fn set_debug(enabled: bool) {
+        log::set_enabled(enabled);
+    }
+
+    #[pyfunction]
+    fn get_debug() -> bool {
+        log::is_enabled()
+    }
+
+    /// Chooses transports from the environment; libraries are looked for in `directories` first, and
+    /// `trial` is a program that tries whether MPI takes pointers to a GPU's memory. With some transports this is
+    /// collective.
+    #[pyfunction]
+    fn select_transports(
+        py: Python<'_>,
+        directories: Vec<std::path::PathBuf>,
+        trial: Vec<String>,
+    ) -> PyResult<()> {
+        dynlib::add_directories(directories);
+        transport::set_trial(trial);
+        Ok(py.detach(transport::select)?)
+    }
+
+    /// Ends what transports do besides calls.
+    #[pyfunction]
+    fn stop_transports(py: Python<'_>) {
+        py.detach(transport::stop);
+    }
+
+    /// (setting that chose, [(platform, name, why, why it cannot be used after all)],
+    /// [(platform, name, why it cannot be used)]).
+    #[pyfunction]
+    fn transport_report(py: Python<'_>) -> PyResult<TransportReport> {
+        let report = py.detach(transport::report)?;
+        let platforms = transport::Platform::ALL.map(transport::Platform::name);
+        let choices = platforms.into_iter().zip(report.choices);
+        let rows = report.rows.into_iter().flat_map(|row| {
+            let states = [("cpu", row.cpu), ("cuda", row.cuda)];
+            states.map(|(platform, state)| state.map(|error| (platform, row.name, error)))
+        });
+        Ok((
+            report.requested,
+            choices.map(|(platform, c)| (platform, c.name, c.reason, c.error)).collect(),
+            rows.flatten().collect(),
+        ))
+    }
+
+    /// (name, why it was chosen) for each platform. Loads nothing.
+    #[pyfunction]
+    fn chosen_transports() -> PyResult<Vec<(&'static str, &'static str, &'static str)>> {
+        let choice = |platform: transport::Platform| {
+            let (name, reason) = transport::chosen(platform)?;
+            Ok((platform.name(), name, reason))
+        };
+        transport::Platform::ALL.into_iter().map(choice).collect()
+    }
+
+    #[pyfunction]
+    fn mpi_info(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
+        let info = mpilib::info()?;
+        let dict = PyDict::new(py);
+        dict.set_item("vendor", info.vendor)?;
+        dict.set_item("version", info.version)?;
+        dict.set_item("library_version", info.library_version)?;
+        dict.set_item("thread_level", info.thread_level)?;
+        dict.set_item("cuda_aware", info.cuda_aware)?;
+        dict.set_item("sizeof_comm", info.sizeof_comm)?;
+        dict.set_item("sizeof_datatype", info.sizeof_datatype)?;
+        dict.set_item("sizeof_op", info.sizeof_op)?;
+        dict.set_item("sizeof_status", info.sizeof_status)?;
+        Ok(dict)
+    }
+
+    #[pyfunction]
+    fn has_cuda_support() -> bool {
+        device::support().is_ok()
+    }
+
+    #[pyfunction]
+    #[pyo3(signature = (limit))]
+    fn set_count_limit(limit: Option<usize>) {
+        transport::set_count_limit(limit);
+    }
+
+    /// Starts the watchdog. Returns whether `SIGUSR1` makes it report.
+    #[pyfunction]
+    fn watch_start(
+        rank: i32,
+        size: i32,
+        directory: std::path::PathBuf,
+        timeout: f64,
+        abort: bool,
+        takes_signal: bool,
+    ) -> bool {
+        watch::start(watch::Settings { rank, size, directory, timeout, abort, takes_signal })
+    }
+
+    /// Python's faulthandler has taken `SIGUSR1`, and writes to this file.
+    #[pyfunction]
+    fn watch_stacks(file: i32) {
+        watch::use_stacks(file);
+    }
+
+    /// Waits until the operations that are running now, in any thread, have ended.
+    #[pyfunction]
+    fn wait(py: Python<'_>) {
+        py.detach(recorder::wait);
+    }
+
+    /// This rank has done its last operation.
+    #[pyfunction]
+    fn watch_finish() {
+        watch::finish();
+    }
+
+    /// This rank is about to wait for others in a call that is no operation.
+    #[pyfunction]
+    fn watch_enter(what: String) {
+        watch::enter(what);
+    }
+
+    /// The call has ended.
+    #[pyfunction]
+    fn watch_leave() {
+        watch::leave();
+    }
+
+    /// Lets the ranks ask each other through MPI, if all of them want that. Collective over a communicator
+    /// with the ranks of `MPI_COMM_WORLD`.
+    #[pyfunction]
+    fn watch_link(py: Python<'_>, handle: usize, wanted: bool) -> PyResult<()> {
+        // SAFETY: mpi4py gives handles of live communicators, and it has initialised MPI.
+        Ok(py.detach(|| unsafe { watch::open_link(handle, wanted) })?)
+    }
+
+    /// What all ranks are doing.
+    #[pyfunction]
+    fn watch_report(py: Python<'_>) -> Option<String> {
+        py.detach(watch::report)
+    }
+
+    /// Ends the job unless this process has ended by itself after some seconds.
+    #[pyfunction]
+    fn abort_after(seconds: f64, code: i32) {
+        watch::abort_after(seconds, code);
+    }
+
+    /// 0: nothing is checked, 1: operations, 2: operations and source lines. Holds for what is compiled later.
+    #[pyfunction]
+    fn set_check(level: u8) {
+        watch::set_check(match level {
+            0 => watch::CheckLevel::Off,
+            1 => watch::CheckLevel::Operations,
+            _ => watch::CheckLevel::Lines,
+        });
+    }
+
+    /// Writes a timeline of all operations to a file.
+    #[pyfunction]
+    fn trace_to(path: std::path::PathBuf, rank: i32) -> PyResult<()> {
+        Ok(timeline::start(&path, rank)?)
+    }
+}

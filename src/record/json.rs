@@ -1,0 +1,64 @@
+//! Records as JSON, for `python -m mpi4jax.report` and `.timeline`.
+
+use std::fmt::Write;
+
+use super::clock::Epoch;
+use super::recorder::Record;
+
+/// A JSON string.
+pub fn quoted(text: &str) -> String {
+    let mut out = String::with_capacity(text.len() + 2);
+    out.push('"');
+    for c in text.chars() {
+        match c {
+            '"' => out.push_str("\\\""),
+            '\\' => out.push_str("\\\\"),
+            c if c < ' ' => drop(write!(out, "\\u{:04x}", c as u32)),
+            c => out.push(c),
+        }
+    }
+    out.push('"');
+    out
+}
+
+fn or_null(text: Option<String>) -> String {
+    text.map_or("null".into(), |text| quoted(&text))
+}
+
+/// One operation; `comm` is the index of its communicator in the same file.
+pub fn record(record: &Record, comm: usize, epoch: &Epoch) -> String {
+    let what = &record.what;
+    format!(
+        "{{\"op\": {}, \"comm\": {comm}, \"sequence\": {}, \"collective\": {}, \"reduction\": {}, \
+         \"dtype\": {}, \"count\": {}, \"root\": {}, \"source\": {}, \"recvtag\": {}, \"dest\": {}, \
+         \"sendtag\": {}, \"site\": {}, \"transport\": {}, \"state\": {}, \"started\": {:.6}, \
+         \"seconds\": {:.9}, \"text\": {}}}",
+        quoted(what.op.name()),
+        record.sequence,
+        what.op.row().is_collective(),
+        or_null(what.reduction.map(|reduction| reduction.to_string())),
+        or_null(record.dtype.map(|dtype| dtype.name().to_owned())),
+        record.count,
+        what.root,
+        record.source,
+        record.recvtag,
+        record.dest,
+        record.sendtag,
+        quoted(&what.location),
+        quoted(what.transport),
+        quoted(record.state.name()),
+        epoch.unix(record.started),
+        record.seconds(epoch),
+        quoted(&record.to_string()),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn strings_are_quoted() {
+        assert_eq!(quoted("a\"b\\c\nd"), r#""a\"b\\c\u000ad""#);
+    }
+}

@@ -1,0 +1,18 @@
+//! What is remembered and written of operations.
+//!
+//! [`recorder`] remembers the last ones, [`timeline`] and [`log`] write them down as they end and start, and [`json`]
+//! says what a record holds.
+
+pub mod clock;
+pub mod json;
+pub mod log;
+pub mod recorder;
+pub mod timeline;
+
+/// The name of this machine.
+pub fn host() -> String {
+    let mut name = [0u8; 256];
+    // SAFETY: the buffer has the length that is given, and one byte more than is written.
+    unsafe { libc::gethostname(name.as_mut_ptr().cast(), name.len() - 1) };
+    String::from_utf8_lossy(name.split(|&byte| byte == 0).next().unwrap_or_default()).into_owned()
+}

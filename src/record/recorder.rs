@@ -1,0 +1,386 @@
+//! The flight recorder: the last operations of this process, readable at any time.
+//!
+//! Every field is an atomic, and a record is claimed by adding to a counter: an operation writes its
+//! record without a lock, an allocation or a system call, and the watchdog reads it while it runs.
+
+use std::fmt;
+use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering, fence};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use super::clock::{self, Epoch};
+use crate::call::{Call, Site};
+use crate::comm::Comm;
+use crate::ops::{Dtype, Op, Reduction};
+
+/// How many operations are remembered.
+pub const CAPACITY: usize = 1024;
+
+/// What is known of an operation before it runs. Records point to it after the program that held it is gone.
+#[derive(Debug)]
+pub struct What {
+    pub op: Op,
+    pub comm: Arc<Comm>,
+    pub reduction: Option<Reduction>,
+    pub root: i32,
+    /// The user's source line.
+    pub location: Box<str>,
+    pub transport: &'static str,
+}
+
+/// Every `What` that a program or a record may point to.
+///
+/// Records hold plain pointers, so that operations write them without a lock. Who reads one holds this lock, under
+/// which nothing goes that a record points to; and what no program holds, no record begins to point to.
+static WHATS: Mutex<Vec<Arc<What>>> = Mutex::new(Vec::new());
+
+fn whats() -> MutexGuard<'static, Vec<Arc<What>>> {
+    WHATS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What the records of this site will say.
+pub fn describe(site: &Site, transport: &'static str) -> Arc<What> {
+    let Site { op, reduction, root, .. } = *site;
+    let what =
+        What { op, comm: site.comm.clone(), reduction, root, location: site.location.clone(), transport };
+    let what = Arc::new(what);
+    let mut whats = whats();
+    if whats.len() == whats.capacity() {
+        clear(&mut whats);
+    }
+    whats.push(what.clone());
+    what
+}
+
+/// The list is full: what is not used any more goes.
+#[cold]
+fn clear(whats: &mut Vec<Arc<What>>) {
+    let idle: Vec<bool> = whats.iter().map(|what| Arc::strong_count(what) == 1).collect();
+    // Whoever let go of one has written his records before.
+    fence(Ordering::Acquire);
+    let mut used: Vec<_> = SLOTS.iter().map(|slot| slot.what.load(Ordering::Relaxed).cast_const()).collect();
+    used.sort_unstable();
+    let mut idle = idle.into_iter();
+    whats.retain(|what| idle.next() != Some(true) || used.binary_search(&Arc::as_ptr(what)).is_ok());
+    // Half of it is free then, so that this comes once in so many programs.
+    let room = (2 * whats.len()).max(CAPACITY);
+    whats.shrink_to(room);
+    whats.reserve_exact(room - whats.len());
+}
+
+/// One record, one cache line.
+#[repr(align(64))]
+struct Slot {
+    /// The record's number, from 1; 0 while it is being written.
+    ticket: AtomicU64,
+    what: AtomicPtr<What>,
+    /// Number of the operation among the collectives, or the messages, of its communicator; from 1.
+    sequence: AtomicU64,
+    /// The element count, and above it the index of the data type.
+    items: AtomicU64,
+    /// Source and destination.
+    peers: AtomicU64,
+    /// Tags of the receiving and the sending side.
+    tags: AtomicU64,
+    started: AtomicU64,
+    /// 0 while the operation runs; the lowest bit is set if it failed.
+    ended: AtomicU64,
+}
+
+static NEXT: AtomicU64 = AtomicU64::new(0);
+static SLOTS: [Slot; CAPACITY] = [const {
+    Slot {
+        ticket: AtomicU64::new(0),
+        what: AtomicPtr::new(std::ptr::null_mut()),
+        sequence: AtomicU64::new(0),
+        items: AtomicU64::new(0),
+        peers: AtomicU64::new(0),
+        tags: AtomicU64::new(0),
+        started: AtomicU64::new(0),
+        ended: AtomicU64::new(1),
+    }
+}; CAPACITY];
+
+const COUNT_BITS: u32 = 56;
+const NO_DTYPE: u64 = 0xff;
+
+fn pair(low: i32, high: i32) -> u64 {
+    u64::from(low as u32) | (u64::from(high as u32) << 32)
+}
+
+fn unpair(pair: u64) -> (i32, i32) {
+    (pair as u32 as i32, (pair >> 32) as u32 as i32)
+}
+
+/// An operation under way. Dropped, it has ended.
+pub struct Running {
+    slot: &'static Slot,
+    failed: bool,
+}
+
+/// Records that an operation starts.
+///
+/// The caller holds `what` for as long as the operation runs.
+#[inline]
+pub fn begin(what: &Arc<What>, call: &Call) -> Running {
+    let Comm { collectives, messages, .. } = &*what.comm;
+    let numbers = if what.op.row().is_collective() { collectives } else { messages };
+    let sequence = numbers.fetch_add(1, Ordering::Relaxed) + 1;
+    // An operation that runs for long keeps its record while others, of other threads, come and go.
+    let mut ticket = NEXT.fetch_add(1, Ordering::Relaxed) + 1;
+    let mut slot = &SLOTS[ticket as usize % CAPACITY];
+    for _ in 0..CAPACITY {
+        if slot.ended.load(Ordering::Relaxed) != 0 {
+            break;
+        }
+        ticket = NEXT.fetch_add(1, Ordering::Relaxed) + 1;
+        slot = &SLOTS[ticket as usize % CAPACITY];
+    }
+    let dtype = call.send.or(call.recv).map_or(NO_DTYPE, |buffer| buffer.dtype as u64);
+    // A reader that sees any of the writes below sees that the ticket is no longer the old one.
+    slot.ticket.store(0, Ordering::Relaxed);
+    fence(Ordering::Release);
+    slot.ended.store(0, Ordering::Relaxed);
+    slot.what.store(Arc::as_ptr(what).cast_mut(), Ordering::Relaxed);
+    slot.sequence.store(sequence, Ordering::Relaxed);
+    slot.items.store(call.items() as u64 | (dtype << COUNT_BITS), Ordering::Relaxed);
+    slot.peers.store(pair(call.envelope.source, call.envelope.dest), Ordering::Relaxed);
+    slot.tags.store(pair(call.envelope.recvtag, call.envelope.sendtag), Ordering::Relaxed);
+    slot.started.store(clock::ticks(), Ordering::Relaxed);
+    slot.ticket.store(ticket, Ordering::Release);
+    Running { slot, failed: false }
+}
+
+impl Running {
+    /// The operation has failed.
+    #[cold]
+    pub fn fail(&mut self) {
+        self.failed = true;
+    }
+
+    /// A copy of the record.
+    pub fn record(&self) -> Option<Record> {
+        self.slot.read()
+    }
+
+    /// Ends the operation; a copy of its record.
+    pub fn end(self) -> Option<Record> {
+        let slot = self.slot;
+        drop(self);
+        slot.read()
+    }
+}
+
+impl Drop for Running {
+    #[inline]
+    fn drop(&mut self) {
+        let ended = (clock::ticks() & !1) | u64::from(self.failed);
+        self.slot.ended.store(ended, Ordering::Release);
+    }
+}
+
+/// How far an operation has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum State {
+    Started,
+    Done,
+    Failed,
+}
+
+impl State {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Started => "started",
+            Self::Done => "done",
+            Self::Failed => "failed",
+        }
+    }
+}
+
+/// A copy of what the recorder has of one operation.
+#[derive(Clone, Debug)]
+pub struct Record {
+    pub ticket: u64,
+    pub what: Arc<What>,
+    pub sequence: u64,
+    pub count: u64,
+    pub dtype: Option<Dtype>,
+    pub source: i32,
+    pub dest: i32,
+    pub recvtag: i32,
+    pub sendtag: i32,
+    pub started: u64,
+    /// Equal to `started` while the operation runs.
+    pub ended: u64,
+    pub state: State,
+}
+
+impl Slot {
+    /// A copy, unless the record is being written.
+    fn read(&self) -> Option<Record> {
+        let _all_there = whats();
+        let ticket = self.ticket.load(Ordering::Acquire);
+        let what = self.what.load(Ordering::Relaxed);
+        let sequence = self.sequence.load(Ordering::Relaxed);
+        let items = self.items.load(Ordering::Relaxed);
+        let (source, dest) = unpair(self.peers.load(Ordering::Relaxed));
+        let (recvtag, sendtag) = unpair(self.tags.load(Ordering::Relaxed));
+        let started = self.started.load(Ordering::Relaxed);
+        let ended = self.ended.load(Ordering::Relaxed);
+        fence(Ordering::Acquire);
+        if ticket == 0 || self.ticket.load(Ordering::Relaxed) != ticket {
+            return None;
+        }
+        let (state, ended) = match ended {
+            0 => (State::Started, started),
+            ended if ended & 1 == 0 => (State::Done, ended),
+            ended => (State::Failed, ended),
+        };
+        Some(Record {
+            ticket,
+            // SAFETY: from `Arc::as_ptr`, of a member of `WHATS` that stays one while a record points to it.
+            what: unsafe {
+                Arc::increment_strong_count(what);
+                Arc::from_raw(what)
+            },
+            sequence,
+            count: items & ((1 << COUNT_BITS) - 1),
+            dtype: Dtype::ALL.get((items >> COUNT_BITS) as usize).copied(),
+            source,
+            dest,
+            recvtag,
+            sendtag,
+            started,
+            ended,
+            state,
+        })
+    }
+}
+
+/// All records, the oldest first.
+pub fn records() -> Vec<Record> {
+    let mut records: Vec<Record> = SLOTS.iter().filter_map(Slot::read).collect();
+    records.sort_by_key(|record| record.ticket);
+    records
+}
+
+/// The operations that are running, the oldest first.
+pub fn running() -> Vec<Record> {
+    let started = |slot: &&Slot| slot.ended.load(Ordering::Relaxed) == 0;
+    let mut records: Vec<Record> = SLOTS.iter().filter(started).filter_map(Slot::read).collect();
+    records.retain(|record| record.state == State::Started);
+    records.sort_by_key(|record| record.ticket);
+    records
+}
+
+/// Waits until the operations that are running now have ended.
+pub fn wait() {
+    let last = NEXT.load(Ordering::Relaxed);
+    while running().iter().any(|record| record.ticket <= last) {
+        std::thread::sleep(Duration::from_micros(20));
+    }
+}
+
+impl Record {
+    /// Seconds that the operation took, or has taken so far.
+    pub fn seconds(&self, epoch: &Epoch) -> f64 {
+        match self.state {
+            State::Started => epoch.seconds_since(self.started),
+            State::Done | State::Failed => epoch.seconds(self.started, self.ended),
+        }
+    }
+}
+
+/// One side of a message.
+struct Side<'a>(&'a str, i32, i32);
+
+impl fmt::Display for Side<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let &Side(word, rank, tag) = self;
+        // Every MPI's wildcards and MPI_PROC_NULL are negative, and its ranks and tags are not.
+        let rank = if rank < 0 { "any rank".into() } else { rank.to_string() };
+        let tag = if tag < 0 { "any tag".into() } else { format!("tag {tag}") };
+        write!(f, "{word} {rank}, {tag}")
+    }
+}
+
+/// `allreduce #118 (SUM, 3 x float32) on mpi4jax.default, solver.py:97`
+impl fmt::Display for Record {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let What { op, comm, reduction, root, location, .. } = &*self.what;
+        let row = op.row();
+        write!(f, "{op} ")?;
+        let (from, to) = (Side("from", self.source, self.recvtag), Side("to", self.dest, self.sendtag));
+        match (row.receives(), row.sends()) {
+            (false, false) => write!(f, "#{}", self.sequence)?,
+            (true, false) => write!(f, "{from}")?,
+            (false, true) => write!(f, "{to}")?,
+            (true, true) => write!(f, "{from} and {to}")?,
+        }
+        let mut details = Vec::new();
+        details.extend(row.has_root.then(|| format!("root {root}")));
+        details.extend(reduction.map(|reduction| reduction.to_string()));
+        details.extend(self.dtype.map(|dtype| format!("{} x {}", self.count, dtype.name())));
+        if !details.is_empty() {
+            write!(f, " ({})", details.join(", "))?;
+        }
+        write!(f, " on {}", comm.key)?;
+        if location.is_empty() { Ok(()) } else { write!(f, ", {location}") }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::call::Stream;
+    use crate::comm;
+
+    #[test]
+    fn a_record_says_what_runs_and_then_how_it_ended() {
+        let comm = comm::register(Comm::new("recorder-test", 1, 0, 2));
+        let mut site = Site::new(Op::Recv, &comm);
+        site.envelope.source = 1;
+        site.location = "solver.py:81".into();
+        let what = describe(&site, "mpi");
+        let call = Call::of(&site, Stream::NONE);
+        let mut first = begin(&what, &call);
+        let record = first.record().unwrap();
+        assert_eq!(record.to_string(), "recv from 1, tag 0 on recorder-test, solver.py:81");
+        assert_eq!((record.sequence, record.state), (1, State::Started));
+        assert!(running().iter().any(|running| running.ticket == record.ticket));
+
+        // However many operations follow, what runs stays visible.
+        for _ in 0..2 * CAPACITY {
+            drop(begin(&what, &call));
+        }
+        assert!(running().iter().any(|running| running.ticket == record.ticket));
+        first.fail();
+        drop(first);
+        let find = || records().into_iter().find(|other| other.ticket == record.ticket);
+        assert_eq!(find().unwrap().state, State::Failed);
+        assert!(!running().iter().any(|running| running.ticket == record.ticket));
+        assert!(records().is_sorted_by_key(|record| record.ticket));
+    }
+
+    /// Programs come and go, and their records stay readable, for as long as they are remembered.
+    #[test]
+    fn what_no_program_and_no_record_needs_goes() {
+        let comm = Arc::new(Comm::new("recorder-programs", 1, 0, 2));
+        for program in 0..100 * CAPACITY {
+            let mut site = Site::new(Op::Barrier, &comm);
+            site.location = format!("program.py:{program}").into();
+            let what = describe(&site, "mpi");
+            let running = begin(&what, &Call::of(&site, Stream::NONE));
+            drop(what);
+            let record = running.end();
+            if program % CAPACITY == 0 {
+                let record = record.expect("nobody writes to it");
+                assert!(record.to_string().ends_with(&format!("program.py:{program}")), "{record}");
+                assert!(records().iter().all(|record| record.what.transport == "mpi"));
+            }
+        }
+        // Those of `CAPACITY` records, those that came since the last of them went, and other tests' few.
+        assert!(whats().len() < 4 * CAPACITY, "{}", whats().len());
+        assert!(Arc::strong_count(&comm) < 4 * CAPACITY);
+    }
+}

@@ -1,0 +1,83 @@
+//! The messages of a halo exchange.
+
+use std::ffi::c_int;
+use std::mem::MaybeUninit;
+use std::sync::Arc;
+
+use mpi::ffi::{self, MPI_Comm, MPI_Datatype, MPI_Request, MPI_Status};
+use smallvec::SmallVec;
+
+use super::span::Span;
+use crate::comm::{Comm, Made};
+use crate::error::Cause;
+use crate::mpilib::check;
+use crate::ops::{Dtype, Wire};
+
+/// The same ranks, with messages of their own, for halo exchanges; made by the first one.
+struct Private(Made);
+
+/// Messages that travel at once.
+pub struct Messages {
+    comm: Arc<Private>,
+    /// Of the receives, with the source and the bytes that are expected; then of the sends.
+    receives: SmallVec<[(i32, usize); 32]>,
+    requests: SmallVec<[MPI_Request; 64]>,
+}
+
+impl Messages {
+    pub fn new(comm: &Comm) -> Result<Self, Cause> {
+        let comm = comm.attach(|| comm.split(comm.rank).map(Private))?;
+        Ok(Self { comm, receives: SmallVec::new(), requests: SmallVec::new() })
+    }
+
+    /// Starts a message of so many bytes.
+    fn start(
+        &mut self,
+        name: &'static str,
+        bytes: usize,
+        start: impl FnOnce(MPI_Comm, c_int, MPI_Datatype, *mut MPI_Request) -> c_int,
+    ) -> Result<(), Cause> {
+        let span = Span::new(bytes, Dtype::Uint8)?;
+        let mut request = MaybeUninit::uninit();
+        check(name, start(self.comm.0.handle(), span.count, span.datatype, request.as_mut_ptr()))?;
+        // SAFETY: written by a call that succeeded.
+        self.requests.push(unsafe { request.assume_init() });
+        Ok(())
+    }
+}
+
+impl Wire for Messages {
+    unsafe fn receive(&mut self, peer: i32, tag: i32, into: *mut u8, bytes: usize) -> Result<(), Cause> {
+        self.receives.push((peer, bytes));
+        // SAFETY: promised by the caller.
+        self.start("MPI_Irecv", bytes, |comm, n, t, request| unsafe {
+            ffi::MPI_Irecv(into.cast(), n, t, peer, tag, comm, request)
+        })
+    }
+
+    unsafe fn send(&mut self, peer: i32, tag: i32, from: *mut u8, bytes: usize) -> Result<(), Cause> {
+        // SAFETY: promised by the caller.
+        self.start("MPI_Isend", bytes, |comm, n, t, request| unsafe {
+            ffi::MPI_Isend(from.cast(), n, t, peer, tag, comm, request)
+        })
+    }
+
+    fn wait(&mut self) -> Result<(), Cause> {
+        for (i, request) in self.requests.iter_mut().enumerate() {
+            let mut status = MaybeUninit::<MPI_Status>::zeroed();
+            // SAFETY: a request that is under way.
+            unsafe { check("MPI_Wait", ffi::MPI_Wait(request, status.as_mut_ptr()))? };
+            let Some(&(peer, bytes)) = self.receives.get(i) else { continue };
+            let mut count: ffi::MPI_Count = 0;
+            // SAFETY: the status of a receive of bytes.
+            unsafe {
+                let code = ffi::MPI_Get_elements_x(status.as_ptr(), Dtype::Uint8.mpi(), &mut count);
+                check("MPI_Get_elements_x", code)?;
+            }
+            if count as usize != bytes {
+                return Err(Cause::Ghosts { received: count as usize, source_rank: peer, expected: bytes });
+            }
+        }
+        Ok(())
+    }
+}

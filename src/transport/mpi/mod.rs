@@ -1,0 +1,239 @@
+//! Host memory through the MPI library.
+//!
+//! The raw C functions rather than rsmpi's safe layer, which drops return codes and knows neither
+//! `MPI_IN_PLACE` on run-time types nor counts beyond 32 bits.
+
+mod ghosts;
+mod reducer;
+mod span;
+
+use std::ffi::{c_int, c_void};
+use std::mem::MaybeUninit;
+use std::sync::Arc;
+
+use mpi::ffi::{self, MPI_Comm, MPI_Status};
+
+use self::ghosts::Messages;
+use self::reducer::Reducer;
+pub use self::reducer::is_ours;
+use self::span::Span;
+pub use self::span::set_count_limit;
+use super::{Arrived, Transport, arrive};
+use crate::call::{Call, Envelope};
+use crate::comm::{Comm, Made};
+use crate::error::{Cause, Error};
+use crate::mpilib::{check, handle, in_place};
+use crate::ops::{Buffer, Op};
+
+/// Host MPI.
+#[derive(Clone, Copy, Debug)]
+pub struct Mpi;
+
+impl Transport for Mpi {
+    fn name(&self) -> &'static str {
+        "mpi"
+    }
+
+    #[inline]
+    fn execute(&self, call: &Call) -> Result<(), Error> {
+        run(call).map_err(|cause| Error { transport: Some(self.name()), ..call.site.error(cause) })
+    }
+}
+
+/// The send argument of a collective whose send and receive buffers are equally large: where they are
+/// one buffer, MPI wants to be told.
+#[inline]
+fn send_or_in_place(send: &Buffer, recv: &Buffer) -> *mut c_void {
+    if send.data == recv.data && recv.count > 0 { in_place() } else { send.data.cast() }
+}
+
+/// The send argument of a collective that puts this rank's block at its place in `recv`: if the two
+/// overlap, the block is moved there first.
+fn send_or_moved(send: &Buffer, recv: &Buffer, rank: i32) -> *mut c_void {
+    if !send.overlaps(recv) {
+        return send.data.cast();
+    }
+    // SAFETY: `recv` holds one block of `send`'s size per rank; memmove semantics.
+    unsafe { std::ptr::copy(send.data, recv.data.add(rank as usize * send.bytes()), send.bytes()) };
+    in_place()
+}
+
+/// The ranks in reverse order, for suffix scans; made by the first one.
+struct Reversed(Made);
+
+fn reversed(comm: &Comm) -> Result<Arc<Reversed>, Cause> {
+    comm.attach(|| comm.split(comm.size - comm.rank).map(Reversed))
+}
+
+/// What MPI says of a message that it has received.
+fn finish_receive(call: &Call, status: &MPI_Status) -> Result<(), Cause> {
+    if call.status != 0 {
+        // SAFETY: Python keeps the MPI_Status at this address alive as long as the program.
+        unsafe { (call.status as *mut MPI_Status).write(*status) };
+    }
+    let Some(recv) = &call.recv else { return Ok(()) };
+    let mut count: c_int = 0;
+    // SAFETY: `status` was filled by a receive of this type.
+    unsafe { check("MPI_Get_count", ffi::MPI_Get_count(status, recv.dtype.mpi(), &mut count))? };
+    let count = if count >= 0 && recv.count <= c_int::MAX as usize {
+        count as usize
+    } else {
+        // More than an int counts.
+        let mut elements: ffi::MPI_Count = 0;
+        // SAFETY: as above.
+        let code = unsafe { ffi::MPI_Get_elements_x(status, recv.dtype.mpi(), &mut elements) };
+        check("MPI_Get_elements_x", code)?;
+        elements.max(0) as usize
+    };
+    arrive(call, &Arrived { source: status.MPI_SOURCE, tag: status.MPI_TAG, count })
+}
+
+#[cold]
+fn missing(what: &'static str) -> Cause {
+    Cause::Buffers { what, expected: 1, actual: 0 }
+}
+
+#[inline]
+fn run(call: &Call) -> Result<(), Cause> {
+    let Call { site, envelope, .. } = call;
+    let send = || call.send.as_ref().ok_or_else(|| missing("operand"));
+    let recv = || call.recv.as_ref().ok_or_else(|| missing("result"));
+    let name = site.op.mpi_name();
+    let ranks = site.comm.size as usize;
+    // SAFETY (for all calls below): the handle is a registered communicator's, which is not freed; the
+    // buffers were checked against the operation by `Call::new`; counts and types come from `Span`.
+    unsafe {
+        let comm: MPI_Comm = handle(site.comm.handle);
+        match site.op {
+            Op::Allgather => {
+                let (send, recv) = (send()?, recv()?);
+                let span = Span::new(send.count, send.dtype)?;
+                let from = send_or_moved(send, recv, site.comm.rank);
+                let (n, t) = (span.count, span.datatype);
+                check(name, ffi::MPI_Allgather(from, n, t, recv.data.cast(), n, t, comm))
+            }
+            Op::Allreduce => {
+                let (send, recv) = (send()?, recv()?);
+                let by = Reducer::new(site.reduction, send.dtype)?;
+                let from = send_or_in_place(send, recv);
+                by.in_pieces(recv, |at, n| {
+                    let from = if from == in_place() { from } else { from.byte_add(at) };
+                    check(
+                        name,
+                        ffi::MPI_Allreduce(from, recv.data.add(at).cast(), n, by.datatype, by.op, comm),
+                    )
+                })
+            }
+            Op::Alltoall => {
+                let (send, recv) = (send()?, recv()?);
+                let span = Span::new(send.count / ranks, send.dtype)?;
+                let from = send_or_in_place(send, recv);
+                let (n, t) = (span.count, span.datatype);
+                check(name, ffi::MPI_Alltoall(from, n, t, recv.data.cast(), n, t, comm))
+            }
+            Op::Barrier => check(name, ffi::MPI_Barrier(comm)),
+            Op::Bcast => {
+                let buffer = if site.is_root() { send()? } else { recv()? };
+                let span = Span::new(buffer.count, buffer.dtype)?;
+                check(name, ffi::MPI_Bcast(buffer.data.cast(), span.count, span.datatype, site.root, comm))
+            }
+            Op::Gather => {
+                let send = send()?;
+                let span = Span::new(send.count, send.dtype)?;
+                let (from, to) = if site.is_root() {
+                    let recv = recv()?;
+                    (send_or_moved(send, recv, site.comm.rank), recv.data)
+                } else {
+                    (send.data.cast(), std::ptr::null_mut())
+                };
+                let (n, t) = (span.count, span.datatype);
+                check(name, ffi::MPI_Gather(from, n, t, to.cast(), n, t, site.root, comm))
+            }
+            Op::HaloExchange => {
+                let halo = site.halo.as_ref().ok_or_else(|| missing("halo"))?;
+                halo.exchange(call.blocks(), site.comm.rank, &mut Messages::new(&site.comm)?)
+            }
+            Op::Recv => {
+                let recv = recv()?;
+                let span = Span::new(recv.count, recv.dtype)?;
+                let mut status = MaybeUninit::<MPI_Status>::zeroed();
+                let (n, t) = (span.count, span.datatype);
+                let Envelope { source, recvtag, .. } = *envelope;
+                let code = ffi::MPI_Recv(recv.data.cast(), n, t, source, recvtag, comm, status.as_mut_ptr());
+                check(name, code)?;
+                finish_receive(call, status.assume_init_ref())
+            }
+            Op::Reduce => {
+                let send = send()?;
+                let by = Reducer::new(site.reduction, send.dtype)?;
+                let (from, to) = if site.is_root() {
+                    let recv = recv()?;
+                    (send_or_in_place(send, recv), recv.data)
+                } else {
+                    (send.data.cast(), std::ptr::null_mut())
+                };
+                by.in_pieces(send, |at, n| {
+                    let from = if from == in_place() { from } else { from.byte_add(at) };
+                    let to = if to.is_null() { to } else { to.add(at) };
+                    check(name, ffi::MPI_Reduce(from, to.cast(), n, by.datatype, by.op, site.root, comm))
+                })
+            }
+            Op::Scan => {
+                let (send, recv) = (send()?, recv()?);
+                let by = Reducer::new(site.reduction, send.dtype)?;
+                let from = send_or_in_place(send, recv);
+                let reversed = site.reverse.then(|| reversed(&site.comm)).transpose()?;
+                let comm = reversed.as_ref().map_or(comm, |reversed| reversed.0.handle());
+                by.in_pieces(recv, |at, n| {
+                    let from = if from == in_place() { from } else { from.byte_add(at) };
+                    check(name, ffi::MPI_Scan(from, recv.data.add(at).cast(), n, by.datatype, by.op, comm))
+                })
+            }
+            Op::Scatter => {
+                let recv = recv()?;
+                let span = Span::new(recv.count, recv.dtype)?;
+                let (n, t) = (span.count, span.datatype);
+                let from = if site.is_root() { send()?.data } else { std::ptr::null_mut() };
+                let aliased = site.is_root() && send()?.overlaps(recv);
+                let to = if aliased { in_place() } else { recv.data.cast() };
+                check(name, ffi::MPI_Scatter(from.cast(), n, t, to, n, t, site.root, comm))?;
+                if aliased {
+                    // The root's own block was left in its place.
+                    std::ptr::copy(from.add(site.root as usize * recv.bytes()), recv.data, recv.bytes());
+                }
+                Ok(())
+            }
+            Op::Send => {
+                let send = send()?;
+                let span = Span::new(send.count, send.dtype)?;
+                let (n, t) = (span.count, span.datatype);
+                check(name, ffi::MPI_Send(send.data.cast(), n, t, envelope.dest, envelope.sendtag, comm))
+            }
+            Op::Sendrecv => {
+                let (send, recv) = (send()?, recv()?);
+                let (out, into) = (Span::new(send.count, send.dtype)?, Span::new(recv.count, recv.dtype)?);
+                // MPI forbids that the two share memory, and they may differ in size.
+                let copy =
+                    send.overlaps(recv).then(|| std::slice::from_raw_parts(send.data, send.bytes()).to_vec());
+                let from = copy.as_ref().map_or(send.data.cast_const(), |copy| copy.as_ptr());
+                let mut status = MaybeUninit::<MPI_Status>::zeroed();
+                let code = ffi::MPI_Sendrecv(
+                    from.cast(),
+                    out.count,
+                    out.datatype,
+                    envelope.dest,
+                    envelope.sendtag,
+                    recv.data.cast(),
+                    into.count,
+                    into.datatype,
+                    envelope.source,
+                    envelope.recvtag,
+                    comm,
+                    status.as_mut_ptr(),
+                );
+                check(name, code)?;
+                finish_receive(call, status.assume_init_ref())
+            }
+        }
+    }
+}

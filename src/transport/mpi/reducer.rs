@@ -1,0 +1,148 @@
+//! How MPI reduces: by itself, or by calling us back.
+
+use std::ffi::{c_int, c_void};
+use std::mem::MaybeUninit;
+use std::sync::OnceLock;
+
+use mpi::ffi::{self, MPI_Datatype, MPI_Op};
+
+use super::span::count_limit;
+use crate::error::Cause;
+use crate::mpilib::{check, handle, handle_value};
+use crate::ops::{self, Buffer, Builtin, Class, Dtype, Reduced, Reduction};
+
+/// Whether MPI calls us back to reduce, with pointers that the processor has to reach.
+#[inline(always)]
+pub fn is_ours(builtin: Builtin, dtype: Dtype) -> bool {
+    let floats = dtype.class() == Class::Float;
+    match builtin {
+        Builtin::Minloc | Builtin::Maxloc => true,
+        // MPI leaves open what becomes of NaN. Where that depends on the order, as it does in practice,
+        // ranks end with different results.
+        Builtin::Max | Builtin::Min if floats => true,
+        _ => dtype.reduced() == Reduced::ByUs,
+    }
+}
+
+/// How MPI is to reduce.
+pub struct Reducer {
+    pub datatype: MPI_Datatype,
+    pub op: MPI_Op,
+    /// Elements in one item of `datatype`.
+    width: usize,
+}
+
+impl Reducer {
+    #[inline(always)]
+    pub fn new(reduction: Option<Reduction>, dtype: Dtype) -> Result<Self, Cause> {
+        let builtin = match reduction.ok_or(Cause::Reduction { expected: true })? {
+            // SAFETY: registered as the handle of an MPI_Op.
+            Reduction::User(op) => {
+                return Ok(Self { datatype: dtype.mpi(), op: unsafe { handle(op) }, width: 1 });
+            }
+            Reduction::Builtin(builtin) => builtin,
+        };
+        if !builtin.allows(dtype) {
+            return Err(Cause::UndefinedReduction { reduction: builtin.name(), dtype: dtype.name() });
+        }
+        if is_ours(builtin, dtype) { Self::ours(builtin, dtype) } else { Self::native(builtin, dtype) }
+    }
+
+    #[inline(always)]
+    fn native(builtin: Builtin, dtype: Dtype) -> Result<Self, Cause> {
+        // MPI's logical type has the logical operations only; on values 0 and 1 the integer ones do the rest.
+        let logical = matches!(builtin, Builtin::Land | Builtin::Lor | Builtin::Lxor);
+        // SAFETY: constants of the MPI shim, written once by its loader.
+        unsafe {
+            let datatype =
+                if dtype.class() == Class::Bool && !logical { ffi::RSMPI_UINT8_T } else { dtype.mpi() };
+            let op = match builtin {
+                Builtin::Sum => ffi::RSMPI_SUM,
+                Builtin::Prod => ffi::RSMPI_PROD,
+                Builtin::Max => ffi::RSMPI_MAX,
+                Builtin::Min => ffi::RSMPI_MIN,
+                Builtin::Land => ffi::RSMPI_LAND,
+                Builtin::Lor => ffi::RSMPI_LOR,
+                Builtin::Lxor => ffi::RSMPI_LXOR,
+                Builtin::Band => ffi::RSMPI_BAND,
+                Builtin::Bor => ffi::RSMPI_BOR,
+                Builtin::Bxor => ffi::RSMPI_BXOR,
+                // MPI's own are for C structs of a value and an int, which no JAX array is made of.
+                Builtin::Minloc | Builtin::Maxloc => return Self::ours(builtin, dtype),
+            };
+            Ok(Self { datatype, op, width: 1 })
+        }
+    }
+
+    /// A reduction of `ops::combine`, made known to MPI when it is first needed.
+    fn ours(builtin: Builtin, dtype: Dtype) -> Result<Self, Cause> {
+        static OPS: [[OnceLock<usize>; Builtin::ALL.len()]; Dtype::ALL.len()] =
+            [const { [const { OnceLock::new() }; Builtin::ALL.len()] }; Dtype::ALL.len()];
+
+        let pairs = matches!(builtin, Builtin::Minloc | Builtin::Maxloc);
+        let (datatype, width) = if pairs { (pair(dtype)?, 2) } else { (dtype.mpi(), 1) };
+        let slot = &OPS[dtype as usize][builtin as usize];
+        if let Some(&op) = slot.get() {
+            // SAFETY: stored below.
+            return Ok(Self { datatype, op: unsafe { handle(op) }, width });
+        }
+        let function = ops::combine(builtin, dtype)
+            .ok_or(Cause::UndefinedReduction { reduction: builtin.name(), dtype: dtype.name() })?;
+        // SAFETY: a `Combine` is an MPI_User_function, but for the type of the argument that it ignores. Two
+        // threads may both come here; then one of the two equal MPI_Ops is forgotten.
+        unsafe {
+            let function = std::mem::transmute::<ops::Combine, UserFunction>(function);
+            let mut op = MaybeUninit::<MPI_Op>::uninit();
+            check("MPI_Op_create", ffi::MPI_Op_create(Some(function), 1, op.as_mut_ptr()))?;
+            Ok(Self { datatype, op: handle(*slot.get_or_init(|| handle_value(op.assume_init()))), width })
+        }
+    }
+
+    /// Calls `step(offset in bytes, items)` for pieces of at most the count limit: reductions act item by
+    /// item, and MPI's predefined ones take no derived types.
+    #[inline]
+    pub fn in_pieces(
+        &self,
+        buffer: &Buffer,
+        mut step: impl FnMut(usize, c_int) -> Result<(), Cause>,
+    ) -> Result<(), Cause> {
+        let limit = count_limit();
+        if self.width == 1 && buffer.count <= limit {
+            return step(0, buffer.count as c_int);
+        }
+        if !buffer.count.is_multiple_of(self.width) {
+            return Err(Cause::Pairs { count: buffer.count });
+        }
+        let items = buffer.count / self.width;
+        let mut start = 0;
+        // At least once, so that ranks with nothing to reduce take part.
+        loop {
+            let count = limit.min(items - start);
+            step(start * self.width * buffer.dtype.size(), count as c_int)?;
+            start += count;
+            if start >= items {
+                return Ok(());
+            }
+        }
+    }
+}
+
+type UserFunction = unsafe extern "C" fn(*mut c_void, *mut c_void, *mut c_int, *mut MPI_Datatype);
+
+/// Two adjacent elements, a value and an index.
+fn pair(dtype: Dtype) -> Result<MPI_Datatype, Cause> {
+    static PAIRS: [OnceLock<usize>; Dtype::ALL.len()] = [const { OnceLock::new() }; Dtype::ALL.len()];
+    let slot = &PAIRS[dtype as usize];
+    if let Some(&pair) = slot.get() {
+        // SAFETY: stored below.
+        return Ok(unsafe { handle(pair) });
+    }
+    // SAFETY: makes a type that is never freed.
+    unsafe {
+        let mut pair = MaybeUninit::<MPI_Datatype>::uninit();
+        check("MPI_Type_contiguous", ffi::MPI_Type_contiguous(2, dtype.mpi(), pair.as_mut_ptr()))?;
+        let mut pair = pair.assume_init();
+        check("MPI_Type_commit", ffi::MPI_Type_commit(&mut pair))?;
+        Ok(handle(*slot.get_or_init(|| handle_value(pair))))
+    }
+}

@@ -1,0 +1,261 @@
+//! Comparing what the ranks are about to do, before they do it.
+//!
+//! A collective is preceded by a small allreduce of a fingerprint, on the same communicator. A message
+//! is preceded by another one that describes it, with the same envelope: MPI delivers the two in this
+//! order, so the receiver reads the description first, also where it receives from whomever.
+
+use std::ffi::c_int;
+use std::fmt;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::mem::{MaybeUninit, size_of};
+
+use mpi::ffi::{self, MPI_Comm, MPI_Status};
+
+use crate::call::Call;
+use crate::error::{Cause, Error};
+use crate::mpilib::{check, handle, wildcards};
+use crate::ops::{Dtype, Op, Reduction};
+use crate::record::recorder::{Record, Running, What};
+use crate::transport;
+
+/// What is compared.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Level {
+    #[default]
+    Off,
+    /// Operation, reduction, data type, count, root and number.
+    Operations,
+    /// The source lines too: correct programs may have a line per role, so this is for those that have not.
+    Lines,
+}
+
+/// Bytes of text that a rank contributes to an error.
+const TEXT: usize = 240;
+
+/// What precedes a message.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Header {
+    magic: u64,
+    count: u64,
+    dtype: i32,
+    /// Index of the operation in the table.
+    op: u32,
+    dest: i32,
+    tag: i32,
+    /// The sender's source line, padded with zeros.
+    location: [u8; LOCATION],
+}
+
+const MAGIC: u64 = 0x6d70_6934_6a61_7831; // "mpi4jax1"
+const LOCATION: usize = 56;
+const _: () = assert!(size_of::<Header>() == 32 + LOCATION, "sent as bytes: no padding");
+
+impl Header {
+    fn new(call: &Call, record: &Record) -> Self {
+        let line = record.what.location.as_bytes();
+        let mut location = [0; LOCATION];
+        let length = line.len().min(LOCATION);
+        // Of a long name the end says more.
+        location[..length].copy_from_slice(&line[line.len() - length..]);
+        Self {
+            magic: MAGIC,
+            count: call.send.map_or(0, |buffer| buffer.count as u64),
+            dtype: call.send.map_or(0, |buffer| buffer.dtype.xla_code()),
+            op: call.site.op as u32,
+            dest: call.envelope.dest,
+            tag: call.envelope.sendtag,
+            location,
+        }
+    }
+}
+
+/// `send to 1, tag 0 (3 x float32), solver.py:81`
+impl fmt::Display for Header {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.magic != MAGIC {
+            return f.write_str("a message that was not sent by mpi4jax under MPI4JAX_CHECK");
+        }
+        let op = Op::TABLE.get(self.op as usize).map_or("message", |row| row.name);
+        let dtype = Dtype::from_xla(self.dtype).map_or("unknown", Dtype::name);
+        write!(f, "{op} to {}, tag {} ({} x {dtype})", self.dest, self.tag, self.count)?;
+        let line = String::from_utf8_lossy(&self.location);
+        let line = line.trim_end_matches('\0');
+        if line.is_empty() { Ok(()) } else { write!(f, ", {line}") }
+    }
+}
+
+fn text(words: &str) -> [u8; TEXT] {
+    let mut text = [0; TEXT];
+    let mut length = words.len().min(TEXT);
+    while !words.is_char_boundary(length) {
+        length -= 1;
+    }
+    text[..length].copy_from_slice(&words.as_bytes()[..length]);
+    text
+}
+
+/// Compares this call with those of the other ranks, or with the other end of its message. A receive
+/// from whomever is narrowed to the rank whose description has come.
+pub fn compare(level: Level, call: &mut Call, running: &Running) -> Result<(), Error> {
+    let Some(record) = running.record() else { return Ok(()) };
+    let result = if record.what.op.row().is_collective() {
+        collective(level, call, &record)
+    } else {
+        message(call, &record)
+    };
+    result.map_err(|cause| call.site.error(cause))
+}
+
+fn fingerprint(level: Level, call: &Call, record: &Record) -> u64 {
+    let What { op, reduction, location, .. } = &*record.what;
+    let mut hasher = DefaultHasher::new();
+    // Blocks may differ in size.
+    let count = if op.row().has_blocks { 0 } else { record.count };
+    (*op as u8, record.sequence, count, record.dtype.map(Dtype::xla_code)).hash(&mut hasher);
+    if op.row().has_root {
+        call.site.root.hash(&mut hasher);
+    }
+    match reduction {
+        None => 0.hash(&mut hasher),
+        Some(Reduction::Builtin(builtin)) => builtin.name().hash(&mut hasher),
+        // Handles differ from rank to rank.
+        Some(Reduction::User(_)) => 1.hash(&mut hasher),
+    }
+    call.site.reverse.hash(&mut hasher);
+    if level == Level::Lines {
+        location.hash(&mut hasher);
+    }
+    hasher.finish()
+}
+
+fn collective(level: Level, call: &Call, record: &Record) -> Result<(), Cause> {
+    let print = fingerprint(level, call, record);
+    // The greatest fingerprint is also the least one if all are equal.
+    let mut extremes = [print, !print];
+    // SAFETY: a registered communicator, which is not freed, and two integers of the type that is named.
+    unsafe {
+        let comm: MPI_Comm = handle(call.site.comm.handle);
+        let (n, t, op) = (extremes.len() as c_int, ffi::RSMPI_UINT64_T, ffi::RSMPI_MAX);
+        let mine = [print, !print];
+        let code = ffi::MPI_Allreduce(mine.as_ptr().cast(), extremes.as_mut_ptr().cast(), n, t, op, comm);
+        check("MPI_Allreduce of a fingerprint", code)?;
+    }
+    if extremes[0] == !extremes[1] { Ok(()) } else { disagree(call, record) }
+}
+
+/// Ranks are about to do different things: tells all of them what.
+#[cold]
+fn disagree(call: &Call, record: &Record) -> Result<(), Cause> {
+    let comm = &call.site.comm;
+    let mine = text(&record.to_string());
+    let mut all = vec![0u8; TEXT * comm.size as usize];
+    // SAFETY: as above; all ranks come here, because all of them have the same extremes.
+    unsafe {
+        let (n, t) = (TEXT as c_int, ffi::RSMPI_UINT8_T);
+        let to = all.as_mut_ptr().cast();
+        let code = ffi::MPI_Allgather(mine.as_ptr().cast(), n, t, to, n, t, handle(comm.handle));
+        check("MPI_Allgather of operations", code)?;
+    }
+    let lines: Vec<String> = all
+        .chunks(TEXT)
+        .map(|bytes| String::from_utf8_lossy(bytes).trim_end_matches('\0').to_owned())
+        .collect();
+    if comm.rank != 0 {
+        // Rank 0 speaks for all, and ends the job.
+        std::thread::sleep(std::time::Duration::from_secs(2));
+    }
+    Err(Cause::Mismatch { report: disagreement(&lines, &comm.world) })
+}
+
+/// What most ranks do is expected, anything else is not.
+fn disagreement(lines: &[String], world: &[i32]) -> String {
+    let votes = |line: &String| lines.iter().filter(|other| *other == line).count();
+    // Of equally many, the lowest rank's.
+    let expected = lines.iter().rev().max_by_key(|line| votes(line)).cloned().unwrap_or_default();
+    let mut report = "the ranks are about to do different things (MPI4JAX_CHECK)".to_owned();
+    for (rank, line) in lines.iter().enumerate() {
+        let word = if *line == expected { "expected" } else { "actual  " };
+        report += &format!("\n  {word} rank {}: {line}", world.get(rank).copied().unwrap_or(rank as i32));
+    }
+    report
+}
+
+fn message(call: &mut Call, record: &Record) -> Result<(), Cause> {
+    let envelope = call.envelope;
+    let (row, nobody) = (call.site.op.row(), wildcards().proc_null);
+    let sends = row.sends() && envelope.dest != nobody;
+    let receives = row.receives() && envelope.source != nobody;
+    let out = Header::new(call, record);
+    let mut into = MaybeUninit::<Header>::zeroed();
+    let mut status = MaybeUninit::<MPI_Status>::zeroed();
+    // SAFETY: a registered communicator, which is not freed; headers are plain bytes of the size given.
+    let (into, status) = unsafe {
+        let comm: MPI_Comm = handle(call.site.comm.handle);
+        let (n, t) = (size_of::<Header>() as c_int, ffi::RSMPI_UINT8_T);
+        let (from, to) = ((&raw const out).cast(), into.as_mut_ptr().cast());
+        let code = match (sends, receives) {
+            (false, false) => 0,
+            (true, false) => ffi::MPI_Send(from, n, t, envelope.dest, envelope.sendtag, comm),
+            (false, true) => {
+                ffi::MPI_Recv(to, n, t, envelope.source, envelope.recvtag, comm, status.as_mut_ptr())
+            }
+            (true, true) => ffi::MPI_Sendrecv(
+                from,
+                n,
+                t,
+                envelope.dest,
+                envelope.sendtag,
+                to,
+                n,
+                t,
+                envelope.source,
+                envelope.recvtag,
+                comm,
+                status.as_mut_ptr(),
+            ),
+        };
+        check("MPI message that describes the next one", code)?;
+        (into.assume_init(), status.assume_init())
+    };
+    if !receives {
+        return Ok(());
+    }
+    (call.envelope.source, call.envelope.recvtag) = (status.MPI_SOURCE, status.MPI_TAG);
+    let (count, dtype) = call.recv.map_or((0, 0), |buffer| (buffer.count as u64, buffer.dtype.xla_code()));
+    // NCCL would wait for the rest.
+    let may_be_short = call.status != 0 && record.what.transport != transport::NCCL;
+    let fits = if may_be_short { into.count <= count } else { into.count == count };
+    if into.magic == MAGIC && into.dtype == dtype && fits {
+        return Ok(());
+    }
+    let world = |rank: i32| record.what.comm.world_rank(rank).unwrap_or(rank);
+    Err(Cause::Mismatch {
+        report: format!(
+            "a message is not what is received (MPI4JAX_CHECK)\n  expected rank {}: {record}\n  actual   rank {}: {into}",
+            world(call.site.comm.rank),
+            world(status.MPI_SOURCE)
+        ),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_majority_is_expected() {
+        let lines = ["allreduce #1", "barrier #1", "allreduce #1"].map(String::from);
+        let report = disagreement(&lines, &[4, 5, 6]);
+        assert!(report.contains("expected rank 4: allreduce #1"), "{report}");
+        assert!(report.contains("actual   rank 5: barrier #1"), "{report}");
+        let report = disagreement(&lines[..2], &[0, 1]);
+        assert!(report.contains("expected rank 0"), "{report}");
+    }
+
+    #[test]
+    fn long_texts_are_cut_between_characters() {
+        let bytes = text(&format!("x{}", "é".repeat(TEXT)));
+        assert!(std::str::from_utf8(&bytes).is_ok());
+    }
+}

@@ -1,0 +1,136 @@
+/* A libcuda.so.1 whose device memory is host memory, to run everything above the driver without a GPU.
+ *
+ * Copies wait in a queue, as on a stream, until somebody waits for them: for an event, for the stream, or
+ * for the end of a call, which is where its context is popped. So a transport that reads before it has
+ * waited reads rubbish. FAKE_CUDA_VERSION, FAKE_CUDA_DEVICES, FAKE_CUDA_BROKEN (cuInit fails),
+ * FAKE_CUDA_SHARED (all processes see one GPU), FAKE_CUDA_STREAM_DEVICE (where streams are), FAKE_CUDA_STUCK (no
+ * event is ever reached), FAKE_CUDA_LOST (events cannot be recorded) and FAKE_CUDA_CAPTURING (all is recorded into a graph) set the scene;
+ * FAKE_CUDA_LOG names a file to which the numbers of calls are written at exit, and the bytes copied from and to the host. */
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+typedef struct { void *to; const void *from; size_t bytes; uint32_t value; size_t rows, to_pitch, from_pitch; } Copy;
+
+static __thread Copy *queue;
+static __thread size_t queued, done, room;
+static __thread int entered;
+static long copies, waits, allocations, copied;
+
+static int number(const char *name, int otherwise) {
+    const char *text = getenv(name);
+    return text ? atoi(text) : otherwise;
+}
+
+static void drain(size_t until) {
+    for (; done < until; done++) {
+        Copy *copy = &queue[done];
+        if (copy->from)
+            for (size_t row = 0; row < copy->rows + !copy->rows; row++)
+                memcpy((char *)copy->to + row * copy->to_pitch, (const char *)copy->from + row * copy->from_pitch, copy->bytes);
+        else
+            memcpy(copy->to, &copy->value, sizeof copy->value);
+    }
+    if (done == queued)
+        done = queued = 0;
+}
+
+static int add(Copy copy) {
+    if (!entered)
+        return 201; /* CUDA_ERROR_INVALID_CONTEXT */
+    if (queued == room)
+        queue = realloc(queue, (room = 2 * room + 16) * sizeof *queue);
+    queue[queued++] = copy;
+    __atomic_add_fetch(&copies, 1, __ATOMIC_RELAXED);
+    return 0;
+}
+
+static void report(void) {
+    const char *path = getenv("FAKE_CUDA_LOG");
+    FILE *file = path ? fopen(path, "a") : NULL;
+    if (file) {
+        fprintf(file, "copies %ld waits %ld allocations %ld copied %ld\n", copies, waits, allocations, copied);
+        fclose(file);
+    }
+}
+
+int cuInit(unsigned flags) {
+    atexit(report);
+    return number("FAKE_CUDA_BROKEN", 0);
+}
+int cuDriverGetVersion(int *version) { *version = number("FAKE_CUDA_VERSION", 12040); return 0; }
+int cuGetErrorString(int code, const char **text) { *text = code == 100 ? "no CUDA-capable device is detected" : NULL; return 0; }
+int cuDeviceGetCount(int *count) { *count = number("FAKE_CUDA_DEVICES", 1); return 0; }
+int cuDeviceGet(int *device, int ordinal) { *device = ordinal; return 0; }
+int cuDeviceGetUuid(unsigned char *uuid, int device) {
+    int pid = getpid();
+    memset(uuid, 0, 16);
+    if (!number("FAKE_CUDA_SHARED", 0))
+        memcpy(uuid, &pid, sizeof pid);
+    uuid[15] = (unsigned char)device + 1;
+    return 0;
+}
+int cuDevicePrimaryCtxRetain(void **context, int device) { *context = (void *)(intptr_t)(1000 + device); return 0; }
+int cuCtxPushCurrent_v2(void *context) { entered++; return 0; }
+int cuCtxPopCurrent_v2(void **context) { drain(queued); entered--; return 0; }
+int cuStreamGetCtx(void *stream, void **context) { *context = (void *)(intptr_t)(1000 + number("FAKE_CUDA_STREAM_DEVICE", 0)); return 0; }
+int cuStreamSynchronize(void *stream) { __atomic_add_fetch(&waits, 1, __ATOMIC_RELAXED); drain(queued); return 0; }
+int cuStreamIsCapturing(void *stream, int *status) { *status = number("FAKE_CUDA_CAPTURING", 0); return 0; }
+int cuThreadExchangeStreamCaptureMode(int *mode) { return 0; }
+int cuMemHostAlloc(void **memory, size_t bytes, unsigned flags) {
+    __atomic_add_fetch(&allocations, 1, __ATOMIC_RELAXED);
+    *memory = malloc(bytes);
+    if (*memory)
+        memset(*memory, 0xAA, bytes);
+    return *memory ? 0 : 2;
+}
+int cuMemFreeHost(void *memory) { free(memory); return 0; }
+int cuMemAlloc_v2(uint64_t *memory, size_t bytes) { *memory = (uint64_t)(uintptr_t)calloc(1, bytes); return 0; }
+int cuMemFree_v2(uint64_t memory) { free((void *)(uintptr_t)memory); return 0; }
+int cuMemsetD32Async(uint64_t to, unsigned value, size_t words, void *stream) {
+    Copy copy = {(void *)(uintptr_t)to, NULL, 4, value};
+    return words == 1 ? add(copy) : 801;
+}
+int cuMemcpyDtoHAsync_v2(void *to, uint64_t from, size_t bytes, void *stream) {
+    Copy copy = {to, (void *)(uintptr_t)from, bytes, 0};
+    __atomic_add_fetch(&copied, bytes, __ATOMIC_RELAXED);
+    return add(copy);
+}
+int cuMemcpyHtoDAsync_v2(uint64_t to, const void *from, size_t bytes, void *stream) {
+    Copy copy = {(void *)(uintptr_t)to, from, bytes, 0};
+    __atomic_add_fetch(&copied, bytes, __ATOMIC_RELAXED);
+    return add(copy);
+}
+int cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t bytes, void *stream) {
+    Copy copy = {(void *)(uintptr_t)to, (void *)(uintptr_t)from, bytes, 0};
+    return add(copy);
+}
+typedef struct { size_t x, y; int kind; void *host; uint64_t device; void *array; size_t pitch; } Rows;
+typedef struct { Rows from, to; size_t width, height; } Copy2D;
+static char *place(const Rows *rows) {
+    char *base = rows->kind == 1 ? rows->host : (char *)(uintptr_t)rows->device;
+    return base + rows->y * rows->pitch + rows->x;
+}
+int cuMemcpy2DAsync_v2(const Copy2D *it, void *stream) {
+    Copy copy = {place(&it->to), place(&it->from), it->width, 0, it->height, it->to.pitch, it->from.pitch};
+    int host = it->from.kind == 1, device = it->from.kind == 2;
+    if (!(host && it->to.kind == 2) && !(device && it->to.kind == 1))
+        return 1; /* CUDA_ERROR_INVALID_VALUE */
+    if (it->width > it->from.pitch || it->width > it->to.pitch)
+        return 1;
+    __atomic_add_fetch(&copied, it->width * it->height, __ATOMIC_RELAXED);
+    return add(copy);
+}
+/* An event is how far its thread's queue has to be done. */
+int cuEventCreate(void **event, unsigned flags) { *event = calloc(1, sizeof(size_t)); return 0; }
+int cuEventRecord(void *event, void *stream) { *(size_t *)event = queued; return number("FAKE_CUDA_LOST", 0) ? 700 : 0; }
+int cuEventSynchronize(void *event) {
+    __atomic_add_fetch(&waits, 1, __ATOMIC_RELAXED);
+    size_t until = *(size_t *)event;
+    drain(until < queued ? until : queued);
+    return 0;
+}
+int cuEventQuery(void *event) { return number("FAKE_CUDA_STUCK", 0) ? 600 : 0; }
+int cuEventDestroy_v2(void *event) { free(event); return 0; }

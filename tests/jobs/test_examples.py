@@ -1,0 +1,185 @@
+"""Every example, run as users run it: a job of its own."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+EXAMPLES = Path(__file__).resolve().parent.parent.parent / "examples"
+SHALLOW_WATER = EXAMPLES / "shallow_water.py"
+
+# The jobs have ranks of their own; one rank of pytest starts them.
+pytestmark = [pytest.mark.ranks(1), pytest.mark.time_limit(300)]
+
+
+@pytest.fixture
+def example(mpirun):
+    """example(ranks, script, *arguments): what it prints, if it ends well."""
+
+    def run(ranks, script, *arguments):
+        job = mpirun(ranks, EXAMPLES / script, *arguments, time_limit=240)
+        assert job.returncode == 0, job.stdout + job.stderr
+        return job.stdout
+
+    return run
+
+
+def test_all_examples_are_tested():
+    here = Path(__file__).read_text()
+    assert [p.name for p in EXAMPLES.glob("*.py") if p.name not in here] == []
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_global_sum(example, ranks):
+    printed = example(ranks, "global_sum.py")
+    total = float(sum(range(ranks)))
+    expected = [f"rank {r}: {np.full(3, total)}" for r in range(ranks)]
+    assert sorted(printed.splitlines()) == expected
+
+
+@pytest.mark.parametrize("order", [[], ["--reverse"]], ids=["forward", "reverse"])
+def test_send_recv(example, order):
+    assert sorted(example(2, "send_recv.py", *order).splitlines()) == [
+        "rank 0 received [10. 11. 12.]",
+        "rank 1 received [0. 1. 2.]",
+    ]
+
+
+def test_send_recv_needs_two_ranks(mpirun):
+    job = mpirun(1, EXAMPLES / "send_recv.py")
+    assert job.returncode != 0
+    assert "two ranks" in job.stderr
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_jax_distributed(example, ranks):
+    total = float(sum(range(1, ranks + 1)))
+    assert (
+        f"psum by gloo {np.full(3, total)}, allreduce of it by MPI {np.full(3, ranks * total)}, "
+        f"{ranks} devices in all"
+    ) in example(ranks, "jax_distributed.py")
+
+
+def shallow_water(example, ranks, path, *how, days="0.3"):
+    size = ["--size", "48", "24"]
+    example(ranks, "shallow_water.py", *size, "--days", days, "--save-state", path, *how)
+    with np.load(path) as file:
+        return dict(file)
+
+
+@pytest.fixture(scope="module")
+def final_state():
+    """final_state(example, folder, ranks, *how): computed once."""
+    states = {}
+
+    def state(example, folder, *case):
+        if case not in states:
+            ranks, *how = case
+            states[case] = shallow_water(example, ranks, folder / "state.npz", *how)
+        return states[case]
+
+    return state
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_shallow_water_does_not_depend_on_the_ranks(example, tmp_path, final_state, ranks):
+    one = final_state(example, tmp_path, 1)
+    several = final_state(example, tmp_path, ranks)
+    assert several.keys() == one.keys() == {"u", "v", "h", "vorticity", "seconds"}
+    for name, field in one.items():
+        np.testing.assert_allclose(
+            several[name], field, rtol=1e-5, atol=1e-5 * np.abs(field).max(), err_msg=name
+        )
+
+
+@pytest.mark.parametrize("ranks", [1, 4])
+def test_shallow_water_with_halo_exchange(example, tmp_path, final_state, ranks):
+    """The same arithmetic on the same numbers."""
+    messages = final_state(example, tmp_path, ranks)
+    halo = final_state(example, tmp_path, ranks, "--halo")
+    for name, field in messages.items():
+        scale = np.abs(field).max()
+        np.testing.assert_allclose(halo[name], field, rtol=0, atol=2e-6 * scale, err_msg=name)
+
+
+def test_shallow_water_is_in_balance_and_conserves_mass(example, tmp_path):
+    early = shallow_water(example, 1, tmp_path / "early.npz", days="0.01")
+    late = shallow_water(example, 1, tmp_path / "late.npz", days="1")
+    assert early["h"].shape == (24, 48)
+    assert abs(late["h"].mean() - early["h"].mean()) < 1e-5
+    assert not late["v"][-1].any(), "the northern wall"
+    # Friction slows the jet; nothing but the bump drives a flow across it.
+    assert np.abs(late["u"] - early["u"]).max() < 0.2 * early["u"].max()
+    assert 1e-4 * early["u"].max() < np.abs(late["v"]).max() < 1e-2 * early["u"].max()
+
+
+def test_shallow_water_writes_pictures(example, tmp_path):
+    image = pytest.importorskip("PIL.Image")
+    pytest.importorskip("matplotlib")
+    printed = example(
+        2,
+        "shallow_water.py",
+        *("--size", "48", "24", "--days", "0.5", "--frame-hours", "3"),
+        *("--save-figure", tmp_path / "last.png", "--save-animation", tmp_path / "all.gif"),
+    )
+    assert "steps per second" in printed
+    with image.open(tmp_path / "last.png") as picture:
+        assert picture.format == "PNG"
+        assert len(np.unique(picture.convert("RGB"))) > 50
+        picture.load()
+    with image.open(tmp_path / "all.gif") as film:
+        assert film.format == "GIF"
+        assert film.n_frames == 5
+        film.seek(4)
+        film.load()
+
+
+def test_shallow_water_benchmark(example):
+    printed = example(2, "shallow_water.py", "--benchmark", "--size", "48", "24", "--steps", "20")
+    (line,) = printed.splitlines()
+    assert line.startswith("48 x 24 cells on 2 ranks (1 x 2), 20 steps: wall time ")
+    assert line.endswith(" steps per second")
+
+
+def test_shallow_water_refuses_what_it_cannot_cut(mpirun):
+    job = mpirun(2, SHALLOW_WATER, "--size", "9", "9", "--days", "0.01")
+    assert job.returncode != 0
+    assert "cannot cut 9 x 9 cells into 2 equal blocks" in job.stderr
+
+
+def recovered_height(example, ranks, path, *how):
+    size = ["--size", "32", "16", "--steps", "20", "--group", "5", "--iterations", "6"]
+    printed = example(ranks, "recover_initial_height.py", *size, "--save", path, *how)
+    assert "in 6 iterations, error of the height 0.0 %" in printed
+    with np.load(path) as file:
+        return dict(file)
+
+
+def test_recover_initial_height_does_not_depend_on_the_ranks(example, tmp_path):
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / "recovered.png"
+    one = recovered_height(example, 1, tmp_path / "one.npz", "--save-figure", picture)
+    assert picture.stat().st_size > 10_000
+    assert np.abs(one["gradient"]).max() > 0.1
+    for ranks in (2, 4):
+        several = recovered_height(example, ranks, tmp_path / "several.npz")
+        for name in ("gradient", "truth", "recovered"):
+            np.testing.assert_allclose(
+                several[name], one[name], atol=1e-4 * np.abs(one[name]).max(), err_msg=name
+            )
+        for result in (one, several):
+            assert result["losses"][-1] < 1e-6 * result["losses"][0]
+            np.testing.assert_allclose(result["recovered"], result["truth"], atol=1e-3)
+
+
+def test_data_parallel_training_is_that_of_one_process(example, tmp_path):
+    pytest.importorskip("optax")
+    losses = []
+    for ranks in (1, 3):
+        example(ranks, "data_parallel.py", "--steps", "200", "--save", tmp_path / "run.npz")
+        with np.load(tmp_path / "run.npz") as run:
+            losses.append(run["losses"])
+            # Sums of 240 numbers of float32 in another order, through 200 steps.
+            assert run["difference"] < (1e-7 if ranks == 1 else 1e-4)
+    assert losses[0][-1] < 0.05 * losses[0][0]
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-3)

@@ -1,0 +1,140 @@
+"""What JAX's runtime tokens gave, and a program whose effect is hidden keeps."""
+
+import threading
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from mpi4py import MPI
+from reference import LEFT, RIGHT, SIZE, assert_equal
+
+import mpi4jax
+from mpi4jax import _flush, _native, notoken
+
+WAITS = {"flush": mpi4jax.flush, "effects_barrier": jax.effects_barrier}
+waits = pytest.mark.parametrize("wait", WAITS.values(), ids=WAITS)
+
+
+def slow(x):
+    work = jnp.ones((300, 300))
+    return 0 * lax.fori_loop(0, 60, lambda i, w: jnp.tanh(w @ work), work)[0, 0] + x
+
+
+def started_in_a_thread(work, wait, capfd):
+    """What is printed until ``wait`` returns of the ops that ``work`` starts in a thread."""
+    mpi4jax.flush()
+    capfd.readouterr()
+    _native.set_debug(True)
+    try:
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+        wait()
+        return capfd.readouterr().out
+    finally:
+        _native.set_debug(False)
+
+
+@waits
+def test_ops_of_a_thread_that_has_ended_are_waited_for(wait, capfd):
+    first = jax.jit(slow)
+    first(1.0)
+
+    def eager():
+        notoken.send(first(1.0), MPI.PROC_NULL)
+
+    def compiled_there():
+        jax.jit(lambda x: notoken.send(x, MPI.PROC_NULL))(first(1.0))
+
+    for work in (eager, compiled_there):
+        assert "MPI_Send done with code 0" in started_in_a_thread(work, wait, capfd)
+
+
+@waits
+def test_arrays_of_another_thread_are_waited_for(wait, capfd):
+    first, total = jax.jit(slow), jax.jit(lambda x: notoken.allreduce(x, MPI.SUM))
+    total(first(1.0))
+    kept = []
+    printed = started_in_a_thread(lambda: kept.append(total(first(1.0))), wait, capfd)
+    assert "MPI_Allreduce done with code 0" in printed
+
+
+@waits
+def test_an_op_that_runs_in_another_thread_is_waited_for(wait):
+    """Its results are dropped, and it waits for another rank."""
+    if SIZE == 1:
+        pytest.skip("for n>=2, here n=1")
+    comm = MPI.COMM_WORLD.Dup()
+    barrier = jax.jit(lambda: notoken.barrier(comm=comm))
+    barrier()
+    mpi4jax.flush()
+    begun, ended = comm.Dup(), time.perf_counter
+    if comm.rank == 0:
+        time.sleep(0.5)
+        barrier()
+        mpi4jax.flush()
+    else:
+        threading.Thread(target=barrier).start()
+        time.sleep(0.2)
+        start = ended()
+        wait()
+        assert ended() - start > 0.05  # rank 0 came meanwhile
+    begun.Free()
+    comm.Free()
+
+
+def test_errors_of_others_do_not_come_out_of_flush():
+    x = jnp.ones(3)
+    x.delete()
+    mpi4jax.flush()
+
+
+@pytest.mark.parametrize("wait", [mpi4jax.flush, None], ids=["waited", "not waited"])
+def test_after_an_op_that_failed_its_communicator_is_out_of_step(wait):
+    """The first error comes again, from whatever is next, until there is a new communicator."""
+    comm = MPI.COMM_WORLD.Dup()
+    notoken.allreduce(1.0, MPI.SUM, comm=comm)
+    failing = jax.jit(lambda r: notoken.recv(r, MPI.PROC_NULL, comm=comm) + failing_op(comm, r))
+    with pytest.raises(Exception, match="is not a rank"):
+        jax.block_until_ready(failing(jnp.float32(1)))
+    if wait:
+        wait()
+    for _ in range(2):
+        with pytest.raises(Exception, match=r"allreduce.*earlier operation.*is not a rank"):
+            jax.block_until_ready(notoken.allreduce(1.0, MPI.SUM, comm=comm))
+    other = MPI.COMM_WORLD.Dup()
+    assert float(notoken.allreduce(1.0, MPI.SUM, comm=other)) == SIZE
+    other.Free()
+    comm.Free()
+
+
+def failing_op(comm, x):
+    """An op that asks for a rank that there is not, when it runs."""
+    dest = (x * 0).astype(jnp.int32) + SIZE
+    return notoken.sendrecv(x, x, LEFT, dest, comm=comm)
+
+
+def test_searchsorted():
+    """Its jaxpr has an equation of JAX's higher kind, from JAX 0.12 on."""
+
+    @mpi4jax.jit
+    def f(x):
+        edges = jnp.arange(5.0)
+        return notoken.allreduce(jnp.searchsorted(edges, x), MPI.SUM), jnp.interp(x, edges, edges)
+
+    y, z = f(jnp.array([0.5, 2.5]))
+    assert_equal(y, np.array([1, 3], np.int32) * SIZE)
+    np.testing.assert_allclose(z, [0.5, 2.5])
+
+
+def test_the_thread_that_waits_is_not_counted_twice():
+    before = len(_flush._ended)
+    thread = threading.Thread(target=lambda: notoken.sendrecv(1.0, 1.0, LEFT, RIGHT))
+    thread.start()
+    thread.join()
+    assert len(_flush._ended) == before + 1
+    mpi4jax.flush()
+    assert not _flush._ended

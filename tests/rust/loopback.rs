@@ -1,0 +1,286 @@
+//! Ranks as threads of one process, for tests of everything above a transport.
+
+use std::ffi::c_int;
+use std::fmt;
+use std::sync::{Arc, Barrier, Condvar, Mutex, MutexGuard, PoisonError};
+
+use _native::call::Call;
+use _native::error::{Cause, Error};
+use _native::mpilib::wildcards;
+use _native::ops::{self, Buffer, Builtin, Op, Reduction, Wire};
+use _native::transport::{Arrived, Transport, arrive};
+
+/// One rank.
+#[derive(Clone)]
+pub struct Loopback {
+    rank: usize,
+    world: Arc<World>,
+}
+
+struct World {
+    meeting: Barrier,
+    /// What each rank gave to the collective under way.
+    given: Mutex<Vec<Arc<[u8]>>>,
+    mailboxes: Vec<Mailbox>,
+}
+
+#[derive(Default)]
+struct Mailbox {
+    messages: Mutex<Vec<Message>>,
+    came: Condvar,
+}
+
+struct Message {
+    source: i32,
+    tag: i32,
+    bytes: Vec<u8>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl fmt::Debug for Loopback {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Loopback {} of {}", self.rank, self.world.mailboxes.len())
+    }
+}
+
+impl Transport for Loopback {
+    fn name(&self) -> &'static str {
+        "loopback"
+    }
+
+    fn execute(&self, call: &Call) -> Result<(), Error> {
+        self.run(call).map_err(|cause| Error { transport: Some(self.name()), ..call.site.error(cause) })
+    }
+}
+
+impl Loopback {
+    /// The ranks of a new world.
+    pub fn world(size: usize) -> Vec<Self> {
+        let world = Arc::new(World {
+            meeting: Barrier::new(size),
+            given: Mutex::new(vec![Arc::default(); size]),
+            mailboxes: (0..size).map(|_| Mailbox::default()).collect(),
+        });
+        (0..size).map(|rank| Self { rank, world: Arc::clone(&world) }).collect()
+    }
+
+    /// Gives a copy of a buffer to all ranks; what all of them gave. The copy makes aliased buffers safe.
+    fn exchange(&self, mine: Option<Buffer>) -> Vec<Arc<[u8]>> {
+        let mine = mine.map_or(Arc::default(), |buffer| contents(&buffer).into());
+        lock(&self.world.given)[self.rank] = mine;
+        self.world.meeting.wait();
+        let all = lock(&self.world.given).clone();
+        // Nobody gives to the next collective before everybody has taken from this one.
+        self.world.meeting.wait();
+        all
+    }
+
+    fn run(&self, call: &Call) -> Result<(), Cause> {
+        let site = call.site;
+        let root = site.root as usize;
+        match site.op {
+            Op::Barrier => drop(self.exchange(None)),
+            Op::Allgather | Op::Gather => {
+                let all = self.exchange(call.send);
+                if let Some(recv) = &call.recv {
+                    fill(call, recv, &all.concat())?;
+                }
+            }
+            Op::Allreduce | Op::Reduce => {
+                let all = self.exchange(call.send);
+                if let Some(recv) = &call.recv {
+                    fill(call, recv, &reduce(call, &all)?)?;
+                }
+            }
+            Op::Scan => {
+                let all = self.exchange(call.send);
+                let ranks = if site.reverse { &all[self.rank..] } else { &all[..=self.rank] };
+                if let Some(recv) = &call.recv {
+                    fill(call, recv, &reduce(call, ranks)?)?;
+                }
+            }
+            Op::Alltoall => {
+                let all = self.exchange(call.send);
+                let block = |bytes: &Arc<[u8]>| {
+                    let size = bytes.len() / all.len();
+                    bytes[self.rank * size..(self.rank + 1) * size].to_vec()
+                };
+                if let Some(recv) = &call.recv {
+                    fill(call, recv, &all.iter().flat_map(block).collect::<Vec<u8>>())?;
+                }
+            }
+            Op::Bcast => {
+                let all = self.exchange(call.send);
+                if let Some(recv) = &call.recv {
+                    fill(call, recv, &all[root])?;
+                }
+            }
+            Op::Scatter => {
+                let all = self.exchange(call.send);
+                let size = all[root].len() / all.len();
+                if let Some(recv) = &call.recv {
+                    fill(call, recv, &all[root][self.rank * size..(self.rank + 1) * size])?;
+                }
+            }
+            Op::HaloExchange => {
+                let halo =
+                    site.halo.as_ref().ok_or(Cause::Buffers { what: "halo", expected: 1, actual: 0 })?;
+                halo.exchange(
+                    call.blocks(),
+                    site.comm.rank,
+                    &mut Ghosts { rank: self, receives: Vec::new() },
+                )?;
+            }
+            Op::Send => self.send(call),
+            Op::Recv => self.receive(call)?,
+            Op::Sendrecv => {
+                self.send(call);
+                self.receive(call)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Never waits: a mailbox is as large as it needs to be.
+    fn send(&self, call: &Call) {
+        let bytes = call.send.map_or(Vec::new(), |buffer| contents(&buffer).to_vec());
+        if call.envelope.dest == wildcards().proc_null {
+            return;
+        }
+        self.post(
+            call.envelope.dest,
+            Message { source: self.rank as i32, tag: call.envelope.sendtag, bytes },
+        );
+    }
+
+    fn post(&self, dest: i32, message: Message) {
+        let mailbox = &self.world.mailboxes[dest as usize];
+        lock(&mailbox.messages).push(message);
+        mailbox.came.notify_all();
+    }
+
+    /// Waits for a message.
+    fn take(&self, matches: impl Fn(&Message) -> bool) -> Message {
+        let mailbox = &self.world.mailboxes[self.rank];
+        let mut messages = lock(&mailbox.messages);
+        loop {
+            match messages.iter().position(&matches) {
+                Some(found) => return messages.remove(found),
+                None => messages = mailbox.came.wait(messages).unwrap_or_else(PoisonError::into_inner),
+            }
+        }
+    }
+
+    fn receive(&self, call: &Call) -> Result<(), Cause> {
+        let (any, envelope) = (wildcards(), call.envelope);
+        let Some(recv) = &call.recv else { return Ok(()) };
+        if envelope.source == any.proc_null {
+            return arrive(call, &Arrived { source: any.proc_null, tag: any.tag, count: 0 });
+        }
+        let matches = |message: &Message| {
+            (envelope.source == any.source || envelope.source == message.source)
+                && (envelope.recvtag == any.tag || envelope.recvtag == message.tag)
+        };
+        let Message { source, tag, bytes } = self.take(matches);
+        if bytes.len() > recv.bytes() {
+            return Err(truncated(call, recv, bytes.len()));
+        }
+        // SAFETY: the result's memory, at least as large.
+        unsafe { recv.data.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+        arrive(call, &Arrived { source, tag, count: bytes.len() / recv.dtype.size() })
+    }
+}
+
+/// Tags of ghost cells, beyond those of the tests' messages.
+const GHOSTS: i32 = 1 << 20;
+
+/// Ghost cells that travel at once.
+struct Ghosts<'a> {
+    rank: &'a Loopback,
+    receives: Vec<(i32, i32, *mut u8, usize)>,
+}
+
+impl Wire for Ghosts<'_> {
+    unsafe fn receive(&mut self, peer: i32, tag: i32, into: *mut u8, bytes: usize) -> Result<(), Cause> {
+        self.receives.push((peer, GHOSTS + tag, into, bytes));
+        Ok(())
+    }
+
+    unsafe fn send(&mut self, peer: i32, tag: i32, from: *mut u8, bytes: usize) -> Result<(), Cause> {
+        // SAFETY: promised by the caller.
+        let bytes = unsafe { std::slice::from_raw_parts(from, bytes) }.to_vec();
+        self.rank.post(peer, Message { source: self.rank.rank as i32, tag: GHOSTS + tag, bytes });
+        Ok(())
+    }
+
+    fn wait(&mut self) -> Result<(), Cause> {
+        for (source_rank, tag, into, expected) in self.receives.drain(..) {
+            let message = self.rank.take(|message| message.source == source_rank && message.tag == tag);
+            let received = message.bytes.len();
+            if received != expected {
+                return Err(Cause::Ghosts { received, source_rank, expected });
+            }
+            // SAFETY: promised by the caller of `receive`.
+            unsafe { into.copy_from_nonoverlapping(message.bytes.as_ptr(), received) };
+        }
+        Ok(())
+    }
+}
+
+fn contents(buffer: &Buffer) -> &[u8] {
+    // SAFETY: a buffer's memory is valid during the call; an empty one may have no address.
+    if buffer.count == 0 { &[] } else { unsafe { std::slice::from_raw_parts(buffer.data, buffer.bytes()) } }
+}
+
+/// Writes a whole result.
+fn fill(call: &Call, recv: &Buffer, bytes: &[u8]) -> Result<(), Cause> {
+    if bytes.len() != recv.bytes() {
+        return Err(truncated(call, recv, bytes.len()));
+    }
+    // SAFETY: the result's memory, of this size; the bytes are a copy.
+    unsafe { recv.data.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+    Ok(())
+}
+
+fn truncated(call: &Call, recv: &Buffer, bytes: usize) -> Cause {
+    let (got, expected) = (bytes / recv.dtype.size(), recv.count);
+    Cause::Mpi {
+        function: call.site.op.mpi_name(),
+        code: 15,
+        text: format!("the other ranks' data are {got} elements, expected {expected}").into(),
+    }
+}
+
+/// Reduces in the order of the ranks.
+fn reduce(call: &Call, ranks: &[Arc<[u8]>]) -> Result<Vec<u8>, Cause> {
+    let (Some(send), Some(Reduction::Builtin(builtin))) = (&call.send, call.site.reduction) else {
+        return Err(Cause::Unsupported {
+            what: "this reduction".into(),
+            reason: "it is not one of MPI's own",
+        });
+    };
+    let dtype = send.dtype;
+    let combine = ops::combine(builtin, dtype)
+        .ok_or(Cause::UndefinedReduction { reduction: builtin.name(), dtype: dtype.name() })?;
+    let width = if matches!(builtin, Builtin::Maxloc | Builtin::Minloc) { 2 } else { 1 };
+    if !send.count.is_multiple_of(width) {
+        return Err(Cause::Pairs { count: send.count });
+    }
+    let (last, others) = ranks.split_last().unwrap_or((&ranks[0], &[]));
+    let mut result = last.to_vec();
+    for rank in others.iter().rev() {
+        if rank.len() != result.len() {
+            return Err(truncated(call, send, rank.len()));
+        }
+        let mut count = (send.count / width) as c_int;
+        // SAFETY: both hold `send.count` elements.
+        unsafe {
+            let (input, inout) = (rank.as_ptr().cast_mut().cast(), result.as_mut_ptr().cast());
+            combine(input, inout, &mut count, std::ptr::null_mut());
+        }
+    }
+    Ok(result)
+}

@@ -1,0 +1,72 @@
+"""What the benchmark report computes, from times that are given."""
+
+import subprocess
+from types import SimpleNamespace
+
+import pytest
+import report
+import run
+from report import GLOO, NEW, OLD, Key
+
+pytestmark = pytest.mark.ranks(1)
+
+
+def bench(results, models, notes=()):
+    args = SimpleNamespace(rounds=3, seconds=0.001, size=[48, 24], model_rounds=3)
+    return SimpleNamespace(
+        args=args,
+        results=results,
+        models=models,
+        faults={Key(2, "allreduce", 4, NEW, "loop"): [7.0, 8.0, 9.0]},
+        notes=list(notes),
+        versions={},
+        load_before=0.1,
+    )
+
+
+def test_report(tmp_path, monkeypatch):
+    times = {"raw": 1e-6, "loop": 1.5e-6, "jit": 6e-6, "noop": 4e-6, "eager": 8e-6}
+    results = {Key(2, "allreduce", 4, NEW, m): [t, 2 * t, t] for m, t in times.items()}
+    results[Key(2, "allreduce", 4, OLD, "jit")] = [60e-6] * 3
+    results[Key(2, "allreduce", 4, GLOO, "jit")] = [660e-6] * 3
+    results[Key(2, "allreduce", 4, OLD, "loop")] = [1e-6] * 3
+    models = {(2, "one host"): {NEW: [0.1, 0.1, 0.2], OLD: [0.2, 0.2, 0.2]}}
+    monkeypatch.setattr(report, "DATA", tmp_path / "data")
+    text = report.write(bench(results, models, ["gloo: gone"]), tmp_path, 60)
+    lines = text.splitlines()
+    assert (tmp_path / "benchmarks.md").read_text() == text
+    for picture in ("operations", "model"):
+        assert f"(benchmarks-{picture}.png)" in text
+        assert (tmp_path / f"benchmarks-{picture}.png").stat().st_size > 1000
+    assert "- gloo: gone" in lines
+    assert "**The machine was busy**" not in text
+    of = "allreduce, 4 B, n = 2"
+    # The median and the quartiles of 10, 5, 10.
+    assert f"| jitted: 0.9.1 / mpi4jax | {of} | 10.00 (7.50 to 10.00) |" in lines
+    assert f"| jitted: gloo / mpi4jax | {of} | 110 (82 to 110) |" in lines
+    assert f"| in a loop: 0.9.1 / mpi4jax | {of} | 0.67 (0.50 to 0.67) |" in lines  # it loses
+    assert "| 2 | one host | 10.0 | 5.0 | 2.00 (1.50 to 2.00) |" in lines
+    assert any("| 1 us | 1.5 us (8) |" in line for line in lines)  # a time and its page faults
+
+
+def test_report_of_nothing(tmp_path, monkeypatch):
+    """Where no contender could be started."""
+    monkeypatch.setattr(report, "DATA", tmp_path / "data")
+    empty = bench({}, {}, ["mpi4jax did not start"])
+    empty.load_before = 1000.0
+    text = report.write(empty, tmp_path, 1)
+    assert "- mpi4jax did not start" in text
+    assert "**The machine was busy**" in text
+
+
+def test_notes_name_no_paths(tmp_path):
+    it = object.__new__(run.Bench)
+    it.notes = []
+    it.note("the model", subprocess.CalledProcessError(3, [str(tmp_path), "x"]))
+    it.note("the model", subprocess.TimeoutExpired([str(tmp_path)], 300))
+    it.note("0.9.1", FileNotFoundError(2, "No such file", str(tmp_path / "mpicc")))
+    assert it.notes == [
+        "the model: it ended with status 3",
+        "the model: no end after 300 s",
+        "0.9.1: [Errno 2] No such file: 'mpicc'",
+    ]
