@@ -11,7 +11,7 @@ from mpi4py import MPI
 from reference import RANK, SIZE, SPECS, assert_equal, compilations
 
 import mpi4jax
-from mpi4jax import notoken
+from mpi4jax import _native, notoken
 
 WORLD = MPI.COMM_WORLD
 JITS = {"eager": lambda f: f, "jax.jit": jax.jit, "mpi4jax.jit": mpi4jax.jit}
