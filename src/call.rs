@@ -8,6 +8,7 @@ use smallvec::SmallVec;
 
 use crate::comm::Comm;
 use crate::error::{Cause, Error};
+use crate::mpilib::Wildcards;
 use crate::ops::{Buffer, Dtype, Extent, Halo, Op, Reduction, Side};
 
 /// Who a message goes to and comes from.
@@ -19,18 +20,45 @@ pub struct Envelope {
     pub sendtag: i32,
 }
 
-/// Which half of the envelope an operand replaces at run time.
+/// An envelope as an operand: source, recvtag, dest, sendtag.
+pub type Peers = [i32; 4];
+
+impl From<Peers> for Envelope {
+    fn from([source, recvtag, dest, sendtag]: Peers) -> Self {
+        Self { source, recvtag, dest, sendtag }
+    }
+}
+
+/// What an operand of int32, the last one, says at run time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum EnvelopeOperand {
+pub enum Operand {
     None,
-    /// `(source, recvtag)`
-    Receive,
-    /// `(dest, sendtag)`
-    Send,
+    /// [`Peers`]
+    Peers,
+    /// All that can change from call to call: [`Peers`], the number of the communicator and of the user's
+    /// line, and the address of the status, its lower half first.
+    Call,
+}
+
+impl Operand {
+    pub const CALL: usize = 8;
+
+    /// How many numbers it has.
+    pub fn len(self) -> usize {
+        match self {
+            Self::None => 0,
+            Self::Peers => size_of::<Peers>() / size_of::<i32>(),
+            Self::Call => Self::CALL,
+        }
+    }
+
+    pub fn is_empty(self) -> bool {
+        self == Self::None
+    }
 }
 
 /// One operation in a compiled program: everything that is known before its buffers are.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Site {
     pub op: Op,
     pub comm: Arc<Comm>,
@@ -39,11 +67,11 @@ pub struct Site {
     /// A scan over the ranks from this one to the last.
     pub reverse: bool,
     /// `Some` for a halo exchange.
-    pub halo: Option<Halo>,
+    pub halo: Option<Arc<Halo>>,
     /// Meaningless for operations without a root.
     pub root: i32,
     pub envelope: Envelope,
-    pub envelope_operand: EnvelopeOperand,
+    pub operand: Operand,
     /// Whether a result takes the source and the tag of the message that was received.
     pub envelope_result: bool,
     /// Address of an `MPI_Status` to fill, or 0.
@@ -63,7 +91,7 @@ impl Site {
             halo: None,
             root: 0,
             envelope: Envelope { source: -1, recvtag: 0, dest: -1, sendtag: 0 },
-            envelope_operand: EnvelopeOperand::None,
+            operand: Operand::None,
             envelope_result: false,
             status: 0,
             location: "".into(),
@@ -108,7 +136,7 @@ impl Site {
     /// How many arrays it takes, where it takes any.
     #[inline]
     pub fn arrays(&self) -> usize {
-        self.halo.as_ref().map_or(1, Halo::blocks)
+        self.halo.as_ref().map_or(1, |halo| halo.blocks())
     }
 
     /// An error of this operation, before or beside any transport.
@@ -142,6 +170,8 @@ pub struct Call<'a> {
     pub envelope: Envelope,
     /// Where source and tag of the received message go.
     pub received: Option<*mut [i32; 2]>,
+    /// Address of an `MPI_Status` to fill, or 0: the site's, or what an operand replaced it with.
+    pub status: usize,
     pub stream: Stream,
 }
 
@@ -149,8 +179,8 @@ impl<'a> Call<'a> {
     /// A call whose buffers are not known yet.
     #[inline(always)]
     pub fn of(site: &'a Site, stream: Stream) -> Self {
-        let envelope = site.envelope;
-        Self { site, send: None, recv: None, others: &[], envelope, received: None, stream }
+        let &Site { envelope, status, .. } = site;
+        Self { site, send: None, recv: None, others: &[], envelope, received: None, status, stream }
     }
 
     pub fn new(site: &'a Site, send: Option<Buffer>, recv: Option<Buffer>) -> Result<Self, Error> {
@@ -204,6 +234,38 @@ impl<'a> Call<'a> {
                 Err(self.site.error(Cause::Buffers { what, expected: 1, actual: 0 }))
             }
         }
+    }
+
+    /// Checks an envelope that came with an operand: MPI would end the job.
+    pub fn check_envelope(&self, wildcards: Wildcards) -> Result<(), Error> {
+        let (row, size, limit) = (self.site.op.row(), self.site.comm.size, wildcards.tag_limit);
+        let (sends, receives) = (row.elsewhere.send != Extent::None, row.elsewhere.recv != Extent::None);
+        let both = sends && receives;
+        let Envelope { source, recvtag, dest, sendtag } = self.envelope;
+        let is_rank = |rank| (0..size).contains(&rank) || rank == wildcards.proc_null;
+        let is_tag = |tag| (0..=limit).contains(&tag);
+        let wrong = |argument, value, any: &str| {
+            let expected = if argument == "source" || argument == "dest" {
+                format!("a rank from 0 to {}{any} or MPI.PROC_NULL", size - 1)
+            } else {
+                format!("an integer from 0 to {limit}{any}")
+            };
+            let line = self.site.location.clone();
+            Err(self.site.error(Cause::Peer { argument, value, expected, line }))
+        };
+        if receives && !is_rank(source) && source != wildcards.source {
+            return wrong("source", source, " or MPI.ANY_SOURCE");
+        }
+        if receives && !is_tag(recvtag) && recvtag != wildcards.tag {
+            return wrong(if both { "recvtag" } else { "tag" }, recvtag, " or MPI.ANY_TAG");
+        }
+        if sends && !is_rank(dest) {
+            return wrong("dest", dest, "");
+        }
+        if sends && !is_tag(sendtag) {
+            return wrong(if both { "sendtag" } else { "tag" }, sendtag, "");
+        }
+        Ok(())
     }
 
     /// The operands of an operation on several arrays, with their results.

@@ -49,8 +49,11 @@ pub enum Cause {
     NoSuchRank { role: &'static str, rank: i32, size: i32 },
     #[error("expected {expected} {what}(s), got {actual}")]
     Buffers { what: &'static str, expected: usize, actual: usize },
-    #[error("the second {what} holds {count} elements of {dtype}, expected (rank, tag) as two int32")]
-    Envelope { what: &'static str, dtype: &'static str, count: usize },
+    #[error("the last {what} holds {count} elements of {dtype}, expected {expected} of int32")]
+    Envelope { what: &'static str, expected: usize, dtype: &'static str, count: usize },
+    #[error("argument '{argument}' must be {expected}, got {value} when it ran{}",
+        if .line.is_empty() { String::new() } else { format!(", {line}") })]
+    Peer { argument: &'static str, value: i32, expected: String, line: Box<str> },
     #[error("the {what} has {count} elements, expected a multiple of the communicator's size {size}")]
     NotPerRank { what: &'static str, count: usize, size: usize },
     #[error(

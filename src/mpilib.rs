@@ -3,7 +3,7 @@
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::mem::size_of;
 use std::ptr::null_mut;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use mpi::ffi::{self, MPI_Comm, MPI_Datatype, MPI_Op};
@@ -78,12 +78,26 @@ pub struct Wildcards {
     pub source: i32,
     pub tag: i32,
     pub proc_null: i32,
+    /// The largest tag.
+    pub tag_limit: i32,
+}
+
+static TAG_LIMIT: AtomicI32 = AtomicI32::new(i32::MAX);
+
+/// Python has asked MPI for the largest tag.
+pub fn set_tag_limit(limit: i32) {
+    TAG_LIMIT.store(limit, Ordering::Relaxed);
 }
 
 pub fn wildcards() -> Wildcards {
     // SAFETY: constants of the MPI shim, written once by its loader.
     unsafe {
-        Wildcards { source: ffi::RSMPI_ANY_SOURCE, tag: ffi::RSMPI_ANY_TAG, proc_null: ffi::RSMPI_PROC_NULL }
+        Wildcards {
+            source: ffi::RSMPI_ANY_SOURCE,
+            tag: ffi::RSMPI_ANY_TAG,
+            proc_null: ffi::RSMPI_PROC_NULL,
+            tag_limit: TAG_LIMIT.load(Ordering::Relaxed),
+        }
     }
 }
 

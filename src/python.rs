@@ -63,7 +63,7 @@ mod _native {
     /// carried by a transport that attaches late.
     #[pyfunction]
     #[allow(clippy::too_many_arguments)]
-    #[pyo3(signature = (op, comm, dtype, reduction, source, recvtag, dest, sendtag, has_status))]
+    #[pyo3(signature = (op, comm, dtype, reduction, source, recvtag, dest, sendtag, has_status, traced))]
     fn gpu_target(
         py: Python<'_>,
         op: &str,
@@ -75,6 +75,7 @@ mod _native {
         dest: i32,
         sendtag: i32,
         has_status: bool,
+        traced: bool,
     ) -> PyResult<String> {
         let unknown = || PyValueError::new_err(format!("there is no {op}"));
         let features = transport::Features {
@@ -82,6 +83,7 @@ mod _native {
             dtype: dtype.and_then(|name| Dtype::ALL.iter().find(|dtype| dtype.name() == name).copied()),
             reduction: ops::Reduction::from_name(reduction),
             envelope: call::Envelope { source, recvtag, dest, sendtag },
+            traced,
         };
         Ok(py.detach(|| xla::gpu_target(&features, comm, has_status))?)
     }
@@ -161,11 +163,24 @@ mod _native {
     }
 
     #[pyfunction]
-    fn register_comm(py: Python<'_>, key: &str, handle: usize, rank: i32, size: i32) -> PyResult<()> {
+    fn register_comm(py: Python<'_>, key: &str, handle: usize, rank: i32, size: i32) -> PyResult<i32> {
         // SAFETY: mpi4py gives handles of live communicators, and it has initialised MPI.
         let comm = unsafe { Comm::of_mpi(key, handle, rank, size) }.map_err(Error::from)?;
         let comm = comm::register(comm);
-        Ok(py.detach(|| transport::attach(&comm))?)
+        py.detach(|| transport::attach(&comm))?;
+        Ok(comm.number)
+    }
+
+    /// The number of a source line of the user's.
+    #[pyfunction]
+    fn add_line(line: &str) -> i32 {
+        ops::add_line(line)
+    }
+
+    /// The largest tag that MPI takes.
+    #[pyfunction]
+    fn set_tag_limit(limit: i32) {
+        mpilib::set_tag_limit(limit);
     }
 
     /// MPI frees a communicator: so is all that was made from it.

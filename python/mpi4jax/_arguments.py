@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 from mpi4py import MPI
 
+from . import _native
 from ._comm import Comm, static_int
 
 ANY_SOURCE, ANY_TAG, PROC_NULL = MPI.ANY_SOURCE, MPI.ANY_TAG, MPI.PROC_NULL
-_TAG_UB = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)
+_TAG_UB = int(MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) or 32767)
+_native.set_tag_limit(_TAG_UB)
 
 
 def rank_of(op: str, name: str, value: Any, comm: Comm, *special: str) -> int:
@@ -31,25 +36,50 @@ def rank_of(op: str, name: str, value: Any, comm: Comm, *special: str) -> int:
     )
 
 
-def source_of(op: str, name: str, value: Any, comm: Comm) -> int:
-    """The rank that a message comes from; raises as :func:`rank_of`."""
+def _traced(op: str, name: str, value: Any) -> Any:
+    """A traced integer, as int32.
+
+    Raises:
+        TypeError: it is no scalar of an integer type.
+    """
+    if value.shape != () or not jnp.issubdtype(value.dtype, np.integer):
+        raise TypeError(
+            f"{op}: argument '{name}' must be an integer, or a traced scalar of an integer type; "
+            f"got a traced value: {value}"
+        )
+    limits = np.iinfo(np.int32)
+    if not np.can_cast(value.dtype, np.int32):  # what is out of range has to stay there
+        value = jnp.clip(value, max=limits.max)
+        if jnp.issubdtype(value.dtype, np.signedinteger):
+            value = jnp.clip(value, min=limits.min)
+    return value.astype(np.int32)
+
+
+def source_of(op: str, name: str, value: Any, comm: Comm) -> Any:
+    """The rank that a message comes from, which may be traced; raises as :func:`rank_of`."""
+    if isinstance(value, jax.core.Tracer):
+        return _traced(op, name, value)
     return rank_of(op, name, value, comm, "ANY_SOURCE", "PROC_NULL")
 
 
-def dest_of(op: str, name: str, value: Any, comm: Comm) -> int:
-    """The rank that a message goes to; raises as :func:`rank_of`."""
+def dest_of(op: str, name: str, value: Any, comm: Comm) -> Any:
+    """The rank that a message goes to, which may be traced; raises as :func:`rank_of`."""
+    if isinstance(value, jax.core.Tracer):
+        return _traced(op, name, value)
     return rank_of(op, name, value, comm, "PROC_NULL")
 
 
-def tag_of(op: str, name: str, value: Any, *, wildcard: bool = False) -> int:
-    """The tag of a message, of one that is received if it may be a wildcard.
+def tag_of(op: str, name: str, value: Any, *, wildcard: bool = False) -> Any:
+    """The tag of a message, which may be traced, and a wildcard if it is received.
 
     Raises:
-        TypeError: it is no integer, or a traced one.
+        TypeError: it is no integer.
         ValueError: it is no tag.
     """
-    if type(value) is int and 0 <= value <= 32767:  # every MPI allows these
-        return value
+    if type(value) is int and (0 <= value <= 32767 or (wildcard and value == ANY_TAG)):
+        return value  # every MPI allows these
+    if isinstance(value, jax.core.Tracer):
+        return _traced(op, name, value)
     expected = f"an integer from 0 to {_TAG_UB}" + (" or MPI.ANY_TAG" if wildcard else "")
     value = static_int(op, name, value, expected)
     if 0 <= value <= _TAG_UB or (wildcard and value == ANY_TAG):

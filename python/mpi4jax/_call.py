@@ -1,31 +1,36 @@
-"""Calls of ops: in a function that is traced, and eager ones, which are compiled once."""
+"""Calls of ops: in a function that is traced, and eager ones.
+
+An eager op is compiled once for all communicators of a size, peers, tags, statuses and callers:
+they are in an operand, an int32 vector that the call reads (`Operand::Call` in
+`src/ops/call.rs`). On GPUs, where the host cannot read it, it is compiled once for each.
+"""
 
 from __future__ import annotations
 
-import ctypes
 import functools
-import threading
-from collections.abc import Callable
+import os
+import sys
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from mpi4py import MPI
 
-from . import _compat
+from . import _compat, _native
 from ._comm import Status
 from ._flush import started_here
 from ._misuse import warn_of_used_token
-from ._packing import bind_trees, pack_arguments
-from ._primitive import bind
-from ._spec import SPECS, Params, Spec
+from ._packing import bind_trees, pack_arguments, with_templates
+from ._primitive import bind, split
+from ._spec import OFFSET, PEERS, SPECS, Params, Spec
 from ._tokens import NO_TOKEN, ZERO_TOKEN, check_token, create_token, token_operand
 
 # Handed to compiled code as they are; anything else may be a pytree.
 _ARRAYS = {_compat.ArrayImpl, np.ndarray, float, int, complex, bool, np.float32, np.float64}
 
 _clean = _compat.trace_state_clean
-_scratch = threading.local()
 
 
 def run(name: str, args: tuple[Any, ...], token: Any, p: Params) -> Any:
@@ -39,7 +44,8 @@ def run(name: str, args: tuple[Any, ...], token: Any, p: Params) -> Any:
     operand = token_operand(token)
     if operand:
         warn_of_used_token(name, token)
-    y, new = bind_trees(spec, args, {**spec.defaults, **p}, operand)
+    numbers = _traced_peers(p)
+    y, new = bind_trees(spec, args, {**spec.defaults, **p}, operand, numbers)
     if not want:
         return y
     if not new:
@@ -47,58 +53,167 @@ def run(name: str, args: tuple[Any, ...], token: Any, p: Params) -> Any:
     return (y, new[0]) if spec.returns else new[0]
 
 
+def _traced_peers(p: Params) -> list[Any]:
+    """The operand for the peers that are traced, if there are any."""
+    traced = [name for name in PEERS if isinstance(p.get(name), jax.core.Tracer)]
+    if not traced:
+        return []
+    numbers = jnp.stack([p[name] + OFFSET if name in traced else 0 for name in PEERS])
+    p.update(dict.fromkeys(traced), operand="given")
+    return [numbers]
+
+
+# ---- Eager calls
+
+_HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_NOT_THE_USERS = (_HERE, os.path.dirname(os.path.abspath(jax.__file__)) + os.sep)
+_is_the_users: dict[str, bool] = {}
+
+Line = tuple[str, int]
+
+
+def _caller() -> Line:
+    """The user's line."""
+    frame: Any = sys._getframe(4)  # from `_eager`, below a function of `ops`
+    while frame is not None:
+        file = frame.f_code.co_filename
+        theirs = _is_the_users.get(file)
+        if theirs is None:
+            theirs = _is_the_users[file] = not file.startswith(_NOT_THE_USERS)
+        if theirs:
+            return file, frame.f_lineno
+        frame = frame.f_back
+    return "", 0
+
+
 @functools.cache
-def _compiled(
-    name: str, params: tuple[tuple[str, Any], ...], want_token: bool = False
-) -> Callable[..., Any]:
-    """The compiled function of one op.
+def _number(line: Line) -> int:
+    """The number of a line for the native module."""
+    file, number = line
+    return _native.add_line(f"{os.path.basename(file)}:{number}") if file else 0
+
+
+@functools.cache
+def _reads_operands() -> bool:
+    """Whether all arrays are in the memory of the host."""
+    return _compat.platforms() == {"cpu"} and not _native.is_gpu_on_cpu()
+
+
+_ANY_STATUS = Status(None)
+
+
+def _generalize(p: Params, line: Line) -> np.ndarray:
+    """Take what may change from call to call out of the parameters; the operand that has it."""
+    comm, status = p["comm"], p.get("status")
+    peers = [p.get(name, -1) for name in PEERS]
+    p["comm"], p["operand"] = comm.any, "call"
+    if "recvtag" in p:
+        # The result is the template if there is no sender.
+        p["source"] = MPI.PROC_NULL if p["source"] == MPI.PROC_NULL else None
+        p["recvtag"] = None
+        p["status"] = status and _ANY_STATUS
+    if "sendtag" in p:
+        p["dest"] = p["sendtag"] = None
+    address = np.array([0 if status is None else status.address], np.uint64).view(np.int32)
+    return np.array([*peers, comm.number, _number(line), *address], np.int32)
+
+
+_programs: dict[Any, Callable[..., Any]] = {}
+
+
+def _program(kind: Callable[..., Any], spec: Spec, want: bool, p: Params, cache: Any) -> Any:
+    """The compiled function of an op with these parameters."""
+    key = (kind, spec, want, *p.items())
+    found = cache.get(key)
+    if found is None:
+        found = cache[key] = kind(spec, want, {**spec.defaults, **p, "eager": True})
+    return found
+
+
+def _of_arrays(spec: Spec, want_token: bool, p: Params) -> Callable[..., Any]:
+    """The function of one op on arrays.
 
     With ``want_token`` it returns a token as well, which is ready when the op has ended.
     """
-    spec = SPECS[name]
-    p, token = {**spec.defaults, **dict(params)}, [ZERO_TOKEN] if want_token else []
+    token = [ZERO_TOKEN] if want_token else []
 
     def call(*args: Any) -> list[Any]:
         return [*bind(spec, *args, **p), *token]
 
-    call.__name__ = name
+    call.__name__ = spec.name
     return jax.jit(call)
 
 
-@functools.cache
-def _compiled_trees(
-    name: str, params: tuple[tuple[str, Any], ...], want_token: bool
-) -> Callable[..., Any]:
+def _of_trees(spec: Spec, want_token: bool, p: Params) -> Callable[..., Any]:
     """The same for pytrees and for whatever else JAX takes as an array."""
-    spec = SPECS[name]
-    p, token = {**spec.defaults, **dict(params)}, [ZERO_TOKEN] if want_token else []
+    token, n = [ZERO_TOKEN] if want_token else [], 1 if spec.arrays is None else spec.arrays
 
-    def call(*trees: Any) -> list[Any]:
-        y, _ = bind_trees(spec, trees, p, [])
+    def call(*args: Any) -> list[Any]:
+        y, _ = bind_trees(spec, args[:n], p, [], args[n:])
         return ([y] if spec.returns else []) + token
 
-    call.__name__ = name
+    call.__name__ = spec.name
     return jax.jit(call)
 
 
-def _eager(spec: Spec, args: tuple[Any, ...], p: Params, want_token: bool) -> Any:
+_REMEMBERED = 1024  # calls, for each communicator
+
+
+def _prepared(
+    kind: Callable[..., Any], spec: Spec, want: bool, p: Params, key: Any, line: Line
+) -> tuple[Any, Sequence[Any]]:
+    """The compiled function for an eager call, and its operands after the arrays."""
+    comm, status = p["comm"], p.get("status")
+    if not _reads_operands():
+        return _program(kind, spec, want, p, comm.cache), ()
+    operand: Any = _generalize(p, line)
+    program = _program(kind, spec, want, p, _programs)
+    if status is None:  # else it is another one each time
+        if len(comm.cache) > _REMEMBERED:
+            comm.cache.clear()
+        with jax.transfer_guard("allow"):
+            operand = jax.device_put(operand)
+        comm.cache[key] = program, (operand,)
+    return program, (operand,)
+
+
+def _eager(spec: Spec, args: tuple[Any, ...], p: Params, want: bool) -> Any:
     started_here()
-    status: Status | None = p.get("status")
-    if status is not None:
-        # One status serves all eager calls: a new one for each would be compiled for each.
-        if not hasattr(_scratch, "status"):
-            _scratch.status = Status(MPI.Status())
-        p["status"] = _scratch.status
-    simple = spec.arrays is not None and all(type(x) in _ARRAYS for x in args)
-    compile_ = _compiled if simple else _compiled_trees
+    comm, line = p["comm"], _caller()
+    kind = _of_trees if spec.has_blocks else _of_arrays
+    for x in args:
+        if type(x) not in _ARRAYS:
+            kind = _of_trees
+            if type(x) is jax.ShapeDtypeStruct:
+                args = tuple(with_templates(x) for x in args)
+    status = p.get("status")
+    key = (kind, spec, want, line, *p.values())
+    found = comm.cache.get(key)
+    program, operands = found or _prepared(kind, spec, want, p, key, line)
     try:
-        out = compile_(spec.name, tuple(p.items()), want_token)(*args)
+        out = program(*args, *operands)
     except TypeError:
-        pack_arguments(spec, args)  # says which argument is no array, if that is why
-        raise
+        pack_arguments(spec, args, p)  # says which argument is no array, if that is why
+        if not any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(args)):
+            raise
+        return _eager(spec, tuple(with_templates(x) for x in args), p, want)
     if status is not None:
         jax.block_until_ready(out)
-        ctypes.memmove(status.address, p["status"].address, MPI._sizeof(MPI.Status))
-    if spec.returns and want_token:
-        return out[0], out[1]
-    return out[0] if out else None
+    if not spec.returns:
+        return out[0] if want else None
+    return (out[0], out[1]) if want else out[0]
+
+
+def run_params(spec: Spec, *args: Any, **p: Any) -> Any:
+    """Run a primitive outside of any function that is traced."""
+    if not _reads_operands():
+        return _program(_of_arrays, spec, False, p, p["comm"].cache)(*args)
+    status = p.get("status")
+    arrays, numbers, token = split(spec, p, args)
+    for known in numbers:
+        for name, number in zip(PEERS, np.asarray(known), strict=True):
+            if name in p and (number != 0 or p[name] is None):
+                p[name] = int(number) - OFFSET
+    operand = _generalize(p, _caller())
+    out = _program(_of_arrays, spec, False, p, _programs)(*arrays, operand, *token)
+    return out if status is None else jax.block_until_ready(out)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Sequence
 from typing import Any
@@ -33,17 +32,24 @@ def topology(comm: Comm) -> tuple[list[int], list[int], list[int]]:
     return MPI.Cartcomm(comm.mpi).Get_topo()  # type: ignore[return-value]
 
 
-@functools.lru_cache(maxsize=256)
 def _dimensions(comm: Comm) -> int:
-    return len(topology(comm)[0])
+    if "dimensions" not in comm.cache:
+        comm.cache["dimensions"] = len(topology(comm)[0])
+    return comm.cache["dimensions"]  # type: ignore[no-any-return]
 
 
-@functools.lru_cache(maxsize=256)
 def neighbours(comm: Comm, dimensions: tuple[int, ...], corners: bool) -> tuple[int, ...]:
     """The rank at each step of -1, 0 or 1 blocks along some dimensions, -1 where there is none.
 
     The last dimension is fastest. Without ``corners``, only steps along one dimension count.
     """
+    key = ("neighbours", dimensions, corners)
+    if key not in comm.cache:
+        comm.cache[key] = _neighbours(comm, dimensions, corners)
+    return comm.cache[key]  # type: ignore[no-any-return]
+
+
+def _neighbours(comm: Comm, dimensions: tuple[int, ...], corners: bool) -> tuple[int, ...]:
     sizes, periods, coords = topology(comm)
     cart, ranks = MPI.Cartcomm(comm.mpi), []
     for step in itertools.product((-1, 0, 1), repeat=len(dimensions)):

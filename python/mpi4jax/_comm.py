@@ -7,6 +7,7 @@ time, so each communicator and reduction is represented by one object that lives
 from __future__ import annotations
 
 import atexit
+import functools
 import itertools
 import operator
 import threading
@@ -21,21 +22,42 @@ from . import _native, _transport, _watch
 _handleof = MPI._handleof
 
 
+class AnyComm:
+    """Any communicator with this rank and size, where an operand says which one."""
+
+    __slots__ = ("key", "rank", "size")
+
+    def __init__(self, rank: int, size: int):
+        self.key, self.rank, self.size = f"any#{rank}/{size}", rank, size
+
+    def __repr__(self) -> str:
+        return f"any[{self.size}]"
+
+
+_any_comm = functools.cache(AnyComm)
+
+
 class Comm:
     """A live intracommunicator.
 
     Attributes:
         key: its name for the native module, unique in this process. It is the communicator's own
             name where that is unique, so an exported program finds it again by name.
+        number: its number for the native module.
         rank: rank of this process.
         size: number of ranks.
+        any: what eager ops on it are compiled for.
+        cache: what is known of it and made for it, and forgotten with it.
     """
 
-    __slots__ = ("handle", "key", "mpi", "rank", "size")
+    __slots__ = ("__weakref__", "any", "cache", "handle", "key", "mpi", "number", "rank", "size")
 
     def __init__(self, mpi: MPI.Intracomm, key: str):
         self.mpi, self.key, self.handle = mpi, key, _handleof(mpi)
         self.rank, self.size = mpi.Get_rank(), mpi.Get_size()
+        self.any = _any_comm(self.rank, self.size)
+        self.cache: dict[Any, Any] = {}
+        self.number = _native.register_comm(key, self.handle, self.rank, self.size)
 
     def __repr__(self) -> str:
         return f"{self.key}[{self.size}]"
@@ -55,12 +77,15 @@ class Reduction:
 
 
 class Status:
-    """An mpi4py status, by identity. Compiled code that writes to it keeps it alive."""
+    """An mpi4py status, by identity. Compiled code that writes to it keeps it alive.
+
+    None: any one, where an operand says which.
+    """
 
     __slots__ = ("address", "mpi")
 
-    def __init__(self, mpi: MPI.Status):
-        self.mpi, self.address = mpi, MPI._addressof(mpi)
+    def __init__(self, mpi: MPI.Status | None):
+        self.mpi, self.address = mpi, 0 if mpi is None else MPI._addressof(mpi)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Status) and self.address == other.address
@@ -73,17 +98,21 @@ class Status:
 
 
 _comms: dict[int, Comm] = {}
-_freed: dict[int, str] = {}  # handle -> key
+_freed: dict[int, str] = {}  # handle -> key, of the last ones
+_REMEMBERED = 64
 _keys: set[str] = set()
 _count = itertools.count()
 _default: Comm | None = None
-_making = threading.Lock()
+_making = threading.RLock()
 
 
 def _forget(mpi: MPI.Comm, keyval: int, comm: Comm) -> None:
     """MPI calls this when a communicator is freed, by whatever handle and library."""
     _comms.pop(comm.handle, None)
+    comm.cache.clear()
     _freed[comm.handle] = comm.key
+    while len(_freed) > _REMEMBERED:
+        _freed.pop(next(iter(_freed)), None)
     _keys.discard(comm.key)
     _native.free_comm(comm.key)
 
@@ -109,9 +138,8 @@ def _register(mpi: MPI.Intracomm) -> Comm:
     _freed.pop(_handleof(mpi), None)
     name = mpi.Get_name()
     unique = bool(name) and name not in _keys
-    comm = Comm(mpi, name if unique else f"{name or 'comm'}#{next(_count)}")
     _transport.announce_device()
-    _native.register_comm(comm.key, comm.handle, comm.rank, comm.size)
+    comm = Comm(mpi, name if unique else f"{name or 'comm'}#{next(_count)}")
     _keys.add(comm.key)
     _comms[comm.handle] = comm
     mpi.Set_attr(_keyval, comm)
@@ -205,7 +233,9 @@ def as_comm(op: str, comm: Any) -> Comm:
             f"{op}: argument 'comm' is communicator {_freed.get(_handleof(comm), '')}, which has "
             "been freed through another handle; expected a live communicator"
         )
-    return _register(comm)
+    with _making:  # two threads may use it first
+        found = _comms.get(_handleof(comm))
+        return _register(comm) if found is None else found
 
 
 _PREDEFINED = (

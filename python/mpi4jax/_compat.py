@@ -78,6 +78,7 @@ __all__ = [
     "linear_call_p",
     "linear_solve_p",
     "newer_than_tested",
+    "platforms",
     "records_calls",
     "refuse_to_repeat",
     "register_targets",
@@ -109,7 +110,6 @@ newer_than_tested = jax.version.__version_info__[:2] > (0, 12)
 # From this version on XLA records custom calls into CUDA graphs together with their states.
 records_calls = jaxlib_version >= (0, 9, 1)
 
-_CALL_FILE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "_call.py")
 # Frames of this package are not the user's: error messages and `user_line` skip them.
 source_info_util.register_exclusion(os.path.dirname(os.path.abspath(__file__)))
 
@@ -281,6 +281,11 @@ def visible_gpus() -> str:
     return xla_bridge.CUDA_VISIBLE_DEVICES.value
 
 
+def platforms() -> set[str]:
+    """Where this process may have arrays."""
+    return set(xla_bridge.backends())
+
+
 def fresh_xla_token() -> Any:
     """An XLA token with no past: the start of a chain of ops."""
     return _hlo.create_token()
@@ -423,10 +428,6 @@ def eqn_line(eqn: core.JaxprEqn) -> str:
 
 
 def _line(traceback: Any) -> str:
-    """The user's line. An eager op is compiled once for all its callers, so it has none."""
-    codes = traceback.raw_frames()[0] if traceback else []
-    if any(code.co_name == "_eager" and code.co_filename == _CALL_FILE for code in codes):
-        return ""
     frame = next(iter(source_info_util.user_frames(traceback)), None)
     return f"{os.path.basename(frame.file_name)}:{frame.start_line}" if frame else ""
 

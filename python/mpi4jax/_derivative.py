@@ -16,12 +16,9 @@ from jax.interpreters import ad
 from mpi4py import MPI
 
 from . import _compat
-from ._lowering import RECEIVE_SIDE, SEND_SIDE
 from ._primitive import bind, split
 from ._reductions import derivative_of_reduction
-from ._spec import SPECS, Params, Spec, wildcard
-
-_OTHER_SIDE = {0: 0, RECEIVE_SIDE: SEND_SIDE, SEND_SIDE: RECEIVE_SIDE}
+from ._spec import OFFSET, SPECS, Params, Spec, wildcard
 
 
 def _inexact(x: Any) -> bool:
@@ -30,7 +27,7 @@ def _inexact(x: Any) -> bool:
 
 def jvp(spec: Spec, primals: Any, tangents: Any, **p: Any) -> tuple[list[Any], list[Any]]:
     """The forward derivative: an op on the values, and after it one on the tangents."""
-    arrays, env, token = split(spec, p, primals)
+    arrays, numbers, token = split(spec, p, primals)
     array_tangents, _, token_tangent = split(spec, p, tangents)
     token_tangent = [ad.instantiate_zeros(t) for t in token_tangent]
     reduction = p.get("reduction")
@@ -40,14 +37,17 @@ def jvp(spec: Spec, primals: Any, tangents: Any, **p: Any) -> tuple[list[Any], l
 
     q = {**p, "status": None} if "status" in p else dict(p)
     results: list[Any]
-    if spec.has_peer and not p["env_in"] and wildcard(p):
+    if wildcard(p) and p.get("operand") != "recorded":
         # The tangent's message must come from where the primal's came from, and its transpose
         # must go back there: the primal op tells.
-        y, envelope, *token_out = bind(spec, *arrays, *token, **{**p, "env_out": True})
+        y, envelope, *token_out = bind(spec, *arrays, *numbers, *token, **{**p, "env_out": True})
         results = [y, *([envelope] if p["env_out"] else []), *token_out]
-        env, q["env_in"] = [envelope], RECEIVE_SIDE
+        dest = [n[2:] for n in numbers] or [np.zeros(2, np.int32)]
+        numbers = [jnp.concatenate([envelope, *dest])]
     else:
-        results = bind(spec, *arrays, *env, *token, **p)
+        results = bind(spec, *arrays, *numbers, *token, **p)
+    if numbers:
+        q["operand"] = "recorded"
     if "env_out" in q:
         q["env_out"] = False
 
@@ -57,34 +57,26 @@ def jvp(spec: Spec, primals: Any, tangents: Any, **p: Any) -> tuple[list[Any], l
         for t, d in zip(array_tangents, differentiable, strict=True)
     ]
     if all(differentiable):
-        out = bind(spec, *ts, *env, *token_tangent, **q)
+        out = bind(spec, *ts, *numbers, *token_tangent, **q)
     elif any(differentiable):
-        out = _half_sendrecv(ts, env, token_tangent, q)
+        # Of a sendrecv only one side has a derivative (the other: integers).
+        name, t = ("send", ts[0]) if ts[0] is not None else ("recv", ts[1])
+        out = bind(SPECS[name], t, *numbers, *token_tangent, **pick(name, q))
     else:
         out = token_tangent
     remaining = iter(out)
     return results, [next(remaining) if _inexact(r) else _compat.zero_tangent(r) for r in results]
 
 
-def _half_sendrecv(ts: list[Any], env: list[Any], token: list[Any], q: Params) -> list[Any]:
-    """The tangent of a sendrecv of which only one side has a derivative (the other: integers)."""
-    name, t, side = (
-        ("send", ts[0], SEND_SIDE) if ts[0] is not None else ("recv", ts[1], RECEIVE_SIDE)
-    )
-    if q["env_in"] != side:
-        env, q = [], {**q, "env_in": 0}
-    return bind(SPECS[name], t, *env, *token, **pick(name, q))
-
-
 def pick(name: str, params: Params) -> Params:
     """The parameters of ``name`` among others'."""
-    names = SPECS[name].params | {"threaded"}
+    names = SPECS[name].params | {"operand", "threaded"}
     return {k: v for k, v in params.items() if k in names}
 
 
 def transpose(spec: Spec, cotangents: Sequence[Any], *args: Any, **p: Any) -> list[Any]:
     """The backward derivative: an op on the cotangents."""
-    arrays, env, token = split(spec, p, args)
+    arrays, numbers, token = split(spec, p, args)
     cotangents = [ad.instantiate_zeros(c) for c in cotangents]
     p.pop("threaded", None)  # the token of the transpose does not come from _ad.py
     # A known token orders nothing here; a linear one has the cotangent that comes with it.
@@ -93,7 +85,7 @@ def transpose(spec: Spec, cotangents: Sequence[Any], *args: Any, **p: Any) -> li
     cs = cotangents[: len(arrays) if spec.arrays is None else int(spec.returns)]
 
     if spec.transpose is not None:
-        back = Back(spec, p, env, token_ct)
+        back = Back(spec, p, numbers, token_ct)
         array_cts, token_ct = spec.transpose(back, cs, arrays), back.token
     else:
         q = p if spec.adjoint is None else dict(p, adjoint=not p["adjoint"])
@@ -103,7 +95,7 @@ def transpose(spec: Spec, cotangents: Sequence[Any], *args: Any, **p: Any) -> li
         _compat.vary_as(ct, x.aval) if ad.is_undefined_primal(x) else None
         for x, ct in zip(arrays, array_cts, strict=True)
     ]
-    return [*out, *(None for _ in env), *(token_ct if linear_token else [None] * len(token))]
+    return [*out, *(None for _ in numbers), *(token_ct if linear_token else [None] * len(token))]
 
 
 class Back:
@@ -111,15 +103,17 @@ class Back:
     that what was sent is received from where it went, and what was received is sent to where it
     came from."""
 
-    def __init__(self, spec: Spec, p: Params, env: list[Any], token: list[Any]):
-        if not p["env_in"] and p.get("source") == MPI.ANY_SOURCE:
+    def __init__(self, spec: Spec, p: Params, numbers: list[Any], token: list[Any]):
+        operand = p.get("operand")
+        if operand != "recorded" and p.get("source") == MPI.ANY_SOURCE:
             raise NotImplementedError(
                 f"{spec.name}: cannot be transposed with source=MPI.ANY_SOURCE, because only the "
                 "forward pass knows the sender; name the source, or differentiate with jax.grad or "
                 "jax.vjp, which record it"
             )
-        self.envelope, self.token = env, token
-        self._from_nobody = p.get("source") == MPI.PROC_NULL
+        self.token, self._source = token, p.get("source")
+        self._peers = numbers
+        self._numbers = [_reversed(n) for n in numbers]
         self.params = {
             "comm": p["comm"],
             "dest": p.get("source"),
@@ -127,8 +121,8 @@ class Back:
             "sendtag": 0 if p.get("recvtag") == MPI.ANY_TAG else p.get("recvtag"),
             "recvtag": p.get("sendtag"),
             "status": None,
-            "env_in": _OTHER_SIDE[p["env_in"]],
             "env_out": False,
+            "operand": operand and "recorded",
         }
 
     def __call__(self, name: str, *arrays: Any) -> Any:
@@ -138,7 +132,7 @@ class Back:
 
     def _bind(self, name: str, *arrays: Any) -> list[Any]:
         spec = SPECS[name]
-        out = bind(spec, *arrays, *self.envelope, *self.token, **pick(name, self.params))
+        out = bind(spec, *arrays, *self._numbers, *self.token, **pick(name, self.params))
         return [*out[: int(spec.returns)], out[int(spec.returns) :]]
 
     @staticmethod
@@ -150,4 +144,14 @@ class Back:
     def of_template(self, c: Any, x: Any) -> Any:
         """The cotangent of the template ``x`` of a receive: it was the result if there was no
         sender, and else it was not read."""
-        return c if self._from_nobody else self.zeros(x)
+        if self._source == MPI.PROC_NULL:
+            return c
+        if self._source is not None or not self._peers:
+            return self.zeros(x)
+        return jnp.where(self._peers[0][0] == MPI.PROC_NULL + OFFSET, c, self.zeros(x))
+
+
+def _reversed(peers: Any) -> Any:
+    """The numbers of a message the other way. What was received with any tag is sent with 0."""
+    tag = jnp.where(peers[1] == MPI.ANY_TAG + OFFSET, OFFSET, peers[1])
+    return jnp.concatenate([peers[2:], peers[:1], tag[None]])

@@ -10,16 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import ShapedArray
 from jax.interpreters import mlir
+from mpi4py import MPI
 
 from . import _compat, _native
 from ._primitive import ENVELOPE, effect, result_avals, split
-from ._spec import SPECS, Params, Spec
+from ._spec import OFFSET, PEERS, SPECS, Params, Spec
 
-# Envelopes are stored with this added, which makes all of MPI's constants positive: JAX makes zeros
-# of what a branch of a `cond` keeps for the backward pass where it takes another branch.
-ENVELOPE_OFFSET = 3
-# Values of `env_in`: which side of a message the envelope operand overrides.
-RECEIVE_SIDE, SEND_SIDE = 1, 2
+# How many numbers an operand has.
+_LENGTHS = {None: 0, "given": 4, "recorded": 4, "call": 8}
 
 Operand = tuple[Any, Any]  # a value of the compiler's, and its aval
 Operands = list[Operand]
@@ -43,7 +41,7 @@ class Lowering:
     def __init__(self, ctx: mlir.LoweringRuleContext, spec: Spec, p: Params, on_gpu: bool):
         self.ctx, self.spec, self.p, self.on_gpu = ctx, spec, p, on_gpu
         self.in_place = p.get("in_place", False)
-        self.envelope: Operands = []
+        self.numbers: Operands = []
         if effect not in ctx.tokens_in.effects():
             raise NotImplementedError(
                 f"{spec.name}: called inside a primitive that does not tell JAX of the effects of "
@@ -74,16 +72,19 @@ class Lowering:
         status = p.get("status")
         if self.ctx.module_context.lowering_parameters.for_export:
             _check_exportable(self.spec.name, p)
-        if status is not None:
+        if status is not None and status.mpi is not None:
             self.ctx.module_context.add_keepalive(status.mpi)
         carried = [self._convert(operand, carrier(operand[1])) for operand in operands]
-        carried += self.envelope
+        carried += self.numbers
         wire = [carrier(aval) for aval in out]
         outs = [*wire, *([ENVELOPE] if p.get("env_out") else [])]
         values = [value for value, _ in carried]
         # The adjoint of a reduce calls bcast, which has none.
         reduction = p["reduction"].name if SPECS[op].has_reduction else ""
         target = self._gpu_target(op, reduction, carried) if self.on_gpu else f"mpi4jax_{op}"
+        # An eager op is compiled for all its callers: an operand tells the line.
+        site = "" if p.get("eager") else _compat.user_line(self.ctx)
+        peers = {name: np.int64(-1 if p.get(name) is None else p[name]) for name in PEERS}
         if in_place is None:
             in_place = self.in_place and op == self.spec.name
         aliases = {i: i for i in range(len(out))} if in_place else None
@@ -97,49 +98,60 @@ class Lowering:
             *values,
             self.token,
             comm=p["comm"].key,
-            dest=np.int64(p.get("dest", -1)),
-            env_in=np.int64(p.get("env_in", 0)),
+            env_in=np.int64(_LENGTHS[p.get("operand")]),
             env_out=np.int64(p.get("env_out", 0)),
             op=op,
-            recvtag=np.int64(p.get("recvtag", -1)),
             reduction=reduction,
             reverse=np.int64(attrs.pop("reverse", 0)),
             root=np.int64(p.get("root", -1)),
-            sendtag=np.int64(p.get("sendtag", -1)),
-            site=_compat.user_line(self.ctx),
-            source=np.int64(p.get("source", -1)),
+            site=site,
             status=np.int64(status.address if status is not None else 0),
+            **peers,
             **attrs,
         )
         for i, (carried_aval, aval) in enumerate(zip(wire, out, strict=True)):
             results[i], _ = self._convert((results[i], carried_aval), aval)
         if p.get("env_out"):
-            results[-1] = self.local(
-                lambda e: e + ENVELOPE_OFFSET, ENVELOPE, (results[-1], ENVELOPE)
-            )
+            results[-1] = self.local(lambda e: e + OFFSET, ENVELOPE, (results[-1], ENVELOPE))
         return results
 
-    def use_envelope(self, stored: Operand) -> None:
-        """Let an envelope override one side of a message; the parameters hold where it is unset."""
-        sides = {RECEIVE_SIDE: ("source", "recvtag"), SEND_SIDE: ("dest", "sendtag")}
-        default = np.array([self.p[name] for name in sides[self.p["env_in"]]], np.int32)
-        set_or_default = self.local(
-            lambda e: jnp.where(e == 0, default, e - ENVELOPE_OFFSET), ENVELOPE, stored
-        )
-        self.envelope = [(set_or_default, ENVELOPE)]
+    def use_numbers(self, numbers: Operand) -> None:
+        """Let the operand say who a message goes to and comes from."""
+        if self.p["operand"] != "call":
+            known = [self.p.get(name) for name in PEERS]
+            unset = np.array([-OFFSET if value is None else value for value in known], np.int32)
+            peers = self.local(lambda n: jnp.where(n == 0, unset, n - OFFSET), numbers[1], numbers)
+            numbers = (peers, numbers[1])
+        self.numbers = [numbers]
+
+    def received(self, y: Any, template: Operand) -> Any:
+        """What a receive returns: ``y``, or the template if there is no sender."""
+        value, aval = template
+        if self.p["source"] == MPI.PROC_NULL:  # MPI leaves the buffer as it is
+            return value
+        if self.p["source"] is not None or self.p["operand"] == "call":
+            return y
+
+        def choose(y: Any, template: Any, peers: Any) -> Any:
+            return jnp.where(peers[0] == MPI.PROC_NULL, template, y)
+
+        return self.local(choose, aval, (y, aval), template, *self.numbers)
 
     def _gpu_target(self, op: str, reduction: str, operands: list[Operand]) -> str:
         """The custom-call target: some transports leave some calls to a second one."""
+        peers = [self.p.get(name, -1) for name in PEERS]
+        source, recvtag, dest, sendtag = (-1 if peer is None else peer for peer in peers)
         return _native.gpu_target(
             op,
             self.p["comm"].key,
             str(operands[0][1].dtype) if operands else None,
             reduction,
-            self.p.get("source", -1),
-            self.p.get("recvtag", -1),
-            self.p.get("dest", -1),
-            self.p.get("sendtag", -1),
+            source,
+            recvtag,
+            dest,
+            sendtag,
             self.p.get("status") is not None,
+            None in peers,
         )
 
     def _convert(self, operand: Operand, to: Any) -> Operand:
@@ -186,10 +198,10 @@ def lowering(
     spec: Spec, on_gpu: bool, ctx: mlir.LoweringRuleContext, *args: Any, **p: Any
 ) -> list[Any]:
     """The lowering rule of a primitive."""
-    arrays, env, token = split(spec, p, list(zip(args, ctx.avals_in, strict=True)))
+    arrays, numbers, token = split(spec, p, list(zip(args, ctx.avals_in, strict=True)))
     low = Lowering(ctx, spec, p, on_gpu)
-    for stored in env:
-        low.use_envelope(stored)
+    for operand in numbers:
+        low.use_numbers(operand)
     out = result_avals(spec, p, [aval for _, aval in arrays])
     lower = spec.adjoint if p.get("adjoint") else spec.lower
     results = (lower or _everywhere)(low, arrays, out)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -12,14 +13,54 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from . import _cart, _compat
 from ._primitive import bind, split_payload
-from ._spec import SPECS, Params, Spec, stacked
+from ._spec import SPECS, Params, Spec, is_template, stacked
 
 
 def _is_key(x: Any) -> bool:
     return bool(jnp.issubdtype(x.dtype, jax.dtypes.extended))
 
 
-def _as_array(op: str, argument: str, leaf: Any) -> jax.Array:
+@jax.tree_util.register_static
+@dataclass(frozen=True)
+class Template:
+    """A ``jax.ShapeDtypeStruct`` as a part of a pytree that is no leaf: `jax.jit` takes none."""
+
+    like: Any
+
+
+def with_templates(tree: Any) -> Any:
+    """A tree in which each ``jax.ShapeDtypeStruct`` is a :class:`Template`."""
+
+    def wrap(leaf: Any) -> Any:
+        return Template(leaf) if isinstance(leaf, jax.ShapeDtypeStruct) else leaf
+
+    return jax.tree.map(wrap, tree)
+
+
+def _zeros(like: Any) -> jax.Array:
+    """Zeros that nobody reads."""
+    if not _is_key(like):
+        return jnp.zeros(like.shape, like.dtype)
+    impls = []
+
+    def data_of(key: Any) -> Any:
+        impls.append(jax.random.key_impl(key))
+        return jax.random.key_data(key)
+
+    data = jax.eval_shape(data_of, like)
+    return jax.random.wrap_key_data(jnp.zeros(data.shape, data.dtype), impl=impls[0])
+
+
+def _as_array(op: str, argument: str, leaf: Any, template: bool) -> jax.Array:
+    if isinstance(leaf, Template):
+        leaf = leaf.like
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        if template:
+            return _zeros(leaf)
+        raise TypeError(
+            f"{op}: argument '{argument}' must be an array, a number, or a pytree of those, got "
+            f"{leaf}; only what is received can be described by one"
+        )
     try:
         return jnp.asarray(leaf)
     except (TypeError, ValueError) as e:
@@ -28,6 +69,19 @@ def _as_array(op: str, argument: str, leaf: Any) -> jax.Array:
             f"{op}: argument '{argument}' must be an array, a number, or a pytree of those, "
             f"got {kind}: {leaf!r}"
         ) from e
+
+
+def pack_arguments(spec: Spec, trees: Sequence[Any], p: Params) -> list[Packed]:
+    """The arguments of an op that are arrays.
+
+    Raises:
+        TypeError: one is none, or only the description of one, where values are needed.
+    """
+    names = ("sendbuf", "recvbuf") if spec.arrays == 2 else ("x",)
+    return [
+        Packed(spec.name, name, tree, is_template(spec, p, i))
+        for i, (name, tree) in enumerate(zip(names, trees, strict=True))
+    ]
 
 
 def _groups(leaves: Sequence[jax.Array]) -> dict[Any, list[int]]:
@@ -41,9 +95,9 @@ def _groups(leaves: Sequence[jax.Array]) -> dict[Any, list[int]]:
 class Packed:
     """The leaves of a tree, as one array per dtype."""
 
-    def __init__(self, op: str, argument: str, tree: Any):
-        leaves, self.tree = jax.tree.flatten(tree)
-        leaves = [_as_array(op, argument, leaf) for leaf in leaves]
+    def __init__(self, op: str, argument: str, tree: Any, template: bool):
+        leaves, self.tree = jax.tree.flatten(tree, is_leaf=lambda v: isinstance(v, Template))
+        leaves = [_as_array(op, argument, leaf, template) for leaf in leaves]
         self.shardings = [_compat.explicit_sharding(x) for x in leaves]
         leaves = [
             x if s is None else jax.sharding.reshard(x, NamedSharding(s.mesh, PartitionSpec()))
@@ -95,19 +149,16 @@ class Packed:
         return jax.tree.unflatten(self.tree, out)
 
 
-def pack_arguments(spec: Spec, trees: Sequence[Any]) -> list[Packed]:
-    names = ("sendbuf", "recvbuf") if spec.arrays == 2 else ("x",)
-    return [Packed(spec.name, name, tree) for name, tree in zip(names, trees, strict=True)]
-
-
-def bind_trees(spec: Spec, trees: Sequence[Any], p: Params, token: list[Any]) -> Any:
-    """Bind the primitive once per dtype; (result or None, token)."""
+def bind_trees(
+    spec: Spec, trees: Sequence[Any], p: Params, token: list[Any], numbers: Sequence[Any] = ()
+) -> Any:
+    """Bind the primitive once per dtype, with the same numbers; (result or None, token)."""
     if not trees:
-        return None, bind(spec, *token, **p)
+        return None, bind(spec, *numbers, *token, **p)
     if spec.arrays is None:
-        return _bind_blocks(spec, trees, p, token)
+        return _bind_blocks(spec, trees, p, token, numbers)
     size, (before, after) = p["comm"].size, stacked(spec, p)
-    packed = pack_arguments(spec, trees)
+    packed = pack_arguments(spec, trees, p)
     reduction = p.get("reduction")
     if reduction is not None and packed[0].has_keys:
         raise TypeError(
@@ -124,9 +175,9 @@ def bind_trees(spec: Spec, trees: Sequence[Any], p: Params, token: list[Any]) ->
             # The two trees of a sendrecv differ in this dtype: it only goes, or only comes.
             sends = dtype in packed[0].groups
             row, sides = SPECS["send" if sends else "recv"], [packed[0 if sends else 1]]
-            q = {k: p[k] for k in row.params}
+            q = {k: v for k, v in p.items() if k in row.params | {"operand", "eager"}}
         xs = [side.pack(dtype, before, size, spec.name) for side in sides]
-        out = bind(row, *xs, *token, **q)
+        out = bind(row, *xs, *numbers, *token, **q)
         if token:
             token = [out[-1]]
         if row.returns:
@@ -135,9 +186,11 @@ def bind_trees(spec: Spec, trees: Sequence[Any], p: Params, token: list[Any]) ->
     return y, token
 
 
-def _bind_blocks(spec: Spec, trees: Sequence[Any], p: Params, token: list[Any]) -> Any:
+def _bind_blocks(
+    spec: Spec, trees: Sequence[Any], p: Params, token: list[Any], numbers: Sequence[Any]
+) -> Any:
     """Bind an op on several arrays once per dtype; (result, token)."""
-    (packed,) = pack_arguments(spec, trees)
+    (packed,) = pack_arguments(spec, trees, p)
     out: list[Any] = [None] * len(packed.leaves)
     for indices in packed.groups.values():
         xs = [packed.leaves[i] for i in indices]
@@ -147,7 +200,7 @@ def _bind_blocks(spec: Spec, trees: Sequence[Any], p: Params, token: list[Any]) 
             inside = x.ndim - len(shape)  # axes of one element: those of a key's data
             counted = _cart.from_end(spec.name, p["axes"], p["widths"], shape)
             axes.append(tuple(axis + inside for axis in counted))
-        ys = bind(spec, *xs, *token, **{**p, "axes": tuple(axes)})
+        ys = bind(spec, *xs, *numbers, *token, **{**p, "axes": tuple(axes)})
         if token:
             *ys, token[0] = ys
         for i, y in zip(indices, ys, strict=True):

@@ -47,9 +47,9 @@ _compat.add_effect_type(MPIEffect)
 
 
 def split(spec: Spec, p: Params, args: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
-    """Operands as (arrays, envelope, token); the last two are empty or of length one."""
+    """Operands as (arrays, numbers, token); the last two are empty or of length one."""
     n = len(p["axes"]) if spec.arrays is None else spec.arrays
-    m = n + bool(p.get("env_in"))
+    m = n + (p.get("operand") is not None)
     return list(args[:n]), list(args[n:m]), list(args[m:])
 
 
@@ -144,7 +144,13 @@ def batch(
     if all(d is None for d in dims) and (p.get("threaded") or _compat_traces.is_jacfwd(axis_data)):
         out = bind(spec, *args, **p)
         return out, [None] * len(out)
-    arrays, env, token = split(spec, p, list(zip(args, dims, strict=True)))
+    arrays, numbers, token = split(spec, p, list(zip(args, dims, strict=True)))
+    if p.get("operand") == "given" and numbers[0][1] is not None:
+        raise NotImplementedError(
+            f"{spec.name}: a source, destination or tag is batched by vmap, where one message "
+            "carries the whole batch; expected the same one for all elements of the batch "
+            "(in_axes=None, or computed outside of the vmap)"
+        )
     size = axis_data.size
     before, after = stacked(spec, p)
 
@@ -155,10 +161,10 @@ def batch(
         return jnp.moveaxis(x, d, int(before))
 
     xs = [to_payload(x, d) for x, d in arrays]
-    # Elements that did not take a branch of a `cond` have none.
-    env = [x if d is None else jnp.max(x, axis=d, initial=0) for x, d in env]
+    # Elements that did not take a branch of a `cond` have none; the others have the same.
+    numbers = [x if d is None else jnp.max(x, axis=d, initial=0) for x, d in numbers]
     one = [x if d is None else first_token(jnp.moveaxis(x, d, 0)) for x, d in token]
-    out = bind(spec, *xs, *env, *one, **p)
+    out = bind(spec, *xs, *numbers, *one, **p)
     out_dims: list[int | None] = [None] * len(out)
     if spec.returns:
         results = len(xs) if spec.arrays is None else 1

@@ -4,9 +4,22 @@ The native module has a row for each (`src/ops/table.rs`): its names, what it ta
 rank sends and receives. An op's file in `ops` adds what JAX's rules need (`_definition.define`);
 together they are a :class:`Spec`.
 
-Operands of every primitive: ``(*arrays, envelope?, token?)``; results: ``(*arrays, envelope?,
-token?)``. The envelope is the int32 pair (source, tag) of a message; it is only there where a
-derivative needs to know what a wildcard matched. The token is a float32 scalar.
+Operands of every primitive: ``(*arrays, numbers?, token?)``; results: ``(*arrays, envelope?,
+token?)``. The token is a float32 scalar. The numbers are int32, and known when the op runs; the
+parameter ``operand`` says what they are:
+
+``"given"``
+    ``(source, recvtag, dest, sendtag)`` of a message, each with ``OFFSET`` added, or 0 for one that
+    a parameter says. The parameters of the others are None.
+``"recorded"``
+    The same, kept by an op for its derivative. There 0 may also be what JAX makes of what a branch
+    of a `cond` keeps, where it takes another branch.
+``"call"``
+    All that may change from one eager call to the next: those four, as they are, and more
+    (`Operand::Call` in `src/ops/call.rs`).
+
+The envelope is the pair (source, tag), with ``OFFSET`` added, of the message that was received; it
+is there with ``env_out``, where a derivative needs to know what a wildcard matched.
 """
 
 from __future__ import annotations
@@ -22,12 +35,15 @@ from . import _native
 
 Params = dict[str, Any]
 
+OFFSET = 3  # makes all of MPI's constants positive
+PEERS = ("source", "recvtag", "dest", "sendtag")
+
 
 def is_root(p: Params) -> bool:
     return bool(p["root"] == p["comm"].rank)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Spec:
     """One op.
 
@@ -72,16 +88,16 @@ class Spec:
     only_for_its_result: Callable[[Params], bool] = lambda p: False
     overwrites: Callable[[Params], bool] = lambda p: False
 
-    @property
+    @cached_property
     def sends(self) -> bool:
         return self.at_root[0] != "none" or self.elsewhere[0] != "none"
 
-    @property
+    @cached_property
     def returns(self) -> bool:
         """Whether it returns an array."""
         return self.at_root[1] != "none" or self.elsewhere[1] != "none"
 
-    @property
+    @cached_property
     def arrays(self) -> int | None:
         """How many arrays it takes: data, or a template for what is received. None: any number."""
         if self.has_blocks:
@@ -92,7 +108,7 @@ class Spec:
     def defaults(self) -> Params:
         """The parameters that only derivatives change."""
         if self.has_peer:
-            return {"env_in": 0, "env_out": False}
+            return {"env_out": False}
         return {} if self.adjoint is None else {"adjoint": False}
 
     @cached_property
@@ -142,7 +158,17 @@ def stacked(spec: Spec, p: Params) -> tuple[bool, bool]:
 def wildcard(p: Params) -> bool:
     """Whether the receiving side of a message leaves its source or its tag open.
 
-    What is received from nobody is not: it has no sender to learn anything from.
+    One that is known when it runs may turn out to be a wildcard. What is received from nobody
+    is not open: it has no sender to learn anything from.
     """
-    source, tag = p.get("source"), p.get("recvtag")
-    return source != MPI.PROC_NULL and (source == MPI.ANY_SOURCE or tag == MPI.ANY_TAG)
+    if "source" not in p or p["source"] == MPI.PROC_NULL:
+        return False
+    return p["source"] in (MPI.ANY_SOURCE, None) or p["recvtag"] in (MPI.ANY_TAG, None)
+
+
+def is_template(spec: Spec, p: Params, argument: int) -> bool:
+    """Whether the values of an argument are not read: it only says what is received."""
+    if spec.has_peer:
+        return spec.returns and argument == spec.sends
+    send, recv = spec.at_root if spec.has_root and is_root(p) else spec.elsewhere
+    return send == "none" and recv != "none"

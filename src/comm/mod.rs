@@ -11,13 +11,13 @@ use std::any::Any;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::Write;
 use std::mem::MaybeUninit;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use mpi::ffi::{self, MPI_Comm, MPI_Status};
 
 pub use self::group::Group;
-pub use self::registry::{free, live, lookup, past, register};
+pub use self::registry::{free, live, lookup, numbered, past, register};
 use crate::error::Cause;
 use crate::mpilib::{self, check, handle};
 
@@ -26,6 +26,8 @@ type Attachment = Arc<dyn Any + Send + Sync>;
 /// A communicator. Compiled programs hold it, also after it has been freed.
 pub struct Comm {
     pub key: Box<str>,
+    /// Its number among all of this process, for operands. None is used twice.
+    pub number: i32,
     /// The MPI handle: a pointer or a 32-bit integer, whichever the library uses.
     pub handle: usize,
     pub rank: i32,
@@ -52,8 +54,10 @@ impl std::fmt::Debug for Comm {
 impl Comm {
     /// One of all ranks of the job.
     pub fn new(key: &str, handle: usize, rank: i32, size: i32) -> Self {
+        static COUNT: AtomicI32 = AtomicI32::new(0);
         Self {
             key: key.into(),
+            number: COUNT.fetch_add(1, Ordering::Relaxed),
             handle,
             rank,
             size,

@@ -93,6 +93,11 @@ pub fn lookup(key: &str) -> Result<Arc<Comm>, Cause> {
     }
 }
 
+/// The communicator of a number, if it is not freed.
+pub fn numbered(number: i32) -> Option<Arc<Comm>> {
+    registry().live.values().find(|comm| comm.number == number).cloned()
+}
+
 /// Those that are not freed.
 pub fn live() -> Vec<Arc<Comm>> {
     registry().live.values().cloned().collect()

@@ -38,7 +38,7 @@ fn needs_host(call: &Call) -> bool {
     let row = call.site.op.row();
     let by_processor = call.site.reduction.zip(call.send).is_some_and(by_processor);
     // A message may be shorter than the result, the rest of which is then cleared.
-    let is_short = call.site.status != 0 || call.envelope.source == wildcards().proc_null;
+    let is_short = call.status != 0 || call.envelope.source == wildcards().proc_null;
     // One's own block is moved before or after the call.
     let is_moved = || call.send.zip(call.recv).is_some_and(|(send, recv)| send.overlaps(&recv));
     // Ghost cells are packed here, and where a message has come from is written.

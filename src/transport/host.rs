@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::{AnyTransport, Transport, Unfinished};
-use crate::call::{Call, Stream};
+use crate::call::{Call, Peers, Stream};
 use crate::comm::Comm;
 use crate::error::{Cause, Error};
 
@@ -12,11 +12,11 @@ pub trait Partial: Transport {
     /// Whether it carries a call.
     fn takes(&self, call: &Call) -> Result<bool, Cause>;
 
-    /// How an operand of two int32 is read.
+    /// How an operand with the peers of a message is read.
     fn pairs(&self) -> Pairs;
 }
 
-/// How an operand of two int32 is read.
+/// How an operand with the peers of a message is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pairs {
     /// It is in the memory of the host.
@@ -60,12 +60,12 @@ impl<T: Partial> Transport for OrHost<T> {
         }
     }
 
-    unsafe fn read_pair(&self, pair: *const [i32; 2], stream: Stream) -> Result<Option<[i32; 2]>, Cause> {
+    unsafe fn read_peers(&self, peers: *const Peers, stream: Stream) -> Result<Option<Peers>, Cause> {
         // SAFETY: promised by the caller.
         unsafe {
             match (self.transport.pairs(), &self.host) {
-                (Pairs::Here, _) => self.transport.read_pair(pair, stream),
-                (Pairs::ByHost, Ok(host)) => host.read_pair(pair, stream),
+                (Pairs::Here, _) => self.transport.read_peers(peers, stream),
+                (Pairs::ByHost, Ok(host)) => host.read_peers(peers, stream),
                 (Pairs::ByHost, Err(reason)) => Err(Cause::Setting { message: reason.clone() }),
                 (Pairs::Known, _) => Ok(None),
             }

@@ -18,7 +18,7 @@ use std::sync::Arc;
 use ::mpi::ffi;
 use enum_dispatch::enum_dispatch;
 
-use crate::call::{Call, Envelope, Site, Stream};
+use crate::call::{Call, Envelope, Peers, Site, Stream};
 use crate::comm::Comm;
 use crate::device::{self, CudaDevice, HostDevice, cuda};
 use crate::error::{Cause, Error};
@@ -44,15 +44,15 @@ pub trait Transport {
     /// Blocks until the call's buffers hold the result and may be reused.
     fn execute(&self, call: &Call) -> Result<(), Error>;
 
-    /// Reads an operand of two int32 in the memory that this transport's calls are in, unless it says nothing
-    /// new.
+    /// Reads an operand that says who a message goes to and comes from, in the memory that this transport's
+    /// calls are in, unless it says nothing new.
     ///
     /// # Safety
-    /// `pair` is such an operand.
-    unsafe fn read_pair(&self, pair: *const [i32; 2], stream: Stream) -> Result<Option<[i32; 2]>, Cause> {
+    /// `peers` is such an operand.
+    unsafe fn read_peers(&self, peers: *const Peers, stream: Stream) -> Result<Option<Peers>, Cause> {
         let _ = stream;
         // SAFETY: promised by the caller, and it is host memory.
-        Ok(Some(unsafe { pair.read_unaligned() }))
+        Ok(Some(unsafe { peers.read_unaligned() }))
     }
 
     /// What carries the calls that it does not, in the same order.
@@ -133,12 +133,14 @@ pub struct Features {
     pub dtype: Option<Dtype>,
     pub reduction: Option<Reduction>,
     pub envelope: Envelope,
+    /// Whether the program computes a part of the envelope.
+    pub traced: bool,
 }
 
 impl Features {
     fn of(call: &Call) -> Self {
         let Site { op, reduction, envelope, .. } = *call.site;
-        Self { op, dtype: call.send.map(|buffer| buffer.dtype), reduction, envelope }
+        Self { op, dtype: call.send.map(|buffer| buffer.dtype), reduction, envelope, traced: false }
     }
 }
 
@@ -291,7 +293,7 @@ pub fn arrive(call: &Call, message: &Arrived) -> Result<(), Cause> {
 #[cold]
 fn short(call: &Call, recv: &Buffer, message: &Arrived) -> Result<(), Cause> {
     // A rank at the end of a chain receives from nobody, and whoever asks for a status can see the length.
-    if call.site.status == 0 && call.envelope.source != wildcards().proc_null {
+    if call.status == 0 && call.envelope.source != wildcards().proc_null {
         return Err(Cause::ShortMessage {
             function: call.site.op.mpi_name(),
             received: message.count,
@@ -317,7 +319,7 @@ fn write_status(call: &Call, arrived: &Arrived) -> Result<(), Cause> {
         let count = arrived.count as ffi::MPI_Count;
         let code = ffi::MPI_Status_set_elements_x(&mut status, recv.dtype.mpi(), count);
         check("MPI_Status_set_elements_x", code)?;
-        (call.site.status as *mut ffi::MPI_Status).write(status);
+        (call.status as *mut ffi::MPI_Status).write(status);
     }
     Ok(())
 }

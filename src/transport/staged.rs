@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use super::Transport;
 use super::pool::{Lease, Pool, bytes_to_keep};
-use crate::call::{Blocks, Call, Stream};
+use crate::call::{Blocks, Call, Peers, Stream};
 use crate::comm::Comm;
 use crate::device::Device;
 use crate::error::{Cause, Error};
@@ -207,15 +207,15 @@ impl<D: Device, T: Transport> Transport for Staged<D, T> {
         self.host.stop();
     }
 
-    unsafe fn read_pair(&self, pair: *const [i32; 2], stream: Stream) -> Result<Option<[i32; 2]>, Cause> {
-        let mut staging = self.pool.lease(&self.device, size_of::<[i32; 2]>())?;
+    unsafe fn read_peers(&self, peers: *const Peers, stream: Stream) -> Result<Option<Peers>, Cause> {
+        let mut staging = self.pool.lease(&self.device, size_of::<Peers>())?;
         let read = staging.data();
         // SAFETY: promised by the caller; the staging buffer is as large.
         unsafe {
-            self.device.download(pair.cast(), read, Runs::whole(size_of::<[i32; 2]>()), stream)?;
+            self.device.download(peers.cast(), read, Runs::whole(size_of::<Peers>()), stream)?;
             self.device.synchronize(stream)?;
             staging.settled = true;
-            Ok(Some(read.cast::<[i32; 2]>().read_unaligned()))
+            Ok(Some(read.cast::<Peers>().read_unaligned()))
         }
     }
 }

@@ -223,7 +223,7 @@ fn message(exact: bool, call: &mut Call, record: &Record) -> Result<(), Cause> {
     }
     (call.envelope.source, call.envelope.recvtag) = (status.MPI_SOURCE, status.MPI_TAG);
     let (count, dtype) = call.recv.map_or((0, 0), |buffer| (buffer.count as u64, buffer.dtype.xla_code()));
-    let may_be_short = call.site.status != 0 && !exact;
+    let may_be_short = call.status != 0 && !exact;
     let fits = if may_be_short { into.count <= count } else { into.count == count };
     if into.magic == MAGIC && into.dtype == dtype && fits {
         return Ok(());

@@ -5,11 +5,13 @@
 //! kinds, numbers, data types and shapes are checked, and errors where they are wrong.
 
 use std::borrow::Cow;
+use std::sync::Arc;
 
 use super::c_api::{self, CallFrame};
-use crate::call::{Blocks, Call, Envelope, EnvelopeOperand, Site};
-use crate::comm;
+use crate::call::{Blocks, Call, Envelope, Operand, Site};
+use crate::comm::{self, Comm};
 use crate::error::{Cause, Error};
+use crate::mpilib::wildcards;
 use crate::ops::{Block, Buffer, Dtype, Extent, Halo, Op, PACKED, Reduction, Width};
 use crate::transport::Transport;
 
@@ -137,27 +139,20 @@ impl<'a> Attributes<'a> {
 
     fn site_of(&self, op: Op) -> Result<Site, Cause> {
         let key = self.string("comm")?;
-        let comm = comm::lookup(&key)?;
+        let comm = any_comm(&key).map_or_else(|| comm::lookup(&key), Ok)?;
         let reduction = match &*self.string("reduction")? {
             "" => None,
             key => {
                 Some(Reduction::from_name(key).ok_or_else(|| Cause::UnknownReduction { key: key.into() })?)
             }
         };
-        let envelope_operand = match self.integer("env_in")? {
-            0 => EnvelopeOperand::None,
-            1 => EnvelopeOperand::Receive,
-            2 => EnvelopeOperand::Send,
-            other => {
-                return Err(Cause::Attribute {
-                    name: "env_in",
-                    expected: "0, 1 or 2",
-                    actual: other.to_string(),
-                });
-            }
-        };
+        let length = self.integer("env_in")?;
+        let known = [Operand::None, Operand::Peers, Operand::Call];
+        let operand = known.into_iter().find(|operand| operand.len() as i64 == length).ok_or_else(|| {
+            Cause::Attribute { name: "env_in", expected: "0, 4 or 8", actual: length.to_string() }
+        })?;
         let reverse = self.flag("reverse")?;
-        let halo = op.row().has_blocks.then(|| self.halo(comm.rank, reverse)).transpose()?;
+        let halo = op.row().has_blocks.then(|| self.halo(comm.rank, reverse)).transpose()?.map(Arc::new);
         Ok(Site {
             op,
             comm,
@@ -171,12 +166,18 @@ impl<'a> Attributes<'a> {
                 dest: self.int("dest")?,
                 sendtag: self.int("sendtag")?,
             },
-            envelope_operand,
+            operand,
             envelope_result: self.flag("env_out")?,
             status: self.integer("status")? as usize,
             location: (*self.string("site")?).into(),
         })
     }
+}
+
+/// The communicator of a call whose operand says which one it is: `any#rank/size`, the key that `_comm.AnyComm` has.
+fn any_comm(key: &str) -> Option<Arc<Comm>> {
+    let (rank, size) = key.strip_prefix("any#")?.split_once('/')?;
+    Some(Arc::new(Comm::new(key, 0, rank.parse().ok()?, size.parse().ok().filter(|&size| size > 0)?)))
 }
 
 #[cold]
@@ -249,6 +250,38 @@ unsafe fn read(buffer: *const c_api::Buffer) -> Result<Buffer, Cause> {
     }
 }
 
+/// The address of an operand or result of some int32.
+///
+/// # Safety
+/// `buffer` is XLA's.
+#[inline(always)]
+unsafe fn int32s(
+    what: &'static str,
+    buffer: *const c_api::Buffer,
+    expected: usize,
+) -> Result<*mut i32, Cause> {
+    // SAFETY: promised by the caller.
+    match unsafe { read(buffer) }? {
+        Buffer { data, dtype: Dtype::Int32, count } if count == expected => Ok(data.cast()),
+        Buffer { dtype, count, .. } => Err(Cause::Envelope { what, expected, dtype: dtype.name(), count }),
+    }
+}
+
+/// Reads what a call's operand says ([`Operand::Call`]), in the memory of the host.
+///
+/// # Safety
+/// `frame` is what XLA passed to the execute stage of a call on the CPU.
+#[inline]
+pub unsafe fn call_operand(frame: &CallFrame) -> Result<[i32; Operand::CALL], Cause> {
+    // SAFETY: promised by the caller; `int32s` has checked how many there are.
+    unsafe {
+        let [.., last] = without_tokens(&frame.args) else {
+            return Err(Cause::Buffers { what: "operand", expected: 1, actual: 0 });
+        };
+        Ok(int32s("operand", *last, Operand::CALL)?.cast::<[i32; Operand::CALL]>().read_unaligned())
+    }
+}
+
 /// Reads the buffers of one side; those of the arrays after the first are left to the caller.
 ///
 /// # Safety
@@ -259,23 +292,19 @@ unsafe fn side<'a>(
     buffers: &'a c_api::Buffers,
     arrays: usize,
     payload: &mut Option<Buffer>,
-    pair: Option<&mut Option<*mut [i32; 2]>>,
+    numbers: (usize, &mut Option<*mut i32>),
 ) -> Result<&'a [*const c_api::Buffer], Cause> {
     // SAFETY: promised by the caller.
     unsafe {
         let buffers = without_tokens(buffers);
-        let expected = arrays + usize::from(pair.is_some());
+        let (length, numbers) = numbers;
+        let expected = arrays + usize::from(length > 0);
         if buffers.len() != expected {
             return Err(Cause::Buffers { what, expected, actual: buffers.len() });
         }
         let (arrays, rest) = buffers.split_at(arrays);
-        if let (Some(pair), [operand]) = (pair, rest) {
-            match read(*operand)? {
-                Buffer { data, dtype: Dtype::Int32, count: 2 } => *pair = Some(data.cast()),
-                Buffer { dtype, count, .. } => {
-                    return Err(Cause::Envelope { what, dtype: dtype.name(), count });
-                }
-            }
+        if let [last] = rest {
+            *numbers = Some(int32s(what, *last, length)?);
         }
         let [first, others @ ..] = arrays else { return Ok(&[]) };
         *payload = Some(read(*first)?);
@@ -297,14 +326,13 @@ pub unsafe fn fill<'a>(
     let site = call.site;
     let (extents, arrays) = (site.side(), site.arrays());
     let arrays = |extent| if extent == Extent::None { 0 } else { arrays };
-    let takes_pair = site.envelope_operand != EnvelopeOperand::None;
-    let mut given = None;
+    let (mut given, mut received) = (None, None);
     // SAFETY: promised by the caller.
     let mut sides = || unsafe {
-        let pair = takes_pair.then_some(&mut given);
-        let more = side("operand", &frame.args, arrays(extents.send), &mut call.send, pair)?;
-        let pair = site.envelope_result.then_some(&mut call.received);
-        let more_results = side("result", &frame.rets, arrays(extents.recv), &mut call.recv, pair)?;
+        let numbers = (site.operand.len(), &mut given);
+        let more = side("operand", &frame.args, arrays(extents.send), &mut call.send, numbers)?;
+        let numbers = (2 * usize::from(site.envelope_result), &mut received);
+        let more_results = side("result", &frame.rets, arrays(extents.recv), &mut call.recv, numbers)?;
         for (&from, &to) in more.iter().zip(more_results) {
             others.push((read(from)?, read(to)?));
         }
@@ -312,16 +340,24 @@ pub unsafe fn fill<'a>(
     };
     sides().map_err(|cause| site.error(cause))?;
     call.others = others;
+    call.received = received.map(|numbers: *mut i32| numbers.cast());
     call.check()?;
-    if let Some(pair) = given {
-        // SAFETY: an operand of two int32, as `side` has checked.
-        let read = unsafe { transport.read_pair(pair, call.stream) };
-        let Some([rank, tag]) = read.map_err(|cause| site.error(cause))? else { return Ok(()) };
-        match site.envelope_operand {
-            EnvelopeOperand::None => {}
-            EnvelopeOperand::Receive => (call.envelope.source, call.envelope.recvtag) = (rank, tag),
-            EnvelopeOperand::Send => (call.envelope.dest, call.envelope.sendtag) = (rank, tag),
+    let Some(given) = given else { return Ok(()) };
+    let peers = if site.operand == Operand::Call {
+        // SAFETY: an operand on the host of as many int32, as `side` has checked.
+        let [source, recvtag, dest, sendtag, .., low, high] =
+            unsafe { given.cast::<[i32; Operand::CALL]>().read_unaligned() };
+        call.status = (u64::from(high as u32) << 32 | u64::from(low as u32)) as usize;
+        Some([source, recvtag, dest, sendtag])
+    } else {
+        // SAFETY: an operand of four int32, as `side` has checked.
+        unsafe { transport.read_peers(given.cast(), call.stream) }.map_err(|cause| site.error(cause))?
+    };
+    match peers {
+        Some(peers) if site.op.row().has_peer => {
+            call.envelope = peers.into();
+            call.check_envelope(wildcards())
         }
+        _ => Ok(()),
     }
-    Ok(())
 }

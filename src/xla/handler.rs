@@ -1,26 +1,77 @@
 //! The handler behind every target, one function per stage.
 
+use std::collections::HashMap;
 use std::ffi::{CStr, CString, c_int, c_void};
 use std::mem::offset_of;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::{null, null_mut};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 
 use super::c_api::{self, Api, CallFrame, FfiError, StageStateArgs, StateArgs, TypeId};
 use super::{frame, pages};
-use crate::call::{Blocks, Call, Site, Stream};
+use crate::call::{Blocks, Call, Operand, Site, Stream};
+use crate::comm;
 use crate::device;
 use crate::device::cuda::{self, Entered};
 use crate::error::{Cause, Error};
+use crate::ops;
 use crate::record::log;
 use crate::transport::{self, AnyTransport, Platform, Transport};
 use crate::watch::{self, Watched};
 
 /// What the instantiate stage leaves for the execute stage.
 struct State {
-    site: Site,
     transport: &'static AnyTransport,
+    site: Sites,
+}
+
+/// A site, and how the watchdog knows it.
+struct Bound {
+    site: Site,
     watched: Watched,
+}
+
+impl Bound {
+    fn new(site: Site, transport: &'static AnyTransport) -> Result<Self, Error> {
+        // Most have been, in program order, when the program was lowered; not those that were exported.
+        if transport.attaches_late() {
+            transport.attach(&site.comm)?;
+        }
+        let watched = Watched::new(&site, transport);
+        Ok(Self { site, watched })
+    }
+}
+
+enum Sites {
+    One(Bound),
+    /// An eager operation, whose communicator and line an operand says.
+    ByOperand {
+        template: Site,
+        bound: RwLock<HashMap<(i32, i32), Arc<Bound>>>,
+    },
+}
+
+/// The site of a communicator and a line, by their numbers.
+fn bind(
+    template: &Site,
+    bound: &RwLock<HashMap<(i32, i32), Arc<Bound>>>,
+    key: (i32, i32),
+    transport: &'static AnyTransport,
+) -> Result<Arc<Bound>, Error> {
+    if let Some(found) = bound.read().unwrap_or_else(PoisonError::into_inner).get(&key) {
+        return Ok(found.clone());
+    }
+    let (number, line) = key;
+    let unknown = || template.error(Cause::UnknownCommunicator { key: format!("number {number}").into() });
+    let comm = comm::numbered(number)
+        .filter(|comm| (comm.rank, comm.size) == (template.comm.rank, template.comm.size))
+        .ok_or_else(unknown)?;
+    let site = Site { comm, location: ops::numbered_line(line), ..template.clone() };
+    let new = Arc::new(Bound::new(site, transport)?);
+    let mut bound = bound.write().unwrap_or_else(PoisonError::into_inner);
+    bound.retain(|_, old| !old.site.comm.is_freed());
+    bound.insert(key, new.clone());
+    Ok(new)
 }
 
 /// The kinds of targets. Handlers are one function per kind, so that the CPU's pays nothing for the others.
@@ -49,12 +100,12 @@ pub unsafe extern "C" fn instantiate<const KIND: u8>(frame: *mut CallFrame) -> *
                 _ => transport::selected(Platform::Cuda),
             };
             let transport = transport.map_err(|error| site.error(error.cause))?;
-            // Most have been, in program order, when the program was lowered; not those that were exported.
-            if transport.attaches_late() {
-                transport.attach(&site.comm)?;
-            }
-            let watched = Watched::new(&site, transport);
-            Ok(set_state(frame, State { site, transport, watched })?)
+            let site = if site.operand == Operand::Call {
+                Sites::ByOperand { template: site, bound: RwLock::default() }
+            } else {
+                Sites::One(Bound::new(site, transport)?)
+            };
+            Ok(set_state(frame, State { transport, site })?)
         })
     }
 }
@@ -67,7 +118,17 @@ pub unsafe extern "C" fn execute<const KIND: u8>(frame: *mut CallFrame) -> *mut 
     // SAFETY: promised by the caller.
     unsafe {
         guard::<KIND>(frame, |frame| {
-            let &State { ref site, transport, ref watched } = get_state(frame)?;
+            let &State { transport, ref site } = get_state(frame)?;
+            let kept;
+            let Bound { site, watched } = match site {
+                Sites::One(bound) => bound,
+                Sites::ByOperand { template, bound } => {
+                    let operand = frame::call_operand(frame).map_err(|cause| template.error(cause))?;
+                    let [.., comm, line, _, _] = operand;
+                    kept = bind(template, bound, (comm, line), transport)?;
+                    &*kept
+                }
+            };
             let comm = &site.comm;
             if comm.is_freed() {
                 return Err(site.error(Cause::FreedCommunicator { key: comm.key.clone() }).into());
@@ -385,6 +446,7 @@ unsafe fn raise(api: *const Api, error: &Error) -> *mut FfiError {
             | Cause::NoSuchRank { .. }
             | Cause::Buffers { .. }
             | Cause::Envelope { .. }
+            | Cause::Peer { .. }
             | Cause::NotPerRank { .. }
             | Cause::Pairs { .. }
             | Cause::Sides { .. }

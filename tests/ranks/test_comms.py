@@ -13,7 +13,7 @@ from reference import RANK, SIZE, assert_equal, compilations, compilers, each, j
 from table import cases
 
 import mpi4jax
-from mpi4jax import _comm, notoken
+from mpi4jax import _comm, _native, notoken
 
 WORLD = MPI.COMM_WORLD
 
@@ -131,13 +131,14 @@ def test_two_handles_compile_once():
     comm.Free()
 
 
-def test_a_communicator_each_is_compiled_for():
+def test_one_program_for_all_communicators():
+    """Where the host reads operands; on GPUs one for each."""
     comms = [WORLD.Dup() for _ in range(3)]
     x = jnp.ones(12)
     with compilations() as compiled:
         for comm in comms * 3:
             notoken.bcast(x, 0, comm=comm)
-    assert len(compiled) == 3
+    assert len(compiled) <= (3 if _native.is_gpu_on_cpu() else 1)
     mpi4jax.flush()
     [comm.Free() for comm in comms]
 

@@ -309,7 +309,7 @@ impl<T: Transport> Suite<'_, T> {
         let make = |adjoint| {
             let halo =
                 Halo::new(rank as i32, &[width], &neighbours, &[shape.clone(), shape.clone()], adjoint);
-            let halo = Some(halo.expect("a halo"));
+            let halo = Some(Arc::new(halo.expect("a halo")));
             Site { halo, reverse: adjoint, ..Site::new(Op::HaloExchange, self.comm) }
         };
         let block = |rank, which| pattern(dtype, rank, which, rows * ROW);

@@ -293,13 +293,13 @@ fn calls(api: &'static Api, comm: &Comm) {
             ("comm", String("xla")),
             ("dest", Integer(next.into())),
             ("sendtag", Integer(8)),
-            ("env_in", Integer(1)),
+            ("env_in", Integer(4)),
             ("env_out", Integer(1)),
         ],
     )
     .expect("compiles");
-    let (mut given, mut received) = ([previous, 8], [0; 2]);
-    let (given, taken) = (buffer(S32, &mut given, &[2]), buffer(S32, &mut received, &[2]));
+    let (mut given, mut received) = ([previous, 8, next, 8], [0; 2]);
+    let (given, taken) = (buffer(S32, &mut given, &[4]), buffer(S32, &mut received, &[2]));
     program.execute(&[&from, &given], &[&to, &taken]).expect("runs");
     assert_eq!((y[0], received), (previous as f32, [previous, 8]));
 

@@ -16,11 +16,10 @@ from .send import message_round
 
 
 def _lower(low: Lowering, xs: Operands, out: Avals) -> list[Any]:
-    if low.p["source"] == MPI.PROC_NULL:  # MPI leaves the buffer as it is
-        if low.p["status"] is not None:
-            low.call("recv", out=out)  # and fills the status
+    if low.p["source"] == MPI.PROC_NULL and low.p["status"] is None:
         return [xs[0][0]]
-    return low.call("recv", out=out)
+    y, *envelope = low.call("recv", out=out)
+    return [low.received(y, xs[0]), *envelope]
 
 
 def _transpose(back: Back, cs: list[Any], xs: list[Any]) -> list[Any]:

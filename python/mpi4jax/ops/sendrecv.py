@@ -16,10 +16,8 @@ from .._lowering import Avals, Lowering, Operands
 
 def _lower(low: Lowering, xs: Operands, out: Avals) -> list[Any]:
     x, template = xs
-    received = low.call("sendrecv", x, out=out)
-    if low.p["source"] == MPI.PROC_NULL:
-        return [template[0]]
-    return received
+    y, *envelope = low.call("sendrecv", x, out=out)
+    return [low.received(y, template), *envelope]
 
 
 def _transpose(back: Back, cs: list[Any], xs: list[Any]) -> list[Any]:

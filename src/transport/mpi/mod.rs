@@ -67,9 +67,9 @@ fn reversed(comm: &Comm) -> Result<Arc<Reversed>, Cause> {
 
 /// What MPI says of a message that it has received.
 fn finish_receive(call: &Call, status: &MPI_Status) -> Result<(), Cause> {
-    if call.site.status != 0 {
+    if call.status != 0 {
         // SAFETY: Python keeps the MPI_Status at this address alive as long as the program.
-        unsafe { (call.site.status as *mut MPI_Status).write(*status) };
+        unsafe { (call.status as *mut MPI_Status).write(*status) };
     }
     let Some(recv) = &call.recv else { return Ok(()) };
     let mut count: c_int = 0;

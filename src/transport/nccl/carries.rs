@@ -86,6 +86,9 @@ impl Features {
         if put(self.op).is_none() || row.has_peer && messages == Messages::Staged {
             return Ok(false);
         }
+        if self.traced {
+            return Err(needs_matching("a source, destination or tag that is traced".into()));
+        }
         if row.has_reduction {
             return Ok(self.reduction.zip(self.dtype).is_some_and(|(r, dtype)| reduced(r, dtype).is_some()));
         }
@@ -136,7 +139,8 @@ mod tests {
         let [source, recvtag, dest, sendtag] = envelope;
         let envelope = Envelope { source, recvtag, dest, sendtag };
         [Op::Send, Op::Recv, Op::Sendrecv].map(|op| {
-            Features { op, dtype: Some(Dtype::Float32), reduction: None, envelope }.carried(messages)
+            Features { op, dtype: Some(Dtype::Float32), reduction: None, envelope, traced: false }
+                .carried(messages)
         })
     }
 
@@ -181,7 +185,7 @@ mod tests {
         let carried = |name, dtype| {
             let reduction = Reduction::from_name(name);
             let envelope = Envelope { source: -1, recvtag: -1, dest: -1, sendtag: -1 };
-            let features = Features { op: Op::Allreduce, dtype: Some(dtype), reduction, envelope };
+            let features = Features { op: Op::Allreduce, dtype: Some(dtype), reduction, envelope, traced: false };
             features.carried(Messages::Nccl).unwrap()
         };
         assert!(carried("SUM", Dtype::Bfloat16) && carried("MAX", Dtype::Int64));

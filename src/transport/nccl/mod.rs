@@ -118,7 +118,7 @@ impl Nccl {
                 driver.fill(words + size_of::<i32>() as Pointer, arrived.tag, call.stream)?;
             }
         }
-        if call.site.status == 0 { Ok(()) } else { write_status(call, &arrived) }
+        if call.status == 0 { Ok(()) } else { write_status(call, &arrived) }
     }
 }
 

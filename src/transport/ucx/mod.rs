@@ -467,7 +467,7 @@ impl Ucx {
                 Arrived { source, tag, count: received.length / size }
             }
         };
-        if call.site.status != 0 {
+        if call.status != 0 {
             write_status(call, &arrived)?;
         }
         arrive(call, &arrived)

@@ -1,0 +1,210 @@
+"""Calls outside of any function that is compiled."""
+
+import gc
+import threading
+import weakref
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from mpi4py import MPI
+from reference import LEFT, RANK, RIGHT, SIZE, assert_equal, compilations
+
+import mpi4jax
+from mpi4jax import _call, _comm, _native, notoken
+
+X = jnp.arange(3, dtype=np.float32) + 10 * RANK
+
+on_cpu = pytest.mark.skipif(_native.is_gpu_on_cpu(), reason="on GPUs operands are not read")
+
+
+@on_cpu
+def test_one_program_for_all_tags_peers_communicators_and_statuses():
+    def call(comm, step, tag, status=None):
+        return notoken.sendrecv(
+            X, X, (RANK - step) % SIZE, (RANK + step) % SIZE, sendtag=tag, comm=comm, status=status
+        )
+
+    call(None, 1, 0), call(None, 1, 0, MPI.Status()), mpi4jax.flush()
+    notoken.allreduce(X, MPI.SUM)
+    with compilations() as compiled:
+        for _ in range(3):
+            comm = MPI.COMM_WORLD.Dup()
+            for tag in (3, 4):
+                for step in range(SIZE):
+                    status = MPI.Status()
+                    y = call(comm, step, tag, status)
+                    assert_equal(y, np.asarray(X) - 10 * RANK + 10 * ((RANK - step) % SIZE))
+                    assert (status.Get_source(), status.Get_tag()) == ((RANK - step) % SIZE, tag)
+                    call(comm, step, tag)
+            notoken.allreduce(X, MPI.SUM, comm=comm)
+            mpi4jax.flush()
+            comm.Free()
+    assert not compiled
+
+
+@on_cpu
+def test_a_status_in_each_thread_compiles_nothing():
+    notoken.recv(X, MPI.PROC_NULL, status=MPI.Status())
+    found = []
+
+    def work():
+        status = MPI.Status()
+        status.Set_source(5)
+        notoken.recv(X, MPI.PROC_NULL, status=status)
+        found.append(status.Get_source())
+
+    with compilations() as compiled:
+        for _ in range(3):
+            thread = threading.Thread(target=work)
+            thread.start()
+            thread.join()
+    assert found == [MPI.PROC_NULL] * 3
+    assert not compiled
+
+
+@on_cpu
+def test_derivatives_of_eager_calls_compile_once_for_all_communicators():
+    def gradient(comm):
+        def f(x):
+            y = notoken.sendrecv(x, x, MPI.ANY_SOURCE, RIGHT, comm=comm)
+            return (notoken.allreduce(y, MPI.SUM, comm=comm) * (RANK + 1)).sum()
+
+        return jax.grad(f)(X)
+
+    first = gradient(None)
+    comm = MPI.COMM_WORLD.Dup()
+    with compilations() as compiled:
+        assert_equal(gradient(comm), first)
+    assert not compiled
+    mpi4jax.flush()
+    comm.Free()
+
+
+def test_nothing_is_kept_of_a_communicator():
+    def use(comm):
+        notoken.allreduce(X, MPI.SUM, comm=comm)
+        notoken.sendrecv(X, {"a": X}["a"], LEFT, RIGHT, comm=comm)
+        jax.grad(lambda x: notoken.allreduce(x, MPI.SUM, comm=comm).sum())(X)
+        jax.jit(lambda x: notoken.allreduce(x, MPI.SUM, comm=comm))(X)
+        mpi4jax.flush()
+
+    # One life to make what is made once.
+    comm = MPI.COMM_WORLD.Dup()
+    use(comm)
+    comm.Free()
+    programs = len(_call._programs)
+    comm = MPI.COMM_WORLD.Dup()
+    use(comm)
+    kept = weakref.ref(_comm.as_comm("", comm))
+    comm.Free()
+    del comm
+    jax.clear_caches()
+    gc.collect()
+    assert kept() is None
+    if not _native.is_gpu_on_cpu():
+        assert len(_call._programs) == programs
+
+
+def test_two_threads_use_a_communicator_first():
+    """It is registered once: a second registration would make programs of the first one fail."""
+    for _ in range(30):
+        comm = MPI.COMM_WORLD.Dup()
+        barrier, found = threading.Barrier(2), []
+
+        def work(comm=comm, barrier=barrier, found=found):
+            barrier.wait()
+            found.append(_comm.as_comm("test", comm))
+
+        threads = [threading.Thread(target=work) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert found[0] is found[1]
+        comm.Free()
+
+
+# ---- Lines
+
+
+@on_cpu
+@pytest.mark.parametrize("way", ["arrays", "trees", "derivatives"])
+def test_an_error_names_the_callers_line(way, monkeypatch):
+    """Although the program was compiled for another caller."""
+    monkeypatch.setattr(_call, "_generalize", break_destination(_call._generalize))
+    x = {"arrays": X, "trees": (X, 1), "derivatives": X}[way]
+
+    comm = MPI.COMM_WORLD.Dup()
+
+    def call():
+        return notoken.sendrecv(x, x, MPI.PROC_NULL, RIGHT, comm=comm)
+
+    def run():
+        out = jax.jvp(lambda _: call(), (X,), (X,)) if way == "derivatives" else call()
+        jax.block_until_ready(out)
+
+    line = call.__code__.co_firstlineno + 1
+    with pytest.raises(Exception, match=rf"test_eager\.py:{line}\b"):
+        run()
+    comm.Free()
+
+
+def break_destination(generalize):
+    def broken(p, line):
+        operand = generalize(p, line)
+        operand[2] = SIZE + 40
+        return operand
+
+    return broken
+
+
+# ---- Templates
+
+LIKE = jax.ShapeDtypeStruct(X.shape, X.dtype)
+
+
+@pytest.mark.parametrize("jit", [False, True], ids=["eager", "jit"])
+@pytest.mark.parametrize("nested", [False, True], ids=["array", "tree"])
+def test_what_is_received_can_be_described(jit, nested):
+    def tree(x):
+        return {"a": x, "b": [x]} if nested else x
+
+    def f(x):
+        y = notoken.sendrecv(tree(x), tree(LIKE), LEFT, RIGHT)
+        z = notoken.bcast(tree(x if RANK == 0 else LIKE), 0)
+        block = notoken.scatter(tree(jnp.stack([x] * SIZE) if RANK == 0 else LIKE), 0)
+        return y, z, block, notoken.recv(tree(LIKE), MPI.PROC_NULL)
+
+    y, z, block, nobody = (jax.jit(f) if jit else f)(X)
+    for out, rank in ((y, LEFT), (z, 0), (block, 0)):
+        for leaf in jax.tree.leaves(out):
+            assert_equal(leaf, np.asarray(X) + 10 * (rank - RANK))
+    assert jax.tree.structure(y) == jax.tree.structure(tree(X))
+    assert all(not leaf.any() for leaf in jax.tree.leaves(nobody))
+
+
+def test_keys_can_be_described():
+    key = jax.random.key(RANK)
+    like = jax.ShapeDtypeStruct(key.shape, key.dtype)
+    y = notoken.sendrecv(key, like, LEFT, RIGHT)
+    assert_equal(jax.random.key_data(y), jax.random.key_data(jax.random.key(LEFT)))
+
+
+@pytest.mark.parametrize("jit", [False, True], ids=["eager", "jit"])
+@pytest.mark.parametrize("nested", [False, True], ids=["array", "tree"])
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: notoken.allreduce(x, MPI.SUM),
+        lambda x: notoken.send(x, RIGHT),
+        lambda x: notoken.sendrecv(x, X, LEFT, RIGHT),
+        lambda x: notoken.bcast(x, RANK),
+        lambda x: notoken.gather(x, 0),
+    ],
+)
+def test_what_is_sent_cannot(call, jit, nested):
+    x = {"a": LIKE} if nested else LIKE
+    with pytest.raises(TypeError, match=r"argument '(x|sendbuf)' must be an array.*ShapeDtypeStr"):
+        jax.jit(lambda: call(x))() if jit else call(x)
