@@ -128,10 +128,11 @@ pub fn directory_of(address: usize) -> Option<PathBuf> {
 }
 
 /// Declares a struct of function pointers and `load`, which fills it. A library without one of the first
-/// list is refused; those of the second are `None` where they are missing.
+/// list is refused; those of the second are `None` where they are missing. A library may have a function under
+/// another name: CUDA's headers rename some to a newer version of them.
 macro_rules! function_table {
     ($(#[$meta:meta])* $table:ident {
-        $($function:ident($($argument:ty),*) $(-> $result:ty)?;)*
+        $($function:ident $(= $renamed:literal)? ($($argument:ty),*) $(-> $result:ty)?;)*
     } optional {
         $($option:ident = $symbol:literal ($($optional:ty),*) $(-> $returned:ty)?;)*
     }) => {
@@ -149,7 +150,7 @@ macro_rules! function_table {
                 $(
                     #[allow(non_snake_case)]
                     let $function = {
-                        const SYMBOL: &str = concat!($crate::dynlib::symbol_of!($function), "\0");
+                        const SYMBOL: &str = concat!($crate::dynlib::symbol_of!($function $($renamed)?), "\0");
                         // The name without its nul.
                         let symbol = SYMBOL.split_at(SYMBOL.len() - 1).0;
                         let address = ::std::ffi::CStr::from_bytes_with_nul(SYMBOL.as_bytes())
@@ -192,38 +193,10 @@ macro_rules! function_table {
     };
 }
 
-/// The symbol of a function whose name in the table is not its name in the library: CUDA's headers rename
-/// some functions to a newer version of them.
+/// The symbol of a function: its name, or another one that follows it.
 macro_rules! symbol_of {
-    (cuCtxPushCurrent) => {
-        "cuCtxPushCurrent_v2"
-    };
-    (cuCtxPopCurrent) => {
-        "cuCtxPopCurrent_v2"
-    };
-    (cuMemcpyDtoHAsync) => {
-        "cuMemcpyDtoHAsync_v2"
-    };
-    (cuMemcpyHtoDAsync) => {
-        "cuMemcpyHtoDAsync_v2"
-    };
-    (cuMemcpyDtoDAsync) => {
-        "cuMemcpyDtoDAsync_v2"
-    };
-    (cuMemcpy2DAsync) => {
-        "cuMemcpy2DAsync_v2"
-    };
-    (cuMemAlloc) => {
-        "cuMemAlloc_v2"
-    };
-    (cuMemFree) => {
-        "cuMemFree_v2"
-    };
-    (cuEventDestroy) => {
-        "cuEventDestroy_v2"
-    };
-    (cuStreamDestroy) => {
-        "cuStreamDestroy_v2"
+    ($name:ident $symbol:literal) => {
+        $symbol
     };
     ($name:ident) => {
         stringify!($name)

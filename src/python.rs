@@ -15,11 +15,7 @@ mod _native {
     use crate::{call, device, dynlib, mpilib, transport, watch, xla};
 
     type TargetRow<'py> = (String, Bound<'py, PyDict>, &'static str);
-    type TransportReport = (
-        String,
-        Vec<(&'static str, &'static str, String, Option<String>)>,
-        Vec<(&'static str, &'static str, Option<String>)>,
-    );
+    type TransportReport = (String, Vec<transport::Choice>, Vec<transport::Found>);
 
     impl From<Error> for PyErr {
         fn from(error: Error) -> Self {
@@ -228,18 +224,7 @@ mod _native {
     /// [(platform, name, why it cannot be used)]).
     #[pyfunction]
     fn transport_report(py: Python<'_>) -> PyResult<TransportReport> {
-        let overview = py.detach(transport::overview)?;
-        let platforms = transport::Platform::ALL.map(transport::Platform::name);
-        let choices = platforms.into_iter().zip(overview.choices);
-        let rows = overview.rows.into_iter().flat_map(|row| {
-            let states = [("cpu", row.cpu), ("cuda", row.cuda)];
-            states.map(|(platform, state)| state.map(|error| (platform, row.name, error)))
-        });
-        Ok((
-            overview.requested,
-            choices.map(|(platform, c)| (platform, c.name, c.reason, c.error)).collect(),
-            rows.flatten().collect(),
-        ))
+        Ok(py.detach(transport::overview)?)
     }
 
     /// (name, why it was chosen) for each platform. Loads nothing.

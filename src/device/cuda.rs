@@ -42,26 +42,26 @@ function_table! {
         cuDeviceGet(*mut c_int, c_int) -> Code;
         cuDeviceGetUuid(*mut [u8; 16], c_int) -> Code;
         cuDevicePrimaryCtxRetain(*mut Context, c_int) -> Code;
-        cuCtxPushCurrent(Context) -> Code;
-        cuCtxPopCurrent(*mut Context) -> Code;
+        cuCtxPushCurrent = "cuCtxPushCurrent_v2" (Context) -> Code;
+        cuCtxPopCurrent = "cuCtxPopCurrent_v2" (*mut Context) -> Code;
         cuStreamGetCtx(StreamHandle, *mut Context) -> Code;
         cuStreamSynchronize(StreamHandle) -> Code;
         cuStreamIsCapturing(StreamHandle, *mut c_int) -> Code;
         cuThreadExchangeStreamCaptureMode(*mut c_int) -> Code;
         cuMemHostAlloc(*mut *mut c_void, usize, c_uint) -> Code;
         cuMemFreeHost(*mut c_void) -> Code;
-        cuMemAlloc(*mut Pointer, usize) -> Code;
-        cuMemFree(Pointer) -> Code;
+        cuMemAlloc = "cuMemAlloc_v2" (*mut Pointer, usize) -> Code;
+        cuMemFree = "cuMemFree_v2" (Pointer) -> Code;
         cuMemsetD32Async(Pointer, c_uint, usize, StreamHandle) -> Code;
-        cuMemcpyDtoHAsync(*mut c_void, Pointer, usize, StreamHandle) -> Code;
-        cuMemcpyHtoDAsync(Pointer, *const c_void, usize, StreamHandle) -> Code;
-        cuMemcpyDtoDAsync(Pointer, Pointer, usize, StreamHandle) -> Code;
-        cuMemcpy2DAsync(*const Copy2D, StreamHandle) -> Code;
+        cuMemcpyDtoHAsync = "cuMemcpyDtoHAsync_v2" (*mut c_void, Pointer, usize, StreamHandle) -> Code;
+        cuMemcpyHtoDAsync = "cuMemcpyHtoDAsync_v2" (Pointer, *const c_void, usize, StreamHandle) -> Code;
+        cuMemcpyDtoDAsync = "cuMemcpyDtoDAsync_v2" (Pointer, Pointer, usize, StreamHandle) -> Code;
+        cuMemcpy2DAsync = "cuMemcpy2DAsync_v2" (*const Copy2D, StreamHandle) -> Code;
         cuEventCreate(*mut Event, c_uint) -> Code;
         cuEventRecord(Event, StreamHandle) -> Code;
         cuEventSynchronize(Event) -> Code;
         cuEventQuery(Event) -> Code;
-        cuEventDestroy(Event) -> Code;
+        cuEventDestroy = "cuEventDestroy_v2" (Event) -> Code;
     } optional {}
 }
 

@@ -31,7 +31,7 @@ pub use self::host::OrHost;
 pub use self::mpi::{Mpi, set_count_limit};
 pub use self::nccl::Nccl;
 pub use self::select::{
-    Choice, Found, Overview, Platform, carries, chosen, host, is_recorded, overview, select, selected,
+    Choice, Found, Platform, carries, chosen, host, is_recorded, overview, select, selected,
 };
 pub use self::staged::Staged;
 pub use self::ucx::Ucx;

@@ -245,60 +245,36 @@ fn unavailable(platform: Platform, slot: &Slot, reason: &str) -> Error {
     .into()
 }
 
-/// What is known about one transport.
-#[derive(Debug)]
-pub struct Found {
-    pub name: &'static str,
-    /// Per platform: why it cannot be used, or `None` if it can. Absent where it is not for the platform.
-    pub cpu: Option<Option<String>>,
-    pub cuda: Option<Option<String>>,
-}
+/// Platform, name, why it was chosen, why it cannot be used after all.
+pub type Choice = (&'static str, &'static str, String, Option<String>);
 
-/// What was chosen for one platform.
-#[derive(Debug)]
-pub struct Choice {
-    pub name: &'static str,
-    pub reason: String,
-    /// Why it cannot be used after all.
-    pub error: Option<String>,
-}
+/// Platform, name, why it cannot be used.
+pub type Found = (&'static str, &'static str, Option<String>);
 
-/// What was asked for and chosen, and why.
-#[derive(Debug)]
-pub struct Overview {
-    pub requested: String,
-    pub choices: [Choice; 2],
-    pub rows: Vec<Found>,
-}
-
-/// Loads libraries to see whether they could be used, but starts no transport.
-pub fn overview() -> Result<Overview, Error> {
+/// What was asked for, what was chosen for each platform, and all that there is. Loads libraries to see whether they
+/// could be used, but starts no transport.
+pub fn overview() -> Result<(String, Vec<Choice>, Vec<Found>), Error> {
     let selection = selection()?;
     let probe = |row: &Row, platform| row.is_for(platform).then(|| (row.probe)(platform).err());
     let choice = |platform: Platform| {
         let Slot { name, reason, transport } = &selection.slots[platform as usize];
-        let error = match (transport.get(), by_name(name)) {
-            (Some(started), _) => started.as_ref().err().cloned(),
-            (None, Some(row)) => match probe(row, platform) {
-                Some(error) => error,
-                None => Some(format!("it does not take arrays on {}", platform.name())),
-            },
-            (None, None) => None,
+        let error = match transport.get() {
+            Some(started) => started.as_ref().err().cloned(),
+            None => by_name(name).and_then(|row| {
+                let elsewhere = || Some(format!("it does not take arrays on {}", platform.name()));
+                probe(row, platform).unwrap_or_else(elsewhere)
+            }),
         };
-        Choice { name, reason: reason.clone(), error }
+        (platform.name(), *name, reason.clone(), error)
     };
-    Ok(Overview {
-        requested: selection.request.setting.clone(),
-        choices: Platform::ALL.map(choice),
-        rows: ROWS
-            .iter()
-            .map(|row| Found {
-                name: row.name,
-                cpu: probe(row, Platform::Cpu),
-                cuda: probe(row, Platform::Cuda),
-            })
-            .collect(),
-    })
+    let found = |row: &'static Row| {
+        Platform::ALL.map(|platform| probe(row, platform).map(|error| (platform.name(), row.name, error)))
+    };
+    Ok((
+        selection.request.setting.clone(),
+        Platform::ALL.into_iter().map(choice).collect(),
+        ROWS.iter().flat_map(found).flatten().collect(),
+    ))
 }
 
 fn row(platform: Platform) -> Option<&'static Row> {

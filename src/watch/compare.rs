@@ -194,27 +194,10 @@ fn message(exact: bool, call: &mut Call, record: &Record) -> Result<(), Cause> {
         let comm: MPI_Comm = handle(call.site.comm.handle);
         let (n, t) = (size_of::<Header>() as c_int, ffi::RSMPI_UINT8_T);
         let (from, to) = ((&raw const out).cast(), into.as_mut_ptr().cast());
-        let code = match (sends, receives) {
-            (false, false) => 0,
-            (true, false) => ffi::MPI_Send(from, n, t, envelope.dest, envelope.sendtag, comm),
-            (false, true) => {
-                ffi::MPI_Recv(to, n, t, envelope.source, envelope.recvtag, comm, status.as_mut_ptr())
-            }
-            (true, true) => ffi::MPI_Sendrecv(
-                from,
-                n,
-                t,
-                envelope.dest,
-                envelope.sendtag,
-                to,
-                n,
-                t,
-                envelope.source,
-                envelope.recvtag,
-                comm,
-                status.as_mut_ptr(),
-            ),
-        };
+        let (dest, out_tag) = if sends { (envelope.dest, envelope.sendtag) } else { (nobody, 0) };
+        let (source, in_tag) = if receives { (envelope.source, envelope.recvtag) } else { (nobody, 0) };
+        let found = status.as_mut_ptr();
+        let code = ffi::MPI_Sendrecv(from, n, t, dest, out_tag, to, n, t, source, in_tag, comm, found);
         check("MPI message that describes the next one", code)?;
         (into.assume_init(), status.assume_init())
     };

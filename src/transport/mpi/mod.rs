@@ -116,12 +116,8 @@ fn run(call: &Call) -> Result<(), Cause> {
                 let (send, recv) = (send()?, recv()?);
                 let by = Reducer::new(site.reduction, send.dtype)?;
                 let from = send_or_in_place(send, recv);
-                by.in_pieces(recv, |at, n| {
-                    let from = if from == in_place() { from } else { from.byte_add(at) };
-                    check(
-                        name,
-                        ffi::MPI_Allreduce(from, recv.data.add(at).cast(), n, by.datatype, by.op, comm),
-                    )
+                by.in_pieces(name, recv, (from, recv.data), |from, to, n| {
+                    ffi::MPI_Allreduce(from, to, n, by.datatype, by.op, comm)
                 })
             }
             Op::Alltoall => {
@@ -172,10 +168,8 @@ fn run(call: &Call) -> Result<(), Cause> {
                 } else {
                     (send.data.cast(), std::ptr::null_mut())
                 };
-                by.in_pieces(send, |at, n| {
-                    let from = if from == in_place() { from } else { from.byte_add(at) };
-                    let to = if to.is_null() { to } else { to.add(at) };
-                    check(name, ffi::MPI_Reduce(from, to.cast(), n, by.datatype, by.op, site.root, comm))
+                by.in_pieces(name, send, (from, to), |from, to, n| {
+                    ffi::MPI_Reduce(from, to, n, by.datatype, by.op, site.root, comm)
                 })
             }
             Op::Scan => {
@@ -184,9 +178,8 @@ fn run(call: &Call) -> Result<(), Cause> {
                 let from = send_or_in_place(send, recv);
                 let reversed = site.reverse.then(|| reversed(&site.comm)).transpose()?;
                 let comm = reversed.as_ref().map_or(comm, |reversed| reversed.0.handle());
-                by.in_pieces(recv, |at, n| {
-                    let from = if from == in_place() { from } else { from.byte_add(at) };
-                    check(name, ffi::MPI_Scan(from, recv.data.add(at).cast(), n, by.datatype, by.op, comm))
+                by.in_pieces(name, recv, (from, recv.data), |from, to, n| {
+                    ffi::MPI_Scan(from, to, n, by.datatype, by.op, comm)
                 })
             }
             Op::Scatter => {

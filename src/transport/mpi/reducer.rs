@@ -8,7 +8,7 @@ use mpi::ffi::{self, MPI_Datatype, MPI_Op};
 
 use super::span::count_limit;
 use crate::error::Cause;
-use crate::mpilib::{check, handle, handle_value};
+use crate::mpilib::{check, handle, handle_value, in_place};
 use crate::ops::{self, Buffer, Builtin, Class, Dtype, Reduced, Reduction};
 
 /// Whether MPI calls us back to reduce, with pointers that the processor has to reach.
@@ -98,17 +98,22 @@ impl Reducer {
         }
     }
 
-    /// Calls `step(offset in bytes, items)` for pieces of at most the count limit: reductions act item by
-    /// item, and MPI's predefined ones take no derived types.
+    /// Calls `step(from, to, items)` for pieces of at most the count limit: reductions act item by item, and MPI's
+    /// predefined ones take no derived types. `from` may be `MPI_IN_PLACE`, `to` null.
+    ///
+    /// # Safety
+    /// Both hold as much as `buffer`, where they are places.
     #[inline]
-    pub fn in_pieces(
+    pub unsafe fn in_pieces(
         &self,
+        name: &'static str,
         buffer: &Buffer,
-        mut step: impl FnMut(usize, c_int) -> Result<(), Cause>,
+        (from, to): (*mut c_void, *mut u8),
+        mut step: impl FnMut(*mut c_void, *mut c_void, c_int) -> c_int,
     ) -> Result<(), Cause> {
         let limit = count_limit();
         if self.width == 1 && buffer.count <= limit {
-            return step(0, buffer.count as c_int);
+            return check(name, step(from, to.cast(), buffer.count as c_int));
         }
         if !buffer.count.is_multiple_of(self.width) {
             return Err(Cause::Pairs { count: buffer.count });
@@ -118,7 +123,13 @@ impl Reducer {
         // At least once, so that ranks with nothing to reduce take part.
         loop {
             let count = limit.min(items - start);
-            step(start * self.width * buffer.dtype.size(), count as c_int)?;
+            let at = start * self.width * buffer.dtype.size();
+            // SAFETY: promised by the caller.
+            let (from, to) = unsafe {
+                let from = if from == in_place() { from } else { from.byte_add(at) };
+                (from, if to.is_null() { to } else { to.add(at) })
+            };
+            check(name, step(from, to.cast(), count as c_int))?;
             start += count;
             if start >= items {
                 return Ok(());
