@@ -185,7 +185,8 @@ mod tests {
         let carried = |name, dtype| {
             let reduction = Reduction::from_name(name);
             let envelope = Envelope { source: -1, recvtag: -1, dest: -1, sendtag: -1 };
-            let features = Features { op: Op::Allreduce, dtype: Some(dtype), reduction, envelope, traced: false };
+            let features =
+                Features { op: Op::Allreduce, dtype: Some(dtype), reduction, envelope, traced: false };
             features.carried(Messages::Nccl).unwrap()
         };
         assert!(carried("SUM", Dtype::Bfloat16) && carried("MAX", Dtype::Int64));
