@@ -23,7 +23,7 @@ RANK, SIZE = COMM.rank, COMM.size
 X = jnp.array([0.1, 0.2, 0.3])
 NEXT, PREVIOUS = (RANK + 1) % SIZE, (RANK - 1) % SIZE
 
-pytestmark = [pytest.mark.ranks(1, 2), pytest.mark.time_limit(60)]
+pytestmark = [pytest.mark.ranks(1, 2), pytest.mark.timeout(60)]
 
 
 def total(x):
