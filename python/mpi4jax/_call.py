@@ -23,7 +23,7 @@ from ._comm import Status
 from ._flush import started_here
 from ._misuse import warn_of_used_token
 from ._packing import bind_trees, pack_arguments, with_templates
-from ._primitive import bind, split
+from ._primitive import PRIMITIVES, bind, split
 from ._spec import OFFSET, PEERS, SPECS, Params, Spec
 from ._tokens import NO_TOKEN, ZERO_TOKEN, check_token, create_token, token_operand
 
@@ -206,6 +206,8 @@ def _eager(spec: Spec, args: tuple[Any, ...], p: Params, want: bool) -> Any:
 
 def run_params(spec: Spec, *args: Any, **p: Any) -> Any:
     """Run a primitive outside of any function that is traced."""
+    if jax.config.jax_disable_jit:  # then the program below would come here again
+        return _compat.eval_primitive(PRIMITIVES[spec.name])(*args, **p)
     if not _reads_operands():
         return _program(_of_arrays, spec, False, p, p["comm"].cache)(*args)
     status = p.get("status")

@@ -8,7 +8,8 @@ from typing import Any
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from . import _compat, _native, _spec
+from . import _native, _spec
+from ._call import run_params
 from ._derivative import jvp, transpose
 from ._lowering import lowering
 from ._primitive import PRIMITIVES, abstract_eval, batch
@@ -23,7 +24,7 @@ def define(name: str, **known: Any) -> None:
     spec = _spec.add(name, **known)
     primitive = PRIMITIVES[name] = Primitive(f"mpi4jax_{name}")
     primitive.multiple_results = True
-    primitive.def_impl(_compat.eval_primitive(primitive))
+    primitive.def_impl(functools.partial(run_params, spec))
     primitive.def_effectful_abstract_eval(functools.partial(abstract_eval, spec))
     # Not cached: equal ops on different lines are one lowering to JAX, and it would name one line.
     for platform, on_gpu in (("cpu", _native.is_gpu_on_cpu()), ("cuda", True)):
