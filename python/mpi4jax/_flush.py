@@ -41,13 +41,14 @@ class _Thread:
 
 
 _threads = threading.local()
+_main = threading.main_thread().ident
 # What was under way when its thread ended.
 _ended: list[jax.Array] = []
 
 
 def started_here() -> None:
     """This thread may start operations: :func:`flush` waits for them also after its end."""
-    if not hasattr(_threads, "mine") and threading.current_thread() is not threading.main_thread():
+    if threading.get_ident() != _main and not hasattr(_threads, "mine"):
         _threads.mine = _Thread()
 
 
