@@ -208,9 +208,14 @@ def _locate(op, xs):
     return best.astype(xs[0].dtype)
 
 
+PACKED = {"int2", "int4", "uint2", "uint4", "float4_e2m1fn"}
+
+
 @pytest.mark.parametrize("op", ["MAXLOC", "MINLOC"])
 @pytest.mark.parametrize("dtype", [d for d in DTYPES if "MAX" in SUPPORTED[d]])
 def test_location_of_extremum(dtype, op):
+    if jax.version.__version_info__ < (0, 8) and dtype in PACKED:
+        pytest.skip("up to 0.7, XLA overruns memory where it transposes packed types, also alone")
     rng = np.random.default_rng(1)
     values = rng.integers(0, 2, (SIZE, 3, 5))
     indices = np.stack([rng.permuted(np.arange(SIZE) % 2, axis=0) for _ in range(15)], axis=1)
@@ -432,7 +437,7 @@ def test_reduction_of_the_user(function, commutes, jit):
         return out
 
     op = Reduction(MPI.Op.Create(function, commute=commutes), fold)
-    xs = np.array([complex(r + 2, 3 - r) for r in range(SIZE)], np.complex64)[:, None].repeat(7, 1)
+    xs = np.array([complex(2 * r + 1, 3 - r) for r in range(SIZE)], np.complex64)[:, None].repeat(7, 1)
     todo = cases(op, roots=(0,), only=REDUCING)
     run = jit(lambda x: [case.run("notoken", x) for case in todo])
     for _ in range(2):
