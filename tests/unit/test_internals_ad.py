@@ -1,0 +1,310 @@
+"""The same of JAX's derivatives and of `vmap`."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from internals import (
+    CONSTANT,
+    X,
+    grad,
+    linear,
+    lowered,
+    names,
+    ops,
+    receive,
+    send,
+    squared_beside,
+    total,
+    with_vmap_rule,
+)
+from jax import lax
+from jax._src import api, api_util, custom_batching, linear_util
+from jax._src.interpreters import ad
+from jax._src.interpreters import partial_eval as pe
+from jax.extend.core import ClosedJaxpr
+from jax.sharding import AxisType, PartitionSpec
+
+from mpi4jax import _ad, _compat, _compat_traces, _tracing, notoken
+from mpi4jax._primitive import PRIMITIVES
+
+VERSION = jax.version.__version_info__
+
+
+def jvp(f):
+    return lambda x: jax.jvp(f, (x,), (x,))
+
+
+def linearized(f):
+    return lambda x: jax.linearize(f, x)[1](x)
+
+
+def constant_received(x):
+    return x + receive()
+
+
+def rule_for_jvp(x):
+    f = jax.custom_jvp(total)
+    f.defjvp(lambda p, t: (notoken.bcast(p[0], 0), total(t[0])))
+    return x + f(CONSTANT)
+
+
+def rule_for_vjp(x):
+    f = jax.custom_vjp(total)
+    f.defvjp(lambda c: (notoken.bcast(c, 0), None), lambda _, ct: (total(ct),))
+    return x + f(CONSTANT)
+
+
+def manual(x):
+    mesh, whole = jax.make_mesh((1,), ("i",), axis_types=(AxisType.Auto,)), PartitionSpec()
+    f = jax.shard_map(lambda c: receive() + c, mesh=mesh, in_specs=whole, out_specs=whole)
+    return x + f(CONSTANT)
+
+
+def only_backward(x):
+    f = jax.custom_vjp(lambda x: x)
+    f.defvjp(lambda x: (x, None), lambda _, ct: (send(), (ct,))[1])
+    f(x)
+    return x * x
+
+
+def no_arguments(x):
+    jax.jit(jax.checkpoint(receive))()
+    return x * x
+
+
+def branch(x):
+    return squared_beside(lambda: lax.cond(x[0] > 0, send, lambda: None))(x)
+
+
+TRACES = {
+    jvp: (ad.JVPTrace, ad.JVPTracer),
+    linearized: (ad.LinearizeTrace, ad.LinearizeTracer),
+}
+# What is wrapped; a program; its ops; and those that it has without.
+WRAPPED = {
+    **{
+        f"{trace.__name__}.{name}": (trace, name, transform(f), *expected)
+        for transform, (trace, tracer) in TRACES.items()
+        for name, f, *expected in (
+            ("process_primitive", constant_received, ["recv", "recv"], ["recv"]),
+            ("process_custom_jvp_call", rule_for_jvp, ["bcast", "allreduce"], ["allreduce"]),
+            ("process_custom_vjp_call", rule_for_vjp, ["bcast"], ["allreduce"]),
+            ("process_shard_map", manual, ["recv", "recv"], ["recv"]),
+        )
+    },
+    **{
+        f"{tracer.__name__}.__init__": (
+            tracer,
+            "__init__",
+            transform(constant_received),
+            ["recv", "recv"],
+            ["recv"],
+        )
+        for transform, (_, tracer) in TRACES.items()
+    },
+    "new_eqn_recipe, checkpoint": (
+        pe,
+        "new_eqn_recipe",
+        grad(jax.checkpoint(squared_beside(lambda: jax.checkpoint(send)()))),
+        ["send", "recv"],
+        ["send"],
+    ),
+    "new_eqn_recipe, cond": (
+        pe,
+        "new_eqn_recipe",
+        grad(jax.checkpoint(branch)),
+        ["send", "recv"],
+        ["send"],
+    ),
+    "trace_to_jaxpr_nounits": (
+        pe,
+        "trace_to_jaxpr_nounits",
+        lambda ct: jax.linear_transpose(constant_received, X)(ct),
+        ["recv", "send"],
+        ["recv"],
+    ),
+}
+
+
+@pytest.mark.parametrize("what", WRAPPED)
+def test_derivatives_without_what_is_wrapped(what, undo):
+    owner, name, f, expected, otherwise = WRAPPED[what]
+    assert names(f) == expected
+    undo(owner, name)
+    # Another function, so that JAX traces it again.
+    assert names(lambda x: f(x)) == otherwise
+
+
+def compiled_ops(f):
+    return len(re.findall(r"custom_call @mpi4jax_", lowered(f)))
+
+
+def test_a_checkpoint_without_operands_is_kept(undo):
+    f = grad(no_arguments)
+    assert compiled_ops(f) == compiled_ops(grad(squared_beside(receive))) == 1
+    if VERSION < (0, 12):  # from then on JAX keeps it
+        undo(pe.dce_rules, _compat.remat_p)
+        assert compiled_ops(lambda x: f(x)) == 0
+
+
+def test_a_backward_pass_that_communicates_is_kept(monkeypatch):
+    assert names(grad(only_backward)) == ["send"]
+    monkeypatch.setattr(_tracing, "communicates", lambda *_: False)
+    jax.clear_caches()
+    assert names(grad(only_backward)) == []
+
+
+def test_jacfwd_wants_unbatched_primals(undo):
+    assert ops(jax.jacfwd(total)) == [("allreduce", (3,)), ("allreduce", (3, 3))]
+    undo(api, "vmap")
+    with pytest.raises(ValueError, match="None but output was batched"):
+        ops(jax.jacfwd(total))
+
+
+def test_no_vmap_over_nothing_in_derivatives_of_custom_vmap(undo):
+    f = lambda x: jax.vmap(jvp(lambda x: with_vmap_rule(x, CONSTANT)))(jnp.stack([x, x]))
+    assert ops(f) == [("allreduce", (2, 3))] * 2
+    undo(custom_batching, "vmap_unrestricted")
+    assert ops(lambda x: f(x)) == [("allreduce", (2, 2, 3))] * 2
+
+
+def test_ops_are_batched_where_nothing_is_mapped():
+    """The "fancy" rules are called also there."""
+    assert ops(jax.vmap(constant_received)) == [("recv", (3, 3))]
+
+
+RECEIVED = jax.make_jaxpr(constant_received)(X)
+
+
+def solved(x):
+    return lax.custom_linear_solve(
+        lambda y: 2 * total(y), x, lambda _, b: total(b) / 2, symmetric=True
+    )
+
+
+CALLED = {
+    "jit": (_compat.jit_p, jax.jit(lambda x: x + receive())),
+    "closed_call": (
+        _compat.closed_call_p,
+        jax.jit(
+            lambda x: _compat.bind_with(_compat.closed_call_p, {"call_jaxpr": RECEIVED}, [x])[0]
+        ),
+    ),
+    "scan": (
+        _compat.scan_p,
+        lambda x: lax.scan(lambda c, _: (c + receive(), c), x, None, length=3)[0],
+    ),
+    "while": (
+        _compat.while_p,
+        lambda x: lax.while_loop(
+            lambda c: c[0] < 3, lambda c: (c[0] + 1, c[1] + receive()), (0, x)
+        )[1],
+    ),
+    "cond": (
+        _compat.cond_p,
+        lambda x: lax.cond(jnp.any(x > 0), constant_received, lambda x: x, x),
+    ),
+    "platform_dependent": (
+        _compat.cond_p,
+        lambda x: lax.platform_dependent(x, cpu=constant_received, default=constant_received),
+    ),
+    "checkpoint": (_compat.remat_p, jax.checkpoint(lambda x: x + receive())),
+    "linear_solve": (_compat.linear_solve_p, solved),
+    "linear_call": (_compat.linear_call_p, linear),
+    "custom_vmap": (_compat.custom_vmap_p, lambda x: with_vmap_rule(x, x)),
+    "shard_map": (_compat.shard_map_p, lambda x: manual(x) - x),
+}
+
+
+def primitives(jaxpr):
+    inside = [v for e in jaxpr.eqns for _, v in _compat.inner_jaxprs(e.params)]
+    open_ones = [v.jaxpr if isinstance(v, ClosedJaxpr) else v for v in inside]
+    return {e.primitive for e in jaxpr.eqns}.union(*map(primitives, open_ones))
+
+
+@pytest.mark.parametrize("name", CALLED)
+def test_primitives_with_functions_inside(name):
+    """Their parameters are those that the rules of `_ad.py` read and write."""
+    primitive, g = CALLED[name]
+    f = lambda x: x + g(CONSTANT)
+    assert primitive in primitives(jax.make_jaxpr(f)(X).jaxpr)
+    assert len(names(jvp(f))) > len(names(f)) > 0
+    value, tangent = jax.jit(jvp(f))(X)
+    np.testing.assert_allclose(value, f(X))
+    np.testing.assert_allclose(tangent, X)  # the derivative of a constant is zero
+    forward = jax.jvp(g, (X,), (X,))[1]
+    if name not in ("while", "custom_vmap"):  # of which JAX has no reverse
+        np.testing.assert_allclose(jax.vjp(g, X)[1](X)[0], forward)
+
+
+def test_each_rule_is_tried():
+    assert set(_ad.RULES) - set(PRIMITIVES.values()) == {p for p, _ in CALLED.values()}
+
+
+def test_an_equation_is_evaluated_again():
+    """`get_bind_params` gives what an equation with functions of the user's was bound with."""
+    f = jax.custom_jvp(lambda x: x * x)
+    f.defjvp(lambda p, t: (f(*p), 5 * t[0]))
+    g = jax.custom_vjp(lambda x: x * x)
+    g.defvjp(lambda x: (g(x), None), lambda _, c: (5 * c,))
+    for h in (f, g):
+        (eqn,) = jax.make_jaxpr(h)(X).jaxpr.eqns
+        again = lambda x, eqn=eqn: _compat.bind_eqn(eqn, [x])[0]
+        np.testing.assert_array_equal(again(2 * X), 4 * X)
+        np.testing.assert_array_equal(jax.grad(lambda x, a=again: jnp.sum(a(x)))(X), 5 * X)
+
+
+def test_traces_that_differentiate():
+    """What a trace has: the two parts of a value, its parent, the trace of its tangents."""
+
+    def f(x):
+        trace = x._trace
+        assert _compat_traces.differentiates(trace)
+        primal, tangent = _compat_traces.primal_and_tangent(trace, x)
+        assert _compat_traces.primal_and_tangent(trace, 1.0)[1] is None
+        with _compat_traces.primals_of(trace):
+            double = 2 * primal
+        with _compat_traces.tangents_of(trace):
+            triple = 3 * tangent
+        return _compat_traces.dual(trace, double, triple)
+
+    np.testing.assert_array_equal(jax.jvp(f, (X,), (X,)), [2 * X, 3 * X])
+    value, pushforward = jax.linearize(f, X)
+    np.testing.assert_array_equal([value, pushforward(X)], [2 * X, 3 * X])
+
+
+def test_a_vmap_inside_of_a_derivative():
+    seen = []
+
+    def f(x):
+        seen.append((x._trace, _compat_traces.outside_of_vmap(x._trace)))
+        return x
+
+    jax.jvp(jax.vmap(f), (X,), (X,))
+    ((batching, below),) = seen
+    assert not _compat_traces.differentiates(batching)
+    assert _compat_traces.differentiates(below)
+
+
+def test_functions_of_jax_can_be_called_again():
+    flat, tree = api_util.flatten_fun_nokwargs(
+        linear_util.wrap_init(
+            lambda x: {"a": x}, debug_info=api_util.debug_info("", total, (), {})
+        ),
+        jax.tree.structure((X,)),
+    )
+    for _ in range(2):
+        assert _compat_traces.trace_function(flat, [jax.typeof(X)]).out_avals == [jax.typeof(X)]
+        assert tree() == jax.tree.structure({"a": 0})
+        _compat_traces.let_call_again(flat)
+
+
+def test_what_is_concrete():
+    assert _compat_traces.concrete(X) is X
+    assert _compat_traces.concrete(jax.typeof(X)) is None
+    seen = []
+    jax.make_jaxpr(lambda x: (seen.append(_compat_traces.concrete(x)), x)[1])(X)
+    assert seen == [None]
