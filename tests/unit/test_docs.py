@@ -1,5 +1,6 @@
 """The documentation is complete. Its examples are tests of tests/ranks and tests/jobs."""
 
+import ast
 import re
 import tomllib
 from pathlib import Path
@@ -63,6 +64,40 @@ def test_architecture_names_every_file():
     places = {f"src/{place.name}" for place in (ROOT / "src").iterdir()}
     for name in files | places:
         assert f"`{name}`" in text, name
+
+
+def names_of_jax(file):
+    """The names of JAX's that a file takes from `jax._src`: of modules, what it uses of them."""
+    tree = ast.parse(file.read_text())
+    imports = [n for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)]
+    private = [n for n in imports if (n.module or "").startswith("jax._src")]
+    bound = {a.asname or a.name: a.name for n in private for a in n.names}
+    used = [n for n in ast.walk(tree) if isinstance(n, ast.Attribute)]
+    members = {
+        (n.value.id, n.attr) for n in used if isinstance(n.value, ast.Name) and n.value.id in bound
+    }
+    modules = {name for name, _ in members if not bound[name].endswith("_p")}
+    return {bound[name] for name in bound.keys() - modules} | {
+        attribute for name, attribute in members if name in modules
+    }
+
+
+def test_architecture_lists_what_is_touched_of_jax():
+    """Each name that is taken from JAX's internals, and tests that there are."""
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    rows = text.partition("## What of JAX's internals")[2].splitlines()
+    rows = [row.split("|")[1:-1] for row in rows if row.startswith("| ")]
+    touched = " ".join(row[0] for row in rows)
+    files = {f: names_of_jax(f) for f in (ROOT / "python" / "mpi4jax").rglob("*.py")}
+    assert {f.name for f in files if files[f]} == {"_compat.py", "_compat_traces.py"}
+    missing = {n for found in files.values() for n in found if not re.search(rf"\b{n}\b", touched)}
+    assert missing == set()
+    sources = {f.name: f.read_text() for f in (ROOT / "tests").rglob("test_*.py")}
+    ours = sources["test_internals.py"] + sources["test_internals_ad.py"]
+    for row in rows:
+        for file, test in re.findall(r"`(?:(\w+\.py)::)?(test_\w+)`", row[-1]):
+            assert f"def {test}(" in (sources[file] if file else ours), test
+        assert "test_" in row[-1] or row[-1].strip() in ("the same", "Test", "---"), row
 
 
 def test_every_environment_variable_is_documented():
