@@ -29,6 +29,8 @@ from ._misuse import warn_of_batched_loop
 from ._primitive import PRIMITIVES, TOKEN, effect, split
 from ._tracing import (
     has_derivative,
+    hidden,
+    hidden_in,
     once,
     perturbed,
     remember_token,
@@ -71,7 +73,7 @@ def _thread(jaxpr: Any) -> Callable[..., Threaded]:
         token = entry_p.bind(token)
         for eqn in jaxpr.eqns:
             ins = [read(v) for v in eqn.invars]
-            communicates = effect in eqn.effects
+            communicates = effect in eqn.effects or hidden_in(eqn)
             with eqn.ctx.manager:
                 if communicates and eqn.primitive in RULES:
                     token, outs = RULES[eqn.primitive](eqn.params, token, ins)
@@ -277,7 +279,10 @@ def _rewrite(trace: Any, primitive: Primitive, args: Sequence[Any], params: dict
     inside = [jaxpr for _, jaxpr in _compat.inner_jaxprs(params)]
     inside += [params["_prim"]] if "_prim" in params else []  # a high-level one, of JAX 0.12
     if primitive not in _OPS and not any(effect in x.effects for x in inside):
-        return None
+        # Where something is perturbed, JAX comes to what is inside.
+        nothing = inside and not any(perturbed(trace, x) for x in args)
+        if not nothing or not hidden(primitive, params):
+            return None
     rule = RULES.get(primitive)
     if rule is None:
         raise _no_rule(primitive, params)

@@ -64,6 +64,7 @@ __all__ = [
     "custom_jvp_call_p",
     "custom_lin_p",
     "custom_vjp_call_p",
+    "custom_vjp_rules",
     "custom_vmap_p",
     "dead_where_inside",
     "eqn_line",
@@ -332,6 +333,13 @@ def bind_with(primitive: core.Primitive, params: dict[str, Any], args: Sequence[
     subfuns, params = found if isinstance(found, tuple) else ((), found)  # a tuple up to 0.9
     out = primitive.bind(*subfuns, *args, **params)
     return list(out) if primitive.multiple_results else [out]
+
+
+def custom_vjp_rules(params: dict[str, Any]) -> tuple[Any, Any]:
+    """The forward and the backward pass of a ``custom_vjp``, an equation with these parameters."""
+    found = custom_vjp_call_p.get_bind_params(params)
+    _, forward, backward = found[0] if isinstance(found, tuple) else found["subfuns"]
+    return forward, backward
 
 
 def zero_tangent(x: Any) -> Any:

@@ -17,6 +17,9 @@ from jax.extend.core import ClosedJaxpr
 _DIFFERENTIATING = (_ad.JVPTrace, _ad.LinearizeTrace)
 _TRACERS = {_ad.JVPTrace: _ad.JVPTracer, _ad.LinearizeTrace: _ad.LinearizeTracer}
 
+# Raised by the forward pass of a ``custom_vjp`` if a value that it closes over is perturbed.
+ClosedOver = _ad.CustomVJPException
+
 
 def differentiates(trace: Any) -> bool:
     return isinstance(trace, _DIFFERENTIATING)

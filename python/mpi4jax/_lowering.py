@@ -71,7 +71,7 @@ class Lowering:
         p = self.p
         status = p.get("status")
         if self.ctx.module_context.lowering_parameters.for_export:
-            _check_exportable(self.spec.name, p)
+            _check_exportable(self.spec.name, p, out)
         if status is not None and status.mpi is not None:
             self.ctx.module_context.add_keepalive(status.mpi)
         carried = [self._convert(operand, carrier(operand[1])) for operand in operands]
@@ -175,8 +175,18 @@ class Lowering:
         return self.local(jnp.add, x[1], (y, x[1]), x)
 
 
-def _check_exportable(op: str, p: Params) -> None:
-    """Refuse to export what names nothing in another process, or something else."""
+def _check_exportable(op: str, p: Params, out: Sequence[Any]) -> None:
+    """Refuse to export what names nothing in another process, or something else.
+
+    And results of symbolic shapes: when the program is called, JAX does not find the shapes of
+    what is returned beside a token.
+    """
+    for aval in out:
+        if not all(isinstance(size, int) for size in aval.shape):
+            raise ValueError(
+                f"{op}: cannot be exported with a result of the symbolic shape {aval.shape}; "
+                "expected a fixed one (arrays that are not communicated may have symbolic ones)"
+            )
     comm, reduction = p["comm"], p.get("reduction")
     if "#" in comm.key:
         raise ValueError(

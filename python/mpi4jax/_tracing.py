@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -205,20 +206,23 @@ WANTS_CONCRETE = (
 def _dry_run(fun: Any, args: Sequence[Any], results: bool = False) -> ClosedJaxpr:
     """What a function of JAX's does on ``args``: values, concrete or not, and types.
 
-    With ``results``, which are arrays then, the jaxpr has them. If the function raises, it is what
-    was done before, without results. It may want concrete values where it gets none here; a
-    backward pass may say in this way that there is no derivative, and need never be called.
-    Otherwise JAX calls it next, and the error comes then.
+    With ``results``, which are arrays then, the jaxpr has them. If the function raises (but for
+    ``ClosedOver``), it is what was done before, without results. It may want concrete values where
+    it gets none here; a backward pass may say in this way that there is no derivative, and need
+    never be called. Otherwise JAX calls it next, and the error comes then.
     """
     known = [_compat_traces.concrete(x) for x in args]
     call = fun.call_wrapped
 
     def abstract(*traced: Any) -> Any:
         rest = iter(traced)
-        with contextlib.suppress(Exception):
+        try:
             out = call(*(next(rest) if v is None else v for v in known))
-            return out if results else ()
-        return ()
+        except _compat_traces.ClosedOver:
+            raise
+        except Exception:
+            return ()
+        return out if results else ()
 
     traced = [x for x, v in zip(args, known, strict=True) if v is None]
     return _compat_traces.trace_function(_compat_traces.function_of_jax(abstract, traced), traced)
@@ -232,15 +236,21 @@ def communicates(fun: Any, args: Sequence[Any]) -> bool:
         _compat_traces.let_call_again(fun)
 
 
-def _backward_communicates(
-    args: Sequence[Any], rules: Sequence[Any], out_trees: Callable[[], Any]
+def _rules_communicate(
+    args: Sequence[Any], consts: int, rules: Sequence[Any], out_trees: Callable[[], Any]
 ) -> bool:
-    """Whether the backward pass of a ``custom_vjp`` does, if all ``args`` were perturbed."""
+    """Whether the rules of a ``custom_vjp`` do, if all ``args`` but its ``consts`` were perturbed.
+
+    The constants, which come first, are what the function closes over. JAX does not differentiate
+    them.
+    """
     forward, backward = rules
     try:
-        out = _dry_run(forward, [v for x in args for v in (x, True)], results=True).out_avals
-        if not out:  # it has raised
-            return False
+        flags = [v for i, x in enumerate(args) for v in (x, i >= consts)]
+        program = _dry_run(forward, flags, results=True)
+        out = program.out_avals
+        if effect in program.effects or not out:  # without results, it has raised
+            return effect in program.effects
         *_, residuals, forwarded = out_trees()  # what the forward pass has stored
         count = residuals.num_leaves - sum(i is not None for i in forwarded)
         own = iter(out[:count])
@@ -250,6 +260,16 @@ def _backward_communicates(
         _compat_traces.let_call_again(forward)
 
 
+def _constants_if_rules_communicate(
+    args: Sequence[Any], rules: Sequence[Any], out_trees: Callable[[], Any]
+) -> int | None:
+    """How many constants come first in ``args``; None if the rules do not communicate."""
+    for consts in range(len(args)):
+        with contextlib.suppress(_compat_traces.ClosedOver):
+            return consts if _rules_communicate(args, consts, rules, out_trees) else None
+    return None
+
+
 def _arguments(
     trace: Any, args: Sequence[Any], fun: Any, rules: Sequence[Any], params: dict[str, Any]
 ) -> Sequence[Any]:
@@ -257,15 +277,49 @@ def _arguments(
     if any(perturbed(trace, x) for x in args):
         return args
     out_trees = params.get("out_trees")  # of a custom_vjp
-    if not communicates(fun, args) and not (
-        out_trees and _backward_communicates(args, rules, out_trees)
-    ):
-        return args
+    consts = 0
+    if not communicates(fun, args):
+        found = _constants_if_rules_communicate(args, rules, out_trees) if out_trees else None
+        if found is None:
+            return args
+        consts = found
     token = token_of(trace)
     if token is None:
         return args
     with once(trace, None):
-        return tie(token, args)
+        return [*args[:consts], *tie(token, args[consts:])]
+
+
+# By functions, of which it keeps nothing alive: whether there is a hidden operation in them.
+_hidden: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
+
+
+def hidden(primitive: Primitive, params: dict[str, Any]) -> bool:
+    """Whether an equation has functions that communicate in their derivatives alone: that have a
+    ``custom_vjp`` in them with rules that do.
+
+    JAX evaluates it as it is on a rank where nothing in it is perturbed.
+    """
+    # A custom_jvp has another derivative; a while_loop with a custom_vjp has none.
+    if primitive in (_compat.custom_jvp_call_p, _compat.while_p):
+        return False
+    return any(_has_hidden(jaxpr) for _, jaxpr in _compat.inner_jaxprs(params))
+
+
+def _has_hidden(jaxpr: Any) -> bool:
+    found = _hidden.get(jaxpr)
+    if found is None:
+        found = _hidden[jaxpr] = any(hidden_in(eqn) for eqn in getattr(jaxpr, "jaxpr", jaxpr).eqns)
+    return found
+
+
+def hidden_in(eqn: Any) -> bool:
+    """The same of an equation of a jaxpr, which may be a ``custom_vjp`` itself."""
+    if eqn.primitive is not _compat.custom_vjp_call_p:
+        return hidden(eqn.primitive, eqn.params)
+    avals, params = [v.aval for v in eqn.invars], eqn.params
+    rules = _compat.custom_vjp_rules(params)
+    return _rules_communicate(avals, params["num_consts"], rules, params["out_trees"])
 
 
 def _arguments_of_shard_map(trace: Any, args: Sequence[Any], fun: Any, bind: Any) -> Sequence[Any]:
@@ -277,7 +331,7 @@ def _arguments_of_shard_map(trace: Any, args: Sequence[Any], fun: Any, bind: Any
         jaxpr = _compat_traces.trace_function(_compat_traces.function_of_jax(bind, args), args)
     finally:
         _compat_traces.let_call_again(fun)
-    if effect not in jaxpr.effects:
+    if effect not in jaxpr.effects and not _has_hidden(jaxpr):
         return args
     with once(trace, None):
         return tie(token, args)

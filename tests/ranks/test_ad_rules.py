@@ -148,6 +148,50 @@ def test_only_the_backward_pass_communicates(jit):
     np.testing.assert_array_equal(actual, np.full(3, 0 if RANK == SIZE - 1 else everyone))
 
 
+def doubled(x):
+    """The same times two, of a function that closes over a value."""
+    two = jnp.exp2(jnp.ones(3))
+    f = jax.custom_vjp(lambda x: x * two)
+    f.defvjp(lambda x: (x * 2, (x,)), lambda _, c: (total(2 * c),))
+    return f(x)
+
+
+AROUND = {
+    "jit": jax.jit,
+    "jit in jit": lambda f: jax.jit(lambda x: jax.jit(f)(x) * 1),
+    "scan": lambda f: lambda x: lax.scan(lambda c, v: (c, f(v)), 0, jnp.stack([x, x]))[1][0],
+    "carry": lambda f: lambda x: lax.scan(lambda c, _: (f(c), None), x, None, length=2)[0],
+    "cond": lambda f: lambda x: lax.cond(x[0] < 1, f, lambda x: x, x),
+    "checkpoint": jax.checkpoint,
+    "jit in checkpoint": lambda f: jax.checkpoint(jax.jit(f)),
+    "cond in scan": lambda f: AROUND["scan"](AROUND["cond"](f)),
+    "vmap in jit": lambda f: jax.jit(lambda x: jax.vmap(f)(jnp.stack([x, x]))[0]),
+    "in what is differentiated": lambda f: jax.jit(lambda x: f(lax.stop_gradient(x)) + f(x)),
+}
+
+
+@pytest.mark.parametrize("jit", [lambda f: f, jax.jit], ids=["eager", "jit"])
+@pytest.mark.parametrize("function", [copied, doubled], ids=["copied", "doubled"])
+@pytest.mark.parametrize("around", AROUND)
+def test_only_a_backward_pass_inside_communicates(around, function, jit):
+    """What is below is given nothing to differentiate on the first rank of several."""
+    f = AROUND[around](function)
+    constant = SIZE > 1 and RANK == 0
+
+    def loss(x):
+        y = lax.stop_gradient(x) if constant else x
+        once = jnp.sum((RANK + 1) * f(y))
+        other = jnp.sum(notoken.sendrecv(x, x, PREVIOUS, NEXT))
+        return once + other + jnp.sum((RANK + 1) * f(y))
+
+    actual = jit(jax.grad(loss))(X)
+    factor = 1 if function is copied else 2
+    expected = factor * SIZE * (SIZE + 1) / 2  # everyone's cotangent
+    if around == "carry":
+        expected *= factor * SIZE
+    np.testing.assert_array_equal(actual, np.full(3, 1 if constant else 1 + 2 * expected))
+
+
 def test_backward_pass_that_says_there_is_none():
     @jax.custom_vjp
     def f(x):

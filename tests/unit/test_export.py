@@ -3,6 +3,7 @@
 import jax
 import jax.export
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from mpi4py import MPI
 from table import ROWS
@@ -27,3 +28,23 @@ def test_what_has_no_name():
             jax.export.export(jitted, disabled_checks=CALLS)(x)
     comm.Free()
     first.Free()
+
+
+def test_symbolic_shapes():
+    """What is communicated has fixed shapes."""
+    (size,) = jax.export.symbolic_shape("size")
+    batch, weights = jax.ShapeDtypeStruct((size, 3), jnp.float32), jnp.arange(3.0)
+
+    def loss(w, x):
+        return jnp.mean(x @ notoken.allreduce(w, MPI.SUM)) ** 2
+
+    step = jax.jit(lambda w, x: notoken.allreduce(jax.grad(loss)(w, x), MPI.SUM))
+    exported = jax.export.export(step, disabled_checks=CALLS)(weights, batch)
+    for n in (2, 5):
+        x = jnp.arange(3.0 * n).reshape(n, 3)
+        actual = jax.jit(exported.call)(weights, x)
+        np.testing.assert_allclose(actual, step(weights, x), rtol=1e-6)
+
+    total = jax.jit(lambda x: notoken.allreduce(x, MPI.SUM))
+    with pytest.raises(ValueError, match=r"allreduce: .* symbolic shape \(size, 3\)"):
+        jax.export.export(total, disabled_checks=CALLS)(batch)
