@@ -437,7 +437,8 @@ def test_reduction_of_the_user(function, commutes, jit):
         return out
 
     op = Reduction(MPI.Op.Create(function, commute=commutes), fold)
-    xs = np.array([complex(2 * r + 1, 3 - r) for r in range(SIZE)], np.complex64)[:, None].repeat(7, 1)
+    values = [complex(2 * r + 1, 3 - r) for r in range(SIZE)]
+    xs = np.array(values, np.complex64)[:, None].repeat(7, 1)
     todo = cases(op, roots=(0,), only=REDUCING)
     run = jit(lambda x: [case.run("notoken", x) for case in todo])
     for _ in range(2):

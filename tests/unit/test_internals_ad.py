@@ -308,3 +308,16 @@ def test_what_is_concrete():
     seen = []
     jax.make_jaxpr(lambda x: (seen.append(_compat_traces.concrete(x)), x)[1])(X)
     assert seen == [None]
+
+
+def test_a_custom_vjp_that_closes_over_a_perturbed_value_has_an_exception_of_its_own():
+    def f(y):
+        @jax.custom_vjp
+        def g(x):
+            return x * y
+
+        g.defvjp(lambda x: (x * y, None), lambda _, c: (c,))
+        return g(1.0)
+
+    with pytest.raises(_compat_traces.ClosedOver):
+        jax.grad(lambda y: jax.jit(f)(y))(2.0)
