@@ -1,7 +1,7 @@
 """What JAX does where this package touches its internals: docs/architecture.md has the list.
 
 A test fails if JAX does something else there. Where a function of JAX's is wrapped or a table of
-JAX's filled, the test also takes that away: what is lost then is why it is there, and if nothing
+JAX's filled, most tests also take that away: what is lost then is why it is there, and if nothing
 is lost any more, it can go.
 """
 
