@@ -80,7 +80,8 @@ def _thread(jaxpr: Any) -> Callable[..., Threaded]:
                 else:
                     if communicates and eqn.primitive in _CUSTOM_DERIVATIVES:
                         n = eqn.params["num_consts"]  # closed over, so not differentiated
-                        ins = [*ins[:n], *tie(token, ins[n:])]
+                        only_first = eqn.primitive is _compat.custom_vjp_call_p
+                        ins = [*ins[:n], *tie(token, ins[n:], only_first)]
                     elif communicates and eqn.primitive is not _compat.custom_lin_p:
                         raise _no_rule(eqn.primitive, eqn.params)
                     outs = _compat.bind_eqn(eqn, ins)

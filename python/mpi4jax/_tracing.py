@@ -94,9 +94,10 @@ def has_derivative(x: Any) -> bool:
     return bool(jnp.issubdtype(dtype, np.inexact))
 
 
-def tie(token: Any, args: Sequence[Any]) -> list[Any]:
-    """``args``, of which those that have a derivative depend on ``token``."""
-    return [tie_p.bind(x, token) if has_derivative(x) else x for x in args]
+def tie(token: Any, args: Sequence[Any], only_first: bool = False) -> list[Any]:
+    """``args``, of which those that have a derivative, or the first, depend on ``token``."""
+    tied = [i for i, x in enumerate(args) if has_derivative(x)][: 1 if only_first else None]
+    return [tie_p.bind(x, token) if i in tied else x for i, x in enumerate(args)]
 
 
 # ---- The token of a trace
@@ -287,7 +288,9 @@ def _arguments(
     if token is None:
         return args
     with once(trace, None):
-        return [*args[:consts], *tie(token, args[consts:])]
+        # Equinox's custom_vjps fail if more is perturbed than their first argument. A custom_jvp
+        # may communicate the tangent of any.
+        return [*args[:consts], *tie(token, args[consts:], only_first=out_trees is not None)]
 
 
 # By functions, of which it keeps nothing alive: whether there is a hidden operation in them.

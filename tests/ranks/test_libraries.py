@@ -120,6 +120,40 @@ def test_flax_nnx():
     assert_close(step(state, jnp.asarray(X[MINE])), expected)
 
 
+@pytest.mark.parametrize("inner", [lambda f: f, jax.jit], ids=["direct", "in a jit"])
+@pytest.mark.parametrize("jit", [lambda f: f, jax.jit], ids=["eager", "jit"])
+def test_equinox_filter_custom_vjp(jit, inner):
+    """It fails if an argument is perturbed that it does not differentiate."""
+    eqx = pytest.importorskip("equinox")
+    factors, seen = jnp.array([1.0, 2.0, 3.0]), []
+
+    def call(x, factors):
+        return mpi4jax.notoken.allgather(x[0] * factors).sum(0)
+
+    f = eqx.filter_custom_vjp(call)
+
+    @f.def_fwd
+    def forward(perturbed, x, factors):
+        seen.append(perturbed)
+        return call(x, factors), None
+
+    @f.def_bwd
+    def backward(residuals, cotangent, perturbed, x, factors):
+        return mpi4jax.notoken.allreduce(cotangent * 10, MPI.SUM) * factors, None
+
+    constant = COMM.size > 1 and COMM.rank == 0
+
+    def loss(x):
+        y = jax.lax.stop_gradient(x) if constant else x
+        return jnp.sum(inner(f)((y, jnp.arange(3)), factors)) + jnp.sum(x)
+
+    actual = jit(jax.grad(loss))(jnp.ones(3))
+    expected = 1 + (0 if constant else 10 * COMM.size) * factors
+    np.testing.assert_allclose(actual, np.broadcast_to(expected, 3))
+    assert seen
+    assert all(perturbed == (True, False) for perturbed in seen)
+
+
 def test_equinox_checkpointed_loop():
     """Its backward pass needs concrete residuals."""
     eqxi = pytest.importorskip("equinox.internal")
