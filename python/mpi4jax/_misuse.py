@@ -24,7 +24,8 @@ def warn_of_discarded(jaxpr: ClosedJaxpr) -> None:
         name = op_of(eqn)
         if name is None or not SPECS[name].only_for_its_result(eqn.params):
             continue
-        derived = "jvp" in str(eqn.source_info.name_stack)
+        stack = str(eqn.source_info.name_stack)
+        derived = "jvp" in stack or "transpose" in stack
         if id(eqn.outvars[0]) not in used and not derived:
             where = _compat.eqn_line(eqn)
             warnings.warn(

@@ -62,27 +62,35 @@ def test_arrays_of_another_thread_are_waited_for(wait, capfd):
     assert "MPI_Allreduce done with code 0" in printed
 
 
+@pytest.mark.min_ranks(2)
 @waits
-def test_an_op_that_runs_in_another_thread_is_waited_for(wait):
-    """Its results are dropped, and it waits for another rank."""
-    if SIZE == 1:
-        pytest.skip("for n>=2, here n=1")
-    comm = MPI.COMM_WORLD.Dup()
+def test_an_op_that_runs_in_another_thread_is_waited_for(wait, capfd):
+    """It waits for rank 0, which comes once it runs on all others."""
+    comm, signals = MPI.COMM_WORLD.Dup(), MPI.COMM_WORLD.Dup()
     barrier = jax.jit(lambda: notoken.barrier(comm=comm))
     barrier()
     mpi4jax.flush()
-    begun, ended = comm.Dup(), time.perf_counter
     if comm.rank == 0:
-        time.sleep(0.5)
+        for _ in range(1, SIZE):
+            signals.recv()
         barrier()
         mpi4jax.flush()
     else:
-        threading.Thread(target=barrier).start()
-        time.sleep(0.2)
-        start = ended()
-        wait()
-        assert ended() - start > 0.05  # rank 0 came meanwhile
-    begun.Free()
+        capfd.readouterr()
+        _native.set_debug(True)
+        try:
+            threading.Thread(target=barrier).start()
+            printed = ""
+            while "MPI_Barrier" not in printed:
+                time.sleep(0.01)
+                printed += capfd.readouterr().out
+            assert "done" not in printed
+            signals.send(None, dest=0)
+            wait()
+            assert "MPI_Barrier done with code 0" in printed + capfd.readouterr().out
+        finally:
+            _native.set_debug(False)
+    signals.Free()
     comm.Free()
 
 
