@@ -14,7 +14,7 @@ from mpi4py import MPI
 
 from . import _compat, _native
 from ._primitive import ENVELOPE, effect, result_avals, split
-from ._spec import OFFSET, PEERS, SPECS, Params, Spec
+from ._spec import OFFSET, PEERS, SPECS, Params, Spec, is_root
 
 # How many numbers an operand has.
 _LENGTHS = {None: 0, "given": 4, "recorded": 4, "call": 8}
@@ -202,6 +202,14 @@ def _check_exportable(op: str, p: Params, out: Sequence[Any]) -> None:
 def _everywhere(low: Lowering, xs: Operands, out: Avals) -> list[Any]:
     """Every rank sends and every rank receives."""
     return low.call(low.spec.name, *xs, out=out)
+
+
+def to_root(low: Lowering, xs: Operands, out: Avals) -> list[Any]:
+    """The root has the result; elsewhere the operand is returned."""
+    if is_root(low.p):
+        return low.call(low.spec.name, *xs, out=out)
+    low.call(low.spec.name, *xs)
+    return [xs[0][0]]
 
 
 def lowering(

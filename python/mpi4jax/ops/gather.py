@@ -10,15 +10,8 @@ from .._arguments import rank_of
 from .._call import run
 from .._comm import as_comm
 from .._definition import define
-from .._lowering import Avals, Lowering, Operands
+from .._lowering import Avals, Lowering, Operands, to_root
 from .._spec import is_root
-
-
-def _lower(low: Lowering, xs: Operands, out: Avals) -> list[Any]:
-    if is_root(low.p):
-        return low.call("gather", *xs, out=out)
-    low.call("gather", *xs)
-    return [xs[0][0]]
 
 
 def _adjoint(low: Lowering, xs: Operands, out: Avals) -> list[Any]:
@@ -31,7 +24,7 @@ def _adjoint(low: Lowering, xs: Operands, out: Avals) -> list[Any]:
 
 define(
     "gather",
-    lower=_lower,
+    lower=to_root,
     adjoint=_adjoint,
     self_test=lambda t: (
         lambda: t.ops.gather(t.x, t.last),

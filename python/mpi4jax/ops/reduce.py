@@ -10,16 +10,9 @@ from .._arguments import rank_of
 from .._call import run
 from .._comm import as_comm, as_reduction
 from .._definition import define
-from .._lowering import Avals, Lowering, Operands
+from .._lowering import Avals, Lowering, Operands, to_root
 from .._reductions import Reduced
 from .._spec import is_root
-
-
-def _lower(low: Lowering, xs: Operands, out: Avals) -> list[Any]:
-    if is_root(low.p):
-        return low.call("reduce", *xs, out=out)
-    low.call("reduce", *xs)
-    return [xs[0][0]]
 
 
 def _adjoint(low: Lowering, xs: Operands, out: Avals) -> list[Any]:
@@ -39,7 +32,7 @@ def _derivative(r: Reduced) -> Any:
 
 define(
     "reduce",
-    lower=_lower,
+    lower=to_root,
     adjoint=_adjoint,
     derivative=_derivative,
     only_for_its_result=is_root,
