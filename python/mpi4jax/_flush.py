@@ -88,7 +88,7 @@ def flush() -> None:
     Raises:
         RuntimeError: called while a function is traced, whose operations have not started.
     """
-    if isinstance(_last(), jax.core.Tracer):
+    if not _compat.trace_state_clean() and isinstance(_last(), jax.core.Tracer):
         raise RuntimeError(
             "flush: called inside a function that is being compiled, where nothing has started "
             "that could be waited for; call it after the compiled function"
