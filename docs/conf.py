@@ -4,11 +4,13 @@ The API reference is made from the docstrings, so mpi4jax must be importable.
 """
 
 import importlib.util
+import sys
 from pathlib import Path
 
 import mpi4jax
 
-ROOT = Path(__file__).resolve().parent
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+import operations
 
 project = "mpi4jax"
 author = "The mpi4jax authors"
@@ -28,3 +30,9 @@ napoleon_custom_sections = ["Derivative"]
 
 html_theme = "furo" if importlib.util.find_spec("furo") else "alabaster"
 html_title = f"mpi4jax {release}"
+
+
+def setup(app):
+    app.connect(
+        "source-read", lambda app, name, pages: pages.append(operations.filled(pages.pop()))
+    )

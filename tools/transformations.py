@@ -12,14 +12,18 @@ import sys
 from run_tests import ROOT, Results, run_tests
 
 PAGE = ROOT / "docs" / "transformations.md"
+RANKING = ["-", "yes", "**no**"]
 
 TEXT = """\
 # Transformations
 
-Each operation under each transformation of JAX. A cell is a test (`tests/ranks/transforms.py`): the
+Each operation under each transformation of JAX is a test (`tests/ranks/transforms.py`): the
 operation becomes a step of a program, which has to give the values and the derivatives of a model
 of the whole job, evaluated by JAX in one process. `make table` runs all of them and writes this
-page. This one is of runs with JAX {jax}, on {ranks} ranks: {passed} checks passed, {failed} failed.
+page: a cell is yes if all operations of its column pass. Linear are reductions with SUM, and all
+operations that reduce nothing.
+
+This page is of runs with JAX {jax}, on {ranks} ranks: {passed} checks passed, {failed} failed.
 Each pair of operation and transformation ran in {ways} of the four combinations
 of API (with tokens, without) and compiler (`jax.jit`, `mpi4jax.jit`), others on each number of
 ranks.
@@ -47,11 +51,27 @@ def cells(results: Results) -> dict[str, dict[str, set[str]]]:
     return found
 
 
+def summary(outcomes: dict[str, set[str]]) -> str:
+    """One cell of the page, of the outcomes of several operations."""
+    failed, not_applicable = (
+        ", ".join(op for op, found in outcomes.items() if max(found, key=RANKING.index) == worst)
+        for worst in ("**no**", "-")
+    )
+    if failed:
+        return f"**no** ({failed})"
+    if not any("yes" in found for found in outcomes.values()):
+        return "-"
+    return f"yes, but for {not_applicable}" if not_applicable else "yes"
+
+
 def table(found: dict[str, dict[str, set[str]]]) -> str:
-    ops = list(dict.fromkeys(op for row in found.values() for op in row))
-    lines = [["", *ops], ["---"] * (len(ops) + 1)]
+    """A row for each transformation. A new operation makes no new column."""
+    lines = [["", "linear operations", "reductions with PROD, MAX or MIN"], ["---"] * 3]
     for name, row in found.items():
-        lines.append([name, *(max(row[op], key=["-", "yes", "**no**"].index) for op in ops)])
+        kinds: list[dict[str, set[str]]] = [{}, {}]
+        for op, outcomes in row.items():
+            kinds[op.endswith(("-PROD", "-MAX", "-MIN"))][op] = outcomes
+        lines.append([name, *map(summary, kinds)])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 

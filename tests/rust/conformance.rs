@@ -1,6 +1,7 @@
 //! The suite over ranks that are threads.
 
 mod loopback;
+mod model;
 mod suite;
 
 use std::sync::Arc;

@@ -7,8 +7,10 @@ use std::sync::{Arc, Barrier, Condvar, Mutex, MutexGuard, PoisonError};
 use _native::call::Call;
 use _native::error::{Cause, Error};
 use _native::mpilib::wildcards;
-use _native::ops::{self, Buffer, Builtin, Op, Reduction, Wire};
+use _native::ops::{self, Buffer, Builtin, Extent, Reduction, Wire};
 use _native::transport::{Arrived, Transport, arrive};
+
+use super::model::{Made, Place, collective};
 
 /// One rank.
 #[derive(Clone)]
@@ -80,66 +82,28 @@ impl Loopback {
 
     fn run(&self, call: &Call) -> Result<(), Cause> {
         let site = call.site;
-        let root = site.root as usize;
-        match site.op {
-            Op::Barrier => drop(self.exchange(None)),
-            Op::Allgather | Op::Gather => {
-                let all = self.exchange(call.send);
-                if let Some(recv) = &call.recv {
-                    fill(call, recv, &all.concat())?;
-                }
+        let at = Place {
+            rank: self.rank,
+            size: self.world.mailboxes.len(),
+            root: site.root as usize,
+            reverse: site.reverse,
+        };
+        if let Some(made) = collective(site.op, at) {
+            let all = self.exchange(call.send);
+            if let Some(recv) = &call.recv {
+                fill(call, recv, &result(call, made, &all)?)?;
             }
-            Op::Allreduce | Op::Reduce => {
-                let all = self.exchange(call.send);
-                if let Some(recv) = &call.recv {
-                    fill(call, recv, &reduce(call, &all)?)?;
-                }
-            }
-            Op::Scan => {
-                let all = self.exchange(call.send);
-                let ranks = if site.reverse { &all[self.rank..] } else { &all[..=self.rank] };
-                if let Some(recv) = &call.recv {
-                    fill(call, recv, &reduce(call, ranks)?)?;
-                }
-            }
-            Op::Alltoall => {
-                let all = self.exchange(call.send);
-                let block = |bytes: &Arc<[u8]>| {
-                    let size = bytes.len() / all.len();
-                    bytes[self.rank * size..(self.rank + 1) * size].to_vec()
-                };
-                if let Some(recv) = &call.recv {
-                    fill(call, recv, &all.iter().flat_map(block).collect::<Vec<u8>>())?;
-                }
-            }
-            Op::Bcast => {
-                let all = self.exchange(call.send);
-                if let Some(recv) = &call.recv {
-                    fill(call, recv, &all[root])?;
-                }
-            }
-            Op::Scatter => {
-                let all = self.exchange(call.send);
-                let size = all[root].len() / all.len();
-                if let Some(recv) = &call.recv {
-                    fill(call, recv, &all[root][self.rank * size..(self.rank + 1) * size])?;
-                }
-            }
-            Op::HaloExchange => {
-                let halo =
-                    site.halo.as_ref().ok_or(Cause::Buffers { what: "halo", expected: 1, actual: 0 })?;
-                halo.exchange(
-                    call.blocks(),
-                    site.comm.rank,
-                    &mut Ghosts { rank: self, receives: Vec::new() },
-                )?;
-            }
-            Op::Send => self.send(call),
-            Op::Recv => self.receive(call)?,
-            Op::Sendrecv => {
-                self.send(call);
-                self.receive(call)?;
-            }
+            return Ok(());
+        }
+        if let Some(halo) = &site.halo {
+            let mut ghosts = Ghosts { rank: self, receives: Vec::new() };
+            return halo.exchange(call.blocks(), site.comm.rank, &mut ghosts);
+        }
+        if site.op.row().sends() {
+            self.send(call);
+        }
+        if site.op.row().receives() {
+            self.receive(call)?;
         }
         Ok(())
     }
@@ -254,8 +218,26 @@ fn truncated(call: &Call, recv: &Buffer, bytes: usize) -> Cause {
     }
 }
 
+/// The bytes of a collective's result, from what each rank gave.
+fn result(call: &Call, made: Made, all: &[Arc<[u8]>]) -> Result<Vec<u8>, Cause> {
+    let row = call.site.op.row();
+    // Where one operand that is read consists of several blocks, all do.
+    let several = [row.at_root, row.elsewhere].iter().any(|side| side.send == Extent::PerRank);
+    let block = |(from, which): (usize, usize)| {
+        let size = all[from].len() / if several { all.len() } else { 1 };
+        &all[from][which * size..(which + 1) * size]
+    };
+    match made {
+        Made::Of(blocks) => Ok(blocks.into_iter().flat_map(block).copied().collect()),
+        Made::Reduced(ranks) => match all[ranks].split_last() {
+            Some((last, others)) => reduce(call, last, others),
+            None => Ok(vec![0; call.send.map_or(0, |send| send.bytes())]),
+        },
+    }
+}
+
 /// Reduces in the order of the ranks.
-fn reduce(call: &Call, ranks: &[Arc<[u8]>]) -> Result<Vec<u8>, Cause> {
+fn reduce(call: &Call, last: &[u8], others: &[Arc<[u8]>]) -> Result<Vec<u8>, Cause> {
     let (Some(send), Some(Reduction::Builtin(builtin))) = (&call.send, call.site.reduction) else {
         return Err(Cause::Unsupported {
             what: "this reduction".into(),
@@ -269,7 +251,6 @@ fn reduce(call: &Call, ranks: &[Arc<[u8]>]) -> Result<Vec<u8>, Cause> {
     if !send.count.is_multiple_of(width) {
         return Err(Cause::Pairs { count: send.count });
     }
-    let (last, others) = ranks.split_last().unwrap_or((&ranks[0], &[]));
     let mut result = last.to_vec();
     for rank in others.iter().rev() {
         if rank.len() != result.len() {

@@ -1,6 +1,7 @@
 //! The suite over MPI: on one rank by `cargo test`, on more by `mpiexec -n N` before the program that
 //! `cargo test --no-run` names.
 
+mod model;
 mod suite;
 mod xla;
 

@@ -1,7 +1,7 @@
 //! What every transport has to do: all operations, data types and reductions, on buffers that are empty,
 //! unaligned, or one and the same.
 //!
-//! Expected results are computed from the ranks' numbers alone, with encodings of its own.
+//! Expected results are computed from the ranks' numbers and the model alone, with encodings of its own.
 
 use std::fmt::Debug;
 
@@ -13,6 +13,8 @@ use _native::error::Cause;
 use _native::mpilib::wildcards;
 use _native::ops::{Block, Buffer, Builtin, Class, Dtype, Extent, Halo, Op, Reduction, Width, combine};
 use _native::transport::Transport;
+
+use super::model::{Made, Place, collective, reverses};
 
 /// Runs everything. Called on every rank of `comm`, in the same order.
 pub fn run(transport: &impl Transport, comm: &Arc<Comm>) {
@@ -225,72 +227,61 @@ impl<T: Transport> Suite<'_, T> {
     }
 
     fn operation(&self, op: Op, dtype: Dtype, count: usize, offset: usize) {
-        if op.row().has_reduction {
+        let row = op.row();
+        if row.has_reduction {
             for &builtin in Builtin::ALL {
                 let exact = dtype != Dtype::Float8E8m0fnu || builtin != Builtin::Sum;
                 if builtin.allows(dtype) && exact {
-                    self.reduction(op, builtin, dtype, count, offset);
+                    self.collective(op, Some(builtin), dtype, count, offset);
                 }
             }
-        } else if op.row().has_peer {
+        } else if row.has_peer {
             self.message(op, dtype, count, offset);
-        } else if op.row().has_blocks {
+        } else if row.has_blocks {
             if !self.aliased {
                 self.halo(dtype, count, offset);
             }
         } else {
-            self.movement(op, dtype, count, offset);
+            self.collective(op, None, dtype, count, offset);
         }
     }
 
-    fn movement(&self, op: Op, dtype: Dtype, count: usize, offset: usize) {
+    /// Of each root, and in either direction.
+    fn collective(&self, op: Op, builtin: Option<Builtin>, dtype: Dtype, count: usize, offset: usize) {
         let (rank, size) = (self.rank(), self.size());
-        let roots = if op.row().has_root { 0..size } else { 0..1 };
-        for root in roots {
-            let site = Site { root: root as i32, ..Site::new(op, self.comm) };
-            // Block 0 of a rank that has one block, block `to` for rank `to` where it has one for each.
-            let block = |from: usize, to: usize| pattern(dtype, from, to, count);
-            let blocks = |from: usize| (0..size).flat_map(|to| block(from, to)).collect::<Vec<u8>>();
-            let (send, expected) = match op {
-                Op::Allgather | Op::Gather => {
-                    (block(rank, 0), (0..size).flat_map(|from| block(from, 0)).collect())
-                }
-                Op::Alltoall => (blocks(rank), (0..size).flat_map(|from| block(from, rank)).collect()),
-                Op::Barrier => (Vec::new(), Vec::new()),
-                Op::Bcast => (block(rank, 0), block(root, 0)),
-                Op::Scatter => (blocks(rank), block(root, rank)),
-                _ => unreachable!("{op} does more than move data among all"),
-            };
-            let result = self.execute(&site, &send, dtype, expected.len() / dtype.size(), offset);
-            if let Some(result) = result {
-                result.check(&expected, &(op, dtype, count, offset, root));
-            }
-        }
-    }
-
-    fn reduction(&self, op: Op, builtin: Builtin, dtype: Dtype, count: usize, offset: usize) {
-        let (rank, size) = (self.rank(), self.size());
-        let pairs = matches!(builtin, Builtin::Maxloc | Builtin::Minloc);
+        let pairs = matches!(builtin, Some(Builtin::Maxloc | Builtin::Minloc));
         let count = if pairs { count - count % 2 } else { count };
         let encoded =
             |n: &dyn Fn(usize) -> u32| (0..count).flat_map(|i| encode(dtype, n(i))).collect::<Vec<u8>>();
-        let send = encoded(&|i| number(builtin, rank, i));
-        let variants: Vec<(i32, bool)> = match op {
-            Op::Reduce => (0..size).map(|root| (root as i32, false)).collect(),
-            Op::Scan => vec![(0, false), (0, true)],
-            _ => vec![(0, false)],
+        // Block 0 of a rank that has one block, block `to` for rank `to` where it has one for each.
+        let block = |from: usize, to: usize| match builtin {
+            Some(builtin) => encoded(&|i| number(builtin, from, i)),
+            None => pattern(dtype, from, to, count),
         };
-        for (root, reverse) in variants {
-            let reduction = Some(Reduction::Builtin(builtin));
-            let site = Site { reduction, root, reverse, ..Site::new(op, self.comm) };
-            let ranks = match (op, reverse) {
-                (Op::Scan, false) => 0..rank + 1,
-                (Op::Scan, true) => rank..size,
-                _ => 0..size,
+        let roots = if op.row().has_root { 0..size } else { 0..1 };
+        let directions: &[bool] = if reverses(op) { &[false, true] } else { &[false] };
+        for (root, &reverse) in roots.flat_map(|root| directions.iter().map(move |it| (root, it))) {
+            let reduction = builtin.map(Reduction::Builtin);
+            let site = Site { reduction, root: root as i32, reverse, ..Site::new(op, self.comm) };
+            let send: Vec<u8> = match site.side().send {
+                Extent::None => Vec::new(),
+                Extent::One => block(rank, 0),
+                Extent::PerRank => (0..size).flat_map(|to| block(rank, to)).collect(),
             };
-            let expected = encoded(&|i| reduced(builtin, dtype, ranks.clone(), i));
-            if let Some(result) = self.execute(&site, &send, dtype, count, offset) {
-                result.check(&expected, &(op, builtin, dtype, count, offset, root, reverse));
+            let what = (op, builtin, dtype, count, offset, root, reverse);
+            let expected = match (collective(op, Place { rank, size, root, reverse }), builtin) {
+                (Some(Made::Of(blocks)), _) => {
+                    blocks.into_iter().flat_map(|(from, which)| block(from, which)).collect()
+                }
+                (Some(Made::Reduced(ranks)), Some(_)) if ranks.is_empty() => vec![0; send.len()],
+                (Some(Made::Reduced(ranks)), Some(builtin)) => {
+                    encoded(&|i| reduced(builtin, dtype, ranks.clone(), i))
+                }
+                _ => unreachable!("no model of {what:?}"),
+            };
+            let result = self.execute(&site, &send, dtype, expected.len() / dtype.size(), offset);
+            if let Some(result) = result {
+                result.check(&expected, &what);
             }
         }
     }

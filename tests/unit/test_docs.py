@@ -5,8 +5,10 @@ import re
 import tomllib
 from pathlib import Path
 
+import operations
 import pytest
 import run_examples
+import transformations
 import transforms
 from table import ROWS
 
@@ -26,6 +28,17 @@ def test_public_functions_are_documented(name):
             assert section in f.__doc__, (name, section)
         assert ROWS[name].mpi in f.__doc__
         assert name in getattr(notoken, name).__doc__
+
+
+def test_pages_have_the_tables_of_operations():
+    """Each has a row for each op, no cell of which is empty."""
+    pages = "".join(file.read_text() for file in FILES)
+    assert sorted(operations.PLACE.findall(pages)) == ["derivatives", "results"]
+    for rows in ([*operations.results()], [*operations.derivatives()]):
+        assert [re.match(r"`(\w+)", row[0])[1] for row in rows[1:]] == list(ROWS)
+        assert all(cell and "|" not in cell for row in rows for cell in row)
+        assert {len(row) for row in rows} == {len(rows[0])}
+    assert "operations.filled" in (ROOT / "docs" / "conf.py").read_text()
 
 
 # ---- Markdown: what the comments around a block mean is said in docs/run_examples.py
@@ -114,13 +127,16 @@ def test_every_environment_variable_is_documented():
 
 
 def test_table_of_transformations_is_complete():
-    """It has a row for each transformation, and a column for each op."""
-    rows = [
-        line.split("|")[1:-1]
-        for line in (ROOT / "docs" / "transformations.md").read_text().splitlines()
-        if line[:1] == "|"
-    ]
-    header, _, *body = [[cell.strip() for cell in row] for row in rows]
-    assert sorted(header[1:]) == sorted(map(transforms.title, transforms.ROWS)), "run `make table`"
+    """It has a row for each transformation, and a column for each kind of op."""
+    text = (ROOT / "docs" / "transformations.md").read_text()
+    rows = [line.split("|")[1:-1] for line in text.splitlines() if line[:1] == "|"]
+    _, _, *body = [[cell.strip() for cell in row] for row in rows]
     assert [row[0] for row in body] == list(transforms.CHECKS), "run `make table`"
-    assert {cell for row in body for cell in row[1:]} <= {"yes", "-"}
+    assert {(linear, other) for _, linear, other in body} <= {("yes", "yes"), ("yes", "-")}
+
+
+def test_the_table_of_transformations_says_what_fails():
+    kinds = {"scan-SUM": {"yes"}, "bcast": {"-"}, "scan-MAX": {"-"}}
+    assert transformations.table({"vmap": kinds}).endswith("| vmap | yes, but for bcast | - |")
+    kinds = {"scan-SUM": {"yes", "**no**"}, "scan-MAX": {"yes"}}
+    assert transformations.table({"vmap": kinds}).endswith("| vmap | **no** (scan-SUM) | yes |")

@@ -33,15 +33,15 @@ def allgather(x: Any, *, comm: MPI.Intracomm | None = None, token: Any = None) -
         token: token from another op, or None.
 
     Returns:
-        Tuple of the result, of shape ``(n, *S)`` and the dtype of ``x``, whose row ``j`` comes
-        from rank ``j``, and the new token.
+        tuple: array of shape ``(n, *S)`` and the dtype of ``x``, row ``j`` from rank ``j``; and
+        the new token.
 
     Raises:
         TypeError: a wrong type of ``comm``, ``token`` or dtype.
 
     Derivative:
-        The result is one global value: the cotangent of ``x`` on rank ``r`` is row ``r`` of the
-        result's. Under ``vmap`` the batch axis of the result is axis 1.
+        Row ``r`` of the result's cotangent, which is that of one global value. Under ``vmap`` the
+        batch axis of the result is axis 1.
 
     Example:
         >>> import jax.numpy as jnp, mpi4jax

@@ -44,7 +44,8 @@ def allreduce(x: Any, op: MPI.Op, *, comm: MPI.Intracomm | None = None, token: A
         token: token from another op, or None.
 
     Returns:
-        Tuple of the result, of the shape and dtype of ``x``, and the new token.
+        tuple: the reduction, of the shape and dtype of ``x``, the same on all ranks; and the new
+        token.
 
     Raises:
         TypeError: a wrong type of ``op``, ``comm`` or ``token``, or a reduction that is not
@@ -53,8 +54,9 @@ def allreduce(x: Any, op: MPI.Op, *, comm: MPI.Intracomm | None = None, token: A
         NotImplementedError: differentiated with a reduction that has no derivative.
 
     Derivative:
-        The result is one global value. SUM: the cotangent passes through. PROD, MAX and MIN:
-        exact also at zeros and ties (which share equally).
+        The result is one global value. SUM: its cotangent. PROD: times the product of the other
+        ranks' factors, exact at zeros. MAX and MIN: where this rank attains the extremum; ties
+        share equally.
 
     Example:
         >>> import jax.numpy as jnp, mpi4jax

@@ -23,8 +23,8 @@ def alltoall(x: Any, *, comm: MPI.Intracomm | None = None, token: Any = None) ->
         token: token from another op, or None.
 
     Returns:
-        Tuple of the result, of the shape and dtype of ``x``, whose block ``j`` comes from rank
-        ``j``, and the new token.
+        tuple: array of the shape and dtype of ``x``, block ``j`` from rank ``j``; and the new
+        token.
 
     Raises:
         TypeError: a wrong type of ``comm``, ``token`` or dtype.

@@ -21,10 +21,13 @@ def barrier(*, comm: MPI.Intracomm | None = None, token: Any = None) -> Any:
         token: token from another op, or None.
 
     Returns:
-        The new token.
+        jax.Array: the new token.
 
     Raises:
         TypeError: a wrong type of ``comm`` or ``token``.
+
+    Derivative:
+        The transpose is a barrier.
 
     Example:
         >>> import mpi4jax

@@ -44,7 +44,7 @@ def bcast(x: Any, root: int, *, comm: MPI.Intracomm | None = None, token: Any = 
         token: token from another op, or None.
 
     Returns:
-        Tuple of the root's array and the new token.
+        tuple: the root's array; and the new token.
 
     Raises:
         TypeError: a wrong type of ``root``, ``comm``, ``token`` or dtype.

@@ -43,8 +43,8 @@ def gather(x: Any, root: int, *, comm: MPI.Intracomm | None = None, token: Any =
         token: token from another op, or None.
 
     Returns:
-        Tuple of the result and the new token. The result has shape ``(n, *S)`` on the root; on
-        other ranks it is ``x``, unchanged.
+        tuple: on the root array of shape ``(n, *S)``, row ``j`` from rank ``j``; on other ranks
+        ``x``, unchanged; and the new token.
 
     Raises:
         TypeError: a wrong type of ``root``, ``comm``, ``token`` or dtype.

@@ -80,8 +80,8 @@ def halo_exchange(
         token: token from another op, or None.
 
     Returns:
-        Tuple of the block with its ghost cells filled, of the shape and dtype of ``x``, and the
-        new token.
+        tuple: the block with its ghost cells filled, of the shape and dtype of ``x``; and the new
+        token.
 
     Raises:
         TypeError: a wrong type of ``cart``, ``axes``, ``width``, ``token`` or dtype.

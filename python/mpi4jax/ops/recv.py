@@ -51,7 +51,7 @@ def recv(
         token: token from another op, or None.
 
     Returns:
-        Tuple of the received array and the new token.
+        tuple: the received array; and the new token.
 
     Raises:
         TypeError: a wrong type of ``source``, ``tag``, ``comm``, ``status``, ``token`` or dtype.

@@ -56,8 +56,8 @@ def reduce(
         token: token from another op, or None.
 
     Returns:
-        Tuple of the result and the new token. The result is the reduction on the root; on other
-        ranks it is ``x``, unchanged.
+        tuple: on the root the reduction, of the shape and dtype of ``x``; on other ranks ``x``,
+        unchanged; and the new token.
 
     Raises:
         TypeError: a wrong type of ``op``, ``root``, ``comm`` or ``token``, or a reduction that

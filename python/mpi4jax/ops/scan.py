@@ -48,8 +48,8 @@ def scan(x: Any, op: MPI.Op, *, comm: MPI.Intracomm | None = None, token: Any = 
         token: token from another op, or None.
 
     Returns:
-        Tuple of the result, the reduction over ranks ``0`` to ``r`` inclusive on rank ``r``, of
-        the shape and dtype of ``x``, and the new token.
+        tuple: on rank ``r`` the reduction over ranks ``0`` to ``r``, of the shape and dtype of
+        ``x``; and the new token.
 
     Raises:
         TypeError: a wrong type of ``op``, ``comm`` or ``token``, or a reduction that is not
@@ -57,7 +57,8 @@ def scan(x: Any, op: MPI.Op, *, comm: MPI.Intracomm | None = None, token: Any = 
         NotImplementedError: differentiated with a reduction that has no derivative.
 
     Derivative:
-        SUM: the transpose sums the cotangents of ranks ``r`` to ``n - 1``.
+        SUM: the transpose sums the cotangents of ranks ``r`` to ``n - 1``. PROD, MAX and MIN: as
+        for :func:`allreduce`, over the ranks up to each.
 
     Example:
         >>> import jax.numpy as jnp, mpi4jax

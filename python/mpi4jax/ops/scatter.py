@@ -47,7 +47,7 @@ def scatter(x: Any, root: int, *, comm: MPI.Intracomm | None = None, token: Any 
         token: token from another op, or None.
 
     Returns:
-        Tuple of this rank's block, of shape ``S``, and the new token.
+        tuple: this rank's block, of shape ``S``; and the new token.
 
     Raises:
         TypeError: a wrong type of ``root``, ``comm``, ``token`` or dtype.

@@ -49,7 +49,7 @@ def send(
         token: token from another op, or None.
 
     Returns:
-        The new token.
+        jax.Array: the new token.
 
     Raises:
         TypeError: a wrong type of ``dest``, ``tag``, ``comm``, ``token`` or dtype.

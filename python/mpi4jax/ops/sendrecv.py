@@ -63,7 +63,7 @@ def sendrecv(
         token: token from another op, or None.
 
     Returns:
-        Tuple of the received array and the new token.
+        tuple: the received array; and the new token.
 
     Raises:
         TypeError: a wrong type of an argument, or a wrong dtype.
