@@ -271,10 +271,23 @@ mod _native {
         size: i32,
         directory: std::path::PathBuf,
         timeout: f64,
+        report_after: f64,
         abort: bool,
         takes_signal: bool,
     ) -> bool {
-        watch::start(watch::Settings { rank, size, directory, timeout, abort, takes_signal })
+        watch::start(watch::Settings { rank, size, directory, timeout, report_after, abort, takes_signal })
+    }
+
+    /// From now on, what this rank waits for counts as hung after so many seconds (0: never). A number to leave with.
+    #[pyfunction]
+    fn limit_enter(seconds: f64) -> u64 {
+        watch::enter_limit(seconds)
+    }
+
+    /// The limit of this number holds no longer.
+    #[pyfunction]
+    fn limit_leave(number: u64) {
+        watch::leave_limit(number);
     }
 
     /// Python's faulthandler has taken `SIGUSR1`, and writes to this file.

@@ -30,6 +30,7 @@ from ._comm import default_comm  # noqa: E402
 from ._flush import flush  # noqa: E402
 from ._jit import jit  # noqa: E402
 from ._pvary import pvary  # noqa: E402
+from ._time_limit import time_limit  # noqa: E402
 from ._tokens import auto_tokenize, create_token  # noqa: E402
 from ._transport import (  # noqa: E402
     TransportInfo,
@@ -93,6 +94,7 @@ __all__ = [
     "notoken",
     "pvary",
     "scatter_blocks",
+    "time_limit",
     "transport_info",
 ]
 __all__ += ops.__all__

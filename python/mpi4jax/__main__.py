@@ -21,7 +21,7 @@ import numpy as np
 from mpi4py import MPI
 
 import mpi4jax
-from mpi4jax import _native, _watch
+from mpi4jax import _job, _native, _watch
 from mpi4jax import notoken as nt
 from mpi4jax._spec import SPECS
 
@@ -85,7 +85,7 @@ def describe(advice: list[str]) -> None:
         names = {host: hosts.count(host) for host in hosts}
         say(f"ranks        {size} on {', '.join(f'{h} ({n})' for h, n in names.items())}")
     limit = _watch.timeout()
-    say(f"time-out     {f'{limit:g} s' if limit else 'none'}, dumps in {_watch.directory()}")
+    say(f"time-out     {f'{limit:g} s' if limit else 'none'}, dumps in {_job.directory(size)}")
 
     told = max((int(os.environ.get(name, "0") or 0) for name in SIZE_VARIABLES), default=0)
     if size == 1 and told > 1:

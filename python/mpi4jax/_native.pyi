@@ -15,6 +15,8 @@ __all__ = [
     "gpu_target",
     "has_cuda_support",
     "is_gpu_on_cpu",
+    "limit_enter",
+    "limit_leave",
     "mpi_info",
     "ops_table",
     "register_comm",
@@ -62,9 +64,12 @@ def watch_start(
     size: int,
     directory: Path,
     timeout: float,
+    report_after: float,
     abort: bool,
     takes_signal: bool,
 ) -> bool: ...
+def limit_enter(seconds: float) -> int: ...
+def limit_leave(number: int) -> None: ...
 def watch_stacks(file: int) -> None: ...
 def watch_finish() -> None: ...
 def watch_enter(what: str) -> None: ...

@@ -1,38 +1,39 @@
 """What watches over operations: settings from the environment, and when it starts and ends.
 
-======================  ==========  ===============================================================
-Variable                Default     Meaning
-======================  ==========  ===============================================================
-``MPI4JAX_TIMEOUT``     300         seconds after which an operation counts as hung; 0: never
-``MPI4JAX_ON_TIMEOUT``  abort       ``abort`` ends the job then, ``continue`` only reports
-``MPI4JAX_DUMP_DIR``    the         where ranks leave their state; for ranks on several hosts a
-                        system's    directory that all of them see
-``MPI4JAX_CHECK``       0           1: compare operations before they run; 2: source lines too
-``MPI4JAX_TRACE``       none        file for a timeline; ``{rank}`` in it is replaced, or the rank
-                                    is put before the suffix
-``MPI4JAX_ABORT``       1           0: a failing rank does not end the job
-``MPI4JAX_CHANNEL``     auto        how ranks ask each other what they are doing: ``auto`` through
-                                    MPI, where it grants ``MPI_THREAD_MULTIPLE``, and files;
-                                    ``files`` alone
-======================  ==========  ===============================================================
+========================  ==========  =============================================================
+Variable                  Default     Meaning
+========================  ==========  =============================================================
+``MPI4JAX_TIMEOUT``       0           seconds after which an operation counts as hung; 0: never
+``MPI4JAX_REPORT_AFTER``  30          seconds after which a line says what an operation waits for,
+                                      then at growing intervals; 0: never
+``MPI4JAX_ON_TIMEOUT``    abort       ``abort`` ends the job where an operation hangs, ``continue``
+                                      only reports
+``MPI4JAX_DUMP_DIR``      the         where ranks leave their state; for ranks on several hosts a
+                          system's    directory that all of them see
+``MPI4JAX_CHECK``         0           1: compare operations before they run; 2: source lines too
+``MPI4JAX_TRACE``         none        file for a timeline; ``{rank}`` in it is replaced, or the
+                                      rank is put before the suffix
+``MPI4JAX_ABORT``         1           0: a failing rank does not end the job
+``MPI4JAX_CHANNEL``       auto        how ranks ask each other what they are doing: ``auto``
+                                      through MPI, where it grants ``MPI_THREAD_MULTIPLE``, and
+                                      files; ``files`` alone
+========================  ==========  =============================================================
 """
 
 from __future__ import annotations
 
 import faulthandler
-import hashlib
 import math
 import os
 import signal
-import tempfile
 from pathlib import Path
 from typing import IO
 
 from mpi4py import MPI
 
-from . import _abort, _native
+from . import _abort, _job, _native
 
-DEFAULT_TIMEOUT = 300.0
+DEFAULT_REPORT_AFTER = 30.0
 
 _FALSE, _TRUE = ("", "0", "false", "off", "no"), ("1", "true", "on", "yes")
 _stacks: IO[bytes] | None = None
@@ -48,46 +49,41 @@ def _choice(name: str, default: str, *choices: str) -> str:
     return value
 
 
-def timeout() -> float:
-    """Seconds of ``MPI4JAX_TIMEOUT``.
-
-    Raises:
-        ValueError: not a number, or a negative one.
-    """
-    text = os.environ.get("MPI4JAX_TIMEOUT", "").strip() or str(DEFAULT_TIMEOUT)
+def _seconds(name: str, default: float, zero: str) -> float:
+    text = os.environ.get(name, "").strip() or str(default)
     try:
         seconds = float(text)
     except ValueError:
         seconds = math.nan
     if not 0 <= seconds < math.inf:
         raise ValueError(
-            "mpi4jax: environment variable MPI4JAX_TIMEOUT must be a number of seconds, 0 for no "
-            f"time-out, got {text!r}"
+            f"mpi4jax: environment variable {name} must be a number of seconds, {zero}, "
+            f"got {text!r}"
         )
     return seconds
+
+
+def timeout() -> float:
+    """Seconds of ``MPI4JAX_TIMEOUT``.
+
+    Raises:
+        ValueError: not a number, or a negative one.
+    """
+    return _seconds("MPI4JAX_TIMEOUT", 0.0, "0 for no time-out")
+
+
+def report_after() -> float:
+    """Seconds of ``MPI4JAX_REPORT_AFTER``.
+
+    Raises:
+        ValueError: not a number, or a negative one.
+    """
+    return _seconds("MPI4JAX_REPORT_AFTER", DEFAULT_REPORT_AFTER, "0 for no lines")
 
 
 def wants_link() -> bool:
     """Whether ranks may ask each other through MPI."""
     return _choice("MPI4JAX_CHANNEL", "auto", "auto", "files") == "auto"
-
-
-def job() -> str:
-    """A name that the processes of this job share, and no other job on this machine has."""
-    env = os.environ
-    slurm = "-".join(filter(None, (env.get("SLURM_JOB_ID"), env.get("SLURM_STEP_ID"))))
-    name = env.get("PMIX_NAMESPACE") or env.get("PMI_JOBID") or slurm
-    if not name:
-        # The processes of one host have one parent.
-        name = f"{os.uname().nodename}-{os.getppid()}"
-    plain = "".join(c if c.isalnum() or c in "-_.@" else "_" for c in name)
-    return plain if len(plain) <= 100 else hashlib.sha256(plain.encode()).hexdigest()[:32]
-
-
-def directory() -> Path:
-    """Where the ranks of this job leave their state."""
-    base = os.environ.get("MPI4JAX_DUMP_DIR") or tempfile.gettempdir()
-    return Path(base).absolute() / f"mpi4jax-{os.getuid()}-{job()}"
 
 
 def trace_file(name: str, rank: int) -> Path:
@@ -121,7 +117,7 @@ def start() -> None:
         ValueError: an environment variable has a wrong value.
     """
     global _stacks
-    seconds = timeout()
+    seconds, told_after = timeout(), report_after()
     aborts = _choice("MPI4JAX_ON_TIMEOUT", "abort", "abort", "continue") == "abort"
     wants_link()
     may_abort = _choice("MPI4JAX_ABORT", "1", *_FALSE, *_TRUE) in _TRUE
@@ -129,7 +125,8 @@ def start() -> None:
     rank, size = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
     # None stands for a handler in C: MPICH has one, which ours calls.
     free = signal.getsignal(signal.SIGUSR1) in (signal.SIG_DFL, None)
-    watches = _native.watch_start(rank, size, directory(), seconds, aborts, free)
+    folder = _job.directory(size)
+    watches = _native.watch_start(rank, size, folder, seconds, told_after, aborts, free)
     if watches and hasattr(os, "memfd_create"):
         # A file in memory: a full or read-only disk must not matter.
         _stacks = open(os.memfd_create("mpi4jax"), "wb", buffering=0)  # noqa: SIM115

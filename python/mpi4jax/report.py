@@ -17,8 +17,9 @@ from typing import Any
 
 Dump = dict[str, Any]
 Record = dict[str, Any]
-# A communicator as all its ranks know it: key and members' ranks in COMM_WORLD.
-Group = tuple[str, tuple[int, ...]]
+# A communicator as all its ranks know it: key, how often it was made again under that name, and
+# members' ranks in COMM_WORLD.
+Group = tuple[str, int, tuple[int, ...]]
 
 # What must be equal on all ranks, where the op has it.
 _COMPARED = ("op", "reduction", "dtype", "count")
@@ -31,7 +32,8 @@ def load(directory: Path) -> dict[int, Dump]:
     Raises:
         FileNotFoundError: there are none.
     """
-    folders = [directory, *sorted(directory.glob("mpi4jax-*"), key=lambda p: -p.stat().st_mtime)]
+    jobs = [*directory.glob("mpi4jax-*/*/"), *directory.glob("*/")]
+    folders = [directory, *sorted(jobs, key=lambda p: -p.stat().st_mtime)]
     for folder in folders:
         files = sorted(folder.glob("rank*.json"))
         if files:
@@ -51,9 +53,12 @@ def rank_names(ranks: list[int]) -> str:
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(names)}"
 
 
+def _group(comm: dict[str, Any]) -> Group:
+    return comm["key"], comm.get("generation", 1), tuple(comm["world"])
+
+
 def group_of(dump: Dump, record: Record) -> Group:
-    comm = dump["communicators"][record["comm"]]
-    return comm["key"], tuple(comm["world"])
+    return _group(dump["communicators"][record["comm"]])
 
 
 def _signature(record: Record) -> tuple[Any, ...]:
@@ -69,7 +74,7 @@ def _collectives(dumps: dict[int, Dump]) -> dict[Group, dict[int, dict[int, Reco
     found: dict[Group, dict[int, dict[int, Record]]] = {}
     for rank, dump in dumps.items():
         for comm in dump["communicators"]:
-            found.setdefault((comm["key"], tuple(comm["world"])), {}).setdefault(rank, {})
+            found.setdefault(_group(comm), {}).setdefault(rank, {})
         for record in dump["records"]:
             if record["collective"]:
                 found[group_of(dump, record)][rank][record["sequence"]] = record
@@ -96,7 +101,8 @@ def _states(dumps: dict[int, Dump]) -> list[str]:
 def divergences(dumps: dict[int, Dump]) -> list[tuple[float, str]]:
     """Where ranks did different things on a communicator: (time, words), one per communicator."""
     found = []
-    for (key, world), ranks in _collectives(dumps).items():
+    for group, ranks in _collectives(dumps).items():
+        key, _, world = group
         numbers = sorted({n for records in ranks.values() for n in records})
         for number in numbers:
             records = {rank: of[number] for rank, of in sorted(ranks.items()) if number in of}
@@ -106,9 +112,7 @@ def divergences(dumps: dict[int, Dump]) -> list[tuple[float, str]]:
             # Ranks that never came; not those whose recorder has forgotten.
             counts = {
                 rank: next(
-                    c["collectives"]
-                    for c in dumps[rank]["communicators"]
-                    if (c["key"], tuple(c["world"])) == (key, world)
+                    c["collectives"] for c in dumps[rank]["communicators"] if _group(c) == group
                 )
                 for rank in ranks
             }
@@ -139,7 +143,7 @@ def _waits_for(dumps: dict[int, Dump]) -> dict[int, set[int]]:
         for record in dump["records"]:
             if record["state"] != "started":
                 continue
-            _, world = group_of(dump, record)
+            *_, world = group_of(dump, record)
             peers = {"recv": ["source"], "send": ["dest"], "sendrecv": ["source", "dest"]}
             for name in peers.get(record["op"], []):
                 if 0 <= record[name] < len(world) and world[record[name]] != rank:

@@ -11,6 +11,7 @@ the last rank has come is marked as waiting; the rest is transfer. Nothing here 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import statistics
 import sys
@@ -139,6 +140,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("-o", "--output", type=Path, default=Path("timeline.json"))
     parser.add_argument("--png", type=Path, help="draw a picture too (needs matplotlib)")
     options = parser.parse_args(arguments)
+    if options.png and importlib.util.find_spec("matplotlib") is None:
+        print(
+            "mpi4jax.timeline: --png needs Matplotlib, which is not installed "
+            "(pip install matplotlib)",
+            file=sys.stderr,
+        )
+        return 1
     try:
         events = [event for file in options.files for event in load(file)]
     except (OSError, ValueError) as error:

@@ -17,11 +17,20 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use mpi::ffi::{self, MPI_Comm, MPI_Status};
 
 pub use self::group::Group;
-pub use self::registry::{free, live, lookup, numbered, past, register};
+pub use self::registry::{collectives, free, live, lookup, numbered, register};
 use crate::error::Cause;
 use crate::mpilib::{self, check, handle};
 
 type Attachment = Arc<dyn Any + Send + Sync>;
+
+/// The name of the communicator of operations that are given none, which Python makes.
+const DEFAULT: &str = "mpi4jax.default";
+
+fn hash(of: impl Hash) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    of.hash(&mut hasher);
+    hasher.finish()
+}
 
 /// A communicator. Compiled programs hold it, also after it has been freed.
 pub struct Comm {
@@ -36,6 +45,11 @@ pub struct Comm {
     pub world: Box<[i32]>,
     /// What its ranks know it by; see [`register`].
     pub id: u64,
+    /// What its ranks certainly agree on: which members it has, and whether it is one of the two that there is only one
+    /// of. Others have it too, since names are each rank's own.
+    pub class: u64,
+    /// How many of this id there have been in this process, as far as it remembers.
+    pub generation: u32,
     /// How many collective operations, and how many messages, this rank has begun.
     pub collectives: AtomicU64,
     pub messages: AtomicU64,
@@ -63,6 +77,8 @@ impl Comm {
             size,
             world: (0..size).collect(),
             id: 0,
+            class: 0,
+            generation: 1,
             collectives: AtomicU64::new(0),
             messages: AtomicU64::new(0),
             freed: AtomicBool::new(false),
@@ -105,14 +121,20 @@ impl Comm {
             ffi::MPI_Group_free(&mut all);
         }
         let name = name.split(|&byte| byte == 0).next().unwrap_or_default();
-        Ok(Self { world, ..Self::new(key, raw, rank, size) }.named(&String::from_utf8_lossy(name)))
+        let name = String::from_utf8_lossy(name);
+        let mut comm = Self { world, ..Self::new(key, raw, rank, size) }.named(&name);
+        // SAFETY: a constant of the MPI shim.
+        if raw == mpilib::handle_value(unsafe { ffi::RSMPI_COMM_WORLD }) {
+            comm.class = hash("MPI_COMM_WORLD");
+        } else if key == DEFAULT && name == DEFAULT {
+            comm.class = hash(DEFAULT);
+        }
+        Ok(comm)
     }
 
     /// With an id from what its ranks agree on without asking.
     fn named(mut self, name: &str) -> Self {
-        let mut hasher = DefaultHasher::new();
-        (name, &self.world).hash(&mut hasher);
-        self.id = hasher.finish();
+        (self.id, self.class) = (hash((name, &self.world)), hash(&self.world));
         self
     }
 

@@ -1,11 +1,10 @@
 //! The communicators of this process, which compiled programs refer to by key.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::Comm;
+use super::{Comm, hash};
 use crate::error::Cause;
 use crate::mpilib;
 
@@ -13,9 +12,12 @@ struct Registry {
     live: BTreeMap<Box<str>, Arc<Comm>>,
     /// Those that were freed last, the last one at the end.
     past: VecDeque<Arc<Comm>>,
+    /// The most collectives that were begun on one of a class, among those that were freed.
+    collectives: BTreeMap<u64, u64>,
 }
 
-static REGISTRY: Mutex<Registry> = Mutex::new(Registry { live: BTreeMap::new(), past: VecDeque::new() });
+static REGISTRY: Mutex<Registry> =
+    Mutex::new(Registry { live: BTreeMap::new(), past: VecDeque::new(), collectives: BTreeMap::new() });
 
 /// How many that were freed are remembered.
 const PAST: usize = 256;
@@ -24,10 +26,16 @@ fn registry() -> MutexGuard<'static, Registry> {
     REGISTRY.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+fn count(collectives: &mut BTreeMap<u64, u64>, comm: &Comm) {
+    let most = collectives.entry(comm.class).or_default();
+    *most = (*most).max(comm.collectives.load(Ordering::Relaxed));
+}
+
 impl Registry {
     fn remove(&mut self, key: &str) -> Option<Arc<Comm>> {
         let comm = self.live.remove(key)?;
         comm.freed.store(true, Ordering::Relaxed);
+        count(&mut self.collectives, &comm);
         if self.past.len() == PAST {
             self.past.pop_front();
         }
@@ -52,10 +60,10 @@ pub fn register(mut comm: Comm) -> Arc<Comm> {
         None => None,
     };
     while registry.live.values().any(|other| other.id == comm.id) {
-        let mut hasher = DefaultHasher::new();
-        comm.id.hash(&mut hasher);
-        comm.id = hasher.finish();
+        comm.id = hash(comm.id);
     }
+    let earlier = registry.past.iter().filter(|other| other.id == comm.id).map(|other| other.generation);
+    comm.generation = earlier.max().map_or(1, |last| last + 1);
     let comm = Arc::new(comm);
     registry.live.insert(comm.key.clone(), comm.clone());
     drop(registry);
@@ -103,9 +111,13 @@ pub fn live() -> Vec<Arc<Comm>> {
     registry().live.values().cloned().collect()
 }
 
-/// Some that have been freed: the last ones.
-pub fn past() -> Vec<Arc<Comm>> {
-    registry().past.iter().cloned().collect()
+/// The most collectives that this rank has begun on one communicator of each class, freed or not: no rank has begun
+/// more on any of them, whatever it was called and however often it was made again.
+pub fn collectives() -> BTreeMap<u64, u64> {
+    let registry = registry();
+    let mut collectives = registry.collectives.clone();
+    registry.live.values().for_each(|comm| count(&mut collectives, comm));
+    collectives
 }
 
 #[cfg(test)]
@@ -130,7 +142,7 @@ mod tests {
             register(Comm::new(&key, 1, 0, 2));
             free(&key);
         }
-        assert_eq!(past().len(), PAST, "of many that are freed, few are remembered");
+        assert_eq!(registry().past.len(), PAST, "of many that are freed, few are remembered");
     }
 
     #[test]
@@ -155,6 +167,21 @@ mod tests {
         assert!(comm.attached::<Made>().is_none());
         drop(comm.attach(|| first(3)).unwrap());
         assert_eq!(*dropped.lock().unwrap(), [2, 1, 3], "nothing stays with a freed one");
+    }
+
+    #[test]
+    fn the_most_collectives_of_a_class_are_known_also_of_those_that_were_freed() {
+        let make = |key, count| {
+            let comm = register(Comm { world: [7, 9].into(), ..Comm::new(key, 1, 0, 2) }.named("again"));
+            comm.collectives.store(count, Ordering::Relaxed);
+            (comm.class, comm.id, comm.generation)
+        };
+        let (class, id, first) = make("again", 5);
+        free("again");
+        assert_eq!(make("again", 2), (class, id, first + 1), "made again, it is told apart");
+        assert_eq!(collectives()[&class], 5);
+        make("under another name", 6);
+        assert_eq!(collectives()[&class], 6);
     }
 
     #[test]

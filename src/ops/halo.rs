@@ -18,6 +18,8 @@ pub struct Halo {
     /// Bytes of each block.
     blocks: Box<[usize]>,
     messages: Box<[Message]>,
+    /// Of the axes that are exchanged.
+    widths: Box<[Width]>,
     /// Other ranks' ghost cells are added to this rank's cells, and its own are cleared.
     adjoint: bool,
     scratch: Mutex<Scratch>,
@@ -52,7 +54,7 @@ struct Scratch {
 }
 
 /// Along an axis that is exchanged, a block has ghost cells, inner cells, ghost cells.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Hash)]
 pub struct Width {
     pub low: usize,
     pub high: usize,
@@ -191,7 +193,12 @@ impl Halo {
             sums: vec![0; if adjoint { largest } else { 0 }],
         };
         let (blocks, messages) = (blocks.iter().map(Block::bytes).collect(), messages.into());
-        Ok(Self { blocks, messages, adjoint, scratch: Mutex::new(scratch) })
+        Ok(Self { blocks, messages, widths: widths.into(), adjoint, scratch: Mutex::new(scratch) })
+    }
+
+    /// What all ranks have to agree on.
+    pub fn agreed(&self) -> (&[Width], bool) {
+        (&self.widths, self.adjoint)
     }
 
     /// How many blocks are exchanged together.

@@ -11,6 +11,7 @@ use std::time::Duration;
 use super::clock::{self, Epoch};
 use crate::call::{Call, Site};
 use crate::comm::Comm;
+use crate::mpilib::wildcards;
 use crate::ops::{Dtype, Op, Reduction};
 
 /// How many operations are remembered.
@@ -297,7 +298,11 @@ struct Side<'a>(&'a str, i32, i32);
 impl fmt::Display for Side<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let &Side(word, rank, tag) = self;
-        // Every MPI's wildcards and MPI_PROC_NULL are negative, and its ranks and tags are not.
+        let any = wildcards();
+        if rank == any.proc_null {
+            return write!(f, "{word} nobody");
+        }
+        // Every MPI's wildcards are negative, and its ranks and tags are not.
         let rank = if rank < 0 { "any rank".into() } else { rank.to_string() };
         let tag = if tag < 0 { "any tag".into() } else { format!("tag {tag}") };
         write!(f, "{word} {rank}, {tag}")

@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use super::clock::Epoch;
+use super::files;
 use super::json::{self, quoted};
 use super::recorder::{Record, Running};
 
@@ -31,7 +32,7 @@ pub fn is_enabled() -> bool {
 
 /// Writes all operations from now on to a file, as spans of process `rank`.
 pub fn start(path: &Path, rank: i32) -> io::Result<()> {
-    let mut file = BufWriter::new(File::create(path)?);
+    let mut file = BufWriter::new(files::create(path)?);
     // The array need not be closed: a job that is aborted leaves a file that viewers accept.
     writeln!(
         file,
@@ -73,6 +74,9 @@ pub extern "C" fn flush() {
 
 impl Trace {
     fn write(&mut self) -> io::Result<()> {
+        if self.records.is_empty() {
+            return Ok(());
+        }
         let epoch = Epoch::now();
         for record in self.records.drain(..) {
             let comm = &record.what.comm;

@@ -123,6 +123,7 @@ fn fingerprint(level: Level, call: &Call, record: &Record) -> u64 {
         Some(Reduction::User(_)) => 1.hash(&mut hasher),
     }
     call.site.reverse.hash(&mut hasher);
+    call.site.halo.as_ref().map(|halo| halo.agreed()).hash(&mut hasher);
     if level == Level::Lines {
         location.hash(&mut hasher);
     }
@@ -144,11 +145,19 @@ fn collective(level: Level, call: &Call, record: &Record) -> Result<(), Cause> {
     if extremes[0] == !extremes[1] { Ok(()) } else { disagree(call, record) }
 }
 
+/// A record, with the ghost cells of a halo exchange: `..., widths 1+1 and 2+0`.
+fn with_widths(call: &Call, record: &Record) -> String {
+    let Some(halo) = &call.site.halo else { return record.to_string() };
+    let (widths, adjoint) = halo.agreed();
+    let widths: Vec<String> = widths.iter().map(|width| format!("{}+{}", width.low, width.high)).collect();
+    format!("{record}, widths {}{}", widths.join(" and "), if adjoint { ", its adjoint" } else { "" })
+}
+
 /// Ranks are about to do different things: tells all of them what.
 #[cold]
 fn disagree(call: &Call, record: &Record) -> Result<(), Cause> {
     let comm = &call.site.comm;
-    let mine = text(&record.to_string());
+    let mine = text(&with_widths(call, record));
     let mut all = vec![0u8; TEXT * comm.size as usize];
     // SAFETY: as above; all ranks come here, because all of them have the same extremes.
     unsafe {

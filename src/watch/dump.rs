@@ -28,9 +28,10 @@ fn list<T>(items: impl IntoIterator<Item = T>, item: impl Fn(T) -> String) -> St
 
 fn json_of(comm: &Arc<Comm>) -> String {
     format!(
-        "{{\"key\": {}, \"id\": \"{:016x}\", \"rank\": {}, \"size\": {}, \"world\": {:?}, \"collectives\": {}}}",
+        "{{\"key\": {}, \"id\": \"{:016x}\", \"generation\": {}, \"rank\": {}, \"size\": {}, \"world\": {:?}, \"collectives\": {}}}",
         quoted(&comm.key),
         comm.id,
+        comm.generation,
         comm.rank,
         comm.size,
         comm.world,

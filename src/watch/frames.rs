@@ -36,6 +36,19 @@ fn python_frame(line: &str) -> Option<Frame> {
     Some(Frame { file: file.into(), line: line.parse().ok()?, function: function.into() })
 }
 
+/// What JAX does on the user's behalf, by the file of its that is at work.
+pub const ACTIVITIES: [(&str, &str); 3] = [
+    ("/jax/_src/compiler.py", "JAX compiles"),
+    ("/jax/_src/interpreters/mlir.py", "JAX lowers"),
+    ("/jax/_src/interpreters/partial_eval.py", "JAX traces"),
+];
+
+/// Of these, the one that is nearest to what runs now.
+pub fn activity(frames: &[Frame]) -> Option<&'static str> {
+    let of = |frame: &Frame| ACTIVITIES.iter().find(|(file, _)| frame.file.ends_with(file));
+    frames.iter().find_map(of).map(|(_, words)| *words)
+}
+
 /// The frame that the user wrote: the innermost one outside of installed packages.
 pub fn user_frame(frames: &[Frame]) -> Option<&Frame> {
     let foreign = ["/site-packages/", "/dist-packages/", "/mpi4jax/", "/lib/python", "<frozen "];
@@ -56,5 +69,9 @@ mod tests {
         let user = user_frame(&frames).unwrap();
         assert_eq!((user.line, &*user.function), (97, "step"));
         assert_eq!(user_frame(&[]), None);
+        assert_eq!(activity(&frames), None);
+        let frame = |file: &str| Frame { file: file.into(), line: 1, function: "f".into() };
+        let stack = ["a.py", "/v/jax/_src/compiler.py", "/v/jax/_src/interpreters/mlir.py"].map(frame);
+        assert_eq!(activity(&stack), Some("JAX compiles"));
     }
 }

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use mpi::ffi::{self, MPI_Comm, MPI_Request, MPI_Status};
 
-use super::peers::Answer;
+use super::peers::{Answer, wants_dumps};
 use crate::error::Cause;
 use crate::mpilib::{any_thread_may_call, at_finalize, check, handle, handle_value};
 
@@ -81,6 +81,8 @@ struct Desk {
     answers: HashMap<i32, Answer>,
     /// Who else is going to report that an operation hangs, and when it asked.
     reporter: Option<(i32, Instant)>,
+    /// Who else has asked for a line about a long wait, and when.
+    teller: Option<(i32, Instant)>,
 }
 
 static OPEN: AtomicBool = AtomicBool::new(false);
@@ -121,6 +123,11 @@ pub fn answer_of(rank: i32, word: &str) -> Option<Answer> {
 /// Another rank that has begun to report, in this time, that an operation hangs.
 pub fn reporter(within: Duration) -> Option<i32> {
     with_desk(|desk| desk.reporter.filter(|(_, at)| at.elapsed() < within).map(|(rank, _)| rank))
+}
+
+/// Another rank that has begun to say, in this time, what it waits for.
+pub fn teller(within: Duration) -> Option<i32> {
+    with_desk(|desk| desk.teller.filter(|(_, at)| at.elapsed() < within).map(|(rank, _)| rank))
 }
 
 /// One end of the link.
@@ -217,8 +224,11 @@ impl Port {
         while let Some((from, bytes)) = self.next()? {
             match Message::decode(&bytes) {
                 Some(Message::Question { word, hung }) => {
+                    let now = Some((from, Instant::now()));
                     if hung {
-                        with_desk(|desk| desk.reporter = Some((from, Instant::now())));
+                        with_desk(|desk| desk.reporter = now);
+                    } else if !wants_dumps(&word) {
+                        with_desk(|desk| desk.teller = now);
                     }
                     let answer = (self.respond)(&word);
                     self.send(from, &Message::Answer { word, answer })?;

@@ -1,16 +1,20 @@
 //! Nothing hangs in silence, nothing is wrong in silence.
 //!
 //! [`watchdog`] looks from a thread of its own at what this process [`waits`] for. [`verdict`] says whether that can
-//! still end, [`report`] what all ranks do, and [`end`] ends the job. [`peers`] is how the ranks learn of each other
-//! without MPI, [`link`] how they do through it, and [`dump`] what they leave on disk. [`signal`] and [`frames`] find
-//! out where Python is. [`compare`] compares operations before they run.
+//! still end, [`limits`] how long it may take, [`report`] what all ranks do, and [`end`] ends the job. [`peers`] is how
+//! the ranks learn of each other without MPI, by files in a [`folder`] about their [`process`]es, [`link`] how they do
+//! through it, and [`dump`] what they leave on disk. [`signal`] and [`frames`] find out where Python is. [`compare`]
+//! compares operations before they run.
 
 mod compare;
 mod dump;
 mod end;
+mod folder;
 mod frames;
+mod limits;
 mod link;
 mod peers;
+mod process;
 mod report;
 mod signal;
 mod verdict;
@@ -20,6 +24,7 @@ mod watchdog;
 use std::sync::{Arc, OnceLock};
 
 pub use self::compare::Level as CheckLevel;
+pub use self::limits::{enter as enter_limit, leave as leave_limit};
 pub use self::signal::use_stacks;
 pub use self::waits::{enter, leave};
 pub use self::watchdog::{Settings, abort_after, finish, open_link, report, start};

@@ -1,38 +1,46 @@
-//! What the ranks tell each other without MPI: files in one directory.
+//! What the ranks tell each other without MPI: files in one folder.
 //!
 //! It works when MPI does not, needs no thread level, and costs nothing while nothing is wrong. Every
-//! file is written under another name and renamed, so that it is whole when it is seen.
+//! file is written under another name and renamed, so that it is whole when it is seen. The [`Folder`] is this
+//! user's alone.
 //!
 //! | file | written | says |
 //! | --- | --- | --- |
-//! | `rank3.pid` | at the start | where the process is |
+//! | `rank3.pid` | at the start | which process it is |
 //! | `rank3.finished` | at its end | it takes part in nothing any more; how many collectives it did |
+//! | `rank3.waits` | when it has waited for a while | in which collectives |
 //! | `ask` | when a rank wants a report | a word that answers repeat |
 //! | `rank3.state` | as an answer | in a line, what the rank is doing |
 //! | `rank3.json` | as an answer | all that its recorder has |
-//! | `reporter` | at a time-out | which rank reports |
+//! | `reporter` | for a report | which rank reports |
+//! | `told` | after a line about a long wait | that there was one |
 
-use std::fs;
-use std::io::{self, Write};
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::collections::HashMap;
+use std::io;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
+use super::folder::Folder;
+use super::process::Process;
 use crate::comm::{self, Comm};
 use crate::record::host;
+use crate::record::recorder::Record;
 
-/// The directory of a job.
+/// The ranks of a job.
 #[derive(Debug)]
 pub struct Peers {
     pub directory: PathBuf,
     pub rank: i32,
     pub size: i32,
     pub host: String,
+    process: Process,
     /// Files of an earlier job of the same name are older than this.
     since: SystemTime,
-    /// Why the directory cannot be written to, if so.
-    pub broken: Option<String>,
+    /// Why there are no files, if so.
+    folder: Result<Folder, String>,
+    /// Ranks that have finished, and how many collectives each did, by [`Comm::class`].
+    finished: Mutex<HashMap<i32, Arc<HashMap<u64, u64>>>>,
 }
 
 /// What a rank answers.
@@ -58,88 +66,155 @@ pub enum Status {
     Unknown,
 }
 
+/// Files that the ranks have, and those that the job has; but dumps.
+const KINDS: [&str; 4] = ["pid", "finished", "waits", "state"];
+const COMMON: [&str; 3] = ["ask", "reporter", "told"];
+
 /// When this process was started; without /proc, now.
 fn process_start() -> SystemTime {
-    let start = fs::metadata("/proc/self").and_then(|found| found.modified());
+    let start = std::fs::metadata("/proc/self").and_then(|found| found.modified());
     // File systems and clocks round.
     start.unwrap_or_else(|_| SystemTime::now()) - Duration::from_secs(2)
 }
 
-/// A word for a question of this rank.
-pub fn word(rank: i32) -> String {
+/// A word for a question of this rank. Whether those who are asked leave a dump too is a part of it.
+pub fn word(rank: i32, dumps: bool) -> String {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    format!("{rank}-{}", now.as_nanos())
+    format!("{}{rank}-{}", if dumps { "" } else { BRIEF }, now.as_nanos())
+}
+
+const BRIEF: &str = "brief-";
+
+pub fn wants_dumps(word: &str) -> bool {
+    !word.starts_with(BRIEF)
+}
+
+fn file(rank: i32, kind: &str) -> String {
+    format!("rank{rank}.{kind}")
+}
+
+/// A collective as all of its ranks know it.
+fn collective(record: &Record) -> String {
+    let what = &record.what;
+    format!("{:016x} {:016x} {} {} {}", what.comm.class, what.comm.id, record.sequence, what.op, what.root)
 }
 
 impl Peers {
     pub fn new(directory: PathBuf, rank: i32, size: i32) -> Self {
-        if rank == 0 {
-            sweep(&directory);
-        }
-        let mut peers = Self { directory, rank, size, host: host(), since: process_start(), broken: None };
+        let folder = Folder::make(&directory).map_err(|error| error.to_string());
+        let (process, since) = (Process::own(), process_start());
+        let finished = Mutex::default();
+        let mut peers = Self { directory, rank, size, host: host(), process, since, folder, finished };
         if let Err(error) = peers.introduce() {
-            peers.broken = Some(error.to_string());
+            peers.folder = Err(error.to_string());
+        } else if let (0, Ok(folder)) = (rank, &peers.folder) {
+            sweep(folder, &peers.process);
         }
         peers
     }
 
+    fn folder(&self) -> io::Result<&Folder> {
+        self.folder.as_ref().map_err(|why| io::Error::other(why.clone()))
+    }
+
+    /// Why there are no files, if so.
+    pub fn broken(&self) -> Option<&str> {
+        self.folder.as_ref().err().map(AsRef::as_ref)
+    }
+
     fn introduce(&self) -> io::Result<()> {
-        fs::create_dir_all(&self.directory)?;
-        for kind in ["finished", "state", "json"] {
-            let _ = fs::remove_file(self.file(self.rank, kind));
+        let folder = self.folder()?;
+        if let Some(other) = self.process(self.rank)
+            && other != self.process
+            && !self.process.knows_gone(&other)
+        {
+            let name = other.name();
+            return Err(io::Error::other(format!("{name} is rank {} of this job already", self.rank)));
         }
-        self.write(&self.file(self.rank, "pid"), &format!("{} {}", std::process::id(), self.host))
+        for kind in KINDS.iter().skip(1).chain(&["json"]) {
+            folder.remove(&file(self.rank, kind));
+        }
+        self.write(&file(self.rank, "pid"), &format!("{}\n{}\n", self.process, self.size))
     }
 
-    fn file(&self, rank: i32, kind: &str) -> PathBuf {
-        self.directory.join(format!("rank{rank}.{kind}"))
-    }
-
-    fn write(&self, path: &Path, text: &str) -> io::Result<()> {
-        let mut temporary = path.as_os_str().to_owned();
-        temporary.push(format!(".{}.tmp", self.rank));
-        fs::write(&temporary, text)?;
-        fs::rename(&temporary, path)
+    fn write(&self, name: &str, text: &str) -> io::Result<()> {
+        self.folder()?.write(name, &format!("{name}.{}.tmp", self.rank), text)
     }
 
     /// A file of this job.
-    fn read(&self, path: &Path) -> Option<String> {
-        let recent = fs::metadata(path).and_then(|found| found.modified()).is_ok_and(|at| at >= self.since);
-        if recent { fs::read_to_string(path).ok() } else { None }
+    fn read(&self, name: &str) -> Option<String> {
+        let (text, written) = self.folder.as_ref().ok()?.read(name)?;
+        (written >= self.since).then_some(text)
+    }
+
+    fn remove(&self, name: &str) {
+        if let Ok(folder) = &self.folder {
+            folder.remove(name);
+        }
     }
 
     /// Tells the others that this rank has done its last operation.
     pub fn finish(&self) {
-        let count =
-            |comm: &Arc<Comm>| format!("{:016x} {}\n", comm.id, comm.collectives.load(Ordering::Relaxed));
-        let lines: String = comm::live().iter().chain(&comm::past()).map(count).collect();
-        let _ = self.write(&self.file(self.rank, "finished"), &lines);
+        let counts = comm::collectives();
+        let lines: String = counts.iter().map(|(class, count)| format!("{class:016x} {count}\n")).collect();
+        let _ = self.write(&file(self.rank, "finished"), &format!("{}\n{lines}", self.process));
     }
 
-    /// How many collectives of a communicator a rank did before it finished; `None` if it has not.
+    /// The collectives that a rank did before it finished; `None` if it has not.
+    fn finished(&self, rank: i32) -> Option<Arc<HashMap<u64, u64>>> {
+        let mut finished = self.finished.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = finished.get(&rank) {
+            return Some(known.clone());
+        }
+        let text = self.read(&file(rank, "finished"))?;
+        let (process, lines) = text.split_once('\n')?;
+        // Not that of another job, whatever the name of the folder is.
+        if Process::parse(process)? != self.process(rank)? {
+            return None;
+        }
+        let count = |line: &str| {
+            let (class, count) = line.split_once(' ')?;
+            Some((u64::from_str_radix(class, 16).ok()?, count.parse().ok()?))
+        };
+        let counts = Arc::new(lines.lines().filter_map(count).collect());
+        finished.insert(rank, Arc::clone(&counts));
+        Some(counts)
+    }
+
+    /// How many collectives a rank did at most on a communicator before it finished; `None` if it has not.
     pub fn finished_collectives(&self, rank: i32, comm: &Comm) -> Option<u64> {
-        let text = self.read(&self.file(rank, "finished"))?;
-        let start = format!("{:016x} ", comm.id);
-        // One that is made when another has been freed may have its id.
-        Some(text.lines().filter_map(|line| line.strip_prefix(&start)?.parse().ok()).max().unwrap_or(0))
+        Some(self.finished(rank)?.get(&comm.class).copied().unwrap_or(0))
     }
 
     pub fn has_finished(&self, rank: i32) -> bool {
-        self.read(&self.file(rank, "finished")).is_some()
+        self.finished(rank).is_some()
     }
 
-    /// The process of a rank on this host, with words that name it.
-    fn process(&self, rank: i32) -> Option<(Option<i32>, String)> {
-        let text = self.read(&self.file(rank, "pid"))?;
-        let (pid, host) = text.split_once(' ')?;
-        let name = format!("process {pid} on {host}");
-        Some(((host == self.host).then(|| pid.parse().ok()).flatten(), name))
+    /// Tells the others in which collectives this rank waits.
+    pub fn wait_in<'a>(&self, records: impl Iterator<Item = &'a Record>) {
+        let lines: String = records.map(|record| collective(record) + "\n").collect();
+        if lines.is_empty() {
+            self.remove(&file(self.rank, "waits"));
+        } else {
+            let _ = self.write(&file(self.rank, "waits"), &lines);
+        }
     }
 
-    /// Whether the process of a rank has ended, and how it is named. Known only on the same host.
+    /// Whether a rank has said that it waits in this collective too.
+    pub fn waits_in(&self, rank: i32, record: &Record) -> bool {
+        let line = collective(record);
+        self.read(&file(rank, "waits")).is_some_and(|text| text.lines().any(|other| other == line))
+    }
+
+    /// The process of a rank.
+    fn process(&self, rank: i32) -> Option<Process> {
+        Process::parse(self.read(&file(rank, "pid"))?.lines().next()?)
+    }
+
+    /// How a rank's process is named, if it has certainly ended.
     pub fn gone(&self, rank: i32) -> Option<String> {
-        let (pid, name) = self.process(rank)?;
-        (!exists(pid?) || process_state(pid?) == Some('Z')).then_some(name)
+        let process = self.process(rank)?;
+        self.process.knows_gone(&process).then(|| process.name())
     }
 
     /// What is known of a rank, apart from its answers.
@@ -147,35 +222,35 @@ impl Peers {
         if self.has_finished(rank) {
             return Status::Finished;
         }
-        let Some((pid, name)) = self.process(rank) else { return Status::Unknown };
-        if self.gone(rank).is_some() {
-            return Status::Gone(name);
-        }
-        match pid.and_then(process_state) {
-            Some('T' | 't') => Status::Stopped(name),
-            _ => Status::Silent(name),
+        match self.process(rank) {
+            None => Status::Unknown,
+            Some(process) if self.process.knows_gone(&process) => Status::Gone(process.name()),
+            Some(process) if self.process.knows_stopped(&process) => Status::Stopped(process.name()),
+            Some(process) => Status::Silent(process.name()),
         }
     }
 
     /// Asks all ranks for their state; answers repeat the word.
     pub fn ask(&self, word: &str) -> io::Result<()> {
-        self.write(&self.directory.join("ask"), word)
+        self.write("ask", word)
     }
 
     /// The word of the last question.
     pub fn asked(&self) -> Option<String> {
-        self.read(&self.directory.join("ask"))
+        self.read("ask")
     }
 
-    pub fn answer(&self, word: &str, answer: &Answer, dump: &str) -> io::Result<()> {
-        self.write(&self.file(self.rank, "json"), dump)?;
+    pub fn answer(&self, word: &str, answer: &Answer, dump: Option<&str>) -> io::Result<()> {
+        if let Some(dump) = dump {
+            self.write(&file(self.rank, "json"), dump)?;
+        }
         let line = format!("{word}\n{:.3}\n{}\n", answer.seconds, answer.state);
-        self.write(&self.file(self.rank, "state"), &line)
+        self.write(&file(self.rank, "state"), &line)
     }
 
     /// Whether this rank has left a dump.
     pub fn has_dump(&self) -> bool {
-        self.file(self.rank, "json").exists()
+        self.folder.as_ref().is_ok_and(|folder| folder.has(&file(self.rank, "json")))
     }
 
     pub fn answer_of(&self, rank: i32, word: &str) -> Option<Answer> {
@@ -185,7 +260,7 @@ impl Peers {
 
     /// The last answer of a rank, and the word of the question.
     pub fn last_answer(&self, rank: i32) -> Option<(String, Answer)> {
-        let text = self.read(&self.file(rank, "state"))?;
+        let text = self.read(&file(rank, "state"))?;
         let mut lines = text.lines();
         let word = lines.next()?.to_owned();
         Some((word, Answer { seconds: lines.next()?.parse().ok()?, state: lines.next()?.to_owned() }))
@@ -193,40 +268,45 @@ impl Peers {
 
     /// Makes this rank the one that reports; another one's rank if that was faster.
     pub fn become_reporter(&self) -> Result<(), i32> {
-        let path = self.directory.join("reporter");
+        let Ok(folder) = &self.folder else { return Ok(()) };
         for _ in 0..2 {
-            match fs::OpenOptions::new().write(true).create_new(true).open(&path) {
-                Ok(mut file) => {
-                    let _ = write!(file, "{}", self.rank);
-                    return Ok(());
-                }
-                Err(_) if self.read(&path).is_none() => drop(fs::remove_file(&path)), // an earlier job's
+            match folder.create("reporter", &self.rank.to_string()) {
+                Ok(()) => return Ok(()),
+                Err(_) if self.read("reporter").is_none() => folder.remove("reporter"), // an earlier job's
                 Err(_) => break,
             }
         }
         // The winner may have created the file without having written to it.
         std::thread::sleep(Duration::from_millis(20));
-        match self.read(&path).and_then(|text| text.parse().ok()) {
+        match self.read("reporter").and_then(|text| text.parse().ok()) {
             Some(rank) if rank != self.rank => Err(rank),
             _ => Ok(()),
         }
     }
 
     pub fn resign_as_reporter(&self) {
-        let _ = fs::remove_file(self.directory.join("reporter"));
+        self.remove("reporter");
+    }
+
+    /// A line about a long wait is out.
+    pub fn tell(&self) {
+        let _ = self.write("told", "");
+    }
+
+    /// Whether a rank has said something of a long wait in this time.
+    pub fn was_told(&self, within: Duration) -> bool {
+        let written = self.folder.as_ref().ok().and_then(|folder| folder.read("told"));
+        written.is_some_and(|(_, at)| at >= self.since && at.elapsed().is_ok_and(|ago| ago < within))
     }
 
     /// Removes what this job has left, but dumps.
     pub fn clean(&self) {
+        let Ok(folder) = &self.folder else { return };
         for rank in 0..self.size {
-            for kind in ["pid", "finished", "state"] {
-                let _ = fs::remove_file(self.file(rank, kind));
-            }
+            KINDS.iter().for_each(|kind| folder.remove(&file(rank, kind)));
         }
-        for name in ["ask", "reporter"] {
-            let _ = fs::remove_file(self.directory.join(name));
-        }
-        let _ = fs::remove_dir(&self.directory); // fails where dumps are left
+        COMMON.iter().for_each(|name| folder.remove(name));
+        folder.remove_self(); // fails where dumps are left
     }
 
     /// At the very end: the last rank cleans up.
@@ -237,64 +317,54 @@ impl Peers {
     }
 }
 
-/// Removes what killed jobs of this host have left beside this directory, except for dumps.
-fn sweep(directory: &Path) {
-    let (Some(parent), Some(name)) = (directory.parent(), directory.file_name().and_then(|n| n.to_str()))
-    else {
-        return;
-    };
-    // `mpi4jax-<user>-`
-    let prefix: String = name.splitn(3, '-').take(2).flat_map(|part| [part, "-"]).collect();
-    let host = host();
-    let is_left = |path: &Path| {
-        path.extension().is_some_and(|kind| kind == "pid")
-            && fs::read_to_string(path).is_ok_and(|text| {
-                let (pid, on) = text.split_once(' ').unwrap_or_default();
-                on == host && pid.parse().is_ok_and(|pid| !exists(pid))
-            })
-    };
-    let entries = |path: &Path| fs::read_dir(path).into_iter().flatten().flatten().map(|entry| entry.path());
-    for sibling in entries(parent) {
-        let ours = sibling.file_name().and_then(|n| n.to_str()).is_some_and(|n| n.starts_with(&prefix));
-        if ours && sibling != directory && entries(&sibling).all(|file| is_left(&file)) {
-            for file in entries(&sibling) {
-                let _ = fs::remove_file(file);
-            }
-            let _ = fs::remove_dir(&sibling);
+/// Removes what killed jobs have left beside this folder, except for dumps: where all of a job's processes were of this
+/// machine, and are gone.
+fn sweep(folder: &Folder, own: &Process) {
+    for other in folder.siblings() {
+        let names = other.names();
+        if names.is_empty() || names.iter().any(|name| name.ends_with(".json")) {
+            continue; // a job that begins now, or dumps
+        }
+        let pids = names.iter().filter(|name| name.ends_with(".pid"));
+        let texts: Vec<String> = pids.filter_map(|name| Some(other.read(name)?.0)).collect();
+        let is_gone = |text: &String| {
+            let (process, size) = text.split_once('\n')?;
+            let complete = size.trim().parse() == Ok(texts.len());
+            Some(complete && own.knows_gone(&Process::parse(process)?))
+        };
+        if !texts.is_empty() && texts.iter().all(|text| is_gone(text) == Some(true)) {
+            names.iter().for_each(|name| other.remove(name));
+            other.remove_self();
         }
     }
 }
 
-/// Whether there is a process of this number.
-fn exists(pid: i32) -> bool {
-    // SAFETY: signal 0 only asks whether the process exists.
-    unsafe { libc::kill(pid, 0) == 0 || io::Error::last_os_error().raw_os_error() != Some(libc::ESRCH) }
-}
-
-/// The letter that Linux gives the state of a process.
-fn process_state(pid: i32) -> Option<char> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    stat.rsplit_once(") ")?.1.chars().next()
-}
-
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     fn directory(name: &str) -> PathBuf {
-        std::env::temp_dir().join(format!("mpi4jax-peers-{name}-{}", std::process::id()))
+        let base = std::env::temp_dir().join(format!("mpi4jax-peers-{name}-{}", std::process::id()));
+        base.join("user").join("job")
+    }
+
+    /// Two ranks, each as if it had been started by itself: one process cannot be two ranks in files.
+    fn two(name: &str) -> (Peers, Peers) {
+        (Peers::new(directory(name), 0, 2), Peers::new(directory(name), 1, 2))
     }
 
     #[test]
     fn ranks_ask_and_answer() {
-        let (a, b) = (Peers::new(directory("ask"), 0, 2), Peers::new(directory("ask"), 1, 2));
-        assert_eq!(a.broken, None);
-        let word = word(0);
+        let (a, b) = two("ask");
+        assert_eq!(a.broken(), None);
+        let word = word(0, true);
         a.ask(&word).unwrap();
         assert_eq!(b.asked().as_ref(), Some(&word));
         assert_eq!(a.answer_of(1, &word), None);
         let answer = Answer { seconds: 1.5, state: "in barrier #1".into() };
-        b.answer(&word, &answer, "{}").unwrap();
+        b.answer(&word, &answer, Some("{}")).unwrap();
         assert_eq!(a.answer_of(1, &word), Some(answer));
         assert_eq!(a.answer_of(1, "another"), None);
         assert_eq!(a.last_answer(1).unwrap().0, word);
@@ -305,16 +375,76 @@ mod tests {
         assert_eq!(a.status(1), Status::Finished);
         b.leave();
         assert!(a.directory.exists());
-        let _ = fs::remove_file(a.file(1, "json"));
+        let _ = fs::remove_file(a.directory.join("rank1.json"));
         a.finish();
         a.leave();
         assert!(!a.directory.exists());
+        fs::remove_dir_all(a.directory.parent().unwrap().parent().unwrap()).unwrap();
     }
 
     #[test]
     fn a_directory_that_cannot_be_made_is_no_failure() {
-        let peers = Peers::new("/proc/mpi4jax".into(), 0, 2);
-        assert!(peers.broken.is_some());
+        let peers = Peers::new("/proc/mpi4jax/job".into(), 0, 2);
+        assert!(peers.broken().is_some());
         assert_eq!(peers.status(1), Status::Unknown);
+        assert_eq!(peers.become_reporter(), Ok(()));
+    }
+
+    #[test]
+    fn files_of_other_processes_are_not_this_jobs() {
+        let (a, b) = two("others");
+        let alien = |text: &str| text.replacen(&std::process::id().to_string(), "1", 1);
+        b.finish();
+        let path = b.directory.join("rank1.finished");
+        fs::write(&path, alien(&fs::read_to_string(&path).unwrap())).unwrap();
+        assert!(!a.has_finished(1));
+        // A live process that is rank 1 is not replaced.
+        let path = b.directory.join("rank1.pid");
+        let pid = fs::read_to_string(&path).unwrap();
+        let mut child = std::process::Command::new("/bin/sleep").arg("100").spawn().unwrap();
+        let line = fs::read_to_string(format!("/proc/{}/stat", child.id()));
+        let start = line.ok().and_then(|text| Some(text.rsplit_once(") ")?.1.split(' ').nth(19)?.to_owned()));
+        let mut words: Vec<String> = pid.split(' ').map(Into::into).collect();
+        (words[0], words[2]) = (child.id().to_string(), start.unwrap_or("0".into()));
+        fs::write(&path, words.join(" ")).unwrap();
+        let again = Peers::new(directory("others"), 1, 2);
+        assert!(again.broken().is_some_and(|why| why.contains("is rank 1 of this job already")), "{again:?}");
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!(Peers::new(directory("others"), 1, 2).broken(), None);
+        fs::remove_dir_all(a.directory.parent().unwrap().parent().unwrap()).unwrap();
+    }
+
+    #[test]
+    fn only_what_killed_jobs_have_left_is_swept() {
+        let (a, _b) = two("sweep");
+        let own = fs::read_to_string(a.directory.join("rank0.pid")).unwrap();
+        let (process, _) = own.split_once('\n').unwrap();
+        let words: Vec<&str> = process.split(' ').collect();
+        let gone = format!("{} {} 1 {}", words[0], words[1], words[3]);
+        let elsewhere = format!("{} {} 1 another", words[0], words[1]);
+        let make = |job: &str, files: &[(&str, &str)]| {
+            let folder = Folder::make(&a.directory.with_file_name(job)).unwrap();
+            files.iter().for_each(|(name, text)| folder.create(name, text).unwrap());
+        };
+        make("killed", &[("rank0.pid", &format!("{gone}\n1\n")), ("ask", "")]);
+        make("incomplete", &[("rank0.pid", &format!("{gone}\n2\n"))]);
+        make("elsewhere", &[("rank0.pid", &format!("{elsewhere}\n1\n"))]);
+        make("alive", &[("rank0.pid", &format!("{process}\n1\n"))]);
+        make("dumps", &[("rank0.pid", &format!("{gone}\n1\n")), ("rank0.json", "{}")]);
+        make("new", &[]);
+        let _ = Peers::new(directory("sweep"), 0, 2);
+        for (job, stays) in [
+            ("killed", false),
+            ("incomplete", true),
+            ("elsewhere", true),
+            ("alive", true),
+            ("dumps", true),
+            ("new", true),
+        ] {
+            let swept_away = cfg!(target_os = "linux") && !stays;
+            assert_eq!(a.directory.with_file_name(job).exists(), !swept_away, "{job}");
+        }
+        fs::remove_dir_all(a.directory.parent().unwrap().parent().unwrap()).unwrap();
     }
 }

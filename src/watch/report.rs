@@ -7,8 +7,9 @@ use super::frames::{self, Frame};
 use super::peers::{self, Answer, Peers, Status};
 use super::waits::{blocked, is_finished};
 use super::{dump, link, signal};
+use crate::mpilib::wildcards;
 use crate::record::clock::Epoch;
-use crate::record::recorder::{self, State};
+use crate::record::recorder::{self, Record, State};
 use crate::transport;
 
 /// "1.2 s", "3.4 ms", "5.6 us"
@@ -85,7 +86,10 @@ impl Reporter {
             return Answer { seconds: first.seconds, state: state.trim_end_matches(',').into() };
         }
         let last = recorder::records().pop();
-        let mut state: String = if is_finished() { "finished" } else { "in no operation" }.into();
+        let mut state: String = if is_finished() { "finished" } else { NO_OPERATION }.into();
+        if let Some(activity) = frames::activity(python) {
+            state += &format!("; {activity}");
+        }
         match &last {
             Some(record) if record.state == State::Failed => {
                 state += &format!("; the last one, {record}, failed");
@@ -112,15 +116,17 @@ impl Reporter {
         if *answered == word {
             return (answer, Ok(()));
         }
-        let dump = dump::json(&dump::Header {
-            rank: self.peers.rank,
-            size: self.peers.size,
-            host: &self.peers.host,
-            reason,
-            state: &answer.state,
-            python: &python,
+        let dump = peers::wants_dumps(word).then(|| {
+            dump::json(&dump::Header {
+                rank: self.peers.rank,
+                size: self.peers.size,
+                host: &self.peers.host,
+                reason,
+                state: &answer.state,
+                python: &python,
+            })
         });
-        let written = self.peers.answer(word, &answer, &dump);
+        let written = self.peers.answer(word, &answer, dump.as_deref());
         word.clone_into(&mut answered);
         (answer, written)
     }
@@ -130,15 +136,13 @@ impl Reporter {
     pub fn report(&self, headline: &str, reason: &str, hung: bool) -> Result<String, i32> {
         let Peers { rank, size, .. } = self.peers;
         let mut text = format!("r{rank} | mpi4jax: {headline}\n");
-        let word = peers::word(rank);
+        let word = peers::word(rank, true);
         link::ask(&word, hung, rank, size);
         let asked = self.peers.ask(&word);
         let (own, written) = self.answer(&word, reason);
         let asked = asked.and(written);
         if asked.is_ok() || link::is_open() {
-            for (members, line) in self.gather(&word, own) {
-                text += &format!("  {} {line}\n", ranks(&members));
-            }
+            text += &self.overview(&word, own);
             if hung
                 && let Some(other) = link::reporter(2 * GRACE)
                 && other < rank
@@ -192,8 +196,8 @@ impl Reporter {
         told.map_or_else(String::new, |(_, Answer { state, .. })| format!("; before, it was {state}"))
     }
 
-    /// The ranks, grouped by what they do, most first.
-    fn gather(&self, word: &str, own: Answer) -> Vec<(Vec<i32>, String)> {
+    /// What is known of each rank, after a question with this word.
+    fn gather(&self, word: &str, own: Answer) -> Vec<Status> {
         let size = self.peers.size;
         let mut answers: Vec<Option<Answer>> = vec![None; size as usize];
         answers[self.peers.rank as usize] = Some(own);
@@ -215,45 +219,141 @@ impl Reporter {
             }
             std::thread::sleep(Duration::from_millis(20));
         }
-        let mut groups: Vec<(Vec<i32>, String, f64)> = Vec::new();
-        for rank in 0..size {
-            let status = match answers[rank as usize].take() {
-                Some(answer) => Status::Answered(answer),
-                None => self.peers.status(rank),
-            };
-            let (line, seconds) = match status {
-                Status::Answered(answer) => (answer.state, answer.seconds),
-                Status::Finished => ("finished".into(), 0.0),
-                Status::Stopped(name) => {
-                    (format!("stopped: {name} gets no time (SIGSTOP, or a debugger)"), 0.0)
-                }
-                Status::Gone(name) => (format!("gone: {name} has ended{}", self.before(rank)), 0.0),
-                Status::Silent(name) => (format!("silent: {name} does not answer{}", self.before(rank)), 0.0),
-                Status::Unknown if link::is_open() => (
-                    "silent: it does not answer over MPI; its process, or the network, may be gone".into(),
-                    0.0,
-                ),
-                Status::Unknown => {
-                    ("unknown: it has not imported mpi4jax, or does not share this directory".into(), 0.0)
-                }
-            };
-            match groups.iter_mut().find(|(_, other, _)| *other == line) {
-                Some((members, _, longest)) => {
-                    members.push(rank);
-                    *longest = longest.max(seconds);
-                }
-                None => groups.push((vec![rank], line, seconds)),
-            }
-        }
-        groups.sort_by_key(|(members, ..)| std::cmp::Reverse(members.len()));
-        let words = |(members, line, seconds): (Vec<i32>, String, f64)| {
-            let verb = if members.len() == 1 { "is" } else { "are" };
-            let since = if seconds > 0.0 { format!(" (for {seconds:.1} s)") } else { String::new() };
-            (members, format!("{verb} {line}{since}"))
+        let status = |(answer, rank): (Option<Answer>, i32)| {
+            answer.map_or_else(|| self.peers.status(rank), Status::Answered)
         };
-        groups.into_iter().map(words).collect()
+        answers.into_iter().zip(0..).map(status).collect()
+    }
+
+    /// What a rank does, in words.
+    fn words(&self, rank: i32, status: Status) -> (String, f64) {
+        let words = match status {
+            Status::Answered(answer) => return (answer.state, answer.seconds),
+            Status::Finished => "finished".into(),
+            Status::Stopped(name) => format!("stopped: {name} gets no time (SIGSTOP, or a debugger)"),
+            Status::Gone(name) => format!("gone: {name} has ended{}", self.before(rank)),
+            Status::Silent(name) => format!("silent: {name} does not answer{}", self.before(rank)),
+            Status::Unknown if link::is_open() => {
+                "silent: it does not answer over MPI; its process, or the network, may be gone".into()
+            }
+            Status::Unknown => {
+                "unknown: it has not imported mpi4jax, or does not share this directory".into()
+            }
+        };
+        (words, 0.0)
+    }
+
+    /// What all ranks do, most first, in a bounded number of lines.
+    fn overview(&self, word: &str, own: Answer) -> String {
+        let statuses = self.gather(word, own).into_iter().zip(0..);
+        let groups = grouped(statuses.map(|(status, rank)| (rank, self.words(rank, status))));
+        let mut text = String::new();
+        for (members, line, seconds) in groups.iter().take(LINES) {
+            let verb = if members.len() == 1 { "is" } else { "are" };
+            let since = if *seconds > 0.0 { format!(" (for {seconds:.1} s)") } else { String::new() };
+            text += &format!("  {} {verb} {line}{since}\n", ranks(members));
+        }
+        if groups.len() > LINES {
+            let rest: usize = groups[LINES..].iter().map(|(members, ..)| members.len()).sum();
+            text += &format!("  {rest} more ranks do {} other things\n", groups.len() - LINES);
+        }
+        if groups.iter().any(|(_, line, _)| line.contains(" on comm#")) {
+            text += "  comm#0, comm#1, ... are numbers that each rank gives for itself to communicators without a name: \
+                     Set_name tells them apart\n";
+        }
+        text
+    }
+
+    /// A line about something that takes long: whom this rank waits for. `None` if another rank says so.
+    pub fn waits_for(&self, name: &str, waited: Duration, record: Option<&Record>) -> Option<String> {
+        let Peers { rank, size, .. } = self.peers;
+        let word = peers::word(rank, false);
+        link::ask(&word, false, rank, size);
+        let asked = self.peers.ask(&word);
+        let (own, written) = self.answer(&word, "a line");
+        let comes = comes_from(record, rank, size);
+        let mut line = format!("r{rank} | mpi4jax: {name} has waited for {:.0} s", waited.as_secs_f64());
+        if asked.and(written).is_ok() || link::is_open() {
+            let statuses = self.gather(&word, own).into_iter().zip(0..);
+            if link::teller(2 * GRACE).is_some_and(|other| other < rank) {
+                return None;
+            }
+            let same = record.filter(|record| record.what.op.row().is_collective());
+            let same = same.map(|record| format!("in {} #{} ", record.what.op, record.sequence));
+            let is_late = |state: &str| same.as_ref().is_none_or(|same| !state.starts_with(same));
+            let late = statuses
+                .filter(|(_, rank)| comes.contains(rank))
+                .map(|(status, rank)| (rank, self.words(rank, status)))
+                .filter(|(_, (state, _))| is_late(state))
+                .map(|(rank, (state, _))| (rank, (brief(&state), 0.0)));
+            let groups = grouped(late);
+            for (i, (members, state, _)) in groups.iter().take(3).enumerate() {
+                let verb = if members.len() == 1 { "is" } else { "are" };
+                line += if i == 0 { " for " } else { "; for " };
+                line += &format!("{}, which {verb} {state}", ranks(members));
+            }
+            if groups.is_empty() {
+                line += ": all ranks have come, and it is under way";
+            } else if groups.len() > 3 {
+                line +=
+                    &format!("; and for {} more ranks", groups[3..].iter().map(|g| g.0.len()).sum::<usize>());
+            }
+        } else {
+            line += &format!(" for {}", ranks(&comes));
+        }
+        Some(line + "; the job goes on (MPI4JAX_TIMEOUT=seconds would end it)\n")
     }
 }
+
+/// How many lines a report has of what the ranks do.
+const LINES: usize = 16;
+
+/// Ranks by what they do, most first; with the longest time that one of them has done so.
+fn grouped(ranks: impl Iterator<Item = (i32, (String, f64))>) -> Vec<(Vec<i32>, String, f64)> {
+    let mut groups: Vec<(Vec<i32>, String, f64)> = Vec::new();
+    for (rank, (line, seconds)) in ranks {
+        match groups.iter_mut().find(|(_, other, _)| *other == line) {
+            Some((members, _, longest)) => {
+                members.push(rank);
+                *longest = longest.max(seconds);
+            }
+            None => groups.push((vec![rank], line, seconds)),
+        }
+    }
+    groups.sort_by_key(|(members, ..)| std::cmp::Reverse(members.len()));
+    groups
+}
+
+/// The ranks that what is waited for may come from.
+fn comes_from(record: Option<&Record>, rank: i32, size: i32) -> Vec<i32> {
+    let Some(record) = record else { return (0..size).filter(|&other| other != rank).collect() };
+    let (comm, row) = (&record.what.comm, record.what.op.row());
+    let sides = [(record.source, row.receives()), (record.dest, row.sends())];
+    let named: Vec<i32> =
+        sides.iter().filter(|side| side.1).filter_map(|side| comm.world_rank(side.0)).collect();
+    let is_from_any = row.receives() && record.source == wildcards().source;
+    let may = |other: &i32| *other != rank && (row.is_collective() || is_from_any || named.contains(other));
+    comm.world.iter().copied().filter(may).collect()
+}
+
+/// A state in few words: where Python is, for a rank that is in no operation.
+fn brief(state: &str) -> String {
+    let (what, python) = match state.rsplit_once("Python is at ") {
+        Some((what, at)) => (what, Some(at)),
+        None => (state, None),
+    };
+    match python {
+        Some(at) if what.starts_with(NO_OPERATION) => {
+            let activity = frames::ACTIVITIES.iter().find(|(_, words)| what.contains(words));
+            let activity = activity.map_or_else(String::new, |(_, words)| format!(", where {words}"));
+            format!("in Python at {at}{activity}")
+        }
+        _ => what.trim_end_matches([';', ' ']).into(),
+    }
+}
+
+/// What a rank is in that is in none of ours.
+const NO_OPERATION: &str = "in no operation";
 
 #[cfg(test)]
 mod tests {
@@ -263,5 +363,18 @@ mod tests {
     fn ranks_are_named_in_runs() {
         assert_eq!(ranks(&[3]), "rank 3");
         assert_eq!(ranks(&[0, 1, 2, 5, 7, 8]), "ranks 0-2, 5, 7-8");
+    }
+
+    #[test]
+    fn a_state_is_put_briefly() {
+        let state = "in no operation; the last one was barrier #1 on c; Python is at io.py:40 in load";
+        assert_eq!(brief(state), "in Python at io.py:40 in load");
+        let state = "in no operation; JAX compiles; the last one was barrier #1; Python is at a.py:4 in f";
+        assert_eq!(brief(state), "in Python at a.py:4 in f, where JAX compiles");
+        assert_eq!(
+            brief("in recv from 1, tag 0 on c; Python is at a.py:4 in f"),
+            "in recv from 1, tag 0 on c"
+        );
+        assert_eq!(brief("finished"), "finished");
     }
 }

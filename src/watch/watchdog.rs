@@ -3,17 +3,19 @@
 use std::io::Write as _;
 use std::os::fd::RawFd;
 use std::path::PathBuf;
-use std::sync::OnceLock;
+use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
+use super::limits::{self, Limit};
 use super::peers::{Answer, Peers};
 use super::report::{GRACE, Reporter, python};
-use super::waits::{self, blocked, under_way};
+use super::waits::{self, Wait, blocked, under_way};
 use super::{end, frames, link, signal};
-use crate::comm;
 use crate::error::Error;
-use crate::record::recorder;
+use crate::record::recorder::{self, Record};
+use crate::record::timeline;
 use crate::transport::{self, Unfinished};
+use crate::{comm, mpilib};
 
 /// How the watchdog was told to behave.
 #[derive(Debug)]
@@ -24,6 +26,8 @@ pub struct Settings {
     pub directory: PathBuf,
     /// After how many seconds an operation counts as hung; 0: never.
     pub timeout: f64,
+    /// After how many seconds a line says what an operation waits for; 0: never.
+    pub report_after: f64,
     /// Whether a hung operation ends the job.
     pub abort: bool,
     /// Whether the program has no use of its own for `SIGUSR1`.
@@ -37,18 +41,23 @@ struct Watchdog {
     process: u32,
     /// Where the signal handler writes.
     wake: RawFd,
+    /// The collectives that the other ranks know this one to wait in.
+    told: Mutex<Vec<u64>>,
 }
 
 static WATCHDOG: OnceLock<Watchdog> = OnceLock::new();
 
 /// How often the watchdog looks.
 const TICK: Duration = Duration::from_millis(500);
-/// After how long an operation is held against ranks that are gone: messages may be under way.
+/// For how long an operation waits before others are asked about, and for how long it then has to be certain that it
+/// cannot end: messages may be under way.
 const PATIENCE: Duration = Duration::from_secs(3);
+/// How often it is looked at whether an operation can still end, at most and at least.
+const LOOK: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(3)];
 /// For how long at least a rank that has finished waits for the others before it says so.
 const END_PATIENCE: Duration = Duration::from_secs(10);
-/// The job's exit status after a time-out, as that of timeout(1).
-const TIMED_OUT: i32 = 124;
+/// The job's exit status where an operation hangs. Not 124, which is timeout(1)'s, nor what shells and signals use.
+const HUNG: i32 = 97;
 
 extern "C" fn at_exit() {
     // A forked child is no rank.
@@ -65,13 +74,24 @@ pub fn start(settings: Settings) -> bool {
     // SAFETY: registers a function that touches nothing but its statics and files.
     unsafe { libc::atexit(at_exit) };
     let reporter = Reporter::new(Peers::new(settings.directory.clone(), settings.rank, settings.size));
+    if let Some(why) = reporter.peers.broken()
+        && settings.size > 1
+    {
+        print(&format!(
+            "r{} | mpi4jax: {why}; this rank neither reads nor leaves files: it learns nothing of ranks that have ended, \
+             and leaves no dumps (MPI4JAX_DUMP_DIR names another directory)\n",
+            settings.rank
+        ));
+    }
     let process = std::process::id();
-    let watchdog = Watchdog { settings, reporter, process, wake };
+    let watchdog = Watchdog { settings, reporter, process, wake, told: Mutex::default() };
     if WATCHDOG.set(watchdog).is_ok() {
         let thread = std::thread::Builder::new().name("mpi4jax-watchdog".into());
         // Without a thread there is no watchdog, and all else works.
         let _ = thread.spawn(|| WATCHDOG.get().map(Watchdog::run));
     }
+    // For programs that end MPI themselves.
+    let _ = mpilib::at_finalize(tell_finished);
     has_signal
 }
 
@@ -103,7 +123,15 @@ pub fn finish() {
             ));
         }
     }
-    watchdog.reporter.peers.finish();
+    tell_finished();
+}
+
+fn tell_finished() {
+    if let Some(watchdog) = WATCHDOG.get()
+        && watchdog.process == std::process::id()
+    {
+        watchdog.reporter.peers.finish();
+    }
 }
 
 /// The report that `SIGUSR1` prints, for tests and for the curious.
@@ -142,83 +170,124 @@ fn is_debugged() -> bool {
     status.lines().any(|line| line.strip_prefix("TracerPid:").is_some_and(|pid| pid.trim() != "0"))
 }
 
-/// An operation that is watched.
-struct Wait {
-    number: u64,
-    /// For how long it has run while this process ran: a stopped process does not count.
-    waited: Duration,
-    reported: bool,
-}
-
 impl Watchdog {
     fn run(&'static self) {
-        let timeout = (self.settings.timeout > 0.0).then(|| Duration::from_secs_f64(self.settings.timeout));
-        let tick = timeout.map_or(TICK, |timeout| (timeout / 4).clamp(Duration::from_millis(20), TICK));
+        let Settings { timeout, report_after, .. } = self.settings;
+        let seconds =
+            |seconds: f64| if seconds > 0.0 { Duration::from_secs_f64(seconds) } else { Duration::MAX };
+        let tell_after = seconds(report_after);
         let mut waits: Vec<Wait> = Vec::new();
         let mut finished = None;
         let mut last = Instant::now();
         loop {
+            let limit = limits::current(timeout);
+            let shortest = tell_after.min(seconds(limit.seconds));
+            let tick = (shortest / 4).clamp(Duration::from_millis(20), TICK);
             if signal::wait(self.wake, tick) {
                 print(&self.reporter.report("report (SIGUSR1)", "SIGUSR1", false).unwrap_or_default());
             }
+            timeline::flush();
             if let Some(word) = self.reporter.peers.asked()
                 && word != *self.reporter.answered()
             {
                 let _ = self.reporter.answer(&word, "another rank asked");
             }
-            let numbers = under_way();
-            let passed = last.elapsed().min(2 * tick);
+            waits::update(&mut waits, last.elapsed().min(2 * tick), &limit, tell_after);
             last = Instant::now();
-            waits.retain(|wait| numbers.contains(&wait.number));
-            for number in numbers {
-                match waits.iter_mut().find(|wait| wait.number == number) {
-                    Some(wait) => wait.waited += passed,
-                    None => waits.push(Wait { number, waited: Duration::ZERO, reported: false }),
-                }
-            }
-            let Some(timeout) = timeout else { continue };
+            self.tell_of_waits(&waits);
             if waits::is_finished() {
-                let (since, told) = finished.get_or_insert((Instant::now(), false));
-                if !*told && since.elapsed() > timeout.max(END_PATIENCE) {
-                    *told = true;
+                let (since, tell_at) = finished.get_or_insert((Instant::now(), tell_after.max(END_PATIENCE)));
+                if since.elapsed() > *tell_at {
+                    *tell_at *= 2;
                     self.waits_at_end(since.elapsed());
                 }
             }
             for wait in waits.iter_mut().filter(|wait| !wait.reported) {
-                let record = recorder::running().into_iter().find(|record| record.ticket == wait.number);
-                let unfinished = transport::unfinished().into_iter().find(|op| op.number == wait.number);
-                let hopeless = match (&record, &unfinished) {
-                    (_, Some(Unfinished { failure: Some(failure), .. })) => {
-                        Some(format!("failed: {failure}"))
-                    }
-                    _ if wait.waited <= PATIENCE.min(timeout) => None,
-                    (Some(record), _) => self.reporter.peers.hopeless(record),
-                    (None, Some(op)) => self.reporter.peers.missing(&op.comm),
-                    _ => None,
-                };
-                let reason = match hopeless {
-                    Some(reason) => reason,
-                    None if wait.waited > timeout => {
-                        format!("has not ended after MPI4JAX_TIMEOUT={} s", self.settings.timeout)
-                    }
-                    None => continue,
-                };
-                if is_debugged() {
-                    wait.waited = Duration::ZERO;
-                    continue;
-                }
-                let name = match (record, unfinished) {
-                    (Some(record), _) => record.to_string(),
-                    (None, Some(op)) => op.to_string(),
-                    (None, None) => match &*blocked() {
-                        Some(call) => call.what.clone(),
-                        None => continue,
-                    },
-                };
-                wait.reported = true;
-                self.hung(wait.number, &name, &reason);
-                last = Instant::now();
+                self.look_at(wait, &limit);
             }
+        }
+    }
+
+    /// Tells the other ranks which collectives have begun to look as if they hung.
+    fn tell_of_waits(&self, waits: &[Wait]) {
+        let is_long =
+            |ticket| waits.iter().any(|wait| wait.number == ticket && wait.waited > PATIENCE.min(TICK * 2));
+        let running = recorder::running();
+        let long: Vec<&Record> = running
+            .iter()
+            .filter(|record| record.what.op.row().is_collective() && is_long(record.ticket))
+            .collect();
+        let tickets: Vec<u64> = long.iter().map(|record| record.ticket).collect();
+        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        if *told != tickets {
+            self.reporter.peers.wait_in(long.into_iter());
+            *told = tickets;
+        }
+    }
+
+    /// Says what is to be said of a wait, and ends the job if it has to be.
+    fn look_at(&self, wait: &mut Wait, limit: &Limit) {
+        let record = recorder::running().into_iter().find(|record| record.ticket == wait.number);
+        let unfinished = transport::unfinished().into_iter().find(|op| op.number == wait.number);
+        let name = match (&record, &unfinished) {
+            (Some(record), _) => record.to_string(),
+            (None, Some(op)) => op.to_string(),
+            (None, None) => match &*blocked() {
+                Some(call) => call.what.clone(),
+                None => return,
+            },
+        };
+        let reason = match &unfinished {
+            Some(Unfinished { failure: Some(failure), .. }) => Some(format!("failed: {failure}")),
+            _ => self.is_lost(wait, record.as_ref(), unfinished.as_ref()),
+        };
+        let late = || wait.exceeds(limit).then(|| format!("has not ended after {}", limit.name()));
+        if let Some(reason) = reason.or_else(late) {
+            if is_debugged() {
+                (wait.limited.1, wait.lost) = (Duration::ZERO, None);
+                return;
+            }
+            wait.reported = true;
+            self.hung(wait.number, &name, &reason);
+        } else if wait.waited > wait.tell_at {
+            self.tell(wait, &name, record.as_ref());
+        }
+    }
+
+    /// Why a wait cannot end, if that has been certain for long enough.
+    fn is_lost(&self, wait: &mut Wait, record: Option<&Record>, op: Option<&Unfinished>) -> Option<String> {
+        if wait.waited < wait.look_at.max(LOOK[0]) {
+            return None;
+        }
+        let reason = match (record, op) {
+            (Some(record), _) => self.reporter.peers.hopeless(record),
+            (None, Some(op)) => self.reporter.peers.missing(&op.comm),
+            _ => None,
+        };
+        wait.look_at = wait.waited + (wait.waited / 8).clamp(LOOK[0], LOOK[1]);
+        let Some(reason) = reason else {
+            wait.lost = None;
+            return None;
+        };
+        let since = *wait.lost.get_or_insert(wait.waited);
+        (wait.waited - since >= PATIENCE).then_some(reason)
+    }
+
+    /// An operation takes long: a line says so, and the job goes on.
+    fn tell(&self, wait: &mut Wait, name: &str, record: Option<&Record>) {
+        let interval = wait.tell_at;
+        wait.tell_at = wait.waited + wait.waited;
+        let recently = interval / 2;
+        let peers = &self.reporter.peers;
+        if is_debugged() || link::teller(recently).is_some() || peers.was_told(recently) {
+            return;
+        }
+        if peers.become_reporter().is_ok() {
+            if let Some(line) = self.reporter.waits_for(name, wait.waited, record) {
+                peers.tell();
+                print(&line);
+            }
+            peers.resign_as_reporter();
         }
     }
 
@@ -229,12 +298,13 @@ impl Watchdog {
         if is_debugged() || (0..self.settings.size).all(has_finished) {
             return;
         }
-        let reason =
-            format!("has finished, and has waited for the other ranks for {:.0} s", since.as_secs_f64());
-        if self.reporter.peers.become_reporter().is_ok() {
-            let report = self.reporter.report(&format!("this rank {reason}"), &reason, false);
-            print(&(report.unwrap_or_default() + "  the job goes on\n"));
-            self.reporter.peers.resign_as_reporter();
+        let peers = &self.reporter.peers;
+        if !peers.was_told(since / 2) && peers.become_reporter().is_ok() {
+            if let Some(line) = self.reporter.waits_for("this rank has finished, and", since, None) {
+                peers.tell();
+                print(&line);
+            }
+            peers.resign_as_reporter();
         }
     }
 
@@ -249,7 +319,7 @@ impl Watchdog {
         match reporter.and_then(|()| self.reporter.report(&headline, reason, true)) {
             Ok(mut report) => {
                 report += if self.settings.abort {
-                    "  the job is aborted (MPI4JAX_ON_TIMEOUT=continue: it goes on; MPI4JAX_TIMEOUT sets the time)\n"
+                    "  the job is ended (MPI4JAX_ON_TIMEOUT=continue: it goes on)\n"
                 } else {
                     "  the job goes on (MPI4JAX_ON_TIMEOUT=continue)\n"
                 };
@@ -271,7 +341,7 @@ impl Watchdog {
             }
         }
         if self.settings.abort {
-            end::end_job(TIMED_OUT, clean);
+            end::end_job(HUNG, clean);
         }
         self.reporter.peers.resign_as_reporter();
     }

@@ -15,7 +15,7 @@ use crate::device;
 use crate::device::cuda::{self, Entered};
 use crate::error::{Cause, Error};
 use crate::ops;
-use crate::record::log;
+use crate::record::{log, timeline};
 use crate::transport::{self, AnyTransport, Platform, Transport};
 use crate::watch::{self, Watched};
 
@@ -140,6 +140,7 @@ pub unsafe extern "C" fn execute<const KIND: u8>(frame: *mut CallFrame) -> *mut 
             let result = run::<KIND>(frame, site, transport, watched);
             if let Err(error) = &result {
                 if error.cause.is_fatal() {
+                    timeline::flush();
                     comm.abort(error.cause.code(), &watched.explain(&error.cause));
                 }
                 comm.fail(&error.to_string());

@@ -7,9 +7,13 @@ import time
 import uuid
 from pathlib import Path
 
+import faults_different
+import faults_ending
+import faults_waiting
 import pytest
-from faults import FAULTS, PRELUDE, TIMEOUT
+from faults import PRELUDE, TIMEOUT
 
+FAULTS = {**faults_different.FAULTS, **faults_waiting.FAULTS, **faults_ending.FAULTS}
 MARK = "MPI4JAX_FAULT"
 
 

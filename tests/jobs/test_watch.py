@@ -1,6 +1,7 @@
-"""Timelines, signals, and the check of the installation; what goes wrong is in faults.py."""
+"""Timelines, signals, and the check of the installation; what goes wrong is in faults_*.py."""
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -58,7 +59,7 @@ def test_signals_print_the_state_and_the_job_goes_on(tmp_path):
     command = [sys.executable, str(program), "100000"]
     with subprocess.Popen(command, env=env, stdout=-1, stderr=-1, text=True) as process:
         deadline = time.monotonic() + 60
-        while not list(tmp_path.glob("mpi4jax-*/rank0.pid")) and time.monotonic() < deadline:
+        while not list(tmp_path.glob("mpi4jax-*/*/rank0.pid")) and time.monotonic() < deadline:
             time.sleep(0.05)
         time.sleep(0.5)
         for _ in range(40):
@@ -94,3 +95,102 @@ def test_the_check_of_the_installation_notices_a_foreign_mpiexec(mpirun):
     )
     assert result.returncode == 1
     assert "the launcher has started 4 ranks, but each is alone" in result.stdout
+
+
+ONE = """
+import jax.numpy as jnp
+from mpi4py import MPI
+import mpi4jax
+from mpi4jax import notoken as nt
+print("sum", nt.allreduce(jnp.ones(()), MPI.SUM))
+"""
+
+
+@pytest.mark.parametrize("made", ["link", "open", "file", "not ours"])
+def test_folders_that_somebody_else_may_have_made_are_refused(mpirun, tmp_path, made):
+    """No file is written there, or read: the job runs without, and says why."""
+    elsewhere, folder = tmp_path / "elsewhere", tmp_path / f"mpi4jax-{os.geteuid()}"
+    elsewhere.mkdir(mode=0o700)
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    if made == "link":
+        folder.symlink_to(elsewhere)
+    elif made == "file":
+        folder.write_text("precious")
+    else:
+        folder.mkdir(mode=0o700)
+        if made == "open":
+            folder.chmod(0o777)
+        elif os.geteuid() == 0:
+            os.chown(folder, 12345, -1)
+        else:
+            pytest.skip("folders of other users: only root makes some")
+    program = tmp_path / "program.py"
+    program.write_text(ONE)
+    env = {"MPI4JAX_DUMP_DIR": str(tmp_path), "JAX_PLATFORMS": "cpu"}
+    result = mpirun(2, program, env=env)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("sum 2.0") == 2
+    words = {"link": "is a link", "file": "is a link", "open": "is open to others (mode 0777)"}
+    for rank in range(2):
+        expected = words.get(made, "belongs to user 12345")
+        assert re.search(rf"r{rank} \| mpi4jax: .*{re.escape(expected)}", result.stderr), (
+            result.stderr
+        )
+    assert victim.read_text() == "precious"
+    assert not list(elsewhere.iterdir())
+    assert not folder.is_dir() or not list(folder.iterdir())
+
+
+def test_files_of_a_job_are_this_users_alone(mpirun, tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(
+        ONE + "from pathlib import Path\n"
+        "for path in Path('.').rglob('mpi4jax-*/**/*'): print(path, oct(path.stat().st_mode))\n"
+        "mpi4jax.flush(); nt.barrier(); mpi4jax.flush()\n"
+    )
+    env = {"MPI4JAX_DUMP_DIR": str(tmp_path), "JAX_PLATFORMS": "cpu"}
+    result = mpirun(2, program, env=env)
+    assert result.returncode == 0, result.stderr
+    modes = re.findall(r"rank\d\.pid 0o(\d+)", result.stdout)
+    assert len(modes) >= 2, result.stdout
+    assert set(modes) == {"100600"}, result.stdout
+    (folder,) = tmp_path.glob("mpi4jax-*")
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert not list(folder.iterdir()), "a job that ends leaves nothing"
+
+
+def test_timelines_follow_no_links(mpirun, tmp_path):
+    program, victim = tmp_path / "program.py", tmp_path / "victim"
+    program.write_text(ONE)
+    victim.write_text("precious")
+    (tmp_path / "trace.1.json").symlink_to(victim)
+    env = {"MPI4JAX_TRACE": str(tmp_path / "trace.json"), "JAX_PLATFORMS": "cpu"}
+    result = mpirun(2, program, env=env)
+    assert result.returncode != 0
+    assert "trace.1.json is a link, and is not followed" in result.stderr
+    assert victim.read_text() == "precious"
+
+
+def test_timelines_of_a_job_that_is_ended_are_kept(mpirun, tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(
+        ONE + "import time\n"
+        "for _ in range(4): nt.barrier()\n"
+        "mpi4jax.flush()\n"
+        "time.sleep(3)\n"
+        "if MPI.COMM_WORLD.rank == 1: nt.recv(jnp.ones(3), 0)\n"
+        "time.sleep(60)\n"
+    )
+    env = {
+        "MPI4JAX_TRACE": str(tmp_path / "trace.json"),
+        "MPI4JAX_TIMEOUT": "2",
+        "JAX_PLATFORMS": "cpu",
+        "MPI4JAX_DUMP_DIR": str(tmp_path),
+    }
+    result = mpirun(2, program, env=env)
+    assert result.returncode != 0
+    for rank in range(2):
+        events = timeline.load(tmp_path / f"trace.{rank}.json")
+        names = [event["name"] for event in events if event["ph"] == "X"]
+        assert names[:5] == ["allreduce", *["barrier"] * 4], result.stderr

@@ -11,7 +11,7 @@ import pytest
 from mpi4py import MPI
 
 import mpi4jax
-from mpi4jax import _native, _watch, notoken, report, timeline
+from mpi4jax import _job, _native, _watch, notoken, report, timeline
 
 
 def record(op="allreduce", number=1, **other):
@@ -79,6 +79,15 @@ def test_report_says_who_never_came():
     ((_, words),) = report.divergences(dumps)
     assert words.startswith("rank 1 never came to the collective of rank 0: allreduce #2")
     assert "rank 1: in recv from 0" in words
+
+
+def test_report_tells_communicators_of_one_name_apart():
+    dumps = {r: dump(r, [record(), record(number=1, comm=1)]) for r in range(2)}
+    for of in dumps.values():
+        of["communicators"].append({**of["communicators"][0], "generation": 2})
+    assert report.divergences(dumps) == []
+    dumps[1]["records"][1]["op"] = "barrier"
+    assert len(report.divergences(dumps)) == 1
 
 
 def test_report_takes_forgotten_records_for_no_difference():
@@ -154,9 +163,54 @@ def test_settings_are_checked(monkeypatch):
 
 
 def test_the_directory_is_the_jobs(monkeypatch, tmp_path):
+    for name in os.environ:
+        if name.startswith(("PMI", "OMPI", "SLURM", "MPI_LOCAL")):
+            monkeypatch.delenv(name)
     monkeypatch.setenv("MPI4JAX_DUMP_DIR", str(tmp_path))
     monkeypatch.setenv("PMIX_NAMESPACE", "job@1/x")
-    assert _watch.directory() == tmp_path / f"mpi4jax-{os.getuid()}-job@1_x"
+    assert _job.directory(4) == tmp_path / f"mpi4jax-{os.geteuid()}" / "job@1_x"
+    # On one host, it also says which: launchers in containers choose the same names.
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "4")
+    monkeypatch.setenv("OMPI_COMM_WORLD_LOCAL_SIZE", "4")
+    assert _job.job(4).startswith("job@1_x-")
+    here = _job.job(4)
+    monkeypatch.setattr(_job.os, "readlink", lambda path: "pid:[1]")
+    assert _job.job(4) != here
+
+
+def test_jobs_of_one_allocation_are_told_apart(monkeypatch):
+    for name in os.environ:
+        if name.startswith(("PMI", "OMPI", "MPI_LOCAL")):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("SLURM_JOB_ID", "17")
+    ancestors = iter([(5, "bash"), (4, "hydra_pmi_proxy"), (3, "slurmstepd")])
+    options = {4: "a:1-0"}
+    monkeypatch.setattr(_job, "_options", options.get)
+    monkeypatch.setattr(_job, "_ancestors", lambda: ancestors)
+    assert _job.job(2) == "hydra-17-a_1-0"
+    monkeypatch.setattr(_job, "_ancestors", lambda: iter([(3, "slurmstepd")]))
+    monkeypatch.setenv("SLURM_STEP_ID", "2")
+    assert _job.job(2) == "slurm-17-2"
+    # Of a Slurm that has not started the ranks, nothing is believed.
+    monkeypatch.setattr(_job, "_ancestors", lambda: iter([(3, "bash")]))
+    assert "17" not in _job.job(2).split("-")
+    # Programs without a launcher, of one shell.
+    assert str(os.getpid()) in _job.job(1)
+
+
+def test_pictures_need_matplotlib(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(timeline.importlib.util, "find_spec", lambda name: None)
+    assert timeline.main([str(tmp_path / "t.json"), "--png", str(tmp_path / "t.png")]) == 1
+    assert "--png needs Matplotlib" in capsys.readouterr().err
+
+
+def test_limits_are_checked():
+    for wrong in (-1, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="time_limit: argument 'seconds' must be a finite"):
+            mpi4jax.time_limit(wrong).__enter__()
+    for wrong in (True, "soon", 1j):
+        with pytest.raises(TypeError, match="time_limit: argument 'seconds' must be a number"):
+            mpi4jax.time_limit(wrong).__enter__()
 
 
 def test_timelines_have_a_file_per_rank():

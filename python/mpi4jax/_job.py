@@ -1,0 +1,104 @@
+"""Which job a process is of: a name that its ranks share, and no other job has.
+
+Ranks learn it without asking each other, since some may import the package late, or never. Where
+they cannot be certain, they take names of their own: ranks that know nothing of each other are
+better than jobs that take each other's ranks for theirs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import itertools
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+# Programs whose children are ranks. Between them and a rank there may be shells.
+_LAUNCHERS = ("hydra_pmi_proxy", "slurmstepd", "prterun", "prted", "orted", "mpirun", "mpiexec")
+# Options of Hydra's proxies by which they find the mpiexec of their job, and which of its jobs.
+_HYDRA = ("--control-port", "--upstream-host", "--upstream-port", "--pgid")
+# Pairs of: how many ranks are on this host, how many there are.
+_COUNTS = (
+    ("OMPI_COMM_WORLD_LOCAL_SIZE", "OMPI_COMM_WORLD_SIZE"),
+    ("MPI_LOCALNRANKS", "PMI_SIZE"),
+)
+
+
+def _ancestors() -> Iterator[tuple[int, str]]:
+    """Number and name of the parent, its parent, and so on."""
+    pid = os.getppid()
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        for _ in range(16):
+            name, _, rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")
+            yield pid, name.partition("(")[2]
+            pid = int(rest.split()[1])
+
+
+def _start(pid: int) -> str:
+    """When a process was started, in whatever units."""
+    with contextlib.suppress(OSError, IndexError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    return ""
+
+
+def _options(pid: int) -> str:
+    words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+    return "-".join(v for k, v in itertools.pairwise(words) if k in _HYDRA)
+
+
+def _space() -> str:
+    """What processes have in common that have one machine, and see each other's numbers."""
+    with contextlib.suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text()
+        namespace = os.readlink("/proc/self/ns/pid")
+        return hashlib.sha256(f"{boot} {namespace}".encode()).hexdigest()[:12]
+    return ""
+
+
+def _on_one_host() -> bool:
+    env = os.environ
+    return env.get("SLURM_STEP_NUM_NODES") == "1" or any(
+        local in env and env[local] == env.get(all_) for local, all_ in _COUNTS
+    )
+
+
+def _launched() -> str:
+    """What the launcher calls the job, or ``""``."""
+    env = os.environ
+    if name := env.get("PMIX_NAMESPACE"):
+        return name
+    slurm = "-".join(filter(None, (env.get("SLURM_JOB_ID"), env.get("SLURM_STEP_ID"))))
+    pid, name = next(((p, n) for p, n in _ancestors() if n in _LAUNCHERS), (0, ""))
+    if name == "hydra_pmi_proxy":
+        # It may have started several jobs in one allocation of Slurm's.
+        with contextlib.suppress(OSError):
+            if options := _options(pid):
+                return "-".join(filter(None, ("hydra", slurm, options)))
+    if name == "slurmstepd" and slurm:
+        return f"slurm-{slurm}"
+    return env.get("PMI_JOBID", "")
+
+
+def job(size: int) -> str:
+    """A name that the processes of this job, of so many ranks, share."""
+    name = _launched()
+    if size == 1:
+        # Also a rank that no launcher has started, of which one shell may have many.
+        name = f"{name or os.uname().nodename}-{os.getpid()}-{_space()}"
+    elif not name:
+        # The processes of one host have one parent.
+        parent = next((p for p, n in _ancestors() if n in _LAUNCHERS), os.getppid())
+        name = f"{os.uname().nodename}-{parent}-{_start(parent)}-{_space()}"
+    elif _on_one_host():
+        # Launchers in containers, whose hosts and numbers may be the same, choose the same names.
+        name = f"{name}-{_space()}"
+    plain = "".join(c if c.isalnum() or c in "-_.@" else "_" for c in name)
+    return plain if len(plain) <= 100 else hashlib.sha256(plain.encode()).hexdigest()[:32]
+
+
+def directory(size: int) -> Path:
+    """Where the ranks of this job leave their state, in a folder of this user's alone."""
+    base = os.environ.get("MPI4JAX_DUMP_DIR") or tempfile.gettempdir()
+    return Path(base).absolute() / f"mpi4jax-{os.geteuid()}" / job(size)

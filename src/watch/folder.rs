@@ -1,0 +1,219 @@
+//! A folder that this user alone can look into.
+//!
+//! It is made in a place where others write too, such as the temporary directory: what they may have put in its
+//! place is refused, and no link is followed. What is in it is reached through the folder itself, not by its
+//! path, so that nobody can exchange it later.
+
+use std::ffi::{CStr, CString, OsStr};
+use std::fs::{self, File};
+use std::io::{self, Read, Write};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use crate::record::files::user;
+
+#[derive(Debug)]
+pub struct Folder {
+    pub path: PathBuf,
+    parent: OwnedFd,
+    own: OwnedFd,
+    name: CString,
+}
+
+fn text(name: &OsStr) -> io::Result<CString> {
+    Ok(CString::new(name.as_bytes())?)
+}
+
+fn result(code: i32) -> io::Result<i32> {
+    if code < 0 { Err(io::Error::last_os_error()) } else { Ok(code) }
+}
+
+fn open_at(folder: RawFd, name: &CStr, flags: i32) -> io::Result<File> {
+    let flags = flags | libc::O_NOFOLLOW | libc::O_CLOEXEC | libc::O_NONBLOCK;
+    // SAFETY: a name that ends; the file is nobody else's.
+    unsafe { Ok(File::from_raw_fd(result(libc::openat(folder, name.as_ptr(), flags, 0o600))?)) }
+}
+
+/// Opens a folder of this user's alone, which is made if `make`.
+fn enter(parent: RawFd, name: &CStr, path: &Path, make: bool) -> io::Result<OwnedFd> {
+    if make {
+        // SAFETY: a name that ends.
+        let made = result(unsafe { libc::mkdirat(parent, name.as_ptr(), 0o700) });
+        if let Err(error) = made
+            && error.kind() != io::ErrorKind::AlreadyExists
+        {
+            return Err(error);
+        }
+    }
+    let refused = |words: String| io::Error::other(format!("{} {words}", path.display()));
+    let file = open_at(parent, name, libc::O_RDONLY | libc::O_DIRECTORY).map_err(|error| {
+        match error.raw_os_error() {
+            Some(libc::ENOTDIR | libc::ELOOP) => {
+                refused("is a link, or no folder; somebody else may have made it".into())
+            }
+            _ => error,
+        }
+    })?;
+    let found = file.metadata()?;
+    if found.uid() != user() {
+        return Err(refused(format!("belongs to user {}, not to user {}", found.uid(), user())));
+    }
+    if found.mode() & 0o077 != 0 {
+        return Err(refused(format!("is open to others (mode {:04o})", found.mode() & 0o7777)));
+    }
+    Ok(file.into())
+}
+
+impl Folder {
+    /// Opens a folder in a folder, both this user's alone, and makes them unless they are there.
+    pub fn make(path: &Path) -> io::Result<Self> {
+        let wrong = || io::Error::other(format!("{} is no path to a folder in a folder", path.display()));
+        let (outer, name) = (path.parent().ok_or_else(wrong)?, path.file_name().ok_or_else(wrong)?);
+        let (base, outer_name) = (outer.parent().ok_or_else(wrong)?, outer.file_name().ok_or_else(wrong)?);
+        fs::create_dir_all(base)?;
+        // Whose this is and where its links lead is the user's to choose.
+        let base = File::open(base)?;
+        let parent = enter(base.as_raw_fd(), &text(outer_name)?, outer, true)?;
+        Self::within(parent, name, path, true)
+    }
+
+    fn within(parent: OwnedFd, name: &OsStr, path: &Path, make: bool) -> io::Result<Self> {
+        let name = text(name)?;
+        let own = enter(parent.as_raw_fd(), &name, path, make)?;
+        Ok(Self { path: path.into(), parent, own, name })
+    }
+
+    /// The other folders beside this one that are this user's alone.
+    pub fn siblings(&self) -> Vec<Self> {
+        let entries = self.path.parent().and_then(|outer| fs::read_dir(outer).ok());
+        let names = entries.into_iter().flatten().flatten().map(|entry| entry.file_name());
+        let others = names.filter(|name| name.as_bytes() != self.name.as_bytes());
+        let open = |name: &OsStr| {
+            Self::within(self.parent.try_clone().ok()?, name, &self.path.with_file_name(name), false).ok()
+        };
+        others.filter_map(|name| open(&name)).collect()
+    }
+
+    /// The names in it.
+    pub fn names(&self) -> Vec<String> {
+        let entries = fs::read_dir(&self.path).into_iter().flatten().flatten();
+        entries.filter_map(|entry| entry.file_name().into_string().ok()).collect()
+    }
+
+    /// What a file says, and when it was written.
+    pub fn read(&self, name: &str) -> Option<(String, SystemTime)> {
+        let mut file = open_at(self.own.as_raw_fd(), &CString::new(name).ok()?, libc::O_RDONLY).ok()?;
+        let found = file.metadata().ok()?;
+        if !found.is_file() || found.uid() != user() {
+            return None;
+        }
+        let mut text = String::new();
+        file.read_to_string(&mut text).ok()?;
+        Some((text, found.modified().ok()?))
+    }
+
+    /// Writes a file that is not there yet.
+    pub fn create(&self, name: &str, text: &str) -> io::Result<()> {
+        let flags = libc::O_WRONLY | libc::O_CREAT | libc::O_EXCL;
+        open_at(self.own.as_raw_fd(), &CString::new(name)?, flags)?.write_all(text.as_bytes())
+    }
+
+    /// Writes a file that is whole when others see it. `temporary` is a name of this process's.
+    pub fn write(&self, name: &str, temporary: &str, text: &str) -> io::Result<()> {
+        self.remove(temporary);
+        self.create(temporary, text)?;
+        let (from, to) = (CString::new(temporary)?, CString::new(name)?);
+        let folder = self.own.as_raw_fd();
+        // SAFETY: names that end.
+        result(unsafe { libc::renameat(folder, from.as_ptr(), folder, to.as_ptr()) }).map(drop)
+    }
+
+    pub fn has(&self, name: &str) -> bool {
+        CString::new(name).is_ok_and(|name| open_at(self.own.as_raw_fd(), &name, libc::O_RDONLY).is_ok())
+    }
+
+    pub fn remove(&self, name: &str) {
+        if let Ok(name) = CString::new(name) {
+            // SAFETY: a name that ends.
+            unsafe { libc::unlinkat(self.own.as_raw_fd(), name.as_ptr(), 0) };
+        }
+    }
+
+    /// Removes the folder itself, if nothing is in it.
+    pub fn remove_self(&self) {
+        // SAFETY: a name that ends.
+        unsafe { libc::unlinkat(self.parent.as_raw_fd(), self.name.as_ptr(), libc::AT_REMOVEDIR) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::{PermissionsExt, symlink};
+
+    use super::*;
+
+    fn base(name: &str) -> PathBuf {
+        let base = std::env::temp_dir().join(format!("mpi4jax-folder-{name}-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&base);
+        fs::create_dir_all(&base).unwrap();
+        base
+    }
+
+    #[test]
+    fn files_are_this_users_alone() {
+        let base = base("files");
+        let folder = Folder::make(&base.join("user/job")).unwrap();
+        for path in [base.join("user"), base.join("user/job")] {
+            assert_eq!(fs::metadata(path).unwrap().mode() & 0o777, 0o700);
+        }
+        folder.write("a", "a.tmp", "first").unwrap();
+        folder.write("a", "a.tmp", "second").unwrap();
+        assert_eq!(folder.read("a").unwrap().0, "second");
+        assert_eq!(fs::metadata(base.join("user/job/a")).unwrap().mode() & 0o777, 0o600);
+        assert!(folder.create("a", "").is_err());
+        // It is the folder that counts, not its path.
+        fs::rename(base.join("user"), base.join("elsewhere")).unwrap();
+        assert_eq!(folder.read("a").unwrap().0, "second");
+        fs::remove_dir_all(&base).unwrap();
+    }
+
+    #[test]
+    fn what_others_may_have_made_is_refused_in_words() {
+        let base = base("refused");
+        fs::create_dir(base.join("elsewhere")).unwrap();
+        symlink(base.join("elsewhere"), base.join("link")).unwrap();
+        fs::create_dir(base.join("open")).unwrap();
+        fs::set_permissions(base.join("open"), fs::Permissions::from_mode(0o770)).unwrap();
+        for (name, words) in [("link", "is a link"), ("open", "is open to others (mode 0770)")] {
+            let error = Folder::make(&base.join(name).join("job")).unwrap_err().to_string();
+            assert!(error.contains(words), "{error}");
+        }
+        assert_eq!(fs::read_dir(base.join("elsewhere")).unwrap().count(), 0);
+        if user() == 0 {
+            fs::create_dir(base.join("theirs")).unwrap();
+            fs::set_permissions(base.join("theirs"), fs::Permissions::from_mode(0o700)).unwrap();
+            std::os::unix::fs::chown(base.join("theirs"), Some(12345), None).unwrap();
+            let error = Folder::make(&base.join("theirs/job")).unwrap_err().to_string();
+            assert!(error.contains("belongs to user 12345"), "{error}");
+        }
+        fs::remove_dir_all(&base).unwrap();
+    }
+
+    #[test]
+    fn links_in_it_are_not_followed() {
+        let base = base("links");
+        let folder = Folder::make(&base.join("user/job")).unwrap();
+        fs::write(base.join("victim"), "precious").unwrap();
+        for name in ["a", "a.tmp"] {
+            symlink(base.join("victim"), base.join("user/job").join(name)).unwrap();
+        }
+        assert_eq!(folder.read("a"), None);
+        folder.write("a", "a.tmp", "ours").unwrap();
+        assert_eq!(folder.read("a").unwrap().0, "ours");
+        assert_eq!(fs::read_to_string(base.join("victim")).unwrap(), "precious");
+        fs::remove_dir_all(&base).unwrap();
+    }
+}

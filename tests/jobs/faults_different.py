@@ -1,0 +1,168 @@
+"""Faults: ranks that do different things."""
+
+from faults import CHECK, DIFFERENT, ENDS_JOB, FIRST_LINE, FOREVER, HUNG, Fault
+
+FAULTS = {
+    # ---- Ranks that do different things, under MPI4JAX_CHECK
+    "wrong op": Fault(
+        "wait(nt.allreduce(x, MPI.SUM) if rank else nt.scan(x, MPI.SUM))",
+        (
+            DIFFERENT,
+            r"expected rank 0: scan #1 \(SUM, 3 x float32\)",
+            r"actual   rank 1: allreduce #1",
+        ),
+        env=CHECK,
+        often=True,
+    ),
+    "wrong reduction": Fault(
+        "wait(nt.allreduce(x, MPI.SUM if rank else MPI.MAX))",
+        (DIFFERENT, r"rank 0: allreduce #1 \(MAX", r"rank 1: allreduce #1 \(SUM"),
+        env=CHECK,
+    ),
+    "wrong dtype": Fault(
+        "wait(nt.allreduce(x if rank else x.astype(int), MPI.SUM))",
+        (DIFFERENT, "rank 0: .* 3 x int32", "rank 1: .* 3 x float32"),
+        env=CHECK,
+    ),
+    "wrong count": Fault(
+        "wait(nt.allreduce(jnp.ones(3 + rank // 2), MPI.SUM))",
+        (
+            DIFFERENT,
+            "expected rank 0: .* 3 x",
+            "expected rank 1: .* 3 x",
+            "actual   rank 2: .* 4 x",
+        ),
+        ranks=3,
+        env=CHECK,
+    ),
+    "wrong root": Fault(
+        "wait(nt.bcast(x, root=rank))",
+        (DIFFERENT, r"rank 0: bcast #1 \(root 0", r"rank 1: bcast #1 \(root 1"),
+        env=CHECK,
+    ),
+    "wrong order": Fault(
+        "f = lambda: nt.allreduce(x, MPI.SUM)\n"
+        "g = lambda: nt.bcast(x, 0)\n"
+        "wait([f(), g()] if rank else [g(), f()])",
+        (DIFFERENT, "rank 0: bcast #1", "rank 1: allreduce #1"),
+        env=CHECK,
+    ),
+    "wrong order in a compiled function": Fault(
+        "f = jax.jit(lambda x: nt.bcast(nt.allreduce(x, MPI.SUM), 0))\n"
+        "g = jax.jit(lambda x: nt.allreduce(nt.bcast(x, 0), MPI.SUM))\n"
+        "wait(f(x) if rank else g(x))",
+        (DIFFERENT, rf"rank 0: bcast #1 .*, fault.py:{FIRST_LINE + 1}", "rank 1: allreduce #1"),
+        env=CHECK,
+        often=True,
+    ),
+    "wrong count in a loop": Fault(
+        "n = 3 + rank\n"
+        "step = lambda i, x: nt.allreduce(x, MPI.SUM)\n"
+        "f = mpi4jax.jit(lambda x: jax.lax.fori_loop(0, n, step, x))\n"
+        "wait(f(x)); wait(nt.bcast(x, 0))",
+        (DIFFERENT, "rank 0: bcast #4", "rank 1: allreduce #4"),
+        env=CHECK,
+        often=True,
+    ),
+    "different schedules": Fault(
+        "@mpi4jax.jit(check=True)\n"
+        "def step(x):\n"
+        "    x = nt.allreduce(x, MPI.SUM)\n"
+        "    if rank == 1: x = nt.bcast(x, 0)\n"
+        "    return nt.allreduce(x, MPI.MAX)\n"
+        "wait(step(x))",
+        (
+            "ScheduleError: .*the ranks' versions of step differ on mpi4jax.default, at step 2",
+            rf"rank 0 of .*: allreduce \(MAX, 3 x float32\), fault.py:{FIRST_LINE + 4}",
+            rf"rank 1 of .*: bcast \(root 0, 3 x float32\), fault.py:{FIRST_LINE + 3}",
+            ENDS_JOB,
+        ),
+        status=1,
+        env=FOREVER,
+        often=True,
+    ),
+    "equal schedules": Fault(
+        "@mpi4jax.jit(check=True)\n"
+        "def step(x):\n"
+        "    nt.gather(x, 1)\n"
+        "    x = nt.scatter(jnp.ones((size, 3)) if rank == 0 else x, 0)\n"
+        "    return jax.lax.fori_loop(0, 3, lambda i, x: nt.allreduce(x, MPI.SUM), x)\n"
+        "wait(step(x)); wait(mpi4jax.jit(jax.grad(lambda x: step(x).sum()), check=True)(x))",
+        (),
+        status=0,
+        silent=("mpi4jax", "Error"),
+        often=True,
+    ),
+    "wrong widths of ghost cells": Fault(
+        "c = comm.Create_cart([size], periods=[True])\n"
+        "wait(nt.halo_exchange(jnp.ones(9), c, width=1 + rank))",
+        (DIFFERENT, r"rank 0: halo_exchange #1.*, widths 1\+1", r"rank 1: .*, widths 2\+2"),
+        env=CHECK,
+        often=True,
+    ),
+    "wrong source line": Fault(
+        "f = jax.jit(lambda x: nt.allreduce(x, MPI.SUM))\n"
+        "g = jax.jit(lambda x: nt.allreduce(x, MPI.SUM))\n"
+        "wait(f(x) if rank else g(x))",
+        (DIFFERENT, f"rank 0: .*fault.py:{FIRST_LINE + 1}", f"rank 1: .*fault.py:{FIRST_LINE}"),
+        env={"MPI4JAX_CHECK": "2"},
+    ),
+    "a line per role is no fault": Fault(
+        "if rank:\n    y = jax.jit(lambda x: nt.bcast(x, 0))(x)\n"
+        "else:\n    y = jax.jit(lambda x: nt.bcast(x, 0))(x)\n"
+        "wait(y); y = wait(nt.sendrecv(x, x, 1 - rank, 1 - rank))\n"
+        "nt.send(x, 1) if rank == 0 else wait(nt.recv(x))",
+        (),
+        status=0,
+        env=CHECK,
+        silent=("mpi4jax:",),
+    ),
+    "wrong dtype of a message": Fault(
+        "nt.send(x, 1) if rank == 0 else wait(nt.recv(x.astype(int), 0))",
+        (
+            "a message is not what is received",
+            r"expected rank 1: recv from 0, any tag \(3 x int32\)",
+            r"actual   rank 0: send to 1, tag 0 \(3 x float32\)",
+        ),
+        env=CHECK,
+        often=True,
+    ),
+    "wrong size of a message": Fault(
+        "nt.send(x, 1) if rank == 0 else wait(nt.recv(jnp.ones(4)))",
+        (
+            "a message is not what is received",
+            r"expected rank 1: recv from any rank.*\(4 x",
+            r"actual   rank 0: send to 1.*\(3 x",
+        ),
+        env=CHECK,
+    ),
+    # ---- The same without
+    "a message too short": Fault(
+        "nt.send(x, 1) if rank == 0 else wait(nt.recv(jnp.ones(5), 0))",
+        (
+            "r1 .*MPI_Recv received 3 items from rank 0, expected 5",
+            rf"in recv from 0, any tag \(5 x float32\) .*, fault.py:{FIRST_LINE}",
+        ),
+        often=True,
+    ),
+    "a message too long": Fault(
+        "f = mpi4jax.jit(lambda x: nt.recv(x, 0))\n"
+        "nt.send(x, 1) if rank == 0 else wait(f(jnp.ones(2)))",
+        (
+            "r1 .*MPI_Recv returned error code .*: .*[Tt]runcat",
+            rf"in recv from 0, any tag \(2 x float32\) on mpi4jax.default, fault.py:{FIRST_LINE}",
+            "MPI4JAX_CHECK=1 compares",
+        ),
+        often=True,
+    ),
+    "different communicators": Fault(
+        "other = comm.Dup(); other.Set_name('other')\n"
+        "wait(nt.allreduce(x, MPI.SUM, comm=comm if rank else other))",
+        (
+            HUNG,
+            "rank 0 is in allreduce #1 .* on other",
+            "rank 1 is in allreduce #1 .* on MPI_COMM_WORLD",
+        ),
+        often=True,
+    ),
+}

@@ -1,0 +1,253 @@
+"""Faults, and what looks like some: ranks that wait."""
+
+from faults import FIRST_LINE, FOREVER, HUNG, HUNG_STATUS, Fault
+
+FAULTS = {
+    # ---- Ranks that wait
+    "receives that wait for each other": Fault(
+        "wait(nt.recv(x, 1 - rank, tag=7))",
+        (
+            HUNG,
+            "rank 0 is in recv from 1, tag 7",
+            "rank 1 is in recv from 0, tag 7",
+            r"rank 0 is in recv from 1, tag 7 .*, fault.py:\d+",
+            r"mpi4jax.report /",
+        ),
+        status=HUNG_STATUS,
+        often=True,
+    ),
+    "a ring of receives": Fault(
+        "f = mpi4jax.jit(lambda x: nt.recv(x, (rank + 1) % size))\nwait(f(x))",
+        (
+            HUNG,
+            *(f"rank {r} is in recv from {(r + 1) % 3}.*fault.py:{FIRST_LINE}" for r in range(3)),
+        ),
+        status=HUNG_STATUS,
+        ranks=3,
+    ),
+    "one rank elsewhere": Fault(
+        "f = mpi4jax.jit(lambda x: nt.allreduce(x, MPI.SUM))\n"
+        "g = mpi4jax.jit(lambda x: nt.recv(x, 1, tag=0))\n"
+        "wait(f(x)); wait(g(x) if rank == 3 else f(x))",
+        (
+            HUNG,
+            f"ranks 0-2 are in allreduce #2 .*fault.py:{FIRST_LINE}",
+            f"rank 3 is in recv from 1, tag 0 .*fault.py:{FIRST_LINE + 1}",
+        ),
+        status=HUNG_STATUS,
+        ranks=4,
+        often=True,
+    ),
+    "a send without a receiver at exit": Fault(
+        "if rank == 0: nt.send(jnp.ones(1 << 20), 1)",
+        (
+            r"send to 1, tag 0 \(1048576 x float32\).* cannot end: rank 1 has finished",
+            "rank 1 is finished",
+        ),
+        status=HUNG_STATUS,
+        env=FOREVER,
+        often=True,
+    ),
+    "a small send without a receiver at exit": Fault(
+        "if rank == 0: nt.send(x, 1, tag=4)\nwait(nt.allreduce(x, MPI.SUM))",
+        ("r1 .*warning: a message from 0, tag 4, .* was never received",),
+        status=0,
+    ),
+    "a time-out in jit": Fault(
+        "f = jax.jit(lambda x: nt.allreduce(x, MPI.SUM))\n"
+        "if rank == 0: wait(f(x))\n"
+        "else: time.sleep(60)",
+        (
+            HUNG,
+            f"rank 0 is in allreduce #1 .*fault.py:{FIRST_LINE}",
+            rf"rank 1 is in no operation.*Python is at .*fault.py:{FIRST_LINE + 2}",
+        ),
+        status=HUNG_STATUS,
+    ),
+    "a time-out in a scan": Fault(
+        "step = lambda c, i: (nt.allreduce(c, MPI.SUM), i)\n"
+        "f = mpi4jax.jit(lambda x, i: jax.lax.scan(step, x, i)[0])\n"
+        "wait(f(x, jnp.arange(3 + 2 * (rank == 0))))\ntime.sleep(60)",
+        (
+            HUNG,
+            f"rank 0 is in allreduce #4 .*fault.py:{FIRST_LINE}",
+            "rank 1 .*last one was allreduce #3",
+        ),
+        status=HUNG_STATUS,
+        often=True,
+    ),
+    "a time-out in the backward pass": Fault(
+        "def f(x):\n"
+        "    return nt.recv(x, 1).sum() if rank == 0 else nt.send(x, 0) or x.sum()\n"
+        "wait(jax.grad(f)(x) if rank == 1 else f(x)); wait(nt.allreduce(x, MPI.SUM))",
+        (HUNG, "rank 0 is in allreduce #1", "rank 1 is in recv from 0, tag 0"),
+        status=HUNG_STATUS,
+    ),
+    "a rank that does not come to make the default communicator": Fault(
+        "wait(nt.allreduce(x, MPI.SUM)) if rank == 0 else time.sleep(60)",
+        (
+            rf"the making of the default communicator \(which takes all ranks\) {HUNG}",
+            f"rank 0 is in the making of .*Python is at .*fault.py:{FIRST_LINE}",
+            f"rank 1 is in no operation.*fault.py:{FIRST_LINE}",
+        ),
+        status=HUNG_STATUS,
+        env={"LATE": "1"},
+        often=True,
+    ),
+    "a time-out under mpi4jax.jit": Fault(
+        "f = mpi4jax.jit(lambda x: nt.bcast(x, 1))\nif rank == 0: wait(f(x))\nelse: time.sleep(60)",
+        (HUNG, rf"rank 0 is in bcast #1 \(root 1, 3 x float32\).*fault.py:{FIRST_LINE}"),
+        status=HUNG_STATUS,
+    ),
+    "a rank that spins": Fault(
+        "if rank == 1:\n    while True: pass\nwait(nt.allreduce(x, MPI.SUM))",
+        (HUNG, rf"rank 1 is in no operation.*Python is at .*fault.py:{FIRST_LINE + 1}"),
+        status=HUNG_STATUS,
+        often=True,
+    ),
+    "a rank that spins in a compiled function": Fault(
+        "f = jax.jit(lambda x: jax.lax.while_loop(lambda c: c[0] > 0, lambda c: c + 1, x))\n"
+        "if rank == 1: wait(f(x))\n"
+        "wait(nt.allreduce(x, MPI.SUM))",
+        (HUNG, rf"rank 1 is in no operation.*Python is at .*fault.py:{FIRST_LINE + 1}"),
+        status=HUNG_STATUS,
+    ),
+    "a rank that is slow, where a time-out does not end the job": Fault(
+        "if rank == 1: time.sleep(4)\nwait(nt.allreduce(x, MPI.SUM)); print('the end', rank)",
+        (HUNG, "rank 1 is in no operation", "the job goes on", "the end 0", "the end 1"),
+        status=0,
+        env={"MPI4JAX_ON_TIMEOUT": "continue"},
+        often=True,
+    ),
+    "a rank that is slow, without a time-out": Fault(
+        "if rank == 1: time.sleep(4)\nwait(nt.allreduce(x, MPI.SUM)); print('the end', rank)",
+        ("the end 0", "the end 1"),
+        status=0,
+        env={"MPI4JAX_TIMEOUT": "0"},
+        silent=("mpi4jax:",),
+    ),
+    "a rank that others wait for long, without a time-out": Fault(
+        "if rank == 1: time.sleep(9)\nwait(nt.allreduce(x, MPI.SUM)); print('the end', rank)",
+        (
+            (
+                r"allreduce #1 .* has waited for 2 s for rank 1, "
+                rf"which is in Python at .*fault.py:{FIRST_LINE} in .*the job goes on"
+            ),
+            "has waited for 4 s for rank 1",
+            "the end 0",
+            "the end 2",
+        ),
+        status=0,
+        ranks=3,
+        env={"MPI4JAX_REPORT_AFTER": "2", **FOREVER},
+        # One line each time, of one rank, and no report.
+        silent=(r"(?s)has waited for 2 s.*has waited for 2 s", "last operations"),
+        often=True,
+    ),
+    "a time-out for a part of a program": Fault(
+        "with mpi4jax.time_limit(0.5): pass\n"
+        "if rank == 1: time.sleep(4)\n"
+        "wait(nt.allreduce(x, MPI.SUM))\n"
+        "with mpi4jax.time_limit(2):\n"
+        "    if rank == 0: nt.allreduce(x, MPI.SUM)\n"
+        "time.sleep(60)",
+        (
+            r"allreduce #2 .* has not ended after time_limit\(2 s\)",
+            rf"rank 1 is in no operation.*fault.py:{FIRST_LINE + 5}",
+        ),
+        status=HUNG_STATUS,
+        env=FOREVER,
+        often=True,
+    ),
+    "a part of a program without a time-out": Fault(
+        "if rank == 1: time.sleep(5)\n"
+        "with mpi4jax.time_limit(None): wait(nt.allreduce(x, MPI.SUM))\n"
+        "print('the end', rank)",
+        ("the end 0", "the end 1"),
+        status=0,
+        silent=("mpi4jax:",),
+    ),
+    # ---- Ranks that wait, and are served in the end; ways to ask them
+    "half of an exchange with a rank that has finished is done": Fault(
+        "if rank == 0: wait(nt.recv(x, 1))\n"
+        "if rank == 1: wait(nt.sendrecv(x, x, source=2, dest=0))\n"
+        "if rank == 2: time.sleep(8); nt.send(x, 1)\n"
+        "mpi4jax.flush(); print('the end', rank)",
+        ("the end 0", "the end 1", "the end 2"),
+        status=0,
+        ranks=3,
+        env=FOREVER,
+        silent=("mpi4jax:",),
+        often=True,
+    ),
+    "a communicator that is freed, and made again under its name": Fault(
+        "c = comm.Dup(); c.Set_name('again'); wait(nt.barrier(comm=c)); mpi4jax.flush(); c.Free()\n"
+        "c = comm.Dup(); c.Set_name('again'); nt.barrier(comm=c); mpi4jax.flush()\n"
+        "if rank == 2: time.sleep(8)\n"
+        "wait(nt.reduce(x, MPI.SUM, root=1, comm=c)); print('the end', rank)",
+        ("the end 0", "the end 1", "the end 2"),
+        status=0,
+        ranks=3,
+        env=FOREVER,
+        silent=("mpi4jax:",),
+        often=True,
+    ),
+    "a rank that does its part by other means, and finishes": Fault(
+        "c = comm.Dup()\n"
+        "if rank == 0: c.Reduce(np.ones(3, np.float32), None, root=1); sys.exit()\n"
+        "if rank == 2: time.sleep(8)\n"
+        "wait(nt.reduce(x, MPI.SUM, root=1, comm=c)); print('the end', rank)",
+        ("the end 1", "the end 2"),
+        status=0,
+        ranks=3,
+        env=FOREVER,
+        silent=("mpi4jax:",),
+    ),
+    "both sides of an exchange have finished": Fault(
+        "if rank == 0: wait(nt.sendrecv(x, x, source=1, dest=2))",
+        ("sendrecv from 1.* and to 2.* cannot end: rank . has finished",),
+        status=HUNG_STATUS,
+        ranks=3,
+        env=FOREVER,
+        often=True,
+    ),
+    "a dump directory that cannot be written to": Fault(
+        "if rank == 1: time.sleep(60)\nwait(nt.allreduce(x, MPI.SUM))",
+        (
+            HUNG,
+            "rank 0 is in allreduce #1",
+            f"rank 1 is in no operation.*Python is at .*fault.py:{FIRST_LINE}",
+            "no dumps are left: writing to /proc/none/.* failed",
+        ),
+        status=HUNG_STATUS,
+        env={"MPI4JAX_DUMP_DIR": "/proc/none"},
+    ),
+    "neither a dump directory nor a channel through MPI": Fault(
+        "if rank == 1: time.sleep(60)\nwait(nt.allreduce(x, MPI.SUM))",
+        (
+            HUNG,
+            "rank 0 is in allreduce #1",
+            "the other ranks cannot be asked: writing to /proc/none/.* failed",
+        ),
+        status=HUNG_STATUS,
+        env={"MPI4JAX_DUMP_DIR": "/proc/none", "MPI4JAX_CHANNEL": "files"},
+        often=True,
+    ),
+    "an MPI that one thread may call": Fault(
+        "if rank == 1: time.sleep(60)\nwait(nt.allreduce(x, MPI.SUM))",
+        (HUNG, "rank 0 is in allreduce #1", "rank 1 is in no operation", "mpi4jax.report /"),
+        status=HUNG_STATUS,
+        env={"MPI4PY_RC_THREAD_LEVEL": "serialized"},
+    ),
+    "two threads that both need the default communicator first": Fault(
+        "work = lambda: mpi4jax.default_comm()\n"
+        "threads = [threading.Thread(target=work) for _ in range(4)]\n"
+        "for t in threads: t.start()\n"
+        "for t in threads: t.join()\n"
+        "wait(nt.allreduce(x, MPI.SUM)); print('the end', rank)",
+        ("the end 0", "the end 1"),
+        status=0,
+        env={"LATE": "1"},
+        silent=("mpi4jax:",),
+    ),
+}
