@@ -8,8 +8,7 @@ packages of this kind without tokens.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from . import _blocks, ops
 from ._comm import default_comm
@@ -19,10 +18,9 @@ from ._pvary import pvary
 from ._tokens import auto_tokenize, without_token
 from ._transport import has_cuda_support
 
-if TYPE_CHECKING:
-
-    def __getattr__(name: str) -> Callable[..., Any]: ...
-
+if TYPE_CHECKING:  # they see the arguments, and `token` among them: no type takes one away
+    from ._blocks import gather_blocks, scatter_blocks
+    from .ops import *  # noqa: F403
 
 _WITH_TOKENS = (
     *(getattr(ops, name) for name in ops.__all__),
@@ -36,8 +34,10 @@ __all__ = [
     "auto_tokenize",
     "default_comm",
     "flush",
+    "gather_blocks",
     "has_cuda_support",
     "jit",
     "pvary",
+    "scatter_blocks",
 ]
-__all__ += WITHOUT_TOKENS
+__all__ += ops.__all__

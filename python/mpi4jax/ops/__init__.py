@@ -5,22 +5,36 @@ and happens exactly once per execution, in program order, also if its results ar
 """
 
 from .._spec import SPECS as SPECS
-from .allgather import allgather as allgather
-from .allreduce import allreduce as allreduce
-from .alltoall import alltoall as alltoall
-from .barrier import barrier as barrier
-from .bcast import bcast as bcast
-from .gather import gather as gather
-from .halo_exchange import halo_exchange as halo_exchange
-from .recv import recv as recv
-from .reduce import reduce as reduce
-from .scan import scan as scan
-from .scatter import scatter as scatter
-from .send import send as send
-from .sendrecv import sendrecv as sendrecv
+from .allgather import allgather
+from .allreduce import allreduce
+from .alltoall import alltoall
+from .barrier import barrier
+from .bcast import bcast
+from .gather import gather
+from .halo_exchange import halo_exchange
+from .recv import recv
+from .reduce import reduce
+from .scan import scan
+from .scatter import scatter
+from .send import send
+from .sendrecv import sendrecv
 
-# In alphabetical order, as the modules above: `recv` takes from `send`.
-for _name in sorted(SPECS):
+__all__ = [
+    "allgather",
+    "allreduce",
+    "alltoall",
+    "barrier",
+    "bcast",
+    "gather",
+    "halo_exchange",
+    "recv",
+    "reduce",
+    "scan",
+    "scatter",
+    "send",
+    "sendrecv",
+]
+
+# In alphabetical order, too: `recv` takes from `send`.
+for _name in __all__:
     SPECS[_name] = SPECS.pop(_name)
-
-__all__ = list(SPECS)
