@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from mpi4py import MPI
 
@@ -47,6 +48,17 @@ class Reduced:
 
     def everyones_tangents(self) -> Any:
         return self._everyones(self.t, self.token_tangent)
+
+    def tangent_over_first(self, ranks: int) -> Any:
+        """The tangent of the reduction over so many ranks, from 0 up; of no ranks, zeros.
+
+        Results differ between ranks: all ranks' values, differentiated locally.
+        """
+        fold: Any = {"PROD": jnp.prod, "MAX": jnp.max, "MIN": jnp.min}[self.name]
+        all_x, all_t = self.everyones_values(), self.everyones_tangents()
+        if ranks == 0:
+            return jnp.zeros_like(self.t)
+        return jax.jvp(lambda v: fold(v[:ranks], axis=0), (all_x,), (all_t,))[1]
 
     def product_of_others(self) -> Any:
         """The product of the other ranks' factors, without dividing: exact at zeros."""
