@@ -83,6 +83,7 @@ ops! {
     Alltoall  "alltoall"  "MPI_Alltoall"  Nothing          (PerRank -> PerRank) (PerRank -> PerRank);
     Barrier   "barrier"   "MPI_Barrier"   Nothing          (None -> None)       (None -> None);
     Bcast     "bcast"     "MPI_Bcast"     Root             (One -> None)        (None -> One);
+    Exscan    "exscan"    "MPI_Exscan"    Reduction        (One -> One)         (One -> One);
     Gather    "gather"    "MPI_Gather"    Root             (One -> PerRank)     (One -> None);
     HaloExchange "halo_exchange" "MPI_Wait" Neighbours (One -> One)      (One -> One);
     Recv      "recv"      "MPI_Recv"      Peer             (None -> One)        (None -> One);

@@ -40,6 +40,10 @@ def _bcast(xp, case, xs):
     return [xs[case.root]] * len(xs)
 
 
+def _exscan(xp, case, xs):
+    return [xp.zeros_like(xs[0]), *_scan(xp, case, xs[:-1])]
+
+
 def _gather(xp, case, xs):
     return [xp.stack(xs) if r == case.root else x for r, x in enumerate(xs)]
 
@@ -101,6 +105,10 @@ def _push(ranks: Callable[[Any, int, int], list[int]]):
 _to_all = _push(lambda case, r, n: list(range(n)))
 _to_root = _push(lambda case, r, n: list(range(n)) if r == case.root else [])
 _to_later = _push(lambda case, r, n: list(range(r + 1)))
+
+
+def _to_those_after(case, xs, ts):
+    return [np.zeros_like(ts[0]), *_to_later(case, xs[:-1], ts[:-1])]
 
 
 # ---- Calls that need more than the operand and the case's parameters
@@ -187,6 +195,7 @@ ROWS = {
     ),
     "barrier": Row("(*, comm, token)", "MPI_Barrier", _barrier, _call_barrier, log="", counts=None),
     "bcast": Row("(x, root, *, comm, token)", "MPI_Bcast", _bcast, replicated=True, log=_ROOT),
+    "exscan": Row("(x, op, *, comm, token)", "MPI_Exscan", _exscan, push=_to_those_after),
     "gather": Row("(x, root, *, comm, token)", "MPI_Gather", _gather, log=_ROOT),
     "halo_exchange": Row(
         "(x, cart, *, axes, width, corners, token)",

@@ -33,6 +33,7 @@ pub fn collective(op: Op, at: Place) -> Option<Made> {
         Op::Alltoall => Made::Of((0..size).map(|from| (from, rank)).collect()),
         Op::Barrier => Made::Of(Vec::new()),
         Op::Bcast => Made::Of(vec![(root, 0)]),
+        Op::Exscan => Made::Reduced(if reverse { rank + 1..size } else { 0..rank }),
         Op::Scan => Made::Reduced(if reverse { rank..size } else { 0..rank + 1 }),
         Op::Scatter => Made::Of(vec![(root, rank)]),
         Op::HaloExchange | Op::Recv | Op::Send | Op::Sendrecv => return None,

@@ -10,6 +10,7 @@ from .allreduce import allreduce
 from .alltoall import alltoall
 from .barrier import barrier
 from .bcast import bcast
+from .exscan import exscan
 from .gather import gather
 from .halo_exchange import halo_exchange
 from .recv import recv
@@ -25,6 +26,7 @@ __all__ = [
     "alltoall",
     "barrier",
     "bcast",
+    "exscan",
     "gather",
     "halo_exchange",
     "recv",

@@ -172,15 +172,23 @@ fn run(call: &Call) -> Result<(), Cause> {
                     ffi::MPI_Reduce(from, to, n, by.datatype, by.op, site.root, comm)
                 })
             }
-            Op::Scan => {
+            Op::Exscan | Op::Scan => {
+                let exclusive = site.op == Op::Exscan;
+                let scan = if exclusive { ffi::MPI_Exscan } else { ffi::MPI_Scan };
                 let (send, recv) = (send()?, recv()?);
                 let by = Reducer::new(site.reduction, send.dtype)?;
                 let from = send_or_in_place(send, recv);
                 let reversed = site.reverse.then(|| reversed(&site.comm)).transpose()?;
                 let comm = reversed.as_ref().map_or(comm, |reversed| reversed.0.handle());
                 by.in_pieces(name, recv, (from, recv.data), |from, to, n| {
-                    ffi::MPI_Scan(from, to, n, by.datatype, by.op, comm)
-                })
+                    scan(from, to, n, by.datatype, by.op, comm)
+                })?;
+                let first = if site.reverse { site.comm.size - 1 } else { 0 };
+                if exclusive && site.comm.rank == first {
+                    // MPI leaves its result undefined.
+                    recv.data.write_bytes(0, recv.bytes());
+                }
+                Ok(())
             }
             Op::Scatter => {
                 let recv = recv()?;

@@ -66,7 +66,7 @@ pub fn put(op: Op) -> Option<Work> {
                 put.source().map_or(Ok(()), |peer| put.queue.recv(&put.recv()?, peer))
             })
         },
-        Op::HaloExchange | Op::Scan => return None,
+        Op::Exscan | Op::HaloExchange | Op::Scan => return None,
     })
 }
 

@@ -1,0 +1,67 @@
+"""exscan: a reduction over the ranks before each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mpi4py import MPI
+
+from .._call import run
+from .._comm import as_comm, as_reduction
+from .._definition import define
+from .._lowering import Avals, Lowering, Operands
+from .._reductions import Reduced
+
+
+def _lower(low: Lowering, xs: Operands, out: Avals) -> list[Any]:
+    return low.call("exscan", *xs, out=out, reverse=int(low.p["adjoint"]))
+
+
+def _derivative(r: Reduced) -> Any:
+    return r.tangent_over_first(r.comm.rank)
+
+
+define(
+    "exscan",
+    lower=_lower,
+    adjoint=_lower,
+    derivative=_derivative,
+    only_for_its_result=lambda p: True,
+    self_test=lambda t: (lambda: t.ops.exscan(t.x, MPI.SUM), t.all_x[: t.rank].sum(0)),
+)
+
+
+def exscan(x: Any, op: MPI.Op, *, comm: MPI.Intracomm | None = None, token: Any = None) -> Any:
+    """Reduce over the ranks before this one (MPI_Exscan; MPI-4.1, section 6.11.2).
+
+    Args:
+        x: array of shape ``S``, equal on all ranks; or a pytree of such arrays.
+        op: reduction, such as ``MPI.SUM``, or one made with ``MPI.Op.Create``.
+        comm: communicator; by default a clone of ``COMM_WORLD``.
+        token: token from another op, or None.
+
+    Returns:
+        tuple: on rank ``r`` the reduction over ranks ``0`` to ``r - 1``, of the shape and dtype of
+        ``x``, on rank 0 zeros, whatever the reduction; and the new token.
+
+    Raises:
+        TypeError: a wrong type of ``op``, ``comm`` or ``token``, or a reduction that is not
+            defined for the dtype.
+        ValueError: MINLOC or MAXLOC of an array that does not hold pairs.
+        NotImplementedError: differentiated with a reduction that has no derivative.
+
+    Derivative:
+        SUM: the transpose sums the cotangents of ranks ``r + 1`` to ``n - 1``, on the last rank
+        none. PROD, MAX and MIN: as for :func:`allreduce`, over the ranks before each.
+
+    Example:
+        >>> import jax.numpy as jnp, mpi4jax
+        >>> from mpi4py import MPI
+        >>> offset, token = mpi4jax.exscan(jnp.ones(3), op=MPI.SUM)
+        >>> float(offset[0]) == mpi4jax.default_comm().rank
+        True
+
+    See also: :func:`scan`.
+    """
+    p = {"comm": as_comm("exscan", comm), "reduction": as_reduction("exscan", op)}
+    return run("exscan", (x,), token, p)
