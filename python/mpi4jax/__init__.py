@@ -18,6 +18,7 @@ from . import (  # noqa: E402, F401
     _ad,
     _comm,
     _flush,
+    _jvp_rules,
     _native,
     _scope,
     _watch,

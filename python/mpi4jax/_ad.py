@@ -31,6 +31,7 @@ from ._tracing import (
     has_derivative,
     hidden,
     hidden_in,
+    note_communication,
     once,
     perturbed,
     remember_token,
@@ -284,6 +285,7 @@ def _rewrite(trace: Any, primitive: Primitive, args: Sequence[Any], params: dict
         nothing = inside and not any(perturbed(trace, x) for x in args)
         if not nothing or not hidden(primitive, params):
             return None
+    note_communication()
     rule = RULES.get(primitive)
     if rule is None:
         raise _no_rule(primitive, params)

@@ -89,6 +89,7 @@ __all__ = [
     "scan_p",
     "shard_map_p",
     "trace_state_clean",
+    "used_arguments",
     "user_line",
     "vary_as",
     "varying_axes",
@@ -306,6 +307,11 @@ def dead_where_inside(primitive: core.Primitive, key: str) -> None:
         )
 
     pe.dce_rules[primitive] = rule
+
+
+def used_arguments(jaxpr: ClosedJaxpr) -> list[bool]:
+    """Which arguments of a function its results depend on."""
+    return list(pe.dce_jaxpr(jaxpr.jaxpr, [True] * len(jaxpr.out_avals))[1])
 
 
 def with_debug_info(jaxpr: ClosedJaxpr, of: ClosedJaxpr) -> ClosedJaxpr:

@@ -92,6 +92,19 @@ def on_perturbed(handle: Callable[[Any, Any, Any], None]) -> None:
         tracer.__init__ = wrap(tracer.__init__)  # type: ignore[method-assign]
 
 
+# What calls the rule of a ``custom_jvp``: ``call(rule, args)`` on values and their tangents.
+_call_rule: list[Callable[[Any, Sequence[Any]], list[Any]]] = []
+
+
+def on_jvp_rule(call: Callable[[Any, Sequence[Any]], list[Any]]) -> None:
+    """Have ``call(rule, args)`` call the rules of ``custom_jvp``s, on values and tangents."""
+    _call_rule[:] = [call]
+
+
+def _called(rule: lu.WrappedFun) -> lu.WrappedFun:
+    return lu.wrap_init(lambda *args: _call_rule[0](rule, args), debug_info=rule.debug_info)
+
+
 def on_custom_derivative(handle: Callable[..., Sequence[Any]]) -> None:
     """Have ``handle(trace, args, fun, rules, params)`` give the arguments of functions with rules
     of the user's.
@@ -99,17 +112,19 @@ def on_custom_derivative(handle: Callable[..., Sequence[Any]]) -> None:
     They do not come by :func:`on_equation`. Functions are for :func:`trace_function`.
     """
 
-    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+    def wrap(original: Callable[..., Any], is_jvp: bool) -> Callable[..., Any]:
         def process(self: Any, primitive: Any, fun: Any, *rest: Any, **params: Any) -> Any:
             *rules, args = rest
             args = handle(self, args, fun, rules, params)
+            if is_jvp and any(primal_and_tangent(self, x)[1] is not None for x in args):
+                rules = list(map(_called, rules))
             return original(self, primitive, fun, *rules, args, **params)
 
         return process
 
     for trace in _DIFFERENTIATING:
-        trace.process_custom_jvp_call = wrap(trace.process_custom_jvp_call)
-        trace.process_custom_vjp_call = wrap(trace.process_custom_vjp_call)
+        trace.process_custom_jvp_call = wrap(trace.process_custom_jvp_call, True)
+        trace.process_custom_vjp_call = wrap(trace.process_custom_vjp_call, False)
 
 
 def on_shard_map(handle: Callable[..., Sequence[Any]]) -> None:

@@ -21,6 +21,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.custom_derivatives import SymbolicZero
 from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun
 from jax.interpreters import ad, batching, mlir
 
@@ -271,13 +272,50 @@ def _constants_if_rules_communicate(
     return None
 
 
+def note_communication() -> None:
+    """Tell :func:`_looks_at_communication` of an equation that communicates."""
+    _own.communicated = True
+
+
+def _looks_at_communication(trace: Any, args: Sequence[Any], rule: Any) -> bool:
+    """Whether the rule of a ``custom_jvp``, to which zeros are symbolic, differentiates something
+    that communicates, be it only to see what is perturbed there, as Equinox does.
+    """
+    _own.communicated = False
+    tangents = [
+        jax.typeof(x).to_tangent_aval()
+        if perturbed(trace, x)
+        else SymbolicZero(jax.typeof(x).to_tangent_aval())
+        for x in args
+    ]
+    known = [x if isinstance(x, SymbolicZero) else None for x in [*args, *tangents]]
+    unknown = [x for x, v in zip([*args, *tangents], known, strict=True) if v is None]
+
+    def run(*traced: Any) -> Any:
+        rest = iter(traced)
+        with contextlib.suppress(Exception):  # it comes again when JAX calls the rule
+            rule.call_wrapped(*(next(rest) if v is None else v for v in known))
+        return ()
+
+    try:
+        _compat_traces.trace_function(_compat_traces.function_of_jax(run, unknown), unknown)
+    finally:
+        _compat_traces.let_call_again(rule)
+    return bool(_own.communicated)
+
+
 def _arguments(
     trace: Any, args: Sequence[Any], fun: Any, rules: Sequence[Any], params: dict[str, Any]
 ) -> Sequence[Any]:
     """The arguments of a function, of which one is perturbed if the function communicates."""
-    if any(perturbed(trace, x) for x in args):
-        return args
     out_trees = params.get("out_trees")  # of a custom_vjp
+    which = [perturbed(trace, x) for x in args]
+    if any(which):
+        sees = out_trees is None and params["symbolic_zeros"] and not all(which)
+        if sees and _looks_at_communication(trace, args, *rules):
+            with once(trace, None):
+                return tie(token_of(trace), args)
+        return args
     consts = 0
     if not communicates(fun, args):
         found = _constants_if_rules_communicate(args, rules, out_trees) if out_trees else None
@@ -350,7 +388,9 @@ def _keep_backward_pass() -> None:
     def bind_backward(*args: Any, num_res: int, bwd: Any, out_avals: Any, **params: Any) -> Any:
         # Here, not in the abstract evaluation, because the rule may need concrete residuals.
         previous = getattr(_own, "backward_communicates", None)
-        _own.backward_communicates = communicates(bwd, [*args[:num_res], *out_avals])
+        found = _own.backward_communicates = communicates(bwd, [*args[:num_res], *out_avals])
+        if found:  # where nothing needs a result, it may leave out what others wait for
+            params["symbolic_zeros"] = False
         try:
             return bind(*args, num_res=num_res, bwd=bwd, out_avals=out_avals, **params)
         finally:

@@ -173,6 +173,25 @@ def test_equinox_checkpointed_loop():
         assert_close(mpi4jax.jit(jax.grad(lambda x, step=step: loop(x, step).sum()))(x), expected)
 
 
+@pytest.mark.parametrize("checkpoints", [None, 2])
+@pytest.mark.parametrize("jit", [lambda f: f, jax.jit], ids=["eager", "jit"])
+def test_equinox_checkpointed_loop_of_a_constant(jit, checkpoints):
+    """Rank 0 differentiates nothing that goes into the loop, and only it uses what comes out."""
+    eqxi = pytest.importorskip("equinox.internal")
+
+    def loss(x):
+        init = jax.lax.stop_gradient(x) if COMM.rank == 0 else x
+        body = lambda s: (2 * nt.sendrecv(s[0], jnp.zeros(3), LEFT, RIGHT, comm=COMM), s[1] + 1)
+        more = lambda s: s[1] < 3
+        kwargs = {"max_steps": 5, "kind": "checkpointed", "checkpoints": checkpoints}
+        y = eqxi.while_loop(more, body, (init, 0), **kwargs)[0]
+        return jnp.sum(x) + (jnp.sum(y) if COMM.rank == 0 else 0)
+
+    source = -3 % COMM.size  # whose values arrive at rank 0
+    expected = 1 + 8 * (COMM.rank == source != 0)
+    assert_close(jit(jax.grad(loss))(jnp.arange(1.0, 4.0)), np.full(3, expected, np.float32))
+
+
 def test_functions_that_do_not_communicate_are_as_without_mpi4jax():
     """Those that need concrete values, and rules that are never called."""
 
