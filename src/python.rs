@@ -173,6 +173,12 @@ mod _native {
         ops::add_line(line)
     }
 
+    /// The name of a source line of the user's, in a compiled program.
+    #[pyfunction]
+    fn name_line(function: &str, line: &str) -> String {
+        ops::name_line(function, line)
+    }
+
     /// The largest tag that MPI takes.
     #[pyfunction]
     fn set_tag_limit(limit: i32) {

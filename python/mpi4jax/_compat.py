@@ -90,7 +90,7 @@ __all__ = [
     "shard_map_p",
     "trace_state_clean",
     "used_arguments",
-    "user_line",
+    "user_place",
     "vary_as",
     "varying_axes",
     "visible_gpus",
@@ -112,7 +112,7 @@ newer_than_tested = jax.version.__version_info__[:2] > (0, 12)
 # From this version on XLA records custom calls into CUDA graphs together with their states.
 records_calls = jaxlib_version >= (0, 9, 1)
 
-# Frames of this package are not the user's: error messages and `user_line` skip them.
+# Frames of this package are not the user's: error messages and `user_place` skip them.
 source_info_util.register_exclusion(os.path.dirname(os.path.abspath(__file__)))
 
 
@@ -431,9 +431,11 @@ def scan_counts(params: dict[str, Any]) -> tuple[int, int]:
     return consts, carry
 
 
-def user_line(ctx: mlir.LoweringRuleContext) -> str:
-    """``file.py:81`` of the user's call that is being lowered, or ``""``."""
-    return _line(ctx.traceback)
+def user_place(ctx: mlir.LoweringRuleContext) -> tuple[str, str]:
+    """Of the user's call that is being lowered ``file.py:function`` and ``file.py:81``, or ``""``."""
+    frame = _frame(ctx.traceback)
+    function = f"{os.path.basename(frame.file_name)}:{frame.function_name}" if frame else ""
+    return function, _line(ctx.traceback)
 
 
 def eqn_line(eqn: core.JaxprEqn) -> str:
@@ -441,8 +443,12 @@ def eqn_line(eqn: core.JaxprEqn) -> str:
     return _line(eqn.source_info.traceback)
 
 
+def _frame(traceback: Any) -> Any:
+    return next(iter(source_info_util.user_frames(traceback)), None)
+
+
 def _line(traceback: Any) -> str:
-    frame = next(iter(source_info_util.user_frames(traceback)), None)
+    frame = _frame(traceback)
     return f"{os.path.basename(frame.file_name)}:{frame.start_line}" if frame else ""
 
 

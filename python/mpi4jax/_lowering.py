@@ -83,7 +83,7 @@ class Lowering:
         reduction = p["reduction"].name if SPECS[op].has_reduction else ""
         target = self._gpu_target(op, reduction, carried) if self.on_gpu else f"mpi4jax_{op}"
         # An eager op is compiled for all its callers: an operand tells the line.
-        site = "" if p.get("eager") else _compat.user_line(self.ctx)
+        site = "" if p.get("eager") else _site(self.ctx)
         peers = {name: np.int64(-1 if p.get(name) is None else p[name]) for name in PEERS}
         if in_place is None:
             in_place = self.in_place and op == self.spec.name
@@ -173,6 +173,15 @@ class Lowering:
     def plus(self, y: Any, x: Operand) -> Any:
         """``x`` and a value like it, added."""
         return self.local(jnp.add, x[1], (y, x[1]), x)
+
+
+def _site(ctx: mlir.LoweringRuleContext) -> str:
+    """The name of the user's line, by which the native module knows it in this process.
+
+    Not the line itself: a program whose lines have moved is the same, for JAX's compilation cache.
+    """
+    function, line = _compat.user_place(ctx)
+    return _native.name_line(function, line) if line else ""
 
 
 def _check_exportable(op: str, p: Params, out: Sequence[Any]) -> None:

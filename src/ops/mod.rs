@@ -13,7 +13,7 @@ pub use arithmetic::{Combine, combine};
 pub use buffer::Buffer;
 pub use dtypes::{Class, Dtype, PACKED, Packed, Reduced};
 pub use halo::{Block, Halo, Width, Wire};
-pub use line::{add as add_line, numbered as numbered_line};
+pub use line::{add as add_line, name as name_line, named as named_line, numbered as numbered_line};
 pub use reduction::{Builtin, Reduction, register_user as register_reduction};
 pub use region::{Runs, copy_runs};
 pub use table::{Extent, Op, Row, Side};

@@ -12,7 +12,7 @@ use crate::call::{Blocks, Call, Envelope, Operand, Site};
 use crate::comm::{self, Comm};
 use crate::error::{Cause, Error};
 use crate::mpilib::wildcards;
-use crate::ops::{Block, Buffer, Dtype, Extent, Halo, Op, PACKED, Reduction, Width};
+use crate::ops::{self, Block, Buffer, Dtype, Extent, Halo, Op, PACKED, Reduction, Width};
 use crate::transport::Transport;
 
 /// The attributes of a custom call. They are read once per compiled program.
@@ -169,7 +169,7 @@ impl<'a> Attributes<'a> {
             operand,
             envelope_result: self.flag("env_out")?,
             status: self.integer("status")? as usize,
-            location: (*self.string("site")?).into(),
+            location: ops::named_line(&self.string("site")?),
         })
     }
 }

@@ -150,6 +150,9 @@ RUN_IT = """
     mpi4jax.barrier(comm=rows), mpi4jax.barrier()
     for g in (f, jax.jit(f), mpi4jax.jit(f), mpi4jax.jit(lambda x: [f(x), f(2 * x)][1] / 2)):
         assert g(jnp.ones(3)).tolist() == [1] * 3
+    # It was lowered in another process, which alone knew the line.
+    words = mpi4jax._native.watch_report()
+    assert "on rows, save.py:f:" in words, words
 """
 
 
@@ -158,6 +161,45 @@ def test_communicators_are_found_again_by_name(mpirun, tmp_path):
         file = tmp_path / name
         file.write_text(textwrap.dedent(SAVE + program))
         job = mpirun(2, file, tmp_path / "exported")
+        assert job.returncode == 0, job.stderr
+
+
+CACHED = """
+    import sys
+    import jax, jax.numpy as jnp, mpi4jax
+    from jax import monitoring
+    from mpi4jax import _native, notoken
+    from mpi4py import MPI
+
+    events = []
+    monitoring.register_event_listener(lambda name, **_: events.append(name.split("/")[-1]))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    jax.config.update("jax_compilation_cache_dir", sys.argv[1] + str(MPI.COMM_WORLD.rank))
+
+    @jax.jit
+    def step(x):
+        y = notoken.allreduce(x, MPI.SUM)  # first
+        return y + notoken.bcast(x, 0)  # second
+
+    x = jnp.ones(3)
+    mpi4jax.barrier()
+    events.clear()
+    jax.block_until_ready(step(x))
+    words = _native.watch_report()
+    source = open(__file__).read().splitlines()
+    for op, mark in (("allreduce", "# first"), ("bcast", "# second")):
+        line = 1 + next(i for i, text in enumerate(source) if text.endswith(mark))
+        assert f"{op} #" in words and f"program.py:{line}:" in words, words
+    assert events.count(sys.argv[2]) == 1, events
+"""
+
+
+def test_a_line_that_moves_is_found_in_the_compilation_cache(mpirun, tmp_path):
+    """And reports say where it is now."""
+    file = tmp_path / "program.py"
+    for above, event in (("", "cache_misses"), ("# one more line\n" * 3, "cache_hits")):
+        file.write_text(above + textwrap.dedent(CACHED))
+        job = mpirun(2, file, tmp_path / "cache", event)
         assert job.returncode == 0, job.stderr
 
 
