@@ -25,7 +25,7 @@ from jax.extend.core import ClosedJaxpr, Literal, Primitive
 from jax.interpreters import ad, batching, mlir
 
 from . import _compat, _compat_traces
-from ._misuse import warn_of_batched_loop
+from ._misuse import check_linearized_loops, warn_of_batched_loop
 from ._primitive import PRIMITIVES, TOKEN, effect, split
 from ._tracing import (
     has_derivative,
@@ -286,6 +286,8 @@ def _rewrite(trace: Any, primitive: Primitive, args: Sequence[Any], params: dict
         if not nothing or not hidden(primitive, params):
             return None
     note_communication()
+    if _compat_traces.linearizes(trace):
+        check_linearized_loops(primitive, params)
     rule = RULES.get(primitive)
     if rule is None:
         raise _no_rule(primitive, params)

@@ -25,26 +25,28 @@ from jax._src import (
 from jax._src.ad_checkpoint import remat_p
 from jax._src.array import ArrayImpl
 from jax._src.custom_derivatives import linear_call_p
-from jax._src.interpreters import ad as _ad
 from jax._src.interpreters import partial_eval as pe
 from jax._src.interpreters import pxla
 from jax._src.lib import version as jaxlib_version
 from jax._src.lib.mlir.dialects import hlo as _hlo
-from jax._src.pjit import jit_p
 from jax._src.shard_map import shard_map_p
 from jax._src.sharding_impls import UNSPECIFIED
 from jax._src.state.types import RefEffect
-from jax.extend.core import ClosedJaxpr
+from jax.core import ShapedArray, Tracer
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Primitive, Token
 from jax.extend.core.primitives import (
     closed_call_p,
     cond_p,
     custom_jvp_call_p,
+    custom_lin_p,
     custom_vjp_call_p,
+    jit_p,
     linear_solve_p,
     scan_p,
     while_p,
 )
-from jax.interpreters import mlir, xla
+from jax.interpreters import ad, mlir, xla
+from jax.interpreters import partial_eval as public_pe
 from jax.sharding import NamedSharding, PartitionSpec
 
 __all__ = [
@@ -101,11 +103,9 @@ __all__ = [
 ]
 
 AbstractToken = core.AbstractToken
-Token = core.Token
 abstract_token = core.abstract_token
 trace_state_clean = core.trace_state_clean
 custom_vmap_p = custom_batching.custom_vmap_p
-custom_lin_p = _ad.custom_lin_p  # the derivative of a custom_vjp, until it is transposed
 Effect = effects.Effect
 # Not one of the versions that the tests run with.
 newer_than_tested = jax.version.__version_info__[:2] > (0, 12)
@@ -139,9 +139,9 @@ def add_effect_type(effect: type[effects.Effect]) -> None:
 def _keep_in_partial_evaluation(effect: type[effects.Effect]) -> None:
     """Keep equations that have the effect and unused results, of primitives that JAX forgets.
 
-    Of the primitives with functions inside, JAX keeps only scans and jitted functions.
+    Of the primitives with functions inside, JAX keeps scans, loops and jitted functions.
     """
-    forgotten = {remat_p, cond_p, while_p}
+    forgotten = {remat_p, cond_p}
     original = pe.new_eqn_recipe
 
     def new_eqn_recipe(
@@ -160,7 +160,7 @@ def _keep_in_checkpoint(effect: type[effects.Effect]) -> None:
 
     JAX drops those that have effects rather than those that have none.
     """
-    original = pe.dce_rules[remat_p]
+    original = public_pe.dce_rules[remat_p]
 
     def rule(*args: Any) -> Any:
         eqn, result = args[-1], original(*args)
@@ -168,7 +168,7 @@ def _keep_in_checkpoint(effect: type[effects.Effect]) -> None:
             return [True] * len(eqn.invars), eqn
         return result
 
-    pe.dce_rules[remat_p] = rule
+    public_pe.dce_rules[remat_p] = rule
 
 
 NOT_REPEATED = (
@@ -186,7 +186,7 @@ def refuse_to_repeat(effect: effects.Effect) -> None:
 
     def check(e: Exception, fun: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         leaves, tree = jax.tree.flatten((args, kwargs))
-        arrays = [isinstance(leaf, (ArrayImpl, np.ndarray, core.Tracer)) for leaf in leaves]
+        arrays = [isinstance(leaf, (ArrayImpl, np.ndarray, Tracer)) for leaf in leaves]
 
         def of_arrays(*values: Any) -> Any:  # the other arguments may be static
             given = iter(values)
@@ -293,25 +293,25 @@ def fresh_xla_token() -> Any:
     return _hlo.create_token()
 
 
-def dead_where_inside(primitive: core.Primitive, key: str) -> None:
+def dead_where_inside(primitive: Primitive, key: str) -> None:
     """Drop operands and results of ``primitive`` that the jaxpr in its parameter does not use."""
 
     def rule(used: Sequence[bool], *rest: Any) -> tuple[list[bool], Any]:
         eqn = rest[-1]  # before it, from 0.12: which of the operands are live
         closed = eqn.params[key]
-        jaxpr, used_in = pe.dce_jaxpr(closed.jaxpr, list(used))[:2]
+        jaxpr, used_in = public_pe.dce_jaxpr(closed.jaxpr, list(used))[:2]
         return list(used_in), eqn.replace(
             invars=[v for v, u in zip(eqn.invars, used_in, strict=True) if u],
             outvars=[v for v, u in zip(eqn.outvars, used, strict=True) if u],
             params={**eqn.params, key: ClosedJaxpr(jaxpr, closed.consts)},
         )
 
-    pe.dce_rules[primitive] = rule
+    public_pe.dce_rules[primitive] = rule
 
 
 def used_arguments(jaxpr: ClosedJaxpr) -> list[bool]:
     """Which arguments of a function its results depend on."""
-    return list(pe.dce_jaxpr(jaxpr.jaxpr, [True] * len(jaxpr.out_avals))[1])
+    return list(public_pe.dce_jaxpr(jaxpr.jaxpr, [True] * len(jaxpr.out_avals))[1])
 
 
 def with_debug_info(jaxpr: ClosedJaxpr, of: ClosedJaxpr) -> ClosedJaxpr:
@@ -319,7 +319,7 @@ def with_debug_info(jaxpr: ClosedJaxpr, of: ClosedJaxpr) -> ClosedJaxpr:
     return ClosedJaxpr(jaxpr.jaxpr.replace(debug_info=of.jaxpr.debug_info), jaxpr.consts)
 
 
-def eval_primitive(primitive: core.Primitive) -> Callable[..., Any]:
+def eval_primitive(primitive: Primitive) -> Callable[..., Any]:
     """The implementation that JAX gives its own primitives: compile and run."""
 
     def impl(*args: Any, **params: Any) -> Any:
@@ -328,12 +328,12 @@ def eval_primitive(primitive: core.Primitive) -> Callable[..., Any]:
     return impl
 
 
-def bind_eqn(eqn: core.JaxprEqn, args: Sequence[Any]) -> list[Any]:
+def bind_eqn(eqn: JaxprEqn, args: Sequence[Any]) -> list[Any]:
     """Evaluate one equation of a jaxpr on ``args``."""
     return bind_with(eqn.primitive, eqn.params, args)
 
 
-def bind_with(primitive: core.Primitive, params: dict[str, Any], args: Sequence[Any]) -> list[Any]:
+def bind_with(primitive: Primitive, params: dict[str, Any], args: Sequence[Any]) -> list[Any]:
     """Evaluate an equation that has these parameters in a jaxpr."""
     found = primitive.get_bind_params(params)
     subfuns, params = found if isinstance(found, tuple) else ((), found)  # a tuple up to 0.9
@@ -350,12 +350,12 @@ def custom_vjp_rules(params: dict[str, Any]) -> tuple[Any, Any]:
 
 def zero_tangent(x: Any) -> Any:
     """The symbolic zero that is the tangent of ``x``."""
-    return _ad.Zero(core.typeof(x).to_tangent_aval())
+    return ad.Zero(jax.typeof(x).to_tangent_aval())
 
 
 def is_of_current_trace(value: Any) -> bool:
     """Whether ``value`` is a tracer of the innermost transformation."""
-    return isinstance(value, core.Tracer) and value._trace is core.trace_ctx.trace
+    return isinstance(value, Tracer) and value._trace is core.trace_ctx.trace
 
 
 def has_refs(jaxpr: ClosedJaxpr) -> bool:
@@ -366,7 +366,7 @@ def has_refs(jaxpr: ClosedJaxpr) -> bool:
 
 def explicit_sharding(x: Any) -> Any:
     """How an array is cut along a mesh's axes, if its type says so (explicit axes); or None."""
-    sharding = core.typeof(x).sharding
+    sharding = jax.typeof(x).sharding
     return sharding if any(axis is not None for axis in sharding.spec) else None
 
 
@@ -376,7 +376,7 @@ def varying_axes(aval: Any) -> frozenset[Any]:
     return frozenset(found)
 
 
-def array_type(shape: tuple[int, ...], arrays: Sequence[Any]) -> core.ShapedArray:
+def array_type(shape: tuple[int, ...], arrays: Sequence[Any]) -> ShapedArray:
     """The type of a result of this shape, otherwise of the last of the arrays it is made from.
 
     It varies over the manual axes that any of them varies over.
@@ -396,7 +396,7 @@ def array_type(shape: tuple[int, ...], arrays: Sequence[Any]) -> core.ShapedArra
 
 def vary_as(x: Any, aval: Any) -> Any:
     """``x``, which varies over those manual axes that a value of type ``aval`` varies over."""
-    has, wants = varying_axes(core.typeof(x)), varying_axes(aval)
+    has, wants = varying_axes(jax.typeof(x)), varying_axes(aval)
     if has - wants:
         x = jax.lax.psum(x, tuple(has - wants))  # the transpose of what made it vary
     if wants - has:
@@ -432,13 +432,13 @@ def scan_counts(params: dict[str, Any]) -> tuple[int, int]:
 
 
 def user_place(ctx: mlir.LoweringRuleContext) -> tuple[str, str]:
-    """Of the user's call that is being lowered ``file.py:function`` and ``file.py:81``, or ``""``."""
+    """``file.py:function`` and ``file.py:81`` of the user's call that is being lowered, or ``""``."""
     frame = _frame(ctx.traceback)
     function = f"{os.path.basename(frame.file_name)}:{frame.function_name}" if frame else ""
     return function, _line(ctx.traceback)
 
 
-def eqn_line(eqn: core.JaxprEqn) -> str:
+def eqn_line(eqn: JaxprEqn) -> str:
     """``file.py:81`` of the user's call that an equation stands for, or ``""``."""
     return _line(eqn.source_info.traceback)
 
@@ -457,7 +457,7 @@ def inner_jaxprs(params: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     for name, value in params.items():
         several = isinstance(value, (tuple, list))
         for i, v in enumerate(value if several else (value,)):
-            if isinstance(v, (ClosedJaxpr, core.Jaxpr)):
+            if isinstance(v, (ClosedJaxpr, Jaxpr)):
                 yield f"{name}[{i}]" if several else name, v
 
 

@@ -8,14 +8,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 from jax._src import api, api_util, core, custom_batching
 from jax._src import linear_util as lu
 from jax._src.interpreters import ad as _ad
 from jax._src.interpreters import partial_eval as pe
+from jax.core import AbstractValue
 from jax.extend.core import ClosedJaxpr
+from jax.interpreters import ad
+from jax.interpreters import partial_eval as public_pe
 
-_DIFFERENTIATING = (_ad.JVPTrace, _ad.LinearizeTrace)
-_TRACERS = {_ad.JVPTrace: _ad.JVPTracer, _ad.LinearizeTrace: _ad.LinearizeTracer}
+_DIFFERENTIATING = (ad.JVPTrace, _ad.LinearizeTrace)
+_TRACERS = {ad.JVPTrace: ad.JVPTracer, _ad.LinearizeTrace: _ad.LinearizeTracer}
 
 # Raised by the forward pass of a ``custom_vjp`` if a value that it closes over is perturbed.
 ClosedOver = _ad.CustomVJPException
@@ -23,6 +27,11 @@ ClosedOver = _ad.CustomVJPException
 
 def differentiates(trace: Any) -> bool:
     return isinstance(trace, _DIFFERENTIATING)
+
+
+def linearizes(trace: Any) -> bool:
+    """Whether ``trace`` makes the linear function of a ``jax.linearize``, or of a ``jax.vjp``."""
+    return isinstance(trace, _ad.LinearizeTrace)
 
 
 def outside_of_vmap(trace: Any) -> Any:
@@ -35,7 +44,7 @@ def outside_of_vmap(trace: Any) -> Any:
 def primal_and_tangent(trace: Any, value: Any) -> tuple[Any, Any]:
     """The two parts of a value in a trace that differentiates; the tangent is None if zero."""
     primal, tangent = trace.to_primal_tangent_pair(value)
-    return primal, None if type(tangent) is _ad.Zero else tangent
+    return primal, None if type(tangent) is ad.Zero else tangent
 
 
 def dual(trace: Any, primal: Any, tangent: Any) -> Any:
@@ -83,7 +92,7 @@ def on_perturbed(handle: Callable[[Any, Any, Any], None]) -> None:
     def wrap(original: Callable[..., None]) -> Callable[..., None]:
         def init(self: Any, trace: Any, primal: Any, tangent: Any) -> None:
             original(self, trace, primal, tangent)
-            if type(tangent) is not _ad.Zero:
+            if type(tangent) is not ad.Zero:
                 handle(trace, primal, tangent)
 
         return init
@@ -165,8 +174,8 @@ def on_linear_transpose(handle: Callable[[Any, Sequence[Any]], Any]) -> None:
 
 def trace_function(fun: lu.WrappedFun, args: Sequence[Any]) -> ClosedJaxpr:
     """What a function of JAX's does on ``args``, values or types."""
-    avals = [x if isinstance(x, core.AbstractValue) else core.typeof(x) for x in args]
-    jaxpr, _, consts = pe.trace_to_jaxpr_dynamic(fun, avals)
+    avals = [x if isinstance(x, AbstractValue) else jax.typeof(x) for x in args]
+    jaxpr, _, consts = public_pe.trace_to_jaxpr_dynamic(fun, avals)
     return ClosedJaxpr(jaxpr, consts)
 
 
@@ -184,7 +193,7 @@ def let_call_again(fun: lu.WrappedFun) -> None:
 
 def concrete(value: Any) -> Any:
     """The array that a value stands for; None if it is not known yet."""
-    return None if isinstance(value, core.AbstractValue) else core.to_concrete_value(value)
+    return None if isinstance(value, AbstractValue) else core.to_concrete_value(value)
 
 
 # ---- vmap

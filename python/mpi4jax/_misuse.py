@@ -92,6 +92,48 @@ def warn_of_batched_loop(params: dict[str, Any], batched: Sequence[bool]) -> Non
             return
 
 
+def _in_loops(params: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The ops in the ``while_loop``s that are inside an equation with these parameters."""
+    for _, inner in _compat.inner_jaxprs(params):
+        for eqn in inner.eqns:
+            if eqn.primitive is _compat.while_p:
+                yield from _ops_inside(eqn.params)
+            else:
+                yield from _in_loops(eqn.params)
+
+
+def _ops_inside(params: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    for _, inner in _compat.inner_jaxprs(params):
+        yield from _ops(inner)
+
+
+def check_linearized_loops(primitive: Any, params: dict[str, Any]) -> None:
+    """Warn of ops in a ``while_loop``, or refuse, where JAX makes a linear function of it.
+
+    It does not know how many residuals there will be, so it runs the whole loop again in the linear
+    function. Of a ``jax.checkpoint`` around it, it makes none.
+    """
+    if primitive is _compat.jit_p:  # JAX comes to what is inside
+        return
+    is_loop = primitive is _compat.while_p
+    name, eqn = next(_ops_inside(params) if is_loop else _in_loops(params), (None, None))
+    if name is None:
+        return
+    where = _compat.eqn_line(eqn)
+    start = f"{where + ': ' if where else ''}{name} is in a while_loop"
+    if primitive is _compat.remat_p:
+        raise NotImplementedError(
+            f"mpi4jax: {start} in a jax.checkpoint, of which JAX makes no linear function; use "
+            "jax.jvp, or take the checkpoint away; in reverse mode, make the loop a lax.scan"
+        )
+    warnings.warn(
+        f"{start} of which JAX makes a linear function (jax.linearize): each call of that runs the "
+        "loop as it is again, beside its derivative, so all ranks must have such a loop; use "
+        "jax.jvp, or a lax.scan",
+        stacklevel=2,
+    )
+
+
 # Tokens that were given to an op, by id, while they live.
 _given: dict[int, weakref.ref[Any]] = {}
 
