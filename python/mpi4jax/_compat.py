@@ -432,7 +432,7 @@ def scan_counts(params: dict[str, Any]) -> tuple[int, int]:
 
 
 def user_place(ctx: mlir.LoweringRuleContext) -> tuple[str, str]:
-    """``file.py:function`` and ``file.py:81`` of the user's call that is being lowered, or ``""``."""
+    """``file.py:function`` and ``file.py:81`` of the call that is being lowered, or ``""``."""
     frame = _frame(ctx.traceback)
     function = f"{os.path.basename(frame.file_name)}:{frame.function_name}" if frame else ""
     return function, _line(ctx.traceback)

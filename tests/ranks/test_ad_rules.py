@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 from mpi4py import MPI
 
 import mpi4jax
-from mpi4jax import _ad, _compat, notoken
+from mpi4jax import _ad, _compat, _compat_traces, notoken
 
 COMM = MPI.COMM_WORLD
 RANK, SIZE = COMM.rank, COMM.size
@@ -218,7 +218,7 @@ def test_renamed_function_of_jax_is_an_error(monkeypatch):
     def renamed(*args, **kwargs):
         raise AttributeError("renamed")
 
-    monkeypatch.setattr(_compat.pe, "trace_to_jaxpr_dynamic", renamed)
+    monkeypatch.setattr(_compat_traces.public_pe, "trace_to_jaxpr_dynamic", renamed)
     with pytest.raises(AttributeError, match="renamed"):
         jax.jvp(lambda x: x * f(np.ones(3, np.float32)), (X,), (X,))
 
@@ -297,3 +297,38 @@ def test_platform_dependent():
 
     actual = jax.jit(jax.grad(f))(X)
     np.testing.assert_allclose(actual, np.ones(3) * jax.grad(lambda x: jnp.sum(total(x)))(X))
+
+
+def test_linear_call_below_vmap():
+    """JAX has no rule for it, with or without an operation in it."""
+    called = lambda op: (
+        lambda x: jax.custom_derivatives.linear_call(
+            lambda r, x: op(x) * r, lambda r, c: op(c) * r, jnp.float32(3), x
+        )
+    )
+    for op in (total, lambda x: x):
+        with pytest.raises(NotImplementedError, match="linear_call"):
+            jax.vmap(called(op))(jnp.ones((2, 3)))
+
+
+def test_compute_on():
+    """As a context it is no equation; as a function it is one without a rule."""
+    compute_on = pytest.importorskip("jax.experimental.compute_on")
+    as_function = getattr(compute_on, "compute_on2", None)
+    if as_function is None:
+        pytest.skip("of JAX 0.8 to 0.11")
+
+    def context(x):
+        with compute_on.compute_on("device_host"):
+            return total(x)
+
+    on_host = as_function(
+        total, compute_type="device_host", out_memory_spaces=jax.memory.Space.Device
+    )
+    for f in (context, on_host):
+        np.testing.assert_allclose(jax.jit(f)(X), SIZE * X)
+    summed = lambda f: jax.jit(jax.grad(lambda x: jnp.sum(f(x * x))))
+    np.testing.assert_allclose(summed(context)(X), 2 * X)
+    for constant in (lambda x: on_host(x), lambda x: on_host(jnp.ones(3)) + x):
+        with pytest.raises(NotImplementedError, match="'compute_on' cannot be differentiated"):
+            summed(constant)(X)
