@@ -79,6 +79,16 @@ def test_architecture_names_every_file():
         assert f"`{name}`" in text, name
 
 
+def test_extending_names_the_files_of_an_op():
+    """Each exists, and the example is in it."""
+    text = (ROOT / "docs" / "extending.md").read_text()
+    section = text.partition("## An op\n")[2].partition("\n## ")[0]
+    files = re.findall(r"^\| `([^`]+)` \|", section, re.MULTILINE)
+    assert f"in {len(files)} files" in section
+    for file in files:
+        assert "exscan" in (ROOT / file).read_text().lower(), file
+
+
 def names_of_jax(file):
     """The names of JAX's that a file takes from `jax._src`: of modules, what it uses of them."""
     tree = ast.parse(file.read_text())
