@@ -1,32 +1,34 @@
 //! Types that are reduced as what they are.
 
+use std::ops::{Add, Mul, Sub};
+
 use super::{Bits, Element, Ordered, Ring};
 
-macro_rules! integers {
-    ($($t:ty)*) => {$(
-        impl Element for $t {
-            type Value = $t;
+impl<T: Ring> Element for T {
+    type Value = T;
 
-            #[inline(always)]
-            fn load(self) -> $t {
-                self
-            }
+    #[inline(always)]
+    fn load(self) -> T {
+        self
+    }
 
-            #[inline(always)]
-            fn store(value: $t) -> $t {
-                value
-            }
-        }
+    #[inline(always)]
+    fn store(value: T) -> T {
+        value
+    }
+}
 
+macro_rules! real {
+    ($plus:ident $times:ident: $($t:ty)*) => {$(
         impl Ring for $t {
             #[inline(always)]
             fn plus(self, other: Self) -> Self {
-                self.wrapping_add(other)
+                self.$plus(other)
             }
 
             #[inline(always)]
             fn times(self, other: Self) -> Self {
-                self.wrapping_mul(other)
+                self.$times(other)
             }
         }
 
@@ -37,11 +39,19 @@ macro_rules! integers {
             }
 
             #[inline(always)]
+            #[allow(clippy::eq_op)]
             fn is_nan(self) -> bool {
-                false
+                self != self
             }
         }
+    )*};
+}
 
+real! { wrapping_add wrapping_mul: i8 i16 i32 i64 u8 u16 u32 u64 }
+real! { add mul: f32 f64 }
+
+macro_rules! bits {
+    ($($t:ty)*) => {$(
         impl Bits for $t {
             #[inline(always)]
             fn is_true(self) -> bool {
@@ -56,51 +66,7 @@ macro_rules! integers {
     )*};
 }
 
-integers! { i8 i16 i32 i64 u8 u16 u32 u64 }
-
-macro_rules! floats {
-    ($($t:ty)*) => {$(
-        impl Element for $t {
-            type Value = $t;
-
-            #[inline(always)]
-            fn load(self) -> $t {
-                self
-            }
-
-            #[inline(always)]
-            fn store(value: $t) -> $t {
-                value
-            }
-        }
-
-        impl Ring for $t {
-            #[inline(always)]
-            fn plus(self, other: Self) -> Self {
-                self + other
-            }
-
-            #[inline(always)]
-            fn times(self, other: Self) -> Self {
-                self * other
-            }
-        }
-
-        impl Ordered for $t {
-            #[inline(always)]
-            fn precedes(self, other: Self) -> bool {
-                self < other
-            }
-
-            #[inline(always)]
-            fn is_nan(self) -> bool {
-                self != self
-            }
-        }
-    )*};
-}
-
-floats! { f32 f64 }
+bits! { i8 i16 i32 i64 u8 u16 u32 u64 }
 
 /// A byte that is 0 or not.
 #[derive(Clone, Copy)]
@@ -128,37 +94,14 @@ pub struct Complex<T> {
     im: T,
 }
 
-macro_rules! complex {
-    ($($t:ty)*) => {$(
-        impl Element for Complex<$t> {
-            type Value = Self;
+impl<T: Copy + Add<Output = T> + Sub<Output = T> + Mul<Output = T>> Ring for Complex<T> {
+    #[inline(always)]
+    fn plus(self, other: Self) -> Self {
+        Self { re: self.re + other.re, im: self.im + other.im }
+    }
 
-            #[inline(always)]
-            fn load(self) -> Self {
-                self
-            }
-
-            #[inline(always)]
-            fn store(value: Self) -> Self {
-                value
-            }
-        }
-
-        impl Ring for Complex<$t> {
-            #[inline(always)]
-            fn plus(self, other: Self) -> Self {
-                Self { re: self.re + other.re, im: self.im + other.im }
-            }
-
-            #[inline(always)]
-            fn times(self, other: Self) -> Self {
-                Self {
-                    re: self.re * other.re - self.im * other.im,
-                    im: self.re * other.im + self.im * other.re,
-                }
-            }
-        }
-    )*};
+    #[inline(always)]
+    fn times(self, other: Self) -> Self {
+        Self { re: self.re * other.re - self.im * other.im, im: self.re * other.im + self.im * other.re }
+    }
 }
-
-complex! { f32 f64 }
