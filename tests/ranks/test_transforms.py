@@ -8,7 +8,8 @@ number of ranks.
 
 import pytest
 from reference import APIS, EVERYTHING, JITS, SIZE
-from transforms import CHECKS, ROWS, NotApplicable, Subject, reference, title
+from subjects import CASES, NotApplicable, Subject, reference, title
+from transforms import CHECKS
 
 WAYS = [(api, jit) for api in APIS for jit in ("jax.jit", "mpi4jax.jit")]
 # One in so many pairs.
@@ -16,7 +17,7 @@ STRIDE = 1 if EVERYTHING else 8 if SIZE == 2 else 12
 
 
 def cells():
-    for row, case in enumerate(ROWS):
+    for row, case in enumerate(CASES):
         for column, name in enumerate(CHECKS):
             if (row + 3 * column + SIZE) % STRIDE == 0:
                 api, jit = WAYS[(row + column + SIZE) % len(WAYS)]
@@ -25,7 +26,7 @@ def cells():
 
 @pytest.mark.parametrize("row, name, api, jit", list(cells()))
 def test_cell(row, name, api, jit):
-    subject = Subject(ROWS[row], api, JITS[jit], reference(row))
+    subject = Subject(CASES[row], api, JITS[jit], reference(row))
     try:
         CHECKS[name](subject)
     except NotApplicable as reason:

@@ -1,0 +1,202 @@
+"""What else JAX has, where ranks communicate. With `jax.jit`: `mpi4jax.jit` is the same."""
+
+import textwrap
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from mpi4py import MPI
+from reference import LEFT, RANK, RIGHT, SIZE, assert_equal
+
+import mpi4jax
+from mpi4jax import notoken
+
+
+def total(x):
+    return notoken.allreduce(x, MPI.SUM)
+
+
+SEVERAL_DEVICES = """
+    import jax, jax.numpy as jnp, mpi4jax
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec
+    from mpi4jax import notoken
+    from mpi4py import MPI
+
+    mesh = Mesh(jax.devices(), "i")
+    x = jax.device_put(jnp.ones(4), NamedSharding(mesh, PartitionSpec("i")))
+    f = lambda x: notoken.allreduce(x, MPI.SUM)
+    mapped = jax.shard_map(f, mesh=mesh, in_specs=PartitionSpec("i"), out_specs=PartitionSpec("i"))
+    for g in (f, jax.jit(f), mpi4jax.jit(f), jax.jit(mapped), mpi4jax.jit(mapped)):
+        try:
+            g(x)
+        except ValueError as error:
+            assert "device" in str(error), error
+        else:
+            raise AssertionError("not refused")
+    assert mpi4jax.jit(f)(jnp.ones(4)).tolist() == [1] * 4
+"""
+
+
+@pytest.mark.ranks(1)
+def test_arrays_on_several_devices_are_refused(mpirun, tmp_path):
+    """Order is kept on one device only."""
+    file = tmp_path / "program.py"
+    file.write_text(textwrap.dedent(SEVERAL_DEVICES))
+    job = mpirun(1, file, env={"XLA_FLAGS": "--xla_force_host_platform_device_count=2"})
+    assert job.returncode == 0, job.stderr
+
+
+def test_disable_jit():
+    @jax.jit
+    def f(x):
+        if x > 0:  # concrete, without jit
+            return total(x)
+        return x
+
+    with jax.disable_jit():
+        assert float(f(jnp.float32(2))) == 2 * SIZE
+        assert float(lax.fori_loop(0, 2, lambda i, x: total(x), jnp.float32(1))) == SIZE**2
+        y, _token = mpi4jax.allreduce(jnp.arange(3.0), MPI.SUM)
+        assert_equal(y, np.arange(3, dtype=np.float32) * SIZE)
+        assert_equal(jax.vmap(total)(jnp.ones(2)), np.full(2, SIZE, np.float32))
+        assert_equal(notoken.bcast({"a": jnp.ones(2)}, 0)["a"], np.ones(2, np.float32))
+
+
+def test_errors_of_the_function_come_through():
+    class Mine(Exception):
+        pass
+
+    @jax.jit
+    def f(x):
+        total(x)
+        raise Mine("here")
+
+    for _ in range(2):
+        with pytest.raises(Mine, match="here"):
+            f(jnp.ones(3))
+    with pytest.raises(jax.errors.TracerBoolConversionError):
+        jax.jit(lambda x: total(x) if total(x) > 0 else x)(1.0)
+    assert float(notoken.allreduce(1.0, MPI.SUM)) == SIZE
+
+
+def test_debug_callbacks_and_other_effects():
+    """Effects of others beside ours, ordered ones included."""
+    seen = []
+
+    @jax.jit
+    def f(x):
+        jax.debug.callback(lambda v: seen.append(float(v)), x, ordered=True)
+        y = total(x)
+        jax.debug.callback(lambda v: seen.append(float(v)), y, ordered=True)
+        z = jax.pure_callback(lambda v: np.asarray(v) + 1, jax.ShapeDtypeStruct((), jnp.float32), y)
+        return total(z)
+
+    assert float(f(jnp.float32(1))) == (SIZE + 1) * SIZE
+    jax.effects_barrier()
+    assert seen == [1, SIZE]
+
+
+def test_mutable_arrays():
+    new_ref = getattr(jax, "new_ref", None) or pytest.skip("this JAX has no jax.new_ref")
+
+    @jax.jit
+    def f(ref, x):
+        inner = new_ref(jnp.zeros(3))
+
+        def body(i, carry):
+            inner[...] += total(x)
+            return carry
+
+        lax.fori_loop(0, 2, body, 0)
+        ref[...] = total(ref[...])
+        return inner[...]
+
+    ref = new_ref(jnp.full(3, RANK + 1.0))
+    for k in (1, 2):
+        assert_equal(f(ref, jnp.ones(3)), np.full(3, 2 * SIZE, np.float32))
+        value = SIZE * (SIZE + 1) // 2 * SIZE ** (k - 1)
+        assert_equal(ref[...], np.full(3, value, np.float32))
+
+
+def test_arrays_whose_type_says_how_they_are_sharded():
+    if jax.version.__version_info__ < (0, 8):
+        pytest.skip("up to 0.7, JAX cannot transpose a reshard to another mesh")
+    mesh = jax.make_mesh((1,), ("i",), axis_types=(jax.sharding.AxisType.Explicit,))
+    with jax.set_mesh(mesh):
+        sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("i"))
+        x = jax.device_put(jnp.arange(3.0) + RANK, sharding)
+
+        def loss(x):
+            y, _ = lax.scan(lambda c, _: (total(c) / SIZE, None), x, None, length=2)
+            return (y**2).sum() + notoken.allgather(x).sum()
+
+        mean = np.arange(3) + (SIZE - 1) / 2
+        gradient = jax.jit(jax.grad(loss))(x)
+        assert gradient.sharding.spec == sharding.spec
+        np.testing.assert_allclose(gradient, 2 * mean / SIZE**2 + 1, rtol=1e-6)
+
+
+def test_debug_nans():
+    """JAX runs what gave a NaN again, operation by operation; a rank alone must not."""
+    received = lambda x: notoken.sendrecv(x, x, LEFT, RIGHT)
+    x = jnp.full(3, jnp.nan if RANK == 0 else 1.0)
+    with jax.debug_nans(True):
+        for f in (received, jax.jit(received), jax.jit(lambda x: received(x) + 1)):
+            if LEFT == 0:
+                with pytest.raises(FloatingPointError, match="communicates, and has an"):
+                    jax.block_until_ready(f(x))
+            else:
+                assert_equal(f(x) > 0, np.full(3, True))
+        assert float(total(jnp.float32(1))) == SIZE
+
+
+def test_custom_vmap():
+    @jax.custom_batching.custom_vmap
+    def f(x):
+        notoken.barrier()
+        return total(x)
+
+    @f.def_vmap
+    def rule(size, batched, x):
+        return total(x), batched[0]
+
+    x = jnp.arange(6.0).reshape(2, 3)
+    assert_equal(jax.jit(f)(x), SIZE * np.asarray(x))
+    assert_equal(jax.jit(jax.vmap(f))(x), SIZE * np.asarray(x))
+    jvp = lambda x: jax.jvp(f, (x,), (2 * x,))[1]
+    assert_equal(jax.jit(jvp)(x), 2 * SIZE * np.asarray(x))
+    assert_equal(jax.jit(jax.vmap(jvp))(x), 2 * SIZE * np.asarray(x))
+
+
+def test_flush_where_transfers_are_forbidden():
+    with jax.transfer_guard("disallow"):
+        mpi4jax.flush()
+
+
+def test_flush_in_a_function_that_is_compiled():
+    def f(x):
+        y = total(x)
+        mpi4jax.flush()
+        return y
+
+    with pytest.raises(RuntimeError, match="flush: called inside a function that is being"):
+        jax.jit(f)(jnp.float32(1))
+    assert float(f(jnp.float32(1))) == SIZE
+    assert float(jax.grad(f)(jnp.float32(1))) == 1
+
+
+def test_checkify():
+    from jax.experimental import checkify
+
+    def f(x):
+        y = total(x)
+        checkify.check(y > 0, "not positive: {}", y)
+        return y
+
+    error, y = jax.jit(checkify.checkify(f))(jnp.float32(1))
+    assert error.get() is None
+    assert float(y) == SIZE
+    error, _ = jax.jit(checkify.checkify(f))(jnp.float32(-1))
+    assert "not positive" in error.get()

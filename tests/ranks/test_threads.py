@@ -1,0 +1,80 @@
+"""Operations in several threads."""
+
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from mpi4py import MPI
+from reference import LEFT, RIGHT, SIZE, assert_equal
+
+import mpi4jax
+from mpi4jax import notoken
+
+
+def total(x):
+    return notoken.allreduce(x, MPI.SUM)
+
+
+def in_threads(work, count=2):
+    errors = []
+
+    def run(i):
+        try:
+            work(i)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(i,)) for i in range(count)]
+    [thread.start() for thread in threads]
+    [thread.join() for thread in threads]
+    assert not errors, errors
+
+
+def test_threads_with_a_communicator_each():
+    if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
+        pytest.skip("MPI allows one thread at a time")
+    comms = [MPI.COMM_WORLD.Dup() for _ in range(2)]
+
+    def work(i):
+        f = jax.jit(
+            lambda x: notoken.sendrecv(
+                notoken.allreduce(x, MPI.SUM, comm=comms[i]), x, LEFT, RIGHT, comm=comms[i]
+            )
+        )
+        for k in range(10):
+            assert float(f(jnp.float32(k + i))) == (k + i) * SIZE
+            assert float(notoken.allreduce(jnp.float32(k), MPI.SUM, comm=comms[i])) == k * SIZE
+
+    in_threads(work)
+    mpi4jax.flush()
+    [comm.Free() for comm in comms]
+
+
+@pytest.mark.ranks(1)
+def test_threads_with_one_communicator():
+    """On one rank no order is wrong; nothing breaks. A tag each: MPI matches by nothing else."""
+    f = jax.jit(
+        lambda x, i: notoken.sendrecv(total(x), x, 0, 0, sendtag=i, recvtag=i), static_argnums=1
+    )
+    status = threading.local()
+
+    def work(i):
+        status.mine = MPI.Status()
+        for k in range(20):
+            assert float(f(jnp.float32(k), i)) == k
+            y = notoken.sendrecv(
+                jnp.full(3, i), jnp.full(3, -1), 0, 0, sendtag=i, recvtag=i, status=status.mine
+            )
+            assert_equal(y, np.full(3, i, np.int32))
+            assert status.mine.Get_tag() == i
+
+    in_threads(work, 4)
+
+
+def test_work_in_another_thread_than_main():
+    def work(i):
+        assert float(jax.jit(total)(jnp.float32(2))) == 2 * SIZE
+
+    in_threads(work, 1)
