@@ -19,11 +19,6 @@ from pathlib import Path
 _LAUNCHERS = ("hydra_pmi_proxy", "slurmstepd", "prterun", "prted", "orted", "mpirun", "mpiexec")
 # Options of Hydra's proxies by which they find the mpiexec of their job, and which of its jobs.
 _HYDRA = ("--control-port", "--upstream-host", "--upstream-port", "--pgid")
-# Pairs of: how many ranks are on this host, how many there are.
-_COUNTS = (
-    ("OMPI_COMM_WORLD_LOCAL_SIZE", "OMPI_COMM_WORLD_SIZE"),
-    ("MPI_LOCALNRANKS", "PMI_SIZE"),
-)
 
 
 def _ancestors() -> Iterator[tuple[int, str]]:
@@ -48,19 +43,28 @@ def _options(pid: int) -> str:
     return "-".join(v for k, v in itertools.pairwise(words) if k in _HYDRA)
 
 
+def _digest(*words: str) -> str:
+    return hashlib.sha256("\0".join(words).encode()).hexdigest()[:12]
+
+
+def _boot() -> str:
+    with contextlib.suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text()
+    return ""
+
+
 def _space() -> str:
     """What processes have in common that have one machine, and see each other's numbers."""
     with contextlib.suppress(OSError):
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text()
-        namespace = os.readlink("/proc/self/ns/pid")
-        return hashlib.sha256(f"{boot} {namespace}".encode()).hexdigest()[:12]
+        return _digest(_boot(), os.readlink("/proc/self/ns/pid"))
     return ""
 
 
 def _on_one_host() -> bool:
     env = os.environ
-    return env.get("SLURM_STEP_NUM_NODES") == "1" or any(
-        local in env and env[local] == env.get(all_) for local, all_ in _COUNTS
+    local, everywhere = "OMPI_COMM_WORLD_LOCAL_SIZE", "OMPI_COMM_WORLD_SIZE"
+    return env.get("SLURM_STEP_NUM_NODES") == "1" or (
+        local in env and env[local] == env.get(everywhere)
     )
 
 
@@ -68,7 +72,12 @@ def _launched() -> str:
     """What the launcher calls the job, or ``""``."""
     env = os.environ
     if name := env.get("PMIX_NAMESPACE"):
-        return name
+        if not _on_one_host():
+            return name
+        # Launchers in containers, whose hosts and numbers may be the same, choose the same names.
+        # But the ranks of a host have one server, which has a port of its own.
+        server = next((v for k, v in sorted(env.items()) if k.startswith("PMIX_SERVER_URI")), "")
+        return f"{name}-{_digest(_boot(), server) if server else _space()}"
     slurm = "-".join(filter(None, (env.get("SLURM_JOB_ID"), env.get("SLURM_STEP_ID"))))
     pid, name = next(((p, n) for p, n in _ancestors() if n in _LAUNCHERS), (0, ""))
     if name == "hydra_pmi_proxy":
@@ -91,9 +100,6 @@ def job(size: int) -> str:
         # The processes of one host have one parent.
         parent = next((p for p, n in _ancestors() if n in _LAUNCHERS), os.getppid())
         name = f"{os.uname().nodename}-{parent}-{_start(parent)}-{_space()}"
-    elif _on_one_host():
-        # Launchers in containers, whose hosts and numbers may be the same, choose the same names.
-        name = f"{name}-{_space()}"
     plain = "".join(c if c.isalnum() or c in "-_.@" else "_" for c in name)
     return plain if len(plain) <= 100 else hashlib.sha256(plain.encode()).hexdigest()[:32]
 

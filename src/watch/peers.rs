@@ -39,6 +39,8 @@ pub struct Peers {
     since: SystemTime,
     /// Why there are no files, if so.
     folder: Result<Folder, String>,
+    /// The ranks' processes, as far as they have been asked for.
+    processes: Mutex<HashMap<i32, Process>>,
     /// Ranks that have finished, and how many collectives each did, by [`Comm::class`].
     finished: Mutex<HashMap<i32, Arc<HashMap<u64, u64>>>>,
 }
@@ -103,8 +105,9 @@ impl Peers {
     pub fn new(directory: PathBuf, rank: i32, size: i32) -> Self {
         let folder = Folder::make(&directory).map_err(|error| error.to_string());
         let (process, since) = (Process::own(), process_start());
-        let finished = Mutex::default();
-        let mut peers = Self { directory, rank, size, host: host(), process, since, folder, finished };
+        let (processes, finished) = (Mutex::default(), Mutex::default());
+        let mut peers =
+            Self { directory, rank, size, host: host(), process, since, folder, processes, finished };
         if let Err(error) = peers.introduce() {
             peers.folder = Err(error.to_string());
         } else if let (0, Ok(folder)) = (rank, &peers.folder) {
@@ -131,6 +134,7 @@ impl Peers {
             let name = other.name();
             return Err(io::Error::other(format!("{name} is rank {} of this job already", self.rank)));
         }
+        self.processes.lock().unwrap_or_else(PoisonError::into_inner).clear();
         for kind in KINDS.iter().skip(1).chain(&["json"]) {
             folder.remove(&file(self.rank, kind));
         }
@@ -208,7 +212,18 @@ impl Peers {
 
     /// The process of a rank.
     fn process(&self, rank: i32) -> Option<Process> {
-        Process::parse(self.read(&file(rank, "pid"))?.lines().next()?)
+        let mut processes = self.processes.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = processes.get(&rank) {
+            return Some(known.clone());
+        }
+        let process = Process::parse(self.read(&file(rank, "pid"))?.lines().next()?)?;
+        processes.insert(rank, process.clone());
+        Some(process)
+    }
+
+    /// Whether the files of this job are still there: the last rank removes them at its end.
+    pub fn is_under_way(&self) -> bool {
+        self.folder.as_ref().is_ok_and(|folder| folder.has(&file(self.rank, "pid")))
     }
 
     /// How a rank's process is named, if it has certainly ended.

@@ -11,18 +11,20 @@ use crate::record::recorder::Record;
 impl Peers {
     /// Why an operation that has waited for a while cannot end any more, if that is certain.
     pub fn hopeless(&self, record: &Record) -> Option<String> {
-        self.missing(&record.what.comm).or_else(|| {
+        self.missing(&record.what.comm.world).or_else(|| {
             let row = record.what.op.row();
             if row.is_collective() { self.lost_collective(record) } else { self.lost_message(record) }
         })
     }
 
-    /// Why nothing on a communicator can end any more, if one of its processes is gone.
-    pub fn missing(&self, comm: &Comm) -> Option<String> {
-        self.others(comm).find_map(|rank| {
+    /// Why nothing that takes these ranks can end any more, if the process of one is gone.
+    pub fn missing(&self, ranks: &[i32]) -> Option<String> {
+        let gone = ranks.iter().filter(|&&rank| rank != self.rank).find_map(|&rank| {
             let name = self.gone(rank).filter(|_| !self.has_finished(rank))?;
             Some(format!("cannot end: rank {rank}, {name}, is gone"))
-        })
+        });
+        // Where the files are gone too, it had finished.
+        gone.filter(|_| self.is_under_way())
     }
 
     fn others(&self, comm: &Comm) -> impl Iterator<Item = i32> {

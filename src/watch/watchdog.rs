@@ -41,6 +41,7 @@ struct Watchdog {
     process: u32,
     /// Where the signal handler writes.
     wake: RawFd,
+    everybody: Vec<i32>,
     /// The collectives that the other ranks know this one to wait in.
     told: Mutex<Vec<u64>>,
 }
@@ -56,6 +57,8 @@ const PATIENCE: Duration = Duration::from_secs(3);
 const LOOK: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(3)];
 /// For how long at least a rank that has finished waits for the others before it says so.
 const END_PATIENCE: Duration = Duration::from_secs(10);
+/// The number of the wait of a rank that has finished.
+const AT_END: u64 = 0;
 /// The job's exit status where an operation hangs. Not 124, which is timeout(1)'s, nor what shells and signals use.
 const HUNG: i32 = 97;
 
@@ -84,7 +87,8 @@ pub fn start(settings: Settings) -> bool {
         ));
     }
     let process = std::process::id();
-    let watchdog = Watchdog { settings, reporter, process, wake, told: Mutex::default() };
+    let everybody = (0..settings.size).collect();
+    let watchdog = Watchdog { settings, reporter, process, wake, everybody, told: Mutex::default() };
     if WATCHDOG.set(watchdog).is_ok() {
         let thread = std::thread::Builder::new().name("mpi4jax-watchdog".into());
         // Without a thread there is no watchdog, and all else works.
@@ -192,15 +196,14 @@ impl Watchdog {
             {
                 let _ = self.reporter.answer(&word, "another rank asked");
             }
-            waits::update(&mut waits, last.elapsed().min(2 * tick), &limit, tell_after);
+            let passed = last.elapsed().min(2 * tick);
+            waits::update(&mut waits, passed, &limit, tell_after);
             last = Instant::now();
             self.tell_of_waits(&waits);
             if waits::is_finished() {
-                let (since, tell_at) = finished.get_or_insert((Instant::now(), tell_after.max(END_PATIENCE)));
-                if since.elapsed() > *tell_at {
-                    *tell_at *= 2;
-                    self.waits_at_end(since.elapsed());
-                }
+                let end = finished.get_or_insert_with(|| Wait::new(AT_END, tell_after.max(END_PATIENCE)));
+                end.pass(passed, &limit);
+                self.look_at_end(end);
             }
             for wait in waits.iter_mut().filter(|wait| !wait.reported) {
                 self.look_at(wait, &limit);
@@ -261,8 +264,9 @@ impl Watchdog {
         }
         let reason = match (record, op) {
             (Some(record), _) => self.reporter.peers.hopeless(record),
-            (None, Some(op)) => self.reporter.peers.missing(&op.comm),
-            _ => None,
+            (None, Some(op)) => self.reporter.peers.missing(&op.comm.world),
+            // What takes all ranks.
+            (None, None) => self.reporter.peers.missing(&self.everybody),
         };
         wait.look_at = wait.waited + (wait.waited / 8).clamp(LOOK[0], LOOK[1]);
         let Some(reason) = reason else {
@@ -291,20 +295,19 @@ impl Watchdog {
         }
     }
 
-    /// This rank has finished, and MPI_Finalize waits for the others: one rank says what they do. That may be
-    /// right, so the job goes on.
-    fn waits_at_end(&self, since: Duration) {
-        let has_finished = |rank| rank == self.settings.rank || self.reporter.peers.has_finished(rank);
-        if is_debugged() || (0..self.settings.size).all(has_finished) {
+    /// This rank has finished, and MPI_Finalize waits for the others: one rank says whom for. That may be
+    /// right, so the job goes on, unless a rank has died.
+    fn look_at_end(&self, wait: &mut Wait) {
+        let peers = &self.reporter.peers;
+        let has_finished = |&rank: &i32| rank == self.settings.rank || peers.has_finished(rank);
+        if wait.reported || is_debugged() {
             return;
         }
-        let peers = &self.reporter.peers;
-        if !peers.was_told(since / 2) && peers.become_reporter().is_ok() {
-            if let Some(line) = self.reporter.waits_for("this rank has finished, and", since, None) {
-                peers.tell();
-                print(&line);
-            }
-            peers.resign_as_reporter();
+        if let Some(reason) = self.is_lost(wait, None, None) {
+            wait.reported = true;
+            self.hung(wait.number, "the end of the job", &reason);
+        } else if wait.waited > wait.tell_at && !self.everybody.iter().all(has_finished) {
+            self.tell(wait, "this rank has finished, and", None);
         }
     }
 

@@ -10,10 +10,11 @@ import time
 
 import numpy as np
 import pytest
+from mpi4py import MPI
 from table import ROWS
 
 from mpi4jax import report, timeline
-from mpirun import environment_outside_mpi
+from mpirun import captured, environment_outside_mpi
 
 LOOP = """
 import sys, time
@@ -158,6 +159,45 @@ def test_files_of_a_job_are_this_users_alone(mpirun, tmp_path):
     (folder,) = tmp_path.glob("mpi4jax-*")
     assert folder.stat().st_mode & 0o777 == 0o700
     assert not list(folder.iterdir()), "a job that ends leaves nothing"
+
+
+CONTAINERS = """
+import os, time
+import jax, jax.numpy as jnp
+from mpi4py import MPI
+import mpi4jax
+from mpi4jax import notoken as nt
+comm, x = MPI.COMM_WORLD, jnp.ones(3)
+jax.block_until_ready(nt.allreduce(x, MPI.SUM, comm=comm))
+if comm.rank == 1: time.sleep(8)
+jax.block_until_ready(nt.allreduce(x, MPI.SUM, comm=comm))
+print("process", os.getpid(), "ends", flush=True)
+"""
+
+
+def test_ranks_in_containers_of_one_host_name_are_not_taken_for_gone(tmp_path):
+    """Each has a number that means nothing, or another process, to the others."""
+    isolated = ["unshare", "--pid", "--fork", "--mount-proc"]
+    if subprocess.run([*isolated, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("this user may not make namespaces")
+    program = tmp_path / "program.py"
+    program.write_text(CONTAINERS)
+    env = {
+        "JAX_PLATFORMS": "cpu",
+        "MPI4JAX_DUMP_DIR": str(tmp_path),
+        "MPI4JAX_REPORT_AFTER": "2",
+        # Open MPI names its shared memory by process numbers too.
+        "OMPI_MCA_btl": "self,tcp",
+        "MPIR_CVAR_NOLOCAL": "1",
+    }
+    command = [*isolated, sys.executable, str(program)]
+    result = captured(2, command, cwd=tmp_path, time_limit=100, env=env)
+    output = result.stdout + result.stderr
+    assert result.returncode == 0, output
+    assert output.count("process 1 ends") == 2, output
+    assert "gone" not in output, output
+    if "Open MPI" in MPI.Get_library_version():
+        assert re.search("for rank 1, which is in Python at .*program.py:9", output), output
 
 
 def test_timelines_follow_no_links(mpirun, tmp_path):

@@ -174,7 +174,16 @@ def test_the_directory_is_the_jobs(monkeypatch, tmp_path):
     monkeypatch.setenv("OMPI_COMM_WORLD_LOCAL_SIZE", "4")
     assert _job.job(4).startswith("job@1_x-")
     here = _job.job(4)
-    monkeypatch.setattr(_job.os, "readlink", lambda path: "pid:[1]")
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(_job.os, "readlink", lambda path: "pid:[1]")
+        assert _job.job(4) != here
+    # A server's port tells as much, and is the same for ranks that have a container each.
+    monkeypatch.setenv("PMIX_SERVER_URI2", "job@0.0;tcp4://127.0.0.1:52415")
+    here = _job.job(4)
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(_job.os, "readlink", lambda path: "pid:[1]")
+        assert _job.job(4) == here
+    monkeypatch.setenv("PMIX_SERVER_URI2", "job@0.0;tcp4://127.0.0.1:52416")
     assert _job.job(4) != here
 
 

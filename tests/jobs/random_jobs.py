@@ -1,0 +1,283 @@
+"""Random jobs that are correct, and the same with one fault each.
+
+A job is a list of steps that all ranks know, each done by some ranks. Every rank does its steps in
+the order of the list, so there is always a step that all who do it have come to: a correct job
+cannot hang. Ranks sleep, are stopped, end early, import mpi4jax late and do their part of a
+collective through mpi4py; communicators are split, renamed, freed and made again.
+"""
+
+import random
+from dataclasses import dataclass, field
+
+PRELUDE = """\
+import os, signal, subprocess, sys, threading, time
+import jax, jax.numpy as jnp, numpy as np
+from mpi4py import MPI
+world, rank, size = MPI.COMM_WORLD, MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
+pending = []
+def mine(k): return np.full(3, k + rank, np.float32)
+def check(y, expected): np.testing.assert_array_equal(np.asarray(y), np.full(3, expected))
+def later(y, expected): pending.append((y, expected))
+def stop(seconds):
+    pid = os.getpid()
+    subprocess.Popen(["sh", "-c", f"sleep {seconds}; kill -CONT {pid}"])
+    os.kill(pid, signal.SIGSTOP)
+def fork():
+    child = os.fork()
+    if child == 0: os._exit(0)
+    os.waitpid(child, 0)
+def thread(f):
+    t = threading.Thread(target=f); t.start(); t.join()
+def main():
+"""
+ENDING = """
+main()
+for y, expected in pending: check(y, expected)
+print("right", rank, flush=True)
+"""
+
+# Of a fault, what the output says of it; `{rank}` and `{line}` are those of the fault.
+SAYS = {
+    "ends early": r"cannot end: rank {rank} has finished",
+    "sleeps": r"rank {rank} is in no operation.*program.py:{line}",
+    "raises": r"r{rank} \| mpi4jax: an uncaught exception on this rank ends the job",
+    "is killed": r"[Kk]illed|signal 9|KILLED|is gone",
+    "receives what nobody sends": r"rank {rank} is in recv from .*, tag 999.*program.py:{line}",
+}
+FAULTS = {
+    "ends early": "return",
+    "sleeps": "time.sleep(1000)",
+    "raises": "raise ValueError('broken')",
+    "is killed": "os.kill(os.getpid(), signal.SIGKILL)",
+    "receives what nobody sends": "nt.recv(mine(0), {peer}, tag=999, comm=world); mpi4jax.flush()",
+}
+
+
+@dataclass
+class Comm:
+    """A communicator: its variable, and the ranks of `COMM_WORLD` in it, by their ranks in it."""
+
+    name: str
+    ranks: list[int]
+
+
+@dataclass
+class Job:
+    """A program for some ranks.
+
+    Attributes:
+        sleeps: for how many seconds ranks sleep, all in all.
+        fault: its name, rank and line, for a faulty one.
+    """
+
+    seed: int
+    size: int
+    lines: list[str] = field(default_factory=list)
+    sleeps: float = 0
+    fault: tuple[str, int, int] | None = None
+
+    def source(self) -> str:
+        body = "".join(f"    {line}\n" for line in self.lines)
+        return PRELUDE + "    global mpi4jax, nt\n" + body + ENDING
+
+    def add(self, ranks: list[int], what: str) -> None:
+        """Some ranks do something."""
+        self.lines.append(f"if rank in {tuple(ranks)}: {what}")
+
+
+class Maker:
+    """Makes a job, step by step."""
+
+    def __init__(self, seed: int, fault: bool):
+        self.random, self.fault = random.Random(seed), fault
+        self.job = Job(seed, self.random.choice([2, 3, 3, 4, 5] if seed % 3 else [2, 3]))
+        everybody = list(range(self.job.size))
+        self.alive, self.comms, self.count = everybody, [Comm("world", everybody)], 0
+        self.late = [r for r in everybody if self.random.random() < 0.15]
+        self.imports([r for r in everybody if r not in self.late])
+        for _ in range(self.random.randint(2, 5) if fault else self.random.randint(5, 9)):
+            self.random.choice(STEPS)(self)
+        # So that no rank is left alone at the end with what all ranks do there.
+        self.imports([r for r in self.alive if r in self.late])
+        if fault:
+            self.inject()
+
+    def imports(self, ranks: list[int]) -> None:
+        self.late = [r for r in self.late if r not in ranks]
+        if ranks:
+            self.job.add(ranks, "import mpi4jax; from mpi4jax import notoken as nt")
+
+    def usable(self) -> list[Comm]:
+        return [comm for comm in self.comms if set(comm.ranks) <= set(self.alive)]
+
+    def number(self) -> int:
+        self.count += 1
+        return self.count
+
+    # ---- Steps
+
+    def collective(self) -> None:
+        if not (usable := self.usable()):
+            return
+        comm, k = self.random.choice(usable), self.number()
+        ranks, n = comm.ranks, len(comm.ranks)
+        root = self.random.randrange(n)
+        total, first = k * n + sum(ranks), k + ranks[root]
+        call, raw, expected, at_root = self.random.choice(
+            [
+                ("allreduce(mine({k}), MPI.SUM", "Allreduce(mine({k}), out)", total, False),
+                (
+                    "reduce(mine({k}), MPI.SUM, root={root}",
+                    "Reduce(mine({k}), out, root={root})",
+                    total,
+                    True,
+                ),
+                (
+                    "bcast(mine({k}), root={root}",
+                    "Bcast(mine({k}) if rank == {world} else out, root={root})",
+                    first,
+                    False,
+                ),
+            ]
+        )
+        names = {"k": k, "root": root, "world": ranks[root]}
+        others = [r for r in ranks if r in self.late or self.random.random() < 0.1]
+        keep = self.random.choice(["check", "later"])
+        for r in ranks:
+            is_result = r == ranks[root] or not at_root
+            if r in others:
+                flush = "" if r in self.late else "mpi4jax.flush(); "
+                what = f"{flush}out = np.zeros(3, np.float32); {comm.name}.{raw.format(**names)}"
+                what += f"; check(out, {expected})" if is_result and r != ranks[root] else ""
+            else:
+                what = f"nt.{call.format(**names)}, comm={comm.name})"
+                what = f"{keep}({what}, {expected})" if is_result else what
+            self.job.add([r], what)
+
+    def barrier(self) -> None:
+        if usable := [c for c in self.usable() if not set(c.ranks) & set(self.late)]:
+            comm = self.random.choice(usable)
+            self.job.add(comm.ranks, f"nt.barrier(comm={comm.name})")
+
+    def message(self) -> None:
+        ready = [r for r in self.alive if r not in self.late]
+        pairs = [
+            (c, a, b) for c in self.comms for a in c.ranks for b in c.ranks
+            if a != b and a in ready and b in ready
+        ]  # fmt: skip
+        if not pairs:
+            return
+        (comm, a, b), k = self.random.choice(pairs), self.number()
+        tag, name, at = k, comm.name, comm.ranks.index
+        source = self.random.choice([at(a), at(a), "MPI.ANY_SOURCE"])
+        self.job.add([a], f"nt.send(mine({k}), {at(b)}, tag={tag}, comm={name}); mpi4jax.flush()")
+        received = f"nt.recv(mine(0), {source}, tag={tag}, comm={name})"
+        self.job.add([b], f"check({received}, {k + a})")
+
+    def chain(self) -> None:
+        """Each sends to the next one, in an open chain or a ring, of which some end afterwards."""
+        usable = [c for c in self.usable() if not set(c.ranks) & set(self.late)]
+        if not usable:
+            return
+        comm, k = self.random.choice(usable), self.number()
+        n, ring = len(comm.ranks), self.random.random() < 0.5
+        for i, r in enumerate(comm.ranks):
+            source, dest = i - 1, i + 1
+            if ring:
+                source, dest = source % n, dest % n
+            ends = ["MPI.PROC_NULL" if not 0 <= e < n else e for e in (source, dest)]
+            call = f"nt.sendrecv(mine({k}), mine({k}), {ends[0]}, {ends[1]}, comm={comm.name})"
+            expected = k + (r if ends[0] == "MPI.PROC_NULL" else comm.ranks[source % n])
+            self.job.add([r], f"check({call}, {expected})")
+
+    def make(self) -> None:
+        if not (usable := self.usable()):
+            return
+        comm, name = self.random.choice(usable), f"c{self.number()}"
+        if self.random.random() < 0.5:
+            self.job.add(comm.ranks, f"{name} = {comm.name}.Dup()")
+            made = [Comm(name, comm.ranks)]
+        else:
+            at = f"{comm.name}.rank"
+            self.job.add(comm.ranks, f"{name} = {comm.name}.Split({at} % 2, {at})")
+            made = [Comm(name, part) for part in (comm.ranks[::2], comm.ranks[1::2]) if part]
+        naming = self.random.choice(["none", "same", "own"])
+        if naming == "same":
+            self.job.add(comm.ranks, f"{name}.Set_name('same')")
+        elif naming == "own":
+            self.job.add(comm.ranks, f"{name}.Set_name('name' + str(rank))")
+        self.comms += made
+
+    def free(self) -> None:
+        usable = self.usable()
+        if not (made := [c for c in usable if c.name != "world"]):
+            return
+        comm = self.random.choice(made)
+        if self.is_enough([c for c in usable if c is not comm]):
+            # Ranks that have not imported the package have nothing to wait for.
+            flush = "('mpi4jax' in globals() and mpi4jax.flush())"
+            self.job.add(comm.ranks, f"{flush}; {comm.name}.Free()")
+            self.comms = [c for c in self.comms if c is not comm]
+
+    def is_enough(self, comms: list[Comm]) -> bool:
+        """Whether a fault, if there is to be one, will be noticed."""
+        return not self.fault or any(len(c.ranks) > 1 for c in comms)
+
+    def pause(self) -> None:
+        seconds = self.random.choice([0.5, 2, 4, 8])
+        self.job.sleeps += seconds
+        how = self.random.choice(["time.sleep", "time.sleep", "stop"])
+        self.job.add([self.random.choice(self.alive)], f"{how}({seconds})")
+
+    def local(self) -> None:
+        what = self.random.choice(
+            [
+                "open(f'file{rank}', 'w').write('x' * 10000)",
+                "subprocess.run(['true'])",
+                "fork()",
+                "thread(lambda: time.sleep(0.3))",
+                "jax.jit(lambda x: jnp.linalg.svd(x @ x.T))(jnp.ones((8, 8)))",
+            ]
+        )
+        self.job.add([self.random.choice(self.alive)], what)
+
+    def end(self) -> None:
+        leaves = self.random.choice(self.alive)
+        stay = [r for r in self.alive if r != leaves]
+        usable = [c for c in self.comms if set(c.ranks) <= set(stay)]
+        if stay and leaves not in self.late and self.is_enough(usable):
+            self.job.add([leaves], "return")
+            self.alive = stay
+            # Then others take their time.
+            self.pause()
+
+    def inject(self) -> None:
+        """One rank does something wrong, and the others need it next."""
+        self.imports([r for r in self.alive if r in self.late])
+        comm = self.random.choice([c for c in self.usable() if len(c.ranks) > 1])
+        name, r = self.random.choice(list(FAULTS)), self.random.choice(comm.ranks)
+        peer = next(other for other in comm.ranks if other != r)
+        self.job.add([r], FAULTS[name].format(peer=peer))
+        self.job.fault = (name, r, PRELUDE.count("\n") + 1 + len(self.job.lines))
+        self.job.add(comm.ranks, f"nt.barrier(comm={comm.name}); mpi4jax.flush()")
+
+
+STEPS = [
+    *[Maker.collective] * 4,
+    *[Maker.message] * 2,
+    *[Maker.chain] * 2,
+    *[Maker.make] * 2,
+    *[Maker.pause] * 2,
+    Maker.barrier,
+    Maker.free,
+    Maker.local,
+    Maker.end,
+]
+
+
+def correct(seed: int) -> Job:
+    return Maker(seed, fault=False).job
+
+
+def faulty(seed: int) -> Job:
+    return Maker(seed, fault=True).job

@@ -1,0 +1,78 @@
+"""Correct jobs stay; those with a fault end, and the report says which rank and line."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import random_jobs
+
+from mpirun import captured, environment_outside_mpi
+
+SERVER = Path(__file__).with_name("rank_server.py")
+# How many of each kind; MPI4JAX_TEST_JOBS=FIRST-LAST chooses others.
+EVERYTHING = os.environ.get("MPI4JAX_TEST_ALL") == "1"
+FIRST, LAST = map(
+    int, os.environ.get("MPI4JAX_TEST_JOBS", "0-300" if EVERYTHING else "0-8").split("-")
+)
+# What a machine that is busy with other tests takes for compilation, in seconds.
+COMPILATION = 40
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    path = tmp_path_factory.mktemp("server") / "socket"
+    env = {**environment_outside_mpi(), "JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, str(SERVER), str(path)]
+    with subprocess.Popen(command, env=env, stdin=-1, stdout=-1, text=True) as process:
+        assert process.stdout.readline() == "ready\n"
+        yield path
+        process.stdin.close()
+
+
+@pytest.fixture
+def run(server, tmp_path):
+    if "Open MPI" not in open_mpi():
+        pytest.skip("ranks of other MPIs than Open MPI cannot be forked from a server")
+
+    def run(job, **env):
+        program = tmp_path / "program.py"
+        program.write_text(job.source())
+        command = [sys.executable, "-S", "-E", str(SERVER), str(server), str(program)]
+        limit = job.sleeps + 2 * COMPILATION
+        env = {"JAX_PLATFORMS": "cpu", "MPI4JAX_DUMP_DIR": str(tmp_path), **env}
+        result = captured(job.size, command, cwd=tmp_path, time_limit=limit, env=env)
+        return result.returncode, result.stdout + result.stderr + "\n" + job.source()
+
+    return run
+
+
+def open_mpi():
+    from mpi4py import MPI
+
+    return MPI.Get_library_version()
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("seed", range(FIRST, LAST))
+def test_correct_jobs_stay(run, seed):
+    job = random_jobs.correct(seed)
+    timeout = job.sleeps + COMPILATION if seed % 2 else 0
+    status, output = run(job, MPI4JAX_TIMEOUT=str(timeout), MPI4JAX_REPORT_AFTER="1")
+    assert status == 0, output
+    assert len(re.findall(r"^right \d$", output, re.MULTILINE)) == job.size, output
+    assert not re.search("cannot end|has not ended", output), output
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("seed", range(FIRST, LAST))
+def test_jobs_with_a_fault_end(run, seed):
+    job = random_jobs.faulty(seed)
+    name, rank, line = job.fault
+    status, output = run(job, MPI4JAX_TIMEOUT=str(job.sleeps + 10))
+    assert status is not None, output
+    assert status != 0, output
+    pattern = random_jobs.SAYS[name].format(rank=rank, line=line)
+    assert re.search(pattern, output.partition("\nimport os")[0]), f"{job.fault}\n{output}"
