@@ -4,6 +4,7 @@ unit/   one process, no MPI job
 ranks/  run by every rank: `python tools/run_tests.py -n 1,2 tests/ranks/...`
 jobs/   start MPI jobs of their own, on any number of ranks
 gpu/    the same on stand-ins for CUDA and NCCL; and scripts for machines with a GPU
+forks/  processes that have imported JAX, for the jobs that tests start
 rust/   the tests of the native module that need more than one file: `make test-rust`
 
 A test has `timeout` seconds (pyproject.toml), or those of its marker `timeout` (pytest-timeout).
@@ -11,7 +12,10 @@ A test has `timeout` seconds (pyproject.toml), or those of its marker `timeout` 
 
 import functools
 import os
+import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
 
@@ -21,6 +25,8 @@ import mpirun as launcher
 RESULTS = os.environ.get("MPI4JAX_TEST_RESULTS")
 # Workers of pytest-xdist hand their reports to the process that has started them.
 WORKER = "PYTEST_XDIST_WORKER" in os.environ
+
+FORKS = Path(__file__).parent / "forks"
 
 
 def record(outcome, test, reason=""):
@@ -45,14 +51,43 @@ def pytest_collectreport(report):
 
 
 @pytest.fixture(scope="session")
-def run_job():
-    """run_job(ranks, *arguments, cwd, time_limit=100, env={}): `python arguments...` as a job.
+def fork_server(tmp_path_factory):
+    """The socket of a server of forks (forks/server.py), for this process's tests."""
+    folder = tmp_path_factory.mktemp("forks")
+    server = subprocess.Popen(
+        [sys.executable, FORKS / "server.py", folder / "socket"],
+        env=launcher.environment_outside_mpi(),
+        stdin=subprocess.DEVNULL,
+    )
+    while not (folder / "socket").exists():
+        assert server.poll() is None
+        time.sleep(0.02)
+    yield str(folder / "socket")
+    server.kill()
+    server.wait()
 
-    Returns a CompletedProcess with the output as text; the return code is None after a time-out.
+
+def read_at_start(env):
+    """Whether env has what Python, JAX or NumPy read when they are imported."""
+    at_start = ("PYTHON", "JAX_", "OMP_", "OPENBLAS_", "LD_")
+    return any(k.startswith(at_start) and os.environ.get(k) != v for k, v in env.items())
+
+
+@pytest.fixture(scope="session")
+def run_job(fork_server):
+    """run_job(ranks, *arguments, cwd, time_limit=100, env={}, fork=True): `python arguments...`.
+
+    It is a job of its own. Returns a CompletedProcess with the output as text; the return code is
+    None after a time-out. Without fork no process has imported anything, and ranks are mpiexec's
+    own children: for tests of what the launcher or the watchdog does to processes.
     """
 
-    def run(ranks, *arguments, cwd, time_limit=100, env=None):
-        command = [sys.executable, *map(str, arguments)]
+    def run(ranks, *arguments, cwd, time_limit=100, env=None, fork=True):
+        env = {k: str(v) for k, v in (env or {}).items()}
+        command = [sys.executable]
+        if fork and not read_at_start(env):
+            command += ["-I", "-S", FORKS / "client.py", fork_server]
+        command = [str(word) for word in (*command, *arguments)]
         return launcher.captured(ranks, command, cwd=cwd, time_limit=time_limit, env=env)
 
     return run

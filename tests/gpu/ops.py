@@ -1,5 +1,7 @@
 """Every op on arrays on a GPU, under jit, grad and vmap.
 
+    python ops.py [elements of the largest array]
+
 It ends with 77 where the transport cannot be used.
 """
 
@@ -64,7 +66,8 @@ def check(n: int) -> None:
         equal(nt.recv(x, anyone, tag=tag), every[0] + 1)
 
 
-for n in (0, 1, 1000, 3_000_001):
+largest = int(sys.argv[1]) if sys.argv[1:] else 3_000_001
+for n in (0, 1, 1000, largest):
     check(n)
 
 loop = mpi4jax.jit(

@@ -4,13 +4,13 @@ What needs a GPU runs on stand-ins for the CUDA driver and NCCL, whose device me
 All of it runs on one rank, and starts jobs of more.
 """
 
-import json
+import os
 import shutil
 import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
+import client
 import pytest
 from libraries import compile_library, mpicc
 from mpi4py import MPI
@@ -33,31 +33,23 @@ NOWHERE = {
 
 
 @pytest.fixture(scope="module")
-def python(tmp_path_factory):
+def python(fork_server, tmp_path_factory):
     """python(code, env): a program, as an MPI job of one rank."""
     folder = tmp_path_factory.mktemp("python")
-    server = subprocess.Popen(
-        [sys.executable, HERE.parent / "jobs" / "fork_server.py"],
-        env=launcher.environment_outside_mpi(),
-        cwd=folder,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    count = 0
 
     def run(code, env):
-        nonlocal count
-        count += 1
-        out, err = folder / f"{count}.out", folder / f"{count}.err"
-        environment = {name: str(value) for name, value in {**NOWHERE, **env}.items()}
-        print(json.dumps([environment, code, str(out), str(err)]), file=server.stdin, flush=True)
-        status = int(server.stdout.readline())
+        out, err = folder / "out", folder / "err"
+        environment = launcher.environment_outside_mpi()
+        environment |= {name: str(value) for name, value in {**NOWHERE, **env}.items()}
+        with open(os.devnull) as nothing, open(out, "w") as one, open(err, "w") as two:
+            files = {number: file.fileno() for number, file in enumerate((nothing, one, two))}
+            connection = client.ask(fork_server, ["-c", code], environment, str(folder), files)
+        with connection:
+            connection.settimeout(100)
+            status = client.wait(connection)
         return subprocess.CompletedProcess(code, status, out.read_text(), err.read_text())
 
-    yield run
-    server.stdin.close()
-    server.wait(10)
+    return run
 
 
 @pytest.fixture(scope="module")
@@ -364,18 +356,18 @@ def test_a_short_message_through_ucx_is_fatal(python):
 
 # Of test_ops.py. How ops are called (in loops, under vmap) is the same for all transports.
 OPS = "chain or donated or any_root or shapes or different or user"
-DTYPES = "moves_every or reduces_every"
-
-
-# Transport, where the arrays are, and tests.
+EVERYTHING = os.environ.get("MPI4JAX_TEST_ALL") == "1"
+# Transports of which the suite in tests/rust does not try every dtype.
 RUNS = {
-    "staged-cpu": f"{OPS} or {DTYPES}",
+    "staged-cpu": OPS,
     "staged-gpu": OPS,
-    "cuda-mpi-gpu": f"{OPS} or reduces_every",
-    "nccl-gpu": f"{OPS} or {DTYPES}",
+    "cuda-mpi-gpu": OPS,
+    "nccl-gpu": f"{OPS} or reduces_every",
     "ucx-cpu": OPS,
     "ucx-gpu": OPS,
 }
+if EVERYTHING:
+    RUNS = dict.fromkeys(RUNS, f"{OPS} or moves_every or reduces_every")
 
 
 @pytest.mark.timeout(200)
@@ -400,7 +392,7 @@ def test_all_ops(mpirun, fakes, run):
 def test_what_runs_on_a_machine_with_a_gpu(mpirun, fakes, transport, messages):
     """The scripts in this folder, so that they have no faults of their own when they get there."""
     env = {**fakes, "MPI4JAX_TRANSPORT": transport, "MPI4JAX_NCCL_MESSAGES": messages}
-    result = mpirun(2, HERE / "ops.py", env=env)
+    result = mpirun(2, HERE / "ops.py", "300001", env=env)
     assert result.returncode == 0, result.stdout + result.stderr
     assert f"GPU: {transport} (MPI4JAX_TRANSPORT={transport}" in result.stdout
 

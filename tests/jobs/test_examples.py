@@ -149,7 +149,7 @@ def test_shallow_water_refuses_what_it_cannot_cut(mpirun):
 
 
 def recovered_height(example, ranks, path, *how):
-    size = ["--size", "32", "16", "--steps", "20", "--group", "5", "--iterations", "6"]
+    size = ["--size", "32", "16", "--steps", "8", "--group", "4", "--iterations", "6"]
     printed = example(ranks, "recover_initial_height.py", *size, "--save", path, *how)
     assert "in 6 iterations, error of the height 0.0 %" in printed
     with np.load(path) as file:
@@ -162,15 +162,14 @@ def test_recover_initial_height_does_not_depend_on_the_ranks(example, tmp_path):
     one = recovered_height(example, 1, tmp_path / "one.npz", "--save-figure", picture)
     assert picture.stat().st_size > 10_000
     assert np.abs(one["gradient"]).max() > 0.1
-    for ranks in (2, 4):
-        several = recovered_height(example, ranks, tmp_path / "several.npz")
-        for name in ("gradient", "truth", "recovered"):
-            np.testing.assert_allclose(
-                several[name], one[name], atol=1e-4 * np.abs(one[name]).max(), err_msg=name
-            )
-        for result in (one, several):
-            assert result["losses"][-1] < 1e-6 * result["losses"][0]
-            np.testing.assert_allclose(result["recovered"], result["truth"], atol=1e-3)
+    four = recovered_height(example, 4, tmp_path / "four.npz")
+    for name in ("gradient", "truth", "recovered"):
+        np.testing.assert_allclose(
+            four[name], one[name], atol=1e-4 * np.abs(one[name]).max(), err_msg=name
+        )
+    for result in (one, four):
+        assert result["losses"][-1] < 1e-6 * result["losses"][0]
+        np.testing.assert_allclose(result["recovered"], result["truth"], atol=1e-3)
 
 
 def test_data_parallel_training_is_that_of_one_process(example, tmp_path):
