@@ -1,6 +1,7 @@
 //! The MPI library: its handles and codes as ours, its constants, and what it can do.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
+use std::fmt;
 use std::mem::size_of;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
@@ -80,13 +81,19 @@ pub struct Wildcards {
     pub proc_null: i32,
     /// The largest tag.
     pub tag_limit: i32,
+    /// A power of two: the tags of derivatives are those of programs plus this, and not below it.
+    pub derivative: i32,
 }
 
 static TAG_LIMIT: AtomicI32 = AtomicI32::new(i32::MAX);
+static DERIVATIVE: AtomicI32 = AtomicI32::new(1 << 30);
 
-/// Python has asked MPI for the largest tag.
-pub fn set_tag_limit(limit: i32) {
+/// Python has asked MPI for the largest tag. Returns what the tags of derivatives begin with.
+pub fn set_tag_limit(limit: i32) -> i32 {
+    let derivative = 1 << (limit.max(1) as u32 + 1).ilog2() - 1;
     TAG_LIMIT.store(limit, Ordering::Relaxed);
+    DERIVATIVE.store(derivative, Ordering::Relaxed);
+    derivative
 }
 
 pub fn wildcards() -> Wildcards {
@@ -97,6 +104,20 @@ pub fn wildcards() -> Wildcards {
             tag: ffi::RSMPI_ANY_TAG,
             proc_null: ffi::RSMPI_PROC_NULL,
             tag_limit: TAG_LIMIT.load(Ordering::Relaxed),
+            derivative: DERIVATIVE.load(Ordering::Relaxed),
+        }
+    }
+}
+
+/// A tag as people are told of it.
+#[derive(Clone, Copy, Debug)]
+pub struct Tag(pub i32);
+
+impl fmt::Display for Tag {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 - wildcards().derivative {
+            tag @ 0.. => write!(f, "tag {tag} of derivatives"),
+            _ => write!(f, "tag {}", self.0),
         }
     }
 }

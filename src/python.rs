@@ -181,8 +181,8 @@ mod _native {
 
     /// The largest tag that MPI takes.
     #[pyfunction]
-    fn set_tag_limit(limit: i32) {
-        mpilib::set_tag_limit(limit);
+    fn set_tag_limit(limit: i32) -> i32 {
+        mpilib::set_tag_limit(limit)
     }
 
     /// MPI frees a communicator: so is all that was made from it.

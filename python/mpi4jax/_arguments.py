@@ -13,8 +13,8 @@ from . import _native
 from ._comm import Comm, static_int
 
 ANY_SOURCE, ANY_TAG, PROC_NULL = MPI.ANY_SOURCE, MPI.ANY_TAG, MPI.PROC_NULL
-_TAG_UB = int(MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) or 32767)
-_native.set_tag_limit(_TAG_UB)
+# Half of MPI's tags are those of derivatives: their messages never meet those of the program.
+DERIVATIVE = _native.set_tag_limit(int(MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) or 32767))
 
 
 def rank_of(op: str, name: str, value: Any, comm: Comm, *special: str) -> int:
@@ -76,12 +76,12 @@ def tag_of(op: str, name: str, value: Any, *, wildcard: bool = False) -> Any:
         TypeError: it is no integer.
         ValueError: it is no tag.
     """
-    if type(value) is int and (0 <= value <= 32767 or (wildcard and value == ANY_TAG)):
-        return value  # every MPI allows these
     if isinstance(value, jax.core.Tracer):
         return _traced(op, name, value)
-    expected = f"an integer from 0 to {_TAG_UB}" + (" or MPI.ANY_TAG" if wildcard else "")
+    if type(value) is int and (0 <= value < DERIVATIVE or (wildcard and value == ANY_TAG)):
+        return value
+    expected = f"an integer from 0 to {DERIVATIVE - 1}" + (" or MPI.ANY_TAG" if wildcard else "")
     value = static_int(op, name, value, expected)
-    if 0 <= value <= _TAG_UB or (wildcard and value == ANY_TAG):
+    if 0 <= value < DERIVATIVE or (wildcard and value == ANY_TAG):
         return value
     raise ValueError(f"{op}: argument '{name}' must be {expected}, got {value}")

@@ -16,6 +16,7 @@ from jax.interpreters import ad
 from mpi4py import MPI
 
 from . import _compat
+from ._arguments import DERIVATIVE
 from ._primitive import bind, split
 from ._reductions import derivative_of_reduction
 from ._spec import OFFSET, SPECS, Params, Spec, wildcard
@@ -47,7 +48,9 @@ def jvp(spec: Spec, primals: Any, tangents: Any, **p: Any) -> tuple[list[Any], l
     else:
         results = bind(spec, *arrays, *numbers, *token, **p)
     if numbers:
-        q["operand"] = "recorded"
+        numbers, q["operand"] = [_peers_of_derivative(*numbers)], "recorded"
+    for tag in {"sendtag", "recvtag"} & q.keys():
+        q[tag] = _of_derivative(q[tag])
     if "env_out" in q:
         q["env_out"] = False
 
@@ -118,8 +121,8 @@ class Back:
             "comm": p["comm"],
             "dest": p.get("source"),
             "source": p.get("dest"),
-            "sendtag": 0 if p.get("recvtag") == MPI.ANY_TAG else p.get("recvtag"),
-            "recvtag": p.get("sendtag"),
+            "sendtag": _of_derivative(0 if p.get("recvtag") == MPI.ANY_TAG else p.get("recvtag")),
+            "recvtag": _of_derivative(p.get("sendtag")),
             "status": None,
             "env_out": False,
             "operand": operand and "recorded",
@@ -151,7 +154,19 @@ class Back:
         return jnp.where(self._peers[0][0] == MPI.PROC_NULL + OFFSET, c, self.zeros(x))
 
 
+def _of_derivative(tag: int | None) -> int | None:
+    """The tag of a derivative's message: a receive of the program's does not take it."""
+    return tag if tag is None or tag == MPI.ANY_TAG else tag | DERIVATIVE
+
+
+def _peers_of_derivative(peers: Any) -> Any:
+    """The numbers of a message of a derivative: its tags are not below DERIVATIVE."""
+    tags = jnp.array([False, True, False, True])
+    shifted = (peers - OFFSET | DERIVATIVE) + OFFSET
+    return jnp.where(tags & (peers >= OFFSET), shifted, peers)
+
+
 def _reversed(peers: Any) -> Any:
     """The numbers of a message the other way. What was received with any tag is sent with 0."""
     tag = jnp.where(peers[1] == MPI.ANY_TAG + OFFSET, OFFSET, peers[1])
-    return jnp.concatenate([peers[2:], peers[:1], tag[None]])
+    return _peers_of_derivative(jnp.concatenate([peers[2:], peers[:1], tag[None]]))

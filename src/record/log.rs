@@ -7,6 +7,7 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use crate::call::Call;
 use crate::error::Error;
+use crate::mpilib::Tag;
 use crate::ops::Extent;
 
 static ENABLED: AtomicBool = AtomicBool::new(false);
@@ -92,14 +93,14 @@ impl fmt::Display for Line<'_> {
         match (row.receives(), row.sends()) {
             (true, true) => {
                 let received = call.recv.map_or(0, |buffer| buffer.count);
-                write!(f, " <- {} (tag {}, {received} items)", envelope.source, envelope.recvtag)?;
-                write!(f, " / -> {} (tag {}, {items} items)", envelope.dest, envelope.sendtag)?;
+                write!(f, " <- {} ({}, {received} items)", envelope.source, Tag(envelope.recvtag))?;
+                write!(f, " / -> {} ({}, {items} items)", envelope.dest, Tag(envelope.sendtag))?;
             }
             (true, false) => {
-                write!(f, " <- {} with tag {} and {items} items", envelope.source, envelope.recvtag)?;
+                write!(f, " <- {} with {} and {items} items", envelope.source, Tag(envelope.recvtag))?;
             }
             (false, true) => {
-                write!(f, " -> {} with tag {} and {items} items", envelope.dest, envelope.sendtag)?;
+                write!(f, " -> {} with {} and {items} items", envelope.dest, Tag(envelope.sendtag))?;
             }
             _ if row.has_root => write!(f, " -> root {} with {items} items", call.site.root)?,
             _ if row.has_blocks => write!(f, " for ghost cells, with {items} items")?,

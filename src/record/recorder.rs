@@ -11,7 +11,7 @@ use std::time::Duration;
 use super::clock::{self, Epoch};
 use crate::call::{Call, Site};
 use crate::comm::Comm;
-use crate::mpilib::wildcards;
+use crate::mpilib::{Tag, wildcards};
 use crate::ops::{Dtype, Op, Reduction};
 
 /// How many operations are remembered.
@@ -304,7 +304,7 @@ impl fmt::Display for Side<'_> {
         }
         // Every MPI's wildcards are negative, and its ranks and tags are not.
         let rank = if rank < 0 { "any rank".into() } else { rank.to_string() };
-        let tag = if tag < 0 { "any tag".into() } else { format!("tag {tag}") };
+        let tag = if tag < 0 { "any tag".into() } else { Tag(tag).to_string() };
         write!(f, "{word} {rank}, {tag}")
     }
 }

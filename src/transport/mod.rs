@@ -28,7 +28,7 @@ use crate::ops::{Buffer, Dtype, Op, Reduction};
 pub use self::cuda_mpi::set_trial;
 pub use self::direct::Direct;
 pub use self::host::OrHost;
-pub use self::mpi::{Mpi, set_count_limit};
+pub use self::mpi::{Mpi, matching, set_count_limit};
 pub use self::nccl::Nccl;
 pub use self::select::{
     Choice, Found, Platform, carries, chosen, host, is_recorded, overview, select, selected,

@@ -9,13 +9,14 @@ use std::fmt;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::mem::{MaybeUninit, size_of};
 
-use mpi::ffi::{self, MPI_Comm, MPI_Status};
+use mpi::ffi::{self, MPI_Comm};
 
-use crate::call::Call;
+use crate::call::{Call, Envelope};
 use crate::error::{Cause, Error};
-use crate::mpilib::{check, handle, wildcards};
+use crate::mpilib::{Tag, check, handle, wildcards};
 use crate::ops::{Dtype, Op, Reduction};
 use crate::record::recorder::{Record, Running, What};
+use crate::transport::matching::{Memory, exchange};
 
 /// What is compared.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -77,7 +78,7 @@ impl fmt::Display for Header {
         }
         let op = Op::TABLE.get(self.op as usize).map_or("message", |row| row.name);
         let dtype = Dtype::from_xla(self.dtype).map_or("unknown", Dtype::name);
-        write!(f, "{op} to {}, tag {} ({} x {dtype})", self.dest, self.tag, self.count)?;
+        write!(f, "{op} to {}, {} ({} x {dtype})", self.dest, Tag(self.tag), self.count)?;
         let line = String::from_utf8_lossy(&self.location);
         let line = line.trim_end_matches('\0');
         if line.is_empty() { Ok(()) } else { write!(f, ", {line}") }
@@ -197,18 +198,21 @@ fn message(exact: bool, call: &mut Call, record: &Record) -> Result<(), Cause> {
     let receives = row.receives() && envelope.source != nobody;
     let out = Header::new(call, record);
     let mut into = MaybeUninit::<Header>::zeroed();
-    let mut status = MaybeUninit::<MPI_Status>::zeroed();
+    let if_so = |so: bool, value: i32, other: i32| if so { value } else { other };
+    let of_headers = Envelope {
+        dest: if_so(sends, envelope.dest, nobody),
+        sendtag: if_so(sends, envelope.sendtag, 0),
+        source: if_so(receives, envelope.source, nobody),
+        recvtag: if_so(receives, envelope.recvtag, 0),
+    };
     // SAFETY: a registered communicator, which is not freed; headers are plain bytes of the size given.
     let (into, status) = unsafe {
-        let comm: MPI_Comm = handle(call.site.comm.handle);
-        let (n, t) = (size_of::<Header>() as c_int, ffi::RSMPI_UINT8_T);
-        let (from, to) = ((&raw const out).cast(), into.as_mut_ptr().cast());
-        let (dest, out_tag) = if sends { (envelope.dest, envelope.sendtag) } else { (nobody, 0) };
-        let (source, in_tag) = if receives { (envelope.source, envelope.recvtag) } else { (nobody, 0) };
-        let found = status.as_mut_ptr();
-        let code = ffi::MPI_Sendrecv(from, n, t, dest, out_tag, to, n, t, source, in_tag, comm, found);
-        check("MPI message that describes the next one", code)?;
-        (into.assume_init(), status.assume_init())
+        let (count, datatype) = (size_of::<Header>() as c_int, ffi::RSMPI_UINT8_T);
+        let from = Memory { data: (&raw const out).cast_mut().cast(), count, datatype };
+        let to = Memory { data: into.as_mut_ptr().cast(), count, datatype };
+        let name = "MPI message that describes the next one";
+        let status = exchange(name, &call.site.comm, &of_headers, from, to)?;
+        (into.assume_init(), status)
     };
     if !receives {
         return Ok(());

@@ -65,7 +65,6 @@ def test_a_status_in_each_thread_compiles_nothing():
 
 
 @on_cpu
-@pytest.mark.ranks(1, 2)  # on more, a cotangent may be taken for a message (sharp-bits)
 def test_derivatives_of_eager_calls_compile_once_for_all_communicators():
     def gradient(comm):
         def f(x):

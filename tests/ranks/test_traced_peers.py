@@ -142,7 +142,6 @@ def test_in_a_loop_under_checkpoint():
     assert_equal(ct, w[RANK])
 
 
-@pytest.mark.ranks(1, 2)  # on more, a cotangent may be taken for a message (sharp-bits)
 def test_wildcards_that_are_traced():
     """The cotangent goes to who has sent, with the tag that the message had."""
 

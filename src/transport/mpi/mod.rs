@@ -4,11 +4,11 @@
 //! `MPI_IN_PLACE` on run-time types nor counts beyond 32 bits.
 
 mod ghosts;
+pub mod matching;
 mod reducer;
 mod span;
 
 use std::ffi::{c_int, c_void};
-use std::mem::MaybeUninit;
 use std::sync::Arc;
 
 use mpi::ffi::{self, MPI_Comm, MPI_Status};
@@ -19,7 +19,7 @@ pub use self::reducer::is_ours;
 use self::span::Span;
 pub use self::span::set_count_limit;
 use super::{Arrived, Transport, arrive};
-use crate::call::{Call, Envelope};
+use crate::call::Call;
 use crate::comm::{Comm, Made};
 use crate::error::{Cause, Error};
 use crate::mpilib::{check, handle, in_place};
@@ -152,12 +152,8 @@ fn run(call: &Call) -> Result<(), Cause> {
             Op::Recv => {
                 let recv = recv()?;
                 let span = Span::new(recv.count, recv.dtype)?;
-                let mut status = MaybeUninit::<MPI_Status>::zeroed();
-                let (n, t) = (span.count, span.datatype);
-                let Envelope { source, recvtag, .. } = *envelope;
-                let code = ffi::MPI_Recv(recv.data.cast(), n, t, source, recvtag, comm, status.as_mut_ptr());
-                check(name, code)?;
-                finish_receive(call, status.assume_init_ref())
+                let status = matching::receive(name, &site.comm, envelope, span.of(recv.data))?;
+                finish_receive(call, &status)
             }
             Op::Reduce => {
                 let send = send()?;
@@ -217,23 +213,9 @@ fn run(call: &Call) -> Result<(), Cause> {
                 let copy =
                     send.overlaps(recv).then(|| std::slice::from_raw_parts(send.data, send.bytes()).to_vec());
                 let from = copy.as_ref().map_or(send.data.cast_const(), |copy| copy.as_ptr());
-                let mut status = MaybeUninit::<MPI_Status>::zeroed();
-                let code = ffi::MPI_Sendrecv(
-                    from.cast(),
-                    out.count,
-                    out.datatype,
-                    envelope.dest,
-                    envelope.sendtag,
-                    recv.data.cast(),
-                    into.count,
-                    into.datatype,
-                    envelope.source,
-                    envelope.recvtag,
-                    comm,
-                    status.as_mut_ptr(),
-                );
-                check(name, code)?;
-                finish_receive(call, status.assume_init_ref())
+                let (out, into) = (out.of(from.cast_mut()), into.of(recv.data));
+                let status = matching::exchange(name, &site.comm, envelope, out, into)?;
+                finish_receive(call, &status)
             }
         }
     }

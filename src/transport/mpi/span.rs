@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use mpi::ffi::{self, MPI_Datatype};
 
+use super::matching::Memory;
 use crate::error::Cause;
 use crate::mpilib::check;
 use crate::ops::Dtype;
@@ -42,6 +43,12 @@ impl Span {
             return Ok(Self { count: count as c_int, datatype: dtype.mpi(), derived: false });
         }
         Self::derived(count, dtype, limit)
+    }
+
+    /// These elements, at an address.
+    #[inline]
+    pub fn of(&self, data: *mut u8) -> Memory {
+        Memory { data: data.cast(), count: self.count, datatype: self.datatype }
     }
 
     /// One element of a type that is `count` elements long.

@@ -98,7 +98,7 @@ impl Features {
     /// An error where the receiver might have to look for what is sent.
     fn sends_in_order(&self) -> Result<bool, Cause> {
         let Envelope { dest, sendtag, .. } = self.envelope;
-        if dest != wildcards().proc_null && sendtag != TAG {
+        if dest != wildcards().proc_null && !is_plain(sendtag) {
             return Err(needs_matching(format!("sending with tag {sendtag}")));
         }
         Ok(true)
@@ -114,11 +114,16 @@ impl Features {
         if source == any.source {
             return Err(needs_matching("receiving from ANY_SOURCE".into()));
         }
-        if recvtag != TAG && recvtag != any.tag {
+        if !is_plain(recvtag) && recvtag != any.tag {
             return Err(needs_matching(format!("receiving with tag {recvtag}")));
         }
         Ok(true)
     }
+}
+
+/// What derivatives send is told apart by its place in the order.
+fn is_plain(tag: i32) -> bool {
+    tag == TAG || tag == TAG + wildcards().derivative
 }
 
 fn needs_matching(what: String) -> Cause {

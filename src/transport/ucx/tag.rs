@@ -1,6 +1,7 @@
 //! How a message's communicator, sender and tag are told to UCX, which matches 64 bits under a mask.
 
 use crate::error::Cause;
+use crate::mpilib::wildcards;
 
 const TAG_BITS: u32 = 31;
 const SOURCE_BITS: u32 = 18;
@@ -19,7 +20,7 @@ pub struct Label {
     pub tag: i32,
 }
 
-/// What a receive accepts; `None` is anything.
+/// What a receive accepts; `None` is anything, of tags: but for those of derivatives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wanted {
     pub context: u64,
@@ -59,7 +60,7 @@ impl Wanted {
         let Self { context, source, tag } = self;
         let label = Label { context, source: source.unwrap_or(0), tag: tag.unwrap_or(0) };
         let of_source = if source.is_some() { (1 << SOURCE_BITS) - 1 } else { 0 };
-        let of_tag = if tag.is_some() { (1 << TAG_BITS) - 1 } else { 0 };
+        let of_tag = if tag.is_some() { (1 << TAG_BITS) - 1 } else { wildcards().derivative as u64 };
         let mask = (CONTEXTS - 1) << (SOURCE_BITS + TAG_BITS) | of_source << TAG_BITS | of_tag;
         Ok((label.encode()?, mask))
     }
@@ -95,6 +96,8 @@ mod tests {
         for (source, tag) in [(None, Some(9)), (Some(2), None), (None, None)] {
             assert!(accepts(Wanted { context: 7, source, tag }, message));
             assert!(!accepts(Wanted { context: 8, source, tag }, message));
+            let derivative = Label { tag: 9 + wildcards().derivative, ..message };
+            assert!(!accepts(Wanted { context: 7, source, tag }, derivative));
         }
         assert!(!accepts(Wanted { source: Some(1), ..exact }, message));
         assert!(!accepts(Wanted { tag: Some(0), ..exact }, message));

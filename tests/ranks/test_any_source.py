@@ -1,0 +1,91 @@
+"""Receives from any rank, with any tag, while other ranks are in their backward pass already."""
+
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from mpi4jax import notoken
+
+RANK = MPI.COMM_WORLD.Get_rank()
+X = np.array([2.0, 3.0], np.float32)
+
+pytestmark = pytest.mark.min_ranks(3)
+
+
+def late(x):
+    """x, half a second later."""
+
+    def sleep(zero):
+        time.sleep(0.5)
+        return zero
+
+    zero = jax.lax.stop_gradient(0 * x[0])
+    return x + jax.pure_callback(sleep, jax.ShapeDtypeStruct((), x.dtype), zero)
+
+
+# Rank 1 has what it needs at once, and answers what it got from rank 0. Rank 2 is late.
+def receives(x):
+    if RANK == 0:
+        notoken.send(x, 1)
+        return notoken.recv(x) * x
+    if RANK == 1:
+        return notoken.recv(x, 0) ** 2
+    if RANK == 2:
+        notoken.send(3 * late(x), 0)
+    return 0 * x
+
+
+def exchanges(x):
+    if RANK == 0:
+        return notoken.sendrecv(x, x, source=MPI.ANY_SOURCE, dest=1) * x
+    return receives(x)
+
+
+def receives_in_a_loop(x):
+    if RANK == 0:
+        return jax.lax.scan(lambda y, _: (y * notoken.recv(x), None), x, length=2)[0]
+    if RANK == 1:
+        notoken.send(x, 0)
+    if RANK == 2:
+        notoken.send(3 * late(x), 0)
+    return 0 * x
+
+
+# The gradient of the sum over the ranks of what they return.
+GRADIENT = {
+    receives: {0: 3 * X + 2 * X, 2: 3 * X},
+    exchanges: {0: 3 * X + 2 * X, 2: 3 * X},
+    receives_in_a_loop: {0: 3 * X**2, 1: 3 * X**2, 2: 3 * X**2},
+}
+
+
+@pytest.mark.parametrize("how", ["eager", "jit", "vjp"])
+@pytest.mark.parametrize("f", GRADIENT, ids=lambda f: f.__name__)
+def test_cotangents_are_not_taken_for_messages(f, how):
+    g = jax.grad(lambda x: f(x).sum())
+    if how == "vjp":
+
+        def g(x):
+            y, back = jax.vjp(f, x)
+            return back(jnp.ones_like(y))[0]
+
+    for _ in range(2):
+        ct = (jax.jit(g) if how == "jit" else g)(jnp.asarray(X))
+        np.testing.assert_allclose(ct, GRADIENT[f].get(RANK, 0 * X), rtol=1e-6)
+
+
+@pytest.mark.parametrize("f", GRADIENT, ids=lambda f: f.__name__)
+def test_tangents_are_not_taken_for_messages(f):
+    _, push = jax.linearize(f, jnp.asarray(X))
+    for _ in range(2):
+        dy = push(jnp.ones(2))
+    expected = {
+        receives: {0: 6 * X, 1: 2 * X},
+        exchanges: {0: 6 * X, 1: 2 * X},
+        receives_in_a_loop: {0: 9 * X**2},
+    }
+    np.testing.assert_allclose(dy, expected[f].get(RANK, 0 * X), rtol=1e-6)
