@@ -1,0 +1,43 @@
+"""Operations on a GPU that fail, or never end."""
+
+import pytest
+from stand_ins import ALLREDUCE, fails
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"FAKE_NCCL_ASYNC_ERROR": "1"}, "an earlier operation returned error code 3"),
+        ({"FAKE_CUDA_STREAM_DEVICE": "1"}, "NCCL's communicators were made for JAX's first local"),
+    ],
+)
+def test_nccl_reports_errors(python, fakes, settings, words):
+    fails(python(ALLREDUCE, {**fakes, "MPI4JAX_TRANSPORT": "nccl", **settings}), words)
+
+
+STUCK = ALLREDUCE + "import time; time.sleep(60)"
+
+
+def test_what_never_ends_on_the_gpu_is_reported(python, fakes):
+    env = {**fakes, "MPI4JAX_TRANSPORT": "nccl", "MPI4JAX_TIMEOUT": 1}
+    result = python(STUCK, {**env, "FAKE_CUDA_STUCK": 1})
+    words = "allreduce on mpi4jax.default, which is on the GPU, has not ended after MPI4JAX_TIMEOUT"
+    fails(result, words, "allreduce #3")
+
+
+@pytest.mark.parametrize("transport", ["staged", "nccl"])
+def test_an_error_of_the_driver_ends_the_job(python, fakes, transport):
+    result = python(ALLREDUCE, {**fakes, "MPI4JAX_TRANSPORT": transport, "FAKE_CUDA_LOST": 1})
+    fails(result, "cuEventRecord returned error code 700")
+
+
+def test_what_nccl_reports_later_is_seen_by_the_watchdog(python, fakes):
+    env = {**fakes, "MPI4JAX_TRANSPORT": "nccl", "FAKE_NCCL_ASYNC_ERROR": 3}
+    fails(python(STUCK, env), "failed: an earlier operation returned error code 3")
+
+
+def test_what_is_recorded_is_not_watched(python, fakes):
+    env = {**fakes, "MPI4JAX_TRANSPORT": "nccl", "MPI4JAX_TIMEOUT": 1, "FAKE_CUDA_STUCK": 1}
+    code = ALLREDUCE + "import time; time.sleep(3)"
+    result = python(code, {**env, "FAKE_CUDA_CAPTURING": 1})
+    assert result.returncode == 0, result.stderr

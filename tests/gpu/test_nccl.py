@@ -1,0 +1,107 @@
+"""What NCCL carries, what it leaves to staging, and what ranks that differ are told."""
+
+import pytest
+from libraries import compile_library
+from stand_ins import ALLREDUCE, HERE, RANKS, fails, passes
+
+
+def test_nccl_never_waits_on_the_host(python, fakes, tmp_path):
+    cuda, nccl = tmp_path / "cuda.log", tmp_path / "nccl.log"
+    logs = {"FAKE_CUDA_LOG": cuda, "FAKE_NCCL_LOG": nccl}
+    result = python(ALLREDUCE, {**fakes, "MPI4JAX_TRANSPORT": "nccl", **logs})
+    assert result.returncode == 0, result.stderr
+    assert cuda.read_text() == "copies 0 waits 0 allocations 0 copied 0\n"
+    assert nccl.read_text() == "operations 3\ncommunicators 0\n"
+
+
+@pytest.mark.parametrize(("transport", "status"), [("nccl", 0), ("staged", 1)])
+def test_waits_are_counted_on_a_machine_with_a_gpu(mpirun, fakes, tmp_path, transport, status):
+    counter, driver = tmp_path / "libcount.so", fakes["MPI4JAX_LIBCUDA"]
+    compile_library(counter, HERE / "count.c", "-Wl,--no-as-needed", driver)
+    env = {**fakes, "MPI4JAX_TRANSPORT": transport, "MPI4JAX_LIBCUDA": str(counter)}
+    result = mpirun(1, HERE / "graph.py", env=env)
+    assert "160 operations, 160 calls on the host" in result.stdout, result.stderr
+    assert ("160 calls on the host, 0 waits" in result.stdout) == (status == 0)
+    assert result.returncode == status
+
+
+@pytest.mark.parametrize(
+    ("op", "words"),
+    [
+        ("nt.recv(x)", "receiving from ANY_SOURCE"),
+        ("nt.recv(x, tag=5)", "receiving from ANY_SOURCE"),
+        ("nt.recv(x, 0, tag=5)", "receiving with tag 5"),
+        ("nt.send(x, 0, tag=5)", "sending with tag 5"),
+        ("nt.sendrecv(x, x, 0, 0, sendtag=5)", "sending with tag 5"),
+        ("nt.sendrecv(x, x, 0, 0, recvtag=5)", "receiving with tag 5"),
+        ("nt.send(x, 0)", "a send between a rank and itself"),
+        ("jax.grad(lambda x: nt.recv(x).sum())(x)", "receiving from ANY_SOURCE"),
+    ],
+)
+def test_nccl_refuses_what_needs_matching(python, fakes, op, words):
+    """Where the two ends of a message could take different ways, none is sent."""
+    code = f"import jax; from mpi4jax import notoken as nt; x = jax.numpy.ones(3); {op}"
+    result = python(code, {**fakes, "MPI4JAX_TRANSPORT": "nccl"})
+    fails(result, words, "MPI4JAX_NCCL_MESSAGES=staged")
+
+
+# Of other files: wildcards, tags that select, statuses, short messages, and a communicator on which
+# ranks do not come together.
+MATCHING = (
+    "test_wildcards or tags_select or status_of_recv or largest_tag or shorter or open_chain "
+    "or mpi4py_in_between"
+)
+
+
+@pytest.mark.timeout(150)
+@pytest.mark.parametrize("transport", ["nccl", "auto"])
+def test_messages_that_need_matching_beside_nccl(mpirun, fakes, transport):
+    """`auto` takes NCCL for all else, and breaks no program."""
+    env = {**fakes, "MPI4JAX_TRANSPORT": transport}
+    if transport != "auto":
+        env["MPI4JAX_NCCL_MESSAGES"] = "staged"
+    files = [RANKS / "test_status.py", RANKS / "test_order.py"]
+    passes(mpirun, files, MATCHING, env, time_limit=120)
+
+
+# A barrier on two ranks, whose settings depend on the rank.
+UNLIKE = """
+import os
+from mpi4py import MPI
+rank = MPI.COMM_WORLD.rank
+{setting}
+from mpi4jax import notoken as nt
+try:
+    nt.barrier()
+except Exception as error:
+    print(error)
+MPI.COMM_WORLD.Barrier()
+"""
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        (
+            "os.environ['MPI4JAX_NCCL_MESSAGES'] = ['nccl', 'staged'][rank]",
+            ["here it is nccl", "here it is staged"],
+        ),
+        (
+            "os.environ['FAKE_NCCL_BROKEN'] = str(rank)",
+            ["ncclCommInitRank returned error code 2", "another rank could not make it"],
+        ),
+        (
+            "os.environ['FAKE_NCCL_NAMELESS'] = '1'",
+            ["ncclGetUniqueId returned error code 2", "another rank has no NCCL"],
+        ),
+        (
+            "if rank: os.environ['MPI4JAX_LIBNCCL'] = '/nowhere'",
+            ["/nowhere", "another rank has no NCCL"],
+        ),
+    ],
+)
+def test_ranks_that_differ_all_learn_of_it(mpirun, fakes, setting, words):
+    env = {**fakes, "MPI4JAX_TRANSPORT": "nccl"}
+    result = mpirun(2, "-c", UNLIKE.format(setting=setting), env=env)
+    assert result.stdout.count("has no counterpart") == 2, result
+    assert all(word in result.stdout for word in words), result.stdout

@@ -1,0 +1,138 @@
+"""Which transport the environment chooses, what is said about it, and which GPU a rank gets."""
+
+import pytest
+from mpi4py import MPI
+from stand_ins import ALLREDUCE, INFO, fails
+
+import mpi4jax
+
+
+def test_info_names_what_is_used():
+    info = mpi4jax.transport_info()
+    assert info.cpu_error is None
+    assert all((info.cpu, info.cpu_reason, info.gpu, info.gpu_reason))
+    assert f"CPU: {info.cpu} ({info.cpu_reason})" in str(info)
+
+
+def test_default(python):
+    out = python(INFO, {}).stdout
+    assert "CPU: mpi (the default)\nGPU: staged (the default), which cannot be used: " in out
+    assert "/nowhere/libcuda.so.1" in out, "the reason"
+    assert out.endswith("False\n")
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"MPI4JAX_TRANSPORT": "pigeon"}, ["pigeon", "mpi, staged, cuda-mpi, nccl, ucx, auto"]),
+        ({"MPI4JAX_USE_CUDA_MPI": "perhaps"}, ["MPI4JAX_USE_CUDA_MPI=perhaps", "it takes 1", "0"]),
+        (
+            {"MPI4JAX_TRANSPORT": "nccl", "MPI4JAX_USE_CUDA_MPI": "1"},
+            ["contradicts", "cuda-mpi", "mpi, staged, cuda-mpi, nccl, ucx, auto"],
+        ),
+        ({"MPI4JAX_TRANSPORT": "cuda-mpi", "MPI4JAX_USE_CUDA_MPI": "0"}, ["contradicts", "staged"]),
+        ({"MPI4JAX_NCCL_MESSAGES": "fast"}, ["MPI4JAX_NCCL_MESSAGES=fast", "nccl, staged"]),
+        ({"MPI4JAX_NCCL_GRAPHS": "yes"}, ["MPI4JAX_NCCL_GRAPHS=yes", "0, 1"]),
+    ],
+)
+def test_wrong_settings_are_errors_at_import(python, settings, words):
+    fails(python("import mpi4jax", settings), "ValueError", *words)
+
+
+@pytest.mark.parametrize(
+    ("settings", "cpu", "gpu"),
+    [
+        ({"MPI4JAX_USE_CUDA_MPI": "1"}, "mpi", "cuda-mpi"),
+        ({"MPI4JAX_USE_CUDA_MPI": "0"}, "mpi", "staged"),
+        ({"MPI4JAX_TRANSPORT": "nccl"}, "mpi", "nccl"),
+        ({"MPI4JAX_TRANSPORT": "staged"}, "staged", "staged"),
+        ({"MPI4JAX_TRANSPORT": "cuda-mpi", "MPI4JAX_USE_CUDA_MPI": "1"}, "mpi", "cuda-mpi"),
+        ({"MPI4JAX_TRANSPORT": "auto"}, "mpi", "staged"),
+    ],
+)
+def test_settings_choose(python, settings, cpu, gpu):
+    code = "import mpi4jax; i = mpi4jax.transport_info(); print(i.cpu, i.gpu)"
+    result = python(code, settings)
+    assert result.stdout == f"{cpu} {gpu}\n", result.stderr
+
+
+@pytest.mark.parametrize(
+    ("settings", "chosen"),
+    [({}, "nccl"), ({"FAKE_CUDA_SHARED": "1"}, "staged"), ({"FAKE_NCCL_VERSION": "1"}, "staged")],
+)
+def test_auto(mpirun, fakes, settings, chosen):
+    """NCCL where each of the two ranks has a GPU of its own."""
+    code = "import mpi4jax; print(mpi4jax.transport_info().gpu)"
+    result = mpirun(2, "-c", code, env={**fakes, "MPI4JAX_TRANSPORT": "auto", **settings})
+    # A CUDA-aware MPI comes before staging.
+    answers = {chosen, "cuda-mpi"} if chosen == "staged" else {chosen}
+    (answer,) = set(result.stdout.split())
+    assert answer in answers
+
+
+def test_cuda_mpi_without_support_names_the_others(python, fakes):
+    result = python(ALLREDUCE, {**fakes, "MPI4JAX_TRANSPORT": "cuda-mpi"})
+    if result.returncode == 0:
+        pytest.skip(f"this {MPI.get_vendor()[0]} is CUDA-aware, or a trial says so")
+    fails(result, "CUDA-aware", "staged", "nccl")
+
+
+def test_one_log_line_says_what_was_chosen(python):
+    code = "import logging; logging.basicConfig(level='INFO'); import mpi4jax"
+    lines = python(code, {}).stderr.splitlines()
+    (line,) = [line for line in lines if "transports:" in line]
+    assert "mpi on CPU (the default), staged on GPU (the default)" in line
+
+
+@pytest.mark.parametrize("version", [(0, 9, 0), (0, 9, 1)])
+def test_graphs_that_this_jaxlib_cannot_record(python, version):
+    code = f"from jax._src import lib; lib.version = {version}; import mpi4jax"
+    result = python(code, {"MPI4JAX_TRANSPORT": "nccl", "MPI4JAX_NCCL_GRAPHS": "1"})
+    assert result.returncode == 0, result.stderr
+    said = "needs jaxlib 0.9.1, not 0.9.0: nothing is recorded" in result.stderr
+    assert said == (version < (0, 9, 1))
+
+
+def test_size_of_staging_is_checked(python):
+    code = "import jax.numpy as j; from mpi4jax import notoken as nt; nt.bcast(j.ones(3), 0)"
+    env = {"MPI4JAX_TRANSPORT": "staged", "MPI4JAX_STAGING_BYTES": "lots"}
+    fails(python(code, env), "MPI4JAX_STAGING_BYTES=lots")
+
+
+def test_import_leaves_jax_to_be_configured(python):
+    """Its devices are chosen when they are first asked for; `jax.distributed` comes before that."""
+    code = """
+import jax, mpi4jax
+from mpi4jax import _compat
+assert not _compat.xla_bridge.backends_are_initialized()
+jax.config.update("jax_num_cpu_devices", 3)
+print(jax.local_device_count())
+"""
+    result = python(code, {})
+    assert result.stdout == "3\n", result.stderr
+
+
+@pytest.mark.parametrize(
+    ("settings", "gpus", "device", "words"),
+    [
+        ({"MPI_LOCALRANKID": 1}, 4, "1", "local rank 1 computes on GPU 1 of 4\n"),
+        ({"MPI_LOCALRANKID": 5}, 4, "1", "GPU 1 of 4, which ranks share"),
+        ({"MPI_LOCALRANKID": 1}, 1, "all", None),
+        ({"MPI_LOCALRANKID": 1, "CUDA_VISIBLE_DEVICES": "2,3"}, 2, "all", None),
+        ({"MPI_LOCALRANKID": 1, "VISIBLE": "3"}, 4, "3", None),
+        ({}, 4, "all", None),
+    ],
+)
+def test_each_rank_of_a_node_computes_on_its_own_gpu(python, fakes, settings, gpus, device, words):
+    code = """
+import jax, logging, os
+logging.basicConfig(level="INFO")
+if "VISIBLE" in os.environ:
+    jax.config.update("jax_cuda_visible_devices", os.environ["VISIBLE"])
+import mpi4jax
+from mpi4jax import _compat
+print(_compat.visible_gpus())
+"""
+    result = python(code, {**fakes, "FAKE_CUDA_DEVICES": gpus, **settings})
+    assert result.stdout == f"{device}\n", result.stderr
+    assert words in result.stderr if words else "computes on GPU" not in result.stderr

@@ -1,0 +1,62 @@
+"""What staging copies between a GPU and the host, and the memory it takes for that."""
+
+import textwrap
+
+import pytest
+from stand_ins import ALLREDUCE
+
+
+def test_staging_memory_is_reused(python, fakes, tmp_path):
+    log = tmp_path / "cuda.log"
+    result = python(ALLREDUCE, {**fakes, "MPI4JAX_TRANSPORT": "staged", "FAKE_CUDA_LOG": log})
+    assert result.returncode == 0, result.stderr
+    assert "allocations 2 " in log.read_text()
+
+
+HALO = textwrap.dedent("""
+    import jax, jax.numpy as jnp, numpy as np
+    from mpi4py import MPI
+    import mpi4jax
+    from mpi4jax import notoken as nt
+    cart = MPI.COMM_WORLD.Create_cart([MPI.COMM_WORLD.size, 1], periods=[True, True])
+    n, w = 1000, 2
+    x = jnp.arange(float(n * n)).reshape(n, n)
+    y = x + 0.5
+
+    def wrapped(a, axis):  # all ranks hold the same
+        a = np.moveaxis(np.array(a), axis, 0)
+        a[:w], a[-w:] = a[-2 * w:-w].copy(), a[w:2 * w].copy()
+        return np.moveaxis(a, 0, axis)
+
+    exchange = lambda *xs: nt.halo_exchange(xs, cart, width=w)
+    in_place = mpi4jax.jit(lambda x, y: exchange(2 * x, 2 * y))
+    kept = mpi4jax.jit(lambda x, y: (x + 0, *exchange(x, y)))
+    for block, got in zip((2 * x, 2 * y), in_place(x, y)):
+        np.testing.assert_array_equal(got, wrapped(wrapped(block, 0), 1))
+    same, *filled = kept(x, y)
+    np.testing.assert_array_equal(same, x)
+    for block, got in zip((x, y), filled):
+        np.testing.assert_array_equal(got, wrapped(wrapped(block, 0), 1))
+    # The adjoint: each cell has as cotangent the number of places where it arrives.
+    ones = mpi4jax.jit(jax.grad(lambda x: exchange(x)[0].sum()))(x)
+    count = np.ones(n)
+    count[:w] = count[-w:] = 0
+    count[w:2 * w] += 1
+    count[-2 * w:-w] += 1
+    np.testing.assert_array_equal(ones, np.outer(count, count))
+    mpi4jax.flush()
+""")
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_only_cells_that_travel_are_staged(mpirun, fakes, tmp_path, ranks):
+    program, log = tmp_path / "halo.py", tmp_path / "cuda.log"
+    program.write_text(HALO)
+    env = {**fakes, "MPI4JAX_TRANSPORT": "staged", "FAKE_CUDA_LOG": str(log)}
+    result = mpirun(ranks, program, env=env)
+    assert result.returncode == 0, result.stderr
+    block = 1000 * 1000 * 4
+    for line in log.read_text().splitlines():
+        copied = int(line.split()[-1])
+        # Six blocks down and up: of each a strip of two cells at the edges, in the adjoint four.
+        assert 0 < copied < 12 * block / 50, line

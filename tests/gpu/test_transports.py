@@ -1,0 +1,42 @@
+"""All ops through each transport, without a GPU."""
+
+import pytest
+from reference import EVERYTHING
+from stand_ins import HERE, NOWHERE, RANKS, passes, skip_without_ucx
+
+# Of test_ops.py. How ops are called (in loops, under vmap) is the same for all transports.
+OPS = "chain or donated or any_root or shapes or different or user"
+# Transports of which the suite in tests/rust does not try every dtype.
+RUNS = {
+    "staged-cpu": OPS,
+    "staged-gpu": OPS,
+    "cuda-mpi-gpu": OPS,
+    "nccl-gpu": f"{OPS} or reduces_every",
+    "ucx-cpu": OPS,
+    "ucx-gpu": OPS,
+}
+if EVERYTHING:
+    RUNS = dict.fromkeys(RUNS, f"{OPS} or moves_every or reduces_every")
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("run", RUNS)
+def test_all_ops(mpirun, fakes, run):
+    transport, _, place = run.rpartition("-")
+    if transport == "ucx":
+        skip_without_ucx()
+    reached = "reached" if transport in ("cuda-mpi", "ucx") else "1"
+    env = {**fakes, "MPI4JAX_TEST_CUDA_ON_CPU": reached} if place == "gpu" else NOWHERE
+    env = {**env, "MPI4JAX_TRANSPORT": transport}
+    passes(mpirun, [RANKS / "test_ops.py"], RUNS[run], env, time_limit=150)
+
+
+@pytest.mark.parametrize(
+    ("transport", "messages"), [("staged", ""), ("nccl", "nccl"), ("nccl", "staged")]
+)
+def test_what_runs_on_a_machine_with_a_gpu(mpirun, fakes, transport, messages):
+    """The scripts in this folder, so that they have no faults of their own when they get there."""
+    env = {**fakes, "MPI4JAX_TRANSPORT": transport, "MPI4JAX_NCCL_MESSAGES": messages}
+    result = mpirun(2, HERE / "ops.py", "300001", env=env)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert f"GPU: {transport} (MPI4JAX_TRANSPORT={transport}" in result.stdout
