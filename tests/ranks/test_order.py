@@ -2,6 +2,8 @@
 
 import os
 import re
+import time
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +12,7 @@ import programs
 import pytest
 from jax import lax
 from mpi4py import MPI
-from reference import JITS, RANK, SIZE, assert_equal, compilers, each, jits
+from reference import COMM, JITS, RANK, SIZE, assert_equal, compilers, each, jits
 from table import cases
 
 import mpi4jax
@@ -241,6 +243,22 @@ def test_mpi4py_collectives_in_between():
         assert comm.bcast(RANK, 0) == 0
         assert (float(y), float(z)) == (i * SIZE, SIZE - 1)
     comm.Free()
+
+
+@pytest.mark.min_ranks(2)
+@jits
+def test_barrier_waits(jit, tmp_path):
+    """No rank is past it before the last one has come."""
+    folder = Path(COMM.bcast(str(tmp_path)))
+    barrier = jit(mpi4jax.barrier)
+    barrier()
+    for late in range(SIZE):
+        here = folder / f"rank{late}"
+        if late == RANK:
+            time.sleep(0.2)
+            here.touch()
+        barrier().block_until_ready()
+        assert here.exists()
 
 
 def test_flush_waits(calls, capfd):

@@ -11,12 +11,12 @@ import pytest
 from jax import lax
 from mpi4py import MPI
 from reference import LEFT, RANK, RIGHT, SIZE, assert_equal, each, exact_values, jits
-from table import cases
+from table import cases_with_data
 
 import mpi4jax
 from mpi4jax import _native, notoken
 
-WITH_DATA = [case for case in cases() if case.name != "barrier"]
+WITH_DATA = cases_with_data()
 
 # (type, shape) of the leaves: several of one type, an empty one, a scalar.
 LEAVES = {
