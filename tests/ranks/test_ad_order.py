@@ -43,22 +43,31 @@ def three_times(x):
 # ---- Programs: rank 0 has the loss, rank 1 returns a constant
 
 
+def loss(y):
+    return jnp.sum(y) if RANK == 0 else jnp.float32(0)
+
+
+def step(x, template):
+    """To rank 1 and back; rank 1 keeps its own."""
+    if RANK == 0:
+        notoken.send(x, 1, tag=1)
+        return stage(notoken.recv(template, 1, tag=2), 3.0)
+    notoken.send(stage(notoken.recv(template, 0, tag=1), 2.0), 0, tag=2)
+    return x
+
+
+def exchange(x, template):
+    return loss(step(stage(x, 1.0) if RANK == 0 else x, template))
+
+
 def templates(x):
     """The template is the input, so that everything is perturbed."""
-    if RANK == 0:
-        notoken.send(stage(x, 1.0), 1, tag=1)
-        return jnp.sum(stage(notoken.recv(x, 1, tag=2), 3.0))
-    notoken.send(stage(notoken.recv(x, 0, tag=1), 2.0), 0, tag=2)
-    return jnp.float32(0)
+    return exchange(x, x)
 
 
 def constants(x):
     """The template is a constant: nothing on rank 1 depends on its own input."""
-    if RANK == 0:
-        notoken.send(stage(x, 1.0), 1, tag=1)
-        return jnp.sum(stage(notoken.recv(CONSTANT, 1, tag=2), 3.0))
-    notoken.send(stage(notoken.recv(CONSTANT, 0, tag=1), 2.0), 0, tag=2)
-    return jnp.float32(0)
+    return exchange(x, CONSTANT)
 
 
 def token_chain(x):
@@ -184,55 +193,30 @@ def stopped(x):
 
 
 def scan_templates(x):
-    def body(x, _):
-        if RANK == 0:
-            notoken.send(x, 1, tag=1)
-            return stage(notoken.recv(x, 1, tag=2), 3.0), None
-        notoken.send(stage(notoken.recv(x, 0, tag=1), 2.0), 0, tag=2)
-        return x, None
-
-    y, _ = lax.scan(body, x, jnp.arange(3))
-    return jnp.sum(y) if RANK == 0 else jnp.float32(0)
+    return loss(lax.scan(lambda x, _: (step(x, x), None), x, jnp.arange(3))[0])
 
 
 def scan_constants(x):
     """Everything that rank 1 does in the loop is loop-invariant."""
-
-    def body(x, _):
-        if RANK == 0:
-            notoken.send(x, 1, tag=1)
-            return stage(notoken.recv(CONSTANT, 1, tag=2), 3.0), None
-        notoken.send(stage(notoken.recv(CONSTANT, 0, tag=1), 2.0), 0, tag=2)
-        return x, None
-
-    y, _ = lax.scan(body, x, jnp.arange(3))
-    return jnp.sum(y) if RANK == 0 else jnp.float32(0)
+    return loss(lax.scan(lambda x, _: (step(x, CONSTANT), None), x, jnp.arange(3))[0])
 
 
 def fori_constants(x):
     def body(_, x):
         if RANK == 0:
-            notoken.send(x, 1, tag=1)
-            return stage(notoken.recv(CONSTANT, 1, tag=2), 3.0)
-        jax.jit(lambda: notoken.send(stage(notoken.recv(CONSTANT, 0, tag=1), 2.0), 0, tag=2))()
+            return step(x, CONSTANT)
+        jax.jit(lambda: step(None, CONSTANT))()
         return x
 
-    y = lax.fori_loop(0, 3, body, x)
-    return jnp.sum(y) if RANK == 0 else jnp.float32(0)
+    return loss(lax.fori_loop(0, 3, body, x))
 
 
 def scan_without_carry(x):
     """On rank 1 the loop has neither operands nor results."""
     if RANK == 0:
-
-        def body(x, _):
-            notoken.send(x, 1, tag=1)
-            return stage(notoken.recv(CONSTANT, 1, tag=2), 3.0), None
-
-        return jnp.sum(lax.scan(body, x, None, length=3)[0])
-    one = lambda: notoken.send(stage(notoken.recv(CONSTANT, 0, tag=1), 2.0), 0, tag=2)
-    lax.scan(lambda c, _: (c, one()), None, None, length=3)
-    return jnp.float32(0)
+        return loss(lax.scan(lambda x, _: (step(x, CONSTANT), None), x, None, length=3)[0])
+    lax.scan(lambda c, _: (c, step(None, CONSTANT)), None, None, length=3)
+    return loss(x)
 
 
 PROGRAMS = {
