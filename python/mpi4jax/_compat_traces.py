@@ -191,6 +191,11 @@ def let_call_again(fun: lu.WrappedFun) -> None:
             store.reset()
 
 
+def alone(fun: lu.WrappedFun) -> Any:
+    """The user's function behind a rule, if that takes nothing but arrays; else None."""
+    return fun.f if len(fun.transforms) == 1 else None
+
+
 def concrete(value: Any) -> Any:
     """The array that a value stands for; None if it is not known yet."""
     return None if isinstance(value, AbstractValue) else core.to_concrete_value(value)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import jax
 import numpy as np
@@ -178,11 +179,17 @@ def _evaluate(rule: _Rule, tied: list[Any], token: Any, args: Sequence[Any]) -> 
     return [v.val if isinstance(v, Literal) else env[v] for v in jaxpr.outvars]
 
 
+# Of the users' functions, for which arguments they do not communicate.
+_silent: WeakKeyDictionary[Any, set[Any]] = WeakKeyDictionary()
+
+
 def _call(rule: Any, args: Sequence[Any]) -> list[Any]:
     """What the rule gives for ``args``: values, and a tangent for each."""
     count = len(args) // 2
     tangents = [x for x in args[count:] if isinstance(x, jax.core.Tracer) and has_derivative(x)]
-    if not tangents:  # nothing is left for later
+    silent = _silent.setdefault(_compat_traces.alone(rule) or _call, set())
+    avals = tuple(x.aval if isinstance(x, SymbolicZero) else jax.typeof(x) for x in args)
+    if not tangents or avals in silent:  # nothing is left for later
         return list(rule.call_wrapped(*args))
     places = [i for i, x in enumerate(args) if not isinstance(x, SymbolicZero)]
     arrays = [args[i] for i in places]
@@ -202,6 +209,8 @@ def _call(rule: Any, args: Sequence[Any]) -> list[Any]:
         closed = None
     if closed is None or effect not in closed.effects:
         _compat_traces.let_call_again(rule)
+        if closed is not None and _compat_traces.alone(rule):
+            silent.add(avals)
         return list(rule.call_wrapped(*args))
     results = len(closed.out_avals) + len(zeros)
     values = results // 2 - sum(i < results // 2 for i in zeros)

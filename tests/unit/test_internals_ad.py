@@ -321,3 +321,26 @@ def test_a_custom_vjp_that_closes_over_a_perturbed_value_has_an_exception_of_its
 
     with pytest.raises(_compat_traces.ClosedOver):
         jax.grad(lambda y: jax.jit(f)(y))(2.0)
+
+
+def test_rules_that_do_not_communicate_are_looked_at_once():
+    calls = []
+
+    @jax.custom_jvp
+    def double(x):
+        return 2 * x
+
+    @double.defjvp
+    def rule(primals, tangents):
+        calls.append(primals)
+        return 2 * primals[0], 2 * tangents[0]
+
+    def calls_of(x):
+        calls.clear()
+        jax.jit(jax.grad(lambda x: double(x)))(x)
+        return len(calls)
+
+    assert calls_of(3.0) == 2
+    # Up to some version, JAX wraps every rule so that it cannot be told from others.
+    assert calls_of(3.0) == (1 if jax.__version_info__ >= (0, 8) else 2)
+    assert calls_of(jnp.float16(3)) == 2
