@@ -215,15 +215,18 @@ if jax.version.__version_info__ < (0, 9):
 def replace_lowered(
     effect: effects.Effect,
     replace: Callable[[ClosedJaxpr, Sequence[bool], bool], ClosedJaxpr],
+    finish: Callable[[Any], None],
     refusal: str,
+    hidden: str,
 ) -> bool:
     """Have JAX lower ``replace(jaxpr, donated, for_export)`` for each module's ``jaxpr``.
 
-    ``donated`` says for each argument whether its caller has given it up.
+    ``donated`` says for each argument whether its caller has given it up; ``finish`` is called
+    with the module of what has the effect.
 
     What jitted functions, eager primitives, ahead-of-time compilation and export lower all comes
     through one function of JAX. Programs with the effect that run on several devices are refused
-    by ``refusal``.
+    by ``refusal``, those that hide it from JAX by ``hidden``, if JAX has nothing better to say.
 
     Returns:
         Whether JAX has that function.
@@ -242,11 +245,18 @@ def replace_lowered(
         given = signature.bind(closed_jaxpr, *args, **kwargs).arguments
         donated, for_export = given["donated_invars"], given["lowering_parameters"].for_export
         try:
-            return original(replace(closed_jaxpr, donated, for_export), *args, **kwargs)
+            lowered = original(replace(closed_jaxpr, donated, for_export), *args, **kwargs)
         except ValueError as error:
             if effect in closed_jaxpr.effects and "for more than 1 device" in str(error):
                 raise ValueError(refusal) from None
             raise
+        except KeyError as error:  # up to 0.7: the tokens of a primitive that has no effects
+            if error.args == (effect,):
+                raise NotImplementedError(hidden) from None
+            raise
+        if effect in closed_jaxpr.effects:
+            finish(lowered.stablehlo())
+        return lowered
 
     pxla.lower_sharding_computation = lower
     return True

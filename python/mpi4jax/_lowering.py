@@ -13,7 +13,7 @@ from jax.interpreters import mlir
 from mpi4py import MPI
 
 from . import _compat, _native
-from ._primitive import ENVELOPE, effect, result_avals, split
+from ._primitive import ENVELOPE, HIDDEN, effect, result_avals, split
 from ._spec import OFFSET, PEERS, SPECS, Params, Spec, is_root
 
 # How many numbers an operand has.
@@ -43,11 +43,7 @@ class Lowering:
         self.in_place = p.get("in_place", False)
         self.numbers: Operands = []
         if effect not in ctx.tokens_in.effects():
-            raise NotImplementedError(
-                f"{spec.name}: called inside a primitive that does not tell JAX of the effects of "
-                "the functions in it (a lineax.linear_solve is one), so that the operation could "
-                "be lost; use a solver of JAX (jax.scipy.sparse.linalg, custom_linear_solve)"
-            )
+            raise NotImplementedError(f"{spec.name}: called {HIDDEN}")
         self.token = ctx.tokens_in.get(effect)
 
     def call(

@@ -45,6 +45,13 @@ class MPIEffect(_compat.Effect):
 effect = MPIEffect()
 _compat.add_effect_type(MPIEffect)
 
+# Why an operation has no token.
+HIDDEN = (
+    "inside a primitive that does not tell JAX of the effects of the functions in it (a "
+    "lineax.linear_solve is one), so that the operation could be lost; use a solver of JAX "
+    "(jax.scipy.sparse.linalg, custom_linear_solve)"
+)
+
 
 def split(spec: Spec, p: Params, args: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
     """Operands as (arrays, numbers, token); the last two are empty or of length one."""

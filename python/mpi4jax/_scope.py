@@ -20,7 +20,8 @@ from jax.interpreters import mlir
 from . import _compat, _in_place
 from ._flush import started_here
 from ._misuse import warn_of_discarded
-from ._primitive import effect
+from ._primitive import HIDDEN, effect
+from ._token_calls import widen
 
 scope_p = Primitive("mpi4jax")
 scope_p.multiple_results = True
@@ -76,7 +77,7 @@ def _hide(jaxpr: ClosedJaxpr, donated: Sequence[bool], for_export: bool) -> Clos
     return _scoped(_in_place.mark(jaxpr, donated))
 
 
-if not _compat.replace_lowered(effect, _hide, SEVERAL_DEVICES):
+if not _compat.replace_lowered(effect, _hide, widen, SEVERAL_DEVICES, f"mpi4jax: called {HIDDEN}"):
     logging.getLogger("mpi4jax").warning(
         "this version of JAX (%s) is newer than this mpi4jax: compiled functions that communicate "
         "are right, and take 100 us more a call",

@@ -98,6 +98,13 @@ def with_rule(name):
     return f, counts
 
 
+@pytest.fixture
+def rule_of_jax(name):
+    if name == "added in a loop" and jax.version.__version_info__ < (0, 8):
+        pytest.skip("JAX 0.7 transposes no scan that adds a linear constant to what it carries")
+
+
+@pytest.mark.usefixtures("rule_of_jax")
 @pytest.mark.parametrize("around", AROUND)
 @pytest.mark.parametrize("name", RULES)
 def test_gradient(name, around):

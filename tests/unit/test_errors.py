@@ -166,7 +166,9 @@ def test_inside_a_primitive_that_hides_effects():
     hiding.def_abstract_eval(lambda x: x)
     total = lambda x: notoken.allreduce(x, MPI.SUM)
     mlir.register_lowering(hiding, mlir.lower_fun(total, multiple_results=False))
-    with pytest.raises(NotImplementedError, match=r"^allreduce: called inside a primitive that"):
+    # JAX 0.7 finds out before it comes to the operation.
+    name = "mpi4jax" if jax.version.__version_info__ < (0, 8) else "allreduce"
+    with pytest.raises(NotImplementedError, match=rf"^{name}: called inside a primitive that"):
         jax.jit(hiding.bind).lower(X)
 
 

@@ -8,6 +8,7 @@ is lost any more, it can go.
 import inspect
 import os
 import re
+import signal
 import subprocess
 import sys
 
@@ -108,6 +109,47 @@ def test_the_scope_hides_the_effect(undo):
     assert tokens(main_of(exported.mlir_module()))
     undo(pxla, "lower_sharding_computation")
     assert tokens(main_of(lowered(f)))
+
+
+def test_a_call_whose_only_operand_is_a_token_gets_another():
+    """Of the scope, and of a jitted function in loops and branches."""
+
+    @jax.jit
+    def zeros():
+        x = jnp.zeros((1, 3))
+        send(x)
+        return lax.reduce(x, 0.0, lax.add, (0,))
+
+    def f(x):
+        x = lax.cond(x[0] > 0, zeros, lambda: zeros() + 1)
+        return lax.fori_loop(0, 2, lambda _, x: x + zeros() + 1, x)
+
+    nothing = lambda: 2 * zeros()
+    for g, args in ((nothing, ()), (f, (X,))):
+        text = jax.jit(g).lower(*args).as_text()
+        assert re.search(
+            r"call @\S+\((%\S+), \1\) : \(!stablehlo.token, !stablehlo.token\) ->", text
+        )
+        assert ": (!stablehlo.token) -> (" not in text
+    np.testing.assert_array_equal(jax.jit(nothing)(), np.zeros(3))
+    np.testing.assert_array_equal(jax.jit(f)(X), np.full(3, 2.0))
+
+
+@pytest.mark.skipif(Version(jaxlib.__version__) < Version("0.12"), reason="of jaxlib 0.12")
+def test_xla_aborts_at_a_call_whose_only_operand_is_a_token(tmp_path):
+    code = (
+        "import jax, jax.numpy as jnp; from jax.experimental import io_callback\n"
+        "@jax.jit\n"
+        "def zeros():\n"
+        "    x = jnp.zeros((1, 3))\n"
+        "    io_callback(print, None, x, ordered=True)\n"
+        "    return jax.lax.reduce(x, 0.0, jax.lax.add, (0,))\n"
+        "jax.jit(lambda: 2 * zeros())()\n"
+    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == -signal.SIGABRT
+    assert "cannot remove instruction" in done.stderr
 
 
 def test_a_function_without_effects_is_dispatched_from_cpp(undo):
