@@ -42,17 +42,28 @@ def jit(fun: Callable[..., Any] | None = None, /, *, check: bool = False, **kwar
     """
     if fun is None:
         return functools.partial(jit, check=check, **kwargs)
-    return jax.jit(_checked(fun) if check else fun, **kwargs)
+    return jax.jit(_Checked(fun) if check else fun, **kwargs)
 
 
-def _checked(fun: Callable[..., Any]) -> Callable[..., Any]:
-    """``fun``, whose schedule the ranks compare when it is traced."""
-    name = getattr(fun, "__name__", repr(fun))
+class _Checked:
+    """A function whose schedule the ranks compare when it is traced.
 
-    @functools.wraps(fun)
-    def checked(*args: Any, **kwargs: Any) -> Any:
+    A class, so that it is pickled as the function is.
+    """
+
+    def __init__(self, fun: Callable[..., Any]):
+        functools.update_wrapper(self, fun)
+        self.fun = fun
+
+    def __repr__(self) -> str:
+        return repr(self.fun)
+
+    def __reduce__(self) -> Any:
+        return _Checked, (self.fun,)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if jax.config.jax_disable_jit:
-            return fun(*args, **kwargs)
+            return self.fun(*args, **kwargs)
         leaves, tree = jax.tree.flatten((args, kwargs))
         traced = [isinstance(leaf, jax.core.Tracer) for leaf in leaves]  # others: static arguments
 
@@ -60,14 +71,12 @@ def _checked(fun: Callable[..., Any]) -> Callable[..., Any]:
             remaining = iter(values)
             full = [next(remaining) if t else leaf for t, leaf in zip(traced, leaves, strict=True)]
             a, k = jax.tree.unflatten(tree, full)
-            return fun(*a, **k)
+            return self.fun(*a, **k)
 
         operands = [leaf for leaf, t in zip(leaves, traced, strict=True) if t]
         jaxpr, shape = jax.make_jaxpr(flat, return_shape=True)(*operands)
         with jax.ensure_compile_time_eval():
             flush()  # what is under way must not mix with the comparison
-        _schedule.compare(name, jaxpr)
+        _schedule.compare(getattr(self.fun, "__name__", repr(self.fun)), jaxpr)
         out = jaxpr_as_fun(jaxpr)(*operands)
         return jax.tree.unflatten(jax.tree.structure(shape), out)
-
-    return checked

@@ -3,6 +3,7 @@
 import copy
 import functools
 import gc
+import pickle
 import sys
 import weakref
 
@@ -209,8 +210,22 @@ def test_keys_and_weak_types(jit):
 
 
 def test_it_is_jax_jit():
-    """So it can be pickled, copied, inspected ... as far as a function of `jax.jit` can."""
+    """So it can be copied, inspected ... as far as a function of `jax.jit` can."""
     assert type(mpi4jax.jit(total)) is type(jax.jit(total))
+
+
+@pytest.mark.parametrize("f", [total, lambda x: x], ids=["named", "lambda"])
+def test_pickling(f):
+    """With `check` too, what comes of it is what comes of a function of `jax.jit`."""
+
+    def outcome(jitted):
+        try:
+            return float(pickle.loads(pickle.dumps(jitted))(jnp.float32(1)))
+        except (AttributeError, TypeError, pickle.PicklingError) as error:
+            return type(error), str(error)
+
+    assert outcome(mpi4jax.jit(f, check=True)) == outcome(jax.jit(f))
+    assert outcome(mpi4jax.jit(f)) == outcome(jax.jit(f))
 
 
 @compilers
