@@ -177,6 +177,10 @@ mod tests {
         // It is the folder that counts, not its path.
         fs::rename(base.join("user"), base.join("elsewhere")).unwrap();
         assert_eq!(folder.read("a").unwrap().0, "second");
+        if user() == 0 {
+            std::os::unix::fs::chown(base.join("elsewhere/job/a"), Some(12345), None).unwrap();
+            assert_eq!(folder.read("a"), None, "what somebody else has written");
+        }
         fs::remove_dir_all(&base).unwrap();
     }
 

@@ -44,6 +44,16 @@ def test_one_program_for_all_tags_peers_communicators_and_statuses():
     assert not compiled
 
 
+def test_calls_on_one_line_are_told_apart_by_reduction_and_root():
+    x, everyones = np.float32(RANK + 2), np.arange(2, SIZE + 2, dtype=np.float32)
+    folds = [(MPI.SUM, np.sum), (MPI.MAX, np.max), (MPI.MIN, np.min), (MPI.PROD, np.prod)]
+    for _ in range(2):
+        for reduction, fold in folds:
+            assert_equal(notoken.allreduce(x, reduction), fold(everyones))
+        for root in range(SIZE):
+            assert_equal(notoken.bcast(x, root), everyones[root])
+
+
 @on_cpu
 def test_a_status_in_each_thread_compiles_nothing():
     notoken.recv(X, MPI.PROC_NULL, status=MPI.Status())
