@@ -90,7 +90,7 @@ static DERIVATIVE: AtomicI32 = AtomicI32::new(1 << 30);
 
 /// Python has asked MPI for the largest tag. Returns what the tags of derivatives begin with.
 pub fn set_tag_limit(limit: i32) -> i32 {
-    let derivative = 1 << (limit.max(1) as u32 + 1).ilog2() - 1;
+    let derivative = 1 << ((limit.max(1) as u32 + 1).ilog2() - 1);
     TAG_LIMIT.store(limit, Ordering::Relaxed);
     DERIVATIVE.store(derivative, Ordering::Relaxed);
     derivative
