@@ -1,7 +1,6 @@
 """Every fault of the table ends as it says, in time, and leaves no process behind."""
 
 import contextlib
-import os
 import re
 import time
 import uuid
@@ -12,6 +11,7 @@ import faults_ending
 import faults_waiting
 import pytest
 from faults import PRELUDE, TIMEOUT
+from reference import EVERYTHING
 
 FAULTS = {**faults_different.FAULTS, **faults_waiting.FAULTS, **faults_ending.FAULTS}
 MARK = "MPI4JAX_FAULT"
@@ -28,10 +28,7 @@ def left_over(mark):
     return found
 
 
-# A third of them is enough to show that what rests on MPI, JAX and Python works.
-EVERYTHING = os.environ.get("MPI4JAX_TEST_ALL") == "1"
-
-
+# Less than half of them is enough to show that what rests on MPI, JAX and Python works.
 @pytest.mark.parametrize("name", [n for n, f in FAULTS.items() if f.often or EVERYTHING])
 def test_fault(name, run_job, tmp_path):
     fault, mark, program = FAULTS[name], uuid.uuid4().hex, tmp_path / "fault.py"

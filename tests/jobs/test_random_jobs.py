@@ -2,18 +2,12 @@
 
 import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import random_jobs
+from reference import EVERYTHING
 
-from mpirun import captured, environment_outside_mpi
-
-SERVER = Path(__file__).with_name("rank_server.py")
 # How many of each kind; MPI4JAX_TEST_JOBS=FIRST-LAST chooses others.
-EVERYTHING = os.environ.get("MPI4JAX_TEST_ALL") == "1"
 FIRST, LAST = map(
     int, os.environ.get("MPI4JAX_TEST_JOBS", "0-300" if EVERYTHING else "0-8").split("-")
 )
@@ -21,38 +15,17 @@ FIRST, LAST = map(
 COMPILATION = 40
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    path = tmp_path_factory.mktemp("server") / "socket"
-    env = {**environment_outside_mpi(), "JAX_PLATFORMS": "cpu"}
-    command = [sys.executable, str(SERVER), str(path)]
-    with subprocess.Popen(command, env=env, stdin=-1, stdout=-1, text=True) as process:
-        assert process.stdout.readline() == "ready\n"
-        yield path
-        process.stdin.close()
-
-
 @pytest.fixture
-def run(server, tmp_path):
-    if "Open MPI" not in open_mpi():
-        pytest.skip("ranks of other MPIs than Open MPI cannot be forked from a server")
-
+def run(mpirun, tmp_path):
     def run(job, **env):
         program = tmp_path / "program.py"
         program.write_text(job.source())
-        command = [sys.executable, "-S", "-E", str(SERVER), str(server), str(program)]
         limit = job.sleeps + 2 * COMPILATION
-        env = {"JAX_PLATFORMS": "cpu", "MPI4JAX_DUMP_DIR": str(tmp_path), **env}
-        result = captured(job.size, command, cwd=tmp_path, time_limit=limit, env=env)
+        env = {"MPI4JAX_DUMP_DIR": str(tmp_path), **env}
+        result = mpirun(job.size, program, time_limit=limit, env=env)
         return result.returncode, result.stdout + result.stderr + "\n" + job.source()
 
     return run
-
-
-def open_mpi():
-    from mpi4py import MPI
-
-    return MPI.Get_library_version()
 
 
 @pytest.mark.timeout(300)
