@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.extend.core import ClosedJaxpr, Literal, Primitive
+from jax.extend.core import ClosedJaxpr, Primitive
 from jax.interpreters import ad, batching, mlir
 
 from . import _compat, _compat_traces
@@ -66,28 +66,23 @@ def _thread(jaxpr: Any) -> Callable[..., Threaded]:
     jaxpr, consts = _open(jaxpr)
 
     def run(token: Any, *args: Any) -> Threaded:
-        env = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *args), strict=True))
-
-        def read(v: Any) -> Any:
-            return v.val if isinstance(v, Literal) else env[v]
+        def step(eqn: Any, ins: list[Any]) -> Sequence[Any]:
+            nonlocal token
+            communicates = effect in eqn.effects or hidden_in(eqn)
+            if communicates and eqn.primitive in RULES:
+                token, outs = RULES[eqn.primitive](eqn.params, token, ins)
+                return outs
+            if communicates and eqn.primitive in _CUSTOM_DERIVATIVES:
+                n = eqn.params["num_consts"]  # closed over, so not differentiated
+                only_first = eqn.primitive is _compat.custom_vjp_call_p
+                ins = [*ins[:n], *tie(token, ins[n:], only_first)]
+            elif communicates and eqn.primitive is not _compat.custom_lin_p:
+                raise _no_rule(eqn.primitive, eqn.params)
+            return _compat.bind_eqn(eqn, ins)
 
         token = entry_p.bind(token)
-        for eqn in jaxpr.eqns:
-            ins = [read(v) for v in eqn.invars]
-            communicates = effect in eqn.effects or hidden_in(eqn)
-            with eqn.ctx.manager:
-                if communicates and eqn.primitive in RULES:
-                    token, outs = RULES[eqn.primitive](eqn.params, token, ins)
-                else:
-                    if communicates and eqn.primitive in _CUSTOM_DERIVATIVES:
-                        n = eqn.params["num_consts"]  # closed over, so not differentiated
-                        only_first = eqn.primitive is _compat.custom_vjp_call_p
-                        ins = [*ins[:n], *tie(token, ins[n:], only_first)]
-                    elif communicates and eqn.primitive is not _compat.custom_lin_p:
-                        raise _no_rule(eqn.primitive, eqn.params)
-                    outs = _compat.bind_eqn(eqn, ins)
-            env.update(zip(eqn.outvars, outs, strict=True))
-        return token, [read(v) for v in jaxpr.outvars]
+        out = _compat.evaluate(jaxpr, consts, args, step)
+        return token, out
 
     return run
 

@@ -33,7 +33,7 @@ from jax._src.shard_map import shard_map_p
 from jax._src.sharding_impls import UNSPECIFIED
 from jax._src.state.types import RefEffect
 from jax.core import ShapedArray, Tracer
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Primitive, Token
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Primitive, Token
 from jax.extend.core.primitives import (
     closed_call_p,
     cond_p,
@@ -341,6 +341,22 @@ def eval_primitive(primitive: Primitive) -> Callable[..., Any]:
 def bind_eqn(eqn: JaxprEqn, args: Sequence[Any]) -> list[Any]:
     """Evaluate one equation of a jaxpr on ``args``."""
     return bind_with(eqn.primitive, eqn.params, args)
+
+
+def evaluate(
+    jaxpr: Jaxpr, consts: Sequence[Any], args: Sequence[Any], step: Callable[..., Sequence[Any]]
+) -> list[Any]:
+    """The results of a jaxpr, of which ``step(eqn, operands)`` evaluates each equation."""
+    env = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *args), strict=True))
+
+    def read(v: Any) -> Any:
+        return v.val if isinstance(v, Literal) else env[v]
+
+    for eqn in jaxpr.eqns:
+        with eqn.ctx.manager:
+            outs = step(eqn, [read(v) for v in eqn.invars])
+        env.update(zip(eqn.outvars, outs, strict=True))
+    return [read(v) for v in jaxpr.outvars]
 
 
 def bind_with(primitive: Primitive, params: dict[str, Any], args: Sequence[Any]) -> list[Any]:

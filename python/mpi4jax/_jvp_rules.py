@@ -31,23 +31,19 @@ Eqns = list[Any]
 def _opened(closed: ClosedJaxpr) -> ClosedJaxpr:
     """The same program, with the equations of jitted functions that communicate as its own."""
 
-    def run(jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
-        env = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *args), strict=True))
-        for eqn in jaxpr.eqns:
-            ins = [v.val if isinstance(v, Literal) else env[v] for v in eqn.invars]
-            if eqn.primitive is _compat.jit_p and effect in eqn.effects:
-                inner = eqn.params["jaxpr"]
-                outs = run(inner.jaxpr, inner.consts, ins)
-            else:
-                with eqn.ctx.manager:
-                    outs = _compat.bind_eqn(eqn, ins)
-            env.update(zip(eqn.outvars, outs, strict=True))
-        return [v.val if isinstance(v, Literal) else env[v] for v in jaxpr.outvars]
+    def is_jitted(eqn: Any) -> bool:
+        return eqn.primitive is _compat.jit_p and effect in eqn.effects
+
+    def step(eqn: Any, ins: list[Any]) -> Sequence[Any]:
+        if not is_jitted(eqn):
+            return _compat.bind_eqn(eqn, ins)
+        inner = eqn.params["jaxpr"]
+        return _compat.evaluate(inner.jaxpr, inner.consts, ins, step)
 
     def opened(*args: Any) -> list[Any]:
-        return run(closed.jaxpr, closed.consts, args)
+        return _compat.evaluate(closed.jaxpr, closed.consts, args, step)
 
-    if not any(e.primitive is _compat.jit_p and effect in e.effects for e in closed.jaxpr.eqns):
+    if not any(map(is_jitted, closed.jaxpr.eqns)):
         return closed
     function = _compat_traces.function_of_jax(opened, closed.in_avals)
     return _compat_traces.trace_function(function, closed.in_avals)
@@ -164,19 +160,17 @@ def _refusal(eqn: Any, why: str) -> NotImplementedError:
 
 def _evaluate(rule: _Rule, tied: list[Any], token: Any, args: Sequence[Any]) -> list[Any]:
     """The results of a rule, in which some equations depend on the token."""
-    closed, jaxpr = rule.closed, rule.closed.jaxpr
-    env = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*closed.consts, *args), strict=True))
-    for eqn in rule.eqns:
-        ins = [v.val if isinstance(v, Literal) else env[v] for v in eqn.invars]
-        with eqn.ctx.manager:
-            if not any(eqn is e for e in tied):
-                outs = _compat.bind_eqn(eqn, ins)
-            elif eqn.primitive in RULES:
-                token, outs = RULES[eqn.primitive](eqn.params, token, ins)
-            else:
-                raise _refusal(eqn, "communicates into a constant")
-        env.update(zip(eqn.outvars, outs, strict=True))
-    return [v.val if isinstance(v, Literal) else env[v] for v in jaxpr.outvars]
+
+    def step(eqn: Any, ins: list[Any]) -> Sequence[Any]:
+        nonlocal token
+        if not any(eqn is e for e in tied):
+            return _compat.bind_eqn(eqn, ins)
+        if eqn.primitive not in RULES:
+            raise _refusal(eqn, "communicates into a constant")
+        token, outs = RULES[eqn.primitive](eqn.params, token, ins)
+        return outs
+
+    return _compat.evaluate(rule.closed.jaxpr, rule.closed.consts, args, step)
 
 
 # Of the users' functions, for which arguments they do not communicate.
@@ -187,7 +181,8 @@ def _call(rule: Any, args: Sequence[Any]) -> list[Any]:
     """What the rule gives for ``args``: values, and a tangent for each."""
     count = len(args) // 2
     tangents = [x for x in args[count:] if isinstance(x, jax.core.Tracer) and has_derivative(x)]
-    silent = _silent.setdefault(_compat_traces.alone(rule) or _call, set())
+    function = _compat_traces.alone(rule)
+    silent = set() if function is None else _silent.setdefault(function, set())
     avals = tuple(x.aval if isinstance(x, SymbolicZero) else jax.typeof(x) for x in args)
     if not tangents or avals in silent:  # nothing is left for later
         return list(rule.call_wrapped(*args))
@@ -209,7 +204,7 @@ def _call(rule: Any, args: Sequence[Any]) -> list[Any]:
         closed = None
     if closed is None or effect not in closed.effects:
         _compat_traces.let_call_again(rule)
-        if closed is not None and _compat_traces.alone(rule):
+        if closed is not None:
             silent.add(avals)
         return list(rule.call_wrapped(*args))
     results = len(closed.out_avals) + len(zeros)
