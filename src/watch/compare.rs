@@ -11,7 +11,7 @@ use std::mem::{MaybeUninit, size_of};
 
 use mpi::ffi::{self, MPI_Comm};
 
-use crate::call::{Call, Envelope};
+use crate::call::Call;
 use crate::error::{Cause, Error};
 use crate::mpilib::{Tag, check, handle, wildcards};
 use crate::ops::{Dtype, Op, Reduction};
@@ -198,13 +198,13 @@ fn message(exact: bool, call: &mut Call, record: &Record) -> Result<(), Cause> {
     let receives = row.receives() && envelope.source != nobody;
     let out = Header::new(call, record);
     let mut into = MaybeUninit::<Header>::zeroed();
-    let if_so = |so: bool, value: i32, other: i32| if so { value } else { other };
-    let of_headers = Envelope {
-        dest: if_so(sends, envelope.dest, nobody),
-        sendtag: if_so(sends, envelope.sendtag, 0),
-        source: if_so(receives, envelope.source, nobody),
-        recvtag: if_so(receives, envelope.recvtag, 0),
-    };
+    let mut of_headers = envelope;
+    if !sends {
+        (of_headers.dest, of_headers.sendtag) = (nobody, 0);
+    }
+    if !receives {
+        (of_headers.source, of_headers.recvtag) = (nobody, 0);
+    }
     // SAFETY: a registered communicator, which is not freed; headers are plain bytes of the size given.
     let (into, status) = unsafe {
         let (count, datatype) = (size_of::<Header>() as c_int, ffi::RSMPI_UINT8_T);
