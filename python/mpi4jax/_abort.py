@@ -61,19 +61,25 @@ def _say(words: str) -> None:
 # ---- Exceptions
 
 
+def _say_exception(words: str, exception: Any) -> None:
+    """In one piece: ranks that fail together do not mix their lines, and no launcher that is told
+    of the end meanwhile loses a part."""
+    if exception is not None:
+        words += "\n" + "".join(traceback.format_exception(*exception)).rstrip()
+    _flush()
+    _say(words)
+
+
 def _on_exception(
     kind: type[BaseException], value: BaseException, trace: TracebackType | None
 ) -> None:
     ends_job = not _interactive()
-    if not ends_job or _previous_hook is not sys.__excepthook__:
+    own = ends_job and _previous_hook is sys.__excepthook__
+    if not own:
         _previous_hook(kind, value, trace)
     if ends_job:
         words = f"an uncaught exception on this rank ends the job {_OPT_OUT}"
-        if _previous_hook is sys.__excepthook__:
-            # In one piece, so that ranks that fail together do not mix their lines.
-            words += "\n" + "".join(traceback.format_exception(kind, value, trace)).rstrip()
-        _flush()
-        _say(words)
+        _say_exception(words, (kind, value, trace) if own else None)
         _abort(130 if issubclass(kind, KeyboardInterrupt) else 1)
 
 
@@ -81,10 +87,14 @@ def _on_thread_exception(args: threading.ExceptHookArgs) -> None:
     if issubclass(args.exc_type, SystemExit):
         return  # as Python does, which knows no subclasses here: it ends the thread alone
     ends_job = args.thread is not None and not args.thread.daemon and not _interactive()
+    own = ends_job and _previous_thread_hook is threading.__excepthook__
+    if not own:
+        _previous_thread_hook(args)
     if ends_job:
-        _say(f"an uncaught exception in a thread of this rank ends the job {_OPT_OUT}")
-    _previous_thread_hook(args)
-    if ends_job:
+        name = args.thread.name if args.thread is not None else ""
+        words = f"an uncaught exception in a thread of this rank ({name}) ends the job {_OPT_OUT}"
+        exception = (args.exc_type, args.exc_value, args.exc_traceback)
+        _say_exception(words, exception if own else None)
         _abort(1)
 
 

@@ -68,6 +68,10 @@ def serve(path):
                 continue
             child = os.fork()
             if child == 0:
+                # Now, not when Python collects them: their numbers will be the client's by then.
+                for file in (connection, *(key.fileobj for key in selector.get_map().values())):
+                    os.close(file) if isinstance(file, int) else file.close()
+                selector.close()
                 become(environment, folder, files)
                 return arguments
             for file in files.values():

@@ -23,7 +23,7 @@ FAULTS = {
         "def bad(): raise ValueError('broken')\n"
         "if rank == 1: threading.Thread(target=bad).start(); time.sleep(60)\n"
         "wait(nt.allreduce(x, MPI.SUM))",
-        ("r1 .*in a thread of this rank ends the job", "ValueError: broken"),
+        ("r1 .*in a thread of this rank .Thread-1 .bad.. ends the job", "ValueError: broken"),
         status=1,
         env=FOREVER,
         often=True,
