@@ -67,7 +67,7 @@ class Lowering:
         p = self.p
         status = p.get("status")
         if self.ctx.module_context.lowering_parameters.for_export:
-            _check_exportable(self.spec.name, p, out)
+            _check_exportable(self.spec.name, p)
         if status is not None and status.mpi is not None:
             self.ctx.module_context.add_keepalive(status.mpi)
         carried = [self._convert(operand, carrier(operand[1])) for operand in operands]
@@ -85,11 +85,13 @@ class Lowering:
             in_place = self.in_place and op == self.spec.name
         aliases = {i: i for i in range(len(out))} if in_place else None
         lower = jax.ffi.ffi_lowering(target, has_side_effect=True, operand_output_aliases=aliases)
+        # Symbolic shapes are found when an exported program is called, though not beside a token.
+        fixed = all(isinstance(size, int) for aval in outs for size in aval.shape)
         ctx = self.ctx.replace(
             avals_in=[*(aval for _, aval in carried), _compat.abstract_token],
-            avals_out=[*outs, _compat.abstract_token],
+            avals_out=[*outs, _compat.abstract_token] if fixed else outs,
         )
-        *results, self.token = lower(
+        results = lower(
             ctx,
             *values,
             self.token,
@@ -105,6 +107,12 @@ class Lowering:
             **peers,
             **attrs,
         )
+        if fixed:
+            *results, self.token = results
+        else:
+            results = list(results)
+            ctx = self.ctx.replace(avals_in=outs, avals_out=[_compat.abstract_token])
+            (self.token,) = jax.ffi.ffi_lowering("mpi4jax_after")(ctx, *results)
         for i, (carried_aval, aval) in enumerate(zip(wire, out, strict=True)):
             results[i], _ = self._convert((results[i], carried_aval), aval)
         if p.get("env_out"):
@@ -180,18 +188,8 @@ def _site(ctx: mlir.LoweringRuleContext) -> str:
     return _native.name_line(function, line) if line else ""
 
 
-def _check_exportable(op: str, p: Params, out: Sequence[Any]) -> None:
-    """Refuse to export what names nothing in another process, or something else.
-
-    And results of symbolic shapes: when the program is called, JAX does not find the shapes of
-    what is returned beside a token.
-    """
-    for aval in out:
-        if not all(isinstance(size, int) for size in aval.shape):
-            raise ValueError(
-                f"{op}: cannot be exported with a result of the symbolic shape {aval.shape}; "
-                "expected a fixed one (arrays that are not communicated may have symbolic ones)"
-            )
+def _check_exportable(op: str, p: Params) -> None:
+    """Refuse to export what names nothing in another process, or something else."""
     comm, reduction = p["comm"], p.get("reduction")
     if "#" in comm.key:
         raise ValueError(

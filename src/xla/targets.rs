@@ -1,7 +1,7 @@
 //! The custom-call targets: one for every operation and kind of call.
 
 use super::Handler;
-use super::handler::{execute, instantiate, kind};
+use super::handler::{after, execute, instantiate, kind};
 use crate::comm;
 use crate::device;
 use crate::error::Error;
@@ -29,17 +29,24 @@ const PLAIN: &str = "_plain";
 /// What the name of a target for calls that do something on the host each time ends in.
 const UNRECORDED: &str = "_unrecorded";
 
+/// For results whose shapes are not known when a program is exported: see `Lowering.call` in Python.
+const AFTER: &str = "mpi4jax_after";
+
 /// Every target.
 pub fn targets() -> impl Iterator<Item = Target> {
     let gpu = if device::is_on_cpu() { "cpu" } else { "CUDA" };
-    Op::TABLE.iter().flat_map(move |row| {
+    let platforms = ["cpu", gpu].into_iter().take(if device::is_on_cpu() { 1 } else { 2 });
+    let afters =
+        platforms.map(|platform| Target { name: AFTER.into(), platform, instantiate: after, execute: after });
+    let ops = Op::TABLE.iter().flat_map(move |row| {
         let cpu = (!device::is_on_cpu()).then(|| Target::of::<{ kind::CPU }>(row.target, "", "cpu"));
         cpu.into_iter().chain([
             Target::of::<{ kind::CUDA }>(row.target, "", gpu),
             Target::of::<{ kind::CUDA_PLAIN }>(row.target, PLAIN, gpu),
             Target::of::<{ kind::CUDA_UNRECORDED }>(row.target, UNRECORDED, gpu),
         ])
-    })
+    });
+    ops.chain(afters)
 }
 
 /// The target for an operation on arrays on a GPU. Collective over a communicator on which its first operation is
