@@ -59,6 +59,13 @@ def test_every_block_is_found():
     assert len(BLOCKS) == sum(file.read_text().count("```python\n") for file in FILES) > 0
 
 
+def test_readme_counts_checks():
+    (checks,) = re.findall(
+        r"(\d+) checks passed", (ROOT / "docs" / "transformations.md").read_text()
+    )
+    assert f"{int(checks):,} [checks](docs/transformations.md)" in (ROOT / "README.md").read_text()
+
+
 def test_installation_names_what_is_needed():
     text = (ROOT / "docs" / "installation.md").read_text()
     cargo = tomllib.loads((ROOT / "Cargo.toml").read_text())["package"]
