@@ -314,6 +314,21 @@ mod _native {
         watch::finish();
     }
 
+    /// How the default communicator is made, "clone" or "world": the first choice of a rank, `choice` being this one's.
+    /// Without one, None until a rank has chosen.
+    #[pyfunction]
+    #[pyo3(signature = (choice=None))]
+    fn watch_choose_default(choice: Option<&str>) -> Option<String> {
+        watch::choose_default(choice)
+    }
+
+    /// Whether all other ranks that have imported the package have finished, and whether all have imported it. None:
+    /// there are no files.
+    #[pyfunction]
+    fn watch_others_have_finished() -> Option<(bool, bool)> {
+        watch::others_have_finished()
+    }
+
     /// This rank is about to wait for others in a call that is no operation.
     #[pyfunction]
     fn watch_enter(what: String) {

@@ -11,13 +11,14 @@ import functools
 import itertools
 import operator
 import threading
+import time
 from typing import Any
 
 import jax
 import numpy as np
 from mpi4py import MPI
 
-from . import _native, _transport, _watch
+from . import _job, _native, _transport, _watch
 
 _handleof = MPI._handleof
 
@@ -104,6 +105,10 @@ _keys: set[str] = set()
 _count = itertools.count()
 _default: Comm | None = None
 _making = threading.RLock()
+# Ranks that import the package when they start, as most do, have come so many seconds after each
+# other at most.
+_COMING = 5.0
+_imported = time.monotonic()
 
 
 def _forget(mpi: MPI.Comm, keyval: int, comm: Comm) -> None:
@@ -153,6 +158,10 @@ def _default_comm() -> Comm:
     with _making:  # two threads of a rank may need it first
         if _default is not None:
             return _default
+        if _native.watch_choose_default("clone") == "world":
+            # Ranks have ended that had no use for it, when nobody seemed to be left who would.
+            _default = as_comm("mpi4jax", MPI.COMM_WORLD)
+            return _default
         _native.watch_enter("the making of the default communicator (which takes all ranks)")
         try:
             clone = MPI.COMM_WORLD.Clone()
@@ -167,7 +176,8 @@ def _default_comm() -> Comm:
 def default_comm() -> MPI.Intracomm:
     """The communicator of ops that are given none: a clone of ``COMM_WORLD``.
 
-    It is made when it is first used, which is collective.
+    It is made when it is first used, which is collective. Where ranks have ended before that
+    without it, it is ``COMM_WORLD`` itself.
 
     Returns:
         mpi4py.MPI.Intracomm: the same communicator each time.
@@ -180,11 +190,31 @@ def default_comm() -> MPI.Intracomm:
     return _default_comm().mpi
 
 
+def _will_be_made() -> bool:
+    """Wait until it is known whether the default communicator is made. At this rank's end."""
+    pause = 0.001
+    while (chosen := _native.watch_choose_default()) is None:
+        others = _native.watch_others_have_finished()
+        if others is None:
+            return True
+        finished, have_come = others
+        if finished and (have_come or time.monotonic() > _imported + _COMING):
+            chosen = _native.watch_choose_default("world")
+            break
+        MPI.COMM_SELF.Iprobe()  # others may wait for MPI to go on in this process
+        time.sleep(pause)
+        pause = min(2 * pause, 0.02)
+    return chosen == "clone"
+
+
 @atexit.register
 def join_default_comm() -> None:
     # Cloning is collective. Ranks that never needed the clone would otherwise be in MPI_Finalize
-    # while the others, say a pair that exchanges messages, wait in the clone.
-    if MPI.Is_initialized() and not MPI.Is_finalized():
+    # while the others, say a pair that exchanges messages, wait in the clone. But ranks that have
+    # not imported the package never join.
+    if _default is not None or not MPI.Is_initialized() or MPI.Is_finalized():
+        return
+    if MPI.COMM_WORLD.size > 1 and (not _job.has_one_directory() or _will_be_made()):
         _default_comm()
 
 

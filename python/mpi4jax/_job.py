@@ -60,11 +60,17 @@ def _space() -> str:
     return ""
 
 
+# How many ranks there are on this host, and in all, in words of Open MPI's and of Hydra's.
+_SIZES = (
+    ("OMPI_COMM_WORLD_LOCAL_SIZE", "OMPI_COMM_WORLD_SIZE"),
+    ("MPI_LOCALNRANKS", "PMI_SIZE"),
+)
+
+
 def _on_one_host() -> bool:
     env = os.environ
-    local, everywhere = "OMPI_COMM_WORLD_LOCAL_SIZE", "OMPI_COMM_WORLD_SIZE"
-    return env.get("SLURM_STEP_NUM_NODES") == "1" or (
-        local in env and env[local] == env.get(everywhere)
+    return env.get("SLURM_STEP_NUM_NODES") == "1" or any(
+        local in env and env[local] == env.get(everywhere) for local, everywhere in _SIZES
     )
 
 
@@ -102,6 +108,33 @@ def job(size: int) -> str:
         name = f"{os.uname().nodename}-{parent}-{_start(parent)}-{_space()}"
     plain = "".join(c if c.isalnum() or c in "-_.@" else "_" for c in name)
     return plain if len(plain) <= 100 else hashlib.sha256(plain.encode()).hexdigest()[:32]
+
+
+def _launcher() -> int:
+    """The process that has started the ranks of this host, or 0."""
+    # Where ranks are no descendants of it, its number is in the name that it has given the job.
+    name, _, pid = os.environ.get("PMIX_NAMESPACE", "").partition("@")[0].rpartition("-")
+    with contextlib.suppress(OSError):
+        if name.startswith("prterun-") and Path(f"/proc/{pid}/comm").read_text() == "prterun\n":
+            return int(pid)
+    return next((p for p, n in _ancestors() if n in _LAUNCHERS), 0)
+
+
+def has_one_directory() -> bool:
+    """Whether all ranks of the job certainly have the same :func:`directory`.
+
+    They have if they are on one host, where they see the files that their launcher sees, and have
+    its settings: nobody has put them in containers, or told them apart.
+    """
+    launcher = f"/proc/{_launcher()}"
+    with contextlib.suppress(OSError):
+        its = set(Path(f"{launcher}/environ").read_bytes().split(b"\0"))
+        names = ("MPI4JAX_DUMP_DIR", "TMPDIR", "TEMP", "TMP")
+        own = {os.fsencode(f"{k}={os.environ[k]}") for k in names if k in os.environ}
+        theirs = {v for v in its if v.startswith(tuple(os.fsencode(f"{k}=") for k in names))}
+        same_files = os.readlink(f"{launcher}/ns/mnt") == os.readlink("/proc/self/ns/mnt")
+        return _on_one_host() and same_files and own == theirs
+    return False
 
 
 def directory(size: int) -> Path:

@@ -11,7 +11,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use crate::record::files::user;
 
@@ -101,6 +101,19 @@ impl Folder {
     pub fn names(&self) -> Vec<String> {
         let entries = fs::read_dir(&self.path).into_iter().flatten().flatten();
         entries.filter_map(|entry| entry.file_name().into_string().ok()).collect()
+    }
+
+    /// When a file in it came, went or was replaced, by its file system's clock.
+    pub fn modified(&self) -> Option<SystemTime> {
+        // SAFETY: all-zero is a value of it; the folder stays open.
+        let found = unsafe {
+            let mut found = std::mem::zeroed::<libc::stat>();
+            result(libc::fstat(self.own.as_raw_fd(), &mut found)).ok()?;
+            found
+        };
+        let (seconds, nanos) =
+            (u64::try_from(found.st_mtime).ok()?, u32::try_from(found.st_mtime_nsec).ok()?);
+        Some(SystemTime::UNIX_EPOCH + Duration::new(seconds, nanos))
     }
 
     /// What a file says, and when it was written.

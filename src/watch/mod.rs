@@ -2,8 +2,8 @@
 //!
 //! [`watchdog`] looks from a thread of its own at what this process [`waits`] for. [`verdict`] says whether that can
 //! still end, [`limits`] how long it may take, [`report`] what all ranks do, and [`end`] ends the job. [`peers`] is how
-//! the ranks learn of each other without MPI, by files in a [`folder`] about their [`process`]es, [`link`] how they do
-//! through it, and [`dump`] what they leave on disk. [`signal`] and [`frames`] find out where Python is. [`compare`]
+//! the ranks learn of each other without MPI, by files in a [`folder`], of which there is a [`listing`], about their
+//! [`process`]es, of which each watches a [`neighbour`]; [`link`] is how they do through it, and [`dump`] what they leave on disk. [`signal`] and [`frames`] find out where Python is. [`compare`]
 //! compares operations before they run.
 
 mod compare;
@@ -13,6 +13,8 @@ mod folder;
 mod frames;
 mod limits;
 mod link;
+mod listing;
+mod neighbour;
 mod peers;
 mod process;
 mod report;
@@ -27,7 +29,9 @@ pub use self::compare::Level as CheckLevel;
 pub use self::limits::{enter as enter_limit, leave as leave_limit};
 pub use self::signal::use_stacks;
 pub use self::waits::{enter, leave};
-pub use self::watchdog::{Settings, abort_after, finish, open_link, report, start};
+pub use self::watchdog::{
+    Settings, abort_after, choose_default, finish, open_link, others_have_finished, report, start,
+};
 use crate::call::{Call, Site};
 use crate::error::{Cause, Error};
 use crate::record::{recorder, timeline};

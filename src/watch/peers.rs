@@ -2,17 +2,19 @@
 //!
 //! It works when MPI does not, needs no thread level, and costs nothing while nothing is wrong. Every
 //! file is written under another name and renamed, so that it is whole when it is seen. The [`Folder`] is this
-//! user's alone.
+//! user's alone, and what is in it is known by its [`Listing`]: [`Peers::look`] brings that up to date.
 //!
 //! | file | written | says |
 //! | --- | --- | --- |
 //! | `rank3.pid` | at the start | which process it is |
 //! | `rank3.finished` | at its end | it takes part in nothing any more; how many collectives it did |
+//! | `rank3.gone` | by a rank of the same machine | its process has ended, though it has not finished |
 //! | `rank3.waits` | when it has waited for a while | in which collectives |
 //! | `ask` | when a rank wants a report | a word that answers repeat |
 //! | `rank3.state` | as an answer | in a line, what the rank is doing |
 //! | `rank3.json` | as an answer | all that its recorder has |
 //! | `reporter` | for a report | which rank reports |
+//! | `default` | when the first rank makes the default communicator, or nobody is left to | how it is made |
 //! | `told` | after a line about a long wait | that there was one |
 
 use std::collections::HashMap;
@@ -22,6 +24,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use super::folder::Folder;
+use super::listing::Listing;
 use super::process::Process;
 use crate::comm::{self, Comm};
 use crate::record::host;
@@ -34,11 +37,12 @@ pub struct Peers {
     pub rank: i32,
     pub size: i32,
     pub host: String,
-    process: Process,
+    pub(super) process: Process,
     /// Files of an earlier job of the same name are older than this.
     since: SystemTime,
     /// Why there are no files, if so.
     folder: Result<Folder, String>,
+    listing: Listing,
     /// The ranks' processes, as far as they have been asked for.
     processes: Mutex<HashMap<i32, Process>>,
     /// Ranks that have finished, and how many collectives each did, by [`Comm::class`].
@@ -69,8 +73,8 @@ pub enum Status {
 }
 
 /// Files that the ranks have, and those that the job has; but dumps.
-const KINDS: [&str; 4] = ["pid", "finished", "waits", "state"];
-const COMMON: [&str; 3] = ["ask", "reporter", "told"];
+const KINDS: [&str; 5] = ["pid", "finished", "gone", "waits", "state"];
+const COMMON: [&str; 4] = ["ask", "reporter", "told", "default"];
 
 /// When this process was started; without /proc, now.
 fn process_start() -> SystemTime {
@@ -91,7 +95,7 @@ pub fn wants_dumps(word: &str) -> bool {
     !word.starts_with(BRIEF)
 }
 
-fn file(rank: i32, kind: &str) -> String {
+pub(super) fn file(rank: i32, kind: &str) -> String {
     format!("rank{rank}.{kind}")
 }
 
@@ -106,8 +110,9 @@ impl Peers {
         let folder = Folder::make(&directory).map_err(|error| error.to_string());
         let (process, since) = (Process::own(), process_start());
         let (processes, finished) = (Mutex::default(), Mutex::default());
+        let (host, listing) = (host(), Listing::default());
         let mut peers =
-            Self { directory, rank, size, host: host(), process, since, folder, processes, finished };
+            Self { directory, rank, size, host, process, since, folder, listing, processes, finished };
         if let Err(error) = peers.introduce() {
             peers.folder = Err(error.to_string());
         } else if let (0, Ok(folder)) = (rank, &peers.folder) {
@@ -127,6 +132,7 @@ impl Peers {
 
     fn introduce(&self) -> io::Result<()> {
         let folder = self.folder()?;
+        self.look();
         if let Some(other) = self.process(self.rank)
             && other != self.process
             && !self.process.knows_gone(&other)
@@ -141,8 +147,18 @@ impl Peers {
         self.write(&file(self.rank, "pid"), &format!("{}\n{}\n", self.process, self.size))
     }
 
-    fn write(&self, name: &str, text: &str) -> io::Result<()> {
+    /// Finds out what is in the folder. As long as it returns the same number, nothing has changed there.
+    pub fn look(&self) -> u64 {
+        self.folder.as_ref().map_or(0, |folder| self.listing.look(folder))
+    }
+
+    pub(super) fn write(&self, name: &str, text: &str) -> io::Result<()> {
         self.folder()?.write(name, &format!("{name}.{}.tmp", self.rank), text)
+    }
+
+    /// A file of this job that was there at the last look.
+    pub(super) fn listed(&self, name: &str) -> Option<String> {
+        if self.listing.has(name) { self.read(name) } else { None }
     }
 
     /// A file of this job.
@@ -161,7 +177,10 @@ impl Peers {
     pub fn finish(&self) {
         let counts = comm::collectives();
         let lines: String = counts.iter().map(|(class, count)| format!("{class:016x} {count}\n")).collect();
-        let _ = self.write(&file(self.rank, "finished"), &format!("{}\n{lines}", self.process));
+        if self.write(&file(self.rank, "finished"), &format!("{}\n{lines}", self.process)).is_err() {
+            // A full disk: nobody waits for a rank that has not come.
+            self.remove(&file(self.rank, "pid"));
+        }
     }
 
     /// The collectives that a rank did before it finished; `None` if it has not.
@@ -170,7 +189,7 @@ impl Peers {
         if let Some(known) = finished.get(&rank) {
             return Some(known.clone());
         }
-        let text = self.read(&file(rank, "finished"))?;
+        let text = self.listed(&file(rank, "finished"))?;
         let (process, lines) = text.split_once('\n')?;
         // Not that of another job, whatever the name of the folder is.
         if Process::parse(process)? != self.process(rank)? {
@@ -207,16 +226,16 @@ impl Peers {
     /// Whether a rank has said that it waits in this collective too.
     pub fn waits_in(&self, rank: i32, record: &Record) -> bool {
         let line = collective(record);
-        self.read(&file(rank, "waits")).is_some_and(|text| text.lines().any(|other| other == line))
+        self.listed(&file(rank, "waits")).is_some_and(|text| text.lines().any(|other| other == line))
     }
 
     /// The process of a rank.
-    fn process(&self, rank: i32) -> Option<Process> {
+    pub(super) fn process(&self, rank: i32) -> Option<Process> {
         let mut processes = self.processes.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(known) = processes.get(&rank) {
             return Some(known.clone());
         }
-        let process = Process::parse(self.read(&file(rank, "pid"))?.lines().next()?)?;
+        let process = Process::parse(self.listed(&file(rank, "pid"))?.lines().next()?)?;
         processes.insert(rank, process.clone());
         Some(process)
     }
@@ -226,12 +245,6 @@ impl Peers {
         self.folder.as_ref().is_ok_and(|folder| folder.has(&file(self.rank, "pid")))
     }
 
-    /// How a rank's process is named, if it has certainly ended.
-    pub fn gone(&self, rank: i32) -> Option<String> {
-        let process = self.process(rank)?;
-        self.process.knows_gone(&process).then(|| process.name())
-    }
-
     /// What is known of a rank, apart from its answers.
     pub fn status(&self, rank: i32) -> Status {
         if self.has_finished(rank) {
@@ -239,7 +252,9 @@ impl Peers {
         }
         match self.process(rank) {
             None => Status::Unknown,
-            Some(process) if self.process.knows_gone(&process) => Status::Gone(process.name()),
+            Some(process) if self.gone(rank).is_some() || self.process.knows_gone(&process) => {
+                Status::Gone(process.name())
+            }
             Some(process) if self.process.knows_stopped(&process) => Status::Stopped(process.name()),
             Some(process) => Status::Silent(process.name()),
         }
@@ -252,7 +267,7 @@ impl Peers {
 
     /// The word of the last question.
     pub fn asked(&self) -> Option<String> {
-        self.read("ask")
+        self.listed("ask")
     }
 
     pub fn answer(&self, word: &str, answer: &Answer, dump: Option<&str>) -> io::Result<()> {
@@ -275,10 +290,41 @@ impl Peers {
 
     /// The last answer of a rank, and the word of the question.
     pub fn last_answer(&self, rank: i32) -> Option<(String, Answer)> {
-        let text = self.read(&file(rank, "state"))?;
+        let text = self.listed(&file(rank, "state"))?;
         let mut lines = text.lines();
         let word = lines.next()?.to_owned();
         Some((word, Answer { seconds: lines.next()?.parse().ok()?, state: lines.next()?.to_owned() }))
+    }
+
+    /// How the default communicator is made: the ranks' first choice, which is this one's if it is the first. Without files,
+    /// its own.
+    pub fn choose_default(&self, choice: &str) -> String {
+        let Ok(folder) = &self.folder else { return choice.into() };
+        for _ in 0..1000 {
+            if folder.create("default", choice).is_ok() {
+                break;
+            }
+            match self.read("default") {
+                Some(chosen) if !chosen.is_empty() => return chosen,
+                Some(_) => std::thread::sleep(Duration::from_millis(1)), // it is being written
+                None => folder.remove("default"),                        // an earlier job's
+            }
+        }
+        choice.into()
+    }
+
+    /// How the default communicator is made, if a rank has chosen.
+    pub fn chosen_default(&self) -> Option<String> {
+        self.listed("default").filter(|chosen| !chosen.is_empty())
+    }
+
+    /// Whether all other ranks that have come have finished or are gone, and whether all have come.
+    pub fn others_have_finished(&self) -> (bool, bool) {
+        let has_come = |&rank: &i32| self.listing.has(&file(rank, "pid"));
+        let is_gone = |rank| self.process(rank).is_some_and(|process| self.process.knows_gone(&process));
+        let mut others = (0..self.size).filter(|&rank| rank != self.rank);
+        let finished = others.clone().filter(has_come).all(|rank| self.has_finished(rank) || is_gone(rank));
+        (finished, others.all(|rank| has_come(&rank)))
     }
 
     /// Makes this rank the one that reports; another one's rank if that was faster.
@@ -324,9 +370,10 @@ impl Peers {
         folder.remove_self(); // fails where dumps are left
     }
 
-    /// At the very end: the last rank cleans up.
+    /// At the very end, when all ranks have been in `MPI_Finalize`: the last rank that has come cleans up.
     pub fn leave(&self) {
-        if (0..self.size).all(|rank| self.has_finished(rank)) {
+        self.look();
+        if self.has_finished(self.rank) && self.others_have_finished().0 {
             self.clean();
         }
     }
@@ -376,17 +423,22 @@ mod tests {
         assert_eq!(a.broken(), None);
         let word = word(0, true);
         a.ask(&word).unwrap();
+        b.look();
         assert_eq!(b.asked().as_ref(), Some(&word));
         assert_eq!(a.answer_of(1, &word), None);
         let answer = Answer { seconds: 1.5, state: "in barrier #1".into() };
         b.answer(&word, &answer, Some("{}")).unwrap();
+        a.look();
         assert_eq!(a.answer_of(1, &word), Some(answer));
         assert_eq!(a.answer_of(1, "another"), None);
         assert_eq!(a.last_answer(1).unwrap().0, word);
         assert_eq!(a.become_reporter(), Ok(()));
         assert_eq!(b.become_reporter(), Err(0));
         assert!(matches!(a.status(1), Status::Silent(_)));
+        assert_eq!(a.others_have_finished(), (false, true));
         b.finish();
+        a.look();
+        assert_eq!(a.others_have_finished(), (true, true));
         assert_eq!(a.status(1), Status::Finished);
         b.leave();
         assert!(a.directory.exists());
@@ -406,12 +458,27 @@ mod tests {
     }
 
     #[test]
+    fn the_first_choice_holds_for_all() {
+        let (a, b) = two("choice");
+        b.look();
+        assert_eq!(b.chosen_default(), None);
+        assert_eq!(a.choose_default("world"), "world");
+        assert_eq!(b.choose_default("clone"), "world");
+        b.look();
+        assert_eq!(b.chosen_default().as_deref(), Some("world"));
+        let alone = Peers::new("/proc/mpi4jax/job".into(), 0, 2);
+        assert_eq!(alone.choose_default("clone"), "clone");
+        fs::remove_dir_all(a.directory.parent().unwrap().parent().unwrap()).unwrap();
+    }
+
+    #[test]
     fn files_of_other_processes_are_not_this_jobs() {
         let (a, b) = two("others");
         let alien = |text: &str| text.replacen(&std::process::id().to_string(), "1", 1);
         b.finish();
         let path = b.directory.join("rank1.finished");
         fs::write(&path, alien(&fs::read_to_string(&path).unwrap())).unwrap();
+        a.look();
         assert!(!a.has_finished(1));
         // A live process that is rank 1 is not replaced.
         let path = b.directory.join("rank1.pid");

@@ -71,7 +71,7 @@ impl Process {
     }
 
     /// Whether `self`, which runs, can tell how `other` fares.
-    fn sees(&self, other: &Self) -> bool {
+    pub fn sees(&self, other: &Self) -> bool {
         !self.space.is_empty() && self.space == other.space
     }
 

@@ -202,19 +202,21 @@ impl Reporter {
         let mut answers: Vec<Option<Answer>> = vec![None; size as usize];
         answers[self.peers.rank as usize] = Some(own);
         let start = Instant::now();
-        loop {
-            for rank in 0..size {
-                let answer = &mut answers[rank as usize];
+        let mut seen = None;
+        for round in 0.. {
+            let now = Some(self.peers.look());
+            let in_file = |rank| if now == seen { None } else { self.peers.answer_of(rank, word) };
+            for (answer, rank) in answers.iter_mut().zip(0..) {
                 if answer.is_none() {
-                    *answer = self.peers.answer_of(rank, word).or_else(|| link::answer_of(rank, word));
+                    *answer = in_file(rank).or_else(|| link::answer_of(rank, word));
                 }
             }
+            seen = now;
+            let mut missing = (0..size).filter(|&rank| answers[rank as usize].is_none());
             // Those that cannot answer are not waited for.
-            let waiting = |rank: i32| {
-                answers[rank as usize].is_none()
-                    && !matches!(self.peers.status(rank), Status::Stopped(_) | Status::Gone(_))
-            };
-            if start.elapsed() > GRACE || !(0..size).any(waiting) {
+            let cannot = |rank| matches!(self.peers.status(rank), Status::Stopped(_) | Status::Gone(_));
+            let is_complete = if round % 10 == 0 { missing.all(cannot) } else { missing.next().is_none() };
+            if start.elapsed() > GRACE || is_complete {
                 break;
             }
             std::thread::sleep(Duration::from_millis(20));

@@ -63,6 +63,8 @@ pub struct Wait {
     pub limited: (u64, Duration),
     /// After how long a wait it was first seen that it cannot end, and since then each time.
     pub lost: Option<Duration>,
+    /// What the ranks' files, at a number of their listing, said of whether it can still end.
+    pub judged: Option<(u64, Option<String>)>,
     /// When it is looked at next whether it still can, and when something is said of it next.
     pub look_at: Duration,
     pub tell_at: Duration,
@@ -74,7 +76,8 @@ impl Wait {
     /// `tell_at`: when something is said of it first.
     pub fn new(number: u64, tell_at: Duration) -> Self {
         let zero = Duration::ZERO;
-        Self { number, waited: zero, limited: (0, zero), lost: None, look_at: zero, tell_at, reported: false }
+        let (limited, lost, judged, look_at, reported) = ((0, zero), None, None, zero, false);
+        Self { number, waited: zero, limited, lost, judged, look_at, tell_at, reported }
     }
 
     /// So much time has passed, under this limit.

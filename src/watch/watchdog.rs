@@ -55,6 +55,8 @@ const TICK: Duration = Duration::from_millis(500);
 const PATIENCE: Duration = Duration::from_secs(3);
 /// How often it is looked at whether an operation can still end, at most and at least.
 const LOOK: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(3)];
+/// How often a rank looks at the process of the next one.
+const NEIGHBOUR: Duration = Duration::from_secs(1);
 /// For how long at least a rank that has finished waits for the others before it says so.
 const END_PATIENCE: Duration = Duration::from_secs(10);
 /// The number of the wait of a rank that has finished.
@@ -138,6 +140,26 @@ fn tell_finished() {
     }
 }
 
+/// How the default communicator is made. The ranks' first choice holds for all of them; `choice` is this rank's. Without
+/// one, `None` until a rank has chosen.
+pub fn choose_default(choice: Option<&str>) -> Option<String> {
+    let Some(Watchdog { reporter: Reporter { peers, .. }, .. }) = WATCHDOG.get() else {
+        return choice.map(Into::into);
+    };
+    if let Some(choice) = choice {
+        return Some(peers.choose_default(choice));
+    }
+    peers.look();
+    peers.chosen_default()
+}
+
+/// Whether all other ranks that have come have finished, and whether all have come; `None` where files do not say.
+pub fn others_have_finished() -> Option<(bool, bool)> {
+    let peers = &WATCHDOG.get()?.reporter.peers;
+    peers.look();
+    peers.broken().is_none().then(|| peers.others_have_finished())
+}
+
 /// The report that `SIGUSR1` prints, for tests and for the curious.
 pub fn report() -> Option<String> {
     WATCHDOG.get().and_then(|watchdog| watchdog.reporter.report("report", "asked for", false).ok())
@@ -182,7 +204,9 @@ impl Watchdog {
         let tell_after = seconds(report_after);
         let mut waits: Vec<Wait> = Vec::new();
         let mut finished = None;
-        let mut last = Instant::now();
+        let (mut last, mut looked) = (Instant::now(), Instant::now());
+        let mut seen = 0;
+        let peers = &self.reporter.peers;
         loop {
             let limit = limits::current(timeout);
             let shortest = tell_after.min(seconds(limit.seconds));
@@ -191,10 +215,17 @@ impl Watchdog {
                 print(&self.reporter.report("report (SIGUSR1)", "SIGUSR1", false).unwrap_or_default());
             }
             timeline::flush();
-            if let Some(word) = self.reporter.peers.asked()
+            let listed = peers.look();
+            if listed != seen
+                && let Some(word) = peers.asked()
                 && word != *self.reporter.answered()
             {
                 let _ = self.reporter.answer(&word, "another rank asked");
+            }
+            seen = listed;
+            if looked.elapsed() >= NEIGHBOUR {
+                peers.watch_neighbour();
+                looked = Instant::now();
             }
             let passed = last.elapsed().min(2 * tick);
             waits::update(&mut waits, passed, &limit, tell_after);
@@ -262,12 +293,19 @@ impl Watchdog {
         if wait.waited < wait.look_at.max(LOOK[0]) {
             return None;
         }
-        let reason = match (record, op) {
-            (Some(record), _) => self.reporter.peers.hopeless(record),
-            (None, Some(op)) => self.reporter.peers.missing(&op.comm.world),
+        let peers = &self.reporter.peers;
+        let judge = || match (record, op) {
+            (Some(record), _) => peers.hopeless(record),
+            (None, Some(op)) => peers.missing(&op.comm.world),
             // What takes all ranks.
-            (None, None) => self.reporter.peers.missing(&self.everybody),
+            (None, None) => peers.missing(&self.everybody),
         };
+        let listed = peers.look();
+        let reason = match wait.judged.take() {
+            Some((at, reason)) if at == listed => reason,
+            _ => judge(),
+        };
+        wait.judged = Some((listed, reason.clone()));
         wait.look_at = wait.waited + (wait.waited / 8).clamp(LOOK[0], LOOK[1]);
         let Some(reason) = reason else {
             wait.lost = None;
@@ -300,10 +338,14 @@ impl Watchdog {
     fn look_at_end(&self, wait: &mut Wait) {
         let peers = &self.reporter.peers;
         let has_finished = |&rank: &i32| rank == self.settings.rank || peers.has_finished(rank);
-        if wait.reported || is_debugged() {
+        if wait.reported {
             return;
         }
         if let Some(reason) = self.is_lost(wait, None, None) {
+            if is_debugged() {
+                wait.lost = None;
+                return;
+            }
             wait.reported = true;
             self.hung(wait.number, "the end of the job", &reason);
         } else if wait.waited > wait.tell_at && !self.everybody.iter().all(has_finished) {

@@ -2,7 +2,7 @@
 
 A job is a list of steps that all ranks know, each done by some ranks. Every rank does its steps in
 the order of the list, so there is always a step that all who do it have come to: a correct job
-cannot hang. Ranks sleep, are stopped, end early, import mpi4jax late and do their part of a
+cannot hang. Ranks sleep, are stopped, end early, import mpi4jax late or never, and do their part of a
 collective through mpi4py; communicators are split, renamed, freed and made again.
 """
 
@@ -94,11 +94,12 @@ class Maker:
         everybody = list(range(self.job.size))
         self.alive, self.comms, self.count = everybody, [Comm("world", everybody)], 0
         self.late = [r for r in everybody if self.random.random() < 0.15]
+        # Those that never do take part in what mpi4py alone can do.
+        self.never = [r for r in self.late if not fault and self.random.random() < 0.4]
         self.imports([r for r in everybody if r not in self.late])
         for _ in range(self.random.randint(2, 5) if fault else self.random.randint(5, 9)):
             self.random.choice(STEPS)(self)
-        # So that no rank is left alone at the end with what all ranks do there.
-        self.imports([r for r in self.alive if r in self.late])
+        self.imports([r for r in self.late if r in self.alive and r not in self.never])
         if fault:
             self.inject()
 

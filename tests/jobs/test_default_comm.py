@@ -1,0 +1,95 @@
+"""At their end, ranks wait for the making of the default communicator only if it may be made."""
+
+import textwrap
+
+import pytest
+
+HEAD = """
+import os, time
+from mpi4py import MPI
+rank, size = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
+"""
+
+PROGRAMS = {
+    "one never imports": """
+        own = MPI.COMM_WORLD.Split(rank < 2)
+        if rank < 2:
+            import mpi4jax, numpy as np
+            from mpi4jax import notoken
+            y = notoken.allreduce(np.float32(rank), MPI.SUM, comm=own)
+            assert float(y) == 1
+    """,
+    "one never imports and works on": """
+        if rank < 2:
+            import mpi4jax
+        else:
+            time.sleep(8)
+    """,
+    "only one imports": """
+        if rank == 1:
+            import mpi4jax
+    """,
+    "nobody uses it": """
+        import mpi4jax
+        time.sleep(0.5 * rank)
+    """,
+    "one imports late": """
+        time.sleep(7 if rank == 2 else 0)
+        import mpi4jax
+    """,
+    # Rank 0 has not waited for them, so they have what all ranks have.
+    "two import late and use it": """
+        time.sleep(7 if rank > 0 else 0)
+        import mpi4jax, numpy as np
+        from mpi4jax import notoken
+        if rank > 0:
+            y = notoken.sendrecv(np.float32(rank), np.float32(0), 3 - rank, 3 - rank)
+            assert float(y) == 3 - rank
+            assert mpi4jax.default_comm() == MPI.COMM_WORLD
+    """,
+    "two use it late": """
+        import mpi4jax, numpy as np
+        from mpi4jax import notoken
+        time.sleep(7 if rank > 0 else 0)
+        if rank > 0:
+            y = notoken.sendrecv(np.float32(rank), np.float32(0), 3 - rank, 3 - rank)
+            assert float(y) == 3 - rank
+            assert mpi4jax.default_comm() != MPI.COMM_WORLD
+    """,
+    # A rank that has ended serves a message that MPI has not carried yet.
+    "a message is under way at the end": """
+        import mpi4jax, numpy as np
+        large = np.ones(1 << 22)
+        if rank == 0:
+            MPI.COMM_WORLD.Isend(large, 1)
+        elif rank == 1:
+            time.sleep(2)
+            MPI.COMM_WORLD.Recv(large, 0)
+    """,
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_all_ranks_end(run_job, tmp_path, name):
+    file = tmp_path / "program.py"
+    file.write_text(HEAD + textwrap.dedent(PROGRAMS[name]) + "\nprint('the end', rank)\n")
+    env = {"JAX_PLATFORMS": "cpu", "MPI4JAX_DUMP_DIR": str(tmp_path)}
+    job = run_job(3, file, cwd=tmp_path, time_limit=60, env=env, fork=False)
+    assert job.returncode == 0, job.stdout + job.stderr
+    assert sorted(job.stdout.split("\n"))[1:] == [f"the end {rank}" for rank in range(3)]
+    assert not list(tmp_path.glob("mpi4jax-*/*")), "files are left"
+
+
+def test_ranks_that_may_have_different_files_all_join(run_job, tmp_path):
+    """Those that may not see each other's files make it at their end, as it takes all ranks."""
+    file = tmp_path / "program.py"
+    file.write_text(
+        HEAD + "os.environ['MPI4JAX_DUMP_DIR'] = os.path.join(os.getcwd(), str(rank % 2))\n"
+        "import mpi4jax, numpy as np\n"
+        "from mpi4jax import notoken\n"
+        "if rank: notoken.sendrecv(np.float32(rank), np.float32(0), 3 - rank, 3 - rank)\n"
+        "print('the end', rank)\n"
+    )
+    job = run_job(3, file, cwd=tmp_path, time_limit=60, env={"JAX_PLATFORMS": "cpu"}, fork=False)
+    assert job.returncode == 0, job.stdout + job.stderr
+    assert job.stdout.count("the end") == 3
