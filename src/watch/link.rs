@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use mpi::ffi::{self, MPI_Comm, MPI_Request, MPI_Status};
 
-use super::peers::{Answer, wants_dumps};
+use super::questions::{Answer, wants_dumps};
 use crate::error::Cause;
 use crate::mpilib::{any_thread_may_call, at_finalize, check, handle, handle_value};
 

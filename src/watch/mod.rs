@@ -3,8 +3,9 @@
 //! [`watchdog`] looks from a thread of its own at what this process [`waits`] for. [`verdict`] says whether that can
 //! still end, [`limits`] how long it may take, [`report`] what all ranks do, and [`end`] ends the job. [`peers`] is how
 //! the ranks learn of each other without MPI, by files in a [`folder`], of which there is a [`listing`], about their
-//! [`process`]es, of which each watches a [`neighbour`]; [`link`] is how they do through it, and [`dump`] what they leave on disk. [`signal`] and [`frames`] find out where Python is. [`compare`]
-//! compares operations before they run.
+//! [`process`]es, of which each watches a [`neighbour`]; so they ask [`questions`], and the last one [`sweep`]s. [`link`]
+//! is how they do it through MPI, and [`dump`] what they leave on disk. [`signal`] and [`frames`] find out where Python
+//! is. [`compare`] compares operations before they run.
 
 mod compare;
 mod dump;
@@ -17,8 +18,10 @@ mod listing;
 mod neighbour;
 mod peers;
 mod process;
+mod questions;
 mod report;
 mod signal;
+mod sweep;
 mod verdict;
 mod waits;
 mod watchdog;

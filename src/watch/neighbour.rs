@@ -56,7 +56,7 @@ mod tests {
         }
         folder.create("rank3.pid", &format!("{own}\n4\n")).unwrap();
         let ranks = [0, 3].map(|rank| Peers::new(path.clone(), rank, 4));
-        ranks.each_ref().map(Peers::look);
+        let _ = ranks.each_ref().map(Peers::look);
         assert_eq!(ranks.each_ref().map(|peers| peers.gone(1)), [None, None]);
         ranks[0].watch_neighbour();
         for peers in &ranks {

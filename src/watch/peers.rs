@@ -25,7 +25,9 @@ use std::time::{Duration, SystemTime};
 
 use super::folder::Folder;
 use super::listing::Listing;
-use super::process::Process;
+use super::process::{self, Process};
+use super::questions::Answer;
+use super::sweep::sweep;
 use crate::comm::{self, Comm};
 use crate::record::host;
 use crate::record::recorder::Record;
@@ -39,22 +41,14 @@ pub struct Peers {
     pub host: String,
     pub(super) process: Process,
     /// Files of an earlier job of the same name are older than this.
-    since: SystemTime,
+    pub(super) since: SystemTime,
     /// Why there are no files, if so.
-    folder: Result<Folder, String>,
+    pub(super) folder: Result<Folder, String>,
     listing: Listing,
     /// The ranks' processes, as far as they have been asked for.
     processes: Mutex<HashMap<i32, Process>>,
     /// Ranks that have finished, and how many collectives each did, by [`Comm::class`].
     finished: Mutex<HashMap<i32, Arc<HashMap<u64, u64>>>>,
-}
-
-/// What a rank answers.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Answer {
-    /// Seconds for which it has been doing that.
-    pub seconds: f64,
-    pub state: String,
 }
 
 /// What is known of a rank.
@@ -72,29 +66,6 @@ pub enum Status {
     Unknown,
 }
 
-/// Files that the ranks have, and those that the job has; but dumps.
-const KINDS: [&str; 5] = ["pid", "finished", "gone", "waits", "state"];
-const COMMON: [&str; 4] = ["ask", "reporter", "told", "default"];
-
-/// When this process was started; without /proc, now.
-fn process_start() -> SystemTime {
-    let start = std::fs::metadata("/proc/self").and_then(|found| found.modified());
-    // File systems and clocks round.
-    start.unwrap_or_else(|_| SystemTime::now()) - Duration::from_secs(2)
-}
-
-/// A word for a question of this rank. Whether those who are asked leave a dump too is a part of it.
-pub fn word(rank: i32, dumps: bool) -> String {
-    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    format!("{}{rank}-{}", if dumps { "" } else { BRIEF }, now.as_nanos())
-}
-
-const BRIEF: &str = "brief-";
-
-pub fn wants_dumps(word: &str) -> bool {
-    !word.starts_with(BRIEF)
-}
-
 pub(super) fn file(rank: i32, kind: &str) -> String {
     format!("rank{rank}.{kind}")
 }
@@ -108,7 +79,7 @@ fn collective(record: &Record) -> String {
 impl Peers {
     pub fn new(directory: PathBuf, rank: i32, size: i32) -> Self {
         let folder = Folder::make(&directory).map_err(|error| error.to_string());
-        let (process, since) = (Process::own(), process_start());
+        let (process, since) = (Process::own(), process::started());
         let (processes, finished) = (Mutex::default(), Mutex::default());
         let (host, listing) = (host(), Listing::default());
         let mut peers =
@@ -141,10 +112,10 @@ impl Peers {
             return Err(io::Error::other(format!("{name} is rank {} of this job already", self.rank)));
         }
         self.processes.lock().unwrap_or_else(PoisonError::into_inner).clear();
-        for kind in KINDS.iter().skip(1).chain(&["json"]) {
-            folder.remove(&file(self.rank, kind));
-        }
-        self.write(&file(self.rank, "pid"), &format!("{}\n{}\n", self.process, self.size))
+        let (own, pid) = (file(self.rank, ""), file(self.rank, "pid"));
+        let is_old = |name: &String| name.starts_with(&own) && *name != pid;
+        folder.names().into_iter().filter(is_old).for_each(|name| folder.remove(&name));
+        self.write(&pid, &format!("{}\n{}\n", self.process, self.size))
     }
 
     /// Finds out what is in the folder. As long as it returns the same number, nothing has changed there.
@@ -162,12 +133,12 @@ impl Peers {
     }
 
     /// A file of this job.
-    fn read(&self, name: &str) -> Option<String> {
+    pub(super) fn read(&self, name: &str) -> Option<String> {
         let (text, written) = self.folder.as_ref().ok()?.read(name)?;
         (written >= self.since).then_some(text)
     }
 
-    fn remove(&self, name: &str) {
+    pub(super) fn remove(&self, name: &str) {
         if let Ok(folder) = &self.folder {
             folder.remove(name);
         }
@@ -260,42 +231,6 @@ impl Peers {
         }
     }
 
-    /// Asks all ranks for their state; answers repeat the word.
-    pub fn ask(&self, word: &str) -> io::Result<()> {
-        self.write("ask", word)
-    }
-
-    /// The word of the last question.
-    pub fn asked(&self) -> Option<String> {
-        self.listed("ask")
-    }
-
-    pub fn answer(&self, word: &str, answer: &Answer, dump: Option<&str>) -> io::Result<()> {
-        if let Some(dump) = dump {
-            self.write(&file(self.rank, "json"), dump)?;
-        }
-        let line = format!("{word}\n{:.3}\n{}\n", answer.seconds, answer.state);
-        self.write(&file(self.rank, "state"), &line)
-    }
-
-    /// Whether this rank has left a dump.
-    pub fn has_dump(&self) -> bool {
-        self.folder.as_ref().is_ok_and(|folder| folder.has(&file(self.rank, "json")))
-    }
-
-    pub fn answer_of(&self, rank: i32, word: &str) -> Option<Answer> {
-        let (answered, answer) = self.last_answer(rank)?;
-        (answered == word).then_some(answer)
-    }
-
-    /// The last answer of a rank, and the word of the question.
-    pub fn last_answer(&self, rank: i32) -> Option<(String, Answer)> {
-        let text = self.listed(&file(rank, "state"))?;
-        let mut lines = text.lines();
-        let word = lines.next()?.to_owned();
-        Some((word, Answer { seconds: lines.next()?.parse().ok()?, state: lines.next()?.to_owned() }))
-    }
-
     /// How the default communicator is made: the ranks' first choice, which is this one's if it is the first. Without files,
     /// its own.
     pub fn choose_default(&self, choice: &str) -> String {
@@ -326,127 +261,22 @@ impl Peers {
         let finished = others.clone().filter(has_come).all(|rank| self.has_finished(rank) || is_gone(rank));
         (finished, others.all(|rank| has_come(&rank)))
     }
-
-    /// Makes this rank the one that reports; another one's rank if that was faster.
-    pub fn become_reporter(&self) -> Result<(), i32> {
-        let Ok(folder) = &self.folder else { return Ok(()) };
-        for _ in 0..2 {
-            match folder.create("reporter", &self.rank.to_string()) {
-                Ok(()) => return Ok(()),
-                Err(_) if self.read("reporter").is_none() => folder.remove("reporter"), // an earlier job's
-                Err(_) => break,
-            }
-        }
-        // The winner may have created the file without having written to it.
-        std::thread::sleep(Duration::from_millis(20));
-        match self.read("reporter").and_then(|text| text.parse().ok()) {
-            Some(rank) if rank != self.rank => Err(rank),
-            _ => Ok(()),
-        }
-    }
-
-    pub fn resign_as_reporter(&self) {
-        self.remove("reporter");
-    }
-
-    /// A line about a long wait is out.
-    pub fn tell(&self) {
-        let _ = self.write("told", "");
-    }
-
-    /// Whether a rank has said something of a long wait in this time.
-    pub fn was_told(&self, within: Duration) -> bool {
-        let written = self.folder.as_ref().ok().and_then(|folder| folder.read("told"));
-        written.is_some_and(|(_, at)| at >= self.since && at.elapsed().is_ok_and(|ago| ago < within))
-    }
-
-    /// Removes what this job has left, but dumps.
-    pub fn clean(&self) {
-        let Ok(folder) = &self.folder else { return };
-        for rank in 0..self.size {
-            KINDS.iter().for_each(|kind| folder.remove(&file(rank, kind)));
-        }
-        COMMON.iter().for_each(|name| folder.remove(name));
-        folder.remove_self(); // fails where dumps are left
-    }
-
-    /// At the very end, when all ranks have been in `MPI_Finalize`: the last rank that has come cleans up.
-    pub fn leave(&self) {
-        self.look();
-        if self.has_finished(self.rank) && self.others_have_finished().0 {
-            self.clean();
-        }
-    }
-}
-
-/// Removes what killed jobs have left beside this folder, except for dumps: where all of a job's processes were of this
-/// machine, and are gone.
-fn sweep(folder: &Folder, own: &Process) {
-    for other in folder.siblings() {
-        let names = other.names();
-        if names.is_empty() || names.iter().any(|name| name.ends_with(".json")) {
-            continue; // a job that begins now, or dumps
-        }
-        let pids = names.iter().filter(|name| name.ends_with(".pid"));
-        let texts: Vec<String> = pids.filter_map(|name| Some(other.read(name)?.0)).collect();
-        let is_gone = |text: &String| {
-            let (process, size) = text.split_once('\n')?;
-            let complete = size.trim().parse() == Ok(texts.len());
-            Some(complete && own.knows_gone(&Process::parse(process)?))
-        };
-        if !texts.is_empty() && texts.iter().all(|text| is_gone(text) == Some(true)) {
-            names.iter().for_each(|name| other.remove(name));
-            other.remove_self();
-        }
-    }
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use std::fs;
 
     use super::*;
 
-    fn directory(name: &str) -> PathBuf {
+    pub fn directory(name: &str) -> PathBuf {
         let base = std::env::temp_dir().join(format!("mpi4jax-peers-{name}-{}", std::process::id()));
         base.join("user").join("job")
     }
 
     /// Two ranks, each as if it had been started by itself: one process cannot be two ranks in files.
-    fn two(name: &str) -> (Peers, Peers) {
+    pub fn two(name: &str) -> (Peers, Peers) {
         (Peers::new(directory(name), 0, 2), Peers::new(directory(name), 1, 2))
-    }
-
-    #[test]
-    fn ranks_ask_and_answer() {
-        let (a, b) = two("ask");
-        assert_eq!(a.broken(), None);
-        let word = word(0, true);
-        a.ask(&word).unwrap();
-        b.look();
-        assert_eq!(b.asked().as_ref(), Some(&word));
-        assert_eq!(a.answer_of(1, &word), None);
-        let answer = Answer { seconds: 1.5, state: "in barrier #1".into() };
-        b.answer(&word, &answer, Some("{}")).unwrap();
-        a.look();
-        assert_eq!(a.answer_of(1, &word), Some(answer));
-        assert_eq!(a.answer_of(1, "another"), None);
-        assert_eq!(a.last_answer(1).unwrap().0, word);
-        assert_eq!(a.become_reporter(), Ok(()));
-        assert_eq!(b.become_reporter(), Err(0));
-        assert!(matches!(a.status(1), Status::Silent(_)));
-        assert_eq!(a.others_have_finished(), (false, true));
-        b.finish();
-        a.look();
-        assert_eq!(a.others_have_finished(), (true, true));
-        assert_eq!(a.status(1), Status::Finished);
-        b.leave();
-        assert!(a.directory.exists());
-        let _ = fs::remove_file(a.directory.join("rank1.json"));
-        a.finish();
-        a.leave();
-        assert!(!a.directory.exists());
-        fs::remove_dir_all(a.directory.parent().unwrap().parent().unwrap()).unwrap();
     }
 
     #[test]
@@ -494,39 +324,6 @@ mod tests {
         child.kill().unwrap();
         child.wait().unwrap();
         assert_eq!(Peers::new(directory("others"), 1, 2).broken(), None);
-        fs::remove_dir_all(a.directory.parent().unwrap().parent().unwrap()).unwrap();
-    }
-
-    #[test]
-    fn only_what_killed_jobs_have_left_is_swept() {
-        let (a, _b) = two("sweep");
-        let own = fs::read_to_string(a.directory.join("rank0.pid")).unwrap();
-        let (process, _) = own.split_once('\n').unwrap();
-        let words: Vec<&str> = process.split(' ').collect();
-        let gone = format!("{} {} 1 {}", words[0], words[1], words[3]);
-        let elsewhere = format!("{} {} 1 another", words[0], words[1]);
-        let make = |job: &str, files: &[(&str, &str)]| {
-            let folder = Folder::make(&a.directory.with_file_name(job)).unwrap();
-            files.iter().for_each(|(name, text)| folder.create(name, text).unwrap());
-        };
-        make("killed", &[("rank0.pid", &format!("{gone}\n1\n")), ("ask", "")]);
-        make("incomplete", &[("rank0.pid", &format!("{gone}\n2\n"))]);
-        make("elsewhere", &[("rank0.pid", &format!("{elsewhere}\n1\n"))]);
-        make("alive", &[("rank0.pid", &format!("{process}\n1\n"))]);
-        make("dumps", &[("rank0.pid", &format!("{gone}\n1\n")), ("rank0.json", "{}")]);
-        make("new", &[]);
-        let _ = Peers::new(directory("sweep"), 0, 2);
-        for (job, stays) in [
-            ("killed", false),
-            ("incomplete", true),
-            ("elsewhere", true),
-            ("alive", true),
-            ("dumps", true),
-            ("new", true),
-        ] {
-            let swept_away = cfg!(target_os = "linux") && !stays;
-            assert_eq!(a.directory.with_file_name(job).exists(), !swept_away, "{job}");
-        }
         fs::remove_dir_all(a.directory.parent().unwrap().parent().unwrap()).unwrap();
     }
 }

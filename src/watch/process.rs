@@ -4,6 +4,7 @@
 
 use std::fs;
 use std::io;
+use std::time::{Duration, SystemTime};
 
 use crate::record::host;
 
@@ -48,6 +49,28 @@ fn stat(pid: i32) -> Option<(char, u64)> {
     let mut fields = stat.rsplit_once(") ")?.1.split(' ');
     Some((fields.next()?.chars().next()?, fields.nth(18)?.parse().ok()?))
 }
+
+/// When this process was started, or a little earlier: file systems and clocks round. Where the system does not say, now.
+pub fn started() -> SystemTime {
+    let age = || {
+        let (_, start) = stat(std::process::id() as i32)?;
+        // SAFETY: all-zero is a value of it, and the calls write nothing else.
+        let (now, per_second) = unsafe {
+            let mut now = std::mem::zeroed::<libc::timespec>();
+            (libc::clock_gettime(BOOT, &mut now) == 0).then_some(())?;
+            (now, libc::sysconf(libc::_SC_CLK_TCK))
+        };
+        let now = Duration::new(now.tv_sec.try_into().ok()?, now.tv_nsec.try_into().ok()?);
+        now.checked_sub(Duration::from_secs_f64(start as f64 / per_second as f64))
+    };
+    SystemTime::now() - age().unwrap_or_default() - Duration::from_secs(2)
+}
+
+/// The clock by which Linux tells when a process was started.
+#[cfg(target_os = "linux")]
+const BOOT: libc::clockid_t = libc::CLOCK_BOOTTIME;
+#[cfg(not(target_os = "linux"))]
+const BOOT: libc::clockid_t = libc::CLOCK_MONOTONIC;
 
 /// Whether there is a process of this number.
 fn exists(pid: i32) -> bool {
@@ -121,6 +144,8 @@ mod tests {
         let own = Process::own();
         assert_eq!(Process::parse(&own.to_string()).as_ref(), Some(&own));
         assert!(!own.knows_gone(&own));
+        let age = SystemTime::now().duration_since(started()).unwrap();
+        assert!(age < Duration::from_secs(1000), "{age:?}");
         let earlier = Process { start: own.start + 1, ..own.clone() };
         assert_eq!(own.knows_gone(&earlier), cfg!(target_os = "linux"));
         let mut child = std::process::Command::new("/bin/sleep").arg("100").spawn().unwrap();

@@ -4,7 +4,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::frames::{self, Frame};
-use super::peers::{self, Answer, Peers, Status};
+use super::peers::{Peers, Status};
+use super::questions::{self, Answer};
 use super::waits::{blocked, is_finished};
 use super::{dump, link, signal};
 use crate::mpilib::wildcards;
@@ -116,7 +117,7 @@ impl Reporter {
         if *answered == word {
             return (answer, Ok(()));
         }
-        let dump = peers::wants_dumps(word).then(|| {
+        let dump = questions::wants_dumps(word).then(|| {
             dump::json(&dump::Header {
                 rank: self.peers.rank,
                 size: self.peers.size,
@@ -136,7 +137,7 @@ impl Reporter {
     pub fn report(&self, headline: &str, reason: &str, hung: bool) -> Result<String, i32> {
         let Peers { rank, size, .. } = self.peers;
         let mut text = format!("r{rank} | mpi4jax: {headline}\n");
-        let word = peers::word(rank, true);
+        let word = questions::word(rank, true);
         link::ask(&word, hung, rank, size);
         let asked = self.peers.ask(&word);
         let (own, written) = self.answer(&word, reason);
@@ -269,7 +270,7 @@ impl Reporter {
     /// A line about something that takes long: whom this rank waits for. `None` if another rank says so.
     pub fn waits_for(&self, name: &str, waited: Duration, record: Option<&Record>) -> Option<String> {
         let Peers { rank, size, .. } = self.peers;
-        let word = peers::word(rank, false);
+        let word = questions::word(rank, false);
         link::ask(&word, false, rank, size);
         let asked = self.peers.ask(&word);
         let (own, written) = self.answer(&word, "a line");

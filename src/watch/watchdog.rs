@@ -7,7 +7,8 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::limits::{self, Limit};
-use super::peers::{Answer, Peers};
+use super::peers::Peers;
+use super::questions::Answer;
 use super::report::{GRACE, Reporter, python};
 use super::waits::{self, Wait, blocked, under_way};
 use super::{end, frames, link, signal};
@@ -319,7 +320,8 @@ impl Watchdog {
     fn tell(&self, wait: &mut Wait, name: &str, record: Option<&Record>) {
         let interval = wait.tell_at;
         wait.tell_at = wait.waited + wait.waited;
-        let recently = interval / 2;
+        // Ranks ask each other before the line, which so is out a little later.
+        let recently = interval / 3;
         let peers = &self.reporter.peers;
         if is_debugged() || link::teller(recently).is_some() || peers.was_told(recently) {
             return;
