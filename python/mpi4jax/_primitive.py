@@ -104,10 +104,11 @@ def _check_dtype(spec: Spec, p: Params, aval: Any) -> None:
     reduction = p.get("reduction")
     if reduction is None or reduction.user:
         return
-    if reduction.name in ("MAXLOC", "MINLOC") and aval.shape[-1:] != (2,):
+    blocks = stacked(spec, p)[0]
+    if reduction.name in ("MAXLOC", "MINLOC") and aval.shape[blocks:][-1:] != (2,):
         raise ValueError(
             f"{spec.name}: reduction {reduction.name} works on pairs (value, index) along the last "
-            f"axis; expected shape (..., 2), got {aval.shape}"
+            f"axis{' of a block' * blocks}; expected shape (..., 2), got {aval.shape}"
         )
     if flags[_NEEDS[reduction.name]]:
         return

@@ -39,8 +39,8 @@ class Reduced:
         return self._bind(name, v, self.token_tangent)
 
     def _everyones(self, v: Any, token: list[Any]) -> Any:
-        # Ranks use it differently, hence the pvary, which is allreduce's adjoint.
-        return self._bind("allreduce", self._bind("allgather", v, token), token, adjoint=True)
+        # An allgather whose result the ranks use differently.
+        return self._bind("reduce_scatter", v, token, adjoint=True)
 
     def everyones_values(self) -> Any:
         """All ranks' operands."""
@@ -54,11 +54,18 @@ class Reduced:
 
         Results differ between ranks: all ranks' values, differentiated locally.
         """
-        fold: Any = {"PROD": jnp.prod, "MAX": jnp.max, "MIN": jnp.min}[self.name]
         all_x, all_t = self.everyones_values(), self.everyones_tangents()
-        if ranks == 0:
-            return jnp.zeros_like(self.t)
-        return jax.jvp(lambda v: fold(v[:ranks], axis=0), (all_x,), (all_t,))[1]
+        return self._tangent_of(all_x[:ranks], all_t[:ranks]) if ranks else jnp.zeros_like(self.t)
+
+    def tangent_of_own_block(self) -> Any:
+        """The tangent of the reduction over all ranks' blocks for this one."""
+        x = self._bind("alltoall", self.x, self.token)
+        return self._tangent_of(x, self._bind("alltoall", self.t, self.token_tangent))
+
+    def _tangent_of(self, xs: Any, ts: Any) -> Any:
+        """The tangent of the reduction along the first axis; ties share it equally."""
+        fold: Any = {"PROD": jnp.prod, "MAX": jnp.max, "MIN": jnp.min}[self.name]
+        return jax.jvp(lambda v: fold(v, axis=0), (xs,), (ts,))[1]
 
     def product_of_others(self) -> Any:
         """The product of the other ranks' factors, without dividing: exact at zeros."""

@@ -62,6 +62,7 @@ function_table! {
         ncclReduce(*const c_void, *mut c_void, usize, c_int, c_int, c_int, Handle, StreamHandle) -> Code;
         ncclBroadcast(*const c_void, *mut c_void, usize, c_int, c_int, Handle, StreamHandle) -> Code;
         ncclAllGather(*const c_void, *mut c_void, usize, c_int, Handle, StreamHandle) -> Code;
+        ncclReduceScatter(*const c_void, *mut c_void, usize, c_int, c_int, Handle, StreamHandle) -> Code;
         ncclSend(*const c_void, usize, c_int, c_int, Handle, StreamHandle) -> Code;
         ncclRecv(*mut c_void, usize, c_int, c_int, Handle, StreamHandle) -> Code;
         ncclGroupStart() -> Code;

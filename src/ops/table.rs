@@ -88,6 +88,7 @@ ops! {
     HaloExchange "halo_exchange" "MPI_Wait" Neighbours (One -> One)      (One -> One);
     Recv      "recv"      "MPI_Recv"      Peer             (None -> One)        (None -> One);
     Reduce    "reduce"    "MPI_Reduce"    ReductionAndRoot (One -> One)         (One -> None);
+    ReduceScatter "reduce_scatter" "MPI_Reduce_scatter_block" Reduction (PerRank -> One) (PerRank -> One);
     Scan      "scan"      "MPI_Scan"      Reduction        (One -> One)         (One -> One);
     Scatter   "scatter"   "MPI_Scatter"   Root             (PerRank -> One)     (None -> One);
     Send      "send"      "MPI_Send"      Peer             (One -> None)        (One -> None);

@@ -57,6 +57,10 @@ def _reduce(xp, case, xs):
     return [fold(case.op, xs, xp) if r == case.root else x for r, x in enumerate(xs)]
 
 
+def _reduce_scatter(xp, case, xs):
+    return [fold(case.op, [x[r] for x in xs], xp) for r in range(len(xs))]
+
+
 def _scan(xp, case, xs):
     return [fold(case.op, xs[: r + 1], xp) for r in range(len(xs))]
 
@@ -109,6 +113,13 @@ _to_later = _push(lambda case, r, n: list(range(r + 1)))
 
 def _to_those_after(case, xs, ts):
     return [np.zeros_like(ts[0]), *_to_later(case, xs[:-1], ts[:-1])]
+
+
+def _to_own_blocks(case, xs, ts):
+    return [
+        sum(w * t[r] for w, t in zip(weights(case.op, [x[r] for x in xs]), ts, strict=True))
+        for r in range(len(xs))
+    ]
 
 
 # ---- Calls that need more than the operand and the case's parameters
@@ -214,6 +225,13 @@ ROWS = {
         title="send-recv",
     ),
     "reduce": Row("(x, op, root, *, comm, token)", "MPI_Reduce", _reduce, push=_to_root, log=_ROOT),
+    "reduce_scatter": Row(
+        "(x, op, *, comm, token)",
+        "MPI_Reduce_scatter_block",
+        _reduce_scatter,
+        push=_to_own_blocks,
+        blocks=lambda case, rank, size: size,
+    ),
     "scan": Row("(x, op, *, comm, token)", "MPI_Scan", _scan, push=_to_later),
     "scatter": Row(
         "(x, root, *, comm, token)",

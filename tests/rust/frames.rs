@@ -241,8 +241,9 @@ pub fn decode(bytes: &[u8]) -> bool {
                 assert_eq!(extent == Extent::None, buffer.is_none());
                 let Some(buffer) = buffer else { continue };
                 let described = args.iter().chain(&rets).any(|array| {
-                    let count = array.dims.iter().try_fold(1i64, |n, &dim| n.checked_mul(dim));
-                    count.is_some_and(|count| count as usize == buffer.count) || array.rank <= 0
+                    let mut dims = array.dims.iter().map(|&dim| usize::try_from(dim).ok());
+                    let count = dims.try_fold(1usize, |n, dim| n.checked_mul(dim?));
+                    count == Some(buffer.count) || array.rank <= 0
                 });
                 assert!(described, "{} elements", buffer.count);
                 assert!(extent != Extent::PerRank || buffer.count.is_multiple_of(size as usize));

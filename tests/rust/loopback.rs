@@ -229,15 +229,18 @@ fn result(call: &Call, made: Made, all: &[Arc<[u8]>]) -> Result<Vec<u8>, Cause> 
     };
     match made {
         Made::Of(blocks) => Ok(blocks.into_iter().flat_map(block).copied().collect()),
-        Made::Reduced(ranks) => match all[ranks].split_last() {
-            Some((last, others)) => reduce(call, last, others),
-            None => Ok(vec![0; call.send.map_or(0, |send| send.bytes())]),
-        },
+        Made::Reduced(ranks, which) => {
+            let blocks: Vec<_> = ranks.map(|rank| block((rank, which))).collect();
+            match blocks.split_last() {
+                Some((last, others)) => reduce(call, last, others),
+                None => Ok(vec![0; call.send.map_or(0, |send| send.bytes())]),
+            }
+        }
     }
 }
 
 /// Reduces in the order of the ranks.
-fn reduce(call: &Call, last: &[u8], others: &[Arc<[u8]>]) -> Result<Vec<u8>, Cause> {
+fn reduce(call: &Call, last: &[u8], others: &[&[u8]]) -> Result<Vec<u8>, Cause> {
     let (Some(send), Some(Reduction::Builtin(builtin))) = (&call.send, call.site.reduction) else {
         return Err(Cause::Unsupported {
             what: "this reduction".into(),
@@ -248,16 +251,17 @@ fn reduce(call: &Call, last: &[u8], others: &[Arc<[u8]>]) -> Result<Vec<u8>, Cau
     let combine = ops::combine(builtin, dtype)
         .ok_or(Cause::UndefinedReduction { reduction: builtin.name(), dtype: dtype.name() })?;
     let width = if matches!(builtin, Builtin::Maxloc | Builtin::Minloc) { 2 } else { 1 };
-    if !send.count.is_multiple_of(width) {
-        return Err(Cause::Pairs { count: send.count });
+    let count = last.len() / dtype.size();
+    if !count.is_multiple_of(width) {
+        return Err(Cause::Pairs { count });
     }
     let mut result = last.to_vec();
     for rank in others.iter().rev() {
         if rank.len() != result.len() {
             return Err(truncated(call, send, rank.len()));
         }
-        let mut count = (send.count / width) as c_int;
-        // SAFETY: both hold `send.count` elements.
+        let mut count = (count / width) as c_int;
+        // SAFETY: both hold `count` elements.
         unsafe {
             let (input, inout) = (rank.as_ptr().cast_mut().cast(), result.as_mut_ptr().cast());
             combine(input, inout, &mut count, std::ptr::null_mut());

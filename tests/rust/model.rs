@@ -20,8 +20,8 @@ pub struct Place {
 pub enum Made {
     /// Blocks, one after the other: whose, and which of that rank's.
     Of(Vec<(usize, usize)>),
-    /// The reduction of these ranks' operands; of no ranks, zeros.
-    Reduced(Range<usize>),
+    /// The reduction of these ranks' blocks of that number; of no ranks, zeros.
+    Reduced(Range<usize>, usize),
 }
 
 /// The result of a collective, where it has one; `None`: not all ranks' data meet in it.
@@ -29,12 +29,13 @@ pub fn collective(op: Op, at: Place) -> Option<Made> {
     let Place { rank, size, root, reverse } = at;
     Some(match op {
         Op::Allgather | Op::Gather => Made::Of((0..size).map(|from| (from, 0)).collect()),
-        Op::Allreduce | Op::Reduce => Made::Reduced(0..size),
+        Op::Allreduce | Op::Reduce => Made::Reduced(0..size, 0),
         Op::Alltoall => Made::Of((0..size).map(|from| (from, rank)).collect()),
         Op::Barrier => Made::Of(Vec::new()),
         Op::Bcast => Made::Of(vec![(root, 0)]),
-        Op::Exscan => Made::Reduced(if reverse { rank + 1..size } else { 0..rank }),
-        Op::Scan => Made::Reduced(if reverse { rank..size } else { 0..rank + 1 }),
+        Op::Exscan => Made::Reduced(if reverse { rank + 1..size } else { 0..rank }, 0),
+        Op::ReduceScatter => Made::Reduced(0..size, rank),
+        Op::Scan => Made::Reduced(if reverse { rank..size } else { 0..rank + 1 }, 0),
         Op::Scatter => Made::Of(vec![(root, rank)]),
         Op::HaloExchange | Op::Recv | Op::Send | Op::Sendrecv => return None,
     })

@@ -255,7 +255,7 @@ impl<T: Transport> Suite<'_, T> {
             |n: &dyn Fn(usize) -> u32| (0..count).flat_map(|i| encode(dtype, n(i))).collect::<Vec<u8>>();
         // Block 0 of a rank that has one block, block `to` for rank `to` where it has one for each.
         let block = |from: usize, to: usize| match builtin {
-            Some(builtin) => encoded(&|i| number(builtin, from, i)),
+            Some(builtin) => encoded(&|i| number(builtin, from + to, i)),
             None => pattern(dtype, from, to, count),
         };
         let roots = if op.row().has_root { 0..size } else { 0..1 };
@@ -273,9 +273,9 @@ impl<T: Transport> Suite<'_, T> {
                 (Some(Made::Of(blocks)), _) => {
                     blocks.into_iter().flat_map(|(from, which)| block(from, which)).collect()
                 }
-                (Some(Made::Reduced(ranks)), Some(_)) if ranks.is_empty() => vec![0; send.len()],
-                (Some(Made::Reduced(ranks)), Some(builtin)) => {
-                    encoded(&|i| reduced(builtin, dtype, ranks.clone(), i))
+                (Some(Made::Reduced(ranks, _)), Some(_)) if ranks.is_empty() => vec![0; send.len()],
+                (Some(Made::Reduced(ranks, which)), Some(builtin)) => {
+                    encoded(&|i| reduced(builtin, dtype, ranks.clone().map(|rank| rank + which), i))
                 }
                 _ => unreachable!("no model of {what:?}"),
             };

@@ -115,7 +115,7 @@ def test_integers_of_any_kind(integer):
 
 @pytest.mark.parametrize("shape", [(), (SIZE + 1, 2), (0,), (2 * SIZE,)], ids=str)
 @pytest.mark.parametrize("jit", [False, True], ids=["eager", "jit"])
-@pytest.mark.parametrize("name", ["alltoall", "scatter"])
+@pytest.mark.parametrize("name", ["alltoall", "reduce_scatter", "scatter"])
 def test_wrong_first_axis(name, jit, shape):
     def call(x):
         return getattr(notoken, name)(**{**GOOD[name], "x": x})

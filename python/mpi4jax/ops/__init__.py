@@ -15,6 +15,7 @@ from .gather import gather
 from .halo_exchange import halo_exchange
 from .recv import recv
 from .reduce import reduce
+from .reduce_scatter import reduce_scatter
 from .scan import scan
 from .scatter import scatter
 from .send import send
@@ -31,6 +32,7 @@ __all__ = [
     "halo_exchange",
     "recv",
     "reduce",
+    "reduce_scatter",
     "scan",
     "scatter",
     "send",

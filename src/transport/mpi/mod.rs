@@ -168,6 +168,29 @@ fn run(call: &Call) -> Result<(), Cause> {
                     ffi::MPI_Reduce(from, to, n, by.datatype, by.op, site.root, comm)
                 })
             }
+            Op::ReduceScatter => {
+                let (send, recv) = (send()?, recv()?);
+                let by = Reducer::new(site.reduction, send.dtype)?;
+                if by.takes_whole(recv) {
+                    let from = send_or_in_place(send, recv);
+                    return by.in_pieces(name, recv, (from, recv.data), |from, to, n| {
+                        ffi::MPI_Reduce_scatter_block(from, to, n, by.datatype, by.op, comm)
+                    });
+                }
+                // A piece of a block is not beside the same piece of the next one.
+                (0..site.comm.size).try_for_each(|root| {
+                    let data = send.data.add(root as usize * recv.bytes());
+                    let block = Buffer { data, ..*recv };
+                    let (from, to) = if root == site.comm.rank {
+                        (send_or_in_place(&block, recv), recv.data)
+                    } else {
+                        (data.cast(), std::ptr::null_mut())
+                    };
+                    by.in_pieces("MPI_Reduce", &block, (from, to), |from, to, n| {
+                        ffi::MPI_Reduce(from, to, n, by.datatype, by.op, root, comm)
+                    })
+                })
+            }
             Op::Exscan | Op::Scan => {
                 let exclusive = site.op == Op::Exscan;
                 let scan = if exclusive { ffi::MPI_Exscan } else { ffi::MPI_Scan };

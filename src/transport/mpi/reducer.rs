@@ -98,6 +98,12 @@ impl Reducer {
         }
     }
 
+    /// Whether [`Self::in_pieces`] makes one piece of so much.
+    #[inline]
+    pub fn takes_whole(&self, buffer: &Buffer) -> bool {
+        buffer.count / self.width <= count_limit()
+    }
+
     /// Calls `step(from, to, items)` for pieces of at most the count limit: reductions act item by item, and MPI's
     /// predefined ones take no derived types. `from` may be `MPI_IN_PLACE`, `to` null.
     ///

@@ -50,6 +50,7 @@ pub fn put(op: Op) -> Option<Work> {
             let to = if put.call.site.is_root() { put.recv()?.data } else { send.data };
             put.queue.reduce(&send, to, put.reduction()?, Some(put.call.site.root))
         },
+        Op::ReduceScatter => |put| put.queue.reduce_scatter(&put.send()?, &put.recv()?, put.reduction()?),
         Op::Scatter => |put| {
             put.queue.group(|| {
                 if put.call.site.is_root() {
@@ -220,6 +221,19 @@ impl Queue {
                 ),
             }
         }
+    }
+
+    fn reduce_scatter(
+        &self,
+        send: &Buffer,
+        recv: &Buffer,
+        (kind, op, width): (DataType, RedOp, usize),
+    ) -> Result<(), Cause> {
+        let (from, to, count) = (send.data.cast(), recv.data.cast(), recv.count * width);
+        let (kind, op, f) = (kind as i32, op as i32, &self.library.f);
+        // SAFETY: `send` holds a block of `recv`'s size for each rank.
+        let code = unsafe { (f.ncclReduceScatter)(from, to, count, kind, op, self.handle, self.stream.0) };
+        self.library.check("ncclReduceScatter", code)
     }
 
     fn send(&self, buffer: &Buffer, to: i32) -> Result<(), Cause> {

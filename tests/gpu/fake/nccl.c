@@ -219,6 +219,15 @@ static void reduces(Part *part, int count) {
         reduce(all, part->to, part->n, ranks, part->type, part->op);
     free(all);
 }
+static void reduces_and_scatters(Part *part, int count) {
+    int rank, ranks, bytes = (int)(part->n * SIZES[part->type]);
+    MPI_Comm_rank(part->comm, &rank);
+    MPI_Comm_size(part->comm, &ranks);
+    char *mine = malloc((size_t)bytes * ranks + 1);
+    MPI_Alltoall(part->from, bytes, MPI_BYTE, mine, bytes, MPI_BYTE, part->comm);
+    reduce(mine, part->to, part->n, ranks, part->type, part->op);
+    free(mine);
+}
 static void broadcasts(Part *part, int count) { MPI_Bcast(part->to, (int)part->n, MPI_BYTE, part->peer, part->comm); }
 static void gathers(Part *part, int count) {
     MPI_Allgather(part->from, (int)part->n, MPI_BYTE, part->to, (int)part->n, MPI_BYTE, part->comm);
@@ -239,6 +248,10 @@ int ncclReduce(const void *from, void *to, size_t n, int type, int op, int root,
 }
 int ncclAllReduce(const void *from, void *to, size_t n, int type, int op, void *comm, void *stream) {
     return ncclReduce(from, to, n, type, op, -1, comm, stream);
+}
+int ncclReduceScatter(const void *from, void *to, size_t n, int type, int op, void *comm, void *stream) {
+    Part part = {from, to, n, type, op, -1, *(MPI_Comm *)comm};
+    return put(reduces_and_scatters, &part, 1, stream);
 }
 int ncclBroadcast(const void *from, void *to, size_t n, int type, int root, void *comm, void *stream) {
     Part part = {from, to, n * SIZES[type], type, 0, root, *(MPI_Comm *)comm};

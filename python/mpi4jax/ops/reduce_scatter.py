@@ -1,0 +1,71 @@
+"""reduce_scatter: a reduction over all ranks, of which each has a block."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mpi4py import MPI
+
+from .._call import run
+from .._comm import as_comm, as_reduction
+from .._definition import define
+from .._lowering import Avals, Lowering, Operands
+from .._reductions import Reduced
+
+
+def _adjoint(low: Lowering, xs: Operands, out: Avals) -> list[Any]:
+    return low.call("allgather", *xs, out=out)
+
+
+define(
+    "reduce_scatter",
+    adjoint=_adjoint,
+    derivative=Reduced.tangent_of_own_block,
+    only_for_its_result=lambda p: True,
+    self_test=lambda t: (
+        lambda: t.ops.reduce_scatter(t.blocks, MPI.SUM),
+        t.of_all[t.rank].sum(0),
+    ),
+)
+
+
+def reduce_scatter(
+    x: Any, op: MPI.Op, *, comm: MPI.Intracomm | None = None, token: Any = None
+) -> Any:
+    """Reduce all ranks' blocks for each (MPI_Reduce_scatter_block; MPI-4.1, section 6.10.1).
+
+    Args:
+        x: array of shape ``(n, *S)``, equal on all ranks, where ``n`` is the communicator's
+            size; or a pytree of such arrays.
+        op: reduction, such as ``MPI.SUM``, or one made with ``MPI.Op.Create``.
+        comm: communicator; by default a clone of ``COMM_WORLD``.
+        token: token from another op, or None.
+
+    Returns:
+        tuple: on rank ``r`` the reduction of all ranks' ``x[r]``, of shape ``S`` and the dtype of
+        ``x``; and the new token.
+
+    Raises:
+        TypeError: a wrong type of ``op``, ``comm`` or ``token``, or a reduction that is not
+            defined for the dtype.
+        ValueError: the first axis of ``x`` does not have length ``n``; MINLOC or MAXLOC of an
+            array that does not hold pairs.
+        NotImplementedError: differentiated with a reduction that has no derivative.
+
+    Derivative:
+        SUM: the transpose gathers the cotangents of all ranks on all ranks. PROD, MAX and MIN: as
+        for :func:`allreduce`, over all ranks' blocks for this one. Under ``vmap`` the batch axis
+        of the operand is axis 1.
+
+    Example:
+        >>> import jax.numpy as jnp, mpi4jax
+        >>> from mpi4py import MPI
+        >>> n = mpi4jax.default_comm().size
+        >>> y, token = mpi4jax.reduce_scatter(jnp.ones((n, 3)), op=MPI.SUM)
+        >>> y.shape == (3,) and float(y[0]) == n
+        True
+
+    See also: :func:`allreduce`, :func:`allgather`.
+    """
+    p = {"comm": as_comm("reduce_scatter", comm), "reduction": as_reduction("reduce_scatter", op)}
+    return run("reduce_scatter", (x,), token, p)
