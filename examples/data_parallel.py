@@ -17,6 +17,7 @@ import numpy as np
 import optax
 from mpi4py import MPI
 
+import mpi4jax
 from mpi4jax import notoken as mpi
 
 SAMPLES, FEATURES, HIDDEN = 240, 4, 16  # 240: to be shared by 1 to 6 ranks, and more
@@ -38,9 +39,9 @@ def initial_parameters():
     }
 
 
-def loss_sum(parameters, x, y):
+def mean_loss(parameters, x, y):
     hidden = jnp.tanh(x @ parameters["hidden"] + parameters["bias"])
-    return jnp.sum((hidden @ parameters["out"] - y) ** 2)
+    return jnp.mean((hidden @ parameters["out"] - y) ** 2)
 
 
 def train(x, y, steps: int, comm: MPI.Comm):
@@ -51,11 +52,9 @@ def train(x, y, steps: int, comm: MPI.Comm):
     def run(parameters):
         def step(carry, _):
             parameters, state = carry
-            local = jax.value_and_grad(loss_sum)(parameters, x, y)
-            # The loss and all gradients in one message.
-            loss, gradient = jax.tree.map(
-                lambda total: total / SAMPLES, mpi.allreduce(local, op=MPI.SUM, comm=comm)
-            )
+            local = jax.value_and_grad(mean_loss)(parameters, x, y)
+            # The loss and all gradients in one message. All ranks have equally many samples.
+            loss, gradient = mpi.allreduce(local, op=mpi4jax.MEAN, comm=comm)
             updates, state = optimizer.update(gradient, state)
             return (optax.apply_updates(parameters, updates), state), loss
 

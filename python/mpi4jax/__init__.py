@@ -27,7 +27,7 @@ from . import (  # noqa: E402, F401
     ops,
 )
 from ._blocks import gather_blocks, scatter_blocks  # noqa: E402
-from ._comm import default_comm  # noqa: E402
+from ._comm import MEAN, default_comm  # noqa: E402
 from ._flush import flush  # noqa: E402
 from ._jit import jit  # noqa: E402
 from ._pvary import pvary  # noqa: E402
@@ -80,6 +80,7 @@ os.register_at_fork(after_in_child=_forked)
 __version__ = "0.1.0"
 
 __all__ = [
+    "MEAN",
     "TransportInfo",
     "auto_tokenize",
     "create_token",

@@ -272,6 +272,9 @@ _PREDEFINED = (
     *("SUM", "PROD", "MAX", "MIN", "LAND", "LOR", "LXOR", "BAND", "BOR", "BXOR"),
     *("MINLOC", "MAXLOC"),
 )
+MEAN = Reduction(MPI.SUM, "MEAN", user=False)
+"""The sum over all ranks, divided by their number: a reduction of floats and complex numbers."""
+
 _reductions: dict[int, Reduction] = {
     _handleof(getattr(MPI, name)): Reduction(getattr(MPI, name), name, user=False)
     for name in _PREDEFINED
@@ -279,15 +282,23 @@ _reductions: dict[int, Reduction] = {
 _WITHOUT_MEANING = {_handleof(getattr(MPI, name)): name for name in ("REPLACE", "NO_OP", "OP_NULL")}
 
 
-def as_reduction(op: str, reduction: Any) -> Reduction:
-    """The :class:`Reduction` of an mpi4py reduction.
+def as_reduction(op: str, reduction: Any, *, mean: bool = False) -> Reduction:
+    """The :class:`Reduction` of an mpi4py reduction; or ``MEAN``, for an op that has it.
 
     Raises:
         TypeError: not an mpi4py reduction, or one that arrays have no use for.
     """
-    if not isinstance(reduction, MPI.Op):
+    if reduction is MEAN:
+        if mean:
+            return MEAN
         raise TypeError(
-            f"{op}: argument 'op' must be an mpi4py.MPI.Op such as MPI.SUM, "
+            f"{op}: argument 'op' is mpi4jax.MEAN, which is over all ranks; expected an "
+            "mpi4py.MPI.Op such as MPI.SUM (allreduce, reduce and reduce_scatter have a mean)"
+        )
+    if not isinstance(reduction, MPI.Op):
+        or_mean = " or mpi4jax.MEAN" if mean else ""
+        raise TypeError(
+            f"{op}: argument 'op' must be an mpi4py.MPI.Op such as MPI.SUM{or_mean}, "
             f"got {type(reduction).__name__}: {reduction!r}"
         )
     handle = _handleof(reduction)

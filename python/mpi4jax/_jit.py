@@ -36,7 +36,7 @@ def jit(fun: Callable[..., Any] | None = None, /, *, check: bool = False, **kwar
         >>> from mpi4py import MPI
         >>> import mpi4jax
         >>> from mpi4jax import notoken
-        >>> mean = mpi4jax.jit(lambda x: notoken.allreduce(x, MPI.SUM) / MPI.COMM_WORLD.size)
+        >>> mean = mpi4jax.jit(lambda x: notoken.allreduce(x, mpi4jax.MEAN))
         >>> float(mean(jnp.float32(3)))
         3.0
     """

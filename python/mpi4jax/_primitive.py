@@ -12,16 +12,21 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import ShapedArray
 from jax.extend.core import Primitive
+from mpi4py import MPI
 
 from . import _compat, _compat_traces, _native
-from ._spec import Params, Spec, stacked
+from ._comm import MEAN, as_reduction
+from ._spec import Params, Spec, is_root, stacked
 
 TOKEN = ShapedArray((), np.dtype(np.float32))
 ENVELOPE = ShapedArray((2,), np.dtype(np.int32))
 
-# dtype name -> {"arithmetic": ..., "ordered": ..., "bitwise": ..., "logical": ...}
+# dtype name -> what reductions it has
 DTYPES = {
-    name: {"arithmetic": a, "ordered": o, "bitwise": b, "logical": lo}
+    name: {
+        **{"arithmetic": a, "inexact": a and not b},
+        **{"ordered": o, "bitwise": b, "logical": lo},
+    }
     for name, _, _, movable, a, o, b, lo in _native.dtypes_table()
     if movable
 }
@@ -88,6 +93,7 @@ def result_avals(spec: Spec, p: Params, avals: Sequence[Any]) -> list[ShapedArra
 # What a reduction needs of a dtype: the flag's name in the native table.
 _NEEDS = {
     **dict.fromkeys(("SUM", "PROD"), "arithmetic"),
+    "MEAN": "inexact",
     **dict.fromkeys(("MAX", "MIN", "MAXLOC", "MINLOC"), "ordered"),
     **dict.fromkeys(("BAND", "BOR", "BXOR"), "bitwise"),
     **dict.fromkeys(("LAND", "LOR", "LXOR"), "logical"),
@@ -134,7 +140,20 @@ PRIMITIVES: dict[str, Primitive] = {}
 
 
 def bind(spec: Spec, *args: Any, **p: Any) -> list[Any]:
+    if p.get("reduction") is MEAN:
+        return _bind_mean(spec, *args, **p)
     return list(PRIMITIVES[spec.name].bind(*args, **p))
+
+
+def _bind_mean(spec: Spec, *args: Any, **p: Any) -> list[Any]:
+    """The sum, which the ranks that have it divide; to JAX nothing else."""
+    _check_dtype(spec, p, args[0])
+    y, *rest = bind(spec, *args, **{**p, "reduction": as_reduction(spec.name, MPI.SUM)})
+    if not spec.has_root or is_root(p):
+        # A small float may not hold the number of ranks.
+        wide = y.astype(np.float32) if y.dtype.itemsize < 4 else y
+        y = (wide / p["comm"].size).astype(y.dtype)
+    return [y, *rest]
 
 
 def first_token(tokens: Any) -> Any:

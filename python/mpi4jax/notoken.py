@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from . import _blocks, ops
-from ._comm import default_comm
+from ._comm import MEAN, default_comm
 from ._flush import flush
 from ._jit import jit
 from ._pvary import pvary
@@ -31,6 +31,7 @@ WITHOUT_TOKENS = {op.__name__: without_token(op, __name__) for op in _WITH_TOKEN
 globals().update(WITHOUT_TOKENS)
 
 __all__ = [
+    "MEAN",
     "auto_tokenize",
     "default_comm",
     "flush",

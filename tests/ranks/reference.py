@@ -78,6 +78,10 @@ def fold(op, xs, xp=np):
     """The reduction of arrays, in the order of the ranks."""
     if isinstance(op, Reduction):
         return functools.reduce(op.fold, xs)
+    if op == "MEAN":
+        total = fold("SUM", xs, xp)
+        wide = total.astype(np.float32) if small(total.dtype) else total
+        return (wide / len(xs)).astype(total.dtype)
     function, dtype = getattr(xp, FOLDS[op]), xs[0].dtype
     if small(dtype):
         xs = [x.astype({"f": np.float32, "i": np.int8, "u": np.uint8}[kind(dtype)]) for x in xs]
@@ -160,9 +164,9 @@ _INTEGERS = "int2 int4 int8 int16 int32 int64 uint2 uint4 uint8 uint16 uint32 ui
 SUPPORTED = {
     "bool": f"{ORDER} {LOGICAL} {BITWISE}".split(),
     **dict.fromkeys(_INTEGERS.split(), f"SUM PROD {ORDER} {LOGICAL} {BITWISE}".split()),
-    **dict.fromkeys(_FLOATS.split(), f"SUM PROD {ORDER}".split()),
-    "complex64": ["SUM", "PROD"],
-    "complex128": ["SUM", "PROD"],
+    **dict.fromkeys(_FLOATS.split(), f"SUM MEAN PROD {ORDER}".split()),
+    "complex64": ["SUM", "MEAN", "PROD"],
+    "complex128": ["SUM", "MEAN", "PROD"],
 }
 # Those that this JAX has.
 DTYPES = [name for name in SUPPORTED if hasattr(jnp, name if name != "bool" else "bool_")]

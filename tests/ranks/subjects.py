@@ -23,13 +23,14 @@ SHAPE = (2,)
 STEPS = 2
 
 # With which reductions an op is tested: one that is linear, and another.
-REDUCTIONS = {"allreduce": ("SUM", "PROD"), "reduce": ("SUM", "MAX"), "scan": ("SUM", "MIN")}
-CASES = [
-    case
-    for name in ROWS
-    for op in REDUCTIONS.get(name, ("SUM", "MAX"))[: 2 if name in REDUCING else 1]
-    for case in cases(op, only=(name,))
-]
+REDUCTIONS = {
+    **dict.fromkeys(ROWS, ("SUM",)),
+    **dict.fromkeys(REDUCING, ("SUM", "MAX")),
+    "allreduce": ("SUM", "MEAN", "PROD"),
+    "reduce_scatter": ("MEAN", "PROD"),
+    "scan": ("SUM", "MIN"),
+}
+CASES = [case for name in ROWS for op in REDUCTIONS[name] for case in cases(op, only=(name,))]
 
 
 def title(case):

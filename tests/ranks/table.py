@@ -15,6 +15,7 @@ import numpy as np
 from mpi4py import MPI
 from reference import COMM, RANK, SIZE, Threaded, float32, fold
 
+import mpi4jax
 from mpi4jax import notoken
 
 # ---- Models: (array module, case, all ranks' operands) -> all ranks' results
@@ -84,8 +85,8 @@ def _ring(xp, case, xs):
 def weights(op, xs):
     """dy/dx_s of a reduction, element by element, for each rank s."""
     stack = np.stack(xs)
-    if op == "SUM":
-        return np.ones_like(stack)
+    if op in ("SUM", "MEAN"):
+        return np.full_like(stack, 1 if op == "SUM" else 1 / len(xs))
     if op == "PROD":
         return np.stack([np.prod(np.delete(stack, s, 0), axis=0) for s in range(len(xs))])
     attained = stack == {"MAX": np.max, "MIN": np.min}[op](stack, axis=0)
@@ -250,6 +251,11 @@ ROWS = {
     ),
 }
 REDUCING = tuple(name for name, row in ROWS.items() if "op" in row.positional)
+AVERAGING = tuple(name for name in REDUCING if "scan" not in name)  # over all ranks
+
+
+def reduction_of(name):
+    return mpi4jax.MEAN if name == "MEAN" else getattr(MPI, name)
 
 
 def good(name):
@@ -283,7 +289,7 @@ class Case:
 
     @property
     def linear(self):
-        return self.op in (None, "SUM")
+        return self.op in (None, "SUM", "MEAN")
 
     def run(self, api, x, comm=COMM):
         """Call the op: on the API of that name, or that object. Its result, None without one."""
@@ -292,7 +298,7 @@ class Case:
         )
         if self.row.call:
             return self.row.call(api, x, comm)
-        op = getattr(MPI, self.op) if isinstance(self.op, str) else self.op and self.op.op
+        op = reduction_of(self.op) if isinstance(self.op, str) else self.op and self.op.op
         given = [{"x": x, "op": op, "root": self.root}[a] for a in self.row.positional]
         return getattr(api, self.name)(*given, comm=comm)
 
@@ -340,7 +346,9 @@ def cases(op="SUM", roots=(SIZE - 1,), only=ROWS):
     return [
         Case(name, root, op if "op" in row.positional else None)
         for name, row in ROWS.items()
-        if row.model and name in only
+        if row.model
+        and name in only
+        and (op != "MEAN" or name not in REDUCING or name in AVERAGING)
         for root in (roots if "root" in row.positional else (None,))
     ]
 
@@ -353,6 +361,7 @@ def cases_with_data():
 # The points at which reductions are differentiated, beside generic ones.
 SPECIAL = {
     "SUM": (),
+    "MEAN": (),
     "PROD": ("zero", "zeros"),
     "MAX": ("ties", "all equal"),
     "MIN": ("ties", "all equal"),

@@ -191,6 +191,7 @@ def test_reduces_every_dtype(dtype):
     allowed = list(SUPPORTED[dtype])
     if dtype == "float8_e8m0fnu" and SIZE > 2:
         allowed.remove("SUM")  # it has no 3
+        allowed.remove("MEAN")
     todo = [case for op in allowed for case in cases(op, only=REDUCING)]
     with enable_x64(True):
         # 33 values: more than one step of vectorised code, and a rest.

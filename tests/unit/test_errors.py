@@ -7,7 +7,7 @@ import pytest
 from jax.interpreters import mlir
 from mpi4py import MPI
 from reference import DTYPES, FOLDS, RANK, SIZE, SUPPORTED, dtype_of, enable_x64
-from table import REDUCING, ROWS, good
+from table import AVERAGING, REDUCING, ROWS, good, reduction_of
 
 import mpi4jax
 from mpi4jax import _native, notoken
@@ -173,14 +173,14 @@ def test_inside_a_primitive_that_hides_effects():
 
 
 # Reductions that have no meaning for a data type.
-MEANINGLESS = [(d, op) for d in DTYPES for op in FOLDS if op not in SUPPORTED[d]]
+MEANINGLESS = [(d, op) for d in DTYPES for op in (*FOLDS, "MEAN") if op not in SUPPORTED[d]]
 
 
 @pytest.mark.parametrize("dtype, op", MEANINGLESS, ids=[f"{d}-{op}" for d, op in MEANINGLESS])
 def test_reductions_without_meaning(dtype, op):
     x = np.zeros(3, dtype_of(dtype))
-    for name in REDUCING:
-        arguments = {**GOOD[name], "op": getattr(MPI, op), "x": x}
+    for name in AVERAGING if op == "MEAN" else REDUCING:
+        arguments = {**GOOD[name], "op": reduction_of(op), "x": x}
         call = lambda a=arguments, n=name: getattr(notoken, n)(**a)
         for attempt in (call, lambda call=call: jax.jit(call).trace()):
             with enable_x64(True), pytest.raises(TypeError) as caught:
@@ -190,6 +190,12 @@ def test_reductions_without_meaning(dtype, op):
             assert "expected one of " in message
             expected = message.partition("expected one of ")[2].replace(",", " ").split()
             assert set(expected) >= {d for d in DTYPES if op in SUPPORTED[d]}, message
+
+
+@pytest.mark.parametrize("name", [name for name in REDUCING if name not in AVERAGING])
+def test_a_mean_is_over_all_ranks(name):
+    with pytest.raises(TypeError, match=rf"^{name}: argument 'op' is mpi4jax.MEAN, .*allreduce"):
+        getattr(notoken, name)(X, mpi4jax.MEAN)
 
 
 def test_prng_keys_are_not_reduced():
@@ -226,8 +232,7 @@ def test_sendrecv_templates():
 
 def test_missing_and_unknown_arguments():
     for call in (
-        lambda: notoken.allreduce(X),
-        lambda: notoken.bcast(X),
+        lambda: notoken.recv(),
         lambda: notoken.send(X),
         lambda: notoken.allgather(X, MPI.COMM_WORLD),
         lambda: notoken.allgather(X, axis=0),

@@ -16,6 +16,8 @@ DEFAULTS = {
     "axes": None,
     "width": 1,
     "corners": True,
+    "op": MPI.SUM,
+    "root": 0,
     "sendtag": 0,
     "recvtag": MPI.ANY_TAG,
     ("send", "tag"): 0,

@@ -14,7 +14,7 @@ PROGRAM = "import mpi4jax\nfrom mpi4jax import notoken\n" + "".join(
     f"reveal_type({module}.{name})\n" for module in ("mpi4jax", "notoken") for name in ROWS
 )
 WRONG = """
-notoken.bcast([1.0])
+notoken.send([1.0])
 mpi4jax.bcast([1.0], "0")
 notoken.nothing
 """
@@ -32,6 +32,6 @@ def test_a_type_checker_sees_arguments(monkeypatch, tmp_path):
         assert parameters == row.signature.strip("()").split(", ")
     errors = [line for line in output.splitlines() if ": error: " in line]
     assert len(errors) == 3, output
-    expected = ('"root"', 'expected "int"', '"nothing"')
+    expected = ('"dest"', 'expected "int"', '"nothing"')
     for error, word in zip(errors, expected, strict=True):
         assert word in error

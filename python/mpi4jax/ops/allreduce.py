@@ -7,7 +7,7 @@ from typing import Any
 from mpi4py import MPI
 
 from .._call import run
-from .._comm import as_comm, as_reduction
+from .._comm import Reduction, as_comm, as_reduction
 from .._definition import define
 from .._lowering import Avals, Lowering, Operands
 from .._reductions import Reduced
@@ -33,13 +33,20 @@ define(
 )
 
 
-def allreduce(x: Any, op: MPI.Op, *, comm: MPI.Intracomm | None = None, token: Any = None) -> Any:
+def allreduce(
+    x: Any,
+    op: MPI.Op | Reduction = MPI.SUM,
+    *,
+    comm: MPI.Intracomm | None = None,
+    token: Any = None,
+) -> Any:
     """Reduce over all ranks, result on all ranks (MPI_Allreduce; MPI-4.1, section 6.9.6).
 
     Args:
         x: array of shape ``S``, equal on all ranks; or a pytree of such arrays.
-        op: reduction, such as ``MPI.SUM``, or one made with ``MPI.Op.Create``. ``MPI.MINLOC`` and
-            ``MPI.MAXLOC`` reduce pairs (value, index) along a last axis of length 2.
+        op: reduction, by default ``MPI.SUM``; also ``mpi4jax.MEAN``, the sum divided by the number
+            of ranks, or one made with ``MPI.Op.Create``. ``MPI.MINLOC`` and ``MPI.MAXLOC`` reduce
+            pairs (value, index) along a last axis of length 2.
         comm: communicator; by default a clone of ``COMM_WORLD``.
         token: token from another op, or None.
 
@@ -49,14 +56,14 @@ def allreduce(x: Any, op: MPI.Op, *, comm: MPI.Intracomm | None = None, token: A
 
     Raises:
         TypeError: a wrong type of ``op``, ``comm`` or ``token``, or a reduction that is not
-            defined for the dtype (MAX of complex numbers, say).
+            defined for the dtype (MAX of complex numbers, MEAN of integers).
         ValueError: MINLOC or MAXLOC of an array that does not hold pairs.
         NotImplementedError: differentiated with a reduction that has no derivative.
 
     Derivative:
-        The result is one global value. SUM: its cotangent. PROD: times the product of the other
-        ranks' factors, exact at zeros. MAX and MIN: where this rank attains the extremum; ties
-        share equally.
+        The result is one global value. SUM: its cotangent. MEAN: that divided by the number of
+        ranks. PROD: times the product of the other ranks' factors, exact at zeros. MAX and MIN:
+        where this rank attains the extremum; ties share equally.
 
     Example:
         >>> import jax.numpy as jnp, mpi4jax
@@ -64,8 +71,11 @@ def allreduce(x: Any, op: MPI.Op, *, comm: MPI.Intracomm | None = None, token: A
         >>> y, token = mpi4jax.allreduce(jnp.ones(3), op=MPI.SUM)
         >>> float(y[0]) == mpi4jax.default_comm().size
         True
+        >>> loss, token = mpi4jax.allreduce(jnp.ones(()), op=mpi4jax.MEAN)
+        >>> float(loss)
+        1.0
 
     See also: :func:`reduce`, :func:`scan`, :func:`pvary`.
     """
-    p = {"comm": as_comm("allreduce", comm), "reduction": as_reduction("allreduce", op)}
+    p = {"comm": as_comm("allreduce", comm), "reduction": as_reduction("allreduce", op, mean=True)}
     return run("allreduce", (x,), token, p)

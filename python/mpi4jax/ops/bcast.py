@@ -34,12 +34,12 @@ define(
 )
 
 
-def bcast(x: Any, root: int, *, comm: MPI.Intracomm | None = None, token: Any = None) -> Any:
+def bcast(x: Any, root: int = 0, *, comm: MPI.Intracomm | None = None, token: Any = None) -> Any:
     """Copy the root's array to all ranks (MPI_Bcast; MPI-4.1, section 6.4).
 
     Args:
         x: array of shape ``S``; its values are read on the root only. Or a pytree of such.
-        root: rank whose array is copied.
+        root: rank whose array is copied, by default 0.
         comm: communicator; by default a clone of ``COMM_WORLD``.
         token: token from another op, or None.
 

@@ -31,12 +31,14 @@ define(
 )
 
 
-def exscan(x: Any, op: MPI.Op, *, comm: MPI.Intracomm | None = None, token: Any = None) -> Any:
+def exscan(
+    x: Any, op: MPI.Op = MPI.SUM, *, comm: MPI.Intracomm | None = None, token: Any = None
+) -> Any:
     """Reduce over the ranks before this one (MPI_Exscan; MPI-4.1, section 6.11.2).
 
     Args:
         x: array of shape ``S``, equal on all ranks; or a pytree of such arrays.
-        op: reduction, such as ``MPI.SUM``, or one made with ``MPI.Op.Create``.
+        op: reduction, by default ``MPI.SUM``, or one made with ``MPI.Op.Create``.
         comm: communicator; by default a clone of ``COMM_WORLD``.
         token: token from another op, or None.
 

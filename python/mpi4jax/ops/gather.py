@@ -33,12 +33,12 @@ define(
 )
 
 
-def gather(x: Any, root: int, *, comm: MPI.Intracomm | None = None, token: Any = None) -> Any:
+def gather(x: Any, root: int = 0, *, comm: MPI.Intracomm | None = None, token: Any = None) -> Any:
     """Gather the arrays of all ranks on the root (MPI_Gather; MPI-4.1, section 6.5).
 
     Args:
         x: array of shape ``S``, equal on all ranks; or a pytree of such arrays.
-        root: rank that receives.
+        root: rank that receives, by default 0.
         comm: communicator of ``n`` ranks; by default a clone of ``COMM_WORLD``.
         token: token from another op, or None.
 

@@ -8,7 +8,7 @@ from mpi4py import MPI
 
 from .._arguments import rank_of
 from .._call import run
-from .._comm import as_comm, as_reduction
+from .._comm import Reduction, as_comm, as_reduction
 from .._definition import define
 from .._lowering import Avals, Lowering, Operands, to_root
 from .._reductions import Reduced
@@ -44,14 +44,20 @@ define(
 
 
 def reduce(
-    x: Any, op: MPI.Op, root: int, *, comm: MPI.Intracomm | None = None, token: Any = None
+    x: Any,
+    op: MPI.Op | Reduction = MPI.SUM,
+    root: int = 0,
+    *,
+    comm: MPI.Intracomm | None = None,
+    token: Any = None,
 ) -> Any:
     """Reduce over all ranks, result on the root (MPI_Reduce; MPI-4.1, section 6.9.1).
 
     Args:
         x: array of shape ``S``, equal on all ranks; or a pytree of such arrays.
-        op: reduction, such as ``MPI.SUM``, or one made with ``MPI.Op.Create``.
-        root: rank that gets the result.
+        op: reduction, by default ``MPI.SUM``; also ``mpi4jax.MEAN``, or one made with
+            ``MPI.Op.Create``.
+        root: rank that gets the result, by default 0.
         comm: communicator; by default a clone of ``COMM_WORLD``.
         token: token from another op, or None.
 
@@ -79,7 +85,7 @@ def reduce(
     c = as_comm("reduce", comm)
     p = {
         "comm": c,
-        "reduction": as_reduction("reduce", op),
+        "reduction": as_reduction("reduce", op, mean=True),
         "root": rank_of("reduce", "root", root, c),
     }
     return run("reduce", (x,), token, p)

@@ -7,7 +7,7 @@ from typing import Any
 from mpi4py import MPI
 
 from .._call import run
-from .._comm import as_comm, as_reduction
+from .._comm import Reduction, as_comm, as_reduction
 from .._definition import define
 from .._lowering import Avals, Lowering, Operands
 from .._reductions import Reduced
@@ -30,14 +30,19 @@ define(
 
 
 def reduce_scatter(
-    x: Any, op: MPI.Op, *, comm: MPI.Intracomm | None = None, token: Any = None
+    x: Any,
+    op: MPI.Op | Reduction = MPI.SUM,
+    *,
+    comm: MPI.Intracomm | None = None,
+    token: Any = None,
 ) -> Any:
     """Reduce all ranks' blocks for each (MPI_Reduce_scatter_block; MPI-4.1, section 6.10.1).
 
     Args:
         x: array of shape ``(n, *S)``, equal on all ranks, where ``n`` is the communicator's
             size; or a pytree of such arrays.
-        op: reduction, such as ``MPI.SUM``, or one made with ``MPI.Op.Create``.
+        op: reduction, by default ``MPI.SUM``; also ``mpi4jax.MEAN``, or one made with
+            ``MPI.Op.Create``.
         comm: communicator; by default a clone of ``COMM_WORLD``.
         token: token from another op, or None.
 
@@ -67,5 +72,8 @@ def reduce_scatter(
 
     See also: :func:`allreduce`, :func:`allgather`.
     """
-    p = {"comm": as_comm("reduce_scatter", comm), "reduction": as_reduction("reduce_scatter", op)}
+    p = {
+        "comm": as_comm("reduce_scatter", comm),
+        "reduction": as_reduction("reduce_scatter", op, mean=True),
+    }
     return run("reduce_scatter", (x,), token, p)

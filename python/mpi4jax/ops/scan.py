@@ -32,12 +32,14 @@ define(
 )
 
 
-def scan(x: Any, op: MPI.Op, *, comm: MPI.Intracomm | None = None, token: Any = None) -> Any:
+def scan(
+    x: Any, op: MPI.Op = MPI.SUM, *, comm: MPI.Intracomm | None = None, token: Any = None
+) -> Any:
     """Reduce over the ranks up to this one (MPI_Scan; MPI-4.1, section 6.11.1).
 
     Args:
         x: array of shape ``S``, equal on all ranks; or a pytree of such arrays.
-        op: reduction, such as ``MPI.SUM``, or one made with ``MPI.Op.Create``.
+        op: reduction, by default ``MPI.SUM``, or one made with ``MPI.Op.Create``.
         comm: communicator; by default a clone of ``COMM_WORLD``.
         token: token from another op, or None.
 

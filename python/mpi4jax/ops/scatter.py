@@ -36,13 +36,13 @@ define(
 )
 
 
-def scatter(x: Any, root: int, *, comm: MPI.Intracomm | None = None, token: Any = None) -> Any:
+def scatter(x: Any, root: int = 0, *, comm: MPI.Intracomm | None = None, token: Any = None) -> Any:
     """Send block ``j`` of the root's array to rank ``j`` (MPI_Scatter; MPI-4.1, section 6.6).
 
     Args:
         x: on the root, array of shape ``(n, *S)`` where ``n`` is the communicator's size; on
             other ranks a template of shape ``S``, whose values are not read. Or pytrees of such.
-        root: rank whose array is distributed.
+        root: rank whose array is distributed, by default 0.
         comm: communicator; by default a clone of ``COMM_WORLD``.
         token: token from another op, or None.
 
