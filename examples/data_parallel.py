@@ -2,9 +2,9 @@
 
     mpiexec -n 4 python examples/data_parallel.py
 
-Each rank computes the gradient of the loss on its own samples; `allreduce` adds up the gradients
-of all ranks, all parameters in one message, and then every rank takes the same step of Adam
-(optax). The sum over all samples is that of a single process, but for the order of the additions:
+Each rank computes the gradient of the loss on its own samples; `allreduce` makes the mean of the
+gradients of all ranks, all parameters in one message, and then every rank takes the same step of
+Adam (optax). The mean over all samples is that of a single process, but for the order of additions:
 the program checks that by training once more on rank 0 alone, with all the data.
 """
 

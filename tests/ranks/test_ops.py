@@ -439,13 +439,15 @@ def test_reduction_of_the_user(function, commutes, jit):
         return out
 
     op = Reduction(MPI.Op.Create(function, commute=commutes), fold)
-    values = [complex(2 * r + 1, 3 - r) for r in range(SIZE)]
-    xs = np.array(values, np.complex64)[:, None].repeat(7, 1)
     todo = cases(op, roots=(0,), only=REDUCING)
-    run = jit(lambda x: [case.run("notoken", x) for case in todo])
+    values = [complex(2 * r + 1, 3 - r) for r in range(SIZE)]
+    make = lambda shape, seed: np.full(shape, values[seed[0]], np.complex64)
+    operands = [case.operands(make, (7,)) for case in todo]
+    run = jit(lambda xs: [case.run("notoken", x) for case, x in zip(todo, xs, strict=True)])
     for _ in range(2):
-        for case, y in zip(todo, run(xs[RANK]), strict=True):
-            assert_equal(y, case.expected(list(xs)), what=case.name)
+        ys = run([xs[RANK] for xs in operands])
+        for case, xs, y in zip(todo, operands, ys, strict=True):
+            assert_equal(y, case.expected(xs), what=case.name)
     op.op.Free()
 
 
