@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 use crate::comm::Comm;
 use crate::error::{Cause, Error};
 use crate::mpilib::Wildcards;
-use crate::ops::{Buffer, Dtype, Extent, Halo, Op, Reduction, Side};
+use crate::ops::{Buffer, Dtype, Extent, Halo, Op, Parts, Reduction, Side};
 
 /// Who a message goes to and comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,6 +68,8 @@ pub struct Site {
     pub reverse: bool,
     /// `Some` for a halo exchange.
     pub halo: Option<Arc<Halo>>,
+    /// `Some` for the operations that are told of parts.
+    pub parts: Option<Arc<Parts>>,
     /// Meaningless for operations without a root.
     pub root: i32,
     pub envelope: Envelope,
@@ -89,6 +91,7 @@ impl Site {
             reduction: None,
             reverse: false,
             halo: None,
+            parts: None,
             root: 0,
             envelope: Envelope { source: -1, recvtag: 0, dest: -1, sendtag: 0 },
             operand: Operand::None,
@@ -119,10 +122,13 @@ impl Site {
         if row.has_reduction != self.reduction.is_some() {
             return Err(self.error(Cause::Reduction { expected: row.has_reduction }));
         }
-        if row.has_blocks != self.halo.is_some() {
-            let actual = if row.has_blocks { "none" } else { "a halo" };
-            let expected = if row.has_blocks { "a halo" } else { "none" };
-            return Err(self.error(Cause::Attribute { name: "halo", expected, actual: actual.into() }));
+        for (name, wanted, given) in
+            [("halo", row.has_blocks, self.halo.is_some()), ("parts", row.has_parts, self.parts.is_some())]
+        {
+            if wanted != given {
+                let [expected, actual] = [wanted, given].map(|there| if there { "some" } else { "none" });
+                return Err(self.error(Cause::Attribute { name, expected, actual: actual.into() }));
+            }
         }
         // MPI's wildcards and MPI_PROC_NULL are negative: the library judges those.
         for (role, rank) in [("source", self.envelope.source), ("destination", self.envelope.dest)] {
@@ -196,6 +202,9 @@ impl<'a> Call<'a> {
         let side = site.side();
         let sent = self.block("operand", side.send, self.send)?;
         let received = self.block("result", side.recv, self.recv)?;
+        if let Some(parts) = &site.parts {
+            return parts.check(self.send, self.recv).map_err(|cause| site.error(cause));
+        }
         // The two sides of a message are independent of each other.
         if let (Some(sent), Some(received)) = (sent, received)
             && sent != received

@@ -28,6 +28,13 @@ pub enum Cause {
          differ between neighbours along the axis that they are neighbours on, and in nothing else"
     )]
     Ghosts { received: usize, source_rank: i32, expected: usize },
+    #[error(
+        "received {received} elements from rank {source_rank}, expected {expected}: the counts that the two ranks \
+         give have to agree"
+    )]
+    Parts { received: usize, source_rank: i32, expected: usize },
+    #[error("the {what} has {count} elements, expected {expected}, by the counts that are given")]
+    TooFew { what: &'static str, count: usize, expected: usize },
     #[error("communicator {key} has been freed")]
     FreedCommunicator { key: Box<str> },
     #[error(
@@ -106,6 +113,7 @@ impl Cause {
                 | Self::Library { .. }
                 | Self::ShortMessage { .. }
                 | Self::Ghosts { .. }
+                | Self::Parts { .. }
                 | Self::Mismatch { .. }
         )
     }

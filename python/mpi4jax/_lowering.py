@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -81,6 +82,8 @@ class Lowering:
         # An eager op is compiled for all its callers: an operand tells the line.
         site = "" if p.get("eager") else _site(self.ctx)
         peers = {name: np.int64(-1 if p.get(name) is None else p[name]) for name in PEERS}
+        if SPECS[op].has_parts:
+            attrs["parts"] = _parts(p, (*(aval for _, aval in operands), *out)[0])
         if in_place is None:
             in_place = self.in_place and op == self.spec.name
         aliases = {i: i for i in range(len(out))} if in_place else None
@@ -179,6 +182,16 @@ class Lowering:
         return self.local(jnp.add, x[1], (y, x[1]), x)
 
 
+def _parts(p: Params, aval: Any) -> np.ndarray:
+    """Which elements go to each rank, and come from it: what `Parts::new` in `src/ops/parts.rs`
+    reads."""
+    sends, receives = (p["receives"], p["sends"]) if p["adjoint"] else (p["sends"], p["receives"])
+    row = math.prod(aval.shape[int(p["rows"][0] is not None) :])
+    return (
+        row * np.array([(*s, *r) for s, r in zip(sends, receives, strict=True)], np.int64).ravel()
+    )
+
+
 def _site(ctx: mlir.LoweringRuleContext) -> str:
     """The name of the user's line, by which the native module knows it in this process.
 
@@ -202,7 +215,7 @@ def _check_exportable(op: str, p: Params) -> None:
         raise ValueError(f"{op}: cannot be exported with a status, which is in this process")
 
 
-def _everywhere(low: Lowering, xs: Operands, out: Avals) -> list[Any]:
+def everywhere(low: Lowering, xs: Operands, out: Avals) -> list[Any]:
     """Every rank sends and every rank receives."""
     return low.call(low.spec.name, *xs, out=out)
 
@@ -225,7 +238,7 @@ def lowering(
         low.use_numbers(operand)
     out = result_avals(spec, p, [aval for _, aval in arrays])
     lower = spec.adjoint if p.get("adjoint") else spec.lower
-    results = (lower or _everywhere)(low, arrays, out)
+    results = (lower or everywhere)(low, arrays, out)
     # Other ordered effects have tokens of their own.
     ctx.set_tokens_out(ctx.tokens_in.update_tokens(mlir.TokenSet({effect: low.token})))
     return [*results, *(value for value, _ in token)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +14,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from . import _cart, _compat
 from ._primitive import bind, split_payload
-from ._spec import SPECS, Params, Spec, is_template, stacked
+from ._spec import SPECS, Params, Spec, first_axes, is_template
 
 
 def _is_key(x: Any) -> bool:
@@ -112,18 +113,19 @@ class Packed:
     def has_keys(self) -> bool:
         return any(impl is not None for impl in self.impls)
 
-    def pack(self, dtype: Any, stack: bool, size: int, op: str) -> jax.Array:
-        """The message of one dtype: a leaf as it is, or all leaves side by side."""
+    def pack(self, dtype: Any, length: int | None, spec: Spec) -> jax.Array:
+        """The message of one dtype: a leaf as it is, or all leaves side by side, in each of so many
+        blocks or rows."""
         xs = [self.leaves[i] for i in self.groups[dtype]]
         if len(xs) == 1:
             return xs[0]
-        if not stack:
+        if length is None:
             return jnp.concatenate([x.ravel() for x in xs])
-        for x in xs:
-            split_payload(op, x, size)
-        return jnp.concatenate([x.reshape(size, -1) for x in xs], axis=1)
+        sizes = [math.prod(split_payload(spec, x, length)) for x in xs]
+        flat = [x.reshape(length, size) for x, size in zip(xs, sizes, strict=True)]
+        return jnp.concatenate(flat, axis=1)
 
-    def unpack(self, results: dict[Any, Any], before: bool, after: bool, size: int) -> Any:
+    def unpack(self, results: dict[Any, Any], before: int | None, after: int | None) -> Any:
         """The tree of results, from the result of each dtype's message."""
         out: list[Any] = [None] * len(self.leaves)
         for dtype, indices in self.groups.items():
@@ -131,10 +133,10 @@ class Packed:
             if len(indices) == 1:
                 out[indices[0]] = y
                 continue
-            shapes = [self.leaves[i].shape[int(before) :] for i in indices]
+            shapes = [self.leaves[i].shape[int(before is not None) :] for i in indices]
             ends = np.cumsum([int(np.prod(s)) for s in shapes])[:-1]
             for i, part, s in zip(indices, jnp.split(y, ends, axis=-1), shapes, strict=True):
-                out[i] = part.reshape((size, *s) if after else s)
+                out[i] = part.reshape(s if after is None else (after, *s))
         return self.rebuild(out)
 
     def rebuild(self, leaves: Sequence[Any]) -> Any:
@@ -157,7 +159,7 @@ def bind_trees(
         return None, bind(spec, *numbers, *token, **p)
     if spec.arrays is None:
         return _bind_blocks(spec, trees, p, token, numbers)
-    size, (before, after) = p["comm"].size, stacked(spec, p)
+    before, after = first_axes(spec, p)
     packed = pack_arguments(spec, trees, p)
     reduction = p.get("reduction")
     if reduction is not None and packed[0].has_keys:
@@ -176,13 +178,13 @@ def bind_trees(
             sends = dtype in packed[0].groups
             row, sides = SPECS["send" if sends else "recv"], [packed[0 if sends else 1]]
             q = {k: v for k, v in p.items() if k in row.params | {"operand", "eager"}}
-        xs = [side.pack(dtype, before, size, spec.name) for side in sides]
+        xs = [side.pack(dtype, before, spec) for side in sides]
         out = bind(row, *xs, *numbers, *token, **q)
         if token:
             token = [out[-1]]
         if row.returns:
             results[dtype] = out[0]
-    y = packed[-1].unpack(results, before, after, size) if spec.returns else None
+    y = packed[-1].unpack(results, before, after) if spec.returns else None
     return y, token
 
 

@@ -16,7 +16,7 @@ from mpi4py import MPI
 
 from . import _compat, _compat_traces, _native
 from ._comm import MEAN, as_reduction
-from ._spec import Params, Spec, is_root, stacked
+from ._spec import Params, Spec, first_axes, is_root
 
 TOKEN = ShapedArray((), np.dtype(np.float32))
 ENVELOPE = ShapedArray((2,), np.dtype(np.int32))
@@ -68,14 +68,20 @@ def split(spec: Spec, p: Params, args: Sequence[Any]) -> tuple[list[Any], list[A
 # ---- Abstract evaluation
 
 
-def split_payload(op: str, x: Any, size: int) -> tuple[int, ...]:
-    """The shape of one rank's block of ``x``, which holds one for each of ``size`` ranks."""
-    if not x.shape or x.shape[0] != size:
+def split_payload(spec: Spec, x: Any, size: int) -> tuple[int, ...]:
+    """The shape of one of the blocks or rows of ``x``, of which there have to be so many."""
+    op = spec.name
+    if x.shape[:1] == (size,):
+        return tuple(x.shape[1:])
+    if spec.has_parts:
         raise ValueError(
-            f"{op}: argument 'x': {op.capitalize()} input must have shape (nproc, ...), one block "
-            f"per rank; expected ({size}, ...), got {x.shape}"
+            f"{op}: argument 'x' must have as many rows along its first axis as the counts say; "
+            f"expected ({size}, ...), got {x.shape}"
         )
-    return tuple(x.shape[1:])
+    raise ValueError(
+        f"{op}: argument 'x': {op.capitalize()} input must have shape (nproc, ...), one block "
+        f"per rank; expected ({size}, ...), got {x.shape}"
+    )
 
 
 def result_avals(spec: Spec, p: Params, avals: Sequence[Any]) -> list[ShapedArray]:
@@ -84,10 +90,9 @@ def result_avals(spec: Spec, p: Params, avals: Sequence[Any]) -> list[ShapedArra
     if spec.arrays is None:
         return [_compat.array_type(x.shape, [x]) for x in avals]
     x = avals[-1]  # of sendrecv: the template of the received array
-    before, after = stacked(spec, p)
-    size = p["comm"].size
-    payload = split_payload(spec.name, x, size) if before else x.shape
-    return [_compat.array_type((size, *payload) if after else tuple(payload), avals)]
+    before, after = first_axes(spec, p)
+    payload = tuple(x.shape) if before is None else split_payload(spec, x, before)
+    return [_compat.array_type(payload if after is None else (after, *payload), avals)]
 
 
 # What a reduction needs of a dtype: the flag's name in the native table.
@@ -110,7 +115,7 @@ def _check_dtype(spec: Spec, p: Params, aval: Any) -> None:
     reduction = p.get("reduction")
     if reduction is None or reduction.user:
         return
-    blocks = stacked(spec, p)[0]
+    blocks = first_axes(spec, p)[0] is not None
     if reduction.name in ("MAXLOC", "MINLOC") and aval.shape[blocks:][-1:] != (2,):
         raise ValueError(
             f"{spec.name}: reduction {reduction.name} works on pairs (value, index) along the last "
@@ -179,13 +184,14 @@ def batch(
             "(in_axes=None, or computed outside of the vmap)"
         )
     size = axis_data.size
-    before, after = stacked(spec, p)
+    # The axis goes behind the one of blocks or rows, where there is one.
+    before, after = (int(length is not None) for length in first_axes(spec, p))
 
     def to_payload(x: Any, d: int | None) -> Any:
         """Move, or make, the batch axis at the front of the payload of one rank."""
         if d is None:
             x, d = jnp.broadcast_to(x, (size, *x.shape)), 0
-        return jnp.moveaxis(x, d, int(before))
+        return jnp.moveaxis(x, d, before)
 
     xs = [to_payload(x, d) for x, d in arrays]
     # Elements that did not take a branch of a `cond` have none; the others have the same.
@@ -195,7 +201,7 @@ def batch(
     out_dims: list[int | None] = [None] * len(out)
     if spec.returns:
         results = len(xs) if spec.arrays is None else 1
-        out_dims[:results] = [int(after)] * results
+        out_dims[:results] = [after] * results
     if token and token[0][1] is not None:
         out[-1], out_dims[-1] = jnp.broadcast_to(out[-1], (size,)), 0
     return out, out_dims

@@ -11,7 +11,7 @@ from mpi4py import MPI
 
 from . import _compat, _native
 from ._comm import Comm
-from ._spec import SPECS, op_of, stacked
+from ._spec import SPECS, first_axes, op_of
 
 
 class ScheduleError(RuntimeError):
@@ -25,13 +25,13 @@ def _words(name: str, eqn: Any) -> str:
         details.append(f"root {p['root']}")
     if p.get("reduction") is not None:
         details.append("a user's reduction" if p["reduction"].user else p["reduction"].name)
-    if SPECS[name].has_blocks:  # they may differ in size
-        widths = [f"{low} and {high}" for low, high in p["widths"]]
+    if SPECS[name].has_any_size:
+        widths = [f"{low} and {high}" for low, high in p.get("widths", ())]
         details += [f"width {w}" for w in widths] + [str(eqn.invars[0].aval.dtype)]
     elif eqn.invars and SPECS[name].arrays:
         aval = eqn.invars[0].aval
         # One rank's block: with a root, one of them may hold all.
-        blocks = p["comm"].size if stacked(SPECS[name], p)[0] else 1
+        blocks = first_axes(SPECS[name], p)[0] or 1
         details.append(f"{int(np.prod(aval.shape, dtype=np.int64)) // blocks} x {aval.dtype}")
     words = f"{name}{' (transposed)' if p.get('adjoint') else ''}"
     return f"{words} ({', '.join(details)})" if details else words

@@ -53,6 +53,7 @@ class Spec:
         has_reduction, has_root, has_peer: whether it takes a reduction; a root; a source, a
             destination, or both.
         has_blocks: whether it takes any number of arrays at once, and returns as many.
+        has_parts: whether it is told which rows of its array go to each rank and come from it.
         at_root, elsewhere: what a rank sends and receives: ``"none"``, ``"one"`` block, or one
             ``"per rank"``.
         self_test: how ``python -m mpi4jax`` tests it: a call and what it must return.
@@ -77,6 +78,7 @@ class Spec:
     has_root: bool
     has_peer: bool
     has_blocks: bool
+    has_parts: bool
     at_root: tuple[str, str]
     elsewhere: tuple[str, str]
     self_test: Callable[[Any], Any]
@@ -105,6 +107,11 @@ class Spec:
         return self.sends + self.returns if self.has_peer else int(self.sends or self.returns)
 
     @cached_property
+    def has_any_size(self) -> bool:
+        """Whether ranks may have arrays of different sizes."""
+        return self.has_blocks or self.has_parts
+
+    @cached_property
     def defaults(self) -> Params:
         """The parameters that only derivatives change."""
         if self.has_peer:
@@ -120,6 +127,7 @@ class Spec:
         names |= {"source", "recvtag", "status"} if self.has_peer and self.returns else set()
         names |= {"dest", "sendtag"} if self.has_peer and self.sends else set()
         names |= {"axes", "widths", "neighbours"} if self.has_blocks else set()
+        names |= {"rows", "sends", "receives"} if self.has_parts else set()
         return frozenset(names)
 
 
@@ -148,10 +156,14 @@ def op_of(eqn: Any) -> str | None:
     return name if name in SPECS and name != eqn.primitive.name else None
 
 
-def stacked(spec: Spec, p: Params) -> tuple[bool, bool]:
-    """Whether input and result hold one block per rank; a transpose exchanges the two."""
-    send, recv = spec.at_root if spec.has_root and is_root(p) else spec.elsewhere
-    before, after = send == "per rank", recv == "per rank"
+def first_axes(spec: Spec, p: Params) -> tuple[int | None, int | None]:
+    """The length of the first axis of input and result, which is one of blocks for each rank, or of
+    rows; None: there is no such axis. A transpose exchanges the two."""
+    if spec.has_parts:
+        before, after = p["rows"]
+    else:
+        sides = spec.at_root if spec.has_root and is_root(p) else spec.elsewhere
+        before, after = (p["comm"].size if side == "per rank" else None for side in sides)
     return (after, before) if p.get("adjoint") else (before, after)
 
 

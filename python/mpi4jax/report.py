@@ -23,7 +23,9 @@ Group = tuple[str, int, tuple[int, ...]]
 
 # What must be equal on all ranks, where the op has it.
 _COMPARED = ("op", "reduction", "dtype", "count")
-_ROOTED = ("bcast", "gather", "reduce", "scatter")
+_ROOTED = ("bcast", "gather", "gatherv", "reduce", "scatter", "scatterv")
+# Ranks may have arrays of different sizes.
+_OF_ANY_SIZE = ("allgatherv", "alltoallv", "gatherv", "halo_exchange", "permute", "scatterv")
 
 
 def load(directory: Path) -> dict[int, Dump]:
@@ -64,8 +66,8 @@ def group_of(dump: Dump, record: Record) -> Group:
 def _signature(record: Record) -> tuple[Any, ...]:
     root = record["root"] if record["op"] in _ROOTED else None
     compared = {name: record[name] for name in _COMPARED}
-    if record["op"] == "halo_exchange":
-        compared["count"] = None  # blocks may differ in size
+    if record["op"] in _OF_ANY_SIZE:
+        compared["count"] = None
     return (*compared.values(), root)
 
 

@@ -35,6 +35,8 @@ pub struct Row {
     pub has_peer: bool,
     /// Takes several arrays at once.
     pub has_blocks: bool,
+    /// Is told which part of its array goes to each rank, and which comes from it.
+    pub has_parts: bool,
     /// Extents on the root; equal to `elsewhere` where there is no root.
     pub at_root: Side,
     pub elsewhere: Side,
@@ -49,6 +51,8 @@ enum Takes {
     ReductionAndRoot,
     Peer,
     Neighbours,
+    Parts,
+    PartsAndRoot,
 }
 
 macro_rules! ops {
@@ -66,9 +70,13 @@ macro_rules! ops {
                 target: concat!("mpi4jax_", $name),
                 mpi_name: $mpi,
                 has_reduction: matches!(Takes::$takes, Takes::Reduction | Takes::ReductionAndRoot),
-                has_root: matches!(Takes::$takes, Takes::Root | Takes::ReductionAndRoot),
+                has_root: matches!(
+                    Takes::$takes,
+                    Takes::Root | Takes::ReductionAndRoot | Takes::PartsAndRoot
+                ),
                 has_peer: matches!(Takes::$takes, Takes::Peer),
                 has_blocks: matches!(Takes::$takes, Takes::Neighbours),
+                has_parts: matches!(Takes::$takes, Takes::Parts | Takes::PartsAndRoot),
                 at_root: Side { send: Extent::$root_send, recv: Extent::$root_recv },
                 elsewhere: Side { send: Extent::$send, recv: Extent::$recv },
             }),*];
@@ -79,18 +87,23 @@ macro_rules! ops {
 ops! {
     //  op        name        MPI's name      takes            (on the root: send -> recv) (elsewhere)
     Allgather "allgather" "MPI_Allgather" Nothing          (One -> PerRank)     (One -> PerRank);
+    Allgatherv "allgatherv" "MPI_Allgatherv" Parts         (One -> One)         (One -> One);
     Allreduce "allreduce" "MPI_Allreduce" Reduction        (One -> One)         (One -> One);
     Alltoall  "alltoall"  "MPI_Alltoall"  Nothing          (PerRank -> PerRank) (PerRank -> PerRank);
+    Alltoallv "alltoallv" "MPI_Alltoallv" Parts            (One -> One)         (One -> One);
     Barrier   "barrier"   "MPI_Barrier"   Nothing          (None -> None)       (None -> None);
     Bcast     "bcast"     "MPI_Bcast"     Root             (One -> None)        (None -> One);
     Exscan    "exscan"    "MPI_Exscan"    Reduction        (One -> One)         (One -> One);
     Gather    "gather"    "MPI_Gather"    Root             (One -> PerRank)     (One -> None);
+    Gatherv   "gatherv"   "MPI_Gatherv"   PartsAndRoot     (One -> One)         (One -> None);
     HaloExchange "halo_exchange" "MPI_Wait" Neighbours (One -> One)      (One -> One);
+    Permute   "permute"   "MPI_Sendrecv"  Parts            (One -> One)         (One -> One);
     Recv      "recv"      "MPI_Recv"      Peer             (None -> One)        (None -> One);
     Reduce    "reduce"    "MPI_Reduce"    ReductionAndRoot (One -> One)         (One -> None);
     ReduceScatter "reduce_scatter" "MPI_Reduce_scatter_block" Reduction (PerRank -> One) (PerRank -> One);
     Scan      "scan"      "MPI_Scan"      Reduction        (One -> One)         (One -> One);
     Scatter   "scatter"   "MPI_Scatter"   Root             (PerRank -> One)     (None -> One);
+    Scatterv  "scatterv"  "MPI_Scatterv"  PartsAndRoot     (One -> One)         (None -> One);
     Send      "send"      "MPI_Send"      Peer             (One -> None)        (One -> None);
     Sendrecv  "sendrecv"  "MPI_Sendrecv"  Peer             (One -> One)         (One -> One);
 }
@@ -111,12 +124,17 @@ impl Row {
         self.has_peer && self.elsewhere.recv != Extent::None
     }
 
+    /// Whether ranks may have arrays of different sizes.
+    pub fn has_any_size(&self) -> bool {
+        self.has_blocks || self.has_parts
+    }
+
     /// Whether each element of a result depends on the same element of the operands alone, so that it may go in
     /// pieces. All ranks see the same sizes; of a message, whoever is at its other end may not cut it.
     pub fn acts_on_elements(&self) -> bool {
         let sides = [self.at_root, self.elsewhere];
         let extents = sides.iter().flat_map(|side| [side.send, side.recv]);
-        self.is_collective() && !self.has_blocks && !extents.into_iter().any(|it| it == Extent::PerRank)
+        self.is_collective() && !self.has_any_size() && !extents.into_iter().any(|it| it == Extent::PerRank)
     }
 }
 

@@ -14,7 +14,7 @@ use mpi::ffi::{self, MPI_Comm};
 use crate::call::Call;
 use crate::error::{Cause, Error};
 use crate::mpilib::{Tag, check, handle, wildcards};
-use crate::ops::{Dtype, Op, Reduction};
+use crate::ops::{Dtype, Op, Parts, Reduction};
 use crate::record::recorder::{Record, Running, What};
 use crate::transport::matching::{Memory, exchange};
 
@@ -111,8 +111,7 @@ pub fn compare(level: Level, exact: bool, call: &mut Call, running: &Running) ->
 fn fingerprint(level: Level, call: &Call, record: &Record) -> u64 {
     let What { op, reduction, location, .. } = &*record.what;
     let mut hasher = DefaultHasher::new();
-    // Blocks may differ in size.
-    let count = if op.row().has_blocks { 0 } else { record.count };
+    let count = if op.row().has_any_size() { 0 } else { record.count };
     (*op as u8, record.sequence, count, record.dtype.map(Dtype::xla_code)).hash(&mut hasher);
     if op.row().has_root {
         call.site.root.hash(&mut hasher);
@@ -143,7 +142,24 @@ fn collective(level: Level, call: &Call, record: &Record) -> Result<(), Cause> {
         let code = ffi::MPI_Allreduce(mine.as_ptr().cast(), extremes.as_mut_ptr().cast(), n, t, op, comm);
         check("MPI_Allreduce of a fingerprint", code)?;
     }
-    if extremes[0] == !extremes[1] { Ok(()) } else { disagree(call, record) }
+    if extremes[0] != !extremes[1] {
+        return disagree(call, record);
+    }
+    // All ranks are at the same operation.
+    call.site.parts.as_ref().map_or(Ok(()), |parts| compare_parts(call, parts))
+}
+
+/// Whether what each rank sends to this one is what this one expects.
+fn compare_parts(call: &Call, parts: &Parts) -> Result<(), Cause> {
+    let sent = parts.sent();
+    let mut to_me = vec![0; sent.len()];
+    // SAFETY: a registered communicator, which is not freed, and an integer for and from each of its ranks.
+    unsafe {
+        let (n, t, comm) = (1, ffi::RSMPI_UINT64_T, handle(call.site.comm.handle));
+        let code = ffi::MPI_Alltoall(sent.as_ptr().cast(), n, t, to_me.as_mut_ptr().cast(), n, t, comm);
+        check("MPI_Alltoall of counts", code)?;
+    }
+    parts.expect(&to_me)
 }
 
 /// A record, with the ghost cells of a halo exchange: `..., widths 1+1 and 2+0`.

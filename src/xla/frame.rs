@@ -12,7 +12,7 @@ use crate::call::{Blocks, Call, Envelope, Operand, Site};
 use crate::comm::{self, Comm};
 use crate::error::{Cause, Error};
 use crate::mpilib::wildcards;
-use crate::ops::{self, Block, Buffer, Dtype, Extent, Halo, Op, PACKED, Reduction, Width};
+use crate::ops::{self, Block, Buffer, Dtype, Extent, Halo, Op, PACKED, Parts, Reduction, Width};
 use crate::transport::Transport;
 
 /// The attributes of a custom call. They are read once per compiled program.
@@ -153,12 +153,14 @@ impl<'a> Attributes<'a> {
         })?;
         let reverse = self.flag("reverse")?;
         let halo = op.row().has_blocks.then(|| self.halo(comm.rank, reverse)).transpose()?.map(Arc::new);
+        let parts = op.row().has_parts.then(|| Parts::new(comm.rank, comm.size, self.integers("parts")?));
         Ok(Site {
             op,
             comm,
             reduction,
             reverse,
             halo,
+            parts: parts.transpose()?.map(Arc::new),
             root: self.int("root")?,
             envelope: Envelope {
                 source: self.int("source")?,

@@ -448,6 +448,7 @@ unsafe fn raise(api: *const Api, error: &Error) -> *mut FfiError {
             | Cause::Library { .. }
             | Cause::ShortMessage { .. }
             | Cause::Ghosts { .. }
+            | Cause::Parts { .. }
             | Cause::Mismatch { .. }
             | Cause::TooManyXlas
             | Cause::Xla { .. }
@@ -458,6 +459,7 @@ unsafe fn raise(api: *const Api, error: &Error) -> *mut FfiError {
             | Cause::Envelope { .. }
             | Cause::Peer { .. }
             | Cause::NotPerRank { .. }
+            | Cause::TooFew { .. }
             | Cause::Pairs { .. }
             | Cause::Sides { .. }
             | Cause::Attribute { .. }

@@ -100,6 +100,12 @@ FAULTS = {
         env=CHECK,
         often=True,
     ),
+    "counts that disagree": Fault(
+        "send, recv = ([1, 2], [1, 1]) if rank == 0 else ([3, 0], [2, 0])\n"
+        "wait(nt.alltoallv(jnp.ones(3), send, recv))",
+        (r"r0 \| received 3 elements from rank 1, expected 1: the counts that the two ranks give",),
+        env=CHECK,
+    ),
     "wrong source line": Fault(
         "f = jax.jit(lambda x: nt.allreduce(x, MPI.SUM))\n"
         "g = jax.jit(lambda x: nt.allreduce(x, MPI.SUM))\n"

@@ -293,8 +293,8 @@ def _interpret_op(op, state, log):
         results = {receiver: xs[op.root]}
     else:
         row = op.case.row
-        for lines in log:
-            lines.append((row.mpi, row.counts and row.counts * items))
+        for rank, lines in enumerate(log):
+            lines.append((row.mpi, row.counts and op.case.counted(rank) * items))
         blocks = [_many(x, op.case.blocks(r)) for r, x in enumerate(xs)]
         results = {r: _one(y, xs[r]) for r, y in enumerate(op.case.model(np, blocks))}
     for rank, y in results.items():

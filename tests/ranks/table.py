@@ -79,6 +79,53 @@ def _ring(xp, case, xs):
     return [xs[r - 1] for r in range(len(xs))]
 
 
+# Rows: from each rank to each, or of each rank.
+
+
+def _counts(size):
+    return [rank + 1 for rank in range(size)]
+
+
+def _rows(source, dest):
+    return 1 + (source + 2 * dest) % 3
+
+
+def _row_counts(rank, size):
+    """What a rank sends to each rank in an alltoallv, and what it receives from each."""
+    return [_rows(rank, r) for r in range(size)], [_rows(r, rank) for r in range(size)]
+
+
+def _allgatherv(xp, case, xs):
+    return [xp.concatenate(xs)] * len(xs)
+
+
+def _alltoallv(xp, case, xs):
+    n = len(xs)
+    parts = [_split(xp, x, _row_counts(s, n)[0]) for s, x in enumerate(xs)]
+    return [xp.concatenate([parts[s][r] for s in range(n)]) for r in range(n)]
+
+
+def _gatherv(xp, case, xs):
+    return [xp.concatenate(xs) if r == case.root else x for r, x in enumerate(xs)]
+
+
+def _scatterv(xp, case, xs):
+    return _split(xp, xs[case.root], _counts(len(xs)))
+
+
+def _split(xp, x, counts):
+    return xp.split(x, np.cumsum(counts)[:-1])
+
+
+def _pairs(size):
+    """Each rank to the next one: to the first nobody, from the last nobody."""
+    return [(rank, rank + 1) for rank in range(size - 1)]
+
+
+def _permute(xp, case, xs):
+    return [xp.zeros_like(xs[0]), *xs[:-1]]
+
+
 # ---- Derivatives: where the model itself, which is linear, is not one
 
 
@@ -147,6 +194,14 @@ def _call_halo_exchange(api, x, comm):
     return api.halo_exchange(x, ring(comm), axes=0, width=[(0, 1)])
 
 
+def _call_alltoallv(api, x, comm):
+    return api.alltoallv(x, *_row_counts(comm.rank, comm.size), comm=comm)
+
+
+def _call_permute(api, x, comm):
+    return api.permute(x, _pairs(comm.size), comm=comm)
+
+
 def _call_shift(api, x, comm):
     last = comm.rank == comm.size - 1
     api.send(x, MPI.PROC_NULL if last else comm.rank + 1, comm=comm)
@@ -175,7 +230,7 @@ class Row:
             along a first axis. 0: the operand is one block, and has no such axis.
         replicated: whether the results are one global result.
         log: what stands in the log line after the name.
-        counts: what a log line counts, in items of a block; None: nothing.
+        counts: what a log line counts, in items of a block, or of all blocks; None: nothing.
         title: the name of the case, where it is of two ops.
     """
 
@@ -187,7 +242,7 @@ class Row:
     blocks: Callable[[Any, int, int], int] = lambda case, rank, size: 0
     replicated: bool = False
     log: str = "with {items} items"
-    counts: int | None = 1
+    counts: Any = 1
     title: str = ""
 
     @property
@@ -199,16 +254,40 @@ _ROOT = "-> root {root} with {items} items"
 
 ROWS = {
     "allgather": Row("(x, *, comm, token)", "MPI_Allgather", _allgather, replicated=True),
+    "allgatherv": Row(
+        "(x, counts, *, comm, token)",
+        "MPI_Allgatherv",
+        _allgatherv,
+        blocks=lambda case, rank, size: _counts(size)[rank],
+        replicated=True,
+        counts="blocks",
+    ),
     "allreduce": Row(
         "(x, op, *, comm, token)", "MPI_Allreduce", _allreduce, push=_to_all, replicated=True
     ),
     "alltoall": Row(
         "(x, *, comm, token)", "MPI_Alltoall", _alltoall, blocks=lambda case, rank, size: size
     ),
+    "alltoallv": Row(
+        "(x, send_counts, recv_counts, *, comm, token)",
+        "MPI_Alltoallv",
+        _alltoallv,
+        _call_alltoallv,
+        blocks=lambda case, rank, size: sum(_row_counts(rank, size)[0]),
+        counts="blocks",
+    ),
     "barrier": Row("(*, comm, token)", "MPI_Barrier", _barrier, _call_barrier, log="", counts=None),
     "bcast": Row("(x, root, *, comm, token)", "MPI_Bcast", _bcast, replicated=True, log=_ROOT),
     "exscan": Row("(x, op, *, comm, token)", "MPI_Exscan", _exscan, push=_to_those_after),
     "gather": Row("(x, root, *, comm, token)", "MPI_Gather", _gather, log=_ROOT),
+    "gatherv": Row(
+        "(x, counts, root, *, comm, token)",
+        "MPI_Gatherv",
+        _gatherv,
+        blocks=lambda case, rank, size: _counts(size)[rank],
+        log=_ROOT,
+        counts="blocks",
+    ),
     "halo_exchange": Row(
         "(x, cart, *, axes, width, corners, token)",
         "MPI_Wait",
@@ -216,8 +295,9 @@ ROWS = {
         _call_halo_exchange,
         blocks=lambda case, rank, size: 2,
         log="for ghost cells, with {items} items",
-        counts=2,
+        counts="blocks",
     ),
+    "permute": Row("(x, pairs, *, comm, token)", "MPI_Sendrecv", _permute, _call_permute),
     "recv": Row(
         "(x, source, *, tag, comm, status, token)",
         "MPI_Recv",
@@ -241,6 +321,16 @@ ROWS = {
         blocks=lambda case, rank, size: size if rank == case.root else 0,
         log=_ROOT,
     ),
+    "scatterv": Row(
+        "(x, counts, root, *, comm, token)",
+        "MPI_Scatterv",
+        _scatterv,
+        blocks=lambda case, rank, size: (
+            sum(_counts(size)) if rank == case.root else _counts(size)[rank]
+        ),
+        log=_ROOT,
+        counts="blocks",
+    ),
     "send": Row("(x, dest, *, tag, comm, token)", "MPI_Send", None),
     "sendrecv": Row(
         "(sendbuf, recvbuf, source, dest, *, sendtag, recvtag, comm, status, token)",
@@ -262,7 +352,11 @@ def good(name):
     """The arguments of a good call on one rank."""
     x = np.ones((SIZE, 3), np.float32)
     values = {"op": MPI.SUM, "root": 0, "source": MPI.PROC_NULL, "dest": MPI.PROC_NULL}
-    values |= {"x": x, "sendbuf": x, "recvbuf": x, "cart": ring()}
+    values |= {"x": x, "sendbuf": x, "recvbuf": x, "cart": ring(), "pairs": [(0, 0)]}
+    ones = [1] * SIZE
+    values |= {"send_counts": ones, "recv_counts": ones, "counts": ones}
+    if name in ("allgatherv", "gatherv"):
+        values["counts"] = [SIZE] * SIZE
     return {a: values[a] for a in ROWS[name].positional if a}
 
 
@@ -299,7 +393,8 @@ class Case:
         if self.row.call:
             return self.row.call(api, x, comm)
         op = reduction_of(self.op) if isinstance(self.op, str) else self.op and self.op.op
-        given = [{"x": x, "op": op, "root": self.root}[a] for a in self.row.positional]
+        values = {"x": x, "op": op, "root": self.root, "counts": _counts(comm.size)}
+        given = [values[a] for a in self.row.positional]
         return getattr(api, self.name)(*given, comm=comm)
 
     def model(self, xp, xs):
@@ -313,6 +408,10 @@ class Case:
 
     def blocks(self, rank=RANK, size=SIZE):
         return self.row.blocks(self, rank, size)
+
+    def counted(self, rank=RANK, size=SIZE):
+        """How many blocks, of those in its operand, a log line counts."""
+        return self.blocks(rank, size) if self.row.counts == "blocks" else self.row.counts or 0
 
     def shape(self, payload, rank=RANK, size=SIZE):
         """The shape of a rank's operand."""

@@ -55,7 +55,7 @@ def test_lines(case, jit, debug):
         else:
             check(lines[2:], RANK, "recv", f"<- {LEFT} with tag {MPI.ANY_TAG} and 6 items")
         return
-    items = 6 * (case.row.counts or 0)
+    items = 6 * case.counted()
     details = case.row.log.format(items=items, root=case.root, left=LEFT, right=RIGHT)
     check(lines, RANK, case.name, details)
 

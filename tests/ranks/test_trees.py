@@ -163,7 +163,7 @@ KEY_CASES = [case for case in WITH_DATA if case.op is None]
 @jits
 def test_keys_of_random_numbers(jit, impl, shape):
     # All ranks' keys, made on each.
-    many = max(SIZE, 2)
+    many = max(SIZE, 2, *(case.blocks(rank) for case in KEY_CASES for rank in range(SIZE)))
     keys = jax.random.split(jax.random.key(3, impl=impl), many * int(np.prod(shape)))
     keys = keys.reshape(many, *shape)
 

@@ -50,10 +50,8 @@ enum Value {
 }
 
 /// An attribute that holds a list: one exchanged axis and one block, or whatever.
-fn list(source: &mut Source) -> (c_int, Value) {
+fn list(source: &mut Source, usual: &[i64]) -> (c_int, Value) {
     let dtype = if source.byte() < 2 { source.number() as c_int } else { c_api::TYPE_S64 };
-    // Widths of one axis, a neighbour in each of three directions, one block of five floats.
-    let usual = [1, 1, 1, 3, -1, 1, 2, 1, 4, 1, 5, 1];
     let number = |source: &mut Source, usual| if source.byte() < 8 { source.number() } else { usual };
     let length = if source.byte() < 16 { source.byte() % 16 } else { usual.len() as u8 };
     let numbers = (0..length).map(|i| number(source, usual.get(usize::from(i)).copied().unwrap_or(1)));
@@ -143,6 +141,12 @@ pub fn decode(bytes: &[u8]) -> bool {
     let reduction = *source.one_of(&["", "", "SUM", "MAX", "LAND", "BXOR"]);
     let mut attributes: Vec<(Vec<u8>, (c_int, Value))> = Vec::new();
     let texts = HashMap::from([("op", op), ("comm", "fuzz"), ("reduction", reduction), ("site", "f.py:1")]);
+    let lists: [(&str, &[i64]); 2] = [
+        // Widths of one axis, a neighbour in each of three directions, one block of five floats.
+        ("halo", &[1, 1, 1, 3, -1, 1, 2, 1, 4, 1, 5, 1]),
+        // Two elements to the next rank and from the previous one, and one to and from oneself.
+        ("parts", &[0, 0, 1, 2, 0, 1, 0, 1, 1, 2, 0, 0]),
+    ];
     for name in [
         *b"comm     ",
         *b"dest     ",
@@ -150,6 +154,7 @@ pub fn decode(bytes: &[u8]) -> bool {
         *b"env_out  ",
         *b"halo     ",
         *b"op       ",
+        *b"parts    ",
         *b"recvtag  ",
         *b"reduction",
         *b"reverse  ",
@@ -162,8 +167,10 @@ pub fn decode(bytes: &[u8]) -> bool {
         let name = std::str::from_utf8(name.trim_ascii()).unwrap();
         // Some are missing, some there twice.
         for _ in 0..[1, 0, 2].get(usize::from(source.byte())).copied().unwrap_or(1) {
-            let value =
-                if name == "halo" { list(source) } else { attribute(source, texts.get(name).copied()) };
+            let value = match lists.iter().find(|(list, _)| *list == name) {
+                Some((_, usual)) => list(source, usual),
+                None => attribute(source, texts.get(name).copied()),
+            };
             attributes.push((source.text(name), value));
         }
     }

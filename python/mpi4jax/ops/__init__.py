@@ -6,35 +6,45 @@ and happens exactly once per execution, in program order, also if its results ar
 
 from .._spec import SPECS as SPECS
 from .allgather import allgather
+from .allgatherv import allgatherv
 from .allreduce import allreduce
 from .alltoall import alltoall
+from .alltoallv import alltoallv
 from .barrier import barrier
 from .bcast import bcast
 from .exscan import exscan
 from .gather import gather
+from .gatherv import gatherv
 from .halo_exchange import halo_exchange
+from .permute import permute
 from .recv import recv
 from .reduce import reduce
 from .reduce_scatter import reduce_scatter
 from .scan import scan
 from .scatter import scatter
+from .scatterv import scatterv
 from .send import send
 from .sendrecv import sendrecv
 
 __all__ = [
     "allgather",
+    "allgatherv",
     "allreduce",
     "alltoall",
+    "alltoallv",
     "barrier",
     "bcast",
     "exscan",
     "gather",
+    "gatherv",
     "halo_exchange",
+    "permute",
     "recv",
     "reduce",
     "reduce_scatter",
     "scan",
     "scatter",
+    "scatterv",
     "send",
     "sendrecv",
 ]

@@ -14,18 +14,23 @@ from .._lowering import Avals, Lowering, Operands, to_root
 from .._spec import is_root
 
 
-def _adjoint(low: Lowering, xs: Operands, out: Avals) -> list[Any]:
-    if is_root(low.p):
-        return low.call("scatter", *xs, out=out)
-    # This rank's result was its own input.
-    (y,) = low.call("scatter", out=out)
-    return [low.plus(y, xs[0])]
+def adjoint_with(scatter: str) -> Any:
+    """The adjoint of gathering, with the op that scatters."""
+
+    def adjoint(low: Lowering, xs: Operands, out: Avals) -> list[Any]:
+        if is_root(low.p):
+            return low.call(scatter, *xs, out=out)
+        # This rank's result was its own input.
+        (y,) = low.call(scatter, out=out)
+        return [low.plus(y, xs[0])]
+
+    return adjoint
 
 
 define(
     "gather",
     lower=to_root,
-    adjoint=_adjoint,
+    adjoint=adjoint_with("scatter"),
     self_test=lambda t: (
         lambda: t.ops.gather(t.x, t.last),
         t.all_x if t.rank == t.last else t.x,

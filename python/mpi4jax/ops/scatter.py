@@ -14,21 +14,27 @@ from .._lowering import Avals, Lowering, Operands
 from .._spec import is_root
 
 
-def _lower(low: Lowering, xs: Operands, out: Avals) -> list[Any]:
-    return low.call("scatter", *(xs if is_root(low.p) else ()), out=out)
+def from_root(low: Lowering, xs: Operands, out: Avals) -> list[Any]:
+    """What is elsewhere than on the root is not read."""
+    return low.call(low.spec.name, *(xs if is_root(low.p) else ()), out=out)
 
 
-def _adjoint(low: Lowering, xs: Operands, out: Avals) -> list[Any]:
-    if is_root(low.p):
-        return low.call("gather", *xs, out=out)
-    low.call("gather", *xs)
-    return [low.zeros(out[0])]
+def adjoint_with(gather: str) -> Any:
+    """The adjoint of scattering, with the op that gathers."""
+
+    def adjoint(low: Lowering, xs: Operands, out: Avals) -> list[Any]:
+        if is_root(low.p):
+            return low.call(gather, *xs, out=out)
+        low.call(gather, *xs)
+        return [low.zeros(out[0])]
+
+    return adjoint
 
 
 define(
     "scatter",
-    lower=_lower,
-    adjoint=_adjoint,
+    lower=from_root,
+    adjoint=adjoint_with("gather"),
     self_test=lambda t: (
         lambda: t.ops.scatter(t.of_all[:, t.rank] if t.rank == t.last else t.x, t.last),
         t.of_all[t.rank, t.last],

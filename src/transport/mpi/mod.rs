@@ -120,6 +120,11 @@ fn run(call: &Call) -> Result<(), Cause> {
                     ffi::MPI_Allreduce(from, to, n, by.datatype, by.op, comm)
                 })
             }
+            // What MPI has for these counts in int, and ranks cannot agree beforehand whether that is enough.
+            Op::Allgatherv | Op::Alltoallv | Op::Gatherv | Op::Permute | Op::Scatterv => {
+                let parts = site.parts.as_ref().ok_or_else(|| missing("parts"))?;
+                parts.exchange(call.send, call.recv, &mut Ghosts::new(&site.comm)?)
+            }
             Op::Alltoall => {
                 let (send, recv) = (send()?, recv()?);
                 let span = Span::new(send.count / ranks, send.dtype)?;

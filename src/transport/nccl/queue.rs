@@ -67,7 +67,14 @@ pub fn put(op: Op) -> Option<Work> {
                 put.source().map_or(Ok(()), |peer| put.queue.recv(&put.recv()?, peer))
             })
         },
-        Op::Exscan | Op::HaloExchange | Op::Scan => return None,
+        Op::Allgatherv
+        | Op::Alltoallv
+        | Op::Exscan
+        | Op::Gatherv
+        | Op::HaloExchange
+        | Op::Permute
+        | Op::Scan
+        | Op::Scatterv => return None,
     })
 }
 

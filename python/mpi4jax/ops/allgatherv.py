@@ -1,0 +1,75 @@
+"""allgatherv: the rows of all ranks, on all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from mpi4py import MPI
+
+from .. import _rows
+from .._call import run
+from .._comm import as_comm
+from .._definition import define
+from .._lowering import Avals, Lowering, Operands
+
+
+def _adjoint(low: Lowering, xs: Operands, out: Avals) -> list[Any]:
+    start, rows = low.p["receives"][low.p["comm"].rank]
+    return [low.local(lambda c: c[start : start + rows], out[0], *xs)]
+
+
+define(
+    "allgatherv",
+    adjoint=_adjoint,
+    is_uniform=True,
+    self_test=lambda t: (
+        lambda: t.ops.allgatherv(t.x, [len(x) for x in t.all_x]),
+        t.all_x.ravel(),
+    ),
+)
+
+
+def allgatherv(
+    x: Any, counts: Sequence[int], *, comm: MPI.Intracomm | None = None, token: Any = None
+) -> Any:
+    """Gather the rows of all ranks on all ranks (MPI_Allgatherv; MPI-4.1, section 6.7).
+
+    Args:
+        x: array of shape ``(counts[r], *S)``, of any dtype; or a pytree of such arrays.
+        counts: the rows of each rank, the same on all ranks: integers that are known when the
+            function is traced.
+        comm: communicator of ``n`` ranks; by default a clone of ``COMM_WORLD``.
+        token: token from another op, or None.
+
+    Returns:
+        tuple: array of shape ``(sum(counts), *S)`` and the dtype of ``x``, the rows in the order of
+        the ranks; and the new token.
+
+    Raises:
+        TypeError: a wrong type of ``counts``, ``comm``, ``token`` or dtype.
+        ValueError: ``counts`` are not ``n``; ``x`` has another number of rows than they say.
+
+    Derivative:
+        This rank's rows of the result's cotangent, which is that of one global value. Under
+        ``vmap`` the batch axis is axis 1 of operand and result.
+
+    Example:
+        >>> import jax.numpy as jnp, mpi4jax
+        >>> comm = mpi4jax.default_comm()
+        >>> counts = [rank + 1 for rank in range(comm.size)]
+        >>> y, token = mpi4jax.allgatherv(jnp.ones((comm.rank + 1, 3)), counts)
+        >>> y.shape == (sum(counts), 3)
+        True
+
+    See also: :func:`allgather`, :func:`gatherv`.
+    """
+    c = as_comm("allgatherv", comm)
+    known = _rows.counts_of("allgatherv", "counts", counts, c)
+    p = {
+        "comm": c,
+        "rows": (known[c.rank], sum(known)),
+        "sends": ((0, known[c.rank]),) * c.size,
+        "receives": _rows.side_by_side(known),
+    }
+    return run("allgatherv", (x,), token, p)

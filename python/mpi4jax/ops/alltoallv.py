@@ -1,0 +1,83 @@
+"""alltoallv: rows from each rank to each rank."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from mpi4py import MPI
+
+from .. import _rows
+from .._call import run
+from .._comm import as_comm
+from .._definition import define
+from .._lowering import everywhere
+
+define(
+    "alltoallv",
+    adjoint=everywhere,
+    self_test=lambda t: (
+        lambda: t.ops.alltoallv(t.blocks, [1] * t.size, [1] * t.size),
+        t.of_all[t.rank],
+    ),
+)
+
+
+def alltoallv(
+    x: Any,
+    send_counts: Sequence[int],
+    recv_counts: Sequence[int],
+    *,
+    comm: MPI.Intracomm | None = None,
+    token: Any = None,
+) -> Any:
+    """Send rows to each rank, for all ranks at once (MPI_Alltoallv; MPI-4.1, section 6.8).
+
+    Args:
+        x: array of shape ``(sum(send_counts), *S)``, of any dtype, the rows for each rank in the
+            order of the ranks; or a pytree of such arrays.
+        send_counts: how many rows go to each rank: integers that are known when the function is
+            traced.
+        recv_counts: how many rows come from each rank: what that rank sends to this one.
+        comm: communicator of ``n`` ranks; by default a clone of ``COMM_WORLD``.
+        token: token from another op, or None.
+
+    Returns:
+        tuple: array of shape ``(sum(recv_counts), *S)`` and the dtype of ``x``, the rows from each
+        rank in the order of the ranks; and the new token.
+
+    Raises:
+        TypeError: a wrong type of ``send_counts``, ``recv_counts``, ``comm``, ``token`` or dtype.
+        ValueError: counts are not ``n``; ``x`` has another number of rows than they say; this rank
+            takes another number of rows from itself than it gives itself.
+
+    Derivative:
+        The transpose sends the rows back. Under ``vmap`` the batch axis is axis 1 of operand and
+        result.
+
+    Example:
+        >>> import jax.numpy as jnp, mpi4jax
+        >>> comm = mpi4jax.default_comm()
+        >>> send_counts = [comm.rank + 1] * comm.size
+        >>> recv_counts = [rank + 1 for rank in range(comm.size)]
+        >>> y, token = mpi4jax.alltoallv(jnp.ones(sum(send_counts)), send_counts, recv_counts)
+        >>> y.shape == (sum(recv_counts),)
+        True
+
+    See also: :func:`alltoall`, :func:`allgatherv`, :func:`scatterv`.
+    """
+    c = as_comm("alltoallv", comm)
+    sent = _rows.counts_of("alltoallv", "send_counts", send_counts, c)
+    received = _rows.counts_of("alltoallv", "recv_counts", recv_counts, c)
+    if sent[c.rank] != received[c.rank]:
+        raise ValueError(
+            f"alltoallv: arguments 'send_counts' and 'recv_counts' say that rank {c.rank} gives "
+            f"itself {sent[c.rank]} rows and takes {received[c.rank]}; expected the same number"
+        )
+    p = {
+        "comm": c,
+        "rows": (sum(sent), sum(received)),
+        "sends": _rows.side_by_side(sent),
+        "receives": _rows.side_by_side(received),
+    }
+    return run("alltoallv", (x,), token, p)

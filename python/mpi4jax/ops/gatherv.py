@@ -1,0 +1,77 @@
+"""gatherv: the rows of all ranks, on the root."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from mpi4py import MPI
+
+from .. import _rows
+from .._arguments import rank_of
+from .._call import run
+from .._comm import as_comm
+from .._definition import define
+from .._lowering import to_root
+from .gather import adjoint_with
+
+define(
+    "gatherv",
+    lower=to_root,
+    adjoint=adjoint_with("scatterv"),
+    self_test=lambda t: (
+        lambda: t.ops.gatherv(t.x, [len(x) for x in t.all_x], t.last),
+        t.all_x.ravel() if t.rank == t.last else t.x,
+    ),
+)
+
+
+def gatherv(
+    x: Any,
+    counts: Sequence[int],
+    root: int = 0,
+    *,
+    comm: MPI.Intracomm | None = None,
+    token: Any = None,
+) -> Any:
+    """Gather the rows of all ranks on the root (MPI_Gatherv; MPI-4.1, section 6.5).
+
+    Args:
+        x: array of shape ``(counts[r], *S)``, of any dtype; or a pytree of such arrays.
+        counts: the rows of each rank, the same on all ranks: integers that are known when the
+            function is traced.
+        root: rank that receives, by default 0.
+        comm: communicator of ``n`` ranks; by default a clone of ``COMM_WORLD``.
+        token: token from another op, or None.
+
+    Returns:
+        tuple: on the root array of shape ``(sum(counts), *S)``, the rows in the order of the ranks;
+        on other ranks ``x``, unchanged; and the new token.
+
+    Raises:
+        TypeError: a wrong type of ``counts``, ``root``, ``comm``, ``token`` or dtype.
+        ValueError: ``root`` is not a rank of ``comm``; ``counts`` are not ``n``; ``x`` has another
+            number of rows than they say.
+
+    Derivative:
+        The transpose scatters the root's cotangent; other ranks add that of the ``x`` which they
+        returned. Under ``vmap`` the batch axis is axis 1 of operand and result.
+
+    Example:
+        >>> import jax.numpy as jnp, mpi4jax
+        >>> comm = mpi4jax.default_comm()
+        >>> counts = [rank + 1 for rank in range(comm.size)]
+        >>> y, token = mpi4jax.gatherv(jnp.ones((comm.rank + 1, 3)), counts, root=0)
+
+    See also: :func:`gather`, :func:`allgatherv`, :func:`scatterv`.
+    """
+    c = as_comm("gatherv", comm)
+    known, to = _rows.counts_of("gatherv", "counts", counts, c), rank_of("gatherv", "root", root, c)
+    p = {
+        "comm": c,
+        "root": to,
+        "rows": (known[c.rank], sum(known) if to == c.rank else known[c.rank]),
+        "sends": _rows.only(to, (0, known[c.rank]), c.size),
+        "receives": _rows.side_by_side(known if to == c.rank else (0,) * c.size),
+    }
+    return run("gatherv", (x,), token, p)

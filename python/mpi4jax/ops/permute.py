@@ -1,0 +1,106 @@
+"""permute: arrays between pairs of ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from mpi4py import MPI
+
+from .. import _rows
+from .._arguments import rank_of
+from .._call import run
+from .._comm import Comm, as_comm
+from .._definition import define
+from .._lowering import everywhere
+
+define(
+    "permute",
+    adjoint=everywhere,
+    self_test=lambda t: (
+        lambda: t.ops.permute(t.x, [(r, (r + 1) % t.size) for r in range(t.size)]),
+        t.all_x[t.left],
+    ),
+)
+
+
+def _pairs_of(pairs: Any, comm: Comm) -> list[tuple[int, int]]:
+    """Sources and destinations that are ranks, each of them once."""
+    try:
+        given = [tuple(pair) for pair in pairs]
+    except TypeError:
+        given = [()]
+    if any(len(pair) != 2 for pair in given):
+        raise TypeError(
+            "permute: argument 'pairs' must be a sequence of pairs (source, destination) of ranks, "
+            f"got {pairs!r}"
+        )
+    known = [
+        (rank_of("permute", "pairs", source, comm), rank_of("permute", "pairs", dest, comm))
+        for source, dest in given
+    ]
+    for side, what in enumerate(("source", "destination")):
+        ranks = [pair[side] for pair in known]
+        twice = [pair for pair in known if ranks.count(pair[side]) > 1]
+        if twice:
+            raise ValueError(
+                f"permute: argument 'pairs' must name each rank at most once as {what}, got {twice}"
+            )
+    return known
+
+
+def permute(
+    x: Any,
+    pairs: Sequence[tuple[int, int]],
+    *,
+    comm: MPI.Intracomm | None = None,
+    token: Any = None,
+) -> Any:
+    """Send arrays from rank to rank, as in a list of pairs (MPI_Sendrecv; MPI-4.1, section 3.10).
+
+    As `jax.lax.ppermute`. All ranks take part, also those that are in no pair.
+
+    Args:
+        x: array of shape ``S``, equal on all ranks of the pairs, of any dtype; or a pytree of such
+            arrays.
+        pairs: (source, destination), the same on all ranks: ranks that are known when the function
+            is traced. Each is at most once a source, and at most once a destination, also of
+            itself.
+        comm: communicator of ``n`` ranks; by default a clone of ``COMM_WORLD``.
+        token: token from another op, or None.
+
+    Returns:
+        tuple: array of the shape and dtype of ``x``: that of the rank which sends to this one, or
+        zeros if there is none; and the new token.
+
+    Raises:
+        TypeError: a wrong type of ``pairs``, ``comm``, ``token`` or dtype.
+        ValueError: what is in ``pairs`` is no rank of ``comm``, or is there twice.
+
+    Derivative:
+        The transpose sends the cotangents back, from the second to the first rank of each pair.
+
+    Example:
+        >>> import jax.numpy as jnp, mpi4jax
+        >>> comm = mpi4jax.default_comm()
+        >>> to_next = [(rank, rank + 1) for rank in range(comm.size - 1)]
+        >>> y, token = mpi4jax.permute(jnp.ones(3), to_next)
+        >>> float(y[0]) == (comm.rank > 0)
+        True
+
+    See also: :func:`sendrecv`, :func:`alltoallv`.
+    """
+    c = as_comm("permute", comm)
+    known = _pairs_of(pairs, c)
+    p = {
+        "comm": c,
+        "rows": (None, None),
+        "sends": _to_and_from(c, [dest for source, dest in known if source == c.rank]),
+        "receives": _to_and_from(c, [source for source, dest in known if dest == c.rank]),
+    }
+    return run("permute", (x,), token, p)
+
+
+def _to_and_from(comm: Comm, ranks: list[int]) -> tuple[_rows.Part, ...]:
+    """All of an array for, or from, the only one of these ranks, if there is one."""
+    return _rows.only(ranks[0] if ranks else -1, (0, 1), comm.size)

@@ -1,0 +1,83 @@
+"""scatterv: rows of the root's array to each rank."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from mpi4py import MPI
+
+from .. import _rows
+from .._arguments import rank_of
+from .._call import run
+from .._comm import as_comm
+from .._definition import define
+from .scatter import adjoint_with, from_root
+
+define(
+    "scatterv",
+    lower=from_root,
+    adjoint=adjoint_with("gatherv"),
+    self_test=lambda t: (
+        lambda: t.ops.scatterv(
+            t.all_x.ravel() if t.rank == t.last else t.x, [len(x) for x in t.all_x], t.last
+        ),
+        t.x,
+    ),
+)
+
+
+def scatterv(
+    x: Any,
+    counts: Sequence[int],
+    root: int = 0,
+    *,
+    comm: MPI.Intracomm | None = None,
+    token: Any = None,
+) -> Any:
+    """Send rows of the root's array to each rank (MPI_Scatterv; MPI-4.1, section 6.6).
+
+    Args:
+        x: on the root, array of shape ``(sum(counts), *S)``, the rows for each rank in the order of
+            the ranks; on other ranks a template of shape ``(counts[r], *S)``, whose values are not
+            read. Or pytrees of such.
+        counts: the rows of each rank, the same on all ranks: integers that are known when the
+            function is traced.
+        root: rank whose array is distributed, by default 0.
+        comm: communicator of ``n`` ranks; by default a clone of ``COMM_WORLD``.
+        token: token from another op, or None.
+
+    Returns:
+        tuple: this rank's rows, of shape ``(counts[r], *S)``; and the new token.
+
+    Raises:
+        TypeError: a wrong type of ``counts``, ``root``, ``comm``, ``token`` or dtype.
+        ValueError: ``root`` is not a rank of ``comm``; ``counts`` are not ``n``; ``x`` has another
+            number of rows than they say.
+
+    Derivative:
+        The transpose gathers to the root; other ranks get exact zeros. Under ``vmap`` the batch
+        axis is axis 1 of operand and result.
+
+    Example:
+        >>> import jax.numpy as jnp, mpi4jax
+        >>> comm = mpi4jax.default_comm()
+        >>> counts = [rank + 1 for rank in range(comm.size)]
+        >>> rows = sum(counts) if comm.rank == 0 else counts[comm.rank]
+        >>> y, token = mpi4jax.scatterv(jnp.ones((rows, 3)), counts, root=0)
+        >>> y.shape == (comm.rank + 1, 3)
+        True
+
+    See also: :func:`scatter`, :func:`gatherv`.
+    """
+    c = as_comm("scatterv", comm)
+    known = _rows.counts_of("scatterv", "counts", counts, c)
+    of = rank_of("scatterv", "root", root, c)
+    p = {
+        "comm": c,
+        "root": of,
+        "rows": (sum(known) if of == c.rank else known[c.rank], known[c.rank]),
+        "sends": _rows.side_by_side(known if of == c.rank else (0,) * c.size),
+        "receives": _rows.only(of, (0, known[c.rank]), c.size),
+    }
+    return run("scatterv", (x,), token, p)

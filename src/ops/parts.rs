@@ -1,0 +1,144 @@
+//! Parts of an array that go from each rank to each other one, in one operation.
+
+use super::{Buffer, Wire};
+use crate::error::Cause;
+
+/// Elements of an operand that go to a rank, or of a result that come from it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Part {
+    pub start: usize,
+    pub count: usize,
+}
+
+impl Part {
+    fn end(self) -> Option<usize> {
+        self.start.checked_add(self.count)
+    }
+
+    /// These elements of a buffer that has them.
+    fn of(self, buffer: &Buffer) -> Buffer {
+        let data = buffer.data.wrapping_add(self.start * buffer.dtype.size());
+        Buffer { data, count: self.count, ..*buffer }
+    }
+}
+
+/// What a rank sends to and receives from each rank. What goes to a rank has to be what comes from it there; nothing
+/// is no message.
+#[derive(Debug)]
+pub struct Parts {
+    rank: usize,
+    send: Box<[Part]>,
+    recv: Box<[Part]>,
+}
+
+/// The tag of the messages, beyond those of ghost cells, which go through the same communicator.
+const TAG: i32 = 1 << 14;
+
+impl Parts {
+    /// `numbers` are four for each rank: start and count of what goes there, and of what comes from there.
+    pub fn new(rank: i32, size: i32, numbers: &[i64]) -> Result<Self, Cause> {
+        let wrong = || Cause::Attribute {
+            name: "parts",
+            expected: "starts and counts for each rank",
+            actual: format!("{numbers:?}"),
+        };
+        let (groups, rest) = numbers.as_chunks::<4>();
+        if !rest.is_empty() || usize::try_from(size) != Ok(groups.len()) {
+            return Err(wrong());
+        }
+        let part = |start: i64, count: i64| {
+            let part = Part { start: usize::try_from(start).ok()?, count: usize::try_from(count).ok()? };
+            part.end().map(|_| part)
+        };
+        let all = |at: usize| groups.iter().map(|group| part(group[at], group[at + 1])).collect();
+        let (send, recv): (Option<_>, Option<_>) = (all(0), all(2));
+        Ok(Self { rank: rank as usize, send: send.ok_or_else(wrong)?, recv: recv.ok_or_else(wrong)? })
+    }
+
+    /// How many elements go to each rank.
+    pub fn sent(&self) -> Vec<u64> {
+        self.send.iter().map(|part| part.count as u64).collect()
+    }
+
+    /// An error unless so many elements come from each rank.
+    pub fn expect(&self, from_each: &[u64]) -> Result<(), Cause> {
+        let ranks = self.recv.iter().zip(from_each).enumerate();
+        match ranks.into_iter().find(|(_, (part, sent))| part.count as u64 != **sent) {
+            None => Ok(()),
+            Some((source, (part, &sent))) => Err(Cause::Parts {
+                source_rank: source as i32,
+                received: sent as usize,
+                expected: part.count,
+            }),
+        }
+    }
+
+    /// An error unless the buffers have these parts, and this rank takes from itself what it gives itself.
+    pub fn check(&self, send: Option<Buffer>, recv: Option<Buffer>) -> Result<(), Cause> {
+        for (what, parts, buffer) in [("operand", &self.send, send), ("result", &self.recv, recv)] {
+            let count = buffer.map_or(0, |buffer| buffer.count);
+            let needed = parts.iter().filter(|part| part.count > 0).filter_map(|part| part.end()).max();
+            if needed.is_some_and(|needed| needed > count) {
+                return Err(Cause::TooFew { what, expected: needed.unwrap_or(0), count });
+            }
+        }
+        let (to, from) = (self.send.get(self.rank), self.recv.get(self.rank));
+        let [expected, actual] = [from, to].map(|part| part.map_or(0, |part| part.count));
+        if expected != actual {
+            return Err(Cause::Parts { source_rank: self.rank as i32, received: actual, expected });
+        }
+        Ok(())
+    }
+
+    /// Exchanges the parts. What nobody sends is zeros.
+    ///
+    /// # Safety
+    /// The buffers are memory that nobody else uses, and have passed `check`.
+    pub unsafe fn exchange(
+        &self,
+        send: Option<Buffer>,
+        recv: Option<Buffer>,
+        wire: &mut impl Wire,
+    ) -> Result<(), Cause> {
+        let mut send = send;
+        let mut copy = Vec::new();
+        if let (Some(from), Some(to)) = (&mut send, &recv)
+            && from.overlaps(to)
+        {
+            // SAFETY: promised by the caller.
+            copy.extend_from_slice(unsafe { std::slice::from_raw_parts(from.data, from.bytes()) });
+            from.data = copy.as_mut_ptr();
+        }
+        let at = |buffer: &Option<Buffer>, part: &Part| {
+            buffer.as_ref().filter(|_| part.count > 0).map(|buffer| part.of(buffer))
+        };
+        let size = recv.or(send).map_or(1, |buffer| buffer.dtype.size());
+        if let Some(recv) =
+            recv.filter(|recv| self.recv.iter().map(|part| part.count).sum::<usize>() < recv.count)
+        {
+            // SAFETY: promised by the caller.
+            unsafe { recv.data.write_bytes(0, recv.bytes()) };
+        }
+        for (peer, part) in self.recv.iter().enumerate().filter(|(peer, _)| *peer != self.rank) {
+            let Some(into) = at(&recv, part) else { continue };
+            // SAFETY: promised by the caller; it is waited for below.
+            unsafe { wire.receive(peer as i32, TAG, into.data, into.bytes())? };
+        }
+        for (peer, part) in self.send.iter().enumerate() {
+            let Some(from) = at(&send, part) else { continue };
+            if peer != self.rank {
+                // SAFETY: promised by the caller; it is waited for below.
+                unsafe { wire.send(peer as i32, TAG, from.data, from.bytes())? };
+            } else if let Some(into) = self.recv.get(peer).and_then(|part| at(&recv, part)) {
+                // SAFETY: of one size, by `check`; if the two buffers overlapped, this is a copy.
+                unsafe { into.data.copy_from_nonoverlapping(from.data, from.bytes()) };
+            }
+        }
+        wire.wait().map_err(|cause| match cause {
+            Cause::Ghosts { received, source_rank, expected } => {
+                Cause::Parts { source_rank, received: received / size, expected: expected / size }
+            }
+            cause => cause,
+        })
+    }
+}
