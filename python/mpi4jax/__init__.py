@@ -26,6 +26,7 @@ from . import (  # noqa: E402, F401
     notoken,
     ops,
 )
+from ._assert_equal import assert_equal  # noqa: E402
 from ._blocks import gather_blocks, scatter_blocks  # noqa: E402
 from ._comm import MEAN, default_comm  # noqa: E402
 from ._flush import flush  # noqa: E402
@@ -82,6 +83,7 @@ __version__ = "0.1.0"
 __all__ = [
     "MEAN",
     "TransportInfo",
+    "assert_equal",
     "auto_tokenize",
     "create_token",
     "default_comm",

@@ -11,7 +11,7 @@ from mpi4py import MPI
 
 from . import _cart
 from ._arguments import rank_of
-from ._tokens import NO_TOKEN
+from ._tokens import NO_TOKEN, with_token
 from .ops import gather, halo_exchange, scatter
 
 
@@ -150,10 +150,10 @@ def scatter_blocks(
             leaf = jnp.asarray(leaf)
         return jnp.zeros(cuts.block(leaf.shape), leaf.dtype)
 
-    y, token = _with_token(scatter, token, jax.tree.map(prepare, x), root, comm=cart)
+    y, token = with_token(scatter, token, jax.tree.map(prepare, x), root, comm=cart)
     if any(width != (0, 0) for width in cuts.widths):
         y = jax.tree.map(cuts.pad, y)
-        y, token = _with_token(halo_exchange, token, y, cart, axes=axes, width=width)
+        y, token = with_token(halo_exchange, token, y, cart, axes=axes, width=width)
     return y if token is NO_TOKEN else (y, token)
 
 
@@ -202,12 +202,6 @@ def gather_blocks(
     cuts = _Cuts(name, cart, axes, width)
     root = rank_of(name, "root", root, cuts.comm)
     inner = jax.tree.map(lambda leaf: cuts.inner(jnp.asarray(leaf)), x)
-    y, token = _with_token(gather, token, inner, root, comm=cart)
+    y, token = with_token(gather, token, inner, root, comm=cart)
     y = jax.tree.map(cuts.join, y) if cuts.comm.rank == root else x
     return y if token is NO_TOKEN else (y, token)
-
-
-def _with_token(op: Any, token: Any, *args: Any, **kwargs: Any) -> Any:
-    """The result and the new token, which is NO_TOKEN if there is to be none."""
-    out = op(*args, token=token, **kwargs)
-    return (out, token) if token is NO_TOKEN else out

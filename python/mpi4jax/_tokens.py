@@ -68,6 +68,12 @@ def token_operand(token: Any) -> list[Any]:
     return [token]
 
 
+def with_token(op: Any, token: Any, *args: Any, **kwargs: Any) -> Any:
+    """The result of an op and the new token, which is NO_TOKEN if there is to be none."""
+    out = op(*args, token=token, **kwargs)
+    return (out, token) if token is NO_TOKEN else out
+
+
 def auto_tokenize(f: Callable[..., Any]) -> Callable[..., Any]:
     """Return ``f``: ops keep their order without tokens.
 

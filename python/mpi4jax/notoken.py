@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from . import _blocks, ops
+from . import _assert_equal, _blocks, ops
 from ._comm import MEAN, default_comm
 from ._flush import flush
 from ._jit import jit
@@ -19,11 +19,13 @@ from ._tokens import auto_tokenize, without_token
 from ._transport import has_cuda_support
 
 if TYPE_CHECKING:  # they see the arguments, and `token` among them: no type takes one away
+    from ._assert_equal import assert_equal
     from ._blocks import gather_blocks, scatter_blocks
     from .ops import *  # noqa: F403
 
 _WITH_TOKENS = (
     *(getattr(ops, name) for name in ops.__all__),
+    _assert_equal.assert_equal,
     _blocks.gather_blocks,
     _blocks.scatter_blocks,
 )
@@ -32,6 +34,7 @@ globals().update(WITHOUT_TOKENS)
 
 __all__ = [
     "MEAN",
+    "assert_equal",
     "auto_tokenize",
     "default_comm",
     "flush",
