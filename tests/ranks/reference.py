@@ -151,6 +151,16 @@ def assert_equal(actual, expected, bits=False, what=""):
         assert np.array_equal(actual, expected), message
 
 
+def assert_close(actual, expected, what=""):
+    """Same shape and type; values that the last bit tells apart, at most: XLA may divide by a
+    number by multiplying with its inverse."""
+    actual = np.asarray(actual)
+    assert (actual.dtype, actual.shape) == (expected.dtype, expected.shape), what
+    wide = np.complex128 if kind(expected.dtype) == "c" else np.float64
+    eps = float(ml_dtypes.finfo(expected.dtype).eps)
+    np.testing.assert_allclose(actual.astype(wide), expected.astype(wide), rtol=eps, err_msg=what)
+
+
 def float32(shape, seed):
     return exact_values("float32", shape, seed)
 
