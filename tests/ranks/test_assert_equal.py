@@ -38,7 +38,7 @@ def fails(f, x):
 
 def others(value):
     """How an error says that all but the last rank have a value."""
-    return f"rank 0 has {value}" if SIZE == 2 else f"ranks 0-{LAST - 1} have {value}"
+    return f"rank 0 has {value!s}" if SIZE == 2 else f"ranks 0-{LAST - 1} have {value!s}"
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -57,7 +57,7 @@ def test_one_bit(dtype):
         zero, one = np.array([dtype != "bool" and 0.5, 1]).astype(x.dtype)
         x[1, 2] = one if RANK == LAST else zero
         words = fails(notoken.assert_equal, jnp.asarray(x))
-    assert words == f"index (1, 2): {others(zero)}, rank {LAST} has {one}"
+    assert words == f"index (1, 2): {others(zero)}, rank {LAST} has {one!s}"
 
 
 @pytest.mark.min_ranks(2)
