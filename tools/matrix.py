@@ -18,11 +18,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mpirun import STOPPED, end_jobs_at_sigterm
-from run_tests import ROOT, Results, run_tests
+from run_tests import ALL, ROOT, Results, run_tests
 
 CACHE = ROOT / ".cache"
-
-ALL = os.environ.get("MPI4JAX_TEST_ALL") == "1"
 
 
 def files(names: str) -> list[str]:

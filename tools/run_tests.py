@@ -23,8 +23,10 @@ from mpirun import end_jobs_at_sigterm, environment_outside_mpi, mpirun
 ROOT = Path(__file__).resolve().parent.parent
 LOGS = ROOT / ".cache" / "logs"
 
+ALL = os.environ.get("MPI4JAX_TEST_ALL") == "1"
+
 # Of a whole run, in seconds; each test has its own limit.
-TIME_LIMIT = 1500
+TIME_LIMIT = 7200 if ALL else 1500
 
 # Each rank into its own files, for every MPI in the same way: the launcher says who it is.
 RANK_COMMAND = (

@@ -175,7 +175,9 @@ def _to_own_blocks(case, xs, ts):
 
 @functools.cache
 def _ring_of_all():
-    return COMM.Create_cart([SIZE], [True])
+    comm = COMM.Create_cart([SIZE], [True])
+    comm.Set_name("ring")  # an exported program finds it by that
+    return comm
 
 
 def ring(comm=COMM):
