@@ -362,13 +362,20 @@ mod _native {
         watch::abort_after(seconds, code);
     }
 
-    /// 0: nothing is checked, 1: operations, 2: operations and source lines. Holds for what is compiled later.
+    /// The program has the default communicator, and may communicate on it.
+    #[pyfunction]
+    fn watch_share_default() {
+        watch::share_default();
+    }
+
+    /// 0: nothing is checked, 1: operations, 2: operations and source lines, 3: samples, afterwards. Holds for what is compiled later.
     #[pyfunction]
     fn set_check(level: u8) {
         watch::set_check(match level {
             0 => watch::CheckLevel::Off,
             1 => watch::CheckLevel::Operations,
-            _ => watch::CheckLevel::Lines,
+            2 => watch::CheckLevel::Lines,
+            _ => watch::CheckLevel::Samples,
         });
     }
 

@@ -187,7 +187,9 @@ def default_comm() -> MPI.Intracomm:
         >>> 0 <= mpi4jax.default_comm().rank < mpi4jax.default_comm().size
         True
     """
-    return _default_comm().mpi
+    comm = _default_comm().mpi
+    _native.watch_share_default()
+    return comm
 
 
 def _will_be_made() -> bool:

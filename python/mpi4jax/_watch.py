@@ -10,7 +10,8 @@ Variable                  Default     Meaning
                                       only reports
 ``MPI4JAX_DUMP_DIR``      the         where ranks leave their state; for ranks on several hosts a
                           system's    directory that all of them see
-``MPI4JAX_CHECK``         0           1: compare operations before they run; 2: source lines too
+``MPI4JAX_CHECK``         samples     1: compare operations before they run; 2: source lines too; 0:
+                                      do not even compare ``samples`` afterwards
 ``MPI4JAX_TRACE``         none        file for a timeline; ``{rank}`` in it is replaced, or the
                                       rank is put before the suffix
 ``MPI4JAX_ABORT``         1           0: a failing rank does not end the job
@@ -26,6 +27,7 @@ import faulthandler
 import math
 import os
 import signal
+import sys
 from pathlib import Path
 from typing import IO
 
@@ -106,8 +108,8 @@ def set_check() -> None:
     Raises:
         ValueError: the environment variable has a wrong value.
     """
-    check = _choice("MPI4JAX_CHECK", "0", *_FALSE, *_TRUE, "2")
-    _native.set_check(2 if check == "2" else int(check in _TRUE))
+    check = _choice("MPI4JAX_CHECK", "samples", "samples", *_FALSE, *_TRUE, "2")
+    _native.set_check({"samples": 3, "2": 2}.get(check, int(check in _TRUE)))
 
 
 def start() -> None:
@@ -139,6 +141,8 @@ def start() -> None:
 
 def finish() -> None:
     """Called at exit, after this rank's last operation has ended."""
+    if sys.stdout is not None:
+        sys.stdout.flush()  # before this rank may end the job
     _native.watch_finish()
     if _stacks is not None:
         faulthandler.unregister(signal.SIGUSR1)

@@ -138,6 +138,11 @@ impl Comm {
         self
     }
 
+    /// Whether it is the one of operations that are given none.
+    pub fn is_default(&self) -> bool {
+        self.class == hash(DEFAULT)
+    }
+
     pub fn is_freed(&self) -> bool {
         self.freed.load(Ordering::Relaxed)
     }

@@ -159,6 +159,12 @@ impl Running {
         self.failed = true;
     }
 
+    /// The number of the operation among the collectives, or the messages, of its communicator.
+    #[inline]
+    pub fn sequence(&self) -> u64 {
+        self.slot.sequence.load(Ordering::Relaxed)
+    }
+
     /// A copy of the record.
     pub fn record(&self) -> Option<Record> {
         self.slot.read()

@@ -21,8 +21,10 @@ use crate::transport::matching::{Memory, exchange};
 /// What is compared.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Level {
-    #[default]
     Off,
+    /// As [`Level::Operations`], in [`samples`](super::samples), after the fact.
+    #[default]
+    Samples,
     /// Operation, reduction, data type, count, root and number.
     Operations,
     /// The source lines too: correct programs may have a line per role, so this is for those that have not.
@@ -108,7 +110,8 @@ pub fn compare(level: Level, exact: bool, call: &mut Call, running: &Running) ->
     result.map_err(|cause| call.site.error(cause))
 }
 
-fn fingerprint(level: Level, call: &Call, record: &Record) -> u64 {
+/// Of what has to be the same on all ranks.
+pub fn fingerprint(level: Level, call: &Call, record: &Record) -> u64 {
     let What { op, reduction, location, .. } = &*record.what;
     let mut hasher = DefaultHasher::new();
     let count = if op.row().has_any_size() { 0 } else { record.count };
@@ -163,7 +166,7 @@ fn compare_parts(call: &Call, parts: &Parts) -> Result<(), Cause> {
 }
 
 /// A record, with the ghost cells of a halo exchange: `..., widths 1+1 and 2+0`.
-fn with_widths(call: &Call, record: &Record) -> String {
+pub fn with_widths(call: &Call, record: &Record) -> String {
     let Some(halo) = &call.site.halo else { return record.to_string() };
     let (widths, adjoint) = halo.agreed();
     let widths: Vec<String> = widths.iter().map(|width| format!("{}+{}", width.low, width.high)).collect();

@@ -5,7 +5,7 @@
 //! the ranks learn of each other without MPI, by files in a [`folder`], of which there is a [`listing`], about their
 //! [`process`]es, of which each watches a [`neighbour`]; so they ask [`questions`], and the last one [`sweep`]s. [`link`]
 //! is how they do it through MPI, and [`dump`] what they leave on disk. [`signal`] and [`frames`] find out where Python
-//! is. [`compare`] compares operations before they run.
+//! is. [`compare`] compares operations before they run, [`samples`] does it afterwards.
 
 mod compare;
 mod dump;
@@ -20,6 +20,7 @@ mod peers;
 mod process;
 mod questions;
 mod report;
+mod samples;
 mod signal;
 mod sweep;
 mod verdict;
@@ -30,6 +31,7 @@ use std::sync::{Arc, OnceLock};
 
 pub use self::compare::Level as CheckLevel;
 pub use self::limits::{enter as enter_limit, leave as leave_limit};
+pub use self::samples::share_default;
 pub use self::signal::use_stacks;
 pub use self::waits::{enter, leave};
 pub use self::watchdog::{
@@ -47,23 +49,38 @@ pub fn set_check(level: CheckLevel) {
     let _ = CHECK.set(level);
 }
 
+fn check_level() -> CheckLevel {
+    CHECK.get().copied().unwrap_or_default()
+}
+
 /// Whether the ranks compare operations before they run.
 pub fn is_checking() -> bool {
-    CHECK.get().is_some_and(|&level| level != CheckLevel::Off)
+    matches!(check_level(), CheckLevel::Operations | CheckLevel::Lines)
 }
 
 /// What the handler keeps for each operation of a compiled program.
 #[derive(Debug)]
 pub struct Watched {
     what: Arc<recorder::What>,
-    check: CheckLevel,
+    /// How the ranks compare it before it runs, if they do.
+    check: Option<CheckLevel>,
+    /// Whether samples of it are taken.
+    is_sampled: bool,
     exact: bool,
 }
 
 impl Watched {
     pub fn new(site: &Site, transport: &impl Transport) -> Self {
-        let check = CHECK.get().copied().unwrap_or(CheckLevel::Off);
-        Self { what: recorder::describe(site, transport.name()), check, exact: transport.has_exact_lengths() }
+        let level = check_level();
+        Self {
+            what: recorder::describe(site, transport.name()),
+            check: is_checking().then_some(level),
+            is_sampled: level == CheckLevel::Samples
+                && site.op.row().is_collective()
+                && site.comm.is_default()
+                && site.comm.size > 1,
+            exact: transport.has_exact_lengths(),
+        }
     }
 
     /// Runs an operation between the two ends of its record.
@@ -76,9 +93,15 @@ impl Watched {
         body: impl FnOnce(&Call) -> Result<(), Error>,
     ) -> Result<(), Box<Error>> {
         let mut running = recorder::begin(&self.what, call);
+        if self.is_sampled
+            && samples::is_sampled(running.sequence())
+            && let Some(record) = running.record()
+        {
+            samples::take(call, &record);
+        }
         let result = match self.check {
-            CheckLevel::Off => body(call),
-            level => compare::compare(level, self.exact, call, &running).and_then(|()| body(call)),
+            None => body(call),
+            Some(level) => compare::compare(level, self.exact, call, &running).and_then(|()| body(call)),
         };
         let result = result.map_err(Box::new);
         if result.is_err() {
@@ -106,7 +129,7 @@ impl Watched {
                 text += &format!("; Python is at {frame}");
             }
         }
-        if self.check == CheckLevel::Off {
+        if self.check.is_none() {
             text += "\n  MPI4JAX_CHECK=1 compares what the ranks are about to do, before they do it";
         }
         text

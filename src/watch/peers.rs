@@ -10,6 +10,7 @@
 //! | `rank3.finished` | at its end | it takes part in nothing any more; how many collectives it did |
 //! | `rank3.gone` | by a rank of the same machine | its process has ended, though it has not finished |
 //! | `rank3.waits` | when it has waited for a while | in which collectives |
+//! | `rank3.did` | at growing intervals, when it waits, and at its end | samples of what it did |
 //! | `ask` | when a rank wants a report | a word that answers repeat |
 //! | `rank3.state` | as an answer | in a line, what the rank is doing |
 //! | `rank3.json` | as an answer | all that its recorder has |

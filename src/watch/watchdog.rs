@@ -62,6 +62,10 @@ const NEIGHBOUR: Duration = Duration::from_secs(1);
 const END_PATIENCE: Duration = Duration::from_secs(10);
 /// The number of the wait of a rank that has finished.
 const AT_END: u64 = 0;
+/// When a rank compares what it did with its neighbours for the first time, and then after twice as long each time.
+const COMPARE: Duration = Duration::from_secs(5);
+/// The job's exit status where ranks did different things.
+const DIFFERENT: i32 = 1;
 /// The job's exit status where an operation hangs. Not 124, which is timeout(1)'s, nor what shells and signals use.
 const HUNG: i32 = 97;
 
@@ -137,6 +141,7 @@ fn tell_finished() {
     if let Some(watchdog) = WATCHDOG.get()
         && watchdog.process == std::process::id()
     {
+        watchdog.compare();
         watchdog.reporter.peers.finish();
     }
 }
@@ -206,6 +211,7 @@ impl Watchdog {
         let mut waits: Vec<Wait> = Vec::new();
         let mut finished = None;
         let (mut last, mut looked) = (Instant::now(), Instant::now());
+        let (start, mut compare_at) = (Instant::now(), COMPARE);
         let mut seen = 0;
         let peers = &self.reporter.peers;
         loop {
@@ -227,6 +233,10 @@ impl Watchdog {
             if looked.elapsed() >= NEIGHBOUR {
                 peers.watch_neighbour();
                 looked = Instant::now();
+            }
+            if start.elapsed() >= compare_at {
+                self.compare();
+                compare_at *= 2;
             }
             let passed = last.elapsed().min(2 * tick);
             waits::update(&mut waits, passed, &limit, tell_after);
@@ -257,7 +267,19 @@ impl Watchdog {
         if *told != tickets {
             self.reporter.peers.wait_in(long.into_iter());
             *told = tickets;
+            self.compare();
         }
+    }
+
+    /// Ends the job if this rank did something else than its neighbours.
+    fn compare(&self) {
+        let Some(report) = self.reporter.peers.difference() else { return };
+        if self.reporter.peers.become_reporter().is_err() {
+            // The other rank ends the job.
+            std::thread::sleep(2 * GRACE);
+        }
+        print(&format!("r{} | mpi4jax: {report}\n", self.settings.rank));
+        end::end_job(DIFFERENT, clean);
     }
 
     /// Says what is to be said of a wait, and ends the job if it has to be.

@@ -2,6 +2,10 @@
 
 from faults import CHECK, DIFFERENT, ENDS_JOB, FIRST_LINE, FOREVER, HUNG, Fault
 
+AFTERWARDS = "the ranks did different things"
+# The program has not asked for the default communicator.
+LATE = {**FOREVER, "LATE": "1"}
+
 FAULTS = {
     # ---- Ranks that do different things, under MPI4JAX_CHECK
     "wrong op": Fault(
@@ -160,6 +164,33 @@ FAULTS = {
             "MPI4JAX_CHECK=1 compares",
         ),
         often=True,
+    ),
+    "another dtype in silence": Fault(
+        "wait(nt.allreduce(3 if rank == 0 else 2.5, MPI.SUM))",
+        (
+            AFTERWARDS,
+            rf"  rank 0: allreduce #1 \(SUM, 1 x int32\) .*, fault.py:{FIRST_LINE}",
+            rf"  rank [12]: allreduce #1 \(SUM, 1 x float32\) .*, fault.py:{FIRST_LINE}",
+        ),
+        ranks=3,
+        env=LATE,
+        status=1,
+        often=True,
+    ),
+    "another reduction in silence, in a loop": Fault(
+        "op = MPI.MAX if rank else MPI.SUM\n"
+        "step = lambda i, x: nt.allreduce(nt.allreduce(x, MPI.SUM), op)\n"
+        "wait(jax.jit(lambda x: jax.lax.fori_loop(0, 50, step, x))(x))\n"
+        "time.sleep(1000)",  # it is found before the end
+        (AFTERWARDS, r"rank 0: allreduce #2 \(SUM", r"rank 1: allreduce #2 \(MAX"),
+        env=LATE,
+        status=1,
+    ),
+    "other operations that wait": Fault(
+        "wait(nt.alltoall(jnp.ones((2, 3))) if rank else nt.barrier())\n"
+        "wait(nt.gather(x, root=rank))\ntime.sleep(1000)",
+        (AFTERWARDS, "rank 0: barrier #1", r"rank 1: alltoall #1 \(3 x float32\)"),
+        env=LATE,
     ),
     "different communicators": Fault(
         "other = comm.Dup(); other.Set_name('other')\n"

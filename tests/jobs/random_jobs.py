@@ -2,8 +2,8 @@
 
 A job is a list of steps that all ranks know, each done by some ranks. Every rank does its steps in
 the order of the list, so there is always a step that all who do it have come to: a correct job
-cannot hang. Ranks sleep, are stopped, end early, import mpi4jax late or never, and do their part of a
-collective through mpi4py; communicators are split, renamed, freed and made again.
+cannot hang. Ranks sleep, are stopped, end early, import mpi4jax late or never, and do
+their part of a collective through mpi4py; communicators are split, renamed, freed and made again.
 """
 
 import random

@@ -158,7 +158,7 @@ def test_settings_are_checked(monkeypatch):
     monkeypatch.setenv("MPI4JAX_TIMEOUT", "1.5")
     assert _watch.timeout() == 1.5
     monkeypatch.setenv("MPI4JAX_CHECK", "maybe")
-    with pytest.raises(ValueError, match=r"MPI4JAX_CHECK must be one of 0.*'maybe'"):
+    with pytest.raises(ValueError, match=r"MPI4JAX_CHECK must be one of samples, 0.*'maybe'"):
         _watch.set_check()
 
 
