@@ -23,6 +23,7 @@ from . import (  # noqa: E402, F401
     _scope,
     _watch,
     experimental,
+    linalg,
     notoken,
     ops,
 )
@@ -95,6 +96,7 @@ __all__ = [
     "has_hip_support",
     "has_sycl_support",
     "jit",
+    "linalg",
     "notoken",
     "pvary",
     "scatter_blocks",

@@ -7,10 +7,22 @@ import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from jax.extend.core import ClosedJaxpr, Literal
+from jax.extend.core import ClosedJaxpr, Literal, Primitive
+from jax.interpreters import batching, mlir
 
 from . import _compat
 from ._spec import SPECS, op_of
+
+agreed_p = Primitive("mpi4jax_agreed")
+agreed_p.def_impl(lambda x: x)
+agreed_p.def_abstract_eval(lambda x: x)
+mlir.register_lowering(agreed_p, lambda ctx, x: [x])
+batching.defvectorized(agreed_p)
+
+
+def agreed(x: Any) -> Any:
+    """The condition of a loop, that comes from what all ranks have in common."""
+    return agreed_p.bind(x)
 
 
 def warn_of_discarded(jaxpr: ClosedJaxpr) -> None:
@@ -59,7 +71,7 @@ def _varying(closed: ClosedJaxpr, varying: Sequence[bool]) -> list[bool]:
             outs = _varying(inner, ins)
         else:
             name = op_of(eqn)
-            uniform = name is not None and SPECS[name].is_uniform
+            uniform = (name is not None and SPECS[name].is_uniform) or eqn.primitive is agreed_p
             outs = [any(ins) and not uniform] * len(eqn.outvars)
         found.update(id(v) for v, out in zip(eqn.outvars, outs, strict=True) if out)
     return [varies(v) for v in jaxpr.outvars]
@@ -92,14 +104,17 @@ def warn_of_batched_loop(params: dict[str, Any], batched: Sequence[bool]) -> Non
             return
 
 
-def _in_loops(params: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The ops in the ``while_loop``s that are inside an equation with these parameters."""
-    for _, inner in _compat.inner_jaxprs(params):
-        for eqn in inner.eqns:
+def _in_loops(primitive: Any, params: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The ops in the ``while_loop``s inside an equation, of which JAX makes linear functions."""
+    inside = [jaxpr for _, jaxpr in _compat.inner_jaxprs(params)]
+    if primitive is _compat.linear_solve_p:
+        inside = inside[:2]  # of what is solved, not of the solvers
+    for jaxpr in inside:
+        for eqn in jaxpr.eqns:
             if eqn.primitive is _compat.while_p:
                 yield from _ops_inside(eqn.params)
             else:
-                yield from _in_loops(eqn.params)
+                yield from _in_loops(eqn.primitive, eqn.params)
 
 
 def _ops_inside(params: dict[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -116,7 +131,7 @@ def check_linearized_loops(primitive: Any, params: dict[str, Any]) -> None:
     if primitive is _compat.jit_p:  # JAX comes to what is inside
         return
     is_loop = primitive is _compat.while_p
-    name, eqn = next(_ops_inside(params) if is_loop else _in_loops(params), (None, None))
+    name, eqn = next(_ops_inside(params) if is_loop else _in_loops(primitive, params), (None, None))
     if name is None:
         return
     where = _compat.eqn_line(eqn)

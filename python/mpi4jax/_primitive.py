@@ -53,8 +53,8 @@ _compat.add_effect_type(MPIEffect)
 # Why an operation has no token.
 HIDDEN = (
     "inside a primitive that does not tell JAX of the effects of the functions in it (a "
-    "lineax.linear_solve is one), so that the operation could be lost; use a solver of JAX "
-    "(jax.scipy.sparse.linalg, custom_linear_solve)"
+    "lineax.linear_solve is one), so that the operation could be lost; use a solver of "
+    "mpi4jax.linalg, or jax.lax.custom_linear_solve"
 )
 
 

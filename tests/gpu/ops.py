@@ -45,6 +45,9 @@ def check(n: int) -> None:
     equal(nt.reduce(x, MPI.SUM, root), every.sum(0) if rank == root else every[rank])
     equal(nt.scatter(jnp.asarray(every) if rank == root else x, root), every[rank])
     equal(nt.alltoall(jnp.stack([x * r for r in range(size)])), every * rank)
+    equal(nt.reduce_scatter(jnp.stack([x * r for r in range(size)])), every.sum(0) * rank)
+    equal(nt.allgatherv(x, [n] * size), every.ravel())
+    equal(nt.permute(x, [(r, (r + 1) % size) for r in range(size)]), every[left])
     nt.barrier()
     equal(nt.sendrecv(x, x, left, right), every[left])
     if matches:
