@@ -7,7 +7,7 @@ SOURCES := $(shell find src -type f) $(wildcard Cargo.* build.rs setup.py pyproj
 CARGO := environment="$$($(BIN)/python build_support/toolchain.py environment)" && \
 	eval "$$environment" && cargo
 
-.PHONY: help demo build test test-all table test-quick test-rust fuzz lint lint-rust lint-python format bench docs clean
+.PHONY: help demo build wheel test test-all test-wheels table test-quick test-rust fuzz lint lint-rust lint-python format bench docs clean
 
 help: ## what can be made
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -19,11 +19,17 @@ demo: build ## the shallow-water model on 2 ranks: film, picture and speed, in d
 
 build: .venv/built ## .venv with mpi4jax installed, and an MPI if the machine has none
 
-test: lint test-rust ## what CI does: on 1 to 4 ranks, old and new JAX, Open MPI and MPICH
+wheel: .venv/tools ## one wheel for every MPI, in dist/
+	$(BIN)/python tools/make_wheel.py dist
+
+test: lint test-rust ## what CI does: on 1 to 4 ranks, old and new JAX, Open MPI, MPICH and Intel MPI
 	$(BIN)/python tools/matrix.py
 
 test-all: export MPI4JAX_TEST_ALL = 1
 test-all: test ## everything, on 1 to 4 and 8 ranks; takes more than an hour
+
+test-wheels: .venv/tools ## that wheel in new environments, one per MPI, without a compiler
+	$(BIN)/python tools/matrix.py wheels
 
 table: .venv/tools ## docs/transformations.md, from a run of every op under every transformation
 	$(BIN)/python tools/transformations.py
@@ -43,7 +49,7 @@ test-rust: .venv/tools
 fuzz: .venv/tools ## XLA's call frames under libFuzzer and an address sanitizer, for 25 seconds
 	$(CARGO) +nightly fuzz run frame --target-dir target/fuzz -- -max_total_time=25 -max_len=400
 
-lint: lint-rust lint-python ## formatting, clippy, ruff, mypy, stubtest
+lint: lint-rust lint-python ## formatting, clippy, ruff, mypy, stubtest, schemas
 
 lint-rust: .venv/tools
 	cargo fmt --check
@@ -54,6 +60,10 @@ lint-python: .venv/tools
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/stubtest mpi4jax._native
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-issue-forms .github/ISSUE_TEMPLATE/[!c]*.yml
+	$(BIN)/check-jsonschema --builtin-schema vendor.readthedocs .readthedocs.yaml
+	$(BIN)/check-jsonschema --builtin-schema vendor.citation-file-format CITATION.cff
 
 format: .venv/tools ## what `make lint` only checks
 	cargo fmt
@@ -68,7 +78,7 @@ docs: .venv/tools ## HTML in docs/_build/html
 
 clean: ## everything that make has made
 	rm -rf .venv .cache build demo dist docs/_build target python/*.egg-info
-	rm -f python/mpi4jax/_build_info.py python/mpi4jax/_native*.so
+	rm -f python/mpi4jax/_native*.so
 
 # Any pip will do to start with, and no ensurepip is needed, which some systems package apart.
 $(BIN)/pip:

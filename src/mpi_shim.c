@@ -16,6 +16,9 @@ const char *const mpi4jax_version = I_MPI_VERSION;
 #elif defined(MPICH_VERSION)
 const char *const mpi4jax_vendor = "MPICH";
 const char *const mpi4jax_version = MPICH_VERSION;
+#elif defined(MPI_ABI_VERSION)
+const char *const mpi4jax_vendor = "MPI ABI";
+const char *const mpi4jax_version = STRING(MPI_ABI_VERSION) "." STRING(MPI_ABI_SUBVERSION);
 #else
 const char *const mpi4jax_vendor = "unknown";
 const char *const mpi4jax_version = STRING(MPI_VERSION) "." STRING(MPI_SUBVERSION);
@@ -25,5 +28,12 @@ const char *const mpi4jax_version = STRING(MPI_VERSION) "." STRING(MPI_SUBVERSIO
 extern int MPIX_Query_cuda_support(void) __attribute__((weak));
 
 int mpi4jax_query_cuda_support(void) {
+#ifdef MPICH_VERSION
+    /* MPICH 3, which is MPI 3, has it and ends the job when it is called. */
+    int version = 0, subversion = 0;
+    MPI_Get_version(&version, &subversion);
+    if (version < 4)
+        return -1;
+#endif
     return MPIX_Query_cuda_support ? MPIX_Query_cuda_support() : -1;
 }

@@ -9,6 +9,7 @@ use std::sync::{Mutex, PoisonError};
 
 use mpi::ffi::{self, MPI_Comm, MPI_Datatype, MPI_Op};
 
+use crate::dynlib;
 use crate::error::{Cause, Error};
 
 unsafe extern "C" {
@@ -198,12 +199,19 @@ unsafe extern "C" fn finalizes(_: MPI_Comm, _: c_int, _: *mut c_void, _: *mut c_
     0
 }
 
+/// Where the MPI library in use has a function that no tool replaces.
+pub fn address() -> usize {
+    ffi::PMPI_Get_version as *const () as usize
+}
+
 /// The MPI that this library was built for and runs with.
 #[derive(Debug)]
 pub struct MpiInfo {
     pub vendor: String,
     pub version: String,
     pub library_version: String,
+    /// The file of the library in use.
+    pub library: String,
     pub thread_level: &'static str,
     /// Whether it takes pointers to the memory of a GPU.
     pub cuda_aware: &'static str,
@@ -250,6 +258,7 @@ pub fn info() -> Result<MpiInfo, Error> {
             vendor: string(mpi4jax_vendor),
             version: string(mpi4jax_version),
             library_version: string(version.as_ptr()),
+            library: dynlib::file_of(address()).map_or_else(String::new, |file| file.display().to_string()),
             thread_level,
             cuda_aware,
             sizeof_comm: size_of::<MPI_Comm>(),

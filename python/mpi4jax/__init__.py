@@ -79,7 +79,7 @@ def _forked() -> None:
 
 os.register_at_fork(after_in_child=_forked)
 
-__version__ = "0.1.0"
+__version__ = _native.__version__
 
 __all__ = [
     "MEAN",

@@ -13,6 +13,7 @@ import platform
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -21,7 +22,7 @@ import numpy as np
 from mpi4py import MPI
 
 import mpi4jax
-from mpi4jax import _job, _native, _watch
+from mpi4jax import _job, _loader, _native, _watch
 from mpi4jax import notoken as nt
 from mpi4jax._spec import SPECS
 
@@ -60,15 +61,39 @@ def shared_library(*names: str) -> str:
     return "not found"
 
 
+def other_mpis(loaded: str) -> list[str]:
+    """MPI libraries where loaders look, and beside each mpiexec of PATH, but the loaded one."""
+    folders = [
+        Path(sys.prefix, "lib"),
+        Path("/usr/lib"),
+        Path("/usr/lib64"),
+        Path("/usr/local/lib"),
+    ]
+    folders += [Path(folder) for folder in os.environ.get("LD_LIBRARY_PATH", "").split(":")]
+    folders += [Path(p).parent / "lib" for p in os.get_exec_path() if Path(p, "mpiexec").exists()]
+    folders += Path("/usr/lib").glob("*-linux-gnu")
+    patterns = ("libmpi.so*", "libmpich.so*", "libmpi_abi.so*")
+    found = {file.resolve() for d in folders for pattern in patterns for file in d.glob(pattern)}
+    is_library = (str(file) for file in found if file.read_bytes()[:4] == b"\x7fELF")
+    return sorted(set(is_library) - {loaded})
+
+
 def describe(advice: list[str]) -> None:
     """What there is, and what is wrong with it."""
     info = _native.mpi_info()
-    built_for = f"{info['vendor']} {info['version']}"
-    say(f"mpi4jax      {mpi4jax.__version__}, built for {built_for}")
+    say(f"mpi4jax      {mpi4jax.__version__}")
+    say(
+        f"module       {Path(_native.__file__ or '').name}: mpi4py's MPI_Comm and MPI_Status have "
+        "{} and {} bytes".format(*_loader.sizes(MPI))
+    )
+    say(f"             compiled for {info['vendor']} {info['version']}")
     say(f"Python       {platform.python_version()}, {platform.platform()}")
     for package in ("jax", "jaxlib", "numpy", "mpi4py"):
         say(f"{package:12} {version(package)}")
     say(f"MPI          {str(info['library_version']).splitlines()[0]}")
+    say(f"             {info['library']}, which mpi4py has loaded")
+    for library in other_mpis(str(info["library"])):
+        say(f"             not used: {library}")
     say(f"threads      {info['thread_level']}")
     say(f"CUDA-aware   {info['cuda_aware']}")
     say(f"CUDA         {'yes' if mpi4jax.has_cuda_support() else 'no driver with a device'}")
@@ -91,8 +116,8 @@ def describe(advice: list[str]) -> None:
     if size == 1 and told > 1:
         advice.append(
             f"the launcher has started {told} ranks, but each is alone: mpiexec belongs to another "
-            f"MPI than {built_for}; use the mpiexec of that MPI (with the PyPI packages, the one "
-            "beside python), or reinstall mpi4jax for the other one"
+            f"MPI than {info['library']}; use the mpiexec of that MPI (with the PyPI packages, the "
+            "one beside python), or choose the other one with MPI4PY_LIBMPI"
         )
     if info["thread_level"] != "multiple":
         advice.append(

@@ -107,8 +107,9 @@ abstract_token = core.abstract_token
 trace_state_clean = core.trace_state_clean
 custom_vmap_p = custom_batching.custom_vmap_p
 Effect = effects.Effect
-# Not one of the versions that the tests run with.
-newer_than_tested = jax.version.__version_info__[:2] > (0, 12)
+# The newest that the tests run with.
+TESTED = (0, 12)
+newer_than_tested = jax.version.__version_info__[:2] > TESTED
 # From this version on XLA records custom calls into CUDA graphs together with their states.
 records_calls = jaxlib_version >= (0, 9, 1)
 

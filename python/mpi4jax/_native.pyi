@@ -46,6 +46,8 @@ __all__ = [
     "watch_start",
 ]
 
+__version__: str
+
 def targets() -> list[tuple[str, dict[str, CapsuleType], str]]: ...
 def types() -> list[tuple[str, dict[str, CapsuleType], str]]: ...
 def ops_table() -> list[

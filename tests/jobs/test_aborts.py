@@ -4,7 +4,6 @@ import re
 import textwrap
 
 import pytest
-from mpi4py import MPI
 
 
 def program(tmp_path, text):
@@ -91,99 +90,3 @@ def test_python_errors_end_the_job(mpirun, tmp_path):
     job = mpirun(2, program(tmp_path, text))
     assert job.returncode not in (0, None), job.stderr
     assert "on purpose" in job.stderr
-
-
-# ---- Import
-
-
-def imported(mpirun, tmp_path, before, ranks=1):
-    file = tmp_path / "import.py"
-    file.write_text(textwrap.dedent(before) + "\nimport mpi4jax\nprint('imported')\n")
-    job = mpirun(ranks, file)
-    assert job.returncode not in (0, None), job.stdout
-    assert "imported" not in job.stdout
-    assert "Segmentation" not in job.stderr
-    return job.stderr
-
-
-def test_another_mpi_than_the_one_built_for(mpirun, tmp_path):
-    error = imported(
-        mpirun,
-        tmp_path,
-        """
-        import sys, types
-        sys.modules["mpi4jax._build_info"] = types.SimpleNamespace(
-            vendor="Another MPI", version="9.8.7", found="by a test"
-        )
-        """,
-    )
-    vendor = MPI.get_vendor()[0]
-    assert re.search(rf"ImportError: .*built for Another MPI 9.8.7, but .* {vendor}", error), error
-    assert "MPICC" in error
-    assert "MPI4PY_LIBMPI" in error
-
-
-def test_module_that_does_not_load(mpirun, tmp_path):
-    """Such as one whose MPI symbols are missing."""
-    error = imported(
-        mpirun,
-        tmp_path,
-        """
-        import sys
-        class Finder:
-            def find_spec(self, name, path=None, target=None):
-                if name == "mpi4jax._native":
-                    raise ImportError("undefined symbol: MPI_Of_another")
-        sys.meta_path.insert(0, Finder())
-        """,
-    )
-    assert "ImportError: mpi4jax's native module" in error
-    assert "undefined symbol: MPI_Of_another" in error
-    assert "MPICC" in error
-
-
-def test_mpi_is_not_initialized(mpirun, tmp_path):
-    error = imported(mpirun, tmp_path, "import mpi4py\nmpi4py.rc.initialize = False")
-    assert "ImportError: mpi4jax needs a running MPI, but MPI is not initialized" in error
-
-
-def test_mpi_was_finalized(mpirun, tmp_path):
-    error = imported(mpirun, tmp_path, "from mpi4py import MPI\nMPI.Finalize()")
-    assert "ImportError: mpi4jax needs a running MPI, but MPI was finalized" in error
-
-
-@pytest.mark.parametrize("level", ["single", "funneled"])
-def test_thread_level(mpirun, tmp_path, level):
-    before = f"import mpi4py\nmpi4py.rc.thread_level = '{level}'\n"
-    before += "from mpi4py import MPI\nprint('level', MPI.Query_thread() >= MPI.THREAD_SERIALIZED)"
-    file = tmp_path / "import.py"
-    file.write_text(before + "\nimport mpi4jax\n")
-    job = mpirun(1, file)
-    if "level True" in job.stdout:
-        pytest.skip("this MPI gives more than it is asked for")
-    assert job.returncode != 0
-    assert (
-        "ImportError: mpi4jax calls MPI from XLA's threads, but MPI was initialized" in job.stderr
-    )
-    assert "expected at least MPI_THREAD_SERIALIZED" in job.stderr
-
-
-def test_tables_that_differ(mpirun, tmp_path):
-    """A native module of another version."""
-    error = imported(
-        mpirun,
-        tmp_path,
-        """
-        from mpi4py import MPI
-        import sys, types, importlib.util, importlib.machinery
-        where = importlib.util.find_spec("mpi4jax").submodule_search_locations
-        spec = importlib.machinery.PathFinder.find_spec("mpi4jax._native", where)
-        native = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(native)
-        fake = types.ModuleType("mpi4jax._native")
-        fake.__dict__.update(native.__dict__)
-        fake.ops_table = lambda: native.ops_table()[1:]
-        sys.modules["mpi4jax._native"] = fake
-        """,
-    )
-    assert "ImportError: mpi4jax: the native module does not know the op allgather" in error

