@@ -1,11 +1,11 @@
 """Runs the tests here and in the environments that users have, with the wheel that users get.
 
     python tools/matrix.py [any option of pytest]
-    python tools/matrix.py wheels [any option of pytest]
+    python tools/matrix.py wheels[=TEXT] [any option of pytest]
 
 Here: what HERE lists. Then a selection in the rows of MATRIX, each in an environment of its own
 with an MPI from PyPI and the one wheel of all rows; with `wheels`, in new environments for the rows
-of WHEELS, and nothing here. In none of them there is a compiler on PATH.
+of WHEELS (whose name contains TEXT), and nothing here. In none of them there is a compiler on PATH.
 MPI4JAX_TEST_ALL=1 asks for everything on 1 to 4 and 8 ranks, with XLA's compiler as users have it.
 """
 
@@ -74,6 +74,10 @@ class Row(NamedTuple):
         python = self.python or "{}.{}".format(*sys.version_info)
         mpi = f"{self.mpi}-{self.mpi4py}" if self.mpi4py else self.mpi
         return f"python{python}-jax{self.jax or '-newest'}-{mpi}"
+
+    @property
+    def folder(self) -> Path:
+        return CACHE / "venvs" / re.sub(r"[^\w.-]+", "", str(self))
 
 
 MATRIX = [
@@ -147,7 +151,7 @@ def prepared(row: Row, wheel: Path) -> str | None:
     python = find_python(row.python) if row.python else sys.executable
     if python is None:
         return None
-    folder = CACHE / "venvs" / re.sub(r"[^\w.-]+", "", str(row))
+    folder = row.folder
     stamp = folder / "installed.txt"
     installed = f"{row} {wheel.parent.name}"
     if not stamp.exists() or stamp.read_text() != installed:
@@ -161,7 +165,7 @@ def prepared(row: Row, wheel: Path) -> str | None:
         if row.mpi4py:
             mpicc = str(folder / "bin" / row.mpi4py)
             compiled = ("--force-reinstall", "--no-deps", "--no-binary=mpi4py", "mpi4py")
-            call(*install, *compiled, MPICC=mpicc)
+            call(*install, *compiled, MPICC=mpicc, CFLAGS="-O0 -g0")
         stamp.write_text(installed)
     return str(folder / "bin" / "python")
 
@@ -170,10 +174,11 @@ def main() -> int:
     end_jobs_at_sigterm()
     options, results = sys.argv[1:], Results()
     here, rows = HERE, MATRIX
-    if options[:1] == ["wheels"]:
-        here, rows, options = {}, WHEELS, options[1:]
+    if options and options[0].startswith("wheels"):
+        _, _, text = options.pop(0).partition("=")
+        here, rows = {}, [row for row in WHEELS if text in str(row)]
         for row in rows:
-            shutil.rmtree(CACHE / "venvs" / str(row), ignore_errors=True)
+            shutil.rmtree(row.folder, ignore_errors=True)
 
     def jobs_and_environments() -> tuple[Results, list[str | None]]:
         jobs = Results()

@@ -72,10 +72,9 @@ def other_mpis(loaded: str) -> list[str]:
     folders += [Path(folder) for folder in os.environ.get("LD_LIBRARY_PATH", "").split(":")]
     folders += [Path(p).parent / "lib" for p in os.get_exec_path() if Path(p, "mpiexec").exists()]
     folders += Path("/usr/lib").glob("*-linux-gnu")
-    patterns = ("libmpi.so*", "libmpich.so*", "libmpi_abi.so*")
-    found = {file.resolve() for d in folders for pattern in patterns for file in d.glob(pattern)}
-    is_library = (str(file) for file in found if file.read_bytes()[:4] == b"\x7fELF")
-    return sorted(set(is_library) - {loaded})
+    names = ("libmpi.so.40", "libmpi.so.12", "libmpich.so.12", "libmpi_abi.so.1")
+    found = {file.resolve() for folder in folders for file in map(folder.joinpath, names)}
+    return sorted(str(file) for file in found - {Path(loaded)} if file.is_file())
 
 
 def describe(advice: list[str]) -> None:
