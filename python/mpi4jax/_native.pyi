@@ -3,6 +3,7 @@ from pathlib import Path
 from typing_extensions import CapsuleType
 
 __all__ = [
+    "__version__",
     "abort_after",
     "add_line",
     "carriers",

@@ -13,7 +13,7 @@ import transforms
 from table import ROWS
 
 import mpi4jax
-from mpi4jax import notoken
+from mpi4jax import _loader, notoken
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -72,7 +72,10 @@ def test_installation_names_what_is_needed():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert f"`cargo` {cargo['rust-version']} or newer" in text
     assert f"{project['requires-python'].removeprefix('>=')} or newer" in text
-    assert f"mpi4jax-{cargo['version']}-cp" in text
+    assert f"'mpi4jax>={mpi4jax.__version__}'" in text
+    assert f"'mpi4jax>={mpi4jax.__version__}'" in (ROOT / "README.md").read_text()
+    for abi in _loader._ABIS.values():
+        assert f"| `_native_{abi}` |" in text
     (examples,) = re.findall(r"what the scripts in `examples/` need: (.*)\.", text)
     needed = project["optional-dependencies"]["examples"]
     assert sorted(examples.lower().split(", ")) == sorted(needed)
