@@ -164,8 +164,9 @@ def prepared(row: Row, wheel: Path) -> str | None:
         call(*install, f"{wheel}[test{extra}]", *pins, *([] if extra else [row.mpi]))
         if row.mpi4py:
             mpicc = str(folder / "bin" / row.mpi4py)
-            compiled = ("--force-reinstall", "--no-deps", "--no-binary=mpi4py", "mpi4py")
-            call(*install, *compiled, MPICC=mpicc, CFLAGS="-O0 -g0")
+            # pip's cache does not know for which MPI a wheel was compiled.
+            compiled = ("--no-cache-dir", "--force-reinstall", "--no-deps", "--no-binary=mpi4py")
+            call(*install, *compiled, "mpi4py", MPICC=mpicc, CFLAGS="-O0 -g0")
         stamp.write_text(installed)
     return str(folder / "bin" / "python")
 
