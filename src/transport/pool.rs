@@ -7,7 +7,7 @@ use crate::device::{Device, Staging};
 use crate::error::Cause;
 
 /// Bytes of staging memory that are kept for later calls, unless the environment says otherwise.
-const KEPT: usize = 256 << 20;
+const KEPT: usize = 512 << 20;
 
 pub const STAGING_BYTES: &str = "MPI4JAX_STAGING_BYTES";
 
@@ -26,10 +26,15 @@ fn parse_bytes(text: &str) -> Option<usize> {
 pub fn bytes_to_keep() -> Result<usize, String> {
     match std::env::var(STAGING_BYTES) {
         Ok(text) if !text.is_empty() => parse_bytes(&text).ok_or_else(|| {
-            format!("{STAGING_BYTES}={text}: expected a number of bytes, such as 268435456 or 256M")
+            format!("{STAGING_BYTES}={text}: expected a number of bytes, such as 536870912 or 512M")
         }),
         _ => Ok(KEPT),
     }
+}
+
+/// Up to a quarter more, so that calls of similar sizes share buffers.
+fn rounded(bytes: usize) -> usize {
+    bytes.next_multiple_of((bytes.next_power_of_two() / 8).max(1))
 }
 
 /// A staging buffer that is not in use.
@@ -59,16 +64,15 @@ impl<D: Device> Pool<D> {
     }
 
     /// A buffer of at least so many bytes.
-    pub fn lease(&self, device: &D, bytes: usize) -> Result<Lease<'_, D>, Cause> {
+    pub fn lease<'a>(&'a self, device: &'a D, bytes: usize) -> Result<Lease<'a, D>, Cause> {
         let buffer = match self.take(bytes) {
             Some(Free { buffer, busy_until }) => {
                 busy_until.map(|mark| device.wait(mark)).transpose()?;
                 buffer
             }
-            // A power of two, so that calls of similar sizes share buffers.
-            None => device.allocate(bytes.next_power_of_two())?,
+            None => device.allocate(rounded(bytes))?,
         };
-        Ok(Lease { pool: self, buffer: Some(buffer), busy_until: None, settled: false })
+        Ok(Lease { pool: self, device, buffer: Some(buffer), busy_until: None, settled: false })
     }
 
     /// The smallest buffer that is large enough.
@@ -79,13 +83,17 @@ impl<D: Device> Pool<D> {
         Some(free.remove(index))
     }
 
-    fn give(&self, buffer: Free<D>) {
+    /// Takes a buffer back; those that are to be freed for it.
+    fn give(&self, buffer: Free<D>) -> Vec<Free<D>> {
         let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
         free.push(buffer);
         let mut total: usize = free.iter().map(|free| free.buffer.capacity()).sum();
+        let mut gone = 0;
         while total > self.keep {
-            total -= free.remove(0).buffer.capacity();
+            total -= free[gone].buffer.capacity();
+            gone += 1;
         }
+        free.drain(..gone).collect()
     }
 }
 
@@ -93,6 +101,7 @@ impl<D: Device> Pool<D> {
 /// of the device nobody knows, and it is lost.
 pub struct Lease<'a, D: Device> {
     pool: &'a Pool<D>,
+    device: &'a D,
     buffer: Option<D::Staging>,
     busy_until: Option<D::Mark>,
     pub settled: bool,
@@ -115,20 +124,115 @@ impl<D: Device> Drop for Lease<'_, D> {
         if !self.settled {
             std::mem::forget(buffer);
         } else {
-            self.pool.give(Free { buffer, busy_until: self.busy_until.take() });
+            for Free { buffer, busy_until } in
+                self.pool.give(Free { buffer, busy_until: self.busy_until.take() })
+            {
+                // The device may still read from what is to be freed.
+                if busy_until.is_some_and(|mark| self.device.wait(mark).is_err()) {
+                    std::mem::forget(buffer);
+                }
+            }
         }
     }
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
+    use std::sync::Arc;
+
     use super::*;
+    use crate::call::Stream;
     use crate::device::HostDevice;
+    use crate::ops::Runs;
+
+    /// A device that does nothing, and what it was asked for.
+    #[derive(Clone, Debug, Default)]
+    pub struct Logged(Arc<Mutex<Vec<&'static str>>>);
+
+    pub struct Block(usize, Logged);
+
+    impl Logged {
+        pub fn log(&self, what: &'static str) -> Result<(), Cause> {
+            self.0.lock().unwrap().push(what);
+            Ok(())
+        }
+
+        pub fn logged(&self) -> Vec<&'static str> {
+            std::mem::take(&mut *self.0.lock().unwrap())
+        }
+    }
+
+    impl Device for Logged {
+        type Staging = Block;
+        type Mark = ();
+
+        fn allocate(&self, bytes: usize) -> Result<Block, Cause> {
+            self.log("allocate").map(|()| Block(bytes, self.clone()))
+        }
+
+        unsafe fn download(&self, _: *const u8, _: *mut u8, _: Runs, _: Stream) -> Result<(), Cause> {
+            self.log("download")
+        }
+
+        unsafe fn upload(&self, _: *const u8, _: *mut u8, _: Runs, _: Stream) -> Result<(), Cause> {
+            self.log("upload")
+        }
+
+        unsafe fn copy(&self, _: *const u8, _: *mut u8, _: usize, _: Stream) -> Result<(), Cause> {
+            self.log("copy")
+        }
+
+        fn synchronize(&self, _: Stream) -> Result<(), Cause> {
+            self.log("synchronize")
+        }
+
+        fn mark(&self, _: Stream) -> Result<(), Cause> {
+            Ok(())
+        }
+
+        fn wait(&self, (): ()) -> Result<(), Cause> {
+            self.log("wait")
+        }
+    }
+
+    impl Staging for Block {
+        fn data(&mut self) -> *mut u8 {
+            std::ptr::null_mut()
+        }
+
+        fn capacity(&self) -> usize {
+            self.0
+        }
+    }
+
+    impl Drop for Block {
+        fn drop(&mut self) {
+            let _ = self.1.log("free");
+        }
+    }
+
+    #[test]
+    fn what_the_device_may_still_read_is_freed_when_it_has() {
+        let (device, pool) = (Logged::default(), Pool::<Logged>::new(100));
+        for (bytes, expected) in
+            [(101, &["allocate", "wait", "free"][..]), (80, &["allocate"]), (80, &["wait"])]
+        {
+            let mut lease = pool.lease(&device, bytes).unwrap();
+            lease.until(());
+            drop(lease);
+            assert_eq!(device.logged(), expected, "{bytes}");
+        }
+    }
+
+    #[test]
+    fn sizes_are_rounded_by_a_quarter_at_most() {
+        assert_eq!([0, 1, 7, 9, 1000, 130 << 20].map(rounded), [0, 1, 7, 10, 1024, 160 << 20]);
+    }
 
     #[test]
     fn the_pool_gives_the_smallest_that_fits_and_stays_bounded() {
         let pool = Pool::<HostDevice>::new(100);
-        let give = |size| pool.give(Free { buffer: vec![0; size].into(), busy_until: None });
+        let give = |size| drop(pool.give(Free { buffer: vec![0; size].into(), busy_until: None }));
         let take = |size| pool.take(size).map(|free| free.buffer.len());
         for size in [8, 64, 16] {
             give(size);

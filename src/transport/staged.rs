@@ -64,6 +64,10 @@ impl<D: Device, T: Transport> Staged<D, T> {
         let received = pair.as_mut().map(|lease| lease.data().cast::<[i32; 2]>());
         let pieces = pieces(call, self.piece);
 
+        if call.send.is_none() && call.recv.is_none() {
+            // A rank has come to a barrier when its stream has.
+            self.device.synchronize(stream)?;
+        }
         let mut marks = VecDeque::new();
         if let (Some(from), Some(to)) = (call.send, send) {
             for range in &pieces {
@@ -222,9 +226,32 @@ impl<D: Device, T: Transport> Transport for Staged<D, T> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::pool::tests::Logged;
     use super::*;
     use crate::call::Site;
     use crate::ops::{Dtype, Op, Reduction};
+
+    #[derive(Debug)]
+    struct Host(Logged);
+
+    impl Transport for Host {
+        fn name(&self) -> &'static str {
+            "host"
+        }
+
+        fn execute(&self, call: &Call) -> Result<(), Error> {
+            self.0.log(call.site.op.name()).map_err(Into::into)
+        }
+    }
+
+    #[test]
+    fn a_barrier_waits_for_the_stream() {
+        let device = Logged::default();
+        let staged = Staged::with_sizes("staged", device.clone(), Host(device.clone()), PIECE, 0);
+        let comm = Arc::new(Comm::new("staged-barrier", 0, 0, 1));
+        staged.execute(&Call::new(&Site::new(Op::Barrier, &comm), None, None).unwrap()).unwrap();
+        assert_eq!(device.logged(), ["synchronize", "barrier"]);
+    }
 
     #[test]
     fn pieces_cover_everything_once() {
