@@ -12,6 +12,7 @@ import importlib.util
 import logging
 import os
 import sys
+import warnings
 from pathlib import Path
 from types import ModuleType
 from typing import NoReturn
@@ -107,6 +108,14 @@ def load() -> None:
             "mpi4jax calls MPI from XLA's threads, but MPI was initialized with thread level "
             f"{'SINGLE' if level == MPI.THREAD_SINGLE else 'FUNNELED'}; expected at least "
             "MPI_THREAD_SERIALIZED (mpi4py's default is MPI_THREAD_MULTIPLE: see mpi4py.rc)"
+        )
+    if level < MPI.THREAD_MULTIPLE and MPI.COMM_WORLD.rank == 0:
+        warnings.warn(
+            "mpi4jax: MPI was initialized with thread level SERIALIZED, but Python's thread (for "
+            "new communicators, and through mpi4py) and XLA's threads may call it at once; leave "
+            "mpi4py.rc.thread_level as it is, which asks for MULTIPLE",
+            RuntimeWarning,
+            stacklevel=2,
         )
 
     from . import _compat, _transport, _watch

@@ -202,6 +202,19 @@ def test_thread_level(mpirun, tmp_path, level):
     assert "expected at least MPI_THREAD_SERIALIZED" in job.stderr
 
 
+def test_one_thread_at_a_time_is_warned_of(mpirun, tmp_path):
+    file = tmp_path / "import.py"
+    file.write_text(
+        "import mpi4py\nmpi4py.rc.thread_level = 'serialized'\nfrom mpi4py import MPI\n"
+        "print('level', MPI.Query_thread() == MPI.THREAD_MULTIPLE)\nimport mpi4jax\n"
+    )
+    job = mpirun(2, file)
+    assert job.returncode == 0, job.stderr
+    if "level True" in job.stdout:
+        pytest.skip("this MPI gives more than it is asked for")
+    assert job.stderr.count("RuntimeWarning: mpi4jax: MPI was initialized with thread level") == 1
+
+
 def test_tables_that_differ(mpirun, tmp_path):
     """A native module of another version."""
     error = imported(
