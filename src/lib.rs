@@ -6,6 +6,7 @@
 pub mod error;
 
 pub mod dynlib;
+
 pub mod mpilib;
 
 pub mod ops;
