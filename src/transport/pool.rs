@@ -32,9 +32,10 @@ pub fn bytes_to_keep() -> Result<usize, String> {
     }
 }
 
-/// Up to a quarter more, so that calls of similar sizes share buffers.
+/// Up to a quarter more, so that calls of similar sizes share buffers. Never nothing: memory of no bytes has an address
+/// that MPI may take for `MPI_IN_PLACE`.
 fn rounded(bytes: usize) -> usize {
-    bytes.next_multiple_of((bytes.next_power_of_two() / 8).max(1))
+    bytes.max(1).next_multiple_of((bytes.next_power_of_two() / 8).max(1))
 }
 
 /// A staging buffer that is not in use.
@@ -226,7 +227,7 @@ pub(super) mod tests {
 
     #[test]
     fn sizes_are_rounded_by_a_quarter_at_most() {
-        assert_eq!([0, 1, 7, 9, 1000, 130 << 20].map(rounded), [0, 1, 7, 10, 1024, 160 << 20]);
+        assert_eq!([0, 1, 7, 9, 1000, 130 << 20].map(rounded), [1, 1, 7, 10, 1024, 160 << 20]);
     }
 
     #[test]
