@@ -387,12 +387,18 @@ impl Watchdog {
         };
         match reporter.and_then(|()| self.reporter.report(&headline, reason, true)) {
             Ok(mut report) => {
-                report += if self.settings.abort {
-                    "  the job is ended (MPI4JAX_ON_TIMEOUT=continue: it goes on)\n"
-                } else {
-                    "  the job goes on (MPI4JAX_ON_TIMEOUT=continue)\n"
+                // Others may have been waited for to answer, and what hung has ended since.
+                let is_over = number != AT_END && !under_way().contains(&number);
+                report += match (self.settings.abort, is_over) {
+                    (_, true) => "  it has ended meanwhile: the job goes on\n",
+                    (true, _) => "  the job is ended (MPI4JAX_ON_TIMEOUT=continue: it goes on)\n",
+                    (false, _) => "  the job goes on (MPI4JAX_ON_TIMEOUT=continue)\n",
                 };
                 print(&report);
+                if is_over {
+                    self.reporter.peers.resign_as_reporter();
+                    return;
+                }
             }
             Err(other) => {
                 print(&format!("r{rank} | mpi4jax: {headline}; see the report of rank {other}\n"));

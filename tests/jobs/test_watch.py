@@ -201,7 +201,7 @@ def test_timelines_of_a_job_that_is_ended_are_kept(mpirun, tmp_path):
     )
     env = {
         "MPI4JAX_TRACE": str(tmp_path / "trace.json"),
-        "MPI4JAX_TIMEOUT": "2",
+        "MPI4JAX_TIMEOUT": "6",
         "JAX_PLATFORMS": "cpu",
         "MPI4JAX_DUMP_DIR": str(tmp_path),
     }
