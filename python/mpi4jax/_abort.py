@@ -61,9 +61,10 @@ def _say(words: str) -> None:
 # ---- Exceptions
 
 
-def _say_exception(words: str, exception: Any) -> None:
+def _say_exception(where: str, exception: Any) -> None:
     """In one piece: ranks that fail together do not mix their lines, and no launcher that is told
     of the end meanwhile loses a part."""
+    words = f"an uncaught exception {where} ends the job {_OPT_OUT}"
     if exception is not None:
         words += "\n" + "".join(traceback.format_exception(*exception)).rstrip()
     _flush()
@@ -78,8 +79,7 @@ def _on_exception(
     if not own:
         _previous_hook(kind, value, trace)
     if ends_job:
-        words = f"an uncaught exception on this rank ends the job {_OPT_OUT}"
-        _say_exception(words, (kind, value, trace) if own else None)
+        _say_exception("on this rank", (kind, value, trace) if own else None)
         _abort(130 if issubclass(kind, KeyboardInterrupt) else 1)
 
 
@@ -92,9 +92,8 @@ def _on_thread_exception(args: threading.ExceptHookArgs) -> None:
         _previous_thread_hook(args)
     if ends_job:
         name = args.thread.name if args.thread is not None else ""
-        words = f"an uncaught exception in a thread of this rank ({name}) ends the job {_OPT_OUT}"
         exception = (args.exc_type, args.exc_value, args.exc_traceback)
-        _say_exception(words, exception if own else None)
+        _say_exception(f"in a thread of this rank ({name})", exception if own else None)
         _abort(1)
 
 

@@ -41,6 +41,17 @@ def side_by_side(counts: Iterable[int]) -> tuple[Part, ...]:
     return tuple((end - count, count) for end, count in zip(ends, counts, strict=True))
 
 
+def with_root(
+    known: tuple[int, ...], root: int, comm: Comm
+) -> tuple[int, tuple[Part, ...], tuple[Part, ...]]:
+    """Of an array that is whole on the root: its rows on this rank, which of them are whose, and
+    which of this rank's own rows go to, or come from, whom."""
+    own = known[comm.rank]
+    everyones = known if root == comm.rank else (0,) * comm.size
+    rows = sum(known) if root == comm.rank else own
+    return rows, side_by_side(everyones), only(root, (0, own), comm.size)
+
+
 def only(rank: int, part: Part, size: int) -> tuple[Part, ...]:
     """The rows of one rank, and nothing for the others."""
     return tuple(part if r == rank else NOTHING for r in range(size))

@@ -385,27 +385,25 @@ impl Watchdog {
             Some(other) => Err(other),
             None => self.reporter.peers.become_reporter(),
         };
+        let mut ends = self.settings.abort;
         match reporter.and_then(|()| self.reporter.report(&headline, reason, true)) {
             Ok(mut report) => {
                 // Others may have been waited for to answer, and what hung has ended since.
                 let is_over = number != AT_END && !under_way().contains(&number);
-                report += match (self.settings.abort, is_over) {
+                report += match (ends, is_over) {
                     (_, true) => "  it has ended meanwhile: the job goes on\n",
                     (true, _) => "  the job is ended (MPI4JAX_ON_TIMEOUT=continue: it goes on)\n",
                     (false, _) => "  the job goes on (MPI4JAX_ON_TIMEOUT=continue)\n",
                 };
                 print(&report);
-                if is_over {
-                    self.reporter.peers.resign_as_reporter();
-                    return;
-                }
+                ends &= !is_over;
             }
             Err(other) => {
                 print(&format!("r{rank} | mpi4jax: {headline}; see the report of rank {other}\n"));
                 if let Some(word) = self.reporter.peers.asked() {
                     let _ = self.reporter.answer(&word, reason);
                 }
-                if self.settings.abort {
+                if ends {
                     // The other rank ends the job when it has reported.
                     std::thread::sleep(2 * GRACE);
                     if !under_way().contains(&number) {
@@ -415,7 +413,7 @@ impl Watchdog {
                 }
             }
         }
-        if self.settings.abort {
+        if ends {
             end::end_job(HUNG, clean);
         }
         self.reporter.peers.resign_as_reporter();

@@ -67,11 +67,12 @@ def gatherv(
     """
     c = as_comm("gatherv", comm)
     known, to = _rows.counts_of("gatherv", "counts", counts, c), rank_of("gatherv", "root", root, c)
+    rows, receives, sends = _rows.with_root(known, to, c)
     p = {
         "comm": c,
         "root": to,
-        "rows": (known[c.rank], sum(known) if to == c.rank else known[c.rank]),
-        "sends": _rows.only(to, (0, known[c.rank]), c.size),
-        "receives": _rows.side_by_side(known if to == c.rank else (0,) * c.size),
+        "rows": (known[c.rank], rows),
+        "sends": sends,
+        "receives": receives,
     }
     return run("gatherv", (x,), token, p)

@@ -73,11 +73,12 @@ def scatterv(
     c = as_comm("scatterv", comm)
     known = _rows.counts_of("scatterv", "counts", counts, c)
     of = rank_of("scatterv", "root", root, c)
+    rows, sends, receives = _rows.with_root(known, of, c)
     p = {
         "comm": c,
         "root": of,
-        "rows": (sum(known) if of == c.rank else known[c.rank], known[c.rank]),
-        "sends": _rows.side_by_side(known if of == c.rank else (0,) * c.size),
-        "receives": _rows.only(of, (0, known[c.rank]), c.size),
+        "rows": (rows, known[c.rank]),
+        "sends": sends,
+        "receives": receives,
     }
     return run("scatterv", (x,), token, p)
