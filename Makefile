@@ -22,7 +22,7 @@ build: .venv/built ## .venv with mpi4jax installed, and an MPI if the machine ha
 wheel: .venv/tools ## one wheel for every MPI, in dist/
 	$(BIN)/python tools/make_wheel.py dist
 
-test: lint test-rust ## what CI does: on 1 to 4 ranks, old and new JAX, Open MPI, MPICH and Intel MPI
+test: lint docs test-rust ## what CI does: on 1 to 4 ranks, old and new JAX, Open MPI, MPICH and Intel MPI
 	$(BIN)/python tools/matrix.py
 
 test-all: export MPI4JAX_TEST_ALL = 1

@@ -11,6 +11,7 @@ import mpi4jax
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import operations
+import run_examples
 
 project = "mpi4jax"
 author = "The mpi4jax authors"
@@ -32,7 +33,9 @@ html_theme = "furo" if importlib.util.find_spec("furo") else "alabaster"
 html_title = f"mpi4jax {release}"
 
 
+def read(app, name, pages):
+    pages.append(run_examples.with_commands(operations.filled(pages.pop())))
+
+
 def setup(app):
-    app.connect(
-        "source-read", lambda app, name, pages: pages.append(operations.filled(pages.pop()))
-    )
+    app.connect("source-read", read)

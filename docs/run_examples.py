@@ -2,19 +2,27 @@
 
     python docs/run_examples.py [-k TEXT] [FILES]
 
-In the Markdown files,
-    <!-- ranks: 2 -->    before a ```python block says how many ranks it is for (else one);
-    <!-- output -->      before a ```text block says that it is what the block above prints, the
-                         lines in any order (ranks print when they like).
+In the Markdown files, comments stand before blocks. Of a ```python block,
+    <!-- ranks: 2 -->    it is for two ranks, else for one;
+    <!-- ranks: 2, file: solver.py, status: 97, with: NAME=VALUE -->
+                         it is saved by that name, else as example.py, runs with that variable, and
+                         the job's exit status is that. Any of these may be left out.
+Of a ```text block,
+    <!-- output -->      it is what the block above prints, the lines in any order (ranks print when
+                         they like);
+    <!-- errors -->      it is a part of what the block above prints on standard error, but for
+                         times and paths.
+The pages show the command before both (`with_commands`).
 """
 
 import argparse
 import re
+import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 DOCS = Path(__file__).resolve().parent
@@ -29,28 +37,68 @@ BLOCK = re.compile(
 )
 
 
+# What differs from run to run in reports.
+TIME = re.compile(r"\b[\d.]+(e-\d+)? (s|ms|us)\b")
+PATH = re.compile(r"/tmp/\S+")
+
+
+def lasting(report: str) -> str:
+    return PATH.sub("/tmp/...", TIME.sub("... s", report))
+
+
 @dataclass
 class Block:
     file: Path
     line: int
-    ranks: int
     code: str
+    ranks: int = 1
+    program: str = "example.py"
+    status: int = 0
+    env: dict[str, str] = field(default_factory=dict)
     output: str | None = None
+    errors: str | None = None
 
     @property
     def name(self) -> str:
         return f"{self.file.name}:{self.line}"
 
-    def differs(self, printed: str) -> str | None:
-        """What is wrong with the output, if anything."""
+    @property
+    def command(self) -> str:
+        """What a user types."""
+        before = "".join(f"{k}={v} " for k, v in self.env.items())
+        start = f"mpiexec -n {self.ranks} " if self.ranks > 1 else ""
+        return f"{before}{start}python {self.program}"
+
+    def differs(self, job: subprocess.CompletedProcess[str]) -> str | None:
+        """What is wrong with the job, if anything."""
+        if job.returncode != self.status:
+            return f"exit status {job.returncode}\n{job.stdout}{job.stderr}"
+        if self.errors is not None and lasting(self.errors) not in lasting(job.stderr):
+            return f"expected errors:\n{self.errors}\ngot:\n{job.stderr}"
         if self.output is None:
             return None
         expected, got = (
-            sorted(text.split("\n")) for text in (self.output.strip(), printed.strip())
+            sorted(text.split("\n")) for text in (self.output.strip(), job.stdout.strip())
         )
         if expected == got:
             return None
-        return f"expected output:\n{self.output}\ngot:\n{printed}"
+        return f"expected output:\n{self.output}\ngot:\n{job.stdout}"
+
+
+def marked(file: Path, line: int, mark: str, code: str) -> Block:
+    """A block, with what the comment before it says."""
+    block = Block(file, line, code)
+    for name, value in re.findall(r"(\w+): ([^,]+)", mark):
+        if name in ("ranks", "status"):
+            setattr(block, name, int(value))
+        elif name == "file":
+            block.program = value
+        elif name == "with":
+            variable, _, setting = value.partition("=")
+            block.env[variable] = setting
+        else:
+            raise ValueError(f"{block.name}: {mark}")
+    return block
 
 
 def blocks(file: Path) -> Iterator[Block]:
@@ -62,13 +110,28 @@ def blocks(file: Path) -> Iterator[Block]:
         if match["language"] == "python":
             if last:
                 yield last
-            ranks = re.fullmatch(r"ranks: (\d+)", mark)
             line = text.count("\n", 0, match.start("text")) + 1
-            last = Block(file, line, int(ranks[1]) if ranks else 1, match["text"])
-        elif mark == "output" and last:
-            last.output = match["text"]
+            last = marked(file, line, mark, match["text"])
+        elif mark in ("output", "errors") and last:
+            setattr(last, mark, match["text"])
     if last:
         yield last
+
+
+def with_commands(text: str) -> str:
+    """A page on which each output begins with the command that it is of."""
+    last = Block(Path(), 0, "")
+
+    def shown(match: re.Match[str]) -> str:
+        nonlocal last
+        mark = match["mark"] or ""
+        if match["language"] == "python":
+            last = marked(Path(), 0, mark, "")
+        elif mark in ("output", "errors"):
+            return f"```text\n$ {last.command}\n{match['text']}```"
+        return match[0]
+
+    return BLOCK.sub(shown, text)
 
 
 def run(block: Block, time_limit: float = 120) -> str | None:
@@ -76,13 +139,10 @@ def run(block: Block, time_limit: float = 120) -> str | None:
     from mpirun import captured
 
     with tempfile.TemporaryDirectory() as folder:
-        program = Path(folder) / "example.py"
-        program.write_text(block.code)
-        command = [sys.executable, str(program)]
-        job = captured(block.ranks, command, cwd=folder, time_limit=time_limit)
-    if job.returncode != 0:
-        return f"exit status {job.returncode}\n{job.stdout}{job.stderr}"
-    return block.differs(job.stdout)
+        (Path(folder) / block.program).write_text(block.code)
+        command = [sys.executable, block.program]
+        job = captured(block.ranks, command, cwd=folder, time_limit=time_limit, env=block.env)
+    return block.differs(job)
 
 
 def main() -> int:

@@ -38,6 +38,8 @@ from ._tokens import auto_tokenize, create_token  # noqa: E402
 from ._transport import (  # noqa: E402
     TransportInfo,
     has_cuda_support,
+    has_hip_support,
+    has_sycl_support,
     transport_info,
 )
 from .ops import *  # noqa: E402, F403
@@ -47,16 +49,6 @@ gen_token = create_token
 if os.environ.get("MPI4JAX_NOTOKEN", "0") not in ("", "0"):
     # For programs written for packages whose functions at this level return no tokens.
     globals().update({name: getattr(notoken, name) for name in notoken.WITHOUT_TOKENS})
-
-
-def has_hip_support() -> bool:
-    """Whether there is a transport for ROCm: no. For programs that ask."""
-    return False
-
-
-def has_sycl_support() -> bool:
-    """Whether there is a transport for SYCL: no. For programs that ask."""
-    return False
 
 
 # At exit, in the opposite order: what is under way ends, then this rank says that it has finished.

@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 
 from mpi4py import MPI
 
-from . import _native
+from . import _native, _tokens
 
 # A rank that fails has this long to end the job through MPI.
 _LAST_RESORT = 3.0
@@ -74,6 +74,7 @@ def _say_exception(where: str, exception: Any) -> None:
 def _on_exception(
     kind: type[BaseException], value: BaseException, trace: TracebackType | None
 ) -> None:
+    _tokens.advise(value, trace)
     ends_job = not _interactive()
     own = ends_job and _previous_hook is sys.__excepthook__
     if not own:
@@ -133,10 +134,20 @@ def _at_exit() -> None:
         _native.abort_after(_EXIT_GRACE, _exit_code & 0xFF or 1)
 
 
-def install() -> None:
-    """Make errors of this rank end the job. Called when the package is imported."""
+def _only_advise(
+    kind: type[BaseException], value: BaseException, trace: TracebackType | None
+) -> None:
+    _tokens.advise(value, trace)
+    _previous_hook(kind, value, trace)
+
+
+def install(ends_job: bool) -> None:
+    """Make errors of this rank end the job, if they are to. Called when the package is imported."""
     global _previous_hook, _previous_thread_hook
-    _previous_hook, sys.excepthook = sys.excepthook, _on_exception
+    hook = _on_exception if ends_job else _only_advise
+    _previous_hook, sys.excepthook = sys.excepthook, hook
+    if not ends_job:
+        return
     _previous_thread_hook, threading.excepthook = threading.excepthook, _on_thread_exception
     sys.exit = _exit
     quitter = type(getattr(builtins, "exit", None))
@@ -147,7 +158,7 @@ def install() -> None:
 
 def uninstall() -> None:
     """Undo :func:`install`, but for ``sys.exit``, which does no more than it always did."""
-    if sys.excepthook is _on_exception:
+    if sys.excepthook in (_on_exception, _only_advise):
         sys.excepthook = _previous_hook
     if threading.excepthook is _on_thread_exception:
         threading.excepthook = _previous_thread_hook

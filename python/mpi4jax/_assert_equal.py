@@ -34,7 +34,7 @@ def assert_equal(x: Any, *, comm: MPI.Intracomm | None = None, token: Any = None
         token: token from another op, or None.
 
     Returns:
-        Tuple of ``x``, unchanged, and the new token.
+        tuple: ``x``, unchanged; and the new token.
 
     Raises:
         AssertionError: ranks have different values. It names the leaf, the first index where one

@@ -115,7 +115,7 @@ def scatter_blocks(
         token: token from another op, or None.
 
     Returns:
-        Tuple of this rank's block and the new token.
+        tuple: this rank's block; and the new token.
 
     Raises:
         TypeError: a wrong type of an argument.
@@ -178,8 +178,7 @@ def gather_blocks(
         token: token from another op, or None.
 
     Returns:
-        Tuple of the result and the new token. The result is the whole array on the root; on other
-        ranks it is ``x``, unchanged.
+        tuple: the whole array on the root, and ``x``, unchanged, on other ranks; and the new token.
 
     Raises:
         TypeError: a wrong type of an argument.

@@ -25,7 +25,7 @@ from ._misuse import warn_of_used_token
 from ._packing import bind_trees, pack_arguments, with_templates
 from ._primitive import PRIMITIVES, bind, split
 from ._spec import OFFSET, PEERS, SPECS, Params, Spec
-from ._tokens import NO_TOKEN, ZERO_TOKEN, check_token, create_token, token_operand
+from ._tokens import NO_TOKEN, ZERO_TOKEN, check_token, create_token, note_call, token_operand
 
 # Handed to compiled code as they are; anything else may be a pytree.
 _ARRAYS = {_compat.ArrayImpl, np.ndarray, float, int, complex, bool, np.float32, np.float64}
@@ -37,7 +37,8 @@ def run(name: str, args: tuple[Any, ...], token: Any, p: Params) -> Any:
     """Run an op; its result, with the new token unless the caller is of `notoken`."""
     spec = SPECS[name]
     want = token is not NO_TOKEN
-    if token is not None and want:
+    if want:
+        note_call(name, token)
         check_token(name, token)
     if _clean():
         return _eager(spec, args, p, want)

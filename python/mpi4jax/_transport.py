@@ -58,6 +58,16 @@ def has_cuda_support() -> bool:
     return _native.has_cuda_support()
 
 
+def has_hip_support() -> bool:
+    """Whether there is a transport for ROCm: no. For programs that ask."""
+    return False
+
+
+def has_sycl_support() -> bool:
+    """Whether there is a transport for SYCL: no. For programs that ask."""
+    return False
+
+
 # What launchers call the number of a process among those of its node.
 _LOCAL_RANKS = (
     "OMPI_COMM_WORLD_LOCAL_RANK",

@@ -135,8 +135,7 @@ def start() -> None:
         _watch_stacks(_stacks)
     if trace := os.environ.get("MPI4JAX_TRACE"):
         _native.trace_to(trace_file(trace, rank), rank)
-    if size > 1 and may_abort:
-        _abort.install()
+    _abort.install(ends_job=size > 1 and may_abort)
 
 
 def finish() -> None:

@@ -15,8 +15,9 @@ from ._comm import MEAN, default_comm
 from ._flush import flush
 from ._jit import jit
 from ._pvary import pvary
+from ._time_limit import time_limit
 from ._tokens import auto_tokenize, without_token
-from ._transport import has_cuda_support
+from ._transport import has_cuda_support, has_hip_support, has_sycl_support, transport_info
 
 if TYPE_CHECKING:  # they see the arguments, and `token` among them: no type takes one away
     from ._assert_equal import assert_equal
@@ -40,8 +41,12 @@ __all__ = [
     "flush",
     "gather_blocks",
     "has_cuda_support",
+    "has_hip_support",
+    "has_sycl_support",
     "jit",
     "pvary",
     "scatter_blocks",
+    "time_limit",
+    "transport_info",
 ]
 __all__ += ops.__all__

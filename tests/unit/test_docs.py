@@ -4,7 +4,9 @@ import ast
 import re
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 
+import figures
 import operations
 import pytest
 import run_examples
@@ -30,6 +32,17 @@ def test_public_functions_are_documented(name):
         assert name in getattr(notoken, name).__doc__
 
 
+@pytest.mark.parametrize("name", sorted(notoken.WITHOUT_TOKENS))
+def test_functions_without_tokens_are_documented_in_full(name):
+    """By what is said of those with tokens, less the tokens."""
+    doc, other = getattr(notoken, name).__doc__, getattr(mpi4jax, name).__doc__
+    assert "token" not in doc.replace("notoken", ""), doc
+    assert doc.splitlines()[0] == other.splitlines()[0]
+    assert len(doc.splitlines()) >= len(other.splitlines()) - 2
+    returns = re.search(r"Returns:\n +(.*)", doc)[1]
+    assert (returns == "None.") == (name in ("send", "barrier")), returns
+
+
 def test_pages_have_the_tables_of_operations():
     """Each has a row for each op, no cell of which is empty."""
     pages = "".join(file.read_text() for file in FILES)
@@ -47,11 +60,41 @@ FILES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCKS = [block for file in FILES for block in run_examples.blocks(file)]
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
-def test_pages_say_on_how_many_ranks_examples_run(file):
-    text = file.read_text()
-    for ranks in {block.ranks for block in run_examples.blocks(file)} - {1}:
-        assert f"mpiexec -n {ranks} python" in text, ranks
+def test_pages_show_the_command_of_each_output():
+    """In the place of a sentence about it on each page."""
+    page = ROOT / "docs" / "debugging.md"
+    shown = run_examples.with_commands(page.read_text())
+    assert "```text\n$ mpiexec -n 3 python solver.py\nr0 | mpi4jax: allreduce #5" in shown
+    assert "run_examples.with_commands" in (ROOT / "docs" / "conf.py").read_text()
+    for file in FILES:
+        shown = run_examples.with_commands(file.read_text())
+        outputs = [b for b in run_examples.blocks(file) if b.output is not None]
+        assert shown.count("```text\n$ ") >= len(outputs), file.name
+
+
+def test_outputs_are_told_apart():
+    """What a job printed is held against the page, in words; times and paths may differ."""
+    text = (
+        "<!-- ranks: 2, file: a.py, with: X=1, status: 97 -->\n```python\nf()\n```\n"
+        "<!-- output -->\n```text\n1\n2\n```\n<!-- errors -->\n```text\nfor 4.3 s in /tmp/x\n```\n"
+    )
+    (block,) = run_examples.blocks(SimpleNamespace(name="page.md", read_text=lambda: text))
+    assert block.command == "X=1 mpiexec -n 2 python a.py"
+    job = {"returncode": 97, "stdout": "2\n1\n", "stderr": "?\nfor 12.0 s in /tmp/y\n."}
+    assert block.differs(SimpleNamespace(**job)) is None
+    for wrong in ({"returncode": 0}, {"stdout": "1\n"}, {"stderr": "since 4.3 s in /tmp/x\n"}):
+        assert block.differs(SimpleNamespace(**{**job, **wrong})), wrong
+
+
+def test_pictures_are_described():
+    """For those who cannot see them; and each is there."""
+    pictures = 0
+    for file in FILES:
+        for words, picture in re.findall(r"!\[([^\]]*)\]\(([^)]+)\)", file.read_text()):
+            assert (len(words) > 10, (file.parent / picture).is_file()) == (True, True), picture
+            pictures += 1
+    assert pictures >= 6
+    assert (ROOT / "docs" / "blocks.svg").read_text() == figures.blocks(), "run docs/figures.py"
 
 
 def test_every_block_is_found():

@@ -1,0 +1,113 @@
+"""Programs that were written for older packages of this name run as they are."""
+
+import pytest
+
+# From 0.8 on: results alone. Before: tokens.
+NEWER = """
+import jax
+import jax.numpy as jnp
+from mpi4py import MPI
+
+import mpi4jax
+
+comm = MPI.COMM_WORLD
+rank, size = comm.Get_rank(), comm.Get_size()
+assert mpi4jax.has_cuda_support() in (True, False) and not mpi4jax.has_sycl_support()
+
+
+@jax.jit
+def everything(x):
+    total = mpi4jax.allreduce(x, op=MPI.SUM, comm=comm)
+    total = total + mpi4jax.bcast(x, 0, comm=comm)
+    total = total + mpi4jax.allgather(x, comm=comm).sum(axis=0)
+    if rank == 0:
+        mpi4jax.send(total, dest=1, tag=3, comm=comm)
+    elif rank == 1:
+        total = mpi4jax.recv(total, source=0, tag=3, comm=comm)
+    right, left = (rank + 1) % size, (rank - 1) % size
+    return mpi4jax.sendrecv(total, total, source=left, dest=right, comm=comm)
+
+
+y = everything(jnp.full(3, 1.0 + rank))
+mpi4jax.barrier(comm=comm)
+gradient = jax.grad(lambda x: mpi4jax.allreduce(x**2, op=MPI.SUM, comm=comm))(1.0 + rank)
+print(y.tolist(), gradient)
+"""
+TOKENS = """
+import jax
+import jax.numpy as jnp
+from mpi4py import MPI
+
+import mpi4jax
+
+comm = MPI.COMM_WORLD
+rank, size = comm.Get_rank(), comm.Get_size()
+assert mpi4jax.has_cuda_support() in (True, False)
+
+
+@jax.jit
+def everything(x):
+    token = jax.lax.create_token()
+    total, token = mpi4jax.allreduce(x, op=MPI.SUM, comm=comm, token=token)
+    y, token = mpi4jax.bcast(x, 0, comm=comm, token=token)
+    z, token = mpi4jax.allgather(x, comm=comm, token=token)
+    total = total + y + z.sum(axis=0)
+    if rank == 0:
+        token = mpi4jax.send(total, dest=1, tag=3, comm=comm, token=token)
+    elif rank == 1:
+        total, token = mpi4jax.recv(total, source=0, tag=3, comm=comm, token=token)
+    right, left = (rank + 1) % size, (rank - 1) % size
+    y, token = mpi4jax.sendrecv(total, total, source=left, dest=right, comm=comm, token=token)
+    return y
+
+
+y = everything(jnp.full(3, 1.0 + rank))
+token = mpi4jax.barrier(comm=comm)
+gradient = jax.grad(lambda x: mpi4jax.allreduce(x**2, op=MPI.SUM, comm=comm)[0])(1.0 + rank)
+print(y.tolist(), gradient)
+"""
+
+
+@pytest.mark.parametrize("text, env", [(NEWER, {"MPI4JAX_NOTOKEN": 1}), (TOKENS, {})])
+def test_older_programs(mpirun, tmp_path, text, env):
+    (tmp_path / "program.py").write_text(text)
+    job = mpirun(2, "program.py", env=env)
+    assert job.returncode == 0, job.stderr
+    assert sorted(job.stdout.splitlines()) == ["[7.0, 7.0, 7.0] 2.0", "[7.0, 7.0, 7.0] 4.0"]
+
+
+def test_one_line_changed(mpirun, tmp_path):
+    text = NEWER.replace("\nimport mpi4jax\n", "\nimport mpi4jax.notoken as mpi4jax\n")
+    (tmp_path / "program.py").write_text(text)
+    job = mpirun(2, "program.py")
+    assert job.returncode == 0, job.stderr
+    assert "[7.0, 7.0, 7.0] 2.0" in job.stdout
+
+
+ADVICE = "write `import mpi4jax.notoken as mpi4jax`, or set MPI4JAX_NOTOKEN=1"
+HEAD = """
+import jax, jax.numpy as jnp, numpy as np
+import mpi4jax
+x = jnp.ones(3)
+"""
+# Lines of programs for 0.8 and newer, and whether the error that they meet has the advice.
+LINES = {
+    "y = mpi4jax.allreduce(x) + 1": True,
+    "y = mpi4jax.allreduce(x)\nz = 2.5 * y": True,
+    "y = mpi4jax.allreduce(x).sum()": True,
+    "f = jax.jit(lambda x: jnp.sum(mpi4jax.allreduce(x)))\nf(x)": True,
+    "def f(y): return y.shape\nf(mpi4jax.allgather(x))": True,
+    "def f(i, x): return mpi4jax.allreduce(x)\njax.lax.fori_loop(0, 3, f, x)": True,
+    "y, _ = mpi4jax.allreduce(x)\n(1, 2) + 1": False,  # its own mistake
+    "y, t = mpi4jax.allreduce(x)\nmpi4jax.bcast(x, token=t) + 1": False,  # it knows of tokens
+    "y = mpi4jax.allreduce(x)\ny[0].no_such_thing": False,
+    "mpi4jax.notoken.allreduce(x) + ()": False,
+}
+
+
+@pytest.mark.parametrize("lines", LINES)
+def test_an_error_about_a_tuple_says_what_to_change(mpirun, tmp_path, lines):
+    (tmp_path / "program.py").write_text(HEAD + lines)
+    job = mpirun(1, "program.py")
+    assert job.returncode == 1, job.stderr
+    assert (ADVICE in job.stderr) == LINES[lines], job.stderr
