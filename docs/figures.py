@@ -60,7 +60,7 @@ def blocks() -> str:
             ghost = not (0 <= row < BLOCK and 0 <= column < BLOCK)
             cell(left + (column + 1) * CELL, top + (row + 1) * CELL, row, column, ghost)
     frame(left + CELL, top + CELL)
-    text(left + 2.5 * CELL, top + 5 * CELL + 20, "dashed: ghost cells, copies of the owners' cells")
+    text(left + 2.5 * CELL, top + 5 * CELL + 20, "dashed: ghost cells")
     width, height = 640, 64 + SIDE * CELL + 34
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
