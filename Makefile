@@ -75,6 +75,7 @@ bench: .venv/tools ## speed against raw MPI, mpi4py, mpi4jax 0.9.1 and gloo: doc
 
 docs: .venv/tools ## HTML in docs/_build/html
 	$(BIN)/sphinx-build -W docs docs/_build/html
+	$(BIN)/python docs/check_pages.py
 
 clean: ## everything that make has made
 	rm -rf .venv .cache build demo dist docs/_build target python/*.egg-info

@@ -30,6 +30,8 @@ napoleon_numpy_docstring = False
 napoleon_custom_sections = ["Derivative"]
 
 html_theme = "furo" if importlib.util.find_spec("furo") else "alabaster"
+html_static_path = ["static"]
+html_css_files = ["tables.css"]
 html_title = f"mpi4jax {release}"
 
 
