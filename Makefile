@@ -7,7 +7,7 @@ SOURCES := $(shell find src -type f) $(wildcard Cargo.* build.rs setup.py pyproj
 CARGO := environment="$$($(BIN)/python build_support/toolchain.py environment)" && \
 	eval "$$environment" && cargo
 
-.PHONY: help demo build wheel test test-all test-wheels table test-quick test-rust fuzz lint lint-rust lint-python format bench docs clean
+.PHONY: help demo build wheel test test-all test-wheels table test-quick test-rust fuzz lint lint-rust lint-python format bench bench-quick docs clean
 
 help: ## what can be made
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -72,6 +72,9 @@ format: .venv/tools ## what `make lint` only checks
 
 bench: .venv/tools ## speed against raw MPI, mpi4py, mpi4jax 0.9.1 and gloo: docs/benchmarks.md
 	$(BIN)/python benches/run.py
+
+bench-quick: .venv/tools ## six ratios in two minutes, beside those of benches/quick.json
+	$(BIN)/python benches/quick.py
 
 docs: .venv/tools ## HTML in docs/_build/html
 	$(BIN)/sphinx-build -W docs docs/_build/html

@@ -29,6 +29,24 @@ class Key(NamedTuple):
 
 # Seconds, or page faults, of one operation in each round.
 Results = dict[Key, list[float]]
+# {(ranks, where): {contender: seconds of a step in each round}}
+Models = dict[tuple[int, str], dict[str, list[float]]]
+
+
+class Run(NamedTuple):
+    """All that is known of a run of the benchmarks."""
+
+    date: str
+    minutes: float
+    machine: str
+    load: float
+    rounds: int
+    seconds: float
+    size: list[int]
+    notes: list[str]
+    results: Results
+    faults: Results
+    models: Models
 
 
 def size_name(nbytes: int) -> str:
@@ -76,8 +94,7 @@ def busy(load: float) -> list[str]:
 
 def ratio(above: list[list[float]], below: list[list[float]]) -> tuple[float, float, float]:
     """The ratios of the sums in each round: their median, and their quartiles."""
-    rounds = zip(zip(*above, strict=True), zip(*below, strict=True), strict=True)
-    return spread([sum(a) / sum(b) for a, b in rounds])
+    return spread(rounds_of(above, below))
 
 
 def spread(values: list[float]) -> tuple[float, float, float]:
@@ -88,9 +105,38 @@ def spread(values: list[float]) -> tuple[float, float, float]:
     return median, low, high
 
 
-def ratio_name(value: float, low: float, high: float) -> str:
+def interval(values: list[float]) -> float:
+    """The 95 % interval of the median, as a part of it; of few values, infinity.
+
+    From the order of the values alone: they may be distributed as they like.
+    """
+    ordered, n = sorted(values), len(values)
+    if n < 6:  # even from the least to the most it is not 95 %
+        return float("inf")
+    # The number of values below the median is binomial.
+    below = max(1, int((n - 1.96 * n**0.5) / 2))
+    return (ordered[n - below] - ordered[below - 1]) / statistics.median(ordered)
+
+
+def rounds_of(above: list[list[float]], below: list[list[float]]) -> list[float]:
+    """The ratio of the sums in each round."""
+    rounds = zip(zip(*above, strict=True), zip(*below, strict=True), strict=True)
+    return [sum(a) / sum(b) for a, b in rounds]
+
+
+KNOWN = 0.05
+
+
+def ratio_name(value: float, low: float, high: float, known: float = 0.0) -> str:
+    """With a ~ if the median is not known well enough."""
     digits = ".0f" if value >= 100 else ".2f"
-    return f"{value:{digits}} ({low:{digits}} to {high:{digits}})"
+    mark = "~" if known > KNOWN else ""
+    return f"{mark}{value:{digits}} ({low:{digits}} to {high:{digits}})"
+
+
+def ratio_of(above: list[list[float]], below: list[list[float]]) -> str:
+    values = rounds_of(above, below)
+    return ratio_name(*spread(values), interval(values))
 
 
 # ---- Operations
@@ -168,7 +214,7 @@ def operations(results: Results, faults: Results) -> list[str]:
             row = list(name)
             for _, above, *below in RATIOS:
                 terms = [of(*above), *(of(*one) for one in below)]
-                row.append(ratio_name(*ratio(terms[:1], terms[1:])) if all(terms) else "")
+                row.append(ratio_of(terms[:1], terms[1:]) if all(terms) else "")
             ratios.append(row)
         title = f"{ranks} rank{'s' if ranks > 1 else ''}{where}"
         columns = ["op", "size", *(title for title, *_ in COLUMNS)]
@@ -178,57 +224,7 @@ def operations(results: Results, faults: Results) -> list[str]:
     return out
 
 
-STYLES = {
-    (NEW, "raw"): ("raw MPI, C loop", "black", "--", ""),
-    (NEW, "mpi4py"): ("mpi4py", "0.55", "--", ""),
-    (NEW, "noop"): ("jitted no-op", "0.55", ":", ""),
-    (NEW, "loop"): ("mpi4jax, in a jitted loop", "#0b4f8a", "-", "o"),
-    (NEW, "jit"): ("mpi4jax, jitted", "#2a8fd8", "-", "s"),
-    (NEW, "eager"): ("mpi4jax, eager", "#8cc8f0", "-", "^"),
-    (OLD, "loop"): ("0.9.1, in a jitted loop", "#8a2f0b", "-", "o"),
-    (OLD, "jit"): ("0.9.1, jitted", "#e06a2a", "-", "s"),
-    (OLD, "eager"): ("0.9.1, eager", "#f5b48c", "-", "^"),
-    (GLOO, "jit"): ("JAX's own (gloo), jitted", "#3a8a4d", "-", "s"),
-}
-
-
-def plot_operations(results: Results, path: Path) -> None:
-    """Time by size, for each of the operations that were measured at all sizes."""
-    import matplotlib.pyplot as plt
-
-    sizes = sorted({key.nbytes for key in results if key.op in ("allreduce", "sendrecv")})
-    places = {
-        op: [place for place, measured in cases(results).items() if op in dict(measured)]
-        for op in ("allreduce", "sendrecv")
-    }
-    places = {op: where for op, where in places.items() if where}
-    columns = max(map(len, places.values()), default=1)
-    figure, axes = plt.subplots(
-        max(1, len(places)), columns, figsize=(3.2 * columns + 2, 3.4 * len(places) + 0.6),
-        sharex=True, sharey=True, squeeze=False, layout="constrained",
-    )  # fmt: skip
-    handles = {}
-    for row, (op, where_measured) in zip(axes, places.items(), strict=False):
-        for ax, (ranks, where) in zip(row, where_measured, strict=False):
-            for (contender, mode), (label, colour, line, marker) in STYLES.items():
-                keys = [k for k in results if k == Key(ranks, op, k.nbytes, contender, mode, where)]
-                if keys:
-                    times = [statistics.median(results[key]) * 1e6 for key in keys]
-                    (handles[label],) = ax.plot(
-                        [key.nbytes for key in keys], times, line, color=colour, marker=marker, ms=4
-                    )
-            ax.set(xscale="log", yscale="log", title=f"{op}, n = {ranks}{where}")
-            ax.set_xticks(sizes, [size_name(nbytes) for nbytes in sizes], fontsize=7)
-            ax.minorticks_off()
-            ax.grid(alpha=0.3)
-    figure.supylabel("time of one operation (us)")
-    figure.legend(handles.values(), handles.keys(), loc="outside right center")
-    save(figure, path)
-
-
 # ---- The model
-
-Models = dict[tuple[int, str], dict[str, list[float]]]
 
 MODEL_RATIOS = [(NEW, OLD), (HALO, OLD)]
 
@@ -242,7 +238,7 @@ def model_ratio(times: dict[str, list[float]], new: str, old: str) -> str:
     """How much faster the model is with ``new``; empty if one of them was not measured."""
     if new not in times or old not in times:
         return ""
-    return ratio_name(*ratio([times[old]], [times[new]]))
+    return ratio_of([times[old]], [times[new]])
 
 
 def model_table(models: Models) -> list[str]:
@@ -259,39 +255,15 @@ def model_table(models: Models) -> list[str]:
     return grid([*titles, *(f"{new} over {old}" for new, old in MODEL_RATIOS)], rows)
 
 
-def plot_model(models: Models, path: Path) -> None:
-    import matplotlib.pyplot as plt
-
-    colours = {NEW: "#2a8fd8", HALO: "#0b4f8a", OLD: "#e06a2a"}
-    names = [name for name in colours if any(name in times for times in models.values())]
-    figure, ax = plt.subplots(figsize=(7, 3.5), layout="constrained")
-    for i, name in enumerate(names):
-        at = [k + (i - (len(names) - 1) / 2) * 0.2 for k in range(len(models))]
-        speeds = [
-            1 / statistics.median(times[name]) if name in times else 0 for times in models.values()
-        ]
-        ax.bar(at, speeds, 0.19, color=colours[name], label=name)
-    ax.set_xticks(range(len(models)), [f"n = {ranks}\n{where}" for ranks, where in models])
-    ax.set(ylabel="steps per second", title="shallow-water model")
-    ax.legend()
-    save(figure, path)
-
-
 # ---- The page
-
-
-def save(figure, path: Path) -> None:
-    import matplotlib.pyplot as plt
-
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
 
 
 HOW = """\
 Contenders take turns in one run, so that what else happens on the machine happens to all of them.
-A time is the median of {rounds} rounds of about {milliseconds:g} ms (a third as many from 4 MiB
-on), on the slowest rank; a ratio is the median of the ratios within the rounds, with their
-quartiles in brackets. Figures of different runs are not comparable.
+A time is the median of its rounds, on the slowest rank. A ratio is the median of the ratios within
+the rounds, with their quartiles in brackets. There are {rounds} rounds of about {milliseconds:g} ms
+(a third as many from 4 MiB on){more}. A `~` marks a median that is not known to 5 %: its 95 %
+interval is wider. Figures of different runs are not comparable.
 
 In brackets behind a time are the page faults of one operation, on the rank that has most: pages of
 memory that it had to wait for. From 1 MiB on, each contender runs until their number is steady.
@@ -312,6 +284,9 @@ returned from the functions here: a jitted function copies an argument that it r
 """
 
 
+MODE_NAMES = {"eager": "eager", "jit": "jitted", "loop": "in a loop", "chain": "in a chain"}
+
+
 def summary(results: Results, models: Models) -> list[str]:
     """What to know of it all, where it was measured."""
     rows = []
@@ -319,7 +294,7 @@ def summary(results: Results, models: Models) -> list[str]:
     def add(what, op, nbytes, *modes, ranks=2):
         times = [results.get(Key(ranks, op, nbytes, *mode)) for mode in modes]
         if all(times):
-            value = ratio_name(*ratio(times[:1], times[1:]))
+            value = ratio_of(times[:1], times[1:])
             rows.append([what, f"{op}, {size_name(nbytes)}, n = {ranks}", value])
 
     add("eager: 0.9.1 / mpi4jax", "allreduce", 4, (OLD, "eager"), (NEW, "eager"))
@@ -329,14 +304,13 @@ def summary(results: Results, models: Models) -> list[str]:
     for nbytes in (2**22, 2**24, 2**26):
         add("jitted: 0.9.1 / mpi4jax", "allgather", nbytes, (OLD, "jit"), (NEW, "jit"))
         add("jitted: mpi4jax / raw MPI", "allgather", nbytes, (NEW, "jit"), (NEW, "raw"))
-    # What loses to the other package is said here too.
-    for key in results:
-        if key.contender == NEW and key.mode in ("jit", "loop", "chain") and not key.where:
-            old = results.get(key._replace(contender=OLD))
-            if old and ratio([old], [results[key]])[0] < 1:
-                case = (key.op, key.nbytes, (OLD, key.mode), (NEW, key.mode))
-                how = {"jit": "jitted"}.get(key.mode, f"in a {key.mode}")
-                add(f"{how}: 0.9.1 / mpi4jax", *case, ranks=key.ranks)
+    # What loses to another package is said here too.
+    for key, other in ((key, other) for key in results for other in (OLD, GLOO)):
+        if key.contender == NEW and key.mode in MODE_NAMES and not key.where:
+            times = results.get(key._replace(contender=other))
+            if times and ratio([times], [results[key]])[0] < 1:
+                case = (key.op, key.nbytes, (other, key.mode), (NEW, key.mode))
+                add(f"{MODE_NAMES[key.mode]}: {other} / mpi4jax", *case, ranks=key.ranks)
     for new, old in MODEL_RATIOS:
         for (ranks, where), times in models.items():
             if value := model_ratio(times, new, old):
@@ -345,44 +319,92 @@ def summary(results: Results, models: Models) -> list[str]:
     return ["## In short", "", *grid(["times", "of", "ratio"], rows)] if rows else []
 
 
-def write(bench, folder: Path, seconds: float) -> str:
+CALLS = """\
+![What one allreduce of 4 bytes costs from C, from Python, in a jitted loop, jitted and eager, \
+with mpi4jax, 0.9.1 and JAX's own collectives, on a logarithmic axis](benchmarks-calls.png)
+"""
+BY_SIZE = """\
+![The time of a jitted call by size, from 4 bytes to 64 MiB, of MPI, mpi4jax, 0.9.1 and JAX's own \
+collectives](benchmarks-sizes.png)
+"""
+
+
+def page(run: Run, folder: Path) -> str:
     """benchmarks.md and its pictures in a folder; the text."""
     import matplotlib
 
     matplotlib.use("Agg")
-    args, results = bench.args, bench.results
-    today = datetime.datetime.now(datetime.UTC).date()
-    how = HOW.format(rounds=args.rounds, milliseconds=args.seconds * 1e3)
+    import plots
+
+    longer = any(len(times) > run.rounds for times in run.results.values())
+    more = ", and more while a ratio is not known and time is left" if longer else ""
+    how = HOW.format(rounds=run.rounds, milliseconds=run.seconds * 1e3, more=more)
     out = ["# Benchmarks", "", "<!-- Made by `make bench`: do not edit. -->", ""]
-    out += [f"Measured on {today} by `make bench`, in {seconds / 60:.0f} minutes.", ""]
-    out += [f"{machine(bench.versions)}.", "", *busy(bench.load_before)]
-    out += [*summary(results, bench.models), "## How", "", how]
-    if bench.notes:
-        out += ["**Not measured**", "", *(f"- {note}" for note in bench.notes), ""]
-    if results:
-        plot_operations(results, folder / "benchmarks-operations.png")
-        out += ["## Operations", "", "![Time by size](benchmarks-operations.png)", ""]
-        out += operations(results, bench.faults)
-    if bench.models:
-        plot_model(bench.models, folder / "benchmarks-model.png")
+    out += [f"Measured on {run.date} by `make bench`, in {run.minutes:.0f} minutes.", ""]
+    out += [f"{run.machine}.", "", *busy(run.load)]
+    out += summary(run.results, run.models)
+    if run.results:
+        plots.plot_calls(run.results, folder / "benchmarks-calls.png")
+        plots.plot_sizes(run.results, folder / "benchmarks-sizes.png")
+        out += [CALLS, BY_SIZE]
+    out += ["## How", "", how]
+    if run.notes:
+        out += ["**Not measured**", "", *(f"- {note}" for note in run.notes), ""]
+    if run.results:
+        out += ["## Operations", "", *operations(run.results, run.faults)]
+    if run.models:
+        plots.plot_model(run.models, folder / "benchmarks-model.png")
         out += ["## Shallow-water model", ""]
-        cells = f"{args.size[0]} x {args.size[1]} cells"
+        cells = f"{run.size[0]} x {run.size[1]} cells"
         out += [
-            f"`examples/shallow_water.py --benchmark`, {cells}, the median of {args.model_rounds}",
-            "rounds. More ranks than there are cores share them.",
+            f"`examples/shallow_water.py --benchmark`, {cells}. More ranks than there are cores",
+            "share them.",
             "",
-            "![Steps per second](benchmarks-model.png)",
+            "![Steps per second of each contender on 1, 2 and 4 ranks](benchmarks-model.png)",
             "",
-            *model_table(bench.models),
+            *model_table(run.models),
             MODEL_NOTES,
         ]
-    raw = {
-        "machine": machine(bench.versions),
-        "results": [[*key, values, bench.faults.get(key)] for key, values in results.items()],
-        "models": [[*key, times] for key, times in bench.models.items()],
-    }
-    DATA.mkdir(exist_ok=True)
-    (DATA / "benchmarks.json").write_text(json.dumps(raw))
     text = "\n".join(out).rstrip() + "\n"
     (folder / "benchmarks.md").write_text(text)
     return text
+
+
+def write(bench, folder: Path, seconds: float) -> str:
+    """The page of what has been measured, and a file from which it can be made again."""
+    args = bench.args
+    run = Run(
+        date=str(datetime.datetime.now(datetime.UTC).date()),
+        minutes=seconds / 60,
+        machine=machine(bench.versions),
+        load=bench.load_before,
+        rounds=args.rounds,
+        seconds=args.seconds,
+        size=list(args.size),
+        notes=bench.notes,
+        results=bench.results,
+        faults=bench.faults,
+        models=bench.models,
+    )
+    raw = run._asdict()
+    raw["results"] = [[*key, times, run.faults.get(key)] for key, times in run.results.items()]
+    raw["models"] = [[*key, times] for key, times in run.models.items()]
+    del raw["faults"]
+    DATA.mkdir(exist_ok=True)
+    (DATA / "benchmarks.json").write_text(json.dumps(raw))
+    return page(run, folder)
+
+
+def again(file: Path, folder: Path) -> None:
+    """The page once more, of an earlier run."""
+    raw = json.loads(file.read_text())
+    rows = raw.pop("results")
+    results = {Key(*key): times for *key, times, _ in rows}
+    faults = {Key(*key): missing for *key, _, missing in rows if missing}
+    models = {tuple(key): times for *key, times in raw.pop("models")}
+    page(Run(**raw, results=results, faults=faults, models=models), folder)
+
+
+if __name__ == "__main__":
+    # python benches/report.py: after a change of this file or of plots.py
+    again(DATA / "benchmarks.json", Path(__file__).resolve().parent.parent / "docs")

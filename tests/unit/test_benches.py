@@ -3,6 +3,7 @@
 import subprocess
 from types import SimpleNamespace
 
+import quick
 import report
 import run
 from report import GLOO, NEW, OLD, Key
@@ -32,18 +33,52 @@ def test_report(tmp_path, monkeypatch):
     text = report.write(bench(results, models, ["gloo: gone"]), tmp_path, 60)
     lines = text.splitlines()
     assert (tmp_path / "benchmarks.md").read_text() == text
-    for picture in ("operations", "model"):
+    for picture in ("calls", "sizes", "model"):
         assert f"(benchmarks-{picture}.png)" in text
         assert (tmp_path / f"benchmarks-{picture}.png").stat().st_size > 1000
     assert "- gloo: gone" in lines
     assert "**The machine was busy**" not in text
     of = "allreduce, 4 B, n = 2"
     # The median and the quartiles of 10, 5, 10.
-    assert f"| jitted: 0.9.1 / mpi4jax | {of} | 10.00 (7.50 to 10.00) |" in lines
-    assert f"| jitted: gloo / mpi4jax | {of} | 110 (82 to 110) |" in lines
-    assert f"| in a loop: 0.9.1 / mpi4jax | {of} | 0.67 (0.50 to 0.67) |" in lines  # it loses
-    assert "| 2 | one host | 10.0 | 5.0 | 2.00 (1.50 to 2.00) |" in lines
+    assert f"| jitted: 0.9.1 / mpi4jax | {of} | ~10.00 (7.50 to 10.00) |" in lines
+    assert f"| jitted: gloo / mpi4jax | {of} | ~110 (82 to 110) |" in lines
+    assert f"| in a loop: 0.9.1 / mpi4jax | {of} | ~0.67 (0.50 to 0.67) |" in lines  # it loses
+    assert "| 2 | one host | 10.0 | 5.0 | ~2.00 (1.50 to 2.00) |" in lines
     assert any("| 1 us | 1.5 us (8) |" in line for line in lines)  # a time and its page faults
+
+    again = (tmp_path / "benchmarks.md").read_text()
+    report.again(tmp_path / "data" / "benchmarks.json", tmp_path)
+    assert (tmp_path / "benchmarks.md").read_text() == again
+
+
+def test_interval_of_the_median():
+    """It narrows with the number of rounds, and does not mind one that is far off."""
+    assert report.interval([1.0] * 5) == float("inf")
+    rounds = [1.0, 1.1] * 6
+    assert report.interval(rounds) == report.interval([*rounds[:-1], 99.0]) > report.KNOWN
+    assert report.interval([1.0, 1.01] * 6) < report.KNOWN
+    # Of 20 values, the 95 % interval is from the 5th or 6th to the 15th or 16th.
+    assert 10 <= report.interval([float(x) for x in range(1, 21)]) * 10.5 <= 11
+    name = report.ratio_name
+    assert (name(2.0, 1.0, 3.0, 0.06), name(2.0, 1.0, 3.0, 0.04)) == (
+        "~2.00 (1.00 to 3.00)",
+        "2.00 (1.00 to 3.00)",
+    )
+
+
+def test_rounds_go_on_until_ratios_are_known():
+    steady = {(NEW, "jit"): [1.0] * 12, (OLD, "jit"): [2.0] * 12}
+    assert run.known(steady, [NEW, OLD])
+    shaking = {(NEW, "jit"): [1.0, 1.5] * 6, (OLD, "jit"): [2.0] * 12}
+    assert not run.known(shaking, [NEW, OLD])
+    assert run.known(shaking, [NEW])  # the other one has failed
+
+
+def test_quick_figures_name_what_is_worse():
+    kept = {"a": 2.0, "b": 2.0, "c": 2.0}
+    measured = {"a": [2.3] * 9, "b": [2.1] * 9, "c": [2.0, 2.3, 2.4], "new": [9.0]}
+    assert quick.worse(measured, kept) == ["a: 2.30, it was 2.00"]
+    assert len(quick.FIGURES) == 6
 
 
 def test_report_of_nothing(tmp_path, monkeypatch):

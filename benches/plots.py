@@ -1,0 +1,132 @@
+"""The pictures of docs/benchmarks.md. One idea each; a contender has one colour in all of them.
+
+The colours differ in grey too, and contenders have markers of their own.
+"""
+
+import statistics
+from pathlib import Path
+
+from report import GLOO, HALO, NEW, OLD, Key, Models, Results, size_name
+
+# Contender: name, colour, marker.
+STYLES = {
+    "raw": ("MPI, from C", "black", "D"),
+    "mpi4py": ("mpi4py, on NumPy arrays", "#7f7f7f", "x"),
+    NEW: ("mpi4jax", "#0b4f8a", "o"),
+    HALO: ("mpi4jax, halo_exchange", "#a8cff0", "P"),
+    OLD: ("mpi4jax 0.9.1", "#e8903a", "s"),
+    GLOO: ("JAX's own (gloo)", "#9ad8a8", "^"),
+}
+MICROSECONDS = 1e6
+SMALL = {"textcoords": "offset points", "fontsize": 8}
+
+
+def save(figure, path: Path) -> None:
+    import matplotlib.pyplot as plt
+
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def place_at(results: Results, key: Key) -> float | None:
+    """The median in microseconds."""
+    return statistics.median(results[key]) * MICROSECONDS if key in results else None
+
+
+def in_words(microseconds: float) -> str:
+    if microseconds >= 1e3:
+        return f"{microseconds / 1e3:.3g} ms"
+    return f"{microseconds:.2g} us" if microseconds < 10 else f"{microseconds:.0f} us"
+
+
+def plot_calls(results: Results, path: Path, ranks: int = 2) -> None:
+    """What one call costs: a row for each way to call, a dot for each contender."""
+    import matplotlib.pyplot as plt
+
+    rows = {
+        "from C or Python": [("raw", NEW, "raw"), ("mpi4py", NEW, "mpi4py")],
+        "in a jitted loop": [(NEW, NEW, "loop"), (OLD, OLD, "loop")],
+        "jitted": [(NEW, NEW, "jit"), (GLOO, GLOO, "jit"), (OLD, OLD, "jit")],
+        "eager": [(NEW, NEW, "eager"), (OLD, OLD, "eager")],
+    }
+    figure, ax = plt.subplots(figsize=(8, 3.4), layout="constrained")
+    for y, dots in enumerate(rows.values()):
+        for i, (style, contender, mode) in enumerate(dots):
+            x = place_at(results, Key(ranks, "allreduce", 4, contender, mode))
+            if x is None:
+                continue
+            name, colour, marker = STYLES[style]
+            ax.plot(x, y, marker, color=colour, ms=10, mew=2, label=name)
+            ax.annotate(in_words(x), (x, y), (0, -17 if i % 2 else 9), ha="center", **SMALL)
+    ax.set(
+        xscale="log", ylim=(len(rows) - 0.5, -0.7), xlabel="microseconds",
+        title=f"One allreduce of 4 bytes on {ranks} ranks",
+    )  # fmt: skip
+    ax.set_yticks(range(len(rows)), rows)
+    ax.grid(axis="x", alpha=0.3)
+    ax.margins(x=0.08)
+    legend(figure)
+    save(figure, path)
+
+
+def legend(figure) -> None:
+    """Beside the axes, each contender once, in the order of STYLES."""
+    found = {}
+    for ax in figure.axes:
+        for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):
+            found.setdefault(label, handle)
+    names = [name for name, *_ in STYLES.values() if name in found]
+    figure.legend([found[name] for name in names], names, loc="outside right center", frameon=False)
+
+
+def plot_sizes(results: Results, path: Path, ranks: int = 2) -> None:
+    """How the time of a jitted call grows with the size."""
+    import matplotlib.pyplot as plt
+
+    ops = ("allreduce", "sendrecv", "allgather")
+    ops = [op for op in ops if any(key.op == op and key.ranks == ranks for key in results)]
+    figure, axes = plt.subplots(
+        1, max(1, len(ops)), figsize=(3 * len(ops) + 2.4, 3.6), sharey=True, squeeze=False,
+        layout="constrained",
+    )  # fmt: skip
+    lines = [("raw", NEW, "raw"), (NEW, NEW, "jit"), (OLD, OLD, "jit"), (GLOO, GLOO, "jit")]
+    for ax, op in zip(axes[0], ops, strict=False):
+        sizes = sorted({k.nbytes for k in results if (k.op, k.ranks, k.where) == (op, ranks, "")})
+        for style, contender, mode in lines:
+            keys = [Key(ranks, op, nbytes, contender, mode) for nbytes in sizes]
+            keys = [key for key in keys if key in results]
+            name, colour, marker = STYLES[style]
+            ax.plot(
+                [key.nbytes for key in keys], [place_at(results, key) for key in keys],
+                "--" if style == "raw" else "-", color=colour, marker=marker, ms=5, label=name,
+            )  # fmt: skip
+        ax.set(xscale="log", yscale="log", title=op)
+        shown = [nbytes for nbytes in sizes if nbytes in (4, 2**16, 2**20, 2**26)] or sizes
+        ax.set_xticks(shown, [size_name(nbytes) for nbytes in shown], fontsize=8, rotation=30)
+        ax.minorticks_off()
+        ax.grid(alpha=0.3)
+    axes[0][0].set_ylabel("microseconds")
+    figure.suptitle(f"A jitted call on {ranks} ranks, by size", fontsize=12)
+    legend(figure)
+    save(figure, path)
+
+
+def plot_model(models: Models, path: Path) -> None:
+    """Speed over that of 0.9.1, or steps per second without it."""
+    import matplotlib.pyplot as plt
+
+    names = [name for name in (OLD, NEW, HALO) if any(name in times for times in models.values())]
+    figure, ax = plt.subplots(figsize=(8, 3.2), layout="constrained")
+    for i, name in enumerate(names):
+        at = [k + (i - (len(names) - 1) / 2) * 0.25 for k in range(len(models))]
+        speeds = [
+            1 / statistics.median(times[name]) if name in times else 0 for times in models.values()
+        ]
+        label, colour, _ = STYLES[name]
+        bars = ax.bar(at, speeds, 0.23, color=colour, label=label)
+        ax.bar_label(bars, [f"{speed:.1f}" if speed else "" for speed in speeds], fontsize=8)
+    ax.set_xticks(range(len(models)), [f"n = {ranks}\n{where}" for ranks, where in models])
+    ax.set(ylabel="steps per second", title="Shallow-water model: more is better")
+    ax.spines[["top", "right"]].set_visible(False)
+    legend(figure)
+    save(figure, path)
