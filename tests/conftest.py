@@ -8,8 +8,11 @@ forks/  processes that have imported JAX, for the jobs that tests start
 rust/   the tests of the native module that need more than one file: `make test-rust`
 
 A test has `timeout` seconds (pyproject.toml), or those of its marker `timeout` (pytest-timeout).
+Of the cases of a test with the marker `one_in(k)` a run takes each k-th, and each run of `make
+test` others: its share is MPI4JAX_TEST_SHARE. With MPI4JAX_TEST_ALL=1, and with -k, it takes all.
 """
 
+import collections
 import functools
 import os
 import subprocess
@@ -20,6 +23,7 @@ from pathlib import Path
 import pytest
 
 import mpirun as launcher
+from run_tests import ALL
 
 # A file for the outcome of each test, written at once: a crash must not take the results with it.
 RESULTS = os.environ.get("MPI4JAX_TEST_RESULTS")
@@ -27,6 +31,26 @@ RESULTS = os.environ.get("MPI4JAX_TEST_RESULTS")
 WORKER = "PYTEST_XDIST_WORKER" in os.environ
 
 FORKS = Path(__file__).parent / "forks"
+
+
+SHARE = int(os.environ.get("MPI4JAX_TEST_SHARE", "0"))
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "one_in(k): see tests/conftest.py")
+
+
+def pytest_collection_modifyitems(config, items):
+    if ALL or config.option.keyword:
+        return
+    cases, taken, left = collections.Counter(), [], []
+    for item in items:
+        marker = item.get_closest_marker("one_in")
+        number = cases[item.function] + SHARE if marker else 0
+        cases[item.function] += 1
+        (left if marker and number % marker.args[0] else taken).append(item)
+    items[:] = taken
+    config.hook.pytest_deselected(items=left)
 
 
 def record(outcome, test, reason=""):

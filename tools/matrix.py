@@ -204,7 +204,7 @@ def main() -> int:
                 results.add(run_tests(ranks, [*arguments, *options], quick_compiler=not ALL))
             jobs, pythons = beside.result()
             results.add(jobs)
-            for row, python in zip(rows, pythons, strict=True):
+            for i, (row, python) in enumerate(zip(rows, pythons, strict=True)):
                 if python is None:
                     reason = f"there is no Python {row.python} here"
                     results.skipped.append((str(row), "all", reason))
@@ -215,6 +215,7 @@ def main() -> int:
                     name=str(row),
                     quick_compiler=row.quick_compiler,
                     path=path_without_compilers(os.path.dirname(python)),
+                    share=max(here, default=0) + i,
                 )
                 on_two_ranks, without_mpiexec = row.tests
                 beside_it = pool.submit(run, 0, [*without_mpiexec, *options])

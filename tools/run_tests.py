@@ -140,8 +140,12 @@ def run_tests(
     time_limit: float = TIME_LIMIT,
     quick_compiler: bool = True,
     path: str = "",
+    share: int | None = None,
 ) -> Results:
-    """One run of pytest on a number of ranks, with another PATH if one is given."""
+    """One run of pytest on a number of ranks, with another PATH if one is given.
+
+    Its share is of the cases that no run has all of (tests/conftest.py).
+    """
     run = " ".join(filter(None, [name, f"n={ranks}"]))
     folder = LOGS / re.sub(r"[^\w.=-]+", "-", run)
     LOGS.mkdir(parents=True, exist_ok=True)
@@ -152,6 +156,7 @@ def run_tests(
     environment = {**ENVIRONMENT, **os.environ, **({"PATH": path} if path else {})}
     if quick_compiler:
         environment.setdefault("XLA_FLAGS", known_flags(python))
+    environment.setdefault("MPI4JAX_TEST_SHARE", str(ranks if share is None else share))
     how = ON_RANKS if ranks else STARTING_JOBS
     command = [python, "-m", "pytest", "-v", "-ra", *how, *arguments]
     if not ranks:

@@ -1,8 +1,9 @@
 """All ops through each transport, without a GPU."""
 
 import pytest
-from reference import EVERYTHING
 from stand_ins import HERE, NOWHERE, RANKS, passes, skip_without_ucx
+
+from run_tests import ALL
 
 # Of test_ops.py. How ops are called (in loops, under vmap) is the same for all transports.
 OPS = "chain or donated or any_root or shapes or different or user"
@@ -15,7 +16,7 @@ RUNS = {
     "ucx-cpu": OPS,
     "ucx-gpu": OPS,
 }
-if EVERYTHING:
+if ALL:
     RUNS = dict.fromkeys(RUNS, f"{OPS} or moves_every or reduces_every")
 
 

@@ -11,7 +11,8 @@ import faults_ending
 import faults_waiting
 import pytest
 from faults import PRELUDE, TIMEOUT
-from reference import EVERYTHING
+
+from run_tests import ALL
 
 FAULTS = {**faults_different.FAULTS, **faults_waiting.FAULTS, **faults_ending.FAULTS}
 MARK = "MPI4JAX_FAULT"
@@ -29,7 +30,7 @@ def left_over(mark):
 
 
 # Less than half of them is enough to show that what rests on MPI, JAX and Python works.
-@pytest.mark.parametrize("name", [n for n, f in FAULTS.items() if f.often or EVERYTHING])
+@pytest.mark.parametrize("name", [n for n, f in FAULTS.items() if f.often or ALL])
 def test_fault(name, run_job, tmp_path):
     fault, mark, program = FAULTS[name], uuid.uuid4().hex, tmp_path / "fault.py"
     program.write_text(PRELUDE + fault.program + "\n")

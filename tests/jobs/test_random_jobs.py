@@ -5,12 +5,11 @@ import re
 
 import pytest
 import random_jobs
-from reference import EVERYTHING
+
+from run_tests import ALL
 
 # How many of each kind; MPI4JAX_TEST_JOBS=FIRST-LAST chooses others.
-FIRST, LAST = map(
-    int, os.environ.get("MPI4JAX_TEST_JOBS", "0-300" if EVERYTHING else "0-8").split("-")
-)
+FIRST, LAST = map(int, os.environ.get("MPI4JAX_TEST_JOBS", "0-300" if ALL else "0-8").split("-"))
 # What a machine that is busy with other tests takes for compilation, in seconds.
 COMPILATION = 40
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import os
 from typing import Any, NamedTuple
 
 import jax
@@ -25,7 +24,6 @@ enable_x64 = jax.enable_x64 if hasattr(jax, "enable_x64") else jax.experimental.
 
 
 # Also what takes long: `make test-all`.
-EVERYTHING = os.environ.get("MPI4JAX_TEST_ALL") == "1"
 
 APIS = ("token", "notoken")
 JITS = {"eager": lambda f: f, "jax.jit": jax.jit, "mpi4jax.jit": mpi4jax.jit}

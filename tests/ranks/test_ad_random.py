@@ -240,6 +240,7 @@ def random_program(seed, wrappers):
     return program, f, values
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("seed", range(PROGRAMS))
 def test_random_program_in_reverse(log, seed):
     program, f, values = random_program(seed, WRAPPERS)
@@ -252,6 +253,7 @@ def test_random_program_in_reverse(log, seed):
     assert log.of(lambda: gradient(values)) == expected
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("seed", range(100, 100 + PROGRAMS))
 def test_random_program_forward_and_reverse(log, seed):
     program, f, values = random_program(seed, FORWARD)

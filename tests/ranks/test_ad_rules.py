@@ -50,6 +50,7 @@ OPS = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("check", [True, False])
 @pytest.mark.parametrize("op", OPS)
 def test_shard_map(op, check):
@@ -170,6 +171,7 @@ AROUND = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("jit", [lambda f: f, jax.jit], ids=["eager", "jit"])
 @pytest.mark.parametrize("function", [copied, doubled], ids=["copied", "doubled"])
 @pytest.mark.parametrize("around", AROUND)

@@ -41,6 +41,7 @@ def others(value):
     return f"rank 0 has {value!s}" if SIZE == 2 else f"ranks 0-{LAST - 1} have {value!s}"
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_equal_values_of_every_dtype(dtype):
     with enable_x64(True):
@@ -49,6 +50,7 @@ def test_equal_values_of_every_dtype(dtype):
             assert_equal(f(jnp.asarray(x)), x, bits=True)
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.min_ranks(2)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_one_bit(dtype):

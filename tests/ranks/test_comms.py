@@ -199,6 +199,7 @@ def test_freed_before_the_call():
         notoken.allreduce(1.0, MPI.SUM, comm=other)
 
 
+@pytest.mark.one_in(3)
 @each([*cases(), "recv"])
 @compilers
 def test_freed_after_compilation(case, jit):

@@ -120,6 +120,7 @@ SETTINGS = [
 ]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("periods", "width", "corners"), SETTINGS)
 @pytest.mark.parametrize("turn", [False, True])
 def test_against_the_model(periods, width, corners, turn):

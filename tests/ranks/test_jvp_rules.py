@@ -104,6 +104,7 @@ def rule_of_jax(name):
         pytest.skip("JAX 0.7 transposes no scan that adds a linear constant to what it carries")
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.usefixtures("rule_of_jax")
 @pytest.mark.parametrize("around", AROUND)
 @pytest.mark.parametrize("name", RULES)

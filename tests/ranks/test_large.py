@@ -5,11 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from mpi4py import MPI
-from reference import EVERYTHING, RANK, SIZE, assert_equal
+from reference import RANK, SIZE, assert_equal
 from table import cases
 
 import mpi4jax
 from mpi4jax import _native, notoken
+from run_tests import ALL
 
 
 @pytest.fixture
@@ -47,7 +48,7 @@ def available_memory():
 @pytest.mark.timeout(300)
 def test_past_2_to_the_31():
     """int8, on both sides of a message, broadcast and reduced."""
-    if not EVERYTHING:
+    if not ALL:
         pytest.skip("takes half a minute: `make test-all`")
     if not MPI.COMM_WORLD.bcast(available_memory() > MEMORY):
         pytest.skip(f"needs {MEMORY / 2**30:.0f} GiB of memory")

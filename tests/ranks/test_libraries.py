@@ -173,6 +173,7 @@ def test_equinox_checkpointed_loop():
         assert_close(mpi4jax.jit(jax.grad(lambda x, step=step: loop(x, step).sum()))(x), expected)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("checkpoints", [None, 2])
 @pytest.mark.parametrize("jit", [lambda f: f, jax.jit], ids=["eager", "jit"])
 def test_equinox_checkpointed_loop_of_a_constant(jit, checkpoints):

@@ -70,6 +70,7 @@ def test_solution(solver, d, upper, jit):
     close(x, np.linalg.solve(matrix(d, upper), b)[MINE])
 
 
+@pytest.mark.one_in(2)
 @solvers
 def test_derivatives(solver, d, upper):
     b, t, w = vectors(3)
@@ -94,6 +95,7 @@ def test_derivatives(solver, d, upper):
     close(column, -(inverse @ x)[MINE])
 
 
+@pytest.mark.one_in(4)
 @solvers
 def test_second_derivative(solver, d, upper):
     b, w = vectors(2)
@@ -103,6 +105,7 @@ def test_second_derivative(solver, d, upper):
     close(COMM.allreduce(float(second)), 2 * w @ inverse @ inverse @ inverse @ b)
 
 
+@pytest.mark.one_in(2)
 @solvers
 def test_vmap(solver, d, upper):
     """Some of the batch need more iterations than others, and one none."""
@@ -131,6 +134,7 @@ def test_hermitian_matrices():
     close(back(w[MINE])[0], np.linalg.solve(whole.T, w)[MINE])
 
 
+@pytest.mark.one_in(2)
 @solvers
 def test_start_preconditioner_and_trees(solver, d, upper):
     (b,) = vectors(1)

@@ -142,6 +142,7 @@ WAYS = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("way", WAYS)
 def test_ways_to_call(way):
     """All ops in one program, with both APIs."""
@@ -185,12 +186,14 @@ def test_shapes(shape):
     compare_all(WITH_DATA, float32, shape)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_moves_every_bit(dtype):
     with enable_x64(True):
         compare_all(MOVING, functools.partial(random_bits, dtype), bits=True)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_reduces_every_dtype(dtype):
     allowed = list(SUPPORTED[dtype])
@@ -218,6 +221,7 @@ def _locate(op, xs):
 PACKED = {"int2", "int4", "uint2", "uint4", "float4_e2m1fn"}
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("op", ["MAXLOC", "MINLOC"])
 @pytest.mark.parametrize("dtype", [d for d in DTYPES if "MAX" in SUPPORTED[d]])
 def test_location_of_extremum(dtype, op):
@@ -262,6 +266,7 @@ def test_float_sums_agree_on_all_ranks():
 SMALL_FLOATS = [name for name in DTYPES if kind(d := dtype_of(name)) == "f" and small(d)]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("op", ["SUM", "PROD", "MAX", "MIN"])
 @pytest.mark.parametrize("dtype", SMALL_FLOATS)

@@ -47,6 +47,7 @@ def calls(capfd):
 PROGRAMS = int(os.environ.get("MPI4JAX_TEST_PROGRAMS", "5"))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("seed", range(PROGRAMS))
 @jits
@@ -88,6 +89,7 @@ def test_random_programs_contain_everything():
 # ---- One at a time
 
 
+@pytest.mark.one_in(3)
 @each(cases())
 @compilers
 def test_unused_results(case, jit, calls):

@@ -6,16 +6,16 @@ import jax
 import jax.numpy as jnp
 import pytest
 from mpi4py import MPI
-from reference import EVERYTHING
 
 import mpi4jax
 from mpi4jax import notoken as nt
+from run_tests import ALL
 
 comm = MPI.COMM_WORLD
 rank, size = comm.rank, comm.size
 
 PER_STEP, STEPS = 5, 2000
-CALLS = 100 if EVERYTHING else 30  # a million operations, or 300,000
+CALLS = 100 if ALL else 30  # a million operations, or 300,000
 
 
 def resident_megabytes():

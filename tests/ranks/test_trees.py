@@ -45,6 +45,7 @@ def trees(case):
     return [jax.tree.unflatten(structure, xs) for xs in leaves], leaves
 
 
+@pytest.mark.one_in(2)
 @jits
 @pytest.mark.parametrize("batched", [False, True], ids=["", "vmap"])
 def test_trees(jit, batched):
@@ -85,6 +86,7 @@ def test_single_leaf_is_not_copied():
     assert [str(eqn.primitive) for eqn in jaxpr.eqns] == ["mpi4jax_allreduce"]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("tree", [(), {}, None, [None, ()]], ids=str)
 @jits
 def test_trees_without_leaves(tree, jit):
@@ -158,6 +160,7 @@ def test_status_of_a_tree():
 KEY_CASES = [case for case in WITH_DATA if case.op is None]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("shape", [(), (2,)], ids=str)
 @pytest.mark.parametrize("impl", ["threefry2x32", "rbg"])
 @jits
