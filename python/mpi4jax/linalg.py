@@ -16,7 +16,6 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.flatten_util import ravel_pytree
-from jax.scipy.linalg import solve_triangular
 from mpi4py import MPI
 
 from ._misuse import agreed
@@ -134,7 +133,8 @@ def _gmres(restart: int, space: _Space, M: Operator, A: Operator, b: Vector, x: 
         V, H = lax.fori_loop(0, restart, extend, (V, H))
         Q, R = jnp.linalg.qr(H)
         R = R + jnp.diag(jnp.where(jnp.diag(R) == 0, 1, 0).astype(R.dtype))
-        y = solve_triangular(R, norm * jnp.conj(Q[0]))
+        rotated = norm * jnp.conj(Q[0])
+        y = lax.linalg.triangular_solve(R, rotated[:, None], left_side=True)[:, 0]
         x = x + y @ V[:-1]
         return x, *residual(x), k + 1
 
