@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tools"))
@@ -22,6 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent
 REFERENCE = "mpi4jax==0.9.1.post2"
 CACHE = ROOT / ".cache" / "benches"
 PATIENCE = 120  # seconds to wait for one answer
+WORKER = Path(__file__).with_name("worker.py")
 
 
 def mpicc() -> str:
@@ -74,33 +75,43 @@ def reference_python() -> str:
     return str(python)
 
 
-def environment(python: str) -> dict[str, str]:
+def environment(python: str, more: Mapping[str, str] = {}) -> dict[str, str]:
     """For jobs of `python`: what the tests' jobs get, and the mpiexec of its own environment."""
     path = os.pathsep.join([os.path.dirname(python), os.environ["PATH"]])
     outside = mpirun.environment_outside_mpi()
     if python != sys.executable:
         outside.pop("PYTHONPATH", None)
-    return {**outside, "PATH": path}
+    return {**outside, "PATH": path, **more}
 
 
 class Job:
     """The ranks of one contender, which measure when told to and sleep in between."""
 
     def __init__(
-        self, contender: str, python: str, ranks: int, mpiexec: Sequence[str] = (), options=()
+        self,
+        contender: str,
+        python: str,
+        ranks: int,
+        mpiexec: Sequence[str] = (),
+        options: Sequence[str] = (),
+        worker: Path = WORKER,
+        arguments: Sequence[str] = (),
+        env: Mapping[str, str] = {},
+        patience: int = PATIENCE,
     ):
-        self.contender = contender
+        self.contender, self.patience = contender, patience
         self.folder = tempfile.TemporaryDirectory()
         path = os.path.join(self.folder.name, "socket")
-        worker = Path(__file__).with_name("worker.py")
+        if worker == WORKER:
+            arguments = [str(raw_library())]
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(path)
             listener.listen(ranks)
             command = [*(mpiexec or [mpirun.find_mpiexec(python)]), *options]
             command += ["-n", str(ranks), python, str(worker), path]
-            command += [contender, str(raw_library())]
+            command += [contender, *arguments]
             self.process = subprocess.Popen(
-                command, env=environment(python), start_new_session=True
+                command, env=environment(python, env), start_new_session=True
             )
             self.files = [self.accept(listener) for _ in range(ranks)]
         greetings = [self.hear(file) for file in self.files]
@@ -108,15 +119,15 @@ class Job:
 
     def accept(self, listener):
         listener.settimeout(1)
-        for _ in range(PATIENCE):
+        for _ in range(self.patience):
             with contextlib.suppress(TimeoutError):
                 connection, _ = listener.accept()
-                connection.settimeout(PATIENCE)
+                connection.settimeout(self.patience)
                 return connection.makefile("rw")
             if self.process.poll() is not None:
                 raise RuntimeError(f"it ended with status {self.process.returncode}")
         mpirun._kill(self.process)
-        raise RuntimeError(f"it was not ready after {PATIENCE} s")
+        raise RuntimeError(f"it was not ready after {self.patience} s")
 
     def hear(self, file) -> dict:
         line = file.readline()

@@ -5,7 +5,8 @@
 
 A ratio is of two times of one run, taken in turns, so it says more about this package than about
 the machine. It counts as worse if not only its median but also its lower quartile is 10 % above the
-median that was kept. Then the exit status is 1 if the machine is the one of quick.json.
+median that was kept. A ~ marks a median that is not known to 5 %. If one is worse, the exit status
+is 1 on the machine of quick.json.
 """
 
 import argparse
@@ -62,7 +63,7 @@ def worse(measured: dict[str, list[float]], kept: dict[str, float]) -> list[str]
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--keep", action="store_true", help="write quick.json anew")
-    parser.add_argument("--rounds", type=int, default=25)
+    parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--seconds", type=float, default=0.02, help="of one measurement")
     parser.add_argument("--output", type=Path, help="write the medians there too")
     args = parser.parse_args()
@@ -74,7 +75,8 @@ def main() -> int:
             name: ratios(job, figure, args.rounds, args.seconds) for name, figure in FIGURES.items()
         }
     for name, values in measured.items():
-        print(f"{name:56} {report.ratio_name(*report.spread(values))}")
+        ratio = report.ratio_name(*report.spread(values), report.interval(values))
+        print(f"{name:56} {ratio}")
     print(f"{machine}; {time.monotonic() - begin:.0f} s")
     medians = {name: round(report.spread(values)[0], 3) for name, values in measured.items()}
     now = json.dumps({"machine": machine, "ratios": medians}, indent=1) + "\n"

@@ -2,14 +2,12 @@
 
     mpiexec -n 2 python benches/worker.py SOCKET CONTENDER [LIBRAY OF raw.c]
 
-Between measurements it waits in a read, which leaves the processor to the other contenders.
 The contender "gloo" is JAX alone, with its own collectives between processes.
 """
 
 import ctypes
 import gc
 import importlib
-import json
 import resource
 import socket
 import sys
@@ -22,6 +20,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 from mpi4py import MPI
+from serving import serve
 
 comm = MPI.COMM_WORLD
 rank, size = comm.rank, comm.size
@@ -239,25 +238,5 @@ def warm(mode, op, nbytes, seconds):
             return
 
 
-FUNCTIONS = {"measure": measure, "warm": warm}
-
-
-def main():
-    connection = socket.socket(socket.AF_UNIX)
-    connection.connect(sys.argv[1])
-    with connection.makefile("rw") as driver:
-
-        def say(**message):
-            driver.write(json.dumps(message) + "\n")
-            driver.flush()
-
-        library, *_ = MPI.Get_library_version().splitlines()[0].split(",")
-        versions = {"jax": jax.__version__, "mpi": library}
-        say(contender=sys.argv[2], rank=rank, versions=versions)
-        for line in driver:
-            request = json.loads(line)
-            say(answer=FUNCTIONS[request.pop("function")](**request))
-
-
 if __name__ == "__main__":
-    main()
+    serve({"measure": measure, "warm": warm})
