@@ -20,7 +20,7 @@ from report import NEW, OLD
 # Veros names one version of each; what counts here is that both contenders have the same.
 VEROS = "veros==1.7.0"
 NEEDED = ["click", "entrypoints", "requests", "scipy", "h5netcdf", "h5py", "pillow", "loguru"]
-NEEDED += ["tqdm", "setuptools<81"]
+NEEDED += ["tqdm", "setuptools<81", "cython"]
 ENVIRONMENT = {NEW: {"PYTHONPATH": str(ROOT / "python"), "MPI4JAX_NOTOKEN": "1"}, OLD: {}}
 # What sums over some thousand cells and steps may differ by.
 TOLERANCE = 1e-6

@@ -3,6 +3,7 @@
 import subprocess
 from types import SimpleNamespace
 
+import programs
 import quick
 import report
 import run
@@ -102,3 +103,9 @@ def test_notes_name_no_paths(tmp_path):
         "the model: no end after 300 s",
         "0.9.1: [Errno 2] No such file: 'mpicc'",
     ]
+
+
+def test_results_of_programs_are_compared():
+    assert programs.difference([1.0, -2.0, 0.0], [1.0, -2.0, 0.0]) == 0
+    assert programs.difference([1.0, -2.002], [1.0, -2.0]) > programs.TOLERANCE
+    assert programs.ENVIRONMENT[NEW]["MPI4JAX_NOTOKEN"] == "1"
