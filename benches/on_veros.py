@@ -1,4 +1,4 @@
-"""One rank of the ocean model Veros, unmodified: takes the steps that benches/programs.py asks for.
+"""One rank of the ocean model Veros, unmodified: takes the steps that benches/others.py asks for.
 
 mpiexec -n 2 python benches/on_veros.py SOCKET CONTENDER SETUP
 """

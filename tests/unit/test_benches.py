@@ -3,7 +3,7 @@
 import subprocess
 from types import SimpleNamespace
 
-import programs
+import others
 import quick
 import report
 import run
@@ -106,6 +106,6 @@ def test_notes_name_no_paths(tmp_path):
 
 
 def test_results_of_programs_are_compared():
-    assert programs.difference([1.0, -2.0, 0.0], [1.0, -2.0, 0.0]) == 0
-    assert programs.difference([1.0, -2.002], [1.0, -2.0]) > programs.TOLERANCE
-    assert programs.ENVIRONMENT[NEW]["MPI4JAX_NOTOKEN"] == "1"
+    assert others.difference([1.0, -2.0, 0.0], [1.0, -2.0, 0.0]) == 0
+    assert others.difference([1.0, -2.002], [1.0, -2.0]) > others.TOLERANCE
+    assert others.ENVIRONMENT[NEW]["MPI4JAX_NOTOKEN"] == "1"

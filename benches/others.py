@@ -1,4 +1,4 @@
-"""Programs of others, unmodified, on this package and on mpi4jax 0.9.1: `benches/programs.py`.
+"""Programs of others, unmodified, on this package and on mpi4jax 0.9.1: `benches/others.py`.
 
 The ocean model Veros, from PyPI. Its setups run with MPI4JAX_NOTOKEN=1 here, because it is written
 for mpi4jax 0.8 and newer. Both contenders are in memory at once, take steps in turns, and their
