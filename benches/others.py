@@ -61,7 +61,7 @@ def compare(python: str, setup: str, ranks: int, rounds: int, steps: int) -> dic
     with ExitStack() as stack:
         jobs = {}
         for name, env in ENVIRONMENT.items():
-            job = Job(name, python, ranks, worker=worker, arguments=[setup], env=env, patience=300)
+            job = Job(name, python, ranks, worker=worker, arguments=[setup], env=env, patience=1200)
             stack.callback(job.close)
             job.ask("start")
             jobs[name] = job

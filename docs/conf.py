@@ -26,12 +26,13 @@ myst_heading_anchors = 3
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"  # the docstrings say more
+autodoc_preserve_defaults = True  # `op=MPI.SUM`
 napoleon_numpy_docstring = False
 napoleon_custom_sections = ["Derivative"]
 
 html_theme = "furo" if importlib.util.find_spec("furo") else "alabaster"
 html_static_path = ["static"]
-html_css_files = ["tables.css"]
+html_css_files = ["narrow.css"]
 html_title = f"mpi4jax {release}"
 
 
