@@ -3,7 +3,8 @@
 A job is a list of steps that all ranks know, each done by some ranks. Every rank does its steps in
 the order of the list, so there is always a step that all who do it have come to: a correct job
 cannot hang. Ranks sleep, are stopped, end early, import mpi4jax late or never, and do
-their part of a collective through mpi4py; communicators are split, renamed, freed and made again.
+their part of a collective through mpi4py, or in a thread; threads communicate at the same time,
+each on a communicator of its own; communicators are split, renamed, freed and made again.
 """
 
 import random
@@ -26,8 +27,10 @@ def fork():
     child = os.fork()
     if child == 0: os._exit(0)
     os.waitpid(child, 0)
-def thread(f):
-    t = threading.Thread(target=f); t.start(); t.join()
+def threads(*work):
+    all = [threading.Thread(target=f) for f in work]
+    for t in all: t.start()
+    for t in all: t.join()
 def main():
 """
 ENDING = """
@@ -153,6 +156,9 @@ class Maker:
             else:
                 what = f"nt.{call.format(**names)}, comm={comm.name})"
                 what = f"{keep}({what}, {expected})" if is_result else what
+                # What a thread has started and not waited for is not ordered with this one's.
+                if self.random.random() < 0.1:
+                    what = f"mpi4jax.flush(); threads(lambda: ({what}, mpi4jax.flush()))"
             self.job.add([r], what)
 
     def barrier(self) -> None:
@@ -191,6 +197,29 @@ class Maker:
             expected = k + (r if ends[0] == "MPI.PROC_NULL" else comm.ranks[source % n])
             self.job.add([r], f"check({call}, {expected})")
 
+    def at_once(self) -> None:
+        """Two threads of each rank, of which one may be slow, on two communicators."""
+        usable = [c for c in self.usable() if not set(c.ranks) & set(self.late)]
+        if not usable:
+            return
+        comm, k = self.random.choice(usable), self.number()
+        total, times = k * len(comm.ranks) + sum(comm.ranks), self.random.randint(1, 5)
+        self.job.add(
+            comm.ranks, f"mpi4jax.flush(); a{k}, b{k} = {comm.name}.Dup(), {comm.name}.Dup()"
+        )
+        slow = self.random.choice(comm.ranks)
+        for r in comm.ranks:
+            seconds = self.random.choice([0, 0.3, 2]) if r == slow else 0
+            self.job.sleeps += seconds
+            many = f"check(nt.allreduce(mine({k}), MPI.SUM, comm=a{k}), {total})"
+            one = f"check(nt.bcast(mine({k}), root=0, comm=b{k}), {k + comm.ranks[0]})"
+            work = [
+                f"lambda: [{many} for _ in range({times})]",
+                f"lambda: (time.sleep({seconds}), {one})",
+            ]
+            self.random.shuffle(work)
+            self.job.add([r], f"threads({', '.join(work)}); mpi4jax.flush(); a{k}.Free()")
+
     def make(self) -> None:
         if not (usable := self.usable()):
             return
@@ -225,9 +254,10 @@ class Maker:
         return not self.fault or any(len(c.ranks) > 1 for c in comms)
 
     def pause(self) -> None:
-        seconds = self.random.choice([0.5, 2, 4, 8])
-        self.job.sleeps += seconds
         how = self.random.choice(["time.sleep", "time.sleep", "stop"])
+        longest = [20] if how == "stop" and self.random.random() < 0.3 else []
+        seconds = self.random.choice([0.5, 2, 4, 8, *longest])
+        self.job.sleeps += seconds
         self.job.add([self.random.choice(self.alive)], f"{how}({seconds})")
 
     def local(self) -> None:
@@ -236,7 +266,7 @@ class Maker:
                 "open(f'file{rank}', 'w').write('x' * 10000)",
                 "subprocess.run(['true'])",
                 "fork()",
-                "thread(lambda: time.sleep(0.3))",
+                "threads(lambda: time.sleep(0.3))",
                 "jax.jit(lambda x: jnp.linalg.svd(x @ x.T))(jnp.ones((8, 8)))",
             ]
         )
@@ -269,6 +299,7 @@ STEPS = [
     *[Maker.chain] * 2,
     *[Maker.make] * 2,
     *[Maker.pause] * 2,
+    Maker.at_once,
     Maker.barrier,
     Maker.free,
     Maker.local,
