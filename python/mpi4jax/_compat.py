@@ -174,7 +174,9 @@ def _keep_in_checkpoint(effect: type[effects.Effect]) -> None:
 
 NOT_REPEATED = (
     "mpi4jax: {} communicates, and has an invalid value (NaN, infinity) in its results; it is not "
-    "run again to find the operation, because other ranks would not take part in it"
+    "run again to find the operation, because other ranks would not take part in it. To find it, "
+    "call the function on all ranks without jax.jit (jax.disable_jit), where each operation is "
+    "checked by itself, or print what goes into its operations (jax.debug.print)"
 )
 
 

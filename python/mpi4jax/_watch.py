@@ -33,7 +33,7 @@ from typing import IO
 
 from mpi4py import MPI
 
-from . import _abort, _job, _native
+from . import _abort, _job, _native, _pools
 
 DEFAULT_REPORT_AFTER = 30.0
 
@@ -135,6 +135,8 @@ def start() -> None:
         _watch_stacks(_stacks)
     if trace := os.environ.get("MPI4JAX_TRACE"):
         _native.trace_to(trace_file(trace, rank), rank)
+    if size > 1:
+        _pools.install()
     _abort.install(ends_job=size > 1 and may_abort)
 
 

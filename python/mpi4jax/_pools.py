@@ -1,0 +1,37 @@
+"""Processes that a rank's ``multiprocessing`` starts are no ranks.
+
+A data loader's workers import the program once more, and MPI with it. With the launcher's
+variables they would be this rank a second time, and wreck its job: so they do without, and MPI in
+them is that of one process.
+"""
+
+from __future__ import annotations
+
+import multiprocessing.util
+from collections.abc import Sequence
+from typing import Any
+
+# By which MPI libraries learn that they are a rank; not their settings (PMIX_MCA_...).
+_PREFIXES = ("PMIX_", "PMI_", "OMPI_COMM_WORLD_", "OMPI_UNIVERSE_", "MPI_LOCAL")
+
+_FIRST = (
+    "import os\n"
+    "for name in list(os.environ):\n"
+    f"    if name.startswith({_PREFIXES}) and '_MCA_' not in name: del os.environ[name]\n"
+)
+
+
+def install() -> None:
+    """Has effect on the start methods ``spawn`` and ``forkserver``: a forked child has no MPI."""
+    original = multiprocessing.util.spawnv_passfds
+
+    def spawn(path: Any, args: Sequence[Any], passfds: Any) -> Any:
+        words = list(args)
+        command = next((w for w in ("-c", b"-c") if w in words), None)
+        if command is not None:
+            at = words.index(command) + 1
+            first = _FIRST.encode() if isinstance(words[at], bytes) else _FIRST
+            words[at] = first + words[at]
+        return original(path, words, passfds)
+
+    multiprocessing.util.spawnv_passfds = spawn
