@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 use crate::comm::Comm;
 use crate::error::{Cause, Error};
 use crate::mpilib::Wildcards;
-use crate::ops::{Buffer, Dtype, Extent, Halo, Op, Parts, Reduction, Side};
+use crate::ops::{Buffer, Dtype, Extent, Halo, Op, Parts, Ragged, Reduction, Side};
 
 /// Who a message goes to and comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,11 +70,13 @@ pub struct Site {
     pub halo: Option<Arc<Halo>>,
     /// `Some` for the operations that are told of parts.
     pub parts: Option<Arc<Parts>>,
+    /// `Some` for the operations that take counts.
+    pub ragged: Option<Arc<Ragged>>,
     /// Meaningless for operations without a root.
     pub root: i32,
     pub envelope: Envelope,
     pub operand: Operand,
-    /// Whether a result takes the source and the tag of the message that was received.
+    /// Whether a result takes what is learnt of what has come: source and tag of a message, or counts.
     pub envelope_result: bool,
     /// Address of an `MPI_Status` to fill, or 0.
     pub status: usize,
@@ -92,6 +94,7 @@ impl Site {
             reverse: false,
             halo: None,
             parts: None,
+            ragged: None,
             root: 0,
             envelope: Envelope { source: -1, recvtag: 0, dest: -1, sendtag: 0 },
             operand: Operand::None,
@@ -122,9 +125,11 @@ impl Site {
         if row.has_reduction != self.reduction.is_some() {
             return Err(self.error(Cause::Reduction { expected: row.has_reduction }));
         }
-        for (name, wanted, given) in
-            [("halo", row.has_blocks, self.halo.is_some()), ("parts", row.has_parts, self.parts.is_some())]
-        {
+        for (name, wanted, given) in [
+            ("halo", row.has_blocks, self.halo.is_some()),
+            ("parts", row.has_parts, self.parts.is_some()),
+            ("rows", row.has_counts, self.ragged.is_some()),
+        ] {
             if wanted != given {
                 let [expected, actual] = [wanted, given].map(|there| if there { "some" } else { "none" });
                 return Err(self.error(Cause::Attribute { name, expected, actual: actual.into() }));
@@ -137,6 +142,12 @@ impl Site {
             }
         }
         Ok(self)
+    }
+
+    /// How many numbers say what has come, if a result takes that.
+    #[inline]
+    pub fn received(&self) -> usize {
+        if self.envelope_result { self.ragged.as_ref().map_or(2, |ragged| ragged.ranks()) } else { 0 }
     }
 
     /// How many arrays it takes, where it takes any.
@@ -174,8 +185,10 @@ pub struct Call<'a> {
     pub others: &'a [(Buffer, Buffer)],
     /// The site's, or what an operand replaced it with.
     pub envelope: Envelope,
-    /// Where source and tag of the received message go.
-    pub received: Option<*mut [i32; 2]>,
+    /// How many rows go to each rank; and how many come from each, if that is known.
+    pub counts: &'a [i32],
+    /// Where source and tag of the received message go, or the number of rows from each rank.
+    pub received: Option<*mut i32>,
     /// Address of an `MPI_Status` to fill, or 0: the site's, or what an operand replaced it with.
     pub status: usize,
     pub stream: Stream,
@@ -186,7 +199,17 @@ impl<'a> Call<'a> {
     #[inline(always)]
     pub fn of(site: &'a Site, stream: Stream) -> Self {
         let &Site { envelope, status, .. } = site;
-        Self { site, send: None, recv: None, others: &[], envelope, received: None, status, stream }
+        Self {
+            site,
+            send: None,
+            recv: None,
+            others: &[],
+            envelope,
+            counts: &[],
+            received: None,
+            status,
+            stream,
+        }
     }
 
     pub fn new(site: &'a Site, send: Option<Buffer>, recv: Option<Buffer>) -> Result<Self, Error> {
@@ -209,6 +232,7 @@ impl<'a> Call<'a> {
         if let (Some(sent), Some(received)) = (sent, received)
             && sent != received
             && !site.op.row().has_peer
+            && site.ragged.is_none()
         {
             return Err(site.error(Cause::Sides {
                 sent: sent.0,
@@ -253,14 +277,14 @@ impl<'a> Call<'a> {
         let Envelope { source, recvtag, dest, sendtag } = self.envelope;
         let is_rank = |rank| (0..size).contains(&rank) || rank == wildcards.proc_null;
         let is_tag = |tag| (0..=limit).contains(&tag);
-        let wrong = |argument, value, any: &str| {
+        let wrong = |argument, value: i32, any: &str| {
             let expected = if argument == "source" || argument == "dest" {
                 format!("a rank from 0 to {}{any} or MPI.PROC_NULL", size - 1)
             } else {
                 format!("an integer from 0 to {limit}{any}")
             };
             let line = self.site.location.clone();
-            Err(self.site.error(Cause::Peer { argument, value, expected, line }))
+            Err(self.site.error(Cause::Argument { argument, value: value.to_string(), expected, line }))
         };
         if receives && !is_rank(source) && source != wildcards.source {
             return wrong("source", source, " or MPI.ANY_SOURCE");

@@ -60,7 +60,7 @@ pub enum Cause {
     Envelope { what: &'static str, expected: usize, dtype: &'static str, count: usize },
     #[error("argument '{argument}' must be {expected}, got {value} when it ran{}",
         if .line.is_empty() { String::new() } else { format!(", {line}") })]
-    Peer { argument: &'static str, value: i32, expected: String, line: Box<str> },
+    Argument { argument: &'static str, value: String, expected: String, line: Box<str> },
     #[error("the {what} has {count} elements, expected a multiple of the communicator's size {size}")]
     NotPerRank { what: &'static str, count: usize, size: usize },
     #[error(

@@ -118,9 +118,9 @@ mod _native {
 
     /// What a rank sends and receives, each "none", "one" block or one "per rank".
     type Side = (&'static str, &'static str);
-    type OpRow = (&'static str, &'static str, bool, bool, bool, bool, bool, Side, Side);
+    type OpRow = (&'static str, &'static str, bool, bool, bool, bool, bool, bool, Side, Side);
 
-    /// (name, MPI's name, has a reduction, has a root, has a peer, has blocks, has parts, side at the root, side elsewhere)
+    /// (name, MPI's name, has a reduction, has a root, has a peer, has blocks, has parts, has counts, side at the root, side elsewhere)
     /// of every operation.
     #[pyfunction]
     fn ops_table() -> Vec<OpRow> {
@@ -131,10 +131,21 @@ mod _native {
         };
         let side = |side: ops::Side| (extent(side.send), extent(side.recv));
         let row = |row: &ops::Row| {
-            let ops::Row { name, mpi_name, has_reduction, has_root, has_peer, has_blocks, has_parts, .. } =
-                *row;
-            let (at_root, elsewhere) = (side(row.at_root), side(row.elsewhere));
-            (name, mpi_name, has_reduction, has_root, has_peer, has_blocks, has_parts, at_root, elsewhere)
+            let ops::Row { name, mpi_name, has_reduction, has_root, has_peer, has_blocks, .. } = *row;
+            let ops::Row { has_parts, has_counts, at_root, elsewhere, .. } = *row;
+            let (at_root, elsewhere) = (side(at_root), side(elsewhere));
+            (
+                name,
+                mpi_name,
+                has_reduction,
+                has_root,
+                has_peer,
+                has_blocks,
+                has_parts,
+                has_counts,
+                at_root,
+                elsewhere,
+            )
         };
         Op::TABLE.iter().map(row).collect()
     }

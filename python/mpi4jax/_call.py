@@ -33,19 +33,20 @@ _ARRAYS = {_compat.ArrayImpl, np.ndarray, float, int, complex, bool, np.float32,
 _clean = _compat.trace_state_clean
 
 
-def run(name: str, args: tuple[Any, ...], token: Any, p: Params) -> Any:
+def run(name: str, args: tuple[Any, ...], token: Any, p: Params, counts: Any = None) -> Any:
     """Run an op; its result, with the new token unless the caller is of `notoken`."""
     spec = SPECS[name]
     want = token is not NO_TOKEN
     if want:
         note_call(name, token)
         check_token(name, token)
+    given = () if counts is None else (counts,)
     if _clean():
-        return _eager(spec, args, p, want)
+        return _eager(spec, (*args, *given), p, want)
     operand = token_operand(token)
     if operand:
         warn_of_used_token(name, token)
-    numbers = _traced_peers(p)
+    numbers = [*given, *_traced_peers(p)]
     y, new = bind_trees(spec, args, {**spec.defaults, **p}, operand, numbers)
     if not want:
         return y
@@ -181,7 +182,7 @@ def _prepared(
 def _eager(spec: Spec, args: tuple[Any, ...], p: Params, want: bool) -> Any:
     started_here()
     comm, line = p["comm"], _caller()
-    kind = _of_trees if spec.has_blocks else _of_arrays
+    kind = _of_trees if spec.has_blocks or spec.has_counts else _of_arrays
     for x in args:
         if type(x) not in _ARRAYS:
             kind = _of_trees
@@ -194,7 +195,8 @@ def _eager(spec: Spec, args: tuple[Any, ...], p: Params, want: bool) -> Any:
     try:
         out = program(*args, *operands)
     except TypeError:
-        pack_arguments(spec, args, p)  # says which argument is no array, if that is why
+        # Says which argument is no array, if that is why.
+        pack_arguments(spec, args[: spec.arrays], p)
         if not any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(args)):
             raise
         return _eager(spec, tuple(with_templates(x) for x in args), p, want)
@@ -213,10 +215,11 @@ def run_params(spec: Spec, *args: Any, **p: Any) -> Any:
         return _program(_of_arrays, spec, False, p, p["comm"].cache)(*args)
     status = p.get("status")
     arrays, numbers, token = split(spec, p, args)
-    for known in numbers:
+    for known in [] if spec.has_counts else numbers:
         for name, number in zip(PEERS, np.asarray(known), strict=True):
             if name in p and (number != 0 or p[name] is None):
                 p[name] = int(number) - OFFSET
+    counts = numbers if spec.has_counts else []
     operand = _generalize(p, _caller())
-    out = _program(_of_arrays, spec, False, p, _programs)(*arrays, operand, *token)
+    out = _program(_of_arrays, spec, False, p, _programs)(*arrays, *counts, operand, *token)
     return out if status is None else jax.block_until_ready(out)

@@ -47,7 +47,9 @@ def jvp(spec: Spec, primals: Any, tangents: Any, **p: Any) -> tuple[list[Any], l
         numbers = [jnp.concatenate([envelope, *dest])]
     else:
         results = bind(spec, *arrays, *numbers, *token, **p)
-    if numbers:
+    if spec.has_counts:
+        numbers = [_both_counts(p, numbers[0], results[1])]
+    elif numbers:
         numbers, q["operand"] = [_peers_of_derivative(*numbers)], "recorded"
     for tag in {"sendtag", "recvtag"} & q.keys():
         q[tag] = _of_derivative(q[tag])
@@ -71,6 +73,11 @@ def jvp(spec: Spec, primals: Any, tangents: Any, **p: Any) -> tuple[list[Any], l
     return results, [next(remaining) if _inexact(r) else _compat.zero_tangent(r) for r in results]
 
 
+def _both_counts(p: Params, counts: Any, received: Any) -> Any:
+    """How many rows go to each rank, and how many come from each: so an op has no need to ask."""
+    return jnp.concatenate([counts, received]) if p["env_out"] else counts
+
+
 def pick(name: str, params: Params) -> Params:
     """The parameters of ``name`` among others'."""
     names = SPECS[name].params | {"operand", "threaded"}
@@ -92,7 +99,10 @@ def transpose(spec: Spec, cotangents: Sequence[Any], *args: Any, **p: Any) -> li
         array_cts, token_ct = spec.transpose(back, cs, arrays), back.token
     else:
         q = p if spec.adjoint is None else dict(p, adjoint=not p["adjoint"])
-        array_cts, _, token_ct = split(spec, p, bind(spec, *cs, *token_ct, **q))
+        if spec.has_counts:
+            q["env_out"] = False
+        out = bind(spec, *cs, *numbers, *token_ct, **q)
+        array_cts, token_ct = out[: len(arrays)], out[len(arrays) :]
 
     out = [
         _compat.vary_as(ct, x.aval) if ad.is_undefined_primal(x) else None

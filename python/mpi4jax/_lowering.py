@@ -14,7 +14,7 @@ from jax.interpreters import mlir
 from mpi4py import MPI
 
 from . import _compat, _native
-from ._primitive import ENVELOPE, HIDDEN, effect, result_avals, split
+from ._primitive import HIDDEN, effect, envelope, result_avals, split
 from ._spec import OFFSET, PEERS, SPECS, Params, Spec, is_root
 
 # How many numbers an operand has.
@@ -74,7 +74,8 @@ class Lowering:
         carried = [self._convert(operand, carrier(operand[1])) for operand in operands]
         carried += self.numbers
         wire = [carrier(aval) for aval in out]
-        outs = [*wire, *([ENVELOPE] if p.get("env_out") else [])]
+        learnt = envelope(self.spec, p)
+        outs = [*wire, *learnt]
         values = [value for value, _ in carried]
         # The adjoint of a reduce calls bcast, which has none.
         reduction = p["reduction"].name if SPECS[op].has_reduction else ""
@@ -84,6 +85,9 @@ class Lowering:
         peers = {name: np.int64(-1 if p.get(name) is None else p[name]) for name in PEERS}
         if SPECS[op].has_parts:
             attrs["parts"] = _parts(p, (*(aval for _, aval in operands), *out)[0])
+        if self.spec.has_counts:
+            row = math.prod(operands[0][1].shape[1:])
+            attrs["rows"] = np.array([*p["rows"], row], np.int64)
         if in_place is None:
             in_place = self.in_place and op == self.spec.name
         aliases = {i: i for i in range(len(out))} if in_place else None
@@ -118,18 +122,18 @@ class Lowering:
             (self.token,) = jax.ffi.ffi_lowering("mpi4jax_after")(ctx, *results)
         for i, (carried_aval, aval) in enumerate(zip(wire, out, strict=True)):
             results[i], _ = self._convert((results[i], carried_aval), aval)
-        if p.get("env_out"):
-            results[-1] = self.local(lambda e: e + OFFSET, ENVELOPE, (results[-1], ENVELOPE))
+        if learnt and not self.spec.has_counts:
+            results[-1] = self.local(lambda e: e + OFFSET, learnt[0], (results[-1], learnt[0]))
         return results
 
     def use_numbers(self, numbers: Operand) -> None:
-        """Let the operand say who a message goes to and comes from."""
-        if self.p["operand"] != "call":
+        """Let the operand say who a message goes to and comes from, or what the counts are."""
+        if not self.spec.has_counts and self.p["operand"] != "call":
             known = [self.p.get(name) for name in PEERS]
             unset = np.array([-OFFSET if value is None else value for value in known], np.int32)
             peers = self.local(lambda n: jnp.where(n == 0, unset, n - OFFSET), numbers[1], numbers)
             numbers = (peers, numbers[1])
-        self.numbers = [numbers]
+        self.numbers.append(numbers)
 
     def received(self, y: Any, template: Operand) -> Any:
         """What a receive returns: ``y``, or the template if there is no sender."""

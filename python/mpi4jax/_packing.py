@@ -38,7 +38,7 @@ def with_templates(tree: Any) -> Any:
     return jax.tree.map(wrap, tree)
 
 
-def _zeros(like: Any) -> jax.Array:
+def zeros_like(like: Any) -> jax.Array:
     """Zeros that nobody reads."""
     if not _is_key(like):
         return jnp.zeros(like.shape, like.dtype)
@@ -57,7 +57,7 @@ def _as_array(op: str, argument: str, leaf: Any, template: bool) -> jax.Array:
         leaf = leaf.like
     if isinstance(leaf, jax.ShapeDtypeStruct):
         if template:
-            return _zeros(leaf)
+            return zeros_like(leaf)
         raise TypeError(
             f"{op}: argument '{argument}' must be an array, a number, or a pytree of those, got "
             f"{leaf}; only what is received can be described by one"
@@ -154,7 +154,8 @@ class Packed:
 def bind_trees(
     spec: Spec, trees: Sequence[Any], p: Params, token: list[Any], numbers: Sequence[Any] = ()
 ) -> Any:
-    """Bind the primitive once per dtype, with the same numbers; (result or None, token)."""
+    """Bind the primitive once per dtype, with the same numbers; (result or None, token). Of an op
+    with counts, the result is a pair: the counts of what has come, too."""
     if not trees:
         return None, bind(spec, *numbers, *token, **p)
     if spec.arrays is None:
@@ -168,6 +169,7 @@ def bind_trees(
             "expected numbers (keys can be moved, not reduced)"
         )
     results: dict[Any, Any] = {}
+    learnt: Any = None  # there is a leaf
     dtypes = packed[0].groups
     if len(packed) == 2:
         dtypes = _groups([*packed[0].leaves, *packed[1].leaves])
@@ -182,10 +184,14 @@ def bind_trees(
         out = bind(row, *xs, *numbers, *token, **q)
         if token:
             token = [out[-1]]
+        if q.get("env_out"):
+            # What follows need not ask for it.
+            learnt, p = out[1], {**p, "env_out": False}
+            numbers = [jnp.concatenate([numbers[0], learnt]), *numbers[1:]]
         if row.returns:
             results[dtype] = out[0]
     y = packed[-1].unpack(results, before, after) if spec.returns else None
-    return y, token
+    return (y, learnt) if spec.has_counts else y, token
 
 
 def _bind_blocks(

@@ -19,7 +19,15 @@ from ._comm import MEAN, as_reduction
 from ._spec import Params, Spec, first_axes, is_root
 
 TOKEN = ShapedArray((), np.dtype(np.float32))
-ENVELOPE = ShapedArray((2,), np.dtype(np.int32))
+_ENVELOPE = ShapedArray((2,), np.dtype(np.int32))
+
+
+def envelope(spec: Spec, p: Params) -> list[ShapedArray]:
+    """The type of what an op says of what has come, if it does."""
+    if not p.get("env_out"):
+        return []
+    return [ShapedArray((p["comm"].size,), np.dtype(np.int32)) if spec.has_counts else _ENVELOPE]
+
 
 # dtype name -> what reductions it has
 DTYPES = {
@@ -59,9 +67,9 @@ HIDDEN = (
 
 
 def split(spec: Spec, p: Params, args: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
-    """Operands as (arrays, numbers, token); the last two are empty or of length one."""
+    """Operands as (arrays, counts and numbers, token). A token is there or not."""
     n = len(p["axes"]) if spec.arrays is None else spec.arrays
-    m = n + (p.get("operand") is not None)
+    m = n + spec.has_counts + (p.get("operand") is not None)
     return list(args[:n]), list(args[n:m]), list(args[m:])
 
 
@@ -73,9 +81,10 @@ def split_payload(spec: Spec, x: Any, size: int) -> tuple[int, ...]:
     op = spec.name
     if x.shape[:1] == (size,):
         return tuple(x.shape[1:])
-    if spec.has_parts:
+    if spec.has_any_size:
+        said = "its first leaf has" if spec.has_counts else "the counts say"
         raise ValueError(
-            f"{op}: argument 'x' must have as many rows along its first axis as the counts say; "
+            f"{op}: argument 'x' must have as many rows along its first axis as {said}; "
             f"expected ({size}, ...), got {x.shape}"
         )
     raise ValueError(
@@ -135,7 +144,7 @@ def abstract_eval(spec: Spec, *args: Any, **p: Any) -> tuple[list[Any], set[Any]
     for x in arrays:
         _check_dtype(spec, p, x)
     out = result_avals(spec, p, arrays)
-    out += [ENVELOPE] if p.get("env_out") else []
+    out += envelope(spec, p)
     return [*out, *(TOKEN for _ in token)], {effect}
 
 
@@ -181,6 +190,12 @@ def batch(
         raise NotImplementedError(
             f"{spec.name}: a source, destination or tag is batched by vmap, where one message "
             "carries the whole batch; expected the same one for all elements of the batch "
+            "(in_axes=None, or computed outside of the vmap)"
+        )
+    if spec.has_counts and p["env_out"] and numbers[0][1] is not None:
+        raise NotImplementedError(
+            f"{spec.name}: argument 'send_counts' is batched by vmap, where one exchange carries "
+            "the whole batch; expected the same counts for all elements of the batch "
             "(in_axes=None, or computed outside of the vmap)"
         )
     size = axis_data.size

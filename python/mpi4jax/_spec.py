@@ -4,9 +4,10 @@ The native module has a row for each (`src/ops/table.rs`): its names, what it ta
 rank sends and receives. An op's file in `ops` adds what JAX's rules need (`_definition.define`);
 together they are a :class:`Spec`.
 
-Operands of every primitive: ``(*arrays, numbers?, token?)``; results: ``(*arrays, envelope?,
-token?)``. The token is a float32 scalar. The numbers are int32, and known when the op runs; the
-parameter ``operand`` says what they are:
+Operands of every primitive: ``(*arrays, counts?, numbers?, token?)``; results: ``(*arrays,
+envelope?, token?)``. The token is a float32 scalar. Counts are int32: how many rows go to each
+rank; in a derivative also how many come from each. The numbers are int32, and known when the op
+runs; the parameter ``operand`` says what they are:
 
 ``"given"``
     ``(source, recvtag, dest, sendtag)`` of a message, each with ``OFFSET`` added, or 0 for one that
@@ -19,7 +20,8 @@ parameter ``operand`` says what they are:
     (`Operand::Call` in `src/ops/call.rs`).
 
 The envelope is the pair (source, tag), with ``OFFSET`` added, of the message that was received; it
-is there with ``env_out``, where a derivative needs to know what a wildcard matched.
+is there with ``env_out``, where a derivative needs to know what a wildcard matched. Of an op with
+counts it is how many rows have come from each rank.
 """
 
 from __future__ import annotations
@@ -54,6 +56,7 @@ class Spec:
             destination, or both.
         has_blocks: whether it takes any number of arrays at once, and returns as many.
         has_parts: whether it is told which rows of its array go to each rank and come from it.
+        has_counts: whether an array says how many rows go to each rank.
         at_root, elsewhere: what a rank sends and receives: ``"none"``, ``"one"`` block, or one
             ``"per rank"``.
         self_test: how ``python -m mpi4jax`` tests it: a call and what it must return.
@@ -79,6 +82,7 @@ class Spec:
     has_peer: bool
     has_blocks: bool
     has_parts: bool
+    has_counts: bool
     at_root: tuple[str, str]
     elsewhere: tuple[str, str]
     self_test: Callable[[Any], Any]
@@ -109,14 +113,15 @@ class Spec:
     @cached_property
     def has_any_size(self) -> bool:
         """Whether ranks may have arrays of different sizes."""
-        return self.has_blocks or self.has_parts
+        return self.has_blocks or self.has_parts or self.has_counts
 
     @cached_property
     def defaults(self) -> Params:
         """The parameters that only derivatives change."""
         if self.has_peer:
             return {"env_out": False}
-        return {} if self.adjoint is None else {"adjoint": False}
+        known = {} if self.adjoint is None else {"adjoint": False}
+        return {**known, "env_out": True} if self.has_counts else known
 
     @cached_property
     def params(self) -> frozenset[str]:
@@ -128,6 +133,7 @@ class Spec:
         names |= {"dest", "sendtag"} if self.has_peer and self.sends else set()
         names |= {"axes", "widths", "neighbours"} if self.has_blocks else set()
         names |= {"rows", "sends", "receives"} if self.has_parts else set()
+        names |= {"rows"} if self.has_counts else set()
         return frozenset(names)
 
 
@@ -159,7 +165,7 @@ def op_of(eqn: Any) -> str | None:
 def first_axes(spec: Spec, p: Params) -> tuple[int | None, int | None]:
     """The length of the first axis of input and result, which is one of blocks for each rank, or of
     rows; None: there is no such axis. A transpose exchanges the two."""
-    if spec.has_parts:
+    if "rows" in p:
         before, after = p["rows"]
     else:
         sides = spec.at_root if spec.has_root and is_root(p) else spec.elsewhere

@@ -1,5 +1,7 @@
 //! Parts of an array that go from each rank to each other one, in one operation.
 
+use smallvec::SmallVec;
+
 use super::{Buffer, Wire};
 use crate::error::Cause;
 
@@ -22,13 +24,16 @@ impl Part {
     }
 }
 
+/// One for each rank.
+pub type PerRank = SmallVec<[Part; 16]>;
+
 /// What a rank sends to and receives from each rank. What goes to a rank has to be what comes from it there; nothing
 /// is no message.
 #[derive(Debug)]
 pub struct Parts {
     rank: usize,
-    send: Box<[Part]>,
-    recv: Box<[Part]>,
+    send: PerRank,
+    recv: PerRank,
 }
 
 /// The tag of the messages, beyond those of ghost cells, which go through the same communicator.
@@ -53,6 +58,11 @@ impl Parts {
         let all = |at: usize| groups.iter().map(|group| part(group[at], group[at + 1])).collect();
         let (send, recv): (Option<_>, Option<_>) = (all(0), all(2));
         Ok(Self { rank: rank as usize, send: send.ok_or_else(wrong)?, recv: recv.ok_or_else(wrong)? })
+    }
+
+    /// The same of parts that are known to lie in memory.
+    pub fn of(rank: usize, send: PerRank, recv: PerRank) -> Self {
+        Self { rank, send, recv }
     }
 
     /// How many elements go to each rank.
@@ -90,6 +100,28 @@ impl Parts {
         Ok(())
     }
 
+    /// Writes zeros where nobody sends anything; or everywhere, if parts do not follow one another.
+    ///
+    /// # Safety
+    /// The result is memory that nobody else uses, and has passed `check`.
+    unsafe fn clear(&self, recv: &Buffer) {
+        let mut end = 0;
+        let zeros = |from: usize, to: usize| {
+            let gap = Part { start: from, count: to - from }.of(recv);
+            // SAFETY: promised by the caller.
+            unsafe { gap.data.write_bytes(0, gap.bytes()) };
+        };
+        for part in self.recv.iter().filter(|part| part.count > 0) {
+            if part.start < end {
+                zeros(0, recv.count);
+                return;
+            }
+            zeros(end, part.start);
+            end = part.start + part.count;
+        }
+        zeros(end, recv.count);
+    }
+
     /// Exchanges the parts. What nobody sends is zeros.
     ///
     /// # Safety
@@ -113,11 +145,9 @@ impl Parts {
             buffer.as_ref().filter(|_| part.count > 0).map(|buffer| part.of(buffer))
         };
         let size = recv.or(send).map_or(1, |buffer| buffer.dtype.size());
-        if let Some(recv) =
-            recv.filter(|recv| self.recv.iter().map(|part| part.count).sum::<usize>() < recv.count)
-        {
+        if let Some(recv) = recv {
             // SAFETY: promised by the caller.
-            unsafe { recv.data.write_bytes(0, recv.bytes()) };
+            unsafe { self.clear(&recv) };
         }
         for (peer, part) in self.recv.iter().enumerate().filter(|(peer, _)| *peer != self.rank) {
             let Some(into) = at(&recv, part) else { continue };

@@ -37,6 +37,8 @@ pub struct Row {
     pub has_blocks: bool,
     /// Is told which part of its array goes to each rank, and which comes from it.
     pub has_parts: bool,
+    /// Takes an array of counts, of what goes to each rank.
+    pub has_counts: bool,
     /// Extents on the root; equal to `elsewhere` where there is no root.
     pub at_root: Side,
     pub elsewhere: Side,
@@ -51,6 +53,7 @@ enum Takes {
     ReductionAndRoot,
     Peer,
     Neighbours,
+    Counts,
     Parts,
     PartsAndRoot,
 }
@@ -77,6 +80,7 @@ macro_rules! ops {
                 has_peer: matches!(Takes::$takes, Takes::Peer),
                 has_blocks: matches!(Takes::$takes, Takes::Neighbours),
                 has_parts: matches!(Takes::$takes, Takes::Parts | Takes::PartsAndRoot),
+                has_counts: matches!(Takes::$takes, Takes::Counts),
                 at_root: Side { send: Extent::$root_send, recv: Extent::$root_recv },
                 elsewhere: Side { send: Extent::$send, recv: Extent::$recv },
             }),*];
@@ -98,6 +102,7 @@ ops! {
     Gatherv   "gatherv"   "MPI_Gatherv"   PartsAndRoot     (One -> One)         (One -> None);
     HaloExchange "halo_exchange" "MPI_Wait" Neighbours (One -> One)      (One -> One);
     Permute   "permute"   "MPI_Sendrecv"  Parts            (One -> One)         (One -> One);
+    RaggedAlltoall "ragged_alltoall" "MPI_Alltoallv" Counts (One -> One)        (One -> One);
     Recv      "recv"      "MPI_Recv"      Peer             (None -> One)        (None -> One);
     Reduce    "reduce"    "MPI_Reduce"    ReductionAndRoot (One -> One)         (One -> None);
     ReduceScatter "reduce_scatter" "MPI_Reduce_scatter_block" Reduction (PerRank -> One) (PerRank -> One);
@@ -126,7 +131,7 @@ impl Row {
 
     /// Whether ranks may have arrays of different sizes.
     pub fn has_any_size(&self) -> bool {
-        self.has_blocks || self.has_parts
+        self.has_blocks || self.has_parts || self.has_counts
     }
 
     /// Whether each element of a result depends on the same element of the operands alone, so that it may go in

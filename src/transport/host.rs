@@ -72,6 +72,22 @@ impl<T: Partial> Transport for OrHost<T> {
         }
     }
 
+    unsafe fn read_numbers(
+        &self,
+        numbers: *const i32,
+        into: &mut [i32],
+        stream: Stream,
+    ) -> Result<(), Cause> {
+        // SAFETY: promised by the caller.
+        unsafe {
+            match (self.transport.pairs(), &self.host) {
+                (Pairs::Here, _) => self.transport.read_numbers(numbers, into, stream),
+                (_, Ok(host)) => host.read_numbers(numbers, into, stream),
+                (_, Err(reason)) => Err(Cause::Setting { message: reason.clone() }),
+            }
+        }
+    }
+
     fn host(&self) -> Result<&AnyTransport, String> {
         self.host.as_ref().map(|host| &**host).map_err(String::clone)
     }

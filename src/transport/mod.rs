@@ -55,6 +55,22 @@ pub trait Transport {
         Ok(Some(unsafe { peers.read_unaligned() }))
     }
 
+    /// Reads an operand of numbers, in the memory that this transport's calls are in.
+    ///
+    /// # Safety
+    /// `numbers` is an operand of as many as there is room for.
+    unsafe fn read_numbers(
+        &self,
+        numbers: *const i32,
+        into: &mut [i32],
+        stream: Stream,
+    ) -> Result<(), Cause> {
+        let _ = stream;
+        // SAFETY: promised by the caller, and it is host memory.
+        unsafe { numbers.cast::<u8>().copy_to_nonoverlapping(into.as_mut_ptr().cast(), size_of_val(into)) };
+        Ok(())
+    }
+
     /// What carries the calls that it does not, in the same order.
     fn host(&self) -> Result<&AnyTransport, String> {
         Err("it carries everything".into())
@@ -282,7 +298,7 @@ pub struct Arrived {
 pub fn arrive(call: &Call, message: &Arrived) -> Result<(), Cause> {
     if let Some(received) = call.received {
         // SAFETY: a result of two int32, checked by the frame's decoder.
-        unsafe { received.write_unaligned([message.source, message.tag]) };
+        unsafe { received.cast::<[i32; 2]>().write_unaligned([message.source, message.tag]) };
     }
     match &call.recv {
         Some(recv) if message.count != recv.count => short(call, recv, message),

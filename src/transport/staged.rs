@@ -55,13 +55,13 @@ impl<D: Device, T: Transport> Staged<D, T> {
         let stream = call.stream;
         let mut down = call.send.map(|buffer| self.pool.lease(&self.device, buffer.bytes())).transpose()?;
         let mut up = call.recv.map(|buffer| self.pool.lease(&self.device, buffer.bytes())).transpose()?;
-        let mut pair =
-            call.received.map(|_| self.pool.lease(&self.device, size_of::<[i32; 2]>())).transpose()?;
+        let numbers = call.site.received() * size_of::<i32>();
+        let mut learnt = call.received.map(|_| self.pool.lease(&self.device, numbers)).transpose()?;
         let on_host = |buffer: Option<Buffer>, staging: &mut Option<Lease<D>>| {
             buffer.zip(staging.as_mut()).map(|(buffer, lease)| Buffer { data: lease.data(), ..buffer })
         };
         let (send, recv) = (on_host(call.send, &mut down), on_host(call.recv, &mut up));
-        let received = pair.as_mut().map(|lease| lease.data().cast::<[i32; 2]>());
+        let received = learnt.as_mut().map(|lease| lease.data().cast::<i32>());
         let pieces = pieces(call, self.piece);
 
         if call.send.is_none() && call.recv.is_none() {
@@ -86,7 +86,10 @@ impl<D: Device, T: Transport> Staged<D, T> {
             let host_call = Call { send: send_part, recv: recv_part, received, ..call.clone() };
             if let Err(error) = self.host.execute(&host_call) {
                 self.device.synchronize(stream)?;
-                [&mut down, &mut up, &mut pair].into_iter().flatten().for_each(|lease| lease.settled = true);
+                [&mut down, &mut up, &mut learnt]
+                    .into_iter()
+                    .flatten()
+                    .for_each(|lease| lease.settled = true);
                 return Ok(Err(error));
             }
             if let (Some(from), Some(to)) = (recv_part, call.recv) {
@@ -96,14 +99,12 @@ impl<D: Device, T: Transport> Staged<D, T> {
             }
         }
         if let (Some(from), Some(to)) = (received, call.received) {
-            // SAFETY: two int32 on both sides.
-            unsafe {
-                self.device.upload(from.cast(), to.cast(), Runs::whole(size_of::<[i32; 2]>()), stream)?
-            };
+            // SAFETY: as many int32 on both sides.
+            unsafe { self.device.upload(from.cast(), to.cast(), Runs::whole(numbers), stream)? };
         }
         // What was copied down has been waited for.
         down.iter_mut().for_each(|lease| lease.settled = true);
-        for lease in [&mut up, &mut pair].into_iter().flatten() {
+        for lease in [&mut up, &mut learnt].into_iter().flatten() {
             lease.until(self.device.mark(stream)?);
         }
         Ok(Ok(()))
@@ -212,15 +213,29 @@ impl<D: Device, T: Transport> Transport for Staged<D, T> {
     }
 
     unsafe fn read_peers(&self, peers: *const Peers, stream: Stream) -> Result<Option<Peers>, Cause> {
-        let mut staging = self.pool.lease(&self.device, size_of::<Peers>())?;
+        let mut read = Peers::default();
+        // SAFETY: promised by the caller.
+        unsafe { self.read_numbers(peers.cast(), &mut read, stream)? };
+        Ok(Some(read))
+    }
+
+    unsafe fn read_numbers(
+        &self,
+        numbers: *const i32,
+        into: &mut [i32],
+        stream: Stream,
+    ) -> Result<(), Cause> {
+        let bytes = size_of_val(into);
+        let mut staging = self.pool.lease(&self.device, bytes)?;
         let read = staging.data();
         // SAFETY: promised by the caller; the staging buffer is as large.
         unsafe {
-            self.device.download(peers.cast(), read, Runs::whole(size_of::<Peers>()), stream)?;
+            self.device.download(numbers.cast_mut().cast(), read, Runs::whole(bytes), stream)?;
             self.device.synchronize(stream)?;
             staging.settled = true;
-            Ok(Some(read.cast::<Peers>().read_unaligned()))
+            read.copy_to_nonoverlapping(into.as_mut_ptr().cast(), bytes);
         }
+        Ok(())
     }
 }
 

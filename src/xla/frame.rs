@@ -12,7 +12,9 @@ use crate::call::{Blocks, Call, Envelope, Operand, Site};
 use crate::comm::{self, Comm};
 use crate::error::{Cause, Error};
 use crate::mpilib::wildcards;
-use crate::ops::{self, Block, Buffer, Dtype, Extent, Halo, Op, PACKED, Parts, Reduction, Width};
+use crate::ops::{
+    self, Block, Buffer, Counts, Dtype, Extent, Halo, Op, PACKED, Parts, Ragged, Reduction, Width,
+};
 use crate::transport::Transport;
 
 /// The attributes of a custom call. They are read once per compiled program.
@@ -154,6 +156,8 @@ impl<'a> Attributes<'a> {
         let reverse = self.flag("reverse")?;
         let halo = op.row().has_blocks.then(|| self.halo(comm.rank, reverse)).transpose()?.map(Arc::new);
         let parts = op.row().has_parts.then(|| Parts::new(comm.rank, comm.size, self.integers("parts")?));
+        let ragged =
+            (op.row().has_counts).then(|| Ragged::new(comm.rank, comm.size, self.integers("rows")?, reverse));
         Ok(Site {
             op,
             comm,
@@ -161,6 +165,7 @@ impl<'a> Attributes<'a> {
             reverse,
             halo,
             parts: parts.transpose()?.map(Arc::new),
+            ragged: ragged.transpose()?.map(Arc::new),
             root: self.int("root")?,
             envelope: Envelope {
                 source: self.int("source")?,
@@ -323,7 +328,7 @@ pub unsafe fn fill<'a>(
     call: &mut Call<'a>,
     frame: &CallFrame,
     transport: &impl Transport,
-    others: &'a mut Blocks,
+    (others, counts): (&'a mut Blocks, &'a mut Counts),
 ) -> Result<(), Error> {
     let site = call.site;
     let (extents, arrays) = (site.side(), site.arrays());
@@ -332,17 +337,24 @@ pub unsafe fn fill<'a>(
     // SAFETY: promised by the caller.
     let mut sides = || unsafe {
         let numbers = (site.operand.len(), &mut given);
-        let more = side("operand", &frame.args, arrays(extents.send), &mut call.send, numbers)?;
-        let numbers = (2 * usize::from(site.envelope_result), &mut received);
+        let operands = arrays(extents.send) + usize::from(site.ragged.is_some());
+        let more = side("operand", &frame.args, operands, &mut call.send, numbers)?;
+        let numbers = (site.received(), &mut received);
         let more_results = side("result", &frame.rets, arrays(extents.recv), &mut call.recv, numbers)?;
         for (&from, &to) in more.iter().zip(more_results) {
             others.push((read(from)?, read(to)?));
         }
+        if let (Some(ragged), [last]) = (&site.ragged, more) {
+            let ranks = ragged.ranks();
+            let is_both = read(*last)?.count == 2 * ranks;
+            counts.resize(if is_both { 2 * ranks } else { ranks }, 0);
+            transport.read_numbers(int32s("operand", *last, counts.len())?, counts, call.stream)?;
+        }
         Ok(())
     };
     sides().map_err(|cause| site.error(cause))?;
-    call.others = others;
-    call.received = received.map(|numbers: *mut i32| numbers.cast());
+    (call.others, call.counts) = (others, counts);
+    call.received = received;
     call.check()?;
     let Some(given) = given else { return Ok(()) };
     let peers = if site.operand == Operand::Call {

@@ -176,9 +176,9 @@ unsafe fn run<const KIND: u8>(
             let (stream, context) = enter(frame).map_err(|cause| site.error(cause))?;
             (stream, Some(context))
         };
-        let mut others = Blocks::new();
+        let (mut others, mut counts) = (Blocks::new(), ops::Counts::new());
         let mut call = Call::of(site, stream);
-        frame::fill(&mut call, frame, transport, &mut others)?;
+        frame::fill(&mut call, frame, transport, (&mut others, &mut counts))?;
         if KIND == kind::CPU {
             pages::prepare(&call);
         }
@@ -457,7 +457,7 @@ unsafe fn raise(api: *const Api, error: &Error) -> *mut FfiError {
             | Cause::NoSuchRank { .. }
             | Cause::Buffers { .. }
             | Cause::Envelope { .. }
-            | Cause::Peer { .. }
+            | Cause::Argument { .. }
             | Cause::NotPerRank { .. }
             | Cause::TooFew { .. }
             | Cause::Pairs { .. }

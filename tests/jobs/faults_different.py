@@ -104,6 +104,17 @@ FAULTS = {
         env=CHECK,
         often=True,
     ),
+    "more rows than there is room for": Fault(
+        "counts = jnp.array([2, 2])\n"
+        "wait(nt.ragged_alltoall(jnp.ones(4), counts, 4 if rank else 3))",
+        (
+            r"'capacity' must be at least the 4 rows that rank 0 receives",
+            r"r0 .*\(2 from rank 0, 2 from rank 1\), got 3 when it ran, fault.py",
+            ENDS_JOB,
+        ),
+        status=1,
+        often=True,
+    ),
     "counts that disagree": Fault(
         "send, recv = ([1, 2], [1, 1]) if rank == 0 else ([3, 0], [2, 0])\n"
         "wait(nt.alltoallv(jnp.ones(3), send, recv))",

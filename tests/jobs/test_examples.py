@@ -148,6 +148,37 @@ def test_shallow_water_refuses_what_it_cannot_cut(mpirun):
     assert "cannot cut 9 x 9 cells into 2 equal blocks" in job.stderr
 
 
+def particles(example, ranks, path, *how):
+    number = ["--particles", "3000", "--steps", "60"]
+    printed = example(ranks, "particles.py", *number, "--save", path, *how)
+    assert f"3000 particles on {ranks} ranks, 60 steps: 0 lost" in printed
+    with np.load(path) as file:
+        return dict(file)
+
+
+def test_particles_do_not_depend_on_the_ranks(example, tmp_path):
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / "particles.png"
+    one = particles(example, 1, tmp_path / "one.npz")
+    four = particles(example, 4, tmp_path / "four.npz", "--save-figure", picture)
+    assert picture.stat().st_size > 10_000
+    assert one["number"].tolist() == four["number"].tolist() == list(range(3000))
+    # A place at the edge of the box may be rounded to the other side.
+    apart = np.abs(four["place"] - one["place"])
+    np.testing.assert_allclose(np.minimum(apart, 1 - apart), 0, atol=1e-4)
+    assert four["counts"].shape == (61, 4)
+    assert (four["counts"].sum(axis=1) == 3000).all()
+    assert four["counts"][0].max() > 2900, "a drop"
+    assert (four["counts"].max(axis=0) > 100).all(), "each rank has some in the end"
+
+
+def test_particles_without_room_are_not_lost_in_silence(mpirun):
+    job = mpirun(2, EXAMPLES / "particles.py", "--particles", "300", "--capacity", "200")
+    assert job.returncode != 0
+    assert "argument 'capacity' must be at least the " in job.stderr
+    assert "rows that rank 0 receives (" in job.stderr
+
+
 def recovered_height(example, ranks, path, *how):
     size = ["--size", "32", "16", "--steps", "8", "--group", "4", "--iterations", "6"]
     printed = example(ranks, "recover_initial_height.py", *size, "--save", path, *how)

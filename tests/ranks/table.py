@@ -113,6 +113,22 @@ def _scatterv(xp, case, xs):
     return _split(xp, xs[case.root], _counts(len(xs)))
 
 
+def _ragged_counts(rank, size):
+    """What a rank sends to each rank in a ragged_alltoall: to some nothing."""
+    return [(rank + 2 * r + 1) % 3 for r in range(size)]
+
+
+_SPARE = 1  # rows that stay where they are, and room for such
+
+
+def _ragged_alltoall(xp, case, xs):
+    n = len(xs)
+    counts = [_ragged_counts(s, n) for s in range(n)]
+    parts = [_split(xp, x, [*counts[s], _SPARE]) for s, x in enumerate(xs)]
+    nothing = xp.zeros((_SPARE, *xs[0].shape[1:]), xs[0].dtype)
+    return [xp.concatenate([*(parts[s][r] for s in range(n)), nothing]) for r in range(n)]
+
+
 def _split(xp, x, counts):
     return xp.split(x, np.cumsum(counts)[:-1])
 
@@ -198,6 +214,16 @@ def _call_halo_exchange(api, x, comm):
 
 def _call_alltoallv(api, x, comm):
     return api.alltoallv(x, *_row_counts(comm.rank, comm.size), comm=comm)
+
+
+def _call_ragged_alltoall(api, x, comm):
+    n = comm.size
+    counts = np.int32(_ragged_counts(comm.rank, n))
+    expected = [_ragged_counts(r, n)[comm.rank] for r in range(n)]
+    y, received = api.ragged_alltoall(x, counts, sum(expected) + _SPARE, comm=comm)
+    assert received.shape == (n,)
+    assert received.dtype == np.int32
+    return y
 
 
 def _call_permute(api, x, comm):
@@ -300,6 +326,14 @@ ROWS = {
         counts="blocks",
     ),
     "permute": Row("(x, pairs, *, comm, token)", "MPI_Sendrecv", _permute, _call_permute),
+    "ragged_alltoall": Row(
+        "(x, send_counts, capacity, *, comm, token)",
+        "MPI_Alltoallv",
+        _ragged_alltoall,
+        _call_ragged_alltoall,
+        blocks=lambda case, rank, size: sum(_ragged_counts(rank, size)) + _SPARE,
+        counts="blocks",
+    ),
     "recv": Row(
         "(x, source, *, tag, comm, status, token)",
         "MPI_Recv",
@@ -356,7 +390,7 @@ def good(name):
     values = {"op": MPI.SUM, "root": 0, "source": MPI.PROC_NULL, "dest": MPI.PROC_NULL}
     values |= {"x": x, "sendbuf": x, "recvbuf": x, "cart": ring(), "pairs": [(0, 0)]}
     ones = [1] * SIZE
-    values |= {"send_counts": ones, "recv_counts": ones, "counts": ones}
+    values |= {"capacity": SIZE, "send_counts": ones, "recv_counts": ones, "counts": ones}
     if name in ("allgatherv", "gatherv"):
         values["counts"] = [SIZE] * SIZE
     return {a: values[a] for a in ROWS[name].positional if a}

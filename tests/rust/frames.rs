@@ -7,7 +7,7 @@ use std::ptr::{null, null_mut};
 
 use _native::call::{Blocks, Call, Stream};
 use _native::comm::{self, Comm};
-use _native::ops::{Dtype, Extent, Op, PACKED};
+use _native::ops::{Counts, Dtype, Extent, Op, PACKED};
 use _native::transport::Mpi;
 use _native::xla::c_api::{self, Attrs, Buffer, Buffers, ByteSpan, CallFrame, Scalar};
 use _native::xla::frame::{self, Attributes};
@@ -141,11 +141,13 @@ pub fn decode(bytes: &[u8]) -> bool {
     let reduction = *source.one_of(&["", "", "SUM", "MAX", "LAND", "BXOR"]);
     let mut attributes: Vec<(Vec<u8>, (c_int, Value))> = Vec::new();
     let texts = HashMap::from([("op", op), ("comm", "fuzz"), ("reduction", reduction), ("site", "f.py:1")]);
-    let lists: [(&str, &[i64]); 2] = [
+    let lists: [(&str, &[i64]); 3] = [
         // Widths of one axis, a neighbour in each of three directions, one block of five floats.
         ("halo", &[1, 1, 1, 3, -1, 1, 2, 1, 4, 1, 5, 1]),
         // Two elements to the next rank and from the previous one, and one to and from oneself.
         ("parts", &[0, 0, 1, 2, 0, 1, 0, 1, 1, 2, 0, 0]),
+        // One row of an element, and room for three.
+        ("rows", &[1, 3, 1]),
     ];
     for name in [
         *b"comm     ",
@@ -159,6 +161,7 @@ pub fn decode(bytes: &[u8]) -> bool {
         *b"reduction",
         *b"reverse  ",
         *b"root     ",
+        *b"rows     ",
         *b"sendtag  ",
         *b"site     ",
         *b"source   ",
@@ -239,10 +242,10 @@ pub fn decode(bytes: &[u8]) -> bool {
         attrs,
         future: null_mut(),
     };
-    let mut others = Blocks::new();
+    let (mut others, mut counts) = (Blocks::new(), Counts::new());
     let mut call = Call::of(&site, Stream::NONE);
     // SAFETY: as above; an operand of two int32 has its memory.
-    match unsafe { frame::fill(&mut call, &frame, &Mpi, &mut others) } {
+    match unsafe { frame::fill(&mut call, &frame, &Mpi, (&mut others, &mut counts)) } {
         Ok(()) => {
             for (extent, buffer) in [(site.side().send, call.send), (site.side().recv, call.recv)] {
                 assert_eq!(extent == Extent::None, buffer.is_none());

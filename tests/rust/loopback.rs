@@ -7,7 +7,7 @@ use std::sync::{Arc, Barrier, Condvar, Mutex, MutexGuard, PoisonError};
 use _native::call::Call;
 use _native::error::{Cause, Error};
 use _native::mpilib::wildcards;
-use _native::ops::{self, Buffer, Builtin, Extent, Reduction, Wire};
+use _native::ops::{self, Buffer, Builtin, Dtype, Extent, Reduction, Wire};
 use _native::transport::{Arrived, Transport, arrive};
 
 use super::model::{Made, Place, collective};
@@ -103,6 +103,27 @@ impl Loopback {
             let mut ghosts = Ghosts { rank: self, receives: Vec::new() };
             // SAFETY: buffers of the suite's.
             return unsafe { parts.exchange(call.send, call.recv, &mut ghosts) };
+        }
+        if let Some(ragged) = &site.ragged {
+            let (to, from) = ragged.agree(call.counts, |mine, theirs| {
+                let (data, dtype, count) = (mine.as_ptr().cast_mut().cast(), Dtype::Int32, mine.len());
+                for (number, all) in theirs.iter_mut().zip(self.exchange(Some(Buffer { data, dtype, count })))
+                {
+                    let own = all.as_chunks().0.get(self.rank).copied();
+                    *number = own.map_or(-1, i32::from_ne_bytes);
+                }
+                Ok(())
+            })?;
+            let parts = ragged.parts(&to, &from, "")?;
+            parts.check(call.send, call.recv)?;
+            let mut ghosts = Ghosts { rank: self, receives: Vec::new() };
+            // SAFETY: buffers of the suite's.
+            unsafe {
+                if let Some(counts) = call.received {
+                    counts.copy_from(from.as_ptr(), from.len());
+                }
+                return parts.exchange(call.send, call.recv, &mut ghosts);
+            }
         }
         if site.op.row().sends() {
             self.send(call);

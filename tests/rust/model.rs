@@ -37,7 +37,7 @@ pub fn collective(op: Op, at: Place) -> Option<Made> {
         Op::ReduceScatter => Made::Reduced(0..size, rank),
         Op::Scan => Made::Reduced(if reverse { rank..size } else { 0..rank + 1 }, 0),
         Op::Scatter => Made::Of(vec![(root, rank)]),
-        Op::HaloExchange | Op::Recv | Op::Send | Op::Sendrecv => return None,
+        Op::HaloExchange | Op::RaggedAlltoall | Op::Recv | Op::Send | Op::Sendrecv => return None,
         // As their parts say: `Suite::parts`.
         Op::Allgatherv | Op::Alltoallv | Op::Gatherv | Op::Permute | Op::Scatterv => return None,
     })

@@ -3,6 +3,8 @@
 //!
 //! Expected results are computed from the ranks' numbers and the model alone, with encodings of its own.
 
+mod rows;
+
 use std::fmt::Debug;
 
 use std::sync::Arc;
@@ -11,9 +13,7 @@ use _native::call::{Call, Envelope, Site};
 use _native::comm::Comm;
 use _native::error::Cause;
 use _native::mpilib::wildcards;
-use _native::ops::{
-    Block, Buffer, Builtin, Class, Dtype, Extent, Halo, Op, Parts, Reduction, Width, combine,
-};
+use _native::ops::{Block, Buffer, Builtin, Class, Dtype, Extent, Halo, Op, Reduction, Width, combine};
 use _native::transport::Transport;
 
 use super::model::{Made, Place, collective, reverses};
@@ -241,6 +241,8 @@ impl<T: Transport> Suite<'_, T> {
             self.message(op, dtype, count, offset);
         } else if row.has_parts {
             self.parts(op, dtype, count, offset);
+        } else if row.has_counts {
+            self.ragged(op, dtype, count, offset);
         } else if row.has_blocks {
             if !self.aliased {
                 self.halo(dtype, count, offset);
@@ -359,36 +361,6 @@ impl<T: Transport> Suite<'_, T> {
         }
     }
 
-    /// Some, or no, rows of `count` elements from each rank to each, in the order of the ranks, and a rest of the
-    /// result that comes from nobody.
-    fn parts(&self, op: Op, dtype: Dtype, count: usize, offset: usize) {
-        let (rank, size) = (self.rank(), self.size());
-        let roots = if op.row().has_root { 0..size } else { 0..1 };
-        for root in roots {
-            let site = Site { root: root as i32, ..Site::new(op, self.comm) };
-            let rows = |from: usize, to: usize| match op {
-                Op::Gatherv if to != root => 0,
-                Op::Scatterv if from != root => 0,
-                _ => (from + 2 * to + 1) % 3,
-            };
-            let (mut numbers, mut send, mut expected) = (Vec::new(), Vec::new(), Vec::new());
-            for peer in 0..size {
-                let counts = [rows(rank, peer) * count, rows(peer, rank) * count];
-                let starts = [&send, &expected].map(|bytes: &Vec<u8>| bytes.len() / dtype.size());
-                numbers.extend([starts[0], counts[0], starts[1], counts[1]].map(|n| n as i64));
-                send.extend(pattern(dtype, rank, peer, counts[0]));
-                expected.extend(pattern(dtype, peer, rank, counts[1]));
-            }
-            expected.extend(vec![0; 2 * dtype.size()]);
-            let parts = Parts::new(self.comm.rank, self.comm.size, &numbers).expect("starts and counts");
-            let site = Site { parts: Some(Arc::new(parts)), ..site };
-            let result = self.execute(&site, &send, dtype, expected.len() / dtype.size(), offset);
-            if let Some(result) = result {
-                result.check(&expected, &(op, dtype, count, offset, root));
-            }
-        }
-    }
-
     /// From every rank to the next one.
     fn message(&self, op: Op, dtype: Dtype, count: usize, offset: usize) {
         let (rank, size) = (self.rank(), self.size());
@@ -438,7 +410,7 @@ impl<T: Transport> Suite<'_, T> {
         let mut to = Memory::new(Dtype::Int16, 3, 0);
         let mut received = [0; 2];
         let mut call = Call::new(&site, Some(from.buffer()), Some(to.buffer())).expect("sizes are free");
-        call.received = Some(&raw mut received);
+        call.received = Some((&raw mut received).cast());
         self.transport.execute(&call).expect("a ring");
         to.check(&pattern(Dtype::Int16, previous, 0, 3), &"wildcards");
         assert_eq!(received, [previous as i32, 40 + previous as i32]);

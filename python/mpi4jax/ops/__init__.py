@@ -17,6 +17,7 @@ from .gather import gather
 from .gatherv import gatherv
 from .halo_exchange import halo_exchange
 from .permute import permute
+from .ragged_alltoall import ragged_alltoall
 from .recv import recv
 from .reduce import reduce
 from .reduce_scatter import reduce_scatter
@@ -39,6 +40,7 @@ __all__ = [
     "gatherv",
     "halo_exchange",
     "permute",
+    "ragged_alltoall",
     "recv",
     "reduce",
     "reduce_scatter",

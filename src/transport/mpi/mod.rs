@@ -23,7 +23,7 @@ use crate::call::Call;
 use crate::comm::{Comm, Made};
 use crate::error::{Cause, Error};
 use crate::mpilib::{check, handle, in_place};
-use crate::ops::{Buffer, Op};
+use crate::ops::{Buffer, Dtype, Op};
 
 /// Host MPI.
 #[derive(Clone, Copy, Debug)]
@@ -153,6 +153,20 @@ fn run(call: &Call) -> Result<(), Cause> {
             Op::HaloExchange => {
                 let halo = site.halo.as_ref().ok_or_else(|| missing("halo"))?;
                 halo.exchange(call.blocks(), site.comm.rank, &mut Ghosts::new(&site.comm)?)
+            }
+            Op::RaggedAlltoall => {
+                let ragged = site.ragged.as_ref().ok_or_else(|| missing("rows"))?;
+                let (to, from) = ragged.agree(call.counts, |mine, theirs| {
+                    let (n, t) = (1, Dtype::Int32.mpi());
+                    let to = theirs.as_mut_ptr().cast();
+                    check("MPI_Alltoall", ffi::MPI_Alltoall(mine.as_ptr().cast(), n, t, to, n, t, comm))
+                })?;
+                let parts = ragged.parts(&to, &from, &site.location)?;
+                parts.check(call.send, call.recv)?;
+                if let Some(counts) = call.received {
+                    counts.cast::<u8>().copy_from(from.as_ptr().cast(), size_of_val(&from[..]));
+                }
+                parts.exchange(call.send, call.recv, &mut Ghosts::new(&site.comm)?)
             }
             Op::Recv => {
                 let recv = recv()?;

@@ -73,6 +73,7 @@ pub fn put(op: Op) -> Option<Work> {
         | Op::Gatherv
         | Op::HaloExchange
         | Op::Permute
+        | Op::RaggedAlltoall
         | Op::Scan
         | Op::Scatterv => return None,
     })

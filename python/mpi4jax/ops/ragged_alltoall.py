@@ -1,0 +1,134 @@
+"""ragged_alltoall: rows from each rank to each rank, as many as an array says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from mpi4py import MPI
+
+from .._call import run
+from .._comm import Comm, as_comm, static_int
+from .._definition import define
+from .._lowering import Avals, Lowering, Operands
+from .._tokens import NO_TOKEN, with_token
+from .alltoall import alltoall
+
+
+def _adjoint(low: Lowering, xs: Operands, out: Avals) -> list[Any]:
+    return low.call(low.spec.name, *xs, out=out, reverse=1)
+
+
+define(
+    "ragged_alltoall",
+    adjoint=_adjoint,
+    self_test=lambda t: (
+        lambda: t.ops.ragged_alltoall(t.blocks, np.ones(t.size, np.int32), t.size)[0],
+        t.of_all[t.rank],
+    ),
+)
+
+
+def _counts_of(counts: Any, comm: Comm) -> Any:
+    """The counts as int32: those that it does not hold stay too large, or negative."""
+    expected = f"{comm.size} integers, a number of rows for each rank"
+    try:
+        known = counts if isinstance(counts, np.ndarray) else jnp.asarray(counts)
+    except (TypeError, ValueError) as e:
+        raise TypeError(
+            f"ragged_alltoall: argument 'send_counts' must be {expected}, got "
+            f"{type(counts).__name__}: {counts!r}"
+        ) from e
+    if not jnp.issubdtype(known.dtype, np.integer):
+        raise TypeError(
+            f"ragged_alltoall: argument 'send_counts' must be {expected}, got {known.dtype}"
+        )
+    if known.shape != (comm.size,):
+        raise ValueError(
+            f"ragged_alltoall: argument 'send_counts' must be {expected}, got shape {known.shape}"
+        )
+    if known.dtype == np.int32:
+        return known
+    if not np.can_cast(known.dtype, np.int32):
+        known = known.clip(-1, np.iinfo(np.int32).max)
+    return known.astype(np.int32)
+
+
+def _rows_of(x: Any) -> int:
+    """The length of the first axis of the first leaf."""
+    shape = np.shape(jax.tree.leaves(x)[0])
+    if not shape:
+        raise ValueError(
+            "ragged_alltoall: argument 'x' must have a first axis, of rows; expected (rows, ...), "
+            "got ()"
+        )
+    return int(shape[0])
+
+
+def ragged_alltoall(
+    x: Any,
+    send_counts: Any,
+    capacity: int,
+    *,
+    comm: MPI.Intracomm | None = None,
+    token: Any = None,
+) -> Any:
+    """Send rows to each rank, as many as an array says (MPI_Alltoallv; MPI-4.1, section 6.8).
+
+    The counts are data: they may be computed in the compiled function, and be others at each call,
+    on each rank. Ranks tell each other their counts, and then send the rows.
+
+    Args:
+        x: array of shape ``(rows, *S)``, of any dtype: first the rows for rank 0, then those for
+            rank 1, and so on; those beyond the sum of ``send_counts`` stay here. Or a pytree of
+            such arrays. Ranks may differ in ``rows``.
+        send_counts: how many rows go to each rank: ``n`` integers, which may be traced.
+        capacity: how many rows there is room for on this rank: an integer that is known when the
+            function is traced. Ranks may differ in it.
+        comm: communicator of ``n`` ranks; by default a clone of ``COMM_WORLD``.
+        token: token from another op, or None.
+
+    Returns:
+        tuple: a pair: array of shape ``(capacity, *S)`` and the dtype of ``x``, first the rows from
+        rank 0, then those from rank 1, and so on, and then zeros; and int32 array of shape
+        ``(n,)``, how many rows came from each rank; and the new token.
+
+    Raises:
+        TypeError: a wrong type of ``send_counts``, ``capacity``, ``comm``, ``token`` or dtype.
+        ValueError: another shape of ``send_counts``; a negative ``capacity``; leaves of ``x`` that
+            differ in rows.
+        jax.errors.JaxRuntimeError: when it runs: this rank receives more rows than ``capacity``;
+            the counts are negative or more than the rows of ``x``, which is an error on all ranks.
+            No row is dropped in silence.
+
+    Derivative:
+        In ``x`` alone: the transpose sends the rows back, and rows that stay here get zeros. Under
+        ``vmap`` the batch axis is axis 1 of operand and result, and all elements of the batch have
+        the same counts; others are an error.
+
+    Example:
+        >>> import jax.numpy as jnp, mpi4jax
+        >>> comm = mpi4jax.default_comm()
+        >>> send_counts = jnp.zeros(comm.size, int).at[-1].set(2)  # to the last rank
+        >>> pair, token = mpi4jax.ragged_alltoall(jnp.ones((5, 3)), send_counts, 2 * comm.size)
+        >>> rows, recv_counts = pair
+        >>> rows.shape == (2 * comm.size, 3)
+        True
+        >>> int(recv_counts.sum()) == (2 * comm.size if comm.rank == comm.size - 1 else 0)
+        True
+
+    See also: :func:`alltoallv`, whose counts are known when it is traced; :func:`alltoall`.
+    """
+    c = as_comm("ragged_alltoall", comm)
+    counts = _counts_of(send_counts, c)
+    expected = "a number of rows, known when it is traced"
+    room = static_int("ragged_alltoall", "capacity", capacity, expected)
+    if room < 0:
+        raise ValueError(f"ragged_alltoall: argument 'capacity' must be {expected}, got {room}")
+    if not jax.tree.leaves(x):
+        received, token = with_token(alltoall, token, counts, comm=comm)
+        return (x, received) if token is NO_TOKEN else ((x, received), token)
+    p = {"comm": c, "rows": (_rows_of(x), room)}
+    return run("ragged_alltoall", (x,), token, p, counts)

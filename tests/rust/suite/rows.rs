@@ -1,0 +1,90 @@
+//! Operations that are told how much goes to each rank: when they are compiled, or when they run.
+
+use std::sync::Arc;
+
+use _native::call::{Call, Site};
+use _native::ops::{Dtype, Op, Parts, Ragged};
+use _native::transport::Transport;
+
+use super::{Memory, Suite, pattern};
+
+/// Rows of the result, or of the operand, that nobody sends.
+const SPARE: usize = 2;
+
+impl<T: Transport> Suite<'_, T> {
+    /// Some, or no, rows of `count` elements from each rank to each, in the order of the ranks, and a rest of the
+    /// result that comes from nobody.
+    pub(super) fn parts(&self, op: Op, dtype: Dtype, count: usize, offset: usize) {
+        let (rank, size) = (self.rank(), self.size());
+        let roots = if op.row().has_root { 0..size } else { 0..1 };
+        for root in roots {
+            let site = Site { root: root as i32, ..Site::new(op, self.comm) };
+            let rows = |from: usize, to: usize| match op {
+                Op::Gatherv if to != root => 0,
+                Op::Scatterv if from != root => 0,
+                _ => (from + 2 * to + 1) % 3,
+            };
+            let (mut numbers, mut send, mut expected) = (Vec::new(), Vec::new(), Vec::new());
+            for peer in 0..size {
+                let counts = [rows(rank, peer) * count, rows(peer, rank) * count];
+                let starts = [&send, &expected].map(|bytes: &Vec<u8>| bytes.len() / dtype.size());
+                numbers.extend([starts[0], counts[0], starts[1], counts[1]].map(|n| n as i64));
+                send.extend(pattern(dtype, rank, peer, counts[0]));
+                expected.extend(pattern(dtype, peer, rank, counts[1]));
+            }
+            expected.extend(vec![0; 2 * dtype.size()]);
+            let parts = Parts::new(self.comm.rank, self.comm.size, &numbers).expect("starts and counts");
+            let site = Site { parts: Some(Arc::new(parts)), ..site };
+            let result = self.execute(&site, &send, dtype, expected.len() / dtype.size(), offset);
+            if let Some(result) = result {
+                result.check(&expected, &(op, dtype, count, offset, root));
+            }
+        }
+    }
+
+    /// As many rows of `count` elements as arrays say: these are exchanged, or known already; there and back. And
+    /// more than there is room for.
+    pub(super) fn ragged(&self, op: Op, dtype: Dtype, count: usize, offset: usize) {
+        let (rank, size) = (self.rank(), self.size());
+        let rows = |from: usize, to: usize| (from + 2 * to + 1) % 3;
+        let sent: Vec<i32> = (0..size).map(|to| rows(rank, to) as i32).collect();
+        let received: Vec<i32> = (0..size).map(|from| rows(from, rank) as i32).collect();
+        let both = [&sent[..], &received[..]].concat();
+        let of = |counts: &[i32]| counts.iter().sum::<i32>() as usize;
+        let spare = || pattern(dtype, rank, size, SPARE * count);
+        let zeros = vec![0; SPARE * count * dtype.size()];
+        let block = |from: usize, to: usize| pattern(dtype, from, to, rows(from, to) * count);
+        let mine = (0..size).flat_map(|to| block(rank, to)).collect::<Vec<u8>>();
+        let theirs = (0..size).flat_map(|from| block(from, rank)).collect::<Vec<u8>>();
+        let site = |adjoint, capacity: usize| {
+            let numbers = [of(&sent) + SPARE, capacity, count].map(|n| n as i64);
+            let ragged = Ragged::new(self.comm.rank, self.comm.size, &numbers, adjoint).expect("rows");
+            let (ragged, envelope_result) = (Some(Arc::new(ragged)), !adjoint);
+            Site { ragged, envelope_result, reverse: adjoint, ..Site::new(op, self.comm) }
+        };
+        let room = of(&received) + SPARE;
+        for (adjoint, counts) in [(false, &sent), (false, &both), (true, &sent), (true, &both)] {
+            let site = site(adjoint, room);
+            let (from, expected) = if adjoint { (&theirs, &mine) } else { (&mine, &theirs) };
+            let mut from = Memory::holding(dtype, &[&from[..], &spare()].concat(), offset);
+            let expected = [&expected[..], &zeros].concat();
+            let mut to = Memory::new(dtype, expected.len() / dtype.size(), offset);
+            let mut learnt = vec![-7; size];
+            let call = Call::new(&site, Some(from.buffer()), Some(to.buffer())).expect("any sizes");
+            let came = (!adjoint).then_some(learnt.as_mut_ptr());
+            let call = Call { counts, received: came, ..call };
+            self.transport.execute(&call).unwrap_or_else(|error| panic!("{error}"));
+            to.check(&expected, &(op, dtype, count, offset, adjoint, counts));
+            assert_eq!(learnt, if adjoint { vec![-7; size] } else { received.clone() });
+        }
+        // All ranks have one row too many for them, so that none waits.
+        let site = site(false, of(&received));
+        let mut from = Memory::holding(dtype, &[&mine[..], &spare()].concat(), offset);
+        let mut to = Memory::new(dtype, of(&received) * count, offset);
+        let call = Call::new(&site, Some(from.buffer()), Some(to.buffer())).expect("any sizes");
+        let more: Vec<i32> = sent.iter().enumerate().map(|(to, n)| n + i32::from(to == rank)).collect();
+        let error = self.transport.execute(&Call { counts: &more, ..call }).expect_err("there is no room");
+        let expected = format!("'capacity' must be at least the {} rows that rank {rank}", of(&received) + 1);
+        assert!(error.to_string().contains(&expected), "{error}");
+    }
+}
