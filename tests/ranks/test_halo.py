@@ -321,75 +321,7 @@ def test_the_operand_is_not_changed_and_may_be_donated():
     assert "output_operand_alias" in text
 
 
-# ---- Global arrays
-
-
-@pytest.mark.parametrize("root", [0, SIZE - 1])
-@pytest.mark.parametrize(("dims", "axes"), [(1, (1,)), (2, None), (2, (2, 0)), (3, (1, 0, 2))])
-def test_blocks_of_a_global_array(dims, axes, root):
-    """Cut with the model's windows of the whole array, and put together again."""
-    periods = [True, False, True][:dims]
-    cart = grid(dims, periods)
-    places = [-dims + k for k in range(dims)] if axes is None else list(axes)
-    shape = [2, 2, 2]
-    for k, axis in enumerate(places):
-        shape[axis] = 2 * cart.dims[k]
-    whole = np.random.default_rng(3).standard_normal(shape).astype(np.float32)
-    given = whole if root == RANK else jax.ShapeDtypeStruct(whole.shape, whole.dtype)
-
-    padded = whole
-    for k, axis in enumerate(places):
-        around = [(1, 1) if a == axis % 3 else (0, 0) for a in range(3)]
-        padded = np.pad(padded, around, mode="wrap" if periods[k] else "constant")
-    coords = cart.Get_coords(RANK)
-    window = [slice(None)] * 3
-    for k, axis in enumerate(places):
-        window[axis] = slice(2 * coords[k], 2 * coords[k] + 4)
-
-    def f(x):
-        block = notoken.scatter_blocks(x, cart, root, axes=axes, width=1)
-        return block, notoken.gather_blocks(block, cart, root, axes=axes, width=1)
-
-    block, again = f(given) if root != RANK else mpi4jax.jit(f)(given)
-    assert_equal(block, padded[tuple(window)])
-    assert_equal(again, whole if root == RANK else padded[tuple(window)])
-    bare, token = mpi4jax.scatter_blocks(given, cart, root, axes=axes)
-    assert token.shape == ()
-    assert bare.shape == tuple(
-        2 if axis in [a % 3 for a in places] else n for axis, n in enumerate(shape)
-    )
-
-
-def test_derivative_of_blocks():
-    cart = grid(2, [True, True])
-    whole = jnp.arange(4.0 * SIZE).reshape(2 * cart.dims[0], 2 * cart.dims[1])
-
-    def f(x):
-        block = notoken.scatter_blocks(x, cart, width=1)
-        return jnp.sum((RANK + 1) * block[1:-1, 1:-1] ** 2)
-
-    g = jax.grad(f)(whole)
-    ranks = np.zeros(whole.shape)
-    for rank in range(SIZE):
-        i, j = cart.Get_coords(rank)
-        ranks[2 * i : 2 * i + 2, 2 * j : 2 * j + 2] = rank + 1
-    expected = 2 * ranks * whole if RANK == 0 else np.zeros(whole.shape)
-    np.testing.assert_allclose(g, expected)
-
-
-def test_errors_of_blocks():
-    cart = cart_of((SIZE, 1), (True, True))
-    if SIZE > 1:
-        with pytest.raises(ValueError, match=r"scatter_blocks: .* equal blocks along axis 0"):
-            notoken.scatter_blocks(np.zeros((SIZE + 1, 2)), cart)
-        with pytest.raises(ValueError, match=r"gather_blocks: argument 'axes' must name"):
-            notoken.gather_blocks(np.zeros((2, 2)), cart, axes=(None, 0))
-    with pytest.raises(TypeError, match="scatter_blocks: argument 'cart'"):
-        notoken.scatter_blocks(np.zeros(2), MPI.COMM_WORLD)
-    with pytest.raises(ValueError, match="gather_blocks: argument 'root' must be a rank"):
-        notoken.gather_blocks(np.zeros((2, 2)), cart, SIZE)
-    with pytest.raises(ValueError, match=r"gather_blocks: .* fewer cells along axis 1"):
-        notoken.gather_blocks(np.zeros((2, 2)), cart, width=[0, 2])
+# ---- Errors
 
 
 class TestErrors:

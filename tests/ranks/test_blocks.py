@@ -1,0 +1,132 @@
+"""`scatter_blocks` and `gather_blocks`: a global array, cut and put together, in NumPy's slices."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from mpi4py import MPI
+from reference import RANK, SIZE, assert_equal
+from test_halo import cart_of, grid
+
+import mpi4jax
+from mpi4jax import notoken
+
+
+@pytest.mark.parametrize("root", [0, SIZE - 1])
+@pytest.mark.parametrize(("dims", "axes"), [(1, (1,)), (2, None), (2, (2, 0)), (3, (1, 0, 2))])
+def test_blocks_of_a_global_array(dims, axes, root):
+    """Cut with the model's windows of the whole array, and put together again."""
+    periods = [True, False, True][:dims]
+    cart = grid(dims, periods)
+    places = [-dims + k for k in range(dims)] if axes is None else list(axes)
+    shape = [2, 2, 2]
+    for k, axis in enumerate(places):
+        shape[axis] = 2 * cart.dims[k]
+    whole = np.random.default_rng(3).standard_normal(shape).astype(np.float32)
+    given = whole if root == RANK else jax.ShapeDtypeStruct(whole.shape, whole.dtype)
+
+    padded = whole
+    for k, axis in enumerate(places):
+        around = [(1, 1) if a == axis % 3 else (0, 0) for a in range(3)]
+        padded = np.pad(padded, around, mode="wrap" if periods[k] else "constant")
+    coords = cart.Get_coords(RANK)
+    window = [slice(None)] * 3
+    for k, axis in enumerate(places):
+        window[axis] = slice(2 * coords[k], 2 * coords[k] + 4)
+
+    def f(x):
+        block = notoken.scatter_blocks(x, cart, root, axes=axes, width=1)
+        return block, notoken.gather_blocks(block, cart, root, axes=axes, width=1)
+
+    block, again = f(given) if root != RANK else mpi4jax.jit(f)(given)
+    assert_equal(block, padded[tuple(window)])
+    assert_equal(again, whole if root == RANK else padded[tuple(window)])
+    bare, token = mpi4jax.scatter_blocks(given, cart, root, axes=axes)
+    assert token.shape == ()
+    assert bare.shape == tuple(
+        2 if axis in [a % 3 for a in places] else n for axis, n in enumerate(shape)
+    )
+
+
+@pytest.mark.parametrize("dims", [1, 2])
+@pytest.mark.parametrize("width", [0, 1])
+def test_blocks_that_are_not_equal(dims, width):
+    """As numpy.array_split; beside leaves whose blocks are, and of another type."""
+    cart = grid(dims, [True] * dims)
+    cells = [2 * n + k + 1 for k, n in enumerate(cart.dims)]
+    whole = {
+        "u": np.random.default_rng(4).standard_normal(cells).astype(np.float32),
+        "equal": np.arange(np.prod(cart.dims), dtype=np.float32).reshape(cart.dims),
+        "i": np.arange(3 * np.prod(cells), dtype=np.int32).reshape(3, *cells),
+    }
+    if width:
+        del whole["equal"]  # its blocks are too small
+
+    def block_of(x):
+        places = range(x.ndim - dims, x.ndim)
+        window = [slice(None)] * x.ndim
+        for axis, n, at in zip(places, cart.dims, cart.Get_coords(RANK), strict=True):
+            sizes = [len(part) for part in np.array_split(range(x.shape[axis]), n)]
+            x = np.pad(x, [(width, width) if a == axis else (0, 0) for a in range(x.ndim)], "wrap")
+            window[axis] = slice(sum(sizes[:at]), sum(sizes[: at + 1]) + 2 * width)
+        return x[tuple(window)]
+
+    root = SIZE - 1
+    given = whole if root == RANK else jax.eval_shape(lambda: whole)
+    blocks = notoken.scatter_blocks(given, cart, root, width=width)
+    for name, x in whole.items():
+        assert_equal(blocks[name], block_of(x))
+    for name in set(whole) - {"equal"}:
+        again = jax.jit(lambda x: notoken.gather_blocks(x, cart, root, width=width, cells=cells))(
+            blocks[name]
+        )
+        assert_equal(again, whole[name] if root == RANK else block_of(whole[name]))
+
+    def loss(x):
+        blocks = notoken.scatter_blocks(x, cart, root, width=width)
+        again = notoken.gather_blocks(blocks, cart, root, width=width, cells=cells)
+        return jnp.sum(again**2) if root == RANK else 0.0
+
+    gradient = jax.grad(loss)(jnp.asarray(whole["u"]))
+    assert_equal(gradient, 2 * whole["u"] if root == RANK else 0 * whole["u"])
+
+
+def test_errors_of_cells():
+    cart = cart_of((SIZE, 1), (True, True))
+    x = np.zeros((2, 3))
+    with pytest.raises(ValueError, match=r"gather_blocks: argument 'cells' must be 2 numbers"):
+        notoken.gather_blocks(x, cart, cells=3)
+    with pytest.raises(TypeError, match=r"gather_blocks: argument 'cells' must be 2 numbers"):
+        notoken.gather_blocks(x, cart, cells=(2.5, 3))
+    with pytest.raises(ValueError, match=r"gather_blocks: argument 'x' has \(2, 3\) inner cells"):
+        notoken.gather_blocks(x, cart, cells=(3 * SIZE, 3))
+
+
+def test_derivative_of_blocks():
+    cart = grid(2, [True, True])
+    whole = jnp.arange(4.0 * SIZE).reshape(2 * cart.dims[0], 2 * cart.dims[1])
+
+    def f(x):
+        block = notoken.scatter_blocks(x, cart, width=1)
+        return jnp.sum((RANK + 1) * block[1:-1, 1:-1] ** 2)
+
+    g = jax.grad(f)(whole)
+    ranks = np.zeros(whole.shape)
+    for rank in range(SIZE):
+        i, j = cart.Get_coords(rank)
+        ranks[2 * i : 2 * i + 2, 2 * j : 2 * j + 2] = rank + 1
+    expected = 2 * ranks * whole if RANK == 0 else np.zeros(whole.shape)
+    np.testing.assert_allclose(g, expected)
+
+
+def test_errors_of_blocks():
+    cart = cart_of((SIZE, 1), (True, True))
+    if SIZE > 1:
+        with pytest.raises(ValueError, match=r"gather_blocks: argument 'axes' must name"):
+            notoken.gather_blocks(np.zeros((2, 2)), cart, axes=(None, 0))
+    with pytest.raises(TypeError, match="scatter_blocks: argument 'cart'"):
+        notoken.scatter_blocks(np.zeros(2), MPI.COMM_WORLD)
+    with pytest.raises(ValueError, match="gather_blocks: argument 'root' must be a rank"):
+        notoken.gather_blocks(np.zeros((2, 2)), cart, SIZE)
+    with pytest.raises(ValueError, match=r"gather_blocks: .* fewer cells along axis 1"):
+        notoken.gather_blocks(np.zeros((2, 2)), cart, width=[0, 2])
