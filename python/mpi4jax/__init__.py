@@ -32,6 +32,7 @@ from ._blocks import gather_blocks, scatter_blocks  # noqa: E402
 from ._comm import MEAN, default_comm  # noqa: E402
 from ._flush import flush  # noqa: E402
 from ._jit import jit  # noqa: E402
+from ._neighbours import neighbor_allgather, neighbor_alltoall  # noqa: E402
 from ._pvary import pvary  # noqa: E402
 from ._time_limit import time_limit  # noqa: E402
 from ._tokens import auto_tokenize, create_token  # noqa: E402
@@ -89,6 +90,8 @@ __all__ = [
     "has_sycl_support",
     "jit",
     "linalg",
+    "neighbor_allgather",
+    "neighbor_alltoall",
     "notoken",
     "pvary",
     "scatter_blocks",

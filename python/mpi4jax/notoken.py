@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from . import _assert_equal, _blocks, ops
+from . import _assert_equal, _blocks, _neighbours, ops
 from ._comm import MEAN, default_comm
 from ._flush import flush
 from ._jit import jit
@@ -22,6 +22,7 @@ from ._transport import has_cuda_support, has_hip_support, has_sycl_support, tra
 if TYPE_CHECKING:  # they see the arguments, and `token` among them: no type takes one away
     from ._assert_equal import assert_equal
     from ._blocks import gather_blocks, scatter_blocks
+    from ._neighbours import neighbor_allgather, neighbor_alltoall
     from .ops import *  # noqa: F403
 
 _WITH_TOKENS = (
@@ -29,6 +30,8 @@ _WITH_TOKENS = (
     _assert_equal.assert_equal,
     _blocks.gather_blocks,
     _blocks.scatter_blocks,
+    _neighbours.neighbor_allgather,
+    _neighbours.neighbor_alltoall,
 )
 WITHOUT_TOKENS = {op.__name__: without_token(op, __name__) for op in _WITH_TOKENS}
 globals().update(WITHOUT_TOKENS)
@@ -44,6 +47,8 @@ __all__ = [
     "has_hip_support",
     "has_sycl_support",
     "jit",
+    "neighbor_allgather",
+    "neighbor_alltoall",
     "pvary",
     "scatter_blocks",
     "time_limit",
