@@ -85,12 +85,12 @@ def neighbor_alltoall(x: Any, comm: MPI.Intracomm, *, token: Any = None) -> Any:
         token: token from another op, or None.
 
     Returns:
-        Tuple of the result and the new token. The result is an array of shape ``(indegree, *S)``
-        and the dtype of ``x``, the blocks of the sources in the order of the topology; from a
-        neighbour that is not there (``MPI.PROC_NULL``, beyond the edge of a grid) zeros.
+        tuple: array of shape ``(indegree, *S)`` and the dtype of ``x``, the blocks of the sources
+        in the order of the topology, and zeros from a neighbour that is not there
+        (``MPI.PROC_NULL``, beyond the edge of a grid); and the new token.
 
     Raises:
-        TypeError: ``comm`` has no topology; a wrong type of ``token`` or dtype.
+        TypeError: a wrong type of ``comm``, ``token`` or dtype; a ``comm`` without a topology.
         ValueError: ``x`` has not one block for each destination.
 
     Derivative:
@@ -133,13 +133,13 @@ def neighbor_allgather(x: Any, comm: MPI.Intracomm, *, token: Any = None) -> Any
         token: token from another op, or None.
 
     Returns:
-        Tuple of the result and the new token. The result is an array of shape ``(indegree, *S)``
-        and the dtype of ``x``, those of the sources in the order of the topology
-        (``comm.inoutedges``): on a grid, one step down and up each dimension. From a neighbour that
-        is not there (``MPI.PROC_NULL``, beyond the edge of a grid) zeros.
+        tuple: array of shape ``(indegree, *S)`` and the dtype of ``x``, those of the sources in the
+        order of the topology (``comm.inoutedges``: on a grid, one step down and up each dimension),
+        and zeros from a neighbour that is not there (``MPI.PROC_NULL``, beyond the edge of a grid);
+        and the new token.
 
     Raises:
-        TypeError: ``comm`` has no topology; a wrong type of ``token`` or dtype.
+        TypeError: a wrong type of ``comm``, ``token`` or dtype; a ``comm`` without a topology.
 
     Derivative:
         That of :func:`alltoallv`, which it is made of: the transpose adds what the neighbours send

@@ -175,6 +175,20 @@ def first_token(tokens: Any) -> Any:
     return jnp.sum(tokens[:1])
 
 
+def _of_batch(numbers: Any, axis: int, ask_same: bool) -> Any:
+    """The numbers that the elements of a batch have in common.
+
+    Elements that did not take a branch of a `cond` have none. With ``ask_same``, -1 where they
+    differ: they may all have been given the same ones (`vmap` of a `cond` does), which only their
+    values tell, when the op runs.
+    """
+    greatest = jnp.max(numbers, axis=axis, initial=0)
+    if not ask_same:
+        return greatest
+    least = jnp.min(numbers, axis=axis, initial=np.iinfo(np.int32).max)
+    return jnp.where(least < greatest, -1, greatest)
+
+
 def batch(
     spec: Spec, axis_data: Any, args: Sequence[Any], dims: Sequence[Any], **p: Any
 ) -> tuple[Any, Any]:
@@ -192,12 +206,6 @@ def batch(
             "carries the whole batch; expected the same one for all elements of the batch "
             "(in_axes=None, or computed outside of the vmap)"
         )
-    if spec.has_counts and p["env_out"] and numbers[0][1] is not None:
-        raise NotImplementedError(
-            f"{spec.name}: argument 'send_counts' is batched by vmap, where one exchange carries "
-            "the whole batch; expected the same counts for all elements of the batch "
-            "(in_axes=None, or computed outside of the vmap)"
-        )
     size = axis_data.size
     # The axis goes behind the one of blocks or rows, where there is one.
     before, after = (int(length is not None) for length in first_axes(spec, p))
@@ -209,8 +217,8 @@ def batch(
         return jnp.moveaxis(x, d, before)
 
     xs = [to_payload(x, d) for x, d in arrays]
-    # Elements that did not take a branch of a `cond` have none; the others have the same.
-    numbers = [x if d is None else jnp.max(x, axis=d, initial=0) for x, d in numbers]
+    ask_same = spec.has_counts and p["env_out"]
+    numbers = [x if d is None else _of_batch(x, d, ask_same) for x, d in numbers]
     one = [x if d is None else first_token(jnp.moveaxis(x, d, 0)) for x, d in token]
     out = bind(spec, *xs, *numbers, *one, **p)
     out_dims: list[int | None] = [None] * len(out)

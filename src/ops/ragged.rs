@@ -71,7 +71,10 @@ impl Ragged {
         let wrong =
             |argument, expected, value| Cause::Argument { argument, value, expected, line: line.into() };
         if !self.fits(to, self.rows) {
-            let expected = format!("{} numbers of rows, no more than the {} of x", self.size, self.rows);
+            let expected = format!(
+                "{} numbers of rows, no more than the {} of x, and under vmap the same for all elements",
+                self.size, self.rows
+            );
             return Err(wrong("send_counts", expected, listed(to)));
         }
         if let Some(rank) = from.iter().position(|&count| count < 0) {
@@ -138,7 +141,7 @@ mod tests {
     #[test]
     fn what_is_not_there_cannot_be_sent() {
         let what = said(ragged(2, 9).parts(&[1, 2], &[1, 1], "solver.py:3"));
-        assert!(what.contains("2 numbers of rows, no more than the 2 of x, got 3 (1, 2)"), "{what}");
+        assert!(what.contains("2 numbers of rows, no more than the 2 of x, and under vmap the same for all elements, got 3 (1, 2)"), "{what}");
         assert!(what.ends_with(", solver.py:3"), "{what}");
         assert!(said(ragged(2, 9).parts(&[3, -1], &[1, 1], "")).contains("got 2 (3, -1)"));
     }

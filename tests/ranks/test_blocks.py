@@ -76,7 +76,7 @@ def test_blocks_that_are_not_equal(dims, width):
     blocks = notoken.scatter_blocks(given, cart, root, width=width)
     for name, x in whole.items():
         assert_equal(blocks[name], block_of(x))
-    for name in set(whole) - {"equal"}:
+    for name in ("u", "i"):
         again = jax.jit(lambda x: notoken.gather_blocks(x, cart, root, width=width, cells=cells))(
             blocks[name]
         )

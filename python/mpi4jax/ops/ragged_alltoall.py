@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from numbers import Number
 from typing import Any
 
 import jax
@@ -58,7 +59,9 @@ def _counts_of(counts: Any, comm: Comm) -> Any:
 
 def _rows_of(x: Any) -> int:
     """The length of the first axis of the first leaf."""
-    shape = np.shape(jax.tree.leaves(x)[0])
+    leaf = jax.tree.leaves(x)[0]
+    is_array = hasattr(leaf, "shape") or isinstance(leaf, Number)
+    shape = np.shape(leaf) if is_array else (0,)  # what is none is an error later
     if not shape:
         raise ValueError(
             "ragged_alltoall: argument 'x' must have a first axis, of rows; expected (rows, ...), "
@@ -100,13 +103,12 @@ def ragged_alltoall(
         ValueError: another shape of ``send_counts``; a negative ``capacity``; leaves of ``x`` that
             differ in rows.
         jax.errors.JaxRuntimeError: when it runs: this rank receives more rows than ``capacity``;
-            the counts are negative or more than the rows of ``x``, which is an error on all ranks.
-            No row is dropped in silence.
+            the counts are negative, more than the rows of ``x``, or under ``vmap`` not the same for
+            all elements of the batch, which is an error on all ranks. No row is dropped in silence.
 
     Derivative:
         In ``x`` alone: the transpose sends the rows back, and rows that stay here get zeros. Under
-        ``vmap`` the batch axis is axis 1 of operand and result, and all elements of the batch have
-        the same counts; others are an error.
+        ``vmap`` the batch axis is axis 1 of operand and result.
 
     Example:
         >>> import jax.numpy as jnp, mpi4jax
