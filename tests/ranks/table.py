@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import rows
 from mpi4py import MPI
 from reference import COMM, RANK, SIZE, Threaded, float32, fold
 
@@ -77,69 +78,6 @@ def _shift(xp, case, xs):
 
 def _ring(xp, case, xs):
     return [xs[r - 1] for r in range(len(xs))]
-
-
-# Rows: from each rank to each, or of each rank.
-
-
-def _counts(size):
-    return [rank + 1 for rank in range(size)]
-
-
-def _rows(source, dest):
-    return 1 + (source + 2 * dest) % 3
-
-
-def _row_counts(rank, size):
-    """What a rank sends to each rank in an alltoallv, and what it receives from each."""
-    return [_rows(rank, r) for r in range(size)], [_rows(r, rank) for r in range(size)]
-
-
-def _allgatherv(xp, case, xs):
-    return [xp.concatenate(xs)] * len(xs)
-
-
-def _alltoallv(xp, case, xs):
-    n = len(xs)
-    parts = [_split(xp, x, _row_counts(s, n)[0]) for s, x in enumerate(xs)]
-    return [xp.concatenate([parts[s][r] for s in range(n)]) for r in range(n)]
-
-
-def _gatherv(xp, case, xs):
-    return [xp.concatenate(xs) if r == case.root else x for r, x in enumerate(xs)]
-
-
-def _scatterv(xp, case, xs):
-    return _split(xp, xs[case.root], _counts(len(xs)))
-
-
-def _ragged_counts(rank, size):
-    """What a rank sends to each rank in a ragged_alltoall: to some nothing."""
-    return [(rank + 2 * r + 1) % 3 for r in range(size)]
-
-
-_SPARE = 1  # rows that stay where they are, and room for such
-
-
-def _ragged_alltoall(xp, case, xs):
-    n = len(xs)
-    counts = [_ragged_counts(s, n) for s in range(n)]
-    parts = [_split(xp, x, [*counts[s], _SPARE]) for s, x in enumerate(xs)]
-    nothing = xp.zeros((_SPARE, *xs[0].shape[1:]), xs[0].dtype)
-    return [xp.concatenate([*(parts[s][r] for s in range(n)), nothing]) for r in range(n)]
-
-
-def _split(xp, x, counts):
-    return xp.split(x, np.cumsum(counts)[:-1])
-
-
-def _pairs(size):
-    """Each rank to the next one: to the first nobody, from the last nobody."""
-    return [(rank, rank + 1) for rank in range(size - 1)]
-
-
-def _permute(xp, case, xs):
-    return [xp.zeros_like(xs[0]), *xs[:-1]]
 
 
 # ---- Derivatives: where the model itself, which is linear, is not one
@@ -213,21 +151,21 @@ def _call_halo_exchange(api, x, comm):
 
 
 def _call_alltoallv(api, x, comm):
-    return api.alltoallv(x, *_row_counts(comm.rank, comm.size), comm=comm)
+    return api.alltoallv(x, *rows.row_counts(comm.rank, comm.size), comm=comm)
 
 
 def _call_ragged_alltoall(api, x, comm):
     n = comm.size
-    counts = np.int32(_ragged_counts(comm.rank, n))
-    expected = [_ragged_counts(r, n)[comm.rank] for r in range(n)]
-    y, received = api.ragged_alltoall(x, counts, sum(expected) + _SPARE, comm=comm)
+    counts = np.int32(rows.ragged_counts(comm.rank, n))
+    expected = [rows.ragged_counts(r, n)[comm.rank] for r in range(n)]
+    y, received = api.ragged_alltoall(x, counts, sum(expected) + rows.SPARE, comm=comm)
     assert received.shape == (n,)
     assert received.dtype == np.int32
     return y
 
 
 def _call_permute(api, x, comm):
-    return api.permute(x, _pairs(comm.size), comm=comm)
+    return api.permute(x, rows.pairs(comm.size), comm=comm)
 
 
 def _call_shift(api, x, comm):
@@ -285,8 +223,8 @@ ROWS = {
     "allgatherv": Row(
         "(x, counts, *, comm, token)",
         "MPI_Allgatherv",
-        _allgatherv,
-        blocks=lambda case, rank, size: _counts(size)[rank],
+        rows.allgatherv,
+        blocks=lambda case, rank, size: rows.counts(size)[rank],
         replicated=True,
         counts="blocks",
     ),
@@ -299,9 +237,9 @@ ROWS = {
     "alltoallv": Row(
         "(x, send_counts, recv_counts, *, comm, token)",
         "MPI_Alltoallv",
-        _alltoallv,
+        rows.alltoallv,
         _call_alltoallv,
-        blocks=lambda case, rank, size: sum(_row_counts(rank, size)[0]),
+        blocks=lambda case, rank, size: sum(rows.row_counts(rank, size)[0]),
         counts="blocks",
     ),
     "barrier": Row("(*, comm, token)", "MPI_Barrier", _barrier, _call_barrier, log="", counts=None),
@@ -311,8 +249,8 @@ ROWS = {
     "gatherv": Row(
         "(x, counts, root, *, comm, token)",
         "MPI_Gatherv",
-        _gatherv,
-        blocks=lambda case, rank, size: _counts(size)[rank],
+        rows.gatherv,
+        blocks=lambda case, rank, size: rows.counts(size)[rank],
         log=_ROOT,
         counts="blocks",
     ),
@@ -325,13 +263,13 @@ ROWS = {
         log="for ghost cells, with {items} items",
         counts="blocks",
     ),
-    "permute": Row("(x, pairs, *, comm, token)", "MPI_Sendrecv", _permute, _call_permute),
+    "permute": Row("(x, pairs, *, comm, token)", "MPI_Sendrecv", rows.permute, _call_permute),
     "ragged_alltoall": Row(
         "(x, send_counts, capacity, *, comm, token)",
         "MPI_Alltoallv",
-        _ragged_alltoall,
+        rows.ragged_alltoall,
         _call_ragged_alltoall,
-        blocks=lambda case, rank, size: sum(_ragged_counts(rank, size)) + _SPARE,
+        blocks=lambda case, rank, size: sum(rows.ragged_counts(rank, size)) + rows.SPARE,
         counts="blocks",
     ),
     "recv": Row(
@@ -360,9 +298,9 @@ ROWS = {
     "scatterv": Row(
         "(x, counts, root, *, comm, token)",
         "MPI_Scatterv",
-        _scatterv,
+        rows.scatterv,
         blocks=lambda case, rank, size: (
-            sum(_counts(size)) if rank == case.root else _counts(size)[rank]
+            sum(rows.counts(size)) if rank == case.root else rows.counts(size)[rank]
         ),
         log=_ROOT,
         counts="blocks",
@@ -429,7 +367,7 @@ class Case:
         if self.row.call:
             return self.row.call(api, x, comm)
         op = reduction_of(self.op) if isinstance(self.op, str) else self.op and self.op.op
-        values = {"x": x, "op": op, "root": self.root, "counts": _counts(comm.size)}
+        values = {"x": x, "op": op, "root": self.root, "counts": rows.counts(comm.size)}
         given = [values[a] for a in self.row.positional]
         return getattr(api, self.name)(*given, comm=comm)
 
