@@ -48,6 +48,10 @@ def check(n: int) -> None:
     equal(nt.reduce_scatter(jnp.stack([x * r for r in range(size)])), every.sum(0) * rank)
     equal(nt.allgatherv(x, [n] * size), every.ravel())
     equal(nt.permute(x, [(r, (r + 1) % size) for r in range(size)]), every[left])
+    to_next = jnp.zeros(size, int).at[right].set(1)
+    rows, came = jax.jit(lambda x, counts: nt.ragged_alltoall(x, counts, 2))(x[None], to_next)
+    equal(rows, np.stack([every[left], 0 * one]))
+    equal(came, np.arange(size) == left)
     nt.barrier()
     equal(nt.sendrecv(x, x, left, right), every[left])
     if matches:
