@@ -10,6 +10,7 @@ be copied and run by itself.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import sys
 from pathlib import Path
@@ -18,8 +19,8 @@ from typing import Any
 Dump = dict[str, Any]
 Record = dict[str, Any]
 # A communicator as all its ranks know it: key, how often it was made again under that name, and
-# members' ranks in COMM_WORLD.
-Group = tuple[str, int, tuple[int, ...]]
+# members' ranks in COMM_WORLD, the first and the last of each run.
+Group = tuple[str, int, tuple[tuple[int, int], ...]]
 
 # What must be equal on all ranks, where the op has it.
 _COMPARED = ("op", "reduction", "dtype", "count")
@@ -56,7 +57,12 @@ def rank_names(ranks: list[int]) -> str:
 
 
 def _group(comm: dict[str, Any]) -> Group:
-    return comm["key"], comm.get("generation", 1), tuple(comm["world"])
+    return comm["key"], comm.get("generation", 1), tuple(map(tuple, comm["world"]))
+
+
+@functools.cache
+def _world(runs: tuple[tuple[int, int], ...]) -> list[int]:
+    return [rank for first, last in runs for rank in range(first, last + 1)]
 
 
 def group_of(dump: Dump, record: Record) -> Group:
@@ -104,7 +110,7 @@ def divergences(dumps: dict[int, Dump]) -> list[tuple[float, str]]:
     """Where ranks did different things on a communicator: (time, words), one per communicator."""
     found = []
     for group, ranks in _collectives(dumps).items():
-        key, _, world = group
+        key, _, runs = group
         numbers = sorted({n for records in ranks.values() for n in records})
         for number in numbers:
             records = {rank: of[number] for rank, of in sorted(ranks.items()) if number in of}
@@ -119,7 +125,7 @@ def divergences(dumps: dict[int, Dump]) -> list[tuple[float, str]]:
                 for rank in ranks
             }
             behind = [rank for rank, count in counts.items() if count < number]
-            behind += [rank for rank in world if rank in dumps and rank not in ranks]
+            behind += [rank for rank in _world(runs) if rank in dumps and rank not in ranks]
             if len(by_signature) < 2 and not behind:
                 continue
             start = min(record["started"] for record in records.values())
@@ -145,7 +151,7 @@ def _waits_for(dumps: dict[int, Dump]) -> dict[int, set[int]]:
         for record in dump["records"]:
             if record["state"] != "started":
                 continue
-            *_, world = group_of(dump, record)
+            world = _world(group_of(dump, record)[2])
             peers = {"recv": ["source"], "send": ["dest"], "sendrecv": ["source", "dest"]}
             for name in peers.get(record["op"], []):
                 if 0 <= record[name] < len(world) and world[record[name]] != rank:

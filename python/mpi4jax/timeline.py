@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 Event = dict[str, Any]
-# An occurrence of a collective: communicator's key, members, number.
-Occurrence = tuple[str, tuple[int, ...], int]
+# An occurrence of a collective: communicator's key, what stands for its members, number.
+Occurrence = tuple[str, str, int]
 
 # No rank leaves these before all have come.
 _SYNCHRONISING = ("allgather", "allreduce", "alltoall", "barrier")
@@ -41,7 +41,7 @@ def load(path: Path) -> list[Event]:
 
 def _occurrence(event: Event) -> Occurrence:
     args = event["args"]
-    return args["key"], tuple(args["world"]), args["record"]["sequence"]
+    return args["key"], args["members"], args["record"]["sequence"]
 
 
 def _collectives(events: list[Event]) -> dict[Occurrence, dict[int, Event]]:

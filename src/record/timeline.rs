@@ -84,13 +84,13 @@ impl Trace {
             writeln!(
                 self.file,
                 ",{{\"ph\": \"X\", \"name\": {}, \"cat\": \"mpi\", \"pid\": {}, \"tid\": 0, \"ts\": {:.3}, \
-                 \"dur\": {:.3}, \"args\": {{\"bytes\": {bytes}, \"key\": {}, \"world\": {:?}, \"record\": {}}}}}",
+                 \"dur\": {:.3}, \"args\": {{\"bytes\": {bytes}, \"key\": {}, \"members\": \"{:016x}\", \"record\": {}}}}}",
                 quoted(record.what.op.name()),
                 self.rank,
                 1e6 * epoch.unix(record.started),
                 1e6 * record.seconds(&epoch),
                 quoted(&comm.key),
-                comm.world,
+                comm.class,
                 json::record(&record, 0, &epoch)
             )?;
         }

@@ -26,6 +26,18 @@ fn list<T>(items: impl IntoIterator<Item = T>, item: impl Fn(T) -> String) -> St
     items.into_iter().map(item).collect::<Vec<_>>().join(",\n  ")
 }
 
+/// The first and the last rank of each run: of a large communicator there is mostly one.
+fn runs(ranks: &[i32]) -> Vec<[i32; 2]> {
+    let mut runs: Vec<[i32; 2]> = Vec::new();
+    for &rank in ranks {
+        match runs.last_mut() {
+            Some([_, last]) if *last + 1 == rank => *last = rank,
+            _ => runs.push([rank, rank]),
+        }
+    }
+    runs
+}
+
 fn json_of(comm: &Arc<Comm>) -> String {
     format!(
         "{{\"key\": {}, \"id\": \"{:016x}\", \"generation\": {}, \"rank\": {}, \"size\": {}, \"world\": {:?}, \"collectives\": {}}}",
@@ -34,7 +46,7 @@ fn json_of(comm: &Arc<Comm>) -> String {
         comm.generation,
         comm.rank,
         comm.size,
-        comm.world,
+        runs(&comm.world),
         comm.collectives.load(Ordering::Relaxed)
     )
 }
@@ -59,7 +71,7 @@ pub fn json(header: &Header) -> String {
         )
     };
     format!(
-        "{{\"version\": 1, \"rank\": {}, \"size\": {}, \"host\": {}, \"pid\": {}, \"time\": {:.6},\n\
+        "{{\"version\": 2, \"rank\": {}, \"size\": {}, \"host\": {}, \"pid\": {}, \"time\": {:.6},\n\
          \"reason\": {}, \"state\": {},\n\"python\": [{}],\n\"communicators\": [{}],\n\"records\": [\n  {}]}}\n",
         header.rank,
         header.size,
@@ -72,4 +84,15 @@ pub fn json(header: &Header) -> String {
         list(&comms, json_of),
         list(&records, |record| json::record(record, index(&record.what.comm), &epoch)),
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_are_written_in_runs() {
+        assert_eq!(format!("{:?}", runs(&[0, 1, 2, 7, 6, 5])), "[[0, 2], [7, 7], [6, 6], [5, 5]]");
+        assert_eq!(runs(&[]), [[0; 2]; 0]);
+    }
 }

@@ -43,7 +43,7 @@ def dump(rank, records, state="in no operation", size=2):
         "key": "c",
         "rank": rank,
         "size": size,
-        "world": list(range(size)),
+        "world": [[0, size - 1]],
         "collectives": collectives,
     }
     return {
@@ -238,7 +238,7 @@ def test_timelines_of_jobs_that_were_aborted(tmp_path):
 
 def test_clocks_of_hosts_are_aligned():
     def span(pid, number, start, end):
-        args = {"key": "c", "world": [0, 1], "record": {"collective": True, "sequence": number}}
+        args = {"key": "c", "members": "0", "record": {"collective": True, "sequence": number}}
         return {
             "ph": "X",
             "name": "barrier",
