@@ -272,17 +272,21 @@ impl<'a> Call<'a> {
     /// Checks an envelope that came with an operand: MPI would end the job.
     pub fn check_envelope(&self, wildcards: Wildcards) -> Result<(), Error> {
         let (row, size, limit) = (self.site.op.row(), self.site.comm.size, wildcards.tag_limit);
+        let first = wildcards.derivative;
         let (sends, receives) = (row.elsewhere.send != Extent::None, row.elsewhere.recv != Extent::None);
         let both = sends && receives;
         let Envelope { source, recvtag, dest, sendtag } = self.envelope;
         let is_rank = |rank| (0..size).contains(&rank) || rank == wildcards.proc_null;
         let is_tag = |tag| (0..=limit).contains(&tag);
-        let wrong = |argument, value: i32, any: &str| {
+        let wrong = |argument: &'static str, value: i32, any: &str| {
             let expected = if argument == "source" || argument == "dest" {
                 format!("a rank from 0 to {}{any} or MPI.PROC_NULL", size - 1)
             } else {
-                format!("an integer from 0 to {limit}{any}")
+                format!("an integer from 0 to {}{any}", first - 1)
             };
+            // Python has moved a program's tags that would be those of derivatives out of the way, below all others.
+            let is_moved = argument.ends_with("tag") && value < -first;
+            let value = if is_moved { (value - i32::MIN).saturating_add(first) } else { value };
             let line = self.site.location.clone();
             Err(self.site.error(Cause::Argument { argument, value: value.to_string(), expected, line }))
         };

@@ -77,7 +77,9 @@ def tag_of(op: str, name: str, value: Any, *, wildcard: bool = False) -> Any:
         ValueError: it is no tag.
     """
     if isinstance(value, jax.core.Tracer):
-        return _traced(op, name, value)
+        value = _traced(op, name, value)
+        # A number that the native module knows for none, and from which it tells what was given.
+        return jnp.where(value >= DERIVATIVE, value - DERIVATIVE + np.iinfo(np.int32).min, value)
     if type(value) is int and (0 <= value < DERIVATIVE or (wildcard and value == ANY_TAG)):
         return value
     expected = f"an integer from 0 to {DERIVATIVE - 1}" + (" or MPI.ANY_TAG" if wildcard else "")

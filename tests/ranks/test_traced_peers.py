@@ -9,6 +9,7 @@ from reference import LEFT, RANK, RIGHT, SIZE, assert_equal, compilations
 
 import mpi4jax
 from mpi4jax import notoken
+from mpi4jax._arguments import DERIVATIVE
 
 X = np.arange(3, dtype=np.float32) + 10 * RANK
 
@@ -205,6 +206,8 @@ BAD = [
     ("send", {"dest": SIZE}, f"'dest' must be {RANKS} or MPI.PROC_NULL, got {SIZE} when it ran"),
     ("send", {"dest": -77}, "got -77 when it ran"),
     ("send", {"dest": MPI.PROC_NULL, "tag": -5}, "'tag' must be an integer from 0 to"),
+    ("send", {"dest": MPI.PROC_NULL, "tag": DERIVATIVE}, f"to {DERIVATIVE - 1}, got {DERIVATIVE} "),
+    ("recv", {"source": MPI.PROC_NULL, "tag": 2**31 - 1}, f"or MPI.ANY_TAG, got {2**31 - 1} "),
     ("recv", {"source": SIZE}, f"'source' must be {RANKS} or MPI.ANY_SOURCE or MPI.PROC_NULL"),
     ("recv", {"source": MPI.PROC_NULL, "tag": -5}, "or MPI.ANY_TAG, got -5"),
     ("sendrecv", {"source": MPI.PROC_NULL, "dest": 2**31 - 1}, f"'dest' .* got {2**31 - 1}"),
