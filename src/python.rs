@@ -317,6 +317,12 @@ mod _native {
         watch::use_stacks(file);
     }
 
+    /// `SIGTERM`, and `SIGINT` if `takes_interrupt`, end this rank with a line.
+    #[pyfunction]
+    fn watch_signals(takes_interrupt: bool) {
+        watch::take_signals(takes_interrupt);
+    }
+
     /// Waits until the operations that are running now, in any thread, have ended.
     #[pyfunction]
     fn wait(py: Python<'_>) {

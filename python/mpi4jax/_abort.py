@@ -6,14 +6,19 @@ and ``sys.exit`` with an error end the job, after what Python prints.
 
 Not touched: exceptions that somebody catches (a test runner, say), interactive sessions, jobs of
 one rank, and programs started with ``MPI4JAX_ABORT=0``.
+
+A rank that is interrupted or terminated says in a line where it was, if the program has no use of
+its own for the signal.
 """
 
 from __future__ import annotations
 
 import atexit
 import builtins
+import signal
 import sys
 import threading
+import time
 import traceback
 from types import TracebackType
 from typing import Any, NoReturn
@@ -24,6 +29,8 @@ from . import _native, _tokens
 
 # A rank that fails has this long to end the job through MPI.
 _LAST_RESORT = 3.0
+# After an interrupt, the others have this long to say where they are.
+_INTERRUPT_GRACE = 1.0
 # After sys.exit, the others have this long to come to their own end.
 _EXIT_GRACE = 1.0
 
@@ -71,6 +78,15 @@ def _say_exception(where: str, exception: Any) -> None:
     _say(words)
 
 
+def _say_interrupt(trace: TracebackType | None) -> None:
+    """One line: a job that is interrupted has as many as ranks."""
+    frames = traceback.extract_tb(trace)
+    own = [f for f in frames if "/site-packages/" not in f.filename and "<" not in f.filename]
+    where = "".join(f" at {f.filename}:{f.lineno} in {f.name}" for f in (own or frames)[-1:])
+    _flush()
+    _say(f"KeyboardInterrupt{where} ends the job {_OPT_OUT}")
+
+
 def _on_exception(
     kind: type[BaseException], value: BaseException, trace: TracebackType | None
 ) -> None:
@@ -79,8 +95,14 @@ def _on_exception(
     own = ends_job and _previous_hook is sys.__excepthook__
     if not own:
         _previous_hook(kind, value, trace)
-    if ends_job:
+    if own and issubclass(kind, KeyboardInterrupt):
+        _say_interrupt(trace)
+        # Others may have been interrupted too, in operations. If they end first, all has been said.
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        time.sleep(_INTERRUPT_GRACE)
+    elif ends_job:
         _say_exception("on this rank", (kind, value, trace) if own else None)
+    if ends_job:
         _abort(130 if issubclass(kind, KeyboardInterrupt) else 1)
 
 
@@ -154,6 +176,8 @@ def install(ends_job: bool) -> None:
     if quitter.__name__ == "Quitter":
         quitter.__call__ = _quit  # type: ignore[method-assign,assignment]
     atexit.register(_at_exit)
+    if not _interactive():
+        _native.watch_signals(signal.getsignal(signal.SIGINT) is signal.default_int_handler)
 
 
 def uninstall() -> None:

@@ -15,32 +15,70 @@ const LAUNCHERS: [&str; 5] = ["prterun", "mpirun", "mpiexec", "mpiexec.hydra", "
 /// A daemon that serves one job where `prterun` has started it, and many where it was there before.
 const DAEMON: &str = "prted";
 
-/// Ends the job with this status unless the process has ended by itself after so many seconds.
-pub fn abort_after(seconds: f64, code: i32, clean: fn()) {
+/// Ends the job with this status unless the process has ended by itself after so many seconds. `ending` tells the others.
+pub fn abort_after(seconds: f64, code: i32, ending: fn()) {
     timeline::flush();
-    clean();
+    ending();
     std::thread::spawn(move || {
         std::thread::sleep(Duration::from_secs_f64(seconds));
-        end_job(code, clean);
+        end_job(code, ending);
     });
 }
 
-/// Ends the job, after `clean` has removed what it would leave.
-pub fn end_job(code: i32, clean: fn()) -> ! {
+/// Ends the job. `ending` tells the others, and removes what the job would leave.
+pub fn end_job(code: i32, ending: fn()) -> ! {
     // Whatever state MPI is in: launchers end a job of which a process dies.
     std::thread::spawn(move || {
         std::thread::sleep(Duration::from_secs(5));
         // SAFETY: ends the process.
         unsafe { libc::_exit(code) };
     });
-    // Launchers lose lines that are written just before the end.
-    std::thread::sleep(Duration::from_millis(200));
+    let_launcher_read();
     timeline::flush();
-    clean();
+    ending();
     end_launcher();
     mpilib::abort(code);
     // SAFETY: ends the process.
     unsafe { libc::_exit(code) }
+}
+
+/// The launcher that this process is a child of, if it is.
+pub struct Launcher {
+    process: i32,
+    name: String,
+}
+
+impl Launcher {
+    /// Who is the parent of this process now.
+    pub fn parent() -> Option<Self> {
+        // SAFETY: takes nothing.
+        let process = unsafe { libc::getppid() };
+        let name = std::fs::read_to_string(format!("/proc/{process}/comm")).ok()?.trim().to_owned();
+        (name == DAEMON || LAUNCHERS.contains(&&*name)).then_some(Self { process, name })
+    }
+
+    /// Whether it has ended. Then nobody ends this process where the job ends: it is left over, and MPI cannot be asked.
+    pub fn is_gone(&self) -> bool {
+        // SAFETY: takes nothing.
+        (unsafe { libc::getppid() }) != self.process
+    }
+
+    /// Ends this process, of which nobody knows any more.
+    pub fn follow(&self, code: i32, words: impl FnOnce(&str), ending: fn()) -> ! {
+        timeline::flush();
+        words(&format!(
+            "the launcher ({}, process {}) has ended, and so does this rank",
+            self.name, self.process
+        ));
+        ending();
+        // SAFETY: ends the process.
+        unsafe { libc::_exit(code) }
+    }
+}
+
+/// Launchers lose lines that are written just before the end.
+pub fn let_launcher_read() {
+    std::thread::sleep(Duration::from_millis(200));
 }
 
 /// Whether a parent of this name ends with its job.

@@ -4,10 +4,9 @@
 //! a communicator of their own, made together with the default one, and a thread of its own carries them,
 //! which never waits for another rank: should MPI keep it all the same, only the link is lost.
 //!
-//! A question holds a word, an answer the same word and a line. Both are small enough to be sent
-//! eagerly, so a rank that is gone leaves nobody waiting.
+//! What is sent, and what becomes of it, is the [`Desk`]'s matter. Messages are small enough to be sent eagerly, so a
+//! rank that is gone leaves nobody waiting.
 
-use std::collections::HashMap;
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,74 +15,14 @@ use std::time::{Duration, Instant};
 
 use mpi::ffi::{self, MPI_Comm, MPI_Request, MPI_Status};
 
-use super::questions::{Answer, wants_dumps};
+use super::desk::{Desk, Message};
+use super::questions::Answer;
 use crate::error::Cause;
 use crate::mpilib::{any_thread_may_call, at_finalize, check, handle, handle_value};
 
 /// How often messages are looked for.
 const PERIOD: Duration = Duration::from_millis(50);
-/// Bytes of a message at most: less than every MPI's eager limit.
-const LARGEST: usize = 1024;
 const TAG: c_int = 0;
-
-#[derive(Clone, Debug, PartialEq)]
-enum Message {
-    /// Asks for the receiver's state; `hung` if the sender is going to report that an operation hangs.
-    Question {
-        word: String,
-        hung: bool,
-    },
-    Answer {
-        word: String,
-        answer: Answer,
-    },
-}
-
-impl Message {
-    fn encode(&self) -> Vec<u8> {
-        let (kind, seconds, word, state) = match self {
-            Self::Question { word, hung } => (u8::from(*hung), 0.0, word, ""),
-            Self::Answer { word, answer } => (2, answer.seconds, word, &*answer.state),
-        };
-        let mut bytes = vec![kind, word.len().min(255) as u8];
-        bytes.extend(f64::to_le_bytes(seconds));
-        bytes.extend(&word.as_bytes()[..word.len().min(255)]);
-        let room = LARGEST - bytes.len();
-        let end = (0..=room.min(state.len())).rev().find(|&end| state.is_char_boundary(end));
-        bytes.extend(&state.as_bytes()[..end.unwrap_or(0)]);
-        bytes
-    }
-
-    /// `None` for what no [`encode`](Self::encode) has made.
-    fn decode(bytes: &[u8]) -> Option<Self> {
-        let (&[kind, length], rest) = bytes.split_first_chunk()?;
-        let (seconds, rest) = rest.split_first_chunk()?;
-        let (word, state) = rest.split_at_checked(length.into())?;
-        let word = String::from_utf8(word.into()).ok()?;
-        match kind {
-            0 | 1 => Some(Self::Question { word, hung: kind == 1 }),
-            2 => {
-                let seconds = f64::from_le_bytes(*seconds);
-                let state = String::from_utf8(state.into()).ok()?;
-                Some(Self::Answer { word, answer: Answer { seconds, state } })
-            }
-            _ => None,
-        }
-    }
-}
-
-/// What the watchdog and the thread of the link tell each other.
-#[derive(Default)]
-struct Desk {
-    outbox: Vec<(i32, Message)>,
-    /// The word of our last question, and the answers to it by rank.
-    word: String,
-    answers: HashMap<i32, Answer>,
-    /// Who else is going to report that an operation hangs, and when it asked.
-    reporter: Option<(i32, Instant)>,
-    /// Who else has asked for a line about a long wait, and when.
-    teller: Option<(i32, Instant)>,
-}
 
 static OPEN: AtomicBool = AtomicBool::new(false);
 static DESK: Mutex<Option<Desk>> = Mutex::new(None);
@@ -108,26 +47,21 @@ pub fn ask(word: &str, hung: bool, rank: i32, size: i32) {
     if !is_open() {
         return;
     }
-    with_desk(|desk| {
-        word.clone_into(&mut desk.word);
-        desk.answers.clear();
-        let others = (0..size).filter(|&other| other != rank);
-        desk.outbox.extend(others.map(|other| (other, Message::Question { word: word.into(), hung })));
-    });
+    with_desk(|desk| desk.ask(word, hung, rank, size));
 }
 
 pub fn answer_of(rank: i32, word: &str) -> Option<Answer> {
-    with_desk(|desk| if desk.word == word { desk.answers.get(&rank).cloned() } else { None })
+    with_desk(|desk| desk.answer_of(rank, word))
 }
 
 /// Another rank that has begun to report, in this time, that an operation hangs.
 pub fn reporter(within: Duration) -> Option<i32> {
-    with_desk(|desk| desk.reporter.filter(|(_, at)| at.elapsed() < within).map(|(rank, _)| rank))
+    with_desk(|desk| desk.reporter(within, Instant::now()))
 }
 
 /// Another rank that has begun to say, in this time, what it waits for.
 pub fn teller(within: Duration) -> Option<i32> {
-    with_desk(|desk| desk.teller.filter(|(_, at)| at.elapsed() < within).map(|(rank, _)| rank))
+    with_desk(|desk| desk.teller(within, Instant::now()))
 }
 
 /// One end of the link.
@@ -207,7 +141,7 @@ impl Port {
 
     /// Carries what there is. Waits for nobody.
     fn step(&mut self) -> Result<(), Cause> {
-        for (to, message) in with_desk(|desk| std::mem::take(&mut desk.outbox)) {
+        for (to, message) in with_desk(Desk::sent) {
             self.send(to, &message)?;
         }
         let mut error = None;
@@ -222,23 +156,12 @@ impl Port {
             return Err(cause);
         }
         while let Some((from, bytes)) = self.next()? {
-            match Message::decode(&bytes) {
-                Some(Message::Question { word, hung }) => {
-                    let now = Some((from, Instant::now()));
-                    if hung {
-                        with_desk(|desk| desk.reporter = now);
-                    } else if !wants_dumps(&word) {
-                        with_desk(|desk| desk.teller = now);
-                    }
-                    let answer = (self.respond)(&word);
-                    self.send(from, &Message::Answer { word, answer })?;
-                }
-                Some(Message::Answer { word, answer }) => with_desk(|desk| {
-                    if desk.word == word {
-                        desk.answers.insert(from, answer);
-                    }
-                }),
-                None => {}
+            let taken = Message::decode(&bytes)
+                .and_then(|message| with_desk(|desk| desk.take_in(from, message, Instant::now())));
+            if let Some(word) = taken {
+                // Without the desk: it may take a while.
+                let answer = (self.respond)(&word);
+                self.send(from, &Message::Answer { word, answer })?;
             }
         }
         Ok(())
@@ -302,42 +225,5 @@ impl Port {
         // What nobody receives any more must stay where MPI may read it.
         std::mem::forget((self.sends, self.receive));
         Ok(())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn answer(state: &str) -> Message {
-        Message::Answer { word: "3-17".into(), answer: Answer { seconds: 1.5, state: state.into() } }
-    }
-
-    #[test]
-    fn messages_arrive_as_they_were_sent() {
-        let question = |hung| Message::Question { word: "3-17".into(), hung };
-        for message in [question(false), question(true), answer("in barrier #1"), answer("")] {
-            assert_eq!(Message::decode(&message.encode()), Some(message));
-        }
-    }
-
-    #[test]
-    fn long_states_are_cut_between_characters() {
-        for filler in ["", "x", "xx"] {
-            let message = answer(&format!("{filler}{}", "é".repeat(LARGEST)));
-            let bytes = message.encode();
-            assert!(bytes.len() <= LARGEST);
-            let Some(Message::Answer { answer, .. }) = Message::decode(&bytes) else { panic!("no answer") };
-            assert!(answer.state.len() > LARGEST - 20);
-        }
-    }
-
-    #[test]
-    fn bytes_of_another_making_are_no_message() {
-        let whole = answer("in barrier #1").encode();
-        assert_eq!(Message::decode(&[]), None);
-        assert_eq!(Message::decode(&whole[..12]), None);
-        assert_eq!(Message::decode(&[3; 40]), None);
-        assert_eq!(Message::decode(&[[2, 0].as_slice(), &[0; 8], &[0xff]].concat()), None);
     }
 }

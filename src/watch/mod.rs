@@ -4,14 +4,16 @@
 //! still end, [`limits`] how long it may take, [`report`] what all ranks do, and [`end`] ends the job. [`peers`] is how
 //! the ranks learn of each other without MPI, by files in a [`folder`], of which there is a [`listing`], about their
 //! [`process`]es, of which each watches a [`neighbour`]; so they ask [`questions`], and the last one [`sweep`]s. [`link`]
-//! is how they do it through MPI, and [`dump`] what they leave on disk. [`signal`] and [`frames`] find out where Python
-//! is. [`compare`] compares operations before they run, [`samples`] does it afterwards.
+//! is how they do it through MPI, for a [`desk`], and [`dump`] what they leave on disk. [`signal`] and [`frames`] find out where Python
+//! is, [`groups`] puts what many ranks do in few lines. [`terminate`] has a word to say where a signal ends this rank. [`compare`] compares operations before they run, [`samples`] does it afterwards.
 
 mod compare;
+mod desk;
 mod dump;
 mod end;
 mod folder;
 mod frames;
+mod groups;
 mod limits;
 mod link;
 mod listing;
@@ -23,6 +25,7 @@ mod report;
 mod samples;
 mod signal;
 mod sweep;
+mod terminate;
 mod verdict;
 mod waits;
 mod watchdog;
@@ -35,7 +38,8 @@ pub use self::samples::share_default;
 pub use self::signal::use_stacks;
 pub use self::waits::{enter, leave};
 pub use self::watchdog::{
-    Settings, abort_after, choose_default, finish, open_link, others_have_finished, report, start,
+    Settings, abort_after, choose_default, ending, finish, open_link, others_have_finished, report, start,
+    take_signals,
 };
 use crate::call::{Call, Site};
 use crate::error::{Cause, Error};
@@ -93,10 +97,8 @@ impl Watched {
         body: impl FnOnce(&Call) -> Result<(), Error>,
     ) -> Result<(), Box<Error>> {
         let mut running = recorder::begin(&self.what, call);
-        if self.is_sampled
-            && samples::is_sampled(running.sequence())
-            && let Some(record) = running.record()
-        {
+        let sample = self.is_sampled && samples::is_sampled(running.sequence());
+        if sample && let Some(record) = running.record() {
             samples::take(call, &record);
         }
         let result = match self.check {
@@ -104,6 +106,9 @@ impl Watched {
             Some(level) => compare::compare(level, self.exact, call, &running).and_then(|()| body(call)),
         };
         let result = result.map_err(Box::new);
+        if sample {
+            samples::end(&self.what.comm, running.sequence());
+        }
         if result.is_err() {
             running.fail();
         }

@@ -16,7 +16,8 @@
 //! | `rank3.json` | as an answer | all that its recorder has |
 //! | `reporter` | for a report | which rank reports |
 //! | `default` | when the first rank makes the default communicator, or nobody is left to | how it is made |
-//! | `told` | after a line about a long wait | that there was one |
+//! | `told`, `shown` | after a line about a long wait, or a report that was asked for | which rank said it |
+//! | `ending` | before a rank ends the job | that it has said why |
 
 use std::collections::HashMap;
 use std::io;
@@ -254,13 +255,18 @@ impl Peers {
         self.listed("default").filter(|chosen| !chosen.is_empty())
     }
 
+    /// Whether all ranks have files here.
+    pub fn all_have_come(&self) -> bool {
+        (0..self.size).all(|rank| self.listing.has(&file(rank, "pid")))
+    }
+
     /// Whether all other ranks that have come have finished or are gone, and whether all have come.
     pub fn others_have_finished(&self) -> (bool, bool) {
         let has_come = |&rank: &i32| self.listing.has(&file(rank, "pid"));
         let is_gone = |rank| self.process(rank).is_some_and(|process| self.process.knows_gone(&process));
-        let mut others = (0..self.size).filter(|&rank| rank != self.rank);
-        let finished = others.clone().filter(has_come).all(|rank| self.has_finished(rank) || is_gone(rank));
-        (finished, others.all(|rank| has_come(&rank)))
+        let others = (0..self.size).filter(|&rank| rank != self.rank);
+        let finished = others.filter(has_come).all(|rank| self.has_finished(rank) || is_gone(rank));
+        (finished, self.all_have_come())
     }
 }
 

@@ -84,15 +84,30 @@ impl Peers {
         self.remove("reporter");
     }
 
-    /// A line about a long wait is out.
-    pub fn tell(&self) {
-        let _ = self.write("told", "");
+    /// What one rank says for all is out: a line about a long wait (`told`), or a report that was asked for (`shown`).
+    pub fn tell(&self, what: &str) {
+        let _ = self.write(what, &self.rank.to_string());
     }
 
-    /// Whether a rank has said something of a long wait in this time.
-    pub fn was_told(&self, within: Duration) -> bool {
-        let written = self.folder.as_ref().ok().and_then(|folder| folder.read("told"));
-        written.is_some_and(|(_, at)| at >= self.since && at.elapsed().is_ok_and(|ago| ago < within))
+    /// Which rank has said that in this time.
+    pub fn told(&self, what: &str, within: Duration) -> Option<i32> {
+        let (text, written) = self.folder.as_ref().ok()?.read(what)?;
+        let is_recent = written >= self.since && written.elapsed().is_ok_and(|ago| ago < within);
+        if is_recent { text.parse().ok() } else { None }
+    }
+
+    /// The job is about to be ended, by this rank, which has said why. Files that are not needed to find that out go.
+    pub fn end(&self) {
+        if self.has_dump() {
+            let _ = self.write("ending", "");
+        } else {
+            self.clean();
+        }
+    }
+
+    /// Whether a rank has ended the job.
+    pub fn is_ending(&self) -> bool {
+        self.broken().is_none() && (!self.is_under_way() || self.read("ending").is_some())
     }
 }
 

@@ -4,6 +4,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::frames::{self, Frame};
+use super::groups::{self, NO_OPERATION};
 use super::peers::{Peers, Status};
 use super::questions::{self, Answer};
 use super::waits::{blocked, is_finished};
@@ -20,19 +21,6 @@ fn time(seconds: f64) -> String {
         1e-3.. => format!("{:.1} ms", 1e3 * seconds),
         _ => format!("{:.1} us", 1e6 * seconds),
     }
-}
-
-/// "ranks 0-2, 5"
-fn ranks(ranks: &[i32]) -> String {
-    let mut parts: Vec<String> = Vec::new();
-    let mut rest = ranks;
-    while let Some(&first) = rest.first() {
-        let run = rest.iter().zip(first..).take_while(|&(&rank, expected)| rank == expected).count();
-        let last = rest[run - 1];
-        parts.push(if run == 1 { first.to_string() } else { format!("{first}-{last}") });
-        rest = &rest[run..];
-    }
-    format!("rank{} {}", if ranks.len() == 1 { "" } else { "s" }, parts.join(", "))
 }
 
 /// For how long a report waits for the answers of the other ranks.
@@ -102,6 +90,15 @@ impl Reporter {
             state += &format!("; Python is at {frame}");
         }
         Answer { seconds: last.map_or(0.0, |record| epoch.seconds_since(record.ended)), state }
+    }
+
+    /// What this rank is doing, in few words. Python is asked only if there is nothing else to say.
+    pub fn briefly(&self) -> String {
+        let state = self.state(&[]).state;
+        if state.starts_with(NO_OPERATION) {
+            return groups::brief(&self.state(&python()).state);
+        }
+        state
     }
 
     pub fn answered(&self) -> MutexGuard<'_, String> {
@@ -249,18 +246,12 @@ impl Reporter {
     /// What all ranks do, most first, in a bounded number of lines.
     fn overview(&self, word: &str, own: Answer) -> String {
         let statuses = self.gather(word, own).into_iter().zip(0..);
-        let groups = grouped(statuses.map(|(status, rank)| (rank, self.words(rank, status))));
-        let mut text = String::new();
-        for (members, line, seconds) in groups.iter().take(LINES) {
-            let verb = if members.len() == 1 { "is" } else { "are" };
-            let since = if *seconds > 0.0 { format!(" (for {seconds:.1} s)") } else { String::new() };
-            text += &format!("  {} {verb} {line}{since}\n", ranks(members));
-        }
-        if groups.len() > LINES {
-            let rest: usize = groups[LINES..].iter().map(|(members, ..)| members.len()).sum();
-            text += &format!("  {rest} more ranks do {} other things\n", groups.len() - LINES);
-        }
-        if groups.iter().any(|(_, line, _)| line.contains(" on comm#")) {
+        let states = statuses.map(|(status, rank)| {
+            let (state, seconds) = self.words(rank, status);
+            (rank, state, seconds)
+        });
+        let mut text = groups::lines(states);
+        if text.contains(" on comm#") {
             text += "  comm#0, comm#1, ... are numbers that each rank gives for itself to communicators without a name: \
                      Set_name tells them apart\n";
         }
@@ -274,7 +265,8 @@ impl Reporter {
         link::ask(&word, false, rank, size);
         let asked = self.peers.ask(&word);
         let (own, written) = self.answer(&word, "a line");
-        let comes = comes_from(record, rank, size);
+        let mut comes = comes_from(record, rank, size);
+        comes.sort_unstable();
         let mut line = format!("r{rank} | mpi4jax: {name} has waited for {:.0} s", waited.as_secs_f64());
         if asked.and(written).is_ok() || link::is_open() {
             let statuses = self.gather(&word, own).into_iter().zip(0..);
@@ -284,47 +276,21 @@ impl Reporter {
             let same = record.filter(|record| record.what.op.row().is_collective());
             let same = same.map(|record| format!("in {} #{} ", record.what.op, record.sequence));
             let is_late = |state: &str| same.as_ref().is_none_or(|same| !state.starts_with(same));
-            let late = statuses
-                .filter(|(_, rank)| comes.contains(rank))
+            let late: Vec<_> = statuses
+                .filter(|(_, rank)| comes.binary_search(rank).is_ok())
                 .map(|(status, rank)| (rank, self.words(rank, status)))
                 .filter(|(_, (state, _))| is_late(state))
-                .map(|(rank, (state, _))| (rank, (brief(&state), 0.0)));
-            let groups = grouped(late);
-            for (i, (members, state, _)) in groups.iter().take(3).enumerate() {
-                let verb = if members.len() == 1 { "is" } else { "are" };
-                line += if i == 0 { " for " } else { "; for " };
-                line += &format!("{}, which {verb} {state}", ranks(members));
-            }
-            if groups.is_empty() {
-                line += ": all ranks have come, and it is under way";
-            } else if groups.len() > 3 {
-                line +=
-                    &format!("; and for {} more ranks", groups[3..].iter().map(|g| g.0.len()).sum::<usize>());
-            }
+                .map(|(rank, (state, _))| (rank, groups::brief(&state), 0.0))
+                .collect();
+            line += &match late.is_empty() {
+                true => ": all ranks have come, and it is under way".into(),
+                false => groups::waited_for(late.into_iter()),
+            };
         } else {
-            line += &format!(" for {}", ranks(&comes));
+            line += &format!(" for {}", groups::ranks(&comes));
         }
         Some(line + "; the job goes on (MPI4JAX_TIMEOUT=seconds would end it)\n")
     }
-}
-
-/// How many lines a report has of what the ranks do.
-const LINES: usize = 16;
-
-/// Ranks by what they do, most first; with the longest time that one of them has done so.
-fn grouped(ranks: impl Iterator<Item = (i32, (String, f64))>) -> Vec<(Vec<i32>, String, f64)> {
-    let mut groups: Vec<(Vec<i32>, String, f64)> = Vec::new();
-    for (rank, (line, seconds)) in ranks {
-        match groups.iter_mut().find(|(_, other, _)| *other == line) {
-            Some((members, _, longest)) => {
-                members.push(rank);
-                *longest = longest.max(seconds);
-            }
-            None => groups.push((vec![rank], line, seconds)),
-        }
-    }
-    groups.sort_by_key(|(members, ..)| std::cmp::Reverse(members.len()));
-    groups
 }
 
 /// The ranks that what is waited for may come from.
@@ -337,47 +303,4 @@ fn comes_from(record: Option<&Record>, rank: i32, size: i32) -> Vec<i32> {
     let is_from_any = row.receives() && record.source == wildcards().source;
     let may = |other: &i32| *other != rank && (row.is_collective() || is_from_any || named.contains(other));
     comm.world.iter().copied().filter(may).collect()
-}
-
-/// A state in few words: where Python is, for a rank that is in no operation.
-fn brief(state: &str) -> String {
-    let (what, python) = match state.rsplit_once("Python is at ") {
-        Some((what, at)) => (what, Some(at)),
-        None => (state, None),
-    };
-    match python {
-        Some(at) if what.starts_with(NO_OPERATION) => {
-            let activity = frames::ACTIVITIES.iter().find(|(_, words)| what.contains(words));
-            let activity = activity.map_or_else(String::new, |(_, words)| format!(", where {words}"));
-            format!("in Python at {at}{activity}")
-        }
-        _ => what.trim_end_matches([';', ' ']).into(),
-    }
-}
-
-/// What a rank is in that is in none of ours.
-const NO_OPERATION: &str = "in no operation";
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn ranks_are_named_in_runs() {
-        assert_eq!(ranks(&[3]), "rank 3");
-        assert_eq!(ranks(&[0, 1, 2, 5, 7, 8]), "ranks 0-2, 5, 7-8");
-    }
-
-    #[test]
-    fn a_state_is_put_briefly() {
-        let state = "in no operation; the last one was barrier #1 on c; Python is at io.py:40 in load";
-        assert_eq!(brief(state), "in Python at io.py:40 in load");
-        let state = "in no operation; JAX compiles; the last one was barrier #1; Python is at a.py:4 in f";
-        assert_eq!(brief(state), "in Python at a.py:4 in f, where JAX compiles");
-        assert_eq!(
-            brief("in recv from 1, tag 0 on c; Python is at a.py:4 in f"),
-            "in recv from 1, tag 0 on c"
-        );
-        assert_eq!(brief("finished"), "finished");
-    }
 }

@@ -3,15 +3,18 @@
 use std::io::Write as _;
 use std::os::fd::RawFd;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
+use super::end::{self, Launcher};
 use super::limits::{self, Limit};
 use super::peers::Peers;
 use super::questions::Answer;
 use super::report::{GRACE, Reporter, python};
+use super::samples::Difference;
 use super::waits::{self, Wait, blocked, under_way};
-use super::{end, frames, link, signal};
+use super::{desk, frames, link, signal, terminate};
 use crate::error::Error;
 use crate::record::recorder::{self, Record};
 use crate::record::timeline;
@@ -60,6 +63,8 @@ const LOOK: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(3)];
 const NEIGHBOUR: Duration = Duration::from_secs(1);
 /// For how long at least a rank that has finished waits for the others before it says so.
 const END_PATIENCE: Duration = Duration::from_secs(10);
+/// How much later than the first rank the last one says that it waits, on several hosts.
+const TURN: Duration = Duration::from_secs(5);
 /// The number of the wait of a rank that has finished.
 const AT_END: u64 = 0;
 /// When a rank compares what it did with its neighbours for the first time, and then after twice as long each time.
@@ -74,6 +79,12 @@ extern "C" fn at_exit() {
     if let Some(watchdog) = WATCHDOG.get()
         && watchdog.process == std::process::id()
     {
+        if let (false, Some(record)) = (waits::is_finished(), recorder::running().first()) {
+            // MPICH does so by itself after some errors, whatever is to be done with errors.
+            let Settings { rank, .. } = watchdog.settings;
+            print(&format!("r{rank} | mpi4jax: a library has ended this rank in {record}\n"));
+            end::let_launcher_read();
+        }
         watchdog.reporter.peers.leave();
     }
 }
@@ -178,15 +189,30 @@ pub fn user_frame() -> Option<String> {
 
 /// Ends the job with this status unless the process has ended by itself after so many seconds.
 pub fn abort_after(seconds: f64, code: i32) {
-    end::abort_after(seconds, code, clean);
+    end::abort_after(seconds, code, ending);
 }
 
-/// Removes the job's files when the job is about to be ended, unless they are needed to find out why.
-fn clean() {
-    if let Some(Watchdog { reporter, .. }) = WATCHDOG.get()
-        && !reporter.peers.has_dump()
-    {
-        reporter.peers.clean();
+/// Lets `SIGTERM` and `SIGINT` end this rank with a line, unless the program has a use of its own for them.
+pub fn take_signals(takes_interrupt: bool) {
+    terminate::install(takes_interrupt, last_words);
+}
+
+/// What there is to be said where a signal ends this rank; nothing if who ends the job has said why.
+fn last_words(signal: i32) -> Option<String> {
+    timeline::flush();
+    let Watchdog { reporter, settings, .. } = WATCHDOG.get()?;
+    if reporter.peers.is_ending() || link::reporter(2 * GRACE).is_some() {
+        return None;
+    }
+    let name = if signal == libc::SIGINT { "SIGINT" } else { "SIGTERM" };
+    let place = reporter.briefly();
+    Some(format!("r{} | mpi4jax: {name} ends this rank, which is {place}\n", settings.rank))
+}
+
+/// The job is about to be ended, by this rank, which has said why.
+pub fn ending() {
+    if let Some(Watchdog { reporter: Reporter { peers, .. }, .. }) = WATCHDOG.get() {
+        peers.end();
     }
 }
 
@@ -213,13 +239,14 @@ impl Watchdog {
         let (mut last, mut looked) = (Instant::now(), Instant::now());
         let (start, mut compare_at) = (Instant::now(), COMPARE);
         let mut seen = 0;
+        let launcher = Launcher::parent();
         let peers = &self.reporter.peers;
         loop {
             let limit = limits::current(timeout);
             let shortest = tell_after.min(seconds(limit.seconds));
             let tick = (shortest / 4).clamp(Duration::from_millis(20), TICK);
             if signal::wait(self.wake, tick) {
-                print(&self.reporter.report("report (SIGUSR1)", "SIGUSR1", false).unwrap_or_default());
+                self.show();
             }
             timeline::flush();
             let listed = peers.look();
@@ -232,6 +259,10 @@ impl Watchdog {
             seen = listed;
             if looked.elapsed() >= NEIGHBOUR {
                 peers.watch_neighbour();
+                if let Some(launcher) = launcher.as_ref().filter(|launcher| launcher.is_gone()) {
+                    let say = |why: &str| print(&format!("r{} | mpi4jax: {why}\n", peers.rank));
+                    launcher.follow(HUNG, say, ending);
+                }
                 looked = Instant::now();
             }
             if start.elapsed() >= compare_at {
@@ -253,6 +284,18 @@ impl Watchdog {
         }
     }
 
+    /// Reports what all ranks do, because somebody wants to know. Launchers ask all of them at once, and one answers.
+    fn show(&self) {
+        let peers = &self.reporter.peers;
+        if peers.become_reporter().is_ok() {
+            if peers.told("shown", GRACE).is_none_or(|rank| rank == peers.rank) {
+                print(&self.reporter.report("report (SIGUSR1)", "SIGUSR1", false).unwrap_or_default());
+                peers.tell("shown");
+            }
+            peers.resign_as_reporter();
+        }
+    }
+
     /// Tells the other ranks which collectives have begun to look as if they hung.
     fn tell_of_waits(&self, waits: &[Wait]) {
         let is_long =
@@ -271,15 +314,23 @@ impl Watchdog {
         }
     }
 
-    /// Ends the job if this rank did something else than its neighbours.
+    /// Ends the job if this rank did something else than its neighbours. What may be so is said, once.
     fn compare(&self) {
-        let Some(report) = self.reporter.peers.difference() else { return };
+        static SAID: AtomicBool = AtomicBool::new(false);
+        let Some(Difference { is_proved, report }) = self.reporter.peers.difference() else { return };
+        let line = format!("r{} | mpi4jax: {report}\n", self.settings.rank);
+        if !is_proved {
+            if !SAID.swap(true, Ordering::Relaxed) {
+                print(&(line + "  threads of a rank used the communicator at once, so the job goes on\n"));
+            }
+            return;
+        }
         if self.reporter.peers.become_reporter().is_err() {
             // The other rank ends the job.
             std::thread::sleep(2 * GRACE);
         }
-        print(&format!("r{} | mpi4jax: {report}\n", self.settings.rank));
-        end::end_job(DIFFERENT, clean);
+        print(&line);
+        end::end_job(DIFFERENT, ending);
     }
 
     /// Says what is to be said of a wait, and ends the job if it has to be.
@@ -306,7 +357,7 @@ impl Watchdog {
             }
             wait.reported = true;
             self.hung(wait.number, &name, &reason);
-        } else if wait.waited > wait.tell_at {
+        } else if self.is_time_to_tell(wait) {
             self.tell(wait, &name, record.as_ref());
         }
     }
@@ -338,6 +389,17 @@ impl Watchdog {
         (wait.waited - since >= PATIENCE).then_some(reason)
     }
 
+    /// For how long this rank lets lower ones speak first, where files do not decide who speaks.
+    fn turn(&self, longest: Duration) -> Duration {
+        let Settings { rank, size, .. } = self.settings;
+        if self.reporter.peers.all_have_come() { Duration::ZERO } else { desk::turn(rank, size, longest) }
+    }
+
+    fn is_time_to_tell(&self, wait: &Wait) -> bool {
+        let late = || self.turn(TURN.min(wait.tell_at / 6));
+        wait.waited > wait.tell_at && wait.waited > wait.tell_at + late()
+    }
+
     /// An operation takes long: a line says so, and the job goes on.
     fn tell(&self, wait: &mut Wait, name: &str, record: Option<&Record>) {
         let interval = wait.tell_at;
@@ -345,12 +407,12 @@ impl Watchdog {
         // Ranks ask each other before the line, which so is out a little later.
         let recently = interval / 3;
         let peers = &self.reporter.peers;
-        if is_debugged() || link::teller(recently).is_some() || peers.was_told(recently) {
+        if is_debugged() || link::teller(recently).is_some() || peers.told("told", recently).is_some() {
             return;
         }
         if peers.become_reporter().is_ok() {
             if let Some(line) = self.reporter.waits_for(name, wait.waited, record) {
-                peers.tell();
+                peers.tell("told");
                 print(&line);
             }
             peers.resign_as_reporter();
@@ -372,15 +434,15 @@ impl Watchdog {
             }
             wait.reported = true;
             self.hung(wait.number, "the end of the job", &reason);
-        } else if wait.waited > wait.tell_at && !self.everybody.iter().all(has_finished) {
+        } else if self.is_time_to_tell(wait) && !self.everybody.iter().all(has_finished) {
             self.tell(wait, "this rank has finished, and", None);
         }
     }
 
     /// An operation hangs: one rank reports for all.
     fn hung(&self, number: u64, name: &str, reason: &str) {
-        let rank = self.settings.rank;
         let headline = format!("{name} {reason}");
+        std::thread::sleep(self.turn(TURN / 5));
         let reporter = match link::reporter(2 * GRACE) {
             Some(other) => Err(other),
             None => self.reporter.peers.become_reporter(),
@@ -398,13 +460,13 @@ impl Watchdog {
                 print(&report);
                 ends &= !is_over;
             }
-            Err(other) => {
-                print(&format!("r{rank} | mpi4jax: {headline}; see the report of rank {other}\n"));
+            // The other rank speaks for all.
+            Err(_) => {
                 if let Some(word) = self.reporter.peers.asked() {
                     let _ = self.reporter.answer(&word, reason);
                 }
                 if ends {
-                    // The other rank ends the job when it has reported.
+                    // It ends the job when it has reported.
                     std::thread::sleep(2 * GRACE);
                     if !under_way().contains(&number) {
                         return;
@@ -414,7 +476,7 @@ impl Watchdog {
             }
         }
         if ends {
-            end::end_job(HUNG, clean);
+            end::end_job(HUNG, ending);
         }
         self.reporter.peers.resign_as_reporter();
     }

@@ -141,7 +141,9 @@ pub unsafe extern "C" fn execute<const KIND: u8>(frame: *mut CallFrame) -> *mut 
             if let Err(error) = &result {
                 if error.cause.is_fatal() {
                     timeline::flush();
-                    comm.abort(error.cause.code(), &watched.explain(&error.cause));
+                    let words = watched.explain(&error.cause);
+                    watch::ending();
+                    comm.abort(error.cause.code(), &words);
                 }
                 comm.fail(&error.to_string());
             }

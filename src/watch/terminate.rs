@@ -1,0 +1,178 @@
+//! Signals that end this rank: `SIGTERM`, by which launchers end a job, and `SIGINT`, which Python cannot answer while the
+//! rank waits in an operation. A line says where the rank was.
+//!
+//! The handler writes to a pipe, and a thread of its own does the rest: the watchdog's may be busy.
+
+use std::fs::File;
+use std::io::Write;
+use std::os::fd::{FromRawFd, RawFd};
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+use super::{end, waits};
+
+/// For how long a rank that is interrupted has to come out of its operation, to tell Python.
+const PATIENCE: Duration = Duration::from_millis(500);
+
+type Handler = extern "C" fn(libc::c_int);
+type LongHandler = extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void);
+
+/// A signal, and the process that has sent it.
+type Message = [i32; 2];
+
+struct Installed {
+    /// A forked child has the handlers too, and must not write to its parent's pipe.
+    process: u32,
+    pipe: [RawFd; 2],
+    /// Python's handler of `SIGINT`.
+    interrupt: Option<Handler>,
+}
+
+static INSTALLED: OnceLock<Installed> = OnceLock::new();
+
+/// Async-signal-safe: reads memory that is not written any more, and makes system calls.
+extern "C" fn on_signal(signal: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
+    let Some(Installed { process, pipe, interrupt }) = INSTALLED.get() else { return };
+    // SAFETY: plain system calls, and what the system says of the signal; the pipe is never closed.
+    unsafe {
+        if libc::getpid() as u32 == *process {
+            let message: Message = [signal, (*info).si_pid()];
+            libc::write(pipe[1], (&raw const message).cast(), size_of::<Message>());
+        } else if signal == libc::SIGTERM {
+            default(signal);
+            libc::raise(signal); // comes when this handler has returned
+        }
+    }
+    if signal == libc::SIGINT
+        && let Some(interrupt) = interrupt
+    {
+        interrupt(signal);
+    }
+}
+
+/// What a signal does without anybody's handler is what it does from now on.
+///
+/// # Safety
+/// None to keep: async-signal-safe.
+unsafe fn default(signal: libc::c_int) {
+    // SAFETY: all-zero is a value of it, and stands for the default action.
+    unsafe { libc::sigaction(signal, &std::mem::zeroed(), std::ptr::null_mut()) };
+}
+
+/// What is done at a signal now, if it is the system's default or a plain function.
+fn handler(signal: libc::c_int) -> (bool, Option<Handler>) {
+    // SAFETY: a plain system call, which fills the memory that it is given; a handler that is not of three arguments
+    // has one.
+    unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        libc::sigaction(signal, std::ptr::null(), &mut action);
+        let is_function = ![libc::SIG_DFL, libc::SIG_IGN].contains(&action.sa_sigaction)
+            && action.sa_flags & libc::SA_SIGINFO == 0;
+        let function = is_function.then(|| std::mem::transmute::<usize, Handler>(action.sa_sigaction));
+        (action.sa_sigaction == libc::SIG_DFL, function)
+    }
+}
+
+/// Takes `SIGTERM`, if nobody else has, and `SIGINT`, if Python's handler is its own. `words` is what there is to be
+/// said before the process ends.
+pub fn install(takes_interrupt: bool, words: fn(libc::c_int) -> Option<String>) {
+    let mut pipe = [-1; 2];
+    // SAFETY: a plain system call on memory of ours.
+    if unsafe { libc::pipe2(pipe.as_mut_ptr(), libc::O_CLOEXEC) } != 0 {
+        return;
+    }
+    let interrupt = if takes_interrupt { handler(libc::SIGINT).1 } else { None };
+    let installed = Installed { process: std::process::id(), pipe, interrupt };
+    let thread = std::thread::Builder::new().name("mpi4jax-signals".into());
+    if INSTALLED.set(installed).is_err() || thread.spawn(move || listen(pipe[0], words)).is_err() {
+        return;
+    }
+    let signals = [(libc::SIGTERM, handler(libc::SIGTERM).0), (libc::SIGINT, interrupt.is_some())];
+    for (signal, _) in signals.into_iter().filter(|(_, takes)| *takes) {
+        // SAFETY: the handler is async-signal-safe. Without SA_RESTART for SIGINT, as Python has it: calls that wait
+        // return to Python, which looks at its signals.
+        unsafe {
+            let mut action: libc::sigaction = std::mem::zeroed();
+            action.sa_sigaction = on_signal as LongHandler as usize;
+            let restart = if signal == libc::SIGTERM { libc::SA_RESTART } else { 0 };
+            action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | restart;
+            libc::sigaction(signal, &action, std::ptr::null_mut());
+        }
+    }
+}
+
+fn listen(pipe: RawFd, words: fn(libc::c_int) -> Option<String>) {
+    loop {
+        let mut message: Message = [0; 2];
+        // SAFETY: as many bytes of ours as are written at once.
+        let count = unsafe { libc::read(pipe, (&raw mut message).cast(), size_of::<Message>()) };
+        let [signal, sender] = message;
+        if count == size_of::<Message>() as isize && (signal == libc::SIGTERM || stays_in_operation()) {
+            if let Some(words) = words(signal) {
+                say(&words, sender);
+            }
+            // SAFETY: ends this process by the signal, as it would have without us. It may be blocked in this thread.
+            unsafe {
+                default(signal);
+                let mut set = std::mem::zeroed::<libc::sigset_t>();
+                libc::sigaddset(&mut set, signal);
+                libc::pthread_sigmask(libc::SIG_UNBLOCK, &set, std::ptr::null_mut());
+                libc::kill(libc::getpid(), signal);
+            }
+        }
+    }
+}
+
+fn say(words: &str, sender: i32) {
+    let told = launcher_output(sender).is_some_and(|mut file| file.write_all(words.as_bytes()).is_ok());
+    if !told {
+        let _ = std::io::stderr().lock().write_all(words.as_bytes());
+        end::let_launcher_read();
+    }
+}
+
+/// What Open MPI's launcher prints to, if it is who ends this rank: it does not read any more what the ranks say.
+#[cfg(target_os = "linux")]
+fn launcher_output(sender: i32) -> Option<File> {
+    // SAFETY: takes nothing.
+    let is_parent = sender == unsafe { libc::getppid() };
+    let name = std::fs::read_to_string(format!("/proc/{sender}/comm")).ok()?;
+    if !is_parent || name.trim() != "prterun" {
+        return None;
+    }
+    // The file that it has, with its place in it; or a file of our own, if that is no matter of places.
+    // SAFETY: plain system calls; the descriptor is nobody else's.
+    unsafe {
+        let process = libc::syscall(libc::SYS_pidfd_open, sender, 0);
+        let file = libc::syscall(libc::SYS_pidfd_getfd, process, 2, 0);
+        libc::close(process as RawFd);
+        if file >= 0 {
+            return Some(File::from_raw_fd(file as RawFd));
+        }
+    }
+    let path = format!("/proc/{sender}/fd/2");
+    let kind = std::fs::metadata(&path).ok()?.file_type();
+    if !kind.is_char_device() && !kind.is_fifo() {
+        return None;
+    }
+    File::options().append(true).custom_flags(libc::O_NOCTTY).open(path).ok()
+}
+
+#[cfg(not(target_os = "linux"))]
+fn launcher_output(_: i32) -> Option<File> {
+    None
+}
+
+/// Whether what is under way now is so after a moment too.
+fn stays_in_operation() -> bool {
+    let before = waits::under_way();
+    let start = Instant::now();
+    while waits::under_way().iter().any(|number| before.contains(number)) {
+        if start.elapsed() > PATIENCE {
+            return true;
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    false
+}
