@@ -317,10 +317,20 @@ mod _native {
         watch::use_stacks(file);
     }
 
+    /// Has Python's main thread say that it runs, as soon as it does.
+    fn ask_python() {
+        extern "C" fn answer(_: *mut std::ffi::c_void) -> std::ffi::c_int {
+            watch::python_runs();
+            0
+        }
+        // SAFETY: may be called by any thread; the function stays.
+        unsafe { pyo3::ffi::Py_AddPendingCall(Some(answer), std::ptr::null_mut()) };
+    }
+
     /// `SIGTERM`, and `SIGINT` if `takes_interrupt`, end this rank with a line.
     #[pyfunction]
     fn watch_signals(takes_interrupt: bool) {
-        watch::take_signals(takes_interrupt);
+        watch::take_signals(takes_interrupt.then_some(ask_python as fn()));
     }
 
     /// Waits until the operations that are running now, in any thread, have ended.

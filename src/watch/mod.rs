@@ -36,6 +36,7 @@ pub use self::compare::Level as CheckLevel;
 pub use self::limits::{enter as enter_limit, leave as leave_limit};
 pub use self::samples::share_default;
 pub use self::signal::use_stacks;
+pub use self::terminate::python_runs;
 pub use self::waits::{enter, leave};
 pub use self::watchdog::{
     Settings, abort_after, choose_default, ending, finish, open_link, others_have_finished, report, start,

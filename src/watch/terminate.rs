@@ -8,11 +8,12 @@ use std::io::Write;
 use std::os::fd::{FromRawFd, RawFd};
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use super::{end, waits};
 
-/// For how long a rank that is interrupted has to come out of its operation, to tell Python.
+/// For how long Python has to answer an interrupt.
 const PATIENCE: Duration = Duration::from_millis(500);
 
 type Handler = extern "C" fn(libc::c_int);
@@ -30,6 +31,13 @@ struct Installed {
 }
 
 static INSTALLED: OnceLock<Installed> = OnceLock::new();
+/// Python's main thread has run since the last interrupt, and so has seen it.
+static PYTHON_RUNS: AtomicBool = AtomicBool::new(false);
+
+/// Python's main thread runs.
+pub fn python_runs() {
+    PYTHON_RUNS.store(true, Ordering::Relaxed);
+}
 
 /// Async-signal-safe: reads memory that is not written any more, and makes system calls.
 extern "C" fn on_signal(signal: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
@@ -74,18 +82,23 @@ fn handler(signal: libc::c_int) -> (bool, Option<Handler>) {
     }
 }
 
-/// Takes `SIGTERM`, if nobody else has, and `SIGINT`, if Python's handler is its own. `words` is what there is to be
-/// said before the process ends.
-pub fn install(takes_interrupt: bool, words: fn(libc::c_int) -> Option<String>) {
+/// Takes `SIGTERM`, if nobody else has, and `SIGINT`, if Python's handler is its own. `ask` has
+/// Python's main thread call [`python_runs`] when it can. `words` is what there is to be said before the process ends.
+pub fn install(ask: Option<fn()>, words: fn(libc::c_int) -> Option<String>) {
     let mut pipe = [-1; 2];
-    // SAFETY: a plain system call on memory of ours.
-    if unsafe { libc::pipe2(pipe.as_mut_ptr(), libc::O_CLOEXEC) } != 0 {
-        return;
+    // SAFETY: plain system calls on memory of ours.
+    unsafe {
+        if libc::pipe(pipe.as_mut_ptr()) != 0 {
+            return;
+        }
+        for end in pipe {
+            libc::fcntl(end, libc::F_SETFD, libc::FD_CLOEXEC);
+        }
     }
-    let interrupt = if takes_interrupt { handler(libc::SIGINT).1 } else { None };
+    let interrupt = if ask.is_some() { handler(libc::SIGINT).1 } else { None };
     let installed = Installed { process: std::process::id(), pipe, interrupt };
     let thread = std::thread::Builder::new().name("mpi4jax-signals".into());
-    if INSTALLED.set(installed).is_err() || thread.spawn(move || listen(pipe[0], words)).is_err() {
+    if INSTALLED.set(installed).is_err() || thread.spawn(move || listen(pipe[0], ask, words)).is_err() {
         return;
     }
     let signals = [(libc::SIGTERM, handler(libc::SIGTERM).0), (libc::SIGINT, interrupt.is_some())];
@@ -102,13 +115,13 @@ pub fn install(takes_interrupt: bool, words: fn(libc::c_int) -> Option<String>) 
     }
 }
 
-fn listen(pipe: RawFd, words: fn(libc::c_int) -> Option<String>) {
+fn listen(pipe: RawFd, ask: Option<fn()>, words: fn(libc::c_int) -> Option<String>) {
     loop {
         let mut message: Message = [0; 2];
         // SAFETY: as many bytes of ours as are written at once.
         let count = unsafe { libc::read(pipe, (&raw mut message).cast(), size_of::<Message>()) };
         let [signal, sender] = message;
-        if count == size_of::<Message>() as isize && (signal == libc::SIGTERM || stays_in_operation()) {
+        if count == size_of::<Message>() as isize && (signal == libc::SIGTERM || stays_in_operation(ask)) {
             if let Some(words) = words(signal) {
                 say(&words, sender);
             }
@@ -164,11 +177,15 @@ fn launcher_output(_: i32) -> Option<File> {
     None
 }
 
-/// Whether what is under way now is so after a moment too.
-fn stays_in_operation() -> bool {
+/// Whether what is under way now is so after a moment too, and Python has not been able to run.
+fn stays_in_operation(ask: Option<fn()>) -> bool {
+    let Some(ask) = ask else { return false };
+    PYTHON_RUNS.store(false, Ordering::Relaxed);
+    ask();
     let before = waits::under_way();
     let start = Instant::now();
-    while waits::under_way().iter().any(|number| before.contains(number)) {
+    let is_stuck = || waits::under_way().iter().any(|number| before.contains(number));
+    while !PYTHON_RUNS.load(Ordering::Relaxed) && is_stuck() {
         if start.elapsed() > PATIENCE {
             return true;
         }

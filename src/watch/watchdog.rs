@@ -79,13 +79,14 @@ extern "C" fn at_exit() {
     if let Some(watchdog) = WATCHDOG.get()
         && watchdog.process == std::process::id()
     {
-        if let (false, Some(record)) = (waits::is_finished(), recorder::running().first()) {
+        let Watchdog { settings: Settings { rank, .. }, reporter: Reporter { peers, .. }, .. } = watchdog;
+        let is_expected = waits::is_finished() || peers.is_ending();
+        if let (false, Some(record)) = (is_expected, recorder::running().first()) {
             // MPICH does so by itself after some errors, whatever is to be done with errors.
-            let Settings { rank, .. } = watchdog.settings;
             print(&format!("r{rank} | mpi4jax: a library has ended this rank in {record}\n"));
             end::let_launcher_read();
         }
-        watchdog.reporter.peers.leave();
+        peers.leave();
     }
 }
 
@@ -192,9 +193,10 @@ pub fn abort_after(seconds: f64, code: i32) {
     end::abort_after(seconds, code, ending);
 }
 
-/// Lets `SIGTERM` and `SIGINT` end this rank with a line, unless the program has a use of its own for them.
-pub fn take_signals(takes_interrupt: bool) {
-    terminate::install(takes_interrupt, last_words);
+/// Lets `SIGTERM` and `SIGINT` end this rank with a line, unless the program has a use of its own for them. `ask`: see
+/// [`terminate::install`].
+pub fn take_signals(ask: Option<fn()>) {
+    terminate::install(ask, last_words);
 }
 
 /// What there is to be said where a signal ends this rank; nothing if who ends the job has said why.
