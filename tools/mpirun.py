@@ -126,6 +126,12 @@ def end_jobs_at_sigterm() -> None:
     signal.signal(signal.SIGTERM, end)
 
 
+def _prefix(python: str) -> dict[str, str]:
+    """How Open MPI 4.1 from PyPI finds itself. Its mpiexec is a wrapper that says so to ranks."""
+    folder = Path(python).parent
+    return {"OPAL_PREFIX": str(folder.parent)} if (folder / "orterun_wrapper").exists() else {}
+
+
 def mpirun(
     ranks: int,
     command: list[str],
@@ -141,7 +147,7 @@ def mpirun(
     """
     process = subprocess.Popen(
         [*([find_mpiexec(python), "-n", str(ranks)] if ranks else []), *command],
-        env={**ENVIRONMENT, **(os.environ if env is None else env)},
+        env={**ENVIRONMENT, **_prefix(python), **(os.environ if env is None else env)},
         start_new_session=True,
         **popen,
     )
