@@ -57,10 +57,33 @@ impl Operand {
     }
 }
 
+/// Which part of an operation a program asks for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Phase {
+    #[default]
+    Whole,
+    /// It is started, on memory of ours.
+    Start,
+    /// What was started has ended.
+    Wait,
+}
+
+impl Op {
+    /// What a phase of it is called.
+    pub fn name_of(self, phase: Phase) -> &'static str {
+        match (phase, &self.row().started) {
+            (Phase::Start, Some(started)) => started.name,
+            (Phase::Wait, Some(started)) => started.wait_name,
+            _ => self.name(),
+        }
+    }
+}
+
 /// One operation in a compiled program: everything that is known before its buffers are.
 #[derive(Clone, Debug)]
 pub struct Site {
     pub op: Op,
+    pub phase: Phase,
     pub comm: Arc<Comm>,
     /// `Some` for the operations that reduce.
     pub reduction: Option<Reduction>,
@@ -89,6 +112,7 @@ impl Site {
     pub fn new(op: Op, comm: &Arc<Comm>) -> Self {
         Self {
             op,
+            phase: Phase::Whole,
             comm: comm.clone(),
             reduction: None,
             reverse: false,
@@ -104,8 +128,27 @@ impl Site {
         }
     }
 
+    /// Its name in Python.
+    pub fn name(&self) -> &'static str {
+        self.op.name_of(self.phase)
+    }
+
+    /// The function of MPI's that carries it out.
+    pub fn mpi_name(&self) -> &'static str {
+        match (self.phase, &self.op.row().started) {
+            (Phase::Start, Some(started)) => started.mpi_name,
+            (Phase::Wait, _) => "MPI_Wait",
+            _ => self.op.mpi_name(),
+        }
+    }
+
     pub fn is_root(&self) -> bool {
         self.op.row().has_root && self.root == self.comm.rank
+    }
+
+    /// Whether a scan begins at this rank.
+    pub fn is_first(&self) -> bool {
+        self.comm.rank == if self.reverse { self.comm.size - 1 } else { 0 }
     }
 
     /// What this rank sends and receives.
@@ -159,7 +202,7 @@ impl Site {
     /// An error of this operation, before or beside any transport.
     #[cold]
     pub fn error(&self, cause: Cause) -> Error {
-        Error { op: Some(self.op.name()), rank: Some(self.comm.rank), transport: None, cause }
+        Error { op: Some(self.name()), rank: Some(self.comm.rank), transport: None, cause }
     }
 }
 

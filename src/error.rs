@@ -94,6 +94,8 @@ pub enum Cause {
     NoCommunicator { key: Box<str>, reason: String },
     #[error("communicator {key} was not announced to this transport")]
     NotJoined { key: Box<str> },
+    #[error("{message}")]
+    Request { message: String },
     #[error("{report}")]
     Mismatch { report: String },
     #[error("more copies of XLA in one process than there is room for")]

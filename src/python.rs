@@ -118,10 +118,11 @@ mod _native {
 
     /// What a rank sends and receives, each "none", "one" block or one "per rank".
     type Side = (&'static str, &'static str);
-    type OpRow = (&'static str, &'static str, bool, bool, bool, bool, bool, bool, Side, Side);
+    type OpRow =
+        (&'static str, &'static str, bool, bool, bool, bool, bool, bool, Side, Side, Option<&'static str>);
 
     /// (name, MPI's name, has a reduction, has a root, has a peer, has blocks, has parts, has counts, side at the root, side elsewhere)
-    /// of every operation.
+    /// of every operation; and MPI's name where it is started and waited for later.
     #[pyfunction]
     fn ops_table() -> Vec<OpRow> {
         let extent = |extent| match extent {
@@ -134,6 +135,7 @@ mod _native {
             let ops::Row { name, mpi_name, has_reduction, has_root, has_peer, has_blocks, .. } = *row;
             let ops::Row { has_parts, has_counts, at_root, elsewhere, .. } = *row;
             let (at_root, elsewhere) = (side(at_root), side(elsewhere));
+            let started = row.started.as_ref().map(|started| started.mpi_name);
             (
                 name,
                 mpi_name,
@@ -145,6 +147,7 @@ mod _native {
                 has_counts,
                 at_root,
                 elsewhere,
+                started,
             )
         };
         Op::TABLE.iter().map(row).collect()

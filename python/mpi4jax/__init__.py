@@ -20,6 +20,7 @@ from . import (  # noqa: E402, F401
     _flush,
     _jvp_rules,
     _native,
+    _overlap,
     _scope,
     _watch,
     experimental,
@@ -33,6 +34,7 @@ from ._comm import MEAN, default_comm  # noqa: E402
 from ._flush import flush  # noqa: E402
 from ._jit import jit  # noqa: E402
 from ._neighbours import neighbor_allgather, neighbor_alltoall  # noqa: E402
+from ._overlap import *  # noqa: E402, F403
 from ._pvary import pvary  # noqa: E402
 from ._time_limit import time_limit  # noqa: E402
 from ._tokens import auto_tokenize, create_token  # noqa: E402
@@ -99,3 +101,4 @@ __all__ = [
     "transport_info",
 ]
 __all__ += ops.__all__
+__all__ += _overlap.__all__

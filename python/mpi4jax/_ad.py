@@ -13,6 +13,7 @@ have the parameter `threaded`: their operands, of which the token is one, tell w
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -27,6 +28,8 @@ from jax.interpreters import ad, batching, mlir
 from . import _compat, _compat_traces
 from ._misuse import check_linearized_loops, warn_of_batched_loop
 from ._primitive import PRIMITIVES, TOKEN, effect, split
+from ._requests import split_start, split_wait, start_p, wait_p
+from ._spec import op_of
 from ._tracing import (
     has_derivative,
     hidden,
@@ -87,11 +90,9 @@ def _thread(jaxpr: Any) -> Callable[..., Threaded]:
     return run
 
 
-def _rule_op(name: str) -> Callable[..., Threaded]:
-    spec, primitive = SPECS[name], PRIMITIVES[name]
-
+def _rule_op(primitive: Primitive, split: Callable[..., Any]) -> Callable[..., Threaded]:
     def rule(params: dict[str, Any], token: Any, args: Sequence[Any]) -> Threaded:
-        arrays, env, own = split(spec, params, args)
+        arrays, env, own = split(params, args)
         *out, token = primitive.bind(*arrays, *env, token, **{**params, "threaded": True})
         return token, [*out, *(token for _ in own)]
 
@@ -221,8 +222,15 @@ def _rule_tied(primitive: Primitive) -> Callable[..., Threaded]:
     return rule
 
 
+# What communicates by itself, and how its operands are told apart.
+_OPS: dict[Primitive, Callable[..., Any]] = {
+    **{primitive: functools.partial(split, SPECS[name]) for name, primitive in PRIMITIVES.items()},
+    start_p: split_start,
+    wait_p: split_wait,
+}
+
 RULES: dict[Primitive, Callable[..., Threaded]] = {
-    **{primitive: _rule_op(name) for name, primitive in PRIMITIVES.items()},
+    **{primitive: _rule_op(primitive, split) for primitive, split in _OPS.items()},
     _compat.jit_p: _rule_jit,
     _compat.closed_call_p: _rule_inline("call_jaxpr"),
     _compat.scan_p: _rule_scan,
@@ -236,7 +244,6 @@ RULES: dict[Primitive, Callable[..., Threaded]] = {
 }
 
 _CUSTOM_DERIVATIVES = {_compat.custom_jvp_call_p, _compat.custom_vjp_call_p}
-_OPS = {primitive: SPECS[name] for name, primitive in PRIMITIVES.items()}
 
 
 def _no_rule(primitive: Primitive, params: dict[str, Any]) -> NotImplementedError:
@@ -257,7 +264,7 @@ def _no_rule(primitive: Primitive, params: dict[str, Any]) -> NotImplementedErro
 def _own_token(primitive: Primitive, params: dict[str, Any], args: Sequence[Any]) -> Any:
     """The token that an equation already has, or None."""
     if primitive in _OPS:
-        return next(iter(split(_OPS[primitive], params, args)[2]), None)
+        return next(iter(_OPS[primitive](params, args)[2]), None)
     for _, jaxpr in _compat.inner_jaxprs(params):
         first = _open(jaxpr)[0].eqns[:1]
         if first and first[0].primitive is entry_p:
@@ -330,8 +337,8 @@ def check_jax() -> None:
 
     try:
         eqns = jax.make_jaxpr(jax.grad(jax.jit(send)))(np.float32(1)).eqns
-        found = [e for eqn in eqns for e in _all_eqns(eqn) if e.primitive in _OPS]
-        kept = [_OPS[e.primitive].name for e in found] == ["send", "recv"]
+        found = [op_of(e) for eqn in eqns for e in _all_eqns(eqn)]
+        kept = [name for name in found if name] == ["send", "recv"]
     except BaseException:
         _checked.clear()
         raise

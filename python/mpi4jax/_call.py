@@ -25,7 +25,15 @@ from ._misuse import warn_of_used_token
 from ._packing import bind_trees, pack_arguments, with_templates
 from ._primitive import PRIMITIVES, bind, split
 from ._spec import OFFSET, PEERS, SPECS, Params, Spec
-from ._tokens import NO_TOKEN, ZERO_TOKEN, check_token, create_token, note_call, token_operand
+from ._tokens import (
+    NO_TOKEN,
+    ZERO_TOKEN,
+    Instead,
+    check_token,
+    create_token,
+    note_call,
+    token_operand,
+)
 
 # Handed to compiled code as they are; anything else may be a pytree.
 _ARRAYS = {_compat.ArrayImpl, np.ndarray, float, int, complex, bool, np.float32, np.float64}
@@ -38,6 +46,8 @@ def run(name: str, args: tuple[Any, ...], token: Any, p: Params, counts: Any = N
     spec = SPECS[name]
     want = token is not NO_TOKEN
     if want:
+        if type(token) is Instead:
+            return token.run(spec, args, p)
         note_call(name, token)
         check_token(name, token)
     given = () if counts is None else (counts,)
@@ -46,7 +56,7 @@ def run(name: str, args: tuple[Any, ...], token: Any, p: Params, counts: Any = N
     operand = token_operand(token)
     if operand:
         warn_of_used_token(name, token)
-    numbers = [*given, *_traced_peers(p)]
+    numbers = [*given, *traced_peers(p)]
     y, new = bind_trees(spec, args, {**spec.defaults, **p}, operand, numbers)
     if not want:
         return y
@@ -55,7 +65,7 @@ def run(name: str, args: tuple[Any, ...], token: Any, p: Params, counts: Any = N
     return (y, new[0]) if spec.returns else new[0]
 
 
-def _traced_peers(p: Params) -> list[Any]:
+def traced_peers(p: Params) -> list[Any]:
     """The operand for the peers that are traced, if there are any."""
     traced = [name for name in PEERS if isinstance(p.get(name), jax.core.Tracer)]
     if not traced:
@@ -74,9 +84,9 @@ _is_the_users: dict[str, bool] = {}
 Line = tuple[str, int]
 
 
-def _caller() -> Line:
-    """The user's line."""
-    frame: Any = sys._getframe(4)  # from `_eager`, below a function of `ops`
+def caller(frames: int = 4) -> Line:
+    """The user's line, so many frames up at least: 4 from `_eager`, below a function of `ops`."""
+    frame: Any = sys._getframe(frames)
     while frame is not None:
         file = frame.f_code.co_filename
         theirs = _is_the_users.get(file)
@@ -104,7 +114,7 @@ def _reads_operands() -> bool:
 _ANY_STATUS = Status(None)
 
 
-def _generalize(p: Params, line: Line) -> np.ndarray:
+def generalize(p: Params, line: Line) -> np.ndarray:
     """Take what may change from call to call out of the parameters; the operand that has it."""
     comm, status = p["comm"], p.get("status")
     peers = [p.get(name, -1) for name in PEERS]
@@ -120,10 +130,10 @@ def _generalize(p: Params, line: Line) -> np.ndarray:
     return np.array([*peers, comm.number, _number(line), *address], np.int32)
 
 
-_programs: dict[Any, Callable[..., Any]] = {}
+PROGRAMS: dict[Any, Callable[..., Any]] = {}
 
 
-def _program(kind: Callable[..., Any], spec: Spec, want: bool, p: Params, cache: Any) -> Any:
+def program_of(kind: Callable[..., Any], spec: Spec, want: bool, p: Params, cache: Any) -> Any:
     """The compiled function of an op with these parameters."""
     key = (kind, spec, want, *p.items())
     found = cache.get(key)
@@ -167,9 +177,9 @@ def _prepared(
     """The compiled function for an eager call, and its operands after the arrays."""
     comm, status = p["comm"], p.get("status")
     if not _reads_operands():
-        return _program(kind, spec, want, p, comm.cache), ()
-    operand: Any = _generalize(p, line)
-    program = _program(kind, spec, want, p, _programs)
+        return program_of(kind, spec, want, p, comm.cache), ()
+    operand: Any = generalize(p, line)
+    program = program_of(kind, spec, want, p, PROGRAMS)
     if status is None:  # else it is another one each time
         if len(comm.cache) > _REMEMBERED:
             comm.cache.clear()
@@ -181,7 +191,7 @@ def _prepared(
 
 def _eager(spec: Spec, args: tuple[Any, ...], p: Params, want: bool) -> Any:
     started_here()
-    comm, line = p["comm"], _caller()
+    comm, line = p["comm"], caller()
     kind = _of_trees if spec.has_blocks or spec.has_counts else _of_arrays
     for x in args:
         if type(x) not in _ARRAYS:
@@ -212,7 +222,7 @@ def run_params(spec: Spec, *args: Any, **p: Any) -> Any:
     if jax.config.jax_disable_jit:  # then the program below would come here again
         return _compat.eval_primitive(PRIMITIVES[spec.name])(*args, **p)
     if not _reads_operands():
-        return _program(_of_arrays, spec, False, p, p["comm"].cache)(*args)
+        return program_of(_of_arrays, spec, False, p, p["comm"].cache)(*args)
     status = p.get("status")
     arrays, numbers, token = split(spec, p, args)
     for known in [] if spec.has_counts else numbers:
@@ -220,6 +230,6 @@ def run_params(spec: Spec, *args: Any, **p: Any) -> Any:
             if name in p and (number != 0 or p[name] is None):
                 p[name] = int(number) - OFFSET
     counts = numbers if spec.has_counts else []
-    operand = _generalize(p, _caller())
-    out = _program(_of_arrays, spec, False, p, _programs)(*arrays, *counts, operand, *token)
+    operand = generalize(p, caller())
+    out = program_of(_of_arrays, spec, False, p, PROGRAMS)(*arrays, *counts, operand, *token)
     return out if status is None else jax.block_until_ready(out)

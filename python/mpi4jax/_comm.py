@@ -34,6 +34,10 @@ class AnyComm:
     def __repr__(self) -> str:
         return f"any[{self.size}]"
 
+    @property
+    def any(self) -> AnyComm:
+        return self
+
 
 _any_comm = functools.cache(AnyComm)
 

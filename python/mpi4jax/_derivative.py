@@ -22,7 +22,7 @@ from ._reductions import derivative_of_reduction
 from ._spec import OFFSET, SPECS, Params, Spec, wildcard
 
 
-def _inexact(x: Any) -> bool:
+def inexact(x: Any) -> bool:
     return bool(jnp.issubdtype(x.dtype, np.inexact))
 
 
@@ -32,7 +32,7 @@ def jvp(spec: Spec, primals: Any, tangents: Any, **p: Any) -> tuple[list[Any], l
     array_tangents, _, token_tangent = split(spec, p, tangents)
     token_tangent = [ad.instantiate_zeros(t) for t in token_tangent]
     reduction = p.get("reduction")
-    if reduction is not None and reduction.name != "SUM" and _inexact(arrays[0]):
+    if reduction is not None and reduction.name != "SUM" and inexact(arrays[0]):
         t = ad.instantiate_zeros(array_tangents[0])
         return derivative_of_reduction(spec, arrays[0], t, token, token_tangent, p)
 
@@ -52,11 +52,11 @@ def jvp(spec: Spec, primals: Any, tangents: Any, **p: Any) -> tuple[list[Any], l
     elif numbers:
         numbers, q["operand"] = [_peers_of_derivative(*numbers)], "recorded"
     for tag in {"sendtag", "recvtag"} & q.keys():
-        q[tag] = _of_derivative(q[tag])
+        q[tag] = tag_of_derivative(q[tag])
     if "env_out" in q:
         q["env_out"] = False
 
-    differentiable = [_inexact(x) for x in arrays]
+    differentiable = [inexact(x) for x in arrays]
     ts = [
         ad.instantiate_zeros(t) if d else None
         for t, d in zip(array_tangents, differentiable, strict=True)
@@ -70,7 +70,7 @@ def jvp(spec: Spec, primals: Any, tangents: Any, **p: Any) -> tuple[list[Any], l
     else:
         out = token_tangent
     remaining = iter(out)
-    return results, [next(remaining) if _inexact(r) else _compat.zero_tangent(r) for r in results]
+    return results, [next(remaining) if inexact(r) else _compat.zero_tangent(r) for r in results]
 
 
 def _both_counts(p: Params, counts: Any, received: Any) -> Any:
@@ -131,8 +131,10 @@ class Back:
             "comm": p["comm"],
             "dest": p.get("source"),
             "source": p.get("dest"),
-            "sendtag": _of_derivative(0 if p.get("recvtag") == MPI.ANY_TAG else p.get("recvtag")),
-            "recvtag": _of_derivative(p.get("sendtag")),
+            "sendtag": tag_of_derivative(
+                0 if p.get("recvtag") == MPI.ANY_TAG else p.get("recvtag")
+            ),
+            "recvtag": tag_of_derivative(p.get("sendtag")),
             "status": None,
             "env_out": False,
             "operand": operand and "recorded",
@@ -145,8 +147,12 @@ class Back:
 
     def _bind(self, name: str, *arrays: Any) -> list[Any]:
         spec = SPECS[name]
-        out = bind(spec, *arrays, *self._numbers, *self.token, **pick(name, self.params))
+        out = bind(spec, *arrays, *self._numbers, *self.token, **self.params_of(spec))
         return [*out[: int(spec.returns)], out[int(spec.returns) :]]
+
+    def params_of(self, spec: Spec) -> Params:
+        """The parameters of an op that goes back."""
+        return pick(spec.name, self.params)
 
     @staticmethod
     def zeros(x: Any) -> Any:
@@ -164,7 +170,7 @@ class Back:
         return jnp.where(self._peers[0][0] == MPI.PROC_NULL + OFFSET, c, self.zeros(x))
 
 
-def _of_derivative(tag: int | None) -> int | None:
+def tag_of_derivative(tag: int | None) -> int | None:
     """The tag of a derivative's message: a receive of the program's does not take it."""
     return tag if tag is None or tag == MPI.ANY_TAG else tag | DERIVATIVE
 

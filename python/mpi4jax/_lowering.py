@@ -71,18 +71,13 @@ class Lowering:
             _check_exportable(self.spec.name, p)
         if status is not None and status.mpi is not None:
             self.ctx.module_context.add_keepalive(status.mpi)
-        carried = [self._convert(operand, carrier(operand[1])) for operand in operands]
+        carried = [self.convert(operand, carrier(operand[1])) for operand in operands]
         carried += self.numbers
         wire = [carrier(aval) for aval in out]
         learnt = envelope(self.spec, p)
         outs = [*wire, *learnt]
         values = [value for value, _ in carried]
-        # The adjoint of a reduce calls bcast, which has none.
-        reduction = p["reduction"].name if SPECS[op].has_reduction else ""
-        target = self._gpu_target(op, reduction, carried) if self.on_gpu else f"mpi4jax_{op}"
-        # An eager op is compiled for all its callers: an operand tells the line.
-        site = "" if p.get("eager") else _site(self.ctx)
-        peers = {name: np.int64(-1 if p.get(name) is None else p[name]) for name in PEERS}
+        target = self._gpu_target(op, carried) if self.on_gpu else f"mpi4jax_{op}"
         if SPECS[op].has_parts:
             attrs["parts"] = _parts(p, (*(aval for _, aval in operands), *out)[0])
         if self.spec.has_counts:
@@ -102,17 +97,7 @@ class Lowering:
             ctx,
             *values,
             self.token,
-            comm=p["comm"].key,
-            env_in=np.int64(_LENGTHS[p.get("operand")]),
-            env_out=np.int64(p.get("env_out", 0)),
-            op=op,
-            reduction=reduction,
-            reverse=np.int64(attrs.pop("reverse", 0)),
-            root=np.int64(p.get("root", -1)),
-            site=site,
-            status=np.int64(status.address if status is not None else 0),
-            **peers,
-            **attrs,
+            **self.attributes(op, **attrs),
         )
         if fixed:
             *results, self.token = results
@@ -121,10 +106,30 @@ class Lowering:
             ctx = self.ctx.replace(avals_in=outs, avals_out=[_compat.abstract_token])
             (self.token,) = jax.ffi.ffi_lowering("mpi4jax_after")(ctx, *results)
         for i, (carried_aval, aval) in enumerate(zip(wire, out, strict=True)):
-            results[i], _ = self._convert((results[i], carried_aval), aval)
+            results[i], _ = self.convert((results[i], carried_aval), aval)
         if learnt and not self.spec.has_counts:
             results[-1] = self.local(lambda e: e + OFFSET, learnt[0], (results[-1], learnt[0]))
         return results
+
+    def attributes(self, op: str, **more: Any) -> Params:
+        """What the call of ``op`` says of itself."""
+        p, status = self.p, self.p.get("status")
+        # The adjoint of a reduce calls bcast, which has none.
+        reduction = p["reduction"].name if SPECS[op].has_reduction else ""
+        return {
+            "comm": p["comm"].key,
+            "env_in": np.int64(_LENGTHS[p.get("operand")]),
+            "env_out": np.int64(p.get("env_out", 0)),
+            "op": op,
+            "reduction": reduction,
+            "reverse": np.int64(more.pop("reverse", 0)),
+            "root": np.int64(p.get("root", -1)),
+            # An eager op is compiled for all its callers: an operand tells the line.
+            "site": "" if p.get("eager") else _site(self.ctx),
+            "status": np.int64(status.address if status is not None else 0),
+            **{name: np.int64(-1 if p.get(name) is None else p[name]) for name in PEERS},
+            **more,
+        }
 
     def use_numbers(self, numbers: Operand) -> None:
         """Let the operand say who a message goes to and comes from, or what the counts are."""
@@ -148,7 +153,7 @@ class Lowering:
 
         return self.local(choose, aval, (y, aval), template, *self.numbers)
 
-    def _gpu_target(self, op: str, reduction: str, operands: list[Operand]) -> str:
+    def _gpu_target(self, op: str, operands: list[Operand]) -> str:
         """The custom-call target: some transports leave some calls to a second one."""
         peers = [self.p.get(name, -1) for name in PEERS]
         source, recvtag, dest, sendtag = (-1 if peer is None else peer for peer in peers)
@@ -156,7 +161,7 @@ class Lowering:
             op,
             self.p["comm"].key,
             str(operands[0][1].dtype) if operands else None,
-            reduction,
+            self.p["reduction"].name if SPECS[op].has_reduction else "",
             source,
             recvtag,
             dest,
@@ -165,7 +170,7 @@ class Lowering:
             None in peers,
         )
 
-    def _convert(self, operand: Operand, to: Any) -> Operand:
+    def convert(self, operand: Operand, to: Any) -> Operand:
         if operand[1].dtype == to.dtype:
             return operand
         return self.local(lambda v: v.astype(to.dtype), to, operand), to

@@ -11,6 +11,7 @@ from jax.extend.core import ClosedJaxpr, Literal, Primitive
 from jax.interpreters import batching, mlir
 
 from . import _compat
+from ._requests import start_p, wait_p
 from ._spec import SPECS, op_of
 
 agreed_p = Primitive("mpi4jax_agreed")
@@ -36,15 +37,37 @@ def warn_of_discarded(jaxpr: ClosedJaxpr) -> None:
         name = op_of(eqn)
         if name is None or not SPECS[name].only_for_its_result(eqn.params):
             continue
-        stack = str(eqn.source_info.name_stack)
-        derived = "jvp" in stack or "transpose" in stack
-        if id(eqn.outvars[0]) not in used and not derived:
+        if id(eqn.outvars[0]) not in used and not _is_derived(eqn):
             where = _compat.eqn_line(eqn)
             warnings.warn(
                 f"{where + ': ' if where else ''}the result of {name} is not used; "
                 "it is a new array, the argument is not changed",
                 stacklevel=2,
             )
+
+
+def refuse_lost_requests(jaxpr: ClosedJaxpr) -> None:
+    """Refuse a function that starts an op at its top, and neither waits for it nor returns its
+    request: nothing can wait for it any more.
+
+    Raises:
+        ValueError: there is one; names its line.
+    """
+    eqns = jaxpr.jaxpr.eqns
+    used = {id(v) for eqn in eqns for v in eqn.invars} | {id(v) for v in jaxpr.jaxpr.outvars}
+    for eqn in eqns:
+        if eqn.primitive is start_p and id(eqn.outvars[0]) not in used and not _is_derived(eqn):
+            where = _compat.eqn_line(eqn)
+            raise ValueError(
+                f"{where + ': ' if where else ''}the request of i{eqn.params['of']} is never "
+                "waited for: nothing uses it; call mpi4jax.wait(request)"
+            )
+
+
+def _is_derived(eqn: Any) -> bool:
+    """Whether an equation is of a derivative, which discards results of its own."""
+    stack = str(eqn.source_info.name_stack)
+    return "jvp" in stack or "transpose" in stack
 
 
 def _ops(jaxpr: Any) -> Iterator[tuple[str, Any]]:
@@ -70,7 +93,7 @@ def _varying(closed: ClosedJaxpr, varying: Sequence[bool]) -> list[bool]:
         if eqn.primitive is _compat.jit_p and inner is not None:
             outs = _varying(inner, ins)
         else:
-            name = op_of(eqn)
+            name = eqn.params["of"] if eqn.primitive is wait_p else op_of(eqn)
             uniform = (name is not None and SPECS[name].is_uniform) or eqn.primitive is agreed_p
             outs = [any(ins) and not uniform] * len(eqn.outvars)
         found.update(id(v) for v, out in zip(eqn.outvars, outs, strict=True) if out)
@@ -149,22 +172,39 @@ def check_linearized_loops(primitive: Any, params: dict[str, Any]) -> None:
     )
 
 
-# Tokens that were given to an op, by id, while they live.
+# Tokens and handles that were given to an op, by id, while they live.
 _given: dict[int, weakref.ref[Any]] = {}
 
 
-def warn_of_used_token(op: str, token: Any) -> None:
-    """Warn if another op has already taken this token.
+def _was_given(value: Any) -> bool:
+    """Whether a value of the current trace was given to an op before; it is now.
 
-    Only of ops of the token's own trace: the branches of a ``cond`` may each use it once, and
-    functions may be traced again.
+    Only of the value's own trace: the branches of a ``cond`` may each use it once, and functions
+    may be traced again.
     """
-    if not _compat.is_of_current_trace(token):
-        return
-    key = id(token)
+    if not _compat.is_of_current_trace(value):
+        return False
+    key = id(value)
     found = _given.get(key)
-    if found is None or found() is not token:
-        _given[key] = weakref.ref(token, lambda _: _given.pop(key, None))
+    if found is not None and found() is value:
+        return True
+    _given[key] = weakref.ref(value, lambda _: _given.pop(key, None))
+    return False
+
+
+def refuse_second_wait(name: str, handle: Any) -> None:
+    """Refuse to wait for a request again, where that is seen when a function is traced.
+
+    Raises:
+        ValueError: it was waited for in the same trace.
+    """
+    if _was_given(handle):
+        raise ValueError(f"wait: this request of {name} has been waited for before")
+
+
+def warn_of_used_token(op: str, token: Any) -> None:
+    """Warn if another op has already taken this token."""
+    if not _was_given(token):
         return
     warnings.warn(
         f"{op}: this token was already used by another op; pass on the token that the other op "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -85,55 +86,45 @@ def pack_arguments(spec: Spec, trees: Sequence[Any], p: Params) -> list[Packed]:
     ]
 
 
-def _groups(leaves: Sequence[jax.Array]) -> dict[Any, list[int]]:
+def _groups(dtypes: Sequence[Any]) -> dict[Any, list[int]]:
     """Positions of the leaves of each dtype; in the same order on every rank."""
     groups: dict[Any, list[int]] = {}
-    for i, leaf in enumerate(leaves):
-        groups.setdefault(leaf.dtype, []).append(i)
+    for i, dtype in enumerate(dtypes):
+        groups.setdefault(dtype, []).append(i)
     return dict(sorted(groups.items(), key=lambda item: str(item[0])))
 
 
-class Packed:
-    """The leaves of a tree, as one array per dtype."""
+@dataclass(frozen=True)
+class Form:
+    """A tree of arrays without its arrays.
 
-    def __init__(self, op: str, argument: str, tree: Any, template: bool):
-        leaves, self.tree = jax.tree.flatten(tree, is_leaf=lambda v: isinstance(v, Template))
-        leaves = [_as_array(op, argument, leaf, template) for leaf in leaves]
-        self.shardings = [_compat.explicit_sharding(x) for x in leaves]
-        leaves = [
-            x if s is None else jax.sharding.reshard(x, NamedSharding(s.mesh, PartitionSpec()))
-            for x, s in zip(leaves, self.shardings, strict=True)
-        ]
-        self.impls = [jax.random.key_impl(x) if _is_key(x) else None for x in leaves]
-        self.shapes = [x.shape for x in leaves]
-        self.leaves = [jax.random.key_data(x) if _is_key(x) else x for x in leaves]
-        self.groups = _groups(self.leaves)
+    Attributes:
+        tree: its structure.
+        impls: of each leaf that is an array of PRNG keys, their kind; of others None.
+        shapes: of the leaves.
+        data: shapes and dtypes of what is communicated of the leaves: of keys, their data.
+        shardings: how the leaves were cut, where their types say so.
+    """
 
-    @property
-    def has_keys(self) -> bool:
-        return any(impl is not None for impl in self.impls)
+    tree: Any
+    impls: tuple[Any, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    data: tuple[tuple[tuple[int, ...], Any], ...]
+    shardings: tuple[Any, ...]
 
-    def pack(self, dtype: Any, length: int | None, spec: Spec) -> jax.Array:
-        """The message of one dtype: a leaf as it is, or all leaves side by side, in each of so many
-        blocks or rows."""
-        xs = [self.leaves[i] for i in self.groups[dtype]]
-        if len(xs) == 1:
-            return xs[0]
-        if length is None:
-            return jnp.concatenate([x.ravel() for x in xs])
-        sizes = [math.prod(split_payload(spec, x, length)) for x in xs]
-        flat = [x.reshape(length, size) for x, size in zip(xs, sizes, strict=True)]
-        return jnp.concatenate(flat, axis=1)
+    @functools.cached_property
+    def groups(self) -> dict[Any, list[int]]:
+        return _groups([dtype for _, dtype in self.data])
 
     def unpack(self, results: dict[Any, Any], before: int | None, after: int | None) -> Any:
         """The tree of results, from the result of each dtype's message."""
-        out: list[Any] = [None] * len(self.leaves)
+        out: list[Any] = [None] * len(self.data)
         for dtype, indices in self.groups.items():
             y = results[dtype]
             if len(indices) == 1:
                 out[indices[0]] = y
                 continue
-            shapes = [self.leaves[i].shape[int(before is not None) :] for i in indices]
+            shapes = [self.data[i][0][int(before is not None) :] for i in indices]
             ends = np.cumsum([int(np.prod(s)) for s in shapes])[:-1]
             for i, part, s in zip(indices, jnp.split(y, ends, axis=-1), shapes, strict=True):
                 out[i] = part.reshape(s if after is None else (after, *s))
@@ -151,6 +142,50 @@ class Packed:
         return jax.tree.unflatten(self.tree, out)
 
 
+class Packed:
+    """The leaves of a tree, as one array per dtype."""
+
+    def __init__(self, op: str, argument: str, tree: Any, template: bool):
+        leaves, structure = jax.tree.flatten(tree, is_leaf=lambda v: isinstance(v, Template))
+        leaves = [_as_array(op, argument, leaf, template) for leaf in leaves]
+        shardings = tuple(_compat.explicit_sharding(x) for x in leaves)
+        leaves = [
+            x if s is None else jax.sharding.reshard(x, NamedSharding(s.mesh, PartitionSpec()))
+            for x, s in zip(leaves, shardings, strict=True)
+        ]
+        impls = tuple(jax.random.key_impl(x) if _is_key(x) else None for x in leaves)
+        shapes = tuple(x.shape for x in leaves)
+        self.leaves = [jax.random.key_data(x) if _is_key(x) else x for x in leaves]
+        data = tuple((x.shape, x.dtype) for x in self.leaves)
+        self.form = Form(structure, impls, shapes, data, shardings)
+
+    @property
+    def groups(self) -> dict[Any, list[int]]:
+        return self.form.groups
+
+    def pack(self, dtype: Any, length: int | None, spec: Spec) -> jax.Array:
+        """The message of one dtype: a leaf as it is, or all leaves side by side, in each of so many
+        blocks or rows."""
+        xs = [self.leaves[i] for i in self.groups[dtype]]
+        if len(xs) == 1:
+            return xs[0]
+        if length is None:
+            return jnp.concatenate([x.ravel() for x in xs])
+        sizes = [math.prod(split_payload(spec, x, length)) for x in xs]
+        flat = [x.reshape(length, size) for x, size in zip(xs, sizes, strict=True)]
+        return jnp.concatenate(flat, axis=1)
+
+
+def check_no_keys(spec: Spec, p: Params, packed: Packed) -> None:
+    """Raise a TypeError if PRNG keys are to be reduced."""
+    reduction = p.get("reduction")
+    if reduction is not None and any(impl is not None for impl in packed.form.impls):
+        raise TypeError(
+            f"{spec.name}: reduction {reduction.name} is not defined for PRNG keys; "
+            "expected numbers (keys can be moved, not reduced)"
+        )
+
+
 def bind_trees(
     spec: Spec, trees: Sequence[Any], p: Params, token: list[Any], numbers: Sequence[Any] = ()
 ) -> Any:
@@ -162,17 +197,12 @@ def bind_trees(
         return _bind_blocks(spec, trees, p, token, numbers)
     before, after = first_axes(spec, p)
     packed = pack_arguments(spec, trees, p)
-    reduction = p.get("reduction")
-    if reduction is not None and packed[0].has_keys:
-        raise TypeError(
-            f"{spec.name}: reduction {reduction.name} is not defined for PRNG keys; "
-            "expected numbers (keys can be moved, not reduced)"
-        )
+    check_no_keys(spec, p, packed[0])
     results: dict[Any, Any] = {}
     learnt: Any = None  # there is a leaf
     dtypes = packed[0].groups
     if len(packed) == 2:
-        dtypes = _groups([*packed[0].leaves, *packed[1].leaves])
+        dtypes = _groups([x.dtype for side in packed for x in side.leaves])
     for dtype in dtypes:
         row, q, sides = spec, p, packed
         if len(packed) == 2 and not all(dtype in side.groups for side in packed):
@@ -190,7 +220,7 @@ def bind_trees(
             numbers = [jnp.concatenate([numbers[0], learnt]), *numbers[1:]]
         if row.returns:
             results[dtype] = out[0]
-    y = packed[-1].unpack(results, before, after) if spec.returns else None
+    y = packed[-1].form.unpack(results, before, after) if spec.returns else None
     return (y, learnt) if spec.has_counts else y, token
 
 
@@ -204,7 +234,7 @@ def _bind_blocks(
         xs = [packed.leaves[i] for i in indices]
         axes = []
         for i, x in zip(indices, xs, strict=True):
-            shape = packed.shapes[i]
+            shape = packed.form.shapes[i]
             inside = x.ndim - len(shape)  # axes of one element: those of a key's data
             counted = _cart.from_end(spec.name, p["axes"], p["widths"], shape)
             axes.append(tuple(axis + inside for axis in counted))
@@ -213,4 +243,4 @@ def _bind_blocks(
             *ys, token[0] = ys
         for i, y in zip(indices, ys, strict=True):
             out[i] = y
-    return packed.rebuild(out), token
+    return packed.form.rebuild(out), token

@@ -114,7 +114,7 @@ _NEEDS = {
 }
 
 
-def _check_dtype(spec: Spec, p: Params, aval: Any) -> None:
+def check_dtype(spec: Spec, p: Params, aval: Any) -> None:
     name = str(aval.dtype)
     flags = DTYPES.get(name)
     if flags is None:
@@ -142,7 +142,7 @@ def _check_dtype(spec: Spec, p: Params, aval: Any) -> None:
 def abstract_eval(spec: Spec, *args: Any, **p: Any) -> tuple[list[Any], set[Any]]:
     arrays, _, token = split(spec, p, args)
     for x in arrays:
-        _check_dtype(spec, p, x)
+        check_dtype(spec, p, x)
     out = result_avals(spec, p, arrays)
     out += envelope(spec, p)
     return [*out, *(TOKEN for _ in token)], {effect}
@@ -154,20 +154,25 @@ PRIMITIVES: dict[str, Primitive] = {}
 
 
 def bind(spec: Spec, *args: Any, **p: Any) -> list[Any]:
-    if p.get("reduction") is MEAN:
-        return _bind_mean(spec, *args, **p)
+    if p.get("reduction") is MEAN:  # the sum, divided: to JAX nothing else
+        y, *rest = bind(spec, *args, **sum_of_mean(spec, p, args[0]))
+        return [mean_of_sum(spec, p, y), *rest]
     return list(PRIMITIVES[spec.name].bind(*args, **p))
 
 
-def _bind_mean(spec: Spec, *args: Any, **p: Any) -> list[Any]:
-    """The sum, which the ranks that have it divide; to JAX nothing else."""
-    _check_dtype(spec, p, args[0])
-    y, *rest = bind(spec, *args, **{**p, "reduction": as_reduction(spec.name, MPI.SUM)})
-    if not spec.has_root or is_root(p):
-        # A small float may not hold the number of ranks.
-        wide = y.astype(np.float32) if y.dtype.itemsize < 4 else y
-        y = (wide / p["comm"].size).astype(y.dtype)
-    return [y, *rest]
+def sum_of_mean(spec: Spec, p: Params, x: Any) -> Params:
+    """The parameters of the sum that a mean begins with."""
+    check_dtype(spec, p, x)
+    return {**p, "reduction": as_reduction(spec.name, MPI.SUM)}
+
+
+def mean_of_sum(spec: Spec, p: Params, y: Any) -> Any:
+    """The mean, where this rank has the sum."""
+    if spec.has_root and not is_root(p):
+        return y
+    # A small float may not hold the number of ranks.
+    wide = y.astype(np.float32) if y.dtype.itemsize < 4 else y
+    return (wide / p["comm"].size).astype(y.dtype)
 
 
 def first_token(tokens: Any) -> Any:
@@ -196,9 +201,31 @@ def batch(
 
     Not in `jax.jacfwd`, and not where `_ad.py` has made a token that tells.
     """
-    if all(d is None for d in dims) and (p.get("threaded") or _compat_traces.is_jacfwd(axis_data)):
+    if is_unbatched(axis_data, dims, p):
         out = bind(spec, *args, **p)
         return out, [None] * len(out)
+    operands, after = batched_operands(spec, axis_data.size, args, dims, p)
+    out = bind(spec, *operands, **p)
+    out_dims: list[int | None] = [None] * len(out)
+    if spec.returns:
+        results = len(p["axes"]) if spec.arrays is None else 1
+        out_dims[:results] = [after] * results
+    *_, token = split(spec, p, dims)
+    if token and token[0] is not None:
+        out[-1], out_dims[-1] = jnp.broadcast_to(out[-1], (axis_data.size,)), 0
+    return out, out_dims
+
+
+def is_unbatched(axis_data: Any, dims: Sequence[Any], p: Params) -> bool:
+    """Whether an op is not batched on any rank."""
+    threaded = p.get("threaded") or _compat_traces.is_jacfwd(axis_data)
+    return bool(threaded) and all(d is None for d in dims)
+
+
+def batched_operands(
+    spec: Spec, size: int, args: Sequence[Any], dims: Sequence[Any], p: Params
+) -> tuple[list[Any], int]:
+    """The operands of an op on a batch of so many elements, and its axis in the result."""
     arrays, numbers, token = split(spec, p, list(zip(args, dims, strict=True)))
     if p.get("operand") == "given" and numbers[0][1] is not None:
         raise NotImplementedError(
@@ -206,7 +233,6 @@ def batch(
             "carries the whole batch; expected the same one for all elements of the batch "
             "(in_axes=None, or computed outside of the vmap)"
         )
-    size = axis_data.size
     # The axis goes behind the one of blocks or rows, where there is one.
     before, after = (int(length is not None) for length in first_axes(spec, p))
 
@@ -220,11 +246,4 @@ def batch(
     ask_same = spec.has_counts and p["env_out"]
     numbers = [x if d is None else _of_batch(x, d, ask_same) for x, d in numbers]
     one = [x if d is None else first_token(jnp.moveaxis(x, d, 0)) for x, d in token]
-    out = bind(spec, *xs, *numbers, *one, **p)
-    out_dims: list[int | None] = [None] * len(out)
-    if spec.returns:
-        results = len(xs) if spec.arrays is None else 1
-        out_dims[:results] = [after] * results
-    if token and token[0][1] is not None:
-        out[-1], out_dims[-1] = jnp.broadcast_to(out[-1], (size,)), 0
-    return out, out_dims
+    return [*xs, *numbers, *one], after

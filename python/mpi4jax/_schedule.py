@@ -11,6 +11,7 @@ from mpi4py import MPI
 
 from . import _compat, _native
 from ._comm import Comm
+from ._requests import start_p
 from ._spec import SPECS, first_axes, op_of
 
 
@@ -45,11 +46,13 @@ def schedule(jaxpr: Jaxpr | ClosedJaxpr) -> list[Entry]:
     communicator, what all its ranks must agree on, and the user's line."""
     entries: list[Entry] = []
     for eqn in jaxpr.eqns:
-        name = op_of(eqn)
+        starts = eqn.primitive is start_p
+        name = eqn.params["of"] if starts else op_of(eqn)
         if name is not None:
             spec = SPECS[name]
             if not spec.has_peer and not (spec.is_uniform and eqn.params.get("adjoint")):
-                entries.append((eqn.params["comm"], _words(name, eqn), _compat.eqn_line(eqn)))
+                words = "i" * starts + _words(name, eqn)
+                entries.append((eqn.params["comm"], words, _compat.eqn_line(eqn)))
             continue
         loops = eqn.primitive.name in ("scan", "while", "cond")
         for label, function in _compat.inner_jaxprs(dict(sorted(eqn.params.items()))):

@@ -19,7 +19,7 @@ from jax.interpreters import mlir
 
 from . import _compat, _in_place
 from ._flush import started_here
-from ._misuse import warn_of_discarded
+from ._misuse import refuse_lost_requests, warn_of_discarded
 from ._primitive import HIDDEN, effect
 from ._token_calls import widen
 
@@ -70,6 +70,7 @@ def _hide(jaxpr: ClosedJaxpr, donated: Sequence[bool], for_export: bool) -> Clos
         return jaxpr
     started_here()
     warn_of_discarded(jaxpr)
+    refuse_lost_requests(jaxpr)
     # An exported function shows its effect where it is called. Refs are replaced by JAX below
     # here, outside of scopes only. Programs of several devices are ordered by runtime tokens alone.
     if for_export or _compat.has_refs(jaxpr) or jax.local_device_count() > 1:

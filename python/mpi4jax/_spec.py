@@ -59,6 +59,7 @@ class Spec:
         has_counts: whether an array says how many rows go to each rank.
         at_root, elsewhere: what a rank sends and receives: ``"none"``, ``"one"`` block, or one
             ``"per rank"``.
+        started: the MPI function that starts it without waiting for its end, if there is one.
         self_test: how ``python -m mpi4jax`` tests it: a call and what it must return.
         lower: how its primitive is lowered; by default every rank calls it.
         adjoint: the same of its transpose, if that is no other op. The primitive then has a
@@ -85,6 +86,7 @@ class Spec:
     has_counts: bool
     at_root: tuple[str, str]
     elsewhere: tuple[str, str]
+    started: str | None
     self_test: Callable[[Any], Any]
     lower: Callable[..., Any] | None = None
     adjoint: Callable[..., Any] | None = None

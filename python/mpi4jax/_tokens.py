@@ -25,6 +25,16 @@ class _NoToken:
 
 
 NO_TOKEN = _NoToken()
+
+
+class Instead:
+    """Passed as token: ``run`` gets the op, its arrays and its parameters, and its result is the
+    result."""
+
+    def __init__(self, run: Callable[..., Any]):
+        self.run = run
+
+
 ZERO_TOKEN = np.zeros((), np.float32)
 
 

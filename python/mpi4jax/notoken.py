@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from . import _assert_equal, _blocks, _neighbours, ops
+from . import _assert_equal, _blocks, _neighbours, _overlap, ops
 from ._comm import MEAN, default_comm
 from ._flush import flush
 from ._jit import jit
+from ._overlap import *  # noqa: F403
 from ._pvary import pvary
 from ._time_limit import time_limit
 from ._tokens import auto_tokenize, without_token
@@ -55,3 +56,4 @@ __all__ = [
     "transport_info",
 ]
 __all__ += ops.__all__
+__all__ += _overlap.__all__

@@ -24,7 +24,8 @@ Group = tuple[str, int, tuple[tuple[int, int], ...]]
 
 # What must be equal on all ranks, where the op has it.
 _COMPARED = ("op", "reduction", "dtype", "count")
-_ROOTED = ("bcast", "gather", "gatherv", "reduce", "scatter", "scatterv")
+_ROOTED: tuple[str, ...] = ("bcast", "gather", "gatherv", "reduce", "scatter", "scatterv")
+_ROOTED += tuple(f"i{name}" for name in _ROOTED)  # started, and waited for later
 # Ranks may have arrays of different sizes.
 _OF_ANY_SIZE = ("allgatherv", "alltoallv", "gatherv", "halo_exchange", "permute", "scatterv")
 
@@ -153,7 +154,7 @@ def _waits_for(dumps: dict[int, Dump]) -> dict[int, set[int]]:
                 continue
             world = _world(group_of(dump, record)[2])
             peers = {"recv": ["source"], "send": ["dest"], "sendrecv": ["source", "dest"]}
-            for name in peers.get(record["op"], []):
+            for name in peers.get(record["op"].removeprefix("wait for i"), []):
                 if 0 <= record[name] < len(world) and world[record[name]] != rank:
                     found.setdefault(rank, set()).add(world[record[name]])
     return found

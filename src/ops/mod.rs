@@ -20,4 +20,4 @@ pub use parts::Parts;
 pub use ragged::{Counts, Ragged};
 pub use reduction::{Builtin, Reduction, register_user as register_reduction};
 pub use region::{Runs, copy_runs};
-pub use table::{Extent, Op, Row, Side};
+pub use table::{Extent, Op, Row, Side, Started};

@@ -42,6 +42,18 @@ pub struct Row {
     /// Extents on the root; equal to `elsewhere` where there is no root.
     pub at_root: Side,
     pub elsewhere: Side,
+    /// For what can be started, and waited for later.
+    pub started: Option<Started>,
+}
+
+/// How an operation is called that is started, and waited for later.
+#[derive(Debug)]
+pub struct Started {
+    /// What starts it, in Python.
+    pub name: &'static str,
+    /// The wait for it, in records.
+    pub wait_name: &'static str,
+    pub mpi_name: &'static str,
 }
 
 /// What an operation takes besides data and a communicator.
@@ -60,7 +72,7 @@ enum Takes {
 
 macro_rules! ops {
     ($($op:ident $name:literal $mpi:literal $takes:ident
-       ($root_send:ident -> $root_recv:ident) ($send:ident -> $recv:ident);)*) => {
+       ($root_send:ident -> $root_recv:ident) ($send:ident -> $recv:ident) $start:tt;)*) => {
         /// An operation.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         pub enum Op { $($op),* }
@@ -83,34 +95,44 @@ macro_rules! ops {
                 has_counts: matches!(Takes::$takes, Takes::Counts),
                 at_root: Side { send: Extent::$root_send, recv: Extent::$root_recv },
                 elsewhere: Side { send: Extent::$send, recv: Extent::$recv },
+                started: started!($name, $start),
             }),*];
         }
     };
 }
 
+macro_rules! started {
+    ($name:literal, -) => {
+        None
+    };
+    ($name:literal, $mpi:literal) => {
+        Some(Started { name: concat!("i", $name), wait_name: concat!("wait for i", $name), mpi_name: $mpi })
+    };
+}
+
 ops! {
-    //  op        name        MPI's name      takes            (on the root: send -> recv) (elsewhere)
-    Allgather "allgather" "MPI_Allgather" Nothing          (One -> PerRank)     (One -> PerRank);
-    Allgatherv "allgatherv" "MPI_Allgatherv" Parts         (One -> One)         (One -> One);
-    Allreduce "allreduce" "MPI_Allreduce" Reduction        (One -> One)         (One -> One);
-    Alltoall  "alltoall"  "MPI_Alltoall"  Nothing          (PerRank -> PerRank) (PerRank -> PerRank);
-    Alltoallv "alltoallv" "MPI_Alltoallv" Parts            (One -> One)         (One -> One);
-    Barrier   "barrier"   "MPI_Barrier"   Nothing          (None -> None)       (None -> None);
-    Bcast     "bcast"     "MPI_Bcast"     Root             (One -> None)        (None -> One);
-    Exscan    "exscan"    "MPI_Exscan"    Reduction        (One -> One)         (One -> One);
-    Gather    "gather"    "MPI_Gather"    Root             (One -> PerRank)     (One -> None);
-    Gatherv   "gatherv"   "MPI_Gatherv"   PartsAndRoot     (One -> One)         (One -> None);
-    HaloExchange "halo_exchange" "MPI_Wait" Neighbours (One -> One)      (One -> One);
-    Permute   "permute"   "MPI_Sendrecv"  Parts            (One -> One)         (One -> One);
-    RaggedAlltoall "ragged_alltoall" "MPI_Alltoallv" Counts (One -> One)        (One -> One);
-    Recv      "recv"      "MPI_Recv"      Peer             (None -> One)        (None -> One);
-    Reduce    "reduce"    "MPI_Reduce"    ReductionAndRoot (One -> One)         (One -> None);
-    ReduceScatter "reduce_scatter" "MPI_Reduce_scatter_block" Reduction (PerRank -> One) (PerRank -> One);
-    Scan      "scan"      "MPI_Scan"      Reduction        (One -> One)         (One -> One);
-    Scatter   "scatter"   "MPI_Scatter"   Root             (PerRank -> One)     (None -> One);
-    Scatterv  "scatterv"  "MPI_Scatterv"  PartsAndRoot     (One -> One)         (None -> One);
-    Send      "send"      "MPI_Send"      Peer             (One -> None)        (One -> None);
-    Sendrecv  "sendrecv"  "MPI_Sendrecv"  Peer             (One -> One)         (One -> One);
+    //  op        name        MPI's name      takes            (on the root: send -> recv) (elsewhere) MPI's name to start it
+    Allgather "allgather" "MPI_Allgather" Nothing          (One -> PerRank)     (One -> PerRank) "MPI_Iallgather";
+    Allgatherv "allgatherv" "MPI_Allgatherv" Parts         (One -> One)         (One -> One) -;
+    Allreduce "allreduce" "MPI_Allreduce" Reduction        (One -> One)         (One -> One) "MPI_Iallreduce";
+    Alltoall  "alltoall"  "MPI_Alltoall"  Nothing          (PerRank -> PerRank) (PerRank -> PerRank) "MPI_Ialltoall";
+    Alltoallv "alltoallv" "MPI_Alltoallv" Parts            (One -> One)         (One -> One) -;
+    Barrier   "barrier"   "MPI_Barrier"   Nothing          (None -> None)       (None -> None) "MPI_Ibarrier";
+    Bcast     "bcast"     "MPI_Bcast"     Root             (One -> None)        (None -> One) "MPI_Ibcast";
+    Exscan    "exscan"    "MPI_Exscan"    Reduction        (One -> One)         (One -> One) "MPI_Iexscan";
+    Gather    "gather"    "MPI_Gather"    Root             (One -> PerRank)     (One -> None) "MPI_Igather";
+    Gatherv   "gatherv"   "MPI_Gatherv"   PartsAndRoot     (One -> One)         (One -> None) -;
+    HaloExchange "halo_exchange" "MPI_Wait" Neighbours (One -> One)      (One -> One) -;
+    Permute   "permute"   "MPI_Sendrecv"  Parts            (One -> One)         (One -> One) -;
+    RaggedAlltoall "ragged_alltoall" "MPI_Alltoallv" Counts (One -> One)        (One -> One) -;
+    Recv      "recv"      "MPI_Recv"      Peer             (None -> One)        (None -> One) "MPI_Irecv";
+    Reduce    "reduce"    "MPI_Reduce"    ReductionAndRoot (One -> One)         (One -> None) "MPI_Ireduce";
+    ReduceScatter "reduce_scatter" "MPI_Reduce_scatter_block" Reduction (PerRank -> One) (PerRank -> One) "MPI_Ireduce_scatter_block";
+    Scan      "scan"      "MPI_Scan"      Reduction        (One -> One)         (One -> One) "MPI_Iscan";
+    Scatter   "scatter"   "MPI_Scatter"   Root             (PerRank -> One)     (None -> One) "MPI_Iscatter";
+    Scatterv  "scatterv"  "MPI_Scatterv"  PartsAndRoot     (One -> One)         (None -> One) -;
+    Send      "send"      "MPI_Send"      Peer             (One -> None)        (One -> None) "MPI_Isend";
+    Sendrecv  "sendrecv"  "MPI_Sendrecv"  Peer             (One -> One)         (One -> One) -;
 }
 
 impl Row {

@@ -4,6 +4,7 @@ use std::fmt::Write;
 
 use super::clock::Epoch;
 use super::recorder::Record;
+use crate::call::Phase;
 
 /// A JSON string.
 pub fn quoted(text: &str) -> String {
@@ -33,9 +34,9 @@ pub fn record(record: &Record, comm: usize, epoch: &Epoch) -> String {
          \"dtype\": {}, \"count\": {}, \"root\": {}, \"source\": {}, \"recvtag\": {}, \"dest\": {}, \
          \"sendtag\": {}, \"site\": {}, \"transport\": {}, \"state\": {}, \"started\": {:.6}, \
          \"seconds\": {:.9}, \"text\": {}}}",
-        quoted(what.op.name()),
+        quoted(what.name()),
         record.sequence,
-        what.op.row().is_collective(),
+        what.op.row().is_collective() && what.phase != Phase::Wait,
         or_null(what.reduction.map(|reduction| reduction.to_string())),
         or_null(record.dtype.map(|dtype| dtype.name().to_owned())),
         record.count,

@@ -53,7 +53,7 @@ pub fn logged(call: &Call, execute: impl FnOnce(&Call) -> Result<(), Error>) -> 
     let result = execute(call);
     let elapsed = Seconds(start.elapsed().as_secs_f64());
     let code = result.as_ref().err().map_or(0, |error| error.cause.code());
-    tracing::debug!("r{rank} | {id:08x} | {} done with code {code} ({elapsed})", call.site.op.mpi_name());
+    tracing::debug!("r{rank} | {id:08x} | {} done with code {code} ({elapsed})", call.site.mpi_name());
     result
 }
 
@@ -87,7 +87,7 @@ struct Line<'a>(&'a Call<'a>);
 impl fmt::Display for Line<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Line(call) = self;
-        let (name, envelope, items) = (call.site.op.mpi_name(), call.envelope, call.items());
+        let (name, envelope, items) = (call.site.mpi_name(), call.envelope, call.items());
         let row = call.site.op.row();
         write!(f, "{name}")?;
         match (row.receives(), row.sends()) {

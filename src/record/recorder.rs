@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use super::clock::{self, Epoch};
-use crate::call::{Call, Site};
+use crate::call::{Call, Phase, Site};
 use crate::comm::Comm;
 use crate::mpilib::{Tag, wildcards};
 use crate::ops::{Dtype, Op, Reduction};
@@ -21,6 +21,7 @@ pub const CAPACITY: usize = 1024;
 #[derive(Debug)]
 pub struct What {
     pub op: Op,
+    pub phase: Phase,
     pub comm: Arc<Comm>,
     pub reduction: Option<Reduction>,
     pub root: i32,
@@ -41,9 +42,22 @@ fn whats() -> MutexGuard<'static, Vec<Arc<What>>> {
 
 /// What the records of this site will say.
 pub fn describe(site: &Site, transport: &'static str) -> Arc<What> {
-    let Site { op, reduction, root, .. } = *site;
-    let what =
-        What { op, comm: site.comm.clone(), reduction, root, location: site.location.clone(), transport };
+    let &Site { op, phase, ref comm, reduction, root, ref location, .. } = site;
+    keep(What { op, phase, comm: comm.clone(), reduction, root, location: location.clone(), transport })
+}
+
+/// What the records of a wait say, at a line, for what was started.
+pub fn describe_wait(started: &What, line: &str) -> Arc<What> {
+    let &What { op, ref comm, reduction, root, ref location, transport, .. } = started;
+    let location = match (location.is_empty(), line.is_empty()) {
+        (true, _) => line.into(),
+        (false, true) => format!("started at {location}").into(),
+        (false, false) => format!("started at {location}, {line}").into(),
+    };
+    keep(What { op, phase: Phase::Wait, comm: comm.clone(), reduction, root, location, transport })
+}
+
+fn keep(what: What) -> Arc<What> {
     let what = Arc::new(what);
     let mut whats = whats();
     if whats.len() == whats.capacity() {
@@ -126,7 +140,43 @@ pub struct Running {
 pub fn begin(what: &Arc<What>, call: &Call) -> Running {
     let Comm { collectives, messages, .. } = &*what.comm;
     let numbers = if what.op.row().is_collective() { collectives } else { messages };
-    let sequence = numbers.fetch_add(1, Ordering::Relaxed) + 1;
+    let dtype = call.send.or(call.recv).map_or(NO_DTYPE, |buffer| buffer.dtype as u64);
+    claim(
+        what,
+        &Numbers {
+            sequence: numbers.fetch_add(1, Ordering::Relaxed) + 1,
+            items: call.items() as u64 | (dtype << COUNT_BITS),
+            peers: pair(call.envelope.source, call.envelope.dest),
+            tags: pair(call.envelope.recvtag, call.envelope.sendtag),
+        },
+    )
+}
+
+/// Records that a wait begins, for what this record says was started.
+pub fn begin_wait(what: &Arc<What>, started: &Record) -> Running {
+    let dtype = started.dtype.map_or(NO_DTYPE, |dtype| dtype as u64);
+    claim(
+        what,
+        &Numbers {
+            sequence: started.sequence,
+            items: started.count | (dtype << COUNT_BITS),
+            peers: pair(started.source, started.dest),
+            tags: pair(started.recvtag, started.sendtag),
+        },
+    )
+}
+
+/// What a record has of one execution.
+struct Numbers {
+    sequence: u64,
+    items: u64,
+    peers: u64,
+    tags: u64,
+}
+
+#[inline(always)]
+fn claim(what: &Arc<What>, numbers: &Numbers) -> Running {
+    let &Numbers { sequence, items, peers, tags } = numbers;
     // An operation that runs for long keeps its record while others, of other threads, come and go.
     let mut ticket = NEXT.fetch_add(1, Ordering::Relaxed) + 1;
     let mut slot = &SLOTS[ticket as usize % CAPACITY];
@@ -137,16 +187,15 @@ pub fn begin(what: &Arc<What>, call: &Call) -> Running {
         ticket = NEXT.fetch_add(1, Ordering::Relaxed) + 1;
         slot = &SLOTS[ticket as usize % CAPACITY];
     }
-    let dtype = call.send.or(call.recv).map_or(NO_DTYPE, |buffer| buffer.dtype as u64);
     // A reader that sees any of the writes below sees that the ticket is no longer the old one.
     slot.ticket.store(0, Ordering::Relaxed);
     fence(Ordering::Release);
     slot.ended.store(0, Ordering::Relaxed);
     slot.what.store(Arc::as_ptr(what).cast_mut(), Ordering::Relaxed);
     slot.sequence.store(sequence, Ordering::Relaxed);
-    slot.items.store(call.items() as u64 | (dtype << COUNT_BITS), Ordering::Relaxed);
-    slot.peers.store(pair(call.envelope.source, call.envelope.dest), Ordering::Relaxed);
-    slot.tags.store(pair(call.envelope.recvtag, call.envelope.sendtag), Ordering::Relaxed);
+    slot.items.store(items, Ordering::Relaxed);
+    slot.peers.store(peers, Ordering::Relaxed);
+    slot.tags.store(tags, Ordering::Relaxed);
     slot.started.store(clock::ticks(), Ordering::Relaxed);
     slot.ticket.store(ticket, Ordering::Release);
     Running { slot, failed: false }
@@ -220,6 +269,12 @@ pub struct Record {
     /// Equal to `started` while the operation runs.
     pub ended: u64,
     pub state: State,
+}
+
+impl What {
+    pub fn name(&self) -> &'static str {
+        self.op.name_of(self.phase)
+    }
 }
 
 impl Slot {
@@ -320,7 +375,7 @@ impl fmt::Display for Record {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let What { op, comm, reduction, root, location, .. } = &*self.what;
         let row = op.row();
-        write!(f, "{op} ")?;
+        write!(f, "{} ", self.what.name())?;
         let (from, to) = (Side("from", self.source, self.recvtag), Side("to", self.dest, self.sendtag));
         match (row.receives(), row.sends()) {
             (false, false) => write!(f, "#{}", self.sequence)?,

@@ -85,7 +85,7 @@ impl Trace {
                 self.file,
                 ",{{\"ph\": \"X\", \"name\": {}, \"cat\": \"mpi\", \"pid\": {}, \"tid\": 0, \"ts\": {:.3}, \
                  \"dur\": {:.3}, \"args\": {{\"bytes\": {bytes}, \"key\": {}, \"members\": \"{:016x}\", \"record\": {}}}}}",
-                quoted(record.what.op.name()),
+                quoted(record.what.name()),
                 self.rank,
                 1e6 * epoch.unix(record.started),
                 1e6 * record.seconds(&epoch),

@@ -7,6 +7,8 @@ mod host;
 mod mpi;
 mod nccl;
 mod pool;
+mod progress;
+mod requests;
 mod select;
 mod staged;
 mod ucx;
@@ -28,8 +30,9 @@ use crate::ops::{Buffer, Dtype, Op, Reduction};
 pub use self::cuda_mpi::set_trial;
 pub use self::direct::Direct;
 pub use self::host::OrHost;
-pub use self::mpi::{Mpi, matching, set_count_limit};
+pub use self::mpi::{Mpi, Posted, matching, set_count_limit, start as post};
 pub use self::nccl::Nccl;
+pub use self::requests::{Ahead, HANDLE, Handle, Held, Memory, Request, start, take};
 pub use self::select::{
     Choice, Found, Platform, carries, chosen, host, is_recorded, overview, select, selected,
 };
@@ -311,7 +314,7 @@ fn short(call: &Call, recv: &Buffer, message: &Arrived) -> Result<(), Cause> {
     // A rank at the end of a chain receives from nobody, and whoever asks for a status can see the length.
     if call.status == 0 && call.envelope.source != wildcards().proc_null {
         return Err(Cause::ShortMessage {
-            function: call.site.op.mpi_name(),
+            function: call.site.mpi_name(),
             received: message.count,
             source_rank: message.source,
             expected: recv.count,

@@ -4,6 +4,8 @@
 //! is preceded by another one that describes it, with the same envelope: MPI delivers the two in this
 //! order, so the receiver reads the description first, also where it receives from whomever.
 
+mod started;
+
 use std::ffi::c_int;
 use std::fmt;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -11,11 +13,12 @@ use std::mem::{MaybeUninit, size_of};
 
 use mpi::ffi::{self, MPI_Comm};
 
-use crate::call::Call;
+use crate::call::{Call, Phase};
 use crate::error::{Cause, Error};
 use crate::mpilib::{Tag, check, handle, wildcards};
 use crate::ops::{Dtype, Op, Parts, Reduction};
 use crate::record::recorder::{Record, Running, What};
+use crate::transport::Ahead;
 use crate::transport::matching::{Memory, exchange};
 
 /// What is compared.
@@ -100,12 +103,21 @@ fn text(words: &str) -> [u8; TEXT] {
 /// Compares this call with those of the other ranks, or with the other end of its message. A receive
 /// from whomever is narrowed to the rank whose description has come. `exact`: a message has to be as long as its
 /// receive says, whoever asks for its status.
-pub fn compare(level: Level, exact: bool, call: &mut Call, running: &Running) -> Result<(), Error> {
-    let Some(record) = running.record() else { return Ok(()) };
+///
+/// What describes a message that is started is started too: it is looked at when that has ended.
+pub fn compare(
+    level: Level,
+    exact: bool,
+    call: &mut Call,
+    running: &Running,
+) -> Result<Option<Box<dyn Ahead>>, Error> {
+    let Some(record) = running.record() else { return Ok(None) };
     let result = if record.what.op.row().is_collective() {
-        collective(level, call, &record)
+        collective(level, call, &record).map(|()| None)
+    } else if call.site.phase == Phase::Start {
+        started::describe(call, record.clone())
     } else {
-        message(exact, call, &record)
+        message(exact, call, &record).map(|()| None)
     };
     result.map_err(|cause| call.site.error(cause))
 }
@@ -115,7 +127,7 @@ pub fn fingerprint(level: Level, call: &Call, record: &Record) -> u64 {
     let What { op, reduction, location, .. } = &*record.what;
     let mut hasher = DefaultHasher::new();
     let count = if op.row().has_any_size() { 0 } else { record.count };
-    (*op as u8, record.sequence, count, record.dtype.map(Dtype::xla_code)).hash(&mut hasher);
+    (record.what.name(), record.sequence, count, record.dtype.map(Dtype::xla_code)).hash(&mut hasher);
     if op.row().has_root {
         call.site.root.hash(&mut hasher);
     }
@@ -237,18 +249,28 @@ fn message(exact: bool, call: &mut Call, record: &Record) -> Result<(), Cause> {
         return Ok(());
     }
     (call.envelope.source, call.envelope.recvtag) = (status.MPI_SOURCE, status.MPI_TAG);
-    let (count, dtype) = call.recv.map_or((0, 0), |buffer| (buffer.count as u64, buffer.dtype.xla_code()));
-    let may_be_short = call.status != 0 && !exact;
-    let fits = if may_be_short { into.count <= count } else { into.count == count };
-    if into.magic == MAGIC && into.dtype == dtype && fits {
+    let expected = call.recv.map_or((0, 0), |buffer| (buffer.count as u64, buffer.dtype.xla_code()));
+    expect(&into, status.MPI_SOURCE, expected, call.status != 0 && !exact, record)
+}
+
+/// Whether a message is what is received: how many, of which type.
+fn expect(
+    header: &Header,
+    source: i32,
+    (count, dtype): (u64, i32),
+    may_be_short: bool,
+    record: &Record,
+) -> Result<(), Cause> {
+    let fits = if may_be_short { header.count <= count } else { header.count == count };
+    if header.magic == MAGIC && header.dtype == dtype && fits {
         return Ok(());
     }
     let world = |rank: i32| record.what.comm.world_rank(rank).unwrap_or(rank);
     Err(Cause::Mismatch {
         report: format!(
-            "a message is not what is received (MPI4JAX_CHECK)\n  expected rank {}: {record}\n  actual   rank {}: {into}",
-            world(call.site.comm.rank),
-            world(status.MPI_SOURCE)
+            "a message is not what is received (MPI4JAX_CHECK)\n  expected rank {}: {record}\n  actual   rank {}: {header}",
+            world(record.what.comm.rank),
+            world(source)
         ),
     })
 }

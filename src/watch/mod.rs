@@ -44,8 +44,9 @@ pub use self::watchdog::{
 };
 use crate::call::{Call, Site};
 use crate::error::{Cause, Error};
-use crate::record::{recorder, timeline};
-use crate::transport::Transport;
+use crate::record::recorder::{self, Record, Running};
+use crate::record::timeline;
+use crate::transport::{Ahead, Transport};
 
 static CHECK: OnceLock<CheckLevel> = OnceLock::new();
 
@@ -61,6 +62,29 @@ fn check_level() -> CheckLevel {
 /// Whether the ranks compare operations before they run.
 pub fn is_checking() -> bool {
     matches!(check_level(), CheckLevel::Operations | CheckLevel::Lines)
+}
+
+#[inline]
+fn end(mut running: Running, result: Result<(), Error>) -> Result<(), Box<Error>> {
+    let result = result.map_err(Box::new);
+    if result.is_err() {
+        running.fail();
+    }
+    if timeline::is_enabled() {
+        timeline::write(running);
+    }
+    result
+}
+
+/// Waits for what was started, as `started` says, between the two ends of a record of its own.
+pub fn wait_for(
+    watched: &Watched,
+    started: &Record,
+    body: impl FnOnce() -> Result<(), Error>,
+) -> Result<(), Box<Error>> {
+    let running = recorder::begin_wait(&watched.what, started);
+    let result = body();
+    end(running, result)
 }
 
 /// What the handler keeps for each operation of a compiled program.
@@ -88,6 +112,12 @@ impl Watched {
         }
     }
 
+    /// Of the waits, at a line, for what was started.
+    pub fn of_wait(started: &Record, line: &str) -> Self {
+        let what = recorder::describe_wait(&started.what, line);
+        Self { what, check: is_checking().then(check_level), is_sampled: false, exact: false }
+    }
+
     /// Runs an operation between the two ends of its record.
     ///
     /// Errors are boxed because they are large, and results move around.
@@ -95,28 +125,24 @@ impl Watched {
     pub fn run(
         &self,
         call: &mut Call,
-        body: impl FnOnce(&Call) -> Result<(), Error>,
+        body: impl FnOnce(&Call, &Running, Option<Box<dyn Ahead>>) -> Result<(), Error>,
     ) -> Result<(), Box<Error>> {
-        let mut running = recorder::begin(&self.what, call);
+        let running = recorder::begin(&self.what, call);
         let sample = self.is_sampled && samples::is_sampled(running.sequence());
         if sample && let Some(record) = running.record() {
             samples::take(call, &record);
         }
         let result = match self.check {
-            None => body(call),
-            Some(level) => compare::compare(level, self.exact, call, &running).and_then(|()| body(call)),
+            None => body(call, &running, None),
+            Some(level) => {
+                let compared = compare::compare(level, self.exact, call, &running);
+                compared.and_then(|ahead| body(call, &running, ahead))
+            }
         };
-        let result = result.map_err(Box::new);
         if sample {
             samples::end(&self.what.comm, running.sequence());
         }
-        if result.is_err() {
-            running.fail();
-        }
-        if timeline::is_enabled() {
-            timeline::write(running);
-        }
-        result
+        end(running, result)
     }
 
     /// What is said of an operation that has failed, before the job ends.
@@ -126,7 +152,7 @@ impl Watched {
         if matches!(cause, Cause::Mismatch { .. }) {
             return text; // says it all
         }
-        let is_ours = |record: &recorder::Record| Arc::ptr_eq(&record.what, &self.what);
+        let is_ours = |record: &Record| Arc::ptr_eq(&record.what, &self.what);
         if let Some(record) = recorder::records().into_iter().rev().find(is_ours) {
             text += &format!("\n  in {record}");
             if self.what.location.is_empty()

@@ -75,7 +75,14 @@ pub(super) fn file(rank: i32, kind: &str) -> String {
 /// A collective as all of its ranks know it.
 fn collective(record: &Record) -> String {
     let what = &record.what;
-    format!("{:016x} {:016x} {} {} {}", what.comm.class, what.comm.id, record.sequence, what.op, what.root)
+    format!(
+        "{:016x} {:016x} {} {} {}",
+        what.comm.class,
+        what.comm.id,
+        record.sequence,
+        what.name(),
+        what.root
+    )
 }
 
 impl Peers {

@@ -274,7 +274,7 @@ impl Reporter {
                 return None;
             }
             let same = record.filter(|record| record.what.op.row().is_collective());
-            let same = same.map(|record| format!("in {} #{} ", record.what.op, record.sequence));
+            let same = same.map(|record| format!("in {} #{} ", record.what.name(), record.sequence));
             let is_late = |state: &str| same.as_ref().is_none_or(|same| !state.starts_with(same));
             let late: Vec<_> = statuses
                 .filter(|(_, rank)| comes.binary_search(rank).is_ok())

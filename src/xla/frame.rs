@@ -8,14 +8,14 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 use super::c_api::{self, CallFrame};
-use crate::call::{Blocks, Call, Envelope, Operand, Site};
+use crate::call::{Blocks, Call, Envelope, Operand, Peers, Phase, Site};
 use crate::comm::{self, Comm};
 use crate::error::{Cause, Error};
 use crate::mpilib::wildcards;
 use crate::ops::{
     self, Block, Buffer, Counts, Dtype, Extent, Halo, Op, PACKED, Parts, Ragged, Reduction, Width,
 };
-use crate::transport::Transport;
+use crate::transport::{HANDLE, Handle, Held, Transport};
 
 /// The attributes of a custom call. They are read once per compiled program.
 pub struct Attributes<'a>(&'a c_api::Attrs);
@@ -129,6 +129,25 @@ impl<'a> Attributes<'a> {
         }
     }
 
+    /// What a program says of the memory of an operation that is started.
+    pub fn held(&self) -> Result<Held, Cause> {
+        let gives = match *self.integers("gives")? {
+            [] => None,
+            [code, count] => {
+                let code = i32::try_from(code).unwrap_or(0);
+                let dtype = Dtype::from_xla(code).ok_or_else(|| no_dtype(code))?;
+                let count = usize::try_from(count).map_err(|_| Cause::Shape { dims: [count].into() })?;
+                Some((dtype, count))
+            }
+            ref other => {
+                let actual = format!("{other:?}");
+                return Err(Cause::Attribute { name: "gives", expected: "a type and a count", actual });
+            }
+        };
+        let (sends, keeps) = (self.flag("sends")?, self.flag("keeps")?);
+        Ok(Held { sends, keeps, initial: self.flag("initial")?, gives, local: self.flag("local")? })
+    }
+
     pub fn site(&self) -> Result<Site, Error> {
         let name = self.string("op")?;
         let op = Op::from_name(&name).ok_or_else(|| Cause::Attribute {
@@ -160,6 +179,7 @@ impl<'a> Attributes<'a> {
             (op.row().has_counts).then(|| Ragged::new(comm.rank, comm.size, self.integers("rows")?, reverse));
         Ok(Site {
             op,
+            phase: Phase::Whole,
             comm,
             reduction,
             reverse,
@@ -368,10 +388,81 @@ pub unsafe fn fill<'a>(
         unsafe { transport.read_peers(given.cast(), call.stream) }.map_err(|cause| site.error(cause))?
     };
     match peers {
-        Some(peers) if site.op.row().has_peer => {
-            call.envelope = peers.into();
-            call.check_envelope(wildcards())
-        }
-        _ => Ok(()),
+        Some(peers) => address(call, peers),
+        None => Ok(()),
+    }
+}
+
+/// Lets an operand say who a message goes to and comes from.
+pub fn address(call: &mut Call, peers: Peers) -> Result<(), Error> {
+    if !call.site.op.row().has_peer {
+        return Ok(());
+    }
+    call.envelope = peers.into();
+    call.check_envelope(wildcards())
+}
+
+/// The buffers of a frame that starts an operation: its operand, what an operand says of the peers, and the handle.
+///
+/// # Safety
+/// `frame` is what XLA passed to the execute stage, on the CPU.
+pub unsafe fn start(
+    frame: &CallFrame,
+    site: &Site,
+    held: &Held,
+) -> Result<(Option<Buffer>, Option<Peers>, *mut Handle), Cause> {
+    let (mut operand, mut handle) = (None, None);
+    let (mut given, mut none) = (None, None);
+    // SAFETY: promised by the caller; operands on the host have as many numbers as `side` has checked.
+    unsafe {
+        let arrays = usize::from(held.has_operand());
+        side("operand", &frame.args, arrays, &mut operand, (site.operand.len(), &mut given))?;
+        side("result", &frame.rets, 1, &mut handle, (0, &mut none))?;
+        let peers = given.map(|given| given.cast::<Peers>().read_unaligned());
+        Ok((operand, peers, handle_in("result", handle)?))
+    }
+}
+
+/// The buffers of a frame that waits for one: the handle, and the results.
+///
+/// # Safety
+/// `frame` is what XLA passed to the execute stage, on the CPU.
+pub unsafe fn wait(
+    frame: &CallFrame,
+    site: &Site,
+    held: &Held,
+) -> Result<(Handle, [Option<Buffer>; 2]), Cause> {
+    let (mut handle, mut first) = (None, None);
+    let (mut given, mut none) = (None, None);
+    // SAFETY: promised by the caller.
+    unsafe {
+        side("operand", &frame.args, 1, &mut handle, (site.operand.len(), &mut given))?;
+        let arrays = usize::from(held.gives.is_some()) + usize::from(held.keeps);
+        let others = side("result", &frame.rets, arrays, &mut first, (0, &mut none))?;
+        let second = others.first().map(|&buffer| read(buffer)).transpose()?;
+        let results = if held.gives.is_some() { [first, second] } else { [None, first] };
+        Ok((handle_in("operand", handle)?.read_unaligned(), results))
+    }
+}
+
+/// Writes zeros into a frame's only result, a handle.
+///
+/// # Safety
+/// `frame` is what XLA passed to the execute stage, on the CPU.
+pub unsafe fn zero_handle(frame: &CallFrame) -> Result<(), Cause> {
+    let (mut handle, mut none) = (None, None);
+    // SAFETY: promised by the caller.
+    unsafe {
+        side("result", &frame.rets, 1, &mut handle, (0, &mut none))?;
+        handle_in("result", handle)?.write_unaligned(Handle::default());
+    }
+    Ok(())
+}
+
+/// Where a handle is.
+fn handle_in(what: &'static str, buffer: Option<Buffer>) -> Result<*mut Handle, Cause> {
+    match buffer {
+        Some(Buffer { data, dtype: Dtype::Float32, count: HANDLE }) => Ok(data.cast()),
+        _ => Err(Cause::Buffers { what, expected: 1, actual: 0 }),
     }
 }

@@ -8,7 +8,7 @@ use std::ptr::{null, null_mut};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 
 use super::c_api::{self, Api, CallFrame, FfiError, StageStateArgs, StateArgs, TypeId};
-use super::{frame, pages};
+use super::{frame, pages, requests};
 use crate::call::{Blocks, Call, Operand, Site, Stream};
 use crate::comm;
 use crate::device;
@@ -20,19 +20,21 @@ use crate::transport::{self, AnyTransport, Platform, Transport};
 use crate::watch::{self, Watched};
 
 /// What the instantiate stage leaves for the execute stage.
-struct State {
-    transport: &'static AnyTransport,
-    site: Sites,
+pub(super) struct State {
+    pub transport: &'static AnyTransport,
+    pub site: Sites,
+    /// Of an operation that is started, and waited for later.
+    pub request: Option<requests::Known>,
 }
 
 /// A site, and how the watchdog knows it.
-struct Bound {
-    site: Site,
-    watched: Watched,
+pub(super) struct Bound {
+    pub site: Site,
+    pub watched: Watched,
 }
 
 impl Bound {
-    fn new(site: Site, transport: &'static AnyTransport) -> Result<Self, Error> {
+    pub fn new(site: Site, transport: &'static AnyTransport) -> Result<Self, Error> {
         // Most have been, in program order, when the program was lowered; not those that were exported.
         if transport.attaches_late() {
             transport.attach(&site.comm)?;
@@ -42,7 +44,7 @@ impl Bound {
     }
 }
 
-enum Sites {
+pub(super) enum Sites {
     One(Bound),
     /// An eager operation, whose communicator and line an operand says.
     ByOperand {
@@ -51,8 +53,17 @@ enum Sites {
     },
 }
 
+impl Sites {
+    pub fn of(site: Site, transport: &'static AnyTransport) -> Result<Self, Error> {
+        if site.operand == Operand::Call {
+            return Ok(Self::ByOperand { template: site, bound: RwLock::default() });
+        }
+        Ok(Self::One(Bound::new(site, transport)?))
+    }
+}
+
 /// The site of a communicator and a line, by their numbers.
-fn bind(
+pub(super) fn bind(
     template: &Site,
     bound: &RwLock<HashMap<(i32, i32), Arc<Bound>>>,
     key: (i32, i32),
@@ -100,12 +111,8 @@ pub unsafe extern "C" fn instantiate<const KIND: u8>(frame: *mut CallFrame) -> *
                 _ => transport::selected(Platform::Cuda),
             };
             let transport = transport.map_err(|error| site.error(error.cause))?;
-            let site = if site.operand == Operand::Call {
-                Sites::ByOperand { template: site, bound: RwLock::default() }
-            } else {
-                Sites::One(Bound::new(site, transport)?)
-            };
-            Ok(set_state(frame, State { transport, site })?)
+            let site = Sites::of(site, transport)?;
+            Ok(set_state(frame, State { transport, site, request: None })?)
         })
     }
 }
@@ -118,7 +125,7 @@ pub unsafe extern "C" fn execute<const KIND: u8>(frame: *mut CallFrame) -> *mut 
     // SAFETY: promised by the caller.
     unsafe {
         guard::<KIND>(frame, |frame| {
-            let &State { transport, ref site } = get_state(frame)?;
+            let &State { transport, ref site, .. } = get_state(frame)?;
             let kept;
             let Bound { site, watched } = match site {
                 Sites::One(bound) => bound,
@@ -129,36 +136,38 @@ pub unsafe extern "C" fn execute<const KIND: u8>(frame: *mut CallFrame) -> *mut 
                     &*kept
                 }
             };
-            let comm = &site.comm;
-            if comm.is_freed() {
-                return Err(site.error(Cause::FreedCommunicator { key: comm.key.clone() }).into());
-            }
-            if let Some(first) = comm.failure() {
-                let (key, first) = (comm.key.clone(), first.into());
-                return Err(site.error(Cause::EarlierFailure { key, first }).into());
-            }
+            usable(site)?;
             let result = run::<KIND>(frame, site, transport, watched);
             if let Err(error) = &result {
-                if error.cause.is_fatal() {
-                    timeline::flush();
-                    let words = watched.explain(&error.cause);
-                    watch::ending();
-                    comm.abort(error.cause.code(), &words);
-                }
-                comm.fail(&error.to_string());
+                end_if_fatal(error, &site.comm, watched);
+                site.comm.fail(&error.to_string());
             }
             result
         })
     }
 }
 
-/// Both stages of the target that gives a token once its operands are there, and does nothing else.
-///
-/// # Safety
-/// Called by XLA with a frame of its own making.
-pub unsafe extern "C" fn after(frame: *mut CallFrame) -> *mut FfiError {
-    // SAFETY: promised by the caller.
-    unsafe { guard::<{ kind::CPU }>(frame, |_| Ok(())) }
+/// Whether the ranks of the communicator are in step, as far as this one knows.
+#[inline]
+pub(super) fn usable(site: &Site) -> Result<(), Error> {
+    let comm = &site.comm;
+    if comm.is_freed() {
+        return Err(site.error(Cause::FreedCommunicator { key: comm.key.clone() }));
+    }
+    match comm.failure() {
+        None => Ok(()),
+        Some(first) => Err(site.error(Cause::EarlierFailure { key: comm.key.clone(), first: first.into() })),
+    }
+}
+
+#[cold]
+pub(super) fn end_if_fatal(error: &Error, comm: &comm::Comm, watched: &Watched) {
+    if error.cause.is_fatal() {
+        timeline::flush();
+        let words = watched.explain(&error.cause);
+        watch::ending();
+        comm.abort(error.cause.code(), &words);
+    }
 }
 
 /// # Safety
@@ -184,7 +193,7 @@ unsafe fn run<const KIND: u8>(
         if KIND == kind::CPU {
             pages::prepare(&call);
         }
-        watched.run(&mut call, |call| {
+        watched.run(&mut call, |call, _, _| {
             let execute = |call: &Call| transport.execute(call);
             if log::is_enabled() { log::logged(call, execute) } else { execute(call) }
         })
@@ -196,7 +205,7 @@ unsafe fn run<const KIND: u8>(
 /// # Safety
 /// `frame` was passed by XLA.
 #[inline]
-unsafe fn guard<const KIND: u8>(
+pub(super) unsafe fn guard<const KIND: u8>(
     frame: *mut CallFrame,
     body: impl FnOnce(&CallFrame) -> Result<(), Box<Error>>,
 ) -> *mut FfiError {
@@ -352,7 +361,7 @@ unsafe fn register(api: *const Api) -> Result<TypeId, Cause> {
 
 /// # Safety
 /// `frame` is XLA's, of the instantiate stage.
-unsafe fn set_state(frame: &CallFrame, state: State) -> Result<(), Error> {
+pub(super) unsafe fn set_state(frame: &CallFrame, state: State) -> Result<(), Error> {
     // SAFETY: the struct is the one of the API's minor; XLA owns the state once it has accepted it.
     unsafe {
         let mut type_id = register(frame.api)?;
@@ -375,7 +384,7 @@ unsafe fn set_state(frame: &CallFrame, state: State) -> Result<(), Error> {
 /// # Safety
 /// `frame` is XLA's, of the execute stage.
 #[inline]
-unsafe fn get_state(frame: &CallFrame) -> Result<&State, Error> {
+pub(super) unsafe fn get_state(frame: &CallFrame) -> Result<&State, Error> {
     // SAFETY: the struct is the one of the API's minor; a state of our type is what `set_state` stored, and
     // it outlives the executable that is running.
     unsafe {
@@ -465,6 +474,7 @@ unsafe fn raise(api: *const Api, error: &Error) -> *mut FfiError {
             | Cause::Pairs { .. }
             | Cause::Sides { .. }
             | Cause::Attribute { .. }
+            | Cause::Request { .. }
             | Cause::Setting { .. }
             | Cause::Shape { .. }
             | Cause::UnknownTransport { .. } => c_api::ERROR_INVALID_ARGUMENT,

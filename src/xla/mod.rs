@@ -4,6 +4,7 @@ pub mod c_api;
 pub mod frame;
 mod handler;
 mod pages;
+mod requests;
 mod targets;
 
 pub use c_api::{CallFrame, FfiError, Handler};

@@ -1,7 +1,8 @@
 //! The custom-call targets: one for every operation and kind of call.
 
 use super::Handler;
-use super::handler::{after, execute, instantiate, kind};
+use super::handler::{execute, instantiate, kind};
+use super::requests;
 use crate::comm;
 use crate::device;
 use crate::error::Error;
@@ -36,8 +37,12 @@ const AFTER: &str = "mpi4jax_after";
 pub fn targets() -> impl Iterator<Item = Target> {
     let gpu = if device::is_on_cpu() { "cpu" } else { "CUDA" };
     let platforms = ["cpu", gpu].into_iter().take(if device::is_on_cpu() { 1 } else { 2 });
-    let afters =
-        platforms.map(|platform| Target { name: AFTER.into(), platform, instantiate: after, execute: after });
+    let afters = platforms.map(|platform| Target {
+        name: AFTER.into(),
+        platform,
+        instantiate: requests::after,
+        execute: requests::after,
+    });
     let ops = Op::TABLE.iter().flat_map(move |row| {
         let cpu = (!device::is_on_cpu()).then(|| Target::of::<{ kind::CPU }>(row.target, "", "cpu"));
         cpu.into_iter().chain([
@@ -46,7 +51,7 @@ pub fn targets() -> impl Iterator<Item = Target> {
             Target::of::<{ kind::CUDA_UNRECORDED }>(row.target, UNRECORDED, gpu),
         ])
     });
-    ops.chain(afters)
+    ops.chain(afters).chain(requests::targets())
 }
 
 /// The target for an operation on arrays on a GPU. Collective over a communicator on which its first operation is

@@ -55,6 +55,19 @@ class Threaded:
         return call
 
 
+class Started:
+    """The API as if it had only operations that are waited for later: each is waited for at once,
+    with something computed between."""
+
+    def __getattr__(self, name):
+        def call(*args, **kwargs):
+            request = getattr(mpi4jax, f"i{name}")(*args, **kwargs)
+            between = mpi4jax.after(request, jnp.ones(2))
+            return mpi4jax.wait(request, after=between * 2)
+
+        return call
+
+
 # ---- Reductions: names of NumPy's functions, and which data types have them
 
 FOLDS = {

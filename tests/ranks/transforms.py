@@ -339,7 +339,8 @@ def _ahead_of_time(s):
         close(compiled(s.x)[1], s.ref.cotangent[RANK])
 
 
-CUSTOM_CALLS = [jax.export.DisabledSafetyCheck.custom_call(f"mpi4jax_{op}") for op in ROWS]
+NAMES = (*ROWS, "start", "wait", "ready")
+CUSTOM_CALLS = [jax.export.DisabledSafetyCheck.custom_call(f"mpi4jax_{name}") for name in NAMES]
 
 
 @check("export")

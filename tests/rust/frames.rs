@@ -141,7 +141,9 @@ pub fn decode(bytes: &[u8]) -> bool {
     let reduction = *source.one_of(&["", "", "SUM", "MAX", "LAND", "BXOR"]);
     let mut attributes: Vec<(Vec<u8>, (c_int, Value))> = Vec::new();
     let texts = HashMap::from([("op", op), ("comm", "fuzz"), ("reduction", reduction), ("site", "f.py:1")]);
-    let lists: [(&str, &[i64]); 3] = [
+    let lists: [(&str, &[i64]); 4] = [
+        // Three float32.
+        ("gives", &[i64::from(Dtype::Float32.xla_code()), 3]),
         // Widths of one axis, a neighbour in each of three directions, one block of five floats.
         ("halo", &[1, 1, 1, 3, -1, 1, 2, 1, 4, 1, 5, 1]),
         // Two elements to the next rank and from the previous one, and one to and from oneself.
@@ -154,7 +156,11 @@ pub fn decode(bytes: &[u8]) -> bool {
         *b"dest     ",
         *b"env_in   ",
         *b"env_out  ",
+        *b"gives    ",
         *b"halo     ",
+        *b"initial  ",
+        *b"keeps    ",
+        *b"local    ",
         *b"op       ",
         *b"parts    ",
         *b"recvtag  ",
@@ -162,6 +168,7 @@ pub fn decode(bytes: &[u8]) -> bool {
         *b"reverse  ",
         *b"root     ",
         *b"rows     ",
+        *b"sends    ",
         *b"sendtag  ",
         *b"site     ",
         *b"source   ",
@@ -242,6 +249,19 @@ pub fn decode(bytes: &[u8]) -> bool {
         attrs,
         future: null_mut(),
     };
+    // SAFETY: as above; a handle, and what an operand says, have their memory.
+    unsafe {
+        if let Ok(held) = Attributes::new(&frame.attrs).held() {
+            if let Ok((operand, peers, _)) = frame::start(&frame, &site, &held) {
+                assert_eq!(operand.is_some(), held.has_operand());
+                assert_eq!(peers.is_some(), !site.operand.is_empty());
+            }
+            if let Ok((_, results)) = frame::wait(&frame, &site, &held) {
+                let [received, kept] = results.map(|result| result.is_some());
+                assert_eq!((received, kept), (held.gives.is_some(), held.keeps));
+            }
+        }
+    }
     let (mut others, mut counts) = (Blocks::new(), Counts::new());
     let mut call = Call::of(&site, Stream::NONE);
     // SAFETY: as above; an operand of two int32 has its memory.

@@ -121,6 +121,23 @@ pub unsafe fn receive(
     }
 }
 
+/// `MPI_Irecv`, of anybody's message or with any tag, not both: what derivatives send is not to be taken.
+///
+/// # Safety
+/// As [`receive`], until the request has ended.
+pub unsafe fn start(comm: &Comm, envelope: &Envelope, into: Memory, request: *mut MPI_Request) -> c_int {
+    let &Envelope { source, recvtag, .. } = envelope;
+    let Memory { data, count, datatype } = into;
+    let aside = || comm.attached::<SetAside>()?.take(source, recvtag);
+    // SAFETY: the caller's.
+    unsafe {
+        match if takes_the_first(comm, source, recvtag) { None } else { aside() } {
+            Some(mut message) => ffi::MPI_Imrecv(data, count, datatype, &mut message, request),
+            None => ffi::MPI_Irecv(data, count, datatype, source, recvtag, handle(comm.handle), request),
+        }
+    }
+}
+
 /// `MPI_Sendrecv`.
 ///
 /// # Safety

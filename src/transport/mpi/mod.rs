@@ -7,6 +7,7 @@ mod ghosts;
 pub mod matching;
 mod reducer;
 mod span;
+mod start;
 
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
@@ -18,6 +19,7 @@ use self::reducer::Reducer;
 pub use self::reducer::is_ours;
 use self::span::Span;
 pub use self::span::set_count_limit;
+pub use self::start::{Posted, start};
 use super::{Arrived, Transport, arrive};
 use crate::call::Call;
 use crate::comm::{Comm, Made};
@@ -116,8 +118,8 @@ fn run(call: &Call) -> Result<(), Cause> {
                 let (send, recv) = (send()?, recv()?);
                 let by = Reducer::new(site.reduction, send.dtype)?;
                 let from = send_or_in_place(send, recv);
-                by.in_pieces(name, recv, (from, recv.data), |from, to, n| {
-                    ffi::MPI_Allreduce(from, to, n, by.datatype, by.op, comm)
+                by.in_pieces(recv, (from, recv.data), |from, to, n| {
+                    check(name, ffi::MPI_Allreduce(from, to, n, by.datatype, by.op, comm))
                 })
             }
             // What MPI has for these counts in int, and ranks cannot agree beforehand whether that is enough.
@@ -183,8 +185,8 @@ fn run(call: &Call) -> Result<(), Cause> {
                 } else {
                     (send.data.cast(), std::ptr::null_mut())
                 };
-                by.in_pieces(name, send, (from, to), |from, to, n| {
-                    ffi::MPI_Reduce(from, to, n, by.datatype, by.op, site.root, comm)
+                by.in_pieces(send, (from, to), |from, to, n| {
+                    check(name, ffi::MPI_Reduce(from, to, n, by.datatype, by.op, site.root, comm))
                 })
             }
             Op::ReduceScatter => {
@@ -192,8 +194,8 @@ fn run(call: &Call) -> Result<(), Cause> {
                 let by = Reducer::new(site.reduction, send.dtype)?;
                 if by.takes_whole(recv) {
                     let from = send_or_in_place(send, recv);
-                    return by.in_pieces(name, recv, (from, recv.data), |from, to, n| {
-                        ffi::MPI_Reduce_scatter_block(from, to, n, by.datatype, by.op, comm)
+                    return by.in_pieces(recv, (from, recv.data), |from, to, n| {
+                        check(name, ffi::MPI_Reduce_scatter_block(from, to, n, by.datatype, by.op, comm))
                     });
                 }
                 // A piece of a block is not beside the same piece of the next one.
@@ -205,8 +207,8 @@ fn run(call: &Call) -> Result<(), Cause> {
                     } else {
                         (data.cast(), std::ptr::null_mut())
                     };
-                    by.in_pieces("MPI_Reduce", &block, (from, to), |from, to, n| {
-                        ffi::MPI_Reduce(from, to, n, by.datatype, by.op, root, comm)
+                    by.in_pieces(&block, (from, to), |from, to, n| {
+                        check("MPI_Reduce", ffi::MPI_Reduce(from, to, n, by.datatype, by.op, root, comm))
                     })
                 })
             }
@@ -218,11 +220,10 @@ fn run(call: &Call) -> Result<(), Cause> {
                 let from = send_or_in_place(send, recv);
                 let reversed = site.reverse.then(|| reversed(&site.comm)).transpose()?;
                 let comm = reversed.as_ref().map_or(comm, |reversed| reversed.0.handle());
-                by.in_pieces(name, recv, (from, recv.data), |from, to, n| {
-                    scan(from, to, n, by.datatype, by.op, comm)
+                by.in_pieces(recv, (from, recv.data), |from, to, n| {
+                    check(name, scan(from, to, n, by.datatype, by.op, comm))
                 })?;
-                let first = if site.reverse { site.comm.size - 1 } else { 0 };
-                if exclusive && site.comm.rank == first {
+                if exclusive && site.is_first() {
                     // MPI leaves its result undefined.
                     recv.data.write_bytes(0, recv.bytes());
                 }

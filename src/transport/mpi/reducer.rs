@@ -112,14 +112,13 @@ impl Reducer {
     #[inline]
     pub unsafe fn in_pieces(
         &self,
-        name: &'static str,
         buffer: &Buffer,
         (from, to): (*mut c_void, *mut u8),
-        mut step: impl FnMut(*mut c_void, *mut c_void, c_int) -> c_int,
+        mut step: impl FnMut(*mut c_void, *mut c_void, c_int) -> Result<(), Cause>,
     ) -> Result<(), Cause> {
         let limit = count_limit();
         if self.width == 1 && buffer.count <= limit {
-            return check(name, step(from, to.cast(), buffer.count as c_int));
+            return step(from, to.cast(), buffer.count as c_int);
         }
         if !buffer.count.is_multiple_of(self.width) {
             return Err(Cause::Pairs { count: buffer.count });
@@ -135,7 +134,7 @@ impl Reducer {
                 let from = if from == in_place() { from } else { from.byte_add(at) };
                 (from, if to.is_null() { to } else { to.add(at) })
             };
-            check(name, step(from, to.cast(), count as c_int))?;
+            step(from, to.cast(), count as c_int)?;
             start += count;
             if start >= items {
                 return Ok(());

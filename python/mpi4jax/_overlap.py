@@ -1,0 +1,429 @@
+"""Start an operation, compute, and wait for it.
+
+``iallreduce`` and the others are made of the functions of `ops`, whose arguments they take but for
+the token: they start what those do, and return a :class:`Request`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import ShapedArray
+from mpi4py import MPI
+
+from . import _compat, _requests_lowering, ops
+from ._arguments import ANY_SOURCE, ANY_TAG
+from ._call import PROGRAMS, caller, generalize, program_of, traced_peers
+from ._comm import MEAN, as_reduction
+from ._flush import started_here
+from ._misuse import refuse_second_wait
+from ._order import behind, ready
+from ._packing import Form, check_no_keys, pack_arguments, with_templates
+from ._primitive import mean_of_sum, split, sum_of_mean
+from ._requests import HANDLE, split_wait, start_p, wait_p
+from ._spec import OFFSET, PEERS, SPECS, Params, Spec, first_axes
+from ._tokens import ZERO_TOKEN, Instead
+
+del _requests_lowering  # has registered how the primitives are compiled
+
+if TYPE_CHECKING:  # they see the arguments, and `token` among them: no type takes one away
+    from .ops import allgather as iallgather
+    from .ops import allreduce as iallreduce
+    from .ops import alltoall as ialltoall
+    from .ops import barrier as ibarrier
+    from .ops import bcast as ibcast
+    from .ops import exscan as iexscan
+    from .ops import gather as igather
+    from .ops import recv as irecv
+    from .ops import reduce as ireduce
+    from .ops import reduce_scatter as ireduce_scatter
+    from .ops import scan as iscan
+    from .ops import scatter as iscatter
+    from .ops import send as isend
+
+__all__ = [
+    "Request",
+    "after",
+    "iallgather",
+    "iallreduce",
+    "ialltoall",
+    "ibarrier",
+    "ibcast",
+    "iexscan",
+    "igather",
+    "irecv",
+    "ireduce",
+    "ireduce_scatter",
+    "iscan",
+    "iscatter",
+    "isend",
+    "wait",
+    "waitall",
+]
+
+_clean = _compat.trace_state_clean
+
+
+@dataclass(frozen=True)
+class _Of:
+    """What a request is of: all but its handles. It is equal for equal requests, so that a loop
+    may carry one that is started on one line at first and on another one then."""
+
+    op: str
+    params: tuple[tuple[str, Any], ...]
+    form: Form | None  # of what was given; None: no array
+
+    @property
+    def spec(self) -> Spec:
+        return SPECS[self.op]
+
+
+@jax.tree_util.register_pytree_node_class
+class Request:
+    """An operation that was started: :func:`wait` gives its result.
+
+    A pytree of a few numbers, which jitted functions take and return, and loops carry. Each is
+    waited for once.
+    """
+
+    __slots__ = ("_handles", "_of")
+
+    def __init__(self, handles: Sequence[Any], of: _Of):
+        self._handles, self._of = tuple(handles), of
+
+    def tree_flatten(self) -> tuple[tuple[Any, ...], _Of]:
+        return self._handles, self._of
+
+    @classmethod
+    def tree_unflatten(cls, of: _Of, handles: Sequence[Any]) -> Request:
+        return cls(handles, of)
+
+    def __repr__(self) -> str:
+        return f"<request of i{self._of.op}>"
+
+    def __iter__(self) -> Any:
+        raise TypeError(
+            f"i{self._of.op} returns a request alone, without a token; "
+            "mpi4jax.wait(request) gives the result"
+        )
+
+
+# ---- Starting
+
+
+def _start(spec: Spec, trees: Sequence[Any], p: Params, numbers: Sequence[Any] = ()) -> Request:
+    """Bind the start once per dtype, with the same numbers."""
+    known = tuple(sorted((k, v) for k, v in p.items() if k not in ("eager", "operand")))
+    if not trees:
+        (handle,) = start_p.bind(*numbers, of=spec.name, **p)
+        return Request([handle], _Of(spec.name, known, None))
+    (packed,) = pack_arguments(spec, trees, p)
+    check_no_keys(spec, p, packed)
+    before, _ = first_axes(spec, p)
+    handles = []
+    for dtype in packed.groups:
+        x = packed.pack(dtype, before, spec)
+        q = sum_of_mean(spec, p, x) if p.get("reduction") is MEAN else p
+        handles += start_p.bind(x, *numbers, of=spec.name, **q)
+    return Request(handles, _Of(spec.name, known, packed.form))
+
+
+def _start_program(spec: Spec, _: bool, p: Params) -> Callable[..., Any]:
+    n = spec.arrays or 0
+
+    def call(*args: Any) -> Request:
+        return _start(spec, args[:n], p, args[n:])
+
+    call.__name__ = f"i{spec.name}"
+    return jax.jit(call)
+
+
+def _operand(p: Params) -> jax.Array:
+    """The operand of an eager call, of which ``p`` keeps what does not change from call to call."""
+    numbers = generalize(p, caller(1))
+    with jax.transfer_guard("allow"):
+        return jax.device_put(numbers)
+
+
+def _run(spec: Spec, args: tuple[Any, ...], p: Params) -> Request:
+    name = f"i{spec.name}"
+    if p.get("status") is not None:
+        raise TypeError(f"{name}: takes no status; expected status=None, or {spec.name}")
+    source, tag = p.get("source"), p.get("recvtag")
+    traced = isinstance(source, jax.core.Tracer) or isinstance(tag, jax.core.Tracer)
+    if not traced and (source, tag) == (ANY_SOURCE, ANY_TAG):
+        raise ValueError(
+            f"{name}: source=MPI.ANY_SOURCE with tag=MPI.ANY_TAG would take the messages of "
+            "derivatives; name one of the two, or use recv"
+        )
+    p = {**spec.defaults, **p}
+    if not _clean():
+        numbers = traced_peers(p)
+        return _start(spec, args, p, numbers)
+    started_here()
+    eager = dict(p)
+    operand = _operand(eager)
+    program = program_of(_start_program, spec, False, eager, PROGRAMS)
+    try:
+        request = program(*map(with_templates, args), operand)
+    except TypeError:
+        pack_arguments(spec, args, p)  # says which argument is no array, if that is why
+        raise
+    return Request(request._handles, replace(request._of, params=tuple(sorted(p.items()))))
+
+
+def _started(op: Callable[..., Any]) -> Callable[..., Any]:
+    """The function that starts an op."""
+    spec = SPECS[op.__name__]
+    token, left_out = Instead(_run), {"token", "status"}
+    given = inspect.signature(op)
+    changed = {"source": inspect.Parameter.empty, "tag": 0}  # a wildcard has no derivative here
+    parameters = [
+        q.replace(default=changed.get(name, q.default))
+        for name, q in given.parameters.items()
+        if name not in left_out
+    ]
+    signature = inspect.Signature(parameters)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        return op(*bound.args, **bound.kwargs, token=token)
+
+    call.__name__ = call.__qualname__ = f"i{spec.name}"
+    call.__module__ = "mpi4jax"
+    call.__signature__ = signature  # type: ignore[attr-defined]
+    call.__doc__ = _documentation(op, spec)
+    return call
+
+
+def _documentation(op: Callable[..., Any], spec: Spec) -> str:
+    summary, *_ = (op.__doc__ or "").partition(" (MPI_")
+    first = summary[:1].lower() + summary[1:]
+    section = "3.7" if spec.has_peer else "6.12"
+    return f"""Start to {first}, without waiting ({spec.started}; MPI-4.1, section {section}).
+
+    Takes what :func:`{spec.name}` takes, without a token.
+
+    Returns:
+        Request: for :func:`wait`, whose result is that of :func:`{spec.name}`.
+
+    Raises:
+        TypeError, ValueError: as :func:`{spec.name}`.
+        NotImplementedError: arrays on a GPU.
+
+    See also: :func:`{spec.name}`, :func:`wait`, :func:`after`.
+    """
+
+
+STARTED = {f"i{op}": _started(getattr(ops, op)) for op, spec in SPECS.items() if spec.started}
+globals().update(STARTED)
+
+
+# ---- Waiting
+
+
+def _handles(name: str, request: Any) -> tuple[Any, ...]:
+    if not isinstance(request, Request):
+        raise TypeError(
+            f"{name}: argument 'request' must be a request, which iallreduce and the other "
+            f"operations that start give; got {type(request).__name__}: {request!r}"
+        )
+    for handle in request._handles:
+        if jnp.shape(handle) != HANDLE.shape or jnp.result_type(handle) != HANDLE.dtype:
+            raise ValueError(
+                f"{name}: argument 'request' has numbers of shape {jnp.shape(handle)} and dtype "
+                f"{jnp.result_type(handle)}, expected {HANDLE.shape} of float32: a request is "
+                "passed on as it is, and what is started inside of a vmap is waited for there"
+            )
+    return request._handles
+
+
+def _wait(of: _Of, handles: Sequence[Any], p: Params, numbers: Sequence[Any] = ()) -> Any:
+    """Bind the wait once per dtype, with the same numbers."""
+    spec, mean = of.spec, p.get("reduction") is MEAN
+    q = {**p, "reduction": as_reduction(of.op, MPI.SUM)} if mean else p
+    if of.form is None:
+        wait_p.bind(*handles, *numbers, of=of.op, given=None, derived=False, **q)
+        return None
+    before, after = first_axes(spec, p)
+    results = {}
+    for (dtype, indices), handle in zip(of.form.groups.items(), handles, strict=True):
+        shape = _packed_shape([of.form.data[i][0] for i in indices], before)
+        given = ShapedArray(shape, np.dtype(dtype))
+        out = wait_p.bind(handle, *numbers, of=of.op, given=given, derived=False, **q)
+        if out:
+            results[dtype] = mean_of_sum(spec, p, out[0]) if mean else out[0]
+    return of.form.unpack(results, before, after) if spec.returns else None
+
+
+def _packed_shape(shapes: Sequence[tuple[int, ...]], length: int | None) -> tuple[int, ...]:
+    """The shape of a message of leaves of these shapes: what `Packed.pack` makes."""
+    if len(shapes) == 1:
+        return shapes[0]
+    blocks = 1 if length is None else length
+    size = sum(math.prod(shape) for shape in shapes)
+    return (size,) if length is None else (length, size // blocks)
+
+
+def _wait_program(spec: Spec, _: bool, p: Params) -> Callable[..., Any]:
+    of = p.pop("request")
+
+    def call(handles: Sequence[Any], operand: Any) -> Any:
+        y = _wait(of, handles, p, [operand])
+        return y if spec.returns else ZERO_TOKEN
+
+    call.__name__ = f"wait_i{spec.name}"
+    return jax.jit(call)
+
+
+def wait(request: Request, *, after: Any = None) -> Any:
+    """Wait for an operation that was started, and return its result.
+
+    Args:
+        request: from :func:`iallreduce` or another function that starts an operation. It is waited
+            for once.
+        after: a pytree of arrays, which are computed before the wait begins. Without it, XLA may
+            wait first and compute then.
+
+    Returns:
+        The result of the operation; None of ``isend`` and ``ibarrier``. There is no token.
+
+    Raises:
+        TypeError: ``request`` is none.
+        ValueError: ``request`` was changed, or waited for before in this function.
+        RuntimeError: it was waited for before, or never started.
+
+    Derivative:
+        The transpose starts the adjoint operation, and that of the start waits for it: so the
+        backward pass overlaps as the forward pass does.
+
+    Example:
+        >>> import jax.numpy as jnp, mpi4jax
+        >>> request = mpi4jax.iallreduce(jnp.ones(3))
+        >>> y = mpi4jax.wait(request)
+        >>> float(y[0]) == mpi4jax.default_comm().size
+        True
+
+    See also: :func:`waitall`, :func:`after`.
+    """
+    handles = _handles("wait", request)
+    of = request._of
+    for handle in handles:
+        refuse_second_wait(f"i{of.op}", handle)
+    leaves = [jnp.asarray(x) for x in jax.tree.leaves(after)]
+    if leaves:
+        there = ready(leaves)
+        handles = tuple(handle + there for handle in handles)
+    p = dict(of.params)
+    if not _clean() or any(isinstance(handle, jax.core.Tracer) for handle in handles):
+        return _wait(of, handles, p)
+    started_here()
+    operand = _operand(p)
+    p["request"] = replace(of, params=())
+    y = program_of(_wait_program, of.spec, False, p, PROGRAMS)(handles, operand)
+    return y if of.spec.returns else None
+
+
+def waitall(requests: Any, *, after: Any = None) -> Any:
+    """Wait for several operations that were started: :func:`wait` for each.
+
+    Args:
+        requests: a list, a tuple or another pytree of requests.
+        after: as in :func:`wait`.
+
+    Returns:
+        The results, in a pytree of the same structure.
+
+    Raises:
+        TypeError, ValueError, RuntimeError: as :func:`wait`.
+
+    Example:
+        >>> import jax.numpy as jnp, mpi4jax
+        >>> requests = [mpi4jax.iallreduce(jnp.full(3, i)) for i in range(2)]
+        >>> a, b = mpi4jax.waitall(requests)
+        >>> int(b[0]) == mpi4jax.default_comm().size
+        True
+
+    See also: :func:`wait`.
+    """
+    return jax.tree.map(
+        lambda request: wait(request, after=after),
+        requests,
+        is_leaf=lambda leaf: isinstance(leaf, Request),
+    )
+
+
+def after(request: Request, z: Any) -> Any:
+    """Return ``z`` once an operation has been started: what is computed from it overlaps.
+
+    Without it, XLA may compute first and start the operation then.
+
+    Args:
+        request: from :func:`iallreduce` or another function that starts an operation.
+        z: array, or a pytree of arrays.
+
+    Returns:
+        ``z``, unchanged.
+
+    Raises:
+        TypeError: ``request`` is none.
+
+    Derivative:
+        The identity. In the backward pass, the adjoint operation is waited for after the cotangent
+        of ``z`` has been computed.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, mpi4jax
+        >>> @jax.jit
+        ... def f(x, a):
+        ...     request = mpi4jax.iallreduce(x)
+        ...     b = jnp.sin(mpi4jax.after(request, a))
+        ...     return mpi4jax.wait(request, after=b) + b
+        >>> f(jnp.ones(3), jnp.zeros(3)).shape
+        (3,)
+
+    See also: :func:`wait`.
+    """
+    handles = _handles("after", request)
+    return jax.tree.map(lambda x: behind(jnp.asarray(x), handles), z)
+
+
+# ---- A primitive outside of any function that is traced
+
+
+def _evaluate(primitive: Any, tell: Any, program: Callable[..., Any]) -> None:
+    def run(*args: Any, **p: Any) -> Any:
+        if jax.config.jax_disable_jit:  # then the program below would come here again
+            return _compat.eval_primitive(primitive)(*args, **p)
+        arrays, numbers, token = tell(p, args)
+        of, given = p.pop("of"), p.pop("given", None)
+        for known in numbers:
+            for name, number in zip(PEERS, np.asarray(known), strict=True):
+                if name in p and (number != 0 or p[name] is None):
+                    p[name] = int(number) - OFFSET
+        operand = _operand(p)
+        found = program_of(program, SPECS[of], False, {**p, "given": given}, PROGRAMS)
+        return found(*arrays, operand, *token)
+
+    primitive.def_impl(run)
+
+
+def _bound_start(spec: Spec, _: bool, p: Params) -> Callable[..., Any]:
+    q = {k: v for k, v in p.items() if k != "given"}
+    return jax.jit(lambda *args: start_p.bind(*args, of=spec.name, **q))
+
+
+def _bound_wait(spec: Spec, _: bool, p: Params) -> Callable[..., Any]:
+    return jax.jit(lambda *args: wait_p.bind(*args, of=spec.name, **p))
+
+
+_evaluate(start_p, lambda p, args: split(SPECS[p["of"]], p, args), _bound_start)
+_evaluate(wait_p, split_wait, _bound_wait)

@@ -1,0 +1,218 @@
+//! Operations that are started, and waited for later: MPI's `MPI_I...`.
+
+use std::mem::MaybeUninit;
+
+use mpi::ffi::{self, MPI_Comm, MPI_Request, MPI_Status};
+use smallvec::SmallVec;
+
+use super::matching;
+use super::reducer::Reducer;
+use super::span::Span;
+use super::{finish_receive, missing, reversed, send_or_in_place};
+use crate::call::Call;
+use crate::error::Cause;
+use crate::mpilib::{check, handle, wildcards};
+use crate::ops::{Buffer, Op};
+
+/// What MPI knows of an operation that was started. A large reduction is several.
+#[derive(Default)]
+pub struct Posted(SmallVec<[MPI_Request; 1]>);
+
+// SAFETY: handles of MPI's, which was initialised for calls from any thread; one thread at a time uses them.
+unsafe impl Send for Posted {}
+
+impl Posted {
+    /// Calls a function of MPI's that starts something.
+    fn add(
+        &mut self,
+        name: &'static str,
+        start: impl FnOnce(*mut MPI_Request) -> std::ffi::c_int,
+    ) -> Result<(), Cause> {
+        let mut request = MaybeUninit::uninit();
+        check(name, start(request.as_mut_ptr()))?;
+        // SAFETY: written by what starts it, where there is no error.
+        self.0.push(unsafe { request.assume_init() });
+        Ok(())
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Whether all of it has ended, as far as MPI knows; this call lets MPI go on with it. Where it has, [`Self::wait`] takes no time.
+    pub fn test(&mut self) -> Result<bool, Cause> {
+        for &request in &self.0 {
+            let (mut flag, mut status) = (0, MaybeUninit::<MPI_Status>::zeroed());
+            // SAFETY: a request that nobody else uses now. It stays one, whatever the answer is.
+            let code = unsafe { ffi::MPI_Request_get_status(request, &mut flag, status.as_mut_ptr()) };
+            check("MPI_Request_get_status", code)?;
+            if flag == 0 {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Waits for the end; `call` is the one that was started.
+    pub fn wait(&mut self, call: &Call) -> Result<(), Cause> {
+        let mut status = MaybeUninit::<MPI_Status>::zeroed();
+        for request in &mut self.0 {
+            // SAFETY: a request that nobody else uses now. MPI makes it null.
+            check(call.site.mpi_name(), unsafe { ffi::MPI_Wait(request, status.as_mut_ptr()) })?;
+        }
+        self.0.clear();
+        // SAFETY: zeros, or what the wait has written.
+        let status = unsafe { status.assume_init() };
+        match (call.site.op, &call.recv) {
+            // What was there before stays.
+            (Op::Recv, _) if call.envelope.source == wildcards().proc_null => Ok(()),
+            (Op::Recv, _) => finish_receive(call, &status),
+            (Op::Exscan, Some(recv)) if call.site.is_first() => {
+                // SAFETY: the memory of the result, which MPI leaves undefined.
+                unsafe { recv.data.write_bytes(0, recv.bytes()) };
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Starts an operation on memory that stays where it is until it has ended.
+pub fn start(call: &Call) -> Result<Posted, Cause> {
+    let Call { site, envelope, .. } = call;
+    let send = || call.send.as_ref().ok_or_else(|| missing("operand"));
+    let recv = || call.recv.as_ref().ok_or_else(|| missing("result"));
+    let name = site.mpi_name();
+    let (ranks, root) = (site.comm.size as usize, site.root);
+    let mut posted = Posted::default();
+    // SAFETY (for all calls below): the handle is a registered communicator's, which is not freed; the buffers were
+    // checked against the operation by `Call::check`, and are the request's own; counts and types come from `Span`.
+    unsafe {
+        let comm: MPI_Comm = handle(site.comm.handle);
+        match site.op {
+            Op::Allgather => {
+                let (send, recv) = (send()?, recv()?);
+                let span = Span::new(send.count, send.dtype)?;
+                let (n, t) = (span.count, span.datatype);
+                posted.add(name, |request| {
+                    ffi::MPI_Iallgather(send.data.cast(), n, t, recv.data.cast(), n, t, comm, request)
+                })?;
+            }
+            Op::Allreduce => {
+                let (send, recv) = (send()?, recv()?);
+                let by = Reducer::new(site.reduction, send.dtype)?;
+                let from = send_or_in_place(send, recv);
+                by.in_pieces(recv, (from, recv.data), |from, to, n| {
+                    posted.add(name, |request| {
+                        ffi::MPI_Iallreduce(from, to, n, by.datatype, by.op, comm, request)
+                    })
+                })?;
+            }
+            Op::Alltoall => {
+                let (send, recv) = (send()?, recv()?);
+                let span = Span::new(send.count / ranks, send.dtype)?;
+                let (n, t) = (span.count, span.datatype);
+                posted.add(name, |request| {
+                    ffi::MPI_Ialltoall(send.data.cast(), n, t, recv.data.cast(), n, t, comm, request)
+                })?;
+            }
+            Op::Barrier => posted.add(name, |request| ffi::MPI_Ibarrier(comm, request))?,
+            Op::Bcast => {
+                let buffer = if site.is_root() { send()? } else { recv()? };
+                let span = Span::new(buffer.count, buffer.dtype)?;
+                posted.add(name, |request| {
+                    ffi::MPI_Ibcast(buffer.data.cast(), span.count, span.datatype, root, comm, request)
+                })?;
+            }
+            Op::Gather => {
+                let send = send()?;
+                let span = Span::new(send.count, send.dtype)?;
+                let to = if site.is_root() { recv()?.data } else { std::ptr::null_mut() };
+                let (n, t) = (span.count, span.datatype);
+                posted.add(name, |request| {
+                    ffi::MPI_Igather(send.data.cast(), n, t, to.cast(), n, t, root, comm, request)
+                })?;
+            }
+            Op::Recv => {
+                let recv = recv()?;
+                let span = Span::new(recv.count, recv.dtype)?;
+                posted.add(name, |request| {
+                    matching::start(&site.comm, envelope, span.of(recv.data), request)
+                })?;
+            }
+            Op::Reduce => {
+                let send = send()?;
+                let by = Reducer::new(site.reduction, send.dtype)?;
+                let to = if site.is_root() { recv()?.data } else { std::ptr::null_mut() };
+                by.in_pieces(send, (send.data.cast(), to), |from, to, n| {
+                    posted.add(name, |request| {
+                        ffi::MPI_Ireduce(from, to, n, by.datatype, by.op, root, comm, request)
+                    })
+                })?;
+            }
+            Op::ReduceScatter => {
+                let (send, recv) = (send()?, recv()?);
+                let by = Reducer::new(site.reduction, send.dtype)?;
+                if by.takes_whole(recv) {
+                    by.in_pieces(recv, (send.data.cast(), recv.data), |from, to, n| {
+                        posted.add(name, |request| {
+                            let (t, op) = (by.datatype, by.op);
+                            ffi::MPI_Ireduce_scatter_block(from, to, n, t, op, comm, request)
+                        })
+                    })?;
+                    return Ok(posted);
+                }
+                // A piece of a block is not beside the same piece of the next one.
+                for root in 0..site.comm.size {
+                    let data = send.data.add(root as usize * recv.bytes());
+                    let to = if root == site.comm.rank { recv.data } else { std::ptr::null_mut() };
+                    by.in_pieces(&Buffer { data, ..*recv }, (data.cast(), to), |from, to, n| {
+                        posted.add("MPI_Ireduce", |request| {
+                            ffi::MPI_Ireduce(from, to, n, by.datatype, by.op, root, comm, request)
+                        })
+                    })?;
+                }
+            }
+            Op::Exscan | Op::Scan => {
+                let scan = if site.op == Op::Exscan { ffi::MPI_Iexscan } else { ffi::MPI_Iscan };
+                let (send, recv) = (send()?, recv()?);
+                let by = Reducer::new(site.reduction, send.dtype)?;
+                let reversed = site.reverse.then(|| reversed(&site.comm)).transpose()?;
+                let comm = reversed.as_ref().map_or(comm, |reversed| reversed.0.handle());
+                by.in_pieces(recv, (send.data.cast(), recv.data), |from, to, n| {
+                    posted.add(name, |request| scan(from, to, n, by.datatype, by.op, comm, request))
+                })?;
+            }
+            Op::Scatter => {
+                let recv = recv()?;
+                let span = Span::new(recv.count, recv.dtype)?;
+                let (n, t) = (span.count, span.datatype);
+                let from = if site.is_root() { send()?.data } else { std::ptr::null_mut() };
+                posted.add(name, |request| {
+                    ffi::MPI_Iscatter(from.cast(), n, t, recv.data.cast(), n, t, root, comm, request)
+                })?;
+            }
+            Op::Send => {
+                let send = send()?;
+                let span = Span::new(send.count, send.dtype)?;
+                let (n, t) = (span.count, span.datatype);
+                let (dest, tag) = (envelope.dest, envelope.sendtag);
+                posted
+                    .add(name, |request| ffi::MPI_Isend(send.data.cast(), n, t, dest, tag, comm, request))?;
+            }
+            // These have no `Row::started`.
+            Op::Allgatherv
+            | Op::Alltoallv
+            | Op::Gatherv
+            | Op::HaloExchange
+            | Op::Permute
+            | Op::RaggedAlltoall
+            | Op::Scatterv
+            | Op::Sendrecv => {
+                let what = format!("starting {} without waiting for its end", site.op);
+                return Err(Cause::Unsupported { what, reason: "MPI has no such function" });
+            }
+        }
+    }
+    Ok(posted)
+}

@@ -1,0 +1,435 @@
+//! Operations that were started and not waited for yet.
+//!
+//! XLA may move its buffers between the start of an operation and the wait for it, so what MPI works on meanwhile is memory of
+//! ours: the operand is copied into it, and the result out of it. A program knows an operation by a *handle*, three numbers that an
+//! array of float32 holds exactly, so that it can be carried by loops, and have a tangent and a cotangent, which are handles too.
+
+use std::collections::VecDeque;
+use std::io::Write;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::mpi::{self, Posted};
+use super::pool::{Lease, Pool, bytes_to_keep};
+use super::progress;
+use crate::call::{Call, Envelope, Phase, Site, Stream};
+use crate::comm::Comm;
+use crate::device::HostDevice;
+use crate::error::{Cause, Error};
+use crate::ops::{Buffer, Dtype, Op};
+use crate::record::recorder::Record;
+
+/// How many numbers a handle has.
+pub const HANDLE: usize = 3;
+
+/// The number of a place in the table, from 1; how often that has been used; and a sum that the sum of two handles does not
+/// have. All are below 2^24. Zeros: what was never started.
+pub type Handle = [f32; HANDLE];
+
+/// How many operations may be under way.
+const MOST: usize = 1 << 16;
+/// How many places wait until one of them is used again: so long it is known what was there.
+const REMEMBERED: usize = 64;
+const GENERATIONS: u32 = 1 << 20;
+/// How long a communicator's end waits for what nobody has waited for.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// What memory there is between the start and the wait, and what for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Held {
+    /// The operand goes to MPI.
+    pub sends: bool,
+    /// The operand is a result of the wait.
+    pub keeps: bool,
+    /// The operand is in the memory of what is received at first, and stays there if there is no sender. Of a wait: so
+    /// are zeros, which stay there if nothing was started.
+    pub initial: bool,
+    /// What is received.
+    pub gives: Option<(Dtype, usize)>,
+    /// Nothing is communicated.
+    pub local: bool,
+}
+
+impl Held {
+    pub fn has_operand(&self) -> bool {
+        self.sends || self.keeps || self.initial
+    }
+}
+
+static DEVICE: HostDevice = HostDevice;
+
+fn pool() -> Result<&'static Pool<HostDevice>, Cause> {
+    static POOL: OnceLock<Result<Pool<HostDevice>, String>> = OnceLock::new();
+    let pool = POOL.get_or_init(|| bytes_to_keep().map(Pool::new));
+    pool.as_ref().map_err(|message| Cause::Setting { message: message.clone() })
+}
+
+type Leased = Lease<'static, HostDevice>;
+
+/// The memory of an operation that is under way.
+#[derive(Default)]
+pub struct Memory {
+    leases: Vec<Leased>,
+    send: Option<Buffer>,
+    recv: Option<Buffer>,
+}
+
+// SAFETY: the buffers point to what the leases own.
+unsafe impl Send for Memory {}
+
+impl Memory {
+    /// Memory with a copy of the operand.
+    pub fn of(op: Op, held: &Held, operand: Option<&Buffer>) -> Result<Self, Cause> {
+        let mut memory = Self::default();
+        if let (true, Some(operand)) = (held.sends || held.keeps, operand) {
+            memory.send = Some(memory.copied(operand)?);
+        }
+        memory.recv = match (held.gives, operand, memory.send) {
+            // In one place: MPI copies nothing then.
+            (Some((dtype, count)), _, Some(send))
+                if op == Op::Allreduce && !held.keeps && (send.dtype, send.count) == (dtype, count) =>
+            {
+                Some(send)
+            }
+            (Some((dtype, count)), Some(operand), _)
+                if held.initial && (operand.dtype, operand.count) == (dtype, count) =>
+            {
+                Some(memory.copied(operand)?)
+            }
+            (Some((dtype, count)), ..) => Some(memory.leased(dtype, count)?),
+            (None, ..) => None,
+        };
+        Ok(memory)
+    }
+
+    fn leased(&mut self, dtype: Dtype, count: usize) -> Result<Buffer, Cause> {
+        let bytes = count.checked_mul(dtype.size()).filter(|&bytes| isize::try_from(bytes).is_ok());
+        let bytes = bytes.ok_or_else(|| Cause::Shape { dims: [count as i64].into() })?;
+        let mut lease = pool()?.lease(&DEVICE, bytes)?;
+        let data = lease.data();
+        self.leases.push(lease);
+        Ok(Buffer { data, dtype, count })
+    }
+
+    fn copied(&mut self, operand: &Buffer) -> Result<Buffer, Cause> {
+        let buffer = self.leased(operand.dtype, operand.count)?;
+        // SAFETY: both hold so many bytes, and the lease is nobody else's.
+        unsafe { std::ptr::copy_nonoverlapping(operand.data, buffer.data, buffer.bytes()) };
+        Ok(buffer)
+    }
+
+    /// The buffers of a call on it.
+    pub fn lend(&self, call: &mut Call, held: &Held) {
+        call.send = self.send.filter(|_| held.sends);
+        call.recv = self.recv;
+    }
+
+    /// What a wait gives: what was received, and the operand.
+    pub fn results(&self, held: &Held) -> [Option<Buffer>; 2] {
+        [self.recv, self.send.filter(|_| held.keeps)]
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // Only what has ended is dropped: see `Request::wait`.
+        self.leases.iter_mut().for_each(|lease| lease.settled = true);
+    }
+}
+
+/// Something that goes ahead of an operation that is started, and is looked at when that has ended.
+pub trait Ahead: Send {
+    fn finish(self: Box<Self>) -> Result<(), Cause>;
+}
+
+/// What is under way.
+#[derive(Default)]
+struct Work {
+    posted: Posted,
+    memory: Memory,
+    ahead: Option<Box<dyn Ahead>>,
+    /// What a test has said: an error that whoever waits is told.
+    failure: Option<Cause>,
+}
+
+/// An operation that was started.
+pub struct Request {
+    site: Site,
+    envelope: Envelope,
+    pub held: Held,
+    /// What was recorded when it was started; not of what communicates nothing.
+    pub record: Option<Record>,
+    work: Mutex<Work>,
+}
+
+impl Request {
+    fn new(call: &Call, held: Held, record: Option<Record>, work: Work) -> Self {
+        Self { site: call.site.clone(), envelope: call.envelope, held, record, work: Mutex::new(work) }
+    }
+
+    pub fn comm(&self) -> &Arc<Comm> {
+        &self.site.comm
+    }
+
+    fn work(&self) -> MutexGuard<'_, Work> {
+        self.work.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Lets MPI go on with it; whether that is not needed any more. Where somebody waits, it is not.
+    pub fn test(&self) -> bool {
+        let Ok(mut work) = self.work.try_lock() else { return true };
+        if work.failure.is_none() {
+            match work.posted.test() {
+                Ok(ended) => return ended,
+                Err(cause) => work.failure = Some(cause),
+            }
+        }
+        true
+    }
+
+    /// Waits for its end; then `use_results` is given what was received, and the operand.
+    pub fn wait(
+        &self,
+        use_results: impl FnOnce([Option<Buffer>; 2]) -> Result<(), Cause>,
+    ) -> Result<(), Error> {
+        let mut work = self.work();
+        let mut call = Call::of(&self.site, Stream::NONE);
+        call.envelope = self.envelope;
+        work.memory.lend(&mut call, &self.held);
+        let waiting = progress::Pause::new();
+        let ended = match work.failure.take() {
+            Some(cause) => Err(cause),
+            None => work
+                .ahead
+                .take()
+                .map_or(Ok(()), |ahead| ahead.finish())
+                .and_then(|()| work.posted.wait(&call)),
+        };
+        drop(waiting);
+        let memory = std::mem::take(&mut work.memory);
+        drop(work);
+        match ended {
+            Ok(()) => use_results(memory.results(&self.held)).map_err(|cause| self.site.error(cause)),
+            Err(cause) => {
+                // MPI may still use it.
+                std::mem::forget(memory);
+                Err(Error { transport: Some("mpi"), ..self.site.error(cause) })
+            }
+        }
+    }
+
+    /// The call of a wait, for a log line.
+    pub fn with_call<T>(&self, use_call: impl FnOnce(&Call) -> T) -> T {
+        let site = Site { phase: Phase::Wait, ..self.site.clone() };
+        let mut call = Call::of(&site, Stream::NONE);
+        call.envelope = self.envelope;
+        let work = self.work();
+        work.memory.lend(&mut call, &self.held);
+        drop(work);
+        use_call(&call)
+    }
+
+    fn words(&self) -> String {
+        self.record.as_ref().map_or_else(|| self.site.name().to_owned(), Record::to_string)
+    }
+}
+
+impl Drop for Request {
+    fn drop(&mut self) {
+        let work = self.work.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if !work.posted.is_empty() {
+            // MPI may still use it.
+            std::mem::forget(std::mem::take(&mut work.memory));
+        }
+    }
+}
+
+#[derive(Default)]
+struct Place {
+    generation: u32,
+    request: Option<Arc<Request>>,
+    /// What was waited for there last.
+    past: Option<Arc<Request>>,
+}
+
+#[derive(Default)]
+struct Table {
+    places: Vec<Place>,
+    free: VecDeque<usize>,
+}
+
+static TABLE: Mutex<Table> = Mutex::new(Table { places: Vec::new(), free: VecDeque::new() });
+
+fn table() -> MutexGuard<'static, Table> {
+    TABLE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn handle_of(place: usize, generation: u32) -> Handle {
+    let number = place as u32 + 1;
+    let sum = (u64::from(number) * 7919 + u64::from(generation) * 104_729 + 1) % 8_388_593;
+    [number as f32, generation as f32, sum as f32]
+}
+
+impl Table {
+    fn add(&mut self, request: Arc<Request>) -> Result<Handle, Cause> {
+        let used = self.places.len() - self.free.len();
+        if used >= MOST {
+            let message = format!("{MOST} operations have been started and not waited for (mpi4jax.wait)");
+            return Err(Cause::Request { message });
+        }
+        let reused = if self.free.len() > REMEMBERED { self.free.pop_front() } else { None };
+        let place = reused.unwrap_or_else(|| {
+            self.places.push(Place::default());
+            self.places.len() - 1
+        });
+        let there = &mut self.places[place];
+        there.generation = there.generation % (GENERATIONS - 1) + 1;
+        there.request = Some(request);
+        Ok(handle_of(place, there.generation))
+    }
+
+    fn take(&mut self, handle: Handle, expected: &Held) -> Result<Arc<Request>, Cause> {
+        let place = (handle[0] as usize).wrapping_sub(1);
+        let generation = handle[1] as u32;
+        let known = self.places.get_mut(place).filter(|there| {
+            (1..=there.generation).contains(&generation) && handle_of(place, generation) == handle
+        });
+        let Some(there) = known else {
+            let message = format!(
+                "the request is not one that was started: {handle:?}; a request is passed on as it is, and waited for once"
+            );
+            return Err(Cause::Request { message });
+        };
+        let is_last = there.generation == generation;
+        let gives = |held: &Held| (held.gives, held.keeps);
+        if is_last && there.request.as_ref().is_some_and(|request| gives(&request.held) != gives(expected)) {
+            let message = "what was started gives another result than is waited for".into();
+            return Err(Cause::Request { message });
+        }
+        if is_last && let Some(request) = there.request.take() {
+            there.past = Some(request.clone());
+            self.free.push_back(place);
+            return Ok(request);
+        }
+        let what = there.past.as_ref().filter(|_| is_last).map(|past| format!(" ({})", past.words()));
+        let message = format!("the request{} has been waited for before", what.unwrap_or_default());
+        Err(Cause::Request { message })
+    }
+}
+
+/// Starts an operation on memory that holds its operand. `record` is of this call.
+pub fn start(
+    call: &Call,
+    held: Held,
+    memory: Memory,
+    record: Option<Record>,
+    ahead: Option<Box<dyn Ahead>>,
+) -> Result<Handle, Error> {
+    let located = |cause| call.site.error(cause);
+    let mut work = Work { memory, ahead, ..Work::default() };
+    if !held.local {
+        progress::prepare().map_err(located)?;
+        work.posted =
+            mpi::start(call).map_err(|cause| Error { transport: Some("mpi"), ..call.site.error(cause) })?;
+        let comm = &call.site.comm;
+        comm.attach(|| Ok(Outstanding { comm: comm.number })).map_err(located)?;
+    }
+    let request = Arc::new(Request::new(call, held, record, work));
+    let handle = table().add(request.clone()).map_err(located)?;
+    if !held.local {
+        progress::follow(request);
+    }
+    Ok(handle)
+}
+
+/// The operation that a handle is of, which nobody can wait for again; None: nothing was started. It has to give what is
+/// `expected`.
+pub fn take(handle: Handle, expected: &Held) -> Result<Option<Arc<Request>>, Cause> {
+    if handle == Handle::default() { Ok(None) } else { table().take(handle, expected).map(Some) }
+}
+
+/// Attached to a communicator: at its end it names what was started there, and never waited for.
+struct Outstanding {
+    comm: i32,
+}
+
+impl Drop for Outstanding {
+    fn drop(&mut self) {
+        let of_comm = |request: &&Arc<Request>| request.site.comm.number == self.comm && !request.held.local;
+        let left: Vec<_> = table()
+            .places
+            .iter()
+            .filter_map(|place| place.request.as_ref())
+            .filter(of_comm)
+            .cloned()
+            .collect();
+        let began = Instant::now();
+        for request in left {
+            // A message may still have to leave.
+            while !request.test() && began.elapsed() < PATIENCE {
+                std::thread::sleep(Duration::from_micros(100));
+            }
+            let line = format!(
+                "r{} | mpi4jax: {} was never waited for (mpi4jax.wait)\n",
+                request.site.comm.rank,
+                request.words()
+            );
+            let _ = std::io::stderr().lock().write_all(line.as_bytes());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const KEPT: Held = Held { sends: false, keeps: true, initial: false, gives: None, local: true };
+
+    fn started(comm: &Arc<Comm>, value: f32) -> Handle {
+        let mut site = Site::new(Op::Allreduce, comm);
+        site.location = "a.py:1".into();
+        let held = KEPT;
+        let mut value = [value];
+        let operand = Buffer { data: value.as_mut_ptr().cast(), dtype: Dtype::Float32, count: 1 };
+        let memory = Memory::of(site.op, &held, Some(&operand)).unwrap();
+        start(&Call::of(&site, Stream::NONE), held, memory, None, None).unwrap()
+    }
+
+    fn waited(handle: Handle) -> Result<f32, String> {
+        let request = take(handle, &KEPT).map_err(|cause| cause.to_string())?.ok_or("nothing was started")?;
+        let mut found = None;
+        let result = request.wait(|[received, kept]| {
+            assert!(received.is_none());
+            // SAFETY: memory of one float32, which was copied there.
+            found = kept.map(|kept| unsafe { kept.data.cast::<f32>().read_unaligned() });
+            Ok(())
+        });
+        result.map_err(|error| error.to_string())?;
+        found.ok_or_else(|| "nothing is kept".into())
+    }
+
+    #[test]
+    fn each_request_is_waited_for_once_and_has_its_own_memory() {
+        let comm = Arc::new(Comm::new("requests", 1, 0, 1));
+        let handles: Vec<Handle> = (0..200).map(|i| started(&comm, i as f32)).collect();
+        for (i, &handle) in handles.iter().enumerate().rev() {
+            assert_eq!(waited(handle), Ok(i as f32));
+        }
+        assert!(waited(handles[7]).unwrap_err().contains("waited for before"));
+        let again = started(&comm, 8.0);
+        assert!(handles.iter().all(|&handle| handle != again));
+        assert_eq!(waited(again), Ok(8.0));
+    }
+
+    #[test]
+    fn what_is_no_handle_is_refused() {
+        let comm = Arc::new(Comm::new("requests-wrong", 1, 0, 1));
+        let (a, b) = (started(&comm, 1.0), started(&comm, 2.0));
+        let sum = std::array::from_fn(|i| a[i] + b[i]);
+        for wrong in [sum, [f32::NAN; HANDLE], [-1.0; HANDLE], [1e30; HANDLE], [a[0], a[1], a[2] + 1.0]] {
+            assert!(waited(wrong).unwrap_err().contains("not one that was started"), "{wrong:?}");
+        }
+        assert!(take(Handle::default(), &KEPT).unwrap().is_none());
+        assert_eq!([waited(a), waited(b)], [Ok(1.0), Ok(2.0)]);
+    }
+}

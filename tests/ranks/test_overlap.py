@@ -1,0 +1,459 @@
+"""Operations that are started, and waited for later."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracle
+import pytest
+from mpi4py import MPI
+from reference import (
+    COMM,
+    JITS,
+    LEFT,
+    RANK,
+    RIGHT,
+    SIZE,
+    Started,
+    compilers,
+    each,
+    enable_x64,
+    float32,
+    jits,
+)
+from subjects import CASES, NotApplicable, Subject, reference, title
+from table import cases, derivative_cases
+from transforms import CHECKS
+
+import mpi4jax
+from mpi4jax._spec import SPECS
+
+STARTED = tuple(name for name, spec in SPECS.items() if spec.started)
+
+
+def test_there_is_a_function_for_each_row():
+    names = {f"i{name}" for name in STARTED}
+    assert {name for name in mpi4jax._overlap.__all__ if name[0] == "i"} == names
+    assert all(getattr(mpi4jax, name) is getattr(mpi4jax.notoken, name) for name in names)
+
+
+def started(found):
+    return [case for case in found if case.name in STARTED and case.linear]
+
+
+def close(actual, expected):
+    np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-6)
+
+
+# ---- Values, derivatives and transformations: those of the operations that wait at once
+
+
+@each(started(cases()))
+@jits
+def test_value(case, jit):
+    xs = case.operands()
+    x = jnp.asarray(xs[RANK])
+    f = jit(lambda x: case.run(Started(), x))
+    for _ in range(2):
+        np.testing.assert_array_equal(f(x), case.expected(xs))
+
+
+@each(started(derivative_cases()))
+def test_derivatives(case):
+    with enable_x64(True):
+        xs = case.inputs()
+        x, expected = jnp.asarray(xs[RANK]), oracle.model_jacobian(case, xs)
+        f = lambda x: case.run(Started(), x)
+        pushed = jax.jit(lambda x, t: jax.jvp(f, (x,), (t,))[1])
+        pulled = jax.jit(lambda x, c: jax.vjp(f, x)[1](c)[0])
+        from_jvp = oracle.jacobian_from_jvp(case, lambda t: pushed(x, t), xs)
+        np.testing.assert_allclose(from_jvp, expected, rtol=1e-12, atol=1e-12)
+        from_vjp = oracle.jacobian_from_vjp(case, lambda c: pulled(x, c), xs)
+        np.testing.assert_allclose(from_vjp, expected, rtol=1e-12, atol=1e-12)
+
+
+def cells():
+    found = [(row, case) for row, case in enumerate(CASES) if started([case])]
+    for i, (row, case) in enumerate(found):
+        for column, name in enumerate(CHECKS):
+            jit = list(JITS)[1 + (i + column) % 2]
+            yield pytest.param(row, name, jit, id=f"{title(case)}|{name}|{jit}")
+
+
+@pytest.mark.one_in(11)
+@pytest.mark.parametrize("row, name, jit", list(cells()))
+def test_transformation(row, name, jit):
+    subject = Subject(CASES[row], Started(), JITS[jit], reference(row))
+    try:
+        CHECKS[name](subject)
+    except NotApplicable as reason:
+        pytest.skip(str(reason))
+
+
+# ---- Loops, branches, functions: a request is a pytree
+
+
+def _steps(overlap, x):
+    """Each step uses the sum of what the one before has left."""
+
+    def reduced(x):
+        return mpi4jax.iallreduce(x) if overlap else mpi4jax.notoken.allreduce(x)
+
+    def body(carry, k):
+        request, x = carry
+        z = jnp.sin(mpi4jax.after(request, x) if overlap else x) * k
+        y = mpi4jax.wait(request, after=z) if overlap else request
+        x = z + 0.1 * mpi4jax.pvary(y)
+        return (reduced(x), x), jnp.sum(y)
+
+    first = reduced(x)  # on another line than that in the loop
+    (last, x), sums = jax.lax.scan(body, (first, x), jnp.arange(3.0))
+    y = mpi4jax.wait(last) if overlap else last
+    return jnp.sum(mpi4jax.pvary(y) * x * (RANK + 1)) + jnp.sum(sums)
+
+
+def _batch(f):
+    return lambda x: jax.vmap(f)(jnp.stack([x, 2 * x]))
+
+
+LOOPS = {
+    "value": lambda f: f,
+    "grad": jax.grad,
+    "grad of checkpoint": lambda f: jax.grad(jax.checkpoint(f)),
+    "jvp": lambda f: lambda x: jax.jvp(f, (x,), (x,))[1],
+    "linearize": lambda f: lambda x: jax.linearize(f, x)[1](x),
+    "vmap": _batch,
+    "grad of vmap": lambda f: jax.grad(lambda x: _batch(f)(x).sum()),
+    "vmap of grad": lambda f: _batch(jax.grad(f)),
+    "hessian": jax.hessian,
+}
+
+
+@compilers
+@pytest.mark.parametrize("transform", LOOPS.values(), ids=LOOPS)
+def test_a_loop_carries_requests(jit, transform):
+    x = jnp.asarray(float32((4,), seed=[RANK]))
+    with_overlap = jit(transform(lambda x: _steps(True, x)))(x)
+    close(with_overlap, jit(transform(lambda x: _steps(False, x)))(x))
+
+
+@compilers
+def test_requests_of_a_while_loop_and_of_branches(jit):
+    @jit
+    def f(x):
+        def step(state):
+            i, request = state
+            y = mpi4jax.wait(request)
+            start = jax.lax.cond(
+                i % 2 == 0, lambda: mpi4jax.iallreduce(y), lambda: mpi4jax.iallreduce(y + 1)
+            )
+            return i + 1, start
+
+        _, request = jax.lax.while_loop(lambda s: s[0] < 3, step, (0, mpi4jax.iallreduce(x)))
+        return mpi4jax.wait(request)
+
+    expected = 1.0
+    for add in (0, 0, 1, 0):
+        expected = SIZE * (expected + add)
+    close(f(jnp.ones(2)), np.full(2, expected))
+
+
+def test_a_request_goes_from_function_to_function():
+    start = jax.jit(lambda x: mpi4jax.iallreduce(x))
+    request = start(jnp.ones(3))
+    eager = mpi4jax.iallreduce(jnp.full(3, 2.0))
+    assert jax.tree.structure(request) == jax.tree.structure(eager)
+    end = jax.jit(lambda request: mpi4jax.wait(request) * 2)
+    close(end(eager), np.full(3, 4.0 * SIZE))
+    close(mpi4jax.wait(request), np.full(3, SIZE))
+
+
+def test_many_are_under_way_and_end_in_any_order():
+    @jax.jit
+    def f(x):
+        requests = [mpi4jax.iallreduce(x * k) for k in range(20)]
+        others = {"a": mpi4jax.ialltoall(jnp.ones((SIZE, 2)) * RANK), "b": mpi4jax.ibarrier()}
+        ys = mpi4jax.waitall(requests[::-1])
+        return jnp.stack(ys[::-1]), mpi4jax.waitall(others)["a"]
+
+    sums, blocks = f(jnp.ones(3))
+    close(sums, np.arange(20.0)[:, None] * SIZE * np.ones(3))
+    close(blocks, np.arange(SIZE)[:, None] * np.ones(2))
+
+
+def test_messages_in_both_directions():
+    def f(x):
+        from_left, from_right = (
+            mpi4jax.irecv(x, rank, tag=t) for rank, t in ((LEFT, 1), (RIGHT, 2))
+        )
+        sends = [mpi4jax.isend(x, RIGHT, tag=1), mpi4jax.isend(2 * x, LEFT, tag=2)]
+        inside = jnp.cumsum(mpi4jax.after(from_left, x))
+        right = mpi4jax.wait(from_right, after=inside)
+        left = mpi4jax.wait(from_left)
+        mpi4jax.waitall(sends)
+        return left + 3 * right + inside
+
+    x = jnp.arange(3.0) + RANK
+    expected = np.arange(3.0) + LEFT + 6 * (np.arange(3.0) + RIGHT) + np.cumsum(x)
+    close(f(x), expected)
+    close(jax.jit(f)(x), expected)
+    weights = np.array([1.0, 10.0, 100.0]) * (RANK + 1)
+    of_rank = lambda rank: np.array([1.0, 10.0, 100.0]) * (rank + 1)
+    expected = of_rank(RIGHT) + 6 * of_rank(LEFT) + np.cumsum(of_rank(RANK)[::-1])[::-1]
+    close(jax.jit(jax.grad(lambda x: jnp.sum(weights * f(x))))(x), expected)
+
+
+def test_what_is_received_at_last():
+    """Traced peers, wildcards, nobody, a template that is described."""
+    x = jnp.arange(2.0) + RANK
+
+    @jax.jit
+    def f(x, left, right):
+        request = mpi4jax.irecv(x, left, tag=jnp.int32(5))
+        mpi4jax.wait(mpi4jax.isend(x, right, tag=jnp.int32(5)))
+        return mpi4jax.wait(request)
+
+    close(f(x, LEFT, RIGHT), np.arange(2.0) + LEFT)
+    close(f(x, MPI.PROC_NULL, MPI.PROC_NULL), x)
+    request = mpi4jax.irecv(jax.ShapeDtypeStruct((2,), np.float32), MPI.ANY_SOURCE, tag=7)
+    send = mpi4jax.isend(x, RIGHT, tag=7)
+    close(mpi4jax.wait(request), np.arange(2.0) + LEFT)
+    assert mpi4jax.wait(send) is None
+    nobody = mpi4jax.irecv(x, MPI.PROC_NULL)
+    close(mpi4jax.wait(nobody), x)
+    # A blocking receive and one that is started get each other's messages.
+    request = mpi4jax.isend(x, RIGHT, tag=2)
+    close(mpi4jax.notoken.recv(x, LEFT, tag=2), np.arange(2.0) + LEFT)
+    mpi4jax.wait(request)
+
+
+@each(("float16", "bfloat16", "complex64", "int8", "bool", "int4"))
+def test_types(case):
+    x = jnp.arange(2 * SIZE).reshape(SIZE, 2).astype(case)
+    y = mpi4jax.wait(mpi4jax.ialltoall(x))
+    assert y.dtype == x.dtype
+    expected = np.stack([np.asarray(x[RANK].astype(np.float32))] * SIZE)
+    close(np.asarray(y.astype(np.float32)), expected)
+
+
+@jits
+def test_trees(jit):
+    key = jax.random.key(RANK)
+    tree = {
+        "a": jnp.full((2, 2), RANK),
+        "b": [jnp.full(3, 1.5 * RANK), jnp.float32(RANK)],
+        "k": key,
+    }
+    out = jit(lambda tree: mpi4jax.wait(mpi4jax.ibcast(tree, SIZE - 1)))(tree)
+    assert jax.tree.structure(out) == jax.tree.structure(tree)
+    close(out["b"][0], np.full(3, 1.5 * (SIZE - 1)))
+    assert (jax.random.key_data(out["k"]) == jax.random.key_data(jax.random.key(SIZE - 1))).all()
+
+
+def test_mean_and_max():
+    x = jnp.full(3, RANK + 1.0)
+    close(mpi4jax.wait(mpi4jax.iallreduce(x, mpi4jax.MEAN)), np.full(3, (SIZE + 1) / 2))
+    close(mpi4jax.wait(mpi4jax.iallreduce(x, MPI.MAX)), np.full(3, SIZE))
+    f = lambda x: mpi4jax.wait(mpi4jax.iallreduce(x, MPI.MAX)).sum()
+    with pytest.raises(NotImplementedError, match="iallreduce: reduction MAX has no derivative"):
+        jax.grad(f)(x)
+    close(jax.grad(lambda x: f(jax.lax.stop_gradient(x)) * x[0])(x), [3.0 * SIZE, 0, 0])
+    with pytest.raises(TypeError, match="MEAN is not defined for dtype int32"):
+        mpi4jax.iallreduce(jnp.arange(3), mpi4jax.MEAN)
+
+
+def test_large_messages_in_pieces():
+    mpi4jax._native.set_count_limit(5)
+    try:
+        x = jnp.arange(17.0) * (RANK + 1)
+        total = sum(range(1, SIZE + 1))
+        close(mpi4jax.wait(mpi4jax.iallreduce(x)), np.arange(17.0) * total)
+        blocks = jnp.arange(SIZE * 11.0).reshape(SIZE, 11)
+        close(mpi4jax.wait(mpi4jax.ireduce_scatter(blocks)), np.asarray(blocks)[RANK] * SIZE)
+        close(mpi4jax.wait(mpi4jax.ialltoall(blocks))[0], np.asarray(blocks)[RANK])
+    finally:
+        mpi4jax._native.set_count_limit(None)
+
+
+# ---- Order
+
+
+@pytest.mark.min_ranks(2)
+def test_what_is_between_is_computed_between(own_comm):
+    """Rank 0's message comes when rank 1 has been told of by what is computed between."""
+    x = jnp.arange(3.0)
+
+    def tell(x):
+        own_comm.send("computed", 1, tag=9)
+        return x
+
+    def is_posted(x):
+        # Rank 1 has what was started, so it was.
+        own_comm.recv(source=1, tag=9)
+        return x
+
+    @jax.jit
+    def with_wait(x):
+        request = mpi4jax.irecv(x, 1)
+        z = jax.pure_callback(tell, x, x)
+        return mpi4jax.wait(request, after=z)
+
+    @jax.jit
+    def with_after(x):
+        request = mpi4jax.isend(x + 2, 1)
+        z = jax.pure_callback(is_posted, x, mpi4jax.after(request, x))
+        mpi4jax.wait(request)
+        return z
+
+    if RANK == 0:
+        close(with_wait(x), np.arange(3.0) + 5)
+        close(with_after(x), x)
+    elif RANK == 1:
+        own_comm.recv(source=0, tag=9)
+        mpi4jax.notoken.send(x + 5, 0)
+        close(mpi4jax.notoken.recv(x, 0), np.arange(3.0) + 2)
+        own_comm.send("received", 0, tag=9)
+
+
+@pytest.fixture
+def own_comm():
+    comm = COMM.Dup()
+    yield comm
+    mpi4jax.flush()
+    comm.Free()
+
+
+def _order(f, *args):
+    """What a function starts, waits for, and computes between, in its order."""
+    names = {"mpi4jax_start": "start", "mpi4jax_wait": "wait", "sin": "sin", "cos": "cos"}
+    eqns = jax.make_jaxpr(f)(*args).eqns
+    return [names[e.primitive.name] for e in eqns if e.primitive.name in names]
+
+
+def test_derivatives_overlap_too():
+    x = jnp.ones((SIZE, 2))
+
+    def f(x):
+        request = mpi4jax.ialltoall(x)
+        z = jnp.sin(mpi4jax.after(request, x))
+        return jnp.sum(mpi4jax.wait(request, after=z) * z)
+
+    assert _order(f, x) == ["start", "sin", "wait"]
+    forward = _order(lambda x: jax.jvp(f, (x,), (x,)), x)
+    assert forward == ["start", "start", "sin", "cos", "wait", "wait"]
+    backward = jax.make_jaxpr(jax.grad(f))(x)
+    assert _order(jax.grad(f), x) == ["start", "sin", "cos", "wait", "start", "wait"]
+    # The product with the cosine depends on the second start, and the second wait on it.
+    depends = {}
+    for eqn in backward.eqns:
+        of = {eqn.primitive.name}.union(*(depends.get(id(v), ()) for v in eqn.invars))
+        depends.update((id(v), of) for v in eqn.outvars)
+    second_start, second_wait = (
+        [e for e in backward.eqns if e.primitive.name == f"mpi4jax_{name}"][1]
+        for name in ("start", "wait")
+    )
+    product = [e for e in backward.eqns if e.primitive.name == "mul"][-1]
+    assert "mpi4jax_behind" in depends[id(product.outvars[0])]
+    assert "mpi4jax_ready" in depends[id(second_wait.invars[0])]
+    assert id(second_start.outvars[0]) in {id(v) for e in backward.eqns for v in e.invars}
+
+
+# ---- Misuse
+
+WRONG = (ValueError, RuntimeError)  # what XLA raises depends on JAX's version
+
+
+def test_each_request_is_waited_for_once():
+    request = mpi4jax.iallreduce(jnp.ones(3))
+    close(mpi4jax.wait(request), np.full(3, SIZE))
+    line = r"iallreduce #\d+ \(SUM, 3 x float32\) on mpi4jax.default, test_overlap.py:\d+"
+    with pytest.raises(WRONG, match=rf"the request \({line}\) has been waited for before, test_o"):
+        jax.block_until_ready(mpi4jax.wait(request))
+
+    @jax.jit
+    def twice(x):
+        request = mpi4jax.iallreduce(x)
+        return mpi4jax.wait(request) + mpi4jax.wait(request)
+
+    with pytest.raises(ValueError, match="this request of iallreduce has been waited for before"):
+        twice(jnp.ones(3))
+    # Nobody is out of step.
+    close(mpi4jax.wait(mpi4jax.iallreduce(jnp.ones(3))), np.full(3, SIZE))
+
+
+@compilers
+def test_a_request_that_is_lost(jit):
+    @jit
+    def f(x):
+        mpi4jax.isend(x, RIGHT)
+        return x
+
+    with pytest.raises(
+        ValueError, match=r"test_overlap.py:\d+: the request of isend is never waited"
+    ):
+        f(jnp.ones(3))
+
+
+def test_what_is_no_request():
+    x = jnp.ones(3)
+    with pytest.raises(
+        TypeError, match=r"wait: argument 'request' must be a request.* got .*Array"
+    ):
+        mpi4jax.wait(x)
+    request = mpi4jax.iallreduce(x)
+    with pytest.raises(TypeError, match="iallreduce returns a request alone, without a token"):
+        _, _ = request
+    mpi4jax.wait(request)
+    with pytest.raises(TypeError, match="status"):
+        mpi4jax.irecv(x, LEFT, status=MPI.Status())
+    with pytest.raises(ValueError, match="would take the messages of derivatives"):
+        mpi4jax.irecv(x, MPI.ANY_SOURCE, tag=MPI.ANY_TAG)
+    with pytest.raises(TypeError, match="allreduce: argument 'x' must be an array"):
+        mpi4jax.iallreduce("x")
+    with pytest.raises(NotImplementedError, match="irecv: has no derivative if its source"):
+        jax.grad(lambda x: mpi4jax.wait(mpi4jax.irecv(x, MPI.ANY_SOURCE)).sum())(x)
+
+
+def test_a_request_that_was_changed():
+    request = mpi4jax.iallreduce(jnp.ones(3))
+    with pytest.raises(WRONG, match="the request is not one that was started"):
+        jax.block_until_ready(mpi4jax.wait(jax.tree.map(lambda n: n + 1, request)))
+    with pytest.raises(WRONG, match="the request was never started"):
+        jax.block_until_ready(mpi4jax.wait(jax.tree.map(jnp.zeros_like, request)))
+    other = mpi4jax.iallreduce(jnp.ones(4))
+    swapped = jax.tree.unflatten(jax.tree.structure(other), jax.tree.leaves(request))
+    with pytest.raises(WRONG, match="another result than is waited for"):
+        jax.block_until_ready(mpi4jax.wait(swapped))
+    mpi4jax.waitall([request, other])
+    with pytest.raises(ValueError, match="started inside of a vmap is waited for there"):
+        jax.jit(lambda x: mpi4jax.wait(jax.vmap(mpi4jax.iallreduce)(x)))(jnp.ones((2, 3)))
+
+
+def test_trees_that_differ():
+    def f(x):
+        step = lambda request, _: (mpi4jax.ialltoall(jnp.ones((SIZE, 1))), mpi4jax.wait(request))
+        return jax.lax.scan(step, mpi4jax.iallreduce(x), length=2)
+
+    with pytest.raises(TypeError, match="carry"):
+        jax.jit(f)(jnp.ones(3))
+
+
+def test_schedules_are_compared():
+    f = mpi4jax.jit(lambda x: mpi4jax.wait(mpi4jax.iallreduce(x)), check=True)
+    close(f(jnp.ones(3)), np.full(3, SIZE))
+    if SIZE > 1:
+        other = [mpi4jax.iallreduce, mpi4jax.iscan][RANK > 0]
+        with pytest.raises(
+            RuntimeError, match=r"rank 0 .*: iallreduce \(SUM, 3 x float32\), test_o"
+        ):
+            mpi4jax.jit(lambda x: mpi4jax.wait(other(x)), check=True)(jnp.ones(3))
+
+
+def test_what_a_freed_communicator_leaves(capfd):
+    comm = COMM.Dup()
+    request = mpi4jax.iallreduce(jnp.ones(3), comm=comm)
+    jax.block_until_ready(jax.tree.leaves(request))
+    comm.Free()
+    found = capfd.readouterr().err
+    assert "iallreduce #1 (SUM, 3 x float32) on " in found, found
+    assert "was never waited for (mpi4jax.wait)" in found, found
+    assert "test_overlap.py:" in found, found
