@@ -35,9 +35,9 @@ EVERY_RANK = ["tests/ranks"]
 ANY_ROOT = "tests/ranks/test_ops.py::test_any_root"
 HERE = {
     2: EVERY_RANK,
-    3: files("ops order ad_oracle any_source"),
-    1: [*files("halo comms jit docstrings tokens"), ANY_ROOT],
-    4: [*files("halo comms status"), ANY_ROOT],
+    3: files("ops order ad_oracle any_source ragged overlap"),
+    1: [*files("halo blocks comms jit docstrings tokens"), ANY_ROOT],
+    4: [*files("halo blocks neighbours comms status"), ANY_ROOT],
 }
 if ALL:
     HERE = dict.fromkeys((1, 2, 3, 4, 8), EVERY_RANK)

@@ -98,6 +98,7 @@ def test_allgather(topology):
         assert_equal(y, expected[RANK])
 
 
+@pytest.mark.one_in(2)
 @each
 def test_derivatives(topology):
     xs, ts, cs = numbers(topology.outs), numbers(topology.outs, 1), numbers(topology.ins, 2)

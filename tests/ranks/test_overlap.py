@@ -47,6 +47,7 @@ def close(actual, expected):
 # ---- Values, derivatives and transformations: those of the operations that wait at once
 
 
+@pytest.mark.one_in(3)
 @each(started(cases()))
 @jits
 def test_value(case, jit):
@@ -57,6 +58,7 @@ def test_value(case, jit):
         np.testing.assert_array_equal(f(x), case.expected(xs))
 
 
+@pytest.mark.one_in(2)
 @each(started(derivative_cases()))
 def test_derivatives(case):
     with enable_x64(True):
@@ -79,7 +81,7 @@ def cells():
             yield pytest.param(row, name, jit, id=f"{title(case)}|{name}|{jit}")
 
 
-@pytest.mark.one_in(11)
+@pytest.mark.one_in(17)
 @pytest.mark.parametrize("row, name, jit", list(cells()))
 def test_transformation(row, name, jit):
     subject = Subject(CASES[row], Started(), JITS[jit], reference(row))
