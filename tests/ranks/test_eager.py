@@ -104,7 +104,7 @@ def test_nothing_is_kept_of_a_communicator():
     comm = MPI.COMM_WORLD.Dup()
     use(comm)
     comm.Free()
-    programs = len(_call._programs)
+    programs = len(_call.PROGRAMS)
     comm = MPI.COMM_WORLD.Dup()
     use(comm)
     kept = weakref.ref(_comm.as_comm("", comm))
@@ -114,7 +114,7 @@ def test_nothing_is_kept_of_a_communicator():
     gc.collect()
     assert kept() is None
     if not _native.is_gpu_on_cpu():
-        assert len(_call._programs) == programs
+        assert len(_call.PROGRAMS) == programs
 
 
 def test_two_threads_use_a_communicator_first():
@@ -143,7 +143,7 @@ def test_two_threads_use_a_communicator_first():
 @pytest.mark.parametrize("way", ["arrays", "trees", "derivatives"])
 def test_an_error_names_the_callers_line(way, monkeypatch):
     """Although the program was compiled for another caller."""
-    monkeypatch.setattr(_call, "_generalize", break_destination(_call._generalize))
+    monkeypatch.setattr(_call, "generalize", break_destination(_call.generalize))
     x = {"arrays": X, "trees": (X, 1), "derivatives": X}[way]
 
     comm = MPI.COMM_WORLD.Dup()
