@@ -28,7 +28,6 @@ def close(actual, expected, tolerance=1e-12):
     np.testing.assert_allclose(actual, expected, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.one_in(3)
 @each(derivative_cases())
 def test_value_and_derivatives(case):
     xs = case.inputs()
