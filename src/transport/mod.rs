@@ -53,9 +53,10 @@ pub trait Transport {
     /// # Safety
     /// `peers` is such an operand.
     unsafe fn read_peers(&self, peers: *const Peers, stream: Stream) -> Result<Option<Peers>, Cause> {
-        let _ = stream;
-        // SAFETY: promised by the caller, and it is host memory.
-        Ok(Some(unsafe { peers.read_unaligned() }))
+        let mut read = Peers::default();
+        // SAFETY: promised by the caller.
+        unsafe { self.read_numbers(peers.cast(), &mut read, stream)? };
+        Ok(Some(read))
     }
 
     /// Reads an operand of numbers, in the memory that this transport's calls are in.

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use super::Transport;
 use super::pool::{Lease, Pool, bytes_to_keep};
-use crate::call::{Blocks, Call, Peers, Stream};
+use crate::call::{Blocks, Call, Stream};
 use crate::comm::Comm;
 use crate::device::Device;
 use crate::error::{Cause, Error};
@@ -210,13 +210,6 @@ impl<D: Device, T: Transport> Transport for Staged<D, T> {
 
     fn stop(&self) {
         self.host.stop();
-    }
-
-    unsafe fn read_peers(&self, peers: *const Peers, stream: Stream) -> Result<Option<Peers>, Cause> {
-        let mut read = Peers::default();
-        // SAFETY: promised by the caller.
-        unsafe { self.read_numbers(peers.cast(), &mut read, stream)? };
-        Ok(Some(read))
     }
 
     unsafe fn read_numbers(
