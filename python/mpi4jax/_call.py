@@ -75,6 +75,14 @@ def traced_peers(p: Params) -> list[Any]:
     return [numbers]
 
 
+def take_peers(p: Params, numbers: list[Any]) -> None:
+    """Put the peers of an operand like that, whose values are known, among the parameters."""
+    for known in numbers:
+        for name, number in zip(PEERS, np.asarray(known), strict=True):
+            if name in p and (number != 0 or p[name] is None):
+                p[name] = int(number) - OFFSET
+
+
 # ---- Eager calls
 
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
@@ -225,11 +233,9 @@ def run_params(spec: Spec, *args: Any, **p: Any) -> Any:
         return program_of(_of_arrays, spec, False, p, p["comm"].cache)(*args)
     status = p.get("status")
     arrays, numbers, token = split(spec, p, args)
-    for known in [] if spec.has_counts else numbers:
-        for name, number in zip(PEERS, np.asarray(known), strict=True):
-            if name in p and (number != 0 or p[name] is None):
-                p[name] = int(number) - OFFSET
     counts = numbers if spec.has_counts else []
+    if not counts:
+        take_peers(p, numbers)
     operand = generalize(p, caller())
     out = program_of(_of_arrays, spec, False, p, PROGRAMS)(*arrays, *counts, operand, *token)
     return out if status is None else jax.block_until_ready(out)

@@ -19,6 +19,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from . import _compat
+from ._primitive import first_of_batch
 from ._requests import HANDLE
 
 behind_p = Primitive("mpi4jax_behind")
@@ -42,13 +43,9 @@ mlir.register_lowering(
 )
 
 
-def _first(handle: Any, dim: int | None) -> Any:
-    return handle if dim is None else jnp.sum(jnp.moveaxis(handle, dim, 0)[:1], axis=0)
-
-
 def _behind_batch(args: Sequence[Any], dims: Sequence[Any]) -> tuple[Any, Any]:
     (x, handle), (dim, handle_dim) = args, dims
-    return behind_p.bind(x, _first(handle, handle_dim)), dim
+    return behind_p.bind(x, first_of_batch(handle, handle_dim)), dim
 
 
 def _ready_batch(args: Sequence[Any], dims: Sequence[Any]) -> tuple[Any, Any]:

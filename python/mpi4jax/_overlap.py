@@ -20,7 +20,7 @@ from mpi4py import MPI
 
 from . import _compat, _requests_lowering, ops
 from ._arguments import ANY_SOURCE, ANY_TAG
-from ._call import PROGRAMS, caller, generalize, program_of, traced_peers
+from ._call import PROGRAMS, caller, generalize, program_of, take_peers, traced_peers
 from ._comm import MEAN, as_reduction
 from ._flush import started_here
 from ._misuse import refuse_second_wait
@@ -28,7 +28,7 @@ from ._order import behind, ready
 from ._packing import Form, check_no_keys, pack_arguments, with_templates
 from ._primitive import mean_of_sum, split, sum_of_mean
 from ._requests import HANDLE, split_wait, start_p, wait_p
-from ._spec import OFFSET, PEERS, SPECS, Params, Spec, first_axes
+from ._spec import SPECS, Params, Spec, first_axes
 from ._tokens import ZERO_TOKEN, Instead
 
 del _requests_lowering  # has registered how the primitives are compiled
@@ -405,10 +405,7 @@ def _evaluate(primitive: Any, tell: Any, program: Callable[..., Any]) -> None:
             return _compat.eval_primitive(primitive)(*args, **p)
         arrays, numbers, token = tell(p, args)
         of, given = p.pop("of"), p.pop("given", None)
-        for known in numbers:
-            for name, number in zip(PEERS, np.asarray(known), strict=True):
-                if name in p and (number != 0 or p[name] is None):
-                    p[name] = int(number) - OFFSET
+        take_peers(p, numbers)
         operand = _operand(p)
         found = program_of(program, SPECS[of], False, {**p, "given": given}, PROGRAMS)
         return found(*arrays, operand, *token)

@@ -175,9 +175,9 @@ def mean_of_sum(spec: Spec, p: Params, y: Any) -> Any:
     return (wide / p["comm"].size).astype(y.dtype)
 
 
-def first_token(tokens: Any) -> Any:
-    """The first of a batch of tokens, which may be empty."""
-    return jnp.sum(tokens[:1])
+def first_of_batch(x: Any, dim: int | None) -> Any:
+    """The first token or handle of a batch, which may be empty; if it is none, the one there is."""
+    return x if dim is None else jnp.sum(jnp.moveaxis(x, dim, 0)[:1], axis=0)
 
 
 def _of_batch(numbers: Any, axis: int, ask_same: bool) -> Any:
@@ -245,5 +245,5 @@ def batched_operands(
     xs = [to_payload(x, d) for x, d in arrays]
     ask_same = spec.has_counts and p["env_out"]
     numbers = [x if d is None else _of_batch(x, d, ask_same) for x, d in numbers]
-    one = [x if d is None else first_token(jnp.moveaxis(x, d, 0)) for x, d in token]
+    one = [first_of_batch(x, d) for x, d in token]
     return [*xs, *numbers, *one], after

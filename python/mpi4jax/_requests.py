@@ -31,7 +31,7 @@ from ._primitive import (
     batched_operands,
     check_dtype,
     effect,
-    first_token,
+    first_of_batch,
     is_unbatched,
     result_avals,
     split,
@@ -113,16 +113,13 @@ def _wait_batch(
     axis_data: Any, args: Sequence[Any], dims: Sequence[Any], *, of: str, given: Any, **p: Any
 ) -> tuple[list[Any], list[Any]]:
     (handle, *token), (dim, *token_dims) = args, dims
-    token = [
-        t if d is None else first_token(jnp.moveaxis(t, d, 0))
-        for t, d in zip(token, token_dims, strict=True)
-    ]
+    token = [first_of_batch(t, d) for t, d in zip(token, token_dims, strict=True)]
     if dim is None:  # what was started outside of the vmap, or in none
         out = wait_p.bind(handle, *token, of=of, given=given, **p)
         n = len(out) - len(token)
         results, dims_out = _batched(axis_data.size, [], out[n:], dims)
         return [*out[:n], *results], [*(None for _ in out[:n]), *dims_out]
-    handle = jnp.sum(jnp.moveaxis(handle, dim, 0)[:1], axis=0)
+    handle = first_of_batch(handle, dim)
     before, after = (int(length is not None) for length in first_axes(SPECS[of], p))
     if given is not None:
         shape = (*given.shape[:before], axis_data.size, *given.shape[before:])

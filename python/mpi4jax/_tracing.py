@@ -26,7 +26,7 @@ from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun
 from jax.interpreters import ad, batching, mlir
 
 from . import _compat, _compat_traces
-from ._primitive import TOKEN, effect, first_token
+from ._primitive import TOKEN, effect, first_of_batch
 
 # ---- The seed: a float32 zero that depends linearly on its operands
 
@@ -73,7 +73,7 @@ def _tie_batch(args: Sequence[Any], dims: Sequence[Any]) -> tuple[Any, Any]:
     (x, token), (dim, token_dim) = args, dims
     if dim is None:
         x, dim = jnp.broadcast_to(x, (token.shape[token_dim], *x.shape)), 0
-    return tie_p.bind(x, token if token_dim is None else first_token(token)), dim
+    return tie_p.bind(x, first_of_batch(token, token_dim)), dim
 
 
 def _tie_jvp(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
