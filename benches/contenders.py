@@ -43,22 +43,31 @@ def raw_library() -> Path:
     return library
 
 
+def environment_with(package: str, name: str, depends_on: list) -> tuple[Path, list[str]]:
+    """The folder of an environment that is made once, and the pip that fills it.
+
+    There is no pip if it is there already: who has filled it makes the file `complete`.
+    """
+    key = hashlib.sha256(repr(depends_on).encode()).hexdigest()[:8]
+    folder = CACHE / f"{name}-{key}"
+    if (folder / "complete").exists():
+        return folder, []
+    print(f"Installing {package} in {folder.relative_to(ROOT)} (once)", flush=True)
+    subprocess.run([sys.executable, "-m", "venv", "--clear", "--without-pip", folder], check=True)
+    python = folder / "bin" / "python"
+    return folder, [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet"]
+
+
 def reference_python() -> str:
     """The Python of an environment with mpi4jax 0.9.1, and all else as in this one."""
     same = ["jax", "jaxlib", "numpy", "mpi4py"]
     same += [name for name in toolchain.PYPI_MPIS if toolchain.pypi_wheel(mpicc()) == name]
     same = [f"{name}=={importlib.metadata.version(name)}" for name in same]
-    key = hashlib.sha256(
-        repr([REFERENCE, "source", mpicc(), sys.version, same]).encode()
-    ).hexdigest()[:8]
-    folder = CACHE / f"reference-{key}"
-    python = folder / "bin" / "python"
-    if (folder / "complete").exists():
-        return str(python)
-
-    print(f"Installing {REFERENCE} in {folder.relative_to(ROOT)} (once)", flush=True)
-    subprocess.run([sys.executable, "-m", "venv", "--clear", "--without-pip", folder], check=True)
-    pip = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet"]
+    depends_on = [REFERENCE, "source", mpicc(), sys.version, same]
+    folder, pip = environment_with(REFERENCE, "reference", depends_on)
+    python = str(folder / "bin" / "python")
+    if not pip:
+        return python
     # With what it is built with: not with pip's build isolation, which has no MPI.
     build = ["setuptools>=82.0.1", "wheel", "nanobind>=2"]
     subprocess.run([*pip, *same, *build], check=True)
@@ -72,7 +81,7 @@ def reference_python() -> str:
     options = ["--no-build-isolation", "--no-deps", "--no-binary", "mpi4jax"]
     subprocess.run([*pip, *options, REFERENCE], check=True, env=environment)
     (folder / "complete").touch()
-    return str(python)
+    return python
 
 
 def environment(python: str, more: Mapping[str, str] = {}) -> dict[str, str]:

@@ -6,15 +6,13 @@ results are compared. Programs are started in an environment of their own, in .c
 """
 
 import argparse
-import hashlib
 import subprocess
-import sys
 from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
 import report
-from contenders import CACHE, ROOT, Job, reference_python
+from contenders import ROOT, Job, environment_with, reference_python
 from report import NEW, OLD
 
 # Veros names one version of each; what counts here is that both contenders have the same.
@@ -29,24 +27,20 @@ TOLERANCE = 1e-6
 def python_with_veros() -> str:
     """The Python of an environment with Veros, on top of the one with mpi4jax 0.9.1."""
     reference = Path(reference_python())
-    key = hashlib.sha256(repr([str(reference), VEROS, NEEDED]).encode()).hexdigest()[:8]
-    folder = CACHE / f"programs-{key}"
-    python = folder / "bin" / "python"
-    if (folder / "complete").exists():
-        return str(python)
-    print(f"Installing {VEROS} in {folder.relative_to(ROOT)} (once)", flush=True)
-    subprocess.run([sys.executable, "-m", "venv", "--clear", "--without-pip", folder], check=True)
+    folder, pip = environment_with(VEROS, "programs", [str(reference), VEROS, NEEDED])
+    python = str(folder / "bin" / "python")
+    if not pip:
+        return python
     (below,) = reference.parent.parent.glob("lib/python*/site-packages")
     (here,) = folder.glob("lib/python*/site-packages")
     (here / "reference.pth").write_text(f"{below}\n")
-    pip = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet"]
     subprocess.run([*pip, *NEEDED], check=True)
     subprocess.run([*pip, "--no-deps", "--no-build-isolation", VEROS], check=True)
     mpiexec = reference.with_name("mpiexec")
     if mpiexec.exists():
         (folder / "bin" / "mpiexec").symlink_to(mpiexec)
     (folder / "complete").touch()
-    return str(python)
+    return python
 
 
 def difference(a: list[float], b: list[float]) -> float:
