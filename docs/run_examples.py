@@ -11,7 +11,7 @@ Of a ```text block,
     <!-- output -->      it is what the block above prints, the lines in any order (ranks print when
                          they like);
     <!-- errors -->      it is a part of what the block above prints on standard error, but for
-                         times and paths.
+                         times, paths and the rank that speaks.
 The pages show the command before both (`with_commands`).
 """
 
@@ -37,13 +37,14 @@ BLOCK = re.compile(
 )
 
 
-# What differs from run to run in reports.
+# What differs from run to run in reports. Any of those who wait may be the one that speaks.
+SPEAKER = re.compile(r"^r\d+ \||(?<=last operations of )rank \d+", re.MULTILINE)
 TIME = re.compile(r"\b[\d.]+(e-\d+)? (s|ms|us)\b")
 PATH = re.compile(r"/tmp/\S+")
 
 
 def lasting(report: str) -> str:
-    return PATH.sub("/tmp/...", TIME.sub("... s", report))
+    return SPEAKER.sub("rank ...", PATH.sub("/tmp/...", TIME.sub("... s", report)))
 
 
 @dataclass

@@ -314,10 +314,15 @@ mod _native {
         watch::leave_limit(number);
     }
 
-    /// Python's faulthandler has taken `SIGUSR1`, and writes to this file.
+    /// A thread of Python's answers numbers from the other end of this socket with the number and where the main thread
+    /// is, as its faulthandler writes. The latter does so too, if it has taken `SIGUSR1` and writes to this file.
     #[pyfunction]
-    fn watch_stacks(file: i32) {
-        watch::use_stacks(file);
+    #[pyo3(signature = (socket, file=None))]
+    fn watch_stacks(socket: i32, file: Option<i32>) {
+        watch::use_answers(socket);
+        if let Some(file) = file {
+            watch::use_stacks(file);
+        }
     }
 
     /// Has Python's main thread say that it runs, as soon as it does.

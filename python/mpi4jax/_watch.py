@@ -23,22 +23,19 @@ Variable                  Default     Meaning
 
 from __future__ import annotations
 
-import faulthandler
 import math
 import os
 import signal
 import sys
 from pathlib import Path
-from typing import IO
 
 from mpi4py import MPI
 
-from . import _abort, _job, _native, _pools
+from . import _abort, _job, _native, _pools, _stacks
 
 DEFAULT_REPORT_AFTER = 30.0
 
 _FALSE, _TRUE = ("", "0", "false", "off", "no"), ("1", "true", "on", "yes")
-_stacks: IO[bytes] | None = None
 
 
 def _choice(name: str, default: str, *choices: str) -> str:
@@ -96,12 +93,6 @@ def trace_file(name: str, rank: int) -> Path:
     )
 
 
-def _watch_stacks(file: IO[bytes]) -> None:
-    # Python's handler writes where the thread is, then calls ours. Not all threads: they may run.
-    faulthandler.register(signal.SIGUSR1, file=file, all_threads=False, chain=True)
-    _native.watch_stacks(file.fileno())
-
-
 def set_check() -> None:
     """Whether operations are compared. Before XLA is told of them, which decides what it records.
 
@@ -118,7 +109,6 @@ def start() -> None:
     Raises:
         ValueError: an environment variable has a wrong value.
     """
-    global _stacks
     seconds, told_after = timeout(), report_after()
     aborts = _choice("MPI4JAX_ON_TIMEOUT", "abort", "abort", "continue") == "abort"
     wants_link()
@@ -128,11 +118,7 @@ def start() -> None:
     # None stands for a handler in C: MPICH has one, which ours calls.
     free = signal.getsignal(signal.SIGUSR1) in (signal.SIG_DFL, None)
     folder = _job.directory(size)
-    watches = _native.watch_start(rank, size, folder, seconds, told_after, aborts, free)
-    if watches and hasattr(os, "memfd_create"):
-        # A file in memory: a full or read-only disk must not matter.
-        _stacks = open(os.memfd_create("mpi4jax"), "wb", buffering=0)  # noqa: SIM115
-        _watch_stacks(_stacks)
+    _stacks.start(_native.watch_start(rank, size, folder, seconds, told_after, aborts, free))
     if trace := os.environ.get("MPI4JAX_TRACE"):
         _native.trace_to(trace_file(trace, rank), rank)
     if size > 1:
@@ -145,5 +131,4 @@ def finish() -> None:
     if sys.stdout is not None:
         sys.stdout.flush()  # before this rank may end the job
     _native.watch_finish()
-    if _stacks is not None:
-        faulthandler.unregister(signal.SIGUSR1)
+    _stacks.finish()

@@ -8,7 +8,7 @@ use super::groups::{self, NO_OPERATION};
 use super::peers::{Peers, Status};
 use super::questions::{self, Answer};
 use super::waits::{blocked, is_finished};
-use super::{dump, link, signal};
+use super::{dump, link, stacks};
 use crate::mpilib::wildcards;
 use crate::record::clock::Epoch;
 use crate::record::recorder::{self, Record, State};
@@ -28,7 +28,7 @@ pub const GRACE: Duration = Duration::from_secs(3);
 
 /// Where the main thread is in Python.
 pub fn python() -> Vec<Frame> {
-    if is_finished() { Vec::new() } else { signal::python() }
+    if is_finished() { Vec::new() } else { stacks::python() }
 }
 
 /// What answers for this rank, and reports for all.

@@ -105,6 +105,12 @@ FAULTS = {
         status=HUNG_STATUS,
         often=True,
     ),
+    "a rank in C that keeps Python's lock": Fault(
+        "import ctypes\nif rank == 1: ctypes.PyDLL(None).sleep(60)\nwait(nt.allreduce(x, MPI.SUM))",
+        (HUNG, rf"rank 1 is in no operation.*Python is at .*fault.py:{FIRST_LINE + 1}"),
+        status=HUNG_STATUS,
+        often=True,
+    ),
     "a rank that spins in a compiled function": Fault(
         "f = jax.jit(lambda x: jax.lax.while_loop(lambda c: c[0] > 0, lambda c: c + 1, x))\n"
         "if rank == 1: wait(f(x))\n"
