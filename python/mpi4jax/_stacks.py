@@ -24,7 +24,8 @@ _file: IO[bytes] | None = None
 
 def _stack(thread: int) -> str:
     """The frames of a thread, the innermost first, as faulthandler writes them."""
-    lines, frame = [], sys._current_frames().get(thread)
+    lines: list[str] = []
+    frame = sys._current_frames().get(thread)
     while frame is not None and len(lines) < _FRAMES:
         code = frame.f_code
         lines.append(f'  File "{code.co_filename}", line {frame.f_lineno} in {code.co_name}')
