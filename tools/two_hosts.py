@@ -1,11 +1,12 @@
 """mpiexec on two "hosts": network namespaces of this machine with a cable and TCP between them.
 
-    python tools/two_hosts.py RANKS_PER_HOST PROGRAM [ARGUMENTS...]
+    python tools/two_hosts.py [--mbit RATE] RANKS_PER_HOST PROGRAM [ARGUMENTS...]
 
 It shows what a network costs where there is none, and lets tests cut it; needs root, iproute2's
-`ip` and Open MPI 5.
+`ip` and Open MPI 5, and for a cable of so many Mbit/s its `tc`.
 """
 
+import argparse
 import os
 import shutil
 import subprocess
@@ -63,9 +64,15 @@ def ip(*arguments: str, check: bool = True) -> None:
     subprocess.run(["ip", *arguments], check=check, capture_output=not check)
 
 
+def limit(name: str, cable: str, mbit: int) -> None:
+    """What this end of the cable sends takes its time."""
+    bucket = ["tbf", "rate", f"{mbit}mbit", "burst", "256kb", "latency", "50ms"]
+    ip("netns", "exec", name, "tc", "qdisc", "add", "dev", cable, "root", *bucket)
+
+
 @contextmanager
-def hosts() -> Iterator[Hosts]:
-    """Sets the two hosts up, and takes them away again."""
+def hosts(mbit: int | None = None) -> Iterator[Hosts]:
+    """Sets the two hosts up, with a cable of so many Mbit/s, and takes them away again."""
     names = [f"mj{os.getpid()}-{i}" for i in (1, 2)]
     addresses = [f"10.88.{os.getpid() % 250}.{i}" for i in (1, 2)]
     cables = [f"mj{os.getpid()}v{i}" for i in (1, 2)]
@@ -89,6 +96,8 @@ def hosts() -> Iterator[Hosts]:
                 ip("-n", name, "addr", "add", f"{address}/24", "dev", cable)
                 ip("-n", name, "link", "set", "lo", "up")
                 ip("-n", name, "link", "set", cable, "up")
+                if mbit:
+                    limit(name, cable, mbit)
             start = f'hostname {names[0]}; exec "$@"'
             inside = ["ip", "netns", "exec", names[0], "unshare", "--uts", "bash", "-c", start, "-"]
             options = ["--prtemca", "plm_ssh_agent", str(agent), "--mca", "pml", "ob1"]
@@ -102,18 +111,24 @@ def hosts() -> Iterator[Hosts]:
 
 
 def passed_on() -> list[str]:
-    """Options of mpiexec for PASSED."""
-    return [word for name in PASSED if name in os.environ for word in ("-x", name)]
+    """Options of mpiexec for PASSED, and for our own."""
+    names = [name for name in os.environ if name in PASSED or name.startswith("MPI4JAX_")]
+    return [word for name in names for word in ("-x", name)]
 
 
 def main() -> int:
-    per_host, command = int(sys.argv[1]), sys.argv[2:]
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--mbit", type=int, help="rate of the cable, either way")
+    parser.add_argument("ranks_per_host", type=int)
+    parser.add_argument("command", nargs=argparse.REMAINDER)
+    options = parser.parse_args()
+    command = options.command
     if command[0].endswith(".py"):
         command = [sys.executable, *command]
     if why := missing():
         raise SystemExit(why)
-    with hosts() as two:
-        job = [*two.mpiexec, *passed_on(), "-n", str(2 * per_host), *command]
+    with hosts(options.mbit) as two:
+        job = [*two.mpiexec, *passed_on(), "-n", str(2 * options.ranks_per_host), *command]
         return subprocess.run(job, env=mpirun.environment_outside_mpi()).returncode
 
 
