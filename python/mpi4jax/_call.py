@@ -10,7 +10,8 @@ from __future__ import annotations
 import functools
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from types import CodeType
 from typing import Any
 
 import jax
@@ -89,28 +90,36 @@ _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _NOT_THE_USERS = (_HERE, os.path.dirname(os.path.abspath(jax.__file__)) + os.sep)
 _is_the_users: dict[str, bool] = {}
 
-Line = tuple[str, int]
+Site = tuple[CodeType | None, int]
 
 
-def caller(frames: int = 4) -> Line:
-    """The user's line, so many frames up at least: 4 from `_eager`, below a function of `ops`."""
+def caller(frames: int) -> Site:
+    """The user's code and its instruction, so many frames up at least."""
     frame: Any = sys._getframe(frames)
     while frame is not None:
-        file = frame.f_code.co_filename
-        theirs = _is_the_users.get(file)
+        code = frame.f_code
+        theirs = _is_the_users.get(code.co_filename)
         if theirs is None:
-            theirs = _is_the_users[file] = not file.startswith(_NOT_THE_USERS)
+            theirs = not code.co_filename.startswith(_NOT_THE_USERS)
+            _is_the_users[code.co_filename] = theirs
         if theirs:
-            return file, frame.f_lineno
+            return code, frame.f_lasti
         frame = frame.f_back
-    return "", 0
+    return None, 0
 
 
 @functools.cache
-def _number(line: Line) -> int:
+def _number_of_line(file: str, line: int) -> int:
     """The number of a line for the native module."""
-    file, number = line
-    return _native.add_line(f"{os.path.basename(file)}:{number}") if file else 0
+    return _native.add_line(f"{os.path.basename(file)}:{line}")
+
+
+def _number(site: Site) -> int:
+    code, instruction = site
+    if code is None:
+        return 0
+    lines = (line for start, end, line in code.co_lines() if start <= instruction < end)
+    return _number_of_line(code.co_filename, next(lines, None) or 0)
 
 
 @functools.cache
@@ -122,7 +131,7 @@ def _reads_operands() -> bool:
 _ANY_STATUS = Status(None)
 
 
-def generalize(p: Params, line: Line) -> np.ndarray:
+def generalize(p: Params, site: Site) -> np.ndarray:
     """Take what may change from call to call out of the parameters; the operand that has it."""
     comm, status = p["comm"], p.get("status")
     peers = [p.get(name, -1) for name in PEERS]
@@ -135,7 +144,7 @@ def generalize(p: Params, line: Line) -> np.ndarray:
     if "sendtag" in p:
         p["dest"] = p["sendtag"] = None
     address = np.array([0 if status is None else status.address], np.uint64).view(np.int32)
-    return np.array([*peers, comm.number, _number(line), *address], np.int32)
+    return np.array([*peers, comm.number, _number(site), *address], np.int32)
 
 
 PROGRAMS: dict[Any, Callable[..., Any]] = {}
@@ -180,26 +189,26 @@ _REMEMBERED = 1024  # calls, for each communicator
 
 
 def _prepared(
-    kind: Callable[..., Any], spec: Spec, want: bool, p: Params, key: Any, line: Line
-) -> tuple[Any, Sequence[Any]]:
+    kind: Callable[..., Any], spec: Spec, want: bool, p: Params, key: Any, site: Site
+) -> tuple[Any, ...]:
     """The compiled function for an eager call, and its operands after the arrays."""
     comm, status = p["comm"], p.get("status")
     if not _reads_operands():
-        return program_of(kind, spec, want, p, comm.cache), ()
-    operand: Any = generalize(p, line)
+        return program_of(kind, spec, want, p, comm.cache), (), None
+    operand: Any = generalize(p, site)
     program = program_of(kind, spec, want, p, PROGRAMS)
     if status is None:  # else it is another one each time
         if len(comm.cache) > _REMEMBERED:
             comm.cache.clear()
         with jax.transfer_guard("allow"):
             operand = jax.device_put(operand)
-        comm.cache[key] = program, (operand,)
-    return program, (operand,)
+        comm.cache[key] = program, (operand,), site[0]  # whose id is in the key: it must live
+    return program, (operand,), None
 
 
 def _eager(spec: Spec, args: tuple[Any, ...], p: Params, want: bool) -> Any:
     started_here()
-    comm, line = p["comm"], caller()
+    comm, site = p["comm"], caller(4)
     kind = _of_trees if spec.has_blocks or spec.has_counts else _of_arrays
     for x in args:
         if type(x) not in _ARRAYS:
@@ -207,9 +216,8 @@ def _eager(spec: Spec, args: tuple[Any, ...], p: Params, want: bool) -> Any:
             if type(x) is jax.ShapeDtypeStruct:
                 args = tuple(with_templates(x) for x in args)
     status = p.get("status")
-    key = (kind, spec, want, line, *p.values())
-    found = comm.cache.get(key)
-    program, operands = found or _prepared(kind, spec, want, p, key, line)
+    key = (kind, spec, want, id(site[0]), site[1], *p.values())
+    program, operands, _ = comm.cache.get(key) or _prepared(kind, spec, want, p, key, site)
     try:
         out = program(*args, *operands)
     except TypeError:
@@ -236,6 +244,6 @@ def run_params(spec: Spec, *args: Any, **p: Any) -> Any:
     counts = numbers if spec.has_counts else []
     if not counts:
         take_peers(p, numbers)
-    operand = generalize(p, caller())
+    operand = generalize(p, caller(3))
     out = program_of(_of_arrays, spec, False, p, PROGRAMS)(*arrays, *counts, operand, *token)
     return out if status is None else jax.block_until_ready(out)

@@ -285,6 +285,8 @@ _reductions: dict[int, Reduction] = {
     _handleof(getattr(MPI, name)): Reduction(getattr(MPI, name), name, user=False)
     for name in _PREDEFINED
 }
+# By mpi4py's constants themselves, which never die.
+_constants = {id(reduction.mpi): reduction for reduction in _reductions.values()}
 _WITHOUT_MEANING = {_handleof(getattr(MPI, name)): name for name in ("REPLACE", "NO_OP", "OP_NULL")}
 
 
@@ -294,6 +296,9 @@ def as_reduction(op: str, reduction: Any, *, mean: bool = False) -> Reduction:
     Raises:
         TypeError: not an mpi4py reduction, or one that arrays have no use for.
     """
+    found = _constants.get(id(reduction))
+    if found is not None:
+        return found
     if reduction is MEAN:
         if mean:
             return MEAN
