@@ -8,16 +8,17 @@ forks/  processes that have imported JAX, for the jobs that tests start
 rust/   the tests of the native module that need more than one file: `make test-rust`
 
 A test has `timeout` seconds (pyproject.toml), or those of its marker `timeout` (pytest-timeout).
-Of the cases of a test with the marker `one_in(k)` a run takes each k-th, and each run of `make
-test` others: its share is MPI4JAX_TEST_SHARE. With MPI4JAX_TEST_ALL=1, and with -k, it takes all.
+Of the cases of a test with the marker `one_in(k)` a run takes about one in k, by their names, and
+each run of `make test` others: its share is MPI4JAX_TEST_SHARE. With MPI4JAX_TEST_ALL=1, and with
+-k, it takes all.
 """
 
-import collections
 import functools
 import os
 import subprocess
 import sys
 import time
+import zlib
 from pathlib import Path
 
 import pytest
@@ -40,17 +41,22 @@ def pytest_configure(config):
     config.addinivalue_line("markers", "one_in(k): see tests/conftest.py")
 
 
+def is_taken(item):
+    """Whether this case is of the share: by its name, so that two shares of two are all cases."""
+    marker = item.get_closest_marker("one_in")
+    return not marker or (zlib.crc32(item.name.encode()) + SHARE) % marker.args[0] == 0
+
+
 def pytest_collection_modifyitems(config, items):
     if ALL or config.option.keyword:
         return
-    cases, taken, left = collections.Counter(), [], []
-    for item in items:
-        marker = item.get_closest_marker("one_in")
-        number = cases[item.function] + SHARE if marker else 0
-        cases[item.function] += 1
-        (left if marker and number % marker.args[0] else taken).append(item)
-    items[:] = taken
-    config.hook.pytest_deselected(items=left)
+    taken = [item for item in items if is_taken(item)]
+    missed = {item.function: item for item in items}  # of each test one case at least
+    for item in taken:
+        missed.pop(item.function, None)
+    taken = {*taken, *missed.values()}
+    config.hook.pytest_deselected(items=[item for item in items if item not in taken])
+    items[:] = [item for item in items if item in taken]
 
 
 def record(outcome, test, reason=""):
