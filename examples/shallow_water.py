@@ -189,7 +189,7 @@ class Grid:
 
     @cached_property
     def cart(self) -> MPI.Cartcomm:
-        """The same ranks, with what `neighbours` says as their topology."""
+        """The same ranks, in rows of blocks."""
         return self.comm.Create_cart(self.blocks, periods=[False, True])
 
     @property
@@ -204,12 +204,7 @@ class Grid:
 
     def neighbours(self, axis: int) -> tuple[int | None, int | None]:
         """The ranks to the south and north (axis 0) or west and east (axis 1); None is a wall."""
-        (rows, columns), (j, i) = self.blocks, self.position
-        if axis == 1:
-            return j * columns + (i - 1) % columns, j * columns + (i + 1) % columns
-        south = (j - 1) * columns + i if j > 0 else None
-        north = (j + 1) * columns + i if j < rows - 1 else None
-        return south, north
+        return tuple(None if r == MPI.PROC_NULL else r for r in self.cart.Shift(axis, 1))
 
 
 def walls(grid: Grid, fields: Fields) -> Fields:
@@ -398,6 +393,8 @@ def report(model: Model, steps: int, wall: float):
 
 def simulate(model: Model, days: float, frame_hours: float, keep_frames: bool):
     """Run the model; return the fields at the end and frames (time, vorticity), on rank 0."""
+    from tqdm import tqdm
+
     p, root = model.p, model.comm.rank == 0
     total = even(days * DAY / p.dt)
     per_frame = min(total, even(frame_hours * HOUR / p.dt))
@@ -413,7 +410,8 @@ def simulate(model: Model, days: float, frame_hours: float, keep_frames: bool):
         return fields
 
     done, wall = 0, 0.0
-    with progress_bar(days, enabled=root) as bar:
+    form = "{l_bar}{bar}| {n:.1f}/{total:.1f} days [{elapsed}<{remaining}]"
+    with tqdm(total=days, bar_format=form, disable=not root) as bar:
         look(done)
         while done < total:
             steps = min(per_frame, total - done)
@@ -425,13 +423,6 @@ def simulate(model: Model, days: float, frame_hours: float, keep_frames: bool):
             bar.update(steps * p.dt / DAY)
     report(model, done, wall)
     return done * p.dt, fields, frames
-
-
-def progress_bar(days: float, enabled: bool):
-    from tqdm import tqdm
-
-    form = "{l_bar}{bar}| {n:.1f}/{total:.1f} days [{elapsed}<{remaining}]"
-    return tqdm(total=days, bar_format=form, disable=not enabled)
 
 
 class Picture:
@@ -446,15 +437,9 @@ class Picture:
         self.figure, axes = plt.subplots(figsize=(9, 4.4), dpi=100, layout="constrained")
         kilometres = [0, p.width / 1e3, -p.height / 2e3, p.height / 2e3]
         limit = 0.7 * p.jet_speed / p.jet_width / p.coriolis
-        self.image = axes.imshow(
-            np.zeros((2, 2)),
-            cmap="RdBu_r",
-            vmin=-limit,
-            vmax=limit,
-            extent=kilometres,
-            origin="lower",
-            interpolation="bilinear",
-        )
+        how = {"cmap": "RdBu_r", "origin": "lower", "interpolation": "bilinear"}
+        how |= {"vmin": -limit, "vmax": limit, "extent": kilometres}
+        self.image = axes.imshow(np.zeros((2, 2)), **how)
         self.title = axes.set_title("")
         axes.set(xlabel="x (km)", ylabel="y (km)")
         self.figure.colorbar(self.image, label="relative vorticity / f", aspect=28, pad=0.01)
@@ -465,9 +450,6 @@ class Picture:
     def show(self, seconds: float, vorticity: np.ndarray):
         self.image.set_data(vorticity * self.scale)
         self.title.set_text(f"Shallow-water jet, day {seconds / DAY:.1f}")
-
-    def save(self, path: Path):
-        self.figure.savefig(path, dpi=150)
 
     def animate(self, path: Path, frames) -> Path:
         from matplotlib.animation import FFMpegWriter, PillowWriter
@@ -506,7 +488,7 @@ def main():
     if args.save_figure:
         picture = Picture(model.p)
         picture.show(seconds, vorticity)
-        picture.save(args.save_figure)
+        picture.figure.savefig(args.save_figure, dpi=150)
         print("wrote", args.save_figure)
     if args.save_animation:
         print("wrote", Picture(model.p).animate(args.save_animation, frames))

@@ -153,6 +153,27 @@ mod _native {
         Op::TABLE.iter().map(row).collect()
     }
 
+    /// The cells of a block along each axis that is exchanged, each from the first to the one after the last.
+    type Cells = Vec<(usize, usize)>;
+
+    /// Of each message of a halo exchange of a block of these extents: its direction, the rank there, the cells that go
+    /// there, and those that come from there.
+    #[pyfunction]
+    fn halo_cells(
+        neighbours: Vec<i32>,
+        widths: Vec<(usize, usize)>,
+        extents: Vec<usize>,
+    ) -> Vec<(usize, i32, Cells, Cells)> {
+        let widths: Vec<_> = widths.into_iter().map(|(low, high)| ops::Width { low, high }).collect();
+        let around = ops::Around { widths: &widths, neighbours: &neighbours };
+        let cells = |direction, outgoing| -> Cells {
+            let ranges = around.cells(&extents, direction, outgoing).into_iter();
+            ranges.map(|range| (range.start, range.end)).collect()
+        };
+        let message = |(direction, peer)| (direction, peer, cells(direction, true), cells(direction, false));
+        around.somebody().map(message).collect()
+    }
+
     type DtypeRow = (&'static str, i32, usize, bool, bool, bool, bool, bool);
 
     /// (name, XLA code, item size, can be moved, has SUM and PROD, has MAX and MIN, has bitwise reductions,

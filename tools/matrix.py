@@ -35,7 +35,7 @@ EVERY_RANK = ["tests/ranks"]
 ANY_ROOT = "tests/ranks/test_ops.py::test_any_root"
 HERE = {
     2: EVERY_RANK,
-    3: files("ops order ad_oracle any_source ragged overlap"),
+    3: files("ops order ad_oracle any_source ragged overlap overlap_messages"),
     1: [*files("halo blocks comms jit docstrings tokens"), ANY_ROOT],
     4: [*files("halo blocks neighbours comms status"), ANY_ROOT],
 }

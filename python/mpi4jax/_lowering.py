@@ -78,8 +78,7 @@ class Lowering:
         outs = [*wire, *learnt]
         values = [value for value, _ in carried]
         target = self._gpu_target(op, carried) if self.on_gpu else f"mpi4jax_{op}"
-        if SPECS[op].has_parts:
-            attrs["parts"] = _parts(p, (*(aval for _, aval in operands), *out)[0])
+        attrs |= self.parts(op, operands, out)
         if self.spec.has_counts:
             row = math.prod(operands[0][1].shape[1:])
             attrs["rows"] = np.array([*p["rows"], row], np.int64)
@@ -110,6 +109,12 @@ class Lowering:
         if learnt and not self.spec.has_counts:
             results[-1] = self.local(lambda e: e + OFFSET, learnt[0], (results[-1], learnt[0]))
         return results
+
+    def parts(self, op: str, operands: Sequence[Operand], out: Sequence[Any]) -> Params:
+        """What the call of ``op`` says of parts, if it has any."""
+        if not SPECS[op].has_parts:
+            return {}
+        return {"parts": _parts(self.p, (*(aval for _, aval in operands), *out)[0])}
 
     def attributes(self, op: str, **more: Any) -> Params:
         """What the call of ``op`` says of itself."""

@@ -1,3 +1,4 @@
+from collections.abc import Sequence
 from pathlib import Path
 
 from typing_extensions import CapsuleType
@@ -14,6 +15,7 @@ __all__ = [
     "free_comm",
     "get_debug",
     "gpu_target",
+    "halo_cells",
     "has_cuda_support",
     "is_gpu_on_cpu",
     "limit_enter",
@@ -57,6 +59,9 @@ def ops_table() -> list[
         str, str, bool, bool, bool, bool, bool, bool, tuple[str, str], tuple[str, str], str | None
     ]
 ]: ...
+def halo_cells(
+    neighbours: Sequence[int], widths: Sequence[tuple[int, int]], extents: Sequence[int]
+) -> list[tuple[int, int, list[tuple[int, int]], list[tuple[int, int]]]]: ...
 def dtypes_table() -> list[tuple[str, int, int, bool, bool, bool, bool, bool]]: ...
 def carriers() -> list[tuple[str, str]]: ...
 def register_comm(key: str, handle: int, rank: int, size: int) -> int: ...

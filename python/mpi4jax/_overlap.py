@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -25,8 +25,9 @@ from ._comm import MEAN, as_reduction
 from ._flush import started_here
 from ._misuse import refuse_second_wait
 from ._order import behind, ready
-from ._packing import Form, check_no_keys, pack_arguments, with_templates
+from ._packing import check_no_keys, pack_arguments, with_templates
 from ._primitive import mean_of_sum, split, sum_of_mean
+from ._request import Joint, Of, Request
 from ._requests import HANDLE, split_wait, start_p, wait_p
 from ._spec import SPECS, Params, Spec, first_axes
 from ._tokens import ZERO_TOKEN, Instead
@@ -35,84 +36,54 @@ del _requests_lowering  # has registered how the primitives are compiled
 
 if TYPE_CHECKING:  # they see the arguments, and `token` among them: no type takes one away
     from .ops import allgather as iallgather
+    from .ops import allgatherv as iallgatherv
     from .ops import allreduce as iallreduce
     from .ops import alltoall as ialltoall
+    from .ops import alltoallv as ialltoallv
     from .ops import barrier as ibarrier
     from .ops import bcast as ibcast
     from .ops import exscan as iexscan
     from .ops import gather as igather
+    from .ops import gatherv as igatherv
+    from .ops import halo_exchange as ihalo_exchange
+    from .ops import permute as ipermute
     from .ops import recv as irecv
     from .ops import reduce as ireduce
     from .ops import reduce_scatter as ireduce_scatter
     from .ops import scan as iscan
     from .ops import scatter as iscatter
+    from .ops import scatterv as iscatterv
     from .ops import send as isend
+    from .ops import sendrecv as isendrecv
 
 __all__ = [
     "Request",
     "after",
     "iallgather",
+    "iallgatherv",
     "iallreduce",
     "ialltoall",
+    "ialltoallv",
     "ibarrier",
     "ibcast",
     "iexscan",
     "igather",
+    "igatherv",
+    "ihalo_exchange",
+    "ipermute",
     "irecv",
     "ireduce",
     "ireduce_scatter",
     "iscan",
     "iscatter",
+    "iscatterv",
     "isend",
+    "isendrecv",
     "wait",
     "waitall",
 ]
 
 _clean = _compat.trace_state_clean
-
-
-@dataclass(frozen=True)
-class _Of:
-    """What a request is of: all but its handles. It is equal for equal requests, so that a loop
-    may carry one that is started on one line at first and on another one then."""
-
-    op: str
-    params: tuple[tuple[str, Any], ...]
-    form: Form | None  # of what was given; None: no array
-
-    @property
-    def spec(self) -> Spec:
-        return SPECS[self.op]
-
-
-@jax.tree_util.register_pytree_node_class
-class Request:
-    """An operation that was started: :func:`wait` gives its result.
-
-    A pytree of a few numbers, which jitted functions take and return, and loops carry. Each is
-    waited for once.
-    """
-
-    __slots__ = ("_handles", "_of")
-
-    def __init__(self, handles: Sequence[Any], of: _Of):
-        self._handles, self._of = tuple(handles), of
-
-    def tree_flatten(self) -> tuple[tuple[Any, ...], _Of]:
-        return self._handles, self._of
-
-    @classmethod
-    def tree_unflatten(cls, of: _Of, handles: Sequence[Any]) -> Request:
-        return cls(handles, of)
-
-    def __repr__(self) -> str:
-        return f"<request of i{self._of.op}>"
-
-    def __iter__(self) -> Any:
-        raise TypeError(
-            f"i{self._of.op} returns a request alone, without a token; "
-            "mpi4jax.wait(request) gives the result"
-        )
 
 
 # ---- Starting
@@ -123,7 +94,7 @@ def _start(spec: Spec, trees: Sequence[Any], p: Params, numbers: Sequence[Any] =
     known = tuple(sorted((k, v) for k, v in p.items() if k not in ("eager", "operand")))
     if not trees:
         (handle,) = start_p.bind(*numbers, of=spec.name, **p)
-        return Request([handle], _Of(spec.name, known, None))
+        return Request([handle], Of(spec.name, known, None))
     (packed,) = pack_arguments(spec, trees, p)
     check_no_keys(spec, p, packed)
     before, _ = first_axes(spec, p)
@@ -132,7 +103,7 @@ def _start(spec: Spec, trees: Sequence[Any], p: Params, numbers: Sequence[Any] =
         x = packed.pack(dtype, before, spec)
         q = sum_of_mean(spec, p, x) if p.get("reduction") is MEAN else p
         handles += start_p.bind(x, *numbers, of=spec.name, **q)
-    return Request(handles, _Of(spec.name, known, packed.form))
+    return Request(handles, Of(spec.name, known, packed.form))
 
 
 def _start_program(spec: Spec, _: bool, p: Params) -> Callable[..., Any]:
@@ -161,8 +132,10 @@ def _run(spec: Spec, args: tuple[Any, ...], p: Params) -> Request:
     if not traced and (source, tag) == (ANY_SOURCE, ANY_TAG):
         raise ValueError(
             f"{name}: source=MPI.ANY_SOURCE with tag=MPI.ANY_TAG would take the messages of "
-            "derivatives; name one of the two, or use recv"
+            f"derivatives; name one of the two, or use {spec.name}"
         )
+    if spec.start is not None:
+        return spec.start(lambda op, args, p: _run(SPECS[op], args, p), args, p)
     p = {**spec.defaults, **p}
     if not _clean():
         numbers = traced_peers(p)
@@ -184,7 +157,8 @@ def _started(op: Callable[..., Any]) -> Callable[..., Any]:
     spec = SPECS[op.__name__]
     token, left_out = Instead(_run), {"token", "status"}
     given = inspect.signature(op)
-    changed = {"source": inspect.Parameter.empty, "tag": 0}  # a wildcard has no derivative here
+    # A wildcard has no derivative here.
+    changed = {"source": inspect.Parameter.empty, "tag": 0, "recvtag": 0}
     parameters = [
         q.replace(default=changed.get(name, q.default))
         for name, q in given.parameters.items()
@@ -207,8 +181,9 @@ def _started(op: Callable[..., Any]) -> Callable[..., Any]:
 def _documentation(op: Callable[..., Any], spec: Spec) -> str:
     summary, *_ = (op.__doc__ or "").partition(" (MPI_")
     first = summary[:1].lower() + summary[1:]
-    section = "3.7" if spec.has_peer else "6.12"
-    return f"""Start to {first}, without waiting ({spec.started}; MPI-4.1, section {section}).
+    function = spec.started or "MPI_Isend"
+    section = "3.7" if function in ("MPI_Irecv", "MPI_Isend") else "6.12"
+    return f"""Start to {first}, without waiting ({function}; MPI-4.1, section {section}).
 
     Takes what :func:`{spec.name}` takes, without a token.
 
@@ -223,7 +198,7 @@ def _documentation(op: Callable[..., Any], spec: Spec) -> str:
     """
 
 
-STARTED = {f"i{op}": _started(getattr(ops, op)) for op, spec in SPECS.items() if spec.started}
+STARTED = {f"i{op}": _started(getattr(ops, op)) for op, spec in SPECS.items() if spec.starts}
 globals().update(STARTED)
 
 
@@ -236,17 +211,18 @@ def _handles(name: str, request: Any) -> tuple[Any, ...]:
             f"{name}: argument 'request' must be a request, which iallreduce and the other "
             f"operations that start give; got {type(request).__name__}: {request!r}"
         )
-    for handle in request._handles:
+    handles = request._all_handles()
+    for handle in handles:
         if jnp.shape(handle) != HANDLE.shape or jnp.result_type(handle) != HANDLE.dtype:
             raise ValueError(
                 f"{name}: argument 'request' has numbers of shape {jnp.shape(handle)} and dtype "
                 f"{jnp.result_type(handle)}, expected {HANDLE.shape} of float32: a request is "
                 "passed on as it is, and what is started inside of a vmap is waited for there"
             )
-    return request._handles
+    return handles
 
 
-def _wait(of: _Of, handles: Sequence[Any], p: Params, numbers: Sequence[Any] = ()) -> Any:
+def _wait(of: Of, handles: Sequence[Any], p: Params, numbers: Sequence[Any] = ()) -> Any:
     """Bind the wait once per dtype, with the same numbers."""
     spec, mean = of.spec, p.get("reduction") is MEAN
     q = {**p, "reduction": as_reduction(of.op, MPI.SUM)} if mean else p
@@ -268,9 +244,9 @@ def _packed_shape(shapes: Sequence[tuple[int, ...]], length: int | None) -> tupl
     """The shape of a message of leaves of these shapes: what `Packed.pack` makes."""
     if len(shapes) == 1:
         return shapes[0]
-    blocks = 1 if length is None else length
-    size = sum(math.prod(shape) for shape in shapes)
-    return (size,) if length is None else (length, size // blocks)
+    if length is None:
+        return (sum(map(math.prod, shapes)),)
+    return (length, sum(math.prod(shape[1:]) for shape in shapes))
 
 
 def _wait_program(spec: Spec, _: bool, p: Params) -> Callable[..., Any]:
@@ -314,14 +290,17 @@ def wait(request: Request, *, after: Any = None) -> Any:
 
     See also: :func:`waitall`, :func:`after`.
     """
-    handles = _handles("wait", request)
-    of = request._of
-    for handle in handles:
-        refuse_second_wait(f"i{of.op}", handle)
+    for handle in _handles("wait", request):
+        refuse_second_wait(f"i{request._op}", handle)
     leaves = [jnp.asarray(x) for x in jax.tree.leaves(after)]
-    if leaves:
-        there = ready(leaves)
-        handles = tuple(handle + there for handle in handles)
+    return _result(request, [ready(leaves)] if leaves else [])
+
+
+def _result(request: Request, there: list[Any]) -> Any:
+    """What an operation gives, that is waited for once these handles of nothing are there."""
+    if isinstance(request, Joint):
+        return request._result([_result(each, there) for each in request._requests])
+    of, handles = request._of, tuple(sum(there, handle) for handle in request._handles)
     p = dict(of.params)
     if not _clean() or any(isinstance(handle, jax.core.Tracer) for handle in handles):
         return _wait(of, handles, p)

@@ -224,6 +224,13 @@ def bind_trees(
     return (y, learnt) if spec.has_counts else y, token
 
 
+def exchanged_axes(op: str, form: Form, leaf: int, p: Params) -> tuple[int, ...]:
+    """The exchanged axes of what is communicated of a leaf, counted from its end."""
+    inside = len(form.data[leaf][0]) - len(form.shapes[leaf])  # of one element: a key's data
+    counted = _cart.from_end(op, p["axes"], p["widths"], form.shapes[leaf])
+    return tuple(axis + inside for axis in counted)
+
+
 def _bind_blocks(
     spec: Spec, trees: Sequence[Any], p: Params, token: list[Any], numbers: Sequence[Any]
 ) -> Any:
@@ -232,13 +239,8 @@ def _bind_blocks(
     out: list[Any] = [None] * len(packed.leaves)
     for indices in packed.groups.values():
         xs = [packed.leaves[i] for i in indices]
-        axes = []
-        for i, x in zip(indices, xs, strict=True):
-            shape = packed.form.shapes[i]
-            inside = x.ndim - len(shape)  # axes of one element: those of a key's data
-            counted = _cart.from_end(spec.name, p["axes"], p["widths"], shape)
-            axes.append(tuple(axis + inside for axis in counted))
-        ys = bind(spec, *xs, *numbers, *token, **{**p, "axes": tuple(axes)})
+        axes = tuple(exchanged_axes(spec.name, packed.form, i, p) for i in indices)
+        ys = bind(spec, *xs, *numbers, *token, **{**p, "axes": axes})
         if token:
             *ys, token[0] = ys
         for i, y in zip(indices, ys, strict=True):

@@ -44,13 +44,13 @@ class _Plan(Lowering):
     def __init__(self, spec: Spec, p: Params, avals: Avals):
         self.spec, self.p, self.in_place = spec, p, False
         self.op: str | None = None
-        self.attrs: Params = {}
         self.sends = self.initial = False
         self.received_type: Any = None
         self.before: tuple[Callable[..., Any], Any] | None = None
         lower = (spec.adjoint if p.get("adjoint") else spec.lower) or everywhere
-        out = result_avals(spec, p, avals)
-        results = lower(self, [(_OPERAND, aval) for aval in avals], out)
+        operands, out = [(_OPERAND, aval) for aval in avals], result_avals(spec, p, avals)
+        self.attrs = self.parts(spec.name, operands, out)
+        results = lower(self, operands, out)
         self.result: str | None = results[0] if results else None
         self.out = next(iter(out), None)
         # A kept operand that something was done with is that.
@@ -66,7 +66,8 @@ class _Plan(Lowering):
         in_place: bool | None = None,
         **attrs: Any,
     ) -> list[Any]:
-        self.op, self.attrs, self.sends = op, attrs, bool(operands)
+        self.op, self.sends = op, bool(operands)
+        self.attrs = attrs | self.parts(op, operands, out)
         self.received_type = next(iter(out), None)
         return [_RECEIVED for _ in out]
 

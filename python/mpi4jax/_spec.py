@@ -59,7 +59,8 @@ class Spec:
         has_counts: whether an array says how many rows go to each rank.
         at_root, elsewhere: what a rank sends and receives: ``"none"``, ``"one"`` block, or one
             ``"per rank"``.
-        started: the MPI function that starts it without waiting for its end, if there is one.
+        started: the MPI function that starts it without waiting for its end, if the native module
+            does.
         self_test: how ``python -m mpi4jax`` tests it: a call and what it must return.
         lower: how its primitive is lowered; by default every rank calls it.
         adjoint: the same of its transpose, if that is no other op. The primitive then has a
@@ -67,6 +68,8 @@ class Spec:
         transpose: how the transpose of a message is made of messages the other way.
             An op with neither is its own transpose.
         derivative: its tangent with the reductions PROD, MAX and MIN.
+        start: how it is started as other ops: given what starts one of a name with arguments and
+            parameters, arguments and parameters; a `_request.Joint`.
         is_uniform: whether its result is one global value, equal on all ranks. Then its adjoint
             is local.
         only_for_its_result: given the parameters, whether it is done for nothing else: then it
@@ -92,9 +95,15 @@ class Spec:
     adjoint: Callable[..., Any] | None = None
     transpose: Callable[..., Any] | None = None
     derivative: Callable[..., Any] | None = None
+    start: Callable[..., Any] | None = None
     is_uniform: bool = False
     only_for_its_result: Callable[[Params], bool] = lambda p: False
     overwrites: Callable[[Params], bool] = lambda p: False
+
+    @property
+    def starts(self) -> bool:
+        """Whether it can be started, and waited for later."""
+        return self.started is not None or self.start is not None
 
     @cached_property
     def sends(self) -> bool:

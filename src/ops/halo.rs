@@ -75,6 +75,42 @@ impl Width {
     }
 }
 
+/// Who is around a block, and the ghost cells between them.
+#[derive(Clone, Copy, Debug)]
+pub struct Around<'a> {
+    pub widths: &'a [Width],
+    /// A rank for each direction, of which a negative one is nobody.
+    pub neighbours: &'a [i32],
+}
+
+impl Around<'_> {
+    /// The directions where there is somebody, and who.
+    pub fn somebody(&self) -> impl Iterator<Item = (usize, i32)> {
+        let middle = self.neighbours.len() / 2;
+        let all = self.neighbours.iter().copied().enumerate();
+        all.filter(move |&(direction, peer)| peer >= 0 && direction != middle)
+    }
+
+    fn weight(&self, k: usize) -> usize {
+        3usize.pow((self.widths.len() - 1 - k) as u32)
+    }
+
+    fn step(&self, direction: usize, k: usize) -> isize {
+        (direction / self.weight(k) % 3) as isize - 1
+    }
+
+    /// The cells of a block of these extents along the exchanged axes, of the message to or from a direction.
+    pub fn cells(&self, extents: &[usize], direction: usize, outgoing: bool) -> Vec<Range<usize>> {
+        let middle = self.neighbours.len() / 2;
+        let along = |(k, (&extent, width)): (usize, (&usize, &Width))| {
+            let beside = [middle - self.weight(k), middle + self.weight(k)];
+            let owned = beside.map(|direction| self.neighbours[direction] < 0);
+            width.cells(extent, self.step(direction, k), outgoing, owned)
+        };
+        extents.iter().zip(self.widths).enumerate().map(along).collect()
+    }
+}
+
 /// What a block looks like.
 #[derive(Clone, Debug)]
 pub struct Block {
@@ -139,22 +175,14 @@ impl Halo {
         if let Some(block) = blocks.iter().find(|block| !block.has_room_for(widths)) {
             return Err(wrong("as many inner as ghost cells", format!("{block:?} with {widths:?}")));
         }
-        let step = |direction: usize, k: usize| {
-            let weight = 3usize.pow((widths.len() - 1 - k) as u32);
-            (direction / weight % 3) as isize - 1
-        };
-        let middle = directions / 2;
-        let is_edge = |k: usize| {
-            let weight = 3usize.pow((widths.len() - 1 - k) as u32);
-            [neighbours[middle - weight] < 0, neighbours[middle + weight] < 0]
-        };
+        let around = Around { widths, neighbours };
         let parcel = |direction: usize, outgoing: bool, end: &mut usize| {
             let start = *end;
             let region = |block: &Block| {
                 let mut ranges: Vec<Range<usize>> = block.shape.iter().map(|&extent| 0..extent).collect();
-                for (k, (&axis, width)) in block.axes.iter().zip(widths).enumerate() {
-                    let range = &mut ranges[axis];
-                    *range = width.cells(range.end, step(direction, k), outgoing, is_edge(k));
+                let extents: Vec<usize> = block.axes.iter().map(|&axis| block.shape[axis]).collect();
+                for (&axis, cells) in block.axes.iter().zip(around.cells(&extents, direction, outgoing)) {
+                    ranges[axis] = cells;
                 }
                 let region = Region::new(block.itemsize, &block.shape, &ranges);
                 *end += region.bytes();
@@ -163,21 +191,19 @@ impl Halo {
             let regions = blocks.iter().map(region).collect();
             // Whether there are cells at all depends on the widths, which are the same on all ranks.
             let nothing = |(k, width): (usize, &Width)| {
-                let step = step(direction, k);
+                let step = around.step(direction, k);
                 step != 0 && width.cells(width.low + width.high, step, outgoing, [false; 2]).is_empty()
             };
             (!widths.iter().enumerate().any(nothing)).then_some(Parcel { regions, at: start..*end })
         };
         let (mut sent, mut received) = (0, 0);
         let mut messages = Vec::new();
-        for (direction, &peer) in neighbours.iter().enumerate() {
-            if peer >= 0 && direction != middle {
-                // The adjoint gives back what came from there.
-                let send = parcel(direction, !adjoint, &mut sent);
-                let recv = parcel(direction, adjoint, &mut received);
-                let (sendtag, recvtag) = (direction as i32, (directions - 1 - direction) as i32);
-                messages.push(Message { peer, sendtag, recvtag, send, recv, to_self: None });
-            }
+        for (direction, peer) in around.somebody() {
+            // The adjoint gives back what came from there.
+            let send = parcel(direction, !adjoint, &mut sent);
+            let recv = parcel(direction, adjoint, &mut received);
+            let (sendtag, recvtag) = (direction as i32, (directions - 1 - direction) as i32);
+            messages.push(Message { peer, sendtag, recvtag, send, recv, to_self: None });
         }
         for i in 0..messages.len() {
             if messages[i].peer == rank {

@@ -14,7 +14,7 @@ mod table;
 pub use arithmetic::{Combine, combine};
 pub use buffer::Buffer;
 pub use dtypes::{Class, Dtype, PACKED, Packed, Reduced};
-pub use halo::{Block, Halo, Width, Wire};
+pub use halo::{Around, Block, Halo, Width, Wire};
 pub use line::{add as add_line, name as name_line, named as named_line, numbered as numbered_line};
 pub use parts::Parts;
 pub use ragged::{Counts, Ragged};

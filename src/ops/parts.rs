@@ -141,29 +141,49 @@ impl Parts {
             copy.extend_from_slice(unsafe { std::slice::from_raw_parts(from.data, from.bytes()) });
             from.data = copy.as_mut_ptr();
         }
+        // SAFETY: promised by the caller; what overlapped is a copy, and the messages end here.
+        unsafe { self.start(send, recv, wire)? };
+        self.finish(recv.or(send), wire)
+    }
+
+    /// Starts what [`Self::exchange`] does; [`Self::finish`] ends it.
+    ///
+    /// # Safety
+    /// The buffers are memory that nobody else uses until that has returned; they do not overlap, and have passed `check`.
+    pub unsafe fn start(
+        &self,
+        send: Option<Buffer>,
+        recv: Option<Buffer>,
+        wire: &mut impl Wire,
+    ) -> Result<(), Cause> {
         let at = |buffer: &Option<Buffer>, part: &Part| {
             buffer.as_ref().filter(|_| part.count > 0).map(|buffer| part.of(buffer))
         };
-        let size = recv.or(send).map_or(1, |buffer| buffer.dtype.size());
         if let Some(recv) = recv {
             // SAFETY: promised by the caller.
             unsafe { self.clear(&recv) };
         }
         for (peer, part) in self.recv.iter().enumerate().filter(|(peer, _)| *peer != self.rank) {
             let Some(into) = at(&recv, part) else { continue };
-            // SAFETY: promised by the caller; it is waited for below.
+            // SAFETY: promised by the caller.
             unsafe { wire.receive(peer as i32, TAG, into.data, into.bytes())? };
         }
         for (peer, part) in self.send.iter().enumerate() {
             let Some(from) = at(&send, part) else { continue };
             if peer != self.rank {
-                // SAFETY: promised by the caller; it is waited for below.
+                // SAFETY: promised by the caller.
                 unsafe { wire.send(peer as i32, TAG, from.data, from.bytes())? };
             } else if let Some(into) = self.recv.get(peer).and_then(|part| at(&recv, part)) {
-                // SAFETY: of one size, by `check`; if the two buffers overlapped, this is a copy.
+                // SAFETY: of one size, by `check`; the two do not overlap.
                 unsafe { into.data.copy_from_nonoverlapping(from.data, from.bytes()) };
             }
         }
+        Ok(())
+    }
+
+    /// Waits for the messages; an error unless they are as long as they have to be, in elements of a buffer.
+    pub fn finish(&self, buffer: Option<Buffer>, wire: &mut impl Wire) -> Result<(), Cause> {
+        let size = buffer.map_or(1, |buffer| buffer.dtype.size());
         wire.wait().map_err(|cause| match cause {
             Cause::Ghosts { received, source_rank, expected } => {
                 Cause::Parts { source_rank, received: received / size, expected: expected / size }

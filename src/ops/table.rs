@@ -113,24 +113,24 @@ macro_rules! started {
 ops! {
     //  op        name        MPI's name      takes            (on the root: send -> recv) (elsewhere) MPI's name to start it
     Allgather "allgather" "MPI_Allgather" Nothing          (One -> PerRank)     (One -> PerRank) "MPI_Iallgather";
-    Allgatherv "allgatherv" "MPI_Allgatherv" Parts         (One -> One)         (One -> One) -;
+    Allgatherv "allgatherv" "MPI_Allgatherv" Parts         (One -> One)         (One -> One) "MPI_Isend";
     Allreduce "allreduce" "MPI_Allreduce" Reduction        (One -> One)         (One -> One) "MPI_Iallreduce";
     Alltoall  "alltoall"  "MPI_Alltoall"  Nothing          (PerRank -> PerRank) (PerRank -> PerRank) "MPI_Ialltoall";
-    Alltoallv "alltoallv" "MPI_Alltoallv" Parts            (One -> One)         (One -> One) -;
+    Alltoallv "alltoallv" "MPI_Alltoallv" Parts            (One -> One)         (One -> One) "MPI_Isend";
     Barrier   "barrier"   "MPI_Barrier"   Nothing          (None -> None)       (None -> None) "MPI_Ibarrier";
     Bcast     "bcast"     "MPI_Bcast"     Root             (One -> None)        (None -> One) "MPI_Ibcast";
     Exscan    "exscan"    "MPI_Exscan"    Reduction        (One -> One)         (One -> One) "MPI_Iexscan";
     Gather    "gather"    "MPI_Gather"    Root             (One -> PerRank)     (One -> None) "MPI_Igather";
-    Gatherv   "gatherv"   "MPI_Gatherv"   PartsAndRoot     (One -> One)         (One -> None) -;
+    Gatherv   "gatherv"   "MPI_Gatherv"   PartsAndRoot     (One -> One)         (One -> None) "MPI_Isend";
     HaloExchange "halo_exchange" "MPI_Wait" Neighbours (One -> One)      (One -> One) -;
-    Permute   "permute"   "MPI_Sendrecv"  Parts            (One -> One)         (One -> One) -;
+    Permute   "permute"   "MPI_Sendrecv"  Parts            (One -> One)         (One -> One) "MPI_Isend";
     RaggedAlltoall "ragged_alltoall" "MPI_Alltoallv" Counts (One -> One)        (One -> One) -;
     Recv      "recv"      "MPI_Recv"      Peer             (None -> One)        (None -> One) "MPI_Irecv";
     Reduce    "reduce"    "MPI_Reduce"    ReductionAndRoot (One -> One)         (One -> None) "MPI_Ireduce";
     ReduceScatter "reduce_scatter" "MPI_Reduce_scatter_block" Reduction (PerRank -> One) (PerRank -> One) "MPI_Ireduce_scatter_block";
     Scan      "scan"      "MPI_Scan"      Reduction        (One -> One)         (One -> One) "MPI_Iscan";
     Scatter   "scatter"   "MPI_Scatter"   Root             (PerRank -> One)     (None -> One) "MPI_Iscatter";
-    Scatterv  "scatterv"  "MPI_Scatterv"  PartsAndRoot     (One -> One)         (None -> One) -;
+    Scatterv  "scatterv"  "MPI_Scatterv"  PartsAndRoot     (One -> One)         (None -> One) "MPI_Isend";
     Send      "send"      "MPI_Send"      Peer             (One -> None)        (One -> None) "MPI_Isend";
     Sendrecv  "sendrecv"  "MPI_Sendrecv"  Peer             (One -> One)         (One -> One) -;
 }

@@ -144,6 +144,24 @@ def test_messages_are_compared_before_they_are_used(run):
     assert "rank 1: iallreduce #2" in job.stderr, job.stderr
 
 
+def test_counts_that_do_not_agree_end_the_job(run):
+    text = """
+        counts = [0, 2] if rank == 0 else [3, 0]
+        none = [0, 0]
+        sends, receives = (counts, none) if rank == 0 else (none, counts)
+        request = mpi4jax.ialltoallv(jnp.ones((sum(sends), 2)), sends, receives)
+        mpi4jax.wait(request).block_until_ready()
+        mpi4jax.notoken.barrier()
+        """
+    job = run(2, text)
+    assert job.returncode != 0
+    words = (
+        r"received 4 elements from rank 0, expected 6: the counts that the two ranks give have to "
+        r"agree\n *in wait for ialltoallv #1 \(0 x float32\) on mpi4jax.default, started at program"
+    )
+    assert re.search(words, job.stderr), job.stderr
+
+
 def test_timelines_have_both(run, tmp_path):
     job = run(
         2,

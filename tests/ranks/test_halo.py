@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from mpi4py import MPI
-from reference import RANK, SIZE, assert_equal, enable_x64, exact_values, random_bits
+from reference import RANK, SIZE, Started, assert_equal, enable_x64, exact_values, random_bits
 
 import mpi4jax
 from mpi4jax import notoken
@@ -120,10 +120,16 @@ SETTINGS = [
 ]
 
 
-@pytest.mark.one_in(2)
+# At once; and started, then waited for. With what stands in a jaxpr once.
+NAMES = {notoken: "mpi4jax_halo_exchange[", Started(): "mpi4jax_start["}
+APIS = pytest.mark.parametrize("api", NAMES, ids=["whole", "started"])
+
+
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("periods", "width", "corners"), SETTINGS)
 @pytest.mark.parametrize("turn", [False, True])
-def test_against_the_model(periods, width, corners, turn):
+@APIS
+def test_against_the_model(periods, width, corners, turn, api):
     if turn and (len(periods) == 1 or SIZE == 1):
         pytest.skip("the same grid as without")
     cart = grid(len(periods), periods, turn)
@@ -131,7 +137,7 @@ def test_against_the_model(periods, width, corners, turn):
     xs, cs = model.blocks(floats), model.blocks(floats, seed=1)
 
     def f(x):
-        return notoken.halo_exchange(x, cart, width=width, corners=corners)
+        return api.halo_exchange(x, cart, width=width, corners=corners)
 
     assert_equal(f(xs[RANK]), model.forward(xs))
     y, pull = jax.vjp(mpi4jax.jit(f), xs[RANK])
@@ -151,15 +157,17 @@ def test_against_the_model(periods, width, corners, turn):
 DTYPES = ("bool", "int8", "bfloat16", "complex64", "float64", "float8_e5m2", "int4")
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", DTYPES)
-def test_data_types(name):
+@APIS
+def test_data_types(name, api):
     if not hasattr(jnp, name + "_" * (name == "bool")):
         pytest.skip(f"this JAX has no {name}")
     cart = grid(2, [True, False])
     model = Model(cart, uneven(cart, 3), [1, (2, 1)], corners=True)
     with enable_x64(True):
         xs = model.blocks(lambda shape, seed: random_bits(name, shape, seed))
-        y = notoken.halo_exchange(jnp.asarray(xs[RANK]), cart, width=[1, (2, 1)])
+        y = api.halo_exchange(jnp.asarray(xs[RANK]), cart, width=[1, (2, 1)])
         assert_equal(y, model.forward(xs), bits=True)
 
 
@@ -174,7 +182,8 @@ def test_sums_of_the_transpose(name):
         assert_equal(g, model.adjoint(cs))
 
 
-def test_trees_travel_together():
+@APIS
+def test_trees_travel_together(api):
     """Blocks of equal dtype in one call; keys, and arrays with more axes in front, as well."""
     cart = grid(1, [True])
     n = 5
@@ -184,7 +193,7 @@ def test_trees_travel_together():
         "c": np.arange(n, dtype=np.int32) + 100 * RANK,
         "keys": jax.random.split(jax.random.key(RANK), n),
     }
-    f = functools.partial(notoken.halo_exchange, cart=cart, axes=-1)
+    f = functools.partial(api.halo_exchange, cart=cart, axes=-1)
     out = f(blocks)
     compiled = mpi4jax.jit(f)(blocks)
     left, right = cart.Shift(0, 1)
@@ -195,38 +204,40 @@ def test_trees_travel_together():
     assert (jax.random.key_data(out["keys"][0]) == jax.random.key_data(expected)).all()
     jax.tree.map(lambda a, b: np.testing.assert_array_equal(*map(_bits, (a, b))), out, compiled)
     text = str(jax.make_jaxpr(f)({"a": blocks["a"], "b": blocks["b"]}))
-    assert text.count("mpi4jax_halo_exchange[") == 1
+    assert text.count(NAMES[api]) == 1
 
 
 def _bits(x):
     return jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x
 
 
-def test_axes_and_dimensions():
+@APIS
+def test_axes_and_dimensions(api):
     """Any axis for each dimension, and dimensions that are not exchanged."""
     cart = grid(2, [True, True])
     model = Model(cart, [[3] * cart.dims[0], [2] * cart.dims[1]], [1, 1], corners=True)
     xs = model.blocks(floats)
-    y = notoken.halo_exchange(xs[RANK].T[:, None], cart, axes=(2, 0))
+    y = api.halo_exchange(xs[RANK].T[:, None], cart, axes=(2, 0))
     assert_equal(y[:, 0].T, model.forward(xs))
 
     rows = Model(cart, [[3] * cart.dims[0], [4] * cart.dims[1]], [1, (0, 0)], corners=True)
     xs = rows.blocks(floats)
-    assert_equal(notoken.halo_exchange(xs[RANK], cart, axes=(0, None)), rows.forward(xs))
-    assert_equal(notoken.halo_exchange(xs[RANK], cart, axes=(None, None)), xs[RANK])
+    assert_equal(api.halo_exchange(xs[RANK], cart, axes=(0, None)), rows.forward(xs))
+    assert_equal(api.halo_exchange(xs[RANK], cart, axes=(None, None)), xs[RANK])
 
 
-def test_vmap_carries_the_batch_in_one_exchange():
+@APIS
+def test_vmap_carries_the_batch_in_one_exchange(api):
     cart = grid(2, [True, False])
     model = Model(cart, uneven(cart, 2), 1, corners=True)
     batches = [model.blocks(floats, seed) for seed in range(3)]
     x = jnp.stack([xs[RANK] for xs in batches], axis=2)
-    f = functools.partial(notoken.halo_exchange, cart=cart, axes=(0, 1))
+    f = functools.partial(api.halo_exchange, cart=cart, axes=(0, 1))
     y = mpi4jax.jit(jax.vmap(f, in_axes=2, out_axes=1))(x)
     for i, xs in enumerate(batches):
         assert_equal(y[:, i], model.forward(xs))
     jaxpr = jax.make_jaxpr(jax.vmap(f, in_axes=2))(x)
-    assert str(jaxpr).count("mpi4jax_halo_exchange[") == 1
+    assert str(jaxpr).count(NAMES[api]) == 1
     g = jax.grad(lambda x: (jax.vmap(f, in_axes=2)(x) ** 2).sum())(x)
     for i, xs in enumerate(batches):
         squares = [2 * model_forward for model_forward in _everyones(model, xs)]
@@ -239,7 +250,8 @@ def _everyones(model, xs):
     return MPI.COMM_WORLD.allgather(mine)
 
 
-def test_in_a_loop_under_grad_and_checkpoint():
+@APIS
+def test_in_a_loop_under_grad_and_checkpoint(api):
     """A diffusion in a ring: ranks agree with one process that has the whole ring."""
     cart, n, steps = grid(1, [True]), 4, 3
     start = np.random.default_rng(5).standard_normal(n * SIZE).astype(np.float32)
@@ -250,7 +262,7 @@ def test_in_a_loop_under_grad_and_checkpoint():
     def distributed(x):
         @jax.checkpoint
         def step(x, _):
-            return smooth(notoken.halo_exchange(jnp.pad(x, 1), cart)), None
+            return smooth(api.halo_exchange(jnp.pad(x, 1), cart)), None
 
         x, _ = jax.lax.scan(step, x, None, length=steps)
         return jnp.sum(x**3)
@@ -267,12 +279,13 @@ def test_in_a_loop_under_grad_and_checkpoint():
     np.testing.assert_allclose(g, everything[part], rtol=1e-5, atol=1e-6)
 
 
-def test_ranks_that_are_not_perturbed_take_part_in_the_derivative():
+@APIS
+def test_ranks_that_are_not_perturbed_take_part_in_the_derivative(api):
     cart = grid(1, [True])
     x = np.arange(4, dtype=np.float32)
 
     def f(a):
-        y = notoken.halo_exchange(a * x if RANK == 0 else jnp.asarray(x), cart)
+        y = api.halo_exchange(a * x if RANK == 0 else jnp.asarray(x), cart)
         return y.sum() if RANK == SIZE - 1 else a * 0
 
     # Rank 0's cells 1 and 2 are the ghost cells of the last rank, or of rank 0 itself.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from mpi4py import MPI
@@ -12,6 +13,8 @@ from .._comm import as_comm, as_status
 from .._definition import define
 from .._derivative import Back
 from .._lowering import Avals, Lowering, Operands
+from .._request import End, Joint, Request
+from .._spec import SPECS, Params
 
 
 def _lower(low: Lowering, xs: Operands, out: Avals) -> list[Any]:
@@ -26,10 +29,23 @@ def _transpose(back: Back, cs: list[Any], xs: list[Any]) -> list[Any]:
     return [y, back.of_template(cs[0], template)]
 
 
+def _received(results: list[Any], _: tuple[Any, ...]) -> Any:
+    return results[0]
+
+
+def _start(start: Callable[..., Request], args: Sequence[Any], p: Params) -> Joint:
+    def one(op: str, x: Any) -> Request:
+        return start(op, (x,), {k: v for k, v in p.items() if k in SPECS[op].params})
+
+    sendbuf, recvbuf = args
+    return Joint([one("recv", recvbuf), one("send", sendbuf), ()], End("sendrecv", _received))
+
+
 define(
     "sendrecv",
     lower=_lower,
     transpose=_transpose,
+    start=_start,
     self_test=lambda t: (
         lambda: t.ops.sendrecv(t.x, t.x, t.left, t.right),
         t.all_x[t.left],

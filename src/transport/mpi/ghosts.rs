@@ -1,4 +1,4 @@
-//! The messages of a halo exchange.
+//! The messages of halo exchanges, and of operations that are told of parts.
 
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
@@ -13,7 +13,7 @@ use crate::error::Cause;
 use crate::mpilib::check;
 use crate::ops::{Dtype, Wire};
 
-/// The same ranks, with messages of their own, for halo exchanges; made by the first one.
+/// The same ranks, with messages of their own; made by the first one that needs it.
 struct Private(Made);
 
 /// Ghost cells that travel at once.
@@ -28,6 +28,11 @@ impl Ghosts {
     pub fn new(comm: &Comm) -> Result<Self, Cause> {
         let comm = comm.attach(|| comm.split(comm.rank).map(Private))?;
         Ok(Self { comm, receives: SmallVec::new(), requests: SmallVec::new() })
+    }
+
+    /// All that is under way.
+    pub fn requests(&self) -> &[MPI_Request] {
+        &self.requests
     }
 
     /// Starts a message of so many bytes.

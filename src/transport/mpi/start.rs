@@ -5,6 +5,7 @@ use std::mem::MaybeUninit;
 use mpi::ffi::{self, MPI_Comm, MPI_Request, MPI_Status};
 use smallvec::SmallVec;
 
+use super::ghosts::Ghosts;
 use super::matching;
 use super::reducer::Reducer;
 use super::span::Span;
@@ -16,7 +17,11 @@ use crate::ops::{Buffer, Op};
 
 /// What MPI knows of an operation that was started. A large reduction is several.
 #[derive(Default)]
-pub struct Posted(SmallVec<[MPI_Request; 1]>);
+pub struct Posted {
+    requests: SmallVec<[MPI_Request; 1]>,
+    /// Those of an operation that is told of parts.
+    parts: Option<Ghosts>,
+}
 
 // SAFETY: handles of MPI's, which was initialised for calls from any thread; one thread at a time uses them.
 unsafe impl Send for Posted {}
@@ -31,17 +36,18 @@ impl Posted {
         let mut request = MaybeUninit::uninit();
         check(name, start(request.as_mut_ptr()))?;
         // SAFETY: written by what starts it, where there is no error.
-        self.0.push(unsafe { request.assume_init() });
+        self.requests.push(unsafe { request.assume_init() });
         Ok(())
     }
 
     pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.requests.is_empty() && self.parts.is_none()
     }
 
     /// Whether all of it has ended, as far as MPI knows; this call lets MPI go on with it. Where it has, [`Self::wait`] takes no time.
     pub fn test(&mut self) -> Result<bool, Cause> {
-        for &request in &self.0 {
+        let messages = self.parts.as_ref().map_or(&[][..], |parts| parts.requests());
+        for &request in self.requests.iter().chain(messages) {
             let (mut flag, mut status) = (0, MaybeUninit::<MPI_Status>::zeroed());
             // SAFETY: a request that nobody else uses now. It stays one, whatever the answer is.
             let code = unsafe { ffi::MPI_Request_get_status(request, &mut flag, status.as_mut_ptr()) };
@@ -55,12 +61,15 @@ impl Posted {
 
     /// Waits for the end; `call` is the one that was started.
     pub fn wait(&mut self, call: &Call) -> Result<(), Cause> {
+        if let (Some(mut messages), Some(parts)) = (self.parts.take(), &call.site.parts) {
+            return parts.finish(call.recv.or(call.send), &mut messages);
+        }
         let mut status = MaybeUninit::<MPI_Status>::zeroed();
-        for request in &mut self.0 {
+        for request in &mut self.requests {
             // SAFETY: a request that nobody else uses now. MPI makes it null.
             check(call.site.mpi_name(), unsafe { ffi::MPI_Wait(request, status.as_mut_ptr()) })?;
         }
-        self.0.clear();
+        self.requests.clear();
         // SAFETY: zeros, or what the wait has written.
         let status = unsafe { status.assume_init() };
         match (call.site.op, &call.recv) {
@@ -200,15 +209,16 @@ pub fn start(call: &Call) -> Result<Posted, Cause> {
                 posted
                     .add(name, |request| ffi::MPI_Isend(send.data.cast(), n, t, dest, tag, comm, request))?;
             }
+            Op::Allgatherv | Op::Alltoallv | Op::Gatherv | Op::Permute | Op::Scatterv => {
+                let parts = site.parts.as_ref().ok_or_else(|| missing("parts"))?;
+                let mut messages = Ghosts::new(&site.comm)?;
+                let started = parts.start(call.send, call.recv, &mut messages);
+                // Some may be under way where one has failed.
+                posted.parts = Some(messages);
+                started?;
+            }
             // These have no `Row::started`.
-            Op::Allgatherv
-            | Op::Alltoallv
-            | Op::Gatherv
-            | Op::HaloExchange
-            | Op::Permute
-            | Op::RaggedAlltoall
-            | Op::Scatterv
-            | Op::Sendrecv => {
+            Op::HaloExchange | Op::RaggedAlltoall | Op::Sendrecv => {
                 let what = format!("starting {} without waiting for its end", site.op);
                 return Err(Cause::Unsupported { what, reason: "MPI has no such function" });
             }

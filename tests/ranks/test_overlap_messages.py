@@ -1,0 +1,128 @@
+"""Messages that are started, and waited for later; and operations that are made of them."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from mpi4py import MPI
+from reference import COMM, LEFT, RANK, RIGHT, SIZE, compilers, float32
+
+import mpi4jax
+
+
+def close(actual, expected):
+    np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_messages_of_parts_keep_their_order():
+    """Of operations that are told of parts, started and not, whatever is waited for first."""
+    there, back = [[(r, (r + step) % SIZE) for r in range(SIZE)] for step in (1, -1)]
+    x = jnp.arange(3.0) + 10 * RANK
+
+    @jax.jit
+    def f(x):
+        first = mpi4jax.ipermute(x, there)
+        rows = mpi4jax.iallgatherv(x[None], [1] * SIZE)
+        second = mpi4jax.ipermute(2 * x, there)
+        third = mpi4jax.notoken.permute(3 * x, back)
+        return mpi4jax.wait(second), third, mpi4jax.waitall([rows, first])
+
+    second, third, (rows, first) = f(x)
+    of_rank = lambda rank: np.arange(3.0) + 10 * rank
+    close(first, of_rank(LEFT))
+    close(second, 2 * of_rank(LEFT))
+    close(third, 3 * of_rank(RIGHT))
+    close(rows, [of_rank(rank) for rank in range(SIZE)])
+
+
+def test_both_sides_of_a_sendrecv():
+    """Trees that differ, of several dtypes; traced peers; nobody."""
+
+    @jax.jit
+    def f(x, left, right):
+        given = {"a": x, "b": jnp.int32(RANK)}
+        like = {"b": jnp.zeros((), jnp.int32), "c": [jnp.zeros(2)]}
+        return mpi4jax.wait(mpi4jax.isendrecv(given, like, left, right, sendtag=3, recvtag=3))
+
+    found = f(jnp.arange(2.0) + RANK, LEFT, RIGHT)
+    close(found["c"][0], np.arange(2.0) + LEFT)
+    assert int(found["b"]) == LEFT
+    x = jnp.ones(2)
+    close(mpi4jax.wait(mpi4jax.isendrecv(x, 2 * x, MPI.PROC_NULL, MPI.PROC_NULL)), [2.0, 2.0])
+    request = mpi4jax.isendrecv(x, x, LEFT, RIGHT)
+    assert repr(request) == "<request of isendrecv>"
+    mpi4jax.wait(request)
+
+    def twice(x):
+        request = mpi4jax.isendrecv(x, x, LEFT, RIGHT)
+        return mpi4jax.wait(request) + mpi4jax.wait(request)
+
+    with pytest.raises(ValueError, match="this request of isendrecv has been waited for before"):
+        jax.jit(twice)(x)
+
+
+@compilers
+def test_a_loop_carries_ghost_cells(jit):
+    """A step starts the exchange that the next one waits for."""
+    cart = COMM.Create_cart([SIZE], [True])
+
+    def steps(start, end, x):
+        def body(request, _):
+            x = end(request)
+            return start(jnp.pad(0.5 * x[1:-1] + 0.25 * (x[:-2] + x[2:]), 1)), x.sum()
+
+        last, sums = jax.lax.scan(body, start(jnp.pad(x, 1)), length=3)
+        return jnp.sum(end(last) * jnp.arange(6.0) * (RANK + 1)) + sums.sum()
+
+    started = lambda x: mpi4jax.ihalo_exchange(x, cart)
+    whole = lambda x: mpi4jax.notoken.halo_exchange(x, cart)
+    x = jnp.asarray(float32((4,), seed=[RANK]))
+    found = jit(jax.value_and_grad(lambda x: steps(started, mpi4jax.wait, x)))(x)
+    expected = jit(jax.value_and_grad(lambda x: steps(whole, lambda y: y, x)))(x)
+    jax.tree.map(close, found, expected)
+
+
+def test_messages_in_both_directions():
+    def f(x):
+        from_left, from_right = (
+            mpi4jax.irecv(x, rank, tag=t) for rank, t in ((LEFT, 1), (RIGHT, 2))
+        )
+        sends = [mpi4jax.isend(x, RIGHT, tag=1), mpi4jax.isend(2 * x, LEFT, tag=2)]
+        inside = jnp.cumsum(mpi4jax.after(from_left, x))
+        right = mpi4jax.wait(from_right, after=inside)
+        left = mpi4jax.wait(from_left)
+        mpi4jax.waitall(sends)
+        return left + 3 * right + inside
+
+    x = jnp.arange(3.0) + RANK
+    expected = np.arange(3.0) + LEFT + 6 * (np.arange(3.0) + RIGHT) + np.cumsum(x)
+    close(f(x), expected)
+    close(jax.jit(f)(x), expected)
+    weights = np.array([1.0, 10.0, 100.0]) * (RANK + 1)
+    of_rank = lambda rank: np.array([1.0, 10.0, 100.0]) * (rank + 1)
+    expected = of_rank(RIGHT) + 6 * of_rank(LEFT) + np.cumsum(of_rank(RANK)[::-1])[::-1]
+    close(jax.jit(jax.grad(lambda x: jnp.sum(weights * f(x))))(x), expected)
+
+
+def test_what_is_received_at_last():
+    """Traced peers, wildcards, nobody, a template that is described."""
+    x = jnp.arange(2.0) + RANK
+
+    @jax.jit
+    def f(x, left, right):
+        request = mpi4jax.irecv(x, left, tag=jnp.int32(5))
+        mpi4jax.wait(mpi4jax.isend(x, right, tag=jnp.int32(5)))
+        return mpi4jax.wait(request)
+
+    close(f(x, LEFT, RIGHT), np.arange(2.0) + LEFT)
+    close(f(x, MPI.PROC_NULL, MPI.PROC_NULL), x)
+    request = mpi4jax.irecv(jax.ShapeDtypeStruct((2,), np.float32), MPI.ANY_SOURCE, tag=7)
+    send = mpi4jax.isend(x, RIGHT, tag=7)
+    close(mpi4jax.wait(request), np.arange(2.0) + LEFT)
+    assert mpi4jax.wait(send) is None
+    nobody = mpi4jax.irecv(x, MPI.PROC_NULL)
+    close(mpi4jax.wait(nobody), x)
+    # A blocking receive and one that is started get each other's messages.
+    request = mpi4jax.isend(x, RIGHT, tag=2)
+    close(mpi4jax.notoken.recv(x, LEFT, tag=2), np.arange(2.0) + LEFT)
+    mpi4jax.wait(request)
