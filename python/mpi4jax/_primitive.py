@@ -15,7 +15,7 @@ from jax.extend.core import Primitive
 from mpi4py import MPI
 
 from . import _compat, _compat_traces, _native
-from ._comm import MEAN, as_reduction
+from ._comm import MEAN, Reduction, as_reduction
 from ._spec import Params, Spec, first_axes, is_root
 
 TOKEN = ShapedArray((), np.dtype(np.float32))
@@ -114,29 +114,33 @@ _NEEDS = {
 }
 
 
-def check_dtype(spec: Spec, p: Params, aval: Any) -> None:
+def check_reduction(op: str, reduction: Reduction | None, aval: Any, blocks: bool = False) -> None:
+    """Whether an array can be communicated, and reduced. ``blocks``: its first axis is the rank."""
     name = str(aval.dtype)
     flags = DTYPES.get(name)
     if flags is None:
         raise TypeError(
-            f"{spec.name}: dtype {name} cannot be communicated; expected one of {', '.join(DTYPES)}"
+            f"{op}: dtype {name} cannot be communicated; expected one of {', '.join(DTYPES)}"
         )
-    reduction = p.get("reduction")
     if reduction is None or reduction.user:
         return
-    blocks = first_axes(spec, p)[0] is not None
     if reduction.name in ("MAXLOC", "MINLOC") and aval.shape[blocks:][-1:] != (2,):
         raise ValueError(
-            f"{spec.name}: reduction {reduction.name} works on pairs (value, index) along the last "
+            f"{op}: reduction {reduction.name} works on pairs (value, index) along the last "
             f"axis{' of a block' * blocks}; expected shape (..., 2), got {aval.shape}"
         )
     if flags[_NEEDS[reduction.name]]:
         return
     allowed = ", ".join(d for d, f in DTYPES.items() if f[_NEEDS[reduction.name]])
     raise TypeError(
-        f"{spec.name}: reduction {reduction.name} is not defined for dtype {name}; "
+        f"{op}: reduction {reduction.name} is not defined for dtype {name}; "
         f"expected one of {allowed}"
     )
+
+
+def check_dtype(spec: Spec, p: Params, aval: Any) -> None:
+    blocks = first_axes(spec, p)[0] is not None
+    check_reduction(spec.name, p.get("reduction"), aval, blocks)
 
 
 def abstract_eval(spec: Spec, *args: Any, **p: Any) -> tuple[list[Any], set[Any]]:

@@ -16,6 +16,7 @@ from ._flush import flush
 from ._jit import jit
 from ._overlap import *  # noqa: F403
 from ._pvary import pvary
+from ._reduce_local import reduce_local
 from ._time_limit import time_limit
 from ._tokens import auto_tokenize, without_token
 from ._transport import has_cuda_support, has_hip_support, has_sycl_support, transport_info
@@ -51,6 +52,7 @@ __all__ = [
     "neighbor_allgather",
     "neighbor_alltoall",
     "pvary",
+    "reduce_local",
     "scatter_blocks",
     "time_limit",
     "transport_info",
