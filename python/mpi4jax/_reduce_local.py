@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 from mpi4py import MPI
-from mpi4py.util.dtlib import from_numpy_dtype
 
 from ._comm import Reduction, as_reduction
 from ._primitive import check_reduction
@@ -40,6 +39,8 @@ def _located(name: str, x: Any, y: Any) -> Any:
 
 
 def _by_user(reduction: Reduction, x: Any, y: Any) -> Any:
+    from mpi4py.util.dtlib import from_numpy_dtype  # few need it: not when mpi4jax is imported
+
     try:
         from_numpy_dtype(x.dtype)
     except ValueError:
