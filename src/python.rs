@@ -5,8 +5,9 @@ mod _native {
     use std::ffi::c_void;
 
     use pyo3::exceptions::{PyRuntimeError, PyValueError};
+    use pyo3::intern;
     use pyo3::prelude::*;
-    use pyo3::types::{PyCapsule, PyDict};
+    use pyo3::types::{PyBytes, PyCapsule, PyDict};
 
     use crate::comm::{self, Comm};
     use crate::error::{Cause, Error};
@@ -309,7 +310,7 @@ mod _native {
         transport::set_count_limit(limit);
     }
 
-    /// Starts the watchdog. Returns whether `SIGUSR1` makes it report.
+    /// Starts the watchdog. `takes_signal`: `SIGUSR1` makes it report.
     #[pyfunction]
     fn watch_start(
         rank: i32,
@@ -319,8 +320,8 @@ mod _native {
         report_after: f64,
         abort: bool,
         takes_signal: bool,
-    ) -> bool {
-        watch::start(watch::Settings { rank, size, directory, timeout, report_after, abort, takes_signal })
+    ) {
+        watch::start(watch::Settings { rank, size, directory, timeout, report_after, abort, takes_signal });
     }
 
     /// From now on, what this rank waits for counts as hung after so many seconds (0: never). A number to leave with.
@@ -335,15 +336,63 @@ mod _native {
         watch::leave_limit(number);
     }
 
-    /// A thread of Python's answers numbers from the other end of this socket with the number and where the main thread
-    /// is, as its faulthandler writes. The latter does so too, if it has taken `SIGUSR1` and writes to this file.
+    /// The frames of a thread, the innermost first, as Python's faulthandler writes them; `frames` is
+    /// `sys._current_frames`.
+    ///
+    /// No instruction of Python's is done meanwhile, so no other thread runs. Else that thread might leave a frame which
+    /// this one holds, and objects that belong to that thread would be deleted in this one.
     #[pyfunction]
-    #[pyo3(signature = (socket, file=None))]
-    fn watch_stacks(socket: i32, file: Option<i32>) {
-        watch::use_answers(socket);
-        if let Some(file) = file {
-            watch::use_stacks(file);
+    fn stack<'py>(py: Python<'py>, frames: &Bound<'py, PyAny>, thread: u64) -> Bound<'py, PyBytes> {
+        const FRAMES: usize = 100;
+        const BYTES: usize = 60_000;
+        let mut text = String::new();
+        let mut write = || -> PyResult<()> {
+            let mut frame = frames.call0()?.get_item(thread)?;
+            for _ in 0..FRAMES {
+                if frame.is_none() {
+                    break;
+                }
+                let code = frame.getattr(intern!(py, "f_code"))?;
+                let file = code.getattr(intern!(py, "co_filename"))?;
+                let (file, name) = (file.str()?, code.getattr(intern!(py, "co_name"))?.str()?);
+                let line = frame.getattr(intern!(py, "f_lineno"))?.extract::<u32>().unwrap_or(0);
+                let (file, name) = (file.to_string_lossy(), name.to_string_lossy());
+                if text.len() + file.len() + name.len() > BYTES {
+                    break;
+                }
+                text += &format!("  File \"{file}\", line {line} in {name}\n");
+                frame = frame.getattr(intern!(py, "f_back"))?;
+            }
+            Ok(())
+        };
+        // SAFETY: the lock is held. Nor is anything collected here that another thread has left.
+        let collects = unsafe { pyo3::ffi::PyGC_Disable() } != 0;
+        let _ = write(); // what has been found so far is better than nothing
+        if collects {
+            // SAFETY: as above.
+            unsafe { pyo3::ffi::PyGC_Enable() };
         }
+        PyBytes::new(py, text.as_bytes())
+    }
+
+    /// A thread of Python's answers numbers from the other end of this socket with the number and where the main thread
+    /// is, as [`stack`] does.
+    #[pyfunction]
+    fn watch_stacks(socket: i32) {
+        watch::use_answers(socket);
+    }
+
+    /// A signal that nobody uses, if there is one.
+    #[pyfunction]
+    fn unused_signal() -> Option<i32> {
+        watch::unused_signal()
+    }
+
+    /// Python's faulthandler has been registered for this signal, to write to this file where all threads are, of which
+    /// one is the main thread. It is called, without the signal, if no thread of Python's can answer.
+    #[pyfunction]
+    fn watch_faulthandler(signal: i32, file: i32, thread: u64) {
+        watch::use_faulthandler(signal, file, thread);
     }
 
     /// Has Python's main thread say that it runs, as soon as it does.

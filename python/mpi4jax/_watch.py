@@ -118,7 +118,8 @@ def start() -> None:
     # None stands for a handler in C: MPICH has one, which ours calls.
     free = signal.getsignal(signal.SIGUSR1) in (signal.SIG_DFL, None)
     folder = _job.directory(size)
-    _stacks.start(_native.watch_start(rank, size, folder, seconds, told_after, aborts, free))
+    _native.watch_start(rank, size, folder, seconds, told_after, aborts, free)
+    _stacks.start()
     if trace := os.environ.get("MPI4JAX_TRACE"):
         _native.trace_to(trace_file(trace, rank), rank)
     if size > 1:

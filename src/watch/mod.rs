@@ -4,7 +4,7 @@
 //! still end, [`limits`] how long it may take, [`report`] what all ranks do, and [`end`] ends the job. [`peers`] is how
 //! the ranks learn of each other without MPI, by files in a [`folder`], of which there is a [`listing`], about their
 //! [`process`]es, of which each watches a [`neighbour`]; so they ask [`questions`], and the last one [`sweep`]s. [`link`]
-//! is how they do it through MPI, for a [`desk`], and [`dump`] what they leave on disk. [`stacks`], [`signal`] and [`frames`] find out
+//! is how they do it through MPI, for a [`desk`], and [`dump`] what they leave on disk. [`stacks`], [`faulthandler`] and [`frames`] find out
 //! where Python is, [`groups`] puts what many ranks do in few lines. [`terminate`] has a word to say where a signal ends
 //! this rank. [`compare`] compares operations before they run, [`samples`] does it afterwards.
 
@@ -12,6 +12,7 @@ mod compare;
 mod desk;
 mod dump;
 mod end;
+mod faulthandler;
 mod folder;
 mod frames;
 mod groups;
@@ -35,9 +36,9 @@ mod watchdog;
 use std::sync::{Arc, OnceLock};
 
 pub use self::compare::Level as CheckLevel;
+pub use self::faulthandler::{unused_signal, use_registered as use_faulthandler};
 pub use self::limits::{enter as enter_limit, leave as leave_limit};
 pub use self::samples::share_default;
-pub use self::signal::use_stacks;
 pub use self::stacks::use_answers;
 pub use self::terminate::python_runs;
 pub use self::waits::{enter, leave};

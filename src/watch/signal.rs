@@ -1,108 +1,111 @@
-//! `SIGUSR1`: others send it for a report, and we to ourselves, for Python's faulthandler to say where a thread is.
+//! `SIGUSR1`, by which others ask for a report; and what handlers of signals have in common.
 
+use std::ffi::c_int;
 use std::os::fd::RawFd;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
-use std::time::{Duration, Instant};
+use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
+use std::time::Duration;
 
 /// Where a `SIGUSR1` is passed on to.
 static SIGNALLED: AtomicI32 = AtomicI32::new(-1);
-/// Whether the next `SIGUSR1` is our own, to see where Python is.
-static LOOKING: AtomicBool = AtomicBool::new(false);
-/// Whether that has been answered.
-static LOOKED: AtomicBool = AtomicBool::new(false);
-/// The file that Python's faulthandler writes to, and its handler.
-static STACKS: OnceLock<(RawFd, SignalAction)> = OnceLock::new();
+/// The process that reports. A forked child has the handler too.
+static PROCESS: AtomicU32 = AtomicU32::new(0);
 
-/// For how long the main thread is waited for to take the signal.
-const LOOK: Duration = Duration::from_millis(500);
-
-type SignalAction = extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void);
+pub type Handler = extern "C" fn(c_int, *mut libc::siginfo_t, *mut libc::c_void);
 
 /// A handler of another library: MPICH's launcher tells ranks by `SIGUSR1` that one of them has ended.
-static PREVIOUS: OnceLock<SignalAction> = OnceLock::new();
+static PREVIOUS: OnceLock<Handler> = OnceLock::new();
 
-/// Async-signal-safe: atomics, a write, Python's faulthandler, and the handler that was there before.
-extern "C" fn on_signal(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
-    if LOOKING.swap(false, Ordering::Relaxed) {
-        if let Some((_, write)) = STACKS.get() {
-            write(signal, info, context);
+/// Async-signal-safe: atomics, system calls, and the handler that was there before.
+extern "C" fn on_signal(signal: c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+    keeping_error(|| {
+        // SAFETY: takes nothing.
+        let is_child = unsafe { libc::getpid() } as u32 != PROCESS.load(Ordering::Relaxed);
+        if !is_child {
+            // SAFETY: a pipe that is never closed. If it is full, a report is due anyway.
+            unsafe { libc::write(SIGNALLED.load(Ordering::Relaxed), c"!".as_ptr().cast(), 1) };
         }
-        LOOKED.store(true, Ordering::Release);
-        return;
-    }
-    // SAFETY: a pipe that is never closed. If it is full, a report is due anyway.
-    unsafe { libc::write(SIGNALLED.load(Ordering::Relaxed), c"!".as_ptr().cast(), 1) };
-    if let Some(previous) = PREVIOUS.get() {
-        previous(signal, info, context);
-    }
+        match PREVIOUS.get() {
+            Some(previous) => previous(signal, info, context),
+            None if is_child => {
+                default(signal);
+                // SAFETY: a plain system call. The signal comes when this handler has returned.
+                unsafe { libc::raise(signal) };
+            }
+            None => {}
+        }
+    });
 }
 
-/// Sends `SIGUSR1` to the main thread, whose number is that of the process.
 #[cfg(target_os = "linux")]
-fn signal_main_thread() {
-    // SAFETY: a plain system call.
-    unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), libc::getpid(), libc::SIGUSR1) };
+use libc::__errno_location as error_location;
+#[cfg(not(target_os = "linux"))]
+use libc::__error as error_location;
+
+/// What is interrupted by a handler may be about to read `errno`.
+pub fn keeping_error(f: impl FnOnce()) {
+    // SAFETY: the address of this thread's `errno`.
+    let location = unsafe { error_location() };
+    let error = unsafe { location.read() };
+    f();
+    unsafe { location.write(error) };
 }
 
-/// Nobody asks: [`STACKS`] is a file in memory, which only Linux has.
-#[cfg(not(target_os = "linux"))]
-fn signal_main_thread() {}
+/// What a signal does without anybody's handler is what it does from now on. Async-signal-safe.
+pub fn default(signal: c_int) {
+    // SAFETY: all-zero is a value of it, and stands for the default action.
+    unsafe { libc::sigaction(signal, &std::mem::zeroed(), std::ptr::null_mut()) };
+}
 
-/// What is done at a `SIGUSR1` now.
-fn signal_action() -> libc::sigaction {
+/// What is done at a signal now.
+pub fn action(signal: c_int) -> libc::sigaction {
     // SAFETY: a plain system call, which fills the memory it is given.
     unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
-        libc::sigaction(libc::SIGUSR1, std::ptr::null(), &mut action);
+        libc::sigaction(signal, std::ptr::null(), &mut action);
         action
     }
 }
 
-/// Python's faulthandler is now the handler of `SIGUSR1`; it writes to `file`, which stays open. Ours is again after
-/// this, and calls Python's where that is safe.
-pub fn use_stacks(file: RawFd) {
-    let theirs = signal_action().sa_sigaction;
-    // SAFETY: a handler of signals; it does not notice arguments that it does not take.
-    let _ = STACKS.set((file, unsafe { std::mem::transmute::<usize, SignalAction>(theirs) }));
-    handle();
+/// The function that an action calls, if it does. One that takes the number alone does not notice the other arguments.
+pub fn function(action: &libc::sigaction) -> Option<Handler> {
+    let is_function = ![libc::SIG_DFL, libc::SIG_IGN].contains(&action.sa_sigaction);
+    // SAFETY: a handler of signals.
+    is_function.then(|| unsafe { std::mem::transmute::<usize, Handler>(action.sa_sigaction) })
 }
 
-/// Makes [`on_signal`] the handler.
-fn handle() {
-    let mut action = signal_action();
-    action.sa_sigaction = on_signal as SignalAction as usize;
-    action.sa_flags = libc::SA_RESTART | libc::SA_SIGINFO;
+/// Makes a function that is async-signal-safe what is done at a signal.
+fn handle(signal: c_int, handler: Handler) {
+    let mut action = action(signal);
+    action.sa_sigaction = handler as usize;
+    // Any thread may be the one that is interrupted, also one with a small stack.
+    action.sa_flags = libc::SA_RESTART | libc::SA_SIGINFO | libc::SA_ONSTACK;
     // SAFETY: a plain system call; the handler is async-signal-safe.
-    unsafe { libc::sigaction(libc::SIGUSR1, &action, std::ptr::null_mut()) };
+    unsafe { libc::sigaction(signal, &action, std::ptr::null_mut()) };
 }
 
-/// Makes the signal wake whoever waits at the file that is returned; whether it does: not if the program has a use
-/// of its own for the signal.
-pub fn install(takes_signal: bool) -> (RawFd, bool) {
+/// Makes the signal wake whoever waits at the file that is returned, unless the program has a use of its own for it.
+pub fn install(takes_signal: bool) -> RawFd {
     let mut ends = [-1; 2];
     // SAFETY: plain system calls on memory of ours.
-    let free = unsafe {
+    unsafe {
         if libc::pipe(ends.as_mut_ptr()) != 0 {
-            ends = [-1; 2];
+            return -1;
         }
         for end in ends {
             libc::fcntl(end, libc::F_SETFD, libc::FD_CLOEXEC);
             libc::fcntl(end, libc::F_SETFL, libc::O_NONBLOCK);
         }
-        SIGNALLED.store(ends[1], Ordering::Relaxed);
-        let action = signal_action();
-        let free = takes_signal && ends[0] >= 0;
-        if free {
-            if ![libc::SIG_DFL, libc::SIG_IGN].contains(&action.sa_sigaction) {
-                // A handler that takes the number alone does not notice the other arguments.
-                let _ = PREVIOUS.set(std::mem::transmute::<usize, SignalAction>(action.sa_sigaction));
-            }
-            handle();
+    }
+    SIGNALLED.store(ends[1], Ordering::Relaxed);
+    PROCESS.store(std::process::id(), Ordering::Relaxed);
+    if takes_signal {
+        if let Some(previous) = function(&action(libc::SIGUSR1)) {
+            let _ = PREVIOUS.set(previous);
         }
-        free
-    };
-    (ends[0], free)
+        handle(libc::SIGUSR1, on_signal);
+    }
+    ends[0]
 }
 
 /// Waits for so long; whether a signal came.
@@ -116,34 +119,4 @@ pub fn wait(wake: RawFd, tick: Duration) -> bool {
         let mut bytes = [0u8; 64];
         libc::read(wake, bytes.as_mut_ptr().cast(), bytes.len()) > 0
     }
-}
-
-/// Where the main thread is in Python, as its faulthandler writes on a signal to that thread alone. Only for a thread
-/// whose frames do not change now: see [`super::stacks`].
-pub fn stack() -> Option<Vec<u8>> {
-    let &(file, _) = STACKS.get()?;
-    if signal_action().sa_sigaction != on_signal as SignalAction as usize {
-        return None; // the program has taken the signal for itself since
-    }
-    // SAFETY: the file is ours.
-    unsafe {
-        libc::ftruncate(file, 0);
-        libc::lseek(file, 0, libc::SEEK_SET);
-    }
-    LOOKED.store(false, Ordering::Relaxed);
-    LOOKING.store(true, Ordering::Relaxed);
-    signal_main_thread();
-    let start = Instant::now();
-    while !LOOKED.load(Ordering::Acquire) {
-        if start.elapsed() > LOOK {
-            LOOKING.store(false, Ordering::Relaxed);
-            return None; // it does not run, or does not take signals
-        }
-        std::thread::sleep(Duration::from_millis(1));
-    }
-    let mut text = vec![0u8; 1 << 16];
-    // SAFETY: as above, and a buffer of the length that is given.
-    let length = unsafe { libc::pread(file, text.as_mut_ptr().cast(), text.len(), 0) };
-    text.truncate(usize::try_from(length).unwrap_or(0));
-    Some(text)
 }

@@ -1,12 +1,12 @@
 //! Where Python's main thread is. A thread of Python's says it, which holds Python's lock meanwhile, so that no frame
-//! changes under it. If C code keeps the lock, that thread cannot, and Python's faulthandler writes it.
+//! changes under it. If C code keeps the lock, that thread cannot, and Python's [`faulthandler`] writes it.
 
 use std::os::fd::RawFd;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use super::faulthandler;
 use super::frames::{self, Frame};
-use super::signal;
 
 /// The socket at whose other end a thread of Python's answers.
 static ANSWERS: Mutex<Option<RawFd>> = Mutex::new(None);
@@ -26,9 +26,9 @@ pub fn python() -> Vec<Frame> {
     // One at a time: whoever waits may not take another's answer.
     let answers = ANSWERS.lock().unwrap();
     let Some(socket) = *answers else { return Vec::new() };
-    // Not the faulthandler first: its signal may come while the main thread makes or leaves a frame, and then it
-    // crashes. After half a second without an answer, C code has the lock, and no frame changes.
-    let text = ask(socket).or_else(signal::stack).unwrap_or_default();
+    // Not the faulthandler first: where Python runs, what it reads may be half of a frame. After half a second
+    // without an answer, C code has the lock, and no frame changes, unless the thread has had no time.
+    let text = ask(socket).or_else(faulthandler::stack).unwrap_or_default();
     frames::python_frames(&String::from_utf8_lossy(&text))
 }
 

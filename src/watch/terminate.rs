@@ -11,6 +11,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use super::signal::{default, keeping_error};
 use super::{end, waits};
 
 /// For how long Python has to answer an interrupt.
@@ -43,7 +44,7 @@ pub fn python_runs() {
 extern "C" fn on_signal(signal: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
     let Some(Installed { process, pipe, interrupt }) = INSTALLED.get() else { return };
     // SAFETY: plain system calls, and what the system says of the signal; the pipe is never closed.
-    unsafe {
+    keeping_error(|| unsafe {
         if libc::getpid() as u32 == *process {
             let message: Message = [signal, (*info).si_pid()];
             libc::write(pipe[1], (&raw const message).cast(), size_of::<Message>());
@@ -51,21 +52,12 @@ extern "C" fn on_signal(signal: libc::c_int, info: *mut libc::siginfo_t, _: *mut
             default(signal);
             libc::raise(signal); // comes when this handler has returned
         }
-    }
+    });
     if signal == libc::SIGINT
         && let Some(interrupt) = interrupt
     {
         interrupt(signal);
     }
-}
-
-/// What a signal does without anybody's handler is what it does from now on.
-///
-/// # Safety
-/// None to keep: async-signal-safe.
-unsafe fn default(signal: libc::c_int) {
-    // SAFETY: all-zero is a value of it, and stands for the default action.
-    unsafe { libc::sigaction(signal, &std::mem::zeroed(), std::ptr::null_mut()) };
 }
 
 /// What is done at a signal now, if it is the system's default or a plain function.

@@ -14,7 +14,7 @@ use super::questions::Answer;
 use super::report::{GRACE, Reporter, python};
 use super::samples::Difference;
 use super::waits::{self, Wait, blocked, under_way};
-use super::{desk, frames, link, signal, terminate};
+use super::{desk, faulthandler, frames, link, signal, terminate};
 use crate::error::Error;
 use crate::record::recorder::{self, Record};
 use crate::record::timeline;
@@ -90,9 +90,9 @@ extern "C" fn at_exit() {
     }
 }
 
-/// Starts the watchdog, once per process. Returns whether `SIGUSR1` makes it report.
-pub fn start(settings: Settings) -> bool {
-    let (wake, has_signal) = signal::install(settings.takes_signal);
+/// Starts the watchdog, once per process.
+pub fn start(settings: Settings) {
+    let wake = signal::install(settings.takes_signal);
     // SAFETY: registers a function that touches nothing but its statics and files.
     unsafe { libc::atexit(at_exit) };
     let reporter = Reporter::new(Peers::new(settings.directory.clone(), settings.rank, settings.size));
@@ -115,7 +115,6 @@ pub fn start(settings: Settings) -> bool {
     }
     // For programs that end MPI themselves.
     let _ = mpilib::at_finalize(tell_finished);
-    has_signal
 }
 
 /// Lets the ranks ask each other through MPI, if all of them want that. Collective.
@@ -137,6 +136,7 @@ pub unsafe fn open_link(comm: usize, wanted: bool) -> Result<(), Error> {
 /// Tells the other ranks that this one has done its last operation.
 pub fn finish() {
     waits::set_finished();
+    faulthandler::stop();
     let Some(watchdog) = WATCHDOG.get() else { return };
     for comm in comm::live() {
         if let Some((source, tag)) = comm.unreceived() {

@@ -111,6 +111,15 @@ FAULTS = {
         status=HUNG_STATUS,
         often=True,
     ),
+    # A signal would end a sleep in C.
+    "a rank that is looked at does not wake up": Fault(
+        "import ctypes\nif rank == 1: print('left', ctypes.PyDLL(None).sleep(7))\n"
+        "wait(nt.allreduce(x, MPI.SUM))",
+        (rf"for rank 1, which is in Python at .*fault.py:{FIRST_LINE + 1}.*the job", "left 0"),
+        status=0,
+        env={"MPI4JAX_REPORT_AFTER": "1", **FOREVER},
+        often=True,
+    ),
     "a rank that spins in a compiled function": Fault(
         "f = jax.jit(lambda x: jax.lax.while_loop(lambda c: c[0] > 0, lambda c: c + 1, x))\n"
         "if rank == 1: wait(f(x))\n"

@@ -50,7 +50,8 @@ def test_timeline(mpirun, tmp_path):
 def test_signals_print_the_state_and_the_job_goes_on(tmp_path):
     """Also when Python runs, and its stack changes, while it is looked at."""
     program = tmp_path / "program.py"
-    program.write_text(LOOP.replace("1 - rank", "rank") + "print('the end')\n")
+    says = "    if i == 10: print('in the loop', flush=True)\nprint('the end')\n"
+    program.write_text(LOOP.replace("1 - rank", "rank") + says)
     env = {
         **environment_outside_mpi(),
         "MPI4JAX_DUMP_DIR": str(tmp_path),
@@ -58,10 +59,7 @@ def test_signals_print_the_state_and_the_job_goes_on(tmp_path):
     }
     command = [sys.executable, str(program), "100000"]
     with subprocess.Popen(command, env=env, stdout=-1, stderr=-1, text=True) as process:
-        deadline = time.monotonic() + 60
-        while not list(tmp_path.glob("mpi4jax-*/*/rank0.pid")) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        time.sleep(0.5)
+        assert process.stdout.readline() == "in the loop\n"
         for _ in range(40):
             process.send_signal(signal.SIGUSR1)
             time.sleep(0.05)
@@ -73,50 +71,6 @@ def test_signals_print_the_state_and_the_job_goes_on(tmp_path):
     assert re.search(r"allreduce #\d+ \(MAX, 100 x float32\)", err), err
     (dumped,) = report.load(tmp_path).values()
     assert dumped["rank"] == 0
-
-
-CHURN = """
-import sys, threading, time
-import mpi4jax
-
-class Context:
-    def __enter__(self): return self
-    def __exit__(self, *exception): pass
-
-def deep(n): return 0 if n == 0 else deep(n - 1) + 1
-def numbers(n): yield from range(n)
-
-def step():
-    def total(*args, **kwargs): return sum(numbers(3)) + len(args)
-    with Context(): return deep(5) + total(1, key=2) + max([3, 1], key=lambda v: -v)
-
-print("ready", flush=True)
-end = threading.Thread(target=sys.stdin.read)
-end.start()
-while end.is_alive(): step()
-print("the end")
-"""
-
-
-def test_who_looks_where_python_is_does_no_harm(tmp_path):
-    """Also when a signal comes in the midst of a call of Python's."""
-    program = tmp_path / "program.py"
-    program.write_text(CHURN)
-    env = {**environment_outside_mpi(), "MPI4JAX_DUMP_DIR": str(tmp_path)}
-    pipes = dict.fromkeys(("stdin", "stdout"), subprocess.PIPE)
-    with (
-        open(tmp_path / "err", "w+") as err,
-        subprocess.Popen([sys.executable, program], env=env, stderr=err, text=True, **pipes) as job,
-    ):
-        assert job.stdout.readline() == "ready\n"
-        for _ in range(2000):
-            job.send_signal(signal.SIGUSR1)
-            time.sleep(0.002)
-        out, _ = job.communicate(timeout=60)
-        assert job.returncode == 0
-        assert out == "the end\n"
-        err.seek(0)
-        assert len(re.findall(r"Python is at .*program.py:\d+", err.read())) > 10
 
 
 ONE = """
