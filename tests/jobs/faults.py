@@ -45,6 +45,7 @@ class Fault:
         silent: regular expressions, none found in the output.
         time_limit: seconds from the start of mpiexec, on a busy machine.
         often: whether it is run each time, not only by `make test-all`.
+        library: what the MPI library's name has in it, if others behave differently.
     """
 
     program: str
@@ -55,3 +56,4 @@ class Fault:
     silent: tuple[str, ...] = ()
     time_limit: float = 55
     often: bool = False
+    library: str = ""

@@ -104,6 +104,17 @@ FAULTS = {
         env=CHECK,
         often=True,
     ),
+    # MPICH's own line comes first, and no error handler is asked: ours comes at the exit.
+    "sizes that differ, where the library ends the job": Fault(
+        "wait(nt.scan(jnp.ones(3 if rank else 50000)))",
+        (
+            r"Fatal error in .*Scan: Message truncated",
+            rf"r1 .*: a library has ended this rank in scan #1 .*, .*fault.py:{FIRST_LINE}",
+        ),
+        env={"MPI4JAX_CHECK": "0", **FOREVER},
+        often=True,
+        library="MPICH",
+    ),
     "more rows than there is room for": Fault(
         "counts = jnp.array([2, 2])\n"
         "wait(nt.ragged_alltoall(jnp.ones(4), counts, 4 if rank else 3))",
