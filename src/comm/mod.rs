@@ -59,6 +59,10 @@ pub struct Comm {
     attached: Mutex<Vec<Attachment>>,
 }
 
+fn first_of<T: Any + Send + Sync>(attached: &[Attachment]) -> Option<Arc<T>> {
+    attached.iter().find(|it| it.is::<T>())?.clone().downcast().ok()
+}
+
 impl std::fmt::Debug for Comm {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}, rank {} of {}", self.key, self.rank, self.size)
@@ -170,8 +174,7 @@ impl Comm {
 
     /// What has been attached of this type.
     pub fn attached<T: Any + Send + Sync>(&self) -> Option<Arc<T>> {
-        let found = self.attachments().iter().find(|it| it.is::<T>()).cloned();
-        found?.downcast().ok()
+        first_of(&self.attachments())
     }
 
     /// What has been attached of this type, else what `make` makes, which may be collective.
@@ -181,10 +184,13 @@ impl Comm {
         }
         // Not under the lock: `make` waits for other ranks, and the watchdog looks at attachments.
         let made = Arc::new(make()?);
+        // Another thread may have been faster. What was made is kept all the same: other ranks may have a part of it.
+        let mut attached = self.attachments();
+        let first = first_of(&attached);
         if !self.is_freed() {
-            self.attachments().push(made.clone());
+            attached.push(made.clone());
         }
-        Ok(made)
+        Ok(first.unwrap_or(made))
     }
 
     /// Drops what was made from it, the last one first. All ranks have attached in the same order.

@@ -125,6 +125,19 @@ mod tests {
     use super::*;
 
     #[test]
+    fn threads_that_attach_at_once_have_the_same() {
+        let comm = Comm::new("attach-test", 0, 0, 2);
+        let attach = |number: i32, before: &dyn Fn()| {
+            comm.attach(|| {
+                before();
+                Ok::<_, ()>(number)
+            })
+        };
+        let late = attach(1, &|| assert_eq!(*attach(2, &|| ()).unwrap(), 2)).unwrap();
+        assert_eq!((*late, *comm.attached::<i32>().unwrap()), (2, 2));
+    }
+
+    #[test]
     fn a_key_that_is_used_again_names_the_new_communicator() {
         let make = |handle| register(Comm::new("comm-test", handle, 0, 2));
         let first = make(1);
