@@ -168,7 +168,13 @@ def test_data_types(name, api):
     with enable_x64(True):
         xs = model.blocks(lambda shape, seed: random_bits(name, shape, seed))
         y = api.halo_exchange(jnp.asarray(xs[RANK]), cart, width=[1, (2, 1)])
-        assert_equal(y, model.forward(xs), bits=True)
+        if isinstance(api, Started) and name.startswith("float8"):
+            # XLA packs the faces. It computes with these floats in wider ones, and there a NaN
+            # becomes another one.
+            y, xs = np.asarray(y, np.float32), [x.astype(np.float32) for x in xs]
+            np.testing.assert_array_equal(y, model.forward(xs))
+        else:
+            assert_equal(y, model.forward(xs), bits=True)
 
 
 @pytest.mark.parametrize("name", ["float16", "bfloat16", "float64", "complex128"])
