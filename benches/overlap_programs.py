@@ -5,13 +5,12 @@
 `model`: the shallow-water model of `examples/`, which computes the inner cells of its blocks while
 the ghost cells travel. `training`: a network with the data on the ranks, whose gradients are
 reduced layer by layer while those of the layers before are computed, beside one reduction of all.
-Milliseconds a step: medians over the rounds, in which the two take turns, of the slowest rank. Each
-rank computes on one core.
+Milliseconds a step of the slowest rank: medians and quartiles over the rounds, in which the two
+take turns. Each rank computes on one core.
 """
 
 import argparse
 import os
-import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -23,6 +22,7 @@ os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false")
 import jax
 import jax.numpy as jnp
 import numpy as np
+import report
 from jax import lax
 from mpi4py import MPI
 
@@ -172,11 +172,12 @@ def compare(name: str, runs: Iterator[Callable[[], Any]], steps: int, rounds: in
             if done:  # the first one warms up
                 found.append(1e3 * seconds / steps)
     if COMM.rank == 0:
-        without, overlapping = map(statistics.median, times)
-        ranges = [f"{min(found):.2f} to {max(found):.2f}" for found in times]
+        without, overlapping = (
+            "{:9.2f} ({:.2f} to {:.2f})".format(*report.spread(found)) for found in times
+        )
+        ratio = report.ratio_of(times[:1], times[1:])
         print(
-            f"{name:40} without {without:9.2f} ({ranges[0]})  "
-            f"overlapping {overlapping:9.2f} ({ranges[1]})  ratio {without / overlapping:.2f}",
+            f"{name:40} without {without}  overlapping {overlapping}  ratio {ratio}",
             flush=True,
         )
 

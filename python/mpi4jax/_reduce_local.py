@@ -34,7 +34,6 @@ def _located(name: str, x: Any, y: Any) -> Any:
     better = a > b if name == "MAXLOC" else a < b
     same = (a == b) | (jnp.isnan(a) & jnp.isnan(b))
     wins = jnp.where(same, i < j, better | jnp.isnan(a))
-    wins &= same | ~jnp.isnan(b)
     return jnp.where(wins[..., None], x, y)
 
 

@@ -4,9 +4,9 @@
 //! still end, [`limits`] how long it may take, [`report`] what all ranks do, and [`end`] ends the job. [`peers`] is how
 //! the ranks learn of each other without MPI, by files in a [`folder`], of which there is a [`listing`], about their
 //! [`process`]es, of which each watches a [`neighbour`]; so they ask [`questions`], and the last one [`sweep`]s. [`link`]
-//! is how they do it through MPI, for a [`desk`], and [`dump`] what they leave on disk. [`stacks`], [`faulthandler`] and [`frames`] find out
-//! where Python is, [`groups`] puts what many ranks do in few lines. [`terminate`] has a word to say where a signal ends
-//! this rank. [`compare`] compares operations before they run, [`samples`] does it afterwards.
+//! is how they do it through MPI, for a [`desk`], and [`dump`] what they leave on disk. [`stacks`], [`faulthandler`]
+//! and [`frames`] find out where Python is, [`groups`] puts what many ranks do in few lines. [`terminate`] has a word to
+//! say where a signal ends this rank. [`compare`] compares operations before they run, [`samples`] does it afterwards.
 
 mod compare;
 mod desk;

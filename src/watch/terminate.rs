@@ -11,14 +11,13 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use super::signal::{default, keeping_error};
+use super::signal::{Handler as LongHandler, action, default, keeping_error};
 use super::{end, waits};
 
 /// For how long Python has to answer an interrupt.
 const PATIENCE: Duration = Duration::from_millis(500);
 
 type Handler = extern "C" fn(libc::c_int);
-type LongHandler = extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void);
 
 /// A signal, and the process that has sent it.
 type Message = [i32; 2];
@@ -62,16 +61,12 @@ extern "C" fn on_signal(signal: libc::c_int, info: *mut libc::siginfo_t, _: *mut
 
 /// What is done at a signal now, if it is the system's default or a plain function.
 fn handler(signal: libc::c_int) -> (bool, Option<Handler>) {
-    // SAFETY: a plain system call, which fills the memory that it is given; a handler that is not of three arguments
-    // has one.
-    unsafe {
-        let mut action: libc::sigaction = std::mem::zeroed();
-        libc::sigaction(signal, std::ptr::null(), &mut action);
-        let is_function = ![libc::SIG_DFL, libc::SIG_IGN].contains(&action.sa_sigaction)
-            && action.sa_flags & libc::SA_SIGINFO == 0;
-        let function = is_function.then(|| std::mem::transmute::<usize, Handler>(action.sa_sigaction));
-        (action.sa_sigaction == libc::SIG_DFL, function)
-    }
+    let action = action(signal);
+    let is_function = ![libc::SIG_DFL, libc::SIG_IGN].contains(&action.sa_sigaction)
+        && action.sa_flags & libc::SA_SIGINFO == 0;
+    // SAFETY: a handler that is not of three arguments has one.
+    let function = is_function.then(|| unsafe { std::mem::transmute::<usize, Handler>(action.sa_sigaction) });
+    (action.sa_sigaction == libc::SIG_DFL, function)
 }
 
 /// Takes `SIGTERM`, if nobody else has, and `SIGINT`, if Python's handler is its own. `ask` has
