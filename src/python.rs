@@ -225,8 +225,10 @@ mod _native {
 
     /// MPI frees a communicator: so is all that was made from it.
     #[pyfunction]
-    fn free_comm(key: &str) {
-        comm::free(key);
+    fn free_comm(py: Python<'_>, key: &str) {
+        watch::enter(format!("the freeing of communicator {key}, on which operations were started"));
+        py.detach(|| comm::free(key));
+        watch::leave();
     }
 
     #[pyfunction]

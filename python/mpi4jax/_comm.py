@@ -18,7 +18,7 @@ import jax
 import numpy as np
 from mpi4py import MPI
 
-from . import _job, _native, _transport, _watch
+from . import _flush, _job, _native, _transport, _watch
 
 _handleof = MPI._handleof
 
@@ -117,6 +117,7 @@ _imported = time.monotonic()
 
 def _forget(mpi: MPI.Comm, keyval: int, comm: Comm) -> None:
     """MPI calls this when a communicator is freed, by whatever handle and library."""
+    _flush.flush_own()  # programs run ahead of Python: an operation on it may not have begun
     _comms.pop(comm.handle, None)
     comm.cache.clear()
     _freed[comm.handle] = comm.key

@@ -48,8 +48,12 @@ _ended: list[jax.Array] = []
 
 def started_here() -> None:
     """This thread may start operations: :func:`flush` waits for them also after its end."""
-    if threading.get_ident() != _main and not hasattr(_threads, "mine"):
+    if not _may_have_started():
         _threads.mine = _Thread()
+
+
+def _may_have_started() -> bool:
+    return threading.get_ident() == _main or hasattr(_threads, "mine")
 
 
 _finished = False
@@ -94,6 +98,15 @@ def flush() -> None:
             "that could be waited for; call it after the compiled function"
         )
     jax.effects_barrier()
+
+
+def flush_own() -> None:
+    """:func:`flush`, if this thread may have started operations.
+
+    A thread of JAX's, in a callback, would wait for its own program.
+    """
+    if _may_have_started() and not _finished and _compat.trace_state_clean():
+        flush()
 
 
 _compat.wait_also(_wait)

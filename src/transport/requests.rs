@@ -31,7 +31,7 @@ const MOST: usize = 1 << 16;
 /// How many places wait until one of them is used again: so long it is known what was there.
 const REMEMBERED: usize = 64;
 const GENERATIONS: u32 = 1 << 20;
-/// How long a communicator's end waits for what nobody has waited for.
+/// How long a communicator's end waits for messages that nobody has waited for.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// What memory there is between the start and the wait, and what for.
@@ -152,6 +152,19 @@ struct Work {
     failure: Option<Cause>,
 }
 
+impl Work {
+    /// Lets MPI go on with it; whether it has ended.
+    fn test(&mut self) -> bool {
+        if self.failure.is_none() {
+            match self.posted.test() {
+                Ok(ended) => return ended,
+                Err(cause) => self.failure = Some(cause),
+            }
+        }
+        true
+    }
+}
+
 /// An operation that was started.
 pub struct Request {
     site: Site,
@@ -177,14 +190,7 @@ impl Request {
 
     /// Lets MPI go on with it; whether that is not needed any more. Where somebody waits, it is not.
     pub fn test(&self) -> bool {
-        let Ok(mut work) = self.work.try_lock() else { return true };
-        if work.failure.is_none() {
-            match work.posted.test() {
-                Ok(ended) => return ended,
-                Err(cause) => work.failure = Some(cause),
-            }
-        }
-        true
+        self.work.try_lock().map_or(true, |mut work| work.test())
     }
 
     /// Waits for its end; then `use_results` is given what was received, and the operand.
@@ -365,8 +371,10 @@ impl Drop for Outstanding {
             .collect();
         let began = Instant::now();
         for request in left {
-            // A message may still have to leave.
-            while !request.test() && began.elapsed() < PATIENCE {
+            // All ranks take part in a collective, and in the freeing, before which it has to end: Open MPI would go
+            // on with it and crash. A message may still have to leave, or never come.
+            let must_end = request.comm().is_freed() && request.site.op.row().is_collective();
+            while !request.work().test() && (must_end || began.elapsed() < PATIENCE) {
                 std::thread::sleep(Duration::from_micros(100));
             }
             let line = format!(

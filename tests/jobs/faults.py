@@ -15,7 +15,8 @@ import mpi4jax
 from mpi4jax import notoken as nt
 comm, rank, size = MPI.COMM_WORLD, MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
 x = jnp.ones(3)
-if "LATE" not in os.environ: mpi4jax.default_comm()
+if "LATE" not in os.environ:
+    with mpi4jax.time_limit(40): mpi4jax.default_comm()
 def wait(y): return jax.block_until_ready(y)
 """
 FIRST_LINE = PRELUDE.count("\n") + 1

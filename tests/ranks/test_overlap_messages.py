@@ -1,13 +1,17 @@
 """Messages that are started, and waited for later; and operations that are made of them."""
 
+import time
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from mpi4py import MPI
-from reference import COMM, LEFT, RANK, RIGHT, SIZE, compilers, float32
+from reference import COMM, LEFT, RANK, RIGHT, SIZE, Started, compilers, each, float32
+from table import cases
 
 import mpi4jax
+from mpi4jax._spec import SPECS
 
 
 def close(actual, expected):
@@ -126,3 +130,58 @@ def test_what_is_received_at_last():
     request = mpi4jax.isend(x, RIGHT, tag=2)
     close(mpi4jax.notoken.recv(x, LEFT, tag=2), np.arange(2.0) + LEFT)
     mpi4jax.wait(request)
+
+
+# ---- Communicators that are freed while something is under way
+
+
+class Lost(Started):
+    """Each operation is started, and nobody waits for it."""
+
+    def __getattr__(self, name):
+        return getattr(mpi4jax, f"i{name}")
+
+
+@each([case for case in cases() if SPECS[case.name].starts and not case.row.call])
+def test_a_communicator_is_freed_before_what_was_started_has_ended(case, capfd):
+    """Open MPI goes on with a collective that is under way there, and crashes."""
+    comm = COMM.Dup()
+    if RANK == SIZE - 1:
+        time.sleep(1.3 if case.name == "allreduce" else 0.02)
+    jax.block_until_ready(jax.tree.leaves(case.run(Lost(), case.operands()[RANK], comm)))
+    comm.Free()
+    COMM.Barrier()
+    found = capfd.readouterr().err
+    assert f"i{case.name} #1 " in found, found
+    assert "was never waited for (mpi4jax.wait)" in found, found
+
+
+def test_a_communicator_is_freed_before_a_program_has_come_to_its_operation():
+    comm = COMM.Dup()
+
+    @jax.jit
+    def f(x):
+        x = jax.lax.fori_loop(0, 20, lambda _, x: jnp.sin(x @ x), x)
+        return mpi4jax.notoken.allreduce(x * 0 + 1, MPI.SUM, comm=comm)
+
+    y = f(jnp.ones((300, 300)))
+    comm.Free()
+    close(y, np.full((300, 300), SIZE))
+
+
+def test_a_communicator_is_freed_by_a_callback():
+    """There nothing can be waited for: the program that calls it has not ended."""
+    comm = COMM.Dup()
+    assert float(mpi4jax.notoken.allreduce(1.0, MPI.SUM, comm=comm)) == SIZE
+
+    def free(x):
+        comm.Free()
+        return x
+
+    @jax.jit
+    def f(x):
+        x = jax.lax.fori_loop(0, 20, lambda _, x: jnp.sin(x @ x), x)
+        return jax.pure_callback(free, jax.ShapeDtypeStruct((), np.float32), x[0, 0])
+
+    f(jnp.ones((300, 300))).block_until_ready()
+    assert comm == MPI.COMM_NULL

@@ -1,6 +1,7 @@
 //! Operations that are started, and waited for later: MPI's `MPI_I...`.
 
 use std::mem::MaybeUninit;
+use std::sync::Arc;
 
 use mpi::ffi::{self, MPI_Comm, MPI_Request, MPI_Status};
 use smallvec::SmallVec;
@@ -9,7 +10,7 @@ use super::ghosts::Ghosts;
 use super::matching;
 use super::reducer::Reducer;
 use super::span::Span;
-use super::{finish_receive, missing, reversed, send_or_in_place};
+use super::{Reversed, finish_receive, missing, reversed, send_or_in_place};
 use crate::call::Call;
 use crate::error::Cause;
 use crate::mpilib::{check, handle, wildcards};
@@ -21,6 +22,8 @@ pub struct Posted {
     requests: SmallVec<[MPI_Request; 1]>,
     /// Those of an operation that is told of parts.
     parts: Option<Ghosts>,
+    /// What they are under way on, if it was made for them: it is not freed before.
+    reversed: Option<Arc<Reversed>>,
 }
 
 // SAFETY: handles of MPI's, which was initialised for calls from any thread; one thread at a time uses them.
@@ -70,6 +73,7 @@ impl Posted {
             check(call.site.mpi_name(), unsafe { ffi::MPI_Wait(request, status.as_mut_ptr()) })?;
         }
         self.requests.clear();
+        self.reversed = None;
         // SAFETY: zeros, or what the wait has written.
         let status = unsafe { status.assume_init() };
         match (call.site.op, &call.recv) {
@@ -186,8 +190,8 @@ pub fn start(call: &Call) -> Result<Posted, Cause> {
                 let scan = if site.op == Op::Exscan { ffi::MPI_Iexscan } else { ffi::MPI_Iscan };
                 let (send, recv) = (send()?, recv()?);
                 let by = Reducer::new(site.reduction, send.dtype)?;
-                let reversed = site.reverse.then(|| reversed(&site.comm)).transpose()?;
-                let comm = reversed.as_ref().map_or(comm, |reversed| reversed.0.handle());
+                posted.reversed = site.reverse.then(|| reversed(&site.comm)).transpose()?;
+                let comm = posted.reversed.as_ref().map_or(comm, |reversed| reversed.0.handle());
                 by.in_pieces(recv, (send.data.cast(), recv.data), |from, to, n| {
                     posted.add(name, |request| scan(from, to, n, by.datatype, by.op, comm, request))
                 })?;
