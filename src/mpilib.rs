@@ -5,7 +5,7 @@ use std::fmt;
 use std::mem::size_of;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use mpi::ffi::{self, MPI_Comm, MPI_Datatype, MPI_Op};
 
@@ -150,20 +150,32 @@ pub fn abort(code: i32) {
 }
 
 static ENDING: AtomicBool = AtomicBool::new(false);
-static AT_FINALIZE: Mutex<Vec<fn()>> = Mutex::new(Vec::new());
+
+/// What happens at the beginning of `MPI_Finalize`.
+struct AtFinalize {
+    is_told: bool,
+    first: Option<fn()>,
+    functions: Vec<fn()>,
+}
+
+static AT_FINALIZE: Mutex<AtFinalize> =
+    Mutex::new(AtFinalize { is_told: false, first: None, functions: Vec::new() });
+
+fn functions_at_finalize() -> MutexGuard<'static, AtFinalize> {
+    AT_FINALIZE.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// Whether `MPI_Finalize` has begun: MPI frees by itself what is its own.
 pub fn is_ending() -> bool {
     ENDING.load(Ordering::Relaxed)
 }
 
-/// Calls a function at the beginning of `MPI_Finalize`, before those that were named earlier. Without MPI, never.
-pub fn at_finalize(function: fn()) -> Result<(), Cause> {
-    if !is_running() {
-        return Ok(());
-    }
-    let mut functions = AT_FINALIZE.lock().unwrap_or_else(PoisonError::into_inner);
-    if functions.is_empty() {
+impl AtFinalize {
+    /// Lets MPI tell us. Without MPI it never does.
+    fn be_told(&mut self) -> Result<(), Cause> {
+        if self.is_told || !is_running() {
+            return Ok(());
+        }
         let mut key = 0;
         // SAFETY: the callbacks are functions. MPI_Finalize deletes the attributes of MPI_COMM_SELF before anything
         // else (MPI 4.1, 11.2.4).
@@ -172,11 +184,27 @@ pub fn at_finalize(function: fn()) -> Result<(), Cause> {
             check("MPI_Comm_create_keyval", code)?;
             check("MPI_Comm_set_attr", ffi::MPI_Comm_set_attr(ffi::RSMPI_COMM_SELF, key, null_mut()))?;
         }
+        self.is_told = true;
+        Ok(())
     }
+}
+
+/// Calls a function at the beginning of `MPI_Finalize`, before those that were named earlier. Without MPI, never.
+pub fn at_finalize(function: fn()) -> Result<(), Cause> {
+    let mut at_finalize = functions_at_finalize();
+    at_finalize.be_told()?;
+    let functions = &mut at_finalize.functions;
     if !functions.iter().any(|known| std::ptr::fn_addr_eq(*known, function)) {
         functions.push(function);
     }
     Ok(())
+}
+
+/// Calls a function before all those, when what they end still works.
+pub fn first_at_finalize(function: fn()) -> Result<(), Cause> {
+    let mut at_finalize = functions_at_finalize();
+    at_finalize.first = Some(function);
+    at_finalize.be_told()
 }
 
 unsafe extern "C" fn no_copy(
@@ -193,8 +221,10 @@ unsafe extern "C" fn no_copy(
 }
 
 unsafe extern "C" fn finalizes(_: MPI_Comm, _: c_int, _: *mut c_void, _: *mut c_void) -> c_int {
+    let first = functions_at_finalize().first.take();
+    first.into_iter().for_each(|function| function());
     ENDING.store(true, Ordering::Relaxed);
-    let functions = std::mem::take(&mut *AT_FINALIZE.lock().unwrap_or_else(PoisonError::into_inner));
+    let functions = std::mem::take(&mut functions_at_finalize().functions);
     functions.into_iter().rev().for_each(|function| function());
     0
 }

@@ -3,6 +3,7 @@
 #[pyo3::pymodule]
 mod _native {
     use std::ffi::c_void;
+    use std::sync::Mutex;
 
     use pyo3::exceptions::{PyRuntimeError, PyValueError};
     use pyo3::intern;
@@ -258,6 +259,24 @@ mod _native {
         dynlib::add_directories(directories);
         transport::set_trial(trial);
         Ok(py.detach(transport::select)?)
+    }
+
+    static AT_FINALIZE: Mutex<Option<Py<PyAny>>> = Mutex::new(None);
+
+    /// Python is asked first when `MPI_Finalize` begins, if it has not ended itself by then.
+    #[pyfunction]
+    fn at_finalize(function: Py<PyAny>) -> PyResult<()> {
+        *AT_FINALIZE.lock().unwrap() = Some(function);
+        Ok(mpilib::first_at_finalize(ask_python_at_finalize).map_err(Error::from)?)
+    }
+
+    fn ask_python_at_finalize() {
+        Python::try_attach(|py| {
+            let function = AT_FINALIZE.lock().unwrap().take();
+            if let Some(Err(error)) = function.map(|function| function.call0(py)) {
+                error.write_unraisable(py, None);
+            }
+        });
     }
 
     /// Ends what transports do besides calls.

@@ -61,6 +61,15 @@ atexit.register(_flush.finish)
 _watch.start()
 
 
+def _at_finalize() -> None:
+    # A program may call MPI.Finalize itself, before Python's end.
+    _flush.flush_own()
+    _comm.join_default_comm()
+
+
+_native.at_finalize(_at_finalize)
+
+
 def _forked() -> None:
     # A forked child is no rank: it waits for nothing at its end, and its errors are its own.
     for function in (

@@ -32,6 +32,15 @@ EXITS = {
         import sys
         sys.exit(0)
     """,
+    "calls MPI.Finalize": """
+        import time
+        time.sleep(rank)
+        f = jit(lambda x: notoken.allreduce(x + 0 * slow(x), MPI.SUM))
+        y = f(jnp.ones(10))
+        mpi4jax.iallreduce(jnp.ones(3))
+        MPI.Finalize()
+        assert y[0] == size
+    """,
 }  # fmt: skip
 
 
@@ -67,7 +76,8 @@ def test_exit_with_pending_work(mpirun, tmp_path, ranks, name):
     "y = notoken.sendrecv(x, x, 1 - rank, 1 - rank)",
     "y = jax.jit(lambda x: notoken.sendrecv(x, x, 1 - rank, 1 - rank))(x)",
 ])  # fmt: skip
-def test_default_communicator_on_two_of_four_ranks(mpirun, tmp_path, program):
+@pytest.mark.parametrize("end", ["", "MPI.Finalize()"])
+def test_default_communicator_on_two_of_four_ranks(mpirun, tmp_path, program, end):
     """It is made on first use, which is collective: the other ranks join in when they exit."""
     file = tmp_path / "program.py"
     file.write_text(
@@ -81,6 +91,7 @@ def test_default_communicator_on_two_of_four_ranks(mpirun, tmp_path, program):
                 x = jnp.float32(rank)
                 {program}
                 print("got", float(y), "from", 1 - rank, flush=True)
+            {end}
         """)
     )
     job = mpirun(4, file)
