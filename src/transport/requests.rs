@@ -354,7 +354,7 @@ pub fn take(handle: Handle, expected: &Held) -> Result<Option<Arc<Request>>, Cau
     if handle == Handle::default() { Ok(None) } else { table().take(handle, expected).map(Some) }
 }
 
-/// Attached to a communicator: at its end it names what was started there, and never waited for.
+/// Attached to a communicator: at its end it names what was started there, and not waited for.
 struct Outstanding {
     comm: i32,
 }
@@ -373,12 +373,16 @@ impl Drop for Outstanding {
         for request in left {
             // All ranks take part in a collective, and in the freeing, before which it has to end: Open MPI would go
             // on with it and crash. A message may still have to leave, or never come.
-            let must_end = request.comm().is_freed() && request.site.op.row().is_collective();
+            let freed = request.comm().is_freed();
+            let must_end = freed && request.site.op.row().is_collective();
             while !request.work().test() && (must_end || began.elapsed() < PATIENCE) {
                 std::thread::sleep(Duration::from_micros(100));
             }
+            // It may still be, and get the result.
+            let missed =
+                if freed { "not waited for before its communicator was freed" } else { "never waited for" };
             let line = format!(
-                "r{} | mpi4jax: {} was never waited for (mpi4jax.wait)\n",
+                "r{} | mpi4jax: {} was {missed} (mpi4jax.wait)\n",
                 request.site.comm.rank,
                 request.words()
             );

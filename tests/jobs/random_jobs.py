@@ -5,10 +5,13 @@ the order of the list, so there is always a step that all who do it have come to
 cannot hang. Ranks sleep, are stopped, end early, import mpi4jax late or never, and do
 their part of a collective through mpi4py, or in a thread; threads communicate at the same time,
 each on a communicator of its own; communicators are split, renamed, freed and made again.
+Operations are started, and waited for later or never (random_started.py).
 """
 
 import random
 from dataclasses import dataclass, field
+
+import random_started
 
 PRELUDE = """\
 import os, signal, subprocess, sys, threading, time
@@ -31,8 +34,8 @@ def threads(*work):
     all = [threading.Thread(target=f) for f in work]
     for t in all: t.start()
     for t in all: t.join()
-def main():
 """
+PRELUDE += random_started.PRELUDE + "def main():\n"
 ENDING = """
 main()
 for y, expected in pending: check(y, expected)
@@ -47,6 +50,10 @@ SAYS = {
     "raises": r"r{rank} \| mpi4jax: an uncaught exception on this rank ends the job",
     "is killed": r"[Kk]illed|signal 9|KILLED|is gone",
     "receives what nobody sends": r"rank {rank} is in recv from .*, tag 999.*program.py:{line}",
+    "waits for what nobody sends": r"rank {rank} is in wait for irecv from .*, tag 999 .*y:{line}",
+    "does not start": r"rank {rank} is in barrier .*program.py:{line}",
+    "ends before it starts": r"cannot end: rank {rank} has finished",
+    "never waits": r"iallreduce .*program.py:{line} was never waited for",
 }
 FAULTS = {
     "ends early": "return",
@@ -54,7 +61,14 @@ FAULTS = {
     "raises": "raise ValueError('broken')",
     "is killed": "os.kill(os.getpid(), signal.SIGKILL)",
     "receives what nobody sends": "nt.recv(mine(0), {peer}, tag=999, comm=world); mpi4jax.flush()",
+    "waits for what nobody sends": "r0 = mpi4jax.irecv(mine(0), {peer}, tag=999, comm=world)"
+    "; mpi4jax.wait(r0); mpi4jax.flush()",
+    "does not start": "nt.barrier(comm={comm}); mpi4jax.flush()",
+    "ends before it starts": "return",
+    "never waits": "r0 = mpi4jax.iallreduce(mine(0), MPI.SUM, comm={comm})",
 }
+# What the others start before, and wait for.
+STARTED = ("does not start", "ends before it starts", "never waits")
 
 
 @dataclass
@@ -73,6 +87,7 @@ class Job:
         sleeps: for how many seconds ranks sleep, all in all.
         fault: its name, rank and line, for a faulty one.
         is_mixed: whether some ranks do their part of a collective through mpi4py.
+        unfinished: how many operations are not waited for when their communicator is freed.
     """
 
     seed: int
@@ -81,11 +96,14 @@ class Job:
     sleeps: float = 0
     fault: tuple[str, int, int] | None = None
     is_mixed: bool = False
+    unfinished: int = 0
 
     def says(self) -> str:
         """What is found in the output of a faulty one."""
         name, rank, line = self.fault
-        text = r"rank {rank} is finished" if self.is_mixed and name == "ends early" else SAYS[name]
+        text = (
+            r"rank {rank} is finished" if self.is_mixed and name.startswith("ends") else SAYS[name]
+        )
         return text.format(rank=rank, line=line)
 
     def source(self) -> str:
@@ -97,7 +115,7 @@ class Job:
         self.lines.append(f"if rank in {tuple(ranks)}: {what}")
 
 
-class Maker:
+class Maker(random_started.Starts):
     """Makes a job, step by step."""
 
     def __init__(self, seed: int, fault: bool):
@@ -105,15 +123,18 @@ class Maker:
         self.job = Job(seed, self.random.choice([2, 3, 3, 4, 5] if seed % 3 else [2, 3]))
         everybody = list(range(self.job.size))
         self.alive, self.comms, self.count = everybody, [Comm("world", everybody)], 0
+        self.under_way: list[random_started.Started] = []
         self.late = [r for r in everybody if self.random.random() < 0.15]
         # Those that never do take part in what mpi4py alone can do.
         self.never = [r for r in self.late if not fault and self.random.random() < 0.4]
         self.imports([r for r in everybody if r not in self.late])
-        for _ in range(self.random.randint(2, 5) if fault else self.random.randint(5, 9)):
+        for _ in range(self.random.randint(2, 6) if fault else self.random.randint(6, 12)):
             self.random.choice(STEPS)(self)
         self.imports([r for r in self.late if r in self.alive and r not in self.never])
         if fault:
             self.inject()
+        else:
+            self.finish(lambda _: True)
 
     def imports(self, ranks: list[int]) -> None:
         self.late = [r for r in self.late if r not in ranks]
@@ -122,6 +143,14 @@ class Maker:
 
     def usable(self) -> list[Comm]:
         return [comm for comm in self.comms if set(comm.ranks) <= set(self.alive)]
+
+    def pairs(self) -> list[tuple[Comm, int, int]]:
+        """Who may send to whom."""
+        ready = [r for r in self.alive if r not in self.late]
+        return [
+            (c, a, b) for c in self.comms for a in c.ranks for b in c.ranks
+            if a != b and a in ready and b in ready
+        ]  # fmt: skip
 
     def number(self) -> int:
         self.count += 1
@@ -172,17 +201,12 @@ class Maker:
             self.job.add([r], what)
 
     def barrier(self) -> None:
-        if usable := [c for c in self.usable() if not set(c.ranks) & set(self.late)]:
+        if usable := self.all_here():
             comm = self.random.choice(usable)
             self.job.add(comm.ranks, f"nt.barrier(comm={comm.name})")
 
     def message(self) -> None:
-        ready = [r for r in self.alive if r not in self.late]
-        pairs = [
-            (c, a, b) for c in self.comms for a in c.ranks for b in c.ranks
-            if a != b and a in ready and b in ready
-        ]  # fmt: skip
-        if not pairs:
+        if not (pairs := self.pairs()):
             return
         (comm, a, b), k = self.random.choice(pairs), self.number()
         tag, name, at = k, comm.name, comm.ranks.index
@@ -193,8 +217,7 @@ class Maker:
 
     def chain(self) -> None:
         """Each sends to the next one, in an open chain or a ring, of which some end afterwards."""
-        usable = [c for c in self.usable() if not set(c.ranks) & set(self.late)]
-        if not usable:
+        if not (usable := self.all_here()):
             return
         comm, k = self.random.choice(usable), self.number()
         n, ring = len(comm.ranks), self.random.random() < 0.5
@@ -209,8 +232,7 @@ class Maker:
 
     def at_once(self) -> None:
         """Two threads of each rank, of which one may be slow, on two communicators."""
-        usable = [c for c in self.usable() if not set(c.ranks) & set(self.late)]
-        if not usable:
+        if not (usable := self.all_here()):
             return
         comm, k = self.random.choice(usable), self.number()
         total, times = k * len(comm.ranks) + sum(comm.ranks), self.random.randint(1, 5)
@@ -231,9 +253,12 @@ class Maker:
             self.job.add([r], f"threads({', '.join(work)}); mpi4jax.flush(); a{k}.Free()")
 
     def make(self) -> None:
-        if not (usable := self.usable()):
-            return
-        comm, name = self.random.choice(usable), f"c{self.number()}"
+        if usable := self.usable():
+            self.comms += self.made(self.random.choice(usable))
+
+    def made(self, comm: Comm) -> list[Comm]:
+        """From a communicator another one, or two."""
+        name = f"c{self.number()}"
         if self.random.random() < 0.5:
             self.job.add(comm.ranks, f"{name} = {comm.name}.Dup()")
             made = [Comm(name, comm.ranks)]
@@ -246,7 +271,7 @@ class Maker:
             self.job.add(comm.ranks, f"{name}.Set_name('same')")
         elif naming == "own":
             self.job.add(comm.ranks, f"{name}.Set_name('name' + str(rank))")
-        self.comms += made
+        return made
 
     def free(self) -> None:
         usable = self.usable()
@@ -254,10 +279,7 @@ class Maker:
             return
         comm = self.random.choice(made)
         if self.is_enough([c for c in usable if c is not comm]):
-            # Ranks that have not imported the package have nothing to wait for.
-            flush = "('mpi4jax' in globals() and mpi4jax.flush())"
-            self.job.add(comm.ranks, f"{flush}; {comm.name}.Free()")
-            self.comms = [c for c in self.comms if c is not comm]
+            self.free_it(comm)
 
     def is_enough(self, comms: list[Comm]) -> bool:
         """Whether a fault, if there is to be one, will be noticed."""
@@ -287,6 +309,7 @@ class Maker:
         stay = [r for r in self.alive if r != leaves]
         usable = [c for c in self.comms if set(c.ranks) <= set(stay)]
         if stay and leaves not in self.late and self.is_enough(usable):
+            self.finish(lambda one: one.rank == leaves)
             self.job.add([leaves], "return")
             self.alive = stay
             # Then others take their time.
@@ -297,13 +320,21 @@ class Maker:
         self.imports([r for r in self.alive if r in self.late])
         comm = self.random.choice([c for c in self.usable() if len(c.ranks) > 1])
         name, r = self.random.choice(list(FAULTS)), self.random.choice(comm.ranks)
-        peer = next(other for other in comm.ranks if other != r)
-        self.job.add([r], FAULTS[name].format(peer=peer))
+        others = [other for other in comm.ranks if other != r]
+        self.finish(lambda one: one.rank == r)
+        if name in STARTED:
+            self.job.add(others, FAULTS["never waits"].format(comm=comm.name))
+        self.job.add([r], FAULTS[name].format(peer=others[0], comm=comm.name))
         self.job.fault = (name, r, PRELUDE.count("\n") + 1 + len(self.job.lines))
+        if name in STARTED:
+            self.job.add(others, "mpi4jax.wait(r0); mpi4jax.flush()")
         self.job.add(comm.ranks, f"nt.barrier(comm={comm.name}); mpi4jax.flush()")
+        if name == "never waits":
+            self.finish(lambda _: True)
 
 
 STEPS = [
+    *random_started.STEPS,
     *[Maker.collective] * 4,
     *[Maker.message] * 2,
     *[Maker.chain] * 2,

@@ -36,6 +36,9 @@ def test_correct_jobs_stay(run, seed):
     assert status == 0, output
     assert len(re.findall(r"^right \d$", output, re.MULTILINE)) == job.size, output
     assert not re.search("cannot end|has not ended", output), output
+    said = output.partition("\nimport os")[0]
+    assert said.count("waited for before its communicator was freed") == job.unfinished, output
+    assert "was never waited for" not in said, output
 
 
 @pytest.mark.timeout(300)
@@ -44,5 +47,6 @@ def test_jobs_with_a_fault_end(run, seed):
     job = random_jobs.faulty(seed)
     status, output = run(job, MPI4JAX_TIMEOUT=str(job.sleeps + 10))
     assert status is not None, output
-    assert status != 0, output
+    # What is never waited for ends no job.
+    assert (status == 0) == (job.fault[0] == "never waits"), output
     assert re.search(job.says(), output.partition("\nimport os")[0]), f"{job.fault}\n{output}"

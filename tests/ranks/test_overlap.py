@@ -411,5 +411,5 @@ def test_what_a_freed_communicator_leaves(capfd):
     comm.Free()
     found = capfd.readouterr().err
     assert "iallreduce #1 (SUM, 3 x float32) on " in found, found
-    assert "was never waited for (mpi4jax.wait)" in found, found
+    assert "was not waited for before its communicator was freed (mpi4jax.wait)" in found, found
     assert "test_overlap.py:" in found, found

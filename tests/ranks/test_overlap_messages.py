@@ -153,7 +153,7 @@ def test_a_communicator_is_freed_before_what_was_started_has_ended(case, capfd):
     COMM.Barrier()
     found = capfd.readouterr().err
     assert f"i{case.name} #1 " in found, found
-    assert "was never waited for (mpi4jax.wait)" in found, found
+    assert "was not waited for before its communicator was freed (mpi4jax.wait)" in found, found
 
 
 def test_a_communicator_is_freed_before_a_program_has_come_to_its_operation():
