@@ -224,6 +224,12 @@ mod _native {
         mpilib::set_tag_limit(limit)
     }
 
+    /// Whether this thread is in a wait for what was started: MPI has called what calls this.
+    #[pyfunction]
+    fn waits_for_request() -> bool {
+        transport::waits_here()
+    }
+
     /// MPI frees a communicator: so is all that was made from it.
     #[pyfunction]
     fn free_comm(py: Python<'_>, key: &str) {

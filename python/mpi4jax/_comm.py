@@ -117,7 +117,10 @@ _imported = time.monotonic()
 
 def _forget(mpi: MPI.Comm, keyval: int, comm: Comm) -> None:
     """MPI calls this when a communicator is freed, by whatever handle and library."""
-    _flush.flush_own()  # programs run ahead of Python: an operation on it may not have begun
+    # Programs run ahead of Python: an operation on it may not have begun. MPICH frees late, where
+    # the last request on it is waited for, maybe by a program that a flush would wait for.
+    if not _native.waits_for_request():
+        _flush.flush_own()
     _comms.pop(comm.handle, None)
     comm.cache.clear()
     _freed[comm.handle] = comm.key

@@ -3,6 +3,7 @@
 //! MPI moves data when it is called: without somebody who calls it, a large message that was started waits for the wait. The
 //! thread sleeps while nothing is under way, and while another thread waits in MPI, which does the same.
 
+use std::cell::Cell;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
@@ -32,11 +33,21 @@ fn shared() -> MutexGuard<'static, Shared> {
     SHARED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// While there is one, somebody waits in MPI.
+thread_local! {
+    static WAITS: Cell<u32> = const { Cell::new(0) };
+}
+
+/// Whether this thread waits in MPI for what was started: MPI has called what calls this.
+pub fn waits_here() -> bool {
+    WAITS.get() > 0
+}
+
+/// While there is one, its thread waits in MPI.
 pub struct Pause(());
 
 impl Pause {
     pub fn new() -> Self {
+        WAITS.set(WAITS.get() + 1);
         WAITING.fetch_add(1, Ordering::Relaxed);
         Self(())
     }
@@ -45,6 +56,7 @@ impl Pause {
 impl Drop for Pause {
     fn drop(&mut self) {
         WAITING.fetch_sub(1, Ordering::Relaxed);
+        WAITS.set(WAITS.get() - 1);
     }
 }
 

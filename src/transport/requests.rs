@@ -148,7 +148,9 @@ struct Work {
     posted: Posted,
     memory: Memory,
     ahead: Option<Box<dyn Ahead>>,
-    /// What a test has said: an error that whoever waits is told.
+    /// Nothing is left for MPI to do.
+    ended: bool,
+    /// What a test or the end has said: an error that whoever waits is told.
     failure: Option<Cause>,
 }
 
@@ -193,25 +195,28 @@ impl Request {
         self.work.try_lock().map_or(true, |mut work| work.test())
     }
 
+    /// Waits for its end in MPI, once.
+    fn end(&self, work: &mut Work) -> Result<(), Cause> {
+        if let Some(cause) = work.failure.take() {
+            return Err(cause);
+        }
+        if std::mem::replace(&mut work.ended, true) {
+            return Ok(());
+        }
+        let mut call = Call::of(&self.site, Stream::NONE);
+        call.envelope = self.envelope;
+        work.memory.lend(&mut call, &self.held);
+        let _waiting = progress::Pause::new();
+        work.ahead.take().map_or(Ok(()), |ahead| ahead.finish()).and_then(|()| work.posted.wait(&call))
+    }
+
     /// Waits for its end; then `use_results` is given what was received, and the operand.
     pub fn wait(
         &self,
         use_results: impl FnOnce([Option<Buffer>; 2]) -> Result<(), Cause>,
     ) -> Result<(), Error> {
         let mut work = self.work();
-        let mut call = Call::of(&self.site, Stream::NONE);
-        call.envelope = self.envelope;
-        work.memory.lend(&mut call, &self.held);
-        let waiting = progress::Pause::new();
-        let ended = match work.failure.take() {
-            Some(cause) => Err(cause),
-            None => work
-                .ahead
-                .take()
-                .map_or(Ok(()), |ahead| ahead.finish())
-                .and_then(|()| work.posted.wait(&call)),
-        };
-        drop(waiting);
+        let ended = self.end(&mut work);
         let memory = std::mem::take(&mut work.memory);
         drop(work);
         match ended {
@@ -378,7 +383,13 @@ impl Drop for Outstanding {
             while !request.work().test() && (must_end || began.elapsed() < PATIENCE) {
                 std::thread::sleep(Duration::from_micros(100));
             }
-            // It may still be, and get the result.
+            if freed {
+                // MPICH fails where a request is left. Whoever waits later gets the result.
+                let mut work = request.work();
+                if work.test() {
+                    work.failure = request.end(&mut work).err();
+                }
+            }
             let missed =
                 if freed { "not waited for before its communicator was freed" } else { "never waited for" };
             let line = format!(

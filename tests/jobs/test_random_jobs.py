@@ -5,6 +5,7 @@ import re
 
 import pytest
 import random_jobs
+from mpi4py import MPI
 
 from run_tests import ALL
 
@@ -12,6 +13,7 @@ from run_tests import ALL
 FIRST, LAST = map(int, os.environ.get("MPI4JAX_TEST_JOBS", "0-300" if ALL else "0-8").split("-"))
 # What a machine that is busy with other tests takes for compilation, in seconds.
 COMPILATION = 40
+OPEN_MPI = "Open MPI" in MPI.Get_library_version()
 
 
 @pytest.fixture
@@ -21,7 +23,9 @@ def run(mpirun, tmp_path):
         program.write_text(job.source())
         limit = job.sleeps + 2 * COMPILATION
         env = {"MPI4JAX_DUMP_DIR": str(tmp_path), **env}
-        result = mpirun(job.size, program, time_limit=limit, env=env)
+        # A forked rank does not find MPICH's launcher, so it waits for ranks that never import the
+        # package.
+        result = mpirun(job.size, program, time_limit=limit, env=env, fork=OPEN_MPI)
         return result.returncode, result.stdout + result.stderr + "\n" + job.source()
 
     return run
@@ -37,8 +41,9 @@ def test_correct_jobs_stay(run, seed):
     assert len(re.findall(r"^right \d$", output, re.MULTILINE)) == job.size, output
     assert not re.search("cannot end|has not ended", output), output
     said = output.partition("\nimport os")[0]
-    assert said.count("waited for before its communicator was freed") == job.unfinished, output
-    assert "was never waited for" not in said, output
+    found = re.findall("was (?:never waited for|not waited for before its comm)", said)
+    # MPICH says that a communicator is freed when nothing is under way there any more.
+    assert len(found) == job.unfinished if OPEN_MPI else len(found) <= job.unfinished, output
 
 
 @pytest.mark.timeout(300)
