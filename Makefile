@@ -70,8 +70,9 @@ format: .venv/tools ## what `make lint` only checks
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-bench: .venv/tools ## speed against raw MPI, mpi4py, mpi4jax 0.9.1 and gloo: docs/benchmarks.md
+bench: .venv/tools ## speed against raw MPI, mpi4py, mpi4jax 0.9.1 and gloo: docs/benchmarks.md; programs: docs/performance.md
 	$(BIN)/python benches/run.py
+	$(BIN)/python benches/others.py
 
 bench-quick: .venv/tools ## six ratios in two minutes, beside those of benches/quick.json
 	$(BIN)/python benches/quick.py

@@ -1,14 +1,22 @@
-"""Programs of others, unmodified, on this package and on mpi4jax 0.9.1: `benches/others.py`.
+"""Programs of others, and small ones written for mpi4jax 0.9.1, here and there: `make bench`.
 
-The ocean model Veros, from PyPI. Its setups run with MPI4JAX_NOTOKEN=1 here, because it is written
-for mpi4jax 0.8 and newer. Both contenders are in memory at once, take steps in turns, and their
-results are compared. Programs are started in an environment of their own, in .cache/benches.
+    python benches/others.py                                 # as in `make bench`
+    python benches/others.py --programs cg acc --ranks 4     # only these, and 4 ranks
+
+The ocean model Veros, from PyPI, and benches/on_small.py. They run with MPI4JAX_NOTOKEN=1 here,
+because they are written for mpi4jax 0.8 and newer. Both contenders are in memory at once, take
+steps in turns, and their results are compared. What was measured goes into the table of
+docs/performance.md; rows that were not measured again stay if they are of that machine and day.
 """
 
 import argparse
+import datetime
+import importlib.metadata
 import subprocess
+import time
 from contextlib import ExitStack
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import report
@@ -19,22 +27,43 @@ from report import NEW, OLD
 VEROS = "veros==1.7.0"
 NEEDED = ["click", "entrypoints", "requests", "scipy", "h5netcdf", "h5py", "pillow", "loguru"]
 NEEDED += ["tqdm", "setuptools<81", "cython"]
+TRAINING = ["flax", "equinox", "optax"]
 ENVIRONMENT = {NEW: {"PYTHONPATH": str(ROOT / "python"), "MPI4JAX_NOTOKEN": "1"}, OLD: {}}
-# What sums over some thousand cells and steps may differ by.
+PAGE = ROOT / "docs" / "performance.md"
+BEGIN = "<!-- The table is made by benches/others.py: do not edit. -->\n\n"
+END = "\n<!-- Here the table ends. -->\n"
+# What sums over some thousand cells or weights may differ by after these steps, relatively.
 TOLERANCE = 1e-6
+TITLES = ["program", "ranks", "time of a step", "with 0.9.1", "0.9.1 / mpi4jax"]
 
 
-def python_with_veros() -> str:
-    """The Python of an environment with Veros, on top of the one with mpi4jax 0.9.1."""
+class Program(NamedTuple):
+    title: str
+    worker: str
+    steps: int  # in a round
+
+
+PROGRAMS = {
+    "acc_basic": Program("Veros, `acc_basic`", "on_veros.py", 5),
+    "acc": Program("Veros, `acc`", "on_veros.py", 5),
+    "nnx": Program("training, `nnx.jit`", "on_small.py", 50),
+    "equinox": Program("training, `eqx.filter_jit`", "on_small.py", 50),
+    "cg": Program("conjugate gradient, `jax.jit`", "on_small.py", 5),
+}
+
+
+def python_with_programs() -> str:
+    """The Python of an environment with all programs, on top of the one with mpi4jax 0.9.1."""
     reference = Path(reference_python())
-    folder, pip = environment_with(VEROS, "programs", [str(reference), VEROS, NEEDED])
+    needed = NEEDED + [f"{name}=={importlib.metadata.version(name)}" for name in TRAINING]
+    folder, pip = environment_with("programs", "programs", [str(reference), VEROS, needed])
     python = str(folder / "bin" / "python")
     if not pip:
         return python
     (below,) = reference.parent.parent.glob("lib/python*/site-packages")
     (here,) = folder.glob("lib/python*/site-packages")
     (here / "reference.pth").write_text(f"{below}\n")
-    subprocess.run([*pip, *NEEDED], check=True)
+    subprocess.run([*pip, *needed], check=True)
     subprocess.run([*pip, "--no-deps", "--no-build-isolation", VEROS], check=True)
     mpiexec = reference.with_name("mpiexec")
     if mpiexec.exists():
@@ -49,41 +78,81 @@ def difference(a: list[float], b: list[float]) -> float:
     return float(np.max(abs(a - b) / np.maximum(abs(b), 1e-30)))
 
 
-def compare(python: str, setup: str, ranks: int, rounds: int, steps: int) -> dict[str, list[float]]:
-    """Seconds of a step in each round, of each contender; their results agree."""
-    worker = Path(__file__).with_name("on_veros.py")
+def compare(python: str, name: str, ranks: int, rounds: int, seconds: float):
+    """Seconds of a step in each round, of each contender, whose results agree; and versions.
+
+    There are more rounds than that until their ratio is known, if there are seconds left.
+    """
+    program = PROGRAMS[name]
+    worker = Path(__file__).with_name(program.worker)
     with ExitStack() as stack:
         jobs = {}
-        for name, env in ENVIRONMENT.items():
-            job = Job(name, python, ranks, worker=worker, arguments=[setup], env=env, patience=1200)
+        for who, env in ENVIRONMENT.items():
+            job = Job(who, python, ranks, worker=worker, arguments=[name], env=env, patience=1200)
             stack.callback(job.close)
             job.ask("start")
-            jobs[name] = job
-        times: dict[str, list[float]] = {name: [] for name in jobs}
-        for _ in range(rounds):
-            for name, job in jobs.items():
-                times[name].append(max(job.ask("step", count=steps)))
+            jobs[who] = job
+        times: dict[str, list[float]] = {who: [] for who in jobs}
+        begin = time.monotonic()
+        while len(times[NEW]) < rounds or (
+            time.monotonic() < begin + seconds
+            and report.interval(report.rounds_of([times[OLD]], [times[NEW]])) > report.KNOWN
+        ):
+            for who, job in jobs.items():
+                times[who].append(max(job.ask("step", count=program.steps)))
         results = [job.ask("result")[0] for job in jobs.values()]
-    if (differ := difference(*results)) > TOLERANCE:
-        raise RuntimeError(f"the results differ by {differ:.1e}, relatively")
-    return times
+        versions = jobs[NEW].versions
+    if not (differ := difference(*results)) <= TOLERANCE:
+        raise RuntimeError(f"{program.title}: the results differ by {differ:.1e}, relatively")
+    print(f"{program.title}: {len(times[NEW])} rounds; the results differ by {differ:.0e}")
+    return times, versions
+
+
+def row(name: str, ranks: int, times: dict[str, list[float]]) -> list[str]:
+    """Of the table."""
+    medians = [report.time_name(report.spread(times[who])[0]) for who in (NEW, OLD)]
+    ratio = report.ratio_of([times[OLD]], [times[NEW]])
+    return [PROGRAMS[name].title, str(ranks), *medians, ratio]
+
+
+def when_and_where(versions: dict) -> str:
+    return f"On {datetime.datetime.now(datetime.UTC).date()}; {report.machine(versions)}."
+
+
+def merged(text: str, rows: list[list[str]], where: str) -> str:
+    """A page with the rows in its table, and those that it had if they are from there too."""
+    before, _, rest = text.partition(BEGIN)
+    table, end, after = rest.partition(END)
+    if not end:
+        raise ValueError("the page has no place for the table")
+    lines = [line for line in table.splitlines() if line.startswith("| ")]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+    kept = {(old[0], old[1]): old for old in cells} if where in table else {}
+    kept |= {(new[0], new[1]): new for new in rows}
+    titles = [program.title for program in PROGRAMS.values()]
+    found = [one for one in kept.values() if one[0] in titles]
+    found.sort(key=lambda one: (titles.index(one[0]), int(one[1])))
+    lines = [*report.grid(TITLES, found), where]
+    return before + BEGIN + "\n".join(lines) + "\n" + END + after
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--setups", nargs="+", default=["acc_basic"], help="of Veros")
+    default = [name for name in PROGRAMS if name != "acc"]
+    parser.add_argument("--programs", nargs="+", choices=PROGRAMS, default=default)
     parser.add_argument("--ranks", nargs="+", type=int, default=[1, 2])
-    parser.add_argument("--rounds", type=int, default=12)
-    parser.add_argument("--steps", type=int, default=5, help="in a round")
+    parser.add_argument("--rounds", type=int, default=12, help="at least")
+    parser.add_argument("--seconds", type=float, default=20, help="for more rounds, of each row")
+    parser.add_argument("--page", type=Path, default=PAGE, help="with the table")
     args = parser.parse_args()
-    python = python_with_veros()
-    for setup in args.setups:
+    python = python_with_programs()
+    for name in args.programs:
         for ranks in args.ranks:
-            times = compare(python, setup, ranks, args.rounds, args.steps)
-            ratio = report.ratio_of([times[OLD]], [times[NEW]])
-            new, old = (report.spread(times[name])[0] * 1e3 for name in (NEW, OLD))
-            words = f"{new:.1f} ms a step, 0.9.1 {old:.1f} ms; 0.9.1 / mpi4jax {ratio}"
-            print(f"Veros {setup}, n = {ranks}: {words}", flush=True)
+            times, versions = compare(python, name, ranks, args.rounds, args.seconds)
+            new = row(name, ranks, times)
+            print(" | ".join(new), flush=True)
+            page = merged(args.page.read_text(), [new], when_and_where(versions))
+            args.page.write_text(page)
 
 
 if __name__ == "__main__":

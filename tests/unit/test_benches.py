@@ -109,3 +109,31 @@ def test_results_of_programs_are_compared():
     assert others.difference([1.0, -2.0, 0.0], [1.0, -2.0, 0.0]) == 0
     assert others.difference([1.0, -2.002], [1.0, -2.0]) > others.TOLERANCE
     assert others.ENVIRONMENT[NEW]["MPI4JAX_NOTOKEN"] == "1"
+
+
+def test_the_table_of_programs_keeps_what_was_not_measured_again():
+    def table(text):
+        return [line for line in text.splitlines() if line.startswith("| ")][2:]
+
+    text = f"before\n{others.BEGIN}{others.END}after\n"
+    loses = others.row("cg", 2, {NEW: [2e-3] * 6, OLD: [1e-3] * 6})
+    wins = others.row("acc_basic", 1, {NEW: [0.1] * 6, OLD: [0.2] * 6})
+    one = others.merged(text, [loses], "here.")
+    cg = "| conjugate gradient, `jax.jit` | 2 | 2 ms | 1 ms | 0.50 (0.50 to 0.50) |"
+    assert table(one) == [cg]
+    two = others.merged(one, [wins], "here.")
+    veros = "| Veros, `acc_basic` | 1 | 100 ms | 200 ms | 2.00 (2.00 to 2.00) |"
+    assert table(two) == [veros, cg]  # in the order of the programs
+    assert two.startswith("before\n")
+    assert two.endswith("after\n")
+    again = others.row("cg", 2, {NEW: [1e-3] * 6, OLD: [1e-3] * 6})
+    assert "1.00 (1.00 to 1.00)" in table(others.merged(two, [again], "here."))[1]
+    assert table(others.merged(two, [loses], "elsewhere.")) == [cg]
+
+
+def test_the_page_has_a_table_of_known_programs():
+    text = others.PAGE.read_text()
+    where = next(
+        line for line in text.partition(others.BEGIN)[2].splitlines() if line.startswith("On ")
+    )
+    assert others.merged(text, [], where) == text

@@ -1,0 +1,42 @@
+"""The small programs of benches/others.py, on this package alone."""
+
+import sys
+
+import numpy as np
+import others
+import pytest
+from contenders import Job
+from report import NEW, OLD
+
+for module in ("equinox", "flax.nnx", "optax"):
+    pytest.importorskip(module)
+
+
+@pytest.mark.parametrize("name", ["nnx", "equinox", "cg"])
+def test_small_programs_take_steps_in_turns(name, monkeypatch):
+    monkeypatch.setitem(others.ENVIRONMENT, OLD, others.ENVIRONMENT[NEW])
+    monkeypatch.setitem(others.PROGRAMS, name, others.PROGRAMS[name]._replace(steps=2))
+    times, versions = others.compare(sys.executable, name, 2, rounds=2, seconds=0)
+    assert [len(times[who]) for who in (NEW, OLD)] == [2, 2]
+    assert all(seconds > 0 for seconds in times[NEW] + times[OLD])
+    assert versions["jax"]
+
+
+def test_results_that_differ_are_no_figure(monkeypatch):
+    monkeypatch.setitem(others.ENVIRONMENT, OLD, others.ENVIRONMENT[NEW])
+    monkeypatch.setattr(others, "difference", lambda a, b: float("nan"))
+    with pytest.raises(RuntimeError, match="results differ"):
+        others.compare(sys.executable, "cg", 1, rounds=1, seconds=0)
+
+
+def test_the_conjugate_gradient_solves_it():
+    worker = others.ROOT / "benches" / "on_small.py"
+    env = others.ENVIRONMENT[NEW]
+    with Job(NEW, sys.executable, 2, worker=worker, arguments=["cg"], env=env) as job:
+        job.ask("start")
+        (total, square, *_), _ = job.ask("result")
+    b = np.random.default_rng(0).normal(size=(256, 256))
+    # In Fourier space the operator is a product.
+    waves = 2 * np.cos(2 * np.pi * np.fft.fftfreq(256))
+    x = np.fft.ifft2(np.fft.fft2(b) / (5 - waves[:, None] - waves)).real
+    np.testing.assert_allclose([total, square], [x.sum(), (x**2).sum()], rtol=1e-8)
