@@ -10,6 +10,8 @@ from report import NEW, OLD
 
 for module in ("equinox", "flax.nnx", "optax"):
     pytest.importorskip(module)
+# Two jobs of two ranks at a time are enough.
+pytestmark = [pytest.mark.timeout(300), pytest.mark.xdist_group("small programs")]
 
 
 @pytest.mark.parametrize("name", ["nnx", "equinox", "cg"])
