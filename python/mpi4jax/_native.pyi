@@ -41,6 +41,7 @@ __all__ = [
     "types",
     "unused_signal",
     "wait",
+    "waits_for_request",
     "watch_choose_default",
     "watch_enter",
     "watch_faulthandler",
