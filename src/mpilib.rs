@@ -154,7 +154,7 @@ static ENDING: AtomicBool = AtomicBool::new(false);
 /// What happens at the beginning of `MPI_Finalize`.
 struct AtFinalize {
     is_told: bool,
-    first: Option<fn()>,
+    first: Option<Box<dyn FnOnce() + Send>>,
     functions: Vec<fn()>,
 }
 
@@ -201,7 +201,7 @@ pub fn at_finalize(function: fn()) -> Result<(), Cause> {
 }
 
 /// Calls a function before all those, when what they end still works.
-pub fn first_at_finalize(function: fn()) -> Result<(), Cause> {
+pub fn first_at_finalize(function: Box<dyn FnOnce() + Send>) -> Result<(), Cause> {
     let mut at_finalize = functions_at_finalize();
     at_finalize.first = Some(function);
     at_finalize.be_told()

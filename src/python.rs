@@ -1,12 +1,12 @@
 //! The Python module: registers and converts, nothing else.
 
+mod stack;
+
 #[pyo3::pymodule]
 mod _native {
     use std::ffi::c_void;
-    use std::sync::Mutex;
 
     use pyo3::exceptions::{PyRuntimeError, PyValueError};
-    use pyo3::intern;
     use pyo3::prelude::*;
     use pyo3::types::{PyBytes, PyCapsule, PyDict};
 
@@ -267,22 +267,17 @@ mod _native {
         Ok(py.detach(transport::select)?)
     }
 
-    static AT_FINALIZE: Mutex<Option<Py<PyAny>>> = Mutex::new(None);
-
     /// Python is asked first when `MPI_Finalize` begins, if it has not ended itself by then.
     #[pyfunction]
     fn at_finalize(function: Py<PyAny>) -> PyResult<()> {
-        *AT_FINALIZE.lock().unwrap() = Some(function);
-        Ok(mpilib::first_at_finalize(ask_python_at_finalize).map_err(Error::from)?)
-    }
-
-    fn ask_python_at_finalize() {
-        Python::try_attach(|py| {
-            let function = AT_FINALIZE.lock().unwrap().take();
-            if let Some(Err(error)) = function.map(|function| function.call0(py)) {
-                error.write_unraisable(py, None);
-            }
-        });
+        let ask = move || {
+            Python::try_attach(|py| {
+                if let Err(error) = function.call0(py) {
+                    error.write_unraisable(py, None);
+                }
+            });
+        };
+        Ok(mpilib::first_at_finalize(Box::new(ask)).map_err(Error::from)?)
     }
 
     /// Ends what transports do besides calls.
@@ -365,41 +360,9 @@ mod _native {
 
     /// The frames of a thread, the innermost first, as Python's faulthandler writes them; `frames` is
     /// `sys._current_frames`.
-    ///
-    /// No instruction of Python's is done meanwhile, so no other thread runs. Else that thread might leave a frame which
-    /// this one holds, and objects that belong to that thread would be deleted in this one.
     #[pyfunction]
     fn stack<'py>(py: Python<'py>, frames: &Bound<'py, PyAny>, thread: u64) -> Bound<'py, PyBytes> {
-        const FRAMES: usize = 100;
-        const BYTES: usize = 60_000;
-        let mut text = String::new();
-        let mut write = || -> PyResult<()> {
-            let mut frame = frames.call0()?.get_item(thread)?;
-            for _ in 0..FRAMES {
-                if frame.is_none() {
-                    break;
-                }
-                let code = frame.getattr(intern!(py, "f_code"))?;
-                let file = code.getattr(intern!(py, "co_filename"))?;
-                let (file, name) = (file.str()?, code.getattr(intern!(py, "co_name"))?.str()?);
-                let line = frame.getattr(intern!(py, "f_lineno"))?.extract::<u32>().unwrap_or(0);
-                let (file, name) = (file.to_string_lossy(), name.to_string_lossy());
-                if text.len() + file.len() + name.len() > BYTES {
-                    break;
-                }
-                text += &format!("  File \"{file}\", line {line} in {name}\n");
-                frame = frame.getattr(intern!(py, "f_back"))?;
-            }
-            Ok(())
-        };
-        // SAFETY: the lock is held. Nor is anything collected here that another thread has left.
-        let collects = unsafe { pyo3::ffi::PyGC_Disable() } != 0;
-        let _ = write(); // what has been found so far is better than nothing
-        if collects {
-            // SAFETY: as above.
-            unsafe { pyo3::ffi::PyGC_Enable() };
-        }
-        PyBytes::new(py, text.as_bytes())
+        PyBytes::new(py, super::stack::text(frames, thread).as_bytes())
     }
 
     /// A thread of Python's answers numbers from the other end of this socket with the number and where the main thread
