@@ -224,16 +224,16 @@ mod _native {
         mpilib::set_tag_limit(limit)
     }
 
-    /// Whether this thread is in a wait for what was started: MPI has called what calls this.
+    /// Whether this thread is in a call of ours that may call MPI: MPI has called what calls this.
     #[pyfunction]
-    fn waits_for_request() -> bool {
-        transport::waits_here()
+    fn is_calling() -> bool {
+        comm::is_calling()
     }
 
     /// MPI frees a communicator: so is all that was made from it.
     #[pyfunction]
     fn free_comm(py: Python<'_>, key: &str) {
-        watch::enter(format!("the freeing of communicator {key}, on which operations were started"));
+        watch::enter(transport::freeing(key));
         py.detach(|| comm::free(key));
         watch::leave();
     }

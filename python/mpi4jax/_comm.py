@@ -118,8 +118,8 @@ _imported = time.monotonic()
 def _forget(mpi: MPI.Comm, keyval: int, comm: Comm) -> None:
     """MPI calls this when a communicator is freed, by whatever handle and library."""
     # Programs run ahead of Python: an operation on it may not have begun. MPICH frees late, where
-    # the last request on it is waited for, maybe by a program that a flush would wait for.
-    if not _native.waits_for_request():
+    # the last request on it ends, maybe within a program that a flush would wait for.
+    if not _native.is_calling():
         _flush.flush_own()
     _comms.pop(comm.handle, None)
     comm.cache.clear()

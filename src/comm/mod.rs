@@ -4,6 +4,7 @@
 //! dropped with the communicator: when MPI frees that, or at the beginning of `MPI_Finalize`. What this layer knows of
 //! an attachment is its `Drop`.
 
+mod calling;
 mod group;
 mod registry;
 
@@ -16,6 +17,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use mpi::ffi::{self, MPI_Comm, MPI_Status};
 
+pub use self::calling::{Calling, is_calling};
 pub use self::group::Group;
 pub use self::registry::{collectives, free, live, lookup, numbered, register};
 use crate::error::Cause;
@@ -182,6 +184,7 @@ impl Comm {
         if let Some(found) = self.attached() {
             return Ok(found);
         }
+        let _calling = Calling::new();
         // Not under the lock: `make` waits for other ranks, and the watchdog looks at attachments.
         let made = Arc::new(make()?);
         // Another thread may have been faster. What was made is kept all the same: other ranks may have a part of it.
@@ -195,6 +198,7 @@ impl Comm {
 
     /// Drops what was made from it, the last one first. All ranks have attached in the same order.
     fn detach(&self) {
+        let _calling = Calling::new();
         let made = std::mem::take(&mut *self.attachments());
         made.into_iter().rev().for_each(drop);
     }

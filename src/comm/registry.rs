@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::{Comm, hash};
+use super::{Comm, calling, hash};
 use crate::error::Cause;
 use crate::mpilib;
 
@@ -78,7 +78,7 @@ pub fn register(mut comm: Comm) -> Arc<Comm> {
 pub fn free(key: &str) {
     let comm = registry().remove(key);
     if let Some(comm) = comm {
-        comm.detach();
+        calling::detach(comm);
     }
 }
 
@@ -122,6 +122,7 @@ pub fn collectives() -> BTreeMap<u64, u64> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::Calling;
     use super::*;
 
     #[test]
@@ -180,6 +181,30 @@ mod tests {
         assert!(comm.attached::<Made>().is_none());
         drop(comm.attach(|| first(3)).unwrap());
         assert_eq!(*dropped.lock().unwrap(), [2, 1, 3], "nothing stays with a freed one");
+    }
+
+    #[test]
+    fn what_is_freed_within_a_call_of_mpi_is_dropped_after_it() {
+        struct Made(Arc<Mutex<Vec<&'static str>>>);
+        impl Drop for Made {
+            fn drop(&mut self) {
+                assert!(calling::is_calling(), "MPI may call back here too");
+                self.0.lock().unwrap().push("dropped");
+            }
+        }
+        let did = Arc::new(Mutex::new(Vec::new()));
+        let comm = register(Comm::new("comm-late", 1, 0, 2));
+        comm.attach(|| Ok::<_, Cause>(Made(did.clone()))).unwrap();
+        let outer = Calling::new();
+        {
+            let _inner = Calling::new();
+            free("comm-late");
+            assert!(comm.is_freed() && lookup("comm-late").is_err());
+        }
+        did.lock().unwrap().push("called");
+        drop(outer);
+        assert_eq!(*did.lock().unwrap(), ["called", "dropped"]);
+        assert!(!calling::is_calling());
     }
 
     #[test]

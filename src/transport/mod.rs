@@ -32,8 +32,7 @@ pub use self::direct::Direct;
 pub use self::host::OrHost;
 pub use self::mpi::{Mpi, Posted, matching, set_count_limit, start as post};
 pub use self::nccl::Nccl;
-pub use self::progress::waits_here;
-pub use self::requests::{Ahead, HANDLE, Handle, Held, Memory, Request, start, take};
+pub use self::requests::{Ahead, HANDLE, Handle, Held, Memory, Request, freeing, start, take};
 pub use self::select::{
     Choice, Found, Platform, carries, chosen, host, is_recorded, overview, select, selected,
 };

@@ -3,13 +3,13 @@
 //! MPI moves data when it is called: without somebody who calls it, a large message that was started waits for the wait. The
 //! thread sleeps while nothing is under way, and while another thread waits in MPI, which does the same.
 
-use std::cell::Cell;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use super::requests::Request;
+use crate::comm::Calling;
 use crate::error::Cause;
 use crate::mpilib;
 
@@ -33,21 +33,11 @@ fn shared() -> MutexGuard<'static, Shared> {
     SHARED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-thread_local! {
-    static WAITS: Cell<u32> = const { Cell::new(0) };
-}
-
-/// Whether this thread waits in MPI for what was started: MPI has called what calls this.
-pub fn waits_here() -> bool {
-    WAITS.get() > 0
-}
-
 /// While there is one, its thread waits in MPI.
 pub struct Pause(());
 
 impl Pause {
     pub fn new() -> Self {
-        WAITS.set(WAITS.get() + 1);
         WAITING.fetch_add(1, Ordering::Relaxed);
         Self(())
     }
@@ -56,7 +46,6 @@ impl Pause {
 impl Drop for Pause {
     fn drop(&mut self) {
         WAITING.fetch_sub(1, Ordering::Relaxed);
-        WAITS.set(WAITS.get() - 1);
     }
 }
 
@@ -133,6 +122,7 @@ fn run() {
         drop(shared);
         let mut ended = Vec::new();
         if WAITING.load(Ordering::Relaxed) == 0 {
+            let _calling = Calling::new();
             ended.extend(under_way.iter().filter(|request| request.test()).map(Arc::as_ptr));
         }
         drop(under_way);

@@ -282,6 +282,10 @@ fn handle_of(place: usize, generation: u32) -> Handle {
 }
 
 impl Table {
+    fn requests(&self) -> impl Iterator<Item = &Arc<Request>> {
+        self.places.iter().filter_map(|place| place.request.as_ref())
+    }
+
     fn add(&mut self, request: Arc<Request>) -> Result<Handle, Cause> {
         let used = self.places.len() - self.free.len();
         if used >= MOST {
@@ -359,6 +363,18 @@ pub fn take(handle: Handle, expected: &Held) -> Result<Option<Arc<Request>>, Cau
     if handle == Handle::default() { Ok(None) } else { table().take(handle, expected).map(Some) }
 }
 
+/// What a report calls the freeing of a communicator.
+pub fn freeing(key: &str) -> String {
+    let of_comm = |request: &&Arc<Request>| *request.comm().key == *key && !request.comm().is_freed();
+    let left = table().requests().filter(|request| !request.held.local).filter(of_comm).count();
+    let what = match left {
+        0 => "",
+        1 => " (an operation was started on it and not waited for)",
+        _ => " (operations were started on it and not waited for)",
+    };
+    format!("the freeing of communicator {key}{what}")
+}
+
 /// Attached to a communicator: at its end it names what was started there, and not waited for.
 struct Outstanding {
     comm: i32,
@@ -367,13 +383,7 @@ struct Outstanding {
 impl Drop for Outstanding {
     fn drop(&mut self) {
         let of_comm = |request: &&Arc<Request>| request.site.comm.number == self.comm && !request.held.local;
-        let left: Vec<_> = table()
-            .places
-            .iter()
-            .filter_map(|place| place.request.as_ref())
-            .filter(of_comm)
-            .cloned()
-            .collect();
+        let left: Vec<_> = table().requests().filter(of_comm).cloned().collect();
         let began = Instant::now();
         for request in left {
             // All ranks take part in a collective, and in the freeing, before which it has to end: Open MPI would go
@@ -442,6 +452,29 @@ mod tests {
         let again = started(&comm, 8.0);
         assert!(handles.iter().all(|&handle| handle != again));
         assert_eq!(waited(again), Ok(8.0));
+    }
+
+    #[test]
+    fn a_freeing_is_said_to_wait_only_for_what_was_started() {
+        let comm = Arc::new(Comm::new("requests-freed", 1, 0, 1));
+        let kept = started(&comm, 1.0);
+        assert_eq!(freeing("requests-freed"), "the freeing of communicator requests-freed");
+        let site = Site::new(Op::Barrier, &comm);
+        let held = Held { local: false, ..KEPT };
+        let add = || {
+            let request = Request::new(&Call::of(&site, Stream::NONE), held, None, Work::default());
+            table().add(Arc::new(request)).unwrap()
+        };
+        let one = add();
+        assert!(freeing("requests-freed").ends_with(" (an operation was started on it and not waited for)"));
+        let two = add();
+        assert!(freeing("requests-freed").ends_with(" (operations were started on it and not waited for)"));
+        assert_eq!(freeing("requests-other"), "the freeing of communicator requests-other");
+        for handle in [one, two] {
+            take(handle, &held).unwrap();
+        }
+        assert_eq!(waited(kept), Ok(1.0));
+        assert_eq!(freeing("requests-freed"), "the freeing of communicator requests-freed");
     }
 
     #[test]

@@ -17,6 +17,7 @@ use mpi::ffi::{self, MPI_Comm, MPI_Request, MPI_Status};
 
 use super::desk::{Desk, Message};
 use super::questions::Answer;
+use crate::comm::Calling;
 use crate::error::Cause;
 use crate::mpilib::{any_thread_may_call, at_finalize, check, handle, handle_value};
 
@@ -111,7 +112,11 @@ pub unsafe fn open(comm: usize, wanted: bool, respond: fn(&str) -> Answer) -> Re
 
 fn run() {
     // The port is taken away when MPI ends, and stays unlocked during the pause.
-    while let Some(Ok(())) = { lock(&PORT).as_mut().map(Port::step) } {
+    let step = || {
+        let _calling = Calling::new();
+        lock(&PORT).as_mut().map(Port::step)
+    };
+    while let Some(Ok(())) = step() {
         std::thread::sleep(PERIOD);
     }
     OPEN.store(false, Ordering::Relaxed);

@@ -214,7 +214,10 @@ pub(super) unsafe fn guard<const KIND: u8>(
         let api = (*frame).api;
         let run = || match metadata(frame) {
             Some(metadata) => Ok(answer::<KIND>(&*frame, metadata)?),
-            None => body(&*frame),
+            None => {
+                let _calling = comm::Calling::new();
+                body(&*frame)
+            }
         };
         match catch_unwind(AssertUnwindSafe(run)) {
             Ok(Ok(())) => null_mut(),

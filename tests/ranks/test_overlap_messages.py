@@ -188,6 +188,23 @@ def test_what_is_waited_for_after_its_communicator_was_freed(start, slowly):
     close(mpi4jax.wait(request), np.full((300, 300), n))
 
 
+@pytest.mark.parametrize("other", ["ipermute", "iallreduce", "iexscan"])
+def test_several_are_waited_for_after_their_communicator_was_freed(other):
+    """MPICH frees it within one of the waits, and what is left there cannot be ended before it has."""
+    comm, x = COMM.Dup(), jnp.ones((300, 300))
+    ring = [(rank, (rank + 1) % SIZE) for rank in range(SIZE)]
+    argument = ring if other == "ipermute" else MPI.SUM
+    first = mpi4jax.iallreduce(x, MPI.SUM, comm=comm)
+    second = getattr(mpi4jax, other)(x, argument, comm=comm)
+    jax.block_until_ready(jax.tree.leaves((first, second)))
+    comm.Free()
+    close(mpi4jax.wait(first), x * SIZE)
+    n = {"ipermute": 1, "iallreduce": SIZE, "iexscan": RANK}[other]
+    close(mpi4jax.wait(second), x * n)
+    # What had the communicator's number may be another's now.
+    close(mpi4jax.notoken.allreduce(x, MPI.SUM), x * SIZE)
+
+
 def test_a_communicator_is_freed_by_a_callback():
     """There nothing can be waited for: the program that calls it has not ended."""
     comm = COMM.Dup()
