@@ -6,7 +6,7 @@ use std::mem::zeroed;
 use std::path::Path;
 use std::ptr::{null, null_mut};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::sys::{self, RequestParam, StatusPtr, Ucp};
@@ -17,8 +17,8 @@ use crate::error::Cause;
 use crate::mpilib;
 use crate::ops::Buffer;
 
-/// How often UCX is called while nobody waits for it.
-const IDLE: Duration = Duration::from_millis(1);
+/// How long the thread sleeps between two calls of UCX: at first, and when nothing has happened for long.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(32));
 /// Calls without an event before a waiting rank lets others have the processor.
 const SPINS: u32 = 200;
 
@@ -70,7 +70,16 @@ pub struct Worker {
     /// By rank in `MPI_COMM_WORLD`.
     addresses: Vec<Box<[u8]>>,
     contexts: Mutex<Contexts>,
-    pub stopping: AtomicBool,
+    /// A communicator has been joined, or the program ends.
+    changed: Condvar,
+    /// Something was sent or received since the thread has looked.
+    used: AtomicBool,
+    stopping: AtomicBool,
+}
+
+/// The next pause of the thread.
+fn pause_after(pause: Duration, something_happened: bool) -> Duration {
+    if something_happened { PAUSES.0 } else { (2 * pause).min(PAUSES.1) }
 }
 
 // SAFETY: the handles are used under the lock of `endpoints`.
@@ -124,6 +133,8 @@ impl Worker {
             endpoints: Mutex::default(),
             addresses,
             contexts: Mutex::default(),
+            changed: Condvar::new(),
+            used: AtomicBool::new(false),
             stopping: AtomicBool::new(false),
         })
     }
@@ -164,16 +175,36 @@ impl Worker {
         }
     }
 
-    /// Keeps messages moving while this process is elsewhere.
+    /// Keeps messages moving while this process is elsewhere. Before the first communicator is known, there are none.
     pub fn run(&self) {
-        while !self.stopping.load(Ordering::Relaxed) {
-            std::thread::sleep(IDLE);
+        let mut pause = PAUSES.0;
+        loop {
+            let mut contexts = self.contexts();
+            while contexts.next == 0 && !self.stopping.load(Ordering::Relaxed) {
+                contexts = self.changed.wait(contexts).unwrap_or_else(PoisonError::into_inner);
+            }
+            drop(contexts);
+            if self.stopping.load(Ordering::Relaxed) {
+                return;
+            }
+            std::thread::sleep(pause);
+            let mut something_happened = self.used.swap(false, Ordering::Relaxed);
             // Whoever holds the lock is doing just that.
             if let Ok(_locked) = self.endpoints.try_lock() {
                 // SAFETY: under the lock.
-                while unsafe { (self.ucp.ucp_worker_progress)(self.handle) } != 0 {}
+                while unsafe { (self.ucp.ucp_worker_progress)(self.handle) } != 0 {
+                    something_happened = true;
+                }
             }
+            pause = pause_after(pause, something_happened);
         }
+    }
+
+    /// From now on nothing is sent or received.
+    pub fn stop(&self) {
+        let _contexts = self.contexts();
+        self.stopping.store(true, Ordering::Relaxed);
+        self.changed.notify_all();
     }
 
     fn endpoint(&self, endpoints: &mut Endpoints, rank: i32) -> Result<sys::Endpoint, Cause> {
@@ -212,6 +243,7 @@ impl Worker {
             self.contexts().next = agreed + 1;
             if group.common_bits(u64::from(is_free))? == 1 {
                 self.contexts().used.insert(context);
+                self.changed.notify_all();
                 return Ok(Joined { worker: self, context });
             }
         }
@@ -223,6 +255,7 @@ impl Worker {
     /// The buffer stays valid until the request has ended.
     pub unsafe fn send(&self, buffer: &Buffer, to: i32, label: Label) -> Result<Request<'_>, Cause> {
         let label = label.encode()?;
+        self.used.store(true, Ordering::Relaxed);
         let mut endpoints = self.lock();
         let endpoint = self.endpoint(&mut endpoints, to)?;
         // SAFETY: promised by the caller; the lock is held.
@@ -237,6 +270,7 @@ impl Worker {
     /// The buffer stays valid until the request has ended.
     pub unsafe fn recv(&self, buffer: &Buffer, wanted: Wanted) -> Result<Request<'_>, Cause> {
         let (label, mask) = wanted.encode()?;
+        self.used.store(true, Ordering::Relaxed);
         let _locked = self.lock();
         // SAFETY: promised by the caller; the lock is held.
         let status = unsafe {
@@ -244,7 +278,7 @@ impl Worker {
             let (data, bytes) = (buffer.data.cast(), buffer.bytes());
             (self.ucp.ucp_tag_recv_nbx)(self.handle, data, bytes, label, mask, &param)
         };
-        Request::new(self, "ucp_tag_recv_nbx", status)
+        Request::new(self, RECEIVE, status)
     }
 
     /// Waits until everything that was sent has left this process.
@@ -263,13 +297,30 @@ impl Worker {
     }
 }
 
-/// Something that is under way.
+/// Something that is under way. A receive that is dropped is taken back: nothing is written after that.
 pub struct Request<'a> {
     worker: &'a Worker,
     function: &'static str,
     /// Null once it has ended.
     handle: *mut c_void,
     received: sys::Received,
+}
+
+const RECEIVE: &str = "ucp_tag_recv_nbx";
+
+impl Drop for Request<'_> {
+    fn drop(&mut self) {
+        if self.handle.is_null() || self.function != RECEIVE {
+            return;
+        }
+        {
+            let _locked = self.worker.lock();
+            // SAFETY: the request is not freed yet; the lock is held.
+            unsafe { (self.worker.ucp.ucp_request_cancel)(self.worker.handle, self.handle) };
+        }
+        // Its end is an error now, or what has come meanwhile.
+        let _ = self.wait_for();
+    }
 }
 
 impl<'a> Request<'a> {
@@ -291,7 +342,7 @@ impl<'a> Request<'a> {
         // what it received.
         let status = unsafe {
             (ucp.ucp_worker_progress)(self.worker.handle);
-            let status = if self.function == "ucp_tag_recv_nbx" {
+            let status = if self.function == RECEIVE {
                 (ucp.ucp_tag_recv_request_test)(self.handle, &mut self.received)
             } else {
                 (ucp.ucp_request_check_status)(self.handle)
@@ -308,6 +359,11 @@ impl<'a> Request<'a> {
     }
 
     pub fn wait(mut self) -> Result<sys::Received, Cause> {
+        self.wait_for()?;
+        Ok(self.received)
+    }
+
+    fn wait_for(&mut self) -> Result<(), Cause> {
         let mut idle = 0;
         while !self.poll()? {
             idle += 1;
@@ -317,6 +373,21 @@ impl<'a> Request<'a> {
                 std::hint::spin_loop();
             }
         }
-        Ok(self.received)
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_worker_that_nobody_needs_is_called_seldom() {
+        let mut pause = PAUSES.0;
+        for _ in 0..10 {
+            pause = pause_after(pause, false);
+        }
+        assert_eq!(pause, PAUSES.1);
+        assert_eq!(pause_after(pause, true), PAUSES.0);
     }
 }
