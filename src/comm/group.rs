@@ -4,7 +4,7 @@ use std::mem::MaybeUninit;
 
 use mpi::ffi::{self, MPI_Comm};
 
-use super::Comm;
+use super::{Comm, Made};
 use crate::error::Cause;
 use crate::mpilib::{check, handle};
 
@@ -14,6 +14,7 @@ pub enum Group<'a> {
     /// All ranks of the job.
     World,
     Of(&'a Comm),
+    Made(&'a Made),
 }
 
 impl Group<'_> {
@@ -23,6 +24,7 @@ impl Group<'_> {
             match self {
                 Self::World => ffi::RSMPI_COMM_WORLD,
                 Self::Of(comm) => handle(comm.handle),
+                Self::Made(made) => made.handle(),
             }
         }
     }

@@ -8,12 +8,12 @@ mod calling;
 mod group;
 mod registry;
 
-use std::any::Any;
+use std::any::{Any, TypeId};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::Write;
 use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use mpi::ffi::{self, MPI_Comm, MPI_Status};
 
@@ -58,11 +58,33 @@ pub struct Comm {
     freed: AtomicBool,
     /// What the first operation said that failed on this rank.
     failure: OnceLock<Box<str>>,
-    attached: Mutex<Vec<Attachment>>,
+    attached: Mutex<Attached>,
+    /// Something has been made, or could not be.
+    made: Condvar,
 }
 
-fn first_of<T: Any + Send + Sync>(attached: &[Attachment]) -> Option<Arc<T>> {
-    attached.iter().find(|it| it.is::<T>())?.clone().downcast().ok()
+#[derive(Default)]
+struct Attached {
+    made: Vec<Attachment>,
+    /// What threads are making.
+    making: Vec<TypeId>,
+}
+
+impl Attached {
+    fn get<T: Any + Send + Sync>(&self) -> Option<Arc<T>> {
+        self.made.iter().find(|it| it.is::<T>())?.clone().downcast().ok()
+    }
+}
+
+/// While there is one, its thread makes what is to be attached.
+struct Making<'a>(&'a Comm, TypeId);
+
+impl Drop for Making<'_> {
+    fn drop(&mut self) {
+        let Self(comm, made) = self;
+        comm.attachments().making.retain(|other| other != made);
+        comm.made.notify_all();
+    }
 }
 
 impl std::fmt::Debug for Comm {
@@ -90,6 +112,7 @@ impl Comm {
             freed: AtomicBool::new(false),
             failure: OnceLock::new(),
             attached: Mutex::default(),
+            made: Condvar::new(),
         }
         .named(key)
     }
@@ -170,36 +193,45 @@ impl Comm {
         self.world.get(usize::try_from(rank).ok()?).copied()
     }
 
-    fn attachments(&self) -> MutexGuard<'_, Vec<Attachment>> {
+    fn attachments(&self) -> MutexGuard<'_, Attached> {
         self.attached.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// What has been attached of this type.
     pub fn attached<T: Any + Send + Sync>(&self) -> Option<Arc<T>> {
-        first_of(&self.attachments())
+        self.attachments().get()
     }
 
     /// What has been attached of this type, else what `make` makes, which may be collective.
     pub fn attach<T: Any + Send + Sync, E>(&self, make: impl FnOnce() -> Result<T, E>) -> Result<Arc<T>, E> {
-        if let Some(found) = self.attached() {
-            return Ok(found);
-        }
-        let _calling = Calling::new();
-        // Not under the lock: `make` waits for other ranks, and the watchdog looks at attachments.
-        let made = Arc::new(make()?);
-        // Another thread may have been faster. What was made is kept all the same: other ranks may have a part of it.
+        let kind = TypeId::of::<T>();
         let mut attached = self.attachments();
-        let first = first_of(&attached);
-        if !self.is_freed() {
-            attached.push(made.clone());
+        loop {
+            if let Some(found) = attached.get() {
+                return Ok(found);
+            }
+            if !attached.making.contains(&kind) {
+                break;
+            }
+            // If both threads made it, and only one of another rank's, one would wait for ever.
+            attached = self.made.wait(attached).unwrap_or_else(PoisonError::into_inner);
         }
-        Ok(first.unwrap_or(made))
+        attached.making.push(kind);
+        // Not under the lock: `make` waits for other ranks, and the watchdog looks at attachments.
+        drop(attached);
+        let _making = Making(self, kind);
+        let _calling = Calling::new();
+        let made = Arc::new(make()?);
+        if !self.is_freed() {
+            self.attachments().made.push(made.clone());
+        }
+        Ok(made)
     }
 
     /// Drops what was made from it, the last one first. All ranks have attached in the same order.
     fn detach(&self) {
         let _calling = Calling::new();
-        let made = std::mem::take(&mut *self.attachments());
+        let made = std::mem::take(&mut self.attachments().made);
         made.into_iter().rev().for_each(drop);
     }
 
@@ -252,6 +284,33 @@ impl Comm {
             Ok(made)
         }
     }
+
+    /// Another communicator of the same ranks, made through one of all ranks of the job: what is under way on this one, in
+    /// other threads, does not matter. Collective; two that are made at once have to be of different ranks. None: some
+    /// of the ranks are of another job.
+    pub fn beside(&self, all: &Made) -> Result<Option<Made>, Cause> {
+        if self.world.iter().any(|&rank| rank < 0) {
+            return Ok(None);
+        }
+        // MPI has tags up to this.
+        let tag = (hash(&self.world) % (1 << 15)) as i32;
+        // SAFETY: groups of live communicators, which are freed.
+        unsafe {
+            let (mut group, mut ours) = (MaybeUninit::uninit(), MaybeUninit::uninit());
+            check("MPI_Comm_group", ffi::MPI_Comm_group(all.handle(), group.as_mut_ptr()))?;
+            let mut group = group.assume_init();
+            let code = ffi::MPI_Group_incl(group, self.size, self.world.as_ptr(), ours.as_mut_ptr());
+            check("MPI_Group_incl", code)?;
+            let (mut ours, mut new) = (ours.assume_init(), MaybeUninit::<MPI_Comm>::uninit());
+            let code = ffi::MPI_Comm_create_group(all.handle(), ours, tag, new.as_mut_ptr());
+            ffi::MPI_Group_free(&mut ours);
+            ffi::MPI_Group_free(&mut group);
+            check("MPI_Comm_create_group", code)?;
+            let made = Made(mpilib::handle_value(new.assume_init()));
+            returns_errors(made.handle())?;
+            Ok(Some(made))
+        }
+    }
 }
 
 /// # Safety
@@ -266,6 +325,18 @@ unsafe fn returns_errors(comm: MPI_Comm) -> Result<(), Cause> {
 pub struct Made(usize);
 
 impl Made {
+    /// One of all ranks of the job. Collective.
+    pub fn world() -> Result<Self, Cause> {
+        // SAFETY: constants of the MPI shim.
+        unsafe {
+            let mut new = MaybeUninit::<MPI_Comm>::uninit();
+            check("MPI_Comm_split", ffi::MPI_Comm_split(ffi::RSMPI_COMM_WORLD, 0, 0, new.as_mut_ptr()))?;
+            let made = Self(mpilib::handle_value(new.assume_init()));
+            returns_errors(made.handle())?;
+            Ok(made)
+        }
+    }
+
     pub fn handle(&self) -> MPI_Comm {
         // SAFETY: from `handle_value`.
         unsafe { handle(self.0) }

@@ -122,20 +122,39 @@ pub fn collectives() -> BTreeMap<u64, u64> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::AtomicU64;
+
     use super::super::Calling;
     use super::*;
 
     #[test]
     fn threads_that_attach_at_once_have_the_same() {
         let comm = Comm::new("attach-test", 0, 0, 2);
-        let attach = |number: i32, before: &dyn Fn()| {
-            comm.attach(|| {
-                before();
-                Ok::<_, ()>(number)
-            })
-        };
-        let late = attach(1, &|| assert_eq!(*attach(2, &|| ()).unwrap(), 2)).unwrap();
-        assert_eq!((*late, *comm.attached::<i32>().unwrap()), (2, 2));
+        let (makes, seen) = (AtomicU64::new(0), std::sync::Barrier::new(2));
+        std::thread::scope(|scope| {
+            let attach = || {
+                let made = comm.attach(|| {
+                    assert_eq!(makes.fetch_add(1, Ordering::Relaxed), 0, "other ranks take part once");
+                    seen.wait();
+                    std::thread::sleep(std::time::Duration::from_millis(20));
+                    Ok::<_, ()>(7)
+                });
+                assert_eq!(*made.unwrap(), 7);
+            };
+            scope.spawn(attach);
+            seen.wait();
+            attach();
+        });
+        assert_eq!(*comm.attached::<i32>().unwrap(), 7);
+    }
+
+    #[test]
+    fn what_could_not_be_made_is_made_by_the_next() {
+        let comm = Comm::new("attach-again-test", 0, 0, 2);
+        assert_eq!(comm.attach(|| Err::<i32, _>("no")).unwrap_err(), "no");
+        // While something is made, something else can be.
+        let made = comm.attach(|| comm.attach(|| Ok::<_, ()>(1u8)).map(|one| i32::from(*one)));
+        assert_eq!(*made.unwrap(), 1);
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::ptr::{null, null_mut};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::{Device, Loaded, Staging};
 use crate::call::Stream;
@@ -104,7 +105,21 @@ const MAX_PITCH: usize = c_int::MAX as usize;
 #[derive(Debug)]
 pub struct Driver {
     f: Functions,
+    /// Events that are not in use, with their contexts: to make one and to destroy it takes longer than to record it.
+    spare: Mutex<Vec<Spare>>,
 }
+
+/// How many are kept.
+const SPARE: usize = 64;
+
+#[derive(Debug)]
+struct Spare {
+    context: Context,
+    event: Event,
+}
+
+// SAFETY: CUDA's handles may be used by any thread.
+unsafe impl Send for Spare {}
 
 /// The driver, loaded and initialised by the first who asks.
 pub fn driver() -> Result<&'static Driver, LoadError> {
@@ -114,7 +129,7 @@ pub fn driver() -> Result<&'static Driver, LoadError> {
 
 impl Driver {
     fn load() -> Result<Self, LoadError> {
-        let driver = Self { f: Functions::load(LIBRARY)? };
+        let driver = Self { f: Functions::load(LIBRARY)?, spare: Mutex::default() };
         let mut version = 0;
         // SAFETY: the first call of the driver; then a place to write to.
         let started = unsafe {
@@ -229,12 +244,24 @@ impl Driver {
         unsafe { (self.f.cuThreadExchangeStreamCaptureMode)(&mut mode) };
     }
 
-    /// A place in a stream of the current context, and later in others.
-    pub fn mark(&'static self) -> Result<Mark, Cause> {
+    /// A place in a stream of the current context, and later in others of it.
+    pub fn mark(&'static self, context: Context) -> Result<Mark, Cause> {
+        let found = {
+            let mut spare = self.spare();
+            let found = spare.iter().rposition(|spare| spare.context == context);
+            found.map(|index| spare.swap_remove(index).event)
+        };
+        if let Some(event) = found {
+            return Ok(Mark { driver: self, context, event });
+        }
         let mut event = null_mut();
         // SAFETY: a place to write to.
         let code = unsafe { (self.f.cuEventCreate)(&mut event, EVENT_FLAGS) };
-        self.check("cuEventCreate", code).map(|()| Mark { driver: self, event })
+        self.check("cuEventCreate", code).map(|()| Mark { driver: self, context, event })
+    }
+
+    fn spare(&self) -> MutexGuard<'_, Vec<Spare>> {
+        self.spare.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Memory of the current context's device.
@@ -361,13 +388,13 @@ impl Device for CudaDevice {
     }
 
     fn mark(&self, stream: Stream) -> Result<Mark, Cause> {
-        let mark = self.0.mark()?;
+        let mark = self.0.mark(self.0.context_of(stream)?)?;
         mark.put(stream)?;
         Ok(mark)
     }
 
     fn wait(&self, mark: Mark) -> Result<(), Cause> {
-        // SAFETY: the event is destroyed after this.
+        // SAFETY: made by `Driver::mark`.
         let code = unsafe { (self.0.f.cuEventSynchronize)(mark.event) };
         self.0.check("cuEventSynchronize", code)
     }
@@ -377,6 +404,7 @@ impl Device for CudaDevice {
 #[derive(Debug)]
 pub struct Mark {
     driver: &'static Driver,
+    context: Context,
     event: Event,
 }
 
@@ -400,8 +428,15 @@ impl Mark {
 
 impl Drop for Mark {
     fn drop(&mut self) {
-        // SAFETY: made by `Driver::mark`; CUDA destroys it once it has happened.
-        unsafe { (self.driver.f.cuEventDestroy)(self.event) };
+        let &mut Self { driver, context, event } = self;
+        let mut spare = driver.spare();
+        if spare.len() < SPARE {
+            // It may not have happened yet: then the next one to record it moves it.
+            spare.push(Spare { context, event });
+        } else {
+            // SAFETY: made by `Driver::mark`; CUDA destroys it once it has happened.
+            unsafe { (driver.f.cuEventDestroy)(event) };
+        }
     }
 }
 

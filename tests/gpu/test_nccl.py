@@ -10,7 +10,7 @@ def test_nccl_never_waits_on_the_host(python, fakes, tmp_path):
     logs = {"FAKE_CUDA_LOG": cuda, "FAKE_NCCL_LOG": nccl}
     result = python(ALLREDUCE, {**fakes, "MPI4JAX_TRANSPORT": "nccl", **logs})
     assert result.returncode == 0, result.stderr
-    assert cuda.read_text() == "copies 0 waits 0 allocations 0 copied 0\n"
+    assert cuda.read_text() == "copies 0 waits 0 allocations 0 events 1 copied 0\n"
     assert nccl.read_text() == "operations 3\ncommunicators 0\n"
 
 
@@ -95,6 +95,10 @@ MPI.COMM_WORLD.Barrier()
             ["ncclGetUniqueId returned error code 2", "another rank has no NCCL"],
         ),
         (
+            "if rank: os.environ['FAKE_CUDA_FULL'] = '1'",
+            ["cuMemAlloc returned error code 2", "another rank has no NCCL"],
+        ),
+        (
             "if rank: os.environ['MPI4JAX_LIBNCCL'] = '/nowhere'",
             ["/nowhere", "another rank has no NCCL"],
         ),
@@ -105,3 +109,37 @@ def test_ranks_that_differ_all_learn_of_it(mpirun, fakes, setting, words):
     result = mpirun(2, "-c", UNLIKE.format(setting=setting), env=env)
     assert result.stdout.count("has no counterpart") == 2, result
     assert all(word in result.stdout for word in words), result.stdout
+
+
+# Rank 0 compiles the second operation while its first one waits for rank 1, where both are one program.
+WHILE_OTHERS_WAIT = """
+import time
+import jax, jax.numpy as jnp, numpy as np
+from mpi4py import MPI
+from mpi4jax import notoken as nt
+comm = MPI.COMM_WORLD
+
+def slow(x):
+    return jax.lax.fori_loop(0, 20, lambda _, x: jnp.sin(x @ x), x) * 0 + 1
+
+largest = lambda x: nt.allreduce(slow(x), MPI.MAX, comm=comm)
+total = lambda x: nt.allreduce(x, MPI.SUM, comm=comm)
+x = jnp.ones((300, 300))
+nt.barrier(comm=MPI.COMM_SELF)
+if comm.rank == 0:
+    y = jax.jit(largest)(x)
+    time.sleep(1)
+    z = jax.jit(total)(x)
+else:
+    y, z = jax.jit(lambda x: (largest(x), total(x)))(x)
+np.testing.assert_array_equal(y, x)
+np.testing.assert_array_equal(z, np.full((300, 300), comm.size))
+print("good")
+"""
+
+
+def test_ranks_agree_beside_what_is_under_way(mpirun, fakes):
+    """A MAX of floats goes through MPI, on the program's communicator."""
+    env = {**fakes, "MPI4JAX_TRANSPORT": "nccl"}
+    result = mpirun(2, "-c", WHILE_OTHERS_WAIT, env=env, time_limit=60)
+    assert result.stdout.count("good") == 2, result.stdout + result.stderr

@@ -6,11 +6,12 @@ import pytest
 from stand_ins import ALLREDUCE
 
 
-def test_staging_memory_is_reused(python, fakes, tmp_path):
+def test_staging_memory_and_events_are_reused(python, fakes, tmp_path):
     log = tmp_path / "cuda.log"
     result = python(ALLREDUCE, {**fakes, "MPI4JAX_TRANSPORT": "staged", "FAKE_CUDA_LOG": log})
     assert result.returncode == 0, result.stderr
-    assert "allocations 2 " in log.read_text()
+    # What was copied down has been waited for before something is copied up.
+    assert "allocations 2 events 1 " in log.read_text()
 
 
 HALO = textwrap.dedent("""

@@ -4,9 +4,9 @@ use std::sync::Mutex;
 use std::time::Instant;
 
 use super::carries::{MESSAGES, Messages};
-use crate::comm::{Comm, Group};
+use crate::comm::{Comm, Group, Made};
 use crate::device;
-use crate::device::cuda::{self, Driver, Mark, Pointer};
+use crate::device::cuda::{self, Driver, Entered, Mark, Pointer};
 use crate::device::nccl::{self, Library, UniqueId};
 use crate::error::Cause;
 use crate::ops::Op;
@@ -18,33 +18,63 @@ pub struct Parts {
 }
 
 impl Parts {
-    /// What this rank needs before the ranks come together: the device's context, and on rank 0 a name for
-    /// NCCL's communicator.
-    fn prepare(self, comm: &Comm) -> Result<(Parts, cuda::Context, Option<UniqueId>), String> {
+    fn prepare(self, comm: &Comm) -> Result<Prepared, Cause> {
         let Self { driver, library } = self;
-        let device = device::device().ok_or("JAX does not compute on a GPU")?;
-        let context = driver.primary_context(device).map_err(|cause| cause.to_string())?;
-        if comm.rank != 0 {
-            return Ok((self, context, None));
-        }
-        let mut id = UniqueId([0; 128]);
-        // SAFETY: a place to write to.
-        let code = unsafe { (library.f.ncclGetUniqueId)(&mut id) };
-        library.check("ncclGetUniqueId", code).map_err(|cause| cause.to_string())?;
-        Ok((self, context, Some(id)))
-    }
-
-    fn communicator(self, context: cuda::Context, id: UniqueId, comm: &Comm) -> Result<Communicator, Cause> {
-        let Self { driver, library } = self;
+        let device = device::device()
+            .ok_or_else(|| Cause::Setting { message: "JAX does not compute on a GPU".into() })?;
+        let context = driver.primary_context(device)?;
         // SAFETY: the context exists.
-        let _entered = unsafe { driver.enter(context)? };
-        let scratch = driver.allocate(size_of::<i32>())?;
-        let mut handle = std::ptr::null_mut();
+        let entered = unsafe { driver.enter(context)? };
+        let scratch = Scratch { driver, context, pointer: driver.allocate(size_of::<i32>())? };
+        let last = Last { op: None, number: 0, since: Instant::now(), end: driver.mark(context)? };
+        let mut id = None;
+        if comm.rank == 0 {
+            let id = id.insert(UniqueId([0; 128]));
+            // SAFETY: a place to write to.
+            let code = unsafe { (library.f.ncclGetUniqueId)(id) };
+            library.check("ncclGetUniqueId", code)?;
+        }
+        Ok(Prepared { parts: self, id, scratch, last, _entered: entered })
+    }
+}
+
+/// What this rank needs before the ranks come together. All of it: a rank that fails later leaves the others in
+/// NCCL's bootstrap.
+struct Prepared {
+    parts: Parts,
+    /// On rank 0: a name for NCCL's communicator.
+    id: Option<UniqueId>,
+    scratch: Scratch,
+    last: Last,
+    _entered: Entered,
+}
+
+impl Prepared {
+    fn communicator(self, id: UniqueId, comm: &Comm) -> Result<Communicator, Cause> {
+        let Self { parts, scratch, last, .. } = self;
+        let (library, mut handle) = (parts.library, std::ptr::null_mut());
         // SAFETY: every rank of the communicator comes here with the same identifier.
         let code = unsafe { (library.f.ncclCommInitRank)(&mut handle, comm.size, id, comm.rank) };
         library.check("ncclCommInitRank", code)?;
-        let last = Last { op: None, number: 0, since: Instant::now(), end: driver.mark()? };
-        Ok(Communicator { parts: self, handle, context, scratch, queue: Mutex::new(last) })
+        Ok(Communicator { parts, handle, scratch, queue: Mutex::new(last), is_alone: false })
+    }
+}
+
+/// What a barrier reduces.
+#[derive(Debug)]
+pub struct Scratch {
+    driver: &'static Driver,
+    pub context: cuda::Context,
+    pub pointer: Pointer,
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        // SAFETY: the context exists; what was on streams has ended with the communicator.
+        unsafe {
+            let Ok(_entered) = self.driver.enter(self.context) else { return };
+            self.driver.free(self.pointer);
+        }
     }
 }
 
@@ -56,11 +86,11 @@ pub struct Joined(pub Result<Communicator, String>);
 pub struct Communicator {
     pub parts: Parts,
     pub handle: nccl::Handle,
-    pub context: cuda::Context,
-    /// What a barrier reduces.
-    pub scratch: Pointer,
+    pub scratch: Scratch,
     /// Held while work is put on a stream.
     pub queue: Mutex<Last>,
+    /// Another rank could not make it.
+    is_alone: bool,
 }
 
 /// What was put on a stream last.
@@ -95,20 +125,34 @@ impl Drop for Communicator {
         let Parts { driver, library } = self.parts;
         // SAFETY: the context exists. Nobody else has the handle, and what is on streams has ended when NCCL returns.
         unsafe {
-            let Ok(_entered) = driver.enter(self.context) else { return };
-            let end =
-                if self.failure().is_ok() { library.f.ncclCommDestroy } else { library.f.ncclCommAbort };
+            let Ok(_entered) = driver.enter(self.scratch.context) else { return };
+            let is_whole = !self.is_alone && self.failure().is_ok();
+            let end = if is_whole { library.f.ncclCommDestroy } else { library.f.ncclCommAbort };
             end(self.handle);
-            driver.free(self.scratch);
         }
     }
 }
 
 impl Joined {
-    /// Every rank comes here, also one that has nothing to offer.
-    pub fn connect(parts: &Result<Parts, String>, messages: Messages, comm: &Comm) -> Result<Self, Cause> {
-        let group = Group::Of(comm);
-        let mut ours = parts.clone().and_then(|parts| parts.prepare(comm));
+    /// Every rank comes here, also one that has nothing to offer. The ranks agree on a communicator of our own: while Python
+    /// compiles, earlier operations may be under way on theirs, and on another rank be a part of what is compiled.
+    pub fn connect(
+        parts: &Result<Parts, String>,
+        all: &Made,
+        messages: Messages,
+        comm: &Comm,
+    ) -> Result<Self, Cause> {
+        let ours = parts.clone().and_then(|parts| parts.prepare(comm).map_err(|cause| cause.to_string()));
+        let private = comm.beside(all)?;
+        Self::agree(ours, private.as_ref().map_or(Group::Of(comm), Group::Made), messages, comm)
+    }
+
+    fn agree(
+        mut ours: Result<Prepared, String>,
+        group: Group,
+        messages: Messages,
+        comm: &Comm,
+    ) -> Result<Self, Cause> {
         let our_bits = u64::from(ours.is_ok()) | 1 << (1 + messages as u32);
         let all_bits = group.common_bits(our_bits)?;
         if all_bits >> 1 == 0 {
@@ -120,17 +164,20 @@ impl Joined {
         if all_bits & 1 == 0 {
             ours = ours.and(Err("another rank has no NCCL or no GPU".into()));
         }
-        let (parts, context, id) = match ours {
+        let ours = match ours {
             Ok(ours) => ours,
             Err(reason) => return Ok(Self(Err(reason))),
         };
-        let all = group.all_bytes(id.as_ref().map_or(&[], |id| id.0.as_slice()))?;
+        let all = group.all_bytes(ours.id.as_ref().map_or(&[], |id| id.0.as_slice()))?;
         let mut id = UniqueId([0; 128]);
         id.0.copy_from_slice(&all[0]);
         // A rank that fails closes its connections, on which the others wait, so that they fail too. Then all
         // know, and none uses it.
-        let made = parts.communicator(context, id, comm).map_err(|cause| cause.to_string());
+        let mut made = ours.communicator(id, comm).map_err(|cause| cause.to_string());
         if group.common_bits(u64::from(made.is_ok()))? == 0 {
+            if let Ok(made) = &mut made {
+                made.is_alone = true;
+            }
             return Ok(Self(made.and(Err("another rank could not make it".into()))));
         }
         Ok(Self(made))

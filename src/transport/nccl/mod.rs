@@ -21,7 +21,7 @@ use self::queue::{Put, Queue, put};
 use super::host::{Pairs, Partial};
 use super::{Arrived, Features, Transport, Unfinished, write_status};
 use crate::call::Call;
-use crate::comm::{self, Comm, Group};
+use crate::comm::{self, Comm, Group, Made};
 use crate::device;
 use crate::device::cuda::{self, Driver, Pointer};
 use crate::device::nccl;
@@ -39,6 +39,8 @@ pub struct Nccl {
     messages: Messages,
     /// Why there is none: ranks without NCCL take part in joining, so that the others learn of it.
     parts: Result<Parts, String>,
+    /// Through which communicators are made on which the ranks agree.
+    all: Result<Made, String>,
 }
 
 /// Whether NCCL could be used, apart from the question whether each rank has a GPU of its own.
@@ -62,14 +64,14 @@ pub fn one_gpu_each() -> Result<bool, Cause> {
 }
 
 impl Nccl {
-    /// Also where it cannot be used.
+    /// Also where it cannot be used. Collective over `MPI_COMM_WORLD`.
     pub fn start() -> Self {
         let parts = probe().and_then(|()| {
             let driver = cuda::driver().map_err(|error| error.to_string())?;
             let library = nccl::library().map_err(|error| error.to_string())?;
             Ok(Parts { driver, library })
         });
-        Self { messages: messages(), parts }
+        Self { messages: messages(), parts, all: Made::world().map_err(|cause| cause.to_string()) }
     }
 
     fn run(&self, call: &Call) -> Result<(), Cause> {
@@ -79,7 +81,7 @@ impl Nccl {
         let communicator = joined.0.as_ref().map_err(no_communicator)?;
         let Parts { driver, library } = communicator.parts;
         let mut last = communicator.queue.lock().unwrap_or_else(PoisonError::into_inner);
-        if driver.context_of(call.stream)? != communicator.context {
+        if driver.context_of(call.stream)? != communicator.scratch.context {
             return Err(Cause::Unsupported {
                 what: "an array on this device".into(),
                 reason: "NCCL's communicators were made for JAX's first local device",
@@ -91,7 +93,7 @@ impl Nccl {
             reason: "NCCL has no such operation",
         })?;
         let queue = Queue { library, handle: communicator.handle, stream: call.stream };
-        put(&Put { call, queue, scratch: communicator.scratch })?;
+        put(&Put { call, queue, scratch: communicator.scratch.pointer })?;
         self.message_arrives(call, driver)?;
         if !driver.is_capturing(call.stream)? {
             last.end.put(call.stream)?;
@@ -175,7 +177,10 @@ impl Transport for Nccl {
 
     /// Makes NCCL's communicator.
     fn attach(&self, comm: &Arc<Comm>) -> Result<(), Error> {
-        let joined = comm.attach(|| Joined::connect(&self.parts, self.messages, comm));
+        let joined = comm.attach(|| {
+            let all = self.all.as_ref().map_err(|message| Cause::Setting { message: message.clone() })?;
+            Joined::connect(&self.parts, all, self.messages, comm)
+        });
         let located = |cause: Cause| Error { transport: Some(NAME), rank: Some(comm.rank), ..cause.into() };
         joined.map(drop).map_err(located)
     }

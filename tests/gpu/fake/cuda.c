@@ -4,7 +4,7 @@
  * for the end of a call, which is where its context is popped. So a transport that reads before it has
  * waited reads rubbish. FAKE_CUDA_VERSION, FAKE_CUDA_DEVICES, FAKE_CUDA_BROKEN (cuInit fails),
  * FAKE_CUDA_SHARED (all processes see one GPU), FAKE_CUDA_STREAM_DEVICE (where streams are), FAKE_CUDA_STUCK (no
- * event is ever reached), FAKE_CUDA_LOST (events cannot be recorded) and FAKE_CUDA_CAPTURING (all is recorded into a graph) set the scene;
+ * event is ever reached), FAKE_CUDA_LOST (events cannot be recorded), FAKE_CUDA_FULL (there is no memory) and FAKE_CUDA_CAPTURING (all is recorded into a graph) set the scene;
  * FAKE_CUDA_LOG names a file to which the numbers of calls are written at exit, and the bytes copied from and to the host. */
 #include <stdint.h>
 #include <stdio.h>
@@ -17,7 +17,7 @@ typedef struct { void *to; const void *from; size_t bytes; uint32_t value; size_
 static __thread Copy *queue;
 static __thread size_t queued, done, room;
 static __thread int entered;
-static long copies, waits, allocations, copied;
+static long copies, waits, allocations, events, copied;
 
 static int number(const char *name, int otherwise) {
     const char *text = getenv(name);
@@ -51,7 +51,7 @@ static void report(void) {
     const char *path = getenv("FAKE_CUDA_LOG");
     FILE *file = path ? fopen(path, "a") : NULL;
     if (file) {
-        fprintf(file, "copies %ld waits %ld allocations %ld copied %ld\n", copies, waits, allocations, copied);
+        fprintf(file, "copies %ld waits %ld allocations %ld events %ld copied %ld\n", copies, waits, allocations, events, copied);
         fclose(file);
     }
 }
@@ -87,7 +87,12 @@ int cuMemHostAlloc(void **memory, size_t bytes, unsigned flags) {
     return *memory ? 0 : 2;
 }
 int cuMemFreeHost(void *memory) { free(memory); return 0; }
-int cuMemAlloc_v2(uint64_t *memory, size_t bytes) { *memory = (uint64_t)(uintptr_t)calloc(1, bytes); return 0; }
+int cuMemAlloc_v2(uint64_t *memory, size_t bytes) {
+    if (number("FAKE_CUDA_FULL", 0))
+        return 2;
+    *memory = (uint64_t)(uintptr_t)calloc(1, bytes);
+    return 0;
+}
 int cuMemFree_v2(uint64_t memory) { free((void *)(uintptr_t)memory); return 0; }
 int cuMemsetD32Async(uint64_t to, unsigned value, size_t words, void *stream) {
     Copy copy = {(void *)(uintptr_t)to, NULL, 4, value};
@@ -124,7 +129,11 @@ int cuMemcpy2DAsync_v2(const Copy2D *it, void *stream) {
     return add(copy);
 }
 /* An event is how far its thread's queue has to be done. */
-int cuEventCreate(void **event, unsigned flags) { *event = calloc(1, sizeof(size_t)); return 0; }
+int cuEventCreate(void **event, unsigned flags) {
+    __atomic_add_fetch(&events, 1, __ATOMIC_RELAXED);
+    *event = calloc(1, sizeof(size_t));
+    return 0;
+}
 int cuEventRecord(void *event, void *stream) { *(size_t *)event = queued; return number("FAKE_CUDA_LOST", 0) ? 700 : 0; }
 int cuEventSynchronize(void *event) {
     __atomic_add_fetch(&waits, 1, __ATOMIC_RELAXED);
