@@ -238,6 +238,18 @@ mod _native {
         watch::leave();
     }
 
+    /// Programs may write an `MPI_Status` to this address.
+    #[pyfunction]
+    fn add_status(address: usize) {
+        xla::statuses::add(address);
+    }
+
+    /// As often as it was added: nothing may be written there any more.
+    #[pyfunction]
+    fn remove_status(address: usize) {
+        xla::statuses::remove(address);
+    }
+
     #[pyfunction]
     fn register_reduction(key: &str, handle: usize) {
         ops::register_reduction(key, handle);

@@ -91,6 +91,13 @@ class Status:
 
     def __init__(self, mpi: MPI.Status | None):
         self.mpi, self.address = mpi, 0 if mpi is None else MPI._addressof(mpi)
+        if self.address:
+            _native.add_status(self.address)
+
+    # At the end of the interpreter the module may have no names any more.
+    def __del__(self, remove: Any = _native.remove_status) -> None:
+        if self.address:
+            remove(self.address)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Status) and self.address == other.address

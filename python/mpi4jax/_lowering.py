@@ -70,7 +70,7 @@ class Lowering:
         if self.ctx.module_context.lowering_parameters.for_export:
             _check_exportable(self.spec.name, p)
         if status is not None and status.mpi is not None:
-            self.ctx.module_context.add_keepalive(status.mpi)
+            self.ctx.module_context.add_keepalive(status)
         carried = [self.convert(operand, carrier(operand[1])) for operand in operands]
         carried += self.numbers
         wire = [carrier(aval) for aval in out]

@@ -8,6 +8,7 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 use super::c_api::{self, CallFrame};
+use super::statuses;
 use crate::call::{Blocks, Call, Envelope, Operand, Peers, Phase, Site};
 use crate::comm::{self, Comm};
 use crate::error::{Cause, Error};
@@ -195,7 +196,7 @@ impl<'a> Attributes<'a> {
             },
             operand,
             envelope_result: self.flag("env_out")?,
-            status: self.integer("status")? as usize,
+            status: statuses::checked(self.integer("status")? as usize)?,
             location: ops::named_line(&self.string("site")?),
         })
     }
@@ -381,7 +382,8 @@ pub unsafe fn fill<'a>(
         // SAFETY: an operand on the host of as many int32, as `side` has checked.
         let [source, recvtag, dest, sendtag, .., low, high] =
             unsafe { given.cast::<[i32; Operand::CALL]>().read_unaligned() };
-        call.status = (u64::from(high as u32) << 32 | u64::from(low as u32)) as usize;
+        let status = (u64::from(high as u32) << 32 | u64::from(low as u32)) as usize;
+        call.status = statuses::checked(status).map_err(|cause| site.error(cause))?;
         Some([source, recvtag, dest, sendtag])
     } else {
         // SAFETY: an operand of four int32, as `side` has checked.

@@ -5,6 +5,7 @@ pub mod frame;
 mod handler;
 mod pages;
 mod requests;
+pub mod statuses;
 mod targets;
 
 pub use c_api::{CallFrame, FfiError, Handler};

@@ -111,7 +111,7 @@ def test_ranks_that_differ_all_learn_of_it(mpirun, fakes, setting, words):
     assert all(word in result.stdout for word in words), result.stdout
 
 
-# Rank 0 compiles the second operation while its first one waits for rank 1, where both are one program.
+# Rank 0 compiles its second operation while its first waits for rank 1, where both are one program.
 WHILE_OTHERS_WAIT = """
 import time
 import jax, jax.numpy as jnp, numpy as np

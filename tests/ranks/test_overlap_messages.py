@@ -190,7 +190,7 @@ def test_what_is_waited_for_after_its_communicator_was_freed(start, slowly):
 
 @pytest.mark.parametrize("other", ["ipermute", "iallreduce", "iexscan"])
 def test_several_are_waited_for_after_their_communicator_was_freed(other):
-    """MPICH frees it within one of the waits, and what is left there cannot be ended before it has."""
+    """MPICH frees it within one of the waits: what is left cannot be ended before that has."""
     comm, x = COMM.Dup(), jnp.ones((300, 300))
     ring = [(rank, (rank + 1) % SIZE) for rank in range(SIZE)]
     argument = ring if other == "ipermute" else MPI.SUM

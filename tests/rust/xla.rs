@@ -338,6 +338,8 @@ fn calls(api: &'static Api, comm: &Comm) {
         &["scan", "user#9"],
     );
     fails(compile(&[("op", String("scan")), ("comm", String("xla"))]), &["scan", "reduction"]);
+    let written = [("op", String("barrier")), ("comm", String("xla")), ("status", Integer(4096))];
+    fails(compile(&written), &["status", "0x1000"]);
 
     comm::register(Comm::new("gone", comm.handle, rank, size));
     let gone = [("op", String("barrier")), ("comm", String("gone"))];

@@ -1,0 +1,64 @@
+//! The statuses that Python has handed out, which programs name by their addresses.
+//!
+//! A program is text, which may come from elsewhere: where it says that MPI's status is at some address, a receive would
+//! write there.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use crate::error::Cause;
+
+/// How often each was handed out.
+static KNOWN: Mutex<BTreeMap<usize, usize>> = Mutex::new(BTreeMap::new());
+
+fn known() -> MutexGuard<'static, BTreeMap<usize, usize>> {
+    KNOWN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Programs may write a status to this address.
+pub fn add(address: usize) {
+    *known().entry(address).or_default() += 1;
+}
+
+/// As often as it was added: nothing may be written there any more.
+pub fn remove(address: usize) {
+    let mut known = known();
+    if let Some(count) = known.get_mut(&address) {
+        *count -= 1;
+        if *count == 0 {
+            known.remove(&address);
+        }
+    }
+}
+
+/// The address that a program gives, 0 being none.
+pub fn checked(address: usize) -> Result<usize, Cause> {
+    if address == 0 || known().contains_key(&address) {
+        return Ok(address);
+    }
+    Err(Cause::Attribute {
+        name: "status",
+        expected: "a status of this process, which is alive",
+        actual: format!("address {address:#x}"),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_was_handed_out_is_written_to() {
+        let address = 0x7f00_dead_bee0;
+        assert_eq!(checked(0).unwrap(), 0);
+        let refused = || checked(address).unwrap_err().to_string();
+        assert!(refused().contains("0x7f00deadbee0"), "{}", refused());
+        add(address);
+        add(address);
+        remove(address);
+        assert_eq!(checked(address).unwrap(), address);
+        remove(address);
+        assert!(refused().contains("a status of this process"));
+        remove(address);
+    }
+}
