@@ -37,8 +37,10 @@ table: .venv/tools ## docs/transformations.md, from a run of every op under ever
 test-quick: .venv/tools ## the Python tests on 2 ranks in .venv
 	$(BIN)/python tools/run_tests.py -n 2 tests/ranks
 
-# Slightly optimised: some tests go through every bit pattern. Under mpiexec for its time limit.
+# Slightly optimised: some tests go through every bit pattern. Without what debuggers need, which
+# takes longer to make than the rest. Under mpiexec for its time limit.
 test-rust: export CARGO_PROFILE_DEV_OPT_LEVEL = 1
+test-rust: export CARGO_PROFILE_DEV_DEBUG = 0
 test-rust: RUN = $(CARGO) test --no-default-features --config \
 	"target.'cfg(all())'.runner='$(BIN)/python tools/mpirun.py --time-limit 300 -n $$ranks'"
 test-rust: .venv/tools

@@ -24,9 +24,8 @@ page: a cell is yes if all operations of its column pass. Linear are reductions 
 operations that reduce nothing.
 
 This page is of runs with JAX {jax}, on {ranks} ranks: {passed} checks passed, {failed} failed.
-Each pair of operation and transformation ran in {ways} of the four combinations
-of API (with tokens, without) and compiler (`jax.jit`, `mpi4jax.jit`), others on each number of
-ranks.
+Each pair of operation and transformation ran in {ways} of the two APIs (with tokens, without),
+alternating with the number of ranks.
 
 `-`: there is nothing to check, because `linear_transpose` and `custom_linear_solve` are for linear
 functions. JAX differentiates no `while_loop` in reverse mode, and no `custom_vjp` in forward mode.
@@ -76,11 +75,11 @@ def table(found: dict[str, dict[str, set[str]]]) -> str:
 
 
 def ways(results: Results) -> int:
-    """In how many combinations of API and compiler each pair has run."""
+    """In how many APIs each pair has run."""
     found: dict[str, set[str]] = {}
     for test in [test for _, test in results.passed]:
-        *pair, api, jit = test.split("|")
-        found.setdefault("|".join(pair), set()).add(f"{api} {jit}")
+        pair, _, api = test.rpartition("|")
+        found.setdefault(pair, set()).add(api)
     return min(map(len, found.values()))
 
 
@@ -88,7 +87,7 @@ def page(results: Results, ranks: str) -> str:
     return TEXT.format(
         jax=importlib.metadata.version("jax"),
         ranks=ranks.replace(",", ", "),
-        ways=["no", "one", "two", "three", "all"][ways(results)],
+        ways=["none", "one", "both"][ways(results)],
         passed=len(results.passed),
         failed=len(results.failed),
         table=table(cells(results)),

@@ -26,10 +26,9 @@ enable_x64 = jax.enable_x64 if hasattr(jax, "enable_x64") else jax.experimental.
 # Also what takes long: `make test-all`.
 
 APIS = ("token", "notoken")
-JITS = {"eager": lambda f: f, "jax.jit": jax.jit, "mpi4jax.jit": mpi4jax.jit}
+# `mpi4jax.jit` returns what `jax.jit` does: tests/ranks/test_jit.py.
+JITS = {"eager": lambda f: f, "jax.jit": jax.jit}
 jits = pytest.mark.parametrize("jit", JITS.values(), ids=JITS)
-# Where it makes no difference whether there is a jit.
-compilers = pytest.mark.parametrize("jit", [jax.jit, mpi4jax.jit], ids=["jax.jit", "mpi4jax.jit"])
 
 
 def each(cases):

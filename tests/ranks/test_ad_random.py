@@ -24,7 +24,7 @@ COMM = MPI.COMM_WORLD
 RANK = COMM.rank
 OTHER = 1 - RANK
 ANY_TAG = int(MPI.ANY_TAG)
-JITS = [jax.jit, mpi4jax.jit, lambda f: f]
+JITS = [jax.jit, lambda f: f]
 PROGRAMS = int(os.environ.get("MPI4JAX_TEST_PROGRAMS", "8"))
 
 pytestmark = [pytest.mark.ranks(2), pytest.mark.timeout(60)]

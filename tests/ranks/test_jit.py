@@ -13,10 +13,12 @@ import numpy as np
 import pytest
 from jax import lax
 from mpi4py import MPI
-from reference import LEFT, RANK, RIGHT, SIZE, assert_equal, compilations, compilers
+from reference import LEFT, RANK, RIGHT, SIZE, assert_equal, compilations
 
 import mpi4jax
 from mpi4jax import notoken
+
+compilers = pytest.mark.parametrize("jit", [jax.jit, mpi4jax.jit], ids=["jax.jit", "mpi4jax.jit"])
 
 
 def total(x):

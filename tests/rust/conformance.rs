@@ -32,16 +32,17 @@ fn on_threads<T: Transport + Send>(size: usize, make: impl Fn(Loopback) -> T) {
     });
 }
 
+/// Nobody, one other, an even and an odd number of others, and more than one round of a tree.
+const SIZES: [usize; 4] = [1, 2, 3, 5];
+
 #[test]
 fn loopback() {
-    for size in 1..=8 {
-        on_threads(size, |loopback| loopback);
-    }
+    on_threads(3, |loopback| loopback);
 }
 
 #[test]
 fn staged() {
-    for size in 1..=8 {
+    for size in SIZES {
         on_threads(size, |loopback| Staged::with_sizes("staged", HostDevice, loopback, PIECE, 1 << 20));
     }
 }
