@@ -51,7 +51,7 @@ OF_JAX = (
     ["tests/unit", "tests/jobs/test_aborts.py"],
 )
 FAULTS = "tests/jobs/test_faults.py"
-OF_MPI = files("ops order status"), [FAULTS]
+OF_MPI = files("ops order status overlap_messages"), [FAULTS]
 # What depends on how the wheel and an MPI are put together.
 EXAMPLES = "tests/jobs/test_examples.py"
 OF_WHEEL = (

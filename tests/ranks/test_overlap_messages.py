@@ -151,6 +151,9 @@ def test_a_communicator_is_freed_before_what_was_started_has_ended(case, capfd):
     comm.Free()
     COMM.Barrier()
     found = capfd.readouterr().err
+    if MPI.get_vendor()[0] == "MPICH":
+        # It frees a communicator when its last collective has ended: at the end of the process.
+        return
     assert f"i{case.name} #1 " in found, found
     assert "was not waited for before its communicator was freed (mpi4jax.wait)" in found, found
 
