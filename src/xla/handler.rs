@@ -1,13 +1,13 @@
 //! The handler behind every target, one function per stage.
 
 use std::collections::HashMap;
-use std::ffi::{CStr, CString, c_int, c_void};
+use std::ffi::{c_int, c_void};
 use std::mem::offset_of;
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::ptr::{null, null_mut};
+use std::ptr::null_mut;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 
 use super::c_api::{self, Api, CallFrame, FfiError, StageStateArgs, StateArgs, TypeId};
+use super::errors::{caught, check};
 use super::{frame, pages, requests};
 use crate::call::{Blocks, Call, Operand, Site, Stream};
 use crate::comm;
@@ -137,14 +137,22 @@ pub unsafe extern "C" fn execute<const KIND: u8>(frame: *mut CallFrame) -> *mut 
                 }
             };
             usable(site)?;
-            let result = run::<KIND>(frame, site, transport, watched);
-            if let Err(error) = &result {
-                end_if_fatal(error, &site.comm, watched);
-                site.comm.fail(&error.to_string());
-            }
-            result
+            judged(site, watched, run::<KIND>(frame, site, transport, watched))
         })
     }
+}
+
+/// After an error the ranks are out of step.
+#[inline]
+pub(super) fn judged(
+    site: &Site,
+    watched: &Watched,
+    result: Result<(), Box<Error>>,
+) -> Result<(), Box<Error>> {
+    result.inspect_err(|error| {
+        end_if_fatal(error, &site.comm, watched);
+        site.comm.fail(&error.to_string());
+    })
 }
 
 /// Whether the ranks of the communicator are in step, as far as this one knows.
@@ -193,11 +201,20 @@ unsafe fn run<const KIND: u8>(
         if KIND == kind::CPU {
             pages::prepare(&call);
         }
-        watched.run(&mut call, |call, _, _| {
-            let execute = |call: &Call| transport.execute(call);
-            if log::is_enabled() { log::logged(call, execute) } else { execute(call) }
-        })
+        carry_out(&mut call, transport, watched)
     }
+}
+
+#[inline]
+pub(super) fn carry_out(
+    call: &mut Call,
+    transport: &AnyTransport,
+    watched: &Watched,
+) -> Result<(), Box<Error>> {
+    watched.run(call, |call, _, _| {
+        let execute = |call: &Call| transport.execute(call);
+        if log::is_enabled() { log::logged(call, execute) } else { execute(call) }
+    })
 }
 
 /// Answers metadata requests, runs `body`, and turns its errors and panics into XLA's errors.
@@ -219,18 +236,7 @@ pub(super) unsafe fn guard<const KIND: u8>(
                 body(&*frame)
             }
         };
-        match catch_unwind(AssertUnwindSafe(run)) {
-            Ok(Ok(())) => null_mut(),
-            Ok(Err(error)) => raise(api, &error),
-            Err(panic) => {
-                let message = panic
-                    .downcast_ref::<&str>()
-                    .map(|text| (*text).to_owned())
-                    .or_else(|| panic.downcast_ref::<String>().cloned())
-                    .unwrap_or_else(|| "with no message".into());
-                raise(api, &Cause::Panic { message }.into())
-            }
-        }
+        caught(api, run)
     }
 }
 
@@ -403,86 +409,4 @@ pub(super) unsafe fn get_state(frame: &CallFrame) -> Result<&State, Error> {
         check(frame.api, "XLA_FFI_State_Get", error)?;
         Ok(&*state.cast::<State>())
     }
-}
-
-/// Turns an error that XLA returned into one of ours.
-///
-/// # Safety
-/// `error` is null or was returned by a function of `api`.
-#[inline]
-unsafe fn check(api: *const Api, call: &'static str, error: *mut FfiError) -> Result<(), Cause> {
-    if error.is_null() {
-        return Ok(());
-    }
-    // SAFETY: promised by the caller; the message lives as long as the error.
-    unsafe {
-        let mut get = c_api::ErrorGetMessageArgs {
-            struct_size: size_of::<c_api::ErrorGetMessageArgs>(),
-            extension_start: null_mut(),
-            error,
-            message: null(),
-            code: 0,
-        };
-        ((*api).error_get_message)(&mut get);
-        let message = CStr::from_ptr(get.message).to_string_lossy().into_owned();
-        let mut destroy = c_api::ErrorDestroyArgs {
-            struct_size: size_of::<c_api::ErrorDestroyArgs>(),
-            extension_start: null_mut(),
-            error,
-        };
-        ((*api).error_destroy)(&mut destroy);
-        Err(Cause::Xla { call, message })
-    }
-}
-
-/// Hands an error to XLA, which raises it in Python.
-///
-/// # Safety
-/// `api` is XLA's.
-#[cold]
-unsafe fn raise(api: *const Api, error: &Error) -> *mut FfiError {
-    let message = CString::new(error.to_string().replace('\0', "")).unwrap_or_default();
-    let mut args = c_api::ErrorCreateArgs {
-        struct_size: offset_of!(c_api::ErrorCreateArgs, code) + size_of::<c_int>(),
-        extension_start: null_mut(),
-        message: message.as_ptr(),
-        code: match error.cause {
-            Cause::FreedCommunicator { .. }
-            | Cause::EarlierFailure { .. }
-            | Cause::NotJoined { .. }
-            | Cause::NoCommunicator { .. }
-            | Cause::Unavailable { .. }
-            | Cause::UnknownCommunicator { .. }
-            | Cause::UnknownReduction { .. } => c_api::ERROR_FAILED_PRECONDITION,
-            Cause::Unsupported { .. }
-            | Cause::UnknownDtype { .. }
-            | Cause::PackedDtype { .. }
-            | Cause::UndefinedReduction { .. } => c_api::ERROR_UNIMPLEMENTED,
-            Cause::Mpi { .. }
-            | Cause::Library { .. }
-            | Cause::ShortMessage { .. }
-            | Cause::Ghosts { .. }
-            | Cause::Parts { .. }
-            | Cause::Mismatch { .. }
-            | Cause::TooManyXlas
-            | Cause::Xla { .. }
-            | Cause::Panic { .. } => c_api::ERROR_INTERNAL,
-            Cause::Reduction { .. }
-            | Cause::NoSuchRank { .. }
-            | Cause::Buffers { .. }
-            | Cause::Envelope { .. }
-            | Cause::Argument { .. }
-            | Cause::NotPerRank { .. }
-            | Cause::TooFew { .. }
-            | Cause::Pairs { .. }
-            | Cause::Sides { .. }
-            | Cause::Attribute { .. }
-            | Cause::Request { .. }
-            | Cause::Setting { .. }
-            | Cause::Shape { .. }
-            | Cause::UnknownTransport { .. } => c_api::ERROR_INVALID_ARGUMENT,
-        },
-    };
-    // SAFETY: promised by the caller; XLA copies the message.
-    unsafe { ((*api).error_create)(&mut args) }
 }
