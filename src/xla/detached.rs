@@ -16,6 +16,7 @@ use super::errors::{caught, check};
 use super::handler::{self, Bound, Sites, State, carry_out, get_state, guard, judged, kind, usable};
 use super::{frame, pages};
 use crate::call::{Blocks, Call, Stream};
+use crate::comm::Calling;
 use crate::error::Error;
 use crate::mpilib;
 use crate::ops::Counts;
@@ -126,6 +127,7 @@ impl Job {
         // SAFETY: XLA's, as `prepare` has found them. Nothing of the program is used after the future is set.
         unsafe {
             let error = caught(api, || {
+                let _calling = Calling::new();
                 let Bound { site, watched } = self.bound;
                 pages::prepare(&self.call);
                 judged(site, watched, carry_out(&mut self.call, self.transport, watched))

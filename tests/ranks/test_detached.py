@@ -1,5 +1,7 @@
 """Ops that return before they have ended: computation beside them goes on while a rank is late."""
 
+import time
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -133,6 +135,21 @@ def test_programs_that_run_ahead():
     for i, y in enumerate(ys):
         assert y.is_ready()
         assert_equal(y, i * (SIZE * np.arange(200, dtype=np.float32) + SIZE * (SIZE - 1) / 2))
+
+
+def test_a_communicator_is_freed_meanwhile():
+    """Freeing it waits for what this thread has started, on rank 0 for a late rank."""
+    comm = COMM.Dup()
+    f = jax.jit(lambda x, m: (notoken.allreduce(x, MPI.SUM, comm=comm), products(m)))
+    assert "_detached(%" in f.lower(x, m).as_text()
+    if RANK == SIZE - 1:
+        time.sleep(0.5)
+    y, _ = f(x, m)
+    comm.Free()
+    assert y.is_ready()
+    assert_equal(y, SIZE * np.arange(200, dtype=np.float32) + SIZE * (SIZE - 1) / 2)
+    with pytest.raises((ValueError, RuntimeError), match="has been freed"):
+        jax.block_until_ready(f(x, m))
 
 
 def test_gradient():
