@@ -1,9 +1,9 @@
 """Which ops may return before they have ended.
 
 XLA then goes on with computation that does not depend on them, while they wait for other ranks.
-Another thread carries them out, which takes some 20 microseconds more: an op is only marked where the
-function that it stands in has much more than that to compute which neither needs the op nor is
-needed by it.
+Another thread carries them out, which takes some 20 microseconds more. So an op is only marked
+where the function that it stands in has much more than that to compute which neither needs the op
+nor is needed by it.
 """
 
 from __future__ import annotations
