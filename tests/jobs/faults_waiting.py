@@ -94,10 +94,20 @@ FAULTS = {
         env={"LATE": "1"},
         often=True,
     ),
-    "a time-out under mpi4jax.jit": Fault(
-        "f = mpi4jax.jit(lambda x: nt.bcast(x, 1))\nif rank == 0: wait(f(x))\nelse: time.sleep(60)",
+    # XLA goes on with the product, and waits for the thread that carries out the operation.
+    "a time-out beside computation": Fault(
+        "f = jax.jit(lambda x, m: (nt.bcast(x, 1), m @ m))\n"
+        "if rank == 0: wait(f(x, jnp.eye(400)))\nelse: time.sleep(60)",
         (HUNG, rf"rank 0 is in bcast #1 \(root 1, 3 x float32\).*fault.py:{FIRST_LINE}"),
         status=HUNG_STATUS,
+        often=True,
+    ),
+    "a receive beside computation, from a rank that has finished": Fault(
+        "f = jax.jit(lambda x, m: (nt.recv(x, 1), m @ m))\nif rank == 0: wait(f(x, jnp.eye(400)))",
+        (f"rank 0 is in recv .*fault.py:{FIRST_LINE}", "rank 1 has finished"),
+        status=HUNG_STATUS,
+        env=FOREVER,
+        often=True,
     ),
     "a rank that spins": Fault(
         "if rank == 1:\n    while True: pass\nwait(nt.allreduce(x, MPI.SUM))",
