@@ -157,7 +157,7 @@ def mpirun(
         # Also after Ctrl-C, which a session of its own does not get from the terminal.
         if process.poll() is None:
             _kill(process)
-        # Open MPI 5's mpiexec leaves this folder when it is killed. The next one that gets its number
+        # A killed mpiexec of Open MPI 5 leaves this folder, and the next one that gets its number
         # would not start (https://github.com/openpmix/openpmix/issues/4022).
         shutil.rmtree(Path(tempfile.gettempdir()) / f"ompi.{process.pid}", ignore_errors=True)
 
