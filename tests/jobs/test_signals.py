@@ -118,7 +118,7 @@ def test_termination_is_a_line_of_each_rank(run, to):
     ]
     text = run(signal.SIGTERM, to)
     if to == "mpiexec" and not all(re.search(line, text) for line in lines):
-        # It kills ranks that have not ended in time, as on a busy machine: once is no fault of ours.
+        # It kills ranks that have not ended in time, on a busy machine: once is no fault of ours.
         text = run(signal.SIGTERM, to)
     for line in lines:
         assert len(re.findall(line, text)) == 1, text
