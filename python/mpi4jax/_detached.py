@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
 from typing import Any
 
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
+import numpy as np
+from jax.extend.core import ClosedJaxpr, Jaxpr
 
 from . import _compat
+from ._in_place import CALLS
 from ._primitive import effect
 from ._spec import op_of
 
@@ -43,9 +44,6 @@ _CUBIC = {
 # Other primitives, and how much more work they are for each element than an addition.
 _SLOW = {"fft": 30, "sort": 50, "top_k": 20, "erf_inv": 20, "lgamma": 50, "digamma": 50}
 
-# Primitives that call one function, which becomes a part of what surrounds it.
-_CALLS = ("closed_call", "custom_jvp_call", "custom_vjp_call", "jit", "remat2")
-
 
 def mark(closed: ClosedJaxpr) -> ClosedJaxpr:
     """Set the parameter ``detached`` of each op beside which there is much to compute.
@@ -69,14 +67,14 @@ class _Pass:
         self.marked: dict[tuple[int, bool], Any] = {}
         self.known: dict[int, tuple[Any, int]] = {}
 
-    def closed(self, closed: ClosedJaxpr, beside: int) -> ClosedJaxpr:
+    def closed(self, closed: ClosedJaxpr, beside: float) -> ClosedJaxpr:
         """The same; ``beside`` is the work around it that does not depend on it."""
         key = id(closed), beside >= WORTH
         if key not in self.marked:
             self.marked[key] = closed, ClosedJaxpr(self.open(closed.jaxpr, beside), closed.consts)
         return self.marked[key][1]
 
-    def open(self, jaxpr: Jaxpr, beside: int) -> Jaxpr:
+    def open(self, jaxpr: Jaxpr, beside: float) -> Jaxpr:
         if effect not in jaxpr.effects:
             return jaxpr
         eqns = jaxpr.eqns
@@ -88,14 +86,14 @@ class _Pass:
 
         return jaxpr.replace(eqns=[replaced(i, eqn) for i, eqn in enumerate(eqns)])
 
-    def eqn(self, eqn: Any, beside: int) -> Any:
+    def eqn(self, eqn: Any, beside: float) -> Any:
         """The same, where so much work neither needs nor is needed by this equation."""
         p = eqn.params
         if op_of(eqn) is not None:
             return eqn.replace(params={**p, "detached": True}) if _may(eqn, beside) else eqn
         # A loop may be one of many small ops, and what is beside it is so only once. XLA goes on
         # beside what is in a branch only where it goes on beside the whole conditional.
-        inside = beside if eqn.primitive.name in _CALLS else 0
+        inside = beside if eqn.primitive.name in CALLS else 0
         new = dict(p)
         for name, value in p.items():
             if isinstance(value, ClosedJaxpr):
@@ -109,7 +107,7 @@ class _Pass:
     def work(self, eqn: Any) -> int:
         """About how many operations on numbers an equation takes."""
         p, name = eqn.params, eqn.primitive.name
-        inner = [self.total(jaxpr) for jaxpr in _functions(p)]
+        inner = [self.total(jaxpr) for _, jaxpr in _compat.inner_jaxprs(p)]
         if name == "cond":
             return max(inner, default=0)
         if inner:
@@ -134,47 +132,44 @@ class _Pass:
         return self.known[id(jaxpr)][1]
 
 
-def _may(eqn: Any, beside: int) -> bool:
+def _may(eqn: Any, beside: float) -> bool:
     """Whether an op is to return before it has ended."""
     reduction = eqn.params.get("reduction")
     # A reduction of the user's is a function of Python's, whose thread should not change.
     return beside >= WORTH and not (reduction is not None and reduction.user)
 
 
-def _functions(params: dict[str, Any]) -> Iterator[Jaxpr]:
-    for value in params.values():
-        for one in value if isinstance(value, tuple | list) else (value,):
-            if isinstance(one, ClosedJaxpr):
-                yield one.jaxpr
-            elif isinstance(one, Jaxpr):
-                yield one
-
-
 def _size(v: Any) -> int:
     return math.prod(getattr(v.aval, "shape", ()))
 
 
-def _independent(jaxpr: Jaxpr, works: list[int]) -> dict[int, int]:
+def _independent(jaxpr: Jaxpr, works: list[int]) -> dict[int, float]:
     """For each equation that communicates, the work that neither needs it nor is needed by it."""
-    # Sets of equations are the bits of a number.
+    # Sets of equations are the bits of numbers.
+    eqns = jaxpr.eqns
+    ours = [i for i, eqn in enumerate(eqns) if effect in eqn.effects]
+    needs, needed_by = [0] * len(eqns), [0] * len(eqns)
     makers: dict[int, int] = {}
-    needs: list[int] = []
-    before = 0
-    ours: list[int] = []
-    for i, eqn in enumerate(jaxpr.eqns):
-        need = 0
+    before: list[int] = []
+    of: list[set[int]] = []
+    for i, eqn in enumerate(eqns):
+        direct = {makers[id(v)] for v in eqn.invars if id(v) in makers}
         if effect in eqn.effects:
-            need, ours = before, [*ours, i]
-        for v in eqn.invars:
-            if not isinstance(v, Literal):
-                need |= makers.get(id(v), 0)
-        needs.append(need)
-        reached = need | 1 << i
-        if effect in eqn.effects:
-            before = reached
-        makers.update((id(v), reached) for v in eqn.outvars)
-    heavy = [i for i, work in enumerate(works) if work]
-    return {
-        i: sum(works[j] for j in heavy if not needs[i] >> j & 1 and not needs[j] >> i & 1)
-        for i in ours
-    }
+            direct.update(before)
+            before = [i]
+        of.append(direct)
+        for j in direct:
+            needs[i] |= needs[j] | 1 << j
+        makers.update((id(v), i) for v in eqn.outvars)
+    for i in reversed(range(len(eqns))):
+        for j in of[i]:
+            needed_by[j] |= needed_by[i] | 1 << i
+    weights, size = np.array(works, float), -(-len(eqns) // 8)
+
+    def work(equations: int) -> float:
+        bits = np.frombuffer(equations.to_bytes(size, "little"), np.uint8)
+        chosen = np.unpackbits(bits, count=len(eqns), bitorder="little")
+        return float(weights[chosen.astype(bool)].sum())
+
+    total = float(weights.sum())
+    return {i: total - work(needs[i] | needed_by[i]) for i in ours}

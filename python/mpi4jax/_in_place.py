@@ -19,7 +19,7 @@ from ._primitive import effect
 from ._spec import SPECS, op_of
 
 # Primitives that call one function with all their operands, and the parameter that holds it.
-_CALLS = {
+CALLS = {
     "closed_call": "call_jaxpr",
     "custom_jvp_call": "call_jaxpr",
     "custom_vjp_call": "call_jaxpr",
@@ -83,9 +83,9 @@ class _Pass:
             consts, _ = _compat.scan_counts(p)
             free = [i >= consts for i in range(len(p["jaxpr"].in_avals))]
             return eqn.replace(params={**p, "jaxpr": self.closed(p["jaxpr"], free)})
-        inner = p.get(_CALLS.get(name, ""))
+        inner = p.get(CALLS.get(name, ""))
         if isinstance(inner, ClosedJaxpr):
-            return eqn.replace(params={**p, _CALLS[name]: self.closed(inner, dead)})
+            return eqn.replace(params={**p, CALLS[name]: self.closed(inner, dead)})
         if isinstance(inner, Jaxpr):
-            return eqn.replace(params={**p, _CALLS[name]: self.open(inner, dead)})
+            return eqn.replace(params={**p, CALLS[name]: self.open(inner, dead)})
         return eqn

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+from jax.extend.core import ClosedJaxpr, Jaxpr
 from mpi4py import MPI
 
 import mpi4jax
@@ -206,3 +207,16 @@ def compilations():
     before, found = len(_compilations), []
     yield found
     found += _compilations[before:]
+
+
+def marks(jaxpr, name):
+    """Of each op in program order, whether a pass has set this parameter of it."""
+    out = []
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name.startswith("mpi4jax_"):
+            out.append(eqn.params.get(name, False))
+        for value in eqn.params.values():
+            several = value if isinstance(value, tuple) else (value,)
+            inner = [v for v in several if isinstance(v, (ClosedJaxpr, Jaxpr))]
+            out += [mark for j in inner for mark in marks(j, name)]
+    return out

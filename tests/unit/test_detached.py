@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax import lax
-from jax.extend.core import ClosedJaxpr, Jaxpr
 from mpi4py import MPI
+from reference import marks
 
 from mpi4jax import _detached, notoken
 
@@ -17,21 +17,8 @@ def total(x):
     return notoken.allreduce(x, MPI.SUM)
 
 
-def marks(jaxpr):
-    """Of each op in program order, whether it is detached."""
-    out = []
-    for eqn in jaxpr.eqns:
-        if eqn.primitive.name.startswith("mpi4jax_"):
-            out.append(eqn.params.get("detached", False))
-        for value in eqn.params.values():
-            several = value if isinstance(value, tuple) else (value,)
-            inner = [v for v in several if isinstance(v, (ClosedJaxpr, Jaxpr))]
-            out += [mark for j in inner for mark in marks(j)]
-    return out
-
-
 def marked(f, *args):
-    return marks(_detached.mark(jax.make_jaxpr(f)(*args)))
+    return marks(_detached.mark(jax.make_jaxpr(f)(*args)), "detached")
 
 
 def scanned(f, x):
