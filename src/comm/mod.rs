@@ -276,13 +276,7 @@ impl Comm {
     /// Not a duplicate: that would have the attributes of its owner's libraries too.
     pub fn split(&self, key: i32) -> Result<Made, Cause> {
         // SAFETY: the handle was registered as a communicator's.
-        unsafe {
-            let mut new = MaybeUninit::<MPI_Comm>::uninit();
-            check("MPI_Comm_split", ffi::MPI_Comm_split(handle(self.handle), 0, key, new.as_mut_ptr()))?;
-            let made = Made(mpilib::handle_value(new.assume_init()));
-            returns_errors(made.handle())?;
-            Ok(made)
-        }
+        unsafe { Made::split(handle(self.handle), key) }
     }
 
     /// Another communicator of the same ranks, made through one of all ranks of the job: what is under way on this one, in
@@ -306,9 +300,7 @@ impl Comm {
             ffi::MPI_Group_free(&mut ours);
             ffi::MPI_Group_free(&mut group);
             check("MPI_Comm_create_group", code)?;
-            let made = Made(mpilib::handle_value(new.assume_init()));
-            returns_errors(made.handle())?;
-            Ok(Some(made))
+            Made::of(new.assume_init()).map(Some)
         }
     }
 }
@@ -327,14 +319,28 @@ pub struct Made(usize);
 impl Made {
     /// One of all ranks of the job. Collective.
     pub fn world() -> Result<Self, Cause> {
-        // SAFETY: constants of the MPI shim.
+        // SAFETY: a constant of the MPI shim.
+        unsafe { Self::split(ffi::RSMPI_COMM_WORLD, 0) }
+    }
+
+    /// # Safety
+    /// `comm` is live.
+    unsafe fn split(comm: MPI_Comm, key: i32) -> Result<Self, Cause> {
+        let mut new = MaybeUninit::<MPI_Comm>::uninit();
+        // SAFETY: promised by the caller.
         unsafe {
-            let mut new = MaybeUninit::<MPI_Comm>::uninit();
-            check("MPI_Comm_split", ffi::MPI_Comm_split(ffi::RSMPI_COMM_WORLD, 0, 0, new.as_mut_ptr()))?;
-            let made = Self(mpilib::handle_value(new.assume_init()));
-            returns_errors(made.handle())?;
-            Ok(made)
+            check("MPI_Comm_split", ffi::MPI_Comm_split(comm, 0, key, new.as_mut_ptr()))?;
+            Self::of(new.assume_init())
         }
+    }
+
+    /// # Safety
+    /// `new` is live, and nobody else's.
+    unsafe fn of(new: MPI_Comm) -> Result<Self, Cause> {
+        let made = Self(mpilib::handle_value(new));
+        // SAFETY: promised by the caller.
+        unsafe { returns_errors(made.handle())? };
+        Ok(made)
     }
 
     pub fn handle(&self) -> MPI_Comm {
