@@ -5,7 +5,7 @@ use std::fmt;
 use std::mem::size_of;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use mpi::ffi::{self, MPI_Comm, MPI_Datatype, MPI_Op};
 
@@ -251,15 +251,33 @@ pub struct MpiInfo {
     pub sizeof_status: usize,
 }
 
-pub fn info() -> Result<MpiInfo, Error> {
+fn library_version() -> Result<String, Cause> {
     let mut version = [0 as c_char; 8192 + 1];
     let mut length = 0;
-    let mut level = 0;
-    // SAFETY: the buffer holds MPI_MAX_LIBRARY_VERSION_STRING of any MPI (256 to 8192) and a nul; the
-    // strings are constants of our shim; both functions may be called at any time, except that the thread
-    // level is asked for between MPI_Init and MPI_Finalize.
+    // SAFETY: the buffer holds MPI_MAX_LIBRARY_VERSION_STRING of any MPI (256 to 8192) and a nul; may be called at any
+    // time.
     unsafe {
         check("MPI_Get_library_version", ffi::MPI_Get_library_version(version.as_mut_ptr(), &mut length))?;
+        Ok(CStr::from_ptr(version.as_ptr()).to_string_lossy().trim().to_owned())
+    }
+}
+
+/// Whether `MPI_Comm_free` tells the owners of attributes when nothing uses the communicator any more, rather than when it
+/// is called. Open MPI is known to tell them at once.
+pub fn frees_late() -> Result<bool, Cause> {
+    static LATE: OnceLock<bool> = OnceLock::new();
+    match LATE.get() {
+        Some(&late) => Ok(late),
+        None => library_version().map(|version| *LATE.get_or_init(|| !version.starts_with("Open MPI"))),
+    }
+}
+
+pub fn info() -> Result<MpiInfo, Error> {
+    let library_version = library_version()?;
+    let mut level = 0;
+    // SAFETY: the strings are constants of our shim; the functions may be called at any time, except that the thread
+    // level is asked for between MPI_Init and MPI_Finalize.
+    unsafe {
         let (mut initialized, mut finalized) = (0, 0);
         check("MPI_Initialized", ffi::MPI_Initialized(&mut initialized))?;
         check("MPI_Finalized", ffi::MPI_Finalized(&mut finalized))?;
@@ -287,7 +305,7 @@ pub fn info() -> Result<MpiInfo, Error> {
         Ok(MpiInfo {
             vendor: string(mpi4jax_vendor),
             version: string(mpi4jax_version),
-            library_version: string(version.as_ptr()),
+            library_version,
             library: dynlib::file_of(address()).map_or_else(String::new, |file| file.display().to_string()),
             thread_level,
             cuda_aware,

@@ -6,6 +6,7 @@
 
 mod calling;
 mod group;
+mod kept;
 mod registry;
 
 use std::any::{Any, TypeId};
@@ -19,6 +20,7 @@ use mpi::ffi::{self, MPI_Comm, MPI_Status};
 
 pub use self::calling::{Calling, is_calling};
 pub use self::group::Group;
+pub use self::kept::Kept;
 pub use self::registry::{collectives, free, live, lookup, numbered, register};
 use crate::error::Cause;
 use crate::mpilib::{self, check, handle};
@@ -56,6 +58,8 @@ pub struct Comm {
     pub collectives: AtomicU64,
     pub messages: AtomicU64,
     freed: AtomicBool,
+    /// MPI destroys it when nothing that MPI counts uses it any more; see [`Kept`].
+    is_counted: bool,
     /// What the first operation said that failed on this rank.
     failure: OnceLock<Box<str>>,
     attached: Mutex<Attached>,
@@ -110,6 +114,7 @@ impl Comm {
             collectives: AtomicU64::new(0),
             messages: AtomicU64::new(0),
             freed: AtomicBool::new(false),
+            is_counted: false,
             failure: OnceLock::new(),
             attached: Mutex::default(),
             made: Condvar::new(),
@@ -152,11 +157,16 @@ impl Comm {
         let name = name.split(|&byte| byte == 0).next().unwrap_or_default();
         let name = String::from_utf8_lossy(name);
         let mut comm = Self { world, ..Self::new(key, raw, rank, size) }.named(&name);
-        // SAFETY: a constant of the MPI shim.
-        if raw == mpilib::handle_value(unsafe { ffi::RSMPI_COMM_WORLD }) {
+        // SAFETY: constants of the MPI shim.
+        let [of_all, of_one] =
+            unsafe { [ffi::RSMPI_COMM_WORLD, ffi::RSMPI_COMM_SELF] }.map(mpilib::handle_value);
+        if raw == of_all {
             comm.class = hash("MPI_COMM_WORLD");
         } else if key == DEFAULT && name == DEFAULT {
             comm.class = hash(DEFAULT);
+        } else if raw != of_one {
+            // The program may free it.
+            comm.is_counted = mpilib::frees_late()?;
         }
         Ok(comm)
     }

@@ -16,7 +16,7 @@ use super::errors::{caught, check};
 use super::handler::{self, Bound, Sites, State, carry_out, get_state, guard, judged, kind, usable};
 use super::{frame, pages};
 use crate::call::{Blocks, Call, Stream};
-use crate::comm::Calling;
+use crate::comm::{Calling, Kept};
 use crate::error::Error;
 use crate::mpilib;
 use crate::ops::Counts;
@@ -74,11 +74,12 @@ unsafe fn prepare(frame: &CallFrame) -> Result<Found, Box<Error>> {
         }
         let bound: &'static Bound = &*std::ptr::from_ref(bound);
         let Bound { site, watched } = bound;
-        usable(site)?;
+        let kept = usable(site)?;
         let parts = Box::into_raw(Box::default());
         let mut job = Job {
             call: Call::of(site, Stream::NONE),
             parts,
+            kept: Some(kept),
             bound,
             transport,
             api: frame.api,
@@ -104,6 +105,7 @@ struct Job {
     call: Call<'static>,
     /// What the call refers to, of the job's own.
     parts: *mut (Blocks, Counts),
+    kept: Option<Kept>,
     bound: &'static Bound,
     transport: &'static AnyTransport,
     api: *const Api,
@@ -128,6 +130,7 @@ impl Job {
         unsafe {
             let error = caught(api, || {
                 let _calling = Calling::new();
+                let _kept = self.kept.take();
                 let Bound { site, watched } = self.bound;
                 pages::prepare(&self.call);
                 judged(site, watched, carry_out(&mut self.call, self.transport, watched))

@@ -136,7 +136,7 @@ pub unsafe extern "C" fn execute<const KIND: u8>(frame: *mut CallFrame) -> *mut 
                     &*kept
                 }
             };
-            usable(site)?;
+            let _kept = usable(site)?;
             judged(site, watched, run::<KIND>(frame, site, transport, watched))
         })
     }
@@ -155,15 +155,15 @@ pub(super) fn judged(
     })
 }
 
-/// Whether the ranks of the communicator are in step, as far as this one knows.
+/// Whether the ranks of the communicator are in step, as far as this one knows. It is kept for the operation.
 #[inline]
-pub(super) fn usable(site: &Site) -> Result<(), Error> {
+pub(super) fn usable(site: &Site) -> Result<comm::Kept, Error> {
     let comm = &site.comm;
     if comm.is_freed() {
         return Err(site.error(Cause::FreedCommunicator { key: comm.key.clone() }));
     }
     match comm.failure() {
-        None => Ok(()),
+        None => comm.keep().map_err(|cause| site.error(cause)),
         Some(first) => Err(site.error(Cause::EarlierFailure { key: comm.key.clone(), first: first.into() })),
     }
 }

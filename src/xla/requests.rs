@@ -118,7 +118,7 @@ unsafe extern "C" fn start(frame: *mut CallFrame) -> *mut FfiError {
                     &*kept
                 }
             };
-            usable(site)?;
+            let _kept = usable(site)?;
             let result = begin(frame, site, known.held, watched);
             if let Err(error) = &result {
                 end_if_fatal(error, &site.comm, watched);
