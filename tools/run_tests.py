@@ -14,6 +14,7 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -51,6 +52,20 @@ ENVIRONMENT = {
 # Half of a run would be XLA making machine code for programs that run once. The order of a program
 # and who overwrites whose memory are decided before that.
 QUICK_COMPILER = ("--xla_backend_optimization_level=0", "--xla_cpu_use_fusion_emitters=false")
+
+
+def sleeping_yield() -> dict[str, str]:
+    """What makes ranks that wait sleep: they would take the cores from those that they wait for."""
+    compiler, source = shutil.which("cc"), ROOT / "tools" / "yield.c"
+    if compiler is None:
+        return {}
+    library = ROOT / ".cache" / "yield.so"
+    if not library.exists() or library.stat().st_mtime < source.stat().st_mtime:
+        library.parent.mkdir(exist_ok=True)
+        made = library.with_suffix(f".{threading.get_native_id()}")
+        subprocess.run([compiler, "-O", "-shared", "-fPIC", "-o", made, source], check=True)
+        made.rename(library)
+    return {"LD_PRELOAD": str(library)}
 
 
 @dataclass
@@ -153,7 +168,12 @@ def run_tests(
     fcntl.flock(lock, fcntl.LOCK_EX)  # two runs at once would mix their results: the second waits
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
-    environment = {**ENVIRONMENT, **os.environ, **({"PATH": path} if path else {})}
+    environment = {
+        **ENVIRONMENT,
+        **sleeping_yield(),
+        **os.environ,
+        **({"PATH": path} if path else {}),
+    }
     if quick_compiler:
         environment.setdefault("XLA_FLAGS", known_flags(python))
     environment.setdefault("MPI4JAX_TEST_SHARE", str(ranks if share is None else share))
