@@ -22,7 +22,8 @@ build: .venv/built ## .venv with mpi4jax installed, and an MPI if the machine ha
 wheel: .venv/tools ## one wheel for every MPI, in dist/
 	$(BIN)/python tools/make_wheel.py dist
 
-test: lint docs test-rust ## what CI does: on 1 to 4 ranks, old and new JAX, Open MPI, MPICH and Intel MPI
+test: .venv/tools ## what CI does: on 1 to 4 ranks, old and new JAX, Open MPI, MPICH and Intel MPI
+	$(MAKE) --jobs=2 --output-sync lint docs test-rust
 	$(BIN)/python tools/matrix.py
 
 test-all: export MPI4JAX_TEST_ALL = 1

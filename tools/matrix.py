@@ -16,9 +16,9 @@ import re
 import shutil
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from make_wheel import CACHE, PIP, ROOT, build, call
 from mpirun import STOPPED, end_jobs_at_sigterm
@@ -43,6 +43,9 @@ if ALL:
     HERE = dict.fromkeys((1, 2, 3, 4, 8), EVERY_RANK)
 # Beside them: most of their time the jobs that these start wait for something.
 STARTING_JOBS = ["tests/unit", "tests/jobs", "tests/gpu"]
+
+# How many runs, or an environment that is made and runs. Ranks that wait leave the cores to others.
+AT_ONCE = 3
 
 # What depends on JAX's version, and on the MPI; on 2 ranks, and beside it without mpiexec.
 WAYS = [f"tests/ranks/test_ops.py::test_{test}" for test in ("ways_to_call", "moves_every_bit")]
@@ -132,8 +135,9 @@ def the_wheel() -> Path:
     return next(folder.glob("*.whl"))
 
 
-def path_without_compilers(first: str) -> str:
-    """A PATH of the system's programs without compilers, after a folder."""
+@functools.cache
+def without_compilers() -> Path:
+    """A folder with the system's programs, without compilers."""
     folder = CACHE / "bin"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -141,7 +145,7 @@ def path_without_compilers(first: str) -> str:
         for program in Path(system).glob("*"):
             if not COMPILERS.fullmatch(program.name) and not (folder / program.name).is_symlink():
                 (folder / program.name).symlink_to(program)
-    return f"{first}{os.pathsep}{folder}"
+    return folder
 
 
 def find_python(version: str) -> str | None:
@@ -190,37 +194,37 @@ def main() -> int:
         for row in rows:
             shutil.rmtree(row.folder, ignore_errors=True)
 
-    def jobs_and_environments() -> tuple[Results, list[str | None]]:
-        jobs = Results()
-        if here:
-            jobs.add(run_tests(0, [*STARTING_JOBS, *options], quick_compiler=not ALL))
-        wheel = the_wheel()
-        return jobs, [prepared(row, wheel) for row in rows]
+    with ThreadPoolExecutor(AT_ONCE) as pool:
 
-    with ThreadPoolExecutor(2) as pool:
-        try:
-            beside = pool.submit(jobs_and_environments)
-            for ranks, arguments in here.items():
-                results.add(run_tests(ranks, [*arguments, *options], quick_compiler=not ALL))
-            jobs, pythons = beside.result()
-            results.add(jobs)
-            for i, (row, python) in enumerate(zip(rows, pythons, strict=True)):
+        def submit(ranks: int, arguments: list[str], **how: Any) -> Future[Results]:
+            how = {"quick_compiler": not ALL, **how}
+            return pool.submit(run_tests, ranks, [*arguments, *options], **how)
+
+        def in_environments() -> list[Future[Results]]:
+            wheel, submitted = the_wheel(), []
+            for i, row in enumerate(rows):
+                python = prepared(row, wheel)
                 if python is None:
                     reason = f"there is no Python {row.python} here"
                     results.skipped.append((str(row), "all", reason))
                     continue
-                run = functools.partial(
-                    run_tests,
-                    python=python,
-                    name=str(row),
-                    quick_compiler=row.quick_compiler,
-                    path=path_without_compilers(os.path.dirname(python)),
-                    share=max(here, default=0) + i,
-                )
+                how: dict[str, Any] = {
+                    "python": python,
+                    "name": str(row),
+                    "quick_compiler": row.quick_compiler,
+                    "path": f"{os.path.dirname(python)}{os.pathsep}{without_compilers()}",
+                    "share": max(here, default=0) + i,
+                }
                 on_two_ranks, without_mpiexec = row.tests
-                beside_it = pool.submit(run, 0, [*without_mpiexec, *options])
-                results.add(run(2, [*on_two_ranks, *options]))
-                results.add(beside_it.result())
+                submitted += [submit(2, on_two_ranks, **how), submit(0, without_mpiexec, **how)]
+            return submitted
+
+        try:
+            runs = [submit(0, STARTING_JOBS)] if here else []
+            environments = pool.submit(in_environments)
+            runs += [submit(ranks, arguments) for ranks, arguments in here.items()]
+            for run in [*runs, *environments.result()]:
+                results.add(run.result())
         except BaseException:
             STOPPED.set()
             raise
