@@ -33,6 +33,8 @@ const REMEMBERED: usize = 64;
 const GENERATIONS: u32 = 1 << 20;
 /// How long a communicator's end waits for messages that nobody has waited for.
 const PATIENCE: Duration = Duration::from_secs(1);
+/// How long the end of MPI waits for such collectives: all ranks come there, and one of them may not have begun it.
+const PATIENCE_AT_END: Duration = Duration::from_secs(10);
 
 /// What memory there is between the start and the wait, and what for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -387,10 +389,15 @@ impl Drop for Outstanding {
         let began = Instant::now();
         for request in left {
             // All ranks take part in a collective, and in the freeing, before which it has to end: Open MPI would go
-            // on with it and crash. A message may still have to leave, or never come.
+            // on with it and crash, as Intel MPI would in MPI_Finalize. A message may still have to leave, or never
+            // come.
             let freed = request.comm().is_freed();
-            let must_end = freed && request.site.op.row().is_collective();
-            while !request.work().test() && (must_end || began.elapsed() < PATIENCE) {
+            let patience = match (request.site.op.row().is_collective(), freed) {
+                (true, true) => Duration::MAX,
+                (true, false) => PATIENCE_AT_END,
+                (false, _) => PATIENCE,
+            };
+            while !request.work().test() && began.elapsed() < patience {
                 std::thread::sleep(Duration::from_micros(100));
             }
             if freed {
