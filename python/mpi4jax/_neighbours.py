@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -11,8 +12,9 @@ from mpi4py import MPI
 
 from ._comm import Comm, as_comm
 from ._packing import zeros_like
-from ._tokens import NO_TOKEN, with_token
-from .ops import alltoallv
+from ._request import End, Joint
+from ._tokens import NO_TOKEN, Instead, with_token
+from .ops.alltoallv import alltoallv
 
 _KINDS = {MPI.CART: MPI.Cartcomm, MPI.GRAPH: MPI.Graphcomm, MPI.DIST_GRAPH: MPI.Distgraphcomm}
 
@@ -54,18 +56,30 @@ class _Edges:
         return [ranks.count(rank) for rank in range(self.comm.size)]
 
 
-def _exchange(edges: _Edges, blocks: Any, token: Any) -> Any:
-    """Send the blocks of a tree, which are in the order of `edges.sent`."""
-    counts = edges.counts(edges.outs), edges.counts(edges.ins)
-    y, token = with_token(alltoallv, token, blocks, *counts, comm=edges.comm.mpi)
+@dataclass(frozen=True)
+class _InOrder:
+    """Puts the blocks that have come into the order of the topology, as `_Edges.received` says."""
 
-    def in_order(rows: Any) -> Any:
-        if rows.shape[0] in edges.received:  # from nobody
+    received: tuple[int, ...]
+
+    def __call__(self, results: list[Any], _: tuple[Any, ...]) -> Any:
+        return jax.tree.map(self._ordered, results[0])
+
+    def _ordered(self, rows: Any) -> Any:
+        if rows.shape[0] in self.received:  # from nobody
             like = jax.ShapeDtypeStruct((1, *rows.shape[1:]), rows.dtype)
             rows = jnp.concatenate([rows, zeros_like(like)])
-        return rows[np.array(edges.received, int)]
+        return rows[np.array(self.received, int)]
 
-    y = jax.tree.map(in_order, y)
+
+def _exchange(name: str, edges: _Edges, blocks: Any, token: Any) -> Any:
+    """Send the blocks of a tree, which are in the order of `edges.sent`."""
+    counts = edges.counts(edges.outs), edges.counts(edges.ins)
+    end = End(name, _InOrder(tuple(edges.received)))
+    if type(token) is Instead:
+        return Joint([alltoallv(blocks, *counts, comm=edges.comm.mpi, token=token), ()], end)
+    y, token = with_token(alltoallv, token, blocks, *counts, comm=edges.comm.mpi)
+    y = end.result([y], ())
     return y if token is NO_TOKEN else (y, token)
 
 
@@ -120,7 +134,7 @@ def neighbor_alltoall(x: Any, comm: MPI.Intracomm, *, token: Any = None) -> Any:
             )
         return leaf[np.array(edges.sent, int)]
 
-    return _exchange(edges, jax.tree.map(chosen, x), token)
+    return _exchange(name, edges, jax.tree.map(chosen, x), token)
 
 
 def neighbor_allgather(x: Any, comm: MPI.Intracomm, *, token: Any = None) -> Any:
@@ -155,10 +169,11 @@ def neighbor_allgather(x: Any, comm: MPI.Intracomm, *, token: Any = None) -> Any
 
     See also: :func:`neighbor_alltoall`, :func:`allgather`.
     """
-    edges = _Edges("neighbor_allgather", comm)
+    name = "neighbor_allgather"
+    edges = _Edges(name, comm)
 
     def repeated(leaf: Any) -> Any:
         leaf = jnp.asarray(leaf)
         return jnp.broadcast_to(leaf, (len(edges.sent), *leaf.shape))
 
-    return _exchange(edges, jax.tree.map(repeated, x), token)
+    return _exchange(name, edges, jax.tree.map(repeated, x), token)

@@ -18,7 +18,7 @@ import numpy as np
 from jax.core import ShapedArray
 from mpi4py import MPI
 
-from . import _compat, _requests_lowering, ops
+from . import _compat, _neighbours, _requests_lowering, ops
 from ._arguments import ANY_SOURCE, ANY_TAG
 from ._call import PROGRAMS, caller, generalize, program_of, take_peers, traced_peers
 from ._comm import MEAN, as_reduction
@@ -35,6 +35,8 @@ from ._tokens import ZERO_TOKEN, Instead
 del _requests_lowering  # has registered how the primitives are compiled
 
 if TYPE_CHECKING:  # they see the arguments, and `token` among them: no type takes one away
+    from ._neighbours import neighbor_allgather as ineighbor_allgather
+    from ._neighbours import neighbor_alltoall as ineighbor_alltoall
     from .ops import allgather as iallgather
     from .ops import allgatherv as iallgatherv
     from .ops import allreduce as iallreduce
@@ -70,6 +72,8 @@ __all__ = [
     "igather",
     "igatherv",
     "ihalo_exchange",
+    "ineighbor_allgather",
+    "ineighbor_alltoall",
     "ipermute",
     "irecv",
     "ireduce",
@@ -152,9 +156,8 @@ def _run(spec: Spec, args: tuple[Any, ...], p: Params) -> Request:
     return Request(request._handles, replace(request._of, params=tuple(sorted(p.items()))))
 
 
-def _started(op: Callable[..., Any]) -> Callable[..., Any]:
-    """The function that starts an op."""
-    spec = SPECS[op.__name__]
+def _started(op: Callable[..., Any], mpi: str | None = None) -> Callable[..., Any]:
+    """The function that starts an op, by an MPI function, MPI_Isend by default."""
     token, left_out = Instead(_run), {"token", "status"}
     given = inspect.signature(op)
     # A wildcard has no derivative here.
@@ -171,34 +174,36 @@ def _started(op: Callable[..., Any]) -> Callable[..., Any]:
         bound.apply_defaults()
         return op(*bound.args, **bound.kwargs, token=token)
 
-    call.__name__ = call.__qualname__ = f"i{spec.name}"
+    call.__name__ = call.__qualname__ = f"i{op.__name__}"
     call.__module__ = "mpi4jax"
     call.__signature__ = signature  # type: ignore[attr-defined]
-    call.__doc__ = _documentation(op, spec)
+    call.__doc__ = _documentation(op, mpi or "MPI_Isend")
     return call
 
 
-def _documentation(op: Callable[..., Any], spec: Spec) -> str:
+def _documentation(op: Callable[..., Any], function: str) -> str:
+    name = op.__name__
     summary, *_ = (op.__doc__ or "").partition(" (MPI_")
     first = summary[:1].lower() + summary[1:]
-    function = spec.started or "MPI_Isend"
     section = "3.7" if function in ("MPI_Irecv", "MPI_Isend") else "6.12"
     return f"""Start to {first}, without waiting ({function}; MPI-4.1, section {section}).
 
-    Takes what :func:`{spec.name}` takes, without a token.
+    Takes what :func:`{name}` takes, without a token.
 
     Returns:
-        Request: for :func:`wait`, whose result is that of :func:`{spec.name}`.
+        Request: for :func:`wait`, whose result is that of :func:`{name}`.
 
     Raises:
-        TypeError, ValueError: as :func:`{spec.name}`.
+        TypeError, ValueError: as :func:`{name}`.
         NotImplementedError: arrays on a GPU.
 
-    See also: :func:`{spec.name}`, :func:`wait`, :func:`after`.
+    See also: :func:`{name}`, :func:`wait`, :func:`after`.
     """
 
 
-STARTED = {f"i{op}": _started(getattr(ops, op)) for op, spec in SPECS.items() if spec.starts}
+_OPS = [_started(getattr(ops, op), spec.started) for op, spec in SPECS.items() if spec.starts]
+_MADE_OF_OPS = [_neighbours.neighbor_allgather, _neighbours.neighbor_alltoall]
+STARTED = {start.__name__: start for start in (*_OPS, *map(_started, _MADE_OF_OPS))}
 globals().update(STARTED)
 
 

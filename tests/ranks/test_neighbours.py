@@ -1,11 +1,11 @@
-"""`neighbor_allgather` and `neighbor_alltoall`, edge by edge, on grids and graphs."""
+"""`neighbor_allgather` and `neighbor_alltoall`, edge by edge, on grids and graphs; and started."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from mpi4py import MPI
-from reference import JITS, RANK, SIZE, assert_equal, jits
+from reference import JITS, RANK, SIZE, Started, assert_equal, jits
 
 import mpi4jax
 from mpi4jax import notoken
@@ -24,6 +24,7 @@ GRAPHS = {
     "nothing": [],
 }
 each = pytest.mark.parametrize("name", [*GRIDS, *GRAPHS])
+apis = pytest.mark.parametrize("api", [notoken, Started()], ids=["at once", "started"])
 
 
 class Topology:
@@ -80,29 +81,32 @@ def topology(name):
 
 
 @each
+@apis
 @jits
-def test_alltoall(topology, jit):
+def test_alltoall(topology, api, jit):
     xs = numbers(topology.outs)
-    y = jit(lambda x: notoken.neighbor_alltoall(x, topology.comm))(xs[RANK])
+    y = jit(lambda x: api.neighbor_alltoall(x, topology.comm))(xs[RANK])
     assert_equal(y, topology.alltoall(xs)[RANK])
 
 
 @each
-def test_allgather(topology):
+@apis
+def test_allgather(topology, api):
     xs = numbers([SIZE])[0]
     expected = topology.alltoall(
         [np.stack([xs[r]] * n) if n else xs[:0] for r, n in enumerate(topology.outs)]
     )
     for jit in JITS.values():
-        y = jit(lambda x: notoken.neighbor_allgather(x, topology.comm))(xs[RANK])
+        y = jit(lambda x: api.neighbor_allgather(x, topology.comm))(xs[RANK])
         assert_equal(y, expected[RANK])
 
 
 @pytest.mark.one_in(2)
 @each
-def test_derivatives(topology):
+@apis
+def test_derivatives(topology, api):
     xs, ts, cs = numbers(topology.outs), numbers(topology.outs, 1), numbers(topology.ins, 2)
-    f = lambda x: notoken.neighbor_alltoall(x, topology.comm) ** 2
+    f = lambda x: api.neighbor_alltoall(x, topology.comm) ** 2
     forward = jax.jvp(f, (xs[RANK],), (ts[RANK],))[1]
     there = topology.alltoall(xs)
     assert_equal(forward, (2 * there[RANK] * topology.alltoall(ts)[RANK]))
@@ -111,20 +115,50 @@ def test_derivatives(topology):
     assert_equal(backward, topology.transposed(weighted)[RANK])
 
     # What is gathered from a rank comes back from all that have it.
-    g = lambda x: jnp.sum(cs[RANK] * notoken.neighbor_allgather(x, topology.comm))
+    g = lambda x: jnp.sum(cs[RANK] * api.neighbor_allgather(x, topology.comm))
     assert_equal(jax.grad(g)(xs[RANK].sum(axis=0)), topology.transposed(cs)[RANK].sum(axis=0))
 
 
 @each
-def test_vmap_and_trees(topology):
+@apis
+def test_vmap_and_trees(topology, api):
     xs = numbers(topology.outs)
     tree = {"x": xs[RANK], "i": np.arange(topology.outs[RANK], dtype=np.int32) + 10 * RANK}
-    y = notoken.neighbor_alltoall(tree, topology.comm)
+    y = api.neighbor_alltoall(tree, topology.comm)
     assert_equal(y["x"], topology.alltoall(xs)[RANK])
     ints = [np.arange(n, dtype=np.int32) + 10 * r for r, n in enumerate(topology.outs)]
     assert_equal(y["i"], topology.alltoall(ints)[RANK])
-    batched = jax.vmap(lambda x: notoken.neighbor_alltoall(x, topology.comm), 1, 1)
+    batched = jax.vmap(lambda x: api.neighbor_alltoall(x, topology.comm), 1, 1)
     assert_equal(batched(xs[RANK]), topology.alltoall(xs)[RANK])
+
+
+@each
+def test_a_loop_carries_requests(topology):
+    """Each step waits for what the one before has started, on another line at first."""
+    comm, x0 = topology.comm, numbers([SIZE])[0][RANK]
+
+    def steps(start, end):
+        def step(carry, k):
+            request, x = carry
+            x = x * k + end(request).sum(axis=0)
+            return (start(x, comm), x), None
+
+        (last, x), _ = jax.lax.scan(step, (start(x0, comm), x0), jnp.arange(3.0))
+        return x + end(last).sum(axis=0)
+
+    expected = jax.jit(lambda: steps(notoken.neighbor_allgather, lambda y: y))()
+    assert_equal(
+        jax.jit(lambda: steps(mpi4jax.ineighbor_allgather, mpi4jax.wait))(), np.asarray(expected)
+    )
+
+
+def test_a_request_names_what_was_started():
+    ring = MPI.COMM_WORLD.Create_cart([SIZE], [True])
+    request = mpi4jax.ineighbor_alltoall(np.ones((2, 3), np.float32), ring)
+    assert repr(request) == "<request of ineighbor_alltoall>"
+    assert_equal(mpi4jax.wait(request), np.ones((2, 3), np.float32))
+    mpi4jax.flush()
+    ring.Free()
 
 
 def test_tokens_and_keys():
@@ -142,7 +176,13 @@ def test_tokens_and_keys():
     line.Free()
 
 
-@pytest.mark.parametrize("op", [notoken.neighbor_alltoall, notoken.neighbor_allgather])
+@pytest.mark.parametrize(
+    "op",
+    [
+        *(notoken.neighbor_alltoall, notoken.neighbor_allgather),
+        *(mpi4jax.ineighbor_alltoall, mpi4jax.ineighbor_allgather),
+    ],
+)
 @pytest.mark.parametrize("comm", [None, MPI.COMM_WORLD, MPI.COMM_NULL, 3])
 def test_no_topology(op, comm):
     with pytest.raises(
