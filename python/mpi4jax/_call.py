@@ -48,7 +48,7 @@ def run(name: str, args: tuple[Any, ...], token: Any, p: Params, counts: Any = N
     want = token is not NO_TOKEN
     if want:
         if type(token) is Instead:
-            return token.run(spec, args, p)
+            return token.run(spec, args if counts is None else (*args, counts), p)
         note_call(name, token)
         check_token(name, token)
     given = () if counts is None else (counts,)

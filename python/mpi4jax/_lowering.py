@@ -83,9 +83,6 @@ class Lowering:
             target += "_detached"
             self.lengthen()
         attrs |= self.parts(op, operands, out)
-        if self.spec.has_counts:
-            row = math.prod(operands[0][1].shape[1:])
-            attrs["rows"] = np.array([*p["rows"], row], np.int64)
         if in_place is None:
             in_place = self.in_place and op == self.spec.name
         aliases = {i: i for i in range(len(out))} if in_place else None
@@ -122,10 +119,14 @@ class Lowering:
             jax.ffi.ffi_lowering("mpi4jax_after", has_side_effect=True)(ctx)
 
     def parts(self, op: str, operands: Sequence[Operand], out: Sequence[Any]) -> Params:
-        """What the call of ``op`` says of parts, if it has any."""
-        if not SPECS[op].has_parts:
+        """What the call of ``op`` says of parts, or of rows, if it has any."""
+        spec = SPECS[op]
+        if not (spec.has_parts or spec.has_counts):
             return {}
-        return {"parts": _parts(self.p, (*(aval for _, aval in operands), *out)[0])}
+        aval = (*(aval for _, aval in operands), *out)[0]
+        if spec.has_parts:
+            return {"parts": _parts(self.p, aval)}
+        return {"rows": np.array([*self.p["rows"], math.prod(aval.shape[1:])], np.int64)}
 
     def attributes(self, op: str, **more: Any) -> Params:
         """What the call of ``op`` says of itself."""

@@ -49,6 +49,7 @@ if TYPE_CHECKING:  # they see the arguments, and `token` among them: no type tak
     from .ops import gatherv as igatherv
     from .ops import halo_exchange as ihalo_exchange
     from .ops import permute as ipermute
+    from .ops import ragged_alltoall as iragged_alltoall
     from .ops import recv as irecv
     from .ops import reduce as ireduce
     from .ops import reduce_scatter as ireduce_scatter
@@ -75,6 +76,7 @@ __all__ = [
     "ineighbor_allgather",
     "ineighbor_alltoall",
     "ipermute",
+    "iragged_alltoall",
     "irecv",
     "ireduce",
     "ireduce_scatter",
@@ -107,7 +109,7 @@ def _start(spec: Spec, trees: Sequence[Any], p: Params, numbers: Sequence[Any] =
         x = packed.pack(dtype, before, spec)
         q = sum_of_mean(spec, p, x) if p.get("reduction") is MEAN else p
         handles += start_p.bind(x, *numbers, of=spec.name, **q)
-    return Request(handles, Of(spec.name, known, packed.form))
+    return Request([*handles, *numbers[: spec.has_counts]], Of(spec.name, known, packed.form))
 
 
 def _start_program(spec: Spec, _: bool, p: Params) -> Callable[..., Any]:
@@ -139,11 +141,18 @@ def _run(spec: Spec, args: tuple[Any, ...], p: Params) -> Request:
             f"derivatives; name one of the two, or use {spec.name}"
         )
     if spec.start is not None:
-        return spec.start(lambda op, args, p: _run(SPECS[op], args, p), args, p)
+        return spec.start(_begin, args, p)
+    return _begin(spec.name, args, p)
+
+
+def _begin(op: str, args: Sequence[Any], p: Params) -> Request:
+    """Start an op by what starts it in MPI. Its counts, if it takes some, are the last of ``args``:
+    how many rows go to each rank, and how many come from each."""
+    spec = SPECS[op]
     p = {**spec.defaults, **p}
     if not _clean():
-        numbers = traced_peers(p)
-        return _start(spec, args, p, numbers)
+        n = spec.arrays or 0
+        return _start(spec, args[:n], p, [*args[n:], *traced_peers(p)])
     started_here()
     eager = dict(p)
     operand = _operand(eager)
@@ -151,9 +160,10 @@ def _run(spec: Spec, args: tuple[Any, ...], p: Params) -> Request:
     try:
         request = program(*map(with_templates, args), operand)
     except TypeError:
-        pack_arguments(spec, args, p)  # says which argument is no array, if that is why
+        # Says which argument is no array, if that is why.
+        pack_arguments(spec, args[: spec.arrays], p)
         raise
-    return Request(request._handles, replace(request._of, params=tuple(sorted(p.items()))))
+    return Request(request._children, replace(request._of, params=tuple(sorted(p.items()))))
 
 
 def _started(op: Callable[..., Any], mpi: str | None = None) -> Callable[..., Any]:
@@ -228,7 +238,7 @@ def _handles(name: str, request: Any) -> tuple[Any, ...]:
 
 
 def _wait(of: Of, handles: Sequence[Any], p: Params, numbers: Sequence[Any] = ()) -> Any:
-    """Bind the wait once per dtype, with the same numbers."""
+    """Bind the wait once per dtype, with the same counts and numbers."""
     spec, mean = of.spec, p.get("reduction") is MEAN
     q = {**p, "reduction": as_reduction(of.op, MPI.SUM)} if mean else p
     if of.form is None:
@@ -257,8 +267,8 @@ def _packed_shape(shapes: Sequence[tuple[int, ...]], length: int | None) -> tupl
 def _wait_program(spec: Spec, _: bool, p: Params) -> Callable[..., Any]:
     of = p.pop("request")
 
-    def call(handles: Sequence[Any], operand: Any) -> Any:
-        y = _wait(of, handles, p, [operand])
+    def call(handles: Sequence[Any], *numbers: Any) -> Any:
+        y = _wait(of, handles, p, numbers)
         return y if spec.returns else ZERO_TOKEN
 
     call.__name__ = f"wait_i{spec.name}"
@@ -305,14 +315,15 @@ def _result(request: Request, there: list[Any]) -> Any:
     """What an operation gives, that is waited for once these handles of nothing are there."""
     if isinstance(request, Joint):
         return request._result([_result(each, there) for each in request._requests])
-    of, handles = request._of, tuple(sum(there, handle) for handle in request._handles)
+    of, counts = request._of, request._counts()
+    handles = tuple(sum(there, handle) for handle in request._all_handles())
     p = dict(of.params)
-    if not _clean() or any(isinstance(handle, jax.core.Tracer) for handle in handles):
-        return _wait(of, handles, p)
+    if not _clean() or any(isinstance(x, jax.core.Tracer) for x in (*handles, *counts)):
+        return _wait(of, handles, p, counts)
     started_here()
     operand = _operand(p)
     p["request"] = replace(of, params=())
-    y = program_of(_wait_program, of.spec, False, p, PROGRAMS)(handles, operand)
+    y = program_of(_wait_program, of.spec, False, p, PROGRAMS)(handles, *counts, operand)
     return y if of.spec.returns else None
 
 
@@ -389,10 +400,11 @@ def _evaluate(primitive: Any, tell: Any, program: Callable[..., Any]) -> None:
             return _compat.eval_primitive(primitive)(*args, **p)
         arrays, numbers, token = tell(p, args)
         of, given = p.pop("of"), p.pop("given", None)
-        take_peers(p, numbers)
+        counts = numbers[: SPECS[of].has_counts]
+        take_peers(p, numbers[len(counts) :])
         operand = _operand(p)
         found = program_of(program, SPECS[of], False, {**p, "given": given}, PROGRAMS)
-        return found(*arrays, operand, *token)
+        return found(*arrays, *counts, operand, *token)
 
     primitive.def_impl(run)
 

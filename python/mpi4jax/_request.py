@@ -34,24 +34,28 @@ class Request:
     halo exchange has the block too. Each is waited for once.
     """
 
-    __slots__ = ("_handles", "_of")
+    __slots__ = ("_children", "_of")
 
-    def __init__(self, handles: Sequence[Any], of: Any):
-        self._handles, self._of = tuple(handles), of
+    def __init__(self, children: Sequence[Any], of: Any):
+        self._children, self._of = tuple(children), of
 
     def tree_flatten(self) -> tuple[tuple[Any, ...], Any]:
-        return self._handles, self._of
+        return self._children, self._of
 
     @classmethod
-    def tree_unflatten(cls, of: Any, handles: Sequence[Any]) -> Request:
-        return cls(handles, of)
+    def tree_unflatten(cls, of: Any, children: Sequence[Any]) -> Request:
+        return cls(children, of)
 
     @property
     def _op(self) -> str:
         return str(self._of.op)
 
     def _all_handles(self) -> tuple[Any, ...]:
-        return self._handles
+        return self._children[: len(self._children) - self._of.spec.has_counts]
+
+    def _counts(self) -> tuple[Any, ...]:
+        """Those of an op that takes counts, behind the handles."""
+        return self._children[len(self._all_handles()) :]
 
     def __repr__(self) -> str:
         return f"<request of i{self._op}>"
@@ -84,10 +88,10 @@ class Joint(Request):
 
     @property
     def _requests(self) -> tuple[Request, ...]:
-        return self._handles[:-1]
+        return self._children[:-1]
 
     def _all_handles(self) -> tuple[Any, ...]:
         return tuple(handle for request in self._requests for handle in request._all_handles())
 
     def _result(self, results: list[Any]) -> Any:
-        return self._of.result(results, self._handles[-1])
+        return self._of.result(results, self._children[-1])

@@ -2,7 +2,8 @@
 
 ``mpi4jax_start`` takes what the op takes, and gives a *handle*: three float32, by which the native
 module knows what is under way (`src/transport/requests.rs`). ``mpi4jax_wait`` takes the handle, and
-gives what the op gives. Both have the op's parameters, and ``of``, its name; a wait has ``given``,
+gives what the op gives; the counts of an op that takes some are also an operand of the wait, whose
+transpose needs them. Both have the op's parameters, and ``of``, its name; a wait has ``given``,
 the type of the array that was given to the start, and ``derived``, whether it is in a derivative.
 
 What is linear in an operand is linear in the handle, as JAX sees it. So a handle's tangent is the
@@ -33,6 +34,7 @@ from ._primitive import (
     effect,
     first_of_batch,
     is_unbatched,
+    of_batch,
     result_avals,
     split,
 )
@@ -53,8 +55,8 @@ def split_start(p: Params, args: Sequence[Any]) -> Operands:
 
 
 def split_wait(p: Params, args: Sequence[Any]) -> Operands:
-    """Operands as (handle, numbers, token)."""
-    n = 1 + (p.get("operand") is not None)
+    """Operands as (handle, counts and numbers, token)."""
+    n = 1 + SPECS[p["of"]].has_counts + (p.get("operand") is not None)
     return list(args[:1]), list(args[1:n]), list(args[n:])
 
 
@@ -77,7 +79,7 @@ def _results(spec: Spec, p: Params, given: Any) -> list[ShapedArray]:
 
 @wait_p.def_effectful_abstract_eval
 def _wait_types(*args: Any, of: str, given: Any, **p: Any) -> tuple[list[Any], set[Any]]:
-    handle, *_, token = split_wait(p, args)
+    handle, _, token = split_wait({"of": of, **p}, args)
     if given is not None:
         given = _compat.array_type(given.shape, [*handle, given])
     return [*_results(SPECS[of], p, given), *(TOKEN for _ in token)], {effect}
@@ -112,10 +114,12 @@ def _batched(
 def _wait_batch(
     axis_data: Any, args: Sequence[Any], dims: Sequence[Any], *, of: str, given: Any, **p: Any
 ) -> tuple[list[Any], list[Any]]:
-    (handle, *token), (dim, *token_dims) = args, dims
-    token = [first_of_batch(t, d) for t, d in zip(token, token_dims, strict=True)]
+    pairs = split_wait({"of": of, **p}, list(zip(args, dims, strict=True)))
+    ((handle, dim),), numbers, token = pairs
+    numbers = [x if d is None else of_batch(x, d, False) for x, d in numbers]
+    token = [first_of_batch(t, d) for t, d in token]
     if dim is None:  # what was started outside of the vmap, or in none
-        out = wait_p.bind(handle, *token, of=of, given=given, **p)
+        out = wait_p.bind(handle, *numbers, *token, of=of, given=given, **p)
         n = len(out) - len(token)
         results, dims_out = _batched(axis_data.size, [], out[n:], dims)
         return [*out[:n], *results], [*(None for _ in out[:n]), *dims_out]
@@ -127,7 +131,7 @@ def _wait_batch(
     if axis_data.size == 0:
         results = [jnp.zeros(x.shape, x.dtype) for x in _results(SPECS[of], p, given)]
         return _batched(0, results, token, dims, after)
-    out = wait_p.bind(handle, *token, of=of, given=given, **p)
+    out = wait_p.bind(handle, *numbers, *token, of=of, given=given, **p)
     n = len(out) - len(token)
     return _batched(axis_data.size, out[:n], out[n:], dims, after)
 
@@ -156,7 +160,7 @@ def _refuse_derivative(spec: Spec, p: Params) -> None:
 
 def _start_jvp(primals: Any, tangents: Any, *, of: str, **p: Any) -> tuple[list[Any], list[Any]]:
     spec = SPECS[of]
-    arrays, _, _ = split(spec, p, primals)
+    arrays, numbers, _ = split(spec, p, primals)
     ts, _, token_ts = split(spec, p, tangents)
     token_ts = [ad.instantiate_zeros(t) for t in token_ts]
     sums = p.get("reduction") is None or p["reduction"].name == "SUM"
@@ -167,20 +171,21 @@ def _start_jvp(primals: Any, tangents: Any, *, of: str, **p: Any) -> tuple[list[
     _refuse_derivative(spec, p)
     out = start_p.bind(*primals, of=of, **p)
     ts = [ad.instantiate_zeros(t) for t in ts]
-    return out, start_p.bind(*ts, *token_ts, of=of, **_of_derivative(p))
+    return out, start_p.bind(*ts, *numbers, *token_ts, of=of, **_of_derivative(p))
 
 
 def _wait_jvp(
     primals: Any, tangents: Any, *, of: str, given: Any, **p: Any
 ) -> tuple[list[Any], list[Any]]:
     out = wait_p.bind(*primals, of=of, given=given, **p)
-    (t,), _, token_ts = split_wait(p, tangents)
+    _, numbers, _ = split_wait({"of": of, **p}, primals)
+    (t,), _, token_ts = split_wait({"of": of, **p}, tangents)
     token_ts = [ad.instantiate_zeros(t) for t in token_ts]
     if type(t) is ad.Zero:
         results = out[: len(out) - len(token_ts)]
         return out, [*map(_compat.zero_tangent, results), *token_ts]
     q = {**_of_derivative(p), "derived": True}
-    return out, wait_p.bind(t, *token_ts, of=of, given=given, **q)
+    return out, wait_p.bind(t, *numbers, *token_ts, of=of, given=given, **q)
 
 
 def _adjoint(spec: Spec, p: Params) -> tuple[Spec, Params]:
@@ -204,7 +209,8 @@ def _start_transpose(cts: Sequence[Any], *args: Any, of: str, **p: Any) -> list[
     other, q = _adjoint(spec, p)
     avals = [x.aval if ad.is_undefined_primal(x) else jax.typeof(x) for x in arrays]
     given = next(iter(result_avals(spec, p, avals) if spec.returns else avals), None)
-    out = wait_p.bind(handle, *token_ct, of=other.name, given=given, derived=True, **q)
+    q |= {"given": given, "derived": True}
+    out = wait_p.bind(handle, *numbers, *token_ct, of=other.name, **q)
     n = len(out) - len(token_ct)
     found = out[:n] or [jnp.zeros(x.shape, x.dtype) for x in avals]
     array_cts = [
@@ -218,10 +224,9 @@ def _start_transpose(cts: Sequence[Any], *args: Any, of: str, **p: Any) -> list[
     ]
 
 
-def _wait_transpose(
-    cts: Sequence[Any], handle: Any, *token: Any, of: str, given: Any, **p: Any
-) -> list[Any]:
+def _wait_transpose(cts: Sequence[Any], *args: Any, of: str, given: Any, **p: Any) -> list[Any]:
     spec = SPECS[of]
+    (handle,), numbers, token = split_wait({"of": of, **p}, args)
     linear_token = bool(token) and ad.is_undefined_primal(token[0])
     cts = [ad.instantiate_zeros(c) for c in cts]
     n = len(cts) - len(token)
@@ -231,10 +236,14 @@ def _wait_transpose(
         not arrays and given is not None
     ):  # of a message that was sent: the template of its cotangent
         arrays = [_compat.vary_as(jnp.zeros(given.shape, given.dtype), given)]
-    found, *token_ct = start_p.bind(*arrays, *cts[n:], of=other.name, **q)
+    found, *token_ct = start_p.bind(*arrays, *numbers, *cts[n:], of=other.name, **q)
     linear = ad.is_undefined_primal(handle)
     found = _compat.vary_as(found, handle.aval) if linear else None
-    return [found, *(token_ct if linear_token else [None] * len(token))]
+    return [
+        found,
+        *(None for _ in numbers),
+        *(token_ct if linear_token else [None] * len(token)),
+    ]
 
 
 for _primitive, _batch, _jvp, _transpose in (

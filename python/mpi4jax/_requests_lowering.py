@@ -155,7 +155,10 @@ def _lower_start(
 def _lower_wait(
     on_gpu: bool, ctx: mlir.LoweringRuleContext, *args: Any, of: str, given: Any, **p: Any
 ) -> list[Any]:
-    (handle,), numbers, token = split_wait(p, list(zip(args, ctx.avals_in, strict=True)))
+    (handle,), numbers, token = split_wait(
+        {"of": of, **p}, list(zip(args, ctx.avals_in, strict=True))
+    )
+    numbers = numbers[SPECS[of].has_counts :]  # counts are for the transpose alone
     derived = p.pop("derived")
     # Which communicator it is, the native module knows: what is eager is compiled for all.
     low = _Requested(

@@ -28,8 +28,8 @@ NO_TOKEN = _NoToken()
 
 
 class Instead:
-    """Passed as token: ``run`` gets the op, its arrays and its parameters, and its result is the
-    result."""
+    """Passed as token: ``run`` gets the op, its arrays, with its counts behind them, and its
+    parameters; its result is the result."""
 
     def __init__(self, run: Callable[..., Any]):
         self.run = run

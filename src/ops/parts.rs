@@ -143,7 +143,7 @@ impl Parts {
         }
         // SAFETY: promised by the caller; what overlapped is a copy, and the messages end here.
         unsafe { self.start(send, recv, wire)? };
-        self.finish(recv.or(send), wire)
+        Self::finish(recv.or(send), wire)
     }
 
     /// Starts what [`Self::exchange`] does; [`Self::finish`] ends it.
@@ -182,7 +182,7 @@ impl Parts {
     }
 
     /// Waits for the messages; an error unless they are as long as they have to be, in elements of a buffer.
-    pub fn finish(&self, buffer: Option<Buffer>, wire: &mut impl Wire) -> Result<(), Cause> {
+    pub fn finish(buffer: Option<Buffer>, wire: &mut impl Wire) -> Result<(), Cause> {
         let size = buffer.map_or(1, |buffer| buffer.dtype.size());
         wire.wait().map_err(|cause| match cause {
             Cause::Ghosts { received, source_rank, expected } => {

@@ -124,7 +124,7 @@ ops! {
     Gatherv   "gatherv"   "MPI_Gatherv"   PartsAndRoot     (One -> One)         (One -> None) "MPI_Isend";
     HaloExchange "halo_exchange" "MPI_Wait" Neighbours (One -> One)      (One -> One) -;
     Permute   "permute"   "MPI_Sendrecv"  Parts            (One -> One)         (One -> One) "MPI_Isend";
-    RaggedAlltoall "ragged_alltoall" "MPI_Alltoallv" Counts (One -> One)        (One -> One) -;
+    RaggedAlltoall "ragged_alltoall" "MPI_Alltoallv" Counts (One -> One)        (One -> One) "MPI_Isend";
     Recv      "recv"      "MPI_Recv"      Peer             (None -> One)        (None -> One) "MPI_Irecv";
     Reduce    "reduce"    "MPI_Reduce"    ReductionAndRoot (One -> One)         (One -> None) "MPI_Ireduce";
     ReduceScatter "reduce_scatter" "MPI_Reduce_scatter_block" Reduction (PerRank -> One) (PerRank -> One) "MPI_Ireduce_scatter_block";

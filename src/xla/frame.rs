@@ -366,10 +366,8 @@ pub unsafe fn fill<'a>(
             others.push((read(from)?, read(to)?));
         }
         if let (Some(ragged), [last]) = (&site.ragged, more) {
-            let ranks = ragged.ranks();
-            let is_both = read(*last)?.count == 2 * ranks;
-            counts.resize(if is_both { 2 * ranks } else { ranks }, 0);
-            transport.read_numbers(int32s("operand", *last, counts.len())?, counts, call.stream)?;
+            let given = counts_in(*last, ragged, counts)?;
+            transport.read_numbers(given, counts, call.stream)?;
         }
         Ok(())
     };
@@ -395,6 +393,24 @@ pub unsafe fn fill<'a>(
     }
 }
 
+/// Where an operand has its counts, one or two for each rank, for which there is room then.
+///
+/// # Safety
+/// `buffer` is XLA's.
+unsafe fn counts_in(
+    buffer: *const c_api::Buffer,
+    ragged: &Ragged,
+    counts: &mut Counts,
+) -> Result<*mut i32, Cause> {
+    let ranks = ragged.ranks();
+    // SAFETY: promised by the caller.
+    unsafe {
+        let is_both = read(buffer)?.count == 2 * ranks;
+        counts.resize(if is_both { 2 * ranks } else { ranks }, 0);
+        int32s("operand", buffer, counts.len())
+    }
+}
+
 /// Lets an operand say who a message goes to and comes from.
 pub fn address(call: &mut Call, peers: Peers) -> Result<(), Error> {
     if !call.site.op.row().has_peer {
@@ -404,7 +420,8 @@ pub fn address(call: &mut Call, peers: Peers) -> Result<(), Error> {
     call.check_envelope(wildcards())
 }
 
-/// The buffers of a frame that starts an operation: its operand, what an operand says of the peers, and the handle.
+/// The buffers of a frame that starts an operation: its operand, what an operand says of the peers, and the handle;
+/// counts are copied.
 ///
 /// # Safety
 /// `frame` is what XLA passed to the execute stage, on the CPU.
@@ -412,15 +429,22 @@ pub unsafe fn start(
     frame: &CallFrame,
     site: &Site,
     held: &Held,
+    counts: &mut Counts,
 ) -> Result<(Option<Buffer>, Option<Peers>, *mut Handle), Cause> {
     let (mut operand, mut handle) = (None, None);
     let (mut given, mut none) = (None, None);
     // SAFETY: promised by the caller; operands on the host have as many numbers as `side` has checked.
     unsafe {
-        let arrays = usize::from(held.has_operand());
-        side("operand", &frame.args, arrays, &mut operand, (site.operand.len(), &mut given))?;
+        let arrays = usize::from(held.has_operand()) + usize::from(site.ragged.is_some());
+        let more = side("operand", &frame.args, arrays, &mut operand, (site.operand.len(), &mut given))?;
+        if let (Some(ragged), [last]) = (&site.ragged, more) {
+            let known = counts_in(*last, ragged, counts)?;
+            counts.as_mut_ptr().copy_from(known, counts.len());
+        }
         side("result", &frame.rets, 1, &mut handle, (0, &mut none))?;
         let peers = given.map(|given| given.cast::<Peers>().read_unaligned());
+        // Without an operand, the first array is that of the counts.
+        let operand = operand.filter(|_| held.has_operand());
         Ok((operand, peers, handle_in("result", handle)?))
     }
 }

@@ -8,7 +8,7 @@ use super::targets::Target;
 use super::{frame, pages};
 use crate::call::{Call, Operand, Phase, Site, Stream};
 use crate::error::{Cause, Error};
-use crate::ops::{self, Buffer};
+use crate::ops::{self, Buffer, Counts};
 use crate::record::log;
 use crate::record::recorder::{Record, What};
 use crate::transport::{self, AnyTransport, Held, Memory, Platform, Request, Transport};
@@ -146,10 +146,12 @@ unsafe fn state(frame: &CallFrame) -> Result<(&State, &Known), Error> {
 /// As `start`.
 unsafe fn begin(frame: &CallFrame, site: &Site, held: Held, watched: &Watched) -> Result<(), Box<Error>> {
     let located = |cause| site.error(cause);
+    let mut counts = Counts::new();
     // SAFETY: promised by the caller.
-    let (operand, peers, handle) = unsafe { frame::start(frame, site, &held) }.map_err(located)?;
+    let (operand, peers, handle) =
+        unsafe { frame::start(frame, site, &held, &mut counts) }.map_err(located)?;
     let memory = Memory::of(site.op, &held, operand.as_ref()).map_err(located)?;
-    let mut call = Call::of(site, Stream::NONE);
+    let mut call = Call { counts: &counts, ..Call::of(site, Stream::NONE) };
     let mut found = None;
     if held.local {
         found = Some(transport::start(&call, held, memory, None, None)?);

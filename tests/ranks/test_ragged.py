@@ -221,6 +221,62 @@ def test_tokens():
     assert token.shape == ()
 
 
+# ---- Started, and waited for later (values and derivatives: test_overlap.py)
+
+
+def started(x, counts, room=ROOM):
+    return mpi4jax.wait(mpi4jax.iragged_alltoall(x, counts, room))
+
+
+@jits
+def test_started_trees(jit):
+    counts, xs = random_counts(9), all_rows(9)
+    tree = {"x": xs[RANK], "id": np.arange(ROWS, dtype=np.int32)}
+    y, received = jit(started)(tree, counts[RANK])
+    expected, _ = exchange(tree, counts[RANK])
+    assert_equal(y["x"], model(xs, counts)[RANK])
+    assert_equal(y["id"], np.asarray(expected["id"]))
+    assert_equal(received, counts[:, RANK])
+    nothing, received = jit(started)({}, counts[RANK])
+    assert nothing == {}
+    assert_equal(received, counts[:, RANK])
+
+
+def test_a_loop_carries_what_was_started():
+    """Two are under way at a time, of different counts."""
+    shares, start = random_counts(3, (4,)), all_rows(3)
+
+    @jax.jit
+    def run(x, shares):
+        def step(request, share):
+            new = mpi4jax.iragged_alltoall(x, share, ROOM)
+            return new, mpi4jax.wait(request)
+
+        last, (ys, received) = lax.scan(
+            step, mpi4jax.iragged_alltoall(x, shares[0], ROOM), shares[1:]
+        )
+        y, n = mpi4jax.wait(last)
+        return jnp.concatenate([ys, y[None]]), jnp.concatenate([received, n[None]])
+
+    ys, received = run(start[RANK], shares[:, RANK])
+    assert_equal(ys, np.stack([model(start, counts)[RANK] for counts in shares]))
+    assert_equal(received, shares[:, :, RANK])
+
+
+def test_started_batches():
+    batch = np.stack([all_rows(seed) for seed in range(4)])
+    counts = random_counts(8)
+    y, received = jax.vmap(started, (0, None), (0, None))(batch[:, RANK], counts[RANK])
+    assert_equal(y, np.stack([model(xs, counts)[RANK] for xs in batch]))
+    assert_equal(received, counts[:, RANK])
+    both = jax.vmap(lambda x, c: started(x, c)[0])
+    y = both(batch[:2, RANK], np.stack([counts[RANK]] * 2))
+    assert_equal(y, np.stack([model(xs, counts)[RANK] for xs in batch[:2]]))
+    gradient = jax.vmap(jax.grad(lambda x: jnp.sum(started(x, counts[RANK])[0] ** 2)))
+    moved = np.arange(ROWS)[:, None] < counts[RANK].sum()
+    assert_equal(gradient(batch[:, RANK]), np.where(moved, 2 * batch[:, RANK], 0))
+
+
 # ---- Errors
 
 
@@ -255,10 +311,14 @@ def test_traced_capacity():
         jax.jit(lambda n: exchange(np.ones(SIZE), np.ones(SIZE, int), n))(3)
 
 
-def fails(counts, room, pattern, batch=(), wrap=lambda f: f):
+def at_once(x, counts, room, comm):
+    return notoken.ragged_alltoall(x, counts, room, comm=comm)
+
+
+def fails(counts, room, pattern, batch=(), wrap=lambda f: f, run=at_once):
     x = np.ones((*batch, ROWS, 2), np.float32)
     comm = COMM.Dup()  # it cannot be used after that
-    f = jax.jit(wrap(lambda x, c: notoken.ragged_alltoall(x, c, room, comm=comm)))
+    f = jax.jit(wrap(lambda x, c: run(x, c, room, comm)))
     with pytest.raises(Exception, match=pattern):
         jax.block_until_ready(f(x, np.int32(counts)))
     with pytest.raises(Exception, match=r"an earlier operation on communicator .* failed"):
@@ -278,6 +338,10 @@ def test_too_much_names_rank_and_rows():
 
 @pytest.mark.parametrize("bad", [[ROWS + 1], [-1, 2]], ids=["more than there are", "negative"])
 def test_wrong_counts_of_one_rank_are_an_error_on_all(bad):
+    def later(x, counts, room, comm):
+        return mpi4jax.wait(mpi4jax.iragged_alltoall(x, counts, room, comm=comm))
+
     counts = (bad + [0] * SIZE)[:SIZE] if RANK == 0 else [0] * SIZE
     got = rf"{sum(counts)} \({', '.join(map(str, counts))}\)" if RANK == 0 else "others on rank 0"
-    fails(counts, ROOM, f"argument 'send_counts' must be .*, got {got} when it ran")
+    for run in (at_once, later):
+        fails(counts, ROOM, f"argument 'send_counts' must be .*, got {got} when it ran", run=run)

@@ -249,10 +249,11 @@ pub fn decode(bytes: &[u8]) -> bool {
         attrs,
         future: null_mut(),
     };
+    let (mut others, mut counts) = (Blocks::new(), Counts::new());
     // SAFETY: as above; a handle, and what an operand says, have their memory.
     unsafe {
         if let Ok(held) = Attributes::new(&frame.attrs).held() {
-            if let Ok((operand, peers, _)) = frame::start(&frame, &site, &held) {
+            if let Ok((operand, peers, _)) = frame::start(&frame, &site, &held, &mut counts) {
                 assert_eq!(operand.is_some(), held.has_operand());
                 assert_eq!(peers.is_some(), !site.operand.is_empty());
             }
@@ -262,7 +263,6 @@ pub fn decode(bytes: &[u8]) -> bool {
             }
         }
     }
-    let (mut others, mut counts) = (Blocks::new(), Counts::new());
     let mut call = Call::of(&site, Stream::NONE);
     // SAFETY: as above; an operand of two int32 has its memory.
     match unsafe { frame::fill(&mut call, &frame, &Mpi, (&mut others, &mut counts)) } {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from numbers import Number
 from typing import Any
 
@@ -14,7 +15,9 @@ from .._call import run
 from .._comm import Comm, as_comm, static_int
 from .._definition import define
 from .._lowering import Avals, Lowering, Operands
-from .._tokens import NO_TOKEN, with_token
+from .._request import End, Joint, Request
+from .._spec import Params
+from .._tokens import NO_TOKEN, Instead, with_token
 from .alltoall import alltoall
 
 
@@ -22,9 +25,28 @@ def _adjoint(low: Lowering, xs: Operands, out: Avals) -> list[Any]:
     return low.call(low.spec.name, *xs, out=out, reverse=1)
 
 
+def _with_counts(results: list[Any], received: Any) -> Any:
+    return results[0], received
+
+
+def _without_rows(results: list[Any], x: Any) -> Any:
+    return x, results[0]
+
+
+def _start(start: Callable[..., Request], args: Sequence[Any], p: Params) -> Joint:
+    """Exchange the counts, which waits for all ranks, and start what sends the rows."""
+    x, counts = args
+    nothing = jnp.zeros((p["rows"][0], 0), np.int8)
+    _, received = run("ragged_alltoall", (nothing,), NO_TOKEN, dict(p), counts)
+    both = jnp.concatenate([counts, received])
+    request = start("ragged_alltoall", (x, both), {**p, "env_out": False})
+    return Joint([request, received], End("ragged_alltoall", _with_counts))
+
+
 define(
     "ragged_alltoall",
     adjoint=_adjoint,
+    start=_start,
     self_test=lambda t: (
         lambda: t.ops.ragged_alltoall(t.blocks, np.ones(t.size, np.int32), t.size)[0],
         t.of_all[t.rank],
@@ -130,6 +152,9 @@ def ragged_alltoall(
     if room < 0:
         raise ValueError(f"ragged_alltoall: argument 'capacity' must be {expected}, got {room}")
     if not jax.tree.leaves(x):
+        if type(token) is Instead:
+            end = End("ragged_alltoall", _without_rows)
+            return Joint([alltoall(counts, comm=comm, token=token), x], end)
         received, token = with_token(alltoall, token, counts, comm=comm)
         return (x, received) if token is NO_TOKEN else ((x, received), token)
     p = {"comm": c, "rows": (_rows_of(x), room)}

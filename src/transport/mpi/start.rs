@@ -14,13 +14,13 @@ use super::{Reversed, finish_receive, missing, reversed, send_or_in_place};
 use crate::call::Call;
 use crate::error::Cause;
 use crate::mpilib::{check, handle, wildcards};
-use crate::ops::{Buffer, Op};
+use crate::ops::{Buffer, Op, Parts};
 
 /// What MPI knows of an operation that was started. A large reduction is several.
 #[derive(Default)]
 pub struct Posted {
     requests: SmallVec<[MPI_Request; 1]>,
-    /// Those of an operation that is told of parts.
+    /// Those of an operation that is told of parts, or of counts.
     parts: Option<Ghosts>,
     /// What they are under way on, if it was made for them: it is not freed before.
     reversed: Option<Arc<Reversed>>,
@@ -41,6 +41,19 @@ impl Posted {
         // SAFETY: written by what starts it, where there is no error.
         self.requests.push(unsafe { request.assume_init() });
         Ok(())
+    }
+
+    /// Starts the messages of an operation that is told of parts.
+    ///
+    /// # Safety
+    /// The call's buffers are the request's own, and have passed `Parts::check`.
+    unsafe fn start_parts(&mut self, call: &Call, parts: &Parts) -> Result<(), Cause> {
+        let mut messages = Ghosts::new(&call.site.comm)?;
+        // SAFETY: promised by the caller.
+        let started = unsafe { parts.start(call.send, call.recv, &mut messages) };
+        // Some may be under way where one has failed.
+        self.parts = Some(messages);
+        started
     }
 
     pub fn is_empty(&self) -> bool {
@@ -64,8 +77,8 @@ impl Posted {
 
     /// Waits for the end; `call` is the one that was started.
     pub fn wait(&mut self, call: &Call) -> Result<(), Cause> {
-        if let (Some(mut messages), Some(parts)) = (self.parts.take(), &call.site.parts) {
-            return parts.finish(call.recv.or(call.send), &mut messages);
+        if let Some(mut messages) = self.parts.take() {
+            return Parts::finish(call.recv.or(call.send), &mut messages);
         }
         let mut status = MaybeUninit::<MPI_Status>::zeroed();
         for request in &mut self.requests {
@@ -215,14 +228,18 @@ pub fn start(call: &Call) -> Result<Posted, Cause> {
             }
             Op::Allgatherv | Op::Alltoallv | Op::Gatherv | Op::Permute | Op::Scatterv => {
                 let parts = site.parts.as_ref().ok_or_else(|| missing("parts"))?;
-                let mut messages = Ghosts::new(&site.comm)?;
-                let started = parts.start(call.send, call.recv, &mut messages);
-                // Some may be under way where one has failed.
-                posted.parts = Some(messages);
-                started?;
+                posted.start_parts(call, parts)?;
+            }
+            Op::RaggedAlltoall => {
+                let ragged = site.ragged.as_ref().ok_or_else(|| missing("rows"))?;
+                // Whoever starts it has exchanged them.
+                let (to, from) = ragged.agree(call.counts, |_, _| Err(missing("counts")))?;
+                let parts = ragged.parts(&to, &from, &site.location)?;
+                parts.check(call.send, call.recv)?;
+                posted.start_parts(call, &parts)?;
             }
             // These have no `Row::started`.
-            Op::HaloExchange | Op::RaggedAlltoall | Op::Sendrecv => {
+            Op::HaloExchange | Op::Sendrecv => {
                 let what = format!("starting {} without waiting for its end", site.op);
                 return Err(Cause::Unsupported { what, reason: "MPI has no such function" });
             }
