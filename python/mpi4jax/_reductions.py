@@ -6,11 +6,31 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
 from mpi4py import MPI
 
+from . import _compat
 from ._comm import as_reduction
 from ._primitive import bind
 from ._spec import SPECS, Params, Spec
+
+
+# Its operand. What XLA fuses into two kernels it computes twice, and the compiler may round it
+# differently in each, where a multiplication and an addition become one instruction. Then a value
+# differs from itself, as an operation has got it. The result of a call is never computed again.
+as_sent_p = Primitive("mpi4jax_as_sent")
+as_sent_p.def_impl(lambda x: x)
+as_sent_p.def_abstract_eval(lambda x: x)
+batching.primitive_batchers[as_sent_p] = lambda args, dims: (as_sent_p.bind(*args), *dims)
+# What is compared has no derivative.
+ad.primitive_jvps[as_sent_p] = lambda primals, _: (
+    as_sent_p.bind(*primals),
+    _compat.zero_tangent(*primals),
+)
+mlir.register_lowering(
+    as_sent_p, jax.ffi.ffi_lowering("mpi4jax_after", operand_output_aliases={0: 0})
+)
 
 
 class Reduced:
@@ -77,7 +97,7 @@ class Reduced:
 
     def share_of(self, extremum: Any) -> Any:
         """How much of the extremum is this rank's: ties share it equally."""
-        attained = (self.x == extremum).astype(self.x.dtype)
+        attained = (as_sent_p.bind(self.x) == extremum).astype(self.x.dtype)
         return attained / self._bind("allreduce", attained, self.token)
 
 

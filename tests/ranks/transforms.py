@@ -340,7 +340,9 @@ def _ahead_of_time(s):
 
 
 NAMES = (*ROWS, "start", "wait", "ready")
-CUSTOM_CALLS = [jax.export.DisabledSafetyCheck.custom_call(f"mpi4jax_{name}") for name in NAMES]
+CUSTOM_CALLS = [
+    jax.export.DisabledSafetyCheck.custom_call(f"mpi4jax_{name}") for name in [*NAMES, "after"]
+]
 
 
 @check("export")
