@@ -26,6 +26,7 @@ from jax._src.interpreters import ad
 from jax._src.interpreters import partial_eval as pe
 from jax.extend.core import ClosedJaxpr
 from jax.sharding import AxisType, PartitionSpec
+from mpi4py import MPI
 
 from mpi4jax import _ad, _compat, _compat_traces, _tracing, notoken
 from mpi4jax._primitive import PRIMITIVES
@@ -346,3 +347,14 @@ def test_rules_that_do_not_communicate_are_looked_at_once():
     # Up to some version, JAX wraps every rule so that it cannot be told from others.
     assert calls_of(3.0) == (1 if jax.__version_info__ >= (0, 8) else 2)
     assert calls_of(jnp.float16(3)) == 2
+
+
+@pytest.mark.parametrize("op", [MPI.MAX, MPI.MIN], ids=["MAX", "MIN"])
+def test_an_extremum_is_compared_with_what_was_sent(op):
+    # Not with what XLA may compute once more, and round differently: nobody would have attained it.
+    def f(x):
+        return notoken.allreduce(x * x + x, op)
+
+    text = lowered(lambda x: jax.jvp(f, (x,), (x,))[1])
+    (sent,) = re.findall(r"(%\d+) = stablehlo.custom_call @mpi4jax_after\(%\d+\)", text)
+    assert re.search(rf"stablehlo.compare +EQ, {sent},", text)
