@@ -15,7 +15,6 @@ from ._comm import as_reduction
 from ._primitive import bind
 from ._spec import SPECS, Params, Spec
 
-
 # Its operand. What XLA fuses into two kernels it computes twice, and the compiler may round it
 # differently in each, where a multiplication and an addition become one instruction. Then a value
 # differs from itself, as an operation has got it. The result of a call is never computed again.
