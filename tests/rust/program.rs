@@ -1,0 +1,251 @@
+//! What XLA is to a handler: its interface, and a program with one custom call.
+
+use std::ffi::{CStr, c_int, c_void};
+use std::mem::offset_of;
+use std::ptr::{null, null_mut};
+
+use _native::xla::c_api::{
+    self, Api, ApiVersion, Attrs, Buffer, Buffers, ByteSpan, CallFrame, Scalar, TypeId,
+};
+use _native::xla::kind::CPU;
+use _native::xla::{execute, instantiate};
+
+/// What XLA keeps for one custom call.
+#[derive(Default)]
+pub struct Context {
+    state: usize,
+    deleter: Option<unsafe extern "C" fn(*mut c_void)>,
+}
+
+pub const TYPE: i64 = 77;
+
+/// Errors are strings; XLA's are opaque too.
+unsafe extern "C" fn error_create(args: *mut c_api::ErrorCreateArgs) -> *mut c_api::FfiError {
+    unsafe { Box::into_raw(Box::new(CStr::from_ptr((*args).message).to_owned())).cast() }
+}
+
+unsafe extern "C" fn error_get_message(args: *mut c_api::ErrorGetMessageArgs) {
+    unsafe { (*args).message = (*(*args).error.cast::<std::ffi::CString>()).as_ptr() }
+}
+
+unsafe extern "C" fn error_destroy(args: *mut c_api::ErrorDestroyArgs) {
+    unsafe { drop(Box::from_raw((*args).error.cast::<std::ffi::CString>())) }
+}
+
+unsafe extern "C" fn type_register<const MINOR: c_int>(
+    args: *mut c_api::TypeRegisterArgs,
+) -> *mut c_api::FfiError {
+    unsafe {
+        let has_info = (*args).struct_size > offset_of!(c_api::TypeRegisterArgs, type_info);
+        assert_eq!(has_info, MINOR >= 2);
+        assert_eq!((*args).name.len, "mpi4jax_state".len());
+        (*args).type_id.write(TypeId { id: TYPE });
+    }
+    null_mut()
+}
+
+unsafe extern "C" fn state_set<const MINOR: c_int>(args: *mut c_void) -> *mut c_api::FfiError {
+    unsafe {
+        if MINOR >= 3 {
+            let args = &*args.cast::<c_api::StageStateArgs>();
+            assert_eq!((args.struct_size, args.stage, (*args.type_id).id), (48, 0, TYPE));
+            (*args.ctx.cast::<Context>()).state = args.state as usize;
+        } else {
+            let args = &*args.cast::<c_api::StateArgs>();
+            assert_eq!((args.struct_size, (*args.type_id).id), (if MINOR == 2 { 40 } else { 48 }, TYPE));
+            (*args.ctx.cast::<Context>()).state = args.state as usize;
+            (*args.ctx.cast::<Context>()).deleter = (MINOR < 2).then_some(args.deleter);
+        }
+    }
+    null_mut()
+}
+
+unsafe extern "C" fn no_future<Args>(_: *mut Args) -> *mut c_api::FfiError {
+    unreachable!("no target of these tests returns before its operation has ended")
+}
+
+unsafe extern "C" fn state_get<const MINOR: c_int>(args: *mut c_void) -> *mut c_api::FfiError {
+    unsafe {
+        if MINOR >= 3 {
+            let args = &mut *args.cast::<c_api::StageStateArgs>();
+            args.state = (*args.ctx.cast::<Context>()).state as *mut c_void;
+        } else {
+            let args = &mut *args.cast::<c_api::StateArgs>();
+            args.state = (*args.ctx.cast::<Context>()).state as *mut c_void;
+        }
+    }
+    null_mut()
+}
+
+pub fn api<const MINOR: c_int>() -> Api {
+    Api {
+        struct_size: size_of::<Api>(),
+        extension_start: null_mut(),
+        version: ApiVersion { struct_size: 24, extension_start: null_mut(), major: 0, minor: MINOR },
+        internal_api: null(),
+        error_create,
+        error_get_message,
+        error_destroy,
+        handler_register: 0,
+        stream_get: 0,
+        type_register: type_register::<MINOR>,
+        execution_context_get: 0,
+        state_set: state_set::<MINOR>,
+        state_get: state_get::<MINOR>,
+        device_memory_allocate: 0,
+        device_memory_free: 0,
+        thread_pool_schedule: 0,
+        thread_pool_num_threads: 0,
+        future_create: no_future,
+        future_set_available: no_future,
+        future_set_error: no_future,
+    }
+}
+
+/// One attribute.
+#[derive(Clone, Copy)]
+pub enum Value<'a> {
+    Integer(i64),
+    String(&'a str),
+}
+
+/// A custom call in a compiled program.
+pub struct Program {
+    pub api: &'static Api,
+    pub ctx: Box<Context>,
+}
+
+pub fn buffers(list: &[*const Buffer]) -> Buffers {
+    Buffers {
+        struct_size: 40,
+        extension_start: null_mut(),
+        size: list.len() as i64,
+        types: null(),
+        buffers: list.as_ptr(),
+    }
+}
+
+pub fn no_attrs() -> Attrs {
+    Attrs {
+        struct_size: 48,
+        extension_start: null_mut(),
+        size: 0,
+        types: null(),
+        names: null(),
+        attrs: null(),
+    }
+}
+
+pub fn outcome(error: *mut c_api::FfiError) -> Result<(), String> {
+    if error.is_null() {
+        return Ok(());
+    }
+    // SAFETY: made by `error_create`.
+    Err(unsafe { Box::from_raw(error.cast::<std::ffi::CString>()) }.to_string_lossy().into_owned())
+}
+
+impl Program {
+    pub fn frame(&mut self, stage: c_int, args: Buffers, rets: Buffers, attrs: Attrs) -> CallFrame {
+        CallFrame {
+            struct_size: size_of::<CallFrame>(),
+            extension_start: null_mut(),
+            api: self.api,
+            ctx: (&raw mut *self.ctx).cast(),
+            stage,
+            args,
+            rets,
+            attrs,
+            future: null_mut(),
+        }
+    }
+
+    /// Compiles: the attributes that differ from those of an op without parameters.
+    pub fn new(api: &'static Api, changed: &[(&str, Value)]) -> Result<Self, String> {
+        let mut all = vec![
+            ("comm", Value::String("")),
+            ("dest", Value::Integer(-1)),
+            ("env_in", Value::Integer(0)),
+            ("env_out", Value::Integer(0)),
+            ("op", Value::String("")),
+            ("recvtag", Value::Integer(0)),
+            ("reduction", Value::String("")),
+            ("reverse", Value::Integer(0)),
+            ("root", Value::Integer(-1)),
+            ("sendtag", Value::Integer(0)),
+            ("site", Value::String("xla.rs:1")),
+            ("source", Value::Integer(-1)),
+            ("status", Value::Integer(0)),
+        ];
+        for (name, value) in changed {
+            all.iter_mut().find(|(known, _)| known == name).expect("an attribute").1 = *value;
+        }
+        let span = |text: &str| ByteSpan { ptr: text.as_ptr().cast(), len: text.len() };
+        let names: Vec<ByteSpan> = all.iter().map(|(name, _)| span(name)).collect();
+        let strings: Vec<ByteSpan> = all
+            .iter()
+            .map(|(_, value)| if let Value::String(text) = value { span(text) } else { span("") })
+            .collect();
+        let scalars: Vec<Scalar> = all
+            .iter()
+            .map(|(_, value)| match value {
+                Value::Integer(number) => {
+                    Scalar { dtype: c_api::TYPE_S64, value: (&raw const *number).cast() }
+                }
+                Value::String(_) => Scalar { dtype: 0, value: null() },
+            })
+            .collect();
+        let kind = |value: &Value| match value {
+            Value::Integer(_) => c_api::ATTR_SCALAR,
+            Value::String(_) => c_api::ATTR_STRING,
+        };
+        let types: Vec<c_int> = all.iter().map(|(_, value)| kind(value)).collect();
+        let name_pointers: Vec<*const ByteSpan> = names.iter().map(|name| &raw const *name).collect();
+        let pointers: Vec<*const c_void> = (0..all.len())
+            .map(|i| match all[i].1 {
+                Value::Integer(_) => (&raw const scalars[i]).cast(),
+                Value::String(_) => (&raw const strings[i]).cast(),
+            })
+            .collect();
+        let attrs = Attrs {
+            size: all.len() as i64,
+            types: types.as_ptr(),
+            names: name_pointers.as_ptr(),
+            attrs: pointers.as_ptr(),
+            ..no_attrs()
+        };
+        let mut program = Self { api, ctx: Box::default() };
+        let mut frame = program.frame(c_api::STAGE_INSTANTIATE, buffers(&[]), buffers(&[]), attrs);
+        // SAFETY: a frame as XLA makes them.
+        outcome(unsafe { instantiate::<CPU>(&mut frame) }).map(|()| program)
+    }
+
+    pub fn execute(&mut self, args: &[*const Buffer], rets: &[*const Buffer]) -> Result<(), String> {
+        let mut frame = self.frame(3, buffers(args), buffers(rets), no_attrs());
+        // SAFETY: a frame as XLA makes them.
+        outcome(unsafe { execute::<CPU>(&mut frame) })
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        // Where the deleter belongs to the type, the state is leaked: this is a test.
+        if let Some(deleter) = self.ctx.deleter {
+            // SAFETY: as XLA deletes states.
+            unsafe { deleter(self.ctx.state as *mut c_void) };
+        }
+    }
+}
+
+pub fn buffer<T>(dtype: c_int, data: &mut [T], dims: &[i64]) -> Buffer {
+    Buffer {
+        struct_size: 48,
+        extension_start: null_mut(),
+        dtype,
+        data: data.as_mut_ptr().cast(),
+        rank: dims.len() as i64,
+        dims: dims.as_ptr(),
+    }
+}
+
+pub const F32: c_int = 11;
+pub const S32: c_int = 4;
