@@ -227,6 +227,7 @@ def main() -> int:
                 results.add(run.result())
         except BaseException:
             STOPPED.set()
+            pool.shutdown(wait=False, cancel_futures=True)
             raise
     results.report()
     return 1 if results.failed or not results.passed else 0
