@@ -95,8 +95,10 @@ _clean = _compat.trace_state_clean
 # ---- Starting
 
 
-def _start(spec: Spec, trees: Sequence[Any], p: Params, numbers: Sequence[Any] = ()) -> Request:
-    """Bind the start once per dtype, with the same numbers."""
+def _start(spec: Spec, args: Sequence[Any], p: Params) -> Request:
+    """Bind the start once per dtype, with the same numbers, which are behind the trees."""
+    n = spec.arrays or 0
+    trees, numbers = args[:n], args[n:]
     known = tuple(sorted((k, v) for k, v in p.items() if k not in ("eager", "operand")))
     if not trees:
         (handle,) = start_p.bind(*numbers, of=spec.name, **p)
@@ -113,10 +115,8 @@ def _start(spec: Spec, trees: Sequence[Any], p: Params, numbers: Sequence[Any] =
 
 
 def _start_program(spec: Spec, _: bool, p: Params) -> Callable[..., Any]:
-    n = spec.arrays or 0
-
     def call(*args: Any) -> Request:
-        return _start(spec, args[:n], p, args[n:])
+        return _start(spec, args, p)
 
     call.__name__ = f"i{spec.name}"
     return jax.jit(call)
@@ -151,8 +151,7 @@ def _begin(op: str, args: Sequence[Any], p: Params) -> Request:
     spec = SPECS[op]
     p = {**spec.defaults, **p}
     if not _clean():
-        n = spec.arrays or 0
-        return _start(spec, args[:n], p, [*args[n:], *traced_peers(p)])
+        return _start(spec, [*args, *traced_peers(p)], p)
     started_here()
     eager = dict(p)
     operand = _operand(eager)
