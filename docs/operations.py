@@ -1,6 +1,6 @@
-"""The tables of operations, made from their docstrings when the documentation is built.
+"""The tables and lists of operations, made when the documentation is built: tables from docstrings.
 
-A page has a comment where one goes: `<!-- operations: results -->`, or `derivatives`.
+A page has a comment where one goes: `<!-- operations: results -->`, or another name of MAKERS.
 """
 
 import inspect
@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from mpi4jax import ops
+from mpi4jax import _overlap, ops
 
 PLACE = re.compile(r"^<!-- operations: (\w+) -->$", re.MULTILINE)
 MINOR = {"comm", "status", "token"}  # arguments that all have, or that change no result
@@ -49,13 +49,24 @@ def derivatives() -> Iterator[tuple[str, ...]]:
         yield f"`{name}`", sections(getattr(ops, name))["Derivative"]
 
 
+def table(rows: Iterator[tuple[str, ...]]) -> str:
+    header = next(rows)
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+# What starts an operation.
+STARTS = [name for name in _overlap.__all__ if name.startswith("i")]
+MAKERS: dict[str, Callable[[], str]] = {
+    "results": lambda: table(results()),
+    "derivatives": lambda: table(derivatives()),
+    "started": lambda: ", ".join(f"`{name}`" for name in STARTS),
+    # In a directive of the API reference.
+    "members": lambda: f"   :members: {', '.join(ops.__all__)}",
+    "starts": lambda: "\n".join(f".. autofunction:: mpi4jax.{name}" for name in STARTS),
+}
+
+
 def filled(text: str) -> str:
-    """A page with its tables."""
-    makers = {"results": results, "derivatives": derivatives}
-
-    def table(place: re.Match[str]) -> str:
-        header, *rows = makers[place[1]]()
-        lines = [header, ["---"] * len(header), *rows]
-        return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-    return PLACE.sub(table, text)
+    """A page with its tables and lists."""
+    return PLACE.sub(lambda place: MAKERS[place[1]](), text)
