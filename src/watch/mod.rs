@@ -50,7 +50,7 @@ use crate::call::{Call, Site};
 use crate::error::{Cause, Error};
 use crate::record::recorder::{self, Record, Running};
 use crate::record::timeline;
-use crate::transport::{Ahead, Transport};
+use crate::transport::{self, Ahead, Platform, Transport};
 
 static CHECK: OnceLock<CheckLevel> = OnceLock::new();
 
@@ -111,7 +111,9 @@ impl Watched {
             is_sampled: level == CheckLevel::Samples
                 && site.op.row().is_collective()
                 && site.comm.is_default()
-                && site.comm.size > 1,
+                && site.comm.size > 1
+                // What XLA replays is not counted, and each rank decides what that is.
+                && !transport::is_recorded(Platform::Cuda),
             exact: transport.has_exact_lengths(),
         }
     }
