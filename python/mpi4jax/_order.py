@@ -38,9 +38,7 @@ def _behind(x: Any, handle: Any) -> Any:
 
 mlir.register_lowering(behind_p, mlir.lower_fun(_behind, multiple_results=False))
 # Without a side effect: what nothing needs is left out.
-mlir.register_lowering(
-    ready_p, jax.ffi.ffi_lowering("mpi4jax_ready", has_side_effect=False), platform="cpu"
-)
+mlir.register_lowering(ready_p, jax.ffi.ffi_lowering("mpi4jax_ready", has_side_effect=False))
 
 
 def _behind_batch(args: Sequence[Any], dims: Sequence[Any]) -> tuple[Any, Any]:

@@ -204,7 +204,6 @@ def _documentation(op: Callable[..., Any], function: str) -> str:
 
     Raises:
         TypeError, ValueError: as :func:`{name}`.
-        NotImplementedError: arrays on a GPU.
 
     See also: :func:`{name}`, :func:`wait`, :func:`after`.
     """

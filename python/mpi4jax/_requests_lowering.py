@@ -93,11 +93,6 @@ class _Requested(Lowering):
         self, on_gpu: bool, ctx: mlir.LoweringRuleContext, of: str, p: Params, given: Avals
     ):
         super().__init__(ctx, SPECS[of], p, on_gpu)
-        if on_gpu:
-            raise NotImplementedError(
-                f"i{of}: the operations that are waited for later take arrays on the CPU so far; "
-                f"use {of}, or compute on the CPU (JAX_PLATFORMS=cpu)"
-            )
         self.plan = _Plan(self.spec, p, given)
         wire = [x and carrier(x) for x in (self.plan.received_type, self.plan.kept)]
         if not all(isinstance(n, int) for x in wire if x for n in x.shape):

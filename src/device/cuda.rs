@@ -306,6 +306,15 @@ impl CudaDevice {
     pub fn new(driver: &'static Driver) -> Self {
         Self(driver)
     }
+
+    /// Writes 32 bits, in the order of a stream.
+    ///
+    /// # Safety
+    /// As for [`Driver::fill`].
+    pub unsafe fn fill(&self, to: *mut u8, word: u32, stream: Stream) -> Result<(), Cause> {
+        // SAFETY: promised by the caller.
+        unsafe { self.0.fill(to as Pointer, word as i32, stream) }
+    }
 }
 
 impl CudaDevice {

@@ -4,12 +4,14 @@
 pub mod cuda;
 mod host;
 pub mod nccl;
+mod place;
 
 use std::fmt;
 use std::sync::OnceLock;
 
 pub use self::cuda::CudaDevice;
 pub use self::host::HostDevice;
+pub use self::place::Place;
 use crate::call::Stream;
 use crate::dynlib::LoadError;
 use crate::error::Cause;

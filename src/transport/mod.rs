@@ -3,6 +3,7 @@
 
 mod cuda_mpi;
 mod direct;
+mod held;
 mod host;
 mod mpi;
 mod nccl;
@@ -29,12 +30,13 @@ use crate::ops::{Buffer, Dtype, Op, Reduction};
 
 pub use self::cuda_mpi::set_trial;
 pub use self::direct::Direct;
+pub use self::held::{Held, Home, Memory, home};
 pub use self::host::OrHost;
 pub use self::mpi::{Mpi, Posted, matching, set_count_limit, start as post};
 pub use self::nccl::Nccl;
-pub use self::requests::{Ahead, HANDLE, Handle, Held, Memory, Request, freeing, start, take};
+pub use self::requests::{Ahead, HANDLE, Handle, Request, freeing, start, take};
 pub use self::select::{
-    Choice, Found, Platform, carries, chosen, host, is_recorded, overview, select, selected,
+    Choice, Found, Platform, carries, chosen, host, is_recorded, messages_apart, overview, select, selected,
 };
 pub use self::staged::Staged;
 pub use self::ucx::Ucx;
@@ -143,6 +145,8 @@ pub struct Row {
     pub carries: fn(&Features) -> Result<bool, Cause>,
     /// Whether XLA may record its calls into CUDA graphs.
     pub is_recorded: fn() -> bool,
+    /// Why its messages do not meet those of MPI, if they do not.
+    pub messages_apart: fn() -> Option<&'static str>,
 }
 
 /// What is known of an operation when it is compiled.
@@ -182,6 +186,7 @@ const PLAIN: Row = Row {
     settings: |_| Ok(None),
     carries: |_| Ok(true),
     is_recorded: || false,
+    messages_apart: || None,
 };
 
 const ROWS: &[Row] = &[
@@ -220,6 +225,7 @@ const ROWS: &[Row] = &[
         settings: nccl::settings,
         carries: nccl::carries,
         is_recorded: nccl::is_recorded,
+        messages_apart: nccl::messages_apart,
     },
     Row {
         name: "ucx",
@@ -237,6 +243,7 @@ const ROWS: &[Row] = &[
             Ok(OrHost::new(Direct::new("ucx", device()?, ucx), staged).into())
         },
         starts_early: true,
+        messages_apart: || Some("with MPI4JAX_TRANSPORT=ucx, send and recv do not meet the messages of MPI"),
         ..PLAIN
     },
 ];

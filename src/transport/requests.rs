@@ -6,17 +6,15 @@
 
 use std::collections::VecDeque;
 use std::io::Write;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use super::held::{Held, Memory};
 use super::mpi::{self, Posted};
-use super::pool::{Lease, Pool, bytes_to_keep};
 use super::progress;
 use crate::call::{Call, Envelope, Phase, Site, Stream};
 use crate::comm::Comm;
-use crate::device::HostDevice;
 use crate::error::{Cause, Error};
-use crate::ops::{Buffer, Dtype, Op};
 use crate::record::recorder::Record;
 
 /// How many numbers a handle has.
@@ -35,109 +33,6 @@ const GENERATIONS: u32 = 1 << 20;
 const PATIENCE: Duration = Duration::from_secs(1);
 /// How long the end of MPI waits for such collectives: all ranks come there, and one of them may not have begun it.
 const PATIENCE_AT_END: Duration = Duration::from_secs(10);
-
-/// What memory there is between the start and the wait, and what for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Held {
-    /// The operand goes to MPI.
-    pub sends: bool,
-    /// The operand is a result of the wait.
-    pub keeps: bool,
-    /// The operand is in the memory of what is received at first, and stays there if there is no sender. Of a wait: so
-    /// are zeros, which stay there if nothing was started.
-    pub initial: bool,
-    /// What is received.
-    pub gives: Option<(Dtype, usize)>,
-    /// Nothing is communicated.
-    pub local: bool,
-}
-
-impl Held {
-    pub fn has_operand(&self) -> bool {
-        self.sends || self.keeps || self.initial
-    }
-}
-
-static DEVICE: HostDevice = HostDevice;
-
-fn pool() -> Result<&'static Pool<HostDevice>, Cause> {
-    static POOL: OnceLock<Result<Pool<HostDevice>, String>> = OnceLock::new();
-    let pool = POOL.get_or_init(|| bytes_to_keep().map(Pool::new));
-    pool.as_ref().map_err(|message| Cause::Setting { message: message.clone() })
-}
-
-type Leased = Lease<'static, HostDevice>;
-
-/// The memory of an operation that is under way.
-#[derive(Default)]
-pub struct Memory {
-    leases: Vec<Leased>,
-    send: Option<Buffer>,
-    recv: Option<Buffer>,
-}
-
-// SAFETY: the buffers point to what the leases own.
-unsafe impl Send for Memory {}
-
-impl Memory {
-    /// Memory with a copy of the operand.
-    pub fn of(op: Op, held: &Held, operand: Option<&Buffer>) -> Result<Self, Cause> {
-        let mut memory = Self::default();
-        if let (true, Some(operand)) = (held.sends || held.keeps, operand) {
-            memory.send = Some(memory.copied(operand)?);
-        }
-        memory.recv = match (held.gives, operand, memory.send) {
-            // In one place: MPI copies nothing then.
-            (Some((dtype, count)), _, Some(send))
-                if op == Op::Allreduce && !held.keeps && (send.dtype, send.count) == (dtype, count) =>
-            {
-                Some(send)
-            }
-            (Some((dtype, count)), Some(operand), _)
-                if held.initial && (operand.dtype, operand.count) == (dtype, count) =>
-            {
-                Some(memory.copied(operand)?)
-            }
-            (Some((dtype, count)), ..) => Some(memory.leased(dtype, count)?),
-            (None, ..) => None,
-        };
-        Ok(memory)
-    }
-
-    fn leased(&mut self, dtype: Dtype, count: usize) -> Result<Buffer, Cause> {
-        let bytes = count.checked_mul(dtype.size()).filter(|&bytes| isize::try_from(bytes).is_ok());
-        let bytes = bytes.ok_or_else(|| Cause::Shape { dims: [count as i64].into() })?;
-        let mut lease = pool()?.lease(&DEVICE, bytes)?;
-        let data = lease.data();
-        self.leases.push(lease);
-        Ok(Buffer { data, dtype, count })
-    }
-
-    fn copied(&mut self, operand: &Buffer) -> Result<Buffer, Cause> {
-        let buffer = self.leased(operand.dtype, operand.count)?;
-        // SAFETY: both hold so many bytes, and the lease is nobody else's.
-        unsafe { std::ptr::copy_nonoverlapping(operand.data, buffer.data, buffer.bytes()) };
-        Ok(buffer)
-    }
-
-    /// The buffers of a call on it.
-    pub fn lend(&self, call: &mut Call, held: &Held) {
-        call.send = self.send.filter(|_| held.sends);
-        call.recv = self.recv;
-    }
-
-    /// What a wait gives: what was received, and the operand.
-    pub fn results(&self, held: &Held) -> [Option<Buffer>; 2] {
-        [self.recv, self.send.filter(|_| held.keeps)]
-    }
-}
-
-impl Drop for Memory {
-    fn drop(&mut self) {
-        // Only what has ended is dropped: see `Request::wait`.
-        self.leases.iter_mut().for_each(|lease| lease.settled = true);
-    }
-}
 
 /// Something that goes ahead of an operation that is started, and is looked at when that has ended.
 pub trait Ahead: Send {
@@ -212,17 +107,14 @@ impl Request {
         work.ahead.take().map_or(Ok(()), |ahead| ahead.finish()).and_then(|()| work.posted.wait(&call))
     }
 
-    /// Waits for its end; then `use_results` is given what was received, and the operand.
-    pub fn wait(
-        &self,
-        use_results: impl FnOnce([Option<Buffer>; 2]) -> Result<(), Cause>,
-    ) -> Result<(), Error> {
+    /// Waits for its end; then `use_memory` is given its memory.
+    pub fn wait(&self, use_memory: impl FnOnce(&mut Memory) -> Result<(), Cause>) -> Result<(), Error> {
         let mut work = self.work();
         let ended = self.end(&mut work);
-        let memory = std::mem::take(&mut work.memory);
+        let mut memory = std::mem::take(&mut work.memory);
         drop(work);
         match ended {
-            Ok(()) => use_results(memory.results(&self.held)).map_err(|cause| self.site.error(cause)),
+            Ok(()) => use_memory(&mut memory).map_err(|cause| self.site.error(cause)),
             Err(cause) => {
                 // MPI may still use it.
                 std::mem::forget(memory);
@@ -422,6 +314,8 @@ impl Drop for Outstanding {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ops::{Buffer, Dtype, Op};
+    use crate::transport::{Platform, home};
 
     const KEPT: Held = Held { sends: false, keeps: true, initial: false, gives: None, local: true };
 
@@ -431,14 +325,17 @@ mod tests {
         let held = KEPT;
         let mut value = [value];
         let operand = Buffer { data: value.as_mut_ptr().cast(), dtype: Dtype::Float32, count: 1 };
-        let memory = Memory::of(site.op, &held, Some(&operand)).unwrap();
+        let home = home(Platform::Cpu).unwrap();
+        // SAFETY: an array of one float32.
+        let memory = unsafe { Memory::of(home, site.op, &held, Some(&operand), Stream::NONE) }.unwrap();
         start(&Call::of(&site, Stream::NONE), held, memory, None, None).unwrap()
     }
 
     fn waited(handle: Handle) -> Result<f32, String> {
         let request = take(handle, &KEPT).map_err(|cause| cause.to_string())?.ok_or("nothing was started")?;
         let mut found = None;
-        let result = request.wait(|[received, kept]| {
+        let result = request.wait(|memory| {
+            let [received, kept] = memory.results(&KEPT);
             assert!(received.is_none());
             // SAFETY: memory of one float32, which was copied there.
             found = kept.map(|kept| unsafe { kept.data.cast::<f32>().read_unaligned() });

@@ -286,6 +286,11 @@ pub fn is_recorded(platform: Platform) -> bool {
     row(platform).is_some_and(|row| (row.is_recorded)())
 }
 
+/// Why messages of arrays on a platform do not meet those of MPI, if they do not.
+pub fn messages_apart(platform: Platform) -> Option<&'static str> {
+    row(platform).and_then(|row| (row.messages_apart)())
+}
+
 /// Whether the transport for arrays on a platform carries an operation, as far as that is known when it is compiled.
 /// Else its [host](host) does.
 pub fn carries(platform: Platform, features: &Features) -> Result<bool, Error> {

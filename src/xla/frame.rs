@@ -4,6 +4,8 @@
 //! says. What a frame holds is a program's, which may have been exported elsewhere, or changed: names,
 //! kinds, numbers, data types and shapes are checked, and errors where they are wrong.
 
+pub mod started;
+
 use std::borrow::Cow;
 use std::sync::Arc;
 
@@ -16,7 +18,7 @@ use crate::mpilib::wildcards;
 use crate::ops::{
     self, Block, Buffer, Counts, Dtype, Extent, Halo, Op, PACKED, Parts, Ragged, Reduction, Width,
 };
-use crate::transport::{HANDLE, Handle, Held, Transport};
+use crate::transport::{Held, Transport};
 
 /// The attributes of a custom call. They are read once per compiled program.
 pub struct Attributes<'a>(&'a c_api::Attrs);
@@ -301,12 +303,22 @@ unsafe fn int32s(
 /// `frame` is what XLA passed to the execute stage of a call on the CPU.
 #[inline]
 pub unsafe fn call_operand(frame: &CallFrame) -> Result<[i32; Operand::CALL], Cause> {
-    // SAFETY: promised by the caller; `int32s` has checked how many there are.
+    // SAFETY: promised by the caller; there are so many.
+    unsafe { Ok(operand_of_call(frame)?.cast::<[i32; Operand::CALL]>().read_unaligned()) }
+}
+
+/// Where that operand is.
+///
+/// # Safety
+/// `frame` is what XLA passed to the execute stage.
+#[inline]
+unsafe fn operand_of_call(frame: &CallFrame) -> Result<*const i32, Cause> {
+    // SAFETY: promised by the caller.
     unsafe {
         let [.., last] = without_tokens(&frame.args) else {
             return Err(Cause::Buffers { what: "operand", expected: 1, actual: 0 });
         };
-        Ok(int32s("operand", *last, Operand::CALL)?.cast::<[i32; Operand::CALL]>().read_unaligned())
+        Ok(int32s("operand", *last, Operand::CALL)?)
     }
 }
 
@@ -418,77 +430,4 @@ pub fn address(call: &mut Call, peers: Peers) -> Result<(), Error> {
     }
     call.envelope = peers.into();
     call.check_envelope(wildcards())
-}
-
-/// The buffers of a frame that starts an operation: its operand, what an operand says of the peers, and the handle;
-/// counts are copied.
-///
-/// # Safety
-/// `frame` is what XLA passed to the execute stage, on the CPU.
-pub unsafe fn start(
-    frame: &CallFrame,
-    site: &Site,
-    held: &Held,
-    counts: &mut Counts,
-) -> Result<(Option<Buffer>, Option<Peers>, *mut Handle), Cause> {
-    let (mut operand, mut handle) = (None, None);
-    let (mut given, mut none) = (None, None);
-    // SAFETY: promised by the caller; operands on the host have as many numbers as `side` has checked.
-    unsafe {
-        let arrays = usize::from(held.has_operand()) + usize::from(site.ragged.is_some());
-        let more = side("operand", &frame.args, arrays, &mut operand, (site.operand.len(), &mut given))?;
-        if let (Some(ragged), [last]) = (&site.ragged, more) {
-            let known = counts_in(*last, ragged, counts)?;
-            counts.as_mut_ptr().copy_from(known, counts.len());
-        }
-        side("result", &frame.rets, 1, &mut handle, (0, &mut none))?;
-        let peers = given.map(|given| given.cast::<Peers>().read_unaligned());
-        // Without an operand, the first array is that of the counts.
-        let operand = operand.filter(|_| held.has_operand());
-        Ok((operand, peers, handle_in("result", handle)?))
-    }
-}
-
-/// The buffers of a frame that waits for one: the handle, and the results.
-///
-/// # Safety
-/// `frame` is what XLA passed to the execute stage, on the CPU.
-pub unsafe fn wait(
-    frame: &CallFrame,
-    site: &Site,
-    held: &Held,
-) -> Result<(Handle, [Option<Buffer>; 2]), Cause> {
-    let (mut handle, mut first) = (None, None);
-    let (mut given, mut none) = (None, None);
-    // SAFETY: promised by the caller.
-    unsafe {
-        side("operand", &frame.args, 1, &mut handle, (site.operand.len(), &mut given))?;
-        let arrays = usize::from(held.gives.is_some()) + usize::from(held.keeps);
-        let others = side("result", &frame.rets, arrays, &mut first, (0, &mut none))?;
-        let second = others.first().map(|&buffer| read(buffer)).transpose()?;
-        let results = if held.gives.is_some() { [first, second] } else { [None, first] };
-        Ok((handle_in("operand", handle)?.read_unaligned(), results))
-    }
-}
-
-/// Writes zeros into a frame's only result, a handle.
-///
-/// # Safety
-/// `frame` is what XLA passed to the execute stage, on the CPU.
-pub unsafe fn zero_handle(frame: &CallFrame) -> Result<(), Cause> {
-    let (mut handle, mut none) = (None, None);
-    // SAFETY: promised by the caller.
-    unsafe {
-        side("result", &frame.rets, 1, &mut handle, (0, &mut none))?;
-        handle_in("result", handle)?.write_unaligned(Handle::default());
-    }
-    Ok(())
-}
-
-/// Where a handle is.
-fn handle_in(what: &'static str, buffer: Option<Buffer>) -> Result<*mut Handle, Cause> {
-    match buffer {
-        Some(Buffer { data, dtype: Dtype::Float32, count: HANDLE }) => Ok(data.cast()),
-        _ => Err(Cause::Buffers { what, expected: 1, actual: 0 }),
-    }
 }

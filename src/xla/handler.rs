@@ -189,12 +189,7 @@ unsafe fn run<const KIND: u8>(
 ) -> Result<(), Box<Error>> {
     // SAFETY: promised by the caller.
     unsafe {
-        let (stream, _context) = if KIND == kind::CPU {
-            (Stream::NONE, None)
-        } else {
-            let (stream, context) = enter(frame).map_err(|cause| site.error(cause))?;
-            (stream, Some(context))
-        };
+        let (stream, _context) = enter::<KIND>(frame).map_err(|cause| site.error(cause))?;
         let (mut others, mut counts) = (Blocks::new(), ops::Counts::new());
         let mut call = Call::of(site, stream);
         frame::fill(&mut call, frame, transport, (&mut others, &mut counts))?;
@@ -280,11 +275,23 @@ unsafe fn answer<const KIND: u8>(frame: &CallFrame, metadata: *mut c_api::Metada
     Ok(())
 }
 
-/// The stream that a call is on, and its context, which becomes this thread's: XLA calls from any.
+/// The stream that a call is on, and its context, which becomes this thread's: XLA calls from any. On the CPU there are none.
 ///
 /// # Safety
+/// `frame` is XLA's, of the execute stage.
+#[inline]
+pub(super) unsafe fn enter<const KIND: u8>(frame: &CallFrame) -> Result<(Stream, Option<Entered>), Cause> {
+    if KIND == kind::CPU {
+        return Ok((Stream::NONE, None));
+    }
+    // SAFETY: promised by the caller.
+    let (stream, context) = unsafe { enter_stream(frame)? };
+    Ok((stream, Some(context)))
+}
+
+/// # Safety
 /// `frame` is XLA's, of the execute stage of a target for GPUs.
-unsafe fn enter(frame: &CallFrame) -> Result<(Stream, Entered), Cause> {
+unsafe fn enter_stream(frame: &CallFrame) -> Result<(Stream, Entered), Cause> {
     let driver = cuda::driver().map_err(|error| Cause::Setting { message: error.to_string() })?;
     let mut args = c_api::StreamGetArgs {
         struct_size: size_of::<c_api::StreamGetArgs>(),

@@ -1,22 +1,28 @@
-//! The handlers of what is started and waited for later, and of what orders computation beside it. On the CPU.
+//! The handlers of what is started and waited for later, and of what orders computation beside it.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
+use super::Handler;
 use super::c_api::{CallFrame, FfiError};
-use super::handler::{Bound, Sites, State, bind, end_if_fatal, get_state, guard, kind, set_state, usable};
+use super::frame::{self, started};
+use super::handler::{
+    Bound, Sites, State, bind, end_if_fatal, enter, get_state, guard, judged, kind, set_state, usable,
+};
+use super::pages;
 use super::targets::Target;
-use super::{frame, pages};
 use crate::call::{Call, Operand, Phase, Site, Stream};
+use crate::device;
 use crate::error::{Cause, Error};
 use crate::ops::{self, Buffer, Counts};
 use crate::record::log;
 use crate::record::recorder::{Record, What};
-use crate::transport::{self, AnyTransport, Held, Memory, Platform, Request, Transport};
+use crate::transport::{self, AnyTransport, Handle, Held, Home, Memory, Platform, Request, Transport};
 use crate::watch::{Watched, wait_for};
 
 /// What is known of a request when a program is compiled.
 pub struct Known {
     held: Held,
+    home: &'static Home,
     /// Of the waits: how each operation that was waited for here last is recorded, with the line of the wait.
     waits: Mutex<Vec<Wait>>,
 }
@@ -28,22 +34,29 @@ type Wait = (Arc<What>, i32, Arc<Watched>);
 const WAITS: usize = 16;
 
 const CPU: u8 = kind::CPU;
+/// The host waits for streams in these calls: XLA may not record them.
+const CUDA: u8 = kind::CUDA_UNRECORDED;
 
 pub fn targets() -> impl Iterator<Item = Target> {
-    let start = Target {
-        name: "mpi4jax_start".into(),
-        platform: "cpu",
-        instantiate: instantiate::<true>,
-        execute: start,
+    let of_gpu = of_platform::<CUDA>(if device::is_on_cpu() { "cpu" } else { "CUDA" });
+    let of_cpu = (!device::is_on_cpu()).then(|| of_platform::<CPU>("cpu"));
+    of_cpu.into_iter().flatten().chain(of_gpu)
+}
+
+fn of_platform<const KIND: u8>(platform: &'static str) -> [Target; 3] {
+    let target = |name: &str, instantiate: Handler, execute: Handler| {
+        let name = format!("mpi4jax_{name}");
+        Target { name, platform, instantiate, execute }
     };
-    let wait = Target {
-        name: "mpi4jax_wait".into(),
-        platform: "cpu",
-        instantiate: instantiate::<false>,
-        execute: wait,
-    };
-    let ready = Target { name: "mpi4jax_ready".into(), platform: "cpu", instantiate: after, execute: ready };
-    [start, wait, ready].into_iter()
+    [
+        target("start", instantiate::<KIND, true>, start::<KIND>),
+        target("wait", instantiate::<KIND, false>, wait::<KIND>),
+        target("ready", after, ready::<KIND>),
+    ]
+}
+
+const fn platform<const KIND: u8>() -> Platform {
+    if KIND == CPU { Platform::Cpu } else { Platform::Cuda }
 }
 
 /// Both stages of the target that gives a token once its operands are there, and does nothing else.
@@ -59,43 +72,54 @@ pub unsafe extern "C" fn after(frame: *mut CallFrame) -> *mut FfiError {
 ///
 /// # Safety
 /// Called by XLA with a frame of its own making.
-unsafe extern "C" fn ready(frame: *mut CallFrame) -> *mut FfiError {
+unsafe extern "C" fn ready<const KIND: u8>(frame: *mut CallFrame) -> *mut FfiError {
     // SAFETY: promised by the caller.
-    unsafe { guard::<CPU>(frame, |frame| Ok(frame::zero_handle(frame).map_err(Error::from)?)) }
+    let zeros = |frame: &CallFrame| unsafe {
+        let (stream, _context) = enter::<KIND>(frame)?;
+        transport::home(platform::<KIND>())?.write(Handle::default(), started::handle(frame)?, stream)
+    };
+    // SAFETY: promised by the caller.
+    unsafe { guard::<KIND>(frame, |frame| Ok(zeros(frame).map_err(Error::from)?)) }
 }
 
 /// # Safety
 /// Called by XLA with a frame of its own making.
-unsafe extern "C" fn instantiate<const START: bool>(frame: *mut CallFrame) -> *mut FfiError {
+unsafe extern "C" fn instantiate<const KIND: u8, const START: bool>(frame: *mut CallFrame) -> *mut FfiError {
     // SAFETY: promised by the caller.
     unsafe {
-        guard::<CPU>(frame, |frame| {
+        guard::<KIND>(frame, |frame| {
             let attributes = frame::Attributes::new(&frame.attrs);
             let site = attributes.site()?;
             let phase = if START { Phase::Start } else { Phase::Wait };
             let site = Site { phase, ..site };
             let held = attributes.held().map_err(|cause| site.error(cause))?;
-            let transport = transport::selected(Platform::Cpu).map_err(|error| site.error(error.cause))?;
-            refuse(&site, &held, transport)?;
+            let selected =
+                transport::selected(platform::<KIND>()).map_err(|error| site.error(error.cause))?;
+            refuse(&site, &held, platform::<KIND>())?;
+            // What goes through MPI.
+            let transport = selected.host().unwrap_or(selected);
+            let home = transport::home(platform::<KIND>()).map_err(|cause| site.error(cause))?;
             let site = if START {
                 Sites::of(site, transport)?
             } else {
                 Sites::ByOperand { template: site, bound: Default::default() }
             };
-            let request = Some(Known { held, waits: Mutex::default() });
+            let request = Some(Known { held, home, waits: Mutex::default() });
             Ok(set_state(frame, State { transport, site, request })?)
         })
     }
 }
 
 /// What is started goes through MPI, whatever carries the other operations.
-fn refuse(site: &Site, held: &Held, transport: &AnyTransport) -> Result<(), Error> {
+fn refuse(site: &Site, held: &Held, platform: Platform) -> Result<(), Error> {
     if site.op.row().started.is_none() {
         let what = format!("starting {} without waiting for its end", site.op);
         return Err(site.error(Cause::Unsupported { what, reason: "MPI has no such function" }));
     }
-    if !site.op.row().is_collective() && !held.local && transport.name() == "ucx" {
-        let reason = "with MPI4JAX_TRANSPORT=ucx, send and recv do not meet the messages of MPI";
+    if !site.op.row().is_collective()
+        && !held.local
+        && let Some(reason) = transport::messages_apart(platform)
+    {
         return Err(site.error(Cause::Unsupported { what: site.name().into(), reason }));
     }
     Ok(())
@@ -103,28 +127,24 @@ fn refuse(site: &Site, held: &Held, transport: &AnyTransport) -> Result<(), Erro
 
 /// # Safety
 /// Called by XLA with a frame of its own making, whose buffers stay valid until this returns.
-unsafe extern "C" fn start(frame: *mut CallFrame) -> *mut FfiError {
+unsafe extern "C" fn start<const KIND: u8>(frame: *mut CallFrame) -> *mut FfiError {
     // SAFETY: promised by the caller.
     unsafe {
-        guard::<CPU>(frame, |frame| {
+        guard::<KIND>(frame, |frame| {
             let (state, known) = state(frame)?;
+            let (stream, _context) = enter::<KIND>(frame).map_err(Error::from)?;
             let kept;
             let Bound { site, watched } = match &state.site {
                 Sites::One(bound) => bound,
                 Sites::ByOperand { template, bound } => {
-                    let operand = frame::call_operand(frame).map_err(|cause| template.error(cause))?;
-                    let [.., comm, line, _, _] = operand;
+                    let operand = started::operand(frame, state.transport, stream);
+                    let [.., comm, line, _, _] = operand.map_err(|cause| template.error(cause))?;
                     kept = bind(template, bound, (comm, line), state.transport)?;
                     &*kept
                 }
             };
             let _kept = usable(site)?;
-            let result = begin(frame, site, known.held, watched);
-            if let Err(error) = &result {
-                end_if_fatal(error, &site.comm, watched);
-                site.comm.fail(&error.to_string());
-            }
-            result
+            judged(site, watched, begin(frame, (site, watched), known, state.transport, stream))
         })
     }
 }
@@ -144,13 +164,20 @@ unsafe fn state(frame: &CallFrame) -> Result<(&State, &Known), Error> {
 
 /// # Safety
 /// As `start`.
-unsafe fn begin(frame: &CallFrame, site: &Site, held: Held, watched: &Watched) -> Result<(), Box<Error>> {
+unsafe fn begin(
+    frame: &CallFrame,
+    (site, watched): (&Site, &Watched),
+    &Known { held, home, .. }: &Known,
+    transport: &AnyTransport,
+    stream: Stream,
+) -> Result<(), Box<Error>> {
     let located = |cause| site.error(cause);
     let mut counts = Counts::new();
     // SAFETY: promised by the caller.
     let (operand, peers, handle) =
-        unsafe { frame::start(frame, site, &held, &mut counts) }.map_err(located)?;
-    let memory = Memory::of(site.op, &held, operand.as_ref()).map_err(located)?;
+        unsafe { started::start(frame, site, &held, &mut counts, transport, stream) }.map_err(located)?;
+    // SAFETY: promised by the caller.
+    let memory = unsafe { Memory::of(home, site.op, &held, operand.as_ref(), stream) }.map_err(located)?;
     let mut call = Call { counts: &counts, ..Call::of(site, Stream::NONE) };
     let mut found = None;
     if held.local {
@@ -170,31 +197,33 @@ unsafe fn begin(frame: &CallFrame, site: &Site, held: Held, watched: &Watched) -
         })?;
     }
     if let Some(found) = found {
-        // SAFETY: a result of three float32, as `frame::start` has checked.
-        unsafe { handle.write_unaligned(found) };
+        // SAFETY: a result of three float32, as `started::start` has checked.
+        unsafe { home.write(found, handle, stream) }.map_err(located)?;
     }
     Ok(())
 }
 
 /// # Safety
 /// Called by XLA with a frame of its own making, whose buffers stay valid until this returns.
-unsafe extern "C" fn wait(frame: *mut CallFrame) -> *mut FfiError {
+unsafe extern "C" fn wait<const KIND: u8>(frame: *mut CallFrame) -> *mut FfiError {
     // SAFETY: promised by the caller.
     unsafe {
-        guard::<CPU>(frame, |frame| {
+        guard::<KIND>(frame, |frame| {
             let (state, known) = state(frame)?;
+            let (stream, _context) = enter::<KIND>(frame).map_err(Error::from)?;
             let (Sites::ByOperand { template: site, .. } | Sites::One(Bound { site, .. })) = &state.site;
             let located = |cause| site.error(cause);
             let line = match site.operand {
-                Operand::Call => frame::call_operand(frame).map_err(located)?[5],
+                Operand::Call => started::operand(frame, state.transport, stream).map_err(located)?[5],
                 _ => 0,
             };
-            let (handle, results) = frame::wait(frame, site, &known.held).map_err(located)?;
+            let (handle, results) =
+                started::wait(frame, site, &known.held, state.transport, stream).map_err(located)?;
             let taken = transport::take(handle, &known.held);
             let Some(request) = taken.map_err(|cause| site.error(at(site, line, cause)))? else {
-                return nothing(site, line, &known.held, results);
+                return nothing(site, line, known, results, stream);
             };
-            let end = || request.wait(|found| copy(site, found, results));
+            let end = || request.wait(|memory| copy::<KIND>(site, known, memory, results, stream));
             let Some(record) = &request.record else { return Ok(end()?) };
             let watched = known.watched(site, line, record);
             let result = wait_for(&watched, record, || logged(&request, end));
@@ -246,21 +275,33 @@ impl Known {
 }
 
 /// A wait for what was never started: in a derivative, zeros.
-fn nothing(site: &Site, line: i32, held: &Held, results: [Option<Buffer>; 2]) -> Result<(), Box<Error>> {
-    if !held.initial {
+fn nothing(
+    site: &Site,
+    line: i32,
+    known: &Known,
+    results: [Option<Buffer>; 2],
+    stream: Stream,
+) -> Result<(), Box<Error>> {
+    if !known.held.initial {
         let message = "the request was never started".into();
         return Err(site.error(at(site, line, Cause::Request { message })).into());
     }
     for result in results.into_iter().flatten() {
-        // SAFETY: a result of XLA's of so many bytes.
-        unsafe { result.data.write_bytes(0, result.bytes()) };
+        // SAFETY: a result of XLA's.
+        unsafe { known.home.clear(&result, stream) }.map_err(|cause| site.error(cause))?;
     }
     Ok(())
 }
 
 /// Copies what the wait gives to where XLA wants it.
-fn copy(site: &Site, found: [Option<Buffer>; 2], results: [Option<Buffer>; 2]) -> Result<(), Cause> {
-    for (from, to) in found.into_iter().zip(results) {
+fn copy<const KIND: u8>(
+    site: &Site,
+    known: &Known,
+    memory: &mut Memory,
+    results: [Option<Buffer>; 2],
+    stream: Stream,
+) -> Result<(), Cause> {
+    for (from, to) in memory.results(&known.held).into_iter().zip(results) {
         let (from, to) = match (from, to) {
             (Some(from), Some(to)) => (from, to),
             (None, None) => continue,
@@ -274,9 +315,11 @@ fn copy(site: &Site, found: [Option<Buffer>; 2], results: [Option<Buffer>; 2]) -
             let message = format!("the request is of {from}, and waited for as {to}");
             return Err(Cause::Request { message });
         }
-        pages::prepare(&Call { recv: Some(to), ..Call::of(site, Stream::NONE) });
-        // SAFETY: as many bytes on both sides; ours are nobody else's.
-        unsafe { std::ptr::copy_nonoverlapping(from.data, to.data, to.bytes()) };
+        if KIND == CPU {
+            pages::prepare(&Call { recv: Some(to), ..Call::of(site, stream) });
+        }
+        // SAFETY: a result of XLA's, of as many bytes.
+        unsafe { memory.give(&from, &to, known.home, stream)? };
     }
     Ok(())
 }

@@ -97,7 +97,7 @@ def test_all_ops(mpirun, machine, tmp_path, run, ranks):
     settings = {name: value.format(folder=folder) for name, value in RUNS[run].items()}
     transport = run.split()[0]
     env = {**env, **settings, "MPI4JAX_TRANSPORT": transport, "FAKE_CUDA_LOG": str(log)}
-    result = mpirun(ranks, FAKES / "program.py", env=env, time_limit=90)
+    result = mpirun(ranks, FAKES / "started.py", env=env, time_limit=90)
     assert result.returncode == 0, result.stdout + result.stderr
     chosen = "nccl" if transport == "auto" else transport
     assert f"GPU: {chosen} (MPI4JAX_TRANSPORT={transport}" in result.stdout

@@ -10,7 +10,7 @@ use _native::comm::{self, Comm};
 use _native::ops::{Counts, Dtype, Extent, Op, PACKED};
 use _native::transport::Mpi;
 use _native::xla::c_api::{self, Attrs, Buffer, Buffers, ByteSpan, CallFrame, Scalar};
-use _native::xla::frame::{self, Attributes};
+use _native::xla::frame::{self, Attributes, started};
 
 /// Takes what it needs from the bytes. High ones, as when there are none left, stand for what is usual.
 struct Source<'a>(&'a [u8]);
@@ -253,11 +253,13 @@ pub fn decode(bytes: &[u8]) -> bool {
     // SAFETY: as above; a handle, and what an operand says, have their memory.
     unsafe {
         if let Ok(held) = Attributes::new(&frame.attrs).held() {
-            if let Ok((operand, peers, _)) = frame::start(&frame, &site, &held, &mut counts) {
+            if let Ok((operand, peers, _)) =
+                started::start(&frame, &site, &held, &mut counts, &Mpi, Stream::NONE)
+            {
                 assert_eq!(operand.is_some(), held.has_operand());
                 assert_eq!(peers.is_some(), !site.operand.is_empty());
             }
-            if let Ok((_, results)) = frame::wait(&frame, &site, &held) {
+            if let Ok((_, results)) = started::wait(&frame, &site, &held, &Mpi, Stream::NONE) {
                 let [received, kept] = results.map(|result| result.is_some());
                 assert_eq!((received, kept), (held.gives.is_some(), held.keeps));
             }

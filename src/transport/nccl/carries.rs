@@ -71,6 +71,13 @@ pub fn messages() -> Messages {
     SETTINGS.get().map_or(Messages::Nccl, |(messages, _)| *messages)
 }
 
+/// Why messages do not meet those of MPI, if they do not.
+pub fn messages_apart() -> Option<&'static str> {
+    let reason = "send and recv go through NCCL, and do not meet the messages of MPI; MPI4JAX_NCCL_MESSAGES=staged \
+                  lets all messages go through MPI";
+    (messages() == Messages::Nccl).then_some(reason)
+}
+
 pub fn is_recorded() -> bool {
     SETTINGS.get().is_some_and(|(_, graphs)| *graphs)
 }

@@ -15,7 +15,7 @@ use std::sync::{Arc, PoisonError};
 use std::time::Instant;
 
 use self::carries::{Messages, TAG, messages};
-pub use self::carries::{carries, is_recorded, settings};
+pub use self::carries::{carries, is_recorded, messages_apart, settings};
 use self::communicator::{Joined, Parts};
 use self::queue::{Put, Queue, put};
 use super::host::{Pairs, Partial};

@@ -1,0 +1,102 @@
+//! The frames of what is started and waited for later.
+
+use super::{counts_in, read, side};
+use crate::call::{Operand, Peers, Site, Stream};
+use crate::error::Cause;
+use crate::ops::{Buffer, Counts, Dtype};
+use crate::transport::{HANDLE, Handle, Held, Transport};
+use crate::xla::c_api::CallFrame;
+
+/// The buffers of a frame that starts an operation: its operand, what an operand says of the peers, and the handle;
+/// counts are copied.
+///
+/// # Safety
+/// `frame` is what XLA passed to the execute stage. `transport` reads the memory of its arrays.
+pub unsafe fn start(
+    frame: &CallFrame,
+    site: &Site,
+    held: &Held,
+    counts: &mut Counts,
+    transport: &impl Transport,
+    stream: Stream,
+) -> Result<(Option<Buffer>, Option<Peers>, *mut Handle), Cause> {
+    let (mut operand, mut handle) = (None, None);
+    let (mut given, mut none) = (None, None);
+    // SAFETY: promised by the caller; operands have as many numbers as `side` has checked.
+    unsafe {
+        let arrays = usize::from(held.has_operand()) + usize::from(site.ragged.is_some());
+        let more = side("operand", &frame.args, arrays, &mut operand, (site.operand.len(), &mut given))?;
+        if let (Some(ragged), [last]) = (&site.ragged, more) {
+            let known = counts_in(*last, ragged, counts)?;
+            transport.read_numbers(known, counts, stream)?;
+        }
+        side("result", &frame.rets, 1, &mut handle, (0, &mut none))?;
+        let mut peers = given.map(|_| Peers::default());
+        if let (Some(given), Some(peers)) = (given, &mut peers) {
+            transport.read_numbers(given, peers, stream)?;
+        }
+        // Without an operand, the first array is that of the counts.
+        let operand = operand.filter(|_| held.has_operand());
+        Ok((operand, peers, handle_in("result", handle)?))
+    }
+}
+
+/// The buffers of a frame that waits for one: the handle, and the results.
+///
+/// # Safety
+/// As for `start`.
+pub unsafe fn wait(
+    frame: &CallFrame,
+    site: &Site,
+    held: &Held,
+    transport: &impl Transport,
+    stream: Stream,
+) -> Result<(Handle, [Option<Buffer>; 2]), Cause> {
+    let (mut handle, mut first) = (None, None);
+    let (mut given, mut none) = (None, None);
+    // SAFETY: promised by the caller.
+    unsafe {
+        side("operand", &frame.args, 1, &mut handle, (site.operand.len(), &mut given))?;
+        let arrays = usize::from(held.gives.is_some()) + usize::from(held.keeps);
+        let others = side("result", &frame.rets, arrays, &mut first, (0, &mut none))?;
+        let second = others.first().map(|&buffer| read(buffer)).transpose()?;
+        let results = if held.gives.is_some() { [first, second] } else { [None, first] };
+        let mut bits = [0; HANDLE];
+        transport.read_numbers(handle_in("operand", handle)?.cast(), &mut bits, stream)?;
+        Ok((bits.map(|bits| f32::from_bits(bits as u32)), results))
+    }
+}
+
+/// A frame's only result, a handle.
+///
+/// # Safety
+/// `frame` is what XLA passed to the execute stage.
+pub unsafe fn handle(frame: &CallFrame) -> Result<*mut Handle, Cause> {
+    let (mut handle, mut none) = (None, None);
+    // SAFETY: promised by the caller.
+    unsafe { side("result", &frame.rets, 1, &mut handle, (0, &mut none))? };
+    handle_in("result", handle)
+}
+
+/// Reads what a call's operand says ([`Operand::Call`]), wherever it is.
+///
+/// # Safety
+/// As for `start`.
+pub unsafe fn operand(
+    frame: &CallFrame,
+    transport: &impl Transport,
+    stream: Stream,
+) -> Result<[i32; Operand::CALL], Cause> {
+    let mut numbers = [0; Operand::CALL];
+    // SAFETY: promised by the caller.
+    unsafe { transport.read_numbers(super::operand_of_call(frame)?, &mut numbers, stream)? };
+    Ok(numbers)
+}
+
+/// Where a handle is.
+fn handle_in(what: &'static str, buffer: Option<Buffer>) -> Result<*mut Handle, Cause> {
+    match buffer {
+        Some(Buffer { data, dtype: Dtype::Float32, count: HANDLE }) => Ok(data.cast()),
+        _ => Err(Cause::Buffers { what, expected: 1, actual: 0 }),
+    }
+}

@@ -1,0 +1,68 @@
+"""Operations that are started, and waited for later, on arrays on a GPU."""
+
+import re
+import textwrap
+
+import pytest
+from stand_ins import RANKS, passes, skip_without_ucx
+
+FILES = [RANKS / "test_overlap.py", RANKS / "test_overlap_messages.py"]
+# How they are transformed is the same for all transports.
+FEW = "not transformation and not derivatives and not freed and not value"
+MORE = f"{FEW} or value or freed or transformation and bcast or derivatives and reduce_scatter"
+# Transport, what else is set, and which of those tests.
+RUNS = {
+    "staged": ({}, MORE),
+    "cuda-mpi": ({"MPI4JAX_TEST_CUDA_ON_CPU": "reached"}, FEW),
+    "nccl": ({"MPI4JAX_NCCL_MESSAGES": "staged"}, FEW),
+}
+
+
+@pytest.mark.timeout(250)
+@pytest.mark.parametrize("transport", RUNS)
+def test_operations_that_are_started(mpirun, fakes, transport):
+    settings, expression = RUNS[transport]
+    env = {**fakes, "MPI4JAX_TRANSPORT": transport, **settings}
+    passes(mpirun, FILES, expression, env, time_limit=200)
+
+
+COUNTED = textwrap.dedent("""
+    import jax, jax.numpy as jnp, mpi4jax
+    x = jnp.ones(1000)
+    f = jax.jit(lambda x: mpi4jax.wait(mpi4jax.iallreduce(x), after=x + 1))
+    for _ in range(10):
+        assert float(f(x)[0]) == 1
+""")
+
+
+def test_there_is_one_copy_each_way_and_memory_is_used_again(python, fakes, tmp_path):
+    log = tmp_path / "cuda.log"
+    result = python(COUNTED, {**fakes, "MPI4JAX_TRANSPORT": "staged", "FAKE_CUDA_LOG": log})
+    assert result.returncode == 0, result.stderr
+    words = ("copies", "waits", "allocations", "events", "copied")
+    found = {word: int(re.search(rf"{word} (\d+)", log.read_text())[1]) for word in words}
+    handle = 3 * 4
+    # The handle is read once. The driver takes by value what is written: it, and zeros of `after`.
+    assert found["copied"] == 10 * (2 * 4000 + handle)
+    assert found["copies"] == 10 * (2 + 1 + 3 + 3)
+    # The start waits for the operand, the wait for the handle, who uses memory again for its copy.
+    assert found["waits"] == 10 * 2 + 9
+    assert (found["allocations"], found["events"]) == (2, 1)
+
+
+def test_messages_that_would_not_be_met_are_refused(python, fakes):
+    code = "import jax, mpi4jax; mpi4jax.irecv(jax.numpy.ones(3), 0)"
+    result = python(code, {**fakes, "MPI4JAX_TRANSPORT": "nccl"})
+    assert result.returncode != 0
+    assert "irecv: " in result.stderr
+    assert "do not meet the messages of MPI; MPI4JAX_NCCL_MESSAGES=staged" in result.stderr
+
+
+def test_with_ucx_they_are_refused_too(python, fakes):
+    skip_without_ucx()
+    settings = {"MPI4JAX_TRANSPORT": "ucx", "MPI4JAX_TEST_CUDA_ON_CPU": "reached"}
+    code = "import jax, mpi4jax; x = jax.numpy.ones(3); mpi4jax.isend({}, 0)"
+    reduced = "mpi4jax.wait(mpi4jax.iallreduce(x))"
+    result = python(code.format(reduced), {**fakes, **settings})
+    assert "isend: " in result.stderr
+    assert "MPI4JAX_TRANSPORT=ucx, send and recv do not meet" in result.stderr
