@@ -196,7 +196,7 @@ impl Site {
     /// How many arrays it takes, where it takes any.
     #[inline]
     pub fn arrays(&self) -> usize {
-        self.halo.as_ref().map_or(1, |halo| halo.blocks())
+        self.halo.as_ref().map_or(1, |halo| halo.operands())
     }
 
     /// An error of this operation, before or beside any transport.
@@ -271,11 +271,12 @@ impl<'a> Call<'a> {
         if let Some(parts) = &site.parts {
             return parts.check(self.send, self.recv).map_err(|cause| site.error(cause));
         }
-        // The two sides of a message are independent of each other.
+        // The two sides of a message are independent of each other, and so are packed ghost cells.
         if let (Some(sent), Some(received)) = (sent, received)
             && sent != received
             && !site.op.row().has_peer
             && site.ragged.is_none()
+            && !site.halo.as_ref().is_some_and(|halo| halo.is_packed())
         {
             return Err(site.error(Cause::Sides {
                 sent: sent.0,

@@ -14,6 +14,7 @@ mod _native {
     use crate::error::{Cause, Error};
     use crate::ops::{self, Dtype, Op, PACKED};
     use crate::record::{log, recorder, timeline};
+    use crate::transport::Platform;
     use crate::{call, device, dynlib, mpilib, transport, watch, xla};
 
     type TargetRow<'py> = (String, Bound<'py, PyDict>, &'static str);
@@ -91,6 +92,12 @@ mod _native {
     #[pyfunction]
     fn is_gpu_on_cpu() -> bool {
         device::is_on_cpu()
+    }
+
+    /// Whether XLA packs ghost cells into messages, for arrays on a GPU or on the CPU.
+    #[pyfunction]
+    fn takes_packed(on_gpu: bool) -> bool {
+        transport::takes_packed(if on_gpu { Platform::Cuda } else { Platform::Cpu })
     }
 
     /// Says which GPU JAX computes on.

@@ -194,11 +194,15 @@ class Lowering:
 
     def local(self, f: Callable[..., Any], out: Any, *operands: Operand) -> Any:
         """Emit ``f``, ordinary JAX code, on (value, aval) pairs."""
-        ctx = self.ctx.replace(
-            avals_in=[aval for _, aval in operands], avals_out=[out], tokens_in=mlir.TokenSet()
-        )
-        (y,) = mlir.lower_fun(f, multiple_results=False)(ctx, *(value for value, _ in operands))
+        (y,) = self.locals(lambda *values: [f(*values)], [out], *operands)
         return y
+
+    def locals(self, f: Callable[..., Any], out: Avals, *operands: Operand) -> list[Any]:
+        """The same of several results."""
+        ctx = self.ctx.replace(
+            avals_in=[aval for _, aval in operands], avals_out=out, tokens_in=mlir.TokenSet()
+        )
+        return list(mlir.lower_fun(f)(ctx, *(value for value, _ in operands)))
 
     def zeros(self, aval: Any) -> Any:
         return self.local(lambda: jnp.zeros(aval.shape, aval.dtype), aval)

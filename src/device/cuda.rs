@@ -8,7 +8,6 @@ use super::{Device, Loaded, Staging};
 use crate::call::Stream;
 use crate::dynlib::{LoadError, Name, function_table};
 use crate::error::Cause;
-use crate::ops::Runs;
 
 /// `CUresult`; a newer driver has codes that we do not know.
 pub type Code = c_int;
@@ -56,8 +55,6 @@ function_table! {
         cuMemsetD32Async(Pointer, c_uint, usize, StreamHandle) -> Code;
         cuMemcpyDtoHAsync = "cuMemcpyDtoHAsync_v2" (*mut c_void, Pointer, usize, StreamHandle) -> Code;
         cuMemcpyHtoDAsync = "cuMemcpyHtoDAsync_v2" (Pointer, *const c_void, usize, StreamHandle) -> Code;
-        cuMemcpyDtoDAsync = "cuMemcpyDtoDAsync_v2" (Pointer, Pointer, usize, StreamHandle) -> Code;
-        cuMemcpy2DAsync = "cuMemcpy2DAsync_v2" (*const Copy2D, StreamHandle) -> Code;
         cuEventCreate(*mut Event, c_uint) -> Code;
         cuEventRecord(Event, StreamHandle) -> Code;
         cuEventSynchronize(Event) -> Code;
@@ -65,41 +62,6 @@ function_table! {
         cuEventDestroy = "cuEventDestroy_v2" (Event) -> Code;
     } optional {}
 }
-
-/// `CUDA_MEMCPY2D_v2`
-#[repr(C)]
-pub struct Copy2D {
-    from: Rows,
-    to: Rows,
-    width: usize,
-    height: usize,
-}
-
-/// One side of it.
-#[repr(C)]
-struct Rows {
-    x: usize,
-    y: usize,
-    /// `CUmemorytype`
-    kind: c_int,
-    host: *mut c_void,
-    device: Pointer,
-    array: *mut c_void,
-    pitch: usize,
-}
-
-impl Rows {
-    fn on_host(data: *mut u8, pitch: usize) -> Self {
-        Self { x: 0, y: 0, kind: 1, host: data.cast(), device: 0, array: null_mut(), pitch }
-    }
-
-    fn on_device(data: *mut u8, pitch: usize) -> Self {
-        Self { x: 0, y: 0, kind: 2, host: null_mut(), device: data as Pointer, array: null_mut(), pitch }
-    }
-}
-
-/// `CU_DEVICE_ATTRIBUTE_MAX_PITCH` of all GPUs so far.
-const MAX_PITCH: usize = c_int::MAX as usize;
 
 /// The initialised driver.
 #[derive(Debug)]
@@ -317,32 +279,6 @@ impl CudaDevice {
     }
 }
 
-impl CudaDevice {
-    /// Starts to copy pieces between two sides, or those at some offsets `one` by one.
-    ///
-    /// # Safety
-    /// Both sides hold the pieces until the stream has come past it.
-    unsafe fn copy_runs(
-        &self,
-        (from, to): (Rows, Rows),
-        runs: Runs,
-        stream: Stream,
-        one: impl Fn(usize) -> Result<(), Cause>,
-    ) -> Result<(), Cause> {
-        let Runs { offset, bytes, count, distance } = runs;
-        if bytes == 0 {
-            return Ok(());
-        }
-        if count == 1 || distance > MAX_PITCH {
-            return (0..count).try_for_each(|i| one(offset + i * distance));
-        }
-        let copy = Copy2D { from, to, width: bytes, height: count };
-        // SAFETY: promised by the caller; it is read before the function returns.
-        let code = unsafe { (self.0.f.cuMemcpy2DAsync)(&copy, stream.0) };
-        self.0.check("cuMemcpy2DAsync", code)
-    }
-}
-
 impl Device for CudaDevice {
     type Staging = Pinned;
     type Mark = Mark;
@@ -355,41 +291,28 @@ impl Device for CudaDevice {
         Ok(Pinned { driver: self.0, data: data.cast(), capacity: bytes })
     }
 
-    unsafe fn download(&self, from: *const u8, to: *mut u8, runs: Runs, stream: Stream) -> Result<(), Cause> {
-        let Runs { offset, bytes, distance, .. } = runs;
-        // SAFETY: promised by the caller.
-        unsafe {
-            let one = |at| {
-                let (from, to) = (from.add(at) as Pointer, to.add(at).cast());
-                let code = (self.0.f.cuMemcpyDtoHAsync)(to, from, bytes, stream.0);
-                self.0.check("cuMemcpyDtoHAsync", code)
-            };
-            let device = Rows::on_device(from.add(offset).cast_mut(), distance);
-            self.copy_runs((device, Rows::on_host(to.add(offset), distance)), runs, stream, one)
-        }
-    }
-
-    unsafe fn upload(&self, from: *const u8, to: *mut u8, runs: Runs, stream: Stream) -> Result<(), Cause> {
-        let Runs { offset, bytes, distance, .. } = runs;
-        // SAFETY: promised by the caller.
-        unsafe {
-            let one = |at| {
-                let (from, to) = (from.add(at).cast(), to.add(at) as Pointer);
-                let code = (self.0.f.cuMemcpyHtoDAsync)(to, from, bytes, stream.0);
-                self.0.check("cuMemcpyHtoDAsync", code)
-            };
-            let host = Rows::on_host(from.add(offset).cast_mut(), distance);
-            self.copy_runs((host, Rows::on_device(to.add(offset), distance)), runs, stream, one)
-        }
-    }
-
-    unsafe fn copy(&self, from: *const u8, to: *mut u8, bytes: usize, stream: Stream) -> Result<(), Cause> {
+    unsafe fn download(
+        &self,
+        from: *const u8,
+        to: *mut u8,
+        bytes: usize,
+        stream: Stream,
+    ) -> Result<(), Cause> {
         if bytes == 0 {
             return Ok(());
         }
         // SAFETY: promised by the caller.
-        let code = unsafe { (self.0.f.cuMemcpyDtoDAsync)(to as Pointer, from as Pointer, bytes, stream.0) };
-        self.0.check("cuMemcpyDtoDAsync", code)
+        let code = unsafe { (self.0.f.cuMemcpyDtoHAsync)(to.cast(), from as Pointer, bytes, stream.0) };
+        self.0.check("cuMemcpyDtoHAsync", code)
+    }
+
+    unsafe fn upload(&self, from: *const u8, to: *mut u8, bytes: usize, stream: Stream) -> Result<(), Cause> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        // SAFETY: promised by the caller.
+        let code = unsafe { (self.0.f.cuMemcpyHtoDAsync)(to as Pointer, from.cast(), bytes, stream.0) };
+        self.0.check("cuMemcpyHtoDAsync", code)
     }
 
     fn synchronize(&self, stream: Stream) -> Result<(), Cause> {

@@ -3,7 +3,6 @@
 use super::{Device, Staging};
 use crate::call::Stream;
 use crate::error::Cause;
-use crate::ops::{Runs, copy_runs};
 
 /// What is in staging memory at first: a test that reads what was not copied sees it.
 const UNWRITTEN: u8 = 0xA5;
@@ -24,25 +23,19 @@ impl Device for HostDevice {
         &self,
         from: *const u8,
         to: *mut u8,
-        runs: Runs,
+        bytes: usize,
         _stream: Stream,
     ) -> Result<(), Cause> {
-        let Runs { offset, bytes, count, distance } = runs;
         if bytes > 0 {
             // SAFETY: promised by the caller.
-            unsafe { copy_runs(from.add(offset), distance, to.add(offset), distance, bytes, count) };
+            unsafe { to.copy_from_nonoverlapping(from, bytes) };
         }
         Ok(())
     }
 
-    unsafe fn upload(&self, from: *const u8, to: *mut u8, runs: Runs, stream: Stream) -> Result<(), Cause> {
+    unsafe fn upload(&self, from: *const u8, to: *mut u8, bytes: usize, stream: Stream) -> Result<(), Cause> {
         // SAFETY: promised by the caller. On the host there is no difference.
-        unsafe { self.download(from, to, runs, stream) }
-    }
-
-    unsafe fn copy(&self, from: *const u8, to: *mut u8, bytes: usize, stream: Stream) -> Result<(), Cause> {
-        // SAFETY: promised by the caller.
-        unsafe { self.download(from, to, Runs::whole(bytes), stream) }
+        unsafe { self.download(from, to, bytes, stream) }
     }
 
     fn synchronize(&self, _stream: Stream) -> Result<(), Cause> {

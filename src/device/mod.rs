@@ -15,7 +15,6 @@ pub use self::place::Place;
 use crate::call::Stream;
 use crate::dynlib::LoadError;
 use crate::error::Cause;
-use crate::ops::Runs;
 
 /// Memory that a host transport cannot reach, and how to copy from and to it.
 pub trait Device: Send + Sync + fmt::Debug {
@@ -26,24 +25,23 @@ pub trait Device: Send + Sync + fmt::Debug {
 
     fn allocate(&self, bytes: usize) -> Result<Self::Staging, Cause>;
 
-    /// Starts to copy pieces of a block from the device to the same places of one on the host, on a stream of
-    /// XLA's.
+    /// Starts to copy from the device to the host, on a stream of XLA's.
     ///
     /// # Safety
-    /// Both blocks hold the pieces until the stream has come past it.
-    unsafe fn download(&self, from: *const u8, to: *mut u8, runs: Runs, stream: Stream) -> Result<(), Cause>;
+    /// Both places hold so many bytes until the stream has come past it, and do not overlap.
+    unsafe fn download(
+        &self,
+        from: *const u8,
+        to: *mut u8,
+        bytes: usize,
+        stream: Stream,
+    ) -> Result<(), Cause>;
 
     /// The same from the host to the device.
     ///
     /// # Safety
     /// As for `download`.
-    unsafe fn upload(&self, from: *const u8, to: *mut u8, runs: Runs, stream: Stream) -> Result<(), Cause>;
-
-    /// Starts to copy within the device.
-    ///
-    /// # Safety
-    /// Both places hold so many bytes until the stream has come past it, and do not overlap.
-    unsafe fn copy(&self, from: *const u8, to: *mut u8, bytes: usize, stream: Stream) -> Result<(), Cause>;
+    unsafe fn upload(&self, from: *const u8, to: *mut u8, bytes: usize, stream: Stream) -> Result<(), Cause>;
 
     /// Waits for all that was started on a stream.
     fn synchronize(&self, stream: Stream) -> Result<(), Cause>;

@@ -4,7 +4,6 @@ use super::cuda::Mark;
 use super::{CudaDevice, Device, HostDevice, Staging};
 use crate::call::Stream;
 use crate::error::Cause;
-use crate::ops::Runs;
 
 /// Where the arrays of a program are.
 #[derive(Clone, Copy, Debug)]
@@ -50,32 +49,28 @@ impl Device for Place {
         })
     }
 
-    unsafe fn download(&self, from: *const u8, to: *mut u8, runs: Runs, stream: Stream) -> Result<(), Cause> {
+    unsafe fn download(
+        &self,
+        from: *const u8,
+        to: *mut u8,
+        bytes: usize,
+        stream: Stream,
+    ) -> Result<(), Cause> {
         // SAFETY: promised by the caller.
         unsafe {
             match self {
-                Self::Host(device) => device.download(from, to, runs, stream),
-                Self::Cuda(device) => device.download(from, to, runs, stream),
+                Self::Host(device) => device.download(from, to, bytes, stream),
+                Self::Cuda(device) => device.download(from, to, bytes, stream),
             }
         }
     }
 
-    unsafe fn upload(&self, from: *const u8, to: *mut u8, runs: Runs, stream: Stream) -> Result<(), Cause> {
+    unsafe fn upload(&self, from: *const u8, to: *mut u8, bytes: usize, stream: Stream) -> Result<(), Cause> {
         // SAFETY: promised by the caller.
         unsafe {
             match self {
-                Self::Host(device) => device.upload(from, to, runs, stream),
-                Self::Cuda(device) => device.upload(from, to, runs, stream),
-            }
-        }
-    }
-
-    unsafe fn copy(&self, from: *const u8, to: *mut u8, bytes: usize, stream: Stream) -> Result<(), Cause> {
-        // SAFETY: promised by the caller.
-        unsafe {
-            match self {
-                Self::Host(device) => device.copy(from, to, bytes, stream),
-                Self::Cuda(device) => device.copy(from, to, bytes, stream),
+                Self::Host(device) => device.upload(from, to, bytes, stream),
+                Self::Cuda(device) => device.upload(from, to, bytes, stream),
             }
         }
     }

@@ -3,26 +3,30 @@
 //! A *direction* is a step of -1, 0 or 1 blocks along each exchanged axis. Directions are numbered with the
 //! last axis fastest, so that the opposite of direction `i` of `n` is `n - 1 - i`. A message bears the number
 //! of the direction that it is sent to as tag: two ranks may be neighbours in several directions.
+//!
+//! The cells of blocks in the memory of the host are packed here. Where the processor does not reach the blocks, XLA
+//! packs them (`_faces.py`): what is given and taken then is the messages, in the order of the directions.
 
 use std::ops::Range;
 use std::ptr::copy_nonoverlapping;
 use std::sync::{Mutex, PoisonError};
 
 use super::Buffer;
-use super::region::{Region, Runs};
+use super::region::Region;
 use crate::error::Cause;
 
 /// What a `halo_exchange` does to the blocks of its site.
 #[derive(Debug)]
 pub struct Halo {
-    /// Bytes of each block.
-    blocks: Box<[usize]>,
+    /// Bytes of each operand with those of its result.
+    sizes: Box<[[usize; 2]]>,
     messages: Box<[Message]>,
     /// Of the axes that are exchanged.
     widths: Box<[Width]>,
     /// Other ranks' ghost cells are added to this rank's cells, and its own are cleared.
     adjoint: bool,
-    scratch: Mutex<Scratch>,
+    /// `None` where XLA packs the messages.
+    scratch: Option<Mutex<Scratch>>,
 }
 
 /// The two messages of one direction.
@@ -33,11 +37,11 @@ struct Message {
     recvtag: i32,
     send: Option<Parcel>,
     recv: Option<Parcel>,
-    /// Where a message from this rank to itself arrives in the scratch memory.
+    /// Where a message from this rank to itself arrives in the memory of what is received.
     to_self: Option<usize>,
 }
 
-/// The cells of a message: those of each block, and where they are in the scratch memory.
+/// The cells of a message: those of each block, and where they are in the memory of what is sent or received.
 #[derive(Debug)]
 struct Parcel {
     regions: Box<[Region]>,
@@ -152,18 +156,29 @@ pub trait Wire {
     fn wait(&mut self) -> Result<(), Cause>;
 }
 
+/// The bytes of messages to or from each rank.
+fn per_rank<'a>(ranks: usize, messages: impl Iterator<Item = (i32, &'a Option<Parcel>)>) -> Vec<u64> {
+    let mut bytes = vec![0; ranks];
+    for (peer, parcel) in messages {
+        if let (Some(sum), Some(parcel)) = (bytes.get_mut(peer as usize), parcel) {
+            *sum += parcel.at.len() as u64;
+        }
+    }
+    bytes
+}
+
 fn wrong(expected: &'static str, actual: String) -> Cause {
     Cause::Attribute { name: "halo", expected, actual }
 }
 
 impl Halo {
-    /// `neighbours` has a rank for each direction, of which a negative one is nobody.
+    /// `packed`: by XLA.
     pub fn new(
         rank: i32,
-        widths: &[Width],
-        neighbours: &[i32],
+        Around { widths, neighbours }: Around,
         blocks: &[Block],
         adjoint: bool,
+        packed: bool,
     ) -> Result<Self, Cause> {
         let directions = 3usize.checked_pow(widths.len() as u32).unwrap_or(usize::MAX);
         if neighbours.len() != directions {
@@ -213,13 +228,23 @@ impl Halo {
         }
         let regions = messages.iter().filter_map(|message| message.recv.as_ref()).flat_map(|it| &it.regions);
         let largest = regions.map(Region::bytes).max().unwrap_or(0);
-        let scratch = Scratch {
+        let scratch = || Scratch {
             sent: vec![0; sent],
             received: vec![0; received],
             sums: vec![0; if adjoint { largest } else { 0 }],
         };
-        let (blocks, messages) = (blocks.iter().map(Block::bytes).collect(), messages.into());
-        Ok(Self { blocks, messages, widths: widths.into(), adjoint, scratch: Mutex::new(scratch) })
+        let sizes = if packed {
+            [[sent, received]].into()
+        } else {
+            blocks.iter().map(|block| [block.bytes(); 2]).collect()
+        };
+        let scratch = (!packed).then(|| Mutex::new(scratch()));
+        Ok(Self { sizes, messages: messages.into(), widths: widths.into(), adjoint, scratch })
+    }
+
+    /// Whether XLA packs the messages.
+    pub fn is_packed(&self) -> bool {
+        self.scratch.is_none()
     }
 
     /// What all ranks have to agree on.
@@ -227,27 +252,31 @@ impl Halo {
         (&self.widths, self.adjoint)
     }
 
-    /// How many blocks are exchanged together.
-    pub fn blocks(&self) -> usize {
-        self.blocks.len()
+    /// How many operands it takes.
+    pub fn operands(&self) -> usize {
+        self.sizes.len()
     }
 
-    /// The cells of a block that an exchange in place reads, or those that it writes. Some may be there twice.
-    pub fn cells(&self, block: usize, written: bool) -> Vec<Runs> {
-        let parcels = self.messages.iter().flat_map(|message| {
-            let [send, recv] = [!written, written].map(|of_one| of_one || self.adjoint);
-            [message.send.as_ref().filter(|_| send), message.recv.as_ref().filter(|_| recv)]
-        });
-        let mut cells = Vec::new();
-        for region in parcels.flatten().filter_map(|parcel| parcel.regions.get(block)) {
-            region.rows(|offset, count, distance| {
-                cells.push(Runs { offset, bytes: region.run, count, distance });
-            });
+    /// The bytes that go to each of so many ranks.
+    pub fn sent(&self, ranks: usize) -> Vec<u64> {
+        per_rank(ranks, self.messages.iter().map(|message| (message.peer, &message.send)))
+    }
+
+    /// An error unless so many bytes come from each rank.
+    pub fn expect(&self, from_each: &[u64]) -> Result<(), Cause> {
+        let expected = self.messages.iter().map(|message| (message.peer, &message.recv));
+        let expected = per_rank(from_each.len(), expected);
+        match (0..from_each.len()).find(|&source| from_each[source] != expected[source]) {
+            None => Ok(()),
+            Some(source) => Err(Cause::Ghosts {
+                received: from_each[source] as usize,
+                source_rank: source as i32,
+                expected: expected[source] as usize,
+            }),
         }
-        cells
     }
 
-    /// Exchanges blocks, each with its result.
+    /// Exchanges operands, each with its result.
     pub fn exchange(
         &self,
         blocks: impl Iterator<Item = (Buffer, Buffer)> + Clone,
@@ -255,12 +284,16 @@ impl Halo {
         wire: &mut impl Wire,
     ) -> Result<(), Cause> {
         let blocks = || blocks.clone();
-        let bytes = || blocks().flat_map(|(from, to)| [from.bytes(), to.bytes()]);
-        if !bytes().eq(self.blocks.iter().flat_map(|&bytes| [bytes; 2])) {
+        let bytes = || blocks().map(|(from, to)| [from.bytes(), to.bytes()]);
+        if !bytes().eq(self.sizes.iter().copied()) {
             let actual = format!("{:?}", bytes().collect::<Vec<_>>());
             return Err(wrong("blocks of the sizes that it was made for", actual));
         }
-        let mut scratch = self.scratch.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(scratch) = &self.scratch else {
+            // SAFETY: of the sizes just checked.
+            return blocks().try_for_each(|(sent, received)| unsafe { self.carry(sent, received, wire) });
+        };
+        let mut scratch = scratch.lock().unwrap_or_else(PoisonError::into_inner);
         let Scratch { sent, received, sums } = &mut *scratch;
         let (sent, received) = (sent.as_mut_ptr(), received.as_mut_ptr());
         let messages = || self.messages.iter();
@@ -309,6 +342,28 @@ impl Halo {
         }
         Ok(())
     }
+
+    /// Exchanges messages that are packed. The processor touches none: they may be in the memory of a device.
+    ///
+    /// # Safety
+    /// The buffers are as large as all messages together.
+    unsafe fn carry(&self, sent: Buffer, received: Buffer, wire: &mut impl Wire) -> Result<(), Cause> {
+        let at = |side: &Buffer, parcel: &Parcel| side.data.wrapping_add(parcel.at.start);
+        // SAFETY: promised by the caller; `wait` ends all messages.
+        unsafe {
+            // Backwards: so the messages of a rank are received in the order that it sends them in, for wires that
+            // have no tags.
+            for Message { peer, recvtag, recv, .. } in self.messages.iter().rev() {
+                let Some(parcel) = recv else { continue };
+                wire.receive(*peer, *recvtag, at(&received, parcel), parcel.at.len())?;
+            }
+            for Message { peer, sendtag, send, .. } in &self.messages {
+                let Some(parcel) = send else { continue };
+                wire.send(*peer, *sendtag, at(&sent, parcel), parcel.at.len())?;
+            }
+        }
+        wire.wait()
+    }
 }
 
 #[cfg(test)]
@@ -319,11 +374,13 @@ mod tests {
     fn blocks_that_are_too_small_are_errors() {
         let width = Width { low: 2, high: 1 };
         let block = |extent| Block { itemsize: 4, shape: vec![7, extent], axes: vec![1] };
-        let make = |extent| Halo::new(0, &[width], &[0, 0, 0], &[block(extent)], false);
-        assert!(make(4).is_err());
-        assert!(make(5).is_ok());
-        assert!(Halo::new(0, &[width], &[0, 0], &[block(9)], false).is_err());
+        let make = |neighbours: &[i32], block| {
+            Halo::new(0, Around { widths: &[width], neighbours }, &[block], false, false)
+        };
+        assert!(make(&[0, 0, 0], block(4)).is_err());
+        assert!(make(&[0, 0, 0], block(5)).is_ok());
+        assert!(make(&[0, 0], block(9)).is_err());
         let elsewhere = Block { axes: vec![2], ..block(9) };
-        assert!(Halo::new(0, &[width], &[0, 0, 0], &[elsewhere], false).is_err());
+        assert!(make(&[0, 0, 0], elsewhere).is_err());
     }
 }

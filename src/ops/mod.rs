@@ -19,5 +19,4 @@ pub use line::{add as add_line, name as name_line, named as named_line, numbered
 pub use parts::Parts;
 pub use ragged::{Counts, Ragged};
 pub use reduction::{Builtin, Reduction, register_user as register_reduction};
-pub use region::{Runs, copy_runs};
 pub use table::{Extent, Op, Row, Side, Started};

@@ -6,25 +6,6 @@ use std::ptr::copy_nonoverlapping;
 use super::{Buffer, Builtin, combine};
 use crate::error::Cause;
 
-/// Equally spaced pieces of a block, all in bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Runs {
-    /// Of the first one.
-    pub offset: usize,
-    /// Of each.
-    pub bytes: usize,
-    pub count: usize,
-    /// From one to the next.
-    pub distance: usize,
-}
-
-impl Runs {
-    /// All of a block, in one piece.
-    pub fn whole(bytes: usize) -> Self {
-        Self { offset: 0, bytes, count: 1, distance: 0 }
-    }
-}
-
 /// A box of cells within a block, in bytes.
 #[derive(Debug)]
 pub struct Region {
@@ -32,7 +13,7 @@ pub struct Region {
     /// Extents and strides of what is not contiguous, outermost first.
     outer: Box<[(usize, usize)]>,
     /// Bytes that are contiguous.
-    pub run: usize,
+    run: usize,
 }
 
 impl Region {
@@ -59,7 +40,7 @@ impl Region {
     }
 
     /// Calls `f` with the offset of the first of equally spaced runs, their number, and their distance.
-    pub fn rows(&self, mut f: impl FnMut(usize, usize, usize)) {
+    fn rows(&self, mut f: impl FnMut(usize, usize, usize)) {
         fn walk(outer: &[(usize, usize)], offset: usize, f: &mut impl FnMut(usize, usize, usize)) {
             match outer {
                 [] => f(offset, 1, 0),
@@ -143,7 +124,7 @@ const PIECE: usize = 1 << 24;
 /// # Safety
 /// Both places hold them, at distances `from_stride` and `to_stride`, and do not overlap.
 #[inline]
-pub unsafe fn copy_runs(
+unsafe fn copy_runs(
     from: *const u8,
     from_stride: usize,
     to: *mut u8,

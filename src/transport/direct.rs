@@ -41,8 +41,8 @@ fn needs_host(call: &Call) -> bool {
     let is_short = call.status != 0 || call.envelope.source == wildcards().proc_null;
     // One's own block is moved before or after the call.
     let is_moved = || call.send.zip(call.recv).is_some_and(|(send, recv)| send.overlaps(&recv));
-    // Ghost cells are packed here, parts are moved, and where a message has come from is written.
-    row.has_any_size()
+    // Parts are moved, and where a message has come from is written. Ghost cells are packed.
+    row.has_any_size() && !row.has_blocks
         || by_processor
         || row.receives() && (is_short || call.received.is_some())
         || !row.has_reduction && is_moved()

@@ -9,7 +9,7 @@ use super::pool::{Lease, Pool, bytes_to_keep};
 use crate::call::{Call, Stream};
 use crate::device::{Device, HostDevice, Place};
 use crate::error::Cause;
-use crate::ops::{Buffer, Dtype, Op, Runs};
+use crate::ops::{Buffer, Dtype, Op};
 
 /// What memory there is between the start and the wait, and what for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,7 +72,7 @@ impl Home {
         // Where this fails, nobody knows until when.
         lease.settled = false;
         // SAFETY: promised by the caller.
-        unsafe { self.place.upload(lease.data(), to.data, Runs::whole(to.bytes()), stream)? };
+        unsafe { self.place.upload(lease.data(), to.data, to.bytes(), stream)? };
         lease.until(self.place.mark(stream)?);
         Ok(())
     }
@@ -176,7 +176,7 @@ impl Memory {
         let buffer = self.leased(home, operand.dtype, operand.count)?;
         self.leases.iter_mut().last().into_iter().for_each(|lease| lease.settled = false);
         // SAFETY: promised by the caller; both hold so many bytes, and the lease is nobody else's.
-        unsafe { home.place.download(operand.data, buffer.data, Runs::whole(buffer.bytes()), stream)? };
+        unsafe { home.place.download(operand.data, buffer.data, buffer.bytes(), stream)? };
         Ok(buffer)
     }
 

@@ -37,6 +37,7 @@ pub use self::nccl::Nccl;
 pub use self::requests::{Ahead, HANDLE, Handle, Request, freeing, start, take};
 pub use self::select::{
     Choice, Found, Platform, carries, chosen, host, is_recorded, messages_apart, overview, select, selected,
+    takes_packed,
 };
 pub use self::staged::Staged;
 pub use self::ucx::Ucx;
@@ -147,6 +148,8 @@ pub struct Row {
     pub is_recorded: fn() -> bool,
     /// Why its messages do not meet those of MPI, if they do not.
     pub messages_apart: fn() -> Option<&'static str>,
+    /// Whether XLA packs ghost cells into messages for it, because it does not reach the blocks.
+    pub takes_packed: fn(Platform) -> bool,
 }
 
 /// What is known of an operation when it is compiled.
@@ -187,6 +190,7 @@ const PLAIN: Row = Row {
     carries: |_| Ok(true),
     is_recorded: || false,
     messages_apart: || None,
+    takes_packed: |platform| platform == Platform::Cuda,
 };
 
 const ROWS: &[Row] = &[
@@ -201,6 +205,7 @@ const ROWS: &[Row] = &[
             Platform::Cpu => Staged::new("staged", HostDevice, Mpi).map(Into::into),
             Platform::Cuda => start_staged("staged"),
         },
+        takes_packed: |_| true,
         ..PLAIN
     },
     Row {
@@ -226,6 +231,7 @@ const ROWS: &[Row] = &[
         carries: nccl::carries,
         is_recorded: nccl::is_recorded,
         messages_apart: nccl::messages_apart,
+        ..PLAIN
     },
     Row {
         name: "ucx",

@@ -144,7 +144,6 @@ pub(super) mod tests {
     use super::*;
     use crate::call::Stream;
     use crate::device::HostDevice;
-    use crate::ops::Runs;
 
     /// A device that does nothing, and what it was asked for.
     #[derive(Clone, Debug, Default)]
@@ -171,16 +170,12 @@ pub(super) mod tests {
             self.log("allocate").map(|()| Block(bytes, self.clone()))
         }
 
-        unsafe fn download(&self, _: *const u8, _: *mut u8, _: Runs, _: Stream) -> Result<(), Cause> {
+        unsafe fn download(&self, _: *const u8, _: *mut u8, _: usize, _: Stream) -> Result<(), Cause> {
             self.log("download")
         }
 
-        unsafe fn upload(&self, _: *const u8, _: *mut u8, _: Runs, _: Stream) -> Result<(), Cause> {
+        unsafe fn upload(&self, _: *const u8, _: *mut u8, _: usize, _: Stream) -> Result<(), Cause> {
             self.log("upload")
-        }
-
-        unsafe fn copy(&self, _: *const u8, _: *mut u8, _: usize, _: Stream) -> Result<(), Cause> {
-            self.log("copy")
         }
 
         fn synchronize(&self, _: Stream) -> Result<(), Cause> {

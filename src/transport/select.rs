@@ -291,6 +291,11 @@ pub fn messages_apart(platform: Platform) -> Option<&'static str> {
     row(platform).and_then(|row| (row.messages_apart)())
 }
 
+/// Whether XLA packs ghost cells into messages for the transport of arrays on a platform.
+pub fn takes_packed(platform: Platform) -> bool {
+    row(platform).is_some_and(|row| (row.takes_packed)(platform))
+}
+
 /// Whether the transport for arrays on a platform carries an operation, as far as that is known when it is compiled.
 /// Else its [host](host) does.
 pub fn carries(platform: Platform, features: &Features) -> Result<bool, Error> {

@@ -10,18 +10,14 @@ use std::sync::Arc;
 
 use super::Transport;
 use super::pool::{Lease, Pool, bytes_to_keep};
-use crate::call::{Blocks, Call, Stream};
+use crate::call::{Call, Stream};
 use crate::comm::Comm;
 use crate::device::Device;
 use crate::error::{Cause, Error};
-use crate::ops::{Buffer, Halo, Runs};
+use crate::ops::Buffer;
 
 /// Bytes of a piece. Not a setting: all ranks have to cut alike.
 const PIECE: usize = 4 << 20;
-
-/// How many copies can be started while a piece is copied, roughly: less than so much of a piece is not worth
-/// a copy of its own.
-const COPIES_PER_PIECE: usize = 64;
 
 /// Runs the calls of a device on a transport for host memory.
 ///
@@ -49,9 +45,6 @@ impl<D: Device, T: Transport> Staged<D, T> {
 
     /// The call on staging memory, between the copies.
     fn run(&self, call: &Call) -> Result<Result<(), Error>, Cause> {
-        if let Some(halo) = &call.site.halo {
-            return self.run_halo(call, halo);
-        }
         let stream = call.stream;
         let mut down = call.send.map(|buffer| self.pool.lease(&self.device, buffer.bytes())).transpose()?;
         let mut up = call.recv.map(|buffer| self.pool.lease(&self.device, buffer.bytes())).transpose()?;
@@ -74,7 +67,7 @@ impl<D: Device, T: Transport> Staged<D, T> {
                 let (from, to) = (part(&from, range), part(&to, range));
                 // SAFETY: the staging buffer is at least as large, and goes back to the pool when the copies
                 // have ended: they have when their marks were waited for.
-                unsafe { self.device.download(from.data, to.data, Runs::whole(from.bytes()), stream)? };
+                unsafe { self.device.download(from.data, to.data, from.bytes(), stream)? };
                 marks.push_back(self.device.mark(stream)?);
             }
         }
@@ -95,72 +88,16 @@ impl<D: Device, T: Transport> Staged<D, T> {
             if let (Some(from), Some(to)) = (recv_part, call.recv) {
                 let to = part(&to, range);
                 // SAFETY: as above; the lease is busy until the copy has ended.
-                unsafe { self.device.upload(from.data, to.data, Runs::whole(to.bytes()), stream)? };
+                unsafe { self.device.upload(from.data, to.data, to.bytes(), stream)? };
             }
         }
         if let (Some(from), Some(to)) = (received, call.received) {
             // SAFETY: as many int32 on both sides.
-            unsafe { self.device.upload(from.cast(), to.cast(), Runs::whole(numbers), stream)? };
+            unsafe { self.device.upload(from.cast(), to.cast(), numbers, stream)? };
         }
         // What was copied down has been waited for.
         down.iter_mut().for_each(|lease| lease.settled = true);
         for lease in [&mut up, &mut learnt].into_iter().flatten() {
-            lease.until(self.device.mark(stream)?);
-        }
-        Ok(Ok(()))
-    }
-
-    /// The same for operations on several blocks, of which only some cells travel: no others are copied.
-    fn run_halo(&self, call: &Call, halo: &Halo) -> Result<Result<(), Error>, Cause> {
-        let stream = call.stream;
-        let leased = call.blocks().map(|(from, _)| self.pool.lease(&self.device, from.bytes()));
-        let mut leased = leased.collect::<Result<Vec<_>, Cause>>()?;
-        // On staging memory, the results are where the operands are.
-        let on_host: Blocks = call
-            .blocks()
-            .zip(&mut leased)
-            .map(|((from, to), lease)| {
-                let data = lease.data();
-                (Buffer { data, ..from }, Buffer { data, ..to })
-            })
-            .collect();
-        // What is copied of each block: what is read, and what is written.
-        let plan = |(which, (block, _)): (usize, (Buffer, Buffer))| {
-            let parts = [false, true].map(|written| halo.cells(which, written));
-            let copies = parts.iter().map(Vec::len).max().unwrap_or(0);
-            let is_worth_it = block.bytes() > copies * (self.piece / COPIES_PER_PIECE);
-            if is_worth_it { parts } else { [(); 2].map(|()| vec![Runs::whole(block.bytes())]) }
-        };
-        let plans: Vec<_> = call.blocks().enumerate().map(plan).collect();
-        for (((from, _), (to, _)), [read, _]) in call.blocks().zip(&on_host).zip(&plans) {
-            for &runs in read {
-                // SAFETY: a staging buffer is as large as its block, and goes back to the pool when the copies
-                // have ended: they have when the mark was waited for.
-                unsafe { self.device.download(from.data, to.data, runs, stream)? };
-            }
-        }
-        let downloaded = self.device.mark(stream)?;
-        for ((from, to), [_, written]) in call.blocks().zip(&plans) {
-            if from.data != to.data && *written != [Runs::whole(to.bytes())] {
-                // SAFETY: XLA's operand and result, of one size, which are one buffer or do not overlap.
-                unsafe { self.device.copy(from.data, to.data, from.bytes(), stream)? };
-            }
-        }
-        self.device.wait(downloaded)?;
-        let host_call = match on_host.split_first() {
-            Some((&(from, to), others)) => Call { send: Some(from), recv: Some(to), others, ..call.clone() },
-            None => call.clone(),
-        };
-        if let Err(error) = self.host.execute(&host_call) {
-            self.device.synchronize(stream)?;
-            leased.iter_mut().for_each(|lease| lease.settled = true);
-            return Ok(Err(error));
-        }
-        for (((_, to), lease), [_, written]) in call.blocks().zip(&mut leased).zip(&plans) {
-            for &runs in written {
-                // SAFETY: as above; the lease is busy until the copies have ended.
-                unsafe { self.device.upload(lease.data(), to.data, runs, stream)? };
-            }
             lease.until(self.device.mark(stream)?);
         }
         Ok(Ok(()))
@@ -223,7 +160,7 @@ impl<D: Device, T: Transport> Transport for Staged<D, T> {
         let read = staging.data();
         // SAFETY: promised by the caller; the staging buffer is as large.
         unsafe {
-            self.device.download(numbers.cast_mut().cast(), read, Runs::whole(bytes), stream)?;
+            self.device.download(numbers.cast_mut().cast(), read, bytes, stream)?;
             self.device.synchronize(stream)?;
             staging.settled = true;
             read.copy_to_nonoverlapping(into.as_mut_ptr().cast(), bytes);

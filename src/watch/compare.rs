@@ -16,7 +16,7 @@ use mpi::ffi::{self, MPI_Comm};
 use crate::call::{Call, Phase};
 use crate::error::{Cause, Error};
 use crate::mpilib::{Tag, check, handle, wildcards};
-use crate::ops::{Dtype, Op, Parts, Reduction};
+use crate::ops::{Dtype, Op, Reduction};
 use crate::record::recorder::{Record, Running, What};
 use crate::transport::Ahead;
 use crate::transport::matching::{Memory, exchange};
@@ -161,12 +161,14 @@ fn collective(level: Level, call: &Call, record: &Record) -> Result<(), Cause> {
         return disagree(call, record);
     }
     // All ranks are at the same operation.
-    call.site.parts.as_ref().map_or(Ok(()), |parts| compare_parts(call, parts))
+    if let Some(halo) = &call.site.halo {
+        return halo.expect(&told(call, &halo.sent(call.site.comm.size as usize))?);
+    }
+    call.site.parts.as_ref().map_or(Ok(()), |parts| parts.expect(&told(call, &parts.sent())?))
 }
 
-/// Whether what each rank sends to this one is what this one expects.
-fn compare_parts(call: &Call, parts: &Parts) -> Result<(), Cause> {
-    let sent = parts.sent();
+/// What each rank sends to this one, where this one sends so much to each.
+fn told(call: &Call, sent: &[u64]) -> Result<Vec<u64>, Cause> {
     let mut to_me = vec![0; sent.len()];
     // SAFETY: a registered communicator, which is not freed, and an integer for and from each of its ranks.
     unsafe {
@@ -174,7 +176,7 @@ fn compare_parts(call: &Call, parts: &Parts) -> Result<(), Cause> {
         let code = ffi::MPI_Alltoall(sent.as_ptr().cast(), n, t, to_me.as_mut_ptr().cast(), n, t, comm);
         check("MPI_Alltoall of counts", code)?;
     }
-    parts.expect(&to_me)
+    Ok(to_me)
 }
 
 /// A record, with the ghost cells of a halo exchange: `..., widths 1+1 and 2+0`.

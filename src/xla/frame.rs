@@ -16,7 +16,7 @@ use crate::comm::{self, Comm};
 use crate::error::{Cause, Error};
 use crate::mpilib::wildcards;
 use crate::ops::{
-    self, Block, Buffer, Counts, Dtype, Extent, Halo, Op, PACKED, Parts, Ragged, Reduction, Width,
+    self, Around, Block, Buffer, Counts, Dtype, Extent, Halo, Op, PACKED, Parts, Ragged, Reduction, Width,
 };
 use crate::transport::{Held, Transport};
 
@@ -113,7 +113,8 @@ impl<'a> Attributes<'a> {
             let (itemsize, rank) = (list(1)?[0], list(1)?[0]);
             blocks.push(Block { itemsize, shape: list(rank)?, axes: list(widths.len())? });
         }
-        Halo::new(rank, &widths, &neighbours, &blocks, adjoint)
+        let around = Around { widths: &widths, neighbours: &neighbours };
+        Halo::new(rank, around, &blocks, adjoint, self.flag("packed")?)
     }
 
     fn flag(&self, name: &'static str) -> Result<bool, Cause> {

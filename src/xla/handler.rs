@@ -111,10 +111,20 @@ pub unsafe extern "C" fn instantiate<const KIND: u8>(frame: *mut CallFrame) -> *
                 _ => transport::selected(Platform::Cuda),
             };
             let transport = transport.map_err(|error| site.error(error.cause))?;
+            check_form(&site, if KIND == kind::CPU { Platform::Cpu } else { Platform::Cuda })?;
             let site = Sites::of(site, transport)?;
             Ok(set_state(frame, State { transport, site, request: None })?)
         })
     }
+}
+
+/// An error if a program gives blocks that the transport does not reach: one that was exported for another transport.
+fn check_form(site: &Site, platform: Platform) -> Result<(), Error> {
+    if transport::takes_packed(platform) && site.halo.as_ref().is_some_and(|halo| !halo.is_packed()) {
+        let (expected, actual) = ("ghost cells that XLA packs for this transport", "blocks".into());
+        return Err(site.error(Cause::Attribute { name: "packed", expected, actual }));
+    }
+    Ok(())
 }
 
 /// Stage 2, every time that the operation runs.

@@ -11,7 +11,51 @@ def test_nccl_never_waits_on_the_host(python, fakes, tmp_path):
     result = python(ALLREDUCE, {**fakes, "MPI4JAX_TRANSPORT": "nccl", **logs})
     assert result.returncode == 0, result.stderr
     assert cuda.read_text() == "copies 0 waits 0 allocations 0 events 1 copied 0\n"
-    assert nccl.read_text() == "operations 3\ncommunicators 0\n"
+    assert nccl.read_text() == "operations 3 groups 3\ncommunicators 0\n"
+
+
+HALO = """
+import jax, jax.numpy as jnp, numpy as np
+from mpi4py import MPI
+import mpi4jax
+from mpi4jax import notoken as nt
+cart = MPI.COMM_WORLD.Create_cart([MPI.COMM_WORLD.size, 1], periods=[True, True])
+n = 6
+x = np.arange(float(n * n)).reshape(n, n)  # all ranks hold the same
+wrapped = np.pad(x[1:-1, 1:-1], 1, "wrap")
+f = mpi4jax.jit(lambda *xs: nt.halo_exchange(xs, cart))
+for y in f(x, x + 1):
+    np.testing.assert_array_equal(y - y[1, 1], wrapped - wrapped[1, 1])
+(g,) = mpi4jax.jit(jax.linear_transpose(lambda x: nt.halo_exchange(x, cart), jnp.asarray(x)))(x)
+assert g.sum() == x.sum() and (g[0] == 0).all() and (g[:, -1] == 0).all()
+"""
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_halo_exchange_never_leaves_the_device(mpirun, fakes, tmp_path, ranks):
+    """One group of a message to and one from each of eight neighbours, all at once."""
+    cuda, nccl = tmp_path / "cuda.log", tmp_path / "nccl.log"
+    logs = {"FAKE_CUDA_LOG": str(cuda), "FAKE_NCCL_LOG": str(nccl)}
+    result = mpirun(ranks, "-c", HALO, env={**fakes, "MPI4JAX_TRANSPORT": "nccl", **logs})
+    assert result.returncode == 0, result.stderr
+    nothing = "copies 0 waits 0 allocations 0 events 1 copied 0\n"
+    assert cuda.read_text() == ranks * nothing
+    # Also before the transposed one there is one.
+    three_exchanges = "operations 48 groups 3\ncommunicators 0\n"
+    assert nccl.read_text() == ranks * three_exchanges
+
+
+def test_blocks_that_do_not_fit_are_found_before_nccl_waits(mpirun, fakes):
+    code = """
+import jax.numpy as jnp
+from mpi4py import MPI
+from mpi4jax import notoken as nt
+cart = MPI.COMM_WORLD.Create_cart([2], periods=[True])
+nt.halo_exchange(jnp.ones((4, 2 + cart.rank)), cart, axes=0)
+"""
+    env = {**fakes, "MPI4JAX_TRANSPORT": "nccl", "MPI4JAX_CHECK": "1"}
+    result = mpirun(2, "-c", code, env=env)
+    fails(result, "halo_exchange", "bytes of ghost cells from rank", "<string>:6")
 
 
 @pytest.mark.parametrize(("transport", "status"), [("nccl", 0), ("staged", 1)])

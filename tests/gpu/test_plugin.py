@@ -108,6 +108,40 @@ def test_all_ops(mpirun, machine, tmp_path, run, ranks):
         assert (int(graphs) > 0) == (run == "nccl graphs" and RECORDS)
 
 
+HALO = """
+import jax, jax.numpy as jnp
+from jax._src import hardware_utils
+from mpi4py import MPI
+import mpi4jax
+from mpi4jax import notoken as nt
+hardware_utils.has_visible_nvidia_gpu = lambda: True
+comm = MPI.COMM_WORLD
+torus = comm.Create_cart([comm.size, 1], [True, True])
+x = jnp.zeros((256, 4096))
+f = mpi4jax.jit(lambda x: nt.halo_exchange(x, torus, width=2), donate_argnums=0)
+memory = f.lower(x).compile().memory_analysis()
+assert memory.alias_size_in_bytes == x.nbytes
+assert memory.temp_size_in_bytes < x.nbytes / 20
+for _ in range(3):
+    x = f(x)
+x.block_until_ready()
+print("filled")
+"""
+
+
+@pytest.mark.parametrize("run", ["nccl", "nccl graphs"])
+def test_xla_packs_a_halo_exchange_and_fills_the_block_in_place(mpirun, machine, tmp_path, run):
+    """With kernels, which do nothing here; CUDA graphs have them too."""
+    env, _ = machine
+    log = tmp_path / "cuda.log"
+    env = {**env, **RUNS[run], "FAKE_CUDA_KERNELS": "skip", "FAKE_CUDA_LOG": str(log)}
+    result = mpirun(2, "-c", HALO, env={**env, "MPI4JAX_TRANSPORT": "nccl"}, time_limit=90)
+    assert result.stdout.count("filled") == 2, result.stdout + result.stderr
+    for kernels in re.findall(r"kernels (\d+)", log.read_text()):
+        # At least one that packs, and one for each of eight neighbours.
+        assert int(kernels) >= 9
+
+
 def test_who_touches_the_memory_of_a_gpu_dies(mpirun, machine):
     """Else it would show nothing that staging reads none."""
     env, folder = machine

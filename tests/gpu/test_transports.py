@@ -32,6 +32,16 @@ def test_all_ops(mpirun, fakes, run):
     passes(mpirun, [RANKS / "test_ops.py"], RUNS[run], env, time_limit=150)
 
 
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("transport", ["staged", "cuda-mpi", "nccl"])
+def test_halos(mpirun, fakes, transport):
+    """XLA packs and unpacks the messages. XLA's CPU converts float8 for that, and NaNs change."""
+    reached = "reached" if transport == "cuda-mpi" else "1"
+    env = {**fakes, "MPI4JAX_TEST_CUDA_ON_CPU": reached, "MPI4JAX_TRANSPORT": transport}
+    wanted = "not float8 and not donated and not started"
+    passes(mpirun, [RANKS / "test_halo.py"], wanted, env, time_limit=150)
+
+
 @pytest.mark.parametrize(
     ("transport", "messages"), [("staged", ""), ("nccl", "nccl"), ("nccl", "staged")]
 )

@@ -162,6 +162,7 @@ pub fn decode(bytes: &[u8]) -> bool {
         *b"keeps    ",
         *b"local    ",
         *b"op       ",
+        *b"packed   ",
         *b"parts    ",
         *b"recvtag  ",
         *b"reduction",

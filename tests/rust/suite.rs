@@ -13,7 +13,9 @@ use _native::call::{Call, Envelope, Site};
 use _native::comm::Comm;
 use _native::error::Cause;
 use _native::mpilib::wildcards;
-use _native::ops::{Block, Buffer, Builtin, Class, Dtype, Extent, Halo, Op, Reduction, Width, combine};
+use _native::ops::{
+    Around, Block, Buffer, Builtin, Class, Dtype, Extent, Halo, Op, Reduction, Width, combine,
+};
 use _native::transport::Transport;
 
 use super::model::{Made, Place, collective, reverses};
@@ -245,7 +247,10 @@ impl<T: Transport> Suite<'_, T> {
             self.ragged(op, dtype, count, offset);
         } else if row.has_blocks {
             if !self.aliased {
-                self.halo(dtype, count, offset);
+                self.packed_halo(dtype, count, offset);
+                if self.transport.name() != "staged" {
+                    self.halo(dtype, count, offset);
+                }
             }
         } else {
             self.collective(op, None, dtype, count, offset);
@@ -292,6 +297,38 @@ impl<T: Transport> Suite<'_, T> {
         }
     }
 
+    /// An exchange of two blocks of rows of three cells in a ring.
+    fn ring(&self, dtype: Dtype, rows: usize, width: Width, adjoint: bool, packed: bool) -> Site {
+        let (rank, size) = (self.rank(), self.size());
+        let neighbours = [((rank + size - 1) % size) as i32, -1, ((rank + 1) % size) as i32];
+        let around = Around { widths: &[width], neighbours: &neighbours };
+        let blocks = vec![Block { itemsize: dtype.size(), shape: vec![rows, 3], axes: vec![0] }; 2];
+        let halo = Halo::new(rank as i32, around, &blocks, adjoint, packed).expect("a halo");
+        Site { halo: Some(Arc::new(halo)), reverse: adjoint, ..Site::new(Op::HaloExchange, self.comm) }
+    }
+
+    /// The same of messages that are packed: a row of each block to the previous rank, and two to the next; the adjoint
+    /// sends them back. Ranks may be neighbours on both sides.
+    fn packed_halo(&self, dtype: Dtype, count: usize, offset: usize) {
+        let (rank, size) = (self.rank(), self.size());
+        let (next, previous) = ((rank + 1) % size, (rank + size - 1) % size);
+        let width = Width { low: 2, high: 1 };
+        for adjoint in [false, true] {
+            let site = self.ring(dtype, 6, width, adjoint, true);
+            let [down, up] = if adjoint { [12, 6] } else { [6, 12] };
+            let (down, up) = (
+                |rank: usize| pattern(dtype, rank, count, down),
+                |rank: usize| pattern(dtype, rank, count + 1, up),
+            );
+            let mut from = Memory::holding(dtype, &[down(rank), up(rank)].concat(), offset);
+            let mut to = Memory::new(dtype, 18, offset);
+            let call = Call::new(&site, Some(from.buffer()), Some(to.buffer())).expect("sizes of their own");
+            self.transport.execute(&call).unwrap_or_else(|error| panic!("{error}"));
+            let expected = [up(previous), down(next)].concat();
+            to.check(&expected, &("packed", adjoint, dtype, count, offset));
+        }
+    }
+
     /// A ring of blocks: one ghost row below and two above `count` + 2 inner ones, of three cells.
     /// Two blocks at once, in place or not, and the adjoint.
     fn halo(&self, dtype: Dtype, count: usize, offset: usize) {
@@ -301,14 +338,7 @@ impl<T: Transport> Suite<'_, T> {
         let (width, inner) = (Width { low: 1, high: 2 }, count + 2);
         let rows = 1 + inner + 2;
         let row = ROW * dtype.size();
-        let shape = Block { itemsize: dtype.size(), shape: vec![rows, ROW], axes: vec![0] };
-        let neighbours = [previous as i32, -1, next as i32];
-        let make = |adjoint| {
-            let halo =
-                Halo::new(rank as i32, &[width], &neighbours, &[shape.clone(), shape.clone()], adjoint);
-            let halo = Some(Arc::new(halo.expect("a halo")));
-            Site { halo, reverse: adjoint, ..Site::new(Op::HaloExchange, self.comm) }
-        };
+        let make = |adjoint| self.ring(dtype, rows, width, adjoint, false);
         let block = |rank, which| pattern(dtype, rank, which, rows * ROW);
         let run = |site: &Site, blocks: [Vec<u8>; 2], in_place: bool| {
             let mut from = blocks.map(|block| Memory::holding(dtype, &block, offset));

@@ -6,10 +6,11 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 from mpi4py import MPI
 
-from .. import _cart, _faces
+from .. import _cart, _faces, _native
 from .._call import run
 from .._definition import define
 from .._lowering import Avals, Lowering, Operands, carrier
@@ -27,9 +28,43 @@ def _describe(p: Params, avals: Sequence[Any]) -> np.ndarray:
 
 
 def _lower(low: Lowering, xs: Operands, out: Avals) -> list[Any]:
-    halo = _describe(low.p, [aval for _, aval in xs])
-    reverse = int(low.p["adjoint"])
-    return low.call("halo_exchange", *xs, out=out, in_place=True, reverse=reverse, halo=halo)
+    avals = [aval for _, aval in xs]
+    attrs = {"reverse": int(low.p["adjoint"]), "halo": _describe(low.p, avals)}
+    if _native.takes_packed(low.on_gpu):
+        return _lower_packed(low, xs, attrs)
+    return low.call("halo_exchange", *xs, out=out, in_place=True, packed=np.int64(0), **attrs)
+
+
+def _lower_packed(low: Lowering, xs: Operands, attrs: Params) -> list[Any]:
+    """XLA packs the messages and unpacks them, in the order of the directions, as `halo.rs` reads
+    them."""
+    avals = [aval for _, aval in xs]
+    leaves = [
+        (i, x.shape, axes) for i, (x, axes) in enumerate(zip(avals, low.p["axes"], strict=True))
+    ]
+    owned, ghosts = map(_faces.boxes_of, _faces.faces(leaves, low.p))
+    adjoint = low.p["adjoint"]
+    sent, received = (ghosts, owned) if adjoint else (owned, ghosts)
+    cells = [avals[0].update(shape=(_faces.cells_in(boxes),)) for boxes in (sent, received)]
+
+    def pack(*xs: Any) -> list[Any]:
+        return [_faces.packed(sent, xs, xs[0])]
+
+    def unpack(came: Any, *xs: Any) -> list[Any]:
+        if adjoint:  # filled ghost cells were nobody's
+            xs = _faces.filled(ghosts, xs, jnp.zeros(cells[0].shape, came.dtype))
+        return _faces.filled(received, xs, came, adjoint)
+
+    (goes,) = low.locals(pack, cells[:1], *xs)
+    call = low.call(
+        "halo_exchange",
+        (goes, cells[0]),
+        out=cells[1:],
+        in_place=False,
+        packed=np.int64(1),
+        **attrs,
+    )
+    return low.locals(unpack, avals, (call[0], cells[1]), *xs)
 
 
 def _self_test(t: Any) -> Any:

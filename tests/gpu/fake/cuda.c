@@ -12,7 +12,7 @@
 #include <string.h>
 #include <unistd.h>
 
-typedef struct { void *to; const void *from; size_t bytes; uint32_t value; size_t rows, to_pitch, from_pitch; } Copy;
+typedef struct { void *to; const void *from; size_t bytes; uint32_t value; } Copy;
 
 static __thread Copy *queue;
 static __thread size_t queued, done, room;
@@ -28,8 +28,7 @@ static void drain(size_t until) {
     for (; done < until; done++) {
         Copy *copy = &queue[done];
         if (copy->from)
-            for (size_t row = 0; row < copy->rows + !copy->rows; row++)
-                memcpy((char *)copy->to + row * copy->to_pitch, (const char *)copy->from + row * copy->from_pitch, copy->bytes);
+            memcpy(copy->to, copy->from, copy->bytes);
         else
             memcpy(copy->to, &copy->value, sizeof copy->value);
     }
@@ -106,26 +105,6 @@ int cuMemcpyDtoHAsync_v2(void *to, uint64_t from, size_t bytes, void *stream) {
 int cuMemcpyHtoDAsync_v2(uint64_t to, const void *from, size_t bytes, void *stream) {
     Copy copy = {(void *)(uintptr_t)to, from, bytes, 0};
     __atomic_add_fetch(&copied, bytes, __ATOMIC_RELAXED);
-    return add(copy);
-}
-int cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t bytes, void *stream) {
-    Copy copy = {(void *)(uintptr_t)to, (void *)(uintptr_t)from, bytes, 0};
-    return add(copy);
-}
-typedef struct { size_t x, y; int kind; void *host; uint64_t device; void *array; size_t pitch; } Rows;
-typedef struct { Rows from, to; size_t width, height; } Copy2D;
-static char *place(const Rows *rows) {
-    char *base = rows->kind == 1 ? rows->host : (char *)(uintptr_t)rows->device;
-    return base + rows->y * rows->pitch + rows->x;
-}
-int cuMemcpy2DAsync_v2(const Copy2D *it, void *stream) {
-    Copy copy = {place(&it->to), place(&it->from), it->width, 0, it->height, it->to.pitch, it->from.pitch};
-    int host = it->from.kind == 1, device = it->from.kind == 2;
-    if (!(host && it->to.kind == 2) && !(device && it->to.kind == 1))
-        return 1; /* CUDA_ERROR_INVALID_VALUE */
-    if (it->width > it->from.pitch || it->width > it->to.pitch)
-        return 1;
-    __atomic_add_fetch(&copied, it->width * it->height, __ATOMIC_RELAXED);
     return add(copy);
 }
 /* An event is how far its thread's queue has to be done. */

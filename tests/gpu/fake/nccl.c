@@ -1,7 +1,7 @@
 /* A libnccl.so.2 on host memory and MPI, for tests/fake_gpu/cuda.c. FAKE_NCCL_VERSION, FAKE_NCCL_NAMELESS
  * (ncclGetUniqueId fails), FAKE_NCCL_BROKEN (ncclCommInitRank fails) and FAKE_NCCL_ASYNC_ERROR (after so many
  * operations) set the scene;
- * FAKE_NCCL_LOG names a file to which the number of operations is written at exit. */
+ * FAKE_NCCL_LOG names a file to which the numbers of operations and of their groups are written at exit. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <mpi.h>
@@ -16,7 +16,7 @@ static const size_t SIZES[] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2};
 enum { SUM, PROD, MAX, MIN };
 
 enum { GROUP = 64 };
-static long operations, communicators;
+static long operations, groups, communicators;
 
 static int number(const char *name) {
     const char *text = getenv(name);
@@ -27,7 +27,7 @@ static void report(void) {
     const char *path = getenv("FAKE_NCCL_LOG");
     FILE *file = path ? fopen(path, "a") : NULL;
     if (file) {
-        fprintf(file, "operations %ld\ncommunicators %ld\n", operations, communicators);
+        fprintf(file, "operations %ld groups %ld\ncommunicators %ld\n", operations, groups, communicators);
         fclose(file);
     }
 }
@@ -202,6 +202,7 @@ static int put(void (*what)(Part *, int), const Part *parts, int count, void *st
     work->count = count;
     memcpy(work->parts, parts, count * sizeof *parts);
     operations += count;
+    groups++;
     if (launch)
         return launch(stream, run, work) ? 1 : 0;
     run(work);
