@@ -320,12 +320,9 @@ impl<T: Transport> Suite<'_, T> {
                 |rank: usize| pattern(dtype, rank, count, down),
                 |rank: usize| pattern(dtype, rank, count + 1, up),
             );
-            let mut from = Memory::holding(dtype, &[down(rank), up(rank)].concat(), offset);
-            let mut to = Memory::new(dtype, 18, offset);
-            let call = Call::new(&site, Some(from.buffer()), Some(to.buffer())).expect("sizes of their own");
-            self.transport.execute(&call).unwrap_or_else(|error| panic!("{error}"));
+            let result = self.execute(&site, &[down(rank), up(rank)].concat(), dtype, 18, offset);
             let expected = [up(previous), down(next)].concat();
-            to.check(&expected, &("packed", adjoint, dtype, count, offset));
+            result.expect("a result").check(&expected, &("packed", adjoint, dtype, count, offset));
         }
     }
 
