@@ -142,6 +142,8 @@ def _lower_start(
             function, aval = plan.before
             x = low.local(function, aval, x), aval
         operands = [low.convert(x, carrier(x[1]))]
+    if on_gpu and plan.op and not SPECS[plan.op].has_peer and not p.get("eager"):
+        low._gpu_target(plan.op, operands)  # what carries it meets the other ranks
     (handle,) = low.emit("mpi4jax_start", [*operands, *low.numbers], [HANDLE], plan.initial)
     low.end()
     return [handle, *(value for value, _ in token)]

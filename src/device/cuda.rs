@@ -27,6 +27,8 @@ const OLDEST: c_int = 12000;
 const HOST_PORTABLE: c_uint = 1;
 /// Waits without spinning, measures nothing.
 const EVENT_FLAGS: c_uint = 1 | 2;
+/// Does not wait for the default stream.
+const STREAM_FLAGS: c_uint = 1;
 /// `CUDA_ERROR_NOT_READY`
 const NOT_READY: Code = 600;
 /// `CU_STREAM_CAPTURE_MODE_RELAXED`
@@ -44,8 +46,10 @@ function_table! {
         cuDevicePrimaryCtxRetain(*mut Context, c_int) -> Code;
         cuCtxPushCurrent = "cuCtxPushCurrent_v2" (Context) -> Code;
         cuCtxPopCurrent = "cuCtxPopCurrent_v2" (*mut Context) -> Code;
+        cuStreamCreate(*mut StreamHandle, c_uint) -> Code;
         cuStreamGetCtx(StreamHandle, *mut Context) -> Code;
         cuStreamSynchronize(StreamHandle) -> Code;
+        cuStreamWaitEvent(StreamHandle, Event, c_uint) -> Code;
         cuStreamIsCapturing(StreamHandle, *mut c_int) -> Code;
         cuThreadExchangeStreamCaptureMode(*mut c_int) -> Code;
         cuMemHostAlloc(*mut *mut c_void, usize, c_uint) -> Code;
@@ -55,6 +59,7 @@ function_table! {
         cuMemsetD32Async(Pointer, c_uint, usize, StreamHandle) -> Code;
         cuMemcpyDtoHAsync = "cuMemcpyDtoHAsync_v2" (*mut c_void, Pointer, usize, StreamHandle) -> Code;
         cuMemcpyHtoDAsync = "cuMemcpyHtoDAsync_v2" (Pointer, *const c_void, usize, StreamHandle) -> Code;
+        cuMemcpyDtoDAsync = "cuMemcpyDtoDAsync_v2" (Pointer, Pointer, usize, StreamHandle) -> Code;
         cuEventCreate(*mut Event, c_uint) -> Code;
         cuEventRecord(Event, StreamHandle) -> Code;
         cuEventSynchronize(Event) -> Code;
@@ -157,6 +162,19 @@ impl Driver {
         self.check("cuMemsetD32Async", code)
     }
 
+    /// Copies within the memory of a GPU, in the order of a stream.
+    ///
+    /// # Safety
+    /// Both places hold so many bytes until the stream has come past it, and do not overlap.
+    pub unsafe fn copy(&self, from: Pointer, to: Pointer, bytes: usize, stream: Stream) -> Result<(), Cause> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        // SAFETY: promised by the caller.
+        let code = unsafe { (self.f.cuMemcpyDtoDAsync)(to, from, bytes, stream.0) };
+        self.check("cuMemcpyDtoDAsync", code)
+    }
+
     /// The context that the CUDA runtime, and so XLA, uses for a device.
     pub fn primary_context(&self, ordinal: i32) -> Result<Context, Cause> {
         let (mut device, mut context) = (0, null_mut());
@@ -226,6 +244,14 @@ impl Driver {
         self.spare.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// A new stream of the current context, which stays.
+    pub fn stream(&self) -> Result<Stream, Cause> {
+        let mut stream = null_mut();
+        // SAFETY: a place to write to.
+        let code = unsafe { (self.f.cuStreamCreate)(&mut stream, STREAM_FLAGS) };
+        self.check("cuStreamCreate", code).map(|()| Stream(stream))
+    }
+
     /// Memory of the current context's device.
     pub fn allocate(&self, bytes: usize) -> Result<Pointer, Cause> {
         let mut pointer = 0;
@@ -269,13 +295,8 @@ impl CudaDevice {
         Self(driver)
     }
 
-    /// Writes 32 bits, in the order of a stream.
-    ///
-    /// # Safety
-    /// As for [`Driver::fill`].
-    pub unsafe fn fill(&self, to: *mut u8, word: u32, stream: Stream) -> Result<(), Cause> {
-        // SAFETY: promised by the caller.
-        unsafe { self.0.fill(to as Pointer, word as i32, stream) }
+    pub fn driver(self) -> &'static Driver {
+        self.0
     }
 }
 
@@ -349,6 +370,13 @@ impl Mark {
         // SAFETY: made by `Driver::mark` in the context of the stream, which is XLA's.
         let code = unsafe { (self.driver.f.cuEventRecord)(self.event, stream.0) };
         self.driver.check("cuEventRecord", code)
+    }
+
+    /// Lets what comes on a stream from now on wait for it; the host does not.
+    pub fn hold(&self, stream: Stream) -> Result<(), Cause> {
+        // SAFETY: made by `Driver::mark`; a stream of the same context.
+        let code = unsafe { (self.driver.f.cuStreamWaitEvent)(stream.0, self.event, 0) };
+        self.driver.check("cuStreamWaitEvent", code)
     }
 
     /// Whether the stream has come past it. Errors of the stream are left to those who wait for it.

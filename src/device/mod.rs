@@ -5,6 +5,7 @@ pub mod cuda;
 mod host;
 pub mod nccl;
 mod place;
+mod vram;
 
 use std::fmt;
 use std::sync::OnceLock;
@@ -12,6 +13,7 @@ use std::sync::OnceLock;
 pub use self::cuda::CudaDevice;
 pub use self::host::HostDevice;
 pub use self::place::Place;
+pub use self::vram::Vram;
 use crate::call::Stream;
 use crate::dynlib::LoadError;
 use crate::error::Cause;
@@ -51,6 +53,12 @@ pub trait Device: Send + Sync + fmt::Debug {
 
     /// Waits for what was started on a stream before a mark.
     fn wait(&self, mark: Self::Mark) -> Result<(), Cause>;
+
+    /// Lets what comes on a stream from now on wait for a mark: the host does, if it touches the memory too.
+    fn follow(&self, mark: Self::Mark, stream: Stream) -> Result<(), Cause> {
+        let _ = stream;
+        self.wait(mark)
+    }
 }
 
 /// A piece of host memory. It is freed when it is dropped.

@@ -1,13 +1,15 @@
 //! The memory of an operation between its start and the wait for it.
 //!
-//! It is the host's, wherever the arrays are: what is started goes through MPI, and between the two XLA may move what it owns.
+//! It is ours: between the two, XLA may move what it owns. It is the host's, wherever the arrays are, for what goes through
+//! MPI, and a GPU's for what is put on a stream there.
 
 use std::sync::OnceLock;
 
 use super::Platform;
 use super::pool::{Lease, Pool, bytes_to_keep};
 use crate::call::{Call, Stream};
-use crate::device::{Device, HostDevice, Place};
+use crate::device::cuda::Mark;
+use crate::device::{Device, HostDevice, Place, Vram};
 use crate::error::Cause;
 use crate::ops::{Buffer, Dtype, Op};
 
@@ -40,53 +42,51 @@ pub struct Home {
     pool: Pool<Place>,
 }
 
-/// The only one of a platform.
+type Made = OnceLock<Result<Home, String>>;
+
+/// With memory of the host, the only one of a platform.
 pub fn home(platform: Platform) -> Result<&'static Home, Cause> {
-    static HOMES: [OnceLock<Result<Home, String>>; Platform::ALL.len()] =
-        [const { OnceLock::new() }; Platform::ALL.len()];
-    let made = HOMES[platform as usize].get_or_init(|| {
-        let place = match platform {
-            Platform::Cpu => Place::Host(HostDevice),
-            Platform::Cuda => Place::Cuda(super::device()?),
-        };
-        Ok(Home { place, pool: Pool::new(bytes_to_keep()?) })
-    });
-    made.as_ref().map_err(|message| Cause::Setting { message: message.clone() })
+    static HOMES: [Made; Platform::ALL.len()] = [const { Made::new() }; Platform::ALL.len()];
+    Home::made(&HOMES[platform as usize], || match platform {
+        Platform::Cpu => Ok(Place::Host(HostDevice)),
+        Platform::Cuda => super::device().map(Place::Cuda),
+    })
+}
+
+/// With memory of a GPU.
+pub fn home_on_gpu() -> Result<&'static Home, Cause> {
+    static HOME: Made = Made::new();
+    Home::made(&HOME, || super::device().map(|device| Place::Vram(Vram(device))))
 }
 
 type Leased = Lease<'static, Place>;
 
 impl Home {
+    fn made(
+        made: &'static Made,
+        place: impl FnOnce() -> Result<Place, String>,
+    ) -> Result<&'static Self, Cause> {
+        let made = made.get_or_init(|| Ok(Self { place: place()?, pool: Pool::new(bytes_to_keep()?) }));
+        made.as_ref().map_err(|message| Cause::Setting { message: message.clone() })
+    }
+
     /// Memory that the device has nothing to do with so far.
-    fn lease(&'static self, bytes: usize) -> Result<Leased, Cause> {
-        let mut lease = self.pool.lease(&self.place, bytes)?;
+    fn lease(&'static self, bytes: usize, stream: Stream) -> Result<Leased, Cause> {
+        let mut lease = self.pool.lease_on(&self.place, bytes, stream)?;
         lease.settled = true;
         Ok(lease)
     }
 
-    /// Copies to an array, in the order of a stream. What was leased is in use until then.
+    /// Fills an array with zeros, in the order of a stream. The memory is the host's.
     ///
     /// # Safety
-    /// `to` is an array at home, which holds no more than was leased, until the stream has come past it.
-    unsafe fn upload(&self, lease: &mut Leased, to: &Buffer, stream: Stream) -> Result<(), Cause> {
-        // Where this fails, nobody knows until when.
-        lease.settled = false;
-        // SAFETY: promised by the caller.
-        unsafe { self.place.upload(lease.data(), to.data, to.bytes(), stream)? };
-        lease.until(self.place.mark(stream)?);
-        Ok(())
-    }
-
-    /// Fills an array with zeros, in the order of a stream.
-    ///
-    /// # Safety
-    /// As for `upload`.
+    /// It is an array at home until the stream has come past it.
     pub unsafe fn clear(&'static self, array: &Buffer, stream: Stream) -> Result<(), Cause> {
-        let mut lease = self.lease(array.bytes())?;
+        let mut lease = self.lease(array.bytes(), stream)?;
         // SAFETY: promised by the caller; so many bytes were leased.
         unsafe {
             lease.data().write_bytes(0, array.bytes());
-            self.upload(&mut lease, array, stream)
+            lease.upload(array.data, array.bytes(), stream)
         }
     }
 
@@ -145,7 +145,7 @@ impl Memory {
             {
                 Some(unsafe { memory.copied(home, operand, stream)? })
             }
-            (Some((dtype, count)), ..) => Some(memory.leased(home, dtype, count)?),
+            (Some((dtype, count)), ..) => Some(memory.leased(home, dtype, count, stream)?),
             (None, ..) => None,
         };
         // A rank has come to a barrier when its stream has.
@@ -156,10 +156,16 @@ impl Memory {
         Ok(memory)
     }
 
-    fn leased(&mut self, home: &'static Home, dtype: Dtype, count: usize) -> Result<Buffer, Cause> {
+    fn leased(
+        &mut self,
+        home: &'static Home,
+        dtype: Dtype,
+        count: usize,
+        stream: Stream,
+    ) -> Result<Buffer, Cause> {
         let bytes = count.checked_mul(dtype.size()).filter(|&bytes| isize::try_from(bytes).is_ok());
         let bytes = bytes.ok_or_else(|| Cause::Shape { dims: [count as i64].into() })?;
-        let mut lease = home.lease(bytes)?;
+        let mut lease = home.lease(bytes, stream)?;
         let data = lease.data();
         self.leases.push(lease);
         Ok(Buffer { data, dtype, count })
@@ -173,7 +179,7 @@ impl Memory {
         operand: &Buffer,
         stream: Stream,
     ) -> Result<Buffer, Cause> {
-        let buffer = self.leased(home, operand.dtype, operand.count)?;
+        let buffer = self.leased(home, operand.dtype, operand.count, stream)?;
         self.leases.iter_mut().last().into_iter().for_each(|lease| lease.settled = false);
         // SAFETY: promised by the caller; both hold so many bytes, and the lease is nobody else's.
         unsafe { home.place.download(operand.data, buffer.data, buffer.bytes(), stream)? };
@@ -191,21 +197,21 @@ impl Memory {
         [self.recv, self.send.filter(|_| held.keeps)]
     }
 
+    /// Lets a stream wait for the end of what was put on another one, until which all of this is in use.
+    pub fn follow(&mut self, end: &Mark, stream: Stream) -> Result<(), Cause> {
+        end.hold(stream)?;
+        self.leases.iter_mut().try_for_each(|lease| lease.until_now(stream))
+    }
+
     /// Copies one of the results to an array of its size, in the order of a stream.
     ///
     /// # Safety
     /// `to` is an array at home until the stream has come past it.
-    pub unsafe fn give(
-        &mut self,
-        result: &Buffer,
-        to: &Buffer,
-        home: &Home,
-        stream: Stream,
-    ) -> Result<(), Cause> {
+    pub unsafe fn give(&mut self, result: &Buffer, to: &Buffer, stream: Stream) -> Result<(), Cause> {
         let mut leases = self.leases.iter_mut();
         match leases.find_map(|lease| (lease.data() == result.data).then_some(lease)) {
             // SAFETY: promised by the caller.
-            Some(lease) => unsafe { home.upload(lease, to, stream) },
+            Some(lease) => unsafe { lease.upload(to.data, to.bytes(), stream) },
             None => Err(Cause::Buffers { what: "result", expected: 0, actual: 1 }),
         }
     }

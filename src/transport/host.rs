@@ -60,6 +60,14 @@ impl<T: Partial> Transport for OrHost<T> {
         }
     }
 
+    fn own_stream(&self, call: &Call) -> Result<Option<Stream>, Error> {
+        match self.transport.takes(call) {
+            Ok(true) => self.transport.own_stream(call),
+            Ok(false) => Ok(None),
+            Err(cause) => Err(Error { transport: Some(self.name()), ..call.site.error(cause) }),
+        }
+    }
+
     unsafe fn read_peers(&self, peers: *const Peers, stream: Stream) -> Result<Option<Peers>, Cause> {
         // SAFETY: promised by the caller.
         unsafe {

@@ -30,11 +30,11 @@ use crate::ops::{Buffer, Dtype, Op, Reduction};
 
 pub use self::cuda_mpi::set_trial;
 pub use self::direct::Direct;
-pub use self::held::{Held, Home, Memory, home};
+pub use self::held::{Held, Home, Memory, home, home_on_gpu};
 pub use self::host::OrHost;
 pub use self::mpi::{Mpi, Posted, matching, set_count_limit, start as post};
 pub use self::nccl::Nccl;
-pub use self::requests::{Ahead, HANDLE, Handle, Request, freeing, start, take};
+pub use self::requests::{Ahead, HANDLE, Handle, Request, freeing, start, start_on, take};
 pub use self::select::{
     Choice, Found, Platform, carries, chosen, host, is_recorded, messages_apart, overview, select, selected,
     takes_packed,
@@ -99,6 +99,13 @@ pub trait Transport {
     /// Whether a message has to be as long as its receive says, also where a shorter one would do.
     fn has_exact_lengths(&self) -> bool {
         false
+    }
+
+    /// A stream of its own, if it carries a call there without waiting, for an operation that is started. Collective on a
+    /// communicator's first such operation.
+    fn own_stream(&self, call: &Call) -> Result<Option<Stream>, Error> {
+        let _ = call;
+        Ok(None)
     }
 
     /// What calls have put on streams, and has not happened yet. Called from the watchdog's thread.

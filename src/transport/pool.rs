@@ -3,6 +3,7 @@
 use std::fmt;
 use std::sync::{Mutex, PoisonError};
 
+use crate::call::Stream;
 use crate::device::{Device, Staging};
 use crate::error::Cause;
 
@@ -66,14 +67,34 @@ impl<D: Device> Pool<D> {
 
     /// A buffer of at least so many bytes.
     pub fn lease<'a>(&'a self, device: &'a D, bytes: usize) -> Result<Lease<'a, D>, Cause> {
-        let buffer = match self.take(bytes) {
-            Some(Free { buffer, busy_until }) => {
-                busy_until.map(|mark| device.wait(mark)).transpose()?;
-                buffer
-            }
-            None => device.allocate(rounded(bytes))?,
+        let (lease, busy_until) = self.lease_busy(device, bytes)?;
+        busy_until.map(|mark| device.wait(mark)).transpose()?;
+        Ok(lease)
+    }
+
+    /// A buffer of at least so many bytes, for what comes on a stream from now on.
+    pub fn lease_on<'a>(
+        &'a self,
+        device: &'a D,
+        bytes: usize,
+        stream: Stream,
+    ) -> Result<Lease<'a, D>, Cause> {
+        let (lease, busy_until) = self.lease_busy(device, bytes)?;
+        busy_until.map(|mark| device.follow(mark, stream)).transpose()?;
+        Ok(lease)
+    }
+
+    /// A buffer, and until when the device uses it.
+    fn lease_busy<'a>(
+        &'a self,
+        device: &'a D,
+        bytes: usize,
+    ) -> Result<(Lease<'a, D>, Option<D::Mark>), Cause> {
+        let (buffer, busy_until) = match self.take(bytes) {
+            Some(Free { buffer, busy_until }) => (buffer, busy_until),
+            None => (device.allocate(rounded(bytes))?, None),
         };
-        Ok(Lease { pool: self, device, buffer: Some(buffer), busy_until: None, settled: false })
+        Ok((Lease { pool: self, device, buffer: Some(buffer), busy_until: None, settled: false }, busy_until))
     }
 
     /// The smallest buffer that is large enough.
@@ -114,6 +135,26 @@ impl<D: Device> Lease<'_, D> {
         (self.busy_until, self.settled) = (Some(mark), true);
     }
 
+    /// The device is done with it when it has done what is on a stream so far.
+    pub fn until_now(&mut self, stream: Stream) -> Result<(), Cause> {
+        let mark = self.device.mark(stream)?;
+        self.until(mark);
+        Ok(())
+    }
+
+    /// Copies so many bytes to the memory of the device, in the order of a stream.
+    ///
+    /// # Safety
+    /// Both places hold so many bytes until the stream has come past it.
+    pub unsafe fn upload(&mut self, to: *mut u8, bytes: usize, stream: Stream) -> Result<(), Cause> {
+        // Where this fails, nobody knows until when it is in use.
+        self.settled = false;
+        let from = self.data();
+        // SAFETY: promised by the caller.
+        unsafe { self.device.upload(from, to, bytes, stream)? };
+        self.until_now(stream)
+    }
+
     pub fn data(&mut self) -> *mut u8 {
         self.buffer.as_mut().map_or(std::ptr::null_mut(), Staging::data)
     }
@@ -142,7 +183,6 @@ pub(super) mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::call::Stream;
     use crate::device::HostDevice;
 
     /// A device that does nothing, and what it was asked for.

@@ -12,8 +12,11 @@ use std::time::{Duration, Instant};
 use super::held::{Held, Memory};
 use super::mpi::{self, Posted};
 use super::progress;
+use super::{AnyTransport, Transport};
 use crate::call::{Call, Envelope, Phase, Site, Stream};
 use crate::comm::Comm;
+use crate::device::Device;
+use crate::device::cuda::Mark;
 use crate::error::{Cause, Error};
 use crate::record::recorder::Record;
 
@@ -43,6 +46,8 @@ pub trait Ahead: Send {
 #[derive(Default)]
 struct Work {
     posted: Posted,
+    /// Where it ends on a stream, if it was put on one.
+    end: Option<Mark>,
     memory: Memory,
     ahead: Option<Box<dyn Ahead>>,
     /// Nothing is left for MPI to do.
@@ -55,6 +60,9 @@ impl Work {
     /// Lets MPI go on with it; whether it has ended.
     fn test(&mut self) -> bool {
         if self.failure.is_none() {
+            if let Some(end) = &self.end {
+                return end.is_reached();
+            }
             match self.posted.test() {
                 Ok(ended) => return ended,
                 Err(cause) => self.failure = Some(cause),
@@ -97,7 +105,7 @@ impl Request {
         if let Some(cause) = work.failure.take() {
             return Err(cause);
         }
-        if std::mem::replace(&mut work.ended, true) {
+        if std::mem::replace(&mut work.ended, true) || work.end.is_some() {
             return Ok(());
         }
         let mut call = Call::of(&self.site, Stream::NONE);
@@ -107,12 +115,18 @@ impl Request {
         work.ahead.take().map_or(Ok(()), |ahead| ahead.finish()).and_then(|()| work.posted.wait(&call))
     }
 
-    /// Waits for its end; then `use_memory` is given its memory.
-    pub fn wait(&self, use_memory: impl FnOnce(&mut Memory) -> Result<(), Cause>) -> Result<(), Error> {
+    /// Waits for its end, or lets a stream wait for it; then `use_memory` is given its memory.
+    pub fn wait(
+        &self,
+        stream: Stream,
+        use_memory: impl FnOnce(&mut Memory) -> Result<(), Cause>,
+    ) -> Result<(), Error> {
         let mut work = self.work();
         let ended = self.end(&mut work);
         let mut memory = std::mem::take(&mut work.memory);
+        let end = work.end.take();
         drop(work);
+        let ended = ended.and_then(|()| end.map_or(Ok(()), |end| memory.follow(&end, stream)));
         match ended {
             Ok(()) => use_memory(&mut memory).map_err(|cause| self.site.error(cause)),
             Err(cause) => {
@@ -142,8 +156,8 @@ impl Request {
 impl Drop for Request {
     fn drop(&mut self) {
         let work = self.work.get_mut().unwrap_or_else(PoisonError::into_inner);
-        if !work.posted.is_empty() {
-            // MPI may still use it.
+        if !work.posted.is_empty() || work.end.is_some() {
+            // MPI or a stream may still use it.
             std::mem::forget(std::mem::take(&mut work.memory));
         }
     }
@@ -251,6 +265,36 @@ pub fn start(
     Ok(handle)
 }
 
+/// The same on a stream of the transport's own, which goes on from where that of the call is.
+pub fn start_on(
+    own: Stream,
+    transport: &AnyTransport,
+    call: &Call,
+    held: Held,
+    memory: Memory,
+    record: Option<Record>,
+) -> Result<Handle, Error> {
+    let located = |cause| call.site.error(cause);
+    let device = super::device().map_err(|message| located(Cause::Setting { message }))?;
+    device.mark(call.stream).and_then(|here| here.hold(own)).map_err(located)?;
+    let ended = transport
+        .execute(&Call { stream: own, ..call.clone() })
+        .and_then(|()| device.mark(own).map_err(located));
+    let end = match ended {
+        Ok(end) => end,
+        Err(error) => {
+            // Nobody knows whether it is in use.
+            std::mem::forget(memory);
+            return Err(error);
+        }
+    };
+    let comm = &call.site.comm;
+    let work = Work { memory, end: Some(end), ..Work::default() };
+    let request = Arc::new(Request::new(call, held, record, work));
+    comm.attach(|| Ok(Outstanding { comm: comm.number })).map_err(located)?;
+    table().add(request).map_err(located)
+}
+
 /// The operation that a handle is of, which nobody can wait for again; None: nothing was started. It has to give what is
 /// `expected`.
 pub fn take(handle: Handle, expected: &Held) -> Result<Option<Arc<Request>>, Cause> {
@@ -334,7 +378,7 @@ mod tests {
     fn waited(handle: Handle) -> Result<f32, String> {
         let request = take(handle, &KEPT).map_err(|cause| cause.to_string())?.ok_or("nothing was started")?;
         let mut found = None;
-        let result = request.wait(|memory| {
+        let result = request.wait(Stream::NONE, |memory| {
             let [received, kept] = memory.results(&KEPT);
             assert!(received.is_none());
             // SAFETY: memory of one float32, which was copied there.

@@ -23,6 +23,8 @@ use crate::watch::{Watched, wait_for};
 pub struct Known {
     held: Held,
     home: &'static Home,
+    /// What carries the operations that wait at once.
+    selected: &'static AnyTransport,
     /// Of the waits: how each operation that was waited for here last is recorded, with the line of the wait.
     waits: Mutex<Vec<Wait>>,
 }
@@ -104,13 +106,13 @@ unsafe extern "C" fn instantiate<const KIND: u8, const START: bool>(frame: *mut 
             } else {
                 Sites::ByOperand { template: site, bound: Default::default() }
             };
-            let request = Some(Known { held, home, waits: Mutex::default() });
+            let request = Some(Known { held, home, selected, waits: Mutex::default() });
             Ok(set_state(frame, State { transport, site, request })?)
         })
     }
 }
 
-/// What is started goes through MPI, whatever carries the other operations.
+/// What is started goes through MPI, whatever carries the other operations, or is put on a stream of the transport's own.
 fn refuse(site: &Site, held: &Held, platform: Platform) -> Result<(), Error> {
     if site.op.row().started.is_none() {
         let what = format!("starting {} without waiting for its end", site.op);
@@ -167,7 +169,7 @@ unsafe fn state(frame: &CallFrame) -> Result<(&State, &Known), Error> {
 unsafe fn begin(
     frame: &CallFrame,
     (site, watched): (&Site, &Watched),
-    &Known { held, home, .. }: &Known,
+    &Known { held, home, selected, .. }: &Known,
     transport: &AnyTransport,
     stream: Stream,
 ) -> Result<(), Box<Error>> {
@@ -176,9 +178,12 @@ unsafe fn begin(
     // SAFETY: promised by the caller.
     let (operand, peers, handle) =
         unsafe { started::start(frame, site, &held, &mut counts, transport, stream) }.map_err(located)?;
+    let mut call = Call { counts: &counts, ..Call::of(site, stream) };
+    call.send = operand.filter(|_| held.sends);
+    let own = if held.local { None } else { selected.own_stream(&call)? };
+    let at = own.map_or(Ok(home), |_| transport::home_on_gpu()).map_err(located)?;
     // SAFETY: promised by the caller.
-    let memory = unsafe { Memory::of(home, site.op, &held, operand.as_ref(), stream) }.map_err(located)?;
-    let mut call = Call { counts: &counts, ..Call::of(site, Stream::NONE) };
+    let memory = unsafe { Memory::of(at, site.op, &held, operand.as_ref(), stream) }.map_err(located)?;
     let mut found = None;
     if held.local {
         found = Some(transport::start(&call, held, memory, None, None)?);
@@ -190,7 +195,11 @@ unsafe fn begin(
         }
         watched.run(&mut call, |call, running, ahead| {
             let execute = |call: &Call| {
-                found = Some(transport::start(call, held, memory, running.record(), ahead)?);
+                let record = running.record();
+                found = Some(match own {
+                    None => transport::start(call, held, memory, record, ahead)?,
+                    Some(own) => transport::start_on(own, selected, call, held, memory, record)?,
+                });
                 Ok(())
             };
             if log::is_enabled() { log::logged(call, execute) } else { execute(call) }
@@ -223,7 +232,7 @@ unsafe extern "C" fn wait<const KIND: u8>(frame: *mut CallFrame) -> *mut FfiErro
             let Some(request) = taken.map_err(|cause| site.error(at(site, line, cause)))? else {
                 return nothing(site, line, known, results, stream);
             };
-            let end = || request.wait(|memory| copy::<KIND>(site, known, memory, results, stream));
+            let end = || request.wait(stream, |memory| copy::<KIND>(site, known, memory, results, stream));
             let Some(record) = &request.record else { return Ok(end()?) };
             let watched = known.watched(site, line, record);
             let result = wait_for(&watched, record, || logged(&request, end));
@@ -319,7 +328,7 @@ fn copy<const KIND: u8>(
             pages::prepare(&Call { recv: Some(to), ..Call::of(site, stream) });
         }
         // SAFETY: a result of XLA's, of as many bytes.
-        unsafe { memory.give(&from, &to, known.home, stream)? };
+        unsafe { memory.give(&from, &to, stream)? };
     }
     Ok(())
 }

@@ -50,6 +50,17 @@ def test_there_is_one_copy_each_way_and_memory_is_used_again(python, fakes, tmp_
     assert (found["allocations"], found["events"]) == (2, 1)
 
 
+def test_what_nccl_carries_waits_on_the_host_for_requests_alone(python, fakes, tmp_path):
+    cuda, nccl = tmp_path / "cuda.log", tmp_path / "nccl.log"
+    logs = {"FAKE_CUDA_LOG": cuda, "FAKE_NCCL_LOG": nccl}
+    result = python(COUNTED, {**fakes, "MPI4JAX_TRANSPORT": "nccl", **logs})
+    assert result.returncode == 0, result.stderr
+    # Requests are read from the memory of the GPU, each by a copy that is waited for.
+    assert "waits 10 allocations 1 " in cuda.read_text()
+    assert cuda.read_text().endswith(f" copied {10 * 3 * 4}\n")
+    assert "operations 10 " in nccl.read_text()
+
+
 def test_messages_that_would_not_be_met_are_refused(python, fakes):
     code = "import jax, mpi4jax; mpi4jax.irecv(jax.numpy.ones(3), 0)"
     result = python(code, {**fakes, "MPI4JAX_TRANSPORT": "nccl"})

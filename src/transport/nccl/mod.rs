@@ -11,7 +11,7 @@ mod communicator;
 mod queue;
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use self::carries::{Messages, TAG, messages};
@@ -20,10 +20,10 @@ use self::communicator::{Joined, Parts};
 use self::queue::{Put, Queue, put};
 use super::host::{Pairs, Partial};
 use super::{Arrived, Features, Transport, Unfinished, write_status};
-use crate::call::Call;
+use crate::call::{Call, Stream};
 use crate::comm::{self, Comm, Group, Made};
 use crate::device;
-use crate::device::cuda::{self, Driver, Pointer};
+use crate::device::cuda::{self, Driver, Mark, Pointer};
 use crate::device::nccl;
 use crate::error::{Cause, Error};
 use crate::mpilib::wildcards;
@@ -41,7 +41,19 @@ pub struct Nccl {
     parts: Result<Parts, String>,
     /// Through which communicators are made on which the ranks agree.
     all: Result<Made, String>,
+    own: Mutex<Option<Own>>,
 }
+
+/// A stream of ours, for operations that are started.
+#[derive(Debug)]
+struct Own {
+    stream: Stream,
+    /// Where the last one ends.
+    end: Mark,
+}
+
+// SAFETY: CUDA's handles may be used by any thread.
+unsafe impl Send for Own {}
 
 /// Whether NCCL could be used, apart from the question whether each rank has a GPU of its own.
 pub fn probe() -> Result<(), String> {
@@ -71,7 +83,8 @@ impl Nccl {
             let library = nccl::library().map_err(|error| error.to_string())?;
             Ok(Parts { driver, library })
         });
-        Self { messages: messages(), parts, all: Made::world().map_err(|cause| cause.to_string()) }
+        let all = Made::world().map_err(|cause| cause.to_string());
+        Self { messages: messages(), parts, all, own: Mutex::default() }
     }
 
     fn run(&self, call: &Call) -> Result<(), Cause> {
@@ -93,7 +106,17 @@ impl Nccl {
             reason: "NCCL has no such operation",
         })?;
         let queue = Queue { library, handle: communicator.handle, stream: call.stream };
+        let own = self.own.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_own = |own: &&Own| own.stream == call.stream;
+        if let Some(own) = own.as_ref().filter(|own| !is_own(own)) {
+            // What NCCL does, on whichever communicators, it does in one order on all ranks.
+            own.end.hold(call.stream)?;
+        }
         put(&Put { call, queue, scratch: communicator.scratch.pointer })?;
+        if let Some(own) = own.as_ref().filter(is_own) {
+            own.end.put(own.stream)?;
+        }
+        drop(own);
         self.message_arrives(call, driver)?;
         if !driver.is_capturing(call.stream)? {
             last.end.put(call.stream)?;
@@ -144,6 +167,24 @@ impl Transport for Nccl {
     fn execute(&self, call: &Call) -> Result<(), Error> {
         let located = |cause| Error { transport: Some(self.name()), ..call.site.error(cause) };
         self.run(call).map_err(located)
+    }
+
+    /// Not where XLA records calls: what was recorded on its stream cannot wait for another one.
+    fn own_stream(&self, call: &Call) -> Result<Option<Stream>, Error> {
+        if call.site.op.row().has_peer || is_recorded() {
+            return Ok(None);
+        }
+        self.attach(&call.site.comm)?;
+        let Ok(Parts { driver, .. }) = &self.parts else { return Ok(None) };
+        let mut own = self.own.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(own) = &*own {
+            return Ok(Some(own.stream));
+        }
+        let located = |cause| Error { transport: Some(NAME), ..call.site.error(cause) };
+        let made = driver
+            .context_of(call.stream)
+            .and_then(|context| Ok(Own { stream: driver.stream()?, end: driver.mark(context)? }));
+        Ok(Some(own.insert(made.map_err(located)?).stream))
     }
 
     /// NCCL's calls return before anything has happened. Nobody is waited for.

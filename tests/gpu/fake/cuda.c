@@ -75,6 +75,7 @@ int cuDevicePrimaryCtxRetain(void **context, int device) { *context = (void *)(i
 int cuCtxPushCurrent_v2(void *context) { entered++; return 0; }
 int cuCtxPopCurrent_v2(void **context) { drain(queued); entered--; return 0; }
 int cuStreamGetCtx(void *stream, void **context) { *context = (void *)(intptr_t)(1000 + number("FAKE_CUDA_STREAM_DEVICE", 0)); return 0; }
+int cuStreamCreate(void **stream, unsigned flags) { *stream = calloc(1, 1); return 0; }
 int cuStreamSynchronize(void *stream) { __atomic_add_fetch(&waits, 1, __ATOMIC_RELAXED); drain(queued); return 0; }
 int cuStreamIsCapturing(void *stream, int *status) { *status = number("FAKE_CUDA_CAPTURING", 0); return 0; }
 int cuThreadExchangeStreamCaptureMode(int *mode) { return 0; }
@@ -107,6 +108,10 @@ int cuMemcpyHtoDAsync_v2(uint64_t to, const void *from, size_t bytes, void *stre
     __atomic_add_fetch(&copied, bytes, __ATOMIC_RELAXED);
     return add(copy);
 }
+int cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t bytes, void *stream) {
+    Copy copy = {(void *)(uintptr_t)to, (void *)(uintptr_t)from, bytes, 0};
+    return add(copy);
+}
 /* An event is how far its thread's queue has to be done. */
 int cuEventCreate(void **event, unsigned flags) {
     __atomic_add_fetch(&events, 1, __ATOMIC_RELAXED);
@@ -116,6 +121,12 @@ int cuEventCreate(void **event, unsigned flags) {
 int cuEventRecord(void *event, void *stream) { *(size_t *)event = queued; return number("FAKE_CUDA_LOST", 0) ? 700 : 0; }
 int cuEventSynchronize(void *event) {
     __atomic_add_fetch(&waits, 1, __ATOMIC_RELAXED);
+    size_t until = *(size_t *)event;
+    drain(until < queued ? until : queued);
+    return 0;
+}
+/* All streams of a thread have one queue: what another one waits for is done at once. */
+int cuStreamWaitEvent(void *stream, void *event, unsigned flags) {
     size_t until = *(size_t *)event;
     drain(until < queued ? until : queued);
     return 0;
