@@ -43,6 +43,9 @@ pub enum Operand {
 impl Operand {
     pub const CALL: usize = 8;
 
+    /// In place of a communicator's number: the call is made for its program to be compiled, and does nothing.
+    pub const NOTHING: i32 = -1;
+
     /// How many numbers it has.
     pub fn len(self) -> usize {
         match self {

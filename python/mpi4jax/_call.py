@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import CodeType
 from typing import Any
 
@@ -20,7 +20,7 @@ import numpy as np
 from mpi4py import MPI
 
 from . import _compat, _native
-from ._comm import Status
+from ._comm import Status, registered
 from ._flush import started_here
 from ._misuse import warn_of_used_token
 from ._packing import bind_trees, pack_arguments, with_templates
@@ -185,23 +185,75 @@ def _of_trees(spec: Spec, want_token: bool, p: Params) -> Callable[..., Any]:
     return jax.jit(call)
 
 
+# ---- The first call
+
+# Threads that call one program with operands of types that are new to it wait in JAX until the
+# first of these calls has *ended*. That call may wait for another rank, which waits for one of the
+# other threads, on another communicator. So the first call does nothing (`Operand::NOTHING` in
+# `src/call.rs`).
+_called: set[Any] = set()
+_NOTHING = np.full(8, -1, np.int32)
+
+
+def _type(x: Any) -> Any:
+    if isinstance(x, _compat.ArrayImpl):
+        return x.aval
+    return (x.shape, x.dtype) if isinstance(x, (np.ndarray, np.generic)) else type(x)
+
+
+def _types(args: Any) -> tuple[Any, ...]:
+    leaves, tree = jax.tree.flatten(args)
+    return (tree, *map(_type, leaves))
+
+
+def call_once(program: Any, args: Sequence[Any], operand: Any, after: Sequence[Any] = ()) -> None:
+    """Call a program for nothing, unless it has been called with arguments of these types."""
+    if not _compat.caches_are_kept():
+        _called.clear()
+        for comm in registered():
+            comm.cache.clear()
+        _compat.keep_caches()
+    key = (program, type(operand), _types((args, after)))
+    if key not in _called:
+        nothing = _NOTHING
+        if isinstance(operand, jax.Array):
+            with jax.transfer_guard("allow"):
+                nothing = jax.device_put(nothing)
+        program(*args, nothing, *after)
+        _called.add(key)
+
+
+def run_program(program: Any, args: Sequence[Any], operand: Any, after: Sequence[Any] = ()) -> Any:
+    """Call a program, whose first call this never is."""
+    call_once(program, args, operand, after)
+    return program(*args, operand, *after)
+
+
 _REMEMBERED = 1024  # calls, for each communicator
 
 
 def _prepared(
-    kind: Callable[..., Any], spec: Spec, want: bool, p: Params, key: Any, site: Site
+    kind: Callable[..., Any],
+    spec: Spec,
+    want: bool,
+    args: Sequence[Any],
+    p: Params,
+    key: Any,
+    site: Site,
 ) -> tuple[Any, ...]:
     """The compiled function for an eager call, and its operands after the arrays."""
-    comm, status = p["comm"], p.get("status")
+    comm, status, p = p["comm"], p.get("status"), dict(p)
     if not _reads_operands():
         return program_of(kind, spec, want, p, comm.cache), (), None
     operand: Any = generalize(p, site)
     program = program_of(kind, spec, want, p, PROGRAMS)
     if status is None:  # else it is another one each time
-        if len(comm.cache) > _REMEMBERED:
-            comm.cache.clear()
         with jax.transfer_guard("allow"):
             operand = jax.device_put(operand)
+    call_once(program, args, operand)
+    if status is None:
+        if len(comm.cache) > _REMEMBERED:
+            comm.cache.clear()
         comm.cache[key] = program, (operand,), site[0]  # whose id is in the key: it must live
     return program, (operand,), None
 
@@ -210,15 +262,21 @@ def _eager(spec: Spec, args: tuple[Any, ...], p: Params, want: bool) -> Any:
     started_here()
     comm, site = p["comm"], caller(4)
     kind = _of_trees if spec.has_blocks or spec.has_counts else _of_arrays
+    types = []
     for x in args:
+        if type(x) is _compat.ArrayImpl:
+            types.append(x.aval)
+            continue
         if type(x) not in _ARRAYS:
             kind = _of_trees
             if type(x) is jax.ShapeDtypeStruct:
                 args = tuple(with_templates(x) for x in args)
+        types.append(_types(x))
     status = p.get("status")
-    key = (kind, spec, want, id(site[0]), site[1], *p.values())
-    program, operands, _ = comm.cache.get(key) or _prepared(kind, spec, want, p, key, site)
+    key = (kind, spec, want, id(site[0]), site[1], *types, *p.values())
     try:
+        found = comm.cache.get(key) if _compat.caches_are_kept() else None
+        program, operands, _ = found or _prepared(kind, spec, want, args, p, key, site)
         out = program(*args, *operands)
     except TypeError:
         # Says which argument is no array, if that is why.
@@ -245,5 +303,6 @@ def run_params(spec: Spec, *args: Any, **p: Any) -> Any:
     if not counts:
         take_peers(p, numbers)
     operand = generalize(p, caller(3))
-    out = program_of(_of_arrays, spec, False, p, PROGRAMS)(*arrays, *counts, operand, *token)
+    program = program_of(_of_arrays, spec, False, p, PROGRAMS)
+    out = run_program(program, [*arrays, *counts], operand, token)
     return out if status is None else jax.block_until_ready(out)

@@ -116,6 +116,13 @@ _keys: set[str] = set()
 _count = itertools.count()
 _default: Comm | None = None
 _making = threading.RLock()
+
+
+def registered() -> list[Comm]:
+    """All communicators that are known here."""
+    return list(_comms.values())
+
+
 # Ranks that import the package when they start, as most do, have come so many seconds after each
 # other at most.
 _COMING = 5.0

@@ -60,6 +60,7 @@ __all__ = [
     "bind_eqn",
     "bind_jit_with_token",
     "bind_with",
+    "caches_are_kept",
     "close_constants",
     "closed_call_p",
     "cond_p",
@@ -78,6 +79,7 @@ __all__ = [
     "is_of_current_trace",
     "jaxlib_version",
     "jit_p",
+    "keep_caches",
     "linear_call_p",
     "linear_solve_p",
     "newer_than_tested",
@@ -107,6 +109,8 @@ abstract_token = core.abstract_token
 trace_state_clean = core.trace_state_clean
 custom_vmap_p = custom_batching.custom_vmap_p
 Effect = effects.Effect
+keep_caches = jax.jit(lambda: 0)
+caches_are_kept = keep_caches._cache_size  # 0 until `keep_caches`, and after `jax.clear_caches`
 # The newest that the tests run with.
 TESTED = (0, 12)
 newer_than_tested = jax.version.__version_info__[:2] > TESTED

@@ -20,7 +20,15 @@ from mpi4py import MPI
 
 from . import _compat, _neighbours, _requests_lowering, ops
 from ._arguments import ANY_SOURCE, ANY_TAG
-from ._call import PROGRAMS, caller, generalize, program_of, take_peers, traced_peers
+from ._call import (
+    PROGRAMS,
+    caller,
+    generalize,
+    program_of,
+    run_program,
+    take_peers,
+    traced_peers,
+)
 from ._comm import MEAN, as_reduction
 from ._flush import started_here
 from ._misuse import refuse_second_wait
@@ -157,7 +165,7 @@ def _begin(op: str, args: Sequence[Any], p: Params) -> Request:
     operand = _operand(eager)
     program = program_of(_start_program, spec, False, eager, PROGRAMS)
     try:
-        request = program(*map(with_templates, args), operand)
+        request = run_program(program, [*map(with_templates, args)], operand)
     except TypeError:
         # Says which argument is no array, if that is why.
         pack_arguments(spec, args[: spec.arrays], p)
@@ -321,7 +329,8 @@ def _result(request: Request, there: list[Any]) -> Any:
     started_here()
     operand = _operand(p)
     p["request"] = replace(of, params=())
-    y = program_of(_wait_program, of.spec, False, p, PROGRAMS)(handles, *counts, operand)
+    program = program_of(_wait_program, of.spec, False, p, PROGRAMS)
+    y = run_program(program, [handles, *counts], operand)
     return y if of.spec.returns else None
 
 
@@ -402,7 +411,7 @@ def _evaluate(primitive: Any, tell: Any, program: Callable[..., Any]) -> None:
         take_peers(p, numbers[len(counts) :])
         operand = _operand(p)
         found = program_of(program, SPECS[of], False, {**p, "given": given}, PROGRAMS)
-        return found(*arrays, *counts, operand, *token)
+        return run_program(found, [*arrays, *counts], operand, token)
 
     primitive.def_impl(run)
 

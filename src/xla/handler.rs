@@ -142,6 +142,9 @@ pub unsafe extern "C" fn execute<const KIND: u8>(frame: *mut CallFrame) -> *mut 
                 Sites::ByOperand { template, bound } => {
                     let operand = frame::call_operand(frame).map_err(|cause| template.error(cause))?;
                     let [.., comm, line, _, _] = operand;
+                    if comm == Operand::NOTHING {
+                        return Ok(());
+                    }
                     kept = bind(template, bound, (comm, line), transport)?;
                     &*kept
                 }

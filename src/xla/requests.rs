@@ -141,6 +141,9 @@ unsafe extern "C" fn start<const KIND: u8>(frame: *mut CallFrame) -> *mut FfiErr
                 Sites::ByOperand { template, bound } => {
                     let operand = started::operand(frame, state.transport, stream);
                     let [.., comm, line, _, _] = operand.map_err(|cause| template.error(cause))?;
+                    if comm == Operand::NOTHING {
+                        return Ok(());
+                    }
                     kept = bind(template, bound, (comm, line), state.transport)?;
                     &*kept
                 }
@@ -223,7 +226,14 @@ unsafe extern "C" fn wait<const KIND: u8>(frame: *mut CallFrame) -> *mut FfiErro
             let (Sites::ByOperand { template: site, .. } | Sites::One(Bound { site, .. })) = &state.site;
             let located = |cause| site.error(cause);
             let line = match site.operand {
-                Operand::Call => started::operand(frame, state.transport, stream).map_err(located)?[5],
+                Operand::Call => {
+                    let operand = started::operand(frame, state.transport, stream);
+                    let [.., comm, line, _, _] = operand.map_err(located)?;
+                    if comm == Operand::NOTHING {
+                        return Ok(());
+                    }
+                    line
+                }
                 _ => 0,
             };
             let (handle, results) =

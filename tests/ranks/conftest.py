@@ -5,6 +5,7 @@ Markers: ranks(1, 2), the numbers of ranks that a test is for; min_ranks(2), the
 
 import os
 
+import jax
 import pytest
 from mpi4py import MPI
 
@@ -47,6 +48,13 @@ def pytest_runtest_protocol(item, nextitem):
     if item.config.option.maxfail and failures >= item.config.option.maxfail:
         item.session.shouldfail = "failed on one of the ranks"
     return result
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forget_programs():
+    """Programs stay in memory: those of all files are more than 8 ranks have in one machine."""
+    yield
+    jax.clear_caches()
 
 
 def pytest_sessionfinish(session):

@@ -161,6 +161,23 @@ def test_an_error_names_the_callers_line(way, monkeypatch):
     comm.Free()
 
 
+@on_cpu
+def test_lines_of_one_function_are_told_apart(monkeypatch):
+    comm = MPI.COMM_WORLD.Dup()
+
+    def call(first):
+        if first:
+            return notoken.sendrecv(X, X, MPI.PROC_NULL, MPI.PROC_NULL, comm=comm)
+        return notoken.sendrecv(X, X, MPI.PROC_NULL, MPI.PROC_NULL, comm=comm)
+
+    call(True)
+    monkeypatch.setattr(_call, "generalize", break_destination(_call.generalize))
+    line = call.__code__.co_firstlineno + 3
+    with pytest.raises(Exception, match=rf"test_eager\.py:{line}\b"):
+        jax.block_until_ready(call(False))
+    comm.Free()
+
+
 def break_destination(generalize):
     def broken(p, line):
         operand = generalize(p, line)

@@ -1,6 +1,7 @@
 """`status=`, wildcards, and messages from and to nobody."""
 
 import gc
+import time
 
 import jax
 import jax.numpy as jnp
@@ -45,6 +46,22 @@ def test_status_of_recv(jit, api):
             assert_equal(y, np.full(2, source, np.float32))
     else:
         jit(lambda x: api().send(x, 0, tag=10 + RANK))(jnp.full(2, RANK, jnp.float32))
+
+
+@pytest.mark.min_ranks(2)
+@both_apis
+def test_an_eager_receive_returns_when_its_status_is_written(api):
+    """Also if the template is not there yet, the sender is late, and nobody reads the result."""
+    compute = jax.jit(lambda x: jax.lax.fori_loop(0, 40, lambda i, x: x @ x / 300, x)[0, :6])
+    compute(jnp.ones((300, 300))).block_until_ready()
+    notoken.barrier()
+    if RANK == 0:
+        time.sleep(0.3)
+        api().send(jnp.ones(6), 1, tag=9)
+    elif RANK == 1:
+        status = MPI.Status()
+        api().recv(compute(jnp.ones((300, 300))), 0, status=status)
+        assert envelope(status) == (0, 9, 6)
 
 
 @jits

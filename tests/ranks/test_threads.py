@@ -1,13 +1,14 @@
 """Operations in several threads."""
 
 import threading
+import time
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from mpi4py import MPI
-from reference import LEFT, RIGHT, SIZE, assert_equal
+from reference import LEFT, RANK, RIGHT, SIZE, assert_equal
 
 import mpi4jax
 from mpi4jax import notoken
@@ -50,6 +51,54 @@ def test_threads_with_a_communicator_each():
     in_threads(work)
     mpi4jax.flush()
     [comm.Free() for comm in comms]
+
+
+FIRST_CALLS = {
+    "arrays": lambda x, comm: notoken.allreduce(x, comm=comm),
+    "trees": lambda x, comm: notoken.allreduce((x, 1), comm=comm),
+    "numbers": lambda x, comm: notoken.allreduce(2.0, comm=comm),
+    "derivatives": lambda x, comm: jax.jvp(lambda x: notoken.allreduce(x, comm=comm), (x,), (x,)),
+    "requests": lambda x, comm: mpi4jax.wait(mpi4jax.iallreduce(x, comm=comm)),
+    "status": lambda x, comm: notoken.sendrecv(x, x, LEFT, RIGHT, comm=comm, status=MPI.Status()),
+    "no arrays": lambda x, comm: notoken.barrier(comm=comm),
+}
+
+
+@pytest.mark.min_ranks(2)
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("call", FIRST_CALLS)
+def test_no_first_call_waits_for_that_of_another_thread(call):
+    """Neighbours begin with different communicators. JAX compiles the program in the first call."""
+    if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
+        pytest.skip("MPI allows one thread at a time")
+    comms = [MPI.COMM_WORLD.Dup() for _ in range(2)]
+    jax.clear_caches()
+
+    def work(i):
+        time.sleep(0.3 * ((i + RANK) % 2))
+        jax.block_until_ready(FIRST_CALLS[call](jnp.ones(3), comms[i]))
+
+    in_threads(work)
+    mpi4jax.flush()
+    [comm.Free() for comm in comms]
+
+
+def test_flush_waits_for_what_a_thread_has_started_that_has_ended():
+    """A program that has not come to its operation, and whose results nobody has."""
+    comm = MPI.COMM_WORLD.Dup()
+
+    @jax.jit
+    def slow(x):
+        x = jax.lax.fori_loop(0, 40, lambda i, x: x @ x / 300, x)
+        notoken.send(x[0, 0], RANK, tag=5, comm=comm)
+
+    thread = threading.Thread(target=slow, args=(jnp.ones((300, 300)),))
+    thread.start()
+    thread.join()
+    mpi4jax.flush()
+    assert comm.Iprobe(RANK, 5)
+    notoken.recv(jnp.ones(()), RANK, tag=5, comm=comm).block_until_ready()
+    comm.Free()
 
 
 @pytest.mark.ranks(1)

@@ -7,10 +7,12 @@ is lost any more, it can go.
 
 import inspect
 import os
+import queue
 import re
 import signal
 import subprocess
 import sys
+import threading
 
 import jax
 import jax.export
@@ -236,6 +238,33 @@ def test_eval_primitive_compiles_once():
 
 
 # ---- Around the calls
+
+
+def test_cleared_caches_are_noticed():
+    _compat.keep_caches()
+    assert _compat.caches_are_kept()
+    jax.clear_caches()
+    assert not _compat.caches_are_kept()
+
+
+def test_the_first_call_of_a_program_holds_up_other_threads():
+    """Until it has ended: why the first call of an eager operation does nothing."""
+    entered, go_on = queue.Queue(), threading.Event()
+
+    def wait(x):
+        entered.put(x)
+        go_on.wait(20)
+        return x
+
+    f = jax.jit(lambda x: jax.pure_callback(wait, x, x))
+    threads = [threading.Thread(target=f, args=(np.float32(i),)) for i in range(2)]
+    [thread.start() for thread in threads]
+    entered.get(timeout=20)
+    with pytest.raises(queue.Empty):
+        entered.get(timeout=0.5)
+    go_on.set()
+    [thread.join() for thread in threads]
+    entered.get(timeout=20)
 
 
 def test_where_a_function_is_traced():
