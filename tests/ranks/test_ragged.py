@@ -12,7 +12,7 @@ from reference import COMM, RANK, SIZE, Started, assert_equal, enable_x64, jits
 import mpi4jax
 from mpi4jax import notoken
 
-ROWS = 7  # of each rank's array
+ROWS = max(7, 2 * SIZE)  # of each rank's array
 ROOM = ROWS * SIZE
 WIDTH = 3
 
