@@ -174,6 +174,8 @@ def run_tests(
         **os.environ,
         **({"PATH": path} if path else {}),
     }
+    # Else every rank of every job would compile mpi4jax's Python files and the tests once more.
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
     if quick_compiler:
         environment.setdefault("XLA_FLAGS", known_flags(python))
     environment.setdefault("MPI4JAX_TEST_SHARE", str(ranks if share is None else share))
