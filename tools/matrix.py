@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from make_wheel import CACHE, PIP, ROOT, build, call
 from mpirun import STOPPED, end_jobs_at_sigterm
-from run_tests import ALL, Results, run_tests
+from run_tests import ALL, COMPILED, Results, run_tests
 
 
 def files(names: str) -> list[str]:
@@ -188,6 +188,7 @@ def main() -> int:
     end_jobs_at_sigterm()
     options, results = sys.argv[1:], Results()
     here, rows = HERE, MATRIX
+    shutil.rmtree(COMPILED, ignore_errors=True)  # of other sources, and of other runs
     if options and options[0].startswith("wheels"):
         _, _, text = options.pop(0).partition("=")
         here, rows = {}, [row for row in WHEELS if text in str(row)]

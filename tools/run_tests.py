@@ -23,6 +23,8 @@ from mpirun import end_jobs_at_sigterm, environment_outside_mpi, mpirun
 
 ROOT = Path(__file__).resolve().parent.parent
 LOGS = ROOT / ".cache" / "logs"
+# Programs that ranks have compiled for each other (tests/forks/compiled_once.py).
+COMPILED = ROOT / ".cache" / "compiled"
 
 ALL = os.environ.get("MPI4JAX_TEST_ALL") == "1"
 
@@ -178,6 +180,8 @@ def run_tests(
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     if quick_compiler:
         environment.setdefault("XLA_FLAGS", known_flags(python))
+        COMPILED.mkdir(parents=True, exist_ok=True)
+        environment.setdefault("MPI4JAX_TEST_COMPILED", str(COMPILED))
     environment.setdefault("MPI4JAX_TEST_SHARE", str(ranks if share is None else share))
     how = ON_RANKS if ranks else STARTING_JOBS
     command = [python, "-m", "pytest", "-v", "-ra", *how, *arguments]

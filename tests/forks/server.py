@@ -20,6 +20,7 @@ import sys
 import types
 import warnings
 
+import compiled_once  # noqa: F401
 import jax.export
 import jax.numpy  # noqa: F401
 from client import LENGTH, STATUS

@@ -1,8 +1,14 @@
-"""What stands for a rank has the files that its launcher opened for it (tests/forks)."""
+"""What stands for a rank has the files that its launcher opened for it, and compiles no program
+that another rank compiles (tests/forks).
+"""
 
+import os
+import random
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 CLIENT = Path(__file__).parent.parent / "forks" / "client.py"
 
@@ -22,3 +28,20 @@ def test_descriptors_stay_open(fork_server):
         ["sh", "-c", OPEN_THEM, "sh", *client], capture_output=True, text=True, timeout=60
     )
     assert (result.stdout, result.stderr) == ("3456789", "")
+
+
+COMPILES = """
+import sys
+import jax
+from jax import monitoring
+events = []
+monitoring.register_event_listener(lambda name, **_: events.append(name.split("/")[-1]))
+jax.jit(lambda x: x * float(sys.argv[1])).lower(1.0).compile()
+print(*(event for event in events if event in ("cache_hits", "cache_misses")))
+"""
+
+
+@pytest.mark.skipif("MPI4JAX_TEST_COMPILED" not in os.environ, reason="each rank compiles here")
+def test_one_rank_compiles_for_all(mpirun):
+    job = mpirun(3, "-c", COMPILES, random.random())  # a program that no run has compiled
+    assert sorted(job.stdout.split()) == ["cache_hits", "cache_hits", "cache_misses"], job.stderr

@@ -5,6 +5,7 @@ Markers: ranks(1, 2), the numbers of ranks that a test is for; min_ranks(2), the
 
 import os
 
+import compiled_once  # noqa: F401
 import jax
 import pytest
 from mpi4py import MPI
