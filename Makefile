@@ -54,9 +54,10 @@ fuzz: .venv/tools ## XLA's call frames under libFuzzer and an address sanitizer,
 
 lint: lint-rust lint-python ## formatting, clippy, ruff, mypy, stubtest, schemas
 
+# With what the release has compiled of other crates.
 lint-rust: .venv/tools
 	cargo fmt --check
-	$(CARGO) clippy --all-targets -- -D warnings
+	$(CARGO) clippy --release --all-targets -- -D warnings
 
 lint-python: .venv/tools
 	$(BIN)/ruff check
