@@ -27,7 +27,7 @@ test: .venv/tools ## what CI does: on 1 to 4 ranks, old and new JAX, Open MPI, M
 	$(BIN)/python tools/matrix.py
 
 test-all: export MPI4JAX_TEST_ALL = 1
-test-all: test ## everything, on 1 to 4 and 8 ranks; takes more than an hour
+test-all: test ## everything, on 1 to 4 and 8 ranks; takes hours
 
 test-wheels: .venv/tools ## that wheel in new environments, one per MPI, without a compiler
 	$(BIN)/python tools/matrix.py wheels
