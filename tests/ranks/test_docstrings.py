@@ -12,7 +12,7 @@ def doctests():
     finder, seen = doctest.DocTestFinder(recurse=False), {}
     for module in [m for n, m in sys.modules.items() if n.partition(".")[0] == "mpi4jax"]:
         for name, value in [("", module), *vars(module).items()]:
-            own = getattr(value, "__module__", "").startswith("mpi4jax") or value is module
+            own = str(getattr(value, "__module__", "")).startswith("mpi4jax") or value is module
             if own and getattr(value, "__doc__", None) and ">>>" in value.__doc__:
                 for test in finder.find(value, name or module.__name__, globs={}):
                     seen.setdefault(test.docstring, test)
