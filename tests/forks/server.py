@@ -7,6 +7,7 @@ by the forked process itself: what they find at import is what tests are about.
 """
 
 import contextlib
+import ctypes
 import fcntl
 import gc
 import json
@@ -25,6 +26,8 @@ import jax.export
 import jax.numpy  # noqa: F401
 from client import LENGTH, STATUS
 
+PR_SET_PDEATHSIG = 1  # of Linux's prctl
+
 # Out of the way of descriptors that a client passes on by number.
 HIGH = 500
 
@@ -39,6 +42,8 @@ def receive(connection):
 def become(environment, folder, files):
     """This process, as if the client had executed it."""
     os.setpgid(0, 0)
+    # The server may be killed before it sees that the client is gone, with nobody left to end this.
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     high = {number: fcntl.fcntl(file, fcntl.F_DUPFD, HIGH) for number, file in files.items()}
     os.closerange(3, HIGH)
     for number, file in high.items():

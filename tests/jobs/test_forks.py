@@ -6,11 +6,13 @@ import os
 import random
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
-CLIENT = Path(__file__).parent.parent / "forks" / "client.py"
+FORKS = Path(__file__).parent.parent / "forks"
+CLIENT = FORKS / "client.py"
 
 # A POSIX shell knows descriptors of one digit only. The server's own have the same numbers.
 NUMBERS = range(3, 10)
@@ -28,6 +30,22 @@ def test_descriptors_stay_open(fork_server):
         ["sh", "-c", OPEN_THEM, "sh", *client], capture_output=True, text=True, timeout=60
     )
     assert (result.stdout, result.stderr) == ("3456789", "")
+
+
+def test_they_end_with_the_server(tmp_path):
+    server = subprocess.Popen([sys.executable, FORKS / "server.py", tmp_path / "socket"])
+    while not (tmp_path / "socket").exists():
+        assert server.poll() is None
+        time.sleep(0.02)
+    program = "import time; print('runs', flush=True); time.sleep(1000)"
+    command = [sys.executable, "-I", "-S", CLIENT, tmp_path / "socket", "-c", program]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as client:
+        assert client.stdout.readline() == "runs\n"
+        server.kill()
+        server.wait()
+        client.kill()
+        # Its end, when nobody has it open.
+        assert client.stdout.read() == ""
 
 
 COMPILES = """
