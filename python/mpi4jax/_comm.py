@@ -53,15 +53,20 @@ class Comm:
         size: number of ranks.
         any: what eager ops on it are compiled for.
         cache: what is known of it and made for it, and forgotten with it.
+        calls: eager calls on it, as they are made again.
     """
 
-    __slots__ = ("__weakref__", "any", "cache", "handle", "key", "mpi", "number", "rank", "size")
+    __slots__ = (
+        *("__weakref__", "any", "cache", "calls", "handle", "key", "mpi", "number", "rank"),
+        "size",
+    )
 
     def __init__(self, mpi: MPI.Intracomm, key: str):
         self.mpi, self.key, self.handle = mpi, key, _handleof(mpi)
         self.rank, self.size = mpi.Get_rank(), mpi.Get_size()
         self.any = _any_comm(self.rank, self.size)
         self.cache: dict[Any, Any] = {}
+        self.calls: dict[Any, Any] = {}
         self.number = _native.register_comm(key, self.handle, self.rank, self.size)
 
     def __repr__(self) -> str:
@@ -114,8 +119,13 @@ _freed: dict[int, str] = {}  # handle -> key, of the last ones
 _REMEMBERED = 64
 _keys: set[str] = set()
 _count = itertools.count()
-_default: Comm | None = None
+default: Comm | None = None  # once it is made
 _making = threading.RLock()
+
+
+def known_comm(mpi: MPI.Intracomm) -> Comm | None:
+    """That of a communicator that is known here."""
+    return _comms.get(_handleof(mpi))
 
 
 def registered() -> list[Comm]:
@@ -137,6 +147,7 @@ def _forget(mpi: MPI.Comm, keyval: int, comm: Comm) -> None:
         _flush.flush_own()
     _comms.pop(comm.handle, None)
     comm.cache.clear()
+    comm.calls.clear()
     _freed[comm.handle] = comm.key
     while len(_freed) > _REMEMBERED:
         _freed.pop(next(iter(_freed)), None)
@@ -174,16 +185,16 @@ def _register(mpi: MPI.Intracomm) -> Comm:
 
 
 def _default_comm() -> Comm:
-    global _default
-    if _default is not None:
-        return _default
+    global default
+    if default is not None:
+        return default
     with _making:  # two threads of a rank may need it first
-        if _default is not None:
-            return _default
+        if default is not None:
+            return default
         if _native.watch_choose_default("clone") == "world":
             # Ranks have ended that had no use for it, when nobody seemed to be left who would.
-            _default = as_comm("mpi4jax", MPI.COMM_WORLD)
-            return _default
+            default = as_comm("mpi4jax", MPI.COMM_WORLD)
+            return default
         _native.watch_enter("the making of the default communicator (which takes all ranks)")
         try:
             clone = MPI.COMM_WORLD.Clone()
@@ -191,8 +202,8 @@ def _default_comm() -> Comm:
         finally:
             _native.watch_leave()
         clone.Set_name("mpi4jax.default")
-        _default = as_comm("mpi4jax", clone)
-        return _default
+        default = as_comm("mpi4jax", clone)
+        return default
 
 
 def default_comm() -> MPI.Intracomm:
@@ -236,7 +247,7 @@ def join_default_comm() -> None:
     # Cloning is collective. Ranks that never needed the clone would otherwise be in MPI_Finalize
     # while the others, say a pair that exchanges messages, wait in the clone. But ranks that have
     # not imported the package never join.
-    if _default is not None or not MPI.Is_initialized() or MPI.Is_finalized():
+    if default is not None or not MPI.Is_initialized() or MPI.Is_finalized():
         return
     if MPI.COMM_WORLD.size > 1 and (not _job.has_one_directory() or _will_be_made()):
         _default_comm()
@@ -274,7 +285,7 @@ def as_comm(op: str, comm: Any) -> Comm:
             f"{op}: argument 'comm' must be an mpi4py.MPI.Intracomm or None, "
             f"got {type(comm).__name__}: {comm!r}"
         )
-    found = _comms.get(_handleof(comm))
+    found = known_comm(comm)
     if found is not None:
         return found
     if comm == MPI.COMM_NULL:
@@ -288,7 +299,7 @@ def as_comm(op: str, comm: Any) -> Comm:
             "been freed through another handle; expected a live communicator"
         )
     with _making:  # two threads may use it first
-        found = _comms.get(_handleof(comm))
+        found = known_comm(comm)
         return _register(comm) if found is None else found
 
 
@@ -303,9 +314,20 @@ _reductions: dict[int, Reduction] = {
     _handleof(getattr(MPI, name)): Reduction(getattr(MPI, name), name, user=False)
     for name in _PREDEFINED
 }
-# By mpi4py's constants themselves, which never die.
-_constants = {id(reduction.mpi): reduction for reduction in _reductions.values()}
+# By the ids of mpi4py's constants, which never die, and of `MEAN`.
+constants = {id(reduction.mpi): reduction for reduction in _reductions.values()}
+constants[id(MEAN)] = MEAN
 _WITHOUT_MEANING = {_handleof(getattr(MPI, name)): name for name in ("REPLACE", "NO_OP", "OP_NULL")}
+
+
+def known_reduction(reduction: Any) -> Reduction | None:
+    """That of a reduction that is known here; of anything else, None."""
+    found = constants.get(id(reduction))
+    if found is not None or not isinstance(reduction, MPI.Op):
+        return found
+    found = _reductions.get(_handleof(reduction))
+    # A freed reduction's handle may come back as that of a new one.
+    return found if found is None or not found.user or found.mpi == reduction else None
 
 
 def as_reduction(op: str, reduction: Any, *, mean: bool = False) -> Reduction:
@@ -314,12 +336,10 @@ def as_reduction(op: str, reduction: Any, *, mean: bool = False) -> Reduction:
     Raises:
         TypeError: not an mpi4py reduction, or one that arrays have no use for.
     """
-    found = _constants.get(id(reduction))
-    if found is not None:
+    found = known_reduction(reduction)
+    if found is not None and (mean or found is not MEAN):
         return found
-    if reduction is MEAN:
-        if mean:
-            return MEAN
+    if found is MEAN:
         raise TypeError(
             f"{op}: argument 'op' is mpi4jax.MEAN, which is over all ranks; expected an "
             "mpi4py.MPI.Op such as MPI.SUM (allreduce, reduce and reduce_scatter have a mean)"
@@ -331,10 +351,6 @@ def as_reduction(op: str, reduction: Any, *, mean: bool = False) -> Reduction:
             f"got {type(reduction).__name__}: {reduction!r}"
         )
     handle = _handleof(reduction)
-    found = _reductions.get(handle)
-    # A freed reduction's handle may come back as that of a new one.
-    if found is not None and (not found.user or found.mpi == reduction):
-        return found
     if handle in _WITHOUT_MEANING:
         raise TypeError(
             f"{op}: argument 'op' is MPI.{_WITHOUT_MEANING[handle]}, which is not defined for "

@@ -106,7 +106,7 @@ __all__ = [
 
 AbstractToken = core.AbstractToken
 abstract_token = core.abstract_token
-trace_state_clean = core.trace_state_clean
+trace_state_clean = core.trace_ctx.is_top_level
 custom_vmap_p = custom_batching.custom_vmap_p
 Effect = effects.Effect
 keep_caches = jax.jit(lambda: 0)

@@ -9,8 +9,8 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from . import _native, _spec
-from ._call import run_params
 from ._derivative import jvp, transpose
+from ._eager import run_params
 from ._lowering import lowering
 from ._primitive import PRIMITIVES, abstract_eval, batch
 

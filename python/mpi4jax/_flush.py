@@ -48,8 +48,10 @@ _ended: list[jax.Array] = []
 
 def started_here() -> None:
     """This thread may start operations: :func:`flush` waits for them also after its end."""
-    if not _may_have_started():
-        _threads.mine = _Thread()
+    try:
+        _ = _threads.mine
+    except AttributeError:
+        _threads.mine = None if threading.get_ident() == _main else _Thread()
 
 
 def _may_have_started() -> bool:

@@ -20,16 +20,9 @@ from mpi4py import MPI
 
 from . import _compat, _neighbours, _requests_lowering, ops
 from ._arguments import ANY_SOURCE, ANY_TAG
-from ._call import (
-    PROGRAMS,
-    caller,
-    generalize,
-    program_of,
-    run_program,
-    take_peers,
-    traced_peers,
-)
+from ._call import traced_peers
 from ._comm import MEAN, as_reduction
+from ._eager import PROGRAMS, clean, operand_of, program_of, run_program, take_peers
 from ._flush import started_here
 from ._misuse import refuse_second_wait
 from ._order import behind, ready
@@ -97,9 +90,6 @@ __all__ = [
     "waitall",
 ]
 
-_clean = _compat.trace_state_clean
-
-
 # ---- Starting
 
 
@@ -130,13 +120,6 @@ def _start_program(spec: Spec, _: bool, p: Params) -> Callable[..., Any]:
     return jax.jit(call)
 
 
-def _operand(p: Params) -> jax.Array:
-    """The operand of an eager call, of which ``p`` keeps what does not change from call to call."""
-    numbers = generalize(p, caller(1))
-    with jax.transfer_guard("allow"):
-        return jax.device_put(numbers)
-
-
 def _run(spec: Spec, args: tuple[Any, ...], p: Params) -> Request:
     name = f"i{spec.name}"
     if p.get("status") is not None:
@@ -158,11 +141,11 @@ def _begin(op: str, args: Sequence[Any], p: Params) -> Request:
     how many rows go to each rank, and how many come from each."""
     spec = SPECS[op]
     p = {**spec.defaults, **p}
-    if not _clean():
+    if not clean():
         return _start(spec, [*args, *traced_peers(p)], p)
     started_here()
     eager = dict(p)
-    operand = _operand(eager)
+    operand = operand_of(eager)
     program = program_of(_start_program, spec, False, eager, PROGRAMS)
     try:
         request = run_program(program, [*map(with_templates, args)], operand)
@@ -176,7 +159,7 @@ def _begin(op: str, args: Sequence[Any], p: Params) -> Request:
 def _started(op: Callable[..., Any], mpi: str | None = None) -> Callable[..., Any]:
     """The function that starts an op, by an MPI function, MPI_Isend by default."""
     token, left_out = Instead(_run), {"token", "status"}
-    given = inspect.signature(op)
+    given, function = inspect.signature(op), inspect.unwrap(op)
     # A wildcard has no derivative here.
     changed = {"source": inspect.Parameter.empty, "tag": 0, "recvtag": 0}
     parameters = [
@@ -189,7 +172,7 @@ def _started(op: Callable[..., Any], mpi: str | None = None) -> Callable[..., An
     def call(*args: Any, **kwargs: Any) -> Any:
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
-        return op(*bound.args, **bound.kwargs, token=token)
+        return function(*bound.args, **bound.kwargs, token=token)
 
     call.__name__ = call.__qualname__ = f"i{op.__name__}"
     call.__module__ = "mpi4jax"
@@ -324,10 +307,10 @@ def _result(request: Request, there: list[Any]) -> Any:
     of, counts = request._of, request._counts()
     handles = tuple(sum(there, handle) for handle in request._all_handles())
     p = dict(of.params)
-    if not _clean() or any(isinstance(x, jax.core.Tracer) for x in (*handles, *counts)):
+    if not clean() or any(isinstance(x, jax.core.Tracer) for x in (*handles, *counts)):
         return _wait(of, handles, p, counts)
     started_here()
-    operand = _operand(p)
+    operand = operand_of(p)
     p["request"] = replace(of, params=())
     program = program_of(_wait_program, of.spec, False, p, PROGRAMS)
     y = run_program(program, [handles, *counts], operand)
@@ -409,7 +392,7 @@ def _evaluate(primitive: Any, tell: Any, program: Callable[..., Any]) -> None:
         of, given = p.pop("of"), p.pop("given", None)
         counts = numbers[: SPECS[of].has_counts]
         take_peers(p, numbers[len(counts) :])
-        operand = _operand(p)
+        operand = operand_of(p)
         found = program_of(program, SPECS[of], False, {**p, "given": given}, PROGRAMS)
         return run_program(found, [*arrays, *counts], operand, token)
 

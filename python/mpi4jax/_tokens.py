@@ -176,12 +176,14 @@ def _doc_without_token(doc: str) -> str:
     return doc
 
 
-def without_token(op: Callable[..., Any], module: str) -> Callable[..., Any]:
-    """An op of :mod:`mpi4jax` as the function of ``module`` that takes and returns no token."""
+def without_token(op: Callable[..., Any], module: str, call: Any = None) -> Callable[..., Any]:
+    """A function of :mod:`mpi4jax` as the one of ``module`` that takes and returns no token, which
+    is ``call``, if there is one."""
+    if call is None:
 
-    @functools.wraps(op)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return op(*args, token=NO_TOKEN, **kwargs)
+        @functools.wraps(op)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return op(*args, token=NO_TOKEN, **kwargs)
 
     call.__doc__ = _doc_without_token(op.__doc__ or "")
     call.__module__ = module

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from . import _assert_equal, _blocks, _neighbours, _overlap, ops
 from ._comm import MEAN, default_comm
+from ._eager import remembering
 from ._flush import flush
 from ._jit import jit
 from ._overlap import *  # noqa: F403
@@ -28,14 +29,18 @@ if TYPE_CHECKING:  # they see the arguments, and `token` among them: no type tak
     from .ops import *  # noqa: F403
 
 _WITH_TOKENS = (
-    *(getattr(ops, name) for name in ops.__all__),
     _assert_equal.assert_equal,
     _blocks.gather_blocks,
     _blocks.scatter_blocks,
     _neighbours.neighbor_allgather,
     _neighbours.neighbor_alltoall,
 )
-WITHOUT_TOKENS = {op.__name__: without_token(op, __name__) for op in _WITH_TOKENS}
+WITHOUT_TOKENS = {
+    name: without_token(op, __name__, remembering(name, op.__wrapped__, want=False))
+    for name in ops.__all__
+    for op in [getattr(ops, name)]
+}
+WITHOUT_TOKENS |= {op.__name__: without_token(op, __name__) for op in _WITH_TOKENS}
 globals().update(WITHOUT_TOKENS)
 
 __all__ = [

@@ -12,7 +12,7 @@ from mpi4py import MPI
 from reference import LEFT, RANK, RIGHT, SIZE, assert_equal, compilations
 
 import mpi4jax
-from mpi4jax import _call, _comm, _native, notoken
+from mpi4jax import _comm, _eager, _native, notoken
 
 X = jnp.arange(3, dtype=np.float32) + 10 * RANK
 
@@ -44,14 +44,92 @@ def test_one_program_for_all_tags_peers_communicators_and_statuses():
     assert not compiled
 
 
-def test_calls_on_one_line_are_told_apart_by_reduction_and_root():
+BLOCK = jnp.arange(36, dtype=np.float32).reshape(6, 6) + 100 * RANK
+ROWS = jnp.arange(3 * SIZE, dtype=np.float32) + 100 * RANK
+RING = MPI.COMM_WORLD.Create_cart([SIZE, 1], periods=[True, True])
+COUNTS, FILLED = [1] * SIZE, np.ones(SIZE, int)
+
+
+def _list(k):
+    COUNTS[:] = [k] * SIZE
+    return COUNTS
+
+
+def _array(k):
+    FILLED[:] = k
+    return FILLED
+
+
+def _pairs(step):
+    return [(rank, (rank + step) % SIZE) for rank in range(SIZE)]
+
+
+X_AS = [X, X.astype(np.int32), X[:2], np.asarray(X), 2.5, 2, np.float32(1), (X, 1), {"a": X}]
+# Calls on one line, and what differs between them.
+DIFFERENT = {
+    "reduction": (lambda v: notoken.allreduce(X, v), [MPI.SUM, MPI.MAX, MPI.SUM, mpi4jax.MEAN]),
+    "root": (lambda v: notoken.bcast(X, v), [*range(SIZE), np.int64(0), jnp.int32(SIZE - 1), 0]),
+    "array": (lambda v: notoken.scan(v, MPI.SUM), X_AS),
+    "list": (lambda v: notoken.allgatherv(ROWS[:v], _list(v)), [1, 2, 1, 3]),
+    "counts": (lambda v: notoken.alltoallv(ROWS[: SIZE * v], _array(v), _list(v)), [1, 2, 1, 3]),
+    "pairs": (lambda v: notoken.permute(X, _pairs(v)), [0, 1, -1, 0]),
+    "width": (lambda v: notoken.halo_exchange(BLOCK, RING, width=v), [1, (1, 2), 2, (2, 1)]),
+    "corners": (lambda v: notoken.halo_exchange(BLOCK, RING, corners=v), [True, False, True]),
+    "axes": (lambda v: notoken.halo_exchange(BLOCK, RING, axes=v), [(0, 1), (1, 0), (0, None)]),
+    "tag": (lambda v: notoken.sendrecv(X, X, LEFT, RIGHT, sendtag=v, recvtag=v), [0, 7, 1000, 7]),
+    "from": (
+        lambda v: notoken.sendrecv(X, X, *v),
+        [(LEFT, RIGHT), (RIGHT, LEFT), (MPI.PROC_NULL,) * 2],
+    ),
+}
+
+
+@pytest.mark.parametrize("what", DIFFERENT)
+def test_calls_on_one_line_are_told_apart(what):
+    call, values = DIFFERENT[what]
+    for value in [*values, *values]:
+        y, expected = call(value), jax.jit(lambda value=value: call(value))()
+        assert jax.tree.structure(y) == jax.tree.structure(expected)
+        for leaf, other in zip(jax.tree.leaves(y), jax.tree.leaves(expected), strict=True):
+            assert_equal(leaf, np.asarray(other))
+
+
+def test_reductions_of_the_users_are_told_apart():
+    """Each has the handle of the one before, maybe."""
+    folds = [np.add, np.maximum, np.multiply, np.maximum]
     x, everyones = np.float32(RANK + 2), np.arange(2, SIZE + 2, dtype=np.float32)
-    folds = [(MPI.SUM, np.sum), (MPI.MAX, np.max), (MPI.MIN, np.min), (MPI.PROD, np.prod)]
+    for fold in folds:
+
+        def reduce_into(a, b, _, fold=fold):
+            y = np.frombuffer(b, np.float32)
+            fold(np.frombuffer(a, np.float32), y, out=y)
+
+        op = MPI.Op.Create(reduce_into, commute=True)
+        for _ in range(3):
+            assert_equal(notoken.allreduce(x, op), fold.reduce(everyones))
+        mpi4jax.flush()
+        op.Free()
+
+
+def test_a_communicator_in_the_place_of_another():
+    for color in (0, RANK, 0):
+        comm = MPI.COMM_WORLD.Split(color)
+        for _ in range(3):
+            assert_equal(
+                notoken.allreduce(np.float32(1), MPI.SUM, comm=comm), np.float32(comm.size)
+            )
+        mpi4jax.flush()
+        comm.Free()
+        for _ in range(2):
+            with pytest.raises(ValueError, match="the null communicator"):
+                notoken.allreduce(np.float32(1), MPI.SUM, comm=comm)
+
+
+def test_a_function_without_tokens_takes_none():
+    notoken.allreduce(X, MPI.SUM)
     for _ in range(2):
-        for reduction, fold in folds:
-            assert_equal(notoken.allreduce(x, reduction), fold(everyones))
-        for root in range(SIZE):
-            assert_equal(notoken.bcast(x, root), everyones[root])
+        with pytest.raises(TypeError, match="token"):
+            notoken.allreduce(X, MPI.SUM, token=None)
 
 
 @on_cpu
@@ -104,7 +182,7 @@ def test_nothing_is_kept_of_a_communicator():
     comm = MPI.COMM_WORLD.Dup()
     use(comm)
     comm.Free()
-    programs = len(_call.PROGRAMS)
+    programs = len(_eager.PROGRAMS)
     comm = MPI.COMM_WORLD.Dup()
     use(comm)
     kept = weakref.ref(_comm.as_comm("", comm))
@@ -114,7 +192,7 @@ def test_nothing_is_kept_of_a_communicator():
     gc.collect()
     assert kept() is None
     if not _native.is_gpu_on_cpu():
-        assert len(_call.PROGRAMS) == programs
+        assert len(_eager.PROGRAMS) == programs
 
 
 def test_two_threads_use_a_communicator_first():
@@ -143,7 +221,7 @@ def test_two_threads_use_a_communicator_first():
 @pytest.mark.parametrize("way", ["arrays", "trees", "derivatives"])
 def test_an_error_names_the_callers_line(way, monkeypatch):
     """Although the program was compiled for another caller."""
-    monkeypatch.setattr(_call, "generalize", break_destination(_call.generalize))
+    monkeypatch.setattr(_eager, "generalize", break_destination(_eager.generalize))
     x = {"arrays": X, "trees": (X, 1), "derivatives": X}[way]
 
     comm = MPI.COMM_WORLD.Dup()
@@ -171,7 +249,7 @@ def test_lines_of_one_function_are_told_apart(monkeypatch):
         return notoken.sendrecv(X, X, MPI.PROC_NULL, MPI.PROC_NULL, comm=comm)
 
     call(True)
-    monkeypatch.setattr(_call, "generalize", break_destination(_call.generalize))
+    monkeypatch.setattr(_eager, "generalize", break_destination(_eager.generalize))
     line = call.__code__.co_firstlineno + 3
     with pytest.raises(Exception, match=rf"test_eager\.py:{line}\b"):
         jax.block_until_ready(call(False))
