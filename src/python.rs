@@ -1,6 +1,7 @@
 //! The Python module: registers and converts, nothing else.
 
 mod stack;
+mod watching;
 
 #[pyo3::pymodule]
 mod _native {
@@ -8,7 +9,7 @@ mod _native {
 
     use pyo3::exceptions::{PyRuntimeError, PyValueError};
     use pyo3::prelude::*;
-    use pyo3::types::{PyBytes, PyCapsule, PyDict};
+    use pyo3::types::{PyCapsule, PyDict};
 
     use crate::comm::{self, Comm};
     use crate::error::{Cause, Error};
@@ -30,6 +31,13 @@ mod _native {
             }
         }
     }
+
+    #[pymodule_export]
+    use super::watching::{
+        abort_after, limit_enter, limit_leave, set_check, stack, unused_signal, watch_choose_default,
+        watch_enter, watch_faulthandler, watch_finish, watch_leave, watch_link, watch_others_have_finished,
+        watch_report, watch_share_default, watch_signals, watch_stacks, watch_start,
+    };
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
@@ -351,149 +359,10 @@ mod _native {
         transport::set_count_limit(limit);
     }
 
-    /// Starts the watchdog. `takes_signal`: `SIGUSR1` makes it report.
-    #[pyfunction]
-    fn watch_start(
-        rank: i32,
-        size: i32,
-        directory: std::path::PathBuf,
-        timeout: f64,
-        report_after: f64,
-        abort: bool,
-        takes_signal: bool,
-    ) {
-        watch::start(watch::Settings { rank, size, directory, timeout, report_after, abort, takes_signal });
-    }
-
-    /// From now on, what this rank waits for counts as hung after so many seconds (0: never). A number to leave with.
-    #[pyfunction]
-    fn limit_enter(seconds: f64) -> u64 {
-        watch::enter_limit(seconds)
-    }
-
-    /// The limit of this number holds no longer.
-    #[pyfunction]
-    fn limit_leave(number: u64) {
-        watch::leave_limit(number);
-    }
-
-    /// The frames of a thread, the innermost first, as Python's faulthandler writes them; `frames` is
-    /// `sys._current_frames`.
-    #[pyfunction]
-    fn stack<'py>(py: Python<'py>, frames: &Bound<'py, PyAny>, thread: u64) -> Bound<'py, PyBytes> {
-        PyBytes::new(py, super::stack::text(frames, thread).as_bytes())
-    }
-
-    /// A thread of Python's answers numbers from the other end of this socket with the number and where the main thread
-    /// is, as [`stack`] does.
-    #[pyfunction]
-    fn watch_stacks(socket: i32) {
-        watch::use_answers(socket);
-    }
-
-    /// A signal that nobody uses, if there is one.
-    #[pyfunction]
-    fn unused_signal() -> Option<i32> {
-        watch::unused_signal()
-    }
-
-    /// Python's faulthandler has been registered for this signal, to write to this file where all threads are, of which
-    /// one is the main thread. It is called, without the signal, if no thread of Python's can answer.
-    #[pyfunction]
-    fn watch_faulthandler(signal: i32, file: i32, thread: u64) {
-        watch::use_faulthandler(signal, file, thread);
-    }
-
-    /// Has Python's main thread say that it runs, as soon as it does.
-    fn ask_python() {
-        extern "C" fn answer(_: *mut std::ffi::c_void) -> std::ffi::c_int {
-            watch::python_runs();
-            0
-        }
-        // SAFETY: may be called by any thread; the function stays.
-        unsafe { pyo3::ffi::Py_AddPendingCall(Some(answer), std::ptr::null_mut()) };
-    }
-
-    /// `SIGTERM`, and `SIGINT` if `takes_interrupt`, end this rank with a line.
-    #[pyfunction]
-    fn watch_signals(takes_interrupt: bool) {
-        watch::take_signals(takes_interrupt.then_some(ask_python as fn()));
-    }
-
     /// Waits until the operations that are running now, in any thread, have ended.
     #[pyfunction]
     fn wait(py: Python<'_>) {
         py.detach(recorder::wait);
-    }
-
-    /// This rank has done its last operation.
-    #[pyfunction]
-    fn watch_finish() {
-        watch::finish();
-    }
-
-    /// How the default communicator is made, "clone" or "world": the first choice of a rank, `choice` being this one's.
-    /// Without one, None until a rank has chosen.
-    #[pyfunction]
-    #[pyo3(signature = (choice=None))]
-    fn watch_choose_default(choice: Option<&str>) -> Option<String> {
-        watch::choose_default(choice)
-    }
-
-    /// Whether all other ranks that have imported the package have finished, and whether all have imported it. None:
-    /// there are no files.
-    #[pyfunction]
-    fn watch_others_have_finished() -> Option<(bool, bool)> {
-        watch::others_have_finished()
-    }
-
-    /// This rank is about to wait for others in a call that is no operation.
-    #[pyfunction]
-    fn watch_enter(what: String) {
-        watch::enter(what);
-    }
-
-    /// The call has ended.
-    #[pyfunction]
-    fn watch_leave() {
-        watch::leave();
-    }
-
-    /// Lets the ranks ask each other through MPI, if all of them want that. Collective over a communicator
-    /// with the ranks of `MPI_COMM_WORLD`.
-    #[pyfunction]
-    fn watch_link(py: Python<'_>, handle: usize, wanted: bool) -> PyResult<()> {
-        // SAFETY: mpi4py gives handles of live communicators, and it has initialised MPI.
-        Ok(py.detach(|| unsafe { watch::open_link(handle, wanted) })?)
-    }
-
-    /// What all ranks are doing.
-    #[pyfunction]
-    fn watch_report(py: Python<'_>) -> Option<String> {
-        py.detach(watch::report)
-    }
-
-    /// Ends the job unless this process has ended by itself after some seconds.
-    #[pyfunction]
-    fn abort_after(seconds: f64, code: i32) {
-        watch::abort_after(seconds, code);
-    }
-
-    /// The program has the default communicator, and may communicate on it.
-    #[pyfunction]
-    fn watch_share_default() {
-        watch::share_default();
-    }
-
-    /// 0: nothing is checked, 1: operations, 2: operations and source lines, 3: samples, afterwards. Holds for what is compiled later.
-    #[pyfunction]
-    fn set_check(level: u8) {
-        watch::set_check(match level {
-            0 => watch::CheckLevel::Off,
-            1 => watch::CheckLevel::Operations,
-            2 => watch::CheckLevel::Lines,
-            _ => watch::CheckLevel::Samples,
-        });
     }
 
     /// Writes a timeline of all operations to a file.
