@@ -76,6 +76,10 @@ DIFFERENT = {
     "width": (lambda v: notoken.halo_exchange(BLOCK, RING, width=v), [1, (1, 2), 2, (2, 1)]),
     "corners": (lambda v: notoken.halo_exchange(BLOCK, RING, corners=v), [True, False, True]),
     "axes": (lambda v: notoken.halo_exchange(BLOCK, RING, axes=v), [(0, 1), (1, 0), (0, None)]),
+    "names": (
+        lambda v: notoken.halo_exchange(BLOCK, RING, **v),
+        [{"axes": (0, 1)}, {"width": (0, 1)}, {"axes": (0, 1)}],
+    ),
     "tag": (lambda v: notoken.sendrecv(X, X, LEFT, RIGHT, sendtag=v, recvtag=v), [0, 7, 1000, 7]),
     "from": (
         lambda v: notoken.sendrecv(X, X, *v),

@@ -152,6 +152,15 @@ def test_start_preconditioner_and_trees(solver, d, upper):
     close(join(x), expected)
 
 
+@pytest.mark.parametrize("scale", [1e-9, 1e9])
+@solvers
+def test_preconditioner_of_another_size(solver, d, upper, scale):
+    """The tolerance is relative, also where it is that of the preconditioned residual."""
+    (b,) = vectors(1)
+    x, _ = solver(operator(d, upper), b[MINE], tol=1e-10, maxiter=50, M=lambda v: scale * v)
+    close(x, np.linalg.solve(matrix(d, upper), b)[MINE])
+
+
 @solvers
 def test_limits(solver, d, upper):
     (b,) = vectors(1)

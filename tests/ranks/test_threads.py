@@ -68,17 +68,19 @@ FIRST_CALLS = {
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("call", FIRST_CALLS)
 def test_no_first_call_waits_for_that_of_another_thread(call):
-    """Neighbours begin with different communicators. JAX compiles the program in the first call."""
+    """Neighbours begin with different communicators. JAX compiles the program in the first call,
+    and once more after `jax.clear_caches`."""
     if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
         pytest.skip("MPI allows one thread at a time")
     comms = [MPI.COMM_WORLD.Dup() for _ in range(2)]
-    jax.clear_caches()
 
     def work(i):
         time.sleep(0.3 * ((i + RANK) % 2))
         jax.block_until_ready(FIRST_CALLS[call](jnp.ones(3), comms[i]))
 
-    in_threads(work)
+    for _ in range(2):
+        jax.clear_caches()
+        in_threads(work)
     mpi4jax.flush()
     [comm.Free() for comm in comms]
 
@@ -97,6 +99,34 @@ def test_flush_waits_for_what_a_thread_has_started_that_has_ended():
     thread.join()
     mpi4jax.flush()
     assert comm.Iprobe(RANK, 5)
+    notoken.recv(jnp.ones(()), RANK, tag=5, comm=comm).block_until_ready()
+    comm.Free()
+
+
+def test_flush_waits_for_what_another_thread_keeps():
+    """A program that has not come to its operation, of a thread that goes on."""
+    comm = MPI.COMM_WORLD.Dup()
+
+    @jax.jit
+    def slow(x):
+        x = jax.lax.fori_loop(0, 40, lambda i, x: x @ x / 300, x)
+        return notoken.sendrecv(x[0, 0], x[0, 0], MPI.PROC_NULL, RANK, sendtag=5, comm=comm)
+
+    started, go_on = threading.Event(), threading.Event()
+
+    def work():
+        y = slow(jnp.ones((300, 300)))
+        started.set()
+        go_on.wait()
+        del y
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    started.wait()
+    mpi4jax.flush()
+    assert comm.Iprobe(RANK, 5)
+    go_on.set()
+    thread.join()
     notoken.recv(jnp.ones(()), RANK, tag=5, comm=comm).block_until_ready()
     comm.Free()
 

@@ -146,6 +146,19 @@ def test_sendrecv_of_trees_of_different_types(jit):
         assert_equal(leaf, np.full(before.shape, 1 - RANK, before.dtype))
 
 
+@jits
+def test_sendrecv_of_trees_whose_types_come_in_another_order(jit):
+    """Floats come first on some ranks, and integers on others; messages match all the same."""
+
+    def tree(rank):
+        parts = np.full(2, rank, np.float32), np.full(3, rank, np.int32)
+        return parts if rank % 2 == 0 else parts[::-1]
+
+    y = jit(lambda x, like: notoken.sendrecv(x, like, LEFT, RIGHT))(tree(RANK), tree(LEFT))
+    for actual, expected in zip(y, tree(LEFT), strict=True):
+        assert_equal(actual, expected)
+
+
 def test_status_of_a_tree():
     status = MPI.Status()
     x = {"a": jnp.ones(3), "b": jnp.ones((2, 2))}

@@ -1,0 +1,20 @@
+"""The mean over more ranks than a small float can count."""
+
+from types import SimpleNamespace
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mpi4jax._primitive import mean_of_sum
+from mpi4jax._spec import SPECS
+
+
+@pytest.mark.parametrize(
+    "dtype, size", [("bfloat16", 257), ("float16", 2049), ("float8_e5m2", 9), ("float32", 3)]
+)
+def test_mean_of_many_ranks(dtype, size):
+    total = jnp.full(2, 8, dtype)
+    mean = mean_of_sum(SPECS["allreduce"], {"comm": SimpleNamespace(size=size)}, total)
+    np.testing.assert_array_equal(mean, np.full(2, np.float32(8) / size).astype(mean.dtype))
+    assert mean.dtype == total.dtype
