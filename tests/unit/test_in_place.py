@@ -62,6 +62,10 @@ PROGRAMS = {
     "carried by a scan": (lambda x: scanned(total, x), [True]),
     "carried twice": (lambda x: loop(lambda c: (total(c[0]), c[0]), (x, x)), [False]),
     "not carried": (lambda x: loop(lambda y: total(x) + y, x), [False]),
+    "not carried by a while_loop": (
+        lambda x: lax.while_loop(lambda y: y[0] < 9, lambda y: total(x) + y + 1, x),
+        [False],
+    ),
     "a turn's own": (lambda x: lax.map(total, x.reshape(4, 16)), [True]),
     "in the condition": (
         lambda x: lax.while_loop(lambda y: total(y)[0] < 0, lambda y: total(y), x),
