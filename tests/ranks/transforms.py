@@ -9,7 +9,7 @@ import numpy as np
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from reference import RANK
-from subjects import SHAPE, STEPS, WEIGHTS, close, loss, program, step
+from subjects import COUPLING, SHAPE, STEPS, WEIGHTS, close, loss, program, step
 from table import ROWS
 
 # Name -> function of a Subject.
@@ -304,11 +304,11 @@ def _custom_linear_solve(s):
 
     def solve(b):
         return lax.custom_linear_solve(
-            lambda x: 2 * x + 0.2 * s.u(x), b, iterate, transpose_solve=iterate
+            lambda x: 2 * x + 2 * COUPLING * s.u(x), b, iterate, transpose_solve=iterate
         )
 
     n = WEIGHTS.size
-    matrix = 2 * np.eye(n) + 0.2 * s.ref.matrix.reshape(n, n)
+    matrix = 2 * np.eye(n) + 2 * COUPLING * s.ref.matrix.reshape(n, n)
     inverse = np.linalg.inv(matrix)
 
     def everything(b, t):
