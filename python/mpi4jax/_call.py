@@ -10,31 +10,26 @@ import jax.numpy as jnp
 from . import _eager
 from ._misuse import warn_of_used_token
 from ._packing import bind_trees
-from ._spec import OFFSET, PEERS, SPECS, Params
-from ._tokens import NO_TOKEN, Instead, check_token, create_token, note_call, token_operand
+from ._spec import OFFSET, PEERS, SPECS, Call, Params
+from ._tokens import NO_TOKEN, check_token, create_token, note_call, token_operand
 
 
-def run(name: str, args: tuple[Any, ...], token: Any, p: Params, counts: Any = None) -> Any:
+def run(call: Call, token: Any) -> Any:
     """Run an op; its result, with the new token unless the caller is of `notoken`."""
-    spec = SPECS[name]
-    first = token if type(token) is _eager.First else None
-    if first:
-        token = first.token
-    want = token is not NO_TOKEN
-    if want:
-        if type(token) is Instead:
-            return token.run(spec, args if counts is None else (*args, counts), p)
+    name, p = call.op, call.params
+    with_token = token is not NO_TOKEN
+    if with_token:
         note_call(name, token)
         check_token(name, token)
-    given = () if counts is None else (counts,)
     if _eager.clean():
-        return _eager.run(spec, (*args, *given), p, want, first)
+        return _eager.run(call, with_token)
+    spec = SPECS[name]
     operand = token_operand(token)
     if operand:
         warn_of_used_token(name, token)
-    numbers = [*given, *traced_peers(p)]
-    y, new = bind_trees(spec, args, {**spec.defaults, **p}, operand, numbers)
-    if not want:
+    numbers = [*call.counts, *traced_peers(p)]
+    y, new = bind_trees(spec, call.arrays, {**spec.defaults, **p}, operand, numbers)
+    if not with_token:
         return y
     if not new:
         new = [token if token is not None else create_token()]

@@ -53,20 +53,15 @@ class Comm:
         size: number of ranks.
         any: what eager ops on it are compiled for.
         cache: what is known of it and made for it, and forgotten with it.
-        calls: eager calls on it, as they are made again.
     """
 
-    __slots__ = (
-        *("__weakref__", "any", "cache", "calls", "handle", "key", "mpi", "number", "rank"),
-        "size",
-    )
+    __slots__ = ("__weakref__", "any", "cache", "handle", "key", "mpi", "number", "rank", "size")
 
     def __init__(self, mpi: MPI.Intracomm, key: str):
         self.mpi, self.key, self.handle = mpi, key, _handleof(mpi)
         self.rank, self.size = mpi.Get_rank(), mpi.Get_size()
         self.any = _any_comm(self.rank, self.size)
         self.cache: dict[Any, Any] = {}
-        self.calls: dict[Any, Any] = {}
         self.number = _native.register_comm(key, self.handle, self.rank, self.size)
 
     def __repr__(self) -> str:
@@ -119,13 +114,8 @@ _freed: dict[int, str] = {}  # handle -> key, of the last ones
 _REMEMBERED = 64
 _keys: set[str] = set()
 _count = itertools.count()
-default: Comm | None = None  # once it is made
+_default: Comm | None = None  # once it is made
 _making = threading.RLock()
-
-
-def known_comm(mpi: MPI.Intracomm) -> Comm | None:
-    """That of a communicator that is known here."""
-    return _comms.get(_handleof(mpi))
 
 
 def registered() -> list[Comm]:
@@ -147,7 +137,6 @@ def _forget(mpi: MPI.Comm, keyval: int, comm: Comm) -> None:
         _flush.flush_own()
     _comms.pop(comm.handle, None)
     comm.cache.clear()
-    comm.calls.clear()
     _freed[comm.handle] = comm.key
     while len(_freed) > _REMEMBERED:
         _freed.pop(next(iter(_freed)), None)
@@ -185,16 +174,16 @@ def _register(mpi: MPI.Intracomm) -> Comm:
 
 
 def _default_comm() -> Comm:
-    global default
-    if default is not None:
-        return default
+    global _default
+    if _default is not None:
+        return _default
     with _making:  # two threads of a rank may need it first
-        if default is not None:
-            return default
+        if _default is not None:
+            return _default
         if _native.watch_choose_default("clone") == "world":
             # Ranks have ended that had no use for it, when nobody seemed to be left who would.
-            default = as_comm("mpi4jax", MPI.COMM_WORLD)
-            return default
+            _default = as_comm("mpi4jax", MPI.COMM_WORLD)
+            return _default
         _native.watch_enter("the making of the default communicator (which takes all ranks)")
         try:
             clone = MPI.COMM_WORLD.Clone()
@@ -202,8 +191,8 @@ def _default_comm() -> Comm:
         finally:
             _native.watch_leave()
         clone.Set_name("mpi4jax.default")
-        default = as_comm("mpi4jax", clone)
-        return default
+        _default = as_comm("mpi4jax", clone)
+        return _default
 
 
 def default_comm() -> MPI.Intracomm:
@@ -247,7 +236,7 @@ def join_default_comm() -> None:
     # Cloning is collective. Ranks that never needed the clone would otherwise be in MPI_Finalize
     # while the others, say a pair that exchanges messages, wait in the clone. But ranks that have
     # not imported the package never join.
-    if default is not None or not MPI.Is_initialized() or MPI.Is_finalized():
+    if _default is not None or not MPI.Is_initialized() or MPI.Is_finalized():
         return
     if MPI.COMM_WORLD.size > 1 and (not _job.has_one_directory() or _will_be_made()):
         _default_comm()
@@ -285,7 +274,7 @@ def as_comm(op: str, comm: Any) -> Comm:
             f"{op}: argument 'comm' must be an mpi4py.MPI.Intracomm or None, "
             f"got {type(comm).__name__}: {comm!r}"
         )
-    found = known_comm(comm)
+    found = _comms.get(_handleof(comm))
     if found is not None:
         return found
     if comm == MPI.COMM_NULL:
@@ -299,7 +288,7 @@ def as_comm(op: str, comm: Any) -> Comm:
             "been freed through another handle; expected a live communicator"
         )
     with _making:  # two threads may use it first
-        found = known_comm(comm)
+        found = _comms.get(_handleof(comm))
         return _register(comm) if found is None else found
 
 

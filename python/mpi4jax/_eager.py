@@ -8,24 +8,22 @@ they are in an operand, an int32 vector that the call reads (`Operand::Call` in
 from __future__ import annotations
 
 import functools
-import operator
 import os
 import sys
 from collections.abc import Callable, Sequence
-from types import CodeType
 from typing import Any
 
 import jax
 import numpy as np
 from mpi4py import MPI
 
-from . import _comm, _compat, _native
-from ._comm import Comm, Status, known_comm, known_reduction, registered
+from . import _compat, _native
+from ._comm import Status, registered
 from ._flush import started_here
 from ._packing import bind_trees, pack_arguments, with_templates
 from ._primitive import PRIMITIVES, bind, split
-from ._spec import OFFSET, PEERS, SPECS, Params, Spec
-from ._tokens import NO_TOKEN, ZERO_TOKEN
+from ._spec import OFFSET, PEERS, SPECS, Call, Params, Spec
+from ._tokens import ZERO_TOKEN
 
 clean = _compat.trace_state_clean
 
@@ -36,23 +34,6 @@ _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _NOT_THE_USERS = (_HERE, os.path.dirname(os.path.abspath(jax.__file__)) + os.sep)
 _is_the_users: dict[str, bool] = {}
 
-Site = tuple[Any, int]  # the code may be None
-
-
-def caller(frames: int) -> Site:
-    """The user's code and its instruction, so many frames up at least."""
-    frame: Any = sys._getframe(frames)
-    while frame is not None:
-        code = frame.f_code
-        theirs = _is_the_users.get(code.co_filename)
-        if theirs is None:
-            theirs = not code.co_filename.startswith(_NOT_THE_USERS)
-            _is_the_users[code.co_filename] = theirs
-        if theirs:
-            return code, frame.f_lasti
-        frame = frame.f_back
-    return None, 0
-
 
 @functools.cache
 def _number_of_line(file: str, line: int) -> int:
@@ -60,12 +41,18 @@ def _number_of_line(file: str, line: int) -> int:
     return _native.add_line(f"{os.path.basename(file)}:{line}")
 
 
-def _number(site: Site) -> int:
-    code, instruction = site
-    if code is None:
-        return 0
-    lines = (line for start, end, line in code.co_lines() if start <= instruction < end)
-    return _number_of_line(code.co_filename, next(lines, None) or 0)
+def _number_of_caller() -> int:
+    """That of the user's line which calls, or 0."""
+    frame: Any = sys._getframe(4)  # below are functions of this file alone
+    while frame is not None:
+        file = frame.f_code.co_filename
+        is_the_users = _is_the_users.get(file)
+        if is_the_users is None:
+            is_the_users = _is_the_users[file] = not file.startswith(_NOT_THE_USERS)
+        if is_the_users:
+            return _number_of_line(file, frame.f_lineno)
+        frame = frame.f_back
+    return 0
 
 
 @functools.cache
@@ -75,12 +62,22 @@ def _reads_operands() -> bool:
 
 
 _ANY_STATUS = Status(None)
+_NO_PEERS = [-1] * len(PEERS)
 
 
-def generalize(p: Params, site: Site) -> np.ndarray:
+@functools.lru_cache(1024)
+def _on_device(*numbers: int) -> jax.Array:
+    """These numbers, and an address in two halves, as an operand."""
+    *others, address = numbers
+    halves = np.array([address], np.uint64).view(np.int32)
+    with jax.transfer_guard("allow"):
+        return jax.device_put(np.array([*others, *halves], np.int32))
+
+
+def operand_of(p: Params) -> jax.Array:
     """Take what may change from call to call out of the parameters; the operand that has it."""
     comm, status = p["comm"], p.get("status")
-    peers = [p.get(name, -1) for name in PEERS]
+    peers = [p.get(name, -1) for name in PEERS] if "status" in p or "dest" in p else _NO_PEERS
     p["comm"], p["operand"] = comm.any, "call"
     if "recvtag" in p:
         # The result is the template if there is no sender.
@@ -89,57 +86,38 @@ def generalize(p: Params, site: Site) -> np.ndarray:
         p["status"] = status and _ANY_STATUS
     if "sendtag" in p:
         p["dest"] = p["sendtag"] = None
-    address = np.array([0 if status is None else status.address], np.uint64).view(np.int32)
-    return np.array([*peers, comm.number, _number(site), *address], np.int32)
+    address = 0 if status is None else status.address
+    return _on_device(*peers, comm.number, _number_of_caller(), address)
 
 
-def operand_of(p: Params) -> jax.Array:
-    """The operand of an eager call, of which ``p`` keeps what does not change from call to call."""
-    numbers = generalize(p, caller(2))
-    with jax.transfer_guard("allow"):
-        return jax.device_put(numbers)
-
-
-PROGRAMS: dict[Any, Callable[..., Any]] = {}
-
-
-def program_of(kind: Callable[..., Any], spec: Spec, want: bool, p: Params, cache: Any) -> Any:
-    """The compiled function of an op with these parameters."""
-    key = (kind, spec, want, *p.items())
-    found = cache.get(key)
-    if found is None:
-        found = cache[key] = kind(spec, want, {**spec.defaults, **p, "eager": True})
-    return found
-
-
-def _of_arrays(spec: Spec, want: bool, p: Params) -> Callable[..., Any]:
+def _of_arrays(spec: Spec, with_token: bool, p: Params) -> Callable[..., Any]:
     """The function of one op on arrays.
 
-    With ``want`` it returns a token as well, which is ready when the op has ended.
+    With ``with_token`` it returns a token as well, which is ready when the op has ended.
     """
 
     def call(*args: Any) -> Any:
-        return _returned(spec, want, *bind(spec, *args, **p))
+        return _returned(spec, with_token, *bind(spec, *args, **p))
 
     call.__name__ = spec.name
     return jax.jit(call)
 
 
-def _of_trees(spec: Spec, want: bool, p: Params) -> Callable[..., Any]:
+def _of_trees(spec: Spec, with_token: bool, p: Params) -> Callable[..., Any]:
     """The same for pytrees and for whatever else JAX takes as an array."""
     n = 1 if spec.arrays is None else spec.arrays
 
     def call(*args: Any) -> Any:
-        return _returned(spec, want, bind_trees(spec, args[:n], p, [], args[n:])[0])
+        return _returned(spec, with_token, bind_trees(spec, args[:n], p, [], args[n:])[0])
 
     call.__name__ = spec.name
     return jax.jit(call)
 
 
-def _returned(spec: Spec, want: bool, *y: Any) -> Any:
+def _returned(spec: Spec, with_token: bool, *y: Any) -> Any:
     if not spec.returns:
-        return ZERO_TOKEN if want else None
-    return (y[0], ZERO_TOKEN) if want else y[0]
+        return ZERO_TOKEN if with_token else None
+    return (y[0], ZERO_TOKEN) if with_token else y[0]
 
 
 def _of_primitive(spec: Spec, _: bool, p: Params) -> Callable[..., Any]:
@@ -150,183 +128,102 @@ def _of_primitive(spec: Spec, _: bool, p: Params) -> Callable[..., Any]:
     return jax.jit(call)
 
 
-# ---- The first call
+# ---- Programs that read such an operand
 
-# Threads that call one program with operands of types that are new to it wait in JAX until the
-# first of these calls has *ended*. That call may wait for another rank, which waits for one of the
-# other threads, on another communicator. So the first call does nothing (`Operand::NOTHING` in
-# `src/call.rs`).
-_called: set[Any] = set()
+PROGRAMS: dict[Any, Callable[..., Any]] = {}
 _NOTHING = np.full(8, -1, np.int32)
 
 
 def _type(x: Any) -> Any:
-    if isinstance(x, _compat.ArrayImpl):
+    """The type of an argument, as a part of a key."""
+    if type(x) is _compat.ArrayImpl:
         return x.aval
-    return (x.shape, x.dtype) if isinstance(x, (np.ndarray, np.generic)) else type(x)
+    if isinstance(x, (np.ndarray, np.generic)):
+        return x.shape, x.dtype
+    leaves, tree = jax.tree.flatten(x)
+    return type(x) if any(leaf is x for leaf in leaves) else (tree, *map(_type, leaves))
 
 
-def _types(args: Any) -> tuple[Any, ...]:
-    leaves, tree = jax.tree.flatten(args)
-    return (tree, *map(_type, leaves))
+def run_program(
+    make: Callable[..., Any],
+    spec: Spec,
+    with_token: bool,
+    p: Params,
+    args: Sequence[Any],
+    after: Sequence[Any] = (),
+) -> Any:
+    """Run the compiled function of an op: that of its parameters, and of the types of arguments.
 
+    Threads that call one compiled function with types that are new to it wait in JAX until the
+    first of these calls has *ended*. That call may wait for another rank, which waits for one of
+    the other threads, on another communicator. So the first call does nothing (`Operand::NOTHING`
+    in `src/call.rs`).
 
-def call_once(program: Any, args: Sequence[Any], operand: Any, after: Sequence[Any] = ()) -> None:
-    """Call a program for nothing, unless it has been called with arguments of these types."""
-    if not _compat.caches_are_kept():
-        _called.clear()
-        for comm in registered():
-            comm.cache.clear()
-        _compat.keep_caches()
-    key = (program, type(operand), _types((args, after)))
-    if key not in _called:
-        nothing = _NOTHING
-        if isinstance(operand, jax.Array):
-            with jax.transfer_guard("allow"):
-                nothing = jax.device_put(nothing)
-        with jax.debug_nans(False), jax.debug_infs(False):  # nobody has written its result
-            program(*args, nothing, *after)
-        _called.add(key)
-
-
-def run_program(program: Any, args: Sequence[Any], operand: Any, after: Sequence[Any] = ()) -> Any:
-    """Call a program, whose first call this never is."""
-    call_once(program, args, operand, after)
+    Args:
+        make: makes the function of ``spec``, ``with_token`` and ``p``.
+        args: its arguments before the operand that :func:`operand_of` makes.
+        after: those behind it.
+    """
+    operand = operand_of(p)
+    key = (make, spec, with_token, *p, *p.values(), *map(_type, args), *map(_type, after))
+    program = PROGRAMS.get(key) if _compat.caches_are_kept() else None
+    if program is None:
+        program = _called_once(make(spec, with_token, with_defaults(spec, p)), args, after)
+        PROGRAMS[key] = program
     return program(*args, operand, *after)
 
 
-# ---- Calls that were made before
-
-_REMEMBERED = 1024  # calls, for each communicator
-
-
-class First:
-    """Passed as token: the call is remembered by this key, if its operands are just ``args``."""
-
-    def __init__(self, token: Any, key: tuple[Any, ...], code: CodeType | None, args: Any):
-        self.token, self.key, self.code, self.args = token, key, code, args
-
-
-class _Unknown(Exception):
-    """An argument that no key can stand for."""
+def _called_once(program: Any, args: Sequence[Any], after: Sequence[Any]) -> Any:
+    if not _compat.caches_are_kept():
+        PROGRAMS.clear()
+        _compat.keep_caches()
+    with jax.transfer_guard("allow"):
+        nothing = jax.device_put(_NOTHING)
+    with jax.debug_nans(False), jax.debug_infs(False):  # nobody has written its result
+        program(*args, nothing, *after)
+    return program
 
 
-def _static(x: Any) -> Any:
-    """What stands for an argument that is no operand, in keys."""
-    kind = type(x)
-    if x is None or kind is int or x is NO_TOKEN:
-        return x
-    found: Any = known_reduction(x)
-    if found is None and isinstance(x, MPI.Intracomm):
-        found = known_comm(x)
-    elif kind in (tuple, list):
-        return (kind, *map(_static, x))
-    elif kind is bool:
-        return kind, x
-    elif isinstance(x, np.generic):
-        return kind, x.item()
-    elif kind is np.ndarray and x.dtype != object:
-        return x.dtype, x.shape, x.tobytes()
-    if found is None:
-        raise _Unknown
-    return found
+def with_defaults(spec: Spec, p: Params) -> Params:
+    return {**spec.defaults, **p, "eager": True}
 
 
-def remembering(name: str, function: Callable[..., Any], want: bool = True) -> Callable[..., Any]:
-    """The function of an op, which makes eager calls again as it has made them before.
-
-    Without ``want`` it takes no token and returns none.
-    """
-    spec = SPECS[name]
-    n = 1 if spec.arrays is None else spec.arrays
-    fixed: dict[str, Any] = {} if want else {"token": NO_TOKEN}
-    mine = (name, want)
-
-    # Names of this function's own, which are found sooner: all of it is done in each call.
-    array, constants, is_the_users = _compat.ArrayImpl, _comm.constants, _is_the_users
-    caches_are_kept, frame_of, has_counts = _compat.caches_are_kept, sys._getframe, spec.has_counts
-
-    @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        if has_counts or not clean() or not caches_are_kept():
-            return function(*args, **kwargs, **fixed)
-        started_here()
-        frame = frame_of(1)
-        code, instruction = frame.f_code, frame.f_lasti
-        if not is_the_users.get(code.co_filename):
-            code, instruction = caller(2)
-        comm, arrays = _comm.default, args[:n]
-        key = [mine, id(code), instruction]
-        try:
-            for x in arrays:
-                key.append(x.aval if type(x) is array else _types(x))
-            for x in args[n:]:
-                known = constants.get(id(x))
-                if known is None:
-                    known = _static(x)
-                    if type(known) is Comm:
-                        comm = known
-                key.append(known)
-            for argument, x in kwargs.items():
-                known = constants.get(id(x))
-                if known is None:
-                    known = x.aval if type(x) is array and argument == "token" else _static(x)
-                    if type(known) is Comm:
-                        comm = known
-                key += argument, known
-            found = comm.calls.get(tuple(key)) if comm else None
-        except _Unknown:
-            return function(*args, **kwargs, **fixed)
-        if found is None:
-            token = NO_TOKEN if fixed else kwargs.pop("token", None)
-            first = First(token, tuple(key), code, arrays)
-            return function(*args, **kwargs, token=first)
-        program, operand, _ = found
-        return program(*arrays) if operand is None else program(*arrays, operand)
-
-    return call
+def run_without_operand(
+    make: Callable[..., Any], spec: Spec, with_token: bool, p: Params, args: Sequence[Any]
+) -> Any:
+    """Run the compiled function of an op for one communicator, where no operand can be read."""
+    key, cache = (make, spec, with_token, *p.items()), p["comm"].cache
+    if not _compat.caches_are_kept():
+        for comm in registered():
+            comm.cache.clear()
+        _compat.keep_caches()
+    program = cache.get(key)
+    if program is None:
+        program = cache[key] = make(spec, with_token, with_defaults(spec, p))
+    return program(*args)
 
 
 # ---- Calls
 
 
-def run(spec: Spec, args: tuple[Any, ...], p: Params, want: bool, first: First | None) -> Any:
-    """Run an op on its arrays, with its counts behind them."""
+def run(call: Call, with_token: bool) -> Any:
+    """Run an op."""
     started_here()
-    comm, status = p["comm"], p.get("status")
+    spec, args, p = SPECS[call.op], call.arrays + call.counts, call.params
     kind = _of_trees if spec.has_blocks or spec.has_counts else _of_arrays
-    if any(type(x) not in _ARRAYS for x in args):
-        kind = _of_trees
+    for x in args:
+        if type(x) not in _ARRAYS:
+            kind = _of_trees
+    run_it = run_program if _reads_operands() else run_without_operand
     try:
-        program, operand = _prepared(kind, spec, want, args, p)
-        out = program(*args) if operand is None else program(*args, operand)
+        out = run_it(kind, spec, with_token, dict(p), args)
     except TypeError:
         # Says which argument is no array, if that is why.
-        pack_arguments(spec, args[: spec.arrays], p)
+        pack_arguments(spec, call.arrays, p)
         if not any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(args)):
             raise
-        return run(spec, tuple(with_templates(x) for x in args), p, want, None)
-    if status is not None:
-        return jax.block_until_ready(out)
-    if first and len(args) == len(first.args) and all(map(operator.is_, args, first.args)):
-        if len(comm.calls) > _REMEMBERED:
-            comm.calls.clear()
-        # The code, too, whose id is in the key: it must live.
-        comm.calls[first.key] = program, operand, first.code
-    return out
-
-
-def _prepared(
-    kind: Callable[..., Any], spec: Spec, want: bool, args: Sequence[Any], p: Params
-) -> tuple[Any, jax.Array | None]:
-    """The compiled function for a call, and its operand after the arrays, if it has one."""
-    p = dict(p)
-    if not _reads_operands():
-        return program_of(kind, spec, want, p, p["comm"].cache), None
-    operand = operand_of(p)
-    program = program_of(kind, spec, want, p, PROGRAMS)
-    call_once(program, args, operand)
-    return program, operand
+        return run(call._replace(arrays=tuple(map(with_templates, call.arrays))), with_token)
+    return out if p.get("status") is None else jax.block_until_ready(out)
 
 
 def take_peers(p: Params, numbers: list[Any]) -> None:
@@ -342,13 +239,11 @@ def run_params(spec: Spec, *args: Any, **p: Any) -> Any:
     if jax.config.jax_disable_jit:  # then the program below would come here again
         return _compat.eval_primitive(PRIMITIVES[spec.name])(*args, **p)
     if not _reads_operands():
-        return program_of(_of_primitive, spec, False, p, p["comm"].cache)(*args)
+        return run_without_operand(_of_primitive, spec, False, p, args)
     status = p.get("status")
     arrays, numbers, token = split(spec, p, args)
     counts = numbers if spec.has_counts else []
     if not counts:
         take_peers(p, numbers)
-    operand = operand_of(p)
-    program = program_of(_of_primitive, spec, False, p, PROGRAMS)
-    out = run_program(program, [*arrays, *counts], operand, token)
+    out = run_program(_of_primitive, spec, False, p, [*arrays, *counts], token)
     return out if status is None else jax.block_until_ready(out)

@@ -42,7 +42,6 @@ class Lowering:
     def __init__(self, ctx: mlir.LoweringRuleContext, spec: Spec, p: Params, on_gpu: bool):
         self.ctx, self.spec, self.p, self.on_gpu = ctx, spec, p, on_gpu
         self.in_place = p.get("in_place", False)
-        self.detached = p.get("detached", False) and not on_gpu
         self.numbers: Operands = []
         if effect not in ctx.tokens_in.effects():
             raise NotImplementedError(f"{spec.name}: called {HIDDEN}")
@@ -79,9 +78,6 @@ class Lowering:
         outs = [*wire, *learnt]
         values = [value for value, _ in carried]
         target = self._gpu_target(op, carried) if self.on_gpu else f"mpi4jax_{op}"
-        if self.detached:
-            target += "_detached"
-            self.lengthen()
         attrs |= self.parts(op, operands, out)
         if in_place is None:
             in_place = self.in_place and op == self.spec.name
@@ -110,13 +106,6 @@ class Lowering:
         if learnt and not self.spec.has_counts:
             results[-1] = self.local(lambda e: e + OFFSET, learnt[0], (results[-1], learnt[0]))
         return results
-
-    def lengthen(self) -> None:
-        """Emit calls that do nothing. XLA's CPU runtime carries out sequences of up to 8 calls and
-        kernels one after the other, also where the next does not depend on the one before."""
-        ctx = self.ctx.replace(avals_in=[], avals_out=[_compat.abstract_token])
-        for _ in range(8):
-            jax.ffi.ffi_lowering("mpi4jax_after", has_side_effect=True)(ctx)
 
     def parts(self, op: str, operands: Sequence[Operand], out: Sequence[Any]) -> Params:
         """What the call of ``op`` says of parts, or of rows, if it has any."""

@@ -209,5 +209,5 @@ def warn_of_used_token(op: str, token: Any) -> None:
     warnings.warn(
         f"{op}: this token was already used by another op; pass on the token that the other op "
         "returned (the order is that of the program in any case)",
-        stacklevel=5,
+        stacklevel=4,
     )

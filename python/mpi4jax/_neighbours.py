@@ -10,11 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 from mpi4py import MPI
 
+from ._call import run
 from ._comm import Comm, as_comm
 from ._packing import zeros_like
-from ._request import End, Joint
-from ._tokens import NO_TOKEN, Instead, with_token
-from .ops.alltoallv import alltoallv
+from ._request import End
+from ._spec import SPECS, Call
+from ._tokens import NO_TOKEN, with_token
 
 _KINDS = {MPI.CART: MPI.Cartcomm, MPI.GRAPH: MPI.Graphcomm, MPI.DIST_GRAPH: MPI.Distgraphcomm}
 
@@ -72,13 +73,16 @@ class _InOrder:
         return rows[np.array(self.received, int)]
 
 
-def _exchange(name: str, edges: _Edges, blocks: Any, token: Any) -> Any:
+def _prepare(name: str, edges: _Edges, blocks: Any) -> tuple[Call, End]:
     """Send the blocks of a tree, which are in the order of `edges.sent`."""
     counts = edges.counts(edges.outs), edges.counts(edges.ins)
-    end = End(name, _InOrder(tuple(edges.received)))
-    if type(token) is Instead:
-        return Joint([alltoallv(blocks, *counts, comm=edges.comm.mpi, token=token), ()], end)
-    y, token = with_token(alltoallv, token, blocks, *counts, comm=edges.comm.mpi)
+    call = SPECS["alltoallv"].prepare(blocks, *counts, comm=edges.comm.mpi)
+    return call, End(name, _InOrder(tuple(edges.received)))
+
+
+def _run(prepared: tuple[Call, End], token: Any) -> Any:
+    call, end = prepared
+    y, token = with_token(run, token, call)
     y = end.result([y], ())
     return y if token is NO_TOKEN else (y, token)
 
@@ -121,6 +125,10 @@ def neighbor_alltoall(x: Any, comm: MPI.Intracomm, *, token: Any = None) -> Any:
 
     See also: :func:`neighbor_allgather`, :func:`halo_exchange`, :func:`alltoallv`.
     """
+    return _run(_prepare_alltoall(x, comm), token)
+
+
+def _prepare_alltoall(x: Any, comm: MPI.Intracomm) -> tuple[Call, End]:
     name = "neighbor_alltoall"
     edges = _Edges(name, comm)
 
@@ -134,7 +142,7 @@ def neighbor_alltoall(x: Any, comm: MPI.Intracomm, *, token: Any = None) -> Any:
             )
         return leaf[np.array(edges.sent, int)]
 
-    return _exchange(name, edges, jax.tree.map(chosen, x), token)
+    return _prepare(name, edges, jax.tree.map(chosen, x))
 
 
 def neighbor_allgather(x: Any, comm: MPI.Intracomm, *, token: Any = None) -> Any:
@@ -169,6 +177,10 @@ def neighbor_allgather(x: Any, comm: MPI.Intracomm, *, token: Any = None) -> Any
 
     See also: :func:`neighbor_alltoall`, :func:`allgather`.
     """
+    return _run(_prepare_allgather(x, comm), token)
+
+
+def _prepare_allgather(x: Any, comm: MPI.Intracomm) -> tuple[Call, End]:
     name = "neighbor_allgather"
     edges = _Edges(name, comm)
 
@@ -176,4 +188,8 @@ def neighbor_allgather(x: Any, comm: MPI.Intracomm, *, token: Any = None) -> Any
         leaf = jnp.asarray(leaf)
         return jnp.broadcast_to(leaf, (len(edges.sent), *leaf.shape))
 
-    return _exchange(name, edges, jax.tree.map(repeated, x), token)
+    return _prepare(name, edges, jax.tree.map(repeated, x))
+
+
+# What each of these functions sends, and what it makes of what has come.
+PREPARE = {neighbor_alltoall: _prepare_alltoall, neighbor_allgather: _prepare_allgather}

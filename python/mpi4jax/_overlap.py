@@ -22,16 +22,16 @@ from . import _compat, _neighbours, _requests_lowering, ops
 from ._arguments import ANY_SOURCE, ANY_TAG
 from ._call import traced_peers
 from ._comm import MEAN, as_reduction
-from ._eager import PROGRAMS, clean, operand_of, program_of, run_program, take_peers
+from ._eager import clean, run_program, take_peers
 from ._flush import started_here
 from ._misuse import refuse_second_wait
 from ._order import behind, ready
 from ._packing import check_no_keys, pack_arguments, with_templates
 from ._primitive import mean_of_sum, split, sum_of_mean
-from ._request import Joint, Of, Request
+from ._request import End, Joint, Of, Request
 from ._requests import HANDLE, split_wait, start_p, wait_p
-from ._spec import SPECS, Params, Spec, first_axes
-from ._tokens import ZERO_TOKEN, Instead
+from ._spec import SPECS, Call, Params, Spec, first_axes
+from ._tokens import ZERO_TOKEN
 
 del _requests_lowering  # has registered how the primitives are compiled
 
@@ -120,7 +120,9 @@ def _start_program(spec: Spec, _: bool, p: Params) -> Callable[..., Any]:
     return jax.jit(call)
 
 
-def _run(spec: Spec, args: tuple[Any, ...], p: Params) -> Request:
+def start(call: Call) -> Request:
+    """Start an op."""
+    spec, p = SPECS[call.op], call.params
     name = f"i{spec.name}"
     if p.get("status") is not None:
         raise TypeError(f"{name}: takes no status; expected status=None, or {spec.name}")
@@ -131,6 +133,7 @@ def _run(spec: Spec, args: tuple[Any, ...], p: Params) -> Request:
             f"{name}: source=MPI.ANY_SOURCE with tag=MPI.ANY_TAG would take the messages of "
             f"derivatives; name one of the two, or use {spec.name}"
         )
+    args = call.arrays + call.counts
     if spec.start is not None:
         return spec.start(_begin, args, p)
     return _begin(spec.name, args, p)
@@ -144,11 +147,8 @@ def _begin(op: str, args: Sequence[Any], p: Params) -> Request:
     if not clean():
         return _start(spec, [*args, *traced_peers(p)], p)
     started_here()
-    eager = dict(p)
-    operand = operand_of(eager)
-    program = program_of(_start_program, spec, False, eager, PROGRAMS)
     try:
-        request = run_program(program, [*map(with_templates, args)], operand)
+        request = run_program(_start_program, spec, False, dict(p), [*map(with_templates, args)])
     except TypeError:
         # Says which argument is no array, if that is why.
         pack_arguments(spec, args[: spec.arrays], p)
@@ -156,10 +156,18 @@ def _begin(op: str, args: Sequence[Any], p: Params) -> Request:
     return Request(request._children, replace(request._of, params=tuple(sorted(p.items()))))
 
 
-def _started(op: Callable[..., Any], mpi: str | None = None) -> Callable[..., Any]:
-    """The function that starts an op, by an MPI function, MPI_Isend by default."""
-    token, left_out = Instead(_run), {"token", "status"}
-    given, function = inspect.signature(op), inspect.unwrap(op)
+def _started(
+    op: Callable[..., Any], begin: Callable[..., Request], mpi: str | None = None
+) -> Callable[..., Any]:
+    """The function that starts an op, by an MPI function, MPI_Isend by default.
+
+    Args:
+        op: the function that waits for it.
+        begin: starts it, given the arguments of that function by their names.
+        mpi: the MPI function.
+    """
+    left_out = {"token", "status"}
+    given = inspect.signature(op)
     # A wildcard has no derivative here.
     changed = {"source": inspect.Parameter.empty, "tag": 0, "recvtag": 0}
     parameters = [
@@ -172,7 +180,7 @@ def _started(op: Callable[..., Any], mpi: str | None = None) -> Callable[..., An
     def call(*args: Any, **kwargs: Any) -> Any:
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
-        return function(*bound.args, **bound.kwargs, token=token)
+        return begin(**bound.arguments)
 
     call.__name__ = call.__qualname__ = f"i{op.__name__}"
     call.__module__ = "mpi4jax"
@@ -200,9 +208,29 @@ def _documentation(op: Callable[..., Any], function: str) -> str:
     """
 
 
-_OPS = [_started(getattr(ops, op), spec.started) for op, spec in SPECS.items() if spec.starts]
-_MADE_OF_OPS = [_neighbours.neighbor_allgather, _neighbours.neighbor_alltoall]
-STARTED = {start.__name__: start for start in (*_OPS, *map(_started, _MADE_OF_OPS))}
+def _starts(prepare: Callable[..., Call]) -> Callable[..., Request]:
+    return lambda **arguments: start(prepare(**arguments))
+
+
+def _starts_made_of(prepare: Callable[..., tuple[Call, End]]) -> Callable[..., Request]:
+    """The same of a function that is made of an op."""
+
+    def begin(**arguments: Any) -> Request:
+        call, end = prepare(**arguments)
+        return Joint([start(call), ()], end)
+
+    return begin
+
+
+_FUNCTIONS = [
+    *(
+        _started(getattr(ops, op), _starts(spec.prepare), spec.started)
+        for op, spec in SPECS.items()
+        if spec.starts
+    ),
+    *(_started(op, _starts_made_of(prepare)) for op, prepare in _neighbours.PREPARE.items()),
+]
+STARTED = {function.__name__: function for function in _FUNCTIONS}
 globals().update(STARTED)
 
 
@@ -310,10 +338,8 @@ def _result(request: Request, there: list[Any]) -> Any:
     if not clean() or any(isinstance(x, jax.core.Tracer) for x in (*handles, *counts)):
         return _wait(of, handles, p, counts)
     started_here()
-    operand = operand_of(p)
     p["request"] = replace(of, params=())
-    program = program_of(_wait_program, of.spec, False, p, PROGRAMS)
-    y = run_program(program, [handles, *counts], operand)
+    y = run_program(_wait_program, of.spec, False, p, [handles, *counts])
     return y if of.spec.returns else None
 
 
@@ -392,9 +418,8 @@ def _evaluate(primitive: Any, tell: Any, program: Callable[..., Any]) -> None:
         of, given = p.pop("of"), p.pop("given", None)
         counts = numbers[: SPECS[of].has_counts]
         take_peers(p, numbers[len(counts) :])
-        operand = operand_of(p)
-        found = program_of(program, SPECS[of], False, {**p, "given": given}, PROGRAMS)
-        return run_program(found, [*arrays, *counts], operand, token)
+        q = {**p, "given": given}
+        return run_program(program, SPECS[of], False, q, [*arrays, *counts], token)
 
     primitive.def_impl(run)
 

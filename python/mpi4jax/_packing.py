@@ -199,10 +199,16 @@ def bind_trees(
     packed = pack_arguments(spec, trees, p)
     check_no_keys(spec, p, packed[0])
     results: dict[Any, Any] = {}
-    learnt: Any = None  # there is a leaf
+    learnt: Any = None
     dtypes = packed[0].groups
     if len(packed) == 2:
         dtypes = _groups([x.dtype for side in packed for x in side.leaves])
+    if (
+        spec.has_counts and not dtypes
+    ):  # no rows go anywhere, and ranks tell each other their counts
+        row = SPECS["alltoall"]
+        q = {k: v for k, v in p.items() if k in row.params | {"operand", "eager"}}
+        learnt, *token = bind(row, *numbers, *token, **row.defaults, **q)
     for dtype in dtypes:
         row, q, sides = spec, p, packed
         if len(packed) == 2 and not all(dtype in side.groups for side in packed):

@@ -17,7 +17,7 @@ import jax
 from jax.extend.core import ClosedJaxpr, Primitive
 from jax.interpreters import mlir
 
-from . import _compat, _detached, _in_place
+from . import _compat, _in_place
 from ._flush import started_here
 from ._misuse import refuse_lost_requests, warn_of_discarded
 from ._primitive import HIDDEN, effect
@@ -75,7 +75,7 @@ def _hide(jaxpr: ClosedJaxpr, donated: Sequence[bool], for_export: bool) -> Clos
     # here, outside of scopes only. Programs of several devices are ordered by runtime tokens alone.
     if for_export or _compat.has_refs(jaxpr) or jax.local_device_count() > 1:
         return jaxpr
-    return _scoped(_detached.mark(_in_place.mark(jaxpr, donated)))
+    return _scoped(_in_place.mark(jaxpr, donated))
 
 
 if not _compat.replace_lowered(effect, _hide, widen, SEVERAL_DEVICES, f"mpi4jax: called {HIDDEN}"):

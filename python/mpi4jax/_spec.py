@@ -29,7 +29,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from mpi4py import MPI
 
@@ -39,6 +39,22 @@ Params = dict[str, Any]
 
 OFFSET = 3  # makes all of MPI's constants positive
 PEERS = ("source", "recvtag", "dest", "sendtag")
+
+
+class Call(NamedTuple):
+    """A call of an op, with all that its function was given but for the token.
+
+    Attributes:
+        op: name of the op.
+        arrays: arguments that are arrays, or pytrees of arrays.
+        params: the others, as parameters of the primitive.
+        counts: of an op that takes counts, the array of them.
+    """
+
+    op: str
+    arrays: tuple[Any, ...]
+    params: Params
+    counts: tuple[Any, ...] = ()
 
 
 def is_root(p: Params) -> bool:
@@ -61,6 +77,7 @@ class Spec:
             ``"per rank"``.
         started: the MPI function that starts it without waiting for its end, if the native module
             does.
+        prepare: makes a :class:`Call` of the arguments of its function, by their names.
         self_test: how ``python -m mpi4jax`` tests it: a call and what it must return.
         lower: how its primitive is lowered; by default every rank calls it.
         adjoint: the same of its transpose, if that is no other op. The primitive then has a
@@ -90,6 +107,7 @@ class Spec:
     at_root: tuple[str, str]
     elsewhere: tuple[str, str]
     started: str | None
+    prepare: Callable[..., Call]
     self_test: Callable[[Any], Any]
     lower: Callable[..., Any] | None = None
     adjoint: Callable[..., Any] | None = None

@@ -27,14 +27,6 @@ class _NoToken:
 NO_TOKEN = _NoToken()
 
 
-class Instead:
-    """Passed as token: ``run`` gets the op, its arrays, with its counts behind them, and its
-    parameters; its result is the result."""
-
-    def __init__(self, run: Callable[..., Any]):
-        self.run = run
-
-
 ZERO_TOKEN = np.zeros((), np.float32)
 
 
@@ -176,14 +168,12 @@ def _doc_without_token(doc: str) -> str:
     return doc
 
 
-def without_token(op: Callable[..., Any], module: str, call: Any = None) -> Callable[..., Any]:
-    """A function of :mod:`mpi4jax` as the one of ``module`` that takes and returns no token, which
-    is ``call``, if there is one."""
-    if call is None:
+def without_token(op: Callable[..., Any], module: str) -> Callable[..., Any]:
+    """A function of :mod:`mpi4jax` as the one of ``module`` that takes and returns no token."""
 
-        @functools.wraps(op)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            return op(*args, token=NO_TOKEN, **kwargs)
+    @functools.wraps(op)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return op(*args, token=NO_TOKEN, **kwargs)
 
     call.__doc__ = _doc_without_token(op.__doc__ or "")
     call.__module__ = module

@@ -10,8 +10,8 @@ Variable                  Default     Meaning
                                       only reports
 ``MPI4JAX_DUMP_DIR``      the         where ranks leave their state; for ranks on several hosts a
                           system's    directory that all of them see
-``MPI4JAX_CHECK``         samples     1: compare operations before they run; 2: source lines too; 0:
-                                      do not even compare ``samples`` afterwards
+``MPI4JAX_CHECK``         samples     1: compare operations before they run; 0: do not even
+                                      compare ``samples`` afterwards
 ``MPI4JAX_TRACE``         none        file for a timeline; ``{rank}`` in it is replaced, or the
                                       rank is put before the suffix
 ``MPI4JAX_ABORT``         1           0: a failing rank does not end the job
@@ -99,8 +99,8 @@ def set_check() -> None:
     Raises:
         ValueError: the environment variable has a wrong value.
     """
-    check = _choice("MPI4JAX_CHECK", "samples", "samples", *_FALSE, *_TRUE, "2")
-    _native.set_check({"samples": 3, "2": 2}.get(check, int(check in _TRUE)))
+    check = _choice("MPI4JAX_CHECK", "samples", "samples", *_FALSE, *_TRUE)
+    _native.set_check(3 if check == "samples" else int(check in _TRUE))
 
 
 def start() -> None:

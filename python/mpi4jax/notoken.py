@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from . import _assert_equal, _blocks, _neighbours, _overlap, ops
 from ._comm import MEAN, default_comm
-from ._eager import remembering
 from ._flush import flush
 from ._jit import jit
 from ._overlap import *  # noqa: F403
@@ -36,11 +35,9 @@ _WITH_TOKENS = (
     _neighbours.neighbor_alltoall,
 )
 WITHOUT_TOKENS = {
-    name: without_token(op, __name__, remembering(name, op.__wrapped__, want=False))
-    for name in ops.__all__
-    for op in [getattr(ops, name)]
+    op.__name__: without_token(op, __name__)
+    for op in (*(getattr(ops, name) for name in ops.__all__), *_WITH_TOKENS)
 }
-WITHOUT_TOKENS |= {op.__name__: without_token(op, __name__) for op in _WITH_TOKENS}
 globals().update(WITHOUT_TOKENS)
 
 __all__ = [

@@ -14,7 +14,7 @@ from .. import _cart, _faces, _native
 from .._call import run
 from .._definition import define
 from .._lowering import Avals, Lowering, Operands, carrier
-from .._spec import Params
+from .._spec import Call, Params
 
 
 def _describe(p: Params, avals: Sequence[Any]) -> np.ndarray:
@@ -73,8 +73,29 @@ def _self_test(t: Any) -> Any:
     return lambda: t.ops.halo_exchange(np.stack([t.x, t.x, t.x], 1), ring), halo
 
 
+def _prepare(
+    x: Any,
+    cart: MPI.Cartcomm,
+    axes: int | Sequence[int | None] | None,
+    width: int | Sequence[int | tuple[int, int]],
+    corners: bool,
+) -> Call:
+    name = "halo_exchange"
+    comm = _cart.as_cart(name, cart)
+    chosen, widths = _cart.axes_of(name, comm, axes), _cart.widths_of(name, comm, width)
+    exchanged = tuple(k for k, axis in enumerate(chosen) if axis is not None)
+    p = {
+        "comm": comm,
+        "axes": tuple(chosen[k] for k in exchanged),
+        "widths": tuple(widths[k] for k in exchanged),
+        "neighbours": _cart.neighbours(comm, exchanged, bool(corners)),
+    }
+    return Call(name, (x,), p)
+
+
 define(
     "halo_exchange",
+    prepare=_prepare,
     lower=_lower,
     adjoint=_lower,
     start=_faces.start,
@@ -139,14 +160,4 @@ def halo_exchange(
 
     See also: :func:`scatter_blocks`, :func:`gather_blocks`, :func:`sendrecv`.
     """
-    name = "halo_exchange"
-    comm = _cart.as_cart(name, cart)
-    chosen, widths = _cart.axes_of(name, comm, axes), _cart.widths_of(name, comm, width)
-    exchanged = tuple(k for k, axis in enumerate(chosen) if axis is not None)
-    p = {
-        "comm": comm,
-        "axes": tuple(chosen[k] for k in exchanged),
-        "widths": tuple(widths[k] for k in exchanged),
-        "neighbours": _cart.neighbours(comm, exchanged, bool(corners)),
-    }
-    return run(name, (x,), token, p)
+    return run(_prepare(x, cart, axes, width, corners), token)

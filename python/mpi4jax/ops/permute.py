@@ -13,9 +13,24 @@ from .._call import run
 from .._comm import Comm, as_comm
 from .._definition import define
 from .._lowering import everywhere
+from .._spec import Call
+
+
+def _prepare(x: Any, pairs: Sequence[tuple[int, int]], comm: MPI.Intracomm | None) -> Call:
+    c = as_comm("permute", comm)
+    known = _pairs_of(pairs, c)
+    p = {
+        "comm": c,
+        "rows": (None, None),
+        "sends": _to_and_from(c, [dest for source, dest in known if source == c.rank]),
+        "receives": _to_and_from(c, [source for source, dest in known if dest == c.rank]),
+    }
+    return Call("permute", (x,), p)
+
 
 define(
     "permute",
+    prepare=_prepare,
     adjoint=everywhere,
     self_test=lambda t: (
         lambda: t.ops.permute(t.x, [(r, (r + 1) % t.size) for r in range(t.size)]),
@@ -90,15 +105,7 @@ def permute(
 
     See also: :func:`sendrecv`, :func:`alltoallv`.
     """
-    c = as_comm("permute", comm)
-    known = _pairs_of(pairs, c)
-    p = {
-        "comm": c,
-        "rows": (None, None),
-        "sends": _to_and_from(c, [dest for source, dest in known if source == c.rank]),
-        "receives": _to_and_from(c, [source for source, dest in known if dest == c.rank]),
-    }
-    return run("permute", (x,), token, p)
+    return run(_prepare(x, pairs, comm), token)
 
 
 def _to_and_from(comm: Comm, ranks: list[int]) -> tuple[_rows.Part, ...]:

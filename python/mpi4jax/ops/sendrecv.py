@@ -14,7 +14,7 @@ from .._definition import define
 from .._derivative import Back
 from .._lowering import Avals, Lowering, Operands
 from .._request import End, Joint, Request
-from .._spec import SPECS, Params
+from .._spec import SPECS, Call, Params
 
 
 def _lower(low: Lowering, xs: Operands, out: Avals) -> list[Any]:
@@ -41,8 +41,31 @@ def _start(start: Callable[..., Request], args: Sequence[Any], p: Params) -> Joi
     return Joint([one("recv", recvbuf), one("send", sendbuf), ()], End("sendrecv", _received))
 
 
+def _prepare(
+    sendbuf: Any,
+    recvbuf: Any,
+    source: int,
+    dest: int,
+    sendtag: int,
+    recvtag: int,
+    comm: MPI.Intracomm | None,
+    status: MPI.Status | None = None,
+) -> Call:
+    c = as_comm("sendrecv", comm)
+    p = {
+        "comm": c,
+        "source": source_of("sendrecv", "source", source, c),
+        "dest": dest_of("sendrecv", "dest", dest, c),
+        "sendtag": tag_of("sendrecv", "sendtag", sendtag),
+        "recvtag": tag_of("sendrecv", "recvtag", recvtag, wildcard=True),
+        "status": as_status("sendrecv", status),
+    }
+    return Call("sendrecv", (sendbuf, recvbuf), p)
+
+
 define(
     "sendrecv",
+    prepare=_prepare,
     lower=_lower,
     transpose=_transpose,
     start=_start,
@@ -100,13 +123,4 @@ def sendrecv(
 
     See also: :func:`send`, :func:`recv`.
     """
-    c = as_comm("sendrecv", comm)
-    p = {
-        "comm": c,
-        "source": source_of("sendrecv", "source", source, c),
-        "dest": dest_of("sendrecv", "dest", dest, c),
-        "sendtag": tag_of("sendrecv", "sendtag", sendtag),
-        "recvtag": tag_of("sendrecv", "recvtag", recvtag, wildcard=True),
-        "status": as_status("sendrecv", status),
-    }
-    return run("sendrecv", (sendbuf, recvbuf), token, p)
+    return run(_prepare(sendbuf, recvbuf, source, dest, sendtag, recvtag, comm, status), token)
