@@ -12,7 +12,9 @@ from mpi4py import MPI
 from reference import LEFT, RANK, RIGHT, SIZE, assert_equal, compilations
 
 import mpi4jax
-from mpi4jax import _comm, _eager, _native, notoken
+from mpi4jax import _native, notoken
+from mpi4jax._call import eager
+from mpi4jax._op import comm as _comm
 
 X = jnp.arange(3, dtype=np.float32) + 10 * RANK
 
@@ -132,7 +134,7 @@ def test_nothing_is_kept_of_a_communicator():
     comm = MPI.COMM_WORLD.Dup()
     use(comm)
     comm.Free()
-    programs = len(_eager.PROGRAMS)
+    programs = len(eager.PROGRAMS)
     comm = MPI.COMM_WORLD.Dup()
     use(comm)
     kept = weakref.ref(_comm.as_comm("", comm))
@@ -142,7 +144,7 @@ def test_nothing_is_kept_of_a_communicator():
     gc.collect()
     assert kept() is None
     if not _native.is_gpu_on_cpu():
-        assert len(_eager.PROGRAMS) == programs
+        assert len(eager.PROGRAMS) == programs
 
 
 def test_two_threads_use_a_communicator_first():
@@ -171,7 +173,7 @@ def test_two_threads_use_a_communicator_first():
 @pytest.mark.parametrize("way", ["arrays", "trees", "derivatives"])
 def test_an_error_names_the_callers_line(way, monkeypatch):
     """Although the program was compiled for another caller."""
-    monkeypatch.setattr(_eager, "_on_device", break_destination(_eager._on_device))
+    monkeypatch.setattr(eager, "_on_device", break_destination(eager._on_device))
     x = {"arrays": X, "trees": (X, 1), "derivatives": X}[way]
 
     comm = MPI.COMM_WORLD.Dup()
@@ -199,7 +201,7 @@ def test_lines_of_one_function_are_told_apart(monkeypatch):
         return notoken.sendrecv(X, X, MPI.PROC_NULL, MPI.PROC_NULL, comm=comm)
 
     call(True)
-    monkeypatch.setattr(_eager, "_on_device", break_destination(_eager._on_device))
+    monkeypatch.setattr(eager, "_on_device", break_destination(eager._on_device))
     line = call.__code__.co_firstlineno + 3
     with pytest.raises(Exception, match=rf"test_eager\.py:{line}\b"):
         jax.block_until_ready(call(False))

@@ -4,7 +4,7 @@ Each takes and returns arrays or pytrees of arrays, blocks no Python (like every
 and happens exactly once per execution, in program order, also if its results are unused.
 """
 
-from .._spec import SPECS as SPECS
+from .._op.spec import SPECS as SPECS
 from .allgather import allgather
 from .allgatherv import allgatherv
 from .allreduce import allreduce

@@ -6,11 +6,11 @@ from typing import Any
 
 from mpi4py import MPI
 
-from .._call import run
-from .._comm import as_comm
-from .._definition import define
-from .._lowering import Avals, Lowering, Operands
-from .._spec import Call
+from .._call.call import run
+from .._call.definition import define
+from .._compile.lowering import Avals, Lowering, Operands
+from .._op.comm import as_comm
+from .._op.spec import Call
 
 
 def _adjoint(low: Lowering, xs: Operands, out: Avals) -> list[Any]:

@@ -7,12 +7,12 @@ from typing import Any
 
 from mpi4py import MPI
 
-from .. import _rows
-from .._call import run
-from .._comm import as_comm
-from .._definition import define
-from .._lowering import Avals, Lowering, Operands
-from .._spec import Call
+from .._call.call import run
+from .._call.definition import define
+from .._compile.lowering import Avals, Lowering, Operands
+from .._op import rows as _rows
+from .._op.comm import as_comm
+from .._op.spec import Call
 
 
 def _adjoint(low: Lowering, xs: Operands, out: Avals) -> list[Any]:

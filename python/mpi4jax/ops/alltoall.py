@@ -6,10 +6,10 @@ from typing import Any
 
 from mpi4py import MPI
 
-from .._call import run
-from .._comm import as_comm
-from .._definition import define
-from .._spec import Call
+from .._call.call import run
+from .._call.definition import define
+from .._op.comm import as_comm
+from .._op.spec import Call
 
 
 def _prepare(x: Any, comm: MPI.Intracomm | None) -> Call:

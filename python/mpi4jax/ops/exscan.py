@@ -6,12 +6,12 @@ from typing import Any
 
 from mpi4py import MPI
 
-from .._call import run
-from .._comm import as_comm, as_reduction
-from .._definition import define
-from .._lowering import Avals, Lowering, Operands
-from .._reductions import Reduced
-from .._spec import Call
+from .._call.call import run
+from .._call.definition import define
+from .._compile.lowering import Avals, Lowering, Operands
+from .._diff.reductions import Reduced
+from .._op.comm import as_comm, as_reduction
+from .._op.spec import Call
 
 
 def _lower(low: Lowering, xs: Operands, out: Avals) -> list[Any]:

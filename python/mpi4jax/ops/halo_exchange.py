@@ -10,11 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 from mpi4py import MPI
 
-from .. import _cart, _faces, _native
-from .._call import run
-from .._definition import define
-from .._lowering import Avals, Lowering, Operands, carrier
-from .._spec import Call, Params
+from .. import _native
+from .._call.call import run
+from .._call.definition import define
+from .._compile.lowering import Avals, Lowering, Operands, carrier
+from .._grid import cart as _cart
+from .._grid import faces
+from .._op.spec import Call, Params
 
 
 def _describe(p: Params, avals: Sequence[Any]) -> np.ndarray:
@@ -42,18 +44,18 @@ def _lower_packed(low: Lowering, xs: Operands, attrs: Params) -> list[Any]:
     leaves = [
         (i, x.shape, axes) for i, (x, axes) in enumerate(zip(avals, low.p["axes"], strict=True))
     ]
-    owned, ghosts = map(_faces.boxes_of, _faces.faces(leaves, low.p))
+    owned, ghosts = map(faces.boxes_of, faces.faces(leaves, low.p))
     adjoint = low.p["adjoint"]
     sent, received = (ghosts, owned) if adjoint else (owned, ghosts)
-    cells = [avals[0].update(shape=(_faces.cells_in(boxes),)) for boxes in (sent, received)]
+    cells = [avals[0].update(shape=(faces.cells_in(boxes),)) for boxes in (sent, received)]
 
     def pack(*xs: Any) -> list[Any]:
-        return [_faces.packed(sent, xs, xs[0])]
+        return [faces.packed(sent, xs, xs[0])]
 
     def unpack(came: Any, *xs: Any) -> list[Any]:
         if adjoint:  # filled ghost cells were nobody's
-            xs = _faces.filled(ghosts, xs, jnp.zeros(cells[0].shape, came.dtype))
-        return _faces.filled(received, xs, came, adjoint)
+            xs = faces.filled(ghosts, xs, jnp.zeros(cells[0].shape, came.dtype))
+        return faces.filled(received, xs, came, adjoint)
 
     (goes,) = low.locals(pack, cells[:1], *xs)
     call = low.call(
@@ -98,7 +100,7 @@ define(
     prepare=_prepare,
     lower=_lower,
     adjoint=_lower,
-    start=_faces.start,
+    start=faces.start,
     only_for_its_result=lambda p: True,
     self_test=_self_test,
 )

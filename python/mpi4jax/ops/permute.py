@@ -7,13 +7,13 @@ from typing import Any
 
 from mpi4py import MPI
 
-from .. import _rows
-from .._arguments import rank_of
-from .._call import run
-from .._comm import Comm, as_comm
-from .._definition import define
-from .._lowering import everywhere
-from .._spec import Call
+from .._call.call import run
+from .._call.definition import define
+from .._compile.lowering import everywhere
+from .._op import rows
+from .._op.arguments import rank_of
+from .._op.comm import Comm, as_comm
+from .._op.spec import Call
 
 
 def _prepare(x: Any, pairs: Sequence[tuple[int, int]], comm: MPI.Intracomm | None) -> Call:
@@ -108,6 +108,6 @@ def permute(
     return run(_prepare(x, pairs, comm), token)
 
 
-def _to_and_from(comm: Comm, ranks: list[int]) -> tuple[_rows.Part, ...]:
+def _to_and_from(comm: Comm, ranks: list[int]) -> tuple[rows.Part, ...]:
     """All of an array for, or from, the only one of these ranks, if there is one."""
-    return _rows.only(ranks[0] if ranks else -1, (0, 1), comm.size)
+    return rows.only(ranks[0] if ranks else -1, (0, 1), comm.size)

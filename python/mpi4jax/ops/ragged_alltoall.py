@@ -11,13 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 from mpi4py import MPI
 
-from .._call import run
-from .._comm import Comm, as_comm, static_int
-from .._definition import define
-from .._lowering import Avals, Lowering, Operands
-from .._request import End, Joint, Request
-from .._spec import Call, Params
-from .._tokens import NO_TOKEN
+from .._call.call import run
+from .._call.definition import define
+from .._compile.lowering import Avals, Lowering, Operands
+from .._op.comm import Comm, as_comm, static_int
+from .._op.spec import Call, Params
+from .._requests.request import End, Joint, Request
+from .._tokens.tokens import NO_TOKEN
 
 
 def _adjoint(low: Lowering, xs: Operands, out: Avals) -> list[Any]:

@@ -6,13 +6,13 @@ from typing import Any
 
 from mpi4py import MPI
 
-from .._arguments import ANY_SOURCE, ANY_TAG, source_of, tag_of
-from .._call import run
-from .._comm import as_comm, as_status
-from .._definition import define
-from .._derivative import Back
-from .._lowering import Avals, Lowering, Operands
-from .._spec import Call
+from .._call.call import run
+from .._call.definition import define
+from .._compile.lowering import Avals, Lowering, Operands
+from .._diff.derivative import Back
+from .._op.arguments import ANY_SOURCE, ANY_TAG, source_of, tag_of
+from .._op.comm import as_comm, as_status
+from .._op.spec import Call
 from .send import message_round
 
 

@@ -6,12 +6,12 @@ from typing import Any
 
 from mpi4py import MPI
 
-from .._arguments import rank_of
-from .._call import run
-from .._comm import as_comm
-from .._definition import define
-from .._lowering import Avals, Lowering, Operands
-from .._spec import Call, is_root
+from .._call.call import run
+from .._call.definition import define
+from .._compile.lowering import Avals, Lowering, Operands
+from .._op.arguments import rank_of
+from .._op.comm import as_comm
+from .._op.spec import Call, is_root
 
 
 def from_root(low: Lowering, xs: Operands, out: Avals) -> list[Any]:

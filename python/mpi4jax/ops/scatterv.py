@@ -7,12 +7,12 @@ from typing import Any
 
 from mpi4py import MPI
 
-from .. import _rows
-from .._arguments import rank_of
-from .._call import run
-from .._comm import as_comm
-from .._definition import define
-from .._spec import Call
+from .._call.call import run
+from .._call.definition import define
+from .._op import rows as _rows
+from .._op.arguments import rank_of
+from .._op.comm import as_comm
+from .._op.spec import Call
 from .scatter import adjoint_with, from_root
 
 

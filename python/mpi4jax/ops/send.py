@@ -6,12 +6,12 @@ from typing import Any
 
 from mpi4py import MPI
 
-from .._arguments import dest_of, tag_of
-from .._call import run
-from .._comm import as_comm
-from .._definition import define
-from .._derivative import Back
-from .._spec import Call
+from .._call.call import run
+from .._call.definition import define
+from .._diff.derivative import Back
+from .._op.arguments import dest_of, tag_of
+from .._op.comm import as_comm
+from .._op.spec import Call
 
 
 def _transpose(back: Back, cs: list[Any], xs: list[Any]) -> list[Any]:

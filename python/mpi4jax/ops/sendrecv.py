@@ -7,14 +7,14 @@ from typing import Any
 
 from mpi4py import MPI
 
-from .._arguments import ANY_TAG, dest_of, source_of, tag_of
-from .._call import run
-from .._comm import as_comm, as_status
-from .._definition import define
-from .._derivative import Back
-from .._lowering import Avals, Lowering, Operands
-from .._request import End, Joint, Request
-from .._spec import SPECS, Call, Params
+from .._call.call import run
+from .._call.definition import define
+from .._compile.lowering import Avals, Lowering, Operands
+from .._diff.derivative import Back
+from .._op.arguments import ANY_TAG, dest_of, source_of, tag_of
+from .._op.comm import as_comm, as_status
+from .._op.spec import SPECS, Call, Params
+from .._requests.request import End, Joint, Request
 
 
 def _lower(low: Lowering, xs: Operands, out: Avals) -> list[Any]:
