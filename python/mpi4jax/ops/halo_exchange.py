@@ -22,7 +22,7 @@ from .._op.spec import Call, Params
 def _describe(p: Params, avals: Sequence[Any]) -> np.ndarray:
     """What `Attributes::halo` in `src/xla/frame.rs` reads."""
     blocks = [
-        [np.dtype(carrier(x).dtype).itemsize, x.ndim, *x.shape, *(x.ndim - a for a in axes)]
+        [np.dtype(x.dtype).itemsize, x.ndim, *x.shape, *(x.ndim - a for a in axes)]
         for x, axes in zip(avals, p["axes"], strict=True)
     ]
     lists = (p["widths"], [[rank] for rank in p["neighbours"]], blocks)
@@ -30,9 +30,10 @@ def _describe(p: Params, avals: Sequence[Any]) -> np.ndarray:
 
 
 def _lower(low: Lowering, xs: Operands, out: Avals) -> list[Any]:
-    avals = [aval for _, aval in xs]
-    attrs = {"reverse": int(low.p["adjoint"]), "halo": _describe(low.p, avals)}
-    if _native.takes_packed(low.on_gpu):
+    packed, adjoint = _native.takes_packed(low.on_gpu), bool(low.p["adjoint"])
+    wire = [carrier(aval, adjoint and not packed) for _, aval in xs]
+    attrs = {"reverse": int(adjoint), "halo": _describe(low.p, wire)}
+    if packed:
         return _lower_packed(low, xs, attrs)
     return low.call("halo_exchange", *xs, out=out, in_place=True, packed=np.int64(0), **attrs)
 
