@@ -35,8 +35,8 @@ _REDUCED_AS = dict(_native.reduced_as())
 def carrier(aval: Any, reduces: bool = False) -> Any:
     """The aval under which an array is communicated, or communicated and reduced."""
     name = str(aval.dtype)
-    name = _CARRIERS.get(name) or (_REDUCED_AS.get(name) if reduces else None)
-    return ShapedArray(aval.shape, np.dtype(jnp.dtype(name))) if name else aval
+    wide = _CARRIERS.get(name) or (_REDUCED_AS.get(name) if reduces else None)
+    return ShapedArray(aval.shape, np.dtype(jnp.dtype(wide))) if wide else aval
 
 
 class Lowering:
