@@ -24,7 +24,6 @@ from . import _native, experimental, linalg, notoken, ops  # noqa: E402
 from ._check.jit import jit  # noqa: E402
 from ._compile import scope as _scope  # noqa: E402, F401
 from ._diff import ad as _ad  # noqa: E402, F401
-from ._diff import jvp_rules as _jvp_rules  # noqa: E402, F401
 from ._functions import nonblocking as _nonblocking  # noqa: E402
 from ._functions.assert_equal import assert_equal  # noqa: E402
 from ._functions.blocks import gather_blocks, scatter_blocks  # noqa: E402
@@ -40,6 +39,7 @@ from ._op import comm as _comm  # noqa: E402
 from ._op.comm import MEAN, default_comm  # noqa: E402
 from ._requests import lowering as _requests_lowering  # noqa: E402, F401
 from ._requests import outside as _outside  # noqa: E402, F401
+from ._requests import rules as _requests_rules  # noqa: E402, F401
 from ._setup.transport import (  # noqa: E402
     TransportInfo,
     has_cuda_support,
