@@ -5,6 +5,9 @@
 Each rank is bound to one core, and XLA computes with one thread there. In each round, the model
 runs on the first rank, on the first two, four and so on, in turns; the other ranks wait. Strong
 scaling has the given grid on any number of ranks, weak scaling has that grid for each rank.
+
+One rank has both walls of the channel, and each wall is a pass over its arrays. So one rank also
+runs with the southern wall alone, which is the work of each of two ranks.
 """
 
 import argparse
@@ -26,14 +29,20 @@ os.sched_setaffinity(0, {CORES[COMM.rank]})  # before JAX counts the cores
 import jax  # noqa: E402
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
-from shallow_water import Model, Parameters  # noqa: E402
+import shallow_water  # noqa: E402
+from shallow_water import Fields, Grid, Model, Parameters  # noqa: E402
+
+
+def southern_wall(grid: Grid, fields: Fields) -> Fields:
+    u, v, h = fields
+    return Fields(u.at[0].set(u[1]), v.at[0].set(0.0), h.at[0].set(h[1]))
 
 
 class Run:
     """A model on the first ranks."""
 
     def __init__(self, ranks: int, p: Parameters, seconds: float):
-        self.ranks, self.comm = ranks, COMM.Split(COMM.rank >= ranks)
+        self.ranks, self.p, self.comm = ranks, p, COMM.Split(COMM.rank >= ranks)
         if COMM.rank < ranks:
             self.model = Model(p, self.comm, halo=True)
             self.state = self.model.initial_state()
@@ -69,8 +78,8 @@ def quartiles(values: list[float]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--size", type=int, nargs=2, metavar=("NX", "NY"), default=[360, 180])
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--seconds", type=float, default=2.0, help="of one run")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--seconds", type=float, default=1.5, help="of one run")
     args = parser.parse_args()
     counts = [n for n in (1, 2, 4, 8, 16, 32, 64) if n <= COMM.size]
     nx, ny = args.size
@@ -79,7 +88,10 @@ def main() -> None:
     weak = {
         n: Run(n, replace(p, ny=n * ny, height=n * p.height), args.seconds) for n in counts[1:]
     }
-    times: dict[Run, list[float]] = {run: [] for run in (*strong.values(), *weak.values())}
+    shallow_water.walls = southern_wall
+    one_wall = Run(1, p, args.seconds)
+    runs = (one_wall, *strong.values(), *weak.values())
+    times: dict[Run, list[float]] = {run: [] for run in runs}
     for _ in range(args.rounds):
         for run, found in times.items():
             if COMM.rank < run.ranks:
@@ -87,17 +99,20 @@ def main() -> None:
             wait_for_all()
     if COMM.rank != 0:
         return
-    alone = times[strong[1]]
-    for n in counts:
-        mine = times[strong[n]]
-        speedup = [a / b for a, b in zip(alone, mine, strict=True)]
-        step = statistics.median(mine) * 1e3
-        print(f"| {nx} x {ny} | {n} | {step:.3g} ms | {quartiles(speedup)} |")
-    for n in counts[1:]:
-        mine = times[weak[n]]
-        efficiency = [a / b for a, b in zip(alone, mine, strict=True)]
-        step = statistics.median(mine) * 1e3
-        print(f"| {nx} x {n * ny} (weak) | {n} | {step:.3g} ms | {quartiles(efficiency)} |")
+    alone, equal = times[strong[1]], times[one_wall]
+    print("| cells | ranks | time of a step | to 1 rank | to 1 rank with one wall |")
+    print(f"| {nx} x {ny}, one wall | 1 | {milliseconds(equal)} |  |  |")
+    for n, run in [*strong.items(), *weak.items()]:
+        found, cells = times[run], f"{run.p.nx} x {run.p.ny}"
+        ratios = (
+            quartiles([a / b for a, b in zip(before, found, strict=True)])
+            for before in (alone, equal)
+        )
+        print(f"| {cells} | {n} | {milliseconds(found)} | {' | '.join(ratios)} |")
+
+
+def milliseconds(seconds: list[float]) -> str:
+    return f"{statistics.median(seconds) * 1e3:.3g} ms"
 
 
 if __name__ == "__main__":
