@@ -35,6 +35,7 @@ class BuildRust(build_rust):
         environment = toolchain.cargo_environment(MODULES[extension.name])
         toolchain.forget_other_mpicc(environment)
         os.environ.update(environment)
+        self.verbose = 0  # the names of the crates, not each command
         super().run_for_extension(extension)
 
 
@@ -48,7 +49,7 @@ setup(
             py_limited_api=True,
             features=["python"],
             debug=False,  # also where it is installed with `pip install -e`
-            quiet=True,  # what went wrong, rather than every command of cargo
+            quiet=False,  # `pip install -v` shows what cargo compiles
         )
         for name in MODULES
     ],
