@@ -37,7 +37,7 @@ from ._op import comm as _comm  # noqa: E402
 from ._op.comm import MEAN, default_comm  # noqa: E402
 from ._requests import lowering as _requests_lowering  # noqa: E402, F401
 from ._requests import outside as _outside  # noqa: E402, F401
-from ._requests import rules as _rules  # noqa: E402, F401
+from ._requests import rules as _requests_rules  # noqa: E402, F401
 from ._setup.transport import (  # noqa: E402
     TransportInfo,
     has_cuda_support,

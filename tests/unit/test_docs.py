@@ -7,8 +7,8 @@ import tomllib
 from pathlib import Path
 from types import SimpleNamespace
 
-import figures
 import operations
+import pictures as drawn
 import pytest
 import run_examples
 import transformations
@@ -100,7 +100,12 @@ def test_pictures_are_described():
             assert (len(words) > 10, (file.parent / picture).is_file()) == (True, True), picture
             pictures += 1
     assert pictures >= 6
-    assert (ROOT / "docs" / "blocks.svg").read_text() == figures.blocks(), "run docs/figures.py"
+
+
+@pytest.mark.parametrize("name", drawn.DRAWN)
+def test_pictures_are_those_of_the_script(name):
+    assert (ROOT / "docs" / name).read_text() == drawn.DRAWN[name](), "run docs/pictures.py"
+    assert any(f"({name})" in file.read_text() for file in FILES), name
 
 
 def test_every_block_is_found():
@@ -124,6 +129,11 @@ def test_installation_names_what_is_needed():
     for page in (text, (ROOT / "README.md").read_text()):
         assert f"{mpi4jax.__version__} is not on PyPI yet" in page
         assert f"'mpi4jax>={mpi4jax.__version__}'" in page
+    for file in FILES:
+        for version in re.findall(r"'mpi4jax(?:\[\w+\])?>=([^']+)'", file.read_text()):
+            assert version == mpi4jax.__version__, file.name
+    citing = (ROOT / "docs" / "citing.md").read_text()
+    assert f"version = {{{mpi4jax.__version__}}}" in citing
     for abi in loader._ABIS.values():
         assert f"| `_native_{abi}` |" in text
     (examples,) = re.findall(r"what the scripts in `examples/` need: (.*)\.", text)
