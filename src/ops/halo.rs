@@ -9,7 +9,7 @@
 
 use std::ops::Range;
 use std::ptr::copy_nonoverlapping;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::Buffer;
 use super::region::Region;
@@ -26,7 +26,7 @@ pub struct Halo {
     /// Other ranks' ghost cells are added to this rank's cells, and its own are cleared.
     adjoint: bool,
     /// `None` where XLA packs the messages.
-    scratch: Option<Mutex<Scratch>>,
+    scratch: Option<Spare>,
 }
 
 /// The two messages of one direction.
@@ -48,13 +48,38 @@ struct Parcel {
     at: Range<usize>,
 }
 
-/// Memory that the messages are packed in. It is as large as it has to be from the first call on.
-#[derive(Debug, Default)]
+/// Memory that the messages of one call are packed in.
+#[derive(Debug)]
 struct Scratch {
-    sent: Vec<u8>,
-    received: Vec<u8>,
+    sent: Box<[u8]>,
+    received: Box<[u8]>,
     /// Cells that others are added to.
-    sums: Vec<u8>,
+    sums: Box<[u8]>,
+}
+
+/// Such memory that no call uses now: threads may exchange at the same time, on communicators of their own.
+#[derive(Debug)]
+struct Spare {
+    sent: usize,
+    received: usize,
+    sums: usize,
+    spare: Mutex<Vec<Scratch>>,
+}
+
+impl Spare {
+    fn list(&self) -> MutexGuard<'_, Vec<Scratch>> {
+        self.spare.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn take(&self) -> Scratch {
+        let spare = self.list().pop();
+        let zeros = |bytes| vec![0; bytes].into();
+        spare.unwrap_or_else(|| Scratch {
+            sent: zeros(self.sent),
+            received: zeros(self.received),
+            sums: zeros(self.sums),
+        })
+    }
 }
 
 /// Along an axis that is exchanged, a block has ghost cells, inner cells, ghost cells.
@@ -228,17 +253,13 @@ impl Halo {
         }
         let regions = messages.iter().filter_map(|message| message.recv.as_ref()).flat_map(|it| &it.regions);
         let largest = regions.map(Region::bytes).max().unwrap_or(0);
-        let scratch = || Scratch {
-            sent: vec![0; sent],
-            received: vec![0; received],
-            sums: vec![0; if adjoint { largest } else { 0 }],
-        };
         let sizes = if packed {
             [[sent, received]].into()
         } else {
             blocks.iter().map(|block| [block.bytes(); 2]).collect()
         };
-        let scratch = (!packed).then(|| Mutex::new(scratch()));
+        let sums = if adjoint { largest } else { 0 };
+        let scratch = (!packed).then(|| Spare { sent, received, sums, spare: Mutex::default() });
         Ok(Self { sizes, messages: messages.into(), widths: widths.into(), adjoint, scratch })
     }
 
@@ -289,16 +310,36 @@ impl Halo {
             let actual = format!("{:?}", bytes().collect::<Vec<_>>());
             return Err(wrong("blocks of the sizes that it was made for", actual));
         }
-        let Some(scratch) = &self.scratch else {
+        let Some(spare) = &self.scratch else {
             // SAFETY: of the sizes just checked.
             return blocks().try_for_each(|(sent, received)| unsafe { self.carry(sent, received, wire) });
         };
-        let mut scratch = scratch.lock().unwrap_or_else(PoisonError::into_inner);
-        let Scratch { sent, received, sums } = &mut *scratch;
+        let mut scratch = spare.take();
+        // SAFETY: the blocks have the sizes just checked, the scratch memory those of the messages.
+        match unsafe { self.pack_and_carry(blocks, rank, wire, &mut scratch) } {
+            Ok(()) => spare.list().push(scratch),
+            Err(cause) => {
+                // Messages may be under way.
+                std::mem::forget(scratch);
+                return Err(cause);
+            }
+        }
+        Ok(())
+    }
+
+    /// # Safety
+    /// The blocks have the sizes that this was made for, and so has the scratch memory, which nobody else uses. After an
+    /// error messages may still be under way in it.
+    unsafe fn pack_and_carry<I: Iterator<Item = (Buffer, Buffer)>>(
+        &self,
+        blocks: impl Fn() -> I,
+        rank: i32,
+        wire: &mut impl Wire,
+        Scratch { sent, received, sums }: &mut Scratch,
+    ) -> Result<(), Cause> {
         let (sent, received) = (sent.as_mut_ptr(), received.as_mut_ptr());
         let messages = || self.messages.iter();
-        // SAFETY: regions lie within blocks of the sizes just checked, parcels within the scratch memory, which
-        // is this call's while it has the lock; only `wait` lets go of it, at the end of all messages.
+        // SAFETY: promised by the caller; regions lie within the blocks, parcels within the scratch memory.
         unsafe {
             for Message { peer, recvtag, recv, .. } in messages() {
                 if let Some(parcel) = recv.as_ref().filter(|_| *peer != rank) {

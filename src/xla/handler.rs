@@ -16,12 +16,12 @@ use crate::device::cuda::{self, Entered};
 use crate::error::{Cause, Error};
 use crate::ops;
 use crate::record::{log, timeline};
-use crate::transport::{self, AnyTransport, Platform, Transport};
+use crate::transport::{self, Platform, Transport};
 use crate::watch::{self, Watched};
 
 /// What the instantiate stage leaves for the execute stage.
 pub(super) struct State {
-    pub transport: &'static AnyTransport,
+    pub transport: &'static dyn Transport,
     pub site: Sites,
     /// Of an operation that is started, and waited for later.
     pub request: Option<requests::Known>,
@@ -34,7 +34,7 @@ pub(super) struct Bound {
 }
 
 impl Bound {
-    pub fn new(site: Site, transport: &'static AnyTransport) -> Result<Self, Error> {
+    pub fn new(site: Site, transport: &'static dyn Transport) -> Result<Self, Error> {
         // Most have been, in program order, when the program was lowered; not those that were exported.
         if transport.attaches_late() {
             transport.attach(&site.comm)?;
@@ -54,9 +54,14 @@ pub(super) enum Sites {
 }
 
 impl Sites {
-    pub fn of(site: Site, transport: &'static AnyTransport) -> Result<Self, Error> {
+    pub fn of(site: Site, transport: &'static dyn Transport) -> Result<Self, Error> {
         if site.operand == Operand::Call {
             return Ok(Self::ByOperand { template: site, bound: RwLock::default() });
+        }
+        if site.comm.is_template() {
+            let actual = format!("{} without such an operand", site.comm.key);
+            let expected = "a communicator, or an operand that says which one";
+            return Err(site.error(Cause::Attribute { name: "comm", expected, actual }));
         }
         Ok(Self::One(Bound::new(site, transport)?))
     }
@@ -67,7 +72,7 @@ pub(super) fn bind(
     template: &Site,
     bound: &RwLock<HashMap<(i32, i32), Arc<Bound>>>,
     key: (i32, i32),
-    transport: &'static AnyTransport,
+    transport: &'static dyn Transport,
 ) -> Result<Arc<Bound>, Error> {
     if let Some(found) = bound.read().unwrap_or_else(PoisonError::into_inner).get(&key) {
         return Ok(found.clone());
@@ -107,7 +112,7 @@ pub unsafe extern "C" fn instantiate<const KIND: u8>(frame: *mut CallFrame) -> *
             let site = frame::Attributes::new(&frame.attrs).site()?;
             let transport = match KIND {
                 kind::CPU => transport::selected(Platform::Cpu),
-                kind::CUDA_PLAIN => transport::host(Platform::Cuda),
+                kind::CUDA_PLAIN => transport::fallback(Platform::Cuda),
                 _ => transport::selected(Platform::Cuda),
             };
             let transport = transport.map_err(|error| site.error(error.cause))?;
@@ -197,7 +202,7 @@ pub(super) fn end_if_fatal(error: &Error, comm: &comm::Comm, watched: &Watched) 
 unsafe fn run<const KIND: u8>(
     frame: &CallFrame,
     site: &Site,
-    transport: &AnyTransport,
+    transport: &dyn Transport,
     watched: &Watched,
 ) -> Result<(), Box<Error>> {
     // SAFETY: promised by the caller.
@@ -216,7 +221,7 @@ unsafe fn run<const KIND: u8>(
 #[inline]
 pub(super) fn carry_out(
     call: &mut Call,
-    transport: &AnyTransport,
+    transport: &dyn Transport,
     watched: &Watched,
 ) -> Result<(), Box<Error>> {
     watched.run(call, |call, _, _| {

@@ -7,7 +7,7 @@ use crate::comm;
 use crate::device;
 use crate::error::Error;
 use crate::ops::Op;
-use crate::transport::{self, Features, Platform, Transport};
+use crate::transport::{self, Features, Platform};
 use crate::watch;
 
 /// What XLA is told of.

@@ -18,7 +18,6 @@ use self::carries::{Messages, TAG, messages};
 pub use self::carries::{carries, is_recorded, messages_apart, settings};
 use self::communicator::{Joined, Parts};
 use self::queue::{Put, Queue, put};
-use super::host::{Pairs, Partial};
 use super::{Arrived, Features, Transport, Unfinished, write_status};
 use crate::call::{Call, Stream};
 use crate::comm::{self, Comm, Group, Made};
@@ -106,17 +105,16 @@ impl Nccl {
             reason: "NCCL has no such operation",
         })?;
         let queue = Queue { library, handle: communicator.handle, stream: call.stream };
-        let own = self.own.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_own = |own: &&Own| own.stream == call.stream;
-        if let Some(own) = own.as_ref().filter(|own| !is_own(own)) {
+        let own = || self.own.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(own) = own().as_ref().filter(|own| own.stream != call.stream) {
             // What NCCL does, on whichever communicators, it does in one order on all ranks.
             own.end.hold(call.stream)?;
         }
+        // NCCL may wait for other ranks here, for which other threads with other communicators may be needed.
         put(&Put { call, queue, scratch: communicator.scratch.pointer })?;
-        if let Some(own) = own.as_ref().filter(is_own) {
+        if let Some(own) = own().as_ref().filter(|own| own.stream == call.stream) {
             own.end.put(own.stream)?;
         }
-        drop(own);
         self.message_arrives(call, driver)?;
         if !driver.is_capturing(call.stream)? {
             last.end.put(call.stream)?;
@@ -147,18 +145,6 @@ impl Nccl {
     }
 }
 
-impl Partial for Nccl {
-    fn takes(&self, call: &Call) -> Result<bool, Cause> {
-        carries(&Features::of(call))
-    }
-
-    /// Reading one would mean to wait, and it is what the site says: NCCL's messages have one tag, and their source is
-    /// known when they are compiled.
-    fn pairs(&self) -> Pairs {
-        if self.messages == Messages::Nccl { Pairs::Known } else { Pairs::ByHost }
-    }
-}
-
 impl Transport for Nccl {
     fn name(&self) -> &'static str {
         NAME
@@ -167,6 +153,20 @@ impl Transport for Nccl {
     fn execute(&self, call: &Call) -> Result<(), Error> {
         let located = |cause| Error { transport: Some(self.name()), ..call.site.error(cause) };
         self.run(call).map_err(located)
+    }
+
+    fn takes(&self, call: &Call) -> Result<bool, Cause> {
+        carries(&Features::of(call))
+    }
+
+    fn reads_operands(&self) -> bool {
+        false
+    }
+
+    /// Reading an operand would mean to wait: NCCL's messages have one tag, and their source is known when they are
+    /// compiled.
+    fn knows_peers(&self) -> bool {
+        self.messages == Messages::Nccl
     }
 
     /// Not where XLA records calls: what was recorded on its stream cannot wait for another one.

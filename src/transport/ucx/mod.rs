@@ -14,7 +14,6 @@ use std::time::Duration;
 
 use self::tag::{Label, Wanted};
 use self::worker::{Joined, Request, Worker, table};
-use super::host::{Pairs, Partial};
 use super::{Arrived, Platform, Transport, arrive, write_status};
 use crate::call::{Call, Envelope};
 use crate::comm::Comm;
@@ -165,17 +164,6 @@ impl Ucx {
     }
 }
 
-impl Partial for Ucx {
-    /// Messages; MPI has all else.
-    fn takes(&self, call: &Call) -> Result<bool, Cause> {
-        Ok(!call.site.op.row().is_collective())
-    }
-
-    fn pairs(&self) -> Pairs {
-        Pairs::Here
-    }
-}
-
 impl Transport for Ucx {
     fn name(&self) -> &'static str {
         "ucx"
@@ -183,6 +171,11 @@ impl Transport for Ucx {
 
     fn execute(&self, call: &Call) -> Result<(), Error> {
         self.run(call).map_err(|cause| Error { transport: Some(self.name()), ..call.site.error(cause) })
+    }
+
+    /// Messages; MPI has all else.
+    fn takes(&self, call: &Call) -> Result<bool, Cause> {
+        Ok(!call.site.op.row().is_collective())
     }
 
     fn attach(&self, comm: &Arc<Comm>) -> Result<(), Error> {
