@@ -6,7 +6,7 @@
 
 mod calling;
 mod group;
-mod kept;
+mod guard;
 mod registry;
 
 use std::any::{Any, TypeId};
@@ -20,7 +20,7 @@ use mpi::ffi::{self, MPI_Comm, MPI_Status};
 
 pub use self::calling::{Calling, is_calling};
 pub use self::group::Group;
-pub use self::kept::Kept;
+pub use self::guard::CommGuard;
 pub use self::registry::{collectives, free, live, lookup, numbered, register};
 use crate::error::Cause;
 use crate::mpilib::{self, check, handle};
@@ -71,7 +71,7 @@ pub struct Comm {
     pub collectives: AtomicU64,
     pub messages: AtomicU64,
     freed: AtomicBool,
-    /// MPI destroys it when nothing that MPI counts uses it any more; see [`Kept`].
+    /// MPI destroys it when nothing that MPI counts uses it any more; see [`CommGuard`].
     is_counted: bool,
     /// What the first operation said that failed on this rank.
     failure: OnceLock<Box<str>>,
@@ -310,15 +310,15 @@ impl Comm {
     /// Another communicator of the same ranks, in the order of `key`. Collective.
     ///
     /// Not a duplicate: that would have the attributes of its owner's libraries too.
-    pub fn split(&self, key: i32) -> Result<Made, Cause> {
+    pub fn split(&self, key: i32) -> Result<OwnedComm, Cause> {
         // SAFETY: the handle was registered as a communicator's.
-        unsafe { Made::split(handle(self.handle), key) }
+        unsafe { OwnedComm::split(handle(self.handle), key) }
     }
 
     /// Another communicator of the same ranks, made through one of all ranks of the job: what is under way on this one, in
     /// other threads, does not matter. Collective; two that are made at once have to be of different ranks. None: some
     /// of the ranks are of another job.
-    pub fn beside(&self, all: &Made) -> Result<Option<Made>, Cause> {
+    pub fn beside(&self, all: &OwnedComm) -> Result<Option<OwnedComm>, Cause> {
         if self.world.iter().any(|&rank| rank < 0) {
             return Ok(None);
         }
@@ -336,7 +336,7 @@ impl Comm {
             ffi::MPI_Group_free(&mut ours);
             ffi::MPI_Group_free(&mut group);
             check("MPI_Comm_create_group", code)?;
-            Made::of(new.assume_init()).map(Some)
+            OwnedComm::of(new.assume_init()).map(Some)
         }
     }
 }
@@ -350,9 +350,9 @@ unsafe fn returns_errors(comm: MPI_Comm) -> Result<(), Cause> {
 
 /// A communicator of ours. Freed when it is dropped, which is collective; the end of MPI frees it too.
 #[derive(Debug)]
-pub struct Made(usize);
+pub struct OwnedComm(usize);
 
-impl Made {
+impl OwnedComm {
     /// One of all ranks of the job. Collective.
     pub fn world() -> Result<Self, Cause> {
         // SAFETY: a constant of the MPI shim.
@@ -385,7 +385,7 @@ impl Made {
     }
 }
 
-impl Drop for Made {
+impl Drop for OwnedComm {
     fn drop(&mut self) {
         if mpilib::is_running() && !mpilib::is_ending() {
             // SAFETY: made by `split`, and nobody else has it.

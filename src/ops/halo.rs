@@ -20,7 +20,7 @@ use crate::error::Cause;
 pub struct Halo {
     /// Bytes of each operand with those of its result.
     sizes: Box<[[usize; 2]]>,
-    messages: Box<[Message]>,
+    directions: Box<[Direction]>,
     /// Of the axes that are exchanged.
     widths: Box<[Width]>,
     /// Other ranks' ghost cells are added to this rank's cells, and its own are cleared.
@@ -31,7 +31,7 @@ pub struct Halo {
 
 /// The two messages of one direction.
 #[derive(Debug)]
-struct Message {
+struct Direction {
     peer: i32,
     sendtag: i32,
     recvtag: i32,
@@ -243,7 +243,7 @@ impl Halo {
             let send = parcel(direction, !adjoint, &mut sent);
             let recv = parcel(direction, adjoint, &mut received);
             let (sendtag, recvtag) = (direction as i32, (directions - 1 - direction) as i32);
-            messages.push(Message { peer, sendtag, recvtag, send, recv, to_self: None });
+            messages.push(Direction { peer, sendtag, recvtag, send, recv, to_self: None });
         }
         for i in 0..messages.len() {
             if messages[i].peer == rank {
@@ -260,7 +260,7 @@ impl Halo {
         };
         let sums = if adjoint { largest } else { 0 };
         let scratch = (!packed).then(|| Spare { sent, received, sums, spare: Mutex::default() });
-        Ok(Self { sizes, messages: messages.into(), widths: widths.into(), adjoint, scratch })
+        Ok(Self { sizes, directions: messages.into(), widths: widths.into(), adjoint, scratch })
     }
 
     /// Whether XLA packs the messages.
@@ -280,12 +280,12 @@ impl Halo {
 
     /// The bytes that go to each of so many ranks.
     pub fn sent(&self, ranks: usize) -> Vec<u64> {
-        per_rank(ranks, self.messages.iter().map(|message| (message.peer, &message.send)))
+        per_rank(ranks, self.directions.iter().map(|message| (message.peer, &message.send)))
     }
 
     /// An error unless so many bytes come from each rank.
     pub fn expect(&self, from_each: &[u64]) -> Result<(), Cause> {
-        let expected = self.messages.iter().map(|message| (message.peer, &message.recv));
+        let expected = self.directions.iter().map(|message| (message.peer, &message.recv));
         let expected = per_rank(from_each.len(), expected);
         match (0..from_each.len()).find(|&source| from_each[source] != expected[source]) {
             None => Ok(()),
@@ -338,15 +338,15 @@ impl Halo {
         Scratch { sent, received, sums }: &mut Scratch,
     ) -> Result<(), Cause> {
         let (sent, received) = (sent.as_mut_ptr(), received.as_mut_ptr());
-        let messages = || self.messages.iter();
+        let messages = || self.directions.iter();
         // SAFETY: promised by the caller; regions lie within the blocks, parcels within the scratch memory.
         unsafe {
-            for Message { peer, recvtag, recv, .. } in messages() {
+            for Direction { peer, recvtag, recv, .. } in messages() {
                 if let Some(parcel) = recv.as_ref().filter(|_| *peer != rank) {
                     wire.receive(*peer, *recvtag, received.add(parcel.at.start), parcel.at.len())?;
                 }
             }
-            for Message { peer, sendtag, send, to_self, .. } in messages() {
+            for Direction { peer, sendtag, send, to_self, .. } in messages() {
                 let Some(parcel) = send else { continue };
                 let packed = to_self.map_or_else(|| sent.add(parcel.at.start), |at| received.add(at));
                 let mut end = packed;
@@ -394,11 +394,11 @@ impl Halo {
         unsafe {
             // Backwards: so the messages of a rank are received in the order that it sends them in, for wires that
             // have no tags.
-            for Message { peer, recvtag, recv, .. } in self.messages.iter().rev() {
+            for Direction { peer, recvtag, recv, .. } in self.directions.iter().rev() {
                 let Some(parcel) = recv else { continue };
                 wire.receive(*peer, *recvtag, at(&received, parcel), parcel.at.len())?;
             }
-            for Message { peer, sendtag, send, .. } in &self.messages {
+            for Direction { peer, sendtag, send, .. } in &self.directions {
                 let Some(parcel) = send else { continue };
                 wire.send(*peer, *sendtag, at(&sent, parcel), parcel.at.len())?;
             }

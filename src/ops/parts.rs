@@ -140,7 +140,7 @@ impl Parts {
     ///
     /// # Safety
     /// The result is memory that nobody else uses, and has passed `check`.
-    unsafe fn clear(&self, recv: &Buffer) {
+    pub unsafe fn clear(&self, recv: &Buffer) {
         let mut end = 0;
         let zeros = |from: usize, to: usize| {
             let gap = Part { start: from, count: to - from }.of(recv);

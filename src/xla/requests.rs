@@ -2,62 +2,25 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::Handler;
 use super::c_api::{CallFrame, FfiError};
 use super::frame::{self, started};
-use super::handler::{
-    Bound, Sites, State, bind, end_if_fatal, enter, get_state, guard, judged, kind, set_state, usable,
-};
 use super::pages;
-use super::targets::Target;
+use super::state::{
+    Bound, Known, KnownWait, Sites, State, bind, end_if_fatal, enter, get_state, guard, judged, kind,
+    set_state, usable,
+};
 use crate::call::{Call, Operand, Phase, Site, Stream};
-use crate::device;
 use crate::error::{Cause, Error};
 use crate::ops::{self, Buffer, Counts};
 use crate::record::log;
-use crate::record::recorder::{Record, What};
-use crate::transport::{
-    self, Handle, MemoryPool, Platform, Request, RequestLayout, RequestMemory, Transport,
-};
+use crate::record::recorder::Record;
+use crate::transport::{self, Handle, Platform, Request, RequestLayout, RequestMemory, Transport};
 use crate::watch::{Watched, wait_for};
 
-/// What is known of a request when a program is compiled.
-pub struct Known {
-    layout: RequestLayout,
-    pool: &'static MemoryPool,
-    /// What carries the operations that wait at once.
-    selected: &'static dyn Transport,
-    /// Of the waits: how each operation that was waited for here last is recorded, with the line of the wait.
-    waits: Mutex<Vec<Wait>>,
-}
-
-/// What was started, the number of the line of the wait, and how that is recorded.
-type Wait = (Arc<What>, i32, Arc<Watched>);
-
-/// How many of those are kept.
+/// How many waits are remembered.
 const WAITS: usize = 16;
 
 const CPU: u8 = kind::CPU;
-/// The host waits for streams in these calls: XLA may not record them.
-const CUDA: u8 = kind::CUDA_UNRECORDED;
-
-pub fn targets() -> impl Iterator<Item = Target> {
-    let of_gpu = of_platform::<CUDA>(if device::is_on_cpu() { "cpu" } else { "CUDA" });
-    let of_cpu = (!device::is_on_cpu()).then(|| of_platform::<CPU>("cpu"));
-    of_cpu.into_iter().flatten().chain(of_gpu)
-}
-
-fn of_platform<const KIND: u8>(platform: &'static str) -> [Target; 3] {
-    let target = |name: &str, instantiate: Handler, execute: Handler| {
-        let name = format!("mpi4jax_{name}");
-        Target { name, platform, instantiate, execute }
-    };
-    [
-        target("start", instantiate::<KIND, true>, start::<KIND>),
-        target("wait", instantiate::<KIND, false>, wait::<KIND>),
-        target("ready", after, ready::<KIND>),
-    ]
-}
 
 const fn platform<const KIND: u8>() -> Platform {
     if KIND == CPU { Platform::Cpu } else { Platform::Cuda }
@@ -76,7 +39,7 @@ pub unsafe extern "C" fn after(frame: *mut CallFrame) -> *mut FfiError {
 ///
 /// # Safety
 /// Called by XLA with a frame of its own making.
-unsafe extern "C" fn ready<const KIND: u8>(frame: *mut CallFrame) -> *mut FfiError {
+pub unsafe extern "C" fn ready<const KIND: u8>(frame: *mut CallFrame) -> *mut FfiError {
     // SAFETY: promised by the caller.
     let zeros = |frame: &CallFrame| unsafe {
         let (stream, _context) = enter::<KIND>(frame)?;
@@ -88,7 +51,9 @@ unsafe extern "C" fn ready<const KIND: u8>(frame: *mut CallFrame) -> *mut FfiErr
 
 /// # Safety
 /// Called by XLA with a frame of its own making.
-unsafe extern "C" fn instantiate<const KIND: u8, const START: bool>(frame: *mut CallFrame) -> *mut FfiError {
+pub unsafe extern "C" fn instantiate<const KIND: u8, const START: bool>(
+    frame: *mut CallFrame,
+) -> *mut FfiError {
     // SAFETY: promised by the caller.
     unsafe {
         guard::<KIND>(frame, |frame| {
@@ -131,13 +96,13 @@ fn refuse(site: &Site, layout: &RequestLayout, platform: Platform) -> Result<(),
 
 /// # Safety
 /// Called by XLA with a frame of its own making, whose buffers stay valid until this returns.
-unsafe extern "C" fn start<const KIND: u8>(frame: *mut CallFrame) -> *mut FfiError {
+pub unsafe extern "C" fn start<const KIND: u8>(frame: *mut CallFrame) -> *mut FfiError {
     // SAFETY: promised by the caller.
     unsafe {
         guard::<KIND>(frame, |frame| {
             let (state, known) = state(frame)?;
             let (stream, _context) = enter::<KIND>(frame).map_err(Error::from)?;
-            let kept;
+            let of_operand;
             let Bound { site, watched } = match &state.site {
                 Sites::One(bound) => bound,
                 Sites::ByOperand { template, bound } => {
@@ -146,11 +111,11 @@ unsafe extern "C" fn start<const KIND: u8>(frame: *mut CallFrame) -> *mut FfiErr
                     if comm == Operand::NOTHING {
                         return Ok(());
                     }
-                    kept = bind(template, bound, (comm, line), state.transport)?;
-                    &*kept
+                    of_operand = bind(template, bound, (comm, line), state.transport)?;
+                    &*of_operand
                 }
             };
-            let _kept = usable(site)?;
+            let _guard = usable(site)?;
             judged(site, watched, begin(frame, (site, watched), known, state.transport, stream))
         })
     }
@@ -220,7 +185,7 @@ unsafe fn begin(
 
 /// # Safety
 /// Called by XLA with a frame of its own making, whose buffers stay valid until this returns.
-unsafe extern "C" fn wait<const KIND: u8>(frame: *mut CallFrame) -> *mut FfiError {
+pub unsafe extern "C" fn wait<const KIND: u8>(frame: *mut CallFrame) -> *mut FfiError {
     // SAFETY: promised by the caller.
     unsafe {
         guard::<KIND>(frame, |frame| {
@@ -282,8 +247,7 @@ fn at(site: &Site, line: i32, cause: Cause) -> Cause {
 impl Known {
     fn watched(&self, site: &Site, line: i32, started: &Record) -> Arc<Watched> {
         let mut waits = self.waits.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_same =
-            |(what, other, _): &&(Arc<What>, i32, _)| Arc::ptr_eq(what, &started.what) && *other == line;
+        let is_same = |(what, other, _): &&KnownWait| Arc::ptr_eq(what, &started.what) && *other == line;
         if let Some((.., watched)) = waits.iter().find(is_same) {
             return watched.clone();
         }

@@ -23,7 +23,7 @@ use self::span::{Span, count_limit};
 pub use self::start::{Posted, start};
 use super::{Arrived, Transport, arrive};
 use crate::call::Call;
-use crate::comm::{Comm, Made};
+use crate::comm::{Comm, OwnedComm};
 use crate::error::{Cause, Error};
 use crate::mpilib::{check, handle, in_place};
 use crate::ops::{Buffer, Dtype, Ints, Op, Parts};
@@ -62,7 +62,7 @@ fn send_or_moved(send: &Buffer, recv: &Buffer, rank: i32) -> *mut c_void {
 }
 
 /// The ranks in reverse order, for suffix scans; made by the first one.
-struct Reversed(Made);
+struct Reversed(OwnedComm);
 
 fn reversed(comm: &Comm) -> Result<Arc<Reversed>, Cause> {
     comm.attach(|| comm.split(comm.size - comm.rank).map(Reversed))
@@ -145,6 +145,7 @@ fn run(call: &Call) -> Result<(), Cause> {
                 let copy =
                     own.overlaps(&recv).then(|| std::slice::from_raw_parts(own.data, own.bytes()).to_vec());
                 let from = copy.as_ref().map_or(own.data.cast_const(), |copy| copy.as_ptr());
+                parts_of(call)?.clear(&recv);
                 let (t, counts, starts) = (recv.dtype.mpi(), ints.counts.as_ptr(), ints.starts.as_ptr());
                 let (n, to) = (own.count as c_int, recv.data.cast());
                 check(name, ffi::MPI_Allgatherv(from.cast(), n, t, to, counts, starts, t, comm))

@@ -260,6 +260,7 @@ pub fn start(call: &Call) -> Result<Posted, Cause> {
             }
             Op::Allgatherv if ints_of(call).is_some() => {
                 let (own, recv, ints) = gathered(call)?;
+                parts_of(call)?.clear(&recv);
                 let (t, counts, starts) = (recv.dtype.mpi(), ints.counts.as_ptr(), ints.starts.as_ptr());
                 let (n, to) = (own.count as i32, recv.data.cast());
                 posted.add(name, |request| {

@@ -16,11 +16,11 @@ use std::time::Instant;
 
 use self::carries::{Messages, TAG, messages};
 pub use self::carries::{carries, is_recorded, messages_apart, settings};
-use self::communicator::{Joined, Parts};
+use self::communicator::{Joined, Libraries};
 use self::queue::{Put, Queue, put};
 use super::{Arrived, Features, Transport, Unfinished, write_status};
 use crate::call::{Call, Stream};
-use crate::comm::{self, Comm, Group, Made};
+use crate::comm::{self, Comm, Group, OwnedComm};
 use crate::device;
 use crate::device::cuda::{self, Driver, Mark, Pointer};
 use crate::device::nccl;
@@ -37,9 +37,9 @@ static NUMBERS: AtomicU64 = AtomicU64::new(1 << 62);
 pub struct Nccl {
     messages: Messages,
     /// Why there is none: ranks without NCCL take part in joining, so that the others learn of it.
-    parts: Result<Parts, String>,
+    libraries: Result<Libraries, String>,
     /// Through which communicators are made on which the ranks agree.
-    all: Result<Made, String>,
+    all: Result<OwnedComm, String>,
     own: Mutex<Option<Own>>,
 }
 
@@ -77,13 +77,13 @@ pub fn one_gpu_each() -> Result<bool, Cause> {
 impl Nccl {
     /// Also where it cannot be used. Collective over `MPI_COMM_WORLD`.
     pub fn start() -> Self {
-        let parts = probe().and_then(|()| {
+        let libraries = probe().and_then(|()| {
             let driver = cuda::driver().map_err(|error| error.to_string())?;
             let library = nccl::library().map_err(|error| error.to_string())?;
-            Ok(Parts { driver, library })
+            Ok(Libraries { driver, library })
         });
-        let all = Made::world().map_err(|cause| cause.to_string());
-        Self { messages: messages(), parts, all, own: Mutex::default() }
+        let all = OwnedComm::world().map_err(|cause| cause.to_string());
+        Self { messages: messages(), libraries, all, own: Mutex::default() }
     }
 
     fn run(&self, call: &Call) -> Result<(), Cause> {
@@ -91,7 +91,7 @@ impl Nccl {
         let joined = call.site.comm.attached::<Joined>().ok_or_else(|| Cause::NotJoined { key: key() })?;
         let no_communicator = |reason: &String| Cause::NoCommunicator { key: key(), reason: reason.clone() };
         let communicator = joined.0.as_ref().map_err(no_communicator)?;
-        let Parts { driver, library } = communicator.parts;
+        let Libraries { driver, library } = communicator.libraries;
         let mut last = communicator.queue.lock().unwrap_or_else(PoisonError::into_inner);
         if driver.context_of(call.stream)? != communicator.scratch.context {
             return Err(Cause::Unsupported {
@@ -175,7 +175,7 @@ impl Transport for Nccl {
             return Ok(None);
         }
         self.attach(&call.site.comm)?;
-        let Ok(Parts { driver, .. }) = &self.parts else { return Ok(None) };
+        let Ok(Libraries { driver, .. }) = &self.libraries else { return Ok(None) };
         let mut own = self.own.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(own) = &*own {
             return Ok(Some(own.stream));
@@ -189,7 +189,7 @@ impl Transport for Nccl {
 
     /// NCCL's calls return before anything has happened. Nobody is waited for.
     fn unfinished(&self) -> Vec<Unfinished> {
-        let Ok(parts) = &self.parts else { return Vec::new() };
+        let Ok(libraries) = &self.libraries else { return Vec::new() };
         let waiting = |comm: Arc<Comm>| {
             let joined = comm.attached::<Joined>()?;
             let communicator = joined.0.as_ref().ok()?;
@@ -203,7 +203,7 @@ impl Transport for Nccl {
             drop(last);
             Some(Unfinished { number, op, comm, seconds, failure })
         };
-        parts.driver.look_on();
+        libraries.driver.look_on();
         comm::live().into_iter().filter_map(waiting).collect()
     }
 
@@ -220,7 +220,7 @@ impl Transport for Nccl {
     fn attach(&self, comm: &Arc<Comm>) -> Result<(), Error> {
         let joined = comm.attach(|| {
             let all = self.all.as_ref().map_err(|message| Cause::Setting { message: message.clone() })?;
-            Joined::connect(&self.parts, all, self.messages, comm)
+            Joined::connect(&self.libraries, all, self.messages, comm)
         });
         let located = |cause: Cause| Error { transport: Some(NAME), rank: Some(comm.rank), ..cause.into() };
         joined.map(drop).map_err(located)
