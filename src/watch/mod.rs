@@ -103,7 +103,7 @@ pub struct Watched {
 }
 
 impl Watched {
-    pub fn new(site: &Site, transport: &impl Transport) -> Self {
+    pub fn new(site: &Site, transport: &dyn Transport) -> Self {
         let level = check_level();
         Self {
             what: recorder::describe(site, transport.name()),
