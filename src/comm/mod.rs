@@ -30,7 +30,8 @@ type Attachment = Arc<dyn Any + Send + Sync>;
 /// The name of the communicator of operations that are given none, which Python makes.
 const DEFAULT: &str = "mpi4jax.default";
 
-fn hash(of: impl Hash) -> u64 {
+/// The same in all processes.
+pub fn hash(of: impl Hash) -> u64 {
     let mut hasher = DefaultHasher::new();
     of.hash(&mut hasher);
     hasher.finish()

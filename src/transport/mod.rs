@@ -26,6 +26,7 @@ use crate::device::{self, CudaDevice, HostDevice, cuda};
 use crate::error::{Cause, Error};
 use crate::mpilib::{check, wildcards};
 use crate::ops::{Buffer, Dtype, Op, Reduction};
+use crate::record::samples;
 
 pub use self::cuda_mpi::set_trial;
 pub use self::direct::Direct;
@@ -318,10 +319,13 @@ pub struct Arrived {
     pub count: usize,
 }
 
-/// What every transport does with a message, once it is in the result's memory: says who it is from, and
-/// compares its length with what was asked for.
+/// What every transport does with a message, once it is in the result's memory: says who it is from,
+/// compares its length with what was asked for, and takes a sample of it.
 #[inline]
 pub fn arrive(call: &Call, message: &Arrived) -> Result<(), Cause> {
+    if call.site.runs.is_sampled() {
+        samples::received(call, message.source, message.tag, message.count);
+    }
     if let Some(received) = call.received {
         // SAFETY: a result of two int32, checked by the frame's decoder.
         unsafe { received.cast::<[i32; 2]>().write_unaligned([message.source, message.tag]) };

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use super::c_api::{self, CallFrame};
 use super::statuses;
-use crate::call::{Blocks, Call, Envelope, Operand, Peers, Phase, Site};
+use crate::call::{Blocks, Call, Envelope, Operand, Peers, Phase, Runs, Site};
 use crate::comm::{self, Comm};
 use crate::error::{Cause, Error};
 use crate::mpilib::wildcards;
@@ -204,6 +204,7 @@ impl<'a> Attributes<'a> {
             envelope_result: self.flag("env_out")?,
             status: statuses::checked(self.integer("status")? as usize)?,
             location: ops::named_line(&self.string("site")?),
+            runs: Runs::default(),
         })
     }
 }
