@@ -300,7 +300,7 @@ def _arguments(
     if not any(which) or (zeros and not all(which)):
         args = _tied_arguments(trace, args, fun, rules, out_trees)
     if out_trees is None:
-        _check_jvp_rule(trace, args, *rules, zeros)
+        _check_jvp_rule(trace, args, rules[0], zeros)
     return args
 
 
