@@ -16,7 +16,7 @@ from .._call.definition import define
 from .._compile.lowering import Avals, Lowering, Operands, carrier
 from .._grid import cart as _cart
 from .._grid import faces
-from .._op.spec import Call, Params
+from .._op.spec import Call, Params, T
 
 
 def _describe(p: Params, avals: Sequence[Any]) -> np.ndarray:
@@ -108,14 +108,13 @@ define(
 
 
 def halo_exchange(
-    x: Any,
+    x: T,
     cart: MPI.Cartcomm,
     *,
     axes: int | Sequence[int | None] | None = None,
     width: int | Sequence[int | tuple[int, int]] = 1,
     corners: bool = True,
-    token: Any = None,
-) -> Any:
+) -> T:
     """Fill the ghost cells of a block with the edges of the neighbours' blocks.
 
     Each rank holds a block of a large array, with ghost cells around it: ``width`` cells at either
@@ -137,14 +136,13 @@ def halo_exchange(
         corners: whether ghost cells that are beyond two or more axes are filled too, by the
             diagonal neighbours (3**d - 1 neighbours instead of 2*d along d axes); they keep their
             values otherwise.
-        token: token from another op, or None.
 
     Returns:
-        tuple: the block with its ghost cells filled, of the shape and dtype of ``x``; and the new
-        token.
+        jax.Array, or pytree: the block with its ghost cells filled, of the shape and dtype of
+        ``x``.
 
     Raises:
-        TypeError: a wrong type of ``cart``, ``axes``, ``width``, ``token`` or dtype.
+        TypeError: a wrong type of ``cart``, ``axes``, ``width`` or dtype.
         ValueError: ``axes`` or ``width`` do not fit ``cart`` or ``x``; fewer inner cells along an
             axis than the width.
 
@@ -153,14 +151,14 @@ def halo_exchange(
         of, and ghost cells that were filled get zeros. Under ``vmap`` the batch goes along.
 
     Example:
-        >>> import jax.numpy as jnp, mpi4jax
+        >>> import jax.numpy as jnp, mpi4jax.notoken as mpi4jax
         >>> from mpi4py import MPI
         >>> cart = MPI.COMM_WORLD.Create_cart([MPI.COMM_WORLD.size], periods=[True])
         >>> x = jnp.full(5, cart.rank).at[0].set(-1).at[4].set(-1)
-        >>> y, token = mpi4jax.halo_exchange(x, cart)
+        >>> y = mpi4jax.halo_exchange(x, cart)
         >>> [int(v) for v in y] == [cart.Shift(0, 1)[0], *[cart.rank] * 3, cart.Shift(0, 1)[1]]
         True
 
     See also: :func:`scatter_blocks`, :func:`gather_blocks`, :func:`sendrecv`.
     """
-    return run(_prepare(x, cart, axes, width, corners), token)
+    return run(_prepare(x, cart, axes, width, corners))
