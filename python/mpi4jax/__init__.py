@@ -37,6 +37,7 @@ from ._neighbours import neighbor_allgather, neighbor_alltoall  # noqa: E402
 from ._overlap import *  # noqa: E402, F403
 from ._pvary import pvary  # noqa: E402
 from ._reduce_local import reduce_local  # noqa: E402
+from ._reproducible import reproducible_sum  # noqa: E402
 from ._time_limit import time_limit  # noqa: E402
 from ._tokens import auto_tokenize, create_token  # noqa: E402
 from ._transport import (  # noqa: E402
@@ -107,6 +108,7 @@ __all__ = [
     "notoken",
     "pvary",
     "reduce_local",
+    "reproducible_sum",
     "scatter_blocks",
     "time_limit",
     "transport_info",
