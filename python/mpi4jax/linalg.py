@@ -76,7 +76,7 @@ def _solve(
         return lambda v: ravel_pytree(f(tree(v)))[0]
 
     def in_wide(f: Operator) -> Operator:
-        return lambda v: f(v.astype(flat.dtype)).astype(wide)
+        return lambda v: space.fixed(f(v.astype(flat.dtype)).astype(wide))
 
     start = jnp.zeros_like(flat) if x0 is None else ravel_pytree(_inexact(x0))[0]
     start = lax.stop_gradient(start).astype(wide)
@@ -449,11 +449,11 @@ def lsmr(
 
     def forward(x: Vector) -> Vector:
         y = ravel_pytree(A(tree_x(x.astype(dtype))))[0].astype(wide)
-        return jnp.concatenate([y, damp * x])
+        return space.fixed(jnp.concatenate([y, damp * x]))
 
     def adjoint(y: Vector) -> Vector:
         (x,) = jax.linear_transpose(forward, start)(jnp.conj(y))
-        return jnp.conj(x)
+        return space.fixed(jnp.conj(x))
 
     def gradient(x: Vector) -> Vector:
         return adjoint(given - forward(x))

@@ -66,9 +66,27 @@ class Space:
         """The square of the norm."""
         return self.products((v, v))[0].real
 
+    def fixed(self, x: jax.Array) -> jax.Array:
+        """What something is added to elsewhere."""
+        return _fixed(x) if self.reproducible else x
+
+    def times(self, a: jax.Array, b: jax.Array) -> jax.Array:
+        """The product, each of whose parts is rounded."""
+        if not self.reproducible:
+            return a * b
+        if not (jnp.iscomplexobj(a) or jnp.iscomplexobj(b)):
+            return _fixed(a * b)
+        re, im = self.times(jnp.real(a), jnp.real(b)), self.times(jnp.real(a), jnp.imag(b))
+        re = re - self.times(jnp.imag(a), jnp.imag(b))
+        return lax.complex(re, im + self.times(jnp.imag(a), jnp.real(b)))
+
     def plus(self, x: Vector, factor: jax.Array, y: Vector) -> Vector:
         """``x + factor * y``."""
-        return x + (_times(factor, y) if self.reproducible else factor * y)
+        return x + self.times(factor, y)
+
+    def length(self, a: jax.Array, b: jax.Array) -> jax.Array:
+        """``sqrt(a**2 + b**2)``."""
+        return jnp.sqrt(self.times(a, a) + self.times(b, b))
 
     def combined(self, factors: jax.Array, rows: jax.Array) -> Vector:
         """The sum of the rows of a matrix, each with its factor."""
@@ -92,23 +110,17 @@ def _of_parts(parts: list[jax.Array]) -> jax.Array:
     return lax.complex(*parts) if len(parts) == 2 else parts[0]
 
 
-def _times(factor: jax.Array, y: Vector) -> Vector:
-    """The product, rounded before anything is added to it.
+def _fixed(x: jax.Array) -> jax.Array:
+    """The number itself, rounded before anything is added to it.
 
     XLA multiplies and adds in one instruction where it sees fit, which may depend on the length of
-    a vector. Between the two, this puts what it does not see through: an integer from outside of
-    the loop, that is zero.
+    a vector. It does not see that no bits of a number are all set.
     """
-    if jnp.iscomplexobj(factor) or jnp.iscomplexobj(y):
-        a, b = jnp.real(factor), jnp.imag(factor)
-        real = _times(a, y.real) - _times(b, y.imag)
-        return lax.complex(real, _times(a, y.imag) + _times(b, y.real))
-    product = factor * y
-    integer = jnp.dtype(f"int{8 * product.dtype.itemsize}")
-    bits = lax.bitcast_convert_type(product, integer)
-    # Of a NaN or a number: never all bits.
-    nothing = (lax.bitcast_convert_type(factor, integer) == -1).astype(integer)
-    return lax.bitcast_convert_type(bits ^ nothing, product.dtype)
+    if jnp.iscomplexobj(x):
+        return lax.complex(_fixed(x.real), _fixed(x.imag))
+    integer = jnp.dtype(f"int{8 * x.dtype.itemsize}")
+    bits = lax.bitcast_convert_type(x, integer)
+    return lax.bitcast_convert_type(bits ^ (bits == -1).astype(integer), x.dtype)
 
 
 def _quotient(a: Any, b: Any) -> jax.Array:
@@ -263,7 +275,11 @@ def gmres(
         # Once more, for what rounding has left. What that takes from the square is little.
         again, square = space.products((V, w), (w, w))
         w = w - space.combined(again, V)
-        norm = jnp.sqrt(jnp.maximum(square.real - jnp.vdot(again, again).real, 0))
+        if space.reproducible:
+            left = space.square(w)
+        else:
+            left = square.real - jnp.vdot(again, again).real
+        norm = jnp.sqrt(jnp.maximum(left, 0))
         h = h + again
         # Else the space holds the solution, and the columns that follow are zero.
         is_new = norm > 10 * jnp.finfo(norm.dtype).eps * jnp.linalg.norm(h)
@@ -285,7 +301,7 @@ def minres(
     space: Space, M: Operator, A: Operator, r: Vector, limits: Limits
 ) -> tuple[Vector, jax.Array]:
     """Elman, Silvester, Wathen, "Finite Elements and Fast Iterative Solvers", algorithm 4.1."""
-    plus = space.plus
+    plus, times = space.plus, space.times
 
     def normed(v: Vector) -> tuple[Vector, jax.Array]:
         z = M(v)
@@ -303,10 +319,10 @@ def minres(
         delta = space.products((z, Az))[0].real
         after = plus(plus(Az, -delta / gamma, v), -_quotient(gamma, old), before)
         z_after, new = normed(after)
-        a = c1 * delta - c0 * s1 * gamma
-        b = jnp.hypot(a, new)
+        a = times(c1, delta) - times(c0 * s1, gamma)
+        b = space.length(a, new)
         c2, s2 = _quotient(a, b), _quotient(new, b)
-        above = plus(plus(z, -s0 * gamma, last), -(s1 * delta + c0 * c1 * gamma), w)
+        above = plus(plus(z, -s0 * gamma, last), -(times(s1, delta) + times(c0 * c1, gamma)), w)
         above = _quotient(above, b)
         x = plus(x, c2 * eta, above)
         rotations = ((gamma, new), (c1, c2), (s1, s2))
@@ -339,10 +355,10 @@ def lsmr(
         x, u, v, h, g, alpha, inner, rho, outer, cosine, sine, zeta, k = state
         u, beta = normed(space.plus(A(v), -alpha, u))
         v, alpha = normed(space.plus(adjoint(u), -beta, v))
-        last, rho = rho, jnp.hypot(inner, beta)
+        last, rho = rho, space.length(inner, beta)
         theta, inner = _quotient(beta, rho) * alpha, _quotient(inner, rho) * alpha
         over, below = sine * rho, cosine * rho
-        old, outer = outer, jnp.hypot(below, theta)
+        old, outer = outer, space.length(below, theta)
         cosine, sine = _quotient(below, outer), _quotient(theta, outer)
         g = space.plus(h, -_quotient(over * rho, last * old), g)
         x = space.plus(x, _quotient(cosine * zeta, rho * outer), g)
