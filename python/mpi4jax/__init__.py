@@ -20,7 +20,7 @@ _watch.set_check()
 _transport.start()
 
 # Imported also for what they register: rules of primitives, and wrappers of JAX's functions.
-from . import _native, experimental, linalg, notoken, ops  # noqa: E402
+from . import _native, experimental, grids, linalg, notoken, ops  # noqa: E402
 from ._check.jit import jit  # noqa: E402
 from ._compile import scope as _scope  # noqa: E402, F401
 from ._diff import ad as _ad  # noqa: E402, F401
@@ -100,6 +100,7 @@ __all__ = [
     "flush",
     "gather_blocks",
     "gen_token",
+    "grids",
     "has_cuda_support",
     "has_hip_support",
     "has_sycl_support",
