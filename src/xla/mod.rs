@@ -1,15 +1,16 @@
 //! The XLA side: its FFI's C interface, and the one handler behind every custom-call target.
 
 pub mod c_api;
-mod detached;
 mod errors;
 pub mod frame;
 mod handler;
 mod pages;
 mod requests;
+mod state;
 pub mod statuses;
 mod targets;
 
 pub use c_api::{CallFrame, FfiError, Handler};
-pub use handler::{execute, instantiate, kind};
+pub use handler::{execute, instantiate};
+pub use state::kind;
 pub use targets::{Target, gpu_target, targets};

@@ -1,14 +1,14 @@
 //! The custom-call targets: one for every operation and kind of call.
 
 use super::Handler;
-use super::detached;
-use super::handler::{execute, instantiate, kind};
+use super::handler::{execute, instantiate};
 use super::requests;
+use super::state::kind;
 use crate::comm;
 use crate::device;
 use crate::error::Error;
 use crate::ops::Op;
-use crate::transport::{self, Features, Platform, Transport};
+use crate::transport::{self, Features, Platform};
 use crate::watch;
 
 /// What XLA is told of.
@@ -31,9 +31,6 @@ const PLAIN: &str = "_plain";
 /// What the name of a target for calls that do something on the host each time ends in.
 const UNRECORDED: &str = "_unrecorded";
 
-/// What the name of a target for calls that return before the operation has ended ends in. On the CPU.
-const DETACHED: &str = "_detached";
-
 /// For results whose shapes are not known when a program is exported: see `Lowering.call` in Python.
 const AFTER: &str = "mpi4jax_after";
 
@@ -49,18 +46,29 @@ pub fn targets() -> impl Iterator<Item = Target> {
     });
     let ops = Op::TABLE.iter().flat_map(move |row| {
         let cpu = (!device::is_on_cpu()).then(|| Target::of::<{ kind::CPU }>(row.target, "", "cpu"));
-        let detached = cpu.as_ref().map(|cpu| Target {
-            name: format!("{}{DETACHED}", row.target),
-            execute: detached::execute,
-            ..*cpu
-        });
-        cpu.into_iter().chain(detached).chain([
+        cpu.into_iter().chain([
             Target::of::<{ kind::CUDA }>(row.target, "", gpu),
             Target::of::<{ kind::CUDA_PLAIN }>(row.target, PLAIN, gpu),
             Target::of::<{ kind::CUDA_UNRECORDED }>(row.target, UNRECORDED, gpu),
         ])
     });
-    ops.chain(afters).chain(requests::targets())
+    let of_cpu = (!device::is_on_cpu()).then(|| of_requests::<{ kind::CPU }>("cpu"));
+    // The host waits for streams in these calls: XLA may not record them.
+    let of_gpu = of_requests::<{ kind::CUDA_UNRECORDED }>(gpu);
+    ops.chain(afters).chain(of_cpu.into_iter().flatten()).chain(of_gpu)
+}
+
+/// Those of requests, for all operations.
+fn of_requests<const KIND: u8>(platform: &'static str) -> [Target; 3] {
+    let target = |name: &str, instantiate: Handler, execute: Handler| {
+        let name = format!("mpi4jax_{name}");
+        Target { name, platform, instantiate, execute }
+    };
+    [
+        target("start", requests::instantiate::<KIND, true>, requests::start::<KIND>),
+        target("wait", requests::instantiate::<KIND, false>, requests::wait::<KIND>),
+        target("ready", requests::after, requests::ready::<KIND>),
+    ]
 }
 
 /// The target for an operation on arrays on a GPU. Collective over a communicator on which its first operation is

@@ -301,7 +301,7 @@ def test_values_of_the_current_trace():
 
 def test_effects_barrier_waits(monkeypatch, undo):
     waited = []
-    monkeypatch.setattr(flush, "_last", lambda: (waited.append(1), X)[1])
+    monkeypatch.setattr(flush, "last", lambda: (waited.append(1), X)[1])
     jax.effects_barrier()
     assert waited == [1]
     undo(dispatch.RuntimeTokenSet, "block_until_ready")

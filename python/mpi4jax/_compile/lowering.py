@@ -28,12 +28,15 @@ Avals = list[Any]
 # XLA packs several values of a 4-bit type into a byte, where a rank's block may not begin: they
 # travel as values of a wider type, which holds each of them exactly.
 _CARRIERS = dict(_native.carriers())
+# The core has no arithmetic for floats of 8 bits: they are reduced as values of a wider type.
+_REDUCED_AS = dict(_native.reduced_as())
 
 
-def carrier(aval: Any) -> Any:
-    """The aval under which an array is communicated."""
-    name = _CARRIERS.get(str(aval.dtype))
-    return ShapedArray(aval.shape, np.dtype(jnp.dtype(name))) if name else aval
+def carrier(aval: Any, reduces: bool = False) -> Any:
+    """The aval under which an array is communicated, or communicated and reduced."""
+    name = str(aval.dtype)
+    wide = _CARRIERS.get(name) or (_REDUCED_AS.get(name) if reduces else None)
+    return ShapedArray(aval.shape, np.dtype(jnp.dtype(wide))) if wide else aval
 
 
 class Lowering:
@@ -72,9 +75,10 @@ class Lowering:
             _check_exportable(self.spec.name, p)
         if status is not None and status.mpi is not None:
             self.ctx.module_context.add_keepalive(status)
-        carried = [self.convert(operand, carrier(operand[1])) for operand in operands]
+        reduces = self.reduces(op, **attrs)
+        carried = [self.convert(operand, carrier(operand[1], reduces)) for operand in operands]
         carried += self.numbers
-        wire = [carrier(aval) for aval in out]
+        wire = [carrier(aval, reduces) for aval in out]
         learnt = envelope(self.spec, p)
         outs = [*wire, *learnt]
         values = [value for value, _ in carried]
@@ -107,6 +111,12 @@ class Lowering:
         if learnt and not self.spec.has_counts:
             results[-1] = self.local(lambda e: e + OFFSET, learnt[0], (results[-1], learnt[0]))
         return results
+
+    def reduces(self, op: str | None, reverse: int = 0, packed: int = 0, **_: Any) -> bool:
+        """Whether the core computes with what it is given: not where MPI calls the user's code."""
+        if op == "halo_exchange":
+            return bool(reverse) and not packed
+        return op is not None and SPECS[op].has_reduction and not self.p["reduction"].user
 
     def parts(self, op: str, operands: Sequence[Operand], out: Sequence[Any]) -> Params:
         """What the call of ``op`` says of parts, or of rows, if it has any."""

@@ -15,7 +15,7 @@ from .._grid import cart as _cart
 from .._op import rows as _rows
 from .._op.arguments import from_end, rank_of
 from .._op.comm import static_int
-from .._tokens.tokens import NO_TOKEN, with_token
+from .._op.spec import T
 from ..ops import gather, gatherv, halo_exchange, scatter, scatterv
 
 Shape = tuple[int, ...]
@@ -164,14 +164,13 @@ class Cuts:
 
 
 def scatter_blocks(
-    x: Any,
+    x: T,
     cart: MPI.Cartcomm,
     root: int = 0,
     *,
     axes: int | Sequence[int | None] | None = None,
     width: int | Sequence[int | tuple[int, int]] = 0,
-    token: Any = None,
-) -> Any:
+) -> T:
     """Cut the root's array into blocks, one for each rank of a Cartesian communicator.
 
     Blocks are as equal as can be, as `numpy.array_split` makes them: of 7 cells for 3 ranks, the
@@ -185,10 +184,9 @@ def scatter_blocks(
         axes: the array's axis that each dimension of ``cart`` cuts, by default the last ones.
         width: number of ghost cells around a block, as for :func:`halo_exchange`, by default none.
             They are filled; at an edge of the grid that is not periodic with zeros.
-        token: token from another op, or None.
 
     Returns:
-        tuple: this rank's block; and the new token.
+        jax.Array, or pytree: this rank's block.
 
     Raises:
         TypeError: a wrong type of an argument.
@@ -199,14 +197,14 @@ def scatter_blocks(
         of: the transpose gathers on the root.
 
     Example:
-        >>> import jax.numpy as jnp, mpi4jax
+        >>> import jax.numpy as jnp, mpi4jax.notoken as mpi4jax
         >>> from mpi4py import MPI
         >>> n = MPI.COMM_WORLD.size
         >>> cart = MPI.COMM_WORLD.Create_cart([n, 1], periods=[False, True])
-        >>> block, token = mpi4jax.scatter_blocks(jnp.ones((2 * n, 3)), cart, width=1)
+        >>> block = mpi4jax.scatter_blocks(jnp.ones((2 * n, 3)), cart, width=1)
         >>> block.shape
         (4, 5)
-        >>> whole, token = mpi4jax.gather_blocks(block, cart, width=1)
+        >>> whole = mpi4jax.gather_blocks(block, cart, width=1)
         >>> cart.rank > 0 or whole.shape == (2 * n, 3)
         True
 
@@ -226,9 +224,7 @@ def scatter_blocks(
         return cuts.stack(leaf) if is_root else jnp.zeros(cuts.shapes(leaf.shape)[0], leaf.dtype)
 
     if equal or not leaves:
-        same, token = with_token(
-            scatter, token, [stacked(leaves[i]) for i in equal], root, comm=cart
-        )
+        same = scatter([stacked(leaves[i]) for i in equal], root, comm=cart)
         for i, block in zip(equal, same, strict=True):
             leaves[i] = block
     for i in sorted({*range(len(leaves))} - {*equal}):
@@ -238,25 +234,24 @@ def scatter_blocks(
         else:
             cells = jnp.zeros(math.prod(shapes[rank]), leaf.dtype)
         counts = [math.prod(shape) for shape in shapes]
-        own, token = with_token(scatterv, token, cells, counts, root, comm=cart)
+        own = scatterv(cells, counts, root, comm=cart)
         leaves[i] = own.reshape(shapes[rank])
     y = jax.tree.unflatten(tree, leaves)
     if any(width != (0, 0) for width in cuts.widths):
         y = jax.tree.map(cuts.pad, y)
-        y, token = with_token(halo_exchange, token, y, cart, axes=axes, width=width)
-    return y if token is NO_TOKEN else (y, token)
+        y = halo_exchange(y, cart, axes=axes, width=width)
+    return y
 
 
 def gather_blocks(
-    x: Any,
+    x: T,
     cart: MPI.Cartcomm,
     root: int = 0,
     *,
     axes: int | Sequence[int | None] | None = None,
     width: int | Sequence[int | tuple[int, int]] = 0,
     cells: int | Sequence[int] | None = None,
-    token: Any = None,
-) -> Any:
+) -> T:
     """Put the blocks of all ranks of a Cartesian communicator together, on the root.
 
     Args:
@@ -270,10 +265,9 @@ def gather_blocks(
         cells: how many cells the whole array has along each axis that is cut, in the order of the
             dimensions of ``cart``, where its blocks are not all equal: they are those that
             :func:`scatter_blocks` makes of it.
-        token: token from another op, or None.
 
     Returns:
-        tuple: the whole array on the root, and ``x``, unchanged, on other ranks; and the new token.
+        jax.Array, or pytree: the whole array on the root, and ``x``, unchanged, on other ranks.
 
     Raises:
         TypeError: a wrong type of an argument.
@@ -285,10 +279,10 @@ def gather_blocks(
         the root.
 
     Example:
-        >>> import jax.numpy as jnp, mpi4jax
+        >>> import jax.numpy as jnp, mpi4jax.notoken as mpi4jax
         >>> from mpi4py import MPI
         >>> cart = MPI.COMM_WORLD.Create_cart([MPI.COMM_WORLD.size], periods=[True])
-        >>> y, token = mpi4jax.gather_blocks(jnp.full(2, cart.rank), cart)
+        >>> y = mpi4jax.gather_blocks(jnp.full(2, cart.rank), cart)
         >>> cart.rank > 0 or [int(v) for v in y] == [r for r in range(cart.size) for _ in "ab"]
         True
 
@@ -303,17 +297,16 @@ def gather_blocks(
     wholes = [cuts.whole(leaf.shape, known) for leaf in leaves]
     equal = [i for i, whole in enumerate(wholes) if cuts.is_equal(whole)]
     if equal or not leaves:
-        same, token = with_token(gather, token, [leaves[i] for i in equal], root, comm=cart)
+        same = gather([leaves[i] for i in equal], root, comm=cart)
         for i, stacked in zip(equal, same, strict=True):
             leaves[i] = cuts.join(stacked) if cuts.comm.rank == root else stacked
     for i in sorted({*range(len(leaves))} - {*equal}):
         shapes = cuts.shapes(wholes[i])
         counts = [math.prod(shape) for shape in shapes]
-        rows, token = with_token(gatherv, token, leaves[i].ravel(), counts, root, comm=cart)
+        rows = gatherv(leaves[i].ravel(), counts, root, comm=cart)
         if cuts.comm.rank == root:
             parts = zip(_rows.side_by_side(counts), shapes, strict=True)
             leaves[i] = cuts.concatenate(
                 [rows[s : s + n].reshape(shape) for (s, n), shape in parts]
             )
-    y = jax.tree.unflatten(tree, leaves) if cuts.comm.rank == root else x
-    return y if token is NO_TOKEN else (y, token)
+    return jax.tree.unflatten(tree, leaves) if cuts.comm.rank == root else x

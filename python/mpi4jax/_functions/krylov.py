@@ -55,7 +55,7 @@ class Space:
             sums = reproducible_sum(terms, axis=-1, comm=self.comm)
             return [_of_parts(parts) for parts in sums]
         local = [jnp.conj(a) @ b for a, b in pairs]
-        total, _ = allreduce(jnp.concatenate([jnp.atleast_1d(p) for p in local]), comm=self.comm)
+        total = allreduce(jnp.concatenate([jnp.atleast_1d(p) for p in local]), comm=self.comm)
         ends = [0]
         for p in local:
             ends.append(ends[-1] + p.size)
@@ -147,13 +147,13 @@ def most_iterations(space: Space, maxiter: int | None, size: int) -> jax.Array:
     if maxiter is not None:
         return jnp.asarray(maxiter, jnp.int32)
     room = (2**31 - 1) // 10 // as_comm("linalg", space.comm).size
-    return 10 * allreduce(jnp.asarray(min(size, room), jnp.int32), comm=space.comm)[0]
+    return 10 * allreduce(jnp.asarray(min(size, room), jnp.int32), comm=space.comm)
 
 
 def scale_of(space: Space, b: Vector) -> jax.Array:
     """A power of two of the size of the largest element: squares neither overflow nor vanish."""
     mine = jnp.max(jnp.abs(b), initial=0)
-    largest = allreduce(mine, op=MPI.MAX, comm=space.comm)[0]
+    largest = allreduce(mine, op=MPI.MAX, comm=space.comm)
     exponent = jnp.where(jnp.isfinite(largest), jnp.frexp(largest)[1], 0)
     least = jnp.finfo(largest.dtype).minexp // 2  # its inverse is a number, too
     return jnp.ldexp(jnp.ones_like(largest), jnp.maximum(exponent, least))

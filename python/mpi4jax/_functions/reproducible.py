@@ -270,7 +270,7 @@ def reproducible_sum(x: Any, axis: Any = None, comm: MPI.Intracomm | None = None
         for i, total in zip(inexact, sums, strict=True):
             arrays[i] = total
     if others:
-        sums, _ = allreduce([jnp.sum(arrays[i], axes[i]) for i in others], comm=comm)
+        sums = allreduce([jnp.sum(arrays[i], axes[i]) for i in others], comm=comm)
         for i, total in zip(others, sums, strict=True):
             arrays[i] = total
     return jax.tree.unflatten(tree, arrays)
@@ -289,15 +289,15 @@ def _total(
     @jax.custom_jvp
     def total(values: list[jax.Array]) -> list[jax.Array]:
         mine = [_largest(v, a) for v, a in zip(values, each, strict=True)]
-        largest, _ = allreduce(mine, op=MPI.MAX, comm=comm)
+        largest = allreduce(mine, op=MPI.MAX, comm=comm)
         split = [_split(v, a, most) for v, a, most in zip(values, each, largest, strict=True)]
-        sums, _ = allreduce(split, comm=comm)
+        sums = allreduce(split, comm=comm)
         dtypes = [v.dtype for v in values]
         return [_rounded(*args) for args in zip(sums, largest, dtypes, strict=True)]
 
     def of_tangents(primals: Any, tangents: Any) -> Any:
         (ts,) = tangents
-        plain, _ = allreduce([jnp.sum(t, a) for t, a in zip(ts, each, strict=True)], comm=comm)
+        plain = allreduce([jnp.sum(t, a) for t, a in zip(ts, each, strict=True)], comm=comm)
         return total(*primals), plain
 
     total.defjvp(of_tangents)

@@ -187,15 +187,14 @@ def check_no_keys(spec: Spec, p: Params, packed: Packed) -> None:
         )
 
 
-def bind_trees(
-    spec: Spec, trees: Sequence[Any], p: Params, token: list[Any], numbers: Sequence[Any] = ()
-) -> Any:
-    """Bind the primitive once per dtype, with the same numbers; (result or None, token). Of an op
-    with counts, the result is a pair: the counts of what has come, too."""
+def bind_trees(spec: Spec, trees: Sequence[Any], p: Params, numbers: Sequence[Any] = ()) -> Any:
+    """Bind the primitive once per dtype, with the same numbers. Of an op with counts, the result is
+    a pair: the counts of what has come, too. An op that returns nothing has None."""
     if not trees:
-        return None, bind(spec, *numbers, *token, **p)
+        bind(spec, *numbers, **p)
+        return None
     if spec.arrays is None:
-        return _bind_blocks(spec, trees, p, token, numbers)
+        return _bind_blocks(spec, trees, p, numbers)
     before, after = first_axes(spec, p)
     packed = pack_arguments(spec, trees, p)
     check_no_keys(spec, p, packed[0])
@@ -209,7 +208,7 @@ def bind_trees(
     ):  # no rows go anywhere, and ranks tell each other their counts
         row = SPECS["alltoall"]
         q = {k: v for k, v in p.items() if k in row.params | {"operand", "eager"}}
-        learnt, *token = bind(row, *numbers, *token, **row.defaults, **q)
+        (learnt,) = bind(row, *numbers, **row.defaults, **q)
     for dtype in dtypes:
         row, q, sides = spec, p, packed
         if len(packed) == 2 and not all(dtype in side.groups for side in packed):
@@ -218,9 +217,7 @@ def bind_trees(
             row, sides = SPECS["send" if sends else "recv"], [packed[0 if sends else 1]]
             q = {k: v for k, v in p.items() if k in row.params | {"operand", "eager"}}
         xs = [side.pack(dtype, before, spec) for side in sides]
-        out = bind(row, *xs, *numbers, *token, **q)
-        if token:
-            token = [out[-1]]
+        out = bind(row, *xs, *numbers, **q)
         if q.get("env_out"):
             # What follows need not ask for it.
             learnt, p = out[1], {**p, "env_out": False}
@@ -228,7 +225,7 @@ def bind_trees(
         if row.returns:
             results[dtype] = out[0]
     y = packed[-1].form.unpack(results, before, after) if spec.returns else None
-    return (y, learnt) if spec.has_counts else y, token
+    return (y, learnt) if spec.has_counts else y
 
 
 def exchanged_axes(op: str, form: Form, leaf: int, p: Params) -> tuple[int, ...]:
@@ -238,18 +235,14 @@ def exchanged_axes(op: str, form: Form, leaf: int, p: Params) -> tuple[int, ...]
     return tuple(axis + inside for axis in counted)
 
 
-def _bind_blocks(
-    spec: Spec, trees: Sequence[Any], p: Params, token: list[Any], numbers: Sequence[Any]
-) -> Any:
-    """Bind an op on several arrays once per dtype; (result, token)."""
+def _bind_blocks(spec: Spec, trees: Sequence[Any], p: Params, numbers: Sequence[Any]) -> Any:
+    """Bind an op on several arrays once per dtype."""
     (packed,) = pack_arguments(spec, trees, p)
     out: list[Any] = [None] * len(packed.leaves)
     for indices in packed.groups.values():
         xs = [packed.leaves[i] for i in indices]
         axes = tuple(exchanged_axes(spec.name, packed.form, i, p) for i in indices)
-        ys = bind(spec, *xs, *numbers, *token, **{**p, "axes": axes})
-        if token:
-            *ys, token[0] = ys
+        ys = bind(spec, *xs, *numbers, **{**p, "axes": axes})
         for i, y in zip(indices, ys, strict=True):
             out[i] = y
-    return packed.form.rebuild(out), token
+    return packed.form.rebuild(out)

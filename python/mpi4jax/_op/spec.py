@@ -29,7 +29,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from mpi4py import MPI
 
@@ -37,12 +37,14 @@ from .. import _native
 
 Params = dict[str, Any]
 
+T = TypeVar("T")  # of what an op takes, which it returns with the same structure
+
 OFFSET = 3  # makes all of MPI's constants positive
 PEERS = ("source", "recvtag", "dest", "sendtag")
 
 
 class Call(NamedTuple):
-    """A call of an op, with all that its function was given but for the token.
+    """A call of an op, with all that its function was given.
 
     Attributes:
         op: name of the op.

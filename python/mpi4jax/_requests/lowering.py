@@ -94,7 +94,8 @@ class _Requested(Lowering):
     ):
         super().__init__(ctx, SPECS[of], p, on_gpu)
         self.plan = _Plan(self.spec, p, given)
-        wire = [x and carrier(x) for x in (self.plan.received_type, self.plan.kept)]
+        reduces = self.reduces(self.plan.op)
+        wire = [x and carrier(x, reduces) for x in (self.plan.received_type, self.plan.kept)]
         if not all(isinstance(n, int) for x in wire if x for n in x.shape):
             raise NotImplementedError(f"i{of}: cannot be exported with symbolic shapes")
         self.received_wire, self.kept_wire = wire
@@ -141,7 +142,7 @@ def _lower_start(
         if plan.before is not None:
             function, aval = plan.before
             x = low.local(function, aval, x), aval
-        operands = [low.convert(x, carrier(x[1]))]
+        operands = [low.convert(x, carrier(x[1], low.reduces(plan.op)))]
     if on_gpu and plan.op and not SPECS[plan.op].has_peer and not p.get("eager"):
         low._gpu_target(plan.op, operands)  # what carries it meets the other ranks
     (handle,) = low.emit("mpi4jax_start", [*operands, *low.numbers], [HANDLE], plan.initial)

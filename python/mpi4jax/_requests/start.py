@@ -38,7 +38,7 @@ def _start(spec: Spec, args: Sequence[Any], p: Params) -> Request:
     return Request([*handles, *numbers[: spec.has_counts]], Of(spec.name, known, packed.form))
 
 
-def _start_program(spec: Spec, _: bool, p: Params) -> Callable[..., Any]:
+def _start_program(spec: Spec, p: Params) -> Callable[..., Any]:
     def call(*args: Any) -> Request:
         return _start(spec, args, p)
 
@@ -74,7 +74,7 @@ def _begin(op: str, args: Sequence[Any], p: Params) -> Request:
         return _start(spec, [*args, *traced_peers(p)], p)
     started_here()
     try:
-        request = run_program(_start_program, spec, False, dict(p), [*map(with_templates, args)])
+        request = run_program(_start_program, spec, dict(p), [*map(with_templates, args)])
     except TypeError:
         # Says which argument is no array, if that is why.
         pack_arguments(spec, args[: spec.arrays], p)

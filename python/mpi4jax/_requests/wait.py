@@ -19,7 +19,6 @@ from .._job.flush import started_here
 from .._op.comm import MEAN, as_reduction
 from .._op.primitive import HANDLE, mean_of_sum, wait_p
 from .._op.spec import Params, Spec, first_axes
-from .._tokens.tokens import ZERO_TOKEN
 from .order import behind, ready
 from .request import Joint, Of, Request
 
@@ -68,12 +67,11 @@ def _packed_shape(shapes: Sequence[tuple[int, ...]], length: int | None) -> tupl
     return (length, sum(math.prod(shape[1:]) for shape in shapes))
 
 
-def _wait_program(spec: Spec, _: bool, p: Params) -> Callable[..., Any]:
+def _wait_program(spec: Spec, p: Params) -> Callable[..., Any]:
     of = p.pop("request")
 
     def call(handles: Sequence[Any], *numbers: Any) -> Any:
-        y = _wait(of, handles, p, numbers)
-        return y if spec.returns else ZERO_TOKEN
+        return _wait(of, handles, p, numbers)
 
     call.__name__ = f"wait_i{spec.name}"
     return jax.jit(call)
@@ -89,7 +87,7 @@ def wait(request: Request, *, after: Any = None) -> Any:
             wait first and compute then.
 
     Returns:
-        The result of the operation; None of ``isend`` and ``ibarrier``. There is no token.
+        The result of the operation; None of ``isend`` and ``ibarrier``.
 
     Raises:
         TypeError: ``request`` is none.
@@ -126,8 +124,7 @@ def _result(request: Request, there: list[Any]) -> Any:
         return _wait(of, handles, p, counts)
     started_here()
     p["request"] = replace(of, params=())
-    y = run_program(_wait_program, of.spec, False, p, [handles, *counts])
-    return y if of.spec.returns else None
+    return run_program(_wait_program, of.spec, p, [handles, *counts])
 
 
 def waitall(requests: Any, *, after: Any = None) -> Any:

@@ -11,7 +11,7 @@ from .._call.definition import define
 from .._compile.lowering import Avals, Lowering, Operands
 from .._op.arguments import rank_of
 from .._op.comm import as_comm
-from .._op.spec import Call, is_root
+from .._op.spec import Call, T, is_root
 
 
 def _lower(low: Lowering, xs: Operands, out: Avals) -> list[Any]:
@@ -40,31 +40,30 @@ define(
 )
 
 
-def bcast(x: Any, root: int = 0, *, comm: MPI.Intracomm | None = None, token: Any = None) -> Any:
+def bcast(x: T, root: int = 0, *, comm: MPI.Intracomm | None = None) -> T:
     """Copy the root's array to all ranks (MPI_Bcast; MPI-4.1, section 6.4).
 
     Args:
         x: array of shape ``S``; its values are read on the root only. Or a pytree of such.
         root: rank whose array is copied, by default 0.
         comm: communicator; by default a clone of ``COMM_WORLD``.
-        token: token from another op, or None.
 
     Returns:
-        tuple: the root's array; and the new token.
+        jax.Array, or pytree: the root's array.
 
     Raises:
-        TypeError: a wrong type of ``root``, ``comm``, ``token`` or dtype.
+        TypeError: a wrong type of ``root``, ``comm`` or dtype.
         ValueError: ``root`` is not a rank of ``comm``.
 
     Derivative:
         The result is one global value: the root gets its cotangent, other ranks get zeros.
 
     Example:
-        >>> import jax.numpy as jnp, mpi4jax
-        >>> y, token = mpi4jax.bcast(jnp.arange(3), root=0)
+        >>> import jax.numpy as jnp, mpi4jax.notoken as mpi4jax
+        >>> y = mpi4jax.bcast(jnp.arange(3), root=0)
         >>> y.tolist()
         [0, 1, 2]
 
     See also: :func:`scatter`, :func:`pvary`.
     """
-    return run(_prepare(x, root, comm), token)
+    return run(_prepare(x, root, comm))

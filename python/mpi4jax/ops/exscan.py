@@ -11,7 +11,7 @@ from .._call.definition import define
 from .._compile.lowering import Avals, Lowering, Operands
 from .._diff.reductions import Reduced
 from .._op.comm import as_comm, as_reduction
-from .._op.spec import Call
+from .._op.spec import Call, T
 
 
 def _lower(low: Lowering, xs: Operands, out: Avals) -> list[Any]:
@@ -38,24 +38,21 @@ define(
 )
 
 
-def exscan(
-    x: Any, op: MPI.Op = MPI.SUM, *, comm: MPI.Intracomm | None = None, token: Any = None
-) -> Any:
+def exscan(x: T, op: MPI.Op = MPI.SUM, *, comm: MPI.Intracomm | None = None) -> T:
     """Reduce over the ranks before this one (MPI_Exscan; MPI-4.1, section 6.11.2).
 
     Args:
         x: array of shape ``S``, equal on all ranks; or a pytree of such arrays.
         op: reduction, by default ``MPI.SUM``, or one made with ``MPI.Op.Create``.
         comm: communicator; by default a clone of ``COMM_WORLD``.
-        token: token from another op, or None.
 
     Returns:
-        tuple: on rank ``r`` the reduction over ranks ``0`` to ``r - 1``, of the shape and dtype of
-        ``x``, on rank 0 zeros, whatever the reduction; and the new token.
+        jax.Array, or pytree: on rank ``r`` the reduction over ranks ``0`` to ``r - 1``, of the
+        shape and dtype of ``x``, on rank 0 zeros, whatever the reduction.
 
     Raises:
-        TypeError: a wrong type of ``op``, ``comm`` or ``token``, or a reduction that is not
-            defined for the dtype.
+        TypeError: a wrong type of ``op`` or ``comm``, or a reduction that is not defined for the
+            dtype.
         ValueError: MINLOC or MAXLOC of an array that does not hold pairs.
         NotImplementedError: differentiated with a reduction that has no derivative.
 
@@ -64,12 +61,12 @@ def exscan(
         none. PROD, MAX and MIN: as for :func:`allreduce`, over the ranks before each.
 
     Example:
-        >>> import jax.numpy as jnp, mpi4jax
+        >>> import jax.numpy as jnp, mpi4jax.notoken as mpi4jax
         >>> from mpi4py import MPI
-        >>> offset, token = mpi4jax.exscan(jnp.ones(3), op=MPI.SUM)
+        >>> offset = mpi4jax.exscan(jnp.ones(3), op=MPI.SUM)
         >>> float(offset[0]) == mpi4jax.default_comm().rank
         True
 
     See also: :func:`scan`.
     """
-    return run(_prepare(x, op, comm), token)
+    return run(_prepare(x, op, comm))

@@ -11,7 +11,7 @@ from .._call.definition import define
 from .._compile.lowering import Avals, Lowering, Operands, to_root
 from .._op.arguments import rank_of
 from .._op.comm import as_comm
-from .._op.spec import Call, is_root
+from .._op.spec import Call, T, is_root
 
 
 def adjoint_with(scatter: str) -> Any:
@@ -44,21 +44,20 @@ define(
 )
 
 
-def gather(x: Any, root: int = 0, *, comm: MPI.Intracomm | None = None, token: Any = None) -> Any:
+def gather(x: T, root: int = 0, *, comm: MPI.Intracomm | None = None) -> T:
     """Gather the arrays of all ranks on the root (MPI_Gather; MPI-4.1, section 6.5).
 
     Args:
         x: array of shape ``S``, equal on all ranks; or a pytree of such arrays.
         root: rank that receives, by default 0.
         comm: communicator of ``n`` ranks; by default a clone of ``COMM_WORLD``.
-        token: token from another op, or None.
 
     Returns:
-        tuple: on the root array of shape ``(n, *S)``, row ``j`` from rank ``j``; on other ranks
-        ``x``, unchanged; and the new token.
+        jax.Array, or pytree: on the root array of shape ``(n, *S)``, row ``j`` from rank ``j``; on
+        other ranks ``x``, unchanged.
 
     Raises:
-        TypeError: a wrong type of ``root``, ``comm``, ``token`` or dtype.
+        TypeError: a wrong type of ``root``, ``comm`` or dtype.
         ValueError: ``root`` is not a rank of ``comm``.
 
     Derivative:
@@ -66,9 +65,9 @@ def gather(x: Any, root: int = 0, *, comm: MPI.Intracomm | None = None, token: A
         returned. Under ``vmap`` the batch axis of the root's result is axis 1.
 
     Example:
-        >>> import jax.numpy as jnp, mpi4jax
-        >>> y, token = mpi4jax.gather(jnp.ones(3), root=0)
+        >>> import jax.numpy as jnp, mpi4jax.notoken as mpi4jax
+        >>> y = mpi4jax.gather(jnp.ones(3), root=0)
 
     See also: :func:`allgather`, :func:`scatter`.
     """
-    return run(_prepare(x, root, comm), token)
+    return run(_prepare(x, root, comm))

@@ -17,13 +17,13 @@ from .._compile.lowering import Avals, Lowering, Operands, carrier
 from .._grid import border as _border
 from .._grid import cart as _cart
 from .._grid import faces
-from .._op.spec import Call, Params
+from .._op.spec import Call, Params, T
 
 
 def _describe(p: Params, avals: Sequence[Any]) -> np.ndarray:
     """What `Attributes::halo` in `src/xla/frame.rs` reads."""
     blocks = [
-        [np.dtype(carrier(x).dtype).itemsize, x.ndim, *x.shape, *(x.ndim - a for a in axes)]
+        [np.dtype(x.dtype).itemsize, x.ndim, *x.shape, *(x.ndim - a for a in axes)]
         for x, axes in zip(avals, p["axes"], strict=True)
     ]
     lists = (p["widths"], [[rank] for rank in p["neighbours"]], blocks)
@@ -31,9 +31,10 @@ def _describe(p: Params, avals: Sequence[Any]) -> np.ndarray:
 
 
 def _lower(low: Lowering, xs: Operands, out: Avals) -> list[Any]:
-    avals = [aval for _, aval in xs]
-    attrs = {"reverse": int(low.p["adjoint"]), "halo": _describe(low.p, avals)}
-    if _native.takes_packed(low.on_gpu):
+    packed, adjoint = _native.takes_packed(low.on_gpu), bool(low.p["adjoint"])
+    wire = [carrier(aval, adjoint and not packed) for _, aval in xs]
+    attrs = {"reverse": int(adjoint), "halo": _describe(low.p, wire)}
+    if packed:
         return _lower_packed(low, xs, attrs)
     return low.call("halo_exchange", *xs, out=out, in_place=True, packed=np.int64(0), **attrs)
 
@@ -112,15 +113,14 @@ define(
 
 
 def halo_exchange(
-    x: Any,
+    x: T,
     cart: MPI.Cartcomm,
     *,
     axes: int | Sequence[int | None] | None = None,
     width: int | Sequence[int | tuple[int, int]] = 1,
     corners: bool = True,
     border: Any = None,
-    token: Any = None,
-) -> Any:
+) -> T:
     """Fill the ghost cells of a block with the edges of the neighbours' blocks.
 
     Each rank holds a block of a large array, with ghost cells around it: ``width`` cells at either
@@ -146,14 +146,13 @@ def halo_exchange(
             keep what they hold), ``"edge"`` (copies of the outermost cells), ``"reflect"`` (the
             cells inside, mirrored at the outermost ones) or a number, as with :func:`numpy.pad`;
             or for each dimension of ``cart`` one of these, or a pair (below, above).
-        token: token from another op, or None.
 
     Returns:
-        tuple: the block with its ghost cells filled, of the shape and dtype of ``x``; and the new
-        token.
+        jax.Array, or pytree: the block with its ghost cells filled, of the shape and dtype of
+        ``x``.
 
     Raises:
-        TypeError: a wrong type of ``cart``, ``axes``, ``width``, ``border``, ``token`` or dtype.
+        TypeError: a wrong type of ``cart``, ``axes``, ``width``, ``border`` or dtype.
         ValueError: ``axes``, ``width`` or ``border`` do not fit ``cart`` or ``x``; fewer inner cells
             along an axis than the width, or than the width and one for ``"reflect"``.
 
@@ -163,14 +162,14 @@ def halo_exchange(
         was made of. Under ``vmap`` the batch goes along.
 
     Example:
-        >>> import jax.numpy as jnp, mpi4jax
+        >>> import jax.numpy as jnp, mpi4jax.notoken as mpi4jax
         >>> from mpi4py import MPI
         >>> cart = MPI.COMM_WORLD.Create_cart([MPI.COMM_WORLD.size], periods=[True])
         >>> x = jnp.full(5, cart.rank).at[0].set(-1).at[4].set(-1)
-        >>> y, token = mpi4jax.halo_exchange(x, cart)
+        >>> y = mpi4jax.halo_exchange(x, cart)
         >>> [int(v) for v in y] == [cart.Shift(0, 1)[0], *[cart.rank] * 3, cart.Shift(0, 1)[1]]
         True
 
     See also: :func:`scatter_blocks`, :func:`gather_blocks`, :func:`sendrecv`.
     """
-    return run(_prepare(x, cart, axes, width, corners, border), token)
+    return run(_prepare(x, cart, axes, width, corners, border))

@@ -15,9 +15,8 @@ from .._call.call import run
 from .._call.definition import define
 from .._compile.lowering import Avals, Lowering, Operands
 from .._op.comm import Comm, as_comm, static_int
-from .._op.spec import Call, Params
+from .._op.spec import Call, Params, T
 from .._requests.request import End, Joint, Request
-from .._tokens.tokens import NO_TOKEN
 
 
 def _adjoint(low: Lowering, xs: Operands, out: Avals) -> list[Any]:
@@ -39,7 +38,7 @@ def _start(start: Callable[..., Request], args: Sequence[Any], p: Params) -> Joi
         request = start("alltoall", (counts,), {"comm": p["comm"]})
         return Joint([request, x], End("ragged_alltoall", _without_rows))
     nothing = jnp.zeros((p["rows"][0], 0), np.int8)
-    _, received = run(Call("ragged_alltoall", (nothing,), dict(p), (counts,)), NO_TOKEN)
+    _, received = run(Call("ragged_alltoall", (nothing,), dict(p), (counts,)))
     both = jnp.concatenate([counts, received])
     request = start("ragged_alltoall", (x, both), {**p, "env_out": False})
     return Joint([request, received], End("ragged_alltoall", _with_counts))
@@ -107,13 +106,12 @@ def _rows_of(x: Any) -> int:
 
 
 def ragged_alltoall(
-    x: Any,
+    x: T,
     send_counts: Any,
     capacity: int,
     *,
     comm: MPI.Intracomm | None = None,
-    token: Any = None,
-) -> Any:
+) -> tuple[T, jax.Array]:
     """Send rows to each rank, as many as an array says (MPI_Alltoallv; MPI-4.1, section 6.8).
 
     The counts are data: they may be computed in the compiled function, and be others at each call,
@@ -127,15 +125,14 @@ def ragged_alltoall(
         capacity: how many rows there is room for on this rank: an integer that is known when the
             function is traced. Ranks may differ in it.
         comm: communicator of ``n`` ranks; by default a clone of ``COMM_WORLD``.
-        token: token from another op, or None.
 
     Returns:
         tuple: a pair: array of shape ``(capacity, *S)`` and the dtype of ``x``, first the rows from
         rank 0, then those from rank 1, and so on, and then zeros; and int32 array of shape
-        ``(n,)``, how many rows came from each rank; and the new token.
+        ``(n,)``, how many rows came from each rank.
 
     Raises:
-        TypeError: a wrong type of ``send_counts``, ``capacity``, ``comm``, ``token`` or dtype.
+        TypeError: a wrong type of ``send_counts``, ``capacity``, ``comm`` or dtype.
         ValueError: another shape of ``send_counts``; a negative ``capacity``; leaves of ``x`` that
             differ in rows.
         jax.errors.JaxRuntimeError: when it runs: this rank receives more rows than ``capacity``;
@@ -147,10 +144,10 @@ def ragged_alltoall(
         ``vmap`` the batch axis is axis 1 of operand and result.
 
     Example:
-        >>> import jax.numpy as jnp, mpi4jax
+        >>> import jax.numpy as jnp, mpi4jax.notoken as mpi4jax
         >>> comm = mpi4jax.default_comm()
         >>> send_counts = jnp.zeros(comm.size, int).at[-1].set(2)  # to the last rank
-        >>> pair, token = mpi4jax.ragged_alltoall(jnp.ones((5, 3)), send_counts, 2 * comm.size)
+        >>> pair = mpi4jax.ragged_alltoall(jnp.ones((5, 3)), send_counts, 2 * comm.size)
         >>> rows, recv_counts = pair
         >>> rows.shape == (2 * comm.size, 3)
         True
@@ -159,4 +156,4 @@ def ragged_alltoall(
 
     See also: :func:`alltoallv`, whose counts are known when it is traced; :func:`alltoall`.
     """
-    return run(_prepare(x, send_counts, capacity, comm), token)
+    return run(_prepare(x, send_counts, capacity, comm))

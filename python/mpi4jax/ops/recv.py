@@ -12,7 +12,7 @@ from .._compile.lowering import Avals, Lowering, Operands
 from .._diff.derivative import Back
 from .._op.arguments import ANY_SOURCE, ANY_TAG, source_of, tag_of
 from .._op.comm import as_comm, as_status
-from .._op.spec import Call
+from .._op.spec import Call, T
 from .send import message_round
 
 
@@ -45,14 +45,13 @@ define("recv", prepare=_prepare, lower=_lower, transpose=_transpose, self_test=m
 
 
 def recv(
-    x: Any,
+    x: T,
     source: int = ANY_SOURCE,
     *,
     tag: int = ANY_TAG,
     comm: MPI.Intracomm | None = None,
     status: MPI.Status | None = None,
-    token: Any = None,
-) -> Any:
+) -> T:
     """Receive an array from another rank (MPI_Recv; MPI-4.1, section 3.2).
 
     Args:
@@ -62,13 +61,12 @@ def recv(
         tag: tag of the message, or ``MPI.ANY_TAG``.
         comm: communicator; by default a clone of ``COMM_WORLD``.
         status: if given, is filled when the message has arrived.
-        token: token from another op, or None.
 
     Returns:
-        tuple: the received array; and the new token.
+        jax.Array, or pytree: the received array.
 
     Raises:
-        TypeError: a wrong type of ``source``, ``tag``, ``comm``, ``status``, ``token`` or dtype.
+        TypeError: a wrong type of ``source``, ``tag``, ``comm``, ``status`` or dtype.
         ValueError: ``source`` or ``tag`` is out of range.
 
     A message that is shorter than the template ends the job with an error, unless ``status`` is
@@ -78,12 +76,12 @@ def recv(
         The cotangent is sent back to the rank, and with the tag, that the message came from.
 
     Example:
-        >>> import jax.numpy as jnp, mpi4jax
+        >>> import jax.numpy as jnp, mpi4jax.notoken as mpi4jax
         >>> from mpi4py import MPI
-        >>> x, token = mpi4jax.recv(jnp.ones(3), source=MPI.PROC_NULL)
+        >>> x = mpi4jax.recv(jnp.ones(3), source=MPI.PROC_NULL)
         >>> x.tolist()
         [1.0, 1.0, 1.0]
 
     See also: :func:`send`, :func:`sendrecv`.
     """
-    return run(_prepare(x, source, tag, comm, status), token)
+    return run(_prepare(x, source, tag, comm, status))

@@ -12,7 +12,7 @@ from .._compile.lowering import Avals, Lowering, Operands, to_root
 from .._diff.reductions import Reduced
 from .._op.arguments import rank_of
 from .._op.comm import Reduction, as_comm, as_reduction
-from .._op.spec import Call, is_root
+from .._op.spec import Call, T, is_root
 
 
 def _adjoint(low: Lowering, xs: Operands, out: Avals) -> list[Any]:
@@ -55,13 +55,12 @@ define(
 
 
 def reduce(
-    x: Any,
+    x: T,
     op: MPI.Op | Reduction = MPI.SUM,
     root: int = 0,
     *,
     comm: MPI.Intracomm | None = None,
-    token: Any = None,
-) -> Any:
+) -> T:
     """Reduce over all ranks, result on the root (MPI_Reduce; MPI-4.1, section 6.9.1).
 
     Args:
@@ -70,15 +69,14 @@ def reduce(
             ``MPI.Op.Create``.
         root: rank that gets the result, by default 0.
         comm: communicator; by default a clone of ``COMM_WORLD``.
-        token: token from another op, or None.
 
     Returns:
-        tuple: on the root the reduction, of the shape and dtype of ``x``; on other ranks ``x``,
-        unchanged; and the new token.
+        jax.Array, or pytree: on the root the reduction, of the shape and dtype of ``x``; on other
+        ranks ``x``, unchanged.
 
     Raises:
-        TypeError: a wrong type of ``op``, ``root``, ``comm`` or ``token``, or a reduction that
-            is not defined for the dtype.
+        TypeError: a wrong type of ``op``, ``root`` or ``comm``, or a reduction that is not defined
+            for the dtype.
         ValueError: ``root`` is not a rank of ``comm``.
         NotImplementedError: differentiated with a reduction that has no derivative.
 
@@ -87,10 +85,10 @@ def reduce(
         which they returned. PROD, MAX and MIN: as for :func:`allreduce`.
 
     Example:
-        >>> import jax.numpy as jnp, mpi4jax
+        >>> import jax.numpy as jnp, mpi4jax.notoken as mpi4jax
         >>> from mpi4py import MPI
-        >>> y, token = mpi4jax.reduce(jnp.ones(3), op=MPI.SUM, root=0)
+        >>> y = mpi4jax.reduce(jnp.ones(3), op=MPI.SUM, root=0)
 
     See also: :func:`allreduce`, :func:`scan`.
     """
-    return run(_prepare(x, op, root, comm), token)
+    return run(_prepare(x, op, root, comm))

@@ -11,7 +11,7 @@ from .._call.definition import define
 from .._compile.lowering import Avals, Lowering, Operands
 from .._diff.reductions import Reduced
 from .._op.comm import Reduction, as_comm, as_reduction
-from .._op.spec import Call
+from .._op.spec import Call, T
 
 
 def _adjoint(low: Lowering, xs: Operands, out: Avals) -> list[Any]:
@@ -40,12 +40,11 @@ define(
 
 
 def reduce_scatter(
-    x: Any,
+    x: T,
     op: MPI.Op | Reduction = MPI.SUM,
     *,
     comm: MPI.Intracomm | None = None,
-    token: Any = None,
-) -> Any:
+) -> T:
     """Reduce all ranks' blocks for each (MPI_Reduce_scatter_block; MPI-4.1, section 6.10.1).
 
     Args:
@@ -54,17 +53,16 @@ def reduce_scatter(
         op: reduction, by default ``MPI.SUM``; also ``mpi4jax.MEAN``, or one made with
             ``MPI.Op.Create``.
         comm: communicator; by default a clone of ``COMM_WORLD``.
-        token: token from another op, or None.
 
     Returns:
-        tuple: on rank ``r`` the reduction of all ranks' ``x[r]``, of shape ``S`` and the dtype of
-        ``x``; and the new token.
+        jax.Array, or pytree: on rank ``r`` the reduction of all ranks' ``x[r]``, of shape ``S`` and
+        the dtype of ``x``.
 
     Raises:
-        TypeError: a wrong type of ``op``, ``comm`` or ``token``, or a reduction that is not
-            defined for the dtype.
-        ValueError: the first axis of ``x`` does not have length ``n``; MINLOC or MAXLOC of an
-            array that does not hold pairs.
+        TypeError: a wrong type of ``op`` or ``comm``, or a reduction that is not defined for the
+            dtype.
+        ValueError: the first axis of ``x`` does not have length ``n``; MINLOC or MAXLOC of an array
+            that does not hold pairs.
         NotImplementedError: differentiated with a reduction that has no derivative.
 
     Derivative:
@@ -73,13 +71,13 @@ def reduce_scatter(
         of the operand is axis 1.
 
     Example:
-        >>> import jax.numpy as jnp, mpi4jax
+        >>> import jax.numpy as jnp, mpi4jax.notoken as mpi4jax
         >>> from mpi4py import MPI
         >>> n = mpi4jax.default_comm().size
-        >>> y, token = mpi4jax.reduce_scatter(jnp.ones((n, 3)), op=MPI.SUM)
+        >>> y = mpi4jax.reduce_scatter(jnp.ones((n, 3)), op=MPI.SUM)
         >>> y.shape == (3,) and float(y[0]) == n
         True
 
     See also: :func:`allreduce`, :func:`allgather`.
     """
-    return run(_prepare(x, op, comm), token)
+    return run(_prepare(x, op, comm))

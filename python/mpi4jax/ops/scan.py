@@ -11,7 +11,7 @@ from .._call.definition import define
 from .._compile.lowering import Avals, Lowering, Operands
 from .._diff.reductions import Reduced
 from .._op.comm import as_comm, as_reduction
-from .._op.spec import Call
+from .._op.spec import Call, T
 
 
 def _lower(low: Lowering, xs: Operands, out: Avals) -> list[Any]:
@@ -39,24 +39,21 @@ define(
 )
 
 
-def scan(
-    x: Any, op: MPI.Op = MPI.SUM, *, comm: MPI.Intracomm | None = None, token: Any = None
-) -> Any:
+def scan(x: T, op: MPI.Op = MPI.SUM, *, comm: MPI.Intracomm | None = None) -> T:
     """Reduce over the ranks up to this one (MPI_Scan; MPI-4.1, section 6.11.1).
 
     Args:
         x: array of shape ``S``, equal on all ranks; or a pytree of such arrays.
         op: reduction, by default ``MPI.SUM``, or one made with ``MPI.Op.Create``.
         comm: communicator; by default a clone of ``COMM_WORLD``.
-        token: token from another op, or None.
 
     Returns:
-        tuple: on rank ``r`` the reduction over ranks ``0`` to ``r``, of the shape and dtype of
-        ``x``; and the new token.
+        jax.Array, or pytree: on rank ``r`` the reduction over ranks ``0`` to ``r``, of the shape
+        and dtype of ``x``.
 
     Raises:
-        TypeError: a wrong type of ``op``, ``comm`` or ``token``, or a reduction that is not
-            defined for the dtype.
+        TypeError: a wrong type of ``op`` or ``comm``, or a reduction that is not defined for the
+            dtype.
         NotImplementedError: differentiated with a reduction that has no derivative.
 
     Derivative:
@@ -64,12 +61,12 @@ def scan(
         for :func:`allreduce`, over the ranks up to each.
 
     Example:
-        >>> import jax.numpy as jnp, mpi4jax
+        >>> import jax.numpy as jnp, mpi4jax.notoken as mpi4jax
         >>> from mpi4py import MPI
-        >>> y, token = mpi4jax.scan(jnp.ones(3), op=MPI.SUM)
+        >>> y = mpi4jax.scan(jnp.ones(3), op=MPI.SUM)
         >>> float(y[0]) == mpi4jax.default_comm().rank + 1
         True
 
     See also: :func:`allreduce`.
     """
-    return run(_prepare(x, op, comm), token)
+    return run(_prepare(x, op, comm))

@@ -11,7 +11,7 @@ from .._call.definition import define
 from .._compile.lowering import Avals, Lowering, Operands
 from .._op.arguments import rank_of
 from .._op.comm import as_comm
-from .._op.spec import Call, is_root
+from .._op.spec import Call, T, is_root
 
 
 def from_root(low: Lowering, xs: Operands, out: Avals) -> list[Any]:
@@ -48,7 +48,7 @@ define(
 )
 
 
-def scatter(x: Any, root: int = 0, *, comm: MPI.Intracomm | None = None, token: Any = None) -> Any:
+def scatter(x: T, root: int = 0, *, comm: MPI.Intracomm | None = None) -> T:
     """Send block ``j`` of the root's array to rank ``j`` (MPI_Scatter; MPI-4.1, section 6.6).
 
     Args:
@@ -56,13 +56,12 @@ def scatter(x: Any, root: int = 0, *, comm: MPI.Intracomm | None = None, token: 
             other ranks a template of shape ``S``, whose values are not read. Or pytrees of such.
         root: rank whose array is distributed, by default 0.
         comm: communicator; by default a clone of ``COMM_WORLD``.
-        token: token from another op, or None.
 
     Returns:
-        tuple: this rank's block, of shape ``S``; and the new token.
+        jax.Array, or pytree: this rank's block, of shape ``S``.
 
     Raises:
-        TypeError: a wrong type of ``root``, ``comm``, ``token`` or dtype.
+        TypeError: a wrong type of ``root``, ``comm`` or dtype.
         ValueError: ``root`` is not a rank of ``comm``; on the root, the first axis of ``x`` does
             not have length ``n``.
 
@@ -71,13 +70,13 @@ def scatter(x: Any, root: int = 0, *, comm: MPI.Intracomm | None = None, token: 
         axis of the root's operand is axis 1.
 
     Example:
-        >>> import jax.numpy as jnp, mpi4jax
+        >>> import jax.numpy as jnp, mpi4jax.notoken as mpi4jax
         >>> comm = mpi4jax.default_comm()
         >>> x = jnp.ones((comm.size, 3)) if comm.rank == 0 else jnp.ones(3)
-        >>> y, token = mpi4jax.scatter(x, root=0)
+        >>> y = mpi4jax.scatter(x, root=0)
         >>> y.shape
         (3,)
 
     See also: :func:`gather`, :func:`alltoall`.
     """
-    return run(_prepare(x, root, comm), token)
+    return run(_prepare(x, root, comm))

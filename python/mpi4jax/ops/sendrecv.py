@@ -13,7 +13,7 @@ from .._compile.lowering import Avals, Lowering, Operands
 from .._diff.derivative import Back
 from .._op.arguments import ANY_TAG, dest_of, source_of, tag_of
 from .._op.comm import as_comm, as_status
-from .._op.spec import SPECS, Call, Params
+from .._op.spec import SPECS, Call, Params, T
 from .._requests.request import End, Joint, Request
 
 
@@ -78,7 +78,7 @@ define(
 
 def sendrecv(
     sendbuf: Any,
-    recvbuf: Any,
+    recvbuf: T,
     source: int,
     dest: int,
     *,
@@ -86,8 +86,7 @@ def sendrecv(
     recvtag: int = ANY_TAG,
     comm: MPI.Intracomm | None = None,
     status: MPI.Status | None = None,
-    token: Any = None,
-) -> Any:
+) -> T:
     """Send to one rank and receive from another, at once (MPI_Sendrecv; MPI-4.1, section 3.10).
 
     Args:
@@ -99,10 +98,9 @@ def sendrecv(
         recvtag: tag of the message that is received, or ``MPI.ANY_TAG``.
         comm: communicator; by default a clone of ``COMM_WORLD``.
         status: if given, is filled when the message has arrived.
-        token: token from another op, or None.
 
     Returns:
-        tuple: the received array; and the new token.
+        jax.Array, or pytree: the received array.
 
     Raises:
         TypeError: a wrong type of an argument, or a wrong dtype.
@@ -113,14 +111,14 @@ def sendrecv(
         unbatched buffer beside a batched one is broadcast.
 
     Example:
-        >>> import jax.numpy as jnp, mpi4jax
+        >>> import jax.numpy as jnp, mpi4jax.notoken as mpi4jax
         >>> comm = mpi4jax.default_comm()
         >>> right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
         >>> x = jnp.full(3, comm.rank)
-        >>> y, token = mpi4jax.sendrecv(x, x, source=left, dest=right)
+        >>> y = mpi4jax.sendrecv(x, x, source=left, dest=right)
         >>> int(y[0]) == left
         True
 
     See also: :func:`send`, :func:`recv`.
     """
-    return run(_prepare(sendbuf, recvbuf, source, dest, sendtag, recvtag, comm, status), token)
+    return run(_prepare(sendbuf, recvbuf, source, dest, sendtag, recvtag, comm, status))
