@@ -8,7 +8,7 @@ where blocks cannot be equal, the first ones have one cell more. :func:`mpi4jax.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax

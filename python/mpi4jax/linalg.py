@@ -436,7 +436,7 @@ def lsmr(
     """
     _check("lsmr", {"A": A}, None, None)
     space = Space(comm, reproducible)
-    given, tree_b = ravel_pytree(_inexact(b))
+    given, _ = ravel_pytree(_inexact(b))
     start, tree_x = ravel_pytree(_inexact(b if x0 is None else x0))
     dtype = jnp.promote_types(given.dtype, start.dtype)
     wide = _wide(dtype)

@@ -330,9 +330,13 @@ def test_borders_of_the_grid(border, corners, api):
     each = border if isinstance(border, tuple) else (border, border)
     padded = whole
     for k, (side, pair) in enumerate(zip(each, pairs(width, 2), strict=True)):
-        for low, part in ((True, side[0]), (False, side[1])) if isinstance(side, tuple) else (
-            (True, side),
-            (False, side),
+        for low, part in (
+            ((True, side[0]), (False, side[1]))
+            if isinstance(side, tuple)
+            else (
+                (True, side),
+                (False, side),
+            )
         ):
             around = [(0, 0), (0, 0)]
             around[k] = (pair[0], 0) if low else (0, pair[1])

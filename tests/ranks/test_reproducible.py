@@ -140,7 +140,7 @@ def test_derivatives():
     x, t = numbers("float32", 6, "normal"), np.arange(6, dtype=np.float32)
     f = lambda x: reproducible_sum(x) ** 2
     total = float(reproducible_sum(x))
-    y, tangent = jax.jvp(jax.jit(f), (x,), (t,))
+    _, tangent = jax.jvp(jax.jit(f), (x,), (t,))
     np.testing.assert_allclose(tangent, 2 * total * 15 * SIZE, rtol=1e-5)
     for g in (f, jax.checkpoint(f)):
         np.testing.assert_allclose(jax.grad(g)(x), np.full(6, 2 * total), rtol=1e-6)

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jax import lax
 from mpi4py import MPI
 
-from ..ops import allreduce
+from ..ops.allreduce import allreduce
 
 Bins = list[jax.Array]  # integers, those of the largest unit first
 

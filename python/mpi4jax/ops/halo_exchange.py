@@ -153,8 +153,8 @@ def halo_exchange(
 
     Raises:
         TypeError: a wrong type of ``cart``, ``axes``, ``width``, ``border`` or dtype.
-        ValueError: ``axes``, ``width`` or ``border`` do not fit ``cart`` or ``x``; fewer inner cells
-            along an axis than the width, or than the width and one for ``"reflect"``.
+        ValueError: ``axes``, ``width`` or ``border`` do not fit ``cart`` or ``x``; fewer inner
+            cells along an axis than the width, or than the width and one for ``"reflect"``.
 
     Derivative:
         The transpose adds the cotangents of ghost cells to those of the cells that they are copies
