@@ -20,7 +20,7 @@ _watch.set_check()
 _transport.start()
 
 # Imported also for what they register: rules of primitives, and wrappers of JAX's functions.
-from . import _native, experimental, linalg, notoken, ops  # noqa: E402, F401
+from . import _native, experimental, grids, linalg, notoken, ops  # noqa: E402, F401
 from ._check.jit import jit  # noqa: E402
 from ._compile import scope as _scope  # noqa: E402, F401
 from ._diff import ad as _ad  # noqa: E402, F401
@@ -29,6 +29,7 @@ from ._functions import nonblocking as _nonblocking  # noqa: E402
 from ._functions.nonblocking import *  # noqa: E402, F403
 from ._functions.pvary import pvary  # noqa: E402
 from ._functions.reduce_local import reduce_local  # noqa: E402
+from ._functions.reproducible import reproducible_sum  # noqa: E402
 from ._job import abort as _abort  # noqa: E402
 from ._job import flush as _flush  # noqa: E402
 from ._job.flush import flush  # noqa: E402
@@ -96,6 +97,7 @@ __all__ = [
     "experimental",
     "flush",
     "gen_token",
+    "grids",
     "has_cuda_support",
     "has_hip_support",
     "has_sycl_support",
@@ -104,6 +106,7 @@ __all__ = [
     "notoken",
     "pvary",
     "reduce_local",
+    "reproducible_sum",
     "time_limit",
     "transport_info",
 ]
