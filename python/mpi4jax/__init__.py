@@ -24,6 +24,8 @@ from . import (  # noqa: E402, F401
     _scope,
     _watch,
     experimental,
+    fft,
+    ghosts,
     linalg,
     notoken,
     ops,
@@ -46,6 +48,7 @@ from ._transport import (  # noqa: E402
     has_sycl_support,
     transport_info,
 )
+from .layouts import Layout, redistribute  # noqa: E402
 from .ops import *  # noqa: E402, F403
 
 gen_token = create_token
@@ -88,15 +91,18 @@ __version__ = _native.__version__
 
 __all__ = [
     "MEAN",
+    "Layout",
     "TransportInfo",
     "assert_equal",
     "auto_tokenize",
     "create_token",
     "default_comm",
     "experimental",
+    "fft",
     "flush",
     "gather_blocks",
     "gen_token",
+    "ghosts",
     "has_cuda_support",
     "has_hip_support",
     "has_sycl_support",
@@ -106,6 +112,7 @@ __all__ = [
     "neighbor_alltoall",
     "notoken",
     "pvary",
+    "redistribute",
     "reduce_local",
     "scatter_blocks",
     "time_limit",
