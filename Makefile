@@ -7,7 +7,7 @@ SOURCES := $(shell find src -type f) $(wildcard Cargo.* build.rs setup.py pyproj
 CARGO := environment="$$($(BIN)/python build_support/toolchain.py environment)" && \
 	eval "$$environment" && cargo
 
-.PHONY: help demo build wheel test test-all test-wheels table test-quick test-rust fuzz lint lint-rust lint-python format bench bench-quick docs clean
+.PHONY: help demo build wheel test test-matrix test-wheels table test-quick test-rust fuzz lint lint-rust lint-python format bench bench-quick docs clean
 
 help: ## what can be made
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -22,12 +22,12 @@ build: .venv/built ## .venv with mpi4jax installed, and an MPI if the machine ha
 wheel: .venv/tools ## one wheel for every MPI, in dist/
 	$(BIN)/python tools/make_wheel.py dist
 
-test: .venv/tools ## what CI does: on 1 to 4 ranks, old and new JAX, Open MPI, MPICH and Intel MPI
+test: .venv/tools ## lint, docs, Rust, and Python on 1 to 4 ranks with the MPI and JAX of .venv
 	$(MAKE) --jobs=2 --output-sync lint docs test-rust
-	$(BIN)/python tools/matrix.py
+	$(BIN)/python tools/matrix.py here
 
-test-all: export MPI4JAX_TEST_ALL = 1
-test-all: test ## everything, on 1 to 4 and 8 ranks; takes hours
+test-matrix: .venv/tools ## the wheel with old and new JAX, Open MPI, MPICH and Intel MPI
+	$(BIN)/python tools/matrix.py matrix
 
 test-wheels: .venv/tools ## that wheel in new environments, one per MPI, without a compiler
 	$(BIN)/python tools/matrix.py wheels

@@ -8,7 +8,8 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from mpi4jax import _overlap, ops
+from mpi4jax import ops
+from mpi4jax._functions.nonblocking import __all__ as NONBLOCKING
 
 PLACE = re.compile(r"^<!-- operations: (\w+) -->$", re.MULTILINE)
 MINOR = {"comm", "status", "token"}  # arguments that all have, or that change no result
@@ -56,7 +57,7 @@ def table(rows: Iterator[tuple[str, ...]]) -> str:
 
 
 # What starts an operation.
-STARTS = [name for name in _overlap.__all__ if name.startswith("i")]
+STARTS = [name for name in NONBLOCKING if name.startswith("i")]
 MAKERS: dict[str, Callable[[], str]] = {
     "results": lambda: table(results()),
     "derivatives": lambda: table(derivatives()),

@@ -198,7 +198,8 @@ mod _native {
     #[pyfunction]
     fn dtypes_table() -> Vec<DtypeRow> {
         let row = |name, code, d: Dtype| {
-            let (arithmetic, ordered) = (d.has_arithmetic(), d.is_ordered());
+            let as_what = d.wider().unwrap_or(d);
+            let (arithmetic, ordered) = (as_what.has_arithmetic(), as_what.is_ordered());
             (name, code, d.size(), true, arithmetic, ordered, d.has_bits(), d.is_logical())
         };
         let whole = Dtype::ALL.iter().map(|d| row(d.name(), d.xla_code(), *d));
@@ -210,6 +211,12 @@ mod _native {
     #[pyfunction]
     fn carriers() -> Vec<(&'static str, &'static str)> {
         PACKED.iter().map(|packed| (packed.name, packed.carrier.name())).collect()
+    }
+
+    /// (name, name of the wider type) of the data types that are reduced as another one.
+    #[pyfunction]
+    fn reduced_as() -> Vec<(&'static str, &'static str)> {
+        Dtype::ALL.iter().filter_map(|d| Some((d.name(), d.wider()?.name()))).collect()
     }
 
     #[pyfunction]

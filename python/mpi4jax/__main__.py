@@ -22,9 +22,11 @@ import numpy as np
 from mpi4py import MPI
 
 import mpi4jax
-from mpi4jax import _job, _loader, _native, _watch
+from mpi4jax import _native
 from mpi4jax import notoken as nt
-from mpi4jax._spec import SPECS
+from mpi4jax._job import job, watch
+from mpi4jax._op.spec import SPECS
+from mpi4jax._setup import loader
 
 comm = MPI.COMM_WORLD
 rank, size = comm.rank, comm.size
@@ -83,7 +85,7 @@ def describe(advice: list[str]) -> None:
     say(f"mpi4jax      {mpi4jax.__version__}")
     say(
         f"module       {Path(_native.__file__ or '').name}: mpi4py's MPI_Comm and MPI_Status have "
-        "{} and {} bytes".format(*_loader.sizes(MPI))
+        "{} and {} bytes".format(*loader.sizes(MPI))
     )
     say(f"             compiled for {info['vendor']} {info['version']}")
     say(f"Python       {platform.python_version()}, {platform.platform()}")
@@ -108,8 +110,8 @@ def describe(advice: list[str]) -> None:
     if hosts is not None:
         names = {host: hosts.count(host) for host in hosts}
         say(f"ranks        {size} on {', '.join(f'{h} ({n})' for h, n in names.items())}")
-    limit = _watch.timeout()
-    say(f"time-out     {f'{limit:g} s' if limit else 'none'}, dumps in {_job.directory(size)}")
+    limit = watch.timeout()
+    say(f"time-out     {f'{limit:g} s' if limit else 'none'}, dumps in {job.directory(size)}")
 
     told = max((int(os.environ.get(name, "0") or 0) for name in SIZE_VARIABLES), default=0)
     if size == 1 and told > 1:

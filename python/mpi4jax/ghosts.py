@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from mpi4py import MPI
 
-from ._request import End, Joint
+from ._requests.request import End, Joint
 from .notoken import alltoallv, default_comm, flush, ialltoallv
 
 __all__ = ["Plan"]

@@ -18,7 +18,7 @@ from jax import lax
 from jax.flatten_util import ravel_pytree
 from mpi4py import MPI
 
-from ._misuse import agreed
+from ._check.misuse import agreed
 from .notoken import allreduce
 
 __all__ = ["bicgstab", "cg", "gmres"]

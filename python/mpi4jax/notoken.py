@@ -10,22 +10,25 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from . import _assert_equal, _blocks, _neighbours, _overlap, ops
-from ._comm import MEAN, default_comm
-from ._eager import remembering
-from ._flush import flush
-from ._jit import jit
-from ._overlap import *  # noqa: F403
-from ._pvary import pvary
-from ._reduce_local import reduce_local
-from ._time_limit import time_limit
-from ._tokens import auto_tokenize, without_token
-from ._transport import has_cuda_support, has_hip_support, has_sycl_support, transport_info
+from . import ops
+from ._check.jit import jit
+from ._functions import assert_equal as _assert_equal
+from ._functions import blocks as _blocks
+from ._functions import neighbours as _neighbours
+from ._functions import nonblocking as _nonblocking
+from ._functions.nonblocking import *  # noqa: F403
+from ._functions.pvary import pvary
+from ._functions.reduce_local import reduce_local
+from ._job.flush import flush
+from ._job.time_limit import time_limit
+from ._op.comm import MEAN, default_comm
+from ._setup.transport import has_cuda_support, has_hip_support, has_sycl_support, transport_info
+from ._tokens.tokens import auto_tokenize, without_token
 
 if TYPE_CHECKING:  # they see the arguments, and `token` among them: no type takes one away
-    from ._assert_equal import assert_equal
-    from ._blocks import gather_blocks, scatter_blocks
-    from ._neighbours import neighbor_allgather, neighbor_alltoall
+    from ._functions.assert_equal import assert_equal
+    from ._functions.blocks import gather_blocks, scatter_blocks
+    from ._functions.neighbours import neighbor_allgather, neighbor_alltoall
     from .ops import *  # noqa: F403
 
 _WITH_TOKENS = (
@@ -36,11 +39,9 @@ _WITH_TOKENS = (
     _neighbours.neighbor_alltoall,
 )
 WITHOUT_TOKENS = {
-    name: without_token(op, __name__, remembering(name, op.__wrapped__, want=False))
-    for name in ops.__all__
-    for op in [getattr(ops, name)]
+    op.__name__: without_token(op, __name__)
+    for op in (*(getattr(ops, name) for name in ops.__all__), *_WITH_TOKENS)
 }
-WITHOUT_TOKENS |= {op.__name__: without_token(op, __name__) for op in _WITH_TOKENS}
 globals().update(WITHOUT_TOKENS)
 
 __all__ = [
@@ -63,4 +64,4 @@ __all__ = [
     "transport_info",
 ]
 __all__ += ops.__all__
-__all__ += _overlap.__all__
+__all__ += _nonblocking.__all__

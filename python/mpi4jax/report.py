@@ -16,6 +16,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from ._job.job import rank_names
+
 Dump = dict[str, Any]
 Record = dict[str, Any]
 # A communicator as all its ranks know it: key, how often it was made again under that name, and
@@ -43,18 +45,6 @@ def load(directory: Path) -> dict[int, Dump]:
         if files:
             return {dump["rank"]: dump for dump in (json.loads(f.read_text()) for f in files)}
     raise FileNotFoundError(f"there are no dumps (rank*.json) in {directory}")
-
-
-def rank_names(ranks: list[int]) -> str:
-    """``ranks 0-2, 5``"""
-    parts: list[list[int]] = []
-    for rank in sorted(ranks):
-        if parts and parts[-1][-1] == rank - 1:
-            parts[-1].append(rank)
-        else:
-            parts.append([rank])
-    names = (f"{p[0]}-{p[-1]}" if len(p) > 1 else str(p[0]) for p in parts)
-    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(names)}"
 
 
 def _group(comm: dict[str, Any]) -> Group:

@@ -78,10 +78,11 @@ pub fn support() -> Result<(), String> {
 }
 
 /// Whether the targets for GPUs are registered for the CPU: the tests do so, with a driver of their own whose
-/// device memory is host memory, to run everything but CUDA itself.
+/// device memory is host memory, to run everything but CUDA itself. Never in a build without the feature.
+#[inline]
 pub fn is_on_cpu() -> bool {
     static ANSWER: OnceLock<bool> = OnceLock::new();
-    *ANSWER.get_or_init(|| std::env::var_os(ON_CPU).is_some())
+    cfg!(feature = "stand-ins") && *ANSWER.get_or_init(|| std::env::var_os(ON_CPU).is_some())
 }
 
 const ON_CPU: &str = "MPI4JAX_TEST_CUDA_ON_CPU";

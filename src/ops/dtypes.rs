@@ -9,6 +9,8 @@ pub enum Class {
     Integer,
     Float,
     Complex,
+    /// Floats of 8 bits. They are moved as they are. Only Python reduces them, as another type.
+    Narrow,
 }
 
 /// Who reduces values of a type.
@@ -18,6 +20,8 @@ pub enum Reduced {
     Natively,
     /// [`arithmetic`](super::arithmetic): no MPI type has these values' meaning.
     ByUs,
+    /// XLA converts them, and their results back: then sums and products are rounded once.
+    AsFloat32,
 }
 
 macro_rules! dtypes {
@@ -89,14 +93,14 @@ dtypes! {
     Uint16             "uint16"             7   2  Integer RSMPI_UINT16_T       Natively;
     Uint32             "uint32"             8   4  Integer RSMPI_UINT32_T       Natively;
     Uint64             "uint64"             9   8  Integer RSMPI_UINT64_T       Natively;
-    Float8E3m4         "float8_e3m4"        29  1  Float   RSMPI_UINT8_T        ByUs;
-    Float8E4m3         "float8_e4m3"        28  1  Float   RSMPI_UINT8_T        ByUs;
-    Float8E4m3b11fnuz  "float8_e4m3b11fnuz" 23  1  Float   RSMPI_UINT8_T        ByUs;
-    Float8E4m3fn       "float8_e4m3fn"      20  1  Float   RSMPI_UINT8_T        ByUs;
-    Float8E4m3fnuz     "float8_e4m3fnuz"    25  1  Float   RSMPI_UINT8_T        ByUs;
-    Float8E5m2         "float8_e5m2"        19  1  Float   RSMPI_UINT8_T        ByUs;
-    Float8E5m2fnuz     "float8_e5m2fnuz"    24  1  Float   RSMPI_UINT8_T        ByUs;
-    Float8E8m0fnu      "float8_e8m0fnu"     33  1  Float   RSMPI_UINT8_T        ByUs;
+    Float8E3m4         "float8_e3m4"        29  1  Narrow  RSMPI_UINT8_T        AsFloat32;
+    Float8E4m3         "float8_e4m3"        28  1  Narrow  RSMPI_UINT8_T        AsFloat32;
+    Float8E4m3b11fnuz  "float8_e4m3b11fnuz" 23  1  Narrow  RSMPI_UINT8_T        AsFloat32;
+    Float8E4m3fn       "float8_e4m3fn"      20  1  Narrow  RSMPI_UINT8_T        AsFloat32;
+    Float8E4m3fnuz     "float8_e4m3fnuz"    25  1  Narrow  RSMPI_UINT8_T        AsFloat32;
+    Float8E5m2         "float8_e5m2"        19  1  Narrow  RSMPI_UINT8_T        AsFloat32;
+    Float8E5m2fnuz     "float8_e5m2fnuz"    24  1  Narrow  RSMPI_UINT8_T        AsFloat32;
+    Float8E8m0fnu      "float8_e8m0fnu"     33  1  Narrow  RSMPI_UINT8_T        AsFloat32;
     Float16            "float16"            10  2  Float   RSMPI_UINT16_T       ByUs;
     Bfloat16           "bfloat16"           16  2  Float   RSMPI_UINT16_T       ByUs;
     Float32            "float32"            11  4  Float   RSMPI_FLOAT          Natively;
@@ -125,14 +129,19 @@ pub const PACKED: &[Packed] = &[
 ];
 
 impl Dtype {
+    /// The type that is reduced in its place, which holds all its values.
+    pub fn wider(self) -> Option<Self> {
+        (self.reduced() == Reduced::AsFloat32).then_some(Self::Float32)
+    }
+
     /// SUM and PROD.
     pub fn has_arithmetic(self) -> bool {
-        self.class() != Class::Bool
+        !matches!(self.class(), Class::Bool | Class::Narrow)
     }
 
     /// MAX, MIN, MAXLOC and MINLOC.
     pub fn is_ordered(self) -> bool {
-        self.class() != Class::Complex
+        !matches!(self.class(), Class::Complex | Class::Narrow)
     }
 
     /// BAND, BOR and BXOR.

@@ -5,7 +5,7 @@
 //! of the direction that it is sent to as tag: two ranks may be neighbours in several directions.
 //!
 //! The cells of blocks in the memory of the host are packed here. Where the processor does not reach the blocks, XLA
-//! packs them (`_faces.py`): what is given and taken then is the messages, in the order of the directions.
+//! packs them (`_grid/faces.py`): what is given and taken then is the messages, in the order of the directions.
 
 use std::ops::Range;
 use std::ptr::copy_nonoverlapping;

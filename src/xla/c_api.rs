@@ -132,7 +132,8 @@ pub struct CallFrame {
     pub args: Buffers,
     pub rets: Buffers,
     pub attrs: Attrs,
-    pub future: *mut Future,
+    /// For calls that return before they have ended, as none of ours does.
+    pub future: *mut c_void,
 }
 
 /// A handler for one stage.
@@ -258,35 +259,6 @@ impl StageStateArgs {
     }
 }
 
-/// Opaque to us. XLA deletes it once it is set and the call that it was made for has returned it.
-#[repr(C)]
-pub struct Future {
-    _opaque: [u8; 0],
-}
-
-#[repr(C)]
-pub struct FutureCreateArgs {
-    pub struct_size: usize,
-    pub extension_start: *mut ExtensionBase,
-    pub future: *mut Future,
-}
-
-#[repr(C)]
-pub struct FutureSetAvailableArgs {
-    pub struct_size: usize,
-    pub extension_start: *mut ExtensionBase,
-    pub future: *mut Future,
-}
-
-/// XLA takes the error.
-#[repr(C)]
-pub struct FutureSetErrorArgs {
-    pub struct_size: usize,
-    pub extension_start: *mut ExtensionBase,
-    pub future: *mut Future,
-    pub error: *mut FfiError,
-}
-
 type Function<Args> = unsafe extern "C" fn(*mut Args) -> *mut FfiError;
 
 pub type StreamGet = Function<StreamGetArgs>;
@@ -311,13 +283,6 @@ pub struct Api {
     pub state_set: Function<c_void>,
     /// Takes `StateArgs` or `StageStateArgs`.
     pub state_get: Function<c_void>,
-    pub device_memory_allocate: usize,
-    pub device_memory_free: usize,
-    pub thread_pool_schedule: usize,
-    pub thread_pool_num_threads: usize,
-    pub future_create: Function<FutureCreateArgs>,
-    pub future_set_available: Function<FutureSetAvailableArgs>,
-    pub future_set_error: Function<FutureSetErrorArgs>,
 }
 
 #[cfg(test)]
@@ -391,13 +356,5 @@ mod tests {
         assert_eq!(offset_of!(Api, type_register), 88);
         assert_eq!(offset_of!(Api, state_set), 104);
         assert_eq!(offset_of!(Api, state_get), 112);
-        assert_eq!(offset_of!(Api, future_create), 152);
-        assert_eq!(offset_of!(Api, future_set_available), 160);
-        assert_eq!(offset_of!(Api, future_set_error), 168);
-
-        assert_eq!(offset_of!(FutureCreateArgs, future), 16);
-        assert_eq!(offset_of!(FutureSetAvailableArgs, future), 16);
-        assert_eq!(offset_of!(FutureSetErrorArgs, future), 16);
-        assert_eq!(offset_of!(FutureSetErrorArgs, error), 24);
     }
 }

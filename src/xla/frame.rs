@@ -205,7 +205,7 @@ impl<'a> Attributes<'a> {
     }
 }
 
-/// The communicator of a call whose operand says which one it is: `any#rank/size`, the key that `_comm.AnyComm` has.
+/// The communicator of a call whose operand says which one it is: `any#rank/size`, the key that `_op.comm.AnyComm` has.
 fn any_comm(key: &str) -> Option<Arc<Comm>> {
     let (rank, size) = key.strip_prefix("any#")?.split_once('/')?;
     Some(Arc::new(Comm::new(key, 0, rank.parse().ok()?, size.parse().ok().filter(|&size| size > 0)?)))

@@ -1,7 +1,6 @@
 //! The XLA side: its FFI's C interface, and the one handler behind every custom-call target.
 
 pub mod c_api;
-mod detached;
 mod errors;
 pub mod frame;
 mod handler;

@@ -1,7 +1,6 @@
 //! The custom-call targets: one for every operation and kind of call.
 
 use super::Handler;
-use super::detached;
 use super::handler::{execute, instantiate, kind};
 use super::requests;
 use crate::comm;
@@ -31,9 +30,6 @@ const PLAIN: &str = "_plain";
 /// What the name of a target for calls that do something on the host each time ends in.
 const UNRECORDED: &str = "_unrecorded";
 
-/// What the name of a target for calls that return before the operation has ended ends in. On the CPU.
-const DETACHED: &str = "_detached";
-
 /// For results whose shapes are not known when a program is exported: see `Lowering.call` in Python.
 const AFTER: &str = "mpi4jax_after";
 
@@ -49,12 +45,7 @@ pub fn targets() -> impl Iterator<Item = Target> {
     });
     let ops = Op::TABLE.iter().flat_map(move |row| {
         let cpu = (!device::is_on_cpu()).then(|| Target::of::<{ kind::CPU }>(row.target, "", "cpu"));
-        let detached = cpu.as_ref().map(|cpu| Target {
-            name: format!("{}{DETACHED}", row.target),
-            execute: detached::execute,
-            ..*cpu
-        });
-        cpu.into_iter().chain(detached).chain([
+        cpu.into_iter().chain([
             Target::of::<{ kind::CUDA }>(row.target, "", gpu),
             Target::of::<{ kind::CUDA_PLAIN }>(row.target, PLAIN, gpu),
             Target::of::<{ kind::CUDA_UNRECORDED }>(row.target, UNRECORDED, gpu),

@@ -103,8 +103,8 @@ def test_import_leaves_jax_to_be_configured(python):
     """Its devices are chosen when they are first asked for; `jax.distributed` comes before that."""
     code = """
 import jax, mpi4jax
-from mpi4jax import _compat
-assert not _compat.xla_bridge.backends_are_initialized()
+from mpi4jax._jax import compat
+assert not compat.xla_bridge.backends_are_initialized()
 jax.config.update("jax_num_cpu_devices", 3)
 print(jax.local_device_count())
 """
@@ -130,8 +130,8 @@ logging.basicConfig(level="INFO")
 if "VISIBLE" in os.environ:
     jax.config.update("jax_cuda_visible_devices", os.environ["VISIBLE"])
 import mpi4jax
-from mpi4jax import _compat
-print(_compat.visible_gpus())
+from mpi4jax._jax import compat
+print(compat.visible_gpus())
 """
     result = python(code, {**fakes, "FAKE_CUDA_DEVICES": gpus, **settings})
     assert result.stdout == f"{device}\n", result.stderr

@@ -45,7 +45,7 @@ class Fault:
         env: environment variables, beside the time-out.
         silent: regular expressions, none found in the output.
         time_limit: seconds from the start of mpiexec, on a busy machine.
-        often: whether it is run each time, not only by `make test-all`.
+        often: whether it is run each time, not only by `MPI4JAX_TEST_ALL=1`.
         library: what the MPI library's name has in it, if others behave differently.
     """
 

@@ -132,13 +132,6 @@ FAULTS = {
         (r"r0 \| received 3 elements from rank 1, expected 1: the counts that the two ranks give",),
         env=CHECK,
     ),
-    "wrong source line": Fault(
-        "f = jax.jit(lambda x: nt.allreduce(x, MPI.SUM))\n"
-        "g = jax.jit(lambda x: nt.allreduce(x, MPI.SUM))\n"
-        "wait(f(x) if rank else g(x))",
-        (DIFFERENT, f"rank 0: .*fault.py:{FIRST_LINE + 1}", f"rank 1: .*fault.py:{FIRST_LINE}"),
-        env={"MPI4JAX_CHECK": "2"},
-    ),
     "a line per role is no fault": Fault(
         "if rank:\n    y = jax.jit(lambda x: nt.bcast(x, 0))(x)\n"
         "else:\n    y = jax.jit(lambda x: nt.bcast(x, 0))(x)\n"

@@ -11,7 +11,8 @@ import pytest
 from mpi4py import MPI
 
 import mpi4jax
-from mpi4jax import _loader, _native
+from mpi4jax import _native
+from mpi4jax._setup import loader
 from mpirun import environment_outside_mpi
 
 
@@ -28,11 +29,19 @@ def imported(mpirun, tmp_path, before, ranks=1, **how):
 
 def test_the_module_fits_the_library():
     info = _native.mpi_info()
-    assert _loader.sizes(MPI) == (info["sizeof_comm"], info["sizeof_status"])
-    assert Path(_native.__file__) in _loader.files().values()
+    assert loader.sizes(MPI) == (info["sizeof_comm"], info["sizeof_status"])
+    assert Path(_native.__file__) in loader.files().values()
     assert Path(info["library"]).is_file()
     assert "libmpi" in Path(info["library"]).name
     assert info["library_version"] == MPI.Get_library_version().strip("\0").strip()
+
+
+def test_a_wheel_has_no_switches_for_tests(mpirun):
+    """Only `pip install -e` makes a module that takes a GPU for one because a variable says so."""
+    is_editable = Path(mpi4jax.__file__).is_relative_to(Path(__file__).parents[2])
+    asks = "from mpi4jax import _native; print(_native.is_gpu_on_cpu())"
+    result = mpirun(1, "-c", asks, env={"MPI4JAX_TEST_CUDA_ON_CPU": "1"})
+    assert result.stdout.split() == [str(is_editable)], result.stdout + result.stderr
 
 
 def test_the_version_is_that_of_the_distribution():
@@ -168,8 +177,8 @@ def test_tools_that_are_preloaded_see_the_calls(mpirun, tmp_path, preloaded):
     assert "the tool sees 123 items" in job.stderr
 
 
-@pytest.mark.skipif(len(_loader.files()) == 1, reason="mpi4jax was built for one MPI here")
-@pytest.mark.parametrize("file", _loader.files().values(), ids=lambda file: file.name)
+@pytest.mark.skipif(len(loader.files()) == 1, reason="mpi4jax was built for one MPI here")
+@pytest.mark.parametrize("file", loader.files().values(), ids=lambda file: file.name)
 def test_modules_for_several_mpis_name_no_library(file):
     names = subprocess.run(["ldd", file], capture_output=True, text=True, check=True).stdout
     assert "libc.so" in names

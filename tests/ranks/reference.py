@@ -24,7 +24,7 @@ RIGHT, LEFT = (RANK + 1) % SIZE, (RANK - 1) % SIZE
 enable_x64 = jax.enable_x64 if hasattr(jax, "enable_x64") else jax.experimental.enable_x64
 
 
-# Also what takes long: `make test-all`.
+# Also what takes long: `MPI4JAX_TEST_ALL=1`.
 
 APIS = ("token", "notoken")
 # `mpi4jax.jit` returns what `jax.jit` does: tests/ranks/test_jit.py.

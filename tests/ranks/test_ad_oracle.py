@@ -12,9 +12,9 @@ from reference import APIS, RANK, SIZE, each
 from table import derivative_cases
 
 import mpi4jax
-from mpi4jax import _derivative
-from mpi4jax._comm import as_comm, as_reduction
-from mpi4jax._spec import SPECS
+from mpi4jax._diff import derivative as _derivative
+from mpi4jax._op.comm import as_comm, as_reduction
+from mpi4jax._op.spec import SPECS
 
 
 @pytest.fixture(autouse=True, scope="module")

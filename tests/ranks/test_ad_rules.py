@@ -16,7 +16,9 @@ from jax.sharding import PartitionSpec as P
 from mpi4py import MPI
 
 import mpi4jax
-from mpi4jax import _ad, _compat, _compat_traces, notoken
+from mpi4jax import notoken
+from mpi4jax._diff import ad
+from mpi4jax._jax import compat, traces
 
 COMM = MPI.COMM_WORLD
 RANK, SIZE = COMM.rank, COMM.size
@@ -220,7 +222,7 @@ def test_renamed_function_of_jax_is_an_error(monkeypatch):
     def renamed(*args, **kwargs):
         raise AttributeError("renamed")
 
-    monkeypatch.setattr(_compat_traces.public_pe, "trace_to_jaxpr_dynamic", renamed)
+    monkeypatch.setattr(traces.public_pe, "trace_to_jaxpr_dynamic", renamed)
     with pytest.raises(AttributeError, match="renamed"):
         jax.jvp(lambda x: x * f(np.ones(3, np.float32)), (X,), (X,))
 
@@ -264,12 +266,12 @@ def test_high_level_primitives_are_refused(flag):
 
 def test_newer_jax(monkeypatch):
     """A version that nobody has tested is used if it keeps the ops of a gradient."""
-    monkeypatch.setattr(_compat, "newer_than_tested", True)
-    monkeypatch.setattr(_ad, "_checked", [])
+    monkeypatch.setattr(compat, "newer_than_tested", True)
+    monkeypatch.setattr(ad, "_checked", [])
     np.testing.assert_array_equal(jax.grad(lambda x: jnp.sum(total(x)))(X), np.ones(3))
-    assert _ad._checked
-    monkeypatch.setattr(_ad, "_checked", [])
-    monkeypatch.setattr(_ad, "token_of", lambda trace: None)  # as if nothing were perturbed
+    assert ad._checked
+    monkeypatch.setattr(ad, "_checked", [])
+    monkeypatch.setattr(ad, "token_of", lambda trace: None)  # as if nothing were perturbed
     with pytest.raises(NotImplementedError, match="loses operations in derivatives"):
         jax.grad(lambda x: jnp.sum(total(x)))(X)
 

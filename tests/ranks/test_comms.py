@@ -13,7 +13,8 @@ from reference import RANK, SIZE, assert_equal, compilations, each, jits
 from table import cases
 
 import mpi4jax
-from mpi4jax import _comm, _native, notoken
+from mpi4jax import _native, notoken
+from mpi4jax._op import comm as _comm
 
 WORLD = MPI.COMM_WORLD
 

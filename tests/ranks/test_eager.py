@@ -12,7 +12,9 @@ from mpi4py import MPI
 from reference import LEFT, RANK, RIGHT, SIZE, assert_equal, compilations
 
 import mpi4jax
-from mpi4jax import _comm, _eager, _native, notoken
+from mpi4jax import _native, notoken
+from mpi4jax._call import eager
+from mpi4jax._op import comm as _comm
 
 X = jnp.arange(3, dtype=np.float32) + 10 * RANK
 
@@ -42,60 +44,6 @@ def test_one_program_for_all_tags_peers_communicators_and_statuses():
             mpi4jax.flush()
             comm.Free()
     assert not compiled
-
-
-BLOCK = jnp.arange(36, dtype=np.float32).reshape(6, 6) + 100 * RANK
-ROWS = jnp.arange(3 * SIZE, dtype=np.float32) + 100 * RANK
-RING = MPI.COMM_WORLD.Create_cart([SIZE, 1], periods=[True, True])
-COUNTS, FILLED = [1] * SIZE, np.ones(SIZE, int)
-
-
-def _list(k):
-    COUNTS[:] = [k] * SIZE
-    return COUNTS
-
-
-def _array(k):
-    FILLED[:] = k
-    return FILLED
-
-
-def _pairs(step):
-    return [(rank, (rank + step) % SIZE) for rank in range(SIZE)]
-
-
-X_AS = [X, X.astype(np.int32), X[:2], np.asarray(X), 2.5, 2, np.float32(1), (X, 1), {"a": X}]
-# Calls on one line, and what differs between them.
-DIFFERENT = {
-    "reduction": (lambda v: notoken.allreduce(X, v), [MPI.SUM, MPI.MAX, MPI.SUM, mpi4jax.MEAN]),
-    "root": (lambda v: notoken.bcast(X, v), [*range(SIZE), np.int64(0), jnp.int32(SIZE - 1), 0]),
-    "array": (lambda v: notoken.scan(v, MPI.SUM), X_AS),
-    "list": (lambda v: notoken.allgatherv(ROWS[:v], _list(v)), [1, 2, 1, 3]),
-    "counts": (lambda v: notoken.alltoallv(ROWS[: SIZE * v], _array(v), _list(v)), [1, 2, 1, 3]),
-    "pairs": (lambda v: notoken.permute(X, _pairs(v)), [0, 1, -1, 0]),
-    "width": (lambda v: notoken.halo_exchange(BLOCK, RING, width=v), [1, (1, 2), 2, (2, 1)]),
-    "corners": (lambda v: notoken.halo_exchange(BLOCK, RING, corners=v), [True, False, True]),
-    "axes": (lambda v: notoken.halo_exchange(BLOCK, RING, axes=v), [(0, 1), (1, 0), (0, None)]),
-    "names": (
-        lambda v: notoken.halo_exchange(BLOCK, RING, **v),
-        [{"axes": (0, 1)}, {"width": (0, 1)}, {"axes": (0, 1)}],
-    ),
-    "tag": (lambda v: notoken.sendrecv(X, X, LEFT, RIGHT, sendtag=v, recvtag=v), [0, 7, 1000, 7]),
-    "from": (
-        lambda v: notoken.sendrecv(X, X, *v),
-        [(LEFT, RIGHT), (RIGHT, LEFT), (MPI.PROC_NULL,) * 2],
-    ),
-}
-
-
-@pytest.mark.parametrize("what", DIFFERENT)
-def test_calls_on_one_line_are_told_apart(what):
-    call, values = DIFFERENT[what]
-    for value in [*values, *values]:
-        y, expected = call(value), jax.jit(lambda value=value: call(value))()
-        assert jax.tree.structure(y) == jax.tree.structure(expected)
-        for leaf, other in zip(jax.tree.leaves(y), jax.tree.leaves(expected), strict=True):
-            assert_equal(leaf, np.asarray(other))
 
 
 def test_reductions_of_the_users_are_told_apart():
@@ -186,7 +134,7 @@ def test_nothing_is_kept_of_a_communicator():
     comm = MPI.COMM_WORLD.Dup()
     use(comm)
     comm.Free()
-    programs = len(_eager.PROGRAMS)
+    programs = len(eager.PROGRAMS)
     comm = MPI.COMM_WORLD.Dup()
     use(comm)
     kept = weakref.ref(_comm.as_comm("", comm))
@@ -196,7 +144,7 @@ def test_nothing_is_kept_of_a_communicator():
     gc.collect()
     assert kept() is None
     if not _native.is_gpu_on_cpu():
-        assert len(_eager.PROGRAMS) == programs
+        assert len(eager.PROGRAMS) == programs
 
 
 def test_two_threads_use_a_communicator_first():
@@ -225,7 +173,7 @@ def test_two_threads_use_a_communicator_first():
 @pytest.mark.parametrize("way", ["arrays", "trees", "derivatives"])
 def test_an_error_names_the_callers_line(way, monkeypatch):
     """Although the program was compiled for another caller."""
-    monkeypatch.setattr(_eager, "generalize", break_destination(_eager.generalize))
+    monkeypatch.setattr(eager, "_on_device", break_destination(eager._on_device))
     x = {"arrays": X, "trees": (X, 1), "derivatives": X}[way]
 
     comm = MPI.COMM_WORLD.Dup()
@@ -253,7 +201,7 @@ def test_lines_of_one_function_are_told_apart(monkeypatch):
         return notoken.sendrecv(X, X, MPI.PROC_NULL, MPI.PROC_NULL, comm=comm)
 
     call(True)
-    monkeypatch.setattr(_eager, "generalize", break_destination(_eager.generalize))
+    monkeypatch.setattr(eager, "_on_device", break_destination(eager._on_device))
     line = call.__code__.co_firstlineno + 3
     with pytest.raises(Exception, match=rf"test_eager\.py:{line}\b"):
         jax.block_until_ready(call(False))
@@ -270,11 +218,9 @@ def test_first_calls_under_debug_nans(size):
         assert_equal(notoken.allreduce(np.ones(size, np.float32)), np.full(size, SIZE, np.float32))
 
 
-def break_destination(generalize):
-    def broken(p, line):
-        operand = generalize(p, line)
-        operand[2] = SIZE + 40
-        return operand
+def break_destination(on_device):
+    def broken(source, recvtag, dest, *others):
+        return on_device(source, recvtag, SIZE + 40, *others)
 
     return broken
 

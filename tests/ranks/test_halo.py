@@ -177,7 +177,7 @@ def test_data_types(name, api):
             assert_equal(y, model.forward(xs), bits=True)
 
 
-@pytest.mark.parametrize("name", ["float16", "bfloat16", "float64", "complex128"])
+@pytest.mark.parametrize("name", ["float16", "bfloat16", "float64", "complex128", "float8_e5m2"])
 def test_sums_of_the_transpose(name):
     cart = grid(2, [True, True])
     model = Model(cart, uneven(cart, 2), 1, corners=True)

@@ -12,7 +12,8 @@ from mpi4py import MPI
 from reference import LEFT, RIGHT, SIZE, assert_equal
 
 import mpi4jax
-from mpi4jax import _flush, _native, notoken
+from mpi4jax import _native, notoken
+from mpi4jax._job import flush
 
 WAITS = {"flush": mpi4jax.flush, "effects_barrier": jax.effects_barrier}
 waits = pytest.mark.parametrize("wait", WAITS.values(), ids=WAITS)
@@ -139,10 +140,10 @@ def test_searchsorted():
 
 
 def test_the_thread_that_waits_is_not_counted_twice():
-    before = len(_flush._ended)
+    before = len(flush._ended)
     thread = threading.Thread(target=lambda: notoken.sendrecv(1.0, 1.0, LEFT, RIGHT))
     thread.start()
     thread.join()
-    assert len(_flush._ended) == before + 1
+    assert len(flush._ended) == before + 1
     mpi4jax.flush()
-    assert not _flush._ended
+    assert not flush._ended

@@ -49,7 +49,7 @@ def available_memory():
 def test_past_2_to_the_31():
     """int8, on both sides of a message, broadcast and reduced."""
     if not ALL:
-        pytest.skip("takes half a minute: `make test-all`")
+        pytest.skip("takes half a minute: `MPI4JAX_TEST_ALL=1`")
     if not MPI.COMM_WORLD.bcast(available_memory() > MEMORY):
         pytest.skip(f"needs {MEMORY / 2**30:.0f} GiB of memory")
     tail = [np.arange(TAIL, dtype=np.int8) * (rank + 2) for rank in range(SIZE)]

@@ -199,7 +199,9 @@ def test_reduces_every_dtype(dtype):
     if exact.get(dtype, SIZE) < SIZE:
         allowed.remove("SUM")
         allowed.remove("MEAN")
-    todo = [case for op in allowed for case in cases(op, only=REDUCING)]
+    # float8_e8m0fnu has no 0, which is what exscan gives on rank 0.
+    only = set(REDUCING) - {"exscan"} if dtype == "float8_e8m0fnu" else REDUCING
+    todo = [case for op in allowed for case in cases(op, only=only)]
     with enable_x64(True):
         # 33 values: more than one step of vectorised code, and a rest.
         compare_all(todo, functools.partial(exact_values, dtype), (33,))
@@ -287,7 +289,12 @@ def test_small_floats_are_computed_in_float32(dtype, op):
     xs = [x[tested] for x in xs]
     y = np.asarray(notoken.allreduce(jnp.asarray(xs[RANK]), getattr(MPI, op)))
     with np.errstate(all="ignore"):
-        expected = fold(op, xs)
+        total = getattr(np, FOLDS[op])(*[x.astype(np.float32) for x in xs])
+        # XLA converts floats of 8 bits, and with the tests' settings not all as ml_dtypes does.
+        eight = xs[0].dtype.itemsize == 1
+        expected = (
+            np.asarray(jax.jit(lambda v: v.astype(y.dtype))(total)) if eight else fold(op, xs)
+        )
     assert len(y) > 100 or "float4" in dtype
     assert y.dtype == expected.dtype
     y, expected = y.astype(np.float32), expected.astype(np.float32)

@@ -23,14 +23,15 @@ from table import cases, derivative_cases
 from transforms import CHECKS
 
 import mpi4jax
-from mpi4jax._spec import SPECS
+from mpi4jax._functions import nonblocking
+from mpi4jax._op.spec import SPECS
 
 STARTED = tuple(name for name, spec in SPECS.items() if spec.starts)
 
 
 def test_there_is_a_function_for_each_row():
     names = {f"i{name}" for name in (*STARTED, "neighbor_allgather", "neighbor_alltoall")}
-    assert {name for name in mpi4jax._overlap.__all__ if name[0] == "i"} == names
+    assert {name for name in nonblocking.__all__ if name[0] == "i"} == names
     assert all(getattr(mpi4jax, name) is getattr(mpi4jax.notoken, name) for name in names)
 
 

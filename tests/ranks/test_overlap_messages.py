@@ -11,7 +11,7 @@ from reference import COMM, LEFT, RANK, RIGHT, SIZE, Started, each, float32
 from table import cases
 
 import mpi4jax
-from mpi4jax._spec import SPECS
+from mpi4jax._op.spec import SPECS
 
 
 def close(actual, expected):

@@ -9,7 +9,7 @@ from reference import LEFT, RANK, RIGHT, SIZE, assert_equal, compilations
 
 import mpi4jax
 from mpi4jax import notoken
-from mpi4jax._arguments import DERIVATIVE
+from mpi4jax._op.arguments import DERIVATIVE
 
 X = np.arange(3, dtype=np.float32) + 10 * RANK
 

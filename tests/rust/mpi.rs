@@ -1,7 +1,6 @@
 //! The suite over MPI: on one rank by `cargo test`, on more by `mpiexec -n N` before the program that
 //! `cargo test --no-run` names.
 
-mod detached;
 mod model;
 mod program;
 mod suite;
@@ -32,7 +31,6 @@ fn main() {
     };
     let comm = &comm;
     xla::run(comm);
-    detached::run(comm);
     // A rank that panics ends its process, and MPI the others.
     suite::run(&Mpi, comm);
     suite::run(&Staged::with_sizes("staged", HostDevice, Mpi, 64, 1 << 20), comm);

@@ -60,10 +60,6 @@ unsafe extern "C" fn state_set<const MINOR: c_int>(args: *mut c_void) -> *mut c_
     null_mut()
 }
 
-unsafe extern "C" fn no_future<Args>(_: *mut Args) -> *mut c_api::FfiError {
-    unreachable!("no target of these tests returns before its operation has ended")
-}
-
 unsafe extern "C" fn state_get<const MINOR: c_int>(args: *mut c_void) -> *mut c_api::FfiError {
     unsafe {
         if MINOR >= 3 {
@@ -92,13 +88,6 @@ pub fn api<const MINOR: c_int>() -> Api {
         execution_context_get: 0,
         state_set: state_set::<MINOR>,
         state_get: state_get::<MINOR>,
-        device_memory_allocate: 0,
-        device_memory_free: 0,
-        thread_pool_schedule: 0,
-        thread_pool_num_threads: 0,
-        future_create: no_future,
-        future_set_available: no_future,
-        future_set_error: no_future,
     }
 }
 

@@ -7,8 +7,9 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr
 from mpi4py import MPI
 
-from mpi4jax import _compat, notoken
-from mpi4jax._primitive import PRIMITIVES
+from mpi4jax import notoken
+from mpi4jax._jax import compat
+from mpi4jax._op.primitive import PRIMITIVES
 
 X, CONSTANT = jnp.ones(3), np.ones(3, np.float32)
 NAMES = {p.name: name for name, p in PRIMITIVES.items()}
@@ -47,7 +48,7 @@ def ops_of(jaxpr):
     for eqn in jaxpr.eqns:
         if eqn.primitive.name in NAMES:
             out.append((NAMES[eqn.primitive.name], eqn.invars[0].aval.shape))
-        for _, inner in _compat.inner_jaxprs(eqn.params):
+        for _, inner in compat.inner_jaxprs(eqn.params):
             out += ops_of(inner.jaxpr if isinstance(inner, ClosedJaxpr) else inner)
     return out
 

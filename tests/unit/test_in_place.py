@@ -10,7 +10,8 @@ from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from mpi4py import MPI
 from reference import SIZE, assert_equal, marks
 
-from mpi4jax import _in_place, notoken
+from mpi4jax import notoken
+from mpi4jax._compile import in_place
 
 x = jnp.arange(64.0)
 
@@ -21,7 +22,7 @@ def total(x):
 
 def marked(f, *args, donated=None):
     closed = jax.make_jaxpr(f)(*args)
-    return _in_place.mark(closed, [False] * len(args) if donated is None else donated)
+    return in_place.mark(closed, [False] * len(args) if donated is None else donated)
 
 
 def loop(body, init):
@@ -93,7 +94,7 @@ def test_which(name):
     f, expected = PROGRAMS[name]
     closed = jax.make_jaxpr(f)(x)
     assert not any(marks(closed.jaxpr, "in_place"))
-    result = _in_place.mark(closed, [False])
+    result = in_place.mark(closed, [False])
     assert marks(result.jaxpr, "in_place") == expected
     assert not any(marks(closed.jaxpr, "in_place"))  # the one that was given is as it was
     for got, want in zip(jax.jit(jaxpr_as_fun(result))(x), jax.tree.leaves(f(x)), strict=True):
@@ -121,7 +122,7 @@ def test_nothing_is_copied_if_it_is_donated(f, monkeypatch):
 
     assert not copies()
     # What makes the pass worth its while: if XLA ever does without the copies, so can we.
-    monkeypatch.setattr(_in_place, "mark", lambda closed, donated: closed)
+    monkeypatch.setattr(in_place, "mark", lambda closed, donated: closed)
     assert copies()
 
 

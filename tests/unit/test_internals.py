@@ -43,9 +43,10 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from packaging.version import Version
 
 import mpi4jax
-from mpi4jax import _compat, _flush
-from mpi4jax._primitive import PRIMITIVES, MPIEffect, effect
-from mpi4jax._scope import scope_p
+from mpi4jax._compile.scope import scope_p
+from mpi4jax._jax import compat
+from mpi4jax._job import flush
+from mpi4jax._op.primitive import PRIMITIVES, MPIEffect, effect
 
 # ---- What is compiled
 
@@ -197,7 +198,7 @@ def test_which_arguments_results_depend_on():
         first, _ = jax.jit(lambda x, y: (2 * x, 3 * y))(x, y)
         return lax.scan(lambda c, _: ((c[0] + 1, c[1] + z), None), (first, y), None, length=2)[0][0]
 
-    assert _compat.used_arguments(jax.make_jaxpr(f)(X, X, X)) == [True, False, False]
+    assert compat.used_arguments(jax.make_jaxpr(f)(X, X, X)) == [True, False, False]
 
 
 def test_arguments_that_the_scope_does_not_use_are_dropped(monkeypatch):
@@ -217,7 +218,7 @@ def test_users_line():
     here = f"internals.py:{inspect.getsourcelines(total)[1] + 1}"
     assert re.search(r'site = "internals.py:total#\d+"', lowered(lambda x: total(x)))
     (eqn,) = jax.make_jaxpr(total)(X).jaxpr.eqns
-    assert _compat.eqn_line(eqn) == here
+    assert compat.eqn_line(eqn) == here
     # Between that line and JAX there are frames of this package, which JAX leaves out.
     package = os.path.dirname(os.path.abspath(mpi4jax.__file__))
     traceback = eqn.source_info.traceback
@@ -227,8 +228,8 @@ def test_users_line():
 
 def test_eval_primitive_compiles_once():
     p = jax.make_jaxpr(lambda x: total(x))(X).jaxpr.eqns[0].params
-    call = _compat.eval_primitive(PRIMITIVES["allreduce"])
-    assert isinstance(call(X, **p)[0], _compat.ArrayImpl)
+    call = compat.eval_primitive(PRIMITIVES["allreduce"])
+    assert isinstance(call(X, **p)[0], compat.ArrayImpl)
     compiled = []
     jax.monitoring.register_event_duration_secs_listener(
         lambda name, *_, **__: compiled.append(name)
@@ -241,10 +242,10 @@ def test_eval_primitive_compiles_once():
 
 
 def test_cleared_caches_are_noticed():
-    _compat.keep_caches()
-    assert _compat.caches_are_kept()
+    compat.keep_caches()
+    assert compat.caches_are_kept()
     jax.clear_caches()
-    assert not _compat.caches_are_kept()
+    assert not compat.caches_are_kept()
 
 
 def test_the_first_call_of_a_program_holds_up_other_threads():
@@ -271,7 +272,7 @@ def test_where_a_function_is_traced():
     clean = []
 
     def f(x):
-        clean.append(_compat.trace_state_clean())
+        clean.append(compat.trace_state_clean())
         return x
 
     f(X)
@@ -283,24 +284,24 @@ def test_where_a_function_is_traced():
     clean.clear()
     lax.scan(lambda c, _: (f(c), None), X, None, length=2)
     assert not any(clean)
-    assert _compat.trace_state_clean()
+    assert compat.trace_state_clean()
 
 
 def test_values_of_the_current_trace():
     def outer(x):
-        assert _compat.is_of_current_trace(x)
-        jax.vmap(lambda y: (seen.append([_compat.is_of_current_trace(v) for v in (x, y)]), y)[1])(x)
+        assert compat.is_of_current_trace(x)
+        jax.vmap(lambda y: (seen.append([compat.is_of_current_trace(v) for v in (x, y)]), y)[1])(x)
         return x
 
     seen = []
     jax.make_jaxpr(outer)(X)
     assert seen == [[False, True]]
-    assert not _compat.is_of_current_trace(X)
+    assert not compat.is_of_current_trace(X)
 
 
 def test_effects_barrier_waits(monkeypatch, undo):
     waited = []
-    monkeypatch.setattr(_flush, "_last", lambda: (waited.append(1), X)[1])
+    monkeypatch.setattr(flush, "_last", lambda: (waited.append(1), X)[1])
     jax.effects_barrier()
     assert waited == [1]
     undo(dispatch.RuntimeTokenSet, "block_until_ready")
@@ -330,20 +331,20 @@ def test_debug_nans(undo):
 
 
 def test_gpus_that_jax_was_told_to_use():
-    assert _compat.visible_gpus() == "all"
+    assert compat.visible_gpus() == "all"
     jax.config.update("jax_cuda_visible_devices", "0,1")
     try:
-        assert _compat.visible_gpus() == "0,1"
+        assert compat.visible_gpus() == "0,1"
     finally:
         jax.config.update("jax_cuda_visible_devices", "all")
 
 
 def test_constants_of_jax():
-    assert type(X) is _compat.ArrayImpl
-    assert isinstance(lax.create_token(), _compat.Token | jax.Array)
-    assert isinstance(jax.typeof(lax.create_token()), _compat.AbstractToken)
-    assert _compat.jaxlib_version == Version(jaxlib.__version__).release
-    assert _compat.platforms() >= {d.platform for d in jax.devices()}
+    assert type(X) is compat.ArrayImpl
+    assert isinstance(lax.create_token(), compat.Token | jax.Array)
+    assert isinstance(jax.typeof(lax.create_token()), compat.AbstractToken)
+    assert compat.jaxlib_version == Version(jaxlib.__version__).release
+    assert compat.platforms() >= {d.platform for d in jax.devices()}
 
 
 # ---- The effect
@@ -411,11 +412,11 @@ def test_primitives_that_forget_effects():
 def test_mutable_arrays():
     new_ref = getattr(jax, "new_ref", None) or core.mutable_array  # of 0.7
     f = lambda x: new_ref(total(x))[...]
-    assert _compat.has_refs(jax.make_jaxpr(f)(X))
-    assert not _compat.has_refs(jax.make_jaxpr(total)(X))
+    assert compat.has_refs(jax.make_jaxpr(f)(X))
+    assert not compat.has_refs(jax.make_jaxpr(total)(X))
     np.testing.assert_array_equal(jax.jit(f)(X), X)
     g = lambda ref: ref[...] + 1
-    assert _compat.has_refs(jax.make_jaxpr(g)(new_ref(X)))
+    assert compat.has_refs(jax.make_jaxpr(g)(new_ref(X)))
 
 
 # ---- Types and parameters
@@ -425,8 +426,8 @@ def test_axes_that_a_value_varies_over():
     mesh, seen = jax.make_mesh((1,), ("i",), axis_types=(AxisType.Auto,)), []
 
     def f(x, y):
-        seen.extend(_compat.varying_axes(jax.typeof(v)) for v in (x, y, total(x), total(y)))
-        return total(x) + _compat.vary_as(y, jax.typeof(x))
+        seen.extend(compat.varying_axes(jax.typeof(v)) for v in (x, y, total(x), total(y)))
+        return total(x) + compat.vary_as(y, jax.typeof(x))
 
     cut, whole = PartitionSpec("i"), PartitionSpec()
     jax.make_jaxpr(jax.shard_map(f, mesh=mesh, in_specs=(cut, whole), out_specs=cut))(X, X)
@@ -437,9 +438,9 @@ def test_types_that_say_how_an_array_is_cut():
     mesh = jax.make_mesh((1,), ("i",), axis_types=(AxisType.Explicit,))
     for spec in (PartitionSpec("i"), PartitionSpec(None)):
         x = jax.device_put(CONSTANT, NamedSharding(mesh, spec))
-        found = _compat.explicit_sharding(x)
+        found = compat.explicit_sharding(x)
         assert (found is None) == (spec[0] is None)
-    assert _compat.explicit_sharding(X) is None
+    assert compat.explicit_sharding(X) is None
 
 
 def test_scans_and_constants():
@@ -448,10 +449,10 @@ def test_scans_and_constants():
 
     closed = jax.make_jaxpr(f)(X, X, X)
     (eqn,) = closed.jaxpr.eqns
-    assert _compat.scan_counts(eqn.params) == (1, 2)
+    assert compat.scan_counts(eqn.params) == (1, 2)
     large = jnp.arange(1000.0)
     with_constant = jax.make_jaxpr(lambda x: x + large)(X[0])
-    inside, constants = _compat.close_constants(with_constant)
+    inside, constants = compat.close_constants(with_constant)
     assert inside.consts in ((), [])
     assert len(inside.in_avals) == len(constants) + 1
     np.testing.assert_array_equal(core.eval_jaxpr(inside.jaxpr, (), *constants, 1.0)[0], large + 1)

@@ -28,9 +28,11 @@ from jax.extend.core import ClosedJaxpr
 from jax.sharding import AxisType, PartitionSpec
 from mpi4py import MPI
 
-from mpi4jax import _ad, _compat, _compat_traces, _tracing, notoken
-from mpi4jax._primitive import PRIMITIVES
-from mpi4jax._requests import start_p, wait_p
+from mpi4jax import notoken
+from mpi4jax._diff import ad as _ad
+from mpi4jax._diff import tracing
+from mpi4jax._jax import compat, traces
+from mpi4jax._op.primitive import PRIMITIVES, start_p, wait_p
 
 VERSION = jax.version.__version_info__
 
@@ -148,13 +150,13 @@ def test_a_checkpoint_without_operands_is_kept(undo):
     f = grad(no_arguments)
     assert compiled_ops(f) == compiled_ops(grad(squared_beside(receive))) == 1
     if VERSION < (0, 12):  # from then on JAX keeps it
-        undo(pe.dce_rules, _compat.remat_p)
+        undo(pe.dce_rules, compat.remat_p)
         assert compiled_ops(lambda x: f(x)) == 0
 
 
 def test_a_backward_pass_that_communicates_is_kept(monkeypatch):
     assert names(grad(only_backward)) == ["send"]
-    monkeypatch.setattr(_tracing, "communicates", lambda *_: False)
+    monkeypatch.setattr(tracing, "communicates", lambda *_: False)
     jax.clear_caches()
     assert names(grad(only_backward)) == []
 
@@ -188,48 +190,46 @@ def solved(x):
 
 
 CALLED = {
-    "jit": (_compat.jit_p, jax.jit(lambda x: x + receive())),
+    "jit": (compat.jit_p, jax.jit(lambda x: x + receive())),
     "closed_call": (
-        _compat.closed_call_p,
-        jax.jit(
-            lambda x: _compat.bind_with(_compat.closed_call_p, {"call_jaxpr": RECEIVED}, [x])[0]
-        ),
+        compat.closed_call_p,
+        jax.jit(lambda x: compat.bind_with(compat.closed_call_p, {"call_jaxpr": RECEIVED}, [x])[0]),
     ),
     "scan": (
-        _compat.scan_p,
+        compat.scan_p,
         lambda x: lax.scan(lambda c, _: (c + receive(), c), x, None, length=3)[0],
     ),
     "while": (
-        _compat.while_p,
+        compat.while_p,
         lambda x: lax.while_loop(
             lambda c: c[0] < 3, lambda c: (c[0] + 1, c[1] + receive()), (0, x)
         )[1],
     ),
     "cond": (
-        _compat.cond_p,
+        compat.cond_p,
         lambda x: lax.cond(jnp.any(x > 0), constant_received, lambda x: x, x),
     ),
     "platform_dependent": (
-        _compat.cond_p,
+        compat.cond_p,
         lambda x: lax.platform_dependent(x, cpu=constant_received, default=constant_received),
     ),
-    "checkpoint": (_compat.remat_p, jax.checkpoint(lambda x: x + receive())),
-    "linear_solve": (_compat.linear_solve_p, solved),
-    "linear_call": (_compat.linear_call_p, linear),
-    "custom_vmap": (_compat.custom_vmap_p, lambda x: with_vmap_rule(x, x)),
-    "shard_map": (_compat.shard_map_p, lambda x: manual(x) - x),
+    "checkpoint": (compat.remat_p, jax.checkpoint(lambda x: x + receive())),
+    "linear_solve": (compat.linear_solve_p, solved),
+    "linear_call": (compat.linear_call_p, linear),
+    "custom_vmap": (compat.custom_vmap_p, lambda x: with_vmap_rule(x, x)),
+    "shard_map": (compat.shard_map_p, lambda x: manual(x) - x),
 }
 
 
 def primitives(jaxpr):
-    inside = [v for e in jaxpr.eqns for _, v in _compat.inner_jaxprs(e.params)]
+    inside = [v for e in jaxpr.eqns for _, v in compat.inner_jaxprs(e.params)]
     open_ones = [v.jaxpr if isinstance(v, ClosedJaxpr) else v for v in inside]
     return {e.primitive for e in jaxpr.eqns}.union(*map(primitives, open_ones))
 
 
 @pytest.mark.parametrize("name", CALLED)
 def test_primitives_with_functions_inside(name):
-    """Their parameters are those that the rules of `_ad.py` read and write."""
+    """Their parameters are those that the rules of `_diff/ad.py` read and write."""
     primitive, g = CALLED[name]
     f = lambda x: x + g(CONSTANT)
     assert primitive in primitives(jax.make_jaxpr(f)(X).jaxpr)
@@ -255,7 +255,7 @@ def test_an_equation_is_evaluated_again():
     g.defvjp(lambda x: (g(x), None), lambda _, c: (5 * c,))
     for h in (f, g):
         (eqn,) = jax.make_jaxpr(h)(X).jaxpr.eqns
-        again = lambda x, eqn=eqn: _compat.bind_eqn(eqn, [x])[0]
+        again = lambda x, eqn=eqn: compat.bind_eqn(eqn, [x])[0]
         np.testing.assert_array_equal(again(2 * X), 4 * X)
         np.testing.assert_array_equal(jax.grad(lambda x, a=again: jnp.sum(a(x)))(X), 5 * X)
 
@@ -265,14 +265,14 @@ def test_traces_that_differentiate():
 
     def f(x):
         trace = x._trace
-        assert _compat_traces.differentiates(trace)
-        primal, tangent = _compat_traces.primal_and_tangent(trace, x)
-        assert _compat_traces.primal_and_tangent(trace, 1.0)[1] is None
-        with _compat_traces.primals_of(trace):
+        assert traces.differentiates(trace)
+        primal, tangent = traces.primal_and_tangent(trace, x)
+        assert traces.primal_and_tangent(trace, 1.0)[1] is None
+        with traces.primals_of(trace):
             double = 2 * primal
-        with _compat_traces.tangents_of(trace):
+        with traces.tangents_of(trace):
             triple = 3 * tangent
-        return _compat_traces.dual(trace, double, triple)
+        return traces.dual(trace, double, triple)
 
     np.testing.assert_array_equal(jax.jvp(f, (X,), (X,)), [2 * X, 3 * X])
     value, pushforward = jax.linearize(f, X)
@@ -283,13 +283,13 @@ def test_a_vmap_inside_of_a_derivative():
     seen = []
 
     def f(x):
-        seen.append((x._trace, _compat_traces.outside_of_vmap(x._trace)))
+        seen.append((x._trace, traces.outside_of_vmap(x._trace)))
         return x
 
     jax.jvp(jax.vmap(f), (X,), (X,))
     ((batching, below),) = seen
-    assert not _compat_traces.differentiates(batching)
-    assert _compat_traces.differentiates(below)
+    assert not traces.differentiates(batching)
+    assert traces.differentiates(below)
 
 
 def test_functions_of_jax_can_be_called_again():
@@ -300,16 +300,16 @@ def test_functions_of_jax_can_be_called_again():
         jax.tree.structure((X,)),
     )
     for _ in range(2):
-        assert _compat_traces.trace_function(flat, [jax.typeof(X)]).out_avals == [jax.typeof(X)]
+        assert traces.trace_function(flat, [jax.typeof(X)]).out_avals == [jax.typeof(X)]
         assert tree() == jax.tree.structure({"a": 0})
-        _compat_traces.let_call_again(flat)
+        traces.let_call_again(flat)
 
 
 def test_what_is_concrete():
-    assert _compat_traces.concrete(X) is X
-    assert _compat_traces.concrete(jax.typeof(X)) is None
+    assert traces.concrete(X) is X
+    assert traces.concrete(jax.typeof(X)) is None
     seen = []
-    jax.make_jaxpr(lambda x: (seen.append(_compat_traces.concrete(x)), x)[1])(X)
+    jax.make_jaxpr(lambda x: (seen.append(traces.concrete(x)), x)[1])(X)
     assert seen == [None]
 
 
@@ -322,7 +322,7 @@ def test_a_custom_vjp_that_closes_over_a_perturbed_value_has_an_exception_of_its
         g.defvjp(lambda x: (x * y, None), lambda _, c: (c,))
         return g(1.0)
 
-    with pytest.raises(_compat_traces.ClosedOver):
+    with pytest.raises(traces.ClosedOver):
         jax.grad(lambda y: jax.jit(f)(y))(2.0)
 
 

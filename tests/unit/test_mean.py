@@ -6,8 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mpi4jax._primitive import mean_of_sum
-from mpi4jax._spec import SPECS
+from mpi4jax._op.primitive import mean_of_sum
+from mpi4jax._op.spec import SPECS
 
 
 @pytest.mark.parametrize(

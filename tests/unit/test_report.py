@@ -11,7 +11,8 @@ import pytest
 from mpi4py import MPI
 
 import mpi4jax
-from mpi4jax import _job, _native, _watch, notoken, report, timeline
+from mpi4jax import _native, notoken, report, timeline
+from mpi4jax._job import job, watch
 
 
 def record(op="allreduce", number=1, **other):
@@ -154,12 +155,12 @@ def test_equal_lines_of_a_program_are_told_apart():
 def test_settings_are_checked(monkeypatch):
     monkeypatch.setenv("MPI4JAX_TIMEOUT", "-1")
     with pytest.raises(ValueError, match=r"MPI4JAX_TIMEOUT must be a number of seconds.*'-1'"):
-        _watch.timeout()
+        watch.timeout()
     monkeypatch.setenv("MPI4JAX_TIMEOUT", "1.5")
-    assert _watch.timeout() == 1.5
+    assert watch.timeout() == 1.5
     monkeypatch.setenv("MPI4JAX_CHECK", "maybe")
     with pytest.raises(ValueError, match=r"MPI4JAX_CHECK must be one of samples, 0.*'maybe'"):
-        _watch.set_check()
+        watch.set_check()
 
 
 def test_the_directory_is_the_jobs(monkeypatch, tmp_path):
@@ -168,23 +169,23 @@ def test_the_directory_is_the_jobs(monkeypatch, tmp_path):
             monkeypatch.delenv(name)
     monkeypatch.setenv("MPI4JAX_DUMP_DIR", str(tmp_path))
     monkeypatch.setenv("PMIX_NAMESPACE", "job@1/x")
-    assert _job.directory(4) == tmp_path / f"mpi4jax-{os.geteuid()}" / "job@1_x"
+    assert job.directory(4) == tmp_path / f"mpi4jax-{os.geteuid()}" / "job@1_x"
     # On one host, it also says which: launchers in containers choose the same names.
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "4")
     monkeypatch.setenv("OMPI_COMM_WORLD_LOCAL_SIZE", "4")
-    assert _job.job(4).startswith("job@1_x-")
-    here = _job.job(4)
+    assert job.job(4).startswith("job@1_x-")
+    here = job.job(4)
     with monkeypatch.context() as elsewhere:
-        elsewhere.setattr(_job.os, "readlink", lambda path: "pid:[1]")
-        assert _job.job(4) != here
+        elsewhere.setattr(job.os, "readlink", lambda path: "pid:[1]")
+        assert job.job(4) != here
     # A server's port tells as much, and is the same for ranks that have a container each.
     monkeypatch.setenv("PMIX_SERVER_URI2", "job@0.0;tcp4://127.0.0.1:52415")
-    here = _job.job(4)
+    here = job.job(4)
     with monkeypatch.context() as elsewhere:
-        elsewhere.setattr(_job.os, "readlink", lambda path: "pid:[1]")
-        assert _job.job(4) == here
+        elsewhere.setattr(job.os, "readlink", lambda path: "pid:[1]")
+        assert job.job(4) == here
     monkeypatch.setenv("PMIX_SERVER_URI2", "job@0.0;tcp4://127.0.0.1:52416")
-    assert _job.job(4) != here
+    assert job.job(4) != here
 
 
 def test_jobs_of_one_allocation_are_told_apart(monkeypatch):
@@ -194,17 +195,17 @@ def test_jobs_of_one_allocation_are_told_apart(monkeypatch):
     monkeypatch.setenv("SLURM_JOB_ID", "17")
     ancestors = iter([(5, "bash"), (4, "hydra_pmi_proxy"), (3, "slurmstepd")])
     options = {4: "a:1-0"}
-    monkeypatch.setattr(_job, "_options", options.get)
-    monkeypatch.setattr(_job, "_ancestors", lambda: ancestors)
-    assert _job.job(2) == "hydra-17-a_1-0"
-    monkeypatch.setattr(_job, "_ancestors", lambda: iter([(3, "slurmstepd")]))
+    monkeypatch.setattr(job, "_options", options.get)
+    monkeypatch.setattr(job, "_ancestors", lambda: ancestors)
+    assert job.job(2) == "hydra-17-a_1-0"
+    monkeypatch.setattr(job, "_ancestors", lambda: iter([(3, "slurmstepd")]))
     monkeypatch.setenv("SLURM_STEP_ID", "2")
-    assert _job.job(2) == "slurm-17-2"
+    assert job.job(2) == "slurm-17-2"
     # Of a Slurm that has not started the ranks, nothing is believed.
-    monkeypatch.setattr(_job, "_ancestors", lambda: iter([(3, "bash")]))
-    assert "17" not in _job.job(2).split("-")
+    monkeypatch.setattr(job, "_ancestors", lambda: iter([(3, "bash")]))
+    assert "17" not in job.job(2).split("-")
     # Programs without a launcher, of one shell.
-    assert str(os.getpid()) in _job.job(1)
+    assert str(os.getpid()) in job.job(1)
 
 
 def test_pictures_need_matplotlib(monkeypatch, tmp_path, capsys):
@@ -223,8 +224,8 @@ def test_limits_are_checked():
 
 
 def test_timelines_have_a_file_per_rank():
-    assert _watch.trace_file("a/t.json", 3) == Path("a/t.3.json")
-    assert _watch.trace_file("a/t-{rank}.json", 3) == Path("a/t-3.json")
+    assert watch.trace_file("a/t.json", 3) == Path("a/t.3.json")
+    assert watch.trace_file("a/t-{rank}.json", 3) == Path("a/t-3.json")
 
 
 def test_timelines_of_jobs_that_were_aborted(tmp_path):

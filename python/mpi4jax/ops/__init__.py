@@ -4,8 +4,7 @@ Each takes and returns arrays or pytrees of arrays, blocks no Python (like every
 and happens exactly once per execution, in program order, also if its results are unused.
 """
 
-from .._eager import remembering
-from .._spec import SPECS as SPECS
+from .._op.spec import SPECS as SPECS
 from .allgather import allgather
 from .allgatherv import allgatherv
 from .allreduce import allreduce
@@ -55,4 +54,3 @@ __all__ = [
 for _name in __all__:
     # In alphabetical order, too: `recv` takes from `send`.
     SPECS[_name] = SPECS.pop(_name)
-    globals()[_name] = remembering(_name, globals()[_name])

@@ -6,18 +6,24 @@ from typing import Any
 
 from mpi4py import MPI
 
-from .._call import run
-from .._comm import as_comm
-from .._definition import define
-from .._lowering import Avals, Lowering, Operands
+from .._call.call import run
+from .._call.definition import define
+from .._compile.lowering import Avals, Lowering, Operands
+from .._op.comm import as_comm
+from .._op.spec import Call
 
 
 def _adjoint(low: Lowering, xs: Operands, out: Avals) -> list[Any]:
     return [low.local(lambda c: c[low.p["comm"].rank], out[0], *xs)]
 
 
+def _prepare(x: Any, comm: MPI.Intracomm | None) -> Call:
+    return Call("allgather", (x,), {"comm": as_comm("allgather", comm)})
+
+
 define(
     "allgather",
+    prepare=_prepare,
     adjoint=_adjoint,
     is_uniform=True,
     self_test=lambda t: (lambda: t.ops.allgather(t.x), t.all_x),
@@ -51,4 +57,4 @@ def allgather(x: Any, *, comm: MPI.Intracomm | None = None, token: Any = None) -
 
     See also: :func:`gather`, :func:`alltoall`.
     """
-    return run("allgather", (x,), token, {"comm": as_comm("allgather", comm)})
+    return run(_prepare(x, comm), token)

@@ -7,11 +7,12 @@ from typing import Any
 
 from mpi4py import MPI
 
-from .. import _rows
-from .._call import run
-from .._comm import as_comm
-from .._definition import define
-from .._lowering import Avals, Lowering, Operands
+from .._call.call import run
+from .._call.definition import define
+from .._compile.lowering import Avals, Lowering, Operands
+from .._op import rows as _rows
+from .._op.comm import as_comm
+from .._op.spec import Call
 
 
 def _adjoint(low: Lowering, xs: Operands, out: Avals) -> list[Any]:
@@ -19,8 +20,21 @@ def _adjoint(low: Lowering, xs: Operands, out: Avals) -> list[Any]:
     return [low.local(lambda c: c[start : start + rows], out[0], *xs)]
 
 
+def _prepare(x: Any, counts: Sequence[int], comm: MPI.Intracomm | None) -> Call:
+    c = as_comm("allgatherv", comm)
+    known = _rows.counts_of("allgatherv", "counts", counts, c)
+    p = {
+        "comm": c,
+        "rows": (known[c.rank], sum(known)),
+        "sends": ((0, known[c.rank]),) * c.size,
+        "receives": _rows.side_by_side(known),
+    }
+    return Call("allgatherv", (x,), p)
+
+
 define(
     "allgatherv",
+    prepare=_prepare,
     adjoint=_adjoint,
     is_uniform=True,
     self_test=lambda t: (
@@ -64,12 +78,4 @@ def allgatherv(
 
     See also: :func:`allgather`, :func:`gatherv`.
     """
-    c = as_comm("allgatherv", comm)
-    known = _rows.counts_of("allgatherv", "counts", counts, c)
-    p = {
-        "comm": c,
-        "rows": (known[c.rank], sum(known)),
-        "sends": ((0, known[c.rank]),) * c.size,
-        "receives": _rows.side_by_side(known),
-    }
-    return run("allgatherv", (x,), token, p)
+    return run(_prepare(x, counts, comm), token)

@@ -6,11 +6,12 @@ from typing import Any
 
 from mpi4py import MPI
 
-from .._call import run
-from .._comm import Reduction, as_comm, as_reduction
-from .._definition import define
-from .._lowering import Avals, Lowering, Operands
-from .._reductions import Reduced
+from .._call.call import run
+from .._call.definition import define
+from .._compile.lowering import Avals, Lowering, Operands
+from .._diff.reductions import Reduced
+from .._op.comm import Reduction, as_comm, as_reduction
+from .._op.spec import Call
 
 
 def _adjoint(low: Lowering, xs: Operands, out: Avals) -> list[Any]:
@@ -22,8 +23,14 @@ def _derivative(r: Reduced) -> Any:
     return r.reduce_tangent("allreduce", r.t * share)
 
 
+def _prepare(x: Any, op: MPI.Op | Reduction, comm: MPI.Intracomm | None) -> Call:
+    p = {"comm": as_comm("allreduce", comm), "reduction": as_reduction("allreduce", op, mean=True)}
+    return Call("allreduce", (x,), p)
+
+
 define(
     "allreduce",
+    prepare=_prepare,
     adjoint=_adjoint,
     derivative=_derivative,
     is_uniform=True,
@@ -77,5 +84,4 @@ def allreduce(
 
     See also: :func:`reduce`, :func:`scan`, :func:`pvary`.
     """
-    p = {"comm": as_comm("allreduce", comm), "reduction": as_reduction("allreduce", op, mean=True)}
-    return run("allreduce", (x,), token, p)
+    return run(_prepare(x, op, comm), token)

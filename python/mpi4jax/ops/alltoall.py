@@ -6,11 +6,21 @@ from typing import Any
 
 from mpi4py import MPI
 
-from .._call import run
-from .._comm import as_comm
-from .._definition import define
+from .._call.call import run
+from .._call.definition import define
+from .._op.comm import as_comm
+from .._op.spec import Call
 
-define("alltoall", self_test=lambda t: (lambda: t.ops.alltoall(t.blocks), t.of_all[t.rank]))
+
+def _prepare(x: Any, comm: MPI.Intracomm | None) -> Call:
+    return Call("alltoall", (x,), {"comm": as_comm("alltoall", comm)})
+
+
+define(
+    "alltoall",
+    prepare=_prepare,
+    self_test=lambda t: (lambda: t.ops.alltoall(t.blocks), t.of_all[t.rank]),
+)
 
 
 def alltoall(x: Any, *, comm: MPI.Intracomm | None = None, token: Any = None) -> Any:
@@ -42,4 +52,4 @@ def alltoall(x: Any, *, comm: MPI.Intracomm | None = None, token: Any = None) ->
 
     See also: :func:`allgather`, :func:`scatter`.
     """
-    return run("alltoall", (x,), token, {"comm": as_comm("alltoall", comm)})
+    return run(_prepare(x, comm), token)

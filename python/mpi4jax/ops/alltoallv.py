@@ -7,14 +7,37 @@ from typing import Any
 
 from mpi4py import MPI
 
-from .. import _rows
-from .._call import run
-from .._comm import as_comm
-from .._definition import define
-from .._lowering import everywhere
+from .._call.call import run
+from .._call.definition import define
+from .._compile.lowering import everywhere
+from .._op import rows
+from .._op.comm import as_comm
+from .._op.spec import Call
+
+
+def _prepare(
+    x: Any, send_counts: Sequence[int], recv_counts: Sequence[int], comm: MPI.Intracomm | None
+) -> Call:
+    c = as_comm("alltoallv", comm)
+    sent = rows.counts_of("alltoallv", "send_counts", send_counts, c)
+    received = rows.counts_of("alltoallv", "recv_counts", recv_counts, c)
+    if sent[c.rank] != received[c.rank]:
+        raise ValueError(
+            f"alltoallv: arguments 'send_counts' and 'recv_counts' say that rank {c.rank} gives "
+            f"itself {sent[c.rank]} rows and takes {received[c.rank]}; expected the same number"
+        )
+    p = {
+        "comm": c,
+        "rows": (sum(sent), sum(received)),
+        "sends": rows.side_by_side(sent),
+        "receives": rows.side_by_side(received),
+    }
+    return Call("alltoallv", (x,), p)
+
 
 define(
     "alltoallv",
+    prepare=_prepare,
     adjoint=everywhere,
     self_test=lambda t: (
         lambda: t.ops.alltoallv(t.blocks, [1] * t.size, [1] * t.size),
@@ -66,18 +89,4 @@ def alltoallv(
 
     See also: :func:`alltoall`, :func:`allgatherv`, :func:`scatterv`.
     """
-    c = as_comm("alltoallv", comm)
-    sent = _rows.counts_of("alltoallv", "send_counts", send_counts, c)
-    received = _rows.counts_of("alltoallv", "recv_counts", recv_counts, c)
-    if sent[c.rank] != received[c.rank]:
-        raise ValueError(
-            f"alltoallv: arguments 'send_counts' and 'recv_counts' say that rank {c.rank} gives "
-            f"itself {sent[c.rank]} rows and takes {received[c.rank]}; expected the same number"
-        )
-    p = {
-        "comm": c,
-        "rows": (sum(sent), sum(received)),
-        "sends": _rows.side_by_side(sent),
-        "receives": _rows.side_by_side(received),
-    }
-    return run("alltoallv", (x,), token, p)
+    return run(_prepare(x, send_counts, recv_counts, comm), token)

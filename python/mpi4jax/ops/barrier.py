@@ -6,11 +6,17 @@ from typing import Any
 
 from mpi4py import MPI
 
-from .._call import run
-from .._comm import as_comm
-from .._definition import define
+from .._call.call import run
+from .._call.definition import define
+from .._op.comm import as_comm
+from .._op.spec import Call
 
-define("barrier", self_test=lambda t: (t.ops.barrier, None))
+
+def _prepare(comm: MPI.Intracomm | None) -> Call:
+    return Call("barrier", (), {"comm": as_comm("barrier", comm)})
+
+
+define("barrier", prepare=_prepare, self_test=lambda t: (t.ops.barrier, None))
 
 
 def barrier(*, comm: MPI.Intracomm | None = None, token: Any = None) -> Any:
@@ -33,4 +39,4 @@ def barrier(*, comm: MPI.Intracomm | None = None, token: Any = None) -> Any:
         >>> import mpi4jax
         >>> token = mpi4jax.barrier()
     """
-    return run("barrier", (), token, {"comm": as_comm("barrier", comm)})
+    return run(_prepare(comm), token)

@@ -6,12 +6,12 @@ from typing import Any
 
 from mpi4py import MPI
 
-from .._arguments import rank_of
-from .._call import run
-from .._comm import as_comm
-from .._definition import define
-from .._lowering import Avals, Lowering, Operands
-from .._spec import is_root
+from .._call.call import run
+from .._call.definition import define
+from .._compile.lowering import Avals, Lowering, Operands
+from .._op.arguments import rank_of
+from .._op.comm import as_comm
+from .._op.spec import Call, is_root
 
 
 def _lower(low: Lowering, xs: Operands, out: Avals) -> list[Any]:
@@ -25,8 +25,14 @@ def _adjoint(low: Lowering, xs: Operands, out: Avals) -> list[Any]:
     return [xs[0][0] if is_root(low.p) else low.zeros(out[0])]
 
 
+def _prepare(x: Any, root: int, comm: MPI.Intracomm | None) -> Call:
+    c = as_comm("bcast", comm)
+    return Call("bcast", (x,), {"comm": c, "root": rank_of("bcast", "root", root, c)})
+
+
 define(
     "bcast",
+    prepare=_prepare,
     lower=_lower,
     adjoint=_adjoint,
     is_uniform=True,
@@ -61,5 +67,4 @@ def bcast(x: Any, root: int = 0, *, comm: MPI.Intracomm | None = None, token: An
 
     See also: :func:`scatter`, :func:`pvary`.
     """
-    c = as_comm("bcast", comm)
-    return run("bcast", (x,), token, {"comm": c, "root": rank_of("bcast", "root", root, c)})
+    return run(_prepare(x, root, comm), token)

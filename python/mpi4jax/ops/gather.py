@@ -6,12 +6,12 @@ from typing import Any
 
 from mpi4py import MPI
 
-from .._arguments import rank_of
-from .._call import run
-from .._comm import as_comm
-from .._definition import define
-from .._lowering import Avals, Lowering, Operands, to_root
-from .._spec import is_root
+from .._call.call import run
+from .._call.definition import define
+from .._compile.lowering import Avals, Lowering, Operands, to_root
+from .._op.arguments import rank_of
+from .._op.comm import as_comm
+from .._op.spec import Call, is_root
 
 
 def adjoint_with(scatter: str) -> Any:
@@ -27,8 +27,14 @@ def adjoint_with(scatter: str) -> Any:
     return adjoint
 
 
+def _prepare(x: Any, root: int, comm: MPI.Intracomm | None) -> Call:
+    c = as_comm("gather", comm)
+    return Call("gather", (x,), {"comm": c, "root": rank_of("gather", "root", root, c)})
+
+
 define(
     "gather",
+    prepare=_prepare,
     lower=to_root,
     adjoint=adjoint_with("scatter"),
     self_test=lambda t: (
@@ -65,5 +71,4 @@ def gather(x: Any, root: int = 0, *, comm: MPI.Intracomm | None = None, token: A
 
     See also: :func:`allgather`, :func:`scatter`.
     """
-    c = as_comm("gather", comm)
-    return run("gather", (x,), token, {"comm": c, "root": rank_of("gather", "root", root, c)})
+    return run(_prepare(x, root, comm), token)

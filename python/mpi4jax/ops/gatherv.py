@@ -7,16 +7,33 @@ from typing import Any
 
 from mpi4py import MPI
 
-from .. import _rows
-from .._arguments import rank_of
-from .._call import run
-from .._comm import as_comm
-from .._definition import define
-from .._lowering import to_root
+from .._call.call import run
+from .._call.definition import define
+from .._compile.lowering import to_root
+from .._op import rows as _rows
+from .._op.arguments import rank_of
+from .._op.comm import as_comm
+from .._op.spec import Call
 from .gather import adjoint_with
+
+
+def _prepare(x: Any, counts: Sequence[int], root: int, comm: MPI.Intracomm | None) -> Call:
+    c = as_comm("gatherv", comm)
+    known, to = _rows.counts_of("gatherv", "counts", counts, c), rank_of("gatherv", "root", root, c)
+    rows, receives, sends = _rows.with_root(known, to, c)
+    p = {
+        "comm": c,
+        "root": to,
+        "rows": (known[c.rank], rows),
+        "sends": sends,
+        "receives": receives,
+    }
+    return Call("gatherv", (x,), p)
+
 
 define(
     "gatherv",
+    prepare=_prepare,
     lower=to_root,
     adjoint=adjoint_with("scatterv"),
     self_test=lambda t: (
@@ -65,14 +82,4 @@ def gatherv(
 
     See also: :func:`gather`, :func:`allgatherv`, :func:`scatterv`.
     """
-    c = as_comm("gatherv", comm)
-    known, to = _rows.counts_of("gatherv", "counts", counts, c), rank_of("gatherv", "root", root, c)
-    rows, receives, sends = _rows.with_root(known, to, c)
-    p = {
-        "comm": c,
-        "root": to,
-        "rows": (known[c.rank], rows),
-        "sends": sends,
-        "receives": receives,
-    }
-    return run("gatherv", (x,), token, p)
+    return run(_prepare(x, counts, root, comm), token)

@@ -10,17 +10,19 @@ import jax.numpy as jnp
 import numpy as np
 from mpi4py import MPI
 
-from .. import _cart, _faces, _native
-from .._call import run
-from .._definition import define
-from .._lowering import Avals, Lowering, Operands, carrier
-from .._spec import Params
+from .. import _native
+from .._call.call import run
+from .._call.definition import define
+from .._compile.lowering import Avals, Lowering, Operands, carrier
+from .._grid import cart as _cart
+from .._grid import faces
+from .._op.spec import Call, Params
 
 
 def _describe(p: Params, avals: Sequence[Any]) -> np.ndarray:
     """What `Attributes::halo` in `src/xla/frame.rs` reads."""
     blocks = [
-        [np.dtype(carrier(x).dtype).itemsize, x.ndim, *x.shape, *(x.ndim - a for a in axes)]
+        [np.dtype(x.dtype).itemsize, x.ndim, *x.shape, *(x.ndim - a for a in axes)]
         for x, axes in zip(avals, p["axes"], strict=True)
     ]
     lists = (p["widths"], [[rank] for rank in p["neighbours"]], blocks)
@@ -28,9 +30,10 @@ def _describe(p: Params, avals: Sequence[Any]) -> np.ndarray:
 
 
 def _lower(low: Lowering, xs: Operands, out: Avals) -> list[Any]:
-    avals = [aval for _, aval in xs]
-    attrs = {"reverse": int(low.p["adjoint"]), "halo": _describe(low.p, avals)}
-    if _native.takes_packed(low.on_gpu):
+    packed, adjoint = _native.takes_packed(low.on_gpu), bool(low.p["adjoint"])
+    wire = [carrier(aval, adjoint and not packed) for _, aval in xs]
+    attrs = {"reverse": int(adjoint), "halo": _describe(low.p, wire)}
+    if packed:
         return _lower_packed(low, xs, attrs)
     return low.call("halo_exchange", *xs, out=out, in_place=True, packed=np.int64(0), **attrs)
 
@@ -42,18 +45,18 @@ def _lower_packed(low: Lowering, xs: Operands, attrs: Params) -> list[Any]:
     leaves = [
         (i, x.shape, axes) for i, (x, axes) in enumerate(zip(avals, low.p["axes"], strict=True))
     ]
-    owned, ghosts = map(_faces.boxes_of, _faces.faces(leaves, low.p))
+    owned, ghosts = map(faces.boxes_of, faces.faces(leaves, low.p))
     adjoint = low.p["adjoint"]
     sent, received = (ghosts, owned) if adjoint else (owned, ghosts)
-    cells = [avals[0].update(shape=(_faces.cells_in(boxes),)) for boxes in (sent, received)]
+    cells = [avals[0].update(shape=(faces.cells_in(boxes),)) for boxes in (sent, received)]
 
     def pack(*xs: Any) -> list[Any]:
-        return [_faces.packed(sent, xs, xs[0])]
+        return [faces.packed(sent, xs, xs[0])]
 
     def unpack(came: Any, *xs: Any) -> list[Any]:
         if adjoint:  # filled ghost cells were nobody's
-            xs = _faces.filled(ghosts, xs, jnp.zeros(cells[0].shape, came.dtype))
-        return _faces.filled(received, xs, came, adjoint)
+            xs = faces.filled(ghosts, xs, jnp.zeros(cells[0].shape, came.dtype))
+        return faces.filled(received, xs, came, adjoint)
 
     (goes,) = low.locals(pack, cells[:1], *xs)
     call = low.call(
@@ -73,11 +76,32 @@ def _self_test(t: Any) -> Any:
     return lambda: t.ops.halo_exchange(np.stack([t.x, t.x, t.x], 1), ring), halo
 
 
+def _prepare(
+    x: Any,
+    cart: MPI.Cartcomm,
+    axes: int | Sequence[int | None] | None,
+    width: int | Sequence[int | tuple[int, int]],
+    corners: bool,
+) -> Call:
+    name = "halo_exchange"
+    comm = _cart.as_cart(name, cart)
+    chosen, widths = _cart.axes_of(name, comm, axes), _cart.widths_of(name, comm, width)
+    exchanged = tuple(k for k, axis in enumerate(chosen) if axis is not None)
+    p = {
+        "comm": comm,
+        "axes": tuple(chosen[k] for k in exchanged),
+        "widths": tuple(widths[k] for k in exchanged),
+        "neighbours": _cart.neighbours(comm, exchanged, bool(corners)),
+    }
+    return Call(name, (x,), p)
+
+
 define(
     "halo_exchange",
+    prepare=_prepare,
     lower=_lower,
     adjoint=_lower,
-    start=_faces.start,
+    start=faces.start,
     only_for_its_result=lambda p: True,
     self_test=_self_test,
 )
@@ -139,14 +163,4 @@ def halo_exchange(
 
     See also: :func:`scatter_blocks`, :func:`gather_blocks`, :func:`sendrecv`.
     """
-    name = "halo_exchange"
-    comm = _cart.as_cart(name, cart)
-    chosen, widths = _cart.axes_of(name, comm, axes), _cart.widths_of(name, comm, width)
-    exchanged = tuple(k for k, axis in enumerate(chosen) if axis is not None)
-    p = {
-        "comm": comm,
-        "axes": tuple(chosen[k] for k in exchanged),
-        "widths": tuple(widths[k] for k in exchanged),
-        "neighbours": _cart.neighbours(comm, exchanged, bool(corners)),
-    }
-    return run(name, (x,), token, p)
+    return run(_prepare(x, cart, axes, width, corners), token)

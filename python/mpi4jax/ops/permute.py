@@ -7,15 +7,30 @@ from typing import Any
 
 from mpi4py import MPI
 
-from .. import _rows
-from .._arguments import rank_of
-from .._call import run
-from .._comm import Comm, as_comm
-from .._definition import define
-from .._lowering import everywhere
+from .._call.call import run
+from .._call.definition import define
+from .._compile.lowering import everywhere
+from .._op import rows
+from .._op.arguments import rank_of
+from .._op.comm import Comm, as_comm
+from .._op.spec import Call
+
+
+def _prepare(x: Any, pairs: Sequence[tuple[int, int]], comm: MPI.Intracomm | None) -> Call:
+    c = as_comm("permute", comm)
+    known = _pairs_of(pairs, c)
+    p = {
+        "comm": c,
+        "rows": (None, None),
+        "sends": _to_and_from(c, [dest for source, dest in known if source == c.rank]),
+        "receives": _to_and_from(c, [source for source, dest in known if dest == c.rank]),
+    }
+    return Call("permute", (x,), p)
+
 
 define(
     "permute",
+    prepare=_prepare,
     adjoint=everywhere,
     self_test=lambda t: (
         lambda: t.ops.permute(t.x, [(r, (r + 1) % t.size) for r in range(t.size)]),
@@ -90,17 +105,9 @@ def permute(
 
     See also: :func:`sendrecv`, :func:`alltoallv`.
     """
-    c = as_comm("permute", comm)
-    known = _pairs_of(pairs, c)
-    p = {
-        "comm": c,
-        "rows": (None, None),
-        "sends": _to_and_from(c, [dest for source, dest in known if source == c.rank]),
-        "receives": _to_and_from(c, [source for source, dest in known if dest == c.rank]),
-    }
-    return run("permute", (x,), token, p)
+    return run(_prepare(x, pairs, comm), token)
 
 
-def _to_and_from(comm: Comm, ranks: list[int]) -> tuple[_rows.Part, ...]:
+def _to_and_from(comm: Comm, ranks: list[int]) -> tuple[rows.Part, ...]:
     """All of an array for, or from, the only one of these ranks, if there is one."""
-    return _rows.only(ranks[0] if ranks else -1, (0, 1), comm.size)
+    return rows.only(ranks[0] if ranks else -1, (0, 1), comm.size)

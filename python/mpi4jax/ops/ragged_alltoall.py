@@ -11,14 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 from mpi4py import MPI
 
-from .._call import run
-from .._comm import Comm, as_comm, static_int
-from .._definition import define
-from .._lowering import Avals, Lowering, Operands
-from .._request import End, Joint, Request
-from .._spec import Params
-from .._tokens import NO_TOKEN, Instead, with_token
-from .alltoall import alltoall
+from .._call.call import run
+from .._call.definition import define
+from .._compile.lowering import Avals, Lowering, Operands
+from .._op.comm import Comm, as_comm, static_int
+from .._op.spec import Call, Params
+from .._requests.request import End, Joint, Request
+from .._tokens.tokens import NO_TOKEN
 
 
 def _adjoint(low: Lowering, xs: Operands, out: Avals) -> list[Any]:
@@ -36,15 +35,30 @@ def _without_rows(results: list[Any], x: Any) -> Any:
 def _start(start: Callable[..., Request], args: Sequence[Any], p: Params) -> Joint:
     """Exchange the counts, which waits for all ranks, and start what sends the rows."""
     x, counts = args
+    if not jax.tree.leaves(x):
+        request = start("alltoall", (counts,), {"comm": p["comm"]})
+        return Joint([request, x], End("ragged_alltoall", _without_rows))
     nothing = jnp.zeros((p["rows"][0], 0), np.int8)
-    _, received = run("ragged_alltoall", (nothing,), NO_TOKEN, dict(p), counts)
+    _, received = run(Call("ragged_alltoall", (nothing,), dict(p), (counts,)), NO_TOKEN)
     both = jnp.concatenate([counts, received])
     request = start("ragged_alltoall", (x, both), {**p, "env_out": False})
     return Joint([request, received], End("ragged_alltoall", _with_counts))
 
 
+def _prepare(x: Any, send_counts: Any, capacity: int, comm: MPI.Intracomm | None) -> Call:
+    c = as_comm("ragged_alltoall", comm)
+    counts = _counts_of(send_counts, c)
+    expected = "a number of rows, known when it is traced"
+    room = static_int("ragged_alltoall", "capacity", capacity, expected)
+    if room < 0:
+        raise ValueError(f"ragged_alltoall: argument 'capacity' must be {expected}, got {room}")
+    p = {"comm": c, "rows": (_rows_of(x), room)}
+    return Call("ragged_alltoall", (x,), p, (counts,))
+
+
 define(
     "ragged_alltoall",
+    prepare=_prepare,
     adjoint=_adjoint,
     start=_start,
     self_test=lambda t: (
@@ -80,8 +94,8 @@ def _counts_of(counts: Any, comm: Comm) -> Any:
 
 
 def _rows_of(x: Any) -> int:
-    """The length of the first axis of the first leaf."""
-    leaf = jax.tree.leaves(x)[0]
+    """The length of the first axis of the first leaf; of no leaves, 0."""
+    leaf = next(iter(jax.tree.leaves(x)), np.empty(0))
     is_array = hasattr(leaf, "shape") or isinstance(leaf, Number)
     shape = np.shape(leaf) if is_array else (0,)  # what is none is an error later
     if not shape:
@@ -145,17 +159,4 @@ def ragged_alltoall(
 
     See also: :func:`alltoallv`, whose counts are known when it is traced; :func:`alltoall`.
     """
-    c = as_comm("ragged_alltoall", comm)
-    counts = _counts_of(send_counts, c)
-    expected = "a number of rows, known when it is traced"
-    room = static_int("ragged_alltoall", "capacity", capacity, expected)
-    if room < 0:
-        raise ValueError(f"ragged_alltoall: argument 'capacity' must be {expected}, got {room}")
-    if not jax.tree.leaves(x):
-        if type(token) is Instead:
-            end = End("ragged_alltoall", _without_rows)
-            return Joint([alltoall(counts, comm=comm, token=token), x], end)
-        received, token = with_token(alltoall, token, counts, comm=comm)
-        return (x, received) if token is NO_TOKEN else ((x, received), token)
-    p = {"comm": c, "rows": (_rows_of(x), room)}
-    return run("ragged_alltoall", (x,), token, p, counts)
+    return run(_prepare(x, send_counts, capacity, comm), token)

@@ -6,12 +6,13 @@ from typing import Any
 
 from mpi4py import MPI
 
-from .._arguments import ANY_SOURCE, ANY_TAG, source_of, tag_of
-from .._call import run
-from .._comm import as_comm, as_status
-from .._definition import define
-from .._derivative import Back
-from .._lowering import Avals, Lowering, Operands
+from .._call.call import run
+from .._call.definition import define
+from .._compile.lowering import Avals, Lowering, Operands
+from .._diff.derivative import Back
+from .._op.arguments import ANY_SOURCE, ANY_TAG, source_of, tag_of
+from .._op.comm import as_comm, as_status
+from .._op.spec import Call
 from .send import message_round
 
 
@@ -27,7 +28,20 @@ def _transpose(back: Back, cs: list[Any], xs: list[Any]) -> list[Any]:
     return [back.of_template(cs[0], xs[0])]
 
 
-define("recv", lower=_lower, transpose=_transpose, self_test=message_round)
+def _prepare(
+    x: Any, source: int, tag: int, comm: MPI.Intracomm | None, status: MPI.Status | None = None
+) -> Call:
+    c = as_comm("recv", comm)
+    p = {
+        "comm": c,
+        "source": source_of("recv", "source", source, c),
+        "recvtag": tag_of("recv", "tag", tag, wildcard=True),
+        "status": as_status("recv", status),
+    }
+    return Call("recv", (x,), p)
+
+
+define("recv", prepare=_prepare, lower=_lower, transpose=_transpose, self_test=message_round)
 
 
 def recv(
@@ -72,11 +86,4 @@ def recv(
 
     See also: :func:`send`, :func:`sendrecv`.
     """
-    c = as_comm("recv", comm)
-    p = {
-        "comm": c,
-        "source": source_of("recv", "source", source, c),
-        "recvtag": tag_of("recv", "tag", tag, wildcard=True),
-        "status": as_status("recv", status),
-    }
-    return run("recv", (x,), token, p)
+    return run(_prepare(x, source, tag, comm, status), token)

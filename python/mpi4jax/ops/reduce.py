@@ -6,13 +6,13 @@ from typing import Any
 
 from mpi4py import MPI
 
-from .._arguments import rank_of
-from .._call import run
-from .._comm import Reduction, as_comm, as_reduction
-from .._definition import define
-from .._lowering import Avals, Lowering, Operands, to_root
-from .._reductions import Reduced
-from .._spec import is_root
+from .._call.call import run
+from .._call.definition import define
+from .._compile.lowering import Avals, Lowering, Operands, to_root
+from .._diff.reductions import Reduced
+from .._op.arguments import rank_of
+from .._op.comm import Reduction, as_comm, as_reduction
+from .._op.spec import Call, is_root
 
 
 def _adjoint(low: Lowering, xs: Operands, out: Avals) -> list[Any]:
@@ -30,8 +30,19 @@ def _derivative(r: Reduced) -> Any:
     return ty if is_root(r.p) else r.t  # elsewhere the result is the input
 
 
+def _prepare(x: Any, op: MPI.Op | Reduction, root: int, comm: MPI.Intracomm | None) -> Call:
+    c = as_comm("reduce", comm)
+    p = {
+        "comm": c,
+        "reduction": as_reduction("reduce", op, mean=True),
+        "root": rank_of("reduce", "root", root, c),
+    }
+    return Call("reduce", (x,), p)
+
+
 define(
     "reduce",
+    prepare=_prepare,
     lower=to_root,
     adjoint=_adjoint,
     derivative=_derivative,
@@ -82,10 +93,4 @@ def reduce(
 
     See also: :func:`allreduce`, :func:`scan`.
     """
-    c = as_comm("reduce", comm)
-    p = {
-        "comm": c,
-        "reduction": as_reduction("reduce", op, mean=True),
-        "root": rank_of("reduce", "root", root, c),
-    }
-    return run("reduce", (x,), token, p)
+    return run(_prepare(x, op, root, comm), token)

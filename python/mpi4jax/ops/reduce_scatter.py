@@ -6,19 +6,29 @@ from typing import Any
 
 from mpi4py import MPI
 
-from .._call import run
-from .._comm import Reduction, as_comm, as_reduction
-from .._definition import define
-from .._lowering import Avals, Lowering, Operands
-from .._reductions import Reduced
+from .._call.call import run
+from .._call.definition import define
+from .._compile.lowering import Avals, Lowering, Operands
+from .._diff.reductions import Reduced
+from .._op.comm import Reduction, as_comm, as_reduction
+from .._op.spec import Call
 
 
 def _adjoint(low: Lowering, xs: Operands, out: Avals) -> list[Any]:
     return low.call("allgather", *xs, out=out)
 
 
+def _prepare(x: Any, op: MPI.Op | Reduction, comm: MPI.Intracomm | None) -> Call:
+    p = {
+        "comm": as_comm("reduce_scatter", comm),
+        "reduction": as_reduction("reduce_scatter", op, mean=True),
+    }
+    return Call("reduce_scatter", (x,), p)
+
+
 define(
     "reduce_scatter",
+    prepare=_prepare,
     adjoint=_adjoint,
     derivative=Reduced.tangent_of_own_block,
     only_for_its_result=lambda p: True,
@@ -72,8 +82,4 @@ def reduce_scatter(
 
     See also: :func:`allreduce`, :func:`allgather`.
     """
-    p = {
-        "comm": as_comm("reduce_scatter", comm),
-        "reduction": as_reduction("reduce_scatter", op, mean=True),
-    }
-    return run("reduce_scatter", (x,), token, p)
+    return run(_prepare(x, op, comm), token)

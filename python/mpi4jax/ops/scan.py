@@ -6,11 +6,12 @@ from typing import Any
 
 from mpi4py import MPI
 
-from .._call import run
-from .._comm import as_comm, as_reduction
-from .._definition import define
-from .._lowering import Avals, Lowering, Operands
-from .._reductions import Reduced
+from .._call.call import run
+from .._call.definition import define
+from .._compile.lowering import Avals, Lowering, Operands
+from .._diff.reductions import Reduced
+from .._op.comm import as_comm, as_reduction
+from .._op.spec import Call
 
 
 def _lower(low: Lowering, xs: Operands, out: Avals) -> list[Any]:
@@ -21,8 +22,14 @@ def _derivative(r: Reduced) -> Any:
     return r.tangent_over_first(r.comm.rank + 1)
 
 
+def _prepare(x: Any, op: MPI.Op, comm: MPI.Intracomm | None) -> Call:
+    p = {"comm": as_comm("scan", comm), "reduction": as_reduction("scan", op)}
+    return Call("scan", (x,), p)
+
+
 define(
     "scan",
+    prepare=_prepare,
     lower=_lower,
     adjoint=_lower,
     derivative=_derivative,
@@ -65,5 +72,4 @@ def scan(
 
     See also: :func:`allreduce`.
     """
-    p = {"comm": as_comm("scan", comm), "reduction": as_reduction("scan", op)}
-    return run("scan", (x,), token, p)
+    return run(_prepare(x, op, comm), token)

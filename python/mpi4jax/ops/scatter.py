@@ -6,12 +6,12 @@ from typing import Any
 
 from mpi4py import MPI
 
-from .._arguments import rank_of
-from .._call import run
-from .._comm import as_comm
-from .._definition import define
-from .._lowering import Avals, Lowering, Operands
-from .._spec import is_root
+from .._call.call import run
+from .._call.definition import define
+from .._compile.lowering import Avals, Lowering, Operands
+from .._op.arguments import rank_of
+from .._op.comm import as_comm
+from .._op.spec import Call, is_root
 
 
 def from_root(low: Lowering, xs: Operands, out: Avals) -> list[Any]:
@@ -31,8 +31,14 @@ def adjoint_with(gather: str) -> Any:
     return adjoint
 
 
+def _prepare(x: Any, root: int, comm: MPI.Intracomm | None) -> Call:
+    c = as_comm("scatter", comm)
+    return Call("scatter", (x,), {"comm": c, "root": rank_of("scatter", "root", root, c)})
+
+
 define(
     "scatter",
+    prepare=_prepare,
     lower=from_root,
     adjoint=adjoint_with("gather"),
     self_test=lambda t: (
@@ -74,5 +80,4 @@ def scatter(x: Any, root: int = 0, *, comm: MPI.Intracomm | None = None, token: 
 
     See also: :func:`gather`, :func:`alltoall`.
     """
-    c = as_comm("scatter", comm)
-    return run("scatter", (x,), token, {"comm": c, "root": rank_of("scatter", "root", root, c)})
+    return run(_prepare(x, root, comm), token)

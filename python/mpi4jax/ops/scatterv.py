@@ -7,15 +7,33 @@ from typing import Any
 
 from mpi4py import MPI
 
-from .. import _rows
-from .._arguments import rank_of
-from .._call import run
-from .._comm import as_comm
-from .._definition import define
+from .._call.call import run
+from .._call.definition import define
+from .._op import rows as _rows
+from .._op.arguments import rank_of
+from .._op.comm import as_comm
+from .._op.spec import Call
 from .scatter import adjoint_with, from_root
+
+
+def _prepare(x: Any, counts: Sequence[int], root: int, comm: MPI.Intracomm | None) -> Call:
+    c = as_comm("scatterv", comm)
+    known = _rows.counts_of("scatterv", "counts", counts, c)
+    of = rank_of("scatterv", "root", root, c)
+    rows, sends, receives = _rows.with_root(known, of, c)
+    p = {
+        "comm": c,
+        "root": of,
+        "rows": (rows, known[c.rank]),
+        "sends": sends,
+        "receives": receives,
+    }
+    return Call("scatterv", (x,), p)
+
 
 define(
     "scatterv",
+    prepare=_prepare,
     lower=from_root,
     adjoint=adjoint_with("gatherv"),
     self_test=lambda t: (
@@ -70,15 +88,4 @@ def scatterv(
 
     See also: :func:`scatter`, :func:`gatherv`.
     """
-    c = as_comm("scatterv", comm)
-    known = _rows.counts_of("scatterv", "counts", counts, c)
-    of = rank_of("scatterv", "root", root, c)
-    rows, sends, receives = _rows.with_root(known, of, c)
-    p = {
-        "comm": c,
-        "root": of,
-        "rows": (rows, known[c.rank]),
-        "sends": sends,
-        "receives": receives,
-    }
-    return run("scatterv", (x,), token, p)
+    return run(_prepare(x, counts, root, comm), token)

@@ -6,11 +6,12 @@ from typing import Any
 
 from mpi4py import MPI
 
-from .._arguments import dest_of, tag_of
-from .._call import run
-from .._comm import as_comm
-from .._definition import define
-from .._derivative import Back
+from .._call.call import run
+from .._call.definition import define
+from .._diff.derivative import Back
+from .._op.arguments import dest_of, tag_of
+from .._op.comm import as_comm
+from .._op.spec import Call
 
 
 def _transpose(back: Back, cs: list[Any], xs: list[Any]) -> list[Any]:
@@ -33,7 +34,17 @@ def message_round(t: Any) -> Any:
     return call, t.all_x[t.left]
 
 
-define("send", transpose=_transpose, self_test=message_round)
+def _prepare(x: Any, dest: int, tag: int, comm: MPI.Intracomm | None) -> Call:
+    c = as_comm("send", comm)
+    p = {
+        "comm": c,
+        "dest": dest_of("send", "dest", dest, c),
+        "sendtag": tag_of("send", "tag", tag),
+    }
+    return Call("send", (x,), p)
+
+
+define("send", prepare=_prepare, transpose=_transpose, self_test=message_round)
 
 
 def send(
@@ -65,10 +76,4 @@ def send(
 
     See also: :func:`recv`, :func:`sendrecv`.
     """
-    c = as_comm("send", comm)
-    p = {
-        "comm": c,
-        "dest": dest_of("send", "dest", dest, c),
-        "sendtag": tag_of("send", "tag", tag),
-    }
-    return run("send", (x,), token, p)
+    return run(_prepare(x, dest, tag, comm), token)

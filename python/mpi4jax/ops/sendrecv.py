@@ -7,14 +7,14 @@ from typing import Any
 
 from mpi4py import MPI
 
-from .._arguments import ANY_TAG, dest_of, source_of, tag_of
-from .._call import run
-from .._comm import as_comm, as_status
-from .._definition import define
-from .._derivative import Back
-from .._lowering import Avals, Lowering, Operands
-from .._request import End, Joint, Request
-from .._spec import SPECS, Params
+from .._call.call import run
+from .._call.definition import define
+from .._compile.lowering import Avals, Lowering, Operands
+from .._diff.derivative import Back
+from .._op.arguments import ANY_TAG, dest_of, source_of, tag_of
+from .._op.comm import as_comm, as_status
+from .._op.spec import SPECS, Call, Params
+from .._requests.request import End, Joint, Request
 
 
 def _lower(low: Lowering, xs: Operands, out: Avals) -> list[Any]:
@@ -41,8 +41,31 @@ def _start(start: Callable[..., Request], args: Sequence[Any], p: Params) -> Joi
     return Joint([one("recv", recvbuf), one("send", sendbuf), ()], End("sendrecv", _received))
 
 
+def _prepare(
+    sendbuf: Any,
+    recvbuf: Any,
+    source: int,
+    dest: int,
+    sendtag: int,
+    recvtag: int,
+    comm: MPI.Intracomm | None,
+    status: MPI.Status | None = None,
+) -> Call:
+    c = as_comm("sendrecv", comm)
+    p = {
+        "comm": c,
+        "source": source_of("sendrecv", "source", source, c),
+        "dest": dest_of("sendrecv", "dest", dest, c),
+        "sendtag": tag_of("sendrecv", "sendtag", sendtag),
+        "recvtag": tag_of("sendrecv", "recvtag", recvtag, wildcard=True),
+        "status": as_status("sendrecv", status),
+    }
+    return Call("sendrecv", (sendbuf, recvbuf), p)
+
+
 define(
     "sendrecv",
+    prepare=_prepare,
     lower=_lower,
     transpose=_transpose,
     start=_start,
@@ -100,13 +123,4 @@ def sendrecv(
 
     See also: :func:`send`, :func:`recv`.
     """
-    c = as_comm("sendrecv", comm)
-    p = {
-        "comm": c,
-        "source": source_of("sendrecv", "source", source, c),
-        "dest": dest_of("sendrecv", "dest", dest, c),
-        "sendtag": tag_of("sendrecv", "sendtag", sendtag),
-        "recvtag": tag_of("sendrecv", "recvtag", recvtag, wildcard=True),
-        "status": as_status("sendrecv", status),
-    }
-    return run("sendrecv", (sendbuf, recvbuf), token, p)
+    return run(_prepare(sendbuf, recvbuf, source, dest, sendtag, recvtag, comm, status), token)

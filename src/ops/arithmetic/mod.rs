@@ -1,6 +1,6 @@
 //! Reductions of our own: for types that MPI has no word for, and for all types where there is no MPI.
 //!
-//! Floats of 16 and 8 bits are reduced in float32: it has more than twice their precision, so that a sum
+//! Floats of 16 bits are reduced in float32: it has more than twice their precision, so that a sum
 //! or a product rounded twice is the one rounded once. MAX and MIN of floats propagate NaN, as JAX's do.
 
 mod numbers;
@@ -12,7 +12,7 @@ use std::ffi::{c_int, c_void};
 use std::ops::{BitAnd, BitOr, BitXor};
 
 use self::numbers::{Bool, Complex};
-use self::small::{Brain, Exponent, FN, FNUZ, Float8, Half, IEEE};
+use self::small::{Brain, Half};
 use super::{Builtin, Dtype};
 
 /// `inout[i] = input[i] op inout[i]`, with the signature of an `MPI_User_function`: input, inout, number
@@ -37,20 +37,20 @@ pub fn combine(builtin: Builtin, dtype: Dtype) -> Option<Combine> {
         Dtype::Uint16 => integer::<u16>(builtin),
         Dtype::Uint32 => integer::<u32>(builtin),
         Dtype::Uint64 => integer::<u64>(builtin),
-        Dtype::Float8E3m4 => float::<Float8<3, 4, 3, IEEE>>(builtin),
-        Dtype::Float8E4m3 => float::<Float8<4, 3, 7, IEEE>>(builtin),
-        Dtype::Float8E4m3b11fnuz => float::<Float8<4, 3, 11, FNUZ>>(builtin),
-        Dtype::Float8E4m3fn => float::<Float8<4, 3, 7, FN>>(builtin),
-        Dtype::Float8E4m3fnuz => float::<Float8<4, 3, 8, FNUZ>>(builtin),
-        Dtype::Float8E5m2 => float::<Float8<5, 2, 15, IEEE>>(builtin),
-        Dtype::Float8E5m2fnuz => float::<Float8<5, 2, 16, FNUZ>>(builtin),
-        Dtype::Float8E8m0fnu => float::<Exponent>(builtin),
         Dtype::Float16 => float::<Half>(builtin),
         Dtype::Bfloat16 => float::<Brain>(builtin),
         Dtype::Float32 => float::<f32>(builtin),
         Dtype::Float64 => float::<f64>(builtin),
         Dtype::Complex64 => arithmetic::<Complex<f32>>(builtin),
         Dtype::Complex128 => arithmetic::<Complex<f64>>(builtin),
+        Dtype::Float8E3m4
+        | Dtype::Float8E4m3
+        | Dtype::Float8E4m3b11fnuz
+        | Dtype::Float8E4m3fn
+        | Dtype::Float8E4m3fnuz
+        | Dtype::Float8E5m2
+        | Dtype::Float8E5m2fnuz
+        | Dtype::Float8E8m0fnu => None,
     }
 }
 

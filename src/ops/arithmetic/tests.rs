@@ -1,4 +1,3 @@
-use super::small::{Exponent, FN, FNUZ, IEEE};
 use half::f16;
 
 use super::*;
@@ -107,97 +106,6 @@ fn odd_lengths_and_addresses() {
             assert!(inout[1..].chunks(2).all(|bytes| bytes == two.to_ne_bytes()), "{n} {dtype:?}");
         }
     }
-}
-
-/// The value of a code, computed with powers: independent of the table under test.
-fn decode8(exponent_bits: u32, mantissa_bits: u32, bias: i32, kind: u8, code: u8) -> f64 {
-    let sign = if code & 0x80 == 0 { 1.0 } else { -1.0 };
-    let exponent = i32::from(code & 0x7f) >> mantissa_bits;
-    let fraction = f64::from(code & ((1 << mantissa_bits) - 1)) / f64::from(1 << mantissa_bits);
-    if kind == IEEE && exponent == (1 << exponent_bits) - 1 {
-        return if fraction == 0.0 { sign * f64::INFINITY } else { f64::NAN };
-    }
-    if (kind == FN && code & 0x7f == 0x7f) || (kind == FNUZ && code == 0x80) {
-        return f64::NAN;
-    }
-    if exponent == 0 {
-        sign * fraction * 2f64.powi(1 - bias)
-    } else {
-        sign * (1.0 + fraction) * 2f64.powi(exponent - bias)
-    }
-}
-
-/// The nearest of all codes, ties to the even one; beyond the largest as the next one would round.
-fn encode8(codes: &[f64], step: f64, value: f64, overflow: f64) -> f64 {
-    if value.is_nan() {
-        return f64::NAN;
-    }
-    let finite = codes.iter().enumerate().filter(|(_, v)| v.is_finite());
-    let (code, max) = finite.fold((0, 0.0), |best, (code, &v)| if v > best.1 { (code, v) } else { best });
-    let beyond = value.abs() - (max + step / 2.0);
-    if beyond > 0.0 || (beyond == 0.0 && code % 2 == 1) {
-        return if overflow.is_nan() { overflow } else { overflow.copysign(value) };
-    }
-    let mut best = (f64::INFINITY, 1, 0.0);
-    for (code, &candidate) in codes.iter().enumerate().filter(|(_, v)| v.is_finite()) {
-        let rank = ((candidate - value).abs(), code & 1, candidate);
-        if (rank.0, rank.1) < (best.0, best.1) {
-            best = rank;
-        }
-    }
-    best.2
-}
-
-#[test]
-fn float8_is_the_nearest_of_all_codes() {
-    let formats = [
-        (Dtype::Float8E3m4, 3, 4, 3, IEEE),
-        (Dtype::Float8E4m3, 4, 3, 7, IEEE),
-        (Dtype::Float8E4m3b11fnuz, 4, 3, 11, FNUZ),
-        (Dtype::Float8E4m3fn, 4, 3, 7, FN),
-        (Dtype::Float8E4m3fnuz, 4, 3, 8, FNUZ),
-        (Dtype::Float8E5m2, 5, 2, 15, IEEE),
-        (Dtype::Float8E5m2fnuz, 5, 2, 16, FNUZ),
-    ];
-    for (dtype, exponent, mantissa, bias, kind) in formats {
-        let codes: Vec<f64> = (0..=255).map(|code| decode8(exponent, mantissa, bias, kind, code)).collect();
-        let mut finite: Vec<f64> = codes.iter().copied().filter(|v| v.is_finite()).collect();
-        finite.sort_by(f64::total_cmp);
-        let step = finite[finite.len() - 1] - finite[finite.len() - 2];
-        let overflow = if kind == IEEE { f64::INFINITY } else { f64::NAN };
-        let a: Vec<u8> = (0..=255).flat_map(|a| [a; 256]).collect();
-        let b: Vec<u8> = (0..=255).flat_map(|_| 0..=255).collect();
-        for builtin in FLOAT_OPS {
-            let got = apply(builtin, dtype, &a, &b);
-            for i in 0..a.len() {
-                let (x, y) = (codes[a[i] as usize], codes[b[i] as usize]);
-                let exact = match builtin {
-                    Builtin::Sum => x + y,
-                    Builtin::Prod => x * y,
-                    Builtin::Max if !x.is_nan() && !y.is_nan() => x.max(y),
-                    Builtin::Min if !x.is_nan() && !y.is_nan() => x.min(y),
-                    _ => f64::NAN,
-                };
-                let want = encode8(&codes, step, exact, overflow);
-                let got = codes[got[i] as usize];
-                assert!(
-                    got == want || (got.is_nan() && want.is_nan()),
-                    "{dtype:?} {builtin:?} {x} {y}: {got}, expected {want}"
-                );
-            }
-        }
-    }
-}
-
-#[test]
-fn exponents() {
-    let code = |value: f64| Exponent::store(value).0;
-    assert_eq!(code(1.0), 127);
-    assert_eq!([code(1.4999), code(1.5), code(3.0)], [127, 128, 129]);
-    assert_eq!([code(0.0), code(-1.0), code(f64::NAN), code(f64::INFINITY)], [0xff; 4]);
-    assert_eq!(code(2f64.powi(-127)), 0);
-    assert_eq!(code(2f64.powi(128)), 0xff);
-    assert_eq!(apply(Builtin::Sum, Dtype::Float8E8m0fnu, &[127u8, 0xff], &[127, 127]), [128, 0xff]);
 }
 
 #[test]

@@ -12,8 +12,8 @@ from jax._src import hardware_utils
 from mpi4py import MPI
 
 import mpi4jax
-from mpi4jax import _faces
 from mpi4jax import notoken as nt
+from mpi4jax._grid import faces
 
 # JAX looks for the files of NVIDIA's kernel module, which no library can make.
 hardware_utils.has_visible_nvidia_gpu = lambda: True
@@ -114,7 +114,7 @@ without_kernels = {
     "packed": lambda boxes, leaves, like: leaves[0],
     "filled": lambda boxes, leaves, cells, add: [cells, leaves[1]],
 }
-with mock.patch.multiple(_faces, **without_kernels):
+with mock.patch.multiple(faces, **without_kernels):
 
     def exchanges(x: jax.Array, y: jax.Array) -> jax.Array:
         """Enough of them for a CUDA graph."""

@@ -1,0 +1,251 @@
+"""Eager calls: outside of any function that is traced.
+
+An eager op is compiled once for all communicators of a size, peers, tags, statuses and callers:
+they are in an operand, an int32 vector that the call reads (`Operand::Call` in
+`src/ops/call.rs`). On GPUs, where the host cannot read it, it is compiled once for each.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from mpi4py import MPI
+
+from .. import _native
+from .._jax import compat
+from .._job.flush import started_here
+from .._op.comm import Status, registered
+from .._op.packing import bind_trees, pack_arguments, with_templates
+from .._op.primitive import PRIMITIVES, bind, split
+from .._op.spec import OFFSET, PEERS, SPECS, Call, Params, Spec
+from .._tokens.tokens import ZERO_TOKEN
+
+clean = compat.trace_state_clean
+
+# Handed to compiled code as they are; anything else may be a pytree.
+_ARRAYS = {compat.ArrayImpl, np.ndarray, float, int, complex, bool, np.float32, np.float64}
+
+_HERE = str(Path(__file__).resolve().parent.parent) + os.sep
+_NOT_THE_USERS = (_HERE, os.path.dirname(os.path.abspath(jax.__file__)) + os.sep)
+_is_the_users: dict[str, bool] = {}
+
+
+@functools.cache
+def _number_of_line(file: str, line: int) -> int:
+    """The number of a line for the native module."""
+    return _native.add_line(f"{os.path.basename(file)}:{line}")
+
+
+def _number_of_caller() -> int:
+    """That of the user's line which calls, or 0."""
+    frame: Any = sys._getframe(4)  # below are functions of this file alone
+    while frame is not None:
+        file = frame.f_code.co_filename
+        is_the_users = _is_the_users.get(file)
+        if is_the_users is None:
+            is_the_users = _is_the_users[file] = not file.startswith(_NOT_THE_USERS)
+        if is_the_users:
+            return _number_of_line(file, frame.f_lineno)
+        frame = frame.f_back
+    return 0
+
+
+@functools.cache
+def _reads_operands() -> bool:
+    """Whether all arrays are in the memory of the host."""
+    return compat.platforms() == {"cpu"} and not _native.is_gpu_on_cpu()
+
+
+_ANY_STATUS = Status(None)
+_NO_PEERS = [-1] * len(PEERS)
+
+
+@functools.lru_cache(1024)
+def _on_device(*numbers: int) -> jax.Array:
+    """These numbers, and an address in two halves, as an operand."""
+    *others, address = numbers
+    halves = np.array([address], np.uint64).view(np.int32)
+    with jax.transfer_guard("allow"):
+        return jax.device_put(np.array([*others, *halves], np.int32))
+
+
+def operand_of(p: Params) -> jax.Array:
+    """Take what may change from call to call out of the parameters; the operand that has it."""
+    comm, status = p["comm"], p.get("status")
+    peers = [p.get(name, -1) for name in PEERS] if "status" in p or "dest" in p else _NO_PEERS
+    p["comm"], p["operand"] = comm.any, "call"
+    if "recvtag" in p:
+        # The result is the template if there is no sender.
+        p["source"] = MPI.PROC_NULL if p["source"] == MPI.PROC_NULL else None
+        p["recvtag"] = None
+        p["status"] = status and _ANY_STATUS
+    if "sendtag" in p:
+        p["dest"] = p["sendtag"] = None
+    address = 0 if status is None else status.address
+    return _on_device(*peers, comm.number, _number_of_caller(), address)
+
+
+def _of_arrays(spec: Spec, with_token: bool, p: Params) -> Callable[..., Any]:
+    """The function of one op on arrays.
+
+    With ``with_token`` it returns a token as well, which is ready when the op has ended.
+    """
+
+    def call(*args: Any) -> Any:
+        return _returned(spec, with_token, *bind(spec, *args, **p))
+
+    call.__name__ = spec.name
+    return jax.jit(call)
+
+
+def _of_trees(spec: Spec, with_token: bool, p: Params) -> Callable[..., Any]:
+    """The same for pytrees and for whatever else JAX takes as an array."""
+    n = 1 if spec.arrays is None else spec.arrays
+
+    def call(*args: Any) -> Any:
+        return _returned(spec, with_token, bind_trees(spec, args[:n], p, [], args[n:])[0])
+
+    call.__name__ = spec.name
+    return jax.jit(call)
+
+
+def _returned(spec: Spec, with_token: bool, *y: Any) -> Any:
+    if not spec.returns:
+        return ZERO_TOKEN if with_token else None
+    return (y[0], ZERO_TOKEN) if with_token else y[0]
+
+
+def _of_primitive(spec: Spec, _: bool, p: Params) -> Callable[..., Any]:
+    def call(*args: Any) -> list[Any]:
+        return bind(spec, *args, **p)
+
+    call.__name__ = spec.name
+    return jax.jit(call)
+
+
+# ---- Programs that read such an operand
+
+PROGRAMS: dict[Any, Callable[..., Any]] = {}
+_NOTHING = np.full(8, -1, np.int32)
+
+
+def _type(x: Any) -> Any:
+    """The type of an argument, as a part of a key."""
+    if type(x) is compat.ArrayImpl:
+        return x.aval
+    if isinstance(x, (np.ndarray, np.generic)):
+        return x.shape, x.dtype
+    leaves, tree = jax.tree.flatten(x)
+    return type(x) if any(leaf is x for leaf in leaves) else (tree, *map(_type, leaves))
+
+
+def run_program(
+    make: Callable[..., Any],
+    spec: Spec,
+    with_token: bool,
+    p: Params,
+    args: Sequence[Any],
+    after: Sequence[Any] = (),
+) -> Any:
+    """Run the compiled function of an op: that of its parameters, and of the types of arguments.
+
+    Threads that call one compiled function with types that are new to it wait in JAX until the
+    first of these calls has *ended*. That call may wait for another rank, which waits for one of
+    the other threads, on another communicator. So the first call does nothing (`Operand::NOTHING`
+    in `src/call.rs`).
+
+    Args:
+        make: makes the function of ``spec``, ``with_token`` and ``p``.
+        args: its arguments before the operand that :func:`operand_of` makes.
+        after: those behind it.
+    """
+    operand = operand_of(p)
+    key = (make, spec, with_token, *p, *p.values(), *map(_type, args), *map(_type, after))
+    program = PROGRAMS.get(key) if compat.caches_are_kept() else None
+    if program is None:
+        program = _called_once(make(spec, with_token, with_defaults(spec, p)), args, after)
+        PROGRAMS[key] = program
+    return program(*args, operand, *after)
+
+
+def _called_once(program: Any, args: Sequence[Any], after: Sequence[Any]) -> Any:
+    if not compat.caches_are_kept():
+        PROGRAMS.clear()
+        compat.keep_caches()
+    with jax.transfer_guard("allow"):
+        nothing = jax.device_put(_NOTHING)
+    with jax.debug_nans(False), jax.debug_infs(False):  # nobody has written its result
+        program(*args, nothing, *after)
+    return program
+
+
+def with_defaults(spec: Spec, p: Params) -> Params:
+    return {**spec.defaults, **p, "eager": True}
+
+
+def run_without_operand(
+    make: Callable[..., Any], spec: Spec, with_token: bool, p: Params, args: Sequence[Any]
+) -> Any:
+    """Run the compiled function of an op for one communicator, where no operand can be read."""
+    key, cache = (make, spec, with_token, *p.items()), p["comm"].cache
+    if not compat.caches_are_kept():
+        for comm in registered():
+            comm.cache.clear()
+        compat.keep_caches()
+    program = cache.get(key)
+    if program is None:
+        program = cache[key] = make(spec, with_token, with_defaults(spec, p))
+    return program(*args)
+
+
+# ---- Calls
+
+
+def run(call: Call, with_token: bool) -> Any:
+    """Run an op."""
+    started_here()
+    spec, args, p = SPECS[call.op], call.arrays + call.counts, call.params
+    kind = _of_trees if spec.has_blocks or spec.has_counts else _of_arrays
+    for x in args:
+        if type(x) not in _ARRAYS:
+            kind = _of_trees
+    run_it = run_program if _reads_operands() else run_without_operand
+    try:
+        out = run_it(kind, spec, with_token, dict(p), args)
+    except TypeError:
+        # Says which argument is no array, if that is why.
+        pack_arguments(spec, call.arrays, p)
+        if not any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(args)):
+            raise
+        return run(call._replace(arrays=tuple(map(with_templates, call.arrays))), with_token)
+    return out if p.get("status") is None else jax.block_until_ready(out)
+
+
+def take_peers(p: Params, numbers: list[Any]) -> None:
+    """Put the peers of an operand like that, whose values are known, among the parameters."""
+    for known in numbers:
+        for name, number in zip(PEERS, np.asarray(known), strict=True):
+            if name in p and (number != 0 or p[name] is None):
+                p[name] = int(number) - OFFSET
+
+
+def run_params(spec: Spec, *args: Any, **p: Any) -> Any:
+    """Run a primitive outside of any function that is traced."""
+    if jax.config.jax_disable_jit:  # then the program below would come here again
+        return compat.eval_primitive(PRIMITIVES[spec.name])(*args, **p)
+    if not _reads_operands():
+        return run_without_operand(_of_primitive, spec, False, p, args)
+    status = p.get("status")
+    arrays, numbers, token = split(spec, p, args)
+    counts = numbers if spec.has_counts else []
+    if not counts:
+        take_peers(p, numbers)
+    out = run_program(_of_primitive, spec, False, p, [*arrays, *counts], token)
+    return out if status is None else jax.block_until_ready(out)

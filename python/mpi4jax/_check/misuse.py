@@ -1,0 +1,213 @@
+"""Warnings about programs that do what they say, which is hardly what was meant."""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from jax.extend.core import ClosedJaxpr, Literal, Primitive
+from jax.interpreters import batching, mlir
+
+from .._jax import compat
+from .._op.primitive import start_p, wait_p
+from .._op.spec import SPECS, op_of
+
+agreed_p = Primitive("mpi4jax_agreed")
+agreed_p.def_impl(lambda x: x)
+agreed_p.def_abstract_eval(lambda x: x)
+mlir.register_lowering(agreed_p, lambda ctx, x: [x])
+batching.defvectorized(agreed_p)
+
+
+def agreed(x: Any) -> Any:
+    """The condition of a loop, that comes from what all ranks have in common."""
+    return agreed_p.bind(x)
+
+
+def warn_of_discarded(jaxpr: ClosedJaxpr) -> None:
+    """Warn of ops at the top of a function whose results nothing uses.
+
+    Derivatives discard results of their own: those are left out.
+    """
+    eqns = jaxpr.jaxpr.eqns
+    used = {id(v) for eqn in eqns for v in eqn.invars} | {id(v) for v in jaxpr.jaxpr.outvars}
+    for eqn in eqns:
+        name = op_of(eqn)
+        if name is None or not SPECS[name].only_for_its_result(eqn.params):
+            continue
+        if id(eqn.outvars[0]) not in used and not _is_derived(eqn):
+            where = compat.eqn_line(eqn)
+            warnings.warn(
+                f"{where + ': ' if where else ''}the result of {name} is not used; "
+                "it is a new array, the argument is not changed",
+                stacklevel=2,
+            )
+
+
+def refuse_lost_requests(jaxpr: ClosedJaxpr) -> None:
+    """Refuse a function that starts an op at its top, and neither waits for it nor returns its
+    request: nothing can wait for it any more.
+
+    Raises:
+        ValueError: there is one; names its line.
+    """
+    eqns = jaxpr.jaxpr.eqns
+    used = {id(v) for eqn in eqns for v in eqn.invars} | {id(v) for v in jaxpr.jaxpr.outvars}
+    for eqn in eqns:
+        if eqn.primitive is start_p and id(eqn.outvars[0]) not in used and not _is_derived(eqn):
+            where = compat.eqn_line(eqn)
+            raise ValueError(
+                f"{where + ': ' if where else ''}the request of i{eqn.params['of']} is never "
+                "waited for: nothing uses it; call mpi4jax.wait(request)"
+            )
+
+
+def _is_derived(eqn: Any) -> bool:
+    """Whether an equation is of a derivative, which discards results of its own."""
+    stack = str(eqn.source_info.name_stack)
+    return "jvp" in stack or "transpose" in stack
+
+
+def _ops(jaxpr: Any) -> Iterator[tuple[str, Any]]:
+    """Names and equations of the ops of a function, and of the functions that it calls."""
+    for eqn in jaxpr.eqns:
+        name = op_of(eqn)
+        if name is not None:
+            yield name, eqn
+        for _, inner in compat.inner_jaxprs(eqn.params):
+            yield from _ops(inner)
+
+
+def _varying(closed: ClosedJaxpr, varying: Sequence[bool]) -> list[bool]:
+    """Which results may differ between the ranks as these arguments do."""
+    jaxpr = closed.jaxpr
+    found = {id(v) for v, varies in zip(jaxpr.invars, varying, strict=True) if varies}
+
+    def varies(v: Any) -> bool:
+        return not isinstance(v, Literal) and id(v) in found
+
+    for eqn in jaxpr.eqns:
+        ins, inner = [varies(v) for v in eqn.invars], eqn.params.get("jaxpr")
+        if eqn.primitive is compat.jit_p and inner is not None:
+            outs = _varying(inner, ins)
+        else:
+            name = eqn.params["of"] if eqn.primitive is wait_p else op_of(eqn)
+            uniform = (name is not None and SPECS[name].is_uniform) or eqn.primitive is agreed_p
+            outs = [any(ins) and not uniform] * len(eqn.outvars)
+        found.update(id(v) for v, out in zip(eqn.outvars, outs, strict=True) if out)
+    return [varies(v) for v in jaxpr.outvars]
+
+
+def warn_of_batched_loop(params: dict[str, Any], batched: Sequence[bool]) -> None:
+    """Warn of ops in a ``while_loop`` whose arguments are batched, if its condition is too.
+
+    Not if the condition comes from results that all ranks have in common, the residual of a
+    solver, say.
+    """
+    a, b = params["cond_nconsts"], params["body_nconsts"]
+    cond_consts, body_consts, carry = batched[:a], batched[a : a + b], batched[a + b :]
+    ever = [False] * len(carry)
+    for _ in range(len(carry) + 1):  # rounds, until nothing new can depend on anything
+        carry = _varying(params["body_jaxpr"], [*body_consts, *carry])
+        ever = [x or y for x, y in zip(ever, carry, strict=True)]
+    if not any(_varying(params["cond_jaxpr"], [*cond_consts, *ever])):
+        return
+    for loop in (params["body_jaxpr"], params["cond_jaxpr"]):
+        for name, eqn in _ops(loop):
+            where = compat.eqn_line(eqn)
+            warnings.warn(
+                f"{where + ': ' if where else ''}{name} is in a while_loop under vmap whose "
+                "condition differs between the elements of the batch: it runs until the last one "
+                "of this rank has ended, on other ranks more or less often; make the condition "
+                "depend on what all ranks have in common, the result of an allreduce, say",
+                stacklevel=2,
+            )
+            return
+
+
+def _in_loops(primitive: Any, params: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The ops in the ``while_loop``s inside an equation, of which JAX makes linear functions."""
+    inside = [jaxpr for _, jaxpr in compat.inner_jaxprs(params)]
+    if primitive is compat.linear_solve_p:
+        inside = inside[:2]  # of what is solved, not of the solvers
+    for jaxpr in inside:
+        for eqn in jaxpr.eqns:
+            if eqn.primitive is compat.while_p:
+                yield from _ops_inside(eqn.params)
+            else:
+                yield from _in_loops(eqn.primitive, eqn.params)
+
+
+def _ops_inside(params: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    for _, inner in compat.inner_jaxprs(params):
+        yield from _ops(inner)
+
+
+def check_linearized_loops(primitive: Any, params: dict[str, Any]) -> None:
+    """Warn of ops in a ``while_loop``, or refuse, where JAX makes a linear function of it.
+
+    It does not know how many residuals there will be, so it runs the whole loop again in the linear
+    function. Of a ``jax.checkpoint`` around it, it makes none.
+    """
+    if primitive is compat.jit_p:  # JAX comes to what is inside
+        return
+    is_loop = primitive is compat.while_p
+    name, eqn = next(_ops_inside(params) if is_loop else _in_loops(primitive, params), (None, None))
+    if name is None:
+        return
+    where = compat.eqn_line(eqn)
+    start = f"{where + ': ' if where else ''}{name} is in a while_loop"
+    if primitive is compat.remat_p:
+        raise NotImplementedError(
+            f"mpi4jax: {start} in a jax.checkpoint, of which JAX makes no linear function; use "
+            "jax.jvp, or take the checkpoint away; in reverse mode, make the loop a lax.scan"
+        )
+    warnings.warn(
+        f"{start} of which JAX makes a linear function (jax.linearize): each call of that runs the "
+        "loop as it is again, beside its derivative, so all ranks must have such a loop; use "
+        "jax.jvp, or a lax.scan",
+        stacklevel=2,
+    )
+
+
+# Tokens and handles that were given to an op, by id, while they live.
+_given: dict[int, weakref.ref[Any]] = {}
+
+
+def _was_given(value: Any) -> bool:
+    """Whether a value of the current trace was given to an op before; it is now.
+
+    Only of the value's own trace: the branches of a ``cond`` may each use it once, and functions
+    may be traced again.
+    """
+    if not compat.is_of_current_trace(value):
+        return False
+    key = id(value)
+    found = _given.get(key)
+    if found is not None and found() is value:
+        return True
+    _given[key] = weakref.ref(value, lambda _: _given.pop(key, None))
+    return False
+
+
+def refuse_second_wait(name: str, handle: Any) -> None:
+    """Refuse to wait for a request again, where that is seen when a function is traced.
+
+    Raises:
+        ValueError: it was waited for in the same trace.
+    """
+    if _was_given(handle):
+        raise ValueError(f"wait: this request of {name} has been waited for before")
+
+
+def warn_of_used_token(op: str, token: Any) -> None:
+    """Warn if another op has already taken this token."""
+    if not _was_given(token):
+        return
+    warnings.warn(
+        f"{op}: this token was already used by another op; pass on the token that the other op "
+        "returned (the order is that of the program in any case)",
+        stacklevel=4,
+    )

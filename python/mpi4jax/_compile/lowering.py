@@ -1,0 +1,274 @@
+"""What an op is compiled to: custom calls that follow one another, and local arithmetic."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import ShapedArray
+from jax.interpreters import mlir
+from mpi4py import MPI
+
+from .. import _native
+from .._jax import compat
+from .._op.primitive import HIDDEN, effect, envelope, result_avals, split
+from .._op.spec import OFFSET, PEERS, SPECS, Params, Spec, is_root
+
+# How many numbers an operand has.
+_LENGTHS = {None: 0, "given": 4, "recorded": 4, "call": 8}
+
+Operand = tuple[Any, Any]  # a value of the compiler's, and its aval
+Operands = list[Operand]
+Avals = list[Any]
+
+# XLA packs several values of a 4-bit type into a byte, where a rank's block may not begin: they
+# travel as values of a wider type, which holds each of them exactly.
+_CARRIERS = dict(_native.carriers())
+# The core has no arithmetic for floats of 8 bits: they are reduced as values of a wider type.
+_REDUCED_AS = dict(_native.reduced_as())
+
+
+def carrier(aval: Any, reduces: bool = False) -> Any:
+    """The aval under which an array is communicated, or communicated and reduced."""
+    name = str(aval.dtype)
+    wide = _CARRIERS.get(name) or (_REDUCED_AS.get(name) if reduces else None)
+    return ShapedArray(aval.shape, np.dtype(jnp.dtype(wide))) if wide else aval
+
+
+class Lowering:
+    """The lowering of one equation. An op's own part of it is a function of this, of the arrays and
+    of the avals of the arrays that result."""
+
+    def __init__(self, ctx: mlir.LoweringRuleContext, spec: Spec, p: Params, on_gpu: bool):
+        self.ctx, self.spec, self.p, self.on_gpu = ctx, spec, p, on_gpu
+        self.in_place = p.get("in_place", False)
+        self.numbers: Operands = []
+        if effect not in ctx.tokens_in.effects():
+            raise NotImplementedError(f"{spec.name}: called {HIDDEN}")
+        self.token = ctx.tokens_in.get(effect)
+
+    def call(
+        self,
+        op: str,
+        *operands: Operand,
+        out: Sequence[Any] = (),
+        in_place: bool | None = None,
+        **attrs: Any,
+    ) -> list[Any]:
+        """Emit the custom call of ``op`` on (value, aval) pairs; its results, without the token.
+
+        Args:
+            op: name of the op.
+            *operands: values with their avals.
+            out: avals of the results that are arrays.
+            in_place: whether each result is to be where its operand is; by default where
+                `in_place.py` says so.
+            **attrs: attributes that only this op has.
+        """
+        p = self.p
+        status = p.get("status")
+        if self.ctx.module_context.lowering_parameters.for_export:
+            _check_exportable(self.spec.name, p)
+        if status is not None and status.mpi is not None:
+            self.ctx.module_context.add_keepalive(status)
+        reduces = self.reduces(op, **attrs)
+        carried = [self.convert(operand, carrier(operand[1], reduces)) for operand in operands]
+        carried += self.numbers
+        wire = [carrier(aval, reduces) for aval in out]
+        learnt = envelope(self.spec, p)
+        outs = [*wire, *learnt]
+        values = [value for value, _ in carried]
+        target = self._gpu_target(op, carried) if self.on_gpu else f"mpi4jax_{op}"
+        attrs |= self.parts(op, operands, out)
+        if in_place is None:
+            in_place = self.in_place and op == self.spec.name
+        aliases = {i: i for i in range(len(out))} if in_place else None
+        lower = jax.ffi.ffi_lowering(target, has_side_effect=True, operand_output_aliases=aliases)
+        # Symbolic shapes are found when an exported program is called, though not beside a token.
+        fixed = all(isinstance(size, int) for aval in outs for size in aval.shape)
+        ctx = self.ctx.replace(
+            avals_in=[*(aval for _, aval in carried), compat.abstract_token],
+            avals_out=[*outs, compat.abstract_token] if fixed else outs,
+        )
+        results = lower(
+            ctx,
+            *values,
+            self.token,
+            **self.attributes(op, **attrs),
+        )
+        if fixed:
+            *results, self.token = results
+        else:
+            results = list(results)
+            ctx = self.ctx.replace(avals_in=outs, avals_out=[compat.abstract_token])
+            (self.token,) = jax.ffi.ffi_lowering("mpi4jax_after")(ctx, *results)
+        for i, (carried_aval, aval) in enumerate(zip(wire, out, strict=True)):
+            results[i], _ = self.convert((results[i], carried_aval), aval)
+        if learnt and not self.spec.has_counts:
+            results[-1] = self.local(lambda e: e + OFFSET, learnt[0], (results[-1], learnt[0]))
+        return results
+
+    def reduces(self, op: str | None, reverse: int = 0, packed: int = 0, **_: Any) -> bool:
+        """Whether the core computes with what it is given: not where MPI calls the user's code."""
+        if op == "halo_exchange":
+            return bool(reverse) and not packed
+        return op is not None and SPECS[op].has_reduction and not self.p["reduction"].user
+
+    def parts(self, op: str, operands: Sequence[Operand], out: Sequence[Any]) -> Params:
+        """What the call of ``op`` says of parts, or of rows, if it has any."""
+        spec = SPECS[op]
+        if not (spec.has_parts or spec.has_counts):
+            return {}
+        aval = (*(aval for _, aval in operands), *out)[0]
+        if spec.has_parts:
+            return {"parts": _parts(self.p, aval)}
+        return {"rows": np.array([*self.p["rows"], math.prod(aval.shape[1:])], np.int64)}
+
+    def attributes(self, op: str, **more: Any) -> Params:
+        """What the call of ``op`` says of itself."""
+        p, status = self.p, self.p.get("status")
+        # The adjoint of a reduce calls bcast, which has none.
+        reduction = p["reduction"].name if SPECS[op].has_reduction else ""
+        return {
+            "comm": p["comm"].key,
+            "env_in": np.int64(_LENGTHS[p.get("operand")]),
+            "env_out": np.int64(p.get("env_out", 0)),
+            "op": op,
+            "reduction": reduction,
+            "reverse": np.int64(more.pop("reverse", 0)),
+            "root": np.int64(p.get("root", -1)),
+            # An eager op is compiled for all its callers: an operand tells the line.
+            "site": "" if p.get("eager") else _site(self.ctx),
+            "status": np.int64(status.address if status is not None else 0),
+            **{name: np.int64(-1 if p.get(name) is None else p[name]) for name in PEERS},
+            **more,
+        }
+
+    def use_numbers(self, numbers: Operand) -> None:
+        """Let the operand say who a message goes to and comes from, or what the counts are."""
+        if not self.spec.has_counts and self.p["operand"] != "call":
+            known = [self.p.get(name) for name in PEERS]
+            unset = np.array([-OFFSET if value is None else value for value in known], np.int32)
+            peers = self.local(lambda n: jnp.where(n == 0, unset, n - OFFSET), numbers[1], numbers)
+            numbers = (peers, numbers[1])
+        self.numbers.append(numbers)
+
+    def received(self, y: Any, template: Operand) -> Any:
+        """What a receive returns: ``y``, or the template if there is no sender."""
+        value, aval = template
+        if self.p["source"] == MPI.PROC_NULL:  # MPI leaves the buffer as it is
+            return value
+        if self.p["source"] is not None or self.p["operand"] == "call":
+            return y
+
+        def choose(y: Any, template: Any, peers: Any) -> Any:
+            return jnp.where(peers[0] == MPI.PROC_NULL, template, y)
+
+        return self.local(choose, aval, (y, aval), template, *self.numbers)
+
+    def _gpu_target(self, op: str, operands: list[Operand]) -> str:
+        """The custom-call target: some transports leave some calls to a second one."""
+        peers = [self.p.get(name, -1) for name in PEERS]
+        source, recvtag, dest, sendtag = (-1 if peer is None else peer for peer in peers)
+        return _native.gpu_target(
+            op,
+            self.p["comm"].key,
+            str(operands[0][1].dtype) if operands else None,
+            self.p["reduction"].name if SPECS[op].has_reduction else "",
+            source,
+            recvtag,
+            dest,
+            sendtag,
+            self.p.get("status") is not None,
+            None in peers,
+        )
+
+    def convert(self, operand: Operand, to: Any) -> Operand:
+        if operand[1].dtype == to.dtype:
+            return operand
+        return self.local(lambda v: v.astype(to.dtype), to, operand), to
+
+    def local(self, f: Callable[..., Any], out: Any, *operands: Operand) -> Any:
+        """Emit ``f``, ordinary JAX code, on (value, aval) pairs."""
+        (y,) = self.locals(lambda *values: [f(*values)], [out], *operands)
+        return y
+
+    def locals(self, f: Callable[..., Any], out: Avals, *operands: Operand) -> list[Any]:
+        """The same of several results."""
+        ctx = self.ctx.replace(
+            avals_in=[aval for _, aval in operands], avals_out=out, tokens_in=mlir.TokenSet()
+        )
+        return list(mlir.lower_fun(f)(ctx, *(value for value, _ in operands)))
+
+    def zeros(self, aval: Any) -> Any:
+        return self.local(lambda: jnp.zeros(aval.shape, aval.dtype), aval)
+
+    def plus(self, y: Any, x: Operand) -> Any:
+        """``x`` and a value like it, added."""
+        return self.local(jnp.add, x[1], (y, x[1]), x)
+
+
+def _parts(p: Params, aval: Any) -> np.ndarray:
+    """Which elements go to each rank, and come from it: what `Parts::new` in `src/ops/parts.rs`
+    reads."""
+    sends, receives = (p["receives"], p["sends"]) if p["adjoint"] else (p["sends"], p["receives"])
+    row = math.prod(aval.shape[int(p["rows"][0] is not None) :])
+    return (
+        row * np.array([(*s, *r) for s, r in zip(sends, receives, strict=True)], np.int64).ravel()
+    )
+
+
+def _site(ctx: mlir.LoweringRuleContext) -> str:
+    """The name of the user's line, by which the native module knows it in this process.
+
+    Not the line itself: a program whose lines have moved is the same, for JAX's compilation cache.
+    """
+    function, line = compat.user_place(ctx)
+    return _native.name_line(function, line) if line else ""
+
+
+def _check_exportable(op: str, p: Params) -> None:
+    """Refuse to export what names nothing in another process, or something else."""
+    comm, reduction = p["comm"], p.get("reduction")
+    if "#" in comm.key:
+        raise ValueError(
+            f"{op}: communicator {comm.key} has no name of its own, by which an exported program "
+            "could find it again; give it one with comm.Set_name(...) before its first use"
+        )
+    if reduction is not None and reduction.user:
+        raise ValueError(f"{op}: a reduction made with MPI.Op.Create cannot be exported")
+    if p.get("status") is not None:
+        raise ValueError(f"{op}: cannot be exported with a status, which is in this process")
+
+
+def everywhere(low: Lowering, xs: Operands, out: Avals) -> list[Any]:
+    """Every rank sends and every rank receives."""
+    return low.call(low.spec.name, *xs, out=out)
+
+
+def to_root(low: Lowering, xs: Operands, out: Avals) -> list[Any]:
+    """The root has the result; elsewhere the operand is returned."""
+    if is_root(low.p):
+        return low.call(low.spec.name, *xs, out=out)
+    low.call(low.spec.name, *xs)
+    return [xs[0][0]]
+
+
+def lowering(
+    spec: Spec, on_gpu: bool, ctx: mlir.LoweringRuleContext, *args: Any, **p: Any
+) -> list[Any]:
+    """The lowering rule of a primitive."""
+    arrays, numbers, token = split(spec, p, list(zip(args, ctx.avals_in, strict=True)))
+    low = Lowering(ctx, spec, p, on_gpu)
+    for operand in numbers:
+        low.use_numbers(operand)
+    out = result_avals(spec, p, [aval for _, aval in arrays])
+    lower = spec.adjoint if p.get("adjoint") else spec.lower
+    results = (lower or everywhere)(low, arrays, out)
+    # Other ordered effects have tokens of their own.
+    ctx.set_tokens_out(ctx.tokens_in.update_tokens(mlir.TokenSet({effect: low.token})))
+    return [*results, *(value for value, _ in token)]

@@ -1,0 +1,88 @@
+"""The scope: hides the effect of ops from JAX's dispatch, so that any jit is fast.
+
+JAX dispatches a compiled function from C++ only if it has no effects. So around each module that
+JAX lowers to run, whoever's jit it comes from, stands one *scope*: a primitive that has the whole
+jaxpr inside and no MPI effect outside. Its lowering starts a chain of XLA tokens and lets JAX
+thread it through everything inside. A scope is made after all transformations, at the top of a
+module, where there is nothing on the same level that it could be reordered with.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax.extend.core import ClosedJaxpr, Primitive
+from jax.interpreters import mlir
+
+from .._check.misuse import refuse_lost_requests, warn_of_discarded
+from .._jax import compat
+from .._jax.token_calls import widen
+from .._job.flush import started_here
+from .._op.primitive import HIDDEN, effect
+from . import in_place
+
+scope_p = Primitive("mpi4jax")
+scope_p.multiple_results = True
+
+
+@scope_p.def_effectful_abstract_eval
+def _abstract_eval(*args: Any, jaxpr: ClosedJaxpr) -> tuple[Any, set[Any]]:
+    return jaxpr.out_avals, {e for e in jaxpr.effects if e != effect}
+
+
+def _lowering(ctx: mlir.LoweringRuleContext, *args: Any, jaxpr: ClosedJaxpr) -> Any:
+    outer = ctx.tokens_in
+    tokens = {effect: compat.fresh_xla_token()}
+    tokens.update({e: outer.get(e) for e in outer.effects()})
+    inner = ctx.replace(tokens_in=mlir.TokenSet(tokens), tokens_out=None)
+    out = mlir.core_call_lowering(inner, *args, name="mpi4jax", call_jaxpr=jaxpr)
+    if outer.effects():
+        ctx.set_tokens_out(mlir.TokenSet({e: inner.tokens_out.get(e) for e in outer.effects()}))
+    return out
+
+
+mlir.register_lowering(scope_p, _lowering, cacheable=False)
+compat.dead_where_inside(scope_p, "jaxpr")
+
+
+def _scoped(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
+    """A jaxpr of one scope, with ``jaxpr`` in it."""
+    inside, consts = compat.close_constants(jaxpr)
+    count = len(consts)
+
+    def run(*args: Any) -> Any:
+        return scope_p.bind(*consts, *args, jaxpr=inside)
+
+    return compat.with_debug_info(jax.make_jaxpr(run)(*inside.in_avals[count:]), jaxpr)
+
+
+SEVERAL_DEVICES = (
+    "mpi4jax: a function that communicates must run on one device, got several; "
+    "start one rank per device, and put the arrays of a rank on its device"
+)
+
+
+def _hide(jaxpr: ClosedJaxpr, donated: Sequence[bool], for_export: bool) -> ClosedJaxpr:
+    """What JAX is to lower in the place of ``jaxpr``."""
+    if effect not in jaxpr.effects:
+        return jaxpr
+    started_here()
+    warn_of_discarded(jaxpr)
+    refuse_lost_requests(jaxpr)
+    # An exported function shows its effect where it is called. Refs are replaced by JAX below
+    # here, outside of scopes only. Programs of several devices are ordered by runtime tokens alone.
+    if for_export or compat.has_refs(jaxpr) or jax.local_device_count() > 1:
+        return jaxpr
+    return _scoped(in_place.mark(jaxpr, donated))
+
+
+if not compat.replace_lowered(effect, _hide, widen, SEVERAL_DEVICES, f"mpi4jax: called {HIDDEN}"):
+    logging.getLogger("mpi4jax").warning(
+        "this version of JAX (%s) is newer than this mpi4jax: compiled functions that communicate "
+        "are right, and take 100 us more a call",
+        jax.__version__,
+    )
+compat.refuse_to_repeat(effect)

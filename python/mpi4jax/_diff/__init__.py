@@ -1,0 +1,1 @@
+"""Derivatives of ops, and of programs that contain them."""

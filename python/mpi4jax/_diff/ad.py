@@ -1,0 +1,391 @@
+"""Derivatives that are the same on every rank.
+
+Whether JAX differentiates an equation depends on whether its operands are perturbed on this
+rank; whether its transpose waits for a message depends on the other ranks. So while a function
+is differentiated, one token, a float32 scalar that is always perturbed, is threaded through every
+op in program order: through those of the function itself, and through the jaxprs of the jitted
+functions, loops, branches and rematerialised functions that it calls. Then every op has a
+perturbed operand on every rank, no op of a loop is loop-invariant, and no op is without outputs.
+
+Under `vmap` all messages of all ranks carry the batch. But ops that were given their token here
+have the parameter `threaded`: their operands, of which the token is one, tell whether they do.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.extend.core import ClosedJaxpr, Primitive
+from jax.interpreters import ad, batching, mlir
+
+from .._check.misuse import check_linearized_loops, warn_of_batched_loop
+from .._jax import compat, traces
+from .._op.primitive import (
+    PRIMITIVES,
+    TOKEN,
+    effect,
+    split,
+    split_start,
+    split_wait,
+    start_p,
+    wait_p,
+)
+from .._op.spec import SPECS, op_of
+from .tracing import (
+    has_derivative,
+    hidden,
+    hidden_in,
+    note_communication,
+    once,
+    perturbed,
+    remember_token,
+    rewrite_equations,
+    seed_p,
+    tie,
+    token_of,
+)
+
+# ---- The first equation of a function that a token was threaded through: the identity
+
+entry_p = Primitive("mpi4jax_entry")
+entry_p.def_abstract_eval(lambda token: token)
+entry_p.def_impl(lambda token: token)
+mlir.register_lowering(entry_p, lambda ctx, token: [token])
+batching.primitive_batchers[entry_p] = lambda args, dims: (entry_p.bind(*args), *dims)
+ad.deflinear2(entry_p, lambda c, token: [c])
+
+
+# ---- Threading a token through an equation: (params, token, args) -> (token, results)
+
+Threaded = tuple[Any, list[Any]]
+
+
+def _open(jaxpr: Any) -> tuple[Any, Sequence[Any]]:
+    return (jaxpr.jaxpr, jaxpr.consts) if isinstance(jaxpr, ClosedJaxpr) else (jaxpr, ())
+
+
+def _thread(jaxpr: Any) -> Callable[..., Threaded]:
+    """The function of a jaxpr, with a token as first argument and first result."""
+    jaxpr, consts = _open(jaxpr)
+
+    def run(token: Any, *args: Any) -> Threaded:
+        def step(eqn: Any, ins: list[Any]) -> Sequence[Any]:
+            nonlocal token
+            communicates = effect in eqn.effects or hidden_in(eqn)
+            if communicates and eqn.primitive in RULES:
+                token, outs = RULES[eqn.primitive](eqn.params, token, ins)
+                return outs
+            if communicates and eqn.primitive in _CUSTOM_DERIVATIVES:
+                n = eqn.params["num_consts"]  # closed over, so not differentiated
+                only_first = eqn.primitive is compat.custom_vjp_call_p
+                ins = [*ins[:n], *tie(token, ins[n:], only_first)]
+            elif communicates and eqn.primitive is not compat.custom_lin_p:
+                raise _no_rule(eqn.primitive, eqn.params)
+            return compat.bind_eqn(eqn, ins)
+
+        token = entry_p.bind(token)
+        out = compat.evaluate(jaxpr, consts, args, step)
+        return token, out
+
+    return run
+
+
+def _rule_op(primitive: Primitive, split: Callable[..., Any]) -> Callable[..., Threaded]:
+    def rule(params: dict[str, Any], token: Any, args: Sequence[Any]) -> Threaded:
+        arrays, env, own = split(params, args)
+        *out, token = primitive.bind(*arrays, *env, token, **{**params, "threaded": True})
+        return token, [*out, *(token for _ in own)]
+
+    return rule
+
+
+# Threaded functions by those that they were made of, of which they keep nothing alive.
+_threaded: weakref.WeakKeyDictionary[Any, ClosedJaxpr] = weakref.WeakKeyDictionary()
+
+
+def _threaded_jaxpr(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
+    """The jaxpr of a function with a token as first argument and first result."""
+    found = _threaded.get(jaxpr)
+    if found is None:
+
+        def run(token: Any, *args: Any) -> list[Any]:
+            token, out = _thread(jaxpr)(token, *args)
+            return [token, *out]
+
+        avals = [TOKEN, *jaxpr.in_avals]
+        found = _threaded[jaxpr] = traces.trace_function(traces.function_of_jax(run, avals), avals)
+    return found
+
+
+def _rule_jit(params: dict[str, Any], token: Any, args: Sequence[Any]) -> Threaded:
+    threaded = _threaded_jaxpr(params["jaxpr"])
+    token, *out = compat.bind_jit_with_token(threaded, params, token, args)
+    return token, out
+
+
+def _rule_inline(key: str) -> Callable[..., Threaded]:
+    return lambda params, token, args: _thread(params[key])(token, *args)
+
+
+def _rule_scan(params: dict[str, Any], token: Any, args: Sequence[Any]) -> Threaded:
+    n, m = compat.scan_counts(params)
+    consts, init, xs = args[:n], args[n : n + m], args[n + m :]
+    run = _thread(params["jaxpr"])
+
+    def body(carry: Any, x: Any) -> Any:
+        token, out = run(carry[0], *consts, *carry[1], *x)
+        return (token, out[:m]), out[m:]
+
+    (token, carry), ys = lax.scan(
+        body,
+        (token, list(init)),
+        list(xs),
+        length=params["length"],
+        reverse=params["reverse"],
+        unroll=params["unroll"],
+    )
+    return token, [*carry, *ys]
+
+
+def _rule_while(params: dict[str, Any], token: Any, args: Sequence[Any]) -> Threaded:
+    a, b = params["cond_nconsts"], params["body_nconsts"]
+    cond_consts, body_consts, init = args[:a], args[a : a + b], args[a + b :]
+    cond, body = _thread(params["cond_jaxpr"]), _thread(params["body_jaxpr"])
+    batch = _open(params["cond_jaxpr"])[0].outvars[0].aval.shape
+
+    def again(token: Any, values: Sequence[Any]) -> Any:
+        token, (predicate,) = cond(token, *cond_consts, *values)
+        return token, predicate
+
+    def keep(predicate: Any, new: Any, old: Any) -> Any:
+        """A vmapped loop goes on until all its predicates are false; those that are, hold."""
+        return jnp.where(predicate.reshape(batch + (1,) * (new.ndim - len(batch))), new, old)
+
+    def step(state: Any) -> Any:
+        token, predicate, values = state
+        token, new = body(token, *body_consts, *values)
+        if batch:
+            new = [keep(predicate, n, v) for n, v in zip(new, values, strict=True)]
+        return *again(token, new), new
+
+    state = (*again(token, init), list(init))
+    token, _, values = lax.while_loop(lambda state: state[1].any(), step, state)
+    return token, values
+
+
+def _rule_cond(params: dict[str, Any], token: Any, args: Sequence[Any]) -> Threaded:
+    index, *operands = args
+    if "branches_platforms" in params:  # a lax.platform_dependent
+        branches = tuple(map(_threaded_jaxpr, params["branches"]))
+        token, *out = compat.cond_p.bind(
+            index, token, *operands, **{**params, "branches": branches}
+        )
+        return token, out
+    functions = [_thread(branch) for branch in params["branches"]]
+    return lax.switch(index, functions, token, *operands)  # type: ignore[no-any-return]
+
+
+def _rule_remat(params: dict[str, Any], token: Any, args: Sequence[Any]) -> Threaded:
+    threaded = jax.make_jaxpr(_thread(params["jaxpr"]))(token, *args)
+    jaxpr, consts = compat.close_constants(threaded)
+    prevent_cse = params["prevent_cse"]
+    if isinstance(prevent_cse, tuple):  # one for each operand
+        prevent_cse = (*(False for _ in consts), True, *prevent_cse)
+    token, *out = compat.remat_p.bind(
+        *consts, token, *args, **{**params, "jaxpr": jaxpr.jaxpr, "prevent_cse": prevent_cse}
+    )
+    return token, out
+
+
+def _rule_linear_solve(params: dict[str, Any], token: Any, args: Sequence[Any]) -> Threaded:
+    # The solve is differentiated as a whole, by solving again. The matrix is tied as well: on a
+    # rank where it were not perturbed, a matvec that communicates would be left out.
+    return token, compat.linear_solve_p.bind(*tie(token, args), **params)
+
+
+def _rule_linear_call(params: dict[str, Any], token: Any, args: Sequence[Any]) -> Threaded:
+    n = params["num_callee_consts"] + params["num_res"]  # may not be tracked
+    args = [*args[:n], *tie(token, args[n:])]
+    return token, compat.linear_call_p.bind(*args, **params)
+
+
+def _rule_tied(primitive: Primitive) -> Callable[..., Threaded]:
+    """JAX differentiates what is inside by itself, if one operand is perturbed."""
+
+    def rule(params: dict[str, Any], token: Any, args: Sequence[Any]) -> Threaded:
+        if not any(map(has_derivative, args)):
+            raise _no_rule(primitive, params)
+        return token, compat.bind_with(primitive, params, tie(token, args))
+
+    return rule
+
+
+# What communicates by itself, and how its operands are told apart.
+_OPS: dict[Primitive, Callable[..., Any]] = {
+    **{primitive: functools.partial(split, SPECS[name]) for name, primitive in PRIMITIVES.items()},
+    start_p: split_start,
+    wait_p: split_wait,
+}
+
+RULES: dict[Primitive, Callable[..., Threaded]] = {
+    **{primitive: _rule_op(primitive, split) for primitive, split in _OPS.items()},
+    compat.jit_p: _rule_jit,
+    compat.closed_call_p: _rule_inline("call_jaxpr"),
+    compat.scan_p: _rule_scan,
+    compat.while_p: _rule_while,
+    compat.cond_p: _rule_cond,
+    compat.remat_p: _rule_remat,
+    compat.linear_solve_p: _rule_linear_solve,
+    compat.linear_call_p: _rule_linear_call,
+    compat.custom_vmap_p: _rule_tied(compat.custom_vmap_p),
+    compat.shard_map_p: _rule_tied(compat.shard_map_p),
+}
+
+_CUSTOM_DERIVATIVES = {compat.custom_jvp_call_p, compat.custom_vjp_call_p}
+
+
+def _no_rule(primitive: Primitive, params: dict[str, Any]) -> NotImplementedError:
+    """The error of an equation in which ops could be differentiated on some ranks only."""
+    name = type(params["_prim"]).__name__ if "_prim" in params else primitive.name
+    flags = {
+        "RematTraced": "jax_remat3",
+        "CustomVJPTraced": "jax_custom_vjp3",
+        "CustomJVPTraced": "jax_custom_jvp3",
+    }
+    advice = f"; set {flags[name]} to False" if name in flags else ""
+    return NotImplementedError(
+        f"mpi4jax: operations inside {name!r} cannot be differentiated: a rank on which nothing "
+        f"in it is perturbed would leave them out, and others would wait for it{advice}"
+    )
+
+
+def _own_token(primitive: Primitive, params: dict[str, Any], args: Sequence[Any]) -> Any:
+    """The token that an equation already has, or None."""
+    if primitive in _OPS:
+        return next(iter(_OPS[primitive](params, args)[2]), None)
+    for _, jaxpr in compat.inner_jaxprs(params):
+        first = _open(jaxpr)[0].eqns[:1]
+        if first and first[0].primitive is entry_p:
+            # The arguments of the equation end with those of the jaxpr.
+            operands = _open(jaxpr)[0].invars
+            position = next((i for i, v in enumerate(operands) if v is first[0].invars[0]), None)
+            if position is not None:
+                return args[len(args) - len(operands) + position]
+    return None
+
+
+def _rewrite(trace: Any, primitive: Primitive, args: Sequence[Any], params: dict[str, Any]) -> Any:
+    # Below a `vmap` that is done, a batch of tokens is an array like any other.
+    if primitive is entry_p and np.shape(args[0]) == () and perturbed(trace, args[0]):
+        remember_token(trace, args[0])
+    inside = [jaxpr for _, jaxpr in compat.inner_jaxprs(params)]
+    inside += [params["_prim"]] if "_prim" in params else []  # a high-level one, of JAX 0.12
+    if primitive not in _OPS and not any(effect in x.effects for x in inside):
+        # Where something is perturbed, JAX comes to what is inside.
+        nothing = inside and not any(perturbed(trace, x) for x in args)
+        if not nothing or not hidden(primitive, params):
+            return None
+    note_communication()
+    if traces.linearizes(trace):
+        check_linearized_loops(primitive, params)
+    rule = RULES.get(primitive)
+    if rule is None:
+        raise _no_rule(primitive, params)
+    if compat.newer_than_tested:
+        check_jax()
+    own = _own_token(primitive, params, args)
+    if own is not None and perturbed(trace, own):
+        return None
+    token = token_of(trace)
+    if token is None:
+        return None
+    # A rule of an op binds it with the token, and stops above; the others bind what they are for.
+    with once(trace, None if primitive in _OPS else primitive):
+        token, out = rule(params, token, list(args))
+    remember_token(trace, token)
+    return out
+
+
+rewrite_equations(_rewrite)
+
+
+_checked: list[bool] = []
+
+
+class _Alone:
+    """As much of a communicator as tracing needs."""
+
+    size, rank = 1, 0
+
+
+def check_jax() -> None:
+    """Trace the gradient of a constant `send`, once, to see whether this JAX keeps what it must.
+
+    Raises:
+        NotImplementedError: it has lost the `send`, or the `recv` of its backward pass.
+    """
+    if _checked:
+        return
+    _checked.append(True)  # what follows comes back here
+    params = dict.fromkeys(SPECS["send"].params, 0) | {"comm": _Alone}
+
+    def send(x: Any) -> Any:
+        PRIMITIVES["send"].bind(np.zeros(3, np.float32), **params)
+        return x * x
+
+    try:
+        eqns = jax.make_jaxpr(jax.grad(jax.jit(send)))(np.float32(1)).eqns
+        found = [op_of(e) for eqn in eqns for e in _all_eqns(eqn)]
+        kept = [name for name in found if name] == ["send", "recv"]
+    except BaseException:
+        _checked.clear()
+        raise
+    if not kept:
+        _checked.clear()
+        raise NotImplementedError(
+            f"mpi4jax: JAX {jax.__version__}, which this version of mpi4jax was not tested with, "
+            "loses operations in derivatives; use a newer mpi4jax or an older JAX"
+        )
+
+
+def _all_eqns(eqn: Any) -> list[Any]:
+    """An equation, and those of the functions in it."""
+    inside = [jaxpr for _, jaxpr in compat.inner_jaxprs(eqn.params)]
+    return [eqn, *(e for jaxpr in inside for x in _open(jaxpr)[0].eqns for e in _all_eqns(x))]
+
+
+# ---- vmap: ops are batched by themselves (`_op/primitive.py`)
+
+
+def _batch_while(original: Callable[..., Any]) -> Callable[..., Any]:
+    """JAX's rule, but for loops whose condition communicates.
+
+    There JAX would go on with the elements of the batch whose own condition is false.
+    """
+
+    def rule(axis_data: Any, args: Sequence[Any], dims: Sequence[Any], **params: Any) -> Any:
+        cond, body = params["cond_jaxpr"], params["body_jaxpr"]
+        if effect in cond.effects or effect in body.effects:
+            warn_of_batched_loop(params, [d is not None for d in dims])
+        if effect not in cond.effects:
+            return original(axis_data, args, dims, **params)
+        loop = jax.jit(lambda *args: _rule_while(params, seed_p.bind(), args)[1])
+        avals = [*params["cond_jaxpr"].in_avals[: params["cond_nconsts"]], *body.in_avals]
+        with jax.disable_jit(False):
+            (eqn,) = jax.make_jaxpr(loop)(*avals).eqns
+        batch = batching.fancy_primitive_batchers[eqn.primitive]
+        return batch(axis_data, args, dims, **eqn.params)
+
+    return rule
+
+
+batching.fancy_primitive_batchers[compat.while_p] = _batch_while(
+    batching.fancy_primitive_batchers[compat.while_p]
+)

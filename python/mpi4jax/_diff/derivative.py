@@ -1,0 +1,188 @@
+"""How ops are differentiated.
+
+One convention holds for all: a result that is the same on all ranks (of allreduce, allgather and
+bcast) is one global value, whose cotangent is the same on all ranks too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.interpreters import ad
+from mpi4py import MPI
+
+from .._jax import compat
+from .._op.arguments import DERIVATIVE
+from .._op.primitive import bind, split
+from .._op.spec import OFFSET, SPECS, Params, Spec, wildcard
+from .reductions import derivative_of_reduction
+
+
+def inexact(x: Any) -> bool:
+    return bool(jnp.issubdtype(x.dtype, np.inexact))
+
+
+def jvp(spec: Spec, primals: Any, tangents: Any, **p: Any) -> tuple[list[Any], list[Any]]:
+    """The forward derivative: an op on the values, and after it one on the tangents."""
+    arrays, numbers, token = split(spec, p, primals)
+    array_tangents, _, token_tangent = split(spec, p, tangents)
+    token_tangent = [ad.instantiate_zeros(t) for t in token_tangent]
+    reduction = p.get("reduction")
+    if reduction is not None and reduction.name != "SUM" and inexact(arrays[0]):
+        t = ad.instantiate_zeros(array_tangents[0])
+        return derivative_of_reduction(spec, arrays[0], t, token, token_tangent, p)
+
+    q = {**p, "status": None} if "status" in p else dict(p)
+    results: list[Any]
+    if wildcard(p) and p.get("operand") != "recorded":
+        # The tangent's message must come from where the primal's came from, and its transpose
+        # must go back there: the primal op tells.
+        y, envelope, *token_out = bind(spec, *arrays, *numbers, *token, **{**p, "env_out": True})
+        results = [y, *([envelope] if p["env_out"] else []), *token_out]
+        dest = [n[2:] for n in numbers] or [np.zeros(2, np.int32)]
+        numbers = [jnp.concatenate([envelope, *dest])]
+    else:
+        results = bind(spec, *arrays, *numbers, *token, **p)
+    if spec.has_counts:
+        numbers = [_both_counts(p, numbers[0], results[1])]
+    elif numbers:
+        numbers, q["operand"] = [_peers_of_derivative(*numbers)], "recorded"
+    for tag in {"sendtag", "recvtag"} & q.keys():
+        q[tag] = tag_of_derivative(q[tag])
+    if "env_out" in q:
+        q["env_out"] = False
+
+    differentiable = [inexact(x) for x in arrays]
+    ts = [
+        ad.instantiate_zeros(t) if d else None
+        for t, d in zip(array_tangents, differentiable, strict=True)
+    ]
+    if all(differentiable):
+        out = bind(spec, *ts, *numbers, *token_tangent, **q)
+    elif any(differentiable):
+        # Of a sendrecv only one side has a derivative (the other: integers).
+        name, t = ("send", ts[0]) if ts[0] is not None else ("recv", ts[1])
+        out = bind(SPECS[name], t, *numbers, *token_tangent, **pick(name, q))
+    else:
+        out = token_tangent
+    remaining = iter(out)
+    return results, [next(remaining) if inexact(r) else compat.zero_tangent(r) for r in results]
+
+
+def _both_counts(p: Params, counts: Any, received: Any) -> Any:
+    """How many rows go to each rank, and how many come from each: so an op has no need to ask."""
+    return jnp.concatenate([counts, received]) if p["env_out"] else counts
+
+
+def pick(name: str, params: Params) -> Params:
+    """The parameters of ``name`` among others'."""
+    names = SPECS[name].params | {"operand", "threaded"}
+    return {k: v for k, v in params.items() if k in names}
+
+
+def transpose(spec: Spec, cotangents: Sequence[Any], *args: Any, **p: Any) -> list[Any]:
+    """The backward derivative: an op on the cotangents."""
+    arrays, numbers, token = split(spec, p, args)
+    cotangents = [ad.instantiate_zeros(c) for c in cotangents]
+    p.pop("threaded", None)  # the token of the transpose does not come from _diff/ad.py
+    # A known token orders nothing here; a linear one has the cotangent that comes with it.
+    linear_token = bool(token) and ad.is_undefined_primal(token[0])
+    token_ct = [cotangents[-1]] if token else []
+    cs = cotangents[: len(arrays) if spec.arrays is None else int(spec.returns)]
+
+    if spec.transpose is not None:
+        back = Back(spec, p, numbers, token_ct)
+        array_cts, token_ct = spec.transpose(back, cs, arrays), back.token
+    else:
+        q = p if spec.adjoint is None else dict(p, adjoint=not p["adjoint"])
+        if spec.has_counts:
+            q["env_out"] = False
+        out = bind(spec, *cs, *numbers, *token_ct, **q)
+        array_cts, token_ct = out[: len(arrays)], out[len(arrays) :]
+
+    out = [
+        compat.vary_as(ct, x.aval) if ad.is_undefined_primal(x) else None
+        for x, ct in zip(arrays, array_cts, strict=True)
+    ]
+    return [*out, *(None for _ in numbers), *(token_ct if linear_token else [None] * len(token))]
+
+
+class Back:
+    """The way back of a message: ``back(name, *arrays)`` binds an op with the ends exchanged, so
+    that what was sent is received from where it went, and what was received is sent to where it
+    came from."""
+
+    def __init__(self, spec: Spec, p: Params, numbers: list[Any], token: list[Any]):
+        operand = p.get("operand")
+        if operand != "recorded" and p.get("source") == MPI.ANY_SOURCE:
+            raise NotImplementedError(
+                f"{spec.name}: cannot be transposed with source=MPI.ANY_SOURCE, because only the "
+                "forward pass knows the sender; name the source, or differentiate with jax.grad or "
+                "jax.vjp, which record it"
+            )
+        self.token, self._source = token, p.get("source")
+        self._peers = numbers
+        self._numbers = [_reversed(n) for n in numbers]
+        self.params = {
+            "comm": p["comm"],
+            "dest": p.get("source"),
+            "source": p.get("dest"),
+            "sendtag": tag_of_derivative(
+                0 if p.get("recvtag") == MPI.ANY_TAG else p.get("recvtag")
+            ),
+            "recvtag": tag_of_derivative(p.get("sendtag")),
+            "status": None,
+            "env_out": False,
+            "operand": operand and "recorded",
+        }
+
+    def __call__(self, name: str, *arrays: Any) -> Any:
+        """What the op returns, if it returns something."""
+        *out, self.token[:] = self._bind(name, *arrays)
+        return out[0] if out else None
+
+    def _bind(self, name: str, *arrays: Any) -> list[Any]:
+        spec = SPECS[name]
+        out = bind(spec, *arrays, *self._numbers, *self.token, **self.params_of(spec))
+        return [*out[: int(spec.returns)], out[int(spec.returns) :]]
+
+    def params_of(self, spec: Spec) -> Params:
+        """The parameters of an op that goes back."""
+        return pick(spec.name, self.params)
+
+    @staticmethod
+    def zeros(x: Any) -> Any:
+        """Zeros like an operand, which may be unknown."""
+        aval = x.aval if ad.is_undefined_primal(x) else jax.typeof(x)
+        return ad.instantiate_zeros(ad.Zero(aval))
+
+    def of_template(self, c: Any, x: Any) -> Any:
+        """The cotangent of the template ``x`` of a receive: it was the result if there was no
+        sender, and else it was not read."""
+        if self._source == MPI.PROC_NULL:
+            return c
+        if self._source is not None or not self._peers:
+            return self.zeros(x)
+        return jnp.where(self._peers[0][0] == MPI.PROC_NULL + OFFSET, c, self.zeros(x))
+
+
+def tag_of_derivative(tag: int | None) -> int | None:
+    """The tag of a derivative's message: a receive of the program's does not take it."""
+    return tag if tag is None or tag == MPI.ANY_TAG else tag | DERIVATIVE
+
+
+def _peers_of_derivative(peers: Any) -> Any:
+    """The numbers of a message of a derivative: its tags are not below DERIVATIVE."""
+    tags = jnp.array([False, True, False, True])
+    shifted = (peers - OFFSET | DERIVATIVE) + OFFSET
+    return jnp.where(tags & (peers >= OFFSET), shifted, peers)
+
+
+def _reversed(peers: Any) -> Any:
+    """The numbers of a message the other way. What was received with any tag is sent with 0."""
+    tag = jnp.where(peers[1] == MPI.ANY_TAG + OFFSET, OFFSET, peers[1])
+    return _peers_of_derivative(jnp.concatenate([peers[2:], peers[:1], tag[None]]))

@@ -1,0 +1,120 @@
+"""The derivatives of reductions other than SUM: PROD, MAX and MIN."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+from mpi4py import MPI
+
+from .._jax import compat
+from .._op.comm import as_reduction
+from .._op.primitive import bind
+from .._op.spec import SPECS, Params, Spec
+
+# Its operand. What XLA fuses into two kernels it computes twice, and the compiler may round it
+# differently in each, where a multiplication and an addition become one instruction. Then a value
+# differs from itself, as an operation has got it. The result of a call is never computed again.
+as_sent_p = Primitive("mpi4jax_as_sent")
+as_sent_p.def_impl(lambda x: x)
+as_sent_p.def_abstract_eval(lambda x: x)
+batching.primitive_batchers[as_sent_p] = lambda args, dims: (as_sent_p.bind(*args), *dims)
+# What is compared has no derivative.
+ad.primitive_jvps[as_sent_p] = lambda primals, _: (
+    as_sent_p.bind(*primals),
+    compat.zero_tangent(*primals),
+)
+mlir.register_lowering(
+    as_sent_p, jax.ffi.ffi_lowering("mpi4jax_after", operand_output_aliases={0: 0})
+)
+
+
+class Reduced:
+    """What an op's tangent is made of: its operand ``x``, the tangent ``t`` of it, and the result
+    ``y``, under the reduction of that ``name``.
+
+    Every op here takes the token, of the values or of the tangents, and gives it back: an op on
+    tangents without it would not be part of the linear function on a rank whose tangent is zero.
+    """
+
+    def __init__(self, p: Params, x: Any, t: Any, y: Any, token: list[Any], tangents: list[Any]):
+        self.p, self.x, self.t, self.y = p, x, t, y
+        self.name, self.comm = p["reduction"].name, p["comm"]
+        self.token, self.token_tangent = token, tangents
+
+    def _bind(self, name: str, v: Any, token: list[Any], **changes: Any) -> Any:
+        """An op with the parameters of this one, but the sum unless they change."""
+        total = as_reduction(name, MPI.SUM)
+        p = {**self.p, "reduction": total, "adjoint": False, **changes}
+        names = SPECS[name].params | {"threaded"}
+        y, *token[:] = bind(SPECS[name], v, *token, **{k: v for k, v in p.items() if k in names})
+        return y
+
+    def reduce_tangent(self, name: str, v: Any) -> Any:
+        """The sum of tangents."""
+        return self._bind(name, v, self.token_tangent)
+
+    def _everyones(self, v: Any, token: list[Any]) -> Any:
+        # An allgather whose result the ranks use differently.
+        return self._bind("reduce_scatter", v, token, adjoint=True)
+
+    def everyones_values(self) -> Any:
+        """All ranks' operands."""
+        return self._everyones(self.x, self.token)
+
+    def everyones_tangents(self) -> Any:
+        return self._everyones(self.t, self.token_tangent)
+
+    def tangent_over_first(self, ranks: int) -> Any:
+        """The tangent of the reduction over so many ranks, from 0 up; of no ranks, zeros.
+
+        Results differ between ranks: all ranks' values, differentiated locally.
+        """
+        all_x, all_t = self.everyones_values(), self.everyones_tangents()
+        return self._tangent_of(all_x[:ranks], all_t[:ranks]) if ranks else jnp.zeros_like(self.t)
+
+    def tangent_of_own_block(self) -> Any:
+        """The tangent of the reduction over all ranks' blocks for this one."""
+        x = self._bind("alltoall", self.x, self.token)
+        return self._tangent_of(x, self._bind("alltoall", self.t, self.token_tangent))
+
+    def _tangent_of(self, xs: Any, ts: Any) -> Any:
+        """The tangent of the reduction along the first axis; ties share it equally."""
+        fold: Any = {"PROD": jnp.prod, "MAX": jnp.max, "MIN": jnp.min}[self.name]
+        return jax.jvp(lambda v: fold(v, axis=0), (xs,), (ts,))[1]
+
+    def product_of_others(self) -> Any:
+        """The product of the other ranks' factors, without dividing: exact at zeros."""
+        return jnp.prod(self.everyones_values().at[self.comm.rank].set(1), axis=0)
+
+    def extremum(self) -> Any:
+        """The largest or smallest value, on all ranks."""
+        return self._bind("allreduce", self.x, self.token, reduction=self.p["reduction"])
+
+    def share_of(self, extremum: Any) -> Any:
+        """How much of the extremum is this rank's: ties share it equally."""
+        attained = (as_sent_p.bind(self.x) == extremum).astype(self.x.dtype)
+        return attained / self._bind("allreduce", attained, self.token)
+
+
+def derivative_of_reduction(
+    spec: Spec, x: Any, t: Any, token: list[Any], token_tangent: list[Any], p: Params
+) -> tuple[list[Any], list[Any]]:
+    """Results and tangents of an op that reduces, with a reduction other than SUM."""
+    name = p["reduction"].name
+    if name not in ("PROD", "MAX", "MIN"):
+        raise NotImplementedError(
+            f"{spec.name}: reduction {name} has no derivative; "
+            "expected one of SUM, PROD, MAX, MIN (or use jax.lax.stop_gradient on the input)"
+        )
+    if spec.derivative is None:
+        raise NotImplementedError(
+            f"{spec.name}: the derivative for reduction {name} is not written"
+        )
+    y, *token = bind(spec, x, *token, **p)
+    r = Reduced(p, x, t, y, token, token_tangent)
+    ty = spec.derivative(r)
+    return [y, *r.token], [ty, *r.token_tangent]

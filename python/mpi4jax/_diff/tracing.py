@@ -1,0 +1,433 @@
+"""What a trace that differentiates has to know, so that every op in it has a perturbed operand.
+
+JAX applies the rule of a derivative to an equation only where one of its operands is perturbed.
+For an op that communicates that is wrong: a `recv` into a constant template has no perturbed
+operand, but the `send` on the other rank has one, and its transpose waits for ours. So each trace
+has a *token*, a float32 zero that is always perturbed, which `_diff/ad.py` threads through all that
+communicates. It is a *seed*: made of the inputs of the function that is differentiated.
+
+Functions with a derivative rule of the user's use the rule if one of their arguments is perturbed:
+one is *tied* to the token.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.custom_derivatives import SymbolicZero
+from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun
+from jax.interpreters import ad, batching, mlir
+
+from .._jax import compat, traces
+from .._op.primitive import TOKEN, effect, first_of_batch
+
+# ---- The seed: a float32 zero that depends linearly on its operands
+
+seed_p = Primitive("mpi4jax_seed")
+seed_p.def_abstract_eval(lambda *xs: TOKEN)
+seed_p.def_impl(compat.eval_primitive(seed_p))
+mlir.register_lowering(
+    seed_p, mlir.lower_fun(lambda *xs: jnp.zeros((), np.float32), multiple_results=False)
+)
+
+
+def _seed_batch(axis_data: Any, args: Sequence[Any], dims: Sequence[Any]) -> tuple[Any, Any]:
+    """It is batched as ops are: also where none of its operands is."""
+    token = seed_p.bind(*args)
+    if traces.is_jacfwd(axis_data) and all(d is None for d in dims):
+        return token, None
+    return jnp.broadcast_to(token, (axis_data.size,)), 0
+
+
+def _seed_jvp(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
+    return seed_p.bind(*primals), seed_p.bind(*[ad.instantiate_zeros(t) for t in tangents])
+
+
+def _seed_transpose(c: Any, *xs: Any) -> list[Any]:
+    return [
+        ad.instantiate_zeros(ad.Zero(x.aval)) if ad.is_undefined_primal(x) else None for x in xs
+    ]
+
+
+batching.fancy_primitive_batchers[seed_p] = _seed_batch
+ad.primitive_jvps[seed_p] = _seed_jvp
+ad.primitive_transposes[seed_p] = _seed_transpose
+
+
+# ---- The tie: the identity of its first operand, which is perturbed if the token is
+
+tie_p = Primitive("mpi4jax_tie")
+tie_p.def_abstract_eval(lambda x, token: x)
+tie_p.def_impl(compat.eval_primitive(tie_p))
+mlir.register_lowering(tie_p, lambda ctx, x, token: [x])
+
+
+def _tie_batch(args: Sequence[Any], dims: Sequence[Any]) -> tuple[Any, Any]:
+    (x, token), (dim, token_dim) = args, dims
+    if dim is None:
+        x, dim = jnp.broadcast_to(x, (token.shape[token_dim], *x.shape)), 0
+    return tie_p.bind(x, first_of_batch(token, token_dim)), dim
+
+
+def _tie_jvp(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
+    return tie_p.bind(*primals), tie_p.bind(*[ad.instantiate_zeros(t) for t in tangents])
+
+
+def _tie_transpose(c: Any, x: Any, token: Any) -> list[Any]:
+    linear = ad.is_undefined_primal
+    return [c if linear(x) else None, jnp.zeros((), np.float32) if linear(token) else None]
+
+
+batching.primitive_batchers[tie_p] = _tie_batch
+ad.primitive_jvps[tie_p] = _tie_jvp
+ad.primitive_transposes[tie_p] = _tie_transpose
+
+
+def has_derivative(x: Any) -> bool:
+    dtype = x.dtype if hasattr(x, "dtype") else jnp.result_type(x)  # literals may be numbers
+    return bool(jnp.issubdtype(dtype, np.inexact))
+
+
+def tie(token: Any, args: Sequence[Any], only_first: bool = False) -> list[Any]:
+    """``args``, of which those that have a derivative, or the first, depend on ``token``."""
+    tied = [i for i, x in enumerate(args) if has_derivative(x)][: 1 if only_first else None]
+    return [tie_p.bind(x, token) if i in tied else x for i, x in enumerate(args)]
+
+
+# ---- The token of a trace
+
+
+class _State:
+    """What is remembered of a trace. It holds no tracers of the trace itself: no cycles."""
+
+    def __init__(self) -> None:
+        self.inputs: list[tuple[Any, Any]] = []
+        self.started = False
+        self.token: Any = None  # primal and tangent
+
+
+def _state(trace: Any) -> _State:
+    if not hasattr(trace, "mpi4jax_state"):
+        trace.mpi4jax_state = _State()
+    state: _State = trace.mpi4jax_state
+    return state
+
+
+def _remember_input(trace: Any, primal: Any, tangent: Any) -> None:
+    """JAX makes the tracers of a function's inputs before it processes its first equation."""
+    state = _state(trace)
+    if not state.started and jnp.issubdtype(jax.typeof(tangent).dtype, np.inexact):
+        state.inputs.append((primal, tangent))
+
+
+def remember_token(trace: Any, token: Any) -> None:
+    """Make the token that an op has returned the one that the next op of ``trace`` takes."""
+    _state(trace).token = traces.primal_and_tangent(trace, token)
+
+
+def perturbed(trace: Any, value: Any) -> bool:
+    return traces.primal_and_tangent(trace, value)[1] is not None
+
+
+def token_of(trace: Any) -> Any:
+    """The token of a trace; None if the trace differentiates nothing.
+
+    A new one depends on the inputs of the function, so that it is not a constant where they vary,
+    in a loop, say; and on the token of the trace below. Its tangent depends on their tangents, or
+    the linear function that is being built would not contain what is made from it.
+    """
+    trace = traces.outside_of_vmap(trace)
+    if not traces.differentiates(trace):
+        return np.zeros((), np.float32)
+    state = _state(trace)
+    if state.token is None:
+        below = token_of(trace.parent_trace)
+        with traces.primals_of(trace):
+            primal = seed_p.bind(*(x for x, _ in state.inputs), *([] if below is None else [below]))
+        if not state.inputs:
+            return None
+        with traces.tangents_of(trace):
+            state.token = primal, seed_p.bind(*(t for _, t in state.inputs))
+    return traces.dual(trace, *state.token)
+
+
+# ---- Equations
+
+Handle = Callable[[Any, Primitive, Sequence[Any], dict[str, Any]], Any]
+_own = threading.local()
+
+
+def rewrite_equations(handle: Handle) -> None:
+    """Call ``handle(trace, primitive, args, params)`` before an equation is differentiated.
+
+    It returns None to leave the equation to JAX, or its results. What it binds with ``trace``
+    current comes back, but for that in :func:`once`.
+    """
+
+    def on_equation(trace: Any, primitive: Any, args: Any, params: Any) -> Any:
+        _state(trace).started = True
+        if getattr(_own, "once", None) == (id(trace), primitive):
+            _own.once = None
+            return None
+        return handle(trace, primitive, args, params)
+
+    traces.on_equation(on_equation)
+    traces.on_perturbed(_remember_input)
+
+
+@contextlib.contextmanager
+def once(trace: Any, primitive: Primitive | None) -> Iterator[None]:
+    """Make ``trace`` current; the next bind of ``primitive`` there is left to JAX."""
+    previous = getattr(_own, "once", None)
+    _own.once = (id(trace), primitive)
+    try:
+        with traces.current(trace):
+            yield
+    finally:
+        _own.once = previous
+
+
+# ---- Functions with a derivative rule of the user's
+
+# What a function raises that wants a concrete value and gets an abstract one.
+WANTS_CONCRETE = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerIntegerConversionError,
+    jax.errors.NonConcreteBooleanIndexError,
+)
+
+
+def _dry_run(fun: Any, args: Sequence[Any], results: bool = False) -> ClosedJaxpr:
+    """What a function of JAX's does on ``args``: values, concrete or not, and types.
+
+    With ``results``, which are arrays then, the jaxpr has them. If the function raises (but for
+    ``ClosedOver``), it is what was done before, without results. It may want concrete values where
+    it gets none here; a backward pass may say in this way that there is no derivative, and need
+    never be called. Otherwise JAX calls it next, and the error comes then.
+    """
+    known = [traces.concrete(x) for x in args]
+    call = fun.call_wrapped
+
+    def abstract(*traced: Any) -> Any:
+        rest = iter(traced)
+        try:
+            out = call(*(next(rest) if v is None else v for v in known))
+        except traces.ClosedOver:
+            raise
+        except Exception:
+            return ()
+        return out if results else ()
+
+    traced = [x for x, v in zip(args, known, strict=True) if v is None]
+    return traces.trace_function(traces.function_of_jax(abstract, traced), traced)
+
+
+def communicates(fun: Any, args: Sequence[Any]) -> bool:
+    """Whether a function of JAX's has the effect on ``args``."""
+    try:
+        return effect in _dry_run(fun, args).effects
+    finally:
+        traces.let_call_again(fun)
+
+
+def _rules_communicate(
+    args: Sequence[Any], consts: int, rules: Sequence[Any], out_trees: Callable[[], Any]
+) -> bool:
+    """Whether the rules of a ``custom_vjp`` do, if all ``args`` but its ``consts`` were perturbed.
+
+    The constants, which come first, are what the function closes over. JAX does not differentiate
+    them.
+    """
+    forward, backward = rules
+    try:
+        flags = [v for i, x in enumerate(args) for v in (x, i >= consts)]
+        program = _dry_run(forward, flags, results=True)
+        out = program.out_avals
+        if effect in program.effects or not out:  # without results, it has raised
+            return effect in program.effects
+        *_, residuals, forwarded = out_trees()  # what the forward pass has stored
+        count = residuals.num_leaves - sum(i is not None for i in forwarded)
+        own = iter(out[:count])
+        kept = [next(own) if i is None else args[i] for i in forwarded]
+        return communicates(backward, [*kept, *(x.to_tangent_aval() for x in out[count:])])
+    finally:
+        traces.let_call_again(forward)
+
+
+def _constants_if_rules_communicate(
+    args: Sequence[Any], rules: Sequence[Any], out_trees: Callable[[], Any]
+) -> int | None:
+    """How many constants come first in ``args``; None if the rules do not communicate."""
+    for consts in range(len(args)):
+        with contextlib.suppress(traces.ClosedOver):
+            return consts if _rules_communicate(args, consts, rules, out_trees) else None
+    return None
+
+
+def note_communication() -> None:
+    """Tell :func:`_looks_at_communication` of an equation that communicates."""
+    _own.communicated = True
+
+
+def _looks_at_communication(trace: Any, args: Sequence[Any], rule: Any) -> bool:
+    """Whether the rule of a ``custom_jvp``, to which zeros are symbolic, differentiates something
+    that communicates, be it only to see what is perturbed there, as Equinox does.
+    """
+    _own.communicated = False
+    tangents = [
+        jax.typeof(x).to_tangent_aval()
+        if perturbed(trace, x)
+        else SymbolicZero(jax.typeof(x).to_tangent_aval())
+        for x in args
+    ]
+    known = [x if isinstance(x, SymbolicZero) else None for x in [*args, *tangents]]
+    unknown = [x for x, v in zip([*args, *tangents], known, strict=True) if v is None]
+
+    def run(*traced: Any) -> Any:
+        rest = iter(traced)
+        with contextlib.suppress(Exception):  # it comes again when JAX calls the rule
+            rule.call_wrapped(*(next(rest) if v is None else v for v in known))
+        return ()
+
+    try:
+        traces.trace_function(traces.function_of_jax(run, unknown), unknown)
+    finally:
+        traces.let_call_again(rule)
+    return bool(_own.communicated)
+
+
+def _arguments(
+    trace: Any, args: Sequence[Any], fun: Any, rules: Sequence[Any], params: dict[str, Any]
+) -> Sequence[Any]:
+    """The arguments of a function, of which one is perturbed if the function communicates."""
+    out_trees = params.get("out_trees")  # of a custom_vjp
+    which = [perturbed(trace, x) for x in args]
+    if any(which):
+        sees = out_trees is None and params["symbolic_zeros"] and not all(which)
+        if sees and _looks_at_communication(trace, args, *rules):
+            with once(trace, None):
+                return tie(token_of(trace), args)
+        return args
+    consts = 0
+    if not communicates(fun, args):
+        found = _constants_if_rules_communicate(args, rules, out_trees) if out_trees else None
+        if found is None:
+            return args
+        consts = found
+    token = token_of(trace)
+    if token is None:
+        return args
+    with once(trace, None):
+        # Equinox's custom_vjps fail if more is perturbed than their first argument. A custom_jvp
+        # may communicate the tangent of any.
+        return [*args[:consts], *tie(token, args[consts:], only_first=out_trees is not None)]
+
+
+# By functions, of which it keeps nothing alive: whether there is a hidden operation in them.
+_hidden: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
+
+
+def hidden(primitive: Primitive, params: dict[str, Any]) -> bool:
+    """Whether an equation has functions that communicate in their derivatives alone: that have a
+    ``custom_vjp`` in them with rules that do.
+
+    JAX evaluates it as it is on a rank where nothing in it is perturbed.
+    """
+    # A custom_jvp has another derivative; a while_loop with a custom_vjp has none.
+    if primitive in (compat.custom_jvp_call_p, compat.while_p):
+        return False
+    return any(_has_hidden(jaxpr) for _, jaxpr in compat.inner_jaxprs(params))
+
+
+def _has_hidden(jaxpr: Any) -> bool:
+    found = _hidden.get(jaxpr)
+    if found is None:
+        found = _hidden[jaxpr] = any(hidden_in(eqn) for eqn in getattr(jaxpr, "jaxpr", jaxpr).eqns)
+    return found
+
+
+def hidden_in(eqn: Any) -> bool:
+    """The same of an equation of a jaxpr, which may be a ``custom_vjp`` itself."""
+    if eqn.primitive is not compat.custom_vjp_call_p:
+        return hidden(eqn.primitive, eqn.params)
+    avals, params = [v.aval for v in eqn.invars], eqn.params
+    rules = compat.custom_vjp_rules(params)
+    return _rules_communicate(avals, params["num_consts"], rules, params["out_trees"])
+
+
+def _arguments_of_shard_map(trace: Any, args: Sequence[Any], fun: Any, bind: Any) -> Sequence[Any]:
+    """The arguments of a `jax.shard_map`, of which one is perturbed if it communicates."""
+    token = None if any(perturbed(trace, x) for x in args) else token_of(trace)
+    if token is None:
+        return args
+    try:
+        jaxpr = traces.trace_function(traces.function_of_jax(bind, args), args)
+    finally:
+        traces.let_call_again(fun)
+    if effect not in jaxpr.effects and not _has_hidden(jaxpr):
+        return args
+    with once(trace, None):
+        return tie(token, args)
+
+
+def _keep_backward_pass() -> None:
+    """Give the linear equation of a ``custom_vjp`` the effect of its backward pass.
+
+    So that it is kept also where no cotangent needs it.
+    """
+    lin_p, bind = compat.custom_lin_p, compat.custom_lin_p.bind
+
+    def bind_backward(*args: Any, num_res: int, bwd: Any, out_avals: Any, **params: Any) -> Any:
+        # Here, not in the abstract evaluation, because the rule may need concrete residuals.
+        previous = getattr(_own, "backward_communicates", None)
+        found = _own.backward_communicates = communicates(bwd, [*args[:num_res], *out_avals])
+        if found:  # where nothing needs a result, it may leave out what others wait for
+            params["symbolic_zeros"] = False
+        try:
+            return bind(*args, num_res=num_res, bwd=bwd, out_avals=out_avals, **params)
+        finally:
+            _own.backward_communicates = previous
+
+    def abstract_eval(*avals: Any, num_res: int, bwd: Any, out_avals: Any, **_: Any) -> Any:
+        known = getattr(_own, "backward_communicates", None)
+        if known is None:  # JAX checks an equation that it has
+            known = communicates(bwd, [*avals[:num_res], *out_avals])
+        return out_avals, {effect} if known else set()
+
+    lin_p.bind = bind_backward
+    lin_p.def_effectful_abstract_eval(abstract_eval)
+
+
+# ---- jax.linear_transpose
+
+
+def _evaluate_linear(fun: Any, args: Sequence[Any]) -> Any:
+    """A linear function of unknown ``args``, in which every op is part of the function.
+
+    What an op gives is linear in the inputs of other ranks also where its operands are constants
+    here; and where they are constants everywhere, it is a constant. The derivative at zero tells
+    the two apart.
+    """
+    try:
+        jaxpr: ClosedJaxpr = traces.trace_function(fun, args)
+    except WANTS_CONCRETE:  # of which there are some in a partial evaluation
+        traces.let_call_again(fun)
+        return fun.call_wrapped(*args)
+    if effect not in jaxpr.effects or not all(jnp.issubdtype(x.dtype, np.inexact) for x in args):
+        return jaxpr_as_fun(jaxpr)(*args)
+    zeros = [jnp.zeros(x.shape, x.dtype) for x in args]
+    return list(jax.jvp(lambda *xs: jaxpr_as_fun(jaxpr)(*xs), zeros, list(args))[1])
+
+
+traces.on_custom_derivative(_arguments)
+traces.on_shard_map(_arguments_of_shard_map)
+_keep_backward_pass()
+traces.on_linear_transpose(_evaluate_linear)

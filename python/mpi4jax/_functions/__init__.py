@@ -1,0 +1,1 @@
+"""Functions that are made of ops, and those that start ops."""

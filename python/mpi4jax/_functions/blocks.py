@@ -1,0 +1,307 @@
+"""Cutting a global array into the blocks of a Cartesian communicator, and putting it together."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from mpi4py import MPI
+
+from .._grid import cart as _cart
+from .._op import rows as _rows
+from .._op.arguments import from_end, rank_of
+from .._op.comm import static_int
+from .._tokens.tokens import NO_TOKEN, with_token
+from ..ops import gather, gatherv, halo_exchange, scatter, scatterv
+
+Shape = tuple[int, ...]
+
+
+class _Cuts:
+    """How the blocks of a Cartesian communicator lie in an array."""
+
+    def __init__(self, op: str, cart: Any, axes: Any, width: Any):
+        self.op, self.comm = op, _cart.as_cart(op, cart)
+        sizes = _cart.topology(self.comm)[0]
+        chosen, widths = _cart.axes_of(op, self.comm, axes), _cart.widths_of(op, self.comm, width)
+        for axis, size in zip(chosen, sizes, strict=True):
+            if axis is None and size > 1:
+                raise ValueError(
+                    f"{op}: argument 'axes' must name an axis for each dimension of 'cart' that "
+                    f"is cut into blocks ({sizes}), got {axes!r}"
+                )
+        cut = [k for k, axis in enumerate(chosen) if axis is not None]
+        self.axes = [axis for axis in chosen if axis is not None]
+        self.sizes, self.widths = [sizes[k] for k in cut], [widths[k] for k in cut]
+
+    def _positions(self, ndim: int) -> list[int]:
+        counted = from_end(self.op, self.axes, [(0, 0)] * len(self.axes), (0,) * ndim)
+        return [ndim - axis for axis in counted]
+
+    def is_equal(self, shape: Shape) -> bool:
+        """Whether all blocks of an array of this shape are equally large."""
+        axes = self._positions(len(shape))
+        return not any(shape[axis] % size for axis, size in zip(axes, self.sizes, strict=True))
+
+    def blocks(self, shape: Shape) -> list[tuple[slice, ...]]:
+        """The blocks, without ghost cells, of an array of this shape, in the order of the ranks.
+
+        As `numpy.array_split` cuts: the first ones have one cell more, if they are not equal.
+        """
+        lines = []
+        axes = self._positions(len(shape))
+        for axis, size in zip(axes, self.sizes, strict=True):
+            cells, more = divmod(shape[axis], size)
+            parts = _rows.side_by_side([cells + (k < more) for k in range(size)])
+            lines.append([slice(start, start + count) for start, count in parts])
+        out = []
+        for place in itertools.product(*lines):
+            window = [slice(0, n) for n in shape]
+            for axis, line in zip(axes, place, strict=True):
+                window[axis] = line
+            out.append(tuple(window))
+        return out
+
+    def shapes(self, shape: Shape) -> list[Shape]:
+        """The shapes of all ranks' blocks."""
+        return [tuple(s.stop - s.start for s in block) for block in self.blocks(shape)]
+
+    def whole(self, block: Shape, cells: Sequence[int] | None) -> Shape:
+        """The shape of the array that this rank's block, of this shape, is a part of.
+
+        Raises:
+            ValueError: of the array with so many cells, this rank has another block.
+        """
+        out = list(block)
+        for k, axis in enumerate(self._positions(len(block))):
+            out[axis] = block[axis] * self.sizes[k] if cells is None else cells[k]
+        expected = self.shapes(tuple(out))[self.comm.rank]
+        if block != expected:
+            raise ValueError(
+                f"{self.op}: argument 'x' has {block} inner cells on rank {self.comm.rank}; "
+                f"expected {expected}, of the {tuple(out)} that argument 'cells' says"
+            )
+        return tuple(out)
+
+    def cells_of(self, cells: Any) -> tuple[int, ...] | None:
+        """The numbers of cells along the axes that are cut."""
+        if cells is None:
+            return None
+        expected = f"{len(self.axes)} numbers of cells, one for each axis that is cut"
+        given = cells if isinstance(cells, Sequence) else [cells]
+        known = tuple(static_int(self.op, "cells", n, expected) for n in given)
+        if len(known) != len(self.axes) or min(known, default=0) < 0:
+            raise ValueError(f"{self.op}: argument 'cells' must be {expected}, got {cells!r}")
+        return known
+
+    def concatenate(self, blocks: list[jax.Array]) -> jax.Array:
+        """The array whose blocks these are."""
+        axes = self._positions(blocks[0].ndim)
+        for axis, size in reversed(list(zip(axes, self.sizes, strict=True))):
+            rows = [blocks[i : i + size] for i in range(0, len(blocks), size)]
+            blocks = [jnp.concatenate(row, axis) for row in rows]
+        return blocks[0]
+
+    def stack(self, x: jax.Array) -> jax.Array:
+        """All blocks along a new first axis; the last dimension of the grid is fastest."""
+        axes, block = self._positions(x.ndim), self.shapes(x.shape)[0]
+        split: list[int] = []
+        places = {}
+        for axis, cells in enumerate(block):
+            if axis in axes:
+                places[axis] = len(split)
+                split.append(self.sizes[axes.index(axis)])
+            split.append(cells)
+        x = x.reshape(split)
+        x = jnp.moveaxis(x, [places[axis] for axis in axes], range(len(axes)))
+        return x.reshape(self.comm.size, *block)
+
+    def join(self, blocks: jax.Array) -> jax.Array:
+        """The inverse of `stack`."""
+        axes, block = self._positions(blocks.ndim - 1), blocks.shape[1:]
+        x = blocks.reshape(*self.sizes, *block)
+        places = [axis + sum(other < axis for other in axes) for axis in axes]
+        x = jnp.moveaxis(x, range(len(axes)), places)
+        whole = list(block)
+        for axis, size in zip(axes, self.sizes, strict=True):
+            whole[axis] *= size
+        return x.reshape(whole)
+
+    def pad(self, x: jax.Array) -> jax.Array:
+        """With ghost cells of zeros."""
+        widths = [(0, 0)] * x.ndim
+        for axis, width in zip(self._positions(x.ndim), self.widths, strict=True):
+            widths[axis] = width
+        return jnp.pad(x, widths)
+
+    def inner(self, x: jax.Array) -> jax.Array:
+        """Without ghost cells."""
+        window = [slice(None)] * x.ndim
+        for axis, (low, high) in zip(self._positions(x.ndim), self.widths, strict=True):
+            if x.shape[axis] < low + high:
+                raise ValueError(
+                    f"{self.op}: argument 'x' of shape {x.shape} has fewer cells along axis "
+                    f"{axis} than the ghost cells of 'width', {low} below and {high} above"
+                )
+            window[axis] = slice(low, x.shape[axis] - high)
+        return x[tuple(window)]
+
+
+def scatter_blocks(
+    x: Any,
+    cart: MPI.Cartcomm,
+    root: int = 0,
+    *,
+    axes: int | Sequence[int | None] | None = None,
+    width: int | Sequence[int | tuple[int, int]] = 0,
+    token: Any = None,
+) -> Any:
+    """Cut the root's array into blocks, one for each rank of a Cartesian communicator.
+
+    Blocks are as equal as can be, as `numpy.array_split` makes them: of 7 cells for 3 ranks, the
+    first has 3, and the others 2.
+
+    Args:
+        x: on the root, the whole array; on other ranks anything of its shape and dtype, also a
+            ``jax.ShapeDtypeStruct``: values are not read there. Or a pytree of such.
+        cart: communicator with a Cartesian topology.
+        root: rank that has the array.
+        axes: the array's axis that each dimension of ``cart`` cuts, by default the last ones.
+        width: number of ghost cells around a block, as for :func:`halo_exchange`, by default none.
+            They are filled; at an edge of the grid that is not periodic with zeros.
+        token: token from another op, or None.
+
+    Returns:
+        tuple: this rank's block; and the new token.
+
+    Raises:
+        TypeError: a wrong type of an argument.
+        ValueError: an axis that is cut is not named.
+
+    Derivative:
+        That of :func:`scatter`, or :func:`scatterv`, and :func:`halo_exchange`, which it is made
+        of: the transpose gathers on the root.
+
+    Example:
+        >>> import jax.numpy as jnp, mpi4jax
+        >>> from mpi4py import MPI
+        >>> n = MPI.COMM_WORLD.size
+        >>> cart = MPI.COMM_WORLD.Create_cart([n, 1], periods=[False, True])
+        >>> block, token = mpi4jax.scatter_blocks(jnp.ones((2 * n, 3)), cart, width=1)
+        >>> block.shape
+        (4, 5)
+        >>> whole, token = mpi4jax.gather_blocks(block, cart, width=1)
+        >>> cart.rank > 0 or whole.shape == (2 * n, 3)
+        True
+
+    See also: :func:`gather_blocks`, :func:`halo_exchange`, :func:`scatter`.
+    """
+    name = "scatter_blocks"
+    cuts = _Cuts(name, cart, axes, width)
+    root = rank_of(name, "root", root, cuts.comm)
+
+    is_root, rank = cuts.comm.rank == root, cuts.comm.rank
+    leaves, tree = jax.tree.flatten(x)
+    leaves = [leaf if hasattr(leaf, "dtype") else jnp.asarray(leaf) for leaf in leaves]
+    leaves = [jnp.asarray(leaf) if is_root else leaf for leaf in leaves]
+    equal = [i for i, leaf in enumerate(leaves) if cuts.is_equal(leaf.shape)]
+
+    def stacked(leaf: Any) -> Any:
+        return cuts.stack(leaf) if is_root else jnp.zeros(cuts.shapes(leaf.shape)[0], leaf.dtype)
+
+    if equal or not leaves:
+        same, token = with_token(
+            scatter, token, [stacked(leaves[i]) for i in equal], root, comm=cart
+        )
+        for i, block in zip(equal, same, strict=True):
+            leaves[i] = block
+    for i in sorted({*range(len(leaves))} - {*equal}):
+        leaf, shapes = leaves[i], cuts.shapes(leaves[i].shape)
+        if is_root:
+            cells = jnp.concatenate([leaf[block].ravel() for block in cuts.blocks(leaf.shape)])
+        else:
+            cells = jnp.zeros(math.prod(shapes[rank]), leaf.dtype)
+        counts = [math.prod(shape) for shape in shapes]
+        own, token = with_token(scatterv, token, cells, counts, root, comm=cart)
+        leaves[i] = own.reshape(shapes[rank])
+    y = jax.tree.unflatten(tree, leaves)
+    if any(width != (0, 0) for width in cuts.widths):
+        y = jax.tree.map(cuts.pad, y)
+        y, token = with_token(halo_exchange, token, y, cart, axes=axes, width=width)
+    return y if token is NO_TOKEN else (y, token)
+
+
+def gather_blocks(
+    x: Any,
+    cart: MPI.Cartcomm,
+    root: int = 0,
+    *,
+    axes: int | Sequence[int | None] | None = None,
+    width: int | Sequence[int | tuple[int, int]] = 0,
+    cells: int | Sequence[int] | None = None,
+    token: Any = None,
+) -> Any:
+    """Put the blocks of all ranks of a Cartesian communicator together, on the root.
+
+    Args:
+        x: this rank's block, of the same shape on all ranks unless ``cells`` is given; or a pytree
+            of blocks.
+        cart: communicator with a Cartesian topology.
+        root: rank that gets the whole array.
+        axes: the array's axis that each dimension of ``cart`` cuts, by default the last ones.
+        width: number of ghost cells around the block, which are left out: as for
+            :func:`halo_exchange`, by default none.
+        cells: how many cells the whole array has along each axis that is cut, in the order of the
+            dimensions of ``cart``, where its blocks are not all equal: they are those that
+            :func:`scatter_blocks` makes of it.
+        token: token from another op, or None.
+
+    Returns:
+        tuple: the whole array on the root, and ``x``, unchanged, on other ranks; and the new token.
+
+    Raises:
+        TypeError: a wrong type of an argument.
+        ValueError: an axis that is cut is not named, or has fewer cells than ghost cells; a block
+            that is not this rank's of an array with so many ``cells``.
+
+    Derivative:
+        That of :func:`gather`, or :func:`gatherv`, which it is made of: the transpose scatters from
+        the root.
+
+    Example:
+        >>> import jax.numpy as jnp, mpi4jax
+        >>> from mpi4py import MPI
+        >>> cart = MPI.COMM_WORLD.Create_cart([MPI.COMM_WORLD.size], periods=[True])
+        >>> y, token = mpi4jax.gather_blocks(jnp.full(2, cart.rank), cart)
+        >>> cart.rank > 0 or [int(v) for v in y] == [r for r in range(cart.size) for _ in "ab"]
+        True
+
+    See also: :func:`scatter_blocks`, :func:`gather`.
+    """
+    name = "gather_blocks"
+    cuts = _Cuts(name, cart, axes, width)
+    root = rank_of(name, "root", root, cuts.comm)
+    known = cuts.cells_of(cells)
+    inner = jax.tree.map(lambda leaf: cuts.inner(jnp.asarray(leaf)), x)
+    leaves, tree = jax.tree.flatten(inner)
+    wholes = [cuts.whole(leaf.shape, known) for leaf in leaves]
+    equal = [i for i, whole in enumerate(wholes) if cuts.is_equal(whole)]
+    if equal or not leaves:
+        same, token = with_token(gather, token, [leaves[i] for i in equal], root, comm=cart)
+        for i, stacked in zip(equal, same, strict=True):
+            leaves[i] = cuts.join(stacked) if cuts.comm.rank == root else stacked
+    for i in sorted({*range(len(leaves))} - {*equal}):
+        shapes = cuts.shapes(wholes[i])
+        counts = [math.prod(shape) for shape in shapes]
+        rows, token = with_token(gatherv, token, leaves[i].ravel(), counts, root, comm=cart)
+        if cuts.comm.rank == root:
+            parts = zip(_rows.side_by_side(counts), shapes, strict=True)
+            leaves[i] = cuts.concatenate(
+                [rows[s : s + n].reshape(shape) for (s, n), shape in parts]
+            )
+    y = jax.tree.unflatten(tree, leaves) if cuts.comm.rank == root else x
+    return y if token is NO_TOKEN else (y, token)

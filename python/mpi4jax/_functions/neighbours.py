@@ -1,0 +1,195 @@
+"""Exchange with the neighbours of a communicator that has a topology: a grid, or a graph."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from mpi4py import MPI
+
+from .._call.call import run
+from .._op.comm import Comm, as_comm
+from .._op.packing import zeros_like
+from .._op.spec import SPECS, Call
+from .._requests.request import End
+from .._tokens.tokens import NO_TOKEN, with_token
+
+_KINDS = {MPI.CART: MPI.Cartcomm, MPI.GRAPH: MPI.Graphcomm, MPI.DIST_GRAPH: MPI.Distgraphcomm}
+
+
+class _Edges:
+    """The edges of this rank: rank at the other end of each, in the order of the topology.
+
+    Attributes:
+        ins, outs: sources and destinations.
+        sent: the edges that lead to a rank, in the order in which their blocks are sent.
+        received: where the blocks of the incoming edges are among those that come; of an edge from
+            MPI.PROC_NULL, behind the last.
+    """
+
+    def __init__(self, op: str, comm: Any):
+        kind = comm.Get_topology() if isinstance(comm, MPI.Intracomm) and comm else None
+        if kind not in _KINDS:
+            raise TypeError(
+                f"{op}: argument 'comm' must be a communicator with a topology, such as "
+                "MPI.COMM_WORLD.Create_cart(dims, periods) or .Create_dist_graph_adjacent(sources, "
+                f"destinations), got {type(comm).__name__}: {comm!r}"
+            )
+        self.comm: Comm = as_comm(op, comm)
+        self.ins, self.outs = (list(side) for side in _KINDS[kind](comm).inoutedges)
+        # Of several edges between two ranks, the first one is the first at the other end, too. But
+        # on a grid, what goes down comes from above.
+        there = (lambda k: k ^ 1) if kind == MPI.CART else (lambda k: k)
+        self.sent = sorted(self._real(self.outs), key=lambda k: (self.outs[k], there(k)))
+        came = sorted(self._real(self.ins), key=lambda k: self.ins[k])
+        places = {k: place for place, k in enumerate(came)}
+        self.received = [places.get(k, len(came)) for k in range(len(self.ins))]
+
+    @staticmethod
+    def _real(ranks: list[int]) -> list[int]:
+        return [k for k, rank in enumerate(ranks) if rank != MPI.PROC_NULL]
+
+    def counts(self, ranks: list[int]) -> list[int]:
+        """How many edges lead to, or come from, each rank."""
+        return [ranks.count(rank) for rank in range(self.comm.size)]
+
+
+@dataclass(frozen=True)
+class _InOrder:
+    """Puts the blocks that have come into the order of the topology, as `_Edges.received` says."""
+
+    received: tuple[int, ...]
+
+    def __call__(self, results: list[Any], _: tuple[Any, ...]) -> Any:
+        return jax.tree.map(self._ordered, results[0])
+
+    def _ordered(self, rows: Any) -> Any:
+        if rows.shape[0] in self.received:  # from nobody
+            like = jax.ShapeDtypeStruct((1, *rows.shape[1:]), rows.dtype)
+            rows = jnp.concatenate([rows, zeros_like(like)])
+        return rows[np.array(self.received, int)]
+
+
+def _prepare(name: str, edges: _Edges, blocks: Any) -> tuple[Call, End]:
+    """Send the blocks of a tree, which are in the order of `edges.sent`."""
+    counts = edges.counts(edges.outs), edges.counts(edges.ins)
+    call = SPECS["alltoallv"].prepare(blocks, *counts, comm=edges.comm.mpi)
+    return call, End(name, _InOrder(tuple(edges.received)))
+
+
+def _run(prepared: tuple[Call, End], token: Any) -> Any:
+    call, end = prepared
+    y, token = with_token(run, token, call)
+    y = end.result([y], ())
+    return y if token is NO_TOKEN else (y, token)
+
+
+def neighbor_alltoall(x: Any, comm: MPI.Intracomm, *, token: Any = None) -> Any:
+    """Send a block to each neighbour (MPI_Neighbor_alltoall; MPI-4.1, section 8.6).
+
+    Only neighbours exchange messages; all ranks take part. On a grid the neighbours are those one
+    step down and up each dimension, in this order; block 0 goes down the first dimension, block 1
+    up. What goes down comes from above, also where both are one rank, as on a periodic dimension of
+    one or two ranks.
+
+    Args:
+        x: array of shape ``(outdegree, *S)``, of any dtype, a block for each destination in the
+            order of the topology (``comm.inoutedges``); or a pytree of such arrays. All blocks have
+            the shape ``S``, on all ranks.
+        comm: communicator with a topology: Cartesian, or a (distributed) graph.
+        token: token from another op, or None.
+
+    Returns:
+        tuple: array of shape ``(indegree, *S)`` and the dtype of ``x``, the blocks of the sources
+        in the order of the topology, and zeros from a neighbour that is not there
+        (``MPI.PROC_NULL``, beyond the edge of a grid); and the new token.
+
+    Raises:
+        TypeError: a wrong type of ``comm``, ``token`` or dtype; a ``comm`` without a topology.
+        ValueError: ``x`` has not one block for each destination.
+
+    Derivative:
+        That of :func:`alltoallv`, which it is made of: the transpose sends the blocks back.
+
+    Example:
+        >>> import jax.numpy as jnp, mpi4jax
+        >>> from mpi4py import MPI
+        >>> ring = MPI.COMM_WORLD.Create_cart([MPI.COMM_WORLD.size], periods=[True])
+        >>> below, above = ring.Shift(0, 1)
+        >>> y, token = mpi4jax.neighbor_alltoall(jnp.array([10, 20]) + ring.rank, ring)
+        >>> [int(v) for v in y] == [20 + below, 10 + above]
+        True
+
+    See also: :func:`neighbor_allgather`, :func:`halo_exchange`, :func:`alltoallv`.
+    """
+    return _run(_prepare_alltoall(x, comm), token)
+
+
+def _prepare_alltoall(x: Any, comm: MPI.Intracomm) -> tuple[Call, End]:
+    name = "neighbor_alltoall"
+    edges = _Edges(name, comm)
+
+    def chosen(leaf: Any) -> Any:
+        leaf = jnp.asarray(leaf)
+        expected = len(edges.outs)
+        if leaf.shape[:1] != (expected,):
+            raise ValueError(
+                f"{name}: argument 'x' must have a block for each destination of 'comm'; expected "
+                f"({expected}, ...), got {leaf.shape}"
+            )
+        return leaf[np.array(edges.sent, int)]
+
+    return _prepare(name, edges, jax.tree.map(chosen, x))
+
+
+def neighbor_allgather(x: Any, comm: MPI.Intracomm, *, token: Any = None) -> Any:
+    """Gather the arrays of the neighbours (MPI_Neighbor_allgather; MPI-4.1, section 8.6).
+
+    Args:
+        x: array of shape ``S``, equal on all ranks, of any dtype; or a pytree of such arrays. It
+            goes to all neighbours that ``comm`` has as destinations.
+        comm: communicator with a topology: Cartesian, or a (distributed) graph.
+        token: token from another op, or None.
+
+    Returns:
+        tuple: array of shape ``(indegree, *S)`` and the dtype of ``x``, those of the sources in the
+        order of the topology (``comm.inoutedges``: on a grid, one step down and up each dimension),
+        and zeros from a neighbour that is not there (``MPI.PROC_NULL``, beyond the edge of a grid);
+        and the new token.
+
+    Raises:
+        TypeError: a wrong type of ``comm``, ``token`` or dtype; a ``comm`` without a topology.
+
+    Derivative:
+        That of :func:`alltoallv`, which it is made of: the transpose adds what the neighbours send
+        back.
+
+    Example:
+        >>> import mpi4jax
+        >>> from mpi4py import MPI
+        >>> line = MPI.COMM_WORLD.Create_cart([MPI.COMM_WORLD.size], periods=[False])
+        >>> y, token = mpi4jax.neighbor_allgather(line.rank + 1.0, line)
+        >>> float(y[0]) == line.rank  # the first rank has nobody below
+        True
+
+    See also: :func:`neighbor_alltoall`, :func:`allgather`.
+    """
+    return _run(_prepare_allgather(x, comm), token)
+
+
+def _prepare_allgather(x: Any, comm: MPI.Intracomm) -> tuple[Call, End]:
+    name = "neighbor_allgather"
+    edges = _Edges(name, comm)
+
+    def repeated(leaf: Any) -> Any:
+        leaf = jnp.asarray(leaf)
+        return jnp.broadcast_to(leaf, (len(edges.sent), *leaf.shape))
+
+    return _prepare(name, edges, jax.tree.map(repeated, x))
+
+
+# What each of these functions sends, and what it makes of what has come.
+PREPARE = {neighbor_alltoall: _prepare_alltoall, neighbor_allgather: _prepare_allgather}

@@ -1,0 +1,107 @@
+"""Blocks on Cartesian communicators: which axes, how many ghost cells, which neighbours."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from .._op.comm import Comm, as_comm, static_int
+
+
+def as_cart(op: str, cart: Any) -> Comm:
+    """The :class:`Comm` of a Cartesian communicator.
+
+    Raises:
+        TypeError: not one.
+    """
+    is_cart = isinstance(cart, MPI.Intracomm) and cart != MPI.COMM_NULL
+    if not is_cart or cart.Get_topology() != MPI.CART:
+        raise TypeError(
+            f"{op}: argument 'cart' must be a communicator with a Cartesian topology, such as "
+            f"MPI.COMM_WORLD.Create_cart(dims, periods), got {type(cart).__name__}: {cart!r}"
+        )
+    return as_comm(op, cart)
+
+
+def topology(comm: Comm) -> tuple[list[int], list[int], list[int]]:
+    """Blocks, periodicity, and the place of this rank's block, along each axis of the grid."""
+    return MPI.Cartcomm(comm.mpi).Get_topo()  # type: ignore[return-value]
+
+
+def _dimensions(comm: Comm) -> int:
+    if "dimensions" not in comm.cache:
+        comm.cache["dimensions"] = len(topology(comm)[0])
+    return comm.cache["dimensions"]  # type: ignore[no-any-return]
+
+
+def neighbours(comm: Comm, dimensions: tuple[int, ...], corners: bool) -> tuple[int, ...]:
+    """The rank at each step of -1, 0 or 1 blocks along some dimensions, -1 where there is none.
+
+    The last dimension is fastest. Without ``corners``, only steps along one dimension count.
+    """
+    key = ("neighbours", dimensions, corners)
+    if key not in comm.cache:
+        comm.cache[key] = _neighbours(comm, dimensions, corners)
+    return comm.cache[key]  # type: ignore[no-any-return]
+
+
+def _neighbours(comm: Comm, dimensions: tuple[int, ...], corners: bool) -> tuple[int, ...]:
+    sizes, periods, coords = topology(comm)
+    cart, ranks = MPI.Cartcomm(comm.mpi), []
+    for step in itertools.product((-1, 0, 1), repeat=len(dimensions)):
+        there = list(coords)
+        for dimension, move in zip(dimensions, step, strict=True):
+            there[dimension] += move
+        inside = all(
+            period or 0 <= at < size for at, size, period in zip(there, sizes, periods, strict=True)
+        )
+        far = sum(map(abs, step))
+        wanted = far == 1 or (far > 1 and corners)
+        ranks.append(cart.Get_cart_rank(there) if wanted and inside else -1)
+    return tuple(ranks)
+
+
+def _sequence(op: str, name: str, value: Any, length: int, expected: str) -> Sequence[Any]:
+    if not isinstance(value, (Sequence, np.ndarray)) or isinstance(value, (str, bytes)):
+        raise TypeError(
+            f"{op}: argument '{name}' must be {expected}, got {type(value).__name__}: {value!r}"
+        )
+    if len(value) != length:
+        raise ValueError(f"{op}: argument '{name}' must be {expected}, got {value!r}")
+    return list(value)
+
+
+def axes_of(op: str, comm: Comm, axes: Any) -> list[int | None]:
+    """The array's axis for each dimension of the grid, None for one that is not exchanged."""
+    n = _dimensions(comm)
+    expected = f"None or {n} axes, one (an integer, or None) for each dimension of 'cart'"
+    if axes is None:
+        return list(range(-n, 0))
+    if hasattr(axes, "__index__"):
+        axes = (axes,)
+    axes = _sequence(op, "axes", axes, n, expected)
+    return [axis if axis is None else static_int(op, "axes", axis, expected) for axis in axes]
+
+
+def widths_of(op: str, comm: Comm, width: Any) -> list[tuple[int, int]]:
+    """The ghost cells below and above along each dimension of the grid."""
+    n = _dimensions(comm)
+    expected = (
+        f"an integer from 0, or {n} of them or of pairs (below, above), one for each dimension "
+        "of 'cart'"
+    )
+    whole = (
+        [width] * n if hasattr(width, "__index__") else _sequence(op, "width", width, n, expected)
+    )
+    pairs = []
+    for w in whole:
+        pair = [w, w] if hasattr(w, "__index__") else _sequence(op, "width", w, 2, expected)
+        low, high = (static_int(op, "width", side, expected) for side in pair)
+        if low < 0 or high < 0:
+            raise ValueError(f"{op}: argument 'width' must be {expected}, got {width!r}")
+        pairs.append((low, high))
+    return pairs

@@ -1,0 +1,146 @@
+"""Faces of blocks: XLA packs those of a halo exchange into messages, and unpacks them.
+
+So it does where a halo exchange is started: the request holds the blocks, so only the faces are
+copied, where the operand of another operation that is started is copied as a whole; and their
+derivatives are those of what XLA does. And so it does on a GPU: the processor does not reach the
+blocks there, and what it packs would go through the host.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from .. import _native
+from .._op import rows
+from .._op.packing import Form, exchanged_axes, pack_arguments
+from .._op.spec import SPECS, Params
+from .._requests.request import End, Joint, Request
+
+# The number of a leaf, and the cells along each of its axes: the first, the one after the last.
+Box = tuple[int, tuple[tuple[int, int], ...]]
+
+# The rank there, the number of the direction that the message is sent to, what of a block is in it.
+Face = tuple[int, int, Box]
+
+
+def _extents(box: Box) -> tuple[int, ...]:
+    return tuple(end - start for start, end in box[1])
+
+
+def boxes_of(faces: Sequence[Face]) -> tuple[Box, ...]:
+    return tuple(box for *_, box in faces)
+
+
+def cells_in(boxes: Sequence[Box]) -> int:
+    return sum(math.prod(_extents(box)) for box in boxes)
+
+
+def faces(
+    leaves: Sequence[tuple[int, tuple[int, ...], tuple[int, ...]]], p: Params
+) -> tuple[list[Face], list[Face]]:
+    """What goes, and what comes, in the order of the directions here.
+
+    Args:
+        leaves: of each its number, its shape, and its exchanged axes, counted from the end.
+        p: parameters of a halo exchange.
+    """
+    last = len(p["neighbours"]) - 1
+    goes: list[Face] = []
+    comes: list[Face] = []
+
+    def messages(shape: tuple[int, ...], axes: tuple[int, ...]) -> list[Any]:
+        extents = [shape[-axis] for axis in axes]
+        return _native.halo_cells(p["neighbours"], p["widths"], extents)
+
+    for message in zip(*(messages(shape, axes) for _, shape, axes in leaves), strict=True):
+        for (leaf, shape, axes), (direction, peer, *cells) in zip(leaves, message, strict=True):
+            numbers = (direction, last - direction)
+            for found, number, of_axes in zip((goes, comes), numbers, cells, strict=True):
+                ranges = {len(shape) - axis: it for axis, it in zip(axes, of_axes, strict=True)}
+                box = tuple(ranges.get(k, (0, extent)) for k, extent in enumerate(shape))
+                found.append((peer, number, (leaf, box)))
+    return goes, comes
+
+
+@functools.partial(jax.jit, static_argnums=0, inline=True)
+def packed(boxes: tuple[Box, ...], leaves: Sequence[Any], like: Any) -> Any:
+    """The cells of boxes, one after the other."""
+    pieces = [
+        jax.lax.slice(leaves[leaf], *zip(*ranges, strict=True)).ravel() for leaf, ranges in boxes
+    ]
+    return jnp.concatenate(pieces or [like.ravel()[:0]])
+
+
+@functools.partial(jax.jit, static_argnums=(0, 3), inline=True)
+def filled(
+    boxes: tuple[Box, ...], leaves: Sequence[Any], cells: Any, add: bool = False
+) -> list[Any]:
+    """Leaves whose boxes have these cells; or have them added, one box after the other."""
+    out, at = list(leaves), 0
+    for box in boxes:
+        (leaf, ranges), extents = box, _extents(box)
+        piece = cells[at : at + math.prod(extents)].reshape(extents)
+        at += piece.size
+        if add:
+            piece += jax.lax.slice(out[leaf], *zip(*ranges, strict=True))
+        out[leaf] = jax.lax.dynamic_update_slice(out[leaf], piece, [start for start, _ in ranges])
+    return out
+
+
+@dataclass(frozen=True)
+class _Message:
+    """What the blocks of one dtype send, or receive: their boxes, in the order of the ranks.
+    Between two ranks, they are in the order of the directions that they are sent to."""
+
+    boxes: tuple[Box, ...]
+    parts: tuple[rows.Part, ...]
+
+    @property
+    def size(self) -> int:
+        return sum(count for _, count in self.parts)
+
+
+def _message(found: list[Face], ranks: int) -> _Message:
+    found = sorted(found)
+    counts = [0] * ranks
+    for peer, _, box in found:
+        counts[peer] += cells_in([box])
+    return _Message(boxes_of(found), rows.side_by_side(counts))
+
+
+@dataclass(frozen=True)
+class _Fill:
+    """Puts what has come into the ghost cells."""
+
+    form: Form
+    received: tuple[_Message, ...]
+
+    def __call__(self, results: list[Any], leaves: Sequence[Any]) -> Any:
+        for message, cells in zip(self.received, results, strict=True):
+            leaves = filled(message.boxes, leaves, cells)
+        return self.form.rebuild(leaves)
+
+
+def start(start_op: Callable[..., Request], args: Sequence[Any], p: Params) -> Joint:
+    """Start a halo exchange, as one `alltoallv` for each dtype."""
+    (given,) = pack_arguments(SPECS["halo_exchange"], args, p)
+    requests, received = [], []
+    for leaves in given.groups.values():
+        shapes = [
+            (i, given.form.data[i][0], exchanged_axes("halo_exchange", given.form, i, p))
+            for i in leaves
+        ]
+        goes, comes = (_message(found, p["comm"].size) for found in faces(shapes, p))
+        sides = {"sends": goes.parts, "receives": comes.parts, "rows": (goes.size, comes.size)}
+        cells = packed(goes.boxes, given.leaves, given.leaves[leaves[0]])
+        requests.append(start_op("alltoallv", (cells,), {"comm": p["comm"], **sides}))
+        received.append(comes)
+    end = End("halo_exchange", _Fill(given.form, tuple(received)))
+    return Joint([*requests, tuple(given.leaves)], end)

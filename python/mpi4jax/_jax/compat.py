@@ -1,0 +1,499 @@
+"""Everything that depends on JAX's version or on JAX's internals.
+
+Only this module and `_jax/traces.py` import from ``jax._src``. Supported: JAX 0.7 and newer.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax._src import (
+    api_util,
+    core,
+    custom_batching,
+    dispatch,
+    effects,
+    source_info_util,
+    xla_bridge,
+)
+from jax._src.ad_checkpoint import remat_p
+from jax._src.array import ArrayImpl
+from jax._src.custom_derivatives import linear_call_p
+from jax._src.interpreters import partial_eval as pe
+from jax._src.interpreters import pxla
+from jax._src.lib import version as jaxlib_version
+from jax._src.lib.mlir.dialects import hlo as _hlo
+from jax._src.shard_map import shard_map_p
+from jax._src.sharding_impls import UNSPECIFIED
+from jax._src.state.types import RefEffect
+from jax.core import ShapedArray, Tracer
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Primitive, Token
+from jax.extend.core.primitives import (
+    closed_call_p,
+    cond_p,
+    custom_jvp_call_p,
+    custom_lin_p,
+    custom_vjp_call_p,
+    jit_p,
+    linear_solve_p,
+    scan_p,
+    while_p,
+)
+from jax.interpreters import ad, mlir, xla
+from jax.interpreters import partial_eval as public_pe
+from jax.sharding import NamedSharding, PartitionSpec
+
+__all__ = [
+    "NOT_REPEATED",
+    "AbstractToken",
+    "ArrayImpl",
+    "Token",
+    "abstract_token",
+    "add_effect_type",
+    "array_type",
+    "bind_eqn",
+    "bind_jit_with_token",
+    "bind_with",
+    "caches_are_kept",
+    "close_constants",
+    "closed_call_p",
+    "cond_p",
+    "custom_jvp_call_p",
+    "custom_lin_p",
+    "custom_vjp_call_p",
+    "custom_vjp_rules",
+    "custom_vmap_p",
+    "dead_where_inside",
+    "eqn_line",
+    "eval_primitive",
+    "explicit_sharding",
+    "fresh_xla_token",
+    "has_refs",
+    "inner_jaxprs",
+    "is_of_current_trace",
+    "jaxlib_version",
+    "jit_p",
+    "keep_caches",
+    "linear_call_p",
+    "linear_solve_p",
+    "newer_than_tested",
+    "platforms",
+    "records_calls",
+    "refuse_to_repeat",
+    "register_targets",
+    "remat_p",
+    "replace_lowered",
+    "scan_counts",
+    "scan_p",
+    "shard_map_p",
+    "trace_state_clean",
+    "used_arguments",
+    "user_place",
+    "vary_as",
+    "varying_axes",
+    "visible_gpus",
+    "wait_also",
+    "while_p",
+    "with_debug_info",
+    "zero_tangent",
+]
+
+AbstractToken = core.AbstractToken
+abstract_token = core.abstract_token
+trace_state_clean = core.trace_ctx.is_top_level
+custom_vmap_p = custom_batching.custom_vmap_p
+Effect = effects.Effect
+keep_caches = jax.jit(lambda: 0)
+caches_are_kept = keep_caches._cache_size  # 0 until `keep_caches`, and after `jax.clear_caches`
+# The newest that the tests run with.
+TESTED = (0, 12)
+newer_than_tested = jax.version.__version_info__[:2] > TESTED
+# From this version on XLA records custom calls into CUDA graphs together with their states.
+records_calls = jaxlib_version >= (0, 9, 1)
+
+# Frames of this package are not the user's: error messages and `user_place` skip them.
+source_info_util.register_exclusion(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+
+def add_effect_type(effect: type[effects.Effect]) -> None:
+    """Declare ``effect`` ordered, and allowed wherever an op may stand.
+
+    Leaving any of these out loses ops: without ``partial_eval_kept_effects``, for instance, a
+    ``send`` (which has no outputs) drops out of the forward pass of a gradient.
+    """
+    for kind in (
+        effects.lowerable_effects,
+        effects.ordered_effects,
+        effects.control_flow_allowed_effects,
+        effects.custom_derivatives_allowed_effects,
+        effects.remat_allowed_effects,
+        effects.partial_eval_kept_effects,
+    ):
+        kind.add_type(effect)
+    _keep_in_partial_evaluation(effect)
+    if jax.version.__version_info__ < (0, 12):
+        _keep_in_checkpoint(effect)
+
+
+def _keep_in_partial_evaluation(effect: type[effects.Effect]) -> None:
+    """Keep equations that have the effect and unused results, of primitives that JAX forgets.
+
+    Of the primitives with functions inside, JAX keeps scans, loops and jitted functions.
+    """
+    forgotten = {remat_p, cond_p}
+    original = pe.new_eqn_recipe
+
+    def new_eqn_recipe(
+        trace: Any, ins: Any, outs: Any, primitive: Any, params: Any, effs: Any, *rest: Any
+    ) -> Any:
+        recipe = original(trace, ins, outs, primitive, params, effs, *rest)
+        if primitive in forgotten and any(isinstance(e, effect) for e in effs):
+            trace.effect_handles.append(pe.EffectHandle(list(ins), recipe))
+        return recipe
+
+    pe.new_eqn_recipe = new_eqn_recipe
+
+
+def _keep_in_checkpoint(effect: type[effects.Effect]) -> None:
+    """Keep a ``jax.checkpoint`` that has an effect and neither operands nor used results.
+
+    JAX drops those that have effects rather than those that have none.
+    """
+    original = public_pe.dce_rules[remat_p]
+
+    def rule(*args: Any) -> Any:
+        eqn, result = args[-1], original(*args)
+        if result[1] is None and any(isinstance(e, effect) for e in eqn.effects):
+            return [True] * len(eqn.invars), eqn
+        return result
+
+    public_pe.dce_rules[remat_p] = rule
+
+
+NOT_REPEATED = (
+    "mpi4jax: {} communicates, and has an invalid value (NaN, infinity) in its results; it is not "
+    "run again to find the operation, because other ranks would not take part in it. To find it, "
+    "call the function on all ranks without jax.jit (jax.disable_jit), where each operation is "
+    "checked by itself, or print what goes into its operations (jax.debug.print)"
+)
+
+
+def refuse_to_repeat(effect: effects.Effect) -> None:
+    """Let a compiled function with the effect, that gives a NaN under `jax_debug_nans`, fail.
+
+    JAX would run it again, operation by operation, on this rank alone.
+    """
+    original = api_util.maybe_recursive_nan_check
+
+    def check(e: Exception, fun: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        leaves, tree = jax.tree.flatten((args, kwargs))
+        arrays = [isinstance(leaf, (ArrayImpl, np.ndarray, Tracer)) for leaf in leaves]
+
+        def of_arrays(*values: Any) -> Any:  # the other arguments may be static
+            given = iter(values)
+            full = [next(given) if a else leaf for a, leaf in zip(arrays, leaves, strict=True)]
+            a, k = jax.tree.unflatten(tree, full)
+            return fun(*a, **k)
+
+        operands = [leaf for leaf, a in zip(leaves, arrays, strict=True) if a]
+        if effect in jax.make_jaxpr(of_arrays)(*operands).effects:
+            raise FloatingPointError(NOT_REPEATED.format(getattr(fun, "__name__", fun))) from None
+        return original(e, fun, args, kwargs)
+
+    api_util.maybe_recursive_nan_check = check
+
+
+# JAX forgets the effects of a `linear_call`, and up to 0.8 those of a `custom_vmap`.
+linear_call_p.def_effectful_abstract_eval(
+    lambda *_, callee, **__: (callee.out_avals, callee.effects)
+)
+if jax.version.__version_info__ < (0, 9):
+    custom_batching.custom_vmap_p.def_effectful_abstract_eval(
+        lambda *_, call, **__: (call.out_avals, call.effects)
+    )
+
+
+def replace_lowered(
+    effect: effects.Effect,
+    replace: Callable[[ClosedJaxpr, Sequence[bool], bool], ClosedJaxpr],
+    finish: Callable[[Any], None],
+    refusal: str,
+    hidden: str,
+) -> bool:
+    """Have JAX lower ``replace(jaxpr, donated, for_export)`` for each module's ``jaxpr``.
+
+    ``donated`` says for each argument whether its caller has given it up; ``finish`` is called
+    with the module of what has the effect.
+
+    What jitted functions, eager primitives, ahead-of-time compilation and export lower all comes
+    through one function of JAX. Programs with the effect that run on several devices are refused
+    by ``refusal``, those that hide it from JAX by ``hidden``, if JAX has nothing better to say.
+
+    Returns:
+        Whether JAX has that function.
+    """
+    original = getattr(pxla, "lower_sharding_computation", None)
+    if original is None:
+        return False
+    signature = inspect.signature(original)
+    if next(iter(signature.parameters)) != "closed_jaxpr":
+        return False
+    if not {"donated_invars", "lowering_parameters"} <= signature.parameters.keys():
+        return False
+
+    @functools.wraps(original)
+    def lower(closed_jaxpr: Any, *args: Any, **kwargs: Any) -> Any:
+        given = signature.bind(closed_jaxpr, *args, **kwargs).arguments
+        donated, for_export = given["donated_invars"], given["lowering_parameters"].for_export
+        try:
+            lowered = original(replace(closed_jaxpr, donated, for_export), *args, **kwargs)
+        except ValueError as error:
+            if effect in closed_jaxpr.effects and "for more than 1 device" in str(error):
+                raise ValueError(refusal) from None
+            raise
+        except KeyError as error:  # up to 0.7: the tokens of a primitive that has no effects
+            if error.args == (effect,):
+                raise NotImplementedError(hidden) from None
+            raise
+        if effect in closed_jaxpr.effects:
+            finish(lowered.stablehlo())
+        return lowered
+
+    pxla.lower_sharding_computation = lower
+    return True
+
+
+def wait_also(wait: Callable[[], None]) -> None:
+    """Have ``jax.effects_barrier()``, which waits for effects that JAX sees, call ``wait`` too."""
+    original = dispatch.RuntimeTokenSet.block_until_ready
+
+    def block_until_ready(self: Any) -> None:
+        original(self)
+        wait()
+
+    dispatch.RuntimeTokenSet.block_until_ready = block_until_ready
+
+
+def register_targets(
+    targets: Sequence[tuple[str, dict[str, Any], str]],
+    types: Sequence[tuple[str, dict[str, Any], str]],
+) -> None:
+    """Hand the native module's custom-call targets (and the types of their state) to XLA."""
+    register_type = getattr(jax.ffi, "register_ffi_type", None)
+    for name, registration, platform in types:
+        if register_type is not None:
+            register_type(name, registration, platform=platform)
+        else:
+            jax.ffi.register_ffi_type_id(name, registration["type_id"], platform=platform)
+    for name, bundle, platform in targets:
+        jax.ffi.register_ffi_target(name, bundle, platform=platform)
+
+
+def visible_gpus() -> str:
+    """The GPUs that JAX was told to use: ``"all"``, or numbers with commas between them."""
+    return xla_bridge.CUDA_VISIBLE_DEVICES.value
+
+
+def platforms() -> set[str]:
+    """Where this process may have arrays."""
+    return set(xla_bridge.backends())
+
+
+def fresh_xla_token() -> Any:
+    """An XLA token with no past: the start of a chain of ops."""
+    return _hlo.create_token()
+
+
+def dead_where_inside(primitive: Primitive, key: str) -> None:
+    """Drop operands and results of ``primitive`` that the jaxpr in its parameter does not use."""
+
+    def rule(used: Sequence[bool], *rest: Any) -> tuple[list[bool], Any]:
+        eqn = rest[-1]  # before it, from 0.12: which of the operands are live
+        closed = eqn.params[key]
+        jaxpr, used_in = public_pe.dce_jaxpr(closed.jaxpr, list(used))[:2]
+        return list(used_in), eqn.replace(
+            invars=[v for v, u in zip(eqn.invars, used_in, strict=True) if u],
+            outvars=[v for v, u in zip(eqn.outvars, used, strict=True) if u],
+            params={**eqn.params, key: ClosedJaxpr(jaxpr, closed.consts)},
+        )
+
+    public_pe.dce_rules[primitive] = rule
+
+
+def used_arguments(jaxpr: ClosedJaxpr) -> list[bool]:
+    """Which arguments of a function its results depend on."""
+    return list(public_pe.dce_jaxpr(jaxpr.jaxpr, [True] * len(jaxpr.out_avals))[1])
+
+
+def with_debug_info(jaxpr: ClosedJaxpr, of: ClosedJaxpr) -> ClosedJaxpr:
+    """``jaxpr`` under the names, of arguments and results, of another."""
+    return ClosedJaxpr(jaxpr.jaxpr.replace(debug_info=of.jaxpr.debug_info), jaxpr.consts)
+
+
+def eval_primitive(primitive: Primitive) -> Callable[..., Any]:
+    """The implementation that JAX gives its own primitives: compile and run."""
+
+    def impl(*args: Any, **params: Any) -> Any:
+        return xla.apply_primitive(primitive, *args, **params)
+
+    return impl
+
+
+def bind_eqn(eqn: JaxprEqn, args: Sequence[Any]) -> list[Any]:
+    """Evaluate one equation of a jaxpr on ``args``."""
+    return bind_with(eqn.primitive, eqn.params, args)
+
+
+def evaluate(
+    jaxpr: Jaxpr, consts: Sequence[Any], args: Sequence[Any], step: Callable[..., Sequence[Any]]
+) -> list[Any]:
+    """The results of a jaxpr, of which ``step(eqn, operands)`` evaluates each equation."""
+    env = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *args), strict=True))
+
+    def read(v: Any) -> Any:
+        return v.val if isinstance(v, Literal) else env[v]
+
+    for eqn in jaxpr.eqns:
+        with eqn.ctx.manager:
+            outs = step(eqn, [read(v) for v in eqn.invars])
+        env.update(zip(eqn.outvars, outs, strict=True))
+    return [read(v) for v in jaxpr.outvars]
+
+
+def bind_with(primitive: Primitive, params: dict[str, Any], args: Sequence[Any]) -> list[Any]:
+    """Evaluate an equation that has these parameters in a jaxpr."""
+    found = primitive.get_bind_params(params)
+    subfuns, params = found if isinstance(found, tuple) else ((), found)  # a tuple up to 0.9
+    out = primitive.bind(*subfuns, *args, **params)
+    return list(out) if primitive.multiple_results else [out]
+
+
+def custom_vjp_rules(params: dict[str, Any]) -> tuple[Any, Any]:
+    """The forward and the backward pass of a ``custom_vjp``, an equation with these parameters."""
+    found = custom_vjp_call_p.get_bind_params(params)
+    _, forward, backward = found[0] if isinstance(found, tuple) else found["subfuns"]
+    return forward, backward
+
+
+def zero_tangent(x: Any) -> Any:
+    """The symbolic zero that is the tangent of ``x``."""
+    return ad.Zero(jax.typeof(x).to_tangent_aval())
+
+
+def is_of_current_trace(value: Any) -> bool:
+    """Whether ``value`` is a tracer of the innermost transformation."""
+    return isinstance(value, Tracer) and value._trace is core.trace_ctx.trace
+
+
+def has_refs(jaxpr: ClosedJaxpr) -> bool:
+    """Whether it reads or writes mutable arrays (``jax.new_ref``)."""
+    kinds = (RefEffect, core.InternalMutableArrayEffect)
+    return any(isinstance(e, kinds) for e in jaxpr.effects)
+
+
+def explicit_sharding(x: Any) -> Any:
+    """How an array is cut along a mesh's axes, if its type says so (explicit axes); or None."""
+    sharding = jax.typeof(x).sharding
+    return sharding if any(axis is not None for axis in sharding.spec) else None
+
+
+def varying_axes(aval: Any) -> frozenset[Any]:
+    """The manual axes (of a `jax.shard_map`) that a value of this type varies over."""
+    found = aval.manual_axis_type.varying if hasattr(aval, "manual_axis_type") else aval.vma
+    return frozenset(found)
+
+
+def array_type(shape: tuple[int, ...], arrays: Sequence[Any]) -> ShapedArray:
+    """The type of a result of this shape, otherwise of the last of the arrays it is made from.
+
+    It varies over the manual axes that any of them varies over.
+    """
+    like = arrays[-1]
+    varying: frozenset[Any] = frozenset().union(*map(varying_axes, arrays))
+    # Constants have no mesh. Along the axes of one that has, ops are given arrays that are whole.
+    sharding = next((x.sharding for x in arrays if not x.sharding.mesh.empty), like.sharding)
+    if shape != like.shape or sharding is not like.sharding:
+        sharding = NamedSharding(sharding.mesh, PartitionSpec(*(None for _ in shape)))
+    if hasattr(like, "manual_axis_type"):  # from 0.11
+        changes = {"manual_axis_type": like.manual_axis_type.update(varying=varying)}
+    else:
+        changes = {"vma": varying}
+    return like.update(shape=shape, weak_type=False, sharding=sharding, **changes)
+
+
+def vary_as(x: Any, aval: Any) -> Any:
+    """``x``, which varies over those manual axes that a value of type ``aval`` varies over."""
+    has, wants = varying_axes(jax.typeof(x)), varying_axes(aval)
+    if has - wants:
+        x = jax.lax.psum(x, tuple(has - wants))  # the transpose of what made it vary
+    if wants - has:
+        axes = tuple(wants - has)
+        if hasattr(jax.lax, "pcast"):  # from 0.8
+            return jax.lax.pcast(x, axes, to="varying")
+        return jax.lax.pvary(x, axes)  # type: ignore[attr-defined]
+    return x
+
+
+def bind_jit_with_token(
+    jaxpr: ClosedJaxpr, params: dict[str, Any], token: Any, args: Sequence[Any]
+) -> list[Any]:
+    """Call a jitted function that was given one more argument and result, the first ones."""
+    more = {
+        "in_shardings": UNSPECIFIED,
+        "out_shardings": UNSPECIFIED,
+        "in_layouts": None,
+        "out_layouts": None,
+        "donated_invars": False,
+    }
+    params = {k: (more[k], *v) if k in more else v for k, v in params.items()}
+    out: list[Any] = jit_p.bind(token, *args, **{**params, "jaxpr": jaxpr})
+    return out
+
+
+def scan_counts(params: dict[str, Any]) -> tuple[int, int]:
+    """The number of constants and of carried values of a scan equation."""
+    if "num_consts" in params:
+        return params["num_consts"], params["num_carry"]
+    consts, carry = [len(tree) for tree in params["ft_in"].unpack()][:2]  # from 0.11
+    return consts, carry
+
+
+def user_place(ctx: mlir.LoweringRuleContext) -> tuple[str, str]:
+    """``file.py:function`` and ``file.py:81`` of the call that is being lowered, or ``""``."""
+    frame = _frame(ctx.traceback)
+    function = f"{os.path.basename(frame.file_name)}:{frame.function_name}" if frame else ""
+    return function, _line(ctx.traceback)
+
+
+def eqn_line(eqn: JaxprEqn) -> str:
+    """``file.py:81`` of the user's call that an equation stands for, or ``""``."""
+    return _line(eqn.source_info.traceback)
+
+
+def _frame(traceback: Any) -> Any:
+    return next(iter(source_info_util.user_frames(traceback)), None)
+
+
+def _line(traceback: Any) -> str:
+    frame = _frame(traceback)
+    return f"{os.path.basename(frame.file_name)}:{frame.start_line}" if frame else ""
+
+
+def inner_jaxprs(params: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The functions inside an equation, open or closed, by the names of their parameters."""
+    for name, value in params.items():
+        several = isinstance(value, (tuple, list))
+        for i, v in enumerate(value if several else (value,)):
+            if isinstance(v, (ClosedJaxpr, Jaxpr)):
+                yield f"{name}[{i}]" if several else name, v
+
+
+def close_constants(jaxpr: ClosedJaxpr) -> tuple[ClosedJaxpr, list[Any]]:
+    """A jaxpr whose constants are its first arguments, and the constants."""
+    return ClosedJaxpr(pe.convert_constvars_jaxpr(jaxpr.jaxpr), ()), list(jaxpr.consts)

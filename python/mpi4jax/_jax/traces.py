@@ -1,0 +1,244 @@
+"""The traces of JAX that differentiate and batch: what `_diff` needs of them.
+
+Thin, as `compat.py`, without an idea of why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax._src import api, api_util, core, custom_batching
+from jax._src import linear_util as lu
+from jax._src.interpreters import ad as _ad
+from jax._src.interpreters import partial_eval as pe
+from jax.core import AbstractValue
+from jax.extend.core import ClosedJaxpr
+from jax.interpreters import ad
+from jax.interpreters import partial_eval as public_pe
+
+_DIFFERENTIATING = (ad.JVPTrace, _ad.LinearizeTrace)
+_TRACERS = {ad.JVPTrace: ad.JVPTracer, _ad.LinearizeTrace: _ad.LinearizeTracer}
+
+# Raised by the forward pass of a ``custom_vjp`` if a value that it closes over is perturbed.
+ClosedOver = _ad.CustomVJPException
+
+
+def differentiates(trace: Any) -> bool:
+    return isinstance(trace, _DIFFERENTIATING)
+
+
+def linearizes(trace: Any) -> bool:
+    """Whether ``trace`` makes the linear function of a ``jax.linearize``, or of a ``jax.vjp``."""
+    return isinstance(trace, _ad.LinearizeTrace)
+
+
+def outside_of_vmap(trace: Any) -> Any:
+    """The trace in which the `vmap` is done that ``trace`` belongs to, if it belongs to one."""
+    while hasattr(trace, "axis_data"):
+        trace = trace.parent_trace
+    return trace
+
+
+def primal_and_tangent(trace: Any, value: Any) -> tuple[Any, Any]:
+    """The two parts of a value in a trace that differentiates; the tangent is None if zero."""
+    primal, tangent = trace.to_primal_tangent_pair(value)
+    return primal, None if type(tangent) is ad.Zero else tangent
+
+
+def dual(trace: Any, primal: Any, tangent: Any) -> Any:
+    """The value of a trace that differentiates with these two parts."""
+    return next(t for kind, t in _TRACERS.items() if isinstance(trace, kind))(
+        trace, primal, tangent
+    )
+
+
+def primals_of(trace: Any) -> Any:
+    """Context: what is called computes with the primals of a trace that differentiates."""
+    return core.set_current_trace(trace.parent_trace)
+
+
+def tangents_of(trace: Any) -> Any:
+    """Context: what is called computes with the tangents of a trace that differentiates."""
+    return core.set_current_trace(getattr(trace, "tangent_trace", trace.parent_trace))
+
+
+def current(trace: Any) -> Any:
+    """Context: what is called is differentiated by ``trace``."""
+    return core.set_current_trace(trace)
+
+
+def on_equation(handle: Callable[..., Any]) -> None:
+    """Call ``handle(trace, primitive, args, params)`` before an equation is differentiated.
+
+    It returns None to leave the equation to JAX, or its results.
+    """
+
+    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+        def process_primitive(self: Any, primitive: Any, args: Any, params: Any, /) -> Any:
+            out = handle(self, primitive, args, params)
+            return original(self, primitive, args, params) if out is None else out
+
+        return process_primitive
+
+    for trace in _DIFFERENTIATING:
+        trace.process_primitive = wrap(trace.process_primitive)
+
+
+def on_perturbed(handle: Callable[[Any, Any, Any], None]) -> None:
+    """Call ``handle(trace, primal, tangent)`` for each value that a trace differentiates."""
+
+    def wrap(original: Callable[..., None]) -> Callable[..., None]:
+        def init(self: Any, trace: Any, primal: Any, tangent: Any) -> None:
+            original(self, trace, primal, tangent)
+            if type(tangent) is not ad.Zero:
+                handle(trace, primal, tangent)
+
+        return init
+
+    for tracer in _TRACERS.values():
+        tracer.__init__ = wrap(tracer.__init__)  # type: ignore[method-assign]
+
+
+# What calls the rule of a ``custom_jvp``: ``call(rule, args)`` on values and their tangents.
+_call_rule: list[Callable[[Any, Sequence[Any]], list[Any]]] = []
+
+
+def on_jvp_rule(call: Callable[[Any, Sequence[Any]], list[Any]]) -> None:
+    """Have ``call(rule, args)`` call the rules of ``custom_jvp``s, on values and tangents."""
+    _call_rule[:] = [call]
+
+
+def _called(rule: lu.WrappedFun) -> lu.WrappedFun:
+    return lu.wrap_init(lambda *args: _call_rule[0](rule, args), debug_info=rule.debug_info)
+
+
+def on_custom_derivative(handle: Callable[..., Sequence[Any]]) -> None:
+    """Have ``handle(trace, args, fun, rules, params)`` give the arguments of functions with rules
+    of the user's.
+
+    They do not come by :func:`on_equation`. Functions are for :func:`trace_function`.
+    """
+
+    def wrap(original: Callable[..., Any], is_jvp: bool) -> Callable[..., Any]:
+        def process(self: Any, primitive: Any, fun: Any, *rest: Any, **params: Any) -> Any:
+            *rules, args = rest
+            args = handle(self, args, fun, rules, params)
+            if is_jvp and any(primal_and_tangent(self, x)[1] is not None for x in args):
+                rules = list(map(_called, rules))
+            return original(self, primitive, fun, *rules, args, **params)
+
+        return process
+
+    for trace in _DIFFERENTIATING:
+        trace.process_custom_jvp_call = wrap(trace.process_custom_jvp_call, True)
+        trace.process_custom_vjp_call = wrap(trace.process_custom_vjp_call, False)
+
+
+def on_shard_map(handle: Callable[..., Sequence[Any]]) -> None:
+    """Have ``handle(trace, args, fun, bind)`` give the arguments of a `jax.shard_map`.
+
+    It does not come by :func:`on_equation`. ``bind(*args)`` is the equation, ``fun`` is in it.
+    """
+
+    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+        def process(self: Any, primitive: Any, fun: Any, args: Any, **params: Any) -> Any:
+            def bind(*args: Any) -> list[Any]:
+                trace = core.trace_ctx.trace
+                return list(trace.process_shard_map(primitive, fun, args, **params))
+
+            return original(self, primitive, fun, handle(self, args, fun, bind), **params)
+
+        return process
+
+    for trace in _DIFFERENTIATING:
+        trace.process_shard_map = wrap(trace.process_shard_map)
+
+
+def on_linear_transpose(handle: Callable[[Any, Sequence[Any]], Any]) -> None:
+    """Have ``handle(fun, args)`` run the functions that ``jax.linear_transpose`` is given.
+
+    ``args`` are the inputs of the linear function, the unknown values of a partial evaluation.
+    """
+    original = pe.trace_to_jaxpr_nounits
+
+    def trace_to_jaxpr_nounits(fun: lu.WrappedFun, *args: Any, **kwargs: Any) -> Any:
+        if fun.debug_info.traced_for == "linear_transpose":
+            given = fun
+            fun = lu.wrap_init(lambda *args: handle(given, args), debug_info=given.debug_info)
+        return original(fun, *args, **kwargs)
+
+    pe.trace_to_jaxpr_nounits = trace_to_jaxpr_nounits
+
+
+def trace_function(fun: lu.WrappedFun, args: Sequence[Any]) -> ClosedJaxpr:
+    """What a function of JAX's does on ``args``, values or types."""
+    avals = [x if isinstance(x, AbstractValue) else jax.typeof(x) for x in args]
+    jaxpr, _, consts = public_pe.trace_to_jaxpr_dynamic(fun, avals)
+    return ClosedJaxpr(jaxpr, consts)
+
+
+def function_of_jax(fun: Callable[..., Any], args: Sequence[Any]) -> lu.WrappedFun:
+    """``fun``, to be called on ``args``, as JAX passes functions around."""
+    return lu.wrap_init(fun, debug_info=api_util.debug_info("mpi4jax", fun, args, {}))
+
+
+def let_call_again(fun: lu.WrappedFun) -> None:
+    """Let a function of JAX's, which stores its auxiliary outputs, be called once more."""
+    for store in getattr(fun, "stores", ()):
+        if store is not None:
+            store.reset()
+
+
+def alone(fun: lu.WrappedFun) -> Any:
+    """The user's function behind a rule, if that takes nothing but arrays; else None."""
+    return fun.f if len(fun.transforms) == 1 else None
+
+
+def concrete(value: Any) -> Any:
+    """The array that a value stands for; None if it is not known yet."""
+    return None if isinstance(value, AbstractValue) else core.to_concrete_value(value)
+
+
+# ---- vmap
+
+_JACFWD = "mpi4jax: jacfwd"  # the name of the axis of its `vmap`
+
+
+def is_jacfwd(axis_data: Any) -> bool:
+    """Whether a `vmap` batches nothing but tangents, and wants unbatched primal results."""
+    return bool(axis_data.name == _JACFWD)
+
+
+def _name_axis_of_jacfwd() -> None:
+    original = api.vmap
+
+    def vmap(fun: Any, *args: Any, **kwargs: Any) -> Any:
+        if getattr(fun, "func", None) is api._jvp:  # only jacfwd maps it
+            kwargs["axis_name"] = _JACFWD
+        return original(fun, *args, **kwargs)
+
+    api.vmap = vmap
+
+
+_name_axis_of_jacfwd()
+
+
+def _skip_empty_vmap() -> None:
+    """Take away the `vmap` over nothing that JAX puts around the derivative of a `custom_vmap`.
+
+    Ops in a `vmap` are batched although their operands are not.
+    """
+    original = custom_batching.vmap_unrestricted
+
+    def vmap_unrestricted(f: lu.WrappedFun, *args: Any, in_axes: Any, **kwargs: Any) -> Any:
+        if any(axis is not None for axis in in_axes):
+            return original(f, *args, in_axes=in_axes, **kwargs)
+        out = f.call_wrapped(*args)
+        return out, [None for _ in out]
+
+    custom_batching.vmap_unrestricted = vmap_unrestricted
+
+
+_skip_empty_vmap()

@@ -1,0 +1,1 @@
+"""This process in its job: the watchdog, ranks that fail, waiting for what was started."""

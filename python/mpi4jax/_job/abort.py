@@ -1,0 +1,202 @@
+"""One rank fails, all stop.
+
+A rank that ends with an exception leaves the others waiting in operations that never end, and
+itself waits for them in ``MPI_Finalize``. So, in a job of several ranks, an uncaught exception
+and ``sys.exit`` with an error end the job, after what Python prints.
+
+Not touched: exceptions that somebody catches (a test runner, say), interactive sessions, jobs of
+one rank, and programs started with ``MPI4JAX_ABORT=0``.
+
+A rank that is interrupted or terminated says in a line where it was, if the program has no use of
+its own for the signal.
+"""
+
+from __future__ import annotations
+
+import atexit
+import builtins
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, NoReturn
+
+from mpi4py import MPI
+
+from .. import _native
+
+# A rank that fails has this long to end the job through MPI.
+_LAST_RESORT = 3.0
+# After an interrupt, the others have this long to say where they are.
+_INTERRUPT_GRACE = 1.0
+# After sys.exit, the others have this long to come to their own end.
+_EXIT_GRACE = 1.0
+
+_OPT_OUT = "(MPI4JAX_ABORT=0: it does not)"
+
+_exit_code = 0
+
+
+def _interactive() -> bool:
+    return (
+        hasattr(sys, "ps1")
+        or bool(sys.flags.interactive)
+        or "IPython.core.interactiveshell" in sys.modules
+    )
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.flush()
+
+
+def _abort(code: int) -> None:
+    _flush()
+    _native.abort_after(_LAST_RESORT, code)
+    if MPI.Is_initialized() and not MPI.Is_finalized():
+        MPI.COMM_WORLD.Abort(code)
+
+
+def _say(words: str) -> None:
+    if sys.stderr is not None:
+        sys.stderr.write(f"r{MPI.COMM_WORLD.rank} | mpi4jax: {words}\n")
+
+
+# ---- Exceptions
+
+# Called with an exception that nobody has caught, and its traceback: each may add a note to it.
+ADVISERS: list[Callable[[BaseException, TracebackType | None], None]] = []
+
+
+def _add_notes(error: BaseException, trace: TracebackType | None) -> None:
+    for advise in ADVISERS:
+        advise(error, trace)
+
+
+def _say_exception(where: str, exception: Any) -> None:
+    """In one piece: ranks that fail together do not mix their lines, and no launcher that is told
+    of the end meanwhile loses a part."""
+    words = f"an uncaught exception {where} ends the job {_OPT_OUT}"
+    if exception is not None:
+        words += "\n" + "".join(traceback.format_exception(*exception)).rstrip()
+    _flush()
+    _say(words)
+
+
+def _say_interrupt(trace: TracebackType | None) -> None:
+    """One line: a job that is interrupted has as many as ranks."""
+    frames = traceback.extract_tb(trace)
+    own = [f for f in frames if "/site-packages/" not in f.filename and "<" not in f.filename]
+    where = "".join(f" at {f.filename}:{f.lineno} in {f.name}" for f in (own or frames)[-1:])
+    _flush()
+    _say(f"KeyboardInterrupt{where} ends the job {_OPT_OUT}")
+
+
+def _on_exception(
+    kind: type[BaseException], value: BaseException, trace: TracebackType | None
+) -> None:
+    _add_notes(value, trace)
+    ends_job = not _interactive()
+    own = ends_job and _previous_hook is sys.__excepthook__
+    if not own:
+        _previous_hook(kind, value, trace)
+    if own and issubclass(kind, KeyboardInterrupt):
+        _say_interrupt(trace)
+        # Others may have been interrupted too, in operations. If they end first, all has been said.
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        time.sleep(_INTERRUPT_GRACE)
+    elif ends_job:
+        _say_exception("on this rank", (kind, value, trace) if own else None)
+    if ends_job:
+        _abort(130 if issubclass(kind, KeyboardInterrupt) else 1)
+
+
+def _on_thread_exception(args: threading.ExceptHookArgs) -> None:
+    if issubclass(args.exc_type, SystemExit):
+        return  # as Python does, which knows no subclasses here: it ends the thread alone
+    ends_job = args.thread is not None and not args.thread.daemon and not _interactive()
+    own = ends_job and _previous_thread_hook is threading.__excepthook__
+    if not own:
+        _previous_thread_hook(args)
+    if ends_job:
+        name = args.thread.name if args.thread is not None else ""
+        exception = (args.exc_type, args.exc_value, args.exc_traceback)
+        _say_exception(f"in a thread of this rank ({name})", exception if own else None)
+        _abort(1)
+
+
+# ---- sys.exit
+#
+# No hook is called for it, and it may be caught. Nothing catches it if no Python frame is left by
+# the time that it is deleted.
+
+
+class _Exit(SystemExit):
+    __module__, __qualname__ = "builtins", "SystemExit"
+
+    def __reduce__(self) -> Any:
+        return SystemExit, self.args
+
+    def __del__(self) -> None:
+        global _exit_code
+        if sys._getframe().f_back is None and threading.current_thread() is threading.main_thread():
+            code = self.code
+            _exit_code = int(code) if isinstance(code, int) else int(code is not None)
+
+
+def _exit(status: Any = None, /) -> NoReturn:
+    """Exit the interpreter by raising SystemExit(status)."""
+    raise _Exit(status)
+
+
+def _quit(self: Any, code: Any = None) -> NoReturn:
+    raise _Exit(code)
+
+
+def _at_exit() -> None:
+    if _exit_code and not _interactive():
+        _say(f"exit with status {_exit_code} on this rank ends the job {_OPT_OUT}")
+        _flush()
+        # Ranks that end by themselves at the same time lose nothing of what they print.
+        _native.abort_after(_EXIT_GRACE, _exit_code & 0xFF or 1)
+
+
+def _only_advise(
+    kind: type[BaseException], value: BaseException, trace: TracebackType | None
+) -> None:
+    _add_notes(value, trace)
+    _previous_hook(kind, value, trace)
+
+
+def install(ends_job: bool) -> None:
+    """Make errors of this rank end the job, if they are to. Called when the package is imported."""
+    global _previous_hook, _previous_thread_hook
+    hook = _on_exception if ends_job else _only_advise
+    _previous_hook, sys.excepthook = sys.excepthook, hook
+    if not ends_job:
+        return
+    _previous_thread_hook, threading.excepthook = threading.excepthook, _on_thread_exception
+    sys.exit = _exit
+    quitter = type(getattr(builtins, "exit", None))
+    if quitter.__name__ == "Quitter":
+        quitter.__call__ = _quit  # type: ignore[method-assign,assignment]
+    atexit.register(_at_exit)
+    if not _interactive():
+        _native.watch_signals(signal.getsignal(signal.SIGINT) is signal.default_int_handler)
+
+
+def uninstall() -> None:
+    """Undo :func:`install`, but for ``sys.exit``, which does no more than it always did."""
+    if sys.excepthook in (_on_exception, _only_advise):
+        sys.excepthook = _previous_hook
+    if threading.excepthook is _on_thread_exception:
+        threading.excepthook = _previous_thread_hook
+    atexit.unregister(_at_exit)
+
+
+_previous_hook = sys.excepthook
+_previous_thread_hook = threading.excepthook

@@ -1,0 +1,115 @@
+"""``flush``: wait for all that has been started.
+
+JAX knows nothing of the operations of a program whose effect is hidden, so what its runtime tokens
+would tell is put together here: programs run in the order in which their thread started them, an
+array is ready when its program has ended, and Rust knows what is running.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from typing import Any
+
+import jax
+import numpy as np
+
+from .. import _native
+from .._jax import compat
+
+
+@jax.jit
+def _nothing(x: jax.Array) -> jax.Array:
+    # A copy, for which no kernel has to be compiled; JAX would not run what returns its argument.
+    return jax.lax.optimization_barrier(x)
+
+
+_zero = np.zeros((), np.float32)
+
+
+def _last() -> Any:
+    """An array that is ready when all that this thread has started has ended."""
+    with jax.transfer_guard("allow"):
+        return _nothing(_zero)
+
+
+class _Thread:
+    """Deleted by the thread that it belongs to, when that ends."""
+
+    def __del__(self) -> None:
+        with contextlib.suppress(Exception):  # at its end the interpreter waits itself
+            _ended.append(_last())
+
+
+_threads = threading.local()
+_main = threading.main_thread().ident
+# What was under way when its thread ended.
+_ended: list[jax.Array] = []
+
+
+def started_here() -> None:
+    """This thread may start operations: :func:`flush` waits for them also after its end."""
+    try:
+        _ = _threads.mine
+    except AttributeError:
+        _threads.mine = None if threading.get_ident() == _main else _Thread()
+
+
+def _may_have_started() -> bool:
+    return threading.get_ident() == _main or hasattr(_threads, "mine")
+
+
+_finished = False
+
+
+def finish() -> None:
+    """Wait a last time: JAX calls `_wait` once more at exit, when its devices are gone."""
+    global _finished
+    flush()
+    _finished = True
+
+
+def _wait() -> None:
+    if _finished or isinstance(done := _last(), jax.core.Tracer):
+        return
+    arrays = [done, *(x for x in jax.live_arrays() if not x.is_deleted() and not x.is_ready())]
+    while _ended:
+        arrays.append(_ended.pop())
+    for x in arrays:
+        with contextlib.suppress(Exception):  # of a program that failed: for whoever reads it
+            x.block_until_ready()
+    _native.wait()
+
+
+def flush() -> None:
+    """Wait until all operations that were started by this process have ended.
+
+    JAX runs ahead of Python: when a call returns, its communication may not have begun. Call this
+    before you use the same communicator through mpi4py. It is called at exit, before
+    ``MPI_Finalize``. ``jax.effects_barrier()`` does the same.
+
+    It waits for what this thread has started, for all arrays of other threads, for threads that
+    have ended, and for each operation that is running. It cannot know of a program of another
+    thread that still waits for its operands and whose results were all dropped.
+
+    Raises:
+        RuntimeError: called while a function is traced, whose operations have not started.
+    """
+    if not compat.trace_state_clean() and isinstance(_last(), jax.core.Tracer):
+        raise RuntimeError(
+            "flush: called inside a function that is being compiled, where nothing has started "
+            "that could be waited for; call it after the compiled function"
+        )
+    jax.effects_barrier()
+
+
+def flush_own() -> None:
+    """:func:`flush`, if this thread may have started operations.
+
+    A thread of JAX's, in a callback, would wait for its own program.
+    """
+    if _may_have_started() and not _finished and compat.trace_state_clean():
+        flush()
+
+
+compat.wait_also(_wait)

@@ -1,0 +1,155 @@
+"""Which job a process is of: a name that its ranks share, and no other job has.
+
+Ranks learn it without asking each other, since some may import the package late, or never. Where
+they cannot be certain, they take names of their own: ranks that know nothing of each other are
+better than jobs that take each other's ranks for theirs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import itertools
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+# Programs whose children are ranks. Between them and a rank there may be shells.
+_LAUNCHERS = ("hydra_pmi_proxy", "slurmstepd", "prterun", "prted", "orted", "mpirun", "mpiexec")
+# Options of Hydra's proxies by which they find the mpiexec of their job, and which of its jobs.
+_HYDRA = ("--control-port", "--upstream-host", "--upstream-port", "--pgid")
+
+
+def _ancestors() -> Iterator[tuple[int, str]]:
+    """Number and name of the parent, its parent, and so on."""
+    pid = os.getppid()
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        for _ in range(16):
+            name, _, rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")
+            yield pid, name.partition("(")[2]
+            pid = int(rest.split()[1])
+
+
+def _start(pid: int) -> str:
+    """When a process was started, in whatever units."""
+    with contextlib.suppress(OSError, IndexError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    return ""
+
+
+def _options(pid: int) -> str:
+    words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+    return "-".join(v for k, v in itertools.pairwise(words) if k in _HYDRA)
+
+
+def _digest(*words: str) -> str:
+    return hashlib.sha256("\0".join(words).encode()).hexdigest()[:12]
+
+
+def _boot() -> str:
+    with contextlib.suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text()
+    return ""
+
+
+def _space() -> str:
+    """What processes have in common that have one machine, and see each other's numbers."""
+    with contextlib.suppress(OSError):
+        return _digest(_boot(), os.readlink("/proc/self/ns/pid"))
+    return ""
+
+
+# How many ranks there are on this host, and in all, in words of Open MPI's and of Hydra's.
+_SIZES = (
+    ("OMPI_COMM_WORLD_LOCAL_SIZE", "OMPI_COMM_WORLD_SIZE"),
+    ("MPI_LOCALNRANKS", "PMI_SIZE"),
+)
+
+
+def _on_one_host() -> bool:
+    env = os.environ
+    return env.get("SLURM_STEP_NUM_NODES") == "1" or any(
+        local in env and env[local] == env.get(everywhere) for local, everywhere in _SIZES
+    )
+
+
+def _launched() -> str:
+    """What the launcher calls the job, or ``""``."""
+    env = os.environ
+    if name := env.get("PMIX_NAMESPACE"):
+        if not _on_one_host():
+            return name
+        # Launchers in containers, whose hosts and numbers may be the same, choose the same names.
+        # But the ranks of a host have one server, which has a port of its own.
+        server = next((v for k, v in sorted(env.items()) if k.startswith("PMIX_SERVER_URI")), "")
+        return f"{name}-{_digest(_boot(), server) if server else _space()}"
+    slurm = "-".join(filter(None, (env.get("SLURM_JOB_ID"), env.get("SLURM_STEP_ID"))))
+    pid, name = next(((p, n) for p, n in _ancestors() if n in _LAUNCHERS), (0, ""))
+    if name == "hydra_pmi_proxy":
+        # It may have started several jobs in one allocation of Slurm's.
+        with contextlib.suppress(OSError):
+            if options := _options(pid):
+                return "-".join(filter(None, ("hydra", slurm, options)))
+    if name == "slurmstepd" and slurm:
+        return f"slurm-{slurm}"
+    return env.get("PMI_JOBID", "")
+
+
+def job(size: int) -> str:
+    """A name that the processes of this job, of so many ranks, share."""
+    name = _launched()
+    if size == 1:
+        # Also a rank that no launcher has started, of which one shell may have many.
+        name = f"{name or os.uname().nodename}-{os.getpid()}-{_space()}"
+    elif not name:
+        # The processes of one host have one parent.
+        parent = next((p for p, n in _ancestors() if n in _LAUNCHERS), os.getppid())
+        name = f"{os.uname().nodename}-{parent}-{_start(parent)}-{_space()}"
+    plain = "".join(c if c.isalnum() or c in "-_.@" else "_" for c in name)
+    return plain if len(plain) <= 100 else hashlib.sha256(plain.encode()).hexdigest()[:32]
+
+
+def _launcher() -> int:
+    """The process that has started the ranks of this host, or 0."""
+    # Where ranks are no descendants of it, its number is in the name that it has given the job.
+    name, _, pid = os.environ.get("PMIX_NAMESPACE", "").partition("@")[0].rpartition("-")
+    with contextlib.suppress(OSError):
+        if name.startswith("prterun-") and Path(f"/proc/{pid}/comm").read_text() == "prterun\n":
+            return int(pid)
+    return next((p for p, n in _ancestors() if n in _LAUNCHERS), 0)
+
+
+def has_one_directory() -> bool:
+    """Whether all ranks of the job certainly have the same :func:`directory`.
+
+    They have if they are on one host, where they see the files that their launcher sees, and have
+    its settings: nobody has put them in containers, or told them apart.
+    """
+    launcher = f"/proc/{_launcher()}"
+    with contextlib.suppress(OSError):
+        its = set(Path(f"{launcher}/environ").read_bytes().split(b"\0"))
+        names = ("MPI4JAX_DUMP_DIR", "TMPDIR", "TEMP", "TMP")
+        own = {os.fsencode(f"{k}={os.environ[k]}") for k in names if k in os.environ}
+        theirs = {v for v in its if v.startswith(tuple(os.fsencode(f"{k}=") for k in names))}
+        same_files = os.readlink(f"{launcher}/ns/mnt") == os.readlink("/proc/self/ns/mnt")
+        return _on_one_host() and same_files and own == theirs
+    return False
+
+
+def directory(size: int) -> Path:
+    """Where the ranks of this job leave their state, in a folder of this user's alone."""
+    base = os.environ.get("MPI4JAX_DUMP_DIR") or tempfile.gettempdir()
+    return Path(base).absolute() / f"mpi4jax-{os.geteuid()}" / job(size)
+
+
+def rank_names(ranks: list[int]) -> str:
+    """``ranks 0-2, 5``"""
+    parts: list[list[int]] = []
+    for rank in sorted(ranks):
+        if parts and parts[-1][-1] == rank - 1:
+            parts[-1].append(rank)
+        else:
+            parts.append([rank])
+    names = (f"{p[0]}-{p[-1]}" if len(p) > 1 else str(p[0]) for p in parts)
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(names)}"

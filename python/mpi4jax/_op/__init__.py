@@ -1,0 +1,1 @@
+"""What an op is: its row, its primitive, its arguments, communicators, reductions, pytrees."""

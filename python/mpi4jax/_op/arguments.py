@@ -1,0 +1,123 @@
+"""Checks of the arguments of ops that are no arrays: ranks, tags and axes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from mpi4py import MPI
+
+from .. import _native
+from .comm import Comm, static_int
+
+ANY_SOURCE, ANY_TAG, PROC_NULL = MPI.ANY_SOURCE, MPI.ANY_TAG, MPI.PROC_NULL
+# Half of MPI's tags are those of derivatives: their messages never meet those of the program.
+DERIVATIVE = _native.set_tag_limit(int(MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) or 32767))
+
+
+def rank_of(op: str, name: str, value: Any, comm: Comm, *special: str) -> int:
+    """The rank of ``comm`` that an argument is, or the constant of MPI.
+
+    Raises:
+        TypeError: it is no integer, or a traced one.
+        ValueError: it is no rank, and none of the ``special`` constants.
+    """
+    if type(value) is int and 0 <= value < comm.size:
+        return value
+    expected = f"a rank from 0 to {comm.size - 1}" + "".join(f" or MPI.{n}" for n in special)
+    value = static_int(op, name, value, expected)
+    if 0 <= value < comm.size or any(value == getattr(MPI, n) for n in special):
+        return value
+    raise ValueError(
+        f"{op}: argument '{name}' must be {expected} (communicator {comm.key} has size "
+        f"{comm.size}), got {value}"
+    )
+
+
+def _traced(op: str, name: str, value: Any) -> Any:
+    """A traced integer, as int32.
+
+    Raises:
+        TypeError: it is no scalar of an integer type.
+    """
+    if value.shape != () or not jnp.issubdtype(value.dtype, np.integer):
+        raise TypeError(
+            f"{op}: argument '{name}' must be an integer, or a traced scalar of an integer type; "
+            f"got a traced value: {value}"
+        )
+    limits = np.iinfo(np.int32)
+    if not np.can_cast(value.dtype, np.int32):  # what is out of range has to stay there
+        value = jnp.clip(value, max=limits.max)
+        if jnp.issubdtype(value.dtype, np.signedinteger):
+            value = jnp.clip(value, min=limits.min)
+    return value.astype(np.int32)
+
+
+def source_of(op: str, name: str, value: Any, comm: Comm) -> Any:
+    """The rank that a message comes from, which may be traced; raises as :func:`rank_of`."""
+    if isinstance(value, jax.core.Tracer):
+        return _traced(op, name, value)
+    return rank_of(op, name, value, comm, "ANY_SOURCE", "PROC_NULL")
+
+
+def dest_of(op: str, name: str, value: Any, comm: Comm) -> Any:
+    """The rank that a message goes to, which may be traced; raises as :func:`rank_of`."""
+    if isinstance(value, jax.core.Tracer):
+        return _traced(op, name, value)
+    return rank_of(op, name, value, comm, "PROC_NULL")
+
+
+def tag_of(op: str, name: str, value: Any, *, wildcard: bool = False) -> Any:
+    """The tag of a message, which may be traced, and a wildcard if it is received.
+
+    Raises:
+        TypeError: it is no integer.
+        ValueError: it is no tag.
+    """
+    if isinstance(value, jax.core.Tracer):
+        value = _traced(op, name, value)
+        # A number that the native module knows for none, and from which it tells what was given.
+        return jnp.where(value >= DERIVATIVE, value - DERIVATIVE + np.iinfo(np.int32).min, value)
+    if type(value) is int and (0 <= value < DERIVATIVE or (wildcard and value == ANY_TAG)):
+        return value
+    expected = f"an integer from 0 to {DERIVATIVE - 1}" + (" or MPI.ANY_TAG" if wildcard else "")
+    value = static_int(op, name, value, expected)
+    if 0 <= value < DERIVATIVE or (wildcard and value == ANY_TAG):
+        return value
+    raise ValueError(f"{op}: argument '{name}' must be {expected}, got {value}")
+
+
+def from_end(
+    op: str, axes: Sequence[int], widths: Sequence[tuple[int, int]], shape: tuple[int, ...]
+) -> list[int]:
+    """The exchanged axes of an array, counted from its end (1 is the last one).
+
+    Raises:
+        ValueError: the array lacks an axis, or has too few cells along one.
+    """
+    counted: dict[int, int] = {}
+    out = []
+    for axis, (low, high) in zip(axes, widths, strict=True):
+        if not -len(shape) <= axis < len(shape):
+            raise ValueError(
+                f"{op}: argument 'axes' has axis {axis}, which an array of shape {shape} lacks"
+            )
+        position = axis % len(shape)
+        if position in counted:
+            raise ValueError(
+                f"{op}: argument 'axes' names one axis twice, as {counted[position]} and {axis}, "
+                f"of an array of shape {shape}"
+            )
+        counted[position] = axis
+        inner = shape[position] - low - high
+        if inner < max(low, high):
+            raise ValueError(
+                f"{op}: argument 'x' of shape {shape} has {max(inner, 0)} inner cells along axis "
+                f"{axis}, between ghost cells of width {low} below and {high} above; expected at "
+                f"least {max(low, high)}"
+            )
+        out.append(len(shape) - position)
+    return out

@@ -1,0 +1,370 @@
+"""Communicators, reductions and statuses as parameters of JAX primitives.
+
+JAX caches by the hash of an equation's parameters. mpi4py's handles are new Python objects each
+time, so each communicator and reduction is represented by one object that lives as long as it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import itertools
+import operator
+import threading
+import time
+from typing import Any
+
+import jax
+import numpy as np
+from mpi4py import MPI
+
+from .. import _native
+from .._job import flush, job, watch
+from .._setup import transport
+
+_handleof = MPI._handleof
+
+
+class AnyComm:
+    """Any communicator with this rank and size, where an operand says which one."""
+
+    __slots__ = ("key", "rank", "size")
+
+    def __init__(self, rank: int, size: int):
+        self.key, self.rank, self.size = f"any#{rank}/{size}", rank, size
+
+    def __repr__(self) -> str:
+        return f"any[{self.size}]"
+
+    @property
+    def any(self) -> AnyComm:
+        return self
+
+
+_any_comm = functools.cache(AnyComm)
+
+
+class Comm:
+    """A live intracommunicator.
+
+    Attributes:
+        key: its name for the native module, unique in this process. It is the communicator's own
+            name where that is unique, so an exported program finds it again by name.
+        number: its number for the native module.
+        rank: rank of this process.
+        size: number of ranks.
+        any: what eager ops on it are compiled for.
+        cache: what is known of it and made for it, and forgotten with it.
+    """
+
+    __slots__ = ("__weakref__", "any", "cache", "handle", "key", "mpi", "number", "rank", "size")
+
+    def __init__(self, mpi: MPI.Intracomm, key: str):
+        self.mpi, self.key, self.handle = mpi, key, _handleof(mpi)
+        self.rank, self.size = mpi.Get_rank(), mpi.Get_size()
+        self.any = _any_comm(self.rank, self.size)
+        self.cache: dict[Any, Any] = {}
+        self.number = _native.register_comm(key, self.handle, self.rank, self.size)
+
+    def __repr__(self) -> str:
+        return f"{self.key}[{self.size}]"
+
+
+class Reduction:
+    """A reduction: ``name`` is MPI's ("SUM"), or ``user#k`` for one made by the user."""
+
+    __slots__ = ("mpi", "name", "user")
+
+    def __init__(self, mpi: MPI.Op, name: str, user: bool):
+        # `mpi` is kept: a reduction written in Python dies with its mpi4py object.
+        self.mpi, self.name, self.user = mpi, name, user
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+class Status:
+    """An mpi4py status, by identity. Compiled code that writes to it keeps it alive.
+
+    None: any one, where an operand says which.
+    """
+
+    __slots__ = ("address", "mpi")
+
+    def __init__(self, mpi: MPI.Status | None):
+        self.mpi, self.address = mpi, 0 if mpi is None else MPI._addressof(mpi)
+        if self.address:
+            _native.add_status(self.address)
+
+    # At the end of the interpreter the module may have no names any more.
+    def __del__(self, remove: Any = _native.remove_status) -> None:
+        if self.address:
+            remove(self.address)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Status) and self.address == other.address
+
+    def __hash__(self) -> int:
+        return hash(self.address)
+
+    def __repr__(self) -> str:
+        return "status"
+
+
+_comms: dict[int, Comm] = {}
+_freed: dict[int, str] = {}  # handle -> key, of the last ones
+_REMEMBERED = 64
+_keys: set[str] = set()
+_count = itertools.count()
+_default: Comm | None = None  # once it is made
+_making = threading.RLock()
+
+
+def registered() -> list[Comm]:
+    """All communicators that are known here."""
+    return list(_comms.values())
+
+
+# Ranks that import the package when they start, as most do, have come so many seconds after each
+# other at most.
+_COMING = 5.0
+_imported = time.monotonic()
+
+
+def _forget(mpi: MPI.Comm, keyval: int, comm: Comm) -> None:
+    """MPI calls this when a communicator is freed, by whatever handle and library."""
+    # Programs run ahead of Python: an operation on it may not have begun. MPICH frees late, where
+    # the last request on it ends, maybe within a program that a flush would wait for.
+    if not _native.is_calling():
+        flush.flush_own()
+    _comms.pop(comm.handle, None)
+    comm.cache.clear()
+    _freed[comm.handle] = comm.key
+    while len(_freed) > _REMEMBERED:
+        _freed.pop(next(iter(_freed)), None)
+    _keys.discard(comm.key)
+    _native.free_comm(comm.key)
+
+
+# Deleted with the communicator, not copied to its duplicates.
+_keyval = MPI.Comm.Create_keyval(delete_fn=_forget)
+
+
+def _is_live(mpi: MPI.Intracomm) -> bool:
+    """Whether a handle, not null, is that of a communicator that exists.
+
+    After ``b = MPI.Intracomm(a); a.Free()`` the handle ``b`` dangles. MPICH says so when it is
+    used; Open MPI crashes, unless it is asked for the communicator that has the index which it
+    finds there.
+    """
+    try:
+        return _handleof(MPI.Comm.f2py(mpi.py2f())) == _handleof(mpi) and mpi.Get_size() > 0
+    except MPI.Exception:
+        return False
+
+
+def _register(mpi: MPI.Intracomm) -> Comm:
+    _freed.pop(_handleof(mpi), None)
+    name = mpi.Get_name()
+    unique = bool(name) and name not in _keys
+    transport.announce_device()
+    comm = Comm(mpi, name if unique else f"{name or 'comm'}#{next(_count)}")
+    _keys.add(comm.key)
+    _comms[comm.handle] = comm
+    mpi.Set_attr(_keyval, comm)
+    return comm
+
+
+def _default_comm() -> Comm:
+    global _default
+    if _default is not None:
+        return _default
+    with _making:  # two threads of a rank may need it first
+        if _default is not None:
+            return _default
+        if _native.watch_choose_default("clone") == "world":
+            # Ranks have ended that had no use for it, when nobody seemed to be left who would.
+            _default = as_comm("mpi4jax", MPI.COMM_WORLD)
+            return _default
+        _native.watch_enter("the making of the default communicator (which takes all ranks)")
+        try:
+            clone = MPI.COMM_WORLD.Clone()
+            _native.watch_link(_handleof(clone), watch.wants_link())
+        finally:
+            _native.watch_leave()
+        clone.Set_name("mpi4jax.default")
+        _default = as_comm("mpi4jax", clone)
+        return _default
+
+
+def default_comm() -> MPI.Intracomm:
+    """The communicator of ops that are given none: a clone of ``COMM_WORLD``.
+
+    It is made when it is first used, which is collective. Where ranks have ended before that
+    without it, it is ``COMM_WORLD`` itself.
+
+    Returns:
+        mpi4py.MPI.Intracomm: the same communicator each time.
+
+    Example:
+        >>> import mpi4jax
+        >>> 0 <= mpi4jax.default_comm().rank < mpi4jax.default_comm().size
+        True
+    """
+    comm = _default_comm().mpi
+    _native.watch_share_default()
+    return comm
+
+
+def _will_be_made() -> bool:
+    """Wait until it is known whether the default communicator is made. At this rank's end."""
+    pause = 0.001
+    while (chosen := _native.watch_choose_default()) is None:
+        others = _native.watch_others_have_finished()
+        if others is None:
+            return True
+        finished, have_come = others
+        if finished and (have_come or time.monotonic() > _imported + _COMING):
+            chosen = _native.watch_choose_default("world")
+            break
+        MPI.COMM_SELF.Iprobe()  # others may wait for MPI to go on in this process
+        time.sleep(pause)
+        pause = min(2 * pause, 0.02)
+    return chosen == "clone"
+
+
+@atexit.register
+def join_default_comm() -> None:
+    # Cloning is collective. Ranks that never needed the clone would otherwise be in MPI_Finalize
+    # while the others, say a pair that exchanges messages, wait in the clone. But ranks that have
+    # not imported the package never join.
+    if _default is not None or not MPI.Is_initialized() or MPI.Is_finalized():
+        return
+    if MPI.COMM_WORLD.size > 1 and (not job.has_one_directory() or _will_be_made()):
+        _default_comm()
+
+
+def static_int(op: str, name: str, value: Any, expected: str) -> int:
+    """The integer that an argument is.
+
+    Raises:
+        TypeError: it is none, or a traced value.
+    """
+    if isinstance(value, jax.core.Tracer):
+        raise TypeError(
+            f"{op}: argument '{name}' must be a static integer, got a traced value: {value}; "
+            "mark it with static_argnums or static_argnames"
+        )
+    if isinstance(value, (bool, np.bool_)) or not hasattr(value, "__index__"):
+        raise TypeError(
+            f"{op}: argument '{name}' must be {expected}, got {type(value).__name__}: {value!r}"
+        )
+    return operator.index(value)
+
+
+def as_comm(op: str, comm: Any) -> Comm:
+    """The :class:`Comm` of an mpi4py communicator.
+
+    Raises:
+        TypeError: not an mpi4py intracommunicator.
+        ValueError: the null communicator (a freed one, for instance).
+    """
+    if comm is None:
+        return _default_comm()
+    if not isinstance(comm, MPI.Intracomm):
+        raise TypeError(
+            f"{op}: argument 'comm' must be an mpi4py.MPI.Intracomm or None, "
+            f"got {type(comm).__name__}: {comm!r}"
+        )
+    found = _comms.get(_handleof(comm))
+    if found is not None:
+        return found
+    if comm == MPI.COMM_NULL:
+        raise ValueError(
+            f"{op}: argument 'comm' is the null communicator (was it freed, or did "
+            "a Split leave this rank out?); expected a live communicator"
+        )
+    if not _is_live(comm):
+        raise ValueError(
+            f"{op}: argument 'comm' is communicator {_freed.get(_handleof(comm), '')}, which has "
+            "been freed through another handle; expected a live communicator"
+        )
+    with _making:  # two threads may use it first
+        found = _comms.get(_handleof(comm))
+        return _register(comm) if found is None else found
+
+
+_PREDEFINED = (
+    *("SUM", "PROD", "MAX", "MIN", "LAND", "LOR", "LXOR", "BAND", "BOR", "BXOR"),
+    *("MINLOC", "MAXLOC"),
+)
+MEAN = Reduction(MPI.SUM, "MEAN", user=False)
+"""The sum over all ranks, divided by their number: a reduction of floats and complex numbers."""
+
+_reductions: dict[int, Reduction] = {
+    _handleof(getattr(MPI, name)): Reduction(getattr(MPI, name), name, user=False)
+    for name in _PREDEFINED
+}
+# By the ids of mpi4py's constants, which never die, and of `MEAN`.
+constants = {id(reduction.mpi): reduction for reduction in _reductions.values()}
+constants[id(MEAN)] = MEAN
+_WITHOUT_MEANING = {_handleof(getattr(MPI, name)): name for name in ("REPLACE", "NO_OP", "OP_NULL")}
+
+
+def known_reduction(reduction: Any) -> Reduction | None:
+    """That of a reduction that is known here; of anything else, None."""
+    found = constants.get(id(reduction))
+    if found is not None or not isinstance(reduction, MPI.Op):
+        return found
+    found = _reductions.get(_handleof(reduction))
+    # A freed reduction's handle may come back as that of a new one.
+    return found if found is None or not found.user or found.mpi == reduction else None
+
+
+def as_reduction(op: str, reduction: Any, *, mean: bool = False) -> Reduction:
+    """The :class:`Reduction` of an mpi4py reduction; or ``MEAN``, for an op that has it.
+
+    Raises:
+        TypeError: not an mpi4py reduction, or one that arrays have no use for.
+    """
+    found = known_reduction(reduction)
+    if found is not None and (mean or found is not MEAN):
+        return found
+    if found is MEAN:
+        raise TypeError(
+            f"{op}: argument 'op' is mpi4jax.MEAN, which is over all ranks; expected an "
+            "mpi4py.MPI.Op such as MPI.SUM (allreduce, reduce and reduce_scatter have a mean)"
+        )
+    if not isinstance(reduction, MPI.Op):
+        or_mean = " or mpi4jax.MEAN" if mean else ""
+        raise TypeError(
+            f"{op}: argument 'op' must be an mpi4py.MPI.Op such as MPI.SUM{or_mean}, "
+            f"got {type(reduction).__name__}: {reduction!r}"
+        )
+    handle = _handleof(reduction)
+    if handle in _WITHOUT_MEANING:
+        raise TypeError(
+            f"{op}: argument 'op' is MPI.{_WITHOUT_MEANING[handle]}, which is not defined for "
+            f"JAX arrays; expected one of {', '.join(_PREDEFINED)} or a reduction made with "
+            "MPI.Op.Create"
+        )
+    new = Reduction(reduction, f"user#{next(_count)}", user=True)
+    _native.register_reduction(new.name, handle)
+    _reductions[handle] = new
+    return new
+
+
+def as_status(op: str, status: Any) -> Status | None:
+    """The :class:`Status` of an mpi4py status, or None.
+
+    Raises:
+        TypeError: not an mpi4py status.
+    """
+    if status is None:
+        return None
+    if not isinstance(status, MPI.Status):
+        raise TypeError(
+            f"{op}: argument 'status' must be an mpi4py.MPI.Status or None, "
+            f"got {type(status).__name__}: {status!r}"
+        )
+    return Status(status)

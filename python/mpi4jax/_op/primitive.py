@@ -1,0 +1,274 @@
+"""The JAX primitives of the ops: types of their operands and results, and how they are batched.
+
+Every primitive has one ordered effect, so JAX keeps each op, once, in program order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax.core import ShapedArray
+from jax.extend.core import Primitive
+from mpi4py import MPI
+
+from .. import _native
+from .._jax import compat, traces
+from .comm import MEAN, Reduction, as_reduction
+from .spec import SPECS, Params, Spec, first_axes, is_root
+
+TOKEN = ShapedArray((), np.dtype(np.float32))
+_ENVELOPE = ShapedArray((2,), np.dtype(np.int32))
+
+
+def envelope(spec: Spec, p: Params) -> list[ShapedArray]:
+    """The type of what an op says of what has come, if it does."""
+    if not p.get("env_out"):
+        return []
+    return [ShapedArray((p["comm"].size,), np.dtype(np.int32)) if spec.has_counts else _ENVELOPE]
+
+
+# dtype name -> what reductions it has
+DTYPES = {
+    name: {
+        **{"arithmetic": a, "inexact": a and not b},
+        **{"ordered": o, "bitwise": b, "logical": lo},
+    }
+    for name, _, _, movable, a, o, b, lo in _native.dtypes_table()
+    if movable
+}
+
+
+class MPIEffect(compat.Effect):
+    """The one effect of all ops: they happen in program order."""
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other)
+
+    def __hash__(self) -> int:
+        return hash("mpi4jax.MPIEffect")
+
+    def __repr__(self) -> str:
+        return "MPI"
+
+    __str__ = __repr__
+
+
+effect = MPIEffect()
+compat.add_effect_type(MPIEffect)
+
+# Why an operation has no token.
+HIDDEN = (
+    "inside a primitive that does not tell JAX of the effects of the functions in it (a "
+    "lineax.linear_solve is one), so that the operation could be lost; use a solver of "
+    "mpi4jax.linalg, or jax.lax.custom_linear_solve"
+)
+
+
+def split(spec: Spec, p: Params, args: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
+    """Operands as (arrays, counts and numbers, token). A token is there or not."""
+    n = len(p["axes"]) if spec.arrays is None else spec.arrays
+    m = n + spec.has_counts + (p.get("operand") is not None)
+    return list(args[:n]), list(args[n:m]), list(args[m:])
+
+
+# ---- Operations that are started, and waited for later: rules in `_requests/rules.py`
+
+HANDLE = ShapedArray((3,), np.dtype(np.float32))
+
+start_p = Primitive("mpi4jax_start")
+wait_p = Primitive("mpi4jax_wait")
+start_p.multiple_results = wait_p.multiple_results = True
+
+
+def split_start(p: Params, args: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
+    """Operands as (arrays, numbers, token)."""
+    return split(SPECS[p["of"]], p, args)
+
+
+def split_wait(p: Params, args: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
+    """Operands as (handle, counts and numbers, token)."""
+    n = 1 + SPECS[p["of"]].has_counts + (p.get("operand") is not None)
+    return list(args[:1]), list(args[1:n]), list(args[n:])
+
+
+# ---- Abstract evaluation
+
+
+def split_payload(spec: Spec, x: Any, size: int) -> tuple[int, ...]:
+    """The shape of one of the blocks or rows of ``x``, of which there have to be so many."""
+    op = spec.name
+    if x.shape[:1] == (size,):
+        return tuple(x.shape[1:])
+    if spec.has_any_size:
+        said = "its first leaf has" if spec.has_counts else "the counts say"
+        raise ValueError(
+            f"{op}: argument 'x' must have as many rows along its first axis as {said}; "
+            f"expected ({size}, ...), got {x.shape}"
+        )
+    raise ValueError(
+        f"{op}: argument 'x': {op.capitalize()} input must have shape (nproc, ...), one block "
+        f"per rank; expected ({size}, ...), got {x.shape}"
+    )
+
+
+def result_avals(spec: Spec, p: Params, avals: Sequence[Any]) -> list[ShapedArray]:
+    if not spec.returns:
+        return []
+    if spec.arrays is None:
+        return [compat.array_type(x.shape, [x]) for x in avals]
+    x = avals[-1]  # of sendrecv: the template of the received array
+    before, after = first_axes(spec, p)
+    payload = tuple(x.shape) if before is None else split_payload(spec, x, before)
+    return [compat.array_type(payload if after is None else (after, *payload), avals)]
+
+
+# What a reduction needs of a dtype: the flag's name in the native table.
+_NEEDS = {
+    **dict.fromkeys(("SUM", "PROD"), "arithmetic"),
+    "MEAN": "inexact",
+    **dict.fromkeys(("MAX", "MIN", "MAXLOC", "MINLOC"), "ordered"),
+    **dict.fromkeys(("BAND", "BOR", "BXOR"), "bitwise"),
+    **dict.fromkeys(("LAND", "LOR", "LXOR"), "logical"),
+}
+
+
+def check_reduction(op: str, reduction: Reduction | None, aval: Any, blocks: bool = False) -> None:
+    """Whether an array can be communicated, and reduced. ``blocks``: its first axis is the rank."""
+    name = str(aval.dtype)
+    flags = DTYPES.get(name)
+    if flags is None:
+        raise TypeError(
+            f"{op}: dtype {name} cannot be communicated; expected one of {', '.join(DTYPES)}"
+        )
+    if reduction is None or reduction.user:
+        return
+    if reduction.name in ("MAXLOC", "MINLOC") and aval.shape[blocks:][-1:] != (2,):
+        raise ValueError(
+            f"{op}: reduction {reduction.name} works on pairs (value, index) along the last "
+            f"axis{' of a block' * blocks}; expected shape (..., 2), got {aval.shape}"
+        )
+    if flags[_NEEDS[reduction.name]]:
+        return
+    allowed = ", ".join(d for d, f in DTYPES.items() if f[_NEEDS[reduction.name]])
+    raise TypeError(
+        f"{op}: reduction {reduction.name} is not defined for dtype {name}; "
+        f"expected one of {allowed}"
+    )
+
+
+def check_dtype(spec: Spec, p: Params, aval: Any) -> None:
+    blocks = first_axes(spec, p)[0] is not None
+    check_reduction(spec.name, p.get("reduction"), aval, blocks)
+
+
+def abstract_eval(spec: Spec, *args: Any, **p: Any) -> tuple[list[Any], set[Any]]:
+    arrays, _, token = split(spec, p, args)
+    for x in arrays:
+        check_dtype(spec, p, x)
+    out = result_avals(spec, p, arrays)
+    out += envelope(spec, p)
+    return [*out, *(TOKEN for _ in token)], {effect}
+
+
+# ---- Binding and batching
+
+PRIMITIVES: dict[str, Primitive] = {}
+
+
+def bind(spec: Spec, *args: Any, **p: Any) -> list[Any]:
+    if p.get("reduction") is MEAN:  # the sum, divided: to JAX nothing else
+        y, *rest = bind(spec, *args, **sum_of_mean(spec, p, args[0]))
+        return [mean_of_sum(spec, p, y), *rest]
+    return list(PRIMITIVES[spec.name].bind(*args, **p))
+
+
+def sum_of_mean(spec: Spec, p: Params, x: Any) -> Params:
+    """The parameters of the sum that a mean begins with."""
+    check_dtype(spec, p, x)
+    return {**p, "reduction": as_reduction(spec.name, MPI.SUM)}
+
+
+def mean_of_sum(spec: Spec, p: Params, y: Any) -> Any:
+    """The mean, where this rank has the sum."""
+    if spec.has_root and not is_root(p):
+        return y
+    # A small float may not hold the number of ranks.
+    wide = y.astype(np.float32) if y.dtype.itemsize < 4 else y
+    return (wide / p["comm"].size).astype(y.dtype)
+
+
+def first_of_batch(x: Any, dim: int | None) -> Any:
+    """The first token or handle of a batch, which may be empty; if it is none, the one there is."""
+    return x if dim is None else jnp.sum(jnp.moveaxis(x, dim, 0)[:1], axis=0)
+
+
+def of_batch(numbers: Any, axis: int, ask_same: bool) -> Any:
+    """The numbers that the elements of a batch have in common.
+
+    Elements that did not take a branch of a `cond` have none. With ``ask_same``, -1 where they
+    differ: they may all have been given the same ones (`vmap` of a `cond` does), which only their
+    values tell, when the op runs.
+    """
+    greatest = jnp.max(numbers, axis=axis, initial=0)
+    if not ask_same:
+        return greatest
+    least = jnp.min(numbers, axis=axis, initial=np.iinfo(np.int32).max)
+    return jnp.where(least < greatest, -1, greatest)
+
+
+def batch(
+    spec: Spec, axis_data: Any, args: Sequence[Any], dims: Sequence[Any], **p: Any
+) -> tuple[Any, Any]:
+    """All arrays are batched, also unbatched ones: on another rank they may be batched.
+
+    Not in `jax.jacfwd`, and not where `_diff/ad.py` has made a token that tells.
+    """
+    if is_unbatched(axis_data, dims, p):
+        out = bind(spec, *args, **p)
+        return out, [None] * len(out)
+    operands, after = batched_operands(spec, axis_data.size, args, dims, p)
+    out = bind(spec, *operands, **p)
+    out_dims: list[int | None] = [None] * len(out)
+    if spec.returns:
+        results = len(p["axes"]) if spec.arrays is None else 1
+        out_dims[:results] = [after] * results
+    *_, token = split(spec, p, dims)
+    if token and token[0] is not None:
+        out[-1], out_dims[-1] = jnp.broadcast_to(out[-1], (axis_data.size,)), 0
+    return out, out_dims
+
+
+def is_unbatched(axis_data: Any, dims: Sequence[Any], p: Params) -> bool:
+    """Whether an op is not batched on any rank."""
+    threaded = p.get("threaded") or traces.is_jacfwd(axis_data)
+    return bool(threaded) and all(d is None for d in dims)
+
+
+def batched_operands(
+    spec: Spec, size: int, args: Sequence[Any], dims: Sequence[Any], p: Params
+) -> tuple[list[Any], int]:
+    """The operands of an op on a batch of so many elements, and its axis in the result."""
+    arrays, numbers, token = split(spec, p, list(zip(args, dims, strict=True)))
+    if p.get("operand") == "given" and numbers[0][1] is not None:
+        raise NotImplementedError(
+            f"{spec.name}: a source, destination or tag is batched by vmap, where one message "
+            "carries the whole batch; expected the same one for all elements of the batch "
+            "(in_axes=None, or computed outside of the vmap)"
+        )
+    # The axis goes behind the one of blocks or rows, where there is one.
+    before, after = (int(length is not None) for length in first_axes(spec, p))
+
+    def to_payload(x: Any, d: int | None) -> Any:
+        """Move, or make, the batch axis at the front of the payload of one rank."""
+        if d is None:
+            x, d = jnp.broadcast_to(x, (size, *x.shape)), 0
+        return jnp.moveaxis(x, d, before)
+
+    xs = [to_payload(x, d) for x, d in arrays]
+    ask_same = spec.has_counts and p["env_out"]
+    numbers = [x if d is None else of_batch(x, d, ask_same) for x, d in numbers]
+    one = [first_of_batch(x, d) for x, d in token]
+    return [*xs, *numbers, *one], after

@@ -1,0 +1,57 @@
+"""Which rows of an array, along its first axis, ranks send to one another: as static counts say."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from .comm import Comm, static_int
+
+Part = tuple[int, int]  # the first row, and how many
+NOTHING = (0, 0)
+
+
+def counts_of(op: str, name: str, counts: Any, comm: Comm) -> tuple[int, ...]:
+    """The rows of each rank that an argument says.
+
+    Raises:
+        TypeError: it is no sequence of integers.
+        ValueError: it is not as long as there are ranks; a negative number of rows.
+    """
+    expected = f"{comm.size} numbers of rows, one for each rank"
+    if isinstance(counts, jax.core.Tracer) or not isinstance(counts, (Sequence, np.ndarray)):
+        what = "a traced value" if isinstance(counts, jax.core.Tracer) else type(counts).__name__
+        raise TypeError(
+            f"{op}: argument '{name}' must be {expected}, known when it is traced, "
+            f"got {what}: {counts!r}"
+        )
+    known = tuple(static_int(op, name, count, expected) for count in counts)
+    if len(known) != comm.size or min(known) < 0:
+        raise ValueError(f"{op}: argument '{name}' must be {expected}, got {known}")
+    return known
+
+
+def side_by_side(counts: Iterable[int]) -> tuple[Part, ...]:
+    """The rows of each rank, where they lie in the order of the ranks."""
+    ends = itertools.accumulate(counts)
+    return tuple((end - count, count) for end, count in zip(ends, counts, strict=True))
+
+
+def with_root(
+    known: tuple[int, ...], root: int, comm: Comm
+) -> tuple[int, tuple[Part, ...], tuple[Part, ...]]:
+    """Of an array that is whole on the root: its rows on this rank, which of them are whose, and
+    which of this rank's own rows go to, or come from, whom."""
+    own = known[comm.rank]
+    everyones = known if root == comm.rank else (0,) * comm.size
+    rows = sum(known) if root == comm.rank else own
+    return rows, side_by_side(everyones), only(root, (0, own), comm.size)
+
+
+def only(rank: int, part: Part, size: int) -> tuple[Part, ...]:
+    """The rows of one rank, and nothing for the others."""
+    return tuple(part if r == rank else NOTHING for r in range(size))

@@ -1,0 +1,221 @@
+"""What is known of each op.
+
+The native module has a row for each (`src/ops/table.rs`): its names, what it takes, and how much a
+rank sends and receives. An op's file in `ops` adds what JAX's rules need (`define`);
+together they are a :class:`Spec`.
+
+Operands of every primitive: ``(*arrays, counts?, numbers?, token?)``; results: ``(*arrays,
+envelope?, token?)``. The token is a float32 scalar. Counts are int32: how many rows go to each
+rank; in a derivative also how many come from each. The numbers are int32, and known when the op
+runs; the parameter ``operand`` says what they are:
+
+``"given"``
+    ``(source, recvtag, dest, sendtag)`` of a message, each with ``OFFSET`` added, or 0 for one that
+    a parameter says. The parameters of the others are None.
+``"recorded"``
+    The same, kept by an op for its derivative. There 0 may also be what JAX makes of what a branch
+    of a `cond` keeps, where it takes another branch.
+``"call"``
+    All that may change from one eager call to the next: those four, as they are, and more
+    (`Operand::Call` in `src/ops/call.rs`).
+
+The envelope is the pair (source, tag), with ``OFFSET`` added, of the message that was received; it
+is there with ``env_out``, where a derivative needs to know what a wildcard matched. Of an op with
+counts it is how many rows have come from each rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from mpi4py import MPI
+
+from .. import _native
+
+Params = dict[str, Any]
+
+OFFSET = 3  # makes all of MPI's constants positive
+PEERS = ("source", "recvtag", "dest", "sendtag")
+
+
+class Call(NamedTuple):
+    """A call of an op, with all that its function was given but for the token.
+
+    Attributes:
+        op: name of the op.
+        arrays: arguments that are arrays, or pytrees of arrays.
+        params: the others, as parameters of the primitive.
+        counts: of an op that takes counts, the array of them.
+    """
+
+    op: str
+    arrays: tuple[Any, ...]
+    params: Params
+    counts: tuple[Any, ...] = ()
+
+
+def is_root(p: Params) -> bool:
+    return bool(p["root"] == p["comm"].rank)
+
+
+@dataclass(frozen=True, eq=False)
+class Spec:
+    """One op.
+
+    Attributes:
+        name: the op, as in ``mpi4jax.<name>``.
+        mpi: the MPI function that it calls.
+        has_reduction, has_root, has_peer: whether it takes a reduction; a root; a source, a
+            destination, or both.
+        has_blocks: whether it takes any number of arrays at once, and returns as many.
+        has_parts: whether it is told which rows of its array go to each rank and come from it.
+        has_counts: whether an array says how many rows go to each rank.
+        at_root, elsewhere: what a rank sends and receives: ``"none"``, ``"one"`` block, or one
+            ``"per rank"``.
+        started: the MPI function that starts it without waiting for its end, if the native module
+            does.
+        prepare: makes a :class:`Call` of the arguments of its function, by their names.
+        self_test: how ``python -m mpi4jax`` tests it: a call and what it must return.
+        lower: how its primitive is lowered; by default every rank calls it.
+        adjoint: the same of its transpose, if that is no other op. The primitive then has a
+            parameter of that name.
+        transpose: how the transpose of a message is made of messages the other way.
+            An op with neither is its own transpose.
+        derivative: its tangent with the reductions PROD, MAX and MIN.
+        start: how it is started as other ops: given what starts one of a name with arguments and
+            parameters, arguments and parameters; a `_requests.request.Joint`.
+        is_uniform: whether its result is one global value, equal on all ranks. Then its adjoint
+            is local.
+        only_for_its_result: given the parameters, whether it is done for nothing else: then it
+            is worth a warning if nothing uses the result.
+        overwrites: given the parameters, whether it may leave the result where the operand is,
+            at no cost. Not where the result is the operand, has another shape, or where the MPI
+            library or we would have to copy.
+    """
+
+    name: str
+    mpi: str
+    has_reduction: bool
+    has_root: bool
+    has_peer: bool
+    has_blocks: bool
+    has_parts: bool
+    has_counts: bool
+    at_root: tuple[str, str]
+    elsewhere: tuple[str, str]
+    started: str | None
+    prepare: Callable[..., Call]
+    self_test: Callable[[Any], Any]
+    lower: Callable[..., Any] | None = None
+    adjoint: Callable[..., Any] | None = None
+    transpose: Callable[..., Any] | None = None
+    derivative: Callable[..., Any] | None = None
+    start: Callable[..., Any] | None = None
+    is_uniform: bool = False
+    only_for_its_result: Callable[[Params], bool] = lambda p: False
+    overwrites: Callable[[Params], bool] = lambda p: False
+
+    @property
+    def starts(self) -> bool:
+        """Whether it can be started, and waited for later."""
+        return self.started is not None or self.start is not None
+
+    @cached_property
+    def sends(self) -> bool:
+        return self.at_root[0] != "none" or self.elsewhere[0] != "none"
+
+    @cached_property
+    def returns(self) -> bool:
+        """Whether it returns an array."""
+        return self.at_root[1] != "none" or self.elsewhere[1] != "none"
+
+    @cached_property
+    def arrays(self) -> int | None:
+        """How many arrays it takes: data, or a template for what is received. None: any number."""
+        if self.has_blocks:
+            return None
+        return self.sends + self.returns if self.has_peer else int(self.sends or self.returns)
+
+    @cached_property
+    def has_any_size(self) -> bool:
+        """Whether ranks may have arrays of different sizes."""
+        return self.has_blocks or self.has_parts or self.has_counts
+
+    @cached_property
+    def defaults(self) -> Params:
+        """The parameters that only derivatives change."""
+        if self.has_peer:
+            return {"env_out": False}
+        known = {} if self.adjoint is None else {"adjoint": False}
+        return {**known, "env_out": True} if self.has_counts else known
+
+    @cached_property
+    def params(self) -> frozenset[str]:
+        """Names of its static parameters."""
+        names = {"comm", *self.defaults}
+        names |= {"reduction"} if self.has_reduction else set()
+        names |= {"root"} if self.has_root else set()
+        names |= {"source", "recvtag", "status"} if self.has_peer and self.returns else set()
+        names |= {"dest", "sendtag"} if self.has_peer and self.sends else set()
+        names |= {"axes", "widths", "neighbours"} if self.has_blocks else set()
+        names |= {"rows", "sends", "receives"} if self.has_parts else set()
+        names |= {"rows"} if self.has_counts else set()
+        return frozenset(names)
+
+
+SPECS: dict[str, Spec] = {}  # in alphabetical order once `mpi4jax.ops` is imported
+_ROWS = {row[0]: row for row in _native.ops_table()}
+
+
+def add(name: str, **known: Any) -> Spec:
+    """Put an op into the table.
+
+    Raises:
+        ImportError: the native module does not have it.
+    """
+    if name not in _ROWS:
+        raise ImportError(
+            f"mpi4jax: the native module does not know the op {name}: it belongs to another "
+            "build than the Python package; reinstall mpi4jax"
+        )
+    SPECS[name] = Spec(*_ROWS[name], **known)
+    return SPECS[name]
+
+
+def op_of(eqn: Any) -> str | None:
+    """The op that an equation of a jaxpr is, if it is one."""
+    name: str = eqn.primitive.name.removeprefix("mpi4jax_")
+    return name if name in SPECS and name != eqn.primitive.name else None
+
+
+def first_axes(spec: Spec, p: Params) -> tuple[int | None, int | None]:
+    """The length of the first axis of input and result, which is one of blocks for each rank, or of
+    rows; None: there is no such axis. A transpose exchanges the two."""
+    if "rows" in p:
+        before, after = p["rows"]
+    else:
+        sides = spec.at_root if spec.has_root and is_root(p) else spec.elsewhere
+        before, after = (p["comm"].size if side == "per rank" else None for side in sides)
+    return (after, before) if p.get("adjoint") else (before, after)
+
+
+def wildcard(p: Params) -> bool:
+    """Whether the receiving side of a message leaves its source or its tag open.
+
+    One that is known when it runs may turn out to be a wildcard. What is received from nobody
+    is not open: it has no sender to learn anything from.
+    """
+    if "source" not in p or p["source"] == MPI.PROC_NULL:
+        return False
+    return p["source"] in (MPI.ANY_SOURCE, None) or p["recvtag"] in (MPI.ANY_TAG, None)
+
+
+def is_template(spec: Spec, p: Params, argument: int) -> bool:
+    """Whether the values of an argument are not read: it only says what is received."""
+    if spec.has_peer:
+        return spec.returns and argument == spec.sends
+    send, recv = spec.at_root if spec.has_root and is_root(p) else spec.elsewhere
+    return send == "none" and recv != "none"

@@ -1,0 +1,97 @@
+"""What a request is to a program: a pytree."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from .._op.packing import Form
+from .._op.spec import SPECS, Spec
+
+
+@dataclass(frozen=True)
+class Of:
+    """What a request is of: all but its handles. It is equal for equal requests, so that a loop
+    may carry one that is started on one line at first and on another one then."""
+
+    op: str
+    params: tuple[tuple[str, Any], ...]
+    form: Form | None  # of what was given; None: no array
+
+    @property
+    def spec(self) -> Spec:
+        return SPECS[self.op]
+
+
+@jax.tree_util.register_pytree_node_class
+class Request:
+    """An operation that was started: :func:`wait` gives its result.
+
+    A pytree of a few numbers, which jitted functions take and return, and loops carry; that of a
+    halo exchange has the block too. Each is waited for once.
+    """
+
+    __slots__ = ("_children", "_of")
+
+    def __init__(self, children: Sequence[Any], of: Any):
+        self._children, self._of = tuple(children), of
+
+    def tree_flatten(self) -> tuple[tuple[Any, ...], Any]:
+        return self._children, self._of
+
+    @classmethod
+    def tree_unflatten(cls, of: Any, children: Sequence[Any]) -> Request:
+        return cls(children, of)
+
+    @property
+    def _op(self) -> str:
+        return str(self._of.op)
+
+    def _all_handles(self) -> tuple[Any, ...]:
+        return self._children[: len(self._children) - self._of.spec.has_counts]
+
+    def _counts(self) -> tuple[Any, ...]:
+        """Those of an op that takes counts, behind the handles."""
+        return self._children[len(self._all_handles()) :]
+
+    def __repr__(self) -> str:
+        return f"<request of i{self._op}>"
+
+    def __iter__(self) -> Any:
+        raise TypeError(
+            f"i{self._op} returns a request alone, without a token; "
+            "mpi4jax.wait(request) gives the result"
+        )
+
+
+@dataclass(frozen=True)
+class End:
+    """The end of an operation that is made of others.
+
+    Attributes:
+        op: the operation.
+        result: its result, from the results of those and from the arrays of its :class:`Joint`.
+    """
+
+    op: str
+    result: Callable[[list[Any], tuple[Any, ...]], Any]
+
+
+@jax.tree_util.register_pytree_node_class
+class Joint(Request):
+    """A request that is made of others: ``(*requests, arrays)``."""
+
+    __slots__ = ()
+
+    @property
+    def _requests(self) -> tuple[Request, ...]:
+        return self._children[:-1]
+
+    def _all_handles(self) -> tuple[Any, ...]:
+        return tuple(handle for request in self._requests for handle in request._all_handles())
+
+    def _result(self, results: list[Any]) -> Any:
+        return self._of.result(results, self._children[-1])

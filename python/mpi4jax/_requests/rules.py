@@ -1,0 +1,237 @@
+"""Operations that are started, and waited for later: two primitives, of all ops that have this.
+
+``mpi4jax_start`` takes what the op takes, and gives a *handle*: three float32, by which the native
+module knows what is under way (`src/transport/requests.rs`). ``mpi4jax_wait`` takes the handle, and
+gives what the op gives; the counts of an op that takes some are also an operand of the wait, whose
+transpose needs them. Both have the op's parameters, and ``of``, its name; a wait has ``given``,
+the type of the array that was given to the start, and ``derived``, whether it is in a derivative.
+
+What is linear in an operand is linear in the handle, as JAX sees it. So a handle's tangent is the
+handle of the same op on the tangents. The transpose of a wait starts the adjoint, and gives its
+handle as the cotangent of the handle that was waited for; the transpose of the start waits for it.
+JAX adds zeros to cotangents, which changes no handle, and the handle of nothing is zeros.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.core import ShapedArray
+from jax.interpreters import ad, batching
+from mpi4py import MPI
+
+from .._diff.derivative import Back, inexact, tag_of_derivative
+from .._jax import compat
+from .._op.primitive import (
+    HANDLE,
+    TOKEN,
+    batched_operands,
+    check_dtype,
+    effect,
+    first_of_batch,
+    is_unbatched,
+    of_batch,
+    result_avals,
+    split,
+    split_wait,
+    start_p,
+    wait_p,
+)
+from .._op.spec import SPECS, Params, Spec, first_axes, wildcard
+
+# ---- Types
+
+
+@start_p.def_effectful_abstract_eval
+def _start_types(*args: Any, of: str, **p: Any) -> tuple[list[Any], set[Any]]:
+    spec = SPECS[of]
+    arrays, _, token = split(spec, p, args)
+    for x in arrays:
+        check_dtype(spec, p, x)
+    result_avals(spec, p, arrays)  # says if a shape is wrong
+    return [compat.array_type(HANDLE.shape, [*arrays, HANDLE]), *(TOKEN for _ in token)], {effect}
+
+
+def _results(spec: Spec, p: Params, given: Any) -> list[ShapedArray]:
+    return [] if given is None else result_avals(spec, p, [given])
+
+
+@wait_p.def_effectful_abstract_eval
+def _wait_types(*args: Any, of: str, given: Any, **p: Any) -> tuple[list[Any], set[Any]]:
+    handle, _, token = split_wait({"of": of, **p}, args)
+    if given is not None:
+        given = compat.array_type(given.shape, [*handle, given])
+    return [*_results(SPECS[of], p, given), *(TOKEN for _ in token)], {effect}
+
+
+# ---- Batching: one handle for the whole batch, which says to the wait that there is one
+
+
+def _start_batch(
+    axis_data: Any, args: Sequence[Any], dims: Sequence[Any], *, of: str, **p: Any
+) -> tuple[list[Any], list[Any]]:
+    if is_unbatched(axis_data, dims, p):
+        out = start_p.bind(*args, of=of, **p)
+        return out, [None] * len(out)
+    size = axis_data.size
+    operands, _ = batched_operands(SPECS[of], size, args, dims, p)
+    if size == 0:  # no handle is in a batch of none, on any rank: nothing is started
+        *_, token = split(SPECS[of], p, operands)
+        return _batched(size, [jnp.zeros((0, *HANDLE.shape), HANDLE.dtype)], token, dims)
+    handle, *token = start_p.bind(*operands, of=of, **p)
+    return _batched(size, [jnp.broadcast_to(handle, (size, *handle.shape))], token, dims)
+
+
+def _batched(
+    size: int, out: list[Any], token: list[Any], dims: Sequence[Any], axis: int = 0
+) -> tuple[list[Any], list[Any]]:
+    if token and dims[-1] is not None:
+        return [*out, jnp.broadcast_to(token[0], (size,))], [*(axis for _ in out), 0]
+    return [*out, *token], [*(axis for _ in out), *(None for _ in token)]
+
+
+def _wait_batch(
+    axis_data: Any, args: Sequence[Any], dims: Sequence[Any], *, of: str, given: Any, **p: Any
+) -> tuple[list[Any], list[Any]]:
+    pairs = split_wait({"of": of, **p}, list(zip(args, dims, strict=True)))
+    ((handle, dim),), numbers, token = pairs
+    numbers = [x if d is None else of_batch(x, d, False) for x, d in numbers]
+    token = [first_of_batch(t, d) for t, d in token]
+    if dim is None:  # what was started outside of the vmap, or in none
+        out = wait_p.bind(handle, *numbers, *token, of=of, given=given, **p)
+        n = len(out) - len(token)
+        results, dims_out = _batched(axis_data.size, [], out[n:], dims)
+        return [*out[:n], *results], [*(None for _ in out[:n]), *dims_out]
+    handle = first_of_batch(handle, dim)
+    before, after = (int(length is not None) for length in first_axes(SPECS[of], p))
+    if given is not None:
+        shape = (*given.shape[:before], axis_data.size, *given.shape[before:])
+        given = compat.array_type(shape, [given])
+    if axis_data.size == 0:
+        results = [jnp.zeros(x.shape, x.dtype) for x in _results(SPECS[of], p, given)]
+        return _batched(0, results, token, dims, after)
+    out = wait_p.bind(handle, *numbers, *token, of=of, given=given, **p)
+    n = len(out) - len(token)
+    return _batched(axis_data.size, out[:n], out[n:], dims, after)
+
+
+# ---- Derivatives
+
+
+def _of_derivative(p: Params) -> Params:
+    tags = {"sendtag", "recvtag"} & p.keys()
+    return {**p, **{tag: tag_of_derivative(p[tag]) for tag in tags}}
+
+
+def _refuse_derivative(spec: Spec, p: Params) -> None:
+    name, reduction = f"i{spec.name}", p.get("reduction")
+    if reduction is not None and reduction.name != "SUM":
+        raise NotImplementedError(
+            f"{name}: reduction {reduction.name} has no derivative here; expected SUM or MEAN, or "
+            f"use {spec.name} (or jax.lax.stop_gradient on the input)"
+        )
+    if wildcard(p) or p.get("operand") is not None:
+        raise NotImplementedError(
+            f"{name}: has no derivative if its source, destination or tag is MPI.ANY_SOURCE, "
+            f"MPI.ANY_TAG or traced; expected integers, or use {spec.name}"
+        )
+
+
+def _start_jvp(primals: Any, tangents: Any, *, of: str, **p: Any) -> tuple[list[Any], list[Any]]:
+    spec = SPECS[of]
+    arrays, numbers, _ = split(spec, p, primals)
+    ts, _, token_ts = split(spec, p, tangents)
+    token_ts = [ad.instantiate_zeros(t) for t in token_ts]
+    sums = p.get("reduction") is None or p["reduction"].name == "SUM"
+    constant = not sums and all(type(t) is ad.Zero for t in ts)
+    if constant or not all(map(inexact, arrays)):
+        out = start_p.bind(*primals, of=of, **p)
+        return out, [compat.zero_tangent(out[0]), *token_ts]
+    _refuse_derivative(spec, p)
+    out = start_p.bind(*primals, of=of, **p)
+    ts = [ad.instantiate_zeros(t) for t in ts]
+    return out, start_p.bind(*ts, *numbers, *token_ts, of=of, **_of_derivative(p))
+
+
+def _wait_jvp(
+    primals: Any, tangents: Any, *, of: str, given: Any, **p: Any
+) -> tuple[list[Any], list[Any]]:
+    out = wait_p.bind(*primals, of=of, given=given, **p)
+    _, numbers, _ = split_wait({"of": of, **p}, primals)
+    (t,), _, token_ts = split_wait({"of": of, **p}, tangents)
+    token_ts = [ad.instantiate_zeros(t) for t in token_ts]
+    if type(t) is ad.Zero:
+        results = out[: len(out) - len(token_ts)]
+        return out, [*map(compat.zero_tangent, results), *token_ts]
+    q = {**_of_derivative(p), "derived": True}
+    return out, wait_p.bind(t, *numbers, *token_ts, of=of, given=given, **q)
+
+
+def _adjoint(spec: Spec, p: Params) -> tuple[Spec, Params]:
+    """The op that is the adjoint of one, with its parameters."""
+    p = {k: v for k, v in p.items() if k not in ("threaded", "derived")}
+    if spec.adjoint is not None:
+        return spec, {**p, "adjoint": not p["adjoint"]}
+    # What is received from nobody is the template.
+    if not spec.has_peer or p.get("source") == MPI.PROC_NULL:
+        return spec, p
+    back = Back(spec, p, [], [])
+    other = SPECS["recv" if spec.sends else "send"]
+    return other, back.params_of(other)
+
+
+def _start_transpose(cts: Sequence[Any], *args: Any, of: str, **p: Any) -> list[Any]:
+    spec = SPECS[of]
+    arrays, numbers, token = split(spec, p, args)
+    linear_token = bool(token) and ad.is_undefined_primal(token[0])
+    handle, *token_ct = map(ad.instantiate_zeros, cts)
+    other, q = _adjoint(spec, p)
+    avals = [x.aval if ad.is_undefined_primal(x) else jax.typeof(x) for x in arrays]
+    given = next(iter(result_avals(spec, p, avals) if spec.returns else avals), None)
+    q |= {"given": given, "derived": True}
+    out = wait_p.bind(handle, *numbers, *token_ct, of=other.name, **q)
+    n = len(out) - len(token_ct)
+    found = out[:n] or [jnp.zeros(x.shape, x.dtype) for x in avals]
+    array_cts = [
+        compat.vary_as(c, x.aval) if ad.is_undefined_primal(x) else None
+        for x, c in zip(arrays, found, strict=True)
+    ]
+    return [
+        *array_cts,
+        *(None for _ in numbers),
+        *(out[n:] if linear_token else [None] * len(token)),
+    ]
+
+
+def _wait_transpose(cts: Sequence[Any], *args: Any, of: str, given: Any, **p: Any) -> list[Any]:
+    spec = SPECS[of]
+    (handle,), numbers, token = split_wait({"of": of, **p}, args)
+    linear_token = bool(token) and ad.is_undefined_primal(token[0])
+    cts = [ad.instantiate_zeros(c) for c in cts]
+    n = len(cts) - len(token)
+    other, q = _adjoint(spec, p)
+    arrays = cts[:n]
+    if (
+        not arrays and given is not None
+    ):  # of a message that was sent: the template of its cotangent
+        arrays = [compat.vary_as(jnp.zeros(given.shape, given.dtype), given)]
+    found, *token_ct = start_p.bind(*arrays, *numbers, *cts[n:], of=other.name, **q)
+    linear = ad.is_undefined_primal(handle)
+    found = compat.vary_as(found, handle.aval) if linear else None
+    return [
+        found,
+        *(None for _ in numbers),
+        *(token_ct if linear_token else [None] * len(token)),
+    ]
+
+
+for _primitive, _batch, _jvp, _transpose in (
+    (start_p, _start_batch, _start_jvp, _start_transpose),
+    (wait_p, _wait_batch, _wait_jvp, _wait_transpose),
+):
+    batching.fancy_primitive_batchers[_primitive] = _batch
+    ad.primitive_jvps[_primitive] = _jvp
+    ad.primitive_transposes[_primitive] = _transpose

@@ -1,0 +1,194 @@
+"""Waiting for operations that were started; and what is computed after they have started."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import ShapedArray
+from mpi4py import MPI
+
+from .._call.eager import clean, run_program
+from .._check.misuse import refuse_second_wait
+from .._job.flush import started_here
+from .._op.comm import MEAN, as_reduction
+from .._op.primitive import HANDLE, mean_of_sum, wait_p
+from .._op.spec import Params, Spec, first_axes
+from .._tokens.tokens import ZERO_TOKEN
+from .order import behind, ready
+from .request import Joint, Of, Request
+
+
+def _handles(name: str, request: Any) -> tuple[Any, ...]:
+    if not isinstance(request, Request):
+        raise TypeError(
+            f"{name}: argument 'request' must be a request, which iallreduce and the other "
+            f"operations that start give; got {type(request).__name__}: {request!r}"
+        )
+    handles = request._all_handles()
+    for handle in handles:
+        if jnp.shape(handle) != HANDLE.shape or jnp.result_type(handle) != HANDLE.dtype:
+            raise ValueError(
+                f"{name}: argument 'request' has numbers of shape {jnp.shape(handle)} and dtype "
+                f"{jnp.result_type(handle)}, expected {HANDLE.shape} of float32: a request is "
+                "passed on as it is, and what is started inside of a vmap is waited for there"
+            )
+    return handles
+
+
+def _wait(of: Of, handles: Sequence[Any], p: Params, numbers: Sequence[Any] = ()) -> Any:
+    """Bind the wait once per dtype, with the same counts and numbers."""
+    spec, mean = of.spec, p.get("reduction") is MEAN
+    q = {**p, "reduction": as_reduction(of.op, MPI.SUM)} if mean else p
+    if of.form is None:
+        wait_p.bind(*handles, *numbers, of=of.op, given=None, derived=False, **q)
+        return None
+    before, after = first_axes(spec, p)
+    results = {}
+    for (dtype, indices), handle in zip(of.form.groups.items(), handles, strict=True):
+        shape = _packed_shape([of.form.data[i][0] for i in indices], before)
+        given = ShapedArray(shape, np.dtype(dtype))
+        out = wait_p.bind(handle, *numbers, of=of.op, given=given, derived=False, **q)
+        if out:
+            results[dtype] = mean_of_sum(spec, p, out[0]) if mean else out[0]
+    return of.form.unpack(results, before, after) if spec.returns else None
+
+
+def _packed_shape(shapes: Sequence[tuple[int, ...]], length: int | None) -> tuple[int, ...]:
+    """The shape of a message of leaves of these shapes: what `Packed.pack` makes."""
+    if len(shapes) == 1:
+        return shapes[0]
+    if length is None:
+        return (sum(map(math.prod, shapes)),)
+    return (length, sum(math.prod(shape[1:]) for shape in shapes))
+
+
+def _wait_program(spec: Spec, _: bool, p: Params) -> Callable[..., Any]:
+    of = p.pop("request")
+
+    def call(handles: Sequence[Any], *numbers: Any) -> Any:
+        y = _wait(of, handles, p, numbers)
+        return y if spec.returns else ZERO_TOKEN
+
+    call.__name__ = f"wait_i{spec.name}"
+    return jax.jit(call)
+
+
+def wait(request: Request, *, after: Any = None) -> Any:
+    """Wait for an operation that was started, and return its result.
+
+    Args:
+        request: from :func:`iallreduce` or another function that starts an operation. It is waited
+            for once.
+        after: a pytree of arrays, which are computed before the wait begins. Without it, XLA may
+            wait first and compute then.
+
+    Returns:
+        The result of the operation; None of ``isend`` and ``ibarrier``. There is no token.
+
+    Raises:
+        TypeError: ``request`` is none.
+        ValueError: ``request`` was changed, or waited for before in this function.
+        RuntimeError: it was waited for before, or never started.
+
+    Derivative:
+        The transpose starts the adjoint operation, and that of the start waits for it: so the
+        backward pass overlaps as the forward pass does.
+
+    Example:
+        >>> import jax.numpy as jnp, mpi4jax
+        >>> request = mpi4jax.iallreduce(jnp.ones(3))
+        >>> y = mpi4jax.wait(request)
+        >>> float(y[0]) == mpi4jax.default_comm().size
+        True
+
+    See also: :func:`waitall`, :func:`after`.
+    """
+    for handle in _handles("wait", request):
+        refuse_second_wait(f"i{request._op}", handle)
+    leaves = [jnp.asarray(x) for x in jax.tree.leaves(after)]
+    return _result(request, [ready(leaves)] if leaves else [])
+
+
+def _result(request: Request, there: list[Any]) -> Any:
+    """What an operation gives, that is waited for once these handles of nothing are there."""
+    if isinstance(request, Joint):
+        return request._result([_result(each, there) for each in request._requests])
+    of, counts = request._of, request._counts()
+    handles = tuple(sum(there, handle) for handle in request._all_handles())
+    p = dict(of.params)
+    if not clean() or any(isinstance(x, jax.core.Tracer) for x in (*handles, *counts)):
+        return _wait(of, handles, p, counts)
+    started_here()
+    p["request"] = replace(of, params=())
+    y = run_program(_wait_program, of.spec, False, p, [handles, *counts])
+    return y if of.spec.returns else None
+
+
+def waitall(requests: Any, *, after: Any = None) -> Any:
+    """Wait for several operations that were started: :func:`wait` for each.
+
+    Args:
+        requests: a list, a tuple or another pytree of requests.
+        after: as in :func:`wait`.
+
+    Returns:
+        The results, in a pytree of the same structure.
+
+    Raises:
+        TypeError, ValueError, RuntimeError: as :func:`wait`.
+
+    Example:
+        >>> import jax.numpy as jnp, mpi4jax
+        >>> requests = [mpi4jax.iallreduce(jnp.full(3, i)) for i in range(2)]
+        >>> a, b = mpi4jax.waitall(requests)
+        >>> int(b[0]) == mpi4jax.default_comm().size
+        True
+
+    See also: :func:`wait`.
+    """
+    return jax.tree.map(
+        lambda request: wait(request, after=after),
+        requests,
+        is_leaf=lambda leaf: isinstance(leaf, Request),
+    )
+
+
+def after(request: Request, z: Any) -> Any:
+    """Return ``z`` once an operation has been started: what is computed from it overlaps.
+
+    Without it, XLA may compute first and start the operation then.
+
+    Args:
+        request: from :func:`iallreduce` or another function that starts an operation.
+        z: array, or a pytree of arrays.
+
+    Returns:
+        ``z``, unchanged.
+
+    Raises:
+        TypeError: ``request`` is none.
+
+    Derivative:
+        The identity. In the backward pass, the adjoint operation is waited for after the cotangent
+        of ``z`` has been computed.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, mpi4jax
+        >>> @jax.jit
+        ... def f(x, a):
+        ...     request = mpi4jax.iallreduce(x)
+        ...     b = jnp.sin(mpi4jax.after(request, a))
+        ...     return mpi4jax.wait(request, after=b) + b
+        >>> f(jnp.ones(3), jnp.zeros(3)).shape
+        (3,)
+
+    See also: :func:`wait`.
+    """
+    handles = _handles("after", request)
+    return jax.tree.map(lambda x: behind(jnp.asarray(x), handles), z)

@@ -1,0 +1,1 @@
+"""The native module that fits the MPI library, and the choice of the transport."""

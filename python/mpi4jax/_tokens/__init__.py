@@ -1,0 +1,1 @@
+"""Tokens, which programs for older packages pass from op to op, and functions without them."""
