@@ -47,11 +47,8 @@ from ._setup.transport import (  # noqa: E402
     has_sycl_support,
     transport_info,
 )
-<<<<<<< HEAD
-from .layouts import Layout, redistribute  # noqa: E402
-=======
 from ._tokens.tokens import auto_tokenize, create_token  # noqa: E402
->>>>>>> main
+from .layouts import Layout, redistribute  # noqa: E402
 from .ops import *  # noqa: E402, F403
 
 gen_token = create_token
