@@ -33,7 +33,6 @@ from . import (  # noqa: E402
 from ._check.jit import jit  # noqa: E402
 from ._compile import scope as _scope  # noqa: E402, F401
 from ._diff import ad as _ad  # noqa: E402, F401
-from ._diff import jvp_rules as _jvp_rules  # noqa: E402, F401
 from ._functions import nonblocking as _nonblocking  # noqa: E402
 from ._functions.nonblocking import *  # noqa: E402, F403
 from ._functions.pvary import pvary  # noqa: E402

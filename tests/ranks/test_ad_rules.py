@@ -113,6 +113,31 @@ def test_linear_solve(transform, jit):
     np.testing.assert_allclose(jit(solve(mean))(X), solve(lambda v: v)(X), rtol=1e-5, atol=1e-6)
 
 
+# ---- jax.checkpoint
+
+POLICIES = [None, "everything_saveable", "dots_saveable", "nothing_saveable"]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("dtype", ["complex64", "complex128"])
+def test_checkpoint_of_complex_values(dtype, policy):
+    """JAX rounds what it stores to the precision that it has, without asking for a real type."""
+
+    def f(x):
+        z = jnp.fft.fft(x * (1 + 2j))
+        z = jnp.sin(total(z / 9) * z)
+        return jnp.sum(jnp.abs(total(z)) ** 2)
+
+    policy = policy and getattr(jax.checkpoint_policies, policy)
+    with jax.enable_x64(True) if dtype == "complex128" else jax.enable_x64(False):
+        x = jnp.array([0.1, 0.2, 0.3], jnp.finfo(dtype).dtype)
+        expected = jax.grad(f)(x)
+        assert expected.dtype == x.dtype
+        for transform in (lambda f: f, jax.jit):
+            actual = transform(jax.grad(jax.checkpoint(f, policy=policy)))(x)
+            np.testing.assert_allclose(actual, expected, rtol=1e-5)
+
+
 # ---- Loops
 
 

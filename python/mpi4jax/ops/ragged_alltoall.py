@@ -13,14 +13,10 @@ from mpi4py import MPI
 
 from .._call.call import run
 from .._call.definition import define
-from .._compile.lowering import Avals, Lowering, Operands
 from .._op.comm import Comm, as_comm, static_int
+from .._op.plan import Plan
 from .._op.spec import Call, Params, T
 from .._requests.request import End, Joint, Request
-
-
-def _adjoint(low: Lowering, xs: Operands, out: Avals) -> list[Any]:
-    return low.call(low.spec.name, *xs, out=out, reverse=1)
 
 
 def _with_counts(results: list[Any], received: Any) -> Any:
@@ -58,7 +54,7 @@ def _prepare(x: Any, send_counts: Any, capacity: int, comm: MPI.Intracomm | None
 define(
     "ragged_alltoall",
     prepare=_prepare,
-    adjoint=_adjoint,
+    adjoint=lambda p: Plan("ragged_alltoall", attrs={"reverse": 1}),
     start=_start,
     self_test=lambda t: (
         lambda: t.ops.ragged_alltoall(t.blocks, np.ones(t.size, np.int32), t.size)[0],

@@ -9,24 +9,18 @@ from mpi4py import MPI
 
 from .._call.call import run
 from .._call.definition import define
-from .._compile.lowering import Avals, Lowering, Operands
-from .._diff.derivative import Back
+from .._diff.derivative import ReversedMessage
 from .._op.arguments import ANY_TAG, dest_of, source_of, tag_of
 from .._op.comm import as_comm, as_status
+from .._op.plan import Plan, Result
 from .._op.spec import SPECS, Call, Params, T
 from .._requests.request import End, Joint, Request
 
 
-def _lower(low: Lowering, xs: Operands, out: Avals) -> list[Any]:
+def _transpose(message: ReversedMessage, cs: list[Any], xs: list[Any]) -> list[Any]:
     x, template = xs
-    y, *envelope = low.call("sendrecv", x, out=out)
-    return [low.received(y, template), *envelope]
-
-
-def _transpose(back: Back, cs: list[Any], xs: list[Any]) -> list[Any]:
-    x, template = xs
-    y = back("sendrecv", cs[0], back.zeros(x))
-    return [y, back.of_template(cs[0], template)]
+    y = message.bind("sendrecv", cs[0], message.zeros(x))
+    return [y, message.of_template(cs[0], template)]
 
 
 def _received(results: list[Any], _: tuple[Any, ...]) -> Any:
@@ -66,7 +60,7 @@ def _prepare(
 define(
     "sendrecv",
     prepare=_prepare,
-    lower=_lower,
+    plan=lambda p: Plan("sendrecv", Result.TEMPLATE),
     transpose=_transpose,
     start=_start,
     self_test=lambda t: (
