@@ -3,7 +3,7 @@
     mpiexec -n 4 python examples/checkpoint.py --folder run --steps 1000
     mpiexec -n 3 python examples/checkpoint.py --folder run --steps 1000 --format hdf5
 
-Heat spreads on a plate that is cut into blocks, which are unequal where they have to be. On SIGTERM,
+Heat spreads on a plate that is cut into blocks, which are unequal where needed. On SIGTERM,
 which schedulers send before they end a job, and not to all ranks at the same time, all ranks finish
 the same step, write their blocks, and end. The same command goes on from there.
 

@@ -63,7 +63,8 @@ def _as_axes(op: str, layout: Layout, axes: Sequence[int] | None) -> tuple[int, 
 
 @functools.lru_cache(maxsize=256)
 def _stages(op: str, layout: Layout, axes: tuple[int, ...], real: bool) -> tuple[_Stage, ...]:
-    left, stages = set(axes), []
+    left = set(axes)
+    stages: list[_Stage] = []
     while left:
         cut = {axis for axis, _ in layout.cuts}
         # The real transform is the first: its axis has to be whole before any other is done.

@@ -72,22 +72,6 @@ def test_shard_map(op, check):
     np.testing.assert_allclose(tangent, jax.jvp(plain, (X,), (X,))[1], rtol=1e-6)
 
 
-@pytest.mark.parametrize("jit", [lambda f: f, jax.jit], ids=["eager", "jit"])
-@pytest.mark.parametrize("check", [True, False])
-def test_shard_map_of_a_constant(check, jit):
-    """Its op is differentiated also on a rank where nothing in it is perturbed."""
-    auto = jax.sharding.AxisType.Auto
-    mesh = jax.make_mesh((1,), ("i",), axis_types=(auto,), devices=jax.local_devices()[:1])
-    f = jit(jax.shard_map(total, mesh=mesh, in_specs=P("i"), out_specs=P("i"), check_vma=check))
-
-    def loss(x):
-        return jnp.sum(x) + jnp.sum(f(np.ones(3, np.float32)))
-
-    program = str(jax.make_jaxpr(lambda x: jax.linearize(loss, x)[1](x))(X))
-    assert program.count("mpi4jax_allreduce") == 2
-    np.testing.assert_array_equal(jax.jit(jax.grad(loss))(X), np.ones(3))
-
-
 # ---- Solvers
 
 

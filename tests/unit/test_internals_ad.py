@@ -96,7 +96,6 @@ WRAPPED = {
             ("process_primitive", constant_received, ["recv", "recv"], ["recv"]),
             ("process_custom_jvp_call", rule_for_jvp, ["bcast", "allreduce"], ["allreduce"]),
             ("process_custom_vjp_call", rule_for_vjp, ["bcast"], ["allreduce"]),
-            ("process_shard_map", manual, ["recv", "recv"], ["recv"]),
         )
     },
     **{

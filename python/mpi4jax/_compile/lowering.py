@@ -56,8 +56,8 @@ class Lowering:
         operands = self.selected(plan, operands, out)
         results: list[Any] = []
         if plan.call is not None:
-            sent, received = operands[:1] if plan.sends else [], out if plan.receives else []
-            results = self.call(plan.call, *sent, out=received, **plan.attrs)
+            sent = operands[:1] if plan.sends else []
+            results = self.call(plan.call, *sent, out=out if plan.receives else [], **plan.attrs)
         received = results.pop(0) if plan.receives and out else None
         return [*self.results(plan, received, _last(operands), out), *results]
 

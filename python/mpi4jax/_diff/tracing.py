@@ -266,36 +266,27 @@ def _check_jvp_rule(trace: Any, args: Sequence[Any], rule: Any, symbolic_zeros: 
     types = [jax.typeof(x) for x in args]
     tangents = [x.to_tangent_aval() for x in types]
     given = [not symbolic_zeros or perturbed(trace, x) for x in args]
-    results: list[bool] = []
+    is_tangent: list[bool] = []
 
     def run(*traced: Any) -> Any:
         rest = iter(traced[len(types) :])
         zeros = [next(rest) if g else SymbolicZero(t) for g, t in zip(given, tangents, strict=True)]
-        out = rule.call_wrapped(*traced[: len(types)], *zeros)
-        is_tangent = [i >= len(out) // 2 for i in range(len(out))]
+        try:
+            out = rule.call_wrapped(*traced[: len(types)], *zeros)
+        except Exception:  # JAX calls it next, and it comes again, unless it wanted concrete values
+            return ()
         kept = [i for i, y in enumerate(out) if not isinstance(y, SymbolicZero)]
-        results[:] = [is_tangent[i] for i in kept]
+        is_tangent.extend(i >= len(out) // 2 for i in kept)
         return [out[i] for i in kept]
 
-    of_tangents = [t for t, g in zip(tangents, given, strict=True) if g]
     try:
-        program = traces.trace_python(run, [*types, *of_tangents])
-    except WANTS_CONCRETE:
-        return
+        given_tangents = [t for t, g in zip(tangents, given, strict=True) if g]
+        program = traces.trace_python(run, [*types, *given_tangents])
     finally:
         traces.let_call_again(rule)
-    if effect in program.effects:
-        is_tangent = [i >= len(types) for i in range(len(program.in_avals))]
-        check_rule(program.jaxpr, is_tangent, results)
-
-
-# What a function raises that wants a concrete value and gets an abstract one.
-WANTS_CONCRETE = (
-    jax.errors.ConcretizationTypeError,
-    jax.errors.TracerArrayConversionError,
-    jax.errors.TracerIntegerConversionError,
-    jax.errors.NonConcreteBooleanIndexError,
-)
+    if effect in program.effects and is_tangent:
+        arguments = [i >= len(types) for i in range(len(program.in_avals))]
+        check_rule(program.jaxpr, arguments, is_tangent)
 
 
 def _arguments(
@@ -309,7 +300,7 @@ def _arguments(
     if not any(which) or (zeros and not all(which)):
         args = _tied_arguments(trace, args, fun, rules, out_trees)
     if out_trees is None:
-        _check_jvp_rule(trace, args, *rules, zeros)
+        _check_jvp_rule(trace, args, rules[0], zeros)
     return args
 
 
@@ -361,21 +352,6 @@ def backward_of_equation(eqn: Any) -> bool:
     return _constants_of_rules(avals, rules, params["out_trees"]) is not None
 
 
-def _arguments_of_shard_map(trace: Any, args: Sequence[Any], fun: Any, bind: Any) -> Sequence[Any]:
-    """The arguments of a `jax.shard_map`, of which one is perturbed if it communicates."""
-    token = None if any(perturbed(trace, x) for x in args) else token_of(trace)
-    if token is None:
-        return args
-    try:
-        jaxpr = traces.trace_python(bind, args)
-    finally:
-        traces.let_call_again(fun)
-    if effect not in jaxpr.effects and not _inside_communicates(jaxpr):
-        return args
-    with left_to_jax(trace):
-        return tie(token, args)
-
-
 def _keep_backward_pass() -> None:
     """Give the linear equation of a ``custom_vjp`` the effect of its backward pass.
 
@@ -407,6 +383,15 @@ def _keep_backward_pass() -> None:
 # ---- jax.linear_transpose
 
 
+# What a function raises that wants a concrete value and gets an abstract one.
+_WANTS_CONCRETE = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerIntegerConversionError,
+    jax.errors.NonConcreteBooleanIndexError,
+)
+
+
 def _evaluate_linear(fun: Any, args: Sequence[Any]) -> Any:
     """A linear function of unknown ``args``, in which every op is part of the function.
 
@@ -416,7 +401,7 @@ def _evaluate_linear(fun: Any, args: Sequence[Any]) -> Any:
     """
     try:
         jaxpr: ClosedJaxpr = traces.trace_function(fun, args)
-    except WANTS_CONCRETE:  # of which there are some in a partial evaluation
+    except _WANTS_CONCRETE:  # of which there are some in a partial evaluation
         traces.let_call_again(fun)
         return fun.call_wrapped(*args)
     if effect not in jaxpr.effects or not all(jnp.issubdtype(x.dtype, np.inexact) for x in args):
@@ -426,6 +411,5 @@ def _evaluate_linear(fun: Any, args: Sequence[Any]) -> Any:
 
 
 traces.on_custom_derivative(_arguments)
-traces.on_shard_map(_arguments_of_shard_map)
 _keep_backward_pass()
 traces.on_linear_transpose(_evaluate_linear)

@@ -16,85 +16,51 @@ import jax.numpy as jnp
 import jaxlib
 import numpy as np
 from jax._src import api_util, core, effects, source_info_util
-from jax._src.array import ArrayImpl
+from jax._src.array import ArrayImpl as ArrayImpl
 from jax._src.interpreters import pxla
+from jax._src.shard_map import shard_map_p as shard_map_p
 from jax.core import ShapedArray, Tracer
 from jax.extend import backend
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Primitive, Token
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Primitive, primitives
+from jax.extend.core import Token as Token
 from jax.extend.core.primitives import (
-    closed_call_p,
-    cond_p,
-    custom_jvp_call_p,
-    custom_lin_p,
-    custom_vjp_call_p,
-    jit_p,
-    linear_solve_p,
-    scan_p,
-    while_p,
+    closed_call_p as closed_call_p,
+)
+from jax.extend.core.primitives import (
+    cond_p as cond_p,
+)
+from jax.extend.core.primitives import (
+    custom_jvp_call_p as custom_jvp_call_p,
+)
+from jax.extend.core.primitives import (
+    custom_lin_p as custom_lin_p,
+)
+from jax.extend.core.primitives import (
+    custom_vjp_call_p as custom_vjp_call_p,
+)
+from jax.extend.core.primitives import (
+    jit_p as jit_p,
+)
+from jax.extend.core.primitives import (
+    linear_solve_p as linear_solve_p,
+)
+from jax.extend.core.primitives import (
+    scan_p as scan_p,
+)
+from jax.extend.core.primitives import (
+    while_p as while_p,
 )
 from jax.extend.mlir.dialects import stablehlo
 from jax.extend.source_info_util import register_exclusion
 from jax.interpreters import ad, mlir, xla
 from jax.interpreters import partial_eval as public_pe
-from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
-
-__all__ = [
-    "NOT_REPEATED",
-    "AbstractToken",
-    "ArrayImpl",
-    "Token",
-    "abstract_token",
-    "add_effect_type",
-    "array_type",
-    "bind_eqn",
-    "bind_with",
-    "caches_are_kept",
-    "close_constants",
-    "closed_call_p",
-    "cond_p",
-    "custom_jvp_call_p",
-    "custom_lin_p",
-    "custom_vjp_call_p",
-    "custom_vjp_rules",
-    "custom_vmap_p",
-    "dead_where_inside",
-    "eqn_line",
-    "eval_primitive",
-    "explicit_sharding",
-    "fresh_xla_token",
-    "has_refs",
-    "inner_jaxprs",
-    "is_of_current_trace",
-    "jaxlib_version",
-    "jit_p",
-    "keep_caches",
-    "linear_call_p",
-    "linear_solve_p",
-    "newer_than_tested",
-    "platforms",
-    "records_calls",
-    "refuse_to_repeat",
-    "register_targets",
-    "remat_p",
-    "replace_lowered",
-    "scan_counts",
-    "scan_p",
-    "shard_map_p",
-    "trace_state_clean",
-    "user_place",
-    "vary_as",
-    "varying_axes",
-    "visible_gpus",
-    "wait_also",
-    "while_p",
-    "with_debug_info",
-    "zero_tangent",
-]
+from jax.sharding import NamedSharding, PartitionSpec
 
 
 def _primitive_of(f: Callable[..., Any]) -> Primitive:
     """The last primitive of a function of a number."""
-    return jax.make_jaxpr(f)(0.0).eqns[-1].primitive
+    with jax.disable_jit(False):
+        return jax.make_jaxpr(f)(0.0).eqns[-1].primitive
 
 
 @jax.custom_batching.custom_vmap
@@ -107,15 +73,8 @@ custom_vmap_p = _primitive_of(_vmapped)
 linear_call_p = _primitive_of(
     lambda x: jax.custom_derivatives.linear_call(lambda _, x: x, lambda _, c: c, (), x)
 )
-remat_p = _primitive_of(jax.checkpoint(lambda x: x + 1))
-shard_map_p = _primitive_of(
-    jax.shard_map(
-        lambda x: x + 1,
-        mesh=AbstractMesh((1,), ("i",)),
-        in_specs=PartitionSpec(),
-        out_specs=PartitionSpec(),
-    )
-)
+# Public in newer versions, where a flag may change what `jax.checkpoint` makes.
+remat_p = getattr(primitives, "remat_p", None) or _primitive_of(jax.checkpoint(lambda x: x + 1))
 
 (abstract_token,) = jax.make_jaxpr(jax.lax.create_token)().out_avals
 AbstractToken = type(abstract_token)

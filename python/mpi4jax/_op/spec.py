@@ -90,7 +90,7 @@ class Spec:
             An op with neither is its own transpose.
         derivative: its tangent with the reductions PROD, MAX and MIN.
         start: how it is started as other ops: given what starts one of a name with arguments and
-            parameters, arguments and parameters; a `_requests.request.Joint`.
+            parameters, arguments and parameters; a `_requests.request.CompositeRequest`.
         is_uniform: whether its result is one global value, equal on all ranks. Then its adjoint
             is local.
         only_for_its_result: given the parameters, whether it is done for nothing else: then it

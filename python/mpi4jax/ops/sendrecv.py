@@ -14,7 +14,7 @@ from .._op.arguments import ANY_TAG, dest_of, source_of, tag_of
 from .._op.comm import as_comm, as_status
 from .._op.plan import Plan, Result
 from .._op.spec import SPECS, Call, Params, T
-from .._requests.request import End, Joint, Request
+from .._requests.request import CompositeKind, CompositeRequest, Request
 
 
 def _transpose(message: ReversedMessage, cs: list[Any], xs: list[Any]) -> list[Any]:
@@ -27,12 +27,14 @@ def _received(results: list[Any], _: tuple[Any, ...]) -> Any:
     return results[0]
 
 
-def _start(start: Callable[..., Request], args: Sequence[Any], p: Params) -> Joint:
+def _start(start: Callable[..., Request], args: Sequence[Any], p: Params) -> CompositeRequest:
     def one(op: str, x: Any) -> Request:
         return start(op, (x,), {k: v for k, v in p.items() if k in SPECS[op].params})
 
     sendbuf, recvbuf = args
-    return Joint([one("recv", recvbuf), one("send", sendbuf), ()], End("sendrecv", _received))
+    return CompositeRequest(
+        [one("recv", recvbuf), one("send", sendbuf), ()], CompositeKind("sendrecv", _received)
+    )
 
 
 def _prepare(
