@@ -14,6 +14,7 @@ from ._functions.neighbours import neighbor_allgather, neighbor_alltoall
 from ._functions.nonblocking import *  # noqa: F403
 from ._functions.pvary import pvary
 from ._functions.reduce_local import reduce_local
+from ._functions.reproducible import reproducible_sum
 from ._job.flush import flush
 from ._job.time_limit import time_limit
 from ._op.comm import MEAN, default_comm
@@ -36,6 +37,7 @@ __all__ = [
     "neighbor_alltoall",
     "pvary",
     "reduce_local",
+    "reproducible_sum",
     "scatter_blocks",
     "time_limit",
     "transport_info",

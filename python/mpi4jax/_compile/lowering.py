@@ -57,8 +57,7 @@ class Lowering:
         results: list[Any] = []
         if plan.call is not None:
             sent = operands[:1] if plan.sends else []
-            into = out if plan.receives else []
-            results = self.call(plan.call, *sent, out=into, **plan.attrs)
+            results = self.call(plan.call, *sent, out=out if plan.receives else [], **plan.attrs)
         received = results.pop(0) if plan.receives and out else None
         return [*self.results(plan, received, _last(operands), out), *results]
 

@@ -14,8 +14,8 @@ from .._op.spec import SPECS, Spec
 
 @dataclass(frozen=True)
 class RequestKind:
-    """All of a request but its handles. It is equal for equal requests, so that a loop may carry
-    one that is started on one line at first and on another one then."""
+    """All of a request but its handles. Equal requests have equal kinds: a loop may carry one that
+    is started on one line at first and on another one then."""
 
     op: str
     params: tuple[tuple[str, Any], ...]
