@@ -85,9 +85,7 @@ def main() -> None:
     nx, ny = args.size
     p = Parameters(nx, ny)
     strong = {n: Run(n, p, args.seconds) for n in counts}
-    weak = {
-        n: Run(n, replace(p, ny=n * ny, height=n * p.height), args.seconds) for n in counts[1:]
-    }
+    weak = {n: Run(n, replace(p, ny=n * ny, height=n * p.height), args.seconds) for n in counts[1:]}
     shallow_water.walls = southern_wall
     one_wall = Run(1, p, args.seconds)
     runs = (one_wall, *strong.values(), *weak.values())

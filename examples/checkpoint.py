@@ -140,9 +140,9 @@ def main():
                 print(f"stops at step {step}")
             sys.exit()
     save(options.folder, options.format, step, x, block, cart)
-    total = mpi.reproducible_sum(x[block.inner], comm=cart)
+    squares = mpi.reproducible_sum(x[block.inner] ** 2, comm=cart)
     if cart.rank == 0:
-        print(f"ends at step {step} with a heat of {total}")
+        print(f"ends at step {step} with a sum of squares of {squares}")
 
 
 if __name__ == "__main__":
