@@ -207,7 +207,9 @@ def pvary() -> str:
                 canvas.arrow(*(ends if j == 0 else ends[::-1]))
             sums = (j == 0) == (name == "allreduce")
             canvas.text(left + 95, top + 94, "sum over ranks" if sums else "identity", 13)
-    canvas.text(16, 286, "grey: the same on all ranks; coloured: one value for each rank", 13, "start")
+    canvas.text(
+        16, 286, "grey: the same on all ranks; coloured: one value for each rank", 13, "start"
+    )
     return canvas.svg()
 
 
@@ -232,7 +234,9 @@ def architecture() -> str:
 
     layer(20, 40, 430, OTHERS, "the user's program: eager calls, jit, grad, vmap")
     layer(20, 100, 430, PYTHON, "operations", "arguments, pytrees, communicators, eager calls")
-    layer(20, 180, 430, PYTHON, "primitives", "types, batching, derivatives, program order, lowering")
+    layer(
+        20, 180, 430, PYTHON, "primitives", "types, batching, derivatives, program order, lowering"
+    )
     layer(20, 260, 430, OTHERS, "JAX and XLA: compile the program, run it on XLA's threads")
     layer(20, 320, 430, RUST, "handler", "decodes and checks a custom call")
     layer(20, 400, 430, RUST, "transports", "mpi, staged, cuda-mpi, nccl, ucx")
