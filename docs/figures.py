@@ -1,4 +1,6 @@
-"""Draws the figures that need a run or a table: `python docs/figures.py [timeline] [film] [scaling]`.
+"""Draws the figures that need a run or a table.
+
+    python docs/figures.py [timeline] [film] [scaling]
 
 timeline.png is of the first program of docs/timeline.md, jet.gif of the shallow-water example, and
 scaling.png of the first table of docs/scaling.md. Pictures that need neither: docs/pictures.py.

@@ -20,11 +20,19 @@ _watch.set_check()
 _transport.start()
 
 # Imported also for what they register: rules of primitives, and wrappers of JAX's functions.
-from . import _native, experimental, grids, linalg, notoken, ops  # noqa: E402, F401
+from . import (  # noqa: E402
+    _native,
+    experimental,
+    fft,
+    ghosts,
+    grids,
+    linalg,
+    notoken,
+    ops,  # noqa: F401
+)
 from ._check.jit import jit  # noqa: E402
 from ._compile import scope as _scope  # noqa: E402, F401
 from ._diff import ad as _ad  # noqa: E402, F401
-from ._diff import jvp_rules as _jvp_rules  # noqa: E402, F401
 from ._functions import nonblocking as _nonblocking  # noqa: E402
 from ._functions.nonblocking import *  # noqa: E402, F403
 from ._functions.pvary import pvary  # noqa: E402
@@ -49,6 +57,7 @@ from ._setup.transport import (  # noqa: E402
 from ._tokens import functions as _functions_with_tokens  # noqa: E402
 from ._tokens.functions import *  # noqa: E402, F403
 from ._tokens.tokens import auto_tokenize, create_token  # noqa: E402
+from .layouts import Layout, redistribute  # noqa: E402
 
 gen_token = create_token
 
@@ -90,13 +99,16 @@ __version__ = _native.__version__
 
 __all__ = [
     "MEAN",
+    "Layout",
     "TransportInfo",
     "auto_tokenize",
     "create_token",
     "default_comm",
     "experimental",
+    "fft",
     "flush",
     "gen_token",
+    "ghosts",
     "grids",
     "has_cuda_support",
     "has_hip_support",
@@ -105,6 +117,7 @@ __all__ = [
     "linalg",
     "notoken",
     "pvary",
+    "redistribute",
     "reduce_local",
     "reproducible_sum",
     "time_limit",

@@ -96,9 +96,10 @@ impl Parts {
         self.received_ints.get_or_init(ints).as_ref().filter(|_| total <= limit)
     }
 
-    /// This rank's own part of the operand.
-    pub fn own(&self, send: &Buffer) -> Option<Buffer> {
-        self.send.get(self.rank).map(|part| part.of(send))
+    /// The part that goes to all ranks, if it is the same.
+    pub fn for_all(&self, send: &Buffer) -> Option<Buffer> {
+        let own = self.send.get(self.rank)?;
+        self.send.iter().all(|part| part == own).then(|| own.of(send))
     }
 
     /// How many elements go to each rank.

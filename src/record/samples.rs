@@ -126,7 +126,7 @@ fn message(
 /// number are those of two real ones.
 fn values(dtype: Dtype) -> (&'static str, usize) {
     match dtype.class() {
-        Class::Bool | Class::Integer => ("integer", dtype.size()),
+        Class::Bool | Class::Integer | Class::Narrow => ("integer", dtype.size()),
         Class::Complex => ("float", dtype.size() / 2),
         Class::Float if dtype == Dtype::Bfloat16 => ("bfloat", dtype.size()),
         Class::Float => ("float", dtype.size()),

@@ -22,7 +22,7 @@ const PAUSES: (Duration, Duration) = (Duration::from_micros(50), Duration::from_
 const PART: u32 = 8;
 
 /// A call of MPI that moves data takes longer than this, one that does not takes less.
-const LONG: Duration = Duration::from_micros(5);
+const LONG: Duration = Duration::from_micros(10);
 
 /// Something that MPI has to go on with.
 pub trait UnderWay: Send + Sync {

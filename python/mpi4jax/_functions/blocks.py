@@ -16,7 +16,11 @@ from .._op import rows as _rows
 from .._op.arguments import from_end, rank_of
 from .._op.comm import static_int
 from .._op.spec import T
-from ..ops import gather, gatherv, halo_exchange, scatter, scatterv
+from ..ops.gather import gather
+from ..ops.gatherv import gatherv
+from ..ops.halo_exchange import halo_exchange
+from ..ops.scatter import scatter
+from ..ops.scatterv import scatterv
 
 Shape = tuple[int, ...]
 

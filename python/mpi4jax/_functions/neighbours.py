@@ -15,7 +15,7 @@ from .._call.call import run
 from .._op.comm import Comm, as_comm
 from .._op.packing import zeros_like
 from .._op.spec import SPECS, Call, T
-from .._requests.request import End
+from .._requests.request import CompositeKind
 
 _KINDS = {MPI.CART: MPI.Cartcomm, MPI.GRAPH: MPI.Graphcomm, MPI.DIST_GRAPH: MPI.Distgraphcomm}
 
@@ -73,14 +73,14 @@ class _InOrder:
         return rows[np.array(self.received, int)]
 
 
-def _prepare(name: str, edges: _Edges, blocks: Any) -> tuple[Call, End]:
+def _prepare(name: str, edges: _Edges, blocks: Any) -> tuple[Call, CompositeKind]:
     """Send the blocks of a tree, which are in the order of `edges.sent`."""
     counts = edges.counts(edges.outs), edges.counts(edges.ins)
     call = SPECS["alltoallv"].prepare(blocks, *counts, comm=edges.comm.mpi)
-    return call, End(name, _InOrder(tuple(edges.received)))
+    return call, CompositeKind(name, _InOrder(tuple(edges.received)))
 
 
-def _run(prepared: tuple[Call, End]) -> Any:
+def _run(prepared: tuple[Call, CompositeKind]) -> Any:
     call, end = prepared
     return end.result([run(call)], ())
 
@@ -125,7 +125,7 @@ def neighbor_alltoall(x: T, comm: MPI.Intracomm) -> T:
     return _run(_prepare_alltoall(x, comm))
 
 
-def _prepare_alltoall(x: Any, comm: MPI.Intracomm) -> tuple[Call, End]:
+def _prepare_alltoall(x: Any, comm: MPI.Intracomm) -> tuple[Call, CompositeKind]:
     name = "neighbor_alltoall"
     edges = _Edges(name, comm)
 
@@ -176,7 +176,7 @@ def neighbor_allgather(x: T, comm: MPI.Intracomm) -> T:
     return _run(_prepare_allgather(x, comm))
 
 
-def _prepare_allgather(x: Any, comm: MPI.Intracomm) -> tuple[Call, End]:
+def _prepare_allgather(x: Any, comm: MPI.Intracomm) -> tuple[Call, CompositeKind]:
     name = "neighbor_allgather"
     edges = _Edges(name, comm)
 
@@ -188,7 +188,7 @@ def _prepare_allgather(x: Any, comm: MPI.Intracomm) -> tuple[Call, End]:
 
 
 # What each of these functions sends, and what it makes of what has come.
-PREPARE: dict[Callable[..., Any], Callable[..., tuple[Call, End]]] = {
+PREPARE: dict[Callable[..., Any], Callable[..., tuple[Call, CompositeKind]]] = {
     neighbor_alltoall: _prepare_alltoall,
     neighbor_allgather: _prepare_allgather,
 }

@@ -12,7 +12,7 @@ from typing import Any, ParamSpec
 
 from .. import ops
 from .._op.spec import SPECS
-from .._requests.request import Joint, Request
+from .._requests.request import CompositeRequest, Request
 from .._requests.start import start
 from .._requests.wait import after, wait, waitall
 from . import neighbours
@@ -72,7 +72,7 @@ def _nonblocking(op: Callable[P, Any]) -> Callable[P, Request]:
         if made_of is None:
             return start(SPECS[name].prepare(**bound.arguments))
         prepared, end = made_of(**bound.arguments)
-        return Joint([start(prepared), ()], end)
+        return CompositeRequest([start(prepared), ()], end)
 
     call.__name__ = call.__qualname__ = f"i{name}"
     call.__module__ = "mpi4jax"

@@ -88,10 +88,14 @@ def pack_arguments(spec: Spec, trees: Sequence[Any], p: Params) -> list[Packed]:
 
 
 def _groups(dtypes: Sequence[Any]) -> dict[Any, list[int]]:
-    """Positions of the leaves of each dtype; in the same order on every rank."""
+    """Positions of the leaves of each dtype; in the same order on every rank.
+
+    Gradients of integers (float0) carry no data, and are in none.
+    """
     groups: dict[Any, list[int]] = {}
     for i, dtype in enumerate(dtypes):
-        groups.setdefault(dtype, []).append(i)
+        if dtype != jax.dtypes.float0:
+            groups.setdefault(dtype, []).append(i)
     return dict(sorted(groups.items(), key=lambda item: str(item[0])))
 
 
@@ -119,16 +123,17 @@ class Form:
 
     def unpack(self, results: dict[Any, Any], before: int | None, after: int | None) -> Any:
         """The tree of results, from the result of each dtype's message."""
-        out: list[Any] = [None] * len(self.data)
+        payloads = [shape[int(before is not None) :] for shape, _ in self.data]
+        shapes = [s if after is None else (after, *s) for s in payloads]
+        out: list[Any] = [np.zeros(s, jax.dtypes.float0) for s in shapes]
         for dtype, indices in self.groups.items():
             y = results[dtype]
             if len(indices) == 1:
                 out[indices[0]] = y
                 continue
-            shapes = [self.data[i][0][int(before is not None) :] for i in indices]
-            ends = np.cumsum([int(np.prod(s)) for s in shapes])[:-1]
-            for i, part, s in zip(indices, jnp.split(y, ends, axis=-1), shapes, strict=True):
-                out[i] = part.reshape(s if after is None else (after, *s))
+            ends = np.cumsum([int(np.prod(payloads[i])) for i in indices])[:-1]
+            for i, part in zip(indices, jnp.split(y, ends, axis=-1), strict=True):
+                out[i] = part.reshape(shapes[i])
         return self.rebuild(out)
 
     def rebuild(self, leaves: Sequence[Any]) -> Any:
@@ -238,7 +243,7 @@ def exchanged_axes(op: str, form: Form, leaf: int, p: Params) -> tuple[int, ...]
 def _bind_blocks(spec: Spec, trees: Sequence[Any], p: Params, numbers: Sequence[Any]) -> Any:
     """Bind an op on several arrays once per dtype."""
     (packed,) = pack_arguments(spec, trees, p)
-    out: list[Any] = [None] * len(packed.leaves)
+    out: list[Any] = list(packed.leaves)
     for indices in packed.groups.values():
         xs = [packed.leaves[i] for i in indices]
         axes = tuple(exchanged_axes(spec.name, packed.form, i, p) for i in indices)

@@ -8,13 +8,13 @@ from mpi4py import MPI
 
 from .._call.call import run
 from .._call.definition import define
-from .._compile.lowering import Avals, Lowering, Operands
 from .._op.comm import as_comm
-from .._op.spec import Call, T
+from .._op.plan import Plan, Result
+from .._op.spec import Call, Params, T
 
 
-def _adjoint(low: Lowering, xs: Operands, out: Avals) -> list[Any]:
-    return [low.local(lambda c: c[low.p["comm"].rank], out[0], *xs)]
+def _adjoint(p: Params) -> Plan:
+    return Plan(None, Result.OPERAND, select=lambda c: c[p["comm"].rank])
 
 
 def _prepare(x: Any, comm: MPI.Intracomm | None) -> Call:

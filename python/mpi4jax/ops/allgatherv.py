@@ -9,15 +9,15 @@ from mpi4py import MPI
 
 from .._call.call import run
 from .._call.definition import define
-from .._compile.lowering import Avals, Lowering, Operands
 from .._op import rows as _rows
 from .._op.comm import as_comm
-from .._op.spec import Call, T
+from .._op.plan import Plan, Result
+from .._op.spec import Call, Params, T
 
 
-def _adjoint(low: Lowering, xs: Operands, out: Avals) -> list[Any]:
-    start, rows = low.p["receives"][low.p["comm"].rank]
-    return [low.local(lambda c: c[start : start + rows], out[0], *xs)]
+def _adjoint(p: Params) -> Plan:
+    start, rows = p["receives"][p["comm"].rank]
+    return Plan(None, Result.OPERAND, select=lambda c: c[start : start + rows])
 
 
 def _prepare(x: Any, counts: Sequence[int], comm: MPI.Intracomm | None) -> Call:

@@ -8,18 +8,14 @@ from mpi4py import MPI
 
 from .._call.call import run
 from .._call.definition import define
-from .._compile.lowering import Avals, Lowering, Operands
-from .._diff.reductions import Reduced
+from .._diff.reductions import ReductionTangent
 from .._op.comm import Reduction, as_comm, as_reduction
+from .._op.plan import Plan, Result
 from .._op.spec import Call, T
 
 
-def _adjoint(low: Lowering, xs: Operands, out: Avals) -> list[Any]:
-    return [xs[0][0]]
-
-
-def _derivative(r: Reduced) -> Any:
-    share = r.product_of_others() if r.name == "PROD" else r.share_of(r.y)
+def _derivative(r: ReductionTangent) -> Any:
+    share = r.product_of_others() if r.name == "PROD" else r.share_of_extremum(r.y)
     return r.reduce_tangent("allreduce", r.t * share)
 
 
@@ -31,7 +27,7 @@ def _prepare(x: Any, op: MPI.Op | Reduction, comm: MPI.Intracomm | None) -> Call
 define(
     "allreduce",
     prepare=_prepare,
-    adjoint=_adjoint,
+    adjoint=lambda p: Plan(None, Result.OPERAND),
     derivative=_derivative,
     is_uniform=True,
     only_for_its_result=lambda p: True,

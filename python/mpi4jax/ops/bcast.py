@@ -8,21 +8,18 @@ from mpi4py import MPI
 
 from .._call.call import run
 from .._call.definition import define
-from .._compile.lowering import Avals, Lowering, Operands
 from .._op.arguments import rank_of
 from .._op.comm import as_comm
-from .._op.spec import Call, T, is_root
+from .._op.plan import Plan, Result
+from .._op.spec import Call, Params, T, is_root
 
 
-def _lower(low: Lowering, xs: Operands, out: Avals) -> list[Any]:
-    if is_root(low.p):
-        low.call("bcast", *xs)
-        return [xs[0][0]]
-    return low.call("bcast", out=out)
+def _plan(p: Params) -> Plan:
+    return Plan("bcast", Result.OPERAND) if is_root(p) else Plan("bcast", sends=False)
 
 
-def _adjoint(low: Lowering, xs: Operands, out: Avals) -> list[Any]:
-    return [xs[0][0] if is_root(low.p) else low.zeros(out[0])]
+def _adjoint(p: Params) -> Plan:
+    return Plan(None, Result.OPERAND if is_root(p) else Result.ZEROS)
 
 
 def _prepare(x: Any, root: int, comm: MPI.Intracomm | None) -> Call:
@@ -33,7 +30,7 @@ def _prepare(x: Any, root: int, comm: MPI.Intracomm | None) -> Call:
 define(
     "bcast",
     prepare=_prepare,
-    lower=_lower,
+    plan=_plan,
     adjoint=_adjoint,
     is_uniform=True,
     self_test=lambda t: (lambda: t.ops.bcast(t.x, t.last), t.all_x[t.last]),

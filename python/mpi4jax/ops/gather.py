@@ -8,23 +8,10 @@ from mpi4py import MPI
 
 from .._call.call import run
 from .._call.definition import define
-from .._compile.lowering import Avals, Lowering, Operands, to_root
 from .._op.arguments import rank_of
 from .._op.comm import as_comm
-from .._op.spec import Call, T, is_root
-
-
-def adjoint_with(scatter: str) -> Any:
-    """The adjoint of gathering, with the op that scatters."""
-
-    def adjoint(low: Lowering, xs: Operands, out: Avals) -> list[Any]:
-        if is_root(low.p):
-            return low.call(scatter, *xs, out=out)
-        # This rank's result was its own input.
-        (y,) = low.call(scatter, out=out)
-        return [low.plus(y, xs[0])]
-
-    return adjoint
+from .._op.plan import from_root_added, to_root
+from .._op.spec import Call, T
 
 
 def _prepare(x: Any, root: int, comm: MPI.Intracomm | None) -> Call:
@@ -35,8 +22,8 @@ def _prepare(x: Any, root: int, comm: MPI.Intracomm | None) -> Call:
 define(
     "gather",
     prepare=_prepare,
-    lower=to_root,
-    adjoint=adjoint_with("scatter"),
+    plan=to_root("gather"),
+    adjoint=from_root_added("scatter"),
     self_test=lambda t: (
         lambda: t.ops.gather(t.x, t.last),
         t.all_x if t.rank == t.last else t.x,

@@ -9,12 +9,11 @@ from mpi4py import MPI
 
 from .._call.call import run
 from .._call.definition import define
-from .._compile.lowering import to_root
 from .._op import rows as _rows
 from .._op.arguments import rank_of
 from .._op.comm import as_comm
+from .._op.plan import from_root_added, to_root
 from .._op.spec import Call, T
-from .gather import adjoint_with
 
 
 def _prepare(x: Any, counts: Sequence[int], root: int, comm: MPI.Intracomm | None) -> Call:
@@ -34,8 +33,8 @@ def _prepare(x: Any, counts: Sequence[int], root: int, comm: MPI.Intracomm | Non
 define(
     "gatherv",
     prepare=_prepare,
-    lower=to_root,
-    adjoint=adjoint_with("scatterv"),
+    plan=to_root("gatherv"),
+    adjoint=from_root_added("scatterv"),
     self_test=lambda t: (
         lambda: t.ops.gatherv(t.x, [len(x) for x in t.all_x], t.last),
         t.all_x.ravel() if t.rank == t.last else t.x,

@@ -13,14 +13,10 @@ from mpi4py import MPI
 
 from .._call.call import run
 from .._call.definition import define
-from .._compile.lowering import Avals, Lowering, Operands
 from .._op.comm import Comm, as_comm, static_int
+from .._op.plan import Plan
 from .._op.spec import Call, Params, T
-from .._requests.request import End, Joint, Request
-
-
-def _adjoint(low: Lowering, xs: Operands, out: Avals) -> list[Any]:
-    return low.call(low.spec.name, *xs, out=out, reverse=1)
+from .._requests.request import CompositeKind, CompositeRequest, Request
 
 
 def _with_counts(results: list[Any], received: Any) -> Any:
@@ -31,17 +27,17 @@ def _without_rows(results: list[Any], x: Any) -> Any:
     return x, results[0]
 
 
-def _start(start: Callable[..., Request], args: Sequence[Any], p: Params) -> Joint:
+def _start(start: Callable[..., Request], args: Sequence[Any], p: Params) -> CompositeRequest:
     """Exchange the counts, which waits for all ranks, and start what sends the rows."""
     x, counts = args
     if not jax.tree.leaves(x):
         request = start("alltoall", (counts,), {"comm": p["comm"]})
-        return Joint([request, x], End("ragged_alltoall", _without_rows))
+        return CompositeRequest([request, x], CompositeKind("ragged_alltoall", _without_rows))
     nothing = jnp.zeros((p["rows"][0], 0), np.int8)
     _, received = run(Call("ragged_alltoall", (nothing,), dict(p), (counts,)))
     both = jnp.concatenate([counts, received])
     request = start("ragged_alltoall", (x, both), {**p, "env_out": False})
-    return Joint([request, received], End("ragged_alltoall", _with_counts))
+    return CompositeRequest([request, received], CompositeKind("ragged_alltoall", _with_counts))
 
 
 def _prepare(x: Any, send_counts: Any, capacity: int, comm: MPI.Intracomm | None) -> Call:
@@ -58,7 +54,7 @@ def _prepare(x: Any, send_counts: Any, capacity: int, comm: MPI.Intracomm | None
 define(
     "ragged_alltoall",
     prepare=_prepare,
-    adjoint=_adjoint,
+    adjoint=lambda p: Plan("ragged_alltoall", attrs={"reverse": 1}),
     start=_start,
     self_test=lambda t: (
         lambda: t.ops.ragged_alltoall(t.blocks, np.ones(t.size, np.int32), t.size)[0],

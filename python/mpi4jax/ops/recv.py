@@ -8,24 +8,23 @@ from mpi4py import MPI
 
 from .._call.call import run
 from .._call.definition import define
-from .._compile.lowering import Avals, Lowering, Operands
-from .._diff.derivative import Back
+from .._diff.derivative import ReversedMessage
 from .._op.arguments import ANY_SOURCE, ANY_TAG, source_of, tag_of
 from .._op.comm import as_comm, as_status
-from .._op.spec import Call, T
+from .._op.plan import Plan, Result
+from .._op.spec import Call, Params, T
 from .send import message_round
 
 
-def _lower(low: Lowering, xs: Operands, out: Avals) -> list[Any]:
-    if low.p["source"] == MPI.PROC_NULL and low.p["status"] is None:
-        return [xs[0][0]]
-    y, *envelope = low.call("recv", out=out)
-    return [low.received(y, xs[0]), *envelope]
+def _plan(p: Params) -> Plan:
+    if p["source"] == MPI.PROC_NULL and p["status"] is None:
+        return Plan(None, Result.OPERAND)
+    return Plan("recv", Result.TEMPLATE, sends=False)
 
 
-def _transpose(back: Back, cs: list[Any], xs: list[Any]) -> list[Any]:
-    back("send", cs[0])
-    return [back.of_template(cs[0], xs[0])]
+def _transpose(message: ReversedMessage, cs: list[Any], xs: list[Any]) -> list[Any]:
+    message.bind("send", cs[0])
+    return [message.of_template(cs[0], xs[0])]
 
 
 def _prepare(
@@ -41,7 +40,7 @@ def _prepare(
     return Call("recv", (x,), p)
 
 
-define("recv", prepare=_prepare, lower=_lower, transpose=_transpose, self_test=message_round)
+define("recv", prepare=_prepare, plan=_plan, transpose=_transpose, self_test=message_round)
 
 
 def recv(

@@ -8,24 +8,19 @@ from mpi4py import MPI
 
 from .._call.call import run
 from .._call.definition import define
-from .._compile.lowering import Avals, Lowering, Operands, to_root
-from .._diff.reductions import Reduced
+from .._diff.reductions import ReductionTangent
 from .._op.arguments import rank_of
 from .._op.comm import Reduction, as_comm, as_reduction
-from .._op.spec import Call, T, is_root
+from .._op.plan import Plan, Result, from_root_added, to_root
+from .._op.spec import Call, Params, T, is_root
 
 
-def _adjoint(low: Lowering, xs: Operands, out: Avals) -> list[Any]:
-    if is_root(low.p):
-        low.call("bcast", *xs)
-        return [xs[0][0]]
-    # This rank's result was its own input.
-    (y,) = low.call("bcast", out=out)
-    return [low.plus(y, xs[0])]
+def _adjoint(p: Params) -> Plan:
+    return Plan("bcast", Result.OPERAND) if is_root(p) else from_root_added("bcast")(p)
 
 
-def _derivative(r: Reduced) -> Any:
-    share = r.product_of_others() if r.name == "PROD" else r.share_of(r.extremum())
+def _derivative(r: ReductionTangent) -> Any:
+    share = r.product_of_others() if r.name == "PROD" else r.share_of_extremum(r.extremum())
     ty = r.reduce_tangent("reduce", r.t * share)
     return ty if is_root(r.p) else r.t  # elsewhere the result is the input
 
@@ -43,7 +38,7 @@ def _prepare(x: Any, op: MPI.Op | Reduction, root: int, comm: MPI.Intracomm | No
 define(
     "reduce",
     prepare=_prepare,
-    lower=to_root,
+    plan=to_root("reduce"),
     adjoint=_adjoint,
     derivative=_derivative,
     only_for_its_result=is_root,

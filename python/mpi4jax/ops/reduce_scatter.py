@@ -8,14 +8,10 @@ from mpi4py import MPI
 
 from .._call.call import run
 from .._call.definition import define
-from .._compile.lowering import Avals, Lowering, Operands
-from .._diff.reductions import Reduced
+from .._diff.reductions import ReductionTangent
 from .._op.comm import Reduction, as_comm, as_reduction
+from .._op.plan import Plan
 from .._op.spec import Call, T
-
-
-def _adjoint(low: Lowering, xs: Operands, out: Avals) -> list[Any]:
-    return low.call("allgather", *xs, out=out)
 
 
 def _prepare(x: Any, op: MPI.Op | Reduction, comm: MPI.Intracomm | None) -> Call:
@@ -29,8 +25,8 @@ def _prepare(x: Any, op: MPI.Op | Reduction, comm: MPI.Intracomm | None) -> Call
 define(
     "reduce_scatter",
     prepare=_prepare,
-    adjoint=_adjoint,
-    derivative=Reduced.tangent_of_own_block,
+    adjoint=lambda p: Plan("allgather"),
+    derivative=ReductionTangent.of_own_block,
     only_for_its_result=lambda p: True,
     self_test=lambda t: (
         lambda: t.ops.reduce_scatter(t.blocks, MPI.SUM),

@@ -8,18 +8,18 @@ from mpi4py import MPI
 
 from .._call.call import run
 from .._call.definition import define
-from .._compile.lowering import Avals, Lowering, Operands
-from .._diff.reductions import Reduced
+from .._diff.reductions import ReductionTangent
 from .._op.comm import as_comm, as_reduction
-from .._op.spec import Call, T
+from .._op.plan import Plan
+from .._op.spec import Call, Params, T
 
 
-def _lower(low: Lowering, xs: Operands, out: Avals) -> list[Any]:
-    return low.call("scan", *xs, out=out, reverse=int(low.p["adjoint"]))
+def _plan(p: Params) -> Plan:
+    return Plan("scan", attrs={"reverse": int(p["adjoint"])})
 
 
-def _derivative(r: Reduced) -> Any:
-    return r.tangent_over_first(r.comm.rank + 1)
+def _derivative(r: ReductionTangent) -> Any:
+    return r.over_first(r.comm.rank + 1)
 
 
 def _prepare(x: Any, op: MPI.Op, comm: MPI.Intracomm | None) -> Call:
@@ -30,8 +30,8 @@ def _prepare(x: Any, op: MPI.Op, comm: MPI.Intracomm | None) -> Call:
 define(
     "scan",
     prepare=_prepare,
-    lower=_lower,
-    adjoint=_lower,
+    plan=_plan,
+    adjoint=_plan,
     derivative=_derivative,
     only_for_its_result=lambda p: True,
     overwrites=lambda p: True,

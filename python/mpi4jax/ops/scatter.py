@@ -8,27 +8,10 @@ from mpi4py import MPI
 
 from .._call.call import run
 from .._call.definition import define
-from .._compile.lowering import Avals, Lowering, Operands
 from .._op.arguments import rank_of
 from .._op.comm import as_comm
-from .._op.spec import Call, T, is_root
-
-
-def from_root(low: Lowering, xs: Operands, out: Avals) -> list[Any]:
-    """What is elsewhere than on the root is not read."""
-    return low.call(low.spec.name, *(xs if is_root(low.p) else ()), out=out)
-
-
-def adjoint_with(gather: str) -> Any:
-    """The adjoint of scattering, with the op that gathers."""
-
-    def adjoint(low: Lowering, xs: Operands, out: Avals) -> list[Any]:
-        if is_root(low.p):
-            return low.call(gather, *xs, out=out)
-        low.call(gather, *xs)
-        return [low.zeros(out[0])]
-
-    return adjoint
+from .._op.plan import from_root, to_root_or_zeros
+from .._op.spec import Call, T
 
 
 def _prepare(x: Any, root: int, comm: MPI.Intracomm | None) -> Call:
@@ -39,8 +22,8 @@ def _prepare(x: Any, root: int, comm: MPI.Intracomm | None) -> Call:
 define(
     "scatter",
     prepare=_prepare,
-    lower=from_root,
-    adjoint=adjoint_with("gather"),
+    plan=from_root("scatter"),
+    adjoint=to_root_or_zeros("gather"),
     self_test=lambda t: (
         lambda: t.ops.scatter(t.of_all[:, t.rank] if t.rank == t.last else t.x, t.last),
         t.of_all[t.rank, t.last],

@@ -12,8 +12,8 @@ from .._call.definition import define
 from .._op import rows as _rows
 from .._op.arguments import rank_of
 from .._op.comm import as_comm
+from .._op.plan import from_root, to_root_or_zeros
 from .._op.spec import Call, T
-from .scatter import adjoint_with, from_root
 
 
 def _prepare(x: Any, counts: Sequence[int], root: int, comm: MPI.Intracomm | None) -> Call:
@@ -34,8 +34,8 @@ def _prepare(x: Any, counts: Sequence[int], root: int, comm: MPI.Intracomm | Non
 define(
     "scatterv",
     prepare=_prepare,
-    lower=from_root,
-    adjoint=adjoint_with("gatherv"),
+    plan=from_root("scatterv"),
+    adjoint=to_root_or_zeros("gatherv"),
     self_test=lambda t: (
         lambda: t.ops.scatterv(
             t.all_x.ravel() if t.rank == t.last else t.x, [len(x) for x in t.all_x], t.last

@@ -8,14 +8,14 @@ from mpi4py import MPI
 
 from .._call.call import run
 from .._call.definition import define
-from .._diff.derivative import Back
+from .._diff.derivative import ReversedMessage
 from .._op.arguments import dest_of, tag_of
 from .._op.comm import as_comm
 from .._op.spec import Call
 
 
-def _transpose(back: Back, cs: list[Any], xs: list[Any]) -> list[Any]:
-    return [back("recv", back.zeros(xs[0]))]
+def _transpose(message: ReversedMessage, cs: list[Any], xs: list[Any]) -> list[Any]:
+    return [message.bind("recv", message.zeros(xs[0]))]
 
 
 def message_round(t: Any) -> Any:

@@ -103,7 +103,7 @@ fn ints_of<'a>(call: &Call<'a>) -> Option<&'a Ints> {
 /// This rank's part, the result, and what comes from each rank.
 fn gathered<'a>(call: &Call<'a>) -> Result<(Buffer, Buffer, &'a Ints), Cause> {
     let send = call.send.as_ref().ok_or_else(|| missing("operand"))?;
-    let own = parts_of(call)?.own(send).ok_or_else(|| missing("parts"))?;
+    let own = parts_of(call)?.for_all(send).ok_or_else(|| missing("parts"))?;
     let recv = call.recv.ok_or_else(|| missing("result"))?;
     Ok((own, recv, ints_of(call).ok_or_else(|| missing("parts"))?))
 }

@@ -1,0 +1,506 @@
+"""Fourier transforms of global arrays of which each rank has a block: slabs, pencils or others.
+
+A transform is local transforms along the axes that are whole, and redistributions between them.
+Going back to the layout that one came from costs another redistribution, so the spectrum is left
+in the layout of the last one, unless ``natural=True`` asks for the layout of the array. All
+functions take the layout of the array, not that of its spectrum: that is
+:func:`spectral_layout`. As mpi4py-fft (Dalcin, Mortensen and Keyes, J. Parallel Distrib. Comput.
+128, 2019) and PencilFFTs.jl do it.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from mpi4py import MPI
+
+from .layouts import Layout, Shape, batch_of, check_layout, redistribute
+from .notoken import default_comm
+
+__all__ = ["fftn", "frequencies", "ifftn", "irfftn", "rfftn", "spectral_layout"]
+
+NORMS = ("backward", "ortho", "forward")
+TILE = 1 << 14  # elements that are transformed at once along an axis that is not the last one
+
+
+# ---- Which axes are transformed in which layout
+
+
+class _Stage(NamedTuple):
+    """Transforms of whole axes.
+
+    Attributes:
+        before: the layout of their operand.
+        axes: they are transformed; the last of them may be halved.
+        after: the layout of their result.
+    """
+
+    before: Layout
+    axes: tuple[int, ...]
+    after: Layout
+
+
+def _as_axes(op: str, layout: Layout, axes: Sequence[int] | None) -> tuple[int, ...]:
+    n = len(layout.shape)
+    given = range(n) if axes is None else axes
+    known = tuple(axis % n for axis in given if -n <= axis < n)
+    if not known or len(known) < len(given) or len(set(known)) < len(known):
+        raise ValueError(
+            f"{op}: argument 'axes' must be different axes of an array of shape {layout.shape}, "
+            f"got {axes!r}"
+        )
+    if min(layout.shape[axis] for axis in known) < 1:
+        raise ValueError(f"{op}: argument 'axes' has an axis of length 0 of {layout.shape}")
+    return known
+
+
+@functools.lru_cache(maxsize=256)
+def _stages(op: str, layout: Layout, axes: tuple[int, ...], real: bool) -> tuple[_Stage, ...]:
+    left = set(axes)
+    stages: list[_Stage] = []
+    while left:
+        cut = {axis for axis, _ in layout.cuts}
+        # The real transform is the first: its axis has to be whole before any other is done.
+        whole = left - cut if not real or axes[-1] not in cut else set()
+        after = layout
+        if real and axes[-1] in whole:
+            shape = list(layout.shape)
+            shape[axes[-1]] = shape[axes[-1]] // 2 + 1
+            after, real = Layout(shape, layout.cuts), False
+        if whole or not stages:
+            done = tuple(axis for axis in axes if axis in whole)
+            stages.append(_Stage(layout, done, after))
+        left -= whole
+        layout = after
+        if left:
+            layout = _with_one_whole(op, layout, axes[-1] if real else max(left), left)
+    return tuple(stages)
+
+
+def _with_one_whole(op: str, layout: Layout, axis: int, left: set[int]) -> Layout:
+    """The layout in which this axis is whole, and another one cut in its place.
+
+    An axis that was done, if there is one; that has an element for each rank; that comes next, for
+    then what is received need not be put in order.
+    """
+    cuts = dict(layout.cuts)
+    free = [b for b in range(len(layout.shape)) if b not in cuts]
+    if free:
+        parts = cuts[axis]
+        new = min(free, key=lambda b: (b in left, layout.shape[b] < parts, b < axis, abs(b - axis)))
+        return Layout(layout.shape, [(new if a == axis else a, n) for a, n in layout.cuts])
+    parts = cuts.pop(axis)
+    if not cuts:
+        raise ValueError(
+            f"{op}: argument 'layout' cuts the only axis of an array of shape {layout.shape}, and "
+            "a transform needs it whole"
+        )
+    other = min(cuts, key=lambda b: (b in left, -b))
+    cuts[other] *= parts
+    return Layout(layout.shape, cuts)
+
+
+def _last(stages: tuple[_Stage, ...], layout: Layout, natural: bool) -> Layout:
+    after = stages[-1].after
+    return Layout(after.shape, layout.cuts) if natural else after
+
+
+# ---- Transforms of what a rank has
+
+
+def _in_tiles(x: jax.Array, axis: int, inverse: bool) -> jax.Array:
+    """A transform along an axis that is not the last one, in place, by parts that fit into a cache.
+
+    XLA transforms along last axes only. To transpose all of a large array, and back, takes several
+    times as long as to transform it.
+    """
+    direct = jnp.fft.ifft if inverse else jnp.fft.fft
+    shape, n = x.shape, x.shape[axis]
+    x = x.reshape(math.prod(shape[:axis]), n, math.prod(shape[axis + 1 :]))
+    planes, _, width = x.shape
+    at_once = max(1, TILE // n)
+    if width <= at_once:  # several planes in a tile, else a part of one
+        tiles = -(-planes // (at_once // width))
+        size, steps, last = (planes // tiles, n, width), (tiles, 1), (planes % tiles, 0)
+    else:
+        tiles = -(-width // at_once)
+        size, steps, last = (1, n, width // tiles), (planes, tiles), (0, width % tiles)
+
+    def transform(k: Any, x: jax.Array) -> jax.Array:
+        start = (k // steps[1] * size[0], 0, k % steps[1] * size[2])
+        tile = lax.dynamic_slice(x, start, size)
+        return lax.dynamic_update_slice(x, direct(tile, axis=1), start)
+
+    x = lax.fori_loop(0, math.prod(steps), transform, x)
+    if last[0]:
+        x = x.at[-last[0] :].set(direct(x[-last[0] :], axis=1))
+    if last[1]:
+        x = x.at[..., -last[1] :].set(direct(x[..., -last[1] :], axis=1))
+    return x.reshape(shape)
+
+
+def _along(x: jax.Array, axis: int, inverse: bool) -> jax.Array:
+    """A transform along an axis that is not the last one."""
+    direct = functools.partial(jnp.fft.ifft if inverse else jnp.fft.fft, axis=axis)
+    if x.size <= 2 * TILE:
+        return direct(x)
+
+    def solve(_: Any, x: jax.Array) -> jax.Array:
+        in_tiles = functools.partial(_in_tiles, axis=axis, inverse=inverse)
+        return lax.platform_dependent(x, cpu=in_tiles, default=direct)
+
+    # The matrix of the transform is its own transpose. As the solution of a linear equation, it has
+    # this derivative of it in all modes, instead of that of the loop.
+    back = functools.partial(jnp.fft.fft if inverse else jnp.fft.ifft, axis=axis)
+    return lax.custom_linear_solve(back, x, solve, transpose_solve=solve, symmetric=True)
+
+
+def _split_axes(axes: tuple[int, ...], ndim: int, real: int | None) -> tuple[list[int], list[int]]:
+    """The axes that XLA transforms as they lie in memory, which are the last ones; and others."""
+    last: list[int] = [] if real is None else [real]
+    for axis in range(ndim - 1, ndim - 4, -1):
+        if axis not in axes:
+            break
+        if axis not in last:
+            last.insert(0, axis)
+    return last, [axis for axis in axes if axis not in last]
+
+
+def _forward(x: jax.Array, axes: tuple[int, ...], real: int | None) -> jax.Array:
+    last, others = _split_axes(axes, x.ndim, real)
+    if last:
+        x = jnp.fft.rfftn(x, axes=last) if real is not None else jnp.fft.fftn(x, axes=last)
+    for axis in others:
+        x = _along(x, axis, False)
+    return x
+
+
+def _inverse(y: jax.Array, axes: tuple[int, ...], real: int | None, length: int) -> jax.Array:
+    last, others = _split_axes(axes, y.ndim, real)
+    for axis in others:
+        y = _along(y, axis, True)
+    if last and real is not None:
+        return jnp.fft.irfftn(y, s=[*(y.shape[a] for a in last[:-1]), length], axes=last)
+    return jnp.fft.ifftn(y, axes=last) if last else y
+
+
+# ---- Transforms of global arrays
+
+
+def _complex(dtype: Any) -> Any:
+    return jnp.result_type(dtype, jnp.complex64)
+
+
+class _Transform:
+    """The arguments of a transform, checked."""
+
+    def __init__(
+        self, op: str, layout: Any, axes: Any, norm: Any, real: bool, natural: bool, comm: Any
+    ):
+        self.op, self.real, self.natural = op, real, natural
+        self.comm = default_comm() if comm is None else comm
+        self.rank = self.comm.Get_rank()
+        check_layout(op, "layout", layout, self.comm.Get_size())
+        if norm is not None and norm not in NORMS:
+            raise ValueError(f"{op}: argument 'norm' must be None or one of {NORMS}, got {norm!r}")
+        self.layout: Layout = layout
+        self.axes = _as_axes(op, layout, axes)
+        self.stages = _stages(op, layout, self.axes, real)
+        self.spectrum = _last(self.stages, layout, natural)
+        points = math.prod(layout.shape[axis] for axis in self.axes)
+        self.scale = {"ortho": math.sqrt(points), "forward": float(points)}.get(norm or "", 1.0)
+
+    def _halved(self, stage: _Stage) -> bool:
+        return stage.before.shape != stage.after.shape
+
+    def _moved(self, x: jax.Array, source: Layout, target: Layout) -> jax.Array:
+        return redistribute(x, source, target, comm=self.comm) if source != target else x
+
+    def _places(self, stage: _Stage, batch: Shape) -> tuple[tuple[int, ...], int | None]:
+        """The axes of a stage in an array that has others before, and the one that is halved."""
+        axes = tuple(axis + len(batch) for axis in stage.axes)
+        return axes, self.axes[-1] + len(batch) if self._halved(stage) else None
+
+    def forward(self, x: Any) -> jax.Array:
+        x = jnp.asarray(x)
+        batch = batch_of(self.op, "x", x, self.layout, self.rank)
+        if self.real and jnp.iscomplexobj(x):
+            raise TypeError(f"{self.op}: argument 'x' must be real, got dtype {x.dtype}")
+        x = x if self.real else x.astype(_complex(x.dtype))
+        at = self.layout
+        for stage in self.stages:
+            x = self._moved(x, at, stage.before)
+            if x.size:
+                x = _forward(x, *self._places(stage, batch))
+            else:
+                x = x.reshape(*batch, *stage.after.block_shape(self.rank))
+                x = x.astype(_complex(x.dtype)) if self._halved(stage) else x
+            at = stage.after
+        x = self._moved(x, at, self.spectrum)
+        return x if self.scale == 1 else x / self.scale
+
+    def inverse(self, y: Any) -> jax.Array:
+        y = jnp.asarray(y)
+        y = y.astype(_complex(y.dtype))
+        batch = batch_of(self.op, "y", y, self.spectrum, self.rank)
+        at = self.spectrum
+        for stage in reversed(self.stages):
+            y = self._moved(y, at, stage.after)
+            if y.size:
+                length = self.layout.shape[self.axes[-1]]
+                y = _inverse(y, *self._places(stage, batch), length)
+            else:
+                y = y.reshape(*batch, *stage.before.block_shape(self.rank))
+                y = y.real if self._halved(stage) else y
+            at = stage.before
+        y = self._moved(y, at, self.layout)
+        return y if self.scale == 1 else y * self.scale
+
+
+def fftn(
+    x: Any,
+    layout: Layout,
+    axes: Sequence[int] | None = None,
+    norm: str | None = None,
+    *,
+    natural: bool = False,
+    comm: MPI.Intracomm | None = None,
+) -> jax.Array:
+    """Transform a global array, as :func:`jax.numpy.fft.fftn` does a local one.
+
+    All ranks call it alike. Between local transforms, ranks exchange what :func:`redistribute`
+    does: one ``alltoallv`` for slabs, two for pencils, one more for ``natural=True``.
+
+    Args:
+        x: this rank's block of the array, of shape ``layout.block_shape(rank)``; of type float32,
+            float64, complex64 or complex128. It may have axes before those of the layout, which are
+            whole and not transformed: the components of a vector, say.
+        layout: of the array: :class:`mpi4jax.Layout`. All lengths, and all numbers of parts.
+        axes: axes of the layout, by default all. Some axis besides each that is cut has to be
+            there: it is cut in the place of the other.
+        norm: "backward" (or None), "ortho" or "forward", as in :mod:`numpy.fft`.
+        natural: whether the spectrum has the layout of the array, which costs one more exchange.
+        comm: communicator; by default a clone of ``COMM_WORLD``.
+
+    Returns:
+        This rank's block of the spectrum, whose layout is :func:`spectral_layout`, behind the same
+        axes; complex64 or complex128.
+
+    Raises:
+        TypeError: ``layout`` is none.
+        ValueError: ``x`` is no block of ``layout``; more blocks than ranks; wrong ``axes`` or
+            ``norm``; an array with one axis, which is cut.
+
+    Derivative:
+        Linear: its transpose is the same transform, backward through the same layouts.
+
+    Example:
+        >>> import numpy as np, mpi4jax
+        >>> from mpi4jax import fft
+        >>> comm = mpi4jax.default_comm()
+        >>> slabs = mpi4jax.Layout((6, 7, 8), {0: comm.size})
+        >>> whole = np.random.default_rng(0).random(slabs.shape, np.float32)
+        >>> y = fft.fftn(whole[slabs.block(comm.rank)], slabs)
+        >>> part = fft.spectral_layout(slabs).block(comm.rank)
+        >>> bool(np.allclose(y, np.fft.fftn(whole)[part], atol=1e-4))
+        True
+
+    See also: :func:`ifftn`, :func:`rfftn`, :func:`frequencies`.
+    """
+    return _Transform("fftn", layout, axes, norm, False, natural, comm).forward(x)
+
+
+def ifftn(
+    y: Any,
+    layout: Layout,
+    axes: Sequence[int] | None = None,
+    norm: str | None = None,
+    *,
+    natural: bool = False,
+    comm: MPI.Intracomm | None = None,
+) -> jax.Array:
+    """Transform a spectrum back: the inverse of :func:`fftn` with the same other arguments.
+
+    Args:
+        y: this rank's block of the spectrum, as :func:`fftn` returns it.
+        layout: of the result, not of ``y``.
+        axes, norm, natural, comm: as for :func:`fftn`. ``natural`` says how ``y`` is cut.
+
+    Returns:
+        This rank's block of the array, of shape ``layout.block_shape(rank)``, behind the axes that
+        ``y`` has before; complex64 or complex128.
+
+    Raises:
+        TypeError, ValueError: as :func:`fftn`.
+
+    Example:
+        >>> import jax.numpy as jnp, mpi4jax
+        >>> from mpi4jax import fft
+        >>> comm = mpi4jax.default_comm()
+        >>> slabs = mpi4jax.Layout((6, 7), {0: comm.size})
+        >>> x = jnp.ones(slabs.block_shape(comm.rank))
+        >>> bool(jnp.allclose(fft.ifftn(fft.fftn(x, slabs), slabs), x, atol=1e-6))
+        True
+    """
+    return _Transform("ifftn", layout, axes, norm, False, natural, comm).inverse(y)
+
+
+def rfftn(
+    x: Any,
+    layout: Layout,
+    axes: Sequence[int] | None = None,
+    norm: str | None = None,
+    *,
+    natural: bool = False,
+    comm: MPI.Intracomm | None = None,
+) -> jax.Array:
+    """Transform a real global array, as :func:`jax.numpy.fft.rfftn` does a local one.
+
+    The spectrum has ``n // 2 + 1`` elements along the last one of ``axes``, where the array has
+    ``n``. If that axis is cut, it is exchanged first: cut another one.
+
+    Args:
+        x: this rank's block of the array, of type float32 or float64, as for :func:`fftn`.
+        layout, axes, norm, natural, comm: as for :func:`fftn`.
+
+    Returns:
+        This rank's block of the spectrum, whose layout is ``spectral_layout(..., real=True)``;
+        complex64 or complex128.
+
+    Raises:
+        TypeError: ``x`` is complex; and as :func:`fftn`.
+        ValueError: as :func:`fftn`.
+
+    Example:
+        >>> import jax.numpy as jnp, mpi4jax
+        >>> from mpi4jax import fft
+        >>> comm = mpi4jax.default_comm()
+        >>> slabs = mpi4jax.Layout((6, 7), {0: comm.size})
+        >>> y = fft.rfftn(jnp.ones(slabs.block_shape(comm.rank)), slabs)
+        >>> y.shape == fft.spectral_layout(slabs, real=True).block_shape(comm.rank)
+        True
+
+    See also: :func:`irfftn`.
+    """
+    return _Transform("rfftn", layout, axes, norm, True, natural, comm).forward(x)
+
+
+def irfftn(
+    y: Any,
+    layout: Layout,
+    axes: Sequence[int] | None = None,
+    norm: str | None = None,
+    *,
+    natural: bool = False,
+    comm: MPI.Intracomm | None = None,
+) -> jax.Array:
+    """Transform a spectrum back to a real array: the inverse of :func:`rfftn`.
+
+    Args:
+        y: this rank's block of the spectrum, as :func:`rfftn` returns it.
+        layout: of the result, not of ``y``: so it knows whether its last length is even.
+        axes, norm, natural, comm: as for :func:`fftn`.
+
+    Returns:
+        This rank's block of the array, of shape ``layout.block_shape(rank)``, behind the axes that
+        ``y`` has before; float32 or float64.
+
+    Raises:
+        TypeError, ValueError: as :func:`fftn`.
+
+    Example:
+        >>> import jax.numpy as jnp, mpi4jax
+        >>> from mpi4jax import fft
+        >>> comm = mpi4jax.default_comm()
+        >>> slabs = mpi4jax.Layout((6, 7), {0: comm.size})
+        >>> x = jnp.ones(slabs.block_shape(comm.rank))
+        >>> bool(jnp.allclose(fft.irfftn(fft.rfftn(x, slabs), slabs), x, atol=1e-6))
+        True
+    """
+    return _Transform("irfftn", layout, axes, norm, True, natural, comm).inverse(y)
+
+
+def spectral_layout(
+    layout: Layout,
+    axes: Sequence[int] | None = None,
+    *,
+    real: bool = False,
+    natural: bool = False,
+) -> Layout:
+    """The layout of the spectrum of an array.
+
+    Args:
+        layout: of the array.
+        axes, natural: as for :func:`fftn`.
+        real: whether the spectrum is that of :func:`rfftn`.
+
+    Example:
+        >>> from mpi4jax import Layout, fft
+        >>> fft.spectral_layout(Layout((8, 8, 8), {0: 4}), real=True)
+        Layout(shape=(8, 8, 5), cuts=((1, 4),))
+    """
+    op = "spectral_layout"
+    check_layout(op, "layout", layout, layout.blocks if isinstance(layout, Layout) else 0)
+    return _last(_stages(op, layout, _as_axes(op, layout, axes), real), layout, natural)
+
+
+def frequencies(
+    layout: Layout,
+    axes: Sequence[int] | None = None,
+    *,
+    d: float | Sequence[float] = 1.0,
+    real: bool = False,
+    natural: bool = False,
+    dtype: Any = None,
+    comm: MPI.Intracomm | None = None,
+) -> tuple[jax.Array, ...]:
+    """The frequencies of this rank's block of a spectrum, in cycles per unit of ``d``.
+
+    Args:
+        layout, axes, natural, comm: as for :func:`fftn`.
+        d: distance between two points, or one for each of ``axes``. With ``1 / n``, frequencies
+            are integers; with ``L / (2 pi n)``, they are wavenumbers of a box of size ``L``.
+        real: whether the spectrum is that of :func:`rfftn`.
+        dtype: floating-point type of the result; by default JAX's.
+
+    Returns:
+        An array for each of ``axes``, with the axes of the layout, of length 1 but for this one:
+        they broadcast with the block.
+
+    Raises:
+        TypeError, ValueError: as :func:`fftn`; ``d`` has another number of distances than ``axes``.
+
+    Example:
+        >>> import mpi4jax
+        >>> from mpi4jax import fft
+        >>> slabs = mpi4jax.Layout((4, 6), {0: mpi4jax.default_comm().size})
+        >>> kx, ky = fft.frequencies(slabs, d=(1 / 4, 1 / 6), real=True)
+        >>> [int(k) for k in kx[:, 0]]  # the spectrum is cut along the other axis
+        [0, 1, -2, -1]
+
+    See also: :func:`jax.numpy.fft.fftfreq`, :func:`jax.numpy.fft.rfftfreq`.
+    """
+    t = _Transform("frequencies", layout, axes, None, real, natural, comm)
+    distances = [d] * len(t.axes) if np.ndim(d) == 0 else list(d)  # type: ignore[arg-type]
+    if len(distances) != len(t.axes):
+        raise ValueError(
+            f"frequencies: argument 'd' must be a number, or one for each of {len(t.axes)} axes, "
+            f"got {d!r}"
+        )
+    block, out = t.spectrum.block(t.rank), []
+    for axis, distance in zip(t.axes, distances, strict=True):
+        is_half = real and axis == t.axes[-1]
+        # fftfreq(n, d) is k / (n d). Rounded once, as NumPy does it.
+        of = np.fft.rfftfreq if is_half else np.fft.fftfreq
+        values = of(layout.shape[axis], distance)[block[axis]]
+        shape = [1] * len(layout.shape)
+        shape[axis] = -1
+        out.append(jnp.asarray(values.reshape(shape), dtype or jnp.result_type(float)))
+    return tuple(out)

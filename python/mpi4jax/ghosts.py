@@ -1,0 +1,339 @@
+"""Ghost values by global index: for unstructured meshes, graphs and sparse matrices.
+
+Each rank owns some rows of a global array, and needs rows that others own. A :class:`Plan` is made
+once, and then moves the rows between those ranks only that have something for each other. The same
+is PetscSF in PETSc (Zhang et al., IEEE TPDS 33, 2022), Import and Export in Tpetra, IndexMap and
+Scatterer in DOLFINx.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from mpi4py import MPI
+
+from ._requests.request import CompositeKind, CompositeRequest
+from .notoken import alltoallv, default_comm, flush, ialltoallv
+
+__all__ = ["Plan"]
+
+Ids = np.ndarray[Any, np.dtype[np.int64]]
+
+
+def _all_or_none(comm: MPI.Intracomm, function: Callable[..., Any], *args: Any) -> Any:
+    """Call a function that communicates nothing. If it fails on a rank, all ranks raise that."""
+    result = problem = None
+    try:
+        result = function(*args)
+    except (TypeError, ValueError) as e:
+        problem = e
+    first = comm.allreduce(comm.size if problem is None else comm.rank, MPI.MIN)
+    if first < comm.size:
+        raise comm.bcast(problem, root=first) from None
+    return result
+
+
+def _as_ids(name: str, given: Any, rank: int) -> Ids:
+    ids = np.asarray(given)
+    if not ids.size:
+        ids = ids.astype(np.int64)
+    if ids.ndim != 1 or not np.issubdtype(ids.dtype, np.integer):
+        raise TypeError(
+            f"ghosts.Plan: argument '{name}' must be a sequence of integers, one for each row; "
+            f"got shape {ids.shape} and dtype {ids.dtype} on rank {rank}"
+        )
+    if ids.dtype == np.uint64 and ids.max(initial=0) > np.iinfo(np.int64).max:
+        raise ValueError(
+            f"ghosts.Plan: argument '{name}' has id {ids.max()} on rank {rank}; expected ids that "
+            "fit into int64"
+        )
+    return ids.astype(np.int64)
+
+
+class _Mail:
+    """Rows of integers that go to other ranks, and answers that come back."""
+
+    def __init__(self, comm: MPI.Intracomm, destinations: Ids):
+        self._comm = comm
+        self._order = np.argsort(destinations, kind="stable")
+        self.send_counts = np.bincount(destinations, minlength=comm.size)
+        self.recv_counts = np.empty_like(self.send_counts)
+        comm.Alltoall(self.send_counts, self.recv_counts)
+        #: Of each row that comes, the rank that has sent it.
+        self.sources = np.repeat(np.arange(comm.size), self.recv_counts)
+
+    def send(self, *columns: Ids) -> Ids:
+        """The columns of the rows that come, in the order of the ranks."""
+        rows = np.stack(columns, axis=1)[self._order]
+        return self._move(rows, self.send_counts, self.recv_counts).T
+
+    def answer(self, *columns: Ids) -> Ids:
+        """The columns of the answers to the rows that were sent, in their order."""
+        rows = np.stack(columns, axis=1)
+        out = np.empty((len(self._order), len(columns)), np.int64)
+        out[self._order] = self._move(rows, self.recv_counts, self.send_counts)
+        return out.T
+
+    def _move(self, rows: Ids, sent: Ids, received: Ids) -> Ids:
+        width = rows.shape[1]
+        out = np.empty((int(received.sum()), width), np.int64)
+        self._comm.Alltoallv(
+            [np.ascontiguousarray(rows, np.int64), sent * width], [out, received * width]
+        )
+        return out
+
+
+class _Directory:
+    """Who owns what: this rank knows it of the ids that are its rank modulo the number of ranks."""
+
+    def __init__(self, comm: MPI.Intracomm, owned: Ids):
+        self._comm = comm
+        entries = _Mail(comm, owned % comm.size)
+        ids, rows = entries.send(owned, np.arange(len(owned)))
+        order = np.argsort(ids, kind="stable")
+        self._ids, self._rows, self._owners = ids[order], rows[order], entries.sources[order]
+
+    def _check(self, asked: Ids, askers: Ids) -> None:
+        (again,) = np.nonzero(self._ids[1:] == self._ids[:-1])
+        if again.size:
+            k = again[0]
+            a, b = self._owners[k : k + 2]
+            who = f"ranks {a} and {b} own" if a != b else f"rank {a} owns twice"
+            raise ValueError(
+                f"ghosts.Plan: argument 'owned_ids' has id {self._ids[k]}, which {who}; expected "
+                "one owner for each id"
+            )
+        (missing,) = np.nonzero(~np.isin(asked, self._ids))
+        if missing.size:
+            k = missing[0]
+            raise ValueError(
+                f"ghosts.Plan: argument 'needed_ids' of rank {askers[k]} has id {asked[k]}, which "
+                "no rank owns"
+            )
+
+    def find(self, needed: Ids) -> Ids:
+        """The owner of each id, and the row there."""
+        request = _Mail(self._comm, needed % self._comm.size)
+        (asked,) = request.send(needed)
+        _all_or_none(self._comm, self._check, asked, request.sources)
+        at = np.searchsorted(self._ids, asked)
+        return request.answer(self._owners[at], self._rows[at])
+
+
+class Plan:
+    """Which rows go to which rank, so that each has those that it needs.
+
+    It is made eagerly, and by all ranks of ``comm`` together: each entry of a directory of the
+    owners is on one rank, so no rank has a list of all ids. Time and memory grow with this rank's
+    ids, and with the number of ranks only by a few integers each. Functions that are traced close
+    over a plan, or take it as a static argument: it is equal to itself alone.
+
+    Args:
+        owned_ids: ids of the rows that this rank owns: a 1-D NumPy array of integers, in any order,
+            that need not be contiguous; or empty. Each id has one owner.
+        needed_ids: ids of the rows that this rank needs, likewise, in the order in which it
+            wants them. An id may be needed more than once, and by its owner.
+        comm: communicator; by default a clone of ``COMM_WORLD``.
+
+    Attributes:
+        sources: the other ranks that this one needs rows of.
+        destinations: the other ranks that need rows of this one.
+
+    Raises:
+        TypeError: no integers in one dimension.
+        ValueError: an id that is needed and that nobody owns, or that has two owners. The error of
+            one rank is raised on all.
+
+    Example:
+        >>> import jax.numpy as jnp, mpi4jax
+        >>> comm = mpi4jax.default_comm()
+        >>> following = (comm.rank + 1) % comm.size
+        >>> plan = mpi4jax.ghosts.Plan([100 + comm.rank], [100 + following, 100 + comm.rank])
+        >>> x = plan.fill(jnp.array([comm.rank + 0.5]))
+        >>> [float(v) for v in x] == [following + 0.5, comm.rank + 0.5]
+        True
+        >>> float(plan.add(x)[0]) == 2 * (comm.rank + 0.5)
+        True
+
+    See also: :func:`halo_exchange` for grids.
+    """
+
+    def __init__(self, owned_ids: Any, needed_ids: Any, *, comm: MPI.Intracomm | None = None):
+        self.comm = default_comm() if comm is None else comm
+        if not isinstance(self.comm, MPI.Intracomm) or not self.comm:
+            raise TypeError(
+                "ghosts.Plan: argument 'comm' must be an intracommunicator, got "
+                f"{type(comm).__name__}: {comm!r}"
+            )
+        flush()  # what was called before on this communicator is behind us on all ranks
+        rank = self.comm.rank
+        owned, needed = _all_or_none(
+            self.comm,
+            lambda: (
+                _as_ids("owned_ids", owned_ids, rank),
+                _as_ids("needed_ids", needed_ids, rank),
+            ),
+        )
+        directory = _Directory(self.comm, owned)
+        ids, places = np.unique(needed, return_inverse=True)
+        owners, rows = directory.find(ids)
+
+        # What comes is in the order of the ranks, and from each in the order in which it is
+        # needed first: then most plans need not reorder it.
+        first = np.full(len(ids), len(needed))
+        np.minimum.at(first, places, np.arange(len(needed)))
+        far = owners != rank
+        order = np.lexsort((first, owners))
+        order = order[far[order]]
+        requests = _Mail(self.comm, owners[order])
+        (self._sent_rows,) = requests.send(rows[order])
+        self._counts = requests.recv_counts.tolist(), requests.send_counts.tolist()
+        self.destinations, self.sources = (
+            tuple(r for r, n in enumerate(counts) if n) for counts in self._counts
+        )
+
+        # Behind the rows that come are this rank's own, if it needs some of them.
+        self._owned, self._needed, self._received = len(owned), len(needed), len(order)
+        self._needs_own = self._received < len(ids)
+        place = len(order) + rows
+        place[order] = np.arange(len(order))
+        self._places = place[places]
+        available = len(order) + len(owned) * self._needs_own
+        self._in_order = np.array_equal(self._places, np.arange(available))
+
+    def __repr__(self) -> str:
+        return (
+            f"<ghosts.Plan: {self._owned} rows owned, {self._needed} needed, {self._received} of "
+            f"them from {len(self.sources)} other ranks>"
+        )
+
+    # ---- The parts of an exchange: before the message, and after it
+
+    def _checked(self, name: str, argument: str, x: Any, rows: int) -> Any:
+        def check(leaf: Any) -> jax.Array:
+            leaf = jnp.asarray(leaf)
+            if leaf.shape[:1] != (rows,):
+                raise ValueError(
+                    f"ghosts.Plan.{name}: argument '{argument}' must have a row for each id; "
+                    f"expected ({rows}, ...) on rank {self.comm.rank}, got {leaf.shape}"
+                )
+            return leaf
+
+        return jax.tree.map(check, x)
+
+    def _to_send(self, x: Any) -> Any:
+        return jax.tree.map(lambda v: _rows(v, self._sent_rows), x)
+
+    def _own(self, x: Any) -> Any:
+        return x if self._needs_own else ()
+
+    def _filled(self, received: Any, own: Any) -> Any:
+        if self._needs_own:
+            received = jax.tree.map(lambda *parts: jnp.concatenate(parts), received, own)
+        if self._in_order:
+            return received
+        return jax.tree.map(lambda v: _rows(v, self._places), received)
+
+    def _to_return(self, y: Any) -> tuple[Any, Any]:
+        """The rows that go back to their owners, and those that are this rank's own."""
+        if not self._in_order:
+            n = self._received + self._owned * self._needs_own
+            y = jax.tree.map(lambda v: _sum_into(_zeros(n, v), self._places, v), y)
+        back = jax.tree.map(lambda v: v[: self._received], y)
+        return back, jax.tree.map(
+            lambda v: v[self._received :] if self._needs_own else _zeros(self._owned, v), y
+        )
+
+    def _added(self, received: Any, own: Any) -> Any:
+        return jax.tree.map(lambda v, r: _sum_into(v, self._sent_rows, r), own, received)
+
+    # ---- What users call
+
+    def fill(self, x: Any) -> Any:
+        """Return the rows that this rank needs, from their owners. All ranks call it alike.
+
+        Args:
+            x: array of shape ``(len(owned_ids), *S)``, of any dtype, rows in the order of
+                ``owned_ids``; ``S`` is equal on all ranks. Or a pytree of such arrays, which
+                travel together.
+
+        Returns:
+            Array of shape ``(len(needed_ids), *S)`` and the dtype of ``x``, rows in the order of
+            ``needed_ids``; or a pytree of those.
+
+        Raises:
+            ValueError: ``x`` has not a row for each owned id.
+
+        Derivative:
+            The transpose is :meth:`add`.
+        """
+        x = self._checked("fill", "x", x, self._owned)
+        received = alltoallv(self._to_send(x), *self._counts, comm=self.comm)
+        return self._filled(received, self._own(x))
+
+    def add(self, y: Any) -> Any:
+        """Return, for each row that this rank owns, the sum of what all ranks have for it.
+
+        Args:
+            y: array of shape ``(len(needed_ids), *S)``, of a type that can be summed, rows in the
+                order of ``needed_ids``; or a pytree of such arrays.
+
+        Returns:
+            Array of shape ``(len(owned_ids), *S)`` and the dtype of ``y``: zeros where no rank
+            needs the row. The order of each sum is always the same.
+
+        Raises:
+            ValueError: ``y`` has not a row for each needed id.
+
+        Derivative:
+            The transpose is :meth:`fill`.
+        """
+        y = self._checked("add", "y", y, self._needed)
+        back, own = self._to_return(y)
+        return self._added(alltoallv(back, *self._counts[::-1], comm=self.comm), own)
+
+    def ifill(self, x: Any) -> Any:
+        """Start :meth:`fill`, without waiting: :func:`mpi4jax.wait` gives its result.
+
+        Takes what :meth:`fill` takes. Between the two, compute what needs no ghosts.
+        """
+        x = self._checked("ifill", "x", x, self._owned)
+        request = ialltoallv(self._to_send(x), *self._counts, comm=self.comm)
+        return CompositeRequest(
+            [request, self._own(x)], CompositeKind("fill", _Ending(self, "_filled"))
+        )
+
+    def iadd(self, y: Any) -> Any:
+        """Start :meth:`add`, without waiting: :func:`mpi4jax.wait` gives its result."""
+        y = self._checked("iadd", "y", y, self._needed)
+        back, own = self._to_return(y)
+        request = ialltoallv(back, *self._counts[::-1], comm=self.comm)
+        return CompositeRequest([request, own], CompositeKind("add", _Ending(self, "_added")))
+
+
+@dataclass(frozen=True)
+class _Ending:
+    """What is done with the rows that have come."""
+
+    plan: Plan
+    method: str
+
+    def __call__(self, results: list[Any], own: Any) -> Any:
+        return getattr(self.plan, self.method)(results[0], own)
+
+
+def _rows(x: jax.Array, places: Ids) -> jax.Array:
+    return x.at[places].get(mode="promise_in_bounds")
+
+
+def _sum_into(x: jax.Array, places: Ids, rows: jax.Array) -> jax.Array:
+    return x.at[places].add(rows, mode="promise_in_bounds")
+
+
+def _zeros(n: int, like: jax.Array) -> jax.Array:
+    return jnp.zeros((n, *like.shape[1:]), like.dtype)
