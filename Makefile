@@ -98,6 +98,8 @@ $(BIN)/pip:
 .venv/built: $(BIN)/pip $(SOURCES)
 	requirements="$$($(BIN)/python build_support/toolchain.py requirements)" && \
 	$(BIN)/pip install --quiet $$requirements
+	@echo "Building the Rust core: 1 to 4 minutes on two idle cores"
+	$(BIN)/pip install --verbose --no-deps --no-build-isolation --editable .
 	$(BIN)/pip install --quiet --no-build-isolation --editable '.[examples]'
 	@touch $@
 

@@ -34,10 +34,11 @@ class BuildRust(build_rust):
     def run_for_extension(self, extension):
         environment = toolchain.cargo_environment(MODULES[extension.name])
         toolchain.forget_other_mpicc(environment)
-        if self.inplace:
-            # `pip install -e`, which tests run in: they put a driver of their own in the place of a GPU's.
+        if self.inplace or os.environ.get("MPI4JAX_TEST_STAND_INS"):
+            # `pip install -e`, for tests: they replace a GPU's driver by their own.
             extension.features = ["python", "stand-ins"]
         os.environ.update(environment)
+        self.verbose = 0  # the names of the crates, not each command
         super().run_for_extension(extension)
 
 
@@ -51,7 +52,7 @@ setup(
             py_limited_api=True,
             features=["python"],
             debug=False,  # also where it is installed with `pip install -e`
-            quiet=True,  # what went wrong, rather than every command of cargo
+            quiet=False,  # `pip install -v` shows what cargo compiles
         )
         for name in MODULES
     ],

@@ -26,6 +26,7 @@ def subjects():
     """{what: (compiled function, its argument, the one it is compared with, its argument)}."""
     import jax
     import jax.numpy as jnp
+    import numpy as np
     from mpi4py import MPI
 
     import mpi4jax
@@ -57,6 +58,11 @@ def subjects():
             what = f"gradient of {OPS} {name}s of {size_name(4 * items)} / forward"
             forward = mpi4jax.jit(chain(op))
             out[what] = mpi4jax.jit(jax.grad(chain(op))), x, forward, x
+    x = jnp.asarray(np.random.default_rng(rank).normal(size=10**6), jnp.float32)
+    repeated = mpi4jax.jit(mpi4jax.reproducible_sum)
+    out["reproducible_sum of 10^6 / jnp.sum"] = repeated, x, mpi4jax.jit(jnp.sum), x
+    plain = mpi4jax.jit(lambda x: summed(jnp.sum(x)))
+    out["reproducible_sum of 10^6 / allreduce of jnp.sum"] = repeated, x, plain, x
     x = jnp.ones((BATCH, 2**10))
     out[f"vmap of {BATCH} allreduces of 4 KiB / one of 256 KiB"] = (
         mpi4jax.jit(jax.vmap(summed)),

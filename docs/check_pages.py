@@ -1,7 +1,8 @@
 """Looks at the built pages in a browser: `make docs`, where there is one.
 
-On a phone and on a desktop, no page may be wider than the screen, no table wider than its column
-(but in benchmarks.md, whose tables scroll), and each picture has a description and is there.
+On a phone and on a desktop, no page may be wider than the screen, no table or program wider than
+its column (but in benchmarks.md, whose tables scroll), and each picture has a description and is
+there.
 Needs Chromium (Debian: chromium).
 """
 
@@ -38,6 +39,9 @@ function look(page, width) {
         if (table.scrollWidth > room.clientWidth + 1)
           say(`table ${name} is ${table.scrollWidth} in ${room.clientWidth}`);
       }
+      for (const code of d.querySelectorAll("article pre"))
+        if (code.scrollWidth > code.clientWidth + 1)
+          say(`code ${code.innerText.slice(0, 40)} is ${code.scrollWidth} in ${code.clientWidth}`);
       for (const picture of d.querySelectorAll("article img")) {
         if (!picture.alt) say(`${picture.src} has no description`);
         if (!picture.naturalWidth) say(`${picture.src} is not there`);

@@ -1,8 +1,12 @@
-"""Draws the pictures of the documentation: `python docs/figures.py`.
+"""Draws the figures that need a run or a table.
 
-blocks.svg is text, and a test holds it against this file. timeline.png is of a job that runs here.
+    python docs/figures.py [timeline] [film] [scaling]
+
+timeline.png is of the first program of docs/timeline.md, jet.gif of the shallow-water example, and
+scaling.png of the first table of docs/scaling.md. Pictures that need neither: docs/pictures.py.
 """
 
+import re
 import shutil
 import subprocess
 import sys
@@ -12,65 +16,10 @@ from pathlib import Path
 DOCS = Path(__file__).resolve().parent
 sys.path.insert(0, str(DOCS.parent / "tools"))
 
-COLOURS = ["#9ecae8", "#f7c08a", "#a8d8a0", "#d9b3e0"]
-CELL, SIDE, BLOCK = 44, 6, 3
-
-
-def blocks() -> str:
-    """A grid that is cut into four blocks, and one of them with its ghost cells."""
-    out = []
-
-    def text(x: float, y: float, words: str, size: int = 15) -> None:
-        place = f'x="{x:g}" y="{y:g}" font-size="{size}" text-anchor="middle"'
-        out.append(f"<text {place}>{words}</text>")
-
-    def cell(x: float, y: float, row: int, column: int, ghost: bool = False) -> None:
-        row, column = row % SIDE, column % SIDE
-        colour = COLOURS[row // BLOCK * 2 + column // BLOCK]
-        style = ' fill-opacity="0.5" stroke-dasharray="4 3"' if ghost else ""
-        out.append(
-            f'<rect x="{x:g}" y="{y:g}" width="{CELL}" height="{CELL}" fill="{colour}" '
-            f'stroke="#555"{style}/>'
-        )
-        text(x + CELL / 2, y + CELL / 2 + 5, str(row * SIDE + column))
-
-    def frame(x: float, y: float) -> None:
-        side = BLOCK * CELL
-        out.append(
-            f'<rect x="{x:g}" y="{y:g}" width="{side}" height="{side}" fill="none" '
-            'stroke="black" stroke-width="3"/>'
-        )
-
-    left, top = 20, 64
-    text(left + SIDE * CELL / 2, 24, "the grid, in four blocks", 17)
-    for row in range(SIDE):
-        for column in range(SIDE):
-            cell(left + column * CELL, top + row * CELL, row, column)
-    for rank in range(4):
-        row, column = divmod(rank, 2)
-        frame(left + column * BLOCK * CELL, top + row * BLOCK * CELL)
-        x = left + (column + 0.5) * BLOCK * CELL
-        text(x, top - 10 if row == 0 else top + SIDE * CELL + 20, f"rank {rank}")
-
-    left = 370
-    text(left + 2.5 * CELL, 24, "what rank 0 holds", 17)
-    top = 64 + CELL / 2
-    for row in range(-1, BLOCK + 1):
-        for column in range(-1, BLOCK + 1):
-            ghost = not (0 <= row < BLOCK and 0 <= column < BLOCK)
-            cell(left + (column + 1) * CELL, top + (row + 1) * CELL, row, column, ghost)
-    frame(left + CELL, top + CELL)
-    text(left + 2.5 * CELL, top + 5 * CELL + 20, "dashed: ghost cells")
-    width, height = 640, 64 + SIDE * CELL + 34
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
-        'font-family="sans-serif">\n'
-        f'<rect width="{width}" height="{height}" fill="white"/>\n' + "\n".join(out) + "\n</svg>\n"
-    )
+BLUE, ORANGE, GREEN = "#0b4f8a", "#e8903a", "#5a8f5a"
 
 
 def timeline() -> None:
-    """The picture that docs/timeline.md shows, of the first program of that page."""
     import run_examples
 
     from mpirun import captured
@@ -89,6 +38,71 @@ def timeline() -> None:
         shutil.copy(Path(folder) / "timeline.png", DOCS / "timeline.png")
 
 
+def film_colours() -> list[tuple[float, ...]]:
+    """Of the map of colours in the film, and the greys of its text."""
+    from matplotlib import colormaps
+
+    greys = [(i / 7, i / 7, i / 7) for i in range(8)]
+    return [*greys, *(colormaps["RdBu_r"](i / 39) for i in range(40))]
+
+
+def film(begin_day: float = 3.5, end_day: float = 10.0, frame_hours: float = 6.0) -> None:
+    """From the day on which the jet begins to meander: before, nothing is to be seen."""
+    from PIL import Image, ImageSequence
+
+    from mpirun import captured
+
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, str(DOCS.parent / "examples" / "shallow_water.py"), "--halo"]
+        command += ["--days", str(end_day), "--frame-hours", str(frame_hours)]
+        command += ["--save-animation", "jet.gif"]
+        job = captured(2, command, cwd=folder, time_limit=400)
+        assert job.returncode == 0, job.stderr
+        with Image.open(Path(folder) / "jet.gif") as whole:
+            frames = [
+                frame.convert("RGB").resize((640, 640 * frame.height // frame.width))
+                for frame in ImageSequence.Iterator(whole)
+            ]
+    palette = Image.new("P", (1, 1))
+    palette.putpalette([round(255 * part) for colour in film_colours() for part in colour[:3]])
+    frames = frames[round(begin_day * 24 / frame_hours) :]
+    frames = [frame.quantize(palette=palette, dither=Image.Dither.NONE) for frame in frames]
+    frames[0].save(
+        DOCS / "jet.gif", save_all=True, append_images=frames[1:], duration=130, loop=0,
+        optimize=True,
+    )  # fmt: skip
+
+
+def scaling() -> None:
+    """The speed-up by the number of ranks, for each size of the model."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    rows = re.findall(
+        r"^\| (\d+ x \d+) \| (\d+) \| [^|]+ \| ([\d.]+) \(([\d.]+) to ([\d.]+)\) \|",
+        (DOCS / "scaling.md").read_text().partition("## Weak")[0],
+        re.MULTILINE,
+    )
+    sizes = list(dict.fromkeys(row[0] for row in rows))
+    ranks = sorted({int(row[1]) for row in rows})
+    figure, axes = plt.subplots(figsize=(6, 3.4), layout="constrained")
+    axes.plot(ranks, ranks, "--", color="grey", label="linear")
+    styles = zip(sizes, (BLUE, ORANGE, GREEN), "os^", strict=True)
+    for size, colour, marker in styles:
+        points = [(int(n), *map(float, v)) for name, n, *v in rows if name == size]
+        n, middle, low, high = zip(*points, strict=True)
+        axes.plot(n, middle, marker=marker, color=colour, label=f"{size} cells")
+        axes.vlines(n, low, high, color=colour)
+    axes.set(xlabel="ranks, one core each", ylabel="speed-up", title="Strong scaling")
+    axes.set_xticks(ranks)
+    axes.set_ylim(0, None)
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False)
+    figure.savefig(DOCS / "scaling.png", dpi=110)
+
+
 if __name__ == "__main__":
-    (DOCS / "blocks.svg").write_text(blocks())
-    timeline()
+    for name in sys.argv[1:] or ("timeline", "film", "scaling"):
+        {"timeline": timeline, "film": film, "scaling": scaling}[name]()

@@ -12,7 +12,7 @@ from mpi4jax import ops
 from mpi4jax._functions.nonblocking import __all__ as NONBLOCKING
 
 PLACE = re.compile(r"^<!-- operations: (\w+) -->$", re.MULTILINE)
-MINOR = {"comm", "status", "token"}  # arguments that all have, or that change no result
+MINOR = {"comm", "status"}  # arguments that all have, or that change no result
 
 
 def sections(function: Callable[..., Any]) -> dict[str, str]:
@@ -38,10 +38,9 @@ def results() -> Iterator[tuple[str, ...]]:
         call = ", ".join(p for p in shown if p.strip("=") not in MINOR)
         given = [p for p in ("x", "sendbuf") if p in parameters]
         operand = argument(said["Args"], given[0]) if given else "-"
-        kind, result = re.fullmatch(r"(.*?): (.*)the new token\.", said["Returns"]).groups()
-        assert (kind == "tuple") == result.endswith("; and "), said["Returns"]
+        _, _, result = said["Returns"].rstrip(".").partition(": ")
         does = re.sub(r"; MPI-4.1, section [\d.]+", "", said[""]).rstrip(".")
-        yield f"`{name}({call})`", does, operand, result.removesuffix("; and ") or "-"
+        yield f"`{name}({call})`", does, operand, result or "-"
 
 
 def derivatives() -> Iterator[tuple[str, ...]]:

@@ -3,6 +3,7 @@
 use std::ffi::c_void;
 use std::ptr::null_mut;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use smallvec::SmallVec;
 
@@ -82,6 +83,34 @@ impl Op {
     }
 }
 
+/// How often a site has run, if samples are taken of what it does. A copy of it stays as it is.
+#[derive(Debug, Default)]
+pub struct Runs(AtomicU64);
+
+impl Clone for Runs {
+    fn clone(&self) -> Self {
+        Self(AtomicU64::new(self.0.load(Ordering::Relaxed)))
+    }
+}
+
+impl Runs {
+    /// Of how many runs all are sampled; after them, those whose number is a power of two.
+    const FIRST: u64 = 16;
+
+    /// Another one. Threads may count one run for two.
+    #[inline]
+    pub fn count(&self) {
+        self.0.store(self.0.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+    }
+
+    /// Whether the last one is sampled.
+    #[inline]
+    pub fn is_sampled(&self) -> bool {
+        let number = self.0.load(Ordering::Relaxed);
+        (1..=Self::FIRST).contains(&number) || number.is_power_of_two()
+    }
+}
+
 /// One operation in a compiled program: everything that is known before its buffers are.
 #[derive(Clone, Debug)]
 pub struct Site {
@@ -108,6 +137,7 @@ pub struct Site {
     pub status: usize,
     /// The user's source line.
     pub location: Box<str>,
+    pub runs: Runs,
 }
 
 impl Site {
@@ -128,6 +158,7 @@ impl Site {
             envelope_result: false,
             status: 0,
             location: "".into(),
+            runs: Runs::default(),
         }
     }
 

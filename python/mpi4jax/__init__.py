@@ -20,18 +20,24 @@ _watch.set_check()
 _transport.start()
 
 # Imported also for what they register: rules of primitives, and wrappers of JAX's functions.
-from . import _native, experimental, fft, ghosts, linalg, notoken, ops  # noqa: E402
+from . import (  # noqa: E402
+    _native,
+    experimental,
+    fft,
+    ghosts,
+    grids,
+    linalg,
+    notoken,
+    ops,  # noqa: F401
+)
 from ._check.jit import jit  # noqa: E402
 from ._compile import scope as _scope  # noqa: E402, F401
 from ._diff import ad as _ad  # noqa: E402, F401
-from ._diff import jvp_rules as _jvp_rules  # noqa: E402, F401
 from ._functions import nonblocking as _nonblocking  # noqa: E402
-from ._functions.assert_equal import assert_equal  # noqa: E402
-from ._functions.blocks import gather_blocks, scatter_blocks  # noqa: E402
-from ._functions.neighbours import neighbor_allgather, neighbor_alltoall  # noqa: E402
 from ._functions.nonblocking import *  # noqa: E402, F403
 from ._functions.pvary import pvary  # noqa: E402
 from ._functions.reduce_local import reduce_local  # noqa: E402
+from ._functions.reproducible import reproducible_sum  # noqa: E402
 from ._job import abort as _abort  # noqa: E402
 from ._job import flush as _flush  # noqa: E402
 from ._job.flush import flush  # noqa: E402
@@ -40,6 +46,7 @@ from ._op import comm as _comm  # noqa: E402
 from ._op.comm import MEAN, default_comm  # noqa: E402
 from ._requests import lowering as _requests_lowering  # noqa: E402, F401
 from ._requests import outside as _outside  # noqa: E402, F401
+from ._requests import rules as _requests_rules  # noqa: E402, F401
 from ._setup.transport import (  # noqa: E402
     TransportInfo,
     has_cuda_support,
@@ -47,15 +54,16 @@ from ._setup.transport import (  # noqa: E402
     has_sycl_support,
     transport_info,
 )
+from ._tokens import functions as _functions_with_tokens  # noqa: E402
+from ._tokens.functions import *  # noqa: E402, F403
 from ._tokens.tokens import auto_tokenize, create_token  # noqa: E402
 from .layouts import Layout, redistribute  # noqa: E402
-from .ops import *  # noqa: E402, F403
 
 gen_token = create_token
 
 if os.environ.get("MPI4JAX_NOTOKEN", "0") not in ("", "0"):
     # For programs written for packages whose functions at this level return no tokens.
-    globals().update({name: getattr(notoken, name) for name in notoken.WITHOUT_TOKENS})
+    globals().update({name: getattr(notoken, name) for name in _functions_with_tokens.__all__})
 
 
 # At exit, in the opposite order: what is under way ends, then this rank says that it has finished.
@@ -93,30 +101,27 @@ __all__ = [
     "MEAN",
     "Layout",
     "TransportInfo",
-    "assert_equal",
     "auto_tokenize",
     "create_token",
     "default_comm",
     "experimental",
     "fft",
     "flush",
-    "gather_blocks",
     "gen_token",
     "ghosts",
+    "grids",
     "has_cuda_support",
     "has_hip_support",
     "has_sycl_support",
     "jit",
     "linalg",
-    "neighbor_allgather",
-    "neighbor_alltoall",
     "notoken",
     "pvary",
     "redistribute",
     "reduce_local",
-    "scatter_blocks",
+    "reproducible_sum",
     "time_limit",
     "transport_info",
 ]
-__all__ += ops.__all__
+__all__ += _functions_with_tokens.__all__
 __all__ += _nonblocking.__all__

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from mpi4py import MPI
 
-from ._requests.request import End, Joint
+from ._requests.request import CompositeKind, CompositeRequest
 from .notoken import alltoallv, default_comm, flush, ialltoallv
 
 __all__ = ["Plan"]
@@ -304,14 +304,16 @@ class Plan:
         """
         x = self._checked("ifill", "x", x, self._owned)
         request = ialltoallv(self._to_send(x), *self._counts, comm=self.comm)
-        return Joint([request, self._own(x)], End("fill", _Ending(self, "_filled")))
+        return CompositeRequest(
+            [request, self._own(x)], CompositeKind("fill", _Ending(self, "_filled"))
+        )
 
     def iadd(self, y: Any) -> Any:
         """Start :meth:`add`, without waiting: :func:`mpi4jax.wait` gives its result."""
         y = self._checked("iadd", "y", y, self._needed)
         back, own = self._to_return(y)
         request = ialltoallv(back, *self._counts[::-1], comm=self.comm)
-        return Joint([request, own], End("add", _Ending(self, "_added")))
+        return CompositeRequest([request, own], CompositeKind("add", _Ending(self, "_added")))
 
 
 @dataclass(frozen=True)

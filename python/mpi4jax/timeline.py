@@ -22,6 +22,8 @@ Event = dict[str, Any]
 # An occurrence of a collective: communicator's key, what stands for its members, number.
 Occurrence = tuple[str, str, int]
 
+# The legend of the time that a rank spends outside of MPI.
+_OUTSIDE = "outside of operations"
 # No rank leaves these before all have come.
 _SYNCHRONISING = ("allgather", "allreduce", "alltoall", "barrier")
 
@@ -97,7 +99,7 @@ def merge(events: list[Event]) -> list[Event]:
 
 
 def draw(events: list[Event], path: Path) -> None:
-    """A picture: a row per rank, a colour per op, waiting in grey."""
+    """A picture: a row per rank, a colour per op, waiting in grey, computation in yellow."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -109,7 +111,11 @@ def draw(events: list[Event], path: Path) -> None:
     names = sorted({e["name"] for e in spans} - {"wait"})
     colours = {name: plt.get_cmap("tab20")(i % 20) for i, name in enumerate(names)}
     colours["wait"] = (0.75, 0.75, 0.75, 1.0)
+    colours[_OUTSIDE] = (1.0, 0.87, 0.55, 1.0)
+    end = max((_end(e) for e in spans), default=0.0) / 1e3
     figure, axes = plt.subplots(figsize=(12, 1.5 + 0.5 * len(ranks)), layout="constrained")
+    for rank in ranks:
+        axes.broken_barh([(0, end)], (rank - 0.4, 0.8), facecolors=colours[_OUTSIDE])
     for name in [*names, "wait"]:
         for rank in ranks:
             bars = [
@@ -122,7 +128,7 @@ def draw(events: list[Event], path: Path) -> None:
     axes.invert_yaxis()
     axes.set_xlabel("milliseconds")
     axes.legend(
-        handles=[Patch(color=colours[name], label=name) for name in [*names, "wait"]],
+        handles=[Patch(color=colours[name], label=name) for name in [_OUTSIDE, "wait", *names]],
         loc="upper center",
         bbox_to_anchor=(0.5, 1.25),
         ncols=7,

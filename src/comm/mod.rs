@@ -6,7 +6,7 @@
 
 mod calling;
 mod group;
-mod kept;
+mod guard;
 mod registry;
 
 use std::any::{Any, TypeId};
@@ -14,13 +14,13 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::Write;
 use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use mpi::ffi::{self, MPI_Comm, MPI_Status};
 
 pub use self::calling::{Calling, is_calling};
 pub use self::group::Group;
-pub use self::kept::Kept;
+pub use self::guard::CommGuard;
 pub use self::registry::{collectives, free, live, lookup, numbered, register};
 use crate::error::Cause;
 use crate::mpilib::{self, check, handle};
@@ -30,10 +30,24 @@ type Attachment = Arc<dyn Any + Send + Sync>;
 /// The name of the communicator of operations that are given none, which Python makes.
 const DEFAULT: &str = "mpi4jax.default";
 
-fn hash(of: impl Hash) -> u64 {
+/// The same in all processes.
+pub fn hash(of: impl Hash) -> u64 {
     let mut hasher = DefaultHasher::new();
     of.hash(&mut hasher);
     hasher.finish()
+}
+
+/// One list for all communicators that have the same members.
+fn shared(world: Vec<i32>) -> Arc<[i32]> {
+    static LISTS: Mutex<Vec<Weak<[i32]>>> = Mutex::new(Vec::new());
+    let mut lists = LISTS.lock().unwrap_or_else(PoisonError::into_inner);
+    lists.retain(|list| list.strong_count() > 0);
+    if let Some(list) = lists.iter().filter_map(Weak::upgrade).find(|list| **list == *world) {
+        return list;
+    }
+    let list: Arc<[i32]> = world.into();
+    lists.push(Arc::downgrade(&list));
+    list
 }
 
 /// A communicator. Compiled programs hold it, also after it has been freed.
@@ -45,8 +59,8 @@ pub struct Comm {
     pub handle: usize,
     pub rank: i32,
     pub size: i32,
-    /// By rank: the rank in `MPI_COMM_WORLD`.
-    pub world: Box<[i32]>,
+    /// By rank: the rank in `MPI_COMM_WORLD`. Communicators of the same members share it.
+    pub world: Arc<[i32]>,
     /// What its ranks know it by; see [`register`].
     pub id: u64,
     /// What its ranks certainly agree on: which members it has, and whether it is one of the two that there is only one
@@ -58,7 +72,7 @@ pub struct Comm {
     pub collectives: AtomicU64,
     pub messages: AtomicU64,
     freed: AtomicBool,
-    /// MPI destroys it when nothing that MPI counts uses it any more; see [`Kept`].
+    /// MPI destroys it when nothing that MPI counts uses it any more; see [`CommGuard`].
     is_counted: bool,
     /// What the first operation said that failed on this rank.
     failure: OnceLock<Box<str>>,
@@ -100,6 +114,10 @@ impl std::fmt::Debug for Comm {
 impl Comm {
     /// One of all ranks of the job.
     pub fn new(key: &str, handle: usize, rank: i32, size: i32) -> Self {
+        Self::with_ranks(key, handle, (rank, size), shared((0..size).collect()))
+    }
+
+    fn with_ranks(key: &str, handle: usize, (rank, size): (i32, i32), world: Arc<[i32]>) -> Self {
         static COUNT: AtomicI32 = AtomicI32::new(0);
         Self {
             key: key.into(),
@@ -107,7 +125,7 @@ impl Comm {
             handle,
             rank,
             size,
-            world: (0..size).collect(),
+            world,
             id: 0,
             class: 0,
             generation: 1,
@@ -122,6 +140,15 @@ impl Comm {
         .named(key)
     }
 
+    /// In the place of one that an operand names, when a program is compiled. It has no handle.
+    pub fn template(key: &str, rank: i32, size: i32) -> Self {
+        Self::with_ranks(key, 0, (rank, size), Arc::default())
+    }
+
+    pub fn is_template(&self) -> bool {
+        self.world.is_empty()
+    }
+
     /// What MPI knows of a communicator, whose errors become codes if they would end the job without a word from us.
     /// A handler that its owner chose is left alone. Local.
     ///
@@ -129,7 +156,7 @@ impl Comm {
     /// `handle` is that of a live communicator, MPI is initialised.
     pub unsafe fn of_mpi(key: &str, raw: usize, rank: i32, size: i32) -> Result<Self, Cause> {
         let ranks: Vec<i32> = (0..size).collect();
-        let mut world: Box<[i32]> = ranks.clone().into();
+        let mut world = ranks.clone();
         let mut name = [0u8; 1024];
         // SAFETY: promised by the caller; groups are freed; a name has at most MPI_MAX_OBJECT_NAME bytes, which is 64
         // to 256.
@@ -156,7 +183,7 @@ impl Comm {
         }
         let name = name.split(|&byte| byte == 0).next().unwrap_or_default();
         let name = String::from_utf8_lossy(name);
-        let mut comm = Self { world, ..Self::new(key, raw, rank, size) }.named(&name);
+        let mut comm = Self::with_ranks(key, raw, (rank, size), shared(world)).named(&name);
         // SAFETY: constants of the MPI shim.
         let [of_all, of_one] =
             unsafe { [ffi::RSMPI_COMM_WORLD, ffi::RSMPI_COMM_SELF] }.map(mpilib::handle_value);
@@ -284,15 +311,15 @@ impl Comm {
     /// Another communicator of the same ranks, in the order of `key`. Collective.
     ///
     /// Not a duplicate: that would have the attributes of its owner's libraries too.
-    pub fn split(&self, key: i32) -> Result<Made, Cause> {
+    pub fn split(&self, key: i32) -> Result<OwnedComm, Cause> {
         // SAFETY: the handle was registered as a communicator's.
-        unsafe { Made::split(handle(self.handle), key) }
+        unsafe { OwnedComm::split(handle(self.handle), key) }
     }
 
     /// Another communicator of the same ranks, made through one of all ranks of the job: what is under way on this one, in
     /// other threads, does not matter. Collective; two that are made at once have to be of different ranks. None: some
     /// of the ranks are of another job.
-    pub fn beside(&self, all: &Made) -> Result<Option<Made>, Cause> {
+    pub fn beside(&self, all: &OwnedComm) -> Result<Option<OwnedComm>, Cause> {
         if self.world.iter().any(|&rank| rank < 0) {
             return Ok(None);
         }
@@ -310,7 +337,7 @@ impl Comm {
             ffi::MPI_Group_free(&mut ours);
             ffi::MPI_Group_free(&mut group);
             check("MPI_Comm_create_group", code)?;
-            Made::of(new.assume_init()).map(Some)
+            OwnedComm::of(new.assume_init()).map(Some)
         }
     }
 }
@@ -324,9 +351,9 @@ unsafe fn returns_errors(comm: MPI_Comm) -> Result<(), Cause> {
 
 /// A communicator of ours. Freed when it is dropped, which is collective; the end of MPI frees it too.
 #[derive(Debug)]
-pub struct Made(usize);
+pub struct OwnedComm(usize);
 
-impl Made {
+impl OwnedComm {
     /// One of all ranks of the job. Collective.
     pub fn world() -> Result<Self, Cause> {
         // SAFETY: a constant of the MPI shim.
@@ -359,7 +386,7 @@ impl Made {
     }
 }
 
-impl Drop for Made {
+impl Drop for OwnedComm {
     fn drop(&mut self) {
         if mpilib::is_running() && !mpilib::is_ending() {
             // SAFETY: made by `split`, and nobody else has it.

@@ -10,8 +10,8 @@ use crate::mpilib;
 
 struct Registry {
     live: BTreeMap<Box<str>, Arc<Comm>>,
-    /// Those that were freed last, the last one at the end.
-    past: VecDeque<Arc<Comm>>,
+    /// Those that were freed last, the last one at the end: their keys, ids and generations.
+    past: VecDeque<(Box<str>, u64, u32)>,
     /// The most collectives that were begun on one of a class, among those that were freed.
     collectives: BTreeMap<u64, u64>,
 }
@@ -39,7 +39,7 @@ impl Registry {
         if self.past.len() == PAST {
             self.past.pop_front();
         }
-        self.past.push_back(comm.clone());
+        self.past.push_back((comm.key.clone(), comm.id, comm.generation));
         Some(comm)
     }
 }
@@ -62,7 +62,8 @@ pub fn register(mut comm: Comm) -> Arc<Comm> {
     while registry.live.values().any(|other| other.id == comm.id) {
         comm.id = hash(comm.id);
     }
-    let earlier = registry.past.iter().filter(|other| other.id == comm.id).map(|other| other.generation);
+    let earlier =
+        registry.past.iter().filter(|(_, id, _)| *id == comm.id).map(|(_, _, generation)| *generation);
     comm.generation = earlier.max().map_or(1, |last| last + 1);
     let comm = Arc::new(comm);
     registry.live.insert(comm.key.clone(), comm.clone());
@@ -94,7 +95,7 @@ pub fn lookup(key: &str) -> Result<Arc<Comm>, Cause> {
     let registry = registry();
     match registry.live.get(key) {
         Some(comm) => Ok(comm.clone()),
-        None if registry.past.iter().any(|comm| *comm.key == *key) => {
+        None if registry.past.iter().any(|(past, ..)| **past == *key) => {
             Err(Cause::FreedCommunicator { key: key.into() })
         }
         None => Err(Cause::UnknownCommunicator { key: key.into() }),

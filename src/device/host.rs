@@ -1,5 +1,7 @@
 //! Host memory in the part of a device.
 
+use std::alloc::{Layout, alloc_zeroed};
+
 use super::{Device, Staging};
 use crate::call::Stream;
 use crate::error::Cause;
@@ -16,7 +18,21 @@ impl Device for HostDevice {
     type Mark = ();
 
     fn allocate(&self, bytes: usize) -> Result<Self::Staging, Cause> {
-        Ok(vec![UNWRITTEN; bytes].into())
+        // A program may ask for more than there is. Vec would end the process.
+        let too_large = || Cause::Shape { dims: [bytes as i64].into() };
+        let layout = Layout::array::<u8>(bytes.max(1)).map_err(|_| too_large())?;
+        // SAFETY: of a size that is not zero; the vector has what it would have allocated itself.
+        let mut memory = unsafe {
+            let data = alloc_zeroed(layout);
+            if data.is_null() {
+                return Err(too_large());
+            }
+            Vec::from_raw_parts(data, bytes, layout.size())
+        };
+        if cfg!(debug_assertions) {
+            memory.fill(UNWRITTEN);
+        }
+        Ok(memory.into())
     }
 
     unsafe fn download(

@@ -9,7 +9,7 @@
 
 use std::ops::Range;
 use std::ptr::copy_nonoverlapping;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::Buffer;
 use super::region::Region;
@@ -20,18 +20,18 @@ use crate::error::Cause;
 pub struct Halo {
     /// Bytes of each operand with those of its result.
     sizes: Box<[[usize; 2]]>,
-    messages: Box<[Message]>,
+    directions: Box<[Direction]>,
     /// Of the axes that are exchanged.
     widths: Box<[Width]>,
     /// Other ranks' ghost cells are added to this rank's cells, and its own are cleared.
     adjoint: bool,
     /// `None` where XLA packs the messages.
-    scratch: Option<Mutex<Scratch>>,
+    scratch: Option<Spare>,
 }
 
 /// The two messages of one direction.
 #[derive(Debug)]
-struct Message {
+struct Direction {
     peer: i32,
     sendtag: i32,
     recvtag: i32,
@@ -48,13 +48,38 @@ struct Parcel {
     at: Range<usize>,
 }
 
-/// Memory that the messages are packed in. It is as large as it has to be from the first call on.
-#[derive(Debug, Default)]
+/// Memory that the messages of one call are packed in.
+#[derive(Debug)]
 struct Scratch {
-    sent: Vec<u8>,
-    received: Vec<u8>,
+    sent: Box<[u8]>,
+    received: Box<[u8]>,
     /// Cells that others are added to.
-    sums: Vec<u8>,
+    sums: Box<[u8]>,
+}
+
+/// Such memory that no call uses now: threads may exchange at the same time, on communicators of their own.
+#[derive(Debug)]
+struct Spare {
+    sent: usize,
+    received: usize,
+    sums: usize,
+    spare: Mutex<Vec<Scratch>>,
+}
+
+impl Spare {
+    fn list(&self) -> MutexGuard<'_, Vec<Scratch>> {
+        self.spare.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn take(&self) -> Scratch {
+        let spare = self.list().pop();
+        let zeros = |bytes| vec![0; bytes].into();
+        spare.unwrap_or_else(|| Scratch {
+            sent: zeros(self.sent),
+            received: zeros(self.received),
+            sums: zeros(self.sums),
+        })
+    }
 }
 
 /// Along an axis that is exchanged, a block has ghost cells, inner cells, ghost cells.
@@ -218,7 +243,7 @@ impl Halo {
             let send = parcel(direction, !adjoint, &mut sent);
             let recv = parcel(direction, adjoint, &mut received);
             let (sendtag, recvtag) = (direction as i32, (directions - 1 - direction) as i32);
-            messages.push(Message { peer, sendtag, recvtag, send, recv, to_self: None });
+            messages.push(Direction { peer, sendtag, recvtag, send, recv, to_self: None });
         }
         for i in 0..messages.len() {
             if messages[i].peer == rank {
@@ -228,18 +253,14 @@ impl Halo {
         }
         let regions = messages.iter().filter_map(|message| message.recv.as_ref()).flat_map(|it| &it.regions);
         let largest = regions.map(Region::bytes).max().unwrap_or(0);
-        let scratch = || Scratch {
-            sent: vec![0; sent],
-            received: vec![0; received],
-            sums: vec![0; if adjoint { largest } else { 0 }],
-        };
         let sizes = if packed {
             [[sent, received]].into()
         } else {
             blocks.iter().map(|block| [block.bytes(); 2]).collect()
         };
-        let scratch = (!packed).then(|| Mutex::new(scratch()));
-        Ok(Self { sizes, messages: messages.into(), widths: widths.into(), adjoint, scratch })
+        let sums = if adjoint { largest } else { 0 };
+        let scratch = (!packed).then(|| Spare { sent, received, sums, spare: Mutex::default() });
+        Ok(Self { sizes, directions: messages.into(), widths: widths.into(), adjoint, scratch })
     }
 
     /// Whether XLA packs the messages.
@@ -259,12 +280,12 @@ impl Halo {
 
     /// The bytes that go to each of so many ranks.
     pub fn sent(&self, ranks: usize) -> Vec<u64> {
-        per_rank(ranks, self.messages.iter().map(|message| (message.peer, &message.send)))
+        per_rank(ranks, self.directions.iter().map(|message| (message.peer, &message.send)))
     }
 
     /// An error unless so many bytes come from each rank.
     pub fn expect(&self, from_each: &[u64]) -> Result<(), Cause> {
-        let expected = self.messages.iter().map(|message| (message.peer, &message.recv));
+        let expected = self.directions.iter().map(|message| (message.peer, &message.recv));
         let expected = per_rank(from_each.len(), expected);
         match (0..from_each.len()).find(|&source| from_each[source] != expected[source]) {
             None => Ok(()),
@@ -289,23 +310,43 @@ impl Halo {
             let actual = format!("{:?}", bytes().collect::<Vec<_>>());
             return Err(wrong("blocks of the sizes that it was made for", actual));
         }
-        let Some(scratch) = &self.scratch else {
+        let Some(spare) = &self.scratch else {
             // SAFETY: of the sizes just checked.
             return blocks().try_for_each(|(sent, received)| unsafe { self.carry(sent, received, wire) });
         };
-        let mut scratch = scratch.lock().unwrap_or_else(PoisonError::into_inner);
-        let Scratch { sent, received, sums } = &mut *scratch;
+        let mut scratch = spare.take();
+        // SAFETY: the blocks have the sizes just checked, the scratch memory those of the messages.
+        match unsafe { self.pack_and_carry(blocks, rank, wire, &mut scratch) } {
+            Ok(()) => spare.list().push(scratch),
+            Err(cause) => {
+                // Messages may be under way.
+                std::mem::forget(scratch);
+                return Err(cause);
+            }
+        }
+        Ok(())
+    }
+
+    /// # Safety
+    /// The blocks have the sizes that this was made for, and so has the scratch memory, which nobody else uses. After an
+    /// error messages may still be under way in it.
+    unsafe fn pack_and_carry<I: Iterator<Item = (Buffer, Buffer)>>(
+        &self,
+        blocks: impl Fn() -> I,
+        rank: i32,
+        wire: &mut impl Wire,
+        Scratch { sent, received, sums }: &mut Scratch,
+    ) -> Result<(), Cause> {
         let (sent, received) = (sent.as_mut_ptr(), received.as_mut_ptr());
-        let messages = || self.messages.iter();
-        // SAFETY: regions lie within blocks of the sizes just checked, parcels within the scratch memory, which
-        // is this call's while it has the lock; only `wait` lets go of it, at the end of all messages.
+        let messages = || self.directions.iter();
+        // SAFETY: promised by the caller; regions lie within the blocks, parcels within the scratch memory.
         unsafe {
-            for Message { peer, recvtag, recv, .. } in messages() {
+            for Direction { peer, recvtag, recv, .. } in messages() {
                 if let Some(parcel) = recv.as_ref().filter(|_| *peer != rank) {
                     wire.receive(*peer, *recvtag, received.add(parcel.at.start), parcel.at.len())?;
                 }
             }
-            for Message { peer, sendtag, send, to_self, .. } in messages() {
+            for Direction { peer, sendtag, send, to_self, .. } in messages() {
                 let Some(parcel) = send else { continue };
                 let packed = to_self.map_or_else(|| sent.add(parcel.at.start), |at| received.add(at));
                 let mut end = packed;
@@ -353,11 +394,11 @@ impl Halo {
         unsafe {
             // Backwards: so the messages of a rank are received in the order that it sends them in, for wires that
             // have no tags.
-            for Message { peer, recvtag, recv, .. } in self.messages.iter().rev() {
+            for Direction { peer, recvtag, recv, .. } in self.directions.iter().rev() {
                 let Some(parcel) = recv else { continue };
                 wire.receive(*peer, *recvtag, at(&received, parcel), parcel.at.len())?;
             }
-            for Message { peer, sendtag, send, .. } in &self.messages {
+            for Direction { peer, sendtag, send, .. } in &self.directions {
                 let Some(parcel) = send else { continue };
                 wire.send(*peer, *sendtag, at(&sent, parcel), parcel.at.len())?;
             }

@@ -1,5 +1,8 @@
 //! Parts of an array that go from each rank to each other one, in one operation.
 
+use std::ffi::c_int;
+use std::sync::OnceLock;
+
 use smallvec::SmallVec;
 
 use super::{Buffer, Wire};
@@ -34,10 +37,19 @@ pub struct Parts {
     rank: usize,
     send: PerRank,
     recv: PerRank,
+    /// See [`Parts::received_ints`].
+    received_ints: OnceLock<Option<Ints>>,
 }
 
-/// The tag of the messages, beyond those of ghost cells, which go through the same communicator.
-const TAG: i32 = 1 << 14;
+/// Counts and starts as MPI's functions take them.
+#[derive(Debug)]
+pub struct Ints {
+    pub counts: Box<[c_int]>,
+    pub starts: Box<[c_int]>,
+}
+
+/// There is one message from a rank to another: a [`Wire`] tells those of different operations apart.
+const TAG: i32 = 0;
 
 impl Parts {
     /// `numbers` are four for each rank: start and count of what goes there, and of what comes from there.
@@ -57,12 +69,37 @@ impl Parts {
         };
         let all = |at: usize| groups.iter().map(|group| part(group[at], group[at + 1])).collect();
         let (send, recv): (Option<_>, Option<_>) = (all(0), all(2));
-        Ok(Self { rank: rank as usize, send: send.ok_or_else(wrong)?, recv: recv.ok_or_else(wrong)? })
+        Ok(Self::of(rank as usize, send.ok_or_else(wrong)?, recv.ok_or_else(wrong)?))
     }
 
     /// The same of parts that are known to lie in memory.
     pub fn of(rank: usize, send: PerRank, recv: PerRank) -> Self {
-        Self { rank, send, recv }
+        Self { rank, send, recv, received_ints: OnceLock::new() }
+    }
+
+    /// What comes from each rank, if it is the same on all of them: one after the other, and not beyond `limit`, so that all
+    /// ranks see the same answer.
+    pub fn received_ints(&self, limit: usize) -> Option<&Ints> {
+        let ints = || {
+            let mut end = 0;
+            for part in &self.recv {
+                if part.start != end {
+                    return None;
+                }
+                end = part.end()?;
+            }
+            c_int::try_from(end).ok()?;
+            let all = |of: fn(&Part) -> usize| self.recv.iter().map(|part| of(part) as c_int).collect();
+            Some(Ints { counts: all(|part| part.count), starts: all(|part| part.start) })
+        };
+        let total = self.recv.last().map_or(0, |part| part.start + part.count);
+        self.received_ints.get_or_init(ints).as_ref().filter(|_| total <= limit)
+    }
+
+    /// The part that goes to all ranks, if it is the same.
+    pub fn for_all(&self, send: &Buffer) -> Option<Buffer> {
+        let own = self.send.get(self.rank)?;
+        self.send.iter().all(|part| part == own).then(|| own.of(send))
     }
 
     /// How many elements go to each rank.
@@ -104,7 +141,7 @@ impl Parts {
     ///
     /// # Safety
     /// The result is memory that nobody else uses, and has passed `check`.
-    unsafe fn clear(&self, recv: &Buffer) {
+    pub unsafe fn clear(&self, recv: &Buffer) {
         let mut end = 0;
         let zeros = |from: usize, to: usize| {
             let gap = Part { start: from, count: to - from }.of(recv);

@@ -113,7 +113,7 @@ macro_rules! started {
 ops! {
     //  op        name        MPI's name      takes            (on the root: send -> recv) (elsewhere) MPI's name to start it
     Allgather "allgather" "MPI_Allgather" Nothing          (One -> PerRank)     (One -> PerRank) "MPI_Iallgather";
-    Allgatherv "allgatherv" "MPI_Allgatherv" Parts         (One -> One)         (One -> One) "MPI_Isend";
+    Allgatherv "allgatherv" "MPI_Allgatherv" Parts         (One -> One)         (One -> One) "MPI_Iallgatherv";
     Allreduce "allreduce" "MPI_Allreduce" Reduction        (One -> One)         (One -> One) "MPI_Iallreduce";
     Alltoall  "alltoall"  "MPI_Alltoall"  Nothing          (PerRank -> PerRank) (PerRank -> PerRank) "MPI_Ialltoall";
     Alltoallv "alltoallv" "MPI_Alltoallv" Parts            (One -> One)         (One -> One) "MPI_Isend";

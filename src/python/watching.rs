@@ -135,13 +135,12 @@ pub(super) fn watch_share_default() {
     watch::share_default();
 }
 
-/// 0: nothing is checked, 1: operations, 2: operations and source lines, 3: samples, afterwards. Holds for what is compiled later.
+/// 0: nothing is compared; 1: operations, before they run; else samples, afterwards. Holds for what is compiled later.
 #[pyfunction]
 pub(super) fn set_check(level: u8) {
     watch::set_check(match level {
         0 => watch::CheckLevel::Off,
         1 => watch::CheckLevel::Operations,
-        2 => watch::CheckLevel::Lines,
         _ => watch::CheckLevel::Samples,
     });
 }

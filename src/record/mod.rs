@@ -1,13 +1,14 @@
 //! What is remembered and written of operations.
 //!
 //! [`recorder`] remembers the last ones, [`timeline`] and [`log`] write them down as they end and start, and [`json`]
-//! says what a record holds. [`files`] makes the files.
+//! says what a record holds. [`files`] makes the files. [`samples`] are for the ranks to compare.
 
 pub mod clock;
 pub mod files;
 pub mod json;
 pub mod log;
 pub mod recorder;
+pub mod samples;
 pub mod timeline;
 
 /// The name of this machine.

@@ -5,9 +5,8 @@
 
 use std::sync::Arc;
 
-use super::host::{Pairs, Partial};
+use super::Transport;
 use super::mpi::is_ours;
-use super::{Mpi, Transport};
 use crate::call::Call;
 use crate::comm::Comm;
 use crate::device::{CudaDevice, Device};
@@ -48,26 +47,6 @@ fn needs_host(call: &Call) -> bool {
         || !row.has_reduction && is_moved()
 }
 
-impl Partial for Mpi {
-    fn takes(&self, _: &Call) -> Result<bool, Cause> {
-        Ok(true)
-    }
-
-    fn pairs(&self) -> Pairs {
-        Pairs::Here
-    }
-}
-
-impl<T: Partial> Partial for Direct<T> {
-    fn takes(&self, call: &Call) -> Result<bool, Cause> {
-        Ok(self.library.takes(call)? && !needs_host(call))
-    }
-
-    fn pairs(&self) -> Pairs {
-        Pairs::ByHost
-    }
-}
-
 impl<T: Transport> Transport for Direct<T> {
     fn name(&self) -> &'static str {
         self.name
@@ -77,6 +56,14 @@ impl<T: Transport> Transport for Direct<T> {
         let located = |cause| Error { transport: Some(self.name), ..call.site.error(cause) };
         self.device.synchronize(call.stream).map_err(located)?;
         self.library.execute(call)
+    }
+
+    fn takes(&self, call: &Call) -> Result<bool, Cause> {
+        Ok(self.library.takes(call)? && !needs_host(call))
+    }
+
+    fn reads_operands(&self) -> bool {
+        false
     }
 
     fn attach(&self, comm: &Arc<Comm>) -> Result<(), Error> {

@@ -1,15 +1,15 @@
-//! How operations are carried out. To add a transport: a module, a variant of `AnyTransport`, and a row
-//! of `ROWS`.
+//! How operations are carried out. To add a transport: a module, and a row of `ROWS`.
 
 mod cuda_mpi;
 mod direct;
-mod held;
-mod host;
 mod mpi;
 mod nccl;
 mod pool;
 mod progress;
+mod request;
+mod request_memory;
 mod requests;
+mod route;
 mod select;
 mod staged;
 mod ucx;
@@ -19,7 +19,6 @@ use std::mem::MaybeUninit;
 use std::sync::Arc;
 
 use ::mpi::ffi;
-use enum_dispatch::enum_dispatch;
 
 use crate::call::{Call, Envelope, Peers, Site, Stream};
 use crate::comm::Comm;
@@ -27,28 +26,45 @@ use crate::device::{self, CudaDevice, HostDevice, cuda};
 use crate::error::{Cause, Error};
 use crate::mpilib::{check, wildcards};
 use crate::ops::{Buffer, Dtype, Op, Reduction};
+use crate::record::samples;
 
 pub use self::cuda_mpi::set_trial;
 pub use self::direct::Direct;
-pub use self::held::{Held, Home, Memory, home, home_on_gpu};
-pub use self::host::OrHost;
 pub use self::mpi::{Mpi, Posted, matching, set_count_limit, start as post};
 pub use self::nccl::Nccl;
-pub use self::requests::{Ahead, HANDLE, Handle, Request, freeing, start, start_on, take};
+pub use self::request::{Ahead, Request};
+pub use self::request_memory::{MemoryPool, RequestLayout, RequestMemory, memory_pool, memory_pool_on_gpu};
+pub use self::requests::{HANDLE, Handle, freeing, start, start_on, take};
+pub use self::route::Route;
 pub use self::select::{
-    Choice, Found, Platform, carries, chosen, host, is_recorded, messages_apart, overview, select, selected,
-    takes_packed,
+    Choice, Found, Platform, carries, chosen, fallback, is_recorded, messages_apart, overview, select,
+    selected, takes_packed,
 };
 pub use self::staged::Staged;
 pub use self::ucx::Ucx;
 
 /// Carries out operations.
-#[enum_dispatch]
-pub trait Transport {
+pub trait Transport: Send + Sync + fmt::Debug {
     fn name(&self) -> &'static str;
 
     /// Blocks until the call's buffers hold the result and may be reused.
     fn execute(&self, call: &Call) -> Result<(), Error>;
+
+    /// Whether it carries a call; else its [fallback](Self::fallback) does.
+    fn takes(&self, call: &Call) -> Result<bool, Cause> {
+        let _ = call;
+        Ok(true)
+    }
+
+    /// Whether it reads operands of numbers itself; else its fallback does.
+    fn reads_operands(&self) -> bool {
+        true
+    }
+
+    /// Whether an operand that says who a message goes to and comes from says nothing new.
+    fn knows_peers(&self) -> bool {
+        false
+    }
 
     /// Reads an operand that says who a message goes to and comes from, in the memory that this transport's
     /// calls are in, unless it says nothing new.
@@ -79,7 +95,7 @@ pub trait Transport {
     }
 
     /// What carries the calls that it does not, in the same order.
-    fn host(&self) -> Result<&AnyTransport, String> {
+    fn fallback(&self) -> Result<&dyn Transport, String> {
         Err("it carries everything".into())
     }
 
@@ -117,20 +133,6 @@ pub trait Transport {
     fn stop(&self) {}
 }
 
-/// Every transport that this build has.
-#[enum_dispatch(Transport)]
-#[derive(Debug)]
-pub enum AnyTransport {
-    Mpi(Mpi),
-    Staged(Staged<HostDevice, Mpi>),
-    StagedCuda(Staged<CudaDevice, Mpi>),
-    StagedUcx(Staged<CudaDevice, OrHost<Ucx>>),
-    CudaMpi(OrHost<Direct<Mpi>>),
-    Nccl(OrHost<Nccl>),
-    Ucx(OrHost<Ucx>),
-    CudaUcx(OrHost<Direct<Ucx>>),
-}
-
 /// A transport that can be chosen.
 #[derive(Debug)]
 pub struct Row {
@@ -144,7 +146,7 @@ pub struct Row {
     pub probe: fn(Platform) -> Result<(), String>,
     /// What `auto` asks all ranks together, besides.
     pub suits: fn() -> Result<bool, Cause>,
-    pub start: fn(Platform) -> Result<AnyTransport, String>,
+    pub start: fn(Platform) -> Result<Box<dyn Transport>, String>,
     /// Starting is collective over `MPI_COMM_WORLD`, or has to be done before the first communicator is used.
     pub starts_early: bool,
     /// Reads settings of its own, `auto` if it may be chosen by that; what the user may want to know of them.
@@ -191,7 +193,7 @@ const PLAIN: Row = Row {
     priority: 0,
     probe: |_| Ok(()),
     suits: || Ok(true),
-    start: |_| Ok(Mpi.into()),
+    start: |_| Ok(Box::new(Mpi)),
     starts_early: false,
     settings: |_| Ok(None),
     carries: |_| Ok(true),
@@ -209,7 +211,7 @@ const ROWS: &[Row] = &[
         priority: 1,
         probe: |platform| if platform == Platform::Cpu { Ok(()) } else { device::support() },
         start: |platform| match platform {
-            Platform::Cpu => Staged::new("staged", HostDevice, Mpi).map(Into::into),
+            Platform::Cpu => Ok(Box::new(Staged::new("staged", HostDevice, Mpi)?)),
             Platform::Cuda => start_staged("staged"),
         },
         takes_packed: |_| true,
@@ -222,7 +224,8 @@ const ROWS: &[Row] = &[
         probe: |_| cuda_mpi::probe(),
         start: |_| {
             cuda_mpi::probe()?;
-            Ok(OrHost::new(Direct::new("cuda-mpi", device()?, Mpi), start_staged("cuda-mpi")).into())
+            let direct = Direct::new("cuda-mpi", device()?, Mpi);
+            Ok(Box::new(Route::new(direct, start_staged("cuda-mpi"))))
         },
         ..PLAIN
     },
@@ -232,7 +235,7 @@ const ROWS: &[Row] = &[
         priority: 3,
         probe: |_| nccl::probe(),
         suits: nccl::one_gpu_each,
-        start: |_| Ok(OrHost::new(Nccl::start(), start_staged("staged")).into()),
+        start: |_| Ok(Box::new(Route::new(Nccl::start(), start_staged("staged")))),
         starts_early: true,
         settings: nccl::settings,
         carries: nccl::carries,
@@ -246,14 +249,14 @@ const ROWS: &[Row] = &[
         probe: ucx::probe,
         start: |platform| {
             let ucx = Ucx::start()?;
-            let on_host = OrHost::new(ucx, Ok(Mpi.into()));
+            let on_host = Route::new(ucx, Ok(Box::new(Mpi)));
             if platform == Platform::Cpu {
-                return Ok(on_host.into());
+                return Ok(Box::new(on_host));
             }
             ucx::probe(platform)?;
             ucx.reaches_cuda()?;
-            let staged = Staged::new("ucx", device()?, on_host).map(Into::into);
-            Ok(OrHost::new(Direct::new("ucx", device()?, ucx), staged).into())
+            let staged = Staged::new("ucx", device()?, on_host)?;
+            Ok(Box::new(Route::new(Direct::new("ucx", device()?, ucx), Ok(Box::new(staged)))))
         },
         starts_early: true,
         messages_apart: || Some("with MPI4JAX_TRANSPORT=ucx, send and recv do not meet the messages of MPI"),
@@ -266,12 +269,12 @@ fn device() -> Result<CudaDevice, String> {
     cuda::driver().map(CudaDevice::new).map_err(|error| error.to_string())
 }
 
-fn start_staged(name: &'static str) -> Result<AnyTransport, String> {
-    Staged::new(name, device()?, Mpi).map(Into::into)
+fn start_staged(name: &'static str) -> Result<Box<dyn Transport>, String> {
+    Ok(Box::new(Staged::new(name, device()?, Mpi)?))
 }
 
 /// The transports that are running.
-fn running() -> impl Iterator<Item = &'static AnyTransport> {
+fn running() -> impl Iterator<Item = &'static dyn Transport> {
     Platform::ALL.into_iter().filter_map(|platform| select::running(platform))
 }
 
@@ -299,12 +302,12 @@ impl fmt::Display for Unfinished {
 
 /// What is on streams.
 pub fn unfinished() -> Vec<Unfinished> {
-    running().flat_map(Transport::unfinished).collect()
+    running().flat_map(|transport| transport.unfinished()).collect()
 }
 
 /// Tells every transport that the program ends.
 pub fn stop() {
-    running().for_each(Transport::stop);
+    running().for_each(|transport| transport.stop());
 }
 
 /// A message that has been received.
@@ -316,10 +319,13 @@ pub struct Arrived {
     pub count: usize,
 }
 
-/// What every transport does with a message, once it is in the result's memory: says who it is from, and
-/// compares its length with what was asked for.
+/// What every transport does with a message, once it is in the result's memory: says who it is from,
+/// compares its length with what was asked for, and takes a sample of it.
 #[inline]
 pub fn arrive(call: &Call, message: &Arrived) -> Result<(), Cause> {
+    if call.site.runs.is_sampled() {
+        samples::received(call, message.source, message.tag, message.count);
+    }
     if let Some(received) = call.received {
         // SAFETY: a result of two int32, checked by the frame's decoder.
         unsafe { received.cast::<[i32; 2]>().write_unaligned([message.source, message.tag]) };

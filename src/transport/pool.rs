@@ -1,14 +1,14 @@
 //! Staging memory that is used again.
 
 use std::fmt;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::call::Stream;
 use crate::device::{Device, Staging};
 use crate::error::Cause;
 
-/// Bytes of staging memory that are kept for later calls, unless the environment says otherwise.
-const KEPT: usize = 512 << 20;
+/// Bytes of staging memory that are kept for later calls at most, unless the environment says otherwise.
+const MOST: usize = 512 << 20;
 
 pub const STAGING_BYTES: &str = "MPI4JAX_STAGING_BYTES";
 
@@ -29,7 +29,7 @@ pub fn bytes_to_keep() -> Result<usize, String> {
         Ok(text) if !text.is_empty() => parse_bytes(&text).ok_or_else(|| {
             format!("{STAGING_BYTES}={text}: expected a number of bytes, such as 536870912 or 512M")
         }),
-        _ => Ok(KEPT),
+        _ => Ok(MOST),
     }
 }
 
@@ -47,11 +47,20 @@ struct Free<D: Device> {
     busy_until: Option<D::Mark>,
 }
 
-/// Staging buffers that are not in use, the one that was used last at the end.
+/// Staging buffers for one call after another. What is kept and in use is together no more than what was once in use at
+/// the same time; the buffers that were not used for the longest time are freed first.
 pub struct Pool<D: Device> {
-    /// In bytes; the buffers that were not used for the longest time are freed when there are more.
+    /// How many bytes are kept at most.
     keep: usize,
-    free: Mutex<Vec<Free<D>>>,
+    state: Mutex<State<D>>,
+}
+
+struct State<D: Device> {
+    /// The one that was used last at the end.
+    free: Vec<Free<D>>,
+    /// Bytes in use, and the most that ever were.
+    used: usize,
+    peak: usize,
 }
 
 impl<D: Device> fmt::Debug for Pool<D> {
@@ -62,7 +71,11 @@ impl<D: Device> fmt::Debug for Pool<D> {
 
 impl<D: Device> Pool<D> {
     pub fn new(keep: usize) -> Self {
-        Self { keep, free: Mutex::default() }
+        Self { keep, state: Mutex::new(State { free: Vec::new(), used: 0, peak: 0 }) }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State<D>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A buffer of at least so many bytes.
@@ -94,24 +107,33 @@ impl<D: Device> Pool<D> {
             Some(Free { buffer, busy_until }) => (buffer, busy_until),
             None => (device.allocate(rounded(bytes))?, None),
         };
+        self.count(buffer.capacity());
         Ok((Lease { pool: self, device, buffer: Some(buffer), busy_until: None, settled: false }, busy_until))
     }
 
     /// The smallest buffer that is large enough.
     fn take(&self, bytes: usize) -> Option<Free<D>> {
-        let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
+        let free = &mut self.state().free;
         let fits = free.iter().enumerate().filter(|(_, free)| free.buffer.capacity() >= bytes);
         let (index, _) = fits.min_by_key(|(_, free)| free.buffer.capacity())?;
         Some(free.remove(index))
     }
 
+    /// So many bytes are in use from now on.
+    fn count(&self, bytes: usize) {
+        let mut state = self.state();
+        state.used += bytes;
+        state.peak = state.peak.max(state.used);
+    }
+
     /// Takes a buffer back; those that are to be freed for it.
     fn give(&self, buffer: Free<D>) -> Vec<Free<D>> {
-        let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
+        let State { free, used, peak } = &mut *self.state();
+        *used -= buffer.buffer.capacity();
         free.push(buffer);
         let mut total: usize = free.iter().map(|free| free.buffer.capacity()).sum();
         let mut gone = 0;
-        while total > self.keep {
+        while total > self.keep.min(*peak - *used) {
             total -= free[gone].buffer.capacity();
             gone += 1;
         }
@@ -164,6 +186,7 @@ impl<D: Device> Drop for Lease<'_, D> {
     fn drop(&mut self) {
         let Some(buffer) = self.buffer.take() else { return };
         if !self.settled {
+            self.pool.state().used -= buffer.capacity();
             std::mem::forget(buffer);
         } else {
             for Free { buffer, busy_until } in
@@ -268,21 +291,38 @@ pub(super) mod tests {
     #[test]
     fn the_pool_gives_the_smallest_that_fits_and_stays_bounded() {
         let pool = Pool::<HostDevice>::new(100);
-        let give = |size| drop(pool.give(Free { buffer: vec![0; size].into(), busy_until: None }));
+        let give = |sizes: &[usize]| {
+            sizes.iter().for_each(|&size| pool.count(size));
+            sizes.iter().for_each(|&size| {
+                pool.give(Free { buffer: vec![0; size].into(), busy_until: None });
+            });
+        };
         let take = |size| pool.take(size).map(|free| free.buffer.len());
-        for size in [8, 64, 16] {
-            give(size);
-        }
+        give(&[8, 64, 16]);
         assert_eq!(take(10), Some(16));
         assert_eq!(take(10), Some(64));
         assert_eq!(take(10), None);
-        for size in [60, 30, 20] {
-            give(size);
-        }
+        give(&[60, 30, 20]);
         assert_eq!(take(40), None, "the oldest went, for the total to be at most 100");
         assert_eq!(take(20), Some(20));
-        give(101);
+        give(&[101]);
         assert_eq!(take(1), None, "nor is anything kept that is larger than the bound");
+    }
+
+    #[test]
+    fn no_more_is_kept_than_was_in_use_at_once() {
+        let pool = Pool::<HostDevice>::new(1000);
+        for size in [10, 20, 30, 40] {
+            pool.count(size);
+            pool.give(Free { buffer: vec![0; size].into(), busy_until: None });
+        }
+        let kept = || pool.state().free.iter().map(|free| free.buffer.len()).sum::<usize>();
+        assert_eq!(kept(), 40);
+        pool.count(40);
+        assert_eq!(pool.take(1).map(|free| free.buffer.len()), Some(40));
+        pool.count(25);
+        pool.give(Free { buffer: vec![0; 25].into(), busy_until: None });
+        assert_eq!(kept(), 25, "40 and 25 were in use at once");
     }
 
     #[test]

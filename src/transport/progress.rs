@@ -1,31 +1,60 @@
-//! A thread that lets MPI go on with what was started, while the program computes.
+//! A thread that lets MPI go on with non-blocking operations, while the program computes.
 //!
 //! MPI moves data when it is called: without somebody who calls it, a large message that was started waits for the wait. The
-//! thread sleeps while nothing is under way, and while another thread waits in MPI, which does the same.
+//! thread sleeps while nothing is under way. While another thread waits in MPI, which does the same, it only gives MPI
+//! what could not be given to it before.
 
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use super::requests::Request;
 use crate::comm::Calling;
 use crate::error::Cause;
 use crate::mpilib;
 
 pub const PROGRESS: &str = "MPI4JAX_PROGRESS";
 
-/// How long it sleeps between two looks at what is under way.
-const PAUSE: Duration = Duration::from_micros(50);
+/// How long the thread sleeps between two calls of MPI, at least and at most.
+const PAUSES: (Duration, Duration) = (Duration::from_micros(50), Duration::from_millis(50));
+/// Which part of the time in which nothing has happened it sleeps: what is late is late by that.
+const PART: u32 = 8;
+
+/// A call of MPI that moves data takes longer than this, one that does not takes less.
+const LONG: Duration = Duration::from_micros(10);
+
+/// Something that MPI has to go on with.
+pub trait UnderWay: Send + Sync {
+    /// Lets MPI go on, also with everything else; whether this has ended.
+    fn test(&self) -> bool;
+
+    /// Gives MPI what could not be given to it before; whether nothing is left of that.
+    fn post(&self) -> bool;
+}
 
 #[derive(Default)]
 struct Shared {
-    under_way: Vec<Arc<Request>>,
+    /// The one that is tested next first.
+    under_way: VecDeque<Arc<dyn UnderWay>>,
+    /// Those of which something has to be given to MPI later.
+    kept_back: Vec<Arc<dyn UnderWay>>,
     thread: Option<JoinHandle<()>>,
+    /// It sleeps for longer than the shortest pause.
+    is_asleep: bool,
+    /// Something was started since it has looked.
+    is_new: bool,
     ended: bool,
 }
 
-static SHARED: Mutex<Shared> = Mutex::new(Shared { under_way: Vec::new(), thread: None, ended: false });
+static SHARED: Mutex<Shared> = Mutex::new(Shared {
+    under_way: VecDeque::new(),
+    kept_back: Vec::new(),
+    thread: None,
+    is_asleep: false,
+    is_new: false,
+    ended: false,
+});
 static CHANGED: Condvar = Condvar::new();
 static WAITING: AtomicUsize = AtomicUsize::new(0);
 
@@ -71,8 +100,8 @@ fn is_wanted() -> Result<bool, String> {
     }
 }
 
-/// Starts the thread, where there is to be one.
-pub fn prepare() -> Result<(), Cause> {
+/// Starts the thread, where there is to be one; whether there is.
+pub fn prepare() -> Result<bool, Cause> {
     static WANTED: OnceLock<Result<bool, String>> = OnceLock::new();
     let wanted = WANTED.get_or_init(|| {
         let wanted = is_wanted()?;
@@ -83,15 +112,21 @@ pub fn prepare() -> Result<(), Cause> {
         }
         Ok(wanted)
     });
-    wanted.as_ref().map(|_| ()).map_err(|message| Cause::Setting { message: message.clone() })
+    wanted.clone().map_err(|message| Cause::Setting { message })
 }
 
-/// Something has been started.
-pub fn follow(request: Arc<Request>) {
+/// Something has been started. `is_kept_back`: there is something to be given to MPI later.
+pub fn follow(operation: Arc<dyn UnderWay>, is_kept_back: bool) {
     let mut shared = shared();
     if shared.thread.is_some() && !shared.ended {
-        shared.under_way.push(request);
-        CHANGED.notify_one();
+        if is_kept_back {
+            shared.kept_back.push(operation.clone());
+        }
+        shared.under_way.push_back(operation);
+        shared.is_new = true;
+        if shared.is_asleep {
+            CHANGED.notify_one();
+        }
     }
 }
 
@@ -101,6 +136,7 @@ fn stop() {
         let mut shared = shared();
         shared.ended = true;
         shared.under_way.clear();
+        shared.kept_back.clear();
         CHANGED.notify_one();
         shared.thread.take()
     };
@@ -109,26 +145,70 @@ fn stop() {
     }
 }
 
+/// Lets MPI go on with an operation; whether it has ended, and whether anything has happened.
+fn test(operation: &dyn UnderWay) -> (bool, bool) {
+    let _calling = Calling::new();
+    let timed = || {
+        let began = Instant::now();
+        (operation.test(), began.elapsed() >= LONG)
+    };
+    match timed() {
+        (true, _) => (true, true),
+        (false, false) => (false, false),
+        // After a sleep, a call takes long by itself. The next one does if it moves data.
+        (false, true) => {
+            let (ended, was_long) = timed();
+            (ended, ended || was_long)
+        }
+    }
+}
+
 fn run() {
+    let mut since = Instant::now();
     let mut shared = shared();
     loop {
-        while shared.under_way.is_empty() && !shared.ended {
+        if shared.under_way.is_empty() {
+            shared.is_asleep = true;
             shared = CHANGED.wait(shared).unwrap_or_else(PoisonError::into_inner);
+        } else {
+            let pause = (since.elapsed() / PART).clamp(PAUSES.0, PAUSES.1);
+            shared.is_asleep = pause > PAUSES.0;
+            (shared, _) = CHANGED.wait_timeout(shared, pause).unwrap_or_else(PoisonError::into_inner);
         }
+        shared.is_asleep = false;
         if shared.ended {
             return;
         }
-        let under_way = shared.under_way.clone();
-        drop(shared);
-        let mut ended = Vec::new();
-        if WAITING.load(Ordering::Relaxed) == 0 {
-            let _calling = Calling::new();
-            ended.extend(under_way.iter().filter(|request| request.test()).map(Arc::as_ptr));
+        if std::mem::take(&mut shared.is_new) {
+            since = Instant::now();
         }
-        drop(under_way);
-        std::thread::sleep(PAUSE);
-        shared = self::shared();
-        shared.under_way.retain(|request| !ended.contains(&Arc::as_ptr(request)));
+        let kept_back = std::mem::take(&mut shared.kept_back);
+        if !kept_back.is_empty() {
+            drop(shared);
+            let _calling = Calling::new();
+            let left: Vec<_> = kept_back.into_iter().filter(|operation| !operation.post()).collect();
+            shared = self::shared();
+            shared.kept_back.extend(left);
+        }
+        if WAITING.load(Ordering::Relaxed) > 0 {
+            continue;
+        }
+        // One call lets MPI go on with all: the next one is called only if this one has ended.
+        while let Some(operation) = shared.under_way.pop_front() {
+            drop(shared);
+            let (ended, has_happened) = test(&*operation);
+            if has_happened {
+                since = Instant::now();
+            }
+            shared = self::shared();
+            if shared.ended {
+                return;
+            }
+            if !ended {
+                shared.under_way.push_back(operation);
+                break;
+            }
+        }
     }
 }
 

@@ -9,14 +9,12 @@ use std::io::Write;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::held::{Held, Memory};
-use super::mpi::{self, Posted};
-use super::progress;
-use super::{AnyTransport, Transport};
-use crate::call::{Call, Envelope, Phase, Site, Stream};
-use crate::comm::Comm;
+use super::progress::{self, UnderWay};
+use super::request::{Ahead, Request, Work};
+use super::request_memory::{RequestLayout, RequestMemory};
+use super::{Transport, mpi};
+use crate::call::{Call, Stream};
 use crate::device::Device;
-use crate::device::cuda::Mark;
 use crate::error::{Cause, Error};
 use crate::record::recorder::Record;
 
@@ -37,134 +35,8 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// How long the end of MPI waits for such collectives: all ranks come there, and one of them may not have begun it.
 const PATIENCE_AT_END: Duration = Duration::from_secs(10);
 
-/// Something that goes ahead of an operation that is started, and is looked at when that has ended.
-pub trait Ahead: Send {
-    fn finish(self: Box<Self>) -> Result<(), Cause>;
-}
-
-/// What is under way.
 #[derive(Default)]
-struct Work {
-    posted: Posted,
-    /// Where it ends on a stream, if it was put on one.
-    end: Option<Mark>,
-    memory: Memory,
-    ahead: Option<Box<dyn Ahead>>,
-    /// Nothing is left for MPI to do.
-    ended: bool,
-    /// What a test or the end has said: an error that whoever waits is told.
-    failure: Option<Cause>,
-}
-
-impl Work {
-    /// Lets MPI go on with it; whether it has ended.
-    fn test(&mut self) -> bool {
-        if self.failure.is_none() {
-            if let Some(end) = &self.end {
-                return end.is_reached();
-            }
-            match self.posted.test() {
-                Ok(ended) => return ended,
-                Err(cause) => self.failure = Some(cause),
-            }
-        }
-        true
-    }
-}
-
-/// An operation that was started.
-pub struct Request {
-    site: Site,
-    envelope: Envelope,
-    pub held: Held,
-    /// What was recorded when it was started; not of what communicates nothing.
-    pub record: Option<Record>,
-    work: Mutex<Work>,
-}
-
-impl Request {
-    fn new(call: &Call, held: Held, record: Option<Record>, work: Work) -> Self {
-        Self { site: call.site.clone(), envelope: call.envelope, held, record, work: Mutex::new(work) }
-    }
-
-    pub fn comm(&self) -> &Arc<Comm> {
-        &self.site.comm
-    }
-
-    fn work(&self) -> MutexGuard<'_, Work> {
-        self.work.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Lets MPI go on with it; whether that is not needed any more. Where somebody waits, it is not.
-    pub fn test(&self) -> bool {
-        self.work.try_lock().map_or(true, |mut work| work.test())
-    }
-
-    /// Waits for its end in MPI, once.
-    fn end(&self, work: &mut Work) -> Result<(), Cause> {
-        if let Some(cause) = work.failure.take() {
-            return Err(cause);
-        }
-        if std::mem::replace(&mut work.ended, true) || work.end.is_some() {
-            return Ok(());
-        }
-        let mut call = Call::of(&self.site, Stream::NONE);
-        call.envelope = self.envelope;
-        work.memory.lend(&mut call, &self.held);
-        let _waiting = progress::Pause::new();
-        work.ahead.take().map_or(Ok(()), |ahead| ahead.finish()).and_then(|()| work.posted.wait(&call))
-    }
-
-    /// Waits for its end, or lets a stream wait for it; then `use_memory` is given its memory.
-    pub fn wait(
-        &self,
-        stream: Stream,
-        use_memory: impl FnOnce(&mut Memory) -> Result<(), Cause>,
-    ) -> Result<(), Error> {
-        let mut work = self.work();
-        let ended = self.end(&mut work);
-        let mut memory = std::mem::take(&mut work.memory);
-        let end = work.end.take();
-        drop(work);
-        let ended = ended.and_then(|()| end.map_or(Ok(()), |end| memory.follow(&end, stream)));
-        match ended {
-            Ok(()) => use_memory(&mut memory).map_err(|cause| self.site.error(cause)),
-            Err(cause) => {
-                // MPI may still use it.
-                std::mem::forget(memory);
-                Err(Error { transport: Some("mpi"), ..self.site.error(cause) })
-            }
-        }
-    }
-
-    /// The call of a wait, for a log line.
-    pub fn with_call<T>(&self, use_call: impl FnOnce(&Call) -> T) -> T {
-        let site = Site { phase: Phase::Wait, ..self.site.clone() };
-        let mut call = Call::of(&site, Stream::NONE);
-        call.envelope = self.envelope;
-        let work = self.work();
-        work.memory.lend(&mut call, &self.held);
-        drop(work);
-        use_call(&call)
-    }
-
-    fn words(&self) -> String {
-        self.record.as_ref().map_or_else(|| self.site.name().to_owned(), Record::to_string)
-    }
-}
-
-impl Drop for Request {
-    fn drop(&mut self) {
-        let work = self.work.get_mut().unwrap_or_else(PoisonError::into_inner);
-        if !work.posted.is_empty() || work.end.is_some() {
-            // MPI or a stream may still use it.
-            std::mem::forget(std::mem::take(&mut work.memory));
-        }
-    }
-}
-
-#[derive(Default)]
-struct Place {
+struct Entry {
     generation: u32,
     request: Option<Arc<Request>>,
     /// What was waited for there last.
@@ -173,7 +45,7 @@ struct Place {
 
 #[derive(Default)]
 struct Table {
-    places: Vec<Place>,
+    places: Vec<Entry>,
     free: VecDeque<usize>,
 }
 
@@ -202,16 +74,16 @@ impl Table {
         }
         let reused = if self.free.len() > REMEMBERED { self.free.pop_front() } else { None };
         let place = reused.unwrap_or_else(|| {
-            self.places.push(Place::default());
+            self.places.push(Entry::default());
             self.places.len() - 1
         });
-        let there = &mut self.places[place];
-        there.generation = there.generation % (GENERATIONS - 1) + 1;
-        there.request = Some(request);
-        Ok(handle_of(place, there.generation))
+        let entry = &mut self.places[place];
+        entry.generation = entry.generation % (GENERATIONS - 1) + 1;
+        entry.request = Some(request);
+        Ok(handle_of(place, entry.generation))
     }
 
-    fn take(&mut self, handle: Handle, expected: &Held) -> Result<Arc<Request>, Cause> {
+    fn take(&mut self, handle: Handle, expected: &RequestLayout) -> Result<Arc<Request>, Cause> {
         let place = (handle[0] as usize).wrapping_sub(1);
         let generation = handle[1] as u32;
         let known = self.places.get_mut(place).filter(|there| {
@@ -224,8 +96,9 @@ impl Table {
             return Err(Cause::Request { message });
         };
         let is_last = there.generation == generation;
-        let gives = |held: &Held| (held.gives, held.keeps);
-        if is_last && there.request.as_ref().is_some_and(|request| gives(&request.held) != gives(expected)) {
+        let gives = |layout: &RequestLayout| (layout.gives, layout.keeps);
+        if is_last && there.request.as_ref().is_some_and(|request| gives(&request.layout) != gives(expected))
+        {
             let message = "what was started gives another result than is waited for".into();
             return Err(Cause::Request { message });
         }
@@ -243,35 +116,35 @@ impl Table {
 /// Starts an operation on memory that holds its operand. `record` is of this call.
 pub fn start(
     call: &Call,
-    held: Held,
-    memory: Memory,
+    layout: RequestLayout,
+    memory: RequestMemory,
     record: Option<Record>,
     ahead: Option<Box<dyn Ahead>>,
 ) -> Result<Handle, Error> {
     let located = |cause| call.site.error(cause);
-    let mut work = Work { memory, ahead, ..Work::default() };
-    if !held.local {
-        progress::prepare().map_err(located)?;
-        work.posted =
-            mpi::start(call).map_err(|cause| Error { transport: Some("mpi"), ..call.site.error(cause) })?;
-        let comm = &call.site.comm;
-        comm.attach(|| Ok(Outstanding { comm: comm.number })).map_err(located)?;
+    if layout.local {
+        return add(call, layout, memory, record, Work::Nothing).map(|(_, handle)| handle);
     }
-    let request = Arc::new(Request::new(call, held, record, work));
-    let handle = table().add(request.clone()).map_err(located)?;
-    if !held.local {
-        progress::follow(request);
+    let of_mpi = |cause| Error { transport: Some("mpi"), ..call.site.error(cause) };
+    let has_thread = progress::prepare().map_err(located)?;
+    let mut posted = mpi::start(call).map_err(of_mpi)?;
+    let mut is_whole = posted.post().map_err(of_mpi)?;
+    // Without the thread nobody would post the rest while this one is elsewhere in MPI.
+    while !is_whole && !has_thread {
+        is_whole = posted.post().map_err(of_mpi)?;
     }
+    let (request, handle) = add(call, layout, memory, record, Work::Posted(posted, ahead))?;
+    progress::follow(request, !is_whole);
     Ok(handle)
 }
 
 /// The same on a stream of the transport's own, which goes on from where that of the call is.
 pub fn start_on(
     own: Stream,
-    transport: &AnyTransport,
+    transport: &dyn Transport,
     call: &Call,
-    held: Held,
-    memory: Memory,
+    layout: RequestLayout,
+    memory: RequestMemory,
     record: Option<Record>,
 ) -> Result<Handle, Error> {
     let located = |cause| call.site.error(cause);
@@ -280,31 +153,43 @@ pub fn start_on(
     let ended = transport
         .execute(&Call { stream: own, ..call.clone() })
         .and_then(|()| device.mark(own).map_err(located));
-    let end = match ended {
-        Ok(end) => end,
+    match ended {
+        Ok(end) => add(call, layout, memory, record, Work::OnStream(end)).map(|(_, handle)| handle),
         Err(error) => {
             // Nobody knows whether it is in use.
             std::mem::forget(memory);
-            return Err(error);
+            Err(error)
         }
-    };
+    }
+}
+
+fn add(
+    call: &Call,
+    layout: RequestLayout,
+    memory: RequestMemory,
+    record: Option<Record>,
+    work: Work,
+) -> Result<(Arc<Request>, Handle), Error> {
+    let located = |cause| call.site.error(cause);
     let comm = &call.site.comm;
-    let work = Work { memory, end: Some(end), ..Work::default() };
-    let request = Arc::new(Request::new(call, held, record, work));
-    comm.attach(|| Ok(Outstanding { comm: comm.number })).map_err(located)?;
-    table().add(request).map_err(located)
+    if !layout.local {
+        comm.attach(|| Ok(Outstanding { comm: comm.number })).map_err(located)?;
+    }
+    let request = Arc::new(Request::new(call, layout, record, work, memory));
+    let handle = table().add(request.clone()).map_err(located)?;
+    Ok((request, handle))
 }
 
 /// The operation that a handle is of, which nobody can wait for again; None: nothing was started. It has to give what is
 /// `expected`.
-pub fn take(handle: Handle, expected: &Held) -> Result<Option<Arc<Request>>, Cause> {
+pub fn take(handle: Handle, expected: &RequestLayout) -> Result<Option<Arc<Request>>, Cause> {
     if handle == Handle::default() { Ok(None) } else { table().take(handle, expected).map(Some) }
 }
 
 /// What a report calls the freeing of a communicator.
 pub fn freeing(key: &str) -> String {
     let of_comm = |request: &&Arc<Request>| *request.comm().key == *key && !request.comm().is_freed();
-    let left = table().requests().filter(|request| !request.held.local).filter(of_comm).count();
+    let left = table().requests().filter(|request| !request.layout.local).filter(of_comm).count();
     let what = match left {
         0 => "",
         1 => " (an operation was started on it and not waited for)",
@@ -320,7 +205,7 @@ struct Outstanding {
 
 impl Drop for Outstanding {
     fn drop(&mut self) {
-        let of_comm = |request: &&Arc<Request>| request.site.comm.number == self.comm && !request.held.local;
+        let of_comm = |request: &&Arc<Request>| request.comm().number == self.comm && !request.layout.local;
         let left: Vec<_> = table().requests().filter(of_comm).cloned().collect();
         let began = Instant::now();
         for request in left {
@@ -328,26 +213,23 @@ impl Drop for Outstanding {
             // on with it and crash, as Intel MPI would in MPI_Finalize. A message may still have to leave, or never
             // come.
             let freed = request.comm().is_freed();
-            let patience = match (request.site.op.row().is_collective(), freed) {
+            let patience = match (request.is_collective(), freed) {
                 (true, true) => Duration::MAX,
                 (true, false) => PATIENCE_AT_END,
                 (false, _) => PATIENCE,
             };
-            while !request.work().test() && began.elapsed() < patience {
+            while !request.test() && began.elapsed() < patience {
                 std::thread::sleep(Duration::from_micros(100));
             }
             if freed {
                 // MPICH fails where a request is left. Whoever waits later gets the result.
-                let mut work = request.work();
-                if work.test() {
-                    work.failure = request.end(&mut work).err();
-                }
+                request.settle();
             }
             let missed =
                 if freed { "not waited for before its communicator was freed" } else { "never waited for" };
             let line = format!(
                 "r{} | mpi4jax: {} was {missed} (mpi4jax.wait)\n",
-                request.site.comm.rank,
+                request.comm().rank,
                 request.words()
             );
             let _ = std::io::stderr().lock().write_all(line.as_bytes());
@@ -358,28 +240,33 @@ impl Drop for Outstanding {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::call::Site;
+    use crate::comm::Comm;
     use crate::ops::{Buffer, Dtype, Op};
-    use crate::transport::{Platform, home};
+    use crate::transport::{Platform, memory_pool};
 
-    const KEPT: Held = Held { sends: false, keeps: true, initial: false, gives: None, local: true };
+    const LAYOUT: RequestLayout =
+        RequestLayout { sends: false, keeps: true, initial: false, gives: None, local: true };
 
     fn started(comm: &Arc<Comm>, value: f32) -> Handle {
         let mut site = Site::new(Op::Allreduce, comm);
         site.location = "a.py:1".into();
-        let held = KEPT;
+        let layout = LAYOUT;
         let mut value = [value];
         let operand = Buffer { data: value.as_mut_ptr().cast(), dtype: Dtype::Float32, count: 1 };
-        let home = home(Platform::Cpu).unwrap();
+        let pool = memory_pool(Platform::Cpu).unwrap();
         // SAFETY: an array of one float32.
-        let memory = unsafe { Memory::of(home, site.op, &held, Some(&operand), Stream::NONE) }.unwrap();
-        start(&Call::of(&site, Stream::NONE), held, memory, None, None).unwrap()
+        let memory =
+            unsafe { RequestMemory::of(pool, site.op, &layout, Some(&operand), Stream::NONE) }.unwrap();
+        start(&Call::of(&site, Stream::NONE), layout, memory, None, None).unwrap()
     }
 
     fn waited(handle: Handle) -> Result<f32, String> {
-        let request = take(handle, &KEPT).map_err(|cause| cause.to_string())?.ok_or("nothing was started")?;
+        let request =
+            take(handle, &LAYOUT).map_err(|cause| cause.to_string())?.ok_or("nothing was started")?;
         let mut found = None;
         let result = request.wait(Stream::NONE, |memory| {
-            let [received, kept] = memory.results(&KEPT);
+            let [received, kept] = memory.results(&LAYOUT);
             assert!(received.is_none());
             // SAFETY: memory of one float32, which was copied there.
             found = kept.map(|kept| unsafe { kept.data.cast::<f32>().read_unaligned() });
@@ -408,9 +295,15 @@ mod tests {
         let kept = started(&comm, 1.0);
         assert_eq!(freeing("requests-freed"), "the freeing of communicator requests-freed");
         let site = Site::new(Op::Barrier, &comm);
-        let held = Held { local: false, ..KEPT };
+        let layout = RequestLayout { local: false, ..LAYOUT };
         let add = || {
-            let request = Request::new(&Call::of(&site, Stream::NONE), held, None, Work::default());
+            let request = Request::new(
+                &Call::of(&site, Stream::NONE),
+                layout,
+                None,
+                Work::Nothing,
+                RequestMemory::default(),
+            );
             table().add(Arc::new(request)).unwrap()
         };
         let one = add();
@@ -419,7 +312,7 @@ mod tests {
         assert!(freeing("requests-freed").ends_with(" (operations were started on it and not waited for)"));
         assert_eq!(freeing("requests-other"), "the freeing of communicator requests-other");
         for handle in [one, two] {
-            take(handle, &held).unwrap();
+            take(handle, &layout).unwrap();
         }
         assert_eq!(waited(kept), Ok(1.0));
         assert_eq!(freeing("requests-freed"), "the freeing of communicator requests-freed");
@@ -433,7 +326,7 @@ mod tests {
         for wrong in [sum, [f32::NAN; HANDLE], [-1.0; HANDLE], [1e30; HANDLE], [a[0], a[1], a[2] + 1.0]] {
             assert!(waited(wrong).unwrap_err().contains("not one that was started"), "{wrong:?}");
         }
-        assert!(take(Handle::default(), &KEPT).unwrap().is_none());
+        assert!(take(Handle::default(), &LAYOUT).unwrap().is_none());
         assert_eq!([waited(a), waited(b)], [Ok(1.0), Ok(2.0)]);
     }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::OnceLock;
 
-use super::{AnyTransport, Features, ROWS, Row, Transport};
+use super::{Features, ROWS, Row, Transport};
 use crate::comm::Group;
 use crate::error::{Cause, Error};
 
@@ -39,7 +39,7 @@ const AUTO: &str = "auto";
 
 /// What the environment asks for.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Request {
+pub struct Setting {
     /// A row's name, or `auto`; `None` where nothing is asked for.
     name: Option<&'static str>,
     /// The setting, as the user wrote it.
@@ -52,7 +52,7 @@ fn value(name: &str) -> Option<String> {
     std::env::var(name).ok().filter(|value| !value.is_empty())
 }
 
-impl Request {
+impl Setting {
     fn from_environment() -> Result<Self, Error> {
         Self::parse(value(TRANSPORT).as_deref(), value(USE_CUDA_MPI).as_deref())
     }
@@ -147,12 +147,12 @@ fn valid() -> String {
 struct Slot {
     name: &'static str,
     reason: String,
-    transport: OnceLock<Result<AnyTransport, String>>,
+    transport: OnceLock<Result<Box<dyn Transport>, String>>,
 }
 
 #[derive(Debug)]
 struct Selection {
-    request: Request,
+    request: Setting,
     slots: [Slot; 2],
 }
 
@@ -164,7 +164,7 @@ pub fn select() -> Result<(), Error> {
     if SELECTION.get().is_some() {
         return Ok(());
     }
-    let request = Request::from_environment()?;
+    let request = Setting::from_environment()?;
     let is_auto = request.name == Some(AUTO);
     // Wrong ones are errors, also of a transport that is not chosen.
     let settings = ROWS.iter().map(|row| (row.settings)(is_auto)).collect::<Result<Vec<_>, _>>()?;
@@ -210,21 +210,21 @@ fn slot(platform: Platform) -> Result<&'static Slot, Error> {
 
 /// The transport for arrays on a platform, the same one for the life of the process.
 #[inline]
-pub fn selected(platform: Platform) -> Result<&'static AnyTransport, Error> {
+pub fn selected(platform: Platform) -> Result<&'static dyn Transport, Error> {
     let slot = slot(platform)?;
     let started = slot.transport.get_or_init(|| match by_name(slot.name) {
         Some(row) if row.is_for(platform) => (row.start)(platform),
         _ => Err(format!("it does not take arrays on {}", platform.name())),
     });
     match started {
-        Ok(transport) => Ok(transport),
+        Ok(transport) => Ok(&**transport),
         Err(reason) => Err(unavailable(platform, slot, reason)),
     }
 }
 
 /// The transport for arrays on a platform, if it has been started.
-pub fn running(platform: Platform) -> Option<&'static AnyTransport> {
-    SELECTION.get()?.slots[platform as usize].transport.get()?.as_ref().ok()
+pub fn running(platform: Platform) -> Option<&'static dyn Transport> {
+    SELECTION.get()?.slots[platform as usize].transport.get()?.as_deref().ok()
 }
 
 #[cold]
@@ -297,7 +297,7 @@ pub fn takes_packed(platform: Platform) -> bool {
 }
 
 /// Whether the transport for arrays on a platform carries an operation, as far as that is known when it is compiled.
-/// Else its [host](host) does.
+/// Else its [fallback] does.
 pub fn carries(platform: Platform, features: &Features) -> Result<bool, Error> {
     selection()?;
     let carried = row(platform).map_or(Ok(true), |row| (row.carries)(features));
@@ -305,9 +305,9 @@ pub fn carries(platform: Platform, features: &Features) -> Result<bool, Error> {
 }
 
 /// What carries the calls that the transport for arrays on a platform does not.
-pub fn host(platform: Platform) -> Result<&'static AnyTransport, Error> {
+pub fn fallback(platform: Platform) -> Result<&'static dyn Transport, Error> {
     selected(platform)?
-        .host()
+        .fallback()
         .map_err(|reason| slot(platform).map_or_else(|e| e, |slot| unavailable(platform, slot, &reason)))
 }
 
@@ -321,7 +321,7 @@ mod tests {
     use super::*;
 
     fn chosen(transport: Option<&str>, cuda_mpi: Option<&str>) -> (&'static str, &'static str) {
-        let request = Request::parse(transport, cuda_mpi).unwrap();
+        let request = Setting::parse(transport, cuda_mpi).unwrap();
         (request.choose(Platform::Cpu, 0).0, request.choose(Platform::Cuda, 0).0)
     }
 
@@ -342,14 +342,14 @@ mod tests {
             (Some("ucx"), Some("1"), ["contradicts", "cuda-mpi", "ucx"]),
             (Some("mpi"), Some("0"), ["contradicts", "staged", "auto"]),
         ] {
-            let message = Request::parse(transport, cuda_mpi).unwrap_err().to_string();
+            let message = Setting::parse(transport, cuda_mpi).unwrap_err().to_string();
             assert!(words.iter().all(|word| message.contains(word)), "{message}");
         }
     }
 
     #[test]
     fn auto_takes_the_best_that_all_ranks_have() {
-        let request = Request::parse(Some("auto"), None).unwrap();
+        let request = Setting::parse(Some("auto"), None).unwrap();
         for (i, row) in ROWS.iter().enumerate() {
             let (name, _) = request.choose(Platform::Cuda, 1 << i);
             let expected = if row.priority > 0 && row.is_for(Platform::Cuda) { row.name } else { "staged" };

@@ -21,19 +21,6 @@ use crate::record::recorder::{Record, Running, What};
 use crate::transport::Ahead;
 use crate::transport::matching::{Memory, exchange};
 
-/// What is compared.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Level {
-    Off,
-    /// As [`Level::Operations`], in [`samples`](super::samples), after the fact.
-    #[default]
-    Samples,
-    /// Operation, reduction, data type, count, root and number.
-    Operations,
-    /// The source lines too: correct programs may have a line per role, so this is for those that have not.
-    Lines,
-}
-
 /// Bytes of text that a rank contributes to an error.
 const TEXT: usize = 240;
 
@@ -105,15 +92,10 @@ fn text(words: &str) -> [u8; TEXT] {
 /// receive says, whoever asks for its status.
 ///
 /// What describes a message that is started is started too: it is looked at when that has ended.
-pub fn compare(
-    level: Level,
-    exact: bool,
-    call: &mut Call,
-    running: &Running,
-) -> Result<Option<Box<dyn Ahead>>, Error> {
+pub fn compare(exact: bool, call: &mut Call, running: &Running) -> Result<Option<Box<dyn Ahead>>, Error> {
     let Some(record) = running.record() else { return Ok(None) };
     let result = if record.what.op.row().is_collective() {
-        collective(level, call, &record).map(|()| None)
+        collective(call, &record).map(|()| None)
     } else if call.site.phase == Phase::Start {
         started::describe(call, record.clone())
     } else {
@@ -123,8 +105,8 @@ pub fn compare(
 }
 
 /// Of what has to be the same on all ranks.
-pub fn fingerprint(level: Level, call: &Call, record: &Record) -> u64 {
-    let What { op, reduction, location, .. } = &*record.what;
+pub fn fingerprint(call: &Call, record: &Record) -> u64 {
+    let What { op, reduction, .. } = &*record.what;
     let mut hasher = DefaultHasher::new();
     let count = if op.row().has_any_size() { 0 } else { record.count };
     (record.what.name(), record.sequence, count, record.dtype.map(Dtype::xla_code)).hash(&mut hasher);
@@ -139,14 +121,12 @@ pub fn fingerprint(level: Level, call: &Call, record: &Record) -> u64 {
     }
     call.site.reverse.hash(&mut hasher);
     call.site.halo.as_ref().map(|halo| halo.agreed()).hash(&mut hasher);
-    if level == Level::Lines {
-        location.hash(&mut hasher);
-    }
+    call.others.iter().for_each(|(send, _)| send.dtype.hash(&mut hasher));
     hasher.finish()
 }
 
-fn collective(level: Level, call: &Call, record: &Record) -> Result<(), Cause> {
-    let print = fingerprint(level, call, record);
+fn collective(call: &Call, record: &Record) -> Result<(), Cause> {
+    let print = fingerprint(call, record);
     // The greatest fingerprint is also the least one if all are equal.
     let mut extremes = [print, !print];
     // SAFETY: a registered communicator, which is not freed, and two integers of the type that is named.

@@ -35,10 +35,8 @@ mod watchdog;
 
 use std::sync::{Arc, OnceLock};
 
-pub use self::compare::Level as CheckLevel;
 pub use self::faulthandler::{unused_signal, use_registered as use_faulthandler};
 pub use self::limits::{enter as enter_limit, leave as leave_limit};
-pub use self::samples::share_default;
 pub use self::stacks::use_answers;
 pub use self::terminate::python_runs;
 pub use self::waits::{enter, leave};
@@ -49,8 +47,20 @@ pub use self::watchdog::{
 use crate::call::{Call, Site};
 use crate::error::{Cause, Error};
 use crate::record::recorder::{self, Record, Running};
+pub use crate::record::samples::share_default;
 use crate::record::timeline;
 use crate::transport::{self, Ahead, Platform, Transport};
+
+/// What is compared.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum CheckLevel {
+    Off,
+    /// [`samples`], after the fact.
+    #[default]
+    Samples,
+    /// Every operation, before it runs.
+    Operations,
+}
 
 static CHECK: OnceLock<CheckLevel> = OnceLock::new();
 
@@ -65,7 +75,7 @@ fn check_level() -> CheckLevel {
 
 /// Whether the ranks compare operations before they run.
 pub fn is_checking() -> bool {
-    matches!(check_level(), CheckLevel::Operations | CheckLevel::Lines)
+    check_level() == CheckLevel::Operations
 }
 
 #[inline]
@@ -95,22 +105,19 @@ pub fn wait_for(
 #[derive(Debug)]
 pub struct Watched {
     what: Arc<recorder::What>,
-    /// How the ranks compare it before it runs, if they do.
-    check: Option<CheckLevel>,
+    /// Whether the ranks compare it before it runs.
+    is_checked: bool,
     /// Whether samples of it are taken.
     is_sampled: bool,
     exact: bool,
 }
 
 impl Watched {
-    pub fn new(site: &Site, transport: &impl Transport) -> Self {
-        let level = check_level();
+    pub fn new(site: &Site, transport: &dyn Transport) -> Self {
         Self {
             what: recorder::describe(site, transport.name()),
-            check: is_checking().then_some(level),
-            is_sampled: level == CheckLevel::Samples
-                && site.op.row().is_collective()
-                && site.comm.is_default()
+            is_checked: is_checking(),
+            is_sampled: check_level() == CheckLevel::Samples
                 && site.comm.size > 1
                 // What XLA replays is not counted, and each rank decides what that is.
                 && !transport::is_recorded(Platform::Cuda),
@@ -121,7 +128,7 @@ impl Watched {
     /// Of the waits, at a line, for what was started.
     pub fn of_wait(started: &Record, line: &str) -> Self {
         let what = recorder::describe_wait(&started.what, line);
-        Self { what, check: is_checking().then(check_level), is_sampled: false, exact: false }
+        Self { what, is_checked: is_checking(), is_sampled: false, exact: false }
     }
 
     /// Runs an operation between the two ends of its record.
@@ -134,18 +141,17 @@ impl Watched {
         body: impl FnOnce(&Call, &Running, Option<Box<dyn Ahead>>) -> Result<(), Error>,
     ) -> Result<(), Box<Error>> {
         let running = recorder::begin(&self.what, call);
-        let sample = self.is_sampled && samples::is_sampled(running.sequence());
-        if sample && let Some(record) = running.record() {
-            samples::take(call, &record);
+        let is_sampled = self.is_sampled && samples::is_due(call, &running);
+        if is_sampled {
+            samples::take(call, &running);
         }
-        let result = match self.check {
-            None => body(call, &running, None),
-            Some(level) => {
-                let compared = compare::compare(level, self.exact, call, &running);
-                compared.and_then(|ahead| body(call, &running, ahead))
-            }
+        let result = if self.is_checked {
+            let compared = compare::compare(self.exact, call, &running);
+            compared.and_then(|ahead| body(call, &running, ahead))
+        } else {
+            body(call, &running, None)
         };
-        if sample {
+        if is_sampled && self.what.op.row().is_collective() {
             samples::end(&self.what.comm, running.sequence());
         }
         end(running, result)
@@ -167,7 +173,7 @@ impl Watched {
                 text += &format!("; Python is at {frame}");
             }
         }
-        if self.check.is_none() {
+        if !self.is_checked {
             text += "\n  MPI4JAX_CHECK=1 compares what the ranks are about to do, before they do it";
         }
         text

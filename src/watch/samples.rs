@@ -1,37 +1,50 @@
-//! Samples of what the ranks do are compared, after the fact and without a message, so that nothing is wrong in silence.
+//! Samples of what the ranks did are compared, after the fact and without a message, so that nothing is wrong in silence.
 //!
-//! What differs has to be proved: of a collective on a communicator of the user's, another rank may do its part
-//! through mpi4py, and count otherwise from then on. So the samples are of the default communicator, as long as the program
-//! has not asked for it: then mpi4jax alone communicates on it, and collectives of one number are one collective.
-//! Each rank compares with its two neighbours. Nobody waits for anybody: whoever comes later sees both.
+//! Each rank writes its own, and reads those of the ranks that it exchanged messages with, and of its two neighbours on each
+//! communicator. Nobody waits for anybody: whoever comes later sees both.
 //!
-//! Two threads of a rank may take their numbers in another order than MPI sees them in. So what differs is proved only if
-//! it was alone on both ranks; else it is said, and the job goes on.
+//! A message is found at its other end by its content. A collective is found by its number, which has to be that of the
+//! same collective. On the default communicator it is, as long as the program has not asked for it: mpi4jax alone communicates
+//! there. On another one a rank may do its part through mpi4py, and count otherwise from then on. So collectives there are
+//! compared at the end alone, and only if both ranks did the same operations on as many bytes, from the first one to the last.
+//!
+//! Two threads of a rank may take their numbers in another order than MPI sees them in. So what differs on the default
+//! communicator is proved only if it was alone on both ranks. What is not proved is said, and the job goes on.
 
 use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, PoisonError};
 
-use super::compare::{self, Level};
+use super::compare;
 use super::peers::{Peers, file};
-use crate::call::Call;
-use crate::comm::Comm;
-use crate::record::recorder::{self, Record};
+use super::waits;
+use crate::call::{Call, Phase, Stream};
+use crate::comm::{Comm, hash};
+use crate::mpilib;
+use crate::ops::Dtype;
+use crate::record::recorder::{self, Record, Running};
+use crate::record::samples::{Collective, Sample, add, is_ours, samples, sent};
 
-/// Of how many collectives all are sampled; after them, those whose number is a power of two.
+/// Of how many collectives of a communicator all are sampled; after them, those whose number is a power of two.
 const FIRST: u64 = 64;
+/// With how many ranks one compares at most.
+const RANKS: usize = 16;
 
-/// What a rank did.
+/// What a rank tells of a sample.
 #[derive(Clone, Debug, PartialEq)]
-struct Sample {
-    /// The number of the collective on its communicator.
-    number: u64,
-    /// Of what MPI requires to be the same on all ranks.
+struct Line {
+    key: u64,
     print: u64,
-    /// No other collective on the communicator ran at the same time.
-    alone: bool,
+    /// Why a difference is no proof: an index of [`DOUBTS`].
+    doubt: usize,
     words: String,
 }
+
+const DOUBTS: [&str; 3] = [
+    "",
+    "threads of a rank used the communicator at once, so the job goes on",
+    "it is the program's communicator, which may be used without mpi4jax too, so the job goes on",
+];
 
 /// What ranks did differently.
 #[derive(Debug, PartialEq)]
@@ -40,114 +53,190 @@ pub struct Difference {
     pub report: String,
 }
 
-static SAMPLES: Mutex<Vec<Sample>> = Mutex::new(Vec::new());
-/// What the others have been told of them.
-static TOLD: Mutex<String> = Mutex::new(String::new());
-/// The program has the default communicator too.
-static SHARED: AtomicBool = AtomicBool::new(false);
-
-fn samples() -> MutexGuard<'static, Vec<Sample>> {
-    SAMPLES.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// From now on the program may communicate on the default communicator by itself.
-pub fn share_default() {
-    SHARED.store(true, Ordering::Relaxed);
-}
-
-#[inline]
-pub fn is_sampled(number: u64) -> bool {
+fn is_early(number: u64) -> bool {
     number <= FIRST || number.is_power_of_two()
 }
 
-/// Remembers a collective on the default communicator, which is about to run.
+/// Whether a call that begins is sampled: those with early numbers, and the first ones of each line.
+#[inline]
+pub fn is_due(call: &Call, running: &Running) -> bool {
+    let runs = &call.site.runs;
+    if call.site.op.row().is_collective() {
+        runs.count();
+        return is_early(running.sequence()) || runs.is_sampled();
+    }
+    // The content of messages is looked at here.
+    if call.stream != Stream::NONE {
+        return false;
+    }
+    runs.count();
+    runs.is_sampled()
+}
+
+/// Remembers what is about to run.
 #[cold]
-pub fn take(call: &Call, record: &Record) {
-    if SHARED.load(Ordering::Relaxed) {
+pub fn take(call: &Call, running: &Running) {
+    let row = call.site.op.row();
+    if row.sends() {
+        sent(call);
+    }
+    if row.is_collective()
+        && let Some(record) = running.record()
+    {
+        take_collective(call, &record);
+    }
+}
+
+fn take_collective(call: &Call, record: &Record) {
+    let (comm, number) = (&call.site.comm, record.sequence);
+    let is_beside = |other: &Record| other.ticket != record.ticket && Arc::ptr_eq(&other.what.comm, comm);
+    let alone = !running_collectives().any(|other| is_beside(&other));
+    let size = if call.site.op.row().has_any_size() { 0 } else { record.dtype.map_or(0, Dtype::size) };
+    let neighbour = |distance| comm.world_rank((comm.rank + distance) % comm.size).unwrap_or(-1);
+    let size = size as u64 * record.count;
+    let sample = Sample {
+        comm: comm.clone(),
+        is_ours: is_ours(comm),
+        key: hash((comm.id, comm.generation, number)),
+        print: compare::fingerprint(call, record),
+        others: [neighbour(1), neighbour(comm.size - 1)],
+        words: compare::with_widths(call, record),
+        collective: Some(Collective { number, alone, name: record.what.name(), size }),
+    };
+    add(&mut samples(), sample);
+}
+
+/// The collectives that run now. What has been started, and is waited for, was one before.
+fn running_collectives() -> impl Iterator<Item = Record> {
+    let is_one = |record: &Record| record.what.op.row().is_collective() && record.what.phase != Phase::Wait;
+    recorder::running().into_iter().filter(is_one)
+}
+
+/// A collective of which a sample has been taken has ended, or is looked at.
+#[cold]
+pub fn end(comm: &Arc<Comm>, number: u64) {
+    if comm.collectives.load(Ordering::Relaxed) == number {
         return;
     }
-    let print = compare::fingerprint(Level::Operations, call, record);
-    let words = compare::with_widths(call, record);
-    let is_beside = |other: &Record| {
-        other.ticket != record.ticket
-            && other.what.op.row().is_collective()
-            && Arc::ptr_eq(&other.what.comm, &record.what.comm)
-    };
-    let alone = !recorder::running().iter().any(is_beside);
-    samples().push(Sample { number: record.sequence, print, alone, words });
-}
-
-/// A collective on the default communicator of which a sample may have been taken has ended, or is looked at.
-#[cold]
-pub fn end(comm: &Comm, number: u64) {
-    if comm.collectives.load(Ordering::Relaxed) != number
-        && let Some(sample) = samples().iter_mut().rev().find(|sample| sample.number == number)
-    {
-        sample.alone = false;
+    let mut samples = samples();
+    let of_comm = samples.iter_mut().rev().filter(|sample| Arc::ptr_eq(&sample.comm, comm));
+    let found = of_comm.filter_map(|sample| sample.collective.as_mut()).find(|it| it.number == number);
+    if let Some(collective) = found {
+        collective.alone = false;
     }
 }
 
-/// What is still running.
-fn look() {
-    for record in recorder::running().iter().filter(|record| record.what.comm.is_default()) {
-        end(&record.what.comm, record.sequence);
+/// Whether the other ranks may know this communicator by another number than this one does: it has no name of its own,
+/// and is one of several.
+fn is_ambiguous(comm: &Arc<Comm>, all: &[Sample]) -> bool {
+    let is_another = |other: &Arc<Comm>| !Arc::ptr_eq(other, comm) && other.class == comm.class;
+    let is_numbered = |comm: &Comm| comm.key.contains('#');
+    is_numbered(comm) && all.iter().any(|other| is_another(&other.comm) && is_numbered(&other.comm))
+}
+
+/// Of the collectives that this rank did on a communicator: how many, and of those that all ranks sample, in their order,
+/// names and sizes.
+fn course(comm: &Arc<Comm>, all: &[Sample]) -> u64 {
+    let of_comm = all.iter().filter(|sample| Arc::ptr_eq(&sample.comm, comm));
+    let early = of_comm.filter_map(|sample| sample.collective.as_ref()).filter(|it| is_early(it.number));
+    let course: Vec<_> = early.map(|it| (it.number, it.name, it.size)).collect();
+    hash((comm.collectives.load(Ordering::Relaxed), course))
+}
+
+impl Line {
+    /// Nothing is told of what cannot be compared, or not yet.
+    fn of(sample: &Sample, all: &[Sample], is_end: bool) -> Option<Self> {
+        let Sample { comm, is_ours, key, print, words, collective, .. } = sample;
+        let (key, doubt) = match collective {
+            None => (*key, if *is_ours { 0 } else { 2 }),
+            Some(Collective { alone, .. }) if *is_ours => (*key, usize::from(!alone)),
+            Some(Collective { alone: true, name, size, .. }) if is_end && !is_ambiguous(comm, all) => {
+                (hash((key, name, size, course(comm, all))), 2)
+            }
+            Some(_) => return None,
+        };
+        Some(Self { key, print: *print, doubt, words: words.clone() })
+    }
+
+    fn parse(line: &str) -> Option<Self> {
+        let mut parts = line.splitn(4, ' ');
+        let mut hex = || u64::from_str_radix(parts.next()?, 16).ok();
+        let (key, print, doubt) = (hex()?, hex()?, hex()? as usize);
+        let words = parts.next()?.into();
+        (doubt < DOUBTS.len()).then_some(Self { key, print, doubt, words })
     }
 }
 
-fn parse(line: &str) -> Option<Sample> {
-    let (number, rest) = line.split_once(' ')?;
-    let (print, rest) = rest.split_once(' ')?;
-    let (alone, words) = rest.split_once(' ')?;
-    let print = u64::from_str_radix(print, 16).ok()?;
-    Some(Sample { number: number.parse().ok()?, print, alone: alone == "alone", words: words.into() })
-}
-
-impl fmt::Display for Sample {
+impl fmt::Display for Line {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { number, print, alone, words } = self;
-        write!(f, "{number} {print:016x} {} {words}", if *alone { "alone" } else { "beside" })
+        let Self { key, print, doubt, words } = self;
+        write!(f, "{key:016x} {print:016x} {doubt} {words}")
     }
 }
 
 /// What two ranks did differently first; if there is some, what is proved.
-fn first_difference<'a>(ours: &'a [Sample], theirs: &'a [Sample]) -> Option<(&'a Sample, &'a Sample)> {
-    let pairs =
-        ours.iter().filter_map(|our| Some((our, theirs.iter().find(|its| its.number == our.number)?)));
-    pairs
-        .filter(|(our, its)| our.print != its.print)
-        .min_by_key(|(our, its)| (!(our.alone && its.alone), our.number))
+fn first_difference<'a>(ours: &'a [Line], theirs: &'a [Line]) -> Option<(&'a Line, &'a Line)> {
+    let differs = |our: &'a Line| {
+        let mut same = theirs.iter().filter(|its| its.key == our.key);
+        let its = same.next()?;
+        (its.print != our.print && same.all(|other| other.print != our.print)).then_some((our, its))
+    };
+    ours.iter().filter_map(differs).min_by_key(|(our, its)| our.doubt.max(its.doubt) > 0)
 }
 
 impl Peers {
-    /// Tells the others what this rank did, and what it did otherwise than its neighbours, if anything.
+    /// Tells the others what this rank did, and what it did otherwise than they, if anything. What is no proof is told by
+    /// one rank, once.
     pub fn difference(&self) -> Option<Difference> {
-        look();
-        let ours = samples().clone();
+        /// What the others have been told.
+        static TOLD: Mutex<String> = Mutex::new(String::new());
+        for record in running_collectives() {
+            end(&record.what.comm, record.sequence);
+        }
+        let is_end = waits::is_finished() || mpilib::is_ending();
+        let all = samples();
+        let ours: Vec<Line> = all.iter().filter_map(|sample| Line::of(sample, &all, is_end)).collect();
+        let mut others = Vec::new();
+        for rank in all.iter().flat_map(|sample| sample.others) {
+            if rank != self.rank && !others.contains(&rank) && others.len() < RANKS {
+                others.push(rank);
+            }
+        }
+        drop(all);
         if ours.is_empty() || self.broken().is_some() {
             return None;
         }
-        let text: String = ours.iter().map(|sample| format!("{sample}\n")).collect();
+        let text: String = ours.iter().map(|line| format!("{line}\n")).collect();
         let mut told = TOLD.lock().unwrap_or_else(PoisonError::into_inner);
         if *told != text {
             let _ = self.write(&file(self.rank, "did"), &text);
             *told = text;
         }
-        [self.size - 1, 1]
-            .into_iter()
-            .find_map(|distance| self.difference_from((self.rank + distance) % self.size, &ours))
+        let differences = others.into_iter().filter_map(|rank| self.difference_from(rank, &ours));
+        let first = differences.min_by_key(|difference| !difference.is_proved)?;
+        (first.is_proved || self.is_first_to("doubt")).then_some(first)
     }
 
-    fn difference_from(&self, rank: i32, ours: &[Sample]) -> Option<Difference> {
-        let theirs: Vec<Sample> = self.read(&file(rank, "did"))?.lines().filter_map(parse).collect();
+    fn difference_from(&self, rank: i32, ours: &[Line]) -> Option<Difference> {
+        let theirs: Vec<Line> = self.read(&file(rank, "did"))?.lines().filter_map(Line::parse).collect();
         let (our, its) = first_difference(ours, &theirs)?;
         let mut both = [(self.rank, &our.words), (rank, &its.words)];
         both.sort();
         let lines = both.map(|(rank, words)| format!("\n  rank {rank}: {words}")).concat();
-        let is_proved = our.alone && its.alone;
-        let may = if is_proved { "did" } else { "may have done" };
+        let doubt = our.doubt.max(its.doubt);
+        let (may, why) = match doubt {
+            0 => ("did", String::new()),
+            doubt => ("may have done", format!("\n  {}", DOUBTS[doubt])),
+        };
         let report =
-            format!("the ranks {may} different things (MPI4JAX_CHECK=0: they are not compared){lines}");
-        Some(Difference { is_proved, report })
+            format!("the ranks {may} different things (MPI4JAX_CHECK=0: they are not compared){lines}{why}");
+        Some(Difference { is_proved: doubt == 0, report })
+    }
+
+    /// Whether no rank has done this before.
+    fn is_first_to(&self, kind: &str) -> bool {
+        // Rank 0 removes its files of an earlier job when it starts.
+        self.folder.as_ref().is_ok_and(|folder| folder.create(&file(0, kind), "").is_ok())
     }
 }
 
@@ -157,30 +246,61 @@ mod tests {
 
     #[test]
     fn the_first_64_and_powers_of_two_are_sampled() {
-        let sampled: Vec<u64> = (1..1000).filter(|&number| is_sampled(number)).collect();
+        let sampled: Vec<u64> = (1..1000).filter(|&number| is_early(number)).collect();
         assert_eq!(sampled[..64], (1..=64).collect::<Vec<u64>>());
         assert_eq!(sampled[64..], [128, 256, 512]);
     }
 
     #[test]
-    fn what_differs_first_is_found_by_numbers() {
-        let sample = |number, print, alone| Sample {
-            number,
-            print,
-            alone,
-            words: format!("barrier #{number}, a.py:1"),
+    fn collectives_on_a_programs_communicator_are_compared_at_the_end_alone() {
+        let ranks = [0, 1].map(|rank| Arc::new(Comm::new("comm#1", 0, rank, 2)));
+        let sample = |comm: &Arc<Comm>, number, print, name| {
+            comm.collectives.store(number, Ordering::Relaxed);
+            let (comm, words, others) = (comm.clone(), String::new(), [0; 2]);
+            let collective = Some(Collective { number, alone: true, name, size: 4 });
+            Sample { comm, is_ours: false, key: number, print, others, words, collective }
         };
-        let ours = [1, 2, 3].map(|number| sample(number, number, true));
+        let told = |all: &[Sample], is_end| -> Vec<Line> {
+            all.iter().filter_map(|sample| Line::of(sample, all, is_end)).collect()
+        };
+        let mut all = ranks.each_ref().map(|comm| vec![sample(comm, 1, 5, "scan")]);
+        all[0].push(sample(&ranks[0], 2, 6, "scan"));
+        all[1].push(sample(&ranks[1], 2, 7, "scan"));
+        assert!(told(&all[0], false).is_empty());
+        let lines = all.each_ref().map(|all| told(all, true));
+        assert_eq!(first_difference(&lines[0], &lines[1]), Some((&lines[0][1], &lines[1][1])));
+        assert_eq!(lines[0][1].doubt, 2);
+        // One rank did more than the other, or something else meanwhile.
+        for name in ["scan", "bcast"] {
+            all[0].push(sample(&ranks[0], 3, 6, name));
+            assert_eq!(first_difference(&told(&all[0], true), &lines[1]), None);
+            all[1].push(sample(&ranks[1], 3, 6, "scan"));
+            let differ = first_difference(&told(&all[0], true), &told(&all[1], true)).is_some();
+            assert_eq!(differ, name == "scan");
+            all.iter_mut().for_each(|all| drop(all.pop()));
+        }
+        // Two without a name of their own: ranks may number them otherwise.
+        all[0].push(sample(&Arc::new(Comm::new("comm#2", 0, 0, 2)), 1, 5, "scan"));
+        assert!(told(&all[0], true).is_empty());
+    }
+
+    #[test]
+    fn what_differs_first_is_found_by_keys() {
+        let line = |key, print, doubt| Line { key, print, doubt, words: format!("barrier #{key}, a.py:1") };
+        let ours = [1, 2, 3].map(|number| line(number, number, 0));
         assert_eq!(first_difference(&ours, &ours[1..]), None);
         // Threads may remember in another order than they have begun in.
-        let theirs = [sample(3, 7, true), sample(2, 7, true), sample(4, 7, true)];
+        let theirs = [line(3, 7, 0), line(2, 7, 0), line(4, 7, 0)];
         assert_eq!(first_difference(&ours, &theirs), Some((&ours[1], &theirs[1])));
         // What ran beside another one may have had another number.
-        let beside = [sample(3, 7, true), sample(2, 7, false)];
+        let beside = [line(3, 7, 0), line(2, 7, 1)];
         assert_eq!(first_difference(&ours, &beside), Some((&ours[2], &beside[0])));
         assert_eq!(first_difference(&ours, &beside[1..]), Some((&ours[1], &beside[1])));
-        for sample in beside {
-            assert_eq!(parse(&sample.to_string()), Some(sample));
+        // One content was sent in two types, and received so.
+        let twice = [line(1, 5, 2), line(1, 1, 2)];
+        assert_eq!(first_difference(&ours, &twice), None);
+        for line in beside {
+            assert_eq!(Line::parse(&line.to_string()), Some(line));
         }
     }
 }

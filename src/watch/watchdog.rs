@@ -323,7 +323,7 @@ impl Watchdog {
         let line = format!("r{} | mpi4jax: {report}\n", self.settings.rank);
         if !is_proved {
             if !SAID.swap(true, Ordering::Relaxed) {
-                print(&(line + "  threads of a rank used the communicator at once, so the job goes on\n"));
+                print(&line);
             }
             return;
         }

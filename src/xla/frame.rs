@@ -11,14 +11,14 @@ use std::sync::Arc;
 
 use super::c_api::{self, CallFrame};
 use super::statuses;
-use crate::call::{Blocks, Call, Envelope, Operand, Peers, Phase, Site};
+use crate::call::{Blocks, Call, Envelope, Operand, Peers, Phase, Runs, Site};
 use crate::comm::{self, Comm};
 use crate::error::{Cause, Error};
 use crate::mpilib::wildcards;
 use crate::ops::{
     self, Around, Block, Buffer, Counts, Dtype, Extent, Halo, Op, PACKED, Parts, Ragged, Reduction, Width,
 };
-use crate::transport::{Held, Transport};
+use crate::transport::{RequestLayout, Transport};
 
 /// The attributes of a custom call. They are read once per compiled program.
 pub struct Attributes<'a>(&'a c_api::Attrs);
@@ -89,7 +89,7 @@ impl<'a> Attributes<'a> {
     /// What `ops/halo_exchange.py` wrote: lists after their lengths. The widths (below, above) of the
     /// exchanged axes, the rank in each direction, and the blocks: bytes of an element, extents, and which
     /// axes are exchanged.
-    fn halo(&self, rank: i32, adjoint: bool) -> Result<Halo, Cause> {
+    fn halo(&self, &Comm { rank, size: ranks, .. }: &Comm, adjoint: bool) -> Result<Halo, Cause> {
         let numbers = self.integers("halo")?;
         let mut rest = numbers.iter();
         let mut next = || {
@@ -107,6 +107,9 @@ impl<'a> Attributes<'a> {
             widths.push(Width { low: size(next()?), high: size(next()?) });
         }
         let neighbours = (0..next()?).map(|_| next()).collect::<Result<Vec<_>, Cause>>()?;
+        if let Some(&rank) = neighbours.iter().find(|&&rank| rank >= ranks) {
+            return Err(Cause::NoSuchRank { role: "neighbour", rank, size: ranks });
+        }
         let mut blocks = Vec::new();
         for _ in 0..next()? {
             let mut list = |length| (0..length).map(|_| Ok(size(next()?))).collect::<Result<Vec<_>, Cause>>();
@@ -134,7 +137,7 @@ impl<'a> Attributes<'a> {
     }
 
     /// What a program says of the memory of an operation that is started.
-    pub fn held(&self) -> Result<Held, Cause> {
+    pub fn layout(&self) -> Result<RequestLayout, Cause> {
         let gives = match *self.integers("gives")? {
             [] => None,
             [code, count] => {
@@ -149,7 +152,7 @@ impl<'a> Attributes<'a> {
             }
         };
         let (sends, keeps) = (self.flag("sends")?, self.flag("keeps")?);
-        Ok(Held { sends, keeps, initial: self.flag("initial")?, gives, local: self.flag("local")? })
+        Ok(RequestLayout { sends, keeps, initial: self.flag("initial")?, gives, local: self.flag("local")? })
     }
 
     pub fn site(&self) -> Result<Site, Error> {
@@ -177,7 +180,7 @@ impl<'a> Attributes<'a> {
             Cause::Attribute { name: "env_in", expected: "0, 4 or 8", actual: length.to_string() }
         })?;
         let reverse = self.flag("reverse")?;
-        let halo = op.row().has_blocks.then(|| self.halo(comm.rank, reverse)).transpose()?.map(Arc::new);
+        let halo = op.row().has_blocks.then(|| self.halo(&comm, reverse)).transpose()?.map(Arc::new);
         let parts = op.row().has_parts.then(|| Parts::new(comm.rank, comm.size, self.integers("parts")?));
         let ragged =
             (op.row().has_counts).then(|| Ragged::new(comm.rank, comm.size, self.integers("rows")?, reverse));
@@ -201,6 +204,7 @@ impl<'a> Attributes<'a> {
             envelope_result: self.flag("env_out")?,
             status: statuses::checked(self.integer("status")? as usize)?,
             location: ops::named_line(&self.string("site")?),
+            runs: Runs::default(),
         })
     }
 }
@@ -208,7 +212,9 @@ impl<'a> Attributes<'a> {
 /// The communicator of a call whose operand says which one it is: `any#rank/size`, the key that `_op.comm.AnyComm` has.
 fn any_comm(key: &str) -> Option<Arc<Comm>> {
     let (rank, size) = key.strip_prefix("any#")?.split_once('/')?;
-    Some(Arc::new(Comm::new(key, 0, rank.parse().ok()?, size.parse().ok().filter(|&size| size > 0)?)))
+    let size = size.parse().ok().filter(|&size| size > 0)?;
+    let rank = rank.parse().ok().filter(|rank| (0..size).contains(rank))?;
+    Some(Arc::new(Comm::template(key, rank, size)))
 }
 
 #[cold]
@@ -361,7 +367,7 @@ unsafe fn side<'a>(
 pub unsafe fn fill<'a>(
     call: &mut Call<'a>,
     frame: &CallFrame,
-    transport: &impl Transport,
+    transport: &dyn Transport,
     (others, counts): (&'a mut Blocks, &'a mut Counts),
 ) -> Result<(), Error> {
     let site = call.site;

@@ -6,9 +6,11 @@ pub mod frame;
 mod handler;
 mod pages;
 mod requests;
+mod state;
 pub mod statuses;
 mod targets;
 
 pub use c_api::{CallFrame, FfiError, Handler};
-pub use handler::{execute, instantiate, kind};
+pub use handler::{execute, instantiate};
+pub use state::kind;
 pub use targets::{Target, gpu_target, targets};

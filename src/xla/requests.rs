@@ -2,60 +2,25 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::Handler;
 use super::c_api::{CallFrame, FfiError};
 use super::frame::{self, started};
-use super::handler::{
-    Bound, Sites, State, bind, end_if_fatal, enter, get_state, guard, judged, kind, set_state, usable,
-};
 use super::pages;
-use super::targets::Target;
+use super::state::{
+    Bound, Known, KnownWait, Sites, State, bind, end_if_fatal, enter, get_state, guard, judged, kind,
+    set_state, usable,
+};
 use crate::call::{Call, Operand, Phase, Site, Stream};
-use crate::device;
 use crate::error::{Cause, Error};
 use crate::ops::{self, Buffer, Counts};
 use crate::record::log;
-use crate::record::recorder::{Record, What};
-use crate::transport::{self, AnyTransport, Handle, Held, Home, Memory, Platform, Request, Transport};
+use crate::record::recorder::Record;
+use crate::transport::{self, Handle, Platform, Request, RequestLayout, RequestMemory, Transport};
 use crate::watch::{Watched, wait_for};
 
-/// What is known of a request when a program is compiled.
-pub struct Known {
-    held: Held,
-    home: &'static Home,
-    /// What carries the operations that wait at once.
-    selected: &'static AnyTransport,
-    /// Of the waits: how each operation that was waited for here last is recorded, with the line of the wait.
-    waits: Mutex<Vec<Wait>>,
-}
-
-/// What was started, the number of the line of the wait, and how that is recorded.
-type Wait = (Arc<What>, i32, Arc<Watched>);
-
-/// How many of those are kept.
+/// How many waits are remembered.
 const WAITS: usize = 16;
 
 const CPU: u8 = kind::CPU;
-/// The host waits for streams in these calls: XLA may not record them.
-const CUDA: u8 = kind::CUDA_UNRECORDED;
-
-pub fn targets() -> impl Iterator<Item = Target> {
-    let of_gpu = of_platform::<CUDA>(if device::is_on_cpu() { "cpu" } else { "CUDA" });
-    let of_cpu = (!device::is_on_cpu()).then(|| of_platform::<CPU>("cpu"));
-    of_cpu.into_iter().flatten().chain(of_gpu)
-}
-
-fn of_platform<const KIND: u8>(platform: &'static str) -> [Target; 3] {
-    let target = |name: &str, instantiate: Handler, execute: Handler| {
-        let name = format!("mpi4jax_{name}");
-        Target { name, platform, instantiate, execute }
-    };
-    [
-        target("start", instantiate::<KIND, true>, start::<KIND>),
-        target("wait", instantiate::<KIND, false>, wait::<KIND>),
-        target("ready", after, ready::<KIND>),
-    ]
-}
 
 const fn platform<const KIND: u8>() -> Platform {
     if KIND == CPU { Platform::Cpu } else { Platform::Cuda }
@@ -74,11 +39,11 @@ pub unsafe extern "C" fn after(frame: *mut CallFrame) -> *mut FfiError {
 ///
 /// # Safety
 /// Called by XLA with a frame of its own making.
-unsafe extern "C" fn ready<const KIND: u8>(frame: *mut CallFrame) -> *mut FfiError {
+pub unsafe extern "C" fn ready<const KIND: u8>(frame: *mut CallFrame) -> *mut FfiError {
     // SAFETY: promised by the caller.
     let zeros = |frame: &CallFrame| unsafe {
         let (stream, _context) = enter::<KIND>(frame)?;
-        transport::home(platform::<KIND>())?.write(Handle::default(), started::handle(frame)?, stream)
+        transport::memory_pool(platform::<KIND>())?.write(Handle::default(), started::handle(frame)?, stream)
     };
     // SAFETY: promised by the caller.
     unsafe { guard::<KIND>(frame, |frame| Ok(zeros(frame).map_err(Error::from)?)) }
@@ -86,7 +51,9 @@ unsafe extern "C" fn ready<const KIND: u8>(frame: *mut CallFrame) -> *mut FfiErr
 
 /// # Safety
 /// Called by XLA with a frame of its own making.
-unsafe extern "C" fn instantiate<const KIND: u8, const START: bool>(frame: *mut CallFrame) -> *mut FfiError {
+pub unsafe extern "C" fn instantiate<const KIND: u8, const START: bool>(
+    frame: *mut CallFrame,
+) -> *mut FfiError {
     // SAFETY: promised by the caller.
     unsafe {
         guard::<KIND>(frame, |frame| {
@@ -94,32 +61,32 @@ unsafe extern "C" fn instantiate<const KIND: u8, const START: bool>(frame: *mut 
             let site = attributes.site()?;
             let phase = if START { Phase::Start } else { Phase::Wait };
             let site = Site { phase, ..site };
-            let held = attributes.held().map_err(|cause| site.error(cause))?;
+            let layout = attributes.layout().map_err(|cause| site.error(cause))?;
             let selected =
                 transport::selected(platform::<KIND>()).map_err(|error| site.error(error.cause))?;
-            refuse(&site, &held, platform::<KIND>())?;
+            refuse(&site, &layout, platform::<KIND>())?;
             // What goes through MPI.
-            let transport = selected.host().unwrap_or(selected);
-            let home = transport::home(platform::<KIND>()).map_err(|cause| site.error(cause))?;
+            let transport = selected.fallback().unwrap_or(selected);
+            let pool = transport::memory_pool(platform::<KIND>()).map_err(|cause| site.error(cause))?;
             let site = if START {
                 Sites::of(site, transport)?
             } else {
                 Sites::ByOperand { template: site, bound: Default::default() }
             };
-            let request = Some(Known { held, home, selected, waits: Mutex::default() });
+            let request = Some(Known { layout, pool, selected, waits: Mutex::default() });
             Ok(set_state(frame, State { transport, site, request })?)
         })
     }
 }
 
 /// What is started goes through MPI, whatever carries the other operations, or is put on a stream of the transport's own.
-fn refuse(site: &Site, held: &Held, platform: Platform) -> Result<(), Error> {
+fn refuse(site: &Site, layout: &RequestLayout, platform: Platform) -> Result<(), Error> {
     if site.op.row().started.is_none() {
         let what = format!("starting {} without waiting for its end", site.op);
         return Err(site.error(Cause::Unsupported { what, reason: "MPI has no such function" }));
     }
     if !site.op.row().is_collective()
-        && !held.local
+        && !layout.local
         && let Some(reason) = transport::messages_apart(platform)
     {
         return Err(site.error(Cause::Unsupported { what: site.name().into(), reason }));
@@ -129,13 +96,13 @@ fn refuse(site: &Site, held: &Held, platform: Platform) -> Result<(), Error> {
 
 /// # Safety
 /// Called by XLA with a frame of its own making, whose buffers stay valid until this returns.
-unsafe extern "C" fn start<const KIND: u8>(frame: *mut CallFrame) -> *mut FfiError {
+pub unsafe extern "C" fn start<const KIND: u8>(frame: *mut CallFrame) -> *mut FfiError {
     // SAFETY: promised by the caller.
     unsafe {
         guard::<KIND>(frame, |frame| {
             let (state, known) = state(frame)?;
             let (stream, _context) = enter::<KIND>(frame).map_err(Error::from)?;
-            let kept;
+            let of_operand;
             let Bound { site, watched } = match &state.site {
                 Sites::One(bound) => bound,
                 Sites::ByOperand { template, bound } => {
@@ -144,11 +111,11 @@ unsafe extern "C" fn start<const KIND: u8>(frame: *mut CallFrame) -> *mut FfiErr
                     if comm == Operand::NOTHING {
                         return Ok(());
                     }
-                    kept = bind(template, bound, (comm, line), state.transport)?;
-                    &*kept
+                    of_operand = bind(template, bound, (comm, line), state.transport)?;
+                    &*of_operand
                 }
             };
-            let _kept = usable(site)?;
+            let _guard = usable(site)?;
             judged(site, watched, begin(frame, (site, watched), known, state.transport, stream))
         })
     }
@@ -172,26 +139,27 @@ unsafe fn state(frame: &CallFrame) -> Result<(&State, &Known), Error> {
 unsafe fn begin(
     frame: &CallFrame,
     (site, watched): (&Site, &Watched),
-    &Known { held, home, selected, .. }: &Known,
-    transport: &AnyTransport,
+    &Known { layout, pool, selected, .. }: &Known,
+    transport: &dyn Transport,
     stream: Stream,
 ) -> Result<(), Box<Error>> {
     let located = |cause| site.error(cause);
     let mut counts = Counts::new();
     // SAFETY: promised by the caller.
     let (operand, peers, handle) =
-        unsafe { started::start(frame, site, &held, &mut counts, transport, stream) }.map_err(located)?;
+        unsafe { started::start(frame, site, &layout, &mut counts, transport, stream) }.map_err(located)?;
     let mut call = Call { counts: &counts, ..Call::of(site, stream) };
-    call.send = operand.filter(|_| held.sends);
-    let own = if held.local { None } else { selected.own_stream(&call)? };
-    let at = own.map_or(Ok(home), |_| transport::home_on_gpu()).map_err(located)?;
+    call.send = operand.filter(|_| layout.sends);
+    let own = if layout.local { None } else { selected.own_stream(&call)? };
+    let at = own.map_or(Ok(pool), |_| transport::memory_pool_on_gpu()).map_err(located)?;
     // SAFETY: promised by the caller.
-    let memory = unsafe { Memory::of(at, site.op, &held, operand.as_ref(), stream) }.map_err(located)?;
+    let memory =
+        unsafe { RequestMemory::of(at, site.op, &layout, operand.as_ref(), stream) }.map_err(located)?;
     let mut found = None;
-    if held.local {
-        found = Some(transport::start(&call, held, memory, None, None)?);
+    if layout.local {
+        found = Some(transport::start(&call, layout, memory, None, None)?);
     } else {
-        memory.lend(&mut call, &held);
+        memory.lend(&mut call, &layout);
         call.check()?;
         if let Some(peers) = peers {
             frame::address(&mut call, peers)?;
@@ -200,8 +168,8 @@ unsafe fn begin(
             let execute = |call: &Call| {
                 let record = running.record();
                 found = Some(match own {
-                    None => transport::start(call, held, memory, record, ahead)?,
-                    Some(own) => transport::start_on(own, selected, call, held, memory, record)?,
+                    None => transport::start(call, layout, memory, record, ahead)?,
+                    Some(own) => transport::start_on(own, selected, call, layout, memory, record)?,
                 });
                 Ok(())
             };
@@ -210,14 +178,14 @@ unsafe fn begin(
     }
     if let Some(found) = found {
         // SAFETY: a result of three float32, as `started::start` has checked.
-        unsafe { home.write(found, handle, stream) }.map_err(located)?;
+        unsafe { pool.write(found, handle, stream) }.map_err(located)?;
     }
     Ok(())
 }
 
 /// # Safety
 /// Called by XLA with a frame of its own making, whose buffers stay valid until this returns.
-unsafe extern "C" fn wait<const KIND: u8>(frame: *mut CallFrame) -> *mut FfiError {
+pub unsafe extern "C" fn wait<const KIND: u8>(frame: *mut CallFrame) -> *mut FfiError {
     // SAFETY: promised by the caller.
     unsafe {
         guard::<KIND>(frame, |frame| {
@@ -237,8 +205,8 @@ unsafe extern "C" fn wait<const KIND: u8>(frame: *mut CallFrame) -> *mut FfiErro
                 _ => 0,
             };
             let (handle, results) =
-                started::wait(frame, site, &known.held, state.transport, stream).map_err(located)?;
-            let taken = transport::take(handle, &known.held);
+                started::wait(frame, site, &known.layout, state.transport, stream).map_err(located)?;
+            let taken = transport::take(handle, &known.layout);
             let Some(request) = taken.map_err(|cause| site.error(at(site, line, cause)))? else {
                 return nothing(site, line, known, results, stream);
             };
@@ -279,8 +247,7 @@ fn at(site: &Site, line: i32, cause: Cause) -> Cause {
 impl Known {
     fn watched(&self, site: &Site, line: i32, started: &Record) -> Arc<Watched> {
         let mut waits = self.waits.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_same =
-            |(what, other, _): &&(Arc<What>, i32, _)| Arc::ptr_eq(what, &started.what) && *other == line;
+        let is_same = |(what, other, _): &&KnownWait| Arc::ptr_eq(what, &started.what) && *other == line;
         if let Some((.., watched)) = waits.iter().find(is_same) {
             return watched.clone();
         }
@@ -301,13 +268,13 @@ fn nothing(
     results: [Option<Buffer>; 2],
     stream: Stream,
 ) -> Result<(), Box<Error>> {
-    if !known.held.initial {
+    if !known.layout.initial {
         let message = "the request was never started".into();
         return Err(site.error(at(site, line, Cause::Request { message })).into());
     }
     for result in results.into_iter().flatten() {
         // SAFETY: a result of XLA's.
-        unsafe { known.home.clear(&result, stream) }.map_err(|cause| site.error(cause))?;
+        unsafe { known.pool.clear(&result, stream) }.map_err(|cause| site.error(cause))?;
     }
     Ok(())
 }
@@ -316,11 +283,11 @@ fn nothing(
 fn copy<const KIND: u8>(
     site: &Site,
     known: &Known,
-    memory: &mut Memory,
+    memory: &mut RequestMemory,
     results: [Option<Buffer>; 2],
     stream: Stream,
 ) -> Result<(), Cause> {
-    for (from, to) in memory.results(&known.held).into_iter().zip(results) {
+    for (from, to) in memory.results(&known.layout).into_iter().zip(results) {
         let (from, to) = match (from, to) {
             (Some(from), Some(to)) => (from, to),
             (None, None) => continue,

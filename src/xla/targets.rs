@@ -1,13 +1,14 @@
 //! The custom-call targets: one for every operation and kind of call.
 
 use super::Handler;
-use super::handler::{execute, instantiate, kind};
+use super::handler::{execute, instantiate};
 use super::requests;
+use super::state::kind;
 use crate::comm;
 use crate::device;
 use crate::error::Error;
 use crate::ops::Op;
-use crate::transport::{self, Features, Platform, Transport};
+use crate::transport::{self, Features, Platform};
 use crate::watch;
 
 /// What XLA is told of.
@@ -51,7 +52,23 @@ pub fn targets() -> impl Iterator<Item = Target> {
             Target::of::<{ kind::CUDA_UNRECORDED }>(row.target, UNRECORDED, gpu),
         ])
     });
-    ops.chain(afters).chain(requests::targets())
+    let of_cpu = (!device::is_on_cpu()).then(|| of_requests::<{ kind::CPU }>("cpu"));
+    // The host waits for streams in these calls: XLA may not record them.
+    let of_gpu = of_requests::<{ kind::CUDA_UNRECORDED }>(gpu);
+    ops.chain(afters).chain(of_cpu.into_iter().flatten()).chain(of_gpu)
+}
+
+/// Those of requests, for all operations.
+fn of_requests<const KIND: u8>(platform: &'static str) -> [Target; 3] {
+    let target = |name: &str, instantiate: Handler, execute: Handler| {
+        let name = format!("mpi4jax_{name}");
+        Target { name, platform, instantiate, execute }
+    };
+    [
+        target("start", requests::instantiate::<KIND, true>, requests::start::<KIND>),
+        target("wait", requests::instantiate::<KIND, false>, requests::wait::<KIND>),
+        target("ready", requests::after, requests::ready::<KIND>),
+    ]
 }
 
 /// The target for an operation on arrays on a GPU. Collective over a communicator on which its first operation is

@@ -10,7 +10,8 @@
 #   BUDGET=540    seconds in all: a row gets what is left of it, and one that gets nothing is listed as such
 #   ONLY='ops|bandwidth nccl'    a regular expression: rows whose name and transport it matches
 #
-# No GPU has run it so far. Without one, it can be tried on the stand-ins of tests/gpu/fake:
+# No GPU has run it so far. Without one, it can be tried on the stand-ins of tests/gpu/fake,
+# with a wheel that was built under MPI4JAX_TEST_STAND_INS=1 (others do not look for them):
 #   MPI4JAX_TEST_CUDA_ON_CPU=reached MPI4JAX_LIBCUDA=... MPI4JAX_LIBNCCL=... JAX_PLATFORMS=cpu tests/gpu/run.sh WHEEL
 set -u
 here=$(cd "$(dirname "$0")" && pwd)

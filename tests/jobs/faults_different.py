@@ -3,6 +3,8 @@
 from faults import CHECK, DIFFERENT, ENDS_JOB, FIRST_LINE, FOREVER, HUNG, Fault
 
 AFTERWARDS = "the ranks did different things"
+# On a communicator that the program may use through mpi4py too: the job goes on.
+MAYBE = "the ranks may have done different things"
 # The program has not asked for the default communicator.
 LATE = {**FOREVER, "LATE": "1"}
 
@@ -206,6 +208,94 @@ FAULTS = {
         "wait(nt.gather(x, root=rank))\ntime.sleep(1000)",
         (AFTERWARDS, "rank 0: barrier #1", r"rank 1: alltoall #1 \(3 x float32\)"),
         env=LATE,
+    ),
+    "another dtype of a message in silence": Fault(
+        "wait(nt.send(jnp.arange(3), 1) if rank == 0 else nt.recv(jnp.zeros(3)))",
+        (
+            AFTERWARDS,
+            rf"  rank 0: send to 1, tag 0 \(3 x int32\) on mpi4jax.default, fault.py:{FIRST_LINE}",
+            rf"  rank 1: recv from 0, tag 0 \(3 x float32\) on .*, fault.py:{FIRST_LINE}",
+        ),
+        env=LATE,
+        status=1,
+        often=True,
+    ),
+    "messages that are received in another order than sent": Fault(
+        "f = jax.jit(lambda a, b: (nt.send(a, 1), nt.send(b, 1)))\n"
+        "g = jax.jit(lambda a, b: (nt.recv(a, 0), nt.recv(b, 0)))\n"
+        "for i in range(1, 100): wait(f(x, x) if rank == 0 else g(x, x))\n"
+        "n = jnp.arange(3)\n"
+        "wait(f(x, n) if rank == 0 else g(n, x))\n"
+        "time.sleep(1000)",
+        (AFTERWARDS, "rank 0: send to 1, tag 0 .*fault.py:", "rank 1: recv from 0, tag 0 .*:"),
+        env=LATE,
+        status=1,
+    ),
+    "another dtype of messages on the program's communicators": Fault(
+        "c = comm.Split(rank // 2, -rank)\n"
+        "a, b = jnp.arange(1, 4), jnp.ones(3)\n"
+        "r = mpi4jax.isend(a, 0, tag=5, comm=c) if rank == 2 else None\n"
+        "if rank == 3: r = mpi4jax.irecv(b, MPI.ANY_SOURCE, tag=5, comm=c)\n"
+        "if rank < 2: wait(nt.sendrecv(a if rank else b, b, 1 - c.rank, 1 - c.rank, comm=c))\n"
+        "else: wait(mpi4jax.wait(r))\n"
+        "comm.Barrier()\n"
+        "if rank < 2: time.sleep(7)",  # one is said, by who comes first
+        (
+            MAYBE,
+            r"rank 2: isend to 0, tag 5 \(3 x int32\) on ",
+            r"rank 3: irecv from 1, tag 5 \(3 x float32\) on ",
+            "so the job goes on",
+        ),
+        ranks=4,
+        env=LATE,
+        status=0,
+        often=True,
+    ),
+    "another dtype on the program's communicator": Fault(
+        "c = comm.Create_cart([size])\n"
+        "for _ in range(3): wait(nt.bcast(x, 0, comm=c))\n"
+        "wait(nt.allreduce(3 if rank == 0 else 2.5, comm=c))\n"
+        "wait(nt.allreduce(x, comm=c))",
+        (
+            MAYBE,
+            rf"  rank 0: allreduce #4 \(SUM, 1 x int32\) .*, fault.py:{FIRST_LINE + 2}",
+            rf"  rank 1: allreduce #4 \(SUM, 1 x float32\) .*, fault.py:{FIRST_LINE + 2}",
+            "so the job goes on",
+        ),
+        status=0,
+        often=True,
+    ),
+    "another dtype after a long loop": Fault(
+        "step = lambda i, x: nt.allreduce(x, MPI.MAX)\n"
+        "wait(jax.jit(lambda x: jax.lax.fori_loop(0, 1000, step, x))(x))\n"
+        "wait(nt.allreduce(3 if rank == 0 else 2.5))",
+        (AFTERWARDS, "rank 0: allreduce #1001 ", "rank 1: allreduce #1001 "),
+        env=LATE,
+        status=1,
+    ),
+    "what differs rightly": Fault(
+        "c, n, other = comm.Dup(), jnp.arange(1, 4), 1 - rank\n"
+        "one = lambda f, g: wait(f()) if rank == 0 else wait(g())\n"
+        # Parts of mpi4py's: what is the fourth collective on one rank is the third on the other.
+        "i = np.ones(1, 'i')\n"
+        "one(lambda: c.Allreduce(i, 1 * i), lambda: nt.allreduce(1, comm=c))\n"
+        "for y in (x, n, x): wait(nt.allreduce(y, comm=c))\n"
+        "one(lambda: nt.reduce(n, comm=c), lambda: c.Reduce(np.int32([1, 2, 3]), None))\n"
+        "one(lambda: c.Send(np.float32([1, 2, 3]), 1), lambda: nt.recv(x, 0, comm=c))\n"
+        "one(lambda: nt.send(n, 1, comm=c), lambda: c.Recv(np.empty(3, 'i'), 0))\n"
+        # What has no type but its bytes, and what has one value in several.
+        "one(lambda: nt.send(x.view('u1'), 1), lambda: nt.recv(x, 0))\n"
+        "one(lambda: nt.send(0 * n, 1), lambda: nt.recv(x, 0))\n"
+        "one(lambda: nt.send(jnp.complex64([1, 2j]), 1), lambda: nt.recv(jnp.ones(4), 0))\n"
+        "both = lambda f: [t.start() or t for t in map(lambda y: threading.Thread("
+        "target=f, args=(y,)), (x, n, x.astype('f2')))]\n"
+        "for t in both(lambda y: wait(nt.sendrecv(y, y, other, other, sendtag=y.dtype.num,"
+        " recvtag=y.dtype.num))): t.join()",
+        (),
+        env=LATE,
+        status=0,
+        silent=("mpi4jax:", "Error"),
+        often=True,
     ),
     "different communicators": Fault(
         "other = comm.Dup(); other.Set_name('other')\n"

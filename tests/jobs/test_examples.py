@@ -61,6 +61,33 @@ def test_jax_distributed(example, ranks):
     ) in example(ranks, "jax_distributed.py")
 
 
+@pytest.mark.parametrize("form", ["zarr", "hdf5"])
+def test_checkpoint(example, tmp_path, form):
+    """One rank gets SIGTERM; other numbers of ranks go on, and end where one rank ends at once."""
+
+    def run(ranks, folder, *more):
+        options = ["--folder", tmp_path / folder, "--format", form, "--size", 23, 10]
+        return example(ranks, "checkpoint.py", *map(str, options), "--steps", "40", *more)
+
+    assert "stops at step 13" in run(3, "run", "--preempt-at", "13")
+    printed = run(2, "run", "--preempt-at", "29")
+    assert "goes on at step 13, on 2 ranks" in printed
+    assert "stops at step 29" in printed
+    printed = run(4, "run")
+    assert "goes on at step 29, on 4 ranks" in printed
+    heat = re.compile("with a heat of (.*)")
+    alone = heat.search(run(1, "alone"))[1]
+    np.testing.assert_allclose(float(heat.search(printed)[1]), float(alone), rtol=1e-5)
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_two_level(example, ranks):
+    """The coarse problem saves iterations, however many ranks there are."""
+    counts = re.findall(r"(\d+) iterations, converged: True", example(ranks, "two_level.py"))
+    none, jacobi, two = map(int, counts)
+    assert two <= jacobi <= none if ranks == 1 else two < jacobi < none
+
+
 def shallow_water(example, ranks, path, *how, days="0.3"):
     size = ["--size", "48", "24"]
     example(ranks, "shallow_water.py", *size, "--days", days, "--save-state", path, *how)

@@ -255,7 +255,7 @@ ROWS = {
         counts="blocks",
     ),
     "halo_exchange": Row(
-        "(x, cart, *, axes, width, corners, token)",
+        "(x, cart, *, axes, width, corners, border, token)",
         "MPI_Wait",
         _halo_exchange,
         _call_halo_exchange,

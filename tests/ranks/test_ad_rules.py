@@ -72,22 +72,6 @@ def test_shard_map(op, check):
     np.testing.assert_allclose(tangent, jax.jvp(plain, (X,), (X,))[1], rtol=1e-6)
 
 
-@pytest.mark.parametrize("jit", [lambda f: f, jax.jit], ids=["eager", "jit"])
-@pytest.mark.parametrize("check", [True, False])
-def test_shard_map_of_a_constant(check, jit):
-    """Its op is differentiated also on a rank where nothing in it is perturbed."""
-    auto = jax.sharding.AxisType.Auto
-    mesh = jax.make_mesh((1,), ("i",), axis_types=(auto,), devices=jax.local_devices()[:1])
-    f = jit(jax.shard_map(total, mesh=mesh, in_specs=P("i"), out_specs=P("i"), check_vma=check))
-
-    def loss(x):
-        return jnp.sum(x) + jnp.sum(f(np.ones(3, np.float32)))
-
-    program = str(jax.make_jaxpr(lambda x: jax.linearize(loss, x)[1](x))(X))
-    assert program.count("mpi4jax_allreduce") == 2
-    np.testing.assert_array_equal(jax.jit(jax.grad(loss))(X), np.ones(3))
-
-
 # ---- Solvers
 
 
@@ -111,6 +95,31 @@ def test_linear_solve(transform, jit):
 
     mean = lambda v: mpi4jax.pvary(total(v)) / SIZE
     np.testing.assert_allclose(jit(solve(mean))(X), solve(lambda v: v)(X), rtol=1e-5, atol=1e-6)
+
+
+# ---- jax.checkpoint
+
+POLICIES = [None, "everything_saveable", "dots_saveable", "nothing_saveable"]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("dtype", ["complex64", "complex128"])
+def test_checkpoint_of_complex_values(dtype, policy):
+    """JAX rounds what it stores to the precision that it has, without asking for a real type."""
+
+    def f(x):
+        z = jnp.fft.fft(x * (1 + 2j))
+        z = jnp.sin(total(z / 9) * z)
+        return jnp.sum(jnp.abs(total(z)) ** 2)
+
+    policy = policy and getattr(jax.checkpoint_policies, policy)
+    with jax.enable_x64(True) if dtype == "complex128" else jax.enable_x64(False):
+        x = jnp.array([0.1, 0.2, 0.3], jnp.finfo(dtype).dtype)
+        expected = jax.grad(f)(x)
+        assert expected.dtype == x.dtype
+        for transform in (lambda f: f, jax.jit):
+            actual = transform(jax.grad(jax.checkpoint(f, policy=policy)))(x)
+            np.testing.assert_allclose(actual, expected, rtol=1e-5)
 
 
 # ---- Loops

@@ -1,5 +1,6 @@
 """Receives from any rank, with any tag, while other ranks are in their backward pass already."""
 
+import threading
 import time
 
 import jax
@@ -89,3 +90,32 @@ def test_tangents_are_not_taken_for_messages(f):
         receives_in_a_loop: {0: 9 * X**2},
     }
     np.testing.assert_allclose(dy, expected[f].get(RANK, 0 * X), rtol=1e-6)
+
+
+def sends_to_1(x):
+    notoken.send(x, 1, tag=3)
+    return x.sum()
+
+
+def receives_from_0(x):
+    return 2 * notoken.recv(x, 0, tag=3).sum()
+
+
+@pytest.mark.timeout(60)
+def test_a_thread_that_receives_from_anybody_takes_nothing_of_another_ones_derivative():
+    """It may come upon the message that the other thread is about to wait for."""
+    if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
+        pytest.skip("MPI allows one thread at a time")
+    x, n = jnp.ones(2), 1000
+    if RANK == 0:
+        anybody = threading.Thread(target=lambda: [notoken.recv(x) for _ in range(n)])
+        anybody.start()
+    if RANK < 2:
+        gradient = jax.jit(jax.grad(sends_to_1 if RANK == 0 else receives_from_0))
+        for i in range(n):
+            np.testing.assert_array_equal(gradient(x * i), np.full(2, 3 if RANK == 0 else 0))
+    if RANK == 0:
+        anybody.join()
+    if RANK == 2:
+        for _ in range(n):
+            notoken.send(x, 0)

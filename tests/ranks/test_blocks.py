@@ -9,7 +9,7 @@ from reference import RANK, SIZE, assert_equal
 from test_halo import cart_of, grid
 
 import mpi4jax
-from mpi4jax import notoken
+from mpi4jax import grids, notoken
 
 
 @pytest.mark.parametrize("root", [0, SIZE - 1])
@@ -130,3 +130,99 @@ def test_errors_of_blocks():
         notoken.gather_blocks(np.zeros((2, 2)), cart, SIZE)
     with pytest.raises(ValueError, match=r"gather_blocks: .* fewer cells along axis 1"):
         notoken.gather_blocks(np.zeros((2, 2)), cart, width=[0, 2])
+
+
+# ---- The geometry
+
+
+@pytest.mark.parametrize(("dims", "axes"), [(1, (1,)), (2, None), (2, (2, 0)), (2, (0, None))])
+@pytest.mark.parametrize("extra", [0, 1, -1])
+def test_geometry_of_blocks(dims, axes, extra):
+    """Against the parts of `numpy.array_split`, as many cells as ranks, one more and one less."""
+    if axes == (0, None):
+        cart = cart_of((SIZE, 1), (True, False))
+    else:
+        cart = grid(dims, [True, False][:dims])
+    places = [-dims + k for k in range(dims)] if axes is None else list(axes)
+    cut = {a % 3: k for k, a in enumerate(places) if a is not None}
+    shape = [3, 3, 3]
+    for axis, k in cut.items():
+        shape[axis] = cart.dims[k] + extra
+    whole = np.arange(np.prod(shape), dtype=np.int32).reshape(shape)
+    for rank in range(SIZE):
+        block = grids.Block(shape, cart, axes=axes, width=1, rank=rank)
+        coords = cart.Get_coords(rank)
+        part = whole
+        for axis, k in cut.items():
+            part = np.array_split(part, cart.dims[k], axis)[coords[k]]
+        assert_equal(whole[block.slices], part)
+        assert block.shape == part.shape
+        assert block.offset == tuple(s.start for s in block.slices)
+        for k, (below, above) in enumerate(block.neighbours):
+            around = []
+            for step in (-1, 1):
+                there = [*coords]
+                there[k] += step
+                inside = cart.periods[k] or 0 <= there[k] < cart.dims[k]
+                around.append(cart.Get_cart_rank(there) if inside else None)
+            assert [below, above] == around
+    block = grids.Block(shape, cart, axes=axes, width=1)
+    strides = [shape[1] * shape[2], shape[2], 1]
+    made = jax.jit(lambda: block.make(lambda *at: sum(map(lambda i, s: i * s, at, strides))))()
+    assert made.shape == block.padded_shape
+    assert_equal(made[block.inner], whole[block.slices])
+    for axis, line in enumerate(block.indices()):
+        k = cut.get(axis)
+        expected = np.arange(block.shape[axis] + 2 * (k is not None))
+        expected = expected + block.offset[axis] - (k is not None)
+        if k is not None and cart.periods[k]:
+            expected = expected % max(shape[axis], 1)
+        np.testing.assert_array_equal(np.ravel(line), expected)
+
+
+def test_blocks_of_fewer_cells_than_ranks():
+    """Some are empty."""
+    cart = grid(1, [True])
+    whole = np.arange(6.0, dtype=np.float32).reshape(3, 2) if SIZE > 3 else np.ones((SIZE - 1, 2))
+    whole = whole.astype(np.float32)
+    block = notoken.scatter_blocks(whole, cart, axes=0)
+    assert_equal(block, whole[grids.Block(whole.shape, cart, axes=0).slices])
+    again = notoken.gather_blocks(block, cart, axes=0, cells=len(whole))
+    assert_equal(again, whole if RANK == 0 else block)
+
+
+@pytest.mark.parametrize("shape", [(5, 4), (3, 2), (1, 1), (0, 3)])
+def test_regions(shape):
+    """Each cell is in one of them, and the interior needs no ghost cell."""
+    widths = [(1, 2), (0, 1)]
+    interior, rim = grids.regions(shape, widths)
+    count = np.zeros(shape, int)
+    for window in (interior, *rim):
+        count[window] += 1
+    assert (count == 1).all()
+    for axis, (s, n, (low, high)) in enumerate(zip(interior, shape, widths, strict=True)):
+        assert s.start == s.stop or (s.start >= low and s.stop + high <= n), axis
+
+
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("cells", [1, 2, 3, 6])
+@pytest.mark.parametrize("border", [None, "edge", (3.0, None)])
+def test_a_stencil_beside_an_exchange(cells, border):
+    """As after the exchange, with its derivative; of blocks that are all rim, too."""
+    cart = grid(2, [False, True])
+    x = np.random.default_rng(RANK).normal(size=(2, cells + 2, cells + 3)).astype(np.float32)
+    options = {"width": [1, (1, 2)], "border": border}
+
+    def f(t):
+        x, y = t
+        near = x[1, 1:-1, :-3] * x[0, 2:, 3:] + y[0, :-2, 1:-2]
+        return {"a": near, "b": jnp.stack([near, x[0, 1:-1, 2:-1], near], 0)}
+
+    both = lambda x: grids.overlapped(f, (x, 2 * x), cart, **options)
+    after = lambda x: f(notoken.halo_exchange((x, 2 * x), cart, **options))
+    for run in (both, jax.jit(both)):
+        jax.tree.map(assert_equal, run(x), jax.tree.map(np.asarray, after(x)))
+    loss = lambda g: lambda x: sum(jnp.sum(v**2) for v in jax.tree.leaves(g(x)))
+    np.testing.assert_allclose(jax.grad(loss(both))(x), jax.grad(loss(after))(x), rtol=1e-5)
+    with pytest.raises(ValueError, match="overlapped: argument 'x' must have arrays of one shape"):
+        grids.overlapped(f, (x, x[:, 1:]), cart)

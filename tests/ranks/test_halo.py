@@ -314,6 +314,70 @@ def test_a_ghost_cell_that_nothing_fills_keeps_its_value_and_its_cotangent():
     assert float(c[0]) == (x[0] if RANK == 0 else 0)
 
 
+MODES = {"edge": "edge", "reflect": "reflect", 7.0: "constant"}
+
+
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("border", [*MODES, None, ((7.0, "edge"), "reflect")], ids=str)
+@pytest.mark.parametrize("corners", [True, False])
+@APIS
+def test_borders_of_the_grid(border, corners, api):
+    """As `numpy.pad` of the whole array, one axis after the other."""
+    cart = grid(2, [False, True] if SIZE % 2 else [False, False])
+    width, inner = [2, (1, 2)], uneven(cart, 3)
+    model = Model(cart, inner, width, corners)
+    whole = floats(tuple(map(sum, inner)), [3])
+    each = border if isinstance(border, tuple) else (border, border)
+    padded = whole
+    for k, (side, pair) in enumerate(zip(each, pairs(width, 2), strict=True)):
+        for low, part in (
+            ((True, side[0]), (False, side[1]))
+            if isinstance(side, tuple)
+            else (
+                (True, side),
+                (False, side),
+            )
+        ):
+            around = [(0, 0), (0, 0)]
+            around[k] = (pair[0], 0) if low else (0, pair[1])
+            mode = "wrap" if cart.periods[k] else MODES.get(part, "constant")
+            # What is beyond one side is no copy of what is beyond the other one.
+            source = padded if mode == "constant" else _without(padded, k, 0 if low else pair[0])
+            value = {"constant_values": part or 0.0} if mode == "constant" else {}
+            strip = np.pad(source, around, mode, **value)
+            ghosts = [slice(None)] * 2
+            ghosts[k] = slice(0, pair[0]) if low else slice(strip.shape[k] - pair[1], None)
+            parts = [strip[tuple(ghosts)], padded]
+            padded = np.concatenate(parts if low else parts[::-1], k)
+    at = cart.Get_coords(RANK)
+    starts = [sum(cells[:c]) for cells, c in zip(inner, at, strict=True)]
+    shape = model.shape(RANK)
+    expected = padded[tuple(slice(s, s + n) for s, n in zip(starts, shape, strict=True))]
+    own = [slice(a, n - b) for (a, b), n in zip(model.width, shape, strict=True)]
+    x = np.full(shape, 0.0, np.float32)
+    x[tuple(own)] = expected[tuple(own)]
+    y = jax.jit(lambda x: api.halo_exchange(x, cart, width=width, corners=corners, border=border))
+    result = np.asarray(y(x))
+    if corners:
+        assert_equal(result, expected)
+    for k in range(2):
+        window = [*own]
+        window[k] = slice(None)
+        assert_equal(result[tuple(window)], expected[tuple(window)])
+    c = floats(shape, [4, RANK])
+    tangent = jax.jvp(y, (x,), (c,))[1]
+    (g,) = jax.vjp(y, x)[1](jnp.asarray(x))
+    total = np.array([np.sum(tangent * x), np.sum(c * g)], float)
+    both = MPI.COMM_WORLD.allreduce(total)
+    np.testing.assert_allclose(both[0], both[1], rtol=1e-6)
+
+
+def _without(x, axis, count):
+    window = [slice(None)] * x.ndim
+    window[axis] = slice(count, None)
+    return x[tuple(window)]
+
+
 def test_users_messages_are_not_mistaken_for_ghost_cells():
     """Also those with wildcards, on the same communicator, that wait while cells are exchanged."""
     cart = grid(1, [True])
@@ -383,6 +447,23 @@ class TestErrors:
     def test_widths(self, width, message):
         with pytest.raises(ValueError, match=message):
             notoken.halo_exchange(self.x, self.cart, width=width)
+
+    @pytest.mark.parametrize(
+        ("border", "error", "message"),
+        [
+            ("mirror", ValueError, "must be None, 'edge', 'reflect' or a number, or 2 of them"),
+            (["edge"], ValueError, "or 2 of them or of pairs"),
+            ([{}, None], TypeError, "argument 'border' must be None"),
+            (np.ones(2), TypeError, "argument 'border' must be None"),
+        ],
+    )
+    def test_borders(self, border, error, message):
+        with pytest.raises(error, match=message):
+            notoken.halo_exchange(self.x, self.cart, border=border)
+        if RANK in (0, SIZE - 1):  # before a message
+            line = cart_of((SIZE,), (False,))
+            with pytest.raises(ValueError, match="3 inner cells along axis -1, too few for a bord"):
+                notoken.halo_exchange(np.zeros(9), line, width=3, border="reflect")
 
     @pytest.mark.parametrize(
         "bad", [{"axes": ("a", 1)}, {"axes": 1.5}, {"width": 1.0}, {"width": "12"}, {"width": True}]

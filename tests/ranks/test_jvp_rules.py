@@ -16,59 +16,53 @@ ZEROS = np.zeros(3, np.float32)
 pytestmark = [pytest.mark.ranks(2), pytest.mark.timeout(60)]
 
 
-def received():
-    return notoken.recv(jnp.zeros(3), 0)
+def received(like):
+    """What rank 0 sends of what is ``like`` it: of a primal, or of a tangent."""
+    return notoken.recv(0 * like, 0)
 
 
-def both():
-    value, tangent = received(), received()
-    return lambda t: t * value + tangent
-
-
-def several():
-    return lax.scan(lambda c, _: (c + received(), None), jnp.zeros(3), None, length=2)[0]
+def several(t):
+    return lax.scan(lambda c, _: (c + received(c), None), 0 * t, None, length=2)[0]
 
 
 def added_twice(r, t):
     return lax.scan(lambda s, _: (s + r, None), t, None, length=2)[0]
 
 
-# What rank 0 sends of its value and its tangent; what rank 1 makes of it and of its tangent; by how
-# much the tangents of both count there.
+# What rank 0 sends of its value and its tangent; what rank 1 makes of it, of its own value and of
+# its own tangent; by how much the tangents of both count there.
 RULES = {
-    "added": (lambda x, t: notoken.send(t, 1), lambda t: t + received(), (1, 1)),
-    "subtracted": (lambda x, t: notoken.send(t, 1), lambda t: t - received(), (-1, 1)),
-    "scaled": (lambda x, t: notoken.send(t, 1), lambda t: t + 3 * received(), (3, 1)),
+    "added": (lambda x, t: notoken.send(t, 1), lambda x, t: t + received(t), (1, 1)),
     "chosen": (
         lambda x, t: notoken.send(t, 1),
-        lambda t: jnp.where(jnp.ones(3, bool), received(), t),
+        lambda x, t: jnp.where(jnp.ones(3, bool), received(t), t),
         (1, 0),
     ),
-    "alone": (lambda x, t: notoken.send(t, 1), lambda t: received(), (1, 0)),
+    "alone": (lambda x, t: notoken.send(t, 1), lambda x, t: received(t), (1, 0)),
     "in a jit": (
         lambda x, t: jax.jit(lambda t: notoken.send(t, 1))(t),
-        lambda t: jax.jit(lambda t: 2 * (t + received()))(t),
+        lambda x, t: jax.jit(lambda t: 2 * (t + received(t)))(t),
         (2, 2),
     ),
     "in a loop": (
         lambda x, t: [notoken.send(t, 1), notoken.send(t, 1)],
-        lambda t: t + several(),
+        lambda x, t: t + several(t),
         (2, 1),
     ),
     "added in a loop": (
         lambda x, t: notoken.send(t, 1),
-        lambda t: added_twice(received(), t),
+        lambda x, t: added_twice(received(t), t),
         (2, 1),
     ),
     "in a branch": (
         lambda x, t: notoken.send(t, 1),
-        lambda t: t + lax.cond(jnp.array([1])[0] > 0, received, lambda: jnp.zeros(3)),
+        lambda x, t: t + lax.cond(jnp.array([1])[0] > 0, received, lambda t: 0 * t, t),
         (1, 1),
     ),
-    "a value": (lambda x, t: notoken.send(x, 1), lambda t: t * received(), (0, X)),
+    "a value": (lambda x, t: notoken.send(x, 1), lambda x, t: t * received(x), (0, X)),
     "a value and a tangent": (
         lambda x, t: [notoken.send(x, 1), notoken.send(t, 1)],
-        lambda t: both()(t),
+        lambda x, t: t * received(x) + received(t),
         (1, X),
     ),
 }
@@ -93,7 +87,7 @@ def with_rule(name):
         if RANK == 0:
             sends(x, t)
             return x, t
-        return x, makes(t)
+        return x, makes(x, t)
 
     return f, counts
 
@@ -129,35 +123,53 @@ def test_tangent(name):
         np.testing.assert_allclose(jax.linearize(function, X)[1](tangent), expected)
 
 
-def constant_sent(x, t):
-    notoken.send(ZEROS, MPI.PROC_NULL)
-    return x, t
+def constant_received():
+    return notoken.recv(jnp.zeros(3), MPI.PROC_NULL)
 
 
-def value_and_tangent_at_once(x, t):
-    r = notoken.recv(jnp.zeros(3), MPI.PROC_NULL)
-    return x + r, t + r
+AMBIGUOUS = {
+    "sent": ("send", lambda x, t: (x, t, notoken.send(ZEROS, MPI.PROC_NULL))[:2]),
+    "added": ("recv", lambda x, t: (x, t + constant_received())),
+    "multiplied": ("recv", lambda x, t: (x, t * constant_received())),
+    "alone": ("recv", lambda x, t: (x, constant_received())),
+    "both": ("recv", lambda x, t: [v + constant_received() for v in (x, t)]),
+    "in a jit": ("recv", lambda x, t: (x, jax.jit(lambda t: t + constant_received())(t))),
+    "in a jit of nothing": ("recv", lambda x, t: (x, t + jax.jit(constant_received)())),
+    "in a loop": (
+        "recv",
+        lambda x, t: (x, lax.fori_loop(0, 2, lambda _, c: c + constant_received(), t)),
+    ),
+    "sent on": (
+        "send",
+        lambda x, t: (x, t, notoken.send(2 * constant_received(), MPI.PROC_NULL))[:2],
+    ),
+}
 
 
-def product_of_two(x, t):
-    r, q = (notoken.recv(jnp.zeros(3), MPI.PROC_NULL) for _ in range(2))
-    return x, t + r * q
-
-
-@pytest.mark.parametrize(
-    ("rule", "words"),
-    [
-        (constant_sent, "'send' in the rule of a custom_jvp communicates a constant"),
-        (value_and_tangent_at_once, "'recv' in the rule of a custom_jvp is used as a value and"),
-        (product_of_two, "'mul' in the rule of a custom_jvp is a product of two received values"),
-    ],
-)
+@pytest.mark.parametrize("name", AMBIGUOUS)
 @pytest.mark.parametrize("jit", [lambda f: f, jax.jit], ids=["eager", "jit"])
-def test_what_could_be_either_is_refused(rule, words, jit):
+def test_what_could_be_either_is_refused(name, jit):
+    op, rule = AMBIGUOUS[name]
     f = jax.custom_jvp(lambda x: x)
     f.defjvp(lambda primals, tangents: rule(*primals, *tangents))
-    with pytest.raises(NotImplementedError, match=rf"test_jvp_rules.py:\d+: {words}"):
+    words = rf"test_jvp_rules.py:\d+: '{op}' in the rule of a custom_jvp depends on no argument"
+    with pytest.raises(NotImplementedError, match=words):
         jit(jax.grad(lambda x: jnp.sum(f(x))))(X)
+
+
+@pytest.mark.parametrize("jit", [lambda f: f, jax.jit], ids=["eager", "jit"])
+def test_what_only_values_depend_on_is_a_value(jit):
+    """A function that receives into a constant is called by its rule."""
+
+    def body(x):
+        if RANK == 0:
+            notoken.send(x, 1)
+            return x
+        return x * notoken.recv(jnp.zeros(3), 0)
+
+    f = jax.custom_jvp(body)
+    f.defjvp(lambda primals, tangents: (body(*primals), 3 * tangents[0]))
+    np.testing.assert_allclose(jit(jax.grad(lambda x: jnp.sum(f(x))))(X), np.full(3, 3.0))
 
 
 def test_rule_with_symbolic_zeros_that_wants_concrete_values():
@@ -169,7 +181,7 @@ def test_rule_with_symbolic_zeros_that_wants_concrete_values():
         if RANK == 0:
             notoken.send(t, 1)
             return x * y, t * y
-        return x * y, (t + received()) * y
+        return x * y, (t + received(t)) * y
 
     f.defjvp(rule, symbolic_zeros=True)
     actual = jax.grad(lambda x: jnp.sum(f(x, 2.0)))(X)

@@ -40,6 +40,8 @@ SOLVERS = {
     "bicgstab": (linalg.bicgstab, 4.0, 0.5),
     "gmres": (linalg.gmres, 4.0, 0.5),
     "gmres, restarted": (lambda *a, **k: linalg.gmres(*a, restart=2, **k), 4.0, 0.5),
+    "minres": (linalg.minres, 4.0, -1.0),
+    "lsmr": (lambda *a, M=None, **k: linalg.lsmr(*a, **k), 4.0, 0.5),
 }
 solvers = pytest.mark.parametrize("solver, d, upper", SOLVERS.values(), ids=SOLVERS)
 
@@ -66,8 +68,14 @@ def close(actual, expected):
 def test_solution(solver, d, upper, jit):
     (b,) = vectors(1)
     x, info = jit(lambda b: solver(operator(d, upper), b, tol=1e-10))(b[MINE])
-    assert info is None
-    close(x, np.linalg.solve(matrix(d, upper), b)[MINE])
+    expected = np.linalg.solve(matrix(d, upper), b)
+    close(x, expected[MINE])
+    assert info.converged.dtype == bool
+    assert info.converged
+    assert 0 < info.iterations <= 2 * N
+    everyone = np.concatenate(COMM.allgather(np.asarray(x)))
+    left = np.linalg.norm(b - matrix(d, upper) @ everyone)
+    np.testing.assert_allclose(info.residual_norm, left, rtol=0.1, atol=1e-14)
 
 
 @pytest.mark.one_in(2)
@@ -177,16 +185,219 @@ def test_integers_and_a_communicator():
 
 def test_messages_of_an_iteration():
     """One for the products that are needed at once."""
-    for solver, expected in ((linalg.cg, 2), (linalg.bicgstab, 3)):
+
+    def innermost(jaxpr):
+        for eqn in jaxpr.eqns:
+            if str(eqn.primitive) == "while":
+                body = eqn.params["body_jaxpr"].jaxpr
+                yield from innermost(body) if "while" in str(body) else [body]
+
+    for solver, expected in ((linalg.cg, 2), (linalg.bicgstab, 3), (linalg.minres, 2)):
         jaxpr = jax.make_jaxpr(lambda b, s=solver: s(lambda v: 2 * v, b)[0])(jnp.ones(3))
         (solve,) = [eqn for eqn in jaxpr.eqns if "linear_solve" in str(eqn.primitive)]
-        loops = [e for e in solve.params["jaxprs"].solve.eqns if str(e.primitive) == "while"]
-        ops = [str(eqn.primitive) for eqn in loops[0].params["body_jaxpr"].eqns]
+        (loop,) = innermost(solve.params["jaxprs"].solve.jaxpr)
+        ops = [str(eqn.primitive) for eqn in loop.eqns]
         assert ops.count("mpi4jax_allreduce") == expected
 
 
+# ---- What is said of a solve
+
+
+@solvers
+def test_a_solve_that_stops_early_says_so(solver, d, upper):
+    (b,) = vectors(1)
+    _, info = solver(operator(d, upper), b[MINE], tol=1e-30, maxiter=1)
+    assert info.iterations == 1
+    assert not info.converged
+
+
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+@solvers
+def test_small_dtypes(solver, d, upper, dtype):
+    """Counters go on after 256, and norms do not vanish."""
+    (b,) = vectors(1)
+    x, info = solver(operator(d, upper), jnp.asarray(b[MINE], dtype), maxiter=300, tol=1e-7)
+    eps = float(jnp.finfo(dtype).eps)
+    assert x.dtype == dtype
+    assert info.iterations.dtype == jnp.int32
+    assert info.residual_norm.dtype == jnp.float32
+    assert info.residual_norm < 8 * eps * np.linalg.norm(b)
+    assert info.converged == (info.residual_norm <= 1e-7 * np.linalg.norm(b)) or dtype == "float32"
+    expected = np.linalg.solve(matrix(d, upper), b)[MINE]
+    np.testing.assert_allclose(np.asarray(x, float), expected, rtol=0, atol=8 * eps)
+
+
+@pytest.mark.parametrize("scale", [0.0, 1e-30, 1e30])
+@solvers
+def test_sizes_whose_squares_are_no_numbers(solver, d, upper, scale):
+    """In float32; zeros are the solution for zeros, wherever it starts."""
+    (b,) = vectors(1)
+    mine = jnp.asarray(scale * b[MINE], jnp.float32)
+    x, info = solver(operator(d, upper), mine, jnp.ones_like(mine) * scale)
+    assert info.converged
+    assert info.residual_norm <= 1e-5 * scale * np.linalg.norm(b)
+    expected = scale * np.linalg.solve(matrix(d, upper), b)[MINE]
+    np.testing.assert_allclose(x, expected, rtol=0, atol=1e-5 * scale)
+    if scale == 0:
+        assert info.iterations == 0
+
+
+@pytest.mark.parametrize("solver", [s for s, *_ in SOLVERS.values()], ids=SOLVERS)
+def test_what_has_no_solution(solver):
+    x, info = solver(lambda v: 0 * v, jnp.ones(ROWS[RANK]), maxiter=50)
+    assert not np.isnan(np.asarray(x)).any()
+    np.testing.assert_allclose(info.residual_norm, np.sqrt(N))
+    is_least = solver is SOLVERS["lsmr"][0]  # nothing is nearer
+    assert info.converged == is_least
+    x, info = solver(lambda v: 2 * v, jnp.full(ROWS[RANK], jnp.nan))
+    assert np.isnan(np.asarray(x)).all()
+    assert not info.converged
+
+
+def test_parts_that_are_empty():
+    rows = 4 if RANK == SIZE - 1 else 0
+    for solver, *_ in SOLVERS.values():
+        x, info = jax.jit(lambda b, s=solver: s(lambda v: 2 * v, b, tol=1e-12))(np.ones(rows))
+        close(x, np.full(rows, 0.5))
+        assert info.converged
+
+
+def test_a_hermitian_matrix_that_is_not_definite():
+    (b,) = vectors(1, np.complex128)
+    d = jnp.where(jnp.arange(N) % 2 == 0, 3.0, -3.0)[MINE]
+    A = lambda x: operator(d, -1.0)(x)
+    whole = matrix(0, -1.0) + np.diag(np.where(np.arange(N) % 2 == 0, 3.0, -3.0))
+    solve = lambda b: linalg.minres(A, b, tol=1e-12, M=lambda v: v / 2)
+    (x, info), back = jax.vjp(jax.jit(solve), b[MINE])
+    close(x, np.linalg.solve(whole, b)[MINE])
+    assert info.converged
+    (g,) = back((jnp.asarray(b[MINE]), jax.tree.map(_no_cotangent, info)))
+    close(g, np.linalg.solve(whole.T, b)[MINE])
+
+
+def _no_cotangent(x):
+    is_float = jnp.issubdtype(x.dtype, jnp.floating)
+    return jnp.zeros_like(x) if is_float else np.zeros(x.shape, jax.dtypes.float0)
+
+
+@pytest.mark.parametrize("damp", [0.0, 0.5])
+def test_least_squares(damp):
+    """More rows than columns, a pytree, and complex numbers."""
+    rng = np.random.default_rng(5)
+    whole = rng.normal(size=(2 * N, N)) + 1j * rng.normal(size=(2 * N, N))
+    b = rng.normal(size=2 * N) + 0j
+    columns, rows = whole[:, MINE], np.array_split(np.arange(2 * N), SIZE)
+    counts = [len(r) for r in rows]
+
+    def A(scale, x):  # each rank has columns; the product is summed, and cut into rows
+        y = notoken.allreduce(scale * (columns @ x["x"]))
+        return notoken.pvary(y)[rows[RANK]]
+
+    def solve(scale):
+        start = {"x": np.zeros(ROWS[RANK], complex)}
+        f = lambda x: A(scale, x)
+        return linalg.lsmr(f, b[rows[RANK]], start, damp=damp * scale, tol=1e-12)
+
+    def reference(scale):
+        stacked = np.concatenate([scale * whole, damp * scale * np.eye(N)])
+        return np.linalg.lstsq(stacked, np.concatenate([b, np.zeros(N)]))[0]
+
+    assert sum(counts) == 2 * N
+    x, info = jax.jit(solve)(1.0)
+    close(x["x"], reference(1.0)[MINE])
+    assert info.converged
+    close(info.residual_norm, np.linalg.norm(b - whole @ reference(1.0)))
+    step = 1e-6
+    slope = (reference(1 + step) - reference(1 - step)) / (2 * step)
+    tangent = jax.jvp(lambda s: solve(s)[0]["x"], (1.0,), (1.0,))[1]
+    np.testing.assert_allclose(tangent, slope[MINE], rtol=1e-5, atol=1e-7)
+    loss = lambda s: jnp.sum(jnp.abs(solve(s)[0]["x"]) ** 2)
+    total = COMM.allreduce(float(jax.grad(loss)(1.0)))
+    np.testing.assert_allclose(total, 2 * np.vdot(reference(1.0), slope).real, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.complex128])
+def test_norm_and_vdot(dtype):
+    a, b = vectors(2, np.complex128)
+    a, b = (v.astype(dtype) if dtype == np.complex128 else v.real.astype(dtype) for v in (a, b))
+    for reproducible in (False, True):
+        vdot = jax.jit(lambda a, b, r=reproducible: linalg.vdot([a], [b], reproducible=r))
+        np.testing.assert_allclose(vdot(a[MINE], b[MINE]), np.vdot(a, b), rtol=1e-5)
+        norm = lambda a, r=reproducible: linalg.norm(a, reproducible=r)
+        np.testing.assert_allclose(norm(a[MINE]), np.linalg.norm(a), rtol=1e-5)
+        np.testing.assert_allclose(
+            jax.grad(norm)(a[MINE]), (a.conj() / np.linalg.norm(a))[MINE], rtol=1e-5
+        )
+        assert not np.asarray(jax.grad(norm)(0 * a[MINE])).any()
+    assert linalg.norm(jnp.full(3, 1000, jnp.float16)).dtype == jnp.float32
+    with pytest.raises(ValueError, match=r"^vdot: argument 'b' must have the shapes of 'a'"):
+        linalg.vdot(np.ones(3), np.ones(4))
+
+
+@pytest.mark.parametrize("blocks", [1, 2])
+def test_block_jacobi(blocks):
+    """Of a matrix of blocks alone, it is the inverse; of another, it saves iterations."""
+    rows = 2 * blocks * (RANK + 1) if RANK != 1 else 0  # an empty part
+    rng = np.random.default_rng(RANK)
+    m = rows // blocks
+    own = rng.normal(size=(blocks, m, m)) * 30
+    own = own @ own.transpose(0, 2, 1) + np.eye(m)
+    M = linalg.block_jacobi(own if blocks > 1 else own[0])
+    apply = lambda v: jnp.einsum("kij,kj->ki", own, v.reshape(blocks, m)).ravel()
+    x, info = linalg.cg(apply, jnp.ones(rows), tol=1e-9, M=M)
+    assert info.iterations <= 2
+    assert info.converged
+    np.testing.assert_allclose(apply(x), np.ones(rows), atol=1e-6)
+    assert M({"a": jnp.ones((rows,), jnp.bfloat16)})["a"].dtype == jnp.bfloat16
+    with pytest.raises(ValueError, match="block_jacobi: a vector of"):
+        M(jnp.ones(rows + 1))
+    with pytest.raises(ValueError, match=r"'blocks' must have the shape \(m, m\) or"):
+        linalg.block_jacobi(np.ones((2, 3)))
+
+
+# ---- The same bits on any number of ranks
+
+
+def stencil(d, upper, comm):
+    """As `operator`, on any communicator; the products are exact."""
+    up = [(rank, rank + 1) for rank in range(comm.size - 1)]
+    down = [(b, a) for a, b in up]
+
+    def A(x):
+        below = notoken.permute(x[-1:], up, comm=comm)
+        above = notoken.permute(x[:1], down, comm=comm)
+        z = jnp.concatenate([below, x, above])
+        return d * x + (upper * z[2:] - z[:-2])
+
+    return A
+
+
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("dtype", ["float32", "float64", "complex64"])
+@solvers
+def test_bits_of_a_solution(solver, d, upper, dtype):
+    """Those of a solve on this rank alone, however the rows are cut."""
+    rows = 1003
+    rng = np.random.default_rng(8)
+    b = rng.normal(size=rows).astype(dtype)
+    cuts = np.sort(rng.choice(np.arange(1, rows), SIZE - 1, replace=False))
+
+    def run(b, comm):
+        A = stencil(d, upper, comm)
+        scaled = lambda v: v * np.float32(0.3)
+        solve = lambda b: solver(A, b, comm=comm, reproducible=True, M=scaled, maxiter=9)
+        return jax.jit(solve)(b)
+
+    x, info = run(np.split(b, cuts)[RANK], COMM)
+    alone, expected = run(b, MPI.COMM_SELF)
+    assert np.asarray(x).tobytes() == np.split(np.asarray(alone), cuts)[RANK].tobytes()
+    for a, e in zip(info, expected, strict=True):
+        assert np.asarray(a).tobytes() == np.asarray(e).tobytes()
+
+
 def test_wrong_arguments():
-    for name in linalg.__all__:
+    for name in ("bicgstab", "cg", "gmres", "minres"):
         solver = getattr(linalg, name)
         with pytest.raises(TypeError, match=rf"^{name}: argument 'A' must be a function .*ndarray"):
             solver(np.eye(3), np.ones(3))

@@ -51,32 +51,6 @@ def test_results_that_are_used_or_need_not_be():
     notoken.allreduce(x, MPI.SUM)
 
 
-def test_a_token_that_is_used_twice():
-    @jax.jit
-    def f(x):
-        token = mpi4jax.create_token()
-        y, _ = mpi4jax.allreduce(x, MPI.SUM, token=token * 1)
-        z, new = mpi4jax.scan(y, MPI.SUM, token=token * x[0])
-        z, _ = mpi4jax.scan(z, MPI.SUM, token=new)
-        with pytest.warns(UserWarning, match="allreduce: this token was already used"):
-            z, _ = mpi4jax.allreduce(z, MPI.SUM, token=new)
-        return z
-
-    f(x)
-
-
-def test_a_token_that_is_used_once_per_branch():
-    @mpi4jax.jit
-    def f(x, token):
-        def branch(op):
-            return lambda: mpi4jax.allreduce(x, op, token=token)[0]
-
-        return jax.lax.cond(x[0] > 0, branch(MPI.SUM), branch(MPI.MAX))
-
-    f(x, mpi4jax.create_token())
-    jax.grad(lambda x: mpi4jax.allreduce(x, MPI.SUM, token=mpi4jax.create_token())[0].sum())(x)
-
-
 def test_a_batched_condition_of_a_loop():
     def until(bound):
         def step(x):

@@ -223,3 +223,20 @@ def test_keys_under_vmap_and_scan():
     assert_equal(jax.random.key_data(y), expected)
     _, y = lax.scan(lambda c, key: (c, notoken.bcast(key, 0)), 0, keys)
     assert_equal(jax.random.key_data(y), expected)
+
+
+@jits
+def test_gradients_of_integers(jit):
+    """They have no values (float0), and are returned as they are, in the result's shape."""
+    loss = lambda p: jnp.sum(p["w"] ** 2)
+    grads = jax.grad(loss, allow_int=True)({"w": jnp.ones(3), "n": jnp.arange(2)})
+    nothing = grads["n"]
+    assert nothing.dtype == jax.dtypes.float0
+    started = lambda x: mpi4jax.wait(mpi4jax.iallreduce(x))
+    for f in (notoken.allreduce, started, lambda x: notoken.sendrecv(x, x, LEFT, RIGHT)):
+        total = jit(f)(grads)
+        assert (total["n"].dtype, total["n"].shape) == (nothing.dtype, (2,))
+        assert float(total["w"][0]) in (2, 2 * SIZE)
+    gathered = jit(notoken.allgather)(grads)
+    assert (gathered["n"].dtype, gathered["n"].shape) == (nothing.dtype, (SIZE, 2))
+    assert jit(notoken.allreduce)(nothing).dtype == nothing.dtype

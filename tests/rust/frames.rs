@@ -253,16 +253,16 @@ pub fn decode(bytes: &[u8]) -> bool {
     let (mut others, mut counts) = (Blocks::new(), Counts::new());
     // SAFETY: as above; a handle, and what an operand says, have their memory.
     unsafe {
-        if let Ok(held) = Attributes::new(&frame.attrs).held() {
+        if let Ok(layout) = Attributes::new(&frame.attrs).layout() {
             if let Ok((operand, peers, _)) =
-                started::start(&frame, &site, &held, &mut counts, &Mpi, Stream::NONE)
+                started::start(&frame, &site, &layout, &mut counts, &Mpi, Stream::NONE)
             {
-                assert_eq!(operand.is_some(), held.has_operand());
+                assert_eq!(operand.is_some(), layout.has_operand());
                 assert_eq!(peers.is_some(), !site.operand.is_empty());
             }
-            if let Ok((_, results)) = started::wait(&frame, &site, &held, &Mpi, Stream::NONE) {
+            if let Ok((_, results)) = started::wait(&frame, &site, &layout, &Mpi, Stream::NONE) {
                 let [received, kept] = results.map(|result| result.is_some());
-                assert_eq!((received, kept), (held.gives.is_some(), held.keeps));
+                assert_eq!((received, kept), (layout.gives.is_some(), layout.keeps));
             }
         }
     }

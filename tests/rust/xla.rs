@@ -160,6 +160,23 @@ fn resident() -> usize {
     4096 * pages.unwrap_or(0)
 }
 
+/// What a program says in the place of a communicator is checked: it has no handle, and no list of its ranks.
+fn templates(api: &'static Api) {
+    let make = |key, length| {
+        let operand = ("env_in", Value::Integer(length));
+        Program::new(api, &[("op", Value::String("barrier")), ("comm", Value::String(key)), operand])
+            .map(drop)
+    };
+    for key in ["any#0/1", "any#1/1", "any#-1/1", "any#0/0", "any#0/-1", "any#0"] {
+        make(key, 0).expect_err(key);
+    }
+    make("any#0/1", 8).expect("an operand says which one");
+    make("any#1/1", 8).expect_err("no such rank");
+    let before = resident();
+    make("any#0/2147483647", 8).expect("as large as can be");
+    assert!(resident().saturating_sub(before) < 1 << 20);
+}
+
 /// Communicators that are made, used and freed one at a time leave nothing behind.
 fn many(api: &'static Api, count: usize) {
     let mut x = [1f32];
@@ -220,6 +237,7 @@ pub fn run(comm: &Comm) {
         calls(api, comm);
     }
     overhead(apis[3], comm);
+    templates(apis[0]);
     // The first one, whose states are deleted here.
     let count = std::env::var("MPI4JAX_TEST_COMMUNICATORS").ok().and_then(|count| count.parse().ok());
     many(apis[0], count.unwrap_or(4000));

@@ -2,12 +2,13 @@
 
 import ast
 import re
+import sys
 import tomllib
 from pathlib import Path
 from types import SimpleNamespace
 
-import figures
 import operations
+import pictures as drawn
 import pytest
 import run_examples
 import transformations
@@ -21,27 +22,31 @@ from mpi4jax._setup import loader
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 
-@pytest.mark.parametrize("name", [n for n in mpi4jax.__all__ if callable(getattr(mpi4jax, n))])
+PUBLIC = [
+    f"{module.__name__}.{name}"
+    for module in (mpi4jax, notoken)
+    for name in module.__all__
+    if callable(getattr(module, name))
+]
+
+
+@pytest.mark.parametrize("name", PUBLIC)
 def test_public_functions_are_documented(name):
     """Each says what it does and shows how; ops also name their arguments and results."""
-    f = getattr(mpi4jax, name)
-    assert f.__doc__, name
-    if name in ROWS:
-        for section in ("Args:", "Returns:", "Raises:", "Example:"):
-            assert section in f.__doc__, (name, section)
-        assert ROWS[name].mpi in f.__doc__
-        assert name in getattr(notoken, name).__doc__
-
-
-@pytest.mark.parametrize("name", sorted(notoken.WITHOUT_TOKENS))
-def test_functions_without_tokens_are_documented_in_full(name):
-    """By what is said of those with tokens, less the tokens."""
-    doc, other = getattr(notoken, name).__doc__, getattr(mpi4jax, name).__doc__
-    assert "token" not in doc.replace("notoken", ""), doc
-    assert doc.splitlines()[0] == other.splitlines()[0]
-    assert len(doc.splitlines()) >= len(other.splitlines()) - 2
-    returns = re.search(r"Returns:\n +(.*)", doc)[1]
-    assert (returns == "None.") == (name in ("send", "barrier")), returns
+    module, _, function = name.rpartition(".")
+    doc = getattr(sys.modules[module], function).__doc__
+    assert doc, name
+    if function in ROWS:
+        with_tokens = module == "mpi4jax"
+        for section in ("Args:", "Returns:", "Raises:", *([] if with_tokens else ["Example:"])):
+            assert section in doc, (name, section)
+        if with_tokens:
+            assert f":func:`mpi4jax.notoken.{function}`" in doc
+            return
+        assert ROWS[function].mpi in doc
+        assert "token" not in doc.replace("notoken", ""), doc
+        returns = re.search(r"Returns:\n +(.*)", doc)[1]
+        assert (returns == "None.") == (function in ("send", "barrier")), returns
 
 
 def test_pages_have_the_tables_and_lists_of_operations():
@@ -95,7 +100,12 @@ def test_pictures_are_described():
             assert (len(words) > 10, (file.parent / picture).is_file()) == (True, True), picture
             pictures += 1
     assert pictures >= 6
-    assert (ROOT / "docs" / "blocks.svg").read_text() == figures.blocks(), "run docs/figures.py"
+
+
+@pytest.mark.parametrize("name", drawn.DRAWN)
+def test_pictures_are_those_of_the_script(name):
+    assert (ROOT / "docs" / name).read_text() == drawn.DRAWN[name](), "run docs/pictures.py"
+    assert any(f"({name})" in file.read_text() for file in FILES), name
 
 
 def test_every_block_is_found():
@@ -119,6 +129,11 @@ def test_installation_names_what_is_needed():
     for page in (text, (ROOT / "README.md").read_text()):
         assert f"{mpi4jax.__version__} is not on PyPI yet" in page
         assert f"'mpi4jax>={mpi4jax.__version__}'" in page
+    for file in FILES:
+        for version in re.findall(r"'mpi4jax(?:\[\w+\])?>=([^']+)'", file.read_text()):
+            assert version == mpi4jax.__version__, file.name
+    citing = (ROOT / "docs" / "citing.md").read_text()
+    assert f"version = {{{mpi4jax.__version__}}}" in citing
     for abi in loader._ABIS.values():
         assert f"| `_native_{abi}` |" in text
     (examples,) = re.findall(r"what the scripts in `examples/` need: (.*)\.", text)

@@ -16,6 +16,7 @@ DEFAULTS = {
     "axes": None,
     "width": 1,
     "corners": True,
+    "border": None,
     "op": MPI.SUM,
     "root": 0,
     "sendtag": 0,

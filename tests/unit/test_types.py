@@ -11,12 +11,19 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 api = pytest.importorskip("mypy.api")
 
 PROGRAM = "import mpi4jax\nfrom mpi4jax import notoken\n" + "".join(
-    f"reveal_type({module}.{name})\n" for module in ("mpi4jax", "notoken") for name in ROWS
+    f"reveal_type({module}.{name})\n"
+    for module, names in (
+        ("notoken", ROWS),
+        ("notoken", [f"i{name}" for name in ROWS]),
+        ("mpi4jax", ROWS),
+    )
+    for name in names
 )
 WRONG = """
 notoken.send([1.0])
-mpi4jax.bcast([1.0], "0")
+notoken.bcast([1.0], "0")
 notoken.nothing
+notoken.barrier(token=None)
 """
 
 
@@ -26,12 +33,17 @@ def test_a_type_checker_sees_arguments(monkeypatch, tmp_path):
     program.write_text(PROGRAM + WRONG)
     output, _, _ = api.run([str(program)])
     notes = [line for line in output.splitlines() if "Revealed type" in line]
-    assert len(notes) == 2 * len(ROWS), output
-    for note, row in zip(notes, [*ROWS.values()] * 2, strict=True):
-        parameters = re.findall(r"(?:, |def \()(\*|\w+(?=: ))", note)
-        assert parameters == row.signature.strip("()").split(", ")
+    assert len(notes) == 3 * len(ROWS), output
+    without, nonblocking, with_tokens = (
+        notes[i * len(ROWS) : (i + 1) * len(ROWS)] for i in range(3)
+    )
+    for note, row in zip([*without, *nonblocking], [*ROWS.values()] * 2, strict=True):
+        parameters = re.findall(r"(?:, |\] |def )\(?(\*|\w+(?=: ))", note)
+        assert [*parameters, "token"] == row.signature.strip("()").split(", "), note
+    assert all("Request" in note for note in nonblocking)
+    assert all('"def (*Any, **Any) -> Any"' in note for note in with_tokens), with_tokens
     errors = [line for line in output.splitlines() if ": error: " in line]
-    assert len(errors) == 3, output
-    expected = ('"dest"', 'expected "int"', '"nothing"')
+    assert len(errors) == 4, output
+    expected = ('"dest"', 'expected "int"', '"nothing"', '"token"')
     for error, word in zip(errors, expected, strict=True):
         assert word in error

@@ -25,7 +25,6 @@ from .._op.comm import Status, registered
 from .._op.packing import bind_trees, pack_arguments, with_templates
 from .._op.primitive import PRIMITIVES, bind, split
 from .._op.spec import OFFSET, PEERS, SPECS, Call, Params, Spec
-from .._tokens.tokens import ZERO_TOKEN
 
 clean = compat.trace_state_clean
 
@@ -92,37 +91,33 @@ def operand_of(p: Params) -> jax.Array:
     return _on_device(*peers, comm.number, _number_of_caller(), address)
 
 
-def _of_arrays(spec: Spec, with_token: bool, p: Params) -> Callable[..., Any]:
-    """The function of one op on arrays.
+Make = Callable[[Spec, Params], Callable[..., Any]]  # makes the compiled function of an op
 
-    With ``with_token`` it returns a token as well, which is ready when the op has ended.
-    """
+
+def _of_arrays(spec: Spec, p: Params) -> Callable[..., Any]:
+    """The function of one op on arrays."""
 
     def call(*args: Any) -> Any:
-        return _returned(spec, with_token, *bind(spec, *args, **p))
+        if any(x.dtype == jax.dtypes.float0 for x in args):
+            return _of_trees(spec, p)(*args)
+        return next(iter(bind(spec, *args, **p)), None)
 
     call.__name__ = spec.name
     return jax.jit(call)
 
 
-def _of_trees(spec: Spec, with_token: bool, p: Params) -> Callable[..., Any]:
+def _of_trees(spec: Spec, p: Params) -> Callable[..., Any]:
     """The same for pytrees and for whatever else JAX takes as an array."""
     n = 1 if spec.arrays is None else spec.arrays
 
     def call(*args: Any) -> Any:
-        return _returned(spec, with_token, bind_trees(spec, args[:n], p, [], args[n:])[0])
+        return bind_trees(spec, args[:n], p, args[n:])
 
     call.__name__ = spec.name
     return jax.jit(call)
 
 
-def _returned(spec: Spec, with_token: bool, *y: Any) -> Any:
-    if not spec.returns:
-        return ZERO_TOKEN if with_token else None
-    return (y[0], ZERO_TOKEN) if with_token else y[0]
-
-
-def _of_primitive(spec: Spec, _: bool, p: Params) -> Callable[..., Any]:
+def _of_primitive(spec: Spec, p: Params) -> Callable[..., Any]:
     def call(*args: Any) -> list[Any]:
         return bind(spec, *args, **p)
 
@@ -147,9 +142,8 @@ def _type(x: Any) -> Any:
 
 
 def run_program(
-    make: Callable[..., Any],
+    make: Make,
     spec: Spec,
-    with_token: bool,
     p: Params,
     args: Sequence[Any],
     after: Sequence[Any] = (),
@@ -162,15 +156,15 @@ def run_program(
     in `src/call.rs`).
 
     Args:
-        make: makes the function of ``spec``, ``with_token`` and ``p``.
+        make: makes the function of ``spec`` and ``p``.
         args: its arguments before the operand that :func:`operand_of` makes.
         after: those behind it.
     """
     operand = operand_of(p)
-    key = (make, spec, with_token, *p, *p.values(), *map(_type, args), *map(_type, after))
+    key = (make, spec, *p, *p.values(), *map(_type, args), *map(_type, after))
     program = PROGRAMS.get(key) if compat.caches_are_kept() else None
     if program is None:
-        program = _called_once(make(spec, with_token, with_defaults(spec, p)), args, after)
+        program = _called_once(make(spec, with_defaults(spec, p)), args, after)
         PROGRAMS[key] = program
     return program(*args, operand, *after)
 
@@ -190,25 +184,23 @@ def with_defaults(spec: Spec, p: Params) -> Params:
     return {**spec.defaults, **p, "eager": True}
 
 
-def run_without_operand(
-    make: Callable[..., Any], spec: Spec, with_token: bool, p: Params, args: Sequence[Any]
-) -> Any:
+def run_without_operand(make: Make, spec: Spec, p: Params, args: Sequence[Any]) -> Any:
     """Run the compiled function of an op for one communicator, where no operand can be read."""
-    key, cache = (make, spec, with_token, *p.items()), p["comm"].cache
+    key, cache = (make, spec, *p.items()), p["comm"].cache
     if not compat.caches_are_kept():
         for comm in registered():
             comm.cache.clear()
         compat.keep_caches()
     program = cache.get(key)
     if program is None:
-        program = cache[key] = make(spec, with_token, with_defaults(spec, p))
+        program = cache[key] = make(spec, with_defaults(spec, p))
     return program(*args)
 
 
 # ---- Calls
 
 
-def run(call: Call, with_token: bool) -> Any:
+def run(call: Call) -> Any:
     """Run an op."""
     started_here()
     spec, args, p = SPECS[call.op], call.arrays + call.counts, call.params
@@ -218,13 +210,13 @@ def run(call: Call, with_token: bool) -> Any:
             kind = _of_trees
     run_it = run_program if _reads_operands() else run_without_operand
     try:
-        out = run_it(kind, spec, with_token, dict(p), args)
+        out = run_it(kind, spec, dict(p), args)
     except TypeError:
         # Says which argument is no array, if that is why.
         pack_arguments(spec, call.arrays, p)
         if not any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(args)):
             raise
-        return run(call._replace(arrays=tuple(map(with_templates, call.arrays))), with_token)
+        return run(call._replace(arrays=tuple(map(with_templates, call.arrays))))
     return out if p.get("status") is None else jax.block_until_ready(out)
 
 
@@ -241,11 +233,11 @@ def run_params(spec: Spec, *args: Any, **p: Any) -> Any:
     if jax.config.jax_disable_jit:  # then the program below would come here again
         return compat.eval_primitive(PRIMITIVES[spec.name])(*args, **p)
     if not _reads_operands():
-        return run_without_operand(_of_primitive, spec, False, p, args)
+        return run_without_operand(_of_primitive, spec, p, args)
     status = p.get("status")
     arrays, numbers, token = split(spec, p, args)
     counts = numbers if spec.has_counts else []
     if not counts:
         take_peers(p, numbers)
-    out = run_program(_of_primitive, spec, False, p, [*arrays, *counts], token)
+    out = run_program(_of_primitive, spec, p, [*arrays, *counts], token)
     return out if status is None else jax.block_until_ready(out)

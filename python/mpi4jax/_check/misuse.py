@@ -172,12 +172,12 @@ def check_linearized_loops(primitive: Any, params: dict[str, Any]) -> None:
     )
 
 
-# Tokens and handles that were given to an op, by id, while they live.
+# Handles that were given to a wait, by id, while they live.
 _given: dict[int, weakref.ref[Any]] = {}
 
 
 def _was_given(value: Any) -> bool:
-    """Whether a value of the current trace was given to an op before; it is now.
+    """Whether a value of the current trace was given to a wait before; it is now.
 
     Only of the value's own trace: the branches of a ``cond`` may each use it once, and functions
     may be traced again.
@@ -200,14 +200,3 @@ def refuse_second_wait(name: str, handle: Any) -> None:
     """
     if _was_given(handle):
         raise ValueError(f"wait: this request of {name} has been waited for before")
-
-
-def warn_of_used_token(op: str, token: Any) -> None:
-    """Warn if another op has already taken this token."""
-    if not _was_given(token):
-        return
-    warnings.warn(
-        f"{op}: this token was already used by another op; pass on the token that the other op "
-        "returned (the order is that of the program in any case)",
-        stacklevel=4,
-    )

@@ -15,8 +15,9 @@ from mpi4py import MPI
 
 from .. import _native
 from .._jax import compat
+from .._op.plan import Plan, Result, plan_of
 from .._op.primitive import HIDDEN, effect, envelope, result_avals, split
-from .._op.spec import OFFSET, PEERS, SPECS, Params, Spec, is_root
+from .._op.spec import OFFSET, PEERS, SPECS, Params, Spec
 
 # How many numbers an operand has.
 _LENGTHS = {None: 0, "given": 4, "recorded": 4, "call": 8}
@@ -40,8 +41,7 @@ def carrier(aval: Any, reduces: bool = False) -> Any:
 
 
 class Lowering:
-    """The lowering of one equation. An op's own part of it is a function of this, of the arrays and
-    of the avals of the arrays that result."""
+    """The lowering of one equation."""
 
     def __init__(self, ctx: mlir.LoweringRuleContext, spec: Spec, p: Params, on_gpu: bool):
         self.ctx, self.spec, self.p, self.on_gpu = ctx, spec, p, on_gpu
@@ -50,6 +50,49 @@ class Lowering:
         if effect not in ctx.tokens_in.effects():
             raise NotImplementedError(f"{spec.name}: called {HIDDEN}")
         self.token = ctx.tokens_in.get(effect)
+
+    def execute(self, plan: Plan, operands: Operands, out: Avals) -> list[Any]:
+        """The results of a plan that is carried out at once, without the token."""
+        operands = self.selected(plan, operands, out)
+        results: list[Any] = []
+        if plan.call is not None:
+            sent = operands[:1] if plan.sends else []
+            results = self.call(plan.call, *sent, out=out if plan.receives else [], **plan.attrs)
+        received = results.pop(0) if plan.receives and out else None
+        return [*self.results(plan, received, _last(operands), out), *results]
+
+    def selected(self, plan: Plan, operands: Operands, out: Avals) -> Operands:
+        """What a plan takes of its operands."""
+        if plan.select is None:
+            return operands
+        return [(self.local(plan.select, out[0], *operands), out[0])]
+
+    def results(self, plan: Plan, received: Any, operand: Operand | None, out: Avals) -> list[Any]:
+        """What a plan returns, from what it has received and its operand, where it needs them."""
+        if not out:
+            return []
+        if plan.result is Result.ZEROS:
+            return [self.local(lambda: jnp.zeros(out[0].shape, out[0].dtype), out[0])]
+        if plan.result is Result.RECEIVED or operand is None:
+            return [received]
+        if plan.result is Result.OPERAND:
+            return [operand[0]]
+        if plan.result is Result.SUM:
+            return [self.local(jnp.add, out[0], (received, out[0]), operand)]
+        return [self.received(received, operand)]
+
+    def received(self, y: Any, template: Operand) -> Any:
+        """What a receive returns: ``y``, or the template if there is no sender."""
+        value, aval = template
+        if self.p["source"] == MPI.PROC_NULL:  # MPI leaves the buffer as it is
+            return value
+        if self.p["source"] is not None or self.p["operand"] == "call":
+            return y
+
+        def choose(y: Any, template: Any, peers: Any) -> Any:
+            return jnp.where(peers[0] == MPI.PROC_NULL, template, y)
+
+        return self.local(choose, aval, (y, aval), template, *self.numbers)
 
     def call(
         self,
@@ -83,7 +126,7 @@ class Lowering:
         outs = [*wire, *learnt]
         values = [value for value, _ in carried]
         target = self._gpu_target(op, carried) if self.on_gpu else f"mpi4jax_{op}"
-        attrs |= self.parts(op, operands, out)
+        attrs |= self.parts(op, [*(aval for _, aval in operands), *out])
         if in_place is None:
             in_place = self.in_place and op == self.spec.name
         aliases = {i: i for i in range(len(out))} if in_place else None
@@ -118,15 +161,16 @@ class Lowering:
             return bool(reverse) and not packed
         return op is not None and SPECS[op].has_reduction and not self.p["reduction"].user
 
-    def parts(self, op: str, operands: Sequence[Operand], out: Sequence[Any]) -> Params:
-        """What the call of ``op`` says of parts, or of rows, if it has any."""
+    def parts(self, op: str, avals: Avals) -> Params:
+        """What the call of ``op`` says of parts, or of rows, if it has any: from the first type of
+        its operands and results."""
         spec = SPECS[op]
-        if not (spec.has_parts or spec.has_counts):
-            return {}
-        aval = (*(aval for _, aval in operands), *out)[0]
         if spec.has_parts:
-            return {"parts": _parts(self.p, aval)}
-        return {"rows": np.array([*self.p["rows"], math.prod(aval.shape[1:])], np.int64)}
+            return {"parts": _parts(self.p, avals[0])}
+        if spec.has_counts:
+            row = math.prod(avals[0].shape[1:])
+            return {"rows": np.array([*self.p["rows"], row], np.int64)}
+        return {}
 
     def attributes(self, op: str, **more: Any) -> Params:
         """What the call of ``op`` says of itself."""
@@ -156,19 +200,6 @@ class Lowering:
             peers = self.local(lambda n: jnp.where(n == 0, unset, n - OFFSET), numbers[1], numbers)
             numbers = (peers, numbers[1])
         self.numbers.append(numbers)
-
-    def received(self, y: Any, template: Operand) -> Any:
-        """What a receive returns: ``y``, or the template if there is no sender."""
-        value, aval = template
-        if self.p["source"] == MPI.PROC_NULL:  # MPI leaves the buffer as it is
-            return value
-        if self.p["source"] is not None or self.p["operand"] == "call":
-            return y
-
-        def choose(y: Any, template: Any, peers: Any) -> Any:
-            return jnp.where(peers[0] == MPI.PROC_NULL, template, y)
-
-        return self.local(choose, aval, (y, aval), template, *self.numbers)
 
     def _gpu_target(self, op: str, operands: list[Operand]) -> str:
         """The custom-call target: some transports leave some calls to a second one."""
@@ -204,12 +235,9 @@ class Lowering:
         )
         return list(mlir.lower_fun(f)(ctx, *(value for value, _ in operands)))
 
-    def zeros(self, aval: Any) -> Any:
-        return self.local(lambda: jnp.zeros(aval.shape, aval.dtype), aval)
 
-    def plus(self, y: Any, x: Operand) -> Any:
-        """``x`` and a value like it, added."""
-        return self.local(jnp.add, x[1], (y, x[1]), x)
+def _last(operands: Operands) -> Operand | None:
+    return operands[-1] if operands else None
 
 
 def _parts(p: Params, aval: Any) -> np.ndarray:
@@ -245,19 +273,6 @@ def _check_exportable(op: str, p: Params) -> None:
         raise ValueError(f"{op}: cannot be exported with a status, which is in this process")
 
 
-def everywhere(low: Lowering, xs: Operands, out: Avals) -> list[Any]:
-    """Every rank sends and every rank receives."""
-    return low.call(low.spec.name, *xs, out=out)
-
-
-def to_root(low: Lowering, xs: Operands, out: Avals) -> list[Any]:
-    """The root has the result; elsewhere the operand is returned."""
-    if is_root(low.p):
-        return low.call(low.spec.name, *xs, out=out)
-    low.call(low.spec.name, *xs)
-    return [xs[0][0]]
-
-
 def lowering(
     spec: Spec, on_gpu: bool, ctx: mlir.LoweringRuleContext, *args: Any, **p: Any
 ) -> list[Any]:
@@ -267,8 +282,10 @@ def lowering(
     for operand in numbers:
         low.use_numbers(operand)
     out = result_avals(spec, p, [aval for _, aval in arrays])
-    lower = spec.adjoint if p.get("adjoint") else spec.lower
-    results = (lower or everywhere)(low, arrays, out)
+    if spec.lower is not None:
+        results = spec.lower(low, arrays, out)
+    else:
+        results = low.execute(plan_of(spec, p), arrays, out)
     # Other ordered effects have tokens of their own.
     ctx.set_tokens_out(ctx.tokens_in.update_tokens(mlir.TokenSet({effect: low.token})))
     return [*results, *(value for value, _ in token)]

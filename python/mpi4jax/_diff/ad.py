@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.extend.core import ClosedJaxpr, Primitive
+from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun
 from jax.interpreters import ad, batching, mlir
 
 from .._check.misuse import check_linearized_loops, warn_of_batched_loop
@@ -31,6 +31,7 @@ from .._op.primitive import (
     PRIMITIVES,
     TOKEN,
     effect,
+    has_derivative,
     split,
     split_start,
     split_wait,
@@ -39,11 +40,9 @@ from .._op.primitive import (
 )
 from .._op.spec import SPECS, op_of
 from .tracing import (
-    has_derivative,
-    hidden,
-    hidden_in,
-    note_communication,
-    once,
+    backward_communicates,
+    backward_of_equation,
+    left_to_jax,
     perturbed,
     remember_token,
     rewrite_equations,
@@ -62,6 +61,30 @@ batching.primitive_batchers[entry_p] = lambda args, dims: (entry_p.bind(*args), 
 ad.deflinear2(entry_p, lambda c, token: [c])
 
 
+# ---- What follows a branch or a `jax.checkpoint`: the identity, with the effect
+#
+# Of equations with functions inside, partial evaluation keeps loops and jitted functions for their
+# effect. The others it keeps if something needs their results: here, their tokens.
+
+exit_p = Primitive("mpi4jax_exit")
+exit_p.def_effectful_abstract_eval(lambda token: (token, {effect}))
+exit_p.def_impl(lambda token: token)
+batching.primitive_batchers[exit_p] = lambda args, dims: (exit_p.bind(*args), *dims)
+ad.deflinear2(exit_p, lambda c, token: [c])
+
+
+def _lower_exit(ctx: mlir.LoweringRuleContext, token: Any) -> list[Any]:
+    ctx.set_tokens_out(ctx.tokens_in)
+    return [token]
+
+
+mlir.register_lowering(exit_p, _lower_exit)
+
+
+def _rule_exit(params: dict[str, Any], token: Any, args: Sequence[Any]) -> tuple[Any, list[Any]]:
+    return token, [exit_p.bind(token)]
+
+
 # ---- Threading a token through an equation: (params, token, args) -> (token, results)
 
 Threaded = tuple[Any, list[Any]]
@@ -78,7 +101,7 @@ def _thread(jaxpr: Any) -> Callable[..., Threaded]:
     def run(token: Any, *args: Any) -> Threaded:
         def step(eqn: Any, ins: list[Any]) -> Sequence[Any]:
             nonlocal token
-            communicates = effect in eqn.effects or hidden_in(eqn)
+            communicates = effect in eqn.effects or backward_of_equation(eqn)
             if communicates and eqn.primitive in RULES:
                 token, outs = RULES[eqn.primitive](eqn.params, token, ins)
                 return outs
@@ -107,26 +130,27 @@ def _rule_op(primitive: Primitive, split: Callable[..., Any]) -> Callable[..., T
 
 
 # Threaded functions by those that they were made of, of which they keep nothing alive.
-_threaded: weakref.WeakKeyDictionary[Any, ClosedJaxpr] = weakref.WeakKeyDictionary()
+_threaded: weakref.WeakKeyDictionary[Any, Callable[..., Any]] = weakref.WeakKeyDictionary()
 
 
 def _threaded_jaxpr(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
     """The jaxpr of a function with a token as first argument and first result."""
-    found = _threaded.get(jaxpr)
-    if found is None:
 
-        def run(token: Any, *args: Any) -> list[Any]:
-            token, out = _thread(jaxpr)(token, *args)
-            return [token, *out]
+    def run(token: Any, *args: Any) -> list[Any]:
+        token, out = _thread(jaxpr)(token, *args)
+        return [token, *out]
 
-        avals = [TOKEN, *jaxpr.in_avals]
-        found = _threaded[jaxpr] = traces.trace_function(traces.function_of_jax(run, avals), avals)
-    return found
+    return traces.trace_python(run, [TOKEN, *jaxpr.in_avals])
 
 
 def _rule_jit(params: dict[str, Any], token: Any, args: Sequence[Any]) -> Threaded:
-    threaded = _threaded_jaxpr(params["jaxpr"])
-    token, *out = compat.bind_jit_with_token(threaded, params, token, args)
+    jaxpr = params["jaxpr"]
+    if jaxpr not in _threaded:
+        call = jaxpr_as_fun(_threaded_jaxpr(jaxpr))
+        call = functools.wraps(call)(lambda *args, call=call: call(*args))
+        call.__name__ = params["name"]
+        _threaded[jaxpr] = jax.jit(call)
+    token, *out = _threaded[jaxpr](token, *args)
     return token, out
 
 
@@ -187,9 +211,10 @@ def _rule_cond(params: dict[str, Any], token: Any, args: Sequence[Any]) -> Threa
         token, *out = compat.cond_p.bind(
             index, token, *operands, **{**params, "branches": branches}
         )
-        return token, out
-    functions = [_thread(branch) for branch in params["branches"]]
-    return lax.switch(index, functions, token, *operands)  # type: ignore[no-any-return]
+    else:
+        functions = [_thread(branch) for branch in params["branches"]]
+        token, out = lax.switch(index, functions, token, *operands)
+    return exit_p.bind(token), out
 
 
 def _rule_remat(params: dict[str, Any], token: Any, args: Sequence[Any]) -> Threaded:
@@ -201,7 +226,7 @@ def _rule_remat(params: dict[str, Any], token: Any, args: Sequence[Any]) -> Thre
     token, *out = compat.remat_p.bind(
         *consts, token, *args, **{**params, "jaxpr": jaxpr.jaxpr, "prevent_cse": prevent_cse}
     )
-    return token, out
+    return exit_p.bind(token), out
 
 
 def _rule_linear_solve(params: dict[str, Any], token: Any, args: Sequence[Any]) -> Threaded:
@@ -236,6 +261,7 @@ _OPS: dict[Primitive, Callable[..., Any]] = {
 
 RULES: dict[Primitive, Callable[..., Threaded]] = {
     **{primitive: _rule_op(primitive, split) for primitive, split in _OPS.items()},
+    exit_p: _rule_exit,
     compat.jit_p: _rule_jit,
     compat.closed_call_p: _rule_inline("call_jaxpr"),
     compat.scan_p: _rule_scan,
@@ -290,9 +316,8 @@ def _rewrite(trace: Any, primitive: Primitive, args: Sequence[Any], params: dict
     if primitive not in _OPS and not any(effect in x.effects for x in inside):
         # Where something is perturbed, JAX comes to what is inside.
         nothing = inside and not any(perturbed(trace, x) for x in args)
-        if not nothing or not hidden(primitive, params):
+        if not nothing or not backward_communicates(primitive, params):
             return None
-    note_communication()
     if traces.linearizes(trace):
         check_linearized_loops(primitive, params)
     rule = RULES.get(primitive)
@@ -307,7 +332,7 @@ def _rewrite(trace: Any, primitive: Primitive, args: Sequence[Any], params: dict
     if token is None:
         return None
     # A rule of an op binds it with the token, and stops above; the others bind what they are for.
-    with once(trace, None if primitive in _OPS else primitive):
+    with left_to_jax(trace, None if primitive in _OPS else primitive):
         token, out = rule(params, token, list(args))
     remember_token(trace, token)
     return out

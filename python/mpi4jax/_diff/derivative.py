@@ -17,13 +17,9 @@ from mpi4py import MPI
 
 from .._jax import compat
 from .._op.arguments import DERIVATIVE
-from .._op.primitive import bind, split
+from .._op.primitive import bind, has_derivative, split
 from .._op.spec import OFFSET, SPECS, Params, Spec, wildcard
 from .reductions import derivative_of_reduction
-
-
-def inexact(x: Any) -> bool:
-    return bool(jnp.issubdtype(x.dtype, np.inexact))
 
 
 def jvp(spec: Spec, primals: Any, tangents: Any, **p: Any) -> tuple[list[Any], list[Any]]:
@@ -32,7 +28,7 @@ def jvp(spec: Spec, primals: Any, tangents: Any, **p: Any) -> tuple[list[Any], l
     array_tangents, _, token_tangent = split(spec, p, tangents)
     token_tangent = [ad.instantiate_zeros(t) for t in token_tangent]
     reduction = p.get("reduction")
-    if reduction is not None and reduction.name != "SUM" and inexact(arrays[0]):
+    if reduction is not None and reduction.name != "SUM" and has_derivative(arrays[0]):
         t = ad.instantiate_zeros(array_tangents[0])
         return derivative_of_reduction(spec, arrays[0], t, token, token_tangent, p)
 
@@ -56,7 +52,7 @@ def jvp(spec: Spec, primals: Any, tangents: Any, **p: Any) -> tuple[list[Any], l
     if "env_out" in q:
         q["env_out"] = False
 
-    differentiable = [inexact(x) for x in arrays]
+    differentiable = [has_derivative(x) for x in arrays]
     ts = [
         ad.instantiate_zeros(t) if d else None
         for t, d in zip(array_tangents, differentiable, strict=True)
@@ -70,7 +66,9 @@ def jvp(spec: Spec, primals: Any, tangents: Any, **p: Any) -> tuple[list[Any], l
     else:
         out = token_tangent
     remaining = iter(out)
-    return results, [next(remaining) if inexact(r) else compat.zero_tangent(r) for r in results]
+    return results, [
+        next(remaining) if has_derivative(r) else compat.zero_tangent(r) for r in results
+    ]
 
 
 def _both_counts(p: Params, counts: Any, received: Any) -> Any:
@@ -95,8 +93,8 @@ def transpose(spec: Spec, cotangents: Sequence[Any], *args: Any, **p: Any) -> li
     cs = cotangents[: len(arrays) if spec.arrays is None else int(spec.returns)]
 
     if spec.transpose is not None:
-        back = Back(spec, p, numbers, token_ct)
-        array_cts, token_ct = spec.transpose(back, cs, arrays), back.token
+        message = ReversedMessage(spec, p, numbers, token_ct)
+        array_cts, token_ct = spec.transpose(message, cs, arrays), message.token
     else:
         q = p if spec.adjoint is None else dict(p, adjoint=not p["adjoint"])
         if spec.has_counts:
@@ -111,10 +109,9 @@ def transpose(spec: Spec, cotangents: Sequence[Any], *args: Any, **p: Any) -> li
     return [*out, *(None for _ in numbers), *(token_ct if linear_token else [None] * len(token))]
 
 
-class Back:
-    """The way back of a message: ``back(name, *arrays)`` binds an op with the ends exchanged, so
-    that what was sent is received from where it went, and what was received is sent to where it
-    came from."""
+class ReversedMessage:
+    """A message with its ends exchanged: what was sent is received from where it went, and what
+    was received is sent to where it came from."""
 
     def __init__(self, spec: Spec, p: Params, numbers: list[Any], token: list[Any]):
         operand = p.get("operand")
@@ -140,15 +137,12 @@ class Back:
             "operand": operand and "recorded",
         }
 
-    def __call__(self, name: str, *arrays: Any) -> Any:
-        """What the op returns, if it returns something."""
-        *out, self.token[:] = self._bind(name, *arrays)
-        return out[0] if out else None
-
-    def _bind(self, name: str, *arrays: Any) -> list[Any]:
+    def bind(self, name: str, *arrays: Any) -> Any:
+        """Bind an op; what it returns, if it returns something."""
         spec = SPECS[name]
         out = bind(spec, *arrays, *self._numbers, *self.token, **self.params_of(spec))
-        return [*out[: int(spec.returns)], out[int(spec.returns) :]]
+        self.token = out[int(spec.returns) :]
+        return out[0] if spec.returns else None
 
     def params_of(self, spec: Spec) -> Params:
         """The parameters of an op that goes back."""

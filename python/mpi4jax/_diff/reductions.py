@@ -32,7 +32,7 @@ mlir.register_lowering(
 )
 
 
-class Reduced:
+class ReductionTangent:
     """What an op's tangent is made of: its operand ``x``, the tangent ``t`` of it, and the result
     ``y``, under the reduction of that ``name``.
 
@@ -45,56 +45,49 @@ class Reduced:
         self.name, self.comm = p["reduction"].name, p["comm"]
         self.token, self.token_tangent = token, tangents
 
-    def _bind(self, name: str, v: Any, token: list[Any], **changes: Any) -> Any:
-        """An op with the parameters of this one, but the sum unless they change."""
-        total = as_reduction(name, MPI.SUM)
-        p = {**self.p, "reduction": total, "adjoint": False, **changes}
+    def _bind(self, name: str, v: Any, token: list[Any], reduction: Any = None) -> Any:
+        """An op with the parameters of this one, but the sum unless a reduction is given."""
+        reduction = reduction or as_reduction(name, MPI.SUM)
+        p = {**self.p, "reduction": reduction, "adjoint": False}
         names = SPECS[name].params | {"threaded"}
         y, *token[:] = bind(SPECS[name], v, *token, **{k: v for k, v in p.items() if k in names})
         return y
+
+    def _gather(self, v: Any, token: list[Any]) -> Any:
+        # Of an allgather, whose result is one global value, the transpose would be local; what is
+        # made of these differs between ranks.
+        copies = jnp.broadcast_to(v, (self.comm.size, *v.shape))
+        return self._bind("alltoall", copies, token)
 
     def reduce_tangent(self, name: str, v: Any) -> Any:
         """The sum of tangents."""
         return self._bind(name, v, self.token_tangent)
 
-    def _everyones(self, v: Any, token: list[Any]) -> Any:
-        # An allgather whose result the ranks use differently.
-        return self._bind("reduce_scatter", v, token, adjoint=True)
+    def over_first(self, ranks: int) -> Any:
+        """The tangent of the reduction over so many ranks, from 0 up; of no ranks, zeros."""
+        xs, ts = self._gather(self.x, self.token), self._gather(self.t, self.token_tangent)
+        return self._reduced(xs[:ranks], ts[:ranks]) if ranks else jnp.zeros_like(self.t)
 
-    def everyones_values(self) -> Any:
-        """All ranks' operands."""
-        return self._everyones(self.x, self.token)
-
-    def everyones_tangents(self) -> Any:
-        return self._everyones(self.t, self.token_tangent)
-
-    def tangent_over_first(self, ranks: int) -> Any:
-        """The tangent of the reduction over so many ranks, from 0 up; of no ranks, zeros.
-
-        Results differ between ranks: all ranks' values, differentiated locally.
-        """
-        all_x, all_t = self.everyones_values(), self.everyones_tangents()
-        return self._tangent_of(all_x[:ranks], all_t[:ranks]) if ranks else jnp.zeros_like(self.t)
-
-    def tangent_of_own_block(self) -> Any:
+    def of_own_block(self) -> Any:
         """The tangent of the reduction over all ranks' blocks for this one."""
-        x = self._bind("alltoall", self.x, self.token)
-        return self._tangent_of(x, self._bind("alltoall", self.t, self.token_tangent))
+        xs = self._bind("alltoall", self.x, self.token)
+        return self._reduced(xs, self._bind("alltoall", self.t, self.token_tangent))
 
-    def _tangent_of(self, xs: Any, ts: Any) -> Any:
+    def _reduced(self, xs: Any, ts: Any) -> Any:
         """The tangent of the reduction along the first axis; ties share it equally."""
         fold: Any = {"PROD": jnp.prod, "MAX": jnp.max, "MIN": jnp.min}[self.name]
         return jax.jvp(lambda v: fold(v, axis=0), (xs,), (ts,))[1]
 
     def product_of_others(self) -> Any:
         """The product of the other ranks' factors, without dividing: exact at zeros."""
-        return jnp.prod(self.everyones_values().at[self.comm.rank].set(1), axis=0)
+        factors = self._gather(self.x, self.token)
+        return jnp.prod(factors.at[self.comm.rank].set(1), axis=0)
 
     def extremum(self) -> Any:
         """The largest or smallest value, on all ranks."""
-        return self._bind("allreduce", self.x, self.token, reduction=self.p["reduction"])
+        return self._bind("allreduce", self.x, self.token, self.p["reduction"])
 
-    def share_of(self, extremum: Any) -> Any:
+    def share_of_extremum(self, extremum: Any) -> Any:
         """How much of the extremum is this rank's: ties share it equally."""
         attained = (as_sent_p.bind(self.x) == extremum).astype(self.x.dtype)
         return attained / self._bind("allreduce", attained, self.token)
@@ -115,6 +108,6 @@ def derivative_of_reduction(
             f"{spec.name}: the derivative for reduction {name} is not written"
         )
     y, *token = bind(spec, x, *token, **p)
-    r = Reduced(p, x, t, y, token, token_tangent)
+    r = ReductionTangent(p, x, t, y, token, token_tangent)
     ty = spec.derivative(r)
     return [y, *r.token], [ty, *r.token_tangent]

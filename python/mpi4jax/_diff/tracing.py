@@ -26,7 +26,8 @@ from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun
 from jax.interpreters import ad, batching, mlir
 
 from .._jax import compat, traces
-from .._op.primitive import TOKEN, effect, first_of_batch
+from .._op.primitive import TOKEN, effect, first_of_batch, has_derivative
+from .jvp_rules import check_rule
 
 # ---- The seed: a float32 zero that depends linearly on its operands
 
@@ -88,11 +89,6 @@ def _tie_transpose(c: Any, x: Any, token: Any) -> list[Any]:
 batching.primitive_batchers[tie_p] = _tie_batch
 ad.primitive_jvps[tie_p] = _tie_jvp
 ad.primitive_transposes[tie_p] = _tie_transpose
-
-
-def has_derivative(x: Any) -> bool:
-    dtype = x.dtype if hasattr(x, "dtype") else jnp.result_type(x)  # literals may be numbers
-    return bool(jnp.issubdtype(dtype, np.inexact))
 
 
 def tie(token: Any, args: Sequence[Any], only_first: bool = False) -> list[Any]:
@@ -168,13 +164,13 @@ def rewrite_equations(handle: Handle) -> None:
     """Call ``handle(trace, primitive, args, params)`` before an equation is differentiated.
 
     It returns None to leave the equation to JAX, or its results. What it binds with ``trace``
-    current comes back, but for that in :func:`once`.
+    current comes back, but for that in :func:`left_to_jax`.
     """
 
     def on_equation(trace: Any, primitive: Any, args: Any, params: Any) -> Any:
         _state(trace).started = True
-        if getattr(_own, "once", None) == (id(trace), primitive):
-            _own.once = None
+        if getattr(_own, "left", None) == (id(trace), primitive):
+            _own.left = None
             return None
         return handle(trace, primitive, args, params)
 
@@ -183,125 +179,114 @@ def rewrite_equations(handle: Handle) -> None:
 
 
 @contextlib.contextmanager
-def once(trace: Any, primitive: Primitive | None) -> Iterator[None]:
+def left_to_jax(trace: Any, primitive: Primitive | None = None) -> Iterator[None]:
     """Make ``trace`` current; the next bind of ``primitive`` there is left to JAX."""
-    previous = getattr(_own, "once", None)
-    _own.once = (id(trace), primitive)
+    previous = getattr(_own, "left", None)
+    _own.left = (id(trace), primitive)
     try:
         with traces.current(trace):
             yield
     finally:
-        _own.once = previous
+        _own.left = previous
 
 
 # ---- Functions with a derivative rule of the user's
 
-# What a function raises that wants a concrete value and gets an abstract one.
-WANTS_CONCRETE = (
-    jax.errors.ConcretizationTypeError,
-    jax.errors.TracerArrayConversionError,
-    jax.errors.TracerIntegerConversionError,
-    jax.errors.NonConcreteBooleanIndexError,
-)
 
-
-def _dry_run(fun: Any, args: Sequence[Any], results: bool = False) -> ClosedJaxpr:
+def _dry_run(fun: Any, args: Sequence[Any]) -> tuple[ClosedJaxpr, list[Any] | None]:
     """What a function of JAX's does on ``args``: values, concrete or not, and types.
 
-    With ``results``, which are arrays then, the jaxpr has them. If the function raises (but for
-    ``ClosedOver``), it is what was done before, without results. It may want concrete values where
-    it gets none here; a backward pass may say in this way that there is no derivative, and need
-    never be called. Otherwise JAX calls it next, and the error comes then.
+    Concrete values are given to it as they are: it may want them.
+
+    Returns:
+        What is done, and the types of the results; None if the function raises something. JAX calls
+        it next, and the error comes then, unless it is of a backward pass that is never needed.
     """
     known = [traces.concrete(x) for x in args]
-    call = fun.call_wrapped
+    types: list[Any] | None = None
 
-    def abstract(*traced: Any) -> Any:
-        rest = iter(traced)
+    def abstract(*unknown: Any) -> Any:
+        nonlocal types
+        rest = iter(unknown)
         try:
-            out = call(*(next(rest) if v is None else v for v in known))
-        except traces.ClosedOver:
-            raise
+            out = fun.call_wrapped(*(next(rest) if v is None else v for v in known))
         except Exception:
             return ()
-        return out if results else ()
+        types = list(map(jax.typeof, out))
+        return ()
 
-    traced = [x for x, v in zip(args, known, strict=True) if v is None]
-    return traces.trace_function(traces.function_of_jax(abstract, traced), traced)
+    unknown = [x for x, v in zip(args, known, strict=True) if v is None]
+    return traces.trace_python(abstract, unknown), types
 
 
 def communicates(fun: Any, args: Sequence[Any]) -> bool:
     """Whether a function of JAX's has the effect on ``args``."""
     try:
-        return effect in _dry_run(fun, args).effects
+        return effect in _dry_run(fun, args)[0].effects
     finally:
         traces.let_call_again(fun)
 
 
-def _rules_communicate(
-    args: Sequence[Any], consts: int, rules: Sequence[Any], out_trees: Callable[[], Any]
-) -> bool:
-    """Whether the rules of a ``custom_vjp`` do, if all ``args`` but its ``consts`` were perturbed.
-
-    The constants, which come first, are what the function closes over. JAX does not differentiate
-    them.
-    """
-    forward, backward = rules
-    try:
-        flags = [v for i, x in enumerate(args) for v in (x, i >= consts)]
-        program = _dry_run(forward, flags, results=True)
-        out = program.out_avals
-        if effect in program.effects or not out:  # without results, it has raised
-            return effect in program.effects
-        *_, residuals, forwarded = out_trees()  # what the forward pass has stored
-        count = residuals.num_leaves - sum(i is not None for i in forwarded)
-        own = iter(out[:count])
-        kept = [next(own) if i is None else args[i] for i in forwarded]
-        return communicates(backward, [*kept, *(x.to_tangent_aval() for x in out[count:])])
-    finally:
-        traces.let_call_again(forward)
-
-
-def _constants_if_rules_communicate(
+def _constants_of_rules(
     args: Sequence[Any], rules: Sequence[Any], out_trees: Callable[[], Any]
 ) -> int | None:
-    """How many constants come first in ``args``; None if the rules do not communicate."""
+    """How many of ``args`` are constants, if the rules of a ``custom_vjp`` communicate; or None.
+
+    The constants, which come first, are what the function closes over. JAX does not say how many
+    there are: the forward pass raises an error if one is perturbed.
+    """
     for consts in range(len(args)):
-        with contextlib.suppress(traces.ClosedOver):
-            return consts if _rules_communicate(args, consts, rules, out_trees) else None
+        flags = [v for i, x in enumerate(args) for v in (x, i >= consts)]
+        try:
+            program, out = _dry_run(rules[0], flags)
+            if effect in program.effects:
+                return consts
+            if out is not None:
+                given = _given_to_backward(args, out, *out_trees()[-2:])
+                return consts if communicates(rules[1], given) else None
+        finally:
+            traces.let_call_again(rules[0])
     return None
 
 
-def note_communication() -> None:
-    """Tell :func:`_looks_at_communication` of an equation that communicates."""
-    _own.communicated = True
+def _given_to_backward(
+    args: Sequence[Any], out: list[Any], residuals: Any, forwarded: Sequence[int | None]
+) -> list[Any]:
+    """Residuals, some of which are arguments, and types of cotangents, from the forward pass."""
+    count = residuals.num_leaves - sum(i is not None for i in forwarded)
+    own = iter(out[:count])
+    kept = [next(own) if i is None else args[i] for i in forwarded]
+    return [*kept, *(x.to_tangent_aval() for x in out[count:])]
 
 
-def _looks_at_communication(trace: Any, args: Sequence[Any], rule: Any) -> bool:
-    """Whether the rule of a ``custom_jvp``, to which zeros are symbolic, differentiates something
-    that communicates, be it only to see what is perturbed there, as Equinox does.
-    """
-    _own.communicated = False
-    tangents = [
-        jax.typeof(x).to_tangent_aval()
-        if perturbed(trace, x)
-        else SymbolicZero(jax.typeof(x).to_tangent_aval())
-        for x in args
-    ]
-    known = [x if isinstance(x, SymbolicZero) else None for x in [*args, *tangents]]
-    unknown = [x for x, v in zip([*args, *tangents], known, strict=True) if v is None]
+def _check_jvp_rule(trace: Any, args: Sequence[Any], rule: Any, symbolic_zeros: bool) -> None:
+    """Check a rule that JAX is about to call, of which something is left for later."""
+    if not traces.has_later(trace, args):
+        return
+    types = [jax.typeof(x) for x in args]
+    tangents = [x.to_tangent_aval() for x in types]
+    given = [not symbolic_zeros or perturbed(trace, x) for x in args]
+    is_tangent: list[bool] = []
 
     def run(*traced: Any) -> Any:
-        rest = iter(traced)
-        with contextlib.suppress(Exception):  # it comes again when JAX calls the rule
-            rule.call_wrapped(*(next(rest) if v is None else v for v in known))
-        return ()
+        rest = iter(traced[len(types) :])
+        zeros = [next(rest) if g else SymbolicZero(t) for g, t in zip(given, tangents, strict=True)]
+        try:
+            out = rule.call_wrapped(*traced[: len(types)], *zeros)
+        except Exception:  # JAX calls it next, and it comes again, unless it wanted concrete values
+            return ()
+        kept = [i for i, y in enumerate(out) if not isinstance(y, SymbolicZero)]
+        is_tangent.extend(i >= len(out) // 2 for i in kept)
+        return [out[i] for i in kept]
 
     try:
-        traces.trace_function(traces.function_of_jax(run, unknown), unknown)
+        given_tangents = [t for t, g in zip(tangents, given, strict=True) if g]
+        program = traces.trace_python(run, [*types, *given_tangents])
     finally:
         traces.let_call_again(rule)
-    return bool(_own.communicated)
+    if effect in program.effects and is_tangent:
+        arguments = [i >= len(types) for i in range(len(program.in_avals))]
+        check_rule(program.jaxpr, arguments, is_tangent)
 
 
 def _arguments(
@@ -309,33 +294,36 @@ def _arguments(
 ) -> Sequence[Any]:
     """The arguments of a function, of which one is perturbed if the function communicates."""
     out_trees = params.get("out_trees")  # of a custom_vjp
+    zeros = out_trees is None and params["symbolic_zeros"]
     which = [perturbed(trace, x) for x in args]
-    if any(which):
-        sees = out_trees is None and params["symbolic_zeros"] and not all(which)
-        if sees and _looks_at_communication(trace, args, *rules):
-            with once(trace, None):
-                return tie(token_of(trace), args)
-        return args
-    consts = 0
+    # A rule with symbolic zeros may leave out what is not perturbed.
+    if not any(which) or (zeros and not all(which)):
+        args = _tied_arguments(trace, args, fun, rules, out_trees)
+    if out_trees is None:
+        _check_jvp_rule(trace, args, rules[0], zeros)
+    return args
+
+
+def _tied_arguments(
+    trace: Any, args: Sequence[Any], fun: Any, rules: Sequence[Any], out_trees: Any
+) -> Sequence[Any]:
+    consts: int | None = 0
     if not communicates(fun, args):
-        found = _constants_if_rules_communicate(args, rules, out_trees) if out_trees else None
-        if found is None:
-            return args
-        consts = found
-    token = token_of(trace)
+        consts = _constants_of_rules(args, rules, out_trees) if out_trees else None
+    token = None if consts is None else token_of(trace)
     if token is None:
         return args
-    with once(trace, None):
+    with left_to_jax(trace):
         # Equinox's custom_vjps fail if more is perturbed than their first argument. A custom_jvp
         # may communicate the tangent of any.
         return [*args[:consts], *tie(token, args[consts:], only_first=out_trees is not None)]
 
 
-# By functions, of which it keeps nothing alive: whether there is a hidden operation in them.
-_hidden: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
+# By functions, of which it keeps nothing alive.
+_backward: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
 
 
-def hidden(primitive: Primitive, params: dict[str, Any]) -> bool:
+def backward_communicates(primitive: Primitive, params: dict[str, Any]) -> bool:
     """Whether an equation has functions that communicate in their derivatives alone: that have a
     ``custom_vjp`` in them with rules that do.
 
@@ -344,38 +332,24 @@ def hidden(primitive: Primitive, params: dict[str, Any]) -> bool:
     # A custom_jvp has another derivative; a while_loop with a custom_vjp has none.
     if primitive in (compat.custom_jvp_call_p, compat.while_p):
         return False
-    return any(_has_hidden(jaxpr) for _, jaxpr in compat.inner_jaxprs(params))
+    return any(_inside_communicates(jaxpr) for _, jaxpr in compat.inner_jaxprs(params))
 
 
-def _has_hidden(jaxpr: Any) -> bool:
-    found = _hidden.get(jaxpr)
+def _inside_communicates(jaxpr: Any) -> bool:
+    found = _backward.get(jaxpr)
     if found is None:
-        found = _hidden[jaxpr] = any(hidden_in(eqn) for eqn in getattr(jaxpr, "jaxpr", jaxpr).eqns)
+        eqns = getattr(jaxpr, "jaxpr", jaxpr).eqns
+        found = _backward[jaxpr] = any(map(backward_of_equation, eqns))
     return found
 
 
-def hidden_in(eqn: Any) -> bool:
+def backward_of_equation(eqn: Any) -> bool:
     """The same of an equation of a jaxpr, which may be a ``custom_vjp`` itself."""
     if eqn.primitive is not compat.custom_vjp_call_p:
-        return hidden(eqn.primitive, eqn.params)
+        return backward_communicates(eqn.primitive, eqn.params)
     avals, params = [v.aval for v in eqn.invars], eqn.params
     rules = compat.custom_vjp_rules(params)
-    return _rules_communicate(avals, params["num_consts"], rules, params["out_trees"])
-
-
-def _arguments_of_shard_map(trace: Any, args: Sequence[Any], fun: Any, bind: Any) -> Sequence[Any]:
-    """The arguments of a `jax.shard_map`, of which one is perturbed if it communicates."""
-    token = None if any(perturbed(trace, x) for x in args) else token_of(trace)
-    if token is None:
-        return args
-    try:
-        jaxpr = traces.trace_function(traces.function_of_jax(bind, args), args)
-    finally:
-        traces.let_call_again(fun)
-    if effect not in jaxpr.effects and not _has_hidden(jaxpr):
-        return args
-    with once(trace, None):
-        return tie(token, args)
+    return _constants_of_rules(avals, rules, params["out_trees"]) is not None
 
 
 def _keep_backward_pass() -> None:
@@ -409,6 +383,15 @@ def _keep_backward_pass() -> None:
 # ---- jax.linear_transpose
 
 
+# What a function raises that wants a concrete value and gets an abstract one.
+_WANTS_CONCRETE = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerIntegerConversionError,
+    jax.errors.NonConcreteBooleanIndexError,
+)
+
+
 def _evaluate_linear(fun: Any, args: Sequence[Any]) -> Any:
     """A linear function of unknown ``args``, in which every op is part of the function.
 
@@ -418,7 +401,7 @@ def _evaluate_linear(fun: Any, args: Sequence[Any]) -> Any:
     """
     try:
         jaxpr: ClosedJaxpr = traces.trace_function(fun, args)
-    except WANTS_CONCRETE:  # of which there are some in a partial evaluation
+    except _WANTS_CONCRETE:  # of which there are some in a partial evaluation
         traces.let_call_again(fun)
         return fun.call_wrapped(*args)
     if effect not in jaxpr.effects or not all(jnp.issubdtype(x.dtype, np.inexact) for x in args):
@@ -428,6 +411,5 @@ def _evaluate_linear(fun: Any, args: Sequence[Any]) -> Any:
 
 
 traces.on_custom_derivative(_arguments)
-traces.on_shard_map(_arguments_of_shard_map)
 _keep_backward_pass()
 traces.on_linear_transpose(_evaluate_linear)

@@ -15,14 +15,16 @@ from mpi4py import MPI
 from .._compile.lowering import carrier
 from .._jax import compat
 from .._job.job import rank_names
-from .._tokens.tokens import NO_TOKEN, with_token
-from ..ops import allgather, allreduce, bcast
+from .._op.spec import T
+from ..ops.allgather import allgather
+from ..ops.allreduce import allreduce
+from ..ops.bcast import bcast
 
 _SHOWN = 3  # leaves that an error names
 _NOWHERE = np.iinfo(np.int32).max
 
 
-def assert_equal(x: Any, *, comm: MPI.Intracomm | None = None, token: Any = None) -> Any:
+def assert_equal(x: T, *, comm: MPI.Intracomm | None = None) -> T:
     """Raise an error on all ranks unless all of them have the same value.
 
     For what ought to be the same everywhere, as parameters of a model after a step. Compared are
@@ -31,24 +33,23 @@ def assert_equal(x: Any, *, comm: MPI.Intracomm | None = None, token: Any = None
     Args:
         x: array of any dtype, of the same shape on all ranks; or a pytree of such arrays.
         comm: communicator; by default a clone of ``COMM_WORLD``.
-        token: token from another op, or None.
 
     Returns:
-        tuple: ``x``, unchanged; and the new token.
+        jax.Array, or pytree: ``x``, unchanged.
 
     Raises:
-        AssertionError: ranks have different values. It names the leaf, the first index where one
-            of them differs from rank 0, and all ranks' values there. From a compiled function it
-            comes as JAX's error of a callback, with these words, when something waits for it.
-        TypeError: a wrong type of ``comm``, ``token`` or dtype.
+        AssertionError: ranks have different values. It names the leaf, the first index where one of
+            them differs from rank 0, and all ranks' values there. From a compiled function it comes
+            as JAX's error of a callback, with these words, when something waits for it.
+        TypeError: a wrong type of ``comm`` or dtype.
 
     Derivative:
         That of the identity. What is compared is the value; nothing compares tangents.
 
     Example:
-        >>> import jax.numpy as jnp, mpi4jax
-        >>> x, token = mpi4jax.assert_equal({"w": jnp.ones(3)})
-        >>> x, token = mpi4jax.assert_equal(mpi4jax.default_comm().rank) # doctest: +SKIP
+        >>> import jax.numpy as jnp, mpi4jax.notoken as mpi4jax
+        >>> x = mpi4jax.assert_equal({"w": jnp.ones(3)})
+        >>> x = mpi4jax.assert_equal(mpi4jax.default_comm().rank) # doctest: +SKIP
         AssertionError: assert_equal: ranks have different values: rank 0 has 0, rank 1 has 1
 
     It costs a broadcast of ``x`` and two messages of a few numbers. See also: :func:`bcast`,
@@ -61,12 +62,12 @@ def assert_equal(x: Any, *, comm: MPI.Intracomm | None = None, token: Any = None
         if leaf.size
     ]
     mine = [leaf.bits for leaf in leaves]
-    root, token = with_token(bcast, token, mine, 0, comm=comm)
+    root = bcast(mine, 0, comm=comm)
     # Of each leaf, the first element where any rank differs from rank 0.
     first = [_first_difference(a, b) for a, b in zip(mine, root, strict=True)]
-    first, token = with_token(allreduce, token, first, MPI.MIN, comm=comm)
+    first = allreduce(first, MPI.MIN, comm=comm)
     there = [jnp.take(bits, i, axis=0, mode="clip") for bits, i in zip(mine, first, strict=True)]
-    values, token = with_token(allgather, token, there, comm=comm)
+    values = allgather(there, comm=comm)
     report = functools.partial(_report, leaves)
     if compat.trace_state_clean():
         report(first, values)
@@ -74,7 +75,7 @@ def assert_equal(x: Any, *, comm: MPI.Intracomm | None = None, token: Any = None
         differs = functools.reduce(jnp.minimum, first, _NOWHERE) < _NOWHERE
         say = functools.partial(jax.debug.callback, report)
         lax.cond(differs, say, lambda *_: None, first, values)
-    return y if token is NO_TOKEN else (y, token)
+    return y
 
 
 class _Leaf:

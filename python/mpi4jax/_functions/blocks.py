@@ -15,13 +15,17 @@ from .._grid import cart as _cart
 from .._op import rows as _rows
 from .._op.arguments import from_end, rank_of
 from .._op.comm import static_int
-from .._tokens.tokens import NO_TOKEN, with_token
-from ..ops import gather, gatherv, halo_exchange, scatter, scatterv
+from .._op.spec import T
+from ..ops.gather import gather
+from ..ops.gatherv import gatherv
+from ..ops.halo_exchange import halo_exchange
+from ..ops.scatter import scatter
+from ..ops.scatterv import scatterv
 
 Shape = tuple[int, ...]
 
 
-class _Cuts:
+class Cuts:
     """How the blocks of a Cartesian communicator lie in an array."""
 
     def __init__(self, op: str, cart: Any, axes: Any, width: Any):
@@ -35,36 +39,48 @@ class _Cuts:
                     f"is cut into blocks ({sizes}), got {axes!r}"
                 )
         cut = [k for k, axis in enumerate(chosen) if axis is not None]
+        self.dimensions = cut
         self.axes = [axis for axis in chosen if axis is not None]
         self.sizes, self.widths = [sizes[k] for k in cut], [widths[k] for k in cut]
 
-    def _positions(self, ndim: int) -> list[int]:
+    def positions(self, ndim: int) -> list[int]:
         counted = from_end(self.op, self.axes, [(0, 0)] * len(self.axes), (0,) * ndim)
         return [ndim - axis for axis in counted]
 
     def is_equal(self, shape: Shape) -> bool:
         """Whether all blocks of an array of this shape are equally large."""
-        axes = self._positions(len(shape))
+        axes = self.positions(len(shape))
         return not any(shape[axis] % size for axis, size in zip(axes, self.sizes, strict=True))
 
-    def blocks(self, shape: Shape) -> list[tuple[slice, ...]]:
-        """The blocks, without ghost cells, of an array of this shape, in the order of the ranks.
+    def _lines(self, shape: Shape) -> list[list[slice]]:
+        """Along each axis that is cut, the parts of an array of this shape.
 
         As `numpy.array_split` cuts: the first ones have one cell more, if they are not equal.
         """
         lines = []
-        axes = self._positions(len(shape))
-        for axis, size in zip(axes, self.sizes, strict=True):
+        for axis, size in zip(self.positions(len(shape)), self.sizes, strict=True):
             cells, more = divmod(shape[axis], size)
             parts = _rows.side_by_side([cells + (k < more) for k in range(size)])
             lines.append([slice(start, start + count) for start, count in parts])
-        out = []
-        for place in itertools.product(*lines):
-            window = [slice(0, n) for n in shape]
-            for axis, line in zip(axes, place, strict=True):
-                window[axis] = line
-            out.append(tuple(window))
-        return out
+        return lines
+
+    def _window(self, shape: Shape, place: Sequence[slice]) -> tuple[slice, ...]:
+        window = [slice(0, n) for n in shape]
+        for axis, part in zip(self.positions(len(shape)), place, strict=True):
+            window[axis] = part
+        return tuple(window)
+
+    def block(self, shape: Shape, rank: int) -> tuple[slice, ...]:
+        """A rank's block, without ghost cells, of an array of this shape."""
+        coords = MPI.Cartcomm(self.comm.mpi).Get_coords(rank)
+        place = [
+            line[coords[k]] for line, k in zip(self._lines(shape), self.dimensions, strict=True)
+        ]
+        return self._window(shape, place)
+
+    def blocks(self, shape: Shape) -> list[tuple[slice, ...]]:
+        """The blocks of all ranks."""
+        return [self._window(shape, place) for place in itertools.product(*self._lines(shape))]
 
     def shapes(self, shape: Shape) -> list[Shape]:
         """The shapes of all ranks' blocks."""
@@ -77,7 +93,7 @@ class _Cuts:
             ValueError: of the array with so many cells, this rank has another block.
         """
         out = list(block)
-        for k, axis in enumerate(self._positions(len(block))):
+        for k, axis in enumerate(self.positions(len(block))):
             out[axis] = block[axis] * self.sizes[k] if cells is None else cells[k]
         expected = self.shapes(tuple(out))[self.comm.rank]
         if block != expected:
@@ -100,7 +116,7 @@ class _Cuts:
 
     def concatenate(self, blocks: list[jax.Array]) -> jax.Array:
         """The array whose blocks these are."""
-        axes = self._positions(blocks[0].ndim)
+        axes = self.positions(blocks[0].ndim)
         for axis, size in reversed(list(zip(axes, self.sizes, strict=True))):
             rows = [blocks[i : i + size] for i in range(0, len(blocks), size)]
             blocks = [jnp.concatenate(row, axis) for row in rows]
@@ -108,7 +124,7 @@ class _Cuts:
 
     def stack(self, x: jax.Array) -> jax.Array:
         """All blocks along a new first axis; the last dimension of the grid is fastest."""
-        axes, block = self._positions(x.ndim), self.shapes(x.shape)[0]
+        axes, block = self.positions(x.ndim), self.shapes(x.shape)[0]
         split: list[int] = []
         places = {}
         for axis, cells in enumerate(block):
@@ -122,7 +138,7 @@ class _Cuts:
 
     def join(self, blocks: jax.Array) -> jax.Array:
         """The inverse of `stack`."""
-        axes, block = self._positions(blocks.ndim - 1), blocks.shape[1:]
+        axes, block = self.positions(blocks.ndim - 1), blocks.shape[1:]
         x = blocks.reshape(*self.sizes, *block)
         places = [axis + sum(other < axis for other in axes) for axis in axes]
         x = jnp.moveaxis(x, range(len(axes)), places)
@@ -134,14 +150,14 @@ class _Cuts:
     def pad(self, x: jax.Array) -> jax.Array:
         """With ghost cells of zeros."""
         widths = [(0, 0)] * x.ndim
-        for axis, width in zip(self._positions(x.ndim), self.widths, strict=True):
+        for axis, width in zip(self.positions(x.ndim), self.widths, strict=True):
             widths[axis] = width
         return jnp.pad(x, widths)
 
     def inner(self, x: jax.Array) -> jax.Array:
         """Without ghost cells."""
         window = [slice(None)] * x.ndim
-        for axis, (low, high) in zip(self._positions(x.ndim), self.widths, strict=True):
+        for axis, (low, high) in zip(self.positions(x.ndim), self.widths, strict=True):
             if x.shape[axis] < low + high:
                 raise ValueError(
                     f"{self.op}: argument 'x' of shape {x.shape} has fewer cells along axis "
@@ -152,14 +168,13 @@ class _Cuts:
 
 
 def scatter_blocks(
-    x: Any,
+    x: T,
     cart: MPI.Cartcomm,
     root: int = 0,
     *,
     axes: int | Sequence[int | None] | None = None,
     width: int | Sequence[int | tuple[int, int]] = 0,
-    token: Any = None,
-) -> Any:
+) -> T:
     """Cut the root's array into blocks, one for each rank of a Cartesian communicator.
 
     Blocks are as equal as can be, as `numpy.array_split` makes them: of 7 cells for 3 ranks, the
@@ -173,10 +188,9 @@ def scatter_blocks(
         axes: the array's axis that each dimension of ``cart`` cuts, by default the last ones.
         width: number of ghost cells around a block, as for :func:`halo_exchange`, by default none.
             They are filled; at an edge of the grid that is not periodic with zeros.
-        token: token from another op, or None.
 
     Returns:
-        tuple: this rank's block; and the new token.
+        jax.Array, or pytree: this rank's block.
 
     Raises:
         TypeError: a wrong type of an argument.
@@ -187,21 +201,21 @@ def scatter_blocks(
         of: the transpose gathers on the root.
 
     Example:
-        >>> import jax.numpy as jnp, mpi4jax
+        >>> import jax.numpy as jnp, mpi4jax.notoken as mpi4jax
         >>> from mpi4py import MPI
         >>> n = MPI.COMM_WORLD.size
         >>> cart = MPI.COMM_WORLD.Create_cart([n, 1], periods=[False, True])
-        >>> block, token = mpi4jax.scatter_blocks(jnp.ones((2 * n, 3)), cart, width=1)
+        >>> block = mpi4jax.scatter_blocks(jnp.ones((2 * n, 3)), cart, width=1)
         >>> block.shape
         (4, 5)
-        >>> whole, token = mpi4jax.gather_blocks(block, cart, width=1)
+        >>> whole = mpi4jax.gather_blocks(block, cart, width=1)
         >>> cart.rank > 0 or whole.shape == (2 * n, 3)
         True
 
     See also: :func:`gather_blocks`, :func:`halo_exchange`, :func:`scatter`.
     """
     name = "scatter_blocks"
-    cuts = _Cuts(name, cart, axes, width)
+    cuts = Cuts(name, cart, axes, width)
     root = rank_of(name, "root", root, cuts.comm)
 
     is_root, rank = cuts.comm.rank == root, cuts.comm.rank
@@ -214,9 +228,7 @@ def scatter_blocks(
         return cuts.stack(leaf) if is_root else jnp.zeros(cuts.shapes(leaf.shape)[0], leaf.dtype)
 
     if equal or not leaves:
-        same, token = with_token(
-            scatter, token, [stacked(leaves[i]) for i in equal], root, comm=cart
-        )
+        same = scatter([stacked(leaves[i]) for i in equal], root, comm=cart)
         for i, block in zip(equal, same, strict=True):
             leaves[i] = block
     for i in sorted({*range(len(leaves))} - {*equal}):
@@ -226,25 +238,24 @@ def scatter_blocks(
         else:
             cells = jnp.zeros(math.prod(shapes[rank]), leaf.dtype)
         counts = [math.prod(shape) for shape in shapes]
-        own, token = with_token(scatterv, token, cells, counts, root, comm=cart)
+        own = scatterv(cells, counts, root, comm=cart)
         leaves[i] = own.reshape(shapes[rank])
     y = jax.tree.unflatten(tree, leaves)
     if any(width != (0, 0) for width in cuts.widths):
         y = jax.tree.map(cuts.pad, y)
-        y, token = with_token(halo_exchange, token, y, cart, axes=axes, width=width)
-    return y if token is NO_TOKEN else (y, token)
+        y = halo_exchange(y, cart, axes=axes, width=width)
+    return y
 
 
 def gather_blocks(
-    x: Any,
+    x: T,
     cart: MPI.Cartcomm,
     root: int = 0,
     *,
     axes: int | Sequence[int | None] | None = None,
     width: int | Sequence[int | tuple[int, int]] = 0,
     cells: int | Sequence[int] | None = None,
-    token: Any = None,
-) -> Any:
+) -> T:
     """Put the blocks of all ranks of a Cartesian communicator together, on the root.
 
     Args:
@@ -258,10 +269,9 @@ def gather_blocks(
         cells: how many cells the whole array has along each axis that is cut, in the order of the
             dimensions of ``cart``, where its blocks are not all equal: they are those that
             :func:`scatter_blocks` makes of it.
-        token: token from another op, or None.
 
     Returns:
-        tuple: the whole array on the root, and ``x``, unchanged, on other ranks; and the new token.
+        jax.Array, or pytree: the whole array on the root, and ``x``, unchanged, on other ranks.
 
     Raises:
         TypeError: a wrong type of an argument.
@@ -273,17 +283,17 @@ def gather_blocks(
         the root.
 
     Example:
-        >>> import jax.numpy as jnp, mpi4jax
+        >>> import jax.numpy as jnp, mpi4jax.notoken as mpi4jax
         >>> from mpi4py import MPI
         >>> cart = MPI.COMM_WORLD.Create_cart([MPI.COMM_WORLD.size], periods=[True])
-        >>> y, token = mpi4jax.gather_blocks(jnp.full(2, cart.rank), cart)
+        >>> y = mpi4jax.gather_blocks(jnp.full(2, cart.rank), cart)
         >>> cart.rank > 0 or [int(v) for v in y] == [r for r in range(cart.size) for _ in "ab"]
         True
 
     See also: :func:`scatter_blocks`, :func:`gather`.
     """
     name = "gather_blocks"
-    cuts = _Cuts(name, cart, axes, width)
+    cuts = Cuts(name, cart, axes, width)
     root = rank_of(name, "root", root, cuts.comm)
     known = cuts.cells_of(cells)
     inner = jax.tree.map(lambda leaf: cuts.inner(jnp.asarray(leaf)), x)
@@ -291,17 +301,16 @@ def gather_blocks(
     wholes = [cuts.whole(leaf.shape, known) for leaf in leaves]
     equal = [i for i, whole in enumerate(wholes) if cuts.is_equal(whole)]
     if equal or not leaves:
-        same, token = with_token(gather, token, [leaves[i] for i in equal], root, comm=cart)
+        same = gather([leaves[i] for i in equal], root, comm=cart)
         for i, stacked in zip(equal, same, strict=True):
             leaves[i] = cuts.join(stacked) if cuts.comm.rank == root else stacked
     for i in sorted({*range(len(leaves))} - {*equal}):
         shapes = cuts.shapes(wholes[i])
         counts = [math.prod(shape) for shape in shapes]
-        rows, token = with_token(gatherv, token, leaves[i].ravel(), counts, root, comm=cart)
+        rows = gatherv(leaves[i].ravel(), counts, root, comm=cart)
         if cuts.comm.rank == root:
             parts = zip(_rows.side_by_side(counts), shapes, strict=True)
             leaves[i] = cuts.concatenate(
                 [rows[s : s + n].reshape(shape) for (s, n), shape in parts]
             )
-    y = jax.tree.unflatten(tree, leaves) if cuts.comm.rank == root else x
-    return y if token is NO_TOKEN else (y, token)
+    return jax.tree.unflatten(tree, leaves) if cuts.comm.rank == root else x

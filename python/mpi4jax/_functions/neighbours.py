@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,9 +14,8 @@ from mpi4py import MPI
 from .._call.call import run
 from .._op.comm import Comm, as_comm
 from .._op.packing import zeros_like
-from .._op.spec import SPECS, Call
-from .._requests.request import End
-from .._tokens.tokens import NO_TOKEN, with_token
+from .._op.spec import SPECS, Call, T
+from .._requests.request import CompositeKind
 
 _KINDS = {MPI.CART: MPI.Cartcomm, MPI.GRAPH: MPI.Graphcomm, MPI.DIST_GRAPH: MPI.Distgraphcomm}
 
@@ -73,21 +73,19 @@ class _InOrder:
         return rows[np.array(self.received, int)]
 
 
-def _prepare(name: str, edges: _Edges, blocks: Any) -> tuple[Call, End]:
+def _prepare(name: str, edges: _Edges, blocks: Any) -> tuple[Call, CompositeKind]:
     """Send the blocks of a tree, which are in the order of `edges.sent`."""
     counts = edges.counts(edges.outs), edges.counts(edges.ins)
     call = SPECS["alltoallv"].prepare(blocks, *counts, comm=edges.comm.mpi)
-    return call, End(name, _InOrder(tuple(edges.received)))
+    return call, CompositeKind(name, _InOrder(tuple(edges.received)))
 
 
-def _run(prepared: tuple[Call, End], token: Any) -> Any:
+def _run(prepared: tuple[Call, CompositeKind]) -> Any:
     call, end = prepared
-    y, token = with_token(run, token, call)
-    y = end.result([y], ())
-    return y if token is NO_TOKEN else (y, token)
+    return end.result([run(call)], ())
 
 
-def neighbor_alltoall(x: Any, comm: MPI.Intracomm, *, token: Any = None) -> Any:
+def neighbor_alltoall(x: T, comm: MPI.Intracomm) -> T:
     """Send a block to each neighbour (MPI_Neighbor_alltoall; MPI-4.1, section 8.6).
 
     Only neighbours exchange messages; all ranks take part. On a grid the neighbours are those one
@@ -100,35 +98,34 @@ def neighbor_alltoall(x: Any, comm: MPI.Intracomm, *, token: Any = None) -> Any:
             order of the topology (``comm.inoutedges``); or a pytree of such arrays. All blocks have
             the shape ``S``, on all ranks.
         comm: communicator with a topology: Cartesian, or a (distributed) graph.
-        token: token from another op, or None.
 
     Returns:
-        tuple: array of shape ``(indegree, *S)`` and the dtype of ``x``, the blocks of the sources
-        in the order of the topology, and zeros from a neighbour that is not there
-        (``MPI.PROC_NULL``, beyond the edge of a grid); and the new token.
+        jax.Array, or pytree: array of shape ``(indegree, *S)`` and the dtype of ``x``, the blocks
+        of the sources in the order of the topology, and zeros from a neighbour that is not there
+        (``MPI.PROC_NULL``, beyond the edge of a grid).
 
     Raises:
-        TypeError: a wrong type of ``comm``, ``token`` or dtype; a ``comm`` without a topology.
+        TypeError: a wrong type of ``comm`` or dtype; a ``comm`` without a topology.
         ValueError: ``x`` has not one block for each destination.
 
     Derivative:
         That of :func:`alltoallv`, which it is made of: the transpose sends the blocks back.
 
     Example:
-        >>> import jax.numpy as jnp, mpi4jax
+        >>> import jax.numpy as jnp, mpi4jax.notoken as mpi4jax
         >>> from mpi4py import MPI
         >>> ring = MPI.COMM_WORLD.Create_cart([MPI.COMM_WORLD.size], periods=[True])
         >>> below, above = ring.Shift(0, 1)
-        >>> y, token = mpi4jax.neighbor_alltoall(jnp.array([10, 20]) + ring.rank, ring)
+        >>> y = mpi4jax.neighbor_alltoall(jnp.array([10, 20]) + ring.rank, ring)
         >>> [int(v) for v in y] == [20 + below, 10 + above]
         True
 
     See also: :func:`neighbor_allgather`, :func:`halo_exchange`, :func:`alltoallv`.
     """
-    return _run(_prepare_alltoall(x, comm), token)
+    return _run(_prepare_alltoall(x, comm))
 
 
-def _prepare_alltoall(x: Any, comm: MPI.Intracomm) -> tuple[Call, End]:
+def _prepare_alltoall(x: Any, comm: MPI.Intracomm) -> tuple[Call, CompositeKind]:
     name = "neighbor_alltoall"
     edges = _Edges(name, comm)
 
@@ -145,42 +142,41 @@ def _prepare_alltoall(x: Any, comm: MPI.Intracomm) -> tuple[Call, End]:
     return _prepare(name, edges, jax.tree.map(chosen, x))
 
 
-def neighbor_allgather(x: Any, comm: MPI.Intracomm, *, token: Any = None) -> Any:
+def neighbor_allgather(x: T, comm: MPI.Intracomm) -> T:
     """Gather the arrays of the neighbours (MPI_Neighbor_allgather; MPI-4.1, section 8.6).
 
     Args:
         x: array of shape ``S``, equal on all ranks, of any dtype; or a pytree of such arrays. It
             goes to all neighbours that ``comm`` has as destinations.
         comm: communicator with a topology: Cartesian, or a (distributed) graph.
-        token: token from another op, or None.
 
     Returns:
-        tuple: array of shape ``(indegree, *S)`` and the dtype of ``x``, those of the sources in the
-        order of the topology (``comm.inoutedges``: on a grid, one step down and up each dimension),
-        and zeros from a neighbour that is not there (``MPI.PROC_NULL``, beyond the edge of a grid);
-        and the new token.
+        jax.Array, or pytree: array of shape ``(indegree, *S)`` and the dtype of ``x``, those of the
+        sources in the order of the topology (``comm.inoutedges``: on a grid, one step down and up
+        each dimension), and zeros from a neighbour that is not there (``MPI.PROC_NULL``, beyond the
+        edge of a grid).
 
     Raises:
-        TypeError: a wrong type of ``comm``, ``token`` or dtype; a ``comm`` without a topology.
+        TypeError: a wrong type of ``comm`` or dtype; a ``comm`` without a topology.
 
     Derivative:
         That of :func:`alltoallv`, which it is made of: the transpose adds what the neighbours send
         back.
 
     Example:
-        >>> import mpi4jax
+        >>> import mpi4jax.notoken as mpi4jax
         >>> from mpi4py import MPI
         >>> line = MPI.COMM_WORLD.Create_cart([MPI.COMM_WORLD.size], periods=[False])
-        >>> y, token = mpi4jax.neighbor_allgather(line.rank + 1.0, line)
+        >>> y = mpi4jax.neighbor_allgather(line.rank + 1.0, line)
         >>> float(y[0]) == line.rank  # the first rank has nobody below
         True
 
     See also: :func:`neighbor_alltoall`, :func:`allgather`.
     """
-    return _run(_prepare_allgather(x, comm), token)
+    return _run(_prepare_allgather(x, comm))
 
 
-def _prepare_allgather(x: Any, comm: MPI.Intracomm) -> tuple[Call, End]:
+def _prepare_allgather(x: Any, comm: MPI.Intracomm) -> tuple[Call, CompositeKind]:
     name = "neighbor_allgather"
     edges = _Edges(name, comm)
 
@@ -192,4 +188,7 @@ def _prepare_allgather(x: Any, comm: MPI.Intracomm) -> tuple[Call, End]:
 
 
 # What each of these functions sends, and what it makes of what has come.
-PREPARE = {neighbor_alltoall: _prepare_alltoall, neighbor_allgather: _prepare_allgather}
+PREPARE: dict[Callable[..., Any], Callable[..., tuple[Call, CompositeKind]]] = {
+    neighbor_alltoall: _prepare_alltoall,
+    neighbor_allgather: _prepare_allgather,
+}

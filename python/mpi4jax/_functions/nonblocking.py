@@ -1,46 +1,21 @@
 """The functions that start an operation: ``iallreduce`` and the others.
 
-They are made of the functions of `ops`, whose arguments they take but for the token: they start
-what those do, and return a :class:`Request`.
+They are made of the functions of `ops`, whose arguments they take: they start what those do, and
+return a :class:`Request`.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, ParamSpec
 
 from .. import ops
-from .._op.spec import SPECS, Call
-from .._requests.request import End, Joint, Request
+from .._op.spec import SPECS
+from .._requests.request import CompositeRequest, Request
 from .._requests.start import start
 from .._requests.wait import after, wait, waitall
 from . import neighbours
-
-if TYPE_CHECKING:  # they see the arguments, and `token` among them: no type takes one away
-    from ..ops import allgather as iallgather
-    from ..ops import allgatherv as iallgatherv
-    from ..ops import allreduce as iallreduce
-    from ..ops import alltoall as ialltoall
-    from ..ops import alltoallv as ialltoallv
-    from ..ops import barrier as ibarrier
-    from ..ops import bcast as ibcast
-    from ..ops import exscan as iexscan
-    from ..ops import gather as igather
-    from ..ops import gatherv as igatherv
-    from ..ops import halo_exchange as ihalo_exchange
-    from ..ops import permute as ipermute
-    from ..ops import ragged_alltoall as iragged_alltoall
-    from ..ops import recv as irecv
-    from ..ops import reduce as ireduce
-    from ..ops import reduce_scatter as ireduce_scatter
-    from ..ops import scan as iscan
-    from ..ops import scatter as iscatter
-    from ..ops import scatterv as iscatterv
-    from ..ops import send as isend
-    from ..ops import sendrecv as isendrecv
-    from .neighbours import neighbor_allgather as ineighbor_allgather
-    from .neighbours import neighbor_alltoall as ineighbor_alltoall
 
 __all__ = [
     "Request",
@@ -73,47 +48,47 @@ __all__ = [
 ]
 
 
-def _started(
-    op: Callable[..., Any], begin: Callable[..., Request], mpi: str | None = None
-) -> Callable[..., Any]:
-    """The function that starts an op, by an MPI function, MPI_Isend by default.
+P = ParamSpec("P")
 
-    Args:
-        op: the function that waits for it.
-        begin: starts it, given the arguments of that function by their names.
-        mpi: the MPI function.
-    """
-    left_out = {"token", "status"}
+
+def _nonblocking(op: Callable[P, Any]) -> Callable[P, Request]:
+    """The function that starts what ``op`` does, with the same arguments but for a status."""
+    name = op.__name__
+    made_of = neighbours.PREPARE.get(op)
     given = inspect.signature(op)
     # A wildcard has no derivative here.
     changed = {"source": inspect.Parameter.empty, "tag": 0, "recvtag": 0}
-    parameters = [
-        q.replace(default=changed.get(name, q.default))
-        for name, q in given.parameters.items()
-        if name not in left_out
-    ]
-    signature = inspect.Signature(parameters)
+    signature = inspect.Signature(
+        [
+            q.replace(default=changed.get(argument, q.default))
+            for argument, q in given.parameters.items()
+            if argument != "status"
+        ]
+    )
 
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: P.args, **kwargs: P.kwargs) -> Request:
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
-        return begin(**bound.arguments)
+        if made_of is None:
+            return start(SPECS[name].prepare(**bound.arguments))
+        prepared, end = made_of(**bound.arguments)
+        return CompositeRequest([start(prepared), ()], end)
 
-    call.__name__ = call.__qualname__ = f"i{op.__name__}"
+    call.__name__ = call.__qualname__ = f"i{name}"
     call.__module__ = "mpi4jax"
     call.__signature__ = signature  # type: ignore[attr-defined]
-    call.__doc__ = _documentation(op, mpi or "MPI_Isend")
+    call.__doc__ = _documentation(op, SPECS[name].started if name in SPECS else None)
     return call
 
 
-def _documentation(op: Callable[..., Any], function: str) -> str:
-    name = op.__name__
+def _documentation(op: Callable[..., Any], started: str | None) -> str:
+    name, function = op.__name__, started or "MPI_Isend"
     summary, *_ = (op.__doc__ or "").partition(" (MPI_")
     first = summary[:1].lower() + summary[1:]
     section = "3.7" if function in ("MPI_Irecv", "MPI_Isend") else "6.12"
     return f"""Start to {first}, without waiting ({function}; MPI-4.1, section {section}).
 
-    Takes what :func:`{name}` takes, without a token.
+    Takes what :func:`{name}` takes, but for a status.
 
     Returns:
         Request: for :func:`wait`, whose result is that of :func:`{name}`.
@@ -125,27 +100,26 @@ def _documentation(op: Callable[..., Any], function: str) -> str:
     """
 
 
-def _starts(prepare: Callable[..., Call]) -> Callable[..., Request]:
-    return lambda **arguments: start(prepare(**arguments))
-
-
-def _starts_made_of(prepare: Callable[..., tuple[Call, End]]) -> Callable[..., Request]:
-    """The same of a function that is made of an op."""
-
-    def begin(**arguments: Any) -> Request:
-        call, end = prepare(**arguments)
-        return Joint([start(call), ()], end)
-
-    return begin
-
-
-_FUNCTIONS = [
-    *(
-        _started(getattr(ops, op), _starts(spec.prepare), spec.started)
-        for op, spec in SPECS.items()
-        if spec.starts
-    ),
-    *(_started(op, _starts_made_of(prepare)) for op, prepare in neighbours.PREPARE.items()),
-]
-STARTED = {function.__name__: function for function in _FUNCTIONS}
-globals().update(STARTED)
+iallgather = _nonblocking(ops.allgather)
+iallgatherv = _nonblocking(ops.allgatherv)
+iallreduce = _nonblocking(ops.allreduce)
+ialltoall = _nonblocking(ops.alltoall)
+ialltoallv = _nonblocking(ops.alltoallv)
+ibarrier = _nonblocking(ops.barrier)
+ibcast = _nonblocking(ops.bcast)
+iexscan = _nonblocking(ops.exscan)
+igather = _nonblocking(ops.gather)
+igatherv = _nonblocking(ops.gatherv)
+ihalo_exchange = _nonblocking(ops.halo_exchange)
+ineighbor_allgather = _nonblocking(neighbours.neighbor_allgather)
+ineighbor_alltoall = _nonblocking(neighbours.neighbor_alltoall)
+ipermute = _nonblocking(ops.permute)
+iragged_alltoall = _nonblocking(ops.ragged_alltoall)
+irecv = _nonblocking(ops.recv)
+ireduce = _nonblocking(ops.reduce)
+ireduce_scatter = _nonblocking(ops.reduce_scatter)
+iscan = _nonblocking(ops.scan)
+iscatter = _nonblocking(ops.scatter)
+iscatterv = _nonblocking(ops.scatterv)
+isend = _nonblocking(ops.send)
+isendrecv = _nonblocking(ops.sendrecv)

@@ -43,7 +43,7 @@ def pvary(x: Any, *, comm: MPI.Intracomm | None = None) -> Any:
     varying = [i for i, leaf in enumerate(leaves) if jnp.issubdtype(leaf.dtype, np.inexact)]
     if varying and not compat.trace_state_clean():
         p = {"comm": c, "reduction": total, "adjoint": True}
-        marked, _ = bind_trees(SPECS["allreduce"], ([leaves[i] for i in varying],), p, [])
+        marked = bind_trees(SPECS["allreduce"], ([leaves[i] for i in varying],), p)
         for i, leaf in zip(varying, marked, strict=True):
             leaves[i] = leaf
     return jax.tree.unflatten(tree, leaves)

@@ -21,7 +21,7 @@ from .. import _native
 from .._op import rows
 from .._op.packing import Form, exchanged_axes, pack_arguments
 from .._op.spec import SPECS, Params
-from .._requests.request import End, Joint, Request
+from .._requests.request import CompositeKind, CompositeRequest, Request
 
 # The number of a leaf, and the cells along each of its axes: the first, the one after the last.
 Box = tuple[int, tuple[tuple[int, int], ...]]
@@ -128,7 +128,7 @@ class _Fill:
         return self.form.rebuild(leaves)
 
 
-def start(start_op: Callable[..., Request], args: Sequence[Any], p: Params) -> Joint:
+def start(start_op: Callable[..., Request], args: Sequence[Any], p: Params) -> CompositeRequest:
     """Start a halo exchange, as one `alltoallv` for each dtype."""
     (given,) = pack_arguments(SPECS["halo_exchange"], args, p)
     requests, received = [], []
@@ -142,5 +142,5 @@ def start(start_op: Callable[..., Request], args: Sequence[Any], p: Params) -> J
         cells = packed(goes.boxes, given.leaves, given.leaves[leaves[0]])
         requests.append(start_op("alltoallv", (cells,), {"comm": p["comm"], **sides}))
         received.append(comes)
-    end = End("halo_exchange", _Fill(given.form, tuple(received)))
-    return Joint([*requests, tuple(given.leaves)], end)
+    kind = CompositeKind("halo_exchange", _Fill(given.form, tuple(received)))
+    return CompositeRequest([*requests, tuple(given.leaves)], kind)

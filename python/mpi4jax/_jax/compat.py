@@ -12,105 +12,77 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import jaxlib
 import numpy as np
-from jax._src import (
-    api_util,
-    core,
-    custom_batching,
-    dispatch,
-    effects,
-    source_info_util,
-    xla_bridge,
-)
-from jax._src.ad_checkpoint import remat_p
-from jax._src.array import ArrayImpl
-from jax._src.custom_derivatives import linear_call_p
-from jax._src.interpreters import partial_eval as pe
+from jax._src import api_util, core, effects, source_info_util
+from jax._src.array import ArrayImpl as ArrayImpl
 from jax._src.interpreters import pxla
-from jax._src.lib import version as jaxlib_version
-from jax._src.lib.mlir.dialects import hlo as _hlo
-from jax._src.shard_map import shard_map_p
-from jax._src.sharding_impls import UNSPECIFIED
-from jax._src.state.types import RefEffect
+from jax._src.shard_map import shard_map_p as shard_map_p
 from jax.core import ShapedArray, Tracer
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Primitive, Token
+from jax.extend import backend
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Primitive, primitives
+from jax.extend.core import Token as Token
 from jax.extend.core.primitives import (
-    closed_call_p,
-    cond_p,
-    custom_jvp_call_p,
-    custom_lin_p,
-    custom_vjp_call_p,
-    jit_p,
-    linear_solve_p,
-    scan_p,
-    while_p,
+    closed_call_p as closed_call_p,
 )
+from jax.extend.core.primitives import (
+    cond_p as cond_p,
+)
+from jax.extend.core.primitives import (
+    custom_jvp_call_p as custom_jvp_call_p,
+)
+from jax.extend.core.primitives import (
+    custom_lin_p as custom_lin_p,
+)
+from jax.extend.core.primitives import (
+    custom_vjp_call_p as custom_vjp_call_p,
+)
+from jax.extend.core.primitives import (
+    jit_p as jit_p,
+)
+from jax.extend.core.primitives import (
+    linear_solve_p as linear_solve_p,
+)
+from jax.extend.core.primitives import (
+    scan_p as scan_p,
+)
+from jax.extend.core.primitives import (
+    while_p as while_p,
+)
+from jax.extend.mlir.dialects import stablehlo
+from jax.extend.source_info_util import register_exclusion
 from jax.interpreters import ad, mlir, xla
 from jax.interpreters import partial_eval as public_pe
 from jax.sharding import NamedSharding, PartitionSpec
 
-__all__ = [
-    "NOT_REPEATED",
-    "AbstractToken",
-    "ArrayImpl",
-    "Token",
-    "abstract_token",
-    "add_effect_type",
-    "array_type",
-    "bind_eqn",
-    "bind_jit_with_token",
-    "bind_with",
-    "caches_are_kept",
-    "close_constants",
-    "closed_call_p",
-    "cond_p",
-    "custom_jvp_call_p",
-    "custom_lin_p",
-    "custom_vjp_call_p",
-    "custom_vjp_rules",
-    "custom_vmap_p",
-    "dead_where_inside",
-    "eqn_line",
-    "eval_primitive",
-    "explicit_sharding",
-    "fresh_xla_token",
-    "has_refs",
-    "inner_jaxprs",
-    "is_of_current_trace",
-    "jaxlib_version",
-    "jit_p",
-    "keep_caches",
-    "linear_call_p",
-    "linear_solve_p",
-    "newer_than_tested",
-    "platforms",
-    "records_calls",
-    "refuse_to_repeat",
-    "register_targets",
-    "remat_p",
-    "replace_lowered",
-    "scan_counts",
-    "scan_p",
-    "shard_map_p",
-    "trace_state_clean",
-    "used_arguments",
-    "user_place",
-    "vary_as",
-    "varying_axes",
-    "visible_gpus",
-    "wait_also",
-    "while_p",
-    "with_debug_info",
-    "zero_tangent",
-]
 
-AbstractToken = core.AbstractToken
-abstract_token = core.abstract_token
+def _primitive_of(f: Callable[..., Any]) -> Primitive:
+    """The last primitive of a function of a number."""
+    with jax.disable_jit(False):
+        return jax.make_jaxpr(f)(0.0).eqns[-1].primitive
+
+
+@jax.custom_batching.custom_vmap
+def _vmapped(x: Any) -> Any:
+    return x
+
+
+_vmapped.def_vmap(lambda size, batched, x: (x, batched[0]))
+custom_vmap_p = _primitive_of(_vmapped)
+linear_call_p = _primitive_of(
+    lambda x: jax.custom_derivatives.linear_call(lambda _, x: x, lambda _, c: c, (), x)
+)
+# Public in newer versions, where a flag may change what `jax.checkpoint` makes.
+remat_p = getattr(primitives, "remat_p", None) or _primitive_of(jax.checkpoint(lambda x: x + 1))
+
+(abstract_token,) = jax.make_jaxpr(jax.lax.create_token)().out_avals
+AbstractToken = type(abstract_token)
 trace_state_clean = core.trace_ctx.is_top_level
-custom_vmap_p = custom_batching.custom_vmap_p
 Effect = effects.Effect
 keep_caches = jax.jit(lambda: 0)
 caches_are_kept = keep_caches._cache_size  # 0 until `keep_caches`, and after `jax.clear_caches`
+jaxlib_version = tuple(int(n) for n in jaxlib.__version__.split(".")[:3])
 # The newest that the tests run with.
 TESTED = (0, 12)
 newer_than_tested = jax.version.__version_info__[:2] > TESTED
@@ -118,7 +90,7 @@ newer_than_tested = jax.version.__version_info__[:2] > TESTED
 records_calls = jaxlib_version >= (0, 9, 1)
 
 # Frames of this package are not the user's: error messages and `user_place` skip them.
-source_info_util.register_exclusion(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+register_exclusion(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 
 def add_effect_type(effect: type[effects.Effect]) -> None:
@@ -136,28 +108,8 @@ def add_effect_type(effect: type[effects.Effect]) -> None:
         effects.partial_eval_kept_effects,
     ):
         kind.add_type(effect)
-    _keep_in_partial_evaluation(effect)
     if jax.version.__version_info__ < (0, 12):
         _keep_in_checkpoint(effect)
-
-
-def _keep_in_partial_evaluation(effect: type[effects.Effect]) -> None:
-    """Keep equations that have the effect and unused results, of primitives that JAX forgets.
-
-    Of the primitives with functions inside, JAX keeps scans, loops and jitted functions.
-    """
-    forgotten = {remat_p, cond_p}
-    original = pe.new_eqn_recipe
-
-    def new_eqn_recipe(
-        trace: Any, ins: Any, outs: Any, primitive: Any, params: Any, effs: Any, *rest: Any
-    ) -> Any:
-        recipe = original(trace, ins, outs, primitive, params, effs, *rest)
-        if primitive in forgotten and any(isinstance(e, effect) for e in effs):
-            trace.effect_handles.append(pe.EffectHandle(list(ins), recipe))
-        return recipe
-
-    pe.new_eqn_recipe = new_eqn_recipe
 
 
 def _keep_in_checkpoint(effect: type[effects.Effect]) -> None:
@@ -209,14 +161,25 @@ def refuse_to_repeat(effect: effects.Effect) -> None:
     api_util.maybe_recursive_nan_check = check
 
 
+def _bind_reduce_precision(bind: Callable[..., Any]) -> Callable[..., Any]:
+    """JAX rounds what a `jax.checkpoint` stores, without asking whether complex numbers can be."""
+
+    def bind_real(x: Any, **params: Any) -> Any:
+        return x if jnp.iscomplexobj(x) else bind(x, **params)
+
+    return bind_real
+
+
+jax.lax.reduce_precision_p.bind = _bind_reduce_precision(  # type: ignore[method-assign]
+    jax.lax.reduce_precision_p.bind
+)
+
 # JAX forgets the effects of a `linear_call`, and up to 0.8 those of a `custom_vmap`.
 linear_call_p.def_effectful_abstract_eval(
     lambda *_, callee, **__: (callee.out_avals, callee.effects)
 )
 if jax.version.__version_info__ < (0, 9):
-    custom_batching.custom_vmap_p.def_effectful_abstract_eval(
-        lambda *_, call, **__: (call.out_avals, call.effects)
-    )
+    custom_vmap_p.def_effectful_abstract_eval(lambda *_, call, **__: (call.out_avals, call.effects))
 
 
 def replace_lowered(
@@ -271,13 +234,14 @@ def replace_lowered(
 
 def wait_also(wait: Callable[[], None]) -> None:
     """Have ``jax.effects_barrier()``, which waits for effects that JAX sees, call ``wait`` too."""
-    original = dispatch.RuntimeTokenSet.block_until_ready
+    original = jax.effects_barrier
 
-    def block_until_ready(self: Any) -> None:
-        original(self)
+    @functools.wraps(original)
+    def effects_barrier() -> None:
+        original()
         wait()
 
-    dispatch.RuntimeTokenSet.block_until_ready = block_until_ready
+    jax.effects_barrier = effects_barrier
 
 
 def register_targets(
@@ -297,17 +261,17 @@ def register_targets(
 
 def visible_gpus() -> str:
     """The GPUs that JAX was told to use: ``"all"``, or numbers with commas between them."""
-    return xla_bridge.CUDA_VISIBLE_DEVICES.value
+    return str(jax.config.read("jax_cuda_visible_devices"))
 
 
 def platforms() -> set[str]:
     """Where this process may have arrays."""
-    return set(xla_bridge.backends())
+    return set(backend.backends())
 
 
 def fresh_xla_token() -> Any:
     """An XLA token with no past: the start of a chain of ops."""
-    return _hlo.create_token()
+    return stablehlo.create_token()
 
 
 def dead_where_inside(primitive: Primitive, key: str) -> None:
@@ -324,11 +288,6 @@ def dead_where_inside(primitive: Primitive, key: str) -> None:
         )
 
     public_pe.dce_rules[primitive] = rule
-
-
-def used_arguments(jaxpr: ClosedJaxpr) -> list[bool]:
-    """Which arguments of a function its results depend on."""
-    return list(public_pe.dce_jaxpr(jaxpr.jaxpr, [True] * len(jaxpr.out_avals))[1])
 
 
 def with_debug_info(jaxpr: ClosedJaxpr, of: ClosedJaxpr) -> ClosedJaxpr:
@@ -393,8 +352,7 @@ def is_of_current_trace(value: Any) -> bool:
 
 def has_refs(jaxpr: ClosedJaxpr) -> bool:
     """Whether it reads or writes mutable arrays (``jax.new_ref``)."""
-    kinds = (RefEffect, core.InternalMutableArrayEffect)
-    return any(isinstance(e, kinds) for e in jaxpr.effects)
+    return bool(effects.lowerable_effects.filter_not_in(jaxpr.effects))
 
 
 def explicit_sharding(x: Any) -> Any:
@@ -440,22 +398,6 @@ def vary_as(x: Any, aval: Any) -> Any:
     return x
 
 
-def bind_jit_with_token(
-    jaxpr: ClosedJaxpr, params: dict[str, Any], token: Any, args: Sequence[Any]
-) -> list[Any]:
-    """Call a jitted function that was given one more argument and result, the first ones."""
-    more = {
-        "in_shardings": UNSPECIFIED,
-        "out_shardings": UNSPECIFIED,
-        "in_layouts": None,
-        "out_layouts": None,
-        "donated_invars": False,
-    }
-    params = {k: (more[k], *v) if k in more else v for k, v in params.items()}
-    out: list[Any] = jit_p.bind(token, *args, **{**params, "jaxpr": jaxpr})
-    return out
-
-
 def scan_counts(params: dict[str, Any]) -> tuple[int, int]:
     """The number of constants and of carried values of a scan equation."""
     if "num_consts" in params:
@@ -496,4 +438,8 @@ def inner_jaxprs(params: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 
 def close_constants(jaxpr: ClosedJaxpr) -> tuple[ClosedJaxpr, list[Any]]:
     """A jaxpr whose constants are its first arguments, and the constants."""
-    return ClosedJaxpr(pe.convert_constvars_jaxpr(jaxpr.jaxpr), ()), list(jaxpr.consts)
+    opened = jaxpr.jaxpr
+    invars, info = [*opened.constvars, *opened.invars], opened.debug_info
+    names = info.arg_names and (*("" for _ in jaxpr.consts), *info.arg_names)
+    opened = opened.replace(constvars=[], invars=invars, debug_info=info._replace(arg_names=names))
+    return ClosedJaxpr(opened, ()), list(jaxpr.consts)

@@ -9,20 +9,17 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-from jax._src import api, api_util, core, custom_batching
-from jax._src import linear_util as lu
+from jax._src import api, core
 from jax._src.interpreters import ad as _ad
 from jax._src.interpreters import partial_eval as pe
-from jax.core import AbstractValue
+from jax.core import AbstractValue, Tracer
+from jax.extend import linear_util as lu
 from jax.extend.core import ClosedJaxpr
 from jax.interpreters import ad
 from jax.interpreters import partial_eval as public_pe
 
 _DIFFERENTIATING = (ad.JVPTrace, _ad.LinearizeTrace)
 _TRACERS = {ad.JVPTrace: ad.JVPTracer, _ad.LinearizeTrace: _ad.LinearizeTracer}
-
-# Raised by the forward pass of a ``custom_vjp`` if a value that it closes over is perturbed.
-ClosedOver = _ad.CustomVJPException
 
 
 def differentiates(trace: Any) -> bool:
@@ -32,6 +29,11 @@ def differentiates(trace: Any) -> bool:
 def linearizes(trace: Any) -> bool:
     """Whether ``trace`` makes the linear function of a ``jax.linearize``, or of a ``jax.vjp``."""
     return isinstance(trace, _ad.LinearizeTrace)
+
+
+def has_later(trace: Any, values: Sequence[Any]) -> bool:
+    """Whether ``trace`` has tangents of some values that are not known yet."""
+    return any(isinstance(primal_and_tangent(trace, x)[1], Tracer) for x in values)
 
 
 def outside_of_vmap(trace: Any) -> Any:
@@ -101,19 +103,6 @@ def on_perturbed(handle: Callable[[Any, Any, Any], None]) -> None:
         tracer.__init__ = wrap(tracer.__init__)  # type: ignore[method-assign]
 
 
-# What calls the rule of a ``custom_jvp``: ``call(rule, args)`` on values and their tangents.
-_call_rule: list[Callable[[Any, Sequence[Any]], list[Any]]] = []
-
-
-def on_jvp_rule(call: Callable[[Any, Sequence[Any]], list[Any]]) -> None:
-    """Have ``call(rule, args)`` call the rules of ``custom_jvp``s, on values and tangents."""
-    _call_rule[:] = [call]
-
-
-def _called(rule: lu.WrappedFun) -> lu.WrappedFun:
-    return lu.wrap_init(lambda *args: _call_rule[0](rule, args), debug_info=rule.debug_info)
-
-
 def on_custom_derivative(handle: Callable[..., Sequence[Any]]) -> None:
     """Have ``handle(trace, args, fun, rules, params)`` give the arguments of functions with rules
     of the user's.
@@ -121,39 +110,17 @@ def on_custom_derivative(handle: Callable[..., Sequence[Any]]) -> None:
     They do not come by :func:`on_equation`. Functions are for :func:`trace_function`.
     """
 
-    def wrap(original: Callable[..., Any], is_jvp: bool) -> Callable[..., Any]:
+    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
         def process(self: Any, primitive: Any, fun: Any, *rest: Any, **params: Any) -> Any:
             *rules, args = rest
             args = handle(self, args, fun, rules, params)
-            if is_jvp and any(primal_and_tangent(self, x)[1] is not None for x in args):
-                rules = list(map(_called, rules))
             return original(self, primitive, fun, *rules, args, **params)
 
         return process
 
     for trace in _DIFFERENTIATING:
-        trace.process_custom_jvp_call = wrap(trace.process_custom_jvp_call, True)
-        trace.process_custom_vjp_call = wrap(trace.process_custom_vjp_call, False)
-
-
-def on_shard_map(handle: Callable[..., Sequence[Any]]) -> None:
-    """Have ``handle(trace, args, fun, bind)`` give the arguments of a `jax.shard_map`.
-
-    It does not come by :func:`on_equation`. ``bind(*args)`` is the equation, ``fun`` is in it.
-    """
-
-    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
-        def process(self: Any, primitive: Any, fun: Any, args: Any, **params: Any) -> Any:
-            def bind(*args: Any) -> list[Any]:
-                trace = core.trace_ctx.trace
-                return list(trace.process_shard_map(primitive, fun, args, **params))
-
-            return original(self, primitive, fun, handle(self, args, fun, bind), **params)
-
-        return process
-
-    for trace in _DIFFERENTIATING:
-        trace.process_shard_map = wrap(trace.process_shard_map)
+        trace.process_custom_jvp_call = wrap(trace.process_custom_jvp_call)
+        trace.process_custom_vjp_call = wrap(trace.process_custom_vjp_call)
 
 
 def on_linear_transpose(handle: Callable[[Any, Sequence[Any]], Any]) -> None:
@@ -179,9 +146,9 @@ def trace_function(fun: lu.WrappedFun, args: Sequence[Any]) -> ClosedJaxpr:
     return ClosedJaxpr(jaxpr, consts)
 
 
-def function_of_jax(fun: Callable[..., Any], args: Sequence[Any]) -> lu.WrappedFun:
-    """``fun``, to be called on ``args``, as JAX passes functions around."""
-    return lu.wrap_init(fun, debug_info=api_util.debug_info("mpi4jax", fun, args, {}))
+def trace_python(fun: Callable[..., Any], args: Sequence[Any]) -> ClosedJaxpr:
+    """What a Python function does on ``args``, values or types; it returns a flat sequence."""
+    return trace_function(lu.wrap_init(fun), args)
 
 
 def let_call_again(fun: lu.WrappedFun) -> None:
@@ -191,14 +158,11 @@ def let_call_again(fun: lu.WrappedFun) -> None:
             store.reset()
 
 
-def alone(fun: lu.WrappedFun) -> Any:
-    """The user's function behind a rule, if that takes nothing but arrays; else None."""
-    return fun.f if len(fun.transforms) == 1 else None
-
-
 def concrete(value: Any) -> Any:
     """The array that a value stands for; None if it is not known yet."""
-    return None if isinstance(value, AbstractValue) else core.to_concrete_value(value)
+    if isinstance(value, AbstractValue):
+        return None
+    return value.to_concrete_value() if isinstance(value, Tracer) else value
 
 
 # ---- vmap
@@ -214,31 +178,13 @@ def is_jacfwd(axis_data: Any) -> bool:
 def _name_axis_of_jacfwd() -> None:
     original = api.vmap
 
-    def vmap(fun: Any, *args: Any, **kwargs: Any) -> Any:
-        if getattr(fun, "func", None) is api._jvp:  # only jacfwd maps it
+    def vmap(fun: Any, *args: Any, out_axes: Any = 0, **kwargs: Any) -> Any:
+        # Nothing else in that module has primal results and, along the last axis, tangents.
+        if isinstance(out_axes, tuple) and out_axes[:2] == (None, -1):
             kwargs["axis_name"] = _JACFWD
-        return original(fun, *args, **kwargs)
+        return original(fun, *args, out_axes=out_axes, **kwargs)
 
     api.vmap = vmap
 
 
 _name_axis_of_jacfwd()
-
-
-def _skip_empty_vmap() -> None:
-    """Take away the `vmap` over nothing that JAX puts around the derivative of a `custom_vmap`.
-
-    Ops in a `vmap` are batched although their operands are not.
-    """
-    original = custom_batching.vmap_unrestricted
-
-    def vmap_unrestricted(f: lu.WrappedFun, *args: Any, in_axes: Any, **kwargs: Any) -> Any:
-        if any(axis is not None for axis in in_axes):
-            return original(f, *args, in_axes=in_axes, **kwargs)
-        out = f.call_wrapped(*args)
-        return out, [None for _ in out]
-
-    custom_batching.vmap_unrestricted = vmap_unrestricted
-
-
-_skip_empty_vmap()

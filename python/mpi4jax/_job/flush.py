@@ -27,7 +27,7 @@ def _nothing(x: jax.Array) -> jax.Array:
 _zero = np.zeros((), np.float32)
 
 
-def _last() -> Any:
+def last() -> Any:
     """An array that is ready when all that this thread has started has ended."""
     with jax.transfer_guard("allow"):
         return _nothing(_zero)
@@ -38,7 +38,7 @@ class _Thread:
 
     def __del__(self) -> None:
         with contextlib.suppress(Exception):  # at its end the interpreter waits itself
-            _ended.append(_last())
+            _ended.append(last())
 
 
 _threads = threading.local()
@@ -70,7 +70,7 @@ def finish() -> None:
 
 
 def _wait() -> None:
-    if _finished or isinstance(done := _last(), jax.core.Tracer):
+    if _finished or isinstance(done := last(), jax.core.Tracer):
         return
     arrays = [done, *(x for x in jax.live_arrays() if not x.is_deleted() and not x.is_ready())]
     while _ended:
@@ -95,7 +95,7 @@ def flush() -> None:
     Raises:
         RuntimeError: called while a function is traced, whose operations have not started.
     """
-    if not compat.trace_state_clean() and isinstance(_last(), jax.core.Tracer):
+    if not compat.trace_state_clean() and isinstance(last(), jax.core.Tracer):
         raise RuntimeError(
             "flush: called inside a function that is being compiled, where nothing has started "
             "that could be waited for; call it after the compiled function"

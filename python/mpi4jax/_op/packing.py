@@ -88,10 +88,14 @@ def pack_arguments(spec: Spec, trees: Sequence[Any], p: Params) -> list[Packed]:
 
 
 def _groups(dtypes: Sequence[Any]) -> dict[Any, list[int]]:
-    """Positions of the leaves of each dtype; in the same order on every rank."""
+    """Positions of the leaves of each dtype; in the same order on every rank.
+
+    Gradients of integers (float0) carry no data, and are in none.
+    """
     groups: dict[Any, list[int]] = {}
     for i, dtype in enumerate(dtypes):
-        groups.setdefault(dtype, []).append(i)
+        if dtype != jax.dtypes.float0:
+            groups.setdefault(dtype, []).append(i)
     return dict(sorted(groups.items(), key=lambda item: str(item[0])))
 
 
@@ -119,16 +123,17 @@ class Form:
 
     def unpack(self, results: dict[Any, Any], before: int | None, after: int | None) -> Any:
         """The tree of results, from the result of each dtype's message."""
-        out: list[Any] = [None] * len(self.data)
+        payloads = [shape[int(before is not None) :] for shape, _ in self.data]
+        shapes = [s if after is None else (after, *s) for s in payloads]
+        out: list[Any] = [np.zeros(s, jax.dtypes.float0) for s in shapes]
         for dtype, indices in self.groups.items():
             y = results[dtype]
             if len(indices) == 1:
                 out[indices[0]] = y
                 continue
-            shapes = [self.data[i][0][int(before is not None) :] for i in indices]
-            ends = np.cumsum([int(np.prod(s)) for s in shapes])[:-1]
-            for i, part, s in zip(indices, jnp.split(y, ends, axis=-1), shapes, strict=True):
-                out[i] = part.reshape(s if after is None else (after, *s))
+            ends = np.cumsum([int(np.prod(payloads[i])) for i in indices])[:-1]
+            for i, part in zip(indices, jnp.split(y, ends, axis=-1), strict=True):
+                out[i] = part.reshape(shapes[i])
         return self.rebuild(out)
 
     def rebuild(self, leaves: Sequence[Any]) -> Any:
@@ -187,15 +192,14 @@ def check_no_keys(spec: Spec, p: Params, packed: Packed) -> None:
         )
 
 
-def bind_trees(
-    spec: Spec, trees: Sequence[Any], p: Params, token: list[Any], numbers: Sequence[Any] = ()
-) -> Any:
-    """Bind the primitive once per dtype, with the same numbers; (result or None, token). Of an op
-    with counts, the result is a pair: the counts of what has come, too."""
+def bind_trees(spec: Spec, trees: Sequence[Any], p: Params, numbers: Sequence[Any] = ()) -> Any:
+    """Bind the primitive once per dtype, with the same numbers. Of an op with counts, the result is
+    a pair: the counts of what has come, too. An op that returns nothing has None."""
     if not trees:
-        return None, bind(spec, *numbers, *token, **p)
+        bind(spec, *numbers, **p)
+        return None
     if spec.arrays is None:
-        return _bind_blocks(spec, trees, p, token, numbers)
+        return _bind_blocks(spec, trees, p, numbers)
     before, after = first_axes(spec, p)
     packed = pack_arguments(spec, trees, p)
     check_no_keys(spec, p, packed[0])
@@ -209,7 +213,7 @@ def bind_trees(
     ):  # no rows go anywhere, and ranks tell each other their counts
         row = SPECS["alltoall"]
         q = {k: v for k, v in p.items() if k in row.params | {"operand", "eager"}}
-        learnt, *token = bind(row, *numbers, *token, **row.defaults, **q)
+        (learnt,) = bind(row, *numbers, **row.defaults, **q)
     for dtype in dtypes:
         row, q, sides = spec, p, packed
         if len(packed) == 2 and not all(dtype in side.groups for side in packed):
@@ -218,9 +222,7 @@ def bind_trees(
             row, sides = SPECS["send" if sends else "recv"], [packed[0 if sends else 1]]
             q = {k: v for k, v in p.items() if k in row.params | {"operand", "eager"}}
         xs = [side.pack(dtype, before, spec) for side in sides]
-        out = bind(row, *xs, *numbers, *token, **q)
-        if token:
-            token = [out[-1]]
+        out = bind(row, *xs, *numbers, **q)
         if q.get("env_out"):
             # What follows need not ask for it.
             learnt, p = out[1], {**p, "env_out": False}
@@ -228,7 +230,7 @@ def bind_trees(
         if row.returns:
             results[dtype] = out[0]
     y = packed[-1].form.unpack(results, before, after) if spec.returns else None
-    return (y, learnt) if spec.has_counts else y, token
+    return (y, learnt) if spec.has_counts else y
 
 
 def exchanged_axes(op: str, form: Form, leaf: int, p: Params) -> tuple[int, ...]:
@@ -238,18 +240,14 @@ def exchanged_axes(op: str, form: Form, leaf: int, p: Params) -> tuple[int, ...]
     return tuple(axis + inside for axis in counted)
 
 
-def _bind_blocks(
-    spec: Spec, trees: Sequence[Any], p: Params, token: list[Any], numbers: Sequence[Any]
-) -> Any:
-    """Bind an op on several arrays once per dtype; (result, token)."""
+def _bind_blocks(spec: Spec, trees: Sequence[Any], p: Params, numbers: Sequence[Any]) -> Any:
+    """Bind an op on several arrays once per dtype."""
     (packed,) = pack_arguments(spec, trees, p)
-    out: list[Any] = [None] * len(packed.leaves)
+    out: list[Any] = list(packed.leaves)
     for indices in packed.groups.values():
         xs = [packed.leaves[i] for i in indices]
         axes = tuple(exchanged_axes(spec.name, packed.form, i, p) for i in indices)
-        ys = bind(spec, *xs, *numbers, *token, **{**p, "axes": axes})
-        if token:
-            *ys, token[0] = ys
+        ys = bind(spec, *xs, *numbers, **{**p, "axes": axes})
         for i, y in zip(indices, ys, strict=True):
             out[i] = y
-    return packed.form.rebuild(out), token
+    return packed.form.rebuild(out)

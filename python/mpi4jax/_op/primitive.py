@@ -67,6 +67,12 @@ HIDDEN = (
 )
 
 
+def has_derivative(x: Any) -> bool:
+    """Whether a value, or a type, has a derivative."""
+    dtype = x.dtype if hasattr(x, "dtype") else jnp.result_type(x)  # literals may be numbers
+    return bool(jnp.issubdtype(dtype, np.inexact))
+
+
 def split(spec: Spec, p: Params, args: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
     """Operands as (arrays, counts and numbers, token). A token is there or not."""
     n = len(p["axes"]) if spec.arrays is None else spec.arrays

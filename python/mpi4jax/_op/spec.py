@@ -29,7 +29,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from mpi4py import MPI
 
@@ -37,12 +37,14 @@ from .. import _native
 
 Params = dict[str, Any]
 
+T = TypeVar("T")  # of what an op takes, which it returns with the same structure
+
 OFFSET = 3  # makes all of MPI's constants positive
 PEERS = ("source", "recvtag", "dest", "sendtag")
 
 
 class Call(NamedTuple):
-    """A call of an op, with all that its function was given but for the token.
+    """A call of an op, with all that its function was given.
 
     Attributes:
         op: name of the op.
@@ -79,14 +81,16 @@ class Spec:
             does.
         prepare: makes a :class:`Call` of the arguments of its function, by their names.
         self_test: how ``python -m mpi4jax`` tests it: a call and what it must return.
-        lower: how its primitive is lowered; by default every rank calls it.
+        plan: what it does on this rank, given the parameters: a `_op.plan.Plan`. By default every
+            rank calls it, sends its operand and returns what it receives.
         adjoint: the same of its transpose, if that is no other op. The primitive then has a
             parameter of that name.
+        lower: how it is lowered, and its adjoint, where it takes several arrays: no plan says that.
         transpose: how the transpose of a message is made of messages the other way.
             An op with neither is its own transpose.
         derivative: its tangent with the reductions PROD, MAX and MIN.
         start: how it is started as other ops: given what starts one of a name with arguments and
-            parameters, arguments and parameters; a `_requests.request.Joint`.
+            parameters, arguments and parameters; a `_requests.request.CompositeRequest`.
         is_uniform: whether its result is one global value, equal on all ranks. Then its adjoint
             is local.
         only_for_its_result: given the parameters, whether it is done for nothing else: then it
@@ -109,8 +113,9 @@ class Spec:
     started: str | None
     prepare: Callable[..., Call]
     self_test: Callable[[Any], Any]
-    lower: Callable[..., Any] | None = None
+    plan: Callable[[Params], Any] | None = None
     adjoint: Callable[..., Any] | None = None
+    lower: Callable[..., Any] | None = None
     transpose: Callable[..., Any] | None = None
     derivative: Callable[..., Any] | None = None
     start: Callable[..., Any] | None = None

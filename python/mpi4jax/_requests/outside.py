@@ -22,17 +22,17 @@ def _evaluate(primitive: Any, tell: Any, program: Callable[..., Any]) -> None:
         counts = numbers[: SPECS[of].has_counts]
         take_peers(p, numbers[len(counts) :])
         q = {**p, "given": given}
-        return run_program(program, SPECS[of], False, q, [*arrays, *counts], token)
+        return run_program(program, SPECS[of], q, [*arrays, *counts], token)
 
     primitive.def_impl(run)
 
 
-def _bound_start(spec: Spec, _: bool, p: Params) -> Callable[..., Any]:
+def _bound_start(spec: Spec, p: Params) -> Callable[..., Any]:
     q = {k: v for k, v in p.items() if k != "given"}
     return jax.jit(lambda *args: start_p.bind(*args, of=spec.name, **q))
 
 
-def _bound_wait(spec: Spec, _: bool, p: Params) -> Callable[..., Any]:
+def _bound_wait(spec: Spec, p: Params) -> Callable[..., Any]:
     return jax.jit(lambda *args: wait_p.bind(*args, of=spec.name, **p))
 
 

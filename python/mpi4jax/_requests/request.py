@@ -13,9 +13,9 @@ from .._op.spec import SPECS, Spec
 
 
 @dataclass(frozen=True)
-class Of:
-    """What a request is of: all but its handles. It is equal for equal requests, so that a loop
-    may carry one that is started on one line at first and on another one then."""
+class RequestKind:
+    """All of a request but its handles. Equal requests have equal kinds: a loop may carry one that
+    is started on one line at first and on another one then."""
 
     op: str
     params: tuple[tuple[str, Any], ...]
@@ -34,24 +34,24 @@ class Request:
     halo exchange has the block too. Each is waited for once.
     """
 
-    __slots__ = ("_children", "_of")
+    __slots__ = ("_children", "_kind")
 
-    def __init__(self, children: Sequence[Any], of: Any):
-        self._children, self._of = tuple(children), of
+    def __init__(self, children: Sequence[Any], kind: Any):
+        self._children, self._kind = tuple(children), kind
 
     def tree_flatten(self) -> tuple[tuple[Any, ...], Any]:
-        return self._children, self._of
+        return self._children, self._kind
 
     @classmethod
-    def tree_unflatten(cls, of: Any, children: Sequence[Any]) -> Request:
-        return cls(children, of)
+    def tree_unflatten(cls, kind: Any, children: Sequence[Any]) -> Request:
+        return cls(children, kind)
 
     @property
     def _op(self) -> str:
-        return str(self._of.op)
+        return str(self._kind.op)
 
     def _all_handles(self) -> tuple[Any, ...]:
-        return self._children[: len(self._children) - self._of.spec.has_counts]
+        return self._children[: len(self._children) - self._kind.spec.has_counts]
 
     def _counts(self) -> tuple[Any, ...]:
         """Those of an op that takes counts, behind the handles."""
@@ -68,12 +68,13 @@ class Request:
 
 
 @dataclass(frozen=True)
-class End:
-    """The end of an operation that is made of others.
+class CompositeKind:
+    """An operation that is made of others.
 
     Attributes:
         op: the operation.
-        result: its result, from the results of those and from the arrays of its :class:`Joint`.
+        result: its result, from the results of those and from the arrays of its
+            :class:`CompositeRequest`.
     """
 
     op: str
@@ -81,7 +82,7 @@ class End:
 
 
 @jax.tree_util.register_pytree_node_class
-class Joint(Request):
+class CompositeRequest(Request):
     """A request that is made of others: ``(*requests, arrays)``."""
 
     __slots__ = ()
@@ -94,4 +95,4 @@ class Joint(Request):
         return tuple(handle for request in self._requests for handle in request._all_handles())
 
     def _result(self, results: list[Any]) -> Any:
-        return self._of.result(results, self._children[-1])
+        return self._kind.result(results, self._children[-1])

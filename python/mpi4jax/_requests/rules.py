@@ -23,7 +23,7 @@ from jax.core import ShapedArray
 from jax.interpreters import ad, batching
 from mpi4py import MPI
 
-from .._diff.derivative import Back, inexact, tag_of_derivative
+from .._diff.derivative import ReversedMessage, tag_of_derivative
 from .._jax import compat
 from .._op.primitive import (
     HANDLE,
@@ -32,6 +32,7 @@ from .._op.primitive import (
     check_dtype,
     effect,
     first_of_batch,
+    has_derivative,
     is_unbatched,
     of_batch,
     result_avals,
@@ -147,7 +148,7 @@ def _start_jvp(primals: Any, tangents: Any, *, of: str, **p: Any) -> tuple[list[
     token_ts = [ad.instantiate_zeros(t) for t in token_ts]
     sums = p.get("reduction") is None or p["reduction"].name == "SUM"
     constant = not sums and all(type(t) is ad.Zero for t in ts)
-    if constant or not all(map(inexact, arrays)):
+    if constant or not all(map(has_derivative, arrays)):
         out = start_p.bind(*primals, of=of, **p)
         return out, [compat.zero_tangent(out[0]), *token_ts]
     _refuse_derivative(spec, p)
@@ -178,9 +179,8 @@ def _adjoint(spec: Spec, p: Params) -> tuple[Spec, Params]:
     # What is received from nobody is the template.
     if not spec.has_peer or p.get("source") == MPI.PROC_NULL:
         return spec, p
-    back = Back(spec, p, [], [])
     other = SPECS["recv" if spec.sends else "send"]
-    return other, back.params_of(other)
+    return other, ReversedMessage(spec, p, [], []).params_of(other)
 
 
 def _start_transpose(cts: Sequence[Any], *args: Any, of: str, **p: Any) -> list[Any]:

@@ -16,7 +16,7 @@ from .._op.comm import MEAN
 from .._op.packing import check_no_keys, pack_arguments, with_templates
 from .._op.primitive import start_p, sum_of_mean
 from .._op.spec import SPECS, Call, Params, Spec, first_axes
-from .request import Of, Request
+from .request import Request, RequestKind
 
 
 def _start(spec: Spec, args: Sequence[Any], p: Params) -> Request:
@@ -26,7 +26,7 @@ def _start(spec: Spec, args: Sequence[Any], p: Params) -> Request:
     known = tuple(sorted((k, v) for k, v in p.items() if k not in ("eager", "operand")))
     if not trees:
         (handle,) = start_p.bind(*numbers, of=spec.name, **p)
-        return Request([handle], Of(spec.name, known, None))
+        return Request([handle], RequestKind(spec.name, known, None))
     (packed,) = pack_arguments(spec, trees, p)
     check_no_keys(spec, p, packed)
     before, _ = first_axes(spec, p)
@@ -35,10 +35,12 @@ def _start(spec: Spec, args: Sequence[Any], p: Params) -> Request:
         x = packed.pack(dtype, before, spec)
         q = sum_of_mean(spec, p, x) if p.get("reduction") is MEAN else p
         handles += start_p.bind(x, *numbers, of=spec.name, **q)
-    return Request([*handles, *numbers[: spec.has_counts]], Of(spec.name, known, packed.form))
+    return Request(
+        [*handles, *numbers[: spec.has_counts]], RequestKind(spec.name, known, packed.form)
+    )
 
 
-def _start_program(spec: Spec, _: bool, p: Params) -> Callable[..., Any]:
+def _start_program(spec: Spec, p: Params) -> Callable[..., Any]:
     def call(*args: Any) -> Request:
         return _start(spec, args, p)
 
@@ -74,9 +76,9 @@ def _begin(op: str, args: Sequence[Any], p: Params) -> Request:
         return _start(spec, [*args, *traced_peers(p)], p)
     started_here()
     try:
-        request = run_program(_start_program, spec, False, dict(p), [*map(with_templates, args)])
+        request = run_program(_start_program, spec, dict(p), [*map(with_templates, args)])
     except TypeError:
         # Says which argument is no array, if that is why.
         pack_arguments(spec, args[: spec.arrays], p)
         raise
-    return Request(request._children, replace(request._of, params=tuple(sorted(p.items()))))
+    return Request(request._children, replace(request._kind, params=tuple(sorted(p.items()))))

@@ -19,9 +19,8 @@ from .._job.flush import started_here
 from .._op.comm import MEAN, as_reduction
 from .._op.primitive import HANDLE, mean_of_sum, wait_p
 from .._op.spec import Params, Spec, first_axes
-from .._tokens.tokens import ZERO_TOKEN
 from .order import behind, ready
-from .request import Joint, Of, Request
+from .request import CompositeRequest, Request, RequestKind
 
 
 def _handles(name: str, request: Any) -> tuple[Any, ...]:
@@ -41,22 +40,22 @@ def _handles(name: str, request: Any) -> tuple[Any, ...]:
     return handles
 
 
-def _wait(of: Of, handles: Sequence[Any], p: Params, numbers: Sequence[Any] = ()) -> Any:
+def _wait(kind: RequestKind, handles: Sequence[Any], p: Params, numbers: Sequence[Any] = ()) -> Any:
     """Bind the wait once per dtype, with the same counts and numbers."""
-    spec, mean = of.spec, p.get("reduction") is MEAN
-    q = {**p, "reduction": as_reduction(of.op, MPI.SUM)} if mean else p
-    if of.form is None:
-        wait_p.bind(*handles, *numbers, of=of.op, given=None, derived=False, **q)
+    spec, mean = kind.spec, p.get("reduction") is MEAN
+    q = {**p, "reduction": as_reduction(kind.op, MPI.SUM)} if mean else p
+    if kind.form is None:
+        wait_p.bind(*handles, *numbers, of=kind.op, given=None, derived=False, **q)
         return None
     before, after = first_axes(spec, p)
     results = {}
-    for (dtype, indices), handle in zip(of.form.groups.items(), handles, strict=True):
-        shape = _packed_shape([of.form.data[i][0] for i in indices], before)
+    for (dtype, indices), handle in zip(kind.form.groups.items(), handles, strict=True):
+        shape = _packed_shape([kind.form.data[i][0] for i in indices], before)
         given = ShapedArray(shape, np.dtype(dtype))
-        out = wait_p.bind(handle, *numbers, of=of.op, given=given, derived=False, **q)
+        out = wait_p.bind(handle, *numbers, of=kind.op, given=given, derived=False, **q)
         if out:
             results[dtype] = mean_of_sum(spec, p, out[0]) if mean else out[0]
-    return of.form.unpack(results, before, after) if spec.returns else None
+    return kind.form.unpack(results, before, after) if spec.returns else None
 
 
 def _packed_shape(shapes: Sequence[tuple[int, ...]], length: int | None) -> tuple[int, ...]:
@@ -68,12 +67,11 @@ def _packed_shape(shapes: Sequence[tuple[int, ...]], length: int | None) -> tupl
     return (length, sum(math.prod(shape[1:]) for shape in shapes))
 
 
-def _wait_program(spec: Spec, _: bool, p: Params) -> Callable[..., Any]:
-    of = p.pop("request")
+def _wait_program(spec: Spec, p: Params) -> Callable[..., Any]:
+    kind = p.pop("request")
 
     def call(handles: Sequence[Any], *numbers: Any) -> Any:
-        y = _wait(of, handles, p, numbers)
-        return y if spec.returns else ZERO_TOKEN
+        return _wait(kind, handles, p, numbers)
 
     call.__name__ = f"wait_i{spec.name}"
     return jax.jit(call)
@@ -89,7 +87,7 @@ def wait(request: Request, *, after: Any = None) -> Any:
             wait first and compute then.
 
     Returns:
-        The result of the operation; None of ``isend`` and ``ibarrier``. There is no token.
+        The result of the operation; None of ``isend`` and ``ibarrier``.
 
     Raises:
         TypeError: ``request`` is none.
@@ -117,17 +115,16 @@ def wait(request: Request, *, after: Any = None) -> Any:
 
 def _result(request: Request, there: list[Any]) -> Any:
     """What an operation gives, that is waited for once these handles of nothing are there."""
-    if isinstance(request, Joint):
+    if isinstance(request, CompositeRequest):
         return request._result([_result(each, there) for each in request._requests])
-    of, counts = request._of, request._counts()
+    kind, counts = request._kind, request._counts()
     handles = tuple(sum(there, handle) for handle in request._all_handles())
-    p = dict(of.params)
+    p = dict(kind.params)
     if not clean() or any(isinstance(x, jax.core.Tracer) for x in (*handles, *counts)):
-        return _wait(of, handles, p, counts)
+        return _wait(kind, handles, p, counts)
     started_here()
-    p["request"] = replace(of, params=())
-    y = run_program(_wait_program, of.spec, False, p, [handles, *counts])
-    return y if of.spec.returns else None
+    p["request"] = replace(kind, params=())
+    return run_program(_wait_program, kind.spec, p, [handles, *counts])
 
 
 def waitall(requests: Any, *, after: Any = None) -> Any:

@@ -1,4 +1,8 @@
-"""Tokens: what programs for earlier packages pass from op to op, and functions without them."""
+"""Tokens: what programs for earlier packages pass from op to op.
+
+Operations happen in program order, which needs no tokens. The functions here take one and return
+a new one.
+"""
 
 from __future__ import annotations
 
@@ -16,19 +20,7 @@ import numpy as np
 
 from .._jax import compat
 from .._job.abort import ADVISERS
-
-
-class _NoToken:
-    """Passed as token by the functions of `notoken`: no token is returned."""
-
-    def __repr__(self) -> str:
-        return "<no token>"
-
-
-NO_TOKEN = _NoToken()
-
-
-ZERO_TOKEN = np.zeros((), np.float32)
+from .._job.flush import last
 
 
 def create_token(*args: Any) -> jax.Array:
@@ -53,12 +45,17 @@ def create_token(*args: Any) -> jax.Array:
     return jnp.zeros((), np.float32)
 
 
-def check_token(op: str, token: Any) -> None:
-    if token is None or token is NO_TOKEN or isinstance(token, compat.Token):
+def _is_of_jax(token: Any) -> bool:
+    """Whether it is a token of JAX's own (``jax.lax.create_token``)."""
+    return isinstance(token, compat.Token) or isinstance(
+        getattr(token, "aval", None), compat.AbstractToken
+    )
+
+
+def _check_token(op: str, token: Any) -> None:
+    if token is None or _is_of_jax(token):
         return
     aval = getattr(token, "aval", token)
-    if isinstance(aval, compat.AbstractToken):
-        return
     if getattr(aval, "shape", None) != () or getattr(aval, "dtype", None) != np.float32:
         raise TypeError(
             f"{op}: argument 'token' must be a token (a float32 scalar, from create_token() or "
@@ -66,18 +63,50 @@ def check_token(op: str, token: Any) -> None:
         )
 
 
-def token_operand(token: Any) -> list[Any]:
-    """The token as an operand; JAX's own tokens are none, and order nothing here."""
-    foreign = token is None or token is NO_TOKEN or isinstance(token, compat.Token)
-    if foreign or isinstance(getattr(token, "aval", None), compat.AbstractToken):
-        return []
-    return [token]
+def _new_token(given: Any) -> Any:
+    """The token that an op returns: ready when the op has ended, as a result of it is."""
+    if _is_of_jax(given):
+        return given
+    return last() if compat.trace_state_clean() else create_token()
 
 
-def with_token(op: Any, token: Any, *args: Any, **kwargs: Any) -> Any:
-    """The result of an op and the new token, which is NO_TOKEN if there is to be none."""
-    out = op(*args, token=token, **kwargs)
-    return (out, token) if token is NO_TOKEN else out
+def with_token(op: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of :mod:`mpi4jax.notoken` as the one of :mod:`mpi4jax`, with a token."""
+    name = op.__name__
+
+    @functools.wraps(op)
+    def call(*args: Any, token: Any = None, **kwargs: Any) -> Any:
+        _check_token(name, token)
+        _note_call(name, token)
+        result = op(*args, **kwargs)
+        return _new_token(token) if returns_nothing else (result, _new_token(token))
+
+    signature = inspect.signature(op)
+    returns_nothing = signature.return_annotation in (None, "None")
+    parameter = inspect.Parameter("token", inspect.Parameter.KEYWORD_ONLY, default=None)
+    call.__signature__ = signature.replace(  # type: ignore[attr-defined]
+        parameters=[*signature.parameters.values(), parameter], return_annotation=Any
+    )
+    summary = (op.__doc__ or "").partition("\n")[0]
+    returns = "jax.Array: the new token." if returns_nothing else "tuple: its result; a new token."
+    call.__doc__ = f"""{summary}
+
+    Takes what :func:`mpi4jax.notoken.{name}` takes, and a token.
+
+    Args:
+        token: token from another op or from :func:`create_token`, or None. Operations happen in
+            program order with or without one.
+
+    Returns:
+        {returns}
+
+    Raises:
+        TypeError: a wrong type of ``token``.
+
+    See also: :func:`mpi4jax.notoken.{name}`.
+    """
+    call.__module__ = "mpi4jax"
+    return call
 
 
 # ---- Programs that expect no token
@@ -91,7 +120,7 @@ _ADVICE = (
 )
 
 
-def note_call(name: str, token: Any) -> None:
+def _note_call(name: str, token: Any) -> None:
     """Remember how an op that returns a token was called."""
     global _untokenized
     if token is not None:
@@ -109,7 +138,7 @@ def _is_token(value: Any) -> bool:
     return getattr(value, "shape", None) == () and getattr(value, "dtype", None) == np.float32
 
 
-def advise(error: BaseException, trace: TracebackType | None) -> None:
+def _advise(error: BaseException, trace: TracebackType | None) -> None:
     """Add a note to an error about a tuple that comes from taking an op's result for an array.
 
     For programs that have never passed a token. A frame has such a tuple or calls an op, or a
@@ -131,7 +160,7 @@ def advise(error: BaseException, trace: TracebackType | None) -> None:
         error.add_note(_ADVICE.format(op=op))
 
 
-ADVISERS.append(advise)
+ADVISERS.append(_advise)
 
 
 def auto_tokenize(f: Callable[..., Any]) -> Callable[..., Any]:
@@ -150,39 +179,3 @@ def auto_tokenize(f: Callable[..., Any]) -> Callable[..., Any]:
         1
     """
     return f
-
-
-# What docstrings say of tokens, and what they say without: a test looks for what this misses.
-_WITHOUT = (
-    (r"^ *token: .*\n", ""),
-    (r",\s+``token`` or ", " or "),
-    (r"(?:,\s+(``\w+``))?\s+or\s+``token``", lambda m: f" or {m[1]}" if m[1] else ""),
-    (r"tuple: (.*);\s+and\s+the\s+new\s+token\.", r"jax.Array, or pytree: \1."),
-    (r"jax\.Array: the new token\.", "None."),
-    (r"(>>> \w+), token = mpi4jax\.", r"\1 = notoken."),
-    (r">>> token = mpi4jax\.", ">>> notoken."),
-    (r"( *>>> import .*mpi4jax)$", r"\1\n        >>> from mpi4jax import notoken"),
-)
-
-
-def _doc_without_token(doc: str) -> str:
-    for pattern, replacement in _WITHOUT:
-        flags = re.MULTILINE | (re.DOTALL if pattern.startswith("tuple") else 0)
-        doc = re.sub(pattern, replacement, doc, flags=flags)  # type: ignore[call-overload]
-    return doc
-
-
-def without_token(op: Callable[..., Any], module: str) -> Callable[..., Any]:
-    """A function of :mod:`mpi4jax` as the one of ``module`` that takes and returns no token."""
-
-    @functools.wraps(op)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return op(*args, token=NO_TOKEN, **kwargs)
-
-    call.__doc__ = _doc_without_token(op.__doc__ or "")
-    call.__module__ = module
-    signature = inspect.signature(op)
-    call.__signature__ = signature.replace(  # type: ignore[attr-defined]
-        parameters=[p for name, p in signature.parameters.items() if name != "token"]
-    )
-    return call

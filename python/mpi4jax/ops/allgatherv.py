@@ -9,15 +9,15 @@ from mpi4py import MPI
 
 from .._call.call import run
 from .._call.definition import define
-from .._compile.lowering import Avals, Lowering, Operands
 from .._op import rows as _rows
 from .._op.comm import as_comm
-from .._op.spec import Call
+from .._op.plan import Plan, Result
+from .._op.spec import Call, Params, T
 
 
-def _adjoint(low: Lowering, xs: Operands, out: Avals) -> list[Any]:
-    start, rows = low.p["receives"][low.p["comm"].rank]
-    return [low.local(lambda c: c[start : start + rows], out[0], *xs)]
+def _adjoint(p: Params) -> Plan:
+    start, rows = p["receives"][p["comm"].rank]
+    return Plan(None, Result.OPERAND, select=lambda c: c[start : start + rows])
 
 
 def _prepare(x: Any, counts: Sequence[int], comm: MPI.Intracomm | None) -> Call:
@@ -44,9 +44,7 @@ define(
 )
 
 
-def allgatherv(
-    x: Any, counts: Sequence[int], *, comm: MPI.Intracomm | None = None, token: Any = None
-) -> Any:
+def allgatherv(x: T, counts: Sequence[int], *, comm: MPI.Intracomm | None = None) -> T:
     """Gather the rows of all ranks on all ranks (MPI_Allgatherv; MPI-4.1, section 6.7).
 
     Args:
@@ -54,14 +52,13 @@ def allgatherv(
         counts: the rows of each rank, the same on all ranks: integers that are known when the
             function is traced.
         comm: communicator of ``n`` ranks; by default a clone of ``COMM_WORLD``.
-        token: token from another op, or None.
 
     Returns:
-        tuple: array of shape ``(sum(counts), *S)`` and the dtype of ``x``, the rows in the order of
-        the ranks; and the new token.
+        jax.Array, or pytree: array of shape ``(sum(counts), *S)`` and the dtype of ``x``, the rows
+        in the order of the ranks.
 
     Raises:
-        TypeError: a wrong type of ``counts``, ``comm``, ``token`` or dtype.
+        TypeError: a wrong type of ``counts``, ``comm`` or dtype.
         ValueError: ``counts`` are not ``n``; ``x`` has another number of rows than they say.
 
     Derivative:
@@ -69,13 +66,13 @@ def allgatherv(
         ``vmap`` the batch axis is axis 1 of operand and result.
 
     Example:
-        >>> import jax.numpy as jnp, mpi4jax
+        >>> import jax.numpy as jnp, mpi4jax.notoken as mpi4jax
         >>> comm = mpi4jax.default_comm()
         >>> counts = [rank + 1 for rank in range(comm.size)]
-        >>> y, token = mpi4jax.allgatherv(jnp.ones((comm.rank + 1, 3)), counts)
+        >>> y = mpi4jax.allgatherv(jnp.ones((comm.rank + 1, 3)), counts)
         >>> y.shape == (sum(counts), 3)
         True
 
     See also: :func:`allgather`, :func:`gatherv`.
     """
-    return run(_prepare(x, counts, comm), token)
+    return run(_prepare(x, counts, comm))

@@ -8,18 +8,14 @@ from mpi4py import MPI
 
 from .._call.call import run
 from .._call.definition import define
-from .._compile.lowering import Avals, Lowering, Operands
-from .._diff.reductions import Reduced
+from .._diff.reductions import ReductionTangent
 from .._op.comm import Reduction, as_comm, as_reduction
-from .._op.spec import Call
+from .._op.plan import Plan, Result
+from .._op.spec import Call, T
 
 
-def _adjoint(low: Lowering, xs: Operands, out: Avals) -> list[Any]:
-    return [xs[0][0]]
-
-
-def _derivative(r: Reduced) -> Any:
-    share = r.product_of_others() if r.name == "PROD" else r.share_of(r.y)
+def _derivative(r: ReductionTangent) -> Any:
+    share = r.product_of_others() if r.name == "PROD" else r.share_of_extremum(r.y)
     return r.reduce_tangent("allreduce", r.t * share)
 
 
@@ -31,7 +27,7 @@ def _prepare(x: Any, op: MPI.Op | Reduction, comm: MPI.Intracomm | None) -> Call
 define(
     "allreduce",
     prepare=_prepare,
-    adjoint=_adjoint,
+    adjoint=lambda p: Plan(None, Result.OPERAND),
     derivative=_derivative,
     is_uniform=True,
     only_for_its_result=lambda p: True,
@@ -41,12 +37,11 @@ define(
 
 
 def allreduce(
-    x: Any,
+    x: T,
     op: MPI.Op | Reduction = MPI.SUM,
     *,
     comm: MPI.Intracomm | None = None,
-    token: Any = None,
-) -> Any:
+) -> T:
     """Reduce over all ranks, result on all ranks (MPI_Allreduce; MPI-4.1, section 6.9.6).
 
     Args:
@@ -55,15 +50,13 @@ def allreduce(
             of ranks, or one made with ``MPI.Op.Create``. ``MPI.MINLOC`` and ``MPI.MAXLOC`` reduce
             pairs (value, index) along a last axis of length 2.
         comm: communicator; by default a clone of ``COMM_WORLD``.
-        token: token from another op, or None.
 
     Returns:
-        tuple: the reduction, of the shape and dtype of ``x``, the same on all ranks; and the new
-        token.
+        jax.Array, or pytree: the reduction, of the shape and dtype of ``x``, the same on all ranks.
 
     Raises:
-        TypeError: a wrong type of ``op``, ``comm`` or ``token``, or a reduction that is not
-            defined for the dtype (MAX of complex numbers, MEAN of integers).
+        TypeError: a wrong type of ``op`` or ``comm``, or a reduction that is not defined for the
+            dtype (MAX of complex numbers, MEAN of integers).
         ValueError: MINLOC or MAXLOC of an array that does not hold pairs.
         NotImplementedError: differentiated with a reduction that has no derivative.
 
@@ -73,15 +66,15 @@ def allreduce(
         where this rank attains the extremum; ties share equally.
 
     Example:
-        >>> import jax.numpy as jnp, mpi4jax
+        >>> import jax.numpy as jnp, mpi4jax.notoken as mpi4jax
         >>> from mpi4py import MPI
-        >>> y, token = mpi4jax.allreduce(jnp.ones(3), op=MPI.SUM)
+        >>> y = mpi4jax.allreduce(jnp.ones(3), op=MPI.SUM)
         >>> float(y[0]) == mpi4jax.default_comm().size
         True
-        >>> loss, token = mpi4jax.allreduce(jnp.ones(()), op=mpi4jax.MEAN)
+        >>> loss = mpi4jax.allreduce(jnp.ones(()), op=mpi4jax.MEAN)
         >>> float(loss)
         1.0
 
     See also: :func:`reduce`, :func:`scan`, :func:`pvary`.
     """
-    return run(_prepare(x, op, comm), token)
+    return run(_prepare(x, op, comm))

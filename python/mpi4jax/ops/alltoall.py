@@ -9,7 +9,7 @@ from mpi4py import MPI
 from .._call.call import run
 from .._call.definition import define
 from .._op.comm import as_comm
-from .._op.spec import Call
+from .._op.spec import Call, T
 
 
 def _prepare(x: Any, comm: MPI.Intracomm | None) -> Call:
@@ -23,33 +23,31 @@ define(
 )
 
 
-def alltoall(x: Any, *, comm: MPI.Intracomm | None = None, token: Any = None) -> Any:
+def alltoall(x: T, *, comm: MPI.Intracomm | None = None) -> T:
     """Send block ``j`` to rank ``j``, for all ranks at once (MPI_Alltoall; MPI-4.1, section 6.8).
 
     Args:
         x: array of shape ``(n, *S)``, equal on all ranks, where ``n`` is the communicator's
             size; or a pytree of such arrays.
         comm: communicator; by default a clone of ``COMM_WORLD``.
-        token: token from another op, or None.
 
     Returns:
-        tuple: array of the shape and dtype of ``x``, block ``j`` from rank ``j``; and the new
-        token.
+        jax.Array, or pytree: array of the shape and dtype of ``x``, block ``j`` from rank ``j``.
 
     Raises:
-        TypeError: a wrong type of ``comm``, ``token`` or dtype.
+        TypeError: a wrong type of ``comm`` or dtype.
         ValueError: the first axis of ``x`` does not have length ``n``.
 
     Derivative:
         Its own transpose. Under ``vmap`` the batch axis is axis 1 of operand and result.
 
     Example:
-        >>> import jax.numpy as jnp, mpi4jax
+        >>> import jax.numpy as jnp, mpi4jax.notoken as mpi4jax
         >>> n = mpi4jax.default_comm().size
-        >>> y, token = mpi4jax.alltoall(jnp.ones((n, 2)))
+        >>> y = mpi4jax.alltoall(jnp.ones((n, 2)))
         >>> y.shape == (n, 2)
         True
 
     See also: :func:`allgather`, :func:`scatter`.
     """
-    return run(_prepare(x, comm), token)
+    return run(_prepare(x, comm))

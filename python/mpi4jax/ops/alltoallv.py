@@ -9,10 +9,10 @@ from mpi4py import MPI
 
 from .._call.call import run
 from .._call.definition import define
-from .._compile.lowering import everywhere
 from .._op import rows
 from .._op.comm import as_comm
-from .._op.spec import Call
+from .._op.plan import Plan
+from .._op.spec import Call, T
 
 
 def _prepare(
@@ -38,7 +38,7 @@ def _prepare(
 define(
     "alltoallv",
     prepare=_prepare,
-    adjoint=everywhere,
+    adjoint=lambda p: Plan("alltoallv"),
     self_test=lambda t: (
         lambda: t.ops.alltoallv(t.blocks, [1] * t.size, [1] * t.size),
         t.of_all[t.rank],
@@ -47,13 +47,12 @@ define(
 
 
 def alltoallv(
-    x: Any,
+    x: T,
     send_counts: Sequence[int],
     recv_counts: Sequence[int],
     *,
     comm: MPI.Intracomm | None = None,
-    token: Any = None,
-) -> Any:
+) -> T:
     """Send rows to each rank, for all ranks at once (MPI_Alltoallv; MPI-4.1, section 6.8).
 
     Args:
@@ -63,14 +62,13 @@ def alltoallv(
             traced.
         recv_counts: how many rows come from each rank: what that rank sends to this one.
         comm: communicator of ``n`` ranks; by default a clone of ``COMM_WORLD``.
-        token: token from another op, or None.
 
     Returns:
-        tuple: array of shape ``(sum(recv_counts), *S)`` and the dtype of ``x``, the rows from each
-        rank in the order of the ranks; and the new token.
+        jax.Array, or pytree: array of shape ``(sum(recv_counts), *S)`` and the dtype of ``x``, the
+        rows from each rank in the order of the ranks.
 
     Raises:
-        TypeError: a wrong type of ``send_counts``, ``recv_counts``, ``comm``, ``token`` or dtype.
+        TypeError: a wrong type of ``send_counts``, ``recv_counts``, ``comm`` or dtype.
         ValueError: counts are not ``n``; ``x`` has another number of rows than they say; this rank
             takes another number of rows from itself than it gives itself.
 
@@ -79,14 +77,14 @@ def alltoallv(
         result.
 
     Example:
-        >>> import jax.numpy as jnp, mpi4jax
+        >>> import jax.numpy as jnp, mpi4jax.notoken as mpi4jax
         >>> comm = mpi4jax.default_comm()
         >>> send_counts = [comm.rank + 1] * comm.size
         >>> recv_counts = [rank + 1 for rank in range(comm.size)]
-        >>> y, token = mpi4jax.alltoallv(jnp.ones(sum(send_counts)), send_counts, recv_counts)
+        >>> y = mpi4jax.alltoallv(jnp.ones(sum(send_counts)), send_counts, recv_counts)
         >>> y.shape == (sum(recv_counts),)
         True
 
     See also: :func:`alltoall`, :func:`allgatherv`, :func:`scatterv`.
     """
-    return run(_prepare(x, send_counts, recv_counts, comm), token)
+    return run(_prepare(x, send_counts, recv_counts, comm))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from mpi4py import MPI
 
 from .._call.call import run
@@ -19,24 +17,23 @@ def _prepare(comm: MPI.Intracomm | None) -> Call:
 define("barrier", prepare=_prepare, self_test=lambda t: (t.ops.barrier, None))
 
 
-def barrier(*, comm: MPI.Intracomm | None = None, token: Any = None) -> Any:
+def barrier(*, comm: MPI.Intracomm | None = None) -> None:
     """Wait for all ranks (MPI_Barrier; MPI-4.1, section 6.3).
 
     Args:
         comm: communicator; by default a clone of ``COMM_WORLD``.
-        token: token from another op, or None.
 
     Returns:
-        jax.Array: the new token.
+        None.
 
     Raises:
-        TypeError: a wrong type of ``comm`` or ``token``.
+        TypeError: a wrong type of ``comm``.
 
     Derivative:
         The transpose is a barrier.
 
     Example:
-        >>> import mpi4jax
-        >>> token = mpi4jax.barrier()
+        >>> import mpi4jax.notoken as mpi4jax
+        >>> mpi4jax.barrier()
     """
-    return run(_prepare(comm), token)
+    run(_prepare(comm))

@@ -8,21 +8,18 @@ from mpi4py import MPI
 
 from .._call.call import run
 from .._call.definition import define
-from .._compile.lowering import Avals, Lowering, Operands
 from .._op.arguments import rank_of
 from .._op.comm import as_comm
-from .._op.spec import Call, is_root
+from .._op.plan import Plan, Result
+from .._op.spec import Call, Params, T, is_root
 
 
-def _lower(low: Lowering, xs: Operands, out: Avals) -> list[Any]:
-    if is_root(low.p):
-        low.call("bcast", *xs)
-        return [xs[0][0]]
-    return low.call("bcast", out=out)
+def _plan(p: Params) -> Plan:
+    return Plan("bcast", Result.OPERAND) if is_root(p) else Plan("bcast", sends=False)
 
 
-def _adjoint(low: Lowering, xs: Operands, out: Avals) -> list[Any]:
-    return [xs[0][0] if is_root(low.p) else low.zeros(out[0])]
+def _adjoint(p: Params) -> Plan:
+    return Plan(None, Result.OPERAND if is_root(p) else Result.ZEROS)
 
 
 def _prepare(x: Any, root: int, comm: MPI.Intracomm | None) -> Call:
@@ -33,38 +30,37 @@ def _prepare(x: Any, root: int, comm: MPI.Intracomm | None) -> Call:
 define(
     "bcast",
     prepare=_prepare,
-    lower=_lower,
+    plan=_plan,
     adjoint=_adjoint,
     is_uniform=True,
     self_test=lambda t: (lambda: t.ops.bcast(t.x, t.last), t.all_x[t.last]),
 )
 
 
-def bcast(x: Any, root: int = 0, *, comm: MPI.Intracomm | None = None, token: Any = None) -> Any:
+def bcast(x: T, root: int = 0, *, comm: MPI.Intracomm | None = None) -> T:
     """Copy the root's array to all ranks (MPI_Bcast; MPI-4.1, section 6.4).
 
     Args:
         x: array of shape ``S``; its values are read on the root only. Or a pytree of such.
         root: rank whose array is copied, by default 0.
         comm: communicator; by default a clone of ``COMM_WORLD``.
-        token: token from another op, or None.
 
     Returns:
-        tuple: the root's array; and the new token.
+        jax.Array, or pytree: the root's array.
 
     Raises:
-        TypeError: a wrong type of ``root``, ``comm``, ``token`` or dtype.
+        TypeError: a wrong type of ``root``, ``comm`` or dtype.
         ValueError: ``root`` is not a rank of ``comm``.
 
     Derivative:
         The result is one global value: the root gets its cotangent, other ranks get zeros.
 
     Example:
-        >>> import jax.numpy as jnp, mpi4jax
-        >>> y, token = mpi4jax.bcast(jnp.arange(3), root=0)
+        >>> import jax.numpy as jnp, mpi4jax.notoken as mpi4jax
+        >>> y = mpi4jax.bcast(jnp.arange(3), root=0)
         >>> y.tolist()
         [0, 1, 2]
 
     See also: :func:`scatter`, :func:`pvary`.
     """
-    return run(_prepare(x, root, comm), token)
+    return run(_prepare(x, root, comm))

@@ -8,18 +8,18 @@ from mpi4py import MPI
 
 from .._call.call import run
 from .._call.definition import define
-from .._compile.lowering import Avals, Lowering, Operands
-from .._diff.reductions import Reduced
+from .._diff.reductions import ReductionTangent
 from .._op.comm import as_comm, as_reduction
-from .._op.spec import Call
+from .._op.plan import Plan
+from .._op.spec import Call, Params, T
 
 
-def _lower(low: Lowering, xs: Operands, out: Avals) -> list[Any]:
-    return low.call("exscan", *xs, out=out, reverse=int(low.p["adjoint"]))
+def _plan(p: Params) -> Plan:
+    return Plan("exscan", attrs={"reverse": int(p["adjoint"])})
 
 
-def _derivative(r: Reduced) -> Any:
-    return r.tangent_over_first(r.comm.rank)
+def _derivative(r: ReductionTangent) -> Any:
+    return r.over_first(r.comm.rank)
 
 
 def _prepare(x: Any, op: MPI.Op, comm: MPI.Intracomm | None) -> Call:
@@ -30,32 +30,29 @@ def _prepare(x: Any, op: MPI.Op, comm: MPI.Intracomm | None) -> Call:
 define(
     "exscan",
     prepare=_prepare,
-    lower=_lower,
-    adjoint=_lower,
+    plan=_plan,
+    adjoint=_plan,
     derivative=_derivative,
     only_for_its_result=lambda p: True,
     self_test=lambda t: (lambda: t.ops.exscan(t.x, MPI.SUM), t.all_x[: t.rank].sum(0)),
 )
 
 
-def exscan(
-    x: Any, op: MPI.Op = MPI.SUM, *, comm: MPI.Intracomm | None = None, token: Any = None
-) -> Any:
+def exscan(x: T, op: MPI.Op = MPI.SUM, *, comm: MPI.Intracomm | None = None) -> T:
     """Reduce over the ranks before this one (MPI_Exscan; MPI-4.1, section 6.11.2).
 
     Args:
         x: array of shape ``S``, equal on all ranks; or a pytree of such arrays.
         op: reduction, by default ``MPI.SUM``, or one made with ``MPI.Op.Create``.
         comm: communicator; by default a clone of ``COMM_WORLD``.
-        token: token from another op, or None.
 
     Returns:
-        tuple: on rank ``r`` the reduction over ranks ``0`` to ``r - 1``, of the shape and dtype of
-        ``x``, on rank 0 zeros, whatever the reduction; and the new token.
+        jax.Array, or pytree: on rank ``r`` the reduction over ranks ``0`` to ``r - 1``, of the
+        shape and dtype of ``x``, on rank 0 zeros, whatever the reduction.
 
     Raises:
-        TypeError: a wrong type of ``op``, ``comm`` or ``token``, or a reduction that is not
-            defined for the dtype.
+        TypeError: a wrong type of ``op`` or ``comm``, or a reduction that is not defined for the
+            dtype.
         ValueError: MINLOC or MAXLOC of an array that does not hold pairs.
         NotImplementedError: differentiated with a reduction that has no derivative.
 
@@ -64,12 +61,12 @@ def exscan(
         none. PROD, MAX and MIN: as for :func:`allreduce`, over the ranks before each.
 
     Example:
-        >>> import jax.numpy as jnp, mpi4jax
+        >>> import jax.numpy as jnp, mpi4jax.notoken as mpi4jax
         >>> from mpi4py import MPI
-        >>> offset, token = mpi4jax.exscan(jnp.ones(3), op=MPI.SUM)
+        >>> offset = mpi4jax.exscan(jnp.ones(3), op=MPI.SUM)
         >>> float(offset[0]) == mpi4jax.default_comm().rank
         True
 
     See also: :func:`scan`.
     """
-    return run(_prepare(x, op, comm), token)
+    return run(_prepare(x, op, comm))

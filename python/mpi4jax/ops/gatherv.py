@@ -9,12 +9,11 @@ from mpi4py import MPI
 
 from .._call.call import run
 from .._call.definition import define
-from .._compile.lowering import to_root
 from .._op import rows as _rows
 from .._op.arguments import rank_of
 from .._op.comm import as_comm
-from .._op.spec import Call
-from .gather import adjoint_with
+from .._op.plan import from_root_added, to_root
+from .._op.spec import Call, T
 
 
 def _prepare(x: Any, counts: Sequence[int], root: int, comm: MPI.Intracomm | None) -> Call:
@@ -34,8 +33,8 @@ def _prepare(x: Any, counts: Sequence[int], root: int, comm: MPI.Intracomm | Non
 define(
     "gatherv",
     prepare=_prepare,
-    lower=to_root,
-    adjoint=adjoint_with("scatterv"),
+    plan=to_root("gatherv"),
+    adjoint=from_root_added("scatterv"),
     self_test=lambda t: (
         lambda: t.ops.gatherv(t.x, [len(x) for x in t.all_x], t.last),
         t.all_x.ravel() if t.rank == t.last else t.x,
@@ -44,13 +43,12 @@ define(
 
 
 def gatherv(
-    x: Any,
+    x: T,
     counts: Sequence[int],
     root: int = 0,
     *,
     comm: MPI.Intracomm | None = None,
-    token: Any = None,
-) -> Any:
+) -> T:
     """Gather the rows of all ranks on the root (MPI_Gatherv; MPI-4.1, section 6.5).
 
     Args:
@@ -59,14 +57,13 @@ def gatherv(
             function is traced.
         root: rank that receives, by default 0.
         comm: communicator of ``n`` ranks; by default a clone of ``COMM_WORLD``.
-        token: token from another op, or None.
 
     Returns:
-        tuple: on the root array of shape ``(sum(counts), *S)``, the rows in the order of the ranks;
-        on other ranks ``x``, unchanged; and the new token.
+        jax.Array, or pytree: on the root array of shape ``(sum(counts), *S)``, the rows in the
+        order of the ranks; on other ranks ``x``, unchanged.
 
     Raises:
-        TypeError: a wrong type of ``counts``, ``root``, ``comm``, ``token`` or dtype.
+        TypeError: a wrong type of ``counts``, ``root``, ``comm`` or dtype.
         ValueError: ``root`` is not a rank of ``comm``; ``counts`` are not ``n``; ``x`` has another
             number of rows than they say.
 
@@ -75,11 +72,11 @@ def gatherv(
         returned. Under ``vmap`` the batch axis is axis 1 of operand and result.
 
     Example:
-        >>> import jax.numpy as jnp, mpi4jax
+        >>> import jax.numpy as jnp, mpi4jax.notoken as mpi4jax
         >>> comm = mpi4jax.default_comm()
         >>> counts = [rank + 1 for rank in range(comm.size)]
-        >>> y, token = mpi4jax.gatherv(jnp.ones((comm.rank + 1, 3)), counts, root=0)
+        >>> y = mpi4jax.gatherv(jnp.ones((comm.rank + 1, 3)), counts, root=0)
 
     See also: :func:`gather`, :func:`allgatherv`, :func:`scatterv`.
     """
-    return run(_prepare(x, counts, root, comm), token)
+    return run(_prepare(x, counts, root, comm))

@@ -14,9 +14,10 @@ from .. import _native
 from .._call.call import run
 from .._call.definition import define
 from .._compile.lowering import Avals, Lowering, Operands, carrier
+from .._grid import border as _border
 from .._grid import cart as _cart
 from .._grid import faces
-from .._op.spec import Call, Params
+from .._op.spec import Call, Params, T
 
 
 def _describe(p: Params, avals: Sequence[Any]) -> np.ndarray:
@@ -82,11 +83,15 @@ def _prepare(
     axes: int | Sequence[int | None] | None,
     width: int | Sequence[int | tuple[int, int]],
     corners: bool,
+    border: Any,
 ) -> Call:
     name = "halo_exchange"
     comm = _cart.as_cart(name, cart)
     chosen, widths = _cart.axes_of(name, comm, axes), _cart.widths_of(name, comm, width)
     exchanged = tuple(k for k, axis in enumerate(chosen) if axis is not None)
+    if border is not None:
+        sides = _border.sides_of(name, comm, border)
+        x = _border.filled(name, comm, x, chosen, widths, sides, bool(corners))
     p = {
         "comm": comm,
         "axes": tuple(chosen[k] for k in exchanged),
@@ -108,14 +113,14 @@ define(
 
 
 def halo_exchange(
-    x: Any,
+    x: T,
     cart: MPI.Cartcomm,
     *,
     axes: int | Sequence[int | None] | None = None,
     width: int | Sequence[int | tuple[int, int]] = 1,
     corners: bool = True,
-    token: Any = None,
-) -> Any:
+    border: Any = None,
+) -> T:
     """Fill the ghost cells of a block with the edges of the neighbours' blocks.
 
     Each rank holds a block of a large array, with ghost cells around it: ``width`` cells at either
@@ -137,30 +142,34 @@ def halo_exchange(
         corners: whether ghost cells that are beyond two or more axes are filled too, by the
             diagonal neighbours (3**d - 1 neighbours instead of 2*d along d axes); they keep their
             values otherwise.
-        token: token from another op, or None.
+        border: what ghost cells at an edge of the grid become that is not periodic: None (they
+            keep what they hold), ``"edge"`` (copies of the outermost cells), ``"reflect"`` (the
+            cells inside, mirrored at the outermost ones) or a number, as with :func:`numpy.pad`;
+            or for each dimension of ``cart`` one of these, or a pair (below, above).
 
     Returns:
-        tuple: the block with its ghost cells filled, of the shape and dtype of ``x``; and the new
-        token.
+        jax.Array, or pytree: the block with its ghost cells filled, of the shape and dtype of
+        ``x``.
 
     Raises:
-        TypeError: a wrong type of ``cart``, ``axes``, ``width``, ``token`` or dtype.
-        ValueError: ``axes`` or ``width`` do not fit ``cart`` or ``x``; fewer inner cells along an
-            axis than the width.
+        TypeError: a wrong type of ``cart``, ``axes``, ``width``, ``border`` or dtype.
+        ValueError: ``axes``, ``width`` or ``border`` do not fit ``cart`` or ``x``; fewer inner
+            cells along an axis than the width, or than the width and one for ``"reflect"``.
 
     Derivative:
         The transpose adds the cotangents of ghost cells to those of the cells that they are copies
-        of, and ghost cells that were filled get zeros. Under ``vmap`` the batch goes along.
+        of, and ghost cells that were filled get zeros; those of a border go to the cells that it
+        was made of. Under ``vmap`` the batch goes along.
 
     Example:
-        >>> import jax.numpy as jnp, mpi4jax
+        >>> import jax.numpy as jnp, mpi4jax.notoken as mpi4jax
         >>> from mpi4py import MPI
         >>> cart = MPI.COMM_WORLD.Create_cart([MPI.COMM_WORLD.size], periods=[True])
         >>> x = jnp.full(5, cart.rank).at[0].set(-1).at[4].set(-1)
-        >>> y, token = mpi4jax.halo_exchange(x, cart)
+        >>> y = mpi4jax.halo_exchange(x, cart)
         >>> [int(v) for v in y] == [cart.Shift(0, 1)[0], *[cart.rank] * 3, cart.Shift(0, 1)[1]]
         True
 
     See also: :func:`scatter_blocks`, :func:`gather_blocks`, :func:`sendrecv`.
     """
-    return run(_prepare(x, cart, axes, width, corners), token)
+    return run(_prepare(x, cart, axes, width, corners, border))

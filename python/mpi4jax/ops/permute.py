@@ -9,11 +9,11 @@ from mpi4py import MPI
 
 from .._call.call import run
 from .._call.definition import define
-from .._compile.lowering import everywhere
 from .._op import rows
 from .._op.arguments import rank_of
 from .._op.comm import Comm, as_comm
-from .._op.spec import Call
+from .._op.plan import Plan
+from .._op.spec import Call, T
 
 
 def _prepare(x: Any, pairs: Sequence[tuple[int, int]], comm: MPI.Intracomm | None) -> Call:
@@ -31,7 +31,7 @@ def _prepare(x: Any, pairs: Sequence[tuple[int, int]], comm: MPI.Intracomm | Non
 define(
     "permute",
     prepare=_prepare,
-    adjoint=everywhere,
+    adjoint=lambda p: Plan("permute"),
     self_test=lambda t: (
         lambda: t.ops.permute(t.x, [(r, (r + 1) % t.size) for r in range(t.size)]),
         t.all_x[t.left],
@@ -65,12 +65,11 @@ def _pairs_of(pairs: Any, comm: Comm) -> list[tuple[int, int]]:
 
 
 def permute(
-    x: Any,
+    x: T,
     pairs: Sequence[tuple[int, int]],
     *,
     comm: MPI.Intracomm | None = None,
-    token: Any = None,
-) -> Any:
+) -> T:
     """Send arrays from rank to rank, as in a list of pairs (MPI_Sendrecv; MPI-4.1, section 3.10).
 
     As `jax.lax.ppermute`. All ranks take part, also those that are in no pair.
@@ -82,30 +81,29 @@ def permute(
             is traced. Each is at most once a source, and at most once a destination, also of
             itself.
         comm: communicator of ``n`` ranks; by default a clone of ``COMM_WORLD``.
-        token: token from another op, or None.
 
     Returns:
-        tuple: array of the shape and dtype of ``x``: that of the rank which sends to this one, or
-        zeros if there is none; and the new token.
+        jax.Array, or pytree: array of the shape and dtype of ``x``: that of the rank which sends to
+        this one, or zeros if there is none.
 
     Raises:
-        TypeError: a wrong type of ``pairs``, ``comm``, ``token`` or dtype.
+        TypeError: a wrong type of ``pairs``, ``comm`` or dtype.
         ValueError: what is in ``pairs`` is no rank of ``comm``, or is there twice.
 
     Derivative:
         The transpose sends the cotangents back, from the second to the first rank of each pair.
 
     Example:
-        >>> import jax.numpy as jnp, mpi4jax
+        >>> import jax.numpy as jnp, mpi4jax.notoken as mpi4jax
         >>> comm = mpi4jax.default_comm()
         >>> to_next = [(rank, rank + 1) for rank in range(comm.size - 1)]
-        >>> y, token = mpi4jax.permute(jnp.ones(3), to_next)
+        >>> y = mpi4jax.permute(jnp.ones(3), to_next)
         >>> float(y[0]) == (comm.rank > 0)
         True
 
     See also: :func:`sendrecv`, :func:`alltoallv`.
     """
-    return run(_prepare(x, pairs, comm), token)
+    return run(_prepare(x, pairs, comm))
 
 
 def _to_and_from(comm: Comm, ranks: list[int]) -> tuple[rows.Part, ...]:

@@ -13,15 +13,10 @@ from mpi4py import MPI
 
 from .._call.call import run
 from .._call.definition import define
-from .._compile.lowering import Avals, Lowering, Operands
 from .._op.comm import Comm, as_comm, static_int
-from .._op.spec import Call, Params
-from .._requests.request import End, Joint, Request
-from .._tokens.tokens import NO_TOKEN
-
-
-def _adjoint(low: Lowering, xs: Operands, out: Avals) -> list[Any]:
-    return low.call(low.spec.name, *xs, out=out, reverse=1)
+from .._op.plan import Plan
+from .._op.spec import Call, Params, T
+from .._requests.request import CompositeKind, CompositeRequest, Request
 
 
 def _with_counts(results: list[Any], received: Any) -> Any:
@@ -32,17 +27,17 @@ def _without_rows(results: list[Any], x: Any) -> Any:
     return x, results[0]
 
 
-def _start(start: Callable[..., Request], args: Sequence[Any], p: Params) -> Joint:
+def _start(start: Callable[..., Request], args: Sequence[Any], p: Params) -> CompositeRequest:
     """Exchange the counts, which waits for all ranks, and start what sends the rows."""
     x, counts = args
     if not jax.tree.leaves(x):
         request = start("alltoall", (counts,), {"comm": p["comm"]})
-        return Joint([request, x], End("ragged_alltoall", _without_rows))
+        return CompositeRequest([request, x], CompositeKind("ragged_alltoall", _without_rows))
     nothing = jnp.zeros((p["rows"][0], 0), np.int8)
-    _, received = run(Call("ragged_alltoall", (nothing,), dict(p), (counts,)), NO_TOKEN)
+    _, received = run(Call("ragged_alltoall", (nothing,), dict(p), (counts,)))
     both = jnp.concatenate([counts, received])
     request = start("ragged_alltoall", (x, both), {**p, "env_out": False})
-    return Joint([request, received], End("ragged_alltoall", _with_counts))
+    return CompositeRequest([request, received], CompositeKind("ragged_alltoall", _with_counts))
 
 
 def _prepare(x: Any, send_counts: Any, capacity: int, comm: MPI.Intracomm | None) -> Call:
@@ -59,7 +54,7 @@ def _prepare(x: Any, send_counts: Any, capacity: int, comm: MPI.Intracomm | None
 define(
     "ragged_alltoall",
     prepare=_prepare,
-    adjoint=_adjoint,
+    adjoint=lambda p: Plan("ragged_alltoall", attrs={"reverse": 1}),
     start=_start,
     self_test=lambda t: (
         lambda: t.ops.ragged_alltoall(t.blocks, np.ones(t.size, np.int32), t.size)[0],
@@ -107,13 +102,12 @@ def _rows_of(x: Any) -> int:
 
 
 def ragged_alltoall(
-    x: Any,
+    x: T,
     send_counts: Any,
     capacity: int,
     *,
     comm: MPI.Intracomm | None = None,
-    token: Any = None,
-) -> Any:
+) -> tuple[T, jax.Array]:
     """Send rows to each rank, as many as an array says (MPI_Alltoallv; MPI-4.1, section 6.8).
 
     The counts are data: they may be computed in the compiled function, and be others at each call,
@@ -127,15 +121,14 @@ def ragged_alltoall(
         capacity: how many rows there is room for on this rank: an integer that is known when the
             function is traced. Ranks may differ in it.
         comm: communicator of ``n`` ranks; by default a clone of ``COMM_WORLD``.
-        token: token from another op, or None.
 
     Returns:
         tuple: a pair: array of shape ``(capacity, *S)`` and the dtype of ``x``, first the rows from
         rank 0, then those from rank 1, and so on, and then zeros; and int32 array of shape
-        ``(n,)``, how many rows came from each rank; and the new token.
+        ``(n,)``, how many rows came from each rank.
 
     Raises:
-        TypeError: a wrong type of ``send_counts``, ``capacity``, ``comm``, ``token`` or dtype.
+        TypeError: a wrong type of ``send_counts``, ``capacity``, ``comm`` or dtype.
         ValueError: another shape of ``send_counts``; a negative ``capacity``; leaves of ``x`` that
             differ in rows.
         jax.errors.JaxRuntimeError: when it runs: this rank receives more rows than ``capacity``;
@@ -147,10 +140,10 @@ def ragged_alltoall(
         ``vmap`` the batch axis is axis 1 of operand and result.
 
     Example:
-        >>> import jax.numpy as jnp, mpi4jax
+        >>> import jax.numpy as jnp, mpi4jax.notoken as mpi4jax
         >>> comm = mpi4jax.default_comm()
         >>> send_counts = jnp.zeros(comm.size, int).at[-1].set(2)  # to the last rank
-        >>> pair, token = mpi4jax.ragged_alltoall(jnp.ones((5, 3)), send_counts, 2 * comm.size)
+        >>> pair = mpi4jax.ragged_alltoall(jnp.ones((5, 3)), send_counts, 2 * comm.size)
         >>> rows, recv_counts = pair
         >>> rows.shape == (2 * comm.size, 3)
         True
@@ -159,4 +152,4 @@ def ragged_alltoall(
 
     See also: :func:`alltoallv`, whose counts are known when it is traced; :func:`alltoall`.
     """
-    return run(_prepare(x, send_counts, capacity, comm), token)
+    return run(_prepare(x, send_counts, capacity, comm))

@@ -8,24 +8,23 @@ from mpi4py import MPI
 
 from .._call.call import run
 from .._call.definition import define
-from .._compile.lowering import Avals, Lowering, Operands
-from .._diff.derivative import Back
+from .._diff.derivative import ReversedMessage
 from .._op.arguments import ANY_SOURCE, ANY_TAG, source_of, tag_of
 from .._op.comm import as_comm, as_status
-from .._op.spec import Call
+from .._op.plan import Plan, Result
+from .._op.spec import Call, Params, T
 from .send import message_round
 
 
-def _lower(low: Lowering, xs: Operands, out: Avals) -> list[Any]:
-    if low.p["source"] == MPI.PROC_NULL and low.p["status"] is None:
-        return [xs[0][0]]
-    y, *envelope = low.call("recv", out=out)
-    return [low.received(y, xs[0]), *envelope]
+def _plan(p: Params) -> Plan:
+    if p["source"] == MPI.PROC_NULL and p["status"] is None:
+        return Plan(None, Result.OPERAND)
+    return Plan("recv", Result.TEMPLATE, sends=False)
 
 
-def _transpose(back: Back, cs: list[Any], xs: list[Any]) -> list[Any]:
-    back("send", cs[0])
-    return [back.of_template(cs[0], xs[0])]
+def _transpose(message: ReversedMessage, cs: list[Any], xs: list[Any]) -> list[Any]:
+    message.bind("send", cs[0])
+    return [message.of_template(cs[0], xs[0])]
 
 
 def _prepare(
@@ -41,18 +40,17 @@ def _prepare(
     return Call("recv", (x,), p)
 
 
-define("recv", prepare=_prepare, lower=_lower, transpose=_transpose, self_test=message_round)
+define("recv", prepare=_prepare, plan=_plan, transpose=_transpose, self_test=message_round)
 
 
 def recv(
-    x: Any,
+    x: T,
     source: int = ANY_SOURCE,
     *,
     tag: int = ANY_TAG,
     comm: MPI.Intracomm | None = None,
     status: MPI.Status | None = None,
-    token: Any = None,
-) -> Any:
+) -> T:
     """Receive an array from another rank (MPI_Recv; MPI-4.1, section 3.2).
 
     Args:
@@ -62,13 +60,12 @@ def recv(
         tag: tag of the message, or ``MPI.ANY_TAG``.
         comm: communicator; by default a clone of ``COMM_WORLD``.
         status: if given, is filled when the message has arrived.
-        token: token from another op, or None.
 
     Returns:
-        tuple: the received array; and the new token.
+        jax.Array, or pytree: the received array.
 
     Raises:
-        TypeError: a wrong type of ``source``, ``tag``, ``comm``, ``status``, ``token`` or dtype.
+        TypeError: a wrong type of ``source``, ``tag``, ``comm``, ``status`` or dtype.
         ValueError: ``source`` or ``tag`` is out of range.
 
     A message that is shorter than the template ends the job with an error, unless ``status`` is
@@ -78,12 +75,12 @@ def recv(
         The cotangent is sent back to the rank, and with the tag, that the message came from.
 
     Example:
-        >>> import jax.numpy as jnp, mpi4jax
+        >>> import jax.numpy as jnp, mpi4jax.notoken as mpi4jax
         >>> from mpi4py import MPI
-        >>> x, token = mpi4jax.recv(jnp.ones(3), source=MPI.PROC_NULL)
+        >>> x = mpi4jax.recv(jnp.ones(3), source=MPI.PROC_NULL)
         >>> x.tolist()
         [1.0, 1.0, 1.0]
 
     See also: :func:`send`, :func:`sendrecv`.
     """
-    return run(_prepare(x, source, tag, comm, status), token)
+    return run(_prepare(x, source, tag, comm, status))

@@ -8,24 +8,19 @@ from mpi4py import MPI
 
 from .._call.call import run
 from .._call.definition import define
-from .._compile.lowering import Avals, Lowering, Operands, to_root
-from .._diff.reductions import Reduced
+from .._diff.reductions import ReductionTangent
 from .._op.arguments import rank_of
 from .._op.comm import Reduction, as_comm, as_reduction
-from .._op.spec import Call, is_root
+from .._op.plan import Plan, Result, from_root_added, to_root
+from .._op.spec import Call, Params, T, is_root
 
 
-def _adjoint(low: Lowering, xs: Operands, out: Avals) -> list[Any]:
-    if is_root(low.p):
-        low.call("bcast", *xs)
-        return [xs[0][0]]
-    # This rank's result was its own input.
-    (y,) = low.call("bcast", out=out)
-    return [low.plus(y, xs[0])]
+def _adjoint(p: Params) -> Plan:
+    return Plan("bcast", Result.OPERAND) if is_root(p) else from_root_added("bcast")(p)
 
 
-def _derivative(r: Reduced) -> Any:
-    share = r.product_of_others() if r.name == "PROD" else r.share_of(r.extremum())
+def _derivative(r: ReductionTangent) -> Any:
+    share = r.product_of_others() if r.name == "PROD" else r.share_of_extremum(r.extremum())
     ty = r.reduce_tangent("reduce", r.t * share)
     return ty if is_root(r.p) else r.t  # elsewhere the result is the input
 
@@ -43,7 +38,7 @@ def _prepare(x: Any, op: MPI.Op | Reduction, root: int, comm: MPI.Intracomm | No
 define(
     "reduce",
     prepare=_prepare,
-    lower=to_root,
+    plan=to_root("reduce"),
     adjoint=_adjoint,
     derivative=_derivative,
     only_for_its_result=is_root,
@@ -55,13 +50,12 @@ define(
 
 
 def reduce(
-    x: Any,
+    x: T,
     op: MPI.Op | Reduction = MPI.SUM,
     root: int = 0,
     *,
     comm: MPI.Intracomm | None = None,
-    token: Any = None,
-) -> Any:
+) -> T:
     """Reduce over all ranks, result on the root (MPI_Reduce; MPI-4.1, section 6.9.1).
 
     Args:
@@ -70,15 +64,14 @@ def reduce(
             ``MPI.Op.Create``.
         root: rank that gets the result, by default 0.
         comm: communicator; by default a clone of ``COMM_WORLD``.
-        token: token from another op, or None.
 
     Returns:
-        tuple: on the root the reduction, of the shape and dtype of ``x``; on other ranks ``x``,
-        unchanged; and the new token.
+        jax.Array, or pytree: on the root the reduction, of the shape and dtype of ``x``; on other
+        ranks ``x``, unchanged.
 
     Raises:
-        TypeError: a wrong type of ``op``, ``root``, ``comm`` or ``token``, or a reduction that
-            is not defined for the dtype.
+        TypeError: a wrong type of ``op``, ``root`` or ``comm``, or a reduction that is not defined
+            for the dtype.
         ValueError: ``root`` is not a rank of ``comm``.
         NotImplementedError: differentiated with a reduction that has no derivative.
 
@@ -87,10 +80,10 @@ def reduce(
         which they returned. PROD, MAX and MIN: as for :func:`allreduce`.
 
     Example:
-        >>> import jax.numpy as jnp, mpi4jax
+        >>> import jax.numpy as jnp, mpi4jax.notoken as mpi4jax
         >>> from mpi4py import MPI
-        >>> y, token = mpi4jax.reduce(jnp.ones(3), op=MPI.SUM, root=0)
+        >>> y = mpi4jax.reduce(jnp.ones(3), op=MPI.SUM, root=0)
 
     See also: :func:`allreduce`, :func:`scan`.
     """
-    return run(_prepare(x, op, root, comm), token)
+    return run(_prepare(x, op, root, comm))

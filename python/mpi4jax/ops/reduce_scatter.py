@@ -8,14 +8,10 @@ from mpi4py import MPI
 
 from .._call.call import run
 from .._call.definition import define
-from .._compile.lowering import Avals, Lowering, Operands
-from .._diff.reductions import Reduced
+from .._diff.reductions import ReductionTangent
 from .._op.comm import Reduction, as_comm, as_reduction
-from .._op.spec import Call
-
-
-def _adjoint(low: Lowering, xs: Operands, out: Avals) -> list[Any]:
-    return low.call("allgather", *xs, out=out)
+from .._op.plan import Plan
+from .._op.spec import Call, T
 
 
 def _prepare(x: Any, op: MPI.Op | Reduction, comm: MPI.Intracomm | None) -> Call:
@@ -29,8 +25,8 @@ def _prepare(x: Any, op: MPI.Op | Reduction, comm: MPI.Intracomm | None) -> Call
 define(
     "reduce_scatter",
     prepare=_prepare,
-    adjoint=_adjoint,
-    derivative=Reduced.tangent_of_own_block,
+    adjoint=lambda p: Plan("allgather"),
+    derivative=ReductionTangent.of_own_block,
     only_for_its_result=lambda p: True,
     self_test=lambda t: (
         lambda: t.ops.reduce_scatter(t.blocks, MPI.SUM),
@@ -40,12 +36,11 @@ define(
 
 
 def reduce_scatter(
-    x: Any,
+    x: T,
     op: MPI.Op | Reduction = MPI.SUM,
     *,
     comm: MPI.Intracomm | None = None,
-    token: Any = None,
-) -> Any:
+) -> T:
     """Reduce all ranks' blocks for each (MPI_Reduce_scatter_block; MPI-4.1, section 6.10.1).
 
     Args:
@@ -54,17 +49,16 @@ def reduce_scatter(
         op: reduction, by default ``MPI.SUM``; also ``mpi4jax.MEAN``, or one made with
             ``MPI.Op.Create``.
         comm: communicator; by default a clone of ``COMM_WORLD``.
-        token: token from another op, or None.
 
     Returns:
-        tuple: on rank ``r`` the reduction of all ranks' ``x[r]``, of shape ``S`` and the dtype of
-        ``x``; and the new token.
+        jax.Array, or pytree: on rank ``r`` the reduction of all ranks' ``x[r]``, of shape ``S`` and
+        the dtype of ``x``.
 
     Raises:
-        TypeError: a wrong type of ``op``, ``comm`` or ``token``, or a reduction that is not
-            defined for the dtype.
-        ValueError: the first axis of ``x`` does not have length ``n``; MINLOC or MAXLOC of an
-            array that does not hold pairs.
+        TypeError: a wrong type of ``op`` or ``comm``, or a reduction that is not defined for the
+            dtype.
+        ValueError: the first axis of ``x`` does not have length ``n``; MINLOC or MAXLOC of an array
+            that does not hold pairs.
         NotImplementedError: differentiated with a reduction that has no derivative.
 
     Derivative:
@@ -73,13 +67,13 @@ def reduce_scatter(
         of the operand is axis 1.
 
     Example:
-        >>> import jax.numpy as jnp, mpi4jax
+        >>> import jax.numpy as jnp, mpi4jax.notoken as mpi4jax
         >>> from mpi4py import MPI
         >>> n = mpi4jax.default_comm().size
-        >>> y, token = mpi4jax.reduce_scatter(jnp.ones((n, 3)), op=MPI.SUM)
+        >>> y = mpi4jax.reduce_scatter(jnp.ones((n, 3)), op=MPI.SUM)
         >>> y.shape == (3,) and float(y[0]) == n
         True
 
     See also: :func:`allreduce`, :func:`allgather`.
     """
-    return run(_prepare(x, op, comm), token)
+    return run(_prepare(x, op, comm))

@@ -8,18 +8,18 @@ from mpi4py import MPI
 
 from .._call.call import run
 from .._call.definition import define
-from .._compile.lowering import Avals, Lowering, Operands
-from .._diff.reductions import Reduced
+from .._diff.reductions import ReductionTangent
 from .._op.comm import as_comm, as_reduction
-from .._op.spec import Call
+from .._op.plan import Plan
+from .._op.spec import Call, Params, T
 
 
-def _lower(low: Lowering, xs: Operands, out: Avals) -> list[Any]:
-    return low.call("scan", *xs, out=out, reverse=int(low.p["adjoint"]))
+def _plan(p: Params) -> Plan:
+    return Plan("scan", attrs={"reverse": int(p["adjoint"])})
 
 
-def _derivative(r: Reduced) -> Any:
-    return r.tangent_over_first(r.comm.rank + 1)
+def _derivative(r: ReductionTangent) -> Any:
+    return r.over_first(r.comm.rank + 1)
 
 
 def _prepare(x: Any, op: MPI.Op, comm: MPI.Intracomm | None) -> Call:
@@ -30,8 +30,8 @@ def _prepare(x: Any, op: MPI.Op, comm: MPI.Intracomm | None) -> Call:
 define(
     "scan",
     prepare=_prepare,
-    lower=_lower,
-    adjoint=_lower,
+    plan=_plan,
+    adjoint=_plan,
     derivative=_derivative,
     only_for_its_result=lambda p: True,
     overwrites=lambda p: True,
@@ -39,24 +39,21 @@ define(
 )
 
 
-def scan(
-    x: Any, op: MPI.Op = MPI.SUM, *, comm: MPI.Intracomm | None = None, token: Any = None
-) -> Any:
+def scan(x: T, op: MPI.Op = MPI.SUM, *, comm: MPI.Intracomm | None = None) -> T:
     """Reduce over the ranks up to this one (MPI_Scan; MPI-4.1, section 6.11.1).
 
     Args:
         x: array of shape ``S``, equal on all ranks; or a pytree of such arrays.
         op: reduction, by default ``MPI.SUM``, or one made with ``MPI.Op.Create``.
         comm: communicator; by default a clone of ``COMM_WORLD``.
-        token: token from another op, or None.
 
     Returns:
-        tuple: on rank ``r`` the reduction over ranks ``0`` to ``r``, of the shape and dtype of
-        ``x``; and the new token.
+        jax.Array, or pytree: on rank ``r`` the reduction over ranks ``0`` to ``r``, of the shape
+        and dtype of ``x``.
 
     Raises:
-        TypeError: a wrong type of ``op``, ``comm`` or ``token``, or a reduction that is not
-            defined for the dtype.
+        TypeError: a wrong type of ``op`` or ``comm``, or a reduction that is not defined for the
+            dtype.
         NotImplementedError: differentiated with a reduction that has no derivative.
 
     Derivative:
@@ -64,12 +61,12 @@ def scan(
         for :func:`allreduce`, over the ranks up to each.
 
     Example:
-        >>> import jax.numpy as jnp, mpi4jax
+        >>> import jax.numpy as jnp, mpi4jax.notoken as mpi4jax
         >>> from mpi4py import MPI
-        >>> y, token = mpi4jax.scan(jnp.ones(3), op=MPI.SUM)
+        >>> y = mpi4jax.scan(jnp.ones(3), op=MPI.SUM)
         >>> float(y[0]) == mpi4jax.default_comm().rank + 1
         True
 
     See also: :func:`allreduce`.
     """
-    return run(_prepare(x, op, comm), token)
+    return run(_prepare(x, op, comm))

@@ -8,27 +8,10 @@ from mpi4py import MPI
 
 from .._call.call import run
 from .._call.definition import define
-from .._compile.lowering import Avals, Lowering, Operands
 from .._op.arguments import rank_of
 from .._op.comm import as_comm
-from .._op.spec import Call, is_root
-
-
-def from_root(low: Lowering, xs: Operands, out: Avals) -> list[Any]:
-    """What is elsewhere than on the root is not read."""
-    return low.call(low.spec.name, *(xs if is_root(low.p) else ()), out=out)
-
-
-def adjoint_with(gather: str) -> Any:
-    """The adjoint of scattering, with the op that gathers."""
-
-    def adjoint(low: Lowering, xs: Operands, out: Avals) -> list[Any]:
-        if is_root(low.p):
-            return low.call(gather, *xs, out=out)
-        low.call(gather, *xs)
-        return [low.zeros(out[0])]
-
-    return adjoint
+from .._op.plan import from_root, to_root_or_zeros
+from .._op.spec import Call, T
 
 
 def _prepare(x: Any, root: int, comm: MPI.Intracomm | None) -> Call:
@@ -39,8 +22,8 @@ def _prepare(x: Any, root: int, comm: MPI.Intracomm | None) -> Call:
 define(
     "scatter",
     prepare=_prepare,
-    lower=from_root,
-    adjoint=adjoint_with("gather"),
+    plan=from_root("scatter"),
+    adjoint=to_root_or_zeros("gather"),
     self_test=lambda t: (
         lambda: t.ops.scatter(t.of_all[:, t.rank] if t.rank == t.last else t.x, t.last),
         t.of_all[t.rank, t.last],
@@ -48,7 +31,7 @@ define(
 )
 
 
-def scatter(x: Any, root: int = 0, *, comm: MPI.Intracomm | None = None, token: Any = None) -> Any:
+def scatter(x: T, root: int = 0, *, comm: MPI.Intracomm | None = None) -> T:
     """Send block ``j`` of the root's array to rank ``j`` (MPI_Scatter; MPI-4.1, section 6.6).
 
     Args:
@@ -56,13 +39,12 @@ def scatter(x: Any, root: int = 0, *, comm: MPI.Intracomm | None = None, token: 
             other ranks a template of shape ``S``, whose values are not read. Or pytrees of such.
         root: rank whose array is distributed, by default 0.
         comm: communicator; by default a clone of ``COMM_WORLD``.
-        token: token from another op, or None.
 
     Returns:
-        tuple: this rank's block, of shape ``S``; and the new token.
+        jax.Array, or pytree: this rank's block, of shape ``S``.
 
     Raises:
-        TypeError: a wrong type of ``root``, ``comm``, ``token`` or dtype.
+        TypeError: a wrong type of ``root``, ``comm`` or dtype.
         ValueError: ``root`` is not a rank of ``comm``; on the root, the first axis of ``x`` does
             not have length ``n``.
 
@@ -71,13 +53,13 @@ def scatter(x: Any, root: int = 0, *, comm: MPI.Intracomm | None = None, token: 
         axis of the root's operand is axis 1.
 
     Example:
-        >>> import jax.numpy as jnp, mpi4jax
+        >>> import jax.numpy as jnp, mpi4jax.notoken as mpi4jax
         >>> comm = mpi4jax.default_comm()
         >>> x = jnp.ones((comm.size, 3)) if comm.rank == 0 else jnp.ones(3)
-        >>> y, token = mpi4jax.scatter(x, root=0)
+        >>> y = mpi4jax.scatter(x, root=0)
         >>> y.shape
         (3,)
 
     See also: :func:`gather`, :func:`alltoall`.
     """
-    return run(_prepare(x, root, comm), token)
+    return run(_prepare(x, root, comm))

@@ -12,8 +12,8 @@ from .._call.definition import define
 from .._op import rows as _rows
 from .._op.arguments import rank_of
 from .._op.comm import as_comm
-from .._op.spec import Call
-from .scatter import adjoint_with, from_root
+from .._op.plan import from_root, to_root_or_zeros
+from .._op.spec import Call, T
 
 
 def _prepare(x: Any, counts: Sequence[int], root: int, comm: MPI.Intracomm | None) -> Call:
@@ -34,8 +34,8 @@ def _prepare(x: Any, counts: Sequence[int], root: int, comm: MPI.Intracomm | Non
 define(
     "scatterv",
     prepare=_prepare,
-    lower=from_root,
-    adjoint=adjoint_with("gatherv"),
+    plan=from_root("scatterv"),
+    adjoint=to_root_or_zeros("gatherv"),
     self_test=lambda t: (
         lambda: t.ops.scatterv(
             t.all_x.ravel() if t.rank == t.last else t.x, [len(x) for x in t.all_x], t.last
@@ -46,13 +46,12 @@ define(
 
 
 def scatterv(
-    x: Any,
+    x: T,
     counts: Sequence[int],
     root: int = 0,
     *,
     comm: MPI.Intracomm | None = None,
-    token: Any = None,
-) -> Any:
+) -> T:
     """Send rows of the root's array to each rank (MPI_Scatterv; MPI-4.1, section 6.6).
 
     Args:
@@ -63,13 +62,12 @@ def scatterv(
             function is traced.
         root: rank whose array is distributed, by default 0.
         comm: communicator of ``n`` ranks; by default a clone of ``COMM_WORLD``.
-        token: token from another op, or None.
 
     Returns:
-        tuple: this rank's rows, of shape ``(counts[r], *S)``; and the new token.
+        jax.Array, or pytree: this rank's rows, of shape ``(counts[r], *S)``.
 
     Raises:
-        TypeError: a wrong type of ``counts``, ``root``, ``comm``, ``token`` or dtype.
+        TypeError: a wrong type of ``counts``, ``root``, ``comm`` or dtype.
         ValueError: ``root`` is not a rank of ``comm``; ``counts`` are not ``n``; ``x`` has another
             number of rows than they say.
 
@@ -78,14 +76,14 @@ def scatterv(
         axis is axis 1 of operand and result.
 
     Example:
-        >>> import jax.numpy as jnp, mpi4jax
+        >>> import jax.numpy as jnp, mpi4jax.notoken as mpi4jax
         >>> comm = mpi4jax.default_comm()
         >>> counts = [rank + 1 for rank in range(comm.size)]
         >>> rows = sum(counts) if comm.rank == 0 else counts[comm.rank]
-        >>> y, token = mpi4jax.scatterv(jnp.ones((rows, 3)), counts, root=0)
+        >>> y = mpi4jax.scatterv(jnp.ones((rows, 3)), counts, root=0)
         >>> y.shape == (comm.rank + 1, 3)
         True
 
     See also: :func:`scatter`, :func:`gatherv`.
     """
-    return run(_prepare(x, counts, root, comm), token)
+    return run(_prepare(x, counts, root, comm))

@@ -8,14 +8,14 @@ from mpi4py import MPI
 
 from .._call.call import run
 from .._call.definition import define
-from .._diff.derivative import Back
+from .._diff.derivative import ReversedMessage
 from .._op.arguments import dest_of, tag_of
 from .._op.comm import as_comm
 from .._op.spec import Call
 
 
-def _transpose(back: Back, cs: list[Any], xs: list[Any]) -> list[Any]:
-    return [back("recv", back.zeros(xs[0]))]
+def _transpose(message: ReversedMessage, cs: list[Any], xs: list[Any]) -> list[Any]:
+    return [message.bind("recv", message.zeros(xs[0]))]
 
 
 def message_round(t: Any) -> Any:
@@ -47,9 +47,7 @@ def _prepare(x: Any, dest: int, tag: int, comm: MPI.Intracomm | None) -> Call:
 define("send", prepare=_prepare, transpose=_transpose, self_test=message_round)
 
 
-def send(
-    x: Any, dest: int, *, tag: int = 0, comm: MPI.Intracomm | None = None, token: Any = None
-) -> Any:
+def send(x: Any, dest: int, *, tag: int = 0, comm: MPI.Intracomm | None = None) -> None:
     """Send an array to another rank (MPI_Send; MPI-4.1, section 3.2).
 
     Args:
@@ -57,23 +55,22 @@ def send(
         dest: rank to send to, or ``MPI.PROC_NULL``.
         tag: tag of the message.
         comm: communicator; by default a clone of ``COMM_WORLD``.
-        token: token from another op, or None.
 
     Returns:
-        jax.Array: the new token.
+        None.
 
     Raises:
-        TypeError: a wrong type of ``dest``, ``tag``, ``comm``, ``token`` or dtype.
+        TypeError: a wrong type of ``dest``, ``tag``, ``comm`` or dtype.
         ValueError: ``dest`` or ``tag`` is out of range.
 
     Derivative:
         The cotangent of ``x`` is received from ``dest``.
 
     Example:
-        >>> import jax.numpy as jnp, mpi4jax
+        >>> import jax.numpy as jnp, mpi4jax.notoken as mpi4jax
         >>> from mpi4py import MPI
-        >>> token = mpi4jax.send(jnp.ones(3), dest=MPI.PROC_NULL)
+        >>> mpi4jax.send(jnp.ones(3), dest=MPI.PROC_NULL)
 
     See also: :func:`recv`, :func:`sendrecv`.
     """
-    return run(_prepare(x, dest, tag, comm), token)
+    run(_prepare(x, dest, tag, comm))

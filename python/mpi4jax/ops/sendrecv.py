@@ -9,36 +9,32 @@ from mpi4py import MPI
 
 from .._call.call import run
 from .._call.definition import define
-from .._compile.lowering import Avals, Lowering, Operands
-from .._diff.derivative import Back
+from .._diff.derivative import ReversedMessage
 from .._op.arguments import ANY_TAG, dest_of, source_of, tag_of
 from .._op.comm import as_comm, as_status
-from .._op.spec import SPECS, Call, Params
-from .._requests.request import End, Joint, Request
+from .._op.plan import Plan, Result
+from .._op.spec import SPECS, Call, Params, T
+from .._requests.request import CompositeKind, CompositeRequest, Request
 
 
-def _lower(low: Lowering, xs: Operands, out: Avals) -> list[Any]:
+def _transpose(message: ReversedMessage, cs: list[Any], xs: list[Any]) -> list[Any]:
     x, template = xs
-    y, *envelope = low.call("sendrecv", x, out=out)
-    return [low.received(y, template), *envelope]
-
-
-def _transpose(back: Back, cs: list[Any], xs: list[Any]) -> list[Any]:
-    x, template = xs
-    y = back("sendrecv", cs[0], back.zeros(x))
-    return [y, back.of_template(cs[0], template)]
+    y = message.bind("sendrecv", cs[0], message.zeros(x))
+    return [y, message.of_template(cs[0], template)]
 
 
 def _received(results: list[Any], _: tuple[Any, ...]) -> Any:
     return results[0]
 
 
-def _start(start: Callable[..., Request], args: Sequence[Any], p: Params) -> Joint:
+def _start(start: Callable[..., Request], args: Sequence[Any], p: Params) -> CompositeRequest:
     def one(op: str, x: Any) -> Request:
         return start(op, (x,), {k: v for k, v in p.items() if k in SPECS[op].params})
 
     sendbuf, recvbuf = args
-    return Joint([one("recv", recvbuf), one("send", sendbuf), ()], End("sendrecv", _received))
+    return CompositeRequest(
+        [one("recv", recvbuf), one("send", sendbuf), ()], CompositeKind("sendrecv", _received)
+    )
 
 
 def _prepare(
@@ -66,7 +62,7 @@ def _prepare(
 define(
     "sendrecv",
     prepare=_prepare,
-    lower=_lower,
+    plan=lambda p: Plan("sendrecv", Result.TEMPLATE),
     transpose=_transpose,
     start=_start,
     self_test=lambda t: (
@@ -78,7 +74,7 @@ define(
 
 def sendrecv(
     sendbuf: Any,
-    recvbuf: Any,
+    recvbuf: T,
     source: int,
     dest: int,
     *,
@@ -86,8 +82,7 @@ def sendrecv(
     recvtag: int = ANY_TAG,
     comm: MPI.Intracomm | None = None,
     status: MPI.Status | None = None,
-    token: Any = None,
-) -> Any:
+) -> T:
     """Send to one rank and receive from another, at once (MPI_Sendrecv; MPI-4.1, section 3.10).
 
     Args:
@@ -99,10 +94,9 @@ def sendrecv(
         recvtag: tag of the message that is received, or ``MPI.ANY_TAG``.
         comm: communicator; by default a clone of ``COMM_WORLD``.
         status: if given, is filled when the message has arrived.
-        token: token from another op, or None.
 
     Returns:
-        tuple: the received array; and the new token.
+        jax.Array, or pytree: the received array.
 
     Raises:
         TypeError: a wrong type of an argument, or a wrong dtype.
@@ -113,14 +107,14 @@ def sendrecv(
         unbatched buffer beside a batched one is broadcast.
 
     Example:
-        >>> import jax.numpy as jnp, mpi4jax
+        >>> import jax.numpy as jnp, mpi4jax.notoken as mpi4jax
         >>> comm = mpi4jax.default_comm()
         >>> right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
         >>> x = jnp.full(3, comm.rank)
-        >>> y, token = mpi4jax.sendrecv(x, x, source=left, dest=right)
+        >>> y = mpi4jax.sendrecv(x, x, source=left, dest=right)
         >>> int(y[0]) == left
         True
 
     See also: :func:`send`, :func:`recv`.
     """
-    return run(_prepare(sendbuf, recvbuf, source, dest, sendtag, recvtag, comm, status), token)
+    return run(_prepare(sendbuf, recvbuf, source, dest, sendtag, recvtag, comm, status))

@@ -7,7 +7,7 @@
 
 use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use mpi::ffi::{self, MPI_Comm, MPI_Datatype, MPI_Message, MPI_Request, MPI_Status};
 
@@ -24,32 +24,31 @@ pub struct Memory {
     pub datatype: MPI_Datatype,
 }
 
-struct Message {
+/// A message that was matched, and not received yet.
+struct Matched {
     message: MPI_Message,
     source: i32,
     tag: i32,
 }
 
 // SAFETY: a handle of MPI's, which was initialised for calls from any thread.
-unsafe impl Send for Message {}
+unsafe impl Send for Matched {}
 
-/// Messages of derivatives that somebody else has come upon, in the order of their arrival.
+/// Messages of derivatives that a receive of anybody's has come upon, in the order of their arrival.
+///
+/// Its lock is held where a receive of such a message looks here first and then asks MPI, and where a message is taken from
+/// MPI and put here. Nothing waits for another rank there. If the two steps were apart, another thread could put the
+/// message here that the first one is about to wait for in MPI.
 #[derive(Default)]
-struct SetAside(Mutex<Vec<Message>>);
+struct SetAside(Mutex<Vec<Matched>>);
 
 impl SetAside {
     fn of(comm: &Comm) -> Result<Arc<Self>, Cause> {
         comm.attach(|| Ok(Self::default()))
     }
 
-    fn take(&self, source: i32, tag: i32) -> Option<MPI_Message> {
-        let mut messages = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let found = messages.iter().position(|it| (it.source, it.tag) == (source, tag))?;
-        Some(messages.remove(found).message)
-    }
-
-    fn add(&self, message: Message) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(message);
+    fn lock(&self) -> MutexGuard<'_, Vec<Matched>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -60,36 +59,32 @@ fn takes_the_first(comm: &Comm, source: i32, tag: i32) -> bool {
     comm.size <= 2 || (tag < any.derivative && (source, tag) != (any.source, any.tag))
 }
 
-/// The message to receive, if it is not just the first one to come.
-#[inline]
-unsafe fn chosen(comm: &Comm, source: i32, tag: i32) -> Result<Option<MPI_Message>, Cause> {
-    if takes_the_first(comm, source, tag) {
-        return Ok(None);
-    }
-    if tag >= wildcards().derivative {
-        return Ok(comm.attached::<SetAside>().and_then(|aside| aside.take(source, tag)));
-    }
-    // SAFETY: the caller's.
-    unsafe { first_of_no_derivative(comm).map(Some) }
-}
-
+/// The first message that no derivative has sent.
+///
+/// # Safety
+/// The communicator is registered and not freed.
 unsafe fn first_of_no_derivative(comm: &Comm) -> Result<MPI_Message, Cause> {
-    let any = wildcards();
+    let (any, aside) = (wildcards(), SetAside::of(comm)?);
     loop {
         let mut message = MaybeUninit::<MPI_Message>::uninit();
-        let mut status = MaybeUninit::<MPI_Status>::zeroed();
-        // SAFETY: the caller's.
-        let (message, status) = unsafe {
-            let comm: MPI_Comm = handle(comm.handle);
-            let found = (message.as_mut_ptr(), status.as_mut_ptr());
-            check("MPI_Mprobe", ffi::MPI_Mprobe(any.source, any.tag, comm, found.0, found.1))?;
-            (message.assume_init(), status.assume_init())
-        };
-        let (source, tag) = (status.MPI_SOURCE, status.MPI_TAG);
-        if tag < any.derivative {
-            return Ok(message);
+        let (mut flag, mut status) = (0, MaybeUninit::<MPI_Status>::zeroed());
+        let mut messages = aside.lock();
+        // SAFETY: promised by the caller; both are written where there is a message.
+        unsafe {
+            let (raw, found) = (handle(comm.handle), (message.as_mut_ptr(), status.as_mut_ptr()));
+            let code = ffi::MPI_Improbe(any.source, any.tag, raw, &mut flag, found.0, found.1);
+            check("MPI_Improbe", code)?;
+            if flag != 0 {
+                let (message, status) = (message.assume_init(), status.assume_init());
+                if status.MPI_TAG < any.derivative {
+                    return Ok(message);
+                }
+                messages.push(Matched { message, source: status.MPI_SOURCE, tag: status.MPI_TAG });
+                continue;
+            }
         }
-        SetAside::of(comm)?.add(Message { message, source, tag });
+        drop(messages);
+        std::thread::yield_now();
     }
 }
 
@@ -109,12 +104,16 @@ pub unsafe fn receive(
     let mut status = MaybeUninit::<MPI_Status>::zeroed();
     // SAFETY: the caller's; the status is filled where there is no error.
     unsafe {
-        let code = match chosen(comm, source, recvtag)? {
-            Some(mut message) => ffi::MPI_Mrecv(data, count, datatype, &mut message, status.as_mut_ptr()),
-            None => {
-                let comm: MPI_Comm = handle(comm.handle);
-                ffi::MPI_Recv(data, count, datatype, source, recvtag, comm, status.as_mut_ptr())
-            }
+        let code = if takes_the_first(comm, source, recvtag) {
+            let comm: MPI_Comm = handle(comm.handle);
+            ffi::MPI_Recv(data, count, datatype, source, recvtag, comm, status.as_mut_ptr())
+        } else if recvtag >= wildcards().derivative {
+            let mut request = MaybeUninit::<MPI_Request>::uninit();
+            check(name, start(comm, envelope, into, request.as_mut_ptr())?)?;
+            ffi::MPI_Wait(request.as_mut_ptr(), status.as_mut_ptr())
+        } else {
+            let mut message = first_of_no_derivative(comm)?;
+            ffi::MPI_Mrecv(data, count, datatype, &mut message, status.as_mut_ptr())
         };
         check(name, code)?;
         Ok(status.assume_init())
@@ -125,16 +124,30 @@ pub unsafe fn receive(
 ///
 /// # Safety
 /// As [`receive`], until the request has ended.
-pub unsafe fn start(comm: &Comm, envelope: &Envelope, into: Memory, request: *mut MPI_Request) -> c_int {
+pub unsafe fn start(
+    comm: &Comm,
+    envelope: &Envelope,
+    into: Memory,
+    request: *mut MPI_Request,
+) -> Result<c_int, Cause> {
     let &Envelope { source, recvtag, .. } = envelope;
     let Memory { data, count, datatype } = into;
-    let aside = || comm.attached::<SetAside>()?.take(source, recvtag);
-    // SAFETY: the caller's.
+    // SAFETY: the caller's. MPI_Irecv waits for nobody.
     unsafe {
-        match if takes_the_first(comm, source, recvtag) { None } else { aside() } {
-            Some(mut message) => ffi::MPI_Imrecv(data, count, datatype, &mut message, request),
-            None => ffi::MPI_Irecv(data, count, datatype, source, recvtag, handle(comm.handle), request),
+        let from_mpi =
+            || ffi::MPI_Irecv(data, count, datatype, source, recvtag, handle(comm.handle), request);
+        if takes_the_first(comm, source, recvtag) {
+            return Ok(from_mpi());
         }
+        let aside = SetAside::of(comm)?;
+        let mut messages = aside.lock();
+        let found = messages.iter().position(|it| (it.source, it.tag) == (source, recvtag));
+        Ok(match found.map(|found| messages.remove(found)) {
+            Some(Matched { mut message, .. }) => {
+                ffi::MPI_Imrecv(data, count, datatype, &mut message, request)
+            }
+            None => from_mpi(),
+        })
     }
 }
 

@@ -3,8 +3,9 @@
 //! The raw C functions rather than rsmpi's safe layer, which drops return codes and knows neither
 //! `MPI_IN_PLACE` on run-time types nor counts beyond 32 bits.
 
-mod ghosts;
+mod duplicate;
 pub mod matching;
+mod p2p;
 mod reducer;
 mod span;
 mod start;
@@ -14,18 +15,18 @@ use std::sync::Arc;
 
 use mpi::ffi::{self, MPI_Comm, MPI_Status};
 
-use self::ghosts::Ghosts;
+use self::p2p::P2pBatch;
 use self::reducer::Reducer;
 pub use self::reducer::is_ours;
-use self::span::Span;
 pub use self::span::set_count_limit;
+use self::span::{Span, count_limit};
 pub use self::start::{Posted, start};
 use super::{Arrived, Transport, arrive};
 use crate::call::Call;
-use crate::comm::{Comm, Made};
+use crate::comm::{Comm, OwnedComm};
 use crate::error::{Cause, Error};
 use crate::mpilib::{check, handle, in_place};
-use crate::ops::{Buffer, Dtype, Op};
+use crate::ops::{Buffer, Dtype, Ints, Op, Parts};
 
 /// Host MPI.
 #[derive(Clone, Copy, Debug)]
@@ -61,7 +62,7 @@ fn send_or_moved(send: &Buffer, recv: &Buffer, rank: i32) -> *mut c_void {
 }
 
 /// The ranks in reverse order, for suffix scans; made by the first one.
-struct Reversed(Made);
+struct Reversed(OwnedComm);
 
 fn reversed(comm: &Comm) -> Result<Arc<Reversed>, Cause> {
     comm.attach(|| comm.split(comm.size - comm.rank).map(Reversed))
@@ -88,6 +89,23 @@ fn finish_receive(call: &Call, status: &MPI_Status) -> Result<(), Cause> {
         elements.max(0) as usize
     };
     arrive(call, &Arrived { source: status.MPI_SOURCE, tag: status.MPI_TAG, count })
+}
+
+fn parts_of<'a>(call: &Call<'a>) -> Result<&'a Parts, Cause> {
+    call.site.parts.as_deref().ok_or_else(|| missing("parts"))
+}
+
+/// For an `allgatherv` whose counts MPI's function takes: those of all ranks are known, so all of them choose alike.
+fn ints_of<'a>(call: &Call<'a>) -> Option<&'a Ints> {
+    call.site.parts.as_ref()?.received_ints(count_limit())
+}
+
+/// This rank's part, the result, and what comes from each rank.
+fn gathered<'a>(call: &Call<'a>) -> Result<(Buffer, Buffer, &'a Ints), Cause> {
+    let send = call.send.as_ref().ok_or_else(|| missing("operand"))?;
+    let own = parts_of(call)?.for_all(send).ok_or_else(|| missing("parts"))?;
+    let recv = call.recv.ok_or_else(|| missing("result"))?;
+    Ok((own, recv, ints_of(call).ok_or_else(|| missing("parts"))?))
 }
 
 #[cold]
@@ -122,10 +140,20 @@ fn run(call: &Call) -> Result<(), Cause> {
                     check(name, ffi::MPI_Allreduce(from, to, n, by.datatype, by.op, comm))
                 })
             }
-            // What MPI has for these counts in int, and ranks cannot agree beforehand whether that is enough.
+            Op::Allgatherv if ints_of(call).is_some() => {
+                let (own, recv, ints) = gathered(call)?;
+                let copy =
+                    own.overlaps(&recv).then(|| std::slice::from_raw_parts(own.data, own.bytes()).to_vec());
+                let from = copy.as_ref().map_or(own.data.cast_const(), |copy| copy.as_ptr());
+                parts_of(call)?.clear(&recv);
+                let (t, counts, starts) = (recv.dtype.mpi(), ints.counts.as_ptr(), ints.starts.as_ptr());
+                let (n, to) = (own.count as c_int, recv.data.cast());
+                check(name, ffi::MPI_Allgatherv(from.cast(), n, t, to, counts, starts, t, comm))
+            }
+            // MPI's functions count in int. A rank knows its own counts, and not whether those of the others are too large
+            // for that: so they could not choose together. For gatherv and scatterv MPI sends the same messages.
             Op::Allgatherv | Op::Alltoallv | Op::Gatherv | Op::Permute | Op::Scatterv => {
-                let parts = site.parts.as_ref().ok_or_else(|| missing("parts"))?;
-                parts.exchange(call.send, call.recv, &mut Ghosts::new(&site.comm)?)
+                parts_of(call)?.exchange(call.send, call.recv, &mut P2pBatch::new(&site.comm)?)
             }
             Op::Alltoall => {
                 let (send, recv) = (send()?, recv()?);
@@ -154,7 +182,7 @@ fn run(call: &Call) -> Result<(), Cause> {
             }
             Op::HaloExchange => {
                 let halo = site.halo.as_ref().ok_or_else(|| missing("halo"))?;
-                halo.exchange(call.blocks(), site.comm.rank, &mut Ghosts::new(&site.comm)?)
+                halo.exchange(call.blocks(), site.comm.rank, &mut P2pBatch::of_directions(&site.comm)?)
             }
             Op::RaggedAlltoall => {
                 let ragged = site.ragged.as_ref().ok_or_else(|| missing("rows"))?;
@@ -168,7 +196,7 @@ fn run(call: &Call) -> Result<(), Cause> {
                 if let Some(counts) = call.received {
                     counts.cast::<u8>().copy_from(from.as_ptr().cast(), size_of_val(&from[..]));
                 }
-                parts.exchange(call.send, call.recv, &mut Ghosts::new(&site.comm)?)
+                parts.exchange(call.send, call.recv, &mut P2pBatch::new(&site.comm)?)
             }
             Op::Recv => {
                 let recv = recv()?;

@@ -1,29 +1,28 @@
 //! Operations that are started, and waited for later: MPI's `MPI_I...`.
 
 use std::mem::MaybeUninit;
-use std::sync::Arc;
 
 use mpi::ffi::{self, MPI_Comm, MPI_Request, MPI_Status};
 use smallvec::SmallVec;
 
-use super::ghosts::Ghosts;
 use super::matching;
+use super::p2p::{P2pBatch, have_ended};
 use super::reducer::Reducer;
 use super::span::Span;
-use super::{Reversed, finish_receive, missing, reversed, send_or_in_place};
+use super::{finish_receive, gathered, ints_of, missing, parts_of, send_or_in_place};
 use crate::call::Call;
 use crate::error::Cause;
 use crate::mpilib::{check, handle, wildcards};
 use crate::ops::{Buffer, Op, Parts};
 
-/// What MPI knows of an operation that was started. A large reduction is several.
+/// What MPI knows of a non-blocking operation. A large reduction is several.
 #[derive(Default)]
 pub struct Posted {
     requests: SmallVec<[MPI_Request; 1]>,
     /// Those of an operation that is told of parts, or of counts.
-    parts: Option<Ghosts>,
-    /// What they are under way on, if it was made for them: it is not freed before.
-    reversed: Option<Arc<Reversed>>,
+    batch: Option<Box<P2pBatch>>,
+    /// The operands of all ranks, of a scan that begins at the last one.
+    operands: Option<Vec<u8>>,
 }
 
 // SAFETY: handles of MPI's, which was initialised for calls from any thread; one thread at a time uses them.
@@ -48,37 +47,32 @@ impl Posted {
     /// # Safety
     /// The call's buffers are the request's own, and have passed `Parts::check`.
     unsafe fn start_parts(&mut self, call: &Call, parts: &Parts) -> Result<(), Cause> {
-        let mut messages = Ghosts::new(&call.site.comm)?;
+        let mut batch = Box::new(P2pBatch::new(&call.site.comm)?);
         // SAFETY: promised by the caller.
-        let started = unsafe { parts.start(call.send, call.recv, &mut messages) };
+        let started = unsafe { parts.start(call.send, call.recv, &mut *batch) };
         // Some may be under way where one has failed.
-        self.parts = Some(messages);
+        self.batch = Some(batch);
         started
     }
 
     pub fn is_empty(&self) -> bool {
-        self.requests.is_empty() && self.parts.is_none()
+        self.requests.is_empty() && self.batch.is_none()
+    }
+
+    /// Gives MPI what could not be given to it when the operation was started; whether nothing is left.
+    pub fn post(&mut self) -> Result<bool, Cause> {
+        self.batch.as_mut().map_or(Ok(true), |batch| batch.post())
     }
 
     /// Whether all of it has ended, as far as MPI knows; this call lets MPI go on with it. Where it has, [`Self::wait`] takes no time.
     pub fn test(&mut self) -> Result<bool, Cause> {
-        let messages = self.parts.as_ref().map_or(&[][..], |parts| parts.requests());
-        for &request in self.requests.iter().chain(messages) {
-            let (mut flag, mut status) = (0, MaybeUninit::<MPI_Status>::zeroed());
-            // SAFETY: a request that nobody else uses now. It stays one, whatever the answer is.
-            let code = unsafe { ffi::MPI_Request_get_status(request, &mut flag, status.as_mut_ptr()) };
-            check("MPI_Request_get_status", code)?;
-            if flag == 0 {
-                return Ok(false);
-            }
-        }
-        Ok(true)
+        Ok(self.batch.as_mut().map_or(Ok(true), |batch| batch.test())? && have_ended(&self.requests)?)
     }
 
     /// Waits for the end; `call` is the one that was started.
     pub fn wait(&mut self, call: &Call) -> Result<(), Cause> {
-        if let Some(mut messages) = self.parts.take() {
-            return Parts::finish(call.recv.or(call.send), &mut messages);
+        if let Some(mut batch) = self.batch.take() {
+            return Parts::finish(call.recv.or(call.send), &mut *batch);
         }
         let mut status = MaybeUninit::<MPI_Status>::zeroed();
         for request in &mut self.requests {
@@ -86,7 +80,6 @@ impl Posted {
             check(call.site.mpi_name(), unsafe { ffi::MPI_Wait(request, status.as_mut_ptr()) })?;
         }
         self.requests.clear();
-        self.reversed = None;
         // SAFETY: zeros, or what the wait has written.
         let status = unsafe { status.assume_init() };
         match (call.site.op, &call.recv) {
@@ -98,9 +91,38 @@ impl Posted {
                 unsafe { recv.data.write_bytes(0, recv.bytes()) };
                 Ok(())
             }
+            (Op::Exscan | Op::Scan, Some(recv)) => match self.operands.take() {
+                // SAFETY: an operand of each rank, of the result's size; and the request's own memory.
+                Some(operands) => unsafe { scan_from_the_last(call, operands, recv) },
+                None => Ok(()),
+            },
             _ => Ok(()),
         }
     }
+}
+
+/// Reduces the operands of the ranks from the last one to this one, or to the one after it.
+///
+/// # Safety
+/// `operands` are as large as `recv` for each rank, and `recv` is nobody else's.
+unsafe fn scan_from_the_last(call: &Call, mut operands: Vec<u8>, recv: &Buffer) -> Result<(), Cause> {
+    let site = call.site;
+    let by = Reducer::new(site.reduction, recv.dtype)?;
+    let first = site.comm.rank as usize + usize::from(site.op == Op::Exscan);
+    for rank in first..site.comm.size as usize {
+        // SAFETY: promised by the caller.
+        unsafe {
+            let from = operands.as_mut_ptr().add(rank * recv.bytes());
+            if rank == first {
+                recv.data.copy_from_nonoverlapping(from, recv.bytes());
+                continue;
+            }
+            by.in_pieces(recv, (from.cast(), recv.data), |from, to, n| {
+                check("MPI_Reduce_local", ffi::MPI_Reduce_local(from, to, n, by.datatype, by.op))
+            })?;
+        }
+    }
+    Ok(())
 }
 
 /// Starts an operation on memory that stays where it is until it has ended.
@@ -162,9 +184,10 @@ pub fn start(call: &Call) -> Result<Posted, Cause> {
             Op::Recv => {
                 let recv = recv()?;
                 let span = Span::new(recv.count, recv.dtype)?;
-                posted.add(name, |request| {
-                    matching::start(&site.comm, envelope, span.of(recv.data), request)
-                })?;
+                let mut request = MaybeUninit::uninit();
+                let into = span.of(recv.data);
+                check(name, matching::start(&site.comm, envelope, into, request.as_mut_ptr())?)?;
+                posted.requests.push(request.assume_init());
             }
             Op::Reduce => {
                 let send = send()?;
@@ -203,8 +226,17 @@ pub fn start(call: &Call) -> Result<Posted, Cause> {
                 let scan = if site.op == Op::Exscan { ffi::MPI_Iexscan } else { ffi::MPI_Iscan };
                 let (send, recv) = (send()?, recv()?);
                 let by = Reducer::new(site.reduction, send.dtype)?;
-                posted.reversed = site.reverse.then(|| reversed(&site.comm)).transpose()?;
-                let comm = posted.reversed.as_ref().map_or(comm, |reversed| reversed.0.handle());
+                if site.reverse {
+                    // A communicator in which the ranks stand the other way round would have to be made first, by all
+                    // ranks together.
+                    let operands = posted.operands.insert(vec![0; ranks * recv.bytes()]);
+                    let span = Span::new(send.count, send.dtype)?;
+                    let (n, t, to) = (span.count, span.datatype, operands.as_mut_ptr().cast());
+                    posted.add("MPI_Iallgather", |request| {
+                        ffi::MPI_Iallgather(send.data.cast(), n, t, to, n, t, comm, request)
+                    })?;
+                    return Ok(posted);
+                }
                 by.in_pieces(recv, (send.data.cast(), recv.data), |from, to, n| {
                     posted.add(name, |request| scan(from, to, n, by.datatype, by.op, comm, request))
                 })?;
@@ -226,9 +258,17 @@ pub fn start(call: &Call) -> Result<Posted, Cause> {
                 posted
                     .add(name, |request| ffi::MPI_Isend(send.data.cast(), n, t, dest, tag, comm, request))?;
             }
+            Op::Allgatherv if ints_of(call).is_some() => {
+                let (own, recv, ints) = gathered(call)?;
+                parts_of(call)?.clear(&recv);
+                let (t, counts, starts) = (recv.dtype.mpi(), ints.counts.as_ptr(), ints.starts.as_ptr());
+                let (n, to) = (own.count as i32, recv.data.cast());
+                posted.add(name, |request| {
+                    ffi::MPI_Iallgatherv(own.data.cast(), n, t, to, counts, starts, t, comm, request)
+                })?;
+            }
             Op::Allgatherv | Op::Alltoallv | Op::Gatherv | Op::Permute | Op::Scatterv => {
-                let parts = site.parts.as_ref().ok_or_else(|| missing("parts"))?;
-                posted.start_parts(call, parts)?;
+                posted.start_parts(call, parts_of(call)?)?;
             }
             Op::RaggedAlltoall => {
                 let ragged = site.ragged.as_ref().ok_or_else(|| missing("rows"))?;

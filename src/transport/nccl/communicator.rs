@@ -4,7 +4,7 @@ use std::sync::Mutex;
 use std::time::Instant;
 
 use super::carries::{MESSAGES, Messages};
-use crate::comm::{Comm, Group, Made};
+use crate::comm::{Comm, Group, OwnedComm};
 use crate::device;
 use crate::device::cuda::{self, Driver, Entered, Mark, Pointer};
 use crate::device::nccl::{self, Library, UniqueId};
@@ -12,12 +12,12 @@ use crate::error::Cause;
 use crate::ops::Op;
 
 #[derive(Clone, Copy, Debug)]
-pub struct Parts {
+pub struct Libraries {
     pub driver: &'static Driver,
     pub library: &'static Library,
 }
 
-impl Parts {
+impl Libraries {
     fn prepare(self, comm: &Comm) -> Result<Prepared, Cause> {
         let Self { driver, library } = self;
         let device = device::device()
@@ -34,14 +34,14 @@ impl Parts {
             let code = unsafe { (library.f.ncclGetUniqueId)(id) };
             library.check("ncclGetUniqueId", code)?;
         }
-        Ok(Prepared { parts: self, id, scratch, last, _entered: entered })
+        Ok(Prepared { libraries: self, id, scratch, last, _entered: entered })
     }
 }
 
 /// What this rank needs before the ranks come together. All of it: a rank that fails later leaves the others in
 /// NCCL's bootstrap.
 struct Prepared {
-    parts: Parts,
+    libraries: Libraries,
     /// On rank 0: a name for NCCL's communicator.
     id: Option<UniqueId>,
     scratch: Scratch,
@@ -51,12 +51,12 @@ struct Prepared {
 
 impl Prepared {
     fn communicator(self, id: UniqueId, comm: &Comm) -> Result<Communicator, Cause> {
-        let Self { parts, scratch, last, .. } = self;
-        let (library, mut handle) = (parts.library, std::ptr::null_mut());
+        let Self { libraries, scratch, last, .. } = self;
+        let (library, mut handle) = (libraries.library, std::ptr::null_mut());
         // SAFETY: every rank of the communicator comes here with the same identifier.
         let code = unsafe { (library.f.ncclCommInitRank)(&mut handle, comm.size, id, comm.rank) };
         library.check("ncclCommInitRank", code)?;
-        Ok(Communicator { parts, handle, scratch, queue: Mutex::new(last), is_alone: false })
+        Ok(Communicator { libraries, handle, scratch, queue: Mutex::new(last), is_alone: false })
     }
 }
 
@@ -84,7 +84,7 @@ pub struct Joined(pub Result<Communicator, String>);
 /// NCCL's counterpart of an MPI communicator.
 #[derive(Debug)]
 pub struct Communicator {
-    pub parts: Parts,
+    pub libraries: Libraries,
     pub handle: nccl::Handle,
     pub scratch: Scratch,
     /// Held while work is put on a stream.
@@ -111,7 +111,7 @@ unsafe impl Sync for Communicator {}
 impl Communicator {
     /// An error that NCCL has found out meanwhile.
     pub fn failure(&self) -> Result<(), Cause> {
-        let (library, mut broken) = (self.parts.library, 0);
+        let (library, mut broken) = (self.libraries.library, 0);
         // SAFETY: the communicator is live; a place to write to. Any thread may ask.
         let code = unsafe { (library.f.ncclCommGetAsyncError)(self.handle, &mut broken) };
         library.check("ncclCommGetAsyncError", code)?;
@@ -122,7 +122,7 @@ impl Communicator {
 impl Drop for Communicator {
     /// As collective as the freeing of what it belongs to; after an error it waits for nobody.
     fn drop(&mut self) {
-        let Parts { driver, library } = self.parts;
+        let Libraries { driver, library } = self.libraries;
         // SAFETY: the context exists. Nobody else has the handle, and what is on streams has ended when NCCL returns.
         unsafe {
             let Ok(_entered) = driver.enter(self.scratch.context) else { return };
@@ -137,14 +137,16 @@ impl Joined {
     /// Every rank comes here, also one that has nothing to offer. The ranks agree on a communicator of our own: while Python
     /// compiles, earlier operations may be under way on theirs, and on another rank be a part of what is compiled.
     pub fn connect(
-        parts: &Result<Parts, String>,
-        all: &Made,
+        libraries: &Result<Libraries, String>,
+        all: &OwnedComm,
         messages: Messages,
         comm: &Comm,
     ) -> Result<Self, Cause> {
-        let ours = parts.clone().and_then(|parts| parts.prepare(comm).map_err(|cause| cause.to_string()));
+        let ours = libraries
+            .clone()
+            .and_then(|libraries| libraries.prepare(comm).map_err(|cause| cause.to_string()));
         let private = comm.beside(all)?;
-        Self::agree(ours, private.as_ref().map_or(Group::Of(comm), Group::Made), messages, comm)
+        Self::agree(ours, private.as_ref().map_or(Group::Of(comm), Group::Owned), messages, comm)
     }
 
     fn agree(

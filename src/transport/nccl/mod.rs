@@ -16,12 +16,11 @@ use std::time::Instant;
 
 use self::carries::{Messages, TAG, messages};
 pub use self::carries::{carries, is_recorded, messages_apart, settings};
-use self::communicator::{Joined, Parts};
+use self::communicator::{Joined, Libraries};
 use self::queue::{Put, Queue, put};
-use super::host::{Pairs, Partial};
 use super::{Arrived, Features, Transport, Unfinished, write_status};
 use crate::call::{Call, Stream};
-use crate::comm::{self, Comm, Group, Made};
+use crate::comm::{self, Comm, Group, OwnedComm};
 use crate::device;
 use crate::device::cuda::{self, Driver, Mark, Pointer};
 use crate::device::nccl;
@@ -38,9 +37,9 @@ static NUMBERS: AtomicU64 = AtomicU64::new(1 << 62);
 pub struct Nccl {
     messages: Messages,
     /// Why there is none: ranks without NCCL take part in joining, so that the others learn of it.
-    parts: Result<Parts, String>,
+    libraries: Result<Libraries, String>,
     /// Through which communicators are made on which the ranks agree.
-    all: Result<Made, String>,
+    all: Result<OwnedComm, String>,
     own: Mutex<Option<Own>>,
 }
 
@@ -78,13 +77,13 @@ pub fn one_gpu_each() -> Result<bool, Cause> {
 impl Nccl {
     /// Also where it cannot be used. Collective over `MPI_COMM_WORLD`.
     pub fn start() -> Self {
-        let parts = probe().and_then(|()| {
+        let libraries = probe().and_then(|()| {
             let driver = cuda::driver().map_err(|error| error.to_string())?;
             let library = nccl::library().map_err(|error| error.to_string())?;
-            Ok(Parts { driver, library })
+            Ok(Libraries { driver, library })
         });
-        let all = Made::world().map_err(|cause| cause.to_string());
-        Self { messages: messages(), parts, all, own: Mutex::default() }
+        let all = OwnedComm::world().map_err(|cause| cause.to_string());
+        Self { messages: messages(), libraries, all, own: Mutex::default() }
     }
 
     fn run(&self, call: &Call) -> Result<(), Cause> {
@@ -92,7 +91,7 @@ impl Nccl {
         let joined = call.site.comm.attached::<Joined>().ok_or_else(|| Cause::NotJoined { key: key() })?;
         let no_communicator = |reason: &String| Cause::NoCommunicator { key: key(), reason: reason.clone() };
         let communicator = joined.0.as_ref().map_err(no_communicator)?;
-        let Parts { driver, library } = communicator.parts;
+        let Libraries { driver, library } = communicator.libraries;
         let mut last = communicator.queue.lock().unwrap_or_else(PoisonError::into_inner);
         if driver.context_of(call.stream)? != communicator.scratch.context {
             return Err(Cause::Unsupported {
@@ -106,17 +105,16 @@ impl Nccl {
             reason: "NCCL has no such operation",
         })?;
         let queue = Queue { library, handle: communicator.handle, stream: call.stream };
-        let own = self.own.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_own = |own: &&Own| own.stream == call.stream;
-        if let Some(own) = own.as_ref().filter(|own| !is_own(own)) {
+        let own = || self.own.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(own) = own().as_ref().filter(|own| own.stream != call.stream) {
             // What NCCL does, on whichever communicators, it does in one order on all ranks.
             own.end.hold(call.stream)?;
         }
+        // NCCL may wait for other ranks here, for which other threads with other communicators may be needed.
         put(&Put { call, queue, scratch: communicator.scratch.pointer })?;
-        if let Some(own) = own.as_ref().filter(is_own) {
+        if let Some(own) = own().as_ref().filter(|own| own.stream == call.stream) {
             own.end.put(own.stream)?;
         }
-        drop(own);
         self.message_arrives(call, driver)?;
         if !driver.is_capturing(call.stream)? {
             last.end.put(call.stream)?;
@@ -147,18 +145,6 @@ impl Nccl {
     }
 }
 
-impl Partial for Nccl {
-    fn takes(&self, call: &Call) -> Result<bool, Cause> {
-        carries(&Features::of(call))
-    }
-
-    /// Reading one would mean to wait, and it is what the site says: NCCL's messages have one tag, and their source is
-    /// known when they are compiled.
-    fn pairs(&self) -> Pairs {
-        if self.messages == Messages::Nccl { Pairs::Known } else { Pairs::ByHost }
-    }
-}
-
 impl Transport for Nccl {
     fn name(&self) -> &'static str {
         NAME
@@ -169,13 +155,27 @@ impl Transport for Nccl {
         self.run(call).map_err(located)
     }
 
+    fn takes(&self, call: &Call) -> Result<bool, Cause> {
+        carries(&Features::of(call))
+    }
+
+    fn reads_operands(&self) -> bool {
+        false
+    }
+
+    /// Reading an operand would mean to wait: NCCL's messages have one tag, and their source is known when they are
+    /// compiled.
+    fn knows_peers(&self) -> bool {
+        self.messages == Messages::Nccl
+    }
+
     /// Not where XLA records calls: what was recorded on its stream cannot wait for another one.
     fn own_stream(&self, call: &Call) -> Result<Option<Stream>, Error> {
         if call.site.op.row().has_peer || is_recorded() {
             return Ok(None);
         }
         self.attach(&call.site.comm)?;
-        let Ok(Parts { driver, .. }) = &self.parts else { return Ok(None) };
+        let Ok(Libraries { driver, .. }) = &self.libraries else { return Ok(None) };
         let mut own = self.own.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(own) = &*own {
             return Ok(Some(own.stream));
@@ -189,7 +189,7 @@ impl Transport for Nccl {
 
     /// NCCL's calls return before anything has happened. Nobody is waited for.
     fn unfinished(&self) -> Vec<Unfinished> {
-        let Ok(parts) = &self.parts else { return Vec::new() };
+        let Ok(libraries) = &self.libraries else { return Vec::new() };
         let waiting = |comm: Arc<Comm>| {
             let joined = comm.attached::<Joined>()?;
             let communicator = joined.0.as_ref().ok()?;
@@ -203,7 +203,7 @@ impl Transport for Nccl {
             drop(last);
             Some(Unfinished { number, op, comm, seconds, failure })
         };
-        parts.driver.look_on();
+        libraries.driver.look_on();
         comm::live().into_iter().filter_map(waiting).collect()
     }
 
@@ -220,7 +220,7 @@ impl Transport for Nccl {
     fn attach(&self, comm: &Arc<Comm>) -> Result<(), Error> {
         let joined = comm.attach(|| {
             let all = self.all.as_ref().map_err(|message| Cause::Setting { message: message.clone() })?;
-            Joined::connect(&self.parts, all, self.messages, comm)
+            Joined::connect(&self.libraries, all, self.messages, comm)
         });
         let located = |cause: Cause| Error { transport: Some(NAME), rank: Some(comm.rank), ..cause.into() };
         joined.map(drop).map_err(located)

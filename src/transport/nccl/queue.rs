@@ -112,7 +112,7 @@ impl Put<'_> {
         reduced(reduction, dtype).ok_or(undefined)
     }
 
-    // What an operand says of peers at run time is what the site says (see `Pairs::Known`).
+    // What an operand says of peers at run time is what the site says (see `Transport::knows_peers`).
 
     fn dest(&self) -> Option<i32> {
         Some(self.call.site.envelope.dest).filter(|&peer| peer != wildcards().proc_null)

@@ -13,8 +13,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use self::tag::{Label, Wanted};
-use self::worker::{Joined, Request, Worker, table};
-use super::host::{Pairs, Partial};
+use self::worker::{Joined, UcxRequest, Worker, table};
 use super::{Arrived, Platform, Transport, arrive, write_status};
 use crate::call::{Call, Envelope};
 use crate::comm::Comm;
@@ -76,7 +75,7 @@ impl Ucx {
             match (call.send, call.recv) {
                 (Some(send), None) => {
                     let sending = self.send(call, joined, &send)?;
-                    sending.map(Request::wait).transpose()?;
+                    sending.map(UcxRequest::wait).transpose()?;
                     Ok(())
                 }
                 (None, Some(recv)) => {
@@ -90,7 +89,7 @@ impl Ucx {
                     let data = copy.as_mut().map_or(send.data, |copy| copy.as_mut_ptr());
                     let receiving = self.recv(call, joined, &recv)?;
                     let sending = self.send(call, joined, &Buffer { data, ..send })?;
-                    sending.map(Request::wait).transpose()?;
+                    sending.map(UcxRequest::wait).transpose()?;
                     self.finish(call, receiving)
                 }
                 (None, None) => Err(Cause::Buffers { what: "operand", expected: 1, actual: 0 }),
@@ -105,7 +104,7 @@ impl Ucx {
         call: &Call,
         joined: &Joined,
         buffer: &Buffer,
-    ) -> Result<Option<Request<'static>>, Cause> {
+    ) -> Result<Option<UcxRequest<'static>>, Cause> {
         let Envelope { dest, sendtag, .. } = call.envelope;
         if dest == wildcards().proc_null {
             return Ok(None);
@@ -125,7 +124,7 @@ impl Ucx {
         call: &Call,
         joined: &Joined,
         buffer: &Buffer,
-    ) -> Result<Option<Request<'static>>, Cause> {
+    ) -> Result<Option<UcxRequest<'static>>, Cause> {
         let Envelope { source, recvtag, .. } = call.envelope;
         let any = wildcards();
         if source == any.proc_null {
@@ -145,7 +144,7 @@ impl Ucx {
     }
 
     /// Waits, and says what came as MPI does.
-    fn finish(&self, call: &Call, receiving: Option<Request>) -> Result<(), Cause> {
+    fn finish(&self, call: &Call, receiving: Option<UcxRequest>) -> Result<(), Cause> {
         let size = call.recv.map_or(1, |recv| recv.dtype.size());
         let arrived = match receiving {
             None => {
@@ -165,17 +164,6 @@ impl Ucx {
     }
 }
 
-impl Partial for Ucx {
-    /// Messages; MPI has all else.
-    fn takes(&self, call: &Call) -> Result<bool, Cause> {
-        Ok(!call.site.op.row().is_collective())
-    }
-
-    fn pairs(&self) -> Pairs {
-        Pairs::Here
-    }
-}
-
 impl Transport for Ucx {
     fn name(&self) -> &'static str {
         "ucx"
@@ -183,6 +171,11 @@ impl Transport for Ucx {
 
     fn execute(&self, call: &Call) -> Result<(), Error> {
         self.run(call).map_err(|cause| Error { transport: Some(self.name()), ..call.site.error(cause) })
+    }
+
+    /// Messages; MPI has all else.
+    fn takes(&self, call: &Call) -> Result<bool, Cause> {
+        Ok(!call.site.op.row().is_collective())
     }
 
     fn attach(&self, comm: &Arc<Comm>) -> Result<(), Error> {

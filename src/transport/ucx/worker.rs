@@ -253,7 +253,7 @@ impl Worker {
 
     /// # Safety
     /// The buffer stays valid until the request has ended.
-    pub unsafe fn send(&self, buffer: &Buffer, to: i32, label: Label) -> Result<Request<'_>, Cause> {
+    pub unsafe fn send(&self, buffer: &Buffer, to: i32, label: Label) -> Result<UcxRequest<'_>, Cause> {
         let label = label.encode()?;
         self.used.store(true, Ordering::Relaxed);
         let mut endpoints = self.lock();
@@ -263,12 +263,12 @@ impl Worker {
             let param: RequestParam = zeroed();
             (self.ucp.ucp_tag_send_nbx)(endpoint, buffer.data.cast(), buffer.bytes(), label, &param)
         };
-        Request::new(self, "ucp_tag_send_nbx", status)
+        UcxRequest::new(self, "ucp_tag_send_nbx", status)
     }
 
     /// # Safety
     /// The buffer stays valid until the request has ended.
-    pub unsafe fn recv(&self, buffer: &Buffer, wanted: Wanted) -> Result<Request<'_>, Cause> {
+    pub unsafe fn recv(&self, buffer: &Buffer, wanted: Wanted) -> Result<UcxRequest<'_>, Cause> {
         let (label, mask) = wanted.encode()?;
         self.used.store(true, Ordering::Relaxed);
         let _locked = self.lock();
@@ -278,7 +278,7 @@ impl Worker {
             let (data, bytes) = (buffer.data.cast(), buffer.bytes());
             (self.ucp.ucp_tag_recv_nbx)(self.handle, data, bytes, label, mask, &param)
         };
-        Request::new(self, RECEIVE, status)
+        UcxRequest::new(self, RECEIVE, status)
     }
 
     /// Waits until everything that was sent has left this process.
@@ -288,7 +288,7 @@ impl Worker {
             // SAFETY: all-zero is a value of the struct; the lock is held.
             unsafe { (self.ucp.ucp_worker_flush_nbx)(self.handle, &zeroed()) }
         };
-        let mut request = Request::new(self, "ucp_worker_flush_nbx", status)?;
+        let mut request = UcxRequest::new(self, "ucp_worker_flush_nbx", status)?;
         let until = Instant::now() + limit;
         while !request.poll()? && Instant::now() < until {
             std::thread::yield_now();
@@ -298,7 +298,7 @@ impl Worker {
 }
 
 /// Something that is under way. A receive that is dropped is taken back: nothing is written after that.
-pub struct Request<'a> {
+pub struct UcxRequest<'a> {
     worker: &'a Worker,
     function: &'static str,
     /// Null once it has ended.
@@ -308,7 +308,7 @@ pub struct Request<'a> {
 
 const RECEIVE: &str = "ucp_tag_recv_nbx";
 
-impl Drop for Request<'_> {
+impl Drop for UcxRequest<'_> {
     fn drop(&mut self) {
         if self.handle.is_null() || self.function != RECEIVE {
             return;
@@ -323,7 +323,7 @@ impl Drop for Request<'_> {
     }
 }
 
-impl<'a> Request<'a> {
+impl<'a> UcxRequest<'a> {
     fn new(worker: &'a Worker, function: &'static str, status: StatusPtr) -> Result<Self, Cause> {
         if (sys::LAST_ERROR..0).contains(&(status as isize)) {
             worker.ucp.check(function, status as isize as sys::Status)?;

@@ -4,7 +4,7 @@ use super::{counts_in, read, side};
 use crate::call::{Operand, Peers, Site, Stream};
 use crate::error::Cause;
 use crate::ops::{Buffer, Counts, Dtype};
-use crate::transport::{HANDLE, Handle, Held, Transport};
+use crate::transport::{HANDLE, Handle, RequestLayout, Transport};
 use crate::xla::c_api::CallFrame;
 
 /// The buffers of a frame that starts an operation: its operand, what an operand says of the peers, and the handle;
@@ -15,16 +15,16 @@ use crate::xla::c_api::CallFrame;
 pub unsafe fn start(
     frame: &CallFrame,
     site: &Site,
-    held: &Held,
+    layout: &RequestLayout,
     counts: &mut Counts,
-    transport: &impl Transport,
+    transport: &dyn Transport,
     stream: Stream,
 ) -> Result<(Option<Buffer>, Option<Peers>, *mut Handle), Cause> {
     let (mut operand, mut handle) = (None, None);
     let (mut given, mut none) = (None, None);
     // SAFETY: promised by the caller; operands have as many numbers as `side` has checked.
     unsafe {
-        let arrays = usize::from(held.has_operand()) + usize::from(site.ragged.is_some());
+        let arrays = usize::from(layout.has_operand()) + usize::from(site.ragged.is_some());
         let more = side("operand", &frame.args, arrays, &mut operand, (site.operand.len(), &mut given))?;
         if let (Some(ragged), [last]) = (&site.ragged, more) {
             let known = counts_in(*last, ragged, counts)?;
@@ -36,7 +36,7 @@ pub unsafe fn start(
             transport.read_numbers(given, peers, stream)?;
         }
         // Without an operand, the first array is that of the counts.
-        let operand = operand.filter(|_| held.has_operand());
+        let operand = operand.filter(|_| layout.has_operand());
         Ok((operand, peers, handle_in("result", handle)?))
     }
 }
@@ -48,8 +48,8 @@ pub unsafe fn start(
 pub unsafe fn wait(
     frame: &CallFrame,
     site: &Site,
-    held: &Held,
-    transport: &impl Transport,
+    layout: &RequestLayout,
+    transport: &dyn Transport,
     stream: Stream,
 ) -> Result<(Handle, [Option<Buffer>; 2]), Cause> {
     let (mut handle, mut first) = (None, None);
@@ -57,10 +57,10 @@ pub unsafe fn wait(
     // SAFETY: promised by the caller.
     unsafe {
         side("operand", &frame.args, 1, &mut handle, (site.operand.len(), &mut given))?;
-        let arrays = usize::from(held.gives.is_some()) + usize::from(held.keeps);
+        let arrays = usize::from(layout.gives.is_some()) + usize::from(layout.keeps);
         let others = side("result", &frame.rets, arrays, &mut first, (0, &mut none))?;
         let second = others.first().map(|&buffer| read(buffer)).transpose()?;
-        let results = if held.gives.is_some() { [first, second] } else { [None, first] };
+        let results = if layout.gives.is_some() { [first, second] } else { [None, first] };
         let mut bits = [0; HANDLE];
         transport.read_numbers(handle_in("operand", handle)?.cast(), &mut bits, stream)?;
         Ok((bits.map(|bits| f32::from_bits(bits as u32)), results))
@@ -84,7 +84,7 @@ pub unsafe fn handle(frame: &CallFrame) -> Result<*mut Handle, Cause> {
 /// As for `start`.
 pub unsafe fn operand(
     frame: &CallFrame,
-    transport: &impl Transport,
+    transport: &dyn Transport,
     stream: Stream,
 ) -> Result<[i32; Operand::CALL], Cause> {
     let mut numbers = [0; Operand::CALL];

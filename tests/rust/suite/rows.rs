@@ -22,15 +22,21 @@ impl<T: Transport> Suite<'_, T> {
             let rows = |from: usize, to: usize| match op {
                 Op::Gatherv if to != root => 0,
                 Op::Scatterv if from != root => 0,
+                // The same for all.
+                Op::Allgatherv => (from + 1) % 3,
                 _ => (from + 2 * to + 1) % 3,
             };
             let (mut numbers, mut send, mut expected) = (Vec::new(), Vec::new(), Vec::new());
             for peer in 0..size {
                 let counts = [rows(rank, peer) * count, rows(peer, rank) * count];
-                let starts = [&send, &expected].map(|bytes: &Vec<u8>| bytes.len() / dtype.size());
+                let sent = if op == Op::Allgatherv { &Vec::new() } else { &send };
+                let starts = [sent, &expected].map(|bytes: &Vec<u8>| bytes.len() / dtype.size());
                 numbers.extend([starts[0], counts[0], starts[1], counts[1]].map(|n| n as i64));
-                send.extend(pattern(dtype, rank, peer, counts[0]));
-                expected.extend(pattern(dtype, peer, rank, counts[1]));
+                let is_same = op == Op::Allgatherv;
+                if !is_same || peer == 0 {
+                    send.extend(pattern(dtype, rank, peer, counts[0]));
+                }
+                expected.extend(pattern(dtype, peer, if is_same { 0 } else { rank }, counts[1]));
             }
             expected.extend(vec![0; 2 * dtype.size()]);
             let parts = Parts::new(self.comm.rank, self.comm.size, &numbers).expect("starts and counts");

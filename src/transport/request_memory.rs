@@ -15,7 +15,7 @@ use crate::ops::{Buffer, Dtype, Op};
 
 /// What memory there is between the start and the wait, and what for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Held {
+pub struct RequestLayout {
     /// The operand goes to MPI.
     pub sends: bool,
     /// The operand is a result of the wait.
@@ -29,7 +29,7 @@ pub struct Held {
     pub local: bool,
 }
 
-impl Held {
+impl RequestLayout {
     pub fn has_operand(&self) -> bool {
         self.sends || self.keeps || self.initial
     }
@@ -37,37 +37,37 @@ impl Held {
 
 /// Where the arrays of a platform are, and the memory that is used again for operations on them.
 #[derive(Debug)]
-pub struct Home {
+pub struct MemoryPool {
     place: Place,
     pool: Pool<Place>,
 }
 
-type Made = OnceLock<Result<Home, String>>;
+type Lazy = OnceLock<Result<MemoryPool, String>>;
 
 /// With memory of the host, the only one of a platform.
-pub fn home(platform: Platform) -> Result<&'static Home, Cause> {
-    static HOMES: [Made; Platform::ALL.len()] = [const { Made::new() }; Platform::ALL.len()];
-    Home::made(&HOMES[platform as usize], || match platform {
+pub fn memory_pool(platform: Platform) -> Result<&'static MemoryPool, Cause> {
+    static POOLS: [Lazy; Platform::ALL.len()] = [const { Lazy::new() }; Platform::ALL.len()];
+    MemoryPool::started(&POOLS[platform as usize], || match platform {
         Platform::Cpu => Ok(Place::Host(HostDevice)),
         Platform::Cuda => super::device().map(Place::Cuda),
     })
 }
 
 /// With memory of a GPU.
-pub fn home_on_gpu() -> Result<&'static Home, Cause> {
-    static HOME: Made = Made::new();
-    Home::made(&HOME, || super::device().map(|device| Place::Vram(Vram(device))))
+pub fn memory_pool_on_gpu() -> Result<&'static MemoryPool, Cause> {
+    static POOL: Lazy = Lazy::new();
+    MemoryPool::started(&POOL, || super::device().map(|device| Place::Vram(Vram(device))))
 }
 
 type Leased = Lease<'static, Place>;
 
-impl Home {
-    fn made(
-        made: &'static Made,
+impl MemoryPool {
+    fn started(
+        lazy: &'static Lazy,
         place: impl FnOnce() -> Result<Place, String>,
     ) -> Result<&'static Self, Cause> {
-        let made = made.get_or_init(|| Ok(Self { place: place()?, pool: Pool::new(bytes_to_keep()?) }));
-        made.as_ref().map_err(|message| Cause::Setting { message: message.clone() })
+        let pool = lazy.get_or_init(|| Ok(Self { place: place()?, pool: Pool::new(bytes_to_keep()?) }));
+        pool.as_ref().map_err(|message| Cause::Setting { message: message.clone() })
     }
 
     /// Memory that the device has nothing to do with so far.
@@ -80,7 +80,7 @@ impl Home {
     /// Fills an array with zeros, in the order of a stream. The memory is the host's.
     ///
     /// # Safety
-    /// It is an array at home until the stream has come past it.
+    /// It is an array of the platform until the stream has come past it.
     pub unsafe fn clear(&'static self, array: &Buffer, stream: Stream) -> Result<(), Cause> {
         let mut lease = self.lease(array.bytes(), stream)?;
         // SAFETY: promised by the caller; so many bytes were leased.
@@ -93,7 +93,7 @@ impl Home {
     /// Writes numbers to an array, in the order of a stream.
     ///
     /// # Safety
-    /// `to` is an array at home of so many.
+    /// `to` is an array of the platform of so many.
     pub unsafe fn write<const N: usize>(
         &self,
         numbers: [f32; N],
@@ -107,50 +107,50 @@ impl Home {
 
 /// The memory of an operation that is under way.
 #[derive(Default)]
-pub struct Memory {
+pub struct RequestMemory {
     leases: Vec<Leased>,
     send: Option<Buffer>,
     recv: Option<Buffer>,
 }
 
 // SAFETY: the buffers point to what the leases own.
-unsafe impl Send for Memory {}
+unsafe impl Send for RequestMemory {}
 
-impl Memory {
+impl RequestMemory {
     /// Memory with a copy of the operand, for which the host waits if it is in the order of a stream.
     ///
     /// # Safety
-    /// `operand` is an array at home.
+    /// `operand` is an array of the platform.
     pub unsafe fn of(
-        home: &'static Home,
+        pool: &'static MemoryPool,
         op: Op,
-        held: &Held,
+        layout: &RequestLayout,
         operand: Option<&Buffer>,
         stream: Stream,
     ) -> Result<Self, Cause> {
         let mut memory = Self::default();
         // SAFETY (for both copies): promised by the caller; the stream has come past them below.
-        if let (true, Some(operand)) = (held.sends || held.keeps, operand) {
-            memory.send = Some(unsafe { memory.copied(home, operand, stream)? });
+        if let (true, Some(operand)) = (layout.sends || layout.keeps, operand) {
+            memory.send = Some(unsafe { memory.copied(pool, operand, stream)? });
         }
-        memory.recv = match (held.gives, operand, memory.send) {
+        memory.recv = match (layout.gives, operand, memory.send) {
             // In one place: MPI copies nothing then.
             (Some((dtype, count)), _, Some(send))
-                if op == Op::Allreduce && !held.keeps && (send.dtype, send.count) == (dtype, count) =>
+                if op == Op::Allreduce && !layout.keeps && (send.dtype, send.count) == (dtype, count) =>
             {
                 Some(send)
             }
             (Some((dtype, count)), Some(operand), _)
-                if held.initial && (operand.dtype, operand.count) == (dtype, count) =>
+                if layout.initial && (operand.dtype, operand.count) == (dtype, count) =>
             {
-                Some(unsafe { memory.copied(home, operand, stream)? })
+                Some(unsafe { memory.copied(pool, operand, stream)? })
             }
-            (Some((dtype, count)), ..) => Some(memory.leased(home, dtype, count, stream)?),
+            (Some((dtype, count)), ..) => Some(memory.leased(pool, dtype, count, stream)?),
             (None, ..) => None,
         };
         // A rank has come to a barrier when its stream has.
         if memory.leases.is_empty() || memory.leases.iter().any(|lease| !lease.settled) {
-            home.place.synchronize(stream)?;
+            pool.place.synchronize(stream)?;
         }
         memory.leases.iter_mut().for_each(|lease| lease.settled = true);
         Ok(memory)
@@ -158,43 +158,43 @@ impl Memory {
 
     fn leased(
         &mut self,
-        home: &'static Home,
+        pool: &'static MemoryPool,
         dtype: Dtype,
         count: usize,
         stream: Stream,
     ) -> Result<Buffer, Cause> {
         let bytes = count.checked_mul(dtype.size()).filter(|&bytes| isize::try_from(bytes).is_ok());
         let bytes = bytes.ok_or_else(|| Cause::Shape { dims: [count as i64].into() })?;
-        let mut lease = home.lease(bytes, stream)?;
+        let mut lease = pool.lease(bytes, stream)?;
         let data = lease.data();
         self.leases.push(lease);
         Ok(Buffer { data, dtype, count })
     }
 
     /// # Safety
-    /// `operand` is an array at home until the stream has come past the copy.
+    /// `operand` is an array of the platform until the stream has come past the copy.
     unsafe fn copied(
         &mut self,
-        home: &'static Home,
+        pool: &'static MemoryPool,
         operand: &Buffer,
         stream: Stream,
     ) -> Result<Buffer, Cause> {
-        let buffer = self.leased(home, operand.dtype, operand.count, stream)?;
+        let buffer = self.leased(pool, operand.dtype, operand.count, stream)?;
         self.leases.iter_mut().last().into_iter().for_each(|lease| lease.settled = false);
         // SAFETY: promised by the caller; both hold so many bytes, and the lease is nobody else's.
-        unsafe { home.place.download(operand.data, buffer.data, buffer.bytes(), stream)? };
+        unsafe { pool.place.download(operand.data, buffer.data, buffer.bytes(), stream)? };
         Ok(buffer)
     }
 
     /// The buffers of a call on it.
-    pub fn lend(&self, call: &mut Call, held: &Held) {
-        call.send = self.send.filter(|_| held.sends);
+    pub fn lend(&self, call: &mut Call, layout: &RequestLayout) {
+        call.send = self.send.filter(|_| layout.sends);
         call.recv = self.recv;
     }
 
     /// What a wait gives: what was received, and the operand.
-    pub fn results(&self, held: &Held) -> [Option<Buffer>; 2] {
-        [self.recv, self.send.filter(|_| held.keeps)]
+    pub fn results(&self, layout: &RequestLayout) -> [Option<Buffer>; 2] {
+        [self.recv, self.send.filter(|_| layout.keeps)]
     }
 
     /// Lets a stream wait for the end of what was put on another one, until which all of this is in use.
@@ -206,7 +206,7 @@ impl Memory {
     /// Copies one of the results to an array of its size, in the order of a stream.
     ///
     /// # Safety
-    /// `to` is an array at home until the stream has come past it.
+    /// `to` is an array of the platform until the stream has come past it.
     pub unsafe fn give(&mut self, result: &Buffer, to: &Buffer, stream: Stream) -> Result<(), Cause> {
         let mut leases = self.leases.iter_mut();
         match leases.find_map(|lease| (lease.data() == result.data).then_some(lease)) {

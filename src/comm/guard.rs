@@ -18,16 +18,16 @@ use crate::mpilib::{check, handle};
 /// While there is one, MPI destroys the communicator at most when this is dropped, and calls back then: drop it within
 /// a [`Calling`](super::Calling).
 #[must_use]
-pub struct Kept(Option<MPI_Request>);
+pub struct CommGuard(Option<MPI_Request>);
 
 // SAFETY: a handle of MPI's, which was initialised for calls from any thread where there is another one.
-unsafe impl Send for Kept {}
+unsafe impl Send for CommGuard {}
 
 impl Comm {
     /// Keeps it for an operation, if freeing it would not wait for that. Local.
     #[inline]
-    pub fn keep(&self) -> Result<Kept, Cause> {
-        if self.is_counted { self.count_one().map(Some).map(Kept) } else { Ok(Kept(None)) }
+    pub fn guard(&self) -> Result<CommGuard, Cause> {
+        if self.is_counted { self.count_one().map(Some).map(CommGuard) } else { Ok(CommGuard(None)) }
     }
 
     fn count_one(&self) -> Result<MPI_Request, Cause> {
@@ -44,7 +44,7 @@ impl Comm {
     }
 }
 
-impl Drop for Kept {
+impl Drop for CommGuard {
     #[inline]
     fn drop(&mut self) {
         if let Some(request) = &mut self.0 {

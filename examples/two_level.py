@@ -1,0 +1,89 @@
+"""A preconditioner with a coarse problem on fewer ranks.
+
+    mpiexec -n 4 python examples/two_level.py
+
+Conjugate gradients solve an equation like that of heat conduction in a rod, -u'' = f, of which each
+rank has a part. Information goes from one point to the next in an iteration; with the inverses of
+this rank's blocks alone (block Jacobi), from one block to the next. The coarse problem has a few
+points for each rank, and lets all ranks know of each other in one: its residuals go to rank 0, which
+has the inverse of its small matrix, and corrections come back. The other ranks wait for them.
+"""
+
+import argparse
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from mpi4py import MPI
+
+from mpi4jax import linalg
+from mpi4jax import notoken as mpi
+
+comm = MPI.COMM_WORLD
+rank, size = comm.rank, comm.size
+UP = [(r, r + 1) for r in range(size - 1)]
+DOWN = [(b, a) for a, b in UP]
+
+
+def laplacian(x):
+    """This rank's part of the product with the matrix of -1, 2, -1."""
+    below, above = mpi.permute(x[-1:], UP, comm=comm), mpi.permute(x[:1], DOWN, comm=comm)
+    z = jnp.concatenate([below, x, above])
+    return 2 * x - z[:-2] - z[2:]
+
+
+def two_level(block, points):
+    """Block Jacobi and, added to it, a correction from a coarse problem.
+
+    Args:
+        block: the matrix of this rank's rows and columns.
+        points: how many points of the coarse problem each rank has.
+    """
+    smooth = linalg.block_jacobi(block)
+    n = len(block)
+    # Each point stands for some neighbouring rows, which it averages and adds to.
+    rows = np.arange(n) * points // n
+    prolong = lambda coarse: coarse[rows]  # noqa: E731
+    restrict = lambda fine: jax.ops.segment_sum(fine, rows, points)  # noqa: E731
+
+    # The coarse matrix, a column for each point of each rank; rank 0 keeps its inverse.
+    def column(k):
+        mine = (k // points == rank) * jax.nn.one_hot(k % points, points)
+        return mpi.gather(restrict(laplacian(prolong(mine))), comm=comm)
+
+    columns = jax.lax.map(column, jnp.arange(points * size))
+    inverse = jnp.linalg.inv(columns.reshape(points * size, -1).T) if rank == 0 else None
+
+    def coarse(residual):
+        """The only part where ranks do different things: rank 0 solves, the others wait."""
+        parts = mpi.gather(residual, comm=comm)
+        if rank == 0:
+            parts = (inverse @ parts.ravel()).reshape(parts.shape)
+        return mpi.scatter(parts, comm=comm)
+
+    return lambda r: smooth(r) + prolong(coarse(restrict(r)))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--rows", type=int, default=64, help="of each rank")
+    parser.add_argument("--points", type=int, default=4, help="coarse ones of each rank")
+    options = parser.parse_args()
+    n = options.rows
+    block = 2 * np.eye(n) - np.eye(n, k=1) - np.eye(n, k=-1)
+    block = block.astype(np.float32)
+    f = jnp.sin(jnp.arange(n) + n * rank)
+    methods = {
+        "none": None,
+        "block Jacobi": linalg.block_jacobi(block),
+        "two levels": two_level(block, options.points),
+    }
+    for name, M in methods.items():
+        solve = jax.jit(lambda f, M=M: linalg.cg(laplacian, f, M=M, maxiter=1000, comm=comm))
+        _, info = solve(f)
+        if rank == 0:
+            print(f"{name}: {info.iterations} iterations, converged: {info.converged}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,277 @@
+"""Where a rank's block lies in a global array, and which of its cells wait for others.
+
+A global array is cut into blocks by a Cartesian communicator, as :func:`numpy.array_split` cuts:
+where blocks cannot be equal, the first ones have one cell more. :func:`mpi4jax.scatter_blocks`,
+:func:`mpi4jax.gather_blocks` and :func:`mpi4jax.halo_exchange` have the same blocks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from mpi4py import MPI
+
+from ._functions.blocks import Cuts
+from ._functions.nonblocking import after, ihalo_exchange, wait
+from ._grid import cart as _cart
+from ._op.arguments import rank_of
+
+__all__ = ["Block", "overlapped", "regions"]
+
+Window = tuple[slice, ...]
+
+
+class Block:
+    """A rank's block of a global array.
+
+    Args:
+        shape: of the global array.
+        cart: communicator with a Cartesian topology.
+        axes: the array's axis that each dimension of ``cart`` cuts, by default the last ones.
+        width: number of ghost cells around the block, as for :func:`mpi4jax.halo_exchange`, by
+            default none.
+        rank: whose block, by default this rank's.
+
+    Attributes:
+        global_shape: shape of the global array.
+        shape: shape of the block, without ghost cells.
+        offset: index of its first cell in the global array.
+        slices: the block in the global array: ``whole[block.slices]``.
+        padded_shape: shape with ghost cells.
+        inner: the block in the array with ghost cells: ``x[block.inner]``.
+        neighbours: for each dimension of ``cart`` the ranks of the blocks below and above, None at
+            an edge of the grid that is not periodic.
+
+    Raises:
+        TypeError: a wrong type of an argument.
+        ValueError: an axis that is cut is not named, or is none of the array.
+
+    Example:
+        >>> from mpi4jax import grids
+        >>> from mpi4py import MPI
+        >>> n = MPI.COMM_WORLD.size
+        >>> cart = MPI.COMM_WORLD.Create_cart([n], periods=[False])
+        >>> last = grids.Block((2 * n + 1,), cart, width=1, rank=n - 1)
+        >>> last.offset == (2 * n + 1 - last.shape[0],), last.padded_shape == (last.shape[0] + 2,)
+        (True, True)
+        >>> last.neighbours[0][1] is None
+        True
+
+    See also: :class:`mpi4jax.layouts.Layout`, without a communicator.
+    """
+
+    def __init__(
+        self,
+        shape: Sequence[int],
+        cart: MPI.Cartcomm,
+        *,
+        axes: int | Sequence[int | None] | None = None,
+        width: int | Sequence[int | tuple[int, int]] = 0,
+        rank: int | None = None,
+    ):
+        cuts = Cuts("Block", cart, axes, width)
+        self.rank = cuts.comm.rank if rank is None else rank_of("Block", "rank", rank, cuts.comm)
+        self.global_shape = tuple(int(n) for n in shape)
+        self.slices = cuts.block(self.global_shape, self.rank)
+        self.shape = tuple(s.stop - s.start for s in self.slices)
+        self.offset = tuple(s.start for s in self.slices)
+        self._around = [(0, 0)] * len(self.shape)
+        self._wraps = [False] * len(self.shape)
+        sizes, periods, _ = _cart.topology(cuts.comm)
+        for axis, around, k in zip(
+            cuts.positions(len(self.shape)), cuts.widths, cuts.dimensions, strict=True
+        ):
+            self._around[axis], self._wraps[axis] = around, bool(periods[k])
+        self.padded_shape = tuple(
+            n + low + high for n, (low, high) in zip(self.shape, self._around, strict=True)
+        )
+        self.inner = tuple(
+            slice(low, low + n) for n, (low, _) in zip(self.shape, self._around, strict=True)
+        )
+        topology = MPI.Cartcomm(cuts.comm.mpi)
+        at = topology.Get_coords(self.rank)
+        self.neighbours = tuple(
+            (_step(topology, sizes, periods, at, k, -1), _step(topology, sizes, periods, at, k, 1))
+            for k in range(len(sizes))
+        )
+
+    def __repr__(self) -> str:
+        parts = ", ".join(f"{s.start}:{s.stop}" for s in self.slices)
+        return f"Block([{parts}] of {self.global_shape}, rank {self.rank})"
+
+    def indices(self) -> tuple[jax.Array, ...]:
+        """Indices in the global array of the cells of the block, with its ghost cells.
+
+        Returns:
+            For each axis an int32 array that broadcasts to ``padded_shape``. Beyond an edge that is
+            periodic they begin anew, beyond another one they go on: -1 is below the first cell.
+        """
+        out = []
+        for axis, (n, (low, high)) in enumerate(zip(self.shape, self._around, strict=True)):
+            line = self.offset[axis] + jnp.arange(-low, n + high, dtype=jnp.int32)
+            if self._wraps[axis]:
+                line = line % max(self.global_shape[axis], 1)
+            out.append(line.reshape([-1 if k == axis else 1 for k in range(len(self.shape))]))
+        return tuple(out)
+
+    def make(self, f: Callable[..., Any]) -> Any:
+        """The block of an array whose elements are a function of their indices; no rank makes more.
+
+        Args:
+            f: function of an index for each axis, arrays as of :meth:`indices`.
+
+        Returns:
+            What it returns, of ``padded_shape``; a pytree of arrays, if it returns that.
+
+        Example:
+            >>> from mpi4jax import grids
+            >>> from mpi4py import MPI
+            >>> cart = MPI.COMM_WORLD.Create_cart([MPI.COMM_WORLD.size], periods=[True])
+            >>> block = grids.Block((cart.size, 3), cart, axes=0, width=1)
+            >>> x = block.make(lambda i, j: 10 * i + j)
+            >>> x[1].tolist() == [10 * cart.rank + j for j in range(3)]
+            True
+        """
+        fill = lambda v: jnp.broadcast_to(v, self.padded_shape)  # noqa: E731
+        return jax.tree.map(fill, f(*self.indices()))
+
+
+def _step(
+    topology: MPI.Cartcomm,
+    sizes: Sequence[int],
+    periods: Sequence[int],
+    at: Sequence[int],
+    k: int,
+    step: int,
+) -> int | None:
+    there = [*at]
+    there[k] += step
+    inside = periods[k] or 0 <= there[k] < sizes[k]
+    return topology.Get_cart_rank(there) if inside else None
+
+
+def regions(
+    shape: Sequence[int], widths: Sequence[tuple[int, int]]
+) -> tuple[Window, tuple[Window, ...]]:
+    """The cells of a block that need no ghost cells, and the rim around them.
+
+    Args:
+        shape: of a block without its ghost cells.
+        widths: for each axis, how many ghost cells below and above a cell is computed from.
+
+    Returns:
+        Slices of the block: the interior, and the windows of the rim, which are disjoint, and
+        together with the interior all of the block. The window ``slice(a, b)`` of an axis is
+        computed from ``slice(a, b + below + above)`` of the array with ghost cells. The interior
+        is empty where the block has no more cells than the widths.
+
+    Example:
+        >>> from mpi4jax import grids
+        >>> interior, rim = grids.regions((5, 4), [(1, 1), (0, 1)])
+        >>> interior
+        (slice(1, 4, None), slice(0, 3, None))
+        >>> len(rim)
+        3
+    """
+    inside = [slice(0, n) for n in shape]
+    rim = []
+    for axis, (n, (low, high)) in enumerate(zip(shape, widths, strict=True)):
+        low = min(low, n)
+        end = max(n - high, low)
+        for part in (slice(0, low), slice(end, n)):
+            if part.start < part.stop:
+                rim.append((*inside[:axis], part, *inside[axis + 1 :]))
+        inside[axis] = slice(low, end)
+    return tuple(inside), tuple(rim)
+
+
+def overlapped(
+    f: Callable[[Any], Any],
+    x: Any,
+    cart: MPI.Cartcomm,
+    *,
+    axes: int | Sequence[int | None] | None = None,
+    width: int | Sequence[int | tuple[int, int]] = 1,
+    corners: bool = True,
+    border: Any = None,
+) -> Any:
+    """A stencil's result on the cells of a block, while its ghost cells are exchanged.
+
+    Computes the cells that need no ghost cells while the messages are under way, and the rim when
+    they have come.
+
+    Args:
+        f: function of an array with ghost cells, of any length along the axes that are cut, that
+            returns an array without them: for each cell what comes from the cells as far from it as
+            ``width``. The axes that are cut are those that ``axes`` names of the result, too. Of a
+            pytree of arrays, if ``x`` is one; it may return a pytree. It must not communicate.
+        x: block with its ghost cells; or a pytree of blocks of one shape.
+        cart, axes, width, corners, border: as for :func:`mpi4jax.halo_exchange`.
+
+    Returns:
+        What ``f(halo_exchange(x))`` does.
+
+    Raises:
+        ValueError: leaves of ``x`` have different shapes.
+
+    Derivative:
+        That of :func:`mpi4jax.ihalo_exchange`, which it is made of, and of ``f``.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from mpi4jax import grids
+        >>> from mpi4py import MPI
+        >>> cart = MPI.COMM_WORLD.Create_cart([MPI.COMM_WORLD.size], periods=[True])
+        >>> sums = lambda x: x[:-2] + x[1:-1] + x[2:]
+        >>> grids.overlapped(sums, jnp.ones(6), cart).tolist()
+        [3.0, 3.0, 3.0, 3.0]
+
+    See also: :func:`regions`.
+    """
+    name = "overlapped"
+    x = jax.tree.map(jnp.asarray, x)
+    shapes = {leaf.shape for leaf in jax.tree.leaves(x)}
+    if len(shapes) != 1:
+        raise ValueError(f"{name}: argument 'x' must have arrays of one shape, got {shapes}")
+    (shape,) = shapes
+    cuts = Cuts(name, cart, axes, width)
+    around = [(0, 0)] * len(shape)
+    for axis, pair in zip(cuts.positions(len(shape)), cuts.widths, strict=True):
+        around[axis] = pair
+    cells = [n - low - high for n, (low, high) in zip(shape, around, strict=True)]
+    request = ihalo_exchange(x, cart, axes=axes, width=width, corners=corners, border=border)
+    interior, rim = regions(cells, around)
+
+    def computed(x: Any, window: Window) -> Any:
+        seen = tuple(
+            slice(s.start, s.stop + low + high)
+            for s, (low, high) in zip(window, around, strict=True)
+        )
+        return f(jax.tree.map(lambda leaf: leaf[seen], x))
+
+    if math.prod(s.stop - s.start for s in interior) == 0:
+        return f(wait(request))
+    inside = computed(after(request, x), interior)
+    x = wait(request, after=inside)
+    edges = [computed(x, window) for window in rim]
+
+    cut = cuts.positions(len(shape))
+
+    def joined(*parts: Any) -> Any:
+        places = list(zip(cuts.positions(parts[0].ndim), cut, strict=True))
+        whole = [*parts[0].shape]
+        for place, axis in places:
+            whole[place] = cells[axis]
+        out = jnp.zeros(whole, parts[0].dtype)
+        for window, part in zip((interior, *rim), parts, strict=True):
+            at = [slice(None)] * out.ndim
+            for place, axis in places:
+                at[place] = window[axis]
+            out = out.at[tuple(at)].set(part)
+        return out
+
+    return jax.tree.map(joined, inside, *edges)
