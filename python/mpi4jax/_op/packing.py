@@ -125,7 +125,10 @@ class Form:
         """The tree of results, from the result of each dtype's message."""
         payloads = [shape[int(before is not None) :] for shape, _ in self.data]
         shapes = [s if after is None else (after, *s) for s in payloads]
-        out: list[Any] = [np.zeros(s, jax.dtypes.float0) for s in shapes]
+        out: list[Any] = [
+            np.zeros(s, dtype) if dtype == jax.dtypes.float0 else None
+            for s, (_, dtype) in zip(shapes, self.data, strict=True)
+        ]
         for dtype, indices in self.groups.items():
             y = results[dtype]
             if len(indices) == 1:
