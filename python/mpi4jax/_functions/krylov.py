@@ -18,7 +18,7 @@ from mpi4py import MPI
 
 from .._check.misuse import agreed
 from .._op.comm import as_comm
-from ..ops import allreduce
+from ..ops.allreduce import allreduce
 from .reproducible import reproducible_sum
 
 Vector = jax.Array  # this rank's part of one
