@@ -114,6 +114,28 @@ LINES = {
 }
 
 
+# Whether a line that takes an item is warned of. The second one is not: it is said once.
+ITEMS = {
+    "y = mpi4jax.allreduce(x)[0]\ny = mpi4jax.bcast(x)[0]": True,
+    "y = jax.jit(lambda x: mpi4jax.allreduce(x)[-1])(x)": True,
+    "y, token = mpi4jax.allreduce(x)\ny[0]": False,
+    "y = mpi4jax.notoken.allreduce(x)[0]": False,
+    "y = mpi4jax.allreduce(x, token=mpi4jax.create_token())[0]\ny = mpi4jax.bcast(x)[0]": False,
+}
+
+
+@pytest.mark.parametrize(
+    "lines, env", [*((i, {}) for i in ITEMS), (min(ITEMS), {"MPI4JAX_NOTOKEN": 0})]
+)
+def test_an_item_of_a_result_and_a_token(mpirun, tmp_path, lines, env):
+    (tmp_path / "program.py").write_text(HEAD + lines)
+    job = mpirun(1, "program.py", env=env)
+    assert job.returncode == 0, job.stderr
+    assert job.stderr.count("(result, token), of which program.py:") == (
+        ITEMS[lines] and not env
+    ), job.stderr
+
+
 @pytest.mark.parametrize("lines", LINES)
 def test_an_error_about_a_tuple_says_what_to_change(mpirun, tmp_path, lines):
     (tmp_path / "program.py").write_text(HEAD + lines)
