@@ -13,6 +13,7 @@ use super::targets::Target;
 use crate::call::{Call, Operand, Phase, Site, Stream};
 use crate::device;
 use crate::error::{Cause, Error};
+use crate::mpilib;
 use crate::ops::{self, Buffer, Counts};
 use crate::record::log;
 use crate::record::recorder::{Record, What};
@@ -236,6 +237,9 @@ unsafe extern "C" fn wait<const KIND: u8>(frame: *mut CallFrame) -> *mut FfiErro
                 }
                 _ => 0,
             };
+            if mpilib::is_ending() {
+                return Err(site.error(at(site, line, Cause::Finalized)).into());
+            }
             let (handle, results) =
                 started::wait(frame, site, &known.held, state.transport, stream).map_err(located)?;
             let taken = transport::take(handle, &known.held);

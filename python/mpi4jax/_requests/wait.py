@@ -123,8 +123,9 @@ def _result(request: Request, there: list[Any]) -> Any:
     if not clean() or any(isinstance(x, jax.core.Tracer) for x in (*handles, *counts)):
         return _wait(of, handles, p, counts)
     started_here()
-    p["request"] = replace(of, params=())
-    return run_program(_wait_program, of.spec, p, [handles, *counts])
+    p["request"] = replace(of, params=(), form=of.form and of.form.flat)
+    out = run_program(_wait_program, of.spec, p, [handles, *counts])
+    return out if out is None or of.form is None else jax.tree.unflatten(of.form.tree, out)
 
 
 def waitall(requests: Any, *, after: Any = None) -> Any:

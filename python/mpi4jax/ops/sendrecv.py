@@ -13,6 +13,7 @@ from .._compile.lowering import Avals, Lowering, Operands
 from .._diff.derivative import Back
 from .._op.arguments import ANY_TAG, dest_of, source_of, tag_of
 from .._op.comm import as_comm, as_status
+from .._op.packing import check_template
 from .._op.spec import SPECS, Call, Params, T
 from .._requests.request import End, Joint, Request
 
@@ -51,6 +52,7 @@ def _prepare(
     comm: MPI.Intracomm | None,
     status: MPI.Status | None = None,
 ) -> Call:
+    check_template("sendrecv", "recvbuf", recvbuf)
     c = as_comm("sendrecv", comm)
     p = {
         "comm": c,
