@@ -18,16 +18,16 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from mpi4py import MPI
 
-from .layouts import Layout, Shape, batch_of, check_layout, redistribute
+from ._functions.local_fft import local_fft
+from ._grid.layout import Layout, Pieces, Shape, batch_of, check_layout
+from .layouts import Exchange
 from .notoken import default_comm
 
 __all__ = ["fftn", "frequencies", "ifftn", "irfftn", "rfftn", "spectral_layout"]
 
 NORMS = ("backward", "ortho", "forward")
-TILE = 1 << 14  # elements that are transformed at once along an axis that is not the last one
 
 
 # ---- Which axes are transformed in which layout
@@ -112,85 +112,6 @@ def _last(stages: tuple[_Stage, ...], layout: Layout, natural: bool) -> Layout:
     return Layout(after.shape, layout.cuts) if natural else after
 
 
-# ---- Transforms of what a rank has
-
-
-def _in_tiles(x: jax.Array, axis: int, inverse: bool) -> jax.Array:
-    """A transform along an axis that is not the last one, in place, by parts that fit into a cache.
-
-    XLA transforms along last axes only. To transpose all of a large array, and back, takes several
-    times as long as to transform it.
-    """
-    direct = jnp.fft.ifft if inverse else jnp.fft.fft
-    shape, n = x.shape, x.shape[axis]
-    x = x.reshape(math.prod(shape[:axis]), n, math.prod(shape[axis + 1 :]))
-    planes, _, width = x.shape
-    at_once = max(1, TILE // n)
-    if width <= at_once:  # several planes in a tile, else a part of one
-        tiles = -(-planes // (at_once // width))
-        size, steps, last = (planes // tiles, n, width), (tiles, 1), (planes % tiles, 0)
-    else:
-        tiles = -(-width // at_once)
-        size, steps, last = (1, n, width // tiles), (planes, tiles), (0, width % tiles)
-
-    def transform(k: Any, x: jax.Array) -> jax.Array:
-        start = (k // steps[1] * size[0], 0, k % steps[1] * size[2])
-        tile = lax.dynamic_slice(x, start, size)
-        return lax.dynamic_update_slice(x, direct(tile, axis=1), start)
-
-    x = lax.fori_loop(0, math.prod(steps), transform, x)
-    if last[0]:
-        x = x.at[-last[0] :].set(direct(x[-last[0] :], axis=1))
-    if last[1]:
-        x = x.at[..., -last[1] :].set(direct(x[..., -last[1] :], axis=1))
-    return x.reshape(shape)
-
-
-def _along(x: jax.Array, axis: int, inverse: bool) -> jax.Array:
-    """A transform along an axis that is not the last one."""
-    direct = functools.partial(jnp.fft.ifft if inverse else jnp.fft.fft, axis=axis)
-    if x.size <= 2 * TILE:
-        return direct(x)
-
-    def solve(_: Any, x: jax.Array) -> jax.Array:
-        in_tiles = functools.partial(_in_tiles, axis=axis, inverse=inverse)
-        return lax.platform_dependent(x, cpu=in_tiles, default=direct)
-
-    # The matrix of the transform is its own transpose. As the solution of a linear equation, it has
-    # this derivative of it in all modes, instead of that of the loop.
-    back = functools.partial(jnp.fft.fft if inverse else jnp.fft.ifft, axis=axis)
-    return lax.custom_linear_solve(back, x, solve, transpose_solve=solve, symmetric=True)
-
-
-def _split_axes(axes: tuple[int, ...], ndim: int, real: int | None) -> tuple[list[int], list[int]]:
-    """The axes that XLA transforms as they lie in memory, which are the last ones; and others."""
-    last: list[int] = [] if real is None else [real]
-    for axis in range(ndim - 1, ndim - 4, -1):
-        if axis not in axes:
-            break
-        if axis not in last:
-            last.insert(0, axis)
-    return last, [axis for axis in axes if axis not in last]
-
-
-def _forward(x: jax.Array, axes: tuple[int, ...], real: int | None) -> jax.Array:
-    last, others = _split_axes(axes, x.ndim, real)
-    if last:
-        x = jnp.fft.rfftn(x, axes=last) if real is not None else jnp.fft.fftn(x, axes=last)
-    for axis in others:
-        x = _along(x, axis, False)
-    return x
-
-
-def _inverse(y: jax.Array, axes: tuple[int, ...], real: int | None, length: int) -> jax.Array:
-    last, others = _split_axes(axes, y.ndim, real)
-    for axis in others:
-        y = _along(y, axis, True)
-    if last and real is not None:
-        return jnp.fft.irfftn(y, s=[*(y.shape[a] for a in last[:-1]), length], axes=last)
-    return jnp.fft.ifftn(y, axes=last) if last else y
-
-
 # ---- Transforms of global arrays
 
 
@@ -217,51 +138,69 @@ class _Transform:
         points = math.prod(layout.shape[axis] for axis in self.axes)
         self.scale = {"ortho": math.sqrt(points), "forward": float(points)}.get(norm or "", 1.0)
 
-    def _halved(self, stage: _Stage) -> bool:
-        return stage.before.shape != stage.after.shape
+    def _run(self, x: jax.Array, batch: Shape, inverse: bool) -> jax.Array:
+        """Transform in each stage, and exchange between one and the next."""
+        # Each stage as it is gone through, and the layout that comes behind it.
+        stages = list(self.stages)
+        if inverse:
+            stages = [_Stage(s.after, s.axes, s.before) for s in reversed(stages)]
+        end = self.layout if inverse else self.spectrum
+        at = self.spectrum if inverse else self.layout
+        if at != stages[0].before:
+            stages.insert(0, _Stage(at, (), at))
+        following = [*(stage.before for stage in stages[1:]), end]
+        incoming = _whole(batch, at.block_shape(self.rank))
+        x = x.ravel()
+        for stage, target in zip(stages, following, strict=True):
+            axes = tuple(axis + len(batch) for axis in stage.axes)
+            is_halved = stage.before.shape != stage.after.shape
+            if is_halved:
+                axes = tuple(axis for axis in axes if axis != self.axes[-1] + len(batch))
+            after = _whole(batch, stage.after.block_shape(self.rank))
+            exchange = None
+            if target != stage.after:
+                exchange = Exchange(batch, stage.after, target, self.comm)
+            outgoing = exchange.outgoing if exchange else after
+            if is_halved and not inverse:
+                x = self._half(incoming.unpack(x), after.shape, batch).ravel()
+                incoming = after
+            if is_halved and inverse:
+                before = _whole(batch, stage.before.block_shape(self.rank))
+                x = before.unpack(local_fft(x, incoming, axes, before, True))
+                x = outgoing.pack(self._half_back(x, after.shape, batch))
+            else:
+                x = local_fft(x, incoming, axes, outgoing, inverse)
+            incoming = after
+            if exchange:
+                x, incoming = exchange.send(x), exchange.incoming
+        return incoming.unpack(x)
 
-    def _moved(self, x: jax.Array, source: Layout, target: Layout) -> jax.Array:
-        return redistribute(x, source, target, comm=self.comm) if source != target else x
+    def _half(self, x: jax.Array, shape: Shape, batch: Shape) -> jax.Array:
+        axis = self.axes[-1] + len(batch)
+        return jnp.fft.rfft(x, axis=axis) if x.size else x.reshape(shape).astype(_complex(x.dtype))
 
-    def _places(self, stage: _Stage, batch: Shape) -> tuple[tuple[int, ...], int | None]:
-        """The axes of a stage in an array that has others before, and the one that is halved."""
-        axes = tuple(axis + len(batch) for axis in stage.axes)
-        return axes, self.axes[-1] + len(batch) if self._halved(stage) else None
+    def _half_back(self, y: jax.Array, shape: Shape, batch: Shape) -> jax.Array:
+        axis = self.axes[-1] + len(batch)
+        return jnp.fft.irfft(y, shape[axis], axis) if y.size else y.reshape(shape).real
 
     def forward(self, x: Any) -> jax.Array:
         x = jnp.asarray(x)
         batch = batch_of(self.op, "x", x, self.layout, self.rank)
         if self.real and jnp.iscomplexobj(x):
             raise TypeError(f"{self.op}: argument 'x' must be real, got dtype {x.dtype}")
-        x = x if self.real else x.astype(_complex(x.dtype))
-        at = self.layout
-        for stage in self.stages:
-            x = self._moved(x, at, stage.before)
-            if x.size:
-                x = _forward(x, *self._places(stage, batch))
-            else:
-                x = x.reshape(*batch, *stage.after.block_shape(self.rank))
-                x = x.astype(_complex(x.dtype)) if self._halved(stage) else x
-            at = stage.after
-        x = self._moved(x, at, self.spectrum)
+        x = self._run(x if self.real else x.astype(_complex(x.dtype)), batch, False)
         return x if self.scale == 1 else x / self.scale
 
     def inverse(self, y: Any) -> jax.Array:
         y = jnp.asarray(y)
-        y = y.astype(_complex(y.dtype))
         batch = batch_of(self.op, "y", y, self.spectrum, self.rank)
-        at = self.spectrum
-        for stage in reversed(self.stages):
-            y = self._moved(y, at, stage.after)
-            if y.size:
-                length = self.layout.shape[self.axes[-1]]
-                y = _inverse(y, *self._places(stage, batch), length)
-            else:
-                y = y.reshape(*batch, *stage.before.block_shape(self.rank))
-                y = y.real if self._halved(stage) else y
-            at = stage.before
-        y = self._moved(y, at, self.layout)
+        y = self._run(y.astype(_complex(y.dtype)), batch, True)
         return y if self.scale == 1 else y * self.scale
+
+
+def _whole(batch: Shape, block: Shape) -> Pieces:
+    """An array as its only piece."""
+    return Pieces(tuple((n,) for n in (*batch, *block)), (0,))
 
 
 def fftn(

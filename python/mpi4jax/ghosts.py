@@ -305,7 +305,7 @@ class Plan:
         x = self._checked("ifill", "x", x, self._owned)
         request = ialltoallv(self._to_send(x), *self._counts, comm=self.comm)
         return CompositeRequest(
-            [request, self._own(x)], CompositeKind("fill", _Ending(self, "_filled"))
+            [request, self._own(x)], CompositeKind("fill", _Result(self, "_filled"))
         )
 
     def iadd(self, y: Any) -> Any:
@@ -313,11 +313,11 @@ class Plan:
         y = self._checked("iadd", "y", y, self._needed)
         back, own = self._to_return(y)
         request = ialltoallv(back, *self._counts[::-1], comm=self.comm)
-        return CompositeRequest([request, own], CompositeKind("add", _Ending(self, "_added")))
+        return CompositeRequest([request, own], CompositeKind("add", _Result(self, "_added")))
 
 
 @dataclass(frozen=True)
-class _Ending:
+class _Result:
     """What is done with the rows that have come."""
 
     plan: Plan
