@@ -12,6 +12,7 @@ import jax
 from jax._src import api, core
 from jax._src.interpreters import ad as _ad
 from jax._src.interpreters import partial_eval as pe
+from jax.api_util import debug_info
 from jax.core import AbstractValue, Tracer
 from jax.extend import linear_util as lu
 from jax.extend.core import ClosedJaxpr
@@ -148,7 +149,8 @@ def trace_function(fun: lu.WrappedFun, args: Sequence[Any]) -> ClosedJaxpr:
 
 def trace_python(fun: Callable[..., Any], args: Sequence[Any]) -> ClosedJaxpr:
     """What a Python function does on ``args``, values or types; it returns a flat sequence."""
-    return trace_function(lu.wrap_init(fun), args)
+    wrapped = lu.wrap_init(fun, debug_info=debug_info("mpi4jax", fun, tuple(args), {}))
+    return trace_function(wrapped, args)
 
 
 def let_call_again(fun: lu.WrappedFun) -> None:
@@ -178,11 +180,11 @@ def is_jacfwd(axis_data: Any) -> bool:
 def _name_axis_of_jacfwd() -> None:
     original = api.vmap
 
-    def vmap(fun: Any, *args: Any, out_axes: Any = 0, **kwargs: Any) -> Any:
+    def vmap(fun: Any, in_axes: Any = 0, out_axes: Any = 0, *args: Any, **kwargs: Any) -> Any:
         # Nothing else in that module has primal results and, along the last axis, tangents.
         if isinstance(out_axes, tuple) and out_axes[:2] == (None, -1):
             kwargs["axis_name"] = _JACFWD
-        return original(fun, *args, out_axes=out_axes, **kwargs)
+        return original(fun, in_axes, out_axes, *args, **kwargs)
 
     api.vmap = vmap
 
