@@ -46,7 +46,9 @@ def _follow(jaxpr: Any, arguments: Sequence[Sources]) -> list[Sources]:
         sources = frozenset().union(*ins)
         # What depends on values alone is run at once, as a whole.
         if effect in eqn.effects and (TANGENT in sources or PRIMAL not in sources):
-            inside = [inner for _, inner in compat.inner_jaxprs(eqn.params)]
+            # A solve is linear in its right-hand side, and transposed as a whole.
+            is_solve = eqn.primitive is compat.linear_solve_p
+            inside = [] if is_solve else [inner for _, inner in compat.inner_jaxprs(eqn.params)]
             for inner in inside:
                 opened = getattr(inner, "jaxpr", inner)
                 # The operands of an equation end with those of the functions in it.
