@@ -3,14 +3,14 @@
     mpiexec -n 4 python examples/checkpoint.py --folder run --steps 1000
     mpiexec -n 3 python examples/checkpoint.py --folder run --steps 1000 --format hdf5
 
-Heat spreads on a plate that is cut into blocks, which are unequal where needed. On SIGTERM,
-which schedulers send before they end a job, and not to all ranks at the same time, all ranks finish
-the same step, write their blocks, and end. The same command goes on from there.
+Heat spreads on a plate that is cut into blocks, which are unequal where they have to be. On
+SIGTERM, which schedulers send before they end a job, and not to all ranks at the same time, all
+ranks finish the same step, write their blocks, and end. The same command goes on from there.
 
 Each rank writes and reads its own block, and nobody has the plate: TensorStore writes one array in
-zarr's format, whose chunks several processes may write to. With h5py, which is serial in its wheels,
-each rank writes a file, and a virtual dataset shows them as one array. A checkpoint counts when all
-of it has been written: the file `latest` then names it.
+zarr's format, to whose chunks several processes may write. With h5py, which is serial in its
+wheels, each rank writes a file, and a virtual dataset shows them as one array. A checkpoint counts
+when all of it has been written: the file `latest` then names it.
 """
 
 import argparse
@@ -140,9 +140,9 @@ def main():
                 print(f"stops at step {step}")
             sys.exit()
     save(options.folder, options.format, step, x, block, cart)
-    total = mpi.reproducible_sum(x[block.inner], comm=cart)
+    squares = mpi.reproducible_sum(x[block.inner] ** 2, comm=cart)
     if cart.rank == 0:
-        print(f"ends at step {step} with a heat of {total}")
+        print(f"ends at step {step} with a sum of squares of {squares}")
 
 
 if __name__ == "__main__":

@@ -3,10 +3,10 @@
     mpiexec -n 4 python examples/two_level.py
 
 Conjugate gradients solve an equation like that of heat conduction in a rod, -u'' = f, of which each
-rank has a part. Information goes from one point to the next in an iteration; with the inverses of
-this rank's blocks alone (block Jacobi), from one block to the next. The coarse problem has a few
-points for each rank, and lets all ranks know of each other in one: its residuals go to rank 0, which
-has the inverse of its small matrix, and corrections come back. The other ranks wait for them.
+rank has a part. In an iteration, information goes from one point to the next, or, with the inverses
+of small blocks (block Jacobi), from one block to the next. The coarse problem has a few points for
+each rank, and takes it all the way: its residuals go to rank 0, which has the inverse of its small
+matrix, and corrections come back. The other ranks wait for them.
 """
 
 import argparse
@@ -32,15 +32,14 @@ def laplacian(x):
     return 2 * x - z[:-2] - z[2:]
 
 
-def two_level(block, points):
-    """Block Jacobi and, added to it, a correction from a coarse problem.
+def two_level(smooth, n, points):
+    """Another preconditioner and, added to it, a correction from a coarse problem.
 
     Args:
-        block: the matrix of this rank's rows and columns.
+        smooth: the other one.
+        n: how many rows this rank has.
         points: how many points of the coarse problem each rank has.
     """
-    smooth = linalg.block_jacobi(block)
-    n = len(block)
     # Each point stands for some neighbouring rows, which it averages and adds to.
     rows = np.arange(n) * points // n
     prolong = lambda coarse: coarse[rows]  # noqa: E731
@@ -66,17 +65,17 @@ def two_level(block, points):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--rows", type=int, default=64, help="of each rank")
-    parser.add_argument("--points", type=int, default=4, help="coarse ones of each rank")
+    parser.add_argument("--blocks", type=int, default=32, help="of 4 rows, of each rank")
+    parser.add_argument("--points", type=int, default=16, help="coarse ones of each rank")
     options = parser.parse_args()
-    n = options.rows
-    block = 2 * np.eye(n) - np.eye(n, k=1) - np.eye(n, k=-1)
-    block = block.astype(np.float32)
+    n = 4 * options.blocks
+    block = np.float32(2 * np.eye(4) - np.eye(4, k=1) - np.eye(4, k=-1))
+    jacobi = linalg.block_jacobi(np.stack([block] * options.blocks))
     f = jnp.sin(jnp.arange(n) + n * rank)
     methods = {
         "none": None,
-        "block Jacobi": linalg.block_jacobi(block),
-        "two levels": two_level(block, options.points),
+        "block Jacobi": jacobi,
+        "two levels": two_level(jacobi, n, options.points),
     }
     for name, M in methods.items():
         solve = jax.jit(lambda f, M=M: linalg.cg(laplacian, f, M=M, maxiter=1000, comm=comm))

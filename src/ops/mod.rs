@@ -16,7 +16,7 @@ pub use buffer::Buffer;
 pub use dtypes::{Class, Dtype, PACKED, Packed, Reduced};
 pub use halo::{Around, Block, Halo, Width, Wire};
 pub use line::{add as add_line, name as name_line, named as named_line, numbered as numbered_line};
-pub use parts::{Ints, Parts};
+pub use parts::{Ints, Part, Parts};
 pub use ragged::{Counts, Ragged};
 pub use reduction::{Builtin, Reduction, register_user as register_reduction};
 pub use table::{Extent, Op, Row, Side, Started};

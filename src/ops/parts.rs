@@ -48,8 +48,8 @@ pub struct Ints {
     pub starts: Box<[c_int]>,
 }
 
-/// There is one message from a rank to another: a [`Wire`] tells those of different operations apart.
-const TAG: i32 = 0;
+/// The tag of the messages, beyond those of ghost cells, which go through the same communicator.
+const TAG: i32 = 1 << 14;
 
 impl Parts {
     /// `numbers` are four for each rank: start and count of what goes there, and of what comes from there.
@@ -100,6 +100,11 @@ impl Parts {
     pub fn for_all(&self, send: &Buffer) -> Option<Buffer> {
         let own = self.send.get(self.rank)?;
         self.send.iter().all(|part| part == own).then(|| own.of(send))
+    }
+
+    /// What goes to each rank, and what comes from each.
+    pub fn both(&self) -> [&[Part]; 2] {
+        [&self.send, &self.recv]
     }
 
     /// How many elements go to each rank.
@@ -178,21 +183,6 @@ impl Parts {
             copy.extend_from_slice(unsafe { std::slice::from_raw_parts(from.data, from.bytes()) });
             from.data = copy.as_mut_ptr();
         }
-        // SAFETY: promised by the caller; what overlapped is a copy, and the messages end here.
-        unsafe { self.start(send, recv, wire)? };
-        Self::finish(recv.or(send), wire)
-    }
-
-    /// Starts what [`Self::exchange`] does; [`Self::finish`] ends it.
-    ///
-    /// # Safety
-    /// The buffers are memory that nobody else uses until that has returned; they do not overlap, and have passed `check`.
-    pub unsafe fn start(
-        &self,
-        send: Option<Buffer>,
-        recv: Option<Buffer>,
-        wire: &mut impl Wire,
-    ) -> Result<(), Cause> {
         let at = |buffer: &Option<Buffer>, part: &Part| {
             buffer.as_ref().filter(|_| part.count > 0).map(|buffer| part.of(buffer))
         };
@@ -215,12 +205,7 @@ impl Parts {
                 unsafe { into.data.copy_from_nonoverlapping(from.data, from.bytes()) };
             }
         }
-        Ok(())
-    }
-
-    /// Waits for the messages; an error unless they are as long as they have to be, in elements of a buffer.
-    pub fn finish(buffer: Option<Buffer>, wire: &mut impl Wire) -> Result<(), Cause> {
-        let size = buffer.map_or(1, |buffer| buffer.dtype.size());
+        let size = recv.or(send).map_or(1, |buffer| buffer.dtype.size());
         wire.wait().map_err(|cause| match cause {
             Cause::Ghosts { received, source_rank, expected } => {
                 Cause::Parts { source_rank, received: received / size, expected: expected / size }

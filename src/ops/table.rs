@@ -116,21 +116,21 @@ ops! {
     Allgatherv "allgatherv" "MPI_Allgatherv" Parts         (One -> One)         (One -> One) "MPI_Iallgatherv";
     Allreduce "allreduce" "MPI_Allreduce" Reduction        (One -> One)         (One -> One) "MPI_Iallreduce";
     Alltoall  "alltoall"  "MPI_Alltoall"  Nothing          (PerRank -> PerRank) (PerRank -> PerRank) "MPI_Ialltoall";
-    Alltoallv "alltoallv" "MPI_Alltoallv" Parts            (One -> One)         (One -> One) "MPI_Isend";
+    Alltoallv "alltoallv" "MPI_Alltoallv" Parts            (One -> One)         (One -> One) "MPI_Ialltoallw";
     Barrier   "barrier"   "MPI_Barrier"   Nothing          (None -> None)       (None -> None) "MPI_Ibarrier";
     Bcast     "bcast"     "MPI_Bcast"     Root             (One -> None)        (None -> One) "MPI_Ibcast";
     Exscan    "exscan"    "MPI_Exscan"    Reduction        (One -> One)         (One -> One) "MPI_Iexscan";
     Gather    "gather"    "MPI_Gather"    Root             (One -> PerRank)     (One -> None) "MPI_Igather";
-    Gatherv   "gatherv"   "MPI_Gatherv"   PartsAndRoot     (One -> One)         (One -> None) "MPI_Isend";
+    Gatherv   "gatherv"   "MPI_Gatherv"   PartsAndRoot     (One -> One)         (One -> None) "MPI_Ialltoallw";
     HaloExchange "halo_exchange" "MPI_Wait" Neighbours (One -> One)      (One -> One) -;
-    Permute   "permute"   "MPI_Sendrecv"  Parts            (One -> One)         (One -> One) "MPI_Isend";
-    RaggedAlltoall "ragged_alltoall" "MPI_Alltoallv" Counts (One -> One)        (One -> One) "MPI_Isend";
+    Permute   "permute"   "MPI_Sendrecv"  Parts            (One -> One)         (One -> One) "MPI_Ialltoallw";
+    RaggedAlltoall "ragged_alltoall" "MPI_Alltoallv" Counts (One -> One)        (One -> One) "MPI_Ialltoallw";
     Recv      "recv"      "MPI_Recv"      Peer             (None -> One)        (None -> One) "MPI_Irecv";
     Reduce    "reduce"    "MPI_Reduce"    ReductionAndRoot (One -> One)         (One -> None) "MPI_Ireduce";
     ReduceScatter "reduce_scatter" "MPI_Reduce_scatter_block" Reduction (PerRank -> One) (PerRank -> One) "MPI_Ireduce_scatter_block";
     Scan      "scan"      "MPI_Scan"      Reduction        (One -> One)         (One -> One) "MPI_Iscan";
     Scatter   "scatter"   "MPI_Scatter"   Root             (PerRank -> One)     (None -> One) "MPI_Iscatter";
-    Scatterv  "scatterv"  "MPI_Scatterv"  PartsAndRoot     (One -> One)         (None -> One) "MPI_Isend";
+    Scatterv  "scatterv"  "MPI_Scatterv"  PartsAndRoot     (One -> One)         (None -> One) "MPI_Ialltoallw";
     Send      "send"      "MPI_Send"      Peer             (One -> None)        (One -> None) "MPI_Isend";
     Sendrecv  "sendrecv"  "MPI_Sendrecv"  Peer             (One -> One)         (One -> One) -;
 }

@@ -1,8 +1,7 @@
 //! A thread that lets MPI go on with non-blocking operations, while the program computes.
 //!
 //! MPI moves data when it is called: without somebody who calls it, a large message that was started waits for the wait. The
-//! thread sleeps while nothing is under way. While another thread waits in MPI, which does the same, it only gives MPI
-//! what could not be given to it before.
+//! thread sleeps while nothing is under way, and while another thread waits in MPI, which does the same.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -28,17 +27,12 @@ const LONG: Duration = Duration::from_micros(10);
 pub trait UnderWay: Send + Sync {
     /// Lets MPI go on, also with everything else; whether this has ended.
     fn test(&self) -> bool;
-
-    /// Gives MPI what could not be given to it before; whether nothing is left of that.
-    fn post(&self) -> bool;
 }
 
 #[derive(Default)]
 struct Shared {
     /// The one that is tested next first.
     under_way: VecDeque<Arc<dyn UnderWay>>,
-    /// Those of which something has to be given to MPI later.
-    kept_back: Vec<Arc<dyn UnderWay>>,
     thread: Option<JoinHandle<()>>,
     /// It sleeps for longer than the shortest pause.
     is_asleep: bool,
@@ -49,7 +43,6 @@ struct Shared {
 
 static SHARED: Mutex<Shared> = Mutex::new(Shared {
     under_way: VecDeque::new(),
-    kept_back: Vec::new(),
     thread: None,
     is_asleep: false,
     is_new: false,
@@ -115,13 +108,10 @@ pub fn prepare() -> Result<bool, Cause> {
     wanted.clone().map_err(|message| Cause::Setting { message })
 }
 
-/// Something has been started. `is_kept_back`: there is something to be given to MPI later.
-pub fn follow(operation: Arc<dyn UnderWay>, is_kept_back: bool) {
+/// Something has been started.
+pub fn follow(operation: Arc<dyn UnderWay>) {
     let mut shared = shared();
     if shared.thread.is_some() && !shared.ended {
-        if is_kept_back {
-            shared.kept_back.push(operation.clone());
-        }
         shared.under_way.push_back(operation);
         shared.is_new = true;
         if shared.is_asleep {
@@ -136,7 +126,6 @@ fn stop() {
         let mut shared = shared();
         shared.ended = true;
         shared.under_way.clear();
-        shared.kept_back.clear();
         CHANGED.notify_one();
         shared.thread.take()
     };
@@ -181,14 +170,6 @@ fn run() {
         }
         if std::mem::take(&mut shared.is_new) {
             since = Instant::now();
-        }
-        let kept_back = std::mem::take(&mut shared.kept_back);
-        if !kept_back.is_empty() {
-            drop(shared);
-            let _calling = Calling::new();
-            let left: Vec<_> = kept_back.into_iter().filter(|operation| !operation.post()).collect();
-            shared = self::shared();
-            shared.kept_back.extend(left);
         }
         if WAITING.load(Ordering::Relaxed) > 0 {
             continue;

@@ -155,17 +155,6 @@ impl UnderWay for Request {
     fn test(&self) -> bool {
         self.state().test()
     }
-
-    fn post(&self) -> bool {
-        let mut state = self.state();
-        match &mut state.work {
-            Work::Posted(posted, _) => posted.post().unwrap_or_else(|cause| {
-                state.failure = Some(cause);
-                true
-            }),
-            _ => true,
-        }
-    }
 }
 
 impl Drop for Request {

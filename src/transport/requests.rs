@@ -126,15 +126,10 @@ pub fn start(
         return add(call, layout, memory, record, Work::Nothing).map(|(_, handle)| handle);
     }
     let of_mpi = |cause| Error { transport: Some("mpi"), ..call.site.error(cause) };
-    let has_thread = progress::prepare().map_err(located)?;
-    let mut posted = mpi::start(call).map_err(of_mpi)?;
-    let mut is_whole = posted.post().map_err(of_mpi)?;
-    // Without the thread nobody would post the rest while this one is elsewhere in MPI.
-    while !is_whole && !has_thread {
-        is_whole = posted.post().map_err(of_mpi)?;
-    }
+    progress::prepare().map_err(located)?;
+    let posted = mpi::start(call).map_err(of_mpi)?;
     let (request, handle) = add(call, layout, memory, record, Work::Posted(posted, ahead))?;
-    progress::follow(request, !is_whole);
+    progress::follow(request);
     Ok(handle)
 }
 

@@ -205,7 +205,7 @@ def test_regions(shape):
 
 
 @pytest.mark.one_in(2)
-@pytest.mark.parametrize("cells", [1, 2, 3, 6])
+@pytest.mark.parametrize("cells", [2, 3, 6])
 @pytest.mark.parametrize("border", [None, "edge", (3.0, None)])
 def test_a_stencil_beside_an_exchange(cells, border):
     """As after the exchange, with its derivative; of blocks that are all rim, too."""

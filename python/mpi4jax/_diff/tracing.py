@@ -212,7 +212,7 @@ def _dry_run(fun: Any, args: Sequence[Any]) -> tuple[ClosedJaxpr, list[Any] | No
             out = fun.call_wrapped(*(next(rest) if v is None else v for v in known))
         except Exception:
             return ()
-        types = list(map(jax.typeof, out))
+        types = [x.aval if isinstance(x, ad.Zero) else jax.typeof(x) for x in out]
         return ()
 
     unknown = [x for x, v in zip(args, known, strict=True) if v is None]

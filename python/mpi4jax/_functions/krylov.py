@@ -275,9 +275,8 @@ def gmres(
         # Once more, for what rounding has left. What that takes from the square is little.
         again, square = space.products((V, w), (w, w))
         w = w - space.combined(again, V)
-        updated = square.real - jnp.vdot(again, again).real
-        left = space.square(w) if space.reproducible else updated
-        norm = jnp.sqrt(jnp.maximum(left, 0))
+        less = square.real - jnp.vdot(again, again).real
+        norm = jnp.sqrt(space.square(w) if space.reproducible else jnp.maximum(less, 0))
         h = h + again
         # Else the space holds the solution, and the columns that follow are zero.
         is_new = norm > 10 * jnp.finfo(norm.dtype).eps * jnp.linalg.norm(h)

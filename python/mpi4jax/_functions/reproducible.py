@@ -191,7 +191,7 @@ def _rounded(sums: jax.Array, largest: jax.Array, dtype: Any) -> jax.Array:
     first, second, *rest = (
         ((b << up) & mask) | (a >> (bits - up)) for b, a in zip(bins, after, strict=True)
     )
-    # What is rounded from float32 must be there without rounding.
+    # Smaller types are rounded from float32, which must have it without rounding.
     more = 0 if jnp.finfo(dtype).bits < 32 else width - 2 - bits
     left = [second & (2 ** (bits - more) - 1), *rest]
     is_inexact = functools.reduce(operator.or_, left) != 0

@@ -178,11 +178,12 @@ def is_jacfwd(axis_data: Any) -> bool:
 def _name_axis_of_jacfwd() -> None:
     original = api.vmap
 
-    def vmap(fun: Any, *args: Any, out_axes: Any = 0, **kwargs: Any) -> Any:
+    def vmap(fun: Any, *args: Any, **kwargs: Any) -> Any:
         # Nothing else in that module has primal results and, along the last axis, tangents.
+        out_axes = kwargs.get("out_axes")
         if isinstance(out_axes, tuple) and out_axes[:2] == (None, -1):
             kwargs["axis_name"] = _JACFWD
-        return original(fun, *args, out_axes=out_axes, **kwargs)
+        return original(fun, *args, **kwargs)
 
     api.vmap = vmap
 

@@ -3,12 +3,12 @@
 //! The raw C functions rather than rsmpi's safe layer, which drops return codes and knows neither
 //! `MPI_IN_PLACE` on run-time types nor counts beyond 32 bits.
 
-mod duplicate;
 pub mod matching;
 mod p2p;
 mod reducer;
 mod span;
 mod start;
+mod vectors;
 
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
@@ -182,7 +182,7 @@ fn run(call: &Call) -> Result<(), Cause> {
             }
             Op::HaloExchange => {
                 let halo = site.halo.as_ref().ok_or_else(|| missing("halo"))?;
-                halo.exchange(call.blocks(), site.comm.rank, &mut P2pBatch::of_directions(&site.comm)?)
+                halo.exchange(call.blocks(), site.comm.rank, &mut P2pBatch::new(&site.comm)?)
             }
             Op::RaggedAlltoall => {
                 let ragged = site.ragged.as_ref().ok_or_else(|| missing("rows"))?;

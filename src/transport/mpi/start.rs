@@ -6,9 +6,9 @@ use mpi::ffi::{self, MPI_Comm, MPI_Request, MPI_Status};
 use smallvec::SmallVec;
 
 use super::matching;
-use super::p2p::{P2pBatch, have_ended};
 use super::reducer::Reducer;
 use super::span::Span;
+use super::vectors::Vectors;
 use super::{finish_receive, gathered, ints_of, missing, parts_of, send_or_in_place};
 use crate::call::Call;
 use crate::error::Cause;
@@ -19,8 +19,8 @@ use crate::ops::{Buffer, Op, Parts};
 #[derive(Default)]
 pub struct Posted {
     requests: SmallVec<[MPI_Request; 1]>,
-    /// Those of an operation that is told of parts, or of counts.
-    batch: Option<Box<P2pBatch>>,
+    /// What MPI reads meanwhile, of an operation that is told of parts, or of counts.
+    vectors: Option<Box<[Vectors; 2]>>,
     /// The operands of all ranks, of a scan that begins at the last one.
     operands: Option<Vec<u8>>,
 }
@@ -42,44 +42,58 @@ impl Posted {
         Ok(())
     }
 
-    /// Starts the messages of an operation that is told of parts.
+    /// Starts an operation that is told of parts.
     ///
     /// # Safety
     /// The call's buffers are the request's own, and have passed `Parts::check`.
     unsafe fn start_parts(&mut self, call: &Call, parts: &Parts) -> Result<(), Cause> {
-        let mut batch = Box::new(P2pBatch::new(&call.site.comm)?);
-        // SAFETY: promised by the caller.
-        let started = unsafe { parts.start(call.send, call.recv, &mut *batch) };
-        // Some may be under way where one has failed.
-        self.batch = Some(batch);
-        started
+        let [send, recv] = parts.both();
+        let vectors = [Vectors::new(send, call.send)?, Vectors::new(recv, call.recv)?];
+        let vectors = self.vectors.insert(Box::new(vectors));
+        let pointers = |v: &Vectors| (v.counts.as_ptr(), v.starts.as_ptr(), v.types.as_ptr());
+        let [(n, at, t), (to_n, to_at, to_t)] = [pointers(&vectors[0]), pointers(&vectors[1])];
+        let data = |buffer: Option<Buffer>| buffer.map_or(std::ptr::null_mut(), |buffer| buffer.data.cast());
+        let (from, to) = (data(call.send), data(call.recv));
+        if let Some(recv) = call.recv {
+            // SAFETY: promised by the caller.
+            unsafe { parts.clear(&recv) };
+        }
+        // SAFETY: promised by the caller; what MPI reads is kept until the operation has ended.
+        self.add("MPI_Ialltoallw", |request| unsafe {
+            let comm: MPI_Comm = handle(call.site.comm.handle);
+            ffi::MPI_Ialltoallw(from, n, at, t, to, to_n, to_at, to_t, comm, request)
+        })
     }
 
     pub fn is_empty(&self) -> bool {
-        self.requests.is_empty() && self.batch.is_none()
-    }
-
-    /// Gives MPI what could not be given to it when the operation was started; whether nothing is left.
-    pub fn post(&mut self) -> Result<bool, Cause> {
-        self.batch.as_mut().map_or(Ok(true), |batch| batch.post())
+        self.requests.is_empty()
     }
 
     /// Whether all of it has ended, as far as MPI knows; this call lets MPI go on with it. Where it has, [`Self::wait`] takes no time.
     pub fn test(&mut self) -> Result<bool, Cause> {
-        Ok(self.batch.as_mut().map_or(Ok(true), |batch| batch.test())? && have_ended(&self.requests)?)
+        for &request in &self.requests {
+            let (mut flag, mut status) = (0, MaybeUninit::<MPI_Status>::zeroed());
+            // SAFETY: a request that nobody else uses now. It stays one, whatever the answer is.
+            let code = unsafe { ffi::MPI_Request_get_status(request, &mut flag, status.as_mut_ptr()) };
+            check("MPI_Request_get_status", code)?;
+            if flag == 0 {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
     /// Waits for the end; `call` is the one that was started.
     pub fn wait(&mut self, call: &Call) -> Result<(), Cause> {
-        if let Some(mut batch) = self.batch.take() {
-            return Parts::finish(call.recv.or(call.send), &mut *batch);
-        }
         let mut status = MaybeUninit::<MPI_Status>::zeroed();
         for request in &mut self.requests {
             // SAFETY: a request that nobody else uses now. MPI makes it null.
             check(call.site.mpi_name(), unsafe { ffi::MPI_Wait(request, status.as_mut_ptr()) })?;
         }
         self.requests.clear();
+        if let Some(vectors) = self.vectors.take() {
+            return vectors[1].check();
+        }
         // SAFETY: zeros, or what the wait has written.
         let status = unsafe { status.assume_init() };
         match (call.site.op, &call.recv) {

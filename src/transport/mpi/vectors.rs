@@ -1,0 +1,92 @@
+//! Parts of arrays as `MPI_Ialltoallw` takes them: with a type for each rank, so that no rank has to know whether the counts of
+//! others are too large for an `int`. Each message begins with its length, since MPI does not tell a receiver that it was
+//! shorter than expected.
+
+use std::ffi::c_int;
+use std::mem::MaybeUninit;
+
+use mpi::ffi::{self, MPI_Datatype};
+
+use super::span::Span;
+use crate::error::Cause;
+use crate::mpilib::check;
+use crate::ops::{Buffer, Dtype, Part};
+
+/// What goes to each rank, or comes from it. MPI reads it until the operation has ended.
+pub struct Vectors {
+    pub counts: Vec<c_int>,
+    pub starts: Vec<c_int>,
+    pub types: Vec<MPI_Datatype>,
+    /// How many bytes each message has.
+    lengths: Box<[u64]>,
+    /// How many bytes a message has by what this rank knows, and those of an element.
+    expected: Vec<u64>,
+    size: usize,
+}
+
+impl Vectors {
+    /// Of a buffer, which stays where it is.
+    pub fn new(parts: &[Part], buffer: Option<Buffer>) -> Result<Self, Cause> {
+        let (data, dtype) = buffer.map_or((std::ptr::null_mut(), Dtype::Uint8), |it| (it.data, it.dtype));
+        let size = dtype.size();
+        let expected: Vec<u64> = parts.iter().map(|part| (part.count * size) as u64).collect();
+        let mut vectors = Self {
+            counts: expected.iter().map(|&bytes| c_int::from(bytes > 0)).collect(),
+            starts: vec![0; parts.len()],
+            types: vec![Dtype::Uint8.mpi(); parts.len()],
+            lengths: expected.clone().into(),
+            expected,
+            size,
+        };
+        for (i, part) in parts.iter().enumerate().filter(|(_, part)| part.count > 0) {
+            let length = (&raw mut vectors.lengths[i]).addr().wrapping_sub(data.addr());
+            vectors.types[i] = message(length as isize, (part.start * size) as isize, part.count * size)?;
+        }
+        Ok(vectors)
+    }
+
+    /// An error unless all messages that have come here were as long as they had to be.
+    pub fn check(&self) -> Result<(), Cause> {
+        for (source, &expected) in self.expected.iter().enumerate() {
+            // SAFETY: MPI has written it since the compiler saw it last.
+            let received = unsafe { (&raw const self.lengths[source]).read_volatile() };
+            if received != expected {
+                return Err(Cause::Parts {
+                    source_rank: source as i32,
+                    received: received as usize / self.size,
+                    expected: expected as usize / self.size,
+                });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A length and so many bytes, at these distances from a buffer.
+fn message(length: isize, start: isize, bytes: usize) -> Result<MPI_Datatype, Cause> {
+    let span = Span::new(bytes, Dtype::Uint8)?;
+    let mut whole = MaybeUninit::<MPI_Datatype>::uninit();
+    // SAFETY: MPI copies the arrays, and takes references to the types.
+    unsafe {
+        let code = ffi::MPI_Type_create_struct(
+            2,
+            [size_of::<u64>() as c_int, span.count].as_ptr(),
+            [length as ffi::MPI_Aint, start as ffi::MPI_Aint].as_ptr(),
+            [Dtype::Uint8.mpi(), span.datatype].as_ptr(),
+            whole.as_mut_ptr(),
+        );
+        check("MPI_Type_create_struct", code)?;
+        let mut whole = whole.assume_init();
+        check("MPI_Type_commit", ffi::MPI_Type_commit(&mut whole))?;
+        Ok(whole)
+    }
+}
+
+impl Drop for Vectors {
+    fn drop(&mut self) {
+        for (kind, _) in self.types.iter_mut().zip(&self.counts).filter(|(_, count)| **count > 0) {
+            // SAFETY: made by `message`, and nobody else has it.
+            unsafe { ffi::MPI_Type_free(kind) };
+        }
+    }
+}
