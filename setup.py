@@ -35,7 +35,7 @@ class BuildRust(build_rust):
         environment = toolchain.cargo_environment(MODULES[extension.name])
         toolchain.forget_other_mpicc(environment)
         if self.inplace or os.environ.get("MPI4JAX_TEST_STAND_INS"):
-            # `pip install -e`, which tests run in, with a driver of theirs in the place of a GPU's.
+            # `pip install -e`, for tests: they replace a GPU's driver by their own.
             extension.features = ["python", "stand-ins"]
         os.environ.update(environment)
         self.verbose = 0  # the names of the crates, not each command
