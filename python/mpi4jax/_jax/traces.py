@@ -9,9 +9,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-from jax._src import api, core
+from jax._src import api, core, custom_batching
 from jax._src.interpreters import ad as _ad
 from jax._src.interpreters import partial_eval as pe
+from jax.api_util import debug_info
 from jax.core import AbstractValue, Tracer
 from jax.extend import linear_util as lu
 from jax.extend.core import ClosedJaxpr
@@ -148,7 +149,8 @@ def trace_function(fun: lu.WrappedFun, args: Sequence[Any]) -> ClosedJaxpr:
 
 def trace_python(fun: Callable[..., Any], args: Sequence[Any]) -> ClosedJaxpr:
     """What a Python function does on ``args``, values or types; it returns a flat sequence."""
-    return trace_function(lu.wrap_init(fun), args)
+    info = debug_info("mpi4jax", fun, args, {})
+    return trace_function(lu.wrap_init(fun, debug_info=info), args)
 
 
 def let_call_again(fun: lu.WrappedFun) -> None:
@@ -189,3 +191,22 @@ def _name_axis_of_jacfwd() -> None:
 
 
 _name_axis_of_jacfwd()
+
+
+def _skip_empty_vmap() -> None:
+    """Take away the `vmap` over nothing that JAX puts around the derivative of a `custom_vmap`.
+
+    Ops in a `vmap` are batched although their operands are not.
+    """
+    original = custom_batching.vmap_unrestricted
+
+    def vmap_unrestricted(f: lu.WrappedFun, *args: Any, in_axes: Any, **kwargs: Any) -> Any:
+        if any(axis is not None for axis in in_axes):
+            return original(f, *args, in_axes=in_axes, **kwargs)
+        out = f.call_wrapped(*args)
+        return out, [None for _ in out]
+
+    custom_batching.vmap_unrestricted = vmap_unrestricted
+
+
+_skip_empty_vmap()
