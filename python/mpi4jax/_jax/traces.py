@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-from jax._src import api, core
+from jax._src import api, api_util, core
 from jax._src.interpreters import ad as _ad
 from jax._src.interpreters import partial_eval as pe
 from jax.core import AbstractValue, Tracer
@@ -148,7 +148,8 @@ def trace_function(fun: lu.WrappedFun, args: Sequence[Any]) -> ClosedJaxpr:
 
 def trace_python(fun: Callable[..., Any], args: Sequence[Any]) -> ClosedJaxpr:
     """What a Python function does on ``args``, values or types; it returns a flat sequence."""
-    return trace_function(lu.wrap_init(fun), args)
+    info = api_util.debug_info("mpi4jax", fun, args, {})
+    return trace_function(lu.wrap_init(fun, debug_info=info), args)
 
 
 def let_call_again(fun: lu.WrappedFun) -> None:
