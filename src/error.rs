@@ -35,6 +35,8 @@ pub enum Cause {
     Parts { received: usize, source_rank: i32, expected: usize },
     #[error("the {what} has {count} elements, expected {expected}, by the counts that are given")]
     TooFew { what: &'static str, count: usize, expected: usize },
+    #[error("not run, because MPI_Finalize has been called before")]
+    Finalized,
     #[error("communicator {key} has been freed")]
     FreedCommunicator { key: Box<str> },
     #[error(

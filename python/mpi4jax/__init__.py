@@ -76,6 +76,7 @@ def _at_finalize() -> None:
     # A program may call MPI.Finalize itself, before Python's end.
     _flush.flush_own()
     _comm.join_default_comm()
+    _comm.forget_all()
 
 
 _native.at_finalize(_at_finalize)

@@ -84,7 +84,8 @@ unsafe fn raise(api: *const Api, error: &Error) -> *mut FfiError {
             | Cause::UnknownDtype { .. }
             | Cause::PackedDtype { .. }
             | Cause::UndefinedReduction { .. } => c_api::ERROR_UNIMPLEMENTED,
-            Cause::Mpi { .. }
+            Cause::Finalized
+            | Cause::Mpi { .. }
             | Cause::Library { .. }
             | Cause::ShortMessage { .. }
             | Cause::Ghosts { .. }

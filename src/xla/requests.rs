@@ -11,6 +11,7 @@ use super::state::{
 };
 use crate::call::{Call, Operand, Phase, Site, Stream};
 use crate::error::{Cause, Error};
+use crate::mpilib;
 use crate::ops::{self, Buffer, Counts};
 use crate::record::log;
 use crate::record::recorder::Record;
@@ -204,6 +205,9 @@ pub unsafe extern "C" fn wait<const KIND: u8>(frame: *mut CallFrame) -> *mut Ffi
                 }
                 _ => 0,
             };
+            if mpilib::is_ending() {
+                return Err(site.error(at(site, line, Cause::Finalized)).into());
+            }
             let (handle, results) =
                 started::wait(frame, site, &known.layout, state.transport, stream).map_err(located)?;
             let taken = transport::take(handle, &known.layout);

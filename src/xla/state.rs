@@ -13,6 +13,7 @@ use crate::comm;
 use crate::device;
 use crate::device::cuda::{self, Entered};
 use crate::error::{Cause, Error};
+use crate::mpilib;
 use crate::ops;
 use crate::record::recorder::What;
 use crate::record::timeline;
@@ -131,6 +132,9 @@ pub(super) fn judged(
 #[inline]
 pub(super) fn usable(site: &Site) -> Result<comm::CommGuard, Error> {
     let comm = &site.comm;
+    if mpilib::is_ending() {
+        return Err(site.error(Cause::Finalized));
+    }
     if comm.is_freed() {
         return Err(site.error(Cause::FreedCommunicator { key: comm.key.clone() }));
     }

@@ -34,19 +34,26 @@ gradient = jax.grad(lambda x: mpi4jax.allreduce(x**2, op=MPI.SUM, comm=comm))(1.
 print(y.tolist(), gradient)
 """
 TOKENS = """
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 from mpi4py import MPI
 
 import mpi4jax
+from mpi4jax._src.utils import HashableMPIType, unpack_hashable, wrap_as_hashable
 
 comm = MPI.COMM_WORLD
 rank, size = comm.Get_rank(), comm.Get_size()
 assert mpi4jax.has_cuda_support() in (True, False)
+wrapped = wrap_as_hashable(comm)
+assert wrap_as_hashable(wrapped) is wrapped and wrapped == HashableMPIType(MPI.COMM_WORLD)
+assert wrapped != HashableMPIType(MPI.COMM_SELF) and unpack_hashable(MPI.SUM) is MPI.SUM
 
 
-@jax.jit
-def everything(x):
+@partial(jax.jit, static_argnames="comm")
+def everything(x, comm):
+    comm = unpack_hashable(comm)
     token = jax.lax.create_token()
     total, token = mpi4jax.allreduce(x, op=MPI.SUM, comm=comm, token=token)
     y, token = mpi4jax.bcast(x, 0, comm=comm, token=token)
@@ -61,7 +68,9 @@ def everything(x):
     return y
 
 
-y = everything(jnp.full(3, 1.0 + rank))
+y = everything(jnp.full(3, 1.0 + rank), wrapped)
+y = everything(jnp.full(3, 1.0 + rank), HashableMPIType(comm))
+assert everything._cache_size() == 1
 token = mpi4jax.barrier(comm=comm)
 gradient = jax.grad(lambda x: mpi4jax.allreduce(x**2, op=MPI.SUM, comm=comm)[0])(1.0 + rank)
 print(y.tolist(), gradient)
@@ -103,6 +112,28 @@ LINES = {
     "y = mpi4jax.allreduce(x)\ny[0].no_such_thing": False,
     "mpi4jax.notoken.allreduce(x) + ()": False,
 }
+
+
+# Whether a line that takes an item is warned of. The second one is not: it is said once.
+ITEMS = {
+    "y = mpi4jax.allreduce(x)[0]\ny = mpi4jax.bcast(x)[0]": True,
+    "y = jax.jit(lambda x: mpi4jax.allreduce(x)[-1])(x)": True,
+    "y, token = mpi4jax.allreduce(x)\ny[0]": False,
+    "y = mpi4jax.notoken.allreduce(x)[0]": False,
+    "y = mpi4jax.allreduce(x, token=mpi4jax.create_token())[0]\ny = mpi4jax.bcast(x)[0]": False,
+}
+
+
+@pytest.mark.parametrize(
+    "lines, env", [*((i, {}) for i in ITEMS), (min(ITEMS), {"MPI4JAX_NOTOKEN": 0})]
+)
+def test_an_item_of_a_result_and_a_token(mpirun, tmp_path, lines, env):
+    (tmp_path / "program.py").write_text(HEAD + lines)
+    job = mpirun(1, "program.py", env=env)
+    assert job.returncode == 0, job.stderr
+    assert job.stderr.count("(result, token), of which program.py:") == (
+        ITEMS[lines] and not env
+    ), job.stderr
 
 
 @pytest.mark.parametrize("lines", LINES)

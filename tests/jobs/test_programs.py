@@ -40,6 +40,15 @@ EXITS = {
         mpi4jax.iallreduce(jnp.ones(3))
         MPI.Finalize()
         assert y[0] == size
+        x = jnp.ones(10)
+        alone = lambda x: notoken.allreduce(x, comm=MPI.COMM_SELF)
+        for late in (f, notoken.allreduce, mpi4jax.iallreduce, alone):
+            try:
+                jax.block_until_ready(late(x))
+            except (RuntimeError, *[ValueError] * (late is f)) as error:  # ours; JAX's
+                assert "MPI_Finalize has been called before" in str(error)
+            else:
+                raise AssertionError(late)
     """,
 }  # fmt: skip
 

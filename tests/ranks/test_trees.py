@@ -115,6 +115,37 @@ def test_other_containers():
             assert_equal(jax.tree.leaves(y)[0], np.float32(0))
 
 
+@jax.tree_util.register_pytree_node_class
+class _Field:
+    """A node whose metadata are an array: structures of it cannot be compared."""
+
+    def __init__(self, values, grid):
+        self.values, self.grid = values, grid
+
+    def tree_flatten(self):
+        return (self.values,), self.grid
+
+    @classmethod
+    def tree_unflatten(cls, grid, children):
+        return cls(*children, grid)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        notoken.allreduce,
+        lambda x: notoken.sendrecv(x, x, LEFT, RIGHT),
+        lambda x: mpi4jax.wait(mpi4jax.iallreduce(x)),
+    ],
+)
+def test_an_array_as_metadata(call):
+    for scale in (1.0, 2.0):
+        grid = np.arange(3) * scale
+        y = call(_Field(jnp.full(2, scale), grid))
+        assert y.grid is grid
+        assert_equal(y.values, call(jnp.full(2, scale)))
+
+
 def test_python_numbers_in_trees():
     tree = {"i": 1, "f": 2.5, "b": True, "n": np.float32(3)}
     y = notoken.allgather(tree)

@@ -1,11 +1,14 @@
 """The mean over more ranks than a small float can count."""
 
+import copy
+import pickle
 from types import SimpleNamespace
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import mpi4jax
 from mpi4jax._op.primitive import mean_of_sum
 from mpi4jax._op.spec import SPECS
 
@@ -18,3 +21,8 @@ def test_mean_of_many_ranks(dtype, size):
     mean = mean_of_sum(SPECS["allreduce"], {"comm": SimpleNamespace(size=size)}, total)
     np.testing.assert_array_equal(mean, np.full(2, np.float32(8) / size).astype(mean.dtype))
     assert mean.dtype == total.dtype
+
+
+def test_it_is_copied_and_pickled():
+    mean = mpi4jax.MEAN
+    assert pickle.loads(pickle.dumps(mean)) is copy.deepcopy({"op": mean})["op"] is mean

@@ -19,10 +19,11 @@ import numpy as np
 from mpi4py import MPI
 
 from .. import _native
+from .._check.misuse import warn_of_dropped
 from .._jax import compat
 from .._job.flush import started_here
 from .._op.comm import Status, registered
-from .._op.packing import bind_trees, pack_arguments, with_templates
+from .._op.packing import bind_trees, flatten, pack_arguments
 from .._op.primitive import PRIMITIVES, bind, split
 from .._op.spec import OFFSET, PEERS, SPECS, Call, Params, Spec
 
@@ -36,14 +37,11 @@ _NOT_THE_USERS = (_HERE, os.path.dirname(os.path.abspath(jax.__file__)) + os.sep
 _is_the_users: dict[str, bool] = {}
 
 
-@functools.cache
-def _number_of_line(file: str, line: int) -> int:
-    """The number of a line for the native module."""
-    return _native.add_line(f"{os.path.basename(file)}:{line}")
+_lines: dict[tuple[str, int], int] = {}
 
 
-def _number_of_caller() -> int:
-    """That of the user's line which calls, or 0."""
+def _number_of_caller(spec: Spec, p: Params) -> int:
+    """The number of the user's line which calls, for the native module, or 0."""
     frame: Any = sys._getframe(4)  # below are functions of this file alone
     while frame is not None:
         file = frame.f_code.co_filename
@@ -51,7 +49,12 @@ def _number_of_caller() -> int:
         if is_the_users is None:
             is_the_users = _is_the_users[file] = not file.startswith(_NOT_THE_USERS)
         if is_the_users:
-            return _number_of_line(file, frame.f_lineno)
+            number = _lines.get((file, frame.f_lineno))
+            if number is None:
+                line = f"{os.path.basename(file)}:{frame.f_lineno}"
+                number = _lines[file, frame.f_lineno] = _native.add_line(line)
+                warn_of_dropped(spec, p, frame, line)
+            return number
         frame = frame.f_back
     return 0
 
@@ -75,8 +78,9 @@ def _on_device(*numbers: int) -> jax.Array:
         return jax.device_put(np.array([*others, *halves], np.int32))
 
 
-def operand_of(p: Params) -> jax.Array:
+def operand_of(spec: Spec, p: Params) -> jax.Array:
     """Take what may change from call to call out of the parameters; the operand that has it."""
+    number = _number_of_caller(spec, p)
     comm, status = p["comm"], p.get("status")
     peers = [p.get(name, -1) for name in PEERS] if "status" in p or "dest" in p else _NO_PEERS
     p["comm"], p["operand"] = comm.any, "call"
@@ -88,7 +92,7 @@ def operand_of(p: Params) -> jax.Array:
     if "sendtag" in p:
         p["dest"] = p["sendtag"] = None
     address = 0 if status is None else status.address
-    return _on_device(*peers, comm.number, _number_of_caller(), address)
+    return _on_device(*peers, comm.number, number, address)
 
 
 Make = Callable[[Spec, Params], Callable[..., Any]]  # makes the compiled function of an op
@@ -160,7 +164,7 @@ def run_program(
         args: its arguments before the operand that :func:`operand_of` makes.
         after: those behind it.
     """
-    operand = operand_of(p)
+    operand = operand_of(spec, p)
     key = (make, spec, *p, *p.values(), *map(_type, args), *map(_type, after))
     program = PROGRAMS.get(key) if compat.caches_are_kept() else None
     if program is None:
@@ -204,19 +208,23 @@ def run(call: Call) -> Any:
     """Run an op."""
     started_here()
     spec, args, p = SPECS[call.op], call.arrays + call.counts, call.params
-    kind = _of_trees if spec.has_blocks or spec.has_counts else _of_arrays
-    for x in args:
-        if type(x) not in _ARRAYS:
-            kind = _of_trees
+    kind, structure = _of_arrays, None
+    if spec.has_blocks or spec.has_counts or any(type(x) not in _ARRAYS for x in args):
+        kind = _of_trees
+        # Structures with an array in them cannot be compared: none is a part of a key.
+        trees = [flatten(tree) for tree in call.arrays]
+        args, structure = (*(leaves for leaves, _ in trees), *call.counts), trees[-1][1]
     run_it = run_program if _reads_operands() else run_without_operand
     try:
         out = run_it(kind, spec, dict(p), args)
     except TypeError:
         # Says which argument is no array, if that is why.
         pack_arguments(spec, call.arrays, p)
-        if not any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(args)):
-            raise
-        return run(call._replace(arrays=tuple(map(with_templates, call.arrays))))
+        raise
+    if structure is not None and spec.returns:
+        y, *counts = out if spec.has_counts else (out,)
+        y = jax.tree.unflatten(structure, y)
+        out = (y, *counts) if counts else y
     return out if p.get("status") is None else jax.block_until_ready(out)
 
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 import weakref
 from collections.abc import Iterator, Sequence
+from types import FrameType
 from typing import Any
 
 from jax.extend.core import ClosedJaxpr, Literal, Primitive
 from jax.interpreters import batching, mlir
+from mpi4py import MPI
 
 from .._jax import compat
+from .._job.bytecode import takes_nothing
 from .._op.primitive import start_p, wait_p
-from .._op.spec import SPECS, op_of
+from .._op.spec import SPECS, Spec, is_root, op_of
 
 agreed_p = Primitive("mpi4jax_agreed")
 agreed_p.def_impl(lambda x: x)
@@ -24,6 +28,9 @@ batching.defvectorized(agreed_p)
 def agreed(x: Any) -> Any:
     """The condition of a loop, that comes from what all ranks have in common."""
     return agreed_p.bind(x)
+
+
+_DROPPED = "the result of {op} is not used; it is a new array, the argument is not changed"
 
 
 def warn_of_discarded(jaxpr: ClosedJaxpr) -> None:
@@ -40,10 +47,26 @@ def warn_of_discarded(jaxpr: ClosedJaxpr) -> None:
         if id(eqn.outvars[0]) not in used and not _is_derived(eqn):
             where = compat.eqn_line(eqn)
             warnings.warn(
-                f"{where + ': ' if where else ''}the result of {name} is not used; "
-                "it is a new array, the argument is not changed",
+                f"{where + ': ' if where else ''}{_DROPPED.format(op=name)}",
                 stacklevel=2,
             )
+
+
+def warn_of_dropped(spec: Spec, p: dict[str, Any], caller: FrameType, line: str) -> None:
+    """Warn of an eager op that is a statement, though its result is what it is called for: `recv`
+    into its argument, say. An op that another function calls is that function's concern."""
+    if spec.has_peer:
+        is_needed = spec.returns and p.get("status") is None and p["source"] != MPI.PROC_NULL
+    elif spec.has_root and not is_root(p):
+        is_needed = spec.elsewhere[1] != "none"
+    else:
+        is_needed = spec.only_for_its_result(p)
+    frame: Any = sys._getframe(1)
+    while frame.f_back is not caller:
+        frame, inner = frame.f_back, frame
+    called = inner if frame.f_code.co_name == "call" else frame  # that with a token calls the other
+    if is_needed and called.f_code.co_name == spec.name and takes_nothing(caller):
+        warnings.warn(f"{line}: {_DROPPED.format(op=spec.name)}", stacklevel=2)
 
 
 def refuse_lost_requests(jaxpr: ClosedJaxpr) -> None:

@@ -86,9 +86,12 @@ def _documentation(op: Callable[..., Any], started: str | None) -> str:
     summary, *_ = (op.__doc__ or "").partition(" (MPI_")
     first = summary[:1].lower() + summary[1:]
     section = "3.7" if function in ("MPI_Irecv", "MPI_Isend") else "6.12"
+    tag = ""
+    if {"tag", "recvtag"} & inspect.signature(op).parameters.keys() and name != "send":
+        tag = " What it receives has tag 0 by default, not any tag: that has no derivative here."
     return f"""Start to {first}, without waiting ({function}; MPI-4.1, section {section}).
 
-    Takes what :func:`{name}` takes, but for a status.
+    Takes what :func:`{name}` takes, but for a status.{tag}
 
     Returns:
         Request: for :func:`wait`, whose result is that of :func:`{name}`.

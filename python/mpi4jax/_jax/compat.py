@@ -440,6 +440,8 @@ def close_constants(jaxpr: ClosedJaxpr) -> tuple[ClosedJaxpr, list[Any]]:
     """A jaxpr whose constants are its first arguments, and the constants."""
     opened = jaxpr.jaxpr
     invars, info = [*opened.constvars, *opened.invars], opened.debug_info
-    names = info.arg_names and (*("" for _ in jaxpr.consts), *info.arg_names)
+    names = info.arg_names
+    if names is not None:
+        names = (*("" for _ in jaxpr.consts), *names)
     opened = opened.replace(constvars=[], invars=invars, debug_info=info._replace(arg_names=names))
     return ClosedJaxpr(opened, ()), list(jaxpr.consts)

@@ -180,11 +180,12 @@ def is_jacfwd(axis_data: Any) -> bool:
 def _name_axis_of_jacfwd() -> None:
     original = api.vmap
 
-    def vmap(fun: Any, in_axes: Any = 0, out_axes: Any = 0, *args: Any, **kwargs: Any) -> Any:
+    def vmap(fun: Any, *args: Any, **kwargs: Any) -> Any:
         # Nothing else in that module has primal results and, along the last axis, tangents.
+        out_axes = kwargs.get("out_axes")
         if isinstance(out_axes, tuple) and out_axes[:2] == (None, -1):
             kwargs["axis_name"] = _JACFWD
-        return original(fun, in_axes, out_axes, *args, **kwargs)
+        return original(fun, *args, **kwargs)
 
     api.vmap = vmap
 

@@ -63,7 +63,8 @@ def _abort(code: int) -> None:
 
 def _say(words: str) -> None:
     if sys.stderr is not None:
-        sys.stderr.write(f"r{MPI.COMM_WORLD.rank} | mpi4jax: {words}\n")
+        rank = "" if MPI.Is_finalized() else f"r{MPI.COMM_WORLD.rank} | "
+        sys.stderr.write(f"{rank}mpi4jax: {words}\n")
 
 
 # ---- Exceptions

@@ -31,9 +31,10 @@ def rank_of(op: str, name: str, value: Any, comm: Comm, *special: str) -> int:
     value = static_int(op, name, value, expected)
     if 0 <= value < comm.size or any(value == getattr(MPI, n) for n in special):
         return value
+    alone = "; was this started with mpiexec?" if MPI.COMM_WORLD.size == 1 else ""
     raise ValueError(
         f"{op}: argument '{name}' must be {expected} (communicator {comm.key} has size "
-        f"{comm.size}), got {value}"
+        f"{comm.size}), got {value}{alone}"
     )
 
 

@@ -82,6 +82,9 @@ class Reduction:
     def __repr__(self) -> str:
         return self.name
 
+    def __reduce__(self) -> Any:
+        return "MEAN" if self is MEAN else (as_reduction, ("pickle", self.mpi))
+
 
 class Status:
     """An mpi4py status, by identity. Compiled code that writes to it keeps it alive.
@@ -175,10 +178,16 @@ def _register(mpi: MPI.Intracomm) -> Comm:
     return comm
 
 
+def _check_not_finalized(op: str) -> None:
+    if MPI.Is_finalized():
+        raise RuntimeError(f"{op}: MPI_Finalize has been called before; expected a running MPI")
+
+
 def _default_comm() -> Comm:
     global _default
     if _default is not None:
         return _default
+    _check_not_finalized("mpi4jax")
     with _making:  # two threads of a rank may need it first
         if _default is not None:
             return _default
@@ -244,6 +253,13 @@ def join_default_comm() -> None:
         _default_comm()
 
 
+def forget_all() -> None:
+    """Forget all communicators, as `MPI_Finalize` begins: later calls find that it has ended."""
+    global _default
+    _default = None
+    _comms.clear()
+
+
 def static_int(op: str, name: str, value: Any, expected: str) -> int:
     """The integer that an argument is.
 
@@ -268,22 +284,24 @@ def as_comm(op: str, comm: Any) -> Comm:
     Raises:
         TypeError: not an mpi4py intracommunicator.
         ValueError: the null communicator (a freed one, for instance).
+        RuntimeError: MPI was finalized.
     """
     if comm is None:
         return _default_comm()
+    found = _comms.get(_handleof(comm)) if isinstance(comm, MPI.Intracomm) else None
+    if found is not None:
+        return found
+    if isinstance(comm, MPI.Comm) and comm == MPI.COMM_NULL:
+        raise ValueError(
+            f"{op}: argument 'comm' is the null communicator: it was freed, or this is a rank that "
+            "was left out (of Split or Create); expected a live communicator"
+        )
     if not isinstance(comm, MPI.Intracomm):
         raise TypeError(
             f"{op}: argument 'comm' must be an mpi4py.MPI.Intracomm or None, "
             f"got {type(comm).__name__}: {comm!r}"
         )
-    found = _comms.get(_handleof(comm))
-    if found is not None:
-        return found
-    if comm == MPI.COMM_NULL:
-        raise ValueError(
-            f"{op}: argument 'comm' is the null communicator (was it freed, or did "
-            "a Split leave this rank out?); expected a live communicator"
-        )
+    _check_not_finalized(op)
     if not _is_live(comm):
         raise ValueError(
             f"{op}: argument 'comm' is communicator {_freed.get(_handleof(comm), '')}, which has "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -31,13 +31,25 @@ class Template:
     like: Any
 
 
-def with_templates(tree: Any) -> Any:
-    """A tree in which each ``jax.ShapeDtypeStruct`` is a :class:`Template`."""
+def flatten(tree: Any) -> tuple[list[Any], Any]:
+    """The leaves of a tree, each ``jax.ShapeDtypeStruct`` as a :class:`Template`; its structure."""
+    leaves, structure = jax.tree.flatten(tree)
+    wrap = (Template(v) if isinstance(v, jax.ShapeDtypeStruct) else v for v in leaves)
+    return list(wrap), structure
 
-    def wrap(leaf: Any) -> Any:
-        return Template(leaf) if isinstance(leaf, jax.ShapeDtypeStruct) else leaf
 
-    return jax.tree.map(wrap, tree)
+def check_template(op: str, argument: str, tree: Any) -> None:
+    """Refuse a shape as what describes a received array: it would be a pytree of integers.
+
+    Raises:
+        TypeError: it is a tuple or list of Python integers.
+    """
+    if type(tree) in (tuple, list) and tree and all(type(n) is int for n in tree):
+        raise TypeError(
+            f"{op}: argument '{argument}' must be a template, an array or a pytree of arrays, got "
+            f"{tree!r}, which is a pytree of integers; if it is a shape, expected "
+            f"jnp.zeros({tuple(tree)}) or jax.ShapeDtypeStruct({tuple(tree)}, dtype)"
+        )
 
 
 def zeros_like(like: Any) -> jax.Array:
@@ -116,6 +128,11 @@ class Form:
     shapes: tuple[tuple[int, ...], ...]
     data: tuple[tuple[tuple[int, ...], Any], ...]
     shardings: tuple[Any, ...]
+
+    @functools.cached_property
+    def flat(self) -> Form:
+        """That of the list of its leaves. Structures with an array in them cannot be compared."""
+        return replace(self, tree=jax.tree.structure([0] * len(self.data)))
 
     @functools.cached_property
     def groups(self) -> dict[Any, list[int]]:

@@ -13,7 +13,7 @@ from .._call.eager import clean, run_program
 from .._job.flush import started_here
 from .._op.arguments import ANY_SOURCE, ANY_TAG
 from .._op.comm import MEAN
-from .._op.packing import check_no_keys, pack_arguments, with_templates
+from .._op.packing import check_no_keys, flatten, pack_arguments
 from .._op.primitive import start_p, sum_of_mean
 from .._op.spec import SPECS, Call, Params, Spec, first_axes
 from .request import Request, RequestKind
@@ -75,10 +75,16 @@ def _begin(op: str, args: Sequence[Any], p: Params) -> Request:
     if not clean():
         return _start(spec, [*args, *traced_peers(p)], p)
     started_here()
+    n = spec.arrays or 0
+    trees = [flatten(tree) for tree in args[:n]]
+    leaves = [leaves for leaves, _ in trees]
     try:
-        request = run_program(_start_program, spec, dict(p), [*map(with_templates, args)])
+        request = run_program(_start_program, spec, dict(p), [*leaves, *args[n:]])
     except TypeError:
         # Says which argument is no array, if that is why.
-        pack_arguments(spec, args[: spec.arrays], p)
+        pack_arguments(spec, args[:n], p)
         raise
-    return Request(request._children, replace(request._kind, params=tuple(sorted(p.items()))))
+    kind = replace(request._kind, params=tuple(sorted(p.items())))
+    for _, structure in trees:
+        kind = replace(kind, form=replace(kind.form, tree=structure))
+    return Request(request._children, kind)

@@ -123,8 +123,9 @@ def _result(request: Request, there: list[Any]) -> Any:
     if not clean() or any(isinstance(x, jax.core.Tracer) for x in (*handles, *counts)):
         return _wait(kind, handles, p, counts)
     started_here()
-    p["request"] = replace(kind, params=())
-    return run_program(_wait_program, kind.spec, p, [handles, *counts])
+    p["request"] = replace(kind, params=(), form=kind.form and kind.form.flat)
+    out = run_program(_wait_program, kind.spec, p, [handles, *counts])
+    return out if out is None or kind.form is None else jax.tree.unflatten(kind.form.tree, out)
 
 
 def waitall(requests: Any, *, after: Any = None) -> Any:

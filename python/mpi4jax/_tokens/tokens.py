@@ -9,9 +9,12 @@ from __future__ import annotations
 import functools
 import inspect
 import linecache
+import os
 import re
+import sys
+import warnings
 from collections.abc import Callable
-from types import TracebackType
+from types import CodeType, FrameType, TracebackType
 from typing import Any
 
 import jax
@@ -20,6 +23,7 @@ import numpy as np
 
 from .._jax import compat
 from .._job.abort import ADVISERS
+from .._job.bytecode import takes_an_item
 from .._job.flush import last
 
 
@@ -120,13 +124,37 @@ _ADVICE = (
 )
 
 
+_ITEM = (
+    "mpi4jax: {op} returns a tuple here, (result, token), of which {line} takes one. For a row of "
+    "the result, as in packages of this name from 0.8 on, set MPI4JAX_NOTOKEN=1, or write `import "
+    "mpi4jax.notoken as mpi4jax`; MPI4JAX_NOTOKEN=0 says that the tuple is meant"
+)
+# Calls without a token that have been looked at; None once a token is passed, or it was said.
+_seen: set[tuple[CodeType, int]] | None = None if "MPI4JAX_NOTOKEN" in os.environ else set()
+
+
 def _note_call(name: str, token: Any) -> None:
     """Remember how an op that returns a token was called."""
-    global _untokenized
+    global _untokenized, _seen
     if token is not None:
-        _untokenized = None
+        _untokenized = _seen = None
     elif _untokenized is not None:
         _untokenized.add(name)
+        if _seen is not None:
+            _look(name, sys._getframe(2))
+
+
+def _look(name: str, frame: FrameType) -> None:
+    """Warn once, if it is the first or second item of a tuple that a line takes for a row."""
+    global _seen
+    call = (frame.f_code, frame.f_lasti)
+    if _seen is None or call in _seen:
+        return
+    _seen.add(call)
+    if takes_an_item(frame):
+        _seen = None
+        line = f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
+        warnings.warn(_ITEM.format(op=name, line=line), stacklevel=4)
 
 
 def _is_pair(value: Any) -> bool:

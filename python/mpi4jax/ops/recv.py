@@ -11,6 +11,7 @@ from .._call.definition import define
 from .._diff.derivative import ReversedMessage
 from .._op.arguments import ANY_SOURCE, ANY_TAG, source_of, tag_of
 from .._op.comm import as_comm, as_status
+from .._op.packing import check_template
 from .._op.plan import Plan, Result
 from .._op.spec import Call, Params, T
 from .send import message_round
@@ -30,6 +31,7 @@ def _transpose(message: ReversedMessage, cs: list[Any], xs: list[Any]) -> list[A
 def _prepare(
     x: Any, source: int, tag: int, comm: MPI.Intracomm | None, status: MPI.Status | None = None
 ) -> Call:
+    check_template("recv", "x", x)
     c = as_comm("recv", comm)
     p = {
         "comm": c,
@@ -57,15 +59,17 @@ def recv(
         x: template, with the shape and dtype of what is received; its values are not read (they
             are the result if ``source`` is ``MPI.PROC_NULL``). Or a pytree of templates.
         source: rank to receive from, ``MPI.ANY_SOURCE`` or ``MPI.PROC_NULL``.
-        tag: tag of the message, or ``MPI.ANY_TAG``.
-        comm: communicator; by default a clone of ``COMM_WORLD``.
+        tag: tag of the message; by default ``MPI.ANY_TAG``, any one (of :func:`irecv`, tag 0).
+        comm: communicator; by default a clone of ``COMM_WORLD``, on which nothing arrives that
+            mpi4py has sent on ``COMM_WORLD``.
         status: if given, is filled when the message has arrived.
 
     Returns:
         jax.Array, or pytree: the received array.
 
     Raises:
-        TypeError: a wrong type of ``source``, ``tag``, ``comm``, ``status`` or dtype.
+        TypeError: a wrong type of ``source``, ``tag``, ``comm``, ``status`` or dtype; a shape for
+            ``x``.
         ValueError: ``source`` or ``tag`` is out of range.
 
     A message that is shorter than the template ends the job with an error, unless ``status`` is

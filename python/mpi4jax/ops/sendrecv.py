@@ -12,6 +12,7 @@ from .._call.definition import define
 from .._diff.derivative import ReversedMessage
 from .._op.arguments import ANY_TAG, dest_of, source_of, tag_of
 from .._op.comm import as_comm, as_status
+from .._op.packing import check_template
 from .._op.plan import Plan, Result
 from .._op.spec import SPECS, Call, Params, T
 from .._requests.request import CompositeKind, CompositeRequest, Request
@@ -47,6 +48,7 @@ def _prepare(
     comm: MPI.Intracomm | None,
     status: MPI.Status | None = None,
 ) -> Call:
+    check_template("sendrecv", "recvbuf", recvbuf)
     c = as_comm("sendrecv", comm)
     p = {
         "comm": c,

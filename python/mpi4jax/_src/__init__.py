@@ -1,0 +1,1 @@
+"""Names that programs import from the private module of earlier packages of this name."""
