@@ -260,7 +260,7 @@ def _given_to_backward(
 
 
 def note_communication() -> None:
-    """Tell :func:`_communicates_in_rule` of an equation that is differentiated."""
+    """Tell :func:`_differentiates_ops` of an equation that is differentiated."""
     _own.communicated = True
 
 
@@ -291,12 +291,12 @@ def _program_of_rule(
         traces.let_call_again(rule)
 
 
-def _communicates_in_rule(trace: Any, args: Sequence[Any], rule: Any) -> bool:
-    """Whether a rule with symbolic zeros communicates, or differentiates what does, be it only to
-    see what is perturbed there, as Equinox does."""
+def _differentiates_ops(trace: Any, args: Sequence[Any], rule: Any) -> bool:
+    """Whether a rule with symbolic zeros differentiates what communicates, be it only to see what
+    is perturbed there, as Equinox does."""
     _own.communicated = False
-    program, _ = _program_of_rule(trace, args, rule, True)
-    return effect in program.effects or bool(_own.communicated)
+    _program_of_rule(trace, args, rule, True)
+    return bool(_own.communicated)
 
 
 def _arguments(
@@ -311,7 +311,7 @@ def _arguments(
         return args
     rule, zeros = rules[0], params["symbolic_zeros"]
     # It may leave out what is not perturbed.
-    if zeros and any(which) and not all(which) and _communicates_in_rule(trace, args, rule):
+    if zeros and any(which) and not all(which) and _differentiates_ops(trace, args, rule):
         with left_to_jax(trace):
             args = tie(token_of(trace), args)
     if traces.has_later(trace, args):
