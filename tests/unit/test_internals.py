@@ -24,13 +24,11 @@ from internals import (
     CALLS,
     CONSTANT,
     X,
-    grad,
     linear,
     lowered,
     names,
     ops_of,
     send,
-    squared_beside,
     total,
     with_vmap_rule,
 )
