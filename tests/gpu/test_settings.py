@@ -84,13 +84,13 @@ def test_one_log_line_says_what_was_chosen(python):
     assert "mpi on CPU (the default), staged on GPU (the default)" in line
 
 
-@pytest.mark.parametrize("version", [(0, 9, 0), (0, 9, 1)])
+@pytest.mark.parametrize("version", ["0.9.0", "0.9.1"])
 def test_graphs_that_this_jaxlib_cannot_record(python, version):
-    code = f"from jax._src import lib; lib.version = {version}; import mpi4jax"
+    code = f"import jax, jaxlib; jaxlib.__version__ = '{version}'; import mpi4jax"
     result = python(code, {"MPI4JAX_TRANSPORT": "nccl", "MPI4JAX_NCCL_GRAPHS": "1"})
     assert result.returncode == 0, result.stderr
     said = "needs jaxlib 0.9.1, not 0.9.0: nothing is recorded" in result.stderr
-    assert said == (version < (0, 9, 1))
+    assert said == (version == "0.9.0")
 
 
 def test_size_of_staging_is_checked(python):
@@ -103,8 +103,8 @@ def test_import_leaves_jax_to_be_configured(python):
     """Its devices are chosen when they are first asked for; `jax.distributed` comes before that."""
     code = """
 import jax, mpi4jax
-from mpi4jax._jax import compat
-assert not compat.xla_bridge.backends_are_initialized()
+from jax._src import xla_bridge
+assert not xla_bridge.backends_are_initialized()
 jax.config.update("jax_num_cpu_devices", 3)
 print(jax.local_device_count())
 """
