@@ -28,6 +28,7 @@ autodoc_member_order = "bysource"
 autodoc_typehints = "none"  # the docstrings say more
 autodoc_preserve_defaults = True  # `op=MPI.SUM`
 napoleon_numpy_docstring = False
+napoleon_use_ivar = True  # autodoc describes the fields of named tuples, too
 napoleon_custom_sections = ["Derivative"]
 
 html_theme = "furo" if importlib.util.find_spec("furo") else "alabaster"

@@ -75,6 +75,7 @@ _watch.start()
 def _at_finalize() -> None:
     # A program may call MPI.Finalize itself, before Python's end.
     _flush.flush_own()
+    _watch.finish()  # before it waits for others to do so
     _comm.join_default_comm()
     _comm.forget_all()
 

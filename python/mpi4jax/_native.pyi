@@ -27,6 +27,7 @@ __all__ = [
     "mpi_info",
     "name_line",
     "ops_table",
+    "reduced_as",
     "register_comm",
     "register_reduction",
     "remove_status",

@@ -6,7 +6,8 @@
 //! A message is found at its other end by its content. A collective is found by its number, which has to be that of the
 //! same collective. On the default communicator it is, as long as the program has not asked for it: mpi4jax alone communicates
 //! there. On another one a rank may do its part through mpi4py, and count otherwise from then on. So collectives there are
-//! compared at the end alone, and only if both ranks did the same operations on as many bytes, from the first one to the last.
+//! compared at the end alone, or where both ranks wait in one, and only if both did the same operations on as many bytes,
+//! from the first one to the last.
 //!
 //! Two threads of a rank may take their numbers in another order than MPI sees them in. So what differs on the default
 //! communicator is proved only if it was alone on both ranks. What is not proved is said, and the job goes on.
@@ -22,11 +23,14 @@ use crate::call::{Call, Phase, Stream};
 use crate::comm::{Comm, hash};
 use crate::mpilib;
 use crate::ops::Dtype;
+use crate::record::clock::Epoch;
 use crate::record::recorder::{self, Record, Running};
 use crate::record::samples::{Collective, Sample, add, is_ours, samples, sent};
 
 /// Of how many collectives of a communicator all are sampled; after them, those whose number is a power of two.
 const FIRST: u64 = 64;
+/// For how many seconds a collective has to wait to count as the last one that this rank does.
+const LONG: f64 = 0.9;
 /// With how many ranks one compares at most.
 const RANKS: usize = 16;
 
@@ -145,12 +149,12 @@ fn course(comm: &Arc<Comm>, all: &[Sample]) -> u64 {
 
 impl Line {
     /// Nothing is told of what cannot be compared, or not yet.
-    fn of(sample: &Sample, all: &[Sample], is_end: bool) -> Option<Self> {
+    fn of(sample: &Sample, all: &[Sample], is_settled: bool) -> Option<Self> {
         let Sample { comm, is_ours, key, print, words, collective, .. } = sample;
         let (key, doubt) = match collective {
             None => (*key, if *is_ours { 0 } else { 2 }),
             Some(Collective { alone, .. }) if *is_ours => (*key, usize::from(!alone)),
-            Some(Collective { alone: true, name, size, .. }) if is_end && !is_ambiguous(comm, all) => {
+            Some(Collective { alone: true, name, size, .. }) if is_settled && !is_ambiguous(comm, all) => {
                 (hash((key, name, size, course(comm, all))), 2)
             }
             Some(_) => return None,
@@ -193,9 +197,19 @@ impl Peers {
         for record in running_collectives() {
             end(&record.what.comm, record.sequence);
         }
+        if self.broken().is_some() {
+            return None;
+        }
         let is_end = waits::is_finished() || mpilib::is_ending();
+        let (running, epoch) = (recorder::running(), Epoch::now());
+        let waits_on = |comm: &Arc<Comm>| {
+            let is_long = |record: &Record| record.seconds(&epoch) > LONG;
+            let mut of_comm = running.iter().filter(|record| Arc::ptr_eq(&record.what.comm, comm));
+            of_comm.any(|record| record.what.op.row().is_collective() && is_long(record))
+        };
         let all = samples();
-        let ours: Vec<Line> = all.iter().filter_map(|sample| Line::of(sample, &all, is_end)).collect();
+        let line = |sample| Line::of(sample, &all, is_end || waits_on(&sample.comm));
+        let ours: Vec<Line> = all.iter().filter_map(line).collect();
         let mut others = Vec::new();
         for rank in all.iter().flat_map(|sample| sample.others) {
             if rank != self.rank && !others.contains(&rank) && others.len() < RANKS {
@@ -203,9 +217,6 @@ impl Peers {
             }
         }
         drop(all);
-        if ours.is_empty() || self.broken().is_some() {
-            return None;
-        }
         let text: String = ours.iter().map(|line| format!("{line}\n")).collect();
         let mut told = TOLD.lock().unwrap_or_else(PoisonError::into_inner);
         if *told != text {

@@ -241,3 +241,34 @@ def test_data_parallel_training_is_that_of_one_process(example, tmp_path):
             assert run["difference"] < (1e-7 if ranks == 1 else 1e-4)
     assert losses[0][-1] < 0.05 * losses[0][0]
     np.testing.assert_allclose(losses[1], losses[0], rtol=1e-3)
+
+
+def test_finite_volumes_do_not_depend_on_the_ranks(example, tmp_path):
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / "tracer.png"
+    runs = []
+    for ranks, how in ((1, []), (2, ["--save-figure", picture])):
+        size = ["--corners", "300", "--steps", "8", "--save", tmp_path / "run.npz"]
+        assert "mass changed by" in example(ranks, "finite_volumes.py", *size, *how)
+        with np.load(tmp_path / "run.npz") as file:
+            runs.append(dict(file))
+    assert picture.stat().st_size > 10_000
+    one, two = runs
+    # The scalar product of the adjoint with what it began with is the goal.
+    np.testing.assert_allclose(one["product"], one["goal"], rtol=1e-4)
+    for name in ("last", "gradient"):
+        scale = np.abs(one[name]).max()
+        np.testing.assert_allclose(two[name], one[name], atol=1e-4 * scale, err_msg=name)
+
+
+def test_navier_stokes_does_not_depend_on_the_ranks(example, tmp_path):
+    gradients = []
+    for ranks, how in ((1, ["--slabs"]), (2, [])):
+        size = ["--points", "12", "--steps", "4", "--group", "2", "--save", tmp_path / "run.npz"]
+        example(ranks, "navier_stokes.py", *size, *how)
+        with np.load(tmp_path / "run.npz") as run:
+            gradients.append(run["gradient"])
+            np.testing.assert_allclose(run["predicted"], run["tried"], rtol=1e-2)
+            assert run["energies"][0] > run["energies"][-1]
+    one, two = gradients
+    np.testing.assert_allclose(two, one, atol=1e-5 * np.abs(one).max())

@@ -1,5 +1,7 @@
 """`mpi4jax.redistribute` and `mpi4jax.fft` on slabs, pencils and blocks, against NumPy."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +11,7 @@ from reference import COMM, JITS, RANK, SIZE, assert_equal, each, enable_x64
 
 import mpi4jax
 from mpi4jax import Layout, fft, redistribute
+from mpi4jax._functions import local_fft
 
 PAIR = MPI.Compute_dims(SIZE, 2)
 # Global shapes and cuts: slabs, pencils and blocks, unequal, empty, and on fewer ranks.
@@ -33,11 +36,10 @@ def _in_double_precision():
         yield
 
 
-@pytest.fixture(params=[1 << 14, 8], ids=["whole", "tiles"])
-def tiles(request, monkeypatch):
-    """Transforms of arrays of any size go in tiles if tiles are small."""
-    monkeypatch.setattr(fft, "TILE", request.param)
-    jax.clear_caches()
+@pytest.fixture
+def tiles(monkeypatch):
+    """As large arrays do it, in tiles."""
+    monkeypatch.setattr(local_fft, "TILE", 8)
 
 
 def numbers(shape, dtype=np.float64, seed=0):
@@ -111,25 +113,29 @@ def test_transformations_of_redistribute(layout):
 # ---- Transforms
 
 
-def references(real, axes, norm):
-    forward = np.fft.rfftn if real else np.fft.fftn
-    return lambda x: forward(x, axes=axes, norm=norm)
+def reference(real, axes=None, norm=None):
+    return functools.partial(np.fft.rfftn if real else np.fft.fftn, axes=axes, norm=norm)
 
 
 @layouts
 @both
-@pytest.mark.parametrize("natural", [False, True], ids=["transposed", "natural"])
-def test_transform_and_back(layout, real, natural, tiles):
+@pytest.mark.usefixtures("tiles")
+def test_transform_and_back(layout, real):
     forward, inverse = REAL[real]
     x = numbers((2, *layout.shape), np.float64 if real else np.complex128)
-    axes = tuple(range(1, x.ndim))
-    spectrum = fft.spectral_layout(layout, real=real, natural=natural)
-    run = jax.jit(lambda x: forward(x, layout, natural=natural))
-    y = run(part(x, layout))
-    close(y, part(references(real, axes, None)(x), spectrum))
-    assert not natural or spectrum.cuts == layout.cuts
-    z = jax.jit(lambda y: inverse(y, layout, natural=natural))(y)
-    close(z, part(x, layout))
+    expected = reference(real, range(1, x.ndim))(x)
+
+    @jax.jit
+    def run(x):
+        ys = [forward(x, layout, natural=natural) for natural in (False, True)]
+        return ys, [inverse(y, layout, natural=k > 0) for k, y in enumerate(ys)]
+
+    ys, zs = run(part(x, layout))
+    for natural, y, z in zip((False, True), ys, zs, strict=True):
+        spectrum = fft.spectral_layout(layout, real=real, natural=natural)
+        assert not natural or spectrum.cuts == layout.cuts
+        close(y, part(expected, spectrum))
+        close(z, part(x, layout))
 
 
 @pytest.mark.one_in(2)
@@ -137,11 +143,11 @@ def test_transform_and_back(layout, real, natural, tiles):
 @pytest.mark.parametrize("norm", ["backward", "ortho", "forward"])
 @pytest.mark.parametrize("name", ["slabs", "slabs along the last axis", "pencils"])
 @both
-def test_axes_and_norms(name, axes, norm, real, tiles):
+def test_axes_and_norms(name, axes, norm, real):
     layout, (forward, inverse) = LAYOUTS[name], REAL[real]
     x = numbers(layout.shape)
     y = forward(part(x, layout), layout, axes, norm)
-    close(y, part(references(real, axes, norm)(x), fft.spectral_layout(layout, axes, real=real)))
+    close(y, part(reference(real, axes, norm)(x), fft.spectral_layout(layout, axes, real=real)))
     close(inverse(y, layout, axes, norm), part(x.astype(y.dtype if not real else x.dtype), layout))
 
 
@@ -155,53 +161,44 @@ def test_types(case):
         y = forward(part(x, layout), layout)
         assert y.dtype == (np.complex64 if single else np.complex128)
         spectrum = fft.spectral_layout(layout, real=real)
-        close(y, part(references(real, None, None)(x), spectrum), 1e-7 if single else 1e-13)
+        close(y, part(reference(real)(x), spectrum), 1e-7 if single else 1e-13)
         z = inverse(y, layout)
         assert z.dtype == (np.dtype(case) if real else y.dtype)
 
 
 @pytest.mark.parametrize("name", ["slabs", "pencils", "blocks", "a thin array"])
 @both
-def test_derivatives(name, real, tiles):
+@pytest.mark.usefixtures("tiles")
+def test_derivatives(name, real):
     """Those of the transform of the whole array, which JAX has; in batches too."""
     layout, (forward, inverse) = LAYOUTS[name], REAL[real]
-    whole = (jnp.fft.rfftn, jnp.fft.irfftn) if real else (jnp.fft.fftn, jnp.fft.ifftn)
-    dtype = np.float64 if real else np.complex128
-    x, t, c = (numbers(layout.shape, dtype, seed) for seed in range(3))
+    x, t, c = (numbers(layout.shape, np.float64 if real else complex, seed) for seed in range(3))
     spectrum = fft.spectral_layout(layout, real=real)
-    weights = numbers(spectrum.shape, np.complex128, 3)
+    weights = numbers(spectrum.shape, complex, 3)
 
-    def smooth(x, forward, inverse, weights):
-        """Nonlinear, there and back."""
+    def there_and_back(forward, inverse, weights, x):
         y = forward(x)
         return inverse(y * weights + y * jnp.abs(y))
 
-    serial = lambda x: smooth(
-        x, whole[0], lambda y: whole[1](y, s=layout.shape) if real else whole[1](y), weights
-    )
-    ours = (
-        jax.checkpoint(
-            lambda x: smooth(
-                x,
-                lambda x: forward(x, layout),
-                lambda y: inverse(y, layout),
-                part(weights, spectrum),
-            )
-        )
-        if real
-        else lambda x: smooth(
-            x, lambda x: forward(x, layout), lambda y: inverse(y, layout), part(weights, spectrum)
-        )
-    )
-    mine = part(x, layout)
-    y, dy = jax.jit(lambda x, t: jax.jvp(ours, (x,), (t,)))(mine, part(t, layout))
-    expected, slope = jax.jvp(serial, (x,), (t,))
-    close(y, part(np.asarray(expected), layout), 1e-12)
-    close(dy, part(np.asarray(slope), layout), 1e-12)
-    (back,) = jax.jit(lambda x, c: jax.vjp(ours, x)[1](c))(mine, part(c, layout))
-    close(back, part(np.asarray(jax.vjp(serial, x)[1](c)[0]), layout), 1e-12)
-    batched = jax.jit(jax.vmap(ours, 0, -1))(np.stack([mine, 2 * mine]))
-    close(batched[..., 0], part(np.asarray(expected), layout), 1e-12)
+    if real:
+        back = functools.partial(jnp.fft.irfftn, s=layout.shape)
+        serial = functools.partial(there_and_back, jnp.fft.rfftn, back, weights)
+    else:
+        serial = functools.partial(there_and_back, jnp.fft.fftn, jnp.fft.ifftn, weights)
+    transforms = [functools.partial(f, layout=layout) for f in (forward, inverse)]
+    ours = jax.checkpoint(functools.partial(there_and_back, *transforms, part(weights, spectrum)))
+
+    @jax.jit
+    def everything(x, t, c):
+        y, pull = jax.vjp(ours, x)
+        batched = jax.vmap(ours, 0, -1)(jnp.stack([x, 2 * x]))
+        return y, jax.jvp(ours, (x,), (t,))[1], pull(c)[0], batched[..., 0]
+
+    actual = everything(*(part(v, layout) for v in (x, t, c)))
+    y, pull = jax.vjp(serial, x)
+    expected = y, jax.jvp(serial, (x,), (t,))[1], pull(c)[0], y
+    for a, e in zip(actual, expected, strict=True):
+        close(a, part(np.asarray(e), layout), 1e-12)
 
 
 @layouts

@@ -24,13 +24,11 @@ from internals import (
     CALLS,
     CONSTANT,
     X,
-    grad,
     linear,
     lowered,
     names,
     ops_of,
     send,
-    squared_beside,
     total,
     with_vmap_rule,
 )
@@ -368,27 +366,19 @@ REGISTRIES = {
         lambda: names(jax.grad(lambda x: jnp.sum(jax.checkpoint(total)(x)))),
         "Effects not supported in",
     ),
-    "partial_eval_kept_effects": (
-        lambda: names(grad(jax.checkpoint(squared_beside(send)))),
-        ["send"],
-    ),
 }
 
 
 @pytest.mark.parametrize("name", REGISTRIES)
 def test_effect_without_one_of_the_registries(name, undo):
     use, otherwise = REGISTRIES[name]
-    complete = use()
-    assert complete != otherwise
+    use()
     registry = getattr(effects, name)
     registry._effect_types.remove(MPIEffect)
     jax.clear_caches()
     try:
-        if isinstance(otherwise, list):
-            assert use() == otherwise
-        else:
-            with pytest.raises(Exception, match=otherwise):
-                use()
+        with pytest.raises(Exception, match=otherwise):
+            use()
     finally:
         registry.add_type(MPIEffect)
         jax.clear_caches()

@@ -218,6 +218,12 @@ class Lowering:
             None in peers,
         )
 
+    def finish(self) -> None:
+        """Hand on the token. Nothing can be emitted after that."""
+        # Other ordered effects have tokens of their own.
+        tokens = mlir.TokenSet({effect: self.token})
+        self.ctx.set_tokens_out(self.ctx.tokens_in.update_tokens(tokens))
+
     def convert(self, operand: Operand, to: Any) -> Operand:
         if operand[1].dtype == to.dtype:
             return operand
@@ -286,6 +292,5 @@ def lowering(
         results = spec.lower(low, arrays, out)
     else:
         results = low.execute(plan_of(spec, p), arrays, out)
-    # Other ordered effects have tokens of their own.
-    ctx.set_tokens_out(ctx.tokens_in.update_tokens(mlir.TokenSet({effect: low.token})))
+    low.finish()
     return [*results, *(value for value, _ in token)]

@@ -43,6 +43,7 @@ from .tracing import (
     backward_communicates,
     backward_of_equation,
     left_to_jax,
+    note_communication,
     perturbed,
     remember_token,
     rewrite_equations,
@@ -318,6 +319,7 @@ def _rewrite(trace: Any, primitive: Primitive, args: Sequence[Any], params: dict
         nothing = inside and not any(perturbed(trace, x) for x in args)
         if not nothing or not backward_communicates(primitive, params):
             return None
+    note_communication()
     if traces.linearizes(trace):
         check_linearized_loops(primitive, params)
     rule = RULES.get(primitive)

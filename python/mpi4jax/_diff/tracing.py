@@ -259,10 +259,15 @@ def _given_to_backward(
     return [*kept, *(x.to_tangent_aval() for x in out[count:])]
 
 
-def _check_jvp_rule(trace: Any, args: Sequence[Any], rule: Any, symbolic_zeros: bool) -> None:
-    """Check a rule that JAX is about to call, of which something is left for later."""
-    if not traces.has_later(trace, args):
-        return
+def note_communication() -> None:
+    """Tell :func:`_differentiates_ops` of an equation that is differentiated."""
+    _own.communicated = True
+
+
+def _program_of_rule(
+    trace: Any, args: Sequence[Any], rule: Any, symbolic_zeros: bool
+) -> tuple[ClosedJaxpr, list[bool]]:
+    """What the rule of a ``custom_jvp`` does, and which of its results are tangents."""
     types = [jax.typeof(x) for x in args]
     tangents = [x.to_tangent_aval() for x in types]
     given = [not symbolic_zeros or perturbed(trace, x) for x in args]
@@ -281,12 +286,17 @@ def _check_jvp_rule(trace: Any, args: Sequence[Any], rule: Any, symbolic_zeros: 
 
     try:
         given_tangents = [t for t, g in zip(tangents, given, strict=True) if g]
-        program = traces.trace_python(run, [*types, *given_tangents])
+        return traces.trace_python(run, [*types, *given_tangents]), is_tangent
     finally:
         traces.let_call_again(rule)
-    if effect in program.effects and is_tangent:
-        arguments = [i >= len(types) for i in range(len(program.in_avals))]
-        check_rule(program.jaxpr, arguments, is_tangent)
+
+
+def _differentiates_ops(trace: Any, args: Sequence[Any], rule: Any) -> bool:
+    """Whether a rule with symbolic zeros differentiates what communicates, be it only to see what
+    is perturbed there, as Equinox does."""
+    _own.communicated = False
+    _program_of_rule(trace, args, rule, True)
+    return bool(_own.communicated)
 
 
 def _arguments(
@@ -294,13 +304,21 @@ def _arguments(
 ) -> Sequence[Any]:
     """The arguments of a function, of which one is perturbed if the function communicates."""
     out_trees = params.get("out_trees")  # of a custom_vjp
-    zeros = out_trees is None and params["symbolic_zeros"]
     which = [perturbed(trace, x) for x in args]
-    # A rule with symbolic zeros may leave out what is not perturbed.
-    if not any(which) or (zeros and not all(which)):
+    if not any(which):
         args = _tied_arguments(trace, args, fun, rules, out_trees)
-    if out_trees is None:
-        _check_jvp_rule(trace, args, rules[0], zeros)
+    if out_trees is not None:
+        return args
+    rule, zeros = rules[0], params["symbolic_zeros"]
+    # It may leave out what is not perturbed.
+    if zeros and any(which) and not all(which) and _differentiates_ops(trace, args, rule):
+        with left_to_jax(trace):
+            args = tie(token_of(trace), args)
+    if traces.has_later(trace, args):
+        program, is_tangent = _program_of_rule(trace, args, rule, zeros)
+        if effect in program.effects and is_tangent:
+            arguments = [i >= len(args) for i in range(len(program.in_avals))]
+            check_rule(program.jaxpr, arguments, is_tangent)
     return args
 
 
@@ -350,6 +368,21 @@ def backward_of_equation(eqn: Any) -> bool:
     avals, params = [v.aval for v in eqn.invars], eqn.params
     rules = compat.custom_vjp_rules(params)
     return _constants_of_rules(avals, rules, params["out_trees"]) is not None
+
+
+def _arguments_of_shard_map(trace: Any, args: Sequence[Any], fun: Any, bind: Any) -> Sequence[Any]:
+    """The arguments of a `jax.shard_map`, of which one is perturbed if it communicates."""
+    token = None if any(perturbed(trace, x) for x in args) else token_of(trace)
+    if token is None:
+        return args
+    try:
+        jaxpr = traces.trace_python(bind, args)
+    finally:
+        traces.let_call_again(fun)
+    if effect not in jaxpr.effects and not _inside_communicates(jaxpr):
+        return args
+    with left_to_jax(trace):
+        return tie(token, args)
 
 
 def _keep_backward_pass() -> None:
@@ -411,5 +444,6 @@ def _evaluate_linear(fun: Any, args: Sequence[Any]) -> Any:
 
 
 traces.on_custom_derivative(_arguments)
+traces.on_shard_map(_arguments_of_shard_map)
 _keep_backward_pass()
 traces.on_linear_transpose(_evaluate_linear)

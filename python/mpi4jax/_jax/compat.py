@@ -96,8 +96,8 @@ register_exclusion(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 def add_effect_type(effect: type[effects.Effect]) -> None:
     """Declare ``effect`` ordered, and allowed wherever an op may stand.
 
-    Leaving any of these out loses ops: without ``partial_eval_kept_effects``, for instance, a
-    ``send`` (which has no outputs) drops out of the forward pass of a gradient.
+    Without one of these, ops are lost or refused. In a partial evaluation they are kept because
+    each has a result, the token that `_diff` threads through them.
     """
     for kind in (
         effects.lowerable_effects,
@@ -105,7 +105,6 @@ def add_effect_type(effect: type[effects.Effect]) -> None:
         effects.control_flow_allowed_effects,
         effects.custom_derivatives_allowed_effects,
         effects.remat_allowed_effects,
-        effects.partial_eval_kept_effects,
     ):
         kind.add_type(effect)
     if jax.version.__version_info__ < (0, 12):

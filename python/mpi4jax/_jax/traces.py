@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-from jax._src import api, core
+from jax._src import api, core, custom_batching
 from jax._src.interpreters import ad as _ad
 from jax._src.interpreters import partial_eval as pe
 from jax.api_util import debug_info
@@ -124,6 +124,26 @@ def on_custom_derivative(handle: Callable[..., Sequence[Any]]) -> None:
         trace.process_custom_vjp_call = wrap(trace.process_custom_vjp_call)
 
 
+def on_shard_map(handle: Callable[..., Sequence[Any]]) -> None:
+    """Have ``handle(trace, args, fun, bind)`` give the arguments of a `jax.shard_map`.
+
+    It does not come by :func:`on_equation`. ``bind(*args)`` is the equation, ``fun`` is in it.
+    """
+
+    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+        def process(self: Any, primitive: Any, fun: Any, args: Any, **params: Any) -> Any:
+            def bind(*args: Any) -> list[Any]:
+                trace = core.trace_ctx.trace
+                return list(trace.process_shard_map(primitive, fun, args, **params))
+
+            return original(self, primitive, fun, handle(self, args, fun, bind), **params)
+
+        return process
+
+    for trace in _DIFFERENTIATING:
+        trace.process_shard_map = wrap(trace.process_shard_map)
+
+
 def on_linear_transpose(handle: Callable[[Any, Sequence[Any]], Any]) -> None:
     """Have ``handle(fun, args)`` run the functions that ``jax.linear_transpose`` is given.
 
@@ -149,8 +169,8 @@ def trace_function(fun: lu.WrappedFun, args: Sequence[Any]) -> ClosedJaxpr:
 
 def trace_python(fun: Callable[..., Any], args: Sequence[Any]) -> ClosedJaxpr:
     """What a Python function does on ``args``, values or types; it returns a flat sequence."""
-    wrapped = lu.wrap_init(fun, debug_info=debug_info("mpi4jax", fun, tuple(args), {}))
-    return trace_function(wrapped, args)
+    info = debug_info("mpi4jax", fun, args, {})
+    return trace_function(lu.wrap_init(fun, debug_info=info), args)
 
 
 def let_call_again(fun: lu.WrappedFun) -> None:
@@ -191,3 +211,22 @@ def _name_axis_of_jacfwd() -> None:
 
 
 _name_axis_of_jacfwd()
+
+
+def _skip_empty_vmap() -> None:
+    """Take away the `vmap` over nothing that JAX puts around the derivative of a `custom_vmap`.
+
+    Ops in a `vmap` are batched although their operands are not.
+    """
+    original = custom_batching.vmap_unrestricted
+
+    def vmap_unrestricted(f: lu.WrappedFun, *args: Any, in_axes: Any, **kwargs: Any) -> Any:
+        if any(axis is not None for axis in in_axes):
+            return original(f, *args, in_axes=in_axes, **kwargs)
+        out = f.call_wrapped(*args)
+        return out, [None for _ in out]
+
+    custom_batching.vmap_unrestricted = vmap_unrestricted
+
+
+_skip_empty_vmap()

@@ -16,7 +16,7 @@ from .. import _native
 from .._compile.lowering import Avals, Lowering, Operands, carrier
 from .._jax import compat
 from .._op.plan import Result, plan_of
-from .._op.primitive import HANDLE, effect, result_avals, split_start, split_wait, start_p, wait_p
+from .._op.primitive import HANDLE, result_avals, split_start, split_wait, start_p, wait_p
 from .._op.spec import SPECS, Params
 
 _XLA_CODES = {name: code for name, code, *_ in _native.dtypes_table()}
@@ -59,7 +59,7 @@ class _Half(Lowering):
             avals_in=[*(aval for _, aval in operands), compat.abstract_token],
             avals_out=[*out, compat.abstract_token],
         )
-        *results, token = jax.ffi.ffi_lowering(target, has_side_effect=True)(
+        *results, self.token = jax.ffi.ffi_lowering(target, has_side_effect=True)(
             ctx,
             *(value for value, _ in operands),
             self.token,
@@ -70,8 +70,6 @@ class _Half(Lowering):
             local=np.int64(plan.call is None),
             sends=np.int64(bool(self.sends)),
         )
-        tokens = mlir.TokenSet({effect: token})
-        self.ctx.set_tokens_out(self.ctx.tokens_in.update_tokens(tokens))
         return results
 
 
@@ -96,6 +94,7 @@ def _lower_start(
     if on_gpu and plan.call and not SPECS[plan.call].has_peer and not p.get("eager"):
         low._gpu_target(plan.call, operands)  # what carries it meets the other ranks
     (handle,) = low.emit("mpi4jax_start", [*operands, *low.numbers], [HANDLE], low.initial)
+    low.finish()
     return [handle, *(value for value, _ in token)]
 
 
@@ -118,6 +117,7 @@ def _lower_wait(
     # Without a sender, what was received is the template already.
     operand = arrays[-1] if low.keeps else None
     results = low.results(low.plan, received, operand, low.out)
+    low.finish()
     return [*results, *(value for value, _ in token)]
 
 
