@@ -212,7 +212,9 @@ def _dry_run(fun: Any, args: Sequence[Any]) -> tuple[ClosedJaxpr, list[Any] | No
             out = fun.call_wrapped(*(next(rest) if v is None else v for v in known))
         except Exception:
             return ()
-        types = [x.aval if isinstance(x, ad.Zero) else jax.typeof(x) for x in out]
+        # From 0.12 on, those of a backward pass are in a list of their own.
+        leaves = jax.tree.leaves(out, is_leaf=lambda x: isinstance(x, ad.Zero))
+        types = [x.aval if isinstance(x, ad.Zero) else jax.typeof(x) for x in leaves]
         return ()
 
     unknown = [x for x, v in zip(args, known, strict=True) if v is None]
