@@ -38,7 +38,7 @@ def test_the_module_fits_the_library():
 
 def test_a_wheel_has_no_switches_for_tests(mpirun):
     """Only `pip install -e` makes a module that takes a GPU for one because a variable says so."""
-    is_editable = Path(mpi4jax.__file__).is_relative_to(Path(__file__).parents[2])
+    is_editable = Path(mpi4jax.__file__).is_relative_to(Path(__file__).parents[2] / "python")
     asks = "from mpi4jax import _native; print(_native.is_gpu_on_cpu())"
     result = mpirun(1, "-c", asks, env={"MPI4JAX_TEST_CUDA_ON_CPU": "1"})
     assert result.stdout.split() == [str(is_editable)], result.stdout + result.stderr
