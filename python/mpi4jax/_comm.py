@@ -67,7 +67,7 @@ class Comm:
         self.any = _any_comm(self.rank, self.size)
         self.cache: dict[Any, Any] = {}
         self.calls: dict[Any, Any] = {}
-        self.number = _native.register_comm(key, self.handle, self.rank, self.size)
+        self.number = _native.register_comm(key, self.handle, self.rank, self.size, mpi.py2f())
 
     def __repr__(self) -> str:
         return f"{self.key}[{self.size}]"
@@ -229,7 +229,7 @@ def _will_be_made() -> bool:
     """Wait until it is known whether the default communicator is made. At this rank's end."""
     pause = 0.001
     while (chosen := _native.watch_choose_default()) is None:
-        others = _native.watch_others_have_finished()
+        others = _native.watch_others_have_ended()
         if others is None:
             return True
         finished, have_come = others

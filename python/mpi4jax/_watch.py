@@ -128,8 +128,7 @@ def start() -> None:
 
 
 def finish() -> None:
-    """Called at exit, after this rank's last operation has ended."""
+    """Called at exit; what is called after it may still communicate."""
     if sys.stdout is not None:
         sys.stdout.flush()  # before this rank may end the job
-    _native.watch_finish()
-    _stacks.finish()
+    _native.watch_exit()

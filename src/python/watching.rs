@@ -33,31 +33,17 @@ pub(super) fn limit_leave(number: u64) {
     watch::leave_limit(number);
 }
 
-/// The frames of a thread, the innermost first, as Python's faulthandler writes them; `frames` is
-/// `sys._current_frames`.
+/// Where Python's threads are, but this one, the main thread first; `frames` is `sys._current_frames`.
 #[pyfunction]
-pub(super) fn stack<'py>(py: Python<'py>, frames: &Bound<'py, PyAny>, thread: u64) -> Bound<'py, PyBytes> {
-    PyBytes::new(py, super::stack::text(frames, thread).as_bytes())
+pub(super) fn stack<'py>(py: Python<'py>, frames: &Bound<'py, PyAny>, main: u64) -> Bound<'py, PyBytes> {
+    PyBytes::new(py, super::stack::text(frames, main).as_bytes())
 }
 
-/// A thread of Python's answers numbers from the other end of this socket with the number and where the main thread
-/// is, as [`stack`] does.
+/// A thread of Python's answers numbers from the other end of this socket with the number and where Python's threads are,
+/// as [`stack`] does.
 #[pyfunction]
 pub(super) fn watch_stacks(socket: i32) {
     watch::use_answers(socket);
-}
-
-/// A signal that nobody uses, if there is one.
-#[pyfunction]
-pub(super) fn unused_signal() -> Option<i32> {
-    watch::unused_signal()
-}
-
-/// Python's faulthandler has been registered for this signal, to write to this file where all threads are, of which
-/// one is the main thread. It is called, without the signal, if no thread of Python's can answer.
-#[pyfunction]
-pub(super) fn watch_faulthandler(signal: i32, file: i32, thread: u64) {
-    watch::use_faulthandler(signal, file, thread);
 }
 
 /// Has Python's main thread say that it runs, as soon as it does.
@@ -76,10 +62,10 @@ pub(super) fn watch_signals(takes_interrupt: bool) {
     watch::take_signals(takes_interrupt.then_some(ask_python as fn()));
 }
 
-/// This rank has done its last operation.
+/// The program of this rank is at its end.
 #[pyfunction]
-pub(super) fn watch_finish() {
-    watch::finish();
+pub(super) fn watch_exit() {
+    watch::exit();
 }
 
 /// How the default communicator is made, "clone" or "world": the first choice of a rank, `choice` being this one's.
@@ -90,11 +76,11 @@ pub(super) fn watch_choose_default(choice: Option<&str>) -> Option<String> {
     watch::choose_default(choice)
 }
 
-/// Whether all other ranks that have imported the package have finished, and whether all have imported it. None:
-/// there are no files.
+/// Whether the programs of all other ranks that have imported the package are at their end, and whether all have imported
+/// it. None: there are no files.
 #[pyfunction]
-pub(super) fn watch_others_have_finished() -> Option<(bool, bool)> {
-    watch::others_have_finished()
+pub(super) fn watch_others_have_ended() -> Option<(bool, bool)> {
+    watch::others_have_ended()
 }
 
 /// This rank is about to wait for others in a call that is no operation.

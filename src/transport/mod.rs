@@ -34,7 +34,7 @@ pub use self::held::{Held, Home, Memory, home, home_on_gpu};
 pub use self::host::OrHost;
 pub use self::mpi::{Mpi, Posted, matching, set_count_limit, start as post};
 pub use self::nccl::Nccl;
-pub use self::requests::{Ahead, HANDLE, Handle, Request, freeing, start, start_on, take};
+pub use self::requests::{Ahead, HANDLE, Handle, Request, freeing, outstanding, start, start_on, take};
 pub use self::select::{
     Choice, Found, Platform, carries, chosen, host, is_recorded, messages_apart, overview, select, selected,
     takes_packed,
