@@ -35,8 +35,8 @@ mod _native {
     #[pymodule_export]
     use super::watching::{
         abort_after, limit_enter, limit_leave, set_check, stack, watch_choose_default, watch_enter,
-        watch_exit, watch_leave, watch_link, watch_others_have_ended, watch_report, watch_share_default,
-        watch_signals, watch_stacks, watch_start,
+        watch_exit, watch_leave, watch_link, watch_report, watch_share_default, watch_signals, watch_stacks,
+        watch_start,
     };
 
     #[pymodule_init]

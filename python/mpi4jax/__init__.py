@@ -64,7 +64,6 @@ _watch.start()
 def _at_finalize() -> None:
     # A program may call MPI.Finalize itself, before Python's end.
     _flush.flush_own()
-    _comm.join_default_comm()
 
 
 _native.at_finalize(_at_finalize)
@@ -75,7 +74,6 @@ def _forked() -> None:
     for function in (
         _watch.finish,
         _flush.finish,
-        _comm.join_default_comm,
         _native.stop_transports,
     ):
         atexit.unregister(function)

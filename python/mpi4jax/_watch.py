@@ -80,11 +80,6 @@ def report_after() -> float:
     return _seconds("MPI4JAX_REPORT_AFTER", DEFAULT_REPORT_AFTER, "0 for no lines")
 
 
-def wants_link() -> bool:
-    """Whether ranks may ask each other through MPI."""
-    return _choice("MPI4JAX_CHANNEL", "auto", "auto", "files") == "auto"
-
-
 def trace_file(name: str, rank: int) -> Path:
     """The timeline's file of a rank."""
     path = Path(name.replace("{rank}", str(rank)))
@@ -111,14 +106,17 @@ def start() -> None:
     """
     seconds, told_after = timeout(), report_after()
     aborts = _choice("MPI4JAX_ON_TIMEOUT", "abort", "abort", "continue") == "abort"
-    wants_link()
+    asks_hosts = _choice("MPI4JAX_CHANNEL", "auto", "auto", "files") == "auto"
     may_abort = _choice("MPI4JAX_ABORT", "1", *_FALSE, *_TRUE) in _TRUE
 
     rank, size = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
     # None stands for a handler in C: MPICH has one, which ours calls.
     free = signal.getsignal(signal.SIGUSR1) in (signal.SIG_DFL, None)
     folder = _job.directory(size)
-    _native.watch_start(rank, size, folder, seconds, told_after, aborts, free)
+    one = _job.has_one_directory()
+    _native.watch_start(
+        rank, size, folder, seconds, told_after, aborts, free, one, asks_hosts
+    )
     _stacks.start()
     if trace := os.environ.get("MPI4JAX_TRACE"):
         _native.trace_to(trace_file(trace, rank), rank)

@@ -7,8 +7,10 @@ use pyo3::types::PyBytes;
 
 use crate::watch;
 
-/// Starts the watchdog. `takes_signal`: `SIGUSR1` makes it report.
+/// Starts the watchdog. `takes_signal`: `SIGUSR1` makes it report. `one_directory`: all ranks certainly see it.
+/// `asks_hosts`: hosts may ask each other through MPI.
 #[pyfunction]
+#[allow(clippy::too_many_arguments)]
 pub(super) fn watch_start(
     rank: i32,
     size: i32,
@@ -17,8 +19,20 @@ pub(super) fn watch_start(
     report_after: f64,
     abort: bool,
     takes_signal: bool,
+    one_directory: bool,
+    asks_hosts: bool,
 ) {
-    watch::start(watch::Settings { rank, size, directory, timeout, report_after, abort, takes_signal });
+    watch::start(watch::Settings {
+        rank,
+        size,
+        directory,
+        timeout,
+        report_after,
+        abort,
+        takes_signal,
+        one_directory,
+        asks_hosts,
+    });
 }
 
 /// From now on, what this rank waits for counts as hung after so many seconds (0: never). A number to leave with.
@@ -69,18 +83,9 @@ pub(super) fn watch_exit() {
 }
 
 /// How the default communicator is made, "clone" or "world": the first choice of a rank, `choice` being this one's.
-/// Without one, None until a rank has chosen.
 #[pyfunction]
-#[pyo3(signature = (choice=None))]
-pub(super) fn watch_choose_default(choice: Option<&str>) -> Option<String> {
+pub(super) fn watch_choose_default(choice: &str) -> String {
     watch::choose_default(choice)
-}
-
-/// Whether the programs of all other ranks that have imported the package are at their end, and whether all have imported
-/// it. None: there are no files.
-#[pyfunction]
-pub(super) fn watch_others_have_ended() -> Option<(bool, bool)> {
-    watch::others_have_ended()
 }
 
 /// This rank is about to wait for others in a call that is no operation.
@@ -95,12 +100,12 @@ pub(super) fn watch_leave() {
     watch::leave();
 }
 
-/// Lets the ranks ask each other through MPI, if all of them want that. Collective over a communicator
+/// Lets hosts ask each other through MPI, if all ranks want that. Collective over a communicator
 /// with the ranks of `MPI_COMM_WORLD`.
 #[pyfunction]
-pub(super) fn watch_link(py: Python<'_>, handle: usize, wanted: bool) -> PyResult<()> {
+pub(super) fn watch_link(py: Python<'_>, handle: usize) -> PyResult<()> {
     // SAFETY: mpi4py gives handles of live communicators, and it has initialised MPI.
-    Ok(py.detach(|| unsafe { watch::open_link(handle, wanted) })?)
+    Ok(py.detach(|| unsafe { watch::open_link(handle) })?)
 }
 
 /// What all ranks are doing.

@@ -17,8 +17,6 @@ const LOOK_AFTER: f64 = 1.0;
 const SLOWEST: f64 = 20e6;
 /// For how long at least a rank that has finished waits for the others before a line says so.
 const END_PATIENCE: f64 = 10.0;
-/// How much later than the first host the last one speaks, or asks.
-const TURN: f64 = 5.0;
 
 /// How a rank decides that speaks for its host.
 #[derive(Clone, Debug)]
@@ -137,22 +135,32 @@ fn patience(wait: &Wait, why: &Why) -> f64 {
     PATIENCE + travels
 }
 
-/// How much later than the first host this one is.
-fn turn(settings: &Settings, longest: f64) -> f64 {
-    let (host, hosts) = settings.host;
-    longest * host as f64 / hosts.max(1) as f64
+/// How much later than the first host this one speaks or asks, so that few do before they have heard of each other: the second
+/// one by a second, the next two by two, the next four by three, and so on.
+fn turn(settings: &Settings) -> f64 {
+    f64::from(usize::BITS - settings.host.0.leading_zeros())
+}
+
+/// When something is done again that was done after so many seconds of a wait: after twice as many.
+fn again(after: f64, seconds: f64) -> f64 {
+    let mut next = after.max(f64::MIN_POSITIVE);
+    while next <= seconds {
+        next *= 2.0;
+    }
+    next
+}
+
+/// How long a wait takes before something is said of it.
+fn told_after(state: &State, settings: &Settings, key: Key, wait: &Wait) -> f64 {
+    let patience = if wait.need == Need::End { END_PATIENCE } else { 0.0 };
+    state.told.get(&key).copied().unwrap_or(settings.report_after.max(patience))
 }
 
 fn tell(state: &State, settings: &Settings, now: f64, actions: &mut Vec<Action>) {
     let mut due: Vec<(Key, &Wait)> = Vec::new();
     for (key, _, wait) in waits(&state.world).filter(|(key, ..)| state.own.contains(key.0)) {
-        let first = if wait.need == Need::End {
-            END_PATIENCE.max(settings.report_after)
-        } else {
-            settings.report_after
-        };
-        let after = state.told.get(&key).copied().unwrap_or(first);
-        if wait.seconds <= after + turn(settings, TURN.min(after / 6.0)) || state.reported.contains(&key) {
+        let after = told_after(state, settings, key, wait);
+        if wait.seconds <= after + turn(settings).min(after / 4.0) || state.reported.contains(&key) {
             continue;
         }
         // Who has spoken took a little longer to come to the line.
@@ -177,11 +185,12 @@ fn ask(state: &State, settings: &Settings, now: f64) -> Option<Action> {
     let longest = |world: &World| {
         waits(world).filter(|(key, ..)| own(key.0)).map(|(_, _, wait)| wait.seconds).fold(0.0, f64::max)
     };
-    let after = state.ask_after.max(PATIENCE);
-    if settings.host.1 < 2 || longest(&state.world) < after + turn(settings, TURN.min(after)) {
+    let (after, seconds) = (state.ask_after.max(PATIENCE), longest(&state.world));
+    if settings.host.1 < 2 || seconds < after + turn(settings) {
         return None;
     }
-    if state.asked.is_some_and(|at| now - at < after / 2.0) {
+    // Since the wait has taken so long, or just before.
+    if state.asked.is_some_and(|at| at > now - (seconds - after) - 1.0) {
         return Some(Action::LetAsk);
     }
     let here: World =
@@ -196,15 +205,18 @@ impl State {
     }
 
     /// What the next decision has to know of what is done now.
-    pub fn apply(&mut self, action: &Action, now: f64) {
-        let next = |state: &Self, key| state.wait(key).map_or(0.0, |wait| 2.0 * wait.seconds);
+    pub fn apply(&mut self, action: &Action, settings: &Settings, now: f64) {
         match *action {
             Action::Suspect(key) => drop(self.suspects.insert(key, now)),
             Action::Acquit(key) => drop(self.suspects.remove(&key)),
-            Action::Tell(key) | Action::LetTell(key) => drop(self.told.insert(key, next(self, key))),
+            Action::Tell(key) | Action::LetTell(key) => {
+                let next =
+                    self.wait(key).map(|wait| again(told_after(self, settings, key, wait), wait.seconds));
+                self.told.extend(next.map(|next| (key, next)));
+            }
             Action::Ask | Action::LetAsk => {
                 let longest = waits(&self.world).map(|(_, _, wait)| wait.seconds).fold(0.0, f64::max);
-                self.ask_after = 2.0 * longest;
+                self.ask_after = again(self.ask_after.max(PATIENCE), longest);
             }
             Action::End(key, _) => drop(self.reported.insert(key)),
         }
@@ -261,9 +273,21 @@ pub fn circle(world: &World, cycle: &[i32], rank: i32) -> String {
             at => format!("{}, {at}", wait.words),
         })
     };
+    let comm = |rank: &i32| {
+        world[rank].waits.first().and_then(|wait| match wait.need {
+            Need::Collective { comm, .. } => Some(comm),
+            _ => None,
+        })
+    };
     let mut text = format!("rank {} is in {}", order[0], does(order[0]));
-    for rank in order.iter().skip(1).take(3) {
+    for (before, rank) in order.iter().zip(&order[1..]).take(3) {
         text += &format!(", and waits for rank {rank}, which is in {}", does(*rank));
+        // Names may be the same, or not say it.
+        if let (Some(one), Some(other)) = (comm(before), comm(rank))
+            && one != other
+        {
+            text += ", on another communicator";
+        }
     }
     if order.len() > 4 {
         text += &format!(", and so on ({} ranks)", order.len());
@@ -292,6 +316,11 @@ fn cure(world: &World, cycle: &[i32]) -> &'static str {
     if needs().any(is_message) {
         "let all ranks come to the collective before the message, or after it"
     } else {
-        "let all ranks do their collectives in the same order"
+        "let all ranks use the communicators in the same order"
     }
 }
+
+#[cfg(test)]
+mod simulation;
+#[cfg(test)]
+mod tests;

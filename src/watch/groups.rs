@@ -12,6 +12,8 @@ const RUNS: usize = 8;
 
 /// What a rank is in that is in none of ours.
 pub const NO_OPERATION: &str = "in no operation";
+/// Where nobody can say where Python is.
+pub const IN_C: &str = "C code keeps Python's lock";
 
 /// Ranks that do the same.
 #[derive(Clone, Debug, PartialEq)]
@@ -146,6 +148,9 @@ pub fn brief(state: &str) -> String {
             let activity = activity.map_or_else(String::new, |(_, words)| format!(", where {words}"));
             format!("in Python at {at}{activity}")
         }
+        None if what.starts_with(NO_OPERATION) && what.contains(IN_C) => {
+            "in C code that keeps Python's lock".into()
+        }
         _ => what.trim_end_matches([';', ' ']).into(),
     }
 }
@@ -178,6 +183,8 @@ mod tests {
             brief("in recv from 1, tag 0 on c; Python is at a.py:4 in f"),
             "in recv from 1, tag 0 on c"
         );
+        let state = "in no operation, and was in none before; C code keeps Python's lock";
+        assert_eq!(brief(state), "in C code that keeps Python's lock");
         assert_eq!(brief("finished"), "finished");
     }
 

@@ -1,18 +1,18 @@
 //! Nothing hangs in silence, nothing is wrong in silence.
 //!
 //! [`watchdog`] observes from a thread of its own, [`decide`] says what is to be done, and [`act`] does it. What this
-//! process [`waits`] for it tells the other ranks, as [`known`] writes it: those of its host by files in a [`folder`]
-//! ([`peers`], [`questions`]), whose [`process`]es it can see; the leaders of other hosts through MPI ([`mail`], carried by
+//! process [`waits`] for it tells the other ranks, as [`known`] writes it: those of its host by files in a folder
+//! ([`peers`], [`questions`]), whose processes it can see; the leaders of other hosts through MPI ([`mail`], carried by
 //! [`link`]). The [`graph`] of who waits for whom says which waits cannot end. [`threads`] says where Python is, and whether
 //! one of its threads could go on. [`report`] puts what all ranks do in a few lines, with [`groups`] of [`ranks`]; [`end`]
-//! ends the job, and [`terminate`] has a word to say where a signal ends this rank. [`compare`] compares operations before
-//! they run, [`samples`] does it afterwards.
+//! ends the job, and [`terminate`] has a word to say where a signal ends this rank. [`default`] is about the default communicator where a rank ends without
+//! it. [`compare`] compares operations before they run, [`samples`] does it afterwards.
 
 mod act;
 mod compare;
 mod decide;
+mod default;
 mod end;
-mod folder;
 mod frames;
 mod graph;
 mod groups;
@@ -20,12 +20,10 @@ mod known;
 mod link;
 mod mail;
 mod peers;
-mod process;
 mod questions;
 mod ranks;
 mod report;
 mod samples;
-mod signal;
 mod terminate;
 mod threads;
 mod waits;
@@ -39,8 +37,7 @@ pub use self::terminate::python_runs;
 pub use self::threads::use_answers;
 pub use self::waits::{enter, enter_limit, leave, leave_limit};
 pub use self::watchdog::{
-    Settings, abort_after, choose_default, ending, exit, open_link, others_have_ended, report, start,
-    take_signals,
+    Settings, abort_after, choose_default, ending, exit, open_link, report, start, take_signals,
 };
 use crate::call::{Call, Site};
 use crate::error::{Cause, Error};

@@ -24,13 +24,14 @@ use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
-use super::folder::{Folder, Listing};
 use super::graph::{CommId, Life, Need, Rank, World};
 use super::known;
-use super::process::{self, Process};
+
 use super::ranks::Ranks;
 use crate::comm;
 use crate::record::host;
+use crate::system::folder::{Folder, Listing};
+use crate::system::process::{self, Process};
 
 /// The ranks of a job.
 #[derive(Debug)]
@@ -338,9 +339,9 @@ fn sweep(folder: &Folder, own: &Process) {
 mod tests {
     use std::fs;
 
-    use super::super::folder::operations;
     use super::super::questions::{Answer, Kind};
     use super::*;
+    use crate::system::folder::operations;
 
     fn directory(name: &str) -> PathBuf {
         let base = std::env::temp_dir().join(format!("mpi4jax-peers-{name}-{}", std::process::id()));

@@ -113,14 +113,17 @@ fn state(python: &Python) -> Answer {
     }
     let last = recorder::records().pop();
     let mut text: String = if is_finished() { "finished" } else { NO_OPERATION }.into();
+    if last.is_none() {
+        text += ", and was in none before";
+    }
     text += &match python {
-        Python::Silent => "; C code keeps Python's lock".into(),
+        Python::Silent => format!("; {}", groups::IN_C),
         _ => frames::activity(main).map_or_else(String::new, |activity| format!("; {activity}")),
     };
     text += &match &last {
         Some(record) if record.state == State::Failed => format!("; the last one, {record}, failed"),
         Some(record) => format!("; the last one was {record}"),
-        None => ", and was in none before".into(),
+        None => String::new(),
     };
     answer(last.map_or(0.0, |record| epoch.seconds_since(record.ended)), at(text))
 }

@@ -9,8 +9,8 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use super::signal::{Handler as LongHandler, action, default, keeping_error};
 use super::{end, waits};
+use crate::system::signal::{Handler as LongHandler, action, default, keeping_error};
 
 /// For how long Python has to answer an interrupt.
 const PATIENCE: Duration = Duration::from_millis(500);

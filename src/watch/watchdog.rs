@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use super::act::{self, HUNG, print};
 use super::decide::{self, State};
+use super::default;
 use super::end::{self, Launcher};
 use super::graph::{Life, Need, Rank, World};
 use super::groups::Group;
@@ -21,12 +22,13 @@ use super::questions::Kind;
 use super::report::Reporter;
 use super::threads::{self, Others};
 use super::waits::{self, Limit, Waits};
-use super::{frames, link, signal, terminate};
+use super::{frames, link, terminate};
 use crate::comm;
 use crate::error::Error;
 use crate::mpilib;
 use crate::record::recorder;
 use crate::record::timeline;
+use crate::system::signal;
 
 /// How the watchdog was told to behave.
 #[derive(Debug)]
@@ -43,6 +45,9 @@ pub struct Settings {
     pub abort: bool,
     /// Whether the program has no use of its own for `SIGUSR1`.
     pub takes_signal: bool,
+    /// Whether the ranks certainly have one directory, and whether hosts may ask each other through MPI.
+    pub one_directory: bool,
+    pub asks_hosts: bool,
 }
 
 pub(super) struct Watchdog {
@@ -52,6 +57,7 @@ pub(super) struct Watchdog {
     process: u32,
     /// Where the signal handler writes, and an operation that begins while the watchdog sleeps.
     wake: RawFd,
+    started: Instant,
 }
 
 static WATCHDOG: OnceLock<Watchdog> = OnceLock::new();
@@ -97,30 +103,31 @@ pub fn start(settings: Settings) {
             settings.rank
         ));
     }
-    let watchdog = Watchdog { settings, reporter, process: std::process::id(), wake };
+    let (process, started) = (std::process::id(), Instant::now());
+    let watchdog = Watchdog { settings, reporter, process, wake, started };
     if WATCHDOG.set(watchdog).is_ok() {
         let thread = std::thread::Builder::new().name("mpi4jax-watchdog".into());
         // Without a thread there is no watchdog, and all else works.
         let _ = thread.spawn(|| WATCHDOG.get().map(run));
     }
-    let _ = mpilib::at_finalize(finish);
+    let _ = mpilib::first_at_finalize(Box::new(finish));
 }
 
 /// Lets the ranks of several hosts ask each other through MPI, if all of them want that. Collective.
 ///
 /// # Safety
 /// `comm` is the handle of a live communicator, with the ranks of `MPI_COMM_WORLD`.
-pub unsafe fn open_link(comm: usize, wanted: bool) -> Result<(), Error> {
+pub unsafe fn open_link(comm: usize) -> Result<(), Error> {
     let respond = |word: &str| match WATCHDOG.get() {
         Some(watchdog) => watchdog.reporter.respond(word),
         None => Vec::new(),
     };
-    if let Some(Watchdog { settings: Settings { rank, size, .. }, reporter: Reporter { peers, .. }, .. }) =
-        WATCHDOG.get()
-        && *size > 1
+    if let Some(Watchdog { settings, reporter, .. }) = WATCHDOG.get()
+        && settings.size > 1
     {
+        let (host, ranks) = (reporter.peers.place(), (settings.rank, settings.size));
         // SAFETY: promised by the caller.
-        unsafe { link::open(comm, wanted, peers.place(), (*rank, *size), respond)? };
+        unsafe { link::open(comm, settings.asks_hosts, host, ranks, respond)? };
     }
     Ok(())
 }
@@ -149,27 +156,16 @@ fn finish() {
     watchdog.compare();
     watchdog.reporter.peers.finish();
     waits::notice();
-}
-
-/// How the default communicator is made. The ranks' first choice holds for all of them; `choice` is this rank's. Without
-/// one, `None` until a rank has chosen.
-pub fn choose_default(choice: Option<&str>) -> Option<String> {
-    let Some(Watchdog { reporter: Reporter { peers, .. }, .. }) = WATCHDOG.get() else {
-        return choice.map(Into::into);
+    let made = |handle| {
+        // SAFETY: it has just been made, of all ranks. Without a link, hosts ask each other nothing.
+        let _ = unsafe { open_link(handle) };
     };
-    if let Some(choice) = choice {
-        return Some(peers.choose_default(choice));
-    }
-    peers.look();
-    peers.chosen_default()
+    let _ = default::join(&watchdog.reporter.peers, watchdog.started, watchdog.settings.one_directory, made);
 }
 
-/// Whether the programs of all other ranks that have come are at their end, and whether all have come; `None` where files do
-/// not say.
-pub fn others_have_ended() -> Option<(bool, bool)> {
-    let peers = &WATCHDOG.get()?.reporter.peers;
-    peers.look();
-    peers.broken().is_none().then(|| peers.others_have_ended())
+/// How the default communicator is made: as the first rank has chosen, which this one is if it is the first.
+pub fn choose_default(choice: &str) -> String {
+    WATCHDOG.get().map_or_else(|| choice.into(), |watchdog| default::choose(&watchdog.reporter.peers, choice))
 }
 
 /// The report that `SIGUSR1` prints, for tests and for the curious.
@@ -471,13 +467,13 @@ impl Observer {
             link::ask_again();
             *again = true;
         }
-        if complete || age > ANSWERS {
-            self.far = World::new();
-            for Group { members, state, .. } in groups {
-                if let Some(rank) = super::known::decode(&state) {
-                    self.far.extend(members.iter().map(|member| (member, rank.clone())));
-                }
+        self.far = World::new();
+        for Group { members, state, .. } in groups {
+            if let Some(rank) = super::known::decode(&state) {
+                self.far.extend(members.iter().map(|member| (member, rank.clone())));
             }
+        }
+        if complete || age > ANSWERS {
             self.question = None;
         }
     }
@@ -489,7 +485,7 @@ impl Observer {
         let report_after = if report_after > 0.0 { report_after } else { f64::INFINITY };
         let settings = decide::Settings { report_after, host: hosts.place() };
         for action in decide::decide(&self.state, &settings, self.clock) {
-            self.state.apply(&action, self.clock);
+            self.state.apply(&action, &settings, self.clock);
             match action {
                 decide::Action::Ask => {
                     let word = Kind::Waits.word(rank);

@@ -133,3 +133,8 @@ pub fn wait(files: [RawFd; 3], seconds: f64) -> bool {
         has_signal
     }
 }
+
+/// Whether the program may have asked for a signal that comes by itself.
+pub fn has_alarm() -> bool {
+    function(&action(libc::SIGALRM)).is_some()
+}
