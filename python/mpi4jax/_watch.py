@@ -114,9 +114,7 @@ def start() -> None:
     free = signal.getsignal(signal.SIGUSR1) in (signal.SIG_DFL, None)
     folder = _job.directory(size)
     one = _job.has_one_directory()
-    _native.watch_start(
-        rank, size, folder, seconds, told_after, aborts, free, one, asks_hosts
-    )
+    _native.watch_start(rank, size, folder, seconds, told_after, aborts, free, one, asks_hosts)
     _stacks.start()
     if trace := os.environ.get("MPI4JAX_TRACE"):
         _native.trace_to(trace_file(trace, rank), rank)

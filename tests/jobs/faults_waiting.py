@@ -227,18 +227,6 @@ FAULTS = {
         env=FOREVER,
         often=True,
     ),
-    "a deadlock of a ring, in which Python waits for JAX": Fault(
-        "f = jax.jit(lambda x: (nt.recv(x, (rank + 1) % size), x @ x))\n"
-        "wait(f(jnp.eye(400) * 1.5))",
-        (
-            rf"deadlock: rank 0 is in recv from 1,.*fault.py:{FIRST_LINE}.* rank 1,.* rank 2, ",
-            "let one of them send first",
-        ),
-        status=HUNG_STATUS,
-        ranks=3,
-        env=FOREVER,
-        often=True,
-    ),
     "a deadlock of large sends and a started receive": Fault(
         "large = jnp.ones(1 << 20)\n"
         "r = mpi4jax.irecv(x, 1 - rank, tag=3) if rank else None\n"
