@@ -93,3 +93,11 @@ def test_ranks_that_may_have_different_files_all_join(run_job, tmp_path):
     job = run_job(3, file, cwd=tmp_path, time_limit=60, env={"JAX_PLATFORMS": "cpu"}, fork=False)
     assert job.returncode == 0, job.stdout + job.stderr
     assert job.stdout.count("the end") == 3
+
+
+def test_finalize_without_an_operation(mpirun):
+    """Each rank says that it has finished before it waits for the others to do so."""
+    program = "import mpi4jax; from mpi4py import MPI; MPI.Finalize(); print('done')"
+    result = mpirun(2, "-c", program, time_limit=60)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.split() == ["done", "done"]
