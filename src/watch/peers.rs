@@ -184,6 +184,11 @@ impl Peers {
         }
     }
 
+    /// What a rank waits for, as it has said last.
+    pub fn told_waits(&self, rank: i32) -> Option<Rank> {
+        known::decode(&self.said(rank, "waits")?)
+    }
+
     /// The process of a rank.
     pub(super) fn process(&self, rank: i32) -> Option<Process> {
         let mut processes = self.processes.lock().unwrap_or_else(PoisonError::into_inner);
@@ -246,10 +251,7 @@ impl Peers {
             let mut told = match (&before, &life) {
                 (_, Life::Gone(_)) => Rank::default(),
                 (Some(before), _) => before.get(&rank)?.clone(),
-                (None, _) => match self.said(rank, "waits") {
-                    Some(text) => known::decode(&text).unwrap_or_default(),
-                    None => Rank::default(),
-                },
+                (None, _) => self.told_waits(rank).unwrap_or_default(),
             };
             if life == Life::Finished {
                 // It waits for nothing but the end of the others.

@@ -113,9 +113,6 @@ fn state(python: &Python) -> Answer {
     }
     let last = recorder::records().pop();
     let mut text: String = if is_finished() { "finished" } else { NO_OPERATION }.into();
-    if last.is_none() {
-        text += ", and was in none before";
-    }
     text += &match python {
         Python::Silent => format!("; {}", groups::IN_C),
         _ => frames::activity(main).map_or_else(String::new, |activity| format!("; {activity}")),
@@ -123,7 +120,7 @@ fn state(python: &Python) -> Answer {
     text += &match &last {
         Some(record) if record.state == State::Failed => format!("; the last one, {record}, failed"),
         Some(record) => format!("; the last one was {record}"),
-        None => String::new(),
+        None => ", and was in none before".into(),
     };
     answer(last.map_or(0.0, |record| epoch.seconds_since(record.ended)), at(text))
 }
@@ -240,7 +237,14 @@ impl Reporter {
             Some(Life::Finished) => "finished".into(),
             Some(Life::Stopped) => format!("stopped: {} gets no time (SIGSTOP, or a debugger)", name()),
             Some(Life::Gone(name)) => format!("gone: {name} has ended{}", before()),
-            Some(_) => format!("silent: {} does not answer{}", name(), before()),
+            Some(_) => match peers.told_waits(rank).map(|told| told.waits) {
+                // A process without time, on a busy machine, has said before what it waits for.
+                Some(waits) if !waits.is_empty() => {
+                    let words: Vec<&str> = waits.iter().map(|wait| &*wait.words).collect();
+                    format!("in {}; {} has not answered yet", words.join("; and in "), name())
+                }
+                _ => format!("silent: {} does not answer{}", name(), before()),
+            },
             None if link::is_open() => {
                 "silent: it does not answer over MPI; its process, or the network, may be gone".into()
             }

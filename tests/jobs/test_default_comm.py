@@ -86,7 +86,7 @@ PROGRAMS = {
     # A rank that has ended serves a message that MPI has not carried yet.
     "a message is under way at the end": """
         import mpi4jax, numpy as np
-        large = np.ones(1 << 22)
+        large = np.frombuffer(MPI.Alloc_mem(1 << 25))  # Python does not free it at its end
         if rank == 0:
             MPI.COMM_WORLD.Isend(large, 1)
         elif rank == 1:
