@@ -86,22 +86,17 @@ impl MemoryPool {
         // SAFETY: promised by the caller; so many bytes were leased.
         unsafe {
             lease.data().write_bytes(0, array.bytes());
-            lease.upload(array.data, array.bytes(), stream)
+            lease.upload(array.data(), array.bytes(), stream)
         }
     }
 
-    /// Writes numbers to an array, in the order of a stream.
-    ///
-    /// # Safety
-    /// `to` is an array of the platform of so many.
-    pub unsafe fn write<const N: usize>(
-        &self,
-        numbers: [f32; N],
-        to: *mut [f32; N],
-        stream: Stream,
-    ) -> Result<(), Cause> {
-        // SAFETY: promised by the caller.
-        unsafe { self.place.fill(to.cast(), numbers.map(f32::to_bits), stream) }
+    /// Writes numbers of 32 bits to an array of the platform, in the order of a stream.
+    pub fn write<const N: usize>(&self, numbers: [f32; N], to: &Buffer, stream: Stream) -> Result<(), Cause> {
+        if to.bytes() < size_of_val(&numbers) {
+            return Err(Cause::Buffers { what: "result", expected: N, actual: to.count() });
+        }
+        // SAFETY: it has so many bytes.
+        unsafe { self.place.fill(to.data(), numbers.map(f32::to_bits), stream) }
     }
 }
 
@@ -136,12 +131,12 @@ impl RequestMemory {
         memory.recv = match (layout.gives, operand, memory.send) {
             // In one place: MPI copies nothing then.
             (Some((dtype, count)), _, Some(send))
-                if op == Op::Allreduce && !layout.keeps && (send.dtype, send.count) == (dtype, count) =>
+                if op == Op::Allreduce && !layout.keeps && (send.dtype(), send.count()) == (dtype, count) =>
             {
                 Some(send)
             }
             (Some((dtype, count)), Some(operand), _)
-                if layout.initial && (operand.dtype, operand.count) == (dtype, count) =>
+                if layout.initial && (operand.dtype(), operand.count()) == (dtype, count) =>
             {
                 Some(unsafe { memory.copied(pool, operand, stream)? })
             }
@@ -168,7 +163,8 @@ impl RequestMemory {
         let mut lease = pool.lease(bytes, stream)?;
         let data = lease.data();
         self.leases.push(lease);
-        Ok(Buffer { data, dtype, count })
+        // SAFETY: so much was leased, and goes back with the request's memory.
+        Ok(unsafe { Buffer::new(data, dtype, count) })
     }
 
     /// # Safety
@@ -179,10 +175,10 @@ impl RequestMemory {
         operand: &Buffer,
         stream: Stream,
     ) -> Result<Buffer, Cause> {
-        let buffer = self.leased(pool, operand.dtype, operand.count, stream)?;
+        let buffer = self.leased(pool, operand.dtype(), operand.count(), stream)?;
         self.leases.iter_mut().last().into_iter().for_each(|lease| lease.settled = false);
         // SAFETY: promised by the caller; both hold so many bytes, and the lease is nobody else's.
-        unsafe { pool.place.download(operand.data, buffer.data, buffer.bytes(), stream)? };
+        unsafe { pool.place.download(operand.data(), buffer.data(), buffer.bytes(), stream)? };
         Ok(buffer)
     }
 
@@ -209,9 +205,9 @@ impl RequestMemory {
     /// `to` is an array of the platform until the stream has come past it.
     pub unsafe fn give(&mut self, result: &Buffer, to: &Buffer, stream: Stream) -> Result<(), Cause> {
         let mut leases = self.leases.iter_mut();
-        match leases.find_map(|lease| (lease.data() == result.data).then_some(lease)) {
+        match leases.find_map(|lease| (lease.data() == result.data()).then_some(lease)) {
             // SAFETY: promised by the caller.
-            Some(lease) => unsafe { lease.upload(to.data, to.bytes(), stream) },
+            Some(lease) => unsafe { lease.upload(to.data(), to.bytes(), stream) },
             None => Err(Cause::Buffers { what: "result", expected: 0, actual: 1 }),
         }
     }

@@ -248,7 +248,8 @@ mod tests {
         site.location = "a.py:1".into();
         let layout = LAYOUT;
         let mut value = [value];
-        let operand = Buffer { data: value.as_mut_ptr().cast(), dtype: Dtype::Float32, count: 1 };
+        // SAFETY: an array of one float32.
+        let operand = unsafe { Buffer::new(value.as_mut_ptr().cast(), Dtype::Float32, 1) };
         let pool = memory_pool(Platform::Cpu).unwrap();
         // SAFETY: an array of one float32.
         let memory =
@@ -264,7 +265,7 @@ mod tests {
             let [received, kept] = memory.results(&LAYOUT);
             assert!(received.is_none());
             // SAFETY: memory of one float32, which was copied there.
-            found = kept.map(|kept| unsafe { kept.data.cast::<f32>().read_unaligned() });
+            found = kept.map(|kept| unsafe { kept.data().cast::<f32>().read_unaligned() });
             Ok(())
         });
         result.map_err(|error| error.to_string())?;

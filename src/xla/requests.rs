@@ -9,7 +9,7 @@ use super::state::{
     Bound, Known, KnownWait, Sites, State, bind, end_if_fatal, enter, get_state, guard, judged, kind,
     set_state, usable,
 };
-use crate::call::{Call, Operand, Phase, Site, Stream};
+use crate::call::{Call, EagerCall, Operand, Phase, Site, Stream};
 use crate::error::{Cause, Error};
 use crate::mpilib;
 use crate::ops::{self, Buffer, Counts};
@@ -44,7 +44,7 @@ pub unsafe extern "C" fn ready<const KIND: u8>(frame: *mut CallFrame) -> *mut Ff
     // SAFETY: promised by the caller.
     let zeros = |frame: &CallFrame| unsafe {
         let (stream, _context) = enter::<KIND>(frame)?;
-        transport::memory_pool(platform::<KIND>())?.write(Handle::default(), started::handle(frame)?, stream)
+        transport::memory_pool(platform::<KIND>())?.write(Handle::default(), &started::handle(frame)?, stream)
     };
     // SAFETY: promised by the caller.
     unsafe { guard::<KIND>(frame, |frame| Ok(zeros(frame).map_err(Error::from)?)) }
@@ -107,11 +107,9 @@ pub unsafe extern "C" fn start<const KIND: u8>(frame: *mut CallFrame) -> *mut Ff
             let Bound { site, watched } = match &state.site {
                 Sites::One(bound) => bound,
                 Sites::ByOperand { template, bound } => {
-                    let operand = started::operand(frame, state.transport, stream);
-                    let [.., comm, line, _, _] = operand.map_err(|cause| template.error(cause))?;
-                    if comm == Operand::NOTHING {
-                        return Ok(());
-                    }
+                    let eager = started::eager_call(frame, state.transport, stream);
+                    let eager = eager.map_err(|cause| template.error(cause))?;
+                    let EagerCall::Run { comm, line, .. } = eager else { return Ok(()) };
                     of_operand = bind(template, bound, (comm, line), state.transport)?;
                     &*of_operand
                 }
@@ -178,8 +176,7 @@ unsafe fn begin(
         })?;
     }
     if let Some(found) = found {
-        // SAFETY: a result of three float32, as `started::start` has checked.
-        unsafe { pool.write(found, handle, stream) }.map_err(located)?;
+        pool.write(found, &handle, stream).map_err(located)?;
     }
     Ok(())
 }
@@ -196,11 +193,8 @@ pub unsafe extern "C" fn wait<const KIND: u8>(frame: *mut CallFrame) -> *mut Ffi
             let located = |cause| site.error(cause);
             let line = match site.operand {
                 Operand::Call => {
-                    let operand = started::operand(frame, state.transport, stream);
-                    let [.., comm, line, _, _] = operand.map_err(located)?;
-                    if comm == Operand::NOTHING {
-                        return Ok(());
-                    }
+                    let eager = started::eager_call(frame, state.transport, stream).map_err(located)?;
+                    let EagerCall::Run { line, .. } = eager else { return Ok(()) };
                     line
                 }
                 _ => 0,
@@ -300,8 +294,8 @@ fn copy<const KIND: u8>(
                 return Err(Cause::Buffers { what: "result", expected, actual });
             }
         };
-        if (from.dtype, from.count) != (to.dtype, to.count) {
-            let [from, to] = [from, to].map(|it| format!("{} x {}", it.count, it.dtype.name()));
+        if (from.dtype(), from.count()) != (to.dtype(), to.count()) {
+            let [from, to] = [from, to].map(|it| format!("{} x {}", it.count(), it.dtype().name()));
             let message = format!("the request is of {from}, and waited for as {to}");
             return Err(Cause::Request { message });
         }
