@@ -165,7 +165,7 @@ pub struct Running {
 pub fn begin(what: &Arc<What>, call: &Call) -> Running {
     let Comm { collectives, messages, .. } = &*what.comm;
     let numbers = if what.op.row().is_collective() { collectives } else { messages };
-    let dtype = call.send.or(call.recv).map_or(NO_DTYPE, |buffer| buffer.dtype as u64);
+    let dtype = call.send.or(call.recv).map_or(NO_DTYPE, |buffer| buffer.dtype() as u64);
     claim(
         what,
         &Numbers {
