@@ -175,7 +175,11 @@ mod tests {
         // A thread that computes could wake it.
         let ended = std::sync::atomic::AtomicBool::new(false);
         std::thread::scope(|scope| {
-            scope.spawn(|| while !ended.load(Ordering::Relaxed) {});
+            scope.spawn(|| {
+                while !ended.load(Ordering::Relaxed) {
+                    std::hint::spin_loop();
+                }
+            });
             std::thread::sleep(std::time::Duration::from_millis(20));
             assert!(!others.main_waits(&jax, &mine, 200.0));
             ended.store(true, Ordering::Relaxed);
