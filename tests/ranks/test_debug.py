@@ -4,7 +4,6 @@ import functools
 import re
 
 import jax
-import jax.numpy as jnp
 import pytest
 from mpi4py import MPI
 from reference import LEFT, RANK, RIGHT, SIZE, each
@@ -60,11 +59,6 @@ def test_lines(case, jit, debug):
     check(lines, RANK, case.name, details)
 
 
-def test_lines_of_the_documentation(debug):
-    lines = debug(lambda: notoken.send(jnp.ones((3, 3)), MPI.PROC_NULL, tag=7))
-    check(lines, RANK, "send", f"-> {MPI.PROC_NULL} with tag 7 and 9 items")
-
-
 def test_rank_is_that_in_the_communicator(debug):
     comm = MPI.COMM_WORLD.Split(0, -RANK)
     lines = debug(lambda: notoken.barrier(comm=comm))
@@ -86,8 +80,3 @@ def test_off_means_silent(capfd):
     mpi4jax.flush()
     captured = capfd.readouterr()
     assert captured.out == captured.err == ""
-
-
-def test_the_setting_can_be_read(debug):
-    assert debug(lambda: [notoken.barrier(), _native.get_debug()][1] or pytest.fail("off"))
-    assert _native.get_debug() is False

@@ -77,13 +77,6 @@ def test_a_communicator_in_the_place_of_another():
                 notoken.allreduce(np.float32(1), MPI.SUM, comm=comm)
 
 
-def test_a_function_without_tokens_takes_none():
-    notoken.allreduce(X, MPI.SUM)
-    for _ in range(2):
-        with pytest.raises(TypeError, match="token"):
-            notoken.allreduce(X, MPI.SUM, token=None)
-
-
 @on_cpu
 def test_a_status_in_each_thread_compiles_nothing():
     notoken.recv(X, MPI.PROC_NULL, status=MPI.Status())

@@ -65,61 +65,6 @@ def test_equinox(jit):
     assert_close((value, jax.tree.leaves(gradient)), (expected[0], jax.tree.leaves(expected[1])))
 
 
-def test_flax_linen():
-    nn = pytest.importorskip("flax.linen")
-
-    class Centred(nn.Module):
-        distributed: bool
-
-        @nn.compact
-        def __call__(self, x):
-            x = x - (shared_mean(x) if self.distributed else x.mean(axis=0))
-            return nn.Dense(1)(nn.relu(nn.Dense(8)(x)))
-
-    alone, together = Centred(False), Centred(True)
-    variables = alone.init(KEY, X)
-
-    def loss(module, variables, x):
-        return (module.apply(variables, x) ** 2).mean()
-
-    @mpi4jax.jit
-    def step(variables, x):
-        value, gradient = jax.value_and_grad(lambda v: loss(together, v, x))(variables)
-        return mean_over_ranks((value, gradient))
-
-    expected = jax.value_and_grad(lambda v: loss(alone, v, X))(variables)
-    assert_close(step(variables, X[MINE]), expected)
-
-
-def test_flax_nnx():
-    nnx = pytest.importorskip("flax.nnx")
-
-    class Centred(nnx.Module):
-        def __init__(self, rngs, distributed):
-            self.linear = nnx.Linear(4, 1, rngs=rngs)
-            self.distributed = distributed
-
-        def __call__(self, x):
-            return self.linear(x - (shared_mean(x) if self.distributed else x.mean(axis=0)))
-
-    def gradient(model, x):
-        graph, state = nnx.split(model)
-
-        def loss(state):
-            return (nnx.merge(graph, state)(x) ** 2).mean()
-
-        return jax.tree.leaves(jax.grad(loss)(state))
-
-    graph, state = nnx.split(Centred(nnx.Rngs(0), True))
-
-    @mpi4jax.jit
-    def step(state, x):
-        return mean_over_ranks(gradient(nnx.merge(graph, state), x))
-
-    expected = gradient(Centred(nnx.Rngs(0), False), jnp.asarray(X))
-    assert_close(step(state, jnp.asarray(X[MINE])), expected)
-
-
 @pytest.mark.parametrize("inner", [lambda f: f, jax.jit], ids=["direct", "in a jit"])
 @pytest.mark.parametrize("jit", [lambda f: f, jax.jit], ids=["eager", "jit"])
 def test_equinox_filter_custom_vjp(jit, inner):
@@ -152,25 +97,6 @@ def test_equinox_filter_custom_vjp(jit, inner):
     np.testing.assert_allclose(actual, np.broadcast_to(expected, 3))
     assert seen
     assert all(perturbed == (True, False) for perturbed in seen)
-
-
-def test_equinox_checkpointed_loop():
-    """Its backward pass needs concrete residuals."""
-    eqxi = pytest.importorskip("equinox.internal")
-
-    def loop(x, step):
-        body = lambda state: (step(jnp.sin(state[0])), state[1] + 1)
-        more = lambda state: state[1] < 3
-        return eqxi.while_loop(more, body, (x, 0), max_steps=4, kind="checkpointed")[0]
-
-    def passed_on(x):
-        return nt.sendrecv(x, x, LEFT, RIGHT, comm=COMM)
-
-    x = jnp.arange(1.0, 4.0)
-    expected = jax.grad(lambda x: jnp.sin(jnp.sin(jnp.sin(x))).sum())(x)
-    for step in (lambda x: x, passed_on):
-        assert_close(jax.grad(lambda x, step=step: loop(x, step).sum())(x), expected)
-        assert_close(mpi4jax.jit(jax.grad(lambda x, step=step: loop(x, step).sum()))(x), expected)
 
 
 @pytest.mark.one_in(2)

@@ -64,28 +64,6 @@ def test_random_program(jit, seed, calls):
             assert_equal(v, e)
 
 
-def test_random_programs_contain_everything():
-    """The generator reaches every op and every kind of nesting, and drops results and tokens."""
-    seen, dropped = set(), set()
-
-    def walk(block):
-        for statement in block:
-            if isinstance(statement, programs.Op):
-                seen.add(statement.name)
-                dropped.add(("result", statement.target is None))
-                dropped.add(("token", statement.keep is None))
-            elif isinstance(statement, programs.Nest):
-                seen.add(statement.kind)
-                dropped.add(("nest", statement.dropped))
-                for body in statement.bodies:
-                    walk(body)
-
-    for seed in range(100):
-        walk(programs.generate(seed))
-    assert seen >= {*programs.OPS, *programs.LOOPS, *programs.CHOICES, *programs.CALLS}
-    assert len(dropped) == 6
-
-
 # ---- One at a time
 
 
@@ -230,20 +208,6 @@ def test_mpi4py_in_between():
     comm.Free()
 
 
-def test_mpi4py_collectives_in_between():
-    comm = MPI.COMM_WORLD.Dup()
-    f = jax.jit(lambda x: notoken.allreduce(x, MPI.SUM, comm=comm))
-    for i in range(10):
-        y = f(jnp.float32(i))
-        mpi4jax.flush()
-        assert comm.allreduce(i) == i * SIZE
-        z = notoken.bcast(jnp.float32(RANK), SIZE - 1, comm=comm)
-        mpi4jax.flush()
-        assert comm.bcast(RANK, 0) == 0
-        assert (float(y), float(z)) == (i * SIZE, SIZE - 1)
-    comm.Free()
-
-
 @pytest.mark.min_ranks(2)
 @jits
 def test_barrier_waits(jit, tmp_path):
@@ -258,24 +222,3 @@ def test_barrier_waits(jit, tmp_path):
             here.touch()
         barrier().block_until_ready()
         assert here.exists()
-
-
-def test_flush_waits(calls, capfd):
-    """After `flush` what was started has ended."""
-    work = jnp.ones((100, 100))
-
-    def f(x):
-        y = lax.fori_loop(0, 100, lambda i, w: jnp.tanh(w @ work), work)
-        return notoken.allreduce(x + 0 * y[0, 0], MPI.SUM)
-
-    g = jax.jit(f)
-    g(jnp.ones(3))
-    mpi4jax.flush()
-    capfd.readouterr()
-    _native.set_debug(True)
-    try:
-        g(jnp.ones(3))
-        mpi4jax.flush()
-        assert "MPI_Allreduce done with code 0" in capfd.readouterr().out
-    finally:
-        _native.set_debug(False)

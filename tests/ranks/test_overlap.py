@@ -23,16 +23,9 @@ from table import cases, derivative_cases
 from transforms import CHECKS
 
 import mpi4jax
-from mpi4jax._functions import nonblocking
 from mpi4jax._op.spec import SPECS
 
 STARTED = tuple(name for name, spec in SPECS.items() if spec.starts)
-
-
-def test_there_is_a_function_for_each_row():
-    names = {f"i{name}" for name in (*STARTED, "neighbor_allgather", "neighbor_alltoall")}
-    assert {name for name in nonblocking.__all__ if name[0] == "i"} == names
-    assert all(getattr(mpi4jax, name) is getattr(mpi4jax.notoken, name) for name in names)
 
 
 def started(found):
@@ -377,15 +370,6 @@ def test_a_request_that_was_changed():
     mpi4jax.waitall([request, other])
     with pytest.raises(ValueError, match="started inside of a vmap is waited for there"):
         jax.jit(lambda x: mpi4jax.wait(jax.vmap(mpi4jax.iallreduce)(x)))(jnp.ones((2, 3)))
-
-
-def test_trees_that_differ():
-    def f(x):
-        step = lambda request, _: (mpi4jax.ialltoall(jnp.ones((SIZE, 1))), mpi4jax.wait(request))
-        return jax.lax.scan(step, mpi4jax.iallreduce(x), length=2)
-
-    with pytest.raises(TypeError, match="carry"):
-        jax.jit(f)(jnp.ones(3))
 
 
 def test_schedules_are_compared():

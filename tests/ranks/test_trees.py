@@ -146,13 +146,6 @@ def test_an_array_as_metadata(call):
         assert_equal(y.values, call(jnp.full(2, scale)))
 
 
-def test_python_numbers_in_trees():
-    tree = {"i": 1, "f": 2.5, "b": True, "n": np.float32(3)}
-    y = notoken.allgather(tree)
-    for name, value in tree.items():
-        assert_equal(y[name], np.stack([np.asarray(jnp.asarray(value))] * SIZE))
-
-
 @jits
 def test_sendrecv_of_different_trees(jit):
     """The tree that goes and the tree that comes need not be of one form."""
@@ -190,15 +183,6 @@ def test_sendrecv_of_trees_whose_types_come_in_another_order(jit):
         assert_equal(actual, expected)
 
 
-def test_status_of_a_tree():
-    status = MPI.Status()
-    x = {"a": jnp.ones(3), "b": jnp.ones((2, 2))}
-    y = notoken.sendrecv(x, x, LEFT, RIGHT, sendtag=5, status=status)
-    assert (status.Get_source(), status.Get_tag()) == (LEFT, 5)
-    assert status.Get_elements(MPI.FLOAT) == 7
-    assert_equal(y["b"], np.ones((2, 2), np.float32))
-
-
 # ---- PRNG keys
 
 KEY_CASES = [case for case in WITH_DATA if case.op is None]
@@ -229,22 +213,6 @@ def test_keys_of_random_numbers(jit, impl, shape):
         assert jax.random.key_impl(y) == jax.random.key_impl(keys)
         data = [np.asarray(jax.random.key_data(x)) for x in xs]
         assert_equal(jax.random.key_data(y), case.expected(data))
-
-
-def test_keys_beside_numbers():
-    tree = {
-        "key": jax.random.key(RANK),
-        "x": jnp.float32(RANK),
-        "raw": jax.random.key_data(jax.random.key(0)),
-    }
-    y = notoken.bcast(tree, SIZE - 1)
-    assert_equal(
-        jax.random.key_data(y["key"]), np.asarray(jax.random.key_data(jax.random.key(SIZE - 1)))
-    )
-    assert float(y["x"]) == SIZE - 1
-    assert float(jax.random.uniform(y["key"])) == float(
-        jax.random.uniform(jax.random.key(SIZE - 1))
-    )
 
 
 def test_keys_under_vmap_and_scan():
