@@ -195,27 +195,6 @@ def test_freed_after_compilation(case):
     assert float(notoken.allreduce(1.0, MPI.SUM)) == SIZE
 
 
-def test_what_was_made_from_a_communicator_goes_with_it():
-    """Suffix scans and halo exchanges have communicators of their own."""
-    x = jnp.arange(4.0)
-    suffix = jax.vjp(lambda x: notoken.scan(x, MPI.SUM, comm=WORLD), x)[1](x)[0]
-    numbers, rounds = set(), 8
-    for _ in range(rounds):
-        cart = WORLD.Create_cart([SIZE], [True])
-        pulled = jax.vjp(lambda x, comm=cart: notoken.scan(x, MPI.SUM, comm=comm), x)[1](x)[0]
-        assert_equal(pulled, suffix)
-        ghosts = notoken.halo_exchange(jnp.full(3, float(RANK)), cart)
-        ring = (np.arange(RANK - 1, RANK + 2) % SIZE).astype(np.float32)
-        assert_equal(ghosts, ring)
-        cart.Free()
-        # MPI gives out again the numbers of those that were freed; the first is the cart's.
-        probes = [WORLD.Dup() for _ in range(2)]
-        numbers.add(probes[-1].py2f())
-        for probe in probes:
-            probe.Free()
-    assert len(numbers) <= rounds // 2
-
-
 def test_communicators_leave_nothing_behind():
     """Thousands, made and freed one at a time."""
 

@@ -13,24 +13,6 @@ import mpi4jax
 from mpi4jax import _native, notoken
 
 
-@pytest.fixture
-def debug(capfd):
-    """``debug(f)``: the lines that ``f()`` prints."""
-
-    def run(f):
-        mpi4jax.flush()
-        capfd.readouterr()
-        _native.set_debug(True)
-        try:
-            jax.block_until_ready(f())
-            mpi4jax.flush()
-        finally:
-            _native.set_debug(False)
-        return [line for line in capfd.readouterr().out.splitlines() if " | MPI_" in line]
-
-    return run
-
-
 def check(lines, rank, op, details):
     start, end = lines
     found = re.fullmatch(rf"r{rank} \| (\w{{8}}) \| {ROWS[op].mpi} ?{details}( \(\w+\))?", start)
@@ -42,8 +24,8 @@ def check(lines, rank, op, details):
 
 @pytest.mark.parametrize("jit", [lambda f: f, jax.jit], ids=["eager", "jit"])
 @each(cases())
-def test_lines(case, jit, debug):
-    lines = debug(
+def test_lines(case, jit, logged):
+    _, lines = logged(
         functools.partial(jit(functools.partial(case.run, "notoken")), case.operands()[RANK])
     )
     if case.name == "recv":
@@ -59,15 +41,15 @@ def test_lines(case, jit, debug):
     check(lines, RANK, case.name, details)
 
 
-def test_rank_is_that_in_the_communicator(debug):
+def test_rank_is_that_in_the_communicator(logged):
     comm = MPI.COMM_WORLD.Split(0, -RANK)
-    lines = debug(lambda: notoken.barrier(comm=comm))
+    _, lines = logged(lambda: notoken.barrier(comm=comm))
     check(lines, SIZE - 1 - RANK, "barrier", "")
     comm.Free()
 
 
-def test_each_call_has_its_own_id(debug):
-    lines = debug(mpi4jax.jit(lambda: [notoken.barrier() for _ in range(5)]))
+def test_each_call_has_its_own_id(logged):
+    _, lines = logged(mpi4jax.jit(lambda: [notoken.barrier() for _ in range(5)]))
     ids = [line.split(" | ")[1] for line in lines]
     assert len(ids) == 10
     assert len(set(ids)) == 5

@@ -8,61 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from mpi4py import MPI
-from reference import COMM, LEFT, RANK, RIGHT, SIZE
+from reference import COMM, LEFT, RIGHT
 
 import mpi4jax
 from mpi4jax import notoken as nt
 
-ROWS = 3
-X = np.random.default_rng(1).normal(size=(SIZE * ROWS, 4)).astype(np.float32)
-MINE = slice(RANK * ROWS, (RANK + 1) * ROWS)
-KEY = jax.random.key(0)
-
-
-def mean_over_ranks(tree):
-    """Of a pytree that is different on each rank."""
-    return jax.tree.map(lambda x: x / SIZE, nt.allreduce(tree, MPI.SUM, comm=COMM))
-
-
-def shared_mean(x):
-    """Of all rows on all ranks; each rank goes on with it in its own way, hence `pvary`."""
-    return mpi4jax.pvary(mean_over_ranks(x.mean(axis=0)), comm=COMM)
-
 
 def assert_close(one, other):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-6), one, other)
-
-
-@pytest.mark.parametrize("jit", ["mpi4jax.jit", "filter_jit"])
-def test_equinox(jit):
-    eqx = pytest.importorskip("equinox")
-
-    class Centred(eqx.Module):
-        """A layer that communicates; its communicator is static."""
-
-        mlp: eqx.nn.MLP
-        comm: MPI.Comm | None = eqx.field(static=True)
-
-        def __call__(self, x):
-            x = x - (x.mean(axis=0) if self.comm is None else shared_mean(x))
-            return jax.vmap(self.mlp)(x)
-
-    mlp = eqx.nn.MLP(4, 1, 8, 1, key=KEY)
-
-    def loss(arrays, static, x):
-        return (eqx.combine(arrays, static)(x) ** 2).mean()
-
-    arrays, static = eqx.partition(Centred(mlp, None), eqx.is_array)
-    expected = jax.value_and_grad(loss)(arrays, static, X)
-
-    arrays, static = eqx.partition(Centred(mlp, COMM), eqx.is_array)
-
-    def step(arrays, x):
-        return mean_over_ranks(jax.value_and_grad(loss)(arrays, static, x))
-
-    compiled = mpi4jax.jit(step) if jit == "mpi4jax.jit" else eqx.filter_jit(step)
-    value, gradient = compiled(arrays, X[MINE])
-    assert_close((value, jax.tree.leaves(gradient)), (expected[0], jax.tree.leaves(expected[1])))
 
 
 @pytest.mark.parametrize("inner", [lambda f: f, jax.jit], ids=["direct", "in a jit"])

@@ -87,11 +87,6 @@ def _cond(f):
     return _one_by_one(lambda x: lax.cond(jnp.sum(first(x)) < np.inf, f, zeros, x))
 
 
-def _switch(f):
-    zeros = functools.partial(_zeros, f)
-    return _one_by_one(lambda x: lax.switch(jnp.int32(1), [zeros, f, zeros], x))
-
-
 def _scan(f):
     return lambda xs: lax.scan(lambda carry, x: (carry, f(x)), 0, xs)[1]
 
@@ -122,17 +117,12 @@ def _vmap_nested(f):
 WAYS = {
     "eager": _one_by_one,
     "jax.jit": lambda f: _one_by_one(jax.jit(f)),
-    "jit in jit": lambda f: mpi4jax.jit(_one_by_one(jax.jit(f))),
     "fori_loop": _fori_loop,
     "while_loop": lambda f: mpi4jax.jit(_while_loop(f)),
     "scan": lambda f: jax.jit(_scan(f)),
     "scan in jit": lambda f: mpi4jax.jit(_scan(_twice(f))),
-    "map": lambda f: functools.partial(lax.map, f),
     "cond": lambda f: mpi4jax.jit(_cond(f)),
-    "switch": lambda f: jax.jit(_switch(f)),
-    "checkpoint": lambda f: mpi4jax.jit(_one_by_one(jax.checkpoint(f))),
     "vmap": jax.vmap,
-    "vmap in jit": lambda f: mpi4jax.jit(jax.vmap(f)),
     "jit in vmap": lambda f: jax.vmap(mpi4jax.jit(f)),
     "vmap of other axes": lambda f: jax.jit(_vmap_other_axes(f)),
     "vmap of vmap": lambda f: mpi4jax.jit(_vmap_nested(f)),

@@ -16,27 +16,19 @@ from reference import COMM, JITS, RANK, SIZE, assert_equal, each, jits
 from table import cases
 
 import mpi4jax
-from mpi4jax import _native, notoken
+from mpi4jax import notoken
 
 
 @pytest.fixture
-def calls(capfd):
+def calls(logged):
     """``calls(f, *args)``: the result of ``f`` and the MPI calls it made: [(name, items)]."""
 
     def record(f, *args):
-        mpi4jax.flush()
-        capfd.readouterr()
-        _native.set_debug(True)
-        try:
-            y = jax.block_until_ready(f(*args))
-            mpi4jax.flush()
-        finally:
-            _native.set_debug(False)
-        pattern = rf"^r{RANK} \| \w+ \| (MPI_\w+)\b(?! done)(.*)$"
+        y, lines = logged(lambda: f(*args))
         found = []
-        for name, rest in re.findall(pattern, capfd.readouterr().out, re.M):
-            items = re.search(r"(\d+) items", rest)
-            found.append((name, int(items[1]) if items else None))
+        for line in (line.split(" | ")[2] for line in lines if " done with " not in line):
+            items = re.search(r"(\d+) items", line)
+            found.append((line.split()[0], int(items[1]) if items else None))
         return y, found
 
     return record

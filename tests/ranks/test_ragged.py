@@ -69,13 +69,6 @@ def test_counts_that_change(exchange, jit):
         assert_equal(received, counts[:, RANK])
 
 
-def test_one_program_for_all_counts(exchange):
-    with_counts = jax.jit(exchange)
-    for seed in range(3):
-        jax.block_until_ready(with_counts(all_rows(0)[RANK], random_counts(seed)[RANK]))
-    assert with_counts._cache_size() == 1
-
-
 def test_loop_in_which_counts_are_computed(exchange):
     """Rows go on to other ranks, as many as have come and as the step says."""
     steps = 5

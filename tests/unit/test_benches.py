@@ -2,7 +2,6 @@
 
 from types import SimpleNamespace
 
-import others
 import quick
 import report
 from report import GLOO, NEW, OLD, Key
@@ -70,17 +69,3 @@ def test_quick_figures_name_what_is_worse():
     measured = {"a": [2.3] * 9, "b": [2.1] * 9, "c": [2.0, 2.3, 2.4], "new": [9.0]}
     assert quick.worse(measured, kept) == ["a: 2.30, it was 2.00"]
     assert len(quick.FIGURES) == 6
-
-
-def test_results_of_programs_are_compared():
-    assert others.difference([1.0, -2.0, 0.0], [1.0, -2.0, 0.0]) == 0
-    assert others.difference([1.0, -2.002], [1.0, -2.0]) > others.TOLERANCE
-    assert others.ENVIRONMENT[NEW]["MPI4JAX_NOTOKEN"] == "1"
-
-
-def test_the_page_has_a_table_of_known_programs():
-    text = others.PAGE.read_text()
-    where = next(
-        line for line in text.partition(others.BEGIN)[2].splitlines() if line.startswith("On ")
-    )
-    assert others.merged(text, [], where) == text
