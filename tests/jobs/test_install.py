@@ -73,7 +73,7 @@ LOADER = """
     import importlib.machinery
     class Loader(importlib.machinery.ExtensionFileLoader):
 """
-INSTALL_LOADER = "    importlib.machinery.ExtensionFileLoader = Loader"
+INSTALL_LOADER = "\n    importlib.machinery.ExtensionFileLoader = Loader"
 WRONG = {
     "no module fits": (
         """
@@ -99,8 +99,7 @@ WRONG = {
         def create_module(self, spec):
             if spec.name == "mpi4jax._native":
                 raise ImportError("undefined symbol: MPI_Of_another")
-            return super().create_module(spec)
-        """
+            return super().create_module(spec)"""
         + INSTALL_LOADER,
         (r"native module _native_\w+.abi3.so cannot be", "MPI_Of_another", "MPI4PY_LIBMPI"),
     ),
@@ -111,8 +110,7 @@ WRONG = {
             super().exec_module(module)
             if module.__name__ == "mpi4jax._native":
                 rows = module.ops_table()
-                module.ops_table = lambda: rows[1:]
-        """
+                module.ops_table = lambda: rows[1:]"""
         + INSTALL_LOADER,
         ("the native module does not know the op allgather",),
     ),
