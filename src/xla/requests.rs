@@ -6,8 +6,8 @@ use super::c_api::{CallFrame, FfiError};
 use super::frame::{self, started};
 use super::pages;
 use super::state::{
-    Bound, Known, KnownWait, Sites, State, bind, end_if_fatal, enter, get_state, guard, judged, kind,
-    set_state, usable,
+    Bound, RecordedWait, RequestPlan, Sites, State, bind, end_if_fatal, enter, get_state, guard, judged,
+    kind, set_state, usable,
 };
 use crate::call::{Call, EagerCall, Operand, Phase, Site, Stream};
 use crate::error::{Cause, Error};
@@ -74,7 +74,7 @@ pub unsafe extern "C" fn instantiate<const KIND: u8, const START: bool>(
             } else {
                 Sites::ByOperand { template: site, bound: Default::default() }
             };
-            let request = Some(Known { layout, pool, selected, waits: Mutex::default() });
+            let request = Some(RequestPlan { layout, pool, selected, waits: Mutex::default() });
             Ok(set_state(frame, State { transport, site, request })?)
         })
     }
@@ -101,7 +101,7 @@ pub unsafe extern "C" fn start<const KIND: u8>(frame: *mut CallFrame) -> *mut Ff
     // SAFETY: promised by the caller.
     unsafe {
         guard::<KIND>(frame, |frame| {
-            let (state, known) = state(frame)?;
+            let (state, plan) = state(frame)?;
             let (stream, _context) = enter::<KIND>(frame).map_err(Error::from)?;
             let of_operand;
             let Bound { site, watched } = match &state.site {
@@ -115,18 +115,18 @@ pub unsafe extern "C" fn start<const KIND: u8>(frame: *mut CallFrame) -> *mut Ff
                 }
             };
             let _guard = usable(site)?;
-            judged(site, watched, begin(frame, (site, watched), known, state.transport, stream))
+            judged(site, watched, begin(frame, (site, watched), plan, state.transport, stream))
         })
     }
 }
 
 /// # Safety
 /// `frame` is XLA's, of the execute stage.
-unsafe fn state(frame: &CallFrame) -> Result<(&State, &Known), Error> {
+unsafe fn state(frame: &CallFrame) -> Result<(&State, &RequestPlan), Error> {
     // SAFETY: promised by the caller.
     let state = unsafe { get_state(frame)? };
     match &state.request {
-        Some(known) => Ok((state, known)),
+        Some(plan) => Ok((state, plan)),
         None => {
             Err(Cause::Request { message: "the state of a request is that of an operation".into() }.into())
         }
@@ -138,7 +138,7 @@ unsafe fn state(frame: &CallFrame) -> Result<(&State, &Known), Error> {
 unsafe fn begin(
     frame: &CallFrame,
     (site, watched): (&Site, &Watched),
-    &Known { layout, pool, selected, .. }: &Known,
+    &RequestPlan { layout, pool, selected, .. }: &RequestPlan,
     transport: &dyn Transport,
     stream: Stream,
 ) -> Result<(), Box<Error>> {
@@ -187,7 +187,7 @@ pub unsafe extern "C" fn wait<const KIND: u8>(frame: *mut CallFrame) -> *mut Ffi
     // SAFETY: promised by the caller.
     unsafe {
         guard::<KIND>(frame, |frame| {
-            let (state, known) = state(frame)?;
+            let (state, plan) = state(frame)?;
             let (stream, _context) = enter::<KIND>(frame).map_err(Error::from)?;
             let (Sites::ByOperand { template: site, .. } | Sites::One(Bound { site, .. })) = &state.site;
             let located = |cause| site.error(cause);
@@ -203,14 +203,14 @@ pub unsafe extern "C" fn wait<const KIND: u8>(frame: *mut CallFrame) -> *mut Ffi
                 return Err(site.error(at(site, line, Cause::Finalized)).into());
             }
             let (handle, results) =
-                started::wait(frame, site, &known.layout, state.transport, stream).map_err(located)?;
-            let taken = transport::take(handle, &known.layout);
+                started::wait(frame, site, &plan.layout, state.transport, stream).map_err(located)?;
+            let taken = transport::take(handle, &plan.layout);
             let Some(request) = taken.map_err(|cause| site.error(at(site, line, cause)))? else {
-                return nothing(site, line, known, results, stream);
+                return nothing(site, line, plan, results, stream);
             };
-            let end = || request.wait(stream, |memory| copy::<KIND>(site, known, memory, results, stream));
+            let end = || request.wait(stream, |memory| copy::<KIND>(site, plan, memory, results, stream));
             let Some(record) = &request.record else { return Ok(end()?) };
-            let watched = known.watched(site, line, record);
+            let watched = plan.watched(site, line, record);
             let result = wait_for(&watched, record, || logged(&request, end));
             if let Err(error) = &result {
                 end_if_fatal(error, request.comm(), &watched);
@@ -242,10 +242,10 @@ fn at(site: &Site, line: i32, cause: Cause) -> Cause {
     }
 }
 
-impl Known {
+impl RequestPlan {
     fn watched(&self, site: &Site, line: i32, started: &Record) -> Arc<Watched> {
         let mut waits = self.waits.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_same = |(what, other, _): &&KnownWait| Arc::ptr_eq(what, &started.what) && *other == line;
+        let is_same = |(what, other, _): &&RecordedWait| Arc::ptr_eq(what, &started.what) && *other == line;
         if let Some((.., watched)) = waits.iter().find(is_same) {
             return watched.clone();
         }
@@ -262,17 +262,17 @@ impl Known {
 fn nothing(
     site: &Site,
     line: i32,
-    known: &Known,
+    plan: &RequestPlan,
     results: [Option<Buffer>; 2],
     stream: Stream,
 ) -> Result<(), Box<Error>> {
-    if !known.layout.initial {
+    if !plan.layout.initial {
         let message = "the request was never started".into();
         return Err(site.error(at(site, line, Cause::Request { message })).into());
     }
     for result in results.into_iter().flatten() {
         // SAFETY: a result of XLA's.
-        unsafe { known.pool.clear(&result, stream) }.map_err(|cause| site.error(cause))?;
+        unsafe { plan.pool.clear(&result, stream) }.map_err(|cause| site.error(cause))?;
     }
     Ok(())
 }
@@ -280,12 +280,12 @@ fn nothing(
 /// Copies what the wait gives to where XLA wants it.
 fn copy<const KIND: u8>(
     site: &Site,
-    known: &Known,
+    plan: &RequestPlan,
     memory: &mut RequestMemory,
     results: [Option<Buffer>; 2],
     stream: Stream,
 ) -> Result<(), Cause> {
-    for (from, to) in memory.results(&known.layout).into_iter().zip(results) {
+    for (from, to) in memory.results(&plan.layout).into_iter().zip(results) {
         let (from, to) = match (from, to) {
             (Some(from), Some(to)) => (from, to),
             (None, None) => continue,
