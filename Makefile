@@ -79,7 +79,7 @@ format: .venv/tools ## what `make lint` only checks
 
 bench: .venv/tools ## speed against raw MPI, mpi4py, mpi4jax 0.9.1 and gloo: docs/benchmarks.md; programs: docs/performance.md
 	$(BIN)/python benches/run.py
-	$(BIN)/python benches/others.py
+	$(BIN)/python benches/third_party.py
 
 bench-quick: .venv/tools ## six ratios in two minutes, beside those of benches/quick.json
 	$(BIN)/python benches/quick.py
