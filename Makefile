@@ -61,6 +61,7 @@ lint: lint-rust lint-python ## formatting, clippy, ruff, mypy, stubtest, schemas
 lint-rust: .venv/tools
 	cargo fmt --check
 	$(CARGO) clippy --release --all-targets -- -D warnings
+	$(BIN)/python tools/make_wheel.py --lint aarch64-apple-darwin
 
 lint-python: .venv/tools
 	$(BIN)/ruff check
