@@ -50,7 +50,7 @@ impl Record {
 #[test]
 fn a_record_is_of_one_operation() {
     let mut model = loom::model::Builder::new();
-    model.preemption_bound = Some(3);
+    model.preemption_bound = Some(2);
     model.check(|| {
         let record = Arc::new(Record::new());
         let writers = [1, 2].map(|number| {
@@ -68,7 +68,7 @@ fn a_record_is_of_one_operation() {
 #[test]
 fn a_record_is_used_again() {
     let mut model = loom::model::Builder::new();
-    model.preemption_bound = Some(3);
+    model.preemption_bound = Some(2);
     model.check(|| {
         let record = Arc::new(Record::new());
         let writer = {
