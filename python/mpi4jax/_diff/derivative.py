@@ -117,9 +117,9 @@ class ReversedMessage:
         operand = p.get("operand")
         if operand != "recorded" and p.get("source") == MPI.ANY_SOURCE:
             raise NotImplementedError(
-                f"{spec.name}: cannot be transposed with source=MPI.ANY_SOURCE, because only the "
-                "forward pass knows the sender; name the source, or differentiate with jax.grad or "
-                "jax.vjp, which record it"
+                f"{spec.name}: cannot be transposed with source=MPI.ANY_SOURCE, because the sender "
+                "is not recorded; name the source, or differentiate with jax.grad or jax.vjp, "
+                "which record the sender"
             )
         self.token, self._source = token, p.get("source")
         self._peers = numbers
