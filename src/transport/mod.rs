@@ -34,7 +34,7 @@ pub use self::mpi::{Mpi, Posted, matching, set_count_limit, start as post};
 pub use self::nccl::Nccl;
 pub use self::request::{Ahead, Request};
 pub use self::request_memory::{MemoryPool, RequestLayout, RequestMemory, memory_pool, memory_pool_on_gpu};
-pub use self::requests::{HANDLE, Handle, freeing, start, start_on, take};
+pub use self::requests::{HANDLE, Handle, freeing, outstanding, start, start_on, take};
 pub use self::route::Route;
 pub use self::select::{
     Choice, Found, Platform, carries, chosen, fallback, is_recorded, messages_apart, overview, select,

@@ -182,6 +182,15 @@ pub fn take(handle: Handle, expected: &RequestLayout) -> Result<Option<Arc<Reque
     if handle == Handle::default() { Ok(None) } else { table().take(handle, expected).map(Some) }
 }
 
+/// What was started and communicates, and has not been waited for.
+pub fn outstanding() -> Vec<Record> {
+    table()
+        .requests()
+        .filter(|request| !request.layout.local)
+        .filter_map(|request| request.record.clone())
+        .collect()
+}
+
 /// What a report calls the freeing of a communicator.
 pub fn freeing(key: &str) -> String {
     let of_comm = |request: &&Arc<Request>| *request.comm().key == *key && !request.comm().is_freed();
