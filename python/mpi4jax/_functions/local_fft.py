@@ -101,7 +101,9 @@ class _Planes(NamedTuple):
                 y = lax.dynamic_update_slice(y, part.ravel(), (begin + at * n,))
             return y
 
-        y, at_once = jnp.zeros_like(x), planes // tiles
+        # Any number fills it. One of the operand keeps XLA from making it before the operand is
+        # there, in memory beside that of the message which goes.
+        y, at_once = jnp.full_like(x, x[0]), planes // tiles
         y = lax.fori_loop(0, tiles, functools.partial(some, at_once, 0), y)
         done = tiles * at_once
         return lax.fori_loop(0, planes - done, functools.partial(some, 1, done), y)
