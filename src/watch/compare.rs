@@ -17,7 +17,7 @@ use crate::call::{Call, Phase};
 use crate::error::{Cause, Error};
 use crate::mpilib::{Tag, check, handle, wildcards};
 use crate::ops::{Dtype, Op, Reduction};
-use crate::record::recorder::{Record, Running, What};
+use crate::record::recorder::{OpInfo, Record, Running};
 use crate::transport::Ahead;
 use crate::transport::matching::{Memory, exchange};
 
@@ -52,8 +52,8 @@ impl Header {
         location[..length].copy_from_slice(&line[line.len() - length..]);
         Self {
             magic: MAGIC,
-            count: call.send.map_or(0, |buffer| buffer.count as u64),
-            dtype: call.send.map_or(0, |buffer| buffer.dtype.xla_code()),
+            count: call.send.map_or(0, |buffer| buffer.count() as u64),
+            dtype: call.send.map_or(0, |buffer| buffer.dtype().xla_code()),
             op: call.site.op as u32,
             dest: call.envelope.dest,
             tag: call.envelope.sendtag,
@@ -106,7 +106,7 @@ pub fn compare(exact: bool, call: &mut Call, running: &Running) -> Result<Option
 
 /// Of what has to be the same on all ranks.
 pub fn fingerprint(call: &Call, record: &Record) -> u64 {
-    let What { op, reduction, .. } = &*record.what;
+    let OpInfo { op, reduction, .. } = &*record.what;
     let mut hasher = DefaultHasher::new();
     let count = if op.row().has_any_size() { 0 } else { record.count };
     (record.what.name(), record.sequence, count, record.dtype.map(Dtype::xla_code)).hash(&mut hasher);
@@ -121,7 +121,7 @@ pub fn fingerprint(call: &Call, record: &Record) -> u64 {
     }
     call.site.reverse.hash(&mut hasher);
     call.site.halo.as_ref().map(|halo| halo.agreed()).hash(&mut hasher);
-    call.others.iter().for_each(|(send, _)| send.dtype.hash(&mut hasher));
+    call.others.iter().for_each(|(send, _)| send.dtype().hash(&mut hasher));
     hasher.finish()
 }
 
@@ -231,8 +231,8 @@ fn message(exact: bool, call: &mut Call, record: &Record) -> Result<(), Cause> {
         return Ok(());
     }
     (call.envelope.source, call.envelope.recvtag) = (status.MPI_SOURCE, status.MPI_TAG);
-    let expected = call.recv.map_or((0, 0), |buffer| (buffer.count as u64, buffer.dtype.xla_code()));
-    expect(&into, status.MPI_SOURCE, expected, call.status != 0 && !exact, record)
+    let expected = call.recv.map_or((0, 0), |buffer| (buffer.count() as u64, buffer.dtype().xla_code()));
+    expect(&into, status.MPI_SOURCE, expected, call.status.is_some() && !exact, record)
 }
 
 /// Whether a message is what is received: how many, of which type.

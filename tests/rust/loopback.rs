@@ -106,9 +106,9 @@ impl Loopback {
         }
         if let Some(ragged) = &site.ragged {
             let (to, from) = ragged.agree(call.counts, |mine, theirs| {
-                let (data, dtype, count) = (mine.as_ptr().cast_mut().cast(), Dtype::Int32, mine.len());
-                for (number, all) in theirs.iter_mut().zip(self.exchange(Some(Buffer { data, dtype, count })))
-                {
+                // SAFETY: an array that outlives the exchange.
+                let mine = unsafe { Buffer::new(mine.as_ptr().cast_mut().cast(), Dtype::Int32, mine.len()) };
+                for (number, all) in theirs.iter_mut().zip(self.exchange(Some(mine))) {
                     let own = all.as_chunks().0.get(self.rank).copied();
                     *number = own.map_or(-1, i32::from_ne_bytes);
                 }
@@ -120,7 +120,7 @@ impl Loopback {
             // SAFETY: buffers of the suite's.
             unsafe {
                 if let Some(counts) = call.received {
-                    counts.copy_from(from.as_ptr(), from.len());
+                    counts.data().cast::<i32>().copy_from(from.as_ptr(), from.len());
                 }
                 return parts.exchange(call.send, call.recv, &mut ghosts);
             }
@@ -179,8 +179,8 @@ impl Loopback {
             return Err(truncated(call, recv, bytes.len()));
         }
         // SAFETY: the result's memory, at least as large.
-        unsafe { recv.data.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
-        arrive(call, &Arrived { source, tag, count: bytes.len() / recv.dtype.size() })
+        unsafe { recv.data().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+        arrive(call, &Arrived { source, tag, count: bytes.len() / recv.dtype().size() })
     }
 }
 
@@ -222,7 +222,11 @@ impl Wire for Ghosts<'_> {
 
 fn contents(buffer: &Buffer) -> &[u8] {
     // SAFETY: a buffer's memory is valid during the call; an empty one may have no address.
-    if buffer.count == 0 { &[] } else { unsafe { std::slice::from_raw_parts(buffer.data, buffer.bytes()) } }
+    if buffer.count() == 0 {
+        &[]
+    } else {
+        unsafe { std::slice::from_raw_parts(buffer.data(), buffer.bytes()) }
+    }
 }
 
 /// Writes a whole result.
@@ -231,12 +235,12 @@ fn fill(call: &Call, recv: &Buffer, bytes: &[u8]) -> Result<(), Cause> {
         return Err(truncated(call, recv, bytes.len()));
     }
     // SAFETY: the result's memory, of this size; the bytes are a copy.
-    unsafe { recv.data.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+    unsafe { recv.data().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
     Ok(())
 }
 
 fn truncated(call: &Call, recv: &Buffer, bytes: usize) -> Cause {
-    let (got, expected) = (bytes / recv.dtype.size(), recv.count);
+    let (got, expected) = (bytes / recv.dtype().size(), recv.count());
     Cause::Mpi {
         function: call.site.op.mpi_name(),
         code: 15,
@@ -273,7 +277,7 @@ fn reduce(call: &Call, last: &[u8], others: &[&[u8]]) -> Result<Vec<u8>, Cause> 
             reason: "it is not one of MPI's own",
         });
     };
-    let dtype = send.dtype;
+    let dtype = send.dtype();
     let combine = ops::combine(builtin, dtype)
         .ok_or(Cause::UndefinedReduction { reduction: builtin.name(), dtype: dtype.name() })?;
     let width = if matches!(builtin, Builtin::Maxloc | Builtin::Minloc) { 2 } else { 1 };
