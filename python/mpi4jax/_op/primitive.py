@@ -27,7 +27,7 @@ def envelope(spec: Spec, p: Params) -> list[ShapedArray]:
     """The type of what an op says of what has come, if it does."""
     if not p.get("env_out"):
         return []
-    return [ShapedArray((p["comm"].size,), np.dtype(np.int32)) if spec.has_counts else _ENVELOPE]
+    return [ShapedArray((p["comm"].size,), np.dtype(np.int32)) if spec.is_ragged else _ENVELOPE]
 
 
 # dtype name -> what reductions it has
@@ -76,7 +76,7 @@ def has_derivative(x: Any) -> bool:
 def split(spec: Spec, p: Params, args: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
     """Operands as (arrays, counts and numbers, token). A token is there or not."""
     n = len(p["axes"]) if spec.arrays is None else spec.arrays
-    m = n + spec.has_counts + (p.get("operand") is not None)
+    m = n + spec.is_ragged + (p.get("operand") is not None)
     return list(args[:n]), list(args[n:m]), list(args[m:])
 
 
@@ -96,7 +96,7 @@ def split_start(p: Params, args: Sequence[Any]) -> tuple[list[Any], list[Any], l
 
 def split_wait(p: Params, args: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
     """Operands as (handle, counts and numbers, token)."""
-    n = 1 + SPECS[p["of"]].has_counts + (p.get("operand") is not None)
+    n = 1 + SPECS[p["of"]].is_ragged + (p.get("operand") is not None)
     return list(args[:1]), list(args[1:n]), list(args[n:])
 
 
@@ -109,7 +109,7 @@ def split_payload(spec: Spec, x: Any, size: int) -> tuple[int, ...]:
     if x.shape[:1] == (size,):
         return tuple(x.shape[1:])
     if spec.has_any_size:
-        said = "its first leaf has" if spec.has_counts else "the counts say"
+        said = "its first leaf has" if spec.is_ragged else "the counts say"
         raise ValueError(
             f"{op}: argument 'x' must have as many rows along its first axis as {said}; "
             f"expected ({size}, ...), got {x.shape}"
@@ -274,7 +274,7 @@ def batched_operands(
         return jnp.moveaxis(x, d, before)
 
     xs = [to_payload(x, d) for x, d in arrays]
-    ask_same = spec.has_counts and p["env_out"]
+    ask_same = spec.is_ragged and p["env_out"]
     numbers = [x if d is None else of_batch(x, d, ask_same) for x, d in numbers]
     one = [first_of_batch(x, d) for x, d in token]
     return [*xs, *numbers, *one], after
