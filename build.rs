@@ -1,4 +1,4 @@
-//! Compiles `src/mpi_shim.c` with the same MPI that the `mpi` crate found, and `src/watch/guard.c`.
+//! Compiles `src/mpi_shim.c` with the same MPI that the `mpi` crate found.
 
 fn main() {
     println!("cargo:rerun-if-changed=src/mpi_shim.c");
@@ -15,6 +15,4 @@ fn main() {
         shim.compiler(mpicc);
     }
     shim.compile("mpi4jax_mpi_shim");
-    println!("cargo:rerun-if-changed=src/watch/guard.c");
-    cc::Build::new().file("src/watch/guard.c").compile("mpi4jax_guard");
 }

@@ -32,7 +32,7 @@ fn main() {
         let mut site = Site::new(op, &comm);
         site.location = "solver.py:97".into();
         let what = recorder::describe(&site, "mpi");
-        let buffer = Buffer { data: std::ptr::null_mut(), dtype: Dtype::Float32, count: 1024 };
+        let buffer = unsafe { Buffer::new(std::ptr::null_mut(), Dtype::Float32, 1024) };
         let (send, recv) = if op == Op::Barrier { (None, None) } else { (Some(buffer), Some(buffer)) };
         let call = Call { send, recv, ..Call::of(&site, Stream::NONE) };
         let time = nanoseconds(|| drop(black_box(recorder::begin(&what, black_box(&call)))));

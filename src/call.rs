@@ -5,6 +5,7 @@ use std::ptr::null_mut;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use mpi::ffi::MPI_Status;
 use smallvec::SmallVec;
 
 use crate::comm::Comm;
@@ -36,28 +37,78 @@ pub enum Operand {
     None,
     /// [`Peers`]
     Peers,
-    /// All that can change from call to call: [`Peers`], the number of the communicator and of the user's
-    /// line, and the address of the status, its lower half first.
+    /// An [`EagerCall`]
     Call,
 }
 
 impl Operand {
-    pub const CALL: usize = 8;
-
-    /// In place of a communicator's number: the call is made for its program to be compiled, and does nothing.
-    pub const NOTHING: i32 = -1;
-
     /// How many numbers it has.
     pub fn len(self) -> usize {
         match self {
             Self::None => 0,
             Self::Peers => size_of::<Peers>() / size_of::<i32>(),
-            Self::Call => Self::CALL,
+            Self::Call => EagerCall::LEN,
         }
     }
 
     pub fn is_empty(self) -> bool {
         self == Self::None
+    }
+}
+
+/// What changes from one eager call of a program to the next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EagerCall {
+    /// The call is made for its program to be compiled, and does nothing.
+    Compile,
+    Run {
+        peers: Peers,
+        /// Number of the communicator.
+        comm: i32,
+        /// Number of the user's line.
+        line: i32,
+        /// Address of an `MPI_Status` to fill, or 0.
+        status: usize,
+    },
+}
+
+impl EagerCall {
+    /// How many int32 its operand has: [`Peers`], communicator, line, and the status, its lower half first. Those of
+    /// [`Compile`](Self::Compile) are -1.
+    pub const LEN: usize = 8;
+
+    #[inline]
+    pub fn decode([source, recvtag, dest, sendtag, comm, line, low, high]: [i32; Self::LEN]) -> Self {
+        if comm < 0 {
+            return Self::Compile;
+        }
+        let status = (u64::from(high as u32) << 32 | u64::from(low as u32)) as usize;
+        Self::Run { peers: [source, recvtag, dest, sendtag], comm, line, status }
+    }
+}
+
+/// Where a receive writes what MPI says of its message, if a program asks for that.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Status(usize);
+
+impl Status {
+    /// # Safety
+    /// The address is 0, or that of an `MPI_Status` which lives as long as the program that names it.
+    pub const unsafe fn at(address: usize) -> Self {
+        Self(address)
+    }
+
+    #[inline]
+    pub fn is_some(self) -> bool {
+        self.0 != 0
+    }
+
+    #[inline]
+    pub fn write(self, status: &MPI_Status) {
+        if self.is_some() {
+            // SAFETY: promised to `at`; MPI's functions write there too, without a lock.
+            unsafe { (self.0 as *mut MPI_Status).write(*status) };
+        }
     }
 }
 
@@ -133,8 +184,7 @@ pub struct Site {
     pub operand: Operand,
     /// Whether a result takes what is learnt of what has come: source and tag of a message, or counts.
     pub envelope_result: bool,
-    /// Address of an `MPI_Status` to fill, or 0.
-    pub status: usize,
+    pub status: Status,
     /// The user's source line.
     pub location: Box<str>,
     pub runs: Runs,
@@ -156,7 +206,7 @@ impl Site {
             envelope: Envelope { source: -1, recvtag: 0, dest: -1, sendtag: 0 },
             operand: Operand::None,
             envelope_result: false,
-            status: 0,
+            status: Status::default(),
             location: "".into(),
             runs: Runs::default(),
         }
@@ -264,10 +314,10 @@ pub struct Call<'a> {
     pub envelope: Envelope,
     /// How many rows go to each rank; and how many come from each, if that is known.
     pub counts: &'a [i32],
-    /// Where source and tag of the received message go, or the number of rows from each rank.
-    pub received: Option<*mut i32>,
-    /// Address of an `MPI_Status` to fill, or 0: the site's, or what an operand replaced it with.
-    pub status: usize,
+    /// Where source and tag of the received message go, or the number of rows from each rank: int32.
+    pub received: Option<Buffer>,
+    /// The site's, or what an operand replaced it with.
+    pub status: Status,
     pub stream: Stream,
 }
 
@@ -336,12 +386,12 @@ impl<'a> Call<'a> {
         let size = self.site.comm.size as usize;
         match (extent, buffer) {
             (Extent::None, None) => Ok(None),
-            (Extent::One | Extent::Told, Some(buffer)) => Ok(Some((buffer.count, buffer.dtype))),
-            (Extent::PerRank, Some(buffer)) if buffer.count.is_multiple_of(size) => {
-                Ok(Some((buffer.count / size, buffer.dtype)))
+            (Extent::One | Extent::Told, Some(buffer)) => Ok(Some((buffer.count(), buffer.dtype()))),
+            (Extent::PerRank, Some(buffer)) if buffer.count().is_multiple_of(size) => {
+                Ok(Some((buffer.count() / size, buffer.dtype())))
             }
             (Extent::PerRank, Some(buffer)) => {
-                Err(self.site.error(Cause::NotPerRank { what, count: buffer.count, size }))
+                Err(self.site.error(Cause::NotPerRank { what, count: buffer.count(), size }))
             }
             (Extent::None, Some(_)) => Err(self.site.error(Cause::Buffers { what, expected: 0, actual: 1 })),
             (Extent::One | Extent::Told | Extent::PerRank, None) => {
@@ -398,10 +448,10 @@ impl<'a> Call<'a> {
         let size = self.site.comm.size as usize;
         let per_rank = |extent, buffer: Option<Buffer>| match extent {
             Extent::None => None,
-            Extent::One | Extent::Told => buffer.map(|b| b.count),
-            Extent::PerRank => buffer.map(|b| b.count / size),
+            Extent::One | Extent::Told => buffer.map(|b| b.count()),
+            Extent::PerRank => buffer.map(|b| b.count() / size),
         };
-        let others: usize = self.others.iter().map(|(send, _)| send.count).sum();
+        let others: usize = self.others.iter().map(|(send, _)| send.count()).sum();
         per_rank(side.send, self.send).or(per_rank(side.recv, self.recv)).unwrap_or(0) + others
     }
 }

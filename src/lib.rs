@@ -19,6 +19,8 @@ pub mod device;
 
 pub mod record;
 
+pub mod system;
+
 pub mod transport;
 
 pub mod watch;

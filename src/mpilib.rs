@@ -154,12 +154,12 @@ static ENDING: AtomicBool = AtomicBool::new(false);
 /// What happens at the beginning of `MPI_Finalize`.
 struct AtFinalize {
     is_told: bool,
-    first: Option<Box<dyn FnOnce() + Send>>,
+    first: Vec<Box<dyn FnOnce() + Send>>,
     functions: Vec<fn()>,
 }
 
 static AT_FINALIZE: Mutex<AtFinalize> =
-    Mutex::new(AtFinalize { is_told: false, first: None, functions: Vec::new() });
+    Mutex::new(AtFinalize { is_told: false, first: Vec::new(), functions: Vec::new() });
 
 fn functions_at_finalize() -> MutexGuard<'static, AtFinalize> {
     AT_FINALIZE.lock().unwrap_or_else(PoisonError::into_inner)
@@ -200,10 +200,10 @@ pub fn at_finalize(function: fn()) -> Result<(), Cause> {
     Ok(())
 }
 
-/// Calls a function before all those, when what they end still works.
+/// Calls a function before all those, when what they end still works; of several, the last one first.
 pub fn first_at_finalize(function: Box<dyn FnOnce() + Send>) -> Result<(), Cause> {
     let mut at_finalize = functions_at_finalize();
-    at_finalize.first = Some(function);
+    at_finalize.first.push(function);
     at_finalize.be_told()
 }
 
@@ -221,8 +221,8 @@ unsafe extern "C" fn no_copy(
 }
 
 unsafe extern "C" fn finalizes(_: MPI_Comm, _: c_int, _: *mut c_void, _: *mut c_void) -> c_int {
-    let first = functions_at_finalize().first.take();
-    first.into_iter().for_each(|function| function());
+    let first = std::mem::take(&mut functions_at_finalize().first);
+    first.into_iter().rev().for_each(|function| function());
     ENDING.store(true, Ordering::Relaxed);
     let functions = std::mem::take(&mut functions_at_finalize().functions);
     functions.into_iter().rev().for_each(|function| function());

@@ -34,9 +34,9 @@ mod _native {
 
     #[pymodule_export]
     use super::watching::{
-        abort_after, limit_enter, limit_leave, set_check, stack, unused_signal, watch_choose_default,
-        watch_enter, watch_faulthandler, watch_finish, watch_leave, watch_link, watch_others_have_finished,
-        watch_report, watch_share_default, watch_signals, watch_stacks, watch_start,
+        abort_after, limit_enter, limit_leave, set_check, stack, watch_choose_default, watch_enter,
+        watch_exit, watch_leave, watch_link, watch_report, watch_share_default, watch_signals, watch_stacks,
+        watch_start,
     };
 
     #[pymodule_init]
@@ -234,9 +234,17 @@ mod _native {
     }
 
     #[pyfunction]
-    fn register_comm(py: Python<'_>, key: &str, handle: usize, rank: i32, size: i32) -> PyResult<i32> {
+    fn register_comm(
+        py: Python<'_>,
+        key: &str,
+        handle: usize,
+        rank: i32,
+        size: i32,
+        index: i32,
+    ) -> PyResult<i32> {
         // SAFETY: mpi4py gives handles of live communicators, and it has initialised MPI.
-        let comm = unsafe { Comm::of_mpi(key, handle, rank, size) }.map_err(Error::from)?;
+        let mut comm = unsafe { Comm::of_mpi(key, handle, rank, size) }.map_err(Error::from)?;
+        comm.index = index;
         let comm = comm::register(comm);
         py.detach(|| transport::attach(&comm))?;
         Ok(comm.number)

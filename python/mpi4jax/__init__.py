@@ -75,8 +75,6 @@ _watch.start()
 def _at_finalize() -> None:
     # A program may call MPI.Finalize itself, before Python's end.
     _flush.flush_own()
-    _watch.finish()  # before it waits for others to do so
-    _comm.join_default_comm()
     _comm.forget_all()
 
 
@@ -88,7 +86,6 @@ def _forked() -> None:
     for function in (
         _watch.finish,
         _flush.finish,
-        _comm.join_default_comm,
         _native.stop_transports,
     ):
         atexit.unregister(function)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import glob
 import json
 import sys
 from pathlib import Path
@@ -31,6 +32,8 @@ _COMPARED = ("op", "reduction", "dtype", "root")
 def load(directory: Path) -> dict[int, Dump]:
     """The dumps in a directory by rank; or those in its newest subdirectory that has any.
 
+    Each host of a job has a directory: those beside it, with another host's name, are of the job.
+
     Raises:
         FileNotFoundError: there are none.
     """
@@ -39,6 +42,9 @@ def load(directory: Path) -> dict[int, Dump]:
     for folder in folders:
         files = sorted(folder.glob("rank*.json"))
         if files:
+            if "+" in folder.name:
+                job, _, _ = folder.resolve().name.rpartition("+")
+                files = sorted(folder.resolve().parent.glob(f"{glob.escape(job)}+*/rank*.json"))
             return {dump["rank"]: dump for dump in (json.loads(f.read_text()) for f in files)}
     raise FileNotFoundError(f"there are no dumps (rank*.json) in {directory}")
 

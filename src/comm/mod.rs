@@ -68,6 +68,9 @@ pub struct Comm {
     /// What its ranks certainly agree on: which members it has, and whether it is one of the two that there is only one
     /// of. Others have it too, since names are each rank's own.
     pub class: u64,
+    /// Its place in MPI's table of communicators (`MPI_Comm_c2f`), which is mostly the same on all of its ranks; -1: nobody
+    /// has said.
+    pub index: i32,
     /// How many of this id there have been in this process, as far as it remembers.
     pub generation: u32,
     /// How many collective operations, and how many messages, this rank has begun.
@@ -130,6 +133,7 @@ impl Comm {
             world,
             id: 0,
             class: 0,
+            index: -1,
             generation: 1,
             collectives: AtomicU64::new(0),
             messages: AtomicU64::new(0),
@@ -204,6 +208,11 @@ impl Comm {
     fn named(mut self, name: &str) -> Self {
         (self.id, self.class) = (hash((name, &self.world)), hash(&self.world));
         self
+    }
+
+    /// Whether no other communicator has its class.
+    pub fn is_only_one(&self) -> bool {
+        self.is_default() || self.class == hash("MPI_COMM_WORLD")
     }
 
     /// Whether it is the one of operations that are given none.

@@ -1,18 +1,18 @@
 //! Memory that operations are on: the host's, and that of GPUs, without CUDA's toolkit. The driver and NCCL are loaded
 //! when they are first needed.
 
+mod any;
 pub mod cuda;
 mod host;
 pub mod nccl;
-mod place;
 mod vram;
 
 use std::fmt;
 use std::sync::OnceLock;
 
+pub use self::any::AnyDevice;
 pub use self::cuda::CudaDevice;
 pub use self::host::HostDevice;
-pub use self::place::Place;
 pub use self::vram::Vram;
 use crate::call::Stream;
 use crate::dynlib::LoadError;

@@ -2,18 +2,58 @@
 
 use super::Dtype;
 
-/// Memory of one operand or result.
+/// Memory of one operand or result. Its elements can be read and written until the call that it was made for has
+/// ended, or, of a request, until that has been waited for.
 #[derive(Clone, Copy, Debug)]
 pub struct Buffer {
-    pub data: *mut u8,
-    pub dtype: Dtype,
-    /// In elements.
-    pub count: usize,
+    data: *mut u8,
+    dtype: Dtype,
+    count: usize,
 }
 
 impl Buffer {
+    /// # Safety
+    /// `data` points to `count` elements, which stay where they are as long as the type promises; those of an operand
+    /// are only written where the program allows it.
+    pub const unsafe fn new(data: *mut u8, dtype: Dtype, count: usize) -> Self {
+        Self { data, dtype, count }
+    }
+
+    #[inline(always)]
+    pub fn data(&self) -> *mut u8 {
+        self.data
+    }
+
+    #[inline(always)]
+    pub fn dtype(&self) -> Dtype {
+        self.dtype
+    }
+
+    /// In elements.
+    #[inline(always)]
+    pub fn count(&self) -> usize {
+        self.count
+    }
+
     pub fn bytes(&self) -> usize {
         self.count * self.dtype.size()
+    }
+
+    /// Some of its elements.
+    ///
+    /// # Panics
+    /// If they are not in it.
+    pub fn part(&self, start: usize, count: usize) -> Self {
+        assert!(start.checked_add(count).is_some_and(|end| end <= self.count), "elements beyond a buffer");
+        Self { data: self.data.wrapping_add(start * self.dtype.size()), count, ..*self }
+    }
+
+    /// Memory of the same size elsewhere.
+    ///
+    /// # Safety
+    /// As for [`new`](Self::new).
+    pub unsafe fn moved_to(&self, data: *mut u8) -> Self {
+        Self { data, ..*self }
     }
 
     /// Whether the two share memory.

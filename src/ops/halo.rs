@@ -351,20 +351,20 @@ impl Halo {
                 let packed = to_self.map_or_else(|| sent.add(parcel.at.start), |at| received.add(at));
                 let mut end = packed;
                 for (region, (from, _)) in parcel.regions.iter().zip(blocks()) {
-                    region.pack(from.data, end);
+                    region.pack(from.data(), end);
                     end = end.add(region.bytes());
                 }
                 if to_self.is_none() {
                     wire.send(*peer, *sendtag, packed, parcel.at.len())?;
                 }
             }
-            for (from, to) in blocks().filter(|(from, to)| from.data != to.data) {
-                copy_nonoverlapping(from.data, to.data, from.bytes());
+            for (from, to) in blocks().filter(|(from, to)| from.data() != to.data()) {
+                copy_nonoverlapping(from.data(), to.data(), from.bytes());
             }
             if self.adjoint {
                 for parcel in messages().filter_map(|message| message.send.as_ref()) {
                     for (region, (_, to)) in parcel.regions.iter().zip(blocks()) {
-                        region.clear(to.data);
+                        region.clear(to.data());
                     }
                 }
             }
@@ -375,7 +375,7 @@ impl Halo {
                     if self.adjoint {
                         region.add(packed, &to, sums.as_mut_ptr())?;
                     } else {
-                        region.unpack(packed, to.data);
+                        region.unpack(packed, to.data());
                     }
                     packed = packed.add(region.bytes());
                 }
@@ -389,7 +389,7 @@ impl Halo {
     /// # Safety
     /// The buffers are as large as all messages together.
     unsafe fn carry(&self, sent: Buffer, received: Buffer, wire: &mut impl Wire) -> Result<(), Cause> {
-        let at = |side: &Buffer, parcel: &Parcel| side.data.wrapping_add(parcel.at.start);
+        let at = |side: &Buffer, parcel: &Parcel| side.data().wrapping_add(parcel.at.start);
         // SAFETY: promised by the caller; `wait` ends all messages.
         unsafe {
             // Backwards: so the messages of a rank are received in the order that it sends them in, for wires that

@@ -22,8 +22,7 @@ impl Part {
 
     /// These elements of a buffer that has them.
     fn of(self, buffer: &Buffer) -> Buffer {
-        let data = buffer.data.wrapping_add(self.start * buffer.dtype.size());
-        Buffer { data, count: self.count, ..*buffer }
+        buffer.part(self.start, self.count)
     }
 }
 
@@ -133,7 +132,7 @@ impl Parts {
     /// An error unless the buffers have these parts, and this rank takes from itself what it gives itself.
     pub fn check(&self, send: Option<Buffer>, recv: Option<Buffer>) -> Result<(), Cause> {
         for (what, parts, buffer) in [("operand", &self.send, send), ("result", &self.recv, recv)] {
-            let count = buffer.map_or(0, |buffer| buffer.count);
+            let count = buffer.map_or(0, |buffer| buffer.count());
             let needed = parts.iter().filter(|part| part.count > 0).filter_map(|part| part.end()).max();
             if needed.is_some_and(|needed| needed > count) {
                 return Err(Cause::TooFew { what, expected: needed.unwrap_or(0), count });
@@ -156,17 +155,17 @@ impl Parts {
         let zeros = |from: usize, to: usize| {
             let gap = Part { start: from, count: to - from }.of(recv);
             // SAFETY: promised by the caller.
-            unsafe { gap.data.write_bytes(0, gap.bytes()) };
+            unsafe { gap.data().write_bytes(0, gap.bytes()) };
         };
         for part in self.recv.iter().filter(|part| part.count > 0) {
             if part.start < end {
-                zeros(0, recv.count);
+                zeros(0, recv.count());
                 return;
             }
             zeros(end, part.start);
             end = part.start + part.count;
         }
-        zeros(end, recv.count);
+        zeros(end, recv.count());
     }
 
     /// Exchanges the parts. What nobody sends is zeros.
@@ -184,9 +183,11 @@ impl Parts {
         if let (Some(from), Some(to)) = (&mut send, &recv)
             && from.overlaps(to)
         {
-            // SAFETY: promised by the caller.
-            copy.extend_from_slice(unsafe { std::slice::from_raw_parts(from.data, from.bytes()) });
-            from.data = copy.as_mut_ptr();
+            // SAFETY: promised by the caller; the copy outlives the exchange.
+            unsafe {
+                copy.extend_from_slice(std::slice::from_raw_parts(from.data(), from.bytes()));
+                *from = from.moved_to(copy.as_mut_ptr());
+            }
         }
         let at = |buffer: &Option<Buffer>, part: &Part| {
             buffer.as_ref().filter(|_| part.count > 0).map(|buffer| part.of(buffer))
@@ -198,19 +199,19 @@ impl Parts {
         for (peer, part) in self.recv.iter().enumerate().filter(|(peer, _)| *peer != self.rank) {
             let Some(into) = at(&recv, part) else { continue };
             // SAFETY: promised by the caller.
-            unsafe { wire.receive(peer as i32, TAG, into.data, into.bytes())? };
+            unsafe { wire.receive(peer as i32, TAG, into.data(), into.bytes())? };
         }
         for (peer, part) in self.send.iter().enumerate() {
             let Some(from) = at(&send, part) else { continue };
             if peer != self.rank {
                 // SAFETY: promised by the caller.
-                unsafe { wire.send(peer as i32, TAG, from.data, from.bytes())? };
+                unsafe { wire.send(peer as i32, TAG, from.data(), from.bytes())? };
             } else if let Some(into) = self.recv.get(peer).and_then(|part| at(&recv, part)) {
                 // SAFETY: of one size, by `check`; the two do not overlap.
-                unsafe { into.data.copy_from_nonoverlapping(from.data, from.bytes()) };
+                unsafe { into.data().copy_from_nonoverlapping(from.data(), from.bytes()) };
             }
         }
-        let size = recv.or(send).map_or(1, |buffer| buffer.dtype.size());
+        let size = recv.or(send).map_or(1, |buffer| buffer.dtype().size());
         wire.wait().map_err(|cause| match cause {
             Cause::Ghosts { received, source_rank, expected } => {
                 Cause::Parts { source_rank, received: received / size, expected: expected / size }

@@ -97,20 +97,20 @@ impl Region {
     /// # Safety
     /// As for `pack`; `sums` is as large as `packed`.
     pub unsafe fn add(&self, packed: *mut u8, block: &Buffer, sums: *mut u8) -> Result<(), Cause> {
-        let dtype = block.dtype;
+        let dtype = block.dtype();
         let add = combine(Builtin::Sum, dtype)
             .ok_or(Cause::UndefinedReduction { reduction: "SUM", dtype: dtype.name() })?;
         // A piece at a time, because `combine` counts as MPI does.
         let pieces = self.bytes().div_ceil(PIECE);
         // SAFETY: promised by the caller.
         unsafe {
-            self.pack(block.data, sums);
+            self.pack(block.data(), sums);
             for piece in 0..pieces {
                 let at = piece * PIECE;
                 let mut count = (PIECE.min(self.bytes() - at) / dtype.size()) as i32;
                 add(packed.add(at).cast(), sums.add(at).cast(), &mut count, std::ptr::null_mut());
             }
-            self.unpack(sums, block.data);
+            self.unpack(sums, block.data());
         }
         Ok(())
     }

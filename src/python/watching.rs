@@ -7,8 +7,10 @@ use pyo3::types::PyBytes;
 
 use crate::watch;
 
-/// Starts the watchdog. `takes_signal`: `SIGUSR1` makes it report.
+/// Starts the watchdog. `takes_signal`: `SIGUSR1` makes it report. `one_directory`: all ranks certainly see it.
+/// `asks_hosts`: hosts may ask each other through MPI.
 #[pyfunction]
+#[allow(clippy::too_many_arguments)]
 pub(super) fn watch_start(
     rank: i32,
     size: i32,
@@ -17,8 +19,20 @@ pub(super) fn watch_start(
     report_after: f64,
     abort: bool,
     takes_signal: bool,
+    one_directory: bool,
+    asks_hosts: bool,
 ) {
-    watch::start(watch::Settings { rank, size, directory, timeout, report_after, abort, takes_signal });
+    watch::start(watch::Settings {
+        rank,
+        size,
+        directory,
+        timeout,
+        report_after,
+        abort,
+        takes_signal,
+        one_directory,
+        asks_hosts,
+    });
 }
 
 /// From now on, what this rank waits for counts as hung after so many seconds (0: never). A number to leave with.
@@ -33,31 +47,17 @@ pub(super) fn limit_leave(number: u64) {
     watch::leave_limit(number);
 }
 
-/// The frames of a thread, the innermost first, as Python's faulthandler writes them; `frames` is
-/// `sys._current_frames`.
+/// Where Python's threads are, but this one, the main thread first; `frames` is `sys._current_frames`.
 #[pyfunction]
-pub(super) fn stack<'py>(py: Python<'py>, frames: &Bound<'py, PyAny>, thread: u64) -> Bound<'py, PyBytes> {
-    PyBytes::new(py, super::stack::text(frames, thread).as_bytes())
+pub(super) fn stack<'py>(py: Python<'py>, frames: &Bound<'py, PyAny>, main: u64) -> Bound<'py, PyBytes> {
+    PyBytes::new(py, super::stack::text(frames, main).as_bytes())
 }
 
-/// A thread of Python's answers numbers from the other end of this socket with the number and where the main thread
-/// is, as [`stack`] does.
+/// A thread of Python's answers numbers from the other end of this socket with the number and where Python's threads are,
+/// as [`stack`] does.
 #[pyfunction]
 pub(super) fn watch_stacks(socket: i32) {
     watch::use_answers(socket);
-}
-
-/// A signal that nobody uses, if there is one.
-#[pyfunction]
-pub(super) fn unused_signal() -> Option<i32> {
-    watch::unused_signal()
-}
-
-/// Python's faulthandler has been registered for this signal, to write to this file where all threads are, of which
-/// one is the main thread. It is called, without the signal, if no thread of Python's can answer.
-#[pyfunction]
-pub(super) fn watch_faulthandler(signal: i32, file: i32, thread: u64) {
-    watch::use_faulthandler(signal, file, thread);
 }
 
 /// Has Python's main thread say that it runs, as soon as it does.
@@ -76,25 +76,16 @@ pub(super) fn watch_signals(takes_interrupt: bool) {
     watch::take_signals(takes_interrupt.then_some(ask_python as fn()));
 }
 
-/// This rank has done its last operation.
+/// The program of this rank is at its end.
 #[pyfunction]
-pub(super) fn watch_finish() {
-    watch::finish();
+pub(super) fn watch_exit() {
+    watch::exit();
 }
 
 /// How the default communicator is made, "clone" or "world": the first choice of a rank, `choice` being this one's.
-/// Without one, None until a rank has chosen.
 #[pyfunction]
-#[pyo3(signature = (choice=None))]
-pub(super) fn watch_choose_default(choice: Option<&str>) -> Option<String> {
+pub(super) fn watch_choose_default(choice: &str) -> String {
     watch::choose_default(choice)
-}
-
-/// Whether all other ranks that have imported the package have finished, and whether all have imported it. None:
-/// there are no files.
-#[pyfunction]
-pub(super) fn watch_others_have_finished() -> Option<(bool, bool)> {
-    watch::others_have_finished()
 }
 
 /// This rank is about to wait for others in a call that is no operation.
@@ -109,12 +100,12 @@ pub(super) fn watch_leave() {
     watch::leave();
 }
 
-/// Lets the ranks ask each other through MPI, if all of them want that. Collective over a communicator
+/// Lets hosts ask each other through MPI, if all ranks want that. Collective over a communicator
 /// with the ranks of `MPI_COMM_WORLD`.
 #[pyfunction]
-pub(super) fn watch_link(py: Python<'_>, handle: usize, wanted: bool) -> PyResult<()> {
+pub(super) fn watch_link(py: Python<'_>, handle: usize) -> PyResult<()> {
     // SAFETY: mpi4py gives handles of live communicators, and it has initialised MPI.
-    Ok(py.detach(|| unsafe { watch::open_link(handle, wanted) })?)
+    Ok(py.detach(|| unsafe { watch::open_link(handle) })?)
 }
 
 /// What all ranks are doing.

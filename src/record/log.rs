@@ -92,7 +92,7 @@ impl fmt::Display for Line<'_> {
         write!(f, "{name}")?;
         match (row.receives(), row.sends()) {
             (true, true) => {
-                let received = call.recv.map_or(0, |buffer| buffer.count);
+                let received = call.recv.map_or(0, |buffer| buffer.count());
                 write!(f, " <- {} ({}, {received} items)", envelope.source, Tag(envelope.recvtag))?;
                 write!(f, " / -> {} ({}, {items} items)", envelope.dest, Tag(envelope.sendtag))?;
             }

@@ -4,7 +4,7 @@
 //! record without a lock, an allocation or a system call, and the watchdog reads it while it runs.
 
 use std::fmt;
-use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -116,6 +116,31 @@ static SLOTS: [Slot; CAPACITY] = [const {
     }
 }; CAPACITY];
 
+/// The threads that the operations of these slots run on, for who asks what else a process could do: as Python knows a
+/// thread, and as the system does.
+static THREADS: [(AtomicU64, AtomicI32); CAPACITY] =
+    [const { (AtomicU64::new(0), AtomicI32::new(0)) }; CAPACITY];
+
+/// A thread as Python knows it.
+#[inline]
+pub fn this_thread() -> u64 {
+    // SAFETY: takes nothing.
+    unsafe { libc::pthread_self() as u64 }
+}
+
+/// A thread as the system knows it; 0 where that is nobody's business.
+#[inline]
+fn system_thread() -> i32 {
+    #[cfg(target_os = "linux")]
+    {
+        // SAFETY: takes nothing.
+        thread_local!(static NUMBER: i32 = unsafe { libc::gettid() });
+        NUMBER.try_with(|number| *number).unwrap_or(0)
+    }
+    #[cfg(not(target_os = "linux"))]
+    0
+}
+
 const COUNT_BITS: u32 = 56;
 const NO_DTYPE: u64 = 0xff;
 
@@ -140,7 +165,7 @@ pub struct Running {
 pub fn begin(what: &Arc<What>, call: &Call) -> Running {
     let Comm { collectives, messages, .. } = &*what.comm;
     let numbers = if what.op.row().is_collective() { collectives } else { messages };
-    let dtype = call.send.or(call.recv).map_or(NO_DTYPE, |buffer| buffer.dtype as u64);
+    let dtype = call.send.or(call.recv).map_or(NO_DTYPE, |buffer| buffer.dtype() as u64);
     claim(
         what,
         &Numbers {
@@ -197,6 +222,9 @@ fn claim(what: &Arc<What>, numbers: &Numbers) -> Running {
     slot.peers.store(peers, Ordering::Relaxed);
     slot.tags.store(tags, Ordering::Relaxed);
     slot.started.store(clock::ticks(), Ordering::Relaxed);
+    let thread = &THREADS[ticket as usize % CAPACITY];
+    thread.0.store(this_thread(), Ordering::Relaxed);
+    thread.1.store(system_thread(), Ordering::Relaxed);
     slot.ticket.store(ticket, Ordering::Release);
     Running { slot, failed: false }
 }
@@ -269,6 +297,8 @@ pub struct Record {
     /// Equal to `started` while the operation runs.
     pub ended: u64,
     pub state: State,
+    /// The thread that it runs on, as Python knows it and as the system does.
+    pub thread: (u64, i32),
 }
 
 impl What {
@@ -289,6 +319,8 @@ impl Slot {
         let (recvtag, sendtag) = unpair(self.tags.load(Ordering::Relaxed));
         let started = self.started.load(Ordering::Relaxed);
         let ended = self.ended.load(Ordering::Relaxed);
+        let (python, system) = &THREADS[ticket as usize % CAPACITY];
+        let thread = (python.load(Ordering::Relaxed), system.load(Ordering::Relaxed));
         fence(Ordering::Acquire);
         if ticket == 0 || self.ticket.load(Ordering::Relaxed) != ticket {
             return None;
@@ -315,6 +347,7 @@ impl Slot {
             started,
             ended,
             state,
+            thread,
         })
     }
 }
@@ -333,6 +366,11 @@ pub fn running() -> Vec<Record> {
     records.retain(|record| record.state == State::Started);
     records.sort_by_key(|record| record.ticket);
     records
+}
+
+/// How many operations have begun.
+pub fn count() -> u64 {
+    NEXT.load(Ordering::Relaxed)
 }
 
 /// Waits until the operations that are running now have ended.

@@ -78,7 +78,7 @@ pub fn sent(call: &Call) {
 /// A message that has come, of so many elements. Its memory is the host's.
 #[cold]
 pub fn received(call: &Call, source: i32, tag: i32, count: usize) {
-    let buffer = call.recv.map(|buffer| Buffer { count: count.min(buffer.count), ..buffer });
+    let buffer = call.recv.map(|buffer| buffer.part(0, count.min(buffer.count())));
     message(call, buffer, (source, call.site.comm.rank), source, "from", tag);
 }
 
@@ -92,15 +92,15 @@ fn message(
 ) {
     let comm = &call.site.comm;
     let (Some(buffer), Some(world)) = (buffer, comm.world_rank(other)) else { return };
-    if buffer.count == 0 || buffer.dtype.size() == 1 {
+    if buffer.count() == 0 || buffer.dtype().size() == 1 {
         return;
     }
     // SAFETY: the memory of an operand, or of a result that has been written.
-    let bytes = unsafe { std::slice::from_raw_parts(buffer.data, buffer.bytes().min(BYTES)) };
+    let bytes = unsafe { std::slice::from_raw_parts(buffer.data(), buffer.bytes().min(BYTES)) };
     if bytes.iter().all(|&byte| byte == 0) {
         return;
     }
-    let (count, dtype) = (buffer.count, buffer.dtype.name());
+    let (count, dtype) = (buffer.count(), buffer.dtype().name());
     let mut words =
         format!("{} {word} {other}, {} ({count} x {dtype}) on {}", call.site.name(), Tag(tag), comm.key);
     if !call.site.location.is_empty() {
@@ -110,7 +110,7 @@ fn message(
         comm: comm.clone(),
         is_ours: is_ours(comm),
         key: hash((comm.class, source, dest, tag, buffer.bytes(), bytes)),
-        print: hash(values(buffer.dtype)),
+        print: hash(values(buffer.dtype())),
         others: [world; 2],
         words,
         collective: None,
@@ -147,14 +147,15 @@ mod tests {
         for ((op, comm), dtype) in ends.iter().zip(types) {
             let site = Site { location: "a.py:1".into(), ..Site::new(*op, comm) };
             let envelope = Envelope { source: -1, recvtag: -1, dest: 1, sendtag: 7 };
-            let buffer = Buffer { data: values.as_mut_ptr().cast(), dtype, count: bytes / dtype.size() };
+            // SAFETY: the values.
+            let buffer = unsafe { Buffer::new(values.as_mut_ptr().cast(), dtype, bytes / dtype.size()) };
             let mut call = Call { envelope, ..Call::of(&site, Stream::NONE) };
             if *op == Op::Send {
                 call.send = Some(buffer);
                 sent(&call);
             } else {
                 call.recv = Some(buffer);
-                received(&call, 0, 7, buffer.count);
+                received(&call, 0, 7, buffer.count());
             }
         }
         let of_ends = |sample: &&Sample| ends.iter().any(|(_, comm)| Arc::ptr_eq(comm, &sample.comm));

@@ -32,12 +32,12 @@ impl<T> Direct<T> {
 fn needs_host(call: &Call) -> bool {
     let by_processor = |(reduction, buffer): (Reduction, Buffer)| match reduction {
         Reduction::User(_) => true,
-        Reduction::Builtin(builtin) => is_ours(builtin, buffer.dtype),
+        Reduction::Builtin(builtin) => is_ours(builtin, buffer.dtype()),
     };
     let row = call.site.op.row();
     let by_processor = call.site.reduction.zip(call.send).is_some_and(by_processor);
     // A message may be shorter than the result, the rest of which is then cleared.
-    let is_short = call.status != 0 || call.envelope.source == wildcards().proc_null;
+    let is_short = call.status.is_some() || call.envelope.source == wildcards().proc_null;
     // One's own block is moved before or after the call.
     let is_moved = || call.send.zip(call.recv).is_some_and(|(send, recv)| send.overlaps(&recv));
     // Parts are moved, and where a message has come from is written. Ghost cells are packed.

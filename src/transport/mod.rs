@@ -34,7 +34,7 @@ pub use self::mpi::{Mpi, Posted, matching, set_count_limit, start as post};
 pub use self::nccl::Nccl;
 pub use self::request::{Ahead, Request};
 pub use self::request_memory::{MemoryPool, RequestLayout, RequestMemory, memory_pool, memory_pool_on_gpu};
-pub use self::requests::{HANDLE, Handle, freeing, start, start_on, take};
+pub use self::requests::{HANDLE, Handle, freeing, outstanding, start, start_on, take};
 pub use self::route::Route;
 pub use self::select::{
     Choice, Found, Platform, carries, chosen, fallback, is_recorded, messages_apart, overview, select,
@@ -66,31 +66,20 @@ pub trait Transport: Send + Sync + fmt::Debug {
         false
     }
 
-    /// Reads an operand that says who a message goes to and comes from, in the memory that this transport's
-    /// calls are in, unless it says nothing new.
-    ///
-    /// # Safety
-    /// `peers` is such an operand.
-    unsafe fn read_peers(&self, peers: *const Peers, stream: Stream) -> Result<Option<Peers>, Cause> {
+    /// Reads an operand that says who a message goes to and comes from, unless it says nothing new.
+    fn read_peers(&self, peers: &Buffer, stream: Stream) -> Result<Option<Peers>, Cause> {
         let mut read = Peers::default();
-        // SAFETY: promised by the caller.
-        unsafe { self.read_numbers(peers.cast(), &mut read, stream)? };
+        self.read_numbers(peers, &mut read, stream)?;
         Ok(Some(read))
     }
 
-    /// Reads an operand of numbers, in the memory that this transport's calls are in.
-    ///
-    /// # Safety
-    /// `numbers` is an operand of as many as there is room for.
-    unsafe fn read_numbers(
-        &self,
-        numbers: *const i32,
-        into: &mut [i32],
-        stream: Stream,
-    ) -> Result<(), Cause> {
+    /// Reads an operand of numbers of 32 bits, in the memory that this transport's calls are in. It has as many as there
+    /// is room for, or is read in part.
+    fn read_numbers(&self, numbers: &Buffer, into: &mut [i32], stream: Stream) -> Result<(), Cause> {
         let _ = stream;
-        // SAFETY: promised by the caller, and it is host memory.
-        unsafe { numbers.cast::<u8>().copy_to_nonoverlapping(into.as_mut_ptr().cast(), size_of_val(into)) };
+        let bytes = size_of_val(into).min(numbers.bytes());
+        // SAFETY: the buffer has so many bytes, in the memory of the host.
+        unsafe { numbers.data().copy_to_nonoverlapping(into.as_mut_ptr().cast(), bytes) };
         Ok(())
     }
 
@@ -176,7 +165,7 @@ pub struct Features {
 impl Features {
     fn of(call: &Call) -> Self {
         let Site { op, reduction, envelope, .. } = *call.site;
-        Self { op, dtype: call.send.map(|buffer| buffer.dtype), reduction, envelope, traced: false }
+        Self { op, dtype: call.send.map(|buffer| buffer.dtype()), reduction, envelope, traced: false }
     }
 }
 
@@ -328,10 +317,10 @@ pub fn arrive(call: &Call, message: &Arrived) -> Result<(), Cause> {
     }
     if let Some(received) = call.received {
         // SAFETY: a result of two int32, checked by the frame's decoder.
-        unsafe { received.cast::<[i32; 2]>().write_unaligned([message.source, message.tag]) };
+        unsafe { received.data().cast::<[i32; 2]>().write_unaligned([message.source, message.tag]) };
     }
     match &call.recv {
-        Some(recv) if message.count != recv.count => short(call, recv, message),
+        Some(recv) if message.count != recv.count() => short(call, recv, message),
         _ => Ok(()),
     }
 }
@@ -339,33 +328,32 @@ pub fn arrive(call: &Call, message: &Arrived) -> Result<(), Cause> {
 #[cold]
 fn short(call: &Call, recv: &Buffer, message: &Arrived) -> Result<(), Cause> {
     // A rank at the end of a chain receives from nobody, and whoever asks for a status can see the length.
-    if call.status == 0 && call.envelope.source != wildcards().proc_null {
+    if !call.status.is_some() && call.envelope.source != wildcards().proc_null {
         return Err(Cause::ShortMessage {
             function: call.site.mpi_name(),
             received: message.count,
             source_rank: message.source,
-            expected: recv.count,
+            expected: recv.count(),
         });
     }
-    let size = recv.dtype.size();
+    let size = recv.dtype().size();
     // SAFETY: no transport lets more arrive than fits, so `message.count < recv.count`. Results must not
     // show uninitialised memory.
-    unsafe { recv.data.add(message.count * size).write_bytes(0, (recv.count - message.count) * size) };
+    unsafe { recv.data().add(message.count * size).write_bytes(0, (recv.count() - message.count) * size) };
     Ok(())
 }
 
 /// Fills the `MPI_Status` that a receive was given, for a message that MPI knows nothing of.
 fn write_status(call: &Call, arrived: &Arrived) -> Result<(), Cause> {
     let Some(recv) = &call.recv else { return Ok(()) };
-    // SAFETY: Python keeps the MPI_Status at this address alive as long as the program. All-zero is a value
-    // of the struct, and MPI itself writes the count that it keeps inside.
+    // SAFETY: all-zero is a value of the struct, and MPI itself writes the count that it keeps inside.
     unsafe {
         let mut status = MaybeUninit::<ffi::MPI_Status>::zeroed().assume_init();
         (status.MPI_SOURCE, status.MPI_TAG) = (arrived.source, arrived.tag);
         let count = arrived.count as ffi::MPI_Count;
-        let code = ffi::MPI_Status_set_elements_x(&mut status, recv.dtype.mpi(), count);
+        let code = ffi::MPI_Status_set_elements_x(&mut status, recv.dtype().mpi(), count);
         check("MPI_Status_set_elements_x", code)?;
-        (call.status as *mut ffi::MPI_Status).write(status);
+        call.status.write(&status);
     }
     Ok(())
 }

@@ -9,7 +9,7 @@ use super::Platform;
 use super::pool::{Lease, Pool, bytes_to_keep};
 use crate::call::{Call, Stream};
 use crate::device::cuda::Mark;
-use crate::device::{Device, HostDevice, Place, Vram};
+use crate::device::{AnyDevice, Device, HostDevice, Vram};
 use crate::error::Cause;
 use crate::ops::{Buffer, Dtype, Op};
 
@@ -38,8 +38,8 @@ impl RequestLayout {
 /// Where the arrays of a platform are, and the memory that is used again for operations on them.
 #[derive(Debug)]
 pub struct MemoryPool {
-    place: Place,
-    pool: Pool<Place>,
+    device: AnyDevice,
+    pool: Pool<AnyDevice>,
 }
 
 type Lazy = OnceLock<Result<MemoryPool, String>>;
@@ -48,31 +48,31 @@ type Lazy = OnceLock<Result<MemoryPool, String>>;
 pub fn memory_pool(platform: Platform) -> Result<&'static MemoryPool, Cause> {
     static POOLS: [Lazy; Platform::ALL.len()] = [const { Lazy::new() }; Platform::ALL.len()];
     MemoryPool::started(&POOLS[platform as usize], || match platform {
-        Platform::Cpu => Ok(Place::Host(HostDevice)),
-        Platform::Cuda => super::device().map(Place::Cuda),
+        Platform::Cpu => Ok(AnyDevice::Host(HostDevice)),
+        Platform::Cuda => super::device().map(AnyDevice::Cuda),
     })
 }
 
 /// With memory of a GPU.
 pub fn memory_pool_on_gpu() -> Result<&'static MemoryPool, Cause> {
     static POOL: Lazy = Lazy::new();
-    MemoryPool::started(&POOL, || super::device().map(|device| Place::Vram(Vram(device))))
+    MemoryPool::started(&POOL, || super::device().map(|device| AnyDevice::Vram(Vram(device))))
 }
 
-type Leased = Lease<'static, Place>;
+type Leased = Lease<'static, AnyDevice>;
 
 impl MemoryPool {
     fn started(
         lazy: &'static Lazy,
-        place: impl FnOnce() -> Result<Place, String>,
+        device: impl FnOnce() -> Result<AnyDevice, String>,
     ) -> Result<&'static Self, Cause> {
-        let pool = lazy.get_or_init(|| Ok(Self { place: place()?, pool: Pool::new(bytes_to_keep()?) }));
+        let pool = lazy.get_or_init(|| Ok(Self { device: device()?, pool: Pool::new(bytes_to_keep()?) }));
         pool.as_ref().map_err(|message| Cause::Setting { message: message.clone() })
     }
 
     /// Memory that the device has nothing to do with so far.
     fn lease(&'static self, bytes: usize, stream: Stream) -> Result<Leased, Cause> {
-        let mut lease = self.pool.lease_on(&self.place, bytes, stream)?;
+        let mut lease = self.pool.lease_on(&self.device, bytes, stream)?;
         lease.settled = true;
         Ok(lease)
     }
@@ -86,22 +86,17 @@ impl MemoryPool {
         // SAFETY: promised by the caller; so many bytes were leased.
         unsafe {
             lease.data().write_bytes(0, array.bytes());
-            lease.upload(array.data, array.bytes(), stream)
+            lease.upload(array.data(), array.bytes(), stream)
         }
     }
 
-    /// Writes numbers to an array, in the order of a stream.
-    ///
-    /// # Safety
-    /// `to` is an array of the platform of so many.
-    pub unsafe fn write<const N: usize>(
-        &self,
-        numbers: [f32; N],
-        to: *mut [f32; N],
-        stream: Stream,
-    ) -> Result<(), Cause> {
-        // SAFETY: promised by the caller.
-        unsafe { self.place.fill(to.cast(), numbers.map(f32::to_bits), stream) }
+    /// Writes numbers of 32 bits to an array of the platform, in the order of a stream.
+    pub fn write<const N: usize>(&self, numbers: [f32; N], to: &Buffer, stream: Stream) -> Result<(), Cause> {
+        if to.bytes() < size_of_val(&numbers) {
+            return Err(Cause::Buffers { what: "result", expected: N, actual: to.count() });
+        }
+        // SAFETY: it has so many bytes.
+        unsafe { self.device.fill(to.data(), numbers.map(f32::to_bits), stream) }
     }
 }
 
@@ -134,14 +129,14 @@ impl RequestMemory {
             memory.send = Some(unsafe { memory.copied(pool, operand, stream)? });
         }
         memory.recv = match (layout.gives, operand, memory.send) {
-            // In one place: MPI copies nothing then.
+            // In place: MPI copies nothing then.
             (Some((dtype, count)), _, Some(send))
-                if op == Op::Allreduce && !layout.keeps && (send.dtype, send.count) == (dtype, count) =>
+                if op == Op::Allreduce && !layout.keeps && (send.dtype(), send.count()) == (dtype, count) =>
             {
                 Some(send)
             }
             (Some((dtype, count)), Some(operand), _)
-                if layout.initial && (operand.dtype, operand.count) == (dtype, count) =>
+                if layout.initial && (operand.dtype(), operand.count()) == (dtype, count) =>
             {
                 Some(unsafe { memory.copied(pool, operand, stream)? })
             }
@@ -150,7 +145,7 @@ impl RequestMemory {
         };
         // A rank has come to a barrier when its stream has.
         if memory.leases.is_empty() || memory.leases.iter().any(|lease| !lease.settled) {
-            pool.place.synchronize(stream)?;
+            pool.device.synchronize(stream)?;
         }
         memory.leases.iter_mut().for_each(|lease| lease.settled = true);
         Ok(memory)
@@ -168,7 +163,8 @@ impl RequestMemory {
         let mut lease = pool.lease(bytes, stream)?;
         let data = lease.data();
         self.leases.push(lease);
-        Ok(Buffer { data, dtype, count })
+        // SAFETY: so much was leased, and goes back with the request's memory.
+        Ok(unsafe { Buffer::new(data, dtype, count) })
     }
 
     /// # Safety
@@ -179,10 +175,10 @@ impl RequestMemory {
         operand: &Buffer,
         stream: Stream,
     ) -> Result<Buffer, Cause> {
-        let buffer = self.leased(pool, operand.dtype, operand.count, stream)?;
+        let buffer = self.leased(pool, operand.dtype(), operand.count(), stream)?;
         self.leases.iter_mut().last().into_iter().for_each(|lease| lease.settled = false);
         // SAFETY: promised by the caller; both hold so many bytes, and the lease is nobody else's.
-        unsafe { pool.place.download(operand.data, buffer.data, buffer.bytes(), stream)? };
+        unsafe { pool.device.download(operand.data(), buffer.data(), buffer.bytes(), stream)? };
         Ok(buffer)
     }
 
@@ -209,9 +205,9 @@ impl RequestMemory {
     /// `to` is an array of the platform until the stream has come past it.
     pub unsafe fn give(&mut self, result: &Buffer, to: &Buffer, stream: Stream) -> Result<(), Cause> {
         let mut leases = self.leases.iter_mut();
-        match leases.find_map(|lease| (lease.data() == result.data).then_some(lease)) {
+        match leases.find_map(|lease| (lease.data() == result.data()).then_some(lease)) {
             // SAFETY: promised by the caller.
-            Some(lease) => unsafe { lease.upload(to.data, to.bytes(), stream) },
+            Some(lease) => unsafe { lease.upload(to.data(), to.bytes(), stream) },
             None => Err(Cause::Buffers { what: "result", expected: 0, actual: 1 }),
         }
     }

@@ -21,13 +21,13 @@ use crate::record::recorder::Record;
 /// How many numbers a handle has.
 pub const HANDLE: usize = 3;
 
-/// The number of a place in the table, from 1; how often that has been used; and a sum that the sum of two handles does not
+/// The number of a slot of the table, from 1; how often the slot has been used; and a sum that the sum of two handles does not
 /// have. All are below 2^24. Zeros: what was never started.
 pub type Handle = [f32; HANDLE];
 
 /// How many operations may be under way.
 const MOST: usize = 1 << 16;
-/// How many places wait until one of them is used again: so long it is known what was there.
+/// How many slots wait until one of them is used again: for so long an error can name what was waited for there.
 const REMEMBERED: usize = 64;
 const GENERATIONS: u32 = 1 << 20;
 /// How long a communicator's end waits for messages that nobody has waited for.
@@ -39,75 +39,75 @@ const PATIENCE_AT_END: Duration = Duration::from_secs(10);
 struct Entry {
     generation: u32,
     request: Option<Arc<Request>>,
-    /// What was waited for there last.
+    /// What was last waited for in this slot.
     past: Option<Arc<Request>>,
 }
 
 #[derive(Default)]
 struct Table {
-    places: Vec<Entry>,
+    slots: Vec<Entry>,
     free: VecDeque<usize>,
 }
 
-static TABLE: Mutex<Table> = Mutex::new(Table { places: Vec::new(), free: VecDeque::new() });
+static TABLE: Mutex<Table> = Mutex::new(Table { slots: Vec::new(), free: VecDeque::new() });
 
 fn table() -> MutexGuard<'static, Table> {
     TABLE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn handle_of(place: usize, generation: u32) -> Handle {
-    let number = place as u32 + 1;
+fn handle_of(slot: usize, generation: u32) -> Handle {
+    let number = slot as u32 + 1;
     let sum = (u64::from(number) * 7919 + u64::from(generation) * 104_729 + 1) % 8_388_593;
     [number as f32, generation as f32, sum as f32]
 }
 
 impl Table {
     fn requests(&self) -> impl Iterator<Item = &Arc<Request>> {
-        self.places.iter().filter_map(|place| place.request.as_ref())
+        self.slots.iter().filter_map(|slot| slot.request.as_ref())
     }
 
     fn add(&mut self, request: Arc<Request>) -> Result<Handle, Cause> {
-        let used = self.places.len() - self.free.len();
+        let used = self.slots.len() - self.free.len();
         if used >= MOST {
             let message = format!("{MOST} operations have been started and not waited for (mpi4jax.wait)");
             return Err(Cause::Request { message });
         }
         let reused = if self.free.len() > REMEMBERED { self.free.pop_front() } else { None };
-        let place = reused.unwrap_or_else(|| {
-            self.places.push(Entry::default());
-            self.places.len() - 1
+        let slot = reused.unwrap_or_else(|| {
+            self.slots.push(Entry::default());
+            self.slots.len() - 1
         });
-        let entry = &mut self.places[place];
+        let entry = &mut self.slots[slot];
         entry.generation = entry.generation % (GENERATIONS - 1) + 1;
         entry.request = Some(request);
-        Ok(handle_of(place, entry.generation))
+        Ok(handle_of(slot, entry.generation))
     }
 
     fn take(&mut self, handle: Handle, expected: &RequestLayout) -> Result<Arc<Request>, Cause> {
-        let place = (handle[0] as usize).wrapping_sub(1);
+        let slot = (handle[0] as usize).wrapping_sub(1);
         let generation = handle[1] as u32;
-        let known = self.places.get_mut(place).filter(|there| {
-            (1..=there.generation).contains(&generation) && handle_of(place, generation) == handle
+        let entry = self.slots.get_mut(slot).filter(|entry| {
+            (1..=entry.generation).contains(&generation) && handle_of(slot, generation) == handle
         });
-        let Some(there) = known else {
+        let Some(entry) = entry else {
             let message = format!(
                 "the request is not one that was started: {handle:?}; a request is passed on as it is, and waited for once"
             );
             return Err(Cause::Request { message });
         };
-        let is_last = there.generation == generation;
+        let is_last = entry.generation == generation;
         let gives = |layout: &RequestLayout| (layout.gives, layout.keeps);
-        if is_last && there.request.as_ref().is_some_and(|request| gives(&request.layout) != gives(expected))
+        if is_last && entry.request.as_ref().is_some_and(|request| gives(&request.layout) != gives(expected))
         {
             let message = "what was started gives another result than is waited for".into();
             return Err(Cause::Request { message });
         }
-        if is_last && let Some(request) = there.request.take() {
-            there.past = Some(request.clone());
-            self.free.push_back(place);
+        if is_last && let Some(request) = entry.request.take() {
+            entry.past = Some(request.clone());
+            self.free.push_back(slot);
             return Ok(request);
         }
-        let what = there.past.as_ref().filter(|_| is_last).map(|past| format!(" ({})", past.words()));
+        let what = entry.past.as_ref().filter(|_| is_last).map(|past| format!(" ({})", past.words()));
         let message = format!("the request{} has been waited for before", what.unwrap_or_default());
         Err(Cause::Request { message })
     }
@@ -181,6 +181,15 @@ pub fn take(handle: Handle, expected: &RequestLayout) -> Result<Option<Arc<Reque
     if handle == Handle::default() { Ok(None) } else { table().take(handle, expected).map(Some) }
 }
 
+/// What was started and communicates, and has not been waited for.
+pub fn outstanding() -> Vec<Record> {
+    table()
+        .requests()
+        .filter(|request| !request.layout.local)
+        .filter_map(|request| request.record.clone())
+        .collect()
+}
+
 /// What a report calls the freeing of a communicator.
 pub fn freeing(key: &str) -> String {
     let of_comm = |request: &&Arc<Request>| *request.comm().key == *key && !request.comm().is_freed();
@@ -248,7 +257,8 @@ mod tests {
         site.location = "a.py:1".into();
         let layout = LAYOUT;
         let mut value = [value];
-        let operand = Buffer { data: value.as_mut_ptr().cast(), dtype: Dtype::Float32, count: 1 };
+        // SAFETY: an array of one float32.
+        let operand = unsafe { Buffer::new(value.as_mut_ptr().cast(), Dtype::Float32, 1) };
         let pool = memory_pool(Platform::Cpu).unwrap();
         // SAFETY: an array of one float32.
         let memory =
@@ -264,7 +274,7 @@ mod tests {
             let [received, kept] = memory.results(&LAYOUT);
             assert!(received.is_none());
             // SAFETY: memory of one float32, which was copied there.
-            found = kept.map(|kept| unsafe { kept.data.cast::<f32>().read_unaligned() });
+            found = kept.map(|kept| unsafe { kept.data().cast::<f32>().read_unaligned() });
             Ok(())
         });
         result.map_err(|error| error.to_string())?;

@@ -6,6 +6,7 @@ use super::{Transport, Unfinished};
 use crate::call::{Call, Peers, Stream};
 use crate::comm::Comm;
 use crate::error::{Cause, Error};
+use crate::ops::Buffer;
 
 /// A primary transport, and a fallback for what it does not take.
 #[derive(Debug)]
@@ -51,17 +52,15 @@ impl<P: Transport> Transport for Route<P> {
         if self.takes(call)? { self.primary.own_stream(call) } else { Ok(None) }
     }
 
-    unsafe fn read_peers(&self, peers: *const Peers, stream: Stream) -> Result<Option<Peers>, Cause> {
+    fn read_peers(&self, peers: &Buffer, stream: Stream) -> Result<Option<Peers>, Cause> {
         if self.primary.knows_peers() {
             return Ok(None);
         }
-        // SAFETY: promised by the caller.
-        unsafe { self.reader()?.read_peers(peers, stream) }
+        self.reader()?.read_peers(peers, stream)
     }
 
-    unsafe fn read_numbers(&self, from: *const i32, into: &mut [i32], stream: Stream) -> Result<(), Cause> {
-        // SAFETY: promised by the caller.
-        unsafe { self.reader()?.read_numbers(from, into, stream) }
+    fn read_numbers(&self, numbers: &Buffer, into: &mut [i32], stream: Stream) -> Result<(), Cause> {
+        self.reader()?.read_numbers(numbers, into, stream)
     }
 
     fn fallback(&self) -> Result<&dyn Transport, String> {

@@ -48,13 +48,14 @@ impl<D: Device, T: Transport> Staged<D, T> {
         let stream = call.stream;
         let mut down = call.send.map(|buffer| self.pool.lease(&self.device, buffer.bytes())).transpose()?;
         let mut up = call.recv.map(|buffer| self.pool.lease(&self.device, buffer.bytes())).transpose()?;
-        let numbers = call.site.received() * size_of::<i32>();
-        let mut learnt = call.received.map(|_| self.pool.lease(&self.device, numbers)).transpose()?;
+        let mut learnt =
+            call.received.map(|buffer| self.pool.lease(&self.device, buffer.bytes())).transpose()?;
         let on_host = |buffer: Option<Buffer>, staging: &mut Option<Lease<D>>| {
-            buffer.zip(staging.as_mut()).map(|(buffer, lease)| Buffer { data: lease.data(), ..buffer })
+            // SAFETY: as many bytes were leased.
+            buffer.zip(staging.as_mut()).map(|(buffer, lease)| unsafe { buffer.moved_to(lease.data()) })
         };
         let (send, recv) = (on_host(call.send, &mut down), on_host(call.recv, &mut up));
-        let received = learnt.as_mut().map(|lease| lease.data().cast::<i32>());
+        let received = on_host(call.received, &mut learnt);
         let pieces = pieces(call, self.piece);
 
         if call.send.is_none() && call.recv.is_none() {
@@ -67,7 +68,7 @@ impl<D: Device, T: Transport> Staged<D, T> {
                 let (from, to) = (part(&from, range), part(&to, range));
                 // SAFETY: the staging buffer is at least as large, and goes back to the pool when the copies
                 // have ended: they have when their marks were waited for.
-                unsafe { self.device.download(from.data, to.data, from.bytes(), stream)? };
+                unsafe { self.device.download(from.data(), to.data(), from.bytes(), stream)? };
                 marks.push_back(self.device.mark(stream)?);
             }
         }
@@ -88,12 +89,12 @@ impl<D: Device, T: Transport> Staged<D, T> {
             if let (Some(from), Some(to)) = (recv_part, call.recv) {
                 let to = part(&to, range);
                 // SAFETY: as above; the lease is busy until the copy has ended.
-                unsafe { self.device.upload(from.data, to.data, to.bytes(), stream)? };
+                unsafe { self.device.upload(from.data(), to.data(), to.bytes(), stream)? };
             }
         }
         if let (Some(from), Some(to)) = (received, call.received) {
-            // SAFETY: as many int32 on both sides.
-            unsafe { self.device.upload(from.cast(), to.cast(), numbers, stream)? };
+            // SAFETY: as above.
+            unsafe { self.device.upload(from.data(), to.data(), to.bytes(), stream)? };
         }
         // What was copied down has been waited for.
         down.iter_mut().for_each(|lease| lease.settled = true);
@@ -113,12 +114,12 @@ fn pieces(call: &Call, bytes: usize) -> Vec<Range<usize>> {
         return whole(usize::MAX);
     }
     if buffer.bytes() <= bytes {
-        return whole(buffer.count);
+        return whole(buffer.count());
     }
     // Even, so that pairs of a value and an index stay together.
-    let step = (bytes / buffer.dtype.size()).max(2) & !1;
-    let ends = |start: usize| start..(start + step).min(buffer.count);
-    (0..buffer.count).step_by(step).map(ends).collect()
+    let step = (bytes / buffer.dtype().size()).max(2) & !1;
+    let ends = |start: usize| start..(start + step).min(buffer.count());
+    (0..buffer.count()).step_by(step).map(ends).collect()
 }
 
 /// Some elements of a buffer, or all of it.
@@ -126,9 +127,7 @@ fn part(buffer: &Buffer, range: &Range<usize>) -> Buffer {
     if range.end == usize::MAX {
         return *buffer;
     }
-    // SAFETY: a range of `pieces`, which ends where the buffer ends.
-    let data = unsafe { buffer.data.add(range.start * buffer.dtype.size()) };
-    Buffer { data, count: range.len(), ..*buffer }
+    buffer.part(range.start, range.len())
 }
 
 impl<D: Device, T: Transport> Transport for Staged<D, T> {
@@ -149,18 +148,13 @@ impl<D: Device, T: Transport> Transport for Staged<D, T> {
         self.host.stop();
     }
 
-    unsafe fn read_numbers(
-        &self,
-        numbers: *const i32,
-        into: &mut [i32],
-        stream: Stream,
-    ) -> Result<(), Cause> {
-        let bytes = size_of_val(into);
+    fn read_numbers(&self, numbers: &Buffer, into: &mut [i32], stream: Stream) -> Result<(), Cause> {
+        let bytes = size_of_val(into).min(numbers.bytes());
         let mut staging = self.pool.lease(&self.device, bytes)?;
         let read = staging.data();
-        // SAFETY: promised by the caller; the staging buffer is as large.
+        // SAFETY: both buffers are as large.
         unsafe {
-            self.device.download(numbers.cast_mut().cast(), read, bytes, stream)?;
+            self.device.download(numbers.data(), read, bytes, stream)?;
             self.device.synchronize(stream)?;
             staging.settled = true;
             read.copy_to_nonoverlapping(into.as_mut_ptr().cast(), bytes);
@@ -203,7 +197,8 @@ mod tests {
         let comm = Arc::new(Comm::new("pieces", 0, 0, 1));
         let site = Site { reduction: Reduction::from_name("SUM"), ..Site::new(Op::Allreduce, &comm) };
         for count in [0, 1, 2, 9, 10, 11, 1000] {
-            let buffer = Buffer { data: std::ptr::null_mut(), dtype: Dtype::Float32, count };
+            // SAFETY: nobody reads it.
+            let buffer = unsafe { Buffer::new(std::ptr::null_mut(), Dtype::Float32, count) };
             let call = Call::new(&site, Some(buffer), Some(buffer)).unwrap();
             let pieces = pieces(&call, 40);
             assert_eq!(pieces.iter().map(ExactSizeIterator::len).sum::<usize>(), count);

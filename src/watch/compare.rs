@@ -52,8 +52,8 @@ impl Header {
         location[..length].copy_from_slice(&line[line.len() - length..]);
         Self {
             magic: MAGIC,
-            count: call.send.map_or(0, |buffer| buffer.count as u64),
-            dtype: call.send.map_or(0, |buffer| buffer.dtype.xla_code()),
+            count: call.send.map_or(0, |buffer| buffer.count() as u64),
+            dtype: call.send.map_or(0, |buffer| buffer.dtype().xla_code()),
             op: call.site.op as u32,
             dest: call.envelope.dest,
             tag: call.envelope.sendtag,
@@ -121,7 +121,7 @@ pub fn fingerprint(call: &Call, record: &Record) -> u64 {
     }
     call.site.reverse.hash(&mut hasher);
     call.site.halo.as_ref().map(|halo| halo.agreed()).hash(&mut hasher);
-    call.others.iter().for_each(|(send, _)| send.dtype.hash(&mut hasher));
+    call.others.iter().for_each(|(send, _)| send.dtype().hash(&mut hasher));
     hasher.finish()
 }
 
@@ -220,8 +220,8 @@ fn message(exact: bool, call: &mut Call, record: &Record) -> Result<(), Cause> {
         return Ok(());
     }
     (call.envelope.source, call.envelope.recvtag) = (status.MPI_SOURCE, status.MPI_TAG);
-    let expected = call.recv.map_or((0, 0), |buffer| (buffer.count as u64, buffer.dtype.xla_code()));
-    expect(&into, status.MPI_SOURCE, expected, call.status != 0 && !exact, record)
+    let expected = call.recv.map_or((0, 0), |buffer| (buffer.count() as u64, buffer.dtype().xla_code()));
+    expect(&into, status.MPI_SOURCE, expected, call.status.is_some() && !exact, record)
 }
 
 /// Whether a message is what is received: how many, of which type.

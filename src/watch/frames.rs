@@ -1,6 +1,8 @@
-//! Where Python is, as its faulthandler writes.
+//! Where Python is, as it writes its frames.
 
 use std::fmt;
+
+use super::threads::Thread;
 
 /// A line of Python that a thread is at.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -16,21 +18,21 @@ impl fmt::Display for Frame {
     }
 }
 
-/// A thread's frames in what Python's faulthandler has written; of several blocks, the last one.
-pub fn python_frames(text: &str) -> Vec<Frame> {
-    let mut frames = Vec::new();
+/// Threads and their frames: `Thread 17`, and below it its frames.
+pub fn threads(text: &str) -> Vec<Thread> {
+    let mut threads: Vec<Thread> = Vec::new();
     for line in text.lines() {
-        if line.ends_with("(most recent call first):") {
-            frames.clear();
-        } else if let Some(frame) = python_frame(line) {
-            frames.push(frame);
+        if let Some(number) = line.strip_prefix("Thread ") {
+            threads.push(Thread { number: number.parse().unwrap_or(0), frames: Vec::new() });
+        } else if let (Some(thread), Some(frame)) = (threads.last_mut(), frame(line)) {
+            thread.frames.push(frame);
         }
     }
-    frames
+    threads
 }
 
 /// `  File "/home/me/solver.py", line 97 in step`
-fn python_frame(line: &str) -> Option<Frame> {
+fn frame(line: &str) -> Option<Frame> {
     let (file, rest) = line.trim_start().strip_prefix("File \"")?.rsplit_once("\", line ")?;
     let (line, function) = rest.split_once(" in ")?;
     Some(Frame { file: file.into(), line: line.parse().ok()?, function: function.into() })
@@ -61,15 +63,14 @@ mod tests {
 
     #[test]
     fn frames_are_found() {
-        let text = "Stack (most recent call first):\n  File \"/x/pool.py\", line 3 in wait\n\
-                    Stack (most recent call first):\n  File \"/v/site-packages/jax/api.py\", line 9 in f\n  \
-                    File \"/home/me/solver.py\", line 97 in step\n  File \"/home/me/solver.py\", line 120 in <module>\n";
-        let frames = python_frames(text);
-        assert_eq!(frames.len(), 3);
-        let user = user_frame(&frames).unwrap();
+        let text = "Thread 17\n  File \"/v/site-packages/jax/api.py\", line 9 in f\n  \
+                    File \"/home/me/solver.py\", line 97 in step\n  File \"/home/me/solver.py\", line 120 in <module>\n\
+                    Thread 18\n  File \"/x/pool.py\", line 3 in wait\n";
+        let threads = threads(text);
+        assert_eq!([(17, 3), (18, 1)], [0, 1].map(|i| (threads[i].number, threads[i].frames.len())));
+        let user = user_frame(&threads[0].frames).unwrap();
         assert_eq!((user.line, &*user.function), (97, "step"));
-        assert_eq!(user_frame(&[]), None);
-        assert_eq!(activity(&frames), None);
+        assert_eq!((user_frame(&[]), activity(&threads[0].frames)), (None, None));
         let frame = |file: &str| Frame { file: file.into(), line: 1, function: "f".into() };
         let stack = ["a.py", "/v/jax/_src/compiler.py", "/v/jax/_src/interpreters/mlir.py"].map(frame);
         assert_eq!(activity(&stack), Some("JAX compiles"));

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 
 use super::frames;
+use super::ranks::Ranks;
 
 /// How many lines a report has of what the ranks do.
 const LINES: usize = 16;
@@ -11,64 +12,62 @@ const RUNS: usize = 8;
 
 /// What a rank is in that is in none of ours.
 pub const NO_OPERATION: &str = "in no operation";
+/// Where nobody can say where Python is.
+pub const IN_C: &str = "C code keeps Python's lock";
 
 /// Ranks that do the same.
-#[derive(Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Group {
-    pub members: Vec<i32>,
+    pub members: Ranks,
     pub state: String,
     /// The longest time that one of them has done so.
     pub seconds: f64,
 }
 
 /// "ranks 0-2, 5"; of many, the first, and how many more.
-pub fn ranks(ranks: &[i32]) -> String {
-    let mut parts: Vec<String> = Vec::new();
-    let mut rest = ranks;
-    while let Some(&first) = rest.first() {
-        if parts.len() == RUNS && rest.len() > 1 {
-            parts.push(format!("... ({} in all)", ranks.len()));
-            break;
-        }
-        let run = rest.iter().zip(first..).take_while(|&(&rank, expected)| rank == expected).count();
-        let last = rest[run - 1];
-        parts.push(if run == 1 { first.to_string() } else { format!("{first}-{last}") });
-        rest = &rest[run..];
+pub fn ranks(ranks: &Ranks) -> String {
+    let (count, all) = (ranks.len(), ranks.to_string());
+    let runs: Vec<&str> = all.split(',').collect();
+    let mut text = format!("rank{} ", if count == 1 { "" } else { "s" });
+    if runs.len() > RUNS + 1 {
+        text += &format!("{}, ... ({count} in all)", runs[..RUNS].join(", "));
+    } else {
+        text += &runs.join(", ");
     }
-    format!("rank{} {}", if ranks.len() == 1 { "" } else { "s" }, parts.join(", "))
+    text
 }
 
-/// Ranks by what they do, most first, in so many groups if need be. They come in order.
-fn grouped(ranks: impl Iterator<Item = (i32, String, f64)>) -> Vec<Group> {
-    let mut groups: Vec<Group> = Vec::new();
+/// Ranks by what they do, most first.
+pub fn grouped(groups: impl IntoIterator<Item = Group>) -> Vec<Group> {
+    let mut merged: Vec<(String, Vec<i32>, f64)> = Vec::new();
     let mut known: HashMap<String, usize> = HashMap::new();
-    for (rank, state, seconds) in ranks {
+    for Group { members, state, seconds } in groups {
         let i = *known.entry(state).or_insert_with_key(|state| {
-            groups.push(Group { members: Vec::new(), state: state.clone(), seconds });
-            groups.len() - 1
+            merged.push((state.clone(), Vec::new(), seconds));
+            merged.len() - 1
         });
-        groups[i].members.push(rank);
-        groups[i].seconds = groups[i].seconds.max(seconds);
+        merged[i].1.extend(members.iter());
+        merged[i].2 = merged[i].2.max(seconds);
     }
-    groups.sort_by_key(|group| std::cmp::Reverse(group.members.len()));
+    let group = |(state, members, seconds): (_, Vec<i32>, _)| Group {
+        members: members.into_iter().collect(),
+        state,
+        seconds,
+    };
+    let mut groups: Vec<Group> = merged.into_iter().map(group).collect();
+    groups.sort_by_key(|group| (std::cmp::Reverse(group.members.len()), group.members.first()));
     groups
 }
 
 /// The same, where what only some say of peers, and then also of sizes, is left out as long as there are more groups
 /// than this.
-pub fn at_most(count: usize, states: impl Iterator<Item = (i32, String, f64)>) -> Vec<Group> {
-    let mut groups = grouped(states);
+fn at_most(count: usize, groups: impl IntoIterator<Item = Group>) -> Vec<Group> {
+    let mut groups = grouped(groups);
     for simpler in [without_peers, without_sizes] {
         if groups.len() <= count {
             break;
         }
-        let mut merged: Vec<(i32, String, f64)> = Vec::new();
-        for Group { members, state, seconds } in groups {
-            let state = simpler(&state);
-            merged.extend(members.into_iter().map(|rank| (rank, state.clone(), seconds)));
-        }
-        merged.sort_by_key(|(rank, ..)| *rank);
-        groups = grouped(merged.into_iter());
+        groups = grouped(groups.into_iter().map(|group| Group { state: simpler(&group.state), ..group }));
     }
     groups
 }
@@ -102,8 +101,8 @@ fn without_sizes(state: &str) -> String {
 }
 
 /// What all ranks do, most first, a line a group.
-pub fn lines(states: impl Iterator<Item = (i32, String, f64)>) -> String {
-    let groups = at_most(LINES, states);
+pub fn lines(groups: impl IntoIterator<Item = Group>) -> String {
+    let groups = at_most(LINES, groups);
     // Of the rest, one line.
     let shown = if groups.len() > LINES { LINES - 1 } else { groups.len() };
     let mut text = String::new();
@@ -119,8 +118,8 @@ pub fn lines(states: impl Iterator<Item = (i32, String, f64)>) -> String {
 }
 
 /// Whom is waited for, most first, in some words: " for rank 3, which is in Python at io.py:40".
-pub fn waited_for(states: impl Iterator<Item = (i32, String, f64)>) -> String {
-    let groups = at_most(3, states);
+pub fn waited_for(groups: impl IntoIterator<Item = Group>) -> String {
+    let groups = at_most(3, groups);
     let total: usize = groups.iter().map(|group| group.members.len()).sum();
     let mut text = if groups.len() > 1 { format!(" for {total} ranks:") } else { " for".into() };
     for (i, Group { members, state, .. }) in groups.iter().take(3).enumerate() {
@@ -133,10 +132,8 @@ pub fn waited_for(states: impl Iterator<Item = (i32, String, f64)>) -> String {
     text
 }
 
-fn all(groups: &[Group]) -> Vec<i32> {
-    let mut members: Vec<i32> = groups.iter().flat_map(|group| group.members.iter().copied()).collect();
-    members.sort_unstable();
-    members
+fn all(groups: &[Group]) -> Ranks {
+    groups.iter().flat_map(|group| group.members.iter()).collect()
 }
 
 /// A state in few words: where Python is, for a rank that is in no operation.
@@ -151,6 +148,9 @@ pub fn brief(state: &str) -> String {
             let activity = activity.map_or_else(String::new, |(_, words)| format!(", where {words}"));
             format!("in Python at {at}{activity}")
         }
+        None if what.starts_with(NO_OPERATION) && what.contains(IN_C) => {
+            "in C code that keeps Python's lock".into()
+        }
         _ => what.trim_end_matches([';', ' ']).into(),
     }
 }
@@ -159,13 +159,18 @@ pub fn brief(state: &str) -> String {
 mod tests {
     use super::*;
 
+    fn group(rank: i32, state: String, seconds: f64) -> Group {
+        Group { members: [rank].into_iter().collect(), state, seconds }
+    }
+
     #[test]
     fn ranks_are_named_in_runs() {
-        assert_eq!(ranks(&[3]), "rank 3");
-        assert_eq!(ranks(&[0, 1, 2, 5, 7, 8]), "ranks 0-2, 5, 7-8");
+        let of = |list: &[i32]| ranks(&list.iter().copied().collect());
+        assert_eq!(of(&[3]), "rank 3");
+        assert_eq!(of(&[0, 1, 2, 5, 7, 8]), "ranks 0-2, 5, 7-8");
         let even: Vec<i32> = (0..5000).map(|i| 2 * i).collect();
-        assert_eq!(ranks(&even), "ranks 0, 2, 4, 6, 8, 10, 12, 14, ... (5000 in all)");
-        assert_eq!(ranks(&even[..9]), "ranks 0, 2, 4, 6, 8, 10, 12, 14, 16");
+        assert_eq!(of(&even), "ranks 0, 2, 4, 6, 8, 10, 12, 14, ... (5000 in all)");
+        assert_eq!(of(&even[..9]), "ranks 0, 2, 4, 6, 8, 10, 12, 14, 16");
     }
 
     #[test]
@@ -178,6 +183,8 @@ mod tests {
             brief("in recv from 1, tag 0 on c; Python is at a.py:4 in f"),
             "in recv from 1, tag 0 on c"
         );
+        let state = "in no operation, and was in none before; C code keeps Python's lock";
+        assert_eq!(brief(state), "in C code that keeps Python's lock");
         assert_eq!(brief("finished"), "finished");
     }
 
@@ -189,16 +196,16 @@ mod tests {
             4711 => "in no operation; Python is at io.py:40 in load".to_owned(),
             _ => format!("in recv from {}, tag 7 (3 x float32) on c, a.py:8", (rank + 1) % n),
         };
-        let text = lines((0..n).map(|rank| (rank, ring(rank), 1.0)));
+        let text = lines((0..n).map(|rank| group(rank, ring(rank), 1.0)));
         assert_eq!(
             text,
             "  ranks 0-4710, 4712-9999 are in recv from others, tag 7 (3 x float32) on c, a.py:8 (for 1.0 s)\n  \
              rank 4711 is in no operation; Python is at io.py:40 in load (for 1.0 s)\n"
         );
         let sizes =
-            (0..n).map(|rank| (rank, format!("in allreduce #{} ({rank} x int8) on c", rank % 3), 0.0));
+            (0..n).map(|rank| group(rank, format!("in allreduce #{} ({rank} x int8) on c", rank % 3), 0.0));
         assert_eq!(lines(sizes).lines().count(), 3);
-        let different = lines((0..n).map(|rank| (rank, format!("in Python at a.py:{rank}"), 0.0)));
+        let different = lines((0..n).map(|rank| group(rank, format!("in Python at a.py:{rank}"), 0.0)));
         assert_eq!(different.lines().count(), LINES);
         assert!(different.ends_with("  ranks 15-9999 do 9985 other things\n"), "{different}");
     }
@@ -206,7 +213,7 @@ mod tests {
     #[test]
     fn slow_ranks_are_counted_and_odd_ones_named() {
         let of = |states: &[(i32, &str)]| {
-            waited_for(states.iter().map(|&(rank, state)| (rank, state.to_owned(), 0.0)))
+            waited_for(states.iter().map(|&(rank, state)| group(rank, state.to_owned(), 0.0)))
         };
         assert_eq!(of(&[(3, "in Python at io.py:40")]), " for rank 3, which is in Python at io.py:40");
         assert_eq!(of(&[(3, "a"), (4, "a")]), " for ranks 3-4, which are a");

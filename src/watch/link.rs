@@ -1,76 +1,101 @@
-//! What the ranks tell each other through MPI, where it lets any thread call it at any time.
+//! What the leaders of the hosts tell each other, through MPI, where it lets any thread call it at any time.
 //!
-//! Files ([`super::peers`]) reach as far as a file system does; these messages reach every rank. They travel on
-//! a communicator of their own, made together with the default one, and a thread of its own carries them,
-//! which never waits for another rank: should MPI keep it all the same, only the link is lost.
-//!
-//! What is sent, and what becomes of it, is the [`Desk`]'s matter. Messages are small enough to be sent eagerly, so a
-//! rank that is gone leaves nobody waiting.
+//! The messages travel on a communicator of their own, made together with the default one, and a thread of its own carries
+//! them, which never waits for another rank: should MPI keep it all the same, only the link is lost. What is sent, and what
+//! becomes of it, is the matter of [`Mail`]. Jobs of one host have no link: its ranks see one folder.
 
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use mpi::ffi::{self, MPI_Comm, MPI_Request, MPI_Status};
 
-use super::desk::{Desk, Message};
-use super::questions::Answer;
+use super::groups::Group;
+use super::mail::{Hosts, Mail, Message};
+use super::questions::Kind;
 use crate::comm::Calling;
 use crate::error::Cause;
 use crate::mpilib::{any_thread_may_call, at_finalize, check, handle, handle_value};
 
-/// How often messages are looked for.
-const PERIOD: Duration = Duration::from_millis(50);
+/// How often a leader looks for messages, and how often while there are some.
+const PERIODS: [Duration; 2] = [Duration::from_secs(1), Duration::from_millis(50)];
+/// For how long after a message more are expected.
+const EXPECTS: Duration = Duration::from_secs(10);
+/// How often the end of the other ranks is looked for, at most and at least.
+const PAUSES: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(50)];
 const TAG: c_int = 0;
 
 static OPEN: AtomicBool = AtomicBool::new(false);
-static DESK: Mutex<Option<Desk>> = Mutex::new(None);
+static MAIL: Mutex<Option<Mail>> = Mutex::new(None);
 /// Held by whoever calls MPI for the link.
 static PORT: Mutex<Option<Port>> = Mutex::new(None);
+/// Whether this rank speaks for its host.
+static LEADS: Mutex<bool> = Mutex::new(false);
+static CHANGED: Condvar = Condvar::new();
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn with_desk<T>(f: impl FnOnce(&mut Desk) -> T) -> T {
-    f(lock(&DESK).get_or_insert_default())
+fn with_mail<T>(f: impl FnOnce(&mut Mail) -> T) -> T {
+    f(lock(&MAIL).get_or_insert_default())
 }
 
-/// Whether messages reach the other ranks.
+/// Seconds by the clock of this process.
+pub fn now() -> f64 {
+    static START: std::sync::OnceLock<Instant> = std::sync::OnceLock::new();
+    START.get_or_init(Instant::now).elapsed().as_secs_f64()
+}
+
+/// Whether messages reach the other hosts.
 pub fn is_open() -> bool {
     OPEN.load(Ordering::Relaxed)
 }
 
-/// Asks all ranks for their state. A later question makes an earlier one void.
-pub fn ask(word: &str, hung: bool, rank: i32, size: i32) {
-    if !is_open() {
-        return;
+/// The hosts of the job, where there are several.
+pub fn hosts() -> Hosts {
+    if is_open() { with_mail(|mail| mail.hosts.clone()) } else { Hosts::default() }
+}
+
+/// This rank speaks for its host, or not any more.
+pub fn lead(leads: bool) {
+    let mut now = lock(&LEADS);
+    if *now != leads {
+        *now = leads;
+        CHANGED.notify_all();
     }
-    with_desk(|desk| desk.ask(word, hung, rank, size));
 }
 
-pub fn answer_of(rank: i32, word: &str) -> Option<Answer> {
-    with_desk(|desk| desk.answer_of(rank, word))
+/// Asks the other hosts. A later question makes an earlier one void.
+pub fn ask(word: &str) {
+    if is_open() {
+        with_mail(|mail| mail.ask(word));
+        CHANGED.notify_all();
+    }
 }
 
-/// Another rank that has begun to report, in this time, that an operation hangs.
-pub fn reporter(within: Duration) -> Option<i32> {
-    with_desk(|desk| desk.reporter(within, Instant::now()))
+pub fn ask_again() {
+    with_mail(Mail::ask_again);
 }
 
-/// Another rank that has begun to say, in this time, what it waits for.
-pub fn teller(within: Duration) -> Option<i32> {
-    with_desk(|desk| desk.teller(within, Instant::now()))
+/// What the other hosts have answered, and whether all have.
+pub fn answers(word: &str) -> (Vec<Group>, bool) {
+    if is_open() { with_mail(|mail| mail.answers(word)) } else { (Vec::new(), true) }
+}
+
+/// Who of another host has asked for this last, and when, by the clock of [`now`].
+pub fn heard(kind: Kind) -> Option<(i32, f64)> {
+    with_mail(|mail| mail.heard(kind))
 }
 
 /// One end of the link.
 struct Port {
     /// A communicator of ours, never freed: it is needed until `MPI_Finalize`.
     comm: usize,
-    /// Finds out what this rank is doing.
-    respond: fn(&str) -> Answer,
+    /// Finds out what the ranks of this host do.
+    respond: fn(&str) -> Vec<Group>,
     /// What is under way; MPI reads the bytes until the request is done.
     sends: Vec<(MPI_Request, Vec<u8>)>,
     receive: Option<(MPI_Request, Vec<u8>, i32)>,
@@ -80,20 +105,27 @@ struct Port {
 // may use them.
 unsafe impl Send for Port {}
 
-/// Makes the link, unless a rank does not want it or its MPI forbids it. Collective over a communicator of all ranks.
+/// Makes the link, unless a rank does not want it or its MPI forbids it, or all are on one host. Collective over a
+/// communicator of all ranks. `host` is what the ranks of a host have in common, and no others.
 ///
 /// # Safety
 /// `comm` is the handle of a live communicator, with the ranks of `MPI_COMM_WORLD`.
-pub unsafe fn open(comm: usize, wanted: bool, respond: fn(&str) -> Answer) -> Result<(), Cause> {
-    let able = u8::from(wanted && any_thread_may_call());
-    let mut all = 0u8;
-    // SAFETY: promised by the caller; one byte each way.
+pub unsafe fn open(
+    comm: usize,
+    wanted: bool,
+    host: u64,
+    (rank, size): (i32, i32),
+    respond: fn(&str) -> Vec<Group>,
+) -> Result<(), Cause> {
+    // A host that no rank is on says that there is to be none.
+    let own = if wanted && any_thread_may_call() { host.max(1) } else { 0 };
+    let mut names = vec![0u64; size as usize];
+    // SAFETY: promised by the caller; a number from each rank.
     let link = unsafe {
         let comm: MPI_Comm = handle(comm);
-        let (from, to) = ((&raw const able).cast(), (&raw mut all).cast());
-        let code = ffi::MPI_Allreduce(from, to, 1, ffi::RSMPI_UINT8_T, ffi::RSMPI_BAND, comm);
-        check("MPI_Allreduce", code)?;
-        if all == 0 {
+        let (from, to, t) = ((&raw const own).cast(), names.as_mut_ptr().cast(), ffi::RSMPI_UINT64_T);
+        check("MPI_Allgather", ffi::MPI_Allgather(from, 1, t, to, 1, t, comm))?;
+        if names.contains(&0) || names.iter().all(|name| *name == own) {
             return Ok(());
         }
         let mut link = MaybeUninit::<MPI_Comm>::uninit();
@@ -103,6 +135,9 @@ pub unsafe fn open(comm: usize, wanted: bool, respond: fn(&str) -> Answer) -> Re
         at_finalize(end)?;
         handle_value(link)
     };
+    let hosts = Hosts::new(&names, rank);
+    lead(hosts.own().and_then(super::ranks::Ranks::first) == Some(rank));
+    with_mail(|mail| mail.hosts = hosts);
     *lock(&PORT) = Some(Port { comm: link, respond, sends: Vec::new(), receive: None });
     let thread = std::thread::Builder::new().name("mpi4jax-link".into()).spawn(run);
     // The port stays without a thread too: MPI_Finalize is collective, and so is what `close` does.
@@ -111,13 +146,24 @@ pub unsafe fn open(comm: usize, wanted: bool, respond: fn(&str) -> Answer) -> Re
 }
 
 fn run() {
-    // The port is taken away when MPI ends, and stays unlocked during the pause.
-    let step = || {
-        let _calling = Calling::new();
-        lock(&PORT).as_mut().map(Port::step)
-    };
-    while let Some(Ok(())) = step() {
-        std::thread::sleep(PERIOD);
+    let mut busy = Instant::now();
+    loop {
+        // The port is taken away when MPI ends, and stays unlocked during the pause.
+        let step = || {
+            let _calling = Calling::new();
+            lock(&PORT).as_mut().map(Port::step)
+        };
+        match step() {
+            Some(Ok(true)) => busy = Instant::now(),
+            Some(Ok(false)) => {}
+            None | Some(Err(_)) => break,
+        }
+        let mut leads = lock(&LEADS);
+        while !*leads && is_open() {
+            leads = CHANGED.wait(leads).unwrap_or_else(PoisonError::into_inner);
+        }
+        let period = PERIODS[usize::from(busy.elapsed() < EXPECTS)];
+        drop(CHANGED.wait_timeout(leads, period));
     }
     OPEN.store(false, Ordering::Relaxed);
 }
@@ -127,6 +173,7 @@ fn end() {
     let port = lock(&PORT).take();
     let _ = port.map(Port::close);
     OPEN.store(false, Ordering::Relaxed);
+    CHANGED.notify_all();
 }
 
 fn is_done(request: &mut MPI_Request) -> Result<Option<MPI_Status>, Cause> {
@@ -144,11 +191,9 @@ impl Port {
         unsafe { handle(self.comm) }
     }
 
-    /// Carries what there is. Waits for nobody.
-    fn step(&mut self) -> Result<(), Cause> {
-        for (to, message) in with_desk(Desk::sent) {
-            self.send(to, &message)?;
-        }
+    /// Carries what there is; whether there was something. Waits for nobody.
+    fn step(&mut self) -> Result<bool, Cause> {
+        let mut is_busy = !self.sends.is_empty();
         let mut error = None;
         self.sends.retain_mut(|(request, _)| match is_done(request) {
             Ok(status) => status.is_none(),
@@ -161,15 +206,19 @@ impl Port {
             return Err(cause);
         }
         while let Some((from, bytes)) = self.next()? {
-            let taken = Message::decode(&bytes)
-                .and_then(|message| with_desk(|desk| desk.take_in(from, message, Instant::now())));
-            if let Some(word) = taken {
-                // Without the desk: it may take a while.
-                let answer = (self.respond)(&word);
-                self.send(from, &Message::Answer { word, answer })?;
+            is_busy = true;
+            let take_in = |message| with_mail(|mail| mail.take_in(from, message, now()));
+            if let Some(word) = Message::decode(&bytes).and_then(take_in) {
+                // Without the mail: it may take a while.
+                let groups = (self.respond)(&word);
+                with_mail(|mail| mail.answer(from, word, groups));
             }
         }
-        Ok(())
+        for (to, message) in with_mail(Mail::sent) {
+            is_busy = true;
+            self.send(to, &message)?;
+        }
+        Ok(is_busy)
     }
 
     fn send(&mut self, to: i32, message: &Message) -> Result<(), Cause> {
@@ -223,9 +272,11 @@ impl Port {
             check("MPI_Ibarrier", ffi::MPI_Ibarrier(self.comm(), all_here.as_mut_ptr()))?;
             all_here.assume_init()
         };
+        let mut pause = PAUSES[0];
         while is_done(&mut all_here)?.is_none() {
             self.step()?;
-            std::thread::sleep(Duration::from_millis(1));
+            std::thread::sleep(pause);
+            pause = (2 * pause).min(PAUSES[1]);
         }
         // What nobody receives any more must stay where MPI may read it.
         std::mem::forget((self.sends, self.receive));

@@ -1,48 +1,41 @@
 //! Nothing hangs in silence, nothing is wrong in silence.
 //!
-//! [`watchdog`] looks from a thread of its own at what this process [`waits`] for. [`verdict`] says whether that can
-//! still end, [`limits`] how long it may take, [`report`] what all ranks do, and [`end`] ends the job. [`peers`] is how
-//! the ranks learn of each other without MPI, by files in a [`folder`], of which there is a [`listing`], about their
-//! [`process`]es, of which each watches a [`neighbour`]; so they ask [`questions`], and the last one [`sweep`]s. [`link`]
-//! is how they do it through MPI, for a [`desk`], and [`dump`] what they leave on disk. [`stacks`], [`faulthandler`]
-//! and [`frames`] find out where Python is, [`groups`] puts what many ranks do in few lines. [`terminate`] has a word to
-//! say where a signal ends this rank. [`compare`] compares operations before they run, [`samples`] does it afterwards.
+//! [`watchdog`] observes from a thread of its own, [`decide`] says what is to be done, and [`act`] does it. What this
+//! process [`waits`] for it tells the other ranks, as [`known`] writes it: those of its host by files in a folder
+//! ([`peers`], [`questions`]), whose processes it can see; the leaders of other hosts through MPI ([`mail`], carried by
+//! [`link`]). The [`graph`] of who waits for whom says which waits cannot end. [`threads`] says where Python is, and whether
+//! one of its threads could go on. [`report`] puts what all ranks do in a few lines, with [`groups`] of [`ranks`]; [`end`]
+//! ends the job, and [`terminate`] has a word to say where a signal ends this rank. [`default`] is about the default communicator where a rank ends without
+//! it. [`compare`] compares operations before they run, [`samples`] does it afterwards.
 
+mod act;
 mod compare;
-mod desk;
-mod dump;
+mod decide;
+mod default;
 mod end;
-mod faulthandler;
-mod folder;
 mod frames;
+mod graph;
 mod groups;
-mod limits;
+mod known;
 mod link;
-mod listing;
-mod neighbour;
+mod mail;
 mod peers;
-mod process;
 mod questions;
+mod ranks;
 mod report;
 mod samples;
-mod signal;
-mod stacks;
-mod sweep;
 mod terminate;
-mod verdict;
+mod threads;
 mod waits;
 mod watchdog;
 
 use std::sync::{Arc, OnceLock};
 
-pub use self::faulthandler::{unused_signal, use_registered as use_faulthandler};
-pub use self::limits::{enter as enter_limit, leave as leave_limit};
-pub use self::stacks::use_answers;
 pub use self::terminate::python_runs;
-pub use self::waits::{enter, leave};
+pub use self::threads::use_answers;
+pub use self::waits::{enter, enter_limit, leave, leave_limit};
 pub use self::watchdog::{
-    Settings, abort_after, choose_default, ending, finish, open_link, others_have_finished, report, start,
-    take_signals,
+    Settings, abort_after, choose_default, ending, exit, open_link, report, start, take_signals,
 };
 use crate::call::{Call, Site};
 use crate::error::{Cause, Error};
@@ -97,6 +90,7 @@ pub fn wait_for(
     body: impl FnOnce() -> Result<(), Error>,
 ) -> Result<(), Box<Error>> {
     let running = recorder::begin_wait(&watched.what, started);
+    waits::notice();
     let result = body();
     end(running, result)
 }
@@ -141,6 +135,7 @@ impl Watched {
         body: impl FnOnce(&Call, &Running, Option<Box<dyn Ahead>>) -> Result<(), Error>,
     ) -> Result<(), Box<Error>> {
         let running = recorder::begin(&self.what, call);
+        waits::notice();
         let is_sampled = self.is_sampled && samples::is_due(call, &running);
         if is_sampled {
             samples::take(call, &running);

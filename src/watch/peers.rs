@@ -1,38 +1,37 @@
-//! What the ranks tell each other without MPI: files in one folder.
+//! What the ranks of a host tell each other without MPI: files in one folder.
 //!
-//! It works when MPI does not, needs no thread level, and costs nothing while nothing is wrong. Every
-//! file is written under another name and renamed, so that it is whole when it is seen. The [`Folder`] is this
-//! user's alone, and what is in it is known by its [`Listing`]: [`Peers::look`] brings that up to date.
+//! It works when MPI does not, needs no thread level, and costs nothing while nothing is wrong. Every file is written
+//! under another name and renamed, so that it is whole when it is seen. The [`Folder`] is this user's alone, and what is in
+//! it is known by its [`Listing`]: [`Peers::look`] brings that up to date. Of the ranks whose files are here, the lowest one
+//! that runs speaks for all: the [leader](Peers::leader).
 //!
 //! | file | written | says |
 //! | --- | --- | --- |
 //! | `rank3.pid` | at the start | which process it is |
-//! | `rank3.finished` | at its end | it takes part in nothing any more; how many collectives it did |
-//! | `rank3.gone` | by a rank of the same machine | its process has ended, though it has not finished |
-//! | `rank3.waits` | when it has waited for a while | in which collectives |
+//! | `rank3.bell` | at the start | by it others wake the rank's watchdog |
+//! | `rank3.exit` | when Python ends | it does not make the default communicator any more, unless others do |
+//! | `rank3.finished` | when `MPI_Finalize` begins | how many collectives it did: it takes part in nothing any more |
+//! | `rank3.waits` | when it has waited for a while | for what (see [`known`]) |
 //! | `rank3.did` | at growing intervals, when it waits, and at its end | samples of what it did |
-//! | `ask` | when a rank wants a report | a word that answers repeat |
-//! | `rank3.state` | as an answer | in a line, what the rank is doing |
-//! | `rank3.json` | as an answer | all that its recorder has |
-//! | `reporter` | for a report | which rank reports |
 //! | `default` | when the first rank makes the default communicator, or nobody is left to | how it is made |
-//! | `told`, `shown` | after a line about a long wait, or a report that was asked for | which rank said it |
-//! | `ending` | before a rank ends the job | that it has said why |
+//!
+//! Those by which ranks ask each other are in [`questions`](super::questions).
 
 use std::collections::HashMap;
 use std::io;
+use std::os::fd::RawFd;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
-use super::folder::Folder;
-use super::listing::Listing;
-use super::process::{self, Process};
-use super::questions::Answer;
-use super::sweep::sweep;
-use crate::comm::{self, Comm};
+use super::graph::{CommId, Life, Need, Rank, World};
+use super::known;
+
+use super::ranks::Ranks;
+use crate::comm;
 use crate::record::host;
-use crate::record::recorder::Record;
+use crate::system::folder::{Folder, Listing};
+use crate::system::process::{self, Process};
 
 /// The ranks of a job.
 #[derive(Debug)]
@@ -46,62 +45,37 @@ pub struct Peers {
     pub(super) since: SystemTime,
     /// Why there are no files, if so.
     pub(super) folder: Result<Folder, String>,
+    /// Where others wake this rank.
+    pub bell: RawFd,
     listing: Listing,
     /// The ranks' processes, as far as they have been asked for.
     processes: Mutex<HashMap<i32, Process>>,
-    /// Ranks that have finished, and how many collectives each did, by [`Comm::class`].
-    finished: Mutex<HashMap<i32, Arc<HashMap<u64, u64>>>>,
-}
-
-/// What is known of a rank.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Status {
-    Answered(Answer),
-    Finished,
-    /// Its process is stopped, by a signal or a debugger.
-    Stopped(String),
-    /// Its process does not exist any more.
-    Gone(String),
-    /// It has a process, as far as one can see from here.
-    Silent(String),
-    /// It never wrote to the directory.
-    Unknown,
 }
 
 pub(super) fn file(rank: i32, kind: &str) -> String {
     format!("rank{rank}.{kind}")
 }
 
-/// A collective as all of its ranks know it.
-fn collective(record: &Record) -> String {
-    let what = &record.what;
-    format!(
-        "{:016x} {:016x} {} {} {}",
-        what.comm.class,
-        what.comm.id,
-        record.sequence,
-        what.name(),
-        what.root
-    )
-}
-
 impl Peers {
     pub fn new(directory: PathBuf, rank: i32, size: i32) -> Self {
         let folder = Folder::make(&directory).map_err(|error| error.to_string());
         let (process, since) = (Process::own(), process::started());
-        let (processes, finished) = (Mutex::default(), Mutex::default());
-        let (host, listing) = (host(), Listing::default());
+        let (host, listing, processes) = (host(), Listing::default(), Mutex::default());
         let mut peers =
-            Self { directory, rank, size, host, process, since, folder, listing, processes, finished };
+            Self { directory, rank, size, host, process, since, folder, bell: -1, listing, processes };
         if let Err(error) = peers.introduce() {
             peers.folder = Err(error.to_string());
-        } else if let (0, Ok(folder)) = (rank, &peers.folder) {
-            sweep(folder, &peers.process);
+        } else if let Ok(folder) = &peers.folder {
+            // Without one, others learn later what this rank does.
+            peers.bell = folder.make_bell(&file(rank, "bell")).unwrap_or(-1);
+            if rank == 0 {
+                sweep(folder, &peers.process);
+            }
         }
         peers
     }
 
-    fn folder(&self) -> io::Result<&Folder> {
+    pub(super) fn folder(&self) -> io::Result<&Folder> {
         self.folder.as_ref().map_err(|why| io::Error::other(why.clone()))
     }
 
@@ -127,6 +101,12 @@ impl Peers {
         self.write(&pid, &format!("{}\n{}\n", self.process, self.size))
     }
 
+    /// What the ranks have in common that see this folder, and no others; without one, this rank alone.
+    pub fn place(&self) -> u64 {
+        let folder = self.folder.as_ref().ok().and_then(Folder::identity);
+        comm::hash((folder, folder.is_none().then_some(self.rank), self.process.space()))
+    }
+
     /// Finds out what is in the folder. As long as it returns the same number, nothing has changed there.
     pub fn look(&self) -> u64 {
         self.folder.as_ref().map_or(0, |folder| self.listing.look(folder))
@@ -147,66 +127,66 @@ impl Peers {
         (written >= self.since).then_some(text)
     }
 
+    /// What a file says that this process of a rank has written: not that of another job, whatever the name of the folder is.
+    fn said(&self, rank: i32, kind: &str) -> Option<String> {
+        let text = self.listed(&file(rank, kind))?;
+        let (process, rest) = text.split_once('\n')?;
+        (Process::parse(process)? == self.process(rank)?).then(|| rest.to_owned())
+    }
+
+    fn say(&self, kind: &str, text: &str) -> io::Result<()> {
+        self.write(&file(self.rank, kind), &format!("{}\n{text}", self.process))
+    }
+
     pub(super) fn remove(&self, name: &str) {
         if let Ok(folder) = &self.folder {
             folder.remove(name);
         }
     }
 
-    /// Tells the others that this rank has done its last operation.
+    /// Wakes the watchdog of a rank.
+    pub fn ring(&self, rank: i32) {
+        if let Ok(folder) = &self.folder {
+            folder.ring(&file(rank, "bell"));
+        }
+    }
+
+    /// Tells the others that the program of this rank is at its end.
+    pub fn exit(&self) {
+        let _ = self.say("exit", "");
+    }
+
+    /// Tells the others that this rank takes part in nothing any more.
     pub fn finish(&self) {
         let counts = comm::collectives();
         let lines: String = counts.iter().map(|(class, count)| format!("{class:016x} {count}\n")).collect();
-        if self.write(&file(self.rank, "finished"), &format!("{}\n{lines}", self.process)).is_err() {
+        if self.say("finished", &lines).is_err() {
             // A full disk: nobody waits for a rank that has not come.
             self.remove(&file(self.rank, "pid"));
         }
     }
 
     /// The collectives that a rank did before it finished; `None` if it has not.
-    fn finished(&self, rank: i32) -> Option<Arc<HashMap<u64, u64>>> {
-        let mut finished = self.finished.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(known) = finished.get(&rank) {
-            return Some(known.clone());
-        }
-        let text = self.listed(&file(rank, "finished"))?;
-        let (process, lines) = text.split_once('\n')?;
-        // Not that of another job, whatever the name of the folder is.
-        if Process::parse(process)? != self.process(rank)? {
-            return None;
-        }
+    fn finished(&self, rank: i32) -> Option<Vec<(CommId, u64)>> {
         let count = |line: &str| {
             let (class, count) = line.split_once(' ')?;
-            Some((u64::from_str_radix(class, 16).ok()?, count.parse().ok()?))
+            let class = u64::from_str_radix(class, 16).ok()?;
+            Some((CommId { class, index: -1 }, count.parse().ok()?))
         };
-        let counts = Arc::new(lines.lines().filter_map(count).collect());
-        finished.insert(rank, Arc::clone(&counts));
-        Some(counts)
+        Some(self.said(rank, "finished")?.lines().filter_map(count).collect())
     }
 
-    /// How many collectives a rank did at most on a communicator before it finished; `None` if it has not.
-    pub fn finished_collectives(&self, rank: i32, comm: &Comm) -> Option<u64> {
-        Some(self.finished(rank)?.get(&comm.class).copied().unwrap_or(0))
-    }
-
-    pub fn has_finished(&self, rank: i32) -> bool {
-        self.finished(rank).is_some()
-    }
-
-    /// Tells the others in which collectives this rank waits.
-    pub fn wait_in<'a>(&self, records: impl Iterator<Item = &'a Record>) {
-        let lines: String = records.map(|record| collective(record) + "\n").collect();
-        if lines.is_empty() {
-            self.remove(&file(self.rank, "waits"));
-        } else {
-            let _ = self.write(&file(self.rank, "waits"), &lines);
+    /// Tells the others what this rank waits for; `None`: for nothing.
+    pub fn wait(&self, rank: Option<&Rank>) {
+        match rank {
+            Some(rank) => drop(self.say("waits", &known::encode(rank, false))),
+            None => self.remove(&file(self.rank, "waits")),
         }
     }
 
-    /// Whether a rank has said that it waits in this collective too.
-    pub fn waits_in(&self, rank: i32, record: &Record) -> bool {
-        let line = collective(record);
-        self.listed(&file(rank, "waits")).is_some_and(|text| text.lines().any(|other| other == line))
+    /// What a rank waits for, as it has said last.
+    pub fn told_waits(&self, rank: i32) -> Option<Rank> {
+        known::decode(&self.said(rank, "waits")?)
     }
 
     /// The process of a rank.
@@ -225,19 +205,62 @@ impl Peers {
         self.folder.as_ref().is_ok_and(|folder| folder.has(&file(self.rank, "pid")))
     }
 
-    /// What is known of a rank, apart from its answers.
-    pub fn status(&self, rank: i32) -> Status {
-        if self.has_finished(rank) {
-            return Status::Finished;
+    /// Whether a rank lives; `None`: it has no files here.
+    pub fn life(&self, rank: i32) -> Option<Life> {
+        let process = self.process(rank)?;
+        if self.listing.has(&file(rank, "finished")) && self.finished(rank).is_some() {
+            return Some(Life::Finished);
         }
-        match self.process(rank) {
-            None => Status::Unknown,
-            Some(process) if self.gone(rank).is_some() || self.process.knows_gone(&process) => {
-                Status::Gone(process.name())
+        if self.process.knows_gone(&process) {
+            // It may have come to its end just before; one whose program has ended is no loss.
+            self.look();
+            let has_ended = ["finished", "exit"].iter().any(|kind| self.said(rank, kind).is_some());
+            return Some(if has_ended { Life::Finished } else { Life::Gone(process.name()) });
+        }
+        Some(if self.process.knows_stopped(&process) { Life::Stopped } else { Life::Runs })
+    }
+
+    /// The ranks that have files here.
+    pub fn here(&self) -> Ranks {
+        let rank = |name: &str| name.strip_prefix("rank")?.strip_suffix(".pid")?.parse().ok();
+        self.listing.names().iter().filter_map(|name| rank(name)).chain([self.rank]).collect()
+    }
+
+    /// Who speaks for the ranks whose processes this one sees: the lowest that runs.
+    pub fn leader(&self) -> i32 {
+        let runs = |rank: &i32| {
+            *rank == self.rank
+                || self.process(*rank).is_some_and(|process| {
+                    self.process.sees(&process)
+                        && !self.process.knows_gone(&process)
+                        && !self.process.knows_stopped(&process)
+                })
+        };
+        self.here().iter().find(runs).unwrap_or(self.rank)
+    }
+
+    /// Whether a rank of this folder has said that it waits.
+    pub fn somebody_waits(&self) -> bool {
+        self.listing.names().iter().any(|name| name.ends_with(".waits"))
+    }
+
+    /// What is known of these ranks by their files. `before` is what was known when the folder was like this.
+    pub fn world(&self, ranks: &Ranks, before: Option<World>) -> World {
+        let known = |rank: i32| {
+            let life = self.life(rank)?;
+            let mut told = match (&before, &life) {
+                (_, Life::Gone(_)) => Rank::default(),
+                (Some(before), _) => before.get(&rank)?.clone(),
+                (None, _) => self.told_waits(rank).unwrap_or_default(),
+            };
+            if life == Life::Finished {
+                // It waits for nothing but the end of the others.
+                told.waits.retain(|wait| wait.need == Need::End);
+                told.counts = self.finished(rank).unwrap_or_default();
             }
-            Some(process) if self.process.knows_stopped(&process) => Status::Stopped(process.name()),
-            Some(process) => Status::Silent(process.name()),
-        }
+            Some((rank, Rank { life, ..told }))
+        };
+        ranks.iter().filter_map(known).collect()
     }
 
     /// How the default communicator is made: the ranks' first choice, which is this one's if it is the first. Without files,
@@ -262,34 +285,77 @@ impl Peers {
         self.listed("default").filter(|chosen| !chosen.is_empty())
     }
 
-    /// Whether all ranks have files here.
-    pub fn all_have_come(&self) -> bool {
-        (0..self.size).all(|rank| self.listing.has(&file(rank, "pid")))
+    /// Whether the programs of all other ranks that have come are at their end, and whether all have come.
+    pub fn others_have_ended(&self) -> (bool, bool) {
+        let here = self.here();
+        let has_ended = |rank: i32| {
+            ["exit", "finished"].iter().any(|kind| self.said(rank, kind).is_some())
+                || self.process(rank).is_some_and(|process| self.process.knows_gone(&process))
+        };
+        let ended = here.iter().filter(|&rank| rank != self.rank).all(has_ended);
+        (ended, here.len() == self.size as usize)
     }
 
-    /// Whether all other ranks that have come have finished or are gone, and whether all have come.
-    pub fn others_have_finished(&self) -> (bool, bool) {
-        let has_come = |&rank: &i32| self.listing.has(&file(rank, "pid"));
-        let is_gone = |rank| self.process(rank).is_some_and(|process| self.process.knows_gone(&process));
-        let others = (0..self.size).filter(|&rank| rank != self.rank);
-        let finished = others.filter(has_come).all(|rank| self.has_finished(rank) || is_gone(rank));
-        (finished, self.all_have_come())
+    /// Removes what this job has left, but dumps.
+    pub fn clean(&self) {
+        let Ok(folder) = &self.folder else { return };
+        folder.names().iter().filter(|name| !name.ends_with(".json")).for_each(|name| folder.remove(name));
+        folder.remove_self(); // fails where dumps are left
+    }
+
+    /// At the very end, when all ranks have been in `MPI_Finalize`: the last rank that has come cleans up.
+    pub fn leave(&self) {
+        self.look();
+        let others = || self.here().iter().filter(|&rank| rank != self.rank).collect::<Vec<_>>();
+        let has_ended =
+            |rank: &i32| !matches!(self.life(*rank), Some(Life::Runs | Life::Stopped | Life::Unknown));
+        if self.said(self.rank, "finished").is_some() && others().iter().all(has_ended) {
+            self.clean();
+        }
+    }
+}
+
+/// Removes what killed jobs have left beside this folder, except for dumps: where all of a job's processes were of this
+/// machine, and are gone.
+fn sweep(folder: &Folder, own: &Process) {
+    for other in folder.siblings() {
+        let names = other.names();
+        if names.is_empty() || names.iter().any(|name| name.ends_with(".json")) {
+            continue; // a job that begins now, or dumps
+        }
+        let pids = names.iter().filter(|name| name.ends_with(".pid"));
+        let texts: Vec<String> = pids.filter_map(|name| Some(other.read(name)?.0)).collect();
+        let is_gone = |text: &String| {
+            let (process, size) = text.split_once('\n')?;
+            let complete = size.trim().parse() == Ok(texts.len());
+            Some(complete && own.knows_gone(&Process::parse(process)?))
+        };
+        if !texts.is_empty() && texts.iter().all(|text| is_gone(text) == Some(true)) {
+            names.iter().for_each(|name| other.remove(name));
+            other.remove_self();
+        }
     }
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+mod tests {
     use std::fs;
 
+    use super::super::questions::{Answer, Kind};
     use super::*;
+    use crate::system::folder::operations;
 
-    pub fn directory(name: &str) -> PathBuf {
+    fn directory(name: &str) -> PathBuf {
         let base = std::env::temp_dir().join(format!("mpi4jax-peers-{name}-{}", std::process::id()));
         base.join("user").join("job")
     }
 
+    fn remove(peers: &Peers) {
+        fs::remove_dir_all(peers.directory.parent().unwrap().parent().unwrap()).unwrap();
+    }
+
     /// Two ranks, each as if it had been started by itself: one process cannot be two ranks in files.
-    pub fn two(name: &str) -> (Peers, Peers) {
+    fn two(name: &str) -> (Peers, Peers) {
         (Peers::new(directory(name), 0, 2), Peers::new(directory(name), 1, 2))
     }
 
@@ -297,8 +363,9 @@ pub(super) mod tests {
     fn a_directory_that_cannot_be_made_is_no_failure() {
         let peers = Peers::new("/proc/mpi4jax/job".into(), 0, 2);
         assert!(peers.broken().is_some());
-        assert_eq!(peers.status(1), Status::Unknown);
+        assert_eq!((peers.life(1), peers.here().to_string()), (None, "0".into()));
         assert_eq!(peers.become_reporter(), Ok(()));
+        assert_eq!(peers.choose_default("clone"), "clone");
     }
 
     #[test]
@@ -310,34 +377,160 @@ pub(super) mod tests {
         assert_eq!(b.choose_default("clone"), "world");
         b.look();
         assert_eq!(b.chosen_default().as_deref(), Some("world"));
-        let alone = Peers::new("/proc/mpi4jax/job".into(), 0, 2);
-        assert_eq!(alone.choose_default("clone"), "clone");
-        fs::remove_dir_all(a.directory.parent().unwrap().parent().unwrap()).unwrap();
+        remove(&a);
     }
 
     #[test]
+    fn ranks_ask_and_answer_and_end() {
+        let (a, b) = two("ask");
+        let word = Kind::Hung.word(0);
+        a.ask(&word).unwrap();
+        b.look();
+        assert_eq!(b.asked().as_ref(), Some(&word));
+        assert_eq!(Kind::of(&word), Some(Kind::Hung));
+        assert_eq!(a.answer_of(1, &word), None);
+        let state = "in barrier #1".to_owned();
+        let answer = Answer { seconds: 1.5, state, marks: "3/a/0/1".into(), last: "    a\n    b\n".into() };
+        b.answer(&word, &answer, Some("{}")).unwrap();
+        a.look();
+        assert_eq!(a.answer_of(1, &word), Some(answer));
+        assert_eq!(a.answer_of(1, "another"), None);
+        assert_eq!(a.last_answer(1).unwrap().0, word);
+        assert_eq!((a.become_reporter(), b.become_reporter()), (Ok(()), Err(0)));
+        // Its program is at its end, and may still communicate.
+        b.exit();
+        a.look();
+        assert_eq!((a.life(1), a.others_have_ended()), (Some(Life::Runs), (true, true)));
+        b.finish();
+        a.look();
+        assert_eq!((a.life(1), a.others_have_ended()), (Some(Life::Finished), (true, true)));
+        b.leave();
+        assert!(a.directory.exists());
+        let _ = fs::remove_file(a.directory.join("rank1.json"));
+        a.finish();
+        a.leave();
+        assert!(!a.directory.exists());
+        remove(&a);
+    }
+
+    #[test]
+    fn what_a_rank_waits_for_others_know() {
+        let (a, b) = two("waits");
+        let ranks = Ranks::all(2);
+        let waits = Rank { life: Life::Runs, other: Some("a thread".into()), ..Rank::default() };
+        b.wait(Some(&waits));
+        a.look();
+        assert!(a.somebody_waits());
+        let world = a.world(&ranks, None);
+        assert_eq!((&world[&1], a.leader(), b.leader()), (&waits, 0, 0));
+        b.wait(None);
+        b.finish();
+        a.look();
+        let world = a.world(&ranks, Some(world));
+        assert!(!a.somebody_waits() && world[&1].life == Life::Finished);
+        remove(&a);
+    }
+
+    /// The line by which a process of this machine introduces itself, as that of another number or start.
+    fn introduced(pid: Option<u32>, start: Option<&str>) -> String {
+        let own = Process::own().to_string();
+        let mut words: Vec<String> = own.split(' ').map(Into::into).collect();
+        words[0] = pid.map_or(words[0].clone(), |pid| pid.to_string());
+        words[2] = start.map_or(words[2].clone(), Into::into);
+        words.join(" ")
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
     fn files_of_other_processes_are_not_this_jobs() {
         let (a, b) = two("others");
-        let alien = |text: &str| text.replacen(&std::process::id().to_string(), "1", 1);
         b.finish();
         let path = b.directory.join("rank1.finished");
-        fs::write(&path, alien(&fs::read_to_string(&path).unwrap())).unwrap();
+        fs::write(&path, format!("{}\n", introduced(Some(1), None))).unwrap();
         a.look();
-        assert!(!a.has_finished(1));
+        assert_eq!(a.life(1), Some(Life::Runs));
         // A live process that is rank 1 is not replaced.
-        let path = b.directory.join("rank1.pid");
-        let pid = fs::read_to_string(&path).unwrap();
         let mut child = std::process::Command::new("/bin/sleep").arg("100").spawn().unwrap();
-        let line = fs::read_to_string(format!("/proc/{}/stat", child.id()));
-        let start = line.ok().and_then(|text| Some(text.rsplit_once(") ")?.1.split(' ').nth(19)?.to_owned()));
-        let mut words: Vec<String> = pid.split(' ').map(Into::into).collect();
-        (words[0], words[2]) = (child.id().to_string(), start.unwrap_or("0".into()));
-        fs::write(&path, words.join(" ")).unwrap();
+        let stat = fs::read_to_string(format!("/proc/{}/stat", child.id())).unwrap();
+        let start = stat.rsplit_once(") ").unwrap().1.split(' ').nth(19).unwrap();
+        let line = format!("{}\n2\n", introduced(Some(child.id()), Some(start)));
+        fs::write(b.directory.join("rank1.pid"), line).unwrap();
         let again = Peers::new(directory("others"), 1, 2);
         assert!(again.broken().is_some_and(|why| why.contains("is rank 1 of this job already")), "{again:?}");
+        let other = Peers::new(directory("others"), 0, 2);
+        other.look();
+        assert_eq!(other.life(1), Some(Life::Runs));
         child.kill().unwrap();
         child.wait().unwrap();
+        assert!(matches!(other.life(1), Some(Life::Gone(name)) if name.starts_with("process ")));
+        // One whose program had come to its end is no loss.
+        fs::write(b.directory.join("rank1.exit"), line_of(&b)).unwrap();
+        other.look();
+        assert_eq!(other.life(1), Some(Life::Finished));
         assert_eq!(Peers::new(directory("others"), 1, 2).broken(), None);
-        fs::remove_dir_all(a.directory.parent().unwrap().parent().unwrap()).unwrap();
+        remove(&a);
+    }
+
+    fn line_of(peers: &Peers) -> String {
+        let text = fs::read_to_string(peers.directory.join("rank1.pid")).unwrap();
+        format!("{}\n", text.lines().next().unwrap())
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn only_what_killed_jobs_have_left_is_swept() {
+        let (a, _b) = two("sweep");
+        let (own, gone) = (introduced(None, None), introduced(None, Some("1")));
+        let words: Vec<&str> = own.split(' ').collect();
+        let elsewhere = format!("{} {} 1 another", words[0], words[1]);
+        let make = |job: &str, files: &[(&str, &str)]| {
+            let folder = Folder::make(&a.directory.with_file_name(job)).unwrap();
+            files.iter().for_each(|(name, text)| folder.create(name, text).unwrap());
+        };
+        make("killed", &[("rank0.pid", &format!("{gone}\n1\n")), ("ask", "")]);
+        make("incomplete", &[("rank0.pid", &format!("{gone}\n2\n"))]);
+        make("elsewhere", &[("rank0.pid", &format!("{elsewhere}\n1\n"))]);
+        make("alive", &[("rank0.pid", &format!("{own}\n1\n"))]);
+        make("dumps", &[("rank0.pid", &format!("{gone}\n1\n")), ("rank0.json", "{}")]);
+        make("new", &[]);
+        let _ = Peers::new(directory("sweep"), 0, 2);
+        for (job, stays) in [
+            ("killed", false),
+            ("incomplete", true),
+            ("elsewhere", true),
+            ("alive", true),
+            ("dumps", true),
+            ("new", true),
+        ] {
+            assert_eq!(a.directory.with_file_name(job).exists(), stays, "{job}");
+        }
+        remove(&a);
+    }
+
+    /// What a rank does while it waits is the same for a hundred ranks and a thousand.
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn ranks_of_one_folder_do_no_more_when_they_are_many() {
+        let figures = [100, 1000].map(|size| {
+            let path = directory(&format!("many-{size}"));
+            let ranks: Vec<Peers> = (0..size).map(|rank| Peers::new(path.clone(), rank, size)).collect();
+            let look = || {
+                let one = |peers: &Peers| {
+                    let before = operations();
+                    peers.look();
+                    peers.leader();
+                    operations() - before
+                };
+                ranks.iter().map(one).max()
+            };
+            look();
+            // Until the folder counts as settled.
+            std::thread::sleep(Duration::from_millis(2100));
+            look();
+            let quiet = look();
+            remove(&ranks[0]);
+            quiet
+        });
+        assert_eq!(figures, [Some(1), Some(1)], "one look at the folder");
     }
 }

@@ -1,4 +1,13 @@
-//! How a rank asks the others what they do, and says what it has found out, by files.
+//! How a rank asks those of its host what they do, and says what it has found out, by files.
+//!
+//! | file | written | says |
+//! | --- | --- | --- |
+//! | `ask` | when a rank wants a report | a word that answers repeat |
+//! | `rank3.state` | as an answer | what the rank is doing |
+//! | `rank3.json` | as an answer | all that its recorder has |
+//! | `reporter` | for a report | which rank reports |
+//! | `told`, `shown` | after a line about a long wait, or a report that was asked for | which rank said it |
+//! | `ending` | before a rank ends the job | that it has said why |
 
 use std::io;
 use std::time::{Duration, SystemTime};
@@ -6,29 +15,58 @@ use std::time::{Duration, SystemTime};
 use super::peers::{Peers, file};
 
 /// What a rank answers.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Answer {
     /// Seconds for which it has been doing that.
     pub seconds: f64,
     pub state: String,
+    /// Marks of what is under way there (see `waits::mark`).
+    pub marks: String,
+    /// Its last operations, a line each.
+    pub last: String,
 }
 
-/// A word for a question of this rank. Whether those who are asked leave a dump too is a part of it.
-pub fn word(rank: i32, dumps: bool) -> String {
-    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    format!("{}{rank}-{}", if dumps { "" } else { BRIEF }, now.as_nanos())
+/// What somebody wants to know.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// What ranks wait for, as far as they have said so by themselves.
+    Waits,
+    /// What they do, for a line.
+    Line,
+    /// The same, for a report, with dumps.
+    Report,
+    /// For a report that ends the job.
+    Hung,
 }
 
-const BRIEF: &str = "brief-";
+impl Kind {
+    pub const ALL: [(Self, &'static str); 4] =
+        [(Self::Waits, "waits"), (Self::Line, "line"), (Self::Report, "report"), (Self::Hung, "hung")];
 
-pub fn wants_dumps(word: &str) -> bool {
-    !word.starts_with(BRIEF)
+    /// What is asked for with a word.
+    pub fn of(word: &str) -> Option<Self> {
+        Self::ALL.iter().find(|(_, name)| word.split('-').next() == Some(name)).map(|(kind, _)| *kind)
+    }
+
+    /// A word for a question of this rank, that no other question has.
+    pub fn word(self, rank: i32) -> String {
+        let name = Self::ALL.iter().find(|(kind, _)| *kind == self).map_or("", |(_, name)| name);
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        format!("{name}-{rank}-{}", now.as_nanos())
+    }
+
+    pub fn leaves_dumps(self) -> bool {
+        matches!(self, Self::Report | Self::Hung)
+    }
 }
 
 impl Peers {
-    /// Asks all ranks for their state; answers repeat the word.
+    /// Asks the ranks of this folder what they do; answers repeat the word.
     pub fn ask(&self, word: &str) -> io::Result<()> {
-        self.write("ask", word)
+        self.write("ask", word)?;
+        self.look();
+        self.here().iter().filter(|&rank| rank != self.rank).for_each(|rank| self.ring(rank));
+        Ok(())
     }
 
     /// The word of the last question.
@@ -40,13 +78,8 @@ impl Peers {
         if let Some(dump) = dump {
             self.write(&file(self.rank, "json"), dump)?;
         }
-        let line = format!("{word}\n{:.3}\n{}\n", answer.seconds, answer.state);
-        self.write(&file(self.rank, "state"), &line)
-    }
-
-    /// Whether this rank has left a dump.
-    pub fn has_dump(&self) -> bool {
-        self.folder.as_ref().is_ok_and(|folder| folder.has(&file(self.rank, "json")))
+        let Answer { seconds, state, marks, last } = answer;
+        self.write(&file(self.rank, "state"), &format!("{word}\n{seconds:.3}\n{state}\n{marks}\n{last}"))
     }
 
     pub fn answer_of(&self, rank: i32, word: &str) -> Option<Answer> {
@@ -57,9 +90,10 @@ impl Peers {
     /// The last answer of a rank, and the word of the question.
     pub fn last_answer(&self, rank: i32) -> Option<(String, Answer)> {
         let text = self.listed(&file(rank, "state"))?;
-        let mut lines = text.lines();
-        let word = lines.next()?.to_owned();
-        Some((word, Answer { seconds: lines.next()?.parse().ok()?, state: lines.next()?.to_owned() }))
+        let mut lines = text.splitn(5, '\n');
+        let mut next = || lines.next().map(str::to_owned);
+        let (word, seconds) = (next()?, next()?.parse().ok()?);
+        Some((word, Answer { seconds, state: next()?, marks: next()?, last: next()? }))
     }
 
     /// Makes this rank the one that reports; another one's rank if that was faster.
@@ -89,16 +123,17 @@ impl Peers {
         let _ = self.write(what, &self.rank.to_string());
     }
 
-    /// Which rank has said that in this time.
-    pub fn told(&self, what: &str, within: Duration) -> Option<i32> {
+    /// Which rank has said that last, and how long ago.
+    pub fn told(&self, what: &str) -> Option<(i32, Duration)> {
         let (text, written) = self.folder.as_ref().ok()?.read(what)?;
-        let is_recent = written >= self.since && written.elapsed().is_ok_and(|ago| ago < within);
-        if is_recent { text.parse().ok() } else { None }
+        let ago = written.elapsed().ok().filter(|_| written >= self.since)?;
+        Some((text.parse().ok()?, ago))
     }
 
     /// The job is about to be ended, by this rank, which has said why. Files that are not needed to find that out go.
     pub fn end(&self) {
-        if self.has_dump() {
+        let has_dump = self.folder.as_ref().is_ok_and(|folder| folder.has(&file(self.rank, "json")));
+        if has_dump {
             let _ = self.write("ending", "");
         } else {
             self.clean();
@@ -108,46 +143,5 @@ impl Peers {
     /// Whether a rank has ended the job.
     pub fn is_ending(&self) -> bool {
         self.broken().is_none() && (!self.is_under_way() || self.read("ending").is_some())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::fs;
-
-    use super::super::peers::Status;
-    use super::super::peers::tests::two;
-    use super::*;
-
-    #[test]
-    fn ranks_ask_and_answer() {
-        let (a, b) = two("ask");
-        assert_eq!(a.broken(), None);
-        let word = word(0, true);
-        a.ask(&word).unwrap();
-        b.look();
-        assert_eq!(b.asked().as_ref(), Some(&word));
-        assert_eq!(a.answer_of(1, &word), None);
-        let answer = Answer { seconds: 1.5, state: "in barrier #1".into() };
-        b.answer(&word, &answer, Some("{}")).unwrap();
-        a.look();
-        assert_eq!(a.answer_of(1, &word), Some(answer));
-        assert_eq!(a.answer_of(1, "another"), None);
-        assert_eq!(a.last_answer(1).unwrap().0, word);
-        assert_eq!(a.become_reporter(), Ok(()));
-        assert_eq!(b.become_reporter(), Err(0));
-        assert!(matches!(a.status(1), Status::Silent(_)));
-        assert_eq!(a.others_have_finished(), (false, true));
-        b.finish();
-        a.look();
-        assert_eq!(a.others_have_finished(), (true, true));
-        assert_eq!(a.status(1), Status::Finished);
-        b.leave();
-        assert!(a.directory.exists());
-        let _ = fs::remove_file(a.directory.join("rank1.json"));
-        a.finish();
-        a.leave();
-        assert!(!a.directory.exists());
-        fs::remove_dir_all(a.directory.parent().unwrap().parent().unwrap()).unwrap();
     }
 }

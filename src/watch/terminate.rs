@@ -3,24 +3,19 @@
 //!
 //! The handler writes to a pipe, and a thread of its own does the rest: the watchdog's may be busy.
 
-use std::fs::File;
 use std::io::Write;
-use std::os::fd::{FromRawFd, RawFd};
-use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::os::fd::RawFd;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use super::signal::{Handler as LongHandler, action, default, keeping_error};
 use super::{end, waits};
+use crate::system::signal::{Handler as LongHandler, action, default, keeping_error};
 
 /// For how long Python has to answer an interrupt.
 const PATIENCE: Duration = Duration::from_millis(500);
 
 type Handler = extern "C" fn(libc::c_int);
-
-/// A signal, and the process that has sent it.
-type Message = [i32; 2];
 
 struct Installed {
     /// A forked child has the handlers too, and must not write to its parent's pipe.
@@ -40,13 +35,12 @@ pub fn python_runs() {
 }
 
 /// Async-signal-safe: reads memory that is not written any more, and makes system calls.
-extern "C" fn on_signal(signal: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
+extern "C" fn on_signal(signal: libc::c_int, _: *mut libc::siginfo_t, _: *mut libc::c_void) {
     let Some(Installed { process, pipe, interrupt }) = INSTALLED.get() else { return };
-    // SAFETY: plain system calls, and what the system says of the signal; the pipe is never closed.
+    // SAFETY: plain system calls; the pipe is never closed.
     keeping_error(|| unsafe {
         if libc::getpid() as u32 == *process {
-            let message: Message = [signal, (*info).si_pid()];
-            libc::write(pipe[1], (&raw const message).cast(), size_of::<Message>());
+            libc::write(pipe[1], (&raw const signal).cast(), size_of::<i32>());
         } else if signal == libc::SIGTERM {
             default(signal);
             libc::raise(signal); // comes when this handler has returned
@@ -104,13 +98,13 @@ pub fn install(ask: Option<fn()>, words: fn(libc::c_int) -> Option<String>) {
 
 fn listen(pipe: RawFd, ask: Option<fn()>, words: fn(libc::c_int) -> Option<String>) {
     loop {
-        let mut message: Message = [0; 2];
+        let mut signal: i32 = 0;
         // SAFETY: as many bytes of ours as are written at once.
-        let count = unsafe { libc::read(pipe, (&raw mut message).cast(), size_of::<Message>()) };
-        let [signal, sender] = message;
-        if count == size_of::<Message>() as isize && (signal == libc::SIGTERM || stays_in_operation(ask)) {
+        let count = unsafe { libc::read(pipe, (&raw mut signal).cast(), size_of::<i32>()) };
+        if count == size_of::<i32>() as isize && (signal == libc::SIGTERM || stays_in_operation(ask)) {
             if let Some(words) = words(signal) {
-                say(&words, sender);
+                let _ = std::io::stderr().lock().write_all(words.as_bytes());
+                end::let_launcher_read();
             }
             // SAFETY: ends this process by the signal, as it would have without us. It may be blocked in this thread.
             unsafe {
@@ -122,46 +116,6 @@ fn listen(pipe: RawFd, ask: Option<fn()>, words: fn(libc::c_int) -> Option<Strin
             }
         }
     }
-}
-
-fn say(words: &str, sender: i32) {
-    let told = launcher_output(sender).is_some_and(|mut file| file.write_all(words.as_bytes()).is_ok());
-    if !told {
-        let _ = std::io::stderr().lock().write_all(words.as_bytes());
-        end::let_launcher_read();
-    }
-}
-
-/// What Open MPI's launcher prints to, if it is who ends this rank: it does not read any more what the ranks say.
-#[cfg(target_os = "linux")]
-fn launcher_output(sender: i32) -> Option<File> {
-    // SAFETY: takes nothing.
-    let is_parent = sender == unsafe { libc::getppid() };
-    let name = std::fs::read_to_string(format!("/proc/{sender}/comm")).ok()?;
-    if !is_parent || name.trim() != "prterun" {
-        return None;
-    }
-    // The file that it has, with its place in it; or a file of our own, if that is no matter of places.
-    // SAFETY: plain system calls; the descriptor is nobody else's.
-    unsafe {
-        let process = libc::syscall(libc::SYS_pidfd_open, sender, 0);
-        let file = libc::syscall(libc::SYS_pidfd_getfd, process, 2, 0);
-        libc::close(process as RawFd);
-        if file >= 0 {
-            return Some(File::from_raw_fd(file as RawFd));
-        }
-    }
-    let path = format!("/proc/{sender}/fd/2");
-    let kind = std::fs::metadata(&path).ok()?.file_type();
-    if !kind.is_char_device() && !kind.is_fifo() {
-        return None;
-    }
-    File::options().append(true).custom_flags(libc::O_NOCTTY).open(path).ok()
-}
-
-#[cfg(not(target_os = "linux"))]
-fn launcher_output(_: i32) -> Option<File> {
-    None
 }
 
 /// Whether what is under way now is so after a moment too, and Python has not been able to run.

@@ -1,16 +1,20 @@
-//! What this process waits for: operations, and calls of Python's that are none.
+//! What this process waits for: operations, and calls of Python's that are none. And for how long it may.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::limits::Limit;
-use crate::record::{clock, recorder};
+use super::graph::{CommId, Need, Peer, Wait};
+use super::ranks::Ranks;
+use crate::call::Phase;
+use crate::comm::Comm;
+use crate::mpilib::wildcards;
+use crate::record::recorder::{self, Record};
+use crate::record::{clock, clock::Epoch};
 use crate::transport;
 
 static FINISHED: AtomicBool = AtomicBool::new(false);
 
-/// This rank has done its last operation: Python is not looked at any more.
+/// This rank has done its last operation: `MPI_Finalize` begins.
 pub fn set_finished() {
     FINISHED.store(true, Ordering::Relaxed);
 }
@@ -19,92 +23,298 @@ pub fn is_finished() -> bool {
     FINISHED.load(Ordering::Relaxed)
 }
 
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+// ---- Calls that are no operations
+
 /// A collective call of Python's that is no operation, such as the duplication of a communicator.
+#[derive(Clone, Debug)]
 pub struct Blocked {
     pub number: u64,
     pub what: String,
     pub started: u64,
+    thread: u64,
 }
 
-static BLOCKED: Mutex<Option<Blocked>> = Mutex::new(None);
+/// Threads may be in one each.
+static BLOCKED: Mutex<Vec<Blocked>> = Mutex::new(Vec::new());
 
-/// Numbers of [`Blocked`] calls, apart from those of records.
-static CALLS: AtomicU64 = AtomicU64::new(1 << 63);
+/// Numbers of [`Blocked`] calls, apart from those of records; the first is that of a rank's end.
+pub const AT_END: u64 = 1 << 63;
+static CALLS: AtomicU64 = AtomicU64::new(AT_END + 1);
 
-/// Python is about to wait for other ranks, in `what`.
+/// This thread is about to wait for other ranks, in `what`.
 pub fn enter(what: String) {
     let number = CALLS.fetch_add(1, Ordering::Relaxed);
-    *blocked() = Some(Blocked { number, what, started: clock::ticks() });
+    let thread = recorder::this_thread();
+    lock(&BLOCKED).push(Blocked { number, what, started: clock::ticks(), thread });
+    notice();
 }
 
-/// What Python waited for has come.
+/// What this thread waited for last has come.
 pub fn leave() {
-    *blocked() = None;
+    let (mut blocked, thread) = (lock(&BLOCKED), recorder::this_thread());
+    if let Some(last) = blocked.iter().rposition(|call| call.thread == thread) {
+        blocked.remove(last);
+    }
 }
 
-pub fn blocked() -> MutexGuard<'static, Option<Blocked>> {
-    BLOCKED.lock().unwrap_or_else(PoisonError::into_inner)
+pub fn blocked() -> Vec<Blocked> {
+    lock(&BLOCKED).clone()
 }
 
-/// What is under way: the numbers of the operations, or of a call of Python's.
+/// What is under way: the numbers of the operations, and of calls of Python's.
 pub fn under_way() -> Vec<u64> {
     let mut numbers: Vec<u64> = recorder::running().iter().map(|record| record.ticket).collect();
-    numbers.extend(blocked().as_ref().map(|call| call.number));
+    numbers.extend(blocked().iter().map(|call| call.number));
     numbers.extend(transport::unfinished().iter().map(|op| op.number));
     numbers
 }
 
-/// Something that this process waits for.
-pub struct Wait {
+// ---- The watchdog sleeps while nothing is under way
+
+static ASLEEP: AtomicBool = AtomicBool::new(false);
+static WAKE: Mutex<Option<fn()>> = Mutex::new(None);
+
+/// Something begins that may wait.
+#[inline]
+pub fn notice() {
+    if ASLEEP.load(Ordering::Relaxed) {
+        wake();
+    }
+}
+
+#[cold]
+fn wake() {
+    if ASLEEP.swap(false, Ordering::Relaxed)
+        && let Some(wake) = *lock(&WAKE)
+    {
+        wake();
+    }
+}
+
+/// The watchdog is about to sleep until something begins, which calls this function, once.
+pub fn sleep(wake: fn()) {
+    *lock(&WAKE) = Some(wake);
+    ASLEEP.store(true, Ordering::SeqCst);
+}
+
+pub fn awake() {
+    ASLEEP.store(false, Ordering::Relaxed);
+}
+
+// ---- Limits
+
+/// After how long a wait counts as hung: what the user has set for the job, or for a part of the program. Numbers tell one
+/// from another.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Limit {
     pub number: u64,
-    /// For how long, while this process ran: a stopped process does not count.
-    pub waited: Duration,
+    /// 0: none.
+    pub seconds: f64,
+}
+
+impl Limit {
+    /// How it is called, after "has not ended after".
+    pub fn name(&self) -> String {
+        let seconds = self.seconds;
+        if self.number == 0 {
+            format!("MPI4JAX_TIMEOUT={seconds} s")
+        } else {
+            format!("time_limit({seconds} s)")
+        }
+    }
+}
+
+/// Those of parts that the program is in, the innermost last.
+static PARTS: Mutex<Vec<Limit>> = Mutex::new(Vec::new());
+
+/// A part begins; its number.
+pub fn enter_limit(seconds: f64) -> u64 {
+    static COUNT: AtomicU64 = AtomicU64::new(1);
+    let number = COUNT.fetch_add(1, Ordering::Relaxed);
+    lock(&PARTS).push(Limit { number, seconds });
+    number
+}
+
+/// A part ends. Those of other threads may have begun after it.
+pub fn leave_limit(number: u64) {
+    lock(&PARTS).retain(|limit| limit.number != number);
+}
+
+/// What holds now, in a job with this time-out.
+pub fn current_limit(job: f64) -> Limit {
+    lock(&PARTS).last().copied().unwrap_or(Limit { number: 0, seconds: job })
+}
+
+// ---- Waits
+
+/// Something that this process waits for, and the thread that does.
+struct Seen {
+    wait: Wait,
+    has_line: bool,
+    thread: (u64, i32),
     /// For how long under the limit of this number.
-    pub limited: (u64, Duration),
-    /// After how long a wait it was first seen that it cannot end, and since then each time.
-    pub lost: Option<Duration>,
-    /// What the ranks' files, at a number of their listing, said of whether it can still end.
-    pub judged: Option<(u64, Option<String>)>,
-    /// When it is looked at next whether it still can, and when something is said of it next.
-    pub look_at: Duration,
-    pub tell_at: Duration,
-    /// It has been reported as hung.
-    pub reported: bool,
+    limited: (u64, f64),
 }
 
-impl Wait {
-    /// `tell_at`: when something is said of it first.
-    pub fn new(number: u64, tell_at: Duration) -> Self {
-        let zero = Duration::ZERO;
-        let (limited, lost, judged, look_at, reported) = ((0, zero), None, None, zero, false);
-        Self { number, waited: zero, limited, lost, judged, look_at, tell_at, reported }
-    }
+/// What this process waits for, as it goes on.
+#[derive(Default)]
+pub struct Waits(Vec<Seen>);
 
-    /// So much time has passed, under this limit.
-    pub fn pass(&mut self, time: Duration, limit: &Limit) {
-        self.waited += time;
-        if self.limited.0 != limit.number {
-            self.limited = (limit.number, Duration::ZERO);
+pub fn comm_id(comm: &Comm) -> CommId {
+    CommId { class: comm.class, index: if comm.is_only_one() { 0 } else { comm.index } }
+}
+
+fn need_of(record: &Record) -> Need {
+    let (comm, row, any) = (&record.what.comm, record.what.op.row(), wildcards());
+    if row.is_collective() {
+        return Need::Collective { comm: comm_id(comm), number: record.sequence };
+    }
+    let end = |takes_part: bool, rank: i32, tag: i32| {
+        let world = |rank| comm.world_rank(rank).filter(|rank| *rank >= 0).unwrap_or(Ranks::ELSEWHERE);
+        (takes_part && rank != any.proc_null).then(|| Peer {
+            rank: (rank != any.source).then(|| world(rank)),
+            tag: (tag != any.tag).then_some(tag),
+        })
+    };
+    let from = end(row.receives(), record.source, record.recvtag);
+    let to = end(row.sends(), record.dest, record.sendtag);
+    Need::Message { comm: comm_id(comm), from, to }
+}
+
+/// What was started and not waited for, and may be the other side of something.
+pub fn started() -> Vec<Need> {
+    transport::outstanding().iter().map(need_of).filter(|need| matches!(need, Need::Message { .. })).collect()
+}
+
+/// What a record says of the line that it is at: nothing, outside of compiled functions.
+fn seen(record: &Record) -> Seen {
+    let size = record.dtype.map_or(0, |dtype| dtype.size() as u64);
+    let wait = Wait {
+        number: record.ticket,
+        need: need_of(record),
+        members: record.what.comm.world.iter().copied().collect(),
+        seconds: 0.0,
+        bytes: record.count.saturating_mul(size),
+        late: String::new(),
+        words: record.to_string(),
+        at: String::new(),
+    };
+    Seen { wait, has_line: !record.what.location.is_empty(), thread: record.thread, limited: (0, 0.0) }
+}
+
+impl Waits {
+    /// Brings them up to date, after so many seconds in which this process ran.
+    pub fn update(&mut self, passed: f64, limit: &Limit, size: i32) {
+        let numbers = under_way();
+        self.0.retain(|seen| numbers.contains(&seen.wait.number) || seen.wait.number == AT_END);
+        for Seen { wait, limited, .. } in &mut self.0 {
+            wait.seconds += passed;
+            if limited.0 != limit.number {
+                *limited = (limit.number, 0.0);
+            }
+            limited.1 += passed;
+            let is_late = limit.seconds > 0.0 && limited.1 > limit.seconds && wait.need != Need::End;
+            wait.late = if is_late { format!("has not ended after {}", limit.name()) } else { String::new() };
         }
-        self.limited.1 += time;
+        self.add(passed, limit, size);
+        for op in transport::unfinished() {
+            let failed = |failure: &String| format!("failed: {failure}");
+            let late = op.failure.as_ref().map(failed);
+            for Seen { wait, .. } in self.0.iter_mut().filter(|seen| seen.wait.number == op.number) {
+                wait.late = late.clone().unwrap_or(std::mem::take(&mut wait.late));
+            }
+        }
     }
 
-    /// Whether it has taken longer than the limit.
-    pub fn exceeds(&self, limit: &Limit) -> bool {
-        limit.seconds > 0.0 && self.limited.1.as_secs_f64() > limit.seconds
+    fn add(&mut self, passed: f64, limit: &Limit, size: i32) {
+        let epoch = Epoch::now();
+        let mut new: Vec<(Seen, f64)> = Vec::new();
+        let is_known = |number: u64| self.0.iter().any(|seen| seen.wait.number == number);
+        for record in recorder::running().iter().filter(|record| !is_known(record.ticket)) {
+            new.push((seen(record), record.seconds(&epoch)));
+        }
+        let other = |number, need, members, words, thread| {
+            let (late, at) = (String::new(), String::new());
+            let wait = Wait { number, need, members, seconds: 0.0, bytes: 0, late, words, at };
+            Seen { wait, has_line: false, thread, limited: (0, 0.0) }
+        };
+        for call in blocked().into_iter().filter(|call| !is_known(call.number)) {
+            let seconds = epoch.seconds_since(call.started);
+            let thread = (call.thread, 0);
+            new.push((other(call.number, Need::Call, Ranks::all(size), call.what, thread), seconds));
+        }
+        for op in transport::unfinished().iter().filter(|op| !is_known(op.number)) {
+            let members = op.comm.world.iter().copied().collect();
+            new.push((other(op.number, Need::Stream, members, op.to_string(), (0, 0)), op.seconds));
+        }
+        if is_finished() && !is_known(AT_END) {
+            new.push((
+                other(AT_END, Need::End, Ranks::all(size), "this rank has finished, and".into(), (0, 0)),
+                0.0,
+            ));
+        }
+        for (mut seen, seconds) in new {
+            // A process that was stopped has not waited meanwhile.
+            seen.wait.seconds = seconds.min(passed);
+            seen.limited = (limit.number, seen.wait.seconds);
+            self.0.push(seen);
+        }
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    pub fn longest(&self) -> f64 {
+        self.0.iter().map(|seen| seen.wait.seconds).fold(0.0, f64::max)
+    }
+
+    /// When the limit is exceeded that is exceeded next, in seconds from now.
+    pub fn next_limit(&self, limit: &Limit) -> f64 {
+        let left =
+            |seen: &Seen| limit.seconds - if seen.limited.0 == limit.number { seen.limited.1 } else { 0.0 };
+        let limited = self.0.iter().filter(|seen| limit.seconds > 0.0 && seen.wait.late.is_empty());
+        limited.map(left).fold(f64::INFINITY, f64::min)
+    }
+
+    /// The threads that wait.
+    pub fn threads(&self) -> Vec<(u64, i32)> {
+        self.0.iter().map(|seen| seen.thread).collect()
+    }
+
+    /// As the others are told of them. `at` is where Python is, for those that have no line.
+    pub fn told(&self, at: &str) -> Vec<Wait> {
+        let told = |seen: &Seen| {
+            let mut wait = seen.wait.clone();
+            if !seen.has_line && wait.need != Need::End {
+                at.clone_into(&mut wait.at);
+            }
+            wait
+        };
+        self.0.iter().map(told).collect()
     }
 }
 
-/// Brings a list of waits up to date: what is under way stays or comes, what has ended goes.
-pub fn update(waits: &mut Vec<Wait>, passed: Duration, limit: &Limit, tell_at: Duration) {
-    let numbers = under_way();
-    waits.retain(|wait| numbers.contains(&wait.number));
-    for number in numbers {
-        match waits.iter_mut().find(|wait| wait.number == number) {
-            Some(wait) => wait.pass(passed, limit),
-            None => waits.push(Wait::new(number, tell_at)),
-        }
-    }
+/// How many collectives this rank has begun on each communicator.
+pub fn counts(comms: &[Arc<Comm>]) -> Vec<(CommId, u64)> {
+    comms.iter().map(|comm| (comm_id(comm), comm.collectives.load(Ordering::Relaxed))).collect()
+}
+
+/// What a record is of, as others know it: its number, and communicator and number of a collective.
+pub fn mark(record: &Record) -> String {
+    let comm = comm_id(&record.what.comm);
+    let is_collective = record.what.op.row().is_collective() && record.what.phase != Phase::Start;
+    let collective = if is_collective { collective_mark(comm, record.sequence) } else { String::new() };
+    format!("{}{collective}", record.ticket)
+}
+
+/// The part of a [`mark`] that all ranks of a collective have.
+pub fn collective_mark(comm: CommId, number: u64) -> String {
+    format!("/{:x}/{}/{number}", comm.class, comm.index)
 }
 
 #[cfg(test)]
@@ -112,17 +322,39 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_limit_counts_from_its_own_start() {
+    fn the_innermost_limit_holds() {
+        assert_eq!(current_limit(5.0), Limit { number: 0, seconds: 5.0 });
+        let outer = enter_limit(2.0);
+        let inner = enter_limit(0.0);
+        assert_eq!(current_limit(5.0).seconds, 0.0);
+        leave_limit(outer);
+        assert_eq!(current_limit(5.0).number, inner);
+        leave_limit(inner);
+        assert_eq!(current_limit(5.0).name(), "MPI4JAX_TIMEOUT=5 s");
+    }
+
+    #[test]
+    fn calls_of_several_threads_are_seen_and_their_limits_count_from_their_own_start() {
+        enter("A.Free".into());
+        std::thread::spawn(|| enter("B.Free".into())).join().unwrap();
         let (job, part) = (Limit { number: 0, seconds: 3.0 }, Limit { number: 7, seconds: 1.5 });
-        let second = Duration::from_secs(1);
-        let mut wait = Wait::new(1, Duration::MAX);
-        (0..2).for_each(|_| wait.pass(second, &job));
-        assert!(!wait.exceeds(&job));
-        wait.pass(second, &part);
-        assert!(!wait.exceeds(&part), "it has waited for 3 s, but for 1 s in this part");
-        wait.pass(second, &part);
-        assert!(wait.exceeds(&part));
-        assert!(!wait.exceeds(&Limit { number: 7, seconds: 0.0 }));
-        assert_eq!(wait.waited, 4 * second);
+        let mut waits = Waits::default();
+        let late =
+            |waits: &Waits| waits.told("").iter().map(|wait| !wait.late.is_empty()).collect::<Vec<_>>();
+        (0..3).for_each(|_| waits.update(1.0, &job, 2));
+        let words: Vec<String> =
+            waits.told("a.py:1").into_iter().map(|wait| wait.words + " " + &wait.at).collect();
+        assert_eq!(words, ["A.Free a.py:1", "B.Free a.py:1"]);
+        assert_eq!(late(&waits), [false; 2]);
+        waits.update(1.0, &part, 2);
+        assert_eq!(late(&waits), [false; 2], "they have waited for 3 s, but for 1 s in this part");
+        waits.update(1.0, &part, 2);
+        assert_eq!(late(&waits), [true; 2]);
+        // A number that no clock can show: nothing is ever late.
+        waits.update(1.0, &Limit { number: 8, seconds: 1e20 }, 2);
+        assert!(waits.next_limit(&Limit { number: 8, seconds: 1e20 }) > 1e19);
+        leave();
+        waits.update(1.0, &job, 2);
+        assert_eq!(waits.told("").len(), 1, "this thread's has ended");
     }
 }

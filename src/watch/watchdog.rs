@@ -1,25 +1,34 @@
-//! A thread that notices operations that do not end, says so, and ends the job.
+//! A thread that notices operations that do not end: around [`decide`], it observes and acts.
+//!
+//! It sleeps while nothing is under way. What this rank waits for, it tells the others of its host, of which one, the leader,
+//! speaks for all.
 
-use std::io::Write as _;
 use std::os::fd::RawFd;
+use std::panic::AssertUnwindSafe;
 use std::path::PathBuf;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
+use super::act::{self, HUNG, print};
+use super::decide::{self, State};
+use super::default;
 use super::end::{self, Launcher};
-use super::limits::{self, Limit};
+use super::graph::{Life, Need, Rank, World};
+use super::groups::Group;
+use super::mail::Hosts;
 use super::peers::Peers;
-use super::questions::Answer;
-use super::report::{GRACE, Reporter, python};
-use super::samples::Difference;
-use super::waits::{self, Wait, blocked, under_way};
-use super::{desk, faulthandler, frames, link, signal, terminate};
+use super::questions::Kind;
+use super::report::Reporter;
+use super::threads::{self, Others};
+use super::waits::{self, Limit, Waits};
+use super::{frames, link, terminate};
+use crate::comm;
 use crate::error::Error;
-use crate::record::recorder::{self, Record};
+use crate::mpilib;
+use crate::record::recorder;
 use crate::record::timeline;
-use crate::transport::{self, Unfinished};
-use crate::{comm, mpilib};
+use crate::system::signal;
 
 /// How the watchdog was told to behave.
 #[derive(Debug)]
@@ -36,43 +45,32 @@ pub struct Settings {
     pub abort: bool,
     /// Whether the program has no use of its own for `SIGUSR1`.
     pub takes_signal: bool,
+    /// Whether the ranks certainly have one directory, and whether hosts may ask each other through MPI.
+    pub one_directory: bool,
+    pub asks_hosts: bool,
 }
 
-struct Watchdog {
-    settings: Settings,
-    reporter: Reporter,
+pub(super) struct Watchdog {
+    pub settings: Settings,
+    pub reporter: Reporter,
     /// The process that this is about.
     process: u32,
-    /// Where the signal handler writes.
+    /// Where the signal handler writes, and an operation that begins while the watchdog sleeps.
     wake: RawFd,
-    everybody: Vec<i32>,
-    /// The collectives that the other ranks know this one to wait in.
-    told: Mutex<Vec<u64>>,
+    started: Instant,
 }
 
 static WATCHDOG: OnceLock<Watchdog> = OnceLock::new();
 
-/// How often the watchdog looks.
-const TICK: Duration = Duration::from_millis(500);
-/// For how long an operation waits before others are asked about, and for how long it then has to be certain that it
-/// cannot end: messages may be under way.
-const PATIENCE: Duration = Duration::from_secs(3);
-/// How often it is looked at whether an operation can still end, at most and at least.
-const LOOK: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(3)];
-/// How often a rank looks at the process of the next one.
-const NEIGHBOUR: Duration = Duration::from_secs(1);
-/// For how long at least a rank that has finished waits for the others before it says so.
-const END_PATIENCE: Duration = Duration::from_secs(10);
-/// How much later than the first rank the last one says that it waits, on several hosts.
-const TURN: Duration = Duration::from_secs(5);
-/// The number of the wait of a rank that has finished.
-const AT_END: u64 = 0;
+/// For how long an operation waits before others are told of it, in seconds.
+const TELL: f64 = 1.0;
+/// How long the watchdog sleeps while operations come and go; and while one waits, at first and in the end.
+const BEAT: f64 = 2.0;
+const LOOK: [f64; 2] = [1.0, 3.0];
+/// For how long it looks out for the answers of other hosts.
+const ANSWERS: f64 = 3.0;
 /// When a rank compares what it did with its neighbours for the first time, and then after twice as long each time.
 const COMPARE: Duration = Duration::from_secs(5);
-/// The job's exit status where ranks did different things.
-const DIFFERENT: i32 = 1;
-/// The job's exit status where an operation hangs. Not 124, which is timeout(1)'s, nor what shells and signals use.
-const HUNG: i32 = 97;
 
 extern "C" fn at_exit() {
     // A forked child is no rank.
@@ -105,39 +103,48 @@ pub fn start(settings: Settings) {
             settings.rank
         ));
     }
-    let process = std::process::id();
-    let everybody = (0..settings.size).collect();
-    let watchdog = Watchdog { settings, reporter, process, wake, everybody, told: Mutex::default() };
+    let (process, started) = (std::process::id(), Instant::now());
+    let watchdog = Watchdog { settings, reporter, process, wake, started };
     if WATCHDOG.set(watchdog).is_ok() {
         let thread = std::thread::Builder::new().name("mpi4jax-watchdog".into());
         // Without a thread there is no watchdog, and all else works.
-        let _ = thread.spawn(|| WATCHDOG.get().map(Watchdog::run));
+        let _ = thread.spawn(|| WATCHDOG.get().map(run));
     }
-    // For programs that end MPI themselves.
-    let _ = mpilib::at_finalize(tell_finished);
+    let _ = mpilib::first_at_finalize(Box::new(finish));
 }
 
-/// Lets the ranks ask each other through MPI, if all of them want that. Collective.
+/// Lets the ranks of several hosts ask each other through MPI, if all of them want that. Collective.
 ///
 /// # Safety
 /// `comm` is the handle of a live communicator, with the ranks of `MPI_COMM_WORLD`.
-pub unsafe fn open_link(comm: usize, wanted: bool) -> Result<(), Error> {
+pub unsafe fn open_link(comm: usize) -> Result<(), Error> {
     let respond = |word: &str| match WATCHDOG.get() {
-        Some(watchdog) => watchdog.reporter.answer(word, "another rank asked").0,
-        None => Answer { seconds: 0.0, state: "not watched".into() },
+        Some(watchdog) => watchdog.reporter.respond(word),
+        None => Vec::new(),
     };
-    if WATCHDOG.get().is_some_and(|watchdog| watchdog.settings.size > 1) {
+    if let Some(Watchdog { settings, reporter, .. }) = WATCHDOG.get()
+        && settings.size > 1
+    {
+        let (host, ranks) = (reporter.peers.place(), (settings.rank, settings.size));
         // SAFETY: promised by the caller.
-        unsafe { link::open(comm, wanted, respond)? };
+        unsafe { link::open(comm, settings.asks_hosts, host, ranks, respond)? };
     }
     Ok(())
 }
 
-/// Tells the other ranks that this one has done its last operation.
-pub fn finish() {
+/// Tells the other ranks that the program of this one is at its end: what is called then may still communicate.
+pub fn exit() {
+    if let Some(watchdog) = WATCHDOG.get() {
+        watchdog.reporter.peers.exit();
+    }
+}
+
+/// `MPI_Finalize` begins: this rank has done its last operation.
+fn finish() {
+    let Some(watchdog) = WATCHDOG.get().filter(|watchdog| watchdog.process == std::process::id()) else {
+        return;
+    };
     waits::set_finished();
-    faulthandler::stop();
-    let Some(watchdog) = WATCHDOG.get() else { return };
     for comm in comm::live() {
         if let Some((source, tag)) = comm.unreceived() {
             print(&format!(
@@ -146,46 +153,30 @@ pub fn finish() {
             ));
         }
     }
-    tell_finished();
-}
-
-fn tell_finished() {
-    if let Some(watchdog) = WATCHDOG.get()
-        && watchdog.process == std::process::id()
-    {
-        watchdog.compare();
-        watchdog.reporter.peers.finish();
-    }
-}
-
-/// How the default communicator is made. The ranks' first choice holds for all of them; `choice` is this rank's. Without
-/// one, `None` until a rank has chosen.
-pub fn choose_default(choice: Option<&str>) -> Option<String> {
-    let Some(Watchdog { reporter: Reporter { peers, .. }, .. }) = WATCHDOG.get() else {
-        return choice.map(Into::into);
+    watchdog.compare();
+    watchdog.reporter.peers.finish();
+    waits::notice();
+    let made = |handle| {
+        // SAFETY: it has just been made, of all ranks. Without a link, hosts ask each other nothing.
+        let _ = unsafe { open_link(handle) };
     };
-    if let Some(choice) = choice {
-        return Some(peers.choose_default(choice));
-    }
-    peers.look();
-    peers.chosen_default()
+    let _ = default::join(&watchdog.reporter.peers, watchdog.started, watchdog.settings.one_directory, made);
 }
 
-/// Whether all other ranks that have come have finished, and whether all have come; `None` where files do not say.
-pub fn others_have_finished() -> Option<(bool, bool)> {
-    let peers = &WATCHDOG.get()?.reporter.peers;
-    peers.look();
-    peers.broken().is_none().then(|| peers.others_have_finished())
+/// How the default communicator is made: as the first rank has chosen, which this one is if it is the first.
+pub fn choose_default(choice: &str) -> String {
+    WATCHDOG.get().map_or_else(|| choice.into(), |watchdog| default::choose(&watchdog.reporter.peers, choice))
 }
 
 /// The report that `SIGUSR1` prints, for tests and for the curious.
 pub fn report() -> Option<String> {
-    WATCHDOG.get().and_then(|watchdog| watchdog.reporter.report("report", "asked for", false).ok())
+    let Watchdog { reporter, settings, .. } = WATCHDOG.get()?;
+    Some(reporter.report("report", "asked for", Kind::Report, settings.rank).0)
 }
 
 /// Where the user's program is, as far as Python can tell.
 pub fn user_frame() -> Option<String> {
-    frames::user_frame(&python()).map(|frame| frame.to_string())
+    frames::user_frame(threads::python().main()).map(|frame| frame.to_string())
 }
 
 /// Ends the job with this status unless the process has ended by itself after so many seconds.
@@ -203,7 +194,9 @@ pub fn take_signals(ask: Option<fn()>) {
 fn last_words(signal: i32) -> Option<String> {
     timeline::flush();
     let Watchdog { reporter, settings, .. } = WATCHDOG.get()?;
-    if reporter.peers.is_ending() || link::reporter(2 * GRACE).is_some() {
+    reporter.peers.look();
+    let is_hung = reporter.peers.asked().is_some_and(|word| Kind::of(&word) == Some(Kind::Hung));
+    if reporter.peers.is_ending() || is_hung || link::heard(Kind::Hung).is_some() {
         return None;
     }
     let name = if signal == libc::SIGINT { "SIGINT" } else { "SIGTERM" };
@@ -218,268 +211,321 @@ pub fn ending() {
     }
 }
 
-fn print(text: &str) {
-    let mut stderr = std::io::stderr().lock();
-    // One write, so that ranks do not mix their lines.
-    let _ = stderr.write_all(text.as_bytes());
-    let _ = stderr.flush();
-}
-
 fn is_debugged() -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     status.lines().any(|line| line.strip_prefix("TracerPid:").is_some_and(|pid| pid.trim() != "0"))
 }
 
+fn run(watchdog: &'static Watchdog) {
+    let launcher = Launcher::parent();
+    let mut observer = Observer::new(watchdog);
+    loop {
+        let pause = observer.pause();
+        let began = Instant::now();
+        let files =
+            [watchdog.wake, watchdog.reporter.peers.bell, launcher.as_ref().map_or(-1, |it| it.ended)];
+        let signalled = signal::wait(files, pause);
+        // A process that was stopped has not waited meanwhile.
+        let passed = began.elapsed().as_secs_f64().min(2.0 * pause.min(BEAT));
+        if let Some(launcher) = launcher.as_ref().filter(|launcher| launcher.is_gone()) {
+            let say = |why: &str| print(&format!("r{} | mpi4jax: {why}\n", watchdog.settings.rank));
+            launcher.follow(HUNG, say, ending);
+        }
+        // Whatever goes wrong here, the next hang is noticed.
+        let step = AssertUnwindSafe(|| observer.step(passed, signalled));
+        if std::panic::catch_unwind(step).is_err() {
+            observer = Observer::new(watchdog);
+            std::thread::sleep(Duration::from_secs(1));
+        }
+    }
+}
+
 impl Watchdog {
-    fn run(&'static self) {
-        let Settings { timeout, report_after, .. } = self.settings;
-        let seconds =
-            |seconds: f64| if seconds > 0.0 { Duration::from_secs_f64(seconds) } else { Duration::MAX };
-        let tell_after = seconds(report_after);
-        let mut waits: Vec<Wait> = Vec::new();
-        let mut finished = None;
-        let (mut last, mut looked) = (Instant::now(), Instant::now());
-        let (start, mut compare_at) = (Instant::now(), COMPARE);
-        let mut seen = 0;
-        let launcher = Launcher::parent();
-        let peers = &self.reporter.peers;
-        loop {
-            let limit = limits::current(timeout);
-            let shortest = tell_after.min(seconds(limit.seconds));
-            let tick = (shortest / 4).clamp(Duration::from_millis(20), TICK);
-            if signal::wait(self.wake, tick) {
-                self.show();
-            }
-            timeline::flush();
-            let listed = peers.look();
-            if listed != seen
-                && let Some(word) = peers.asked()
-                && word != *self.reporter.answered()
-            {
-                let _ = self.reporter.answer(&word, "another rank asked");
-            }
-            seen = listed;
-            if looked.elapsed() >= NEIGHBOUR {
-                peers.watch_neighbour();
-                if let Some(launcher) = launcher.as_ref().filter(|launcher| launcher.is_gone()) {
-                    let say = |why: &str| print(&format!("r{} | mpi4jax: {why}\n", peers.rank));
-                    launcher.follow(HUNG, say, ending);
-                }
-                looked = Instant::now();
-            }
-            if start.elapsed() >= compare_at {
-                self.compare();
-                compare_at *= 2;
-            }
-            let passed = last.elapsed().min(2 * tick);
-            waits::update(&mut waits, passed, &limit, tell_after);
-            last = Instant::now();
-            self.tell_of_waits(&waits);
-            if waits::is_finished() {
-                let end = finished.get_or_insert_with(|| Wait::new(AT_END, tell_after.max(END_PATIENCE)));
-                end.pass(passed, &limit);
-                self.look_at_end(end);
-            }
-            for wait in waits.iter_mut().filter(|wait| !wait.reported) {
-                self.look_at(wait, &limit);
-            }
-        }
-    }
-
-    /// Reports what all ranks do, because somebody wants to know. Launchers ask all of them at once, and one answers.
-    fn show(&self) {
-        let peers = &self.reporter.peers;
-        if peers.become_reporter().is_ok() {
-            if peers.told("shown", GRACE).is_none_or(|rank| rank == peers.rank) {
-                print(&self.reporter.report("report (SIGUSR1)", "SIGUSR1", false).unwrap_or_default());
-                peers.tell("shown");
-            }
-            peers.resign_as_reporter();
-        }
-    }
-
-    /// Tells the other ranks which collectives have begun to look as if they hung.
-    fn tell_of_waits(&self, waits: &[Wait]) {
-        let is_long =
-            |ticket| waits.iter().any(|wait| wait.number == ticket && wait.waited > PATIENCE.min(TICK * 2));
-        let running = recorder::running();
-        let long: Vec<&Record> = running
-            .iter()
-            .filter(|record| record.what.op.row().is_collective() && is_long(record.ticket))
-            .collect();
-        let tickets: Vec<u64> = long.iter().map(|record| record.ticket).collect();
-        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
-        if *told != tickets {
-            self.reporter.peers.wait_in(long.into_iter());
-            *told = tickets;
-            self.compare();
-        }
-    }
-
     /// Ends the job if this rank did something else than its neighbours. What may be so is said, once.
     fn compare(&self) {
         static SAID: AtomicBool = AtomicBool::new(false);
-        let Some(Difference { is_proved, report }) = self.reporter.peers.difference() else { return };
-        let line = format!("r{} | mpi4jax: {report}\n", self.settings.rank);
-        if !is_proved {
-            if !SAID.swap(true, Ordering::Relaxed) {
-                print(&line);
-            }
-            return;
-        }
-        if self.reporter.peers.become_reporter().is_err() {
-            // The other rank ends the job.
-            std::thread::sleep(2 * GRACE);
-        }
-        print(&line);
-        end::end_job(DIFFERENT, ending);
-    }
-
-    /// Says what is to be said of a wait, and ends the job if it has to be.
-    fn look_at(&self, wait: &mut Wait, limit: &Limit) {
-        let record = recorder::running().into_iter().find(|record| record.ticket == wait.number);
-        let unfinished = transport::unfinished().into_iter().find(|op| op.number == wait.number);
-        let name = match (&record, &unfinished) {
-            (Some(record), _) => record.to_string(),
-            (None, Some(op)) => op.to_string(),
-            (None, None) => match &*blocked() {
-                Some(call) => call.what.clone(),
-                None => return,
-            },
-        };
-        let reason = match &unfinished {
-            Some(Unfinished { failure: Some(failure), .. }) => Some(format!("failed: {failure}")),
-            _ => self.is_lost(wait, record.as_ref(), unfinished.as_ref()),
-        };
-        let late = || wait.exceeds(limit).then(|| format!("has not ended after {}", limit.name()));
-        if let Some(reason) = reason.or_else(late) {
-            if is_debugged() {
-                (wait.limited.1, wait.lost) = (Duration::ZERO, None);
-                return;
-            }
-            wait.reported = true;
-            self.hung(wait.number, &name, &reason);
-        } else if self.is_time_to_tell(wait) {
-            self.tell(wait, &name, record.as_ref());
+        let Some(difference) = self.reporter.peers.difference() else { return };
+        let line = format!("r{} | mpi4jax: {}\n", self.settings.rank, difference.report);
+        if difference.is_proved {
+            act::differs(self, &line);
+        } else if !SAID.swap(true, Ordering::Relaxed) {
+            print(&line);
         }
     }
+}
 
-    /// Why a wait cannot end, if that has been certain for long enough.
-    fn is_lost(&self, wait: &mut Wait, record: Option<&Record>, op: Option<&Unfinished>) -> Option<String> {
-        if wait.waited < wait.look_at.max(LOOK[0]) {
-            return None;
+/// What the watchdog knows, and what it has told.
+struct Observer {
+    watchdog: &'static Watchdog,
+    /// Seconds in which this process ran.
+    clock: f64,
+    waits: Waits,
+    others: Others,
+    /// What the others have been told of it.
+    told: Option<Rank>,
+    /// How many operations had begun at the last beat.
+    begun: u64,
+    is_asleep: bool,
+    started: Instant,
+    compare_at: Duration,
+    leader: i32,
+    leads: bool,
+    state: State,
+    /// The number of the folder's listing that `here` was read from, and when each wait in it began.
+    listed: Option<u64>,
+    here: World,
+    since: std::collections::HashMap<decide::Key, f64>,
+    /// What ranks of other hosts wait for, and a question about it that is under way: its word, and when it was asked.
+    far: World,
+    question: Option<(String, f64, bool)>,
+}
+
+impl Observer {
+    fn new(watchdog: &'static Watchdog) -> Self {
+        Self {
+            watchdog,
+            clock: 0.0,
+            waits: Waits::default(),
+            others: Others::default(),
+            told: None,
+            begun: 0,
+            is_asleep: false,
+            started: Instant::now(),
+            compare_at: COMPARE,
+            leader: -1,
+            leads: false,
+            state: State::default(),
+            listed: None,
+            here: World::new(),
+            since: std::collections::HashMap::new(),
+            far: World::new(),
+            question: None,
         }
-        let peers = &self.reporter.peers;
-        let judge = || match (record, op) {
-            (Some(record), _) => peers.hopeless(record),
-            (None, Some(op)) => peers.missing(&op.comm.world),
-            // What takes all ranks.
-            (None, None) => peers.missing(&self.everybody),
+    }
+
+    fn peers(&self) -> &'static Peers {
+        &self.watchdog.reporter.peers
+    }
+
+    fn limit(&self) -> Limit {
+        waits::current_limit(self.watchdog.settings.timeout)
+    }
+
+    /// For how long there is nothing to do, in seconds.
+    fn pause(&mut self) -> f64 {
+        let (limit, report_after) = (self.limit(), self.watchdog.settings.report_after);
+        let quarter = |seconds: f64| if seconds > 0.0 { seconds / 4.0 } else { f64::INFINITY };
+        let shortest = quarter(limit.seconds).min(quarter(report_after));
+        let led = || self.state.world.values().flat_map(|rank| &rank.waits).map(|wait| wait.seconds);
+        let longest = led().fold(self.waits.longest(), f64::max);
+        let begun = recorder::count();
+        let pause = if !self.waits.is_empty() || longest > 0.0 {
+            let next = self.waits.next_limit(&limit) + 0.01;
+            (longest / 8.0).clamp(LOOK[0], LOOK[1]).min(next).min(shortest)
+        } else if begun != self.begun {
+            BEAT.min(shortest)
+        } else if self.is_asleep {
+            // Somebody who begins, asks or waits wakes this thread.
+            self.compare_at.saturating_sub(self.started.elapsed()).as_secs_f64().max(BEAT)
+        } else {
+            // Once more: what begins at this moment may not have seen that this thread is about to sleep.
+            waits::sleep(signal::wake);
+            self.is_asleep = true;
+            return BEAT.min(shortest).max(0.02);
         };
+        self.begun = begun;
+        let asks = self.question.as_ref().map_or(f64::INFINITY, |_| 0.1);
+        pause.min(asks).max(0.02)
+    }
+
+    fn step(&mut self, passed: f64, signalled: bool) {
+        self.clock += passed;
+        if signalled {
+            act::show(self.watchdog);
+        }
+        timeline::flush();
+        let peers = self.peers();
         let listed = peers.look();
-        let reason = match wait.judged.take() {
-            Some((at, reason)) if at == listed => reason,
-            _ => judge(),
-        };
-        wait.judged = Some((listed, reason.clone()));
-        wait.look_at = wait.waited + (wait.waited / 8).clamp(LOOK[0], LOOK[1]);
-        let Some(reason) = reason else {
-            wait.lost = None;
-            return None;
-        };
-        let since = *wait.lost.get_or_insert(wait.waited);
-        (wait.waited - since >= PATIENCE).then_some(reason)
-    }
-
-    /// For how long this rank lets lower ones speak first, where files do not decide who speaks.
-    fn turn(&self, longest: Duration) -> Duration {
-        let Settings { rank, size, .. } = self.settings;
-        if self.reporter.peers.all_have_come() { Duration::ZERO } else { desk::turn(rank, size, longest) }
-    }
-
-    fn is_time_to_tell(&self, wait: &Wait) -> bool {
-        let late = || self.turn(TURN.min(wait.tell_at / 6));
-        wait.waited > wait.tell_at && wait.waited > wait.tell_at + late()
-    }
-
-    /// An operation takes long: a line says so, and the job goes on.
-    fn tell(&self, wait: &mut Wait, name: &str, record: Option<&Record>) {
-        let interval = wait.tell_at;
-        wait.tell_at = wait.waited + wait.waited;
-        // Ranks ask each other before the line, which so is out a little later.
-        let recently = interval / 3;
-        let peers = &self.reporter.peers;
-        if is_debugged() || link::teller(recently).is_some() || peers.told("told", recently).is_some() {
+        if self.listed != Some(listed)
+            && let Some(word) = peers.asked()
+            && word != *self.watchdog.reporter.answered()
+        {
+            let _ = self.watchdog.reporter.answer(&word, "another rank asked");
+        }
+        if self.started.elapsed() >= self.compare_at {
+            self.watchdog.compare();
+            self.compare_at *= 2;
+        }
+        let limit = self.limit();
+        self.waits.update(passed, &limit, peers.size);
+        if !self.waits.is_empty() {
+            waits::awake();
+            self.is_asleep = false;
+        } else if self.begun != recorder::count() {
+            self.is_asleep = false;
+        }
+        self.tell();
+        if self.waits.is_empty() && !peers.somebody_waits() {
+            self.listed = Some(listed);
+            self.state.world.clear();
+            self.state.forget();
             return;
         }
-        if peers.become_reporter().is_ok() {
-            if let Some(line) = self.reporter.waits_for(name, wait.waited, record) {
-                peers.tell("told");
-                print(&line);
-            }
-            peers.resign_as_reporter();
+        self.lead();
+        if self.leads {
+            self.observe(listed);
+            self.act();
         }
     }
 
-    /// This rank has finished, and MPI_Finalize waits for the others: one rank says whom for. That may be
-    /// right, so the job goes on, unless a rank has died.
-    fn look_at_end(&self, wait: &mut Wait) {
-        let peers = &self.reporter.peers;
-        let has_finished = |&rank: &i32| rank == self.settings.rank || peers.has_finished(rank);
-        if wait.reported {
+    /// Tells the other ranks of this host what this one waits for.
+    fn tell(&mut self) {
+        if self.waits.longest() < TELL && self.told.is_none() {
             return;
         }
-        if let Some(reason) = self.is_lost(wait, None, None) {
-            if is_debugged() {
-                wait.lost = None;
-                return;
+        let peers = self.peers();
+        if self.waits.is_empty() {
+            peers.wait(None);
+            self.told = None;
+            return;
+        }
+        let python = threads::python();
+        let other = self.others.find(&python, &self.waits.threads(), self.clock);
+        let at =
+            frames::user_frame(python.main()).map_or_else(String::new, |frame| format!("Python at {frame}"));
+        let comms = comm::live();
+        let now = Rank {
+            life: if waits::is_finished() { Life::Finished } else { Life::Runs },
+            other,
+            waits: self.waits.told(&at),
+            started: waits::started(),
+            counts: waits::counts(&comms),
+        };
+        if self.told.as_ref().is_none_or(|before| !is_same(before, &now)) {
+            peers.wait(Some(&now));
+            if self.leader >= 0 && self.leader != peers.rank {
+                peers.ring(self.leader);
             }
-            wait.reported = true;
-            self.hung(wait.number, "the end of the job", &reason);
-        } else if self.is_time_to_tell(wait) && !self.everybody.iter().all(has_finished) {
-            self.tell(wait, "this rank has finished, and", None);
+            self.watchdog.compare();
+        }
+        self.told = Some(now);
+    }
+
+    /// Finds out whether this rank speaks for its host, and wakes the one that does.
+    fn lead(&mut self) {
+        let peers = self.peers();
+        let leader = if peers.broken().is_some() { peers.rank } else { peers.leader() };
+        if leader != self.leader && leader != peers.rank {
+            peers.ring(leader);
+        }
+        self.leader = leader;
+        self.leads = leader == peers.rank;
+        link::lead(self.leads);
+    }
+
+    /// Brings up to date what is known of all ranks.
+    fn observe(&mut self, listed: u64) {
+        let peers = self.peers();
+        let ranks = peers.here();
+        let before = (self.listed == Some(listed)).then(|| std::mem::take(&mut self.here));
+        self.here = peers.world(&ranks, before);
+        self.listed = Some(listed);
+        if let Some(told) = &self.told {
+            self.here.insert(peers.rank, told.clone());
+        }
+        self.hear();
+        let mut world = self.here.clone();
+        world.extend(
+            self.far.iter().filter(|(rank, _)| !ranks.contains(**rank)).map(|(rank, it)| (*rank, it.clone())),
+        );
+        let clock = self.clock;
+        for (rank, it) in &mut world {
+            for wait in &mut it.waits {
+                let since = self.since.entry((*rank, wait.number)).or_insert(clock - wait.seconds);
+                wait.seconds = clock - *since;
+            }
+        }
+        self.since.retain(|(rank, number), _| {
+            world.get(rank).is_some_and(|it| it.waits.iter().any(|wait| wait.number == *number))
+        });
+        let ago = |kind| link::heard(kind).map(|(_, at)| clock - (link::now() - at));
+        let told = peers.told("told").map(|(_, ago)| clock - ago.as_secs_f64());
+        let latest = |times: [Option<f64>; 4]| times.into_iter().flatten().reduce(f64::max);
+        let state = &mut self.state;
+        state.spoke = latest([state.spoke, told, ago(Kind::Line), ago(Kind::Hung)]);
+        state.asked = latest([state.asked, ago(Kind::Waits), None, None]);
+        (state.world, state.own, state.is_debugged) = (world, ranks, is_debugged());
+        state.forget();
+    }
+
+    /// What other hosts have answered.
+    fn hear(&mut self) {
+        let Some((word, at, again)) = &mut self.question else { return };
+        let (groups, complete) = link::answers(word);
+        let age = self.clock - *at;
+        if !*again && age > ANSWERS / 2.0 {
+            link::ask_again();
+            *again = true;
+        }
+        self.far = World::new();
+        for Group { members, state, .. } in groups {
+            if let Some(rank) = super::known::decode(&state) {
+                self.far.extend(members.iter().map(|member| (member, rank.clone())));
+            }
+        }
+        if complete || age > ANSWERS {
+            self.question = None;
         }
     }
 
-    /// An operation hangs: one rank reports for all.
-    fn hung(&self, number: u64, name: &str, reason: &str) {
-        let headline = format!("{name} {reason}");
-        std::thread::sleep(self.turn(TURN / 5));
-        let reporter = match link::reporter(2 * GRACE) {
-            Some(other) => Err(other),
-            None => self.reporter.peers.become_reporter(),
-        };
-        let mut ends = self.settings.abort;
-        match reporter.and_then(|()| self.reporter.report(&headline, reason, true)) {
-            Ok(mut report) => {
-                // Others may have been waited for to answer, and what hung has ended since.
-                let is_over = number != AT_END && !under_way().contains(&number);
-                report += match (ends, is_over) {
-                    (_, true) => "  it has ended meanwhile: the job goes on\n",
-                    (true, _) => "  the job is ended (MPI4JAX_ON_TIMEOUT=continue: it goes on)\n",
-                    (false, _) => "  the job goes on (MPI4JAX_ON_TIMEOUT=continue)\n",
-                };
-                print(&report);
-                ends &= !is_over;
-            }
-            // The other rank speaks for all.
-            Err(_) => {
-                if let Some(word) = self.reporter.peers.asked() {
-                    let _ = self.reporter.answer(&word, reason);
+    /// Does what there is to do.
+    fn act(&mut self) {
+        let Settings { report_after, rank, .. } = self.watchdog.settings;
+        let hosts: Hosts = link::hosts();
+        let report_after = if report_after > 0.0 { report_after } else { f64::INFINITY };
+        let settings = decide::Settings { report_after, host: hosts.place() };
+        for action in decide::decide(&self.state, &settings, self.clock) {
+            self.state.apply(&action, &settings, self.clock);
+            match action {
+                decide::Action::Ask => {
+                    let word = Kind::Waits.word(rank);
+                    link::ask(&word);
+                    self.question = Some((word, self.clock, false));
                 }
-                if ends {
-                    // It ends the job when it has reported.
-                    std::thread::sleep(2 * GRACE);
-                    if !under_way().contains(&number) {
-                        return;
+                decide::Action::Tell(key) => act::tell(self.watchdog, &self.state, key),
+                decide::Action::End(key, reason) => {
+                    let (place, hosts) = settings.host;
+                    let turn = Duration::from_secs_f64(place as f64 / hosts as f64);
+                    if !act::hung(self.watchdog, &self.state, key, &reason, turn, is_same_now) {
+                        // It was not so, or is not any more.
+                        self.state.reported.remove(&key);
+                        self.state.suspects.remove(&key);
+                        self.far.clear();
                     }
-                    print(&self.reporter.report(&headline, reason, false).unwrap_or_default());
                 }
+                _ => {}
             }
         }
-        if ends {
-            end::end_job(HUNG, ending);
-        }
-        self.reporter.peers.resign_as_reporter();
     }
+}
+
+/// Whether what is told of a rank is the same, but for the time.
+fn is_same(before: &Rank, now: &Rank) -> bool {
+    let without_time = |rank: &Rank| {
+        let mut rank = rank.clone();
+        rank.waits.iter_mut().for_each(|wait| wait.seconds = 0.0);
+        rank
+    };
+    without_time(before) == without_time(now)
+}
+
+/// What the ranks of this host wait for at this moment, where they are known to by what was known before.
+fn is_same_now(watchdog: &Watchdog, before: &World) -> World {
+    let peers = &watchdog.reporter.peers;
+    peers.look();
+    let mut world = before.clone();
+    let here = peers.world(&peers.here(), None);
+    world.extend(here.into_iter().filter(|(rank, _)| *rank != peers.rank));
+    world.values_mut().for_each(|rank| rank.waits.retain(|wait| wait.need != Need::End));
+    world
 }

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use super::c_api::{self, CallFrame};
 use super::statuses;
-use crate::call::{Blocks, Call, Envelope, Operand, Peers, Phase, Runs, Site};
+use crate::call::{Blocks, Call, EagerCall, Envelope, Operand, Peers, Phase, Runs, Site};
 use crate::comm::{self, Comm};
 use crate::error::{Cause, Error};
 use crate::mpilib::wildcards;
@@ -283,49 +283,45 @@ unsafe fn read(buffer: *const c_api::Buffer) -> Result<Buffer, Cause> {
             let dims = std::slice::from_raw_parts(buffer.dims, length(buffer.rank));
             return Err(Cause::Shape { dims: dims.into() });
         };
-        Ok(Buffer { data: buffer.data.cast(), dtype, count })
+        Ok(Buffer::new(buffer.data.cast(), dtype, count))
     }
 }
 
-/// The address of an operand or result of some int32.
+/// An operand or result of some int32.
 ///
 /// # Safety
 /// `buffer` is XLA's.
 #[inline(always)]
-unsafe fn int32s(
-    what: &'static str,
-    buffer: *const c_api::Buffer,
-    expected: usize,
-) -> Result<*mut i32, Cause> {
+unsafe fn int32s(what: &'static str, buffer: *const c_api::Buffer, expected: usize) -> Result<Buffer, Cause> {
     // SAFETY: promised by the caller.
-    match unsafe { read(buffer) }? {
-        Buffer { data, dtype: Dtype::Int32, count } if count == expected => Ok(data.cast()),
-        Buffer { dtype, count, .. } => Err(Cause::Envelope { what, expected, dtype: dtype.name(), count }),
+    let buffer = unsafe { read(buffer) }?;
+    match (buffer.dtype(), buffer.count()) {
+        (Dtype::Int32, count) if count == expected => Ok(buffer),
+        (dtype, count) => Err(Cause::Envelope { what, expected, dtype: dtype.name(), count }),
     }
 }
 
-/// Reads what a call's operand says ([`Operand::Call`]), in the memory of the host.
+/// The operand of an eager call, in the memory of the host.
 ///
 /// # Safety
 /// `frame` is what XLA passed to the execute stage of a call on the CPU.
 #[inline]
-pub unsafe fn call_operand(frame: &CallFrame) -> Result<[i32; Operand::CALL], Cause> {
+pub unsafe fn eager_call(frame: &CallFrame) -> Result<EagerCall, Cause> {
     // SAFETY: promised by the caller; there are so many.
-    unsafe { Ok(operand_of_call(frame)?.cast::<[i32; Operand::CALL]>().read_unaligned()) }
+    let numbers = unsafe { eager_operand(frame)?.data().cast::<[i32; EagerCall::LEN]>().read_unaligned() };
+    Ok(EagerCall::decode(numbers))
 }
 
-/// Where that operand is.
-///
 /// # Safety
 /// `frame` is what XLA passed to the execute stage.
 #[inline]
-unsafe fn operand_of_call(frame: &CallFrame) -> Result<*const i32, Cause> {
+unsafe fn eager_operand(frame: &CallFrame) -> Result<Buffer, Cause> {
     // SAFETY: promised by the caller.
     unsafe {
         let [.., last] = without_tokens(&frame.args) else {
             return Err(Cause::Buffers { what: "operand", expected: 1, actual: 0 });
         };
-        Ok(int32s("operand", *last, Operand::CALL)?)
+        int32s("operand", *last, EagerCall::LEN)
     }
 }
 
@@ -339,7 +335,7 @@ unsafe fn side<'a>(
     buffers: &'a c_api::Buffers,
     arrays: usize,
     payload: &mut Option<Buffer>,
-    numbers: (usize, &mut Option<*mut i32>),
+    numbers: (usize, &mut Option<Buffer>),
 ) -> Result<&'a [*const c_api::Buffer], Cause> {
     // SAFETY: promised by the caller.
     unsafe {
@@ -386,7 +382,7 @@ pub unsafe fn fill<'a>(
         }
         if let (Some(ragged), [last]) = (&site.ragged, more) {
             let given = counts_in(*last, ragged, counts)?;
-            transport.read_numbers(given, counts, call.stream)?;
+            transport.read_numbers(&given, counts, call.stream)?;
         }
         Ok(())
     };
@@ -396,15 +392,13 @@ pub unsafe fn fill<'a>(
     call.check()?;
     let Some(given) = given else { return Ok(()) };
     let peers = if site.operand == Operand::Call {
-        // SAFETY: an operand on the host of as many int32, as `side` has checked.
-        let [source, recvtag, dest, sendtag, .., low, high] =
-            unsafe { given.cast::<[i32; Operand::CALL]>().read_unaligned() };
-        let status = (u64::from(high as u32) << 32 | u64::from(low as u32)) as usize;
+        let mut numbers = [0; EagerCall::LEN];
+        transport.read_numbers(&given, &mut numbers, call.stream).map_err(|cause| site.error(cause))?;
+        let EagerCall::Run { peers, status, .. } = EagerCall::decode(numbers) else { return Ok(()) };
         call.status = statuses::checked(status).map_err(|cause| site.error(cause))?;
-        Some([source, recvtag, dest, sendtag])
+        Some(peers)
     } else {
-        // SAFETY: an operand of four int32, as `side` has checked.
-        unsafe { transport.read_peers(given.cast(), call.stream) }.map_err(|cause| site.error(cause))?
+        transport.read_peers(&given, call.stream).map_err(|cause| site.error(cause))?
     };
     match peers {
         Some(peers) => address(call, peers),
@@ -420,11 +414,11 @@ unsafe fn counts_in(
     buffer: *const c_api::Buffer,
     ragged: &Ragged,
     counts: &mut Counts,
-) -> Result<*mut i32, Cause> {
+) -> Result<Buffer, Cause> {
     let ranks = ragged.ranks();
     // SAFETY: promised by the caller.
     unsafe {
-        let is_both = read(buffer)?.count == 2 * ranks;
+        let is_both = read(buffer)?.count() == 2 * ranks;
         counts.resize(if is_both { 2 * ranks } else { ranks }, 0);
         int32s("operand", buffer, counts.len())
     }

@@ -3,7 +3,7 @@
 use super::c_api::{CallFrame, FfiError};
 use super::state::{Bound, Sites, State, bind, enter, get_state, guard, judged, kind, set_state, usable};
 use super::{frame, pages};
-use crate::call::{Blocks, Call, Operand, Site};
+use crate::call::{Blocks, Call, EagerCall, Site};
 use crate::error::{Cause, Error};
 use crate::ops;
 use crate::record::log;
@@ -54,11 +54,8 @@ pub unsafe extern "C" fn execute<const KIND: u8>(frame: *mut CallFrame) -> *mut 
             let Bound { site, watched } = match site {
                 Sites::One(bound) => bound,
                 Sites::ByOperand { template, bound } => {
-                    let operand = frame::call_operand(frame).map_err(|cause| template.error(cause))?;
-                    let [.., comm, line, _, _] = operand;
-                    if comm == Operand::NOTHING {
-                        return Ok(());
-                    }
+                    let eager = frame::eager_call(frame).map_err(|cause| template.error(cause))?;
+                    let EagerCall::Run { comm, line, .. } = eager else { return Ok(()) };
                     of_operand = bind(template, bound, (comm, line), transport)?;
                     &*of_operand
                 }

@@ -20,9 +20,9 @@ const STRETCHES: usize = 8;
 pub fn prepare(call: &Call) {
     if let Some(recv) = &call.recv
         && recv.bytes() >= LEAST
-        && call.send.is_none_or(|send| send.data != recv.data)
+        && call.send.is_none_or(|send| send.data() != recv.data())
     {
-        populate(recv.data as usize, recv.bytes());
+        populate(recv.data() as usize, recv.bytes());
     }
 }
 

@@ -6,10 +6,10 @@ use super::c_api::{CallFrame, FfiError};
 use super::frame::{self, started};
 use super::pages;
 use super::state::{
-    Bound, Known, KnownWait, Sites, State, bind, end_if_fatal, enter, get_state, guard, judged, kind,
-    set_state, usable,
+    Bound, RecordedWait, RequestPlan, Sites, State, bind, end_if_fatal, enter, get_state, guard, judged,
+    kind, set_state, usable,
 };
-use crate::call::{Call, Operand, Phase, Site, Stream};
+use crate::call::{Call, EagerCall, Operand, Phase, Site, Stream};
 use crate::error::{Cause, Error};
 use crate::mpilib;
 use crate::ops::{self, Buffer, Counts};
@@ -44,7 +44,7 @@ pub unsafe extern "C" fn ready<const KIND: u8>(frame: *mut CallFrame) -> *mut Ff
     // SAFETY: promised by the caller.
     let zeros = |frame: &CallFrame| unsafe {
         let (stream, _context) = enter::<KIND>(frame)?;
-        transport::memory_pool(platform::<KIND>())?.write(Handle::default(), started::handle(frame)?, stream)
+        transport::memory_pool(platform::<KIND>())?.write(Handle::default(), &started::handle(frame)?, stream)
     };
     // SAFETY: promised by the caller.
     unsafe { guard::<KIND>(frame, |frame| Ok(zeros(frame).map_err(Error::from)?)) }
@@ -74,7 +74,7 @@ pub unsafe extern "C" fn instantiate<const KIND: u8, const START: bool>(
             } else {
                 Sites::ByOperand { template: site, bound: Default::default() }
             };
-            let request = Some(Known { layout, pool, selected, waits: Mutex::default() });
+            let request = Some(RequestPlan { layout, pool, selected, waits: Mutex::default() });
             Ok(set_state(frame, State { transport, site, request })?)
         })
     }
@@ -101,34 +101,32 @@ pub unsafe extern "C" fn start<const KIND: u8>(frame: *mut CallFrame) -> *mut Ff
     // SAFETY: promised by the caller.
     unsafe {
         guard::<KIND>(frame, |frame| {
-            let (state, known) = state(frame)?;
+            let (state, plan) = state(frame)?;
             let (stream, _context) = enter::<KIND>(frame).map_err(Error::from)?;
             let of_operand;
             let Bound { site, watched } = match &state.site {
                 Sites::One(bound) => bound,
                 Sites::ByOperand { template, bound } => {
-                    let operand = started::operand(frame, state.transport, stream);
-                    let [.., comm, line, _, _] = operand.map_err(|cause| template.error(cause))?;
-                    if comm == Operand::NOTHING {
-                        return Ok(());
-                    }
+                    let eager = started::eager_call(frame, state.transport, stream);
+                    let eager = eager.map_err(|cause| template.error(cause))?;
+                    let EagerCall::Run { comm, line, .. } = eager else { return Ok(()) };
                     of_operand = bind(template, bound, (comm, line), state.transport)?;
                     &*of_operand
                 }
             };
             let _guard = usable(site)?;
-            judged(site, watched, begin(frame, (site, watched), known, state.transport, stream))
+            judged(site, watched, begin(frame, (site, watched), plan, state.transport, stream))
         })
     }
 }
 
 /// # Safety
 /// `frame` is XLA's, of the execute stage.
-unsafe fn state(frame: &CallFrame) -> Result<(&State, &Known), Error> {
+unsafe fn state(frame: &CallFrame) -> Result<(&State, &RequestPlan), Error> {
     // SAFETY: promised by the caller.
     let state = unsafe { get_state(frame)? };
     match &state.request {
-        Some(known) => Ok((state, known)),
+        Some(plan) => Ok((state, plan)),
         None => {
             Err(Cause::Request { message: "the state of a request is that of an operation".into() }.into())
         }
@@ -140,7 +138,7 @@ unsafe fn state(frame: &CallFrame) -> Result<(&State, &Known), Error> {
 unsafe fn begin(
     frame: &CallFrame,
     (site, watched): (&Site, &Watched),
-    &Known { layout, pool, selected, .. }: &Known,
+    &RequestPlan { layout, pool, selected, .. }: &RequestPlan,
     transport: &dyn Transport,
     stream: Stream,
 ) -> Result<(), Box<Error>> {
@@ -178,8 +176,7 @@ unsafe fn begin(
         })?;
     }
     if let Some(found) = found {
-        // SAFETY: a result of three float32, as `started::start` has checked.
-        unsafe { pool.write(found, handle, stream) }.map_err(located)?;
+        pool.write(found, &handle, stream).map_err(located)?;
     }
     Ok(())
 }
@@ -190,17 +187,14 @@ pub unsafe extern "C" fn wait<const KIND: u8>(frame: *mut CallFrame) -> *mut Ffi
     // SAFETY: promised by the caller.
     unsafe {
         guard::<KIND>(frame, |frame| {
-            let (state, known) = state(frame)?;
+            let (state, plan) = state(frame)?;
             let (stream, _context) = enter::<KIND>(frame).map_err(Error::from)?;
             let (Sites::ByOperand { template: site, .. } | Sites::One(Bound { site, .. })) = &state.site;
             let located = |cause| site.error(cause);
             let line = match site.operand {
                 Operand::Call => {
-                    let operand = started::operand(frame, state.transport, stream);
-                    let [.., comm, line, _, _] = operand.map_err(located)?;
-                    if comm == Operand::NOTHING {
-                        return Ok(());
-                    }
+                    let eager = started::eager_call(frame, state.transport, stream).map_err(located)?;
+                    let EagerCall::Run { line, .. } = eager else { return Ok(()) };
                     line
                 }
                 _ => 0,
@@ -209,14 +203,14 @@ pub unsafe extern "C" fn wait<const KIND: u8>(frame: *mut CallFrame) -> *mut Ffi
                 return Err(site.error(at(site, line, Cause::Finalized)).into());
             }
             let (handle, results) =
-                started::wait(frame, site, &known.layout, state.transport, stream).map_err(located)?;
-            let taken = transport::take(handle, &known.layout);
+                started::wait(frame, site, &plan.layout, state.transport, stream).map_err(located)?;
+            let taken = transport::take(handle, &plan.layout);
             let Some(request) = taken.map_err(|cause| site.error(at(site, line, cause)))? else {
-                return nothing(site, line, known, results, stream);
+                return nothing(site, line, plan, results, stream);
             };
-            let end = || request.wait(stream, |memory| copy::<KIND>(site, known, memory, results, stream));
+            let end = || request.wait(stream, |memory| copy::<KIND>(site, plan, memory, results, stream));
             let Some(record) = &request.record else { return Ok(end()?) };
-            let watched = known.watched(site, line, record);
+            let watched = plan.watched(site, line, record);
             let result = wait_for(&watched, record, || logged(&request, end));
             if let Err(error) = &result {
                 end_if_fatal(error, request.comm(), &watched);
@@ -248,10 +242,10 @@ fn at(site: &Site, line: i32, cause: Cause) -> Cause {
     }
 }
 
-impl Known {
+impl RequestPlan {
     fn watched(&self, site: &Site, line: i32, started: &Record) -> Arc<Watched> {
         let mut waits = self.waits.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_same = |(what, other, _): &&KnownWait| Arc::ptr_eq(what, &started.what) && *other == line;
+        let is_same = |(what, other, _): &&RecordedWait| Arc::ptr_eq(what, &started.what) && *other == line;
         if let Some((.., watched)) = waits.iter().find(is_same) {
             return watched.clone();
         }
@@ -268,17 +262,17 @@ impl Known {
 fn nothing(
     site: &Site,
     line: i32,
-    known: &Known,
+    plan: &RequestPlan,
     results: [Option<Buffer>; 2],
     stream: Stream,
 ) -> Result<(), Box<Error>> {
-    if !known.layout.initial {
+    if !plan.layout.initial {
         let message = "the request was never started".into();
         return Err(site.error(at(site, line, Cause::Request { message })).into());
     }
     for result in results.into_iter().flatten() {
         // SAFETY: a result of XLA's.
-        unsafe { known.pool.clear(&result, stream) }.map_err(|cause| site.error(cause))?;
+        unsafe { plan.pool.clear(&result, stream) }.map_err(|cause| site.error(cause))?;
     }
     Ok(())
 }
@@ -286,12 +280,12 @@ fn nothing(
 /// Copies what the wait gives to where XLA wants it.
 fn copy<const KIND: u8>(
     site: &Site,
-    known: &Known,
+    plan: &RequestPlan,
     memory: &mut RequestMemory,
     results: [Option<Buffer>; 2],
     stream: Stream,
 ) -> Result<(), Cause> {
-    for (from, to) in memory.results(&known.layout).into_iter().zip(results) {
+    for (from, to) in memory.results(&plan.layout).into_iter().zip(results) {
         let (from, to) = match (from, to) {
             (Some(from), Some(to)) => (from, to),
             (None, None) => continue,
@@ -300,8 +294,8 @@ fn copy<const KIND: u8>(
                 return Err(Cause::Buffers { what: "result", expected, actual });
             }
         };
-        if (from.dtype, from.count) != (to.dtype, to.count) {
-            let [from, to] = [from, to].map(|it| format!("{} x {}", it.count, it.dtype.name()));
+        if (from.dtype(), from.count()) != (to.dtype(), to.count()) {
+            let [from, to] = [from, to].map(|it| format!("{} x {}", it.count(), it.dtype().name()));
             let message = format!("the request is of {from}, and waited for as {to}");
             return Err(Cause::Request { message });
         }

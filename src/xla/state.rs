@@ -25,7 +25,7 @@ pub(super) struct State {
     pub transport: &'static dyn Transport,
     pub site: Sites,
     /// Of an operation that is started, and waited for later.
-    pub request: Option<Known>,
+    pub request: Option<RequestPlan>,
 }
 
 /// A site, and how the watchdog knows it.
@@ -102,18 +102,18 @@ pub mod kind {
     pub const CUDA_UNRECORDED: u8 = 3;
 }
 
-/// What is known of a request when a program is compiled.
-pub(super) struct Known {
+/// What a program asks of a request, and what carries it out.
+pub(super) struct RequestPlan {
     pub layout: RequestLayout,
     pub pool: &'static MemoryPool,
     /// What carries the operations that wait at once.
     pub selected: &'static dyn Transport,
     /// Of the waits: how each operation that was waited for here last is recorded, with the line of the wait.
-    pub waits: Mutex<Vec<KnownWait>>,
+    pub waits: Mutex<Vec<RecordedWait>>,
 }
 
 /// What was started, the number of the line of the wait, and how that is recorded.
-pub(super) type KnownWait = (Arc<What>, i32, Arc<Watched>);
+pub(super) type RecordedWait = (Arc<What>, i32, Arc<Watched>);
 
 /// After an error the ranks are out of step.
 #[inline]

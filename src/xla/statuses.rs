@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use crate::call::Status;
 use crate::error::Cause;
 
 /// How often each was handed out.
@@ -32,9 +33,10 @@ pub fn remove(address: usize) {
 }
 
 /// The address that a program gives, 0 being none.
-pub fn checked(address: usize) -> Result<usize, Cause> {
+pub fn checked(address: usize) -> Result<Status, Cause> {
     if address == 0 || known().contains_key(&address) {
-        return Ok(address);
+        // SAFETY: Python keeps a status as long as its address is here, and a program as long as its statuses.
+        return Ok(unsafe { Status::at(address) });
     }
     Err(Cause::Attribute {
         name: "status",
@@ -50,13 +52,13 @@ mod tests {
     #[test]
     fn only_what_was_handed_out_is_written_to() {
         let address = 0x7f00_dead_bee0;
-        assert_eq!(checked(0).unwrap(), 0);
+        assert!(!checked(0).unwrap().is_some());
         let refused = || checked(address).unwrap_err().to_string();
         assert!(refused().contains("0x7f00deadbee0"), "{}", refused());
         add(address);
         add(address);
         remove(address);
-        assert_eq!(checked(address).unwrap(), address);
+        assert!(checked(address).unwrap().is_some());
         remove(address);
         assert!(refused().contains("a status of this process"));
         remove(address);

@@ -117,7 +117,7 @@ FAULTS = {
     ),
     "a rank in C that keeps Python's lock": Fault(
         "if rank == 1: sum(range(10**11))\nwait(nt.allreduce(x, MPI.SUM))",
-        (HUNG, rf"rank 1 is in no operation.*Python is at .*fault.py:{FIRST_LINE}"),
+        (HUNG, "rank 1 is in no operation.*; C code keeps Python's lock"),
         status=HUNG_STATUS,
         often=True,
     ),
@@ -125,7 +125,7 @@ FAULTS = {
     "a rank that is looked at does not wake up": Fault(
         "import ctypes\nif rank == 1: print('left', ctypes.PyDLL(None).sleep(7))\n"
         "wait(nt.allreduce(x, MPI.SUM))",
-        (rf"for rank 1, which is in Python at .*fault.py:{FIRST_LINE + 1}.*the job", "left 0"),
+        ("for rank 1, which is in C code that keeps Python's lock; the job", "left 0"),
         status=0,
         env={"MPI4JAX_REPORT_AFTER": "1", **FOREVER},
         often=True,
@@ -200,6 +200,156 @@ FAULTS = {
         ("the end 0", "the end 1"),
         status=0,
         silent=("mpi4jax:",),
+    ),
+    "a time-out that no clock can show": Fault(
+        "with mpi4jax.time_limit(1e20): wait(nt.allreduce(x, MPI.SUM))\n"
+        "time.sleep(4)\n"
+        "with mpi4jax.time_limit(2):\n"
+        "    if rank == 0: nt.allreduce(x, MPI.SUM)\n"
+        "time.sleep(60)",
+        (r"allreduce #2 .* has not ended after time_limit\(2 s\)",),
+        status=HUNG_STATUS,
+        env={"MPI4JAX_TIMEOUT": "1e20", "MPI4JAX_REPORT_AFTER": "1e20"},
+        silent=("panicked",),
+        often=True,
+    ),
+    # ---- Ranks that wait for each other: a proof
+    "a deadlock of receives": Fault(
+        "wait(nt.recv(x, 1 - rank, tag=7))",
+        (
+            (
+                rf"deadlock: rank 0 is in recv from 1, tag 7 .*, fault.py:{FIRST_LINE}, and waits "
+                rf"for rank 1, which is in recv from 0, tag 7 .*, fault.py:{FIRST_LINE}, .*; let "
+                "one of them send first, or use sendrecv"
+            ),
+        ),
+        status=HUNG_STATUS,
+        env=FOREVER,
+        often=True,
+    ),
+    "a deadlock of large sends and a started receive": Fault(
+        "large = jnp.ones(1 << 20)\n"
+        "r = mpi4jax.irecv(x, 1 - rank, tag=3) if rank else None\n"
+        "nt.send(large, 1 - rank, tag=4); mpi4jax.flush()",
+        (r"deadlock: rank 0 is in send to 1, tag 4 .* let one of them receive first",),
+        status=HUNG_STATUS,
+        env=FOREVER,
+    ),
+    "a deadlock of two communicators in different order": Fault(
+        "a, b = comm.Dup(), comm.Dup()\n"
+        "f = lambda c: wait(nt.allreduce(x, MPI.SUM, comm=c))\n"
+        "f(a if rank == 0 else b); f(b if rank == 0 else a)",
+        (
+            "deadlock: rank 0 is in allreduce .* rank 1, which is in allreduce .*, on another comm",
+            "let all ranks use the communicators in the same order",
+        ),
+        status=HUNG_STATUS,
+        env=FOREVER,
+        silent=("all ranks have come",),
+        often=True,
+    ),
+    "a deadlock of a collective and a message": Fault(
+        "if rank < 2: wait(nt.barrier())\nelse: wait(nt.recv(x, 0))",
+        (
+            (
+                rf"deadlock: rank 0 is in barrier .*fault.py:{FIRST_LINE}, and waits for rank 2, "
+                rf"which is in recv from 0.*fault.py:{FIRST_LINE + 1}, .* before the message, or"
+            ),
+        ),
+        status=HUNG_STATUS,
+        ranks=3,
+        env=FOREVER,
+        often=True,
+    ),
+    "a deadlock of threads": Fault(
+        "a, b = comm.Dup(), comm.Dup()\n"
+        "work = lambda c, tag: nt.recv(x, 1 - rank, tag=tag, comm=c).block_until_ready()\n"
+        "threads = [threading.Thread(target=work, args=a) for a in ((a, 1), (b, 2))]\n"
+        "for t in threads: t.start()\n"
+        "for t in threads: t.join()",
+        ("deadlock: rank 0 is in recv from 1, tag [12] ",),
+        status=HUNG_STATUS,
+        env=FOREVER,
+        often=True,
+    ),
+    # ---- What only looks like one
+    "another thread ends what looks like a deadlock": Fault(
+        "def serve(): time.sleep(9); nt.send(x, 1, tag=1)\n"
+        "if rank == 0: t = threading.Thread(target=serve); t.start(); wait(nt.recv(x, 1, tag=2))\n"
+        "else: wait(nt.recv(x, 0, tag=1)); nt.send(x, 0, tag=2)\n"
+        "mpi4jax.flush(); print('the end', rank)",
+        (
+            (
+                r"looks like a deadlock: .*; it is not ended, because rank 0 has another thread, "
+                rf"which is at .*fault.py:{FIRST_LINE} in serve and could still communicate"
+            ),
+            "the end 0",
+            "the end 1",
+        ),
+        status=0,
+        env={"MPI4JAX_REPORT_AFTER": "4", **FOREVER},
+        silent=("cannot end", "deadlock: rank 0 is in recv.*the job is ended"),
+        often=True,
+    ),
+    "a main thread in mpi4py ends what looks like a deadlock": Fault(
+        "out = np.ones(3, np.float32)\n"
+        "if rank == 0:\n"
+        "    t = threading.Thread(target=lambda: wait(nt.recv(x, 1, tag=2))); t.start()\n"
+        "    comm.Recv(out, 2); nt.send(x, 1, tag=1); mpi4jax.flush(); t.join()\n"
+        "elif rank == 1: wait(nt.recv(x, 0, tag=1)); nt.send(x, 0, tag=2)\n"
+        "else: time.sleep(9); comm.Send(out, 0)\n"
+        "mpi4jax.flush(); print('the end', rank)",
+        ("the end 0", "the end 1", "the end 2"),
+        status=0,
+        ranks=3,
+        env=FOREVER,
+        silent=("mpi4jax:",),
+        often=True,
+    ),
+    "a message that was started serves a receive": Fault(
+        "other = 1 - rank\n"
+        "r = mpi4jax.isend(x, other, tag=2)\n"
+        "if rank == 0: time.sleep(6)\n"
+        "wait(nt.recv(x, other, tag=2)); mpi4jax.wait(r); print('the end', rank)",
+        ("the end 0", "the end 1"),
+        status=0,
+        env=FOREVER,
+        silent=("mpi4jax:",),
+    ),
+    "ranks in other communicators have not come": Fault(
+        "threading.Thread(target=lambda: time.sleep(60), daemon=True).start()\n"
+        "a, b = comm.Dup(), comm.Dup()\n"
+        "wait(nt.allreduce(x, MPI.SUM, comm=b if rank else a))",
+        (
+            "has waited for 2 s for rank [01], which is in allreduce #1 ",
+            "looks like a deadlock: .*, on another communicator",
+            "has not ended after MPI4JAX_TIMEOUT=6 s",
+        ),
+        status=HUNG_STATUS,
+        env={"MPI4JAX_REPORT_AFTER": "2", "MPI4JAX_TIMEOUT": "6"},
+        silent=("all ranks have come",),
+        often=True,
+    ),
+    "two threads free communicators": Fault(
+        "a, b = comm.Dup(), comm.Dup()\n"
+        "if rank == 1: time.sleep(8)\n"
+        "r = [mpi4jax.iallreduce(x, MPI.SUM, comm=c) for c in (a, b)]; mpi4jax.flush()\n"
+        "threads = [threading.Thread(target=c.Free) for c in (a, b)]\n"
+        "for t in threads: t.start()\n"
+        "for t in threads: t.join()\n"
+        "print('the end', rank)",
+        (
+            (
+                r"the freeing of communicator .*has waited for 2 s for rank 1, which is in Python "
+                rf"at .*fault.py:{FIRST_LINE + 1}"
+            ),
+            "the end 0",
+            "the end 1",
+        ),
+        status=0,
+        env={"MPI4JAX_REPORT_AFTER": "2", **FOREVER},
+        often=True,
+        library="Open MPI",
     ),
     # ---- Ranks that wait, and are served in the end; ways to ask them
     "half of an exchange with a rank that has finished is done": Fault(

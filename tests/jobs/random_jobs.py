@@ -5,6 +5,7 @@ the order of the list, so there is always a step that all who do it have come to
 cannot hang. Ranks sleep, are stopped, end early, import mpi4jax late or never, and do
 their part of a collective through mpi4py, or in a thread; threads communicate at the same time,
 each on a communicator of its own; communicators are split, renamed, freed and made again.
+Ghost cells are exchanged. Exit handlers, registered before or after the import, communicate too.
 Operations are started, and waited for later or never (random_started.py).
 """
 
@@ -14,13 +15,16 @@ from dataclasses import dataclass, field
 import random_started
 
 PRELUDE = """\
-import os, signal, subprocess, sys, threading, time
+import atexit, os, signal, subprocess, sys, threading, time, traceback
 import jax, jax.numpy as jnp, numpy as np
 from mpi4py import MPI
 world, rank, size = MPI.COMM_WORLD, MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
-pending = []
+pending, handlers = [], []
 def mine(k): return np.full(3, k + rank, np.float32)
-def check(y, expected): np.testing.assert_array_equal(np.asarray(y), np.full(3, expected))
+def block(k): return np.array([-1, *mine(k), -1], np.float32)
+def check(y, expected):
+    expected = np.full(3, expected) if np.isscalar(expected) else np.array(expected)
+    np.testing.assert_array_equal(np.asarray(y), expected)
 def later(y, expected): pending.append((y, expected))
 def stop(seconds):
     pid = os.getpid()
@@ -34,6 +38,14 @@ def threads(*work):
     all = [threading.Thread(target=f) for f in work]
     for t in all: t.start()
     for t in all: t.join()
+"""
+PRELUDE += """\
+def at_exit():
+    try:
+        for handler in handlers: handler()
+    except BaseException:
+        traceback.print_exc()
+        world.Abort(1)
 """
 PRELUDE += random_started.PRELUDE + "def main():\n"
 ENDING = """
@@ -112,7 +124,8 @@ class Job:
 
     def add(self, ranks: list[int], what: str) -> None:
         """Some ranks do something."""
-        self.lines.append(f"if rank in {tuple(ranks)}: {what}")
+        if ranks:
+            self.lines.append(f"if rank in {tuple(ranks)}: {what}")
 
 
 class Maker(random_started.Starts):
@@ -139,7 +152,11 @@ class Maker(random_started.Starts):
     def imports(self, ranks: list[int]) -> None:
         self.late = [r for r in self.late if r not in ranks]
         if ranks:
+            early = [r for r in ranks if self.random.random() < 0.5]
+            late = [r for r in ranks if r not in early]
+            self.job.add(early, "atexit.register(at_exit)")
             self.job.add(ranks, "import mpi4jax; from mpi4jax import notoken as nt")
+            self.job.add(late, "atexit.register(at_exit)")
 
     def usable(self) -> list[Comm]:
         return [comm for comm in self.comms if set(comm.ranks) <= set(self.alive)]
@@ -252,6 +269,43 @@ class Maker(random_started.Starts):
             self.random.shuffle(work)
             self.job.add([r], f"threads({', '.join(work)}); mpi4jax.flush(); a{k}.Free()")
 
+    def halo(self) -> None:
+        """Ghost cells in a ring or a row of ranks; some ranks start it and wait for it later."""
+        if not (usable := self.all_here()):
+            return
+        comm, k, periodic = self.random.choice(usable), self.number(), self.random.random() < 0.5
+        n = len(comm.ranks)
+        self.job.add(comm.ranks, f"g{k} = {comm.name}.Create_cart([{n}], [{periodic}])")
+        # All ranks start it, or none: MPI matches no blocking collective with a non-blocking one.
+        is_started = self.random.random() < 0.5
+        for i, r in enumerate(comm.ranks):
+            ends = [k + comm.ranks[e % n] if periodic or 0 <= e < n else -1 for e in (i - 1, i + 1)]
+            expected = [ends[0], *[k + r] * 3, ends[1]]
+            if is_started:
+                self.job.add([r], f"r{k} = mpi4jax.ihalo_exchange(block({k}), g{k})")
+                wait = self.checked(f"mpi4jax.wait(r{k})", expected)
+                self.under_way.append(random_started.Started(comm, r, wait, 0))
+            else:
+                self.job.add([r], self.checked(f"nt.halo_exchange(block({k}), g{k})", expected))
+
+    def handler(self) -> None:
+        """Ranks communicate when they end: all of them, or one with another."""
+        if self.fault or self.alive != list(range(self.job.size)) or self.late:
+            return
+        k, everybody = self.number(), self.alive
+        if self.random.random() < 0.5:
+            total = k * self.job.size + sum(everybody)
+            call = f"check(nt.allreduce(mine({k}), MPI.SUM, comm=world), {total})"
+            self.job.add(everybody, f"handlers.append(lambda: {call})")
+            return
+        a, b = self.random.sample(everybody, 2)
+        self.job.add([a], f"handlers.append(lambda: {self.sends(k, b)})")
+        receive = f"check(nt.recv(mine(0), {a}, tag={k}, comm=world), {k + a})"
+        self.job.add([b], f"handlers.append(lambda: {receive})")
+
+    def sends(self, k: int, dest: int) -> str:
+        return f"(nt.send(mine({k}), {dest}, tag={k}, comm=world), mpi4jax.flush())"
+
     def make(self) -> None:
         if usable := self.usable():
             self.comms += self.made(self.random.choice(usable))
@@ -310,7 +364,15 @@ class Maker(random_started.Starts):
         usable = [c for c in self.comms if set(c.ranks) <= set(stay)]
         if stay and leaves not in self.late and self.is_enough(usable):
             self.finish(lambda one: one.rank == leaves)
+            ready, k = [r for r in stay if r not in self.late], self.number()
+            last = self.random.choice(ready) if ready and self.random.random() < 0.5 else None
+            if last is not None and not self.fault:
+                # Before the others, which may wait for ranks that go on.
+                self.job.add([leaves], f"handlers.insert(0, lambda: {self.sends(k, last)})")
             self.job.add([leaves], "return")
+            if last is not None and not self.fault:
+                receive = f"check(nt.recv(mine(0), {leaves}, tag={k}, comm=world), {k + leaves})"
+                self.job.add([last], receive)
             self.alive = stay
             # Then others take their time.
             self.pause()
@@ -341,6 +403,8 @@ STEPS = [
     *[Maker.make] * 2,
     *[Maker.pause] * 2,
     Maker.at_once,
+    *[Maker.halo] * 2,
+    Maker.handler,
     Maker.barrier,
     Maker.free,
     Maker.local,

@@ -56,10 +56,37 @@ PROGRAMS = {
             assert float(y) == 3 - rank
             assert mpi4jax.default_comm() != MPI.COMM_WORLD
     """,
+    # What is registered before the package is called after what it does at its end.
+    "an exit handler serves another rank": """
+        import atexit
+        def serve():
+            time.sleep(7)
+            notoken.send(np.float32(1), 0)
+            mpi4jax.flush()
+        if rank == 1:
+            atexit.register(serve)
+        import mpi4jax, numpy as np
+        from mpi4jax import notoken
+        if rank == 0:
+            notoken.recv(np.float32(0), 1).block_until_ready()
+    """,
+    "an exit handler serves another rank without the default one": """
+        import atexit
+        def serve():
+            time.sleep(7)
+            notoken.send(np.float32(1), 0, comm=MPI.COMM_WORLD)
+            mpi4jax.flush()
+        if rank == 1:
+            atexit.register(serve)
+        import mpi4jax, numpy as np
+        from mpi4jax import notoken
+        if rank == 0:
+            notoken.recv(np.float32(0), 1, comm=MPI.COMM_WORLD).block_until_ready()
+    """,
     # A rank that has ended serves a message that MPI has not carried yet.
     "a message is under way at the end": """
         import mpi4jax, numpy as np
-        large = np.ones(1 << 22)
+        large = np.frombuffer(MPI.Alloc_mem(1 << 25))  # Python does not free it at its end
         if rank == 0:
             MPI.COMM_WORLD.Isend(large, 1)
         elif rank == 1:

@@ -32,8 +32,7 @@ TIMEOUT = 6
 
 # What goes wrong, whether the hosts see one directory, and what rank 0 says of rank 1.
 CASES = [
-    ("cut", True, r"ranks 0-1 are in allreduce #|rank 1 is .*in allreduce #"),
-    ("cut", False, "rank 1 is silent: it does not answer over MPI"),
+    ("cut", True, "rank 1 is silent: it does not answer over MPI"),
     ("elsewhere", False, r"rank 1 is in no operation; .*Python is at .*program.py:10"),
 ]
 
@@ -63,12 +62,15 @@ def test_two_hosts(tmp_path, fault, shared, says):
                 time.sleep(0.1)
             if fault == "cut":
                 hosts.cut()
-            status = job.wait(60)
+            # Open MPI's mpiexec may wait for ever for a host that it cannot reach.
+            deadline = time.monotonic() + 60
+            while job.poll() is None and "the job is ended" not in log.read_text():
+                assert time.monotonic() < deadline, log.read_text()
+                time.sleep(0.1)
         finally:
-            job.terminate()
+            job.kill()
             job.wait(30)
     text = log.read_text()
-    assert status != 0
     assert "r0 | mpi4jax: allreduce #" in text, text
     assert f"has not ended after MPI4JAX_TIMEOUT={TIMEOUT} s" in text, text
     (report,) = re.findall(r"^r0 \| mpi4jax: .*\n(?:  .*\n)+", text, re.MULTILINE)

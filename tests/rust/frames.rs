@@ -276,10 +276,10 @@ pub fn decode(bytes: &[u8]) -> bool {
                 let described = args.iter().chain(&rets).any(|array| {
                     let mut dims = array.dims.iter().map(|&dim| usize::try_from(dim).ok());
                     let count = dims.try_fold(1usize, |n, dim| n.checked_mul(dim?));
-                    count == Some(buffer.count) || array.rank <= 0
+                    count == Some(buffer.count()) || array.rank <= 0
                 });
-                assert!(described, "{} elements", buffer.count);
-                assert!(extent != Extent::PerRank || buffer.count.is_multiple_of(size as usize));
+                assert!(described, "{} elements", buffer.count());
+                assert!(extent != Extent::PerRank || buffer.count().is_multiple_of(size as usize));
             }
             true
         }

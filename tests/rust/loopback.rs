@@ -106,8 +106,10 @@ impl Loopback {
             Model::Ragged => {
                 let ragged = site.ragged.as_ref().expect("room for rows");
                 let (to, from) = ragged.agree(call.counts, |mine, theirs| {
-                    let (data, dtype, count) = (mine.as_ptr().cast_mut().cast(), Dtype::Int32, mine.len());
-                    let all = self.exchange(Some(Buffer { data, dtype, count }));
+                    let data = mine.as_ptr().cast_mut().cast();
+                    // SAFETY: an array that outlives the exchange.
+                    let mine = unsafe { Buffer::new(data, Dtype::Int32, mine.len()) };
+                    let all = self.exchange(Some(mine));
                     for (number, all) in theirs.iter_mut().zip(all) {
                         let own = all.as_chunks().0.get(self.rank).copied();
                         *number = own.map_or(-1, i32::from_ne_bytes);
@@ -119,7 +121,7 @@ impl Loopback {
                 // SAFETY: buffers of the suite's.
                 unsafe {
                     if let Some(counts) = call.received {
-                        counts.copy_from(from.as_ptr(), from.len());
+                        counts.data().cast::<i32>().copy_from(from.as_ptr(), from.len());
                     }
                     parts.exchange(call.send, call.recv, &mut ghosts)
                 }
@@ -178,8 +180,8 @@ impl Loopback {
             return Err(truncated(call, recv, bytes.len()));
         }
         // SAFETY: the result's memory, at least as large.
-        unsafe { recv.data.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
-        arrive(call, &Arrived { source, tag, count: bytes.len() / recv.dtype.size() })
+        unsafe { recv.data().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+        arrive(call, &Arrived { source, tag, count: bytes.len() / recv.dtype().size() })
     }
 }
 
@@ -221,7 +223,11 @@ impl Wire for Ghosts<'_> {
 
 fn contents(buffer: &Buffer) -> &[u8] {
     // SAFETY: a buffer's memory is valid during the call; an empty one may have no address.
-    if buffer.count == 0 { &[] } else { unsafe { std::slice::from_raw_parts(buffer.data, buffer.bytes()) } }
+    if buffer.count() == 0 {
+        &[]
+    } else {
+        unsafe { std::slice::from_raw_parts(buffer.data(), buffer.bytes()) }
+    }
 }
 
 /// Writes a whole result.
@@ -230,12 +236,12 @@ fn fill(call: &Call, recv: &Buffer, bytes: &[u8]) -> Result<(), Cause> {
         return Err(truncated(call, recv, bytes.len()));
     }
     // SAFETY: the result's memory, of this size; the bytes are a copy.
-    unsafe { recv.data.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+    unsafe { recv.data().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
     Ok(())
 }
 
 fn truncated(call: &Call, recv: &Buffer, bytes: usize) -> Cause {
-    let (got, expected) = (bytes / recv.dtype.size(), recv.count);
+    let (got, expected) = (bytes / recv.dtype().size(), recv.count());
     Cause::Mpi {
         function: call.site.op.mpi_name(),
         code: 15,
@@ -250,7 +256,7 @@ fn result(call: &Call, made: Made, all: &[Arc<[u8]>]) -> Result<Vec<u8>, Cause> 
     let several = [row.at_root, row.elsewhere].iter().any(|side| side.send == Extent::PerRank);
     let block = |(from, which): (usize, usize)| {
         if let (Some(parts), Some(send)) = (&call.site.parts, &call.send) {
-            let (part, width) = (parts.both()[0][which], send.dtype.size());
+            let (part, width) = (parts.both()[0][which], send.dtype().size());
             return &all[from][part.start * width..][..part.count * width];
         }
         let size = all[from].len() / if several { all.len() } else { 1 };
@@ -276,7 +282,7 @@ fn reduce(call: &Call, last: &[u8], others: &[&[u8]]) -> Result<Vec<u8>, Cause> 
             reason: "it is not one of MPI's own",
         });
     };
-    let dtype = send.dtype;
+    let dtype = send.dtype();
     let combine = ops::combine(builtin, dtype)
         .ok_or(Cause::UndefinedReduction { reduction: builtin.name(), dtype: dtype.name() })?;
     let width = if matches!(builtin, Builtin::Maxloc | Builtin::Minloc) { 2 } else { 1 };

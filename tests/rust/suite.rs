@@ -89,7 +89,8 @@ impl Memory {
     }
 
     fn buffer(&mut self) -> Buffer {
-        Buffer { data: self.contents_mut().as_mut_ptr(), dtype: self.dtype, count: self.count }
+        // SAFETY: the suite's own memory.
+        unsafe { Buffer::new(self.contents_mut().as_mut_ptr(), self.dtype, self.count) }
     }
 
     fn check(&self, expected: &[u8], what: &impl Debug) {
@@ -199,9 +200,11 @@ impl<T: Transport> Suite<'_, T> {
         let (mut given, mut taken) = (from.as_mut().map(Memory::buffer), to.as_mut().map(Memory::buffer));
         let mut both = None;
         if let (Some(given), Some(taken), true) = (&mut given, &mut taken, self.aliased) {
-            let memory = both.insert(Memory::new(dtype, given.count.max(recv), offset));
+            let memory = both.insert(Memory::new(dtype, given.count().max(recv), offset));
             memory.contents_mut()[..send.len()].copy_from_slice(send);
-            (given.data, taken.data) = (memory.buffer().data, memory.buffer().data);
+            let data = memory.buffer().data();
+            // SAFETY: as large as the larger of the two.
+            (*given, *taken) = unsafe { (given.moved_to(data), taken.moved_to(data)) };
         }
         let call = Call::new(site, given, taken).expect("buffers as the table says");
         self.transport.execute(&call).unwrap_or_else(|error| panic!("{error}"));
@@ -426,7 +429,8 @@ impl<T: Transport> Suite<'_, T> {
         let mut to = Memory::new(Dtype::Int16, 3, 0);
         let mut received = [0; 2];
         let mut call = Call::new(&site, Some(from.buffer()), Some(to.buffer())).expect("sizes are free");
-        call.received = Some((&raw mut received).cast());
+        // SAFETY: two integers, which outlive the call.
+        call.received = Some(unsafe { Buffer::new((&raw mut received).cast(), Dtype::Int32, 2) });
         self.transport.execute(&call).expect("a ring");
         to.check(&pattern(Dtype::Int16, previous, 0, 3), &"wildcards");
         assert_eq!(received, [previous as i32, 40 + previous as i32]);

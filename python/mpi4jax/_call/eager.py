@@ -156,7 +156,7 @@ def run_program(
 
     Threads that call one compiled function with types that are new to it wait in JAX until the
     first of these calls has *ended*. That call may wait for another rank, which waits for one of
-    the other threads, on another communicator. So the first call does nothing (`Operand::NOTHING`
+    the other threads, on another communicator. So the first call does nothing (`EagerCall::Compile`
     in `src/call.rs`).
 
     Args:

@@ -138,9 +138,13 @@ def has_one_directory() -> bool:
 
 
 def directory(size: int) -> Path:
-    """Where the ranks of this job leave their state, in a folder of this user's alone."""
+    """Where the ranks of this job on this host leave their state, in a folder of this user's alone.
+
+    Several hosts may see one directory: each has a folder of its own there.
+    """
     base = os.environ.get("MPI4JAX_DUMP_DIR") or tempfile.gettempdir()
-    return Path(base).absolute() / f"mpi4jax-{os.geteuid()}" / job(size)
+    name = job(size) if size == 1 or _on_one_host() else f"{job(size)}+{os.uname().nodename}"
+    return Path(base).absolute() / f"mpi4jax-{os.geteuid()}" / name
 
 
 def rank_names(ranks: list[int]) -> str:

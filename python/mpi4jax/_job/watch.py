@@ -81,11 +81,6 @@ def report_after() -> float:
     return _seconds("MPI4JAX_REPORT_AFTER", DEFAULT_REPORT_AFTER, "0 for no lines")
 
 
-def wants_link() -> bool:
-    """Whether ranks may ask each other through MPI."""
-    return _choice("MPI4JAX_CHANNEL", "auto", "auto", "files") == "auto"
-
-
 def trace_file(name: str, rank: int) -> Path:
     """The timeline's file of a rank."""
     path = Path(name.replace("{rank}", str(rank)))
@@ -112,14 +107,14 @@ def start() -> None:
     """
     seconds, told_after = timeout(), report_after()
     aborts = _choice("MPI4JAX_ON_TIMEOUT", "abort", "abort", "continue") == "abort"
-    wants_link()
+    asks_hosts = _choice("MPI4JAX_CHANNEL", "auto", "auto", "files") == "auto"
     may_abort = _choice("MPI4JAX_ABORT", "1", *_FALSE, *_TRUE) in _TRUE
 
     rank, size = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
     # None stands for a handler in C: MPICH has one, which ours calls.
     free = signal.getsignal(signal.SIGUSR1) in (signal.SIG_DFL, None)
-    folder = job.directory(size)
-    _native.watch_start(rank, size, folder, seconds, told_after, aborts, free)
+    folder, one = job.directory(size), job.has_one_directory()
+    _native.watch_start(rank, size, folder, seconds, told_after, aborts, free, one, asks_hosts)
     stacks.start()
     if trace := os.environ.get("MPI4JAX_TRACE"):
         _native.trace_to(trace_file(trace, rank), rank)
@@ -129,8 +124,7 @@ def start() -> None:
 
 
 def finish() -> None:
-    """Called at exit, after this rank's last operation has ended."""
+    """Called at exit; what is called after it may still communicate."""
     if sys.stdout is not None:
         sys.stdout.flush()  # before this rank may end the job
-    _native.watch_finish()
-    stacks.finish()
+    _native.watch_exit()

@@ -6,12 +6,10 @@ time, so each communicator and reduction is represented by one object that lives
 
 from __future__ import annotations
 
-import atexit
 import functools
 import itertools
 import operator
 import threading
-import time
 from typing import Any
 
 import jax
@@ -19,7 +17,7 @@ import numpy as np
 from mpi4py import MPI
 
 from .. import _native
-from .._job import flush, job, watch
+from .._job import flush
 from .._setup import transport
 from .spec import SPECS
 
@@ -65,7 +63,7 @@ class Comm:
         self.rank, self.size = mpi.Get_rank(), mpi.Get_size()
         self.any = _any_comm(self.rank, self.size)
         self.cache: dict[Any, Any] = {}
-        self.number = _native.register_comm(key, self.handle, self.rank, self.size)
+        self.number = _native.register_comm(key, self.handle, self.rank, self.size, mpi.py2f())
 
     def __repr__(self) -> str:
         return f"{self.key}[{self.size}]"
@@ -127,12 +125,6 @@ _making = threading.RLock()
 def registered() -> list[Comm]:
     """All communicators that are known here."""
     return list(_comms.values())
-
-
-# Ranks that import the package when they start, as most do, have come so many seconds after each
-# other at most.
-_COMING = 5.0
-_imported = time.monotonic()
 
 
 def _forget(mpi: MPI.Comm, keyval: int, comm: Comm) -> None:
@@ -199,7 +191,7 @@ def _default_comm() -> Comm:
         _native.watch_enter("the making of the default communicator (which takes all ranks)")
         try:
             clone = MPI.COMM_WORLD.Clone()
-            _native.watch_link(_handleof(clone), watch.wants_link())
+            _native.watch_link(_handleof(clone))
         finally:
             _native.watch_leave()
         clone.Set_name("mpi4jax.default")
@@ -224,34 +216,6 @@ def default_comm() -> MPI.Intracomm:
     comm = _default_comm().mpi
     _native.watch_share_default()
     return comm
-
-
-def _will_be_made() -> bool:
-    """Wait until it is known whether the default communicator is made. At this rank's end."""
-    pause = 0.001
-    while (chosen := _native.watch_choose_default()) is None:
-        others = _native.watch_others_have_finished()
-        if others is None:
-            return True
-        finished, have_come = others
-        if finished and (have_come or time.monotonic() > _imported + _COMING):
-            chosen = _native.watch_choose_default("world")
-            break
-        MPI.COMM_SELF.Iprobe()  # others may wait for MPI to go on in this process
-        time.sleep(pause)
-        pause = min(2 * pause, 0.02)
-    return chosen == "clone"
-
-
-@atexit.register
-def join_default_comm() -> None:
-    # Cloning is collective. Ranks that never needed the clone would otherwise be in MPI_Finalize
-    # while the others, say a pair that exchanges messages, wait in the clone. But ranks that have
-    # not imported the package never join.
-    if _default is not None or not MPI.Is_initialized() or MPI.Is_finalized():
-        return
-    if MPI.COMM_WORLD.size > 1 and (not job.has_one_directory() or _will_be_made()):
-        _default_comm()
 
 
 def forget_all() -> None:

@@ -47,17 +47,17 @@ impl Transport for Mpi {
 /// one buffer, MPI wants to be told.
 #[inline]
 fn send_or_in_place(send: &Buffer, recv: &Buffer) -> *mut c_void {
-    if send.data == recv.data && recv.count > 0 { in_place() } else { send.data.cast() }
+    if send.data() == recv.data() && recv.count() > 0 { in_place() } else { send.data().cast() }
 }
 
 /// The send argument of a collective that puts this rank's block at its place in `recv`: if the two
 /// overlap, the block is moved there first.
 fn send_or_moved(send: &Buffer, recv: &Buffer, rank: i32) -> *mut c_void {
     if !send.overlaps(recv) {
-        return send.data.cast();
+        return send.data().cast();
     }
     // SAFETY: `recv` holds one block of `send`'s size per rank; memmove semantics.
-    unsafe { std::ptr::copy(send.data, recv.data.add(rank as usize * send.bytes()), send.bytes()) };
+    unsafe { std::ptr::copy(send.data(), recv.data().add(rank as usize * send.bytes()), send.bytes()) };
     in_place()
 }
 
@@ -70,21 +70,18 @@ fn reversed(comm: &Comm) -> Result<Arc<Reversed>, Cause> {
 
 /// What MPI says of a message that it has received.
 fn finish_receive(call: &Call, status: &MPI_Status) -> Result<(), Cause> {
-    if call.status != 0 {
-        // SAFETY: Python keeps the MPI_Status at this address alive as long as the program.
-        unsafe { (call.status as *mut MPI_Status).write(*status) };
-    }
+    call.status.write(status);
     let Some(recv) = &call.recv else { return Ok(()) };
     let mut count: c_int = 0;
     // SAFETY: `status` was filled by a receive of this type.
-    unsafe { check("MPI_Get_count", ffi::MPI_Get_count(status, recv.dtype.mpi(), &mut count))? };
-    let count = if count >= 0 && recv.count <= c_int::MAX as usize {
+    unsafe { check("MPI_Get_count", ffi::MPI_Get_count(status, recv.dtype().mpi(), &mut count))? };
+    let count = if count >= 0 && recv.count() <= c_int::MAX as usize {
         count as usize
     } else {
         // More than an int counts.
         let mut elements: ffi::MPI_Count = 0;
         // SAFETY: as above.
-        let code = unsafe { ffi::MPI_Get_elements_x(status, recv.dtype.mpi(), &mut elements) };
+        let code = unsafe { ffi::MPI_Get_elements_x(status, recv.dtype().mpi(), &mut elements) };
         check("MPI_Get_elements_x", code)?;
         elements.max(0) as usize
     };
@@ -123,13 +120,13 @@ unsafe fn in_blocks(
     (0..call.site.comm.size).try_for_each(|root| {
         let block = match &call.site.parts {
             Some(parts) => parts.sent_to(root as usize, send),
-            None => Buffer { data: send.data.wrapping_add(root as usize * recv.bytes()), ..*recv },
+            None => send.part(root as usize * recv.count(), recv.count()),
         };
         let (from, to) = if root == call.site.comm.rank {
             // What lies before this rank's block has been reduced.
-            (send_or_moved(&block, recv, 0), recv.data)
+            (send_or_moved(&block, recv, 0), recv.data())
         } else {
-            (block.data.cast(), std::ptr::null_mut())
+            (block.data().cast(), std::ptr::null_mut())
         };
         // SAFETY: promised by the caller.
         unsafe { by.in_pieces(&block, (from, to), |from, to, n| step(root, from, to, n)) }
@@ -155,27 +152,27 @@ fn run(call: &Call) -> Result<(), Cause> {
         match site.op {
             Op::Allgather => {
                 let (send, recv) = (send()?, recv()?);
-                let span = Span::new(send.count, send.dtype)?;
+                let span = Span::new(send.count(), send.dtype())?;
                 let from = send_or_moved(send, recv, site.comm.rank);
                 let (n, t) = (span.count, span.datatype);
-                check(name, ffi::MPI_Allgather(from, n, t, recv.data.cast(), n, t, comm))
+                check(name, ffi::MPI_Allgather(from, n, t, recv.data().cast(), n, t, comm))
             }
             Op::Allreduce => {
                 let (send, recv) = (send()?, recv()?);
-                let by = Reducer::new(site.reduction, send.dtype)?;
+                let by = Reducer::new(site.reduction, send.dtype())?;
                 let from = send_or_in_place(send, recv);
-                by.in_pieces(recv, (from, recv.data), |from, to, n| {
+                by.in_pieces(recv, (from, recv.data()), |from, to, n| {
                     check(name, ffi::MPI_Allreduce(from, to, n, by.datatype, by.op, comm))
                 })
             }
             Op::Allgatherv if ints_of(call).is_some() => {
                 let (own, recv, ints) = gathered(call)?;
                 let copy =
-                    own.overlaps(&recv).then(|| std::slice::from_raw_parts(own.data, own.bytes()).to_vec());
-                let from = copy.as_ref().map_or(own.data.cast_const(), |copy| copy.as_ptr());
+                    own.overlaps(&recv).then(|| std::slice::from_raw_parts(own.data(), own.bytes()).to_vec());
+                let from = copy.as_ref().map_or(own.data().cast_const(), |copy| copy.as_ptr());
                 parts_of(call)?.clear(&recv);
-                let (t, counts, starts) = (recv.dtype.mpi(), ints.counts.as_ptr(), ints.starts.as_ptr());
-                let (n, to) = (own.count as c_int, recv.data.cast());
+                let (t, counts, starts) = (recv.dtype().mpi(), ints.counts.as_ptr(), ints.starts.as_ptr());
+                let (n, to) = (own.count() as c_int, recv.data().cast());
                 check(name, ffi::MPI_Allgatherv(from.cast(), n, t, to, counts, starts, t, comm))
             }
             // MPI's functions count in int. A rank knows its own counts, and not whether those of the others are too large
@@ -185,25 +182,25 @@ fn run(call: &Call) -> Result<(), Cause> {
             }
             Op::Alltoall => {
                 let (send, recv) = (send()?, recv()?);
-                let span = Span::new(send.count / ranks, send.dtype)?;
+                let span = Span::new(send.count() / ranks, send.dtype())?;
                 let from = send_or_in_place(send, recv);
                 let (n, t) = (span.count, span.datatype);
-                check(name, ffi::MPI_Alltoall(from, n, t, recv.data.cast(), n, t, comm))
+                check(name, ffi::MPI_Alltoall(from, n, t, recv.data().cast(), n, t, comm))
             }
             Op::Barrier => check(name, ffi::MPI_Barrier(comm)),
             Op::Bcast => {
                 let buffer = if site.is_root() { send()? } else { recv()? };
-                let span = Span::new(buffer.count, buffer.dtype)?;
-                check(name, ffi::MPI_Bcast(buffer.data.cast(), span.count, span.datatype, site.root, comm))
+                let span = Span::new(buffer.count(), buffer.dtype())?;
+                check(name, ffi::MPI_Bcast(buffer.data().cast(), span.count, span.datatype, site.root, comm))
             }
             Op::Gather => {
                 let send = send()?;
-                let span = Span::new(send.count, send.dtype)?;
+                let span = Span::new(send.count(), send.dtype())?;
                 let (from, to) = if site.is_root() {
                     let recv = recv()?;
-                    (send_or_moved(send, recv, site.comm.rank), recv.data)
+                    (send_or_moved(send, recv, site.comm.rank), recv.data())
                 } else {
-                    (send.data.cast(), std::ptr::null_mut())
+                    (send.data().cast(), std::ptr::null_mut())
                 };
                 let (n, t) = (span.count, span.datatype);
                 check(name, ffi::MPI_Gather(from, n, t, to.cast(), n, t, site.root, comm))
@@ -222,24 +219,24 @@ fn run(call: &Call) -> Result<(), Cause> {
                 let parts = ragged.parts(&to, &from, &site.location)?;
                 parts.check(call.send, call.recv)?;
                 if let Some(counts) = call.received {
-                    counts.cast::<u8>().copy_from(from.as_ptr().cast(), size_of_val(&from[..]));
+                    counts.data().copy_from(from.as_ptr().cast(), size_of_val(&from[..]).min(counts.bytes()));
                 }
                 parts.exchange(call.send, call.recv, &mut P2pBatch::new(&site.comm)?)
             }
             Op::Recv => {
                 let recv = recv()?;
-                let span = Span::new(recv.count, recv.dtype)?;
-                let status = matching::receive(name, &site.comm, envelope, span.of(recv.data))?;
+                let span = Span::new(recv.count(), recv.dtype())?;
+                let status = matching::receive(name, &site.comm, envelope, span.of(recv.data()))?;
                 finish_receive(call, &status)
             }
             Op::Reduce => {
                 let send = send()?;
-                let by = Reducer::new(site.reduction, send.dtype)?;
+                let by = Reducer::new(site.reduction, send.dtype())?;
                 let (from, to) = if site.is_root() {
                     let recv = recv()?;
-                    (send_or_in_place(send, recv), recv.data)
+                    (send_or_in_place(send, recv), recv.data())
                 } else {
-                    (send.data.cast(), std::ptr::null_mut())
+                    (send.data().cast(), std::ptr::null_mut())
                 };
                 by.in_pieces(send, (from, to), |from, to, n| {
                     check(name, ffi::MPI_Reduce(from, to, n, by.datatype, by.op, site.root, comm))
@@ -247,10 +244,10 @@ fn run(call: &Call) -> Result<(), Cause> {
             }
             Op::ReduceScatter => {
                 let (send, recv) = (send()?, recv()?);
-                let by = Reducer::new(site.reduction, send.dtype)?;
+                let by = Reducer::new(site.reduction, send.dtype())?;
                 if by.takes_whole(recv) {
                     let from = send_or_in_place(send, recv);
-                    return by.in_pieces(recv, (from, recv.data), |from, to, n| {
+                    return by.in_pieces(recv, (from, recv.data()), |from, to, n| {
                         check(name, ffi::MPI_Reduce_scatter_block(from, to, n, by.datatype, by.op, comm))
                     });
                 }
@@ -265,10 +262,10 @@ fn run(call: &Call) -> Result<(), Cause> {
                 if !site.comm.agrees(hash(&counts))? {
                     return Err(Cause::Counts { counts });
                 }
-                let by = Reducer::new(site.reduction, send.dtype)?;
+                let by = Reducer::new(site.reduction, send.dtype())?;
                 if by.takes_whole(send) {
                     let (items, from) = (by.items(&counts)?, send_or_in_place(send, recv));
-                    let (to, n) = (recv.data.cast(), items.as_ptr());
+                    let (to, n) = (recv.data().cast(), items.as_ptr());
                     return check(name, ffi::MPI_Reduce_scatter(from, to, n, by.datatype, by.op, comm));
                 }
                 in_blocks(call, &by, |root, from, to, n| {
@@ -279,47 +276,49 @@ fn run(call: &Call) -> Result<(), Cause> {
                 let exclusive = site.op == Op::Exscan;
                 let scan = if exclusive { ffi::MPI_Exscan } else { ffi::MPI_Scan };
                 let (send, recv) = (send()?, recv()?);
-                let by = Reducer::new(site.reduction, send.dtype)?;
+                let by = Reducer::new(site.reduction, send.dtype())?;
                 let from = send_or_in_place(send, recv);
                 let reversed = site.reverse.then(|| reversed(&site.comm)).transpose()?;
                 let comm = reversed.as_ref().map_or(comm, |reversed| reversed.0.handle());
-                by.in_pieces(recv, (from, recv.data), |from, to, n| {
+                by.in_pieces(recv, (from, recv.data()), |from, to, n| {
                     check(name, scan(from, to, n, by.datatype, by.op, comm))
                 })?;
                 if exclusive && site.is_first() {
                     // MPI leaves its result undefined.
-                    recv.data.write_bytes(0, recv.bytes());
+                    recv.data().write_bytes(0, recv.bytes());
                 }
                 Ok(())
             }
             Op::Scatter => {
                 let recv = recv()?;
-                let span = Span::new(recv.count, recv.dtype)?;
+                let span = Span::new(recv.count(), recv.dtype())?;
                 let (n, t) = (span.count, span.datatype);
-                let from = if site.is_root() { send()?.data } else { std::ptr::null_mut() };
+                let from = if site.is_root() { send()?.data() } else { std::ptr::null_mut() };
                 let aliased = site.is_root() && send()?.overlaps(recv);
-                let to = if aliased { in_place() } else { recv.data.cast() };
+                let to = if aliased { in_place() } else { recv.data().cast() };
                 check(name, ffi::MPI_Scatter(from.cast(), n, t, to, n, t, site.root, comm))?;
                 if aliased {
                     // The root's own block was left in its place.
-                    std::ptr::copy(from.add(site.root as usize * recv.bytes()), recv.data, recv.bytes());
+                    std::ptr::copy(from.add(site.root as usize * recv.bytes()), recv.data(), recv.bytes());
                 }
                 Ok(())
             }
             Op::Send => {
                 let send = send()?;
-                let span = Span::new(send.count, send.dtype)?;
+                let span = Span::new(send.count(), send.dtype())?;
                 let (n, t) = (span.count, span.datatype);
-                check(name, ffi::MPI_Send(send.data.cast(), n, t, envelope.dest, envelope.sendtag, comm))
+                check(name, ffi::MPI_Send(send.data().cast(), n, t, envelope.dest, envelope.sendtag, comm))
             }
             Op::Sendrecv => {
                 let (send, recv) = (send()?, recv()?);
-                let (out, into) = (Span::new(send.count, send.dtype)?, Span::new(recv.count, recv.dtype)?);
+                let (out, into) =
+                    (Span::new(send.count(), send.dtype())?, Span::new(recv.count(), recv.dtype())?);
                 // MPI forbids that the two share memory, and they may differ in size.
-                let copy =
-                    send.overlaps(recv).then(|| std::slice::from_raw_parts(send.data, send.bytes()).to_vec());
-                let from = copy.as_ref().map_or(send.data.cast_const(), |copy| copy.as_ptr());
-                let (out, into) = (out.of(from.cast_mut()), into.of(recv.data));
+                let copy = send
+                    .overlaps(recv)
+                    .then(|| std::slice::from_raw_parts(send.data(), send.bytes()).to_vec());
+                let from = copy.as_ref().map_or(send.data().cast_const(), |copy| copy.as_ptr());
+                let (out, into) = (out.of(from.cast_mut()), into.of(recv.data()));
                 let status = matching::exchange(name, &site.comm, envelope, out, into)?;
                 finish_receive(call, &status)
             }

@@ -101,7 +101,7 @@ impl Reducer {
     /// Whether [`Self::in_pieces`] makes one piece of so much.
     #[inline]
     pub fn takes_whole(&self, buffer: &Buffer) -> bool {
-        buffer.count / self.width <= count_limit()
+        buffer.count() / self.width <= count_limit()
     }
 
     /// So many elements for each rank, in items.
@@ -126,18 +126,18 @@ impl Reducer {
         mut step: impl FnMut(*mut c_void, *mut c_void, c_int) -> Result<(), Cause>,
     ) -> Result<(), Cause> {
         let limit = count_limit();
-        if self.width == 1 && buffer.count <= limit {
-            return step(from, to.cast(), buffer.count as c_int);
+        if self.width == 1 && buffer.count() <= limit {
+            return step(from, to.cast(), buffer.count() as c_int);
         }
-        if !buffer.count.is_multiple_of(self.width) {
-            return Err(Cause::Pairs { count: buffer.count });
+        if !buffer.count().is_multiple_of(self.width) {
+            return Err(Cause::Pairs { count: buffer.count() });
         }
-        let items = buffer.count / self.width;
+        let items = buffer.count() / self.width;
         let mut start = 0;
         // At least once, so that ranks with nothing to reduce take part.
         loop {
             let count = limit.min(items - start);
-            let at = start * self.width * buffer.dtype.size();
+            let at = start * self.width * buffer.dtype().size();
             // SAFETY: promised by the caller.
             let (from, to) = unsafe {
                 let from = if from == in_place() { from } else { from.byte_add(at) };

@@ -58,7 +58,8 @@ impl Posted {
         let vectors = self.vectors.insert(Box::new(vectors));
         let pointers = |v: &Vectors| (v.counts.as_ptr(), v.starts.as_ptr(), v.types.as_ptr());
         let [(n, at, t), (to_n, to_at, to_t)] = [pointers(&vectors[0]), pointers(&vectors[1])];
-        let data = |buffer: Option<Buffer>| buffer.map_or(std::ptr::null_mut(), |buffer| buffer.data.cast());
+        let data =
+            |buffer: Option<Buffer>| buffer.map_or(std::ptr::null_mut(), |buffer| buffer.data().cast());
         let (from, to) = (data(call.send), data(call.recv));
         if let Some(recv) = call.recv {
             // SAFETY: promised by the caller.
@@ -120,7 +121,7 @@ impl Posted {
             (Op::Recv, _) => finish_receive(call, &status),
             (Op::Exscan, Some(recv)) if call.site.is_first() => {
                 // SAFETY: the memory of the result, which MPI leaves undefined.
-                unsafe { recv.data.write_bytes(0, recv.bytes()) };
+                unsafe { recv.data().write_bytes(0, recv.bytes()) };
                 Ok(())
             }
             (Op::Exscan | Op::Scan, Some(recv)) => match self.operands.take() {
@@ -139,17 +140,17 @@ impl Posted {
 /// `operands` are as large as `recv` for each rank, and `recv` is nobody else's.
 unsafe fn scan_from_the_last(call: &Call, mut operands: Vec<u8>, recv: &Buffer) -> Result<(), Cause> {
     let site = call.site;
-    let by = Reducer::new(site.reduction, recv.dtype)?;
+    let by = Reducer::new(site.reduction, recv.dtype())?;
     let first = site.comm.rank as usize + usize::from(site.op == Op::Exscan);
     for rank in first..site.comm.size as usize {
         // SAFETY: promised by the caller.
         unsafe {
             let from = operands.as_mut_ptr().add(rank * recv.bytes());
             if rank == first {
-                recv.data.copy_from_nonoverlapping(from, recv.bytes());
+                recv.data().copy_from_nonoverlapping(from, recv.bytes());
                 continue;
             }
-            by.in_pieces(recv, (from.cast(), recv.data), |from, to, n| {
+            by.in_pieces(recv, (from.cast(), recv.data()), |from, to, n| {
                 check("MPI_Reduce_local", ffi::MPI_Reduce_local(from, to, n, by.datatype, by.op))
             })?;
         }
@@ -172,17 +173,17 @@ pub fn start(call: &Call) -> Result<Posted, Cause> {
         match site.op {
             Op::Allgather => {
                 let (send, recv) = (send()?, recv()?);
-                let span = Span::new(send.count, send.dtype)?;
+                let span = Span::new(send.count(), send.dtype())?;
                 let (n, t) = (span.count, span.datatype);
                 posted.add(name, |request| {
-                    ffi::MPI_Iallgather(send.data.cast(), n, t, recv.data.cast(), n, t, comm, request)
+                    ffi::MPI_Iallgather(send.data().cast(), n, t, recv.data().cast(), n, t, comm, request)
                 })?;
             }
             Op::Allreduce => {
                 let (send, recv) = (send()?, recv()?);
-                let by = Reducer::new(site.reduction, send.dtype)?;
+                let by = Reducer::new(site.reduction, send.dtype())?;
                 let from = send_or_in_place(send, recv);
-                by.in_pieces(recv, (from, recv.data), |from, to, n| {
+                by.in_pieces(recv, (from, recv.data()), |from, to, n| {
                     posted.add(name, |request| {
                         ffi::MPI_Iallreduce(from, to, n, by.datatype, by.op, comm, request)
                     })
@@ -190,42 +191,42 @@ pub fn start(call: &Call) -> Result<Posted, Cause> {
             }
             Op::Alltoall => {
                 let (send, recv) = (send()?, recv()?);
-                let span = Span::new(send.count / ranks, send.dtype)?;
+                let span = Span::new(send.count() / ranks, send.dtype())?;
                 let (n, t) = (span.count, span.datatype);
                 posted.add(name, |request| {
-                    ffi::MPI_Ialltoall(send.data.cast(), n, t, recv.data.cast(), n, t, comm, request)
+                    ffi::MPI_Ialltoall(send.data().cast(), n, t, recv.data().cast(), n, t, comm, request)
                 })?;
             }
             Op::Barrier => posted.add(name, |request| ffi::MPI_Ibarrier(comm, request))?,
             Op::Bcast => {
                 let buffer = if site.is_root() { send()? } else { recv()? };
-                let span = Span::new(buffer.count, buffer.dtype)?;
+                let span = Span::new(buffer.count(), buffer.dtype())?;
                 posted.add(name, |request| {
-                    ffi::MPI_Ibcast(buffer.data.cast(), span.count, span.datatype, root, comm, request)
+                    ffi::MPI_Ibcast(buffer.data().cast(), span.count, span.datatype, root, comm, request)
                 })?;
             }
             Op::Gather => {
                 let send = send()?;
-                let span = Span::new(send.count, send.dtype)?;
-                let to = if site.is_root() { recv()?.data } else { std::ptr::null_mut() };
+                let span = Span::new(send.count(), send.dtype())?;
+                let to = if site.is_root() { recv()?.data() } else { std::ptr::null_mut() };
                 let (n, t) = (span.count, span.datatype);
                 posted.add(name, |request| {
-                    ffi::MPI_Igather(send.data.cast(), n, t, to.cast(), n, t, root, comm, request)
+                    ffi::MPI_Igather(send.data().cast(), n, t, to.cast(), n, t, root, comm, request)
                 })?;
             }
             Op::Recv => {
                 let recv = recv()?;
-                let span = Span::new(recv.count, recv.dtype)?;
+                let span = Span::new(recv.count(), recv.dtype())?;
                 let mut request = MaybeUninit::uninit();
-                let into = span.of(recv.data);
+                let into = span.of(recv.data());
                 check(name, matching::start(&site.comm, envelope, into, request.as_mut_ptr())?)?;
                 posted.requests.push(request.assume_init());
             }
             Op::Reduce => {
                 let send = send()?;
-                let by = Reducer::new(site.reduction, send.dtype)?;
-                let to = if site.is_root() { recv()?.data } else { std::ptr::null_mut() };
-                by.in_pieces(send, (send.data.cast(), to), |from, to, n| {
+                let by = Reducer::new(site.reduction, send.dtype())?;
+                let to = if site.is_root() { recv()?.data() } else { std::ptr::null_mut() };
+                by.in_pieces(send, (send.data().cast(), to), |from, to, n| {
                     posted.add(name, |request| {
                         ffi::MPI_Ireduce(from, to, n, by.datatype, by.op, root, comm, request)
                     })
@@ -233,9 +234,9 @@ pub fn start(call: &Call) -> Result<Posted, Cause> {
             }
             Op::ReduceScatter => {
                 let (send, recv) = (send()?, recv()?);
-                let by = Reducer::new(site.reduction, send.dtype)?;
+                let by = Reducer::new(site.reduction, send.dtype())?;
                 if by.takes_whole(recv) {
-                    by.in_pieces(recv, (send.data.cast(), recv.data), |from, to, n| {
+                    by.in_pieces(recv, (send.data().cast(), recv.data()), |from, to, n| {
                         posted.add(name, |request| {
                             let (t, op) = (by.datatype, by.op);
                             ffi::MPI_Ireduce_scatter_block(from, to, n, t, op, comm, request)
@@ -251,13 +252,13 @@ pub fn start(call: &Call) -> Result<Posted, Cause> {
             }
             Op::ReduceScatterv => {
                 let (send, recv) = (send()?, recv()?);
-                let by = Reducer::new(site.reduction, send.dtype)?;
+                let by = Reducer::new(site.reduction, send.dtype())?;
                 let counts = parts_of(call)?.sent();
                 posted.agree(call, hash(&counts))?;
                 // A rank whose operand is short and one whose is not would start different operations.
                 if by.takes_whole(send) {
                     let items = posted.items.insert(by.items(&counts)?).as_ptr();
-                    let (from, to) = (send.data.cast(), recv.data.cast());
+                    let (from, to) = (send.data().cast(), recv.data().cast());
                     let (t, op) = (by.datatype, by.op);
                     posted.add(name, |request| {
                         ffi::MPI_Ireduce_scatter(from, to, items, t, op, comm, request)
@@ -273,46 +274,47 @@ pub fn start(call: &Call) -> Result<Posted, Cause> {
             Op::Exscan | Op::Scan => {
                 let scan = if site.op == Op::Exscan { ffi::MPI_Iexscan } else { ffi::MPI_Iscan };
                 let (send, recv) = (send()?, recv()?);
-                let by = Reducer::new(site.reduction, send.dtype)?;
+                let by = Reducer::new(site.reduction, send.dtype())?;
                 if site.reverse {
                     // A communicator in which the ranks stand the other way round would have to be made first, by all
                     // ranks together.
                     let operands = posted.operands.insert(vec![0; ranks * recv.bytes()]);
-                    let span = Span::new(send.count, send.dtype)?;
+                    let span = Span::new(send.count(), send.dtype())?;
                     let (n, t, to) = (span.count, span.datatype, operands.as_mut_ptr().cast());
                     posted.add("MPI_Iallgather", |request| {
-                        ffi::MPI_Iallgather(send.data.cast(), n, t, to, n, t, comm, request)
+                        ffi::MPI_Iallgather(send.data().cast(), n, t, to, n, t, comm, request)
                     })?;
                     return Ok(posted);
                 }
-                by.in_pieces(recv, (send.data.cast(), recv.data), |from, to, n| {
+                by.in_pieces(recv, (send.data().cast(), recv.data()), |from, to, n| {
                     posted.add(name, |request| scan(from, to, n, by.datatype, by.op, comm, request))
                 })?;
             }
             Op::Scatter => {
                 let recv = recv()?;
-                let span = Span::new(recv.count, recv.dtype)?;
+                let span = Span::new(recv.count(), recv.dtype())?;
                 let (n, t) = (span.count, span.datatype);
-                let from = if site.is_root() { send()?.data } else { std::ptr::null_mut() };
+                let from = if site.is_root() { send()?.data() } else { std::ptr::null_mut() };
                 posted.add(name, |request| {
-                    ffi::MPI_Iscatter(from.cast(), n, t, recv.data.cast(), n, t, root, comm, request)
+                    ffi::MPI_Iscatter(from.cast(), n, t, recv.data().cast(), n, t, root, comm, request)
                 })?;
             }
             Op::Send => {
                 let send = send()?;
-                let span = Span::new(send.count, send.dtype)?;
+                let span = Span::new(send.count(), send.dtype())?;
                 let (n, t) = (span.count, span.datatype);
                 let (dest, tag) = (envelope.dest, envelope.sendtag);
-                posted
-                    .add(name, |request| ffi::MPI_Isend(send.data.cast(), n, t, dest, tag, comm, request))?;
+                posted.add(name, |request| {
+                    ffi::MPI_Isend(send.data().cast(), n, t, dest, tag, comm, request)
+                })?;
             }
             Op::Allgatherv if ints_of(call).is_some() => {
                 let (own, recv, ints) = gathered(call)?;
                 parts_of(call)?.clear(&recv);
-                let (t, counts, starts) = (recv.dtype.mpi(), ints.counts.as_ptr(), ints.starts.as_ptr());
-                let (n, to) = (own.count as i32, recv.data.cast());
+                let (t, counts, starts) = (recv.dtype().mpi(), ints.counts.as_ptr(), ints.starts.as_ptr());
+                let (n, to) = (own.count() as i32, recv.data().cast());
                 posted.add(name, |request| {
-                    ffi::MPI_Iallgatherv(own.data.cast(), n, t, to, counts, starts, t, comm, request)
+                    ffi::MPI_Iallgatherv(own.data().cast(), n, t, to, counts, starts, t, comm, request)
                 })?;
             }
             Op::Allgatherv | Op::Alltoallv | Op::Gatherv | Op::Permute | Op::Scatterv => {

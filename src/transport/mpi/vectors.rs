@@ -27,7 +27,7 @@ pub struct Vectors {
 impl Vectors {
     /// Of a buffer, which stays where it is.
     pub fn new(parts: &[Part], buffer: Option<Buffer>) -> Result<Self, Cause> {
-        let (data, dtype) = buffer.map_or((std::ptr::null_mut(), Dtype::Uint8), |it| (it.data, it.dtype));
+        let (data, dtype) = buffer.map_or((std::ptr::null_mut(), Dtype::Uint8), |it| (it.data(), it.dtype()));
         let size = dtype.size();
         let expected: Vec<u64> = parts.iter().map(|part| (part.count * size) as u64).collect();
         let mut vectors = Self {

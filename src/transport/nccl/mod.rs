@@ -131,17 +131,17 @@ impl Nccl {
         let arrived = if source == any.proc_null {
             Arrived { source, tag: any.tag, count: 0 }
         } else {
-            Arrived { source, tag: TAG, count: recv.count }
+            Arrived { source, tag: TAG, count: recv.count() }
         };
         if let Some(pair) = call.received {
-            let words = pair as Pointer;
+            let words = pair.data() as Pointer;
             // SAFETY: a result of two int32 in the memory of the GPU.
             unsafe {
                 driver.fill(words, arrived.source, call.stream)?;
                 driver.fill(words + size_of::<i32>() as Pointer, arrived.tag, call.stream)?;
             }
         }
-        if call.status == 0 { Ok(()) } else { write_status(call, &arrived) }
+        if call.status.is_some() { write_status(call, &arrived) } else { Ok(()) }
     }
 }
 

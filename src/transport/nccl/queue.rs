@@ -16,7 +16,7 @@ type Work = fn(&Put) -> Result<(), Cause>;
 pub fn put(op: Op) -> Option<Work> {
     Some(match op {
         Op::Allgather => |put| put.queue.allgather(&put.send()?, &put.recv()?),
-        Op::Allreduce => |put| put.queue.reduce(&put.send()?, put.recv()?.data, put.reduction()?, None),
+        Op::Allreduce => |put| put.queue.reduce(&put.send()?, put.recv()?.data(), put.reduction()?, None),
         Op::Alltoall => |put| {
             let (send, recv) = (put.send()?, put.recv()?);
             put.queue.group(|| {
@@ -27,8 +27,9 @@ pub fn put(op: Op) -> Option<Work> {
             })
         },
         Op::Barrier => |put| {
-            let scratch = Buffer { data: put.scratch as *mut u8, dtype: Dtype::Int32, count: 1 };
-            put.queue.reduce(&scratch, scratch.data, (DataType::Int32, RedOp::Max, 1), None)
+            // SAFETY: memory of one integer on the GPU, which is the communicator's.
+            let scratch = unsafe { Buffer::new(put.scratch as *mut u8, Dtype::Int32, 1) };
+            put.queue.reduce(&scratch, scratch.data(), (DataType::Int32, RedOp::Max, 1), None)
         },
         Op::Bcast => |put| {
             let buffer = if put.call.site.is_root() { put.send()? } else { put.recv()? };
@@ -52,7 +53,7 @@ pub fn put(op: Op) -> Option<Work> {
         Op::Recv => |put| put.alone("recv", put.source(), |peer| put.queue.recv(&put.recv()?, peer)),
         Op::Reduce => |put| {
             let send = put.send()?;
-            let to = if put.call.site.is_root() { put.recv()?.data } else { send.data };
+            let to = if put.call.site.is_root() { put.recv()?.data() } else { send.data() };
             put.queue.reduce(&send, to, put.reduction()?, Some(put.call.site.root))
         },
         Op::ReduceScatter => |put| put.queue.reduce_scatter(&put.send()?, &put.recv()?, put.reduction()?),
@@ -107,7 +108,7 @@ impl Put<'_> {
 
     fn reduction(&self) -> Result<(DataType, RedOp, usize), Cause> {
         let reduction = self.call.site.reduction.ok_or(Cause::Reduction { expected: true })?;
-        let dtype = self.send()?.dtype;
+        let dtype = self.send()?.dtype();
         let undefined =
             Cause::UndefinedReduction { reduction: "this reduction on NCCL", dtype: dtype.name() };
         reduced(reduction, dtype).ok_or(undefined)
@@ -143,9 +144,8 @@ impl Put<'_> {
 
     /// One rank's block of a buffer that holds one for each.
     fn block(&self, buffer: &Buffer, rank: i32) -> Buffer {
-        let count = buffer.count / self.ranks() as usize;
-        let offset = rank as usize * count * buffer.dtype.size();
-        Buffer { data: buffer.data.wrapping_add(offset), count, ..*buffer }
+        let count = buffer.count() / self.ranks() as usize;
+        buffer.part(rank as usize * count, count)
     }
 }
 
@@ -195,7 +195,7 @@ pub struct Queue {
 // Each function below passes on memory of XLA's that stays valid until the work on the stream is done.
 impl Queue {
     fn allgather(&self, send: &Buffer, recv: &Buffer) -> Result<(), Cause> {
-        let (from, to, kind) = (send.data.cast(), recv.data.cast(), DataType::Uint8 as i32);
+        let (from, to, kind) = (send.data().cast(), recv.data().cast(), DataType::Uint8 as i32);
         // SAFETY: `recv` holds a block of `send`'s size for each rank.
         let code = unsafe {
             (self.library.f.ncclAllGather)(from, to, send.bytes(), kind, self.handle, self.stream.0)
@@ -204,7 +204,7 @@ impl Queue {
     }
 
     fn bcast(&self, buffer: &Buffer, root: i32) -> Result<(), Cause> {
-        let (data, kind) = (buffer.data.cast::<c_void>(), DataType::Uint8 as i32);
+        let (data, kind) = (buffer.data().cast::<c_void>(), DataType::Uint8 as i32);
         let f = &self.library.f;
         // SAFETY: in place.
         let code =
@@ -219,7 +219,7 @@ impl Queue {
         (kind, op, width): (DataType, RedOp, usize),
         root: Option<i32>,
     ) -> Result<(), Cause> {
-        let (from, to, count) = (send.data.cast(), to.cast(), send.count * width);
+        let (from, to, count) = (send.data().cast(), to.cast(), send.count() * width);
         let (kind, op, f) = (kind as i32, op as i32, &self.library.f);
         // SAFETY: both hold so many elements; where the result is not wanted, it is not written.
         unsafe {
@@ -242,7 +242,7 @@ impl Queue {
         recv: &Buffer,
         (kind, op, width): (DataType, RedOp, usize),
     ) -> Result<(), Cause> {
-        let (from, to, count) = (send.data.cast(), recv.data.cast(), recv.count * width);
+        let (from, to, count) = (send.data().cast(), recv.data().cast(), recv.count() * width);
         let (kind, op, f) = (kind as i32, op as i32, &self.library.f);
         // SAFETY: `send` holds a block of `recv`'s size for each rank.
         let code = unsafe { (f.ncclReduceScatter)(from, to, count, kind, op, self.handle, self.stream.0) };
@@ -250,7 +250,7 @@ impl Queue {
     }
 
     fn send(&self, buffer: &Buffer, to: i32) -> Result<(), Cause> {
-        let (data, kind) = (buffer.data.cast(), DataType::Uint8 as i32);
+        let (data, kind) = (buffer.data().cast(), DataType::Uint8 as i32);
         // SAFETY: the buffer's own size.
         let code =
             unsafe { (self.library.f.ncclSend)(data, buffer.bytes(), kind, to, self.handle, self.stream.0) };
@@ -258,7 +258,7 @@ impl Queue {
     }
 
     fn recv(&self, buffer: &Buffer, from: i32) -> Result<(), Cause> {
-        let (data, kind) = (buffer.data.cast(), DataType::Uint8 as i32);
+        let (data, kind) = (buffer.data().cast(), DataType::Uint8 as i32);
         // SAFETY: the buffer's own size.
         let code = unsafe {
             (self.library.f.ncclRecv)(data, buffer.bytes(), kind, from, self.handle, self.stream.0)
@@ -281,11 +281,13 @@ impl Queue {
 /// Messages of a group: nothing has to be waited for.
 impl Wire for &Queue {
     unsafe fn receive(&mut self, peer: i32, _tag: i32, into: *mut u8, bytes: usize) -> Result<(), Cause> {
-        self.recv(&Buffer { data: into, dtype: Dtype::Uint8, count: bytes }, peer)
+        // SAFETY: promised by the caller.
+        self.recv(&unsafe { Buffer::new(into, Dtype::Uint8, bytes) }, peer)
     }
 
     unsafe fn send(&mut self, peer: i32, _tag: i32, from: *mut u8, bytes: usize) -> Result<(), Cause> {
-        Queue::send(self, &Buffer { data: from, dtype: Dtype::Uint8, count: bytes }, peer)
+        // SAFETY: promised by the caller.
+        Queue::send(self, &unsafe { Buffer::new(from, Dtype::Uint8, bytes) }, peer)
     }
 
     fn wait(&mut self) -> Result<(), Cause> {

@@ -84,11 +84,11 @@ impl Ucx {
                 }
                 (Some(send), Some(recv)) => {
                     // The two may not share memory, and they may differ in size.
-                    let bytes = || std::slice::from_raw_parts(send.data, send.bytes()).to_vec();
+                    let bytes = || std::slice::from_raw_parts(send.data(), send.bytes()).to_vec();
                     let mut copy = send.overlaps(&recv).then(bytes);
-                    let data = copy.as_mut().map_or(send.data, |copy| copy.as_mut_ptr());
+                    let data = copy.as_mut().map_or(send.data(), |copy| copy.as_mut_ptr());
                     let receiving = self.recv(call, joined, &recv)?;
-                    let sending = self.send(call, joined, &Buffer { data, ..send })?;
+                    let sending = self.send(call, joined, &send.moved_to(data))?;
                     sending.map(UcxRequest::wait).transpose()?;
                     self.finish(call, receiving)
                 }
@@ -145,7 +145,7 @@ impl Ucx {
 
     /// Waits, and says what came as MPI does.
     fn finish(&self, call: &Call, receiving: Option<UcxRequest>) -> Result<(), Cause> {
-        let size = call.recv.map_or(1, |recv| recv.dtype.size());
+        let size = call.recv.map_or(1, |recv| recv.dtype().size());
         let arrived = match receiving {
             None => {
                 let any = wildcards();
@@ -157,7 +157,7 @@ impl Ucx {
                 Arrived { source, tag, count: received.length / size }
             }
         };
-        if call.status != 0 {
+        if call.status.is_some() {
             write_status(call, &arrived)?;
         }
         arrive(call, &arrived)

@@ -261,7 +261,7 @@ impl Worker {
         // SAFETY: promised by the caller; the lock is held.
         let status = unsafe {
             let param: RequestParam = zeroed();
-            (self.ucp.ucp_tag_send_nbx)(endpoint, buffer.data.cast(), buffer.bytes(), label, &param)
+            (self.ucp.ucp_tag_send_nbx)(endpoint, buffer.data().cast(), buffer.bytes(), label, &param)
         };
         UcxRequest::new(self, "ucp_tag_send_nbx", status)
     }
@@ -275,7 +275,7 @@ impl Worker {
         // SAFETY: promised by the caller; the lock is held.
         let status = unsafe {
             let param = RequestParam { op_attr_mask: sys::NO_IMMEDIATE_COMPLETION, ..zeroed() };
-            let (data, bytes) = (buffer.data.cast(), buffer.bytes());
+            let (data, bytes) = (buffer.data().cast(), buffer.bytes());
             (self.ucp.ucp_tag_recv_nbx)(self.handle, data, bytes, label, mask, &param)
         };
         UcxRequest::new(self, RECEIVE, status)

@@ -22,7 +22,8 @@ struct Started {
 impl Started {
     fn call(&self) -> Call<'_> {
         let data = (&raw const *self.header).cast_mut().cast();
-        let bytes = Buffer { data, dtype: Dtype::Uint8, count: size_of::<Header>() };
+        // SAFETY: the header, which outlives the message.
+        let bytes = unsafe { Buffer::new(data, Dtype::Uint8, size_of::<Header>()) };
         let row = self.site.op.row();
         Call {
             send: row.sends().then_some(bytes),

@@ -1,7 +1,7 @@
 //! The frames of what is started and waited for later.
 
 use super::{counts_in, read, side};
-use crate::call::{Operand, Peers, Site, Stream};
+use crate::call::{EagerCall, Peers, Site, Stream};
 use crate::error::Cause;
 use crate::ops::{Buffer, Counts, Dtype};
 use crate::transport::{HANDLE, Handle, RequestLayout, Transport};
@@ -19,7 +19,7 @@ pub unsafe fn start(
     counts: &mut Counts,
     transport: &dyn Transport,
     stream: Stream,
-) -> Result<(Option<Buffer>, Option<Peers>, *mut Handle), Cause> {
+) -> Result<(Option<Buffer>, Option<Peers>, Buffer), Cause> {
     let (mut operand, mut handle) = (None, None);
     let (mut given, mut none) = (None, None);
     // SAFETY: promised by the caller; operands have as many numbers as `side` has checked.
@@ -28,11 +28,11 @@ pub unsafe fn start(
         let more = side("operand", &frame.args, arrays, &mut operand, (site.operand.len(), &mut given))?;
         if let (Some(ragged), [last]) = (&site.ragged, more) {
             let known = counts_in(*last, ragged, counts)?;
-            transport.read_numbers(known, counts, stream)?;
+            transport.read_numbers(&known, counts, stream)?;
         }
         side("result", &frame.rets, 1, &mut handle, (0, &mut none))?;
         let mut peers = given.map(|_| Peers::default());
-        if let (Some(given), Some(peers)) = (given, &mut peers) {
+        if let (Some(given), Some(peers)) = (&given, &mut peers) {
             transport.read_numbers(given, peers, stream)?;
         }
         // Without an operand, the first array is that of the counts.
@@ -62,7 +62,7 @@ pub unsafe fn wait(
         let second = others.first().map(|&buffer| read(buffer)).transpose()?;
         let results = if layout.gives.is_some() { [first, second] } else { [None, first] };
         let mut bits = [0; HANDLE];
-        transport.read_numbers(handle_in("operand", handle)?.cast(), &mut bits, stream)?;
+        transport.read_numbers(&handle_in("operand", handle)?, &mut bits, stream)?;
         Ok((bits.map(|bits| f32::from_bits(bits as u32)), results))
     }
 }
@@ -71,32 +71,31 @@ pub unsafe fn wait(
 ///
 /// # Safety
 /// `frame` is what XLA passed to the execute stage.
-pub unsafe fn handle(frame: &CallFrame) -> Result<*mut Handle, Cause> {
+pub unsafe fn handle(frame: &CallFrame) -> Result<Buffer, Cause> {
     let (mut handle, mut none) = (None, None);
     // SAFETY: promised by the caller.
     unsafe { side("result", &frame.rets, 1, &mut handle, (0, &mut none))? };
     handle_in("result", handle)
 }
 
-/// Reads what a call's operand says ([`Operand::Call`]), wherever it is.
+/// The operand of an eager call, wherever it is.
 ///
 /// # Safety
 /// As for `start`.
-pub unsafe fn operand(
+pub unsafe fn eager_call(
     frame: &CallFrame,
     transport: &dyn Transport,
     stream: Stream,
-) -> Result<[i32; Operand::CALL], Cause> {
-    let mut numbers = [0; Operand::CALL];
+) -> Result<EagerCall, Cause> {
+    let mut numbers = [0; EagerCall::LEN];
     // SAFETY: promised by the caller.
-    unsafe { transport.read_numbers(super::operand_of_call(frame)?, &mut numbers, stream)? };
-    Ok(numbers)
+    transport.read_numbers(&unsafe { super::eager_operand(frame)? }, &mut numbers, stream)?;
+    Ok(EagerCall::decode(numbers))
 }
 
-/// Where a handle is.
-fn handle_in(what: &'static str, buffer: Option<Buffer>) -> Result<*mut Handle, Cause> {
-    match buffer {
-        Some(Buffer { data, dtype: Dtype::Float32, count: HANDLE }) => Ok(data.cast()),
-        _ => Err(Cause::Buffers { what, expected: 1, actual: 0 }),
-    }
+/// A handle, which is an array of float32.
+fn handle_in(what: &'static str, buffer: Option<Buffer>) -> Result<Buffer, Cause> {
+    buffer
+        .filter(|buffer| (buffer.dtype(), buffer.count()) == (Dtype::Float32, HANDLE))
+        .ok_or(Cause::Buffers { what, expected: 1, actual: 0 })
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use _native::call::{Call, Site};
-use _native::ops::{Dtype, Op, Parts, Ragged};
+use _native::ops::{Buffer, Dtype, Op, Parts, Ragged};
 use _native::transport::Transport;
 
 use super::{Memory, Suite, pattern};
@@ -76,7 +76,9 @@ impl<T: Transport> Suite<'_, T> {
             let mut to = Memory::new(dtype, expected.len() / dtype.size(), offset);
             let mut learnt = vec![-7; size];
             let call = Call::new(&site, Some(from.buffer()), Some(to.buffer())).expect("any sizes");
-            let came = (!adjoint).then_some(learnt.as_mut_ptr());
+            // SAFETY: an array that outlives the call.
+            let came = unsafe { Buffer::new(learnt.as_mut_ptr().cast(), Dtype::Int32, size) };
+            let came = (!adjoint).then_some(came);
             let call = Call { counts, received: came, ..call };
             self.transport.execute(&call).unwrap_or_else(|error| panic!("{error}"));
             to.check(&expected, &(op, dtype, count, offset, adjoint, counts));

@@ -4,7 +4,6 @@ use std::ffi::c_int;
 use std::os::fd::RawFd;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
-use std::time::Duration;
 
 /// Where a `SIGUSR1` is passed on to.
 static SIGNALLED: AtomicI32 = AtomicI32::new(-1);
@@ -108,15 +107,34 @@ pub fn install(takes_signal: bool) -> RawFd {
     ends[0]
 }
 
-/// Waits for so long; whether a signal came.
-pub fn wait(wake: RawFd, tick: Duration) -> bool {
-    let mut poll = libc::pollfd { fd: wake, events: libc::POLLIN, revents: 0 };
-    // SAFETY: the structs are ours; the pipe does not block.
+/// Wakes whoever waits at that file, without a report.
+pub fn wake() {
+    // SAFETY: a pipe that is never closed. If it is full, whoever waits there wakes up anyway.
+    unsafe { libc::write(SIGNALLED.load(Ordering::Relaxed), c".".as_ptr().cast(), 1) };
+}
+
+/// Waits until there is something to read in one of these files, of which each may be missing, at most so many seconds. What
+/// there is is taken; whether the first one has had a signal.
+pub fn wait(files: [RawFd; 3], seconds: f64) -> bool {
+    let mut polls = files.map(|fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 });
+    // -1: without an end.
+    let timeout = if seconds.is_finite() { (1e3 * seconds).clamp(1.0, 1e9) as libc::c_int } else { -1 };
+    // SAFETY: the structs and the bytes are ours, and the files do not block.
     unsafe {
-        if libc::poll(&mut poll, 1, tick.as_millis() as libc::c_int) <= 0 {
+        if libc::poll(polls.as_mut_ptr(), polls.len() as libc::nfds_t, timeout) <= 0 {
             return false;
         }
-        let mut bytes = [0u8; 64];
-        libc::read(wake, bytes.as_mut_ptr().cast(), bytes.len()) > 0
+        let mut has_signal = false;
+        for (i, poll) in polls[..2].iter().enumerate().filter(|(_, poll)| poll.revents != 0) {
+            let mut bytes = [0u8; 64];
+            let length = libc::read(poll.fd, bytes.as_mut_ptr().cast(), bytes.len());
+            has_signal |= i == 0 && length > 0 && bytes[..length as usize].contains(&b'!');
+        }
+        has_signal
     }
+}
+
+/// Whether the program may have asked for a signal that comes by itself.
+pub fn has_alarm() -> bool {
+    function(&action(libc::SIGALRM)).is_some()
 }

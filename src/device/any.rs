@@ -7,7 +7,7 @@ use crate::error::Cause;
 
 /// Where the arrays of a program are, and where memory for them is.
 #[derive(Clone, Copy, Debug)]
-pub enum Place {
+pub enum AnyDevice {
     /// Both on the host.
     Host(HostDevice),
     /// Arrays on a GPU, memory on the host.
@@ -26,7 +26,7 @@ macro_rules! each {
     };
 }
 
-impl Device for Place {
+impl Device for AnyDevice {
     type Staging = Box<dyn Staging>;
     /// None on the host.
     type Mark = Option<Mark>;
@@ -79,7 +79,7 @@ impl Device for Place {
     }
 }
 
-impl Place {
+impl AnyDevice {
     /// Writes words of 32 bits, in the order of a stream.
     ///
     /// # Safety

@@ -93,6 +93,12 @@ impl Process {
         Some(Self { pid, host, space, start })
     }
 
+    /// Where it is: the machine and its namespaces, or the machine's name.
+    pub fn space(&self) -> &str {
+        // Which containers see each other's files, the files say.
+        if self.space.is_empty() { &self.host } else { self.space.split('/').next().unwrap_or_default() }
+    }
+
     /// Whether `self`, which runs, can tell how `other` fares.
     pub fn sees(&self, other: &Self) -> bool {
         !self.space.is_empty() && self.space == other.space

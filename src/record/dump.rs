@@ -3,11 +3,10 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::frames::Frame;
+use super::clock::{self, Epoch};
+use super::json::{self, quoted};
+use super::recorder;
 use crate::comm::{self, Comm};
-use crate::record::clock::{self, Epoch};
-use crate::record::json::{self, quoted};
-use crate::record::recorder;
 
 /// What a dump says besides what the recorder knows.
 pub struct Header<'a> {
@@ -18,8 +17,8 @@ pub struct Header<'a> {
     pub reason: &'a str,
     /// What this rank is doing, in words.
     pub state: &'a str,
-    /// The main thread's Python frames, the innermost first.
-    pub python: &'a [Frame],
+    /// File, line and function of the main thread's Python frames, the innermost first.
+    pub python: Vec<(String, u32, String)>,
 }
 
 fn list<T>(items: impl IntoIterator<Item = T>, item: impl Fn(T) -> String) -> String {
@@ -62,13 +61,9 @@ pub fn json(header: &Header) -> String {
         }
     }
     let index = |of: &Arc<Comm>| comms.iter().position(|comm| Arc::ptr_eq(comm, of)).unwrap_or(0);
-    let frame = |frame: &Frame| {
-        format!(
-            "{{\"file\": {}, \"line\": {}, \"function\": {}}}",
-            quoted(&frame.file),
-            frame.line,
-            quoted(&frame.function)
-        )
+    let frame = |(file, line, function): &(String, u32, String)| {
+        let (file, function) = (quoted(file), quoted(function));
+        format!("{{\"file\": {file}, \"line\": {line}, \"function\": {function}}}")
     };
     format!(
         "{{\"version\": 2, \"rank\": {}, \"size\": {}, \"host\": {}, \"pid\": {}, \"time\": {:.6},\n\
@@ -80,7 +75,7 @@ pub fn json(header: &Header) -> String {
         epoch.unix(clock::ticks()),
         quoted(header.reason),
         quoted(header.state),
-        list(header.python, frame),
+        list(&header.python, frame),
         list(&comms, json_of),
         list(&records, |record| json::record(record, index(&record.what.comm), &epoch)),
     )

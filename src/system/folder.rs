@@ -4,14 +4,16 @@
 //! place is refused, and no link is followed. What is in it is reached through the folder itself, not by its
 //! path, so that nobody can exchange it later.
 
+use std::collections::HashSet;
 use std::ffi::{CStr, CString, OsStr};
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant, SystemTime};
 
 use crate::record::files::user;
 
@@ -131,6 +133,12 @@ impl Folder {
         Some(SystemTime::UNIX_EPOCH + Duration::new(seconds, nanos))
     }
 
+    /// Its file system and number there, on this machine.
+    pub fn identity(&self) -> Option<(u64, u64)> {
+        let found = File::from(self.own.try_clone().ok()?).metadata().ok()?;
+        Some((found.dev(), found.ino()))
+    }
+
     /// What a file says, and when it was written.
     pub fn read(&self, name: &str) -> Option<(String, SystemTime)> {
         let mut file = open_at(self.own.as_raw_fd(), &CString::new(name).ok()?, libc::O_RDONLY).ok()?;
@@ -159,6 +167,26 @@ impl Folder {
         result(unsafe { libc::renameat(folder, from.as_ptr(), folder, to.as_ptr()) }).map(drop)
     }
 
+    /// A pipe by which other processes of this machine wake this one, open for as long as the process lives.
+    pub fn make_bell(&self, name: &str) -> io::Result<RawFd> {
+        let name = CString::new(name)?;
+        // SAFETY: a name that ends.
+        result(unsafe { libc::mkfifoat(self.own.as_raw_fd(), name.as_ptr(), 0o600) })?;
+        // For both: without anybody who writes, it would be at its end.
+        Ok(open_at(self.own.as_raw_fd(), &name, libc::O_RDWR)?.into_raw_fd())
+    }
+
+    /// Wakes the process of this pipe; nothing if there is none.
+    pub fn ring(&self, name: &str) {
+        let bell = CString::new(name).map(|name| open_at(self.own.as_raw_fd(), &name, libc::O_WRONLY));
+        if let Ok(Ok(mut bell)) = bell
+            && bell.metadata().is_ok_and(|found| found.file_type().is_fifo())
+        {
+            // A full one has been rung.
+            let _ = bell.write_all(b"!");
+        }
+    }
+
     pub fn has(&self, name: &str) -> bool {
         CString::new(name).is_ok_and(|name| open_at(self.own.as_raw_fd(), &name, libc::O_RDONLY).is_ok())
     }
@@ -174,6 +202,54 @@ impl Folder {
     pub fn remove_self(&self) {
         // SAFETY: a name that ends.
         unsafe { libc::unlinkat(self.parent.as_raw_fd(), self.name.as_ptr(), libc::AT_REMOVEDIR) };
+    }
+}
+
+/// For how long after a change the folder is read each time: clocks of file systems are coarse, so two changes may have
+/// one time.
+const UNSETTLED: Duration = Duration::from_secs(2);
+
+#[derive(Debug, Default)]
+struct Listed {
+    names: HashSet<String>,
+    /// When the folder was changed last, by its file system's clock, and when that was noticed.
+    modified: Option<SystemTime>,
+    noticed: Option<Instant>,
+    /// It was read when that was long ago.
+    settled: bool,
+    number: u64,
+}
+
+/// What is in a folder, at the price of one look at the folder itself while nothing changes.
+#[derive(Debug, Default)]
+pub struct Listing(Mutex<Listed>);
+
+impl Listing {
+    fn state(&self) -> MutexGuard<'_, Listed> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Brings it up to date. As long as it returns the same number, no file has come, gone or been replaced.
+    pub fn look(&self, folder: &Folder) -> u64 {
+        let mut state = self.state();
+        let modified = folder.modified();
+        if modified.is_none() || modified != state.modified {
+            (state.modified, state.noticed) = (modified, Some(Instant::now()));
+        } else if state.settled {
+            return state.number;
+        }
+        state.settled = state.noticed.is_none_or(|at| at.elapsed() > UNSETTLED);
+        state.names = folder.names().into_iter().collect();
+        state.number += 1;
+        state.number
+    }
+
+    pub fn has(&self, name: &str) -> bool {
+        self.state().names.contains(name)
+    }
+
+    pub fn names(&self) -> Vec<String> {
+        self.state().names.iter().cloned().collect()
     }
 }
 
@@ -246,6 +322,48 @@ mod tests {
         folder.write("a", "a.tmp", "ours").unwrap();
         assert_eq!(folder.read("a").unwrap().0, "ours");
         assert_eq!(fs::read_to_string(base.join("victim")).unwrap(), "precious");
+        fs::remove_dir_all(&base).unwrap();
+    }
+
+    #[test]
+    fn a_folder_is_read_when_it_changes() {
+        let base = std::env::temp_dir().join(format!("mpi4jax-listing-{}", std::process::id()));
+        let folder = Folder::make(&base.join("user/job")).unwrap();
+        let listing = Listing::default();
+        let mut last = listing.look(&folder);
+        for name in ["a", "b"] {
+            folder.write(name, "temporary", "").unwrap();
+            let now = listing.look(&folder);
+            assert!(now > last && listing.has(name) && !listing.has("temporary"));
+            last = now;
+        }
+        folder.write("a", "temporary", "another").unwrap();
+        let now = listing.look(&folder);
+        assert!(now > last, "a file was replaced");
+        listing.state().noticed = Some(Instant::now() - 2 * UNSETTLED);
+        assert_eq!([(); 3].map(|()| listing.look(&folder)), [now + 1; 3], "it is read once more");
+        folder.remove("b");
+        assert!(listing.look(&folder) > now + 1 && !listing.has("b"));
+        std::fs::remove_dir_all(base).unwrap();
+    }
+
+    #[test]
+    fn a_bell_is_heard() {
+        let base = base("bell");
+        let folder = Folder::make(&base.join("user/job")).unwrap();
+        let bell = folder.make_bell("bell").unwrap();
+        let mut byte = [0u8; 8];
+        // SAFETY: memory of ours; the file does not block.
+        let mut heard = || unsafe { libc::read(bell, byte.as_mut_ptr().cast(), byte.len()) };
+        assert_eq!(heard(), -1);
+        for name in ["bell", "nobody's"] {
+            folder.ring(name);
+        }
+        assert_eq!(heard(), 1);
+        // What is no pipe is not written to.
+        folder.create("file", "precious").unwrap();
+        folder.ring("file");
+        assert_eq!(folder.read("file").unwrap().0, "precious");
         fs::remove_dir_all(&base).unwrap();
     }
 }

@@ -1,0 +1,6 @@
+//! What the operating system knows of this process and others: folders of this user's alone, processes, threads, signals.
+
+pub mod folder;
+pub mod process;
+pub mod signal;
+pub mod threads;

@@ -1,0 +1,336 @@
+//! What has been learned of programs that hang, and of those that only look like it: a row each.
+
+use super::*;
+use crate::watch::graph::{CommId, Peer};
+
+/// A communicator of all ranks.
+const A: CommId = CommId { class: 1, index: 3 };
+/// Another one with the same members.
+const B: CommId = CommId { class: 1, index: 4 };
+/// One with other members.
+const C: CommId = CommId { class: 2, index: 3 };
+
+fn wait(need: Need) -> Wait {
+    let members = Ranks::all(3);
+    Wait {
+        number: 1,
+        need,
+        members,
+        seconds: 0.0,
+        bytes: 12,
+        late: String::new(),
+        words: "it".into(),
+        at: String::new(),
+    }
+}
+
+fn all(comm: CommId, number: u64) -> Wait {
+    wait(Need::Collective { comm, number })
+}
+
+fn peer(rank: i32, tag: i32) -> Option<Peer> {
+    // As MPI's wildcards, in these rows.
+    Some(Peer { rank: (rank >= 0).then_some(rank), tag: (tag >= 0).then_some(tag) })
+}
+
+fn recv(rank: i32, tag: i32) -> Wait {
+    wait(Need::Message { comm: A, from: peer(rank, tag), to: None })
+}
+
+fn send(rank: i32, tag: i32) -> Wait {
+    wait(Need::Message { comm: A, from: None, to: peer(rank, tag) })
+}
+
+fn sendrecv(source: i32, dest: i32) -> Wait {
+    wait(Need::Message { comm: A, from: peer(source, 0), to: peer(dest, 0) })
+}
+
+/// A rank all of whose threads wait, and that has begun what they wait for.
+fn waits(waits: impl IntoIterator<Item = Wait>) -> Rank {
+    let mut rank = Rank { life: Life::Runs, waits: waits.into_iter().collect(), ..Rank::default() };
+    for (i, wait) in rank.waits.iter_mut().enumerate() {
+        wait.number += i as u64;
+        if let Need::Collective { comm, number } = wait.need {
+            rank.counts.push((comm, number));
+        }
+    }
+    rank
+}
+
+fn runs() -> Rank {
+    Rank { life: Life::Runs, ..Rank::default() }
+}
+
+fn finished(collectives: u64) -> Rank {
+    let counts = vec![(CommId { index: -1, ..A }, collectives)];
+    Rank { life: Life::Finished, counts, ..Rank::default() }
+}
+
+fn gone() -> Rank {
+    Rank { life: Life::Gone("process 7 on x".into()), ..Rank::default() }
+}
+
+fn with(rank: Rank, change: impl FnOnce(&mut Rank)) -> Rank {
+    let mut rank = rank;
+    change(&mut rank);
+    rank
+}
+
+/// What becomes of these ranks, that wait together from 0 on: why the job is ended, and when.
+fn outcome(ranks: &[Rank], until: u32) -> Option<(Reason, f64)> {
+    let mut state = State { own: Ranks::all(3), ..State::default() };
+    let settings = Settings { report_after: 30.0, host: (0, 1) };
+    for second in 0..until {
+        let now = f64::from(second);
+        state.world = ranks.iter().cloned().zip(0..).map(|(rank, i)| (i, rank)).collect();
+        state.world.values_mut().flat_map(|rank| &mut rank.waits).for_each(|wait| wait.seconds = now);
+        for action in decide(&state, &settings, now) {
+            state.apply(&action, &settings, now);
+            if let Action::End(_, reason) = action {
+                return Some((reason, now));
+            }
+        }
+    }
+    None
+}
+
+const NOTHING: &str = "";
+const STUCK: &str = "stuck";
+const FINISHED: &str = "finished";
+const ALL_FINISHED: &str = "all finished";
+const GONE: &str = "gone";
+const LATE: &str = "late";
+
+#[test]
+fn jobs_end_for_what_is_proved_and_for_nothing_else() {
+    let thread = |rank: &mut Rank| rank.other = Some("another thread".into());
+    let started = |need: Wait| move |rank: &mut Rank| rank.started.push(need.need);
+    let begun = |comm, number| move |rank: &mut Rank| rank.counts.push((comm, number));
+    let rows: Vec<(&str, [Rank; 3], &str)> = vec![
+        // ---- Knots
+        ("two receives", [waits([recv(1, 7)]), waits([recv(0, 7)]), runs()], STUCK),
+        ("a ring", [waits([recv(1, 0)]), waits([recv(2, 0)]), waits([recv(0, 0)])], STUCK),
+        ("two large sends", [waits([send(1, 7)]), waits([send(0, 7)]), runs()], STUCK),
+        ("tags that differ", [waits([recv(1, 7)]), waits([send(0, 8)]), runs()], STUCK),
+        ("a receive from itself", [waits([recv(0, 7)]), runs(), runs()], STUCK),
+        ("all receive from any", [waits([recv(-1, 7)]), waits([recv(-1, 7)]), waits([recv(-1, 7)])], STUCK),
+        ("who waits for a knot", [waits([recv(1, 7)]), waits([recv(0, 7)]), waits([recv(0, 1)])], STUCK),
+        ("a collective and a message", [waits([all(A, 1)]), waits([recv(0, 7)]), waits([all(A, 1)])], STUCK),
+        ("two communicators", [waits([all(A, 1)]), waits([all(B, 1)]), waits([all(A, 1)])], STUCK),
+        ("other members", [waits([all(A, 1)]), waits([all(C, 1)]), waits([all(A, 1)])], STUCK),
+        ("two threads", [waits([recv(1, 7), recv(2, 7)]), waits([recv(0, 7)]), waits([recv(1, 7)])], STUCK),
+        (
+            "a call that takes all",
+            [waits([wait(Need::Call)]), waits([recv(0, 7)]), waits([wait(Need::Call)])],
+            STUCK,
+        ),
+        ("an exchange with both", [waits([sendrecv(1, 2)]), waits([recv(0, 7)]), waits([recv(0, 7)])], STUCK),
+        // ---- What looks like one
+        ("a receive and its send", [waits([recv(1, 7)]), waits([send(0, 7)]), runs()], NOTHING),
+        ("a receive of any tag", [waits([recv(1, -1)]), waits([send(0, 7)]), runs()], NOTHING),
+        ("a receive from any", [waits([recv(-1, -1)]), waits([send(0, 7)]), waits([recv(0, 7)])], NOTHING),
+        ("another thread", [waits([recv(1, 7)]), with(waits([recv(0, 7)]), thread), runs()], NOTHING),
+        (
+            "a started send",
+            [waits([recv(1, 7)]), with(waits([recv(0, 7)]), started(send(0, 7))), runs()],
+            NOTHING,
+        ),
+        (
+            "of another tag",
+            [waits([recv(1, 7)]), with(waits([recv(0, 7)]), started(send(0, 8))), runs()],
+            STUCK,
+        ),
+        ("a thread that is served", [waits([recv(1, 7), recv(2, 7)]), waits([recv(0, 7)]), runs()], NOTHING),
+        ("half an exchange", [waits([sendrecv(2, 1)]), waits([recv(0, 7)]), runs()], NOTHING),
+        ("one computes", [waits([all(A, 1)]), waits([recv(0, 7)]), runs()], NOTHING),
+        ("all have come", [waits([all(A, 1)]), waits([all(A, 1)]), waits([all(A, 1)])], NOTHING),
+        (
+            "its root is ahead",
+            [waits([all(A, 5)]), with(waits([recv(0, 7)]), begun(A, 5)), waits([all(A, 5)])],
+            NOTHING,
+        ),
+        (
+            "a ring with a stopped rank",
+            [
+                waits([recv(1, 0)]),
+                waits([recv(2, 0)]),
+                with(waits([recv(0, 0)]), |rank| rank.life = Life::Stopped),
+            ],
+            NOTHING,
+        ),
+        ("a rank nobody knows", [waits([recv(1, 7)]), Rank::default(), runs()], NOTHING),
+        (
+            "a stream that waits",
+            [waits([recv(1, 7)]), waits([recv(0, 7), wait(Need::Stream)]), runs()],
+            NOTHING,
+        ),
+        (
+            "both free communicators",
+            [waits([wait(Need::Call)]), waits([wait(Need::Call)]), waits([recv(0, 7)])],
+            STUCK,
+        ),
+        (
+            "all free communicators",
+            [waits([wait(Need::Call)]), waits([wait(Need::Call)]), waits([wait(Need::Call)])],
+            NOTHING,
+        ),
+        // ---- Ranks that have finished
+        ("a sender", [waits([recv(1, 7)]), finished(0), runs()], FINISHED),
+        ("whatever else runs", [with(waits([recv(1, 7)]), thread), finished(0), runs()], FINISHED),
+        ("all senders", [waits([recv(-1, 7)]), finished(0), finished(0)], ALL_FINISHED),
+        ("not all senders", [waits([recv(-1, 7)]), finished(0), runs()], NOTHING),
+        ("one of an exchange", [waits([sendrecv(1, 2)]), finished(0), runs()], NOTHING),
+        ("both of an exchange", [waits([sendrecv(1, 2)]), finished(0), finished(0)], FINISHED),
+        ("without a collective", [waits([all(A, 2)]), finished(1), waits([all(A, 2)])], FINISHED),
+        ("in which another is not", [waits([all(A, 2)]), finished(1), runs()], NOTHING),
+        ("after it", [waits([all(A, 2)]), finished(2), waits([all(A, 2)])], NOTHING),
+        ("while one waits elsewhere", [waits([all(A, 2)]), finished(1), waits([recv(0, 7)])], FINISHED),
+        (
+            "all wait for the end",
+            [with(finished(1), |rank| rank.waits.push(wait(Need::End))), runs(), finished(1)],
+            NOTHING,
+        ),
+        // ---- Ranks that are gone
+        ("one that takes part", [waits([all(A, 1)]), gone(), runs()], GONE),
+        ("any of a job", [waits([recv(2, 7)]), gone(), runs()], GONE),
+        ("at the end", [with(finished(1), |rank| rank.waits.push(wait(Need::End))), gone(), runs()], GONE),
+        ("where nobody waits", [runs(), gone(), runs()], NOTHING),
+        // ---- Limits
+        (
+            "a limit",
+            [with(waits([all(A, 1)]), |rank| rank.waits[0].late = "too long".into()), runs(), runs()],
+            LATE,
+        ),
+    ];
+    for (name, ranks, expected) in rows {
+        let end = outcome(&ranks, 20);
+        let found = match &end {
+            None => NOTHING,
+            Some((Reason::Late(_), _)) => LATE,
+            Some((Reason::Proof(Why::Gone(..)), _)) => GONE,
+            Some((Reason::Proof(Why::Finished(None)), _)) => ALL_FINISHED,
+            Some((Reason::Proof(Why::Finished(Some(_))), _)) => FINISHED,
+            Some((Reason::Proof(Why::Stuck(_)), _)) => STUCK,
+        };
+        assert_eq!(found, expected, "{name}: {end:?}");
+        assert!(end.is_none_or(|(_, at)| at < 6.0), "{name}");
+    }
+}
+
+#[test]
+fn a_large_message_may_take_its_time() {
+    let large = |mut wait: Wait| {
+        wait.bytes = 200_000_000;
+        wait
+    };
+    let ranks = [waits([large(recv(1, 7))]), waits([large(recv(0, 7))]), runs()];
+    let (_, at) = outcome(&ranks, 100).unwrap();
+    assert!((10.0..30.0).contains(&at), "{at}");
+}
+
+#[test]
+fn a_proof_has_to_hold_all_the_time() {
+    let knot = [waits([recv(1, 7)]), waits([recv(0, 7)]), runs()];
+    let (mut state, settings) =
+        (State { own: Ranks::all(3), ..State::default() }, Settings { report_after: 30.0, host: (0, 1) });
+    let mut end = None;
+    for second in 0..20 {
+        let now = f64::from(second);
+        state.world = knot.iter().cloned().zip(0..).map(|(rank, i)| (i, rank)).collect();
+        state.world.values_mut().flat_map(|rank| &mut rank.waits).for_each(|wait| wait.seconds = now);
+        // Now and then a thread is seen that could go on.
+        if second % 3 == 0 && second < 10 {
+            state.world.get_mut(&0).unwrap().other = Some("another thread".into());
+        }
+        state.is_debugged = second == 11;
+        for action in decide(&state, &settings, now) {
+            state.apply(&action, &settings, now);
+            if matches!(action, Action::End(..)) {
+                end.get_or_insert(second);
+            }
+        }
+    }
+    assert_eq!(end, Some(16), "more than three seconds after the debugger has gone");
+}
+
+/// Who speaks when, of a rank that waits for ten minutes.
+fn lines(state: &mut State, settings: &Settings, until: u32) -> Vec<(u32, Action)> {
+    let mut said = Vec::new();
+    for second in 0..until {
+        let now = f64::from(second);
+        state.world = [(0, waits([all(A, 1)])), (1, runs()), (2, waits([all(A, 1)]))].into();
+        state.world.values_mut().flat_map(|rank| &mut rank.waits).for_each(|wait| wait.seconds = now);
+        for action in decide(state, settings, now) {
+            state.apply(&action, settings, now);
+            said.push((second, action));
+        }
+    }
+    said
+}
+
+#[test]
+fn lines_come_after_30_seconds_and_after_twice_as_long_each_time() {
+    let settings = Settings { report_after: 30.0, host: (0, 1) };
+    let said = lines(&mut State { own: Ranks::all(3), ..State::default() }, &settings, 600);
+    let told: Vec<u32> =
+        said.iter().filter(|(_, it)| matches!(it, Action::Tell(_))).map(|(at, _)| *at).collect();
+    assert_eq!(told, [31, 61, 121, 241, 481]);
+    let two = said.iter().filter(|(at, it)| *at == 31 && matches!(it, Action::LetTell(_))).count();
+    assert_eq!(two, 1, "one of two ranks that wait speaks");
+    // Another one has spoken.
+    let mut state = State { own: Ranks::all(3), spoke: Some(29.0), ..State::default() };
+    let said = lines(&mut state, &settings, 40);
+    assert!(said.iter().all(|(_, it)| matches!(it, Action::LetTell(_))), "{said:?}");
+    // None at all.
+    let never = Settings { report_after: f64::INFINITY, host: (0, 1) };
+    assert_eq!(lines(&mut State { own: Ranks::all(3), ..State::default() }, &never, 600), []);
+}
+
+#[test]
+fn other_hosts_are_asked_where_a_wait_may_be_part_of_a_knot() {
+    let settings = Settings { report_after: f64::INFINITY, host: (0, 2) };
+    let asks = |here: &str| {
+        let mut state = State { own: Ranks::parse(here).unwrap(), ..State::default() };
+        let mut asked = Vec::new();
+        for second in 0..30 {
+            let now = f64::from(second);
+            let mut world: World = [(0, waits([all(A, 1)])), (1, runs())].into();
+            world.retain(|rank, _| state.own.contains(*rank));
+            world.values_mut().flat_map(|rank| &mut rank.waits).for_each(|wait| wait.seconds = now);
+            state.world = world;
+            for action in decide(&state, &settings, now) {
+                state.apply(&action, &settings, now);
+                asked.push(second);
+            }
+        }
+        asked
+    };
+    assert_eq!(asks("0"), [3, 6, 12, 24]);
+    assert_eq!(asks("0-1"), [0; 0], "rank 1, of this host, has not come");
+}
+
+#[test]
+fn a_deadlock_is_told_with_both_lines_and_its_cure() {
+    let at = |mut rank: Rank, words: &str| {
+        rank.waits[0].words = words.into();
+        rank
+    };
+    let world = |ranks: [Rank; 2]| ranks.into_iter().zip(0..).map(|(rank, i)| (i, rank)).collect::<World>();
+    let text = |ranks| deadlock(&world(ranks), (0, 1));
+    assert_eq!(
+        text([
+            at(waits([recv(1, 7)]), "recv from 1, a.py:8"),
+            at(waits([recv(0, 7)]), "recv from 0, a.py:9")
+        ]),
+        "rank 0 is in recv from 1, a.py:8, and waits for rank 1, which is in recv from 0, a.py:9, and waits for rank 0; \
+         let one of them send first, or use sendrecv"
+    );
+    let two = |wait: Wait| Wait { members: Ranks::all(2), ..wait };
+    let other = text([at(waits([two(all(A, 1))]), "barrier #1"), at(waits([two(all(B, 1))]), "barrier #1")]);
+    assert!(other.contains("which is in barrier #1, on another communicator,"), "{other}");
+    assert!(other.ends_with("let all ranks use the communicators in the same order"), "{other}");
+    // With another thread, it only looks like one.
+    let thread = with(waits([recv(0, 7)]), |rank| rank.other = Some("another thread".into()));
+    assert_eq!(looks_stuck(&world([waits([recv(1, 7)]), thread]), (0, 1)), Some((vec![0, 1], 1)));
+    assert_eq!(looks_stuck(&world([waits([recv(1, 7)]), runs()]), (0, 1)), None);
+}

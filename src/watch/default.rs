@@ -1,0 +1,75 @@
+//! The default communicator at a rank's end. Its making takes all ranks, also those that had no use for it: in
+//! `MPI_Finalize`, they wait until nobody is left who might, or take part.
+
+use std::mem::MaybeUninit;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use mpi::ffi;
+
+use super::peers::Peers;
+use crate::error::Cause;
+use crate::mpilib::{check, handle_value, is_running};
+
+/// Ranks that import the package when they start, as most do, have come so long after each other at most.
+const COMING: Duration = Duration::from_secs(5);
+/// How often it is looked at, at most and at least.
+const PAUSES: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(20)];
+
+/// This rank has taken part in the choice.
+static CHOSEN: AtomicBool = AtomicBool::new(false);
+
+/// How it is made. The ranks' first choice holds for all of them.
+pub fn choose(peers: &Peers, choice: &str) -> String {
+    CHOSEN.store(true, Ordering::Relaxed);
+    peers.choose_default(choice)
+}
+
+/// Waits until it is known whether it is made.
+fn will_be_made(peers: &Peers, started: Instant) -> bool {
+    let mut pause = PAUSES[0];
+    loop {
+        peers.look();
+        if let Some(chosen) = peers.chosen_default() {
+            return chosen == "clone";
+        }
+        if peers.broken().is_some() {
+            return true;
+        }
+        let (ended, have_come) = peers.others_have_ended();
+        if ended && (have_come || started.elapsed() > COMING) {
+            return peers.choose_default("world") == "clone";
+        }
+        let (mut found, mut status) = (0, MaybeUninit::zeroed());
+        // SAFETY: between MPI_Init and MPI_Finalize. Others may wait for MPI to go on in this process.
+        unsafe {
+            let (source, tag) = (ffi::RSMPI_ANY_SOURCE, ffi::RSMPI_ANY_TAG);
+            ffi::MPI_Iprobe(source, tag, ffi::RSMPI_COMM_SELF, &mut found, status.as_mut_ptr());
+        }
+        std::thread::sleep(pause);
+        pause = (2 * pause).min(PAUSES[1]);
+    }
+}
+
+/// `MPI_Finalize` begins: takes part in its making, if it is made and this rank has not. Then the handle of what was made is
+/// given to `made`. `one_directory`: all ranks certainly see the same files.
+pub fn join(
+    peers: &Peers,
+    started: Instant,
+    one_directory: bool,
+    made: impl FnOnce(usize),
+) -> Result<(), Cause> {
+    let is_needless = peers.size == 1 || !is_running() || CHOSEN.load(Ordering::Relaxed);
+    // Else the others would wait in the making. But ranks that have not imported the package never join.
+    if is_needless || (one_directory && !will_be_made(peers, started)) {
+        return Ok(());
+    }
+    let mut clone = MaybeUninit::uninit();
+    // SAFETY: MPI is running, and all ranks do this or have done it.
+    let clone = unsafe {
+        check("MPI_Comm_dup", ffi::MPI_Comm_dup(ffi::RSMPI_COMM_WORLD, clone.as_mut_ptr()))?;
+        clone.assume_init()
+    };
+    made(handle_value(clone));
+    Ok(())
+}

@@ -1,0 +1,188 @@
+//! Where Python's threads are, and whether one of them could go on with the program while others wait.
+//!
+//! A thread of Python's says where they are: it holds Python's lock meanwhile, so that no frame changes under it. If C code keeps
+//! the lock, it cannot, and that is all that is known.
+
+use std::os::fd::RawFd;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use super::frames::{self, Frame};
+use super::waits::is_finished;
+use crate::system::{signal, threads as system};
+
+/// The socket at whose other end a thread of Python's answers.
+static ANSWERS: Mutex<Option<RawFd>> = Mutex::new(None);
+
+/// For how long it is waited for, in steps: a process that is stopped and goes on has waited for one of them.
+const STEPS: usize = 50;
+const STEP_MILLISECONDS: libc::c_int = 10;
+
+/// A thread of Python's, as Python knows it, and its frames, the innermost first.
+#[derive(Debug, Default, PartialEq)]
+pub struct Thread {
+    pub number: u64,
+    pub frames: Vec<Frame>,
+}
+
+/// What is known of Python.
+pub enum Python {
+    /// Its threads, the main one first.
+    At(Vec<Thread>),
+    /// C code keeps Python's lock, or the process has no time.
+    Silent,
+    /// There is none, or it ends.
+    Nothing,
+}
+
+impl Python {
+    /// Where the main thread is.
+    pub fn main(&self) -> &[Frame] {
+        match self {
+            Self::At(threads) => threads.first().map_or(&[], |thread| &thread.frames),
+            Self::Silent | Self::Nothing => &[],
+        }
+    }
+}
+
+/// A thread of Python's reads numbers from the other end of this socket, which stays open, and answers with each number
+/// and where the threads are, as [`frames`] reads it.
+pub fn use_answers(socket: RawFd) {
+    *ANSWERS.lock().unwrap_or_else(PoisonError::into_inner) = Some(socket);
+}
+
+/// Where Python's threads are.
+pub fn python() -> Python {
+    // One at a time: whoever waits may not take another's answer.
+    let answers = ANSWERS.lock().unwrap_or_else(PoisonError::into_inner);
+    let Some(socket) = answers.filter(|_| !is_finished()) else { return Python::Nothing };
+    ask(socket).map_or(Python::Silent, |text| Python::At(frames::threads(&String::from_utf8_lossy(&text))))
+}
+
+/// What the thread answers, if it gets Python's lock in time.
+fn ask(socket: RawFd) -> Option<Vec<u8>> {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    let number = NEXT.fetch_add(1, Ordering::Relaxed).to_ne_bytes();
+    let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+    // SAFETY: the buffer is ours. If the socket is full, older questions wait for the lock.
+    unsafe { libc::send(socket, number.as_ptr().cast(), number.len(), flags) };
+    let mut bytes = vec![0u8; 1 << 16];
+    for _ in 0..STEPS {
+        let mut poll = libc::pollfd { fd: socket, events: libc::POLLIN, revents: 0 };
+        // SAFETY: a struct and a buffer of ours, of the length that is given.
+        let length = unsafe {
+            if libc::poll(&mut poll, 1, STEP_MILLISECONDS) <= 0 {
+                continue;
+            }
+            libc::recv(socket, bytes.as_mut_ptr().cast(), bytes.len(), libc::MSG_DONTWAIT)
+        };
+        // Answers to older questions may come first.
+        if let Some(text) = bytes[..usize::try_from(length).ok()?].strip_prefix(&number) {
+            return Some(text.to_vec());
+        }
+    }
+    None
+}
+
+/// For how long the main thread must not have run to count as waiting for JAX, in seconds.
+const STILL: f64 = 2.5;
+/// What a thread is in that waits for JAX, or for another thread of Python's.
+const WAITS_IN: [&str; 4] = ["/jax/", "/jaxlib/", "/mpi4jax/", "/threading.py"];
+
+/// Watches for threads that could go on with the program.
+#[derive(Default)]
+pub struct Others {
+    /// How often the main thread had been given a processor, and when that was first seen.
+    main: Option<(u64, f64)>,
+}
+
+impl Others {
+    /// A thread of Python's that could go on with the program, in words, while these threads wait. None: there is none.
+    pub fn find(&mut self, python: &Python, waiting: &[(u64, i32)], now: f64) -> Option<String> {
+        let threads = match python {
+            Python::At(threads) => threads,
+            Python::Silent => return Some("a thread in C code that keeps Python's lock".into()),
+            Python::Nothing => return Some("threads that nobody can ask".into()),
+        };
+        let waits = |thread: &Thread| waiting.iter().any(|(number, _)| *number == thread.number);
+        for (i, thread) in threads.iter().enumerate().filter(|(_, thread)| !waits(thread)) {
+            if i == 0 && self.main_waits(&thread.frames, waiting, now) {
+                continue;
+            }
+            let at =
+                frames::user_frame(&thread.frames).map_or("in C code".into(), |frame| format!("at {frame}"));
+            let which = if i == 0 { "a main thread that is" } else { "another thread, which is" };
+            return Some(format!("{which} {at}"));
+        }
+        None
+    }
+
+    /// Whether the main thread waits for what the other threads do, and those do nothing: it sleeps until another thread wakes
+    /// it, and has done so for a while, in a function that waits for nothing else.
+    fn main_waits(&mut self, frames: &[Frame], waiting: &[(u64, i32)], now: f64) -> bool {
+        let main = std::process::id() as i32;
+        let Some(runs) = system::runs(main) else { return false };
+        let since = match self.main {
+            Some((before, since)) if before == runs => since,
+            _ => now,
+        };
+        self.main = Some((runs, since));
+        let is_apart = |file: &str| WAITS_IN.iter().any(|part| file.contains(part) || file.ends_with(part));
+        now - since >= STILL
+            && frames.first().is_some_and(|frame| is_apart(&frame.file))
+            && system::sleeps_for_thread(main)
+            && !signal::has_alarm()
+            && system::threads().into_iter().all(|thread| {
+                thread == main || waiting.iter().any(|(_, it)| *it == thread) || system::is_idle(thread)
+            })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn thread(number: u64, file: &str) -> Thread {
+        Thread { number, frames: vec![Frame { file: file.into(), line: 9, function: "f".into() }] }
+    }
+
+    #[test]
+    fn threads_that_do_not_wait_could_go_on() {
+        let mut others = Others::default();
+        let mut find = |threads, waiting: &[u64]| {
+            let waiting: Vec<(u64, i32)> = waiting.iter().map(|number| (*number, 0)).collect();
+            others.find(&Python::At(threads), &waiting, 0.0)
+        };
+        let both = || vec![thread(1, "a.py"), thread(2, "b.py")];
+        assert_eq!(find(both(), &[1, 2]), None);
+        assert_eq!(find(both(), &[1]).as_deref(), Some("another thread, which is at b.py:9 in f"));
+        assert_eq!(find(both(), &[2]).as_deref(), Some("a main thread that is at a.py:9 in f"));
+        assert!(others.find(&Python::Silent, &[(1, 0)], 0.0).is_some());
+        assert!(others.find(&Python::Nothing, &[(1, 0)], 0.0).is_some());
+    }
+
+    /// This is no main thread, and the main one of a test waits for it: in what, nobody has said.
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn a_main_thread_counts_as_waiting_where_it_waits_for_jax_and_nothing_runs() {
+        let mut others = Others::default();
+        let jax =
+            [Frame { file: "/x/jax/_src/api.py".into(), line: 1, function: "block_until_ready".into() }];
+        let mine = [(0, unsafe { libc::gettid() })];
+        assert!(!others.main_waits(&jax, &mine, 0.0), "not for long enough");
+        let user = [Frame { file: "/home/me/a.py".into(), ..jax[0].clone() }];
+        assert!(!others.main_waits(&user, &mine, 100.0));
+        // A thread that computes could wake it.
+        let ended = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !ended.load(Ordering::Relaxed) {
+                    std::hint::spin_loop();
+                }
+            });
+            std::thread::sleep(std::time::Duration::from_millis(20));
+            assert!(!others.main_waits(&jax, &mine, 200.0));
+            ended.store(true, Ordering::Relaxed);
+        });
+    }
+}
