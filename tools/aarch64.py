@@ -8,7 +8,6 @@ mpi4jax's own wheel, linked here. It is in .cache/aarch64. qemu runs its program
 their own: nothing is registered outside of them, and nothing outlives them.
 """
 
-import os
 import platform
 import shlex
 import shutil
@@ -17,8 +16,9 @@ import sys
 import zipfile
 from pathlib import Path
 
-from make_wheel import CACHE, PIP, ROOT, add_standard_library, call
 from matrix import the_wheel
+
+from make_wheel import CACHE, PIP, ROOT, add_standard_library, call
 
 HOME = CACHE / "aarch64"
 SYSTEM = HOME / "root"
@@ -114,7 +114,8 @@ def in_system(command: list[str], **environment: str) -> list[str]:
     words = ["env", "-i", *(f"{k}={v}" for k, v in variables.items()), *command]
     script = (
         f"mount -t proc proc {root}/proc && mount --rbind /dev {root}/dev && "
-        f"mount --rbind /sys {root}/sys && mount --bind {shlex.quote(str(ROOT))} {root}{REPOSITORY} && "
+        f"mount --rbind /sys {root}/sys && "
+        f"mount --bind {shlex.quote(str(ROOT))} {root}{REPOSITORY} && "
         f"exec chroot {root} sh -c {shlex.quote(f'cd {REPOSITORY} && exec {shlex.join(words)}')}"
     )
     return within(["sh", "-c", script])

@@ -207,7 +207,8 @@ struct Numbers {
 fn claim(what: &Arc<OpInfo>, numbers: &Numbers) -> Running {
     let &Numbers { sequence, items, peers, tags } = numbers;
     // An operation that runs for long keeps its record while others, of other threads, come and go.
-    let mut tickets = (0..CAPACITY).map(|_| NEXT.fetch_add(1, Ordering::Relaxed) + 1);
+    // SeqCst: either this thread then sees that the watchdog sleeps, or the watchdog sees the number.
+    let mut tickets = (0..CAPACITY).map(|_| NEXT.fetch_add(1, Ordering::SeqCst) + 1);
     let claimed = tickets.find(|&ticket| SLOTS[ticket as usize % CAPACITY].gate.claim());
     let slot = claimed.map_or(&OVERFLOW, |ticket| &SLOTS[ticket as usize % CAPACITY]);
     slot.what.store(Arc::as_ptr(what).cast_mut(), Ordering::Relaxed);
@@ -362,7 +363,7 @@ pub fn running() -> Vec<Record> {
 
 /// How many operations have begun.
 pub fn count() -> u64 {
-    NEXT.load(Ordering::Relaxed)
+    NEXT.load(Ordering::SeqCst)
 }
 
 /// Waits until the operations that are running now have ended.
