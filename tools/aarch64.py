@@ -130,7 +130,10 @@ def why_not() -> str | None:
             return f"there is no {name}: the system is made of Debian packages, in namespaces"
     if not qemu().exists():
         architecture = subprocess.check_output(["dpkg", "--print-architecture"], text=True).strip()
-        unpack(architecture, ("qemu-user-static",), HOME / "qemu")
+        try:
+            unpack(architecture, ("qemu-user-static",), HOME / "qemu")
+        except SystemExit as error:
+            return f"qemu cannot be downloaded: {str(error).strip().splitlines()[-1]}"
     trial = subprocess.run(within(["true"]), capture_output=True, text=True)
     if trial.returncode != 0:
         said = trial.stderr.strip().splitlines()
