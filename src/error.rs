@@ -33,6 +33,10 @@ pub enum Cause {
          must agree"
     )]
     Parts { received: usize, source_rank: i32, expected: usize },
+    #[error(
+        "the counts differ between ranks: this one has {counts:?} (in elements); expected the same on all ranks"
+    )]
+    Counts { counts: Vec<u64> },
     #[error("the {what} has {count} elements, expected {expected} by the counts")]
     TooFew { what: &'static str, count: usize, expected: usize },
     #[error("not run, because MPI_Finalize has been called")]
@@ -118,6 +122,7 @@ impl Cause {
                 | Self::ShortMessage { .. }
                 | Self::Ghosts { .. }
                 | Self::Parts { .. }
+                | Self::Counts { .. }
                 | Self::Mismatch { .. }
         )
     }

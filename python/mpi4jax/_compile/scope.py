@@ -18,6 +18,7 @@ from jax.extend.core import ClosedJaxpr, Primitive
 from jax.interpreters import mlir
 
 from .._check.misuse import refuse_lost_requests, warn_of_discarded
+from .._check.replicated import warn_of_missing_pvary
 from .._jax import compat
 from .._jax.token_calls import widen
 from .._job.flush import started_here
@@ -72,6 +73,7 @@ def _hide(jaxpr: ClosedJaxpr, donated: Sequence[bool], for_export: bool) -> Clos
     started_here()
     warn_of_discarded(jaxpr)
     refuse_lost_requests(jaxpr)
+    warn_of_missing_pvary(jaxpr)
     # An exported function shows its effect where it is called. Refs are replaced by JAX below
     # here, outside of scopes only. Programs of several devices are ordered by runtime tokens alone.
     if for_export or compat.has_refs(jaxpr) or jax.local_device_count() > 1:

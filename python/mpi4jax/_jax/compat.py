@@ -430,6 +430,11 @@ def eqn_line(eqn: JaxprEqn) -> str:
     return _line(eqn.source_info.traceback)
 
 
+def current_line() -> str:
+    """The same of the equation that is being evaluated, transposed for instance."""
+    return _line(source_info_util.current().traceback)
+
+
 def _frame(traceback: Any) -> Any:
     return next(iter(source_info_util.user_frames(traceback)), None)
 

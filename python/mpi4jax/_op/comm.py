@@ -19,6 +19,7 @@ from mpi4py import MPI
 from .. import _native
 from .._job import flush
 from .._setup import transport
+from .spec import SPECS
 
 _handleof = MPI._handleof
 
@@ -303,19 +304,21 @@ def known_reduction(reduction: Any) -> Reduction | None:
     return found if found is None or not found.user or found.mpi == reduction else None
 
 
-def as_reduction(op: str, reduction: Any, *, mean: bool = False) -> Reduction:
+def as_reduction(op: str, reduction: Any) -> Reduction:
     """The :class:`Reduction` of an mpi4py reduction; or ``MEAN``, for an op that has it.
 
     Raises:
         TypeError: not an mpi4py reduction, or one that arrays have no use for.
     """
     found = known_reduction(reduction)
+    mean = op in SPECS and SPECS[op].has_mean
     if found is not None and (mean or found is not MEAN):
         return found
     if found is MEAN:
+        means = ", ".join(name for name, spec in SPECS.items() if spec.has_mean)
         raise TypeError(
             f"{op}: argument 'op' is mpi4jax.MEAN, which is over all ranks; expected an "
-            "mpi4py.MPI.Op such as MPI.SUM (allreduce, reduce and reduce_scatter take MEAN)"
+            f"mpi4py.MPI.Op such as MPI.SUM (only {means} take MEAN)"
         )
     if not isinstance(reduction, MPI.Op):
         or_mean = " or mpi4jax.MEAN" if mean else ""

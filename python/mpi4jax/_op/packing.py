@@ -228,9 +228,7 @@ def bind_trees(spec: Spec, trees: Sequence[Any], p: Params, numbers: Sequence[An
     dtypes = packed[0].groups
     if len(packed) == 2:
         dtypes = _groups([x.dtype for side in packed for x in side.leaves])
-    if (
-        spec.has_counts and not dtypes
-    ):  # no rows go anywhere, and ranks tell each other their counts
+    if spec.is_ragged and not dtypes:  # no rows go anywhere, and ranks tell each other their counts
         row = SPECS["alltoall"]
         q = {k: v for k, v in p.items() if k in row.params | {"operand", "eager"}}
         (learnt,) = bind(row, *numbers, **row.defaults, **q)
@@ -250,7 +248,7 @@ def bind_trees(spec: Spec, trees: Sequence[Any], p: Params, numbers: Sequence[An
         if row.returns:
             results[dtype] = out[0]
     y = packed[-1].form.unpack(results, before, after) if spec.returns else None
-    return (y, learnt) if spec.has_counts else y
+    return (y, learnt) if spec.is_ragged else y
 
 
 def exchanged_axes(op: str, form: Form, leaf: int, p: Params) -> tuple[int, ...]:

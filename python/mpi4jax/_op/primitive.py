@@ -27,7 +27,7 @@ def envelope(spec: Spec, p: Params) -> list[ShapedArray]:
     """The type of what an op says of what has come, if it does."""
     if not p.get("env_out"):
         return []
-    return [ShapedArray((p["comm"].size,), np.dtype(np.int32)) if spec.has_counts else _ENVELOPE]
+    return [ShapedArray((p["comm"].size,), np.dtype(np.int32)) if spec.is_ragged else _ENVELOPE]
 
 
 # dtype name -> what reductions it has
@@ -75,7 +75,7 @@ def has_derivative(x: Any) -> bool:
 def split(spec: Spec, p: Params, args: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
     """Operands as (arrays, counts and numbers, token). A token is there or not."""
     n = len(p["axes"]) if spec.arrays is None else spec.arrays
-    m = n + spec.has_counts + (p.get("operand") is not None)
+    m = n + spec.is_ragged + (p.get("operand") is not None)
     return list(args[:n]), list(args[n:m]), list(args[m:])
 
 
@@ -95,7 +95,7 @@ def split_start(p: Params, args: Sequence[Any]) -> tuple[list[Any], list[Any], l
 
 def split_wait(p: Params, args: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
     """Operands as (handle, counts and numbers, token)."""
-    n = 1 + SPECS[p["of"]].has_counts + (p.get("operand") is not None)
+    n = 1 + SPECS[p["of"]].is_ragged + (p.get("operand") is not None)
     return list(args[:1]), list(args[1:n]), list(args[n:])
 
 
@@ -108,7 +108,7 @@ def split_payload(spec: Spec, x: Any, size: int) -> tuple[int, ...]:
     if x.shape[:1] == (size,):
         return tuple(x.shape[1:])
     if spec.has_any_size:
-        said = "its first leaf" if spec.has_counts else "the counts add up to"
+        said = "its first leaf" if spec.is_ragged else "the counts add up to"
         raise ValueError(
             f"{op}: argument 'x' must have as many rows along its first axis as {said}; "
             f"expected shape ({size}, ...), got {x.shape}"
@@ -273,7 +273,7 @@ def batched_operands(
         return jnp.moveaxis(x, d, before)
 
     xs = [to_payload(x, d) for x, d in arrays]
-    ask_same = spec.has_counts and p["env_out"]
+    ask_same = spec.is_ragged and p["env_out"]
     numbers = [x if d is None else of_batch(x, d, ask_same) for x, d in numbers]
     one = [first_of_batch(x, d) for x, d in token]
     return [*xs, *numbers, *one], after

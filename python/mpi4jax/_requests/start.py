@@ -36,7 +36,7 @@ def _start(spec: Spec, args: Sequence[Any], p: Params) -> Request:
         q = sum_of_mean(spec, p, x) if p.get("reduction") is MEAN else p
         handles += start_p.bind(x, *numbers, of=spec.name, **q)
     return Request(
-        [*handles, *numbers[: spec.has_counts]], RequestKind(spec.name, known, packed.form)
+        [*handles, *numbers[: spec.is_ragged]], RequestKind(spec.name, known, packed.form)
     )
 
 
