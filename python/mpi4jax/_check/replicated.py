@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -46,11 +45,10 @@ def warn_of_missing_pvary(closed: ClosedJaxpr) -> None:
     _flow(closed.jaxpr, [_NONE] * len(closed.jaxpr.invars), False, found)
     for line, later, later_line in found:
         before, after = (f"{where}: " if where else "" for where in (line, later_line))
-        warnings.warn(
+        compat.warn(
             f"{before}the gradient of this allreduce has only what this rank's use of its result "
             f"adds to a later {later} ({after.removesuffix(': ') or 'line unknown'}), not the sum "
-            "over ranks; pass the result of this allreduce through mpi4jax.pvary",
-            stacklevel=2,
+            "over ranks; pass the result of this allreduce through mpi4jax.pvary"
         )
 
 
@@ -170,7 +168,7 @@ def _say_if(differs: Any, name: str, comm: str, line: str) -> None:
 
     def say(differs: Any) -> None:
         if differs:
-            warnings.warn(words, stacklevel=2)
+            compat.warn(words)
 
     if compat.trace_state_clean():
         say(differs)
