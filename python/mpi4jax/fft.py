@@ -99,8 +99,8 @@ def _with_one_whole(op: str, layout: Layout, axis: int, left: set[int]) -> Layou
     parts = cuts.pop(axis)
     if not cuts:
         raise ValueError(
-            f"{op}: argument 'layout' cuts the only axis of an array of shape {layout.shape}, and "
-            "a transform needs it whole"
+            f"{op}: argument 'layout' cuts the only axis of an array of shape {layout.shape}; "
+            "expected an array of two axes or more"
         )
     other = min(cuts, key=lambda b: (b in left, -b))
     cuts[other] *= parts

@@ -61,8 +61,8 @@ def _scoped(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
 
 
 SEVERAL_DEVICES = (
-    "mpi4jax: a function that communicates must run on one device, got several; "
-    "start one rank per device, and put the arrays of a rank on its device"
+    "mpi4jax: a function that communicates must run on one device, got several; start one rank "
+    "for each device, and put the arrays of each rank on its device"
 )
 
 
@@ -83,8 +83,8 @@ def _hide(jaxpr: ClosedJaxpr, donated: Sequence[bool], for_export: bool) -> Clos
 
 if not compat.replace_lowered(effect, _hide, widen, SEVERAL_DEVICES, f"mpi4jax: called {HIDDEN}"):
     logging.getLogger("mpi4jax").warning(
-        "this version of JAX (%s) is newer than this mpi4jax: compiled functions that communicate "
-        "are right, and take 100 us more a call",
+        "JAX %s is newer than this mpi4jax supports: compiled functions that communicate give "
+        "correct results, and each call takes about 100 us longer",
         jax.__version__,
     )
 compat.refuse_to_repeat(effect)

@@ -44,7 +44,7 @@ def jvp(spec: Spec, primals: Any, tangents: Any, **p: Any) -> tuple[list[Any], l
         numbers = [jnp.concatenate([envelope, *dest])]
     else:
         results = bind(spec, *arrays, *numbers, *token, **p)
-    if spec.has_counts:
+    if spec.is_ragged:
         numbers = [_both_counts(p, numbers[0], results[1])]
     elif numbers:
         numbers, q["operand"] = [_peers_of_derivative(*numbers)], "recorded"
@@ -99,7 +99,7 @@ def transpose(spec: Spec, cotangents: Sequence[Any], *args: Any, **p: Any) -> li
         array_cts, token_ct = spec.transpose(message, cs, arrays), message.token
     else:
         q = p if spec.adjoint is None else dict(p, adjoint=not p["adjoint"])
-        if spec.has_counts:
+        if spec.is_ragged:
             q["env_out"] = False
         out = bind(spec, *cs, *numbers, *token_ct, **q)
         array_cts, token_ct = out[: len(arrays)], out[len(arrays) :]
@@ -119,9 +119,9 @@ class ReversedMessage:
         operand = p.get("operand")
         if operand != "recorded" and p.get("source") == MPI.ANY_SOURCE:
             raise NotImplementedError(
-                f"{spec.name}: cannot be transposed with source=MPI.ANY_SOURCE, because only the "
-                "forward pass knows the sender; name the source, or differentiate with jax.grad or "
-                "jax.vjp, which record it"
+                f"{spec.name}: cannot be transposed with source=MPI.ANY_SOURCE, because the sender "
+                "is not recorded; name the source, or differentiate with jax.grad or jax.vjp, "
+                "which record the sender"
             )
         self.token, self._source = token, p.get("source")
         self._peers = numbers
