@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -45,12 +44,11 @@ def warn_of_missing_pvary(closed: ClosedJaxpr) -> None:
     found: dict[tuple[str, str, str], None] = {}
     _flow(closed.jaxpr, [_NONE] * len(closed.jaxpr.invars), found)
     for line, later, later_line in found:
-        before, after = (f"{where}: " if where else "" for where in (line, later_line))
-        warnings.warn(
-            f"{before}the gradient of this allreduce has only what this rank's use of its result "
-            f"adds to a later {later} ({after.removesuffix(': ') or 'line unknown'}), not the sum "
-            "over ranks; pass the result of this allreduce through mpi4jax.pvary",
-            stacklevel=2,
+        at = f" ({later_line})" if later_line else ""
+        compat.warn(
+            f"{line + ': ' if line else ''}the gradient of this allreduce has only what this "
+            f"rank's use of its result adds to a later {later}{at}, not the sum over ranks; pass "
+            "the result of this allreduce through mpi4jax.pvary"
         )
 
 
@@ -173,7 +171,7 @@ def _say_if(differs: Any, name: str, comm: str, line: str) -> None:
 
     def say(differs: Any) -> None:
         if differs:
-            warnings.warn(words, stacklevel=2)
+            compat.warn(words)
 
     if compat.trace_state_clean():
         say(differs)
