@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from .._grid.layout import Pieces
+from .layout import Pieces
 
 # Elements that are transformed at once: as many as fit into a cache of the second level.
 TILE = 1 << 14
