@@ -9,8 +9,6 @@
 import atexit
 import os
 
-from jax import jit
-
 from ._setup import loader as _loader
 
 _loader.load()  # what is imported below needs the native module
@@ -32,6 +30,7 @@ from . import (  # noqa: E402
     notoken,
     ops,  # noqa: F401
 )
+from ._check.jit import jit  # noqa: E402
 from ._compile import scope as _scope  # noqa: E402, F401
 from ._diff import ad as _ad  # noqa: E402, F401
 from ._functions import nonblocking as _nonblocking  # noqa: E402

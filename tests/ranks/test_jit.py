@@ -1,6 +1,7 @@
 """`mpi4jax.jit` is a drop-in for `jax.jit`."""
 
 import functools
+import pickle
 import sys
 
 import jax
@@ -95,7 +96,56 @@ def test_keys_and_weak_types(jit):
 
 
 def test_it_is_jax_jit():
-    assert mpi4jax.jit is notoken.jit is jax.jit
+    """So it can be copied, inspected ... as far as a function of `jax.jit` can."""
+    assert type(mpi4jax.jit(total)) is type(jax.jit(total))
+
+
+@pytest.mark.parametrize("f", [total, lambda x: x], ids=["named", "lambda"])
+def test_pickling(f):
+    """With `check` too, what comes of it is what comes of a function of `jax.jit`."""
+
+    def outcome(jitted):
+        try:
+            return float(pickle.loads(pickle.dumps(jitted))(jnp.float32(1)))
+        except (AttributeError, TypeError, pickle.PicklingError) as error:
+            return type(error), str(error)
+
+    assert outcome(mpi4jax.jit(f, check=True)) == outcome(jax.jit(f))
+    assert outcome(mpi4jax.jit(f)) == outcome(jax.jit(f))
+
+
+MINE = RANK == 0  # what this rank does differently
+RING = MPI.COMM_WORLD.Create_cart([SIZE], periods=[True])
+X = jnp.ones(6, np.float32)
+
+
+def exchanged(x):
+    return notoken.alltoall(jnp.ones((SIZE, 1), x.dtype) * x)
+
+
+DIFFERENT = {
+    "operation": lambda x: (notoken.scan if MINE else notoken.allreduce)(x, MPI.SUM),
+    "root": lambda x: notoken.bcast(x, int(MINE)),
+    "reduction": lambda x: notoken.allreduce(x, MPI.MAX if MINE else MPI.SUM),
+    "dtype": lambda x: notoken.allreduce(x.astype(np.int32) if MINE else x, MPI.SUM),
+    "count": lambda x: notoken.allreduce(x[int(MINE) :], MPI.SUM),
+    "block": lambda x: notoken.alltoall(jnp.ones((SIZE, 1 + MINE))),
+    "width": lambda x: notoken.halo_exchange(x, RING, width=1 + MINE),
+    "order": lambda x: [total(v) for v in ((x, x[:2]) if MINE else (x[:2], x))],
+    "one more": lambda x: [total(x) for _ in range(1 + MINE)],
+    "length": lambda x: lax.scan(lambda c, _: (total(c), None), x, length=1 + MINE),
+    "loop": lambda x: lax.scan(lambda c, _: (total(c), None), x, length=1) if MINE else total(x),
+    "branch": lambda x: total(lax.cond(x[0] > 0, total if MINE else abs, abs, x)),
+    "started": lambda x: mpi4jax.wait(mpi4jax.iallreduce(x)) if MINE else total(x),
+    "derivative": lambda x: (jax.grad(lambda x: exchanged(x).sum()) if MINE else exchanged)(x),
+}
+
+
+@pytest.mark.min_ranks(2)
+@pytest.mark.parametrize("f", DIFFERENT.values(), ids=DIFFERENT)
+def test_schedules_that_differ(f):
+    with pytest.raises(RuntimeError, match=r"the ranks' versions of .* differ on .*, at step \d"):
+        mpi4jax.jit(f, check=True)(X)
 
 
 @compilers

@@ -1,0 +1,82 @@
+"""``jit``: ``jax.jit``, and the comparison of schedules."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax.extend.core import jaxpr_as_fun
+
+from .._job.flush import flush
+from . import schedule
+
+
+def jit(fun: Callable[..., Any] | None = None, /, *, check: bool = False, **kwargs: Any) -> Any:
+    """:func:`jax.jit`, with a comparison of the ranks' schedules if wanted.
+
+    Functions that communicate are compiled by ``jax.jit``, and by whatever calls it, just as well.
+
+    Args:
+        fun: function to compile. Without it, a decorator is returned.
+        check: whether the ranks compare their schedules of collectives when the function is
+            traced, which is before it first runs (with these shapes). All ranks of the
+            communicators in it must then trace it at the same point of the program.
+        **kwargs: as for :func:`jax.jit` (``static_argnums``, ``donate_argnames``, ...).
+
+    Returns:
+        The function as ``jax.jit`` compiles it.
+
+    Raises:
+        RuntimeError: with ``check``, when it is called: the schedules of the ranks differ.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from mpi4py import MPI
+        >>> import mpi4jax
+        >>> from mpi4jax import notoken
+        >>> mean = mpi4jax.jit(lambda x: notoken.allreduce(x, mpi4jax.MEAN))
+        >>> float(mean(jnp.float32(3)))
+        3.0
+    """
+    if fun is None:
+        return functools.partial(jit, check=check, **kwargs)
+    return jax.jit(_Checked(fun) if check else fun, **kwargs)
+
+
+class _Checked:
+    """A function whose schedule the ranks compare when it is traced.
+
+    A class, so that it is pickled as the function is.
+    """
+
+    def __init__(self, fun: Callable[..., Any]):
+        functools.update_wrapper(self, fun)
+        self.fun = fun
+
+    def __repr__(self) -> str:
+        return repr(self.fun)
+
+    def __reduce__(self) -> Any:
+        return _Checked, (self.fun,)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if jax.config.jax_disable_jit:
+            return self.fun(*args, **kwargs)
+        leaves, tree = jax.tree.flatten((args, kwargs))
+        traced = [isinstance(leaf, jax.core.Tracer) for leaf in leaves]  # others: static arguments
+
+        def flat(*values: Any) -> Any:
+            remaining = iter(values)
+            full = [next(remaining) if t else leaf for t, leaf in zip(traced, leaves, strict=True)]
+            a, k = jax.tree.unflatten(tree, full)
+            return self.fun(*a, **k)
+
+        operands = [leaf for leaf, t in zip(leaves, traced, strict=True) if t]
+        jaxpr, shape = jax.make_jaxpr(flat, return_shape=True)(*operands)
+        with jax.ensure_compile_time_eval():
+            flush()  # what is under way must not mix with the comparison
+        schedule.compare(getattr(self.fun, "__name__", repr(self.fun)), jaxpr)
+        out = jaxpr_as_fun(jaxpr)(*operands)
+        return jax.tree.unflatten(jax.tree.structure(shape), out)
