@@ -138,7 +138,7 @@ FAULTS = {
         f"counts that disagree in a {words}": Fault(
             # The second rank has no rows, by its own counts.
             "counts = [2, 1] if rank == 0 else [3, 0]\n" + call,
-            (r"r0 .*the ranks give different counts, this one \[2, 1\] .*: expected the same",),
+            (r"r0 .*the counts differ between ranks: this one has \[2, 1\] .*; expected the same",),
             env={"MPI4JAX_CHECK": "0"},
             often=True,
         )

@@ -11,7 +11,6 @@ import functools
 import os
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -32,8 +31,6 @@ clean = compat.trace_state_clean
 # Handed to compiled code as they are; anything else may be a pytree.
 _ARRAYS = {compat.ArrayImpl, np.ndarray, float, int, complex, bool, np.float32, np.float64}
 
-_HERE = str(Path(__file__).resolve().parent.parent) + os.sep
-_NOT_THE_USERS = (_HERE, os.path.dirname(os.path.abspath(jax.__file__)) + os.sep)
 _is_the_users: dict[str, bool] = {}
 
 
@@ -47,7 +44,7 @@ def _number_of_caller(spec: Spec, p: Params) -> int:
         file = frame.f_code.co_filename
         is_the_users = _is_the_users.get(file)
         if is_the_users is None:
-            is_the_users = _is_the_users[file] = not file.startswith(_NOT_THE_USERS)
+            is_the_users = _is_the_users[file] = not file.startswith(compat.NOT_THE_USERS)
         if is_the_users:
             number = _lines.get((file, frame.f_lineno))
             if number is None:

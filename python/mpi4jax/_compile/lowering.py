@@ -270,13 +270,19 @@ def _check_exportable(op: str, p: Params) -> None:
     comm, reduction = p["comm"], p.get("reduction")
     if "#" in comm.key:
         raise ValueError(
-            f"{op}: communicator {comm.key} has no name of its own, by which an exported program "
-            "could find it again; give it one with comm.Set_name(...) before its first use"
+            f"{op}: communicator {comm.key} has no name, and an exported program finds its "
+            "communicators by name; call comm.Set_name(...) before the first use of it"
         )
     if reduction is not None and reduction.user:
-        raise ValueError(f"{op}: a reduction made with MPI.Op.Create cannot be exported")
+        raise ValueError(
+            f"{op}: a reduction made with MPI.Op.Create cannot be exported; expected a predefined "
+            "one such as MPI.SUM"
+        )
     if p.get("status") is not None:
-        raise ValueError(f"{op}: cannot be exported with a status, which is in this process")
+        raise ValueError(
+            f"{op}: argument 'status' cannot be exported, because it is memory of this process; "
+            "expected None"
+        )
 
 
 def lowering(

@@ -115,9 +115,7 @@ def derivative_of_reduction(
             "expected one of SUM, PROD, MAX, MIN (or use jax.lax.stop_gradient on the input)"
         )
     if spec.derivative is None:
-        raise NotImplementedError(
-            f"{spec.name}: the derivative for reduction {name} is not written"
-        )
+        raise NotImplementedError(f"{spec.name}: reduction {name} has no derivative; expected SUM")
     y, *token = bind(spec, x, *token, **p)
     r = ReductionTangent(p, x, t, y, token, token_tangent)
     ty = spec.derivative(r)

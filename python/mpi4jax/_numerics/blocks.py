@@ -80,7 +80,7 @@ class Cuts:
         if block != expected:
             raise ValueError(
                 f"{self.op}: argument 'x' has {block} inner cells on rank {self.comm.rank}; "
-                f"expected {expected}, of the {tuple(out)} that argument 'cells' says"
+                f"expected {expected}, a block of an array of shape {tuple(out)} (argument 'cells')"
             )
         return tuple(out)
 

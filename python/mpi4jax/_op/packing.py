@@ -74,16 +74,16 @@ def _as_array(op: str, argument: str, leaf: Any, template: bool) -> jax.Array:
             return zeros_like(leaf)
         raise TypeError(
             f"{op}: argument '{argument}' must be an array, a number, or a pytree of those, got "
-            f"{leaf}; only what is received can be described by one"
+            f"{leaf}; a ShapeDtypeStruct can only describe an array that is received"
         )
     try:
         return jnp.asarray(leaf)
-    except (TypeError, ValueError) as e:
+    except (TypeError, ValueError):
         kind = f"dtype {leaf.dtype}" if hasattr(leaf, "dtype") else type(leaf).__name__
         raise TypeError(
             f"{op}: argument '{argument}' must be an array, a number, or a pytree of those, "
             f"got {kind}: {leaf!r}"
-        ) from e
+        ) from None
 
 
 def pack_arguments(spec: Spec, trees: Sequence[Any], p: Params) -> list[Packed]:
@@ -208,7 +208,7 @@ def check_no_keys(spec: Spec, p: Params, packed: Packed) -> None:
     if reduction is not None and any(impl is not None for impl in packed.form.impls):
         raise TypeError(
             f"{spec.name}: reduction {reduction.name} is not defined for PRNG keys; "
-            "expected numbers (keys can be moved, not reduced)"
+            "expected numbers (bcast, scatter and messages take keys)"
         )
 
 

@@ -61,9 +61,8 @@ compat.add_effect_type(MPIEffect)
 
 # Why an operation has no token.
 HIDDEN = (
-    "inside a primitive that does not tell JAX of the effects of the functions in it (a "
-    "lineax.linear_solve is one), so that the operation could be lost; use a solver of "
-    "mpi4jax.linalg, or jax.lax.custom_linear_solve"
+    "inside a primitive that hides effects from JAX (for example lineax.linear_solve), where JAX "
+    "may drop the operation; use a solver of mpi4jax.linalg, or jax.lax.custom_linear_solve"
 )
 
 
@@ -109,14 +108,14 @@ def split_payload(spec: Spec, x: Any, size: int) -> tuple[int, ...]:
     if x.shape[:1] == (size,):
         return tuple(x.shape[1:])
     if spec.has_any_size:
-        said = "its first leaf has" if spec.is_ragged else "the counts say"
+        said = "its first leaf" if spec.is_ragged else "the counts add up to"
         raise ValueError(
             f"{op}: argument 'x' must have as many rows along its first axis as {said}; "
-            f"expected ({size}, ...), got {x.shape}"
+            f"expected shape ({size}, ...), got {x.shape}"
         )
     raise ValueError(
-        f"{op}: argument 'x': {op.capitalize()} input must have shape (nproc, ...), one block "
-        f"per rank; expected ({size}, ...), got {x.shape}"
+        f"{op}: argument 'x' must have one block for each rank along its first axis; expected "
+        f"shape ({size}, ...), got {x.shape}"
     )
 
 
@@ -153,7 +152,7 @@ def check_reduction(op: str, reduction: Reduction | None, aval: Any, blocks: boo
         return
     if reduction.name in ("MAXLOC", "MINLOC") and aval.shape[blocks:][-1:] != (2,):
         raise ValueError(
-            f"{op}: reduction {reduction.name} works on pairs (value, index) along the last "
+            f"{op}: reduction {reduction.name} reduces pairs (value, index) along the last "
             f"axis{' of a block' * blocks}; expected shape (..., 2), got {aval.shape}"
         )
     if flags[_NEEDS[reduction.name]]:
@@ -260,9 +259,9 @@ def batched_operands(
     arrays, numbers, token = split(spec, p, list(zip(args, dims, strict=True)))
     if p.get("operand") == "given" and numbers[0][1] is not None:
         raise NotImplementedError(
-            f"{spec.name}: a source, destination or tag is batched by vmap, where one message "
-            "carries the whole batch; expected the same one for all elements of the batch "
-            "(in_axes=None, or computed outside of the vmap)"
+            f"{spec.name}: a source, destination or tag is batched by vmap, and one message "
+            "carries the whole batch; expected one value for all elements of the batch "
+            "(in_axes=None, or a value computed outside of the vmap)"
         )
     # The axis goes behind the one of blocks or rows, where there is one.
     before, after = (int(length is not None) for length in first_axes(spec, p))

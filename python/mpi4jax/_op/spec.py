@@ -185,8 +185,8 @@ def add(name: str, **known: Any) -> Spec:
     """
     if name not in _ROWS:
         raise ImportError(
-            f"mpi4jax: the native module does not know the op {name}: it belongs to another "
-            "build than the Python package; reinstall mpi4jax"
+            f"mpi4jax: the native module has no op {name}: it was built from another version than "
+            "the Python package; reinstall mpi4jax"
         )
     SPECS[name] = Spec(*_ROWS[name], **known)
     return SPECS[name]

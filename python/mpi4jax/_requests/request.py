@@ -62,8 +62,7 @@ class Request:
 
     def __iter__(self) -> Any:
         raise TypeError(
-            f"i{self._op} returns a request alone, without a token; "
-            "mpi4jax.wait(request) gives the result"
+            f"i{self._op} returns a request, and no token; mpi4jax.wait(request) returns the result"
         )
 
 
