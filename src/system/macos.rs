@@ -34,6 +34,7 @@ pub fn info(pid: i32) -> Option<Info> {
     let name = info.pbi_name.iter().take_while(|&&byte| byte != 0).map(|&byte| byte as u8).collect();
     Some(Info {
         name: String::from_utf8(name).unwrap_or_default(),
+        parent: info.pbi_ppid as i32,
         state,
         start: info.pbi_start_tvsec * 1_000_000 + info.pbi_start_tvusec,
     })
@@ -45,9 +46,8 @@ pub fn space() -> String {
     let mut size = text.len();
     let name = c"kern.bootsessionuuid".as_ptr();
     // SAFETY: a name that ends, and as many bytes of ours as the call is told.
-    let code = unsafe {
-        libc::sysctlbyname(name, text.as_mut_ptr().cast(), &mut size, std::ptr::null_mut(), 0)
-    };
+    let code =
+        unsafe { libc::sysctlbyname(name, text.as_mut_ptr().cast(), &mut size, std::ptr::null_mut(), 0) };
     let text = CStr::from_bytes_until_nul(&text).ok().filter(|_| code == 0);
     text.map(|text| text.to_string_lossy().into()).unwrap_or_default()
 }
