@@ -37,11 +37,11 @@ from ._functions import nonblocking as _nonblocking  # noqa: E402
 from ._functions.nonblocking import *  # noqa: E402, F403
 from ._functions.pvary import pvary  # noqa: E402
 from ._functions.reduce_local import reduce_local  # noqa: E402
-from ._functions.reproducible import reproducible_sum  # noqa: E402
 from ._job import abort as _abort  # noqa: E402
 from ._job import flush as _flush  # noqa: E402
 from ._job.flush import flush  # noqa: E402
 from ._job.time_limit import time_limit  # noqa: E402
+from ._numerics.reproducible import reproducible_sum  # noqa: E402
 from ._op import comm as _comm  # noqa: E402
 from ._op.comm import MEAN, default_comm  # noqa: E402
 from ._requests import lowering as _requests_lowering  # noqa: E402, F401

@@ -20,8 +20,8 @@ import jax.numpy as jnp
 import numpy as np
 from mpi4py import MPI
 
-from ._functions.local_fft import local_fft
-from ._grid.layout import Layout, Pieces, Shape, batch_of, check_layout
+from ._numerics.layout import Layout, Pieces, Shape, batch_of, check_layout
+from ._numerics.local_fft import local_fft
 from .layouts import Exchange
 from .notoken import default_comm
 

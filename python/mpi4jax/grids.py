@@ -15,9 +15,9 @@ import jax
 import jax.numpy as jnp
 from mpi4py import MPI
 
-from ._functions.blocks import Cuts
 from ._functions.nonblocking import after, ihalo_exchange, wait
 from ._grid import cart as _cart
+from ._numerics.blocks import Cuts
 from ._op.arguments import rank_of
 
 __all__ = ["Block", "overlapped", "regions"]

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from mpi4py import MPI
 
-from ._grid.layout import Layout, Pieces, Shape, batch_of, check_layout
+from ._numerics.layout import Layout, Pieces, Shape, batch_of, check_layout
 from .notoken import alltoallv, default_comm
 
 __all__ = ["Layout", "redistribute"]

@@ -22,8 +22,8 @@ from jax import lax
 from jax.flatten_util import ravel_pytree
 from mpi4py import MPI
 
-from ._functions import krylov
-from ._functions.krylov import Info, Space
+from ._numerics import krylov
+from ._numerics.krylov import Info, Space
 
 __all__ = ["Info", "bicgstab", "block_jacobi", "cg", "gmres", "lsmr", "minres", "norm", "vdot"]
 

@@ -9,14 +9,14 @@ from . import ops
 from ._check.jit import jit
 from ._functions import nonblocking as _nonblocking
 from ._functions.assert_equal import assert_equal
-from ._functions.blocks import gather_blocks, scatter_blocks
 from ._functions.neighbours import neighbor_allgather, neighbor_alltoall
 from ._functions.nonblocking import *  # noqa: F403
 from ._functions.pvary import pvary
 from ._functions.reduce_local import reduce_local
-from ._functions.reproducible import reproducible_sum
 from ._job.flush import flush
 from ._job.time_limit import time_limit
+from ._numerics.blocks import gather_blocks, scatter_blocks
+from ._numerics.reproducible import reproducible_sum
 from ._op.comm import MEAN, default_comm
 from ._setup.transport import has_cuda_support, has_hip_support, has_sycl_support, transport_info
 from ._tokens.tokens import auto_tokenize

@@ -11,7 +11,7 @@ from reference import COMM, JITS, RANK, SIZE, assert_equal, each, enable_x64
 
 import mpi4jax
 from mpi4jax import Layout, fft, redistribute
-from mpi4jax._functions import local_fft
+from mpi4jax._numerics import local_fft
 
 PAIR = MPI.Compute_dims(SIZE, 2)
 # Global shapes and cuts: slabs, pencils and blocks, unequal, empty, and on fewer ranks.

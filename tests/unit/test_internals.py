@@ -275,18 +275,6 @@ def test_where_a_function_is_traced():
     assert compat.trace_state_clean()
 
 
-def test_values_of_the_current_trace():
-    def outer(x):
-        assert compat.is_of_current_trace(x)
-        jax.vmap(lambda y: (seen.append([compat.is_of_current_trace(v) for v in (x, y)]), y)[1])(x)
-        return x
-
-    seen = []
-    jax.make_jaxpr(outer)(X)
-    assert seen == [[False, True]]
-    assert not compat.is_of_current_trace(X)
-
-
 def test_effects_barrier_waits(monkeypatch, undo):
     waited = []
     monkeypatch.setattr(flush, "last", lambda: (waited.append(1), X)[1])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import weakref
 from collections.abc import Iterator, Sequence
 from types import FrameType
 from typing import Any
@@ -69,20 +68,31 @@ def warn_of_dropped(spec: Spec, p: dict[str, Any], caller: FrameType, line: str)
 
 def refuse_lost_requests(jaxpr: ClosedJaxpr) -> None:
     """Refuse a function that starts an op at its top, and neither waits for it nor returns its
-    request: nothing can wait for it any more.
+    request: nothing can wait for it any more; or that waits for a request twice.
 
     Raises:
-        ValueError: there is one; names its line.
+        ValueError: there is one; names the line.
     """
     eqns = jaxpr.jaxpr.eqns
     used = {id(v) for eqn in eqns for v in eqn.invars} | {id(v) for v in jaxpr.jaxpr.outvars}
+    waited: set[int] = set()
     for eqn in eqns:
-        if eqn.primitive is start_p and id(eqn.outvars[0]) not in used and not _is_derived(eqn):
-            where = compat.eqn_line(eqn)
+        if _is_derived(eqn):
+            continue
+        where = compat.eqn_line(eqn)
+        where = f"{where}: " if where else ""
+        if eqn.primitive is start_p and id(eqn.outvars[0]) not in used:
             raise ValueError(
-                f"{where + ': ' if where else ''}the request of i{eqn.params['of']} is never "
+                f"{where}the request of i{eqn.params['of']} is never "
                 "waited for; call mpi4jax.wait(request), or return the request"
             )
+        if eqn.primitive is wait_p and id(eqn.invars[0]) in waited:
+            raise ValueError(
+                f"{where}wait: this request of i{eqn.params['of']} has been waited for before; "
+                "wait for each request once"
+            )
+        if eqn.primitive is wait_p:
+            waited.add(id(eqn.invars[0]))
 
 
 def _is_derived(eqn: Any) -> bool:
@@ -189,35 +199,3 @@ def check_linearized_loops(primitive: Any, params: dict[str, Any]) -> None:
         "whole loop again, and all ranks must take part. Use jax.jvp, or write the loop as a "
         "lax.scan"
     )
-
-
-# Handles that were given to a wait, by id, while they live.
-_given: dict[int, weakref.ref[Any]] = {}
-
-
-def _was_given(value: Any) -> bool:
-    """Whether a value of the current trace was given to a wait before; it is now.
-
-    Only of the value's own trace: the branches of a ``cond`` may each use it once, and functions
-    may be traced again.
-    """
-    if not compat.is_of_current_trace(value):
-        return False
-    key = id(value)
-    found = _given.get(key)
-    if found is not None and found() is value:
-        return True
-    _given[key] = weakref.ref(value, lambda _: _given.pop(key, None))
-    return False
-
-
-def refuse_second_wait(name: str, handle: Any) -> None:
-    """Refuse to wait for a request again, where that is seen when a function is traced.
-
-    Raises:
-        ValueError: it was waited for in the same trace.
-    """
-    if _was_given(handle):
-        raise ValueError(
-            f"wait: this request of {name} has been waited for before; wait for each request once"
-        )

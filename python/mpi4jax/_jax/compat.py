@@ -358,11 +358,6 @@ def zero_tangent(x: Any) -> Any:
     return ad.Zero(jax.typeof(x).to_tangent_aval())
 
 
-def is_of_current_trace(value: Any) -> bool:
-    """Whether ``value`` is a tracer of the innermost transformation."""
-    return isinstance(value, Tracer) and value._trace is core.trace_ctx.trace
-
-
 def has_refs(jaxpr: ClosedJaxpr) -> bool:
     """Whether it reads or writes mutable arrays (``jax.new_ref``)."""
     return bool(effects.lowerable_effects.filter_not_in(jaxpr.effects))

@@ -58,6 +58,11 @@ class Call(NamedTuple):
     params: Params
     counts: tuple[Any, ...] = ()
 
+    @staticmethod
+    def of(op: str, arrays: tuple[Any, ...], params: Params, counts: tuple[Any, ...] = ()) -> Any:
+        """A call, in a function whose type is that of the op's (`_call.definition.define`)."""
+        return Call(op, arrays, params, counts)
+
 
 def is_root(p: Params) -> bool:
     return bool(p["root"] == p["comm"].rank)

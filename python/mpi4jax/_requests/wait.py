@@ -14,7 +14,6 @@ from jax.core import ShapedArray
 from mpi4py import MPI
 
 from .._call.eager import clean, run_program
-from .._check.misuse import refuse_second_wait
 from .._job.flush import started_here
 from .._op.comm import MEAN, as_reduction
 from .._op.primitive import HANDLE, mean_of_sum, wait_p
@@ -107,8 +106,7 @@ def wait(request: Request, *, after: Any = None) -> Any:
 
     See also: :func:`waitall`, :func:`after`.
     """
-    for handle in _handles("wait", request):
-        refuse_second_wait(f"i{request._op}", handle)
+    _handles("wait", request)
     leaves = [jnp.asarray(x) for x in jax.tree.leaves(after)]
     return _result(request, [ready(leaves)] if leaves else [])
 

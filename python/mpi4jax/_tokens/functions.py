@@ -2,7 +2,8 @@
 
 from .. import ops
 from .._functions import assert_equal as _assert_equal
-from .._functions import blocks, neighbours
+from .._functions import neighbours
+from .._numerics import blocks
 from .tokens import with_token
 
 allgather = with_token(ops.allgather)

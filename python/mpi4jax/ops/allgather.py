@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from mpi4py import MPI
 
-from .._call.call import run
 from .._call.definition import define
 from .._op.comm import as_comm
 from .._op.plan import Plan, Result
@@ -17,19 +14,11 @@ def _adjoint(p: Params) -> Plan:
     return Plan(None, Result.OPERAND, select=lambda c: c[p["comm"].rank])
 
 
-def _prepare(x: Any, comm: MPI.Intracomm | None) -> Call:
-    return Call("allgather", (x,), {"comm": as_comm("allgather", comm)})
-
-
-define(
-    "allgather",
-    prepare=_prepare,
+@define(
     adjoint=_adjoint,
     is_uniform=True,
     self_test=lambda t: (lambda: t.ops.allgather(t.x), t.all_x),
 )
-
-
 def allgather(x: T, *, comm: MPI.Intracomm | None = None) -> T:
     """Gather the arrays of all ranks on all ranks (MPI_Allgather; MPI-4.1, section 6.7).
 
@@ -56,4 +45,4 @@ def allgather(x: T, *, comm: MPI.Intracomm | None = None) -> T:
 
     See also: :func:`gather`, :func:`alltoall`.
     """
-    return run(_prepare(x, comm))
+    return Call.of("allgather", (x,), {"comm": as_comm("allgather", comm)})

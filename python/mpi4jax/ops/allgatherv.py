@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from mpi4py import MPI
 
-from .._call.call import run
 from .._call.definition import define
 from .._op import rows as _rows
 from .._op.comm import as_comm
@@ -20,21 +18,7 @@ def _adjoint(p: Params) -> Plan:
     return Plan(None, Result.OPERAND, select=lambda c: c[start : start + rows])
 
 
-def _prepare(x: Any, counts: Sequence[int], comm: MPI.Intracomm | None) -> Call:
-    c = as_comm("allgatherv", comm)
-    known = _rows.counts_of("allgatherv", "counts", counts, c)
-    p = {
-        "comm": c,
-        "rows": (known[c.rank], sum(known)),
-        "sends": ((0, known[c.rank]),) * c.size,
-        "receives": _rows.side_by_side(known),
-    }
-    return Call("allgatherv", (x,), p)
-
-
-define(
-    "allgatherv",
-    prepare=_prepare,
+@define(
     adjoint=_adjoint,
     is_uniform=True,
     self_test=lambda t: (
@@ -42,8 +26,6 @@ define(
         t.all_x.ravel(),
     ),
 )
-
-
 def allgatherv(x: T, counts: Sequence[int], *, comm: MPI.Intracomm | None = None) -> T:
     """Gather the rows of all ranks on all ranks (MPI_Allgatherv; MPI-4.1, section 6.7).
 
@@ -75,4 +57,12 @@ def allgatherv(x: T, counts: Sequence[int], *, comm: MPI.Intracomm | None = None
 
     See also: :func:`allgather`, :func:`gatherv`.
     """
-    return run(_prepare(x, counts, comm))
+    c = as_comm("allgatherv", comm)
+    known = _rows.counts_of("allgatherv", "counts", counts, c)
+    p = {
+        "comm": c,
+        "rows": (known[c.rank], sum(known)),
+        "sends": ((0, known[c.rank]),) * c.size,
+        "receives": _rows.side_by_side(known),
+    }
+    return Call.of("allgatherv", (x,), p)

@@ -6,7 +6,6 @@ from typing import Any
 
 from mpi4py import MPI
 
-from .._call.call import run
 from .._call.definition import define
 from .._diff.reductions import ReductionTangent
 from .._op.comm import Reduction, as_comm, as_reduction
@@ -19,14 +18,7 @@ def _derivative(r: ReductionTangent) -> Any:
     return r.reduce_tangent("allreduce", r.t * share)
 
 
-def _prepare(x: Any, op: MPI.Op | Reduction, comm: MPI.Intracomm | None) -> Call:
-    p = {"comm": as_comm("allreduce", comm), "reduction": as_reduction("allreduce", op)}
-    return Call("allreduce", (x,), p)
-
-
-define(
-    "allreduce",
-    prepare=_prepare,
+@define(
     adjoint=lambda p: Plan(None, Result.OPERAND),
     derivative=_derivative,
     is_uniform=True,
@@ -34,8 +26,6 @@ define(
     overwrites=lambda p: not p["adjoint"],
     self_test=lambda t: (lambda: t.ops.allreduce(t.x, MPI.SUM), t.all_x.sum(0)),
 )
-
-
 def allreduce(
     x: T,
     op: MPI.Op | Reduction = MPI.SUM,
@@ -77,4 +67,5 @@ def allreduce(
 
     See also: :func:`reduce`, :func:`scan`, :func:`pvary`.
     """
-    return run(_prepare(x, op, comm))
+    p = {"comm": as_comm("allreduce", comm), "reduction": as_reduction("allreduce", op)}
+    return Call.of("allreduce", (x,), p)

@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from mpi4py import MPI
 
-from .._call.call import run
 from .._call.definition import define
 from .._op.comm import as_comm
 from .._op.spec import Call, T
 
 
-def _prepare(x: Any, comm: MPI.Intracomm | None) -> Call:
-    return Call("alltoall", (x,), {"comm": as_comm("alltoall", comm)})
-
-
-define(
-    "alltoall",
-    prepare=_prepare,
+@define(
     self_test=lambda t: (lambda: t.ops.alltoall(t.blocks), t.of_all[t.rank]),
 )
-
-
 def alltoall(x: T, *, comm: MPI.Intracomm | None = None) -> T:
     """Send block ``j`` to rank ``j``, for all ranks at once (MPI_Alltoall; MPI-4.1, section 6.8).
 
@@ -50,4 +39,4 @@ def alltoall(x: T, *, comm: MPI.Intracomm | None = None) -> T:
 
     See also: :func:`allgather`, :func:`scatter`.
     """
-    return run(_prepare(x, comm))
+    return Call.of("alltoall", (x,), {"comm": as_comm("alltoall", comm)})

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 from mpi4py import MPI
 
-from .._call.call import run
 from .._call.definition import define
 from .._op.comm import as_comm
 from .._op.spec import Call
 
 
-def _prepare(comm: MPI.Intracomm | None) -> Call:
-    return Call("barrier", (), {"comm": as_comm("barrier", comm)})
-
-
-define("barrier", prepare=_prepare, self_test=lambda t: (t.ops.barrier, None))
-
-
+@define(
+    self_test=lambda t: (t.ops.barrier, None),
+)
 def barrier(*, comm: MPI.Intracomm | None = None) -> None:
     """Wait for all ranks (MPI_Barrier; MPI-4.1, section 6.3).
 
@@ -36,4 +31,4 @@ def barrier(*, comm: MPI.Intracomm | None = None) -> None:
         >>> import mpi4jax.notoken as mpi4jax
         >>> mpi4jax.barrier()
     """
-    run(_prepare(comm))
+    return Call.of("barrier", (), {"comm": as_comm("barrier", comm)})

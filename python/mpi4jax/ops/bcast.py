@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from mpi4py import MPI
 
-from .._call.call import run
 from .._call.definition import define
 from .._op.arguments import rank_of
 from .._op.comm import as_comm
@@ -22,21 +19,12 @@ def _adjoint(p: Params) -> Plan:
     return Plan(None, Result.OPERAND if is_root(p) else Result.ZEROS)
 
 
-def _prepare(x: Any, root: int, comm: MPI.Intracomm | None) -> Call:
-    c = as_comm("bcast", comm)
-    return Call("bcast", (x,), {"comm": c, "root": rank_of("bcast", "root", root, c)})
-
-
-define(
-    "bcast",
-    prepare=_prepare,
+@define(
     plan=_plan,
     adjoint=_adjoint,
     is_uniform=True,
     self_test=lambda t: (lambda: t.ops.bcast(t.x, t.last), t.all_x[t.last]),
 )
-
-
 def bcast(x: T, root: int = 0, *, comm: MPI.Intracomm | None = None) -> T:
     """Copy the root's array to all ranks (MPI_Bcast; MPI-4.1, section 6.4).
 
@@ -63,4 +51,5 @@ def bcast(x: T, root: int = 0, *, comm: MPI.Intracomm | None = None) -> T:
 
     See also: :func:`scatter`, :func:`pvary`.
     """
-    return run(_prepare(x, root, comm))
+    c = as_comm("bcast", comm)
+    return Call.of("bcast", (x,), {"comm": c, "root": rank_of("bcast", "root", root, c)})

@@ -6,7 +6,6 @@ from typing import Any
 
 from mpi4py import MPI
 
-from .._call.call import run
 from .._call.definition import define
 from .._diff.reductions import ReductionTangent
 from .._op.comm import as_comm, as_reduction
@@ -22,22 +21,13 @@ def _derivative(r: ReductionTangent) -> Any:
     return r.over_first(r.comm.rank)
 
 
-def _prepare(x: Any, op: MPI.Op, comm: MPI.Intracomm | None) -> Call:
-    p = {"comm": as_comm("exscan", comm), "reduction": as_reduction("exscan", op)}
-    return Call("exscan", (x,), p)
-
-
-define(
-    "exscan",
-    prepare=_prepare,
+@define(
     plan=_plan,
     adjoint=_plan,
     derivative=_derivative,
     only_for_its_result=lambda p: True,
     self_test=lambda t: (lambda: t.ops.exscan(t.x, MPI.SUM), t.all_x[: t.rank].sum(0)),
 )
-
-
 def exscan(x: T, op: MPI.Op = MPI.SUM, *, comm: MPI.Intracomm | None = None) -> T:
     """Reduce over the ranks before this one (MPI_Exscan; MPI-4.1, section 6.11.2).
 
@@ -69,4 +59,5 @@ def exscan(x: T, op: MPI.Op = MPI.SUM, *, comm: MPI.Intracomm | None = None) -> 
 
     See also: :func:`scan`.
     """
-    return run(_prepare(x, op, comm))
+    p = {"comm": as_comm("exscan", comm), "reduction": as_reduction("exscan", op)}
+    return Call.of("exscan", (x,), p)

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from mpi4py import MPI
 
-from .._call.call import run
 from .._call.definition import define
 from .._op.arguments import rank_of
 from .._op.comm import as_comm
@@ -14,14 +11,7 @@ from .._op.plan import from_root_added, to_root
 from .._op.spec import Call, T
 
 
-def _prepare(x: Any, root: int, comm: MPI.Intracomm | None) -> Call:
-    c = as_comm("gather", comm)
-    return Call("gather", (x,), {"comm": c, "root": rank_of("gather", "root", root, c)})
-
-
-define(
-    "gather",
-    prepare=_prepare,
+@define(
     plan=to_root("gather"),
     adjoint=from_root_added("scatter"),
     self_test=lambda t: (
@@ -29,8 +19,6 @@ define(
         t.all_x if t.rank == t.last else t.x,
     ),
 )
-
-
 def gather(x: T, root: int = 0, *, comm: MPI.Intracomm | None = None) -> T:
     """Gather the arrays of all ranks on the root (MPI_Gather; MPI-4.1, section 6.5).
 
@@ -57,4 +45,5 @@ def gather(x: T, root: int = 0, *, comm: MPI.Intracomm | None = None) -> T:
 
     See also: :func:`allgather`, :func:`scatter`.
     """
-    return run(_prepare(x, root, comm))
+    c = as_comm("gather", comm)
+    return Call.of("gather", (x,), {"comm": c, "root": rank_of("gather", "root", root, c)})

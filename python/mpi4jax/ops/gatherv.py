@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from mpi4py import MPI
 
-from .._call.call import run
 from .._call.definition import define
 from .._op import rows as _rows
 from .._op.arguments import rank_of
@@ -16,23 +14,7 @@ from .._op.plan import from_root_added, to_root
 from .._op.spec import Call, T
 
 
-def _prepare(x: Any, counts: Sequence[int], root: int, comm: MPI.Intracomm | None) -> Call:
-    c = as_comm("gatherv", comm)
-    known, to = _rows.counts_of("gatherv", "counts", counts, c), rank_of("gatherv", "root", root, c)
-    rows, receives, sends = _rows.with_root(known, to, c)
-    p = {
-        "comm": c,
-        "root": to,
-        "rows": (known[c.rank], rows),
-        "sends": sends,
-        "receives": receives,
-    }
-    return Call("gatherv", (x,), p)
-
-
-define(
-    "gatherv",
-    prepare=_prepare,
+@define(
     plan=to_root("gatherv"),
     adjoint=from_root_added("scatterv"),
     self_test=lambda t: (
@@ -40,8 +22,6 @@ define(
         t.all_x.ravel() if t.rank == t.last else t.x,
     ),
 )
-
-
 def gatherv(
     x: T,
     counts: Sequence[int],
@@ -79,4 +59,14 @@ def gatherv(
 
     See also: :func:`gather`, :func:`allgatherv`, :func:`scatterv`.
     """
-    return run(_prepare(x, counts, root, comm))
+    c = as_comm("gatherv", comm)
+    known, to = _rows.counts_of("gatherv", "counts", counts, c), rank_of("gatherv", "root", root, c)
+    rows, receives, sends = _rows.with_root(known, to, c)
+    p = {
+        "comm": c,
+        "root": to,
+        "rows": (known[c.rank], rows),
+        "sends": sends,
+        "receives": receives,
+    }
+    return Call.of("gatherv", (x,), p)

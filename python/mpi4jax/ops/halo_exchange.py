@@ -11,7 +11,6 @@ import numpy as np
 from mpi4py import MPI
 
 from .. import _native
-from .._call.call import run
 from .._call.definition import define
 from .._compile.lowering import Avals, Lowering, Operands, carrier
 from .._grid import border as _border
@@ -77,41 +76,13 @@ def _self_test(t: Any) -> Any:
     return lambda: t.ops.halo_exchange(np.stack([t.x, t.x, t.x], 1), ring), halo
 
 
-def _prepare(
-    x: Any,
-    cart: MPI.Cartcomm,
-    axes: int | Sequence[int | None] | None,
-    width: int | Sequence[int | tuple[int, int]],
-    corners: bool,
-    border: Any,
-) -> Call:
-    name = "halo_exchange"
-    comm = _cart.as_cart(name, cart)
-    chosen, widths = _cart.axes_of(name, comm, axes), _cart.widths_of(name, comm, width)
-    exchanged = tuple(k for k, axis in enumerate(chosen) if axis is not None)
-    if border is not None:
-        sides = _border.sides_of(name, comm, border)
-        x = _border.filled(name, comm, x, chosen, widths, sides, bool(corners))
-    p = {
-        "comm": comm,
-        "axes": tuple(chosen[k] for k in exchanged),
-        "widths": tuple(widths[k] for k in exchanged),
-        "neighbours": _cart.neighbours(comm, exchanged, bool(corners)),
-    }
-    return Call(name, (x,), p)
-
-
-define(
-    "halo_exchange",
-    prepare=_prepare,
+@define(
     lower=_lower,
     adjoint=_lower,
     start=faces.start,
     only_for_its_result=lambda p: True,
     self_test=_self_test,
 )
-
-
 def halo_exchange(
     x: T,
     cart: MPI.Cartcomm,
@@ -172,4 +143,17 @@ def halo_exchange(
 
     See also: :func:`scatter_blocks`, :func:`gather_blocks`, :func:`sendrecv`.
     """
-    return run(_prepare(x, cart, axes, width, corners, border))
+    name = "halo_exchange"
+    comm = _cart.as_cart(name, cart)
+    chosen, widths = _cart.axes_of(name, comm, axes), _cart.widths_of(name, comm, width)
+    exchanged = tuple(k for k, axis in enumerate(chosen) if axis is not None)
+    if border is not None:
+        sides = _border.sides_of(name, comm, border)
+        x = _border.filled(name, comm, x, chosen, widths, sides, bool(corners))
+    p = {
+        "comm": comm,
+        "axes": tuple(chosen[k] for k in exchanged),
+        "widths": tuple(widths[k] for k in exchanged),
+        "neighbours": _cart.neighbours(comm, exchanged, bool(corners)),
+    }
+    return Call.of(name, (x,), p)

@@ -7,36 +7,12 @@ from typing import Any
 
 from mpi4py import MPI
 
-from .._call.call import run
 from .._call.definition import define
 from .._op import rows
 from .._op.arguments import rank_of
 from .._op.comm import Comm, as_comm
 from .._op.plan import Plan
 from .._op.spec import Call, T
-
-
-def _prepare(x: Any, pairs: Sequence[tuple[int, int]], comm: MPI.Intracomm | None) -> Call:
-    c = as_comm("permute", comm)
-    known = _pairs_of(pairs, c)
-    p = {
-        "comm": c,
-        "rows": (None, None),
-        "sends": _to_and_from(c, [dest for source, dest in known if source == c.rank]),
-        "receives": _to_and_from(c, [source for source, dest in known if dest == c.rank]),
-    }
-    return Call("permute", (x,), p)
-
-
-define(
-    "permute",
-    prepare=_prepare,
-    adjoint=lambda p: Plan("permute"),
-    self_test=lambda t: (
-        lambda: t.ops.permute(t.x, [(r, (r + 1) % t.size) for r in range(t.size)]),
-        t.all_x[t.left],
-    ),
-)
 
 
 def _pairs_of(pairs: Any, comm: Comm) -> list[tuple[int, int]]:
@@ -64,6 +40,13 @@ def _pairs_of(pairs: Any, comm: Comm) -> list[tuple[int, int]]:
     return known
 
 
+@define(
+    adjoint=lambda p: Plan("permute"),
+    self_test=lambda t: (
+        lambda: t.ops.permute(t.x, [(r, (r + 1) % t.size) for r in range(t.size)]),
+        t.all_x[t.left],
+    ),
+)
 def permute(
     x: T,
     pairs: Sequence[tuple[int, int]],
@@ -103,7 +86,15 @@ def permute(
 
     See also: :func:`sendrecv`, :func:`alltoallv`.
     """
-    return run(_prepare(x, pairs, comm))
+    c = as_comm("permute", comm)
+    known = _pairs_of(pairs, c)
+    p = {
+        "comm": c,
+        "rows": (None, None),
+        "sends": _to_and_from(c, [dest for source, dest in known if source == c.rank]),
+        "receives": _to_and_from(c, [source for source, dest in known if dest == c.rank]),
+    }
+    return Call.of("permute", (x,), p)
 
 
 def _to_and_from(comm: Comm, ranks: list[int]) -> tuple[rows.Part, ...]:

@@ -40,29 +40,6 @@ def _start(start: Callable[..., Request], args: Sequence[Any], p: Params) -> Com
     return CompositeRequest([request, received], CompositeKind("ragged_alltoall", _with_counts))
 
 
-def _prepare(x: Any, send_counts: Any, capacity: int, comm: MPI.Intracomm | None) -> Call:
-    c = as_comm("ragged_alltoall", comm)
-    counts = _counts_of(send_counts, c)
-    expected = "a number of rows, known when it is traced"
-    room = static_int("ragged_alltoall", "capacity", capacity, expected)
-    if room < 0:
-        raise ValueError(f"ragged_alltoall: argument 'capacity' must be {expected}, got {room}")
-    p = {"comm": c, "rows": (_rows_of(x), room)}
-    return Call("ragged_alltoall", (x,), p, (counts,))
-
-
-define(
-    "ragged_alltoall",
-    prepare=_prepare,
-    adjoint=lambda p: Plan("ragged_alltoall", attrs={"reverse": 1}),
-    start=_start,
-    self_test=lambda t: (
-        lambda: t.ops.ragged_alltoall(t.blocks, np.ones(t.size, np.int32), t.size)[0],
-        t.of_all[t.rank],
-    ),
-)
-
-
 def _counts_of(counts: Any, comm: Comm) -> Any:
     """The counts as int32: those that it does not hold stay too large, or negative."""
     expected = f"{comm.size} integers, a number of rows for each rank"
@@ -101,6 +78,14 @@ def _rows_of(x: Any) -> int:
     return int(shape[0])
 
 
+@define(
+    adjoint=lambda p: Plan("ragged_alltoall", attrs={"reverse": 1}),
+    start=_start,
+    self_test=lambda t: (
+        lambda: t.ops.ragged_alltoall(t.blocks, np.ones(t.size, np.int32), t.size)[0],
+        t.of_all[t.rank],
+    ),
+)
 def ragged_alltoall(
     x: T,
     send_counts: Any,
@@ -152,4 +137,11 @@ def ragged_alltoall(
 
     See also: :func:`alltoallv`, whose counts are known when it is traced; :func:`alltoall`.
     """
-    return run(_prepare(x, send_counts, capacity, comm))
+    c = as_comm("ragged_alltoall", comm)
+    counts = _counts_of(send_counts, c)
+    expected = "a number of rows, known when it is traced"
+    room = static_int("ragged_alltoall", "capacity", capacity, expected)
+    if room < 0:
+        raise ValueError(f"ragged_alltoall: argument 'capacity' must be {expected}, got {room}")
+    p = {"comm": c, "rows": (_rows_of(x), room)}
+    return Call.of("ragged_alltoall", (x,), p, (counts,))

@@ -6,7 +6,6 @@ from typing import Any
 
 from mpi4py import MPI
 
-from .._call.call import run
 from .._call.definition import define
 from .._diff.derivative import ReversedMessage
 from .._op.arguments import ANY_SOURCE, ANY_TAG, source_of, tag_of
@@ -28,23 +27,11 @@ def _transpose(message: ReversedMessage, cs: list[Any], xs: list[Any]) -> list[A
     return [message.of_template(cs[0], xs[0])]
 
 
-def _prepare(
-    x: Any, source: int, tag: int, comm: MPI.Intracomm | None, status: MPI.Status | None = None
-) -> Call:
-    check_template("recv", "x", x)
-    c = as_comm("recv", comm)
-    p = {
-        "comm": c,
-        "source": source_of("recv", "source", source, c),
-        "recvtag": tag_of("recv", "tag", tag, wildcard=True),
-        "status": as_status("recv", status),
-    }
-    return Call("recv", (x,), p)
-
-
-define("recv", prepare=_prepare, plan=_plan, transpose=_transpose, self_test=message_round)
-
-
+@define(
+    plan=_plan,
+    transpose=_transpose,
+    self_test=message_round,
+)
 def recv(
     x: T,
     source: int = ANY_SOURCE,
@@ -87,4 +74,12 @@ def recv(
 
     See also: :func:`send`, :func:`sendrecv`.
     """
-    return run(_prepare(x, source, tag, comm, status))
+    check_template("recv", "x", x)
+    c = as_comm("recv", comm)
+    p = {
+        "comm": c,
+        "source": source_of("recv", "source", source, c),
+        "recvtag": tag_of("recv", "tag", tag, wildcard=True),
+        "status": as_status("recv", status),
+    }
+    return Call.of("recv", (x,), p)

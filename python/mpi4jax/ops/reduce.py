@@ -6,7 +6,6 @@ from typing import Any
 
 from mpi4py import MPI
 
-from .._call.call import run
 from .._call.definition import define
 from .._diff.reductions import ReductionTangent
 from .._op.arguments import rank_of
@@ -25,19 +24,7 @@ def _derivative(r: ReductionTangent) -> Any:
     return ty if is_root(r.p) else r.t  # elsewhere the result is the input
 
 
-def _prepare(x: Any, op: MPI.Op | Reduction, root: int, comm: MPI.Intracomm | None) -> Call:
-    c = as_comm("reduce", comm)
-    p = {
-        "comm": c,
-        "reduction": as_reduction("reduce", op),
-        "root": rank_of("reduce", "root", root, c),
-    }
-    return Call("reduce", (x,), p)
-
-
-define(
-    "reduce",
-    prepare=_prepare,
+@define(
     plan=to_root("reduce"),
     adjoint=_adjoint,
     derivative=_derivative,
@@ -47,8 +34,6 @@ define(
         t.all_x.max(0) if t.rank == t.last else t.x,
     ),
 )
-
-
 def reduce(
     x: T,
     op: MPI.Op | Reduction = MPI.SUM,
@@ -86,4 +71,10 @@ def reduce(
 
     See also: :func:`allreduce`, :func:`scan`.
     """
-    return run(_prepare(x, op, root, comm))
+    c = as_comm("reduce", comm)
+    p = {
+        "comm": c,
+        "reduction": as_reduction("reduce", op),
+        "root": rank_of("reduce", "root", root, c),
+    }
+    return Call.of("reduce", (x,), p)

@@ -6,7 +6,6 @@ from typing import Any
 
 from mpi4py import MPI
 
-from .._call.call import run
 from .._call.definition import define
 from .._diff.reductions import ReductionTangent
 from .._op.comm import as_comm, as_reduction
@@ -22,14 +21,7 @@ def _derivative(r: ReductionTangent) -> Any:
     return r.over_first(r.comm.rank + 1)
 
 
-def _prepare(x: Any, op: MPI.Op, comm: MPI.Intracomm | None) -> Call:
-    p = {"comm": as_comm("scan", comm), "reduction": as_reduction("scan", op)}
-    return Call("scan", (x,), p)
-
-
-define(
-    "scan",
-    prepare=_prepare,
+@define(
     plan=_plan,
     adjoint=_plan,
     derivative=_derivative,
@@ -37,8 +29,6 @@ define(
     overwrites=lambda p: True,
     self_test=lambda t: (lambda: t.ops.scan(t.x, MPI.SUM), t.all_x[: t.rank + 1].sum(0)),
 )
-
-
 def scan(x: T, op: MPI.Op = MPI.SUM, *, comm: MPI.Intracomm | None = None) -> T:
     """Reduce over the ranks up to this one (MPI_Scan; MPI-4.1, section 6.11.1).
 
@@ -69,4 +59,5 @@ def scan(x: T, op: MPI.Op = MPI.SUM, *, comm: MPI.Intracomm | None = None) -> T:
 
     See also: :func:`allreduce`.
     """
-    return run(_prepare(x, op, comm))
+    p = {"comm": as_comm("scan", comm), "reduction": as_reduction("scan", op)}
+    return Call.of("scan", (x,), p)

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from mpi4py import MPI
 
-from .._call.call import run
 from .._call.definition import define
 from .._op.arguments import rank_of
 from .._op.comm import as_comm
@@ -14,14 +11,7 @@ from .._op.plan import from_root, to_root_or_zeros
 from .._op.spec import Call, T
 
 
-def _prepare(x: Any, root: int, comm: MPI.Intracomm | None) -> Call:
-    c = as_comm("scatter", comm)
-    return Call("scatter", (x,), {"comm": c, "root": rank_of("scatter", "root", root, c)})
-
-
-define(
-    "scatter",
-    prepare=_prepare,
+@define(
     plan=from_root("scatter"),
     adjoint=to_root_or_zeros("gather"),
     self_test=lambda t: (
@@ -29,8 +19,6 @@ define(
         t.of_all[t.rank, t.last],
     ),
 )
-
-
 def scatter(x: T, root: int = 0, *, comm: MPI.Intracomm | None = None) -> T:
     """Send block ``j`` of the root's array to rank ``j`` (MPI_Scatter; MPI-4.1, section 6.6).
 
@@ -62,4 +50,5 @@ def scatter(x: T, root: int = 0, *, comm: MPI.Intracomm | None = None) -> T:
 
     See also: :func:`gather`, :func:`alltoall`.
     """
-    return run(_prepare(x, root, comm))
+    c = as_comm("scatter", comm)
+    return Call.of("scatter", (x,), {"comm": c, "root": rank_of("scatter", "root", root, c)})

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from mpi4py import MPI
 
-from .._call.call import run
 from .._call.definition import define
 from .._op import rows as _rows
 from .._op.arguments import rank_of
@@ -16,24 +14,7 @@ from .._op.plan import from_root, to_root_or_zeros
 from .._op.spec import Call, T
 
 
-def _prepare(x: Any, counts: Sequence[int], root: int, comm: MPI.Intracomm | None) -> Call:
-    c = as_comm("scatterv", comm)
-    known = _rows.counts_of("scatterv", "counts", counts, c)
-    of = rank_of("scatterv", "root", root, c)
-    rows, sends, receives = _rows.with_root(known, of, c)
-    p = {
-        "comm": c,
-        "root": of,
-        "rows": (rows, known[c.rank]),
-        "sends": sends,
-        "receives": receives,
-    }
-    return Call("scatterv", (x,), p)
-
-
-define(
-    "scatterv",
-    prepare=_prepare,
+@define(
     plan=from_root("scatterv"),
     adjoint=to_root_or_zeros("gatherv"),
     self_test=lambda t: (
@@ -43,8 +24,6 @@ define(
         t.x,
     ),
 )
-
-
 def scatterv(
     x: T,
     counts: Sequence[int],
@@ -86,4 +65,15 @@ def scatterv(
 
     See also: :func:`scatter`, :func:`gatherv`.
     """
-    return run(_prepare(x, counts, root, comm))
+    c = as_comm("scatterv", comm)
+    known = _rows.counts_of("scatterv", "counts", counts, c)
+    of = rank_of("scatterv", "root", root, c)
+    rows, sends, receives = _rows.with_root(known, of, c)
+    p = {
+        "comm": c,
+        "root": of,
+        "rows": (rows, known[c.rank]),
+        "sends": sends,
+        "receives": receives,
+    }
+    return Call.of("scatterv", (x,), p)

@@ -6,7 +6,6 @@ from typing import Any
 
 from mpi4py import MPI
 
-from .._call.call import run
 from .._call.definition import define
 from .._diff.derivative import ReversedMessage
 from .._op.arguments import dest_of, tag_of
@@ -34,19 +33,10 @@ def message_round(t: Any) -> Any:
     return call, t.all_x[t.left]
 
 
-def _prepare(x: Any, dest: int, tag: int, comm: MPI.Intracomm | None) -> Call:
-    c = as_comm("send", comm)
-    p = {
-        "comm": c,
-        "dest": dest_of("send", "dest", dest, c),
-        "sendtag": tag_of("send", "tag", tag),
-    }
-    return Call("send", (x,), p)
-
-
-define("send", prepare=_prepare, transpose=_transpose, self_test=message_round)
-
-
+@define(
+    transpose=_transpose,
+    self_test=message_round,
+)
 def send(x: Any, dest: int, *, tag: int = 0, comm: MPI.Intracomm | None = None) -> None:
     """Send an array to another rank (MPI_Send; MPI-4.1, section 3.2).
 
@@ -73,4 +63,10 @@ def send(x: Any, dest: int, *, tag: int = 0, comm: MPI.Intracomm | None = None) 
 
     See also: :func:`recv`, :func:`sendrecv`.
     """
-    run(_prepare(x, dest, tag, comm))
+    c = as_comm("send", comm)
+    p = {
+        "comm": c,
+        "dest": dest_of("send", "dest", dest, c),
+        "sendtag": tag_of("send", "tag", tag),
+    }
+    return Call.of("send", (x,), p)

@@ -7,7 +7,6 @@ from typing import Any
 
 from mpi4py import MPI
 
-from .._call.call import run
 from .._call.definition import define
 from .._diff.derivative import ReversedMessage
 from .._op.arguments import ANY_TAG, dest_of, source_of, tag_of
@@ -38,32 +37,7 @@ def _start(start: Callable[..., Request], args: Sequence[Any], p: Params) -> Com
     )
 
 
-def _prepare(
-    sendbuf: Any,
-    recvbuf: Any,
-    source: int,
-    dest: int,
-    sendtag: int,
-    recvtag: int,
-    comm: MPI.Intracomm | None,
-    status: MPI.Status | None = None,
-) -> Call:
-    check_template("sendrecv", "recvbuf", recvbuf)
-    c = as_comm("sendrecv", comm)
-    p = {
-        "comm": c,
-        "source": source_of("sendrecv", "source", source, c),
-        "dest": dest_of("sendrecv", "dest", dest, c),
-        "sendtag": tag_of("sendrecv", "sendtag", sendtag),
-        "recvtag": tag_of("sendrecv", "recvtag", recvtag, wildcard=True),
-        "status": as_status("sendrecv", status),
-    }
-    return Call("sendrecv", (sendbuf, recvbuf), p)
-
-
-define(
-    "sendrecv",
-    prepare=_prepare,
+@define(
     plan=lambda p: Plan("sendrecv", Result.TEMPLATE),
     transpose=_transpose,
     start=_start,
@@ -72,8 +46,6 @@ define(
         t.all_x[t.left],
     ),
 )
-
-
 def sendrecv(
     sendbuf: Any,
     recvbuf: T,
@@ -119,4 +91,14 @@ def sendrecv(
 
     See also: :func:`send`, :func:`recv`.
     """
-    return run(_prepare(sendbuf, recvbuf, source, dest, sendtag, recvtag, comm, status))
+    check_template("sendrecv", "recvbuf", recvbuf)
+    c = as_comm("sendrecv", comm)
+    p = {
+        "comm": c,
+        "source": source_of("sendrecv", "source", source, c),
+        "dest": dest_of("sendrecv", "dest", dest, c),
+        "sendtag": tag_of("sendrecv", "sendtag", sendtag),
+        "recvtag": tag_of("sendrecv", "recvtag", recvtag, wildcard=True),
+        "status": as_status("sendrecv", status),
+    }
+    return Call.of("sendrecv", (sendbuf, recvbuf), p)

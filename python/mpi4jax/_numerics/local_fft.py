@@ -19,8 +19,8 @@ from jax import lax
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from .._grid.layout import Pieces
 from .._jax import compat
+from .layout import Pieces
 
 # Elements that are transformed at once: as many as fit into a cache of the second level.
 TILE = 1 << 14

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +11,6 @@ import jax.numpy as jnp
 from mpi4py import MPI
 
 from .._grid import cart as _cart
-from .._grid.layout import part_of
 from .._op import rows as _rows
 from .._op.arguments import from_end, rank_of
 from .._op.comm import static_int
@@ -22,6 +20,7 @@ from ..ops.gatherv import gatherv
 from ..ops.halo_exchange import halo_exchange
 from ..ops.scatter import scatter
 from ..ops.scatterv import scatterv
+from .layout import Layout
 
 Shape = tuple[int, ...]
 
@@ -53,30 +52,16 @@ class Cuts:
         axes = self.positions(len(shape))
         return not any(shape[axis] % size for axis, size in zip(axes, self.sizes, strict=True))
 
-    def _lines(self, shape: Shape) -> list[list[slice]]:
-        """Along each axis that is cut, the parts of an array of this shape."""
-        lines = []
-        for axis, size in zip(self.positions(len(shape)), self.sizes, strict=True):
-            lines.append([slice(*part_of(shape[axis], size, k)) for k in range(size)])
-        return lines
-
-    def _window(self, shape: Shape, place: Sequence[slice]) -> tuple[slice, ...]:
-        window = [slice(0, n) for n in shape]
-        for axis, part in zip(self.positions(len(shape)), place, strict=True):
-            window[axis] = part
-        return tuple(window)
+    def _layout(self, shape: Shape) -> Layout:
+        return Layout(shape, zip(self.positions(len(shape)), self.sizes, strict=True))
 
     def block(self, shape: Shape, rank: int) -> tuple[slice, ...]:
         """A rank's block, without ghost cells, of an array of this shape."""
-        coords = MPI.Cartcomm(self.comm.mpi).Get_coords(rank)
-        place = [
-            line[coords[k]] for line, k in zip(self._lines(shape), self.dimensions, strict=True)
-        ]
-        return self._window(shape, place)
+        return self._layout(shape).block(rank)
 
     def blocks(self, shape: Shape) -> list[tuple[slice, ...]]:
         """The blocks of all ranks."""
-        return [self._window(shape, place) for place in itertools.product(*self._lines(shape))]
+        return [self.block(shape, rank) for rank in range(self.comm.size)]
 
     def shapes(self, shape: Shape) -> list[Shape]:
         """The shapes of all ranks' blocks."""
