@@ -111,7 +111,7 @@ pub(super) fn watch_link(py: Python<'_>, handle: usize) -> PyResult<()> {
 /// What all ranks are doing.
 #[pyfunction]
 pub(super) fn watch_report(py: Python<'_>) -> Option<String> {
-    py.detach(watch::report)
+    py.detach(watch::report_all)
 }
 
 /// Ends the job unless this process has ended by itself after some seconds.

@@ -2,18 +2,12 @@
 
 use std::collections::HashMap;
 
-use super::frames;
-use super::ranks::Ranks;
+use crate::job::ranks::Ranks;
 
 /// How many lines a report has of what the ranks do.
 const LINES: usize = 16;
 /// How many runs of ranks are named in one place.
 const RUNS: usize = 8;
-
-/// What a rank is in that is in none of ours.
-pub const NO_OPERATION: &str = "in no operation";
-/// Where nobody can say where Python is.
-pub const IN_C: &str = "C code keeps Python's lock";
 
 /// Ranks that do the same.
 #[derive(Clone, Debug, PartialEq)]
@@ -136,25 +130,6 @@ fn all(groups: &[Group]) -> Ranks {
     groups.iter().flat_map(|group| group.members.iter()).collect()
 }
 
-/// A state in few words: where Python is, for a rank that is in no operation.
-pub fn brief(state: &str) -> String {
-    let (what, python) = match state.rsplit_once("Python is at ") {
-        Some((what, at)) => (what, Some(at)),
-        None => (state, None),
-    };
-    match python {
-        Some(at) if what.starts_with(NO_OPERATION) => {
-            let activity = frames::ACTIVITIES.iter().find(|(_, words)| what.contains(words));
-            let activity = activity.map_or_else(String::new, |(_, words)| format!(", where {words}"));
-            format!("in Python at {at}{activity}")
-        }
-        None if what.starts_with(NO_OPERATION) && what.contains(IN_C) => {
-            "in C code that keeps Python's lock".into()
-        }
-        _ => what.trim_end_matches([';', ' ']).into(),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -171,21 +146,6 @@ mod tests {
         let even: Vec<i32> = (0..5000).map(|i| 2 * i).collect();
         assert_eq!(of(&even), "ranks 0, 2, 4, 6, 8, 10, 12, 14, ... (5000 in all)");
         assert_eq!(of(&even[..9]), "ranks 0, 2, 4, 6, 8, 10, 12, 14, 16");
-    }
-
-    #[test]
-    fn a_state_is_put_briefly() {
-        let state = "in no operation; the last one was barrier #1 on c; Python is at io.py:40 in load";
-        assert_eq!(brief(state), "in Python at io.py:40 in load");
-        let state = "in no operation; JAX compiles; the last one was barrier #1; Python is at a.py:4 in f";
-        assert_eq!(brief(state), "in Python at a.py:4 in f, where JAX compiles");
-        assert_eq!(
-            brief("in recv from 1, tag 0 on c; Python is at a.py:4 in f"),
-            "in recv from 1, tag 0 on c"
-        );
-        let state = "in no operation, and was in none before; C code keeps Python's lock";
-        assert_eq!(brief(state), "in C code that keeps Python's lock");
-        assert_eq!(brief("finished"), "finished");
     }
 
     /// A ring of receives: no two ranks do quite the same. The odd one among them is named.

@@ -1,43 +1,34 @@
-//! Nothing hangs in silence, nothing is wrong in silence.
+//! Nothing hangs in silence.
 //!
-//! [`watchdog`] observes from a thread of its own, [`decide`] says what is to be done, and [`act`] does it. What this
-//! process [`waits`] for it tells the other ranks, as [`known`] writes it: those of its host by files in a folder
-//! ([`peers`], [`questions`]), whose processes it can see; the leaders of other hosts through MPI ([`mail`], carried by
-//! [`link`]). The [`graph`] of who waits for whom says which waits cannot end. [`threads`] says where Python is, and whether
-//! one of its threads could go on. [`report`] puts what all ranks do in a few lines, with [`groups`] of [`ranks`]; [`end`]
-//! ends the job, and [`terminate`] has a word to say where a signal ends this rank. [`default`] is about the default communicator where a rank ends without
-//! it. [`compare`] compares operations before they run, [`samples`] does it afterwards.
+//! [`watchdog`] is a thread that observes, and does what [`decide`] says. What this process [`waits`] for, and where [`python`]
+//! is, it tells the other ranks as its [`own`] status (see [`job`](crate::job)). The [`graph`] of who waits for whom says which
+//! waits cannot end. A [`report`] puts what all ranks do in a few lines, with [`groups`] of ranks. [`start`] is what the rest of
+//! the package calls, [`end`] ends the job, [`terminate`] has a word to say where a signal ends this rank, and [`default`] is
+//! about the default communicator where a rank ends without it.
 
-mod act;
-mod compare;
 mod decide;
 mod default;
 mod end;
-mod frames;
 mod graph;
 mod groups;
-mod known;
-mod link;
-mod mail;
-mod peers;
-mod questions;
-mod ranks;
+mod own;
+mod python;
 mod report;
-mod samples;
+mod start;
 mod terminate;
-mod threads;
 mod waits;
 mod watchdog;
 
 use std::sync::{Arc, OnceLock};
 
-pub use self::terminate::python_runs;
-pub use self::threads::use_answers;
-pub use self::waits::{enter, enter_limit, leave, leave_limit};
-pub use self::watchdog::{
-    Settings, abort_after, choose_default, ending, exit, open_link, report, start, take_signals,
+pub use self::python::use_answers;
+pub use self::start::{
+    Settings, abort_after, choose_default, ending, exit, open_link, report_all, start, take_signals,
 };
+pub use self::terminate::python_runs;
+pub use self::waits::{enter, enter_limit, leave, leave_limit};
 use crate::call::{Call, Site};
+use crate::compare::{self, samples};
 use crate::error::{Cause, Error};
 use crate::record::recorder::{self, Record, Running};
 pub use crate::record::samples::share_default;
@@ -163,7 +154,7 @@ impl Watched {
         if let Some(record) = recorder::records().into_iter().rev().find(is_ours) {
             text += &format!("\n  in {record}");
             if self.what.location.is_empty()
-                && let Some(frame) = watchdog::user_frame()
+                && let Some(frame) = start::user_frame()
             {
                 text += &format!("; Python is at {frame}");
             }

@@ -4,6 +4,7 @@
 //! is preceded by another one that describes it, with the same envelope: MPI delivers the two in this
 //! order, so the receiver reads the description first, also where it receives from whomever.
 
+pub mod samples;
 mod started;
 
 use std::ffi::c_int;
