@@ -19,8 +19,8 @@ demo: build ## the shallow-water model on 2 ranks: film, picture and speed, in d
 
 build: .venv/built ## .venv with mpi4jax installed, and an MPI if the machine has none
 
-wheel: .venv/tools ## one wheel for every MPI, in dist/
-	$(BIN)/python tools/make_wheel.py dist
+wheel: .venv/tools ## one wheel for every MPI, in dist/; TARGET=aarch64-apple-darwin for that system
+	$(BIN)/python tools/make_wheel.py dist $(TARGET)
 
 test: .venv/tools ## lint, docs, Rust, and Python on 1 to 4 ranks with the MPI and JAX of .venv
 	$(MAKE) --jobs=2 --output-sync lint docs test-rust
@@ -76,7 +76,7 @@ format: .venv/tools ## what `make lint` only checks
 
 bench: .venv/tools ## speed against raw MPI, mpi4py, mpi4jax 0.9.1 and gloo: docs/benchmarks.md; programs: docs/performance.md
 	$(BIN)/python benches/run.py
-	$(BIN)/python benches/others.py
+	$(BIN)/python benches/third_party.py
 
 bench-quick: .venv/tools ## six ratios in two minutes, beside those of benches/quick.json
 	$(BIN)/python benches/quick.py

@@ -1,4 +1,4 @@
-"""One rank of a small program, written for mpi4jax 0.9.1, that benches/others.py asks for steps.
+"""One rank of a small program, written for mpi4jax 0.9.1, in steps for third_party.py.
 
     mpiexec -n 2 python benches/on_small.py SOCKET CONTENDER PROGRAM
 

@@ -1,4 +1,4 @@
-"""One rank of the ocean model Veros, unmodified: takes the steps that benches/others.py asks for.
+"""One rank of the ocean model Veros, unmodified, in steps for third_party.py.
 
 mpiexec -n 2 python benches/on_veros.py SOCKET CONTENDER SETUP
 """

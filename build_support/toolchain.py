@@ -51,6 +51,19 @@ def fail(message: str) -> NoReturn:
     raise SystemExit(f"\nmpi4jax cannot be built: {message}\n")
 
 
+def compiler() -> str:
+    """The C compiler."""
+    return os.environ.get("CC") or "cc"
+
+
+def system_headers() -> list[str]:
+    """Where the C compiler finds the headers of the system that it compiles for."""
+    command = [*shlex.split(compiler()), "-E", "-v", "-x", "c", os.devnull]
+    said = subprocess.run(command, capture_output=True, text=True).stderr
+    lines = said.partition("#include <...> search starts here:")[2].partition("End of search")[0]
+    return [line.strip() for line in lines.splitlines() if os.path.isabs(line.strip())]
+
+
 @dataclass(frozen=True)
 class Mpi:
     mpicc: str
@@ -132,8 +145,8 @@ def _from_headers(*includes: Path) -> Mpi:
     mpicc.parent.mkdir(parents=True, exist_ok=True)
     mpicc.write_text(
         "#!/bin/sh\n"
-        f"[ \"$1\" = -show ] && exec printf '%s\\n' {shlex.quote(shlex.join(['cc', *flags]))}\n"
-        f'exec cc {shlex.join(flags)} "$@"\n'
+        f"[ \"$1\" = -show ] && exec printf '%s\\n' {shlex.quote(shlex.join([compiler(), *flags]))}\n"
+        f'exec {compiler()} {shlex.join(flags)} "$@"\n'
     )
     mpicc.chmod(0o755)
     vendor, version = _vendor(str(mpicc))
@@ -189,9 +202,9 @@ def check_compilers() -> None:
         fail(f"`cargo --version` does not work:\n\n{cargo.stderr.strip()}")
     if [int(part) for part in version.groups()] < [int(part) for part in wanted.split(".")[:2]]:
         fail(f"cargo is {version[0][6:]}, expected {wanted} or newer: see https://rustup.rs.")
-    if shutil.which("cc") is None:
+    if shutil.which(shlex.split(compiler())[0]) is None:
         fail(
-            "there is no C compiler: `cc` is not on PATH. Install one (Debian, Ubuntu: "
+            f"there is no C compiler: `{compiler()}` is not on PATH. Install one (Debian, Ubuntu: "
             "`apt install gcc libc6-dev`; Fedora: `dnf install gcc`; conda: "
             "`conda install c-compiler`) and try again."
         )
@@ -229,14 +242,11 @@ def cargo_environment(mpi: Mpi | None) -> dict[str, str]:
         if libclang is None:
             fail("there is no libclang, which bindgen needs: `pip install libclang`.")
         environment["LIBCLANG_PATH"] = libclang
-    # libclang comes without the compiler's own headers (stddef.h): the C compiler's will do.
-    include = subprocess.run(
-        ["cc", "-print-file-name=include"], capture_output=True, text=True
-    ).stdout.strip()
-    if os.path.isabs(include):
-        environment["BINDGEN_EXTRA_CLANG_ARGS"] = " ".join(
-            filter(None, [os.environ.get("BINDGEN_EXTRA_CLANG_ARGS"), f"-I{include}"])
-        )
+    # libclang comes without the compiler's own headers (stddef.h), and without those of another
+    # system.
+    arguments = [os.environ.get("BINDGEN_EXTRA_CLANG_ARGS") or ""]
+    arguments += [f"-isystem {shlex.quote(folder)}" for folder in system_headers()]
+    environment["BINDGEN_EXTRA_CLANG_ARGS"] = " ".join(arguments).strip()
     return environment
 
 

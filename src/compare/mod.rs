@@ -18,7 +18,7 @@ use crate::call::{Call, Phase};
 use crate::error::{Cause, Error};
 use crate::mpilib::{Tag, check, handle, wildcards};
 use crate::ops::{Dtype, Op, Reduction};
-use crate::record::recorder::{Record, Running, What};
+use crate::record::recorder::{OpInfo, Record, Running};
 use crate::transport::Ahead;
 use crate::transport::matching::{Memory, exchange};
 
@@ -107,7 +107,7 @@ pub fn compare(exact: bool, call: &mut Call, running: &Running) -> Result<Option
 
 /// Of what has to be the same on all ranks.
 pub fn fingerprint(call: &Call, record: &Record) -> u64 {
-    let What { op, reduction, .. } = &*record.what;
+    let OpInfo { op, reduction, .. } = &*record.what;
     let mut hasher = DefaultHasher::new();
     let count = if op.row().has_any_size() { 0 } else { record.count };
     (record.what.name(), record.sequence, count, record.dtype.map(Dtype::xla_code)).hash(&mut hasher);

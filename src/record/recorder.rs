@@ -19,7 +19,7 @@ pub const CAPACITY: usize = 1024;
 
 /// What is known of an operation before it runs. Records point to it after the program that held it is gone.
 #[derive(Debug)]
-pub struct What {
+pub struct OpInfo {
     pub op: Op,
     pub phase: Phase,
     pub comm: Arc<Comm>,
@@ -30,57 +30,57 @@ pub struct What {
     pub transport: &'static str,
 }
 
-/// Every `What` that a program or a record may point to.
+/// Every `OpInfo` that a program or a record may point to.
 ///
 /// Records hold plain pointers, so that operations write them without a lock. Who reads one holds this lock, under
 /// which nothing goes that a record points to; and what no program holds, no record begins to point to.
-static WHATS: Mutex<Vec<Arc<What>>> = Mutex::new(Vec::new());
+static OP_INFOS: Mutex<Vec<Arc<OpInfo>>> = Mutex::new(Vec::new());
 
-fn whats() -> MutexGuard<'static, Vec<Arc<What>>> {
-    WHATS.lock().unwrap_or_else(PoisonError::into_inner)
+fn op_infos() -> MutexGuard<'static, Vec<Arc<OpInfo>>> {
+    OP_INFOS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// What the records of this site will say.
-pub fn describe(site: &Site, transport: &'static str) -> Arc<What> {
+pub fn describe(site: &Site, transport: &'static str) -> Arc<OpInfo> {
     let &Site { op, phase, ref comm, reduction, root, ref location, .. } = site;
-    keep(What { op, phase, comm: comm.clone(), reduction, root, location: location.clone(), transport })
+    keep(OpInfo { op, phase, comm: comm.clone(), reduction, root, location: location.clone(), transport })
 }
 
 /// What the records of a wait say, at a line, for what was started.
-pub fn describe_wait(started: &What, line: &str) -> Arc<What> {
-    let &What { op, ref comm, reduction, root, ref location, transport, .. } = started;
+pub fn describe_wait(started: &OpInfo, line: &str) -> Arc<OpInfo> {
+    let &OpInfo { op, ref comm, reduction, root, ref location, transport, .. } = started;
     let location = match (location.is_empty(), line.is_empty()) {
         (true, _) => line.into(),
         (false, true) => format!("started at {location}").into(),
         (false, false) => format!("started at {location}, {line}").into(),
     };
-    keep(What { op, phase: Phase::Wait, comm: comm.clone(), reduction, root, location, transport })
+    keep(OpInfo { op, phase: Phase::Wait, comm: comm.clone(), reduction, root, location, transport })
 }
 
-fn keep(what: What) -> Arc<What> {
+fn keep(what: OpInfo) -> Arc<OpInfo> {
     let what = Arc::new(what);
-    let mut whats = whats();
-    if whats.len() == whats.capacity() {
-        clear(&mut whats);
+    let mut infos = op_infos();
+    if infos.len() == infos.capacity() {
+        clear(&mut infos);
     }
-    whats.push(what.clone());
+    infos.push(what.clone());
     what
 }
 
 /// The list is full: what is not used any more goes.
 #[cold]
-fn clear(whats: &mut Vec<Arc<What>>) {
-    let idle: Vec<bool> = whats.iter().map(|what| Arc::strong_count(what) == 1).collect();
+fn clear(infos: &mut Vec<Arc<OpInfo>>) {
+    let idle: Vec<bool> = infos.iter().map(|info| Arc::strong_count(info) == 1).collect();
     // Whoever let go of one has written his records before.
     fence(Ordering::Acquire);
     let mut used: Vec<_> = SLOTS.iter().map(|slot| slot.what.load(Ordering::Relaxed).cast_const()).collect();
     used.sort_unstable();
     let mut idle = idle.into_iter();
-    whats.retain(|what| idle.next() != Some(true) || used.binary_search(&Arc::as_ptr(what)).is_ok());
+    infos.retain(|info| idle.next() != Some(true) || used.binary_search(&Arc::as_ptr(info)).is_ok());
     // Half of it is free then, so that this comes once in so many programs.
-    let room = (2 * whats.len()).max(CAPACITY);
-    whats.shrink_to(room);
-    whats.reserve_exact(room - whats.len());
+    let room = (2 * infos.len()).max(CAPACITY);
+    infos.shrink_to(room);
+    infos.reserve_exact(room - infos.len());
 }
 
 /// One record, one cache line.
@@ -88,7 +88,7 @@ fn clear(whats: &mut Vec<Arc<What>>) {
 struct Slot {
     /// The record's number, from 1; 0 while it is being written.
     ticket: AtomicU64,
-    what: AtomicPtr<What>,
+    what: AtomicPtr<OpInfo>,
     /// Number of the operation among the collectives, or the messages, of its communicator; from 1.
     sequence: AtomicU64,
     /// The element count, and above it the index of the data type.
@@ -162,7 +162,7 @@ pub struct Running {
 ///
 /// The caller holds `what` for as long as the operation runs.
 #[inline]
-pub fn begin(what: &Arc<What>, call: &Call) -> Running {
+pub fn begin(what: &Arc<OpInfo>, call: &Call) -> Running {
     let Comm { collectives, messages, .. } = &*what.comm;
     let numbers = if what.op.row().is_collective() { collectives } else { messages };
     let dtype = call.send.or(call.recv).map_or(NO_DTYPE, |buffer| buffer.dtype() as u64);
@@ -178,7 +178,7 @@ pub fn begin(what: &Arc<What>, call: &Call) -> Running {
 }
 
 /// Records that a wait begins, for what this record says was started.
-pub fn begin_wait(what: &Arc<What>, started: &Record) -> Running {
+pub fn begin_wait(what: &Arc<OpInfo>, started: &Record) -> Running {
     let dtype = started.dtype.map_or(NO_DTYPE, |dtype| dtype as u64);
     claim(
         what,
@@ -200,7 +200,7 @@ struct Numbers {
 }
 
 #[inline(always)]
-fn claim(what: &Arc<What>, numbers: &Numbers) -> Running {
+fn claim(what: &Arc<OpInfo>, numbers: &Numbers) -> Running {
     let &Numbers { sequence, items, peers, tags } = numbers;
     // An operation that runs for long keeps its record while others, of other threads, come and go.
     let mut ticket = NEXT.fetch_add(1, Ordering::Relaxed) + 1;
@@ -285,7 +285,7 @@ impl State {
 #[derive(Clone, Debug)]
 pub struct Record {
     pub ticket: u64,
-    pub what: Arc<What>,
+    pub what: Arc<OpInfo>,
     pub sequence: u64,
     pub count: u64,
     pub dtype: Option<Dtype>,
@@ -301,7 +301,7 @@ pub struct Record {
     pub thread: (u64, i32),
 }
 
-impl What {
+impl OpInfo {
     pub fn name(&self) -> &'static str {
         self.op.name_of(self.phase)
     }
@@ -310,7 +310,7 @@ impl What {
 impl Slot {
     /// A copy, unless the record is being written.
     fn read(&self) -> Option<Record> {
-        let _all_there = whats();
+        let _all_there = op_infos();
         let ticket = self.ticket.load(Ordering::Acquire);
         let what = self.what.load(Ordering::Relaxed);
         let sequence = self.sequence.load(Ordering::Relaxed);
@@ -332,7 +332,7 @@ impl Slot {
         };
         Some(Record {
             ticket,
-            // SAFETY: from `Arc::as_ptr`, of a member of `WHATS` that stays one while a record points to it.
+            // SAFETY: from `Arc::as_ptr`, of a member of `OP_INFOS` that stays one while a record points to it.
             what: unsafe {
                 Arc::increment_strong_count(what);
                 Arc::from_raw(what)
@@ -392,11 +392,11 @@ impl Record {
 }
 
 /// One side of a message.
-struct Side<'a>(&'a str, i32, i32);
+struct Endpoint<'a>(&'a str, i32, i32);
 
-impl fmt::Display for Side<'_> {
+impl fmt::Display for Endpoint<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let &Side(word, rank, tag) = self;
+        let &Endpoint(word, rank, tag) = self;
         let any = wildcards();
         if rank == any.proc_null {
             return write!(f, "{word} nobody");
@@ -411,10 +411,11 @@ impl fmt::Display for Side<'_> {
 /// `allreduce #118 (SUM, 3 x float32) on mpi4jax.default, solver.py:97`
 impl fmt::Display for Record {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let What { op, comm, reduction, root, location, .. } = &*self.what;
+        let OpInfo { op, comm, reduction, root, location, .. } = &*self.what;
         let row = op.row();
         write!(f, "{} ", self.what.name())?;
-        let (from, to) = (Side("from", self.source, self.recvtag), Side("to", self.dest, self.sendtag));
+        let (from, to) =
+            (Endpoint("from", self.source, self.recvtag), Endpoint("to", self.dest, self.sendtag));
         match (row.receives(), row.sends()) {
             (false, false) => write!(f, "#{}", self.sequence)?,
             (true, false) => write!(f, "{from}")?,
@@ -484,7 +485,7 @@ mod tests {
             }
         }
         // Those of `CAPACITY` records, those that came since the last of them went, and other tests' few.
-        assert!(whats().len() < 4 * CAPACITY, "{}", whats().len());
+        assert!(op_infos().len() < 4 * CAPACITY, "{}", op_infos().len());
         assert!(Arc::strong_count(&comm) < 4 * CAPACITY);
     }
 }

@@ -89,7 +89,7 @@ pub fn wait_for(
 /// What the handler keeps for each operation of a compiled program.
 #[derive(Debug)]
 pub struct Watched {
-    what: Arc<recorder::What>,
+    what: Arc<recorder::OpInfo>,
     /// Whether the ranks compare it before it runs.
     is_checked: bool,
     /// Whether samples of it are taken.

@@ -15,7 +15,7 @@ use crate::device::cuda::{self, Entered};
 use crate::error::{Cause, Error};
 use crate::mpilib;
 use crate::ops;
-use crate::record::recorder::What;
+use crate::record::recorder::OpInfo;
 use crate::record::timeline;
 use crate::transport::{self, MemoryPool, Platform, RequestLayout, Transport};
 use crate::watch::{self, Watched};
@@ -113,7 +113,7 @@ pub(super) struct RequestPlan {
 }
 
 /// What was started, the number of the line of the wait, and how that is recorded.
-pub(super) type RecordedWait = (Arc<What>, i32, Arc<Watched>);
+pub(super) type RecordedWait = (Arc<OpInfo>, i32, Arc<Watched>);
 
 /// After an error the ranks are out of step.
 #[inline]

@@ -118,13 +118,13 @@ fi
 
 for ranks in 1 2; do
     for transport in staged nccl cuda-mpi ucx; do
-        row bandwidth "$transport" "$ranks" 120 "$python" "$here/bandwidth.py"
+        row bandwidth "$transport" "$ranks" 120 "$python" "$here/../../benches/gpu_bandwidth.py"
     done
     [ -n "$reference" ] || continue
     # The same script, on the other package of this name.
     if [ -d "$work/reference" ] || install "$work/reference" "$reference" > "$work/logs/reference" 2>&1; then
         row bandwidth-0.9.1 staged "$ranks" 120 env PYTHONPATH="$work/reference$path" MPI4JAX_USE_CUDA_MPI=0 \
-            MPI4JAX_NO_WARN_JAX_VERSION=1 "$python" "$here/../../benches/on_reference.py" "$here/bandwidth.py"
+            MPI4JAX_NO_WARN_JAX_VERSION=1 "$python" "$here/../../benches/on_reference.py" "$here/../../benches/gpu_bandwidth.py"
     else
         rm -rf "$work/reference"
         line bandwidth-0.9.1 staged "$ranks" "does not build: $(grep -m1 -E 'Error: |error: [^s]' "$work/logs/reference")"

@@ -65,6 +65,8 @@ SAYS = {
     "waits for what nobody sends": r"rank {rank} is in wait for irecv from .*, tag 999 .*y:{line}",
     "does not start": r"rank {rank} is in barrier .*program.py:{line}",
     "ends before it starts": r"cannot end: rank {rank} has finished",
+    "receives from each other": r"deadlock",
+    "takes communicators in another order": r"deadlock",
     "never waits": r"iallreduce .*program.py:{line} was never waited for",
 }
 FAULTS = {
@@ -77,6 +79,9 @@ FAULTS = {
     "; mpi4jax.wait(r0); mpi4jax.flush()",
     "does not start": "nt.barrier(comm={comm}); mpi4jax.flush()",
     "ends before it starts": "return",
+    "receives from each other": "nt.recv(mine(0), {peer}, tag=998, comm=world); mpi4jax.flush()",
+    "takes communicators in another order": "nt.barrier(comm=a0); mpi4jax.flush(); nt.barrier("
+    "comm=b0); mpi4jax.flush()",
     "never waits": "r0 = mpi4jax.iallreduce(mine(0), MPI.SUM, comm={comm})",
 }
 # What the others start before, and wait for.
@@ -386,6 +391,12 @@ class Maker(random_started.Starts):
         self.finish(lambda one: one.rank == r)
         if name in STARTED:
             self.job.add(others, FAULTS["never waits"].format(comm=comm.name))
+        if name == "receives from each other":
+            self.job.add([others[0]], FAULTS[name].format(peer=r))
+        if name == "takes communicators in another order":
+            self.job.add(comm.ranks, f"a0, b0 = {comm.name}.Dup(), {comm.name}.Dup()")
+            text = FAULTS[name].replace("a0", "c0").replace("b0", "a0").replace("c0", "b0")
+            self.job.add(others, text)
         self.job.add([r], FAULTS[name].format(peer=others[0], comm=comm.name))
         self.job.fault = (name, r, PRELUDE.count("\n") + 1 + len(self.job.lines))
         if name in STARTED:

@@ -85,14 +85,6 @@ def test_older_programs(mpirun, tmp_path, text, env):
     assert sorted(job.stdout.splitlines()) == ["[7.0, 7.0, 7.0] 2.0", "[7.0, 7.0, 7.0] 4.0"]
 
 
-def test_one_line_changed(mpirun, tmp_path):
-    text = NEWER.replace("\nimport mpi4jax\n", "\nimport mpi4jax.notoken as mpi4jax\n")
-    (tmp_path / "program.py").write_text(text)
-    job = mpirun(2, "program.py")
-    assert job.returncode == 0, job.stderr
-    assert "[7.0, 7.0, 7.0] 2.0" in job.stdout
-
-
 ADVICE = "write `import mpi4jax.notoken as mpi4jax`, or set MPI4JAX_NOTOKEN=1"
 HEAD = """
 import jax, jax.numpy as jnp, numpy as np
@@ -102,22 +94,17 @@ x = jnp.ones(3)
 # Lines of programs for 0.8 and newer, and whether the error that they meet has the advice.
 LINES = {
     "y = mpi4jax.allreduce(x) + 1": True,
-    "y = mpi4jax.allreduce(x)\nz = 2.5 * y": True,
     "y = mpi4jax.allreduce(x).sum()": True,
-    "f = jax.jit(lambda x: jnp.sum(mpi4jax.allreduce(x)))\nf(x)": True,
     "def f(y): return y.shape\nf(mpi4jax.allgather(x))": True,
     "def f(i, x): return mpi4jax.allreduce(x)\njax.lax.fori_loop(0, 3, f, x)": True,
     "y, _ = mpi4jax.allreduce(x)\n(1, 2) + 1": False,  # its own mistake
     "y, t = mpi4jax.allreduce(x)\nmpi4jax.bcast(x, token=t) + 1": False,  # it knows of tokens
-    "y = mpi4jax.allreduce(x)\ny[0].no_such_thing": False,
-    "mpi4jax.notoken.allreduce(x) + ()": False,
 }
 
 
 # Whether a line that takes an item is warned of. The second one is not: it is said once.
 ITEMS = {
     "y = mpi4jax.allreduce(x)[0]\ny = mpi4jax.bcast(x)[0]": True,
-    "y = jax.jit(lambda x: mpi4jax.allreduce(x)[-1])(x)": True,
     "y, token = mpi4jax.allreduce(x)\ny[0]": False,
     "y = mpi4jax.notoken.allreduce(x)[0]": False,
     "y = mpi4jax.allreduce(x, token=mpi4jax.create_token())[0]\ny = mpi4jax.bcast(x)[0]": False,

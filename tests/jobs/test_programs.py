@@ -81,33 +81,6 @@ def test_exit_with_pending_work(mpirun, tmp_path, ranks, name):
 # ---- Some ranks only
 
 
-@pytest.mark.parametrize("program", [
-    "y = notoken.sendrecv(x, x, 1 - rank, 1 - rank)",
-    "y = jax.jit(lambda x: notoken.sendrecv(x, x, 1 - rank, 1 - rank))(x)",
-])  # fmt: skip
-@pytest.mark.parametrize("end", ["", "MPI.Finalize()"])
-def test_default_communicator_on_two_of_four_ranks(mpirun, tmp_path, program, end):
-    """It is made on first use, which is collective: the other ranks join in when they exit."""
-    file = tmp_path / "program.py"
-    file.write_text(
-        textwrap.dedent(f"""
-            import jax, jax.numpy as jnp
-            from mpi4py import MPI
-            import mpi4jax
-            from mpi4jax import notoken
-            rank = MPI.COMM_WORLD.rank
-            if rank < 2:
-                x = jnp.float32(rank)
-                {program}
-                print("got", float(y), "from", 1 - rank, flush=True)
-            {end}
-        """)
-    )
-    job = mpirun(4, file)
-    assert job.returncode == 0, job.stderr
-    assert sorted(job.stdout.split("\n")[:2]) == ["got 0.0 from 0", "got 1.0 from 1"]
-
-
 # ---- `MPI4JAX_DEBUG`
 
 DEBUGGED = textwrap.dedent("""

@@ -1,10 +1,10 @@
-"""The small programs of benches/others.py, on this package alone."""
+"""The small programs of benches/third_party.py, on this package alone."""
 
 import sys
 
 import numpy as np
-import others
 import pytest
+import third_party
 from contenders import Job
 from report import NEW, OLD
 
@@ -16,24 +16,24 @@ pytestmark = [pytest.mark.timeout(300), pytest.mark.xdist_group("small programs"
 
 @pytest.mark.parametrize(("name", "ranks"), [("nnx", 1), ("equinox", 1), ("cg", 2)])
 def test_small_programs_take_steps_in_turns(name, ranks, monkeypatch):
-    monkeypatch.setitem(others.ENVIRONMENT, OLD, others.ENVIRONMENT[NEW])
-    monkeypatch.setitem(others.PROGRAMS, name, others.PROGRAMS[name]._replace(steps=2))
-    times, versions = others.compare(sys.executable, name, ranks, rounds=2, seconds=0)
+    monkeypatch.setitem(third_party.ENVIRONMENT, OLD, third_party.ENVIRONMENT[NEW])
+    monkeypatch.setitem(third_party.PROGRAMS, name, third_party.PROGRAMS[name]._replace(steps=2))
+    times, versions = third_party.compare(sys.executable, name, ranks, rounds=2, seconds=0)
     assert [len(times[who]) for who in (NEW, OLD)] == [2, 2]
     assert all(seconds > 0 for seconds in times[NEW] + times[OLD])
     assert versions["jax"]
 
 
 def test_results_that_differ_are_no_figure(monkeypatch):
-    monkeypatch.setitem(others.ENVIRONMENT, OLD, others.ENVIRONMENT[NEW])
-    monkeypatch.setattr(others, "difference", lambda a, b: float("nan"))
+    monkeypatch.setitem(third_party.ENVIRONMENT, OLD, third_party.ENVIRONMENT[NEW])
+    monkeypatch.setattr(third_party, "difference", lambda a, b: float("nan"))
     with pytest.raises(RuntimeError, match="results differ"):
-        others.compare(sys.executable, "cg", 1, rounds=1, seconds=0)
+        third_party.compare(sys.executable, "cg", 1, rounds=1, seconds=0)
 
 
 def test_the_conjugate_gradient_solves_it():
-    worker = others.ROOT / "benches" / "on_small.py"
-    env = others.ENVIRONMENT[NEW]
+    worker = third_party.ROOT / "benches" / "on_small.py"
+    env = third_party.ENVIRONMENT[NEW]
     with Job(NEW, sys.executable, 2, worker=worker, arguments=["cg"], env=env) as job:
         job.ask("start")
         (total, square, *_), _ = job.ask("result")

@@ -10,6 +10,9 @@ import jax
 import pytest
 from mpi4py import MPI
 
+import mpi4jax
+from mpi4jax import _native
+
 FAILED_TESTS = (
     pytest.ExitCode.TESTS_FAILED,
     pytest.ExitCode.INTERRUPTED,  # by -x, or because a file could not be collected
@@ -56,6 +59,24 @@ def forget_programs():
     """Programs stay in memory: those of all files are more than 8 ranks have in one machine."""
     yield
     jax.clear_caches()
+
+
+@pytest.fixture
+def logged(capfd):
+    """``logged(f)``: the result of ``f()``, and the lines that `MPI4JAX_DEBUG` prints of it."""
+
+    def run(f):
+        mpi4jax.flush()
+        capfd.readouterr()
+        _native.set_debug(True)
+        try:
+            y = jax.block_until_ready(f())
+            mpi4jax.flush()
+        finally:
+            _native.set_debug(False)
+        return y, [line for line in capfd.readouterr().out.splitlines() if " | MPI_" in line]
+
+    return run
 
 
 def pytest_sessionfinish(session):

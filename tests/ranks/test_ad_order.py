@@ -59,46 +59,9 @@ def exchange(x, template):
     return loss(step(stage(x, 1.0) if RANK == 0 else x, template))
 
 
-def templates(x):
-    """The template is the input, so that everything is perturbed."""
-    return exchange(x, x)
-
-
 def constants(x):
     """The template is a constant: nothing on rank 1 depends on its own input."""
     return exchange(x, CONSTANT)
-
-
-def token_chain(x):
-    """Tokens are passed on; the last one is dropped."""
-    token = mpi4jax.create_token(x)
-    if RANK == 0:
-        token = mpi4jax.send(stage(x, 1.0), 1, tag=1, token=token)
-        y, token = mpi4jax.recv(CONSTANT, 1, tag=2, token=token)
-        return jnp.sum(stage(y, 3.0))
-    y, token = mpi4jax.recv(CONSTANT, 0, tag=1, token=token)
-    mpi4jax.send(stage(y, 2.0), 0, tag=2, token=token)
-    return jnp.float32(0)
-
-
-def tokens_dropped(x):
-    if RANK == 0:
-        mpi4jax.send(stage(x, 1.0), 1, tag=1)
-        y, _ = mpi4jax.recv(CONSTANT, 1, tag=2)
-        return jnp.sum(stage(y, 3.0))
-    y, _ = mpi4jax.recv(CONSTANT, 0, tag=1)
-    mpi4jax.send(stage(y, 2.0), 0, tag=2)
-    return jnp.float32(0)
-
-
-def token_is_the_result(x):
-    """Only the tokens reach the result of rank 1."""
-    if RANK == 0:
-        token = mpi4jax.send(stage(x, 1.0), 1, tag=1)
-        y, token = mpi4jax.recv(CONSTANT, 1, tag=2, token=token)
-        return jnp.sum(stage(y, 3.0)) + token
-    y, token = mpi4jax.recv(CONSTANT, 0, tag=1)
-    return mpi4jax.send(stage(y, 2.0), 0, tag=2, token=token)
 
 
 def any_source(x):
@@ -109,31 +72,6 @@ def any_source(x):
     return jnp.float32(0)
 
 
-def nested(x):
-    """A send is all that is in a jitted and in a rematerialised function."""
-    first = jax.jit(lambda x: notoken.send(x, OTHER, tag=1))
-    second = jax.checkpoint(lambda x: notoken.send(stage(x, 2.0), OTHER, tag=2))
-    if RANK == 0:
-        first(stage(x, 1.0))
-        y = lax.cond(x[0] > -9, lambda x: notoken.recv(x, 1, tag=2), lambda x: x, x)
-        return jnp.sum(stage(y, 3.0))
-    second(jax.checkpoint(lambda x: notoken.recv(x, 0, tag=1))(x))
-    return jnp.float32(0)
-
-
-def nested_constants(x):
-    """Jitted, rematerialised and conditional functions whose arguments are not perturbed."""
-    if RANK == 0:
-        jax.jit(lambda x: notoken.send(stage(x, 1.0), 1, tag=1))(x)
-        receive = jax.jit(jax.checkpoint(lambda z: notoken.recv(z, 1, tag=2)))
-        return jnp.sum(stage(receive(CONSTANT), 3.0))
-    y = lax.cond(
-        jnp.arange(3)[0] == 0, lambda z: notoken.recv(z, 0, tag=1), lambda z: z, jnp.zeros(3)
-    )
-    jax.checkpoint(lambda y: notoken.send(stage(y, 2.0), 0, tag=2))(y)
-    return jnp.float32(0)
-
-
 def no_arguments(x):
     """Functions without any argument receive."""
     if RANK == 0:
@@ -141,14 +79,6 @@ def no_arguments(x):
         return jnp.sum(stage(jax.jit(lambda: notoken.recv(CONSTANT, 1, tag=2))(), 3.0))
     y = jax.jit(jax.checkpoint(lambda: notoken.recv(CONSTANT, 0, tag=1)))()
     notoken.send(stage(y, 2.0), 0, tag=2)
-    return jnp.float32(0)
-
-
-def cond_send(x):
-    if RANK == 0:
-        lax.cond(x[0] > -9, lambda x: notoken.send(stage(x, 1.0), 1, tag=1), lambda x: None, x)
-        return jnp.sum(stage(notoken.recv(CONSTANT, 1, tag=2), 3.0))
-    notoken.send(stage(notoken.recv(CONSTANT, 0, tag=1), 2.0), 0, tag=2)
     return jnp.float32(0)
 
 
@@ -163,15 +93,6 @@ def integers_beside(x):
     two = notoken.recv(number, 0, tag=7)[1] * 2.0
     notoken.send(stage(y, two), 0, tag=2)
     return jnp.float32(0)
-
-
-def unused(x):
-    """Results that nobody uses, of ops in all kinds of functions."""
-    jax.jit(lambda x: notoken.allreduce(x, MPI.SUM))(x)
-    jax.checkpoint(lambda x: notoken.sendrecv(x, x, OTHER, OTHER, sendtag=8))(x)
-    lax.scan(lambda c, _: (notoken.alltoall(c), None), jnp.stack([x, x]), None, length=2)
-    notoken.barrier()
-    return templates(x)
 
 
 def zero_on_one_rank(x):
@@ -191,23 +112,9 @@ def stopped(x):
     return there_and_back(x) + 0 * jnp.sum(y) if RANK == 0 else jnp.float32(0)
 
 
-def scan_templates(x):
-    return loss(lax.scan(lambda x, _: (step(x, x), None), x, jnp.arange(3))[0])
-
-
 def scan_constants(x):
     """Everything that rank 1 does in the loop is loop-invariant."""
     return loss(lax.scan(lambda x, _: (step(x, CONSTANT), None), x, jnp.arange(3))[0])
-
-
-def fori_constants(x):
-    def body(_, x):
-        if RANK == 0:
-            return step(x, CONSTANT)
-        jax.jit(lambda: step(None, CONSTANT))()
-        return x
-
-    return loss(lax.fori_loop(0, 3, body, x))
 
 
 def scan_without_carry(x):
@@ -222,22 +129,14 @@ PROGRAMS = {
     f.__name__: (f, reference)
     for reference, fs in {
         there_and_back: (
-            templates,
             constants,
-            token_chain,
-            tokens_dropped,
-            token_is_the_result,
             any_source,
-            nested,
-            nested_constants,
             no_arguments,
-            cond_send,
             integers_beside,
-            unused,
             zero_on_one_rank,
             stopped,
         ),
-        three_times: (scan_templates, scan_constants, fori_constants, scan_without_carry),
+        three_times: (scan_constants, scan_without_carry),
     }.items()
     for f in fs
 }
@@ -280,18 +179,12 @@ MODES = {
     "jit(grad)": (lambda f: jax.jit(jax.grad(f)), jax.grad),
     "grad(jit)": (lambda f: jax.grad(jax.jit(f)), jax.grad),
     "grad(checkpoint)": (lambda f: mpi4jax.jit(jax.grad(jax.checkpoint(f))), jax.grad),
-    "value_and_grad": (
-        lambda f: mpi4jax.jit(lambda x: jax.value_and_grad(f)(x)[1]),
-        jax.grad,
-    ),
     "eager jvp": (jvp, jvp),
     "jit(jvp)": (lambda f: jax.jit(jvp(f)), jvp),
     "linearize": (lambda f: mpi4jax.jit(linearized(f)), jvp),
     "jacrev": (lambda f: mpi4jax.jit(jax.jacrev(f)), jax.grad),
     "vmap(grad)": (lambda f: mpi4jax.jit(vmapped(jax.grad)(f)), jax.grad),
-    "eager vmap(grad)": (vmapped(jax.grad), jax.grad),
     "hvp": (lambda f: mpi4jax.jit(hvp(f)), hvp),
-    "eager hvp": (hvp, hvp),
     "vhp": (lambda f: jax.jit(vhp(f)), vhp),
 }
 X = jnp.array([0.1, 0.2, 0.3])

@@ -18,7 +18,7 @@ from jax import lax
 from mpi4py import MPI
 
 import mpi4jax
-from mpi4jax import _native, notoken
+from mpi4jax import notoken
 
 COMM = MPI.COMM_WORLD
 RANK = COMM.rank
@@ -159,38 +159,24 @@ def wrapped(s, truth):
     }[kind]()
 
 
-class Log:
-    """What this rank has called, read from the debug log."""
-
-    def __init__(self, capfd):
-        self.capfd = capfd
-
-    def of(self, f):
-        """The tags of the messages that ``f`` has sent and received, in order."""
-        mpi4jax.flush()
-        _native.set_debug(True)
-        self.capfd.readouterr()
-        try:
-            jax.block_until_ready(f())
-            mpi4jax.flush()
-        finally:
-            _native.set_debug(False)
-        lines = [line.split(" | ") for line in self.capfd.readouterr().out.splitlines()]
-        calls = [line[2] for line in lines if len(line) == 3 and line[2].startswith("MPI_")]
-        return [self.entry(call) for call in calls if " done " not in call]
-
-    @staticmethod
-    def entry(call):
-        name = call.split()[0].removeprefix("MPI_").lower()
-        found = re.findall(r"(<-|->) -?\d+ \(tag (-?\d+)|(<-|->) -?\d+ with tag (-?\d+)", call)
-        sent = [t for a, t, b, u in found for t in [t or u] if (a or b) == "->"]
-        received = [t for a, t, b, u in found for t in [t or u] if (a or b) == "<-"]
-        return name, int((sent or received)[0])
+def entry(call):
+    """The name and the tag of an MPI call that was logged."""
+    name = call.split()[0].removeprefix("MPI_").lower()
+    found = re.findall(r"(<-|->) -?\d+ \(tag (-?\d+)|(<-|->) -?\d+ with tag (-?\d+)", call)
+    sent = [t for a, t, b, u in found for t in [t or u] if (a or b) == "->"]
+    received = [t for a, t, b, u in found for t in [t or u] if (a or b) == "<-"]
+    return name, int((sent or received)[0])
 
 
 @pytest.fixture
-def log(capfd):
-    return Log(capfd)
+def calls(logged):
+    """``calls(f)``: names and tags of the messages that ``f`` has sent and received, in order."""
+
+    def run(f):
+        lines = [line.split(" | ")[2] for line in logged(f)[1]]
+        return [entry(line) for line in lines if " done " not in line]
+
+    return run
 
 
 def names_of(program):
@@ -242,7 +228,7 @@ def random_program(seed, wrappers):
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("seed", range(PROGRAMS))
-def test_random_program_in_reverse(log, seed):
+def test_random_program_in_reverse(calls, seed):
     program, f, values = random_program(seed, WRAPPERS)
     gradient = JITS[seed % len(JITS)](jax.grad(f))
     gradient(values)
@@ -250,12 +236,12 @@ def test_random_program_in_reverse(log, seed):
     expected = calls_of(program, forward)
     # Backward, no tag is a wildcard: the forward pass has recorded it.
     expected += [(backward[tag], tag) for tag in reversed(tags(program))]
-    assert log.of(lambda: gradient(values)) == expected
+    assert calls(lambda: gradient(values)) == expected
 
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("seed", range(100, 100 + PROGRAMS))
-def test_random_program_forward_and_reverse(log, seed):
+def test_random_program_forward_and_reverse(calls, seed):
     program, f, values = random_program(seed, FORWARD)
     reverse = "'while'" not in str(program)  # JAX differentiates no while loop in reverse
     jit = JITS[seed % len(JITS)]
@@ -265,9 +251,9 @@ def test_random_program_forward_and_reverse(log, seed):
     push = jit(lambda v, t: jax.jvp(f, (v,), (t,))[1])
     derivative = COMM.allreduce(float(push(values, tangents)))
     # The tangent of a message follows it; that of a wildcard goes where the message went.
-    calls = log.of(lambda: push(values, tangents))
-    assert calls[::2] == calls_of(program, forward)
-    assert calls[1::2] == [(forward[tag], tag) for tag in tags(program)]
+    found = calls(lambda: push(values, tangents))
+    assert found[::2] == calls_of(program, forward)
+    assert found[1::2] == [(forward[tag], tag) for tag in tags(program)]
 
     if reverse:
         gradient = jit(jax.grad(f))(values)
@@ -276,7 +262,7 @@ def test_random_program_forward_and_reverse(log, seed):
 
         second = jit(lambda v, t: jax.jvp(jax.grad(f), (v,), (t,))[1])
         second(values, tangents)
-        order = [tag for _, tag in log.of(lambda: second(values, tangents))]
+        order = [tag for _, tag in calls(lambda: second(values, tangents))]
         both = [tag for tag in tags(program) for _ in range(2)]
         wild = {s["tag"] for s in statements(program) if s["any"]}
         known = [t for t in both if t not in wild]

@@ -17,8 +17,6 @@ JITS = {
     "eager": lambda f: f,
     "jit": jax.jit,
     "scan": lambda f: lambda x: lax.scan(lambda c, _: (f(c), None), x, None, length=2)[0],
-    "cond": lambda f: jax.jit(lambda x: lax.cond(jnp.array(True), f, lambda x: x, x)),
-    "checkpoint": lambda f: jax.jit(jax.checkpoint(f)),
     "grad": lambda f: jax.jit(lambda x: jax.vjp(f, x)[0]),
 }
 jits = pytest.mark.parametrize("jit", JITS.values(), ids=JITS)

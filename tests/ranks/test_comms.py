@@ -57,18 +57,6 @@ def test_predefined(comm, jit):
         check_all(comm, range(SIZE) if comm == MPI.COMM_WORLD else [RANK], jit)
 
 
-def test_other_kinds_of_communicator():
-    ring = WORLD.Create_cart([SIZE], periods=[True])
-    left, right = ring.Shift(0, 1)
-    y = notoken.sendrecv(jnp.float32(RANK), jnp.float32(0), left, right, comm=ring)
-    assert float(y) == left
-    shared = WORLD.Split_type(MPI.COMM_TYPE_SHARED)
-    assert float(notoken.allreduce(1.0, MPI.SUM, comm=shared)) == shared.size
-    mpi4jax.flush()
-    ring.Free()
-    shared.Free()
-
-
 def test_default_communicator():
     comm = mpi4jax.default_comm()
     assert comm is mpi4jax.default_comm()
@@ -144,19 +132,6 @@ def test_one_program_for_all_communicators():
     [comm.Free() for comm in comms]
 
 
-def test_equations_compare_by_value():
-    comm = WORLD.Dup()
-    a, b = (
-        jax.make_jaxpr(lambda: notoken.bcast(1.0, 0, comm=MPI.Intracomm(comm)))() for _ in range(2)
-    )
-    other = jax.make_jaxpr(lambda: notoken.bcast(1.0, 0, comm=WORLD))()
-    params = [jaxpr.eqns[-1].params["comm"] for jaxpr in (a, b, other)]
-    assert params[0] == params[1]
-    assert hash(params[0]) == hash(params[1])
-    assert params[0] != params[2]
-    comm.Free()
-
-
 def test_names():
     """The name a user gave is the one in messages and in programs."""
     comm = WORLD.Dup()
@@ -220,46 +195,6 @@ def test_freed_after_compilation(case):
     assert float(notoken.allreduce(1.0, MPI.SUM)) == SIZE
 
 
-def test_freed_communicator_in_an_eager_function_that_was_compiled():
-    """Its successor may have the same handle and the same name."""
-    x = jnp.ones(13)
-    for i in range(4):
-        comm = freed()
-        y = notoken.allreduce(x * i, MPI.SUM, comm=comm)
-        assert_equal(y, np.full(13, i * SIZE, np.float32))
-        comm.Free()
-
-
-def test_many_communicators():
-    for i in range(9):
-        comm = WORLD.Split(RANK % (i % 3 + 1), RANK)
-        assert float(notoken.allreduce(1.0, MPI.SUM, comm=comm)) == comm.size
-        comm.Free()
-    gc.collect()
-    assert float(notoken.allreduce(1.0, MPI.SUM)) == SIZE
-
-
-def test_what_was_made_from_a_communicator_goes_with_it():
-    """Suffix scans and halo exchanges have communicators of their own."""
-    x = jnp.arange(4.0)
-    suffix = jax.vjp(lambda x: notoken.scan(x, MPI.SUM, comm=WORLD), x)[1](x)[0]
-    numbers, rounds = set(), 8
-    for _ in range(rounds):
-        cart = WORLD.Create_cart([SIZE], [True])
-        pulled = jax.vjp(lambda x, comm=cart: notoken.scan(x, MPI.SUM, comm=comm), x)[1](x)[0]
-        assert_equal(pulled, suffix)
-        ghosts = notoken.halo_exchange(jnp.full(3, float(RANK)), cart)
-        ring = (np.arange(RANK - 1, RANK + 2) % SIZE).astype(np.float32)
-        assert_equal(ghosts, ring)
-        cart.Free()
-        # MPI gives out again the numbers of those that were freed; the first is the cart's.
-        probes = [WORLD.Dup() for _ in range(2)]
-        numbers.add(probes[-1].py2f())
-        for probe in probes:
-            probe.Free()
-    assert len(numbers) <= rounds // 2
-
-
 def test_communicators_leave_nothing_behind():
     """Thousands, made and freed one at a time."""
 
@@ -275,16 +210,6 @@ def test_communicators_leave_nothing_behind():
         comm.Free()
     gc.collect()
     assert resident() - before < 4 << 20
-
-
-@pytest.mark.ranks(1)
-def test_disconnect():
-    comm = freed()
-    notoken.barrier(comm=comm)
-    mpi4jax.flush()
-    comm.Disconnect()
-    with pytest.raises(ValueError, match="null communicator"):
-        notoken.barrier(comm=comm)
 
 
 @pytest.mark.min_ranks(3)

@@ -4,7 +4,6 @@ import functools
 import re
 
 import jax
-import jax.numpy as jnp
 import pytest
 from mpi4py import MPI
 from reference import LEFT, RANK, RIGHT, SIZE, each
@@ -12,24 +11,6 @@ from table import ROWS, cases
 
 import mpi4jax
 from mpi4jax import _native, notoken
-
-
-@pytest.fixture
-def debug(capfd):
-    """``debug(f)``: the lines that ``f()`` prints."""
-
-    def run(f):
-        mpi4jax.flush()
-        capfd.readouterr()
-        _native.set_debug(True)
-        try:
-            jax.block_until_ready(f())
-            mpi4jax.flush()
-        finally:
-            _native.set_debug(False)
-        return [line for line in capfd.readouterr().out.splitlines() if " | MPI_" in line]
-
-    return run
 
 
 def check(lines, rank, op, details):
@@ -43,8 +24,8 @@ def check(lines, rank, op, details):
 
 @pytest.mark.parametrize("jit", [lambda f: f, jax.jit], ids=["eager", "jit"])
 @each(cases())
-def test_lines(case, jit, debug):
-    lines = debug(
+def test_lines(case, jit, logged):
+    _, lines = logged(
         functools.partial(jit(functools.partial(case.run, "notoken")), case.operands()[RANK])
     )
     if case.name == "recv":
@@ -60,20 +41,15 @@ def test_lines(case, jit, debug):
     check(lines, RANK, case.name, details)
 
 
-def test_lines_of_the_documentation(debug):
-    lines = debug(lambda: notoken.send(jnp.ones((3, 3)), MPI.PROC_NULL, tag=7))
-    check(lines, RANK, "send", f"-> {MPI.PROC_NULL} with tag 7 and 9 items")
-
-
-def test_rank_is_that_in_the_communicator(debug):
+def test_rank_is_that_in_the_communicator(logged):
     comm = MPI.COMM_WORLD.Split(0, -RANK)
-    lines = debug(lambda: notoken.barrier(comm=comm))
+    _, lines = logged(lambda: notoken.barrier(comm=comm))
     check(lines, SIZE - 1 - RANK, "barrier", "")
     comm.Free()
 
 
-def test_each_call_has_its_own_id(debug):
-    lines = debug(mpi4jax.jit(lambda: [notoken.barrier() for _ in range(5)]))
+def test_each_call_has_its_own_id(logged):
+    _, lines = logged(mpi4jax.jit(lambda: [notoken.barrier() for _ in range(5)]))
     ids = [line.split(" | ")[1] for line in lines]
     assert len(ids) == 10
     assert len(set(ids)) == 5
@@ -86,8 +62,3 @@ def test_off_means_silent(capfd):
     mpi4jax.flush()
     captured = capfd.readouterr()
     assert captured.out == captured.err == ""
-
-
-def test_the_setting_can_be_read(debug):
-    assert debug(lambda: [notoken.barrier(), _native.get_debug()][1] or pytest.fail("off"))
-    assert _native.get_debug() is False

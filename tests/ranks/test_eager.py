@@ -77,51 +77,6 @@ def test_a_communicator_in_the_place_of_another():
                 notoken.allreduce(np.float32(1), MPI.SUM, comm=comm)
 
 
-def test_a_function_without_tokens_takes_none():
-    notoken.allreduce(X, MPI.SUM)
-    for _ in range(2):
-        with pytest.raises(TypeError, match="token"):
-            notoken.allreduce(X, MPI.SUM, token=None)
-
-
-@on_cpu
-def test_a_status_in_each_thread_compiles_nothing():
-    notoken.recv(X, MPI.PROC_NULL, status=MPI.Status())
-    found = []
-
-    def work():
-        status = MPI.Status()
-        status.Set_source(5)
-        notoken.recv(X, MPI.PROC_NULL, status=status)
-        found.append(status.Get_source())
-
-    with compilations() as compiled:
-        for _ in range(3):
-            thread = threading.Thread(target=work)
-            thread.start()
-            thread.join()
-    assert found == [MPI.PROC_NULL] * 3
-    assert not compiled
-
-
-@on_cpu
-def test_derivatives_of_eager_calls_compile_once_for_all_communicators():
-    def gradient(comm):
-        def f(x):
-            y = notoken.sendrecv(x, x, MPI.ANY_SOURCE, RIGHT, comm=comm)
-            return (notoken.allreduce(y, MPI.SUM, comm=comm) * (RANK + 1)).sum()
-
-        return jax.grad(f)(X)
-
-    first = gradient(None)
-    comm = MPI.COMM_WORLD.Dup()
-    with compilations() as compiled:
-        assert_equal(gradient(comm), first)
-    assert not compiled
-    mpi4jax.flush()
-    comm.Free()
-
-
 def test_nothing_is_kept_of_a_communicator():
     def use(comm):
         notoken.allreduce(X, MPI.SUM, comm=comm)

@@ -1,7 +1,5 @@
 """What else JAX has, where ranks communicate. With `jax.jit`: `mpi4jax.jit` is the same."""
 
-import textwrap
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,36 +14,6 @@ from mpi4jax import notoken
 
 def total(x):
     return notoken.allreduce(x, MPI.SUM)
-
-
-SEVERAL_DEVICES = """
-    import jax, jax.numpy as jnp, mpi4jax
-    from jax.sharding import Mesh, NamedSharding, PartitionSpec
-    from mpi4jax import notoken
-    from mpi4py import MPI
-
-    mesh = Mesh(jax.devices(), "i")
-    x = jax.device_put(jnp.ones(4), NamedSharding(mesh, PartitionSpec("i")))
-    f = lambda x: notoken.allreduce(x, MPI.SUM)
-    mapped = jax.shard_map(f, mesh=mesh, in_specs=PartitionSpec("i"), out_specs=PartitionSpec("i"))
-    for g in (f, jax.jit(f), mpi4jax.jit(f), jax.jit(mapped), mpi4jax.jit(mapped)):
-        try:
-            g(x)
-        except ValueError as error:
-            assert "device" in str(error), error
-        else:
-            raise AssertionError("not refused")
-    assert mpi4jax.jit(f)(jnp.ones(4)).tolist() == [1] * 4
-"""
-
-
-@pytest.mark.ranks(1)
-def test_arrays_on_several_devices_are_refused(mpirun, tmp_path):
-    """Order is kept on one device only."""
-    file = tmp_path / "program.py"
-    file.write_text(textwrap.dedent(SEVERAL_DEVICES))
-    job = mpirun(1, file, env={"XLA_FLAGS": "--xla_force_host_platform_device_count=2"})
-    assert job.returncode == 0, job.stderr
 
 
 def test_disable_jit():

@@ -5,15 +5,13 @@ import time
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from jax import lax
 from mpi4py import MPI
-from reference import LEFT, RIGHT, SIZE, assert_equal
+from reference import LEFT, SIZE
 
 import mpi4jax
 from mpi4jax import _native, notoken
-from mpi4jax._job import flush
 
 WAITS = {"flush": mpi4jax.flush, "effects_barrier": jax.effects_barrier}
 waits = pytest.mark.parametrize("wait", WAITS.values(), ids=WAITS)
@@ -95,12 +93,6 @@ def test_an_op_that_runs_in_another_thread_is_waited_for(wait, capfd):
     comm.Free()
 
 
-def test_errors_of_others_do_not_come_out_of_flush():
-    x = jnp.ones(3)
-    x.delete()
-    mpi4jax.flush()
-
-
 @pytest.mark.parametrize("wait", [mpi4jax.flush, None], ids=["waited", "not waited"])
 def test_after_an_op_that_failed_its_communicator_is_out_of_step(wait):
     """The first error comes again, from whatever is next, until there is a new communicator."""
@@ -124,26 +116,3 @@ def failing_op(comm, x):
     """An op that asks for a rank that there is not, when it runs."""
     dest = (x * 0).astype(jnp.int32) + SIZE
     return notoken.sendrecv(x, x, LEFT, dest, comm=comm)
-
-
-def test_searchsorted():
-    """Its jaxpr has an equation of JAX's higher kind, from JAX 0.12 on."""
-
-    @mpi4jax.jit
-    def f(x):
-        edges = jnp.arange(5.0)
-        return notoken.allreduce(jnp.searchsorted(edges, x), MPI.SUM), jnp.interp(x, edges, edges)
-
-    y, z = f(jnp.array([0.5, 2.5]))
-    assert_equal(y, np.array([1, 3], np.int32) * SIZE)
-    np.testing.assert_allclose(z, [0.5, 2.5])
-
-
-def test_the_thread_that_waits_is_not_counted_twice():
-    before = len(flush._ended)
-    thread = threading.Thread(target=lambda: notoken.sendrecv(1.0, 1.0, LEFT, RIGHT))
-    thread.start()
-    thread.join()
-    assert len(flush._ended) == before + 1
-    mpi4jax.flush()
-    assert not flush._ended

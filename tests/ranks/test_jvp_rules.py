@@ -25,19 +25,10 @@ def several(t):
     return lax.scan(lambda c, _: (c + received(c), None), 0 * t, None, length=2)[0]
 
 
-def added_twice(r, t):
-    return lax.scan(lambda s, _: (s + r, None), t, None, length=2)[0]
-
-
 # What rank 0 sends of its value and its tangent; what rank 1 makes of it, of its own value and of
 # its own tangent; by how much the tangents of both count there.
 RULES = {
     "added": (lambda x, t: notoken.send(t, 1), lambda x, t: t + received(t), (1, 1)),
-    "chosen": (
-        lambda x, t: notoken.send(t, 1),
-        lambda x, t: jnp.where(jnp.ones(3, bool), received(t), t),
-        (1, 0),
-    ),
     "alone": (lambda x, t: notoken.send(t, 1), lambda x, t: received(t), (1, 0)),
     "in a jit": (
         lambda x, t: jax.jit(lambda t: notoken.send(t, 1))(t),
@@ -47,11 +38,6 @@ RULES = {
     "in a loop": (
         lambda x, t: [notoken.send(t, 1), notoken.send(t, 1)],
         lambda x, t: t + several(t),
-        (2, 1),
-    ),
-    "added in a loop": (
-        lambda x, t: notoken.send(t, 1),
-        lambda x, t: added_twice(received(t), t),
         (2, 1),
     ),
     "in a branch": (
@@ -92,14 +78,7 @@ def with_rule(name):
     return f, counts
 
 
-@pytest.fixture
-def rule_of_jax(name):
-    if name == "added in a loop" and jax.version.__version_info__ < (0, 8):
-        pytest.skip("JAX 0.7 transposes no scan that adds a linear constant to what it carries")
-
-
 @pytest.mark.one_in(5)
-@pytest.mark.usefixtures("rule_of_jax")
 @pytest.mark.parametrize("around", AROUND)
 @pytest.mark.parametrize("name", RULES)
 def test_gradient(name, around):
@@ -130,10 +109,7 @@ def constant_received():
 AMBIGUOUS = {
     "sent": ("send", lambda x, t: (x, t, notoken.send(ZEROS, MPI.PROC_NULL))[:2]),
     "added": ("recv", lambda x, t: (x, t + constant_received())),
-    "multiplied": ("recv", lambda x, t: (x, t * constant_received())),
     "alone": ("recv", lambda x, t: (x, constant_received())),
-    "both": ("recv", lambda x, t: [v + constant_received() for v in (x, t)]),
-    "in a jit": ("recv", lambda x, t: (x, jax.jit(lambda t: t + constant_received())(t))),
     "in a jit of nothing": ("recv", lambda x, t: (x, t + jax.jit(constant_received)())),
     "in a loop": (
         "recv",

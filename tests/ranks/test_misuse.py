@@ -4,6 +4,7 @@ import warnings
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from mpi4py import MPI
 from table import REDUCING, good
@@ -122,3 +123,42 @@ def test_a_condition_of_a_loop_that_all_ranks_have_in_common():
     assert (abs(batch) < 0.1).all()
     # The same number of rounds for all: nothing to warn of.
     jax.vmap(lambda x: jax.lax.fori_loop(0, 3, lambda i, x: notoken.scan(x, MPI.MAX), x))(x)
+
+
+# ---- `jax.linearize` of a `while_loop` that communicates: JAX runs the whole loop again
+
+
+def loop(x):
+    step = lambda s: (s[0] + 1, notoken.allreduce(jnp.sin(s[1]), MPI.SUM))
+    return jax.lax.while_loop(lambda s: s[0] < 3, step, (0, x))[1]
+
+
+LINE = r"(test_misuse.py:\d+: )?allreduce is in a while_loop"
+AROUND = {
+    "eager": loop,
+    "jit": jax.jit(loop),
+    "scan": lambda x: jax.lax.scan(lambda c, _: (loop(c), None), x, None, length=1)[0],
+}
+
+
+@pytest.mark.parametrize("f", AROUND.values(), ids=AROUND)
+def test_a_linearized_loop(f):
+    with pytest.warns(UserWarning, match=f"{LINE} of which JAX makes a linear function"):
+        value, linear = jax.linearize(f, x)
+    expected, tangent = jax.jvp(jax.checkpoint(f), (x,), (x,))
+    np.testing.assert_allclose(value, expected, rtol=1e-6)
+    np.testing.assert_allclose(linear(x), tangent, rtol=1e-6)
+
+
+@pytest.mark.parametrize("transform", [jax.linearize, jax.vjp])
+def test_a_checkpoint_around_a_linearized_loop(transform):
+    with pytest.raises(NotImplementedError, match=f"{LINE} in a jax.checkpoint, of which"):
+        transform(jax.checkpoint(loop), x)
+
+
+def test_linearized_loops_without_a_warning():
+    """Of a fixed length; and one that does not communicate."""
+    fixed = lambda x: jax.lax.fori_loop(0, 3, lambda _, y: notoken.allreduce(y, MPI.SUM), x)
+    silent = lambda x: jax.lax.while_loop(lambda y: y[0] < 3, lambda y: y + 1, x)
+    _, linear = jax.linearize(lambda x: fixed(silent(x)), x)
+    np.testing.assert_allclose(linear(x), x * MPI.COMM_WORLD.size**3)

@@ -87,11 +87,6 @@ def _cond(f):
     return _one_by_one(lambda x: lax.cond(jnp.sum(first(x)) < np.inf, f, zeros, x))
 
 
-def _switch(f):
-    zeros = functools.partial(_zeros, f)
-    return _one_by_one(lambda x: lax.switch(jnp.int32(1), [zeros, f, zeros], x))
-
-
 def _scan(f):
     return lambda xs: lax.scan(lambda carry, x: (carry, f(x)), 0, xs)[1]
 
@@ -122,17 +117,12 @@ def _vmap_nested(f):
 WAYS = {
     "eager": _one_by_one,
     "jax.jit": lambda f: _one_by_one(jax.jit(f)),
-    "jit in jit": lambda f: mpi4jax.jit(_one_by_one(jax.jit(f))),
     "fori_loop": _fori_loop,
     "while_loop": lambda f: mpi4jax.jit(_while_loop(f)),
     "scan": lambda f: jax.jit(_scan(f)),
     "scan in jit": lambda f: mpi4jax.jit(_scan(_twice(f))),
-    "map": lambda f: functools.partial(lax.map, f),
     "cond": lambda f: mpi4jax.jit(_cond(f)),
-    "switch": lambda f: jax.jit(_switch(f)),
-    "checkpoint": lambda f: mpi4jax.jit(_one_by_one(jax.checkpoint(f))),
     "vmap": jax.vmap,
-    "vmap in jit": lambda f: mpi4jax.jit(jax.vmap(f)),
     "jit in vmap": lambda f: jax.vmap(mpi4jax.jit(f)),
     "vmap of other axes": lambda f: jax.jit(_vmap_other_axes(f)),
     "vmap of vmap": lambda f: mpi4jax.jit(_vmap_nested(f)),
@@ -303,17 +293,6 @@ def test_small_floats_are_computed_in_float32(dtype, op):
     assert not wrong.any(), f"{wrong.sum()} wrong: {examples[:5]}"
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_16_bit_sums_are_close(dtype):
-    xs = [exact_values("float32", (1000,), r) * np.float32(1.1) for r in range(SIZE)]
-    xs = [x.astype(dtype_of(dtype)) for x in xs]
-    y = notoken.allreduce(jnp.asarray(xs[RANK]), MPI.SUM)
-    rounding = {"float16": 2.0**-11, "bfloat16": 2.0**-8}[dtype]
-    exact = sum(x.astype(np.float64) for x in xs)
-    atol = SIZE * rounding * sum(abs(x.astype(np.float64)) for x in xs)
-    assert np.all(abs(np.asarray(y).astype(np.float64) - exact) <= atol)
-
-
 PYTHON_VALUES = [True, 3, 2.5, 1 - 2j, np.float32(1.5), np.int16(7), np.arange(3), np.ones((2, 2))]
 
 
@@ -330,24 +309,9 @@ def test_python_and_numpy_values(value, x64):
         assert_equal(mpi4jax.jit(notoken.allgather)(value), everywhere)
 
 
-def test_x64_can_be_switched():
-    for x64 in (False, True, False):
-        with enable_x64(x64):
-            x = jnp.arange(3.0)
-            assert x.dtype == (np.float64 if x64 else np.float32)
-            assert_equal(notoken.allreduce(x, MPI.SUM), np.asarray(x) * SIZE)
-
-
 def test_any_root():
     with_root = [case for case in cases(roots=range(SIZE)) if case.root is not None]
     compare_all(with_root, float32)
-
-
-def test_input_is_unchanged():
-    x, operands = compare_all(WITH_DATA, float32)
-    mpi4jax.flush()
-    for case in WITH_DATA:
-        assert_equal(x[str(case)], operands[str(case)][RANK])
 
 
 @each(WITH_DATA)
@@ -464,16 +428,3 @@ def test_reduction_of_the_user(function, commutes, jit):
         for case, xs, y in zip(todo, operands, ys, strict=True):
             assert_equal(y, case.expected(xs), what=case.name)
     op.op.Free()
-
-
-def test_many_reductions_of_the_user():
-    for k in range(5):  # a freed reduction's handle is given to the next one
-
-        def plus_k(a, b, _, k=k):
-            b = np.frombuffer(b, np.float32)
-            b += np.frombuffer(a, np.float32) + k
-
-        op = MPI.Op.Create(plus_k, commute=True)
-        y = notoken.allreduce(jnp.float32(1), op)
-        assert float(y) == SIZE + k * (SIZE - 1)
-        op.Free()

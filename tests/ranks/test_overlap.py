@@ -18,21 +18,14 @@ from reference import (
     float32,
     jits,
 )
-from subjects import CASES, NotApplicable, Subject, reference, title
 from table import cases, derivative_cases
+from transformed_ops import CASES, NotApplicable, Subject, reference, title
 from transforms import CHECKS
 
 import mpi4jax
-from mpi4jax._functions import nonblocking
 from mpi4jax._op.spec import SPECS
 
 STARTED = tuple(name for name, spec in SPECS.items() if spec.starts)
-
-
-def test_there_is_a_function_for_each_row():
-    names = {f"i{name}" for name in (*STARTED, "neighbor_allgather", "neighbor_alltoall")}
-    assert {name for name in nonblocking.__all__ if name[0] == "i"} == names
-    assert all(getattr(mpi4jax, name) is getattr(mpi4jax.notoken, name) for name in names)
 
 
 def started(found):
@@ -377,34 +370,3 @@ def test_a_request_that_was_changed():
     mpi4jax.waitall([request, other])
     with pytest.raises(ValueError, match="started inside of a vmap is waited for there"):
         jax.jit(lambda x: mpi4jax.wait(jax.vmap(mpi4jax.iallreduce)(x)))(jnp.ones((2, 3)))
-
-
-def test_trees_that_differ():
-    def f(x):
-        step = lambda request, _: (mpi4jax.ialltoall(jnp.ones((SIZE, 1))), mpi4jax.wait(request))
-        return jax.lax.scan(step, mpi4jax.iallreduce(x), length=2)
-
-    with pytest.raises(TypeError, match="carry"):
-        jax.jit(f)(jnp.ones(3))
-
-
-def test_schedules_are_compared():
-    f = mpi4jax.jit(lambda x: mpi4jax.wait(mpi4jax.iallreduce(x)), check=True)
-    close(f(jnp.ones(3)), np.full(3, SIZE))
-    if SIZE > 1:
-        other = [mpi4jax.iallreduce, mpi4jax.iscan][RANK > 0]
-        with pytest.raises(
-            RuntimeError, match=r"rank 0 .*: iallreduce \(SUM, 3 x float32\), test_o"
-        ):
-            mpi4jax.jit(lambda x: mpi4jax.wait(other(x)), check=True)(jnp.ones(3))
-
-
-def test_what_a_freed_communicator_leaves(capfd):
-    comm = COMM.Dup()
-    request = mpi4jax.iallreduce(jnp.ones(3), comm=comm)
-    jax.block_until_ready(jax.tree.leaves(request))
-    comm.Free()
-    found = capfd.readouterr().err
-    assert "iallreduce #1 (SUM, 3 x float32) on " in found, found
-    assert "was not waited for before its communicator was freed (mpi4jax.wait)" in found, found
-    assert "test_overlap.py:" in found, found

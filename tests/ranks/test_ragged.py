@@ -69,13 +69,6 @@ def test_counts_that_change(exchange, jit):
         assert_equal(received, counts[:, RANK])
 
 
-def test_one_program_for_all_counts(exchange):
-    with_counts = jax.jit(exchange)
-    for seed in range(3):
-        jax.block_until_ready(with_counts(all_rows(0)[RANK], random_counts(seed)[RANK]))
-    assert with_counts._cache_size() == 1
-
-
 def test_loop_in_which_counts_are_computed(exchange):
     """Rows go on to other ranks, as many as have come and as the step says."""
     steps = 5
@@ -148,14 +141,6 @@ def test_derivative_of_the_loop(exchange):
     np.testing.assert_allclose(gradient, expected[RANK], rtol=1e-5)
 
 
-def test_linear_transpose(exchange):
-    cs = np.random.default_rng(7).standard_normal((SIZE, ROOM, WIDTH)).astype(np.float32)
-    counts = random_counts(7)
-    f = lambda x: exchange(x, counts[RANK])[0]
-    (ct,) = jax.linear_transpose(f, all_rows(0)[RANK])(cs[RANK])
-    assert_equal(ct, transposed(cs, counts)[RANK])
-
-
 def test_vmap(exchange):
     batch = np.stack([all_rows(seed) for seed in range(4)])
     counts = random_counts(8)
@@ -224,14 +209,6 @@ def test_kinds_of_counts(exchange, kind):
             assert_equal(f(xs[RANK], given)[0], model(xs, counts)[RANK])
 
 
-def test_tokens():
-    (y, received), token = mpi4jax.ragged_alltoall(
-        np.ones(SIZE), np.ones(SIZE, int), SIZE, token=mpi4jax.create_token()
-    )
-    assert y.shape == received.shape == (SIZE,)
-    assert token.shape == ()
-
-
 def test_a_loop_carries_requests():
     """A step starts the exchange that the next one waits for: two are under way at a time."""
 
@@ -251,26 +228,6 @@ def test_a_loop_carries_requests():
     expected = f(notoken.ragged_alltoall, lambda y: y, x, shares[:, RANK])
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), found, expected)
     assert_equal(found[0][1], shares[:-1, :, RANK])
-
-
-def test_rows_go_where_they_belong():
-    """Of several exchanges that are under way, beside others, whatever is waited for first."""
-    xs, counts = all_rows(2), random_counts(2)
-    to_next = [(rank, (rank + 1) % SIZE) for rank in range(SIZE)]
-
-    @jax.jit
-    def f(x, counts):
-        first = mpi4jax.iragged_alltoall(x, counts, ROOM)
-        row = mpi4jax.ipermute(x[0], to_next)
-        second = mpi4jax.iragged_alltoall(2 * x, counts, ROOM)
-        y, _ = mpi4jax.wait(second)
-        return y, mpi4jax.wait(row), mpi4jax.wait(first)
-
-    twice, row, (once, received) = f(xs[RANK], counts[RANK])
-    assert_equal(once, model(xs, counts)[RANK])
-    assert_equal(twice, 2 * model(xs, counts)[RANK])
-    assert_equal(row, xs[RANK - 1, 0])
-    assert_equal(received, counts[:, RANK])
 
 
 # ---- Errors

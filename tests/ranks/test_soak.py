@@ -1,4 +1,4 @@
-"""A million mixed operations take no memory."""
+"""Many operations take no memory."""
 
 from pathlib import Path
 
@@ -9,13 +9,12 @@ from mpi4py import MPI
 
 import mpi4jax
 from mpi4jax import notoken as nt
-from run_tests import ALL
 
 comm = MPI.COMM_WORLD
 rank, size = comm.rank, comm.size
 
 PER_STEP, STEPS = 5, 2000
-CALLS = 100 if ALL else 30  # a million operations, or 300,000
+CALLS = 8  # 80,000 operations
 
 
 def resident_megabytes():
@@ -24,7 +23,6 @@ def resident_megabytes():
 
 
 @pytest.mark.ranks(2)
-@pytest.mark.timeout(300)
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux's /proc")
 def test_many_operations_take_no_memory():
     def step(_, x):
@@ -36,10 +34,9 @@ def test_many_operations_take_no_memory():
 
     f = mpi4jax.jit(lambda x: jax.lax.fori_loop(0, STEPS, step, x))
     x, seen = jnp.ones(8), []
-    for call in range(CALLS):
+    for _ in range(CALLS):
         x = f(x).block_until_ready()
-        if call % 10 == 9:
-            nt.barrier()
-            seen.append(resident_megabytes())
+        nt.barrier()
+        seen.append(resident_megabytes())
     assert (x == 1).all()
-    assert max(seen[1:]) - seen[1] < 8, seen
+    assert max(seen[2:]) - seen[2] < 4, seen

@@ -151,53 +151,6 @@ def test_a_start_waits_for_nobody(case, two_comms):
             assert_equal(mpi4jax.wait(request), case.expected(xs))
 
 
-def test_flush_waits_for_what_a_thread_has_started_that_has_ended():
-    """A program that has not come to its operation, and whose results nobody has."""
-    comm = MPI.COMM_WORLD.Dup()
-
-    @jax.jit
-    def slow(x):
-        x = jax.lax.fori_loop(0, 40, lambda i, x: x @ x / 300, x)
-        notoken.send(x[0, 0], RANK, tag=5, comm=comm)
-
-    thread = threading.Thread(target=slow, args=(jnp.ones((300, 300)),))
-    thread.start()
-    thread.join()
-    mpi4jax.flush()
-    assert comm.Iprobe(RANK, 5)
-    notoken.recv(jnp.ones(()), RANK, tag=5, comm=comm).block_until_ready()
-    comm.Free()
-
-
-def test_flush_waits_for_what_another_thread_keeps():
-    """A program that has not come to its operation, of a thread that goes on."""
-    comm = MPI.COMM_WORLD.Dup()
-
-    @jax.jit
-    def slow(x):
-        x = jax.lax.fori_loop(0, 40, lambda i, x: x @ x / 300, x)
-        return notoken.sendrecv(x[0, 0], x[0, 0], MPI.PROC_NULL, RANK, sendtag=5, comm=comm)
-
-    started, go_on = threading.Event(), threading.Event()
-
-    def work():
-        y = slow(jnp.ones((300, 300)))
-        started.set()
-        go_on.wait()
-        del y
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    started.wait()
-    mpi4jax.flush()
-    has_come = comm.Iprobe(RANK, 5)
-    go_on.set()
-    thread.join()
-    assert has_come
-    notoken.recv(jnp.ones(()), RANK, tag=5, comm=comm).block_until_ready()
-    comm.Free()
-
-
 @pytest.mark.ranks(1)
 def test_threads_with_one_communicator():
     """On one rank no order is wrong; nothing breaks. A tag each: MPI matches by nothing else."""
@@ -217,10 +170,3 @@ def test_threads_with_one_communicator():
             assert status.mine.Get_tag() == i
 
     in_threads(work, 4)
-
-
-def test_work_in_another_thread_than_main():
-    def work(i):
-        assert float(jax.jit(total)(jnp.float32(2))) == 2 * SIZE
-
-    in_threads(work, 1)

@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 from jax import lax
 from mpi4py import MPI
-from reference import LEFT, RANK, RIGHT, SIZE, Threaded, assert_equal, compilations, jits
-from table import ROWS, cases
+from reference import LEFT, RANK, RIGHT, SIZE, Threaded, assert_equal, jits
+from table import cases
 
 import mpi4jax
-from mpi4jax import notoken
 
 
 def is_token(token):
@@ -24,20 +23,6 @@ def test_create_token():
     assert is_token(mpi4jax.create_token())
     assert is_token(mpi4jax.create_token(jnp.ones(3)))
     assert is_token(jax.jit(mpi4jax.create_token)())
-
-
-@jits
-def test_tokens_of_jax(jit):
-    """`jax.lax.create_token()` was what older programs of this kind began with."""
-
-    def f(x):
-        token = lax.create_token()
-        x, token = mpi4jax.allreduce(x, MPI.SUM, token=token)
-        token = mpi4jax.barrier(token=token)
-        x, token = mpi4jax.allreduce(x, MPI.SUM, token=token)
-        return x
-
-    assert float(jit(f)(jnp.float32(1))) == SIZE**2
 
 
 @jits
@@ -55,11 +40,6 @@ def test_chain_of_all_ops(jit):
         assert is_token(new)
         for case in cases():
             assert_equal(results[str(case)], case.expected(operands[str(case)]), what=str(case))
-
-
-def test_ops_without_a_result():
-    assert notoken.barrier() is None
-    assert notoken.send(jnp.ones(3), MPI.PROC_NULL) is None
 
 
 def test_token_carried_by_loops():
@@ -86,33 +66,6 @@ def test_token_carried_by_loops():
     x, token = jax.jit(lambda p, c: lax.cond(p, lambda c: step(0, c), lambda c: c, c))(True, start)
     assert float(x) == LEFT
     assert is_token(token)
-
-
-def test_token_across_jitted_functions():
-    first = mpi4jax.jit(lambda x, t: mpi4jax.allreduce(x, MPI.SUM, token=t))
-    second = jax.jit(lambda t: mpi4jax.barrier(token=t))
-    y, token = first(jnp.float32(1), None)
-    token = second(token)
-    y, token = first(y, token)
-    y, token = mpi4jax.allreduce(y, MPI.SUM, token=token)
-    assert float(y) == SIZE**3
-    assert is_token(token)
-
-
-def test_tokens_under_vmap():
-    """Like any other value: one token for each element comes out."""
-
-    def f(x, token):
-        y, token = mpi4jax.allreduce(x, MPI.SUM, token=token)
-        return y, mpi4jax.barrier(token=token)
-
-    expected = SIZE * np.arange(3, dtype=np.float32)
-    for token, axis in [(mpi4jax.create_token(), None), (jnp.zeros(3), 0)]:
-        y, tokens = jax.vmap(f, (0, axis))(jnp.arange(3.0), token)
-        assert_equal(y, expected)
-        assert tokens.shape == (3,)
-    y = jax.vmap(lambda x: f(x, mpi4jax.create_token())[0])(jnp.arange(3.0))
-    assert_equal(y, expected)
 
 
 def test_token_stays_unbatched_under_vmap():
@@ -161,18 +114,6 @@ def test_order_does_not_depend_on_tokens(jit, tokens):
         assert [float(y) for y in ys] == list(range(count))
 
 
-def test_token_does_not_change_what_is_compiled():
-    """Eager ops with a token take the same path as those without."""
-    x = jnp.ones(7)
-    _, token = mpi4jax.allreduce(x, MPI.SUM)
-    with compilations() as compiled:
-        for _ in range(3):
-            _, token = mpi4jax.allreduce(x, MPI.SUM, token=token)
-            _, token = mpi4jax.allreduce(x, MPI.SUM, token=mpi4jax.create_token())
-            _, token = mpi4jax.allreduce(x, MPI.SUM)
-    assert len(compiled) == 0
-
-
 def test_eager_token_is_ready_after_the_op(capfd):
     from mpi4jax import _native
 
@@ -204,10 +145,3 @@ def test_auto_tokenize():
     assert float(f(jnp.float32(1), n=2)["x"]) == SIZE**2
     assert f.__doc__ == "Doc."
     assert float(jax.grad(lambda x: auto_tokenize(f)(x, n=1)["x"])(1.0)) == 1.0
-
-
-def test_experimental_notoken():
-    from mpi4jax.experimental import notoken as other
-
-    for name in ROWS:
-        assert getattr(other, name) is getattr(notoken, name)

@@ -7,7 +7,7 @@ Each pair of op and transformation is checked in one of the APIs, on 1 and 2 ran
 import jax
 import pytest
 from reference import APIS, SIZE
-from subjects import CASES, NotApplicable, Subject, reference, title
+from transformed_ops import CASES, NotApplicable, Subject, reference, title
 from transforms import CHECKS
 
 

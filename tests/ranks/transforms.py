@@ -9,8 +9,8 @@ import numpy as np
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from reference import RANK
-from subjects import COUPLING, SHAPE, STEPS, WEIGHTS, close, loss, program, step
 from table import ROWS
+from transformed_ops import COUPLING, SHAPE, STEPS, WEIGHTS, close, loss, program, step
 
 # Name -> function of a Subject.
 

@@ -72,10 +72,3 @@ fn no_file_uses_a_layer_above_its_own() {
     }
     assert!(uses > 100 && layers.len() > 8, "{uses} uses of {layers:?}");
 }
-
-#[test]
-fn uses_are_found() {
-    let text = "use crate::{a, b::{C, d}, e::F};\nuse crate::g::H; // crate::{\n i\n};";
-    assert_eq!(used(text), ["a", "b", "e", "g", "i"]);
-    assert_eq!(layers("//! x\n\npub mod a;\nmod b;\n\n#[x]\nmod c;\n"), [vec!["a", "b"], vec!["c"]]);
-}

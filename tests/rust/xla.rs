@@ -2,13 +2,12 @@
 
 use std::mem::MaybeUninit;
 use std::ptr::null_mut;
-use std::time::Instant;
 
 use _native::comm::{self, Comm};
 use _native::mpilib::handle_value;
 use _native::xla::c_api::{self, Api, ApiVersion, Buffer, TypeId};
+use _native::xla::instantiate;
 use _native::xla::kind::{CPU, CUDA, CUDA_PLAIN, CUDA_UNRECORDED};
-use _native::xla::{execute, instantiate};
 use mpi::ffi;
 
 use super::program::{F32, Program, S32, TYPE, Value, api, buffer, buffers, no_attrs, outcome};
@@ -119,40 +118,6 @@ fn calls(api: &'static Api, comm: &Comm) {
     fails(Program::new(api, &gone).and_then(|mut program| program.execute(&[], &[])), &["freed"]);
 }
 
-/// Nanoseconds that the handler adds to an MPI call.
-fn overhead(api: &'static Api, comm: &Comm) {
-    let count = 20_000;
-    let (mut x, mut y) = ([1f32], [0f32]);
-    let (from, to) = (buffer(F32, &mut x, &[1]), buffer(F32, &mut y, &[1]));
-    let changed = [("op", "allreduce"), ("comm", "xla"), ("reduction", "SUM")];
-    let mut program =
-        Program::new(api, &changed.map(|(name, text)| (name, Value::String(text)))).expect("compiles");
-    let (args, rets) = ([&raw const from], [&raw const to]);
-    let mut frame = program.frame(3, buffers(&args), buffers(&rets), no_attrs());
-    let mut best = [f64::INFINITY; 2];
-    for _ in 0..30 {
-        let start = Instant::now();
-        for _ in 0..count {
-            // SAFETY: two floats, and a frame as XLA makes them.
-            unsafe {
-                let (from, to) = (x.as_ptr().cast(), y.as_mut_ptr().cast());
-                ffi::MPI_Allreduce(from, to, 1, ffi::RSMPI_FLOAT, ffi::RSMPI_SUM, ffi::RSMPI_COMM_WORLD);
-            }
-        }
-        best[0] = best[0].min(start.elapsed().as_secs_f64());
-        let start = Instant::now();
-        for _ in 0..count {
-            // SAFETY: see above.
-            unsafe { execute::<CPU>(&mut frame) };
-        }
-        best[1] = best[1].min(start.elapsed().as_secs_f64());
-    }
-    let [raw, ours] = best.map(|seconds| seconds / f64::from(count) * 1e9);
-    if comm.rank == 0 {
-        println!("xla: MPI_Allreduce of 4 bytes {raw:.0} ns, through the handler {ours:.0} ns");
-    }
-}
-
 /// Resident bytes of this process.
 fn resident() -> usize {
     let statm = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
@@ -236,7 +201,6 @@ pub fn run(comm: &Comm) {
         metadata::<CUDA_UNRECORDED>(api);
         calls(api, comm);
     }
-    overhead(apis[3], comm);
     templates(apis[0]);
     // The first one, whose states are deleted here.
     let count = std::env::var("MPI4JAX_TEST_COMMUNICATORS").ok().and_then(|count| count.parse().ok());

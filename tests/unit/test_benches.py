@@ -1,12 +1,9 @@
 """What the benchmark report computes, from times that are given."""
 
-import subprocess
 from types import SimpleNamespace
 
-import others
 import quick
 import report
-import run
 from report import GLOO, NEW, OLD, Key
 
 
@@ -67,73 +64,8 @@ def test_interval_of_the_median():
     )
 
 
-def test_rounds_go_on_until_ratios_are_known():
-    steady = {(NEW, "jit"): [1.0] * 12, (OLD, "jit"): [2.0] * 12}
-    assert run.known(steady, [NEW, OLD])
-    shaking = {(NEW, "jit"): [1.0, 1.5] * 6, (OLD, "jit"): [2.0] * 12}
-    assert not run.known(shaking, [NEW, OLD])
-    assert run.known(shaking, [NEW])  # the other one has failed
-
-
 def test_quick_figures_name_what_is_worse():
     kept = {"a": 2.0, "b": 2.0, "c": 2.0}
     measured = {"a": [2.3] * 9, "b": [2.1] * 9, "c": [2.0, 2.3, 2.4], "new": [9.0]}
     assert quick.worse(measured, kept) == ["a: 2.30, it was 2.00"]
     assert len(quick.FIGURES) == 6
-
-
-def test_report_of_nothing(tmp_path, monkeypatch):
-    """Where no contender could be started."""
-    monkeypatch.setattr(report, "DATA", tmp_path / "data")
-    empty = bench({}, {}, ["mpi4jax did not start"])
-    empty.load_before = 1000.0
-    text = report.write(empty, tmp_path, 1)
-    assert "- mpi4jax did not start" in text
-    assert "**The machine was busy**" in text
-
-
-def test_notes_name_no_paths(tmp_path):
-    it = object.__new__(run.Bench)
-    it.notes = []
-    it.note("the model", subprocess.CalledProcessError(3, [str(tmp_path), "x"]))
-    it.note("the model", subprocess.TimeoutExpired([str(tmp_path)], 300))
-    it.note("0.9.1", FileNotFoundError(2, "No such file", str(tmp_path / "mpicc")))
-    assert it.notes == [
-        "the model: it ended with status 3",
-        "the model: no end after 300 s",
-        "0.9.1: [Errno 2] No such file: 'mpicc'",
-    ]
-
-
-def test_results_of_programs_are_compared():
-    assert others.difference([1.0, -2.0, 0.0], [1.0, -2.0, 0.0]) == 0
-    assert others.difference([1.0, -2.002], [1.0, -2.0]) > others.TOLERANCE
-    assert others.ENVIRONMENT[NEW]["MPI4JAX_NOTOKEN"] == "1"
-
-
-def test_the_table_of_programs_keeps_what_was_not_measured_again():
-    def table(text):
-        return [line for line in text.splitlines() if line.startswith("| ")][2:]
-
-    text = f"before\n{others.BEGIN}{others.END}after\n"
-    loses = others.row("cg", 2, {NEW: [2e-3] * 6, OLD: [1e-3] * 6})
-    wins = others.row("acc_basic", 1, {NEW: [0.1] * 6, OLD: [0.2] * 6})
-    one = others.merged(text, [loses], "here.")
-    cg = "| conjugate gradient, `jax.jit` | 2 | 2 ms | 1 ms | 0.50 (0.50 to 0.50) |"
-    assert table(one) == [cg]
-    two = others.merged(one, [wins], "here.")
-    veros = "| Veros, `acc_basic` | 1 | 100 ms | 200 ms | 2.00 (2.00 to 2.00) |"
-    assert table(two) == [veros, cg]  # in the order of the programs
-    assert two.startswith("before\n")
-    assert two.endswith("after\n")
-    again = others.row("cg", 2, {NEW: [1e-3] * 6, OLD: [1e-3] * 6})
-    assert "1.00 (1.00 to 1.00)" in table(others.merged(two, [again], "here."))[1]
-    assert table(others.merged(two, [loses], "elsewhere.")) == [cg]
-
-
-def test_the_page_has_a_table_of_known_programs():
-    text = others.PAGE.read_text()
-    where = next(
-        line for line in text.partition(others.BEGIN)[2].splitlines() if line.startswith("On ")
-    )
-    assert others.merged(text, [], where) == text

@@ -101,19 +101,6 @@ def test_which(name):
         assert_equal(got, want)
 
 
-def test_donated_arguments():
-    def f(x, y):
-        return total(x), total(y)
-
-    for donated in ([True, False], [False, True], [True, True]):
-        assert marks(marked(f, x, x, donated=donated).jaxpr, "in_place") == donated
-
-
-def test_an_op_that_is_local():
-    """The transpose of an allreduce gives back what it is given."""
-    assert not any(marks(marked(lambda x: jax.vjp(total, x)[1](2 * x), x).jaxpr, "in_place"))
-
-
 @pytest.mark.parametrize("f", [total, lambda x: loop(total, x)], ids=["a call", "a loop"])
 def test_nothing_is_copied_if_it_is_donated(f, monkeypatch):
     def copies():

@@ -80,28 +80,3 @@ def test_no_file_imports_from_a_room_above_its_own():
         circle.prepare()  # raises an error that names the files, if there is one
     assert uses > 200
     assert len(ROOMS) > 10
-
-
-def test_imports_are_found():
-    text = """
-from .spec import SPECS
-from . import comm, _nothing
-from .. import _native
-from .._jax import compat
-def f():
-    from mpi4jax._diff.ad import RULES
-    import mpi4jax._check.misuse
-    from ..ops import bcast
-    from ..notoken import bcast
-    from jax import jit
-"""
-    assert imports(text, PACKAGE / "_op" / "primitive.py") == {
-        ("_op", "spec"),
-        ("_op", "comm"),
-        ("_op", "__init__"),
-        ("_jax", "compat"),
-        ("_diff", "ad"),
-        ("_check", "misuse"),
-        ("ops", "bcast"),
-        ("mpi4jax", "notoken"),
-    }

@@ -1,7 +1,7 @@
 """Programs of others, and small ones written for mpi4jax 0.9.1, here and there: `make bench`.
 
-    python benches/others.py                                 # as in `make bench`
-    python benches/others.py --programs cg acc --ranks 4     # only these, and 4 ranks
+    python benches/third_party.py                                 # as in `make bench`
+    python benches/third_party.py --programs cg acc --ranks 4     # only these, and 4 ranks
 
 The ocean model Veros, from PyPI, and benches/on_small.py. They run with MPI4JAX_NOTOKEN=1 here,
 because they are written for mpi4jax 0.8 and newer. Both contenders are in memory at once, take
@@ -30,7 +30,7 @@ NEEDED += ["tqdm", "setuptools<81", "cython"]
 TRAINING = ["flax", "equinox", "optax"]
 ENVIRONMENT = {NEW: {"PYTHONPATH": str(ROOT / "python"), "MPI4JAX_NOTOKEN": "1"}, OLD: {}}
 PAGE = ROOT / "docs" / "performance.md"
-BEGIN = "<!-- The table is made by benches/others.py: do not edit. -->\n\n"
+BEGIN = "<!-- The table is made by benches/third_party.py: do not edit. -->\n\n"
 END = "\n<!-- Here the table ends. -->\n"
 # What sums over some thousand cells or weights may differ by after these steps, relatively.
 TOLERANCE = 1e-6
