@@ -318,7 +318,7 @@ impl Host {
             matches!(life, Some(Life::Exits | Life::Finished | Life::Gone))
         };
         let ended = here.iter().filter(|&rank| rank != self.rank).all(has_ended);
-        (ended, here.len() == self.size as usize)
+        (ended, here.count() == self.size as usize)
     }
 
     /// The job is about to be ended, by this rank, which has said why. Files that are not needed to find that out go.

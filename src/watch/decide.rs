@@ -217,7 +217,7 @@ fn hung(state: &State, settings: &Settings, now: f64, actions: &mut Vec<Action>)
 
 /// For how long it has to be certain that a wait cannot end.
 fn patience(wait: &Wait, why: &Why) -> f64 {
-    let copies = if matches!(wait.need, Need::Collective { .. }) { wait.members.len() } else { 1 };
+    let copies = if matches!(wait.need, Need::Collective { .. }) { wait.members.count() } else { 1 };
     let travels = wait.bytes as f64 * copies as f64 / SLOWEST;
     PATIENCE + if matches!(why, Why::Gone(_)) { 0.0 } else { travels }
 }

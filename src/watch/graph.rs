@@ -57,7 +57,7 @@ impl RankStatus {
     }
 
     /// Whether it has begun what may be the other side of a message that `rank` receives (or sends, if `sends`).
-    fn offers(&self, rank: i32, sends: bool, comm: CommId, tag: Option<i32>) -> bool {
+    pub fn offers(&self, rank: i32, sends: bool, comm: CommId, tag: Option<i32>) -> bool {
         self.needs().any(|need| {
             let Need::Message { comm: other, from, to } = need else { return false };
             let end = if sends { from } else { to };

@@ -20,7 +20,7 @@ pub struct Group {
 
 /// "ranks 0-2, 5"; of many, the first, and how many more.
 pub fn ranks(ranks: &Ranks) -> String {
-    let (count, all) = (ranks.len(), ranks.to_string());
+    let (count, all) = (ranks.count(), ranks.to_string());
     let runs: Vec<&str> = all.split(',').collect();
     let mut text = format!("rank{} ", if count == 1 { "" } else { "s" });
     if runs.len() > RUNS + 1 {
@@ -49,7 +49,7 @@ pub fn grouped(groups: impl IntoIterator<Item = Group>) -> Vec<Group> {
         seconds,
     };
     let mut groups: Vec<Group> = merged.into_iter().map(group).collect();
-    groups.sort_by_key(|group| (std::cmp::Reverse(group.members.len()), group.members.first()));
+    groups.sort_by_key(|group| (std::cmp::Reverse(group.members.count()), group.members.first()));
     groups
 }
 
@@ -101,7 +101,7 @@ pub fn lines(groups: impl IntoIterator<Item = Group>) -> String {
     let shown = if groups.len() > LINES { LINES - 1 } else { groups.len() };
     let mut text = String::new();
     for Group { members, state, seconds } in &groups[..shown] {
-        let verb = if members.len() == 1 { "is" } else { "are" };
+        let verb = if members.count() == 1 { "is" } else { "are" };
         let since = if *seconds > 0.0 { format!(" (for {seconds:.1} s)") } else { String::new() };
         text += &format!("  {} {verb} {state}{since}\n", ranks(members));
     }
@@ -114,10 +114,10 @@ pub fn lines(groups: impl IntoIterator<Item = Group>) -> String {
 /// Whom is waited for, most first, in some words: " for rank 3, which is in Python at io.py:40".
 pub fn waited_for(groups: impl IntoIterator<Item = Group>) -> String {
     let groups = at_most(3, groups);
-    let total: usize = groups.iter().map(|group| group.members.len()).sum();
+    let total: usize = groups.iter().map(|group| group.members.count()).sum();
     let mut text = if groups.len() > 1 { format!(" for {total} ranks:") } else { " for".into() };
     for (i, Group { members, state, .. }) in groups.iter().take(3).enumerate() {
-        let verb = if members.len() == 1 { "is" } else { "are" };
+        let verb = if members.count() == 1 { "is" } else { "are" };
         text += &format!("{} {}, which {verb} {state}", if i == 0 { "" } else { ";" }, ranks(members));
     }
     if groups.len() > 3 {

@@ -5,6 +5,7 @@ use std::path::Path;
 use super::decide::{Key, Reason};
 use super::graph::{Assume, Graph, Why};
 use super::groups::{self, Group};
+use crate::comm;
 use crate::job::ranks::Ranks;
 use crate::job::status::{Life, Need, Peer, RankStatus, Wait, World};
 
@@ -91,7 +92,7 @@ impl Facts<'_> {
     }
 
     /// What all ranks do, and what one of them, the subject, did last.
-    pub fn report(&self, headline: &str, subject: i32, own: i32) -> String {
+    pub fn report(&self, headline: &str, (subject, wait): Key, own: i32) -> String {
         let mut text = format!("r{subject} | mpi4jax: {headline}\n");
         let ranks = if self.can_ask() { 0..self.size } else { own..own + 1 };
         text += &groups::lines(self.groups(ranks, doing));
@@ -103,6 +104,7 @@ impl Facts<'_> {
             text += &format!("  last operations of rank {subject}:\n");
             text.extend(status.last.iter().map(|line| format!("    {line}\n")));
         }
+        text += &self.hint((subject, wait)).map_or_else(String::new, |hint| format!("  {hint}\n"));
         let directory = self.directory.display();
         text + &match &self.trouble {
             None => format!("  more: python -m mpi4jax.report {directory}\n"),
@@ -142,7 +144,27 @@ impl Facts<'_> {
                 circle(self.world, &cycle, key.0)
             );
         }
+        line += &self.hint(key).map_or_else(String::new, |hint| format!("; {hint}"));
         Some(line + "; the job goes on (MPI4JAX_TIMEOUT=seconds would end it)\n")
+    }
+
+    /// What is easily overlooked where a rank waits for a message that nobody is about to send.
+    fn hint(&self, (rank, number): Key) -> Option<&'static str> {
+        let wait = self.world.get(&rank)?.waits.iter().find(|wait| wait.number == number)?;
+        let Need::Message { comm, from: Some(from), .. } = wait.need else { return None };
+        let mut senders = self.world.iter().filter(|(other, _)| from.rank.is_none_or(|it| it == **other));
+        if senders.any(|(_, status)| status.offers(rank, false, comm, from.tag)) {
+            None
+        } else if wait.words.contains("irecv") && from.tag == Some(0) {
+            Some("irecv takes tag 0 unless it is given another one, or tag=MPI.ANY_TAG, as recv takes")
+        } else if comm::is_default(comm.class) {
+            Some(
+                "the default communicator is a clone of MPI.COMM_WORLD, on which messages that mpi4py sends on COMM_WORLD do \
+                 not arrive: comm=MPI.COMM_WORLD receives those",
+            )
+        } else {
+            None
+        }
     }
 
     /// Whether a rank waits for this other one.
@@ -349,6 +371,24 @@ mod tests {
         assert!(text.contains("because rank 1 has a thread and could"), "{text}");
         let text = line(&World::from([(0, recv(1, "recv from 1"))]));
         assert!(text.contains(" for rank 1, which is unknown: it has not imported mpi4jax"), "{text}");
+    }
+
+    #[test]
+    fn a_receive_of_what_nobody_sends_has_a_hint() {
+        let on_default = |tag, words: &str| {
+            let comm = CommId { class: comm::hash("mpi4jax.default"), index: 0 };
+            let from = Some(Peer { rank: Some(1), tag });
+            waits(Need::Message { comm, from, to: None }, words)
+        };
+        let text = line(&world([on_default(None, "recv from 1"), all(0)]));
+        assert!(text.contains("; the default communicator is a clone of MPI.COMM_WORLD, on which"), "{text}");
+        let text = line(&world([on_default(Some(0), "wait for irecv from 1, tag 0"), all(0)]));
+        assert!(text.contains("; irecv takes tag 0 unless it is given another one,"), "{text}");
+        let mut sender = on_default(None, "send to 0");
+        let Need::Message { from, to, .. } = &mut sender.waits[0].need else { return };
+        (*from, *to) = (None, Some(Peer { rank: Some(0), tag: Some(7) }));
+        let text = line(&world([on_default(Some(7), "recv from 1"), sender]));
+        assert!(!text.contains("clone"), "{text}");
     }
 
     #[test]

@@ -328,9 +328,11 @@ impl Observer {
         let mut world = self.here.clone();
         let is_asked = self.state.question.as_ref().is_some_and(|it| it.purpose != Purpose::Look);
         for status in world.values_mut() {
-            status.is_silent = is_asked && status.answered < self.asked;
+            status.is_silent = is_asked && !has_answered(status, self.asked);
         }
-        let is_answered_here = !is_asked || self.trouble.is_some() || has_answered(&self.here, self.asked);
+        let is_answered_here = !is_asked
+            || self.trouble.is_some()
+            || self.here.values().all(|status| has_answered(status, self.asked));
         let mut is_answered = true;
         if self.state.question.is_some() {
             (self.far, is_answered) = link::answers();
@@ -368,9 +370,9 @@ impl Observer {
                 self.say(Some(word));
             }
             let is_over = self.clock - asked.since > ANSWER_TIME_HERE;
-            if has_answered(&self.here, asked.time) || is_over {
+            if is_over || self.here.values().all(|status| has_answered(status, asked.time)) {
                 let silent = |(rank, it): (&i32, &RankStatus)| {
-                    (*rank, RankStatus { is_silent: it.answered < asked.time, ..it.clone() })
+                    (*rank, RankStatus { is_silent: !has_answered(it, asked.time), ..it.clone() })
                 };
                 let here: World = self.here.iter().map(silent).collect();
                 link::answer(asked.by, Message::answer(asked.word, &here));
@@ -394,15 +396,14 @@ impl Observer {
             self.shows = false;
             actions.push(Action::Ask(Purpose::Show));
         }
+        let own = self.host.rank;
         for action in actions {
             self.state.apply(&action, &settings, self.clock);
             match action {
                 Action::Ask(purpose) => self.ask(&purpose),
                 Action::AskAgain => link::ask_again(),
                 Action::Tell(key) => print(&self.facts().line(key).unwrap_or_default()),
-                Action::Show => {
-                    start::show(&self.facts().report("report (SIGUSR1)", self.host.rank, self.host.rank));
-                }
+                Action::Show => start::show(&self.facts().report("report (SIGUSR1)", (own, 0), own)),
                 Action::End(key, reason) => self.end(key, &reason),
                 // It was not so, or is not any more.
                 Action::Acquit(_) => self.far.clear(),
@@ -441,7 +442,7 @@ impl Observer {
     fn end(&mut self, key: Key, reason: &Reason) {
         let Some(wait) = self.state.wait(key) else { return };
         let headline = report::headline(&self.state.world, key, wait, reason);
-        let mut text = self.facts().report(&headline, key.0, self.host.rank);
+        let mut text = self.facts().report(&headline, key, self.host.rank);
         let ends = self.watchdog.settings.abort;
         text += if ends {
             "  the job is ended (MPI4JAX_ON_TIMEOUT=continue: it goes on)\n"
@@ -455,7 +456,7 @@ impl Observer {
     }
 }
 
-/// Whether all ranks of a host that can have answered a question of this time.
-fn has_answered(here: &World, time: u64) -> bool {
-    here.values().all(|it| it.answered >= time || !matches!(it.life, Life::Runs | Life::Exits))
+/// Whether a rank has answered a question of this time, or cannot.
+fn has_answered(status: &RankStatus, time: u64) -> bool {
+    status.answered >= time || !matches!(status.life, Life::Runs | Life::Exits)
 }

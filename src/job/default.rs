@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use mpi::ffi;
 
+use super::host::Host;
 use crate::error::Cause;
-use crate::job::host::Host;
 use crate::mpilib::{check, handle_value, is_running};
 
 /// Ranks that import the package when they start, as most do, have come so long after each other at most.
