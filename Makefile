@@ -7,7 +7,7 @@ SOURCES := $(shell find src -type f) $(wildcard Cargo.* build.rs setup.py pyproj
 CARGO := environment="$$($(BIN)/python build_support/toolchain.py environment)" && \
 	eval "$$environment" && cargo
 
-.PHONY: help demo build wheel test test-matrix test-wheels table test-quick test-rust fuzz lint lint-rust lint-python format bench bench-quick docs clean
+.PHONY: help demo build wheel test test-matrix test-wheels test-aarch64 table test-quick test-rust fuzz lint lint-rust lint-python format bench bench-quick docs clean
 
 help: ## what can be made
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -31,6 +31,9 @@ test-matrix: .venv/tools ## the wheel with old and new JAX, Open MPI, MPICH and 
 
 test-wheels: .venv/tools ## that wheel in new environments, one per MPI, without a compiler
 	$(BIN)/python tools/matrix.py wheels
+
+test-aarch64: .venv/tools ## the self-test and some tests on emulated aarch64, where that can be
+	$(BIN)/python tools/aarch64.py
 
 table: .venv/tools ## docs/transformations.md, from a run of every op under every transformation
 	$(BIN)/python tools/transformations.py
@@ -58,6 +61,7 @@ lint: lint-rust lint-python ## formatting, clippy, ruff, mypy, stubtest, schemas
 lint-rust: .venv/tools
 	cargo fmt --check
 	$(CARGO) clippy --release --all-targets -- -D warnings
+	$(BIN)/python tools/make_wheel.py --lint aarch64-apple-darwin
 
 lint-python: .venv/tools
 	$(BIN)/ruff check

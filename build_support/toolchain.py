@@ -61,7 +61,8 @@ def system_headers() -> list[str]:
     command = [*shlex.split(compiler()), "-E", "-v", "-x", "c", os.devnull]
     said = subprocess.run(command, capture_output=True, text=True).stderr
     lines = said.partition("#include <...> search starts here:")[2].partition("End of search")[0]
-    return [line.strip() for line in lines.splitlines() if os.path.isabs(line.strip())]
+    folders = [line.strip() for line in lines.splitlines()]
+    return [os.path.abspath(folder) for folder in folders if os.path.isdir(folder)]
 
 
 @dataclass(frozen=True)

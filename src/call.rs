@@ -255,7 +255,7 @@ impl Site {
         for (name, wanted, given) in [
             ("halo", row.has_blocks, self.halo.is_some()),
             ("parts", row.has_parts, self.parts.is_some()),
-            ("rows", row.has_counts, self.ragged.is_some()),
+            ("rows", row.is_ragged, self.ragged.is_some()),
         ] {
             if wanted != given {
                 let [expected, actual] = [wanted, given].map(|there| if there { "some" } else { "none" });
@@ -355,12 +355,15 @@ impl<'a> Call<'a> {
         if let Some(parts) = &site.parts {
             return parts.check(self.send, self.recv).map_err(|cause| site.error(cause));
         }
-        // The two sides of a message are independent of each other, and so are packed ghost cells.
+        // The two sides of a message are independent of each other. Ghost cells that are packed are told, others are whole
+        // blocks.
+        let is_free = match &site.halo {
+            Some(halo) => halo.is_packed(),
+            None => side.send == Extent::Told || site.op.row().has_peer,
+        };
         if let (Some(sent), Some(received)) = (sent, received)
             && sent != received
-            && !site.op.row().has_peer
-            && site.ragged.is_none()
-            && !site.halo.as_ref().is_some_and(|halo| halo.is_packed())
+            && !is_free
         {
             return Err(site.error(Cause::Sides {
                 sent: sent.0,
@@ -383,7 +386,7 @@ impl<'a> Call<'a> {
         let size = self.site.comm.size as usize;
         match (extent, buffer) {
             (Extent::None, None) => Ok(None),
-            (Extent::One, Some(buffer)) => Ok(Some((buffer.count(), buffer.dtype()))),
+            (Extent::One | Extent::Told, Some(buffer)) => Ok(Some((buffer.count(), buffer.dtype()))),
             (Extent::PerRank, Some(buffer)) if buffer.count().is_multiple_of(size) => {
                 Ok(Some((buffer.count() / size, buffer.dtype())))
             }
@@ -391,7 +394,7 @@ impl<'a> Call<'a> {
                 Err(self.site.error(Cause::NotPerRank { what, count: buffer.count(), size }))
             }
             (Extent::None, Some(_)) => Err(self.site.error(Cause::Buffers { what, expected: 0, actual: 1 })),
-            (Extent::One | Extent::PerRank, None) => {
+            (Extent::One | Extent::Told | Extent::PerRank, None) => {
                 Err(self.site.error(Cause::Buffers { what, expected: 1, actual: 0 }))
             }
         }
@@ -445,7 +448,7 @@ impl<'a> Call<'a> {
         let size = self.site.comm.size as usize;
         let per_rank = |extent, buffer: Option<Buffer>| match extent {
             Extent::None => None,
-            Extent::One => buffer.map(|b| b.count()),
+            Extent::One | Extent::Told => buffer.map(|b| b.count()),
             Extent::PerRank => buffer.map(|b| b.count() / size),
         };
         let others: usize = self.others.iter().map(|(send, _)| send.count()).sum();

@@ -24,35 +24,39 @@ pub enum Cause {
     )]
     ShortMessage { function: &'static str, received: usize, source_rank: i32, expected: usize },
     #[error(
-        "received {received} bytes of ghost cells from rank {source_rank}, expected {expected}: blocks may \
-         differ between neighbours along the axis that they are neighbours on, and in nothing else"
+        "received {received} bytes of ghost cells from rank {source_rank}, expected {expected}: the blocks of two \
+         neighbours may differ only along the axis on which they are neighbours"
     )]
     Ghosts { received: usize, source_rank: i32, expected: usize },
     #[error(
-        "received {received} elements from rank {source_rank}, expected {expected}: the counts that the two ranks \
-         give have to agree"
+        "received {received} elements from rank {source_rank}, expected {expected}: the counts of the two ranks \
+         must agree"
     )]
     Parts { received: usize, source_rank: i32, expected: usize },
-    #[error("the {what} has {count} elements, expected {expected}, by the counts that are given")]
+    #[error(
+        "the counts differ between ranks: this one has {counts:?} (in elements); expected the same on all ranks"
+    )]
+    Counts { counts: Vec<u64> },
+    #[error("the {what} has {count} elements, expected {expected} by the counts")]
     TooFew { what: &'static str, count: usize, expected: usize },
-    #[error("not run, because MPI_Finalize has been called before")]
+    #[error("not run, because MPI_Finalize has been called")]
     Finalized,
     #[error("communicator {key} has been freed")]
     FreedCommunicator { key: Box<str> },
     #[error(
-        "not run, because an earlier operation on communicator {key} failed on this rank, so that its ranks are out \
-         of step. It said: {first}"
+        "not run, because an earlier operation on communicator {key} failed on this rank, and its ranks are out of \
+         step. First error: {first}"
     )]
     EarlierFailure { key: Box<str>, first: Box<str> },
     #[error(
-        "no communicator {key} is registered in this process; before an exported program is \
-         called, give one this name with Set_name and use it in an op"
+        "no communicator {key} is registered in this process; before you call an exported program, give a \
+         communicator this name with Set_name and use it in an op"
     )]
     UnknownCommunicator { key: Box<str> },
     #[error("no reduction {key} is registered")]
     UnknownReduction { key: Box<str> },
-    #[error("{}", if *.expected { "a reduction is needed, none is given" }
-        else { "a reduction is given, the operation takes none" })]
+    #[error("{}", if *.expected { "expected a reduction, got none" }
+        else { "expected no reduction, got one" })]
     Reduction { expected: bool },
     #[error("{role} {rank} is not a rank of a communicator of size {size}")]
     NoSuchRank { role: &'static str, rank: i32, size: i32 },
@@ -70,13 +74,13 @@ pub enum Cause {
          expected as many of the same type"
     )]
     Sides { sent: usize, sent_dtype: &'static str, received: usize, received_dtype: &'static str },
-    #[error("a buffer of shape {dims:?} cannot be")]
+    #[error("no buffer has the shape {dims:?}")]
     Shape { dims: Box<[i64]> },
     #[error("XLA data type {code} is not supported")]
     UnknownDtype { code: i32 },
     #[error("{reduction} is not defined for {dtype}")]
     UndefinedReduction { reduction: &'static str, dtype: &'static str },
-    #[error("pairs of a value and an index are reduced, got an odd number of elements: {count}")]
+    #[error("expected pairs of a value and an index, got an odd number of elements: {count}")]
     Pairs { count: usize },
     #[error("XLA packs arrays of {name}: convert them to {carrier}")]
     PackedDtype { name: &'static str, carrier: &'static str },
@@ -100,7 +104,7 @@ pub enum Cause {
     Request { message: String },
     #[error("{report}")]
     Mismatch { report: String },
-    #[error("more copies of XLA in one process than there is room for")]
+    #[error("too many copies of XLA in one process")]
     TooManyXlas,
     #[error("{call}: {message}")]
     Xla { call: &'static str, message: String },
@@ -118,6 +122,7 @@ impl Cause {
                 | Self::ShortMessage { .. }
                 | Self::Ghosts { .. }
                 | Self::Parts { .. }
+                | Self::Counts { .. }
                 | Self::Mismatch { .. }
         )
     }

@@ -133,35 +133,49 @@ mod _native {
         Vec::new()
     }
 
-    /// What a rank sends and receives, each "none", "one" block or one "per rank".
+    /// What a rank sends and receives: "none", "one" block, one "per rank", or as much as it is "told".
     type Side = (&'static str, &'static str);
-    type OpRow =
-        (&'static str, &'static str, bool, bool, bool, bool, bool, bool, Side, Side, Option<&'static str>);
+    type OpRow = (
+        &'static str,
+        &'static str,
+        bool,
+        bool,
+        bool,
+        bool,
+        bool,
+        bool,
+        bool,
+        Side,
+        Side,
+        Option<&'static str>,
+    );
 
-    /// (name, MPI's name, has a reduction, has a root, has a peer, has blocks, has parts, has counts, side at the root, side elsewhere)
+    /// (name, MPI's name, has a reduction, has a mean, has a root, has a peer, has blocks, has parts, is ragged, side at the root, side elsewhere)
     /// of every operation; and MPI's name where it is started and waited for later.
     #[pyfunction]
     fn ops_table() -> Vec<OpRow> {
         let extent = |extent| match extent {
             ops::Extent::None => "none",
             ops::Extent::One => "one",
+            ops::Extent::Told => "told",
             ops::Extent::PerRank => "per rank",
         };
         let side = |side: ops::Side| (extent(side.send), extent(side.recv));
         let row = |row: &ops::Row| {
-            let ops::Row { name, mpi_name, has_reduction, has_root, has_peer, has_blocks, .. } = *row;
-            let ops::Row { has_parts, has_counts, at_root, elsewhere, .. } = *row;
+            let ops::Row { name, mpi_name, has_reduction, has_mean, has_root, has_peer, .. } = *row;
+            let ops::Row { has_blocks, has_parts, is_ragged, at_root, elsewhere, .. } = *row;
             let (at_root, elsewhere) = (side(at_root), side(elsewhere));
             let started = row.started.as_ref().map(|started| started.mpi_name);
             (
                 name,
                 mpi_name,
                 has_reduction,
+                has_mean,
                 has_root,
                 has_peer,
                 has_blocks,
                 has_parts,
-                has_counts,
+                is_ragged,
                 at_root,
                 elsewhere,
                 started,

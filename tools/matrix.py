@@ -20,7 +20,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from make_wheel import CACHE, PIP, ROOT, build, call
+from make_wheel import CACHE, HOST, PIP, ROOT, build, call
 from mpirun import STOPPED, end_jobs_at_sigterm
 from run_tests import COMPILED, Results, run_tests
 
@@ -122,13 +122,13 @@ def sources_hash() -> str:
     return digest.hexdigest()[:16]
 
 
-def the_wheel() -> Path:
-    """The wheel for every MPI, of these sources."""
-    folder = CACHE / "wheels" / sources_hash()
+def the_wheel(triple: str = HOST) -> Path:
+    """The wheel for every MPI, of these sources, for a target."""
+    folder = CACHE / "wheels" / triple / sources_hash()
     if not folder.exists():
-        print("building the source distribution and its wheel", flush=True)
+        print(f"building the source distribution and its wheel for {triple}", flush=True)
         shutil.rmtree(folder.parent, ignore_errors=True)
-        build(folder.parent / "new")
+        build(folder.parent / "new", triple)
         (folder.parent / "new").rename(folder)
     return next(folder.glob("*.whl"))
 

@@ -63,7 +63,18 @@ def targets() -> list[tuple[str, dict[str, CapsuleType], str]]: ...
 def types() -> list[tuple[str, dict[str, CapsuleType], str]]: ...
 def ops_table() -> list[
     tuple[
-        str, str, bool, bool, bool, bool, bool, bool, tuple[str, str], tuple[str, str], str | None
+        str,
+        str,
+        bool,
+        bool,
+        bool,
+        bool,
+        bool,
+        bool,
+        bool,
+        tuple[str, str],
+        tuple[str, str],
+        str | None,
     ]
 ]: ...
 def halo_cells(

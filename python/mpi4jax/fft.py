@@ -99,8 +99,8 @@ def _with_one_whole(op: str, layout: Layout, axis: int, left: set[int]) -> Layou
     parts = cuts.pop(axis)
     if not cuts:
         raise ValueError(
-            f"{op}: argument 'layout' cuts the only axis of an array of shape {layout.shape}, and "
-            "a transform needs it whole"
+            f"{op}: argument 'layout' cuts the only axis of an array of shape {layout.shape}; "
+            "expected an array of two axes or more"
         )
     other = min(cuts, key=lambda b: (b in left, -b))
     cuts[other] *= parts
@@ -154,41 +154,25 @@ class _Transform:
         for stage, target in zip(stages, following, strict=True):
             axes = tuple(axis + len(batch) for axis in stage.axes)
             is_halved = stage.before.shape != stage.after.shape
-            if is_halved:
-                axes = tuple(axis for axis in axes if axis != self.axes[-1] + len(batch))
+            length = self.layout.shape[self.axes[-1]] if is_halved else None
             after = _whole(batch, stage.after.block_shape(self.rank))
             exchange = None
             if target != stage.after:
                 exchange = Exchange(batch, stage.after, target, self.comm)
             outgoing = exchange.outgoing if exchange else after
-            if is_halved and not inverse:
-                x = self._half(incoming.unpack(x), after.shape, batch).ravel()
-                incoming = after
-            if is_halved and inverse:
-                before = _whole(batch, stage.before.block_shape(self.rank))
-                x = before.unpack(local_fft(x, incoming, axes, before, True))
-                x = outgoing.pack(self._half_back(x, after.shape, batch))
-            else:
-                x = local_fft(x, incoming, axes, outgoing, inverse)
+            x = local_fft(x, incoming, axes, outgoing, inverse, length)
             incoming = after
             if exchange:
                 x, incoming = exchange.send(x), exchange.incoming
         return incoming.unpack(x)
-
-    def _half(self, x: jax.Array, shape: Shape, batch: Shape) -> jax.Array:
-        axis = self.axes[-1] + len(batch)
-        return jnp.fft.rfft(x, axis=axis) if x.size else x.reshape(shape).astype(_complex(x.dtype))
-
-    def _half_back(self, y: jax.Array, shape: Shape, batch: Shape) -> jax.Array:
-        axis = self.axes[-1] + len(batch)
-        return jnp.fft.irfft(y, shape[axis], axis) if y.size else y.reshape(shape).real
 
     def forward(self, x: Any) -> jax.Array:
         x = jnp.asarray(x)
         batch = batch_of(self.op, "x", x, self.layout, self.rank)
         if self.real and jnp.iscomplexobj(x):
             raise TypeError(f"{self.op}: argument 'x' must be real, got dtype {x.dtype}")
-        x = self._run(x if self.real else x.astype(_complex(x.dtype)), batch, False)
+        dtype = _complex(x.dtype)
+        x = self._run(x.astype(jnp.finfo(dtype).dtype if self.real else dtype), batch, False)
         return x if self.scale == 1 else x / self.scale
 
     def inverse(self, y: Any) -> jax.Array:

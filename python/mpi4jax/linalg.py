@@ -209,7 +209,8 @@ def block_jacobi(blocks: Any) -> Callable[[Any], Any]:
         flat, tree = ravel_pytree(v)
         if flat.size != rows:
             raise ValueError(
-                f"block_jacobi: a vector of {flat.size} elements, for blocks of {rows} rows"
+                f"block_jacobi: the blocks have {rows} rows on this rank; expected a vector of as "
+                f"many elements, got {flat.size}"
             )
         parts = flat.astype(jnp.promote_types(flat.dtype, inverse.dtype))
         out = jnp.einsum("kij,kj->ki", inverse, parts.reshape(inverse.shape[:2]))

@@ -26,11 +26,7 @@ Record = dict[str, Any]
 Group = tuple[str, int, tuple[tuple[int, int], ...]]
 
 # What must be equal on all ranks, where the op has it.
-_COMPARED = ("op", "reduction", "dtype", "count")
-_ROOTED: tuple[str, ...] = ("bcast", "gather", "gatherv", "reduce", "scatter", "scatterv")
-_ROOTED += tuple(f"i{name}" for name in _ROOTED)  # started, and waited for later
-# Ranks may have arrays of different sizes.
-_OF_ANY_SIZE = ("allgatherv", "alltoallv", "gatherv", "halo_exchange", "permute", "scatterv")
+_COMPARED = ("op", "reduction", "dtype", "root")
 
 
 def load(directory: Path) -> dict[int, Dump]:
@@ -67,11 +63,8 @@ def group_of(dump: Dump, record: Record) -> Group:
 
 
 def _signature(record: Record) -> tuple[Any, ...]:
-    root = record["root"] if record["op"] in _ROOTED else None
-    compared = {name: record[name] for name in _COMPARED}
-    if record["op"] in _OF_ANY_SIZE:
-        compared["count"] = None
-    return (*compared.values(), root)
+    count = None if record["any_size"] else record["count"]
+    return (*(record[name] for name in _COMPARED), count)
 
 
 def _collectives(dumps: dict[int, Dump]) -> dict[Group, dict[int, dict[int, Record]]]:

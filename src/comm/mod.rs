@@ -4,6 +4,7 @@
 //! dropped with the communicator: when MPI frees that, or at the beginning of `MPI_Finalize`. What this layer knows of
 //! an attachment is its `Drop`.
 
+mod agreement;
 mod calling;
 mod group;
 mod guard;
@@ -18,6 +19,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use mpi::ffi::{self, MPI_Comm, MPI_Status};
 
+pub use self::agreement::Agreement;
 pub use self::calling::{Calling, is_calling};
 pub use self::group::Group;
 pub use self::guard::CommGuard;

@@ -13,7 +13,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::mem::{MaybeUninit, size_of};
 use std::sync::OnceLock;
 
-use mpi::ffi::{self, MPI_Comm};
+use mpi::ffi;
 
 use crate::call::{Call, Phase};
 use crate::error::{Cause, Error};
@@ -155,18 +155,7 @@ pub fn fingerprint(call: &Call, record: &Record) -> u64 {
 }
 
 fn collective(call: &Call, record: &Record) -> Result<(), Cause> {
-    let print = fingerprint(call, record);
-    // The greatest fingerprint is also the least one if all are equal.
-    let mut extremes = [print, !print];
-    // SAFETY: a registered communicator, which is not freed, and two integers of the type that is named.
-    unsafe {
-        let comm: MPI_Comm = handle(call.site.comm.handle);
-        let (n, t, op) = (extremes.len() as c_int, ffi::RSMPI_UINT64_T, ffi::RSMPI_MAX);
-        let mine = [print, !print];
-        let code = ffi::MPI_Allreduce(mine.as_ptr().cast(), extremes.as_mut_ptr().cast(), n, t, op, comm);
-        check("MPI_Allreduce of a fingerprint", code)?;
-    }
-    if extremes[0] != !extremes[1] {
+    if !call.site.comm.agrees(fingerprint(call, record))? {
         return disagree(call, record);
     }
     // All ranks are at the same operation.

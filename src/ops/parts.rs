@@ -101,6 +101,11 @@ impl Parts {
         self.send.iter().all(|part| part == own).then(|| own.of(send))
     }
 
+    /// What goes to a rank.
+    pub fn sent_to(&self, rank: usize, send: &Buffer) -> Buffer {
+        self.send[rank].of(send)
+    }
+
     /// What goes to each rank, and what comes from each.
     pub fn both(&self) -> [&[Part]; 2] {
         [&self.send, &self.recv]

@@ -9,6 +9,8 @@ pub enum Extent {
     None,
     /// One rank's block.
     One,
+    /// As much as the operation is told: as its parts, its counts or its blocks say.
+    Told,
     /// One block for every rank of the communicator.
     PerRank,
 }
@@ -30,6 +32,8 @@ pub struct Row {
     pub target: &'static str,
     pub mpi_name: &'static str,
     pub has_reduction: bool,
+    /// Reduces the operands of all ranks, so that there is a mean.
+    pub has_mean: bool,
     pub has_root: bool,
     /// Takes a source, a destination, or both.
     pub has_peer: bool,
@@ -37,8 +41,8 @@ pub struct Row {
     pub has_blocks: bool,
     /// Is told which part of its array goes to each rank, and which comes from it.
     pub has_parts: bool,
-    /// Takes an array of counts, of what goes to each rank.
-    pub has_counts: bool,
+    /// Takes an array that says, when it runs, how many rows go to each rank.
+    pub is_ragged: bool,
     /// Extents on the root; equal to `elsewhere` where there is no root.
     pub at_root: Side,
     pub elsewhere: Side,
@@ -61,13 +65,21 @@ pub struct Started {
 enum Takes {
     Nothing,
     Reduction,
+    Scan,
     Root,
     ReductionAndRoot,
+    ReductionAndParts,
     Peer,
     Neighbours,
-    Counts,
+    Ragged,
     Parts,
     PartsAndRoot,
+}
+
+impl Takes {
+    const fn has_mean(self) -> bool {
+        matches!(self, Self::Reduction | Self::ReductionAndRoot | Self::ReductionAndParts)
+    }
 }
 
 macro_rules! ops {
@@ -84,15 +96,19 @@ macro_rules! ops {
                 name: $name,
                 target: concat!("mpi4jax_", $name),
                 mpi_name: $mpi,
-                has_reduction: matches!(Takes::$takes, Takes::Reduction | Takes::ReductionAndRoot),
+                has_reduction: Takes::$takes.has_mean() || matches!(Takes::$takes, Takes::Scan),
+                has_mean: Takes::$takes.has_mean(),
                 has_root: matches!(
                     Takes::$takes,
                     Takes::Root | Takes::ReductionAndRoot | Takes::PartsAndRoot
                 ),
                 has_peer: matches!(Takes::$takes, Takes::Peer),
                 has_blocks: matches!(Takes::$takes, Takes::Neighbours),
-                has_parts: matches!(Takes::$takes, Takes::Parts | Takes::PartsAndRoot),
-                has_counts: matches!(Takes::$takes, Takes::Counts),
+                has_parts: matches!(
+                    Takes::$takes,
+                    Takes::Parts | Takes::PartsAndRoot | Takes::ReductionAndParts
+                ),
+                is_ragged: matches!(Takes::$takes, Takes::Ragged),
                 at_root: Side { send: Extent::$root_send, recv: Extent::$root_recv },
                 elsewhere: Side { send: Extent::$send, recv: Extent::$recv },
                 started: started!($name, $start),
@@ -113,24 +129,25 @@ macro_rules! started {
 ops! {
     //  op        name        MPI's name      takes            (on the root: send -> recv) (elsewhere) MPI's name to start it
     Allgather "allgather" "MPI_Allgather" Nothing          (One -> PerRank)     (One -> PerRank) "MPI_Iallgather";
-    Allgatherv "allgatherv" "MPI_Allgatherv" Parts         (One -> One)         (One -> One) "MPI_Iallgatherv";
+    Allgatherv "allgatherv" "MPI_Allgatherv" Parts         (Told -> Told)         (Told -> Told) "MPI_Iallgatherv";
     Allreduce "allreduce" "MPI_Allreduce" Reduction        (One -> One)         (One -> One) "MPI_Iallreduce";
     Alltoall  "alltoall"  "MPI_Alltoall"  Nothing          (PerRank -> PerRank) (PerRank -> PerRank) "MPI_Ialltoall";
-    Alltoallv "alltoallv" "MPI_Alltoallv" Parts            (One -> One)         (One -> One) "MPI_Ialltoallw";
+    Alltoallv "alltoallv" "MPI_Alltoallv" Parts            (Told -> Told)         (Told -> Told) "MPI_Ialltoallw";
     Barrier   "barrier"   "MPI_Barrier"   Nothing          (None -> None)       (None -> None) "MPI_Ibarrier";
     Bcast     "bcast"     "MPI_Bcast"     Root             (One -> None)        (None -> One) "MPI_Ibcast";
-    Exscan    "exscan"    "MPI_Exscan"    Reduction        (One -> One)         (One -> One) "MPI_Iexscan";
+    Exscan    "exscan"    "MPI_Exscan"    Scan             (One -> One)         (One -> One) "MPI_Iexscan";
     Gather    "gather"    "MPI_Gather"    Root             (One -> PerRank)     (One -> None) "MPI_Igather";
-    Gatherv   "gatherv"   "MPI_Gatherv"   PartsAndRoot     (One -> One)         (One -> None) "MPI_Ialltoallw";
-    HaloExchange "halo_exchange" "MPI_Wait" Neighbours (One -> One)      (One -> One) -;
-    Permute   "permute"   "MPI_Sendrecv"  Parts            (One -> One)         (One -> One) "MPI_Ialltoallw";
-    RaggedAlltoall "ragged_alltoall" "MPI_Alltoallv" Counts (One -> One)        (One -> One) "MPI_Ialltoallw";
+    Gatherv   "gatherv"   "MPI_Gatherv"   PartsAndRoot     (Told -> Told)         (Told -> None) "MPI_Ialltoallw";
+    HaloExchange "halo_exchange" "MPI_Wait" Neighbours (Told -> Told)      (Told -> Told) -;
+    Permute   "permute"   "MPI_Sendrecv"  Parts            (Told -> Told)         (Told -> Told) "MPI_Ialltoallw";
+    RaggedAlltoall "ragged_alltoall" "MPI_Alltoallv" Ragged (Told -> Told)        (Told -> Told) "MPI_Ialltoallw";
     Recv      "recv"      "MPI_Recv"      Peer             (None -> One)        (None -> One) "MPI_Irecv";
     Reduce    "reduce"    "MPI_Reduce"    ReductionAndRoot (One -> One)         (One -> None) "MPI_Ireduce";
     ReduceScatter "reduce_scatter" "MPI_Reduce_scatter_block" Reduction (PerRank -> One) (PerRank -> One) "MPI_Ireduce_scatter_block";
-    Scan      "scan"      "MPI_Scan"      Reduction        (One -> One)         (One -> One) "MPI_Iscan";
+    ReduceScatterv "reduce_scatterv" "MPI_Reduce_scatter" ReductionAndParts (Told -> Told) (Told -> Told) "MPI_Ireduce_scatter";
+    Scan      "scan"      "MPI_Scan"      Scan             (One -> One)         (One -> One) "MPI_Iscan";
     Scatter   "scatter"   "MPI_Scatter"   Root             (PerRank -> One)     (None -> One) "MPI_Iscatter";
-    Scatterv  "scatterv"  "MPI_Scatterv"  PartsAndRoot     (One -> One)         (None -> One) "MPI_Ialltoallw";
+    Scatterv  "scatterv"  "MPI_Scatterv"  PartsAndRoot     (Told -> Told)         (None -> Told) "MPI_Ialltoallw";
     Send      "send"      "MPI_Send"      Peer             (One -> None)        (One -> None) "MPI_Isend";
     Sendrecv  "sendrecv"  "MPI_Sendrecv"  Peer             (One -> One)         (One -> One) -;
 }
@@ -153,7 +170,7 @@ impl Row {
 
     /// Whether ranks may have arrays of different sizes.
     pub fn has_any_size(&self) -> bool {
-        self.has_blocks || self.has_parts || self.has_counts
+        [self.at_root, self.elsewhere].iter().any(|side| [side.send, side.recv].contains(&Extent::Told))
     }
 
     /// Whether each element of a result depends on the same element of the operands alone, so that it may go in
@@ -202,6 +219,14 @@ mod tests {
             assert_eq!(row.target, format!("mpi4jax_{}", row.name));
         }
         assert!(Op::TABLE.is_sorted_by_key(|row| row.name));
+    }
+
+    #[test]
+    fn what_is_told_says_how() {
+        for row in Op::TABLE {
+            let told = row.has_blocks || row.has_parts || row.is_ragged;
+            assert_eq!(row.has_any_size(), told, "{}", row.name);
+        }
     }
 
     #[test]

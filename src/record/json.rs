@@ -31,7 +31,7 @@ pub fn record(record: &Record, comm: usize, epoch: &Epoch) -> String {
     let what = &record.what;
     format!(
         "{{\"op\": {}, \"comm\": {comm}, \"sequence\": {}, \"collective\": {}, \"reduction\": {}, \
-         \"dtype\": {}, \"count\": {}, \"root\": {}, \"source\": {}, \"recvtag\": {}, \"dest\": {}, \
+         \"dtype\": {}, \"count\": {}, \"any_size\": {}, \"root\": {}, \"source\": {}, \"recvtag\": {}, \"dest\": {}, \
          \"sendtag\": {}, \"site\": {}, \"transport\": {}, \"state\": {}, \"started\": {:.6}, \
          \"seconds\": {:.9}, \"text\": {}}}",
         quoted(what.name()),
@@ -40,7 +40,8 @@ pub fn record(record: &Record, comm: usize, epoch: &Epoch) -> String {
         or_null(what.reduction.map(|reduction| reduction.to_string())),
         or_null(record.dtype.map(|dtype| dtype.name().to_owned())),
         record.count,
-        what.root,
+        what.op.row().has_any_size(),
+        if what.op.row().has_root { what.root } else { -1 },
         record.source,
         record.recvtag,
         record.dest,

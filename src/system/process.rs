@@ -2,10 +2,10 @@
 //!
 //! A number alone does not say: it is used again, and containers with one host name each count for themselves.
 
-use std::fs;
 use std::io;
 use std::time::{Duration, SystemTime};
 
+use super::os;
 use crate::record::host;
 
 /// A process, as it introduces itself.
@@ -20,57 +20,29 @@ pub struct Process {
     start: u64,
 }
 
-#[cfg(target_os = "linux")]
-fn space() -> String {
-    let parts = || {
-        let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
-        // Where /proc shows another namespace than this process's, it says nothing of numbers here.
-        let number = fs::read_link("/proc/self").ok()?;
-        (number.to_str()? == std::process::id().to_string()).then_some(())?;
-        let namespace = |kind| {
-            fs::read_link(format!("/proc/self/ns/{kind}"))
-                .map(|link| link.to_string_lossy().replace(' ', "_"))
-                .unwrap_or_default()
-        };
-        Some(format!("{}/{}/{}", boot.trim(), namespace("pid"), namespace("time")))
-    };
-    parts().unwrap_or_default()
+/// What the system knows of a process.
+#[derive(Clone, Debug)]
+pub struct Info {
+    pub name: String,
+    pub state: State,
+    /// When it was started, in units of the system's.
+    pub start: u64,
 }
 
-#[cfg(not(target_os = "linux"))]
-fn space() -> String {
-    host()
-}
-
-/// The letter that Linux gives the state of a process, and when it was started.
-fn stat(pid: i32) -> Option<(char, u64)> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // Its name, in parentheses, may hold anything.
-    let mut fields = stat.rsplit_once(") ")?.1.split(' ');
-    Some((fields.next()?.chars().next()?, fields.nth(18)?.parse().ok()?))
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum State {
+    Runs,
+    /// By a signal or a debugger.
+    Stopped,
+    /// Nobody has waited for it yet.
+    Ended,
 }
 
 /// When this process was started, or a little earlier: file systems and clocks round. Where the system does not say, now.
 pub fn started() -> SystemTime {
-    let age = || {
-        let (_, start) = stat(std::process::id() as i32)?;
-        // SAFETY: all-zero is a value of it, and the calls write nothing else.
-        let (now, per_second) = unsafe {
-            let mut now = std::mem::zeroed::<libc::timespec>();
-            (libc::clock_gettime(BOOT, &mut now) == 0).then_some(())?;
-            (now, libc::sysconf(libc::_SC_CLK_TCK))
-        };
-        let now = Duration::new(now.tv_sec.try_into().ok()?, now.tv_nsec.try_into().ok()?);
-        now.checked_sub(Duration::from_secs_f64(start as f64 / per_second as f64))
-    };
-    SystemTime::now() - age().unwrap_or_default() - Duration::from_secs(2)
+    let start = os::info(std::process::id() as i32).and_then(|info| os::time_of(info.start));
+    start.unwrap_or_else(SystemTime::now) - Duration::from_secs(2)
 }
-
-/// The clock by which Linux tells when a process was started.
-#[cfg(target_os = "linux")]
-const BOOT: libc::clockid_t = libc::CLOCK_BOOTTIME;
-#[cfg(not(target_os = "linux"))]
-const BOOT: libc::clockid_t = libc::CLOCK_MONOTONIC;
 
 /// Whether there is a process of this number.
 fn exists(pid: i32) -> bool {
@@ -81,7 +53,7 @@ fn exists(pid: i32) -> bool {
 impl Process {
     pub fn own() -> Self {
         let pid = std::process::id() as i32;
-        Self { pid, host: host(), space: space(), start: stat(pid).map_or(0, |(_, start)| start) }
+        Self { pid, host: host(), space: os::space(), start: os::info(pid).map_or(0, |info| info.start) }
     }
 
     pub fn parse(text: &str) -> Option<Self> {
@@ -109,20 +81,15 @@ impl Process {
         if !self.sees(other) {
             return false;
         }
-        match stat(other.pid) {
+        match os::info(other.pid) {
             None => !exists(other.pid),
-            Some((_, start)) if start != other.start => true,
-            // Its first thread has ended: the others may go on.
-            Some(('Z' | 'X', _)) => {
-                fs::read_dir(format!("/proc/{}/task", other.pid)).map_or(true, |threads| threads.count() < 2)
-            }
-            Some(_) => false,
+            Some(info) => info.start != other.start || info.state == State::Ended,
         }
     }
 
     /// Whether another process is stopped, by a signal or a debugger.
     pub fn knows_stopped(&self, other: &Self) -> bool {
-        self.sees(other) && matches!(stat(other.pid), Some(('T' | 't', _)))
+        self.sees(other) && os::info(other.pid).is_some_and(|info| info.state == State::Stopped)
     }
 }
 
@@ -153,12 +120,21 @@ mod tests {
         let age = SystemTime::now().duration_since(started()).unwrap();
         assert!(age < Duration::from_secs(1000), "{age:?}");
         let earlier = Process { start: own.start + 1, ..own.clone() };
-        assert_eq!(own.knows_gone(&earlier), cfg!(target_os = "linux"));
+        assert!(own.knows_gone(&earlier));
         let mut child = std::process::Command::new("/bin/sleep").arg("100").spawn().unwrap();
         let pid = child.id() as i32;
-        let other = Process { pid, start: stat(pid).map_or(0, |(_, start)| start), ..own.clone() };
-        assert!(!own.knows_gone(&other));
+        let other = Process { pid, start: os::info(pid).unwrap().start, ..own.clone() };
+        assert!(!own.knows_gone(&other) && !own.knows_stopped(&other));
+        assert_eq!(os::info(pid).unwrap().name, "sleep");
+        // SAFETY: a plain system call.
+        unsafe { libc::kill(pid, libc::SIGSTOP) };
+        while !own.knows_stopped(&other) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
         child.kill().unwrap();
+        while !own.knows_gone(&other) {
+            std::thread::sleep(Duration::from_millis(1)); // nobody has waited for it
+        }
         child.wait().unwrap();
         assert!(own.knows_gone(&other));
         // In another container there may be a process of this number, or none: nobody knows.

@@ -36,17 +36,13 @@ extern "C" fn on_signal(signal: c_int, info: *mut libc::siginfo_t, context: *mut
     });
 }
 
-#[cfg(target_os = "linux")]
-use libc::__errno_location as error_location;
-#[cfg(not(target_os = "linux"))]
-use libc::__error as error_location;
-
 /// What is interrupted by a handler may be about to read `errno`.
 pub fn keeping_error(f: impl FnOnce()) {
+    let location = super::os::error_location();
     // SAFETY: the address of this thread's `errno`.
-    let location = unsafe { error_location() };
     let error = unsafe { location.read() };
     f();
+    // SAFETY: as above.
     unsafe { location.write(error) };
 }
 

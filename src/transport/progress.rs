@@ -77,7 +77,7 @@ fn parse(setting: &str) -> Result<Option<bool>, String> {
         "" => Ok(None),
         "1" | "true" | "on" | "yes" => Ok(Some(true)),
         "0" | "false" | "off" | "no" => Ok(Some(false)),
-        _ => Err(format!("{PROGRESS}={setting} is not understood: it takes 1 and 0")),
+        _ => Err(format!("{PROGRESS}={setting} is not understood: expected 1 or 0")),
     }
 }
 

@@ -69,7 +69,8 @@ impl Table {
     fn add(&mut self, request: Arc<Request>) -> Result<Handle, Cause> {
         let used = self.slots.len() - self.free.len();
         if used >= MOST {
-            let message = format!("{MOST} operations have been started and not waited for (mpi4jax.wait)");
+            let message =
+                format!("{MOST} operations have been started and not waited for: call mpi4jax.wait");
             return Err(Cause::Request { message });
         }
         let reused = if self.free.len() > REMEMBERED { self.free.pop_front() } else { None };

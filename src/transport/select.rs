@@ -71,8 +71,8 @@ impl Setting {
                 "0" | "false" | "off" | "no" => Some("staged"),
                 _ => {
                     let message = format!(
-                        "{USE_CUDA_MPI}={text} is not understood: it takes 1 (which means \
-                         {TRANSPORT}=cuda-mpi) and 0 (staged)"
+                        "{USE_CUDA_MPI}={text} is not understood: expected 1 (which means \
+                         {TRANSPORT}=cuda-mpi) or 0 (staged)"
                     );
                     return Err(Cause::Setting { message }.into());
                 }

@@ -90,6 +90,7 @@ unsafe fn raise(api: *const Api, error: &Error) -> *mut FfiError {
             | Cause::ShortMessage { .. }
             | Cause::Ghosts { .. }
             | Cause::Parts { .. }
+            | Cause::Counts { .. }
             | Cause::Mismatch { .. }
             | Cause::TooManyXlas
             | Cause::Xla { .. }

@@ -183,7 +183,7 @@ impl<'a> Attributes<'a> {
         let halo = op.row().has_blocks.then(|| self.halo(&comm, reverse)).transpose()?.map(Arc::new);
         let parts = op.row().has_parts.then(|| Parts::new(comm.rank, comm.size, self.integers("parts")?));
         let ragged =
-            (op.row().has_counts).then(|| Ragged::new(comm.rank, comm.size, self.integers("rows")?, reverse));
+            (op.row().is_ragged).then(|| Ragged::new(comm.rank, comm.size, self.integers("rows")?, reverse));
         Ok(Site {
             op,
             phase: Phase::Whole,

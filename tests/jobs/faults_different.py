@@ -134,6 +134,19 @@ FAULTS = {
         (r"r0 \| received 3 elements from rank 1, expected 1: the counts that the two ranks give",),
         env=CHECK,
     ),
+    **{
+        f"counts that disagree in a {words}": Fault(
+            # The second rank has no rows, by its own counts.
+            "counts = [2, 1] if rank == 0 else [3, 0]\n" + call,
+            (r"r0 .*the counts differ between ranks: this one has \[2, 1\] .*; expected the same",),
+            env={"MPI4JAX_CHECK": "0"},
+            often=True,
+        )
+        for words, call in [
+            ("reduction", "wait(nt.reduce_scatterv(jnp.ones(3), counts))"),
+            ("started one", "wait(nt.wait(nt.ireduce_scatterv(jnp.ones(3), counts)))"),
+        ]
+    },
     "a line per role is no fault": Fault(
         "if rank:\n    y = jax.jit(lambda x: nt.bcast(x, 0))(x)\n"
         "else:\n    y = jax.jit(lambda x: nt.bcast(x, 0))(x)\n"

@@ -112,7 +112,7 @@ WRONG = {
                 rows = module.ops_table()
                 module.ops_table = lambda: rows[1:]"""
         + INSTALL_LOADER,
-        ("the native module does not know the op allgather",),
+        ("the native module has no op allgather",),
     ),
     "not initialized": (
         "import mpi4py\nmpi4py.rc.initialize = False",

@@ -115,7 +115,7 @@ def test_a_wrong_setting(run):
         MPI4JAX_PROGRESS="maybe",
     )
     assert job.returncode != 0
-    assert "MPI4JAX_PROGRESS=maybe is not understood: it takes 1 and 0" in job.stderr
+    assert "MPI4JAX_PROGRESS=maybe is not understood: expected 1 or 0" in job.stderr
 
 
 def test_messages_are_compared_before_they_are_used(run):
@@ -156,7 +156,7 @@ def test_counts_that_do_not_agree_end_the_job(run):
     job = run(2, text)
     assert job.returncode != 0
     words = (
-        r"received 4 elements from rank 0, expected 6: the counts that the two ranks give have to "
+        r"received 4 elements from rank 0, expected 6: the counts of the two ranks must "
         r"agree\n *in wait for ialltoallv #1 \(0 x float32\) on mpi4jax.default, started at program"
     )
     assert re.search(words, job.stderr), job.stderr

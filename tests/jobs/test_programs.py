@@ -12,20 +12,10 @@ EXITS = {
         f = jit(lambda x: notoken.sendrecv(x + 0 * slow(x), x, rank, rank))
         f(jnp.ones(10))
     """,
-    "ring": """
-        left, right = (rank - 1) % size, (rank + 1) % size
-        f = jit(lambda x: notoken.sendrecv(x + 0 * slow(x), x, left, right))
-        for _ in range(3):
-            f(jnp.ones(10))
-    """,
     "one sends last": """
         f = jit(lambda x: notoken.send(x + 0 * slow(x), 1 - rank))
         g = jit(lambda x: notoken.recv(x, 1 - rank))
         f(jnp.ones(100_000)) if rank == 0 else g(jnp.ones(100_000))
-    """,
-    "eager": """
-        notoken.allreduce(jnp.ones(3) * slow(1.0), MPI.SUM)
-        notoken.barrier()
     """,
     "leaves by sys.exit": """
         jit(lambda x: notoken.allreduce(x + 0 * slow(x), MPI.SUM))(jnp.ones(10))
@@ -46,7 +36,7 @@ EXITS = {
             try:
                 jax.block_until_ready(late(x))
             except (RuntimeError, *[ValueError] * (late is f)) as error:  # ours; JAX's
-                assert "MPI_Finalize has been called before" in str(error)
+                assert "MPI_Finalize has been called" in str(error)
             else:
                 raise AssertionError(late)
     """,
@@ -91,20 +81,16 @@ DEBUGGED = textwrap.dedent("""
 """)
 
 
-@pytest.mark.parametrize("value, on", [("1", True), ("true", True), ("0", False)])
-def test_environment_variable(mpirun, tmp_path, value, on):
+def test_environment_variable(mpirun, tmp_path):
     file = tmp_path / "program.py"
     file.write_text(DEBUGGED)
-    job = mpirun(2 if on else 1, file, env={"MPI4JAX_DEBUG": value})
+    job = mpirun(2, file, env={"MPI4JAX_DEBUG": "true"})
     assert job.returncode == 0, job.stderr
-    if on:
-        for rank in range(2):
-            lines = [line for line in job.stdout.splitlines() if line.startswith(f"r{rank} | ")]
-            assert len(lines) == 2, job.stdout
-            assert "MPI_Allreduce with 9 items" in lines[0]
-            assert "MPI_Allreduce done with code 0 " in lines[1]
-    else:
-        assert job.stdout == ""
+    for rank in range(2):
+        start, end = [line for line in job.stdout.splitlines() if line.startswith(f"r{rank} | ")]
+        assert "MPI_Allreduce with 9 items" in start
+        assert "MPI_Allreduce done with code 0 " in end
+    assert mpirun(1, file, env={"MPI4JAX_DEBUG": "0"}).stdout == ""
 
 
 # ---- Exported programs, saved by one job and run by another

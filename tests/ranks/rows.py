@@ -1,6 +1,7 @@
 """Models of the ops on rows: how many go from each rank to each, and what comes of it."""
 
 import numpy as np
+from reference import fold
 
 
 def counts(size):
@@ -30,6 +31,11 @@ def alltoallv(xp, case, xs):
 
 def gatherv(xp, case, xs):
     return [xp.concatenate(xs) if r == case.root else x for r, x in enumerate(xs)]
+
+
+def reduce_scatterv(xp, case, xs):
+    parts = [split(xp, x, counts(len(xs))) for x in xs]
+    return [fold(case.op, [p[r] for p in parts], xp) for r in range(len(xs))]
 
 
 def scatterv(xp, case, xs):

@@ -18,6 +18,7 @@ from reference import COMM, RANK, SIZE, Threaded, float32, fold
 
 import mpi4jax
 from mpi4jax import notoken
+from mpi4jax._op.spec import SPECS
 
 # ---- Models: (array module, case, all ranks' operands) -> all ranks' results
 
@@ -115,6 +116,16 @@ _to_later = _push(lambda case, r, n: list(range(r + 1)))
 
 def _to_those_after(case, xs, ts):
     return [np.zeros_like(ts[0]), *_to_later(case, xs[:-1], ts[:-1])]
+
+
+def _to_own_rows(case, xs, ts):
+    parts, tangents = ([rows.split(np, v, rows.counts(len(xs))) for v in vs] for vs in (xs, ts))
+    return [
+        sum(
+            w * t[r] for w, t in zip(weights(case.op, [p[r] for p in parts]), tangents, strict=True)
+        )
+        for r in range(len(xs))
+    ]
 
 
 def _to_own_blocks(case, xs, ts):
@@ -287,6 +298,14 @@ ROWS = {
         push=_to_own_blocks,
         blocks=lambda case, rank, size: size,
     ),
+    "reduce_scatterv": Row(
+        "(x, counts, op, *, comm, token)",
+        "MPI_Reduce_scatter",
+        rows.reduce_scatterv,
+        push=_to_own_rows,
+        blocks=lambda case, rank, size: sum(rows.counts(size)),
+        counts="blocks",
+    ),
     "scan": Row("(x, op, *, comm, token)", "MPI_Scan", _scan, push=_to_later),
     "scatter": Row(
         "(x, root, *, comm, token)",
@@ -315,7 +334,7 @@ ROWS = {
     ),
 }
 REDUCING = tuple(name for name, row in ROWS.items() if "op" in row.positional)
-AVERAGING = tuple(name for name in REDUCING if "scan" not in name)  # over all ranks
+AVERAGING = tuple(name for name in REDUCING if SPECS[name].has_mean)
 
 
 def reduction_of(name):

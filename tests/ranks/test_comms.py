@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from mpi4py import MPI
-from reference import RANK, SIZE, assert_equal, compilations, each, jits
+from reference import RANK, SIZE, assert_equal, each, jits
 from table import cases
 
 import mpi4jax
-from mpi4jax import _native, notoken
+from mpi4jax import notoken
 from mpi4jax._op import comm as _comm
 
 WORLD = MPI.COMM_WORLD
@@ -102,34 +102,6 @@ def test_intercommunicator():
 
 
 # ---- By value
-
-
-def test_two_handles_compile_once():
-    comm = WORLD.Dup()
-    x = jnp.ones(11)
-    notoken.allreduce(x, MPI.SUM, comm=comm)
-    with compilations() as compiled:
-        for _ in range(5):
-            handle, reduction = MPI.Intracomm(comm), MPI.Op(MPI.SUM)
-            assert handle is not comm
-            assert reduction is not MPI.SUM
-            y = notoken.allreduce(x, reduction, comm=handle)
-            assert_equal(y, np.full(11, SIZE, np.float32))
-    assert len(compiled) == 0
-    mpi4jax.flush()
-    comm.Free()
-
-
-def test_one_program_for_all_communicators():
-    """Where the host reads operands; on GPUs one for each."""
-    comms = [WORLD.Dup() for _ in range(3)]
-    x = jnp.ones(12)
-    with compilations() as compiled:
-        for comm in comms * 3:
-            notoken.bcast(x, 0, comm=comm)
-    assert len(compiled) <= (3 if _native.is_gpu_on_cpu() else 1)
-    mpi4jax.flush()
-    [comm.Free() for comm in comms]
 
 
 def test_names():

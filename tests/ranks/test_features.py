@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax import lax
 from mpi4py import MPI
-from reference import LEFT, RANK, RIGHT, SIZE, assert_equal
+from reference import RANK, SIZE, assert_equal
 
 import mpi4jax
 from mpi4jax import notoken
@@ -66,28 +66,6 @@ def test_debug_callbacks_and_other_effects():
     assert seen == [1, SIZE]
 
 
-def test_mutable_arrays():
-    new_ref = getattr(jax, "new_ref", None) or pytest.skip("this JAX has no jax.new_ref")
-
-    @jax.jit
-    def f(ref, x):
-        inner = new_ref(jnp.zeros(3))
-
-        def body(i, carry):
-            inner[...] += total(x)
-            return carry
-
-        lax.fori_loop(0, 2, body, 0)
-        ref[...] = total(ref[...])
-        return inner[...]
-
-    ref = new_ref(jnp.full(3, RANK + 1.0))
-    for k in (1, 2):
-        assert_equal(f(ref, jnp.ones(3)), np.full(3, 2 * SIZE, np.float32))
-        value = SIZE * (SIZE + 1) // 2 * SIZE ** (k - 1)
-        assert_equal(ref[...], np.full(3, value, np.float32))
-
-
 def test_arrays_whose_type_says_how_they_are_sharded():
     if jax.version.__version_info__ < (0, 8):
         pytest.skip("up to 0.7, JAX cannot transpose a reshard to another mesh")
@@ -106,38 +84,6 @@ def test_arrays_whose_type_says_how_they_are_sharded():
         np.testing.assert_allclose(gradient, 2 * mean / SIZE**2 + 1, rtol=1e-6)
 
 
-def test_debug_nans():
-    """JAX runs what gave a NaN again, operation by operation; a rank alone must not."""
-    received = lambda x: notoken.sendrecv(x, x, LEFT, RIGHT)
-    x = jnp.full(3, jnp.nan if RANK == 0 else 1.0)
-    with jax.debug_nans(True):
-        for f in (received, jax.jit(received), jax.jit(lambda x: received(x) + 1)):
-            if LEFT == 0:
-                with pytest.raises(FloatingPointError, match="communicates, and has an"):
-                    jax.block_until_ready(f(x))
-            else:
-                assert_equal(f(x) > 0, np.full(3, True))
-        assert float(total(jnp.float32(1))) == SIZE
-
-
-def test_custom_vmap():
-    @jax.custom_batching.custom_vmap
-    def f(x):
-        notoken.barrier()
-        return total(x)
-
-    @f.def_vmap
-    def rule(size, batched, x):
-        return total(x), batched[0]
-
-    x = jnp.arange(6.0).reshape(2, 3)
-    assert_equal(jax.jit(f)(x), SIZE * np.asarray(x))
-    assert_equal(jax.jit(jax.vmap(f))(x), SIZE * np.asarray(x))
-    jvp = lambda x: jax.jvp(f, (x,), (2 * x,))[1]
-    assert_equal(jax.jit(jvp)(x), 2 * SIZE * np.asarray(x))
-    assert_equal(jax.jit(jax.vmap(jvp))(x), 2 * SIZE * np.asarray(x))
-
-
 def test_flush_where_transfers_are_forbidden():
     with jax.transfer_guard("disallow"):
         mpi4jax.flush()
@@ -149,7 +95,7 @@ def test_flush_in_a_function_that_is_compiled():
         mpi4jax.flush()
         return y
 
-    with pytest.raises(RuntimeError, match="flush: called inside a function that is being"):
+    with pytest.raises(RuntimeError, match="flush: called inside a function that JAX is"):
         jax.jit(f)(jnp.float32(1))
     assert float(f(jnp.float32(1))) == SIZE
     assert float(jax.grad(f)(jnp.float32(1))) == 1

@@ -2,7 +2,6 @@
 
 import functools
 import pickle
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +9,7 @@ import numpy as np
 import pytest
 from jax import lax
 from mpi4py import MPI
-from reference import LEFT, RANK, RIGHT, SIZE, assert_equal, compilations
+from reference import LEFT, RANK, RIGHT, SIZE, assert_equal
 
 import mpi4jax
 from mpi4jax import notoken
@@ -20,68 +19,6 @@ compilers = pytest.mark.parametrize("jit", [jax.jit, mpi4jax.jit], ids=["jax.jit
 
 def total(x):
     return notoken.allreduce(x, MPI.SUM)
-
-
-@compilers
-def test_compiles_once_per_signature(jit):
-    f = jit(lambda x: total(x) + 1)
-    f(jnp.ones(19))
-    with compilations() as compiled:
-        for _ in range(5):
-            f(jnp.ones(19))
-    assert len(compiled) == 0
-    with compilations() as compiled:
-        f(np.ones(20, np.float32)), f(np.ones(20, np.int32)), f(np.ones(20, np.int32))
-    assert len(compiled) == 2
-
-
-def test_new_function_objects_compile_again_but_eager_ops_do_not():
-    x = jnp.ones(23)
-    notoken.allgather(x)
-    with compilations() as compiled:
-        for _ in range(5):
-            mpi4jax.allgather(x), notoken.allgather(x)
-    assert len(compiled) <= 1  # the form with a token
-
-
-def python_calls(f, *args):
-    """Names of the Python functions that run while ``f(*args)`` does."""
-    names = []
-    sys.setprofile(
-        lambda frame, event, _: names.append(frame.f_code.co_name) if event == "call" else None
-    )
-    try:
-        f(*args)
-    finally:
-        sys.setprofile(None)
-    return names
-
-
-@compilers
-def test_dispatch_is_that_of_a_function_without_effects(jit):
-    """JAX's C++ path runs no Python."""
-    x = jnp.ones(3)
-    for function in (
-        total,
-        lambda x: notoken.send(x, MPI.PROC_NULL),
-        lambda x: lax.fori_loop(0, 2, lambda i, y: total(y), x),
-        lambda x: jax.jit(total)(x).sum() + x,
-        jax.value_and_grad(lambda x: total(x).sum()),
-    ):
-        f = jit(function)
-        assert jax.make_jaxpr(f)(x).effects
-        f(x), f(x)
-        assert python_calls(f, x) == []
-
-
-@compilers
-def test_arguments_that_are_not_used_are_dropped(jit):
-    f = jit(lambda a, x, b: (total(x), b + 1, a)[:2])
-    main = f.lower(jnp.ones(2), jnp.ones(3), jnp.ones(4)).as_text().partition("@main")[2]
-    assert main.partition("->")[0].count("tensor<") == 2
-    y, z = f(jnp.ones(2), jnp.ones(3), jnp.ones(4))
-    assert_equal(y, np.full(3, SIZE, np.float32))
-    assert_equal(z, np.full(4, 2, np.float32))
 
 
 @compilers

@@ -143,7 +143,7 @@ AROUND = {
 
 @pytest.mark.parametrize("f", AROUND.values(), ids=AROUND)
 def test_a_linearized_loop(f):
-    with pytest.warns(UserWarning, match=f"{LINE} of which JAX makes a linear function"):
+    with pytest.warns(UserWarning, match=f"{LINE} that JAX linearizes"):
         value, linear = jax.linearize(f, x)
     expected, tangent = jax.jvp(jax.checkpoint(f), (x,), (x,))
     np.testing.assert_allclose(value, expected, rtol=1e-6)
@@ -152,7 +152,7 @@ def test_a_linearized_loop(f):
 
 @pytest.mark.parametrize("transform", [jax.linearize, jax.vjp])
 def test_a_checkpoint_around_a_linearized_loop(transform):
-    with pytest.raises(NotImplementedError, match=f"{LINE} in a jax.checkpoint, of which"):
+    with pytest.raises(NotImplementedError, match=f"{LINE} in a jax.checkpoint, which"):
         transform(jax.checkpoint(loop), x)
 
 

@@ -120,26 +120,6 @@ def test_equal_ops_are_not_merged(jit, calls):
 
 
 @pytest.mark.min_ranks(2)
-@jits
-def test_no_deadlock(jit):
-    """One rank sends, then receives; the other receives, then sends."""
-
-    def f(x):
-        if RANK == 0:
-            notoken.send(x, 1)
-            return notoken.recv(x, 1)
-        if RANK == 1:
-            y = notoken.recv(x, 0)
-            notoken.send(x, 0)
-            return y
-        return x
-
-    x = jnp.full(100_000, RANK, jnp.float32)  # more than MPI buffers
-    y = jit(f)(x)
-    assert_equal(y, np.full(100_000, {0: 1, 1: 0}.get(RANK, RANK), np.float32))
-
-
-@pytest.mark.min_ranks(2)
 def test_order_across_calls():
     """Eager calls and compiled ones, of both kinds, overtake neither each other nor themselves."""
     work = jnp.ones((60, 60))

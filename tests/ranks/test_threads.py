@@ -5,7 +5,6 @@ import time
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from mpi4py import MPI
 from reference import LEFT, RANK, RIGHT, SIZE, Started, assert_equal, each
@@ -149,24 +148,3 @@ def test_a_start_waits_for_nobody(case, two_comms):
             MPI.COMM_WORLD.send(None, 1, tag=7)
         for request in requests[:: (-1 if RANK == 0 else 1)]:
             assert_equal(mpi4jax.wait(request), case.expected(xs))
-
-
-@pytest.mark.ranks(1)
-def test_threads_with_one_communicator():
-    """On one rank no order is wrong; nothing breaks. A tag each: MPI matches by nothing else."""
-    f = jax.jit(
-        lambda x, i: notoken.sendrecv(total(x), x, 0, 0, sendtag=i, recvtag=i), static_argnums=1
-    )
-    status = threading.local()
-
-    def work(i):
-        status.mine = MPI.Status()
-        for k in range(20):
-            assert float(f(jnp.float32(k), i)) == k
-            y = notoken.sendrecv(
-                jnp.full(3, i), jnp.full(3, -1), 0, 0, sendtag=i, recvtag=i, status=status.mine
-            )
-            assert_equal(y, np.full(3, i, np.int32))
-            assert status.mine.Get_tag() == i
-
-    in_threads(work, 4)

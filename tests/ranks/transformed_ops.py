@@ -30,6 +30,7 @@ REDUCTIONS = {
     **dict.fromkeys(REDUCING, ("SUM", "MAX")),
     "allreduce": ("SUM", "MEAN", "PROD"),
     "reduce_scatter": ("MEAN", "PROD"),
+    "reduce_scatterv": ("MEAN", "MAX"),
     "scan": ("SUM", "MIN"),
 }
 CASES = [case for name in ROWS for op in REDUCTIONS[name] for case in cases(op, only=(name,))]

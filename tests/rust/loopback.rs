@@ -10,7 +10,7 @@ use _native::mpilib::wildcards;
 use _native::ops::{self, Buffer, Builtin, Dtype, Extent, Reduction, Wire};
 use _native::transport::{Arrived, Transport, arrive};
 
-use super::model::{Made, Place, collective};
+use super::model::{Made, Model, Place, model};
 
 /// One rank.
 #[derive(Clone)]
@@ -88,50 +88,51 @@ impl Loopback {
             root: site.root as usize,
             reverse: site.reverse,
         };
-        if let Some(made) = collective(site.op, at) {
-            let all = self.exchange(call.send);
-            if let Some(recv) = &call.recv {
-                fill(call, recv, &result(call, made, &all)?)?;
+        let mut ghosts = Ghosts { rank: self, receives: Vec::new() };
+        match model(site.op, at) {
+            Model::Blocks(made) => {
+                let all = self.exchange(call.send);
+                call.recv.map_or(Ok(()), |recv| fill(call, &recv, &result(call, made, &all)?))
             }
-            return Ok(());
-        }
-        if let Some(halo) = &site.halo {
-            let mut ghosts = Ghosts { rank: self, receives: Vec::new() };
-            return halo.exchange(call.blocks(), site.comm.rank, &mut ghosts);
-        }
-        if let Some(parts) = &site.parts {
-            let mut ghosts = Ghosts { rank: self, receives: Vec::new() };
-            // SAFETY: buffers of the suite's.
-            return unsafe { parts.exchange(call.send, call.recv, &mut ghosts) };
-        }
-        if let Some(ragged) = &site.ragged {
-            let (to, from) = ragged.agree(call.counts, |mine, theirs| {
-                // SAFETY: an array that outlives the exchange.
-                let mine = unsafe { Buffer::new(mine.as_ptr().cast_mut().cast(), Dtype::Int32, mine.len()) };
-                for (number, all) in theirs.iter_mut().zip(self.exchange(Some(mine))) {
-                    let own = all.as_chunks().0.get(self.rank).copied();
-                    *number = own.map_or(-1, i32::from_ne_bytes);
+            Model::Ghosts => {
+                let halo = site.halo.as_ref().expect("ghost cells");
+                halo.exchange(call.blocks(), site.comm.rank, &mut ghosts)
+            }
+            Model::Parts { .. } => {
+                let parts = site.parts.as_ref().expect("parts");
+                // SAFETY: buffers of the suite's.
+                unsafe { parts.exchange(call.send, call.recv, &mut ghosts) }
+            }
+            Model::Ragged => {
+                let ragged = site.ragged.as_ref().expect("room for rows");
+                let (to, from) = ragged.agree(call.counts, |mine, theirs| {
+                    let data = mine.as_ptr().cast_mut().cast();
+                    // SAFETY: an array that outlives the exchange.
+                    let mine = unsafe { Buffer::new(data, Dtype::Int32, mine.len()) };
+                    let all = self.exchange(Some(mine));
+                    for (number, all) in theirs.iter_mut().zip(all) {
+                        let own = all.as_chunks().0.get(self.rank).copied();
+                        *number = own.map_or(-1, i32::from_ne_bytes);
+                    }
+                    Ok(())
+                })?;
+                let parts = ragged.parts(&to, &from, "")?;
+                parts.check(call.send, call.recv)?;
+                // SAFETY: buffers of the suite's.
+                unsafe {
+                    if let Some(counts) = call.received {
+                        counts.data().cast::<i32>().copy_from(from.as_ptr(), from.len());
+                    }
+                    parts.exchange(call.send, call.recv, &mut ghosts)
                 }
-                Ok(())
-            })?;
-            let parts = ragged.parts(&to, &from, "")?;
-            parts.check(call.send, call.recv)?;
-            let mut ghosts = Ghosts { rank: self, receives: Vec::new() };
-            // SAFETY: buffers of the suite's.
-            unsafe {
-                if let Some(counts) = call.received {
-                    counts.data().cast::<i32>().copy_from(from.as_ptr(), from.len());
+            }
+            Model::Message => {
+                if site.op.row().sends() {
+                    self.send(call);
                 }
-                return parts.exchange(call.send, call.recv, &mut ghosts);
+                if site.op.row().receives() { self.receive(call) } else { Ok(()) }
             }
         }
-        if site.op.row().sends() {
-            self.send(call);
-        }
-        if site.op.row().receives() {
-            self.receive(call)?;
-        }
-        Ok(())
     }
 
     /// Never waits: a mailbox is as large as it needs to be.
@@ -254,6 +255,10 @@ fn result(call: &Call, made: Made, all: &[Arc<[u8]>]) -> Result<Vec<u8>, Cause> 
     // Where one operand that is read consists of several blocks, all do.
     let several = [row.at_root, row.elsewhere].iter().any(|side| side.send == Extent::PerRank);
     let block = |(from, which): (usize, usize)| {
+        if let (Some(parts), Some(send)) = (&call.site.parts, &call.send) {
+            let (part, width) = (parts.both()[0][which], send.dtype().size());
+            return &all[from][part.start * width..][..part.count * width];
+        }
         let size = all[from].len() / if several { all.len() } else { 1 };
         &all[from][which * size..(which + 1) * size]
     };

@@ -24,27 +24,60 @@ pub enum Made {
     Reduced(Range<usize>, usize),
 }
 
-/// The result of a collective, where it has one; `None`: not all ranks' data meet in it.
-pub fn collective(op: Op, at: Place) -> Option<Made> {
+/// How an operation is tested, and carried out by the loopback transport.
+pub enum Model {
+    /// Of blocks: the result on a rank, of all ranks' operands.
+    Blocks(Made),
+    /// How many rows go from a rank to another, given the root; and whether all get the same.
+    Parts { rows: fn(usize, usize, usize) -> usize, is_same: bool },
+    /// Rows, as many as an array says.
+    Ragged,
+    /// Ghost cells.
+    Ghosts,
+    /// Messages to and from one rank.
+    Message,
+}
+
+/// That of each operation.
+pub fn model(op: Op, at: Place) -> Model {
     let Place { rank, size, root, reverse } = at;
-    Some(match op {
+    let some = |from, to, _| (from + 2 * to + 1) % 3;
+    Model::Blocks(match op {
         Op::Allgather | Op::Gather => Made::Of((0..size).map(|from| (from, 0)).collect()),
         Op::Allreduce | Op::Reduce => Made::Reduced(0..size, 0),
         Op::Alltoall => Made::Of((0..size).map(|from| (from, rank)).collect()),
         Op::Barrier => Made::Of(Vec::new()),
         Op::Bcast => Made::Of(vec![(root, 0)]),
         Op::Exscan => Made::Reduced(if reverse { rank + 1..size } else { 0..rank }, 0),
-        Op::ReduceScatter => Made::Reduced(0..size, rank),
+        Op::ReduceScatter | Op::ReduceScatterv => Made::Reduced(0..size, rank),
         Op::Scan => Made::Reduced(if reverse { rank..size } else { 0..rank + 1 }, 0),
         Op::Scatter => Made::Of(vec![(root, rank)]),
-        Op::HaloExchange | Op::RaggedAlltoall | Op::Recv | Op::Send | Op::Sendrecv => return None,
-        // As their parts say: `Suite::parts`.
-        Op::Allgatherv | Op::Alltoallv | Op::Gatherv | Op::Permute | Op::Scatterv => return None,
+        Op::HaloExchange => return Model::Ghosts,
+        Op::RaggedAlltoall => return Model::Ragged,
+        Op::Recv | Op::Send | Op::Sendrecv => return Model::Message,
+        Op::Allgatherv => return Model::Parts { rows: |from, _, _| (from + 1) % 3, is_same: true },
+        Op::Alltoallv | Op::Permute => return Model::Parts { rows: some, is_same: false },
+        Op::Gatherv => {
+            let rows = |from, to, root| if to == root { (from + 2 * to + 1) % 3 } else { 0 };
+            return Model::Parts { rows, is_same: false };
+        }
+        Op::Scatterv => {
+            let rows = |from, to, root| if from == root { (from + 2 * to + 1) % 3 } else { 0 };
+            return Model::Parts { rows, is_same: false };
+        }
     })
+}
+
+/// The rows of a rank, of blocks that differ in size. Some ranks have none.
+pub fn rows_of(rank: usize) -> usize {
+    (rank + 1) % 3
 }
 
 /// Whether an operation goes from the last rank to the first, too.
 pub fn reverses(op: Op) -> bool {
-    let first = |reverse| collective(op, Place { rank: 0, size: 2, root: 0, reverse });
+    let first = |reverse| match model(op, Place { rank: 0, size: 2, root: 0, reverse }) {
+        Model::Blocks(made) => Some(made),
+        _ => None,
+    };
     first(false) != first(true)
 }

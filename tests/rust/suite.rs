@@ -14,11 +14,11 @@ use _native::comm::Comm;
 use _native::error::Cause;
 use _native::mpilib::wildcards;
 use _native::ops::{
-    Around, Block, Buffer, Builtin, Class, Dtype, Extent, Halo, Op, Reduction, Width, combine,
+    Around, Block, Buffer, Builtin, Class, Dtype, Extent, Halo, Op, Parts, Reduction, Width, combine,
 };
 use _native::transport::Transport;
 
-use super::model::{Made, Place, collective, reverses};
+use super::model::{Made, Model, Place, model, reverses, rows_of};
 
 /// Runs everything. Called on every rank of `comm`, in the same order.
 pub fn run(transport: &impl Transport, comm: &Arc<Comm>) {
@@ -222,61 +222,66 @@ impl<T: Transport> Suite<'_, T> {
     }
 
     fn operation(&self, op: Op, dtype: Dtype, count: usize, offset: usize) {
-        let row = op.row();
-        if row.has_reduction {
-            for &builtin in Builtin::ALL {
-                if builtin.allows(dtype) {
-                    self.collective(op, Some(builtin), dtype, count, offset);
+        match model(op, Place { rank: self.rank(), size: self.size(), root: 0, reverse: false }) {
+            Model::Blocks(Made::Of(_)) => self.blocks(op, None, dtype, count, offset),
+            Model::Blocks(Made::Reduced(..)) => {
+                for &builtin in Builtin::ALL.iter().filter(|builtin| builtin.allows(dtype)) {
+                    self.blocks(op, Some(builtin), dtype, count, offset);
                 }
             }
-        } else if row.has_peer {
-            self.message(op, dtype, count, offset);
-        } else if row.has_parts {
-            self.parts(op, dtype, count, offset);
-        } else if row.has_counts {
-            self.ragged(op, dtype, count, offset);
-        } else if row.has_blocks {
-            if !self.aliased {
+            Model::Message => self.message(op, dtype, count, offset),
+            Model::Parts { rows, is_same } => self.parts(op, (rows, is_same), dtype, count, offset),
+            Model::Ragged => self.ragged(op, dtype, count, offset),
+            Model::Ghosts if self.aliased => {}
+            Model::Ghosts => {
                 self.packed_halo(dtype, count, offset);
                 if self.transport.name() != "staged" {
                     self.halo(dtype, count, offset);
                 }
             }
-        } else {
-            self.collective(op, None, dtype, count, offset);
         }
     }
 
     /// Of each root, and in either direction.
-    fn collective(&self, op: Op, builtin: Option<Builtin>, dtype: Dtype, count: usize, offset: usize) {
+    fn blocks(&self, op: Op, builtin: Option<Builtin>, dtype: Dtype, count: usize, offset: usize) {
         let (rank, size) = (self.rank(), self.size());
         let pairs = matches!(builtin, Some(Builtin::Maxloc | Builtin::Minloc));
         let count = if pairs { count - count % 2 } else { count };
-        let encoded =
-            |n: &dyn Fn(usize) -> u32| (0..count).flat_map(|i| encode(dtype, n(i))).collect::<Vec<u8>>();
-        // Block 0 of a rank that has one block, block `to` for rank `to` where it has one for each.
-        let block = |from: usize, to: usize| match builtin {
-            Some(builtin) => encoded(&|i| number(builtin, from + to, i)),
-            None => pattern(dtype, from, to, count),
+        // Block `to` is for rank `to` where there is one for each.
+        let sized = |to: usize| if op.row().has_parts { rows_of(to) * count } else { count };
+        let encoded = |to: usize, n: &dyn Fn(usize) -> u32| {
+            (0..sized(to)).flat_map(|i| encode(dtype, n(i))).collect::<Vec<u8>>()
         };
+        // Block 0 of a rank that has one block.
+        let block = |from: usize, to: usize| match builtin {
+            Some(builtin) => encoded(to, &|i| number(builtin, from + to, i)),
+            None => pattern(dtype, from, to, sized(to)),
+        };
+        let parts = op.row().has_parts.then(|| {
+            let start = |to: usize| (0..to).map(sized).sum();
+            let numbers = |to| [start(to), sized(to), 0, sized(rank)].map(|n| n as i64);
+            let numbers: Vec<i64> = (0..size).flat_map(numbers).collect();
+            Arc::new(Parts::new(self.comm.rank, self.comm.size, &numbers).expect("starts and counts"))
+        });
         let roots = if op.row().has_root { 0..size } else { 0..1 };
         let directions: &[bool] = if reverses(op) { &[false, true] } else { &[false] };
         for (root, &reverse) in roots.flat_map(|root| directions.iter().map(move |it| (root, it))) {
             let reduction = builtin.map(Reduction::Builtin);
-            let site = Site { reduction, root: root as i32, reverse, ..Site::new(op, self.comm) };
+            let parts = parts.clone();
+            let site = Site { reduction, root: root as i32, reverse, parts, ..Site::new(op, self.comm) };
             let send: Vec<u8> = match site.side().send {
                 Extent::None => Vec::new(),
                 Extent::One => block(rank, 0),
-                Extent::PerRank => (0..size).flat_map(|to| block(rank, to)).collect(),
+                Extent::PerRank | Extent::Told => (0..size).flat_map(|to| block(rank, to)).collect(),
             };
             let what = (op, builtin, dtype, count, offset, root, reverse);
-            let expected = match (collective(op, Place { rank, size, root, reverse }), builtin) {
-                (Some(Made::Of(blocks)), _) => {
+            let expected = match (model(op, Place { rank, size, root, reverse }), builtin) {
+                (Model::Blocks(Made::Of(blocks)), _) => {
                     blocks.into_iter().flat_map(|(from, which)| block(from, which)).collect()
                 }
-                (Some(Made::Reduced(ranks, _)), Some(_)) if ranks.is_empty() => vec![0; send.len()],
-                (Some(Made::Reduced(ranks, which)), Some(builtin)) => {
-                    encoded(&|i| reduced(builtin, dtype, ranks.clone().map(|rank| rank + which), i))
+                (Model::Blocks(Made::Reduced(ranks, _)), Some(_)) if ranks.is_empty() => vec![0; send.len()],
+                (Model::Blocks(Made::Reduced(ranks, which)), Some(builtin)) => {
+                    encoded(which, &|i| reduced(builtin, dtype, ranks.clone().map(|rank| rank + which), i))
                 }
                 _ => unreachable!("no model of {what:?}"),
             };

@@ -48,7 +48,7 @@ BAD = [
     (("bcast", "gather", "reduce", "scatter"), "root", "0", TypeError, RANKS, "str: '0'"),
     (("recv", "sendrecv"), "source", SIZE, ValueError, SOURCES, SIZE),
     (("recv", "sendrecv"), "source", -77, ValueError, SOURCES, -77),
-    (("recv", "sendrecv"), "source", SIZE, ValueError, "was this started with mpiexec?", SIZE),
+    (("recv", "sendrecv"), "source", SIZE, ValueError, "start the program with mpiexec", SIZE),
     (("recv",), "x", (2,), TypeError, "jnp.zeros((2,))", "(2,), which is a pytree of integers"),
     (("recv",), "x", [2, 3], TypeError, "jax.ShapeDtypeStruct((2, 3), dtype)", "[2, 3]"),
     (("sendrecv",), "recvbuf", (2, 3), TypeError, "jnp.zeros((2, 3))", "(2, 3)"),

@@ -19,7 +19,7 @@ def test_what_has_no_name():
     status, first = MPI.Status(), MPI.Op.Create(lambda a, b, _: None)
     x = jnp.ones(3)
     for f, expected in {
-        lambda x: notoken.bcast(x, 0, comm=comm): "give it one with comm.Set_name",
+        lambda x: notoken.bcast(x, 0, comm=comm): "call comm.Set_name",
         lambda x: notoken.allreduce(x, first): "MPI.Op.Create",
         lambda x: notoken.recv(x, MPI.PROC_NULL, status=status): "status",
     }.items():

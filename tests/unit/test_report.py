@@ -20,6 +20,7 @@ def record(op="allreduce", number=1, **other):
         "reduction": "SUM",
         "dtype": "float32",
         "count": 3,
+        "any_size": False,
         "root": -1,
         "source": -1,
     }

@@ -11,7 +11,6 @@ import functools
 import os
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -32,8 +31,6 @@ clean = compat.trace_state_clean
 # Handed to compiled code as they are; anything else may be a pytree.
 _ARRAYS = {compat.ArrayImpl, np.ndarray, float, int, complex, bool, np.float32, np.float64}
 
-_HERE = str(Path(__file__).resolve().parent.parent) + os.sep
-_NOT_THE_USERS = (_HERE, os.path.dirname(os.path.abspath(jax.__file__)) + os.sep)
 _is_the_users: dict[str, bool] = {}
 
 
@@ -47,7 +44,7 @@ def _number_of_caller(spec: Spec, p: Params) -> int:
         file = frame.f_code.co_filename
         is_the_users = _is_the_users.get(file)
         if is_the_users is None:
-            is_the_users = _is_the_users[file] = not file.startswith(_NOT_THE_USERS)
+            is_the_users = _is_the_users[file] = not file.startswith(compat.NOT_THE_USERS)
         if is_the_users:
             number = _lines.get((file, frame.f_lineno))
             if number is None:
@@ -209,7 +206,7 @@ def run(call: Call) -> Any:
     started_here()
     spec, args, p = SPECS[call.op], call.arrays + call.counts, call.params
     kind, structure = _of_arrays, None
-    if spec.has_blocks or spec.has_counts or any(type(x) not in _ARRAYS for x in args):
+    if spec.has_blocks or spec.is_ragged or any(type(x) not in _ARRAYS for x in args):
         kind = _of_trees
         # Structures with an array in them cannot be compared: none is a part of a key.
         trees = [flatten(tree) for tree in call.arrays]
@@ -222,7 +219,7 @@ def run(call: Call) -> Any:
         pack_arguments(spec, call.arrays, p)
         raise
     if structure is not None and spec.returns:
-        y, *counts = out if spec.has_counts else (out,)
+        y, *counts = out if spec.is_ragged else (out,)
         y = jax.tree.unflatten(structure, y)
         out = (y, *counts) if counts else y
     return out if p.get("status") is None else jax.block_until_ready(out)
@@ -244,7 +241,7 @@ def run_params(spec: Spec, *args: Any, **p: Any) -> Any:
         return run_without_operand(_of_primitive, spec, p, args)
     status = p.get("status")
     arrays, numbers, token = split(spec, p, args)
-    counts = numbers if spec.has_counts else []
+    counts = numbers if spec.is_ragged else []
     if not counts:
         take_peers(p, numbers)
     out = run_program(_of_primitive, spec, p, [*arrays, *counts], token)

@@ -11,6 +11,7 @@ from jax.extend.core import jaxpr_as_fun
 
 from .._job.flush import flush
 from . import schedule
+from .replicated import comparing
 
 
 def jit(fun: Callable[..., Any] | None = None, /, *, check: bool = False, **kwargs: Any) -> Any:
@@ -22,7 +23,9 @@ def jit(fun: Callable[..., Any] | None = None, /, *, check: bool = False, **kwar
         fun: function to compile. Without it, a decorator is returned.
         check: whether the ranks compare their schedules of collectives when the function is
             traced, which is before it first runs (with these shapes). All ranks of the
-            communicators in it must then trace it at the same point of the program.
+            communicators in it must then trace it at the same point of the program. Derivatives
+            that are taken in it also compare the cotangents of results that are the same on all
+            ranks, when it runs: a warning names the line that seems to lack a :func:`pvary`.
         **kwargs: as for :func:`jax.jit` (``static_argnums``, ``donate_argnames``, ...).
 
     Returns:
@@ -74,7 +77,8 @@ class _Checked:
             return self.fun(*a, **k)
 
         operands = [leaf for leaf, t in zip(leaves, traced, strict=True) if t]
-        jaxpr, shape = jax.make_jaxpr(flat, return_shape=True)(*operands)
+        with comparing():
+            jaxpr, shape = jax.make_jaxpr(flat, return_shape=True)(*operands)
         with jax.ensure_compile_time_eval():
             flush()  # what is under way must not mix with the comparison
         schedule.compare(getattr(self.fun, "__name__", repr(self.fun)), jaxpr)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import warnings
 import weakref
 from collections.abc import Iterator, Sequence
 from types import FrameType
@@ -30,7 +29,7 @@ def agreed(x: Any) -> Any:
     return agreed_p.bind(x)
 
 
-_DROPPED = "the result of {op} is not used; it is a new array, the argument is not changed"
+_DROPPED = "the result of {op} is not used: {op} returns a new array, its argument keeps its value"
 
 
 def warn_of_discarded(jaxpr: ClosedJaxpr) -> None:
@@ -46,10 +45,7 @@ def warn_of_discarded(jaxpr: ClosedJaxpr) -> None:
             continue
         if id(eqn.outvars[0]) not in used and not _is_derived(eqn):
             where = compat.eqn_line(eqn)
-            warnings.warn(
-                f"{where + ': ' if where else ''}{_DROPPED.format(op=name)}",
-                stacklevel=2,
-            )
+            compat.warn(f"{where + ': ' if where else ''}{_DROPPED.format(op=name)}")
 
 
 def warn_of_dropped(spec: Spec, p: dict[str, Any], caller: FrameType, line: str) -> None:
@@ -66,7 +62,7 @@ def warn_of_dropped(spec: Spec, p: dict[str, Any], caller: FrameType, line: str)
         frame, inner = frame.f_back, frame
     called = inner if frame.f_code.co_name == "call" else frame  # that with a token calls the other
     if is_needed and called.f_code.co_name == spec.name and takes_nothing(caller):
-        warnings.warn(f"{line}: {_DROPPED.format(op=spec.name)}", stacklevel=2)
+        compat.warn(f"{line}: {_DROPPED.format(op=spec.name)}")
 
 
 def refuse_lost_requests(jaxpr: ClosedJaxpr) -> None:
@@ -83,7 +79,7 @@ def refuse_lost_requests(jaxpr: ClosedJaxpr) -> None:
             where = compat.eqn_line(eqn)
             raise ValueError(
                 f"{where + ': ' if where else ''}the request of i{eqn.params['of']} is never "
-                "waited for: nothing uses it; call mpi4jax.wait(request)"
+                "waited for; call mpi4jax.wait(request), or return the request"
             )
 
 
@@ -140,12 +136,11 @@ def warn_of_batched_loop(params: dict[str, Any], batched: Sequence[bool]) -> Non
     for loop in (params["body_jaxpr"], params["cond_jaxpr"]):
         for name, eqn in _ops(loop):
             where = compat.eqn_line(eqn)
-            warnings.warn(
+            compat.warn(
                 f"{where + ': ' if where else ''}{name} is in a while_loop under vmap whose "
-                "condition differs between the elements of the batch: it runs until the last one "
-                "of this rank has ended, on other ranks more or less often; make the condition "
-                "depend on what all ranks have in common, the result of an allreduce, say",
-                stacklevel=2,
+                "condition differs between the elements of the batch. The loop runs until the "
+                "condition of every element is false, which may take more rounds on one rank than "
+                "on another. Make the condition equal on all ranks, for instance by an allreduce"
             )
             return
 
@@ -184,14 +179,13 @@ def check_linearized_loops(primitive: Any, params: dict[str, Any]) -> None:
     start = f"{where + ': ' if where else ''}{name} is in a while_loop"
     if primitive is compat.remat_p:
         raise NotImplementedError(
-            f"mpi4jax: {start} in a jax.checkpoint, of which JAX makes no linear function; use "
-            "jax.jvp, or take the checkpoint away; in reverse mode, make the loop a lax.scan"
+            f"mpi4jax: {start} in a jax.checkpoint, which JAX cannot linearize; use jax.jvp, "
+            "remove the checkpoint, or write the loop as a lax.scan"
         )
-    warnings.warn(
-        f"{start} of which JAX makes a linear function (jax.linearize): each call of that runs the "
-        "loop as it is again, beside its derivative, so all ranks must have such a loop; use "
-        "jax.jvp, or a lax.scan",
-        stacklevel=2,
+    compat.warn(
+        f"{start} that JAX linearizes (jax.linearize). Each call of the linear function runs the "
+        "whole loop again, and all ranks must take part. Use jax.jvp, or write the loop as a "
+        "lax.scan"
     )
 
 
@@ -222,4 +216,6 @@ def refuse_second_wait(name: str, handle: Any) -> None:
         ValueError: it was waited for in the same trace.
     """
     if _was_given(handle):
-        raise ValueError(f"wait: this request of {name} has been waited for before")
+        raise ValueError(
+            f"wait: this request of {name} has been waited for before; wait for each request once"
+        )

@@ -151,7 +151,7 @@ class Lowering:
             (self.token,) = jax.ffi.ffi_lowering("mpi4jax_after")(ctx, *results)
         for i, (carried_aval, aval) in enumerate(zip(wire, out, strict=True)):
             results[i], _ = self.convert((results[i], carried_aval), aval)
-        if learnt and not self.spec.has_counts:
+        if learnt and not self.spec.is_ragged:
             results[-1] = self.local(lambda e: e + OFFSET, learnt[0], (results[-1], learnt[0]))
         return results
 
@@ -167,7 +167,7 @@ class Lowering:
         spec = SPECS[op]
         if spec.has_parts:
             return {"parts": _parts(self.p, avals[0])}
-        if spec.has_counts:
+        if spec.is_ragged:
             row = math.prod(avals[0].shape[1:])
             return {"rows": np.array([*self.p["rows"], row], np.int64)}
         return {}
@@ -194,7 +194,7 @@ class Lowering:
 
     def use_numbers(self, numbers: Operand) -> None:
         """Let the operand say who a message goes to and comes from, or what the counts are."""
-        if not self.spec.has_counts and self.p["operand"] != "call":
+        if not self.spec.is_ragged and self.p["operand"] != "call":
             known = [self.p.get(name) for name in PEERS]
             unset = np.array([-OFFSET if value is None else value for value in known], np.int32)
             peers = self.local(lambda n: jnp.where(n == 0, unset, n - OFFSET), numbers[1], numbers)
@@ -270,13 +270,19 @@ def _check_exportable(op: str, p: Params) -> None:
     comm, reduction = p["comm"], p.get("reduction")
     if "#" in comm.key:
         raise ValueError(
-            f"{op}: communicator {comm.key} has no name of its own, by which an exported program "
-            "could find it again; give it one with comm.Set_name(...) before its first use"
+            f"{op}: communicator {comm.key} has no name, and an exported program finds its "
+            "communicators by name; call comm.Set_name(...) before the first use of it"
         )
     if reduction is not None and reduction.user:
-        raise ValueError(f"{op}: a reduction made with MPI.Op.Create cannot be exported")
+        raise ValueError(
+            f"{op}: a reduction made with MPI.Op.Create cannot be exported; expected a predefined "
+            "one such as MPI.SUM"
+        )
     if p.get("status") is not None:
-        raise ValueError(f"{op}: cannot be exported with a status, which is in this process")
+        raise ValueError(
+            f"{op}: argument 'status' cannot be exported, because it is memory of this process; "
+            "expected None"
+        )
 
 
 def lowering(

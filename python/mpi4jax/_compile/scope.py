@@ -18,6 +18,7 @@ from jax.extend.core import ClosedJaxpr, Primitive
 from jax.interpreters import mlir
 
 from .._check.misuse import refuse_lost_requests, warn_of_discarded
+from .._check.replicated import warn_of_missing_pvary
 from .._jax import compat
 from .._jax.token_calls import widen
 from .._job.flush import started_here
@@ -60,8 +61,8 @@ def _scoped(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
 
 
 SEVERAL_DEVICES = (
-    "mpi4jax: a function that communicates must run on one device, got several; "
-    "start one rank per device, and put the arrays of a rank on its device"
+    "mpi4jax: a function that communicates must run on one device, got several; start one rank "
+    "for each device, and put the arrays of each rank on its device"
 )
 
 
@@ -72,6 +73,7 @@ def _hide(jaxpr: ClosedJaxpr, donated: Sequence[bool], for_export: bool) -> Clos
     started_here()
     warn_of_discarded(jaxpr)
     refuse_lost_requests(jaxpr)
+    warn_of_missing_pvary(jaxpr)
     # An exported function shows its effect where it is called. Refs are replaced by JAX below
     # here, outside of scopes only. Programs of several devices are ordered by runtime tokens alone.
     if for_export or compat.has_refs(jaxpr) or jax.local_device_count() > 1:
@@ -81,8 +83,8 @@ def _hide(jaxpr: ClosedJaxpr, donated: Sequence[bool], for_export: bool) -> Clos
 
 if not compat.replace_lowered(effect, _hide, widen, SEVERAL_DEVICES, f"mpi4jax: called {HIDDEN}"):
     logging.getLogger("mpi4jax").warning(
-        "this version of JAX (%s) is newer than this mpi4jax: compiled functions that communicate "
-        "are right, and take 100 us more a call",
+        "JAX %s is newer than this mpi4jax supports: compiled functions that communicate give "
+        "correct results, and each call takes about 100 us longer",
         jax.__version__,
     )
 compat.refuse_to_repeat(effect)

@@ -288,8 +288,8 @@ def _no_rule(primitive: Primitive, params: dict[str, Any]) -> NotImplementedErro
     }
     advice = f"; set {flags[name]} to False" if name in flags else ""
     return NotImplementedError(
-        f"mpi4jax: operations inside {name!r} cannot be differentiated: a rank on which nothing "
-        f"in it is perturbed would leave them out, and others would wait for it{advice}"
+        f"mpi4jax: operations inside {name!r} cannot be differentiated: a rank without perturbed "
+        f"operands would leave them out, and the other ranks would deadlock{advice}"
     )
 
 
@@ -377,8 +377,8 @@ def check_jax() -> None:
     if not kept:
         _checked.clear()
         raise NotImplementedError(
-            f"mpi4jax: JAX {jax.__version__}, which this version of mpi4jax was not tested with, "
-            "loses operations in derivatives; use a newer mpi4jax or an older JAX"
+            f"mpi4jax: JAX {jax.__version__} loses operations in derivatives, and this mpi4jax was "
+            "not tested with it; use a newer mpi4jax or an older JAX"
         )
 
 

@@ -15,6 +15,7 @@ import numpy as np
 from jax.interpreters import ad
 from mpi4py import MPI
 
+from .._check.replicated import compare_cotangents
 from .._jax import compat
 from .._op.arguments import DERIVATIVE
 from .._op.primitive import bind, has_derivative, split
@@ -43,7 +44,7 @@ def jvp(spec: Spec, primals: Any, tangents: Any, **p: Any) -> tuple[list[Any], l
         numbers = [jnp.concatenate([envelope, *dest])]
     else:
         results = bind(spec, *arrays, *numbers, *token, **p)
-    if spec.has_counts:
+    if spec.is_ragged:
         numbers = [_both_counts(p, numbers[0], results[1])]
     elif numbers:
         numbers, q["operand"] = [_peers_of_derivative(*numbers)], "recorded"
@@ -91,13 +92,14 @@ def transpose(spec: Spec, cotangents: Sequence[Any], *args: Any, **p: Any) -> li
     linear_token = bool(token) and ad.is_undefined_primal(token[0])
     token_ct = [cotangents[-1]] if token else []
     cs = cotangents[: len(arrays) if spec.arrays is None else int(spec.returns)]
+    token_ct = compare_cotangents(spec, cs, token_ct, p)
 
     if spec.transpose is not None:
         message = ReversedMessage(spec, p, numbers, token_ct)
         array_cts, token_ct = spec.transpose(message, cs, arrays), message.token
     else:
         q = p if spec.adjoint is None else dict(p, adjoint=not p["adjoint"])
-        if spec.has_counts:
+        if spec.is_ragged:
             q["env_out"] = False
         out = bind(spec, *cs, *numbers, *token_ct, **q)
         array_cts, token_ct = out[: len(arrays)], out[len(arrays) :]
@@ -117,9 +119,9 @@ class ReversedMessage:
         operand = p.get("operand")
         if operand != "recorded" and p.get("source") == MPI.ANY_SOURCE:
             raise NotImplementedError(
-                f"{spec.name}: cannot be transposed with source=MPI.ANY_SOURCE, because only the "
-                "forward pass knows the sender; name the source, or differentiate with jax.grad or "
-                "jax.vjp, which record it"
+                f"{spec.name}: cannot be transposed with source=MPI.ANY_SOURCE, because the sender "
+                "is not recorded; name the source, or differentiate with jax.grad or jax.vjp, "
+                "which record the sender"
             )
         self.token, self._source = token, p.get("source")
         self._peers = numbers

@@ -67,6 +67,6 @@ def _ambiguous(eqn: Any) -> NotImplementedError:
     line, name = compat.eqn_line(eqn), eqn.primitive.name.removeprefix("mpi4jax_")
     return NotImplementedError(
         f"mpi4jax: {f'{line}: ' if line else ''}{name!r} in the rule of a custom_jvp depends on no "
-        "argument of the rule, so it may communicate a value or a tangent; say which: add 0 * t of "
-        "a tangent t of the rule to its operand, or 0 * x of a primal x"
+        "argument of the rule: it may communicate a primal or a tangent. Add 0 * x to its operand "
+        "for a primal x of the rule, or 0 * t for a tangent t"
     )

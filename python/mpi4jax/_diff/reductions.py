@@ -13,6 +13,7 @@ from mpi4py import MPI
 from .._jax import compat
 from .._op.comm import as_reduction
 from .._op.primitive import bind
+from .._op.rows import side_by_side
 from .._op.spec import SPECS, Params, Spec
 
 # Its operand. What XLA fuses into two kernels it computes twice, and the compiler may round it
@@ -45,10 +46,10 @@ class ReductionTangent:
         self.name, self.comm = p["reduction"].name, p["comm"]
         self.token, self.token_tangent = token, tangents
 
-    def _bind(self, name: str, v: Any, token: list[Any], reduction: Any = None) -> Any:
+    def _bind(self, name: str, v: Any, token: list[Any], reduction: Any = None, **more: Any) -> Any:
         """An op with the parameters of this one, but the sum unless a reduction is given."""
         reduction = reduction or as_reduction(name, MPI.SUM)
-        p = {**self.p, "reduction": reduction, "adjoint": False}
+        p = {**self.p, "reduction": reduction, "adjoint": False, **more}
         names = SPECS[name].params | {"threaded"}
         y, *token[:] = bind(SPECS[name], v, *token, **{k: v for k, v in p.items() if k in names})
         return y
@@ -70,8 +71,18 @@ class ReductionTangent:
 
     def of_own_block(self) -> Any:
         """The tangent of the reduction over all ranks' blocks for this one."""
-        xs = self._bind("alltoall", self.x, self.token)
-        return self._reduced(xs, self._bind("alltoall", self.t, self.token_tangent))
+        xs = self._own_blocks(self.x, self.token)
+        return self._reduced(xs, self._own_blocks(self.t, self.token_tangent))
+
+    def _own_blocks(self, v: Any, token: list[Any]) -> Any:
+        """All ranks' blocks for this one, stacked."""
+        if "rows" not in self.p:
+            return self._bind("alltoall", v, token)
+        rows, own = self.p["rows"]
+        ranks = self.comm.size
+        receives = side_by_side((own,) * ranks)
+        y = self._bind("alltoallv", v, token, rows=(rows, own * ranks), receives=receives)
+        return y.reshape(ranks, own, *v.shape[1:])
 
     def _reduced(self, xs: Any, ts: Any) -> Any:
         """The tangent of the reduction along the first axis; ties share it equally."""
@@ -104,9 +115,7 @@ def derivative_of_reduction(
             "expected one of SUM, PROD, MAX, MIN (or use jax.lax.stop_gradient on the input)"
         )
     if spec.derivative is None:
-        raise NotImplementedError(
-            f"{spec.name}: the derivative for reduction {name} is not written"
-        )
+        raise NotImplementedError(f"{spec.name}: reduction {name} has no derivative; expected SUM")
     y, *token = bind(spec, x, *token, **p)
     r = ReductionTangent(p, x, t, y, token, token_tangent)
     ty = spec.derivative(r)

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from mpi4py import MPI
 
 from .._grid import cart as _cart
+from .._grid.layout import part_of
 from .._op import rows as _rows
 from .._op.arguments import from_end, rank_of
 from .._op.comm import static_int
@@ -53,15 +54,10 @@ class Cuts:
         return not any(shape[axis] % size for axis, size in zip(axes, self.sizes, strict=True))
 
     def _lines(self, shape: Shape) -> list[list[slice]]:
-        """Along each axis that is cut, the parts of an array of this shape.
-
-        As `numpy.array_split` cuts: the first ones have one cell more, if they are not equal.
-        """
+        """Along each axis that is cut, the parts of an array of this shape."""
         lines = []
         for axis, size in zip(self.positions(len(shape)), self.sizes, strict=True):
-            cells, more = divmod(shape[axis], size)
-            parts = _rows.side_by_side([cells + (k < more) for k in range(size)])
-            lines.append([slice(start, start + count) for start, count in parts])
+            lines.append([slice(*part_of(shape[axis], size, k)) for k in range(size)])
         return lines
 
     def _window(self, shape: Shape, place: Sequence[slice]) -> tuple[slice, ...]:
@@ -99,7 +95,7 @@ class Cuts:
         if block != expected:
             raise ValueError(
                 f"{self.op}: argument 'x' has {block} inner cells on rank {self.comm.rank}; "
-                f"expected {expected}, of the {tuple(out)} that argument 'cells' says"
+                f"expected {expected}, a block of an array of shape {tuple(out)} (argument 'cells')"
             )
         return tuple(out)
 

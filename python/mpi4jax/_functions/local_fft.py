@@ -1,130 +1,68 @@
-"""Fourier transforms of what a rank has of an array, without copies of all of it."""
+"""Fourier transforms of what a rank has of an array, from message to message.
+
+XLA transforms axes that lie side by side at the end of an array, and anything else would be
+transposed before it and after it, as a whole; messages are packed and unpacked as wholes. That
+takes several times as long as to transform. So on a CPU, what fits into a cache is taken out of the
+message that came, transformed, and put into the message that goes.
+"""
 
 from __future__ import annotations
 
 import functools
 import itertools
 import math
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
 
 from .._grid.layout import Pieces
+from .._jax import compat
 
 # Elements that are transformed at once: as many as fit into a cache of the second level.
 TILE = 1 << 14
 LARGE_TILE = 1 << 18
 
-
-def _transform(inverse: bool) -> Any:
-    return jnp.fft.ifftn if inverse else jnp.fft.fftn
+AT_ONCE = 3  # axes that XLA transforms
 
 
-def _linear(run: Any, default: Any, transposed: Any, undo: Any, x: jax.Array) -> jax.Array:
-    """A linear function of an array that has as many elements as its result.
+def transform(
+    x: jax.Array, axes: tuple[int, ...], inverse: bool, length: int | None, in_columns: bool
+) -> jax.Array:
+    """A transform along different axes.
 
-    As the solution of a linear equation, it has the derivatives of one in all modes, not those of
-    the loop that computes it.
+    Args:
+        x: is not empty.
+        length: of the last one of ``axes``, if that is the axis of a real transform.
+        in_columns: whether axes that do not lie at the end are transformed some columns at a time.
     """
-
-    def on_any(run: Any, default: Any) -> Any:
-        return lambda _, x: lax.platform_dependent(x, cpu=run, default=default)
-
-    solve, back = on_any(run, default), on_any(*transposed)
-    return lax.custom_linear_solve(undo, x, solve, transpose_solve=back)
-
-
-class _Planes(NamedTuple):
-    """A transform of a message, or of an array, into another: plane by plane.
-
-    XLA transforms what lies side by side, and anything else would be transposed before it and
-    after it, as a whole; messages are packed and unpacked as wholes. That takes several times as
-    long as to transform. A plane fits into a cache, where all of it is done at once.
-
-    Attributes:
-        incoming: the pieces of which the operand consists.
-        outgoing: those of the result.
-        axes: are transformed.
-        inverse: whether they are transformed back.
-    """
-
-    incoming: Pieces
-    outgoing: Pieces
-    axes: tuple[int, ...]
-    inverse: bool
-
-    @property
-    def first_axes(self) -> int:
-        """How many axes there are before those of a plane: none of them is cut or transformed."""
-        for axis, pair in enumerate(zip(self.incoming.lengths, self.outgoing.lengths, strict=True)):
-            if axis in self.axes or max(map(len, pair)) > 1:
-                return axis
-        return len(self.incoming.lengths)
-
-    def is_worth_it(self) -> bool:
-        shape = self.incoming.shape
-        plane = math.prod(shape[self.first_axes :])
-        elements = math.prod(shape)
-        in_order = self.incoming.are_in_memory_order and self.outgoing.are_in_memory_order
-        return plane <= LARGE_TILE and 2 * TILE < elements < 2**31 and not in_order
-
-    def reversed(self, inverse: bool) -> _Planes:
-        return _Planes(self.outgoing, self.incoming, self.axes, inverse)
-
-    def as_a_whole(self, x: jax.Array) -> jax.Array:
-        x = self.incoming.unpack(x)
-        return self.outgoing.pack(_transform(self.inverse)(x, axes=self.axes))
-
-    def one_by_one(self, x: jax.Array) -> jax.Array:
-        first, shape = self.first_axes, self.incoming.shape
-        planes, size = math.prod(shape[:first]), math.prod(shape[first:])
-        tiles = -(-planes // max(1, TILE // size))
-        axes = tuple(axis - first + 1 for axis in self.axes)
-
-        def some(at_once: int, start: int, k: Any, y: jax.Array) -> jax.Array:
-            at = start + k * at_once
-            (old, slices), (new, places) = (
-                self._tile(pieces, first, planes, at_once)
-                for pieces in (self.incoming, self.outgoing)
-            )
-            tile = old.join(
-                [
-                    lax.dynamic_slice(x, (begin + at * n,), (at_once * n,)).reshape(shape)
-                    for (begin, n), shape in zip(slices, old.shapes, strict=True)
-                ]
-            )
-            parts = new.cut(_transform(self.inverse)(tile, axes=axes))
-            for (begin, n), part in zip(places, parts, strict=True):
-                y = lax.dynamic_update_slice(y, part.ravel(), (begin + at * n,))
-            return y
-
-        y, at_once = jnp.zeros_like(x), planes // tiles
-        y = lax.fori_loop(0, tiles, functools.partial(some, at_once, 0), y)
-        done = tiles * at_once
-        return lax.fori_loop(0, planes - done, functools.partial(some, 1, done), y)
-
-    @staticmethod
-    def _tile(
-        pieces: Pieces, first: int, planes: int, at_once: int
-    ) -> tuple[Pieces, list[tuple[int, int]]]:
-        """The pieces of so many planes, and of each where it begins and how many elements of it
-        a plane has."""
-        tile = Pieces(((at_once,), *pieces.lengths[first:]), pieces.ranks)
-        lengths = [math.prod(shape[1:]) for shape in tile.shapes]
-        ends = itertools.accumulate(planes * n for n in lengths)
-        return tile, [(end - planes * n, n) for end, n in zip(ends, lengths, strict=True)]
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        back, undo = self.reversed(self.inverse), self.reversed(not self.inverse)
-        transposed = back.one_by_one, back.as_a_whole
-        return _linear(self.one_by_one, self.as_a_whole, transposed, undo.as_a_whole, x)
+    # The axes that XLA transforms together: those at the end, beside that of the real transform.
+    together = list(axes[-1:]) if length else []
+    end = x.ndim - 1
+    while end in axes and len({*together, end}) <= AT_ONCE:
+        together = together if end in together else [end, *together]
+        end -= 1
+    steps = [[axis] for axis in axes if axis not in together]
+    if together:
+        steps.insert(0, together)
+    for step in reversed(steps) if inverse else steps:
+        if length and step is together:
+            if inverse:
+                x = jnp.fft.irfftn(x, [*(x.shape[axis] for axis in step[:-1]), length], step)
+            else:
+                x = jnp.fft.rfftn(x, axes=step)
+        elif step is together or not in_columns or x.size <= 2 * TILE:
+            x = (jnp.fft.ifftn if inverse else jnp.fft.fftn)(x, axes=step)
+        else:
+            x = _columns(x, step[0], inverse)
+    return x
 
 
-def _in_place(x: jax.Array, axis: int, inverse: bool) -> jax.Array:
-    """A transform along an axis that is not the last one, of some columns at a time."""
+def _columns(x: jax.Array, axis: int, inverse: bool) -> jax.Array:
+    """A transform along an axis that is not the last one, of some columns at a time, in place."""
     direct = jnp.fft.ifft if inverse else jnp.fft.fft
     shape, n = x.shape, x.shape[axis]
     x = x.reshape(math.prod(shape[:axis]), n, math.prod(shape[axis + 1 :]))
@@ -145,36 +83,161 @@ def _in_place(x: jax.Array, axis: int, inverse: bool) -> jax.Array:
     return x.reshape(shape)
 
 
-def _along(x: jax.Array, axis: int, inverse: bool) -> jax.Array:
-    """A transform along an axis that is not the last one."""
-    direct, undo = (functools.partial(_transform(i), axes=[axis]) for i in (inverse, not inverse))
-    if x.size <= 2 * TILE:
-        return direct(x)
-    run = functools.partial(_in_place, axis=axis, inverse=inverse)
-    return _linear(run, direct, (run, direct), undo, x)  # its matrix is its own transpose
+class _Local(NamedTuple):
+    """The transform of a message, or of an array, into another.
+
+    Attributes:
+        incoming: the pieces of which the operand consists.
+        axes: are transformed.
+        outgoing: the pieces of the result.
+        inverse: whether they are transformed back.
+        length: of the last one of ``axes``, if that is the axis of a real transform.
+        transposed: whether the transposed function is meant: from ``outgoing`` to ``incoming``.
+    """
+
+    incoming: Pieces
+    axes: tuple[int, ...]
+    outgoing: Pieces
+    inverse: bool
+    length: int | None
+    transposed: bool = False
+
+    @property
+    def operand(self) -> Pieces:
+        return self.outgoing if self.transposed else self.incoming
+
+    @property
+    def result(self) -> Pieces:
+        return self.incoming if self.transposed else self.outgoing
+
+    def dtype(self, of: Any) -> Any:
+        """That of the result."""
+        if self.length is None:
+            return of
+        to_real = self.inverse != self.transposed
+        return jnp.finfo(of).dtype if to_real else jnp.result_type(of, jnp.complex64)
+
+    def transform(
+        self, x: jax.Array, like: tuple[int, ...], first: int = 0, in_columns: bool = False
+    ) -> jax.Array:
+        """Of an array behind ``first`` axes of this one; ``like`` is the shape of the result."""
+        axes = tuple(axis - first for axis in self.axes)
+        f = functools.partial(
+            transform, axes=axes, inverse=self.inverse, length=self.length, in_columns=in_columns
+        )
+        if not self.transposed or self.length is None:
+            return f(x)  # its matrix is its own transpose
+        (x,) = jax.linear_transpose(f, jax.ShapeDtypeStruct(like, self.dtype(x.dtype)))(x)
+        return x
+
+    def as_a_whole(self, x: jax.Array, in_columns: bool = False) -> jax.Array:
+        y = self.transform(self.operand.unpack(x), self.result.shape, in_columns=in_columns)
+        return self.result.pack(y)
+
+    @property
+    def first_axes(self) -> int:
+        """How many axes there are before those of a plane: none of them is cut or transformed."""
+        for axis, pair in enumerate(zip(self.incoming.lengths, self.outgoing.lengths, strict=True)):
+            if axis in self.axes or max(map(len, pair)) > 1:
+                return axis
+        return len(self.incoming.lengths)
+
+    def on_cpu(self, x: jax.Array) -> jax.Array:
+        in_order = self.incoming.are_in_memory_order and self.outgoing.are_in_memory_order
+        plane = math.prod(self.operand.shape[self.first_axes :])
+        if plane > LARGE_TILE or not 2 * TILE < x.size < 2**31 or in_order:
+            return self.as_a_whole(x, in_columns=self.length is None or not self.transposed)
+        return self.plane_by_plane(x)
+
+    def plane_by_plane(self, x: jax.Array) -> jax.Array:
+        first, shape = self.first_axes, self.operand.shape
+        planes, size = math.prod(shape[:first]), math.prod(shape[first:])
+        tiles = -(-planes // max(1, TILE // size))
+
+        def some(at_once: int, start: int, k: Any, y: jax.Array) -> jax.Array:
+            at = start + k * at_once
+            (old, slices), (new, places) = (
+                self._tile(pieces, first, planes, at_once) for pieces in (self.operand, self.result)
+            )
+            tile = old.join(
+                [
+                    lax.dynamic_slice(x, (begin + at * n,), (at_once * n,)).reshape(shape)
+                    for (begin, n), shape in zip(slices, old.shapes, strict=True)
+                ]
+            )
+            parts = new.cut(self.transform(tile, new.shape, first - 1))
+            for (begin, n), part in zip(places, parts, strict=True):
+                y = lax.dynamic_update_slice(y, part.ravel(), (begin + at * n,))
+            return y
+
+        # Any number fills it. One of the operand keeps XLA from making it before the operand is
+        # there, in memory beside that of the message which goes.
+        fill = x[0].real.astype(self.dtype(x.dtype)) if self.length else x[0]
+        y, at_once = jnp.full(math.prod(self.result.shape), fill), planes // tiles
+        y = lax.fori_loop(0, tiles, functools.partial(some, at_once, 0), y)
+        done = tiles * at_once
+        return lax.fori_loop(0, planes - done, functools.partial(some, 1, done), y)
+
+    @staticmethod
+    def _tile(
+        pieces: Pieces, first: int, planes: int, at_once: int
+    ) -> tuple[Pieces, list[tuple[int, int]]]:
+        """The pieces of so many planes, and of each where it begins and how many elements of it
+        a plane has."""
+        tile = Pieces(((at_once,), *pieces.lengths[first:]), pieces.ranks)
+        lengths = [math.prod(shape[1:]) for shape in tile.shapes]
+        ends = itertools.accumulate(planes * n for n in lengths)
+        return tile, [(end - planes * n, n) for end, n in zip(ends, lengths, strict=True)]
 
 
-def _local(x: jax.Array, axes: Sequence[int], inverse: bool) -> jax.Array:
-    """A transform along axes that are whole: at once, of those that lie side by side."""
-    last: list[int] = []
-    for axis in range(x.ndim - 1, max(-1, x.ndim - 4), -1):
-        if axis not in axes:
-            break
-        last.insert(0, axis)
-    if last:
-        x = _transform(inverse)(x, axes=last)
-    for axis in axes:
-        if axis not in last:
-            x = _along(x, axis, inverse)
-    return x
+# The loops of a transform have no derivative that is worth it: it would add to an array as large as
+# the operand in each step. A primitive has the rules of a linear function.
+local_fft_p = Primitive("mpi4jax_local_fft")
+local_fft_p.def_impl(compat.eval_primitive(local_fft_p))
+
+
+@local_fft_p.def_abstract_eval
+def _type(x: Any, *, of: _Local) -> Any:
+    like = x.update(dtype=of.dtype(x.dtype))
+    return compat.array_type((math.prod(of.result.shape),), [like])
+
+
+def _transpose(c: Any, x: Any, *, of: _Local) -> list[Any]:
+    if type(c) is ad.Zero:
+        return [ad.Zero(x.aval)]
+    return [local_fft_p.bind(c, of=of._replace(transposed=not of.transposed))]
+
+
+def _batch(args: Any, dims: Any, *, of: _Local) -> Any:
+    return jax.vmap(of.as_a_whole, dims)(*args), 0
+
+
+ad.deflinear2(local_fft_p, _transpose)
+batching.primitive_batchers[local_fft_p] = _batch
+mlir.register_lowering(
+    local_fft_p, mlir.lower_fun(lambda x, of: of.as_a_whole(x), multiple_results=False)
+)
+mlir.register_lowering(
+    local_fft_p, mlir.lower_fun(lambda x, of: of.on_cpu(x), multiple_results=False), platform="cpu"
+)
 
 
 def local_fft(
-    x: jax.Array, incoming: Pieces, axes: tuple[int, ...], outgoing: Pieces, inverse: bool
+    x: jax.Array,
+    incoming: Pieces,
+    axes: tuple[int, ...],
+    outgoing: Pieces,
+    inverse: bool,
+    length: int | None = None,
 ) -> jax.Array:
-    """A message, from another: what it brings, transformed along axes that are whole."""
-    planes = _Planes(incoming, outgoing, axes, inverse)
-    if axes and x.size and planes.is_worth_it():
-        return planes(x)
-    x = incoming.unpack(x)
-    return outgoing.pack(_local(x, axes, inverse) if x.size else x)
+    """A message, from another: what it brings, transformed along axes that are whole.
+
+    Args:
+        length: of the last one of ``axes``, if that is the axis of a real transform.
+    """
+    of = _Local(incoming, axes, outgoing, inverse, length)
+    if not x.size:
+        return x.astype(of.dtype(x.dtype))
+    if not axes:
+        return outgoing.pack(incoming.unpack(x))
+    return local_fft_p.bind(x, of=of)

@@ -38,6 +38,7 @@ __all__ = [
     "irecv",
     "ireduce",
     "ireduce_scatter",
+    "ireduce_scatterv",
     "iscan",
     "iscatter",
     "iscatterv",
@@ -121,6 +122,7 @@ iragged_alltoall = _nonblocking(ops.ragged_alltoall)
 irecv = _nonblocking(ops.recv)
 ireduce = _nonblocking(ops.reduce)
 ireduce_scatter = _nonblocking(ops.reduce_scatter)
+ireduce_scatterv = _nonblocking(ops.reduce_scatterv)
 iscan = _nonblocking(ops.scan)
 iscatter = _nonblocking(ops.scatter)
 iscatterv = _nonblocking(ops.scatterv)

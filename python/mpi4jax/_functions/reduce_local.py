@@ -44,8 +44,8 @@ def _by_user(reduction: Reduction, x: Any, y: Any) -> Any:
         from_numpy_dtype(x.dtype)
     except ValueError:
         raise TypeError(
-            f"reduce_local: mpi4py knows no MPI data type for dtype {x.dtype}, which a reduction "
-            "of the user's needs; convert the arrays"
+            f"reduce_local: mpi4py has no MPI datatype for dtype {x.dtype}, which a reduction made "
+            "with MPI.Op.Create needs; convert the arrays, for instance to float32"
         ) from None
 
     def on_host(a: Any, b: Any) -> Any:
@@ -61,8 +61,8 @@ def _by_user(reduction: Reduction, x: Any, y: Any) -> Any:
     @call.defjvp
     def _(primals: Any, tangents: Any) -> Any:
         raise NotImplementedError(
-            "reduce_local: a reduction of the user's has no derivative; expected one of MPI's, or "
-            "a function of jax.numpy"
+            "reduce_local: a reduction made with MPI.Op.Create has no derivative; expected a "
+            "predefined one such as MPI.SUM, or use a function of jax.numpy"
         )
 
     return call(x, y)

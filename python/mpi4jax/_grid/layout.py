@@ -82,7 +82,7 @@ class Layout:
         window = [slice(0, n) for n in self.shape]
         for axis, parts in reversed(self.cuts):
             rank, part = divmod(rank, parts)
-            window[axis] = slice(*_part(self.shape[axis], parts, part))
+            window[axis] = slice(*part_of(self.shape[axis], parts, part))
         return tuple(window)
 
     def block_shape(self, rank: int) -> Shape:
@@ -99,7 +99,7 @@ def _integer(name: str, value: Any) -> int:
         ) from None
 
 
-def _part(length: int, parts: int, part: int) -> Interval:
+def part_of(length: int, parts: int, part: int) -> Interval:
     """One of the parts of an axis, as `numpy.array_split` cuts it."""
     small, more = divmod(length, parts)
     start = part * small + min(part, more)
@@ -128,7 +128,7 @@ class Pieces:
         for axis, window in enumerate(block):
             met = []
             for part in range(number.get(axis, 1)):
-                start, stop = _part(layout.shape[axis], number.get(axis, 1), part)
+                start, stop = part_of(layout.shape[axis], number.get(axis, 1), part)
                 length = min(stop, window.stop) - max(start, window.start)
                 if length > 0:
                     met.append((part, length))

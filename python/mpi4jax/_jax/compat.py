@@ -8,6 +8,8 @@ from __future__ import annotations
 import functools
 import inspect
 import os
+import sys
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -90,7 +92,17 @@ newer_than_tested = jax.version.__version_info__[:2] > TESTED
 records_calls = jaxlib_version >= (0, 9, 1)
 
 # Frames of this package are not the user's: error messages and `user_place` skip them.
-register_exclusion(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+register_exclusion(_PACKAGE)
+NOT_THE_USERS = (_PACKAGE + os.sep, os.path.dirname(os.path.abspath(jax.__file__)) + os.sep)
+
+
+def warn(words: str) -> None:
+    """Warn at the line of the user's that has led here."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(NOT_THE_USERS):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(words, stacklevel=level)
 
 
 def add_effect_type(effect: type[effects.Effect]) -> None:
@@ -129,10 +141,10 @@ def _keep_in_checkpoint(effect: type[effects.Effect]) -> None:
 
 
 NOT_REPEATED = (
-    "mpi4jax: {} communicates, and has an invalid value (NaN, infinity) in its results; it is not "
-    "run again to find the operation, because other ranks would not take part in it. To find it, "
-    "call the function on all ranks without jax.jit (jax.disable_jit), where each operation is "
-    "checked by itself, or print what goes into its operations (jax.debug.print)"
+    "mpi4jax: {} communicates, and has an invalid value (NaN, infinity) in its results. JAX does "
+    "not run it again to find the operation, because the other ranks would not take part. To find "
+    "the operation, call the function on all ranks under jax.disable_jit, or print the operands "
+    "(jax.debug.print)"
 )
 
 
@@ -416,6 +428,11 @@ def user_place(ctx: mlir.LoweringRuleContext) -> tuple[str, str]:
 def eqn_line(eqn: JaxprEqn) -> str:
     """``file.py:81`` of the user's call that an equation stands for, or ``""``."""
     return _line(eqn.source_info.traceback)
+
+
+def current_line() -> str:
+    """The same of the equation that is being evaluated, transposed for instance."""
+    return _line(source_info_util.current().traceback)
 
 
 def _frame(traceback: Any) -> Any:

@@ -97,8 +97,8 @@ def flush() -> None:
     """
     if not compat.trace_state_clean() and isinstance(last(), jax.core.Tracer):
         raise RuntimeError(
-            "flush: called inside a function that is being compiled, where nothing has started "
-            "that could be waited for; call it after the compiled function"
+            "flush: called inside a function that JAX is tracing, where no operation has started; "
+            "call flush after the compiled function"
         )
     jax.effects_barrier()
 

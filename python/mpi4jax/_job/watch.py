@@ -89,14 +89,22 @@ def trace_file(name: str, rank: int) -> Path:
     )
 
 
+def _check() -> str:
+    return _choice("MPI4JAX_CHECK", "samples", "samples", *_FALSE, *_TRUE)
+
+
+def compares_before() -> bool:
+    """Whether operations are compared before they run (``MPI4JAX_CHECK=1``)."""
+    return _check() in _TRUE
+
+
 def set_check() -> None:
     """Whether operations are compared. Before XLA is told of them, which decides what it records.
 
     Raises:
         ValueError: the environment variable has a wrong value.
     """
-    check = _choice("MPI4JAX_CHECK", "samples", "samples", *_FALSE, *_TRUE)
-    _native.set_check(3 if check == "samples" else int(check in _TRUE))
+    _native.set_check(3 if _check() == "samples" else int(compares_before()))
 
 
 def start() -> None:

@@ -31,10 +31,12 @@ def rank_of(op: str, name: str, value: Any, comm: Comm, *special: str) -> int:
     value = static_int(op, name, value, expected)
     if 0 <= value < comm.size or any(value == getattr(MPI, n) for n in special):
         return value
-    alone = "; was this started with mpiexec?" if MPI.COMM_WORLD.size == 1 else ""
+    alone = ""
+    if MPI.COMM_WORLD.size == 1:
+        alone = "; MPI.COMM_WORLD has 1 rank: start the program with mpiexec -n 2 python program.py"
     raise ValueError(
         f"{op}: argument '{name}' must be {expected} (communicator {comm.key} has size "
-        f"{comm.size}), got {value}{alone}"
+        f"{comm.size}), got {_shown(value)}{alone}"
     )
 
 
@@ -88,7 +90,13 @@ def tag_of(op: str, name: str, value: Any, *, wildcard: bool = False) -> Any:
     value = static_int(op, name, value, expected)
     if 0 <= value < DERIVATIVE or (wildcard and value == ANY_TAG):
         return value
-    raise ValueError(f"{op}: argument '{name}' must be {expected}, got {value}")
+    raise ValueError(f"{op}: argument '{name}' must be {expected}, got {_shown(value)}")
+
+
+def _shown(value: int) -> str:
+    """A number, with the names of MPI's that it may stand for."""
+    names = [n for n in ("ANY_SOURCE", "ANY_TAG", "PROC_NULL") if value == getattr(MPI, n)]
+    return f"{value} ({' or '.join(f'MPI.{n}' for n in names)})" if names else str(value)
 
 
 def from_end(

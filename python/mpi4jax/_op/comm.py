@@ -19,6 +19,7 @@ from mpi4py import MPI
 from .. import _native
 from .._job import flush
 from .._setup import transport
+from .spec import SPECS
 
 _handleof = MPI._handleof
 
@@ -172,7 +173,7 @@ def _register(mpi: MPI.Intracomm) -> Comm:
 
 def _check_not_finalized(op: str) -> None:
     if MPI.Is_finalized():
-        raise RuntimeError(f"{op}: MPI_Finalize has been called before; expected a running MPI")
+        raise RuntimeError(f"{op}: MPI_Finalize has been called; call {op} before MPI.Finalize()")
 
 
 def _default_comm() -> Comm:
@@ -233,7 +234,7 @@ def static_int(op: str, name: str, value: Any, expected: str) -> int:
     if isinstance(value, jax.core.Tracer):
         raise TypeError(
             f"{op}: argument '{name}' must be a static integer, got a traced value: {value}; "
-            "mark it with static_argnums or static_argnames"
+            "mark the argument of the compiled function with static_argnums or static_argnames"
         )
     if isinstance(value, (bool, np.bool_)) or not hasattr(value, "__index__"):
         raise TypeError(
@@ -257,8 +258,8 @@ def as_comm(op: str, comm: Any) -> Comm:
         return found
     if isinstance(comm, MPI.Comm) and comm == MPI.COMM_NULL:
         raise ValueError(
-            f"{op}: argument 'comm' is the null communicator: it was freed, or this is a rank that "
-            "was left out (of Split or Create); expected a live communicator"
+            f"{op}: argument 'comm' is the null communicator: it was freed, or Split or Create "
+            "left this rank out; expected a communicator that has this rank"
         )
     if not isinstance(comm, MPI.Intracomm):
         raise TypeError(
@@ -269,7 +270,7 @@ def as_comm(op: str, comm: Any) -> Comm:
     if not _is_live(comm):
         raise ValueError(
             f"{op}: argument 'comm' is communicator {_freed.get(_handleof(comm), '')}, which has "
-            "been freed through another handle; expected a live communicator"
+            "been freed through another handle; expected one that has not been freed"
         )
     with _making:  # two threads may use it first
         found = _comms.get(_handleof(comm))
@@ -303,25 +304,28 @@ def known_reduction(reduction: Any) -> Reduction | None:
     return found if found is None or not found.user or found.mpi == reduction else None
 
 
-def as_reduction(op: str, reduction: Any, *, mean: bool = False) -> Reduction:
+def as_reduction(op: str, reduction: Any) -> Reduction:
     """The :class:`Reduction` of an mpi4py reduction; or ``MEAN``, for an op that has it.
 
     Raises:
         TypeError: not an mpi4py reduction, or one that arrays have no use for.
     """
     found = known_reduction(reduction)
+    mean = op in SPECS and SPECS[op].has_mean
     if found is not None and (mean or found is not MEAN):
         return found
     if found is MEAN:
+        means = ", ".join(name for name, spec in SPECS.items() if spec.has_mean)
         raise TypeError(
             f"{op}: argument 'op' is mpi4jax.MEAN, which is over all ranks; expected an "
-            "mpi4py.MPI.Op such as MPI.SUM (allreduce, reduce and reduce_scatter have a mean)"
+            f"mpi4py.MPI.Op such as MPI.SUM (only {means} take MEAN)"
         )
     if not isinstance(reduction, MPI.Op):
         or_mean = " or mpi4jax.MEAN" if mean else ""
+        by_name = "; pass a communicator as comm=..." if isinstance(reduction, MPI.Comm) else ""
         raise TypeError(
             f"{op}: argument 'op' must be an mpi4py.MPI.Op such as MPI.SUM{or_mean}, "
-            f"got {type(reduction).__name__}: {reduction!r}"
+            f"got {type(reduction).__name__}: {reduction!r}{by_name}"
         )
     handle = _handleof(reduction)
     if handle in _WITHOUT_MEANING:

@@ -74,16 +74,16 @@ def _as_array(op: str, argument: str, leaf: Any, template: bool) -> jax.Array:
             return zeros_like(leaf)
         raise TypeError(
             f"{op}: argument '{argument}' must be an array, a number, or a pytree of those, got "
-            f"{leaf}; only what is received can be described by one"
+            f"{leaf}; a ShapeDtypeStruct can only describe an array that is received"
         )
     try:
         return jnp.asarray(leaf)
-    except (TypeError, ValueError) as e:
+    except (TypeError, ValueError):
         kind = f"dtype {leaf.dtype}" if hasattr(leaf, "dtype") else type(leaf).__name__
         raise TypeError(
             f"{op}: argument '{argument}' must be an array, a number, or a pytree of those, "
             f"got {kind}: {leaf!r}"
-        ) from e
+        ) from None
 
 
 def pack_arguments(spec: Spec, trees: Sequence[Any], p: Params) -> list[Packed]:
@@ -208,7 +208,7 @@ def check_no_keys(spec: Spec, p: Params, packed: Packed) -> None:
     if reduction is not None and any(impl is not None for impl in packed.form.impls):
         raise TypeError(
             f"{spec.name}: reduction {reduction.name} is not defined for PRNG keys; "
-            "expected numbers (keys can be moved, not reduced)"
+            "expected numbers (bcast, scatter and messages take keys)"
         )
 
 
@@ -228,9 +228,7 @@ def bind_trees(spec: Spec, trees: Sequence[Any], p: Params, numbers: Sequence[An
     dtypes = packed[0].groups
     if len(packed) == 2:
         dtypes = _groups([x.dtype for side in packed for x in side.leaves])
-    if (
-        spec.has_counts and not dtypes
-    ):  # no rows go anywhere, and ranks tell each other their counts
+    if spec.is_ragged and not dtypes:  # no rows go anywhere, and ranks tell each other their counts
         row = SPECS["alltoall"]
         q = {k: v for k, v in p.items() if k in row.params | {"operand", "eager"}}
         (learnt,) = bind(row, *numbers, **row.defaults, **q)
@@ -250,7 +248,7 @@ def bind_trees(spec: Spec, trees: Sequence[Any], p: Params, numbers: Sequence[An
         if row.returns:
             results[dtype] = out[0]
     y = packed[-1].form.unpack(results, before, after) if spec.returns else None
-    return (y, learnt) if spec.has_counts else y
+    return (y, learnt) if spec.is_ragged else y
 
 
 def exchanged_axes(op: str, form: Form, leaf: int, p: Params) -> tuple[int, ...]:

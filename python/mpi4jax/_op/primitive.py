@@ -27,7 +27,7 @@ def envelope(spec: Spec, p: Params) -> list[ShapedArray]:
     """The type of what an op says of what has come, if it does."""
     if not p.get("env_out"):
         return []
-    return [ShapedArray((p["comm"].size,), np.dtype(np.int32)) if spec.has_counts else _ENVELOPE]
+    return [ShapedArray((p["comm"].size,), np.dtype(np.int32)) if spec.is_ragged else _ENVELOPE]
 
 
 # dtype name -> what reductions it has
@@ -61,9 +61,8 @@ compat.add_effect_type(MPIEffect)
 
 # Why an operation has no token.
 HIDDEN = (
-    "inside a primitive that does not tell JAX of the effects of the functions in it (a "
-    "lineax.linear_solve is one), so that the operation could be lost; use a solver of "
-    "mpi4jax.linalg, or jax.lax.custom_linear_solve"
+    "inside a primitive that hides effects from JAX (for example lineax.linear_solve), where JAX "
+    "may drop the operation; use a solver of mpi4jax.linalg, or jax.lax.custom_linear_solve"
 )
 
 
@@ -76,7 +75,7 @@ def has_derivative(x: Any) -> bool:
 def split(spec: Spec, p: Params, args: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
     """Operands as (arrays, counts and numbers, token). A token is there or not."""
     n = len(p["axes"]) if spec.arrays is None else spec.arrays
-    m = n + spec.has_counts + (p.get("operand") is not None)
+    m = n + spec.is_ragged + (p.get("operand") is not None)
     return list(args[:n]), list(args[n:m]), list(args[m:])
 
 
@@ -96,7 +95,7 @@ def split_start(p: Params, args: Sequence[Any]) -> tuple[list[Any], list[Any], l
 
 def split_wait(p: Params, args: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
     """Operands as (handle, counts and numbers, token)."""
-    n = 1 + SPECS[p["of"]].has_counts + (p.get("operand") is not None)
+    n = 1 + SPECS[p["of"]].is_ragged + (p.get("operand") is not None)
     return list(args[:1]), list(args[1:n]), list(args[n:])
 
 
@@ -109,14 +108,14 @@ def split_payload(spec: Spec, x: Any, size: int) -> tuple[int, ...]:
     if x.shape[:1] == (size,):
         return tuple(x.shape[1:])
     if spec.has_any_size:
-        said = "its first leaf has" if spec.has_counts else "the counts say"
+        said = "its first leaf" if spec.is_ragged else "the counts add up to"
         raise ValueError(
             f"{op}: argument 'x' must have as many rows along its first axis as {said}; "
-            f"expected ({size}, ...), got {x.shape}"
+            f"expected shape ({size}, ...), got {x.shape}"
         )
     raise ValueError(
-        f"{op}: argument 'x': {op.capitalize()} input must have shape (nproc, ...), one block "
-        f"per rank; expected ({size}, ...), got {x.shape}"
+        f"{op}: argument 'x' must have one block for each rank along its first axis; expected "
+        f"shape ({size}, ...), got {x.shape}"
     )
 
 
@@ -153,7 +152,7 @@ def check_reduction(op: str, reduction: Reduction | None, aval: Any, blocks: boo
         return
     if reduction.name in ("MAXLOC", "MINLOC") and aval.shape[blocks:][-1:] != (2,):
         raise ValueError(
-            f"{op}: reduction {reduction.name} works on pairs (value, index) along the last "
+            f"{op}: reduction {reduction.name} reduces pairs (value, index) along the last "
             f"axis{' of a block' * blocks}; expected shape (..., 2), got {aval.shape}"
         )
     if flags[_NEEDS[reduction.name]]:
@@ -260,9 +259,9 @@ def batched_operands(
     arrays, numbers, token = split(spec, p, list(zip(args, dims, strict=True)))
     if p.get("operand") == "given" and numbers[0][1] is not None:
         raise NotImplementedError(
-            f"{spec.name}: a source, destination or tag is batched by vmap, where one message "
-            "carries the whole batch; expected the same one for all elements of the batch "
-            "(in_axes=None, or computed outside of the vmap)"
+            f"{spec.name}: a source, destination or tag is batched by vmap, and one message "
+            "carries the whole batch; expected one value for all elements of the batch "
+            "(in_axes=None, or a value computed outside of the vmap)"
         )
     # The axis goes behind the one of blocks or rows, where there is one.
     before, after = (int(length is not None) for length in first_axes(spec, p))
@@ -274,7 +273,7 @@ def batched_operands(
         return jnp.moveaxis(x, d, before)
 
     xs = [to_payload(x, d) for x, d in arrays]
-    ask_same = spec.has_counts and p["env_out"]
+    ask_same = spec.is_ragged and p["env_out"]
     numbers = [x if d is None else of_batch(x, d, ask_same) for x, d in numbers]
     one = [first_of_batch(x, d) for x, d in token]
     return [*xs, *numbers, *one], after

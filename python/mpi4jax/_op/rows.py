@@ -26,8 +26,7 @@ def counts_of(op: str, name: str, counts: Any, comm: Comm) -> tuple[int, ...]:
     if isinstance(counts, jax.core.Tracer) or not isinstance(counts, (Sequence, np.ndarray)):
         what = "a traced value" if isinstance(counts, jax.core.Tracer) else type(counts).__name__
         raise TypeError(
-            f"{op}: argument '{name}' must be {expected}, known when it is traced, "
-            f"got {what}: {counts!r}"
+            f"{op}: argument '{name}' must be {expected}, static integers, got {what}: {counts!r}"
         )
     known = tuple(static_int(op, name, count, expected) for count in counts)
     if len(known) != comm.size or min(known) < 0:

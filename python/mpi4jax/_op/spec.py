@@ -72,11 +72,12 @@ class Spec:
         mpi: the MPI function that it calls.
         has_reduction, has_root, has_peer: whether it takes a reduction; a root; a source, a
             destination, or both.
+        has_mean: whether the reduction is over all ranks, and may be ``MEAN``.
         has_blocks: whether it takes any number of arrays at once, and returns as many.
         has_parts: whether it is told which rows of its array go to each rank and come from it.
-        has_counts: whether an array says how many rows go to each rank.
-        at_root, elsewhere: what a rank sends and receives: ``"none"``, ``"one"`` block, or one
-            ``"per rank"``.
+        is_ragged: whether an array says, when it runs, how many rows go to each rank.
+        at_root, elsewhere: what a rank sends and receives: ``"none"``, ``"one"`` block, one
+            ``"per rank"``, or as much as it is ``"told"``: then ranks may differ.
         started: the MPI function that starts it without waiting for its end, if the native module
             does.
         prepare: makes a :class:`Call` of the arguments of its function, by their names.
@@ -103,11 +104,12 @@ class Spec:
     name: str
     mpi: str
     has_reduction: bool
+    has_mean: bool
     has_root: bool
     has_peer: bool
     has_blocks: bool
     has_parts: bool
-    has_counts: bool
+    is_ragged: bool
     at_root: tuple[str, str]
     elsewhere: tuple[str, str]
     started: str | None
@@ -147,7 +149,7 @@ class Spec:
     @cached_property
     def has_any_size(self) -> bool:
         """Whether ranks may have arrays of different sizes."""
-        return self.has_blocks or self.has_parts or self.has_counts
+        return "told" in (*self.at_root, *self.elsewhere)
 
     @cached_property
     def defaults(self) -> Params:
@@ -155,7 +157,7 @@ class Spec:
         if self.has_peer:
             return {"env_out": False}
         known = {} if self.adjoint is None else {"adjoint": False}
-        return {**known, "env_out": True} if self.has_counts else known
+        return {**known, "env_out": True} if self.is_ragged else known
 
     @cached_property
     def params(self) -> frozenset[str]:
@@ -167,7 +169,7 @@ class Spec:
         names |= {"dest", "sendtag"} if self.has_peer and self.sends else set()
         names |= {"axes", "widths", "neighbours"} if self.has_blocks else set()
         names |= {"rows", "sends", "receives"} if self.has_parts else set()
-        names |= {"rows"} if self.has_counts else set()
+        names |= {"rows"} if self.is_ragged else set()
         return frozenset(names)
 
 
@@ -183,8 +185,8 @@ def add(name: str, **known: Any) -> Spec:
     """
     if name not in _ROWS:
         raise ImportError(
-            f"mpi4jax: the native module does not know the op {name}: it belongs to another "
-            "build than the Python package; reinstall mpi4jax"
+            f"mpi4jax: the native module has no op {name}: it was built from another version than "
+            "the Python package; reinstall mpi4jax"
         )
     SPECS[name] = Spec(*_ROWS[name], **known)
     return SPECS[name]

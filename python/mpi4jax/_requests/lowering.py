@@ -104,7 +104,7 @@ def _lower_wait(
     (handle,), numbers, token = split_wait(
         {"of": of, **p}, list(zip(args, ctx.avals_in, strict=True))
     )
-    numbers = numbers[SPECS[of].has_counts :]  # counts are for the transpose alone
+    numbers = numbers[SPECS[of].is_ragged :]  # counts are for the transpose alone
     derived = p.pop("derived")
     # Which communicator it is, the native module knows: what is eager is compiled for all.
     p["comm"] = p["comm"].any

@@ -19,7 +19,7 @@ def _evaluate(primitive: Any, tell: Any, program: Callable[..., Any]) -> None:
             return compat.eval_primitive(primitive)(*args, **p)
         arrays, numbers, token = tell(p, args)
         of, given = p.pop("of"), p.pop("given", None)
-        counts = numbers[: SPECS[of].has_counts]
+        counts = numbers[: SPECS[of].is_ragged]
         take_peers(p, numbers[len(counts) :])
         q = {**p, "given": given}
         return run_program(program, SPECS[of], q, [*arrays, *counts], token)

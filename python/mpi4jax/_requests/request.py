@@ -51,7 +51,7 @@ class Request:
         return str(self._kind.op)
 
     def _all_handles(self) -> tuple[Any, ...]:
-        return self._children[: len(self._children) - self._kind.spec.has_counts]
+        return self._children[: len(self._children) - self._kind.spec.is_ragged]
 
     def _counts(self) -> tuple[Any, ...]:
         """Those of an op that takes counts, behind the handles."""
@@ -62,8 +62,7 @@ class Request:
 
     def __iter__(self) -> Any:
         raise TypeError(
-            f"i{self._op} returns a request alone, without a token; "
-            "mpi4jax.wait(request) gives the result"
+            f"i{self._op} returns a request, and no token; mpi4jax.wait(request) returns the result"
         )
 
 

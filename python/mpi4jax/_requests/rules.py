@@ -132,12 +132,12 @@ def _refuse_derivative(spec: Spec, p: Params) -> None:
     if reduction is not None and reduction.name != "SUM":
         raise NotImplementedError(
             f"{name}: reduction {reduction.name} has no derivative here; expected SUM or MEAN, or "
-            f"use {spec.name} (or jax.lax.stop_gradient on the input)"
+            f"use {spec.name}, or jax.lax.stop_gradient on the input"
         )
     if wildcard(p) or p.get("operand") is not None:
         raise NotImplementedError(
             f"{name}: has no derivative if its source, destination or tag is MPI.ANY_SOURCE, "
-            f"MPI.ANY_TAG or traced; expected integers, or use {spec.name}"
+            f"MPI.ANY_TAG or traced; expected static integers, or use {spec.name}"
         )
 
 

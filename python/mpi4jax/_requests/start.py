@@ -36,7 +36,7 @@ def _start(spec: Spec, args: Sequence[Any], p: Params) -> Request:
         q = sum_of_mean(spec, p, x) if p.get("reduction") is MEAN else p
         handles += start_p.bind(x, *numbers, of=spec.name, **q)
     return Request(
-        [*handles, *numbers[: spec.has_counts]], RequestKind(spec.name, known, packed.form)
+        [*handles, *numbers[: spec.is_ragged]], RequestKind(spec.name, known, packed.form)
     )
 
 
@@ -53,13 +53,16 @@ def start(call: Call) -> Request:
     spec, p = SPECS[call.op], call.params
     name = f"i{spec.name}"
     if p.get("status") is not None:
-        raise TypeError(f"{name}: takes no status; expected status=None, or {spec.name}")
+        raise TypeError(
+            f"{name}: argument 'status' must be None, because a request has no status; "
+            f"use {spec.name} for a status"
+        )
     source, tag = p.get("source"), p.get("recvtag")
     traced = isinstance(source, jax.core.Tracer) or isinstance(tag, jax.core.Tracer)
     if not traced and (source, tag) == (ANY_SOURCE, ANY_TAG):
         raise ValueError(
-            f"{name}: source=MPI.ANY_SOURCE with tag=MPI.ANY_TAG would take the messages of "
-            f"derivatives; name one of the two, or use {spec.name}"
+            f"{name}: source=MPI.ANY_SOURCE with tag=MPI.ANY_TAG would receive the messages of "
+            f"derivatives; name the source or the tag, or use {spec.name}"
         )
     args = call.arrays + call.counts
     if spec.start is not None:

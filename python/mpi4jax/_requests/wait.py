@@ -26,16 +26,16 @@ from .request import CompositeRequest, Request, RequestKind
 def _handles(name: str, request: Any) -> tuple[Any, ...]:
     if not isinstance(request, Request):
         raise TypeError(
-            f"{name}: argument 'request' must be a request, which iallreduce and the other "
-            f"operations that start give; got {type(request).__name__}: {request!r}"
+            f"{name}: argument 'request' must be a request, from iallreduce or another "
+            f"non-blocking operation; got {type(request).__name__}: {request!r}"
         )
     handles = request._all_handles()
     for handle in handles:
         if jnp.shape(handle) != HANDLE.shape or jnp.result_type(handle) != HANDLE.dtype:
             raise ValueError(
-                f"{name}: argument 'request' has numbers of shape {jnp.shape(handle)} and dtype "
-                f"{jnp.result_type(handle)}, expected {HANDLE.shape} of float32: a request is "
-                "passed on as it is, and what is started inside of a vmap is waited for there"
+                f"{name}: argument 'request' has arrays of shape {jnp.shape(handle)} and dtype "
+                f"{jnp.result_type(handle)}; expected {HANDLE.shape} and float32. Pass a request "
+                "on unchanged, and wait inside the vmap in which the operation was started"
             )
     return handles
 

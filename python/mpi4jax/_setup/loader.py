@@ -105,9 +105,9 @@ def load() -> None:
         )
     if level < MPI.THREAD_MULTIPLE and MPI.COMM_WORLD.rank == 0:
         warnings.warn(
-            "mpi4jax: MPI was initialized with thread level SERIALIZED, but Python's thread (for "
-            "new communicators, and through mpi4py) and XLA's threads may call it at once; leave "
-            "mpi4py.rc.thread_level as it is, which asks for MULTIPLE",
+            "mpi4jax: MPI was initialized with thread level SERIALIZED, but Python's thread and "
+            "XLA's threads may call MPI at the same time; leave mpi4py.rc.thread_level at its "
+            "default, MULTIPLE",
             RuntimeWarning,
             stacklevel=2,
         )

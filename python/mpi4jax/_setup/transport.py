@@ -64,7 +64,8 @@ def _select() -> None:
     if graphs and not compat.records_calls:
         version = ".".join(map(str, compat.jaxlib_version))
         _log.warning(
-            "MPI4JAX_NCCL_GRAPHS=1 needs jaxlib 0.9.1, not %s: nothing is recorded", version
+            "MPI4JAX_NCCL_GRAPHS=1 needs jaxlib 0.9.1 or newer, got %s: no graph is recorded",
+            version,
         )
     choose_device()
 

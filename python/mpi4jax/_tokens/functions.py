@@ -21,6 +21,7 @@ ragged_alltoall = with_token(ops.ragged_alltoall)
 recv = with_token(ops.recv)
 reduce = with_token(ops.reduce)
 reduce_scatter = with_token(ops.reduce_scatter)
+reduce_scatterv = with_token(ops.reduce_scatterv)
 scan = with_token(ops.scan)
 scatter = with_token(ops.scatter)
 scatterv = with_token(ops.scatterv)
@@ -54,6 +55,7 @@ __all__ = [
     "recv",
     "reduce",
     "reduce_scatter",
+    "reduce_scatterv",
     "scan",
     "scatter",
     "scatter_blocks",

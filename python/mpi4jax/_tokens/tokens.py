@@ -25,6 +25,7 @@ from .._jax import compat
 from .._job.abort import ADVISERS
 from .._job.bytecode import takes_an_item
 from .._job.flush import last
+from .._op.spec import SPECS
 
 
 def create_token(*args: Any) -> jax.Array:
@@ -119,15 +120,15 @@ def with_token(op: Callable[..., Any]) -> Callable[..., Any]:
 _untokenized: set[str] | None = set()
 
 _ADVICE = (
-    "mpi4jax: {op} returns a tuple here, (result, token). For the result alone, as in packages of "
-    "this name from 0.8 on, write `import mpi4jax.notoken as mpi4jax`, or set MPI4JAX_NOTOKEN=1."
+    "mpi4jax: {op} returns a tuple here, (result, token). For the result alone, as in mpi4jax 0.8 "
+    "and 0.9, write `import mpi4jax.notoken as mpi4jax`, or set MPI4JAX_NOTOKEN=1."
 )
 
 
 _ITEM = (
-    "mpi4jax: {op} returns a tuple here, (result, token), of which {line} takes one. For a row of "
-    "the result, as in packages of this name from 0.8 on, set MPI4JAX_NOTOKEN=1, or write `import "
-    "mpi4jax.notoken as mpi4jax`; MPI4JAX_NOTOKEN=0 says that the tuple is meant"
+    "mpi4jax: {op} returns a tuple here, (result, token), of which {line} takes one item. For an "
+    "item of the result, as in mpi4jax 0.8 and 0.9, write `import mpi4jax.notoken as mpi4jax`, or "
+    "set MPI4JAX_NOTOKEN=1. To silence this warning, set MPI4JAX_NOTOKEN=0"
 )
 # Calls without a token that have been looked at; None once a token is passed, or it was said.
 _seen: set[tuple[CodeType, int]] | None = None if "MPI4JAX_NOTOKEN" in os.environ else set()
@@ -189,6 +190,31 @@ def _advise(error: BaseException, trace: TracebackType | None) -> None:
 
 
 ADVISERS.append(_advise)
+
+_ALONE = (
+    "mpi4jax: {op} returns the result alone here, and takes no token (mpi4jax.notoken, or "
+    "MPI4JAX_NOTOKEN=1). For (result, token), as in mpi4jax up to 0.7, call mpi4jax.{op} without "
+    "MPI4JAX_NOTOKEN."
+)
+_PAIR = re.compile(rf"^\s*\w+\s*,\s*\w+\s*=.*\b({'|'.join(SPECS)})\(")
+
+
+def _advise_notoken(error: BaseException, trace: TracebackType | None) -> None:
+    """Add a note to an error that comes from passing a token to a function without, or from
+    unpacking its result."""
+    words, op = str(error), None
+    if found := re.search(r"(\w+)\(\) got an unexpected keyword argument 'token'", words):
+        op = found[1] if found[1] in SPECS else None
+    elif re.search(r"values to unpack \(expected 2|over a 0-d array", words):
+        while trace is not None:
+            file, line = trace.tb_frame.f_code.co_filename, trace.tb_lineno
+            found = _PAIR.search(linecache.getline(file, line))
+            op, trace = found[1] if found else op, trace.tb_next
+    if op is not None:
+        error.add_note(_ALONE.format(op=op))
+
+
+ADVISERS.append(_advise_notoken)
 
 
 def auto_tokenize(f: Callable[..., Any]) -> Callable[..., Any]:

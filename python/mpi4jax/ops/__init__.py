@@ -21,6 +21,7 @@ from .ragged_alltoall import ragged_alltoall
 from .recv import recv
 from .reduce import reduce
 from .reduce_scatter import reduce_scatter
+from .reduce_scatterv import reduce_scatterv
 from .scan import scan
 from .scatter import scatter
 from .scatterv import scatterv
@@ -44,6 +45,7 @@ __all__ = [
     "recv",
     "reduce",
     "reduce_scatter",
+    "reduce_scatterv",
     "scan",
     "scatter",
     "scatterv",

@@ -20,7 +20,7 @@ def _derivative(r: ReductionTangent) -> Any:
 
 
 def _prepare(x: Any, op: MPI.Op | Reduction, comm: MPI.Intracomm | None) -> Call:
-    p = {"comm": as_comm("allreduce", comm), "reduction": as_reduction("allreduce", op, mean=True)}
+    p = {"comm": as_comm("allreduce", comm), "reduction": as_reduction("allreduce", op)}
     return Call("allreduce", (x,), p)
 
 

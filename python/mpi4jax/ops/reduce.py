@@ -29,7 +29,7 @@ def _prepare(x: Any, op: MPI.Op | Reduction, root: int, comm: MPI.Intracomm | No
     c = as_comm("reduce", comm)
     p = {
         "comm": c,
-        "reduction": as_reduction("reduce", op, mean=True),
+        "reduction": as_reduction("reduce", op),
         "root": rank_of("reduce", "root", root, c),
     }
     return Call("reduce", (x,), p)

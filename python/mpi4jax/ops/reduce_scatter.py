@@ -17,7 +17,7 @@ from .._op.spec import Call, T
 def _prepare(x: Any, op: MPI.Op | Reduction, comm: MPI.Intracomm | None) -> Call:
     p = {
         "comm": as_comm("reduce_scatter", comm),
-        "reduction": as_reduction("reduce_scatter", op, mean=True),
+        "reduction": as_reduction("reduce_scatter", op),
     }
     return Call("reduce_scatter", (x,), p)
 

@@ -23,7 +23,7 @@ use self::span::{Span, count_limit};
 pub use self::start::{Posted, start};
 use super::{Arrived, Transport, arrive};
 use crate::call::Call;
-use crate::comm::{Comm, OwnedComm};
+use crate::comm::{Comm, OwnedComm, hash};
 use crate::error::{Cause, Error};
 use crate::mpilib::{check, handle, in_place};
 use crate::ops::{Buffer, Dtype, Ints, Op, Parts};
@@ -103,6 +103,34 @@ fn gathered<'a>(call: &Call<'a>) -> Result<(Buffer, Buffer, &'a Ints), Cause> {
     let own = parts_of(call)?.for_all(send).ok_or_else(|| missing("parts"))?;
     let recv = call.recv.ok_or_else(|| missing("result"))?;
     Ok((own, recv, ints_of(call).ok_or_else(|| missing("parts"))?))
+}
+
+/// Calls `step(root, from, to, items)` for the block of each rank, of a reduction of which every rank gets its block, and for
+/// each piece of it: a piece is not beside the same piece of the next block.
+///
+/// # Safety
+/// The call's buffers have passed `Call::check`.
+unsafe fn in_blocks(
+    call: &Call,
+    by: &Reducer,
+    mut step: impl FnMut(c_int, *mut c_void, *mut c_void, c_int) -> Result<(), Cause>,
+) -> Result<(), Cause> {
+    let send = call.send.as_ref().ok_or_else(|| missing("operand"))?;
+    let recv = call.recv.as_ref().ok_or_else(|| missing("result"))?;
+    (0..call.site.comm.size).try_for_each(|root| {
+        let block = match &call.site.parts {
+            Some(parts) => parts.sent_to(root as usize, send),
+            None => send.part(root as usize * recv.count(), recv.count()),
+        };
+        let (from, to) = if root == call.site.comm.rank {
+            // What lies before this rank's block has been reduced.
+            (send_or_moved(&block, recv, 0), recv.data())
+        } else {
+            (block.data().cast(), std::ptr::null_mut())
+        };
+        // SAFETY: promised by the caller.
+        unsafe { by.in_pieces(&block, (from, to), |from, to, n| step(root, from, to, n)) }
+    })
 }
 
 #[cold]
@@ -223,17 +251,25 @@ fn run(call: &Call) -> Result<(), Cause> {
                         check(name, ffi::MPI_Reduce_scatter_block(from, to, n, by.datatype, by.op, comm))
                     });
                 }
-                // A piece of a block is not beside the same piece of the next one.
-                (0..site.comm.size).try_for_each(|root| {
-                    let block = send.part(root as usize * recv.count(), recv.count());
-                    let (from, to) = if root == site.comm.rank {
-                        (send_or_in_place(&block, recv), recv.data())
-                    } else {
-                        (block.data().cast(), std::ptr::null_mut())
-                    };
-                    by.in_pieces(&block, (from, to), |from, to, n| {
-                        check("MPI_Reduce", ffi::MPI_Reduce(from, to, n, by.datatype, by.op, root, comm))
-                    })
+                in_blocks(call, &by, |root, from, to, n| {
+                    check("MPI_Reduce", ffi::MPI_Reduce(from, to, n, by.datatype, by.op, root, comm))
+                })
+            }
+            Op::ReduceScatterv => {
+                let (send, recv) = (send()?, recv()?);
+                let counts = parts_of(call)?.sent();
+                // MPI would reduce what does not belong together, or wait.
+                if !site.comm.agrees(hash(&counts))? {
+                    return Err(Cause::Counts { counts });
+                }
+                let by = Reducer::new(site.reduction, send.dtype())?;
+                if by.takes_whole(send) {
+                    let (items, from) = (by.items(&counts)?, send_or_in_place(send, recv));
+                    let (to, n) = (recv.data().cast(), items.as_ptr());
+                    return check(name, ffi::MPI_Reduce_scatter(from, to, n, by.datatype, by.op, comm));
+                }
+                in_blocks(call, &by, |root, from, to, n| {
+                    check("MPI_Reduce", ffi::MPI_Reduce(from, to, n, by.datatype, by.op, root, comm))
                 })
             }
             Op::Exscan | Op::Scan => {

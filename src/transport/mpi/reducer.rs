@@ -104,6 +104,15 @@ impl Reducer {
         buffer.count() / self.width <= count_limit()
     }
 
+    /// So many elements for each rank, in items.
+    pub fn items(&self, elements: &[u64]) -> Result<Box<[c_int]>, Cause> {
+        let items = |&count: &u64| match count.is_multiple_of(self.width as u64) {
+            true => Ok((count as usize / self.width) as c_int),
+            false => Err(Cause::Pairs { count: count as usize }),
+        };
+        elements.iter().map(items).collect()
+    }
+
     /// Calls `step(from, to, items)` for pieces of at most the count limit: reductions act item by item, and MPI's
     /// predefined ones take no derived types. `from` may be `MPI_IN_PLACE`, `to` null.
     ///

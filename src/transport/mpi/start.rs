@@ -1,5 +1,6 @@
 //! Operations that are started, and waited for later: MPI's `MPI_I...`.
 
+use std::ffi::c_int;
 use std::mem::MaybeUninit;
 
 use mpi::ffi::{self, MPI_Comm, MPI_Request, MPI_Status};
@@ -9,8 +10,9 @@ use super::matching;
 use super::reducer::Reducer;
 use super::span::Span;
 use super::vectors::Vectors;
-use super::{finish_receive, gathered, ints_of, missing, parts_of, send_or_in_place};
+use super::{finish_receive, gathered, in_blocks, ints_of, missing, parts_of, send_or_in_place};
 use crate::call::Call;
+use crate::comm::{Agreement, hash};
 use crate::error::Cause;
 use crate::mpilib::{check, handle, wildcards};
 use crate::ops::{Buffer, Op, Parts};
@@ -23,6 +25,10 @@ pub struct Posted {
     vectors: Option<Box<[Vectors; 2]>>,
     /// The operands of all ranks, of a scan that begins at the last one.
     operands: Option<Vec<u8>>,
+    /// How many items go to each rank, of a reduction of which each has some.
+    items: Option<Box<[c_int]>>,
+    /// Whether all ranks have given the same counts: the answer is the first request.
+    agreement: Option<Agreement>,
 }
 
 // SAFETY: handles of MPI's, which was initialised for calls from any thread; one thread at a time uses them.
@@ -33,7 +39,7 @@ impl Posted {
     fn add(
         &mut self,
         name: &'static str,
-        start: impl FnOnce(*mut MPI_Request) -> std::ffi::c_int,
+        start: impl FnOnce(*mut MPI_Request) -> c_int,
     ) -> Result<(), Cause> {
         let mut request = MaybeUninit::uninit();
         check(name, start(request.as_mut_ptr()))?;
@@ -66,6 +72,14 @@ impl Posted {
         })
     }
 
+    /// Asks the other ranks whether they have the same number, without waiting for the answer.
+    fn agree(&mut self, call: &Call, number: u64) -> Result<(), Cause> {
+        let (agreement, request) = Agreement::start(&call.site.comm, number)?;
+        self.agreement = Some(agreement);
+        self.requests.push(request);
+        Ok(())
+    }
+
     pub fn is_empty(&self) -> bool {
         self.requests.is_empty()
     }
@@ -90,6 +104,10 @@ impl Posted {
         for request in &mut self.requests {
             // SAFETY: a request that nobody else uses now. MPI makes it null.
             check(call.site.mpi_name(), unsafe { ffi::MPI_Wait(request, status.as_mut_ptr()) })?;
+            // What else was started may never end if the ranks do not agree: the error ends the job.
+            if self.agreement.take_if(|agreement| !agreement.is_reached()).is_some() {
+                return Err(Cause::Counts { counts: parts_of(call)?.sent() });
+            }
         }
         self.requests.clear();
         if let Some(vectors) = self.vectors.take() {
@@ -226,16 +244,32 @@ pub fn start(call: &Call) -> Result<Posted, Cause> {
                     })?;
                     return Ok(posted);
                 }
-                // A piece of a block is not beside the same piece of the next one.
-                for root in 0..site.comm.size {
-                    let block = send.part(root as usize * recv.count(), recv.count());
-                    let to = if root == site.comm.rank { recv.data() } else { std::ptr::null_mut() };
-                    by.in_pieces(&block, (block.data().cast(), to), |from, to, n| {
-                        posted.add("MPI_Ireduce", |request| {
-                            ffi::MPI_Ireduce(from, to, n, by.datatype, by.op, root, comm, request)
-                        })
+                in_blocks(call, &by, |root, from, to, n| {
+                    posted.add("MPI_Ireduce", |request| {
+                        ffi::MPI_Ireduce(from, to, n, by.datatype, by.op, root, comm, request)
+                    })
+                })?;
+            }
+            Op::ReduceScatterv => {
+                let (send, recv) = (send()?, recv()?);
+                let by = Reducer::new(site.reduction, send.dtype())?;
+                let counts = parts_of(call)?.sent();
+                posted.agree(call, hash(&counts))?;
+                // A rank whose operand is short and one whose is not would start different operations.
+                if by.takes_whole(send) {
+                    let items = posted.items.insert(by.items(&counts)?).as_ptr();
+                    let (from, to) = (send.data().cast(), recv.data().cast());
+                    let (t, op) = (by.datatype, by.op);
+                    posted.add(name, |request| {
+                        ffi::MPI_Ireduce_scatter(from, to, items, t, op, comm, request)
                     })?;
+                    return Ok(posted);
                 }
+                in_blocks(call, &by, |root, from, to, n| {
+                    posted.add("MPI_Ireduce", |request| {
+                        ffi::MPI_Ireduce(from, to, n, by.datatype, by.op, root, comm, request)
+                    })
+                })?;
             }
             Op::Exscan | Op::Scan => {
                 let scan = if site.op == Op::Exscan { ffi::MPI_Iexscan } else { ffi::MPI_Iscan };

@@ -33,7 +33,9 @@ impl Messages {
         let found = Self::ALL.into_iter().find(|(name, _)| *name == text);
         found.map(|(_, messages)| messages).ok_or_else(|| {
             let valid = Self::ALL.map(|(name, _)| name).join(", ");
-            Cause::Setting { message: format!("{MESSAGES}={text} is not understood: it takes {valid}") }
+            Cause::Setting {
+                message: format!("{MESSAGES}={text} is not understood: expected one of {valid}"),
+            }
         })
     }
 
@@ -49,9 +51,9 @@ fn parse_graphs(setting: Option<&str>) -> Result<bool, Cause> {
     match setting {
         None | Some("0") => Ok(false),
         Some("1") => Ok(true),
-        Some(text) => {
-            Err(Cause::Setting { message: format!("{GRAPHS}={text} is not understood: it takes 0, 1") })
-        }
+        Some(text) => Err(Cause::Setting {
+            message: format!("{GRAPHS}={text} is not understood: expected one of 0, 1"),
+        }),
     }
 }
 

@@ -79,6 +79,7 @@ pub fn put(op: Op) -> Option<Work> {
         | Op::Gatherv
         | Op::Permute
         | Op::RaggedAlltoall
+        | Op::ReduceScatterv
         | Op::Scan
         | Op::Scatterv => return None,
     })

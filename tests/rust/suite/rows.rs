@@ -14,25 +14,24 @@ const SPARE: usize = 2;
 impl<T: Transport> Suite<'_, T> {
     /// Some, or no, rows of `count` elements from each rank to each, in the order of the ranks, and a rest of the
     /// result that comes from nobody.
-    pub(super) fn parts(&self, op: Op, dtype: Dtype, count: usize, offset: usize) {
+    pub(super) fn parts(
+        &self,
+        op: Op,
+        (rows, is_same): (fn(usize, usize, usize) -> usize, bool),
+        dtype: Dtype,
+        count: usize,
+        offset: usize,
+    ) {
         let (rank, size) = (self.rank(), self.size());
         let roots = if op.row().has_root { 0..size } else { 0..1 };
         for root in roots {
             let site = Site { root: root as i32, ..Site::new(op, self.comm) };
-            let rows = |from: usize, to: usize| match op {
-                Op::Gatherv if to != root => 0,
-                Op::Scatterv if from != root => 0,
-                // The same for all.
-                Op::Allgatherv => (from + 1) % 3,
-                _ => (from + 2 * to + 1) % 3,
-            };
             let (mut numbers, mut send, mut expected) = (Vec::new(), Vec::new(), Vec::new());
             for peer in 0..size {
-                let counts = [rows(rank, peer) * count, rows(peer, rank) * count];
-                let sent = if op == Op::Allgatherv { &Vec::new() } else { &send };
+                let counts = [rows(rank, peer, root) * count, rows(peer, rank, root) * count];
+                let sent = if is_same { &Vec::new() } else { &send };
                 let starts = [sent, &expected].map(|bytes: &Vec<u8>| bytes.len() / dtype.size());
                 numbers.extend([starts[0], counts[0], starts[1], counts[1]].map(|n| n as i64));
-                let is_same = op == Op::Allgatherv;
                 if !is_same || peer == 0 {
                     send.extend(pattern(dtype, rank, peer, counts[0]));
                 }

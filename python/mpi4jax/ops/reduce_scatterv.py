@@ -1,0 +1,94 @@
+"""reduce_scatterv: a reduction over all ranks, of which each has some rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from mpi4py import MPI
+
+from .._call.call import run
+from .._call.definition import define
+from .._diff.reductions import ReductionTangent
+from .._op import rows as _rows
+from .._op.comm import Reduction, as_comm, as_reduction
+from .._op.plan import Plan
+from .._op.spec import Call, T
+
+
+def _prepare(
+    x: Any, counts: Sequence[int], op: MPI.Op | Reduction, comm: MPI.Intracomm | None
+) -> Call:
+    c = as_comm("reduce_scatterv", comm)
+    known = _rows.counts_of("reduce_scatterv", "counts", counts, c)
+    p = {
+        "comm": c,
+        "reduction": as_reduction("reduce_scatterv", op),
+        "rows": (sum(known), known[c.rank]),
+        "sends": _rows.side_by_side(known),
+        "receives": ((0, known[c.rank]),) * c.size,
+    }
+    return Call("reduce_scatterv", (x,), p)
+
+
+define(
+    "reduce_scatterv",
+    prepare=_prepare,
+    adjoint=lambda p: Plan("allgatherv"),
+    derivative=ReductionTangent.of_own_block,
+    only_for_its_result=lambda p: True,
+    self_test=lambda t: (
+        lambda: t.ops.reduce_scatterv(t.all_x.ravel(), [len(x) for x in t.all_x], MPI.SUM),
+        t.size * t.x,
+    ),
+)
+
+
+def reduce_scatterv(
+    x: T,
+    counts: Sequence[int],
+    op: MPI.Op | Reduction = MPI.SUM,
+    *,
+    comm: MPI.Intracomm | None = None,
+) -> T:
+    """Reduce all ranks' rows for each (MPI_Reduce_scatter; MPI-4.1, section 6.10.2).
+
+    Args:
+        x: array of shape ``(sum(counts), *S)``, the rows for each rank in the order of the ranks;
+            or a pytree of such arrays.
+        counts: the rows of each rank, the same on all ranks: integers that are known when the
+            function is traced.
+        op: reduction, by default ``MPI.SUM``; also ``mpi4jax.MEAN``, or one made with
+            ``MPI.Op.Create``.
+        comm: communicator of ``n`` ranks; by default a clone of ``COMM_WORLD``.
+
+    Returns:
+        jax.Array, or pytree: the reduction of all ranks' rows for this one, of shape
+        ``(counts[r], *S)`` and the dtype of ``x``.
+
+    Raises:
+        TypeError: a wrong type of ``counts``, ``op`` or ``comm``, or a reduction that is not
+            defined for the dtype.
+        ValueError: ``counts`` are not ``n``; ``x`` has another number of rows than they say;
+            MINLOC or MAXLOC of an array that does not hold pairs.
+        NotImplementedError: differentiated with a reduction that has no derivative.
+
+    Counts that differ between ranks are an error on all of them, which ends the job: the ranks
+    compare them in each call.
+
+    Derivative:
+        SUM: the transpose gathers the cotangents of all ranks on all ranks. PROD, MAX and MIN: as
+        for :func:`allreduce`, over all ranks' rows for this one. Under ``vmap`` the batch axis is
+        axis 1 of operand and result.
+
+    Example:
+        >>> import jax.numpy as jnp, mpi4jax.notoken as mpi4jax
+        >>> comm = mpi4jax.default_comm()
+        >>> counts = [rank + 1 for rank in range(comm.size)]
+        >>> y = mpi4jax.reduce_scatterv(jnp.ones((sum(counts), 3)), counts)
+        >>> y.shape == (comm.rank + 1, 3) and float(y[0, 0]) == comm.size
+        True
+
+    See also: :func:`reduce_scatter`, :func:`allgatherv`.
+    """
+    return run(_prepare(x, counts, op, comm))

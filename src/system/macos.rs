@@ -1,0 +1,89 @@
+//! What macOS says of processes.
+
+use std::ffi::{CStr, c_int};
+use std::os::fd::RawFd;
+use std::time::{Duration, SystemTime};
+
+use super::process::{Info, State};
+
+/// `PROC_FLAG_TRACED` of sys/proc_info.h.
+const TRACED: u32 = 2;
+
+/// What the system says of a process of this user's.
+fn bsd_info(pid: i32) -> Option<libc::proc_bsdinfo> {
+    // Also of one that has ended and that nobody has waited for.
+    const WITH_ZOMBIES: u64 = 1;
+    let size = size_of::<libc::proc_bsdinfo>() as c_int;
+    // SAFETY: integers, of which all-zero is a value; the call writes as many bytes as it is told.
+    unsafe {
+        let mut info = std::mem::zeroed::<libc::proc_bsdinfo>();
+        let into = (&raw mut info).cast();
+        (libc::proc_pidinfo(pid, libc::PROC_PIDTBSDINFO, WITH_ZOMBIES, into, size) == size).then_some(info)
+    }
+}
+
+/// What the system knows of a process.
+pub fn info(pid: i32) -> Option<Info> {
+    let info = bsd_info(pid)?;
+    let state = match info.pbi_status {
+        libc::SZOMB => State::Ended,
+        libc::SSTOP => State::Stopped,
+        _ => State::Runs,
+    };
+    // `pbi_name` has room for names of 31 bytes, `pbi_comm` for 15.
+    let name = info.pbi_name.iter().take_while(|&&byte| byte != 0).map(|&byte| byte as u8).collect();
+    Some(Info {
+        name: String::from_utf8(name).unwrap_or_default(),
+        state,
+        start: info.pbi_start_tvsec * 1_000_000 + info.pbi_start_tvusec,
+    })
+}
+
+/// Within what numbers of processes are unique: this start of the machine; empty where that is not known.
+pub fn space() -> String {
+    let mut text = [0u8; 64];
+    let mut size = text.len();
+    let name = c"kern.bootsessionuuid".as_ptr();
+    // SAFETY: a name that ends, and as many bytes of ours as the call is told.
+    let code = unsafe {
+        libc::sysctlbyname(name, text.as_mut_ptr().cast(), &mut size, std::ptr::null_mut(), 0)
+    };
+    let text = CStr::from_bytes_until_nul(&text).ok().filter(|_| code == 0);
+    text.map(|text| text.to_string_lossy().into()).unwrap_or_default()
+}
+
+/// The time of a start, which the system gives in microseconds since 1970.
+pub fn time_of(start: u64) -> Option<SystemTime> {
+    SystemTime::UNIX_EPOCH.checked_add(Duration::from_micros(start))
+}
+
+/// Whether a debugger is attached to this process.
+pub fn is_debugged() -> bool {
+    bsd_info(std::process::id() as i32).is_some_and(|info| info.pbi_flags & TRACED != 0)
+}
+
+/// A file that can be read when a process has ended; -1: there is none.
+pub fn until_end(pid: i32) -> RawFd {
+    // SAFETY: plain system calls; all-zero is a value of the event.
+    unsafe {
+        let queue = libc::kqueue();
+        if queue < 0 {
+            return -1;
+        }
+        libc::fcntl(queue, libc::F_SETFD, libc::FD_CLOEXEC);
+        let mut event = std::mem::zeroed::<libc::kevent>();
+        (event.ident, event.filter) = (pid as usize, libc::EVFILT_PROC);
+        (event.flags, event.fflags) = (libc::EV_ADD, libc::NOTE_EXIT);
+        if libc::kevent(queue, &event, 1, std::ptr::null_mut(), 0, std::ptr::null()) == 0 {
+            return queue;
+        }
+        libc::close(queue);
+        -1
+    }
+}
+
+/// Where this thread has its `errno`.
+pub fn error_location() -> *mut c_int {
+    // SAFETY: takes nothing.
+    unsafe { libc::__error() }
+}
