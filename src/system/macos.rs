@@ -45,9 +45,8 @@ pub fn space() -> String {
     let mut size = text.len();
     let name = c"kern.bootsessionuuid".as_ptr();
     // SAFETY: a name that ends, and as many bytes of ours as the call is told.
-    let code = unsafe {
-        libc::sysctlbyname(name, text.as_mut_ptr().cast(), &mut size, std::ptr::null_mut(), 0)
-    };
+    let code =
+        unsafe { libc::sysctlbyname(name, text.as_mut_ptr().cast(), &mut size, std::ptr::null_mut(), 0) };
     let text = CStr::from_bytes_until_nul(&text).ok().filter(|_| code == 0);
     text.map(|text| text.to_string_lossy().into()).unwrap_or_default()
 }
