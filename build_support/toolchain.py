@@ -144,9 +144,10 @@ def _from_headers(*includes: Path) -> Mpi:
     flags = [f"-I{folder}" for folder in includes]
     mpicc = ROOT / "target" / "headers" / includes[0].name / "mpicc"
     mpicc.parent.mkdir(parents=True, exist_ok=True)
+    shown = shlex.quote(shlex.join([compiler(), *flags]))
     mpicc.write_text(
         "#!/bin/sh\n"
-        f"[ \"$1\" = -show ] && exec printf '%s\\n' {shlex.quote(shlex.join([compiler(), *flags]))}\n"
+        f"[ \"$1\" = -show ] && exec printf '%s\\n' {shown}\n"
         f'exec {compiler()} {shlex.join(flags)} "$@"\n'
     )
     mpicc.chmod(0o755)

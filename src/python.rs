@@ -15,6 +15,7 @@ mod _native {
     use crate::error::{Cause, Error};
     use crate::ops::{self, Dtype, Op, PACKED};
     use crate::record::{log, recorder, timeline};
+    use crate::system::os;
     use crate::transport::Platform;
     use crate::{call, device, dynlib, mpilib, transport, watch, xla};
 
@@ -118,6 +119,18 @@ mod _native {
     #[pyfunction]
     fn cuda_error(py: Python<'_>) -> Option<String> {
         py.detach(device::support).err()
+    }
+
+    /// Parent, name and start of a process, the start in units of the system's, or None.
+    #[pyfunction]
+    fn process(pid: i32) -> Option<(i32, String, u64)> {
+        os::info(pid).map(|info| (info.parent, info.name, info.start))
+    }
+
+    /// Within what numbers of processes are unique; empty where that is not known.
+    #[pyfunction]
+    fn process_space() -> String {
+        os::space()
     }
 
     /// Number of GPUs that this process sees.

@@ -8,7 +8,6 @@ mpi4jax's own wheel, linked here. It is in .cache/aarch64. qemu runs its program
 their own: nothing is registered outside of them, and nothing outlives them.
 """
 
-import os
 import platform
 import shlex
 import shutil
@@ -17,8 +16,9 @@ import sys
 import zipfile
 from pathlib import Path
 
-from make_wheel import CACHE, PIP, ROOT, add_standard_library, call
 from matrix import the_wheel
+
+from make_wheel import CACHE, PIP, ROOT, add_standard_library, call
 
 HOME = CACHE / "aarch64"
 SYSTEM = HOME / "root"
@@ -114,7 +114,8 @@ def in_system(command: list[str], **environment: str) -> list[str]:
     words = ["env", "-i", *(f"{k}={v}" for k, v in variables.items()), *command]
     script = (
         f"mount -t proc proc {root}/proc && mount --rbind /dev {root}/dev && "
-        f"mount --rbind /sys {root}/sys && mount --bind {shlex.quote(str(ROOT))} {root}{REPOSITORY} && "
+        f"mount --rbind /sys {root}/sys && "
+        f"mount --bind {shlex.quote(str(ROOT))} {root}{REPOSITORY} && "
         f"exec chroot {root} sh -c {shlex.quote(f'cd {REPOSITORY} && exec {shlex.join(words)}')}"
     )
     return within(["sh", "-c", script])
@@ -129,7 +130,10 @@ def why_not() -> str | None:
             return f"there is no {name}: the system is made of Debian packages, in namespaces"
     if not qemu().exists():
         architecture = subprocess.check_output(["dpkg", "--print-architecture"], text=True).strip()
-        unpack(architecture, ("qemu-user-static",), HOME / "qemu")
+        try:
+            unpack(architecture, ("qemu-user-static",), HOME / "qemu")
+        except SystemExit as error:
+            return f"qemu cannot be downloaded: {str(error).strip().splitlines()[-1]}"
     trial = subprocess.run(within(["true"]), capture_output=True, text=True)
     if trial.returncode != 0:
         said = trial.stderr.strip().splitlines()

@@ -3,7 +3,7 @@
     python tools/check_wheel.py WHEEL MPI_WHEEL...
 
 Each module must export one symbol, which Python calls, need no library but the system's own, and
-find everything else that it uses in Python or in one of the MPIs, which a process has loaded before.
+find everything else that it uses in Python or in one of the MPIs, which are loaded before it.
 It needs lief, which reads the formats of Linux and macOS.
 """
 

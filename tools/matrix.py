@@ -5,8 +5,9 @@
     python tools/matrix.py wheels[=TEXT] [any option of pytest]
 
 `here`: what HERE lists. `matrix`: a selection in the rows of MATRIX, each in an environment of its
-own with an MPI from PyPI and the one wheel of all rows. `wheels`: in new environments for the rows
-of WHEELS. TEXT selects the rows whose name contains it. In none of them is a compiler on PATH.
+own with an MPI from PyPI and the one wheel of all rows; and OTHER_SYSTEMS, whose wheels are made
+and read where Rust can make them. `wheels`: in new environments for the rows of WHEELS. TEXT
+selects the rows whose name contains it. In none of them is a compiler on PATH.
 """
 
 import functools
@@ -20,7 +21,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from make_wheel import CACHE, HOST, PIP, ROOT, build, call
+from make_wheel import CACHE, HOST, PIP, ROOT, build, call, has_standard_library
 from mpirun import STOPPED, end_jobs_at_sigterm
 from run_tests import COMPILED, Results, run_tests
 
@@ -105,10 +106,14 @@ WHEELS = [
     Row("", "", "mpich==5.*", OF_WHEEL, mpi4py="mpicc_abi"),
 ]
 
+# Whose wheels are made and read, as they cannot be tried.
+OTHER_SYSTEMS = ["aarch64-apple-darwin"]
+
 # What the wheel is made of.
 SOURCES = [
     *("Cargo.*", "build.rs", "pyproject.toml", "setup.py", "MANIFEST.in", "build_support/**/*.*"),
     *("src/**/*", "python/**/*.py", "python/**/*.pyi", "tools/make_wheel.py"),
+    "tools/check_wheel.py",
 ]
 # What users of a wheel need not have.
 COMPILERS = re.compile(r"(.*-)?(cc|c89|c99|gcc|g\+\+|c\+\+|cpp|clang|clang\+\+|ld|tcc)(-[\d.]+)?")
@@ -221,12 +226,23 @@ def main() -> int:
                 submitted += [submit(2, on_two_ranks, **how), submit(0, without_mpiexec, **how)]
             return submitted
 
+        def check_other_systems() -> None:
+            for triple in OTHER_SYSTEMS:
+                if has_standard_library(triple):
+                    the_wheel(triple)
+                    results.passed.append(("wheel", triple))
+                else:
+                    reason = f"rustc has no standard library for it: rustup target add {triple}"
+                    results.skipped.append(("wheel", triple, reason))
+
         try:
             runs = [submit(0, STARTING_JOBS)] if here else []
             environments = pool.submit(in_environments)
             runs += [submit(ranks, arguments) for ranks, arguments in here.items()]
             for run in [*runs, *environments.result()]:
                 results.add(run.result())
+            if kind == "matrix" and not text:
+                check_other_systems()
         except BaseException:
             STOPPED.set()
             pool.shutdown(wait=False, cancel_futures=True)

@@ -10,6 +10,7 @@ import argparse
 import importlib.metadata
 import os
 import platform
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -74,7 +75,9 @@ def other_mpis(loaded: str) -> list[str]:
     folders += [Path(folder) for folder in os.environ.get("LD_LIBRARY_PATH", "").split(":")]
     folders += [Path(p).parent / "lib" for p in os.get_exec_path() if Path(p, "mpiexec").exists()]
     folders += Path("/usr/lib").glob("*-linux-gnu")
-    names = ("libmpi.so.40", "libmpi.so.12", "libmpich.so.12", "libmpi_abi.so.1")
+    names = ["libmpi.so.40", "libmpi.so.12", "libmpich.so.12", "libmpi_abi.so.1"]
+    if sys.platform == "darwin":
+        names = [re.sub(r"\.so\.(\d+)", r".\1.dylib", name) for name in names]
     found = {file.resolve() for folder in folders for file in map(folder.joinpath, names)}
     return sorted(str(file) for file in found - {Path(loaded)} if file.is_file())
 
@@ -226,16 +229,31 @@ def measure() -> None:
     say(f"best sendrecv bandwidth: {fast / 1e9:.2f} GB/s")
 
 
+def settings() -> None:
+    """What the environment says to MPI, JAX and mpi4jax, and what the machine is."""
+    prefixes = ("MPI4JAX_", "MPI4PY_", "JAX_", "XLA_", "OMPI_MCA_", "PRTE_MCA_", "MPIR_CVAR_")
+    for name in sorted(name for name in os.environ if name.startswith(prefixes)):
+        say(f"setting      {name}={os.environ[name]}")
+    parent = _native.process(os.getppid())
+    say(f"processors   {os.cpu_count()}, {platform.machine()}")
+    say(f"parent       {parent[1] if parent else 'not known'}")
+
+
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m mpi4jax", description=(__doc__ or "").partition("\n")[0]
     )
     parser.add_argument("--quick", action="store_true", help="do not measure")
+    parser.add_argument("--report", action="store_true", help="what an issue needs; do not measure")
     options = parser.parse_args(arguments)
     advice: list[str] = []
+    if options.report:
+        say("Please copy everything below into an issue, and add what you did.\n")
     describe(advice)
+    if options.report:
+        settings()
     self_test(advice)
-    if not options.quick:
+    if not (options.quick or options.report):
         measure()
     problems = [words for words in advice if not words.startswith("note:")]
     for words in advice:

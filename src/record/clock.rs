@@ -26,7 +26,13 @@ fn processor_counts_time() -> bool {
     }
 }
 
-#[cfg(not(all(target_arch = "x86_64", not(miri))))]
+/// The architecture has such a counter, which programs may read.
+#[cfg(all(target_arch = "aarch64", not(miri)))]
+fn processor_counts_time() -> bool {
+    true
+}
+
+#[cfg(not(all(any(target_arch = "x86_64", target_arch = "aarch64"), not(miri))))]
 fn processor_counts_time() -> bool {
     false
 }
@@ -36,7 +42,16 @@ fn counter() -> u64 {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     // SAFETY: reads a register; Linux and macOS allow it to every process.
     return unsafe { std::arch::x86_64::_rdtsc() };
-    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+    #[cfg(all(target_arch = "aarch64", not(miri)))]
+    {
+        let count;
+        // SAFETY: reads a register; Linux and macOS allow it to every process.
+        unsafe {
+            std::arch::asm!("mrs {}, cntvct_el0", out(reg) count, options(nomem, nostack, preserves_flags))
+        };
+        count
+    }
+    #[cfg(not(all(any(target_arch = "x86_64", target_arch = "aarch64"), not(miri))))]
     0
 }
 

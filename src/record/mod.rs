@@ -6,11 +6,17 @@
 pub mod clock;
 pub mod dump;
 pub mod files;
+mod gate;
 pub mod json;
 pub mod log;
 pub mod recorder;
 pub mod samples;
 pub mod timeline;
+
+/// What [`gate`] is made of, for which its test has loom's.
+mod atomics {
+    pub use std::sync::atomic::{AtomicU64, Ordering, fence};
+}
 
 /// The name of this machine.
 pub fn host() -> String {

@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use super::clock::{self, Epoch};
+use super::gate::Gate;
 use crate::call::{Call, Phase, Site};
 use crate::comm::Comm;
 use crate::mpilib::{Tag, wildcards};
@@ -86,8 +87,8 @@ fn clear(infos: &mut Vec<Arc<OpInfo>>) {
 /// One record, one cache line.
 #[repr(align(64))]
 struct Slot {
-    /// The record's number, from 1; 0 while it is being written.
-    ticket: AtomicU64,
+    /// The lowest bit of how it has ended is set if it failed.
+    gate: Gate,
     what: AtomicPtr<OpInfo>,
     /// Number of the operation among the collectives, or the messages, of its communicator; from 1.
     sequence: AtomicU64,
@@ -98,23 +99,26 @@ struct Slot {
     /// Tags of the receiving and the sending side.
     tags: AtomicU64,
     started: AtomicU64,
-    /// 0 while the operation runs; the lowest bit is set if it failed.
-    ended: AtomicU64,
 }
 
 static NEXT: AtomicU64 = AtomicU64::new(0);
-static SLOTS: [Slot; CAPACITY] = [const {
-    Slot {
-        ticket: AtomicU64::new(0),
-        what: AtomicPtr::new(std::ptr::null_mut()),
-        sequence: AtomicU64::new(0),
-        items: AtomicU64::new(0),
-        peers: AtomicU64::new(0),
-        tags: AtomicU64::new(0),
-        started: AtomicU64::new(0),
-        ended: AtomicU64::new(1),
+static SLOTS: [Slot; CAPACITY] = [const { Slot::new() }; CAPACITY];
+/// Of operations that find no slot, because so many run. Nobody reads it.
+static OVERFLOW: Slot = Slot::new();
+
+impl Slot {
+    const fn new() -> Self {
+        Self {
+            gate: Gate { ticket: AtomicU64::new(0), ended: AtomicU64::new(1) },
+            what: AtomicPtr::new(std::ptr::null_mut()),
+            sequence: AtomicU64::new(0),
+            items: AtomicU64::new(0),
+            peers: AtomicU64::new(0),
+            tags: AtomicU64::new(0),
+            started: AtomicU64::new(0),
+        }
     }
-}; CAPACITY];
+}
 
 /// The threads that the operations of these slots run on, for who asks what else a process could do: as Python knows a
 /// thread, and as the system does.
@@ -203,29 +207,22 @@ struct Numbers {
 fn claim(what: &Arc<OpInfo>, numbers: &Numbers) -> Running {
     let &Numbers { sequence, items, peers, tags } = numbers;
     // An operation that runs for long keeps its record while others, of other threads, come and go.
-    let mut ticket = NEXT.fetch_add(1, Ordering::Relaxed) + 1;
-    let mut slot = &SLOTS[ticket as usize % CAPACITY];
-    for _ in 0..CAPACITY {
-        if slot.ended.load(Ordering::Relaxed) != 0 {
-            break;
-        }
-        ticket = NEXT.fetch_add(1, Ordering::Relaxed) + 1;
-        slot = &SLOTS[ticket as usize % CAPACITY];
-    }
-    // A reader that sees any of the writes below sees that the ticket is no longer the old one.
-    slot.ticket.store(0, Ordering::Relaxed);
-    fence(Ordering::Release);
-    slot.ended.store(0, Ordering::Relaxed);
+    // SeqCst: either this thread then sees that the watchdog sleeps, or the watchdog sees the number.
+    let mut tickets = (0..CAPACITY).map(|_| NEXT.fetch_add(1, Ordering::SeqCst) + 1);
+    let claimed = tickets.find(|&ticket| SLOTS[ticket as usize % CAPACITY].gate.claim());
+    let slot = claimed.map_or(&OVERFLOW, |ticket| &SLOTS[ticket as usize % CAPACITY]);
     slot.what.store(Arc::as_ptr(what).cast_mut(), Ordering::Relaxed);
     slot.sequence.store(sequence, Ordering::Relaxed);
     slot.items.store(items, Ordering::Relaxed);
     slot.peers.store(peers, Ordering::Relaxed);
     slot.tags.store(tags, Ordering::Relaxed);
     slot.started.store(clock::ticks(), Ordering::Relaxed);
-    let thread = &THREADS[ticket as usize % CAPACITY];
-    thread.0.store(this_thread(), Ordering::Relaxed);
-    thread.1.store(system_thread(), Ordering::Relaxed);
-    slot.ticket.store(ticket, Ordering::Release);
+    if let Some(ticket) = claimed {
+        let thread = &THREADS[ticket as usize % CAPACITY];
+        thread.0.store(this_thread(), Ordering::Relaxed);
+        thread.1.store(system_thread(), Ordering::Relaxed);
+        slot.gate.publish(ticket);
+    }
     Running { slot, failed: false }
 }
 
@@ -259,7 +256,7 @@ impl Drop for Running {
     #[inline]
     fn drop(&mut self) {
         let ended = (clock::ticks() & !1) | u64::from(self.failed);
-        self.slot.ended.store(ended, Ordering::Release);
+        self.slot.gate.end(ended);
     }
 }
 
@@ -311,20 +308,16 @@ impl Slot {
     /// A copy, unless the record is being written.
     fn read(&self) -> Option<Record> {
         let _all_there = op_infos();
-        let ticket = self.ticket.load(Ordering::Acquire);
-        let what = self.what.load(Ordering::Relaxed);
-        let sequence = self.sequence.load(Ordering::Relaxed);
-        let items = self.items.load(Ordering::Relaxed);
-        let (source, dest) = unpair(self.peers.load(Ordering::Relaxed));
-        let (recvtag, sendtag) = unpair(self.tags.load(Ordering::Relaxed));
-        let started = self.started.load(Ordering::Relaxed);
-        let ended = self.ended.load(Ordering::Relaxed);
-        let (python, system) = &THREADS[ticket as usize % CAPACITY];
-        let thread = (python.load(Ordering::Relaxed), system.load(Ordering::Relaxed));
-        fence(Ordering::Acquire);
-        if ticket == 0 || self.ticket.load(Ordering::Relaxed) != ticket {
-            return None;
-        }
+        let load = |field: &AtomicU64| field.load(Ordering::Relaxed);
+        let (ticket, ended, fields) = self.gate.read(|ticket| {
+            let what = self.what.load(Ordering::Relaxed);
+            let thread = &THREADS[ticket as usize % CAPACITY];
+            let thread = (load(&thread.0), thread.1.load(Ordering::Relaxed));
+            let numbers = [&self.sequence, &self.items, &self.peers, &self.tags, &self.started];
+            (what, thread, numbers.map(load))
+        })?;
+        let (what, thread, [sequence, items, peers, tags, started]) = fields;
+        let ((source, dest), (recvtag, sendtag)) = (unpair(peers), unpair(tags));
         let (state, ended) = match ended {
             0 => (State::Started, started),
             ended if ended & 1 == 0 => (State::Done, ended),
@@ -361,7 +354,7 @@ pub fn records() -> Vec<Record> {
 
 /// The operations that are running, the oldest first.
 pub fn running() -> Vec<Record> {
-    let started = |slot: &&Slot| slot.ended.load(Ordering::Relaxed) == 0;
+    let started = |slot: &&Slot| slot.gate.ended.load(Ordering::Relaxed) == 0;
     let mut records: Vec<Record> = SLOTS.iter().filter(started).filter_map(Slot::read).collect();
     records.retain(|record| record.state == State::Started);
     records.sort_by_key(|record| record.ticket);
@@ -370,7 +363,7 @@ pub fn running() -> Vec<Record> {
 
 /// How many operations have begun.
 pub fn count() -> u64 {
-    NEXT.load(Ordering::Relaxed)
+    NEXT.load(Ordering::SeqCst)
 }
 
 /// Waits until the operations that are running now have ended.
@@ -459,6 +452,11 @@ mod tests {
             drop(begin(&what, &call));
         }
         assert!(running().iter().any(|running| running.ticket == record.ticket));
+        // As many as there are records, and one more, of which nothing is remembered.
+        let others: Vec<Running> = (0..CAPACITY).map(|_| begin(&what, &call)).collect();
+        assert!(others.iter().filter_map(Running::record).count() < CAPACITY);
+        assert_eq!(first.record().unwrap().ticket, record.ticket);
+        drop(others);
         first.fail();
         drop(first);
         let find = || records().into_iter().find(|other| other.ticket == record.ticket);

@@ -24,7 +24,8 @@ pub fn info(pid: i32) -> Option<Info> {
         _ => State::Runs,
     };
     let name = head.split_once('(')?.1.to_owned();
-    Some(Info { name, state, start: fields.nth(18)?.parse().ok()? })
+    let parent = fields.next()?.parse().ok()?;
+    Some(Info { name, parent, state, start: fields.nth(17)?.parse().ok()? })
 }
 
 /// Within what numbers of processes are unique, and times of their starts are comparable; empty where that is not known.

@@ -34,6 +34,7 @@ pub fn info(pid: i32) -> Option<Info> {
     let name = info.pbi_name.iter().take_while(|&&byte| byte != 0).map(|&byte| byte as u8).collect();
     Some(Info {
         name: String::from_utf8(name).unwrap_or_default(),
+        parent: info.pbi_ppid as i32,
         state,
         start: info.pbi_start_tvsec * 1_000_000 + info.pbi_start_tvusec,
     })

@@ -24,6 +24,7 @@ pub struct Process {
 #[derive(Clone, Debug)]
 pub struct Info {
     pub name: String,
+    pub parent: i32,
     pub state: State,
     /// When it was started, in units of the system's.
     pub start: u64,
@@ -125,7 +126,8 @@ mod tests {
         let pid = child.id() as i32;
         let other = Process { pid, start: os::info(pid).unwrap().start, ..own.clone() };
         assert!(!own.knows_gone(&other) && !own.knows_stopped(&other));
-        assert_eq!(os::info(pid).unwrap().name, "sleep");
+        let info = os::info(pid).unwrap();
+        assert_eq!((&*info.name, info.parent), ("sleep", own.pid));
         // SAFETY: a plain system call.
         unsafe { libc::kill(pid, libc::SIGSTOP) };
         while !own.knows_stopped(&other) {

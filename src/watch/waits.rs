@@ -83,7 +83,7 @@ static WAKE: Mutex<Option<fn()>> = Mutex::new(None);
 /// Something begins that may wait.
 #[inline]
 pub fn notice() {
-    if ASLEEP.load(Ordering::Relaxed) {
+    if ASLEEP.load(Ordering::SeqCst) {
         wake();
     }
 }

@@ -10,9 +10,11 @@ use crate::call::Call;
 const LEAST: usize = 1 << 20;
 
 /// The smallest page that is called huge, on most machines.
+#[cfg(target_os = "linux")]
 const HUGE: usize = 2 << 20;
 
 /// Into how many parts a large result is cut to see which of its pages are missing.
+#[cfg(target_os = "linux")]
 const STRETCHES: usize = 8;
 
 /// Asks for the pages that a call is going to write. What the system does not grant, the write itself gets.

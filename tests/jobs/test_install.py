@@ -46,7 +46,9 @@ def test_a_wheel_has_no_switches_for_tests(mpirun):
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_the_check_of_the_installation(mpirun, ranks):
-    result = mpirun(ranks, "-m", "mpi4jax", "--quick", env={"JAX_PLATFORMS": "cpu"})
+    option = "--report" if ranks == 2 else "--quick"
+    result = mpirun(ranks, "-m", "mpi4jax", option, env={"JAX_PLATFORMS": "cpu"})
+    assert ("JAX_PLATFORMS=cpu\n" in result.stdout) == (option == "--report"), result.stdout
     assert result.returncode == 0, result.stdout + result.stderr
     assert "ops, eager and compiled: passed" in result.stdout
     assert "all is well" in result.stdout

@@ -57,6 +57,15 @@ def test_predefined(comm, jit):
         check_all(comm, range(SIZE) if comm == MPI.COMM_WORLD else [RANK], jit)
 
 
+def test_pvary():
+    """It sums the cotangents of the ranks of its communicator alone."""
+    comm = WORLD.Split(RANK % 2, RANK)
+    gradient = jax.grad(lambda x: (RANK + 1) * mpi4jax.pvary(x, comm=comm))(1.0)
+    assert float(gradient) == sum(rank + 1 for rank in range(RANK % 2, SIZE, 2))
+    mpi4jax.flush()
+    comm.Free()
+
+
 def test_default_communicator():
     comm = mpi4jax.default_comm()
     assert comm is mpi4jax.default_comm()

@@ -225,6 +225,8 @@ def test_axes_and_dimensions(api):
     xs = model.blocks(floats)
     y = api.halo_exchange(xs[RANK].T[:, None], cart, axes=(2, 0))
     assert_equal(y[:, 0].T, model.forward(xs))
+    edges = Model(cart, model.inner, 1, corners=False)  # on the communicator that had corners
+    assert_equal(api.halo_exchange(xs[RANK], cart, corners=False), edges.forward(xs))
 
     rows = Model(cart, [[3] * cart.dims[0], [4] * cart.dims[1]], [1, (0, 0)], corners=True)
     xs = rows.blocks(floats)

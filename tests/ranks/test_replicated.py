@@ -83,7 +83,7 @@ def test_right_programs_are_left_alone(program):
 # Right without `pvary`, although a result that all ranks have goes into a sum.
 RIGHT = {
     "each uses its own block": lambda x: allreduce(jnp.sum(jnp.sin(allgather(x)[RANK]))),
-    "the root's summand": lambda x: allreduce(jnp.sum(bcast(x, 0) ** 2) if RANK == 0 else 0.0),
+    "the root's summand": lambda x: allreduce(jnp.sum(bcast(x, 0) ** 2) * (RANK == 0)),
     "two communicators": lambda x: allreduce(jnp.sum(jnp.sin(allreduce(x, comm=SELF)))),
     "one value": lambda x: jnp.sum(allreduce(x) ** 2) * jnp.sum(jnp.sin(allgather(x))),
     "a loop": lambda x: jnp.sum(

@@ -31,7 +31,7 @@ OPEN_TAGS = f"{TAGS} or MPI.ANY_TAG"
 BAD = [
     (WITH_COMM, "comm", 3, TypeError, "an mpi4py.MPI.Intracomm or None", "int: 3"),
     (WITH_COMM, "comm", MPI.SUM, TypeError, "an mpi4py.MPI.Intracomm or None", "Op"),
-    (WITH_COMM, "comm", MPI.COMM_NULL, ValueError, "left out (of Split or Create)", ""),
+    (WITH_COMM, "comm", MPI.COMM_NULL, ValueError, "left this rank out", ""),
     (ROWS, "token", 3, TypeError, "a token (a float32 scalar", "int: 3"),
     (ROWS, "token", np.ones(2, np.float32), TypeError, "a token", "ndarray"),
     (ROWS, "token", np.int32(0), TypeError, "a token", "int32"),

@@ -356,7 +356,7 @@ REGISTRIES = {
         lambda: jax.export.export(jax.jit(lambda x: total(x)), disabled_checks=CALLS)(X),
         "Cannot lower jaxpr with effects",
     ),
-    "ordered_effects": (lambda: lowered(lambda x: total(x)), "could be lost"),
+    "ordered_effects": (lambda: lowered(lambda x: total(x)), "may drop the operation"),
     "control_flow_allowed_effects": (
         lambda: names(lambda x: lax.fori_loop(0, 2, lambda i, c: total(c), x)),
         "Effects not supported in",

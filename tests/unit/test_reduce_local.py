@@ -50,7 +50,7 @@ def test_reductions_of_the_user_in_their_order():
     np.testing.assert_array_equal(jax.vmap(lambda a, b: reduce_local(a, b, op))(x, y), x - 2)
     with pytest.raises(NotImplementedError, match="reduce_local: a reduction made with"):
         jax.jvp(lambda a: reduce_local(a, y, op), (jnp.asarray(x),), (jnp.asarray(x),))
-    with pytest.raises(TypeError, match="reduce_local: mpi4py knows no MPI data type for dtype bf"):
+    with pytest.raises(TypeError, match="reduce_local: mpi4py has no MPI datatype for dtype bf"):
         reduce_local(jnp.ones(2, jnp.bfloat16), jnp.ones(2, jnp.bfloat16), op)
     op.Free()
 

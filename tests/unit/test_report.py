@@ -2,6 +2,7 @@
 
 import os
 import re
+import subprocess
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -166,6 +167,24 @@ def test_the_directory_is_the_jobs(monkeypatch, tmp_path):
         assert job.job(4) == here
     monkeypatch.setenv("PMIX_SERVER_URI2", "job@0.0;tcp4://127.0.0.1:52416")
     assert job.job(4) != here
+
+
+def test_processes_have_names_and_parents():
+    own = _native.process(os.getpid())
+    assert own is not None
+    assert own[0] == os.getppid()
+    assert next(job._ancestors())[0] == os.getppid()
+    assert job._start(os.getpid()) == str(own[2])
+    child = subprocess.Popen(["sleep", "100"])
+    try:
+        while (of_child := _native.process(child.pid)) and of_child[1] != "sleep":
+            pass  # not yet executed
+        assert (of_child or [None])[0] == os.getpid()
+    finally:
+        child.kill()
+        child.wait()
+    assert _native.process(child.pid) is None
+    assert job._start(child.pid) == ""
 
 
 def test_jobs_of_one_allocation_are_told_apart(monkeypatch):

@@ -29,7 +29,9 @@ def agreed(x: Any) -> Any:
     return agreed_p.bind(x)
 
 
-_DROPPED = "the result of {op} is not used: {op} returns a new array, its argument keeps its value"
+_DROPPED = (
+    "the result of {op} is not used: {op} returns a new array and leaves its argument unchanged"
+)
 
 
 def warn_of_discarded(jaxpr: ClosedJaxpr) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -22,7 +21,7 @@ from .._jax import compat
 from .._job.watch import compares_before
 from .._op.comm import as_reduction
 from .._op.plan import Result, plan_of
-from .._op.primitive import bind
+from .._op.primitive import bind, split
 from .._op.spec import SPECS, Params, Spec, op_of
 
 # ---- By default: what a compiled function's text shows
@@ -43,20 +42,23 @@ def warn_of_missing_pvary(closed: ClosedJaxpr) -> None:
     zero.
     """
     found: dict[tuple[str, str, str], None] = {}
-    _flow(closed.jaxpr, [_NONE] * len(closed.jaxpr.invars), False, found)
+    _flow(closed.jaxpr, [_NONE] * len(closed.jaxpr.invars), found)
     for line, later, later_line in found:
-        before, after = (f"{where}: " if where else "" for where in (line, later_line))
-        warnings.warn(
-            f"{before}the gradient of this allreduce has only what this rank's use of its result "
-            f"adds to a later {later} ({after.removesuffix(': ') or 'line unknown'}), not the sum "
-            "over ranks; pass the result of this allreduce through mpi4jax.pvary",
-            stacklevel=2,
+        at = f" ({later_line})" if later_line else ""
+        compat.warn(
+            f"{line + ': ' if line else ''}the gradient of this allreduce has only what this "
+            f"rank's use of its result adds to a later {later}{at}, not the sum over ranks; pass "
+            "the result of this allreduce through mpi4jax.pvary"
         )
 
 
-def _flow(
-    jaxpr: Any, sources: Sequence[Sources], is_backward: bool, found: dict[Any, None]
-) -> list[Sources]:
+def _is_of_backward_pass(spec: Spec, eqn: Any) -> bool:
+    """Whether an adjoint is of a transposed operation; not a `pvary`, say. It has a token, and not
+    the one that a function is threaded with when it is differentiated."""
+    return bool(split(spec, eqn.params, eqn.invars)[2]) and not eqn.params.get("threaded")
+
+
+def _flow(jaxpr: Any, sources: Sequence[Sources], found: dict[Any, None]) -> list[Sources]:
     """Which adjoints the results of a function come from, without a sum over ranks between."""
     known = dict(zip(jaxpr.invars, sources, strict=True))
 
@@ -65,19 +67,18 @@ def _flow(
 
     for eqn in jaxpr.eqns:
         ins, name = [of(v) for v in eqn.invars], op_of(eqn)
-        backward = is_backward or "transpose" in str(eqn.source_info.name_stack)
         if name is None:
-            known.update(zip(eqn.outvars, _through(eqn, ins, backward, found), strict=True))
-        elif backward and SPECS[name].is_uniform and eqn.params["adjoint"]:
+            known.update(zip(eqn.outvars, _through(eqn, ins, found), strict=True))
+        elif SPECS[name].is_uniform and eqn.params["adjoint"]:
             comm, line = eqn.params["comm"], compat.eqn_line(eqn)
-            if comm.size > 1:
+            if comm.size > 1 and _is_of_backward_pass(SPECS[name], eqn):
                 if name == "allreduce":
                     found.update({(line, *at): None for c, *at in ins[0] if c is comm})
                 known[eqn.outvars[0]] = frozenset({(comm, name, line)})
     return [of(v) for v in jaxpr.outvars]
 
 
-def _through(eqn: Any, ins: list[Sources], backward: bool, found: Any) -> list[Sources]:
+def _through(eqn: Any, ins: list[Sources], found: Any) -> list[Sources]:
     """The same of the results of an equation that is no operation."""
     inside = [getattr(inner, "jaxpr", inner) for _, inner in compat.inner_jaxprs(eqn.params)]
     nothing = [_NONE] * len(eqn.outvars)
@@ -92,13 +93,13 @@ def _through(eqn: Any, ins: list[Sources], backward: bool, found: Any) -> list[S
         first = carry = 0
     else:  # whose operands go elsewhere
         for inner in inside:
-            _flow(inner, [_NONE] * len(inner.invars), backward, found)
+            _flow(inner, [_NONE] * len(inner.invars), found)
         return nothing
     while True:  # once, unless something new is carried on
         outs = nothing
         for inner in inside:
             given = ins[len(ins) - len(inner.invars) :]
-            results = _flow(inner, given, backward, found)
+            results = _flow(inner, given, found)
             outs = [a | b for a, b in zip(outs, results, strict=True)]
         new = [a | b for a, b in zip(ins[first : first + carry], outs, strict=False)]
         if new == ins[first : first + carry]:
@@ -170,7 +171,7 @@ def _say_if(differs: Any, name: str, comm: str, line: str) -> None:
 
     def say(differs: Any) -> None:
         if differs:
-            warnings.warn(words, stacklevel=2)
+            compat.warn(words)
 
     if compat.trace_state_clean():
         say(differs)

@@ -331,7 +331,8 @@ def evaluate(
         return v.val if isinstance(v, Literal) else env[v]
 
     for eqn in jaxpr.eqns:
-        with eqn.ctx.manager:
+        # Its line stays that of the user.
+        with source_info_util.user_context(eqn.source_info.traceback), eqn.ctx.manager:
             outs = step(eqn, [read(v) for v in eqn.invars])
         env.update(zip(eqn.outvars, outs, strict=True))
     return [read(v) for v in jaxpr.outvars]

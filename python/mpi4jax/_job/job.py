@@ -15,6 +15,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from .. import _native
+
 # Programs whose children are ranks. Between them and a rank there may be shells.
 _LAUNCHERS = ("hydra_pmi_proxy", "slurmstepd", "prterun", "prted", "orted", "mpirun", "mpiexec")
 # Options of Hydra's proxies by which they find the mpiexec of their job, and which of its jobs.
@@ -24,18 +26,18 @@ _HYDRA = ("--control-port", "--upstream-host", "--upstream-port", "--pgid")
 def _ancestors() -> Iterator[tuple[int, str]]:
     """Number and name of the parent, its parent, and so on."""
     pid = os.getppid()
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        for _ in range(16):
-            name, _, rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")
-            yield pid, name.partition("(")[2]
-            pid = int(rest.split()[1])
+    for _ in range(16):
+        process = _native.process(pid)
+        if process is None:
+            return
+        yield pid, process[1]
+        pid = process[0]
 
 
 def _start(pid: int) -> str:
     """When a process was started, in whatever units."""
-    with contextlib.suppress(OSError, IndexError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
-    return ""
+    process = _native.process(pid)
+    return str(process[2]) if process else ""
 
 
 def _options(pid: int) -> str:
@@ -50,14 +52,14 @@ def _digest(*words: str) -> str:
 def _boot() -> str:
     with contextlib.suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text()
-    return ""
+    return _native.process_space()  # of macOS, which has no others
 
 
 def _space() -> str:
     """What processes have in common that have one machine, and see each other's numbers."""
     with contextlib.suppress(OSError):
         return _digest(_boot(), os.readlink("/proc/self/ns/pid"))
-    return ""
+    return _native.process_space()
 
 
 # How many ranks there are on this host, and in all, in words of Open MPI's and of Hydra's.
@@ -114,8 +116,9 @@ def _launcher() -> int:
     """The process that has started the ranks of this host, or 0."""
     # Where ranks are no descendants of it, its number is in the name that it has given the job.
     name, _, pid = os.environ.get("PMIX_NAMESPACE", "").partition("@")[0].rpartition("-")
-    with contextlib.suppress(OSError):
-        if name.startswith("prterun-") and Path(f"/proc/{pid}/comm").read_text() == "prterun\n":
+    with contextlib.suppress(ValueError):
+        process = _native.process(int(pid)) if name.startswith("prterun-") else None
+        if process and process[1] == "prterun":
             return int(pid)
     return next((p for p, n in _ancestors() if n in _LAUNCHERS), 0)
 
