@@ -23,6 +23,10 @@ pub mod system;
 
 pub mod transport;
 
+pub mod compare;
+
+pub mod job;
+
 pub mod watch;
 
 pub mod xla;

@@ -32,6 +32,11 @@ type Attachment = Arc<dyn Any + Send + Sync>;
 /// The name of the communicator of operations that are given none, which Python makes.
 const DEFAULT: &str = "mpi4jax.default";
 
+/// Whether a communicator of this class is the one of operations that are given none.
+pub fn is_default(class: u64) -> bool {
+    class == hash(DEFAULT)
+}
+
 /// The same in all processes.
 pub fn hash(of: impl Hash) -> u64 {
     let mut hasher = DefaultHasher::new();
@@ -217,7 +222,7 @@ impl Comm {
 
     /// Whether it is the one of operations that are given none.
     pub fn is_default(&self) -> bool {
-        self.class == hash(DEFAULT)
+        is_default(self.class)
     }
 
     pub fn is_freed(&self) -> bool {

@@ -5,6 +5,7 @@ use std::ffi::{c_int, c_void};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
+use crate::compare::{self, CheckLevel};
 use crate::watch;
 
 /// Starts the watchdog. `takes_signal`: `SIGUSR1` makes it report. `one_directory`: all ranks certainly see it.
@@ -111,7 +112,7 @@ pub(super) fn watch_link(py: Python<'_>, handle: usize) -> PyResult<()> {
 /// What all ranks are doing.
 #[pyfunction]
 pub(super) fn watch_report(py: Python<'_>) -> Option<String> {
-    py.detach(watch::report)
+    py.detach(watch::report_all)
 }
 
 /// Ends the job unless this process has ended by itself after some seconds.
@@ -123,15 +124,15 @@ pub(super) fn abort_after(seconds: f64, code: i32) {
 /// The program has the default communicator, and may communicate on it.
 #[pyfunction]
 pub(super) fn watch_share_default() {
-    watch::share_default();
+    crate::record::samples::share_default();
 }
 
 /// 0: nothing is compared; 1: operations, before they run; else samples, afterwards. Holds for what is compiled later.
 #[pyfunction]
 pub(super) fn set_check(level: u8) {
-    watch::set_check(match level {
-        0 => watch::CheckLevel::Off,
-        1 => watch::CheckLevel::Operations,
-        _ => watch::CheckLevel::Samples,
+    compare::set_check(match level {
+        0 => CheckLevel::Off,
+        1 => CheckLevel::Operations,
+        _ => CheckLevel::Samples,
     });
 }

@@ -1,4 +1,4 @@
-//! What the operating system knows of this process and others: folders of this user's alone, processes, threads, signals.
+//! What the operating system knows of this process and others: folders of this user's alone, processes, their launcher, threads, signals.
 
 #[cfg(target_os = "linux")]
 #[path = "linux.rs"]
@@ -8,6 +8,7 @@ pub mod os;
 pub mod os;
 
 pub mod folder;
+pub mod launcher;
 pub mod process;
 pub mod signal;
 pub mod threads;

@@ -3,84 +3,10 @@
 //! A rank is *stuck* if each of its threads that could run the program waits, and none of these waits can end: what it
 //! waits for would have to come from ranks that have ended, or that are stuck too. A set of such ranks is a knot.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{HashMap, HashSet};
 
-use super::ranks::Ranks;
-
-/// A communicator as its ranks know it without asking each other: its class (see `comm::register`), and its place in MPI's
-/// table, by which several with the same members are told apart.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct CommId {
-    pub class: u64,
-    pub index: i32,
-}
-
-/// The other end of a message. None: any rank, any tag.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Peer {
-    pub rank: Option<i32>,
-    pub tag: Option<i32>,
-}
-
-/// What has to happen for a wait to end.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Need {
-    /// All ranks come to the collective of this number on the communicator.
-    Collective { comm: CommId, number: u64 },
-    /// A message comes, or is taken, or both.
-    Message { comm: CommId, from: Option<Peer>, to: Option<Peer> },
-    /// All ranks come to a call that is no operation.
-    Call,
-    /// All ranks come to their end, as this one has.
-    End,
-    /// A GPU's stream comes to it.
-    Stream,
-}
-
-/// Something that a thread of a rank waits for.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Wait {
-    /// Unique in its process.
-    pub number: u64,
-    pub need: Need,
-    /// The ranks of its communicator.
-    pub members: Ranks,
-    /// For how long it has waited.
-    pub seconds: f64,
-    pub bytes: u64,
-    /// Why it has waited too long, in words, if so.
-    pub late: String,
-    pub words: String,
-    /// Where Python is, if the words have no line.
-    pub at: String,
-}
-
-#[derive(Clone, Debug, Default, PartialEq)]
-pub enum Life {
-    Runs,
-    Stopped,
-    /// It takes part in nothing any more.
-    Finished,
-    /// Its process, which this names, has ended before.
-    Gone(String),
-    #[default]
-    Unknown,
-}
-
-/// What is known of a rank.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Rank {
-    pub life: Life,
-    /// What could go on with the program although the threads below wait, in words. None: nothing.
-    pub other: Option<String>,
-    pub waits: Vec<Wait>,
-    /// What it has started and not waited for.
-    pub started: Vec<Need>,
-    /// How many collectives it has begun on communicators. Of a rank that has finished, the most on any of a class.
-    pub counts: Vec<(CommId, u64)>,
-}
-
-pub type World = BTreeMap<i32, Rank>;
+use crate::job::ranks::Ranks;
+use crate::job::status::{CommId, Life, Need, Peer, RankStatus, Wait, World};
 
 /// How many stuck ranks are named for one wait: a few are enough to find a circle.
 const MOST: usize = 64;
@@ -88,7 +14,8 @@ const MOST: usize = 64;
 /// Why a wait cannot end.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Why {
-    Gone(i32, String),
+    /// This rank is gone.
+    Gone(i32),
     /// This rank has finished; all others that could help have too, if there is none.
     Finished(Option<i32>),
     /// These are stuck.
@@ -115,7 +42,7 @@ pub struct Graph<'a> {
     senders: Vec<i32>,
 }
 
-impl Rank {
+impl RankStatus {
     fn needs(&self) -> impl Iterator<Item = &Need> {
         self.waits.iter().map(|wait| &wait.need).chain(&self.started)
     }
@@ -130,7 +57,7 @@ impl Rank {
     }
 
     /// Whether it has begun what may be the other side of a message that `rank` receives (or sends, if `sends`).
-    fn offers(&self, rank: i32, sends: bool, comm: CommId, tag: Option<i32>) -> bool {
+    pub fn offers(&self, rank: i32, sends: bool, comm: CommId, tag: Option<i32>) -> bool {
         self.needs().any(|need| {
             let Need::Message { comm: other, from, to } = need else { return false };
             let end = if sends { from } else { to };
@@ -144,21 +71,22 @@ impl Rank {
 
 impl<'a> Graph<'a> {
     pub fn new(world: &'a World, assume: Assume) -> Self {
-        let waits = |rank: &Rank| {
-            let runs = rank.life == Life::Runs && !rank.waits.is_empty();
+        let waits = |rank: &RankStatus| {
+            let runs = matches!(rank.life, Life::Runs | Life::Exits) && !rank.waits.is_empty();
             runs && (assume.threads_idle || rank.other.is_none())
         };
         let stuck = world.iter().filter(|(_, rank)| waits(rank)).map(|(&rank, _)| rank).collect();
-        let gone = world.iter().filter(|(_, rank)| matches!(rank.life, Life::Gone(_)));
+        let gone = world.iter().filter(|(_, rank)| rank.life == Life::Gone);
         let mut come: HashMap<_, HashSet<i32>> = HashMap::new();
-        for (&rank, Rank { waits, .. }) in world {
+        for (&rank, RankStatus { waits, .. }) in world {
             for wait in waits {
                 if let Need::Collective { comm, number } = wait.need {
                     come.entry((comm, number)).or_default().insert(rank);
                 }
             }
         }
-        let sends = |rank: &Rank| rank.needs().any(|need| matches!(need, Need::Message { to: Some(_), .. }));
+        let sends =
+            |rank: &RankStatus| rank.needs().any(|need| matches!(need, Need::Message { to: Some(_), .. }));
         let senders = world.iter().filter(|(_, rank)| sends(rank)).map(|(&rank, _)| rank).collect();
         let gone = gone.map(|(&rank, _)| rank).collect();
         let mut graph = Self { world, assume, stuck, gone, come, senders };
@@ -225,9 +153,9 @@ impl<'a> Graph<'a> {
 
     /// Whether nothing will come from a rank any more, and why. None: something may.
     fn is_out(&self, rank: i32) -> Option<Option<Why>> {
-        match self.world.get(&rank).map(|rank| &rank.life) {
+        match self.world.get(&rank).map(|rank| rank.life) {
             Some(Life::Finished) => Some(Some(Why::Finished(Some(rank)))),
-            Some(Life::Gone(name)) => Some(Some(Why::Gone(rank, name.clone()))),
+            Some(Life::Gone) => Some(Some(Why::Gone(rank))),
             _ if self.stuck.contains(&rank) => Some(Some(Why::Stuck(vec![rank]))),
             None | Some(Life::Unknown) if self.assume.unknown_stuck => Some(None),
             _ => None,
@@ -236,10 +164,8 @@ impl<'a> Graph<'a> {
 
     /// Why a wait of a rank cannot end; None: it may.
     pub fn why(&self, rank: i32, wait: &Wait) -> Option<Why> {
-        if let Some(&gone) = self.gone.iter().find(|&&gone| wait.members.contains(gone))
-            && let Life::Gone(name) = &self.world[&gone].life
-        {
-            return Some(Why::Gone(gone, name.clone()));
+        if let Some(&gone) = self.gone.iter().find(|&&gone| wait.members.contains(gone)) {
+            return Some(Why::Gone(gone));
         }
         match &wait.need {
             Need::Collective { comm, number } => {
@@ -250,7 +176,7 @@ impl<'a> Graph<'a> {
                 self.all_out(wait, |member| come.is_some_and(|come| come.contains(&member)), is_missing)
             }
             Need::Call => {
-                let in_call = |member: i32| self.world.get(&member).is_some_and(Rank::waits_in_call);
+                let in_call = |member: i32| self.world.get(&member).is_some_and(RankStatus::waits_in_call);
                 self.all_out(wait, in_call, |member| {
                     self.stuck.contains(&member) || self.assume.unknown_stuck
                 })

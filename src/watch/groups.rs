@@ -2,18 +2,12 @@
 
 use std::collections::HashMap;
 
-use super::frames;
-use super::ranks::Ranks;
+use crate::job::ranks::Ranks;
 
 /// How many lines a report has of what the ranks do.
 const LINES: usize = 16;
 /// How many runs of ranks are named in one place.
 const RUNS: usize = 8;
-
-/// What a rank is in that is in none of ours.
-pub const NO_OPERATION: &str = "in no operation";
-/// Where nobody can say where Python is.
-pub const IN_C: &str = "C code keeps Python's lock";
 
 /// Ranks that do the same.
 #[derive(Clone, Debug, PartialEq)]
@@ -26,7 +20,7 @@ pub struct Group {
 
 /// "ranks 0-2, 5"; of many, the first, and how many more.
 pub fn ranks(ranks: &Ranks) -> String {
-    let (count, all) = (ranks.len(), ranks.to_string());
+    let (count, all) = (ranks.count(), ranks.to_string());
     let runs: Vec<&str> = all.split(',').collect();
     let mut text = format!("rank{} ", if count == 1 { "" } else { "s" });
     if runs.len() > RUNS + 1 {
@@ -55,7 +49,7 @@ pub fn grouped(groups: impl IntoIterator<Item = Group>) -> Vec<Group> {
         seconds,
     };
     let mut groups: Vec<Group> = merged.into_iter().map(group).collect();
-    groups.sort_by_key(|group| (std::cmp::Reverse(group.members.len()), group.members.first()));
+    groups.sort_by_key(|group| (std::cmp::Reverse(group.members.count()), group.members.first()));
     groups
 }
 
@@ -107,7 +101,7 @@ pub fn lines(groups: impl IntoIterator<Item = Group>) -> String {
     let shown = if groups.len() > LINES { LINES - 1 } else { groups.len() };
     let mut text = String::new();
     for Group { members, state, seconds } in &groups[..shown] {
-        let verb = if members.len() == 1 { "is" } else { "are" };
+        let verb = if members.count() == 1 { "is" } else { "are" };
         let since = if *seconds > 0.0 { format!(" (for {seconds:.1} s)") } else { String::new() };
         text += &format!("  {} {verb} {state}{since}\n", ranks(members));
     }
@@ -120,10 +114,10 @@ pub fn lines(groups: impl IntoIterator<Item = Group>) -> String {
 /// Whom is waited for, most first, in some words: " for rank 3, which is in Python at io.py:40".
 pub fn waited_for(groups: impl IntoIterator<Item = Group>) -> String {
     let groups = at_most(3, groups);
-    let total: usize = groups.iter().map(|group| group.members.len()).sum();
+    let total: usize = groups.iter().map(|group| group.members.count()).sum();
     let mut text = if groups.len() > 1 { format!(" for {total} ranks:") } else { " for".into() };
     for (i, Group { members, state, .. }) in groups.iter().take(3).enumerate() {
-        let verb = if members.len() == 1 { "is" } else { "are" };
+        let verb = if members.count() == 1 { "is" } else { "are" };
         text += &format!("{} {}, which {verb} {state}", if i == 0 { "" } else { ";" }, ranks(members));
     }
     if groups.len() > 3 {
@@ -134,25 +128,6 @@ pub fn waited_for(groups: impl IntoIterator<Item = Group>) -> String {
 
 fn all(groups: &[Group]) -> Ranks {
     groups.iter().flat_map(|group| group.members.iter()).collect()
-}
-
-/// A state in few words: where Python is, for a rank that is in no operation.
-pub fn brief(state: &str) -> String {
-    let (what, python) = match state.rsplit_once("Python is at ") {
-        Some((what, at)) => (what, Some(at)),
-        None => (state, None),
-    };
-    match python {
-        Some(at) if what.starts_with(NO_OPERATION) => {
-            let activity = frames::ACTIVITIES.iter().find(|(_, words)| what.contains(words));
-            let activity = activity.map_or_else(String::new, |(_, words)| format!(", where {words}"));
-            format!("in Python at {at}{activity}")
-        }
-        None if what.starts_with(NO_OPERATION) && what.contains(IN_C) => {
-            "in C code that keeps Python's lock".into()
-        }
-        _ => what.trim_end_matches([';', ' ']).into(),
-    }
 }
 
 #[cfg(test)]
@@ -171,21 +146,6 @@ mod tests {
         let even: Vec<i32> = (0..5000).map(|i| 2 * i).collect();
         assert_eq!(of(&even), "ranks 0, 2, 4, 6, 8, 10, 12, 14, ... (5000 in all)");
         assert_eq!(of(&even[..9]), "ranks 0, 2, 4, 6, 8, 10, 12, 14, 16");
-    }
-
-    #[test]
-    fn a_state_is_put_briefly() {
-        let state = "in no operation; the last one was barrier #1 on c; Python is at io.py:40 in load";
-        assert_eq!(brief(state), "in Python at io.py:40 in load");
-        let state = "in no operation; JAX compiles; the last one was barrier #1; Python is at a.py:4 in f";
-        assert_eq!(brief(state), "in Python at a.py:4 in f, where JAX compiles");
-        assert_eq!(
-            brief("in recv from 1, tag 0 on c; Python is at a.py:4 in f"),
-            "in recv from 1, tag 0 on c"
-        );
-        let state = "in no operation, and was in none before; C code keeps Python's lock";
-        assert_eq!(brief(state), "in C code that keeps Python's lock");
-        assert_eq!(brief("finished"), "finished");
     }
 
     /// A ring of receives: no two ranks do quite the same. The odd one among them is named.

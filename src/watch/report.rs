@@ -1,391 +1,409 @@
-//! Reports: what this rank does, and what all of them do.
+//! What is said of ranks: in a line about a wait that takes long, and in a report of what all of them do.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::path::Path;
 
-use super::decide::{self, Key};
-use super::frames;
-use super::graph::{Life, Need, Peer, Wait, World};
-use super::groups::{self, Group, NO_OPERATION};
-use super::known;
-use super::link;
-use super::peers::Peers;
-use super::questions::{Answer, Kind};
-use super::ranks::Ranks;
-use super::threads::{self, Python};
-use super::waits::{self, blocked, is_finished};
-use crate::record::clock::Epoch;
-use crate::record::dump;
-use crate::record::recorder::{self, Record, State};
-use crate::transport;
+use super::decide::{Key, Reason};
+use super::graph::{Assume, Graph, Why};
+use super::groups::{self, Group};
+use crate::comm;
+use crate::job::ranks::Ranks;
+use crate::job::status::{Life, Need, Peer, RankStatus, Wait, World};
 
-/// "1.2 s", "3.4 ms", "5.6 us"
-fn time(seconds: f64) -> String {
-    match seconds {
-        1e-1.. => format!("{seconds:.1} s"),
-        1e-3.. => format!("{:.1} ms", 1e3 * seconds),
-        _ => format!("{:.1} us", 1e6 * seconds),
+/// What is known, and how.
+pub struct Facts<'a> {
+    pub world: &'a World,
+    pub size: i32,
+    pub directory: &'a Path,
+    /// Why the ranks of this host could not be asked, if so.
+    pub trouble: Option<String>,
+    /// Messages reach the other hosts.
+    pub asks_hosts: bool,
+}
+
+fn operations(status: &RankStatus) -> Option<String> {
+    let words: Vec<&str> =
+        status.waits.iter().filter(|wait| wait.need != Need::End).map(|wait| &*wait.words).collect();
+    (!words.is_empty()).then(|| format!("in {}", words.join("; and in ")))
+}
+
+/// What a rank is doing.
+pub fn doing(status: &RankStatus) -> String {
+    let RankStatus { life, process, before, activity, python, .. } = status;
+    match (life, operations(status)) {
+        (Life::Gone, _) => return format!("gone: {process} has ended"),
+        (Life::Stopped, _) => return format!("stopped: {process} gets no time (SIGSTOP, or a debugger)"),
+        // A process without time, on a busy machine, has said before what it waits for.
+        (_, Some(words)) if status.is_silent => return format!("{words}; {process} has not answered yet"),
+        (_, Some(words)) => {
+            let at = status.waits.iter().map(|wait| &*wait.at).find(|at| !at.is_empty());
+            return words + &at.map_or_else(String::new, |at| format!("; Python is at {at}"));
+        }
+        (Life::Finished, _) => {}
+        _ if status.is_silent => return format!("silent: {process} does not answer"),
+        _ => {}
+    }
+    let mut text: String = if *life == Life::Finished { "finished" } else { "in no operation" }.into();
+    for (before, part) in [("; ", activity), ("", before), ("; Python is at ", python)] {
+        if !part.is_empty() {
+            text += &format!("{before}{part}");
+        }
+    }
+    text
+}
+
+/// The same in few words: where Python is, for a rank that is in no operation.
+pub fn briefly(status: &RankStatus) -> String {
+    let RankStatus { life, activity, python, .. } = status;
+    let is_idle = matches!(life, Life::Runs | Life::Exits) && !status.is_silent;
+    match operations(status) {
+        Some(words) => words,
+        None if *life == Life::Finished => "finished".into(),
+        None if is_idle && !python.is_empty() => {
+            let what = if activity.is_empty() { String::new() } else { format!(", where {activity}") };
+            format!("in Python at {python}{what}")
+        }
+        None if is_idle && !activity.is_empty() => "in C code that keeps Python's lock".into(),
+        None => doing(status),
     }
 }
 
-/// For how long a report waits for the answers of the other ranks, and for those of other hosts.
-pub const GRACE: Duration = Duration::from_secs(3);
-const GRACE_OF_HOSTS: Duration = Duration::from_secs(5);
-/// When hosts that have not answered are asked again.
-const AGAIN: Duration = Duration::from_secs(2);
-/// How many operations a report has of a rank.
-const LAST: usize = 8;
-/// In a message, between what a rank does and its marks.
-const MARKS: char = '\x1d';
-
-/// What answers for this rank, and reports for all.
-pub struct Reporter {
-    pub peers: Peers,
-    /// The word of the last question that this rank has answered.
-    answered: Mutex<String>,
-}
-
-/// What all ranks do, as far as one can find out.
-pub struct Overview {
-    pub groups: Vec<Group>,
-    /// The marks of the ranks that have answered (see [`waits::mark`]).
-    pub marks: Vec<(Ranks, String)>,
-}
-
-impl Overview {
-    /// The marks of a rank; None if it has not answered.
-    pub fn marks_of(&self, rank: i32) -> Option<&str> {
-        self.marks.iter().find(|(ranks, _)| ranks.contains(rank)).map(|(_, marks)| &**marks)
-    }
-
-    /// Whether a wait was still under way when its rank answered; None if it has not.
-    pub fn is_under_way(&self, (rank, number): Key) -> Option<bool> {
-        let number = number.to_string();
-        Some(self.marks_of(rank)?.split(' ').any(|mark| mark.split('/').next() == Some(&*number)))
-    }
-}
-
-/// The last operations of this rank, a line each.
-fn last_operations() -> String {
-    let (epoch, records) = (Epoch::now(), recorder::records());
-    let line = |record: &Record| {
-        let seconds = record.seconds(&epoch);
-        match record.state {
-            State::Started => format!("    {record}: for {}\n", time(seconds)),
-            State::Failed => format!("    {record}: failed after {}\n", time(seconds)),
-            State::Done => {
-                let ago = time(epoch.seconds_since(record.ended));
-                format!("    {record}: took {}, ended {ago} ago\n", time(seconds))
-            }
-        }
-    };
-    if records.is_empty() {
-        return "    none\n".into();
-    }
-    records[records.len().saturating_sub(LAST)..].iter().map(line).collect()
-}
-
-/// What this rank is doing.
-fn state(python: &Python) -> Answer {
-    let (epoch, running, calls) = (Epoch::now(), recorder::running(), blocked());
-    let main = python.main();
-    let at = |text: String| match frames::user_frame(main) {
-        Some(frame) => format!("{text}; Python is at {frame}"),
-        None => text,
-    };
-    let mut marks: Vec<String> = running.iter().map(waits::mark).collect();
-    marks.extend(calls.iter().map(|call| call.number.to_string()));
-    marks.extend(is_finished().then(|| waits::AT_END.to_string()));
-    let answer = |seconds, state| Answer { seconds, state, marks: marks.join(" "), last: String::new() };
-    if let Some(first) = running.first() {
-        let others: String = running[1..].iter().map(|other| format!("; and in {other}")).collect();
-        let state = format!("in {first}{others}");
-        // An operation outside of compiled functions may have no line of its own.
-        let state = if first.what.location.is_empty() { at(state) } else { state };
-        return answer(first.seconds(&epoch), state);
-    }
-    if let Some(first) = calls.first() {
-        let others: String = calls[1..].iter().map(|other| format!("; and in {}", other.what)).collect();
-        return answer(epoch.seconds_since(first.started), at(format!("in {}{others}", first.what)));
-    }
-    if let Some(first) = transport::unfinished().first() {
-        return answer(first.seconds, at(format!("in {first}").trim_end_matches(',').into()));
-    }
-    let last = recorder::records().pop();
-    let mut text: String = if is_finished() { "finished" } else { NO_OPERATION }.into();
-    text += &match python {
-        Python::Silent => format!("; {}", groups::IN_C),
-        _ => frames::activity(main).map_or_else(String::new, |activity| format!("; {activity}")),
-    };
-    text += &match &last {
-        Some(record) if record.state == State::Failed => format!("; the last one, {record}, failed"),
-        Some(record) => format!("; the last one was {record}"),
-        None => ", and was in none before".into(),
-    };
-    answer(last.map_or(0.0, |record| epoch.seconds_since(record.ended)), at(text))
-}
-
-impl Reporter {
-    pub fn new(peers: Peers) -> Self {
-        Self { peers, answered: Mutex::default() }
-    }
-
-    /// What this rank is doing, in few words. Python is asked only if there is nothing else to say.
-    pub fn briefly(&self) -> String {
-        let words = state(&Python::Nothing).state;
-        if words.starts_with(NO_OPERATION) { groups::brief(&state(&threads::python()).state) } else { words }
-    }
-
-    pub fn answered(&self) -> MutexGuard<'_, String> {
-        self.answered.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// What this rank is doing; also written to its files, once for each question.
-    pub fn answer(&self, word: &str, reason: &str) -> (Answer, std::io::Result<()>) {
-        // Held for as long as it takes: the link and the watchdog may be asked at the same time.
-        let mut answered = self.answered();
-        let python = threads::python();
-        let mut answer = state(&python);
-        answer.last = last_operations();
-        if *answered == word {
-            return (answer, Ok(()));
-        }
-        let frame = |frame: &frames::Frame| (frame.file.clone(), frame.line, frame.function.clone());
-        let dump = Kind::of(word).is_some_and(Kind::leaves_dumps).then(|| {
-            dump::json(&dump::Header {
-                rank: self.peers.rank,
-                size: self.peers.size,
-                host: &self.peers.host,
-                reason,
-                state: &answer.state,
-                python: python.main().iter().map(frame).collect(),
-            })
-        });
-        let written = self.peers.answer(word, &answer, dump.as_deref());
-        word.clone_into(&mut answered);
-        (answer, written)
-    }
-
-    /// What the ranks of this host do, for another host.
-    pub fn respond(&self, word: &str) -> Vec<Group> {
-        let peers = &self.peers;
-        peers.look();
-        let here = peers.here();
-        if Kind::of(word) == Some(Kind::Waits) {
-            let world = peers.world(&here, None);
-            let group = |(rank, it): (&i32, _)| Group {
-                members: [*rank].into_iter().collect(),
-                seconds: 0.0,
-                state: known::encode(it, true),
-            };
-            return groups::grouped(world.iter().map(group));
-        }
-        let _ = peers.ask(word);
-        let (own, _) = self.answer(word, "another host asked");
-        let answers = self.gather_here(word, own, &here);
-        let group = |(rank, answer): (i32, Result<Answer, String>)| {
-            let (seconds, state) = match answer {
-                Ok(Answer { seconds, state, marks, .. }) => (seconds, format!("{state}{MARKS}{marks}")),
-                Err(words) => (0.0, words),
-            };
-            Group { members: [rank].into_iter().collect(), state, seconds }
-        };
-        groups::grouped(answers.into_iter().map(group))
-    }
-
-    /// The answers of the ranks of this folder, or what is known of them.
-    fn gather_here(&self, word: &str, own: Answer, here: &Ranks) -> Vec<(i32, Result<Answer, String>)> {
-        let peers = &self.peers;
-        let mut answers: Vec<(i32, Option<Answer>)> = here.iter().map(|rank| (rank, None)).collect();
-        let start = Instant::now();
-        let mut seen = None;
-        for round in 0.. {
-            let now = Some(peers.look());
-            for (rank, answer) in answers.iter_mut().filter(|(_, answer)| answer.is_none()) {
-                if *rank == peers.rank {
-                    *answer = Some(own.clone());
-                } else if now != seen {
-                    *answer = peers.answer_of(*rank, word);
-                }
-            }
-            seen = now;
-            let mut missing = answers.iter().filter(|(_, answer)| answer.is_none());
-            // Those that cannot answer are not waited for.
-            let cannot = |rank| matches!(peers.life(rank), Some(Life::Stopped | Life::Gone(_)) | None);
-            let is_complete = if round % 10 == 0 {
-                missing.all(|(rank, _)| cannot(*rank))
-            } else {
-                missing.next().is_none()
-            };
-            if start.elapsed() > GRACE || is_complete {
-                break;
-            }
-            std::thread::sleep(Duration::from_millis(20));
-        }
-        answers.into_iter().map(|(rank, answer)| (rank, answer.ok_or_else(|| self.words(rank)))).collect()
-    }
-
-    /// What is known of a rank that does not answer.
-    fn words(&self, rank: i32) -> String {
-        let peers = &self.peers;
-        let name = || peers.process(rank).map_or_else(String::new, |process| process.name());
-        let before = || {
-            let told = peers.last_answer(rank);
-            told.map_or_else(String::new, |(_, Answer { state, .. })| format!("; before, it was {state}"))
-        };
-        match peers.life(rank) {
-            Some(Life::Finished) => "finished".into(),
-            Some(Life::Stopped) => format!("stopped: {} gets no time (SIGSTOP, or a debugger)", name()),
-            Some(Life::Gone(name)) => format!("gone: {name} has ended{}", before()),
-            Some(_) => match peers.told_waits(rank).map(|told| told.waits) {
-                // A process without time, on a busy machine, has said before what it waits for.
-                Some(waits) if !waits.is_empty() => {
-                    let words: Vec<&str> = waits.iter().map(|wait| &*wait.words).collect();
-                    format!("in {}; {} has not answered yet", words.join("; and in "), name())
-                }
-                _ => format!("silent: {} does not answer{}", name(), before()),
-            },
-            None if link::is_open() => {
-                "silent: it does not answer over MPI; its process, or the network, may be gone".into()
-            }
-            None => "unknown: it has not imported mpi4jax, or does not share this directory".into(),
-        }
-    }
-
-    /// What all ranks do, after a question with this word.
-    fn gather(&self, word: &str, own: Answer) -> Overview {
-        let start = Instant::now();
-        let mut overview = Overview { groups: Vec::new(), marks: Vec::new() };
-        let mut has_answered = vec![false; self.peers.size as usize];
-        let here = self.peers.here();
-        for (rank, answer) in self.gather_here(word, own, &here) {
-            has_answered[rank as usize] = true;
-            let members: Ranks = [rank].into_iter().collect();
-            let (state, seconds) = match answer {
-                Ok(Answer { seconds, state, marks, .. }) => {
-                    overview.marks.push((members.clone(), marks));
-                    (state, seconds)
-                }
-                Err(words) => (words, 0.0),
-            };
-            overview.groups.push(Group { members, state, seconds });
-        }
-        let mut again = false;
-        let answers = loop {
-            let (answers, complete) = link::answers(word);
-            if complete || start.elapsed() > GRACE_OF_HOSTS {
-                break answers;
-            }
-            if !again && start.elapsed() > AGAIN {
-                link::ask_again();
-                again = true;
-            }
-            std::thread::sleep(Duration::from_millis(20));
-        };
-        for Group { members, state, seconds } in answers {
-            members.iter().for_each(|rank| has_answered[rank as usize] = true);
-            let (words, marks) =
-                state.split_once(MARKS).map_or((&*state, None), |(words, it)| (words, Some(it)));
-            overview.marks.extend(marks.map(|marks| (members.clone(), marks.to_owned())));
-            overview.groups.push(Group { members, state: words.into(), seconds });
-        }
-        for rank in (0..self.peers.size).filter(|rank| !has_answered[*rank as usize]) {
-            let members = [rank].into_iter().collect();
-            overview.groups.push(Group { members, state: self.words(rank), seconds: 0.0 });
-        }
-        overview
-    }
-
-    /// Asks all ranks. An error: those of this host could not be asked.
-    pub fn ask(&self, kind: Kind, reason: &str) -> (Overview, std::io::Result<()>, Answer) {
-        let word = kind.word(self.peers.rank);
-        link::ask(&word);
-        let asked = self.peers.ask(&word);
-        let (own, written) = self.answer(&word, reason);
-        let overview = self.gather(&word, own.clone());
-        (overview, asked.and(written), own)
-    }
-
-    /// What all ranks are doing, and what one of them did last.
-    pub fn report(&self, headline: &str, reason: &str, kind: Kind, subject: i32) -> (String, Overview) {
-        let Peers { rank, size, .. } = self.peers;
-        let (overview, asked, own) = self.ask(kind, reason);
-        let mut text = format!("r{subject} | mpi4jax: {headline}\n");
-        if asked.is_ok() || link::is_open() {
-            text += &groups::lines(overview.groups.iter().cloned());
-            if text.contains(" on comm#") {
-                text += "  comm#0, comm#1, ... are numbers that each rank gives for itself to communicators without a \
-                         name: Set_name tells them apart\n";
-            }
+impl Facts<'_> {
+    fn unknown(&self) -> &'static str {
+        if self.asks_hosts {
+            "silent: it does not answer over MPI; its process, or the network, may be gone"
         } else {
-            text += &format!("  rank {rank} is {} (for {:.1} s)\n", own.state, own.seconds);
+            "unknown: it has not imported mpi4jax, or does not share this directory"
         }
-        let directory = self.peers.directory.display();
-        let theirs = || self.peers.last_answer(subject).map(|(_, answer)| answer.last);
-        if let Some(last) = if subject == rank { Some(own.last) } else { theirs() } {
-            text += &format!("  last operations of rank {subject}:\n{last}");
+    }
+
+    fn can_ask(&self) -> bool {
+        self.trouble.is_none() || self.asks_hosts
+    }
+
+    /// What the ranks do, as `words` says it.
+    fn groups(&self, ranks: impl Iterator<Item = i32>, words: fn(&RankStatus) -> String) -> Vec<Group> {
+        let group = |rank: i32| {
+            let status = self.world.get(&rank);
+            let seconds = |it: &RankStatus| it.waits.first().map_or(it.seconds, |wait| wait.seconds);
+            let state = status.map_or_else(|| self.unknown().into(), words);
+            Group { members: [rank].into_iter().collect(), state, seconds: status.map_or(0.0, seconds) }
+        };
+        ranks.map(group).collect()
+    }
+
+    /// What all ranks do, and what one of them, the subject, did last.
+    pub fn report(&self, headline: &str, (subject, wait): Key, own: i32) -> String {
+        let mut text = format!("r{subject} | mpi4jax: {headline}\n");
+        let ranks = if self.can_ask() { 0..self.size } else { own..own + 1 };
+        text += &groups::lines(self.groups(ranks, doing));
+        if text.contains(" on comm#") {
+            text += "  comm#0, comm#1, ... are numbers that each rank gives for itself to communicators without a name: \
+                     Set_name tells them apart\n";
         }
-        text += &match asked {
-            Ok(()) => format!("  more: python -m mpi4jax.report {directory}\n"),
-            Err(error) if link::is_open() => {
+        if let Some(status) = self.world.get(&subject).filter(|status| !status.last.is_empty()) {
+            text += &format!("  last operations of rank {subject}:\n");
+            text.extend(status.last.iter().map(|line| format!("    {line}\n")));
+        }
+        text += &self.hint((subject, wait)).map_or_else(String::new, |hint| format!("  {hint}\n"));
+        let directory = self.directory.display();
+        text + &match &self.trouble {
+            None => format!("  more: python -m mpi4jax.report {directory}\n"),
+            Some(error) if self.asks_hosts => {
                 format!("  no dumps are left: writing to {directory} failed: {error}\n")
             }
-            Err(_) if size == 1 => String::new(),
-            Err(error) => format!(
+            Some(_) if self.size == 1 => String::new(),
+            Some(error) => format!(
                 "  the other ranks cannot be asked: writing to {directory} failed: {error}; MPI4JAX_DUMP_DIR names \
                  another directory\n"
             ),
-        };
-        (text, overview)
+        }
     }
 
     /// A line about something that takes long: whom a rank waits for. `None`: there is nothing to say.
-    pub fn line(&self, world: &World, key: Key, wait: &Wait) -> Option<String> {
-        let (overview, asked, _) = self.ask(Kind::Line, "a line");
+    pub fn line(&self, key: Key) -> Option<String> {
+        let wait = self.world.get(&key.0)?.waits.iter().find(|wait| wait.number == key.1)?;
         let mut line = format!("r{} | mpi4jax: {} has waited for {:.0} s", key.0, wait.words, wait.seconds);
-        if asked.is_err() && !link::is_open() {
-            let others: Ranks = wait.members.iter().filter(|rank| *rank != key.0).collect();
-            line += &format!(" for {}", groups::ranks(&others));
-        } else {
-            let late = late(&overview, key.0, wait);
+        if self.can_ask() {
+            let late = wait.members.iter().filter(|&rank| self.is_late(key.0, wait, rank));
+            let late = self.groups(late, briefly);
             match (late.is_empty(), &wait.need) {
                 (true, Need::End) => return None,
                 (true, _) => line += ": all ranks have come, and it is under way",
                 (false, _) => line += &groups::waited_for(late),
             }
+        } else {
+            let others: Ranks = wait.members.iter().filter(|rank| *rank != key.0).collect();
+            line += &format!(" for {}", groups::ranks(&others));
         }
-        if let Some((cycle, rank)) = decide::looks_stuck(world, key)
-            && let Some(other) = &world[&rank].other
+        if let Some((cycle, rank)) = looks_stuck(self.world, key)
+            && let Some(other) = &self.world[&rank].other
         {
             line += &format!(
                 "; this looks like a deadlock: {}; it is not ended, because rank {rank} has {other} and could still \
                  communicate",
-                decide::circle(world, &cycle, key.0)
+                circle(self.world, &cycle, key.0)
             );
         }
+        line += &self.hint(key).map_or_else(String::new, |hint| format!("; {hint}"));
         Some(line + "; the job goes on (MPI4JAX_TIMEOUT=seconds would end it)\n")
+    }
+
+    /// What is easily overlooked where a rank waits for a message that nobody is about to send.
+    fn hint(&self, (rank, number): Key) -> Option<&'static str> {
+        let wait = self.world.get(&rank)?.waits.iter().find(|wait| wait.number == number)?;
+        let Need::Message { comm, from: Some(from), .. } = wait.need else { return None };
+        let mut senders = self.world.iter().filter(|(other, _)| from.rank.is_none_or(|it| it == **other));
+        if senders.any(|(_, status)| status.offers(rank, false, comm, from.tag)) {
+            None
+        } else if wait.words.contains("irecv") && from.tag == Some(0) {
+            Some("irecv takes tag 0 unless it is given another one, or tag=MPI.ANY_TAG, as recv takes")
+        } else if comm::is_default(comm.class) {
+            Some(
+                "the default communicator is a clone of MPI.COMM_WORLD, on which messages that mpi4py sends on COMM_WORLD do \
+                 not arrive: comm=MPI.COMM_WORLD receives those",
+            )
+        } else {
+            None
+        }
+    }
+
+    /// Whether a rank waits for this other one.
+    fn is_late(&self, rank: i32, wait: &Wait, other: i32) -> bool {
+        let status = self.world.get(&other);
+        let does = |need: &Need| status.is_some_and(|it| it.waits.iter().any(|wait| wait.need == *need));
+        other != rank
+            && match &wait.need {
+                Need::Collective { .. } => !does(&wait.need),
+                Need::Message { from, to, .. } => {
+                    let is_it = |peer: &Peer| peer.rank.is_none_or(|rank| rank == other);
+                    [from, to].into_iter().flatten().any(is_it)
+                }
+                Need::End => status.is_none_or(|it| it.life != Life::Finished),
+                Need::Call | Need::Stream => true,
+            }
     }
 }
 
-/// The ranks that a wait waits for.
-fn late(overview: &Overview, rank: i32, wait: &Wait) -> Vec<Group> {
-    let is_late = |other: i32, state: &str| match &wait.need {
-        Need::Collective { comm, number } => {
-            let mark = waits::collective_mark(*comm, *number);
-            let is_it = |it: &str| it.find('/').is_some_and(|at| it[at..] == mark);
-            !overview.marks_of(other).is_some_and(|marks| marks.split(' ').any(is_it))
+/// What is said first where a wait hangs.
+pub fn headline(world: &World, key: Key, wait: &Wait, reason: &Reason) -> String {
+    let name = if wait.need == Need::End { "the end of the job" } else { &*wait.words };
+    match reason {
+        Reason::Late(words) => format!("{name} {words}"),
+        Reason::Proof(Why::Gone(rank)) => {
+            let process = world.get(rank).map_or("its process", |status| &status.process);
+            format!("{name} cannot end: rank {rank}, {process}, is gone")
         }
-        Need::Message { from, to, .. } => {
-            [from, to].into_iter().flatten().any(|Peer { rank, .. }| rank.is_none_or(|rank| rank == other))
+        Reason::Proof(Why::Finished(Some(rank))) => format!("{name} cannot end: rank {rank} has finished"),
+        Reason::Proof(Why::Finished(None)) => format!("{name} cannot end: all other ranks have finished"),
+        Reason::Proof(Why::Stuck(_)) => {
+            let cycle = Graph::new(world, Assume::default()).cycle(key.0);
+            format!("deadlock: {}", circle(world, &cycle, key.0))
         }
-        Need::End => !state.starts_with("finished"),
-        Need::Call | Need::Stream => true,
+    }
+}
+
+/// The ranks of a circle of waits, and who of them could still go on with its program, where that is all that is missing for
+/// a proof.
+fn looks_stuck(world: &World, key: Key) -> Option<(Vec<i32>, i32)> {
+    let wait = world.get(&key.0)?.waits.iter().find(|wait| wait.number == key.1)?;
+    let graph = Graph::new(world, Assume { threads_idle: true, unknown_stuck: false });
+    let Some(Why::Stuck(_)) = graph.why(key.0, wait) else { return None };
+    let cycle = graph.cycle(key.0);
+    let goes_on = cycle.iter().chain([&key.0]).find(|rank| world[rank].other.is_some()).copied()?;
+    Some((cycle, goes_on))
+}
+
+/// Who waits for whom in a circle, begun at this rank if it is in it.
+fn circle(world: &World, cycle: &[i32], rank: i32) -> String {
+    let start = cycle.iter().position(|&it| it == rank).unwrap_or(0);
+    let order: Vec<i32> = cycle[start..].iter().chain(&cycle[..start]).copied().collect();
+    let does = |rank: i32| {
+        world[&rank].waits.first().map_or_else(String::new, |wait| match &*wait.at {
+            "" => wait.words.clone(),
+            at => format!("{}, Python at {at}", wait.words),
+        })
     };
-    let own = |group: &Group| {
-        let is_asked =
-            |other: &i32| *other != rank && wait.members.contains(*other) && is_late(*other, &group.state);
-        let members: Ranks = group.members.iter().filter(is_asked).collect();
-        Group { members, state: groups::brief(&group.state), seconds: 0.0 }
+    let comm = |rank: &i32| {
+        world[rank].waits.first().and_then(|wait| match wait.need {
+            Need::Collective { comm, .. } => Some(comm),
+            _ => None,
+        })
     };
-    overview.groups.iter().map(own).filter(|group| group.members.len() > 0).collect()
+    let mut text = format!("rank {} is in {}", order[0], does(order[0]));
+    for (before, rank) in order.iter().zip(&order[1..]).take(3) {
+        text += &format!(", and waits for rank {rank}, which is in {}", does(*rank));
+        // Names may be the same, or not say it.
+        if let (Some(one), Some(other)) = (comm(before), comm(rank))
+            && one != other
+        {
+            text += ", on another communicator";
+        }
+    }
+    if order.len() > 4 {
+        text += &format!(", and so on ({} ranks)", order.len());
+    }
+    text += &if order.len() > 1 {
+        format!(", and waits for rank {}", order[0])
+    } else {
+        ", and waits for itself".into()
+    };
+    format!("{text}; {}", cure(world, &order))
+}
+
+fn cure(world: &World, cycle: &[i32]) -> &'static str {
+    let needs = || cycle.iter().flat_map(|rank| world[rank].waits.iter().map(|wait| &wait.need));
+    let is_message = |need: &Need| matches!(need, Need::Message { .. });
+    if needs().all(is_message) {
+        let receives = |need: &Need| matches!(need, Need::Message { from: Some(_), to: None, .. });
+        return if cycle.len() == 1 {
+            "use sendrecv, or start one of the two with irecv or isend"
+        } else if needs().all(receives) {
+            "let one of them send first, or use sendrecv"
+        } else {
+            "let one of them receive first, or use sendrecv"
+        };
+    }
+    if needs().any(is_message) {
+        "let all ranks come to the collective before the message, or after it"
+    } else {
+        "let all ranks use the communicators in the same order"
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::job::status::CommId;
+
+    const COMM: CommId = CommId { class: 1, index: 3 };
+
+    fn waits(need: Need, words: &str) -> RankStatus {
+        let wait = Wait {
+            number: 1,
+            need,
+            members: Ranks::all(2),
+            seconds: 40.0,
+            bytes: 4,
+            late: String::new(),
+            words: words.into(),
+            at: String::new(),
+        };
+        RankStatus { life: Life::Runs, waits: vec![wait], ..RankStatus::default() }
+    }
+
+    fn recv(rank: i32, words: &str) -> RankStatus {
+        let from = Some(Peer { rank: Some(rank), tag: None });
+        waits(Need::Message { comm: COMM, from, to: None }, words)
+    }
+
+    fn all(index: i32) -> RankStatus {
+        waits(Need::Collective { comm: CommId { index, ..COMM }, number: 1 }, "barrier #1")
+    }
+
+    fn world(ranks: [RankStatus; 2]) -> World {
+        (0..).zip(ranks).collect()
+    }
+
+    fn line(world: &World) -> String {
+        let facts = Facts { world, size: 2, directory: Path::new("/x"), trouble: None, asks_hosts: false };
+        facts.line((0, 1)).unwrap()
+    }
+
+    #[test]
+    fn what_a_rank_does_is_told_in_full_and_in_few_words() {
+        let python = |python: &str, activity: &str| RankStatus {
+            life: Life::Runs,
+            process: "process 7 on x".into(),
+            before: "; the last one was barrier #1".into(),
+            python: python.into(),
+            activity: activity.into(),
+            ..RankStatus::default()
+        };
+        let idle = python("io.py:40 in load", "");
+        let silent = |status| RankStatus { is_silent: true, ..status };
+        let of = |life| RankStatus { life, ..idle.clone() };
+        let mut without_line = recv(1, "recv from 1");
+        without_line.waits[0].at = "a.py:4 in f".into();
+        let doing = "in no operation; the last one was barrier #1; Python is at io.py:40 in load";
+        for (status, full, brief) in [
+            (&idle, doing, "in Python at io.py:40 in load"),
+            (
+                &python("a.py:4 in f", "JAX compiles"),
+                "in no operation; JAX compiles; the last one was barrier #1; Python is at a.py:4 in f",
+                "in Python at a.py:4 in f, where JAX compiles",
+            ),
+            (&without_line, "in recv from 1; Python is at a.py:4 in f", "in recv from 1"),
+            (&silent(without_line.clone()), "in recv from 1;  has not answered yet", "in recv from 1"),
+            (
+                &python("", "C code keeps Python's lock"),
+                "in no operation; C code keeps Python's lock; the last one was barrier #1",
+                "in C code that keeps Python's lock",
+            ),
+            (
+                &of(Life::Finished),
+                "finished; the last one was barrier #1; Python is at io.py:40 in load",
+                "finished",
+            ),
+            (&of(Life::Gone), "gone: process 7 on x has ended", "gone: process 7 on x has ended"),
+            (
+                &silent(idle.clone()),
+                "silent: process 7 on x does not answer",
+                "silent: process 7 on x does not answer",
+            ),
+        ] {
+            assert_eq!((&*super::doing(status), &*briefly(status)), (full, brief));
+        }
+    }
+
+    #[test]
+    fn a_line_says_whom_a_rank_waits_for() {
+        let text = line(&world([all(0), all(0)]));
+        assert!(
+            text.contains("barrier #1 has waited for 40 s: all ranks have come, and it is under way;"),
+            "{text}"
+        );
+        let thread = RankStatus { other: Some("a thread".into()), ..all(1) };
+        let text = line(&world([all(0), thread]));
+        assert!(
+            text.contains(" for rank 1, which is in barrier #1; this looks like a deadlock: rank 0 is"),
+            "{text}"
+        );
+        assert!(text.contains("because rank 1 has a thread and could"), "{text}");
+        let text = line(&World::from([(0, recv(1, "recv from 1"))]));
+        assert!(text.contains(" for rank 1, which is unknown: it has not imported mpi4jax"), "{text}");
+    }
+
+    #[test]
+    fn a_receive_of_what_nobody_sends_has_a_hint() {
+        let on_default = |tag, words: &str| {
+            let comm = CommId { class: comm::hash("mpi4jax.default"), index: 0 };
+            let from = Some(Peer { rank: Some(1), tag });
+            waits(Need::Message { comm, from, to: None }, words)
+        };
+        let text = line(&world([on_default(None, "recv from 1"), all(0)]));
+        assert!(text.contains("; the default communicator is a clone of MPI.COMM_WORLD, on which"), "{text}");
+        let text = line(&world([on_default(Some(0), "wait for irecv from 1, tag 0"), all(0)]));
+        assert!(text.contains("; irecv takes tag 0 unless it is given another one,"), "{text}");
+        let mut sender = on_default(None, "send to 0");
+        let Need::Message { from, to, .. } = &mut sender.waits[0].need else { return };
+        (*from, *to) = (None, Some(Peer { rank: Some(0), tag: Some(7) }));
+        let text = line(&world([on_default(Some(7), "recv from 1"), sender]));
+        assert!(!text.contains("clone"), "{text}");
+    }
+
+    #[test]
+    fn a_deadlock_is_told_with_both_lines_and_its_cure() {
+        let text = |ranks| {
+            let world = world(ranks);
+            headline(&world, (0, 1), &world[&0].waits[0], &Reason::Proof(Why::Stuck(vec![1])))
+        };
+        assert_eq!(
+            text([recv(1, "recv from 1, a.py:8"), recv(0, "recv from 0, a.py:9")]),
+            "deadlock: rank 0 is in recv from 1, a.py:8, and waits for rank 1, which is in recv from 0, a.py:9, and waits for \
+             rank 0; let one of them send first, or use sendrecv"
+        );
+        let other = text([all(0), all(1)]);
+        assert!(other.contains("which is in barrier #1, on another communicator,"), "{other}");
+        assert!(other.ends_with("let all ranks use the communicators in the same order"), "{other}");
+    }
 }

@@ -10,12 +10,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use super::{end, waits};
-use crate::system::signal::{Handler as LongHandler, action, default, keeping_error};
+use crate::system::signal::{Handler, action, default, function, keeping_error};
 
 /// For how long Python has to answer an interrupt.
 const PATIENCE: Duration = Duration::from_millis(500);
-
-type Handler = extern "C" fn(libc::c_int);
 
 struct Installed {
     /// A forked child has the handlers too, and must not write to its parent's pipe.
@@ -35,7 +33,7 @@ pub fn python_runs() {
 }
 
 /// Async-signal-safe: reads memory that is not written any more, and makes system calls.
-extern "C" fn on_signal(signal: libc::c_int, _: *mut libc::siginfo_t, _: *mut libc::c_void) {
+extern "C" fn on_signal(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     let Some(Installed { process, pipe, interrupt }) = INSTALLED.get() else { return };
     // SAFETY: plain system calls; the pipe is never closed.
     keeping_error(|| unsafe {
@@ -49,18 +47,8 @@ extern "C" fn on_signal(signal: libc::c_int, _: *mut libc::siginfo_t, _: *mut li
     if signal == libc::SIGINT
         && let Some(interrupt) = interrupt
     {
-        interrupt(signal);
+        interrupt(signal, info, context);
     }
-}
-
-/// What is done at a signal now, if it is the system's default or a plain function.
-fn handler(signal: libc::c_int) -> (bool, Option<Handler>) {
-    let action = action(signal);
-    let is_function = ![libc::SIG_DFL, libc::SIG_IGN].contains(&action.sa_sigaction)
-        && action.sa_flags & libc::SA_SIGINFO == 0;
-    // SAFETY: a handler that is not of three arguments has one.
-    let function = is_function.then(|| unsafe { std::mem::transmute::<usize, Handler>(action.sa_sigaction) });
-    (action.sa_sigaction == libc::SIG_DFL, function)
 }
 
 /// Takes `SIGTERM`, if nobody else has, and `SIGINT`, if Python's handler is its own. `ask` has
@@ -76,19 +64,20 @@ pub fn install(ask: Option<fn()>, words: fn(libc::c_int) -> Option<String>) {
             libc::fcntl(end, libc::F_SETFD, libc::FD_CLOEXEC);
         }
     }
-    let interrupt = if ask.is_some() { handler(libc::SIGINT).1 } else { None };
+    let interrupt = ask.and_then(|_| function(&action(libc::SIGINT)));
+    let is_free = action(libc::SIGTERM).sa_sigaction == libc::SIG_DFL;
     let installed = Installed { process: std::process::id(), pipe, interrupt };
     let thread = std::thread::Builder::new().name("mpi4jax-signals".into());
     if INSTALLED.set(installed).is_err() || thread.spawn(move || listen(pipe[0], ask, words)).is_err() {
         return;
     }
-    let signals = [(libc::SIGTERM, handler(libc::SIGTERM).0), (libc::SIGINT, interrupt.is_some())];
+    let signals = [(libc::SIGTERM, is_free), (libc::SIGINT, interrupt.is_some())];
     for (signal, _) in signals.into_iter().filter(|(_, takes)| *takes) {
         // SAFETY: the handler is async-signal-safe. Without SA_RESTART for SIGINT, as Python has it: calls that wait
         // return to Python, which looks at its signals.
         unsafe {
             let mut action: libc::sigaction = std::mem::zeroed();
-            action.sa_sigaction = on_signal as LongHandler as usize;
+            action.sa_sigaction = on_signal as Handler as usize;
             let restart = if signal == libc::SIGTERM { libc::SA_RESTART } else { 0 };
             action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | restart;
             libc::sigaction(signal, &action, std::ptr::null_mut());

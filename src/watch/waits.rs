@@ -1,26 +1,28 @@
 //! What this process waits for: operations, and calls of Python's that are none. And for how long it may.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use super::graph::{CommId, Need, Peer, Wait};
-use super::ranks::Ranks;
-use crate::call::Phase;
-use crate::comm::Comm;
+use crate::comm::{self, Comm};
+use crate::job::ranks::Ranks;
+use crate::job::status::{CommId, Life, Need, Peer, Wait};
 use crate::mpilib::wildcards;
 use crate::record::recorder::{self, Record};
 use crate::record::{clock, clock::Epoch};
 use crate::transport;
 
-static FINISHED: AtomicBool = AtomicBool::new(false);
+/// How far this rank has come: its program runs, is at its end, or has finished.
+static LIFE: AtomicU8 = AtomicU8::new(0);
+const LIVES: [Life; 3] = [Life::Runs, Life::Exits, Life::Finished];
 
-/// This rank has done its last operation: `MPI_Finalize` begins.
-pub fn set_finished() {
-    FINISHED.store(true, Ordering::Relaxed);
+/// Python ends, or `MPI_Finalize` begins.
+pub fn come_to(life: Life) {
+    let place = LIVES.iter().position(|it| *it == life).unwrap_or(0);
+    LIFE.fetch_max(place as u8, Ordering::SeqCst);
 }
 
-pub fn is_finished() -> bool {
-    FINISHED.load(Ordering::Relaxed)
+pub fn life() -> Life {
+    LIVES[usize::from(LIFE.load(Ordering::SeqCst))]
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -251,7 +253,7 @@ impl Waits {
             let members = op.comm.world.iter().copied().collect();
             new.push((other(op.number, Need::Stream, members, op.to_string(), (0, 0)), op.seconds));
         }
-        if is_finished() && !is_known(AT_END) {
+        if life() == Life::Finished && !is_known(AT_END) {
             new.push((
                 other(AT_END, Need::End, Ranks::all(size), "this rank has finished, and".into(), (0, 0)),
                 0.0,
@@ -287,34 +289,25 @@ impl Waits {
     }
 
     /// As the others are told of them. `at` is where Python is, for those that have no line.
-    pub fn told(&self, at: &str) -> Vec<Wait> {
-        let told = |seen: &Seen| {
+    pub fn list(&self, at: &str) -> Vec<Wait> {
+        let list = |seen: &Seen| {
             let mut wait = seen.wait.clone();
             if !seen.has_line && wait.need != Need::End {
                 at.clone_into(&mut wait.at);
             }
             wait
         };
-        self.0.iter().map(told).collect()
+        self.0.iter().map(list).collect()
     }
 }
 
-/// How many collectives this rank has begun on each communicator.
-pub fn counts(comms: &[Arc<Comm>]) -> Vec<(CommId, u64)> {
-    comms.iter().map(|comm| (comm_id(comm), comm.collectives.load(Ordering::Relaxed))).collect()
-}
-
-/// What a record is of, as others know it: its number, and communicator and number of a collective.
-pub fn mark(record: &Record) -> String {
-    let comm = comm_id(&record.what.comm);
-    let is_collective = record.what.op.row().is_collective() && record.what.phase != Phase::Start;
-    let collective = if is_collective { collective_mark(comm, record.sequence) } else { String::new() };
-    format!("{}{collective}", record.ticket)
-}
-
-/// The part of a [`mark`] that all ranks of a collective have.
-pub fn collective_mark(comm: CommId, number: u64) -> String {
-    format!("/{:x}/{}/{number}", comm.class, comm.index)
+/// How many collectives this rank has begun on each communicator; at its end, the most on those of a class, also freed ones.
+pub fn counts(at_end: bool) -> Vec<(CommId, u64)> {
+    if at_end {
+        let counts = comm::collectives();
+        return counts.iter().map(|(&class, &count)| (CommId { class, index: -1 }, count)).collect();
+    }
+    comm::live().iter().map(|comm| (comm_id(comm), comm.collectives.load(Ordering::Relaxed))).collect()
 }
 
 #[cfg(test)]
@@ -340,10 +333,10 @@ mod tests {
         let (job, part) = (Limit { number: 0, seconds: 3.0 }, Limit { number: 7, seconds: 1.5 });
         let mut waits = Waits::default();
         let late =
-            |waits: &Waits| waits.told("").iter().map(|wait| !wait.late.is_empty()).collect::<Vec<_>>();
+            |waits: &Waits| waits.list("").iter().map(|wait| !wait.late.is_empty()).collect::<Vec<_>>();
         (0..3).for_each(|_| waits.update(1.0, &job, 2));
         let words: Vec<String> =
-            waits.told("a.py:1").into_iter().map(|wait| wait.words + " " + &wait.at).collect();
+            waits.list("a.py:1").into_iter().map(|wait| wait.words + " " + &wait.at).collect();
         assert_eq!(words, ["A.Free a.py:1", "B.Free a.py:1"]);
         assert_eq!(late(&waits), [false; 2]);
         waits.update(1.0, &part, 2);
@@ -355,6 +348,6 @@ mod tests {
         assert!(waits.next_limit(&Limit { number: 8, seconds: 1e20 }) > 1e19);
         leave();
         waits.update(1.0, &job, 2);
-        assert_eq!(waits.told("").len(), 1, "this thread's has ended");
+        assert_eq!(waits.list("").len(), 1, "this thread's has ended");
     }
 }

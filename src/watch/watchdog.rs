@@ -3,212 +3,50 @@
 //! It sleeps while nothing is under way. What this rank waits for, it tells the others of its host, of which one, the leader,
 //! speaks for all.
 
-use std::os::fd::RawFd;
+use std::collections::HashMap;
+use std::io::Write as _;
 use std::panic::AssertUnwindSafe;
-use std::path::PathBuf;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use super::act::{self, HUNG, print};
-use super::decide::{self, State};
-use super::default;
-use super::end::{self, Launcher};
-use super::graph::{Life, Need, Rank, World};
-use super::groups::Group;
-use super::mail::Hosts;
-use super::peers::Peers;
-use super::questions::Kind;
-use super::report::Reporter;
-use super::threads::{self, Others};
+use super::decide::{self, Action, Heard, Key, Purpose, Reason, State};
+use super::end::{self, HUNG};
+use super::own;
+use super::python::{self, Frame, Others};
+use super::report::{self, Facts};
+use super::start::{self, Settings, Watchdog, ending};
 use super::waits::{self, Limit, Waits};
-use super::{frames, link, terminate};
-use crate::comm;
-use crate::error::Error;
+use crate::compare::samples;
+use crate::job::host::Host;
+use crate::job::link;
+use crate::job::mail::{Kind, Message, Word};
+use crate::job::status::{Life, RankStatus, World};
 use crate::mpilib;
+use crate::record::dump;
 use crate::record::recorder;
 use crate::record::timeline;
+use crate::system::launcher::Launcher;
 use crate::system::signal;
 
-/// How the watchdog was told to behave.
-#[derive(Debug)]
-pub struct Settings {
-    /// Of this process, in `MPI_COMM_WORLD`.
-    pub rank: i32,
-    pub size: i32,
-    pub directory: PathBuf,
-    /// After how many seconds an operation counts as hung; 0: never.
-    pub timeout: f64,
-    /// After how many seconds a line says what an operation waits for; 0: never.
-    pub report_after: f64,
-    /// Whether a hung operation ends the job.
-    pub abort: bool,
-    /// Whether the program has no use of its own for `SIGUSR1`.
-    pub takes_signal: bool,
-    /// Whether the ranks certainly have one directory, and whether hosts may ask each other through MPI.
-    pub one_directory: bool,
-    pub asks_hosts: bool,
-}
-
-pub(super) struct Watchdog {
-    pub settings: Settings,
-    pub reporter: Reporter,
-    /// The process that this is about.
-    process: u32,
-    /// Where the signal handler writes, and an operation that begins while the watchdog sleeps.
-    wake: RawFd,
-    started: Instant,
-}
-
-static WATCHDOG: OnceLock<Watchdog> = OnceLock::new();
-
+/// The job's exit status where ranks did different things.
+const DIFFERENT: i32 = 1;
 /// For how long an operation waits before others are told of it, in seconds.
 const TELL: f64 = 1.0;
 /// How long the watchdog sleeps while operations come and go; and while one waits, at first and in the end.
 const BEAT: f64 = 2.0;
 const LOOK: [f64; 2] = [1.0, 3.0];
-/// For how long it looks out for the answers of other hosts.
-const ANSWERS: f64 = 3.0;
+/// How often answers are looked for.
+const LISTEN: f64 = 0.05;
+/// For how long a leader waits for the ranks of its host, where another host asks.
+const ANSWER_TIME_HERE: f64 = 3.0;
 /// When a rank compares what it did with its neighbours for the first time, and then after twice as long each time.
 const COMPARE: Duration = Duration::from_secs(5);
 
-extern "C" fn at_exit() {
-    // A forked child is no rank.
-    if let Some(watchdog) = WATCHDOG.get()
-        && watchdog.process == std::process::id()
-    {
-        let Watchdog { settings: Settings { rank, .. }, reporter: Reporter { peers, .. }, .. } = watchdog;
-        let is_expected = waits::is_finished() || peers.is_ending();
-        if let (false, Some(record)) = (is_expected, recorder::running().first()) {
-            // MPICH does so by itself after some errors, whatever is to be done with errors.
-            print(&format!("r{rank} | mpi4jax: a library has ended this rank in {record}\n"));
-            end::let_launcher_read();
-        }
-        peers.leave();
-    }
-}
-
-/// Starts the watchdog, once per process.
-pub fn start(settings: Settings) {
-    let wake = signal::install(settings.takes_signal);
-    // SAFETY: registers a function that touches nothing but its statics and files.
-    unsafe { libc::atexit(at_exit) };
-    let reporter = Reporter::new(Peers::new(settings.directory.clone(), settings.rank, settings.size));
-    if let Some(why) = reporter.peers.broken()
-        && settings.size > 1
-    {
-        print(&format!(
-            "r{} | mpi4jax: {why}; this rank neither reads nor leaves files: it learns nothing of ranks that have ended, \
-             and leaves no dumps (MPI4JAX_DUMP_DIR names another directory)\n",
-            settings.rank
-        ));
-    }
-    let (process, started) = (std::process::id(), Instant::now());
-    let watchdog = Watchdog { settings, reporter, process, wake, started };
-    if WATCHDOG.set(watchdog).is_ok() {
-        let thread = std::thread::Builder::new().name("mpi4jax-watchdog".into());
-        // Without a thread there is no watchdog, and all else works.
-        let _ = thread.spawn(|| WATCHDOG.get().map(run));
-    }
-    let _ = mpilib::first_at_finalize(Box::new(finish));
-}
-
-/// Lets the ranks of several hosts ask each other through MPI, if all of them want that. Collective.
-///
-/// # Safety
-/// `comm` is the handle of a live communicator, with the ranks of `MPI_COMM_WORLD`.
-pub unsafe fn open_link(comm: usize) -> Result<(), Error> {
-    let respond = |word: &str| match WATCHDOG.get() {
-        Some(watchdog) => watchdog.reporter.respond(word),
-        None => Vec::new(),
-    };
-    if let Some(Watchdog { settings, reporter, .. }) = WATCHDOG.get()
-        && settings.size > 1
-    {
-        let (host, ranks) = (reporter.peers.place(), (settings.rank, settings.size));
-        // SAFETY: promised by the caller.
-        unsafe { link::open(comm, settings.asks_hosts, host, ranks, respond)? };
-    }
-    Ok(())
-}
-
-/// Tells the other ranks that the program of this one is at its end: what is called then may still communicate.
-pub fn exit() {
-    if let Some(watchdog) = WATCHDOG.get() {
-        watchdog.reporter.peers.exit();
-    }
-}
-
-/// `MPI_Finalize` begins: this rank has done its last operation.
-fn finish() {
-    let Some(watchdog) = WATCHDOG.get().filter(|watchdog| watchdog.process == std::process::id()) else {
-        return;
-    };
-    waits::set_finished();
-    for comm in comm::live() {
-        if let Some((source, tag)) = comm.unreceived() {
-            print(&format!(
-                "r{} | mpi4jax: warning: a message from {source}, tag {tag}, on {} was never received\n",
-                watchdog.settings.rank, comm.key
-            ));
-        }
-    }
-    watchdog.compare();
-    watchdog.reporter.peers.finish();
-    waits::notice();
-    let made = |handle| {
-        // SAFETY: it has just been made, of all ranks. Without a link, hosts ask each other nothing.
-        let _ = unsafe { open_link(handle) };
-    };
-    let _ = default::join(&watchdog.reporter.peers, watchdog.started, watchdog.settings.one_directory, made);
-}
-
-/// How the default communicator is made: as the first rank has chosen, which this one is if it is the first.
-pub fn choose_default(choice: &str) -> String {
-    WATCHDOG.get().map_or_else(|| choice.into(), |watchdog| default::choose(&watchdog.reporter.peers, choice))
-}
-
-/// The report that `SIGUSR1` prints, for tests and for the curious.
-pub fn report() -> Option<String> {
-    let Watchdog { reporter, settings, .. } = WATCHDOG.get()?;
-    Some(reporter.report("report", "asked for", Kind::Report, settings.rank).0)
-}
-
-/// Where the user's program is, as far as Python can tell.
-pub fn user_frame() -> Option<String> {
-    frames::user_frame(threads::python().main()).map(|frame| frame.to_string())
-}
-
-/// Ends the job with this status unless the process has ended by itself after so many seconds.
-pub fn abort_after(seconds: f64, code: i32) {
-    end::abort_after(seconds, code, ending);
-}
-
-/// Lets `SIGTERM` and `SIGINT` end this rank with a line, unless the program has a use of its own for them. `ask`: see
-/// [`terminate::install`].
-pub fn take_signals(ask: Option<fn()>) {
-    terminate::install(ask, last_words);
-}
-
-/// What there is to be said where a signal ends this rank; nothing if who ends the job has said why.
-fn last_words(signal: i32) -> Option<String> {
-    timeline::flush();
-    let Watchdog { reporter, settings, .. } = WATCHDOG.get()?;
-    reporter.peers.look();
-    let is_hung = reporter.peers.asked().is_some_and(|word| Kind::of(&word) == Some(Kind::Hung));
-    if reporter.peers.is_ending() || is_hung || link::heard(Kind::Hung).is_some() {
-        return None;
-    }
-    let name = if signal == libc::SIGINT { "SIGINT" } else { "SIGTERM" };
-    let place = reporter.briefly();
-    Some(format!("r{} | mpi4jax: {name} ends this rank, which is {place}\n", settings.rank))
-}
-
-/// The job is about to be ended, by this rank, which has said why.
-pub fn ending() {
-    if let Some(Watchdog { reporter: Reporter { peers, .. }, .. }) = WATCHDOG.get() {
-        peers.end();
-    }
+pub fn print(text: &str) {
+    let mut stderr = std::io::stderr().lock();
+    // One write, so that ranks do not mix their lines.
+    let _ = stderr.write_all(text.as_bytes());
+    let _ = stderr.flush();
 }
 
 fn is_debugged() -> bool {
@@ -216,20 +54,22 @@ fn is_debugged() -> bool {
     status.lines().any(|line| line.strip_prefix("TracerPid:").is_some_and(|pid| pid.trim() != "0"))
 }
 
-fn run(watchdog: &'static Watchdog) {
+pub fn run(watchdog: &'static Watchdog) {
     let launcher = Launcher::parent();
     let mut observer = Observer::new(watchdog);
     loop {
         let pause = observer.pause();
         let began = Instant::now();
-        let files =
-            [watchdog.wake, watchdog.reporter.peers.bell, launcher.as_ref().map_or(-1, |it| it.ended)];
+        let files = [watchdog.wake, watchdog.host.bell, launcher.as_ref().map_or(-1, |it| it.ended)];
         let signalled = signal::wait(files, pause);
         // A process that was stopped has not waited meanwhile.
         let passed = began.elapsed().as_secs_f64().min(2.0 * pause.min(BEAT));
         if let Some(launcher) = launcher.as_ref().filter(|launcher| launcher.is_gone()) {
-            let say = |why: &str| print(&format!("r{} | mpi4jax: {why}\n", watchdog.settings.rank));
-            launcher.follow(HUNG, say, ending);
+            end::follow(
+                launcher,
+                |why| print(&format!("r{} | mpi4jax: {why}\n", watchdog.host.rank)),
+                ending,
+            );
         }
         // Whatever goes wrong here, the next hang is noticed.
         let step = AssertUnwindSafe(|| observer.step(passed, signalled));
@@ -240,71 +80,111 @@ fn run(watchdog: &'static Watchdog) {
     }
 }
 
-impl Watchdog {
-    /// Ends the job if this rank did something else than its neighbours. What may be so is said, once.
-    fn compare(&self) {
-        static SAID: AtomicBool = AtomicBool::new(false);
-        let Some(difference) = self.reporter.peers.difference() else { return };
-        let line = format!("r{} | mpi4jax: {}\n", self.settings.rank, difference.report);
-        if difference.is_proved {
-            act::differs(self, &line);
-        } else if !SAID.swap(true, Ordering::Relaxed) {
-            print(&line);
-        }
+impl samples::Exchange for Host {
+    fn rank(&self) -> i32 {
+        self.rank
+    }
+
+    fn is_open(&self) -> bool {
+        self.broken().is_none()
+    }
+
+    fn write(&self, text: &str) {
+        self.say_did(text);
+    }
+
+    fn read(&self, rank: i32) -> Option<String> {
+        self.did(rank)
+    }
+
+    fn is_first_to_doubt(&self) -> bool {
+        self.is_first_to("doubt")
     }
 }
 
-/// What the watchdog knows, and what it has told.
+/// Ends the job if this rank did something else than its neighbours. What may be so is said, once.
+pub fn compare(host: &Host) {
+    static SAID: AtomicBool = AtomicBool::new(false);
+    let is_end = waits::life() == Life::Finished || mpilib::is_ending();
+    let Some(difference) = samples::difference(host, is_end) else { return };
+    // Of two ranks that find a proof, one ends the job.
+    let is_ours =
+        if difference.is_proved { host.is_first_to("differs") } else { !SAID.swap(true, Ordering::Relaxed) };
+    if is_ours {
+        print(&format!("r{} | mpi4jax: {}\n", host.rank, difference.report));
+    }
+    if is_ours && difference.is_proved {
+        end::end_job(DIFFERENT, ending);
+    }
+}
+
+/// A question of another host that is under way: who asks what, since when, and when the ranks of this host were asked.
+struct Asked {
+    by: i32,
+    word: Word,
+    since: f64,
+    time: u64,
+}
+
+/// What the watchdog has observed, and what it has told.
 struct Observer {
     watchdog: &'static Watchdog,
+    host: &'static Host,
     /// Seconds in which this process ran.
     clock: f64,
     waits: Waits,
     others: Others,
-    /// What the others have been told of it.
-    told: Option<Rank>,
+    /// What the others have been told of it, and the last question that was answered: its time, and when it was.
+    said: Option<RankStatus>,
+    answered: u64,
+    answered_at: f64,
     /// How many operations had begun at the last beat.
     begun: u64,
     is_asleep: bool,
     started: Instant,
     compare_at: Duration,
     leader: i32,
-    leads: bool,
     state: State,
     /// The number of the folder's listing that `here` was read from, and when each wait in it began.
     listed: Option<u64>,
     here: World,
-    since: std::collections::HashMap<decide::Key, f64>,
-    /// What ranks of other hosts wait for, and a question about it that is under way: its word, and when it was asked.
+    since: HashMap<Key, f64>,
+    /// What ranks of other hosts have said.
     far: World,
-    question: Option<(String, f64, bool)>,
+    /// Somebody wants a report.
+    shows: bool,
+    /// When the ranks of this host were asked, by the clock of questions, and why they could not be.
+    asked: u64,
+    trouble: Option<String>,
+    asked_by: Vec<Asked>,
 }
 
 impl Observer {
     fn new(watchdog: &'static Watchdog) -> Self {
         Self {
             watchdog,
+            host: &watchdog.host,
             clock: 0.0,
             waits: Waits::default(),
             others: Others::default(),
-            told: None,
+            said: None,
+            answered: 0,
+            answered_at: f64::NEG_INFINITY,
             begun: 0,
             is_asleep: false,
             started: Instant::now(),
             compare_at: COMPARE,
             leader: -1,
-            leads: false,
             state: State::default(),
             listed: None,
             here: World::new(),
-            since: std::collections::HashMap::new(),
+            since: HashMap::new(),
             far: World::new(),
-            question: None,
+            shows: false,
+            asked: 0,
+            trouble: None,
+            asked_by: Vec::new(),
         }
-    }
-
-    fn peers(&self) -> &'static Peers {
-        &self.watchdog.reporter.peers
     }
 
     fn limit(&self) -> Limit {
@@ -319,7 +199,9 @@ impl Observer {
         let led = || self.state.world.values().flat_map(|rank| &rank.waits).map(|wait| wait.seconds);
         let longest = led().fold(self.waits.longest(), f64::max);
         let begun = recorder::count();
-        let pause = if !self.waits.is_empty() || longest > 0.0 {
+        let pause = if self.state.question.is_some() || !self.asked_by.is_empty() {
+            LISTEN
+        } else if !self.waits.is_empty() || longest > 0.0 {
             let next = self.waits.next_limit(&limit) + 0.01;
             (longest / 8.0).clamp(LOOK[0], LOOK[1]).min(next).min(shortest)
         } else if begun != self.begun {
@@ -331,113 +213,132 @@ impl Observer {
             // Once more: what begins at this moment may not have seen that this thread is about to sleep.
             waits::sleep(signal::wake);
             self.is_asleep = true;
-            return BEAT.min(shortest).max(0.02);
+            BEAT.min(shortest)
         };
         self.begun = begun;
-        let asks = self.question.as_ref().map_or(f64::INFINITY, |_| 0.1);
-        pause.min(asks).max(0.02)
+        pause.max(0.02)
     }
 
     fn step(&mut self, passed: f64, signalled: bool) {
         self.clock += passed;
-        if signalled {
-            act::show(self.watchdog);
-        }
         timeline::flush();
-        let peers = self.peers();
-        let listed = peers.look();
-        if self.listed != Some(listed)
-            && let Some(word) = peers.asked()
-            && word != *self.watchdog.reporter.answered()
-        {
-            let _ = self.watchdog.reporter.answer(&word, "another rank asked");
-        }
+        let listed = self.host.look();
         if self.started.elapsed() >= self.compare_at {
-            self.watchdog.compare();
+            compare(self.host);
             self.compare_at *= 2;
         }
         let limit = self.limit();
-        self.waits.update(passed, &limit, peers.size);
+        self.waits.update(passed, &limit, self.host.size);
         if !self.waits.is_empty() {
             waits::awake();
-            self.is_asleep = false;
-        } else if self.begun != recorder::count() {
-            self.is_asleep = false;
         }
-        self.tell();
-        if self.waits.is_empty() && !peers.somebody_waits() {
-            self.listed = Some(listed);
-            self.state.world.clear();
-            self.state.forget();
+        self.is_asleep &= self.waits.is_empty() && self.begun == recorder::count();
+        // Launchers send a signal to all ranks at once, and one reports.
+        self.shows |= start::is_report_wanted() || signalled && self.host.may_show();
+        self.say(self.host.asked());
+        self.asked_by.extend(link::questions().into_iter().map(|(by, word)| Asked {
+            by,
+            word,
+            since: self.clock,
+            time: 0,
+        }));
+        let nobody_waits = self.waits.is_empty() && self.state.world.values().all(|it| it.waits.is_empty());
+        let is_quiet = nobody_waits && self.listed == Some(listed);
+        if is_quiet && !self.shows && self.state.question.is_none() && self.asked_by.is_empty() {
             return;
         }
         self.lead();
-        if self.leads {
+        if self.leads() || self.shows || self.state.question.is_some() || !self.asked_by.is_empty() {
             self.observe(listed);
+            self.respond();
             self.act();
+        } else {
+            self.listed = Some(listed);
+            self.state.world.clear();
         }
     }
 
-    /// Tells the other ranks of this host what this one waits for.
-    fn tell(&mut self) {
-        if self.waits.longest() < TELL && self.told.is_none() {
+    /// Tells the other ranks of this host how this one fares, if it waits or is asked.
+    fn say(&mut self, word: Option<Word>) {
+        let word = word.filter(|word| word.time > self.answered);
+        if word.is_none() && self.waits.longest() < TELL && self.said.is_none() {
             return;
         }
-        let peers = self.peers();
-        if self.waits.is_empty() {
-            peers.wait(None);
-            self.told = None;
-            return;
-        }
-        let python = threads::python();
-        let other = self.others.find(&python, &self.waits.threads(), self.clock);
-        let at =
-            frames::user_frame(python.main()).map_or_else(String::new, |frame| format!("Python at {frame}"));
-        let comms = comm::live();
-        let now = Rank {
-            life: if waits::is_finished() { Life::Finished } else { Life::Runs },
-            other,
-            waits: self.waits.told(&at),
-            started: waits::started(),
-            counts: waits::counts(&comms),
-        };
-        if self.told.as_ref().is_none_or(|before| !is_same(before, &now)) {
-            peers.wait(Some(&now));
-            if self.leader >= 0 && self.leader != peers.rank {
-                peers.ring(self.leader);
+        if word.is_none() && self.waits.is_empty() && waits::life() == Life::Runs {
+            // Who has asked may not have read the answer.
+            let is_read = self.clock - self.answered_at > 2.0 * decide::ANSWER_TIME;
+            if is_read {
+                self.host.say_nothing();
+                self.said = None;
             }
-            self.watchdog.compare();
+            if is_read || self.said.as_ref().is_some_and(|said| said.waits.is_empty()) {
+                return;
+            }
         }
-        self.told = Some(now);
+        let python = python::python();
+        let other = self.others.find(&python, &self.waits.threads(), self.clock);
+        let mut status = own::status(&self.waits, &python, other);
+        if let Some(word) = &word {
+            (self.answered, self.answered_at) = (word.time, self.clock);
+            if matches!(word.kind, Kind::Show | Kind::End) {
+                let frame = |frame: &Frame| (frame.file.clone(), frame.line, frame.function.clone());
+                let dump = dump::json(&dump::Header {
+                    rank: self.host.rank,
+                    size: self.host.size,
+                    host: &self.host.name,
+                    reason: &word.kind.to_string(),
+                    state: &report::doing(&status),
+                    python: python.main().iter().map(frame).collect(),
+                });
+                self.trouble =
+                    self.host.dump(&dump).err().map(|error| error.to_string()).or(self.trouble.take());
+            }
+        }
+        status.answered = self.answered;
+        if self.said.as_ref().is_none_or(|before| status.is_news(before)) {
+            let said = start::say(self.host, &status);
+            self.trouble = said.err().map(|error| error.to_string()).or(self.trouble.take());
+            if self.leader >= 0 && !self.leads() {
+                self.host.ring(self.leader);
+            }
+            compare(self.host);
+        }
+        self.said = Some(RankStatus { process: self.host.process.name(), ..status });
+    }
+
+    fn leads(&self) -> bool {
+        self.leader == self.host.rank
     }
 
     /// Finds out whether this rank speaks for its host, and wakes the one that does.
     fn lead(&mut self) {
-        let peers = self.peers();
-        let leader = if peers.broken().is_some() { peers.rank } else { peers.leader() };
-        if leader != self.leader && leader != peers.rank {
-            peers.ring(leader);
+        let leader = if self.host.broken().is_some() { self.host.rank } else { self.host.leader() };
+        if leader != self.leader && leader != self.host.rank {
+            self.host.ring(leader);
         }
         self.leader = leader;
-        self.leads = leader == peers.rank;
-        link::lead(self.leads);
+        link::lead(self.leads());
     }
 
     /// Brings up to date what is known of all ranks.
     fn observe(&mut self, listed: u64) {
-        let peers = self.peers();
-        let ranks = peers.here();
-        let before = (self.listed == Some(listed)).then(|| std::mem::take(&mut self.here));
-        self.here = peers.world(&ranks, before);
+        self.here = self.host.world((self.listed == Some(listed)).then_some(&self.here));
         self.listed = Some(listed);
-        if let Some(told) = &self.told {
-            self.here.insert(peers.rank, told.clone());
-        }
-        self.hear();
+        self.here.extend(self.said.iter().map(|said| (self.host.rank, said.clone())));
         let mut world = self.here.clone();
-        world.extend(
-            self.far.iter().filter(|(rank, _)| !ranks.contains(**rank)).map(|(rank, it)| (*rank, it.clone())),
-        );
+        let is_asked = self.state.question.as_ref().is_some_and(|it| it.purpose != Purpose::Look);
+        for status in world.values_mut() {
+            status.is_silent = is_asked && !has_answered(status, self.asked);
+        }
+        let is_answered_here = !is_asked
+            || self.trouble.is_some()
+            || self.here.values().all(|status| has_answered(status, self.asked));
+        let mut is_answered = true;
+        if self.state.question.is_some() {
+            (self.far, is_answered) = link::answers();
+        }
+        let far = self.far.iter().filter(|(rank, _)| !self.here.contains_key(rank));
+        world.extend(far.map(|(rank, it)| (*rank, it.clone())));
         let clock = self.clock;
         for (rank, it) in &mut world {
             for wait in &mut it.waits {
@@ -448,84 +349,114 @@ impl Observer {
         self.since.retain(|(rank, number), _| {
             world.get(rank).is_some_and(|it| it.waits.iter().any(|wait| wait.number == *number))
         });
-        let ago = |kind| link::heard(kind).map(|(_, at)| clock - (link::now() - at));
-        let told = peers.told("told").map(|(_, ago)| clock - ago.as_secs_f64());
-        let latest = |times: [Option<f64>; 4]| times.into_iter().flatten().reduce(f64::max);
+        let own = self.host.rank;
+        let ago = |kind| link::heard(kind).map(|(by, at)| (clock - (link::now() - at), by < own));
         let state = &mut self.state;
-        state.spoke = latest([state.spoke, told, ago(Kind::Line), ago(Kind::Hung)]);
-        state.asked = latest([state.asked, ago(Kind::Waits), None, None]);
-        (state.world, state.own, state.is_debugged) = (world, ranks, is_debugged());
+        state.heard = Heard { look: ago(Kind::Look), line: ago(Kind::Line), end: ago(Kind::End) };
+        state.question.iter_mut().for_each(|question| question.is_answered = is_answered && is_answered_here);
+        state.own = if self.leader == own { self.here.keys().copied().collect() } else { Default::default() };
+        state.is_debugged = is_debugged();
+        state.world = world;
         state.forget();
     }
 
-    /// What other hosts have answered.
-    fn hear(&mut self) {
-        let Some((word, at, again)) = &mut self.question else { return };
-        let (groups, complete) = link::answers(word);
-        let age = self.clock - *at;
-        if !*again && age > ANSWERS / 2.0 {
-            link::ask_again();
-            *again = true;
-        }
-        self.far = World::new();
-        for Group { members, state, .. } in groups {
-            if let Some(rank) = super::known::decode(&state) {
-                self.far.extend(members.iter().map(|member| (member, rank.clone())));
+    /// Answers the questions of other hosts: at once with what is known, or when the ranks of this one have said more.
+    fn respond(&mut self) {
+        for mut asked in std::mem::take(&mut self.asked_by) {
+            if asked.time == 0 && asked.word.kind != Kind::Look {
+                let word = Word::new(asked.word.kind, self.host.rank);
+                let _ = self.host.ask(&word);
+                asked.time = word.time;
+                self.say(Some(word));
             }
-        }
-        if complete || age > ANSWERS {
-            self.question = None;
+            let is_over = self.clock - asked.since > ANSWER_TIME_HERE;
+            if is_over || self.here.values().all(|status| has_answered(status, asked.time)) {
+                let silent = |(rank, it): (&i32, &RankStatus)| {
+                    (*rank, RankStatus { is_silent: !has_answered(it, asked.time), ..it.clone() })
+                };
+                let here: World = self.here.iter().map(silent).collect();
+                link::answer(asked.by, Message::answer(asked.word, &here));
+            } else {
+                self.asked_by.push(asked);
+            }
         }
     }
 
     /// Does what there is to do.
     fn act(&mut self) {
-        let Settings { report_after, rank, .. } = self.watchdog.settings;
-        let hosts: Hosts = link::hosts();
+        let Settings { report_after, .. } = self.watchdog.settings;
         let report_after = if report_after > 0.0 { report_after } else { f64::INFINITY };
-        let settings = decide::Settings { report_after, host: hosts.place() };
-        for action in decide::decide(&self.state, &settings, self.clock) {
+        let settings = decide::Settings { report_after, host: link::hosts().place() };
+        let mut actions = Vec::new();
+        if self.leads() || self.state.question.is_some() {
+            actions = decide::decide(&self.state, &settings, self.clock);
+        }
+        let asks = |action: &Action| matches!(action, Action::Ask(_));
+        if self.shows && !actions.iter().any(asks) && self.state.question.is_none() {
+            self.shows = false;
+            actions.push(Action::Ask(Purpose::Show));
+        }
+        let own = self.host.rank;
+        for action in actions {
             self.state.apply(&action, &settings, self.clock);
             match action {
-                decide::Action::Ask => {
-                    let word = Kind::Waits.word(rank);
-                    link::ask(&word);
-                    self.question = Some((word, self.clock, false));
-                }
-                decide::Action::Tell(key) => act::tell(self.watchdog, &self.state, key),
-                decide::Action::End(key, reason) => {
-                    let (place, hosts) = settings.host;
-                    let turn = Duration::from_secs_f64(place as f64 / hosts as f64);
-                    if !act::hung(self.watchdog, &self.state, key, &reason, turn, is_same_now) {
-                        // It was not so, or is not any more.
-                        self.state.reported.remove(&key);
-                        self.state.suspects.remove(&key);
-                        self.far.clear();
-                    }
-                }
+                Action::Ask(purpose) => self.ask(&purpose),
+                Action::AskAgain => link::ask_again(),
+                Action::Tell(key) => print(&self.facts().line(key).unwrap_or_default()),
+                Action::Show => start::show(&self.facts().report("report (SIGUSR1)", (own, 0), own)),
+                Action::End(key, reason) => self.end(key, &reason),
+                // It was not so, or is not any more.
+                Action::Acquit(_) => self.far.clear(),
                 _ => {}
             }
         }
     }
+
+    fn ask(&mut self, purpose: &Purpose) {
+        let kind = match purpose {
+            Purpose::Look => Kind::Look,
+            Purpose::Line(_) => Kind::Line,
+            Purpose::Show => Kind::Show,
+            Purpose::End(..) => Kind::End,
+        };
+        let word = Word::new(kind, self.host.rank);
+        link::ask(&word);
+        if kind != Kind::Look {
+            self.trouble = self.host.ask(&word).err().map(|error| error.to_string());
+            self.asked = word.time;
+            self.say(Some(word));
+        }
+    }
+
+    fn facts(&self) -> Facts<'_> {
+        Facts {
+            world: &self.state.world,
+            size: self.host.size,
+            directory: &self.host.directory,
+            trouble: self.trouble.clone(),
+            asks_hosts: link::is_open(),
+        }
+    }
+
+    /// An operation hangs: this rank reports for all, and ends the job.
+    fn end(&mut self, key: Key, reason: &Reason) {
+        let Some(wait) = self.state.wait(key) else { return };
+        let headline = report::headline(&self.state.world, key, wait, reason);
+        let mut text = self.facts().report(&headline, key, self.host.rank);
+        let ends = self.watchdog.settings.abort;
+        text += if ends {
+            "  the job is ended (MPI4JAX_ON_TIMEOUT=continue: it goes on)\n"
+        } else {
+            "  the job goes on (MPI4JAX_ON_TIMEOUT=continue)\n"
+        };
+        print(&text);
+        if ends {
+            end::end_job(HUNG, ending);
+        }
+    }
 }
 
-/// Whether what is told of a rank is the same, but for the time.
-fn is_same(before: &Rank, now: &Rank) -> bool {
-    let without_time = |rank: &Rank| {
-        let mut rank = rank.clone();
-        rank.waits.iter_mut().for_each(|wait| wait.seconds = 0.0);
-        rank
-    };
-    without_time(before) == without_time(now)
-}
-
-/// What the ranks of this host wait for at this moment, where they are known to by what was known before.
-fn is_same_now(watchdog: &Watchdog, before: &World) -> World {
-    let peers = &watchdog.reporter.peers;
-    peers.look();
-    let mut world = before.clone();
-    let here = peers.world(&peers.here(), None);
-    world.extend(here.into_iter().filter(|(rank, _)| *rank != peers.rank));
-    world.values_mut().for_each(|rank| rank.waits.retain(|wait| wait.need != Need::End));
-    world
+/// Whether a rank has answered a question of this time, or cannot.
+fn has_answered(status: &RankStatus, time: u64) -> bool {
+    status.answered >= time || !matches!(status.life, Life::Runs | Life::Exits)
 }

@@ -2,13 +2,13 @@
 
 use super::c_api::{CallFrame, FfiError};
 use super::state::{Bound, Sites, State, bind, enter, get_state, guard, judged, kind, set_state, usable};
+use super::watched::Watched;
 use super::{frame, pages};
 use crate::call::{Blocks, Call, EagerCall, Site};
 use crate::error::{Cause, Error};
 use crate::ops;
 use crate::record::log;
 use crate::transport::{self, Platform, Transport};
-use crate::watch::Watched;
 
 /// Stage 1, once per operation in a compiled program: decodes the attributes.
 ///

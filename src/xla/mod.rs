@@ -9,6 +9,7 @@ mod requests;
 mod state;
 pub mod statuses;
 mod targets;
+mod watched;
 
 pub use c_api::{CallFrame, FfiError, Handler};
 pub use handler::{execute, instantiate};

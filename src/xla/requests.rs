@@ -9,6 +9,7 @@ use super::state::{
     Bound, RecordedWait, RequestPlan, Sites, State, bind, end_if_fatal, enter, get_state, guard, judged,
     kind, set_state, usable,
 };
+use super::watched::{Watched, wait_for};
 use crate::call::{Call, EagerCall, Operand, Phase, Site, Stream};
 use crate::error::{Cause, Error};
 use crate::mpilib;
@@ -16,7 +17,6 @@ use crate::ops::{self, Buffer, Counts};
 use crate::record::log;
 use crate::record::recorder::Record;
 use crate::transport::{self, Handle, Platform, Request, RequestLayout, RequestMemory, Transport};
-use crate::watch::{Watched, wait_for};
 
 /// How many waits are remembered.
 const WAITS: usize = 16;

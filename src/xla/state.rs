@@ -8,8 +8,10 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 
 use super::c_api::{self, Api, CallFrame, FfiError, StageStateArgs, StateArgs, TypeId};
 use super::errors::{caught, check};
+use super::watched::Watched;
 use crate::call::{Operand, Site, Stream};
 use crate::comm;
+use crate::compare;
 use crate::device;
 use crate::device::cuda::{self, Entered};
 use crate::error::{Cause, Error};
@@ -18,7 +20,7 @@ use crate::ops;
 use crate::record::recorder::OpInfo;
 use crate::record::timeline;
 use crate::transport::{self, MemoryPool, Platform, RequestLayout, Transport};
-use crate::watch::{self, Watched};
+use crate::watch;
 
 /// What the instantiate stage leaves for the execute stage.
 pub(super) struct State {
@@ -208,7 +210,7 @@ unsafe fn answer<const KIND: u8>(frame: &CallFrame, metadata: *mut c_api::Metada
         let recorded = KIND == kind::CUDA
             && minor >= c_api::MINOR_STATE_RECORDED
             && transport::is_recorded(Platform::Cuda)
-            && !watch::is_checking();
+            && !compare::is_checking();
         (*metadata).traits = if recorded { c_api::TRAIT_COMMAND_BUFFER } else { 0 };
         if minor >= c_api::MINOR_TYPE_INFO && frame.stage == c_api::STAGE_INSTANTIATE {
             (*metadata).state_type_id = register(frame.api)?;

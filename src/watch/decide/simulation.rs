@@ -4,11 +4,8 @@
 //! `MPI4JAX_SIMULATION=800x125 cargo test --release simulation` runs it with so many hosts and ranks on each.
 
 use super::*;
-use crate::watch::graph::{CommId, Peer};
-use crate::watch::groups::{Group, grouped};
-use crate::watch::known;
-use crate::watch::mail::{Hosts, Mail, Message};
-use crate::watch::questions::Kind;
+use crate::job::mail::{Hosts, Kind, Mail, Message, Word};
+use crate::job::status::{CommId, Peer};
 
 /// How long a message takes, and how often a leader looks for some: seconds.
 const STEP: f64 = 0.25;
@@ -20,7 +17,6 @@ struct Host {
     /// What its ranks wait for, from 0 on.
     here: World,
     far: World,
-    question: Option<(String, f64, bool)>,
 }
 
 struct Job {
@@ -32,7 +28,7 @@ struct Job {
     dead: Vec<i32>,
     messages: usize,
     bytes: usize,
-    asks: Vec<(usize, f64)>,
+    looks: Vec<(usize, f64)>,
     lines: Vec<(usize, f64)>,
     ends: Vec<(usize, f64, Reason)>,
 }
@@ -44,7 +40,7 @@ fn size() -> (i32, i32) {
 }
 
 impl Job {
-    fn new((hosts, per_host): (i32, i32), rank: impl Fn(i32) -> Rank) -> Self {
+    fn new((hosts, per_host): (i32, i32), rank: impl Fn(i32) -> RankStatus) -> Self {
         let names: Vec<u64> = (0..hosts * per_host).map(|rank| 1 + (rank / per_host) as u64).collect();
         let host = |host: i32| {
             let first = host * per_host;
@@ -53,7 +49,7 @@ impl Job {
             let mut mail = Mail::default();
             mail.hosts = Hosts::new(&names, first);
             let here = ranks.iter().map(|it| (it, rank(it))).collect();
-            Host { ranks, mail, state, here, far: World::new(), question: None }
+            Host { ranks, mail, state, here, far: World::new() }
         };
         Self {
             hosts: (0..hosts).map(host).collect(),
@@ -63,7 +59,7 @@ impl Job {
             dead: Vec::new(),
             messages: 0,
             bytes: 0,
-            asks: Vec::new(),
+            looks: Vec::new(),
             lines: Vec::new(),
             ends: Vec::new(),
         }
@@ -88,23 +84,10 @@ impl Job {
             if ends.iter().any(|host| self.cut_off.contains(host)) || self.dead.contains(&to) {
                 continue;
             }
-            let host = &mut self.hosts[ends[1]];
-            if let Some(word) = host.mail.take_in(from, message, self.now) {
-                let state = |it: &Rank| {
-                    if Kind::of(&word) == Some(Kind::Waits) {
-                        known::encode(it, true)
-                    } else {
-                        "in it".into()
-                    }
-                };
-                let here = self.here(ends[1]);
-                let group = |(rank, it): (&i32, &Rank)| Group {
-                    members: [*rank].into_iter().collect(),
-                    state: state(it),
-                    seconds: 0.0,
-                };
-                let groups = grouped(here.iter().map(group));
-                self.under_way.push((to, from, Message::Answer { word, groups }));
+            self.hosts[ends[1]].mail.take_in(from, message, self.now);
+            let here = self.here(ends[1]);
+            for (by, word) in self.hosts[ends[1]].mail.questions() {
+                self.under_way.push((to, by, Message::answer(word, &here)));
             }
         }
         for host in 0..self.hosts.len() {
@@ -120,55 +103,37 @@ impl Job {
         let here = self.here(place);
         let (now, count) = (self.now, self.hosts.len());
         let host = &mut self.hosts[place];
-        if let Some((word, at, again)) = &mut host.question {
-            let (groups, complete) = host.mail.answers(word);
-            if !*again && now - *at > 1.5 {
-                host.mail.ask_again();
-                *again = true;
-            }
-            host.far = World::new();
-            for group in groups {
-                let rank = known::decode(&group.state).unwrap();
-                host.far.extend(group.members.iter().map(|member| (member, rank.clone())));
-            }
-            if complete || now - *at > 3.0 {
-                host.question = None;
-            }
-        }
-        // As often as a leader looks whose ranks wait.
-        if now.fract() != 0.0 || !host.state.reported.is_empty() {
+        // As often as a leader looks whose ranks wait, or that has asked.
+        if host.state.question.is_none() && now.fract() != 0.0 || !host.state.reported.is_empty() {
             return;
+        }
+        if let Some(question) = &mut host.state.question {
+            let (said, is_complete) = host.mail.answers();
+            host.far = said.flat_map(|(ranks, it)| ranks.iter().map(|rank| (rank, it.clone()))).collect();
+            question.is_answered = is_complete;
         }
         host.state.world = here;
         host.state.world.extend(host.far.iter().map(|(rank, it)| (*rank, it.clone())));
-        host.state.asked = host
-            .mail
-            .heard(Kind::Waits)
-            .map(|(_, at)| at)
-            .into_iter()
-            .chain(host.state.asked)
-            .reduce(f64::max);
-        host.state.spoke = host
-            .mail
-            .heard(Kind::Line)
-            .map(|(_, at)| at)
-            .into_iter()
-            .chain(host.state.spoke)
-            .reduce(f64::max);
+        let own = host.ranks.first().unwrap();
+        let heard = |kind| host.mail.heard(kind).map(|(by, at)| (at, by < own));
+        host.state.heard = Heard { look: heard(Kind::Look), line: heard(Kind::Line), end: heard(Kind::End) };
         let settings = Settings { report_after: 30.0, host: (place, count) };
         for action in decide(&host.state, &settings, now) {
             host.state.apply(&action, &settings, now);
-            let word = |kind: &str| format!("{kind}-{place}-{now}");
             match action {
-                Action::Ask => {
-                    host.mail.ask(&word("waits"));
-                    host.question = Some((word("waits"), now, false));
-                    self.asks.push((place, now));
+                Action::Ask(purpose) => {
+                    let kind = match purpose {
+                        Purpose::Look => Kind::Look,
+                        Purpose::Line(_) => Kind::Line,
+                        _ => Kind::End,
+                    };
+                    host.mail.ask(&Word { kind, rank: own, time: (4.0 * now) as u64 });
+                    if kind == Kind::Look {
+                        self.looks.push((place, now));
+                    }
                 }
-                Action::Tell(_) => {
-                    host.mail.ask(&word("line"));
-                    self.lines.push((place, now));
-                }
+                Action::AskAgain => host.mail.ask_again(),
+                Action::Tell(_) => self.lines.push((place, now)),
                 Action::End(_, reason) => self.ends.push((place, now, reason)),
                 _ => {}
             }
@@ -184,7 +149,7 @@ impl Job {
 
 const ALL: CommId = CommId { class: 1, index: 0 };
 
-fn waits(need: Need, members: Ranks) -> Rank {
+fn waits(need: Need, members: Ranks) -> RankStatus {
     let counts = if let Need::Collective { comm, number } = need { vec![(comm, number)] } else { Vec::new() };
     let words = "it, a.py:9".into();
     let wait = Wait {
@@ -197,11 +162,11 @@ fn waits(need: Need, members: Ranks) -> Rank {
         words,
         at: String::new(),
     };
-    Rank { life: Life::Runs, waits: vec![wait], counts, ..Rank::default() }
+    RankStatus { life: Life::Runs, waits: vec![wait], counts, ..RankStatus::default() }
 }
 
-fn slow() -> Rank {
-    Rank { life: Life::Runs, ..Rank::default() }
+fn slow() -> RankStatus {
+    RankStatus { life: Life::Runs, ..RankStatus::default() }
 }
 
 /// All ranks wait for one that computes: the other hosts are asked at 3, 6, 12, ... seconds, by one or few, and one line is said.
@@ -213,9 +178,9 @@ fn a_slow_rank_costs_few_messages() {
     let mut job = Job::new((hosts, per_host), |rank| if rank == n / 2 { slow() } else { barrier() });
     job.run(70.0);
     assert_eq!(job.ends, []);
-    println!("{} messages, {} bytes, asked {:?}, said {:?}", job.messages, job.bytes, job.asks, job.lines);
-    assert_eq!(job.asks, [3.0, 6.0, 12.0, 24.0, 48.0].map(|at| (0, at)), "the first host alone asks");
-    assert_eq!(job.lines, [31.0, 61.0].map(|at| (0, at)), "and speaks");
+    println!("{} messages, {} bytes, asked {:?}, said {:?}", job.messages, job.bytes, job.looks, job.lines);
+    assert_eq!(job.looks, [3.0, 6.0, 12.0, 24.0, 48.0].map(|at| (0, at)), "the first host alone asks");
+    assert_eq!(job.lines, [31.0, 61.0].map(|at| (0, at + 0.5)), "and speaks");
     assert_eq!(job.messages, 2 * 7 * (hosts as usize - 1), "a question and an answer for each other host");
 }
 
@@ -244,8 +209,8 @@ fn a_knot_of_two_hosts_is_found() {
     job.dead = vec![b - 1];
     job.run(30.0);
     let (_, at, reason) = &job.ends[0];
-    assert!(matches!(reason, Reason::Proof(Why::Stuck(_))) && *at <= 15.0, "{:?} at {at}", reason);
-    println!("{} messages, {} bytes, asked {:?}, ended at {at} s", job.messages, job.bytes, job.asks);
+    assert!(matches!(reason, Reason::Proof(Why::Stuck(_))) && *at <= 20.0, "{:?} at {at}", reason);
+    println!("{} messages, {} bytes, asked {:?}, ended at {at} s", job.messages, job.bytes, job.looks);
     // Where the ranks' hosts cannot be reached, nothing is proved.
     let mut job = Job::new((hosts, per_host), of);
     job.cut_off = vec![1];

@@ -1,7 +1,7 @@
 //! What has been learned of programs that hang, and of those that only look like it: a row each.
 
 use super::*;
-use crate::watch::graph::{CommId, Peer};
+use crate::job::status::{CommId, Peer};
 
 /// A communicator of all ranks.
 const A: CommId = CommId { class: 1, index: 3 };
@@ -46,8 +46,9 @@ fn sendrecv(source: i32, dest: i32) -> Wait {
 }
 
 /// A rank all of whose threads wait, and that has begun what they wait for.
-fn waits(waits: impl IntoIterator<Item = Wait>) -> Rank {
-    let mut rank = Rank { life: Life::Runs, waits: waits.into_iter().collect(), ..Rank::default() };
+fn waits(waits: impl IntoIterator<Item = Wait>) -> RankStatus {
+    let mut rank =
+        RankStatus { life: Life::Runs, waits: waits.into_iter().collect(), ..RankStatus::default() };
     for (i, wait) in rank.waits.iter_mut().enumerate() {
         wait.number += i as u64;
         if let Need::Collective { comm, number } = wait.need {
@@ -57,41 +58,63 @@ fn waits(waits: impl IntoIterator<Item = Wait>) -> Rank {
     rank
 }
 
-fn runs() -> Rank {
-    Rank { life: Life::Runs, ..Rank::default() }
+fn runs() -> RankStatus {
+    RankStatus { life: Life::Runs, ..RankStatus::default() }
 }
 
-fn finished(collectives: u64) -> Rank {
+fn finished(collectives: u64) -> RankStatus {
     let counts = vec![(CommId { index: -1, ..A }, collectives)];
-    Rank { life: Life::Finished, counts, ..Rank::default() }
+    RankStatus { life: Life::Finished, counts, ..RankStatus::default() }
 }
 
-fn gone() -> Rank {
-    Rank { life: Life::Gone("process 7 on x".into()), ..Rank::default() }
+fn gone() -> RankStatus {
+    RankStatus { life: Life::Gone, ..RankStatus::default() }
 }
 
-fn with(rank: Rank, change: impl FnOnce(&mut Rank)) -> Rank {
+fn with(rank: RankStatus, change: impl FnOnce(&mut RankStatus)) -> RankStatus {
     let mut rank = rank;
     change(&mut rank);
     rank
 }
 
-/// What becomes of these ranks, that wait together from 0 on: why the job is ended, and when.
-fn outcome(ranks: &[Rank], until: u32) -> Option<(Reason, f64)> {
-    let mut state = State { own: Ranks::all(3), ..State::default() };
-    let settings = Settings { report_after: 30.0, host: (0, 1) };
-    for second in 0..until {
-        let now = f64::from(second);
-        state.world = ranks.iter().cloned().zip(0..).map(|(rank, i)| (i, rank)).collect();
-        state.world.values_mut().flat_map(|rank| &mut rank.waits).for_each(|wait| wait.seconds = now);
-        for action in decide(&state, &settings, now) {
-            state.apply(&action, &settings, now);
-            if let Action::End(_, reason) = action {
-                return Some((reason, now));
-            }
-        }
+/// What a job does with what it knows of its ranks, second by second.
+struct Job {
+    state: State,
+    settings: Settings,
+}
+
+impl Job {
+    fn new() -> Self {
+        let state = State { own: Ranks::all(3), ..State::default() };
+        Self { state, settings: Settings { report_after: 30.0, host: (0, 1) } }
     }
-    None
+
+    /// Decides about these ranks, whose waits have taken `now` seconds. Questions are answered at once.
+    fn step(&mut self, ranks: &[RankStatus], now: f64) -> Vec<Action> {
+        self.state.world = (0..).zip(ranks.iter().cloned()).collect();
+        self.state.world.values_mut().flat_map(|rank| &mut rank.waits).for_each(|wait| wait.seconds = now);
+        let mut done = Vec::new();
+        for _ in 0..2 {
+            for action in decide(&self.state, &self.settings, now) {
+                self.state.apply(&action, &self.settings, now);
+                done.push(action);
+            }
+            let Some(question) = &mut self.state.question else { break };
+            question.is_answered = true;
+        }
+        done
+    }
+}
+
+/// What becomes of these ranks, that wait together from 0 on: why the job is ended, and when.
+fn outcome(ranks: &[RankStatus], until: u32) -> Option<(Reason, f64)> {
+    let mut job = Job::new();
+    (0..until).map(f64::from).find_map(|now| {
+        job.step(ranks, now).into_iter().find_map(|action| match action {
+            Action::End(_, reason) => Some((reason, now)),
+            _ => None,
+        })
+    })
 }
 
 const NOTHING: &str = "";
@@ -103,10 +126,10 @@ const LATE: &str = "late";
 
 #[test]
 fn jobs_end_for_what_is_proved_and_for_nothing_else() {
-    let thread = |rank: &mut Rank| rank.other = Some("another thread".into());
-    let started = |need: Wait| move |rank: &mut Rank| rank.started.push(need.need);
-    let begun = |comm, number| move |rank: &mut Rank| rank.counts.push((comm, number));
-    let rows: Vec<(&str, [Rank; 3], &str)> = vec![
+    let thread = |rank: &mut RankStatus| rank.other = Some("another thread".into());
+    let started = |need: Wait| move |rank: &mut RankStatus| rank.started.push(need.need);
+    let begun = |comm, number| move |rank: &mut RankStatus| rank.counts.push((comm, number));
+    let rows: Vec<(&str, [RankStatus; 3], &str)> = vec![
         // ---- Knots
         ("two receives", [waits([recv(1, 7)]), waits([recv(0, 7)]), runs()], STUCK),
         ("a ring", [waits([recv(1, 0)]), waits([recv(2, 0)]), waits([recv(0, 0)])], STUCK),
@@ -158,7 +181,7 @@ fn jobs_end_for_what_is_proved_and_for_nothing_else() {
             ],
             NOTHING,
         ),
-        ("a rank nobody knows", [waits([recv(1, 7)]), Rank::default(), runs()], NOTHING),
+        ("a rank nobody knows", [waits([recv(1, 7)]), RankStatus::default(), runs()], NOTHING),
         (
             "a stream that waits",
             [waits([recv(1, 7)]), waits([recv(0, 7), wait(Need::Stream)]), runs()],
@@ -230,60 +253,105 @@ fn a_large_message_may_take_its_time() {
 
 #[test]
 fn a_proof_has_to_hold_all_the_time() {
-    let knot = [waits([recv(1, 7)]), waits([recv(0, 7)]), runs()];
-    let (mut state, settings) =
-        (State { own: Ranks::all(3), ..State::default() }, Settings { report_after: 30.0, host: (0, 1) });
+    let mut job = Job::new();
     let mut end = None;
     for second in 0..20 {
-        let now = f64::from(second);
-        state.world = knot.iter().cloned().zip(0..).map(|(rank, i)| (i, rank)).collect();
-        state.world.values_mut().flat_map(|rank| &mut rank.waits).for_each(|wait| wait.seconds = now);
+        let mut knot = [waits([recv(1, 7)]), waits([recv(0, 7)]), runs()];
         // Now and then a thread is seen that could go on.
         if second % 3 == 0 && second < 10 {
-            state.world.get_mut(&0).unwrap().other = Some("another thread".into());
+            knot[0].other = Some("another thread".into());
         }
-        state.is_debugged = second == 11;
-        for action in decide(&state, &settings, now) {
-            state.apply(&action, &settings, now);
-            if matches!(action, Action::End(..)) {
-                end.get_or_insert(second);
-            }
+        job.state.is_debugged = second == 11;
+        if job.step(&knot, f64::from(second)).iter().any(|action| matches!(action, Action::End(..))) {
+            end.get_or_insert(second);
         }
     }
     assert_eq!(end, Some(16), "more than three seconds after the debugger has gone");
 }
 
-/// Who speaks when, of a rank that waits for ten minutes.
-fn lines(state: &mut State, settings: &Settings, until: u32) -> Vec<(u32, Action)> {
-    let mut said = Vec::new();
-    for second in 0..until {
-        let now = f64::from(second);
-        state.world = [(0, waits([all(A, 1)])), (1, runs()), (2, waits([all(A, 1)]))].into();
-        state.world.values_mut().flat_map(|rank| &mut rank.waits).for_each(|wait| wait.seconds = now);
-        for action in decide(state, settings, now) {
-            state.apply(&action, settings, now);
-            said.push((second, action));
+/// The job is ended for what holds when all ranks have been asked once more.
+#[test]
+fn a_proof_is_confirmed_by_the_ranks() {
+    let knot = [waits([recv(1, 7)]), waits([recv(0, 7)]), runs()];
+    let silent = with(knot[1].clone(), |rank| rank.is_silent = true);
+    let late = with(waits([all(A, 1)]), |rank| rank.waits[0].late = "too long".into());
+    for (before, after, answers, ends) in [
+        (&knot, &knot, true, true),
+        (&knot, &knot, false, true),
+        (&knot, &[knot[0].clone(), waits([]), runs()], true, false),
+        (&knot, &[knot[0].clone(), silent, runs()], false, false),
+        (&[late.clone(), runs(), runs()], &[late.clone(), runs(), runs()], true, true),
+        (&[late.clone(), runs(), runs()], &[waits([]), runs(), runs()], true, false),
+    ] {
+        let mut job = Job::new();
+        let mut asked = None;
+        let mut ended = false;
+        for second in 0..30 {
+            let now = f64::from(second);
+            let world = if asked.is_some() { after } else { before };
+            job.state.world = (0..).zip(world.iter().cloned()).collect();
+            job.state.world.values_mut().flat_map(|rank| &mut rank.waits).for_each(|wait| wait.seconds = now);
+            for action in decide(&job.state, &job.settings, now) {
+                job.state.apply(&action, &job.settings, now);
+                ended |= matches!(action, Action::End(..));
+                if let Action::Ask(Purpose::End(..)) = action {
+                    asked.get_or_insert(now);
+                }
+            }
+            job.state.question.iter_mut().for_each(|question| question.is_answered = answers);
         }
+        assert_eq!((asked.is_some(), ended), (true, ends), "{after:?}");
     }
-    said
+}
+
+/// Of two leaders that report at once, one does: the one that is before the other.
+#[test]
+fn one_host_ends_the_job() {
+    let knot: World = (0..).zip([waits([recv(1, 7)]), waits([recv(0, 7)]), runs()]).collect();
+    for is_before in [true, false] {
+        let Job { mut state, settings } = Job::new();
+        let mut ended = false;
+        for second in 0..12 {
+            let now = f64::from(second);
+            state.world = knot.clone();
+            state.world.values_mut().flat_map(|rank| &mut rank.waits).for_each(|wait| wait.seconds = now);
+            state.question.iter_mut().for_each(|question| question.is_answered = true);
+            for action in decide(&state, &settings, now) {
+                state.apply(&action, &settings, now);
+                ended |= matches!(action, Action::End(..));
+                if let Action::Ask(Purpose::End(..)) = action {
+                    state.heard.end.get_or_insert((now, is_before));
+                }
+            }
+        }
+        assert_eq!(ended, !is_before);
+    }
+}
+
+/// What is done in some minutes for two ranks that wait for a third.
+fn lines(job: &mut Job, until: u32) -> Vec<(u32, Action)> {
+    let ranks = [waits([all(A, 1)]), runs(), waits([all(A, 1)])];
+    let each = |second| job.step(&ranks, f64::from(second)).into_iter().map(move |action| (second, action));
+    (0..until).flat_map(each).collect()
 }
 
 #[test]
 fn lines_come_after_30_seconds_and_after_twice_as_long_each_time() {
-    let settings = Settings { report_after: 30.0, host: (0, 1) };
-    let said = lines(&mut State { own: Ranks::all(3), ..State::default() }, &settings, 600);
+    let said = lines(&mut Job::new(), 600);
     let told: Vec<u32> =
         said.iter().filter(|(_, it)| matches!(it, Action::Tell(_))).map(|(at, _)| *at).collect();
     assert_eq!(told, [31, 61, 121, 241, 481]);
-    let two = said.iter().filter(|(at, it)| *at == 31 && matches!(it, Action::LetTell(_))).count();
+    let two = said.iter().filter(|(at, it)| *at == 31 && matches!(it, Action::SkipLine(_))).count();
     assert_eq!(two, 1, "one of two ranks that wait speaks");
     // Another one has spoken.
-    let mut state = State { own: Ranks::all(3), spoke: Some(29.0), ..State::default() };
-    let said = lines(&mut state, &settings, 40);
-    assert!(said.iter().all(|(_, it)| matches!(it, Action::LetTell(_))), "{said:?}");
+    let mut job = Job::new();
+    job.state.spoke = Some(29.0);
+    let said = lines(&mut job, 40);
+    assert!(said.iter().all(|(_, it)| matches!(it, Action::SkipLine(_))), "{said:?}");
     // None at all.
-    let never = Settings { report_after: f64::INFINITY, host: (0, 1) };
-    assert_eq!(lines(&mut State { own: Ranks::all(3), ..State::default() }, &never, 600), []);
+    job = Job::new();
+    job.settings.report_after = f64::INFINITY;
+    assert_eq!(lines(&mut job, 600), []);
 }
 
 #[test]
@@ -300,37 +368,14 @@ fn other_hosts_are_asked_where_a_wait_may_be_part_of_a_knot() {
             state.world = world;
             for action in decide(&state, &settings, now) {
                 state.apply(&action, &settings, now);
-                asked.push(second);
+                if action == Action::Ask(Purpose::Look) {
+                    asked.push(second);
+                }
             }
+            state.question.iter_mut().for_each(|question| question.is_answered = true);
         }
         asked
     };
     assert_eq!(asks("0"), [3, 6, 12, 24]);
     assert_eq!(asks("0-1"), [0; 0], "rank 1, of this host, has not come");
-}
-
-#[test]
-fn a_deadlock_is_told_with_both_lines_and_its_cure() {
-    let at = |mut rank: Rank, words: &str| {
-        rank.waits[0].words = words.into();
-        rank
-    };
-    let world = |ranks: [Rank; 2]| ranks.into_iter().zip(0..).map(|(rank, i)| (i, rank)).collect::<World>();
-    let text = |ranks| deadlock(&world(ranks), (0, 1));
-    assert_eq!(
-        text([
-            at(waits([recv(1, 7)]), "recv from 1, a.py:8"),
-            at(waits([recv(0, 7)]), "recv from 0, a.py:9")
-        ]),
-        "rank 0 is in recv from 1, a.py:8, and waits for rank 1, which is in recv from 0, a.py:9, and waits for rank 0; \
-         let one of them send first, or use sendrecv"
-    );
-    let two = |wait: Wait| Wait { members: Ranks::all(2), ..wait };
-    let other = text([at(waits([two(all(A, 1))]), "barrier #1"), at(waits([two(all(B, 1))]), "barrier #1")]);
-    assert!(other.contains("which is in barrier #1, on another communicator,"), "{other}");
-    assert!(other.ends_with("let all ranks use the communicators in the same order"), "{other}");
-    // With another thread, it only looks like one.
-    let thread = with(waits([recv(0, 7)]), |rank| rank.other = Some("another thread".into()));
-    assert_eq!(looks_stuck(&world([waits([recv(1, 7)]), thread]), (0, 1)), Some((vec![0, 1], 1)));
-    assert_eq!(looks_stuck(&world([waits([recv(1, 7)]), runs()]), (0, 1)), None);
 }

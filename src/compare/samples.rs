@@ -16,12 +16,8 @@ use std::fmt;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::compare;
-use super::peers::{Peers, file};
-use super::waits;
 use crate::call::{Call, Phase, Stream};
 use crate::comm::{Comm, hash};
-use crate::mpilib;
 use crate::ops::Dtype;
 use crate::record::clock::Epoch;
 use crate::record::recorder::{self, Record, Running};
@@ -102,9 +98,9 @@ fn take_collective(call: &Call, record: &Record) {
         comm: comm.clone(),
         is_ours: is_ours(comm),
         key: hash((comm.id, comm.generation, number)),
-        print: compare::fingerprint(call, record),
+        print: super::fingerprint(call, record),
         others: [neighbour(1), neighbour(comm.size - 1)],
-        words: compare::with_widths(call, record),
+        words: super::with_widths(call, record),
         collective: Some(Collective { number, alone, name: record.what.name(), size }),
     };
     add(&mut samples(), sample);
@@ -188,67 +184,69 @@ fn first_difference<'a>(ours: &'a [Line], theirs: &'a [Line]) -> Option<(&'a Lin
     ours.iter().filter_map(differs).min_by_key(|(our, its)| our.doubt.max(its.doubt) > 0)
 }
 
-impl Peers {
-    /// Tells the others what this rank did, and what it did otherwise than they, if anything. What is no proof is told by
-    /// one rank, once.
-    pub fn difference(&self) -> Option<Difference> {
-        /// What the others have been told.
-        static TOLD: Mutex<String> = Mutex::new(String::new());
-        for record in running_collectives() {
-            end(&record.what.comm, record.sequence);
-        }
-        if self.broken().is_some() {
-            return None;
-        }
-        let is_end = waits::is_finished() || mpilib::is_ending();
-        let (running, epoch) = (recorder::running(), Epoch::now());
-        let waits_on = |comm: &Arc<Comm>| {
-            let is_long = |record: &Record| record.seconds(&epoch) > LONG;
-            let mut of_comm = running.iter().filter(|record| Arc::ptr_eq(&record.what.comm, comm));
-            of_comm.any(|record| record.what.op.row().is_collective() && is_long(record))
-        };
-        let all = samples();
-        let line = |sample| Line::of(sample, &all, is_end || waits_on(&sample.comm));
-        let ours: Vec<Line> = all.iter().filter_map(line).collect();
-        let mut others = Vec::new();
-        for rank in all.iter().flat_map(|sample| sample.others) {
-            if rank != self.rank && !others.contains(&rank) && others.len() < RANKS {
-                others.push(rank);
-            }
-        }
-        drop(all);
-        let text: String = ours.iter().map(|line| format!("{line}\n")).collect();
-        let mut told = TOLD.lock().unwrap_or_else(PoisonError::into_inner);
-        if *told != text {
-            let _ = self.write(&file(self.rank, "did"), &text);
-            *told = text;
-        }
-        let differences = others.into_iter().filter_map(|rank| self.difference_from(rank, &ours));
-        let first = differences.min_by_key(|difference| !difference.is_proved)?;
-        (first.is_proved || self.is_first_to("doubt")).then_some(first)
-    }
+/// How a rank exchanges what it did with others.
+pub trait Exchange {
+    fn rank(&self) -> i32;
+    /// Whether it is possible.
+    fn is_open(&self) -> bool;
+    fn write(&self, text: &str);
+    fn read(&self, rank: i32) -> Option<String>;
+    /// Whether no rank has told of a doubt before.
+    fn is_first_to_doubt(&self) -> bool;
+}
 
-    fn difference_from(&self, rank: i32, ours: &[Line]) -> Option<Difference> {
-        let theirs: Vec<Line> = self.read(&file(rank, "did"))?.lines().filter_map(Line::parse).collect();
-        let (our, its) = first_difference(ours, &theirs)?;
-        let mut both = [(self.rank, &our.words), (rank, &its.words)];
-        both.sort();
-        let lines = both.map(|(rank, words)| format!("\n  rank {rank}: {words}")).concat();
-        let doubt = our.doubt.max(its.doubt);
-        let (may, why) = match doubt {
-            0 => ("did", String::new()),
-            doubt => ("may have done", format!("\n  {}", DOUBTS[doubt])),
-        };
-        let report =
-            format!("the ranks {may} different things (MPI4JAX_CHECK=0: they are not compared){lines}{why}");
-        Some(Difference { is_proved: doubt == 0, report })
+/// Tells the others what this rank did, and what it did otherwise than they, if anything. What is no proof is told by
+/// one rank, once. `is_end`: this rank does nothing any more.
+pub fn difference(exchange: &impl Exchange, is_end: bool) -> Option<Difference> {
+    /// What the others have been told.
+    static TOLD: Mutex<String> = Mutex::new(String::new());
+    for record in running_collectives() {
+        end(&record.what.comm, record.sequence);
     }
+    if !exchange.is_open() {
+        return None;
+    }
+    let (running, epoch) = (recorder::running(), Epoch::now());
+    let waits_on = |comm: &Arc<Comm>| {
+        let is_long = |record: &Record| record.seconds(&epoch) > LONG;
+        let mut of_comm = running.iter().filter(|record| Arc::ptr_eq(&record.what.comm, comm));
+        of_comm.any(|record| record.what.op.row().is_collective() && is_long(record))
+    };
+    let all = samples();
+    let line = |sample| Line::of(sample, &all, is_end || waits_on(&sample.comm));
+    let ours: Vec<Line> = all.iter().filter_map(line).collect();
+    let mut others = Vec::new();
+    for rank in all.iter().flat_map(|sample| sample.others) {
+        if rank != exchange.rank() && !others.contains(&rank) && others.len() < RANKS {
+            others.push(rank);
+        }
+    }
+    drop(all);
+    let text: String = ours.iter().map(|line| format!("{line}\n")).collect();
+    let mut told = TOLD.lock().unwrap_or_else(PoisonError::into_inner);
+    if *told != text {
+        exchange.write(&text);
+        *told = text;
+    }
+    let differences = others.into_iter().filter_map(|rank| difference_from(exchange, rank, &ours));
+    let first = differences.min_by_key(|difference| !difference.is_proved)?;
+    (first.is_proved || exchange.is_first_to_doubt()).then_some(first)
+}
 
-    /// Whether no rank has done this before.
-    fn is_first_to(&self, kind: &str) -> bool {
-        // Rank 0 removes its files of an earlier job when it starts.
-        self.folder.as_ref().is_ok_and(|folder| folder.create(&file(0, kind), "").is_ok())
-    }
+fn difference_from(exchange: &impl Exchange, rank: i32, ours: &[Line]) -> Option<Difference> {
+    let theirs: Vec<Line> = exchange.read(rank)?.lines().filter_map(Line::parse).collect();
+    let (our, its) = first_difference(ours, &theirs)?;
+    let mut both = [(exchange.rank(), &our.words), (rank, &its.words)];
+    both.sort();
+    let lines = both.map(|(rank, words)| format!("\n  rank {rank}: {words}")).concat();
+    let doubt = our.doubt.max(its.doubt);
+    let (may, why) = match doubt {
+        0 => ("did", String::new()),
+        doubt => ("may have done", format!("\n  {}", DOUBTS[doubt])),
+    };
+    let report =
+        format!("the ranks {may} different things (MPI4JAX_CHECK=0: they are not compared){lines}{why}");
+    Some(Difference { is_proved: doubt == 0, report })
 }
 
 #[cfg(test)]

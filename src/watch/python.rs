@@ -3,13 +3,70 @@
 //! A thread of Python's says where they are: it holds Python's lock meanwhile, so that no frame changes under it. If C code keeps
 //! the lock, it cannot, and that is all that is known.
 
+use std::fmt;
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use super::frames::{self, Frame};
-use super::waits::is_finished;
+use super::waits;
+use crate::job::status::Life;
 use crate::system::{signal, threads as system};
+
+/// A line of Python that a thread is at.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Frame {
+    pub file: String,
+    pub line: u32,
+    pub function: String,
+}
+
+impl fmt::Display for Frame {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{} in {}", self.file, self.line, self.function)
+    }
+}
+
+/// Threads and their frames: `Thread 17`, and below it its frames.
+pub fn threads(text: &str) -> Vec<Thread> {
+    let mut threads: Vec<Thread> = Vec::new();
+    for line in text.lines() {
+        if let Some(number) = line.strip_prefix("Thread ") {
+            threads.push(Thread { number: number.parse().unwrap_or(0), frames: Vec::new() });
+        } else if let (Some(thread), Some(frame)) = (threads.last_mut(), frame(line)) {
+            thread.frames.push(frame);
+        }
+    }
+    threads
+}
+
+/// `  File "/home/me/solver.py", line 97 in step`
+fn frame(line: &str) -> Option<Frame> {
+    let (file, rest) = line.trim_start().strip_prefix("File \"")?.rsplit_once("\", line ")?;
+    let (line, function) = rest.split_once(" in ")?;
+    Some(Frame { file: file.into(), line: line.parse().ok()?, function: function.into() })
+}
+
+/// What is said where nobody can say where Python is.
+pub const IN_C: &str = "C code keeps Python's lock";
+
+/// What JAX does on the user's behalf, by the file of its that is at work.
+pub const ACTIVITIES: [(&str, &str); 3] = [
+    ("/jax/_src/compiler.py", "JAX compiles"),
+    ("/jax/_src/interpreters/mlir.py", "JAX lowers"),
+    ("/jax/_src/interpreters/partial_eval.py", "JAX traces"),
+];
+
+/// Of these, the one that is nearest to what runs now.
+pub fn activity(frames: &[Frame]) -> Option<&'static str> {
+    let of = |frame: &Frame| ACTIVITIES.iter().find(|(file, _)| frame.file.ends_with(file));
+    frames.iter().find_map(of).map(|(_, words)| *words)
+}
+
+/// The frame that the user wrote: the innermost one outside of installed packages.
+pub fn user_frame(frames: &[Frame]) -> Option<&Frame> {
+    let foreign = ["/site-packages/", "/dist-packages/", "/mpi4jax/", "/lib/python", "<frozen "];
+    frames.iter().find(|frame| !foreign.iter().any(|part| frame.file.contains(part))).or(frames.first())
+}
 
 /// The socket at whose other end a thread of Python's answers.
 static ANSWERS: Mutex<Option<RawFd>> = Mutex::new(None);
@@ -55,8 +112,8 @@ pub fn use_answers(socket: RawFd) {
 pub fn python() -> Python {
     // One at a time: whoever waits may not take another's answer.
     let answers = ANSWERS.lock().unwrap_or_else(PoisonError::into_inner);
-    let Some(socket) = answers.filter(|_| !is_finished()) else { return Python::Nothing };
-    ask(socket).map_or(Python::Silent, |text| Python::At(frames::threads(&String::from_utf8_lossy(&text))))
+    let Some(socket) = answers.filter(|_| waits::life() != Life::Finished) else { return Python::Nothing };
+    ask(socket).map_or(Python::Silent, |text| Python::At(threads(&String::from_utf8_lossy(&text))))
 }
 
 /// What the thread answers, if it gets Python's lock in time.
@@ -109,8 +166,7 @@ impl Others {
             if i == 0 && self.main_waits(&thread.frames, waiting, now) {
                 continue;
             }
-            let at =
-                frames::user_frame(&thread.frames).map_or("in C code".into(), |frame| format!("at {frame}"));
+            let at = user_frame(&thread.frames).map_or("in C code".into(), |frame| format!("at {frame}"));
             let which = if i == 0 { "a main thread that is" } else { "another thread, which is" };
             return Some(format!("{which} {at}"));
         }
@@ -141,6 +197,21 @@ impl Others {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn frames_are_found() {
+        let text = "Thread 17\n  File \"/v/site-packages/jax/api.py\", line 9 in f\n  \
+                    File \"/home/me/solver.py\", line 97 in step\n  File \"/home/me/solver.py\", line 120 in <module>\n\
+                    Thread 18\n  File \"/x/pool.py\", line 3 in wait\n";
+        let threads = threads(text);
+        assert_eq!([(17, 3), (18, 1)], [0, 1].map(|i| (threads[i].number, threads[i].frames.len())));
+        let user = user_frame(&threads[0].frames).unwrap();
+        assert_eq!((user.line, &*user.function), (97, "step"));
+        assert_eq!((user_frame(&[]), activity(&threads[0].frames)), (None, None));
+        let frame = |file: &str| Frame { file: file.into(), line: 1, function: "f".into() };
+        let stack = ["a.py", "/v/jax/_src/compiler.py", "/v/jax/_src/interpreters/mlir.py"].map(frame);
+        assert_eq!(activity(&stack), Some("JAX compiles"));
+    }
 
     fn thread(number: u64, file: &str) -> Thread {
         Thread { number, frames: vec![Frame { file: file.into(), line: 9, function: "f".into() }] }

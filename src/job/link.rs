@@ -12,9 +12,8 @@ use std::time::{Duration, Instant};
 
 use mpi::ffi::{self, MPI_Comm, MPI_Request, MPI_Status};
 
-use super::groups::Group;
-use super::mail::{Hosts, Mail, Message};
-use super::questions::Kind;
+use super::mail::{Hosts, Kind, Mail, Message, Word};
+use super::status::World;
 use crate::comm::Calling;
 use crate::error::Cause;
 use crate::mpilib::{any_thread_may_call, at_finalize, check, handle, handle_value};
@@ -69,7 +68,7 @@ pub fn lead(leads: bool) {
 }
 
 /// Asks the other hosts. A later question makes an earlier one void.
-pub fn ask(word: &str) {
+pub fn ask(word: &Word) {
     if is_open() {
         with_mail(|mail| mail.ask(word));
         CHANGED.notify_all();
@@ -80,9 +79,26 @@ pub fn ask_again() {
     with_mail(Mail::ask_again);
 }
 
-/// What the other hosts have answered, and whether all have.
-pub fn answers(word: &str) -> (Vec<Group>, bool) {
-    if is_open() { with_mail(|mail| mail.answers(word)) } else { (Vec::new(), true) }
+/// What the other hosts have answered to the last question, and whether all have.
+pub fn answers() -> (World, bool) {
+    if !is_open() {
+        return (World::new(), true);
+    }
+    with_mail(|mail| {
+        let (said, is_complete) = mail.answers();
+        let each = said.flat_map(|(ranks, status)| ranks.iter().map(|rank| (rank, status.clone())));
+        (each.collect(), is_complete)
+    })
+}
+
+/// What leaders of other hosts have asked since this was called last, and who.
+pub fn questions() -> Vec<(i32, Word)> {
+    if is_open() { with_mail(Mail::questions) } else { Vec::new() }
+}
+
+pub fn answer(to: i32, answer: Message) {
+    with_mail(|mail| mail.answer(to, answer));
+    CHANGED.notify_all();
 }
 
 /// Who of another host has asked for this last, and when, by the clock of [`now`].
@@ -94,8 +110,8 @@ pub fn heard(kind: Kind) -> Option<(i32, f64)> {
 struct Port {
     /// A communicator of ours, never freed: it is needed until `MPI_Finalize`.
     comm: usize,
-    /// Finds out what the ranks of this host do.
-    respond: fn(&str) -> Vec<Group>,
+    /// Wakes who answers questions.
+    wake: fn(),
     /// What is under way; MPI reads the bytes until the request is done.
     sends: Vec<(MPI_Request, Vec<u8>)>,
     receive: Option<(MPI_Request, Vec<u8>, i32)>,
@@ -115,7 +131,7 @@ pub unsafe fn open(
     wanted: bool,
     host: u64,
     (rank, size): (i32, i32),
-    respond: fn(&str) -> Vec<Group>,
+    wake: fn(),
 ) -> Result<(), Cause> {
     // A host that no rank is on says that there is to be none.
     let own = if wanted && any_thread_may_call() { host.max(1) } else { 0 };
@@ -138,7 +154,7 @@ pub unsafe fn open(
     let hosts = Hosts::new(&names, rank);
     lead(hosts.own().and_then(super::ranks::Ranks::first) == Some(rank));
     with_mail(|mail| mail.hosts = hosts);
-    *lock(&PORT) = Some(Port { comm: link, respond, sends: Vec::new(), receive: None });
+    *lock(&PORT) = Some(Port { comm: link, wake, sends: Vec::new(), receive: None });
     let thread = std::thread::Builder::new().name("mpi4jax-link".into()).spawn(run);
     // The port stays without a thread too: MPI_Finalize is collective, and so is what `close` does.
     OPEN.store(thread.is_ok(), Ordering::Relaxed);
@@ -207,11 +223,9 @@ impl Port {
         }
         while let Some((from, bytes)) = self.next()? {
             is_busy = true;
-            let take_in = |message| with_mail(|mail| mail.take_in(from, message, now()));
-            if let Some(word) = Message::decode(&bytes).and_then(take_in) {
-                // Without the mail: it may take a while.
-                let groups = (self.respond)(&word);
-                with_mail(|mail| mail.answer(from, word, groups));
+            if let Some(message) = Message::decode(&bytes) {
+                with_mail(|mail| mail.take_in(from, message, now()));
+                (self.wake)();
             }
         }
         for (to, message) in with_mail(Mail::sent) {

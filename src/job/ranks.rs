@@ -23,7 +23,7 @@ impl Ranks {
         self.0.get(run).is_some_and(|&[first, _]| first <= rank)
     }
 
-    pub fn len(&self) -> usize {
+    pub fn count(&self) -> usize {
         self.0.iter().map(|[first, last]| (last - first + 1) as usize).sum()
     }
 
@@ -80,7 +80,7 @@ mod tests {
         assert_eq!(Ranks::parse("0-2,5,7"), Some(ranks.clone()));
         assert_eq!(ranks.iter().collect::<Vec<_>>(), [0, 1, 2, 5, 7]);
         assert!(ranks.contains(1) && ranks.contains(7) && !ranks.contains(3) && !ranks.contains(8));
-        assert_eq!((ranks.len(), Ranks::parse("2-1"), Ranks::parse("x")), (5, None, None));
+        assert_eq!((ranks.count(), Ranks::parse("2-1"), Ranks::parse("x")), (5, None, None));
         assert_eq!(Ranks::default().to_string(), "");
     }
 }

@@ -1,15 +1,17 @@
-//! Comparing what the ranks are about to do, before they do it.
+//! Nothing is wrong in silence: what the ranks are about to do is compared before they do it, or [`samples`] of it afterwards.
 //!
 //! A collective is preceded by a small allreduce of a fingerprint, on the same communicator. A message
 //! is preceded by another one that describes it, with the same envelope: MPI delivers the two in this
 //! order, so the receiver reads the description first, also where it receives from whomever.
 
+pub mod samples;
 mod started;
 
 use std::ffi::c_int;
 use std::fmt;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::mem::{MaybeUninit, size_of};
+use std::sync::OnceLock;
 
 use mpi::ffi;
 
@@ -20,6 +22,33 @@ use crate::ops::{Dtype, Op, Reduction};
 use crate::record::recorder::{OpInfo, Record, Running};
 use crate::transport::Ahead;
 use crate::transport::matching::{Memory, exchange};
+
+/// What is compared.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum CheckLevel {
+    Off,
+    /// Samples, after the fact.
+    #[default]
+    Samples,
+    /// Every operation, before it runs.
+    Operations,
+}
+
+static CHECK: OnceLock<CheckLevel> = OnceLock::new();
+
+/// Decides for the life of the process whether operations are checked before they run.
+pub fn set_check(level: CheckLevel) {
+    let _ = CHECK.set(level);
+}
+
+pub fn check_level() -> CheckLevel {
+    CHECK.get().copied().unwrap_or_default()
+}
+
+/// Whether the ranks compare operations before they run.
+pub fn is_checking() -> bool {
+    check_level() == CheckLevel::Operations
+}
 
 /// Bytes of text that a rank contributes to an error.
 const TEXT: usize = 240;

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use mpi::ffi;
 
-use super::peers::Peers;
+use super::host::Host;
 use crate::error::Cause;
 use crate::mpilib::{check, handle_value, is_running};
 
@@ -20,25 +20,25 @@ const PAUSES: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(2
 static CHOSEN: AtomicBool = AtomicBool::new(false);
 
 /// How it is made. The ranks' first choice holds for all of them.
-pub fn choose(peers: &Peers, choice: &str) -> String {
+pub fn choose(host: &Host, choice: &str) -> String {
     CHOSEN.store(true, Ordering::Relaxed);
-    peers.choose_default(choice)
+    host.choose_default(choice)
 }
 
 /// Waits until it is known whether it is made.
-fn will_be_made(peers: &Peers, started: Instant) -> bool {
+fn will_be_made(host: &Host, started: Instant) -> bool {
     let mut pause = PAUSES[0];
     loop {
-        peers.look();
-        if let Some(chosen) = peers.chosen_default() {
+        host.look();
+        if let Some(chosen) = host.chosen_default() {
             return chosen == "clone";
         }
-        if peers.broken().is_some() {
+        if host.broken().is_some() {
             return true;
         }
-        let (ended, have_come) = peers.others_have_ended();
+        let (ended, have_come) = host.others_have_ended();
         if ended && (have_come || started.elapsed() > COMING) {
-            return peers.choose_default("world") == "clone";
+            return host.choose_default("world") == "clone";
         }
         let (mut found, mut status) = (0, MaybeUninit::zeroed());
         // SAFETY: between MPI_Init and MPI_Finalize. Others may wait for MPI to go on in this process.
@@ -54,14 +54,14 @@ fn will_be_made(peers: &Peers, started: Instant) -> bool {
 /// `MPI_Finalize` begins: takes part in its making, if it is made and this rank has not. Then the handle of what was made is
 /// given to `made`. `one_directory`: all ranks certainly see the same files.
 pub fn join(
-    peers: &Peers,
+    host: &Host,
     started: Instant,
     one_directory: bool,
     made: impl FnOnce(usize),
 ) -> Result<(), Cause> {
-    let is_needless = peers.size == 1 || !is_running() || CHOSEN.load(Ordering::Relaxed);
+    let is_needless = host.size == 1 || !is_running() || CHOSEN.load(Ordering::Relaxed);
     // Else the others would wait in the making. But ranks that have not imported the package never join.
-    if is_needless || (one_directory && !will_be_made(peers, started)) {
+    if is_needless || (one_directory && !will_be_made(host, started)) {
         return Ok(());
     }
     let mut clone = MaybeUninit::uninit();

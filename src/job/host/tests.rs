@@ -1,0 +1,187 @@
+//! Ranks of a host, each with files of its own, in one process.
+
+use std::fs;
+
+use super::super::mail::Kind;
+use super::*;
+use crate::system::folder::operations;
+
+fn directory(name: &str) -> PathBuf {
+    let base = std::env::temp_dir().join(format!("mpi4jax-host-{name}-{}", std::process::id()));
+    base.join("user").join("job")
+}
+
+fn remove(host: &Host) {
+    fs::remove_dir_all(host.directory.parent().unwrap().parent().unwrap()).unwrap();
+}
+
+/// Two ranks, each as if it had been started by itself: one process cannot be two ranks in files.
+fn two(name: &str) -> (Host, Host) {
+    (Host::new(directory(name), 0, 2), Host::new(directory(name), 1, 2))
+}
+
+fn lives(life: Life) -> RankStatus {
+    RankStatus { life, ..RankStatus::default() }
+}
+
+fn life(host: &Host, rank: i32) -> Option<Life> {
+    host.look();
+    host.status(rank, None).map(|status| status.life)
+}
+
+#[test]
+fn a_directory_that_cannot_be_made_is_no_failure() {
+    let host = Host::new("/proc/mpi4jax/job".into(), 0, 2);
+    assert!(host.broken().is_some());
+    assert_eq!((host.world(None), host.here().to_string()), (World::new(), "0".into()));
+    assert!(!host.is_first_to("differs") && host.may_show());
+    assert_eq!(host.choose_default("clone"), "clone");
+}
+
+#[test]
+fn the_first_choice_holds_for_all() {
+    let (a, b) = two("choice");
+    b.look();
+    assert_eq!(b.chosen_default(), None);
+    assert_eq!(a.choose_default("world"), "world");
+    assert_eq!(b.choose_default("clone"), "world");
+    b.look();
+    assert_eq!(b.chosen_default().as_deref(), Some("world"));
+    remove(&a);
+}
+
+#[test]
+fn ranks_ask_and_answer_and_end() {
+    let (a, b) = two("ask");
+    let word = Word::new(Kind::End, 0);
+    a.ask(&word).unwrap();
+    b.look();
+    assert_eq!(b.asked(), Some(word.clone()));
+    let answer = RankStatus {
+        answered: word.time,
+        other: Some("a thread".into()),
+        process: b.process.name(),
+        ..lives(Life::Runs)
+    };
+    b.say(&answer).unwrap();
+    b.dump("{}").unwrap();
+    a.look();
+    let world = a.world(None);
+    assert_eq!((&world[&1], a.leader(), b.leader()), (&answer, 0, 0));
+    assert_eq!(a.world(Some(&world)), world, "it need not be read again");
+    assert_eq!([a.is_first_to("differs"), b.is_first_to("differs")], [true, false]);
+    assert_eq!([a.may_show(), b.may_show(), a.may_show()], [true, false, true]);
+    // Its program is at its end, and may still communicate.
+    b.say(&lives(Life::Exits)).unwrap();
+    assert_eq!((life(&a, 1), a.others_have_ended()), (Some(Life::Exits), (true, true)));
+    b.say(&lives(Life::Finished)).unwrap();
+    assert_eq!((life(&a, 1), a.others_have_ended()), (Some(Life::Finished), (true, true)));
+    b.leave();
+    assert!(a.directory.exists());
+    let _ = fs::remove_file(a.directory.join("rank1.json"));
+    a.say(&lives(Life::Finished)).unwrap();
+    a.leave();
+    assert!(!a.directory.exists());
+    assert_eq!(a.world(None), World::new(), "nobody is gone of whom the files are removed");
+    remove(&a);
+}
+
+/// The line by which a process of this machine introduces itself, as that of another number or start.
+fn introduced(pid: Option<u32>, start: Option<&str>) -> String {
+    let own = Process::own().to_string();
+    let mut words: Vec<String> = own.split(' ').map(Into::into).collect();
+    words[0] = pid.map_or(words[0].clone(), |pid| pid.to_string());
+    words[2] = start.map_or(words[2].clone(), Into::into);
+    words.join(" ")
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn files_of_other_processes_are_not_this_jobs() {
+    let (a, b) = two("others");
+    let path = b.directory.join("rank1.status");
+    let finished = lives(Life::Finished).encode();
+    fs::write(&path, format!("{}\n{finished}", introduced(Some(1), None))).unwrap();
+    assert_eq!(life(&a, 1), Some(Life::Runs));
+    // A live process that is rank 1 is not replaced.
+    let mut child = std::process::Command::new("/bin/sleep").arg("100").spawn().unwrap();
+    let stat = fs::read_to_string(format!("/proc/{}/stat", child.id())).unwrap();
+    let start = stat.rsplit_once(") ").unwrap().1.split(' ').nth(19).unwrap();
+    let line = format!("{}\n2\n", introduced(Some(child.id()), Some(start)));
+    fs::write(b.directory.join("rank1.pid"), line).unwrap();
+    let again = Host::new(directory("others"), 1, 2);
+    assert!(again.broken().is_some_and(|why| why.contains("is rank 1 of this job already")), "{again:?}");
+    let other = Host::new(directory("others"), 0, 2);
+    assert_eq!(life(&other, 1), Some(Life::Runs));
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert_eq!(life(&other, 1), Some(Life::Gone));
+    // One whose program had come to its end is no loss.
+    fs::write(path, line_of(&b) + &lives(Life::Exits).encode()).unwrap();
+    assert_eq!(life(&other, 1), Some(Life::Finished));
+    assert_eq!(Host::new(directory("others"), 1, 2).broken(), None);
+    remove(&a);
+}
+
+fn line_of(host: &Host) -> String {
+    let text = fs::read_to_string(host.directory.join("rank1.pid")).unwrap();
+    format!("{}\n", text.lines().next().unwrap())
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn only_what_killed_jobs_have_left_is_swept() {
+    let (a, _b) = two("sweep");
+    let (own, gone) = (introduced(None, None), introduced(None, Some("1")));
+    let words: Vec<&str> = own.split(' ').collect();
+    let elsewhere = format!("{} {} 1 another", words[0], words[1]);
+    let make = |job: &str, files: &[(&str, &str)]| {
+        let folder = Folder::make(&a.directory.with_file_name(job)).unwrap();
+        files.iter().for_each(|(name, text)| folder.create(name, text).unwrap());
+    };
+    make("killed", &[("rank0.pid", &format!("{gone}\n1\n")), ("ask", "")]);
+    make("incomplete", &[("rank0.pid", &format!("{gone}\n2\n"))]);
+    make("elsewhere", &[("rank0.pid", &format!("{elsewhere}\n1\n"))]);
+    make("alive", &[("rank0.pid", &format!("{own}\n1\n"))]);
+    make("dumps", &[("rank0.pid", &format!("{gone}\n1\n")), ("rank0.json", "{}")]);
+    make("new", &[]);
+    let _ = Host::new(directory("sweep"), 0, 2);
+    for (job, stays) in [
+        ("killed", false),
+        ("incomplete", true),
+        ("elsewhere", true),
+        ("alive", true),
+        ("dumps", true),
+        ("new", true),
+    ] {
+        assert_eq!(a.directory.with_file_name(job).exists(), stays, "{job}");
+    }
+    remove(&a);
+}
+
+/// What a rank does while it waits is the same for a hundred ranks and a thousand.
+#[test]
+#[cfg(target_os = "linux")]
+fn ranks_of_one_folder_do_no_more_when_they_are_many() {
+    let figures = [100, 1000].map(|size| {
+        let path = directory(&format!("many-{size}"));
+        let ranks: Vec<Host> = (0..size).map(|rank| Host::new(path.clone(), rank, size)).collect();
+        let look = || {
+            let one = |host: &Host| {
+                let before = operations();
+                host.look();
+                host.leader();
+                operations() - before
+            };
+            ranks.iter().map(one).max()
+        };
+        look();
+        // Until the folder counts as settled.
+        std::thread::sleep(Duration::from_millis(2100));
+        look();
+        let quiet = look();
+        remove(&ranks[0]);
+        quiet
+    });
+    assert_eq!(figures, [Some(1), Some(1)], "one look at the folder");
+}

@@ -1,0 +1,115 @@
+//! How an operation of a compiled program is run: between the two ends of its record, compared with the other ranks' or sampled.
+
+use std::sync::Arc;
+
+use crate::call::{Call, Site};
+use crate::compare::{self, CheckLevel, check_level, is_checking, samples};
+use crate::error::{Cause, Error};
+use crate::record::recorder::{self, OpInfo, Record, Running};
+use crate::record::timeline;
+use crate::transport::{self, Ahead, Platform, Transport};
+use crate::watch;
+
+#[inline]
+fn end(mut running: Running, result: Result<(), Error>) -> Result<(), Box<Error>> {
+    let result = result.map_err(Box::new);
+    if result.is_err() {
+        running.fail();
+    }
+    if timeline::is_enabled() {
+        timeline::write(running);
+    }
+    result
+}
+
+/// Waits for what was started, as `started` says, between the two ends of a record of its own.
+pub fn wait_for(
+    watched: &Watched,
+    started: &Record,
+    body: impl FnOnce() -> Result<(), Error>,
+) -> Result<(), Box<Error>> {
+    let running = recorder::begin_wait(&watched.what, started);
+    watch::notice();
+    let result = body();
+    end(running, result)
+}
+
+/// What the handler keeps for each operation of a compiled program.
+#[derive(Debug)]
+pub struct Watched {
+    what: Arc<OpInfo>,
+    /// Whether the ranks compare it before it runs.
+    is_checked: bool,
+    /// Whether samples of it are taken.
+    is_sampled: bool,
+    exact: bool,
+}
+
+impl Watched {
+    pub fn new(site: &Site, transport: &dyn Transport) -> Self {
+        Self {
+            what: recorder::describe(site, transport.name()),
+            is_checked: is_checking(),
+            is_sampled: check_level() == CheckLevel::Samples
+                && site.comm.size > 1
+                // What XLA replays is not counted, and each rank decides what that is.
+                && !transport::is_recorded(Platform::Cuda),
+            exact: transport.has_exact_lengths(),
+        }
+    }
+
+    /// Of the waits, at a line, for what was started.
+    pub fn of_wait(started: &Record, line: &str) -> Self {
+        let what = recorder::describe_wait(&started.what, line);
+        Self { what, is_checked: is_checking(), is_sampled: false, exact: false }
+    }
+
+    /// Runs an operation between the two ends of its record.
+    ///
+    /// Errors are boxed because they are large, and results move around.
+    #[inline]
+    pub fn run(
+        &self,
+        call: &mut Call,
+        body: impl FnOnce(&Call, &Running, Option<Box<dyn Ahead>>) -> Result<(), Error>,
+    ) -> Result<(), Box<Error>> {
+        let running = recorder::begin(&self.what, call);
+        watch::notice();
+        let is_sampled = self.is_sampled && samples::is_due(call, &running);
+        if is_sampled {
+            samples::take(call, &running);
+        }
+        let result = if self.is_checked {
+            let compared = compare::compare(self.exact, call, &running);
+            compared.and_then(|ahead| body(call, &running, ahead))
+        } else {
+            body(call, &running, None)
+        };
+        if is_sampled && self.what.op.row().is_collective() {
+            samples::end(&self.what.comm, running.sequence());
+        }
+        end(running, result)
+    }
+
+    /// What is said of an operation that has failed, before the job ends.
+    #[cold]
+    pub fn explain(&self, cause: &Cause) -> String {
+        let mut text = cause.to_string();
+        if matches!(cause, Cause::Mismatch { .. }) {
+            return text; // says it all
+        }
+        let is_ours = |record: &Record| Arc::ptr_eq(&record.what, &self.what);
+        if let Some(record) = recorder::records().into_iter().rev().find(is_ours) {
+            text += &format!("\n  in {record}");
+            if self.what.location.is_empty()
+                && let Some(frame) = watch::user_frame()
+            {
+                text += &format!("; Python is at {frame}");
+            }
+        }
+        if !self.is_checked {
+            text += "\n  MPI4JAX_CHECK=1 compares what the ranks are about to do, before they do it";
+        }
+        text
+    }
+}
