@@ -27,6 +27,8 @@ __all__ = [
     "mpi_info",
     "name_line",
     "ops_table",
+    "process",
+    "process_space",
     "reduced_as",
     "register_comm",
     "register_reduction",

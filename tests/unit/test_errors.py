@@ -56,6 +56,8 @@ BAD = [
     (("send", "sendrecv"), "dest", SIZE + 100, ValueError, DESTS, SIZE + 100),
     (("send", "sendrecv"), "dest", MPI.ANY_SOURCE, ValueError, DESTS, MPI.ANY_SOURCE),
     (("send", "sendrecv"), "dest", np.float32(0), TypeError, DESTS, "float32"),
+    (("allgatherv", "scatterv"), "counts", [-1] * SIZE, ValueError, "one for each rank", "-1"),
+    (("alltoallv",), "send_counts", [1] * (SIZE + 1), ValueError, "one for each rank", "1"),
     (("send",), "tag", -1, ValueError, TAGS, -1),
     (("send",), "tag", TAG_UB + 1, ValueError, TAGS, TAG_UB + 1),
     (("send",), "tag", 1.0, TypeError, TAGS, "float: 1.0"),
@@ -131,6 +133,11 @@ def test_wrong_first_axis(name, jit, shape):
     assert message.startswith(f"{name}: argument 'x'")
     assert f"({SIZE}, ...)" in message
     assert str(x.shape) in message
+
+
+def test_rows_for_itself_that_differ():
+    with pytest.raises(ValueError, match="alltoallv: arguments 'send_counts' and 'recv_counts'"):
+        notoken.alltoallv(X, [1] * SIZE, [2] * SIZE)
 
 
 def test_wrong_first_axis_of_a_leaf():
