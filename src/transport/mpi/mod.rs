@@ -3,6 +3,7 @@
 //! The raw C functions rather than rsmpi's safe layer, which drops return codes and knows neither
 //! `MPI_IN_PLACE` on run-time types nor counts beyond 32 bits.
 
+mod collectives;
 pub mod matching;
 mod p2p;
 mod reducer;
@@ -15,6 +16,7 @@ use std::sync::Arc;
 
 use mpi::ffi::{self, MPI_Comm, MPI_Status};
 
+use self::collectives::collective;
 use self::p2p::P2pBatch;
 use self::reducer::Reducer;
 pub use self::reducer::is_ours;
@@ -23,7 +25,7 @@ use self::span::{Span, count_limit};
 pub use self::start::{Posted, start};
 use super::{Arrived, Transport, arrive};
 use crate::call::Call;
-use crate::comm::{Comm, OwnedComm, hash};
+use crate::comm::{Comm, OwnedComm};
 use crate::error::{Cause, Error};
 use crate::mpilib::{check, handle, in_place};
 use crate::ops::{Buffer, Dtype, Ints, Op, Parts};
@@ -144,66 +146,15 @@ fn run(call: &Call) -> Result<(), Cause> {
     let send = || call.send.as_ref().ok_or_else(|| missing("operand"));
     let recv = || call.recv.as_ref().ok_or_else(|| missing("result"));
     let name = site.op.mpi_name();
-    let ranks = site.comm.size as usize;
     // SAFETY (for all calls below): the handle is a registered communicator's, which is not freed; the
     // buffers were checked against the operation by `Call::new`; counts and types come from `Span`.
     unsafe {
-        let comm: MPI_Comm = handle(site.comm.handle);
         match site.op {
-            Op::Allgather => {
-                let (send, recv) = (send()?, recv()?);
-                let span = Span::new(send.count(), send.dtype())?;
-                let from = send_or_moved(send, recv, site.comm.rank);
-                let (n, t) = (span.count, span.datatype);
-                check(name, ffi::MPI_Allgather(from, n, t, recv.data().cast(), n, t, comm))
-            }
-            Op::Allreduce => {
-                let (send, recv) = (send()?, recv()?);
-                let by = Reducer::new(site.reduction, send.dtype())?;
-                let from = send_or_in_place(send, recv);
-                by.in_pieces(recv, (from, recv.data()), |from, to, n| {
-                    check(name, ffi::MPI_Allreduce(from, to, n, by.datatype, by.op, comm))
-                })
-            }
-            Op::Allgatherv if ints_of(call).is_some() => {
-                let (own, recv, ints) = gathered(call)?;
-                let copy =
-                    own.overlaps(&recv).then(|| std::slice::from_raw_parts(own.data(), own.bytes()).to_vec());
-                let from = copy.as_ref().map_or(own.data().cast_const(), |copy| copy.as_ptr());
-                parts_of(call)?.clear(&recv);
-                let (t, counts, starts) = (recv.dtype().mpi(), ints.counts.as_ptr(), ints.starts.as_ptr());
-                let (n, to) = (own.count() as c_int, recv.data().cast());
-                check(name, ffi::MPI_Allgatherv(from.cast(), n, t, to, counts, starts, t, comm))
-            }
+            Op::Allgatherv if ints_of(call).is_some() => collective(call, None),
             // MPI's functions count in int. A rank knows its own counts, and not whether those of the others are too large
             // for that: so they could not choose together. For gatherv and scatterv MPI sends the same messages.
             Op::Allgatherv | Op::Alltoallv | Op::Gatherv | Op::Permute | Op::Scatterv => {
                 parts_of(call)?.exchange(call.send, call.recv, &mut P2pBatch::new(&site.comm)?)
-            }
-            Op::Alltoall => {
-                let (send, recv) = (send()?, recv()?);
-                let span = Span::new(send.count() / ranks, send.dtype())?;
-                let from = send_or_in_place(send, recv);
-                let (n, t) = (span.count, span.datatype);
-                check(name, ffi::MPI_Alltoall(from, n, t, recv.data().cast(), n, t, comm))
-            }
-            Op::Barrier => check(name, ffi::MPI_Barrier(comm)),
-            Op::Bcast => {
-                let buffer = if site.is_root() { send()? } else { recv()? };
-                let span = Span::new(buffer.count(), buffer.dtype())?;
-                check(name, ffi::MPI_Bcast(buffer.data().cast(), span.count, span.datatype, site.root, comm))
-            }
-            Op::Gather => {
-                let send = send()?;
-                let span = Span::new(send.count(), send.dtype())?;
-                let (from, to) = if site.is_root() {
-                    let recv = recv()?;
-                    (send_or_moved(send, recv, site.comm.rank), recv.data())
-                } else {
-                    (send.data().cast(), std::ptr::null_mut())
-                };
-                let (n, t) = (span.count, span.datatype);
-                check(name, ffi::MPI_Gather(from, n, t, to.cast(), n, t, site.root, comm))
             }
             Op::HaloExchange => {
                 let halo = site.halo.as_ref().ok_or_else(|| missing("halo"))?;
@@ -214,6 +165,7 @@ fn run(call: &Call) -> Result<(), Cause> {
                 let (to, from) = ragged.agree(call.counts, |mine, theirs| {
                     let (n, t) = (1, Dtype::Int32.mpi());
                     let to = theirs.as_mut_ptr().cast();
+                    let comm: MPI_Comm = handle(site.comm.handle);
                     check("MPI_Alltoall", ffi::MPI_Alltoall(mine.as_ptr().cast(), n, t, to, n, t, comm))
                 })?;
                 let parts = ragged.parts(&to, &from, &site.location)?;
@@ -229,86 +181,6 @@ fn run(call: &Call) -> Result<(), Cause> {
                 let status = matching::receive(name, &site.comm, envelope, span.of(recv.data()))?;
                 finish_receive(call, &status)
             }
-            Op::Reduce => {
-                let send = send()?;
-                let by = Reducer::new(site.reduction, send.dtype())?;
-                let (from, to) = if site.is_root() {
-                    let recv = recv()?;
-                    (send_or_in_place(send, recv), recv.data())
-                } else {
-                    (send.data().cast(), std::ptr::null_mut())
-                };
-                by.in_pieces(send, (from, to), |from, to, n| {
-                    check(name, ffi::MPI_Reduce(from, to, n, by.datatype, by.op, site.root, comm))
-                })
-            }
-            Op::ReduceScatter => {
-                let (send, recv) = (send()?, recv()?);
-                let by = Reducer::new(site.reduction, send.dtype())?;
-                if by.takes_whole(recv) {
-                    let from = send_or_in_place(send, recv);
-                    return by.in_pieces(recv, (from, recv.data()), |from, to, n| {
-                        check(name, ffi::MPI_Reduce_scatter_block(from, to, n, by.datatype, by.op, comm))
-                    });
-                }
-                in_blocks(call, &by, |root, from, to, n| {
-                    check("MPI_Reduce", ffi::MPI_Reduce(from, to, n, by.datatype, by.op, root, comm))
-                })
-            }
-            Op::ReduceScatterv => {
-                let (send, recv) = (send()?, recv()?);
-                let counts = parts_of(call)?.sent();
-                // MPI would reduce what does not belong together, or wait.
-                if !site.comm.agrees(hash(&counts))? {
-                    return Err(Cause::Counts { counts });
-                }
-                let by = Reducer::new(site.reduction, send.dtype())?;
-                if by.takes_whole(send) {
-                    let (items, from) = (by.items(&counts)?, send_or_in_place(send, recv));
-                    let (to, n) = (recv.data().cast(), items.as_ptr());
-                    return check(name, ffi::MPI_Reduce_scatter(from, to, n, by.datatype, by.op, comm));
-                }
-                in_blocks(call, &by, |root, from, to, n| {
-                    check("MPI_Reduce", ffi::MPI_Reduce(from, to, n, by.datatype, by.op, root, comm))
-                })
-            }
-            Op::Exscan | Op::Scan => {
-                let exclusive = site.op == Op::Exscan;
-                let scan = if exclusive { ffi::MPI_Exscan } else { ffi::MPI_Scan };
-                let (send, recv) = (send()?, recv()?);
-                let by = Reducer::new(site.reduction, send.dtype())?;
-                let from = send_or_in_place(send, recv);
-                let reversed = site.reverse.then(|| reversed(&site.comm)).transpose()?;
-                let comm = reversed.as_ref().map_or(comm, |reversed| reversed.0.handle());
-                by.in_pieces(recv, (from, recv.data()), |from, to, n| {
-                    check(name, scan(from, to, n, by.datatype, by.op, comm))
-                })?;
-                if exclusive && site.is_first() {
-                    // MPI leaves its result undefined.
-                    recv.data().write_bytes(0, recv.bytes());
-                }
-                Ok(())
-            }
-            Op::Scatter => {
-                let recv = recv()?;
-                let span = Span::new(recv.count(), recv.dtype())?;
-                let (n, t) = (span.count, span.datatype);
-                let from = if site.is_root() { send()?.data() } else { std::ptr::null_mut() };
-                let aliased = site.is_root() && send()?.overlaps(recv);
-                let to = if aliased { in_place() } else { recv.data().cast() };
-                check(name, ffi::MPI_Scatter(from.cast(), n, t, to, n, t, site.root, comm))?;
-                if aliased {
-                    // The root's own block was left in its place.
-                    std::ptr::copy(from.add(site.root as usize * recv.bytes()), recv.data(), recv.bytes());
-                }
-                Ok(())
-            }
-            Op::Send => {
-                let send = send()?;
-                let span = Span::new(send.count(), send.dtype())?;
-                let (n, t) = (span.count, span.datatype);
-                check(name, ffi::MPI_Send(send.data().cast(), n, t, envelope.dest, envelope.sendtag, comm))
-            }
             Op::Sendrecv => {
                 let (send, recv) = (send()?, recv()?);
                 let (out, into) =
@@ -322,6 +194,14 @@ fn run(call: &Call) -> Result<(), Cause> {
                 let status = matching::exchange(name, &site.comm, envelope, out, into)?;
                 finish_receive(call, &status)
             }
+            Op::Exscan if site.is_first() => {
+                collective(call, None)?;
+                // MPI leaves its result undefined.
+                let recv = recv()?;
+                recv.data().write_bytes(0, recv.bytes());
+                Ok(())
+            }
+            _ => collective(call, None),
         }
     }
 }

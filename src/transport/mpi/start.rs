@@ -6,13 +6,14 @@ use std::mem::MaybeUninit;
 use mpi::ffi::{self, MPI_Comm, MPI_Request, MPI_Status};
 use smallvec::SmallVec;
 
+use super::collectives::collective;
 use super::matching;
 use super::reducer::Reducer;
 use super::span::Span;
 use super::vectors::Vectors;
-use super::{finish_receive, gathered, in_blocks, ints_of, missing, parts_of, send_or_in_place};
+use super::{finish_receive, ints_of, missing, parts_of};
 use crate::call::Call;
-use crate::comm::{Agreement, hash};
+use crate::comm::Agreement;
 use crate::error::Cause;
 use crate::mpilib::{check, handle, wildcards};
 use crate::ops::{Buffer, Op, Parts};
@@ -26,7 +27,7 @@ pub struct Posted {
     /// The operands of all ranks, of a scan that begins at the last one.
     operands: Option<Vec<u8>>,
     /// How many items go to each rank, of a reduction of which each has some.
-    items: Option<Box<[c_int]>>,
+    pub(super) items: Option<Box<[c_int]>>,
     /// Whether all ranks have given the same counts: the answer is the first request.
     agreement: Option<Agreement>,
 }
@@ -36,7 +37,7 @@ unsafe impl Send for Posted {}
 
 impl Posted {
     /// Calls a function of MPI's that starts something.
-    fn add(
+    pub(super) fn add(
         &mut self,
         name: &'static str,
         start: impl FnOnce(*mut MPI_Request) -> c_int,
@@ -73,7 +74,7 @@ impl Posted {
     }
 
     /// Asks the other ranks whether they have the same number, without waiting for the answer.
-    fn agree(&mut self, call: &Call, number: u64) -> Result<(), Cause> {
+    pub(super) fn agree(&mut self, call: &Call, number: u64) -> Result<(), Cause> {
         let (agreement, request) = Agreement::start(&call.site.comm, number)?;
         self.agreement = Some(agreement);
         self.requests.push(request);
@@ -161,162 +162,34 @@ unsafe fn scan_from_the_last(call: &Call, mut operands: Vec<u8>, recv: &Buffer) 
 /// Starts an operation on memory that stays where it is until it has ended.
 pub fn start(call: &Call) -> Result<Posted, Cause> {
     let Call { site, envelope, .. } = call;
-    let send = || call.send.as_ref().ok_or_else(|| missing("operand"));
     let recv = || call.recv.as_ref().ok_or_else(|| missing("result"));
-    let name = site.mpi_name();
-    let (ranks, root) = (site.comm.size as usize, site.root);
     let mut posted = Posted::default();
     // SAFETY (for all calls below): the handle is a registered communicator's, which is not freed; the buffers were
     // checked against the operation by `Call::check`, and are the request's own; counts and types come from `Span`.
     unsafe {
-        let comm: MPI_Comm = handle(site.comm.handle);
         match site.op {
-            Op::Allgather => {
-                let (send, recv) = (send()?, recv()?);
-                let span = Span::new(send.count(), send.dtype())?;
-                let (n, t) = (span.count, span.datatype);
-                posted.add(name, |request| {
-                    ffi::MPI_Iallgather(send.data().cast(), n, t, recv.data().cast(), n, t, comm, request)
-                })?;
-            }
-            Op::Allreduce => {
-                let (send, recv) = (send()?, recv()?);
-                let by = Reducer::new(site.reduction, send.dtype())?;
-                let from = send_or_in_place(send, recv);
-                by.in_pieces(recv, (from, recv.data()), |from, to, n| {
-                    posted.add(name, |request| {
-                        ffi::MPI_Iallreduce(from, to, n, by.datatype, by.op, comm, request)
-                    })
-                })?;
-            }
-            Op::Alltoall => {
-                let (send, recv) = (send()?, recv()?);
-                let span = Span::new(send.count() / ranks, send.dtype())?;
-                let (n, t) = (span.count, span.datatype);
-                posted.add(name, |request| {
-                    ffi::MPI_Ialltoall(send.data().cast(), n, t, recv.data().cast(), n, t, comm, request)
-                })?;
-            }
-            Op::Barrier => posted.add(name, |request| ffi::MPI_Ibarrier(comm, request))?,
-            Op::Bcast => {
-                let buffer = if site.is_root() { send()? } else { recv()? };
-                let span = Span::new(buffer.count(), buffer.dtype())?;
-                posted.add(name, |request| {
-                    ffi::MPI_Ibcast(buffer.data().cast(), span.count, span.datatype, root, comm, request)
-                })?;
-            }
-            Op::Gather => {
-                let send = send()?;
-                let span = Span::new(send.count(), send.dtype())?;
-                let to = if site.is_root() { recv()?.data() } else { std::ptr::null_mut() };
-                let (n, t) = (span.count, span.datatype);
-                posted.add(name, |request| {
-                    ffi::MPI_Igather(send.data().cast(), n, t, to.cast(), n, t, root, comm, request)
-                })?;
-            }
             Op::Recv => {
                 let recv = recv()?;
                 let span = Span::new(recv.count(), recv.dtype())?;
                 let mut request = MaybeUninit::uninit();
                 let into = span.of(recv.data());
-                check(name, matching::start(&site.comm, envelope, into, request.as_mut_ptr())?)?;
+                let code = matching::start(&site.comm, envelope, into, request.as_mut_ptr())?;
+                check(site.mpi_name(), code)?;
                 posted.requests.push(request.assume_init());
             }
-            Op::Reduce => {
-                let send = send()?;
-                let by = Reducer::new(site.reduction, send.dtype())?;
-                let to = if site.is_root() { recv()?.data() } else { std::ptr::null_mut() };
-                by.in_pieces(send, (send.data().cast(), to), |from, to, n| {
-                    posted.add(name, |request| {
-                        ffi::MPI_Ireduce(from, to, n, by.datatype, by.op, root, comm, request)
-                    })
+            Op::Exscan | Op::Scan if site.reverse => {
+                // A communicator in which the ranks stand the other way round would have to be made first, by all
+                // ranks together.
+                let (send, recv) = (call.send.as_ref().ok_or_else(|| missing("operand"))?, recv()?);
+                let operands = vec![0; site.comm.size as usize * recv.bytes()];
+                let to = posted.operands.insert(operands).as_mut_ptr().cast();
+                let Span { count: n, datatype: t, .. } = Span::new(send.count(), send.dtype())?;
+                let comm: MPI_Comm = handle(site.comm.handle);
+                posted.add("MPI_Iallgather", |request| {
+                    ffi::MPI_Iallgather(send.data().cast(), n, t, to, n, t, comm, request)
                 })?;
             }
-            Op::ReduceScatter => {
-                let (send, recv) = (send()?, recv()?);
-                let by = Reducer::new(site.reduction, send.dtype())?;
-                if by.takes_whole(recv) {
-                    by.in_pieces(recv, (send.data().cast(), recv.data()), |from, to, n| {
-                        posted.add(name, |request| {
-                            let (t, op) = (by.datatype, by.op);
-                            ffi::MPI_Ireduce_scatter_block(from, to, n, t, op, comm, request)
-                        })
-                    })?;
-                    return Ok(posted);
-                }
-                in_blocks(call, &by, |root, from, to, n| {
-                    posted.add("MPI_Ireduce", |request| {
-                        ffi::MPI_Ireduce(from, to, n, by.datatype, by.op, root, comm, request)
-                    })
-                })?;
-            }
-            Op::ReduceScatterv => {
-                let (send, recv) = (send()?, recv()?);
-                let by = Reducer::new(site.reduction, send.dtype())?;
-                let counts = parts_of(call)?.sent();
-                posted.agree(call, hash(&counts))?;
-                // A rank whose operand is short and one whose is not would start different operations.
-                if by.takes_whole(send) {
-                    let items = posted.items.insert(by.items(&counts)?).as_ptr();
-                    let (from, to) = (send.data().cast(), recv.data().cast());
-                    let (t, op) = (by.datatype, by.op);
-                    posted.add(name, |request| {
-                        ffi::MPI_Ireduce_scatter(from, to, items, t, op, comm, request)
-                    })?;
-                    return Ok(posted);
-                }
-                in_blocks(call, &by, |root, from, to, n| {
-                    posted.add("MPI_Ireduce", |request| {
-                        ffi::MPI_Ireduce(from, to, n, by.datatype, by.op, root, comm, request)
-                    })
-                })?;
-            }
-            Op::Exscan | Op::Scan => {
-                let scan = if site.op == Op::Exscan { ffi::MPI_Iexscan } else { ffi::MPI_Iscan };
-                let (send, recv) = (send()?, recv()?);
-                let by = Reducer::new(site.reduction, send.dtype())?;
-                if site.reverse {
-                    // A communicator in which the ranks stand the other way round would have to be made first, by all
-                    // ranks together.
-                    let operands = posted.operands.insert(vec![0; ranks * recv.bytes()]);
-                    let span = Span::new(send.count(), send.dtype())?;
-                    let (n, t, to) = (span.count, span.datatype, operands.as_mut_ptr().cast());
-                    posted.add("MPI_Iallgather", |request| {
-                        ffi::MPI_Iallgather(send.data().cast(), n, t, to, n, t, comm, request)
-                    })?;
-                    return Ok(posted);
-                }
-                by.in_pieces(recv, (send.data().cast(), recv.data()), |from, to, n| {
-                    posted.add(name, |request| scan(from, to, n, by.datatype, by.op, comm, request))
-                })?;
-            }
-            Op::Scatter => {
-                let recv = recv()?;
-                let span = Span::new(recv.count(), recv.dtype())?;
-                let (n, t) = (span.count, span.datatype);
-                let from = if site.is_root() { send()?.data() } else { std::ptr::null_mut() };
-                posted.add(name, |request| {
-                    ffi::MPI_Iscatter(from.cast(), n, t, recv.data().cast(), n, t, root, comm, request)
-                })?;
-            }
-            Op::Send => {
-                let send = send()?;
-                let span = Span::new(send.count(), send.dtype())?;
-                let (n, t) = (span.count, span.datatype);
-                let (dest, tag) = (envelope.dest, envelope.sendtag);
-                posted.add(name, |request| {
-                    ffi::MPI_Isend(send.data().cast(), n, t, dest, tag, comm, request)
-                })?;
-            }
-            Op::Allgatherv if ints_of(call).is_some() => {
-                let (own, recv, ints) = gathered(call)?;
-                parts_of(call)?.clear(&recv);
-                let (t, counts, starts) = (recv.dtype().mpi(), ints.counts.as_ptr(), ints.starts.as_ptr());
-                let (n, to) = (own.count() as i32, recv.data().cast());
-                posted.add(name, |request| {
-                    ffi::MPI_Iallgatherv(own.data().cast(), n, t, to, counts, starts, t, comm, request)
-                })?;
-            }
+            Op::Allgatherv if ints_of(call).is_some() => collective(call, Some(&mut posted))?,
             Op::Allgatherv | Op::Alltoallv | Op::Gatherv | Op::Permute | Op::Scatterv => {
                 posted.start_parts(call, parts_of(call)?)?;
             }
@@ -328,11 +201,7 @@ pub fn start(call: &Call) -> Result<Posted, Cause> {
                 parts.check(call.send, call.recv)?;
                 posted.start_parts(call, &parts)?;
             }
-            // These have no `Row::started`.
-            Op::HaloExchange | Op::Sendrecv => {
-                let what = format!("starting {} without waiting for its end", site.op);
-                return Err(Cause::Unsupported { what, reason: "MPI has no such function" });
-            }
+            _ => collective(call, Some(&mut posted))?,
         }
     }
     Ok(posted)
