@@ -92,7 +92,7 @@ FAULTS = {
         "def step(x):\n"
         "    nt.gather(x, 1)\n"
         "    x = nt.scatter(jnp.ones((size, 3)) if rank == 0 else x, 0)\n"
-        "    return jax.lax.fori_loop(0, 3, lambda i, x: nt.allreduce(x, MPI.SUM), x)\n"
+        "    return jax.lax.fori_loop(0, 3, lambda i, x: nt.allreduce(nt.pvary(x), MPI.SUM), x)\n"
         "wait(step(x)); wait(mpi4jax.jit(jax.grad(lambda x: step(x).sum()), check=True)(x))",
         (),
         status=0,

@@ -1,0 +1,228 @@
+//! MPI's functions that have a blocking and a non-blocking form with the same arguments.
+
+use std::ffi::{c_int, c_void};
+use std::ptr::null_mut;
+
+use mpi::ffi::{self, MPI_Comm};
+
+use super::reducer::Reducer;
+use super::span::Span;
+use super::start::Posted;
+use super::{gathered, in_blocks, missing, parts_of, reversed, send_or_in_place, send_or_moved};
+use crate::call::Call;
+use crate::comm::hash;
+use crate::error::Cause;
+use crate::mpilib::{check, handle, in_place};
+use crate::ops::Op;
+
+/// Calls the blocking function, or the non-blocking one with a request of its own.
+macro_rules! either {
+    ($posted:ident, $name:expr, $blocking:ident, $starting:ident, $($argument:expr),+) => {
+        match $posted.as_deref_mut() {
+            None => check($name, ffi::$blocking($($argument),+)),
+            Some(posted) => posted.add($name, |request| ffi::$starting($($argument),+, request)),
+        }
+    };
+}
+
+/// Carries out an operation, or starts it if there is something to add its requests to.
+///
+/// # Safety
+/// The call's buffers were checked against the operation by `Call::check`. Those of an operation that is started stay until it
+/// has ended.
+#[inline(always)]
+pub unsafe fn collective(call: &Call, mut posted: Option<&mut Posted>) -> Result<(), Cause> {
+    let Call { site, envelope, .. } = call;
+    let send = || call.send.as_ref().ok_or_else(|| missing("operand"));
+    let recv = || call.recv.as_ref().ok_or_else(|| missing("result"));
+    let (name, root) = (site.mpi_name(), site.root);
+    // SAFETY (for all calls below): the handle is a registered communicator's, which is not freed; the buffers are as
+    // promised; counts and types come from `Span`.
+    unsafe {
+        let comm: MPI_Comm = handle(site.comm.handle);
+        match site.op {
+            Op::Allgather => {
+                let (send, recv) = (send()?, recv()?);
+                let Span { count: n, datatype: t, .. } = Span::new(send.count(), send.dtype())?;
+                let (from, to) = (send_or_moved(send, recv, site.comm.rank), recv.data().cast());
+                either!(posted, name, MPI_Allgather, MPI_Iallgather, from, n, t, to, n, t, comm)
+            }
+            Op::Allreduce => {
+                let (send, recv) = (send()?, recv()?);
+                let by = Reducer::new(site.reduction, send.dtype())?;
+                by.in_pieces(recv, (send_or_in_place(send, recv), recv.data()), |from, to, n| {
+                    either!(
+                        posted,
+                        name,
+                        MPI_Allreduce,
+                        MPI_Iallreduce,
+                        from,
+                        to,
+                        n,
+                        by.datatype,
+                        by.op,
+                        comm
+                    )
+                })
+            }
+            Op::Allgatherv => {
+                let (own, recv, ints) = gathered(call)?;
+                let copy =
+                    own.overlaps(&recv).then(|| std::slice::from_raw_parts(own.data(), own.bytes()).to_vec());
+                let from = copy.as_ref().map_or(own.data().cast_const(), |copy| copy.as_ptr()).cast();
+                parts_of(call)?.clear(&recv);
+                let (counts, starts) = (ints.counts.as_ptr(), ints.starts.as_ptr());
+                let (n, t, to) = (own.count() as c_int, recv.dtype().mpi(), recv.data().cast());
+                either!(
+                    posted,
+                    name,
+                    MPI_Allgatherv,
+                    MPI_Iallgatherv,
+                    from,
+                    n,
+                    t,
+                    to,
+                    counts,
+                    starts,
+                    t,
+                    comm
+                )
+            }
+            Op::Alltoall => {
+                let (send, recv) = (send()?, recv()?);
+                let count = send.count() / site.comm.size as usize;
+                let Span { count: n, datatype: t, .. } = Span::new(count, send.dtype())?;
+                let (from, to) = (send_or_in_place(send, recv), recv.data().cast());
+                either!(posted, name, MPI_Alltoall, MPI_Ialltoall, from, n, t, to, n, t, comm)
+            }
+            Op::Barrier => either!(posted, name, MPI_Barrier, MPI_Ibarrier, comm),
+            Op::Bcast => {
+                let buffer = if site.is_root() { send()? } else { recv()? };
+                let Span { count: n, datatype: t, .. } = Span::new(buffer.count(), buffer.dtype())?;
+                either!(posted, name, MPI_Bcast, MPI_Ibcast, buffer.data().cast(), n, t, root, comm)
+            }
+            Op::Gather => {
+                let send = send()?;
+                let Span { count: n, datatype: t, .. } = Span::new(send.count(), send.dtype())?;
+                let (from, to) = if site.is_root() {
+                    let recv = recv()?;
+                    (send_or_moved(send, recv, site.comm.rank), recv.data().cast())
+                } else {
+                    (send.data().cast(), null_mut())
+                };
+                either!(posted, name, MPI_Gather, MPI_Igather, from, n, t, to, n, t, root, comm)
+            }
+            Op::Reduce => {
+                let send = send()?;
+                let by = Reducer::new(site.reduction, send.dtype())?;
+                let (from, to) = if site.is_root() {
+                    let recv = recv()?;
+                    (send_or_in_place(send, recv), recv.data())
+                } else {
+                    (send.data().cast(), null_mut())
+                };
+                by.in_pieces(send, (from, to), |from, to, n| {
+                    let (t, op) = (by.datatype, by.op);
+                    either!(posted, name, MPI_Reduce, MPI_Ireduce, from, to, n, t, op, root, comm)
+                })
+            }
+            Op::ReduceScatter | Op::ReduceScatterv => {
+                let (send, recv) = (send()?, recv()?);
+                let by = Reducer::new(site.reduction, send.dtype())?;
+                let (t, op) = (by.datatype, by.op);
+                let from = || send_or_in_place(send, recv);
+                if site.op == Op::ReduceScatter && by.takes_whole(recv) {
+                    return by.in_pieces(recv, (from(), recv.data()), |from, to, n| {
+                        either!(
+                            posted,
+                            name,
+                            MPI_Reduce_scatter_block,
+                            MPI_Ireduce_scatter_block,
+                            from,
+                            to,
+                            n,
+                            t,
+                            op,
+                            comm
+                        )
+                    });
+                }
+                if site.op == Op::ReduceScatterv {
+                    let counts = parts_of(call)?.sent();
+                    // MPI would reduce what does not belong together, or wait.
+                    match posted.as_deref_mut() {
+                        Some(posted) => posted.agree(call, hash(&counts))?,
+                        None if site.comm.agrees(hash(&counts))? => {}
+                        None => return Err(Cause::Counts { counts }),
+                    }
+                    // A rank whose operand is short and one whose is not would start different operations.
+                    if by.takes_whole(send) {
+                        let (items, from) = (by.items(&counts)?, from());
+                        let (n, to): (_, *mut c_void) = (items.as_ptr(), recv.data().cast());
+                        either!(
+                            posted,
+                            name,
+                            MPI_Reduce_scatter,
+                            MPI_Ireduce_scatter,
+                            from,
+                            to,
+                            n,
+                            t,
+                            op,
+                            comm
+                        )?;
+                        if let Some(posted) = posted {
+                            posted.items = Some(items);
+                        }
+                        return Ok(());
+                    }
+                }
+                in_blocks(call, &by, |root, from, to, n| {
+                    either!(posted, "MPI_Reduce", MPI_Reduce, MPI_Ireduce, from, to, n, t, op, root, comm)
+                })
+            }
+            Op::Exscan | Op::Scan => {
+                let (send, recv) = (send()?, recv()?);
+                let by = Reducer::new(site.reduction, send.dtype())?;
+                let (t, op) = (by.datatype, by.op);
+                let reversed = site.reverse.then(|| reversed(&site.comm)).transpose()?;
+                let comm = reversed.as_ref().map_or(comm, |reversed| reversed.0.handle());
+                by.in_pieces(recv, (send_or_in_place(send, recv), recv.data()), |from, to, n| match site.op {
+                    Op::Scan => either!(posted, name, MPI_Scan, MPI_Iscan, from, to, n, t, op, comm),
+                    _ => either!(posted, name, MPI_Exscan, MPI_Iexscan, from, to, n, t, op, comm),
+                })
+            }
+            Op::Scatter => {
+                let recv = recv()?;
+                let Span { count: n, datatype: t, .. } = Span::new(recv.count(), recv.dtype())?;
+                let from = if site.is_root() { send()?.data() } else { null_mut() };
+                let aliased = site.is_root() && send()?.overlaps(recv);
+                let to = if aliased { in_place() } else { recv.data().cast() };
+                either!(posted, name, MPI_Scatter, MPI_Iscatter, from.cast(), n, t, to, n, t, root, comm)?;
+                if aliased {
+                    // The root's own block was left in its place.
+                    std::ptr::copy(from.add(root as usize * recv.bytes()), recv.data(), recv.bytes());
+                }
+                Ok(())
+            }
+            Op::Send => {
+                let send = send()?;
+                let Span { count: n, datatype: t, .. } = Span::new(send.count(), send.dtype())?;
+                let (from, dest, tag) = (send.data().cast(), envelope.dest, envelope.sendtag);
+                either!(posted, name, MPI_Send, MPI_Isend, from, n, t, dest, tag, comm)
+            }
+            // MPI has no such pair of functions, or mpi4jax uses others.
+            Op::Alltoallv
+            | Op::Gatherv
+            | Op::HaloExchange
+            | Op::Permute
+            | Op::RaggedAlltoall
+            | Op::Recv
+            | Op::Scatterv
+            | Op::Sendrecv => {
+                let what = format!("{} by one function of MPI", site.op);
+                Err(Cause::Unsupported { what, reason: "MPI has no such function" })
+            }
+        }
+    }
+}
