@@ -156,7 +156,7 @@ pub fn choose_default(choice: &str) -> String {
     WATCHDOG.get().map_or_else(|| choice.into(), |watchdog| default::choose(&watchdog.host, choice))
 }
 
-/// Who wants a report, instead of the terminal.
+/// Where the next report goes, instead of the terminal.
 static WANTED: Mutex<Option<Sender<String>>> = Mutex::new(None);
 
 /// The report that `SIGUSR1` prints, for tests and for the curious.
@@ -168,15 +168,9 @@ pub fn report_all() -> Option<String> {
     receiver.recv_timeout(Duration::from_secs(30)).ok()
 }
 
-pub(super) fn is_report_wanted() -> bool {
-    WANTED.lock().unwrap_or_else(PoisonError::into_inner).is_some()
-}
-
-pub(super) fn show(report: &str) {
-    match WANTED.lock().unwrap_or_else(PoisonError::into_inner).take() {
-        Some(wanted) => drop(wanted.send(report.into())),
-        None => print(report),
-    }
+/// Where a report goes that was asked for since the last call. What is observed from now on is newer than the request.
+pub(super) fn take_request() -> Option<Sender<String>> {
+    WANTED.lock().unwrap_or_else(PoisonError::into_inner).take()
 }
 
 /// Where the user's program is, as far as Python can tell.

@@ -7,6 +7,7 @@ use std::collections::HashMap;
 use std::io::Write as _;
 use std::panic::AssertUnwindSafe;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
 use super::decide::{self, Action, Heard, Key, Purpose, Reason, State};
@@ -151,8 +152,9 @@ struct Observer {
     since: HashMap<Key, f64>,
     /// What ranks of other hosts have said.
     far: World,
-    /// Somebody wants a report.
+    /// A report is to be shown, and where, if not on the terminal.
     shows: bool,
+    receiver: Option<Sender<String>>,
     /// When the ranks of this host were asked, by the clock of questions, and why they could not be.
     asked: u64,
     trouble: Option<String>,
@@ -181,6 +183,7 @@ impl Observer {
             since: HashMap::new(),
             far: World::new(),
             shows: false,
+            receiver: None,
             asked: 0,
             trouble: None,
             asked_by: Vec::new(),
@@ -234,7 +237,10 @@ impl Observer {
         }
         self.is_asleep &= self.waits.is_empty() && self.begun == recorder::count();
         // Launchers send a signal to all ranks at once, and one reports.
-        self.shows |= start::is_report_wanted() || signalled && self.host.may_show();
+        if let Some(receiver) = start::take_request() {
+            (self.shows, self.receiver) = (true, Some(receiver));
+        }
+        self.shows |= signalled && self.host.may_show();
         self.say(self.host.asked());
         self.asked_by.extend(link::questions().into_iter().map(|(by, word)| Asked {
             by,
@@ -403,7 +409,13 @@ impl Observer {
                 Action::Ask(purpose) => self.ask(&purpose),
                 Action::AskAgain => link::ask_again(),
                 Action::Tell(key) => print(&self.facts().line(key).unwrap_or_default()),
-                Action::Show => start::show(&self.facts().report("report (SIGUSR1)", (own, 0), own)),
+                Action::Show => {
+                    let report = self.facts().report("report (SIGUSR1)", (own, 0), own);
+                    match self.receiver.take() {
+                        Some(receiver) => drop(receiver.send(report)),
+                        None => print(&report),
+                    }
+                }
                 Action::End(key, reason) => self.end(key, &reason),
                 // It was not so, or is not any more.
                 Action::Acquit(_) => self.far.clear(),
