@@ -255,6 +255,7 @@ def lint(triple: str) -> None:
 
 
 def main(arguments: list[str]) -> None:
+    os.environ.pop("MAKEFLAGS", None)  # cargo would look for make's job server
     if arguments[0] == "--lint":
         lint(arguments[1])
         return
