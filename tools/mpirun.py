@@ -37,6 +37,9 @@ ENVIRONMENT = {
 
 ALONE_LIMIT = 10  # seconds
 
+# Open MPI 5, where it finds a folder of another mpiexec (see `mpirun`), which that removes then.
+NOT_STARTED = "PMIx server's listener thread failed to start"
+
 # Ends all jobs of this process: signals come to the main thread only.
 STOPPED = threading.Event()
 
@@ -171,19 +174,23 @@ def captured(
     env: dict[str, str] | None = None,
 ) -> subprocess.CompletedProcess[str]:
     """Run command on ranks, outside any other job; the return code is None after a time-out."""
-    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
-        status: Any = mpirun(
-            ranks,
-            command,
-            time_limit=time_limit,
-            env={**environment_outside_mpi(), **(env or {})},
-            cwd=cwd,
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=err,
-        )
-        out.seek(0), err.seek(0)
-        return subprocess.CompletedProcess(command, status, out.read(), err.read())
+    while True:
+        with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+            status: Any = mpirun(
+                ranks,
+                command,
+                time_limit=time_limit,
+                env={**environment_outside_mpi(), **(env or {})},
+                cwd=cwd,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+            )
+            out.seek(0), err.seek(0)
+            result = subprocess.CompletedProcess(command, status, out.read(), err.read())
+        # Nothing has run: a crashed mpiexec had the same number, and has left its folder.
+        if NOT_STARTED not in result.stderr:
+            return result
 
 
 def main() -> int:
