@@ -141,9 +141,12 @@ pub fn any_thread_may_call() -> bool {
     is_running() && unsafe { ffi::MPI_Query_thread(&mut level) == 0 && level >= ffi::RSMPI_THREAD_MULTIPLE }
 }
 
-/// Ends the job through MPI, if MPI can be asked from here.
+/// Ends the job through MPI, if MPI can be asked from here. In `MPI_Finalize`, MPICH has no `MPI_COMM_WORLD` any more to abort, and
+/// would end with a status of its own: there, the end of the process has to do.
 pub fn abort(code: i32) {
-    if any_thread_may_call() {
+    // SAFETY: a constant of the shim.
+    let is_open_mpi = unsafe { std::ffi::CStr::from_ptr(mpi4jax_vendor) }.to_bytes() == b"Open MPI";
+    if any_thread_may_call() && (is_open_mpi || !is_ending()) {
         // SAFETY: MPI is initialised, and any thread may call it.
         unsafe { ffi::MPI_Abort(ffi::RSMPI_COMM_WORLD, code) };
     }
