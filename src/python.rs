@@ -257,8 +257,7 @@ mod _native {
     ) -> PyResult<i32> {
         // SAFETY: mpi4py gives handles of live communicators, and it has initialised MPI.
         let mut comm = unsafe { Comm::of_mpi(key, handle, rank, size) }.map_err(Error::from)?;
-        // MPICH's are negative.
-        comm.index = index & i32::MAX;
+        comm.index = index;
         let comm = comm::register(comm);
         py.detach(|| transport::attach(&comm))?;
         Ok(comm.number)

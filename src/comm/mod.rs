@@ -73,8 +73,8 @@ pub struct Comm {
     /// What its ranks certainly agree on: which members it has, and whether it is one of the two that there is only one
     /// of. Others have it too, since names are each rank's own.
     pub class: u64,
-    /// Its place in MPI's table of communicators (`MPI_Comm_c2f`), which is mostly the same on all of its ranks; -1: nobody
-    /// has said.
+    /// Its place in MPI's table of communicators (`MPI_Comm_c2f`), which is mostly the same on all of its ranks with Open MPI.
+    /// Negative: unknown. MPICH's are, and each rank has its own.
     pub index: i32,
     /// How many of this id there have been in this process, as far as it remembers.
     pub generation: u32,
