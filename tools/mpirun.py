@@ -38,6 +38,7 @@ ENVIRONMENT = {
 ALONE_LIMIT = 10  # seconds
 
 # Open MPI 5, where it finds a folder of another mpiexec (see `mpirun`), which that removes then.
+STARTS = 3
 NOT_STARTED = "PMIx server's listener thread failed to start"
 
 # Ends all jobs of this process: signals come to the main thread only.
@@ -174,7 +175,7 @@ def captured(
     env: dict[str, str] | None = None,
 ) -> subprocess.CompletedProcess[str]:
     """Run command on ranks, outside any other job; the return code is None after a time-out."""
-    while True:
+    for _ in range(STARTS):
         with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
             status: Any = mpirun(
                 ranks,
@@ -190,7 +191,8 @@ def captured(
             result = subprocess.CompletedProcess(command, status, out.read(), err.read())
         # Nothing has run: a crashed mpiexec had the same number, and has left its folder.
         if NOT_STARTED not in result.stderr:
-            return result
+            break
+    return result
 
 
 def main() -> int:
