@@ -14,14 +14,6 @@ pub struct CommId {
     pub origin: u64,
 }
 
-impl CommId {
-    /// Whether these of two ranks may be one communicator.
-    pub fn may_be(self, other: Self) -> bool {
-        let is_unknown = self.origin == UNKNOWN || other.origin == UNKNOWN;
-        self.class == other.class && (self.origin == other.origin || is_unknown)
-    }
-}
-
 /// The other end of a message. None: any rank, any tag.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Peer {
@@ -114,7 +106,8 @@ pub struct RankStatus {
 
 pub type World = BTreeMap<i32, RankStatus>;
 
-/// Forgets where communicators come from, unless all ranks that wait have counted the same duplicates of `MPI_COMM_WORLD`.
+/// Forgets where communicators come from, unless all ranks that wait have counted the same duplicates of `MPI_COMM_WORLD`: then
+/// what is known of a communicator on one rank is known of it on all.
 pub fn compare_origins(world: &mut World) {
     let mut copies = world.values().filter(|it| !it.waits.is_empty()).map(|it| it.copies);
     let first = copies.next();

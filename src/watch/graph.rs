@@ -36,8 +36,8 @@ pub struct Graph<'a> {
     assume: Assume,
     stuck: HashSet<i32>,
     gone: Vec<i32>,
-    /// Who waits in each collective, and on which communicator of the class.
-    come: HashMap<(u64, u64), HashMap<i32, Vec<CommId>>>,
+    /// Who waits in each collective.
+    come: HashMap<(CommId, u64), HashSet<i32>>,
     /// Who has begun to send.
     senders: Vec<i32>,
 }
@@ -48,13 +48,9 @@ impl RankStatus {
     }
 
     fn has_begun(&self, comm: CommId) -> u64 {
-        self.counts.iter().filter(|(id, _)| id.may_be(comm)).map(|(_, count)| *count).max().unwrap_or(0)
-    }
-
-    /// Whether it waits in what may be this collective.
-    pub fn is_in(&self, comm: CommId, number: u64) -> bool {
-        let is_it = |need: &Need| matches!(need, Need::Collective { comm: it, number: n } if it.may_be(comm) && *n == number);
-        self.waits.iter().any(|wait| is_it(&wait.need))
+        let all = self.life == Life::Finished;
+        let is_it = |id: CommId| id.class == comm.class && (id.origin == comm.origin || all);
+        self.counts.iter().filter(|(id, _)| is_it(*id)).map(|(_, count)| *count).max().unwrap_or(0)
     }
 
     fn waits_in_call(&self) -> bool {
@@ -82,11 +78,11 @@ impl<'a> Graph<'a> {
         };
         let stuck = world.iter().filter(|(_, rank)| waits(rank)).map(|(&rank, _)| rank).collect();
         let gone = world.iter().filter(|(_, rank)| rank.life == Life::Gone);
-        let mut come: HashMap<_, HashMap<i32, Vec<CommId>>> = HashMap::new();
+        let mut come: HashMap<_, HashSet<i32>> = HashMap::new();
         for (&rank, RankStatus { waits, .. }) in world {
             for wait in waits {
                 if let Need::Collective { comm, number } = wait.need {
-                    come.entry((comm.class, number)).or_default().entry(rank).or_default().push(comm);
+                    come.entry((comm, number)).or_default().insert(rank);
                 }
             }
         }
@@ -143,7 +139,8 @@ impl<'a> Graph<'a> {
             }
             let mut again = named.remove(&rank).unwrap_or_default();
             groups.retain(|(collective, members), waiters| {
-                let has_come = collective.is_some_and(|(comm, number)| self.has_come(rank, comm, number));
+                let has_come =
+                    collective.is_some_and(|key| self.come.get(&key).is_some_and(|it| it.contains(&rank)));
                 let is_freed = members.contains(rank) && !has_come;
                 if is_freed {
                     again.append(waiters);
@@ -153,12 +150,6 @@ impl<'a> Graph<'a> {
             // The wait of each of these may end.
             free.append(&mut again);
         }
-    }
-
-    /// Whether a rank waits in what may be this collective.
-    fn has_come(&self, rank: i32, comm: CommId, number: u64) -> bool {
-        let come = self.come.get(&(comm.class, number)).and_then(|ranks| ranks.get(&rank));
-        come.is_some_and(|comms| comms.iter().any(|it| it.may_be(comm)))
     }
 
     /// Whether nothing will come from a rank any more, and why. None: something may.
@@ -179,10 +170,11 @@ impl<'a> Graph<'a> {
         }
         match &wait.need {
             Need::Collective { comm, number } => {
+                let come = self.come.get(&(*comm, *number));
                 // Who has begun it, or a later one, may have done its part.
                 let is_missing =
                     |member: i32| self.world.get(&member).is_none_or(|it| it.has_begun(*comm) < *number);
-                self.all_out(wait, |member| self.has_come(member, *comm, *number), is_missing)
+                self.all_out(wait, |member| come.is_some_and(|come| come.contains(&member)), is_missing)
             }
             Need::Call => {
                 let in_call = |member: i32| self.world.get(&member).is_some_and(RankStatus::waits_in_call);

@@ -7,7 +7,7 @@ use super::graph::{Assume, Graph, Why};
 use super::groups::{self, Group};
 use crate::comm::{self, origin::UNKNOWN};
 use crate::job::ranks::Ranks;
-use crate::job::status::{CommId, Life, Need, Peer, RankStatus, Wait, World};
+use crate::job::status::{Life, Need, Peer, RankStatus, Wait, World};
 
 /// What is known, and how.
 pub struct Facts<'a> {
@@ -128,7 +128,7 @@ impl Facts<'_> {
             let late = self.groups(late, briefly);
             match (late.is_empty(), &wait.need) {
                 (true, Need::End) => return None,
-                (true, Need::Collective { comm, number }) if !self.is_one(wait, *comm, *number) => {
+                (true, Need::Collective { comm, .. }) if comm.origin == UNKNOWN => {
                     line += ": all ranks have come, and it is under way, unless they are on different communicators of the same \
                              ranks, which is a deadlock";
                 }
@@ -171,19 +171,13 @@ impl Facts<'_> {
         }
     }
 
-    /// Whether all ranks are known to be in one collective, on one communicator.
-    fn is_one(&self, wait: &Wait, comm: CommId, number: u64) -> bool {
-        let need = Need::Collective { comm, number };
-        let is_in = |it: &RankStatus| it.waits.iter().any(|wait| wait.need == need);
-        comm.origin != UNKNOWN && wait.members.iter().all(|rank| self.world.get(&rank).is_some_and(is_in))
-    }
-
     /// Whether a rank waits for this other one.
     fn is_late(&self, rank: i32, wait: &Wait, other: i32) -> bool {
         let status = self.world.get(&other);
+        let does = |need: &Need| status.is_some_and(|it| it.waits.iter().any(|wait| wait.need == *need));
         other != rank
             && match &wait.need {
-                Need::Collective { comm, number } => !status.is_some_and(|it| it.is_in(*comm, *number)),
+                Need::Collective { .. } => !does(&wait.need),
                 Need::Message { from, to, .. } => {
                     let is_it = |peer: &Peer| peer.rank.is_none_or(|rank| rank == other);
                     [from, to].into_iter().flatten().any(is_it)
@@ -283,6 +277,8 @@ fn cure(world: &World, cycle: &[i32]) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::job::status::CommId;
+
     const COMM: CommId = CommId { class: 1, origin: 3 };
 
     fn waits(need: Need, words: &str) -> RankStatus {

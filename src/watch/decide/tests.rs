@@ -8,7 +8,7 @@ use crate::job::status::{CommId, Peer, compare_origins};
 const A: CommId = CommId { class: 1, origin: 3 };
 /// Another one with the same members.
 const B: CommId = CommId { class: 1, origin: 4 };
-/// One of them, that may be either.
+/// One of these that no duplicating has made, or another.
 const U: CommId = CommId { class: 1, origin: UNKNOWN };
 /// One with other members.
 const C: CommId = CommId { class: 2, origin: 3 };
@@ -171,9 +171,9 @@ fn jobs_end_for_what_is_proved_and_for_nothing_else() {
         ("half an exchange", [waits([sendrecv(2, 1)]), waits([recv(0, 7)]), runs()], NOTHING),
         ("one computes", [waits([all(A, 1)]), waits([recv(0, 7)]), runs()], NOTHING),
         ("all have come", [waits([all(A, 1)]), waits([all(A, 1)]), waits([all(A, 1)])], NOTHING),
-        ("of unknown origin", [waits([all(U, 1)]), waits([all(U, 1)]), waits([all(A, 1)])], NOTHING),
+        ("of unknown origin", [waits([all(U, 1)]), waits([all(U, 1)]), waits([all(U, 1)])], NOTHING),
         ("of which one is behind", [waits([all(U, 2)]), waits([all(U, 1)]), waits([all(U, 2)])], NOTHING),
-        ("of other ranks", [waits([all(A, 1)]), waits([all(C, 1)]), waits([all(U, 1)])], STUCK),
+        ("one of which is a duplicate", [waits([all(A, 1)]), waits([all(U, 1)]), waits([all(U, 1)])], STUCK),
         (
             "counted from another import on",
             [waits([all(A, 1)]), with(waits([all(B, 1)]), |rank| rank.copies = 1), waits([all(A, 1)])],
