@@ -102,37 +102,6 @@ def test_tangent(name):
         np.testing.assert_allclose(jax.linearize(function, X)[1](tangent), expected)
 
 
-def constant_received():
-    return notoken.recv(jnp.zeros(3), MPI.PROC_NULL)
-
-
-AMBIGUOUS = {
-    "sent": ("send", lambda x, t: (x, t, notoken.send(ZEROS, MPI.PROC_NULL))[:2]),
-    "added": ("recv", lambda x, t: (x, t + constant_received())),
-    "alone": ("recv", lambda x, t: (x, constant_received())),
-    "in a jit of nothing": ("recv", lambda x, t: (x, t + jax.jit(constant_received)())),
-    "in a loop": (
-        "recv",
-        lambda x, t: (x, lax.fori_loop(0, 2, lambda _, c: c + constant_received(), t)),
-    ),
-    "sent on": (
-        "send",
-        lambda x, t: (x, t, notoken.send(2 * constant_received(), MPI.PROC_NULL))[:2],
-    ),
-}
-
-
-@pytest.mark.parametrize("name", AMBIGUOUS)
-@pytest.mark.parametrize("jit", [lambda f: f, jax.jit], ids=["eager", "jit"])
-def test_what_could_be_either_is_refused(name, jit):
-    op, rule = AMBIGUOUS[name]
-    f = jax.custom_jvp(lambda x: x)
-    f.defjvp(lambda primals, tangents: rule(*primals, *tangents))
-    words = rf"test_jvp_rules.py:\d+: '{op}' in the rule of a custom_jvp depends on no argument"
-    with pytest.raises(NotImplementedError, match=words):
-        jit(jax.grad(lambda x: jnp.sum(f(x))))(X)
-
-
 @pytest.mark.parametrize("jit", [lambda f: f, jax.jit], ids=["eager", "jit"])
 def test_what_only_values_depend_on_is_a_value(jit):
     """A function that receives into a constant is called by its rule."""

@@ -27,7 +27,6 @@ from jax.interpreters import ad, batching, mlir
 
 from .._jax import compat, traces
 from .._op.primitive import TOKEN, effect, first_of_batch, has_derivative
-from .jvp_rules import check_rule
 
 # ---- The seed: a float32 zero that depends linearly on its operands
 
@@ -266,38 +265,26 @@ def note_communication() -> None:
     _own.communicated = True
 
 
-def _program_of_rule(
-    trace: Any, args: Sequence[Any], rule: Any, symbolic_zeros: bool
-) -> tuple[ClosedJaxpr, list[bool]]:
-    """What the rule of a ``custom_jvp`` does, and which of its results are tangents."""
+def _differentiates_ops(trace: Any, args: Sequence[Any], rule: Any) -> bool:
+    """Whether a rule with symbolic zeros differentiates what communicates, be it only to see what
+    is perturbed there, as Equinox does."""
     types = [jax.typeof(x) for x in args]
     tangents = [x.to_tangent_aval() for x in types]
-    given = [not symbolic_zeros or perturbed(trace, x) for x in args]
-    is_tangent: list[bool] = []
+    given = [perturbed(trace, x) for x in args]
 
     def run(*traced: Any) -> Any:
         rest = iter(traced[len(types) :])
         zeros = [next(rest) if g else SymbolicZero(t) for g, t in zip(given, tangents, strict=True)]
-        try:
-            out = rule.call_wrapped(*traced[: len(types)], *zeros)
-        except Exception:  # JAX calls it next, and it comes again, unless it wanted concrete values
-            return ()
-        kept = [i for i, y in enumerate(out) if not isinstance(y, SymbolicZero)]
-        is_tangent.extend(i >= len(out) // 2 for i in kept)
-        return [out[i] for i in kept]
+        # JAX calls it next, and an error comes again, unless it wanted concrete values.
+        with contextlib.suppress(Exception):
+            rule.call_wrapped(*traced[: len(types)], *zeros)
+        return ()
 
+    _own.communicated = False
     try:
-        given_tangents = [t for t, g in zip(tangents, given, strict=True) if g]
-        return traces.trace_python(run, [*types, *given_tangents]), is_tangent
+        traces.trace_python(run, [*types, *(t for t, g in zip(tangents, given, strict=True) if g)])
     finally:
         traces.let_call_again(rule)
-
-
-def _differentiates_ops(trace: Any, args: Sequence[Any], rule: Any) -> bool:
-    """Whether a rule with symbolic zeros differentiates what communicates, be it only to see what
-    is perturbed there, as Equinox does."""
-    _own.communicated = False
-    _program_of_rule(trace, args, rule, True)
     return bool(_own.communicated)
 
 
@@ -311,16 +298,11 @@ def _arguments(
         args = _tied_arguments(trace, args, fun, rules, out_trees)
     if out_trees is not None:
         return args
-    rule, zeros = rules[0], params["symbolic_zeros"]
     # It may leave out what is not perturbed.
-    if zeros and any(which) and not all(which) and _differentiates_ops(trace, args, rule):
+    leaves_out = params["symbolic_zeros"] and any(which) and not all(which)
+    if leaves_out and _differentiates_ops(trace, args, rules[0]):
         with left_to_jax(trace):
             args = tie(token_of(trace), args)
-    if traces.has_later(trace, args):
-        program, is_tangent = _program_of_rule(trace, args, rule, zeros)
-        if effect in program.effects and is_tangent:
-            arguments = [i >= len(args) for i in range(len(program.in_avals))]
-            check_rule(program.jaxpr, arguments, is_tangent)
     return args
 
 

@@ -32,11 +32,6 @@ def linearizes(trace: Any) -> bool:
     return isinstance(trace, _ad.LinearizeTrace)
 
 
-def has_later(trace: Any, values: Sequence[Any]) -> bool:
-    """Whether ``trace`` has tangents of some values that are not known yet."""
-    return any(isinstance(primal_and_tangent(trace, x)[1], Tracer) for x in values)
-
-
 def outside_of_vmap(trace: Any) -> Any:
     """The trace in which the `vmap` is done that ``trace`` belongs to, if it belongs to one."""
     while hasattr(trace, "axis_data"):
