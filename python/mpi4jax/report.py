@@ -134,34 +134,6 @@ def divergences(dumps: dict[int, Dump]) -> list[tuple[float, str]]:
     return sorted(found)
 
 
-def _waits_for(dumps: dict[int, Dump]) -> dict[int, set[int]]:
-    """Whom each rank waits for, as far as its running op says."""
-    found: dict[int, set[int]] = {}
-    for rank, dump in dumps.items():
-        for record in dump["records"]:
-            if record["state"] != "started":
-                continue
-            world = _world(group_of(dump, record)[2])
-            peers = {"recv": ["source"], "send": ["dest"], "sendrecv": ["source", "dest"]}
-            for name in peers.get(record["op"].removeprefix("wait for i"), []):
-                if 0 <= record[name] < len(world) and world[record[name]] != rank:
-                    found.setdefault(rank, set()).add(world[record[name]])
-    return found
-
-
-def cycle(dumps: dict[int, Dump]) -> list[int]:
-    """Ranks each of which waits for a message from or to the next one, the last for the first."""
-    waits = _waits_for(dumps)
-    for start in sorted(waits):
-        path, rank = [start], start
-        while len(waits.get(rank, ())) == 1:
-            (rank,) = waits[rank]
-            if rank in path:
-                return path[path.index(rank) :]
-            path.append(rank)
-    return []
-
-
 def _is_foreign(file: str) -> bool:
     return any(
         part in file for part in ("/site-packages/", "/dist-packages/", "/mpi4jax/_", "<frozen ")
@@ -177,9 +149,6 @@ def report(dumps: dict[int, Dump]) -> str:
     if found := divergences(dumps):
         lines.append("who diverged first:")
         lines += [f"  {words}" for _, words in found]
-    if ring := cycle(dumps):
-        words = " -> ".join(f"rank {rank}" for rank in [*ring, ring[0]])
-        lines.append(f"these wait for messages of each other: {words}")
     for rank, dump in sorted(dumps.items()):
         lines.append(f"last operations of rank {rank} ({dump['host']}, process {dump['pid']}):")
         for record in dump["records"][-5:]:

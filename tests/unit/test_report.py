@@ -97,15 +97,9 @@ def test_report_takes_forgotten_records_for_no_difference():
     assert report.divergences(dumps) == []
 
 
-def test_report_names_ranks_that_wait_for_each_other():
-    waiting = {
-        r: dump(r, [record("recv", state="started", source=(r + 1) % 3)], size=3) for r in range(3)
-    }
-    assert report.cycle(waiting) == [0, 1, 2]
-    assert "rank 0 -> rank 1 -> rank 2 -> rank 0" in report.report(waiting)
-    del waiting[1]
-    assert report.cycle(waiting) == []
-    assert "rank 1 left no dump" in report.report(waiting)
+def test_report_names_ranks_without_a_dump():
+    dumps = {r: dump(r, [record()], size=3) for r in (0, 2)}
+    assert "rank 1 left no dump" in report.report(dumps)
 
 
 # ---- The recorder
