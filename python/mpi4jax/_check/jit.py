@@ -67,20 +67,11 @@ class _Checked:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if jax.config.jax_disable_jit:
             return self.fun(*args, **kwargs)
-        leaves, tree = jax.tree.flatten((args, kwargs))
-        traced = [isinstance(leaf, jax.core.Tracer) for leaf in leaves]  # others: static arguments
-
-        def flat(*values: Any) -> Any:
-            remaining = iter(values)
-            full = [next(remaining) if t else leaf for t, leaf in zip(traced, leaves, strict=True)]
-            a, k = jax.tree.unflatten(tree, full)
-            return self.fun(*a, **k)
-
-        operands = [leaf for leaf, t in zip(leaves, traced, strict=True) if t]
+        # Of no arguments: those that are traced become constants, the others may be static.
         with comparing():
-            jaxpr, shape = jax.make_jaxpr(flat, return_shape=True)(*operands)
+            jaxpr, shape = jax.make_jaxpr(lambda: self.fun(*args, **kwargs), return_shape=True)()
         with jax.ensure_compile_time_eval():
             flush()  # what is under way must not mix with the comparison
         schedule.compare(getattr(self.fun, "__name__", repr(self.fun)), jaxpr)
-        out = jaxpr_as_fun(jaxpr)(*operands)
+        out = jaxpr_as_fun(jaxpr)()
         return jax.tree.unflatten(jax.tree.structure(shape), out)
