@@ -278,7 +278,7 @@ fn result(call: &Call, made: Made, all: &[Arc<[u8]>]) -> Result<Vec<u8>, Cause> 
 fn reduce(call: &Call, last: &[u8], others: &[&[u8]]) -> Result<Vec<u8>, Cause> {
     let (Some(send), Some(Reduction::Builtin(builtin))) = (&call.send, call.site.reduction) else {
         return Err(Cause::Unsupported {
-            what: "this reduction".into(),
+            feature: "this reduction".into(),
             reason: "it is not one of MPI's own",
         });
     };
