@@ -98,10 +98,11 @@ fn wake() {
     }
 }
 
-/// The watchdog is about to sleep until something begins, which calls this function, once.
-pub fn sleep(wake: fn()) {
+/// The watchdog has nothing to do. True: it has said so before, nothing has begun since, and it may sleep until something
+/// does, which calls this function, once.
+pub fn sleep(wake: fn()) -> bool {
     *lock(&WAKE) = Some(wake);
-    ASLEEP.store(true, Ordering::SeqCst);
+    ASLEEP.swap(true, Ordering::SeqCst)
 }
 
 pub fn awake() {
@@ -325,6 +326,22 @@ mod tests {
         assert_eq!(current_limit(5.0).number, inner);
         leave_limit(inner);
         assert_eq!(current_limit(5.0).name(), "MPI4JAX_TIMEOUT=5 s");
+    }
+
+    /// What has ended when the watchdog looks is no reason to miss what comes next.
+    #[test]
+    fn what_was_short_wakes_the_watchdog_once_and_it_says_again_that_it_sleeps() {
+        static WOKEN: AtomicU64 = AtomicU64::new(0);
+        let wake = || _ = WOKEN.fetch_add(1, Ordering::SeqCst);
+        for call in 1..3 {
+            while !sleep(wake) {}
+            notice();
+            while WOKEN.load(Ordering::SeqCst) < call {
+                std::thread::yield_now(); // another test may have been faster to wake it
+            }
+            assert!(!sleep(wake), "what begins now would wake nobody");
+        }
+        awake();
     }
 
     #[test]
