@@ -121,9 +121,9 @@ def test_outside_of_compiled_functions():
     assert info.converged
 
 
-@pytest.mark.one_in(2)
-@solvers
-def test_derivatives(solver, d, upper):
+@pytest.mark.parametrize("name", ["bicgstab", "gmres", "lsmr"])
+def test_derivatives(name):
+    solver, d, upper = SOLVERS[name]
     b, t, w = vectors(3)
     solve = lambda d, b: solver(operator(d, upper), b, tol=1e-10)[0]
     A = matrix(d, upper)
@@ -146,9 +146,8 @@ def test_derivatives(solver, d, upper):
     close(column, -(inverse @ x)[MINE])
 
 
-@pytest.mark.one_in(4)
-@solvers
-def test_second_derivative(solver, d, upper):
+def test_second_derivative():
+    solver, d, upper = SOLVERS["lsmr"]
     b, w = vectors(2)
     loss = lambda d: jnp.sum(w[MINE] * solver(operator(d, upper), b[MINE], tol=1e-11)[0])
     inverse = np.linalg.inv(matrix(d, upper))
@@ -230,7 +229,7 @@ def test_messages_of_an_iteration():
 
 @pytest.mark.parametrize(
     "name, dtype",
-    [*((name, "bfloat16") for name in SOLVERS), ("cg", "float16"), ("lsmr", "float16")],
+    [*((name, "bfloat16") for name in SOLVERS if name != "gmres"), ("lsmr", "float16")],
 )
 def test_small_dtypes(name, dtype):
     """Counters go on after 256, and norms do not vanish."""
@@ -391,7 +390,8 @@ def stencil(d, upper, comm):
     return A
 
 
-BITS = [(name, "float32") for name in SOLVERS] + [("cg", "float64"), ("bicgstab", "complex64")]
+BITS = [(name, "float32") for name in ("cg", "gmres, restarted", "minres", "lsmr")]
+BITS += [("bicgstab", "complex64")]
 
 
 @pytest.mark.parametrize("name, dtype", BITS)
