@@ -48,11 +48,12 @@ AT_ONCE = 3
 
 # What depends on JAX's version, and on the MPI; on 2 ranks, and beside it without mpiexec.
 WAYS = [f"tests/ranks/test_ops.py::test_{test}" for test in ("ways_to_call", "moves_every_bit")]
+FAULTS = "tests/jobs/test_faults.py"
+ENDING = ("a rank that raises", "a thread that raises", "a message too long")
 OF_JAX = (
     [*WAYS, *files("order ad_oracle ad_order jit")],
-    ["tests/unit", "tests/jobs/test_aborts.py"],
+    ["tests/unit", *(f"{FAULTS}::test_fault[{name}]" for name in ENDING)],
 )
-FAULTS = "tests/jobs/test_faults.py"
 OF_MPI = files("ops order status overlap_messages"), [FAULTS]
 # What depends on how the wheel and an MPI are put together.
 EXAMPLES = "tests/jobs/test_examples.py"

@@ -38,8 +38,8 @@ def test_halos(mpirun, fakes, transport):
     """XLA packs and unpacks the messages. XLA's CPU converts float8 for that, and NaNs change."""
     reached = "reached" if transport == "cuda-mpi" else "1"
     env = {**fakes, "MPI4JAX_TEST_CUDA_ON_CPU": reached, "MPI4JAX_TRANSPORT": transport}
-    wanted = "not float8 and not donated and not started"
-    passes(mpirun, [RANKS / "test_halo.py"], wanted, env, time_limit=150)
+    wanted = "whole and (trees or axes or vmap or bfloat16 or complex64 or (model and 2d))"
+    passes(mpirun, [RANKS / "test_halo.py"], f"{wanted} or sums", env, time_limit=150)
 
 
 @pytest.mark.parametrize(

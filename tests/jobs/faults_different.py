@@ -135,13 +135,18 @@ FAULTS = {
         ),
     ),
     "a message too long": Fault(
-        "f = mpi4jax.jit(lambda x: nt.recv(x, 0))\n"
-        "nt.send(x, 1) if rank == 0 else wait(f(jnp.ones(2)))",
+        # Ranks 2 and 1 of the world are 0 and 1 of it.
+        "c = comm.Split(rank == 0, -rank); c.Set_name('own')\n"
+        "f = mpi4jax.jit(lambda x: nt.recv(x, 0, comm=c))\n"
+        "if rank == 2: nt.send(x, 1, comm=c)\n"
+        "if rank == 1: wait(f(jnp.ones(2)))\n"
+        "wait(nt.barrier())",
         (
             "r1 .*MPI_Recv returned error code .*: .*[Tt]runcat",
-            rf"in recv from 0, any tag \(2 x float32\) on mpi4jax.default, fault.py:{FIRST_LINE}",
+            rf"in recv from 0, any tag \(2 x float32\) on own, fault.py:{FIRST_LINE + 1}",
             "MPI4JAX_CHECK=1 compares",
         ),
+        ranks=3,
     ),
     "another dtype in silence, after a long loop": Fault(
         "step = lambda i, x: nt.allreduce(x, MPI.MAX)\n"
