@@ -64,18 +64,12 @@ GRADIENT = {
 }
 
 
-@pytest.mark.parametrize("how", ["eager", "jit", "vjp"])
+@pytest.mark.parametrize("jit", [lambda f: f, jax.jit], ids=["eager", "jit"])
 @pytest.mark.parametrize("f", GRADIENT, ids=lambda f: f.__name__)
-def test_cotangents_are_not_taken_for_messages(f, how):
-    g = jax.grad(lambda x: f(x).sum())
-    if how == "vjp":
-
-        def g(x):
-            y, back = jax.vjp(f, x)
-            return back(jnp.ones_like(y))[0]
-
+def test_cotangents_are_not_taken_for_messages(f, jit):
+    g = jit(jax.grad(lambda x: f(x).sum()))
     for _ in range(2):
-        ct = (jax.jit(g) if how == "jit" else g)(jnp.asarray(X))
+        ct = g(jnp.asarray(X))
         np.testing.assert_allclose(ct, GRADIENT[f].get(RANK, 0 * X), rtol=1e-6)
 
 

@@ -152,12 +152,23 @@ NOT_ARRAYS = [
     (np.array([None]), "object"),
     (np.ones(2, "datetime64[s]"), "datetime64"),
     (np.ones(2, "S3"), "S3"),
+    (jax.ShapeDtypeStruct((3,), np.float32), "ShapeDtypeStruct"),
 ]
 
 
-@pytest.mark.parametrize("value, word", NOT_ARRAYS, ids=[word for _, word in NOT_ARRAYS])
-@pytest.mark.parametrize("name", [name for name in ROWS if "x" in GOOD[name]])
+@pytest.mark.parametrize(
+    "name, value, word",
+    [
+        pytest.param(name, value, word, id=f"{name}-{word}")
+        for name in ROWS
+        for value, word in NOT_ARRAYS
+        # What is received can be described.
+        if "x" in GOOD[name] and (name, word) != ("recv", "ShapeDtypeStruct")
+    ],
+)
 def test_not_an_array(name, value, word):
+    if (name, word) == ("recv", "ShapeDtypeStruct"):
+        pytest.skip("what is received can be described")
     arguments = {**GOOD[name], "x": value}
     given = rf"^{name}: argument 'x' must be an array, .*, got .*{word}"
     with pytest.raises(TypeError, match=given):
