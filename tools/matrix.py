@@ -32,10 +32,9 @@ def files(names: str) -> list[str]:
 
 # How often, and with what. Errors at trace time need no job; values and order depend on how many
 # others there are, roots and halos and communicators also on whether there are any, or a middle.
-EVERY_RANK = ["tests/ranks"]
 ANY_ROOT = "tests/ranks/test_ops.py::test_any_root"
 HERE = {
-    2: EVERY_RANK,
+    2: ["tests/ranks", "--ignore=tests/ranks/test_ad_oracle.py"],  # which takes three
     3: files("ops order ad_oracle any_source ragged overlap overlap_messages"),
     1: [*files("halo blocks comms jit docstrings tokens"), ANY_ROOT],
     4: [*files("halo blocks neighbours comms status"), ANY_ROOT],

@@ -109,9 +109,10 @@ def test_a_program_has_faulthandler_look_at_the_same_signal(start, when):
     job, err = start(
         OWN + "import mpi4jax\n" + WAITS if when == "before" else "import mpi4jax\n" + OWN + WAITS
     )
-    time.sleep(0.2)
     job.send_signal(signal.SIGUSR1)
-    time.sleep(1)
+    deadline = time.monotonic() + 60
+    while not re.search(r"^ +File .*program.py\", line \d+ in <module>$", err.read_text(), re.M):
+        assert time.monotonic() < deadline, err.read_text()
+        time.sleep(0.1)
     job.communicate("\n", timeout=60)
     assert job.returncode == 0
-    assert re.search(r"^ +File .*program.py\", line \d+ in <module>$", err.read_text(), re.M)
