@@ -247,17 +247,9 @@ mod _native {
     }
 
     #[pyfunction]
-    fn register_comm(
-        py: Python<'_>,
-        key: &str,
-        handle: usize,
-        rank: i32,
-        size: i32,
-        index: i32,
-    ) -> PyResult<i32> {
+    fn register_comm(py: Python<'_>, key: &str, handle: usize, rank: i32, size: i32) -> PyResult<i32> {
         // SAFETY: mpi4py gives handles of live communicators, and it has initialised MPI.
-        let mut comm = unsafe { Comm::of_mpi(key, handle, rank, size) }.map_err(Error::from)?;
-        comm.index = index;
+        let comm = unsafe { Comm::of_mpi(key, handle, rank, size) }.map_err(Error::from)?;
         let comm = comm::register(comm);
         py.detach(|| transport::attach(&comm))?;
         Ok(comm.number)

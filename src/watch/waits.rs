@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use crate::comm::origin::UNKNOWN;
 use crate::comm::{self, Comm};
 use crate::job::ranks::Ranks;
 use crate::job::status::{CommId, Life, Need, Peer, Wait};
@@ -167,7 +168,7 @@ struct Seen {
 pub struct Waits(Vec<Seen>);
 
 pub fn comm_id(comm: &Comm) -> CommId {
-    CommId { class: comm.class, index: if comm.is_only_one() { 0 } else { comm.index } }
+    CommId { class: comm.class, origin: comm.origin }
 }
 
 fn need_of(record: &Record) -> Need {
@@ -305,7 +306,7 @@ impl Waits {
 pub fn counts(at_end: bool) -> Vec<(CommId, u64)> {
     if at_end {
         let counts = comm::collectives();
-        return counts.iter().map(|(&class, &count)| (CommId { class, index: -1 }, count)).collect();
+        return counts.iter().map(|(&class, &count)| (CommId { class, origin: UNKNOWN }, count)).collect();
     }
     comm::live().iter().map(|comm| (comm_id(comm), comm.collectives.load(Ordering::Relaxed))).collect()
 }
