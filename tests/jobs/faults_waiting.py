@@ -253,8 +253,8 @@ FAULTS = {
         "print('the end', rank)",
         (
             (
-                r"the freeing of communicator .*has waited for \d+ s for rank 1, which is in Python "
-                rf"at .*fault.py:{FIRST_LINE + 1}"
+                r"the freeing of communicator .*has waited for \d+ s for rank 1, which is in "
+                rf"Python at .*fault.py:{FIRST_LINE + 1}"
             ),
             "the end 0",
             "the end 1",
