@@ -175,18 +175,6 @@ def test_ranks_in_containers_of_one_host_name_are_not_taken_for_gone(tmp_path):
         assert re.search("for rank 1, which is in Python at .*program.py:9", output), output
 
 
-def test_timelines_follow_no_links(mpirun, tmp_path):
-    program, victim = tmp_path / "program.py", tmp_path / "victim"
-    program.write_text(ONE)
-    victim.write_text("precious")
-    (tmp_path / "trace.1.json").symlink_to(victim)
-    env = {"MPI4JAX_TRACE": str(tmp_path / "trace.json"), "JAX_PLATFORMS": "cpu"}
-    result = mpirun(2, program, env=env)
-    assert result.returncode != 0
-    assert "trace.1.json is a link, and is not followed" in result.stderr
-    assert victim.read_text() == "precious"
-
-
 def test_timelines_of_a_job_that_is_ended_are_kept(mpirun, tmp_path):
     program = tmp_path / "program.py"
     program.write_text(

@@ -7,9 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from mpi4py import MPI
-from reference import COMM, JITS, RANK, SIZE, assert_equal, each, enable_x64
+from reference import JITS, RANK, SIZE, assert_equal, each, enable_x64
 
-import mpi4jax
 from mpi4jax import Layout, fft, redistribute
 from mpi4jax._numerics import local_fft
 
@@ -295,8 +294,3 @@ WRONG = [
 def test_wrong_arguments(call, kind, words):
     with pytest.raises(kind, match=words):
         call()
-
-
-def test_they_are_parts_of_the_package():
-    assert (mpi4jax.fft, mpi4jax.redistribute) == (fft, redistribute)
-    assert COMM.size == SIZE

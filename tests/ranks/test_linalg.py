@@ -10,7 +10,6 @@ import pytest
 from mpi4py import MPI
 from reference import COMM, RANK, SIZE, enable_x64
 
-import mpi4jax
 from mpi4jax import linalg, notoken
 
 ROWS = [2 + rank % 2 for rank in range(SIZE)]  # of each rank
@@ -112,13 +111,6 @@ def test_limits(name):
     _, info = run(name, b[MINE], tol=1e-30, maxiter=1)
     assert info.iterations == 1
     assert not info.converged
-
-
-def test_outside_of_compiled_functions():
-    (b,) = vectors(1)
-    x, info = linalg.cg(operator(4.0, -1.0), b[MINE], tol=1e-10)
-    close(x, expected("cg", b)[MINE])
-    assert info.converged
 
 
 @pytest.mark.parametrize("name", ["bicgstab", "gmres", "lsmr"])
@@ -425,7 +417,3 @@ def test_wrong_arguments():
             solver(lambda v: v, np.ones(3), M=3)
         with pytest.raises(ValueError, match=rf"^{name}: argument 'x0' must have the shapes of"):
             solver(lambda v: v, np.ones(3), np.ones(4))
-
-
-def test_it_is_part_of_the_package():
-    assert mpi4jax.linalg is linalg
