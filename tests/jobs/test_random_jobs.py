@@ -49,7 +49,7 @@ def test_correct_jobs_stay(run, seed):
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("seed", range(FIRST, LAST))
+@pytest.mark.parametrize("seed", range(FIRST, LAST, 2))  # there are faults_*.py too
 def test_jobs_with_a_fault_end(run, seed):
     job = random_jobs.faulty(seed)
     status, output = run(job, MPI4JAX_TIMEOUT=str(job.sleeps + 10))
