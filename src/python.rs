@@ -147,7 +147,7 @@ mod _native {
     }
 
     /// What a rank sends and receives: "none", "one" block, one "per rank", or as much as it is "told".
-    type Side = (&'static str, &'static str);
+    type Extents = (&'static str, &'static str);
     type OpRow = (
         &'static str,
         &'static str,
@@ -158,12 +158,12 @@ mod _native {
         bool,
         bool,
         bool,
-        Side,
-        Side,
+        Extents,
+        Extents,
         Option<&'static str>,
     );
 
-    /// (name, MPI's name, has a reduction, has a mean, has a root, has a peer, has blocks, has parts, is ragged, side at the root, side elsewhere)
+    /// (name, MPI's name, has a reduction, has a mean, has a root, has a peer, has blocks, has parts, is ragged, extents at the root, extents elsewhere)
     /// of every operation; and MPI's name where it is started and waited for later.
     #[pyfunction]
     fn ops_table() -> Vec<OpRow> {
@@ -173,11 +173,11 @@ mod _native {
             ops::Extent::Told => "told",
             ops::Extent::PerRank => "per rank",
         };
-        let side = |side: ops::Side| (extent(side.send), extent(side.recv));
+        let extents = |extents: ops::Extents| (extent(extents.send), extent(extents.recv));
         let row = |row: &ops::Row| {
             let ops::Row { name, mpi_name, has_reduction, has_mean, has_root, has_peer, .. } = *row;
             let ops::Row { has_blocks, has_parts, is_ragged, at_root, elsewhere, .. } = *row;
-            let (at_root, elsewhere) = (side(at_root), side(elsewhere));
+            let (at_root, elsewhere) = (extents(at_root), extents(elsewhere));
             let started = row.started.as_ref().map(|started| started.mpi_name);
             (
                 name,

@@ -189,8 +189,9 @@ def captured(
             )
             out.seek(0), err.seek(0)
             result = subprocess.CompletedProcess(command, status, out.read(), err.read())
-        # Nothing has run: a crashed mpiexec had the same number, and has left its folder. Or mpiexec itself has crashed at
-        # the end of the job (https://github.com/open-mpi/ompi/issues/13650), of which a rank's crash is told apart.
+        # Nothing has run: a crashed mpiexec had the same number, and has left its folder. Or
+        # mpiexec itself has crashed at the end of the job, of which a rank's crash is told apart
+        # (https://github.com/open-mpi/ompi/issues/13650).
         if NOT_STARTED not in result.stderr and status != -signal.SIGSEGV:
             break
     return result

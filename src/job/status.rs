@@ -211,10 +211,10 @@ impl RankStatus {
             self.counts.iter().map(|(id, count)| format!("count\t{:x} {:x} {count}", id.class, id.origin)),
         );
         lines.extend(self.started.iter().map(|started| format!("started\t{}", need(started))));
-        for Wait { number, need: what, members, seconds, bytes, late, words, at } in &self.waits {
-            let (what, [late, words, at]) = (need(what), [late, words, at].map(|it| it.replace('\t', " ")));
+        for Wait { number, need: it, members, seconds, bytes, late, words, at } in &self.waits {
+            let (needs, [late, words, at]) = (need(it), [late, words, at].map(|it| it.replace('\t', " ")));
             lines.push(format!(
-                "wait\t{number}\t{seconds:.2}\t{bytes}\t{members}\t{what}\t{late}\t{words}\t{at}"
+                "wait\t{number}\t{seconds:.2}\t{bytes}\t{members}\t{needs}\t{late}\t{words}\t{at}"
             ));
         }
         lines.extend(self.last.iter().map(|line| format!("last\t{line}")));

@@ -59,8 +59,8 @@ pub fn briefly(status: &RankStatus) -> String {
         Some(words) => words,
         None if *life == Life::Finished => "finished".into(),
         None if is_idle && !python.is_empty() => {
-            let what = if activity.is_empty() { String::new() } else { format!(", where {activity}") };
-            format!("in Python at {python}{what}")
+            let place = if activity.is_empty() { String::new() } else { format!(", where {activity}") };
+            format!("in Python at {python}{place}")
         }
         None if is_idle && !activity.is_empty() => "in C code that keeps Python's lock".into(),
         None => doing(status),

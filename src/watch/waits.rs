@@ -36,7 +36,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 #[derive(Clone, Debug)]
 pub struct Blocked {
     pub number: u64,
-    pub what: String,
+    pub words: String,
     pub started: u64,
     thread: u64,
 }
@@ -49,10 +49,10 @@ pub const AT_END: u64 = 1 << 63;
 static CALLS: AtomicU64 = AtomicU64::new(AT_END + 1);
 
 /// This thread is about to wait for other ranks, in `what`.
-pub fn enter(what: String) {
+pub fn enter(words: String) {
     let number = CALLS.fetch_add(1, Ordering::Relaxed);
     let thread = recorder::this_thread();
-    lock(&BLOCKED).push(Blocked { number, what, started: clock::ticks(), thread });
+    lock(&BLOCKED).push(Blocked { number, words, started: clock::ticks(), thread });
     notice();
 }
 
@@ -98,10 +98,11 @@ fn wake() {
     }
 }
 
-/// The watchdog is about to sleep until something begins, which calls this function, once.
-pub fn sleep(wake: fn()) {
+/// The watchdog has nothing to do. True: it has said so before, nothing has begun since, and it may sleep until something
+/// does, which calls this function, once.
+pub fn sleep(wake: fn()) -> bool {
     *lock(&WAKE) = Some(wake);
-    ASLEEP.store(true, Ordering::SeqCst);
+    ASLEEP.swap(true, Ordering::SeqCst)
 }
 
 pub fn awake() {
@@ -172,7 +173,7 @@ pub fn comm_id(comm: &Comm) -> CommId {
 }
 
 fn need_of(record: &Record) -> Need {
-    let (comm, row, any) = (&record.what.comm, record.what.op.row(), wildcards());
+    let (comm, row, any) = (&record.info.comm, record.info.op.row(), wildcards());
     if row.is_collective() {
         return Need::Collective { comm: comm_id(comm), number: record.sequence };
     }
@@ -199,14 +200,14 @@ fn seen(record: &Record) -> Seen {
     let wait = Wait {
         number: record.ticket,
         need: need_of(record),
-        members: record.what.comm.world.iter().copied().collect(),
+        members: record.info.comm.world.iter().copied().collect(),
         seconds: 0.0,
         bytes: record.count.saturating_mul(size),
         late: String::new(),
         words: record.to_string(),
         at: String::new(),
     };
-    Seen { wait, has_line: !record.what.location.is_empty(), thread: record.thread, limited: (0, 0.0) }
+    Seen { wait, has_line: !record.info.location.is_empty(), thread: record.thread, limited: (0, 0.0) }
 }
 
 impl Waits {
@@ -248,7 +249,7 @@ impl Waits {
         for call in blocked().into_iter().filter(|call| !is_known(call.number)) {
             let seconds = epoch.seconds_since(call.started);
             let thread = (call.thread, 0);
-            new.push((other(call.number, Need::Call, Ranks::all(size), call.what, thread), seconds));
+            new.push((other(call.number, Need::Call, Ranks::all(size), call.words, thread), seconds));
         }
         for op in transport::unfinished().iter().filter(|op| !is_known(op.number)) {
             let members = op.comm.world.iter().copied().collect();
@@ -325,6 +326,22 @@ mod tests {
         assert_eq!(current_limit(5.0).number, inner);
         leave_limit(inner);
         assert_eq!(current_limit(5.0).name(), "MPI4JAX_TIMEOUT=5 s");
+    }
+
+    /// What has ended when the watchdog looks is no reason to miss what comes next.
+    #[test]
+    fn what_was_short_wakes_the_watchdog_once_and_it_says_again_that_it_sleeps() {
+        static WOKEN: AtomicU64 = AtomicU64::new(0);
+        let wake = || _ = WOKEN.fetch_add(1, Ordering::SeqCst);
+        for call in 1..3 {
+            while !sleep(wake) {}
+            notice();
+            while WOKEN.load(Ordering::SeqCst) < call {
+                std::thread::yield_now(); // another test may have been faster to wake it
+            }
+            assert!(!sleep(wake), "what begins now would wake nobody");
+        }
+        awake();
     }
 
     #[test]
