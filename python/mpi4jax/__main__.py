@@ -49,21 +49,6 @@ def version(package: str) -> str:
         return "not installed"
 
 
-def shared_library(*names: str) -> str:
-    """The first of the libraries that can be found, without loading it."""
-    with open("/proc/self/maps") if os.path.exists("/proc/self/maps") else open(os.devnull) as maps:
-        loaded = maps.read()
-    for name in names:
-        if f"/{name}" in loaded:
-            return f"{name} (loaded)"
-    import ctypes.util
-
-    for name in names:
-        if found := ctypes.util.find_library(name.removeprefix("lib").partition(".so")[0]):
-            return found
-    return "not found"
-
-
 def other_mpis(loaded: str) -> list[str]:
     """MPI libraries where loaders look, and beside each mpiexec of PATH, but the loaded one."""
     folders = [
@@ -101,13 +86,9 @@ def describe(advice: list[str]) -> None:
     say(f"threads      {info['thread_level']}")
     say(f"CUDA-aware   {info['cuda_aware']}")
     say(f"CUDA         {'yes' if mpi4jax.has_cuda_support() else 'no driver with a device'}")
-    say(f"NCCL         {shared_library('libnccl.so.2')}")
-    say(f"UCX          {shared_library('libucp.so.0')}")
-    chosen = mpi4jax.transport_info()
-    say(f"transport    CPU: {chosen.cpu} ({chosen.cpu_reason})")
-    if mpi4jax.has_cuda_support():
-        failed = f", which cannot be used: {chosen.gpu_error}" if chosen.gpu_error else ""
-        say(f"             GPU: {chosen.gpu} ({chosen.gpu_reason}){failed}")
+    transports = str(mpi4jax.transport_info()).splitlines()
+    for line in transports if mpi4jax.has_cuda_support() else transports[:1]:
+        say(f"transport    {line}")
     say(f"devices      {', '.join(str(d) for d in jax.local_devices())}")
     hosts = comm.gather(platform.node())
     if hosts is not None:
