@@ -24,8 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 from mpi4py import MPI
 
-from mpi4jax import grids
-from mpi4jax import notoken as mpi
+from mpi4jax import grids, notoken as mpi
 
 
 class Zarr:

@@ -23,8 +23,7 @@ import numpy as np
 from mpi4py import MPI
 from scipy.spatial import Delaunay
 
-from mpi4jax import ghosts, linalg
-from mpi4jax import notoken as mpi
+from mpi4jax import ghosts, linalg, notoken as mpi
 
 DIFFUSIVITY = 2e-4
 

@@ -20,8 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from mpi4py import MPI
 
-from mpi4jax import Layout, fft
-from mpi4jax import notoken as mpi
+from mpi4jax import Layout, fft, notoken as mpi
 
 
 class Box:

@@ -16,8 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from mpi4py import MPI
 
-from mpi4jax import linalg
-from mpi4jax import notoken as mpi
+from mpi4jax import linalg, notoken as mpi
 
 comm = MPI.COMM_WORLD
 rank, size = comm.rank, comm.size

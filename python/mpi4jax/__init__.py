@@ -13,14 +13,14 @@ from ._setup import loader as _loader
 
 _loader.load()  # what is imported below needs the native module
 
-from ._job import watch as _watch  # noqa: E402
-from ._setup import transport as _transport  # noqa: E402
+from ._job import watch as _watch
+from ._setup import transport as _transport
 
 _watch.set_check()
 _transport.start()
 
 # Imported also for what they register: rules of primitives, and wrappers of JAX's functions.
-from . import (  # noqa: E402
+from . import (
     _native,
     experimental,
     fft,
@@ -30,34 +30,35 @@ from . import (  # noqa: E402
     notoken,
     ops,  # noqa: F401
 )
-from ._check.jit import jit  # noqa: E402
-from ._compile import scope as _scope  # noqa: E402, F401
-from ._diff import ad as _ad  # noqa: E402, F401
-from ._functions import nonblocking as _nonblocking  # noqa: E402
-from ._functions.nonblocking import *  # noqa: E402, F403
-from ._functions.pvary import pvary  # noqa: E402
-from ._functions.reduce_local import reduce_local  # noqa: E402
-from ._job import abort as _abort  # noqa: E402
-from ._job import flush as _flush  # noqa: E402
-from ._job.flush import flush  # noqa: E402
-from ._job.time_limit import time_limit  # noqa: E402
-from ._numerics.reproducible import reproducible_sum  # noqa: E402
-from ._op import comm as _comm  # noqa: E402
-from ._op.comm import MEAN, default_comm  # noqa: E402
-from ._requests import lowering as _requests_lowering  # noqa: E402, F401
-from ._requests import outside as _outside  # noqa: E402, F401
-from ._requests import rules as _requests_rules  # noqa: E402, F401
-from ._setup.transport import (  # noqa: E402
+from ._check.jit import jit
+from ._compile import scope as _scope  # noqa: F401
+from ._diff import ad as _ad  # noqa: F401
+from ._functions import nonblocking as _nonblocking
+from ._functions.nonblocking import *  # noqa: F403
+from ._functions.pvary import pvary
+from ._functions.reduce_local import reduce_local
+from ._job import abort as _abort, flush as _flush
+from ._job.flush import flush
+from ._job.time_limit import time_limit
+from ._numerics.reproducible import reproducible_sum
+from ._op import comm as _comm
+from ._op.comm import MEAN, default_comm
+from ._requests import (
+    lowering as _requests_lowering,  # noqa: F401
+    outside as _outside,  # noqa: F401
+    rules as _requests_rules,  # noqa: F401
+)
+from ._setup.transport import (
     TransportInfo,
     has_cuda_support,
     has_hip_support,
     has_sycl_support,
     transport_info,
 )
-from ._tokens import functions as _functions_with_tokens  # noqa: E402
-from ._tokens.functions import *  # noqa: E402, F403
-from ._tokens.tokens import auto_tokenize, create_token  # noqa: E402
-from .layouts import Layout, redistribute  # noqa: E402
+from ._tokens import functions as _functions_with_tokens
+from ._tokens.functions import *  # noqa: F403
+from ._tokens.tokens import auto_tokenize, create_token
+from .layouts import Layout, redistribute
 
 gen_token = create_token
 

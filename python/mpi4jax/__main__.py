@@ -23,8 +23,7 @@ import numpy as np
 from mpi4py import MPI
 
 import mpi4jax
-from mpi4jax import _native
-from mpi4jax import notoken as nt
+from mpi4jax import _native, notoken as nt
 from mpi4jax._job import job, watch
 from mpi4jax._op.spec import SPECS
 from mpi4jax._setup import loader

@@ -14,8 +14,7 @@ import jax.numpy as jnp
 from mpi4py import MPI
 
 import mpi4jax
-from mpi4jax import _native
-from mpi4jax import notoken as nt
+from mpi4jax import _native, notoken as nt
 
 CALLS, STEPS = 8, 20
 

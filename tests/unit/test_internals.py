@@ -34,8 +34,7 @@ from internals import (
 )
 from jax import lax
 from jax._src import api_util, core, effects, source_info_util
-from jax._src.interpreters import partial_eval as pe
-from jax._src.interpreters import pxla
+from jax._src.interpreters import partial_eval as pe, pxla
 from jax.extend.core import ClosedJaxpr
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from packaging.version import Version

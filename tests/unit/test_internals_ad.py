@@ -24,15 +24,13 @@ from internals import (
 )
 from jax import lax
 from jax._src import api, api_util, linear_util
-from jax._src.interpreters import ad
-from jax._src.interpreters import partial_eval as pe
+from jax._src.interpreters import ad, partial_eval as pe
 from jax.extend.core import ClosedJaxpr
 from jax.sharding import AxisType, PartitionSpec
 from mpi4py import MPI
 
 from mpi4jax import notoken
-from mpi4jax._diff import ad as _ad
-from mpi4jax._diff import tracing
+from mpi4jax._diff import ad as _ad, tracing
 from mpi4jax._jax import compat, traces
 from mpi4jax._op.primitive import PRIMITIVES, start_p, wait_p
 

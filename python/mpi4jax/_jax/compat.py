@@ -23,39 +23,29 @@ from jax._src.interpreters import pxla
 from jax._src.shard_map import shard_map_p as shard_map_p
 from jax.core import ShapedArray, Tracer
 from jax.extend import backend
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Primitive, primitives
-from jax.extend.core import Token as Token
+from jax.extend.core import (
+    ClosedJaxpr,
+    Jaxpr,
+    JaxprEqn,
+    Literal,
+    Primitive,
+    Token as Token,
+    primitives,
+)
 from jax.extend.core.primitives import (
     closed_call_p as closed_call_p,
-)
-from jax.extend.core.primitives import (
     cond_p as cond_p,
-)
-from jax.extend.core.primitives import (
     custom_jvp_call_p as custom_jvp_call_p,
-)
-from jax.extend.core.primitives import (
     custom_lin_p as custom_lin_p,
-)
-from jax.extend.core.primitives import (
     custom_vjp_call_p as custom_vjp_call_p,
-)
-from jax.extend.core.primitives import (
     jit_p as jit_p,
-)
-from jax.extend.core.primitives import (
     linear_solve_p as linear_solve_p,
-)
-from jax.extend.core.primitives import (
     scan_p as scan_p,
-)
-from jax.extend.core.primitives import (
     while_p as while_p,
 )
 from jax.extend.mlir.dialects import stablehlo
 from jax.extend.source_info_util import register_exclusion
-from jax.interpreters import ad, mlir, xla
-from jax.interpreters import partial_eval as public_pe
+from jax.interpreters import ad, mlir, partial_eval as public_pe, xla
 from jax.sharding import NamedSharding, PartitionSpec
 
 

@@ -10,14 +10,12 @@ from typing import Any
 
 import jax
 from jax._src import api, core, custom_batching
-from jax._src.interpreters import ad as _ad
-from jax._src.interpreters import partial_eval as pe
+from jax._src.interpreters import ad as _ad, partial_eval as pe
 from jax.api_util import debug_info
 from jax.core import AbstractValue, Tracer
 from jax.extend import linear_util as lu
 from jax.extend.core import ClosedJaxpr
-from jax.interpreters import ad
-from jax.interpreters import partial_eval as public_pe
+from jax.interpreters import ad, partial_eval as public_pe
 
 _DIFFERENTIATING = (ad.JVPTrace, _ad.LinearizeTrace)
 _TRACERS = {ad.JVPTrace: ad.JVPTracer, _ad.LinearizeTrace: _ad.LinearizeTracer}

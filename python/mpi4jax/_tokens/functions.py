@@ -1,8 +1,7 @@
 """The functions of :mod:`mpi4jax` that take and return tokens, each made of the one without."""
 
 from .. import ops
-from .._functions import assert_equal as _assert_equal
-from .._functions import neighbours
+from .._functions import assert_equal as _assert_equal, neighbours
 from .._numerics import blocks
 from .tokens import with_token
 

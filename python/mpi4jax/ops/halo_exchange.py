@@ -13,9 +13,7 @@ from mpi4py import MPI
 from .. import _native
 from .._call.definition import define
 from .._compile.lowering import Avals, Lowering, Operands, carrier
-from .._grid import border as _border
-from .._grid import cart as _cart
-from .._grid import faces
+from .._grid import border as _border, cart as _cart, faces
 from .._op.spec import Call, Params, T
 
 
