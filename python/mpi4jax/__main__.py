@@ -10,7 +10,6 @@ import argparse
 import importlib.metadata
 import os
 import platform
-import re
 import sys
 import time
 from collections.abc import Callable
@@ -48,24 +47,6 @@ def version(package: str) -> str:
         return "not installed"
 
 
-def other_mpis(loaded: str) -> list[str]:
-    """MPI libraries where loaders look, and beside each mpiexec of PATH, but the loaded one."""
-    folders = [
-        Path(sys.prefix, "lib"),
-        Path("/usr/lib"),
-        Path("/usr/lib64"),
-        Path("/usr/local/lib"),
-    ]
-    folders += [Path(folder) for folder in os.environ.get("LD_LIBRARY_PATH", "").split(":")]
-    folders += [Path(p).parent / "lib" for p in os.get_exec_path() if Path(p, "mpiexec").exists()]
-    folders += Path("/usr/lib").glob("*-linux-gnu")
-    names = ["libmpi.so.40", "libmpi.so.12", "libmpich.so.12", "libmpi_abi.so.1"]
-    if sys.platform == "darwin":
-        names = [re.sub(r"\.so\.(\d+)", r".\1.dylib", name) for name in names]
-    found = {file.resolve() for folder in folders for file in map(folder.joinpath, names)}
-    return sorted(str(file) for file in found - {Path(loaded)} if file.is_file())
-
-
 def describe(advice: list[str]) -> None:
     """What there is, and what is wrong with it."""
     info = _native.mpi_info()
@@ -80,8 +61,6 @@ def describe(advice: list[str]) -> None:
         say(f"{package:12} {version(package)}")
     say(f"MPI          {str(info['library_version']).splitlines()[0]}")
     say(f"             {info['library']}, which mpi4py has loaded")
-    for library in other_mpis(str(info["library"])):
-        say(f"             not used: {library}")
     say(f"threads      {info['thread_level']}")
     say(f"CUDA-aware   {info['cuda_aware']}")
     say(f"CUDA         {'yes' if mpi4jax.has_cuda_support() else 'no driver with a device'}")
