@@ -325,18 +325,6 @@ unsafe fn eager_operand(frame: &CallFrame) -> Result<Buffer, Cause> {
     }
 }
 
-/// A frame's only result.
-///
-/// # Safety
-/// `frame` is what XLA passed to the execute stage.
-#[inline]
-pub unsafe fn result(frame: &CallFrame) -> Result<Option<Buffer>, Cause> {
-    let (mut result, mut none) = (None, None);
-    // SAFETY: promised by the caller.
-    unsafe { side("result", &frame.rets, 1, &mut result, (0, &mut none))? };
-    Ok(result)
-}
-
 /// Reads the buffers of one side; those of the arrays after the first are left to the caller.
 ///
 /// # Safety

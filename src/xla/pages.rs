@@ -5,7 +5,6 @@
 //! handler sees a result before anything is written to it, so it asks for all pages at once, and for huge ones.
 
 use crate::call::Call;
-use crate::ops::Buffer;
 
 /// Smaller results come from memory that malloc has kept: nothing is to be gained.
 const LEAST: usize = 1 << 20;
@@ -22,17 +21,10 @@ const STRETCHES: usize = 8;
 #[inline]
 pub fn prepare(call: &Call) {
     if let Some(recv) = &call.recv
+        && recv.bytes() >= LEAST
         && call.send.is_none_or(|send| send.data() != recv.data())
     {
-        prepare_result(recv);
-    }
-}
-
-/// Asks for the pages of a result.
-#[inline]
-pub fn prepare_result(result: &Buffer) {
-    if result.bytes() >= LEAST {
-        populate(result.data() as usize, result.bytes());
+        populate(recv.data() as usize, recv.bytes());
     }
 }
 

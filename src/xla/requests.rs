@@ -36,20 +36,6 @@ pub unsafe extern "C" fn after(frame: *mut CallFrame) -> *mut FfiError {
     unsafe { guard::<CPU>(frame, |_| Ok(())) }
 }
 
-/// The execute stage of the target whose result has no values, but its pages.
-///
-/// # Safety
-/// Called by XLA with a frame of its own making.
-pub unsafe extern "C" fn uninitialized(frame: *mut CallFrame) -> *mut FfiError {
-    // SAFETY: promised by the caller.
-    unsafe {
-        guard::<CPU>(frame, |frame| {
-            frame::result(frame).map_err(Error::from)?.iter().for_each(pages::prepare_result);
-            Ok(())
-        })
-    }
-}
-
 /// The execute stage of the target that gives zeros, the handle of nothing, once its operands are there.
 ///
 /// # Safety

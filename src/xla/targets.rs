@@ -34,9 +34,6 @@ const UNRECORDED: &str = "_unrecorded";
 /// For results whose shapes are not known when a program is exported: see `Lowering.call` in Python.
 const AFTER: &str = "mpi4jax_after";
 
-/// For results that a loop fills, on the CPU: see `local_fft.py` in Python.
-const UNINITIALIZED: &str = "mpi4jax_uninitialized";
-
 /// Every target.
 pub fn targets() -> impl Iterator<Item = Target> {
     let gpu = if device::is_on_cpu() { "cpu" } else { "CUDA" };
@@ -56,15 +53,9 @@ pub fn targets() -> impl Iterator<Item = Target> {
         ])
     });
     let of_cpu = (!device::is_on_cpu()).then(|| of_requests::<{ kind::CPU }>("cpu"));
-    let uninitialized = Target {
-        name: UNINITIALIZED.into(),
-        platform: "cpu",
-        instantiate: requests::after,
-        execute: requests::uninitialized,
-    };
     // The host waits for streams in these calls: XLA may not record them.
     let of_gpu = of_requests::<{ kind::CUDA_UNRECORDED }>(gpu);
-    ops.chain(afters).chain([uninitialized]).chain(of_cpu.into_iter().flatten()).chain(of_gpu)
+    ops.chain(afters).chain(of_cpu.into_iter().flatten()).chain(of_gpu)
 }
 
 /// Those of requests, for all operations.

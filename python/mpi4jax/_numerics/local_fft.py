@@ -170,11 +170,10 @@ class _Local(NamedTuple):
                 y = lax.dynamic_update_slice(y, part.ravel(), (begin + at * n,))
             return y
 
-        # The core asks the system for its pages at once: XLA would fill it, with a fault for each.
-        # A number of the operand keeps XLA from making it before the operand is there, in memory
-        # beside that of the message which goes.
-        result = jax.ShapeDtypeStruct((math.prod(self.result.shape),), self.dtype(x.dtype))
-        y, at_once = jax.ffi.ffi_call("mpi4jax_uninitialized", result)(x[:1]), planes // tiles
+        # Any number fills it. One of the operand keeps XLA from making it before the operand is
+        # there, in memory beside that of the message which goes.
+        fill = x[0].real.astype(self.dtype(x.dtype)) if self.length else x[0]
+        y, at_once = jnp.full(math.prod(self.result.shape), fill), planes // tiles
         y = lax.fori_loop(0, tiles, functools.partial(some, at_once, 0), y)
         done = tiles * at_once
         return lax.fori_loop(0, planes - done, functools.partial(some, 1, done), y)

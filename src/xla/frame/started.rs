@@ -72,8 +72,10 @@ pub unsafe fn wait(
 /// # Safety
 /// `frame` is what XLA passed to the execute stage.
 pub unsafe fn handle(frame: &CallFrame) -> Result<Buffer, Cause> {
+    let (mut handle, mut none) = (None, None);
     // SAFETY: promised by the caller.
-    handle_in("result", unsafe { super::result(frame)? })
+    unsafe { side("result", &frame.rets, 1, &mut handle, (0, &mut none))? };
+    handle_in("result", handle)
 }
 
 /// The operand of an eager call, wherever it is.
