@@ -408,6 +408,24 @@ def test_bits_of_a_solution(name, dtype):
         assert np.asarray(a).tobytes() == np.asarray(e).tobytes()
 
 
+def test_least_squares_with_reproducible_sums():
+    """As with plain ones: solution, and derivative."""
+    b = np.random.default_rng(9 + RANK).normal(size=3).astype(np.float32)
+
+    def solved(reproducible):
+        def loss(b):
+            x, info = linalg.lsmr(stencil(4.0, 0.5, COMM), b, reproducible=reproducible)
+            return jnp.sum(x**2), (x, info.converged)
+
+        return jax.jit(jax.grad(loss, has_aux=True))(b)
+
+    (plain, (x, _)), (slope, (y, converged)) = solved(False), solved(True)
+    assert converged
+    assert np.abs(x).max() > 1e-3
+    np.testing.assert_allclose(y, x, atol=1e-4)
+    np.testing.assert_allclose(slope, plain, atol=1e-4)
+
+
 def test_wrong_arguments():
     for name in ("bicgstab", "cg", "gmres", "minres"):
         solver = getattr(linalg, name)
