@@ -21,7 +21,7 @@ use crate::compare::samples;
 use crate::job::host::Host;
 use crate::job::link;
 use crate::job::mail::{Kind, Message, Word};
-use crate::job::status::{Life, RankStatus, World};
+use crate::job::status::{Life, RankStatus, World, compare_origins};
 use crate::mpilib;
 use crate::record::dump;
 use crate::record::recorder;
@@ -346,6 +346,7 @@ impl Observer {
         self.since.retain(|(rank, number), _| {
             world.get(rank).is_some_and(|it| it.waits.iter().any(|wait| wait.number == *number))
         });
+        compare_origins(&mut world);
         let own = self.host.rank;
         let ago = |kind| link::heard(kind).map(|(by, at)| (clock - (link::now() - at), by < own));
         let state = &mut self.state;

@@ -200,18 +200,6 @@ def test_each_rank_of_a_host_may_be_asked_for_a_report_of_all_hosts(run_job, tmp
     assert "ranks 0, 2-3 are in allreduce #2" in result.stderr, result.stderr
 
 
-def test_timelines_follow_no_links(mpirun, tmp_path):
-    program, victim = tmp_path / "program.py", tmp_path / "victim"
-    program.write_text(ONE)
-    victim.write_text("precious")
-    (tmp_path / "trace.1.json").symlink_to(victim)
-    env = {"MPI4JAX_TRACE": str(tmp_path / "trace.json"), "JAX_PLATFORMS": "cpu"}
-    result = mpirun(2, program, env=env)
-    assert result.returncode != 0
-    assert "trace.1.json is a link, and is not followed" in result.stderr
-    assert victim.read_text() == "precious"
-
-
 def test_timelines_of_a_job_that_is_ended_are_kept(mpirun, tmp_path):
     program = tmp_path / "program.py"
     program.write_text(
