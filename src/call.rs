@@ -11,7 +11,7 @@ use smallvec::SmallVec;
 use crate::comm::Comm;
 use crate::error::{Cause, Error};
 use crate::mpilib::Wildcards;
-use crate::ops::{Buffer, Dtype, Extent, Halo, Op, Parts, Ragged, Reduction, Side};
+use crate::ops::{Buffer, Dtype, Extent, Extents, Halo, Op, Parts, Ragged, Reduction};
 
 /// Who a message goes to and comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -237,7 +237,7 @@ impl Site {
 
     /// What this rank sends and receives.
     #[inline]
-    pub fn side(&self) -> Side {
+    pub fn extents(&self) -> Extents {
         let row = self.op.row();
         if self.is_root() { row.at_root } else { row.elsewhere }
     }
@@ -349,7 +349,7 @@ impl<'a> Call<'a> {
     #[inline(always)]
     pub fn check(&self) -> Result<(), Error> {
         let site = self.site;
-        let side = site.side();
+        let side = site.extents();
         let sent = self.block("operand", side.send, self.send)?;
         let received = self.block("result", side.recv, self.recv)?;
         if let Some(parts) = &site.parts {
@@ -379,7 +379,7 @@ impl<'a> Call<'a> {
     #[inline(always)]
     fn block(
         &self,
-        what: &'static str,
+        operand: &'static str,
         extent: Extent,
         buffer: Option<Buffer>,
     ) -> Result<Option<(usize, Dtype)>, Error> {
@@ -391,11 +391,13 @@ impl<'a> Call<'a> {
                 Ok(Some((buffer.count() / size, buffer.dtype())))
             }
             (Extent::PerRank, Some(buffer)) => {
-                Err(self.site.error(Cause::NotPerRank { what, count: buffer.count(), size }))
+                Err(self.site.error(Cause::NotPerRank { operand, count: buffer.count(), size }))
             }
-            (Extent::None, Some(_)) => Err(self.site.error(Cause::Buffers { what, expected: 0, actual: 1 })),
+            (Extent::None, Some(_)) => {
+                Err(self.site.error(Cause::Buffers { operand, expected: 0, actual: 1 }))
+            }
             (Extent::One | Extent::Told | Extent::PerRank, None) => {
-                Err(self.site.error(Cause::Buffers { what, expected: 1, actual: 0 }))
+                Err(self.site.error(Cause::Buffers { operand, expected: 1, actual: 0 }))
             }
         }
     }
@@ -444,7 +446,7 @@ impl<'a> Call<'a> {
     /// The number of elements that a log line or an error calls the size of the operation: what this
     /// rank contributes, or what it receives where it contributes nothing.
     pub fn items(&self) -> usize {
-        let side = self.site.side();
+        let side = self.site.extents();
         let size = self.site.comm.size as usize;
         let per_rank = |extent, buffer: Option<Buffer>| match extent {
             Extent::None => None,

@@ -37,8 +37,8 @@ pub enum Cause {
         "the counts differ between ranks: this one has {counts:?} (in elements); expected the same on all ranks"
     )]
     Counts { counts: Vec<u64> },
-    #[error("the {what} has {count} elements, expected {expected} by the counts")]
-    TooFew { what: &'static str, count: usize, expected: usize },
+    #[error("the {operand} has {count} elements, expected {expected} by the counts")]
+    TooFew { operand: &'static str, count: usize, expected: usize },
     #[error("not run, because MPI_Finalize has been called")]
     Finalized,
     #[error("communicator {key} has been freed")]
@@ -60,15 +60,15 @@ pub enum Cause {
     Reduction { expected: bool },
     #[error("{role} {rank} is not a rank of a communicator of size {size}")]
     NoSuchRank { role: &'static str, rank: i32, size: i32 },
-    #[error("expected {expected} {what}(s), got {actual}")]
-    Buffers { what: &'static str, expected: usize, actual: usize },
-    #[error("the last {what} holds {count} elements of {dtype}, expected {expected} of int32")]
-    Envelope { what: &'static str, expected: usize, dtype: &'static str, count: usize },
+    #[error("expected {expected} {operand}(s), got {actual}")]
+    Buffers { operand: &'static str, expected: usize, actual: usize },
+    #[error("the last {operand} holds {count} elements of {dtype}, expected {expected} of int32")]
+    Envelope { operand: &'static str, expected: usize, dtype: &'static str, count: usize },
     #[error("argument '{argument}' must be {expected}, got {value} when it ran{}",
         if .line.is_empty() { String::new() } else { format!(", {line}") })]
     Argument { argument: &'static str, value: String, expected: String, line: Box<str> },
-    #[error("the {what} has {count} elements, expected a multiple of the communicator's size {size}")]
-    NotPerRank { what: &'static str, count: usize, size: usize },
+    #[error("the {operand} has {count} elements, expected a multiple of the communicator's size {size}")]
+    NotPerRank { operand: &'static str, count: usize, size: usize },
     #[error(
         "sends {sent} elements of {sent_dtype} per rank and receives {received} of {received_dtype}, \
          expected as many of the same type"
@@ -84,8 +84,8 @@ pub enum Cause {
     Pairs { count: usize },
     #[error("XLA packs arrays of {name}: convert them to {carrier}")]
     PackedDtype { name: &'static str, carrier: &'static str },
-    #[error("{what} is not supported: {reason}")]
-    Unsupported { what: String, reason: &'static str },
+    #[error("{feature} is not supported: {reason}")]
+    Unsupported { feature: String, reason: &'static str },
     #[error("attribute {name}: expected {expected}, got {actual}")]
     Attribute { name: &'static str, expected: &'static str, actual: String },
     #[error("unknown transport {name:?}: MPI4JAX_TRANSPORT takes {valid}")]

@@ -147,7 +147,7 @@ mod _native {
     }
 
     /// What a rank sends and receives: "none", "one" block, one "per rank", or as much as it is "told".
-    type Side = (&'static str, &'static str);
+    type Extents = (&'static str, &'static str);
     type OpRow = (
         &'static str,
         &'static str,
@@ -158,12 +158,12 @@ mod _native {
         bool,
         bool,
         bool,
-        Side,
-        Side,
+        Extents,
+        Extents,
         Option<&'static str>,
     );
 
-    /// (name, MPI's name, has a reduction, has a mean, has a root, has a peer, has blocks, has parts, is ragged, side at the root, side elsewhere)
+    /// (name, MPI's name, has a reduction, has a mean, has a root, has a peer, has blocks, has parts, is ragged, extents at the root, extents elsewhere)
     /// of every operation; and MPI's name where it is started and waited for later.
     #[pyfunction]
     fn ops_table() -> Vec<OpRow> {
@@ -173,11 +173,11 @@ mod _native {
             ops::Extent::Told => "told",
             ops::Extent::PerRank => "per rank",
         };
-        let side = |side: ops::Side| (extent(side.send), extent(side.recv));
+        let extents = |extents: ops::Extents| (extent(extents.send), extent(extents.recv));
         let row = |row: &ops::Row| {
             let ops::Row { name, mpi_name, has_reduction, has_mean, has_root, has_peer, .. } = *row;
             let ops::Row { has_blocks, has_parts, is_ragged, at_root, elsewhere, .. } = *row;
-            let (at_root, elsewhere) = (side(at_root), side(elsewhere));
+            let (at_root, elsewhere) = (extents(at_root), extents(elsewhere));
             let started = row.started.as_ref().map(|started| started.mpi_name);
             (
                 name,
@@ -247,17 +247,9 @@ mod _native {
     }
 
     #[pyfunction]
-    fn register_comm(
-        py: Python<'_>,
-        key: &str,
-        handle: usize,
-        rank: i32,
-        size: i32,
-        index: i32,
-    ) -> PyResult<i32> {
+    fn register_comm(py: Python<'_>, key: &str, handle: usize, rank: i32, size: i32) -> PyResult<i32> {
         // SAFETY: mpi4py gives handles of live communicators, and it has initialised MPI.
-        let mut comm = unsafe { Comm::of_mpi(key, handle, rank, size) }.map_err(Error::from)?;
-        comm.index = index;
+        let comm = unsafe { Comm::of_mpi(key, handle, rank, size) }.map_err(Error::from)?;
         let comm = comm::register(comm);
         py.detach(|| transport::attach(&comm))?;
         Ok(comm.number)

@@ -32,10 +32,9 @@ def files(names: str) -> list[str]:
 
 # How often, and with what. Errors at trace time need no job; values and order depend on how many
 # others there are, roots and halos and communicators also on whether there are any, or a middle.
-EVERY_RANK = ["tests/ranks"]
 ANY_ROOT = "tests/ranks/test_ops.py::test_any_root"
 HERE = {
-    2: EVERY_RANK,
+    2: ["tests/ranks", "--ignore=tests/ranks/test_ad_oracle.py"],  # which takes three
     3: files("ops order ad_oracle any_source ragged overlap overlap_messages"),
     1: [*files("halo blocks comms jit docstrings tokens"), ANY_ROOT],
     4: [*files("halo blocks neighbours comms status"), ANY_ROOT],
@@ -48,11 +47,12 @@ AT_ONCE = 3
 
 # What depends on JAX's version, and on the MPI; on 2 ranks, and beside it without mpiexec.
 WAYS = [f"tests/ranks/test_ops.py::test_{test}" for test in ("ways_to_call", "moves_every_bit")]
+FAULTS = "tests/jobs/test_faults.py"
+ENDING = ("a rank that raises", "a thread that raises", "a message too long")
 OF_JAX = (
     [*WAYS, *files("order ad_oracle ad_order jit")],
-    ["tests/unit", "tests/jobs/test_aborts.py"],
+    ["tests/unit", *(f"{FAULTS}::test_fault[{name}]" for name in ENDING)],
 )
-FAULTS = "tests/jobs/test_faults.py"
 OF_MPI = files("ops order status overlap_messages"), [FAULTS]
 # What depends on how the wheel and an MPI are put together.
 EXAMPLES = "tests/jobs/test_examples.py"

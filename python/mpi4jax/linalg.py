@@ -448,16 +448,23 @@ def lsmr(
     # With a weight: the matrix has more rows, and so has `b`, zeros.
     given = jnp.concatenate([given, jnp.zeros_like(start)])
 
-    def forward(x: Vector) -> Vector:
+    # What is differentiated must not look at bits, as `fixed` does.
+    def product(x: Vector) -> Vector:
         y = ravel_pytree(A(tree_x(x.astype(dtype))))[0].astype(wide)
-        return space.fixed(jnp.concatenate([y, damp * x]))
+        return jnp.concatenate([y, damp * x])
+
+    def transposed(y: Vector) -> Vector:
+        (x,) = jax.linear_transpose(product, start)(jnp.conj(y))
+        return jnp.conj(x)
+
+    def forward(x: Vector) -> Vector:
+        return space.fixed(product(x))
 
     def adjoint(y: Vector) -> Vector:
-        (x,) = jax.linear_transpose(forward, start)(jnp.conj(y))
-        return space.fixed(jnp.conj(x))
+        return space.fixed(transposed(y))
 
     def gradient(x: Vector) -> Vector:
-        return adjoint(given - forward(x))
+        return transposed(given - product(x))
 
     def solve(_: Any, start: Vector) -> tuple[Vector, Any]:
         scale = krylov.scale_of(space, given)

@@ -8,6 +8,7 @@ mod agreement;
 mod calling;
 mod group;
 mod guard;
+pub mod origin;
 mod registry;
 
 use std::any::{Any, TypeId};
@@ -73,9 +74,8 @@ pub struct Comm {
     /// What its ranks certainly agree on: which members it has, and whether it is one of the two that there is only one
     /// of. Others have it too, since names are each rank's own.
     pub class: u64,
-    /// Its place in MPI's table of communicators (`MPI_Comm_c2f`), which is mostly the same on all of its ranks with Open MPI.
-    /// Negative: unknown. MPICH's are, and each rank has its own.
-    pub index: i32,
+    /// Tells it from others of its class; see [`origin`].
+    pub origin: u64,
     /// How many of this id there have been in this process, as far as it remembers.
     pub generation: u32,
     /// How many collective operations, and how many messages, this rank has begun.
@@ -138,7 +138,7 @@ impl Comm {
             world,
             id: 0,
             class: 0,
-            index: -1,
+            origin: origin::UNKNOWN,
             generation: 1,
             collectives: AtomicU64::new(0),
             messages: AtomicU64::new(0),
@@ -199,10 +199,12 @@ impl Comm {
         let [of_all, of_one] =
             unsafe { [ffi::RSMPI_COMM_WORLD, ffi::RSMPI_COMM_SELF] }.map(mpilib::handle_value);
         if raw == of_all {
-            comm.class = hash("MPI_COMM_WORLD");
+            (comm.class, comm.origin) = (hash("MPI_COMM_WORLD"), origin::ONLY_ONE);
         } else if key == DEFAULT && name == DEFAULT {
-            comm.class = hash(DEFAULT);
+            (comm.class, comm.origin) = (hash(DEFAULT), origin::ONLY_ONE);
         } else if raw != of_one {
+            // SAFETY: promised by the caller.
+            comm.origin = unsafe { origin::of(handle(raw)) };
             // The program may free it.
             comm.is_counted = mpilib::frees_late()?;
         }

@@ -74,7 +74,7 @@ const _: () = assert!(size_of::<Header>() == 32 + LOCATION, "sent as bytes: no p
 
 impl Header {
     fn new(call: &Call, record: &Record) -> Self {
-        let line = record.what.location.as_bytes();
+        let line = record.info.location.as_bytes();
         let mut location = [0; LOCATION];
         let length = line.len().min(LOCATION);
         // Of a long name the end says more.
@@ -123,7 +123,7 @@ fn text(words: &str) -> [u8; TEXT] {
 /// What describes a message that is started is started too: it is looked at when that has ended.
 pub fn compare(exact: bool, call: &mut Call, running: &Running) -> Result<Option<Box<dyn Ahead>>, Error> {
     let Some(record) = running.record() else { return Ok(None) };
-    let result = if record.what.op.row().is_collective() {
+    let result = if record.info.op.row().is_collective() {
         collective(call, &record).map(|()| None)
     } else if call.site.phase == Phase::Start {
         started::describe(call, record.clone())
@@ -135,10 +135,10 @@ pub fn compare(exact: bool, call: &mut Call, running: &Running) -> Result<Option
 
 /// Of what has to be the same on all ranks.
 pub fn fingerprint(call: &Call, record: &Record) -> u64 {
-    let OpInfo { op, reduction, .. } = &*record.what;
+    let OpInfo { op, reduction, .. } = &*record.info;
     let mut hasher = DefaultHasher::new();
     let count = if op.row().has_any_size() { 0 } else { record.count };
-    (record.what.name(), record.sequence, count, record.dtype.map(Dtype::xla_code)).hash(&mut hasher);
+    (record.info.name(), record.sequence, count, record.dtype.map(Dtype::xla_code)).hash(&mut hasher);
     if op.row().has_root {
         call.site.root.hash(&mut hasher);
     }
@@ -265,11 +265,11 @@ fn expect(
     if header.magic == MAGIC && header.dtype == dtype && fits {
         return Ok(());
     }
-    let world = |rank: i32| record.what.comm.world_rank(rank).unwrap_or(rank);
+    let world = |rank: i32| record.info.comm.world_rank(rank).unwrap_or(rank);
     Err(Cause::Mismatch {
         report: format!(
             "a message is not what is received (MPI4JAX_CHECK)\n  expected rank {}: {record}\n  actual   rank {}: {header}",
-            world(record.what.comm.rank),
+            world(record.info.comm.rank),
             world(source)
         ),
     })

@@ -43,9 +43,9 @@ pub fn describe(call: &Call, record: Record) -> Result<Option<Box<dyn Ahead>>, C
     }
     if row.receives() && other == any.source {
         // Its description could come from one rank, and the message from another.
-        let what = format!("{} from any rank", call.site.name());
+        let feature = format!("{} from any rank", call.site.name());
         return Err(Cause::Unsupported {
-            what,
+            feature,
             reason: "MPI4JAX_CHECK compares it with a named rank's message",
         });
     }

@@ -172,12 +172,12 @@ impl Host {
     }
 
     /// Whether no rank has done this before.
-    pub fn is_first_to(&self, what: &str) -> bool {
+    pub fn is_first_to(&self, name: &str) -> bool {
         self.folder.as_ref().is_ok_and(|folder| {
-            folder.create(what, "").is_ok()
-                || self.read(what).is_none() && {
-                    folder.remove(what); // an earlier job's
-                    folder.create(what, "").is_ok()
+            folder.create(name, "").is_ok()
+                || self.read(name).is_none() && {
+                    folder.remove(name); // an earlier job's
+                    folder.create(name, "").is_ok()
                 }
         })
     }

@@ -32,6 +32,7 @@ static MAIL: Mutex<Option<Mail>> = Mutex::new(None);
 static PORT: Mutex<Option<Port>> = Mutex::new(None);
 /// Whether this rank speaks for its host.
 static LEADS: Mutex<bool> = Mutex::new(false);
+/// `LEADS`, `OPEN` or what is to be sent has changed.
 static CHANGED: Condvar = Condvar::new();
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -40,6 +41,12 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 fn with_mail<T>(f: impl FnOnce(&mut Mail) -> T) -> T {
     f(lock(&MAIL).get_or_insert_default())
+}
+
+/// Wakes the thread of the link. It holds the lock from its look at what there is to do until it waits.
+fn changed() {
+    drop(lock(&LEADS));
+    CHANGED.notify_all();
 }
 
 /// Seconds by the clock of this process.
@@ -71,7 +78,7 @@ pub fn lead(leads: bool) {
 pub fn ask(word: &Word) {
     if is_open() {
         with_mail(|mail| mail.ask(word));
-        CHANGED.notify_all();
+        changed();
     }
 }
 
@@ -98,7 +105,7 @@ pub fn questions() -> Vec<(i32, Word)> {
 
 pub fn answer(to: i32, answer: Message) {
     with_mail(|mail| mail.answer(to, answer));
-    CHANGED.notify_all();
+    changed();
 }
 
 /// Who of another host has asked for this last, and when, by the clock of [`now`].
@@ -162,7 +169,7 @@ pub unsafe fn open(
 }
 
 fn run() {
-    let mut busy = Instant::now();
+    let mut busy: Option<Instant> = None;
     loop {
         // The port is taken away when MPI ends, and stays unlocked during the pause.
         let step = || {
@@ -170,16 +177,21 @@ fn run() {
             lock(&PORT).as_mut().map(Port::step)
         };
         match step() {
-            Some(Ok(true)) => busy = Instant::now(),
+            Some(Ok(true)) => busy = Some(Instant::now()),
             Some(Ok(false)) => {}
             None | Some(Err(_)) => break,
         }
         let mut leads = lock(&LEADS);
-        while !*leads && is_open() {
+        let mut has_more = with_mail(|mail| mail.has_more());
+        let expects = busy.is_some_and(|at| at.elapsed() < EXPECTS);
+        // A rank that does not lead may ask too: for a report.
+        while !*leads && is_open() && !expects && !has_more {
             leads = CHANGED.wait(leads).unwrap_or_else(PoisonError::into_inner);
+            has_more = with_mail(|mail| mail.has_more());
         }
-        let period = PERIODS[usize::from(busy.elapsed() < EXPECTS)];
-        drop(CHANGED.wait_timeout(leads, period));
+        if !has_more {
+            drop(CHANGED.wait_timeout(leads, PERIODS[usize::from(expects)]));
+        }
     }
     OPEN.store(false, Ordering::Relaxed);
 }
@@ -189,7 +201,7 @@ fn end() {
     let port = lock(&PORT).take();
     let _ = port.map(Port::close);
     OPEN.store(false, Ordering::Relaxed);
-    CHANGED.notify_all();
+    changed();
 }
 
 fn is_done(request: &mut MPI_Request) -> Result<Option<MPI_Status>, Cause> {

@@ -199,6 +199,11 @@ impl Mail {
         std::mem::take(&mut self.outbox)
     }
 
+    /// Whether there is something to be sent.
+    pub fn has_more(&self) -> bool {
+        !self.outbox.is_empty()
+    }
+
     /// A message has arrived.
     pub fn take_in(&mut self, from: i32, message: Message, now: f64) {
         match message {

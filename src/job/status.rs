@@ -4,13 +4,14 @@ use std::collections::BTreeMap;
 use std::str::SplitAsciiWhitespace;
 
 use super::ranks::Ranks;
+use crate::comm::origin::{ONLY_ONE, UNKNOWN};
 
-/// A communicator as its ranks know it without asking each other: its class (see `comm::register`), and its place in MPI's
-/// table, by which several with the same members are told apart.
+/// A communicator as its ranks know it without asking each other: its class (see `comm::register`), and where it comes from, by
+/// which several with the same members are told apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct CommId {
     pub class: u64,
-    pub index: i32,
+    pub origin: u64,
 }
 
 /// The other end of a message. None: any rank, any tag.
@@ -90,6 +91,8 @@ pub struct RankStatus {
     pub waits: Vec<Wait>,
     /// What it has started and not waited for.
     pub started: Vec<Need>,
+    /// How often `MPI_COMM_WORLD` has been duplicated; see `comm::origin`.
+    pub copies: u64,
     /// How many collectives it has begun on communicators. Of a rank that has finished, the most on any of a class.
     pub counts: Vec<(CommId, u64)>,
     /// For how many seconds it has been in no operation, what it did before, and what it does: in Python or JAX.
@@ -102,6 +105,27 @@ pub struct RankStatus {
 }
 
 pub type World = BTreeMap<i32, RankStatus>;
+
+/// Forgets where communicators come from, unless all ranks that wait have counted the same duplicates of `MPI_COMM_WORLD`: then
+/// what is known of a communicator on one rank is known of it on all.
+pub fn compare_origins(world: &mut World) {
+    let mut copies = world.values().filter(|it| !it.waits.is_empty()).map(|it| it.copies);
+    let first = copies.next();
+    if copies.all(|copies| Some(copies) == first) {
+        return;
+    }
+    for rank in world.values_mut() {
+        let needs = rank.waits.iter_mut().map(|wait| &mut wait.need).chain(&mut rank.started);
+        let ids = needs.filter_map(|need| match need {
+            Need::Collective { comm, .. } | Need::Message { comm, .. } => Some(comm),
+            Need::Call | Need::End | Need::Stream => None,
+        });
+        let unclear = |id: &&mut CommId| id.origin != ONLY_ONE;
+        ids.chain(rank.counts.iter_mut().map(|(id, _)| id))
+            .filter(unclear)
+            .for_each(|id| id.origin = UNKNOWN);
+    }
+}
 
 /// One word.
 fn peer(peer: Option<Peer>) -> String {
@@ -119,7 +143,7 @@ fn parse_peer(text: &str) -> Option<Option<Peer>> {
 }
 
 fn need(need: &Need) -> String {
-    let comm = |comm: &CommId| format!("{:x} {}", comm.class, comm.index);
+    let comm = |comm: &CommId| format!("{:x} {:x}", comm.class, comm.origin);
     match need {
         Need::Collective { comm: id, number } => format!("collective {} {number}", comm(id)),
         Need::Message { comm: id, from, to } => format!("message {} {} {}", comm(id), peer(*from), peer(*to)),
@@ -130,7 +154,8 @@ fn need(need: &Need) -> String {
 }
 
 fn parse_comm(words: &mut SplitAsciiWhitespace) -> Option<CommId> {
-    Some(CommId { class: u64::from_str_radix(words.next()?, 16).ok()?, index: words.next()?.parse().ok()? })
+    let mut number = || u64::from_str_radix(words.next()?, 16).ok();
+    Some(CommId { class: number()?, origin: number()? })
 }
 
 fn parse_need(text: &str) -> Option<Need> {
@@ -175,6 +200,7 @@ impl RankStatus {
             format!("process\t{}", self.process),
             format!("answered\t{}", self.answered),
             format!("silent\t{}", self.is_silent),
+            format!("copies\t{}", self.copies),
             format!("seconds\t{:.2}", self.seconds),
             format!("before\t{}", self.before),
             format!("python\t{}", self.python),
@@ -182,13 +208,13 @@ impl RankStatus {
         ];
         lines.extend(self.other.iter().map(|other| format!("other\t{other}")));
         lines.extend(
-            self.counts.iter().map(|(comm, count)| format!("count\t{:x} {} {count}", comm.class, comm.index)),
+            self.counts.iter().map(|(id, count)| format!("count\t{:x} {:x} {count}", id.class, id.origin)),
         );
         lines.extend(self.started.iter().map(|started| format!("started\t{}", need(started))));
-        for Wait { number, need: what, members, seconds, bytes, late, words, at } in &self.waits {
-            let (what, [late, words, at]) = (need(what), [late, words, at].map(|it| it.replace('\t', " ")));
+        for Wait { number, need: it, members, seconds, bytes, late, words, at } in &self.waits {
+            let (needs, [late, words, at]) = (need(it), [late, words, at].map(|it| it.replace('\t', " ")));
             lines.push(format!(
-                "wait\t{number}\t{seconds:.2}\t{bytes}\t{members}\t{what}\t{late}\t{words}\t{at}"
+                "wait\t{number}\t{seconds:.2}\t{bytes}\t{members}\t{needs}\t{late}\t{words}\t{at}"
             ));
         }
         lines.extend(self.last.iter().map(|line| format!("last\t{line}")));
@@ -205,6 +231,7 @@ impl RankStatus {
                 "process" => status.process = rest.into(),
                 "answered" => status.answered = rest.parse().ok()?,
                 "silent" => status.is_silent = rest.parse().ok()?,
+                "copies" => status.copies = rest.parse().ok()?,
                 "seconds" => status.seconds = rest.parse().ok()?,
                 "before" => status.before = rest.into(),
                 "python" => status.python = rest.into(),
@@ -249,7 +276,7 @@ mod tests {
 
     #[test]
     fn what_is_said_is_what_is_read() {
-        let comm = CommId { class: 0xabc, index: 7 };
+        let comm = CommId { class: 0xabc, origin: 0xfeed };
         let end = |rank, tag| Some(Peer { rank, tag });
         let wait = |number, need| Wait {
             number,
@@ -264,6 +291,7 @@ mod tests {
         let status = RankStatus {
             process: "process 7 on x".into(),
             answered: 3,
+            copies: 2,
             other: Some("a thread at a.py:9 in f".into()),
             waits: vec![
                 wait(3, Need::Collective { comm, number: 5 }),
@@ -271,7 +299,7 @@ mod tests {
                 wait(5, Need::Call),
             ],
             started: vec![Need::Message { comm, from: None, to: end(Some(1), Some(0)) }],
-            counts: vec![(comm, 5), (CommId { class: 1, index: -1 }, 2)],
+            counts: vec![(comm, 5), (CommId { class: 1, origin: UNKNOWN }, 2)],
             before: "the last one was barrier #1".into(),
             seconds: 1.5,
             last: vec!["barrier #1: took 1 s".into()],

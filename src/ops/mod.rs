@@ -19,4 +19,4 @@ pub use line::{add as add_line, name as name_line, named as named_line, numbered
 pub use parts::{Ints, Part, Parts};
 pub use ragged::{Counts, Ragged};
 pub use reduction::{Builtin, Reduction, register_user as register_reduction};
-pub use table::{Extent, Op, Row, Side, Started};
+pub use table::{Extent, Extents, Op, Row, Started};

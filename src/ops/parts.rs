@@ -131,11 +131,11 @@ impl Parts {
 
     /// An error unless the buffers have these parts, and this rank takes from itself what it gives itself.
     pub fn check(&self, send: Option<Buffer>, recv: Option<Buffer>) -> Result<(), Cause> {
-        for (what, parts, buffer) in [("operand", &self.send, send), ("result", &self.recv, recv)] {
+        for (operand, parts, buffer) in [("operand", &self.send, send), ("result", &self.recv, recv)] {
             let count = buffer.map_or(0, |buffer| buffer.count());
             let needed = parts.iter().filter(|part| part.count > 0).filter_map(|part| part.end()).max();
             if needed.is_some_and(|needed| needed > count) {
-                return Err(Cause::TooFew { what, expected: needed.unwrap_or(0), count });
+                return Err(Cause::TooFew { operand, expected: needed.unwrap_or(0), count });
             }
         }
         let (to, from) = (self.send.get(self.rank), self.recv.get(self.rank));

@@ -17,7 +17,7 @@ pub enum Extent {
 
 /// What a rank sends and receives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Side {
+pub struct Extents {
     pub send: Extent,
     pub recv: Extent,
 }
@@ -44,8 +44,8 @@ pub struct Row {
     /// Takes an array that says, when it runs, how many rows go to each rank.
     pub is_ragged: bool,
     /// Extents on the root; equal to `elsewhere` where there is no root.
-    pub at_root: Side,
-    pub elsewhere: Side,
+    pub at_root: Extents,
+    pub elsewhere: Extents,
     /// For what can be started, and waited for later.
     pub started: Option<Started>,
 }
@@ -109,8 +109,8 @@ macro_rules! ops {
                     Takes::Parts | Takes::PartsAndRoot | Takes::ReductionAndParts
                 ),
                 is_ragged: matches!(Takes::$takes, Takes::Ragged),
-                at_root: Side { send: Extent::$root_send, recv: Extent::$root_recv },
-                elsewhere: Side { send: Extent::$send, recv: Extent::$recv },
+                at_root: Extents { send: Extent::$root_send, recv: Extent::$root_recv },
+                elsewhere: Extents { send: Extent::$send, recv: Extent::$recv },
                 started: started!($name, $start),
             }),*];
         }

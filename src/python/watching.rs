@@ -91,8 +91,8 @@ pub(super) fn watch_choose_default(choice: &str) -> String {
 
 /// This rank is about to wait for others in a call that is no operation.
 #[pyfunction]
-pub(super) fn watch_enter(what: String) {
-    watch::enter(what);
+pub(super) fn watch_enter(words: String) {
+    watch::enter(words);
 }
 
 /// The call has ended.

@@ -56,8 +56,8 @@ pub fn json(header: &Header) -> String {
     let records = recorder::records();
     let mut comms = comm::live();
     for record in &records {
-        if !comms.iter().any(|comm| Arc::ptr_eq(comm, &record.what.comm)) {
-            comms.push(record.what.comm.clone());
+        if !comms.iter().any(|comm| Arc::ptr_eq(comm, &record.info.comm)) {
+            comms.push(record.info.comm.clone());
         }
     }
     let index = |of: &Arc<Comm>| comms.iter().position(|comm| Arc::ptr_eq(comm, of)).unwrap_or(0);
@@ -77,7 +77,7 @@ pub fn json(header: &Header) -> String {
         quoted(header.state),
         list(&header.python, frame),
         list(&comms, json_of),
-        list(&records, |record| json::record(record, index(&record.what.comm), &epoch)),
+        list(&records, |record| json::record(record, index(&record.info.comm), &epoch)),
     )
 }
 

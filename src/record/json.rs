@@ -28,26 +28,26 @@ fn or_null(text: Option<String>) -> String {
 
 /// One operation; `comm` is the index of its communicator in the same file.
 pub fn record(record: &Record, comm: usize, epoch: &Epoch) -> String {
-    let what = &record.what;
+    let info = &record.info;
     format!(
         "{{\"op\": {}, \"comm\": {comm}, \"sequence\": {}, \"collective\": {}, \"reduction\": {}, \
          \"dtype\": {}, \"count\": {}, \"any_size\": {}, \"root\": {}, \"source\": {}, \"recvtag\": {}, \"dest\": {}, \
          \"sendtag\": {}, \"site\": {}, \"transport\": {}, \"state\": {}, \"started\": {:.6}, \
          \"seconds\": {:.9}, \"text\": {}}}",
-        quoted(what.name()),
+        quoted(info.name()),
         record.sequence,
-        what.op.row().is_collective() && what.phase != Phase::Wait,
-        or_null(what.reduction.map(|reduction| reduction.to_string())),
+        info.op.row().is_collective() && info.phase != Phase::Wait,
+        or_null(info.reduction.map(|reduction| reduction.to_string())),
         or_null(record.dtype.map(|dtype| dtype.name().to_owned())),
         record.count,
-        what.op.row().has_any_size(),
-        if what.op.row().has_root { what.root } else { -1 },
+        info.op.row().has_any_size(),
+        if info.op.row().has_root { info.root } else { -1 },
         record.source,
         record.recvtag,
         record.dest,
         record.sendtag,
-        quoted(&what.location),
-        quoted(what.transport),
+        quoted(&info.location),
+        quoted(info.transport),
         quoted(record.state.name()),
         epoch.unix(record.started),
         record.seconds(epoch),

@@ -107,7 +107,7 @@ impl fmt::Display for Line<'_> {
             _ if row.elsewhere.send != Extent::None => write!(f, " with {items} items")?,
             _ => {}
         }
-        if let (Some(reduction), true) = (call.site.reduction, call.site.side().send != Extent::None) {
+        if let (Some(reduction), true) = (call.site.reduction, call.site.extents().send != Extent::None) {
             write!(f, " ({reduction})")?;
         }
         Ok(())

@@ -58,14 +58,14 @@ pub fn describe_wait(started: &OpInfo, line: &str) -> Arc<OpInfo> {
     keep(OpInfo { op, phase: Phase::Wait, comm: comm.clone(), reduction, root, location, transport })
 }
 
-fn keep(what: OpInfo) -> Arc<OpInfo> {
-    let what = Arc::new(what);
+fn keep(info: OpInfo) -> Arc<OpInfo> {
+    let info = Arc::new(info);
     let mut infos = op_infos();
     if infos.len() == infos.capacity() {
         clear(&mut infos);
     }
-    infos.push(what.clone());
-    what
+    infos.push(info.clone());
+    info
 }
 
 /// The list is full: what is not used any more goes.
@@ -74,7 +74,7 @@ fn clear(infos: &mut Vec<Arc<OpInfo>>) {
     let idle: Vec<bool> = infos.iter().map(|info| Arc::strong_count(info) == 1).collect();
     // Whoever let go of one has written his records before.
     fence(Ordering::Acquire);
-    let mut used: Vec<_> = SLOTS.iter().map(|slot| slot.what.load(Ordering::Relaxed).cast_const()).collect();
+    let mut used: Vec<_> = SLOTS.iter().map(|slot| slot.info.load(Ordering::Relaxed).cast_const()).collect();
     used.sort_unstable();
     let mut idle = idle.into_iter();
     infos.retain(|info| idle.next() != Some(true) || used.binary_search(&Arc::as_ptr(info)).is_ok());
@@ -89,7 +89,7 @@ fn clear(infos: &mut Vec<Arc<OpInfo>>) {
 struct Slot {
     /// The lowest bit of how it has ended is set if it failed.
     gate: Gate,
-    what: AtomicPtr<OpInfo>,
+    info: AtomicPtr<OpInfo>,
     /// Number of the operation among the collectives, or the messages, of its communicator; from 1.
     sequence: AtomicU64,
     /// The element count, and above it the index of the data type.
@@ -110,7 +110,7 @@ impl Slot {
     const fn new() -> Self {
         Self {
             gate: Gate { ticket: AtomicU64::new(0), ended: AtomicU64::new(1) },
-            what: AtomicPtr::new(std::ptr::null_mut()),
+            info: AtomicPtr::new(std::ptr::null_mut()),
             sequence: AtomicU64::new(0),
             items: AtomicU64::new(0),
             peers: AtomicU64::new(0),
@@ -166,12 +166,12 @@ pub struct Running {
 ///
 /// The caller holds `what` for as long as the operation runs.
 #[inline]
-pub fn begin(what: &Arc<OpInfo>, call: &Call) -> Running {
-    let Comm { collectives, messages, .. } = &*what.comm;
-    let numbers = if what.op.row().is_collective() { collectives } else { messages };
+pub fn begin(info: &Arc<OpInfo>, call: &Call) -> Running {
+    let Comm { collectives, messages, .. } = &*info.comm;
+    let numbers = if info.op.row().is_collective() { collectives } else { messages };
     let dtype = call.send.or(call.recv).map_or(NO_DTYPE, |buffer| buffer.dtype() as u64);
     claim(
-        what,
+        info,
         &Numbers {
             sequence: numbers.fetch_add(1, Ordering::Relaxed) + 1,
             items: call.items() as u64 | (dtype << COUNT_BITS),
@@ -182,10 +182,10 @@ pub fn begin(what: &Arc<OpInfo>, call: &Call) -> Running {
 }
 
 /// Records that a wait begins, for what this record says was started.
-pub fn begin_wait(what: &Arc<OpInfo>, started: &Record) -> Running {
+pub fn begin_wait(info: &Arc<OpInfo>, started: &Record) -> Running {
     let dtype = started.dtype.map_or(NO_DTYPE, |dtype| dtype as u64);
     claim(
-        what,
+        info,
         &Numbers {
             sequence: started.sequence,
             items: started.count | (dtype << COUNT_BITS),
@@ -204,14 +204,14 @@ struct Numbers {
 }
 
 #[inline(always)]
-fn claim(what: &Arc<OpInfo>, numbers: &Numbers) -> Running {
+fn claim(info: &Arc<OpInfo>, numbers: &Numbers) -> Running {
     let &Numbers { sequence, items, peers, tags } = numbers;
     // An operation that runs for long keeps its record while others, of other threads, come and go.
     // SeqCst: either this thread then sees that the watchdog sleeps, or the watchdog sees the number.
     let mut tickets = (0..CAPACITY).map(|_| NEXT.fetch_add(1, Ordering::SeqCst) + 1);
     let claimed = tickets.find(|&ticket| SLOTS[ticket as usize % CAPACITY].gate.claim());
     let slot = claimed.map_or(&OVERFLOW, |ticket| &SLOTS[ticket as usize % CAPACITY]);
-    slot.what.store(Arc::as_ptr(what).cast_mut(), Ordering::Relaxed);
+    slot.info.store(Arc::as_ptr(info).cast_mut(), Ordering::Relaxed);
     slot.sequence.store(sequence, Ordering::Relaxed);
     slot.items.store(items, Ordering::Relaxed);
     slot.peers.store(peers, Ordering::Relaxed);
@@ -282,7 +282,7 @@ impl State {
 #[derive(Clone, Debug)]
 pub struct Record {
     pub ticket: u64,
-    pub what: Arc<OpInfo>,
+    pub info: Arc<OpInfo>,
     pub sequence: u64,
     pub count: u64,
     pub dtype: Option<Dtype>,
@@ -310,13 +310,13 @@ impl Slot {
         let _all_there = op_infos();
         let load = |field: &AtomicU64| field.load(Ordering::Relaxed);
         let (ticket, ended, fields) = self.gate.read(|ticket| {
-            let what = self.what.load(Ordering::Relaxed);
+            let info = self.info.load(Ordering::Relaxed);
             let thread = &THREADS[ticket as usize % CAPACITY];
             let thread = (load(&thread.0), thread.1.load(Ordering::Relaxed));
             let numbers = [&self.sequence, &self.items, &self.peers, &self.tags, &self.started];
-            (what, thread, numbers.map(load))
+            (info, thread, numbers.map(load))
         })?;
-        let (what, thread, [sequence, items, peers, tags, started]) = fields;
+        let (info, thread, [sequence, items, peers, tags, started]) = fields;
         let ((source, dest), (recvtag, sendtag)) = (unpair(peers), unpair(tags));
         let (state, ended) = match ended {
             0 => (State::Started, started),
@@ -326,9 +326,9 @@ impl Slot {
         Some(Record {
             ticket,
             // SAFETY: from `Arc::as_ptr`, of a member of `OP_INFOS` that stays one while a record points to it.
-            what: unsafe {
-                Arc::increment_strong_count(what);
-                Arc::from_raw(what)
+            info: unsafe {
+                Arc::increment_strong_count(info);
+                Arc::from_raw(info)
             },
             sequence,
             count: items & ((1 << COUNT_BITS) - 1),
@@ -404,9 +404,9 @@ impl fmt::Display for Endpoint<'_> {
 /// `allreduce #118 (SUM, 3 x float32) on mpi4jax.default, solver.py:97`
 impl fmt::Display for Record {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let OpInfo { op, comm, reduction, root, location, .. } = &*self.what;
+        let OpInfo { op, comm, reduction, root, location, .. } = &*self.info;
         let row = op.row();
-        write!(f, "{} ", self.what.name())?;
+        write!(f, "{} ", self.info.name())?;
         let (from, to) =
             (Endpoint("from", self.source, self.recvtag), Endpoint("to", self.dest, self.sendtag));
         match (row.receives(), row.sends()) {
@@ -439,9 +439,9 @@ mod tests {
         let mut site = Site::new(Op::Recv, &comm);
         site.envelope.source = 1;
         site.location = "solver.py:81".into();
-        let what = describe(&site, "mpi");
+        let info = describe(&site, "mpi");
         let call = Call::of(&site, Stream::NONE);
-        let mut first = begin(&what, &call);
+        let mut first = begin(&info, &call);
         let record = first.record().unwrap();
         assert_eq!(record.to_string(), "recv from 1, tag 0 on recorder-test, solver.py:81");
         assert_eq!((record.sequence, record.state), (1, State::Started));
@@ -449,11 +449,11 @@ mod tests {
 
         // However many operations follow, what runs stays visible.
         for _ in 0..2 * CAPACITY {
-            drop(begin(&what, &call));
+            drop(begin(&info, &call));
         }
         assert!(running().iter().any(|running| running.ticket == record.ticket));
         // As many as there are records, and one more, of which nothing is remembered.
-        let others: Vec<Running> = (0..CAPACITY).map(|_| begin(&what, &call)).collect();
+        let others: Vec<Running> = (0..CAPACITY).map(|_| begin(&info, &call)).collect();
         assert!(others.iter().filter_map(Running::record).count() < CAPACITY);
         assert_eq!(first.record().unwrap().ticket, record.ticket);
         drop(others);
@@ -472,14 +472,14 @@ mod tests {
         for program in 0..100 * CAPACITY {
             let mut site = Site::new(Op::Barrier, &comm);
             site.location = format!("program.py:{program}").into();
-            let what = describe(&site, "mpi");
-            let running = begin(&what, &Call::of(&site, Stream::NONE));
-            drop(what);
+            let info = describe(&site, "mpi");
+            let running = begin(&info, &Call::of(&site, Stream::NONE));
+            drop(info);
             let record = running.end();
             if program % CAPACITY == 0 {
                 let record = record.expect("nobody writes to it");
                 assert!(record.to_string().ends_with(&format!("program.py:{program}")), "{record}");
-                assert!(records().iter().all(|record| record.what.transport == "mpi"));
+                assert!(records().iter().all(|record| record.info.transport == "mpi"));
             }
         }
         // Those of `CAPACITY` records, those that came since the last of them went, and other tests' few.

@@ -79,13 +79,13 @@ impl Trace {
         }
         let epoch = Epoch::now();
         for record in self.records.drain(..) {
-            let comm = &record.what.comm;
+            let comm = &record.info.comm;
             let bytes = record.dtype.map_or(0, |dtype| record.count * dtype.size() as u64);
             writeln!(
                 self.file,
                 ",{{\"ph\": \"X\", \"name\": {}, \"cat\": \"mpi\", \"pid\": {}, \"tid\": 0, \"ts\": {:.3}, \
                  \"dur\": {:.3}, \"args\": {{\"bytes\": {bytes}, \"key\": {}, \"members\": \"{:016x}\", \"record\": {}}}}}",
-                quoted(record.what.name()),
+                quoted(record.info.name()),
                 self.rank,
                 1e6 * epoch.unix(record.started),
                 1e6 * record.seconds(&epoch),

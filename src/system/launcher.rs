@@ -2,6 +2,8 @@
 
 use std::os::fd::RawFd;
 
+use super::os;
+
 /// Programs that start ranks, and have ended if they are not the parents of these any more.
 const LAUNCHERS: [&str; 6] = ["prterun", "prted", "mpirun", "mpiexec", "mpiexec.hydra", "hydra_pmi_proxy"];
 
@@ -9,7 +11,7 @@ const LAUNCHERS: [&str; 6] = ["prterun", "prted", "mpirun", "mpiexec", "mpiexec.
 pub struct Launcher {
     process: i32,
     name: String,
-    /// Can be read when it has ended; -1: nobody says so.
+    /// Can be read when it has ended; -1: there is none.
     pub ended: RawFd,
 }
 
@@ -18,8 +20,8 @@ impl Launcher {
     pub fn parent() -> Option<Self> {
         // SAFETY: takes nothing.
         let process = unsafe { libc::getppid() };
-        let name = std::fs::read_to_string(format!("/proc/{process}/comm")).ok()?.trim().to_owned();
-        LAUNCHERS.contains(&&*name).then(|| Self { process, name, ended: watch(process) })
+        let name = os::info(process)?.name;
+        LAUNCHERS.contains(&&*name).then(|| Self { process, name, ended: os::until_end(process) })
     }
 
     /// Whether it has ended. Then nobody ends this process where the job ends: it is left over, and MPI cannot be asked.
@@ -32,16 +34,4 @@ impl Launcher {
     pub fn name(&self) -> String {
         format!("the launcher ({}, process {})", self.name, self.process)
     }
-}
-
-/// A file that can be read when a process has ended.
-#[cfg(target_os = "linux")]
-fn watch(process: i32) -> RawFd {
-    // SAFETY: a plain system call; older systems do not know it.
-    unsafe { libc::syscall(libc::SYS_pidfd_open, process, 0) as RawFd }
-}
-
-#[cfg(not(target_os = "linux"))]
-fn watch(_: i32) -> RawFd {
-    -1
 }

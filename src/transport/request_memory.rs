@@ -93,7 +93,7 @@ impl MemoryPool {
     /// Writes numbers of 32 bits to an array of the platform, in the order of a stream.
     pub fn write<const N: usize>(&self, numbers: [f32; N], to: &Buffer, stream: Stream) -> Result<(), Cause> {
         if to.bytes() < size_of_val(&numbers) {
-            return Err(Cause::Buffers { what: "result", expected: N, actual: to.count() });
+            return Err(Cause::Buffers { operand: "result", expected: N, actual: to.count() });
         }
         // SAFETY: it has so many bytes.
         unsafe { self.device.fill(to.data(), numbers.map(f32::to_bits), stream) }
@@ -208,7 +208,7 @@ impl RequestMemory {
         match leases.find_map(|lease| (lease.data() == result.data()).then_some(lease)) {
             // SAFETY: promised by the caller.
             Some(lease) => unsafe { lease.upload(to.data(), to.bytes(), stream) },
-            None => Err(Cause::Buffers { what: "result", expected: 0, actual: 1 }),
+            None => Err(Cause::Buffers { operand: "result", expected: 0, actual: 1 }),
         }
     }
 }

@@ -48,7 +48,8 @@ impl RankStatus {
     }
 
     fn has_begun(&self, comm: CommId) -> u64 {
-        let is_it = |id: CommId| id.class == comm.class && (id.index == comm.index || id.index < 0);
+        let all = self.life == Life::Finished;
+        let is_it = |id: CommId| id.class == comm.class && (id.origin == comm.origin || all);
         self.counts.iter().filter(|(id, _)| is_it(*id)).map(|(_, count)| *count).max().unwrap_or(0)
     }
 

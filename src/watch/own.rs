@@ -2,6 +2,7 @@
 
 use super::python::{self, Python};
 use super::waits::{self, Waits};
+use crate::comm::origin;
 use crate::job::status::{Life, RankStatus};
 use crate::record::clock::Epoch;
 use crate::record::recorder::{self, Record, State};
@@ -57,6 +58,7 @@ pub fn status(waits: &Waits, python: &Python, other: Option<String>) -> RankStat
         waits: waits.list(&at),
         started: waits::started(),
         counts: waits::counts(life == Life::Finished),
+        copies: origin::copies(),
         seconds: last.map_or(0.0, |record| epoch.seconds_since(record.ended)),
         before,
         activity: activity.into(),

@@ -5,7 +5,7 @@ use std::path::Path;
 use super::decide::{Key, Reason};
 use super::graph::{Assume, Graph, Why};
 use super::groups::{self, Group};
-use crate::comm;
+use crate::comm::{self, origin::UNKNOWN};
 use crate::job::ranks::Ranks;
 use crate::job::status::{Life, Need, Peer, RankStatus, Wait, World};
 
@@ -59,8 +59,8 @@ pub fn briefly(status: &RankStatus) -> String {
         Some(words) => words,
         None if *life == Life::Finished => "finished".into(),
         None if is_idle && !python.is_empty() => {
-            let what = if activity.is_empty() { String::new() } else { format!(", where {activity}") };
-            format!("in Python at {python}{what}")
+            let place = if activity.is_empty() { String::new() } else { format!(", where {activity}") };
+            format!("in Python at {python}{place}")
         }
         None if is_idle && !activity.is_empty() => "in C code that keeps Python's lock".into(),
         None => doing(status),
@@ -128,6 +128,10 @@ impl Facts<'_> {
             let late = self.groups(late, briefly);
             match (late.is_empty(), &wait.need) {
                 (true, Need::End) => return None,
+                (true, Need::Collective { comm, .. }) if comm.origin == UNKNOWN => {
+                    line += ": all ranks have come, and it is under way, unless they are on different communicators of the same \
+                             ranks, which is a deadlock";
+                }
                 (true, _) => line += ": all ranks have come, and it is under way",
                 (false, _) => line += &groups::waited_for(late),
             }
@@ -275,7 +279,7 @@ mod tests {
     use super::*;
     use crate::job::status::CommId;
 
-    const COMM: CommId = CommId { class: 1, index: 3 };
+    const COMM: CommId = CommId { class: 1, origin: 3 };
 
     fn waits(need: Need, words: &str) -> RankStatus {
         let wait = Wait {
@@ -296,8 +300,8 @@ mod tests {
         waits(Need::Message { comm: COMM, from, to: None }, words)
     }
 
-    fn all(index: i32) -> RankStatus {
-        waits(Need::Collective { comm: CommId { index, ..COMM }, number: 1 }, "barrier #1")
+    fn all(origin: u64) -> RankStatus {
+        waits(Need::Collective { comm: CommId { origin, ..COMM }, number: 1 }, "barrier #1")
     }
 
     fn world(ranks: [RankStatus; 2]) -> World {
@@ -357,18 +361,20 @@ mod tests {
 
     #[test]
     fn a_line_says_whom_a_rank_waits_for() {
-        let text = line(&world([all(0), all(0)]));
+        let text = line(&world([all(3), all(3)]));
         assert!(
             text.contains("barrier #1 has waited for 40 s: all ranks have come, and it is under way;"),
             "{text}"
         );
-        let thread = RankStatus { other: Some("a thread".into()), ..all(1) };
-        let text = line(&world([all(0), thread]));
+        let thread = RankStatus { other: Some("a thread".into()), ..all(4) };
+        let text = line(&world([all(3), thread]));
         assert!(
             text.contains(" for rank 1, which is in barrier #1; this looks like a deadlock: rank 0 is"),
             "{text}"
         );
         assert!(text.contains("because rank 1 has a thread and could"), "{text}");
+        let text = line(&world([all(0), all(0)]));
+        assert!(text.contains("different communicators of the same ranks, which is a deadlock;"), "{text}");
         let text = line(&World::from([(0, recv(1, "recv from 1"))]));
         assert!(text.contains(" for rank 1, which is unknown: it has not imported mpi4jax"), "{text}");
     }
@@ -376,7 +382,7 @@ mod tests {
     #[test]
     fn a_receive_of_what_nobody_sends_has_a_hint() {
         let on_default = |tag, words: &str| {
-            let comm = CommId { class: comm::hash("mpi4jax.default"), index: 0 };
+            let comm = CommId { class: comm::hash("mpi4jax.default"), origin: 1 };
             let from = Some(Peer { rank: Some(1), tag });
             waits(Need::Message { comm, from, to: None }, words)
         };
@@ -402,7 +408,7 @@ mod tests {
             "deadlock: rank 0 is in recv from 1, a.py:8, and waits for rank 1, which is in recv from 0, a.py:9, and waits for \
              rank 0; let one of them send first, or use sendrecv"
         );
-        let other = text([all(0), all(1)]);
+        let other = text([all(3), all(4)]);
         assert!(other.contains("which is in barrier #1, on another communicator,"), "{other}");
         assert!(other.ends_with("let all ranks use the communicators in the same order"), "{other}");
     }

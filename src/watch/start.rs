@@ -92,6 +92,8 @@ pub fn start(settings: Settings) {
         let _ = thread.spawn(|| WATCHDOG.get().map(watchdog::run));
     }
     let _ = mpilib::first_at_finalize(Box::new(finish));
+    // Without it, communicators of the same ranks are not told apart.
+    let _ = comm::origin::start();
 }
 
 /// Lets the leaders of several hosts ask each other through MPI, if all ranks want that. Collective.

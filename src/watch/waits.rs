@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use crate::comm::origin::UNKNOWN;
 use crate::comm::{self, Comm};
 use crate::job::ranks::Ranks;
 use crate::job::status::{CommId, Life, Need, Peer, Wait};
@@ -35,7 +36,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 #[derive(Clone, Debug)]
 pub struct Blocked {
     pub number: u64,
-    pub what: String,
+    pub words: String,
     pub started: u64,
     thread: u64,
 }
@@ -48,10 +49,10 @@ pub const AT_END: u64 = 1 << 63;
 static CALLS: AtomicU64 = AtomicU64::new(AT_END + 1);
 
 /// This thread is about to wait for other ranks, in `what`.
-pub fn enter(what: String) {
+pub fn enter(words: String) {
     let number = CALLS.fetch_add(1, Ordering::Relaxed);
     let thread = recorder::this_thread();
-    lock(&BLOCKED).push(Blocked { number, what, started: clock::ticks(), thread });
+    lock(&BLOCKED).push(Blocked { number, words, started: clock::ticks(), thread });
     notice();
 }
 
@@ -97,10 +98,11 @@ fn wake() {
     }
 }
 
-/// The watchdog is about to sleep until something begins, which calls this function, once.
-pub fn sleep(wake: fn()) {
+/// The watchdog has nothing to do. True: it has said so before, nothing has begun since, and it may sleep until something
+/// does, which calls this function, once.
+pub fn sleep(wake: fn()) -> bool {
     *lock(&WAKE) = Some(wake);
-    ASLEEP.store(true, Ordering::SeqCst);
+    ASLEEP.swap(true, Ordering::SeqCst)
 }
 
 pub fn awake() {
@@ -167,11 +169,11 @@ struct Seen {
 pub struct Waits(Vec<Seen>);
 
 pub fn comm_id(comm: &Comm) -> CommId {
-    CommId { class: comm.class, index: if comm.is_only_one() { 0 } else { comm.index } }
+    CommId { class: comm.class, origin: comm.origin }
 }
 
 fn need_of(record: &Record) -> Need {
-    let (comm, row, any) = (&record.what.comm, record.what.op.row(), wildcards());
+    let (comm, row, any) = (&record.info.comm, record.info.op.row(), wildcards());
     if row.is_collective() {
         return Need::Collective { comm: comm_id(comm), number: record.sequence };
     }
@@ -198,14 +200,14 @@ fn seen(record: &Record) -> Seen {
     let wait = Wait {
         number: record.ticket,
         need: need_of(record),
-        members: record.what.comm.world.iter().copied().collect(),
+        members: record.info.comm.world.iter().copied().collect(),
         seconds: 0.0,
         bytes: record.count.saturating_mul(size),
         late: String::new(),
         words: record.to_string(),
         at: String::new(),
     };
-    Seen { wait, has_line: !record.what.location.is_empty(), thread: record.thread, limited: (0, 0.0) }
+    Seen { wait, has_line: !record.info.location.is_empty(), thread: record.thread, limited: (0, 0.0) }
 }
 
 impl Waits {
@@ -247,7 +249,7 @@ impl Waits {
         for call in blocked().into_iter().filter(|call| !is_known(call.number)) {
             let seconds = epoch.seconds_since(call.started);
             let thread = (call.thread, 0);
-            new.push((other(call.number, Need::Call, Ranks::all(size), call.what, thread), seconds));
+            new.push((other(call.number, Need::Call, Ranks::all(size), call.words, thread), seconds));
         }
         for op in transport::unfinished().iter().filter(|op| !is_known(op.number)) {
             let members = op.comm.world.iter().copied().collect();
@@ -305,7 +307,7 @@ impl Waits {
 pub fn counts(at_end: bool) -> Vec<(CommId, u64)> {
     if at_end {
         let counts = comm::collectives();
-        return counts.iter().map(|(&class, &count)| (CommId { class, index: -1 }, count)).collect();
+        return counts.iter().map(|(&class, &count)| (CommId { class, origin: UNKNOWN }, count)).collect();
     }
     comm::live().iter().map(|comm| (comm_id(comm), comm.collectives.load(Ordering::Relaxed))).collect()
 }
@@ -324,6 +326,22 @@ mod tests {
         assert_eq!(current_limit(5.0).number, inner);
         leave_limit(inner);
         assert_eq!(current_limit(5.0).name(), "MPI4JAX_TIMEOUT=5 s");
+    }
+
+    /// What has ended when the watchdog looks is no reason to miss what comes next.
+    #[test]
+    fn what_was_short_wakes_the_watchdog_once_and_it_says_again_that_it_sleeps() {
+        static WOKEN: AtomicU64 = AtomicU64::new(0);
+        let wake = || _ = WOKEN.fetch_add(1, Ordering::SeqCst);
+        for call in 1..3 {
+            while !sleep(wake) {}
+            notice();
+            while WOKEN.load(Ordering::SeqCst) < call {
+                std::thread::yield_now(); // another test may have been faster to wake it
+            }
+            assert!(!sleep(wake), "what begins now would wake nobody");
+        }
+        awake();
     }
 
     #[test]

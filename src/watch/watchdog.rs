@@ -21,12 +21,13 @@ use crate::compare::samples;
 use crate::job::host::Host;
 use crate::job::link;
 use crate::job::mail::{Kind, Message, Word};
-use crate::job::status::{Life, RankStatus, World};
+use crate::job::status::{Life, RankStatus, World, compare_origins};
 use crate::mpilib;
 use crate::record::dump;
 use crate::record::recorder;
 use crate::record::timeline;
 use crate::system::launcher::Launcher;
+use crate::system::os;
 use crate::system::signal;
 
 /// The job's exit status where ranks did different things.
@@ -48,11 +49,6 @@ pub fn print(text: &str) {
     // One write, so that ranks do not mix their lines.
     let _ = stderr.write_all(text.as_bytes());
     let _ = stderr.flush();
-}
-
-fn is_debugged() -> bool {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    status.lines().any(|line| line.strip_prefix("TracerPid:").is_some_and(|pid| pid.trim() != "0"))
 }
 
 pub fn run(watchdog: &'static Watchdog) {
@@ -141,7 +137,6 @@ struct Observer {
     answered_at: f64,
     /// How many operations had begun at the last beat.
     begun: u64,
-    is_asleep: bool,
     started: Instant,
     compare_at: Duration,
     leader: i32,
@@ -173,7 +168,6 @@ impl Observer {
             answered: 0,
             answered_at: f64::NEG_INFINITY,
             begun: 0,
-            is_asleep: false,
             started: Instant::now(),
             compare_at: COMPARE,
             leader: -1,
@@ -209,13 +203,11 @@ impl Observer {
             (longest / 8.0).clamp(LOOK[0], LOOK[1]).min(next).min(shortest)
         } else if begun != self.begun {
             BEAT.min(shortest)
-        } else if self.is_asleep {
+        } else if waits::sleep(signal::wake) {
             // Somebody who begins, asks or waits wakes this thread.
             self.compare_at.saturating_sub(self.started.elapsed()).as_secs_f64().max(BEAT)
         } else {
             // Once more: what begins at this moment may not have seen that this thread is about to sleep.
-            waits::sleep(signal::wake);
-            self.is_asleep = true;
             BEAT.min(shortest)
         };
         self.begun = begun;
@@ -235,7 +227,6 @@ impl Observer {
         if !self.waits.is_empty() {
             waits::awake();
         }
-        self.is_asleep &= self.waits.is_empty() && self.begun == recorder::count();
         // Launchers send a signal to all ranks at once, and one reports.
         if let Some(receiver) = start::take_request() {
             (self.shows, self.receiver) = (true, Some(receiver));
@@ -355,13 +346,14 @@ impl Observer {
         self.since.retain(|(rank, number), _| {
             world.get(rank).is_some_and(|it| it.waits.iter().any(|wait| wait.number == *number))
         });
+        compare_origins(&mut world);
         let own = self.host.rank;
         let ago = |kind| link::heard(kind).map(|(by, at)| (clock - (link::now() - at), by < own));
         let state = &mut self.state;
         state.heard = Heard { look: ago(Kind::Look), line: ago(Kind::Line), end: ago(Kind::End) };
         state.question.iter_mut().for_each(|question| question.is_answered = is_answered && is_answered_here);
         state.own = if self.leader == own { self.here.keys().copied().collect() } else { Default::default() };
-        state.is_debugged = is_debugged();
+        state.is_debugged = os::is_debugged();
         state.world = world;
         state.forget();
     }

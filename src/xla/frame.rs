@@ -292,12 +292,16 @@ unsafe fn read(buffer: *const c_api::Buffer) -> Result<Buffer, Cause> {
 /// # Safety
 /// `buffer` is XLA's.
 #[inline(always)]
-unsafe fn int32s(what: &'static str, buffer: *const c_api::Buffer, expected: usize) -> Result<Buffer, Cause> {
+unsafe fn int32s(
+    operand: &'static str,
+    buffer: *const c_api::Buffer,
+    expected: usize,
+) -> Result<Buffer, Cause> {
     // SAFETY: promised by the caller.
     let buffer = unsafe { read(buffer) }?;
     match (buffer.dtype(), buffer.count()) {
         (Dtype::Int32, count) if count == expected => Ok(buffer),
-        (dtype, count) => Err(Cause::Envelope { what, expected, dtype: dtype.name(), count }),
+        (dtype, count) => Err(Cause::Envelope { operand, expected, dtype: dtype.name(), count }),
     }
 }
 
@@ -319,7 +323,7 @@ unsafe fn eager_operand(frame: &CallFrame) -> Result<Buffer, Cause> {
     // SAFETY: promised by the caller.
     unsafe {
         let [.., last] = without_tokens(&frame.args) else {
-            return Err(Cause::Buffers { what: "operand", expected: 1, actual: 0 });
+            return Err(Cause::Buffers { operand: "operand", expected: 1, actual: 0 });
         };
         int32s("operand", *last, EagerCall::LEN)
     }
@@ -331,7 +335,7 @@ unsafe fn eager_operand(frame: &CallFrame) -> Result<Buffer, Cause> {
 /// `buffers` is what XLA passed.
 #[inline(always)]
 unsafe fn side<'a>(
-    what: &'static str,
+    operand: &'static str,
     buffers: &'a c_api::Buffers,
     arrays: usize,
     payload: &mut Option<Buffer>,
@@ -343,11 +347,11 @@ unsafe fn side<'a>(
         let (length, numbers) = numbers;
         let expected = arrays + usize::from(length > 0);
         if buffers.len() != expected {
-            return Err(Cause::Buffers { what, expected, actual: buffers.len() });
+            return Err(Cause::Buffers { operand, expected, actual: buffers.len() });
         }
         let (arrays, rest) = buffers.split_at(arrays);
         if let [last] = rest {
-            *numbers = Some(int32s(what, *last, length)?);
+            *numbers = Some(int32s(operand, *last, length)?);
         }
         let [first, others @ ..] = arrays else { return Ok(&[]) };
         *payload = Some(read(*first)?);
@@ -367,7 +371,7 @@ pub unsafe fn fill<'a>(
     (others, counts): (&'a mut Blocks, &'a mut Counts),
 ) -> Result<(), Error> {
     let site = call.site;
-    let (extents, arrays) = (site.side(), site.arrays());
+    let (extents, arrays) = (site.extents(), site.arrays());
     let arrays = |extent| if extent == Extent::None { 0 } else { arrays };
     let (mut given, mut received) = (None, None);
     // SAFETY: promised by the caller.

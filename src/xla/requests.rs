@@ -83,14 +83,14 @@ pub unsafe extern "C" fn instantiate<const KIND: u8, const START: bool>(
 /// What is started goes through MPI, whatever carries the other operations, or is put on a stream of the transport's own.
 fn refuse(site: &Site, layout: &RequestLayout, platform: Platform) -> Result<(), Error> {
     if site.op.row().started.is_none() {
-        let what = format!("starting {} without waiting for its end", site.op);
-        return Err(site.error(Cause::Unsupported { what, reason: "MPI has no such function" }));
+        let feature = format!("starting {} without waiting for its end", site.op);
+        return Err(site.error(Cause::Unsupported { feature, reason: "MPI has no such function" }));
     }
     if !site.op.row().is_collective()
         && !layout.local
         && let Some(reason) = transport::messages_apart(platform)
     {
-        return Err(site.error(Cause::Unsupported { what: site.name().into(), reason }));
+        return Err(site.error(Cause::Unsupported { feature: site.name().into(), reason }));
     }
     Ok(())
 }
@@ -245,7 +245,7 @@ fn at(site: &Site, line: i32, cause: Cause) -> Cause {
 impl RequestPlan {
     fn watched(&self, site: &Site, line: i32, started: &Record) -> Arc<Watched> {
         let mut waits = self.waits.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_same = |(what, other, _): &&RecordedWait| Arc::ptr_eq(what, &started.what) && *other == line;
+        let is_same = |(info, other, _): &&RecordedWait| Arc::ptr_eq(info, &started.info) && *other == line;
         if let Some((.., watched)) = waits.iter().find(is_same) {
             return watched.clone();
         }
@@ -253,7 +253,7 @@ impl RequestPlan {
         if waits.len() == WAITS {
             waits.remove(0);
         }
-        waits.push((started.what.clone(), line, watched.clone()));
+        waits.push((started.info.clone(), line, watched.clone()));
         watched
     }
 }
@@ -291,7 +291,7 @@ fn copy<const KIND: u8>(
             (None, None) => continue,
             (from, to) => {
                 let [expected, actual] = [from, to].map(|it| usize::from(it.is_some()));
-                return Err(Cause::Buffers { what: "result", expected, actual });
+                return Err(Cause::Buffers { operand: "result", expected, actual });
             }
         };
         if (from.dtype(), from.count()) != (to.dtype(), to.count()) {

@@ -28,7 +28,7 @@ pub fn wait_for(
     started: &Record,
     body: impl FnOnce() -> Result<(), Error>,
 ) -> Result<(), Box<Error>> {
-    let running = recorder::begin_wait(&watched.what, started);
+    let running = recorder::begin_wait(&watched.info, started);
     watch::notice();
     let result = body();
     end(running, result)
@@ -37,7 +37,7 @@ pub fn wait_for(
 /// What the handler keeps for each operation of a compiled program.
 #[derive(Debug)]
 pub struct Watched {
-    what: Arc<OpInfo>,
+    info: Arc<OpInfo>,
     /// Whether the ranks compare it before it runs.
     is_checked: bool,
     /// Whether samples of it are taken.
@@ -48,7 +48,7 @@ pub struct Watched {
 impl Watched {
     pub fn new(site: &Site, transport: &dyn Transport) -> Self {
         Self {
-            what: recorder::describe(site, transport.name()),
+            info: recorder::describe(site, transport.name()),
             is_checked: is_checking(),
             is_sampled: check_level() == CheckLevel::Samples
                 && site.comm.size > 1
@@ -60,8 +60,8 @@ impl Watched {
 
     /// Of the waits, at a line, for what was started.
     pub fn of_wait(started: &Record, line: &str) -> Self {
-        let what = recorder::describe_wait(&started.what, line);
-        Self { what, is_checked: is_checking(), is_sampled: false, exact: false }
+        let info = recorder::describe_wait(&started.info, line);
+        Self { info, is_checked: is_checking(), is_sampled: false, exact: false }
     }
 
     /// Runs an operation between the two ends of its record.
@@ -73,7 +73,7 @@ impl Watched {
         call: &mut Call,
         body: impl FnOnce(&Call, &Running, Option<Box<dyn Ahead>>) -> Result<(), Error>,
     ) -> Result<(), Box<Error>> {
-        let running = recorder::begin(&self.what, call);
+        let running = recorder::begin(&self.info, call);
         watch::notice();
         let is_sampled = self.is_sampled && samples::is_due(call, &running);
         if is_sampled {
@@ -85,8 +85,8 @@ impl Watched {
         } else {
             body(call, &running, None)
         };
-        if is_sampled && self.what.op.row().is_collective() {
-            samples::end(&self.what.comm, running.sequence());
+        if is_sampled && self.info.op.row().is_collective() {
+            samples::end(&self.info.comm, running.sequence());
         }
         end(running, result)
     }
@@ -98,10 +98,10 @@ impl Watched {
         if matches!(cause, Cause::Mismatch { .. }) {
             return text; // says it all
         }
-        let is_ours = |record: &Record| Arc::ptr_eq(&record.what, &self.what);
+        let is_ours = |record: &Record| Arc::ptr_eq(&record.info, &self.info);
         if let Some(record) = recorder::records().into_iter().rev().find(is_ours) {
             text += &format!("\n  in {record}");
-            if self.what.location.is_empty()
+            if self.info.location.is_empty()
                 && let Some(frame) = watch::user_frame()
             {
                 text += &format!("; Python is at {frame}");

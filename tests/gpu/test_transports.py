@@ -6,7 +6,7 @@ from stand_ins import HERE, NOWHERE, RANKS, passes, skip_without_ucx
 from run_tests import ALL
 
 # Of test_ops.py. How ops are called (in loops, under vmap) is the same for all transports.
-OPS = "chain or donated or any_root or shapes or different or user"
+OPS = "chain or any_root or (shapes and 2) or different or user"
 # Transports of which the suite in tests/rust does not try every dtype.
 RUNS = {
     "staged-cpu": OPS,
@@ -38,13 +38,11 @@ def test_halos(mpirun, fakes, transport):
     """XLA packs and unpacks the messages. XLA's CPU converts float8 for that, and NaNs change."""
     reached = "reached" if transport == "cuda-mpi" else "1"
     env = {**fakes, "MPI4JAX_TEST_CUDA_ON_CPU": reached, "MPI4JAX_TRANSPORT": transport}
-    wanted = "not float8 and not donated and not started"
-    passes(mpirun, [RANKS / "test_halo.py"], wanted, env, time_limit=150)
+    wanted = "whole and (trees or axes or vmap or bfloat16 or (model and 2d and 1-True))"
+    passes(mpirun, [RANKS / "test_halo.py"], f"{wanted} or sums", env, time_limit=150)
 
 
-@pytest.mark.parametrize(
-    ("transport", "messages"), [("staged", ""), ("nccl", "nccl"), ("nccl", "staged")]
-)
+@pytest.mark.parametrize(("transport", "messages"), [("staged", ""), ("nccl", "nccl")])
 def test_what_runs_on_a_machine_with_a_gpu(mpirun, fakes, transport, messages):
     """The scripts in this folder, so that they have no faults of their own when they get there."""
     env = {**fakes, "MPI4JAX_TRANSPORT": transport, "MPI4JAX_NCCL_MESSAGES": messages}

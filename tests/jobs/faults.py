@@ -45,7 +45,6 @@ class Fault:
         env: environment variables, beside the time-out.
         silent: regular expressions, none found in the output.
         time_limit: seconds from the start of mpiexec, on a busy machine.
-        often: whether it is run each time, not only by `MPI4JAX_TEST_ALL=1`.
         library: what the MPI library's name has in it, if others behave differently.
     """
 
@@ -56,5 +55,4 @@ class Fault:
     env: dict[str, str] = field(default_factory=dict)
     silent: tuple[str, ...] = ()
     time_limit: float = 55
-    often: bool = False
     library: str = ""

@@ -13,8 +13,6 @@ import pytest
 from faults import PRELUDE, TIMEOUT
 from mpi4py import MPI
 
-from run_tests import ALL
-
 FAULTS = {**faults_different.FAULTS, **faults_waiting.FAULTS, **faults_ending.FAULTS}
 MARK = "MPI4JAX_FAULT"
 
@@ -30,8 +28,7 @@ def left_over(mark):
     return found
 
 
-# Less than half of them is enough to show that what rests on MPI, JAX and Python works.
-@pytest.mark.parametrize("name", [n for n, f in FAULTS.items() if f.often or ALL])
+@pytest.mark.parametrize("name", FAULTS)
 def test_fault(name, run_job, tmp_path):
     fault, mark, program = FAULTS[name], uuid.uuid4().hex, tmp_path / "fault.py"
     if fault.library not in MPI.Get_library_version():

@@ -44,28 +44,6 @@ def test_what_nobody_has_waited_for_is_named_at_the_end(run):
             assert re.search(line, job.stderr), job.stderr
 
 
-def test_a_wait_that_hangs_is_reported(run):
-    job = run(
-        2,
-        """
-        @jax.jit
-        def f(x):
-            return mpi4jax.wait(mpi4jax.iallreduce(x))
-        mpi4jax.default_comm()
-        if rank == 0:
-            f(jnp.ones(3)).block_until_ready()
-        time.sleep(60)
-        """,
-        MPI4JAX_TIMEOUT="2",
-    )
-    assert job.returncode != 0
-    words = (
-        r"wait for iallreduce #1 \(SUM, 3 x float32\) on mpi4jax.default, "
-        r"started at program.py:10, program.py:10"
-    )
-    assert re.search(words, job.stderr), job.stderr
-
-
 def test_a_wait_for_a_rank_that_has_finished_ends_the_job(run):
     job = run(
         2,

@@ -68,31 +68,6 @@ def test_exit_with_pending_work(mpirun, tmp_path, ranks, name):
     assert done
 
 
-# ---- Some ranks only
-
-
-# ---- `MPI4JAX_DEBUG`
-
-DEBUGGED = textwrap.dedent("""
-    from mpi4py import MPI
-    import jax.numpy as jnp
-    from mpi4jax import notoken
-    notoken.allreduce(jnp.ones((3, 3)), MPI.SUM)
-""")
-
-
-def test_environment_variable(mpirun, tmp_path):
-    file = tmp_path / "program.py"
-    file.write_text(DEBUGGED)
-    job = mpirun(2, file, env={"MPI4JAX_DEBUG": "true"})
-    assert job.returncode == 0, job.stderr
-    for rank in range(2):
-        start, end = [line for line in job.stdout.splitlines() if line.startswith(f"r{rank} | ")]
-        assert "MPI_Allreduce with 9 items" in start
-        assert "MPI_Allreduce done with code 0 " in end
-    assert mpirun(1, file, env={"MPI4JAX_DEBUG": "0"}).stdout == ""
-
-
 # ---- Exported programs, saved by one job and run by another
 
 SAVE = """

@@ -39,7 +39,9 @@ def test_correct_jobs_stay(run, seed):
     status, output = run(job, MPI4JAX_TIMEOUT=str(timeout), MPI4JAX_REPORT_AFTER="1")
     assert status == 0, output
     assert len(re.findall(r"^right \d$", output, re.MULTILINE)) == job.size, output
-    assert not re.search("cannot end|has not ended|different things", output), output
+    assert not re.search("cannot end|has not ended|about to do different things", output), output
+    # Where mpi4py has taken part, a line may say that they may have (docs/decisions.md).
+    assert job.is_mixed or "done different things" not in output, output
     said = output.partition("\nimport os")[0]
     found = re.findall("was (?:never waited for|not waited for before its comm)", said)
     # MPICH says that a communicator is freed when nothing is under way there any more.
@@ -47,7 +49,7 @@ def test_correct_jobs_stay(run, seed):
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("seed", range(FIRST, LAST))
+@pytest.mark.parametrize("seed", range(FIRST, LAST, 2))  # there are faults_*.py too
 def test_jobs_with_a_fault_end(run, seed):
     job = random_jobs.faulty(seed)
     status, output = run(job, MPI4JAX_TIMEOUT=str(job.sleeps + 10))

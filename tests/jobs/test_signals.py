@@ -29,11 +29,12 @@ assert os.waitpid(child, 0)[1] == signal.SIGTERM  # it is no rank
 handler = os.environ.get("HANDLER")
 def stop(*_): print("stopped", rank, flush=True); os._exit(3)
 if handler == "own": signal.signal(signal.SIGTERM, stop)
-print("ready", rank, flush=True)
-if rank == 1: time.sleep(1000)
+if rank == 1: print("ready", flush=True); time.sleep(1000)
 jax.block_until_ready(nt.allreduce(x))
 """
-SLEEPS = 17
+SLEEPS = 16
+# Rank 1 sleeps, as good as, and rank 0 is in its second operation.
+READY = ("ready", r"(?s)(?:r0 \| \w+ \| MPI_Allreduce with .*){2}")
 # Longer than it takes, on a busy machine. Without a handler of ours an interrupt would not end a
 # rank that waits.
 TIME_LIMIT = 30
@@ -67,6 +68,7 @@ def run(tmp_path):
             **launcher.environment_outside_mpi(),
             "JAX_PLATFORMS": "cpu",
             "MPI4JAX_DUMP_DIR": str(tmp_path),
+            "MPI4JAX_DEBUG": "1",
             MARK: mark,
             **env,
         }
@@ -77,19 +79,22 @@ def run(tmp_path):
                 command, env=env, cwd=tmp_path, stdin=subprocess.DEVNULL, stdout=output,
                 stderr=output, start_new_session=True,
             )  # fmt: skip
-        deadline = time.monotonic() + 60
-        while log.read_text().count("ready") < 2:
-            assert job.poll() is None, log.read_text()
-            assert time.monotonic() < deadline, log.read_text()
-            time.sleep(0.1)
-        time.sleep(1)
+
+        def wait_for(*patterns):
+            deadline = time.monotonic() + 60
+            while not all(re.search(pattern, log.read_text()) for pattern in patterns):
+                assert job.poll() is None, log.read_text()
+                assert time.monotonic() < deadline, log.read_text()
+                time.sleep(0.1)
+
+        wait_for(*READY)
         ranks = ranks_of(mark)
         assert len(ranks) == 2
         if first:
             for pid in ranks:
                 os.kill(pid, first)
-            # Longer than a report waits for answers.
-            time.sleep(8)
+            wait_for("rank 0 is in", "rank 1 is in")
+            time.sleep(2)  # for a second report, which there should not be
         parent = int(Path(f"/proc/{ranks[0]}/stat").read_text().rpartition(")")[2].split()[1])
         for pid in {"mpiexec": [job.pid], "ranks": ranks}.get(to, [parent]):
             os.kill(pid, number)

@@ -175,16 +175,29 @@ def test_ranks_in_containers_of_one_host_name_are_not_taken_for_gone(tmp_path):
         assert re.search("for rank 1, which is in Python at .*program.py:9", output), output
 
 
-def test_timelines_follow_no_links(mpirun, tmp_path):
-    program, victim = tmp_path / "program.py", tmp_path / "victim"
-    program.write_text(ONE)
-    victim.write_text("precious")
-    (tmp_path / "trace.1.json").symlink_to(victim)
-    env = {"MPI4JAX_TRACE": str(tmp_path / "trace.json"), "JAX_PLATFORMS": "cpu"}
-    result = mpirun(2, program, env=env)
-    assert result.returncode != 0
-    assert "trace.1.json is a link, and is not followed" in result.stderr
-    assert victim.read_text() == "precious"
+REPORTED = """
+import os, signal, time
+rank = int(os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK")))
+os.environ["MPI4JAX_DUMP_DIR"] = f"host{rank // 2}"
+import jax.numpy as jnp
+from mpi4jax import notoken as nt
+nt.allreduce(jnp.ones(3)).block_until_ready()
+if rank == 1:
+    time.sleep(2)
+    os.kill(os.getpid(), signal.SIGUSR1)
+    time.sleep(8)
+nt.allreduce(jnp.ones(3)).block_until_ready()
+"""
+
+
+def test_each_rank_of_a_host_may_be_asked_for_a_report_of_all_hosts(run_job, tmp_path):
+    """Ranks of one host have one folder: these are of two."""
+    (tmp_path / "program.py").write_text(REPORTED)
+    env = {"JAX_PLATFORMS": "cpu"}
+    result = run_job(4, "program.py", cwd=tmp_path, env=env, fork=False)
+    assert result.returncode == 0, result.stderr
+    assert "r1 | mpi4jax: report (SIGUSR1)" in result.stderr, result.stderr
+    assert "ranks 0, 2-3 are in allreduce #2" in result.stderr, result.stderr
 
 
 def test_timelines_of_a_job_that_is_ended_are_kept(mpirun, tmp_path):

@@ -1,4 +1,4 @@
-"""Random programs, differentiated: what each rank calls, and in which order.
+"""Random programs, as they are and differentiated: what each rank calls, and in which order.
 
 Nested functions of all kinds around messages whose tags tell them apart. Rank 0 and rank 1 run
 the same program, but each op is of a kind of its own: a sendrecv, or a send on one rank and a
@@ -230,10 +230,12 @@ def random_program(seed, wrappers):
 @pytest.mark.parametrize("seed", range(PROGRAMS))
 def test_random_program_in_reverse(calls, seed):
     program, f, values = random_program(seed, WRAPPERS)
-    gradient = JITS[seed % len(JITS)](jax.grad(f))
-    gradient(values)
+    jit = JITS[seed % len(JITS)]
+    f, gradient = jit(f), jit(jax.grad(f))
+    gradient(values), f(values)
     forward, backward = names_of(program)
     expected = calls_of(program, forward)
+    assert calls(lambda: f(values)) == expected
     # Backward, no tag is a wildcard: the forward pass has recorded it.
     expected += [(backward[tag], tag) for tag in reversed(tags(program))]
     assert calls(lambda: gradient(values)) == expected

@@ -70,9 +70,8 @@ def test_shard_map(op, check):
 # ---- Solvers
 
 
-@pytest.mark.parametrize("jit", [lambda f: f, jax.jit], ids=["eager", "jit"])
 @pytest.mark.parametrize("transform", ["jacfwd", "hessian", "vmap of jvp"])
-def test_linear_solve(transform, jit):
+def test_linear_solve(transform):
     """A solve with an operator that communicates: as the same one that does not."""
 
     def solve(mean):
@@ -89,16 +88,15 @@ def test_linear_solve(transform, jit):
         }[transform]
 
     mean = lambda v: mpi4jax.pvary(total(v)) / SIZE
-    np.testing.assert_allclose(jit(solve(mean))(X), solve(lambda v: v)(X), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(jax.jit(solve(mean))(X), solve(lambda v: v)(X), rtol=1e-5, atol=1e-6)
 
 
 # ---- jax.checkpoint
 
-POLICIES = [None, "everything_saveable"]
 
-
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("dtype", ["complex64", "complex128"])
+@pytest.mark.parametrize(
+    "dtype, policy", [("complex64", None), ("complex128", "everything_saveable")]
+)
 def test_checkpoint_of_complex_values(dtype, policy):
     """JAX rounds what it stores to the precision that it has, without asking for a real type."""
 

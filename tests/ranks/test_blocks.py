@@ -102,23 +102,6 @@ def test_errors_of_cells():
         notoken.gather_blocks(x, cart, cells=(3 * SIZE, 3))
 
 
-def test_derivative_of_blocks():
-    cart = grid(2, [True, True])
-    whole = jnp.arange(4.0 * SIZE).reshape(2 * cart.dims[0], 2 * cart.dims[1])
-
-    def f(x):
-        block = notoken.scatter_blocks(x, cart, width=1)
-        return jnp.sum((RANK + 1) * block[1:-1, 1:-1] ** 2)
-
-    g = jax.grad(f)(whole)
-    ranks = np.zeros(whole.shape)
-    for rank in range(SIZE):
-        i, j = cart.Get_coords(rank)
-        ranks[2 * i : 2 * i + 2, 2 * j : 2 * j + 2] = rank + 1
-    expected = 2 * ranks * whole if RANK == 0 else np.zeros(whole.shape)
-    np.testing.assert_allclose(g, expected)
-
-
 def test_errors_of_blocks():
     cart = cart_of((SIZE, 1), (True, True))
     if SIZE > 1:

@@ -176,6 +176,7 @@ def test_freed_after_compilation(case):
     assert float(notoken.allreduce(1.0, MPI.SUM)) == SIZE
 
 
+@pytest.mark.ranks(1)
 def test_communicators_leave_nothing_behind():
     """Thousands, made and freed one at a time."""
 

@@ -210,21 +210,3 @@ def test_keys_can_be_described():
     like = jax.ShapeDtypeStruct(key.shape, key.dtype)
     y = notoken.sendrecv(key, like, LEFT, RIGHT)
     assert_equal(jax.random.key_data(y), jax.random.key_data(jax.random.key(LEFT)))
-
-
-@pytest.mark.parametrize("jit", [False, True], ids=["eager", "jit"])
-@pytest.mark.parametrize("nested", [False, True], ids=["array", "tree"])
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda x: notoken.allreduce(x, MPI.SUM),
-        lambda x: notoken.send(x, RIGHT),
-        lambda x: notoken.sendrecv(x, X, LEFT, RIGHT),
-        lambda x: notoken.bcast(x, RANK),
-        lambda x: notoken.gather(x, 0),
-    ],
-)
-def test_what_is_sent_cannot(call, jit, nested):
-    x = {"a": LIKE} if nested else LIKE
-    with pytest.raises(TypeError, match=r"argument '(x|sendbuf)' must be an array.*ShapeDtypeStr"):
-        jax.jit(lambda: call(x))() if jit else call(x)

@@ -1,6 +1,5 @@
 """Every op runs exactly once, in program order, whatever happens to its results."""
 
-import os
 import re
 import time
 from pathlib import Path
@@ -8,11 +7,10 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
-import programs
 import pytest
 from jax import lax
 from mpi4py import MPI
-from reference import COMM, JITS, RANK, SIZE, assert_equal, each, jits
+from reference import COMM, RANK, SIZE, each, jits
 from table import cases
 
 import mpi4jax
@@ -32,28 +30,6 @@ def calls(logged):
         return y, found
 
     return record
-
-
-# ---- Random programs
-
-PROGRAMS = int(os.environ.get("MPI4JAX_TEST_PROGRAMS", "5"))
-
-
-@pytest.mark.one_in(3)
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("seed", range(PROGRAMS))
-@jits
-def test_random_program(jit, seed, calls):
-    program = programs.generate(1000 * list(JITS.values()).index(jit) + seed)
-    rng = np.random.default_rng(seed)
-    start = rng.integers(-100, 100, (SIZE, programs.VECTORS, programs.LENGTH), np.int32)
-    expected, log = programs.interpret(program, [list(vectors) for vectors in start])
-    f = jit(lambda vectors, one: programs.run(program, vectors, one))
-    for _ in range(2):
-        vectors, found = calls(f, list(start[RANK]), np.int32(1))
-        assert found == log[RANK], program
-        for v, e in zip(vectors, expected[RANK], strict=True):
-            assert_equal(v, e)
 
 
 # ---- One at a time

@@ -19,8 +19,6 @@ from reference import (
     jits,
 )
 from table import cases, derivative_cases
-from transformed_ops import CASES, NotApplicable, Subject, reference, title
-from transforms import CHECKS
 
 import mpi4jax
 from mpi4jax._op.spec import SPECS
@@ -36,7 +34,7 @@ def close(actual, expected):
     np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-6)
 
 
-# ---- Values, derivatives and transformations: those of the operations that wait at once
+# ---- Values and derivatives: those of the operations that wait at once
 
 
 @pytest.mark.one_in(3)
@@ -63,23 +61,6 @@ def test_derivatives(case):
         np.testing.assert_allclose(from_jvp, expected, rtol=1e-12, atol=1e-12)
         from_vjp = oracle.jacobian_from_vjp(case, lambda c: pulled(x, c), xs)
         np.testing.assert_allclose(from_vjp, expected, rtol=1e-12, atol=1e-12)
-
-
-def cells():
-    for row, case in enumerate(CASES):
-        if started([case]):
-            for name in CHECKS:
-                yield pytest.param(row, name, id=f"{title(case)}|{name}")
-
-
-@pytest.mark.one_in(29)
-@pytest.mark.parametrize("row, name", list(cells()))
-def test_transformation(row, name):
-    subject = Subject(CASES[row], Started(), jax.jit, reference(row))
-    try:
-        CHECKS[name](subject)
-    except NotApplicable as reason:
-        pytest.skip(str(reason))
 
 
 # ---- Loops, branches, functions: a request is a pytree

@@ -139,17 +139,6 @@ def test_an_array_as_metadata(call):
         assert_equal(y.values, call(jnp.full(2, scale)))
 
 
-@jits
-def test_sendrecv_of_different_trees(jit):
-    """The tree that goes and the tree that comes need not be of one form."""
-    x = {"floats": jnp.full(3, RANK, jnp.float32), "ints": jnp.full((2, 2), RANK)}
-    template = (jnp.zeros((2, 2), jnp.int32), [jnp.zeros(3)])
-    y = jit(lambda x: notoken.sendrecv(x, template, LEFT, RIGHT))(x)
-    assert jax.tree.structure(y) == jax.tree.structure(template)
-    assert_equal(y[0], np.full((2, 2), LEFT, np.int32))
-    assert_equal(y[1][0], np.full(3, LEFT, np.float32))
-
-
 @pytest.mark.min_ranks(2)
 @jits
 def test_sendrecv_of_trees_of_different_types(jit):

@@ -270,7 +270,7 @@ pub fn decode(bytes: &[u8]) -> bool {
     // SAFETY: as above; an operand of two int32 has its memory.
     match unsafe { frame::fill(&mut call, &frame, &Mpi, (&mut others, &mut counts)) } {
         Ok(()) => {
-            for (extent, buffer) in [(site.side().send, call.send), (site.side().recv, call.recv)] {
+            for (extent, buffer) in [(site.extents().send, call.send), (site.extents().recv, call.recv)] {
                 assert_eq!(extent == Extent::None, buffer.is_none());
                 let Some(buffer) = buffer else { continue };
                 let described = args.iter().chain(&rets).any(|array| {

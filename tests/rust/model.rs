@@ -1,6 +1,4 @@
-//! What a collective gives a rank, of what all ranks give it: the one statement of it for the tests in Rust.
-//!
-//! The suite computes from it what it expects, and the loopback transport what it delivers.
+//! What a collective gives a rank, of what all ranks give it: from that, the suite computes what it expects.
 
 use std::ops::Range;
 
@@ -24,7 +22,7 @@ pub enum Made {
     Reduced(Range<usize>, usize),
 }
 
-/// How an operation is tested, and carried out by the loopback transport.
+/// How an operation is tested.
 pub enum Model {
     /// Of blocks: the result on a rank, of all ranks' operands.
     Blocks(Made),

@@ -194,7 +194,7 @@ impl<T: Transport> Suite<'_, T> {
 
     /// Executes an operation: `send` is what this rank sends, if it sends, and so on. The result.
     fn execute(&self, site: &Site, send: &[u8], dtype: Dtype, recv: usize, offset: usize) -> Option<Memory> {
-        let side = site.side();
+        let side = site.extents();
         let mut from = (side.send != Extent::None).then(|| Memory::holding(dtype, send, offset));
         let mut to = (side.recv != Extent::None).then(|| Memory::new(dtype, recv, offset));
         let (mut given, mut taken) = (from.as_mut().map(Memory::buffer), to.as_mut().map(Memory::buffer));
@@ -269,7 +269,7 @@ impl<T: Transport> Suite<'_, T> {
             let reduction = builtin.map(Reduction::Builtin);
             let parts = parts.clone();
             let site = Site { reduction, root: root as i32, reverse, parts, ..Site::new(op, self.comm) };
-            let send: Vec<u8> = match site.side().send {
+            let send: Vec<u8> = match site.extents().send {
                 Extent::None => Vec::new(),
                 Extent::One => block(rank, 0),
                 Extent::PerRank | Extent::Told => (0..size).flat_map(|to| block(rank, to)).collect(),

@@ -1,5 +1,6 @@
 """The same of JAX's derivatives and of `vmap`."""
 
+import itertools
 import re
 
 import jax
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 from internals import (
     CONSTANT,
+    NAMES,
     X,
     grad,
     linear,
@@ -156,6 +158,23 @@ def test_a_backward_pass_that_communicates_is_kept(monkeypatch):
     monkeypatch.setattr(tracing, "communicates", lambda *_: False)
     jax.clear_caches()
     assert names(grad(only_backward)) == []
+
+
+def test_messages_of_a_backward_pass_hand_on_one_token():
+    """From the last one to the first: else a derivative of it could change their order."""
+
+    def f(x):
+        send(jnp.sin(x))
+        y = notoken.sendrecv(x, receive(), MPI.PROC_NULL, MPI.PROC_NULL, sendtag=1)
+        send(y)
+        return y
+
+    eqns = [e for e in jax.make_jaxpr(grad(f))(X).eqns if e.primitive.name in NAMES]
+    forward, backward = ["send", "recv", "sendrecv", "send"], ["recv", "sendrecv", "send", "recv"]
+    assert [NAMES[e.primitive.name] for e in eqns] == forward + backward
+    for part in (eqns[:4], eqns[4:]):
+        for before, after in itertools.pairwise(part):
+            assert after.invars[-1] is before.outvars[-1]
 
 
 def test_jacfwd_wants_unbatched_primals(undo):

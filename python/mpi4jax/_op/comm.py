@@ -63,7 +63,7 @@ class Comm:
         self.rank, self.size = mpi.Get_rank(), mpi.Get_size()
         self.any = _any_comm(self.rank, self.size)
         self.cache: dict[Any, Any] = {}
-        self.number = _native.register_comm(key, self.handle, self.rank, self.size, mpi.py2f())
+        self.number = _native.register_comm(key, self.handle, self.rank, self.size)
 
     def __repr__(self) -> str:
         return f"{self.key}[{self.size}]"

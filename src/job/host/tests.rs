@@ -5,6 +5,7 @@ use std::fs;
 use super::super::mail::Kind;
 use super::*;
 use crate::system::folder::operations;
+use crate::system::os;
 
 fn directory(name: &str) -> PathBuf {
     let base = std::env::temp_dir().join(format!("mpi4jax-host-{name}-{}", std::process::id()));
@@ -96,7 +97,6 @@ fn introduced(pid: Option<u32>, start: Option<&str>) -> String {
 }
 
 #[test]
-#[cfg(target_os = "linux")]
 fn files_of_other_processes_are_not_this_jobs() {
     let (a, b) = two("others");
     let path = b.directory.join("rank1.status");
@@ -105,9 +105,8 @@ fn files_of_other_processes_are_not_this_jobs() {
     assert_eq!(life(&a, 1), Some(Life::Runs));
     // A live process that is rank 1 is not replaced.
     let mut child = std::process::Command::new("/bin/sleep").arg("100").spawn().unwrap();
-    let stat = fs::read_to_string(format!("/proc/{}/stat", child.id())).unwrap();
-    let start = stat.rsplit_once(") ").unwrap().1.split(' ').nth(19).unwrap();
-    let line = format!("{}\n2\n", introduced(Some(child.id()), Some(start)));
+    let start = os::info(child.id() as i32).unwrap().start.to_string();
+    let line = format!("{}\n2\n", introduced(Some(child.id()), Some(&start)));
     fs::write(b.directory.join("rank1.pid"), line).unwrap();
     let again = Host::new(directory("others"), 1, 2);
     assert!(again.broken().is_some_and(|why| why.contains("is rank 1 of this job already")), "{again:?}");

@@ -220,8 +220,8 @@ pub unsafe fn collective(call: &Call, mut posted: Option<&mut Posted>) -> Result
             | Op::Recv
             | Op::Scatterv
             | Op::Sendrecv => {
-                let what = format!("{} by one function of MPI", site.op);
-                Err(Cause::Unsupported { what, reason: "MPI has no such function" })
+                let feature = format!("{} by one function of MPI", site.op);
+                Err(Cause::Unsupported { feature, reason: "MPI has no such function" })
             }
         }
     }

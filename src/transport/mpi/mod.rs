@@ -136,8 +136,8 @@ unsafe fn in_blocks(
 }
 
 #[cold]
-fn missing(what: &'static str) -> Cause {
-    Cause::Buffers { what, expected: 1, actual: 0 }
+fn missing(operand: &'static str) -> Cause {
+    Cause::Buffers { operand, expected: 1, actual: 0 }
 }
 
 #[inline]

@@ -135,9 +135,9 @@ fn is_plain(tag: i32) -> bool {
     tag == TAG || tag == TAG + wildcards().derivative
 }
 
-fn needs_matching(what: String) -> Cause {
+fn needs_matching(feature: String) -> Cause {
     Cause::Unsupported {
-        what,
+        feature,
         reason: "messages go through NCCL, which knows no tags and no wildcards; set \
                  MPI4JAX_NCCL_MESSAGES=staged, so that messages go through MPI and all else through NCCL, \
                  or name the source and leave the tags at 0",

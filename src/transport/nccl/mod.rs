@@ -95,13 +95,13 @@ impl Nccl {
         let mut last = communicator.queue.lock().unwrap_or_else(PoisonError::into_inner);
         if driver.context_of(call.stream)? != communicator.scratch.context {
             return Err(Cause::Unsupported {
-                what: "an array on this device".into(),
+                feature: "an array on this device".into(),
                 reason: "NCCL's communicators were made for JAX's first local device",
             });
         }
         communicator.failure()?;
         let put = put(call.site.op).ok_or_else(|| Cause::Unsupported {
-            what: call.site.op.to_string(),
+            feature: call.site.op.to_string(),
             reason: "NCCL has no such operation",
         })?;
         let queue = Queue { library, handle: communicator.handle, stream: call.stream };

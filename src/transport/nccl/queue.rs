@@ -47,7 +47,8 @@ pub fn put(op: Op) -> Option<Work> {
         },
         Op::HaloExchange => |put| {
             let site = put.call.site;
-            let halo = site.halo.as_ref().ok_or(Cause::Buffers { what: "halo", expected: 1, actual: 0 })?;
+            let halo =
+                site.halo.as_ref().ok_or(Cause::Buffers { operand: "halo", expected: 1, actual: 0 })?;
             put.queue.group(|| halo.exchange(put.call.blocks(), site.comm.rank, &mut &put.queue))
         },
         Op::Recv => |put| put.alone("recv", put.source(), |peer| put.queue.recv(&put.recv()?, peer)),
@@ -95,11 +96,11 @@ pub struct Put<'a> {
 
 impl Put<'_> {
     fn send(&self) -> Result<Buffer, Cause> {
-        self.call.send.ok_or(Cause::Buffers { what: "operand", expected: 1, actual: 0 })
+        self.call.send.ok_or(Cause::Buffers { operand: "operand", expected: 1, actual: 0 })
     }
 
     fn recv(&self) -> Result<Buffer, Cause> {
-        self.call.recv.ok_or(Cause::Buffers { what: "result", expected: 1, actual: 0 })
+        self.call.recv.ok_or(Cause::Buffers { operand: "result", expected: 1, actual: 0 })
     }
 
     fn ranks(&self) -> i32 {
@@ -128,14 +129,14 @@ impl Put<'_> {
     /// later on the same stream.
     fn alone(
         &self,
-        what: &str,
+        operand: &str,
         peer: Option<i32>,
         start: impl FnOnce(i32) -> Result<(), Cause>,
     ) -> Result<(), Cause> {
         match peer {
             None => Ok(()),
             Some(peer) if peer == self.call.site.comm.rank => Err(Cause::Unsupported {
-                what: format!("a {what} between a rank and itself"),
+                feature: format!("a {operand} between a rank and itself"),
                 reason: "messages go through NCCL: use sendrecv, or set MPI4JAX_NCCL_MESSAGES=staged",
             }),
             Some(peer) => start(peer),

@@ -92,7 +92,7 @@ impl Ucx {
                     sending.map(UcxRequest::wait).transpose()?;
                     self.finish(call, receiving)
                 }
-                (None, None) => Err(Cause::Buffers { what: "operand", expected: 1, actual: 0 }),
+                (None, None) => Err(Cause::Buffers { operand: "operand", expected: 1, actual: 0 }),
             }
         }
     }

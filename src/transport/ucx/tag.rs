@@ -28,11 +28,11 @@ pub struct Wanted {
     pub tag: Option<i32>,
 }
 
-fn bits(what: &'static str, value: i32, width: u32) -> Result<u64, Cause> {
+fn bits(field: &'static str, value: i32, width: u32) -> Result<u64, Cause> {
     match u64::try_from(value) {
         Ok(value) if value >> width == 0 => Ok(value),
         _ => Err(Cause::Unsupported {
-            what: format!("{what} {value}"),
+            feature: format!("{field} {value}"),
             reason: "the transport ucx has 31 bits for tags and 18 for ranks",
         }),
     }

@@ -247,8 +247,8 @@ impl Worker {
                 return Ok(Joined { worker: self, context });
             }
         }
-        let what = format!("more than {} communicators at a time", tag::CONTEXTS);
-        Err(Cause::Unsupported { what, reason: "the transport ucx has 15 bits for them" })
+        let feature = format!("more than {} communicators at a time", tag::CONTEXTS);
+        Err(Cause::Unsupported { feature, reason: "the transport ucx has 15 bits for them" })
     }
 
     /// # Safety

@@ -147,7 +147,7 @@ impl Job {
     }
 }
 
-const ALL: CommId = CommId { class: 1, index: 0 };
+const ALL: CommId = CommId { class: 1, origin: 1 };
 
 fn waits(need: Need, members: Ranks) -> RankStatus {
     let counts = if let Need::Collective { comm, number } = need { vec![(comm, number)] } else { Vec::new() };

@@ -1,14 +1,17 @@
 //! What has been learned of programs that hang, and of those that only look like it: a row each.
 
 use super::*;
-use crate::job::status::{CommId, Peer};
+use crate::comm::origin::UNKNOWN;
+use crate::job::status::{CommId, Peer, compare_origins};
 
 /// A communicator of all ranks.
-const A: CommId = CommId { class: 1, index: 3 };
+const A: CommId = CommId { class: 1, origin: 3 };
 /// Another one with the same members.
-const B: CommId = CommId { class: 1, index: 4 };
+const B: CommId = CommId { class: 1, origin: 4 };
+/// One of these that no duplicating has made, or another.
+const U: CommId = CommId { class: 1, origin: UNKNOWN };
 /// One with other members.
-const C: CommId = CommId { class: 2, index: 3 };
+const C: CommId = CommId { class: 2, origin: 3 };
 
 fn wait(need: Need) -> Wait {
     let members = Ranks::all(3);
@@ -63,7 +66,7 @@ fn runs() -> RankStatus {
 }
 
 fn finished(collectives: u64) -> RankStatus {
-    let counts = vec![(CommId { index: -1, ..A }, collectives)];
+    let counts = vec![(CommId { origin: UNKNOWN, ..A }, collectives)];
     RankStatus { life: Life::Finished, counts, ..RankStatus::default() }
 }
 
@@ -92,6 +95,7 @@ impl Job {
     /// Decides about these ranks, whose waits have taken `now` seconds. Questions are answered at once.
     fn step(&mut self, ranks: &[RankStatus], now: f64) -> Vec<Action> {
         self.state.world = (0..).zip(ranks.iter().cloned()).collect();
+        compare_origins(&mut self.state.world);
         self.state.world.values_mut().flat_map(|rank| &mut rank.waits).for_each(|wait| wait.seconds = now);
         let mut done = Vec::new();
         for _ in 0..2 {
@@ -167,6 +171,14 @@ fn jobs_end_for_what_is_proved_and_for_nothing_else() {
         ("half an exchange", [waits([sendrecv(2, 1)]), waits([recv(0, 7)]), runs()], NOTHING),
         ("one computes", [waits([all(A, 1)]), waits([recv(0, 7)]), runs()], NOTHING),
         ("all have come", [waits([all(A, 1)]), waits([all(A, 1)]), waits([all(A, 1)])], NOTHING),
+        ("of unknown origin", [waits([all(U, 1)]), waits([all(U, 1)]), waits([all(U, 1)])], NOTHING),
+        ("of which one is behind", [waits([all(U, 2)]), waits([all(U, 1)]), waits([all(U, 2)])], NOTHING),
+        ("one of which is a duplicate", [waits([all(A, 1)]), waits([all(U, 1)]), waits([all(U, 1)])], STUCK),
+        (
+            "counted from another import on",
+            [waits([all(A, 1)]), with(waits([all(B, 1)]), |rank| rank.copies = 1), waits([all(A, 1)])],
+            NOTHING,
+        ),
         (
             "its root is ahead",
             [waits([all(A, 5)]), with(waits([recv(0, 7)]), begun(A, 5)), waits([all(A, 5)])],

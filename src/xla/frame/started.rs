@@ -94,8 +94,8 @@ pub unsafe fn eager_call(
 }
 
 /// A handle, which is an array of float32.
-fn handle_in(what: &'static str, buffer: Option<Buffer>) -> Result<Buffer, Cause> {
+fn handle_in(operand: &'static str, buffer: Option<Buffer>) -> Result<Buffer, Cause> {
     buffer
         .filter(|buffer| (buffer.dtype(), buffer.count()) == (Dtype::Float32, HANDLE))
-        .ok_or(Cause::Buffers { what, expected: 1, actual: 0 })
+        .ok_or(Cause::Buffers { operand, expected: 1, actual: 0 })
 }

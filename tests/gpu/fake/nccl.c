@@ -1,4 +1,4 @@
-/* A libnccl.so.2 on host memory and MPI, for tests/fake_gpu/cuda.c. FAKE_NCCL_VERSION, FAKE_NCCL_NAMELESS
+/* A libnccl.so.2 on host memory and MPI, for tests/gpu/fake/cuda.c. FAKE_NCCL_VERSION, FAKE_NCCL_NAMELESS
  * (ncclGetUniqueId fails), FAKE_NCCL_BROKEN (ncclCommInitRank fails) and FAKE_NCCL_ASYNC_ERROR (after so many
  * operations) set the scene;
  * FAKE_NCCL_LOG names a file to which the numbers of operations and of their groups are written at exit. */
