@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from jax.extend.core import Literal
+from jax.extend.core import Literal, primitives
 
 from .._jax import compat
 from .._op.primitive import effect, has_derivative
@@ -47,7 +47,7 @@ def _follow(jaxpr: Any, arguments: Sequence[Sources]) -> list[Sources]:
         # What depends on values alone is run at once, as a whole.
         if effect in eqn.effects and (TANGENT in sources or PRIMAL not in sources):
             # A solve is linear in its right-hand side, and transposed as a whole.
-            is_solve = eqn.primitive is compat.linear_solve_p
+            is_solve = eqn.primitive is primitives.linear_solve_p
             inside = [] if is_solve else [inner for _, inner in compat.inner_jaxprs(eqn.params)]
             for inner in inside:
                 opened = getattr(inner, "jaxpr", inner)

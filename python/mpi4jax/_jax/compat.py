@@ -25,33 +25,6 @@ from jax.core import ShapedArray, Tracer
 from jax.extend import backend
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Primitive, primitives
 from jax.extend.core import Token as Token
-from jax.extend.core.primitives import (
-    closed_call_p as closed_call_p,
-)
-from jax.extend.core.primitives import (
-    cond_p as cond_p,
-)
-from jax.extend.core.primitives import (
-    custom_jvp_call_p as custom_jvp_call_p,
-)
-from jax.extend.core.primitives import (
-    custom_lin_p as custom_lin_p,
-)
-from jax.extend.core.primitives import (
-    custom_vjp_call_p as custom_vjp_call_p,
-)
-from jax.extend.core.primitives import (
-    jit_p as jit_p,
-)
-from jax.extend.core.primitives import (
-    linear_solve_p as linear_solve_p,
-)
-from jax.extend.core.primitives import (
-    scan_p as scan_p,
-)
-from jax.extend.core.primitives import (
-    while_p as while_p,
-)
 from jax.extend.mlir.dialects import stablehlo
 from jax.extend.source_info_util import register_exclusion
 from jax.interpreters import ad, mlir, xla
@@ -348,7 +321,7 @@ def bind_with(primitive: Primitive, params: dict[str, Any], args: Sequence[Any])
 
 def custom_vjp_rules(params: dict[str, Any]) -> tuple[Any, Any]:
     """The forward and the backward pass of a ``custom_vjp``, an equation with these parameters."""
-    found = custom_vjp_call_p.get_bind_params(params)
+    found = primitives.custom_vjp_call_p.get_bind_params(params)
     _, forward, backward = found[0] if isinstance(found, tuple) else found["subfuns"]
     return forward, backward
 
