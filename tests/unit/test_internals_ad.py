@@ -25,7 +25,7 @@ from internals import (
 from jax import lax
 from jax._src import api, api_util, linear_util
 from jax._src.interpreters import ad, partial_eval as pe
-from jax.extend.core import ClosedJaxpr
+from jax.extend.core import ClosedJaxpr, primitives
 from jax.sharding import AxisType, PartitionSpec
 from mpi4py import MPI
 
@@ -204,41 +204,43 @@ def solved(x):
 
 
 CALLED = {
-    "jit": (compat.jit_p, jax.jit(lambda x: x + receive())),
+    "jit": (primitives.jit_p, jax.jit(lambda x: x + receive())),
     "closed_call": (
-        compat.closed_call_p,
-        jax.jit(lambda x: compat.bind_with(compat.closed_call_p, {"call_jaxpr": RECEIVED}, [x])[0]),
+        primitives.closed_call_p,
+        jax.jit(
+            lambda x: compat.bind_with(primitives.closed_call_p, {"call_jaxpr": RECEIVED}, [x])[0]
+        ),
     ),
     "scan": (
-        compat.scan_p,
+        primitives.scan_p,
         lambda x: lax.scan(lambda c, _: (c + receive(), c), x, None, length=3)[0],
     ),
     "while": (
-        compat.while_p,
+        primitives.while_p,
         lambda x: lax.while_loop(
             lambda c: c[0] < 3, lambda c: (c[0] + 1, c[1] + receive()), (0, x)
         )[1],
     ),
     "cond": (
-        compat.cond_p,
+        primitives.cond_p,
         lambda x: lax.cond(jnp.any(x > 0), constant_received, lambda x: x, x),
     ),
     "platform_dependent": (
-        compat.cond_p,
+        primitives.cond_p,
         lambda x: lax.platform_dependent(x, cpu=constant_received, default=constant_received),
     ),
     "checkpoint": (compat.remat_p, jax.checkpoint(lambda x: x + receive())),
-    "linear_solve": (compat.linear_solve_p, solved),
+    "linear_solve": (primitives.linear_solve_p, solved),
     "linear_call": (compat.linear_call_p, linear),
     "custom_vmap": (compat.custom_vmap_p, lambda x: with_vmap_rule(x, x)),
     "shard_map": (compat.shard_map_p, lambda x: manual(x) - x),
 }
 
 
-def primitives(jaxpr):
+def primitives_in(jaxpr):
     inside = [v for e in jaxpr.eqns for _, v in compat.inner_jaxprs(e.params)]
     open_ones = [v.jaxpr if isinstance(v, ClosedJaxpr) else v for v in inside]
-    return {e.primitive for e in jaxpr.eqns}.union(*map(primitives, open_ones))
+    return {e.primitive for e in jaxpr.eqns}.union(*map(primitives_in, open_ones))
 
 
 @pytest.mark.parametrize("name", CALLED)
@@ -246,7 +248,7 @@ def test_primitives_with_functions_inside(name):
     """Their parameters are those that the rules of `_diff/ad.py` read and write."""
     primitive, g = CALLED[name]
     f = lambda x: x + g(CONSTANT)
-    assert primitive in primitives(jax.make_jaxpr(f)(X).jaxpr)
+    assert primitive in primitives_in(jax.make_jaxpr(f)(X).jaxpr)
     assert len(names(jvp(f))) > len(names(f)) > 0
     value, tangent = jax.jit(jvp(f))(X)
     np.testing.assert_allclose(value, f(X))

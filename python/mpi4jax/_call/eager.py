@@ -95,20 +95,8 @@ def operand_of(spec: Spec, p: Params) -> jax.Array:
 Make = Callable[[Spec, Params], Callable[..., Any]]  # makes the compiled function of an op
 
 
-def _of_arrays(spec: Spec, p: Params) -> Callable[..., Any]:
-    """The function of one op on arrays."""
-
-    def call(*args: Any) -> Any:
-        if any(x.dtype == jax.dtypes.float0 for x in args):
-            return _of_trees(spec, p)(*args)
-        return next(iter(bind(spec, *args, **p)), None)
-
-    call.__name__ = spec.name
-    return jax.jit(call)
-
-
 def _of_trees(spec: Spec, p: Params) -> Callable[..., Any]:
-    """The same for pytrees and for whatever else JAX takes as an array."""
+    """The function of one op on arrays, and on pytrees of whatever JAX takes as an array."""
     n = 1 if spec.arrays is None else spec.arrays
 
     def call(*args: Any) -> Any:
@@ -205,15 +193,14 @@ def run(call: Call) -> Any:
     """Run an op."""
     started_here()
     spec, args, p = SPECS[call.op], call.arrays + call.counts, call.params
-    kind, structure = _of_arrays, None
-    if spec.has_blocks or spec.is_ragged or any(type(x) not in _ARRAYS for x in args):
-        kind = _of_trees
+    structure = None
+    if any(type(x) not in _ARRAYS for x in args):
         # Structures with an array in them cannot be compared: none is a part of a key.
         trees = [flatten(tree) for tree in call.arrays]
         args, structure = (*(leaves for leaves, _ in trees), *call.counts), trees[-1][1]
     run_it = run_program if _reads_operands() else run_without_operand
     try:
-        out = run_it(kind, spec, dict(p), args)
+        out = run_it(_of_trees, spec, dict(p), args)
     except TypeError:
         # Says which argument is no array, if that is why.
         pack_arguments(spec, call.arrays, p)

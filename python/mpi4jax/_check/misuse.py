@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from types import FrameType
 from typing import Any
 
-from jax.extend.core import ClosedJaxpr, Literal, Primitive
+from jax.extend.core import ClosedJaxpr, Literal, Primitive, primitives
 from jax.interpreters import batching, mlir
 from mpi4py import MPI
 
@@ -121,7 +121,7 @@ def _varying(closed: ClosedJaxpr, varying: Sequence[bool]) -> list[bool]:
 
     for eqn in jaxpr.eqns:
         ins, inner = [varies(v) for v in eqn.invars], eqn.params.get("jaxpr")
-        if eqn.primitive is compat.jit_p and inner is not None:
+        if eqn.primitive is primitives.jit_p and inner is not None:
             outs = _varying(inner, ins)
         else:
             name = eqn.params["of"] if eqn.primitive is wait_p else op_of(eqn)
@@ -160,11 +160,11 @@ def warn_of_batched_loop(params: dict[str, Any], batched: Sequence[bool]) -> Non
 def _in_loops(primitive: Any, params: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     """The ops in the ``while_loop``s inside an equation, of which JAX makes linear functions."""
     inside = [jaxpr for _, jaxpr in compat.inner_jaxprs(params)]
-    if primitive is compat.linear_solve_p:
+    if primitive is primitives.linear_solve_p:
         inside = inside[:2]  # of what is solved, not of the solvers
     for jaxpr in inside:
         for eqn in jaxpr.eqns:
-            if eqn.primitive is compat.while_p:
+            if eqn.primitive is primitives.while_p:
                 yield from _ops_inside(eqn.params)
             else:
                 yield from _in_loops(eqn.primitive, eqn.params)
@@ -181,9 +181,9 @@ def check_linearized_loops(primitive: Any, params: dict[str, Any]) -> None:
     It does not know how many residuals there will be, so it runs the whole loop again in the linear
     function. Of a ``jax.checkpoint`` around it, it makes none.
     """
-    if primitive is compat.jit_p:  # JAX comes to what is inside
+    if primitive is primitives.jit_p:  # JAX comes to what is inside
         return
-    is_loop = primitive is compat.while_p
+    is_loop = primitive is primitives.while_p
     name, eqn = next(_ops_inside(params) if is_loop else _in_loops(primitive, params), (None, None))
     if name is None:
         return

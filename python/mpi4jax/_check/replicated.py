@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.extend.core import ClosedJaxpr, Literal
+from jax.extend.core import ClosedJaxpr, Literal, primitives
 from mpi4py import MPI
 
 from .._jax import compat
@@ -31,7 +31,7 @@ Sources = frozenset[Source]  # of a value that is this rank's own share
 _NONE: Sources = frozenset()
 
 # Equations whose operands end with those of the function inside.
-_CALLS = (compat.jit_p, compat.closed_call_p, compat.remat_p, compat.cond_p)
+_CALLS = (primitives.jit_p, primitives.closed_call_p, compat.remat_p, primitives.cond_p)
 
 
 def warn_of_missing_pvary(closed: ClosedJaxpr) -> None:
@@ -84,10 +84,10 @@ def _through(eqn: Any, ins: list[Sources], found: Any) -> list[Sources]:
     nothing = [_NONE] * len(eqn.outvars)
     if not inside:
         return [frozenset().union(*ins)] * len(eqn.outvars)
-    if eqn.primitive is compat.while_p:
+    if eqn.primitive is primitives.while_p:
         inside, carry = [eqn.params["body_jaxpr"].jaxpr], len(eqn.outvars)
         first = len(ins) - carry
-    elif eqn.primitive is compat.scan_p:
+    elif eqn.primitive is primitives.scan_p:
         first, carry = compat.scan_counts(eqn.params)
     elif eqn.primitive in _CALLS:
         first = carry = 0

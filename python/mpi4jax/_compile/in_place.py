@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, primitives
 
 from .._jax import compat
 from .._op.primitive import effect
@@ -79,7 +79,7 @@ class _Pass:
             # The condition's function leaves what it is given to the body.
             free = [i >= p["body_nconsts"] for i in range(len(p["body_jaxpr"].in_avals))]
             return eqn.replace(params={**p, "body_jaxpr": self.closed(p["body_jaxpr"], free)})
-        if eqn.primitive is compat.scan_p:
+        if eqn.primitive is primitives.scan_p:
             consts, _ = compat.scan_counts(p)
             free = [i >= consts for i in range(len(p["jaxpr"].in_avals))]
             return eqn.replace(params={**p, "jaxpr": self.closed(p["jaxpr"], free)})

@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun, primitives
 from jax.interpreters import ad, batching, mlir
 
 from .._check.misuse import check_linearized_loops, warn_of_batched_loop
@@ -109,9 +109,9 @@ def _thread(jaxpr: Any) -> Callable[..., Threaded]:
                 return outs
             if communicates and eqn.primitive in _CUSTOM_DERIVATIVES:
                 n = eqn.params["num_consts"]  # closed over, so not differentiated
-                only_first = eqn.primitive is compat.custom_vjp_call_p
+                only_first = eqn.primitive is primitives.custom_vjp_call_p
                 ins = [*ins[:n], *tie(token, ins[n:], only_first)]
-            elif communicates and eqn.primitive is not compat.custom_lin_p:
+            elif communicates and eqn.primitive is not primitives.custom_lin_p:
                 raise _no_rule(eqn.primitive, eqn.params)
             return compat.bind_eqn(eqn, ins)
 
@@ -210,7 +210,7 @@ def _rule_cond(params: dict[str, Any], token: Any, args: Sequence[Any]) -> Threa
     index, *operands = args
     if "branches_platforms" in params:  # a lax.platform_dependent
         branches = tuple(map(_threaded_jaxpr, params["branches"]))
-        token, *out = compat.cond_p.bind(
+        token, *out = primitives.cond_p.bind(
             index, token, *operands, **{**params, "branches": branches}
         )
     else:
@@ -234,7 +234,7 @@ def _rule_remat(params: dict[str, Any], token: Any, args: Sequence[Any]) -> Thre
 def _rule_linear_solve(params: dict[str, Any], token: Any, args: Sequence[Any]) -> Threaded:
     # The solve is differentiated as a whole, by solving again. The matrix is tied as well: on a
     # rank where it were not perturbed, a matvec that communicates would be left out.
-    return token, compat.linear_solve_p.bind(*tie(token, args), **params)
+    return token, primitives.linear_solve_p.bind(*tie(token, args), **params)
 
 
 def _rule_linear_call(params: dict[str, Any], token: Any, args: Sequence[Any]) -> Threaded:
@@ -264,19 +264,19 @@ _OPS: dict[Primitive, Callable[..., Any]] = {
 RULES: dict[Primitive, Callable[..., Threaded]] = {
     **{primitive: _rule_op(primitive, split) for primitive, split in _OPS.items()},
     exit_p: _rule_exit,
-    compat.jit_p: _rule_jit,
-    compat.closed_call_p: _rule_inline("call_jaxpr"),
-    compat.scan_p: _rule_scan,
-    compat.while_p: _rule_while,
-    compat.cond_p: _rule_cond,
+    primitives.jit_p: _rule_jit,
+    primitives.closed_call_p: _rule_inline("call_jaxpr"),
+    primitives.scan_p: _rule_scan,
+    primitives.while_p: _rule_while,
+    primitives.cond_p: _rule_cond,
     compat.remat_p: _rule_remat,
-    compat.linear_solve_p: _rule_linear_solve,
+    primitives.linear_solve_p: _rule_linear_solve,
     compat.linear_call_p: _rule_linear_call,
     compat.custom_vmap_p: _rule_tied(compat.custom_vmap_p),
     compat.shard_map_p: _rule_tied(compat.shard_map_p),
 }
 
-_CUSTOM_DERIVATIVES = {compat.custom_jvp_call_p, compat.custom_vjp_call_p}
+_CUSTOM_DERIVATIVES = {primitives.custom_jvp_call_p, primitives.custom_vjp_call_p}
 
 
 def _no_rule(primitive: Primitive, params: dict[str, Any]) -> NotImplementedError:
@@ -404,6 +404,6 @@ def _batch_while(original: Callable[..., Any]) -> Callable[..., Any]:
     return rule
 
 
-batching.fancy_primitive_batchers[compat.while_p] = _batch_while(
-    batching.fancy_primitive_batchers[compat.while_p]
+batching.fancy_primitive_batchers[primitives.while_p] = _batch_while(
+    batching.fancy_primitive_batchers[primitives.while_p]
 )

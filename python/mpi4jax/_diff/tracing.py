@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.custom_derivatives import SymbolicZero
-from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun, primitives
 from jax.interpreters import ad, batching, mlir
 
 from .._jax import compat, traces
@@ -332,7 +332,7 @@ def backward_communicates(primitive: Primitive, params: dict[str, Any]) -> bool:
     JAX evaluates it as it is on a rank where nothing in it is perturbed.
     """
     # A custom_jvp has another derivative; a while_loop with a custom_vjp has none.
-    if primitive in (compat.custom_jvp_call_p, compat.while_p):
+    if primitive in (primitives.custom_jvp_call_p, primitives.while_p):
         return False
     return any(_inside_communicates(jaxpr) for _, jaxpr in compat.inner_jaxprs(params))
 
@@ -347,7 +347,7 @@ def _inside_communicates(jaxpr: Any) -> bool:
 
 def backward_of_equation(eqn: Any) -> bool:
     """The same of an equation of a jaxpr, which may be a ``custom_vjp`` itself."""
-    if eqn.primitive is not compat.custom_vjp_call_p:
+    if eqn.primitive is not primitives.custom_vjp_call_p:
         return backward_communicates(eqn.primitive, eqn.params)
     avals, params = [v.aval for v in eqn.invars], eqn.params
     rules = compat.custom_vjp_rules(params)
@@ -374,7 +374,7 @@ def _keep_backward_pass() -> None:
 
     So that it is kept also where no cotangent needs it.
     """
-    lin_p, bind = compat.custom_lin_p, compat.custom_lin_p.bind
+    lin_p, bind = primitives.custom_lin_p, primitives.custom_lin_p.bind
 
     def bind_backward(*args: Any, num_res: int, bwd: Any, out_avals: Any, **params: Any) -> Any:
         # Here, not in the abstract evaluation, because the rule may need concrete residuals.

@@ -32,17 +32,6 @@ from jax.extend.core import (
     Token as Token,
     primitives,
 )
-from jax.extend.core.primitives import (
-    closed_call_p as closed_call_p,
-    cond_p as cond_p,
-    custom_jvp_call_p as custom_jvp_call_p,
-    custom_lin_p as custom_lin_p,
-    custom_vjp_call_p as custom_vjp_call_p,
-    jit_p as jit_p,
-    linear_solve_p as linear_solve_p,
-    scan_p as scan_p,
-    while_p as while_p,
-)
 from jax.extend.mlir.dialects import stablehlo
 from jax.extend.source_info_util import register_exclusion
 from jax.interpreters import ad, mlir, partial_eval as public_pe, xla
@@ -338,7 +327,7 @@ def bind_with(primitive: Primitive, params: dict[str, Any], args: Sequence[Any])
 
 def custom_vjp_rules(params: dict[str, Any]) -> tuple[Any, Any]:
     """The forward and the backward pass of a ``custom_vjp``, an equation with these parameters."""
-    found = custom_vjp_call_p.get_bind_params(params)
+    found = primitives.custom_vjp_call_p.get_bind_params(params)
     _, forward, backward = found[0] if isinstance(found, tuple) else found["subfuns"]
     return forward, backward
 
