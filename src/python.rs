@@ -115,12 +115,6 @@ mod _native {
         device::set_device(ordinal);
     }
 
-    /// Why arrays on GPUs cannot be communicated here, or None.
-    #[pyfunction]
-    fn cuda_error(py: Python<'_>) -> Option<String> {
-        py.detach(device::support).err()
-    }
-
     /// Parent, name and start of a process, the start in units of the system's, or None.
     #[pyfunction]
     fn process(pid: i32) -> Option<(i32, String, u64)> {

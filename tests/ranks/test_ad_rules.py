@@ -14,6 +14,7 @@ from jax import lax
 from jax.extend.core import Primitive
 from jax.sharding import PartitionSpec as P
 from mpi4py import MPI
+from reference import enable_x64
 
 import mpi4jax
 from mpi4jax import notoken
@@ -105,7 +106,7 @@ def test_checkpoint_of_complex_values(dtype, policy):
         return jnp.sum(jnp.abs(total(z)) ** 2)
 
     policy = policy and getattr(jax.checkpoint_policies, policy)
-    with jax.enable_x64(True) if dtype == "complex128" else jax.enable_x64(False):
+    with enable_x64(dtype == "complex128"):
         x = jnp.array([0.1, 0.2, 0.3], jnp.finfo(dtype).dtype)
         expected = jax.grad(f)(x)
         assert expected.dtype == x.dtype
