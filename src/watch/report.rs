@@ -70,7 +70,7 @@ pub fn briefly(status: &RankStatus) -> String {
 impl Facts<'_> {
     fn unknown(&self) -> &'static str {
         if self.asks_hosts {
-            "silent: it does not answer over MPI; its process, or the network, may be gone"
+            "silent: no answer over MPI; the process, or the network, may be gone"
         } else {
             "unknown: it has not imported mpi4jax, or does not share this directory"
         }

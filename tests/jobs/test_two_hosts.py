@@ -31,7 +31,7 @@ TIMEOUT = 6
 
 # What goes wrong, whether the hosts see one directory, and what rank 0 says of rank 1.
 CASES = [
-    ("cut", True, "rank 1 is silent: it does not answer over MPI"),
+    ("cut", True, "rank 1 is silent: no answer over MPI"),
     ("elsewhere", False, r"rank 1 is in no operation; .*Python is at .*program.py:10"),
 ]
 
