@@ -64,7 +64,7 @@ FAULTS = {
         "wait(nt.allreduce(x, MPI.SUM))\nif rank == 1: time.sleep(15)\nprint('the end', rank)",
         (
             (
-                r"r0 .*this rank has finished, and has waited for 1\d s for rank 1, "
+                r"r0 .*this rank has finished, and has waited for \d+ s for rank 1, "
                 rf"which is in Python at .*fault.py:{FIRST_LINE + 1}.*the job goes on"
             ),
             "the end 1",
