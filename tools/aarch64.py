@@ -34,17 +34,11 @@ WHEELS = (
     *("flatbuffers", "pytest>=8.4", "pytest-timeout>=2.3", "pytest-xdist>=3.6"),
 )
 
-# One run on 2 ranks. Most of its time goes into compiling: few transformations are in it.
-CELLS = (
-    *("allgather|grad of vmap|token", "allreduce-SUM|custom_jvp|token", "bcast|grad of grad|token"),
-    *("exscan-MAX|export|notoken", "gatherv|linear_transpose|token", "reduce-SUM|jvp|notoken"),
-    *("halo_exchange|grad of vmap|notoken", "scatterv|vmap of grad|notoken"),
-    *("send-recv|grad of grad|token", "sendrecv|grad|notoken"),
-)
+# One run on 2 ranks. Most of its time goes into compiling.
 TESTS = [
     *(f"tests/ranks/test_ops.py::test_{name}" for name in ("ways_to_call", "any_root", "shapes")),
     "tests/ranks/test_ops.py::test_small_floats_are_computed_in_float32",
-    *(f"tests/ranks/test_transforms.py::test_cell[{cell}]" for cell in CELLS),
+    "tests/ranks/test_transforms.py::test_cell",
     "tests/ranks/test_halo.py::test_data_types",
     "tests/ranks/test_order.py::test_order_across_calls",
     "tests/ranks/test_overlap.py::test_value",
