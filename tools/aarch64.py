@@ -44,7 +44,7 @@ TESTS = [
     "tests/ranks/test_overlap.py::test_value",
     "tests/ranks/test_overlap_messages.py::test_messages_in_both_directions",
 ]
-DEADLOCK = "tests/jobs/test_faults.py::test_fault[receives that wait for each other]"
+DEADLOCK = "tests/jobs/test_faults.py::test_fault[a deadlock of receives]"
 # Programs are a dozen times as slow as without emulation.
 SLOWLY = ("--time-limit", "1500", "--timeout=600", "-o", "faulthandler_timeout=590")
 
