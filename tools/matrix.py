@@ -53,7 +53,8 @@ OF_JAX = (
     [*WAYS, *files("order ad_oracle ad_order jit")],
     ["tests/unit", *(f"{FAULTS}::test_fault[{name}]" for name in ENDING)],
 )
-OF_MPI = files("ops order status overlap_messages"), [FAULTS]
+IN_PIECES = "tests/ranks/test_overlap.py::test_large_messages_in_pieces"
+OF_MPI = [*files("ops order status overlap_messages"), IN_PIECES], [FAULTS]
 # What depends on how the wheel and an MPI are put together.
 EXAMPLES = "tests/jobs/test_examples.py"
 OF_WHEEL = (

@@ -28,7 +28,7 @@ pub fn count_limit() -> usize {
 }
 
 /// `count` elements as one argument pair of an MPI call: the one place that decides between a plain
-/// count and a derived type.
+/// count and a derived type, which is freed with it: it is kept until MPI has been called.
 pub struct Span {
     pub count: c_int,
     pub datatype: MPI_Datatype,

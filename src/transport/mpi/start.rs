@@ -183,7 +183,8 @@ pub fn start(call: &Call) -> Result<Posted, Cause> {
                 let (send, recv) = (call.send.as_ref().ok_or_else(|| missing("operand"))?, recv()?);
                 let operands = vec![0; site.comm.size as usize * recv.bytes()];
                 let to = posted.operands.insert(operands).as_mut_ptr().cast();
-                let Span { count: n, datatype: t, .. } = Span::new(send.count(), send.dtype())?;
+                let span = Span::new(send.count(), send.dtype())?;
+                let (n, t) = (span.count, span.datatype);
                 let comm: MPI_Comm = handle(site.comm.handle);
                 posted.add("MPI_Iallgather", |request| {
                     ffi::MPI_Iallgather(send.data().cast(), n, t, to, n, t, comm, request)
