@@ -54,7 +54,7 @@ OF_JAX = (
     ["tests/unit", *(f"{FAULTS}::test_fault[{name}]" for name in ENDING)],
 )
 IN_PIECES = "tests/ranks/test_overlap.py::test_large_messages_in_pieces"
-OF_MPI = [*files("ops order status overlap_messages"), IN_PIECES], [FAULTS]
+OF_MPI = [*files("ops order status overlap_messages large"), IN_PIECES], [FAULTS]
 # What depends on how the wheel and an MPI are put together.
 EXAMPLES = "tests/jobs/test_examples.py"
 OF_WHEEL = (
