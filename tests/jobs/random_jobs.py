@@ -104,8 +104,7 @@ class Job:
         sleeps: for how many seconds ranks sleep, all in all.
         fault: its name, rank and line, for a faulty one.
         is_mixed: whether some ranks do their part of a collective through mpi4py.
-        tells_apart: whether it is known which communicator of a rank is which of another:
-            duplicates of `world` since all ranks, or none, had imported mpi4jax, and of these.
+        tells_apart: whether it is known which communicator of a rank is which of another.
         unfinished: how many operations are not waited for when their communicator is freed.
     """
 
@@ -121,8 +120,7 @@ class Job:
     def says(self) -> str:
         """What is found in the output of a faulty one."""
         name, rank, line = self.fault
-        # A rank that has finished may have done its part through mpi4py, or on a communicator of
-        # the same ranks that it has freed.
+        # It may have done its part by mpi4py, or on a communicator of the same ranks that it freed.
         is_proved = not self.is_mixed and not any("free(" in x.lower() for x in self.lines)
         text = SAYS[name]
         if name.startswith("ends") and not is_proved:

@@ -9,8 +9,7 @@ from mpi4py import MPI
 
 from run_tests import ALL
 
-# How many, and half as many with a fault: faults_*.py has others. MPI4JAX_TEST_JOBS=FIRST-LAST
-# chooses seeds, for as many of each kind.
+# Half as many have a fault (see faults_*.py, too), unless MPI4JAX_TEST_JOBS=FIRST-LAST chooses.
 CHOSEN = os.environ.get("MPI4JAX_TEST_JOBS")
 FIRST, LAST = map(int, (CHOSEN or ("0-300" if ALL else "0-8")).split("-"))
 # What a machine that is busy with other tests takes for compilation, in seconds.
@@ -42,7 +41,6 @@ def test_correct_jobs_stay(run, seed):
     assert status == 0, output
     assert len(re.findall(r"^right \d$", output, re.MULTILINE)) == job.size, output
     assert not re.search("cannot end|has not ended|about to do different things", output), output
-    # Where mpi4py has taken part, a line may say that they may have (docs/decisions.md).
     assert job.is_mixed or "done different things" not in output, output
     said = output.partition("\nimport os")[0]
     found = re.findall("was (?:never waited for|not waited for before its comm)", said)
