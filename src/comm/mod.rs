@@ -217,11 +217,6 @@ impl Comm {
         self
     }
 
-    /// Whether no other communicator has its class.
-    pub fn is_only_one(&self) -> bool {
-        self.is_default() || self.class == hash("MPI_COMM_WORLD")
-    }
-
     /// Whether it is the one of operations that are given none.
     pub fn is_default(&self) -> bool {
         is_default(self.class)

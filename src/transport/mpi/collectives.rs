@@ -44,7 +44,7 @@ pub unsafe fn collective(call: &Call, mut posted: Option<&mut Posted>) -> Result
             Op::Allgather => {
                 let (send, recv) = (send()?, recv()?);
                 let span = Span::new(send.count(), send.dtype())?;
-                let (n, t) = (span.count, span.datatype);
+                let (n, t) = span.arguments();
                 let (from, to) = (send_or_moved(send, recv, site.comm.rank), recv.data().cast());
                 either!(posted, name, MPI_Allgather, MPI_Iallgather, from, n, t, to, n, t, comm)
             }
@@ -93,7 +93,7 @@ pub unsafe fn collective(call: &Call, mut posted: Option<&mut Posted>) -> Result
                 let (send, recv) = (send()?, recv()?);
                 let count = send.count() / site.comm.size as usize;
                 let span = Span::new(count, send.dtype())?;
-                let (n, t) = (span.count, span.datatype);
+                let (n, t) = span.arguments();
                 let (from, to) = (send_or_in_place(send, recv), recv.data().cast());
                 either!(posted, name, MPI_Alltoall, MPI_Ialltoall, from, n, t, to, n, t, comm)
             }
@@ -101,13 +101,13 @@ pub unsafe fn collective(call: &Call, mut posted: Option<&mut Posted>) -> Result
             Op::Bcast => {
                 let buffer = if site.is_root() { send()? } else { recv()? };
                 let span = Span::new(buffer.count(), buffer.dtype())?;
-                let (n, t) = (span.count, span.datatype);
+                let (n, t) = span.arguments();
                 either!(posted, name, MPI_Bcast, MPI_Ibcast, buffer.data().cast(), n, t, root, comm)
             }
             Op::Gather => {
                 let send = send()?;
                 let span = Span::new(send.count(), send.dtype())?;
-                let (n, t) = (span.count, span.datatype);
+                let (n, t) = span.arguments();
                 let (from, to) = if site.is_root() {
                     let recv = recv()?;
                     (send_or_moved(send, recv, site.comm.rank), recv.data().cast())
@@ -199,7 +199,7 @@ pub unsafe fn collective(call: &Call, mut posted: Option<&mut Posted>) -> Result
             Op::Scatter => {
                 let recv = recv()?;
                 let span = Span::new(recv.count(), recv.dtype())?;
-                let (n, t) = (span.count, span.datatype);
+                let (n, t) = span.arguments();
                 let from = if site.is_root() { send()?.data() } else { null_mut() };
                 let aliased = site.is_root() && send()?.overlaps(recv);
                 let to = if aliased { in_place() } else { recv.data().cast() };
@@ -213,7 +213,7 @@ pub unsafe fn collective(call: &Call, mut posted: Option<&mut Posted>) -> Result
             Op::Send => {
                 let send = send()?;
                 let span = Span::new(send.count(), send.dtype())?;
-                let (n, t) = (span.count, span.datatype);
+                let (n, t) = span.arguments();
                 let (from, dest, tag) = (send.data().cast(), envelope.dest, envelope.sendtag);
                 either!(posted, name, MPI_Send, MPI_Isend, from, n, t, dest, tag, comm)
             }

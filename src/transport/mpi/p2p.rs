@@ -39,8 +39,9 @@ impl P2pBatch {
         start: impl FnOnce(MPI_Comm, c_int, MPI_Datatype, *mut MPI_Request) -> c_int,
     ) -> Result<(), Cause> {
         let span = Span::new(bytes, Dtype::Uint8)?;
+        let (n, t) = span.arguments();
         let mut request = MaybeUninit::uninit();
-        check(name, start(self.comm.0.handle(), span.count, span.datatype, request.as_mut_ptr()))?;
+        check(name, start(self.comm.0.handle(), n, t, request.as_mut_ptr()))?;
         // SAFETY: written by a call that succeeded.
         self.requests.push(unsafe { request.assume_init() });
         Ok(())

@@ -28,10 +28,11 @@ pub fn count_limit() -> usize {
 }
 
 /// `count` elements as one argument pair of an MPI call: the one place that decides between a plain
-/// count and a derived type, which is freed with it: it is kept until MPI has been called.
+/// count and a derived type, which is freed with it: it is kept until MPI has been called. Its fields are private, since a
+/// pattern that takes them from `Span::new(..)` would leave a type that has been freed.
 pub struct Span {
-    pub count: c_int,
-    pub datatype: MPI_Datatype,
+    count: c_int,
+    datatype: MPI_Datatype,
     derived: bool,
 }
 
@@ -43,6 +44,12 @@ impl Span {
             return Ok(Self { count: count as c_int, datatype: dtype.mpi(), derived: false });
         }
         Self::derived(count, dtype, limit)
+    }
+
+    /// The count and the type, as MPI takes them while this lives.
+    #[inline]
+    pub fn arguments(&self) -> (c_int, MPI_Datatype) {
+        (self.count, self.datatype)
     }
 
     /// These elements, at an address.

@@ -184,7 +184,7 @@ pub fn start(call: &Call) -> Result<Posted, Cause> {
                 let operands = vec![0; site.comm.size as usize * recv.bytes()];
                 let to = posted.operands.insert(operands).as_mut_ptr().cast();
                 let span = Span::new(send.count(), send.dtype())?;
-                let (n, t) = (span.count, span.datatype);
+                let (n, t) = span.arguments();
                 let comm: MPI_Comm = handle(site.comm.handle);
                 posted.add("MPI_Iallgather", |request| {
                     ffi::MPI_Iallgather(send.data().cast(), n, t, to, n, t, comm, request)

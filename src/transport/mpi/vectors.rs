@@ -65,14 +65,15 @@ impl Vectors {
 /// A length and so many bytes, at these distances from a buffer.
 fn message(length: isize, start: isize, bytes: usize) -> Result<MPI_Datatype, Cause> {
     let span = Span::new(bytes, Dtype::Uint8)?;
+    let (n, t) = span.arguments();
     let mut whole = MaybeUninit::<MPI_Datatype>::uninit();
     // SAFETY: MPI copies the arrays, and takes references to the types.
     unsafe {
         let code = ffi::MPI_Type_create_struct(
             2,
-            [size_of::<u64>() as c_int, span.count].as_ptr(),
+            [size_of::<u64>() as c_int, n].as_ptr(),
             [length as ffi::MPI_Aint, start as ffi::MPI_Aint].as_ptr(),
-            [Dtype::Uint8.mpi(), span.datatype].as_ptr(),
+            [Dtype::Uint8.mpi(), t].as_ptr(),
             whole.as_mut_ptr(),
         );
         check("MPI_Type_create_struct", code)?;
