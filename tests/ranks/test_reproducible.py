@@ -67,8 +67,8 @@ def same_bits(a, b):
 @floats
 @pytest.mark.parametrize("kind", ["normal", "wide", "cancelling", "small", "large"])
 def test_bits(name, kind):
-    counts = (0, 1, 2, 3, 100, 257, 5000, 20_001)
-    for seed, count in enumerate(counts if kind == "normal" else counts[-3:]):
+    counts = (0, 1, 2, 257, 20_001)
+    for seed, count in enumerate(counts if kind == "normal" else counts[-1:]):
         v = numbers(name, count, kind, seed)
         got = jax.jit(reproducible_sum)(cut(v, seed))
         same_bits(got, exact(v))
