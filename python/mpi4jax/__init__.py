@@ -9,6 +9,8 @@
 import atexit
 import os
 
+from jax import jit
+
 from ._setup import loader as _loader
 
 _loader.load()  # what is imported below needs the native module
@@ -30,7 +32,6 @@ from . import (
     notoken,
     ops,  # noqa: F401
 )
-from ._check.jit import jit
 from ._compile import scope as _scope  # noqa: F401
 from ._diff import ad as _ad  # noqa: F401
 from ._functions import nonblocking as _nonblocking

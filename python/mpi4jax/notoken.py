@@ -5,8 +5,9 @@ program order. The rest of the interface is here too, for ``import mpi4jax.notok
 :mod:`mpi4jax` has the same functions with tokens.
 """
 
+from jax import jit
+
 from . import ops
-from ._check.jit import jit
 from ._functions import nonblocking as _nonblocking
 from ._functions.assert_equal import assert_equal
 from ._functions.neighbours import neighbor_allgather, neighbor_alltoall
