@@ -37,7 +37,6 @@ from ._diff import ad as _ad  # noqa: F401
 from ._functions import nonblocking as _nonblocking
 from ._functions.nonblocking import *  # noqa: F403
 from ._functions.pvary import pvary
-from ._functions.reduce_local import reduce_local
 from ._job import abort as _abort, flush as _flush
 from ._job.flush import flush
 from ._job.time_limit import time_limit
@@ -119,7 +118,6 @@ __all__ = [
     "notoken",
     "pvary",
     "redistribute",
-    "reduce_local",
     "reproducible_sum",
     "time_limit",
     "transport_info",

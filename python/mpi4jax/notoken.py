@@ -13,7 +13,6 @@ from ._functions.assert_equal import assert_equal
 from ._functions.neighbours import neighbor_allgather, neighbor_alltoall
 from ._functions.nonblocking import *  # noqa: F403
 from ._functions.pvary import pvary
-from ._functions.reduce_local import reduce_local
 from ._job.flush import flush
 from ._job.time_limit import time_limit
 from ._numerics.blocks import gather_blocks, scatter_blocks
@@ -37,7 +36,6 @@ __all__ = [
     "neighbor_allgather",
     "neighbor_alltoall",
     "pvary",
-    "reduce_local",
     "reproducible_sum",
     "scatter_blocks",
     "time_limit",
