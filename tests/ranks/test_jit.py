@@ -11,6 +11,7 @@ from reference import LEFT, RANK, RIGHT, SIZE, assert_equal
 import mpi4jax
 from mpi4jax import notoken
 
+
 def total(x):
     return notoken.allreduce(x, MPI.SUM)
 

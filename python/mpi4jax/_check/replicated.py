@@ -107,6 +107,7 @@ def _through(eqn: Any, ins: list[Sources], found: Any) -> list[Sources]:
 
 # ---- Where ranks are compared before they run: the cotangents themselves
 
+
 def compare_cotangents(
     spec: Spec, cotangents: Sequence[Any], token: list[Any], p: Params
 ) -> list[Any]:

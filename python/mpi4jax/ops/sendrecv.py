@@ -41,10 +41,6 @@ def _start(start: Callable[..., Request], args: Sequence[Any], p: Params) -> Com
     plan=lambda p: Plan("sendrecv", Result.TEMPLATE),
     transpose=_transpose,
     start=_start,
-    self_test=lambda t: (
-        lambda: t.ops.sendrecv(t.x, t.x, t.left, t.right),
-        t.all_x[t.left],
-    ),
 )
 def sendrecv(
     sendbuf: Any,
