@@ -12,7 +12,7 @@ from jax.interpreters import batching, mlir
 from mpi4py import MPI
 
 from .._jax import compat
-from .._job.bytecode import takes_nothing
+from .._job.bytecode import next_instruction
 from .._op.primitive import start_p, wait_p
 from .._op.spec import SPECS, Spec, is_root, op_of
 
@@ -62,7 +62,8 @@ def warn_of_dropped(spec: Spec, p: dict[str, Any], caller: FrameType, line: str)
     while frame.f_back is not caller:
         frame, inner = frame.f_back, frame
     called = inner if frame.f_code.co_name == "call" else frame  # that with a token calls the other
-    if is_needed and called.f_code.co_name == spec.name and takes_nothing(caller):
+    is_direct = called.f_code.co_name == spec.name
+    if is_needed and is_direct and next_instruction(caller) == "POP_TOP":
         compat.warn(f"{line}: {_DROPPED.format(op=spec.name)}")
 
 
