@@ -118,6 +118,34 @@ def test_checkpoint_of_complex_values(dtype, policy):
 # ---- Loops
 
 
+def loop(x):
+    step = lambda s: (s[0] + 1, notoken.allreduce(jnp.sin(s[1]), MPI.SUM))
+    return lax.while_loop(lambda s: s[0] < 3, step, (0, x))[1]
+
+
+AROUND_LOOP = {
+    "eager": loop,
+    "jit": jax.jit(loop),
+    "scan": lambda x: lax.scan(lambda c, _: (loop(c), None), x, None, length=1)[0],
+}
+
+
+@pytest.mark.parametrize("f", AROUND_LOOP.values(), ids=AROUND_LOOP)
+def test_a_linearized_loop(f):
+    """JAX runs the whole loop again."""
+    value, linear = jax.linearize(f, X)
+    expected, tangent = jax.jvp(jax.checkpoint(f), (X,), (X,))
+    np.testing.assert_allclose(value, expected, rtol=1e-6)
+    np.testing.assert_allclose(linear(X), tangent, rtol=1e-6)
+
+
+@pytest.mark.parametrize("transform", [jax.linearize, jax.vjp])
+@pytest.mark.parametrize("f", AROUND_LOOP.values(), ids=AROUND_LOOP)
+def test_a_checkpoint_around_a_linearized_loop(f, transform):
+    with pytest.raises(NotImplementedError, match="cannot linearize this"):
+        transform(jax.checkpoint(f), X)
+
+
 def test_condition_that_communicates_below_vmap():
     """Elements of the batch whose own condition is false keep their values."""
 

@@ -26,7 +26,6 @@ from jax import lax
 from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun, primitives
 from jax.interpreters import ad, batching, mlir
 
-from .._check.misuse import check_linearized_loops, warn_of_batched_loop
 from .._jax import compat, traces
 from .._op.primitive import (
     PRIMITIVES,
@@ -225,9 +224,15 @@ def _rule_remat(params: dict[str, Any], token: Any, args: Sequence[Any]) -> Thre
     prevent_cse = params["prevent_cse"]
     if isinstance(prevent_cse, tuple):  # one for each operand
         prevent_cse = (*(False for _ in consts), True, *prevent_cse)
-    token, *out = compat.remat_p.bind(
-        *consts, token, *args, **{**params, "jaxpr": jaxpr.jaxpr, "prevent_cse": prevent_cse}
-    )
+    params = {**params, "jaxpr": jaxpr.jaxpr, "prevent_cse": prevent_cse}
+    try:
+        token, *out = compat.remat_p.bind(*consts, token, *args, **params)
+    except AssertionError as error:  # JAX's, without words
+        raise NotImplementedError(
+            "mpi4jax: JAX cannot linearize this jax.checkpoint, in which there are operations. Is "
+            "there a while_loop in it? Use jax.jvp, remove the checkpoint, or write the loop as a "
+            "lax.scan"
+        ) from error
     return exit_p.bind(token), out
 
 
@@ -321,8 +326,6 @@ def _rewrite(trace: Any, primitive: Primitive, args: Sequence[Any], params: dict
         if not nothing or not backward_communicates(primitive, params):
             return None
     note_communication()
-    if traces.linearizes(trace):
-        check_linearized_loops(primitive, params)
     rule = RULES.get(primitive)
     if rule is None:
         raise _no_rule(primitive, params)
@@ -390,12 +393,10 @@ def _batch_while(original: Callable[..., Any]) -> Callable[..., Any]:
 
     def rule(axis_data: Any, args: Sequence[Any], dims: Sequence[Any], **params: Any) -> Any:
         cond, body = params["cond_jaxpr"], params["body_jaxpr"]
-        if effect in cond.effects or effect in body.effects:
-            warn_of_batched_loop(params, [d is not None for d in dims])
         if effect not in cond.effects:
             return original(axis_data, args, dims, **params)
         loop = jax.jit(lambda *args: _rule_while(params, seed_p.bind(), args)[1])
-        avals = [*params["cond_jaxpr"].in_avals[: params["cond_nconsts"]], *body.in_avals]
+        avals = [*cond.in_avals[: params["cond_nconsts"]], *body.in_avals]
         with jax.disable_jit(False):
             (eqn,) = jax.make_jaxpr(loop)(*avals).eqns
         batch = batching.fancy_primitive_batchers[eqn.primitive]

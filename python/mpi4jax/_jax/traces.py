@@ -25,11 +25,6 @@ def differentiates(trace: Any) -> bool:
     return isinstance(trace, _DIFFERENTIATING)
 
 
-def linearizes(trace: Any) -> bool:
-    """Whether ``trace`` makes the linear function of a ``jax.linearize``, or of a ``jax.vjp``."""
-    return isinstance(trace, _ad.LinearizeTrace)
-
-
 def outside_of_vmap(trace: Any) -> Any:
     """The trace in which the `vmap` is done that ``trace`` belongs to, if it belongs to one."""
     while hasattr(trace, "axis_data"):
