@@ -26,7 +26,6 @@ from jax import lax
 from jax._src import api, api_util, linear_util
 from jax._src.interpreters import ad, partial_eval as pe
 from jax.extend.core import ClosedJaxpr, primitives
-from jax.sharding import AxisType, PartitionSpec
 from mpi4py import MPI
 
 from mpi4jax import notoken
@@ -58,12 +57,6 @@ def rule_for_jvp(x):
 def rule_for_vjp(x):
     f = jax.custom_vjp(total)
     f.defvjp(lambda c: (notoken.bcast(c, 0), None), lambda _, ct: (total(ct),))
-    return x + f(CONSTANT)
-
-
-def manual(x):
-    mesh, whole = jax.make_mesh((1,), ("i",), axis_types=(AxisType.Auto,)), PartitionSpec()
-    f = jax.shard_map(lambda c: receive() + c, mesh=mesh, in_specs=whole, out_specs=whole)
     return x + f(CONSTANT)
 
 
@@ -233,7 +226,6 @@ CALLED = {
     "linear_solve": (primitives.linear_solve_p, solved),
     "linear_call": (compat.linear_call_p, linear),
     "custom_vmap": (compat.custom_vmap_p, lambda x: with_vmap_rule(x, x)),
-    "shard_map": (compat.shard_map_p, lambda x: manual(x) - x),
 }
 
 

@@ -278,7 +278,6 @@ RULES: dict[Primitive, Callable[..., Threaded]] = {
     primitives.linear_solve_p: _rule_linear_solve,
     compat.linear_call_p: _rule_linear_call,
     compat.custom_vmap_p: _rule_tied(compat.custom_vmap_p),
-    compat.shard_map_p: _rule_tied(compat.shard_map_p),
 }
 
 _CUSTOM_DERIVATIVES = {primitives.custom_jvp_call_p, primitives.custom_vjp_call_p}
