@@ -9,6 +9,7 @@ import jax
 
 from .._call.eager import run_program, take_peers
 from .._jax import compat
+from .._job.flush import started_here
 from .._op.primitive import split, split_wait, start_p, wait_p
 from .._op.spec import SPECS, Params, Spec
 
@@ -17,6 +18,7 @@ def _evaluate(primitive: Any, tell: Any, program: Callable[..., Any]) -> None:
     def run(*args: Any, **p: Any) -> Any:
         if jax.config.jax_disable_jit:  # then the program below would come here again
             return compat.eval_primitive(primitive)(*args, **p)
+        started_here()
         arrays, numbers, token = tell(p, args)
         of, given = p.pop("of"), p.pop("given", None)
         counts = numbers[: SPECS[of].is_ragged]
