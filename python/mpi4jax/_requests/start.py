@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from .._call.call import traced_peers
+from .._call.eager import traced_peers
 from .._op.arguments import ANY_SOURCE, ANY_TAG
 from .._op.comm import MEAN
 from .._op.packing import check_no_keys, pack_arguments

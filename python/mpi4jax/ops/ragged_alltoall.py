@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from mpi4py import MPI
 
-from .._call.call import run
 from .._call.definition import define
+from .._call.eager import run
 from .._op.comm import Comm, as_comm, static_int
 from .._op.plan import Plan
 from .._op.spec import Call, Params, T
