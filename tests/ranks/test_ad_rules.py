@@ -116,8 +116,7 @@ def test_condition_that_communicates_below_vmap():
     def f(x, limit):
         return lax.while_loop(lambda v: total(v) < SIZE * limit, lambda v: v + 1, x)
 
-    with pytest.warns(UserWarning, match="while_loop under vmap"):
-        actual = jax.jit(jax.vmap(f))(jnp.zeros(3), jnp.array([1.0, 3.0, 2.0]))
+    actual = jax.jit(jax.vmap(f))(jnp.zeros(3), jnp.array([1.0, 3.0, 2.0]))
     np.testing.assert_array_equal(actual, [1, 3, 2])
 
 
@@ -201,6 +200,22 @@ def test_equation_without_a_rule_is_an_error(jit):
     f = jit(lambda x: jnp.sum(x * call_p.bind(np.ones(3, np.float32), jaxpr=jaxpr)[0]))
     with pytest.raises(NotImplementedError, match="inside 'some_call' cannot be differentiated"):
         jax.make_jaxpr(jax.grad(f))(X)
+
+
+with_vmap_rule = jax.custom_batching.custom_vmap(total)
+with_vmap_rule.def_vmap(lambda size, batched, x: (total(x), batched[0]))
+WITHOUT_RULE = {
+    "custom_vmap": with_vmap_rule,
+    "linear_call": lambda x: jax.custom_derivatives.linear_call(
+        lambda _, x: total(x), lambda _, c: total(c), (), x
+    ),
+}
+
+
+@pytest.mark.parametrize("f", WITHOUT_RULE.values(), ids=WITHOUT_RULE)
+def test_what_jax_calls_by_rules_of_its_own_is_an_error(f):
+    with pytest.raises(NotImplementedError, match=r"cannot be differentiated|hides effects"):
+        jax.jit(jax.grad(lambda x: jnp.sum(x * f(np.ones(3, np.float32))))).lower(X)
 
 
 @pytest.mark.skipif(jax.version.__version_info__ < (0, 12), reason="of JAX 0.12")

@@ -2,6 +2,7 @@
 
 import itertools
 import re
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +13,6 @@ from internals import (
     NAMES,
     X,
     grad,
-    linear,
     lowered,
     names,
     ops,
@@ -20,7 +20,6 @@ from internals import (
     send,
     squared_beside,
     total,
-    with_vmap_rule,
 )
 from jax import lax
 from jax._src import api, api_util, linear_util
@@ -175,19 +174,13 @@ def test_jacfwd_wants_unbatched_primals(undo):
         ops(jax.jacfwd(total))
 
 
-def test_derivatives_of_a_custom_vmap_below_vmap():
-    f = lambda x: jax.jvp(lambda x: with_vmap_rule(x, CONSTANT), (x,), (x,))
-    value, tangent = jax.jit(jax.vmap(f))(jnp.stack([X, 2 * X]))
-    np.testing.assert_array_equal(value, jnp.stack([2 * X, 3 * X]))
-    np.testing.assert_array_equal(tangent, jnp.stack([X, 2 * X]))
-
-
 def test_ops_are_batched_where_nothing_is_mapped():
     """The "fancy" rules are called also there."""
     assert ops(jax.vmap(constant_received)) == [("recv", (3, 3))]
 
 
 RECEIVED = jax.make_jaxpr(constant_received)(X)
+CLOSED_CALL = SimpleNamespace(primitive=primitives.closed_call_p, params={"call_jaxpr": RECEIVED})
 
 
 def solved(x):
@@ -200,9 +193,7 @@ CALLED = {
     "jit": (primitives.jit_p, jax.jit(lambda x: x + receive())),
     "closed_call": (
         primitives.closed_call_p,
-        jax.jit(
-            lambda x: compat.bind_with(primitives.closed_call_p, {"call_jaxpr": RECEIVED}, [x])[0]
-        ),
+        jax.jit(lambda x: compat.bind_eqn(CLOSED_CALL, [x])[0]),
     ),
     "scan": (
         primitives.scan_p,
@@ -224,8 +215,6 @@ CALLED = {
     ),
     "checkpoint": (compat.remat_p, jax.checkpoint(lambda x: x + receive())),
     "linear_solve": (primitives.linear_solve_p, solved),
-    "linear_call": (compat.linear_call_p, linear),
-    "custom_vmap": (compat.custom_vmap_p, lambda x: with_vmap_rule(x, x)),
 }
 
 
@@ -246,7 +235,7 @@ def test_primitives_with_functions_inside(name):
     np.testing.assert_allclose(value, f(X))
     np.testing.assert_allclose(tangent, X)  # the derivative of a constant is zero
     forward = jax.jvp(g, (X,), (X,))[1]
-    if name not in ("while", "custom_vmap"):  # of which JAX has no reverse
+    if name != "while":  # of which JAX has no reverse
         np.testing.assert_allclose(jax.vjp(g, X)[1](X)[0], forward)
 
 

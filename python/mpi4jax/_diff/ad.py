@@ -31,7 +31,6 @@ from .._op.primitive import (
     PRIMITIVES,
     TOKEN,
     effect,
-    has_derivative,
     split,
     split_start,
     split_wait,
@@ -242,23 +241,6 @@ def _rule_linear_solve(params: dict[str, Any], token: Any, args: Sequence[Any]) 
     return token, primitives.linear_solve_p.bind(*tie(token, args), **params)
 
 
-def _rule_linear_call(params: dict[str, Any], token: Any, args: Sequence[Any]) -> Threaded:
-    n = params["num_callee_consts"] + params["num_res"]  # may not be tracked
-    args = [*args[:n], *tie(token, args[n:])]
-    return token, compat.linear_call_p.bind(*args, **params)
-
-
-def _rule_tied(primitive: Primitive) -> Callable[..., Threaded]:
-    """JAX differentiates what is inside by itself, if one operand is perturbed."""
-
-    def rule(params: dict[str, Any], token: Any, args: Sequence[Any]) -> Threaded:
-        if not any(map(has_derivative, args)):
-            raise _no_rule(primitive, params)
-        return token, compat.bind_with(primitive, params, tie(token, args))
-
-    return rule
-
-
 # What communicates by itself, and how its operands are told apart.
 _OPS: dict[Primitive, Callable[..., Any]] = {
     **{primitive: functools.partial(split, SPECS[name]) for name, primitive in PRIMITIVES.items()},
@@ -276,8 +258,6 @@ RULES: dict[Primitive, Callable[..., Threaded]] = {
     primitives.cond_p: _rule_cond,
     compat.remat_p: _rule_remat,
     primitives.linear_solve_p: _rule_linear_solve,
-    compat.linear_call_p: _rule_linear_call,
-    compat.custom_vmap_p: _rule_tied(compat.custom_vmap_p),
 }
 
 _CUSTOM_DERIVATIVES = {primitives.custom_jvp_call_p, primitives.custom_vjp_call_p}
