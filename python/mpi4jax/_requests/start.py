@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+from jax.core import ShapedArray
 
 from .._call.eager import traced_peers
 from .._op.arguments import ANY_SOURCE, ANY_TAG
@@ -51,13 +52,15 @@ def _begin(op: str, args: Sequence[Any], p: Params) -> Request:
     known = tuple(sorted((k, v) for k, v in p.items() if k != "operand"))
     if not trees:
         (handle,) = start_p.bind(*numbers, of=op, **p)
-        return Request([handle], RequestKind(op, known, None))
+        return Request([handle], RequestKind(op, known, None, ()))
     (packed,) = pack_arguments(spec, trees, p)
     check_no_keys(spec, p, packed)
     before, _ = first_axes(spec, p)
-    handles = []
+    handles, messages = [], []
     for dtype in packed.groups:
         x = packed.pack(dtype, before, spec)
+        messages.append(ShapedArray(x.shape, x.dtype))
         q = sum_of_mean(spec, p, x) if p.get("reduction") is MEAN else p
         handles += start_p.bind(x, *numbers, of=op, **q)
-    return Request([*handles, *numbers[: spec.is_ragged]], RequestKind(op, known, packed.form))
+    kind = RequestKind(op, known, packed.form, tuple(messages))
+    return Request([*handles, *numbers[: spec.is_ragged]], kind)

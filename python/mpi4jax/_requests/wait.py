@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax.core import ShapedArray
 from mpi4py import MPI
 
 from .._op.comm import MEAN, as_reduction
@@ -46,22 +43,11 @@ def _wait(kind: RequestKind, handles: Sequence[Any], counts: Sequence[Any]) -> A
         return None
     before, after = first_axes(spec, p)
     results = {}
-    for (dtype, indices), handle in zip(kind.form.groups.items(), handles, strict=True):
-        shape = _packed_shape([kind.form.data[i][0] for i in indices], before)
-        given = ShapedArray(shape, np.dtype(dtype))
+    for dtype, given, handle in zip(kind.form.groups, kind.messages, handles, strict=True):
         out = wait_p.bind(handle, *counts, of=kind.op, given=given, derived=False, **q)
         if out:
             results[dtype] = mean_of_sum(spec, p, out[0]) if mean else out[0]
     return kind.form.unpack(results, before, after) if spec.returns else None
-
-
-def _packed_shape(shapes: Sequence[tuple[int, ...]], length: int | None) -> tuple[int, ...]:
-    """The shape of a message of leaves of these shapes: what `Packed.pack` makes."""
-    if len(shapes) == 1:
-        return shapes[0]
-    if length is None:
-        return (sum(map(math.prod, shapes)),)
-    return (length, sum(math.prod(shape[1:]) for shape in shapes))
 
 
 def wait(request: Request, *, after: Any = None) -> Any:
