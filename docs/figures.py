@@ -6,57 +6,17 @@ timeline.png is of the first program of docs/timeline.md, jet.gif of the shallow
 scaling.png of the first table of docs/scaling.md. Pictures that need neither: docs/pictures.py.
 """
 
-import json
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
 
 DOCS = Path(__file__).resolve().parent
 sys.path.insert(0, str(DOCS.parent / "tools"))
 
 BLUE, ORANGE, GREEN = "#0b4f8a", "#e8903a", "#5a8f5a"
-# The legend of the time that a rank spends outside of MPI.
-OUTSIDE = "outside of operations"
-
-
-def draw_timeline(events: list[dict[str, Any]], path: Path) -> None:
-    """A picture: a row per rank, a colour per op, waiting in grey, computation in yellow."""
-    import matplotlib.pyplot as plt
-    from matplotlib.patches import Patch
-
-    spans = [e for e in events if e["ph"] == "X"]
-    ranks = sorted({e["pid"] for e in spans})
-    names = sorted({e["name"] for e in spans} - {"wait"})
-    colours = {name: plt.get_cmap("tab20")(i % 20) for i, name in enumerate(names)}
-    colours["wait"] = (0.75, 0.75, 0.75, 1.0)
-    colours[OUTSIDE] = (1.0, 0.87, 0.55, 1.0)
-    end = max((e["ts"] + e["dur"] for e in spans), default=0.0) / 1e3
-    figure, axes = plt.subplots(figsize=(12, 1.5 + 0.5 * len(ranks)), layout="constrained")
-    for rank in ranks:
-        axes.broken_barh([(0, end)], (rank - 0.4, 0.8), facecolors=colours[OUTSIDE])
-    for name in [*names, "wait"]:
-        for rank in ranks:
-            bars = [
-                (e["ts"] / 1e3, e["dur"] / 1e3)
-                for e in spans
-                if (e["name"], e["pid"]) == (name, rank)
-            ]
-            axes.broken_barh(bars, (rank - 0.4, 0.8), facecolors=colours[name])
-    axes.set_yticks(ranks, [f"rank {rank}" for rank in ranks])
-    axes.invert_yaxis()
-    axes.set_xlabel("milliseconds")
-    axes.legend(
-        handles=[Patch(color=colours[name], label=name) for name in [OUTSIDE, "wait", *names]],
-        loc="upper center",
-        bbox_to_anchor=(0.5, 1.25),
-        ncols=7,
-        frameon=False,
-    )
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
 
 
 def timeline() -> None:
@@ -73,10 +33,9 @@ def timeline() -> None:
         )  # fmt: skip
         assert job.returncode == 0, job.stderr
         files = sorted(file.name for file in Path(folder).glob("trace.*.json"))
-        command = [sys.executable, "-m", "mpi4jax.timeline", *files]
+        command = [sys.executable, "-m", "mpi4jax.timeline", *files, "--png", "timeline.png"]
         subprocess.run(command, cwd=folder, check=True)
-        events = json.loads((Path(folder) / "timeline.json").read_text())["traceEvents"]
-    draw_timeline(events, DOCS / "timeline.png")
+        shutil.copy(Path(folder) / "timeline.png", DOCS / "timeline.png")
 
 
 def film_colours() -> list[tuple[float, ...]]:

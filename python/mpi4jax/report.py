@@ -1,14 +1,16 @@
-"""Merge the dumps that the ranks of a job have left: where each is, and what it did before.
+"""Merge the dumps that the ranks of a job have left, and say who diverged first.
 
     python -m mpi4jax.report DIRECTORY
 
 The directory is named at the end of the watchdog's report, or is one (``MPI4JAX_DUMP_DIR``) that
-contains such directories; then the newest is taken.
+contains such directories; then the newest is taken. Nothing here needs MPI or JAX: the file may
+be copied and run by itself.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import glob
 import json
 import sys
@@ -18,6 +20,13 @@ from typing import Any
 from ._job.job import rank_names
 
 Dump = dict[str, Any]
+Record = dict[str, Any]
+# A communicator as all its ranks know it: key, how often it was made again under that name, and
+# members' ranks in COMM_WORLD, the first and the last of each run.
+Group = tuple[str, int, tuple[tuple[int, int], ...]]
+
+# What must be equal on all ranks, where the op has it.
+_COMPARED = ("op", "reduction", "dtype", "root")
 
 
 def load(directory: Path) -> dict[int, Dump]:
@@ -40,6 +49,36 @@ def load(directory: Path) -> dict[int, Dump]:
     raise FileNotFoundError(f"there are no dumps (rank*.json) in {directory}")
 
 
+def _group(comm: dict[str, Any]) -> Group:
+    return comm["key"], comm.get("generation", 1), tuple(map(tuple, comm["world"]))
+
+
+@functools.cache
+def _world(runs: tuple[tuple[int, int], ...]) -> list[int]:
+    return [rank for first, last in runs for rank in range(first, last + 1)]
+
+
+def group_of(dump: Dump, record: Record) -> Group:
+    return _group(dump["communicators"][record["comm"]])
+
+
+def _signature(record: Record) -> tuple[Any, ...]:
+    count = None if record["any_size"] else record["count"]
+    return (*(record[name] for name in _COMPARED), count)
+
+
+def _collectives(dumps: dict[int, Dump]) -> dict[Group, dict[int, dict[int, Record]]]:
+    """Records of collectives by communicator, rank and number."""
+    found: dict[Group, dict[int, dict[int, Record]]] = {}
+    for rank, dump in dumps.items():
+        for comm in dump["communicators"]:
+            found.setdefault(_group(comm), {}).setdefault(rank, {})
+        for record in dump["records"]:
+            if record["collective"]:
+                found[group_of(dump, record)][rank][record["sequence"]] = record
+    return found
+
+
 def _states(dumps: dict[int, Dump]) -> list[str]:
     by_state: dict[str, list[int]] = {}
     for rank, dump in sorted(dumps.items()):
@@ -57,6 +96,44 @@ def _states(dumps: dict[int, Dump]) -> list[str]:
     return lines
 
 
+def divergences(dumps: dict[int, Dump]) -> list[tuple[float, str]]:
+    """Where ranks did different things on a communicator: (time, words), one per communicator."""
+    found = []
+    for group, ranks in _collectives(dumps).items():
+        key, _, runs = group
+        numbers = sorted({n for records in ranks.values() for n in records})
+        for number in numbers:
+            records = {rank: of[number] for rank, of in sorted(ranks.items()) if number in of}
+            by_signature: dict[tuple[Any, ...], list[int]] = {}
+            for rank, record in records.items():
+                by_signature.setdefault(_signature(record), []).append(rank)
+            # Ranks that never came; not those whose recorder has forgotten.
+            counts = {
+                rank: next(
+                    c["collectives"] for c in dumps[rank]["communicators"] if _group(c) == group
+                )
+                for rank in ranks
+            }
+            behind = [rank for rank, count in counts.items() if count < number]
+            behind += [rank for rank in _world(runs) if rank in dumps and rank not in ranks]
+            if len(by_signature) < 2 and not behind:
+                continue
+            start = min(record["started"] for record in records.values())
+            parts = [
+                f"{rank_names(members)}: {records[members[0]]['text']}"
+                for members in by_signature.values()
+            ]
+            if len(by_signature) > 1:
+                words = f"the ranks did different things as collective #{number} of {key}:\n    "
+                found.append((start, words + "\n    ".join(parts)))
+            else:
+                late = "; ".join(f"rank {rank}: {dumps[rank]['state']}" for rank in sorted(behind))
+                words = f"{rank_names(sorted(behind))} never came to the collective of {parts[0]}"
+                found.append((start, f"{words}\n    {late}"))
+            break
+    return sorted(found)
+
+
 def _is_foreign(file: str) -> bool:
     return any(
         part in file for part in ("/site-packages/", "/dist-packages/", "/mpi4jax/_", "<frozen ")
@@ -69,6 +146,9 @@ def report(dumps: dict[int, Dump]) -> str:
     left = f"{len(dumps)} of {first['size']} ranks left a dump"
     lines = [f"{left}; rank {first['rank']}: {first['reason']}"]
     lines += [f"  {line}" for line in _states(dumps)]
+    if found := divergences(dumps):
+        lines.append("who diverged first:")
+        lines += [f"  {words}" for _, words in found]
     for rank, dump in sorted(dumps.items()):
         lines.append(f"last operations of rank {rank} ({dump['host']}, process {dump['pid']}):")
         for record in dump["records"][-5:]:

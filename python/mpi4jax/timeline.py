@@ -1,7 +1,7 @@
-"""Merge the timelines of the ranks of a job.
+"""Merge the timelines of the ranks of a job, and draw them.
 
     MPI4JAX_TRACE=trace.json mpiexec -n 4 python program.py  # writes trace.0.json and so on
-    python -m mpi4jax.timeline trace.*.json --output merged.json
+    python -m mpi4jax.timeline trace.*.json --output merged.json --png merged.png
 
 The result opens in https://ui.perfetto.dev and chrome://tracing. Ranks' clocks are aligned by the
 ends of collectives that no rank leaves before all have come. In each collective, the time until
@@ -11,6 +11,7 @@ the last rank has come is marked as waiting; the rest is transfer. Nothing here 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import statistics
 import sys
@@ -21,6 +22,8 @@ Event = dict[str, Any]
 # An occurrence of a collective: communicator's key, what stands for its members, number.
 Occurrence = tuple[str, str, int]
 
+# The legend of the time that a rank spends outside of MPI.
+_OUTSIDE = "outside of operations"
 # No rank leaves these before all have come.
 _SYNCHRONISING = ("allgather", "allreduce", "alltoall", "barrier")
 
@@ -95,13 +98,61 @@ def merge(events: list[Event]) -> list[Event]:
     ]
 
 
+def draw(events: list[Event], path: Path) -> None:
+    """A picture: a row per rank, a colour per op, waiting in grey, computation in yellow."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+    from matplotlib.patches import Patch
+
+    spans = [e for e in events if e["ph"] == "X"]
+    ranks = sorted({e["pid"] for e in spans})
+    names = sorted({e["name"] for e in spans} - {"wait"})
+    colours = {name: plt.get_cmap("tab20")(i % 20) for i, name in enumerate(names)}
+    colours["wait"] = (0.75, 0.75, 0.75, 1.0)
+    colours[_OUTSIDE] = (1.0, 0.87, 0.55, 1.0)
+    end = max((_end(e) for e in spans), default=0.0) / 1e3
+    figure, axes = plt.subplots(figsize=(12, 1.5 + 0.5 * len(ranks)), layout="constrained")
+    for rank in ranks:
+        axes.broken_barh([(0, end)], (rank - 0.4, 0.8), facecolors=colours[_OUTSIDE])
+    for name in [*names, "wait"]:
+        for rank in ranks:
+            bars = [
+                (e["ts"] / 1e3, e["dur"] / 1e3)
+                for e in spans
+                if (e["name"], e["pid"]) == (name, rank)
+            ]
+            axes.broken_barh(bars, (rank - 0.4, 0.8), facecolors=colours[name])
+    axes.set_yticks(ranks, [f"rank {rank}" for rank in ranks])
+    axes.invert_yaxis()
+    axes.set_xlabel("milliseconds")
+    axes.legend(
+        handles=[Patch(color=colours[name], label=name) for name in [_OUTSIDE, "wait", *names]],
+        loc="upper center",
+        bbox_to_anchor=(0.5, 1.25),
+        ncols=7,
+        frameon=False,
+    )
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m mpi4jax.timeline", description=(__doc__ or "").partition("\n")[0]
     )
     parser.add_argument("files", nargs="+", type=Path, help="one per rank")
     parser.add_argument("-o", "--output", type=Path, default=Path("timeline.json"))
+    parser.add_argument("--png", type=Path, help="draw a picture too (needs matplotlib)")
     options = parser.parse_args(arguments)
+    if options.png and importlib.util.find_spec("matplotlib") is None:
+        print(
+            "mpi4jax.timeline: --png needs Matplotlib, which is not installed "
+            "(pip install matplotlib)",
+            file=sys.stderr,
+        )
+        return 1
     try:
         events = [event for file in options.files for event in load(file)]
     except (OSError, ValueError) as error:
@@ -118,6 +169,9 @@ def main(arguments: list[str] | None = None) -> int:
             f"of which {wait / 1e3:.3f} ms waiting; clock {ahead:+.1f} us"
         )
     print(f"wrote {options.output}")
+    if options.png:
+        draw(merged, options.png)
+        print(f"wrote {options.png}")
     return 0
 
 

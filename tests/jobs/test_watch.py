@@ -34,8 +34,8 @@ def test_timeline(mpirun, tmp_path):
     result = mpirun(2, program, "600", env={"MPI4JAX_TRACE": str(tmp_path / "trace.json")})
     assert result.returncode == 0, result.stderr
     files = [str(tmp_path / f"trace.{r}.json") for r in range(2)]
-    merged = tmp_path / "merged.json"
-    assert timeline.main([*files, "-o", str(merged)]) == 0
+    merged, picture = tmp_path / "merged.json", tmp_path / "merged.png"
+    assert timeline.main([*files, "-o", str(merged), "--png", str(picture)]) == 0
     events = json.loads(merged.read_text())["traceEvents"]
     spans = [e for e in events if e["ph"] == "X" and e["name"] != "wait"]
     assert len(spans) == 2 * 1200
@@ -43,6 +43,7 @@ def test_timeline(mpirun, tmp_path):
     assert all(e["args"]["bytes"] == 400 and e["dur"] > 0 for e in allreduces)
     parts = [e["args"]["wait_us"] + e["args"]["transfer_us"] - e["dur"] for e in allreduces]
     assert np.allclose(parts, 0)
+    assert picture.stat().st_size > 0
 
 
 @pytest.mark.timeout(300)

@@ -14,25 +14,92 @@ import mpi4jax
 from mpi4jax import _native, notoken, report, timeline
 from mpi4jax._job import job, watch
 
+
+def record(op="allreduce", number=1, **other):
+    common = {
+        "comm": 0,
+        "reduction": "SUM",
+        "dtype": "float32",
+        "count": 3,
+        "any_size": False,
+        "root": -1,
+        "source": -1,
+    }
+    text = f"{op} #{number}"
+    return {
+        **common,
+        "op": op,
+        "sequence": number,
+        "collective": op not in ("send", "recv", "sendrecv"),
+        "dest": -1,
+        "state": "done",
+        "started": float(number),
+        "text": text,
+        **other,
+    }
+
+
+def dump(rank, records, state="in no operation", size=2):
+    collectives = max((r["sequence"] for r in records if r["collective"]), default=0)
+    group = {
+        "key": "c",
+        "rank": rank,
+        "size": size,
+        "world": [[0, size - 1]],
+        "collectives": collectives,
+    }
+    return {
+        "rank": rank,
+        "size": size,
+        "host": "here",
+        "pid": 1,
+        "time": 10.0,
+        "reason": "a test",
+        "state": state,
+        "python": [],
+        "communicators": [group],
+        "records": records,
+    }
+
+
 # ---- python -m mpi4jax.report
 
 
-def dump(rank):
-    record = {"text": f"allreduce #{rank}", "state": "done", "started": 9.0}
-    frames = [{"file": "/a/solver.py", "line": 7, "function": "step"}]
-    common = {"size": 3, "host": "here", "pid": 1, "time": 10.0, "reason": "a test"}
-    state = f"in allreduce #{rank}"
-    return {"rank": rank, **common, "state": state, "records": [record], "python": frames}
+def test_report_says_who_did_something_else_first():
+    dumps = {
+        0: dump(0, [record(), record("bcast", 2, root=0), record("scan", 3)]),
+        1: dump(1, [record(), record("allreduce", 2), record("scan", 3)]),
+    }
+    ((_, words),) = report.divergences(dumps)
+    assert "collective #2 of c" in words
+    assert "rank 0: bcast #2" in words
+    assert "rank 1: allreduce #2" in words
 
 
-def test_report_says_where_each_rank_is():
-    text = report.report({rank: dump(rank) for rank in (0, 2)})
-    assert text.startswith("2 of 3 ranks left a dump; rank 0: a test\n")
-    assert "rank 1 left no dump" in text
-    for rank in (0, 2):
-        assert f"rank {rank} is in allreduce #{rank}" in text
-        assert f"  allreduce #{rank}: done, started 1.000 s before the dump" in text
-    assert text.count("    at /a/solver.py:7 in step") == 2
+def test_report_says_who_never_came():
+    dumps = {0: dump(0, [record(), record(number=2)]), 1: dump(1, [record()], "in recv from 0")}
+    ((_, words),) = report.divergences(dumps)
+    assert words.startswith("rank 1 never came to the collective of rank 0: allreduce #2")
+    assert "rank 1: in recv from 0" in words
+
+
+def test_report_tells_communicators_of_one_name_apart():
+    dumps = {r: dump(r, [record(), record(number=1, comm=1)]) for r in range(2)}
+    for of in dumps.values():
+        of["communicators"].append({**of["communicators"][0], "generation": 2})
+    assert report.divergences(dumps) == []
+    dumps[1]["records"][1]["op"] = "barrier"
+    assert len(report.divergences(dumps)) == 1
+
+
+def test_report_takes_forgotten_records_for_no_difference():
+    dumps = {0: dump(0, [record(number=n) for n in (8, 9)]), 1: dump(1, [record(number=9)])}
+    assert report.divergences(dumps) == []
+
+
+def test_report_names_ranks_without_a_dump():
+    dumps = {r: dump(r, [record()], size=3) for r in (0, 2)}
+    assert "rank 1 left no dump" in report.report(dumps)
 
 
 # ---- The recorder
@@ -133,6 +200,12 @@ def test_jobs_of_one_allocation_are_told_apart(monkeypatch):
     assert "17" not in job.job(2).split("-")
     # Programs without a launcher, of one shell.
     assert str(os.getpid()) in job.job(1)
+
+
+def test_pictures_need_matplotlib(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(timeline.importlib.util, "find_spec", lambda name: None)
+    assert timeline.main([str(tmp_path / "t.json"), "--png", str(tmp_path / "t.png")]) == 1
+    assert "--png needs Matplotlib" in capsys.readouterr().err
 
 
 def test_limits_are_checked():
