@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from jax import lax
 from jax.extend.core import Primitive
+from jax.sharding import PartitionSpec as P
 from mpi4py import MPI
 from reference import enable_x64
 
@@ -29,6 +30,42 @@ pytestmark = [pytest.mark.ranks(1, 2), pytest.mark.timeout(60)]
 
 def total(x):
     return notoken.allreduce(x, MPI.SUM)
+
+
+# ---- shard_map
+
+OPS = {
+    "allreduce": total,
+    "alltoall": lambda x: notoken.alltoall(jnp.stack([x] * SIZE)).sum(0),
+    "bcast": lambda x: notoken.bcast(x, 0),
+    "pvary": mpi4jax.pvary,
+    "scan": lambda x: notoken.scan(x, MPI.MAX),
+    "sendrecv": lambda x: notoken.sendrecv(x, x, PREVIOUS, NEXT),
+    "sendrecv into a constant": lambda x: notoken.sendrecv(
+        x, np.zeros(3, np.float32), PREVIOUS, NEXT
+    ),
+}
+
+
+@pytest.mark.one_in(3)
+@pytest.mark.parametrize("check", [True, False])
+@pytest.mark.parametrize("op", OPS)
+def test_shard_map(op, check):
+    """What varies over the axes of the mesh also varies in derivatives."""
+    auto = jax.sharding.AxisType.Auto
+    mesh = jax.make_mesh((1,), ("i",), axis_types=(auto,), devices=jax.local_devices()[:1])
+
+    def plain(x):
+        return jnp.sum(OPS[op](jnp.sin(x)))
+
+    def sharded(x):
+        f = lambda x: lax.psum(plain(x), "i")
+        return jax.shard_map(f, mesh=mesh, in_specs=P("i"), out_specs=P(), check_vma=check)(x)
+
+    for inner in (sharded, jax.jit(sharded), jax.checkpoint(sharded)):
+        np.testing.assert_allclose(jax.jit(jax.grad(inner))(X), jax.grad(plain)(X), rtol=1e-6)
+    tangent = jax.jit(lambda x: jax.jvp(sharded, (x,), (x,))[1])(X)
+    np.testing.assert_allclose(tangent, jax.jvp(plain, (X,), (X,))[1], rtol=1e-6)
 
 
 # ---- Solvers

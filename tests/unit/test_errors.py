@@ -175,21 +175,6 @@ def test_not_an_array(name, value, word):
         jax.jit(lambda: getattr(notoken, name)(**arguments)).trace()
 
 
-@pytest.mark.parametrize("check", [True, False])
-@pytest.mark.parametrize("name", [*ROWS, *(f"i{name}" for name in ROWS)])
-def test_inside_a_map_over_devices(name, check):
-    whole = jax.sharding.PartitionSpec()
-    mesh = jax.make_mesh((1,), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
-
-    def f(x):
-        getattr(notoken, name)(**GOOD[name if name in ROWS else name[1:]])
-        return x
-
-    mapped = jax.shard_map(f, mesh=mesh, in_specs=whole, out_specs=whole, check_vma=check)
-    with pytest.raises(NotImplementedError, match=r"\w+: called inside jax.shard_map or jax.pmap"):
-        jax.jit(mapped)(X)
-
-
 def test_inside_a_primitive_that_hides_effects():
     hiding = jax.extend.core.Primitive("hiding")
     hiding.def_abstract_eval(lambda x: x)

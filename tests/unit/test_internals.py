@@ -382,6 +382,18 @@ def test_mutable_arrays():
 # ---- Types and parameters
 
 
+def test_axes_that_a_value_varies_over():
+    mesh, seen = jax.make_mesh((1,), ("i",), axis_types=(AxisType.Auto,)), []
+
+    def f(x, y):
+        seen.extend(compat.varying_axes(jax.typeof(v)) for v in (x, y, total(x), total(y)))
+        return total(x) + compat.vary_as(y, jax.typeof(x))
+
+    cut, whole = PartitionSpec("i"), PartitionSpec()
+    jax.make_jaxpr(jax.shard_map(f, mesh=mesh, in_specs=(cut, whole), out_specs=cut))(X, X)
+    assert seen == [{"i"}, set(), {"i"}, set()]
+
+
 def test_types_that_say_how_an_array_is_cut():
     mesh = jax.make_mesh((1,), ("i",), axis_types=(AxisType.Explicit,))
     for spec in (PartitionSpec("i"), PartitionSpec(None)):

@@ -2,7 +2,6 @@
 
 import itertools
 import re
-from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +24,7 @@ from jax import lax
 from jax._src import api, api_util, linear_util
 from jax._src.interpreters import ad, partial_eval as pe
 from jax.extend.core import ClosedJaxpr, primitives
+from jax.sharding import AxisType, PartitionSpec
 from mpi4py import MPI
 
 from mpi4jax import notoken
@@ -56,6 +56,12 @@ def rule_for_jvp(x):
 def rule_for_vjp(x):
     f = jax.custom_vjp(total)
     f.defvjp(lambda c: (notoken.bcast(c, 0), None), lambda _, ct: (total(ct),))
+    return x + f(CONSTANT)
+
+
+def manual(x):
+    mesh, whole = jax.make_mesh((1,), ("i",), axis_types=(AxisType.Auto,)), PartitionSpec()
+    f = jax.shard_map(lambda c: receive() + c, mesh=mesh, in_specs=whole, out_specs=whole)
     return x + f(CONSTANT)
 
 
@@ -180,7 +186,6 @@ def test_ops_are_batched_where_nothing_is_mapped():
 
 
 RECEIVED = jax.make_jaxpr(constant_received)(X)
-CLOSED_CALL = SimpleNamespace(primitive=primitives.closed_call_p, params={"call_jaxpr": RECEIVED})
 
 
 def solved(x):
@@ -193,7 +198,9 @@ CALLED = {
     "jit": (primitives.jit_p, jax.jit(lambda x: x + receive())),
     "closed_call": (
         primitives.closed_call_p,
-        jax.jit(lambda x: compat.bind_eqn(CLOSED_CALL, [x])[0]),
+        jax.jit(
+            lambda x: compat.bind_with(primitives.closed_call_p, {"call_jaxpr": RECEIVED}, [x])[0]
+        ),
     ),
     "scan": (
         primitives.scan_p,
@@ -215,6 +222,7 @@ CALLED = {
     ),
     "checkpoint": (compat.remat_p, jax.checkpoint(lambda x: x + receive())),
     "linear_solve": (primitives.linear_solve_p, solved),
+    "shard_map": (compat.shard_map_p, lambda x: manual(x) - x),
 }
 
 
@@ -252,7 +260,7 @@ def test_an_equation_is_evaluated_again():
     g.defvjp(lambda x: (g(x), None), lambda _, c: (5 * c,))
     for h in (f, g):
         (eqn,) = jax.make_jaxpr(h)(X).jaxpr.eqns
-        again = lambda x, eqn=eqn: compat.bind_eqn(eqn, [x])[0]
+        again = lambda x, eqn=eqn: compat.bind_with(eqn.primitive, eqn.params, [x])[0]
         np.testing.assert_array_equal(again(2 * X), 4 * X)
         np.testing.assert_array_equal(jax.grad(lambda x, a=again: jnp.sum(a(x)))(X), 5 * X)
 

@@ -31,6 +31,7 @@ from .._op.primitive import (
     PRIMITIVES,
     TOKEN,
     effect,
+    has_derivative,
     split,
     split_start,
     split_wait,
@@ -111,7 +112,7 @@ def _thread(jaxpr: Any) -> Callable[..., Threaded]:
                 ins = [*ins[:n], *tie(token, ins[n:], only_first)]
             elif communicates and eqn.primitive is not primitives.custom_lin_p:
                 raise _no_rule(eqn.primitive, eqn.params)
-            return compat.bind_eqn(eqn, ins)
+            return compat.bind_with(eqn.primitive, eqn.params, ins)
 
         token = entry_p.bind(token)
         out = compat.evaluate(jaxpr, consts, args, step)
@@ -241,6 +242,13 @@ def _rule_linear_solve(params: dict[str, Any], token: Any, args: Sequence[Any]) 
     return token, primitives.linear_solve_p.bind(*tie(token, args), **params)
 
 
+def _rule_shard_map(params: dict[str, Any], token: Any, args: Sequence[Any]) -> Threaded:
+    # JAX differentiates what is inside by itself, if one operand is perturbed.
+    if not any(map(has_derivative, args)):
+        raise _no_rule(compat.shard_map_p, params)
+    return token, compat.bind_with(compat.shard_map_p, params, tie(token, args))
+
+
 # What communicates by itself, and how its operands are told apart.
 _OPS: dict[Primitive, Callable[..., Any]] = {
     **{primitive: functools.partial(split, SPECS[name]) for name, primitive in PRIMITIVES.items()},
@@ -258,6 +266,7 @@ RULES: dict[Primitive, Callable[..., Threaded]] = {
     primitives.cond_p: _rule_cond,
     compat.remat_p: _rule_remat,
     primitives.linear_solve_p: _rule_linear_solve,
+    compat.shard_map_p: _rule_shard_map,
 }
 
 _CUSTOM_DERIVATIVES = {primitives.custom_jvp_call_p, primitives.custom_vjp_call_p}

@@ -105,7 +105,8 @@ def transpose(spec: Spec, cotangents: Sequence[Any], *args: Any, **p: Any) -> li
         array_cts, token_ct = out[: len(arrays)], out[len(arrays) :]
 
     out = [
-        ct if ad.is_undefined_primal(x) else None for x, ct in zip(arrays, array_cts, strict=True)
+        compat.vary_as(ct, x.aval) if ad.is_undefined_primal(x) else None
+        for x, ct in zip(arrays, array_cts, strict=True)
     ]
     return [*out, *(None for _ in numbers), *(token_ct if linear_token else [None] * len(token))]
 

@@ -334,6 +334,21 @@ def backward_of_equation(eqn: Any) -> bool:
     return _constants_of_rules(avals, rules, params["out_trees"]) is not None
 
 
+def _arguments_of_shard_map(trace: Any, args: Sequence[Any], fun: Any, bind: Any) -> Sequence[Any]:
+    """The arguments of a `jax.shard_map`, of which one is perturbed if it communicates."""
+    token = None if any(perturbed(trace, x) for x in args) else token_of(trace)
+    if token is None:
+        return args
+    try:
+        jaxpr = traces.trace_python(bind, args)
+    finally:
+        traces.let_call_again(fun)
+    if effect not in jaxpr.effects and not _inside_communicates(jaxpr):
+        return args
+    with left_to_jax(trace):
+        return tie(token, args)
+
+
 def _keep_backward_pass() -> None:
     """Give the linear equation of a ``custom_vjp`` the effect of its backward pass.
 
@@ -393,5 +408,6 @@ def _evaluate_linear(fun: Any, args: Sequence[Any]) -> Any:
 
 
 traces.on_custom_derivative(_arguments)
+traces.on_shard_map(_arguments_of_shard_map)
 _keep_backward_pass()
 traces.on_linear_transpose(_evaluate_linear)

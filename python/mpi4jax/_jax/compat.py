@@ -20,6 +20,7 @@ import numpy as np
 from jax._src import api_util, core, effects, source_info_util
 from jax._src.array import ArrayImpl as ArrayImpl
 from jax._src.interpreters import pxla
+from jax._src.shard_map import shard_map_p as shard_map_p
 from jax.core import ShapedArray, Tracer
 from jax.extend import backend
 from jax.extend.core import (
@@ -277,12 +278,12 @@ def eval_primitive(primitive: Primitive) -> Callable[..., Any]:
     return impl
 
 
-def bind_eqn(eqn: JaxprEqn, args: Sequence[Any]) -> list[Any]:
-    """Evaluate one equation of a jaxpr on ``args``."""
-    found = eqn.primitive.get_bind_params(eqn.params)
+def bind_with(primitive: Primitive, params: dict[str, Any], args: Sequence[Any]) -> list[Any]:
+    """Evaluate an equation that has these parameters in a jaxpr."""
+    found = primitive.get_bind_params(params)
     subfuns, params = found if isinstance(found, tuple) else ((), found)  # a tuple up to 0.9
-    out = eqn.primitive.bind(*subfuns, *args, **params)
-    return list(out) if eqn.primitive.multiple_results else [out]
+    out = primitive.bind(*subfuns, *args, **params)
+    return list(out) if primitive.multiple_results else [out]
 
 
 def evaluate(
@@ -325,14 +326,41 @@ def explicit_sharding(x: Any) -> Any:
     return sharding if any(axis is not None for axis in sharding.spec) else None
 
 
+def varying_axes(aval: Any) -> frozenset[Any]:
+    """The manual axes (of a `jax.shard_map`) that a value of this type varies over."""
+    found = aval.manual_axis_type.varying if hasattr(aval, "manual_axis_type") else aval.vma
+    return frozenset(found)
+
+
 def array_type(shape: tuple[int, ...], arrays: Sequence[Any]) -> ShapedArray:
-    """The type of a result of this shape, otherwise of the last of the arrays it is made from.."""
+    """The type of a result of this shape, otherwise of the last of the arrays it is made from.
+
+    It varies over the manual axes that any of them varies over.
+    """
     like = arrays[-1]
+    varying: frozenset[Any] = frozenset().union(*map(varying_axes, arrays))
     # Constants have no mesh. Along the axes of one that has, ops are given arrays that are whole.
     sharding = next((x.sharding for x in arrays if not x.sharding.mesh.empty), like.sharding)
     if shape != like.shape or sharding is not like.sharding:
         sharding = NamedSharding(sharding.mesh, PartitionSpec(*(None for _ in shape)))
-    return like.update(shape=shape, weak_type=False, sharding=sharding)
+    if hasattr(like, "manual_axis_type"):  # from 0.11
+        changes = {"manual_axis_type": like.manual_axis_type.update(varying=varying)}
+    else:
+        changes = {"vma": varying}
+    return like.update(shape=shape, weak_type=False, sharding=sharding, **changes)
+
+
+def vary_as(x: Any, aval: Any) -> Any:
+    """``x``, which varies over those manual axes that a value of type ``aval`` varies over."""
+    has, wants = varying_axes(jax.typeof(x)), varying_axes(aval)
+    if has - wants:
+        x = jax.lax.psum(x, tuple(has - wants))  # the transpose of what made it vary
+    if wants - has:
+        axes = tuple(wants - has)
+        if hasattr(jax.lax, "pcast"):  # from 0.8
+            return jax.lax.pcast(x, axes, to="varying")
+        return jax.lax.pvary(x, axes)  # type: ignore[attr-defined]
+    return x
 
 
 def scan_counts(params: dict[str, Any]) -> tuple[int, int]:

@@ -112,6 +112,26 @@ def on_custom_derivative(handle: Callable[..., Sequence[Any]]) -> None:
         trace.process_custom_vjp_call = wrap(trace.process_custom_vjp_call)
 
 
+def on_shard_map(handle: Callable[..., Sequence[Any]]) -> None:
+    """Have ``handle(trace, args, fun, bind)`` give the arguments of a `jax.shard_map`.
+
+    It does not come by :func:`on_equation`. ``bind(*args)`` is the equation, ``fun`` is in it.
+    """
+
+    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+        def process(self: Any, primitive: Any, fun: Any, args: Any, **params: Any) -> Any:
+            def bind(*args: Any) -> list[Any]:
+                trace = core.trace_ctx.trace
+                return list(trace.process_shard_map(primitive, fun, args, **params))
+
+            return original(self, primitive, fun, handle(self, args, fun, bind), **params)
+
+        return process
+
+    for trace in _DIFFERENTIATING:
+        trace.process_shard_map = wrap(trace.process_shard_map)
+
+
 def on_linear_transpose(handle: Callable[[Any, Sequence[Any]], Any]) -> None:
     """Have ``handle(fun, args)`` run the functions that ``jax.linear_transpose`` is given.
 

@@ -27,7 +27,7 @@ behind_p.def_abstract_eval(lambda x, handle: x)
 
 ready_p = Primitive("mpi4jax_ready")
 ready_p.def_impl(compat.eval_primitive(ready_p))
-ready_p.def_abstract_eval(lambda *xs: HANDLE)
+ready_p.def_abstract_eval(lambda *xs: compat.array_type(HANDLE.shape, [*xs, HANDLE]))
 
 
 def _behind(x: Any, handle: Any) -> Any:
@@ -60,7 +60,10 @@ def _behind_transpose(c: Any, x: Any, handle: Any) -> list[Any]:
     if type(c) is ad.Zero:
         return [None, None]
     linear = ad.is_undefined_primal
-    return [c if linear(x) else None, ready_p.bind(c) if linear(handle) else None]
+    of_handle = None
+    if linear(handle):
+        of_handle = compat.vary_as(ready_p.bind(c), handle.aval)
+    return [c if linear(x) else None, of_handle]
 
 
 def _ready_jvp(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:

@@ -30,7 +30,6 @@ from .._op.primitive import (
     TOKEN,
     batched_operands,
     check_dtype,
-    check_mesh,
     effect,
     first_of_batch,
     has_derivative,
@@ -50,12 +49,11 @@ from .._op.spec import SPECS, Params, Spec, first_axes, wildcard
 @start_p.def_effectful_abstract_eval
 def _start_types(*args: Any, of: str, **p: Any) -> tuple[list[Any], set[Any]]:
     spec = SPECS[of]
-    check_mesh(f"i{of}")
     arrays, _, token = split(spec, p, args)
     for x in arrays:
         check_dtype(spec, p, x)
     result_avals(spec, p, arrays)  # says if a shape is wrong
-    return [HANDLE, *(TOKEN for _ in token)], {effect}
+    return [compat.array_type(HANDLE.shape, [*arrays, HANDLE]), *(TOKEN for _ in token)], {effect}
 
 
 def _results(spec: Spec, p: Params, given: Any) -> list[ShapedArray]:
@@ -64,7 +62,9 @@ def _results(spec: Spec, p: Params, given: Any) -> list[ShapedArray]:
 
 @wait_p.def_effectful_abstract_eval
 def _wait_types(*args: Any, of: str, given: Any, **p: Any) -> tuple[list[Any], set[Any]]:
-    _, _, token = split_wait({"of": of, **p}, args)
+    handle, _, token = split_wait({"of": of, **p}, args)
+    if given is not None:
+        given = compat.array_type(given.shape, [*handle, given])
     return [*_results(SPECS[of], p, given), *(TOKEN for _ in token)], {effect}
 
 
@@ -196,7 +196,8 @@ def _start_transpose(cts: Sequence[Any], *args: Any, of: str, **p: Any) -> list[
     n = len(out) - len(token_ct)
     found = out[:n] or [jnp.zeros(x.shape, x.dtype) for x in avals]
     array_cts = [
-        c if ad.is_undefined_primal(x) else None for x, c in zip(arrays, found, strict=True)
+        compat.vary_as(c, x.aval) if ad.is_undefined_primal(x) else None
+        for x, c in zip(arrays, found, strict=True)
     ]
     return [
         *array_cts,
@@ -216,10 +217,12 @@ def _wait_transpose(cts: Sequence[Any], *args: Any, of: str, given: Any, **p: An
     if (
         not arrays and given is not None
     ):  # of a message that was sent: the template of its cotangent
-        arrays = [jnp.zeros(given.shape, given.dtype)]
+        arrays = [compat.vary_as(jnp.zeros(given.shape, given.dtype), given)]
     found, *token_ct = start_p.bind(*arrays, *numbers, *cts[n:], of=other.name, **q)
+    linear = ad.is_undefined_primal(handle)
+    found = compat.vary_as(found, handle.aval) if linear else None
     return [
-        found if ad.is_undefined_primal(handle) else None,
+        found,
         *(None for _ in numbers),
         *(token_ct if linear_token else [None] * len(token)),
     ]
