@@ -79,12 +79,6 @@ def describe(advice: list[str]) -> None:
             f"MPI than {info['library']}; use the mpiexec of that MPI (with the PyPI packages, the "
             "one beside python), or choose the other one with MPI4PY_LIBMPI"
         )
-    if info["thread_level"] != "multiple":
-        advice.append(
-            f"MPI grants thread level '{info['thread_level']}': mpi4py calls beside running ops "
-            "are not safe; leave mpi4py.rc.thread_level as it is, or use an MPI "
-            "that has MPI_THREAD_MULTIPLE"
-        )
     if hasattr(os, "sched_getaffinity"):
         here = comm.Split_type(MPI.COMM_TYPE_SHARED)
         mine = os.sched_getaffinity(0)

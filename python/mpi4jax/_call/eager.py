@@ -146,7 +146,7 @@ def run_program(
     in `src/call.rs`).
 
     Args:
-        make: makes the function of ``spec`` and ``p``.
+        make: makes the function of ``spec`` and ``p``, whose names have one order in all calls.
         args: its arguments before the operand that :func:`operand_of` makes.
         after: those behind it.
     """
@@ -245,5 +245,5 @@ def run_params(spec: Spec, *args: Any, **p: Any) -> Any:
     counts = numbers if spec.is_ragged else []
     if not counts:
         take_peers(p, numbers)
-    out = run_program(_of_primitive, spec, p, [*arrays, *counts], token)
+    out = run_program(_of_primitive, spec, dict(sorted(p.items())), [*arrays, *counts], token)
     return out if status is None else jax.block_until_ready(out)

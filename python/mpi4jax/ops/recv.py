@@ -8,7 +8,7 @@ from mpi4py import MPI
 
 from .._call.definition import define
 from .._diff.derivative import ReversedMessage
-from .._op.arguments import ANY_SOURCE, ANY_TAG, source_of, tag_of
+from .._op.arguments import ANY_SOURCE, ANY_TAG, peer_of, tag_of
 from .._op.comm import as_comm, as_status
 from .._op.packing import check_template
 from .._op.plan import Plan, Result
@@ -76,7 +76,7 @@ def recv(
     c = as_comm("recv", comm)
     p = {
         "comm": c,
-        "source": source_of("recv", "source", source, c),
+        "source": peer_of("recv", "source", source, c),
         "recvtag": tag_of("recv", "tag", tag, wildcard=True),
         "status": as_status("recv", status),
     }

@@ -8,7 +8,7 @@ from mpi4py import MPI
 
 from .._call.definition import define
 from .._diff.derivative import ReversedMessage
-from .._op.arguments import dest_of, tag_of
+from .._op.arguments import peer_of, tag_of
 from .._op.comm import as_comm
 from .._op.spec import Call
 
@@ -49,7 +49,7 @@ def send(x: Any, dest: int, *, tag: int = 0, comm: MPI.Intracomm | None = None) 
     c = as_comm("send", comm)
     p = {
         "comm": c,
-        "dest": dest_of("send", "dest", dest, c),
+        "dest": peer_of("send", "dest", dest, c),
         "sendtag": tag_of("send", "tag", tag),
     }
     return Call.of("send", (x,), p)
