@@ -212,7 +212,7 @@ def main(command: list[str]) -> int:
         return subprocess.run(in_system(command)).returncode
     tests = ["python", "tools/run_tests.py", *SLOWLY]
     runs = [
-        ["python", "tools/mpirun.py", "-n", "2", "python", "-m", "mpi4jax", "--quick"],
+        ["python", "tools/mpirun.py", "-n", "2", "python", "-m", "mpi4jax"],
         [*tests, "-n", "2", *TESTS],
         [*tests, "-n", "0", DEADLOCK],
     ]

@@ -9,6 +9,8 @@
 import atexit
 import os
 
+from jax import jit
+
 from ._setup import loader as _loader
 
 _loader.load()  # what is imported below needs the native module
@@ -30,13 +32,11 @@ from . import (
     notoken,
     ops,  # noqa: F401
 )
-from ._check.jit import jit
 from ._compile import scope as _scope  # noqa: F401
 from ._diff import ad as _ad  # noqa: F401
 from ._functions import nonblocking as _nonblocking
 from ._functions.nonblocking import *  # noqa: F403
 from ._functions.pvary import pvary
-from ._functions.reduce_local import reduce_local
 from ._job import abort as _abort, flush as _flush
 from ._job.flush import flush
 from ._job.time_limit import time_limit
@@ -118,7 +118,6 @@ __all__ = [
     "notoken",
     "pvary",
     "redistribute",
-    "reduce_local",
     "reproducible_sum",
     "time_limit",
     "transport_info",

@@ -5,14 +5,14 @@ program order. The rest of the interface is here too, for ``import mpi4jax.notok
 :mod:`mpi4jax` has the same functions with tokens.
 """
 
+from jax import jit
+
 from . import ops
-from ._check.jit import jit
 from ._functions import nonblocking as _nonblocking
 from ._functions.assert_equal import assert_equal
 from ._functions.neighbours import neighbor_allgather, neighbor_alltoall
 from ._functions.nonblocking import *  # noqa: F403
 from ._functions.pvary import pvary
-from ._functions.reduce_local import reduce_local
 from ._job.flush import flush
 from ._job.time_limit import time_limit
 from ._numerics.blocks import gather_blocks, scatter_blocks
@@ -36,7 +36,6 @@ __all__ = [
     "neighbor_allgather",
     "neighbor_alltoall",
     "pvary",
-    "reduce_local",
     "reproducible_sum",
     "scatter_blocks",
     "time_limit",

@@ -36,33 +36,6 @@ FAULTS = {
         (DIFFERENT, "rank 0: bcast #4", "rank 1: allreduce #4"),
         env=CHECK,
     ),
-    "different schedules": Fault(
-        "@mpi4jax.jit(check=True)\n"
-        "def step(x):\n"
-        "    x = nt.allreduce(x, MPI.SUM)\n"
-        "    if rank == 1: x = nt.bcast(x, 0)\n"
-        "    return nt.allreduce(x, MPI.MAX)\n"
-        "wait(step(x))",
-        (
-            "ScheduleError: .*the ranks' versions of step differ on mpi4jax.default, at step 2",
-            rf"rank 0 of .*: allreduce \(MAX, 3 x float32\), fault.py:{FIRST_LINE + 4}",
-            rf"rank 1 of .*: bcast \(root 0, 3 x float32\), fault.py:{FIRST_LINE + 3}",
-            ENDS_JOB,
-        ),
-        status=1,
-        env=FOREVER,
-    ),
-    "equal schedules": Fault(
-        "@mpi4jax.jit(check=True)\n"
-        "def step(x):\n"
-        "    nt.gather(x, 1)\n"
-        "    x = nt.scatter(jnp.ones((size, 3)) if rank == 0 else x, 0)\n"
-        "    return jax.lax.fori_loop(0, 3, lambda i, x: nt.allreduce(nt.pvary(x), MPI.SUM), x)\n"
-        "wait(step(x)); wait(mpi4jax.jit(jax.grad(lambda x: step(x).sum()), check=True)(x))",
-        (),
-        status=0,
-        silent=("mpi4jax", "Error"),
-    ),
     "wrong widths of ghost cells": Fault(
         "c = comm.Create_cart([size], periods=[True])\n"
         "wait(nt.halo_exchange(jnp.ones(9), c, width=1 + rank))",

@@ -166,28 +166,3 @@ def test_rule_of_the_users_with_a_literal_argument():
     )
     loss = lambda x: jnp.sum((RANK + 1) * jax.jit(lambda x: f(x, True, 2.0))(x))
     np.testing.assert_array_equal(jax.jit(jax.grad(loss))(X), np.full(3, OTHER + 1, np.float32))
-
-
-def test_linear_call():
-    """A linear function with a transpose of the user's, which is not perturbed on rank 1."""
-
-    def there(_, x):
-        if RANK == 0:
-            notoken.send(x, 1)
-            return x
-        return notoken.recv(x, 0)
-
-    def back(_, c):
-        if RANK == 0:
-            return c + notoken.recv(c, 1)
-        notoken.send(c, 0)
-        return jnp.zeros_like(c)
-
-    def f(x):
-        y = jax.custom_derivatives.linear_call(there, back, (), x if RANK == 0 else CONSTANT)
-        return jnp.sum((RANK + 1) * y**2)
-
-    assert float(jax.jit(f)(X)) == pytest.approx(float(jnp.sum((RANK + 1) * X**2)))
-    np.testing.assert_allclose(jax.jit(jax.grad(f))(X), 6 * X if RANK == 0 else 0 * X, rtol=1e-6)
-    tangent = jax.jit(lambda x: jax.jvp(f, (x,), (x,))[1])(X)
-    np.testing.assert_allclose(tangent, jnp.sum((RANK + 1) * 2 * X**2), rtol=1e-6)

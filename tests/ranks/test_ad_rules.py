@@ -62,7 +62,8 @@ def test_shard_map(op, check):
         f = lambda x: lax.psum(plain(x), "i")
         return jax.shard_map(f, mesh=mesh, in_specs=P("i"), out_specs=P(), check_vma=check)(x)
 
-    np.testing.assert_allclose(jax.jit(jax.grad(sharded))(X), jax.grad(plain)(X), rtol=1e-6)
+    for inner in (sharded, jax.jit(sharded), jax.checkpoint(sharded)):
+        np.testing.assert_allclose(jax.jit(jax.grad(inner))(X), jax.grad(plain)(X), rtol=1e-6)
     tangent = jax.jit(lambda x: jax.jvp(sharded, (x,), (x,))[1])(X)
     np.testing.assert_allclose(tangent, jax.jvp(plain, (X,), (X,))[1], rtol=1e-6)
 
@@ -118,14 +119,41 @@ def test_checkpoint_of_complex_values(dtype, policy):
 # ---- Loops
 
 
+def loop(x):
+    step = lambda s: (s[0] + 1, notoken.allreduce(jnp.sin(s[1]), MPI.SUM))
+    return lax.while_loop(lambda s: s[0] < 3, step, (0, x))[1]
+
+
+AROUND_LOOP = {
+    "eager": loop,
+    "jit": jax.jit(loop),
+    "scan": lambda x: lax.scan(lambda c, _: (loop(c), None), x, None, length=1)[0],
+}
+
+
+@pytest.mark.parametrize("f", AROUND_LOOP.values(), ids=AROUND_LOOP)
+def test_a_linearized_loop(f):
+    """JAX runs the whole loop again."""
+    value, linear = jax.linearize(f, X)
+    expected, tangent = jax.jvp(jax.checkpoint(f), (X,), (X,))
+    np.testing.assert_allclose(value, expected, rtol=1e-6)
+    np.testing.assert_allclose(linear(X), tangent, rtol=1e-6)
+
+
+@pytest.mark.parametrize("transform", [jax.linearize, jax.vjp])
+@pytest.mark.parametrize("f", AROUND_LOOP.values(), ids=AROUND_LOOP)
+def test_a_checkpoint_around_a_linearized_loop(f, transform):
+    with pytest.raises(NotImplementedError, match="cannot linearize this"):
+        transform(jax.checkpoint(f), X)
+
+
 def test_condition_that_communicates_below_vmap():
     """Elements of the batch whose own condition is false keep their values."""
 
     def f(x, limit):
         return lax.while_loop(lambda v: total(v) < SIZE * limit, lambda v: v + 1, x)
 
-    with pytest.warns(UserWarning, match="while_loop under vmap"):
-        actual = jax.jit(jax.vmap(f))(jnp.zeros(3), jnp.array([1.0, 3.0, 2.0]))
+    actual = jax.jit(jax.vmap(f))(jnp.zeros(3), jnp.array([1.0, 3.0, 2.0]))
     np.testing.assert_array_equal(actual, [1, 3, 2])
 
 
@@ -209,6 +237,22 @@ def test_equation_without_a_rule_is_an_error(jit):
     f = jit(lambda x: jnp.sum(x * call_p.bind(np.ones(3, np.float32), jaxpr=jaxpr)[0]))
     with pytest.raises(NotImplementedError, match="inside 'some_call' cannot be differentiated"):
         jax.make_jaxpr(jax.grad(f))(X)
+
+
+with_vmap_rule = jax.custom_batching.custom_vmap(total)
+with_vmap_rule.def_vmap(lambda size, batched, x: (total(x), batched[0]))
+WITHOUT_RULE = {
+    "custom_vmap": with_vmap_rule,
+    "linear_call": lambda x: jax.custom_derivatives.linear_call(
+        lambda _, x: total(x), lambda _, c: total(c), (), x
+    ),
+}
+
+
+@pytest.mark.parametrize("f", WITHOUT_RULE.values(), ids=WITHOUT_RULE)
+def test_what_jax_calls_by_rules_of_its_own_is_an_error(f):
+    with pytest.raises(NotImplementedError, match=r"cannot be differentiated|hides effects"):
+        jax.jit(jax.grad(lambda x: jnp.sum(x * f(np.ones(3, np.float32))))).lower(X)
 
 
 @pytest.mark.skipif(jax.version.__version_info__ < (0, 12), reason="of JAX 0.12")

@@ -4,7 +4,6 @@ import warnings
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from mpi4py import MPI
 from table import REDUCING, good
@@ -87,78 +86,3 @@ def test_results_that_are_used_or_need_not_be():
 
     f(x)
     mpi4jax.jit(jax.grad(lambda x: notoken.allreduce(x, MPI.SUM)))(1.0)  # drops the sum
-
-
-def test_a_batched_condition_of_a_loop():
-    def until(bound):
-        def step(x):
-            return notoken.allreduce(x, MPI.MAX) / 2
-
-        return jax.lax.while_loop(lambda x: x > bound, lambda x: step(x) + 0 * bound + x / 4, 8.0)
-
-    bounds = jnp.array([1.0, 2.0, 4.0])
-    line = r"test_misuse.py:\d+: allreduce is in a while_loop under vmap whose condition differs"
-    with pytest.warns(UserWarning, match=line):
-        batch = mpi4jax.jit(jax.vmap(until))(bounds)
-    alone = jnp.stack([until(bound) for bound in bounds])
-    assert (batch == alone).all()
-
-
-def test_a_condition_of_a_loop_that_all_ranks_have_in_common():
-    @jax.jit
-    def residual(x):
-        return notoken.allreduce(jnp.vdot(x, x), MPI.SUM)
-
-    def solve(x):
-        def step(state):
-            k, x, _ = state
-            return k + 1, x / 2, residual(x / 2)
-
-        def again(state):
-            return (state[0] < 50) & (state[2] > 1e-3)
-
-        return jax.lax.while_loop(again, step, (0, x, residual(x)))[1]
-
-    batch = mpi4jax.jit(jax.vmap(solve))(jnp.array([[1.0, 2.0], [3.0, 4.0]]))
-    assert (abs(batch) < 0.1).all()
-    # The same number of rounds for all: nothing to warn of.
-    jax.vmap(lambda x: jax.lax.fori_loop(0, 3, lambda i, x: notoken.scan(x, MPI.MAX), x))(x)
-
-
-# ---- `jax.linearize` of a `while_loop` that communicates: JAX runs the whole loop again
-
-
-def loop(x):
-    step = lambda s: (s[0] + 1, notoken.allreduce(jnp.sin(s[1]), MPI.SUM))
-    return jax.lax.while_loop(lambda s: s[0] < 3, step, (0, x))[1]
-
-
-LINE = r"(test_misuse.py:\d+: )?allreduce is in a while_loop"
-AROUND = {
-    "eager": loop,
-    "jit": jax.jit(loop),
-    "scan": lambda x: jax.lax.scan(lambda c, _: (loop(c), None), x, None, length=1)[0],
-}
-
-
-@pytest.mark.parametrize("f", AROUND.values(), ids=AROUND)
-def test_a_linearized_loop(f):
-    with pytest.warns(UserWarning, match=f"{LINE} that JAX linearizes"):
-        value, linear = jax.linearize(f, x)
-    expected, tangent = jax.jvp(jax.checkpoint(f), (x,), (x,))
-    np.testing.assert_allclose(value, expected, rtol=1e-6)
-    np.testing.assert_allclose(linear(x), tangent, rtol=1e-6)
-
-
-@pytest.mark.parametrize("transform", [jax.linearize, jax.vjp])
-def test_a_checkpoint_around_a_linearized_loop(transform):
-    with pytest.raises(NotImplementedError, match=f"{LINE} in a jax.checkpoint, which"):
-        transform(jax.checkpoint(loop), x)
-
-
-def test_linearized_loops_without_a_warning():
-    """Of a fixed length; and one that does not communicate."""
-    fixed = lambda x: jax.lax.fori_loop(0, 3, lambda _, y: notoken.allreduce(y, MPI.SUM), x)
-    silent = lambda x: jax.lax.while_loop(lambda y: y[0] < 3, lambda y: y + 1, x)
-    _, linear = jax.linearize(lambda x: fixed(silent(x)), x)
-    np.testing.assert_allclose(linear(x), x * MPI.COMM_WORLD.size**3)

@@ -61,19 +61,5 @@ def grad(f):
     return jax.grad(lambda x: jnp.sum(f(x)))
 
 
-@jax.custom_batching.custom_vmap
-def with_vmap_rule(x, y):
-    return x + total(y)
-
-
-@with_vmap_rule.def_vmap
-def _(size, batched, x, y):
-    return x + total(y), batched[0]
-
-
-def linear(x):
-    return jax.custom_derivatives.linear_call(lambda _, y: total(y), lambda _, c: total(c), (), x)
-
-
 def lowered(f, *args, **kwargs):
     return jax.jit(f, **kwargs).lower(*(args or (X,))).as_text()

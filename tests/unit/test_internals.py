@@ -24,13 +24,11 @@ from internals import (
     CALLS,
     CONSTANT,
     X,
-    linear,
     lowered,
     names,
     ops_of,
     send,
     total,
-    with_vmap_rule,
 )
 from jax import lax
 from jax._src import api_util, core, effects, source_info_util
@@ -369,11 +367,6 @@ def test_effect_without_one_of_the_registries(name, undo):
     finally:
         registry.add_type(MPIEffect)
         jax.clear_caches()
-
-
-def test_primitives_that_forget_effects():
-    for f in (linear, lambda x: with_vmap_rule(x, x)):
-        assert effect in jax.make_jaxpr(f)(X).effects
 
 
 def test_mutable_arrays():

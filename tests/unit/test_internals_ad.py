@@ -12,7 +12,6 @@ from internals import (
     NAMES,
     X,
     grad,
-    linear,
     lowered,
     names,
     ops,
@@ -20,7 +19,6 @@ from internals import (
     send,
     squared_beside,
     total,
-    with_vmap_rule,
 )
 from jax import lax
 from jax._src import api, api_util, linear_util
@@ -182,13 +180,6 @@ def test_jacfwd_wants_unbatched_primals(undo):
         ops(jax.jacfwd(total))
 
 
-def test_derivatives_of_a_custom_vmap_below_vmap():
-    f = lambda x: jax.jvp(lambda x: with_vmap_rule(x, CONSTANT), (x,), (x,))
-    value, tangent = jax.jit(jax.vmap(f))(jnp.stack([X, 2 * X]))
-    np.testing.assert_array_equal(value, jnp.stack([2 * X, 3 * X]))
-    np.testing.assert_array_equal(tangent, jnp.stack([X, 2 * X]))
-
-
 def test_ops_are_batched_where_nothing_is_mapped():
     """The "fancy" rules are called also there."""
     assert ops(jax.vmap(constant_received)) == [("recv", (3, 3))]
@@ -231,8 +222,6 @@ CALLED = {
     ),
     "checkpoint": (compat.remat_p, jax.checkpoint(lambda x: x + receive())),
     "linear_solve": (primitives.linear_solve_p, solved),
-    "linear_call": (compat.linear_call_p, linear),
-    "custom_vmap": (compat.custom_vmap_p, lambda x: with_vmap_rule(x, x)),
     "shard_map": (compat.shard_map_p, lambda x: manual(x) - x),
 }
 
@@ -254,7 +243,7 @@ def test_primitives_with_functions_inside(name):
     np.testing.assert_allclose(value, f(X))
     np.testing.assert_allclose(tangent, X)  # the derivative of a constant is zero
     forward = jax.jvp(g, (X,), (X,))[1]
-    if name not in ("while", "custom_vmap"):  # of which JAX has no reverse
+    if name != "while":  # of which JAX has no reverse
         np.testing.assert_allclose(jax.vjp(g, X)[1](X)[0], forward)
 
 
@@ -271,7 +260,7 @@ def test_an_equation_is_evaluated_again():
     g.defvjp(lambda x: (g(x), None), lambda _, c: (5 * c,))
     for h in (f, g):
         (eqn,) = jax.make_jaxpr(h)(X).jaxpr.eqns
-        again = lambda x, eqn=eqn: compat.bind_eqn(eqn, [x])[0]
+        again = lambda x, eqn=eqn: compat.bind_with(eqn.primitive, eqn.params, [x])[0]
         np.testing.assert_array_equal(again(2 * X), 4 * X)
         np.testing.assert_array_equal(jax.grad(lambda x, a=again: jnp.sum(a(x)))(X), 5 * X)
 

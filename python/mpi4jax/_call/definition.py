@@ -14,8 +14,7 @@ from .._compile.lowering import lowering
 from .._diff.derivative import jvp, transpose
 from .._op import spec as _spec
 from .._op.primitive import PRIMITIVES, abstract_eval, batch
-from .call import run
-from .eager import run_params
+from .eager import run, run_params
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -1,4 +1,4 @@
-"""Eager calls: outside of any function that is traced.
+"""Calls of ops, in functions that are traced or not.
 
 An eager op is compiled once for all communicators of a size, peers, tags, statuses and callers:
 they are in an operand, an int32 vector that the call reads (`Operand::Call` in
@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from mpi4py import MPI
 
@@ -26,8 +27,6 @@ from .._op.packing import bind_trees, flatten, pack_arguments
 from .._op.primitive import PRIMITIVES, bind, split
 from .._op.spec import OFFSET, PEERS, SPECS, Call, Params, Spec
 
-clean = compat.trace_state_clean
-
 # Handed to compiled code as they are; anything else may be a pytree.
 _ARRAYS = {compat.ArrayImpl, np.ndarray, float, int, complex, bool, np.float32, np.float64}
 
@@ -39,7 +38,7 @@ _lines: dict[tuple[str, int], int] = {}
 
 def _number_of_caller(spec: Spec, p: Params) -> int:
     """The number of the user's line which calls, for the native module, or 0."""
-    frame: Any = sys._getframe(4)  # below are functions of this file alone
+    frame: Any = sys._getframe(5)  # below are functions of this package and JAX alone
     while frame is not None:
         file = frame.f_code.co_filename
         is_the_users = _is_the_users.get(file)
@@ -63,7 +62,7 @@ def _reads_operands() -> bool:
 
 
 _ANY_STATUS = Status(None)
-_NO_PEERS = [-1] * len(PEERS)
+_NO_PEERS = (-1,) * len(PEERS)
 
 
 @functools.lru_cache(1024)
@@ -78,9 +77,11 @@ def _on_device(*numbers: int) -> jax.Array:
 def operand_of(spec: Spec, p: Params) -> jax.Array:
     """Take what may change from call to call out of the parameters; the operand that has it."""
     number = _number_of_caller(spec, p)
-    comm, status = p["comm"], p.get("status")
-    peers = [p.get(name, -1) for name in PEERS] if "status" in p or "dest" in p else _NO_PEERS
+    comm = p["comm"]
     p["comm"], p["operand"] = comm.any, "call"
+    if not spec.has_peer:
+        return _on_device(*_NO_PEERS, comm.number, number, 0)
+    status, peers = p.get("status"), [p.get(name, -1) for name in PEERS]
     if "recvtag" in p:
         # The result is the template if there is no sender.
         p["source"] = MPI.PROC_NULL if p["source"] == MPI.PROC_NULL else None
@@ -145,12 +146,12 @@ def run_program(
     in `src/call.rs`).
 
     Args:
-        make: makes the function of ``spec`` and ``p``.
+        make: makes the function of ``spec`` and ``p``, whose names have one order in all calls.
         args: its arguments before the operand that :func:`operand_of` makes.
         after: those behind it.
     """
     operand = operand_of(spec, p)
-    key = (make, spec, *p, *p.values(), *map(_type, args), *map(_type, after))
+    key = (make, spec, *p.values(), *map(_type, args), *map(_type, after))
     program = PROGRAMS.get(key) if compat.caches_are_kept() else None
     if program is None:
         program = _called_once(make(spec, with_defaults(spec, p)), args, after)
@@ -190,11 +191,14 @@ def run_without_operand(make: Make, spec: Spec, p: Params, args: Sequence[Any]) 
 
 
 def run(call: Call) -> Any:
-    """Run an op."""
-    started_here()
+    """Run an op, in a function that is traced or not; its result, None if it has none."""
     spec, args, p = SPECS[call.op], call.arrays + call.counts, call.params
+    if not compat.trace_state_clean():
+        numbers = [*call.counts, *traced_peers(p)]
+        return bind_trees(spec, call.arrays, {**spec.defaults, **p}, numbers)
+    started_here()
     structure = None
-    if any(type(x) not in _ARRAYS for x in args):
+    if not _ARRAYS.issuperset(map(type, args)):
         # Structures with an array in them cannot be compared: none is a part of a key.
         trees = [flatten(tree) for tree in call.arrays]
         args, structure = (*(leaves for leaves, _ in trees), *call.counts), trees[-1][1]
@@ -210,6 +214,16 @@ def run(call: Call) -> Any:
         y = jax.tree.unflatten(structure, y)
         out = (y, *counts) if counts else y
     return out if p.get("status") is None else jax.block_until_ready(out)
+
+
+def traced_peers(p: Params) -> list[Any]:
+    """The operand for the peers that are traced, if there are any."""
+    traced = [name for name in PEERS if isinstance(p.get(name), jax.core.Tracer)]
+    if not traced:
+        return []
+    numbers = jnp.stack([p[name] + OFFSET if name in traced else 0 for name in PEERS])
+    p.update(dict.fromkeys(traced), operand="given")
+    return [numbers]
 
 
 def take_peers(p: Params, numbers: list[Any]) -> None:
@@ -231,5 +245,5 @@ def run_params(spec: Spec, *args: Any, **p: Any) -> Any:
     counts = numbers if spec.is_ragged else []
     if not counts:
         take_peers(p, numbers)
-    out = run_program(_of_primitive, spec, p, [*arrays, *counts], token)
+    out = run_program(_of_primitive, spec, dict(sorted(p.items())), [*arrays, *counts], token)
     return out if status is None else jax.block_until_ready(out)

@@ -6,9 +6,7 @@ these operations is local: it takes that cotangent, and gives this rank's own sh
 
 from __future__ import annotations
 
-import contextlib
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -109,18 +107,6 @@ def _through(eqn: Any, ins: list[Sources], found: Any) -> list[Sources]:
 
 # ---- Where ranks are compared before they run: the cotangents themselves
 
-_own = threading.local()
-
-
-@contextlib.contextmanager
-def comparing() -> Iterator[None]:
-    """Compare the cotangents in backward passes that are traced here."""
-    before, _own.compares = getattr(_own, "compares", False), True
-    try:
-        yield
-    finally:
-        _own.compares = before
-
 
 def compare_cotangents(
     spec: Spec, cotangents: Sequence[Any], token: list[Any], p: Params
@@ -128,8 +114,7 @@ def compare_cotangents(
     """Warn, when it runs, if the ranks have different cotangents of a replicated value, and if that
     makes a difference to what the adjoint takes of them. Returns the token.
     """
-    compares = compares_before() or getattr(_own, "compares", False)
-    if not compares or not spec.is_uniform or p["adjoint"] or p["comm"].size == 1:
+    if not spec.is_uniform or p["adjoint"] or p["comm"].size == 1 or not compares_before():
         return token
     x = lax.stop_gradient(cotangents[0])
     parts = [x.real, x.imag] if jnp.iscomplexobj(x) else [x]

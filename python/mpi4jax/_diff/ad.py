@@ -26,7 +26,6 @@ from jax import lax
 from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun, primitives
 from jax.interpreters import ad, batching, mlir
 
-from .._check.misuse import check_linearized_loops, warn_of_batched_loop
 from .._jax import compat, traces
 from .._op.primitive import (
     PRIMITIVES,
@@ -113,7 +112,7 @@ def _thread(jaxpr: Any) -> Callable[..., Threaded]:
                 ins = [*ins[:n], *tie(token, ins[n:], only_first)]
             elif communicates and eqn.primitive is not primitives.custom_lin_p:
                 raise _no_rule(eqn.primitive, eqn.params)
-            return compat.bind_eqn(eqn, ins)
+            return compat.bind_with(eqn.primitive, eqn.params, ins)
 
         token = entry_p.bind(token)
         out = compat.evaluate(jaxpr, consts, args, step)
@@ -225,9 +224,15 @@ def _rule_remat(params: dict[str, Any], token: Any, args: Sequence[Any]) -> Thre
     prevent_cse = params["prevent_cse"]
     if isinstance(prevent_cse, tuple):  # one for each operand
         prevent_cse = (*(False for _ in consts), True, *prevent_cse)
-    token, *out = compat.remat_p.bind(
-        *consts, token, *args, **{**params, "jaxpr": jaxpr.jaxpr, "prevent_cse": prevent_cse}
-    )
+    params = {**params, "jaxpr": jaxpr.jaxpr, "prevent_cse": prevent_cse}
+    try:
+        token, *out = compat.remat_p.bind(*consts, token, *args, **params)
+    except AssertionError as error:  # JAX's, without words
+        raise NotImplementedError(
+            "mpi4jax: JAX cannot linearize this jax.checkpoint, in which there are operations. Is "
+            "there a while_loop in it? Use jax.jvp, remove the checkpoint, or write the loop as a "
+            "lax.scan"
+        ) from error
     return exit_p.bind(token), out
 
 
@@ -237,21 +242,11 @@ def _rule_linear_solve(params: dict[str, Any], token: Any, args: Sequence[Any]) 
     return token, primitives.linear_solve_p.bind(*tie(token, args), **params)
 
 
-def _rule_linear_call(params: dict[str, Any], token: Any, args: Sequence[Any]) -> Threaded:
-    n = params["num_callee_consts"] + params["num_res"]  # may not be tracked
-    args = [*args[:n], *tie(token, args[n:])]
-    return token, compat.linear_call_p.bind(*args, **params)
-
-
-def _rule_tied(primitive: Primitive) -> Callable[..., Threaded]:
-    """JAX differentiates what is inside by itself, if one operand is perturbed."""
-
-    def rule(params: dict[str, Any], token: Any, args: Sequence[Any]) -> Threaded:
-        if not any(map(has_derivative, args)):
-            raise _no_rule(primitive, params)
-        return token, compat.bind_with(primitive, params, tie(token, args))
-
-    return rule
+def _rule_shard_map(params: dict[str, Any], token: Any, args: Sequence[Any]) -> Threaded:
+    # JAX differentiates what is inside by itself, if one operand is perturbed.
+    if not any(map(has_derivative, args)):
+        raise _no_rule(compat.shard_map_p, params)
+    return token, compat.bind_with(compat.shard_map_p, params, tie(token, args))
 
 
 # What communicates by itself, and how its operands are told apart.
@@ -271,9 +266,7 @@ RULES: dict[Primitive, Callable[..., Threaded]] = {
     primitives.cond_p: _rule_cond,
     compat.remat_p: _rule_remat,
     primitives.linear_solve_p: _rule_linear_solve,
-    compat.linear_call_p: _rule_linear_call,
-    compat.custom_vmap_p: _rule_tied(compat.custom_vmap_p),
-    compat.shard_map_p: _rule_tied(compat.shard_map_p),
+    compat.shard_map_p: _rule_shard_map,
 }
 
 _CUSTOM_DERIVATIVES = {primitives.custom_jvp_call_p, primitives.custom_vjp_call_p}
@@ -321,8 +314,6 @@ def _rewrite(trace: Any, primitive: Primitive, args: Sequence[Any], params: dict
         if not nothing or not backward_communicates(primitive, params):
             return None
     note_communication()
-    if traces.linearizes(trace):
-        check_linearized_loops(primitive, params)
     rule = RULES.get(primitive)
     if rule is None:
         raise _no_rule(primitive, params)
@@ -390,12 +381,10 @@ def _batch_while(original: Callable[..., Any]) -> Callable[..., Any]:
 
     def rule(axis_data: Any, args: Sequence[Any], dims: Sequence[Any], **params: Any) -> Any:
         cond, body = params["cond_jaxpr"], params["body_jaxpr"]
-        if effect in cond.effects or effect in body.effects:
-            warn_of_batched_loop(params, [d is not None for d in dims])
         if effect not in cond.effects:
             return original(axis_data, args, dims, **params)
         loop = jax.jit(lambda *args: _rule_while(params, seed_p.bind(), args)[1])
-        avals = [*params["cond_jaxpr"].in_avals[: params["cond_nconsts"]], *body.in_avals]
+        avals = [*cond.in_avals[: params["cond_nconsts"]], *body.in_avals]
         with jax.disable_jit(False):
             (eqn,) = jax.make_jaxpr(loop)(*avals).eqns
         batch = batching.fancy_primitive_batchers[eqn.primitive]

@@ -21,12 +21,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.custom_derivatives import SymbolicZero
 from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun, primitives
 from jax.interpreters import ad, batching, mlir
 
 from .._jax import compat, traces
-from .._op.primitive import TOKEN, effect, first_of_batch, has_derivative
+from .._op.primitive import TOKEN, effect, has_derivative
 
 # ---- The seed: a float32 zero that depends linearly on its operands
 
@@ -61,39 +62,18 @@ ad.primitive_jvps[seed_p] = _seed_jvp
 ad.primitive_transposes[seed_p] = _seed_transpose
 
 
-# ---- The tie: the identity of its first operand, which is perturbed if the token is
-
-tie_p = Primitive("mpi4jax_tie")
-tie_p.def_abstract_eval(lambda x, token: x)
-tie_p.def_impl(compat.eval_primitive(tie_p))
-mlir.register_lowering(tie_p, lambda ctx, x, token: [x])
-
-
-def _tie_batch(args: Sequence[Any], dims: Sequence[Any]) -> tuple[Any, Any]:
-    (x, token), (dim, token_dim) = args, dims
-    if dim is None:
-        x, dim = jnp.broadcast_to(x, (token.shape[token_dim], *x.shape)), 0
-    return tie_p.bind(x, first_of_batch(token, token_dim)), dim
-
-
-def _tie_jvp(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
-    return tie_p.bind(*primals), tie_p.bind(*[ad.instantiate_zeros(t) for t in tangents])
-
-
-def _tie_transpose(c: Any, x: Any, token: Any) -> list[Any]:
-    linear = ad.is_undefined_primal
-    return [c if linear(x) else None, jnp.zeros((), np.float32) if linear(token) else None]
-
-
-batching.primitive_batchers[tie_p] = _tie_batch
-ad.primitive_jvps[tie_p] = _tie_jvp
-ad.primitive_transposes[tie_p] = _tie_transpose
-
-
 def tie(token: Any, args: Sequence[Any], only_first: bool = False) -> list[Any]:
-    """``args``, of which those that have a derivative, or the first, depend on ``token``."""
-    tied = [i for i, x in enumerate(args) if has_derivative(x)][: 1 if only_first else None]
-    return [tie_p.bind(x, token) if i in tied else x for i, x in enumerate(args)]
+    """``args``, of which those that have a derivative, or the first, depend on ``token``.
+
+    What they are made of besides themselves is never chosen, which JAX does not see.
+    """
+
+    def tied(x: Any) -> Any:
+        other = jnp.zeros_like(x) + lax.convert_element_type(token, jnp.result_type(x))
+        return lax.select_n(np.bool_(True), other, x)
+
+    which = [i for i, x in enumerate(args) if has_derivative(x)][: 1 if only_first else None]
+    return [tied(x) if i in which else x for i, x in enumerate(args)]
 
 
 # ---- The token of a trace

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from mpi4py import MPI
 
-from .._call.call import run
+from .._call.eager import run
 from .._op.comm import Comm, as_comm
 from .._op.packing import zeros_like
 from .._op.spec import SPECS, Call, T

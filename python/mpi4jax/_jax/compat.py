@@ -44,16 +44,6 @@ def _primitive_of(f: Callable[..., Any]) -> Primitive:
         return jax.make_jaxpr(f)(0.0).eqns[-1].primitive
 
 
-@jax.custom_batching.custom_vmap
-def _vmapped(x: Any) -> Any:
-    return x
-
-
-_vmapped.def_vmap(lambda size, batched, x: (x, batched[0]))
-custom_vmap_p = _primitive_of(_vmapped)
-linear_call_p = _primitive_of(
-    lambda x: jax.custom_derivatives.linear_call(lambda _, x: x, lambda _, c: c, (), x)
-)
 # Public in newer versions, where a flag may change what `jax.checkpoint` makes.
 remat_p = getattr(primitives, "remat_p", None) or _primitive_of(jax.checkpoint(lambda x: x + 1))
 
@@ -164,13 +154,6 @@ def _bind_reduce_precision(bind: Callable[..., Any]) -> Callable[..., Any]:
 jax.lax.reduce_precision_p.bind = _bind_reduce_precision(  # type: ignore[method-assign]
     jax.lax.reduce_precision_p.bind
 )
-
-# JAX forgets the effects of a `linear_call`, and up to 0.8 those of a `custom_vmap`.
-linear_call_p.def_effectful_abstract_eval(
-    lambda *_, callee, **__: (callee.out_avals, callee.effects)
-)
-if jax.version.__version_info__ < (0, 9):
-    custom_vmap_p.def_effectful_abstract_eval(lambda *_, call, **__: (call.out_avals, call.effects))
 
 
 def replace_lowered(
@@ -295,9 +278,12 @@ def eval_primitive(primitive: Primitive) -> Callable[..., Any]:
     return impl
 
 
-def bind_eqn(eqn: JaxprEqn, args: Sequence[Any]) -> list[Any]:
-    """Evaluate one equation of a jaxpr on ``args``."""
-    return bind_with(eqn.primitive, eqn.params, args)
+def bind_with(primitive: Primitive, params: dict[str, Any], args: Sequence[Any]) -> list[Any]:
+    """Evaluate an equation that has these parameters in a jaxpr."""
+    found = primitive.get_bind_params(params)
+    subfuns, params = found if isinstance(found, tuple) else ((), found)  # a tuple up to 0.9
+    out = primitive.bind(*subfuns, *args, **params)
+    return list(out) if primitive.multiple_results else [out]
 
 
 def evaluate(
@@ -315,14 +301,6 @@ def evaluate(
             outs = step(eqn, [read(v) for v in eqn.invars])
         env.update(zip(eqn.outvars, outs, strict=True))
     return [read(v) for v in jaxpr.outvars]
-
-
-def bind_with(primitive: Primitive, params: dict[str, Any], args: Sequence[Any]) -> list[Any]:
-    """Evaluate an equation that has these parameters in a jaxpr."""
-    found = primitive.get_bind_params(params)
-    subfuns, params = found if isinstance(found, tuple) else ((), found)  # a tuple up to 0.9
-    out = primitive.bind(*subfuns, *args, **params)
-    return list(out) if primitive.multiple_results else [out]
 
 
 def custom_vjp_rules(params: dict[str, Any]) -> tuple[Any, Any]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-from jax._src import api, core, custom_batching
+from jax._src import api, core
 from jax._src.interpreters import ad as _ad, partial_eval as pe
 from jax.api_util import debug_info
 from jax.core import AbstractValue, Tracer
@@ -23,11 +23,6 @@ _TRACERS = {ad.JVPTrace: ad.JVPTracer, _ad.LinearizeTrace: _ad.LinearizeTracer}
 
 def differentiates(trace: Any) -> bool:
     return isinstance(trace, _DIFFERENTIATING)
-
-
-def linearizes(trace: Any) -> bool:
-    """Whether ``trace`` makes the linear function of a ``jax.linearize``, or of a ``jax.vjp``."""
-    return isinstance(trace, _ad.LinearizeTrace)
 
 
 def outside_of_vmap(trace: Any) -> Any:
@@ -204,22 +199,3 @@ def _name_axis_of_jacfwd() -> None:
 
 
 _name_axis_of_jacfwd()
-
-
-def _skip_empty_vmap() -> None:
-    """Take away the `vmap` over nothing that JAX puts around the derivative of a `custom_vmap`.
-
-    Ops in a `vmap` are batched although their operands are not.
-    """
-    original = custom_batching.vmap_unrestricted
-
-    def vmap_unrestricted(f: lu.WrappedFun, *args: Any, in_axes: Any, **kwargs: Any) -> Any:
-        if any(axis is not None for axis in in_axes):
-            return original(f, *args, in_axes=in_axes, **kwargs)
-        out = f.call_wrapped(*args)
-        return out, [None for _ in out]
-
-    custom_batching.vmap_unrestricted = vmap_unrestricted
-
-
-_skip_empty_vmap()

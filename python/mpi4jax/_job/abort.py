@@ -20,7 +20,6 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
 from types import TracebackType
 from typing import Any, NoReturn
 
@@ -69,14 +68,6 @@ def _say(words: str) -> None:
 
 # ---- Exceptions
 
-# Called with an exception that nobody has caught, and its traceback: each may add a note to it.
-ADVISERS: list[Callable[[BaseException, TracebackType | None], None]] = []
-
-
-def _add_notes(error: BaseException, trace: TracebackType | None) -> None:
-    for advise in ADVISERS:
-        advise(error, trace)
-
 
 def _say_exception(where: str, exception: Any) -> None:
     """In one piece: ranks that fail together do not mix their lines, and no launcher that is told
@@ -100,7 +91,6 @@ def _say_interrupt(trace: TracebackType | None) -> None:
 def _on_exception(
     kind: type[BaseException], value: BaseException, trace: TracebackType | None
 ) -> None:
-    _add_notes(value, trace)
     ends_job = not _interactive()
     own = ends_job and _previous_hook is sys.__excepthook__
     if not own:
@@ -166,20 +156,10 @@ def _at_exit() -> None:
         _native.abort_after(_EXIT_GRACE, _exit_code & 0xFF or 1)
 
 
-def _only_advise(
-    kind: type[BaseException], value: BaseException, trace: TracebackType | None
-) -> None:
-    _add_notes(value, trace)
-    _previous_hook(kind, value, trace)
-
-
-def install(ends_job: bool) -> None:
-    """Make errors of this rank end the job, if they are to. Called when the package is imported."""
+def install() -> None:
+    """Make errors of this rank end the job. Called when the package is imported."""
     global _previous_hook, _previous_thread_hook
-    hook = _on_exception if ends_job else _only_advise
-    _previous_hook, sys.excepthook = sys.excepthook, hook
-    if not ends_job:
-        return
+    _previous_hook, sys.excepthook = sys.excepthook, _on_exception
     _previous_thread_hook, threading.excepthook = threading.excepthook, _on_thread_exception
     sys.exit = _exit
     quitter = type(getattr(builtins, "exit", None))
@@ -192,7 +172,7 @@ def install(ends_job: bool) -> None:
 
 def uninstall() -> None:
     """Undo :func:`install`, but for ``sys.exit``, which does no more than it always did."""
-    if sys.excepthook in (_on_exception, _only_advise):
+    if sys.excepthook is _on_exception:
         sys.excepthook = _previous_hook
     if threading.excepthook is _on_thread_exception:
         threading.excepthook = _previous_thread_hook

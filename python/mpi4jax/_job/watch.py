@@ -128,7 +128,8 @@ def start() -> None:
         _native.trace_to(trace_file(trace, rank), rank)
     if size > 1:
         pools.install()
-    abort.install(ends_job=size > 1 and may_abort)
+        if may_abort:
+            abort.install()
 
 
 def finish() -> None:

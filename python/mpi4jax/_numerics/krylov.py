@@ -16,7 +16,6 @@ import jax.numpy as jnp
 from jax import lax
 from mpi4py import MPI
 
-from .._check.misuse import agreed
 from .._op.comm import as_comm
 from ..ops.allreduce import allreduce
 from .reproducible import reproducible_sum
@@ -181,7 +180,7 @@ def solved(
     def go_on(state: Any) -> Any:
         *_, square, last, k = state
         is_better = square < limits.progress * last
-        return agreed((k < limits.most) & (square > limits.square) & is_better)
+        return (k < limits.most) & (square > limits.square) & is_better
 
     def step(state: Any) -> Any:
         x, r, square, last, k = state
@@ -209,7 +208,7 @@ def cg(
 
     def go_on(state: Any) -> Any:
         *_, gamma, square, k = state
-        return agreed((k < limits.most) & (square > limits.square) & (gamma != 0))
+        return (k < limits.most) & (square > limits.square) & (gamma != 0)
 
     def step(state: Any) -> Any:
         x, r, p, gamma, _, k = state
@@ -236,7 +235,7 @@ def bicgstab(
         *_, rho, omega, square, k = state
         # A zero is a breakdown: there is no next direction.
         is_small = square <= limits.square
-        return agreed((k < limits.most) & ~is_small & (rho != 0) & (omega != 0))
+        return (k < limits.most) & ~is_small & (rho != 0) & (omega != 0)
 
     def step(state: Any) -> Any:
         x, r, p, rho, _, _, k = state
@@ -306,7 +305,7 @@ def minres(
 
     def go_on(state: Any) -> Any:
         *_, eta, k = state
-        return agreed((k < limits.most) & (eta**2 > small))
+        return (k < limits.most) & (eta**2 > small)
 
     def step(state: Any) -> Any:
         x, before, v, z, last, w, gammas, cosines, sines, eta, k = state
@@ -346,7 +345,7 @@ def lsmr(
 
     def go_on(state: Any) -> Any:
         *_, zeta, k = state
-        return agreed((k < limits.most) & (zeta**2 > limits.square))
+        return (k < limits.most) & (zeta**2 > limits.square)
 
     def step(state: Any) -> Any:
         x, u, v, h, g, alpha, inner, rho, outer, cosine, sine, zeta, k = state

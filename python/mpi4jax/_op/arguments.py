@@ -59,18 +59,12 @@ def _traced(op: str, name: str, value: Any) -> Any:
     return value.astype(np.int32)
 
 
-def source_of(op: str, name: str, value: Any, comm: Comm) -> Any:
-    """The rank that a message comes from, which may be traced; raises as :func:`rank_of`."""
+def peer_of(op: str, name: str, value: Any, comm: Comm) -> Any:
+    """The source or destination of a message, which may be traced; raises as :func:`rank_of`."""
     if isinstance(value, jax.core.Tracer):
         return _traced(op, name, value)
-    return rank_of(op, name, value, comm, "ANY_SOURCE", "PROC_NULL")
-
-
-def dest_of(op: str, name: str, value: Any, comm: Comm) -> Any:
-    """The rank that a message goes to, which may be traced; raises as :func:`rank_of`."""
-    if isinstance(value, jax.core.Tracer):
-        return _traced(op, name, value)
-    return rank_of(op, name, value, comm, "PROC_NULL")
+    wildcard = ("ANY_SOURCE",) if name == "source" else ()
+    return rank_of(op, name, value, comm, *wildcard, "PROC_NULL")
 
 
 def tag_of(op: str, name: str, value: Any, *, wildcard: bool = False) -> Any:

@@ -311,8 +311,10 @@ def as_reduction(op: str, reduction: Any) -> Reduction:
         TypeError: not an mpi4py reduction, or one that arrays have no use for.
     """
     found = known_reduction(reduction)
+    if found is not None and found is not MEAN:
+        return found
     mean = op in SPECS and SPECS[op].has_mean
-    if found is not None and (mean or found is not MEAN):
+    if found is MEAN and mean:
         return found
     if found is MEAN:
         means = ", ".join(name for name, spec in SPECS.items() if spec.has_mean)

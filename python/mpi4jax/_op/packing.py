@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -128,11 +128,6 @@ class Form:
     shapes: tuple[tuple[int, ...], ...]
     data: tuple[tuple[tuple[int, ...], Any], ...]
     shardings: tuple[Any, ...]
-
-    @functools.cached_property
-    def flat(self) -> Form:
-        """That of the list of its leaves. Structures with an array in them cannot be compared."""
-        return replace(self, tree=jax.tree.structure([0] * len(self.data)))
 
     @functools.cached_property
     def groups(self) -> dict[Any, list[int]]:

@@ -16,7 +16,7 @@ from mpi4py import MPI
 
 from .. import _native
 from .._jax import compat, traces
-from .comm import MEAN, Reduction, as_reduction
+from .comm import MEAN, as_reduction
 from .spec import SPECS, Params, Spec, first_axes, is_root
 
 TOKEN = ShapedArray((), np.dtype(np.float32))
@@ -140,9 +140,9 @@ _NEEDS = {
 }
 
 
-def check_reduction(op: str, reduction: Reduction | None, aval: Any, blocks: bool = False) -> None:
-    """Whether an array can be communicated, and reduced. ``blocks``: its first axis is the rank."""
-    name = str(aval.dtype)
+def check_dtype(spec: Spec, p: Params, aval: Any) -> None:
+    """Whether an array can be communicated, and reduced."""
+    op, name, reduction = spec.name, str(aval.dtype), p.get("reduction")
     flags = DTYPES.get(name)
     if flags is None:
         raise TypeError(
@@ -150,6 +150,7 @@ def check_reduction(op: str, reduction: Reduction | None, aval: Any, blocks: boo
         )
     if reduction is None or reduction.user:
         return
+    blocks = first_axes(spec, p)[0] is not None  # the first axis is that of the ranks
     if reduction.name in ("MAXLOC", "MINLOC") and aval.shape[blocks:][-1:] != (2,):
         raise ValueError(
             f"{op}: reduction {reduction.name} reduces pairs (value, index) along the last "
@@ -162,11 +163,6 @@ def check_reduction(op: str, reduction: Reduction | None, aval: Any, blocks: boo
         f"{op}: reduction {reduction.name} is not defined for dtype {name}; "
         f"expected one of {allowed}"
     )
-
-
-def check_dtype(spec: Spec, p: Params, aval: Any) -> None:
-    blocks = first_axes(spec, p)[0] is not None
-    check_reduction(spec.name, p.get("reduction"), aval, blocks)
 
 
 def abstract_eval(spec: Spec, *args: Any, **p: Any) -> tuple[list[Any], set[Any]]:

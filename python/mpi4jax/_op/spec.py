@@ -86,7 +86,6 @@ class Spec:
         started: the MPI function that starts it without waiting for its end, if the native module
             does.
         prepare: makes a :class:`Call` of the arguments of its function, by their names.
-        self_test: how ``python -m mpi4jax`` tests it: a call and what it must return.
         plan: what it does on this rank, given the parameters: a `_op.plan.Plan`. By default every
             rank calls it, sends its operand and returns what it receives.
         adjoint: the same of its transpose, if that is no other op. The primitive then has a
@@ -119,7 +118,6 @@ class Spec:
     elsewhere: tuple[str, str]
     started: str | None
     prepare: Callable[..., Call]
-    self_test: Callable[[Any], Any]
     plan: Callable[[Params], Any] | None = None
     adjoint: Callable[..., Any] | None = None
     lower: Callable[..., Any] | None = None

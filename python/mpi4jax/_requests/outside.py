@@ -1,4 +1,4 @@
-"""A start or a wait outside of any function that is traced: of a derivative, or under `vmap`."""
+"""A start or a wait outside of any function that is traced."""
 
 from __future__ import annotations
 
@@ -6,35 +6,33 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+from jax.extend.core import Primitive
 
 from .._call.eager import run_program, take_peers
 from .._jax import compat
-from .._op.primitive import split, split_wait, start_p, wait_p
+from .._job.flush import started_here
+from .._op.primitive import split_start, split_wait, start_p, wait_p
 from .._op.spec import SPECS, Params, Spec
 
 
-def _evaluate(primitive: Any, tell: Any, program: Callable[..., Any]) -> None:
+def _run_by_programs(primitive: Primitive, split: Callable[..., Any]) -> None:
+    """Run a primitive by the compiled function of its parameters."""
+
+    def make(spec: Spec, p: Params) -> Callable[..., Any]:
+        return jax.jit(lambda *args: primitive.bind(*args, of=spec.name, **p))
+
     def run(*args: Any, **p: Any) -> Any:
         if jax.config.jax_disable_jit:  # then the program below would come here again
             return compat.eval_primitive(primitive)(*args, **p)
-        arrays, numbers, token = tell(p, args)
-        of, given = p.pop("of"), p.pop("given", None)
-        counts = numbers[: SPECS[of].is_ragged]
+        started_here()
+        arrays, numbers, token = split(p, args)
+        spec = SPECS[p.pop("of")]
+        counts = numbers[: spec.is_ragged]
         take_peers(p, numbers[len(counts) :])
-        q = {**p, "given": given}
-        return run_program(program, SPECS[of], q, [*arrays, *counts], token)
+        return run_program(make, spec, dict(sorted(p.items())), [*arrays, *counts], token)
 
     primitive.def_impl(run)
 
 
-def _bound_start(spec: Spec, p: Params) -> Callable[..., Any]:
-    q = {k: v for k, v in p.items() if k != "given"}
-    return jax.jit(lambda *args: start_p.bind(*args, of=spec.name, **q))
-
-
-def _bound_wait(spec: Spec, p: Params) -> Callable[..., Any]:
-    return jax.jit(lambda *args: wait_p.bind(*args, of=spec.name, **p))
-
-
-_evaluate(start_p, lambda p, args: split(SPECS[p["of"]], p, args), _bound_start)
-_evaluate(wait_p, split_wait, _bound_wait)
+_run_by_programs(start_p, split_start)
+_run_by_programs(wait_p, split_wait)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+from jax.core import ShapedArray
 
 from .._op.packing import Form
 from .._op.spec import SPECS, Spec
@@ -15,11 +16,19 @@ from .._op.spec import SPECS, Spec
 @dataclass(frozen=True)
 class RequestKind:
     """All of a request but its handles. Equal requests have equal kinds: a loop may carry one that
-    is started on one line at first and on another one then."""
+    is started on one line at first and on another one then.
+
+    Attributes:
+        op: the operation.
+        params: its parameters.
+        form: of what was given; None: no array.
+        messages: the types of what was sent, or of its template, one for each handle.
+    """
 
     op: str
     params: tuple[tuple[str, Any], ...]
-    form: Form | None  # of what was given; None: no array
+    form: Form | None
+    messages: tuple[ShapedArray, ...]
 
     @property
     def spec(self) -> Spec:

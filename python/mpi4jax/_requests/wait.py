@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax.core import ShapedArray
 from mpi4py import MPI
 
-from .._call.eager import clean, run_program
-from .._job.flush import started_here
 from .._op.comm import MEAN, as_reduction
 from .._op.primitive import HANDLE, mean_of_sum, wait_p
-from .._op.spec import Params, Spec, first_axes
+from .._op.spec import first_axes
 from .order import behind, ready
 from .request import CompositeRequest, Request, RequestKind
 
@@ -39,41 +33,21 @@ def _handles(name: str, request: Any) -> tuple[Any, ...]:
     return handles
 
 
-def _wait(kind: RequestKind, handles: Sequence[Any], p: Params, numbers: Sequence[Any] = ()) -> Any:
-    """Bind the wait once per dtype, with the same counts and numbers."""
-    spec, mean = kind.spec, p.get("reduction") is MEAN
+def _wait(kind: RequestKind, handles: Sequence[Any], counts: Sequence[Any]) -> Any:
+    """Bind the wait once per dtype, with the same counts."""
+    spec, p = kind.spec, dict(kind.params)
+    mean = p.get("reduction") is MEAN
     q = {**p, "reduction": as_reduction(kind.op, MPI.SUM)} if mean else p
     if kind.form is None:
-        wait_p.bind(*handles, *numbers, of=kind.op, given=None, derived=False, **q)
+        wait_p.bind(*handles, of=kind.op, given=None, derived=False, **q)
         return None
     before, after = first_axes(spec, p)
     results = {}
-    for (dtype, indices), handle in zip(kind.form.groups.items(), handles, strict=True):
-        shape = _packed_shape([kind.form.data[i][0] for i in indices], before)
-        given = ShapedArray(shape, np.dtype(dtype))
-        out = wait_p.bind(handle, *numbers, of=kind.op, given=given, derived=False, **q)
+    for dtype, given, handle in zip(kind.form.groups, kind.messages, handles, strict=True):
+        out = wait_p.bind(handle, *counts, of=kind.op, given=given, derived=False, **q)
         if out:
             results[dtype] = mean_of_sum(spec, p, out[0]) if mean else out[0]
     return kind.form.unpack(results, before, after) if spec.returns else None
-
-
-def _packed_shape(shapes: Sequence[tuple[int, ...]], length: int | None) -> tuple[int, ...]:
-    """The shape of a message of leaves of these shapes: what `Packed.pack` makes."""
-    if len(shapes) == 1:
-        return shapes[0]
-    if length is None:
-        return (sum(map(math.prod, shapes)),)
-    return (length, sum(math.prod(shape[1:]) for shape in shapes))
-
-
-def _wait_program(spec: Spec, p: Params) -> Callable[..., Any]:
-    kind = p.pop("request")
-
-    def call(handles: Sequence[Any], *numbers: Any) -> Any:
-        return _wait(kind, handles, p, numbers)
-
-    call.__name__ = f"wait_i{spec.name}"
-    return jax.jit(call)
 
 
 def wait(request: Request, *, after: Any = None) -> Any:
@@ -117,13 +91,7 @@ def _result(request: Request, there: list[Any]) -> Any:
         return request._result([_result(each, there) for each in request._requests])
     kind, counts = request._kind, request._counts()
     handles = tuple(sum(there, handle) for handle in request._all_handles())
-    p = dict(kind.params)
-    if not clean() or any(isinstance(x, jax.core.Tracer) for x in (*handles, *counts)):
-        return _wait(kind, handles, p, counts)
-    started_here()
-    p["request"] = replace(kind, params=(), form=kind.form and kind.form.flat)
-    out = run_program(_wait_program, kind.spec, p, [handles, *counts])
-    return out if out is None or kind.form is None else jax.tree.unflatten(kind.form.tree, out)
+    return _wait(kind, handles, counts)
 
 
 def waitall(requests: Any, *, after: Any = None) -> Any:

@@ -178,15 +178,6 @@ def transport_info() -> TransportInfo:
         >>> mpi4jax.transport_info().cpu
         'mpi'
     """
-    requested, choices, rows = _native.transport_report()
-    (_, cpu, cpu_reason, cpu_error), (_, gpu, gpu_reason, gpu_error) = choices
-    return TransportInfo(
-        requested=requested,
-        cpu=cpu,
-        cpu_reason=cpu_reason,
-        cpu_error=cpu_error,
-        gpu=gpu,
-        gpu_reason=gpu_reason,
-        gpu_error=gpu_error,
-        unavailable={f"{platform}:{name}": why for platform, name, why in rows if why is not None},
-    )
+    requested, (cpu, gpu), rows = _native.transport_report()
+    unavailable = {f"{platform}:{name}": why for platform, name, why in rows if why is not None}
+    return TransportInfo(requested, *cpu[1:], *gpu[1:], unavailable)

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import functools
 import inspect
-import linecache
 import os
-import re
 import sys
 import warnings
 from collections.abc import Callable
-from types import CodeType, FrameType, TracebackType
+from types import CodeType
 from typing import Any
 
 import jax
@@ -22,10 +20,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._jax import compat
-from .._job.abort import ADVISERS
-from .._job.bytecode import takes_an_item
+from .._job.bytecode import next_instruction
 from .._job.flush import last
-from .._op.spec import SPECS
 
 
 def create_token(*args: Any) -> jax.Array:
@@ -82,7 +78,8 @@ def with_token(op: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(op)
     def call(*args: Any, token: Any = None, **kwargs: Any) -> Any:
         _check_token(name, token)
-        _note_call(name, token)
+        if not returns_nothing:
+            _note_call(name, token)
         result = op(*args, **kwargs)
         return _new_token(token) if returns_nothing else (result, _new_token(token))
 
@@ -116,105 +113,34 @@ def with_token(op: Callable[..., Any]) -> Callable[..., Any]:
 
 # ---- Programs that expect no token
 
-# Ops that were called without one although they return one; None once any was given one.
-_untokenized: set[str] | None = set()
-
-_ADVICE = (
-    "mpi4jax: {op} returns a tuple here, (result, token). For the result alone, as in mpi4jax 0.8 "
-    "and 0.9, write `import mpi4jax.notoken as mpi4jax`, or set MPI4JAX_NOTOKEN=1."
-)
-
-
-_ITEM = (
-    "mpi4jax: {op} returns a tuple here, (result, token), of which {line} takes one item. For an "
-    "item of the result, as in mpi4jax 0.8 and 0.9, write `import mpi4jax.notoken as mpi4jax`, or "
-    "set MPI4JAX_NOTOKEN=1. To silence this warning, set MPI4JAX_NOTOKEN=0"
+_WHOLE = (
+    "mpi4jax: {op} returns a tuple here, (result, token), which {line} does not unpack. For the "
+    "result alone, as in mpi4jax 0.8 and 0.9, write `import mpi4jax.notoken as mpi4jax`, or set "
+    "MPI4JAX_NOTOKEN=1. To silence this warning, set MPI4JAX_NOTOKEN=0"
 )
 # Calls without a token that have been looked at; None once a token is passed, or it was said.
 _seen: set[tuple[CodeType, int]] | None = None if "MPI4JAX_NOTOKEN" in os.environ else set()
 
 
 def _note_call(name: str, token: Any) -> None:
-    """Remember how an op that returns a token was called."""
-    global _untokenized, _seen
-    if token is not None:
-        _untokenized = _seen = None
-    elif _untokenized is not None:
-        _untokenized.add(name)
-        if _seen is not None:
-            _look(name, sys._getframe(2))
+    """Warn once of a call that takes the tuple for the result, in programs that pass no token.
 
-
-def _look(name: str, frame: FrameType) -> None:
-    """Warn once, if it is the first or second item of a tuple that a line takes for a row."""
+    An item of the tuple would be the result, or the token, where a row of the result is meant.
+    """
     global _seen
-    call = (frame.f_code, frame.f_lasti)
-    if _seen is None or call in _seen:
+    if token is not None:
+        _seen = None
+    if _seen is None:
+        return
+    frame = sys._getframe(2)
+    call, file = (frame.f_code, frame.f_lasti), frame.f_code.co_filename
+    if call in _seen or file.startswith(compat.NOT_THE_USERS):
         return
     _seen.add(call)
-    if takes_an_item(frame):
+    if next_instruction(frame) not in ("UNPACK_SEQUENCE", "POP_TOP"):
         _seen = None
-        line = f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
-        warnings.warn(_ITEM.format(op=name, line=line), stacklevel=4)
-
-
-def _is_pair(value: Any) -> bool:
-    """Whether this can be what an op returned, as a whole."""
-    return type(value) is tuple and len(value) == 2 and _is_token(value[1])
-
-
-def _is_token(value: Any) -> bool:
-    return getattr(value, "shape", None) == () and getattr(value, "dtype", None) == np.float32
-
-
-def _advise(error: BaseException, trace: TracebackType | None) -> None:
-    """Add a note to an error about a tuple that comes from taking an op's result for an array.
-
-    For programs that have never passed a token. A frame has such a tuple or calls an op, or a
-    function that is gone has returned it to JAX (an error about pytrees).
-    """
-    words, kinds = str(error), (TypeError, ValueError, AttributeError)
-    if not _untokenized or not isinstance(error, kinds) or not re.search(r"tuple|sequence", words):
-        return
-    call = re.compile(rf"\b({'|'.join(sorted(_untokenized))})\(")
-    op = min(_untokenized) if "pytree" in words else None
-    while trace is not None and op is None:
-        code = trace.tb_frame.f_code
-        if line := call.search(linecache.getline(code.co_filename, trace.tb_lineno)):
-            op = line[1]
-        elif any(map(_is_pair, trace.tb_frame.f_locals.values())):
-            op = min(_untokenized)
-        trace = trace.tb_next
-    if op is not None:
-        error.add_note(_ADVICE.format(op=op))
-
-
-ADVISERS.append(_advise)
-
-_ALONE = (
-    "mpi4jax: {op} returns the result alone here, and takes no token (mpi4jax.notoken, or "
-    "MPI4JAX_NOTOKEN=1). For (result, token), as in mpi4jax up to 0.7, call mpi4jax.{op} without "
-    "MPI4JAX_NOTOKEN."
-)
-_PAIR = re.compile(rf"^\s*\w+\s*,\s*\w+\s*=.*\b({'|'.join(SPECS)})\(")
-
-
-def _advise_notoken(error: BaseException, trace: TracebackType | None) -> None:
-    """Add a note to an error that comes from passing a token to a function without, or from
-    unpacking its result."""
-    words, op = str(error), None
-    if found := re.search(r"(\w+)\(\) got an unexpected keyword argument 'token'", words):
-        op = found[1] if found[1] in SPECS else None
-    elif re.search(r"values to unpack \(expected 2|over a 0-d array", words):
-        while trace is not None:
-            file, line = trace.tb_frame.f_code.co_filename, trace.tb_lineno
-            found = _PAIR.search(linecache.getline(file, line))
-            op, trace = found[1] if found else op, trace.tb_next
-    if op is not None:
-        error.add_note(_ALONE.format(op=op))
-
-
-ADVISERS.append(_advise_notoken)
+        line = f"{os.path.basename(file)}:{frame.f_lineno}"
+        warnings.warn(_WHOLE.format(op=name, line=line), stacklevel=3)
 
 
 def auto_tokenize(f: Callable[..., Any]) -> Callable[..., Any]:

@@ -17,7 +17,6 @@ def _adjoint(p: Params) -> Plan:
 @define(
     adjoint=_adjoint,
     is_uniform=True,
-    self_test=lambda t: (lambda: t.ops.allgather(t.x), t.all_x),
 )
 def allgather(x: T, *, comm: MPI.Intracomm | None = None) -> T:
     """Gather the arrays of all ranks on all ranks (MPI_Allgather; MPI-4.1, section 6.7).

@@ -21,10 +21,6 @@ def _adjoint(p: Params) -> Plan:
 @define(
     adjoint=_adjoint,
     is_uniform=True,
-    self_test=lambda t: (
-        lambda: t.ops.allgatherv(t.x, [len(x) for x in t.all_x]),
-        t.all_x.ravel(),
-    ),
 )
 def allgatherv(x: T, counts: Sequence[int], *, comm: MPI.Intracomm | None = None) -> T:
     """Gather the rows of all ranks on all ranks (MPI_Allgatherv; MPI-4.1, section 6.7).

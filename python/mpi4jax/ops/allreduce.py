@@ -24,7 +24,6 @@ def _derivative(r: ReductionTangent) -> Any:
     is_uniform=True,
     only_for_its_result=lambda p: True,
     overwrites=lambda p: not p["adjoint"],
-    self_test=lambda t: (lambda: t.ops.allreduce(t.x, MPI.SUM), t.all_x.sum(0)),
 )
 def allreduce(
     x: T,

@@ -15,10 +15,6 @@ from .._op.spec import Call, T
 
 @define(
     adjoint=lambda p: Plan("alltoallv"),
-    self_test=lambda t: (
-        lambda: t.ops.alltoallv(t.blocks, [1] * t.size, [1] * t.size),
-        t.of_all[t.rank],
-    ),
 )
 def alltoallv(
     x: T,

@@ -9,9 +9,7 @@ from .._op.comm import as_comm
 from .._op.spec import Call
 
 
-@define(
-    self_test=lambda t: (t.ops.barrier, None),
-)
+@define()
 def barrier(*, comm: MPI.Intracomm | None = None) -> None:
     """Wait for all ranks (MPI_Barrier; MPI-4.1, section 6.3).
 

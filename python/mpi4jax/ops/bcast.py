@@ -23,7 +23,6 @@ def _adjoint(p: Params) -> Plan:
     plan=_plan,
     adjoint=_adjoint,
     is_uniform=True,
-    self_test=lambda t: (lambda: t.ops.bcast(t.x, t.last), t.all_x[t.last]),
 )
 def bcast(x: T, root: int = 0, *, comm: MPI.Intracomm | None = None) -> T:
     """Copy the root's array to all ranks (MPI_Bcast; MPI-4.1, section 6.4).

@@ -14,10 +14,6 @@ from .._op.spec import Call, T
 @define(
     plan=to_root("gather"),
     adjoint=from_root_added("scatter"),
-    self_test=lambda t: (
-        lambda: t.ops.gather(t.x, t.last),
-        t.all_x if t.rank == t.last else t.x,
-    ),
 )
 def gather(x: T, root: int = 0, *, comm: MPI.Intracomm | None = None) -> T:
     """Gather the arrays of all ranks on the root (MPI_Gather; MPI-4.1, section 6.5).

@@ -42,10 +42,6 @@ def _pairs_of(pairs: Any, comm: Comm) -> list[tuple[int, int]]:
 
 @define(
     adjoint=lambda p: Plan("permute"),
-    self_test=lambda t: (
-        lambda: t.ops.permute(t.x, [(r, (r + 1) % t.size) for r in range(t.size)]),
-        t.all_x[t.left],
-    ),
 )
 def permute(
     x: T,

@@ -8,12 +8,11 @@ from mpi4py import MPI
 
 from .._call.definition import define
 from .._diff.derivative import ReversedMessage
-from .._op.arguments import ANY_SOURCE, ANY_TAG, source_of, tag_of
+from .._op.arguments import ANY_SOURCE, ANY_TAG, peer_of, tag_of
 from .._op.comm import as_comm, as_status
 from .._op.packing import check_template
 from .._op.plan import Plan, Result
 from .._op.spec import Call, Params, T
-from .send import message_round
 
 
 def _plan(p: Params) -> Plan:
@@ -30,7 +29,6 @@ def _transpose(message: ReversedMessage, cs: list[Any], xs: list[Any]) -> list[A
 @define(
     plan=_plan,
     transpose=_transpose,
-    self_test=message_round,
 )
 def recv(
     x: T,
@@ -78,7 +76,7 @@ def recv(
     c = as_comm("recv", comm)
     p = {
         "comm": c,
-        "source": source_of("recv", "source", source, c),
+        "source": peer_of("recv", "source", source, c),
         "recvtag": tag_of("recv", "tag", tag, wildcard=True),
         "status": as_status("recv", status),
     }

@@ -15,10 +15,6 @@ from .._op.spec import Call, T
     adjoint=lambda p: Plan("allgather"),
     derivative=ReductionTangent.of_own_block,
     only_for_its_result=lambda p: True,
-    self_test=lambda t: (
-        lambda: t.ops.reduce_scatter(t.blocks, MPI.SUM),
-        t.of_all[t.rank].sum(0),
-    ),
 )
 def reduce_scatter(
     x: T,

@@ -14,10 +14,6 @@ from .._op.spec import Call, T
 @define(
     plan=from_root("scatter"),
     adjoint=to_root_or_zeros("gather"),
-    self_test=lambda t: (
-        lambda: t.ops.scatter(t.of_all[:, t.rank] if t.rank == t.last else t.x, t.last),
-        t.of_all[t.rank, t.last],
-    ),
 )
 def scatter(x: T, root: int = 0, *, comm: MPI.Intracomm | None = None) -> T:
     """Send block ``j`` of the root's array to rank ``j`` (MPI_Scatter; MPI-4.1, section 6.6).

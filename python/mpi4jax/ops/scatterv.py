@@ -17,12 +17,6 @@ from .._op.spec import Call, T
 @define(
     plan=from_root("scatterv"),
     adjoint=to_root_or_zeros("gatherv"),
-    self_test=lambda t: (
-        lambda: t.ops.scatterv(
-            t.all_x.ravel() if t.rank == t.last else t.x, [len(x) for x in t.all_x], t.last
-        ),
-        t.x,
-    ),
 )
 def scatterv(
     x: T,

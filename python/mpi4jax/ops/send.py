@@ -8,7 +8,7 @@ from mpi4py import MPI
 
 from .._call.definition import define
 from .._diff.derivative import ReversedMessage
-from .._op.arguments import dest_of, tag_of
+from .._op.arguments import peer_of, tag_of
 from .._op.comm import as_comm
 from .._op.spec import Call
 
@@ -17,25 +17,8 @@ def _transpose(message: ReversedMessage, cs: list[Any], xs: list[Any]) -> list[A
     return [message.bind("recv", message.zeros(xs[0]))]
 
 
-def message_round(t: Any) -> Any:
-    """The self-test of send and recv: a message goes round."""
-
-    def call() -> Any:
-        if t.size == 1:
-            return t.ops.sendrecv(t.x, t.x, 0, 0)
-        if t.rank == 0:
-            t.ops.send(t.x, 1)
-            return t.ops.recv(t.x, t.last)
-        y = t.ops.recv(t.x, t.rank - 1)
-        t.ops.send(t.x, t.right)
-        return y
-
-    return call, t.all_x[t.left]
-
-
 @define(
     transpose=_transpose,
-    self_test=message_round,
 )
 def send(x: Any, dest: int, *, tag: int = 0, comm: MPI.Intracomm | None = None) -> None:
     """Send an array to another rank (MPI_Send; MPI-4.1, section 3.2).
@@ -66,7 +49,7 @@ def send(x: Any, dest: int, *, tag: int = 0, comm: MPI.Intracomm | None = None) 
     c = as_comm("send", comm)
     p = {
         "comm": c,
-        "dest": dest_of("send", "dest", dest, c),
+        "dest": peer_of("send", "dest", dest, c),
         "sendtag": tag_of("send", "tag", tag),
     }
     return Call.of("send", (x,), p)

@@ -9,7 +9,7 @@ from mpi4py import MPI
 
 from .._call.definition import define
 from .._diff.derivative import ReversedMessage
-from .._op.arguments import ANY_TAG, dest_of, source_of, tag_of
+from .._op.arguments import ANY_TAG, peer_of, tag_of
 from .._op.comm import as_comm, as_status
 from .._op.packing import check_template
 from .._op.plan import Plan, Result
@@ -41,10 +41,6 @@ def _start(start: Callable[..., Request], args: Sequence[Any], p: Params) -> Com
     plan=lambda p: Plan("sendrecv", Result.TEMPLATE),
     transpose=_transpose,
     start=_start,
-    self_test=lambda t: (
-        lambda: t.ops.sendrecv(t.x, t.x, t.left, t.right),
-        t.all_x[t.left],
-    ),
 )
 def sendrecv(
     sendbuf: Any,
@@ -95,8 +91,8 @@ def sendrecv(
     c = as_comm("sendrecv", comm)
     p = {
         "comm": c,
-        "source": source_of("sendrecv", "source", source, c),
-        "dest": dest_of("sendrecv", "dest", dest, c),
+        "source": peer_of("sendrecv", "source", source, c),
+        "dest": peer_of("sendrecv", "dest", dest, c),
         "sendtag": tag_of("sendrecv", "sendtag", sendtag),
         "recvtag": tag_of("sendrecv", "recvtag", recvtag, wildcard=True),
         "status": as_status("sendrecv", status),
