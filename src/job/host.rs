@@ -24,6 +24,10 @@ use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
 use super::mail::Word;
 use super::ranks::Ranks;
 use super::status::{Life, Need, RankStatus, World};
@@ -100,7 +104,7 @@ impl Host {
         let (own, pid) = (file(self.rank, ""), file(self.rank, "pid"));
         let is_old = |name: &String| name.starts_with(&own) && *name != pid;
         folder.names().into_iter().filter(is_old).for_each(|name| folder.remove(&name));
-        self.write(&pid, &format!("{}\n{}\n", self.process, self.size))
+        self.write(&pid, &(&self.process, self.size))
     }
 
     /// What the ranks have in common that see this folder, and no others; without one, this rank alone.
@@ -114,13 +118,13 @@ impl Host {
         self.folder.as_ref().map_or(0, |folder| self.listing.look(folder))
     }
 
-    fn write(&self, name: &str, text: &str) -> io::Result<()> {
-        self.folder()?.write(name, &format!("{name}.{}.tmp", self.rank), text)
+    fn write(&self, name: &str, value: &impl Serialize) -> io::Result<()> {
+        self.folder()?.write(name, &format!("{name}.{}.tmp", self.rank), &serde_json::to_string(value)?)
     }
 
-    /// A file of this job that was there at the last look.
-    fn listed(&self, name: &str) -> Option<String> {
-        if self.listing.has(name) { self.read(name) } else { None }
+    /// What a file of this job says that was there at the last look.
+    fn listed<T: DeserializeOwned>(&self, name: &str) -> Option<T> {
+        if self.listing.has(name) { serde_json::from_str(&self.read(name)?).ok() } else { None }
     }
 
     /// A file of this job.
@@ -131,7 +135,7 @@ impl Host {
 
     /// Tells the others how this rank fares.
     pub fn say(&self, status: &RankStatus) -> io::Result<()> {
-        let said = self.write(&file(self.rank, "status"), &format!("{}\n{}", self.process, status.encode()));
+        let said = self.write(&file(self.rank, "status"), &(&self.process, status));
         if said.is_err() && status.life == Life::Finished {
             // A full disk: nobody waits for a rank that has not come.
             self.remove(&file(self.rank, "pid"));
@@ -146,22 +150,21 @@ impl Host {
 
     /// What this process of a rank has said last: not what that of another job has, whatever the name of the folder is.
     fn said(&self, rank: i32) -> Option<RankStatus> {
-        let text = self.listed(&file(rank, "status"))?;
-        let (process, status) = text.split_once('\n')?;
-        if Process::parse(process)? == self.process(rank)? { RankStatus::decode(status) } else { None }
+        let (process, status): (Process, RankStatus) = self.listed(&file(rank, "status"))?;
+        (process == self.process(rank)?).then_some(status)
     }
 
     /// What this rank leaves for `python -m mpi4jax.report`.
-    pub fn dump(&self, json: &str) -> io::Result<()> {
-        self.write(&file(self.rank, "json"), json)
+    pub fn dump(&self, dump: &Value) -> io::Result<()> {
+        self.write(&file(self.rank, "json"), dump)
     }
 
     /// Samples of what a rank did.
-    pub fn did(&self, rank: i32) -> Option<String> {
-        self.read(&file(rank, "did"))
+    pub fn did<T: DeserializeOwned>(&self, rank: i32) -> Option<T> {
+        serde_json::from_str(&self.read(&file(rank, "did"))?).ok()
     }
 
-    pub fn say_did(&self, samples: &str) {
+    pub fn say_did(&self, samples: &impl Serialize) {
         let _ = self.write(&file(self.rank, "did"), samples);
     }
 
@@ -204,7 +207,7 @@ impl Host {
 
     /// Asks the ranks of this folder what they do.
     pub fn ask(&self, word: &Word) -> io::Result<()> {
-        self.write("ask", &word.to_string())?;
+        self.write("ask", word)?;
         self.look();
         self.here().iter().filter(|&rank| rank != self.rank).for_each(|rank| self.ring(rank));
         Ok(())
@@ -212,7 +215,7 @@ impl Host {
 
     /// The last question.
     pub fn asked(&self) -> Option<Word> {
-        Word::parse(&self.listed("ask")?)
+        self.listed("ask")
     }
 
     /// The process of a rank.
@@ -221,7 +224,7 @@ impl Host {
         if let Some(known) = processes.get(&rank) {
             return Some(known.clone());
         }
-        let process = Process::parse(self.listed(&file(rank, "pid"))?.lines().next()?)?;
+        let (process, _): (Process, i32) = self.listed(&file(rank, "pid"))?;
         processes.insert(rank, process.clone());
         Some(process)
     }
@@ -307,7 +310,7 @@ impl Host {
 
     /// How the default communicator is made, if a rank has chosen.
     pub fn chosen_default(&self) -> Option<String> {
-        self.listed("default").filter(|chosen| !chosen.is_empty())
+        self.listing.has("default").then(|| self.read("default"))?.filter(|chosen| !chosen.is_empty())
     }
 
     /// Whether the programs of all other ranks that have come are at their end, and whether all have come.
@@ -325,7 +328,7 @@ impl Host {
     pub fn end(&self) {
         let has_dump = self.folder.as_ref().is_ok_and(|folder| folder.has(&file(self.rank, "json")));
         if has_dump {
-            let _ = self.write("ending", "");
+            let _ = self.write("ending", &());
         } else {
             self.clean();
         }
@@ -367,13 +370,10 @@ fn sweep(folder: &Folder, own: &Process) {
             continue; // a job that begins now, or dumps
         }
         let pids = names.iter().filter(|name| name.ends_with(".pid"));
-        let texts: Vec<String> = pids.filter_map(|name| Some(other.read(name)?.0)).collect();
-        let is_gone = |text: &String| {
-            let (process, size) = text.split_once('\n')?;
-            let complete = size.trim().parse() == Ok(texts.len());
-            Some(complete && own.knows_gone(&Process::parse(process)?))
-        };
-        if !texts.is_empty() && texts.iter().all(|text| is_gone(text) == Some(true)) {
+        let ranks: Vec<(Process, usize)> =
+            pids.filter_map(|name| serde_json::from_str(&other.read(name)?.0).ok()).collect();
+        let is_gone = |(process, size): &(Process, usize)| *size == ranks.len() && own.knows_gone(process);
+        if !ranks.is_empty() && ranks.iter().all(is_gone) {
             names.iter().for_each(|name| other.remove(name));
             other.remove_self();
         }

@@ -8,9 +8,10 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
+use serde_json::json;
+
 use super::clock::Epoch;
-use super::files;
-use super::json::{self, quoted};
+use super::json;
 use super::recorder::{Record, Running};
 
 struct Trace {
@@ -32,14 +33,10 @@ pub fn is_enabled() -> bool {
 
 /// Writes all operations from now on to a file, as spans of process `rank`.
 pub fn start(path: &Path, rank: i32) -> io::Result<()> {
-    let mut file = BufWriter::new(files::create(path)?);
+    let mut file = BufWriter::new(File::create(path)?);
     // The array need not be closed: a job that is aborted leaves a file that viewers accept.
-    writeln!(
-        file,
-        "[{{\"ph\": \"M\", \"name\": \"process_name\", \"pid\": {rank}, \
-         \"args\": {{\"name\": \"rank {rank}\", \"host\": {}}}}}",
-        quoted(&super::host())
-    )?;
+    let args = json!({"name": format!("rank {rank}"), "host": super::host()});
+    writeln!(file, "[{}", json!({"ph": "M", "name": "process_name", "pid": rank, "args": args}))?;
     file.flush()?;
     *TRACE.lock().unwrap_or_else(PoisonError::into_inner) = Some(Trace { file, rank, records: Vec::new() });
     // SAFETY: registers a function that touches nothing but its statics.
@@ -80,19 +77,23 @@ impl Trace {
         let epoch = Epoch::now();
         for record in self.records.drain(..) {
             let comm = &record.info.comm;
-            let bytes = record.dtype.map_or(0, |dtype| record.count * dtype.size() as u64);
-            writeln!(
-                self.file,
-                ",{{\"ph\": \"X\", \"name\": {}, \"cat\": \"mpi\", \"pid\": {}, \"tid\": 0, \"ts\": {:.3}, \
-                 \"dur\": {:.3}, \"args\": {{\"bytes\": {bytes}, \"key\": {}, \"members\": \"{:016x}\", \"record\": {}}}}}",
-                quoted(record.info.name()),
-                self.rank,
-                1e6 * epoch.unix(record.started),
-                1e6 * record.seconds(&epoch),
-                quoted(&comm.key),
-                comm.class,
-                json::record(&record, 0, &epoch)
-            )?;
+            let args = json!({
+                "bytes": record.dtype.map_or(0, |dtype| record.count * dtype.size() as u64),
+                "key": comm.key,
+                "members": format!("{:016x}", comm.class),
+                "record": json::record(&record, &epoch),
+            });
+            let span = json!({
+                "ph": "X",
+                "name": record.info.name(),
+                "cat": "mpi",
+                "pid": self.rank,
+                "tid": 0,
+                "ts": 1e6 * epoch.unix(record.started),
+                "dur": 1e6 * record.seconds(&epoch),
+                "args": args,
+            });
+            writeln!(self.file, ",{span}")?;
         }
         self.file.flush()
     }

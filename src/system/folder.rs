@@ -15,7 +15,11 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
-use crate::record::files::user;
+/// The user that this process writes as.
+fn user() -> u32 {
+    // SAFETY: takes nothing.
+    unsafe { libc::geteuid() }
+}
 
 #[derive(Debug)]
 pub struct Folder {

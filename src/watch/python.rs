@@ -8,12 +8,14 @@ use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
+use serde::Serialize;
+
 use super::waits;
 use crate::job::status::Life;
 use crate::system::{signal, threads as system};
 
 /// A line of Python that a thread is at.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Frame {
     pub file: String,
     pub line: u32,

@@ -11,9 +11,10 @@ use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
 use super::decide::{self, Action, Heard, Key, Purpose, Reason, State};
+use super::dump::dump;
 use super::end::{self, HUNG};
 use super::own;
-use super::python::{self, Frame, Others};
+use super::python::{self, Others};
 use super::report::{self, Facts};
 use super::start::{self, Settings, Watchdog, ending};
 use super::waits::{self, Limit, Waits};
@@ -23,7 +24,6 @@ use crate::job::link;
 use crate::job::mail::{Kind, Message, Word};
 use crate::job::status::{Life, RankStatus, World, compare_origins};
 use crate::mpilib;
-use crate::record::dump;
 use crate::record::recorder;
 use crate::record::timeline;
 use crate::system::launcher::Launcher;
@@ -74,28 +74,6 @@ pub fn run(watchdog: &'static Watchdog) {
             observer = Observer::new(watchdog);
             std::thread::sleep(Duration::from_secs(1));
         }
-    }
-}
-
-impl samples::Exchange for Host {
-    fn rank(&self) -> i32 {
-        self.rank
-    }
-
-    fn is_open(&self) -> bool {
-        self.broken().is_none()
-    }
-
-    fn write(&self, text: &str) {
-        self.say_did(text);
-    }
-
-    fn read(&self, rank: i32) -> Option<String> {
-        self.did(rank)
-    }
-
-    fn is_first_to_doubt(&self) -> bool {
-        self.is_first_to("doubt")
     }
 }
 
@@ -278,15 +256,7 @@ impl Observer {
         if let Some(word) = &word {
             (self.answered, self.answered_at) = (word.time, self.clock);
             if matches!(word.kind, Kind::Show | Kind::End) {
-                let frame = |frame: &Frame| (frame.file.clone(), frame.line, frame.function.clone());
-                let dump = dump::json(&dump::Header {
-                    rank: self.host.rank,
-                    size: self.host.size,
-                    host: &self.host.name,
-                    reason: &word.kind.to_string(),
-                    state: &report::doing(&status),
-                    python: python.main().iter().map(frame).collect(),
-                });
+                let dump = dump(self.host, word.kind, &report::doing(&status), python.main());
                 self.trouble =
                     self.host.dump(&dump).err().map(|error| error.to_string()).or(self.trouble.take());
             }

@@ -2,6 +2,8 @@
 
 use std::fs;
 
+use serde_json::json;
+
 use super::super::mail::Kind;
 use super::*;
 use crate::system::folder::operations;
@@ -65,7 +67,7 @@ fn ranks_ask_and_answer_and_end() {
         ..lives(Life::Runs)
     };
     b.say(&answer).unwrap();
-    b.dump("{}").unwrap();
+    b.dump(&serde_json::json!({})).unwrap();
     a.look();
     let world = a.world(None);
     assert_eq!((&world[&1], a.leader(), b.leader()), (&answer, 0, 0));
@@ -87,27 +89,25 @@ fn ranks_ask_and_answer_and_end() {
     remove(&a);
 }
 
-/// The line by which a process of this machine introduces itself, as that of another number or start.
-fn introduced(pid: Option<u32>, start: Option<&str>) -> String {
-    let own = Process::own().to_string();
-    let mut words: Vec<String> = own.split(' ').map(Into::into).collect();
-    words[0] = pid.map_or(words[0].clone(), |pid| pid.to_string());
-    words[2] = start.map_or(words[2].clone(), Into::into);
-    words.join(" ")
+/// A process of this machine as it introduces itself, but for its number, start or space.
+fn introduced(changes: &[(&str, Value)]) -> Value {
+    let mut process = serde_json::to_value(Process::own()).unwrap();
+    changes.iter().for_each(|(field, value)| process[field] = value.clone());
+    process
 }
 
 #[test]
 fn files_of_other_processes_are_not_this_jobs() {
     let (a, b) = two("others");
     let path = b.directory.join("rank1.status");
-    let finished = lives(Life::Finished).encode();
-    fs::write(&path, format!("{}\n{finished}", introduced(Some(1), None))).unwrap();
+    let finished = lives(Life::Finished);
+    fs::write(&path, json!([introduced(&[("pid", json!(1))]), finished]).to_string()).unwrap();
     assert_eq!(life(&a, 1), Some(Life::Runs));
     // A live process that is rank 1 is not replaced.
     let mut child = std::process::Command::new("/bin/sleep").arg("100").spawn().unwrap();
-    let start = os::info(child.id() as i32).unwrap().start.to_string();
-    let line = format!("{}\n2\n", introduced(Some(child.id()), Some(&start)));
-    fs::write(b.directory.join("rank1.pid"), line).unwrap();
+    let start = os::info(child.id() as i32).unwrap().start;
+    let process = introduced(&[("pid", json!(child.id())), ("start", json!(start))]);
+    fs::write(b.directory.join("rank1.pid"), json!([process, 2]).to_string()).unwrap();
     let again = Host::new(directory("others"), 1, 2);
     assert!(again.broken().is_some_and(|why| why.contains("is rank 1 of this job already")), "{again:?}");
     let other = Host::new(directory("others"), 0, 2);
@@ -116,33 +116,27 @@ fn files_of_other_processes_are_not_this_jobs() {
     child.wait().unwrap();
     assert_eq!(life(&other, 1), Some(Life::Gone));
     // One whose program had come to its end is no loss.
-    fs::write(path, line_of(&b) + &lives(Life::Exits).encode()).unwrap();
+    fs::write(path, json!([process, lives(Life::Exits)]).to_string()).unwrap();
     assert_eq!(life(&other, 1), Some(Life::Finished));
     assert_eq!(Host::new(directory("others"), 1, 2).broken(), None);
     remove(&a);
-}
-
-fn line_of(host: &Host) -> String {
-    let text = fs::read_to_string(host.directory.join("rank1.pid")).unwrap();
-    format!("{}\n", text.lines().next().unwrap())
 }
 
 #[test]
 #[cfg(target_os = "linux")]
 fn only_what_killed_jobs_have_left_is_swept() {
     let (a, _b) = two("sweep");
-    let (own, gone) = (introduced(None, None), introduced(None, Some("1")));
-    let words: Vec<&str> = own.split(' ').collect();
-    let elsewhere = format!("{} {} 1 another", words[0], words[1]);
+    let pid = |changes: &[(&str, Value)], size: i32| json!([introduced(changes), size]).to_string();
+    let gone = ("start", json!(1));
     let make = |job: &str, files: &[(&str, &str)]| {
         let folder = Folder::make(&a.directory.with_file_name(job)).unwrap();
         files.iter().for_each(|(name, text)| folder.create(name, text).unwrap());
     };
-    make("killed", &[("rank0.pid", &format!("{gone}\n1\n")), ("ask", "")]);
-    make("incomplete", &[("rank0.pid", &format!("{gone}\n2\n"))]);
-    make("elsewhere", &[("rank0.pid", &format!("{elsewhere}\n1\n"))]);
-    make("alive", &[("rank0.pid", &format!("{own}\n1\n"))]);
-    make("dumps", &[("rank0.pid", &format!("{gone}\n1\n")), ("rank0.json", "{}")]);
+    make("killed", &[("rank0.pid", &pid(&[gone.clone()], 1)), ("ask", "")]);
+    make("incomplete", &[("rank0.pid", &pid(&[gone.clone()], 2))]);
+    make("elsewhere", &[("rank0.pid", &pid(&[gone.clone(), ("space", json!("another"))], 1))]);
+    make("alive", &[("rank0.pid", &pid(&[], 1))]);
+    make("dumps", &[("rank0.pid", &pid(&[gone.clone()], 1)), ("rank0.json", "{}")]);
     make("new", &[]);
     let _ = Host::new(directory("sweep"), 0, 2);
     for (job, stays) in [
