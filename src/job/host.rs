@@ -174,28 +174,27 @@ impl Host {
         }
     }
 
-    /// Whether no rank has done this before.
+    /// Leaves a file that says which rank has done something, unless another one has: what `is_old` says no more.
+    fn claim(&self, name: &str, is_old: impl Fn(&str, SystemTime) -> bool) -> bool {
+        let (Ok(folder), own) = (&self.folder, self.rank.to_string()) else { return false };
+        folder.create(name, &own).is_ok()
+            || folder.read(name).is_none_or(|(rank, at)| is_old(&rank, at)) && {
+                folder.remove(name);
+                folder.create(name, &own).is_ok()
+            }
+    }
+
+    /// Whether no rank of this job has done this before.
     pub fn is_first_to(&self, name: &str) -> bool {
-        self.folder.as_ref().is_ok_and(|folder| {
-            folder.create(name, "").is_ok()
-                || self.read(name).is_none() && {
-                    folder.remove(name); // an earlier job's
-                    folder.create(name, "").is_ok()
-                }
-        })
+        self.claim(name, |_, at| at < self.since)
     }
 
     /// Whether this rank makes the report that all have been asked for: no other one just has. Without files, it does.
     pub fn may_show(&self) -> bool {
-        let Ok(folder) = &self.folder else { return true };
-        let own = self.rank.to_string();
-        let another_has =
-            |(rank, at): (String, SystemTime)| rank != own && at.elapsed().is_ok_and(|ago| ago < SHOWN);
-        folder.create("shown", &own).is_ok()
-            || !folder.read("shown").is_some_and(another_has) && {
-                folder.remove("shown");
-                folder.create("shown", &own).is_ok()
-            }
+        let is_old = |rank: &str, at: SystemTime| {
+            rank == self.rank.to_string() || at.elapsed().is_ok_and(|ago| ago > SHOWN)
+        };
+        self.broken().is_some() || self.claim("shown", is_old)
     }
 
     /// Wakes the watchdog of a rank.

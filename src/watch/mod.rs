@@ -18,7 +18,7 @@ mod terminate;
 mod waits;
 mod watchdog;
 
-pub use self::python::use_answers;
+pub use self::python::{Frame, Thread, answer, use_answers};
 pub use self::start::{
     Settings, abort_after, choose_default, ending, exit, open_link, report_all, start, take_signals,
     user_frame,

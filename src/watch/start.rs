@@ -23,14 +23,15 @@ use crate::system::signal;
 
 /// How the watchdog was told to behave.
 #[derive(Debug)]
+#[cfg_attr(feature = "python", derive(pyo3::FromPyObject), pyo3(from_item_all))]
 pub struct Settings {
     /// Of this process, in `MPI_COMM_WORLD`.
     pub rank: i32,
     pub size: i32,
     pub directory: PathBuf,
-    /// After how many seconds an operation counts as hung; 0: never.
+    /// After how many seconds an operation counts as hung; infinity: never.
     pub timeout: f64,
-    /// After how many seconds a line says what an operation waits for; 0: never.
+    /// After how many seconds a line says what an operation waits for; infinity: never.
     pub report_after: f64,
     /// Whether a hung operation ends the job.
     pub abort: bool,

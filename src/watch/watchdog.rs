@@ -16,7 +16,7 @@ use super::end::{self, HUNG};
 use super::own;
 use super::python::{self, Others};
 use super::report::{self, Facts};
-use super::start::{self, Settings, Watchdog, ending};
+use super::start::{self, Watchdog, ending};
 use super::waits::{self, Limit, Waits};
 use crate::compare::samples;
 use crate::job::host::Host;
@@ -168,9 +168,8 @@ impl Observer {
 
     /// For how long there is nothing to do, in seconds.
     fn pause(&mut self) -> f64 {
-        let (limit, report_after) = (self.limit(), self.watchdog.settings.report_after);
-        let quarter = |seconds: f64| if seconds > 0.0 { seconds / 4.0 } else { f64::INFINITY };
-        let shortest = quarter(limit.seconds).min(quarter(report_after));
+        let limit = self.limit();
+        let shortest = limit.seconds.min(self.watchdog.settings.report_after) / 4.0;
         let led = || self.state.world.values().flat_map(|rank| &rank.waits).map(|wait| wait.seconds);
         let longest = led().fold(self.waits.longest(), f64::max);
         let begun = recorder::count();
@@ -352,8 +351,7 @@ impl Observer {
 
     /// Does what there is to do.
     fn act(&mut self) {
-        let Settings { report_after, .. } = self.watchdog.settings;
-        let report_after = if report_after > 0.0 { report_after } else { f64::INFINITY };
+        let report_after = self.watchdog.settings.report_after;
         let settings = decide::Settings { report_after, host: link::hosts().place() };
         let mut actions = Vec::new();
         if self.leads() || self.state.question.is_some() {

@@ -121,8 +121,18 @@ def start() -> None:
     rank, size = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
     # None stands for a handler in C: MPICH has one, which ours calls.
     free = signal.getsignal(signal.SIGUSR1) in (signal.SIG_DFL, None)
-    folder, one = job.directory(size), job.has_one_directory()
-    _native.watch_start(rank, size, folder, seconds, told_after, aborts, free, one, asks_hosts)
+    settings = {
+        "rank": rank,
+        "size": size,
+        "directory": job.directory(size),
+        "timeout": seconds or math.inf,
+        "report_after": told_after or math.inf,
+        "abort": aborts,
+        "takes_signal": free,
+        "one_directory": job.has_one_directory(),
+        "asks_hosts": asks_hosts,
+    }
+    _native.watch_start(settings)
     stacks.start()
     if trace := os.environ.get("MPI4JAX_TRACE"):
         _native.trace_to(trace_file(trace, rank), rank)
