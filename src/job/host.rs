@@ -18,9 +18,10 @@
 //! | `ending` | before a rank ends the job | that it has said why |
 
 use std::collections::HashMap;
+use std::fs;
 use std::io;
 use std::os::fd::RawFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
@@ -75,7 +76,7 @@ impl Host {
             // Without one, others learn later what this rank does.
             host.bell = folder.make_bell(&file(rank, "bell")).unwrap_or(-1);
             if rank == 0 {
-                sweep(folder, &host.process);
+                sweep(&folder.path, &host.process);
             }
         }
         host
@@ -362,19 +363,19 @@ impl Host {
 
 /// Removes what killed jobs have left beside this folder, except for dumps: where all of a job's processes were of this
 /// machine, and are gone.
-fn sweep(folder: &Folder, own: &Process) {
-    for other in folder.siblings() {
-        let names = other.names();
-        if names.is_empty() || names.iter().any(|name| name.ends_with(".json")) {
-            continue; // a job that begins now, or dumps
-        }
-        let pids = names.iter().filter(|name| name.ends_with(".pid"));
-        let ranks: Vec<(Process, usize)> =
-            pids.filter_map(|name| serde_json::from_str(&other.read(name)?.0).ok()).collect();
+fn sweep(folder: &Path, own: &Process) {
+    let entries = |folder: &Path| {
+        fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path()).collect::<Vec<_>>()
+    };
+    for job in folder.parent().map(entries).unwrap_or_default() {
+        let files = entries(&job);
+        let with = |kind: &'static str| files.iter().filter(move |it| it.extension() == Some(kind.as_ref()));
+        let read = |path| serde_json::from_str(&fs::read_to_string(path).ok()?).ok();
+        let ranks: Vec<(Process, usize)> = with("pid").filter_map(read).collect();
         let is_gone = |(process, size): &(Process, usize)| *size == ranks.len() && own.knows_gone(process);
-        if !ranks.is_empty() && ranks.iter().all(is_gone) {
-            names.iter().for_each(|name| other.remove(name));
-            other.remove_self();
+        // Without ranks, it is a job that begins now.
+        if !ranks.is_empty() && ranks.iter().all(is_gone) && with("json").next().is_none() {
+            let _ = fs::remove_dir_all(job);
         }
     }
 }

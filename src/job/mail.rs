@@ -7,8 +7,8 @@ use std::time::SystemTime;
 
 use serde::{Deserialize, Serialize};
 
-use super::ranks::Ranks;
-use super::status::RankStatus;
+use super::ranks::{Ranks, grouped};
+use super::status::{RankStatus, World};
 
 /// What somebody wants to know.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -50,18 +50,13 @@ pub enum Message {
 
 impl Message {
     /// The answer of a host to a question.
-    pub fn answer<'a>(word: Word, ranks: impl IntoIterator<Item = (&'a i32, &'a RankStatus)>) -> Self {
-        let mut said: Vec<(Vec<i32>, RankStatus)> = Vec::new();
-        let mut places = std::collections::HashMap::new();
-        for (&rank, status) in ranks {
-            let status = status.briefly();
-            let place = *places.entry(status.encode()).or_insert(said.len());
-            if place == said.len() {
-                said.push((Vec::new(), status));
-            }
-            said[place].0.push(rank);
-        }
-        Self::Answer(word, said.into_iter().map(|(ranks, it)| (ranks.into_iter().collect(), it)).collect())
+    pub fn answer(word: Word, world: &World) -> Self {
+        let said = grouped(world.iter().map(|(rank, status)| (status.briefly().encode(), *rank)));
+        let said = said.into_iter().map(|(_, ranks)| {
+            let status = ranks.first().map(|rank| world[&rank].briefly()).unwrap_or_default();
+            (ranks, status)
+        });
+        Self::Answer(word, said.collect())
     }
 
     pub fn encode(&self) -> Vec<u8> {
@@ -79,16 +74,8 @@ pub struct Hosts {
 impl Hosts {
     /// From what each rank calls its host.
     pub fn new(names: &[u64], rank: i32) -> Self {
-        let mut by_name: Vec<(u64, Vec<i32>)> = Vec::new();
-        let mut places = std::collections::HashMap::new();
-        for (&name, rank) in names.iter().zip(0..) {
-            let place = *places.entry(name).or_insert_with(|| {
-                by_name.push((name, Vec::new()));
-                by_name.len() - 1
-            });
-            by_name[place].1.push(rank);
-        }
-        let hosts: Vec<Ranks> = by_name.into_iter().map(|(_, ranks)| ranks.into_iter().collect()).collect();
+        let hosts: Vec<Ranks> =
+            grouped(names.iter().copied().zip(0..)).into_iter().map(|(_, ranks)| ranks).collect();
         let own = hosts.iter().position(|host| host.contains(rank)).unwrap_or(0);
         Self { hosts, own }
     }
@@ -111,6 +98,8 @@ impl Hosts {
 #[derive(Debug, Default)]
 pub struct Mail {
     pub hosts: Hosts,
+    /// This rank speaks for its host.
+    pub leads: bool,
     outbox: Vec<(i32, Message)>,
     /// Our last question, and the answers to it by who has sent them.
     word: Option<Word>,
@@ -195,13 +184,11 @@ mod tests {
     fn messages_arrive_as_they_were_sent() {
         let status = |before: &str| RankStatus { before: before.into(), ..RankStatus::default() };
         let word = Word { kind: Kind::End, rank: 3, time: 17 };
-        let ranks = [(0, status("a")), (1, status("b")), (2, status("a"))];
-        let answer = |ranks: &[(i32, RankStatus)]| {
-            Message::answer(word.clone(), ranks.iter().map(|(rank, status)| (rank, status)))
-        };
-        let Message::Answer(_, said) = answer(&ranks) else { panic!("no answer") };
+        let world = World::from([(0, status("a")), (1, status("b")), (2, status("a"))]);
+        let answer = |world: &World| Message::answer(word.clone(), world);
+        let Message::Answer(_, said) = answer(&world) else { panic!("no answer") };
         assert_eq!(said.iter().map(|(ranks, _)| ranks.to_string()).collect::<Vec<_>>(), ["0,2", "1"]);
-        for message in [Message::Question(word.clone()), answer(&ranks), answer(&[])] {
+        for message in [Message::Question(word.clone()), answer(&world), answer(&World::new())] {
             assert_eq!(serde_json::from_slice::<Message>(&message.encode()).unwrap(), message);
         }
     }

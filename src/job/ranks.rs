@@ -1,6 +1,8 @@
 //! Ranks in runs: however many there are, mostly a few numbers.
 
+use std::collections::HashMap;
 use std::fmt;
+use std::hash::Hash;
 
 use serde::{Deserialize, Serialize};
 
@@ -32,6 +34,19 @@ impl Ranks {
     pub fn first(&self) -> Option<i32> {
         self.0.first().map(|run| run[0])
     }
+}
+
+/// Ranks by what they have in common, in the order in which that comes first.
+pub fn grouped<K: Clone + Eq + Hash>(ranks: impl IntoIterator<Item = (K, i32)>) -> Vec<(K, Ranks)> {
+    let (mut groups, mut places) = (Vec::<(K, Vec<i32>)>::new(), HashMap::new());
+    for (key, rank) in ranks {
+        let place = *places.entry(key).or_insert_with_key(|key| {
+            groups.push((key.clone(), Vec::new()));
+            groups.len() - 1
+        });
+        groups[place].1.push(rank);
+    }
+    groups.into_iter().map(|(key, ranks)| (key, ranks.into_iter().collect())).collect()
 }
 
 impl FromIterator<i32> for Ranks {

@@ -17,14 +17,10 @@ use super::recorder::{Record, Running};
 struct Trace {
     file: BufWriter<File>,
     rank: i32,
-    records: Vec<Record>,
 }
 
 static ENABLED: AtomicBool = AtomicBool::new(false);
 static TRACE: Mutex<Option<Trace>> = Mutex::new(None);
-
-/// Records are turned into text by the thousand.
-const BATCH: usize = 1024;
 
 #[inline]
 pub fn is_enabled() -> bool {
@@ -38,14 +34,14 @@ pub fn start(path: &Path, rank: i32) -> io::Result<()> {
     let args = json!({"name": format!("rank {rank}"), "host": super::host()});
     writeln!(file, "[{}", json!({"ph": "M", "name": "process_name", "pid": rank, "args": args}))?;
     file.flush()?;
-    *TRACE.lock().unwrap_or_else(PoisonError::into_inner) = Some(Trace { file, rank, records: Vec::new() });
+    *TRACE.lock().unwrap_or_else(PoisonError::into_inner) = Some(Trace { file, rank });
     // SAFETY: registers a function that touches nothing but its statics.
     unsafe { libc::atexit(flush) };
     ENABLED.store(true, Ordering::Relaxed);
     Ok(())
 }
 
-/// Ends an operation, and keeps its record.
+/// Ends an operation, and writes its record.
 #[cold]
 pub fn write(running: Running) {
     let before = running.record().map(|record| record.ticket);
@@ -53,10 +49,7 @@ pub fn write(running: Running) {
     if let (Some(trace), Some(record)) =
         (TRACE.lock().unwrap_or_else(PoisonError::into_inner).as_mut(), record)
     {
-        trace.records.push(record);
-        if trace.records.len() >= BATCH {
-            let _ = trace.write();
-        }
+        let _ = trace.write(&record);
     }
 }
 
@@ -65,36 +58,29 @@ pub extern "C" fn flush() {
     if let Ok(mut trace) = TRACE.try_lock()
         && let Some(trace) = trace.as_mut()
     {
-        let _ = trace.write();
+        let _ = trace.file.flush();
     }
 }
 
 impl Trace {
-    fn write(&mut self) -> io::Result<()> {
-        if self.records.is_empty() {
-            return Ok(());
-        }
-        let epoch = Epoch::now();
-        for record in self.records.drain(..) {
-            let comm = &record.info.comm;
-            let args = json!({
-                "bytes": record.dtype.map_or(0, |dtype| record.count * dtype.size() as u64),
-                "key": comm.key,
-                "members": format!("{:016x}", comm.class),
-                "record": json::record(&record, &epoch),
-            });
-            let span = json!({
-                "ph": "X",
-                "name": record.info.name(),
-                "cat": "mpi",
-                "pid": self.rank,
-                "tid": 0,
-                "ts": 1e6 * epoch.unix(record.started),
-                "dur": 1e6 * record.seconds(&epoch),
-                "args": args,
-            });
-            writeln!(self.file, ",{span}")?;
-        }
-        self.file.flush()
+    fn write(&mut self, record: &Record) -> io::Result<()> {
+        let (epoch, comm) = (Epoch::now(), &record.info.comm);
+        let args = json!({
+            "bytes": record.dtype.map_or(0, |dtype| record.count * dtype.size() as u64),
+            "key": comm.key,
+            "members": format!("{:016x}", comm.class),
+            "record": json::record(record, &epoch),
+        });
+        let span = json!({
+            "ph": "X",
+            "name": record.info.name(),
+            "cat": "mpi",
+            "pid": self.rank,
+            "tid": 0,
+            "ts": 1e6 * epoch.unix(record.started),
+            "dur": 1e6 * record.seconds(&epoch),
+            "args": args,
+        });
+        writeln!(self.file, ",{span}")
     }
 }

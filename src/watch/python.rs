@@ -12,7 +12,7 @@ use serde::Serialize;
 
 use super::waits;
 use crate::job::status::Life;
-use crate::system::{signal, threads as system};
+use crate::system::{os, signal};
 
 /// A line of Python that a thread is at.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -167,8 +167,7 @@ impl Others {
     /// Whether the main thread waits for what the other threads do, and those do nothing: it sleeps until another thread wakes
     /// it, and has done so for a while, in a function that waits for nothing else.
     fn main_waits(&mut self, frames: &[Frame], waiting: &[(u64, i32)], now: f64) -> bool {
-        let main = std::process::id() as i32;
-        let Some(runs) = system::runs(main) else { return false };
+        let Some(runs) = os::runs_of_main() else { return false };
         let since = match self.main {
             Some((before, since)) if before == runs => since,
             _ => now,
@@ -177,11 +176,8 @@ impl Others {
         let is_apart = |file: &str| WAITS_IN.iter().any(|part| file.contains(part) || file.ends_with(part));
         now - since >= STILL
             && frames.first().is_some_and(|frame| is_apart(&frame.file))
-            && system::sleeps_for_thread(main)
             && !signal::has_alarm()
-            && system::threads().into_iter().all(|thread| {
-                thread == main || waiting.iter().any(|(_, it)| *it == thread) || system::is_idle(thread)
-            })
+            && os::only_wait(&waiting.iter().map(|(_, thread)| *thread).collect::<Vec<_>>())
     }
 }
 
