@@ -116,20 +116,14 @@ struct Port {
 // may use them.
 unsafe impl Send for Port {}
 
-/// Makes the link, unless a rank does not want it or its MPI forbids it, or all are on one host. Collective over a
+/// Makes the link, unless the MPI of a rank forbids it, or all are on one host. Collective over a
 /// communicator of all ranks. `host` is what the ranks of a host have in common, and no others.
 ///
 /// # Safety
 /// `comm` is the handle of a live communicator, with the ranks of `MPI_COMM_WORLD`.
-pub unsafe fn open(
-    comm: usize,
-    wanted: bool,
-    host: u64,
-    (rank, size): (i32, i32),
-    wake: fn(),
-) -> Result<(), Cause> {
+pub unsafe fn open(comm: usize, host: u64, (rank, size): (i32, i32), wake: fn()) -> Result<(), Cause> {
     // A host that no rank is on says that there is to be none.
-    let own = if wanted && any_thread_may_call() { host.max(1) } else { 0 };
+    let own = if any_thread_may_call() { host.max(1) } else { 0 };
     let mut names = vec![0u64; size as usize];
     // SAFETY: promised by the caller; a number from each rank.
     let link = unsafe {

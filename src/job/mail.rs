@@ -11,7 +11,7 @@ use super::ranks::{Ranks, grouped};
 use super::status::{RankStatus, World};
 
 /// What somebody wants to know.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Kind {
     /// What ranks wait for, as far as they have said so by themselves.

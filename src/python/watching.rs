@@ -77,8 +77,7 @@ pub(super) fn watch_leave() {
     watch::leave();
 }
 
-/// Lets hosts ask each other through MPI, if all ranks want that. Collective over a communicator
-/// with the ranks of `MPI_COMM_WORLD`.
+/// Lets hosts ask each other through MPI. Collective over a communicator with the ranks of `MPI_COMM_WORLD`.
 #[pyfunction]
 pub(super) fn watch_link(py: Python<'_>, handle: usize) -> PyResult<()> {
     // SAFETY: mpi4py gives handles of live communicators, and it has initialised MPI.

@@ -37,9 +37,10 @@ pub struct Settings {
     pub abort: bool,
     /// Whether the program has no use of its own for `SIGUSR1`.
     pub takes_signal: bool,
-    /// Whether the ranks certainly have one directory, and whether hosts may ask each other through MPI.
+    /// Whether the ranks certainly have one directory.
     pub one_directory: bool,
-    pub asks_hosts: bool,
+    /// Names of programs that start ranks.
+    pub launchers: Vec<String>,
 }
 
 pub(super) struct Watchdog {
@@ -97,7 +98,7 @@ pub fn start(settings: Settings) {
     let _ = comm::origin::start();
 }
 
-/// Lets the leaders of several hosts ask each other through MPI, if all ranks want that. Collective.
+/// Lets the leaders of several hosts ask each other through MPI. Collective.
 ///
 /// # Safety
 /// `comm` is the handle of a live communicator, with the ranks of `MPI_COMM_WORLD`.
@@ -107,7 +108,7 @@ pub unsafe fn open_link(comm: usize) -> Result<(), Error> {
     {
         let ranks = (settings.rank, settings.size);
         // SAFETY: promised by the caller.
-        unsafe { link::open(comm, settings.asks_hosts, host.place(), ranks, signal::wake)? };
+        unsafe { link::open(comm, host.place(), ranks, signal::wake)? };
     }
     Ok(())
 }

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
-use super::decide::{self, Action, Heard, Key, Purpose, Reason, State};
+use super::decide::{self, Action, Key, Purpose, Reason, State};
 use super::dump::dump;
 use super::end::{self, HUNG};
 use super::own;
@@ -52,7 +52,7 @@ pub fn print(text: &str) {
 }
 
 pub fn run(watchdog: &'static Watchdog) {
-    let launcher = Launcher::parent();
+    let launcher = Launcher::parent(&watchdog.settings.launchers);
     let mut observer = Observer::new(watchdog);
     loop {
         let pause = observer.pause();
@@ -317,9 +317,10 @@ impl Observer {
         });
         compare_origins(&mut world);
         let own = self.host.rank;
-        let ago = |kind| link::heard(kind).map(|(by, at)| (clock - (link::now() - at), by < own));
+        let heard =
+            |kind| Some((kind, link::heard(kind).map(|(by, at)| (clock - (link::now() - at), by < own))?));
         let state = &mut self.state;
-        state.heard = Heard { look: ago(Kind::Look), line: ago(Kind::Line), end: ago(Kind::End) };
+        state.heard = [Kind::Look, Kind::Line, Kind::End].into_iter().filter_map(heard).collect();
         state.question.iter_mut().for_each(|question| question.is_answered = is_answered && is_answered_here);
         state.own = if self.leader == own { self.here.keys().copied().collect() } else { Default::default() };
         state.is_debugged = os::is_debugged();
@@ -385,12 +386,7 @@ impl Observer {
     }
 
     fn ask(&mut self, purpose: &Purpose) {
-        let kind = match purpose {
-            Purpose::Look => Kind::Look,
-            Purpose::Line(_) => Kind::Line,
-            Purpose::Show => Kind::Show,
-            Purpose::End(..) => Kind::End,
-        };
+        let kind = purpose.kind();
         let word = Word::new(kind, self.host.rank);
         link::ask(&word);
         if kind != Kind::Look {

@@ -332,7 +332,7 @@ fn one_host_ends_the_job() {
                 state.apply(&action, &settings, now);
                 ended |= matches!(action, Action::End(..));
                 if let Action::Ask(Purpose::End(..)) = action {
-                    state.heard.end.get_or_insert((now, is_before));
+                    state.heard.entry(Kind::End).or_insert((now, is_before));
                 }
             }
         }
