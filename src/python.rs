@@ -36,8 +36,7 @@ mod _native {
     #[pymodule_export]
     use super::watching::{
         abort_after, limit_enter, limit_leave, set_check, watch_answer, watch_choose_default, watch_enter,
-        watch_exit, watch_leave, watch_link, watch_report, watch_share_default, watch_signals, watch_stacks,
-        watch_start,
+        watch_exit, watch_leave, watch_link, watch_share_default, watch_signals, watch_stacks, watch_start,
     };
 
     #[pymodule_init]
@@ -345,6 +344,12 @@ mod _native {
     #[pyfunction]
     fn wait(py: Python<'_>) {
         py.detach(recorder::wait);
+    }
+
+    /// The last operations of this process, in words, the oldest first.
+    #[pyfunction]
+    fn operations() -> Vec<String> {
+        recorder::records().iter().map(ToString::to_string).collect()
     }
 
     /// Writes a timeline of all operations to a file.

@@ -84,12 +84,6 @@ pub(super) fn watch_link(py: Python<'_>, handle: usize) -> PyResult<()> {
     Ok(py.detach(|| unsafe { watch::open_link(handle) })?)
 }
 
-/// What all ranks are doing.
-#[pyfunction]
-pub(super) fn watch_report(py: Python<'_>) -> Option<String> {
-    py.detach(watch::report_all)
-}
-
 /// Ends the job unless this process has ended by itself after some seconds.
 #[pyfunction]
 pub(super) fn abort_after(seconds: f64, code: i32) {

@@ -20,8 +20,7 @@ mod watchdog;
 
 pub use self::python::{Frame, Thread, answer, use_answers};
 pub use self::start::{
-    Settings, abort_after, choose_default, ending, exit, open_link, report_all, start, take_signals,
-    user_frame,
+    Settings, abort_after, choose_default, ending, exit, open_link, start, take_signals, user_frame,
 };
 pub use self::terminate::python_runs;
 pub use self::waits::{enter, enter_limit, leave, leave_limit, notice};

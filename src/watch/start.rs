@@ -2,9 +2,8 @@
 
 use std::os::fd::RawFd;
 use std::path::PathBuf;
-use std::sync::mpsc::{Sender, channel};
 use std::sync::{Mutex, OnceLock, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::python;
 use super::waits::{self, Waits};
@@ -158,23 +157,6 @@ fn finish() {
 /// How the default communicator is made: as the first rank has chosen, which this one is if it is the first.
 pub fn choose_default(choice: &str) -> String {
     WATCHDOG.get().map_or_else(|| choice.into(), |watchdog| default::choose(&watchdog.host, choice))
-}
-
-/// Where the next report goes, instead of the terminal.
-static WANTED: Mutex<Option<Sender<String>>> = Mutex::new(None);
-
-/// The report that `SIGUSR1` prints, for tests and for the curious.
-pub fn report_all() -> Option<String> {
-    watchdog()?;
-    let (sender, receiver) = channel();
-    *WANTED.lock().unwrap_or_else(PoisonError::into_inner) = Some(sender);
-    signal::wake();
-    receiver.recv_timeout(Duration::from_secs(30)).ok()
-}
-
-/// Where a report goes that was asked for since the last call. What is observed from now on is newer than the request.
-pub(super) fn take_request() -> Option<Sender<String>> {
-    WANTED.lock().unwrap_or_else(PoisonError::into_inner).take()
 }
 
 /// Where the user's program is, as far as Python can tell.

@@ -6,8 +6,6 @@
 use std::collections::HashMap;
 use std::io::Write as _;
 use std::panic::AssertUnwindSafe;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
 use super::decide::{self, Action, Key, Purpose, Reason, State};
@@ -79,17 +77,14 @@ pub fn run(watchdog: &'static Watchdog) {
 
 /// Ends the job if this rank did something else than its neighbours. What may be so is said, once.
 pub fn compare(host: &Host) {
-    static SAID: AtomicBool = AtomicBool::new(false);
     let is_end = waits::life() == Life::Finished || mpilib::is_ending();
     let Some(difference) = samples::difference(host, is_end) else { return };
-    // Of two ranks that find a proof, one ends the job.
-    let is_ours =
-        if difference.is_proved { host.is_first_to("differs") } else { !SAID.swap(true, Ordering::Relaxed) };
-    if is_ours {
+    // Of the ranks that find one, one says so, once.
+    if host.is_first_to(if difference.is_proved { "differs" } else { "doubt" }) {
         print(&format!("r{} | mpi4jax: {}\n", host.rank, difference.report));
-    }
-    if is_ours && difference.is_proved {
-        end::end_job(DIFFERENT, ending);
+        if difference.is_proved {
+            end::end_job(DIFFERENT, ending);
+        }
     }
 }
 
@@ -125,9 +120,8 @@ struct Observer {
     since: HashMap<Key, f64>,
     /// What ranks of other hosts have said.
     far: World,
-    /// A report is to be shown, and where, if not on the terminal.
+    /// A report is to be shown.
     shows: bool,
-    receiver: Option<Sender<String>>,
     /// When the ranks of this host were asked, by the clock of questions, and why they could not be.
     asked: u64,
     trouble: Option<String>,
@@ -155,7 +149,6 @@ impl Observer {
             since: HashMap::new(),
             far: World::new(),
             shows: false,
-            receiver: None,
             asked: 0,
             trouble: None,
             asked_by: Vec::new(),
@@ -205,9 +198,6 @@ impl Observer {
             waits::awake();
         }
         // Launchers send a signal to all ranks at once, and one reports.
-        if let Some(receiver) = start::take_request() {
-            (self.shows, self.receiver) = (true, Some(receiver));
-        }
         self.shows |= signalled && self.host.may_show();
         self.say(self.host.asked());
         self.asked_by.extend(link::questions().into_iter().map(|(by, word)| Asked {
@@ -372,10 +362,7 @@ impl Observer {
                 Action::Tell(key) => print(&self.facts().line(key).unwrap_or_default()),
                 Action::Show => {
                     let report = self.facts().report("report (SIGUSR1)", (own, 0), own);
-                    match self.receiver.take() {
-                        Some(receiver) => drop(receiver.send(report)),
-                        None => print(&report),
-                    }
+                    print(&report);
                 }
                 Action::End(key, reason) => self.end(key, &reason),
                 // It was not so, or is not any more.
