@@ -23,9 +23,9 @@ pub mod system;
 
 pub mod transport;
 
-pub mod compare;
-
 pub mod job;
+
+pub mod compare;
 
 pub mod watch;
 

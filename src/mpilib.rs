@@ -239,12 +239,14 @@ pub fn address() -> usize {
 
 /// The MPI that this library was built for and runs with.
 #[derive(Debug)]
+#[cfg_attr(feature = "python", derive(pyo3::IntoPyObject))]
 pub struct MpiInfo {
     pub vendor: String,
     pub version: String,
     pub library_version: String,
     /// The file of the library in use.
     pub library: String,
+    pub address: usize,
     pub thread_level: &'static str,
     /// Whether it takes pointers to the memory of a GPU.
     pub cuda_aware: &'static str,
@@ -310,6 +312,7 @@ pub fn info() -> Result<MpiInfo, Error> {
             version: string(mpi4jax_version),
             library_version,
             library: dynlib::file_of(address()).map_or_else(String::new, |file| file.display().to_string()),
+            address: address(),
             thread_level,
             cuda_aware,
             sizeof_comm: size_of::<MPI_Comm>(),

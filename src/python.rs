@@ -35,9 +35,8 @@ mod _native {
 
     #[pymodule_export]
     use super::watching::{
-        abort_after, limit_enter, limit_leave, set_check, stack, watch_choose_default, watch_enter,
-        watch_exit, watch_leave, watch_link, watch_report, watch_share_default, watch_signals, watch_stacks,
-        watch_start,
+        abort_after, limit_enter, limit_leave, set_check, watch_answer, watch_choose_default, watch_enter,
+        watch_exit, watch_leave, watch_link, watch_share_default, watch_signals, watch_stacks, watch_start,
     };
 
     #[pymodule_init]
@@ -133,32 +132,12 @@ mod _native {
         py.detach(|| device::cuda::driver().ok().and_then(|driver| driver.devices().ok()).unwrap_or(0))
     }
 
-    /// FFI types that Python has to register: none, the handler registers its own.
-    #[pyfunction]
-    fn types(py: Python<'_>) -> Vec<(&'static str, Bound<'_, PyDict>, &'static str)> {
-        let _ = py;
-        Vec::new()
-    }
-
     /// What a rank sends and receives: "none", "one" block, one "per rank", or as much as it is "told".
     type Extents = (&'static str, &'static str);
-    type OpRow = (
-        &'static str,
-        &'static str,
-        bool,
-        bool,
-        bool,
-        bool,
-        bool,
-        bool,
-        bool,
-        Extents,
-        Extents,
-        Option<&'static str>,
-    );
+    type OpRow = (&'static str, &'static str, [bool; 7], [Extents; 2], Option<&'static str>);
 
-    /// (name, MPI's name, has a reduction, has a mean, has a root, has a peer, has blocks, has parts, is ragged, extents at the root, extents elsewhere)
-    /// of every operation; and MPI's name where it is started and waited for later.
+    /// Of every operation: its name, MPI's name; whether it has a reduction, a mean, a root, a peer, blocks, parts, and is
+    /// ragged; its extents at the root and elsewhere; and MPI's name where it is started and waited for later.
     #[pyfunction]
     fn ops_table() -> Vec<OpRow> {
         let extent = |extent| match extent {
@@ -169,24 +148,11 @@ mod _native {
         };
         let extents = |extents: ops::Extents| (extent(extents.send), extent(extents.recv));
         let row = |row: &ops::Row| {
-            let ops::Row { name, mpi_name, has_reduction, has_mean, has_root, has_peer, .. } = *row;
-            let ops::Row { has_blocks, has_parts, is_ragged, at_root, elsewhere, .. } = *row;
-            let (at_root, elsewhere) = (extents(at_root), extents(elsewhere));
+            let &ops::Row { has_reduction, has_mean, has_root, has_peer, .. } = row;
+            let takes =
+                [has_reduction, has_mean, has_root, has_peer, row.has_blocks, row.has_parts, row.is_ragged];
             let started = row.started.as_ref().map(|started| started.mpi_name);
-            (
-                name,
-                mpi_name,
-                has_reduction,
-                has_mean,
-                has_root,
-                has_peer,
-                has_blocks,
-                has_parts,
-                is_ragged,
-                at_root,
-                elsewhere,
-                started,
-            )
+            (row.name, row.mpi_name, takes, [row.at_root, row.elsewhere].map(extents), started)
         };
         Op::TABLE.iter().map(row).collect()
     }
@@ -212,16 +178,16 @@ mod _native {
         around.somebody().map(message).collect()
     }
 
-    type DtypeRow = (&'static str, i32, usize, bool, bool, bool, bool, bool);
+    type DtypeRow = (&'static str, i32, usize, bool, bool, bool, bool);
 
-    /// (name, XLA code, item size, can be moved, has SUM and PROD, has MAX and MIN, has bitwise reductions,
-    /// has logical ones) of every data type.
+    /// (name, XLA code, item size, has SUM and PROD, has MAX and MIN, has bitwise reductions, has logical ones) of every data
+    /// type.
     #[pyfunction]
     fn dtypes_table() -> Vec<DtypeRow> {
         let row = |name, code, d: Dtype| {
             let as_what = d.wider().unwrap_or(d);
             let (arithmetic, ordered) = (as_what.has_arithmetic(), as_what.is_ordered());
-            (name, code, d.size(), true, arithmetic, ordered, d.has_bits(), d.is_logical())
+            (name, code, d.size(), arithmetic, ordered, d.has_bits(), d.is_logical())
         };
         let whole = Dtype::ALL.iter().map(|d| row(d.name(), d.xla_code(), *d));
         whole.chain(PACKED.iter().map(|p| row(p.name, p.xla_code, p.carrier))).collect()
@@ -359,21 +325,8 @@ mod _native {
     }
 
     #[pyfunction]
-    fn mpi_info(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
-        let info = mpilib::info()?;
-        let dict = PyDict::new(py);
-        dict.set_item("vendor", info.vendor)?;
-        dict.set_item("version", info.version)?;
-        dict.set_item("library_version", info.library_version)?;
-        dict.set_item("library", info.library)?;
-        dict.set_item("address", mpilib::address())?;
-        dict.set_item("thread_level", info.thread_level)?;
-        dict.set_item("cuda_aware", info.cuda_aware)?;
-        dict.set_item("sizeof_comm", info.sizeof_comm)?;
-        dict.set_item("sizeof_datatype", info.sizeof_datatype)?;
-        dict.set_item("sizeof_op", info.sizeof_op)?;
-        dict.set_item("sizeof_status", info.sizeof_status)?;
-        Ok(dict)
+    fn mpi_info() -> PyResult<mpilib::MpiInfo> {
+        Ok(mpilib::info()?)
     }
 
     #[pyfunction]
@@ -391,6 +344,12 @@ mod _native {
     #[pyfunction]
     fn wait(py: Python<'_>) {
         py.detach(recorder::wait);
+    }
+
+    /// The last operations of this process, in words, the oldest first.
+    #[pyfunction]
+    fn operations() -> Vec<String> {
+        recorder::records().iter().map(ToString::to_string).collect()
     }
 
     /// Writes a timeline of all operations to a file.

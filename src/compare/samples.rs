@@ -12,12 +12,14 @@
 //! Two threads of a rank may take their numbers in another order than MPI sees them in. So what differs on the default
 //! communicator is proved only if it was alone on both ranks. What is not proved is said, and the job goes on.
 
-use std::fmt;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use serde::{Deserialize, Serialize};
+
 use crate::call::{Call, Phase, Stream};
 use crate::comm::{Comm, hash};
+use crate::job::host::Host;
 use crate::ops::Dtype;
 use crate::record::clock::Epoch;
 use crate::record::recorder::{self, Record, Running};
@@ -31,7 +33,7 @@ const LONG: f64 = 0.9;
 const RANKS: usize = 16;
 
 /// What a rank tells of a sample.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 struct Line {
     key: u64,
     print: u64,
@@ -157,21 +159,6 @@ impl Line {
         };
         Some(Self { key, print: *print, doubt, words: words.clone() })
     }
-
-    fn parse(line: &str) -> Option<Self> {
-        let mut parts = line.splitn(4, ' ');
-        let mut hex = || u64::from_str_radix(parts.next()?, 16).ok();
-        let (key, print, doubt) = (hex()?, hex()?, hex()? as usize);
-        let words = parts.next()?.into();
-        (doubt < DOUBTS.len()).then_some(Self { key, print, doubt, words })
-    }
-}
-
-impl fmt::Display for Line {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { key, print, doubt, words } = self;
-        write!(f, "{key:016x} {print:016x} {doubt} {words}")
-    }
 }
 
 /// What two ranks did differently first; if there is some, what is proved.
@@ -184,26 +171,15 @@ fn first_difference<'a>(ours: &'a [Line], theirs: &'a [Line]) -> Option<(&'a Lin
     ours.iter().filter_map(differs).min_by_key(|(our, its)| our.doubt.max(its.doubt) > 0)
 }
 
-/// How a rank exchanges what it did with others.
-pub trait Exchange {
-    fn rank(&self) -> i32;
-    /// Whether it is possible.
-    fn is_open(&self) -> bool;
-    fn write(&self, text: &str);
-    fn read(&self, rank: i32) -> Option<String>;
-    /// Whether no rank has told of a doubt before.
-    fn is_first_to_doubt(&self) -> bool;
-}
-
 /// Tells the others what this rank did, and what it did otherwise than they, if anything. What is no proof is told by
 /// one rank, once. `is_end`: this rank does nothing any more.
-pub fn difference(exchange: &impl Exchange, is_end: bool) -> Option<Difference> {
+pub fn difference(host: &Host, is_end: bool) -> Option<Difference> {
     /// What the others have been told.
-    static TOLD: Mutex<String> = Mutex::new(String::new());
+    static TOLD: Mutex<Vec<Line>> = Mutex::new(Vec::new());
     for record in running_collectives() {
         end(&record.info.comm, record.sequence);
     }
-    if !exchange.is_open() {
+    if host.broken().is_some() {
         return None;
     }
     let (running, epoch) = (recorder::running(), Epoch::now());
@@ -217,26 +193,24 @@ pub fn difference(exchange: &impl Exchange, is_end: bool) -> Option<Difference> 
     let ours: Vec<Line> = all.iter().filter_map(line).collect();
     let mut others = Vec::new();
     for rank in all.iter().flat_map(|sample| sample.others) {
-        if rank != exchange.rank() && !others.contains(&rank) && others.len() < RANKS {
+        if rank != host.rank && !others.contains(&rank) && others.len() < RANKS {
             others.push(rank);
         }
     }
     drop(all);
-    let text: String = ours.iter().map(|line| format!("{line}\n")).collect();
     let mut told = TOLD.lock().unwrap_or_else(PoisonError::into_inner);
-    if *told != text {
-        exchange.write(&text);
-        *told = text;
+    if *told != ours {
+        host.say_did(&ours);
+        told.clone_from(&ours);
     }
-    let differences = others.into_iter().filter_map(|rank| difference_from(exchange, rank, &ours));
-    let first = differences.min_by_key(|difference| !difference.is_proved)?;
-    (first.is_proved || exchange.is_first_to_doubt()).then_some(first)
+    let differences = others.into_iter().filter_map(|rank| difference_from(host, rank, &ours));
+    differences.min_by_key(|difference| !difference.is_proved)
 }
 
-fn difference_from(exchange: &impl Exchange, rank: i32, ours: &[Line]) -> Option<Difference> {
-    let theirs: Vec<Line> = exchange.read(rank)?.lines().filter_map(Line::parse).collect();
+fn difference_from(host: &Host, rank: i32, ours: &[Line]) -> Option<Difference> {
+    let theirs: Vec<Line> = host.did(rank)?;
     let (our, its) = first_difference(ours, &theirs)?;
-    let mut both = [(exchange.rank(), &our.words), (rank, &its.words)];
+    let mut both = [(host.rank, &our.words), (rank, &its.words)];
     both.sort();
     let lines = both.map(|(rank, words)| format!("\n  rank {rank}: {words}")).concat();
     let doubt = our.doubt.max(its.doubt);
@@ -308,8 +282,5 @@ mod tests {
         // One content was sent in two types, and received so.
         let twice = [line(1, 5, 2), line(1, 1, 2)];
         assert_eq!(first_difference(&ours, &twice), None);
-        for line in beside {
-            assert_eq!(Line::parse(&line.to_string()), Some(line));
-        }
     }
 }

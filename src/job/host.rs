@@ -18,11 +18,16 @@
 //! | `ending` | before a rank ends the job | that it has said why |
 
 use std::collections::HashMap;
+use std::fs;
 use std::io;
 use std::os::fd::RawFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
 
 use super::mail::Word;
 use super::ranks::Ranks;
@@ -71,7 +76,7 @@ impl Host {
             // Without one, others learn later what this rank does.
             host.bell = folder.make_bell(&file(rank, "bell")).unwrap_or(-1);
             if rank == 0 {
-                sweep(folder, &host.process);
+                sweep(&folder.path, &host.process);
             }
         }
         host
@@ -100,7 +105,7 @@ impl Host {
         let (own, pid) = (file(self.rank, ""), file(self.rank, "pid"));
         let is_old = |name: &String| name.starts_with(&own) && *name != pid;
         folder.names().into_iter().filter(is_old).for_each(|name| folder.remove(&name));
-        self.write(&pid, &format!("{}\n{}\n", self.process, self.size))
+        self.write(&pid, &(&self.process, self.size))
     }
 
     /// What the ranks have in common that see this folder, and no others; without one, this rank alone.
@@ -114,13 +119,13 @@ impl Host {
         self.folder.as_ref().map_or(0, |folder| self.listing.look(folder))
     }
 
-    fn write(&self, name: &str, text: &str) -> io::Result<()> {
-        self.folder()?.write(name, &format!("{name}.{}.tmp", self.rank), text)
+    fn write(&self, name: &str, value: &impl Serialize) -> io::Result<()> {
+        self.folder()?.write(name, &format!("{name}.{}.tmp", self.rank), &serde_json::to_string(value)?)
     }
 
-    /// A file of this job that was there at the last look.
-    fn listed(&self, name: &str) -> Option<String> {
-        if self.listing.has(name) { self.read(name) } else { None }
+    /// What a file of this job says that was there at the last look.
+    fn listed<T: DeserializeOwned>(&self, name: &str) -> Option<T> {
+        if self.listing.has(name) { serde_json::from_str(&self.read(name)?).ok() } else { None }
     }
 
     /// A file of this job.
@@ -131,7 +136,7 @@ impl Host {
 
     /// Tells the others how this rank fares.
     pub fn say(&self, status: &RankStatus) -> io::Result<()> {
-        let said = self.write(&file(self.rank, "status"), &format!("{}\n{}", self.process, status.encode()));
+        let said = self.write(&file(self.rank, "status"), &(&self.process, status));
         if said.is_err() && status.life == Life::Finished {
             // A full disk: nobody waits for a rank that has not come.
             self.remove(&file(self.rank, "pid"));
@@ -146,22 +151,21 @@ impl Host {
 
     /// What this process of a rank has said last: not what that of another job has, whatever the name of the folder is.
     fn said(&self, rank: i32) -> Option<RankStatus> {
-        let text = self.listed(&file(rank, "status"))?;
-        let (process, status) = text.split_once('\n')?;
-        if Process::parse(process)? == self.process(rank)? { RankStatus::decode(status) } else { None }
+        let (process, status): (Process, RankStatus) = self.listed(&file(rank, "status"))?;
+        (process == self.process(rank)?).then_some(status)
     }
 
     /// What this rank leaves for `python -m mpi4jax.report`.
-    pub fn dump(&self, json: &str) -> io::Result<()> {
-        self.write(&file(self.rank, "json"), json)
+    pub fn dump(&self, dump: &Value) -> io::Result<()> {
+        self.write(&file(self.rank, "json"), dump)
     }
 
     /// Samples of what a rank did.
-    pub fn did(&self, rank: i32) -> Option<String> {
-        self.read(&file(rank, "did"))
+    pub fn did<T: DeserializeOwned>(&self, rank: i32) -> Option<T> {
+        serde_json::from_str(&self.read(&file(rank, "did"))?).ok()
     }
 
-    pub fn say_did(&self, samples: &str) {
+    pub fn say_did(&self, samples: &impl Serialize) {
         let _ = self.write(&file(self.rank, "did"), samples);
     }
 
@@ -171,28 +175,27 @@ impl Host {
         }
     }
 
-    /// Whether no rank has done this before.
+    /// Leaves a file that says which rank has done something, unless another one has: what `is_old` says no more.
+    fn claim(&self, name: &str, is_old: impl Fn(&str, SystemTime) -> bool) -> bool {
+        let (Ok(folder), own) = (&self.folder, self.rank.to_string()) else { return false };
+        folder.create(name, &own).is_ok()
+            || folder.read(name).is_none_or(|(rank, at)| is_old(&rank, at)) && {
+                folder.remove(name);
+                folder.create(name, &own).is_ok()
+            }
+    }
+
+    /// Whether no rank of this job has done this before.
     pub fn is_first_to(&self, name: &str) -> bool {
-        self.folder.as_ref().is_ok_and(|folder| {
-            folder.create(name, "").is_ok()
-                || self.read(name).is_none() && {
-                    folder.remove(name); // an earlier job's
-                    folder.create(name, "").is_ok()
-                }
-        })
+        self.claim(name, |_, at| at < self.since)
     }
 
     /// Whether this rank makes the report that all have been asked for: no other one just has. Without files, it does.
     pub fn may_show(&self) -> bool {
-        let Ok(folder) = &self.folder else { return true };
-        let own = self.rank.to_string();
-        let another_has =
-            |(rank, at): (String, SystemTime)| rank != own && at.elapsed().is_ok_and(|ago| ago < SHOWN);
-        folder.create("shown", &own).is_ok()
-            || !folder.read("shown").is_some_and(another_has) && {
-                folder.remove("shown");
-                folder.create("shown", &own).is_ok()
-            }
+        let is_old = |rank: &str, at: SystemTime| {
+            rank == self.rank.to_string() || at.elapsed().is_ok_and(|ago| ago > SHOWN)
+        };
+        self.broken().is_some() || self.claim("shown", is_old)
     }
 
     /// Wakes the watchdog of a rank.
@@ -204,7 +207,7 @@ impl Host {
 
     /// Asks the ranks of this folder what they do.
     pub fn ask(&self, word: &Word) -> io::Result<()> {
-        self.write("ask", &word.to_string())?;
+        self.write("ask", word)?;
         self.look();
         self.here().iter().filter(|&rank| rank != self.rank).for_each(|rank| self.ring(rank));
         Ok(())
@@ -212,7 +215,7 @@ impl Host {
 
     /// The last question.
     pub fn asked(&self) -> Option<Word> {
-        Word::parse(&self.listed("ask")?)
+        self.listed("ask")
     }
 
     /// The process of a rank.
@@ -221,7 +224,7 @@ impl Host {
         if let Some(known) = processes.get(&rank) {
             return Some(known.clone());
         }
-        let process = Process::parse(self.listed(&file(rank, "pid"))?.lines().next()?)?;
+        let (process, _): (Process, i32) = self.listed(&file(rank, "pid"))?;
         processes.insert(rank, process.clone());
         Some(process)
     }
@@ -307,7 +310,7 @@ impl Host {
 
     /// How the default communicator is made, if a rank has chosen.
     pub fn chosen_default(&self) -> Option<String> {
-        self.listed("default").filter(|chosen| !chosen.is_empty())
+        self.listing.has("default").then(|| self.read("default"))?.filter(|chosen| !chosen.is_empty())
     }
 
     /// Whether the programs of all other ranks that have come are at their end, and whether all have come.
@@ -325,7 +328,7 @@ impl Host {
     pub fn end(&self) {
         let has_dump = self.folder.as_ref().is_ok_and(|folder| folder.has(&file(self.rank, "json")));
         if has_dump {
-            let _ = self.write("ending", "");
+            let _ = self.write("ending", &());
         } else {
             self.clean();
         }
@@ -360,22 +363,19 @@ impl Host {
 
 /// Removes what killed jobs have left beside this folder, except for dumps: where all of a job's processes were of this
 /// machine, and are gone.
-fn sweep(folder: &Folder, own: &Process) {
-    for other in folder.siblings() {
-        let names = other.names();
-        if names.is_empty() || names.iter().any(|name| name.ends_with(".json")) {
-            continue; // a job that begins now, or dumps
-        }
-        let pids = names.iter().filter(|name| name.ends_with(".pid"));
-        let texts: Vec<String> = pids.filter_map(|name| Some(other.read(name)?.0)).collect();
-        let is_gone = |text: &String| {
-            let (process, size) = text.split_once('\n')?;
-            let complete = size.trim().parse() == Ok(texts.len());
-            Some(complete && own.knows_gone(&Process::parse(process)?))
-        };
-        if !texts.is_empty() && texts.iter().all(|text| is_gone(text) == Some(true)) {
-            names.iter().for_each(|name| other.remove(name));
-            other.remove_self();
+fn sweep(folder: &Path, own: &Process) {
+    let entries = |folder: &Path| {
+        fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path()).collect::<Vec<_>>()
+    };
+    for job in folder.parent().map(entries).unwrap_or_default() {
+        let files = entries(&job);
+        let with = |kind: &'static str| files.iter().filter(move |it| it.extension() == Some(kind.as_ref()));
+        let read = |path| serde_json::from_str(&fs::read_to_string(path).ok()?).ok();
+        let ranks: Vec<(Process, usize)> = with("pid").filter_map(read).collect();
+        let is_gone = |(process, size): &(Process, usize)| *size == ranks.len() && own.knows_gone(process);
+        // Without ranks, it is a job that begins now.
+        if !ranks.is_empty() && ranks.iter().all(is_gone) && with("json").next().is_none() {
+            let _ = fs::remove_dir_all(job);
         }
     }
 }

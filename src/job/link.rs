@@ -7,7 +7,7 @@
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use mpi::ffi::{self, MPI_Comm, MPI_Request, MPI_Status};
@@ -27,25 +27,18 @@ const PAUSES: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(5
 const TAG: c_int = 0;
 
 static OPEN: AtomicBool = AtomicBool::new(false);
-static MAIL: Mutex<Option<Mail>> = Mutex::new(None);
+static MAIL: LazyLock<Mutex<Mail>> = LazyLock::new(Mutex::default);
 /// Held by whoever calls MPI for the link.
 static PORT: Mutex<Option<Port>> = Mutex::new(None);
-/// Whether this rank speaks for its host.
-static LEADS: Mutex<bool> = Mutex::new(false);
-/// `LEADS`, `OPEN` or what is to be sent has changed.
+/// `OPEN`, who leads or what is to be sent has changed: the thread of the link looks at that under the lock of `MAIL`.
 static CHANGED: Condvar = Condvar::new();
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn with_mail<T>(f: impl FnOnce(&mut Mail) -> T) -> T {
-    f(lock(&MAIL).get_or_insert_default())
-}
-
-/// Wakes the thread of the link. It holds the lock from its look at what there is to do until it waits.
-fn changed() {
-    drop(lock(&LEADS));
+fn change(f: impl FnOnce(&mut Mail)) {
+    f(&mut lock(&MAIL));
     CHANGED.notify_all();
 }
 
@@ -62,28 +55,25 @@ pub fn is_open() -> bool {
 
 /// The hosts of the job, where there are several.
 pub fn hosts() -> Hosts {
-    if is_open() { with_mail(|mail| mail.hosts.clone()) } else { Hosts::default() }
+    if is_open() { lock(&MAIL).hosts.clone() } else { Hosts::default() }
 }
 
 /// This rank speaks for its host, or not any more.
 pub fn lead(leads: bool) {
-    let mut now = lock(&LEADS);
-    if *now != leads {
-        *now = leads;
-        CHANGED.notify_all();
+    if lock(&MAIL).leads != leads {
+        change(|mail| mail.leads = leads);
     }
 }
 
 /// Asks the other hosts. A later question makes an earlier one void.
 pub fn ask(word: &Word) {
     if is_open() {
-        with_mail(|mail| mail.ask(word));
-        changed();
+        change(|mail| mail.ask(word));
     }
 }
 
 pub fn ask_again() {
-    with_mail(Mail::ask_again);
+    lock(&MAIL).ask_again();
 }
 
 /// What the other hosts have answered to the last question, and whether all have.
@@ -91,26 +81,24 @@ pub fn answers() -> (World, bool) {
     if !is_open() {
         return (World::new(), true);
     }
-    with_mail(|mail| {
-        let (said, is_complete) = mail.answers();
-        let each = said.flat_map(|(ranks, status)| ranks.iter().map(|rank| (rank, status.clone())));
-        (each.collect(), is_complete)
-    })
+    let mail = lock(&MAIL);
+    let (said, is_complete) = mail.answers();
+    let each = said.flat_map(|(ranks, status)| ranks.iter().map(|rank| (rank, status.clone())));
+    (each.collect(), is_complete)
 }
 
 /// What leaders of other hosts have asked since this was called last, and who.
 pub fn questions() -> Vec<(i32, Word)> {
-    if is_open() { with_mail(Mail::questions) } else { Vec::new() }
+    if is_open() { lock(&MAIL).questions() } else { Vec::new() }
 }
 
 pub fn answer(to: i32, answer: Message) {
-    with_mail(|mail| mail.answer(to, answer));
-    changed();
+    change(|mail| mail.answer(to, answer));
 }
 
 /// Who of another host has asked for this last, and when, by the clock of [`now`].
 pub fn heard(kind: Kind) -> Option<(i32, f64)> {
-    with_mail(|mail| mail.heard(kind))
+    lock(&MAIL).heard(kind)
 }
 
 /// One end of the link.
@@ -128,20 +116,14 @@ struct Port {
 // may use them.
 unsafe impl Send for Port {}
 
-/// Makes the link, unless a rank does not want it or its MPI forbids it, or all are on one host. Collective over a
+/// Makes the link, unless the MPI of a rank forbids it, or all are on one host. Collective over a
 /// communicator of all ranks. `host` is what the ranks of a host have in common, and no others.
 ///
 /// # Safety
 /// `comm` is the handle of a live communicator, with the ranks of `MPI_COMM_WORLD`.
-pub unsafe fn open(
-    comm: usize,
-    wanted: bool,
-    host: u64,
-    (rank, size): (i32, i32),
-    wake: fn(),
-) -> Result<(), Cause> {
+pub unsafe fn open(comm: usize, host: u64, (rank, size): (i32, i32), wake: fn()) -> Result<(), Cause> {
     // A host that no rank is on says that there is to be none.
-    let own = if wanted && any_thread_may_call() { host.max(1) } else { 0 };
+    let own = if any_thread_may_call() { host.max(1) } else { 0 };
     let mut names = vec![0u64; size as usize];
     // SAFETY: promised by the caller; a number from each rank.
     let link = unsafe {
@@ -159,8 +141,8 @@ pub unsafe fn open(
         handle_value(link)
     };
     let hosts = Hosts::new(&names, rank);
-    lead(hosts.own().and_then(super::ranks::Ranks::first) == Some(rank));
-    with_mail(|mail| mail.hosts = hosts);
+    let leads = hosts.own().and_then(super::ranks::Ranks::first) == Some(rank);
+    change(|mail| (mail.hosts, mail.leads) = (hosts, leads));
     *lock(&PORT) = Some(Port { comm: link, wake, sends: Vec::new(), receive: None });
     let thread = std::thread::Builder::new().name("mpi4jax-link".into()).spawn(run);
     // The port stays without a thread too: MPI_Finalize is collective, and so is what `close` does.
@@ -181,16 +163,12 @@ fn run() {
             Some(Ok(false)) => {}
             None | Some(Err(_)) => break,
         }
-        let mut leads = lock(&LEADS);
-        let mut has_more = with_mail(|mail| mail.has_more());
         let expects = busy.is_some_and(|at| at.elapsed() < EXPECTS);
         // A rank that does not lead may ask too: for a report.
-        while !*leads && is_open() && !expects && !has_more {
-            leads = CHANGED.wait(leads).unwrap_or_else(PoisonError::into_inner);
-            has_more = with_mail(|mail| mail.has_more());
-        }
-        if !has_more {
-            drop(CHANGED.wait_timeout(leads, PERIODS[usize::from(expects)]));
+        let idles = |mail: &mut Mail| !mail.leads && is_open() && !expects && !mail.has_more();
+        let mail = CHANGED.wait_while(lock(&MAIL), idles).unwrap_or_else(PoisonError::into_inner);
+        if !mail.has_more() {
+            drop(CHANGED.wait_timeout(mail, PERIODS[usize::from(expects)]));
         }
     }
     OPEN.store(false, Ordering::Relaxed);
@@ -201,7 +179,7 @@ fn end() {
     let port = lock(&PORT).take();
     let _ = port.map(Port::close);
     OPEN.store(false, Ordering::Relaxed);
-    changed();
+    change(|_| ());
 }
 
 fn is_done(request: &mut MPI_Request) -> Result<Option<MPI_Status>, Cause> {
@@ -235,12 +213,13 @@ impl Port {
         }
         while let Some((from, bytes)) = self.next()? {
             is_busy = true;
-            if let Some(message) = Message::decode(&bytes) {
-                with_mail(|mail| mail.take_in(from, message, now()));
+            if let Ok(message) = serde_json::from_slice(&bytes) {
+                lock(&MAIL).take_in(from, message, now());
                 (self.wake)();
             }
         }
-        for (to, message) in with_mail(Mail::sent) {
+        let sent = lock(&MAIL).sent();
+        for (to, message) in sent {
             is_busy = true;
             self.send(to, &message)?;
         }

@@ -3,20 +3,16 @@
 //! A question holds a [`Word`], an answer the same word and what the ranks of a host say, once for those that say the same. A
 //! report takes a question and an answer for each host, however many ranks a host has.
 
-use std::fmt;
 use std::time::SystemTime;
 
-use super::ranks::Ranks;
-use super::status::RankStatus;
+use serde::{Deserialize, Serialize};
 
-/// Bytes of an answer at most.
-const LARGEST: usize = 1 << 18;
-/// Before what some ranks say, and between the ranks and that.
-const SAID: char = '\x1e';
-const FIELD: char = '\x1f';
+use super::ranks::{Ranks, grouped};
+use super::status::{RankStatus, World};
 
 /// What somebody wants to know.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Kind {
     /// What ranks wait for, as far as they have said so by themselves.
     Look,
@@ -29,47 +25,24 @@ pub enum Kind {
 }
 
 /// A question: what for, who asks, and when, in nanoseconds by the clock of the asker's host.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Word {
     pub kind: Kind,
     pub rank: i32,
     pub time: u64,
 }
 
-const KINDS: [(Kind, &str); 4] =
-    [(Kind::Look, "look"), (Kind::Line, "line"), (Kind::Show, "show"), (Kind::End, "end")];
-
 impl Word {
     pub fn new(kind: Kind, rank: i32) -> Self {
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         Self { kind, rank, time: now.as_nanos() as u64 }
-    }
-
-    pub fn parse(text: &str) -> Option<Self> {
-        let mut parts = text.split(' ');
-        let mut part = || parts.next();
-        let name = part()?;
-        let kind = KINDS.iter().find(|(_, it)| *it == name)?.0;
-        Some(Self { kind, rank: part()?.parse().ok()?, time: part()?.parse().ok()? })
-    }
-}
-
-impl fmt::Display for Kind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(KINDS.iter().find(|(kind, _)| kind == self).map_or("", |(_, name)| name))
-    }
-}
-
-impl fmt::Display for Word {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {} {}", self.kind, self.rank, self.time)
     }
 }
 
 /// Ranks that say the same, and what.
 pub type Said = (Ranks, RankStatus);
 
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Message {
     Question(Word),
     Answer(Word, Vec<Said>),
@@ -77,50 +50,17 @@ pub enum Message {
 
 impl Message {
     /// The answer of a host to a question.
-    pub fn answer<'a>(word: Word, ranks: impl IntoIterator<Item = (&'a i32, &'a RankStatus)>) -> Self {
-        let mut said: Vec<(Vec<i32>, RankStatus)> = Vec::new();
-        let mut places = std::collections::HashMap::new();
-        for (&rank, status) in ranks {
-            let status = status.briefly();
-            let place = *places.entry(status.encode()).or_insert(said.len());
-            if place == said.len() {
-                said.push((Vec::new(), status));
-            }
-            said[place].0.push(rank);
-        }
-        Self::Answer(word, said.into_iter().map(|(ranks, it)| (ranks.into_iter().collect(), it)).collect())
+    pub fn answer(word: Word, world: &World) -> Self {
+        let said = grouped(world.iter().map(|(rank, status)| (status.briefly().encode(), *rank)));
+        let said = said.into_iter().map(|(_, ranks)| {
+            let status = ranks.first().map(|rank| world[&rank].briefly()).unwrap_or_default();
+            (ranks, status)
+        });
+        Self::Answer(word, said.collect())
     }
 
     pub fn encode(&self) -> Vec<u8> {
-        match self {
-            Self::Question(word) => format!("?{word}").into_bytes(),
-            Self::Answer(word, said) => {
-                let mut text = format!("={word}");
-                for (ranks, status) in said {
-                    let part = format!("{SAID}{ranks}{FIELD}{}", status.encode());
-                    // Of the ranks that are left out, nothing is known.
-                    if text.len() + part.len() <= LARGEST {
-                        text += &part;
-                    }
-                }
-                text.into_bytes()
-            }
-        }
-    }
-
-    /// `None` for what no [`encode`](Self::encode) has made.
-    pub fn decode(bytes: &[u8]) -> Option<Self> {
-        let text = std::str::from_utf8(bytes).ok()?;
-        if let Some(word) = text.strip_prefix('?') {
-            return Word::parse(word).map(Self::Question);
-        }
-        let mut parts = text.strip_prefix('=')?.split(SAID);
-        let word = Word::parse(parts.next()?)?;
-        let said = |text: &str| {
-            let (ranks, status) = text.split_once(FIELD)?;
-            Some((Ranks::parse(ranks)?, RankStatus::decode(status)?))
-        };
-        Some(Self::Answer(word, parts.map(said).collect::<Option<_>>()?))
+        serde_json::to_vec(self).expect("plain fields")
     }
 }
 
@@ -134,16 +74,8 @@ pub struct Hosts {
 impl Hosts {
     /// From what each rank calls its host.
     pub fn new(names: &[u64], rank: i32) -> Self {
-        let mut by_name: Vec<(u64, Vec<i32>)> = Vec::new();
-        let mut places = std::collections::HashMap::new();
-        for (&name, rank) in names.iter().zip(0..) {
-            let place = *places.entry(name).or_insert_with(|| {
-                by_name.push((name, Vec::new()));
-                by_name.len() - 1
-            });
-            by_name[place].1.push(rank);
-        }
-        let hosts: Vec<Ranks> = by_name.into_iter().map(|(_, ranks)| ranks.into_iter().collect()).collect();
+        let hosts: Vec<Ranks> =
+            grouped(names.iter().copied().zip(0..)).into_iter().map(|(_, ranks)| ranks).collect();
         let own = hosts.iter().position(|host| host.contains(rank)).unwrap_or(0);
         Self { hosts, own }
     }
@@ -166,6 +98,8 @@ impl Hosts {
 #[derive(Debug, Default)]
 pub struct Mail {
     pub hosts: Hosts,
+    /// This rank speaks for its host.
+    pub leads: bool,
     outbox: Vec<(i32, Message)>,
     /// Our last question, and the answers to it by who has sent them.
     word: Option<Word>,
@@ -250,22 +184,12 @@ mod tests {
     fn messages_arrive_as_they_were_sent() {
         let status = |before: &str| RankStatus { before: before.into(), ..RankStatus::default() };
         let word = Word { kind: Kind::End, rank: 3, time: 17 };
-        let ranks = [(0, status("a")), (1, status("b")), (2, status("a"))];
-        let answer = |ranks: &[(i32, RankStatus)]| {
-            Message::answer(word.clone(), ranks.iter().map(|(rank, status)| (rank, status)))
-        };
-        let Message::Answer(_, said) = answer(&ranks) else { panic!("no answer") };
+        let world = World::from([(0, status("a")), (1, status("b")), (2, status("a"))]);
+        let answer = |world: &World| Message::answer(word.clone(), world);
+        let Message::Answer(_, said) = answer(&world) else { panic!("no answer") };
         assert_eq!(said.iter().map(|(ranks, _)| ranks.to_string()).collect::<Vec<_>>(), ["0,2", "1"]);
-        for message in [Message::Question(word.clone()), answer(&ranks), answer(&[])] {
-            assert_eq!(Message::decode(&message.encode()), Some(message));
-        }
-        let long = [(0, status(&"x".repeat(LARGEST))), (1, status("b"))];
-        let Some(Message::Answer(_, said)) = Message::decode(&answer(&long).encode()) else {
-            panic!("no answer")
-        };
-        assert_eq!(said.len(), 1, "what has no room is left out");
-        for broken in [[].as_slice(), b"x", b"=w\x1e1-2", &[b'?', 0xff]] {
-            assert_eq!(Message::decode(broken), None);
+        for message in [Message::Question(word.clone()), answer(&world), answer(&World::new())] {
+            assert_eq!(serde_json::from_slice::<Message>(&message.encode()).unwrap(), message);
         }
     }
 

@@ -1,9 +1,13 @@
 //! Ranks in runs: however many there are, mostly a few numbers.
 
+use std::collections::HashMap;
 use std::fmt;
+use std::hash::Hash;
+
+use serde::{Deserialize, Serialize};
 
 /// Ranks of `MPI_COMM_WORLD`, in order: the first and the last of each run.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Ranks(Vec<[i32; 2]>);
 
 impl Ranks {
@@ -30,16 +34,19 @@ impl Ranks {
     pub fn first(&self) -> Option<i32> {
         self.0.first().map(|run| run[0])
     }
+}
 
-    /// `0-2,5`; None for anything else.
-    pub fn parse(text: &str) -> Option<Self> {
-        let run = |text: &str| {
-            let (first, last) = text.split_once('-').unwrap_or((text, text));
-            Some([first.parse().ok()?, last.parse().ok()?])
-        };
-        let runs: Option<Vec<[i32; 2]>> = text.split(',').filter(|run| !run.is_empty()).map(run).collect();
-        runs.filter(|runs| runs.iter().all(|[first, last]| 0 <= *first && first <= last)).map(Self)
+/// Ranks by what they have in common, in the order in which that comes first.
+pub fn grouped<K: Clone + Eq + Hash>(ranks: impl IntoIterator<Item = (K, i32)>) -> Vec<(K, Ranks)> {
+    let (mut groups, mut places) = (Vec::<(K, Vec<i32>)>::new(), HashMap::new());
+    for (key, rank) in ranks {
+        let place = *places.entry(key).or_insert_with_key(|key| {
+            groups.push((key.clone(), Vec::new()));
+            groups.len() - 1
+        });
+        groups[place].1.push(rank);
     }
+    groups.into_iter().map(|(key, ranks)| (key, ranks.into_iter().collect())).collect()
 }
 
 impl FromIterator<i32> for Ranks {
@@ -77,10 +84,9 @@ mod tests {
     fn ranks_are_runs() {
         let ranks: Ranks = [5, 0, 2, 1, 7, 7].into_iter().collect();
         assert_eq!(ranks.to_string(), "0-2,5,7");
-        assert_eq!(Ranks::parse("0-2,5,7"), Some(ranks.clone()));
         assert_eq!(ranks.iter().collect::<Vec<_>>(), [0, 1, 2, 5, 7]);
         assert!(ranks.contains(1) && ranks.contains(7) && !ranks.contains(3) && !ranks.contains(8));
-        assert_eq!((ranks.count(), Ranks::parse("2-1"), Ranks::parse("x")), (5, None, None));
+        assert_eq!(ranks.count(), 5);
         assert_eq!(Ranks::default().to_string(), "");
     }
 }

@@ -1,28 +1,29 @@
-//! What is known of a rank: what it says of itself, as text that others read, and whether its process lives.
+//! What is known of a rank: what it says of itself, as JSON that others read, and whether its process lives.
 
 use std::collections::BTreeMap;
-use std::str::SplitAsciiWhitespace;
+
+use serde::{Deserialize, Serialize};
 
 use super::ranks::Ranks;
 use crate::comm::origin::{ONLY_ONE, UNKNOWN};
 
 /// A communicator as its ranks know it without asking each other: its class (see `comm::register`), and where it comes from, by
 /// which several with the same members are told apart.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct CommId {
     pub class: u64,
     pub origin: u64,
 }
 
 /// The other end of a message. None: any rank, any tag.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Peer {
     pub rank: Option<i32>,
     pub tag: Option<i32>,
 }
 
 /// What has to happen for a wait to end.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Need {
     /// All ranks come to the collective of this number on the communicator.
     Collective { comm: CommId, number: u64 },
@@ -37,7 +38,7 @@ pub enum Need {
 }
 
 /// Something that a thread of a rank waits for.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Wait {
     /// Unique in its process.
     pub number: u64,
@@ -54,7 +55,7 @@ pub struct Wait {
     pub at: String,
 }
 
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub enum Life {
     Runs,
     /// Its program is at its end, and may still communicate.
@@ -68,16 +69,7 @@ pub enum Life {
     Unknown,
 }
 
-const LIVES: [(Life, &str); 6] = [
-    (Life::Runs, "runs"),
-    (Life::Exits, "exits"),
-    (Life::Finished, "finished"),
-    (Life::Stopped, "stopped"),
-    (Life::Gone, "gone"),
-    (Life::Unknown, "unknown"),
-];
-
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct RankStatus {
     pub life: Life,
     /// Its process, in words.
@@ -127,127 +119,9 @@ pub fn compare_origins(world: &mut World) {
     }
 }
 
-/// One word.
-fn peer(peer: Option<Peer>) -> String {
-    let number = |it: Option<i32>| it.map_or("*".into(), |it| it.to_string());
-    peer.map_or("-".into(), |Peer { rank, tag }| format!("{}:{}", number(rank), number(tag)))
-}
-
-fn parse_peer(text: &str) -> Option<Option<Peer>> {
-    if text == "-" {
-        return Some(None);
-    }
-    let number = |text: &str| if text == "*" { Some(None) } else { text.parse().ok().map(Some) };
-    let (rank, tag) = text.split_once(':')?;
-    Some(Some(Peer { rank: number(rank)?, tag: number(tag)? }))
-}
-
-fn need(need: &Need) -> String {
-    let comm = |comm: &CommId| format!("{:x} {:x}", comm.class, comm.origin);
-    match need {
-        Need::Collective { comm: id, number } => format!("collective {} {number}", comm(id)),
-        Need::Message { comm: id, from, to } => format!("message {} {} {}", comm(id), peer(*from), peer(*to)),
-        Need::Call => "call".into(),
-        Need::End => "end".into(),
-        Need::Stream => "stream".into(),
-    }
-}
-
-fn parse_comm(words: &mut SplitAsciiWhitespace) -> Option<CommId> {
-    let mut number = || u64::from_str_radix(words.next()?, 16).ok();
-    Some(CommId { class: number()?, origin: number()? })
-}
-
-fn parse_need(text: &str) -> Option<Need> {
-    let mut words = text.split_ascii_whitespace();
-    let kind = words.next()?;
-    Some(match kind {
-        "collective" => {
-            Need::Collective { comm: parse_comm(&mut words)?, number: words.next()?.parse().ok()? }
-        }
-        "message" => Need::Message {
-            comm: parse_comm(&mut words)?,
-            from: parse_peer(words.next()?)?,
-            to: parse_peer(words.next()?)?,
-        },
-        "call" => Need::Call,
-        "end" => Need::End,
-        "stream" => Need::Stream,
-        _ => return None,
-    })
-}
-
-fn parse_wait(fields: &str) -> Option<Wait> {
-    let mut fields = fields.split('\t');
-    Some(Wait {
-        number: fields.next()?.parse().ok()?,
-        seconds: fields.next()?.parse().ok()?,
-        bytes: fields.next()?.parse().ok()?,
-        members: Ranks::parse(fields.next()?)?,
-        need: parse_need(fields.next()?)?,
-        late: fields.next()?.into(),
-        words: fields.next()?.into(),
-        at: fields.next()?.into(),
-    })
-}
-
 impl RankStatus {
-    /// Lines of fields between tabs.
     pub fn encode(&self) -> String {
-        let life = LIVES.iter().find(|(life, _)| *life == self.life).map_or("", |(_, name)| name);
-        let mut lines = vec![
-            format!("life\t{life}"),
-            format!("process\t{}", self.process),
-            format!("answered\t{}", self.answered),
-            format!("silent\t{}", self.is_silent),
-            format!("copies\t{}", self.copies),
-            format!("seconds\t{:.2}", self.seconds),
-            format!("before\t{}", self.before),
-            format!("python\t{}", self.python),
-            format!("activity\t{}", self.activity),
-        ];
-        lines.extend(self.other.iter().map(|other| format!("other\t{other}")));
-        lines.extend(
-            self.counts.iter().map(|(id, count)| format!("count\t{:x} {:x} {count}", id.class, id.origin)),
-        );
-        lines.extend(self.started.iter().map(|started| format!("started\t{}", need(started))));
-        for Wait { number, need: it, members, seconds, bytes, late, words, at } in &self.waits {
-            let (needs, [late, words, at]) = (need(it), [late, words, at].map(|it| it.replace('\t', " ")));
-            lines.push(format!(
-                "wait\t{number}\t{seconds:.2}\t{bytes}\t{members}\t{needs}\t{late}\t{words}\t{at}"
-            ));
-        }
-        lines.extend(self.last.iter().map(|line| format!("last\t{line}")));
-        lines.into_iter().map(|line| line.replace(['\n', '\r'], " ") + "\n").collect()
-    }
-
-    /// None for what no [`encode`](Self::encode) has made.
-    pub fn decode(text: &str) -> Option<Self> {
-        let mut status = Self::default();
-        for line in text.lines() {
-            let (kind, rest) = line.split_once('\t')?;
-            match kind {
-                "life" => status.life = LIVES.iter().find(|(_, name)| *name == rest)?.0,
-                "process" => status.process = rest.into(),
-                "answered" => status.answered = rest.parse().ok()?,
-                "silent" => status.is_silent = rest.parse().ok()?,
-                "copies" => status.copies = rest.parse().ok()?,
-                "seconds" => status.seconds = rest.parse().ok()?,
-                "before" => status.before = rest.into(),
-                "python" => status.python = rest.into(),
-                "activity" => status.activity = rest.into(),
-                "other" => status.other = Some(rest.into()),
-                "count" => {
-                    let mut words = rest.split_ascii_whitespace();
-                    status.counts.push((parse_comm(&mut words)?, words.next()?.parse().ok()?));
-                }
-                "started" => status.started.push(parse_need(rest)?),
-                "wait" => status.waits.push(parse_wait(rest)?),
-                "last" => status.last.push(rest.into()),
-                _ => return None,
-            }
-        }
-        Some(status)
+        serde_json::to_string(self).expect("plain fields")
     }
 
     /// What other hosts are told: without what differs between ranks that do the same.
@@ -305,16 +179,9 @@ mod tests {
             last: vec!["barrier #1: took 1 s".into()],
             ..RankStatus::default()
         };
-        for (life, _) in LIVES {
-            let status = RankStatus { life, ..status.clone() };
-            assert_eq!(RankStatus::decode(&status.encode()), Some(status));
-        }
+        assert_eq!(serde_json::from_str::<RankStatus>(&status.encode()).unwrap(), status);
         assert_eq!(status.briefly().waits[0].seconds, 4.0);
         let later = status.briefly();
         assert!(!later.is_news(&RankStatus { answered: 0, ..status.clone() }) && later.is_news(&status));
-        assert_eq!(RankStatus::decode(&RankStatus::default().encode()), Some(RankStatus::default()));
-        for broken in ["x", "wait\t1\t2", "started\tmessage 1 0 x -", "count\tzz 1 1", "life\tx"] {
-            assert_eq!(RankStatus::decode(broken), None, "{broken}");
-        }
     }
 }

@@ -5,68 +5,52 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::record::recorder::this_thread;
+use crate::watch::{Frame, Thread};
 
-/// How many frames are written of the main thread, and of any other.
+/// How many frames are read of the main thread, and of any other.
 const FRAMES: [usize; 2] = [100, 20];
-const BYTES: usize = 60_000;
 
-/// The threads but this one, and their frames, the innermost first; the main thread before the others. `frames` is
-/// `sys._current_frames`.
+/// The threads but this one, the main thread before the others. `frames` is `sys._current_frames`.
 ///
 /// No instruction of Python's is done meanwhile, so no other thread runs. Else that thread might leave a frame which
 /// this one holds, and objects that belong to that thread would be deleted in this one.
-pub fn text(frames: &Bound<'_, PyAny>, main: u64) -> String {
-    let mut text = String::new();
+pub fn threads(frames: &Bound<'_, PyAny>, main: u64) -> Vec<Thread> {
+    let mut threads = Vec::new();
     // SAFETY: the lock is held. Nor is anything collected here that another thread has left.
     let collects = unsafe { pyo3::ffi::PyGC_Disable() } != 0;
-    if write(frames, main, &mut text).is_err() {
+    if read(frames, main, &mut threads).is_err() {
         // What has been found so far is better than nothing, but it is not all.
-        text += "Thread 0\n";
+        threads.push(Thread::default());
     }
     if collects {
         // SAFETY: as above.
         unsafe { pyo3::ffi::PyGC_Enable() };
     }
-    text
+    threads
 }
 
-fn write(frames: &Bound<'_, PyAny>, main: u64, text: &mut String) -> PyResult<()> {
+fn read(frames: &Bound<'_, PyAny>, main: u64, threads: &mut Vec<Thread>) -> PyResult<()> {
     let all = frames.call0()?;
-    let all = all.cast::<PyDict>()?;
-    let mut threads = Vec::new();
-    for (number, frame) in all.iter() {
-        threads.push((number.extract::<u64>()?, frame));
+    let mut others = Vec::new();
+    for (number, frame) in all.cast::<PyDict>()?.iter() {
+        others.push((number.extract::<u64>()?, frame));
     }
-    threads.retain(|(number, _)| *number != this_thread());
-    threads.sort_by_key(|(number, _)| *number != main);
-    // All numbers, even if there is no room for all frames: who is there matters more than where.
-    let mut room = BYTES.saturating_sub(32 * threads.len());
-    for (number, frame) in threads {
-        let most = FRAMES[usize::from(number != main)];
-        *text += &format!("Thread {number}\n");
-        thread(frame, most, &mut room, text)?;
-    }
-    Ok(())
-}
-
-fn thread(mut frame: Bound<'_, PyAny>, most: usize, room: &mut usize, text: &mut String) -> PyResult<()> {
-    let py = frame.py();
-    for _ in 0..most {
-        if frame.is_none() {
-            break;
+    others.retain(|(number, _)| *number != this_thread());
+    others.sort_by_key(|(number, _)| *number != main);
+    // All numbers, even if the frames of one cannot be read: who is there matters more than where.
+    threads.extend(others.iter().map(|(number, _)| Thread { number: *number, frames: Vec::new() }));
+    for (thread, (number, mut frame)) in threads.iter_mut().zip(others) {
+        let py = frame.py();
+        while !frame.is_none() && thread.frames.len() < FRAMES[usize::from(number != main)] {
+            let code = frame.getattr(intern!(py, "f_code"))?;
+            let text = |name| -> PyResult<String> { Ok(code.getattr(name)?.str()?.to_string_lossy().into()) };
+            thread.frames.push(Frame {
+                file: text(intern!(py, "co_filename"))?,
+                line: frame.getattr(intern!(py, "f_lineno"))?.extract().unwrap_or(0),
+                function: text(intern!(py, "co_name"))?,
+            });
+            frame = frame.getattr(intern!(py, "f_back"))?;
         }
-        let code = frame.getattr(intern!(py, "f_code"))?;
-        let file = code.getattr(intern!(py, "co_filename"))?;
-        let (file, name) = (file.str()?, code.getattr(intern!(py, "co_name"))?.str()?);
-        let line = frame.getattr(intern!(py, "f_lineno"))?.extract::<u32>().unwrap_or(0);
-        let (file, name) = (file.to_string_lossy(), name.to_string_lossy());
-        let line = format!("  File \"{file}\", line {line} in {name}\n");
-        if line.len() > *room {
-            break;
-        }
-        *room -= line.len();
-        *text += &line;
-        frame = frame.getattr(intern!(py, "f_back"))?;
     }
     Ok(())
 }

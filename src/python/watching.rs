@@ -3,40 +3,17 @@
 use std::ffi::{c_int, c_void};
 
 use pyo3::prelude::*;
-use pyo3::types::PyBytes;
 
 use crate::compare::{self, CheckLevel};
 use crate::watch;
 
-/// Starts the watchdog. `takes_signal`: `SIGUSR1` makes it report. `one_directory`: all ranks certainly see it.
-/// `asks_hosts`: hosts may ask each other through MPI.
+/// Starts the watchdog; `settings` is a dictionary of the fields of [`watch::Settings`].
 #[pyfunction]
-#[allow(clippy::too_many_arguments)]
-pub(super) fn watch_start(
-    rank: i32,
-    size: i32,
-    directory: std::path::PathBuf,
-    timeout: f64,
-    report_after: f64,
-    abort: bool,
-    takes_signal: bool,
-    one_directory: bool,
-    asks_hosts: bool,
-) {
-    watch::start(watch::Settings {
-        rank,
-        size,
-        directory,
-        timeout,
-        report_after,
-        abort,
-        takes_signal,
-        one_directory,
-        asks_hosts,
-    });
+pub(super) fn watch_start(settings: watch::Settings) {
+    watch::start(settings);
 }
 
-/// From now on, what this rank waits for counts as hung after so many seconds (0: never). A number to leave with.
+/// From now on, what this rank waits for counts as hung after so many seconds. A number to leave with.
 #[pyfunction]
 pub(super) fn limit_enter(seconds: f64) -> u64 {
     watch::enter_limit(seconds)
@@ -48,17 +25,16 @@ pub(super) fn limit_leave(number: u64) {
     watch::leave_limit(number);
 }
 
-/// Where Python's threads are, but this one, the main thread first; `frames` is `sys._current_frames`.
-#[pyfunction]
-pub(super) fn stack<'py>(py: Python<'py>, frames: &Bound<'py, PyAny>, main: u64) -> Bound<'py, PyBytes> {
-    PyBytes::new(py, super::stack::text(frames, main).as_bytes())
-}
-
-/// A thread of Python's answers numbers from the other end of this socket with the number and where Python's threads are,
-/// as [`stack`] does.
+/// A thread of Python's reads from the other end of this socket, and calls [`watch_answer`] each time that it can.
 #[pyfunction]
 pub(super) fn watch_stacks(socket: i32) {
     watch::use_answers(socket);
+}
+
+/// Tells where Python's threads are, but this one; `frames` is `sys._current_frames`.
+#[pyfunction]
+pub(super) fn watch_answer(frames: &Bound<'_, PyAny>, main: u64) {
+    watch::answer(|| super::stack::threads(frames, main));
 }
 
 /// Has Python's main thread say that it runs, as soon as it does.
@@ -101,18 +77,11 @@ pub(super) fn watch_leave() {
     watch::leave();
 }
 
-/// Lets hosts ask each other through MPI, if all ranks want that. Collective over a communicator
-/// with the ranks of `MPI_COMM_WORLD`.
+/// Lets hosts ask each other through MPI. Collective over a communicator with the ranks of `MPI_COMM_WORLD`.
 #[pyfunction]
 pub(super) fn watch_link(py: Python<'_>, handle: usize) -> PyResult<()> {
     // SAFETY: mpi4py gives handles of live communicators, and it has initialised MPI.
     Ok(py.detach(|| unsafe { watch::open_link(handle) })?)
-}
-
-/// What all ranks are doing.
-#[pyfunction]
-pub(super) fn watch_report(py: Python<'_>) -> Option<String> {
-    py.detach(watch::report_all)
 }
 
 /// Ends the job unless this process has ended by itself after some seconds.

@@ -1,11 +1,12 @@
 //! Log lines: one when an MPI call starts, one when it ends.
 
 use std::fmt;
-use std::sync::Once;
+use std::io::Write;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Instant, SystemTime};
 
 use crate::call::Call;
+use crate::comm::hash;
 use crate::error::Error;
 use crate::mpilib::Tag;
 use crate::ops::Extent;
@@ -19,19 +20,6 @@ pub fn is_enabled() -> bool {
 }
 
 pub fn set_enabled(enabled: bool) {
-    if enabled {
-        static SUBSCRIBER: Once = Once::new();
-        // Ignore a failure: then a program that embeds this crate has a subscriber of its own.
-        SUBSCRIBER.call_once(|| {
-            let lines = tracing_subscriber::fmt()
-                .with_level(false)
-                .with_target(false)
-                .with_ansi(false)
-                .without_time()
-                .with_max_level(tracing::Level::DEBUG);
-            let _ = lines.try_init();
-        });
-    }
     ENABLED.store(enabled, Ordering::Relaxed);
 }
 
@@ -46,14 +34,20 @@ pub fn init() {
 /// Executes a call between its two lines.
 #[cold]
 pub fn logged(call: &Call, execute: impl FnOnce(&Call) -> Result<(), Error>) -> Result<(), Error> {
+    static CALLS: AtomicU64 = AtomicU64::new(0);
     let rank = call.site.comm.rank;
-    let id = next_id(rank);
-    tracing::debug!("r{rank} | {id:08x} | {}", Line(call));
+    // Makes the two lines of one call easy to find among those of all ranks.
+    let id = hash((SystemTime::now(), CALLS.fetch_add(1, Ordering::Relaxed), rank)) as u32;
+    let say = |words: &dyn fmt::Display| {
+        // Nobody may read them.
+        let _ = writeln!(std::io::stdout(), "r{rank} | {id:08x} | {words}");
+    };
+    say(&Line(call));
     let start = Instant::now();
     let result = execute(call);
     let elapsed = Seconds(start.elapsed().as_secs_f64());
     let code = result.as_ref().err().map_or(0, |error| error.cause.code());
-    tracing::debug!("r{rank} | {id:08x} | {} done with code {code} ({elapsed})", call.site.mpi_name());
+    say(&format_args!("{} done with code {code} ({elapsed})", call.site.mpi_name()));
     result
 }
 
@@ -67,18 +61,6 @@ impl fmt::Display for Seconds {
         let (sign, digits) = exponent.strip_prefix('-').map_or(('+', exponent), |digits| ('-', digits));
         write!(f, "{mantissa}e{sign}{digits:0>2}s")
     }
-}
-
-/// Something that makes the two lines of one call easy to find among those of all ranks.
-fn next_id(rank: i32) -> u32 {
-    static CALLS: AtomicU64 = AtomicU64::new(0);
-    let call = CALLS.fetch_add(1, Ordering::Relaxed);
-    let time = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_nanos() as u64);
-    // The finaliser of splitmix64: every bit of the input reaches every bit of the output.
-    let mut x = time ^ (call << 40) ^ ((rank as u64) << 52);
-    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    (x ^ (x >> 31)) as u32
 }
 
 /// What a call is about to do.

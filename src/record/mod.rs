@@ -1,11 +1,9 @@
 //! What is remembered and written of operations.
 //!
 //! [`recorder`] remembers the last ones, [`timeline`] and [`log`] write them down as they end and start, and [`json`]
-//! says what a record holds, [`dump`] what this process did. [`files`] makes the files. [`samples`] are for the ranks to compare.
+//! says what a record holds. [`samples`] are for the ranks to compare.
 
 pub mod clock;
-pub mod dump;
-pub mod files;
 mod gate;
 pub mod json;
 pub mod log;

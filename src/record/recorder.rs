@@ -8,6 +8,8 @@ use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use serde::Serialize;
+
 use super::clock::{self, Epoch};
 use super::gate::Gate;
 use crate::call::{Call, Phase, Site};
@@ -261,21 +263,12 @@ impl Drop for Running {
 }
 
 /// How far an operation has come.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
 pub enum State {
     Started,
     Done,
     Failed,
-}
-
-impl State {
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Started => "started",
-            Self::Done => "done",
-            Self::Failed => "failed",
-        }
-    }
 }
 
 /// A copy of what the recorder has of one operation.

@@ -8,20 +8,24 @@ use std::collections::HashSet;
 use std::ffi::{CStr, CString, OsStr};
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
-use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
-use crate::record::files::user;
+/// The user that this process writes as.
+fn user() -> u32 {
+    // SAFETY: takes nothing.
+    unsafe { libc::geteuid() }
+}
 
 #[derive(Debug)]
 pub struct Folder {
     pub path: PathBuf,
-    parent: OwnedFd,
-    own: OwnedFd,
+    parent: File,
+    own: File,
     name: CString,
 }
 
@@ -29,21 +33,7 @@ fn text(name: &OsStr) -> io::Result<CString> {
     Ok(CString::new(name.as_bytes())?)
 }
 
-#[cfg(test)]
-thread_local! {
-    static OPERATIONS: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
-}
-
-/// How many operations on folders this thread has done.
-#[cfg(test)]
-pub fn operations() -> usize {
-    OPERATIONS.get()
-}
-
-/// The result of a system call on a folder, each of which comes here.
 fn result(code: i32) -> io::Result<i32> {
-    #[cfg(test)]
-    OPERATIONS.set(OPERATIONS.get() + 1);
     if code < 0 { Err(io::Error::last_os_error()) } else { Ok(code) }
 }
 
@@ -53,26 +43,25 @@ fn open_at(folder: RawFd, name: &CStr, flags: i32) -> io::Result<File> {
     unsafe { Ok(File::from_raw_fd(result(libc::openat(folder, name.as_ptr(), flags, 0o600))?)) }
 }
 
-/// Opens a folder of this user's alone, which is made if `make`.
-fn enter(parent: RawFd, name: &CStr, path: &Path, make: bool) -> io::Result<OwnedFd> {
-    if make {
-        // SAFETY: a name that ends.
-        let made = result(unsafe { libc::mkdirat(parent, name.as_ptr(), 0o700) });
-        if let Err(error) = made
-            && error.kind() != io::ErrorKind::AlreadyExists
-        {
-            return Err(error);
-        }
+/// Opens a folder of this user's alone, which is made unless it is there.
+fn enter(parent: &File, name: &CStr, path: &Path) -> io::Result<File> {
+    // SAFETY: a name that ends.
+    let made = result(unsafe { libc::mkdirat(parent.as_raw_fd(), name.as_ptr(), 0o700) });
+    if let Err(error) = made
+        && error.kind() != io::ErrorKind::AlreadyExists
+    {
+        return Err(error);
     }
     let refused = |words: String| io::Error::other(format!("{} {words}", path.display()));
-    let file = open_at(parent, name, libc::O_RDONLY | libc::O_DIRECTORY).map_err(|error| {
-        match error.raw_os_error() {
+    let file =
+        open_at(parent.as_raw_fd(), name, libc::O_RDONLY | libc::O_DIRECTORY).map_err(|error| match error
+            .raw_os_error()
+        {
             Some(libc::ENOTDIR | libc::ELOOP) => {
                 refused("is a link, or no folder; somebody else may have made it".into())
             }
             _ => error,
-        }
-    })?;
+        })?;
     let found = file.metadata()?;
     if found.uid() != user() {
         return Err(refused(format!("belongs to user {}, not to user {}", found.uid(), user())));
@@ -80,7 +69,7 @@ fn enter(parent: RawFd, name: &CStr, path: &Path, make: bool) -> io::Result<Owne
     if found.mode() & 0o077 != 0 {
         return Err(refused(format!("is open to others (mode {:04o})", found.mode() & 0o7777)));
     }
-    Ok(file.into())
+    Ok(file)
 }
 
 impl Folder {
@@ -92,50 +81,26 @@ impl Folder {
         fs::create_dir_all(base)?;
         // Whose this is and where its links lead is the user's to choose.
         let base = File::open(base)?;
-        let parent = enter(base.as_raw_fd(), &text(outer_name)?, outer, true)?;
-        Self::within(parent, name, path, true)
-    }
-
-    fn within(parent: OwnedFd, name: &OsStr, path: &Path, make: bool) -> io::Result<Self> {
+        let parent = enter(&base, &text(outer_name)?, outer)?;
         let name = text(name)?;
-        let own = enter(parent.as_raw_fd(), &name, path, make)?;
+        let own = enter(&parent, &name, path)?;
         Ok(Self { path: path.into(), parent, own, name })
-    }
-
-    /// The other folders beside this one that are this user's alone.
-    pub fn siblings(&self) -> Vec<Self> {
-        let entries = self.path.parent().and_then(|outer| fs::read_dir(outer).ok());
-        let names = entries.into_iter().flatten().flatten().map(|entry| entry.file_name());
-        let others = names.filter(|name| name.as_bytes() != self.name.as_bytes());
-        let open = |name: &OsStr| {
-            Self::within(self.parent.try_clone().ok()?, name, &self.path.with_file_name(name), false).ok()
-        };
-        others.filter_map(|name| open(&name)).collect()
     }
 
     /// The names in it.
     pub fn names(&self) -> Vec<String> {
-        let _ = result(0);
         let entries = fs::read_dir(&self.path).into_iter().flatten().flatten();
         entries.filter_map(|entry| entry.file_name().into_string().ok()).collect()
     }
 
     /// When a file in it came, went or was replaced, by its file system's clock.
     pub fn modified(&self) -> Option<SystemTime> {
-        // SAFETY: all-zero is a value of it; the folder stays open.
-        let found = unsafe {
-            let mut found = std::mem::zeroed::<libc::stat>();
-            result(libc::fstat(self.own.as_raw_fd(), &mut found)).ok()?;
-            found
-        };
-        let (seconds, nanos) =
-            (u64::try_from(found.st_mtime).ok()?, u32::try_from(found.st_mtime_nsec).ok()?);
-        Some(SystemTime::UNIX_EPOCH + Duration::new(seconds, nanos))
+        self.own.metadata().ok()?.modified().ok()
     }
 
     /// Its file system and number there, on this machine.
     pub fn identity(&self) -> Option<(u64, u64)> {
-        let found = File::from(self.own.try_clone().ok()?).metadata().ok()?;
+        let found = self.own.metadata().ok()?;
         Some((found.dev(), found.ino()))
     }
 

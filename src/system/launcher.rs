@@ -4,9 +4,6 @@ use std::os::fd::RawFd;
 
 use super::os;
 
-/// Programs that start ranks, and have ended if they are not the parents of these any more.
-const LAUNCHERS: [&str; 6] = ["prterun", "prted", "mpirun", "mpiexec", "mpiexec.hydra", "hydra_pmi_proxy"];
-
 /// The launcher that this process is a child of, if it is.
 pub struct Launcher {
     process: i32,
@@ -16,12 +13,12 @@ pub struct Launcher {
 }
 
 impl Launcher {
-    /// Who is the parent of this process now.
-    pub fn parent() -> Option<Self> {
+    /// Who is the parent of this process now, if it has one of these names.
+    pub fn parent(names: &[String]) -> Option<Self> {
         // SAFETY: takes nothing.
         let process = unsafe { libc::getppid() };
         let name = os::info(process)?.name;
-        LAUNCHERS.contains(&&*name).then(|| Self { process, name, ended: os::until_end(process) })
+        names.contains(&name).then(|| Self { process, name, ended: os::until_end(process) })
     }
 
     /// Whether it has ended. Then nobody ends this process where the job ends: it is left over, and MPI cannot be asked.

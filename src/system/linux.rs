@@ -1,4 +1,4 @@
-//! What Linux says of processes.
+//! What Linux says of processes and threads.
 
 use std::ffi::c_int;
 use std::fs;
@@ -68,6 +68,65 @@ pub fn is_debugged() -> bool {
 pub fn until_end(pid: i32) -> RawFd {
     // SAFETY: a plain system call; older systems do not have it.
     unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) as RawFd }
+}
+
+/// What the system says of a thread of this process.
+fn of_thread(thread: i32, what: &str) -> Option<String> {
+    fs::read_to_string(format!("/proc/self/task/{thread}/{what}")).ok()
+}
+
+/// How often the main thread has been given a processor.
+pub fn runs_of_main() -> Option<u64> {
+    let status = of_thread(std::process::id() as i32, "status")?;
+    let switches =
+        status.lines().filter_map(|line| line.split_once("_ctxt_switches:")?.1.trim().parse::<u64>().ok());
+    Some(switches.sum())
+}
+
+/// The system call that a thread is in, and its fourth argument.
+fn call(thread: i32) -> Option<(i64, String)> {
+    let text = of_thread(thread, "syscall")?;
+    let mut words = text.split(' ');
+    Some((words.next()?.parse().ok()?, words.nth(3)?.to_owned()))
+}
+
+/// Whether the main thread sleeps until another thread of this process wakes it, without a time-out, and all others sleep but
+/// `waiting`.
+pub fn only_wait(waiting: &[i32]) -> bool {
+    let main = std::process::id() as i32;
+    let sleeps = call(main).is_some_and(|(call, timeout)| call == libc::SYS_futex && timeout == "0x0");
+    let mut threads = fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
+    sleeps
+        && threads.all(|thread| {
+            let number = thread.file_name().to_str().and_then(|name| name.parse().ok());
+            number.is_none_or(|number| number == main || waiting.contains(&number) || is_idle(number))
+        })
+}
+
+/// Whether a thread, which is none of Python's, sleeps for something that comes.
+fn is_idle(thread: i32) -> bool {
+    #[cfg(target_arch = "x86_64")]
+    const OLD: [i64; 3] = [libc::SYS_epoll_wait, libc::SYS_poll, libc::SYS_select];
+    #[cfg(not(target_arch = "x86_64"))]
+    const OLD: [i64; 0] = [];
+    const SLEEPS: [i64; 6] = [
+        libc::SYS_futex,
+        libc::SYS_epoll_pwait,
+        libc::SYS_ppoll,
+        libc::SYS_pselect6,
+        libc::SYS_recvfrom,
+        libc::SYS_recvmsg,
+    ];
+    // One that has ended meanwhile does nothing either. What runs once may have just been asked.
+    (0..3).any(|_| {
+        let name = of_thread(thread, "comm");
+        let is_ours = name.as_ref().is_none_or(|name| name.starts_with("mpi4jax-"));
+        let sleeps = || call(thread).is_some_and(|(call, _)| SLEEPS.contains(&call) || OLD.contains(&call));
+        is_ours || sleeps() || {
+            std::thread::sleep(Duration::from_millis(5));
+            false
+        }
+    })
 }
 
 /// Where this thread has its `errno`.

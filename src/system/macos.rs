@@ -82,6 +82,16 @@ pub fn until_end(pid: i32) -> RawFd {
     }
 }
 
+/// How often the main thread has been given a processor: nobody knows.
+pub fn runs_of_main() -> Option<u64> {
+    None
+}
+
+/// Whether the main thread and all others but `waiting` sleep: nobody knows.
+pub fn only_wait(_waiting: &[i32]) -> bool {
+    false
+}
+
 /// Where this thread has its `errno`.
 pub fn error_location() -> *mut c_int {
     // SAFETY: takes nothing.

@@ -11,4 +11,3 @@ pub mod folder;
 pub mod launcher;
 pub mod process;
 pub mod signal;
-pub mod threads;

@@ -5,11 +5,13 @@
 use std::io;
 use std::time::{Duration, SystemTime};
 
+use serde::{Deserialize, Serialize};
+
 use super::os;
 use crate::record::host;
 
 /// A process, as it introduces itself.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Process {
     pid: i32,
     host: String,
@@ -57,15 +59,6 @@ impl Process {
         Self { pid, host: host(), space: os::space(), start: os::info(pid).map_or(0, |info| info.start) }
     }
 
-    pub fn parse(text: &str) -> Option<Self> {
-        let mut words = text.trim_end().split(' ');
-        let mut word = || words.next();
-        let (pid, host) = (word()?.parse().ok()?, word()?.into());
-        let start = word()?.parse().ok()?;
-        let space = word()?.trim_start_matches('-').into();
-        Some(Self { pid, host, space, start })
-    }
-
     /// Where it is: the machine and its namespaces, or the machine's name.
     pub fn space(&self) -> &str {
         // Which containers see each other's files, the files say.
@@ -92,17 +85,7 @@ impl Process {
     pub fn knows_stopped(&self, other: &Self) -> bool {
         self.sees(other) && os::info(other.pid).is_some_and(|info| info.state == State::Stopped)
     }
-}
 
-/// A line without a line break.
-impl std::fmt::Display for Process {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let space = if self.space.is_empty() { "-" } else { &self.space };
-        write!(f, "{} {} {} {space}", self.pid, self.host, self.start)
-    }
-}
-
-impl Process {
     /// As reports name it.
     pub fn name(&self) -> String {
         format!("process {} on {}", self.pid, self.host)
@@ -116,7 +99,6 @@ mod tests {
     #[test]
     fn a_process_is_told_from_another_of_its_number() {
         let own = Process::own();
-        assert_eq!(Process::parse(&own.to_string()).as_ref(), Some(&own));
         assert!(!own.knows_gone(&own));
         let age = SystemTime::now().duration_since(started()).unwrap();
         assert!(age < Duration::from_secs(1000), "{age:?}");
@@ -143,7 +125,6 @@ mod tests {
         let elsewhere = Process { space: "another".into(), ..other.clone() };
         assert!(!own.knows_gone(&elsewhere));
         let nowhere = Process { space: String::new(), ..own.clone() };
-        assert_eq!(Process::parse(&nowhere.to_string()).as_ref(), Some(&nowhere));
         assert!(!nowhere.knows_gone(&Process { space: String::new(), ..other }));
     }
 }

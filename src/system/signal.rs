@@ -1,30 +1,35 @@
-//! `SIGUSR1`, by which others ask for a report; and what handlers of signals have in common.
+//! Signals that are passed on to threads of ours, which wait at pipes: a handler may do next to nothing.
 
 use std::ffi::c_int;
-use std::os::fd::RawFd;
+use std::os::fd::{AsRawFd, IntoRawFd, RawFd};
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
-
-/// Where a `SIGUSR1` is passed on to.
-static SIGNALLED: AtomicI32 = AtomicI32::new(-1);
-/// The process that reports. A forked child has the handler too.
-static PROCESS: AtomicU32 = AtomicU32::new(0);
+use std::sync::atomic::{AtomicI32, Ordering};
 
 pub type Handler = extern "C" fn(c_int, *mut libc::siginfo_t, *mut libc::c_void);
 
-/// A handler of another library: MPICH's launcher tells ranks by `SIGUSR1` that one of them has ended.
-static PREVIOUS: OnceLock<Handler> = OnceLock::new();
+struct Taken {
+    /// A forked child has the handler too, and must not write to its parent's pipe.
+    process: u32,
+    pipe: RawFd,
+    /// Of another library: MPICH's launcher tells ranks by `SIGUSR1` that one of them has ended, and Python handles `SIGINT`.
+    previous: Option<Handler>,
+}
 
-/// Async-signal-safe: atomics, system calls, and the handler that was there before.
+/// By number.
+static TAKEN: [OnceLock<Taken>; 32] = [const { OnceLock::new() }; 32];
+
+/// Async-signal-safe: memory that is not written any more, system calls, and the handler that was there before.
 extern "C" fn on_signal(signal: c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+    let Some(Taken { process, pipe, previous }) = TAKEN[signal as usize].get() else { return };
     keeping_error(|| {
         // SAFETY: takes nothing.
-        let is_child = unsafe { libc::getpid() } as u32 != PROCESS.load(Ordering::Relaxed);
+        let is_child = unsafe { libc::getpid() } as u32 != *process;
         if !is_child {
-            // SAFETY: a pipe that is never closed. If it is full, a report is due anyway.
-            unsafe { libc::write(SIGNALLED.load(Ordering::Relaxed), c"!".as_ptr().cast(), 1) };
+            let byte = signal as u8;
+            // SAFETY: a byte of ours, into a pipe that is never closed. If it is full, it has been said.
+            unsafe { libc::write(*pipe, (&raw const byte).cast(), 1) };
         }
-        match PREVIOUS.get() {
+        match previous {
             Some(previous) => previous(signal, info, context),
             None if is_child => {
                 default(signal);
@@ -69,44 +74,46 @@ pub fn function(action: &libc::sigaction) -> Option<Handler> {
     is_function.then(|| unsafe { std::mem::transmute::<usize, Handler>(action.sa_sigaction) })
 }
 
-/// Makes a function that is async-signal-safe what is done at a signal.
-fn handle(signal: c_int, handler: Handler) {
-    let mut action = action(signal);
-    action.sa_sigaction = handler as usize;
-    // Any thread may be the one that is interrupted, also one with a small stack.
-    action.sa_flags = libc::SA_RESTART | libc::SA_SIGINFO | libc::SA_ONSTACK;
-    // SAFETY: a plain system call; the handler is async-signal-safe.
-    unsafe { libc::sigaction(signal, &action, std::ptr::null_mut()) };
+/// From now on a signal, as a byte, is written to this pipe, which is never closed. Once for each signal.
+pub fn take(signal: c_int, pipe: RawFd) {
+    let taken = Taken { process: std::process::id(), pipe, previous: function(&action(signal)) };
+    if TAKEN[signal as usize].set(taken).is_err() {
+        return;
+    }
+    // After SIGINT, calls that wait return to Python, which looks at its signals.
+    let restart = if signal == libc::SIGINT { 0 } else { libc::SA_RESTART };
+    // SAFETY: all-zero is a value of it; the handler is async-signal-safe.
+    unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_sigaction = on_signal as Handler as usize;
+        // Any thread may be the one that is interrupted, also one with a small stack.
+        action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | restart;
+        libc::sigaction(signal, &action, std::ptr::null_mut());
+    }
 }
 
-/// Makes the signal wake whoever waits at the file that is returned, unless the program has a use of its own for it.
+/// Where [`wake`] writes.
+static WAKES: AtomicI32 = AtomicI32::new(-1);
+
+/// The file at which [`wait`] waits for [`wake`], and for `SIGUSR1` unless the program has a use of its own for it.
 pub fn install(takes_signal: bool) -> RawFd {
-    let mut ends = [-1; 2];
-    // SAFETY: plain system calls on memory of ours.
-    unsafe {
-        if libc::pipe(ends.as_mut_ptr()) != 0 {
-            return -1;
-        }
-        for end in ends {
-            libc::fcntl(end, libc::F_SETFD, libc::FD_CLOEXEC);
-            libc::fcntl(end, libc::F_SETFL, libc::O_NONBLOCK);
-        }
+    let Ok((reader, writer)) = std::io::pipe() else { return -1 };
+    for end in [reader.as_raw_fd(), writer.as_raw_fd()] {
+        // SAFETY: a plain system call.
+        unsafe { libc::fcntl(end, libc::F_SETFL, libc::O_NONBLOCK) };
     }
-    SIGNALLED.store(ends[1], Ordering::Relaxed);
-    PROCESS.store(std::process::id(), Ordering::Relaxed);
+    let writer = writer.into_raw_fd();
+    WAKES.store(writer, Ordering::Relaxed);
     if takes_signal {
-        if let Some(previous) = function(&action(libc::SIGUSR1)) {
-            let _ = PREVIOUS.set(previous);
-        }
-        handle(libc::SIGUSR1, on_signal);
+        take(libc::SIGUSR1, writer);
     }
-    ends[0]
+    reader.into_raw_fd()
 }
 
 /// Wakes whoever waits at that file, without a report.
 pub fn wake() {
     // SAFETY: a pipe that is never closed. If it is full, whoever waits there wakes up anyway.
-    unsafe { libc::write(SIGNALLED.load(Ordering::Relaxed), c".".as_ptr().cast(), 1) };
+    unsafe { libc::write(WAKES.load(Ordering::Relaxed), c".".as_ptr().cast(), 1) };
 }
 
 /// Waits until there is something to read in one of these files, of which each may be missing, at most so many seconds. What
@@ -124,7 +131,7 @@ pub fn wait(files: [RawFd; 3], seconds: f64) -> bool {
         for (i, poll) in polls[..2].iter().enumerate().filter(|(_, poll)| poll.revents != 0) {
             let mut bytes = [0u8; 64];
             let length = libc::read(poll.fd, bytes.as_mut_ptr().cast(), bytes.len());
-            has_signal |= i == 0 && length > 0 && bytes[..length as usize].contains(&b'!');
+            has_signal |= i == 0 && length > 0 && bytes[..length as usize].contains(&(libc::SIGUSR1 as u8));
         }
         has_signal
     }

@@ -8,6 +8,7 @@
 use std::collections::{HashMap, HashSet};
 
 use super::graph::{Assume, Graph, Why};
+use crate::job::mail::Kind;
 use crate::job::ranks::Ranks;
 use crate::job::status::{Life, Need, RankStatus, Wait, World};
 
@@ -56,6 +57,17 @@ pub enum Purpose {
     End(Key, Reason),
 }
 
+impl Purpose {
+    pub fn kind(&self) -> Kind {
+        match self {
+            Self::Look => Kind::Look,
+            Self::Line(_) => Kind::Line,
+            Self::Show => Kind::Show,
+            Self::End(..) => Kind::End,
+        }
+    }
+}
+
 #[derive(Clone, Debug)]
 pub struct Question {
     pub purpose: Purpose,
@@ -63,18 +75,6 @@ pub struct Question {
     pub was_repeated: bool,
     /// All that can be expected have answered.
     pub is_answered: bool,
-}
-
-/// When a leader of another host has asked for some purpose last, and whether it comes before this one where both ask at once.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Heard {
-    pub look: Option<(f64, bool)>,
-    pub line: Option<(f64, bool)>,
-    pub end: Option<(f64, bool)>,
-}
-
-fn at(heard: Option<(f64, bool)>) -> Option<f64> {
-    heard.map(|(at, _)| at)
 }
 
 /// What is known, and what has been done about it.
@@ -85,7 +85,8 @@ pub struct State {
     pub own: Ranks,
     /// A debugger looks at this process.
     pub is_debugged: bool,
-    pub heard: Heard,
+    /// When a leader of another host has asked for this last, and whether it comes before this one where both ask at once.
+    pub heard: HashMap<Kind, (f64, bool)>,
     /// What this rank has asked.
     pub question: Option<Question>,
     /// Since when it has been certain of a wait that it cannot end.
@@ -152,15 +153,12 @@ pub fn decide(state: &State, settings: &Settings, now: f64) -> Vec<Action> {
 
 /// What is done when the ranks have answered.
 fn conclude(state: &State, question: &Question) -> Option<Action> {
-    let is_ahead = |heard: Option<(f64, bool)>| {
-        heard.is_some_and(|(at, is_before)| is_before && at >= question.at - 1.0)
-    };
+    let heard = state.heard.get(&question.purpose.kind());
+    let is_ahead = heard.is_some_and(|&(at, is_before)| is_before && at >= question.at - 1.0);
     match &question.purpose {
         Purpose::Look => None,
         Purpose::Show => Some(Action::Show),
-        Purpose::Line(key) => {
-            (state.wait(*key).is_some() && !is_ahead(state.heard.line)).then_some(Action::Tell(*key))
-        }
+        Purpose::Line(key) => (state.wait(*key).is_some() && !is_ahead).then_some(Action::Tell(*key)),
         Purpose::End(key, reason) => {
             let holds = match reason {
                 Reason::Late(_) => state.wait(*key).is_some_and(|wait| !wait.late.is_empty()),
@@ -173,11 +171,7 @@ fn conclude(state: &State, question: &Question) -> Option<Action> {
                     why(&state.world.iter().map(silent).collect(), *key).is_some()
                 }
             };
-            Some(if holds && !is_ahead(state.heard.end) {
-                Action::End(*key, reason.clone())
-            } else {
-                Action::Acquit(*key)
-            })
+            Some(if holds && !is_ahead { Action::End(*key, reason.clone()) } else { Action::Acquit(*key) })
         }
     }
 }
@@ -211,7 +205,7 @@ fn hung(state: &State, settings: &Settings, now: f64, actions: &mut Vec<Action>)
         }
     }
     let (_, key, reason) = found?;
-    let another_does = at(state.heard.end).is_some_and(|at| now - at < 2.0 * ANSWER_TIME);
+    let another_does = state.heard_at(Kind::End).is_some_and(|at| now - at < 2.0 * ANSWER_TIME);
     (!another_does).then_some(Action::Ask(Purpose::End(key, reason)))
 }
 
@@ -252,7 +246,7 @@ fn line(state: &State, settings: &Settings, now: f64, actions: &mut Vec<Action>)
             continue;
         }
         // Who has spoken took a little longer to come to the line.
-        let spoke = [state.spoke, at(state.heard.line), at(state.heard.end)];
+        let spoke = [state.spoke, state.heard_at(Kind::Line), state.heard_at(Kind::End)];
         if spoke.into_iter().flatten().any(|at| now - at < after / 3.0) {
             actions.push(Action::SkipLine(key));
         } else {
@@ -273,7 +267,7 @@ fn look(state: &State, settings: &Settings, now: f64) -> Option<Action> {
         return None;
     }
     // Since the wait has taken so long, or just before.
-    let mut asked = [state.asked, at(state.heard.look)].into_iter().flatten();
+    let mut asked = [state.asked, state.heard_at(Kind::Look)].into_iter().flatten();
     if asked.any(|at| at > now - (longest - after) - 1.0) {
         return Some(Action::SkipLook);
     }
@@ -285,6 +279,10 @@ fn look(state: &State, settings: &Settings, now: f64) -> Option<Action> {
 }
 
 impl State {
+    fn heard_at(&self, kind: Kind) -> Option<f64> {
+        self.heard.get(&kind).map(|(at, _)| *at)
+    }
+
     pub fn wait(&self, (rank, number): Key) -> Option<&Wait> {
         self.world.get(&rank)?.waits.iter().find(|wait| wait.number == number)
     }

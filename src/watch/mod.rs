@@ -2,10 +2,11 @@
 //!
 //! [`watchdog`] is a thread that observes, and does what [`decide`] says. What this process [`waits`] for, and where [`python`]
 //! is, it tells the other ranks as its [`own`] status (see [`job`](crate::job)). The [`graph`] of who waits for whom says which
-//! waits cannot end. A [`report`] puts what all ranks do in a few lines, with [`groups`] of ranks. [`start`] is what the rest of
+//! waits cannot end. A [`report`] puts what all ranks do in a few lines, with [`groups`] of ranks, and each leaves a [`dump`]. [`start`] is what the rest of
 //! the package calls, [`end`] ends the job, and [`terminate`] has a word to say where a signal ends this rank.
 
 mod decide;
+mod dump;
 mod end;
 mod graph;
 mod groups;
@@ -17,10 +18,9 @@ mod terminate;
 mod waits;
 mod watchdog;
 
-pub use self::python::use_answers;
+pub use self::python::{Frame, Thread, answer, use_answers};
 pub use self::start::{
-    Settings, abort_after, choose_default, ending, exit, open_link, report_all, start, take_signals,
-    user_frame,
+    Settings, abort_after, choose_default, ending, exit, open_link, start, take_signals, user_frame,
 };
 pub use self::terminate::python_runs;
 pub use self::waits::{enter, enter_limit, leave, leave_limit, notice};

@@ -71,6 +71,6 @@ pub fn status(waits: &Waits, python: &Python, other: Option<String>) -> RankStat
 /// The same without asking Python, which this thread may hold up.
 pub fn status_now(size: i32) -> RankStatus {
     let mut waits = Waits::default();
-    waits.update(0.0, &waits::current_limit(0.0), size);
+    waits.update(0.0, &waits::current_limit(f64::INFINITY), size);
     status(&waits, &Python::Nothing, Some("threads that nobody has asked".into()))
 }

@@ -5,15 +5,17 @@
 
 use std::fmt;
 use std::os::fd::RawFd;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use serde::Serialize;
 
 use super::waits;
 use crate::job::status::Life;
-use crate::system::{signal, threads as system};
+use crate::system::{os, signal};
 
 /// A line of Python that a thread is at.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Frame {
     pub file: String,
     pub line: u32,
@@ -24,26 +26,6 @@ impl fmt::Display for Frame {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:{} in {}", self.file, self.line, self.function)
     }
-}
-
-/// Threads and their frames: `Thread 17`, and below it its frames.
-pub fn threads(text: &str) -> Vec<Thread> {
-    let mut threads: Vec<Thread> = Vec::new();
-    for line in text.lines() {
-        if let Some(number) = line.strip_prefix("Thread ") {
-            threads.push(Thread { number: number.parse().unwrap_or(0), frames: Vec::new() });
-        } else if let (Some(thread), Some(frame)) = (threads.last_mut(), frame(line)) {
-            thread.frames.push(frame);
-        }
-    }
-    threads
-}
-
-/// `  File "/home/me/solver.py", line 97 in step`
-fn frame(line: &str) -> Option<Frame> {
-    let (file, rest) = line.trim_start().strip_prefix("File \"")?.rsplit_once("\", line ")?;
-    let (line, function) = rest.split_once(" in ")?;
-    Some(Frame { file: file.into(), line: line.parse().ok()?, function: function.into() })
 }
 
 /// What is said where nobody can say where Python is.
@@ -68,15 +50,12 @@ pub fn user_frame(frames: &[Frame]) -> Option<&Frame> {
     frames.iter().find(|frame| !foreign.iter().any(|part| frame.file.contains(part))).or(frames.first())
 }
 
-/// The socket at whose other end a thread of Python's answers.
-static ANSWERS: Mutex<Option<RawFd>> = Mutex::new(None);
-
-/// For how long it is waited for, in steps: a process that is stopped and goes on has waited for one of them.
+/// For how long an answer is waited for, in steps: a process that is stopped and goes on has waited for one of them.
 const STEPS: usize = 50;
-const STEP_MILLISECONDS: libc::c_int = 10;
+const STEP: Duration = Duration::from_millis(10);
 
 /// A thread of Python's, as Python knows it, and its frames, the innermost first.
-#[derive(Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Thread {
     pub number: u64,
     pub frames: Vec<Frame>,
@@ -102,43 +81,55 @@ impl Python {
     }
 }
 
-/// A thread of Python's reads numbers from the other end of this socket, which stays open, and answers with each number
-/// and where the threads are, as [`frames`] reads it.
+/// What has been asked, and answered.
+struct Answers {
+    /// At its other end a thread of Python's waits for questions.
+    socket: Option<RawFd>,
+    /// The last question, and the last one that has been answered.
+    asked: u64,
+    answered: u64,
+    threads: Vec<Thread>,
+}
+
+static ANSWERS: Mutex<Answers> =
+    Mutex::new(Answers { socket: None, asked: 0, answered: 0, threads: Vec::new() });
+static ANSWERED: Condvar = Condvar::new();
+
+fn answers() -> MutexGuard<'static, Answers> {
+    ANSWERS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A thread of Python's calls [`answer`] when there is something to read at the other end of this socket, which stays open.
 pub fn use_answers(socket: RawFd) {
-    *ANSWERS.lock().unwrap_or_else(PoisonError::into_inner) = Some(socket);
+    answers().socket = Some(socket);
+}
+
+/// Answers what has been asked so far; `threads` looks where they are, the main one first.
+pub fn answer(threads: impl FnOnce() -> Vec<Thread>) {
+    let number = answers().asked;
+    let threads = threads();
+    let mut answers = answers();
+    (answers.answered, answers.threads) = (number, threads);
+    ANSWERED.notify_all();
 }
 
 /// Where Python's threads are.
 pub fn python() -> Python {
-    // One at a time: whoever waits may not take another's answer.
-    let answers = ANSWERS.lock().unwrap_or_else(PoisonError::into_inner);
-    let Some(socket) = answers.filter(|_| waits::life() != Life::Finished) else { return Python::Nothing };
-    ask(socket).map_or(Python::Silent, |text| Python::At(threads(&String::from_utf8_lossy(&text))))
-}
-
-/// What the thread answers, if it gets Python's lock in time.
-fn ask(socket: RawFd) -> Option<Vec<u8>> {
-    static NEXT: AtomicU64 = AtomicU64::new(0);
-    let number = NEXT.fetch_add(1, Ordering::Relaxed).to_ne_bytes();
-    let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
-    // SAFETY: the buffer is ours. If the socket is full, older questions wait for the lock.
-    unsafe { libc::send(socket, number.as_ptr().cast(), number.len(), flags) };
-    let mut bytes = vec![0u8; 1 << 16];
+    let mut answers = answers();
+    let Some(socket) = answers.socket.filter(|_| waits::life() != Life::Finished) else {
+        return Python::Nothing;
+    };
+    answers.asked += 1;
+    let number = answers.asked;
+    // SAFETY: a byte of ours. If the socket is full, older questions wait for Python's lock.
+    unsafe { libc::send(socket, c"?".as_ptr().cast(), 1, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) };
     for _ in 0..STEPS {
-        let mut poll = libc::pollfd { fd: socket, events: libc::POLLIN, revents: 0 };
-        // SAFETY: a struct and a buffer of ours, of the length that is given.
-        let length = unsafe {
-            if libc::poll(&mut poll, 1, STEP_MILLISECONDS) <= 0 {
-                continue;
-            }
-            libc::recv(socket, bytes.as_mut_ptr().cast(), bytes.len(), libc::MSG_DONTWAIT)
-        };
-        // Answers to older questions may come first.
-        if let Some(text) = bytes[..usize::try_from(length).ok()?].strip_prefix(&number) {
-            return Some(text.to_vec());
+        answers = ANSWERED.wait_timeout(answers, STEP).unwrap_or_else(PoisonError::into_inner).0;
+        if answers.answered >= number {
+            return Python::At(answers.threads.clone());
         }
     }
-    None
+    Python::Silent
 }
 
 /// For how long the main thread must not have run to count as waiting for JAX, in seconds.
@@ -176,8 +167,7 @@ impl Others {
     /// Whether the main thread waits for what the other threads do, and those do nothing: it sleeps until another thread wakes
     /// it, and has done so for a while, in a function that waits for nothing else.
     fn main_waits(&mut self, frames: &[Frame], waiting: &[(u64, i32)], now: f64) -> bool {
-        let main = std::process::id() as i32;
-        let Some(runs) = system::runs(main) else { return false };
+        let Some(runs) = os::runs_of_main() else { return false };
         let since = match self.main {
             Some((before, since)) if before == runs => since,
             _ => now,
@@ -186,29 +176,23 @@ impl Others {
         let is_apart = |file: &str| WAITS_IN.iter().any(|part| file.contains(part) || file.ends_with(part));
         now - since >= STILL
             && frames.first().is_some_and(|frame| is_apart(&frame.file))
-            && system::sleeps_for_thread(main)
             && !signal::has_alarm()
-            && system::threads().into_iter().all(|thread| {
-                thread == main || waiting.iter().any(|(_, it)| *it == thread) || system::is_idle(thread)
-            })
+            && os::only_wait(&waiting.iter().map(|(_, thread)| *thread).collect::<Vec<_>>())
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
     use super::*;
 
     #[test]
-    fn frames_are_found() {
-        let text = "Thread 17\n  File \"/v/site-packages/jax/api.py\", line 9 in f\n  \
-                    File \"/home/me/solver.py\", line 97 in step\n  File \"/home/me/solver.py\", line 120 in <module>\n\
-                    Thread 18\n  File \"/x/pool.py\", line 3 in wait\n";
-        let threads = threads(text);
-        assert_eq!([(17, 3), (18, 1)], [0, 1].map(|i| (threads[i].number, threads[i].frames.len())));
-        let user = user_frame(&threads[0].frames).unwrap();
-        assert_eq!((user.line, &*user.function), (97, "step"));
-        assert_eq!((user_frame(&[]), activity(&threads[0].frames)), (None, None));
+    fn the_users_frame_is_the_innermost_outside_of_packages() {
         let frame = |file: &str| Frame { file: file.into(), line: 1, function: "f".into() };
+        let stack = ["/v/site-packages/jax/api.py", "/home/me/solver.py", "/home/me/main.py"].map(frame);
+        assert_eq!(user_frame(&stack), Some(&stack[1]));
+        assert_eq!((user_frame(&[]), activity(&stack)), (None, None));
         let stack = ["a.py", "/v/jax/_src/compiler.py", "/v/jax/_src/interpreters/mlir.py"].map(frame);
         assert_eq!(activity(&stack), Some("JAX compiles"));
     }
@@ -244,7 +228,7 @@ mod tests {
         let user = [Frame { file: "/home/me/a.py".into(), ..jax[0].clone() }];
         assert!(!others.main_waits(&user, &mine, 100.0));
         // A thread that computes could wake it.
-        let ended = std::sync::atomic::AtomicBool::new(false);
+        let ended = AtomicBool::new(false);
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 while !ended.load(Ordering::Relaxed) {

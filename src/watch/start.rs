@@ -2,9 +2,8 @@
 
 use std::os::fd::RawFd;
 use std::path::PathBuf;
-use std::sync::mpsc::{Sender, channel};
 use std::sync::{Mutex, OnceLock, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::python;
 use super::waits::{self, Waits};
@@ -23,22 +22,24 @@ use crate::system::signal;
 
 /// How the watchdog was told to behave.
 #[derive(Debug)]
+#[cfg_attr(feature = "python", derive(pyo3::FromPyObject), pyo3(from_item_all))]
 pub struct Settings {
     /// Of this process, in `MPI_COMM_WORLD`.
     pub rank: i32,
     pub size: i32,
     pub directory: PathBuf,
-    /// After how many seconds an operation counts as hung; 0: never.
+    /// After how many seconds an operation counts as hung; infinity: never.
     pub timeout: f64,
-    /// After how many seconds a line says what an operation waits for; 0: never.
+    /// After how many seconds a line says what an operation waits for; infinity: never.
     pub report_after: f64,
     /// Whether a hung operation ends the job.
     pub abort: bool,
     /// Whether the program has no use of its own for `SIGUSR1`.
     pub takes_signal: bool,
-    /// Whether the ranks certainly have one directory, and whether hosts may ask each other through MPI.
+    /// Whether the ranks certainly have one directory.
     pub one_directory: bool,
-    pub asks_hosts: bool,
+    /// Names of programs that start ranks.
+    pub launchers: Vec<String>,
 }
 
 pub(super) struct Watchdog {
@@ -96,7 +97,7 @@ pub fn start(settings: Settings) {
     let _ = comm::origin::start();
 }
 
-/// Lets the leaders of several hosts ask each other through MPI, if all ranks want that. Collective.
+/// Lets the leaders of several hosts ask each other through MPI. Collective.
 ///
 /// # Safety
 /// `comm` is the handle of a live communicator, with the ranks of `MPI_COMM_WORLD`.
@@ -106,7 +107,7 @@ pub unsafe fn open_link(comm: usize) -> Result<(), Error> {
     {
         let ranks = (settings.rank, settings.size);
         // SAFETY: promised by the caller.
-        unsafe { link::open(comm, settings.asks_hosts, host.place(), ranks, signal::wake)? };
+        unsafe { link::open(comm, host.place(), ranks, signal::wake)? };
     }
     Ok(())
 }
@@ -156,23 +157,6 @@ fn finish() {
 /// How the default communicator is made: as the first rank has chosen, which this one is if it is the first.
 pub fn choose_default(choice: &str) -> String {
     WATCHDOG.get().map_or_else(|| choice.into(), |watchdog| default::choose(&watchdog.host, choice))
-}
-
-/// Where the next report goes, instead of the terminal.
-static WANTED: Mutex<Option<Sender<String>>> = Mutex::new(None);
-
-/// The report that `SIGUSR1` prints, for tests and for the curious.
-pub fn report_all() -> Option<String> {
-    watchdog()?;
-    let (sender, receiver) = channel();
-    *WANTED.lock().unwrap_or_else(PoisonError::into_inner) = Some(sender);
-    signal::wake();
-    receiver.recv_timeout(Duration::from_secs(30)).ok()
-}
-
-/// Where a report goes that was asked for since the last call. What is observed from now on is newer than the request.
-pub(super) fn take_request() -> Option<Sender<String>> {
-    WANTED.lock().unwrap_or_else(PoisonError::into_inner).take()
 }
 
 /// Where the user's program is, as far as Python can tell.

@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use crate::comm::origin::UNKNOWN;
 use crate::comm::{self, Comm};
@@ -111,46 +112,52 @@ pub fn awake() {
 
 // ---- Limits
 
-/// After how long a wait counts as hung: what the user has set for the job, or for a part of the program. Numbers tell one
-/// from another.
+/// After how long a wait counts as hung: what the user has set for the job, or for a part of the program.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Limit {
-    pub number: u64,
-    /// 0: none.
+    /// Infinity: never.
     pub seconds: f64,
+    /// When the part was entered.
+    since: Option<Instant>,
 }
 
 impl Limit {
     /// How it is called, after "has not ended after".
-    pub fn name(&self) -> String {
+    fn name(&self) -> String {
         let seconds = self.seconds;
-        if self.number == 0 {
-            format!("MPI4JAX_TIMEOUT={seconds} s")
-        } else {
+        if self.since.is_some() {
             format!("time_limit({seconds} s)")
+        } else {
+            format!("MPI4JAX_TIMEOUT={seconds} s")
         }
+    }
+
+    /// In how many seconds it is exceeded by what has waited so long.
+    fn left(&self, waited: f64) -> f64 {
+        let entered = self.since.map_or(f64::INFINITY, |since| since.elapsed().as_secs_f64());
+        self.seconds - waited.min(entered)
     }
 }
 
-/// Those of parts that the program is in, the innermost last.
-static PARTS: Mutex<Vec<Limit>> = Mutex::new(Vec::new());
+/// Those of parts that the program is in, by number, the innermost last.
+static PARTS: Mutex<Vec<(u64, Limit)>> = Mutex::new(Vec::new());
 
 /// A part begins; its number.
 pub fn enter_limit(seconds: f64) -> u64 {
     static COUNT: AtomicU64 = AtomicU64::new(1);
     let number = COUNT.fetch_add(1, Ordering::Relaxed);
-    lock(&PARTS).push(Limit { number, seconds });
+    lock(&PARTS).push((number, Limit { seconds, since: Some(Instant::now()) }));
     number
 }
 
 /// A part ends. Those of other threads may have begun after it.
 pub fn leave_limit(number: u64) {
-    lock(&PARTS).retain(|limit| limit.number != number);
+    lock(&PARTS).retain(|(part, _)| *part != number);
 }
 
 /// What holds now, in a job with this time-out.
 pub fn current_limit(job: f64) -> Limit {
-    lock(&PARTS).last().copied().unwrap_or(Limit { number: 0, seconds: job })
+    lock(&PARTS).last().map_or(Limit { seconds: job, since: None }, |(_, limit)| *limit)
 }
 
 // ---- Waits
@@ -160,8 +167,6 @@ struct Seen {
     wait: Wait,
     has_line: bool,
     thread: (u64, i32),
-    /// For how long under the limit of this number.
-    limited: (u64, f64),
 }
 
 /// What this process waits for, as it goes on.
@@ -207,7 +212,7 @@ fn seen(record: &Record) -> Seen {
         words: record.to_string(),
         at: String::new(),
     };
-    Seen { wait, has_line: !record.info.location.is_empty(), thread: record.thread, limited: (0, 0.0) }
+    Seen { wait, has_line: !record.info.location.is_empty(), thread: record.thread }
 }
 
 impl Waits {
@@ -215,16 +220,12 @@ impl Waits {
     pub fn update(&mut self, passed: f64, limit: &Limit, size: i32) {
         let numbers = under_way();
         self.0.retain(|seen| numbers.contains(&seen.wait.number) || seen.wait.number == AT_END);
-        for Seen { wait, limited, .. } in &mut self.0 {
+        for Seen { wait, .. } in &mut self.0 {
             wait.seconds += passed;
-            if limited.0 != limit.number {
-                *limited = (limit.number, 0.0);
-            }
-            limited.1 += passed;
-            let is_late = limit.seconds > 0.0 && limited.1 > limit.seconds && wait.need != Need::End;
+            let is_late = limit.left(wait.seconds) < 0.0 && wait.need != Need::End;
             wait.late = if is_late { format!("has not ended after {}", limit.name()) } else { String::new() };
         }
-        self.add(passed, limit, size);
+        self.add(passed, size);
         for op in transport::unfinished() {
             let failed = |failure: &String| format!("failed: {failure}");
             let late = op.failure.as_ref().map(failed);
@@ -234,7 +235,7 @@ impl Waits {
         }
     }
 
-    fn add(&mut self, passed: f64, limit: &Limit, size: i32) {
+    fn add(&mut self, passed: f64, size: i32) {
         let epoch = Epoch::now();
         let mut new: Vec<(Seen, f64)> = Vec::new();
         let is_known = |number: u64| self.0.iter().any(|seen| seen.wait.number == number);
@@ -244,7 +245,7 @@ impl Waits {
         let other = |number, need, members, words, thread| {
             let (late, at) = (String::new(), String::new());
             let wait = Wait { number, need, members, seconds: 0.0, bytes: 0, late, words, at };
-            Seen { wait, has_line: false, thread, limited: (0, 0.0) }
+            Seen { wait, has_line: false, thread }
         };
         for call in blocked().into_iter().filter(|call| !is_known(call.number)) {
             let seconds = epoch.seconds_since(call.started);
@@ -264,7 +265,6 @@ impl Waits {
         for (mut seen, seconds) in new {
             // A process that was stopped has not waited meanwhile.
             seen.wait.seconds = seconds.min(passed);
-            seen.limited = (limit.number, seen.wait.seconds);
             self.0.push(seen);
         }
     }
@@ -279,10 +279,8 @@ impl Waits {
 
     /// When the limit is exceeded that is exceeded next, in seconds from now.
     pub fn next_limit(&self, limit: &Limit) -> f64 {
-        let left =
-            |seen: &Seen| limit.seconds - if seen.limited.0 == limit.number { seen.limited.1 } else { 0.0 };
-        let limited = self.0.iter().filter(|seen| limit.seconds > 0.0 && seen.wait.late.is_empty());
-        limited.map(left).fold(f64::INFINITY, f64::min)
+        let limited = self.0.iter().filter(|seen| seen.wait.late.is_empty());
+        limited.map(|seen| limit.left(seen.wait.seconds)).fold(f64::INFINITY, f64::min)
     }
 
     /// The threads that wait.
@@ -314,16 +312,18 @@ pub fn counts(at_end: bool) -> Vec<(CommId, u64)> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     #[test]
     fn the_innermost_limit_holds() {
-        assert_eq!(current_limit(5.0), Limit { number: 0, seconds: 5.0 });
+        assert_eq!(current_limit(5.0), Limit { seconds: 5.0, since: None });
         let outer = enter_limit(2.0);
-        let inner = enter_limit(0.0);
-        assert_eq!(current_limit(5.0).seconds, 0.0);
+        let inner = enter_limit(f64::INFINITY);
+        assert_eq!(current_limit(5.0).seconds, f64::INFINITY);
         leave_limit(outer);
-        assert_eq!(current_limit(5.0).number, inner);
+        assert_eq!(current_limit(5.0).name(), "time_limit(inf s)");
         leave_limit(inner);
         assert_eq!(current_limit(5.0).name(), "MPI4JAX_TIMEOUT=5 s");
     }
@@ -348,7 +348,9 @@ mod tests {
     fn calls_of_several_threads_are_seen_and_their_limits_count_from_their_own_start() {
         enter("A.Free".into());
         std::thread::spawn(|| enter("B.Free".into())).join().unwrap();
-        let (job, part) = (Limit { number: 0, seconds: 3.0 }, Limit { number: 7, seconds: 1.5 });
+        let entered = Instant::now();
+        let job = Limit { seconds: 3.0, since: None };
+        let mut part = Limit { seconds: 1.5, since: Some(entered) };
         let mut waits = Waits::default();
         let late =
             |waits: &Waits| waits.list("").iter().map(|wait| !wait.late.is_empty()).collect::<Vec<_>>();
@@ -358,12 +360,14 @@ mod tests {
         assert_eq!(words, ["A.Free a.py:1", "B.Free a.py:1"]);
         assert_eq!(late(&waits), [false; 2]);
         waits.update(1.0, &part, 2);
-        assert_eq!(late(&waits), [false; 2], "they have waited for 3 s, but for 1 s in this part");
+        assert_eq!(late(&waits), [false; 2], "they have waited for 4 s, but not in this part");
+        part.since = entered.checked_sub(Duration::from_secs(2));
         waits.update(1.0, &part, 2);
         assert_eq!(late(&waits), [true; 2]);
         // A number that no clock can show: nothing is ever late.
-        waits.update(1.0, &Limit { number: 8, seconds: 1e20 }, 2);
-        assert!(waits.next_limit(&Limit { number: 8, seconds: 1e20 }) > 1e19);
+        let never = Limit { seconds: 1e20, since: None };
+        waits.update(1.0, &never, 2);
+        assert!(waits.next_limit(&never) > 1e19);
         leave();
         waits.update(1.0, &job, 2);
         assert_eq!(waits.list("").len(), 1, "this thread's has ended");

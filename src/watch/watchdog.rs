@@ -6,16 +6,15 @@
 use std::collections::HashMap;
 use std::io::Write as _;
 use std::panic::AssertUnwindSafe;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
-use super::decide::{self, Action, Heard, Key, Purpose, Reason, State};
+use super::decide::{self, Action, Key, Purpose, Reason, State};
+use super::dump::dump;
 use super::end::{self, HUNG};
 use super::own;
-use super::python::{self, Frame, Others};
+use super::python::{self, Others};
 use super::report::{self, Facts};
-use super::start::{self, Settings, Watchdog, ending};
+use super::start::{self, Watchdog, ending};
 use super::waits::{self, Limit, Waits};
 use crate::compare::samples;
 use crate::job::host::Host;
@@ -23,7 +22,6 @@ use crate::job::link;
 use crate::job::mail::{Kind, Message, Word};
 use crate::job::status::{Life, RankStatus, World, compare_origins};
 use crate::mpilib;
-use crate::record::dump;
 use crate::record::recorder;
 use crate::record::timeline;
 use crate::system::launcher::Launcher;
@@ -52,7 +50,7 @@ pub fn print(text: &str) {
 }
 
 pub fn run(watchdog: &'static Watchdog) {
-    let launcher = Launcher::parent();
+    let launcher = Launcher::parent(&watchdog.settings.launchers);
     let mut observer = Observer::new(watchdog);
     loop {
         let pause = observer.pause();
@@ -77,41 +75,16 @@ pub fn run(watchdog: &'static Watchdog) {
     }
 }
 
-impl samples::Exchange for Host {
-    fn rank(&self) -> i32 {
-        self.rank
-    }
-
-    fn is_open(&self) -> bool {
-        self.broken().is_none()
-    }
-
-    fn write(&self, text: &str) {
-        self.say_did(text);
-    }
-
-    fn read(&self, rank: i32) -> Option<String> {
-        self.did(rank)
-    }
-
-    fn is_first_to_doubt(&self) -> bool {
-        self.is_first_to("doubt")
-    }
-}
-
 /// Ends the job if this rank did something else than its neighbours. What may be so is said, once.
 pub fn compare(host: &Host) {
-    static SAID: AtomicBool = AtomicBool::new(false);
     let is_end = waits::life() == Life::Finished || mpilib::is_ending();
     let Some(difference) = samples::difference(host, is_end) else { return };
-    // Of two ranks that find a proof, one ends the job.
-    let is_ours =
-        if difference.is_proved { host.is_first_to("differs") } else { !SAID.swap(true, Ordering::Relaxed) };
-    if is_ours {
+    // Of the ranks that find one, one says so, once.
+    if host.is_first_to(if difference.is_proved { "differs" } else { "doubt" }) {
         print(&format!("r{} | mpi4jax: {}\n", host.rank, difference.report));
-    }
-    if is_ours && difference.is_proved {
-        end::end_job(DIFFERENT, ending);
+        if difference.is_proved {
+            end::end_job(DIFFERENT, ending);
+        }
     }
 }
 
@@ -147,9 +120,8 @@ struct Observer {
     since: HashMap<Key, f64>,
     /// What ranks of other hosts have said.
     far: World,
-    /// A report is to be shown, and where, if not on the terminal.
+    /// A report is to be shown.
     shows: bool,
-    receiver: Option<Sender<String>>,
     /// When the ranks of this host were asked, by the clock of questions, and why they could not be.
     asked: u64,
     trouble: Option<String>,
@@ -177,7 +149,6 @@ impl Observer {
             since: HashMap::new(),
             far: World::new(),
             shows: false,
-            receiver: None,
             asked: 0,
             trouble: None,
             asked_by: Vec::new(),
@@ -190,9 +161,8 @@ impl Observer {
 
     /// For how long there is nothing to do, in seconds.
     fn pause(&mut self) -> f64 {
-        let (limit, report_after) = (self.limit(), self.watchdog.settings.report_after);
-        let quarter = |seconds: f64| if seconds > 0.0 { seconds / 4.0 } else { f64::INFINITY };
-        let shortest = quarter(limit.seconds).min(quarter(report_after));
+        let limit = self.limit();
+        let shortest = limit.seconds.min(self.watchdog.settings.report_after) / 4.0;
         let led = || self.state.world.values().flat_map(|rank| &rank.waits).map(|wait| wait.seconds);
         let longest = led().fold(self.waits.longest(), f64::max);
         let begun = recorder::count();
@@ -228,9 +198,6 @@ impl Observer {
             waits::awake();
         }
         // Launchers send a signal to all ranks at once, and one reports.
-        if let Some(receiver) = start::take_request() {
-            (self.shows, self.receiver) = (true, Some(receiver));
-        }
         self.shows |= signalled && self.host.may_show();
         self.say(self.host.asked());
         self.asked_by.extend(link::questions().into_iter().map(|(by, word)| Asked {
@@ -278,15 +245,7 @@ impl Observer {
         if let Some(word) = &word {
             (self.answered, self.answered_at) = (word.time, self.clock);
             if matches!(word.kind, Kind::Show | Kind::End) {
-                let frame = |frame: &Frame| (frame.file.clone(), frame.line, frame.function.clone());
-                let dump = dump::json(&dump::Header {
-                    rank: self.host.rank,
-                    size: self.host.size,
-                    host: &self.host.name,
-                    reason: &word.kind.to_string(),
-                    state: &report::doing(&status),
-                    python: python.main().iter().map(frame).collect(),
-                });
+                let dump = dump(self.host, word.kind, &report::doing(&status), python.main());
                 self.trouble =
                     self.host.dump(&dump).err().map(|error| error.to_string()).or(self.trouble.take());
             }
@@ -348,9 +307,10 @@ impl Observer {
         });
         compare_origins(&mut world);
         let own = self.host.rank;
-        let ago = |kind| link::heard(kind).map(|(by, at)| (clock - (link::now() - at), by < own));
+        let heard =
+            |kind| Some((kind, link::heard(kind).map(|(by, at)| (clock - (link::now() - at), by < own))?));
         let state = &mut self.state;
-        state.heard = Heard { look: ago(Kind::Look), line: ago(Kind::Line), end: ago(Kind::End) };
+        state.heard = [Kind::Look, Kind::Line, Kind::End].into_iter().filter_map(heard).collect();
         state.question.iter_mut().for_each(|question| question.is_answered = is_answered && is_answered_here);
         state.own = if self.leader == own { self.here.keys().copied().collect() } else { Default::default() };
         state.is_debugged = os::is_debugged();
@@ -382,8 +342,7 @@ impl Observer {
 
     /// Does what there is to do.
     fn act(&mut self) {
-        let Settings { report_after, .. } = self.watchdog.settings;
-        let report_after = if report_after > 0.0 { report_after } else { f64::INFINITY };
+        let report_after = self.watchdog.settings.report_after;
         let settings = decide::Settings { report_after, host: link::hosts().place() };
         let mut actions = Vec::new();
         if self.leads() || self.state.question.is_some() {
@@ -403,10 +362,7 @@ impl Observer {
                 Action::Tell(key) => print(&self.facts().line(key).unwrap_or_default()),
                 Action::Show => {
                     let report = self.facts().report("report (SIGUSR1)", (own, 0), own);
-                    match self.receiver.take() {
-                        Some(receiver) => drop(receiver.send(report)),
-                        None => print(&report),
-                    }
+                    print(&report);
                 }
                 Action::End(key, reason) => self.end(key, &reason),
                 // It was not so, or is not any more.
@@ -417,12 +373,7 @@ impl Observer {
     }
 
     fn ask(&mut self, purpose: &Purpose) {
-        let kind = match purpose {
-            Purpose::Look => Kind::Look,
-            Purpose::Line(_) => Kind::Line,
-            Purpose::Show => Kind::Show,
-            Purpose::End(..) => Kind::End,
-        };
+        let kind = purpose.kind();
         let word = Word::new(kind, self.host.rank);
         link::ask(&word);
         if kind != Kind::Look {

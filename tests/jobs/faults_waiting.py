@@ -301,7 +301,7 @@ FAULTS = {
             "the other ranks cannot be asked: writing to /proc/none/.* failed",
         ),
         status=HUNG_STATUS,
-        env={"MPI4JAX_DUMP_DIR": "/proc/none", "MPI4JAX_CHANNEL": "files"},
+        env={"MPI4JAX_DUMP_DIR": "/proc/none", "MPI4PY_RC_THREAD_LEVEL": "serialized"},
     ),
     "an MPI that one thread may call": Fault(
         "if rank == 1: time.sleep(60)\nwait(nt.allreduce(x, MPI.SUM))",

@@ -105,7 +105,7 @@ RUN_IT = """
     for g in (f, jax.jit(f), mpi4jax.jit(f), mpi4jax.jit(lambda x: [f(x), f(2 * x)][1] / 2)):
         assert g(jnp.ones(3)).tolist() == [1] * 3
     # It was lowered in another process, which alone knew the line.
-    words = mpi4jax._native.watch_report()
+    words = str(mpi4jax._native.operations())
     assert "on rows, save.py:f:" in words, words
 """
 
@@ -139,7 +139,7 @@ CACHED = """
     mpi4jax.barrier()
     events.clear()
     jax.block_until_ready(step(x))
-    words = _native.watch_report()
+    words = str(_native.operations())
     source = open(__file__).read().splitlines()
     for op, mark in (("allreduce", "# first"), ("bcast", "# second")):
         line = 1 + next(i for i, text in enumerate(source) if text.endswith(mark))

@@ -111,10 +111,9 @@ def test_the_recorder_knows_the_last_operations(tmp_path):
         return notoken.allreduce(x, MPI.SUM)
 
     f(jnp.ones(5, np.int32)).block_until_ready()
-    words = _native.watch_report()
-    assert words is not None
+    words = "\n".join(_native.operations())
     line = rf"allreduce #\d+ \(SUM, 5 x int32\) on mpi4jax.default, test_report.py:{f_line()}"
-    assert re.search(line + r": took .* ago", words), words
+    assert re.search(line, words), words
 
 
 def f_line():

@@ -218,17 +218,8 @@ def wait_also(wait: Callable[[], None]) -> None:
     jax.effects_barrier = effects_barrier
 
 
-def register_targets(
-    targets: Sequence[tuple[str, dict[str, Any], str]],
-    types: Sequence[tuple[str, dict[str, Any], str]],
-) -> None:
-    """Hand the native module's custom-call targets (and the types of their state) to XLA."""
-    register_type = getattr(jax.ffi, "register_ffi_type", None)
-    for name, registration, platform in types:
-        if register_type is not None:
-            register_type(name, registration, platform=platform)
-        else:
-            jax.ffi.register_ffi_type_id(name, registration["type_id"], platform=platform)
+def register_targets(targets: Sequence[tuple[str, dict[str, Any], str]]) -> None:
+    """Hand the native module's custom-call targets to XLA."""
     for name, bundle, platform in targets:
         jax.ffi.register_ffi_target(name, bundle, platform=platform)
 

@@ -17,8 +17,12 @@ from pathlib import Path
 
 from .. import _native
 
-# Programs whose children are ranks. Between them and a rank there may be shells.
-_LAUNCHERS = ("hydra_pmi_proxy", "slurmstepd", "prterun", "prted", "orted", "mpirun", "mpiexec")
+# Programs whose children are ranks. Between them and a rank there may be shells. A rank whose
+# parent was one of them ends with it.
+LAUNCHERS = (
+    "hydra_pmi_proxy", "slurmstepd", "prterun", "prted", "orted", "mpirun", "mpiexec",
+    "mpiexec.hydra",
+)  # fmt: skip
 # Options of Hydra's proxies by which they find the mpiexec of their job, and which of its jobs.
 _HYDRA = ("--control-port", "--upstream-host", "--upstream-port", "--pgid")
 
@@ -87,7 +91,7 @@ def _launched() -> str:
         server = next((v for k, v in sorted(env.items()) if k.startswith("PMIX_SERVER_URI")), "")
         return f"{name}-{_digest(_boot(), server) if server else _space()}"
     slurm = "-".join(filter(None, (env.get("SLURM_JOB_ID"), env.get("SLURM_STEP_ID"))))
-    pid, name = next(((p, n) for p, n in _ancestors() if n in _LAUNCHERS), (0, ""))
+    pid, name = next(((p, n) for p, n in _ancestors() if n in LAUNCHERS), (0, ""))
     if name == "hydra_pmi_proxy":
         # It may have started several jobs in one allocation of Slurm's.
         with contextlib.suppress(OSError):
@@ -106,7 +110,7 @@ def job(size: int) -> str:
         name = f"{name or os.uname().nodename}-{os.getpid()}-{_space()}"
     elif not name:
         # The processes of one host have one parent.
-        parent = next((p for p, n in _ancestors() if n in _LAUNCHERS), os.getppid())
+        parent = next((p for p, n in _ancestors() if n in LAUNCHERS), os.getppid())
         name = f"{os.uname().nodename}-{parent}-{_start(parent)}-{_space()}"
     plain = "".join(c if c.isalnum() or c in "-_.@" else "_" for c in name)
     return plain if len(plain) <= 100 else hashlib.sha256(plain.encode()).hexdigest()[:32]
@@ -120,7 +124,7 @@ def _launcher() -> int:
         process = _native.process(int(pid)) if name.startswith("prterun-") else None
         if process and process[1] == "prterun":
             return int(pid)
-    return next((p for p, n in _ancestors() if n in _LAUNCHERS), 0)
+    return next((p for p, n in _ancestors() if n in LAUNCHERS), 0)
 
 
 def has_one_directory() -> bool:

@@ -51,7 +51,7 @@ def time_limit(seconds: float | None) -> Iterator[None]:
             "time_limit: argument 'seconds' must be a finite number, not negative, or None, "
             f"got {seconds!r}"
         )
-    number = _native.limit_enter(limit)
+    number = _native.limit_enter(limit or math.inf)
     try:
         yield
         flush.flush()

@@ -15,9 +15,6 @@ Variable                  Default     Meaning
 ``MPI4JAX_TRACE``         none        file for a timeline; ``{rank}`` in it is replaced, or the
                                       rank is put before the suffix
 ``MPI4JAX_ABORT``         1           0: a failing rank does not end the job
-``MPI4JAX_CHANNEL``       auto        how ranks ask each other what they are doing: ``auto``
-                                      through MPI, where it grants ``MPI_THREAD_MULTIPLE``, and
-                                      files; ``files`` alone
 ========================  ==========  =============================================================
 """
 
@@ -115,14 +112,23 @@ def start() -> None:
     """
     seconds, told_after = timeout(), report_after()
     aborts = _choice("MPI4JAX_ON_TIMEOUT", "abort", "abort", "continue") == "abort"
-    asks_hosts = _choice("MPI4JAX_CHANNEL", "auto", "auto", "files") == "auto"
     may_abort = _choice("MPI4JAX_ABORT", "1", *_FALSE, *_TRUE) in _TRUE
 
     rank, size = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
     # None stands for a handler in C: MPICH has one, which ours calls.
     free = signal.getsignal(signal.SIGUSR1) in (signal.SIG_DFL, None)
-    folder, one = job.directory(size), job.has_one_directory()
-    _native.watch_start(rank, size, folder, seconds, told_after, aborts, free, one, asks_hosts)
+    settings = {
+        "rank": rank,
+        "size": size,
+        "directory": job.directory(size),
+        "timeout": seconds or math.inf,
+        "report_after": told_after or math.inf,
+        "abort": aborts,
+        "takes_signal": free,
+        "one_directory": job.has_one_directory(),
+        "launchers": job.LAUNCHERS,
+    }
+    _native.watch_start(settings)
     stacks.start()
     if trace := os.environ.get("MPI4JAX_TRACE"):
         _native.trace_to(trace_file(trace, rank), rank)

@@ -36,8 +36,7 @@ DTYPES = {
         **{"arithmetic": a, "inexact": a and not b},
         **{"ordered": o, "bitwise": b, "logical": lo},
     }
-    for name, _, _, movable, a, o, b, lo in _native.dtypes_table()
-    if movable
+    for name, _, _, a, o, b, lo in _native.dtypes_table()
 }
 
 

@@ -191,7 +191,8 @@ def add(name: str, **known: Any) -> Spec:
             f"mpi4jax: the native module has no op {name}: it was built from another version than "
             "the Python package; reinstall mpi4jax"
         )
-    SPECS[name] = Spec(*_ROWS[name], **known)
+    _, mpi, takes, extents, started = _ROWS[name]
+    SPECS[name] = Spec(name, mpi, *takes, *extents, started, **known)
     return SPECS[name]
 
 

@@ -50,7 +50,7 @@ def start() -> None:
             ".".join(map(str, compat.TESTED)),
         )
     _select()
-    compat.register_targets(_native.targets(), _native.types())
+    compat.register_targets(_native.targets())
 
 
 def _select() -> None:

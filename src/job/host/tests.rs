@@ -2,9 +2,10 @@
 
 use std::fs;
 
+use serde_json::json;
+
 use super::super::mail::Kind;
 use super::*;
-use crate::system::folder::operations;
 use crate::system::os;
 
 fn directory(name: &str) -> PathBuf {
@@ -65,7 +66,7 @@ fn ranks_ask_and_answer_and_end() {
         ..lives(Life::Runs)
     };
     b.say(&answer).unwrap();
-    b.dump("{}").unwrap();
+    b.dump(&serde_json::json!({})).unwrap();
     a.look();
     let world = a.world(None);
     assert_eq!((&world[&1], a.leader(), b.leader()), (&answer, 0, 0));
@@ -87,27 +88,25 @@ fn ranks_ask_and_answer_and_end() {
     remove(&a);
 }
 
-/// The line by which a process of this machine introduces itself, as that of another number or start.
-fn introduced(pid: Option<u32>, start: Option<&str>) -> String {
-    let own = Process::own().to_string();
-    let mut words: Vec<String> = own.split(' ').map(Into::into).collect();
-    words[0] = pid.map_or(words[0].clone(), |pid| pid.to_string());
-    words[2] = start.map_or(words[2].clone(), Into::into);
-    words.join(" ")
+/// A process of this machine as it introduces itself, but for its number, start or space.
+fn introduced(changes: &[(&str, Value)]) -> Value {
+    let mut process = serde_json::to_value(Process::own()).unwrap();
+    changes.iter().for_each(|(field, value)| process[field] = value.clone());
+    process
 }
 
 #[test]
 fn files_of_other_processes_are_not_this_jobs() {
     let (a, b) = two("others");
     let path = b.directory.join("rank1.status");
-    let finished = lives(Life::Finished).encode();
-    fs::write(&path, format!("{}\n{finished}", introduced(Some(1), None))).unwrap();
+    let finished = lives(Life::Finished);
+    fs::write(&path, json!([introduced(&[("pid", json!(1))]), finished]).to_string()).unwrap();
     assert_eq!(life(&a, 1), Some(Life::Runs));
     // A live process that is rank 1 is not replaced.
     let mut child = std::process::Command::new("/bin/sleep").arg("100").spawn().unwrap();
-    let start = os::info(child.id() as i32).unwrap().start.to_string();
-    let line = format!("{}\n2\n", introduced(Some(child.id()), Some(&start)));
-    fs::write(b.directory.join("rank1.pid"), line).unwrap();
+    let start = os::info(child.id() as i32).unwrap().start;
+    let process = introduced(&[("pid", json!(child.id())), ("start", json!(start))]);
+    fs::write(b.directory.join("rank1.pid"), json!([process, 2]).to_string()).unwrap();
     let again = Host::new(directory("others"), 1, 2);
     assert!(again.broken().is_some_and(|why| why.contains("is rank 1 of this job already")), "{again:?}");
     let other = Host::new(directory("others"), 0, 2);
@@ -116,33 +115,27 @@ fn files_of_other_processes_are_not_this_jobs() {
     child.wait().unwrap();
     assert_eq!(life(&other, 1), Some(Life::Gone));
     // One whose program had come to its end is no loss.
-    fs::write(path, line_of(&b) + &lives(Life::Exits).encode()).unwrap();
+    fs::write(path, json!([process, lives(Life::Exits)]).to_string()).unwrap();
     assert_eq!(life(&other, 1), Some(Life::Finished));
     assert_eq!(Host::new(directory("others"), 1, 2).broken(), None);
     remove(&a);
-}
-
-fn line_of(host: &Host) -> String {
-    let text = fs::read_to_string(host.directory.join("rank1.pid")).unwrap();
-    format!("{}\n", text.lines().next().unwrap())
 }
 
 #[test]
 #[cfg(target_os = "linux")]
 fn only_what_killed_jobs_have_left_is_swept() {
     let (a, _b) = two("sweep");
-    let (own, gone) = (introduced(None, None), introduced(None, Some("1")));
-    let words: Vec<&str> = own.split(' ').collect();
-    let elsewhere = format!("{} {} 1 another", words[0], words[1]);
+    let pid = |changes: &[(&str, Value)], size: i32| json!([introduced(changes), size]).to_string();
+    let gone = ("start", json!(1));
     let make = |job: &str, files: &[(&str, &str)]| {
         let folder = Folder::make(&a.directory.with_file_name(job)).unwrap();
         files.iter().for_each(|(name, text)| folder.create(name, text).unwrap());
     };
-    make("killed", &[("rank0.pid", &format!("{gone}\n1\n")), ("ask", "")]);
-    make("incomplete", &[("rank0.pid", &format!("{gone}\n2\n"))]);
-    make("elsewhere", &[("rank0.pid", &format!("{elsewhere}\n1\n"))]);
-    make("alive", &[("rank0.pid", &format!("{own}\n1\n"))]);
-    make("dumps", &[("rank0.pid", &format!("{gone}\n1\n")), ("rank0.json", "{}")]);
+    make("killed", &[("rank0.pid", &pid(&[gone.clone()], 1)), ("ask", "")]);
+    make("incomplete", &[("rank0.pid", &pid(&[gone.clone()], 2))]);
+    make("elsewhere", &[("rank0.pid", &pid(&[gone.clone(), ("space", json!("another"))], 1))]);
+    make("alive", &[("rank0.pid", &pid(&[], 1))]);
+    make("dumps", &[("rank0.pid", &pid(&[gone.clone()], 1)), ("rank0.json", "{}")]);
     make("new", &[]);
     let _ = Host::new(directory("sweep"), 0, 2);
     for (job, stays) in [
@@ -158,29 +151,18 @@ fn only_what_killed_jobs_have_left_is_swept() {
     remove(&a);
 }
 
-/// What a rank does while it waits is the same for a hundred ranks and a thousand.
+/// However many ranks there are, a look takes one at the folder itself while nothing changes there.
 #[test]
 #[cfg(target_os = "linux")]
-fn ranks_of_one_folder_do_no_more_when_they_are_many() {
-    let figures = [100, 1000].map(|size| {
-        let path = directory(&format!("many-{size}"));
-        let ranks: Vec<Host> = (0..size).map(|rank| Host::new(path.clone(), rank, size)).collect();
-        let look = || {
-            let one = |host: &Host| {
-                let before = operations();
-                host.look();
-                host.leader();
-                operations() - before
-            };
-            ranks.iter().map(one).max()
-        };
-        look();
-        // Until the folder counts as settled.
-        std::thread::sleep(Duration::from_millis(2100));
-        look();
-        let quiet = look();
-        remove(&ranks[0]);
-        quiet
-    });
-    assert_eq!(figures, [Some(1), Some(1)], "one look at the folder");
+fn what_is_known_is_not_read_again() {
+    let ranks: Vec<Host> = (0..100).map(|rank| Host::new(directory("many"), rank, 100)).collect();
+    let look = || ranks.iter().map(|host| (host.look(), host.leader())).collect::<Vec<_>>();
+    look();
+    // Until the folder counts as settled.
+    std::thread::sleep(Duration::from_millis(2100));
+    let settled = look();
+    // In place, so that the folder stays as it is.
+    fs::write(ranks[0].directory.join("rank0.pid"), "").unwrap();
+    assert_eq!(look(), settled);
+    remove(&ranks[0]);
 }

@@ -115,18 +115,14 @@ impl Job {
         host.state.world = here;
         host.state.world.extend(host.far.iter().map(|(rank, it)| (*rank, it.clone())));
         let own = host.ranks.first().unwrap();
-        let heard = |kind| host.mail.heard(kind).map(|(by, at)| (at, by < own));
-        host.state.heard = Heard { look: heard(Kind::Look), line: heard(Kind::Line), end: heard(Kind::End) };
+        let heard = |kind| Some((kind, host.mail.heard(kind).map(|(by, at)| (at, by < own))?));
+        host.state.heard = [Kind::Look, Kind::Line, Kind::End].into_iter().filter_map(heard).collect();
         let settings = Settings { report_after: 30.0, host: (place, count) };
         for action in decide(&host.state, &settings, now) {
             host.state.apply(&action, &settings, now);
             match action {
                 Action::Ask(purpose) => {
-                    let kind = match purpose {
-                        Purpose::Look => Kind::Look,
-                        Purpose::Line(_) => Kind::Line,
-                        _ => Kind::End,
-                    };
+                    let kind = purpose.kind();
                     host.mail.ask(&Word { kind, rank: own, time: (4.0 * now) as u64 });
                     if kind == Kind::Look {
                         self.looks.push((place, now));

@@ -332,7 +332,7 @@ fn one_host_ends_the_job() {
                 state.apply(&action, &settings, now);
                 ended |= matches!(action, Action::End(..));
                 if let Action::Ask(Purpose::End(..)) = action {
-                    state.heard.end.get_or_insert((now, is_before));
+                    state.heard.entry(Kind::End).or_insert((now, is_before));
                 }
             }
         }
@@ -369,8 +369,8 @@ fn lines_come_after_30_seconds_and_after_twice_as_long_each_time() {
 #[test]
 fn other_hosts_are_asked_where_a_wait_may_be_part_of_a_knot() {
     let settings = Settings { report_after: f64::INFINITY, host: (0, 2) };
-    let asks = |here: &str| {
-        let mut state = State { own: Ranks::parse(here).unwrap(), ..State::default() };
+    let asks = |ranks: i32| {
+        let mut state = State { own: Ranks::all(ranks), ..State::default() };
         let mut asked = Vec::new();
         for second in 0..30 {
             let now = f64::from(second);
@@ -388,6 +388,6 @@ fn other_hosts_are_asked_where_a_wait_may_be_part_of_a_knot() {
         }
         asked
     };
-    assert_eq!(asks("0"), [3, 6, 12, 24]);
-    assert_eq!(asks("0-1"), [0; 0], "rank 1, of this host, has not come");
+    assert_eq!(asks(1), [3, 6, 12, 24]);
+    assert_eq!(asks(2), [0; 0], "rank 1, of this host, has not come");
 }

@@ -1,0 +1,53 @@
+//! What this rank leaves for `python -m mpi4jax.report`.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use serde_json::{Value, json};
+
+use super::python::Frame;
+use crate::comm::{self, Comm};
+use crate::job::host::Host;
+use crate::job::mail::Kind;
+use crate::job::ranks::Ranks;
+use crate::record::clock::{self, Epoch};
+use crate::record::{json, recorder};
+
+fn communicator(comm: &Arc<Comm>) -> Value {
+    json!({
+        "key": comm.key,
+        "generation": comm.generation,
+        "world": comm.world.iter().copied().collect::<Ranks>(),
+        "collectives": comm.collectives.load(Ordering::Relaxed),
+    })
+}
+
+/// `state`: what this rank is doing, in words. `python`: the frames of Python's main thread, the innermost first.
+pub fn dump(host: &Host, reason: Kind, state: &str, python: &[Frame]) -> Value {
+    let epoch = Epoch::now();
+    let records = recorder::records();
+    let mut comms = comm::live();
+    for record in &records {
+        if !comms.iter().any(|comm| Arc::ptr_eq(comm, &record.info.comm)) {
+            comms.push(record.info.comm.clone());
+        }
+    }
+    let index = |of: &Arc<Comm>| comms.iter().position(|comm| Arc::ptr_eq(comm, of)).unwrap_or(0);
+    let operation = |record| {
+        let mut fields = json::record(record, &epoch);
+        fields["comm"] = index(&record.info.comm).into();
+        fields
+    };
+    json!({
+        "rank": host.rank,
+        "size": host.size,
+        "host": host.name,
+        "pid": std::process::id(),
+        "time": epoch.unix(clock::ticks()),
+        "reason": reason,
+        "state": state,
+        "python": python,
+        "communicators": comms.iter().map(communicator).collect::<Vec<_>>(),
+        "records": records.iter().map(operation).collect::<Vec<_>>(),
+    })
+}
