@@ -50,7 +50,6 @@ function_table! {
         cuStreamGetCtx(StreamHandle, *mut Context) -> Code;
         cuStreamSynchronize(StreamHandle) -> Code;
         cuStreamWaitEvent(StreamHandle, Event, c_uint) -> Code;
-        cuStreamIsCapturing(StreamHandle, *mut c_int) -> Code;
         cuThreadExchangeStreamCaptureMode(*mut c_int) -> Code;
         cuMemHostAlloc(*mut *mut c_void, usize, c_uint) -> Code;
         cuMemFreeHost(*mut c_void) -> Code;
@@ -207,14 +206,6 @@ impl Driver {
     pub fn synchronize(&self, stream: Stream) -> Result<(), Cause> {
         // SAFETY: a stream of XLA's.
         self.check("cuStreamSynchronize", unsafe { (self.f.cuStreamSynchronize)(stream.0) })
-    }
-
-    /// Whether what is put on a stream is recorded instead of done.
-    pub fn is_capturing(&self, stream: Stream) -> Result<bool, Cause> {
-        let mut status = 0;
-        // SAFETY: a stream of XLA's; a place to write to.
-        let code = unsafe { (self.f.cuStreamIsCapturing)(stream.0, &mut status) };
-        self.check("cuStreamIsCapturing", code).map(|()| status != 0)
     }
 
     /// What a thread that only looks on has to do first: its questions would end what other threads record.

@@ -9,10 +9,24 @@ use super::Transport;
 use super::mpi::is_ours;
 use crate::call::Call;
 use crate::comm::Comm;
-use crate::device::{CudaDevice, Device};
+use crate::device::{self, CudaDevice, Device};
 use crate::error::{Cause, Error};
-use crate::mpilib::wildcards;
+use crate::mpilib::{CudaSupport, cuda_support, wildcards};
 use crate::ops::{Buffer, Reduction};
+
+/// Whether the MPI library says that it takes pointers to the memory of a GPU.
+pub fn is_mpi_aware() -> bool {
+    device::is_reached_from_cpu() || cuda_support() == CudaSupport::Yes
+}
+
+/// Whether the MPI library may take such pointers. One that cannot say is trusted, as the user has named it.
+pub fn probe_mpi() -> Result<(), String> {
+    device::support()?;
+    if cuda_support() == CudaSupport::No && !device::is_reached_from_cpu() {
+        return Err("the MPI library says that it is not CUDA-aware: use staged or nccl".into());
+    }
+    Ok(())
+}
 
 /// Calls of a GPU on a library that reaches its memory.
 #[derive(Debug)]
