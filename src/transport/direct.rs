@@ -9,7 +9,8 @@ use super::Transport;
 use super::mpi::is_ours;
 use crate::call::Call;
 use crate::comm::Comm;
-use crate::device::{self, CudaDevice, Device};
+use crate::device;
+use crate::device::cuda::Driver;
 use crate::error::{Cause, Error};
 use crate::mpilib::{CudaSupport, cuda_support, wildcards};
 use crate::ops::{Buffer, Reduction};
@@ -32,13 +33,13 @@ pub fn probe_mpi() -> Result<(), String> {
 #[derive(Debug)]
 pub struct Direct<T> {
     name: &'static str,
-    device: CudaDevice,
+    driver: &'static Driver,
     library: T,
 }
 
 impl<T> Direct<T> {
-    pub fn new(name: &'static str, device: CudaDevice, library: T) -> Self {
-        Self { name, device, library }
+    pub fn new(name: &'static str, driver: &'static Driver, library: T) -> Self {
+        Self { name, driver, library }
     }
 }
 
@@ -68,7 +69,7 @@ impl<T: Transport> Transport for Direct<T> {
 
     fn execute(&self, call: &Call) -> Result<(), Error> {
         let located = |cause| Error { transport: Some(self.name), ..call.site.error(cause) };
-        self.device.synchronize(call.stream).map_err(located)?;
+        self.driver.synchronize(call.stream).map_err(located)?;
         self.library.execute(call)
     }
 

@@ -21,7 +21,8 @@ use ::mpi::ffi;
 
 use crate::call::{Call, Peers, Stream};
 use crate::comm::Comm;
-use crate::device::{self, CudaDevice, HostDevice, cuda};
+use crate::device::cuda::{self, Driver};
+use crate::device::{self, Device};
 use crate::error::{Cause, Error};
 use crate::mpilib::{check, wildcards};
 use crate::ops::{Buffer, Op};
@@ -30,8 +31,9 @@ use crate::record::samples;
 pub use self::direct::Direct;
 pub use self::mpi::{Mpi, Posted, matching, set_count_limit, start as post};
 pub use self::nccl::Nccl;
+pub use self::pool::Pool;
 pub use self::request::{Ahead, Request};
-pub use self::request_memory::{MemoryPool, RequestLayout, RequestMemory, memory_pool, memory_pool_on_gpu};
+pub use self::request_memory::{RequestLayout, RequestMemory, memory_pool, memory_pool_on_gpu};
 pub use self::requests::{HANDLE, Handle, freeing, outstanding, start, start_on, take};
 pub use self::route::Route;
 pub use self::select::{
@@ -166,7 +168,7 @@ const ROWS: &[Row] = &[
         priority: 1,
         probe: |platform| if platform == Platform::Cpu { Ok(()) } else { device::support() },
         start: |platform| match platform {
-            Platform::Cpu => Ok(Box::new(Staged::new("staged", HostDevice, Mpi)?)),
+            Platform::Cpu => Ok(Box::new(Staged::new("staged", Device::Host, Mpi))),
             Platform::Cuda => start_staged("staged"),
         },
         takes_packed: |_| true,
@@ -180,7 +182,7 @@ const ROWS: &[Row] = &[
         suits: || Ok(direct::is_mpi_aware()),
         start: |_| {
             direct::probe_mpi()?;
-            let direct = Direct::new("cuda-mpi", device()?, Mpi);
+            let direct = Direct::new("cuda-mpi", driver()?, Mpi);
             Ok(Box::new(Route::new(direct, start_staged("cuda-mpi"))))
         },
         ..PLAIN
@@ -208,8 +210,8 @@ const ROWS: &[Row] = &[
             }
             ucx::probe(platform)?;
             ucx.reaches_cuda()?;
-            let staged = Staged::new("ucx", device()?, on_host)?;
-            Ok(Box::new(Route::new(Direct::new("ucx", device()?, ucx), Ok(Box::new(staged)))))
+            let staged = Staged::new("ucx", Device::Gpu(driver()?), on_host);
+            Ok(Box::new(Route::new(Direct::new("ucx", driver()?, ucx), Ok(Box::new(staged)))))
         },
         starts_early: true,
         messages_apart: || Some("with MPI4JAX_TRANSPORT=ucx, send and recv do not meet the messages of MPI"),
@@ -217,13 +219,13 @@ const ROWS: &[Row] = &[
     },
 ];
 
-fn device() -> Result<CudaDevice, String> {
+fn driver() -> Result<&'static Driver, String> {
     device::support()?;
-    cuda::driver().map(CudaDevice::new).map_err(|error| error.to_string())
+    cuda::driver().map_err(|error| error.to_string())
 }
 
 fn start_staged(name: &'static str) -> Result<Box<dyn Transport>, String> {
-    Ok(Box::new(Staged::new(name, device()?, Mpi)?))
+    Ok(Box::new(Staged::new(name, Device::Gpu(driver()?), Mpi)))
 }
 
 /// The transports that are running.

@@ -18,7 +18,7 @@ use crate::mpilib;
 use crate::ops;
 use crate::record::recorder::OpInfo;
 use crate::record::timeline;
-use crate::transport::{MemoryPool, RequestLayout, Transport};
+use crate::transport::{Pool, RequestLayout, Transport};
 use crate::watch;
 
 /// What the instantiate stage leaves for the execute stage.
@@ -103,7 +103,7 @@ pub mod kind {
 /// What a program asks of a request, and what carries it out.
 pub(super) struct RequestPlan {
     pub layout: RequestLayout,
-    pub pool: &'static MemoryPool,
+    pub pool: &'static Pool,
     /// What carries the operations that wait at once.
     pub selected: &'static dyn Transport,
     /// Of the waits: how each operation that was waited for here last is recorded, with the line of the wait.

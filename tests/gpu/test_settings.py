@@ -83,12 +83,6 @@ def test_one_log_line_says_what_was_chosen(python):
     assert "mpi on CPU (the default), staged on GPU (the default)" in line
 
 
-def test_size_of_staging_is_checked(python):
-    code = "import jax.numpy as j; from mpi4jax import notoken as nt; nt.bcast(j.ones(3), 0)"
-    env = {"MPI4JAX_TRANSPORT": "staged", "MPI4JAX_STAGING_BYTES": "lots"}
-    fails(python(code, env), "MPI4JAX_STAGING_BYTES=lots")
-
-
 def test_import_leaves_jax_to_be_configured(python):
     """Its devices are chosen when they are first asked for; `jax.distributed` comes before that."""
     code = """
