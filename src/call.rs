@@ -22,6 +22,11 @@ pub struct Envelope {
     pub sendtag: i32,
 }
 
+impl Envelope {
+    /// In the place of what an operand says.
+    pub const TRACED: i32 = i32::MIN;
+}
+
 /// An envelope as an operand: source, recvtag, dest, sendtag.
 pub type Peers = [i32; 4];
 

@@ -98,8 +98,6 @@ pub enum Cause {
     Library { function: &'static str, code: i32, text: Box<str> },
     #[error("communicator {key} has no counterpart: {reason}; choose MPI4JAX_TRANSPORT=staged")]
     NoCommunicator { key: Box<str>, reason: String },
-    #[error("communicator {key} was not announced to this transport")]
-    NotJoined { key: Box<str> },
     #[error("{message}")]
     Request { message: String },
     #[error("{report}")]

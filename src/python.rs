@@ -17,7 +17,7 @@ mod _native {
     use crate::record::{log, recorder, timeline};
     use crate::system::os;
     use crate::transport::Platform;
-    use crate::{call, device, dynlib, mpilib, transport, watch, xla};
+    use crate::{device, dynlib, mpilib, transport, watch, xla};
 
     type TargetRow<'py> = (String, Bound<'py, PyDict>, &'static str);
     type TransportReport = (String, Vec<transport::Choice>, Vec<transport::Found>);
@@ -65,35 +65,6 @@ mod _native {
             Ok((target.name, bundle, target.platform))
         };
         xla::targets().map(row).collect()
-    }
-
-    /// The target for an operation on arrays on a GPU. Collective over a communicator on which its first operation is
-    /// carried by a transport that attaches late.
-    #[pyfunction]
-    #[allow(clippy::too_many_arguments)]
-    #[pyo3(signature = (op, comm, dtype, reduction, source, recvtag, dest, sendtag, has_status, traced))]
-    fn gpu_target(
-        py: Python<'_>,
-        op: &str,
-        comm: &str,
-        dtype: Option<&str>,
-        reduction: &str,
-        source: i32,
-        recvtag: i32,
-        dest: i32,
-        sendtag: i32,
-        has_status: bool,
-        traced: bool,
-    ) -> PyResult<String> {
-        let unknown = || PyValueError::new_err(format!("there is no {op}"));
-        let features = transport::Features {
-            op: Op::from_name(op).ok_or_else(unknown)?,
-            dtype: dtype.and_then(|name| Dtype::ALL.iter().find(|dtype| dtype.name() == name).copied()),
-            reduction: ops::Reduction::from_name(reduction),
-            envelope: call::Envelope { source, recvtag, dest, sendtag },
-            traced,
-        };
-        Ok(py.detach(|| xla::gpu_target(&features, comm, has_status))?)
     }
 
     /// Whether the tests' driver is in the part of CUDA's (see `device::is_on_cpu`).
@@ -274,17 +245,11 @@ mod _native {
         log::is_enabled()
     }
 
-    /// Chooses transports from the environment; libraries are looked for in `directories` first, and
-    /// `trial` is a program that tries whether MPI takes pointers to a GPU's memory. With some transports this is
-    /// collective.
+    /// Chooses transports from the environment; libraries are looked for in `directories` first. With some transports this
+    /// is collective.
     #[pyfunction]
-    fn select_transports(
-        py: Python<'_>,
-        directories: Vec<std::path::PathBuf>,
-        trial: Vec<String>,
-    ) -> PyResult<()> {
+    fn select_transports(py: Python<'_>, directories: Vec<std::path::PathBuf>) -> PyResult<()> {
         dynlib::add_directories(directories);
-        transport::set_trial(trial);
         Ok(py.detach(transport::select)?)
     }
 

@@ -4,7 +4,7 @@ use std::mem::MaybeUninit;
 
 use mpi::ffi::{self, MPI_Comm};
 
-use super::{Comm, OwnedComm};
+use super::Comm;
 use crate::error::Cause;
 use crate::mpilib::{check, handle};
 
@@ -14,7 +14,6 @@ pub enum Group<'a> {
     /// All ranks of the job.
     World,
     Of(&'a Comm),
-    Owned(&'a OwnedComm),
 }
 
 impl Group<'_> {
@@ -24,7 +23,6 @@ impl Group<'_> {
             match self {
                 Self::World => ffi::RSMPI_COMM_WORLD,
                 Self::Of(comm) => handle(comm.handle),
-                Self::Owned(made) => made.handle(),
             }
         }
     }

@@ -328,31 +328,6 @@ impl Comm {
         // SAFETY: the handle was registered as a communicator's.
         unsafe { OwnedComm::split(handle(self.handle), key) }
     }
-
-    /// Another communicator of the same ranks, made through one of all ranks of the job: what is under way on this one, in
-    /// other threads, does not matter. Collective; two that are made at once have to be of different ranks. None: some
-    /// of the ranks are of another job.
-    pub fn beside(&self, all: &OwnedComm) -> Result<Option<OwnedComm>, Cause> {
-        if self.world.iter().any(|&rank| rank < 0) {
-            return Ok(None);
-        }
-        // MPI has tags up to this.
-        let tag = (hash(&self.world) % (1 << 15)) as i32;
-        // SAFETY: groups of live communicators, which are freed.
-        unsafe {
-            let (mut group, mut ours) = (MaybeUninit::uninit(), MaybeUninit::uninit());
-            check("MPI_Comm_group", ffi::MPI_Comm_group(all.handle(), group.as_mut_ptr()))?;
-            let mut group = group.assume_init();
-            let code = ffi::MPI_Group_incl(group, self.size, self.world.as_ptr(), ours.as_mut_ptr());
-            check("MPI_Group_incl", code)?;
-            let (mut ours, mut new) = (ours.assume_init(), MaybeUninit::<MPI_Comm>::uninit());
-            let code = ffi::MPI_Comm_create_group(all.handle(), ours, tag, new.as_mut_ptr());
-            ffi::MPI_Group_free(&mut ours);
-            ffi::MPI_Group_free(&mut group);
-            check("MPI_Comm_create_group", code)?;
-            OwnedComm::of(new.assume_init()).map(Some)
-        }
-    }
 }
 
 /// # Safety
@@ -367,12 +342,6 @@ unsafe fn returns_errors(comm: MPI_Comm) -> Result<(), Cause> {
 pub struct OwnedComm(usize);
 
 impl OwnedComm {
-    /// One of all ranks of the job. Collective.
-    pub fn world() -> Result<Self, Cause> {
-        // SAFETY: a constant of the MPI shim.
-        unsafe { Self::split(ffi::RSMPI_COMM_WORLD, 0) }
-    }
-
     /// # Safety
     /// `comm` is live.
     unsafe fn split(comm: MPI_Comm, key: i32) -> Result<Self, Cause> {

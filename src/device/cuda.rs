@@ -1,10 +1,10 @@
-//! The CUDA driver: the functions that moving data needs, and memory as a device of the staged transport.
+//! The CUDA driver: the functions that moving data needs.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::ptr::{null, null_mut};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use super::{Device, Loaded, Staging};
+use super::Loaded;
 use crate::call::Stream;
 use crate::dynlib::{LoadError, Name, function_table};
 use crate::error::Cause;
@@ -50,7 +50,6 @@ function_table! {
         cuStreamGetCtx(StreamHandle, *mut Context) -> Code;
         cuStreamSynchronize(StreamHandle) -> Code;
         cuStreamWaitEvent(StreamHandle, Event, c_uint) -> Code;
-        cuStreamIsCapturing(StreamHandle, *mut c_int) -> Code;
         cuThreadExchangeStreamCaptureMode(*mut c_int) -> Code;
         cuMemHostAlloc(*mut *mut c_void, usize, c_uint) -> Code;
         cuMemFreeHost(*mut c_void) -> Code;
@@ -162,14 +161,43 @@ impl Driver {
         self.check("cuMemsetD32Async", code)
     }
 
-    /// Copies within the memory of a GPU, in the order of a stream.
+    /// Copies to the host, in the order of a stream.
     ///
     /// # Safety
-    /// Both places hold so many bytes until the stream has come past it, and do not overlap.
+    /// Both places hold so many bytes, which is not none, until the stream has come past it, and do not overlap.
+    pub unsafe fn download(
+        &self,
+        from: Pointer,
+        to: *mut u8,
+        bytes: usize,
+        stream: Stream,
+    ) -> Result<(), Cause> {
+        // SAFETY: promised by the caller.
+        let code = unsafe { (self.f.cuMemcpyDtoHAsync)(to.cast(), from, bytes, stream.0) };
+        self.check("cuMemcpyDtoHAsync", code)
+    }
+
+    /// Copies from the host, likewise.
+    ///
+    /// # Safety
+    /// As for `download`.
+    pub unsafe fn upload(
+        &self,
+        from: *const u8,
+        to: Pointer,
+        bytes: usize,
+        stream: Stream,
+    ) -> Result<(), Cause> {
+        // SAFETY: promised by the caller.
+        let code = unsafe { (self.f.cuMemcpyHtoDAsync)(to, from.cast(), bytes, stream.0) };
+        self.check("cuMemcpyHtoDAsync", code)
+    }
+
+    /// Copies within the memory of a GPU, likewise.
+    ///
+    /// # Safety
+    /// As for `download`.
     pub unsafe fn copy(&self, from: Pointer, to: Pointer, bytes: usize, stream: Stream) -> Result<(), Cause> {
-        if bytes == 0 {
-            return Ok(());
-        }
         // SAFETY: promised by the caller.
         let code = unsafe { (self.f.cuMemcpyDtoDAsync)(to, from, bytes, stream.0) };
         self.check("cuMemcpyDtoDAsync", code)
@@ -209,14 +237,6 @@ impl Driver {
         self.check("cuStreamSynchronize", unsafe { (self.f.cuStreamSynchronize)(stream.0) })
     }
 
-    /// Whether what is put on a stream is recorded instead of done.
-    pub fn is_capturing(&self, stream: Stream) -> Result<bool, Cause> {
-        let mut status = 0;
-        // SAFETY: a stream of XLA's; a place to write to.
-        let code = unsafe { (self.f.cuStreamIsCapturing)(stream.0, &mut status) };
-        self.check("cuStreamIsCapturing", code).map(|()| status != 0)
-    }
-
     /// What a thread that only looks on has to do first: its questions would end what other threads record.
     pub fn look_on(&self) {
         let mut mode = RELAXED;
@@ -240,6 +260,13 @@ impl Driver {
         self.check("cuEventCreate", code).map(|()| Mark { driver: self, context, event })
     }
 
+    /// The place that a stream has reached so far.
+    pub fn mark_on(&'static self, stream: Stream) -> Result<Mark, Cause> {
+        let mark = self.mark(self.context_of(stream)?)?;
+        mark.put(stream)?;
+        Ok(mark)
+    }
+
     fn spare(&self) -> MutexGuard<'_, Vec<Spare>> {
         self.spare.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -250,6 +277,23 @@ impl Driver {
         // SAFETY: a place to write to.
         let code = unsafe { (self.f.cuStreamCreate)(&mut stream, STREAM_FLAGS) };
         self.check("cuStreamCreate", code).map(|()| Stream(stream))
+    }
+
+    /// Host memory that the GPU copies to and from by itself.
+    pub fn allocate_pinned(&self, bytes: usize) -> Result<*mut u8, Cause> {
+        let mut data = null_mut();
+        // SAFETY: a place to write to.
+        let code = unsafe { (self.f.cuMemHostAlloc)(&mut data, bytes, HOST_PORTABLE) };
+        self.check("cuMemHostAlloc", code).map(|()| data.cast())
+    }
+
+    /// Gives back what `allocate_pinned` has allocated.
+    ///
+    /// # Safety
+    /// Nothing on a stream uses it any more.
+    pub unsafe fn free_pinned(&self, data: *mut u8) {
+        // SAFETY: promised by the caller. There is nothing to be done about an error.
+        unsafe { (self.f.cuMemFreeHost)(data.cast()) };
     }
 
     /// Memory of the current context's device.
@@ -286,73 +330,6 @@ impl Drop for Entered {
     }
 }
 
-/// The memory of a GPU. Calls are made in the context of their stream.
-#[derive(Clone, Copy, Debug)]
-pub struct CudaDevice(&'static Driver);
-
-impl CudaDevice {
-    pub fn new(driver: &'static Driver) -> Self {
-        Self(driver)
-    }
-
-    pub fn driver(self) -> &'static Driver {
-        self.0
-    }
-}
-
-impl Device for CudaDevice {
-    type Staging = Pinned;
-    type Mark = Mark;
-
-    fn allocate(&self, bytes: usize) -> Result<Pinned, Cause> {
-        let mut data = null_mut();
-        // SAFETY: a place to write to. An empty allocation is an error to CUDA.
-        let code = unsafe { (self.0.f.cuMemHostAlloc)(&mut data, bytes.max(1), HOST_PORTABLE) };
-        self.0.check("cuMemHostAlloc", code)?;
-        Ok(Pinned { driver: self.0, data: data.cast(), capacity: bytes })
-    }
-
-    unsafe fn download(
-        &self,
-        from: *const u8,
-        to: *mut u8,
-        bytes: usize,
-        stream: Stream,
-    ) -> Result<(), Cause> {
-        if bytes == 0 {
-            return Ok(());
-        }
-        // SAFETY: promised by the caller.
-        let code = unsafe { (self.0.f.cuMemcpyDtoHAsync)(to.cast(), from as Pointer, bytes, stream.0) };
-        self.0.check("cuMemcpyDtoHAsync", code)
-    }
-
-    unsafe fn upload(&self, from: *const u8, to: *mut u8, bytes: usize, stream: Stream) -> Result<(), Cause> {
-        if bytes == 0 {
-            return Ok(());
-        }
-        // SAFETY: promised by the caller.
-        let code = unsafe { (self.0.f.cuMemcpyHtoDAsync)(to as Pointer, from.cast(), bytes, stream.0) };
-        self.0.check("cuMemcpyHtoDAsync", code)
-    }
-
-    fn synchronize(&self, stream: Stream) -> Result<(), Cause> {
-        self.0.synchronize(stream)
-    }
-
-    fn mark(&self, stream: Stream) -> Result<Mark, Cause> {
-        let mark = self.0.mark(self.0.context_of(stream)?)?;
-        mark.put(stream)?;
-        Ok(mark)
-    }
-
-    fn wait(&self, mark: Mark) -> Result<(), Cause> {
-        // SAFETY: made by `Driver::mark`.
-        let code = unsafe { (self.0.f.cuEventSynchronize)(mark.event) };
-        self.0.check("cuEventSynchronize", code)
-    }
-}
-
 /// A place in a stream.
 #[derive(Debug)]
 pub struct Mark {
@@ -379,6 +356,13 @@ impl Mark {
         self.driver.check("cuStreamWaitEvent", code)
     }
 
+    /// Waits on the host until the stream has come past it.
+    pub fn wait(&self) -> Result<(), Cause> {
+        // SAFETY: made by `Driver::mark`.
+        let code = unsafe { (self.driver.f.cuEventSynchronize)(self.event) };
+        self.driver.check("cuEventSynchronize", code)
+    }
+
     /// Whether the stream has come past it. Errors of the stream are left to those who wait for it.
     pub fn is_reached(&self) -> bool {
         // SAFETY: made by `Driver::mark`.
@@ -397,33 +381,5 @@ impl Drop for Mark {
             // SAFETY: made by `Driver::mark`; CUDA destroys it once it has happened.
             unsafe { (driver.f.cuEventDestroy)(event) };
         }
-    }
-}
-
-/// Host memory that the GPU copies to and from by itself.
-#[derive(Debug)]
-pub struct Pinned {
-    driver: &'static Driver,
-    data: *mut u8,
-    capacity: usize,
-}
-
-// SAFETY: plain memory with one owner.
-unsafe impl Send for Pinned {}
-
-impl Staging for Pinned {
-    fn data(&mut self) -> *mut u8 {
-        self.data
-    }
-
-    fn capacity(&self) -> usize {
-        self.capacity
-    }
-}
-
-impl Drop for Pinned {
-    fn drop(&mut self) {
-        // SAFETY: made by `allocate`.
-        unsafe { (self.driver.f.cuMemFreeHost)(self.data.cast()) };
     }
 }

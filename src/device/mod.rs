@@ -1,71 +1,14 @@
 //! Memory that operations are on: the host's, and that of GPUs, without CUDA's toolkit. The driver and NCCL are loaded
 //! when they are first needed.
 
-mod any;
 pub mod cuda;
-mod host;
+mod memory;
 pub mod nccl;
-mod vram;
 
-use std::fmt;
 use std::sync::OnceLock;
 
-pub use self::any::AnyDevice;
-pub use self::cuda::CudaDevice;
-pub use self::host::HostDevice;
-pub use self::vram::Vram;
-use crate::call::Stream;
+pub use self::memory::{Device, Staging};
 use crate::dynlib::LoadError;
-use crate::error::Cause;
-
-/// Memory that a host transport cannot reach, and how to copy from and to it.
-pub trait Device: Send + Sync + fmt::Debug {
-    /// Host memory that the device copies to and from quickly.
-    type Staging: Staging;
-    /// A place in a stream.
-    type Mark: Send + fmt::Debug;
-
-    fn allocate(&self, bytes: usize) -> Result<Self::Staging, Cause>;
-
-    /// Starts to copy from the device to the host, on a stream of XLA's.
-    ///
-    /// # Safety
-    /// Both places hold so many bytes until the stream has come past it, and do not overlap.
-    unsafe fn download(
-        &self,
-        from: *const u8,
-        to: *mut u8,
-        bytes: usize,
-        stream: Stream,
-    ) -> Result<(), Cause>;
-
-    /// The same from the host to the device.
-    ///
-    /// # Safety
-    /// As for `download`.
-    unsafe fn upload(&self, from: *const u8, to: *mut u8, bytes: usize, stream: Stream) -> Result<(), Cause>;
-
-    /// Waits for all that was started on a stream.
-    fn synchronize(&self, stream: Stream) -> Result<(), Cause>;
-
-    /// The place in a stream that has been reached so far.
-    fn mark(&self, stream: Stream) -> Result<Self::Mark, Cause>;
-
-    /// Waits for what was started on a stream before a mark.
-    fn wait(&self, mark: Self::Mark) -> Result<(), Cause>;
-
-    /// Lets what comes on a stream from now on wait for a mark: the host does, if it touches the memory too.
-    fn follow(&self, mark: Self::Mark, stream: Stream) -> Result<(), Cause> {
-        let _ = stream;
-        self.wait(mark)
-    }
-}
-
-/// A piece of host memory. It is freed when it is dropped.
-pub trait Staging: Send {
-    fn data(&mut self) -> *mut u8;
-    fn capacity(&self) -> usize;
-}
 
 /// Whether this process has a GPU that it can use, or why not.
 pub fn support() -> Result<(), String> {

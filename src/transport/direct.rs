@@ -9,22 +9,37 @@ use super::Transport;
 use super::mpi::is_ours;
 use crate::call::Call;
 use crate::comm::Comm;
-use crate::device::{CudaDevice, Device};
+use crate::device;
+use crate::device::cuda::Driver;
 use crate::error::{Cause, Error};
-use crate::mpilib::wildcards;
+use crate::mpilib::{CudaSupport, cuda_support, wildcards};
 use crate::ops::{Buffer, Reduction};
+
+/// Whether the MPI library says that it takes pointers to the memory of a GPU.
+pub fn is_mpi_aware() -> bool {
+    device::is_reached_from_cpu() || cuda_support() == CudaSupport::Yes
+}
+
+/// Whether the MPI library may take such pointers. One that cannot say is trusted, as the user has named it.
+pub fn probe_mpi() -> Result<(), String> {
+    device::support()?;
+    if cuda_support() == CudaSupport::No && !device::is_reached_from_cpu() {
+        return Err("the MPI library says that it is not CUDA-aware: use staged or nccl".into());
+    }
+    Ok(())
+}
 
 /// Calls of a GPU on a library that reaches its memory.
 #[derive(Debug)]
 pub struct Direct<T> {
     name: &'static str,
-    device: CudaDevice,
+    driver: &'static Driver,
     library: T,
 }
 
 impl<T> Direct<T> {
-    pub fn new(name: &'static str, device: CudaDevice, library: T) -> Self {
-        Self { name, device, library }
+    pub fn new(name: &'static str, driver: &'static Driver, library: T) -> Self {
+        Self { name, driver, library }
     }
 }
 
@@ -54,7 +69,7 @@ impl<T: Transport> Transport for Direct<T> {
 
     fn execute(&self, call: &Call) -> Result<(), Error> {
         let located = |cause| Error { transport: Some(self.name), ..call.site.error(cause) };
-        self.device.synchronize(call.stream).map_err(located)?;
+        self.driver.synchronize(call.stream).map_err(located)?;
         self.library.execute(call)
     }
 

@@ -1,6 +1,5 @@
 //! How operations are carried out. To add a transport: a module, and a row of `ROWS`.
 
-mod cuda_mpi;
 mod direct;
 mod mpi;
 mod nccl;
@@ -20,25 +19,25 @@ use std::sync::Arc;
 
 use ::mpi::ffi;
 
-use crate::call::{Call, Envelope, Peers, Site, Stream};
+use crate::call::{Call, Peers, Stream};
 use crate::comm::Comm;
-use crate::device::{self, CudaDevice, HostDevice, cuda};
+use crate::device::cuda::{self, Driver};
+use crate::device::{self, Device};
 use crate::error::{Cause, Error};
 use crate::mpilib::{check, wildcards};
-use crate::ops::{Buffer, Dtype, Op, Reduction};
+use crate::ops::{Buffer, Op};
 use crate::record::samples;
 
-pub use self::cuda_mpi::set_trial;
 pub use self::direct::Direct;
 pub use self::mpi::{Mpi, Posted, matching, set_count_limit, start as post};
 pub use self::nccl::Nccl;
+pub use self::pool::Pool;
 pub use self::request::{Ahead, Request};
-pub use self::request_memory::{MemoryPool, RequestLayout, RequestMemory, memory_pool, memory_pool_on_gpu};
+pub use self::request_memory::{RequestLayout, RequestMemory, memory_pool, memory_pool_on_gpu};
 pub use self::requests::{HANDLE, Handle, freeing, outstanding, start, start_on, take};
 pub use self::route::Route;
 pub use self::select::{
-    Choice, Found, Platform, carries, chosen, fallback, is_recorded, messages_apart, overview, select,
-    selected, takes_packed,
+    Choice, Found, Platform, chosen, messages_apart, overview, select, selected, takes_packed,
 };
 pub use self::staged::Staged;
 pub use self::ucx::Ucx;
@@ -88,17 +87,11 @@ pub trait Transport: Send + Sync + fmt::Debug {
         Err("it carries everything".into())
     }
 
-    /// Meets the other ranks of a communicator that is about to be used for the first time, or, if it
-    /// [`attaches_late`](Self::attaches_late), for the first time by an operation of its own. Collective. What comes of it
-    /// is attached to the communicator, and dropped when that is freed.
+    /// Meets the other ranks of a communicator that is about to be used for the first time. Collective. What comes of it is
+    /// attached to the communicator, and dropped when that is freed.
     fn attach(&self, comm: &Arc<Comm>) -> Result<(), Error> {
         let _ = comm;
         Ok(())
-    }
-
-    /// Whether it is not attached to communicators that it does not need.
-    fn attaches_late(&self) -> bool {
-        false
     }
 
     /// Whether a message has to be as long as its receive says, also where a shorter one would do.
@@ -140,33 +133,10 @@ pub struct Row {
     pub starts_early: bool,
     /// Reads settings of its own, `auto` if it may be chosen by that; what the user may want to know of them.
     pub settings: fn(auto: bool) -> Result<Option<String>, Cause>,
-    /// Whether it carries an operation itself, where that is known when it is compiled.
-    pub carries: fn(&Features) -> Result<bool, Cause>,
-    /// Whether XLA may record its calls into CUDA graphs.
-    pub is_recorded: fn() -> bool,
     /// Why its messages do not meet those of MPI, if they do not.
     pub messages_apart: fn() -> Option<&'static str>,
     /// Whether XLA packs ghost cells into messages for it, because it does not reach the blocks.
     pub takes_packed: fn(Platform) -> bool,
-}
-
-/// What is known of an operation when it is compiled.
-#[derive(Clone, Copy, Debug)]
-pub struct Features {
-    pub op: Op,
-    /// Of the operand; `None` without one.
-    pub dtype: Option<Dtype>,
-    pub reduction: Option<Reduction>,
-    pub envelope: Envelope,
-    /// Whether the program computes a part of the envelope.
-    pub traced: bool,
-}
-
-impl Features {
-    fn of(call: &Call) -> Self {
-        let Site { op, reduction, envelope, .. } = *call.site;
-        Self { op, dtype: call.send.map(|buffer| buffer.dtype()), reduction, envelope, traced: false }
-    }
 }
 
 impl Row {
@@ -185,8 +155,6 @@ const PLAIN: Row = Row {
     start: |_| Ok(Box::new(Mpi)),
     starts_early: false,
     settings: |_| Ok(None),
-    carries: |_| Ok(true),
-    is_recorded: || false,
     messages_apart: || None,
     takes_packed: |platform| platform == Platform::Cuda,
 };
@@ -200,7 +168,7 @@ const ROWS: &[Row] = &[
         priority: 1,
         probe: |platform| if platform == Platform::Cpu { Ok(()) } else { device::support() },
         start: |platform| match platform {
-            Platform::Cpu => Ok(Box::new(Staged::new("staged", HostDevice, Mpi)?)),
+            Platform::Cpu => Ok(Box::new(Staged::new("staged", Device::Host, Mpi))),
             Platform::Cuda => start_staged("staged"),
         },
         takes_packed: |_| true,
@@ -210,10 +178,11 @@ const ROWS: &[Row] = &[
         name: "cuda-mpi",
         platforms: &[Platform::Cuda],
         priority: 2,
-        probe: |_| cuda_mpi::probe(),
+        probe: |_| direct::probe_mpi(),
+        suits: || Ok(direct::is_mpi_aware()),
         start: |_| {
-            cuda_mpi::probe()?;
-            let direct = Direct::new("cuda-mpi", device()?, Mpi);
+            direct::probe_mpi()?;
+            let direct = Direct::new("cuda-mpi", driver()?, Mpi);
             Ok(Box::new(Route::new(direct, start_staged("cuda-mpi"))))
         },
         ..PLAIN
@@ -225,10 +194,7 @@ const ROWS: &[Row] = &[
         probe: |_| nccl::probe(),
         suits: nccl::one_gpu_each,
         start: |_| Ok(Box::new(Route::new(Nccl::start(), start_staged("staged")))),
-        starts_early: true,
         settings: nccl::settings,
-        carries: nccl::carries,
-        is_recorded: nccl::is_recorded,
         messages_apart: nccl::messages_apart,
         ..PLAIN
     },
@@ -244,8 +210,8 @@ const ROWS: &[Row] = &[
             }
             ucx::probe(platform)?;
             ucx.reaches_cuda()?;
-            let staged = Staged::new("ucx", device()?, on_host)?;
-            Ok(Box::new(Route::new(Direct::new("ucx", device()?, ucx), Ok(Box::new(staged)))))
+            let staged = Staged::new("ucx", Device::Gpu(driver()?), on_host);
+            Ok(Box::new(Route::new(Direct::new("ucx", driver()?, ucx), Ok(Box::new(staged)))))
         },
         starts_early: true,
         messages_apart: || Some("with MPI4JAX_TRANSPORT=ucx, send and recv do not meet the messages of MPI"),
@@ -253,13 +219,13 @@ const ROWS: &[Row] = &[
     },
 ];
 
-fn device() -> Result<CudaDevice, String> {
+fn driver() -> Result<&'static Driver, String> {
     device::support()?;
-    cuda::driver().map(CudaDevice::new).map_err(|error| error.to_string())
+    cuda::driver().map_err(|error| error.to_string())
 }
 
 fn start_staged(name: &'static str) -> Result<Box<dyn Transport>, String> {
-    Ok(Box::new(Staged::new(name, device()?, Mpi)?))
+    Ok(Box::new(Staged::new(name, Device::Gpu(driver()?), Mpi)))
 }
 
 /// The transports that are running.
@@ -267,9 +233,9 @@ fn running() -> impl Iterator<Item = &'static dyn Transport> {
     Platform::ALL.into_iter().filter_map(|platform| select::running(platform))
 }
 
-/// Tells transports of a communicator, but those that attach late. Collective where one of them needs it to be.
+/// Tells transports of a communicator. Collective where one of them needs it to be.
 pub fn attach(comm: &Arc<Comm>) -> Result<(), Error> {
-    running().filter(|transport| !transport.attaches_late()).try_for_each(|transport| transport.attach(comm))
+    running().try_for_each(|transport| transport.attach(comm))
 }
 
 /// An operation that is on a stream: the last one of its communicator.

@@ -6,10 +6,10 @@
 use std::sync::OnceLock;
 
 use super::Platform;
-use super::pool::{Lease, Pool, bytes_to_keep};
+use super::pool::{Lease, Pool};
 use crate::call::{Call, Stream};
+use crate::device::Device;
 use crate::device::cuda::Mark;
-use crate::device::{AnyDevice, Device, HostDevice, Vram};
 use crate::error::Cause;
 use crate::ops::{Buffer, Dtype, Op};
 
@@ -35,75 +35,35 @@ impl RequestLayout {
     }
 }
 
-/// Where the arrays of a platform are, and the memory that is used again for operations on them.
-#[derive(Debug)]
-pub struct MemoryPool {
-    device: AnyDevice,
-    pool: Pool<AnyDevice>,
-}
-
-type Lazy = OnceLock<Result<MemoryPool, String>>;
+type Lazy = OnceLock<Result<Pool, String>>;
 
 /// With memory of the host, the only one of a platform.
-pub fn memory_pool(platform: Platform) -> Result<&'static MemoryPool, Cause> {
+pub fn memory_pool(platform: Platform) -> Result<&'static Pool, Cause> {
     static POOLS: [Lazy; Platform::ALL.len()] = [const { Lazy::new() }; Platform::ALL.len()];
-    MemoryPool::started(&POOLS[platform as usize], || match platform {
-        Platform::Cpu => Ok(AnyDevice::Host(HostDevice)),
-        Platform::Cuda => super::device().map(AnyDevice::Cuda),
+    started(&POOLS[platform as usize], || match platform {
+        Platform::Cpu => Ok(Device::Host),
+        Platform::Cuda => super::driver().map(Device::Gpu),
     })
 }
 
 /// With memory of a GPU.
-pub fn memory_pool_on_gpu() -> Result<&'static MemoryPool, Cause> {
+pub fn memory_pool_on_gpu() -> Result<&'static Pool, Cause> {
     static POOL: Lazy = Lazy::new();
-    MemoryPool::started(&POOL, || super::device().map(|device| AnyDevice::Vram(Vram(device))))
+    started(&POOL, || super::driver().map(Device::WithinGpu))
 }
 
-type Leased = Lease<'static, AnyDevice>;
-
-impl MemoryPool {
-    fn started(
-        lazy: &'static Lazy,
-        device: impl FnOnce() -> Result<AnyDevice, String>,
-    ) -> Result<&'static Self, Cause> {
-        let pool = lazy.get_or_init(|| Ok(Self { device: device()?, pool: Pool::new(bytes_to_keep()?) }));
-        pool.as_ref().map_err(|message| Cause::Setting { message: message.clone() })
-    }
-
-    /// Memory that the device has nothing to do with so far.
-    fn lease(&'static self, bytes: usize, stream: Stream) -> Result<Leased, Cause> {
-        let mut lease = self.pool.lease_on(&self.device, bytes, stream)?;
-        lease.settled = true;
-        Ok(lease)
-    }
-
-    /// Fills an array with zeros, in the order of a stream. The memory is the host's.
-    ///
-    /// # Safety
-    /// It is an array of the platform until the stream has come past it.
-    pub unsafe fn clear(&'static self, array: &Buffer, stream: Stream) -> Result<(), Cause> {
-        let mut lease = self.lease(array.bytes(), stream)?;
-        // SAFETY: promised by the caller; so many bytes were leased.
-        unsafe {
-            lease.data().write_bytes(0, array.bytes());
-            lease.upload(array.data(), array.bytes(), stream)
-        }
-    }
-
-    /// Writes numbers of 32 bits to an array of the platform, in the order of a stream.
-    pub fn write<const N: usize>(&self, numbers: [f32; N], to: &Buffer, stream: Stream) -> Result<(), Cause> {
-        if to.bytes() < size_of_val(&numbers) {
-            return Err(Cause::Buffers { operand: "result", expected: N, actual: to.count() });
-        }
-        // SAFETY: it has so many bytes.
-        unsafe { self.device.fill(to.data(), numbers.map(f32::to_bits), stream) }
-    }
+fn started(
+    lazy: &'static Lazy,
+    device: impl FnOnce() -> Result<Device, String>,
+) -> Result<&'static Pool, Cause> {
+    let pool = lazy.get_or_init(|| device().map(Pool::new));
+    pool.as_ref().map_err(|message| Cause::Setting { message: message.clone() })
 }
 
 /// The memory of an operation that is under way.
 #[derive(Default)]
 pub struct RequestMemory {
-    leases: Vec<Leased>,
+    leases: Vec<Lease<'static>>,
     send: Option<Buffer>,
     recv: Option<Buffer>,
 }
@@ -117,7 +77,7 @@ impl RequestMemory {
     /// # Safety
     /// `operand` is an array of the platform.
     pub unsafe fn of(
-        pool: &'static MemoryPool,
+        pool: &'static Pool,
         op: Op,
         layout: &RequestLayout,
         operand: Option<&Buffer>,
@@ -145,7 +105,7 @@ impl RequestMemory {
         };
         // A rank has come to a barrier when its stream has.
         if memory.leases.is_empty() || memory.leases.iter().any(|lease| !lease.settled) {
-            pool.device.synchronize(stream)?;
+            pool.device().synchronize(stream)?;
         }
         memory.leases.iter_mut().for_each(|lease| lease.settled = true);
         Ok(memory)
@@ -153,7 +113,7 @@ impl RequestMemory {
 
     fn leased(
         &mut self,
-        pool: &'static MemoryPool,
+        pool: &'static Pool,
         dtype: Dtype,
         count: usize,
         stream: Stream,
@@ -161,6 +121,7 @@ impl RequestMemory {
         let bytes = count.checked_mul(dtype.size()).filter(|&bytes| isize::try_from(bytes).is_ok());
         let bytes = bytes.ok_or_else(|| Cause::Shape { dims: [count as i64].into() })?;
         let mut lease = pool.lease(bytes, stream)?;
+        lease.settled = true;
         let data = lease.data();
         self.leases.push(lease);
         // SAFETY: so much was leased, and goes back with the request's memory.
@@ -171,14 +132,14 @@ impl RequestMemory {
     /// `operand` is an array of the platform until the stream has come past the copy.
     unsafe fn copied(
         &mut self,
-        pool: &'static MemoryPool,
+        pool: &'static Pool,
         operand: &Buffer,
         stream: Stream,
     ) -> Result<Buffer, Cause> {
         let buffer = self.leased(pool, operand.dtype(), operand.count(), stream)?;
         self.leases.iter_mut().last().into_iter().for_each(|lease| lease.settled = false);
         // SAFETY: promised by the caller; both hold so many bytes, and the lease is nobody else's.
-        unsafe { pool.device.download(operand.data(), buffer.data(), buffer.bytes(), stream)? };
+        unsafe { pool.device().download(operand.data(), buffer.data(), buffer.bytes(), stream)? };
         Ok(buffer)
     }
 

@@ -14,7 +14,6 @@ use super::request::{Ahead, Request, Work};
 use super::request_memory::{RequestLayout, RequestMemory};
 use super::{Transport, mpi};
 use crate::call::{Call, Stream};
-use crate::device::Device;
 use crate::error::{Cause, Error};
 use crate::record::recorder::Record;
 
@@ -144,11 +143,11 @@ pub fn start_on(
     record: Option<Record>,
 ) -> Result<Handle, Error> {
     let located = |cause| call.site.error(cause);
-    let device = super::device().map_err(|message| located(Cause::Setting { message }))?;
-    device.mark(call.stream).and_then(|here| here.hold(own)).map_err(located)?;
+    let driver = super::driver().map_err(|message| located(Cause::Setting { message }))?;
+    driver.mark_on(call.stream).and_then(|here| here.hold(own)).map_err(located)?;
     let ended = transport
         .execute(&Call { stream: own, ..call.clone() })
-        .and_then(|()| device.mark(own).map_err(located));
+        .and_then(|()| driver.mark_on(own).map_err(located));
     match ended {
         Ok(end) => add(call, layout, memory, record, Work::OnStream(end)).map(|(_, handle)| handle),
         Err(error) => {

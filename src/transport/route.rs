@@ -71,10 +71,6 @@ impl<P: Transport> Transport for Route<P> {
         self.primary.attach(comm)
     }
 
-    fn attaches_late(&self) -> bool {
-        self.primary.attaches_late()
-    }
-
     fn has_exact_lengths(&self) -> bool {
         self.primary.has_exact_lengths()
     }

@@ -2,7 +2,7 @@
 
 use std::sync::OnceLock;
 
-use super::{Features, ROWS, Row, Transport};
+use super::{ROWS, Row, Transport};
 use crate::comm::Group;
 use crate::error::{Cause, Error};
 
@@ -281,11 +281,6 @@ fn row(platform: Platform) -> Option<&'static Row> {
     slot(platform).ok().and_then(|slot| by_name(slot.name))
 }
 
-/// Whether XLA may record calls on a platform into CUDA graphs.
-pub fn is_recorded(platform: Platform) -> bool {
-    row(platform).is_some_and(|row| (row.is_recorded)())
-}
-
 /// Why messages of arrays on a platform do not meet those of MPI, if they do not.
 pub fn messages_apart(platform: Platform) -> Option<&'static str> {
     row(platform).and_then(|row| (row.messages_apart)())
@@ -294,21 +289,6 @@ pub fn messages_apart(platform: Platform) -> Option<&'static str> {
 /// Whether XLA packs ghost cells into messages for the transport of arrays on a platform.
 pub fn takes_packed(platform: Platform) -> bool {
     row(platform).is_some_and(|row| (row.takes_packed)(platform))
-}
-
-/// Whether the transport for arrays on a platform carries an operation, as far as that is known when it is compiled.
-/// Else its [fallback] does.
-pub fn carries(platform: Platform, features: &Features) -> Result<bool, Error> {
-    selection()?;
-    let carried = row(platform).map_or(Ok(true), |row| (row.carries)(features));
-    carried.map_err(|cause| Error { op: Some(features.op.name()), ..cause.into() })
-}
-
-/// What carries the calls that the transport for arrays on a platform does not.
-pub fn fallback(platform: Platform) -> Result<&'static dyn Transport, Error> {
-    selected(platform)?
-        .fallback()
-        .map_err(|reason| slot(platform).map_or_else(|e| e, |slot| unavailable(platform, slot, &reason)))
 }
 
 /// What a platform's arrays are carried by, without starting or probing anything.

@@ -9,7 +9,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::Transport;
-use super::pool::{Lease, Pool, bytes_to_keep};
+use super::pool::{Lease, Pool};
 use crate::call::{Call, Stream};
 use crate::comm::Comm;
 use crate::device::Device;
@@ -24,38 +24,36 @@ const PIECE: usize = 4 << 20;
 /// Written once for all operations: what an operation reads is what its call has as `send`, what it
 /// writes is `recv`, and no more than that is copied.
 #[derive(Debug)]
-pub struct Staged<D: Device, T> {
+pub struct Staged<T> {
     name: &'static str,
-    device: D,
+    device: Device,
     host: T,
     piece: usize,
-    pool: Pool<D>,
+    pool: Pool,
 }
 
-impl<D: Device, T: Transport> Staged<D, T> {
-    /// With settings from the environment.
-    pub fn new(name: &'static str, device: D, host: T) -> Result<Self, String> {
-        Ok(Self::with_sizes(name, device, host, PIECE, bytes_to_keep()?))
+impl<T: Transport> Staged<T> {
+    pub fn new(name: &'static str, device: Device, host: T) -> Self {
+        Self::with_pieces(name, device, host, PIECE)
     }
 
-    /// With pieces of so many bytes, and so many kept for later calls.
-    pub fn with_sizes(name: &'static str, device: D, host: T, piece: usize, keep: usize) -> Self {
-        Self { name, device, host, piece, pool: Pool::new(keep) }
+    /// With pieces of so many bytes.
+    pub fn with_pieces(name: &'static str, device: Device, host: T, piece: usize) -> Self {
+        Self { name, device, host, piece, pool: Pool::new(device) }
     }
 
     /// The call on staging memory, between the copies.
     fn run(&self, call: &Call) -> Result<Result<(), Error>, Cause> {
         let stream = call.stream;
-        let mut down = call.send.map(|buffer| self.pool.lease(&self.device, buffer.bytes())).transpose()?;
-        let mut up = call.recv.map(|buffer| self.pool.lease(&self.device, buffer.bytes())).transpose()?;
-        let mut learnt =
-            call.received.map(|buffer| self.pool.lease(&self.device, buffer.bytes())).transpose()?;
-        let on_host = |buffer: Option<Buffer>, staging: &mut Option<Lease<D>>| {
+        let lease =
+            |buffer: Option<Buffer>| buffer.map(|buffer| self.pool.lease(buffer.bytes(), stream)).transpose();
+        let (mut down, mut up, mut learnt) = (lease(call.send)?, lease(call.recv)?, lease(call.received)?);
+        let on_host = |buffer: Option<Buffer>, staging: &Option<Lease>| {
             // SAFETY: as many bytes were leased.
-            buffer.zip(staging.as_mut()).map(|(buffer, lease)| unsafe { buffer.moved_to(lease.data()) })
+            buffer.zip(staging.as_ref()).map(|(buffer, lease)| unsafe { buffer.moved_to(lease.data()) })
         };
-        let (send, recv) = (on_host(call.send, &mut down), on_host(call.recv, &mut up));
-        let received = on_host(call.received, &mut learnt);
+        let (send, recv) = (on_host(call.send, &down), on_host(call.recv, &up));
+        let received = on_host(call.received, &learnt);
         let pieces = pieces(call, self.piece);
 
         if call.send.is_none() && call.recv.is_none() {
@@ -73,8 +71,8 @@ impl<D: Device, T: Transport> Staged<D, T> {
             }
         }
         for range in &pieces {
-            if let Some(mark) = marks.pop_front() {
-                self.device.wait(mark)?;
+            if let Some(Some(mark)) = marks.pop_front() {
+                mark.wait()?;
             }
             let [send_part, recv_part] = [send, recv].map(|buffer| buffer.map(|buffer| part(&buffer, range)));
             let host_call = Call { send: send_part, recv: recv_part, received, ..call.clone() };
@@ -99,7 +97,7 @@ impl<D: Device, T: Transport> Staged<D, T> {
         // What was copied down has been waited for.
         down.iter_mut().for_each(|lease| lease.settled = true);
         for lease in [&mut up, &mut learnt].into_iter().flatten() {
-            lease.until(self.device.mark(stream)?);
+            lease.until_now(stream)?;
         }
         Ok(Ok(()))
     }
@@ -130,7 +128,7 @@ fn part(buffer: &Buffer, range: &Range<usize>) -> Buffer {
     buffer.part(range.start, range.len())
 }
 
-impl<D: Device, T: Transport> Transport for Staged<D, T> {
+impl<T: Transport> Transport for Staged<T> {
     fn name(&self) -> &'static str {
         self.name
     }
@@ -150,7 +148,7 @@ impl<D: Device, T: Transport> Transport for Staged<D, T> {
 
     fn read_numbers(&self, numbers: &Buffer, into: &mut [i32], stream: Stream) -> Result<(), Cause> {
         let bytes = size_of_val(into).min(numbers.bytes());
-        let mut staging = self.pool.lease(&self.device, bytes)?;
+        let mut staging = self.pool.lease(bytes, stream)?;
         let read = staging.data();
         // SAFETY: both buffers are as large.
         unsafe {
@@ -165,32 +163,9 @@ impl<D: Device, T: Transport> Transport for Staged<D, T> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::pool::tests::Logged;
     use super::*;
     use crate::call::Site;
     use crate::ops::{Dtype, Op, Reduction};
-
-    #[derive(Debug)]
-    struct Host(Logged);
-
-    impl Transport for Host {
-        fn name(&self) -> &'static str {
-            "host"
-        }
-
-        fn execute(&self, call: &Call) -> Result<(), Error> {
-            self.0.log(call.site.op.name()).map_err(Into::into)
-        }
-    }
-
-    #[test]
-    fn a_barrier_waits_for_the_stream() {
-        let device = Logged::default();
-        let staged = Staged::with_sizes("staged", device.clone(), Host(device.clone()), PIECE, 0);
-        let comm = Arc::new(Comm::new("staged-barrier", 0, 0, 1));
-        staged.execute(&Call::new(&Site::new(Op::Barrier, &comm), None, None).unwrap()).unwrap();
-        assert_eq!(device.logged(), ["synchronize", "barrier"]);
-    }
 
     #[test]
     fn pieces_cover_everything_once() {

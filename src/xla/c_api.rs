@@ -19,9 +19,6 @@ pub const NEWEST_API_MINOR: c_int = 4;
 
 /// From this minor on a type is registered with its deleter, and the metadata names the state's type.
 pub const MINOR_TYPE_INFO: c_int = 2;
-/// From this minor on XLA surely records calls together with their states. Without, asking for the state of a call
-/// that is being recorded crashes inside XLA: so with jaxlib 0.7.0 to 0.8.1, not with 0.9.0.
-pub const MINOR_STATE_RECORDED: c_int = 3;
 /// From this minor on states belong to a stage.
 pub const MINOR_STATE_STAGE: c_int = 3;
 
@@ -33,9 +30,6 @@ pub const ERROR_UNIMPLEMENTED: c_int = 12;
 pub const ERROR_INTERNAL: c_int = 13;
 
 pub const STAGE_INSTANTIATE: c_int = 0;
-
-/// Calls always start the same work on the device: XLA may record and replay it.
-pub const TRAIT_COMMAND_BUFFER: u32 = 1;
 
 pub const TYPE_TOKEN: c_int = 17;
 pub const TYPE_S64: c_int = 5;

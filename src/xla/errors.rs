@@ -75,7 +75,6 @@ unsafe fn raise(api: *const Api, error: &Error) -> *mut FfiError {
         code: match error.cause {
             Cause::FreedCommunicator { .. }
             | Cause::EarlierFailure { .. }
-            | Cause::NotJoined { .. }
             | Cause::NoCommunicator { .. }
             | Cause::Unavailable { .. }
             | Cause::UnknownCommunicator { .. }

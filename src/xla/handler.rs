@@ -17,15 +17,11 @@ use crate::transport::{self, Platform, Transport};
 pub unsafe extern "C" fn instantiate<const KIND: u8>(frame: *mut CallFrame) -> *mut FfiError {
     // SAFETY: promised by the caller.
     unsafe {
-        guard::<KIND>(frame, |frame| {
+        guard(frame, |frame| {
             let site = frame::Attributes::new(&frame.attrs).site()?;
-            let transport = match KIND {
-                kind::CPU => transport::selected(Platform::Cpu),
-                kind::CUDA_PLAIN => transport::fallback(Platform::Cuda),
-                _ => transport::selected(Platform::Cuda),
-            };
-            let transport = transport.map_err(|error| site.error(error.cause))?;
-            check_form(&site, if KIND == kind::CPU { Platform::Cpu } else { Platform::Cuda })?;
+            let platform = kind::platform::<KIND>();
+            let transport = transport::selected(platform).map_err(|error| site.error(error.cause))?;
+            check_form(&site, platform)?;
             let site = Sites::of(site, transport)?;
             Ok(set_state(frame, State { transport, site, request: None })?)
         })
@@ -48,7 +44,7 @@ fn check_form(site: &Site, platform: Platform) -> Result<(), Error> {
 pub unsafe extern "C" fn execute<const KIND: u8>(frame: *mut CallFrame) -> *mut FfiError {
     // SAFETY: promised by the caller.
     unsafe {
-        guard::<KIND>(frame, |frame| {
+        guard(frame, |frame| {
             let &State { transport, ref site, .. } = get_state(frame)?;
             let of_operand;
             let Bound { site, watched } = match site {

@@ -5,9 +5,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use super::c_api::{CallFrame, FfiError};
 use super::frame::{self, started};
 use super::pages;
+use super::state::kind::{self, platform};
 use super::state::{
     Bound, RecordedWait, RequestPlan, Sites, State, bind, end_if_fatal, enter, get_state, guard, judged,
-    kind, set_state, usable,
+    set_state, usable,
 };
 use super::watched::{Watched, wait_for};
 use crate::call::{Call, EagerCall, Operand, Phase, Site, Stream};
@@ -21,19 +22,13 @@ use crate::transport::{self, Handle, Platform, Request, RequestLayout, RequestMe
 /// How many waits are remembered.
 const WAITS: usize = 16;
 
-const CPU: u8 = kind::CPU;
-
-const fn platform<const KIND: u8>() -> Platform {
-    if KIND == CPU { Platform::Cpu } else { Platform::Cuda }
-}
-
 /// Both stages of the target that gives a token once its operands are there, and does nothing else.
 ///
 /// # Safety
 /// Called by XLA with a frame of its own making.
 pub unsafe extern "C" fn after(frame: *mut CallFrame) -> *mut FfiError {
     // SAFETY: promised by the caller.
-    unsafe { guard::<CPU>(frame, |_| Ok(())) }
+    unsafe { guard(frame, |_| Ok(())) }
 }
 
 /// The execute stage of the target that gives zeros, the handle of nothing, once its operands are there.
@@ -47,7 +42,7 @@ pub unsafe extern "C" fn ready<const KIND: u8>(frame: *mut CallFrame) -> *mut Ff
         transport::memory_pool(platform::<KIND>())?.write(Handle::default(), &started::handle(frame)?, stream)
     };
     // SAFETY: promised by the caller.
-    unsafe { guard::<KIND>(frame, |frame| Ok(zeros(frame).map_err(Error::from)?)) }
+    unsafe { guard(frame, |frame| Ok(zeros(frame).map_err(Error::from)?)) }
 }
 
 /// # Safety
@@ -57,7 +52,7 @@ pub unsafe extern "C" fn instantiate<const KIND: u8, const START: bool>(
 ) -> *mut FfiError {
     // SAFETY: promised by the caller.
     unsafe {
-        guard::<KIND>(frame, |frame| {
+        guard(frame, |frame| {
             let attributes = frame::Attributes::new(&frame.attrs);
             let site = attributes.site()?;
             let phase = if START { Phase::Start } else { Phase::Wait };
@@ -100,7 +95,7 @@ fn refuse(site: &Site, layout: &RequestLayout, platform: Platform) -> Result<(),
 pub unsafe extern "C" fn start<const KIND: u8>(frame: *mut CallFrame) -> *mut FfiError {
     // SAFETY: promised by the caller.
     unsafe {
-        guard::<KIND>(frame, |frame| {
+        guard(frame, |frame| {
             let (state, plan) = state(frame)?;
             let (stream, _context) = enter::<KIND>(frame).map_err(Error::from)?;
             let of_operand;
@@ -186,7 +181,7 @@ unsafe fn begin(
 pub unsafe extern "C" fn wait<const KIND: u8>(frame: *mut CallFrame) -> *mut FfiError {
     // SAFETY: promised by the caller.
     unsafe {
-        guard::<KIND>(frame, |frame| {
+        guard(frame, |frame| {
             let (state, plan) = state(frame)?;
             let (stream, _context) = enter::<KIND>(frame).map_err(Error::from)?;
             let (Sites::ByOperand { template: site, .. } | Sites::One(Bound { site, .. })) = &state.site;
@@ -299,7 +294,7 @@ fn copy<const KIND: u8>(
             let message = format!("the request is of {from}, and waited for as {to}");
             return Err(Cause::Request { message });
         }
-        if KIND == CPU {
+        if KIND == kind::CPU {
             pages::prepare(&Call { recv: Some(to), ..Call::of(site, stream) });
         }
         // SAFETY: a result of XLA's, of as many bytes.

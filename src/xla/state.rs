@@ -11,7 +11,6 @@ use super::errors::{caught, check};
 use super::watched::Watched;
 use crate::call::{Operand, Site, Stream};
 use crate::comm;
-use crate::compare;
 use crate::device;
 use crate::device::cuda::{self, Entered};
 use crate::error::{Cause, Error};
@@ -19,7 +18,7 @@ use crate::mpilib;
 use crate::ops;
 use crate::record::recorder::OpInfo;
 use crate::record::timeline;
-use crate::transport::{self, MemoryPool, Platform, RequestLayout, Transport};
+use crate::transport::{Pool, RequestLayout, Transport};
 use crate::watch;
 
 /// What the instantiate stage leaves for the execute stage.
@@ -37,13 +36,9 @@ pub(super) struct Bound {
 }
 
 impl Bound {
-    pub fn new(site: Site, transport: &'static dyn Transport) -> Result<Self, Error> {
-        // Most have been, in program order, when the program was lowered; not those that were exported.
-        if transport.attaches_late() {
-            transport.attach(&site.comm)?;
-        }
+    pub fn new(site: Site, transport: &'static dyn Transport) -> Self {
         let watched = Watched::new(&site, transport);
-        Ok(Self { site, watched })
+        Self { site, watched }
     }
 }
 
@@ -66,7 +61,7 @@ impl Sites {
             let expected = "a communicator, or an operand that says which one";
             return Err(site.error(Cause::Attribute { name: "comm", expected, actual }));
         }
-        Ok(Self::One(Bound::new(site, transport)?))
+        Ok(Self::One(Bound::new(site, transport)))
     }
 }
 
@@ -86,7 +81,7 @@ pub(super) fn bind(
         .filter(|comm| (comm.rank, comm.size) == (template.comm.rank, template.comm.size))
         .ok_or_else(unknown)?;
     let site = Site { comm, location: ops::numbered_line(line), ..template.clone() };
-    let new = Arc::new(Bound::new(site, transport)?);
+    let new = Arc::new(Bound::new(site, transport));
     let mut bound = bound.write().unwrap_or_else(PoisonError::into_inner);
     bound.retain(|_, old| !old.site.comm.is_freed());
     bound.insert(key, new.clone());
@@ -95,19 +90,20 @@ pub(super) fn bind(
 
 /// The kinds of targets. Handlers are one function per kind, so that the CPU's pays nothing for the others.
 pub mod kind {
+    use crate::transport::Platform;
+
     pub const CPU: u8 = 0;
     pub const CUDA: u8 = 1;
-    /// For calls that the transport for GPUs does not carry, and that XLA may not record.
-    pub const CUDA_PLAIN: u8 = 2;
-    /// For calls that the transport for GPUs carries, and that XLA may not record, because something happens
-    /// on the host each time.
-    pub const CUDA_UNRECORDED: u8 = 3;
+
+    pub(in super::super) const fn platform<const KIND: u8>() -> Platform {
+        if KIND == CPU { Platform::Cpu } else { Platform::Cuda }
+    }
 }
 
 /// What a program asks of a request, and what carries it out.
 pub(super) struct RequestPlan {
     pub layout: RequestLayout,
-    pub pool: &'static MemoryPool,
+    pub pool: &'static Pool,
     /// What carries the operations that wait at once.
     pub selected: &'static dyn Transport,
     /// Of the waits: how each operation that was waited for here last is recorded, with the line of the wait.
@@ -161,7 +157,7 @@ pub(super) fn end_if_fatal(error: &Error, comm: &comm::Comm, watched: &Watched) 
 /// # Safety
 /// `frame` was passed by XLA.
 #[inline]
-pub(super) unsafe fn guard<const KIND: u8>(
+pub(super) unsafe fn guard(
     frame: *mut CallFrame,
     body: impl FnOnce(&CallFrame) -> Result<(), Box<Error>>,
 ) -> *mut FfiError {
@@ -169,7 +165,7 @@ pub(super) unsafe fn guard<const KIND: u8>(
     unsafe {
         let api = (*frame).api;
         let run = || match metadata(frame) {
-            Some(metadata) => Ok(answer::<KIND>(&*frame, metadata)?),
+            Some(metadata) => Ok(answer(&*frame, metadata)?),
             None => {
                 let _calling = comm::Calling::new();
                 body(&*frame)
@@ -201,17 +197,14 @@ unsafe fn minor(api: *const Api) -> c_int {
 }
 
 #[cold]
-unsafe fn answer<const KIND: u8>(frame: &CallFrame, metadata: *mut c_api::Metadata) -> Result<(), Error> {
+unsafe fn answer(frame: &CallFrame, metadata: *mut c_api::Metadata) -> Result<(), Error> {
     // SAFETY: XLA's struct; the last field exists from the minor on that is asked for.
     unsafe {
         let minor = minor(frame.api);
         (*metadata).api_version.major = c_api::API_MAJOR;
         (*metadata).api_version.minor = minor;
-        let recorded = KIND == kind::CUDA
-            && minor >= c_api::MINOR_STATE_RECORDED
-            && transport::is_recorded(Platform::Cuda)
-            && !compare::is_checking();
-        (*metadata).traits = if recorded { c_api::TRAIT_COMMAND_BUFFER } else { 0 };
+        // XLA may not record calls into CUDA graphs: NCCL wants all ranks to, or none.
+        (*metadata).traits = 0;
         if minor >= c_api::MINOR_TYPE_INFO && frame.stage == c_api::STAGE_INSTANTIATE {
             (*metadata).state_type_id = register(frame.api)?;
         }

@@ -7,7 +7,7 @@ use crate::compare::{self, CheckLevel, check_level, is_checking, samples};
 use crate::error::{Cause, Error};
 use crate::record::recorder::{self, OpInfo, Record, Running};
 use crate::record::timeline;
-use crate::transport::{self, Ahead, Platform, Transport};
+use crate::transport::{Ahead, Transport};
 use crate::watch;
 
 #[inline]
@@ -50,10 +50,7 @@ impl Watched {
         Self {
             info: recorder::describe(site, transport.name()),
             is_checked: is_checking(),
-            is_sampled: check_level() == CheckLevel::Samples
-                && site.comm.size > 1
-                // What XLA replays is not counted, and each rank decides what that is.
-                && !transport::is_recorded(Platform::Cuda),
+            is_sampled: check_level() == CheckLevel::Samples && site.comm.size > 1,
             exact: transport.has_exact_lengths(),
         }
     }

@@ -108,12 +108,9 @@ row ops-messages nccl 2 120 env MPI4JAX_NCCL_MESSAGES=staged "$python" "$here/op
 # How often we wait, counted between us and the driver.
 driver=${MPI4JAX_LIBCUDA:-$(ldconfig -p 2> /dev/null | sed -n 's/.*libcuda\.so\.1 .*x86-64.*=> //p' | head -1)}
 if cc -shared -fPIC -Wl,--no-as-needed -o "$work/libcount.so" "$here/count.c" "$driver" > "$work/logs/count" 2>&1; then
-    for graphs in 0 1; do
-        row "graphs-$graphs" nccl 1 60 env MPI4JAX_LIBCUDA="$work/libcount.so" MPI4JAX_NCCL_GRAPHS=$graphs \
-            "$python" "$here/graph.py"
-    done
+    row waits nccl 1 60 env MPI4JAX_LIBCUDA="$work/libcount.so" "$python" "$here/waits.py"
 else
-    say "graphs: not run: count.c is not compiled: $(tail -1 "$work/logs/count")"
+    say "waits: not run: count.c is not compiled: $(tail -1 "$work/logs/count")"
 fi
 
 for ranks in 1 2; do

@@ -63,7 +63,7 @@ def test_waits_are_counted_on_a_machine_with_a_gpu(mpirun, fakes, tmp_path, tran
     counter, driver = tmp_path / "libcount.so", fakes["MPI4JAX_LIBCUDA"]
     compile_library(counter, HERE / "count.c", "-Wl,--no-as-needed", driver)
     env = {**fakes, "MPI4JAX_TRANSPORT": transport, "MPI4JAX_LIBCUDA": str(counter)}
-    result = mpirun(1, HERE / "graph.py", env=env)
+    result = mpirun(1, HERE / "waits.py", env=env)
     assert "160 operations, 160 calls on the host" in result.stdout, result.stderr
     assert ("160 calls on the host, 0 waits" in result.stdout) == (status == 0)
     assert result.returncode == status

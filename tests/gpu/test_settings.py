@@ -32,7 +32,6 @@ def test_default(python):
         ),
         ({"MPI4JAX_TRANSPORT": "cuda-mpi", "MPI4JAX_USE_CUDA_MPI": "0"}, ["contradicts", "staged"]),
         ({"MPI4JAX_NCCL_MESSAGES": "fast"}, ["MPI4JAX_NCCL_MESSAGES=fast", "nccl, staged"]),
-        ({"MPI4JAX_NCCL_GRAPHS": "yes"}, ["MPI4JAX_NCCL_GRAPHS=yes", "0, 1"]),
     ],
 )
 def test_wrong_settings_are_errors_at_import(python, settings, words):
@@ -73,7 +72,7 @@ def test_auto(mpirun, fakes, settings, chosen):
 def test_cuda_mpi_without_support_names_the_others(python, fakes):
     result = python(ALLREDUCE, {**fakes, "MPI4JAX_TRANSPORT": "cuda-mpi"})
     if result.returncode == 0:
-        pytest.skip(f"this {MPI.get_vendor()[0]} is CUDA-aware, or a trial says so")
+        pytest.skip(f"this {MPI.get_vendor()[0]} is CUDA-aware, or cannot say")
     fails(result, "CUDA-aware", "staged", "nccl")
 
 
@@ -82,21 +81,6 @@ def test_one_log_line_says_what_was_chosen(python):
     lines = python(code, {}).stderr.splitlines()
     (line,) = [line for line in lines if "transports:" in line]
     assert "mpi on CPU (the default), staged on GPU (the default)" in line
-
-
-@pytest.mark.parametrize("version", ["0.9.0", "0.9.1"])
-def test_graphs_that_this_jaxlib_cannot_record(python, version):
-    code = f"import jax, jaxlib; jaxlib.__version__ = '{version}'; import mpi4jax"
-    result = python(code, {"MPI4JAX_TRANSPORT": "nccl", "MPI4JAX_NCCL_GRAPHS": "1"})
-    assert result.returncode == 0, result.stderr
-    said = "needs jaxlib 0.9.1 or newer, got 0.9.0" in result.stderr
-    assert said == (version == "0.9.0")
-
-
-def test_size_of_staging_is_checked(python):
-    code = "import jax.numpy as j; from mpi4jax import notoken as nt; nt.bcast(j.ones(3), 0)"
-    env = {"MPI4JAX_TRANSPORT": "staged", "MPI4JAX_STAGING_BYTES": "lots"}
-    fails(python(code, env), "MPI4JAX_STAGING_BYTES=lots")
 
 
 def test_import_leaves_jax_to_be_configured(python):

@@ -14,6 +14,14 @@ def test_staging_memory_and_events_are_reused(python, fakes, tmp_path):
     assert "allocations 2 events 1 " in log.read_text()
 
 
+def test_a_barrier_waits_for_the_stream(python, fakes, tmp_path):
+    log = tmp_path / "cuda.log"
+    code = "from mpi4jax import notoken as nt; nt.barrier(); nt.barrier()"
+    result = python(code, {**fakes, "MPI4JAX_TRANSPORT": "staged", "FAKE_CUDA_LOG": log})
+    assert result.returncode == 0, result.stderr
+    assert log.read_text().startswith("copies 0 waits 2 ")
+
+
 HALO = textwrap.dedent("""
     import jax, jax.numpy as jnp, numpy as np
     from mpi4py import MPI

@@ -11,7 +11,7 @@ use std::mem::MaybeUninit;
 use std::ptr::null_mut;
 
 use _native::comm::{self, Comm};
-use _native::device::HostDevice;
+use _native::device::Device;
 use _native::mpilib::handle_value;
 use _native::transport::{Mpi, Staged, set_count_limit};
 use mpi::ffi;
@@ -33,7 +33,7 @@ fn main() {
     xla::run(comm);
     // A rank that panics ends its process, and MPI the others.
     suite::run(&Mpi, comm);
-    suite::run(&Staged::with_sizes("staged", HostDevice, Mpi, 64, 1 << 20), comm);
+    suite::run(&Staged::with_pieces("staged", Device::Host, Mpi, 64), comm);
     // Derived types, and reductions in pieces.
     set_count_limit(Some(4));
     suite::run(&Mpi, comm);

@@ -316,7 +316,6 @@ def test_constants_of_jax():
     assert type(X) is compat.ArrayImpl
     assert isinstance(lax.create_token(), compat.Token | jax.Array)
     assert isinstance(jax.typeof(lax.create_token()), compat.AbstractToken)
-    assert compat.jaxlib_version == Version(jaxlib.__version__).release[:3]
     assert compat.platforms() >= {d.platform for d in jax.devices()}
 
 

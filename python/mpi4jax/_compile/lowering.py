@@ -22,6 +22,9 @@ from .._op.spec import OFFSET, PEERS, SPECS, Params, Spec
 # How many numbers an operand has.
 _LENGTHS = {None: 0, "given": 4, "recorded": 4, "call": 8}
 
+# In the place of what an operand says: `Envelope::TRACED` in `src/call.rs`.
+_TRACED = np.iinfo(np.int32).min
+
 Operand = tuple[Any, Any]  # a value of the compiler's, and its aval
 Operands = list[Operand]
 Avals = list[Any]
@@ -43,7 +46,7 @@ def carrier(aval: Any, reduces: bool = False) -> Any:
 class Lowering:
     """The lowering of one equation."""
 
-    def __init__(self, ctx: mlir.LoweringRuleContext, spec: Spec, p: Params, on_gpu: bool):
+    def __init__(self, ctx: mlir.LoweringRuleContext, spec: Spec, p: Params, on_gpu: bool = False):
         self.ctx, self.spec, self.p, self.on_gpu = ctx, spec, p, on_gpu
         self.in_place = p.get("in_place", False)
         self.numbers: Operands = []
@@ -125,12 +128,13 @@ class Lowering:
         learnt = envelope(self.spec, p)
         outs = [*wire, *learnt]
         values = [value for value, _ in carried]
-        target = self._gpu_target(op, carried) if self.on_gpu else f"mpi4jax_{op}"
         attrs |= self.parts(op, [*(aval for _, aval in operands), *out])
         if in_place is None:
             in_place = self.in_place and op == self.spec.name
         aliases = {i: i for i in range(len(out))} if in_place else None
-        lower = jax.ffi.ffi_lowering(target, has_side_effect=True, operand_output_aliases=aliases)
+        lower = jax.ffi.ffi_lowering(
+            f"mpi4jax_{op}", has_side_effect=True, operand_output_aliases=aliases
+        )
         # Symbolic shapes are found when an exported program is called, though not beside a token.
         fixed = all(isinstance(size, int) for aval in outs for size in aval.shape)
         ctx = self.ctx.replace(
@@ -188,7 +192,7 @@ class Lowering:
             # An eager op is compiled for all its callers: an operand tells the line.
             "site": "" if p.get("eager") else _site(self.ctx),
             "status": np.int64(status.address if status is not None else 0),
-            **{name: np.int64(-1 if p.get(name) is None else p[name]) for name in PEERS},
+            **{name: np.int64(_TRACED if p.get(name) is None else p[name]) for name in PEERS},
             **more,
         }
 
@@ -200,23 +204,6 @@ class Lowering:
             peers = self.local(lambda n: jnp.where(n == 0, unset, n - OFFSET), numbers[1], numbers)
             numbers = (peers, numbers[1])
         self.numbers.append(numbers)
-
-    def _gpu_target(self, op: str, operands: list[Operand]) -> str:
-        """The custom-call target: some transports leave some calls to a second one."""
-        peers = [self.p.get(name, -1) for name in PEERS]
-        source, recvtag, dest, sendtag = (-1 if peer is None else peer for peer in peers)
-        return _native.gpu_target(
-            op,
-            self.p["comm"].key,
-            str(operands[0][1].dtype) if operands else None,
-            self.p["reduction"].name if SPECS[op].has_reduction else "",
-            source,
-            recvtag,
-            dest,
-            sendtag,
-            self.p.get("status") is not None,
-            None in peers,
-        )
 
     def finish(self) -> None:
         """Hand on the token. Nothing can be emitted after that."""

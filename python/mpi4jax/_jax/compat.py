@@ -15,7 +15,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import jaxlib
 import numpy as np
 from jax._src import api_util, core, effects, source_info_util
 from jax._src.array import ArrayImpl as ArrayImpl
@@ -53,12 +52,9 @@ trace_state_clean = core.trace_ctx.is_top_level
 Effect = effects.Effect
 keep_caches = jax.jit(lambda: 0)
 caches_are_kept = keep_caches._cache_size  # 0 until `keep_caches`, and after `jax.clear_caches`
-jaxlib_version = tuple(int(n) for n in jaxlib.__version__.split(".")[:3])
 # The newest that the tests run with.
 TESTED = (0, 12)
 newer_than_tested = jax.version.__version_info__[:2] > TESTED
-# From this version on XLA records custom calls into CUDA graphs together with their states.
-records_calls = jaxlib_version >= (0, 9, 1)
 
 # Frames of this package are not the user's: error messages and `user_place` skip them.
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))

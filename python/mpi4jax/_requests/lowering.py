@@ -33,10 +33,8 @@ class _Half(Lowering):
         out: the type of the result, if there is one.
     """
 
-    def __init__(
-        self, on_gpu: bool, ctx: mlir.LoweringRuleContext, of: str, p: Params, given: Avals
-    ):
-        super().__init__(ctx, SPECS[of], p, on_gpu)
+    def __init__(self, ctx: mlir.LoweringRuleContext, of: str, p: Params, given: Avals):
+        super().__init__(ctx, SPECS[of], p)
         self.plan = plan = plan_of(self.spec, p)
         self.out = result_avals(self.spec, p, given)
         self.sends = given if plan.call is not None and plan.sends else []
@@ -77,13 +75,11 @@ def _code_and_size(aval: Any) -> tuple[int, int]:
     return _XLA_CODES[str(aval.dtype)], int(np.prod(aval.shape))
 
 
-def _lower_start(
-    on_gpu: bool, ctx: mlir.LoweringRuleContext, *args: Any, of: str, **p: Any
-) -> list[Any]:
+def _lower_start(ctx: mlir.LoweringRuleContext, *args: Any, of: str, **p: Any) -> list[Any]:
     arrays, numbers, token = split_start(
         {"of": of, **p}, list(zip(args, ctx.avals_in, strict=True))
     )
-    low = _Half(on_gpu, ctx, of, p, [aval for _, aval in arrays])
+    low = _Half(ctx, of, p, [aval for _, aval in arrays])
     plan = low.plan
     for operand in numbers:
         low.use_numbers(operand)
@@ -91,15 +87,13 @@ def _lower_start(
     if low.sends or low.initial or low.keeps:
         operands = low.selected(plan, arrays, low.out)
         operands = [low.convert(x, carrier(x[1], low.reduced)) for x in operands]
-    if on_gpu and plan.call and not SPECS[plan.call].has_peer and not p.get("eager"):
-        low._gpu_target(plan.call, operands)  # what carries it meets the other ranks
     (handle,) = low.emit("mpi4jax_start", [*operands, *low.numbers], [HANDLE], low.initial)
     low.finish()
     return [handle, *(value for value, _ in token)]
 
 
 def _lower_wait(
-    on_gpu: bool, ctx: mlir.LoweringRuleContext, *args: Any, of: str, given: Any, **p: Any
+    ctx: mlir.LoweringRuleContext, *args: Any, of: str, given: Any, **p: Any
 ) -> list[Any]:
     (handle,), numbers, token = split_wait(
         {"of": of, **p}, list(zip(args, ctx.avals_in, strict=True))
@@ -108,7 +102,7 @@ def _lower_wait(
     derived = p.pop("derived")
     # Which communicator it is, the native module knows: what is eager is compiled for all.
     p["comm"] = p["comm"].any
-    low = _Half(on_gpu, ctx, of, p, [] if given is None else [given])
+    low = _Half(ctx, of, p, [] if given is None else [given])
     types = [*low.receives, *low.keeps]
     wire = [carrier(x, low.reduced) for x in types]
     back = low.emit("mpi4jax_wait", [handle, *numbers], wire, derived)
@@ -121,11 +115,7 @@ def _lower_wait(
     return [*results, *(value for value, _ in token)]
 
 
-for _platform, _on_gpu in (("cpu", _native.is_gpu_on_cpu()), ("cuda", True)):
+for _platform in ("cpu", "cuda"):
     for _primitive, _rule in ((start_p, _lower_start), (wait_p, _lower_wait)):
-
-        def _lower(*args: Any, _rule: Any = _rule, _on_gpu: bool = _on_gpu, **p: Any) -> list[Any]:
-            return _rule(_on_gpu, *args, **p)
-
         # Not cached: it would name one line for all.
-        mlir.register_lowering(_primitive, _lower, platform=_platform, cacheable=False)
+        mlir.register_lowering(_primitive, _rule, platform=_platform, cacheable=False)

@@ -54,19 +54,11 @@ def start() -> None:
 
 
 def _select() -> None:
-    trial = Path(__file__).parent / "trial.py"
-    _native.select_transports(library_directories(), [sys.executable, str(trial)])
+    _native.select_transports(library_directories())
     # Registered before everything else that communicates at exit, so it runs after that.
     atexit.register(_native.stop_transports)
     (_, cpu, cpu_reason), (_, gpu, gpu_reason) = _native.chosen_transports()
     _log.info("transports: %s on CPU (%s), %s on GPU (%s)", cpu, cpu_reason, gpu, gpu_reason)
-    graphs = gpu == "nccl" and os.environ.get("MPI4JAX_NCCL_GRAPHS") == "1"
-    if graphs and not compat.records_calls:
-        version = ".".join(map(str, compat.jaxlib_version))
-        _log.warning(
-            "MPI4JAX_NCCL_GRAPHS=1 needs jaxlib 0.9.1 or newer, got %s: no graph is recorded",
-            version,
-        )
     choose_device()
 
 

@@ -3,16 +3,15 @@
 use std::sync::OnceLock;
 
 use super::queue::{put, reduced};
-use crate::call::Envelope;
+use crate::call::{Call, Envelope, Site};
 use crate::error::Cause;
 use crate::mpilib::wildcards;
-use crate::transport::Features;
+use crate::ops::{Dtype, Op, Reduction};
 
 /// The tag of messages that go through NCCL, which has none.
 pub const TAG: i32 = 0;
 
 pub const MESSAGES: &str = "MPI4JAX_NCCL_MESSAGES";
-pub const GRAPHS: &str = "MPI4JAX_NCCL_GRAPHS";
 
 /// How `send`, `recv` and `sendrecv` go, on all ranks and all communicators.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,33 +43,19 @@ impl Messages {
     }
 }
 
-/// Whether XLA may record calls into CUDA graphs. NCCL wants an operation to be recorded by all ranks that
-/// take part or by none, and XLA decides by what else is in the program, and records again when addresses change.
-/// So the user has to say that the ranks run alike.
-fn parse_graphs(setting: Option<&str>) -> Result<bool, Cause> {
-    match setting {
-        None | Some("0") => Ok(false),
-        Some("1") => Ok(true),
-        Some(text) => Err(Cause::Setting {
-            message: format!("{GRAPHS}={text} is not understood: expected one of 0, 1"),
-        }),
-    }
-}
-
-static SETTINGS: OnceLock<(Messages, bool)> = OnceLock::new();
+static SETTING: OnceLock<Messages> = OnceLock::new();
 
 /// Reads the environment, once. A program that runs with other transports runs with the one that `auto` takes.
 pub fn settings(auto: bool) -> Result<Option<String>, Cause> {
     let value = |name| std::env::var(name).ok().filter(|value| !value.is_empty());
     let otherwise = if auto { Messages::Staged } else { Messages::Nccl };
     let messages = Messages::parse(value(MESSAGES).as_deref(), otherwise)?;
-    let graphs = parse_graphs(value(GRAPHS).as_deref())?;
-    let (messages, _) = SETTINGS.get_or_init(|| (messages, graphs));
+    let messages = SETTING.get_or_init(|| messages);
     Ok(Some(format!("messages: {}", messages.name())))
 }
 
 pub fn messages() -> Messages {
-    SETTINGS.get().map_or(Messages::Nccl, |(messages, _)| *messages)
+    SETTING.get().copied().unwrap_or(Messages::Nccl)
 }
 
 /// Why messages do not meet those of MPI, if they do not.
@@ -80,13 +65,21 @@ pub fn messages_apart() -> Option<&'static str> {
     (messages() == Messages::Nccl).then_some(reason)
 }
 
-pub fn is_recorded() -> bool {
-    SETTINGS.get().is_some_and(|(_, graphs)| *graphs)
+/// Whether NCCL carries a call; else it goes through staging. An error for a message that has to be matched.
+pub fn carries(call: &Call) -> Result<bool, Cause> {
+    let Site { op, reduction, .. } = *call.site;
+    let features =
+        Features { op, dtype: call.send.map(|buffer| buffer.dtype()), reduction, envelope: call.envelope };
+    features.carried(messages())
 }
 
-/// Whether NCCL carries an operation; else it goes through staging.
-pub fn carries(features: &Features) -> Result<bool, Cause> {
-    features.carried(messages())
+/// What decides that.
+struct Features {
+    op: Op,
+    /// Of the operand; `None` without one.
+    dtype: Option<Dtype>,
+    reduction: Option<Reduction>,
+    envelope: Envelope,
 }
 
 impl Features {
@@ -94,9 +87,6 @@ impl Features {
         let row = self.op.row();
         if put(self.op).is_none() || row.has_peer && messages == Messages::Staged {
             return Ok(false);
-        }
-        if self.traced {
-            return Err(needs_matching("a source, destination or tag that is traced".into()));
         }
         if row.has_reduction {
             return Ok(self.reduction.zip(self.dtype).is_some_and(|(r, dtype)| reduced(r, dtype).is_some()));
@@ -107,6 +97,7 @@ impl Features {
     /// An error where the receiver might have to look for what is sent.
     fn sends_in_order(&self) -> Result<bool, Cause> {
         let Envelope { dest, sendtag, .. } = self.envelope;
+        is_known(dest, sendtag)?;
         if dest != wildcards().proc_null && !is_plain(sendtag) {
             return Err(needs_matching(format!("sending with tag {sendtag}")));
         }
@@ -117,6 +108,7 @@ impl Features {
     fn receives_in_order(&self) -> Result<bool, Cause> {
         let any = wildcards();
         let Envelope { source, recvtag, .. } = self.envelope;
+        is_known(source, recvtag)?;
         if source == any.proc_null {
             return Ok(true);
         }
@@ -128,6 +120,14 @@ impl Features {
         }
         Ok(true)
     }
+}
+
+/// An error where an operand says it: to read that would mean to wait for the stream.
+fn is_known(rank: i32, tag: i32) -> Result<(), Cause> {
+    if [rank, tag].contains(&Envelope::TRACED) {
+        return Err(needs_matching("a source, destination or tag that is traced".into()));
+    }
+    Ok(())
 }
 
 /// What derivatives send is told apart by its place in the order.
@@ -147,14 +147,12 @@ fn needs_matching(feature: String) -> Cause {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ops::{Dtype, Op, Reduction};
 
     fn message(messages: Messages, envelope: [i32; 4]) -> [Result<bool, Cause>; 3] {
         let [source, recvtag, dest, sendtag] = envelope;
         let envelope = Envelope { source, recvtag, dest, sendtag };
         [Op::Send, Op::Recv, Op::Sendrecv].map(|op| {
-            Features { op, dtype: Some(Dtype::Float32), reduction: None, envelope, traced: false }
-                .carried(messages)
+            Features { op, dtype: Some(Dtype::Float32), reduction: None, envelope }.carried(messages)
         })
     }
 
@@ -170,6 +168,8 @@ mod tests {
             ([any.source, 0, 1, 0], [true, false, false]),
             ([any.source, any.tag, nobody, 3], [true, false, false]),
             ([any.source, 3, 1, 3], [false, false, false]),
+            ([Envelope::TRACED, 0, 1, Envelope::TRACED], [false, false, false]),
+            ([0, 0, Envelope::TRACED, 0], [false, true, false]),
             ([nobody, 3, nobody, 3], [true, true, true]),
         ] {
             for (answer, fit) in message(Messages::Nccl, envelope).into_iter().zip(fit) {
@@ -189,9 +189,6 @@ mod tests {
         }
         let error = Messages::parse(Some("pigeon"), Messages::Nccl).unwrap_err().to_string();
         assert!(error.contains("pigeon") && error.contains("nccl, staged"), "{error}");
-        assert!(!parse_graphs(None).unwrap() && parse_graphs(Some("1")).unwrap());
-        let error = parse_graphs(Some("perhaps")).unwrap_err().to_string();
-        assert!(error.contains("MPI4JAX_NCCL_GRAPHS=perhaps") && error.contains("0, 1"), "{error}");
     }
 
     #[test]
@@ -199,8 +196,7 @@ mod tests {
         let carried = |name, dtype| {
             let reduction = Reduction::from_name(name);
             let envelope = Envelope { source: -1, recvtag: -1, dest: -1, sendtag: -1 };
-            let features =
-                Features { op: Op::Allreduce, dtype: Some(dtype), reduction, envelope, traced: false };
+            let features = Features { op: Op::Allreduce, dtype: Some(dtype), reduction, envelope };
             features.carried(Messages::Nccl).unwrap()
         };
         assert!(carried("SUM", Dtype::Bfloat16) && carried("MAX", Dtype::Int64));

@@ -4,7 +4,7 @@ use std::sync::Mutex;
 use std::time::Instant;
 
 use super::carries::{MESSAGES, Messages};
-use crate::comm::{Comm, Group, OwnedComm};
+use crate::comm::{Comm, Group};
 use crate::device;
 use crate::device::cuda::{self, Driver, Entered, Mark, Pointer};
 use crate::device::nccl::{self, Library, UniqueId};
@@ -96,7 +96,7 @@ pub struct Communicator {
 /// What was put on a stream last.
 #[derive(Debug)]
 pub struct Last {
-    /// `None` before, and for what is recorded.
+    /// `None` before.
     pub op: Option<Op>,
     pub number: u64,
     pub since: Instant,
@@ -134,27 +134,17 @@ impl Drop for Communicator {
 }
 
 impl Joined {
-    /// Every rank comes here, also one that has nothing to offer. The ranks agree on a communicator of our own: while Python
-    /// compiles, earlier operations may be under way on theirs, and on another rank be a part of what is compiled.
+    /// Every rank comes here, also one that has nothing to offer, with the communicator's first operation on NCCL: in the
+    /// order of the program, as its other operations.
     pub fn connect(
         libraries: &Result<Libraries, String>,
-        all: &OwnedComm,
         messages: Messages,
         comm: &Comm,
     ) -> Result<Self, Cause> {
-        let ours = libraries
+        let group = Group::Of(comm);
+        let mut ours = libraries
             .clone()
             .and_then(|libraries| libraries.prepare(comm).map_err(|cause| cause.to_string()));
-        let private = comm.beside(all)?;
-        Self::agree(ours, private.as_ref().map_or(Group::Of(comm), Group::Owned), messages, comm)
-    }
-
-    fn agree(
-        mut ours: Result<Prepared, String>,
-        group: Group,
-        messages: Messages,
-        comm: &Comm,
-    ) -> Result<Self, Cause> {
         let our_bits = u64::from(ours.is_ok()) | 1 << (1 + messages as u32);
         let all_bits = group.common_bits(our_bits)?;
         if all_bits >> 1 == 0 {

@@ -1,10 +1,8 @@
 //! NCCL on XLA's stream, without waiting for anything on the host.
 //!
-//! A call only puts work on the stream, always the same for the same call, so that XLA may record it into a
-//! CUDA graph and replay it without asking again. What NCCL cannot do is compiled to other targets, which
-//! go through staging. Both ends of a message have to take the same way, and neither knows what the other
-//! was given: so either all messages go through NCCL, and what needs matching is an error when it is compiled,
-//! or all go through staging (see [`Messages`]).
+//! A call only puts work on the stream. What NCCL cannot do goes through staging. Both ends of a message have to take
+//! the same way, and neither knows what the other was given: so either all messages go through NCCL, and what
+//! needs matching is an error, or all go through staging (see [`Messages`]).
 
 mod carries;
 mod communicator;
@@ -14,13 +12,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
+use self::carries::carries;
 use self::carries::{Messages, TAG, messages};
-pub use self::carries::{carries, is_recorded, messages_apart, settings};
+pub use self::carries::{messages_apart, settings};
 use self::communicator::{Joined, Libraries};
 use self::queue::{Put, Queue, put};
-use super::{Arrived, Features, Transport, Unfinished, write_status};
+use super::{Arrived, Transport, Unfinished, write_status};
 use crate::call::{Call, Stream};
-use crate::comm::{self, Comm, Group, OwnedComm};
+use crate::comm::{self, Comm, Group};
 use crate::device;
 use crate::device::cuda::{self, Driver, Mark, Pointer};
 use crate::device::nccl;
@@ -38,8 +37,6 @@ pub struct Nccl {
     messages: Messages,
     /// Why there is none: ranks without NCCL take part in joining, so that the others learn of it.
     libraries: Result<Libraries, String>,
-    /// Through which communicators are made on which the ranks agree.
-    all: Result<OwnedComm, String>,
     own: Mutex<Option<Own>>,
 }
 
@@ -75,20 +72,19 @@ pub fn one_gpu_each() -> Result<bool, Cause> {
 }
 
 impl Nccl {
-    /// Also where it cannot be used. Collective over `MPI_COMM_WORLD`.
+    /// Also where it cannot be used.
     pub fn start() -> Self {
         let libraries = probe().and_then(|()| {
             let driver = cuda::driver().map_err(|error| error.to_string())?;
             let library = nccl::library().map_err(|error| error.to_string())?;
             Ok(Libraries { driver, library })
         });
-        let all = OwnedComm::world().map_err(|cause| cause.to_string());
-        Self { messages: messages(), libraries, all, own: Mutex::default() }
+        Self { messages: messages(), libraries, own: Mutex::default() }
     }
 
     fn run(&self, call: &Call) -> Result<(), Cause> {
         let key = || call.site.comm.key.clone();
-        let joined = call.site.comm.attached::<Joined>().ok_or_else(|| Cause::NotJoined { key: key() })?;
+        let joined = self.join(&call.site.comm)?;
         let no_communicator = |reason: &String| Cause::NoCommunicator { key: key(), reason: reason.clone() };
         let communicator = joined.0.as_ref().map_err(no_communicator)?;
         let Libraries { driver, library } = communicator.libraries;
@@ -116,12 +112,15 @@ impl Nccl {
             own.end.put(own.stream)?;
         }
         self.message_arrives(call, driver)?;
-        if !driver.is_capturing(call.stream)? {
-            last.end.put(call.stream)?;
-            (last.op, last.number) = (Some(call.site.op), NUMBERS.fetch_add(1, Ordering::Relaxed));
-            last.since = Instant::now();
-        }
+        last.end.put(call.stream)?;
+        (last.op, last.number) = (Some(call.site.op), NUMBERS.fetch_add(1, Ordering::Relaxed));
+        last.since = Instant::now();
         Ok(())
+    }
+
+    /// NCCL's counterpart of a communicator, which the first operation makes. Collective then.
+    fn join(&self, comm: &Comm) -> Result<Arc<Joined>, Cause> {
+        comm.attach(|| Joined::connect(&self.libraries, self.messages, comm))
     }
 
     /// NCCL's messages are as long as the receiver says, and their sender and tag are known beforehand.
@@ -156,25 +155,22 @@ impl Transport for Nccl {
     }
 
     fn takes(&self, call: &Call) -> Result<bool, Cause> {
-        carries(&Features::of(call))
+        carries(call)
     }
 
     fn reads_operands(&self) -> bool {
         false
     }
 
-    /// Reading an operand would mean to wait: NCCL's messages have one tag, and their source is known when they are
-    /// compiled.
+    /// Reading an operand would mean to wait: NCCL's messages have one tag, and their source is known to the program.
     fn knows_peers(&self) -> bool {
         self.messages == Messages::Nccl
     }
 
-    /// Not where XLA records calls: what was recorded on its stream cannot wait for another one.
     fn own_stream(&self, call: &Call) -> Result<Option<Stream>, Error> {
-        if call.site.op.row().has_peer || is_recorded() {
+        if call.site.op.row().has_peer {
             return Ok(None);
         }
-        self.attach(&call.site.comm)?;
         let Ok(Libraries { driver, .. }) = &self.libraries else { return Ok(None) };
         let mut own = self.own.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(own) = &*own {
@@ -207,22 +203,8 @@ impl Transport for Nccl {
         comm::live().into_iter().filter_map(waiting).collect()
     }
 
-    fn attaches_late(&self) -> bool {
-        true
-    }
-
     /// It would wait for the rest.
     fn has_exact_lengths(&self) -> bool {
         true
-    }
-
-    /// Makes NCCL's communicator.
-    fn attach(&self, comm: &Arc<Comm>) -> Result<(), Error> {
-        let joined = comm.attach(|| {
-            let all = self.all.as_ref().map_err(|message| Cause::Setting { message: message.clone() })?;
-            Joined::connect(&self.libraries, all, self.messages, comm)
-        });
-        let located = |cause: Cause| Error { transport: Some(NAME), rank: Some(comm.rank), ..cause.into() };
-        joined.map(drop).map_err(located)
     }
 }

@@ -68,7 +68,7 @@ impl Ucx {
 
     fn run(&self, call: &Call) -> Result<(), Cause> {
         let comm = &call.site.comm;
-        let joined = comm.attached::<Joined>().ok_or_else(|| Cause::NotJoined { key: comm.key.clone() })?;
+        let joined = comm.attach(|| self.worker.agree(comm))?;
         let joined = &*joined;
         // SAFETY: the buffers are XLA's and stay valid until this returns; requests end before that.
         unsafe {

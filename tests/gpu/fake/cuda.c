@@ -4,7 +4,7 @@
  * for the end of a call, which is where its context is popped. So a transport that reads before it has
  * waited reads rubbish. FAKE_CUDA_VERSION, FAKE_CUDA_DEVICES, FAKE_CUDA_BROKEN (cuInit fails),
  * FAKE_CUDA_SHARED (all processes see one GPU), FAKE_CUDA_STREAM_DEVICE (where streams are), FAKE_CUDA_STUCK (no
- * event is ever reached), FAKE_CUDA_LOST (events cannot be recorded), FAKE_CUDA_FULL (there is no memory) and FAKE_CUDA_CAPTURING (all is recorded into a graph) set the scene;
+ * event is ever reached), FAKE_CUDA_LOST (events cannot be recorded) and FAKE_CUDA_FULL (there is no memory) set the scene;
  * FAKE_CUDA_LOG names a file to which the numbers of calls are written at exit, and the bytes copied from and to the host. */
 #include <stdint.h>
 #include <stdio.h>
@@ -77,7 +77,6 @@ int cuCtxPopCurrent_v2(void **context) { drain(queued); entered--; return 0; }
 int cuStreamGetCtx(void *stream, void **context) { *context = (void *)(intptr_t)(1000 + number("FAKE_CUDA_STREAM_DEVICE", 0)); return 0; }
 int cuStreamCreate(void **stream, unsigned flags) { *stream = calloc(1, 1); return 0; }
 int cuStreamSynchronize(void *stream) { __atomic_add_fetch(&waits, 1, __ATOMIC_RELAXED); drain(queued); return 0; }
-int cuStreamIsCapturing(void *stream, int *status) { *status = number("FAKE_CUDA_CAPTURING", 0); return 0; }
 int cuThreadExchangeStreamCaptureMode(int *mode) { return 0; }
 int cuMemHostAlloc(void **memory, size_t bytes, unsigned flags) {
     __atomic_add_fetch(&allocations, 1, __ATOMIC_RELAXED);
