@@ -51,9 +51,6 @@ def define(**known: Any) -> Callable[[F], F]:
         def call(*args: Any, **kwargs: Any) -> Any:
             return run(prepare(*args, **kwargs))
 
-        # Tracebacks name the op, and so does what looks for the caller (`_check/misuse.py`).
-        function = cast(Any, call)
-        function.__code__ = function.__code__.replace(co_name=name)
-        return cast(F, function)
+        return cast(F, call)
 
     return decorate

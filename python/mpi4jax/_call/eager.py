@@ -19,24 +19,19 @@ import numpy as np
 from mpi4py import MPI
 
 from .. import _native
-from .._check.misuse import warn_of_dropped
 from .._jax import compat
 from .._job.flush import started_here
-from .._op.comm import Status, registered
-from .._op.packing import bind_trees, flatten, pack_arguments
+from .._op.comm import Status
+from .._op.packing import bind_trees, pack_arguments
 from .._op.primitive import PRIMITIVES, bind, split
 from .._op.spec import OFFSET, PEERS, SPECS, Call, Params, Spec
 
-# Handed to compiled code as they are; anything else may be a pytree.
-_ARRAYS = {compat.ArrayImpl, np.ndarray, float, int, complex, bool, np.float32, np.float64}
-
+# Whether a file is the user's; and the numbers of lines for the native module.
 _is_the_users: dict[str, bool] = {}
-
-
 _lines: dict[tuple[str, int], int] = {}
 
 
-def _number_of_caller(spec: Spec, p: Params) -> int:
+def _number_of_caller() -> int:
     """The number of the user's line which calls, for the native module, or 0."""
     frame: Any = sys._getframe(5)  # below are functions of this package and JAX alone
     while frame is not None:
@@ -49,7 +44,6 @@ def _number_of_caller(spec: Spec, p: Params) -> int:
             if number is None:
                 line = f"{os.path.basename(file)}:{frame.f_lineno}"
                 number = _lines[file, frame.f_lineno] = _native.add_line(line)
-                warn_of_dropped(spec, p, frame, line)
             return number
         frame = frame.f_back
     return 0
@@ -76,7 +70,7 @@ def _on_device(*numbers: int) -> jax.Array:
 
 def operand_of(spec: Spec, p: Params) -> jax.Array:
     """Take what may change from call to call out of the parameters; the operand that has it."""
-    number = _number_of_caller(spec, p)
+    number = _number_of_caller()
     comm = p["comm"]
     p["comm"], p["operand"] = comm.any, "call"
     if not spec.has_peer:
@@ -97,7 +91,7 @@ Make = Callable[[Spec, Params], Callable[..., Any]]  # makes the compiled functi
 
 
 def _of_trees(spec: Spec, p: Params) -> Callable[..., Any]:
-    """The function of one op on arrays, and on pytrees of whatever JAX takes as an array."""
+    """The function of one op on lists of leaves, of whatever JAX takes as an array."""
     n = 1 if spec.arrays is None else spec.arrays
 
     def call(*args: Any) -> Any:
@@ -115,28 +109,25 @@ def _of_primitive(spec: Spec, p: Params) -> Callable[..., Any]:
     return jax.jit(call)
 
 
-# ---- Programs that read such an operand
+# ---- Programs
 
-PROGRAMS: dict[Any, Callable[..., Any]] = {}
+PROGRAMS: dict[Any, Callable[..., Any]] = {}  # that read such an operand
 _NOTHING = np.full(8, -1, np.int32)
 
 
 def _type(x: Any) -> Any:
-    """The type of an argument, as a part of a key."""
+    """The type of an argument, an array or a list of arrays, as a part of a key."""
     if type(x) is compat.ArrayImpl:
         return x.aval
+    if type(x) is list:
+        return tuple(map(_type, x))
     if isinstance(x, (np.ndarray, np.generic)):
         return x.shape, x.dtype
-    leaves, tree = jax.tree.flatten(x)
-    return type(x) if any(leaf is x for leaf in leaves) else (tree, *map(_type, leaves))
+    return type(x)
 
 
 def run_program(
-    make: Make,
-    spec: Spec,
-    p: Params,
-    args: Sequence[Any],
-    after: Sequence[Any] = (),
+    make: Make, spec: Spec, p: Params, args: Sequence[Any], after: Sequence[Any] = ()
 ) -> Any:
     """Run the compiled function of an op: that of its parameters, and of the types of arguments.
 
@@ -150,41 +141,29 @@ def run_program(
         args: its arguments before the operand that :func:`operand_of` makes.
         after: those behind it.
     """
+    if not _reads_operands():
+        programs, key = p["comm"].cache, (make, spec, *p.values())
+        if key not in programs:
+            programs[key] = make(spec, _with_defaults(spec, p))
+        return programs[key](*args, *after)
     operand = operand_of(spec, p)
+    if not compat.caches_are_kept():  # `jax.clear_caches` has been called
+        PROGRAMS.clear()
+        compat.keep_caches()
     key = (make, spec, *p.values(), *map(_type, args), *map(_type, after))
-    program = PROGRAMS.get(key) if compat.caches_are_kept() else None
+    program = PROGRAMS.get(key)
     if program is None:
-        program = _called_once(make(spec, with_defaults(spec, p)), args, after)
+        program = make(spec, _with_defaults(spec, p))
+        with jax.transfer_guard("allow"):
+            nothing = jax.device_put(_NOTHING)
+        with jax.debug_nans(False), jax.debug_infs(False):  # its result has not been written
+            program(*args, nothing, *after)
         PROGRAMS[key] = program
     return program(*args, operand, *after)
 
 
-def _called_once(program: Any, args: Sequence[Any], after: Sequence[Any]) -> Any:
-    if not compat.caches_are_kept():
-        PROGRAMS.clear()
-        compat.keep_caches()
-    with jax.transfer_guard("allow"):
-        nothing = jax.device_put(_NOTHING)
-    with jax.debug_nans(False), jax.debug_infs(False):  # nobody has written its result
-        program(*args, nothing, *after)
-    return program
-
-
-def with_defaults(spec: Spec, p: Params) -> Params:
+def _with_defaults(spec: Spec, p: Params) -> Params:
     return {**spec.defaults, **p, "eager": True}
-
-
-def run_without_operand(make: Make, spec: Spec, p: Params, args: Sequence[Any]) -> Any:
-    """Run the compiled function of an op for one communicator, where no operand can be read."""
-    key, cache = (make, spec, *p.items()), p["comm"].cache
-    if not compat.caches_are_kept():
-        for comm in registered():
-            comm.cache.clear()
-        compat.keep_caches()
-    program = cache.get(key)
-    if program is None:
-        program = cache[key] = make(spec, with_defaults(spec, p))
-    return program(*args)
 
 
 # ---- Calls
@@ -192,27 +171,28 @@ def run_without_operand(make: Make, spec: Spec, p: Params, args: Sequence[Any]) 
 
 def run(call: Call) -> Any:
     """Run an op, in a function that is traced or not; its result, None if it has none."""
-    spec, args, p = SPECS[call.op], call.arrays + call.counts, call.params
+    spec, p = SPECS[call.op], call.params
     if not compat.trace_state_clean():
         numbers = [*call.counts, *traced_peers(p)]
         return bind_trees(spec, call.arrays, {**spec.defaults, **p}, numbers)
     started_here()
-    structure = None
-    if not _ARRAYS.issuperset(map(type, args)):
-        # Structures with an array in them cannot be compared: none is a part of a key.
-        trees = [flatten(tree) for tree in call.arrays]
-        args, structure = (*(leaves for leaves, _ in trees), *call.counts), trees[-1][1]
-    run_it = run_program if _reads_operands() else run_without_operand
+    arrays = call.arrays
+    trees = [jax.tree.flatten(tree) for tree in arrays]
+    if any(jax.ShapeDtypeStruct in map(type, leaves) for leaves, _ in trees):
+        # A compiled function takes none: it gets zeros, which nothing reads.
+        packed = pack_arguments(spec, arrays, p)
+        trees = [jax.tree.flatten(side.form.rebuild(side.leaves)) for side in packed]
     try:
-        out = run_it(_of_trees, spec, dict(p), args)
+        args = [*(leaves for leaves, _ in trees), *call.counts]
+        out = run_program(_of_trees, spec, dict(p), args)
     except TypeError:
         # Says which argument is no array, if that is why.
-        pack_arguments(spec, call.arrays, p)
+        pack_arguments(spec, arrays, p)
         raise
-    if structure is not None and spec.returns:
-        y, *counts = out if spec.is_ragged else (out,)
-        y = jax.tree.unflatten(structure, y)
-        out = (y, *counts) if counts else y
+    if spec.is_ragged:
+        out = jax.tree.unflatten(trees[0][1], out[0]), out[1]
+    elif spec.returns:
+        out = jax.tree.unflatten(trees[-1][1], out)
     return out if p.get("status") is None else jax.block_until_ready(out)
 
 
@@ -228,6 +208,7 @@ def traced_peers(p: Params) -> list[Any]:
 
 def take_peers(p: Params, numbers: list[Any]) -> None:
     """Put the peers of an operand like that, whose values are known, among the parameters."""
+    p.pop("operand", None)
     for known in numbers:
         for name, number in zip(PEERS, np.asarray(known), strict=True):
             if name in p and (number != 0 or p[name] is None):
@@ -238,8 +219,6 @@ def run_params(spec: Spec, *args: Any, **p: Any) -> Any:
     """Run a primitive outside of any function that is traced."""
     if jax.config.jax_disable_jit:  # then the program below would come here again
         return compat.eval_primitive(PRIMITIVES[spec.name])(*args, **p)
-    if not _reads_operands():
-        return run_without_operand(_of_primitive, spec, p, args)
     status = p.get("status")
     arrays, numbers, token = split(spec, p, args)
     counts = numbers if spec.is_ragged else []

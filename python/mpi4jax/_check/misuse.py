@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import sys
-from types import FrameType
 from typing import Any
 
 from jax.extend.core import ClosedJaxpr
-from mpi4py import MPI
 
 from .._jax import compat
-from .._job.bytecode import next_instruction
 from .._op.primitive import start_p, wait_p
-from .._op.spec import SPECS, Spec, is_root, op_of
+from .._op.spec import SPECS, op_of
 
 _DROPPED = (
     "the result of {op} is not used: {op} returns a new array and leaves its argument unchanged"
@@ -33,24 +29,6 @@ def warn_of_discarded(jaxpr: ClosedJaxpr) -> None:
         if id(eqn.outvars[0]) not in used and not _is_derived(eqn):
             where = compat.eqn_line(eqn)
             compat.warn(f"{where + ': ' if where else ''}{_DROPPED.format(op=name)}")
-
-
-def warn_of_dropped(spec: Spec, p: dict[str, Any], caller: FrameType, line: str) -> None:
-    """Warn of an eager op that is a statement, though its result is what it is called for: `recv`
-    into its argument, say. An op that another function calls is that function's concern."""
-    if spec.has_peer:
-        is_needed = spec.returns and p.get("status") is None and p["source"] != MPI.PROC_NULL
-    elif spec.has_root and not is_root(p):
-        is_needed = spec.elsewhere[1] != "none"
-    else:
-        is_needed = spec.only_for_its_result(p)
-    frame: Any = sys._getframe(1)
-    while frame.f_back is not caller:
-        frame, inner = frame.f_back, frame
-    called = inner if frame.f_code.co_name == "call" else frame  # that with a token calls the other
-    is_direct = called.f_code.co_name == spec.name
-    if is_needed and is_direct and next_instruction(caller) == "POP_TOP":
-        compat.warn(f"{line}: {_DROPPED.format(op=spec.name)}")
 
 
 def refuse_lost_requests(jaxpr: ClosedJaxpr) -> None:

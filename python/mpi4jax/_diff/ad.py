@@ -40,10 +40,7 @@ from .._op.primitive import (
 )
 from .._op.spec import SPECS
 from .tracing import (
-    backward_communicates,
-    backward_of_equation,
     left_to_jax,
-    note_communication,
     perturbed,
     remember_token,
     rewrite_equations,
@@ -102,7 +99,7 @@ def _thread(jaxpr: Any) -> Callable[..., Threaded]:
     def run(token: Any, *args: Any) -> Threaded:
         def step(eqn: Any, ins: list[Any]) -> Sequence[Any]:
             nonlocal token
-            communicates = effect in eqn.effects or backward_of_equation(eqn)
+            communicates = effect in eqn.effects
             if communicates and eqn.primitive in RULES:
                 token, outs = RULES[eqn.primitive](eqn.params, token, ins)
                 return outs
@@ -309,11 +306,7 @@ def _rewrite(trace: Any, primitive: Primitive, args: Sequence[Any], params: dict
     inside = [jaxpr for _, jaxpr in compat.inner_jaxprs(params)]
     inside += [params["_prim"]] if "_prim" in params else []  # a high-level one, of JAX 0.12
     if primitive not in _OPS and not any(effect in x.effects for x in inside):
-        # Where something is perturbed, JAX comes to what is inside.
-        nothing = inside and not any(perturbed(trace, x) for x in args)
-        if not nothing or not backward_communicates(primitive, params):
-            return None
-    note_communication()
+        return None
     rule = RULES.get(primitive)
     if rule is None:
         raise _no_rule(primitive, params)

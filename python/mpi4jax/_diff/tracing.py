@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -22,7 +21,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.custom_derivatives import SymbolicZero
 from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun, primitives
 from jax.interpreters import ad, batching, mlir
 
@@ -172,166 +170,41 @@ def left_to_jax(trace: Any, primitive: Primitive | None = None) -> Iterator[None
 # ---- Functions with a derivative rule of the user's
 
 
-def _dry_run(fun: Any, args: Sequence[Any]) -> tuple[ClosedJaxpr, list[Any] | None]:
-    """What a function of JAX's does on ``args``: values, concrete or not, and types.
+def communicates(fun: Any, args: Sequence[Any]) -> bool:
+    """Whether a function of JAX's has the effect on ``args``: values, concrete or not, and types.
 
-    Concrete values are given to it as they are: it may want them.
-
-    Returns:
-        What is done, and the types of the results; None if the function raises something. JAX calls
-        it next, and the error comes then, unless it is of a backward pass that is never needed.
+    It is given concrete values as they are, because it may need them. If it raises an error, JAX
+    calls it next and the error comes then, unless it is of a backward pass that is never needed.
     """
     known = [traces.concrete(x) for x in args]
-    types: list[Any] | None = None
 
-    def abstract(*unknown: Any) -> Any:
-        nonlocal types
+    def run(*unknown: Any) -> Any:
         rest = iter(unknown)
-        try:
-            out = fun.call_wrapped(*(next(rest) if v is None else v for v in known))
-        except Exception:
-            return ()
-        # From 0.12 on, those of a backward pass are in a list of their own.
-        leaves = jax.tree.leaves(out, is_leaf=lambda x: isinstance(x, ad.Zero))
-        types = [x.aval if isinstance(x, ad.Zero) else jax.typeof(x) for x in leaves]
+        with contextlib.suppress(Exception):
+            fun.call_wrapped(*(next(rest) if v is None else v for v in known))
         return ()
 
     unknown = [x for x, v in zip(args, known, strict=True) if v is None]
-    return traces.trace_python(abstract, unknown), types
-
-
-def communicates(fun: Any, args: Sequence[Any]) -> bool:
-    """Whether a function of JAX's has the effect on ``args``."""
     try:
-        return effect in _dry_run(fun, args)[0].effects
+        return effect in traces.trace_python(run, unknown).effects
     finally:
         traces.let_call_again(fun)
 
 
-def _constants_of_rules(
-    args: Sequence[Any], rules: Sequence[Any], out_trees: Callable[[], Any]
-) -> int | None:
-    """How many of ``args`` are constants, if the rules of a ``custom_vjp`` communicate; or None.
+def _arguments(trace: Any, primitive: Primitive, args: Sequence[Any], fun: Any) -> Sequence[Any]:
+    """The arguments of a function with a rule, one of them perturbed if the function communicates.
 
-    The constants, which come first, are what the function closes over. JAX does not say how many
-    there are: the forward pass raises an error if one is perturbed.
+    If the rule alone communicates, JAX uses it where an argument is perturbed, and only there.
     """
-    for consts in range(len(args)):
-        flags = [v for i, x in enumerate(args) for v in (x, i >= consts)]
-        try:
-            program, out = _dry_run(rules[0], flags)
-            if effect in program.effects:
-                return consts
-            if out is not None:
-                given = _given_to_backward(args, out, *out_trees()[-2:])
-                return consts if communicates(rules[1], given) else None
-        finally:
-            traces.let_call_again(rules[0])
-    return None
-
-
-def _given_to_backward(
-    args: Sequence[Any], out: list[Any], residuals: Any, forwarded: Sequence[int | None]
-) -> list[Any]:
-    """Residuals, some of which are arguments, and types of cotangents, from the forward pass."""
-    count = residuals.num_leaves - sum(i is not None for i in forwarded)
-    own = iter(out[:count])
-    kept = [next(own) if i is None else args[i] for i in forwarded]
-    return [*kept, *(x.to_tangent_aval() for x in out[count:])]
-
-
-def note_communication() -> None:
-    """Tell :func:`_differentiates_ops` of an equation that is differentiated."""
-    _own.communicated = True
-
-
-def _differentiates_ops(trace: Any, args: Sequence[Any], rule: Any) -> bool:
-    """Whether a rule with symbolic zeros differentiates what communicates, be it only to see what
-    is perturbed there, as Equinox does."""
-    types = [jax.typeof(x) for x in args]
-    tangents = [x.to_tangent_aval() for x in types]
-    given = [perturbed(trace, x) for x in args]
-
-    def run(*traced: Any) -> Any:
-        rest = iter(traced[len(types) :])
-        zeros = [next(rest) if g else SymbolicZero(t) for g, t in zip(given, tangents, strict=True)]
-        # JAX calls it next, and an error comes again, unless it wanted concrete values.
-        with contextlib.suppress(Exception):
-            rule.call_wrapped(*traced[: len(types)], *zeros)
-        return ()
-
-    _own.communicated = False
-    try:
-        traces.trace_python(run, [*types, *(t for t, g in zip(tangents, given, strict=True) if g)])
-    finally:
-        traces.let_call_again(rule)
-    return bool(_own.communicated)
-
-
-def _arguments(
-    trace: Any, args: Sequence[Any], fun: Any, rules: Sequence[Any], params: dict[str, Any]
-) -> Sequence[Any]:
-    """The arguments of a function, of which one is perturbed if the function communicates."""
-    out_trees = params.get("out_trees")  # of a custom_vjp
-    which = [perturbed(trace, x) for x in args]
-    if not any(which):
-        args = _tied_arguments(trace, args, fun, rules, out_trees)
-    if out_trees is not None:
+    if any(perturbed(trace, x) for x in args) or not communicates(fun, args):
         return args
-    # It may leave out what is not perturbed.
-    leaves_out = params["symbolic_zeros"] and any(which) and not all(which)
-    if leaves_out and _differentiates_ops(trace, args, rules[0]):
-        with left_to_jax(trace):
-            args = tie(token_of(trace), args)
-    return args
-
-
-def _tied_arguments(
-    trace: Any, args: Sequence[Any], fun: Any, rules: Sequence[Any], out_trees: Any
-) -> Sequence[Any]:
-    consts: int | None = 0
-    if not communicates(fun, args):
-        consts = _constants_of_rules(args, rules, out_trees) if out_trees else None
-    token = None if consts is None else token_of(trace)
+    token = token_of(trace)
     if token is None:
         return args
     with left_to_jax(trace):
         # Equinox's custom_vjps fail if more is perturbed than their first argument. A custom_jvp
         # may communicate the tangent of any.
-        return [*args[:consts], *tie(token, args[consts:], only_first=out_trees is not None)]
-
-
-# By functions, of which it keeps nothing alive.
-_backward: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
-
-
-def backward_communicates(primitive: Primitive, params: dict[str, Any]) -> bool:
-    """Whether an equation has functions that communicate in their derivatives alone: that have a
-    ``custom_vjp`` in them with rules that do.
-
-    JAX evaluates it as it is on a rank where nothing in it is perturbed.
-    """
-    # A custom_jvp has another derivative; a while_loop with a custom_vjp has none.
-    if primitive in (primitives.custom_jvp_call_p, primitives.while_p):
-        return False
-    return any(_inside_communicates(jaxpr) for _, jaxpr in compat.inner_jaxprs(params))
-
-
-def _inside_communicates(jaxpr: Any) -> bool:
-    found = _backward.get(jaxpr)
-    if found is None:
-        eqns = getattr(jaxpr, "jaxpr", jaxpr).eqns
-        found = _backward[jaxpr] = any(map(backward_of_equation, eqns))
-    return found
-
-
-def backward_of_equation(eqn: Any) -> bool:
-    """The same of an equation of a jaxpr, which may be a ``custom_vjp`` itself."""
-    if eqn.primitive is not primitives.custom_vjp_call_p:
-        return backward_communicates(eqn.primitive, eqn.params)
-    avals, params = [v.aval for v in eqn.invars], eqn.params
-    rules = compat.custom_vjp_rules(params)
-    return _constants_of_rules(avals, rules, params["out_trees"]) is not None
+        return tie(token, args, only_first=primitive is primitives.custom_vjp_call_p)
 
 
 def _arguments_of_shard_map(trace: Any, args: Sequence[Any], fun: Any, bind: Any) -> Sequence[Any]:
@@ -343,7 +216,7 @@ def _arguments_of_shard_map(trace: Any, args: Sequence[Any], fun: Any, bind: Any
         jaxpr = traces.trace_python(bind, args)
     finally:
         traces.let_call_again(fun)
-    if effect not in jaxpr.effects and not _inside_communicates(jaxpr):
+    if effect not in jaxpr.effects:
         return args
     with left_to_jax(trace):
         return tie(token, args)

@@ -290,13 +290,6 @@ def evaluate(
     return [read(v) for v in jaxpr.outvars]
 
 
-def custom_vjp_rules(params: dict[str, Any]) -> tuple[Any, Any]:
-    """The forward and the backward pass of a ``custom_vjp``, an equation with these parameters."""
-    found = primitives.custom_vjp_call_p.get_bind_params(params)
-    _, forward, backward = found[0] if isinstance(found, tuple) else found["subfuns"]
-    return forward, backward
-
-
 def zero_tangent(x: Any) -> Any:
     """The symbolic zero that is the tangent of ``x``."""
     return ad.Zero(jax.typeof(x).to_tangent_aval())

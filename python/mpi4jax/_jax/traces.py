@@ -93,16 +93,14 @@ def on_perturbed(handle: Callable[[Any, Any, Any], None]) -> None:
 
 
 def on_custom_derivative(handle: Callable[..., Sequence[Any]]) -> None:
-    """Have ``handle(trace, args, fun, rules, params)`` give the arguments of functions with rules
-    of the user's.
-
-    They do not come by :func:`on_equation`. Functions are for :func:`trace_function`.
+    """Have ``handle(trace, primitive, args, fun)`` give the arguments of a function with a
+    derivative rule of the user's, which does not come by :func:`on_equation`.
     """
 
     def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
         def process(self: Any, primitive: Any, fun: Any, *rest: Any, **params: Any) -> Any:
             *rules, args = rest
-            args = handle(self, args, fun, rules, params)
+            args = handle(self, primitive, args, fun)
             return original(self, primitive, fun, *rules, args, **params)
 
         return process

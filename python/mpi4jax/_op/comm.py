@@ -122,11 +122,6 @@ _default: Comm | None = None  # once it is made
 _making = threading.RLock()
 
 
-def registered() -> list[Comm]:
-    """All communicators that are known here."""
-    return list(_comms.values())
-
-
 def _forget(mpi: MPI.Comm, keyval: int, comm: Comm) -> None:
     """MPI calls this when a communicator is freed, by whatever handle and library."""
     # Programs run ahead of Python: an operation on it may not have begun. MPICH frees late, where

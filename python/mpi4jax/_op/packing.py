@@ -23,21 +23,6 @@ def _is_key(x: Any) -> bool:
     return bool(jnp.issubdtype(x.dtype, jax.dtypes.extended))
 
 
-@jax.tree_util.register_static
-@dataclass(frozen=True)
-class Template:
-    """A ``jax.ShapeDtypeStruct`` as a part of a pytree that is no leaf: `jax.jit` takes none."""
-
-    like: Any
-
-
-def flatten(tree: Any) -> tuple[list[Any], Any]:
-    """The leaves of a tree, each ``jax.ShapeDtypeStruct`` as a :class:`Template`; its structure."""
-    leaves, structure = jax.tree.flatten(tree)
-    wrap = (Template(v) if isinstance(v, jax.ShapeDtypeStruct) else v for v in leaves)
-    return list(wrap), structure
-
-
 def check_template(op: str, argument: str, tree: Any) -> None:
     """Refuse a shape as what describes a received array: it would be a pytree of integers.
 
@@ -67,8 +52,6 @@ def zeros_like(like: Any) -> jax.Array:
 
 
 def _as_array(op: str, argument: str, leaf: Any, template: bool) -> jax.Array:
-    if isinstance(leaf, Template):
-        leaf = leaf.like
     if isinstance(leaf, jax.ShapeDtypeStruct):
         if template:
             return zeros_like(leaf)
@@ -167,7 +150,7 @@ class Packed:
     """The leaves of a tree, as one array per dtype."""
 
     def __init__(self, op: str, argument: str, tree: Any, template: bool):
-        leaves, structure = jax.tree.flatten(tree, is_leaf=lambda v: isinstance(v, Template))
+        leaves, structure = jax.tree.flatten(tree)
         leaves = [_as_array(op, argument, leaf, template) for leaf in leaves]
         shardings = tuple(compat.explicit_sharding(x) for x in leaves)
         leaves = [
