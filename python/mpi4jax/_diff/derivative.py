@@ -88,8 +88,6 @@ def transpose(spec: Spec, cotangents: Sequence[Any], *args: Any, **p: Any) -> li
     arrays, numbers, token = split(spec, p, args)
     cotangents = [ad.instantiate_zeros(c) for c in cotangents]
     p.pop("threaded", None)  # the token of the transpose does not come from _diff/ad.py
-    # A known token orders nothing here; a linear one has the cotangent that comes with it.
-    linear_token = bool(token) and ad.is_undefined_primal(token[0])
     token_ct = [cotangents[-1]] if token else []
     cs = cotangents[: len(arrays) if spec.arrays is None else int(spec.returns)]
     token_ct = compare_cotangents(spec, cs, token_ct, p)
@@ -103,12 +101,19 @@ def transpose(spec: Spec, cotangents: Sequence[Any], *args: Any, **p: Any) -> li
             q["env_out"] = False
         out = bind(spec, *cs, *numbers, *token_ct, **q)
         array_cts, token_ct = out[: len(arrays)], out[len(arrays) :]
-
-    out = [
-        compat.vary_as(ct, x.aval) if ad.is_undefined_primal(x) else None
-        for x, ct in zip(arrays, array_cts, strict=True)
+    return [
+        *linear_only(arrays, array_cts),
+        *(None for _ in numbers),
+        *linear_only(token, token_ct),
     ]
-    return [*out, *(None for _ in numbers), *(token_ct if linear_token else [None] * len(token))]
+
+
+def linear_only(operands: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
+    """The cotangents of operands, None of those that are known: a known token orders nothing."""
+    return [
+        compat.vary_as(c, x.aval) if ad.is_undefined_primal(x) else None
+        for x, c in zip(operands, cotangents, strict=True)
+    ]
 
 
 class ReversedMessage:

@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun, primitives
+from jax.extend.core import Primitive, primitives
 from jax.interpreters import ad, batching, mlir
 
 from .._jax import compat, traces
@@ -222,44 +222,42 @@ def _arguments_of_shard_map(trace: Any, args: Sequence[Any], fun: Any, bind: Any
         return tie(token, args)
 
 
-def _keep_backward_pass() -> None:
-    """Give the linear equation of a ``custom_vjp`` the effect of its backward pass.
+class _CommunicatingPass:
+    """A backward pass that communicates, in the place of JAX's function."""
 
-    So that it is kept also where no cotangent needs it.
+    def __init__(self, fun: Any):
+        self._fun = fun
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._fun, name)
+
+
+def _bind_backward(
+    bind: Any, *args: Any, num_res: int, bwd: Any, out_avals: Any, **params: Any
+) -> Any:
+    """Bind the linear equation of a ``custom_vjp``.
+
+    It has the effect of its backward pass, so that it is kept also where no cotangent needs it.
     """
-    lin_p, bind = primitives.custom_lin_p, primitives.custom_lin_p.bind
+    # Here, not in the abstract evaluation, because the rule may need concrete residuals.
+    known = isinstance(bwd, _CommunicatingPass)
+    if not known and communicates(bwd, [*args[:num_res], *out_avals]):
+        bwd = _CommunicatingPass(bwd)
+        # Where nothing needs a result, it may leave out what others wait for.
+        params["symbolic_zeros"] = False
+    return bind(*args, num_res=num_res, bwd=bwd, out_avals=out_avals, **params)
 
-    def bind_backward(*args: Any, num_res: int, bwd: Any, out_avals: Any, **params: Any) -> Any:
-        # Here, not in the abstract evaluation, because the rule may need concrete residuals.
-        previous = getattr(_own, "backward_communicates", None)
-        found = _own.backward_communicates = communicates(bwd, [*args[:num_res], *out_avals])
-        if found:  # where nothing needs a result, it may leave out what others wait for
-            params["symbolic_zeros"] = False
-        try:
-            return bind(*args, num_res=num_res, bwd=bwd, out_avals=out_avals, **params)
-        finally:
-            _own.backward_communicates = previous
 
-    def abstract_eval(*avals: Any, num_res: int, bwd: Any, out_avals: Any, **_: Any) -> Any:
-        known = getattr(_own, "backward_communicates", None)
-        if known is None:  # JAX checks an equation that it has
-            known = communicates(bwd, [*avals[:num_res], *out_avals])
-        return out_avals, {effect} if known else set()
-
-    lin_p.bind = bind_backward
-    lin_p.def_effectful_abstract_eval(abstract_eval)
+compat.wrap(primitives.custom_lin_p, "bind", _bind_backward)
+primitives.custom_lin_p.def_effectful_abstract_eval(
+    lambda *_, bwd, out_avals, **params: (
+        out_avals,
+        {effect} if isinstance(bwd, _CommunicatingPass) else set(),
+    )
+)
 
 
 # ---- jax.linear_transpose
-
-
-# What a function raises that wants a concrete value and gets an abstract one.
-_WANTS_CONCRETE = (
-    jax.errors.ConcretizationTypeError,
-    jax.errors.TracerArrayConversionError,
-    jax.errors.TracerIntegerConversionError,
-    jax.errors.NonConcreteBooleanIndexError,
-)
 
 
 def _evaluate_linear(fun: Any, args: Sequence[Any]) -> Any:
@@ -269,18 +267,12 @@ def _evaluate_linear(fun: Any, args: Sequence[Any]) -> Any:
     here; and where they are constants everywhere, it is a constant. The derivative at zero tells
     the two apart.
     """
-    try:
-        jaxpr: ClosedJaxpr = traces.trace_function(fun, args)
-    except _WANTS_CONCRETE:  # of which there are some in a partial evaluation
-        traces.let_call_again(fun)
+    if not all(jnp.issubdtype(x.dtype, np.inexact) for x in args) or not communicates(fun, args):
         return fun.call_wrapped(*args)
-    if effect not in jaxpr.effects or not all(jnp.issubdtype(x.dtype, np.inexact) for x in args):
-        return jaxpr_as_fun(jaxpr)(*args)
     zeros = [jnp.zeros(x.shape, x.dtype) for x in args]
-    return list(jax.jvp(lambda *xs: jaxpr_as_fun(jaxpr)(*xs), zeros, list(args))[1])
+    return list(jax.jvp(lambda *xs: fun.call_wrapped(*xs), zeros, list(args))[1])
 
 
 traces.on_custom_derivative(_arguments)
 traces.on_shard_map(_arguments_of_shard_map)
-_keep_backward_pass()
 traces.on_linear_transpose(_evaluate_linear)

@@ -62,6 +62,17 @@ register_exclusion(_PACKAGE)
 NOT_THE_USERS = (_PACKAGE + os.sep, os.path.dirname(os.path.abspath(jax.__file__)) + os.sep)
 
 
+def wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
+    """Have ``around(original, *args)`` called in the place of a function of JAX."""
+    original = getattr(owner, name)
+
+    @functools.wraps(original)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        return around(original, *args, **kwargs)
+
+    setattr(owner, name, wrapped)
+
+
 def warn(words: str) -> None:
     """Warn at the line of the user's that has led here."""
     frame, level = sys._getframe(1), 2
@@ -118,9 +129,8 @@ def refuse_to_repeat(effect: effects.Effect) -> None:
 
     JAX would run it again, operation by operation, on this rank alone.
     """
-    original = api_util.maybe_recursive_nan_check
 
-    def check(e: Exception, fun: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def check(original: Any, e: Exception, fun: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         leaves, tree = jax.tree.flatten((args, kwargs))
         arrays = [isinstance(leaf, (ArrayImpl, np.ndarray, Tracer)) for leaf in leaves]
 
@@ -135,21 +145,15 @@ def refuse_to_repeat(effect: effects.Effect) -> None:
             raise FloatingPointError(NOT_REPEATED.format(getattr(fun, "__name__", fun))) from None
         return original(e, fun, args, kwargs)
 
-    api_util.maybe_recursive_nan_check = check
+    wrap(api_util, "maybe_recursive_nan_check", check)
 
 
-def _bind_reduce_precision(bind: Callable[..., Any]) -> Callable[..., Any]:
+def _round_real(bind: Callable[..., Any], x: Any, **params: Any) -> Any:
     """JAX rounds what a `jax.checkpoint` stores, without asking whether complex numbers can be."""
-
-    def bind_real(x: Any, **params: Any) -> Any:
-        return x if jnp.iscomplexobj(x) else bind(x, **params)
-
-    return bind_real
+    return x if jnp.iscomplexobj(x) else bind(x, **params)
 
 
-jax.lax.reduce_precision_p.bind = _bind_reduce_precision(  # type: ignore[method-assign]
-    jax.lax.reduce_precision_p.bind
-)
+wrap(jax.lax.reduce_precision_p, "bind", _round_real)
 
 
 def replace_lowered(
@@ -180,8 +184,7 @@ def replace_lowered(
     if not {"donated_invars", "lowering_parameters"} <= signature.parameters.keys():
         return False
 
-    @functools.wraps(original)
-    def lower(closed_jaxpr: Any, *args: Any, **kwargs: Any) -> Any:
+    def lower(original: Any, closed_jaxpr: Any, *args: Any, **kwargs: Any) -> Any:
         given = signature.bind(closed_jaxpr, *args, **kwargs).arguments
         donated, for_export = given["donated_invars"], given["lowering_parameters"].for_export
         try:
@@ -198,26 +201,18 @@ def replace_lowered(
             finish(lowered.stablehlo())
         return lowered
 
-    pxla.lower_sharding_computation = lower
+    wrap(pxla, "lower_sharding_computation", lower)
     return True
 
 
 def wait_also(wait: Callable[[], None]) -> None:
     """Have ``jax.effects_barrier()``, which waits for effects that JAX sees, call ``wait`` too."""
-    original = jax.effects_barrier
 
-    @functools.wraps(original)
-    def effects_barrier() -> None:
+    def effects_barrier(original: Callable[[], None]) -> None:
         original()
         wait()
 
-    jax.effects_barrier = effects_barrier
-
-
-def register_targets(targets: Sequence[tuple[str, dict[str, Any], str]]) -> None:
-    """Hand the native module's custom-call targets to XLA."""
-    for name, bundle, platform in targets:
-        jax.ffi.register_ffi_target(name, bundle, platform=platform)
+    wrap(jax, "effects_barrier", effects_barrier)
 
 
 def visible_gpus() -> str:

@@ -17,6 +17,8 @@ from jax.extend import linear_util as lu
 from jax.extend.core import ClosedJaxpr
 from jax.interpreters import ad, partial_eval as public_pe
 
+from .compat import wrap
+
 _DIFFERENTIATING = (ad.JVPTrace, _ad.LinearizeTrace)
 _TRACERS = {ad.JVPTrace: ad.JVPTracer, _ad.LinearizeTrace: _ad.LinearizeTracer}
 
@@ -66,30 +68,24 @@ def on_equation(handle: Callable[..., Any]) -> None:
     It returns None to leave the equation to JAX, or its results.
     """
 
-    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
-        def process_primitive(self: Any, primitive: Any, args: Any, params: Any, /) -> Any:
-            out = handle(self, primitive, args, params)
-            return original(self, primitive, args, params) if out is None else out
-
-        return process_primitive
+    def process(original: Any, self: Any, primitive: Any, args: Any, params: Any) -> Any:
+        out = handle(self, primitive, args, params)
+        return original(self, primitive, args, params) if out is None else out
 
     for trace in _DIFFERENTIATING:
-        trace.process_primitive = wrap(trace.process_primitive)
+        wrap(trace, "process_primitive", process)
 
 
 def on_perturbed(handle: Callable[[Any, Any, Any], None]) -> None:
     """Call ``handle(trace, primal, tangent)`` for each value that a trace differentiates."""
 
-    def wrap(original: Callable[..., None]) -> Callable[..., None]:
-        def init(self: Any, trace: Any, primal: Any, tangent: Any) -> None:
-            original(self, trace, primal, tangent)
-            if type(tangent) is not ad.Zero:
-                handle(trace, primal, tangent)
-
-        return init
+    def init(original: Any, self: Any, trace: Any, primal: Any, tangent: Any) -> None:
+        original(self, trace, primal, tangent)
+        if type(tangent) is not ad.Zero:
+            handle(trace, primal, tangent)
 
     for tracer in _TRACERS.values():
-        tracer.__init__ = wrap(tracer.__init__)  # type: ignore[method-assign]
+        wrap(tracer, "__init__", init)
 
 
 def on_custom_derivative(handle: Callable[..., Sequence[Any]]) -> None:
@@ -97,17 +93,15 @@ def on_custom_derivative(handle: Callable[..., Sequence[Any]]) -> None:
     derivative rule of the user's, which does not come by :func:`on_equation`.
     """
 
-    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
-        def process(self: Any, primitive: Any, fun: Any, *rest: Any, **params: Any) -> Any:
-            *rules, args = rest
-            args = handle(self, primitive, args, fun)
-            return original(self, primitive, fun, *rules, args, **params)
-
-        return process
+    def process(
+        original: Any, self: Any, primitive: Any, fun: Any, *rest: Any, **params: Any
+    ) -> Any:
+        *rules, args = rest
+        return original(self, primitive, fun, *rules, handle(self, primitive, args, fun), **params)
 
     for trace in _DIFFERENTIATING:
-        trace.process_custom_jvp_call = wrap(trace.process_custom_jvp_call)
-        trace.process_custom_vjp_call = wrap(trace.process_custom_vjp_call)
+        wrap(trace, "process_custom_jvp_call", process)
+        wrap(trace, "process_custom_vjp_call", process)
 
 
 def on_shard_map(handle: Callable[..., Sequence[Any]]) -> None:
@@ -116,18 +110,17 @@ def on_shard_map(handle: Callable[..., Sequence[Any]]) -> None:
     It does not come by :func:`on_equation`. ``bind(*args)`` is the equation, ``fun`` is in it.
     """
 
-    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
-        def process(self: Any, primitive: Any, fun: Any, args: Any, **params: Any) -> Any:
-            def bind(*args: Any) -> list[Any]:
-                trace = core.trace_ctx.trace
-                return list(trace.process_shard_map(primitive, fun, args, **params))
+    def process(
+        original: Any, self: Any, primitive: Any, fun: Any, args: Any, **params: Any
+    ) -> Any:
+        def bind(*args: Any) -> list[Any]:
+            trace = core.trace_ctx.trace
+            return list(trace.process_shard_map(primitive, fun, args, **params))
 
-            return original(self, primitive, fun, handle(self, args, fun, bind), **params)
-
-        return process
+        return original(self, primitive, fun, handle(self, args, fun, bind), **params)
 
     for trace in _DIFFERENTIATING:
-        trace.process_shard_map = wrap(trace.process_shard_map)
+        wrap(trace, "process_shard_map", process)
 
 
 def on_linear_transpose(handle: Callable[[Any, Sequence[Any]], Any]) -> None:
@@ -135,15 +128,14 @@ def on_linear_transpose(handle: Callable[[Any, Sequence[Any]], Any]) -> None:
 
     ``args`` are the inputs of the linear function, the unknown values of a partial evaluation.
     """
-    original = pe.trace_to_jaxpr_nounits
 
-    def trace_to_jaxpr_nounits(fun: lu.WrappedFun, *args: Any, **kwargs: Any) -> Any:
+    def trace(original: Any, fun: lu.WrappedFun, *args: Any, **kwargs: Any) -> Any:
         if fun.debug_info.traced_for == "linear_transpose":
             given = fun
             fun = lu.wrap_init(lambda *args: handle(given, args), debug_info=given.debug_info)
         return original(fun, *args, **kwargs)
 
-    pe.trace_to_jaxpr_nounits = trace_to_jaxpr_nounits
+    wrap(pe, "trace_to_jaxpr_nounits", trace)
 
 
 def trace_function(fun: lu.WrappedFun, args: Sequence[Any]) -> ClosedJaxpr:
@@ -183,17 +175,12 @@ def is_jacfwd(axis_data: Any) -> bool:
     return bool(axis_data.name == _JACFWD)
 
 
-def _name_axis_of_jacfwd() -> None:
-    original = api.vmap
-
-    def vmap(fun: Any, *args: Any, **kwargs: Any) -> Any:
-        # Nothing else in that module has primal results and, along the last axis, tangents.
-        out_axes = kwargs.get("out_axes")
-        if isinstance(out_axes, tuple) and out_axes[:2] == (None, -1):
-            kwargs["axis_name"] = _JACFWD
-        return original(fun, *args, **kwargs)
-
-    api.vmap = vmap
+def _name_axis(original: Any, fun: Any, *args: Any, **kwargs: Any) -> Any:
+    # Nothing else in that module has primal results and, along the last axis, tangents.
+    out_axes = kwargs.get("out_axes")
+    if isinstance(out_axes, tuple) and out_axes[:2] == (None, -1):
+        kwargs["axis_name"] = _JACFWD
+    return original(fun, *args, **kwargs)
 
 
-_name_axis_of_jacfwd()
+wrap(api, "vmap", _name_axis)

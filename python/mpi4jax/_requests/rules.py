@@ -23,7 +23,7 @@ from jax.core import ShapedArray
 from jax.interpreters import ad, batching
 from mpi4py import MPI
 
-from .._diff.derivative import ReversedMessage, tag_of_derivative
+from .._diff.derivative import ReversedMessage, linear_only, tag_of_derivative
 from .._jax import compat
 from .._op.primitive import (
     HANDLE,
@@ -81,17 +81,19 @@ def _start_batch(
     operands, _ = batched_operands(SPECS[of], size, args, dims, p)
     if size == 0:  # no handle is in a batch of none, on any rank: nothing is started
         *_, token = split(SPECS[of], p, operands)
-        return _batched(size, [jnp.zeros((0, *HANDLE.shape), HANDLE.dtype)], token, dims)
+        return _batched(size, [jnp.zeros((0, *HANDLE.shape), HANDLE.dtype)], 0, token, dims)
     handle, *token = start_p.bind(*operands, of=of, **p)
-    return _batched(size, [jnp.broadcast_to(handle, (size, *handle.shape))], token, dims)
+    return _batched(size, [jnp.broadcast_to(handle, (size, *handle.shape))], 0, token, dims)
 
 
 def _batched(
-    size: int, out: list[Any], token: list[Any], dims: Sequence[Any], axis: int = 0
+    size: int, out: list[Any], axis: int | None, token: list[Any], dims: Sequence[Any]
 ) -> tuple[list[Any], list[Any]]:
+    """Results and their axes, with those of a token: batched if that which was given is."""
+    axes = [axis for _ in out]
     if token and dims[-1] is not None:
-        return [*out, jnp.broadcast_to(token[0], (size,))], [*(axis for _ in out), 0]
-    return [*out, *token], [*(axis for _ in out), *(None for _ in token)]
+        return [*out, jnp.broadcast_to(token[0], (size,))], [*axes, 0]
+    return [*out, *token], [*axes, *(None for _ in token)]
 
 
 def _wait_batch(
@@ -101,22 +103,19 @@ def _wait_batch(
     ((handle, dim),), numbers, token = pairs
     numbers = [x if d is None else of_batch(x, d, False) for x, d in numbers]
     token = [first_of_batch(t, d) for t, d in token]
-    if dim is None:  # what was started outside of the vmap, or in none
-        out = wait_p.bind(handle, *numbers, *token, of=of, given=given, **p)
-        n = len(out) - len(token)
-        results, dims_out = _batched(axis_data.size, [], out[n:], dims)
-        return [*out[:n], *results], [*(None for _ in out[:n]), *dims_out]
-    handle = first_of_batch(handle, dim)
-    before, after = (int(length is not None) for length in first_axes(SPECS[of], p))
-    if given is not None:
-        shape = (*given.shape[:before], axis_data.size, *given.shape[before:])
-        given = compat.array_type(shape, [given])
-    if axis_data.size == 0:
-        results = [jnp.zeros(x.shape, x.dtype) for x in _results(SPECS[of], p, given)]
-        return _batched(0, results, token, dims, after)
+    size, axis = axis_data.size, None
+    if dim is not None:  # else it was started outside of the vmap
+        before, after = (int(length is not None) for length in first_axes(SPECS[of], p))
+        handle, axis = first_of_batch(handle, dim), after
+        if given is not None:
+            shape = (*given.shape[:before], size, *given.shape[before:])
+            given = compat.array_type(shape, [given])
+        if size == 0:
+            results = [jnp.zeros(x.shape, x.dtype) for x in _results(SPECS[of], p, given)]
+            return _batched(size, results, axis, token, dims)
     out = wait_p.bind(handle, *numbers, *token, of=of, given=given, **p)
     n = len(out) - len(token)
-    return _batched(axis_data.size, out[:n], out[n:], dims, after)
+    return _batched(size, out[:n], axis, out[n:], dims)
 
 
 # ---- Derivatives
@@ -186,7 +185,6 @@ def _adjoint(spec: Spec, p: Params) -> tuple[Spec, Params]:
 def _start_transpose(cts: Sequence[Any], *args: Any, of: str, **p: Any) -> list[Any]:
     spec = SPECS[of]
     arrays, numbers, token = split(spec, p, args)
-    linear_token = bool(token) and ad.is_undefined_primal(token[0])
     handle, *token_ct = map(ad.instantiate_zeros, cts)
     other, q = _adjoint(spec, p)
     avals = [x.aval if ad.is_undefined_primal(x) else jax.typeof(x) for x in arrays]
@@ -195,36 +193,27 @@ def _start_transpose(cts: Sequence[Any], *args: Any, of: str, **p: Any) -> list[
     out = wait_p.bind(handle, *numbers, *token_ct, of=other.name, **q)
     n = len(out) - len(token_ct)
     found = out[:n] or [jnp.zeros(x.shape, x.dtype) for x in avals]
-    array_cts = [
-        compat.vary_as(c, x.aval) if ad.is_undefined_primal(x) else None
-        for x, c in zip(arrays, found, strict=True)
-    ]
     return [
-        *array_cts,
+        *linear_only(arrays, found),
         *(None for _ in numbers),
-        *(out[n:] if linear_token else [None] * len(token)),
+        *linear_only(token, out[n:]),
     ]
 
 
 def _wait_transpose(cts: Sequence[Any], *args: Any, of: str, given: Any, **p: Any) -> list[Any]:
     spec = SPECS[of]
-    (handle,), numbers, token = split_wait({"of": of, **p}, args)
-    linear_token = bool(token) and ad.is_undefined_primal(token[0])
+    handle, numbers, token = split_wait({"of": of, **p}, args)
     cts = [ad.instantiate_zeros(c) for c in cts]
     n = len(cts) - len(token)
     other, q = _adjoint(spec, p)
     arrays = cts[:n]
-    if (
-        not arrays and given is not None
-    ):  # of a message that was sent: the template of its cotangent
+    if not arrays and given is not None:  # the template of the cotangent of a sent message
         arrays = [compat.vary_as(jnp.zeros(given.shape, given.dtype), given)]
     found, *token_ct = start_p.bind(*arrays, *numbers, *cts[n:], of=other.name, **q)
-    linear = ad.is_undefined_primal(handle)
-    found = compat.vary_as(found, handle.aval) if linear else None
     return [
-        found,
+        *linear_only(handle, [found]),
         *(None for _ in numbers),
-        *(token_ct if linear_token else [None] * len(token)),
+        *linear_only(token, token_ct),
     ]
 
 

@@ -50,7 +50,8 @@ def start() -> None:
             ".".join(map(str, compat.TESTED)),
         )
     _select()
-    compat.register_targets(_native.targets())
+    for name, bundle, platform in _native.targets():
+        jax.ffi.register_ffi_target(name, bundle, platform=platform)
 
 
 def _select() -> None:

@@ -6,13 +6,14 @@ a new one.
 
 from __future__ import annotations
 
+import dis
 import functools
 import inspect
 import os
 import sys
 import warnings
 from collections.abc import Callable
-from types import CodeType
+from types import CodeType, FrameType
 from typing import Any
 
 import jax
@@ -20,7 +21,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._jax import compat
-from .._job.bytecode import next_instruction
 from .._job.flush import last
 
 
@@ -137,10 +137,24 @@ def _note_call(name: str, token: Any) -> None:
     if call in _seen or file.startswith(compat.NOT_THE_USERS):
         return
     _seen.add(call)
-    if next_instruction(frame) not in ("UNPACK_SEQUENCE", "POP_TOP"):
+    if _next_instruction(frame) not in ("UNPACK_SEQUENCE", "POP_TOP"):
         _seen = None
         line = f"{os.path.basename(file)}:{frame.f_lineno}"
         warnings.warn(_WHOLE.format(op=name, line=line), stacklevel=3)
+
+
+def _next_instruction(frame: FrameType) -> str:
+    """The name of the instruction behind the call that a frame is in.
+
+    POP_TOP where the result is dropped, UNPACK_SEQUENCE where it is assigned to several names.
+    """
+    names = (
+        instruction.opname
+        for instruction in dis.get_instructions(frame.f_code)
+        if instruction.offset > frame.f_lasti
+        and instruction.opname not in ("CACHE", "EXTENDED_ARG", "NOP")
+    )
+    return next(names, "")
 
 
 def auto_tokenize(f: Callable[..., Any]) -> Callable[..., Any]:
