@@ -31,7 +31,7 @@ from internals import (
     total,
 )
 from jax import lax
-from jax._src import api_util, core, effects, source_info_util
+from jax._src import core, effects, source_info_util
 from jax._src.interpreters import partial_eval as pe, pxla
 from jax.extend.core import ClosedJaxpr
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
@@ -280,27 +280,6 @@ def test_effects_barrier_waits(monkeypatch, undo):
     undo(jax, "effects_barrier")
     jax.effects_barrier()
     assert waited == [1]
-
-
-def test_debug_nans(undo):
-    ran = []
-
-    def f(x):
-        ran.append(isinstance(x, jax.core.Tracer))
-        return jnp.log(total(x))
-
-    jax.config.update("jax_debug_nans", True)
-    try:
-        with pytest.raises(FloatingPointError, match="mpi4jax: f communicates"):
-            jax.jit(f)(-X)
-        assert all(ran)  # never operation by operation
-        undo(api_util, "maybe_recursive_nan_check")
-        ran.clear()
-        with pytest.raises(FloatingPointError):
-            jax.jit(f)(-X)
-        assert not all(ran)
-    finally:
-        jax.config.update("jax_debug_nans", False)
 
 
 def test_gpus_that_jax_was_told_to_use():

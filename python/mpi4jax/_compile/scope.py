@@ -17,7 +17,7 @@ import jax
 from jax.extend.core import ClosedJaxpr, Primitive
 from jax.interpreters import mlir
 
-from .._check.misuse import refuse_lost_requests, warn_of_discarded
+from .._check.misuse import check_uses
 from .._check.replicated import warn_of_missing_pvary
 from .._jax import compat
 from .._jax.token_calls import widen
@@ -71,8 +71,7 @@ def _hide(jaxpr: ClosedJaxpr, donated: Sequence[bool], for_export: bool) -> Clos
     if effect not in jaxpr.effects:
         return jaxpr
     started_here()
-    warn_of_discarded(jaxpr)
-    refuse_lost_requests(jaxpr)
+    check_uses(jaxpr)
     warn_of_missing_pvary(jaxpr)
     # An exported function shows its effect where it is called. Refs are replaced by JAX below
     # here, outside of scopes only. Programs of several devices are ordered by runtime tokens alone.
@@ -87,4 +86,3 @@ if not compat.replace_lowered(effect, _hide, widen, SEVERAL_DEVICES, f"mpi4jax: 
         "correct results, and each call takes about 100 us longer",
         jax.__version__,
     )
-compat.refuse_to_repeat(effect)

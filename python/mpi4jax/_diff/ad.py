@@ -14,7 +14,6 @@ have the parameter `threaded`: their operands, of which the token is one, tell w
 from __future__ import annotations
 
 import functools
-import re
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -41,6 +40,7 @@ from .._op.primitive import (
 from .._op.spec import SPECS
 from .tracing import (
     left_to_jax,
+    note_communication,
     perturbed,
     remember_token,
     rewrite_equations,
@@ -307,11 +307,10 @@ def _rewrite(trace: Any, primitive: Primitive, args: Sequence[Any], params: dict
     inside += [params["_prim"]] if "_prim" in params else []  # a high-level one, of JAX 0.12
     if primitive not in _OPS and not any(effect in x.effects for x in inside):
         return None
+    note_communication()
     rule = RULES.get(primitive)
     if rule is None:
         raise _no_rule(primitive, params)
-    if _is_unchecked:
-        check_jax()
     own = _own_token(primitive, params, args)
     if own is not None and perturbed(trace, own):
         return None
@@ -326,41 +325,6 @@ def _rewrite(trace: Any, primitive: Primitive, args: Sequence[Any], params: dict
 
 
 rewrite_equations(_rewrite)
-
-
-_is_unchecked = compat.newer_than_tested
-
-
-class _Alone:
-    """As much of a communicator as tracing needs."""
-
-    size, rank = 1, 0
-
-
-def check_jax() -> None:
-    """Trace the gradient of a constant `send`, once, to see whether this JAX keeps what it must.
-
-    Raises:
-        NotImplementedError: it has lost the `send`, or the `recv` of its backward pass.
-    """
-    global _is_unchecked
-    params = dict.fromkeys(SPECS["send"].params, 0) | {"comm": _Alone}
-
-    def send(x: Any) -> Any:
-        PRIMITIVES["send"].bind(np.zeros(3, np.float32), **params)
-        return x * x
-
-    _is_unchecked = False  # what follows comes back here
-    try:
-        program = str(jax.make_jaxpr(jax.grad(jax.jit(send)))(np.float32(1)))
-    finally:
-        _is_unchecked = True
-    if re.findall(r"mpi4jax_(send|recv)\[", program) != ["send", "recv"]:
-        raise NotImplementedError(
-            f"mpi4jax: JAX {jax.__version__} loses operations in derivatives, and this mpi4jax was "
-            "not tested with it; use a newer mpi4jax or an older JAX"
-        )
-    _is_unchecked = False
 
 
 # ---- vmap: ops are batched by themselves (`_op/primitive.py`)

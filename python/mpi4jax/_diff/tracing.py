@@ -21,6 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.custom_derivatives import SymbolicZero
 from jax.extend.core import Primitive, primitives
 from jax.interpreters import ad, batching, mlir
 
@@ -191,20 +192,62 @@ def communicates(fun: Any, args: Sequence[Any]) -> bool:
         traces.let_call_again(fun)
 
 
-def _arguments(trace: Any, primitive: Primitive, args: Sequence[Any], fun: Any) -> Sequence[Any]:
-    """The arguments of a function with a rule, one of them perturbed if the function communicates.
+def note_communication() -> None:
+    """Tell :func:`_differentiates_ops` of an equation that is differentiated."""
+    _own.communicated = True
+
+
+def _differentiates_ops(trace: Any, args: Sequence[Any], rule: Any) -> bool:
+    """Whether a rule of a ``custom_jvp`` that is given symbolic zeros differentiates ops.
+
+    Equinox's loops do, to see what is perturbed in their bodies.
+    """
+    types = [jax.typeof(x) for x in args]
+    tangents = [x.to_tangent_aval() for x in types]
+    given = [perturbed(trace, x) for x in args]
+
+    def run(*traced: Any) -> Any:
+        rest = iter(traced[len(types) :])
+        zeros = [next(rest) if g else SymbolicZero(t) for g, t in zip(given, tangents, strict=True)]
+        # JAX calls it next, and an error comes again, unless it needed concrete values.
+        with contextlib.suppress(Exception):
+            rule.call_wrapped(*traced[: len(types)], *zeros)
+        return ()
+
+    _own.communicated = False
+    try:
+        traces.trace_python(run, [*types, *(t for t, g in zip(tangents, given, strict=True) if g)])
+    finally:
+        traces.let_call_again(rule)
+    return bool(_own.communicated)
+
+
+def _arguments(
+    trace: Any,
+    primitive: Primitive,
+    args: Sequence[Any],
+    fun: Any,
+    rules: Sequence[Any],
+    symbolic_zeros: bool,
+) -> Sequence[Any]:
+    """The arguments of a function with a rule, perturbed if ops need that.
 
     If the rule alone communicates, JAX uses it where an argument is perturbed, and only there.
     """
-    if any(perturbed(trace, x) for x in args) or not communicates(fun, args):
-        return args
-    token = token_of(trace)
+    is_jvp = primitive is primitives.custom_jvp_call_p
+    which = [perturbed(trace, x) for x in args]
+    if not any(which):
+        is_needed = communicates(fun, args)
+    else:
+        leaves_out = is_jvp and symbolic_zeros and not all(which)
+        is_needed = leaves_out and _differentiates_ops(trace, args, rules[0])
+    token = token_of(trace) if is_needed else None
     if token is None:
         return args
     with left_to_jax(trace):
         # Equinox's custom_vjps fail if more is perturbed than their first argument. A custom_jvp
         # may communicate the tangent of any.
-        return tie(token, args, only_first=primitive is primitives.custom_vjp_call_p)
+        return tie(token, args, only_first=not is_jvp)
 
 
 def _arguments_of_shard_map(trace: Any, args: Sequence[Any], fun: Any, bind: Any) -> Sequence[Any]:

@@ -15,12 +15,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax._src import api_util, core, effects, source_info_util
+from jax._src import core, effects, source_info_util
 from jax._src.array import ArrayImpl as ArrayImpl
 from jax._src.interpreters import pxla
 from jax._src.shard_map import shard_map_p as shard_map_p
-from jax.core import ShapedArray, Tracer
+from jax.core import ShapedArray
 from jax.extend import backend
 from jax.extend.core import (
     ClosedJaxpr,
@@ -114,38 +113,6 @@ def _keep_in_checkpoint(effect: type[effects.Effect]) -> None:
         return result
 
     public_pe.dce_rules[remat_p] = rule
-
-
-NOT_REPEATED = (
-    "mpi4jax: {} communicates, and has an invalid value (NaN, infinity) in its results. JAX does "
-    "not run it again to find the operation, because the other ranks would not take part. To find "
-    "the operation, call the function on all ranks under jax.disable_jit, or print the operands "
-    "(jax.debug.print)"
-)
-
-
-def refuse_to_repeat(effect: effects.Effect) -> None:
-    """Let a compiled function with the effect, that gives a NaN under `jax_debug_nans`, fail.
-
-    JAX would run it again, operation by operation, on this rank alone.
-    """
-
-    def check(original: Any, e: Exception, fun: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        leaves, tree = jax.tree.flatten((args, kwargs))
-        arrays = [isinstance(leaf, (ArrayImpl, np.ndarray, Tracer)) for leaf in leaves]
-
-        def of_arrays(*values: Any) -> Any:  # the other arguments may be static
-            given = iter(values)
-            full = [next(given) if a else leaf for a, leaf in zip(arrays, leaves, strict=True)]
-            a, k = jax.tree.unflatten(tree, full)
-            return fun(*a, **k)
-
-        operands = [leaf for leaf, a in zip(leaves, arrays, strict=True) if a]
-        if effect in jax.make_jaxpr(of_arrays)(*operands).effects:
-            raise FloatingPointError(NOT_REPEATED.format(getattr(fun, "__name__", fun))) from None
-        return original(e, fun, args, kwargs)
-
-    wrap(api_util, "maybe_recursive_nan_check", check)
 
 
 def _round_real(bind: Callable[..., Any], x: Any, **params: Any) -> Any:

@@ -89,15 +89,16 @@ def on_perturbed(handle: Callable[[Any, Any, Any], None]) -> None:
 
 
 def on_custom_derivative(handle: Callable[..., Sequence[Any]]) -> None:
-    """Have ``handle(trace, primitive, args, fun)`` give the arguments of a function with a
-    derivative rule of the user's, which does not come by :func:`on_equation`.
+    """Have ``handle(trace, primitive, args, fun, rules, symbolic_zeros)`` give the arguments of a
+    function with a derivative rule of the user's, which does not come by :func:`on_equation`.
     """
 
     def process(
         original: Any, self: Any, primitive: Any, fun: Any, *rest: Any, **params: Any
     ) -> Any:
         *rules, args = rest
-        return original(self, primitive, fun, *rules, handle(self, primitive, args, fun), **params)
+        args = handle(self, primitive, args, fun, rules, params["symbolic_zeros"])
+        return original(self, primitive, fun, *rules, args, **params)
 
     for trace in _DIFFERENTIATING:
         wrap(trace, "process_custom_jvp_call", process)
