@@ -186,7 +186,7 @@ def run(call: Call) -> Any:
         args = [*(leaves for leaves, _ in trees), *call.counts]
         out = run_program(_of_trees, spec, dict(p), args)
     except TypeError:
-        # Says which argument is no array, if that is why.
+        # Raises an error that names the argument which is no array, if there is one.
         pack_arguments(spec, arrays, p)
         raise
     if spec.is_ragged:

@@ -1,1 +1,1 @@
-"""Warnings and comparisons: programs that do what they say, which is hardly what was meant."""
+"""Warnings and comparisons that find mistakes in programs."""

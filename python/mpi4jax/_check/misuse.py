@@ -1,4 +1,4 @@
-"""Warnings about programs that do what they say, which is hardly what was meant."""
+"""Results and requests of compiled functions that nothing uses."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def warn_of_missing_pvary(closed: ClosedJaxpr) -> None:
     zero.
     """
     found: dict[tuple[str, str, str], None] = {}
-    _flow(closed.jaxpr, [_NONE] * len(closed.jaxpr.invars), found)
+    _sources_of_results(closed.jaxpr, [_NONE] * len(closed.jaxpr.invars), found)
     for line, later, later_line in found:
         at = f" ({later_line})" if later_line else ""
         compat.warn(
@@ -51,12 +51,14 @@ def warn_of_missing_pvary(closed: ClosedJaxpr) -> None:
 
 
 def _is_of_backward_pass(spec: Spec, eqn: Any) -> bool:
-    """Whether an adjoint is of a transposed operation; not a `pvary`, say. It has a token, and not
-    the one that a function is threaded with when it is differentiated."""
+    """Whether an adjoint is of a transposed operation, and not that of a `pvary`, for example: it
+    has a token, and not the one that is threaded through a function to differentiate it."""
     return bool(split(spec, eqn.params, eqn.invars)[2]) and not eqn.params.get("threaded")
 
 
-def _flow(jaxpr: Any, sources: Sequence[Sources], found: dict[Any, None]) -> list[Sources]:
+def _sources_of_results(
+    jaxpr: Any, sources: Sequence[Sources], found: dict[Any, None]
+) -> list[Sources]:
     """Which adjoints the results of a function come from, without a sum over ranks between."""
     known = dict(zip(jaxpr.invars, sources, strict=True))
 
@@ -66,7 +68,7 @@ def _flow(jaxpr: Any, sources: Sequence[Sources], found: dict[Any, None]) -> lis
     for eqn in jaxpr.eqns:
         ins, name = [of(v) for v in eqn.invars], op_of(eqn)
         if name is None:
-            known.update(zip(eqn.outvars, _through(eqn, ins, found), strict=True))
+            known.update(zip(eqn.outvars, _sources_through(eqn, ins, found), strict=True))
         elif SPECS[name].is_uniform and eqn.params["adjoint"]:
             comm, line = eqn.params["comm"], compat.eqn_line(eqn)
             if comm.size > 1 and _is_of_backward_pass(SPECS[name], eqn):
@@ -76,7 +78,7 @@ def _flow(jaxpr: Any, sources: Sequence[Sources], found: dict[Any, None]) -> lis
     return [of(v) for v in jaxpr.outvars]
 
 
-def _through(eqn: Any, ins: list[Sources], found: Any) -> list[Sources]:
+def _sources_through(eqn: Any, ins: list[Sources], found: Any) -> list[Sources]:
     """The same of the results of an equation that is no operation."""
     inside = [getattr(inner, "jaxpr", inner) for _, inner in compat.inner_jaxprs(eqn.params)]
     nothing = [_NONE] * len(eqn.outvars)
@@ -91,13 +93,13 @@ def _through(eqn: Any, ins: list[Sources], found: Any) -> list[Sources]:
         first = carry = 0
     else:  # whose operands go elsewhere
         for inner in inside:
-            _flow(inner, [_NONE] * len(inner.invars), found)
+            _sources_of_results(inner, [_NONE] * len(inner.invars), found)
         return nothing
     while True:  # once, unless something new is carried on
         outs = nothing
         for inner in inside:
             given = ins[len(ins) - len(inner.invars) :]
-            results = _flow(inner, given, found)
+            results = _sources_of_results(inner, given, found)
             outs = [a | b for a, b in zip(outs, results, strict=True)]
         new = [a | b for a, b in zip(ins[first : first + carry], outs, strict=False)]
         if new == ins[first : first + carry]:
@@ -130,7 +132,7 @@ def compare_cotangents(
     scale = jnp.maximum(jnp.abs(high), jnp.abs(low)).max(initial=0)
     rounding = max(1e-3, float(jnp.finfo(x.dtype).eps) ** 0.5)
     differs = (most[-1] > 0) & jnp.any(high - low > rounding * scale)
-    _say_if(differs, spec.name, p["comm"].key, compat.current_line())
+    _warn_where(differs, spec.name, p["comm"].key, compat.current_line())
     return token
 
 
@@ -146,7 +148,7 @@ def _not_taken(spec: Spec, c: jax.Array, p: Params) -> Any:
     return c - jax.linear_transpose(plan.select, c)(plan.select(c))[0]
 
 
-def _say_if(differs: Any, name: str, comm: str, line: str) -> None:
+def _warn_where(differs: Any, name: str, comm: str, line: str) -> None:
     words = (
         f"{line + ': ' if line else ''}in a backward pass, the ranks of {comm} have different "
         f"cotangents of the result of this {name}. Each takes its own for that of all: their "
@@ -154,11 +156,11 @@ def _say_if(differs: Any, name: str, comm: str, line: str) -> None:
         "mpi4jax.pvary where each rank uses it in its own way"
     )
 
-    def say(differs: Any) -> None:
+    def warn(differs: Any) -> None:
         if differs:
             compat.warn(words)
 
     if compat.trace_state_clean():
-        say(differs)
+        warn(differs)
     else:
-        jax.debug.callback(say, differs)
+        jax.debug.callback(warn, differs)

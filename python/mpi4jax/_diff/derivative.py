@@ -37,7 +37,7 @@ def jvp(spec: Spec, primals: Any, tangents: Any, **p: Any) -> tuple[list[Any], l
     results: list[Any]
     if wildcard(p) and p.get("operand") != "recorded":
         # The tangent's message must come from where the primal's came from, and its transpose
-        # must go back there: the primal op tells.
+        # must go back there: the primal op records it.
         y, envelope, *token_out = bind(spec, *arrays, *numbers, *token, **{**p, "env_out": True})
         results = [y, *([envelope] if p["env_out"] else []), *token_out]
         dest = [n[2:] for n in numbers] or [np.zeros(2, np.int32)]

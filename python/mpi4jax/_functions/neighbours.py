@@ -67,7 +67,7 @@ class _InOrder:
         return jax.tree.map(self._ordered, results[0])
 
     def _ordered(self, rows: Any) -> Any:
-        if rows.shape[0] in self.received:  # from nobody
+        if rows.shape[0] in self.received:  # from MPI.PROC_NULL
             like = jax.ShapeDtypeStruct((1, *rows.shape[1:]), rows.dtype)
             rows = jnp.concatenate([rows, zeros_like(like)])
         return rows[np.array(self.received, int)]
@@ -168,7 +168,7 @@ def neighbor_allgather(x: T, comm: MPI.Intracomm) -> T:
         >>> from mpi4py import MPI
         >>> line = MPI.COMM_WORLD.Create_cart([MPI.COMM_WORLD.size], periods=[False])
         >>> y = mpi4jax.neighbor_allgather(line.rank + 1.0, line)
-        >>> float(y[0]) == line.rank  # the first rank has nobody below
+        >>> float(y[0]) == line.rank  # the first rank has no neighbour below
         True
 
     See also: :func:`neighbor_alltoall`, :func:`allgather`.

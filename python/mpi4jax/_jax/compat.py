@@ -137,7 +137,7 @@ def replace_lowered(
 
     What jitted functions, eager primitives, ahead-of-time compilation and export lower all comes
     through one function of JAX. Programs with the effect that run on several devices are refused
-    by ``refusal``, those that hide it from JAX by ``hidden``, if JAX has nothing better to say.
+    by ``refusal``, those that hide it from JAX by ``hidden``.
 
     Returns:
         Whether JAX has that function.
@@ -172,7 +172,7 @@ def replace_lowered(
     return True
 
 
-def wait_also(wait: Callable[[], None]) -> None:
+def on_effects_barrier(wait: Callable[[], None]) -> None:
     """Have ``jax.effects_barrier()``, which waits for effects that JAX sees, call ``wait`` too."""
 
     def effects_barrier(original: Callable[[], None]) -> None:
@@ -197,7 +197,7 @@ def fresh_xla_token() -> Any:
     return stablehlo.create_token()
 
 
-def dead_where_inside(primitive: Primitive, key: str) -> None:
+def drop_unused(primitive: Primitive, key: str) -> None:
     """Drop operands and results of ``primitive`` that the jaxpr in its parameter does not use."""
 
     def rule(used: Sequence[bool], *rest: Any) -> tuple[list[bool], Any]:
@@ -294,11 +294,11 @@ def array_type(shape: tuple[int, ...], arrays: Sequence[Any]) -> ShapedArray:
 
 def vary_as(x: Any, aval: Any) -> Any:
     """``x``, which varies over those manual axes that a value of type ``aval`` varies over."""
-    has, wants = varying_axes(jax.typeof(x)), varying_axes(aval)
-    if has - wants:
-        x = jax.lax.psum(x, tuple(has - wants))  # the transpose of what made it vary
-    if wants - has:
-        axes = tuple(wants - has)
+    given, required = varying_axes(jax.typeof(x)), varying_axes(aval)
+    if given - required:
+        x = jax.lax.psum(x, tuple(given - required))  # the transpose of what made it vary
+    if required - given:
+        axes = tuple(required - given)
         if hasattr(jax.lax, "pcast"):  # from 0.8
             return jax.lax.pcast(x, axes, to="varying")
         return jax.lax.pvary(x, axes)  # type: ignore[attr-defined]

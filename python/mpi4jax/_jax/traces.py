@@ -172,7 +172,8 @@ _JACFWD = "mpi4jax: jacfwd"  # the name of the axis of its `vmap`
 
 
 def is_jacfwd(axis_data: Any) -> bool:
-    """Whether a `vmap` batches nothing but tangents, and wants unbatched primal results."""
+    """Whether a `vmap` is that of `jax.jacfwd`: it batches tangents alone, and requires unbatched
+    primal results."""
     return bool(axis_data.name == _JACFWD)
 
 

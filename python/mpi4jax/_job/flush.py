@@ -112,4 +112,4 @@ def flush_own() -> None:
         flush()
 
 
-compat.wait_also(_wait)
+compat.on_effects_barrier(_wait)

@@ -76,7 +76,7 @@ def tag_of(op: str, name: str, value: Any, *, wildcard: bool = False) -> Any:
     """
     if isinstance(value, jax.core.Tracer):
         value = _traced(op, name, value)
-        # A number that the native module knows for none, and from which it tells what was given.
+        # No tag to the native module, which computes the given number from it for its error.
         return jnp.where(value >= DERIVATIVE, value - DERIVATIVE + np.iinfo(np.int32).min, value)
     if type(value) is int and (0 <= value < DERIVATIVE or (wildcard and value == ANY_TAG)):
         return value

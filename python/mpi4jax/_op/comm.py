@@ -180,7 +180,7 @@ def _default_comm() -> Comm:
         if _default is not None:
             return _default
         if _native.watch_choose_default("clone") == "world":
-            # Ranks have ended that had no use for it, when nobody seemed to be left who would.
+            # Ranks that did not use it have ended: no clone can be made, which takes all ranks.
             _default = as_comm("mpi4jax", MPI.COMM_WORLD)
             return _default
         _native.watch_enter("the making of the default communicator (which takes all ranks)")

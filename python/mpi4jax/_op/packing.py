@@ -38,7 +38,7 @@ def check_template(op: str, argument: str, tree: Any) -> None:
 
 
 def zeros_like(like: Any) -> jax.Array:
-    """Zeros that nobody reads."""
+    """Zeros, as an operand that is not read."""
     if not _is_key(like):
         return jnp.zeros(like.shape, like.dtype)
     impls = []

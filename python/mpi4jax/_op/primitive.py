@@ -24,7 +24,7 @@ _ENVELOPE = ShapedArray((2,), np.dtype(np.int32))
 
 
 def envelope(spec: Spec, p: Params) -> list[ShapedArray]:
-    """The type of what an op says of what has come, if it does."""
+    """The type of the envelope of a received message, or of the counts of received rows."""
     if not p.get("env_out"):
         return []
     return [ShapedArray((p["comm"].size,), np.dtype(np.int32)) if spec.is_ragged else _ENVELOPE]
@@ -224,7 +224,7 @@ def batch(
 ) -> tuple[Any, Any]:
     """All arrays are batched, also unbatched ones: on another rank they may be batched.
 
-    Not in `jax.jacfwd`, and not where `_diff/ad.py` has made a token that tells.
+    Not in `jax.jacfwd`, nor with the token of `_diff/ad.py`, which is batched on all ranks or none.
     """
     if is_unbatched(axis_data, dims, p):
         out = bind(spec, *args, **p)

@@ -1,4 +1,4 @@
-"""Which rows of an array, along its first axis, ranks send to one another: as static counts say."""
+"""The rows of an array, along its first axis, that ranks send to one another: static counts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NOTHING = (0, 0)
 
 
 def counts_of(op: str, name: str, counts: Any, comm: Comm) -> tuple[int, ...]:
-    """The rows of each rank that an argument says.
+    """The number of rows of each rank, from an argument.
 
     Raises:
         TypeError: it is no sequence of integers.

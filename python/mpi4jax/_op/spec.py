@@ -216,8 +216,8 @@ def first_axes(spec: Spec, p: Params) -> tuple[int | None, int | None]:
 def wildcard(p: Params) -> bool:
     """Whether the receiving side of a message leaves its source or its tag open.
 
-    One that is known when it runs may turn out to be a wildcard. What is received from nobody
-    is not open: it has no sender to learn anything from.
+    One that is known when it runs may turn out to be a wildcard. Without a
+    sender (``MPI.PROC_NULL``) there is nothing to record.
     """
     if "source" not in p or p["source"] == MPI.PROC_NULL:
         return False

@@ -52,7 +52,7 @@ def _start_types(*args: Any, of: str, **p: Any) -> tuple[list[Any], set[Any]]:
     arrays, _, token = split(spec, p, args)
     for x in arrays:
         check_dtype(spec, p, x)
-    result_avals(spec, p, arrays)  # says if a shape is wrong
+    result_avals(spec, p, arrays)  # raises an error if a shape is wrong
     return [compat.array_type(HANDLE.shape, [*arrays, HANDLE]), *(TOKEN for _ in token)], {effect}
 
 
@@ -175,7 +175,7 @@ def _adjoint(spec: Spec, p: Params) -> tuple[Spec, Params]:
     p = {k: v for k, v in p.items() if k not in ("threaded", "derived")}
     if spec.adjoint is not None:
         return spec, {**p, "adjoint": not p["adjoint"]}
-    # What is received from nobody is the template.
+    # Without a sender, the result is the template.
     if not spec.has_peer or p.get("source") == MPI.PROC_NULL:
         return spec, p
     other = SPECS["recv" if spec.sends else "send"]

@@ -52,7 +52,7 @@ def _lower_packed(low: Lowering, xs: Operands, attrs: Params) -> list[Any]:
         return [faces.packed(sent, xs, xs[0])]
 
     def unpack(came: Any, *xs: Any) -> list[Any]:
-        if adjoint:  # filled ghost cells were nobody's
+        if adjoint:  # ghost cells that were filled get zeros
             xs = faces.filled(ghosts, xs, jnp.zeros(cells[0].shape, came.dtype))
         return faces.filled(received, xs, came, adjoint)
 
