@@ -8,8 +8,8 @@ In the Markdown files, comments stand before blocks. Of a ```python block,
                          it is saved by that name, else as example.py, runs with that variable, and
                          the job's exit status is that. Any of these may be left out.
 Of a ```text block,
-    <!-- output -->      it is what the block above prints, in any order of the lines, because that of
-                         ranks varies;
+    <!-- output -->      it is what the block above prints, in any order of the lines, because the
+                         order of ranks varies;
     <!-- errors -->      it is a part of what the block above prints on standard error, except for
                          times, paths and the rank that reports.
 The pages show the command before both (`with_commands`).

@@ -31,8 +31,8 @@ functions. JAX differentiates no `while_loop` in reverse mode, and no `custom_vj
 
 {table}
 
-[Derivatives](autodiff.md) has the derivative of each operation, [sharp bits](sharp-bits.md) the rules
-for `vmap` and for exporting.
+[Derivatives](autodiff.md) has the derivative of each operation, [sharp bits](sharp-bits.md) the
+rules for `vmap` and for exporting.
 """
 
 

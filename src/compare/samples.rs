@@ -218,8 +218,9 @@ fn difference_from(host: &Host, rank: i32, ours: &[Line]) -> Option<Difference> 
         0 => ("do", String::new()),
         doubt => ("may", format!("\n  {}", DOUBTS[doubt])),
     };
-    let report =
-        format!("the operations of the ranks {may} not match (MPI4JAX_CHECK=0: they are not compared){lines}{why}");
+    let report = format!(
+        "the operations of the ranks {may} not match (MPI4JAX_CHECK=0: they are not compared){lines}{why}"
+    );
     Some(Difference { is_proved: doubt == 0, report })
 }
 

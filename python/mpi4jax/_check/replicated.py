@@ -149,9 +149,9 @@ def _not_taken(spec: Spec, c: jax.Array, p: Params) -> Any:
 def _say_if(differs: Any, name: str, comm: str, line: str) -> None:
     words = (
         f"{line + ': ' if line else ''}in a backward pass, the ranks of {comm} have different "
-        f"cotangents of the result of this {name}. Unless this is intended, their gradients lack the "
-        "contributions of other ranks: pass the result through mpi4jax.pvary before ranks use it "
-        "differently"
+        f"cotangents of the result of this {name}. Unless this is intended, their gradients lack "
+        "the contributions of other ranks: pass the result through mpi4jax.pvary before ranks use "
+        "it differently"
     )
 
     def say(differs: Any) -> None:
