@@ -183,7 +183,7 @@ def _default_comm() -> Comm:
             # Ranks that did not use it have ended: no clone can be made, which takes all ranks.
             _default = as_comm("mpi4jax", MPI.COMM_WORLD)
             return _default
-        _native.watch_enter("the making of the default communicator (which takes all ranks)")
+        _native.watch_enter("the creation of the default communicator (by all ranks)")
         try:
             clone = MPI.COMM_WORLD.Clone()
             _native.watch_link(_handleof(clone))
