@@ -171,6 +171,13 @@ def names_of_jax(file):
     members = {
         (n.value.id, n.attr) for n in used if isinstance(n.value, ast.Name) and n.value.id in bound
     }
+    calls = [n.args[:2] for n in ast.walk(tree) if isinstance(n, ast.Call)]
+    members |= {  # wrap(pxla, "lower_sharding_computation", ...)
+        (args[0].id, args[1].value)
+        for args in calls
+        if len(args) == 2 and isinstance(args[0], ast.Name) and args[0].id in bound
+        if isinstance(args[1], ast.Constant)
+    }
     modules = {name for name, _ in members if not bound[name].endswith("_p")}
     return {bound[name] for name in bound.keys() - modules} | {
         attribute for name, attribute in members if name in modules
