@@ -15,6 +15,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr
 from mpi4py import MPI
 
 import mpi4jax
+from mpi4jax.ops import SPECS
 
 COMM = mpi4jax.default_comm()
 RANK, SIZE = COMM.rank, COMM.size
@@ -45,7 +46,7 @@ class Threaded:
     def __getattr__(self, name):
         def call(*args, **kwargs):
             out = getattr(mpi4jax, name)(*args, token=self.token, **kwargs)
-            if name in ("send", "barrier"):
+            if name in SPECS and not SPECS[name].returns:
                 result, self.token = None, out
             else:
                 assert isinstance(out, tuple), "a pair"

@@ -78,17 +78,20 @@ def _nonblocking(op: Callable[P, Any]) -> Callable[P, Request]:
     call.__name__ = call.__qualname__ = f"i{name}"
     call.__module__ = "mpi4jax"
     call.__signature__ = signature  # type: ignore[attr-defined]
-    call.__doc__ = _documentation(op, SPECS[name].started if name in SPECS else None)
+    call.__doc__ = _documentation(op)
     return call
 
 
-def _documentation(op: Callable[..., Any], started: str | None) -> str:
-    name, function = op.__name__, started or "MPI_Isend"
+def _documentation(op: Callable[..., Any]) -> str:
+    name = op.__name__
+    spec = SPECS.get(name)
+    # What has no function of MPI that starts it is made of messages.
+    function = (spec and spec.started) or "MPI_Isend"
     summary, *_ = (op.__doc__ or "").partition(" (MPI_")
     first = summary[:1].lower() + summary[1:]
-    section = "3.7" if function in ("MPI_Irecv", "MPI_Isend") else "6.12"
+    section = "3.7" if spec is None or spec.started is None or spec.has_peer else "6.12"
     tag = ""
-    if {"tag", "recvtag"} & inspect.signature(op).parameters.keys() and name != "send":
+    if spec is not None and spec.has_peer and spec.returns:
         tag = " What it receives has tag 0 by default, not any tag: that has no derivative here."
     return f"""Start to {first}, without waiting ({function}; MPI-4.1, section {section}).
 
