@@ -87,7 +87,8 @@ def _documentation(op: Callable[..., Any]) -> str:
     spec = SPECS.get(name)
     # What has no function of MPI that starts it is made of messages.
     function = (spec and spec.started) or "MPI_Isend"
-    summary, *_ = (op.__doc__ or "").partition(" (MPI_")
+    line, *_ = (op.__doc__ or "").partition("\n")
+    summary = line.partition(" (MPI_")[0].rstrip(".")
     first = summary[:1].lower() + summary[1:]
     section = "3.7" if spec is None or spec.started is None or spec.has_peer else "6.12"
     tag = ""
