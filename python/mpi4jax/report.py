@@ -3,8 +3,7 @@
     python -m mpi4jax.report DIRECTORY
 
 The directory is named at the end of the watchdog's report, or is one (``MPI4JAX_DUMP_DIR``) that
-contains such directories; then the newest is taken. Nothing here needs MPI or JAX: the file may
-be copied and run by itself.
+contains such directories; then the newest is taken.
 """
 
 from __future__ import annotations

@@ -43,8 +43,8 @@ def side_by_side(counts: Iterable[int]) -> tuple[Part, ...]:
 def with_root(
     known: tuple[int, ...], root: int, comm: Comm
 ) -> tuple[int, tuple[Part, ...], tuple[Part, ...]]:
-    """Of an array that is whole on the root: its rows on this rank, which of them are whose, and
-    which of this rank's own rows go to, or come from, whom."""
+    """Of an array that is whole on the root: the number of its rows on this rank, the rows of each
+    rank among them, and which of this rank's own rows it exchanges with each rank."""
     own = known[comm.rank]
     everyones = known if root == comm.rank else (0,) * comm.size
     rows = sum(known) if root == comm.rank else own
