@@ -26,6 +26,9 @@ from .._op.packing import bind_trees, pack_arguments
 from .._op.primitive import PRIMITIVES, bind, split
 from .._op.spec import OFFSET, PEERS, SPECS, Call, Params, Spec
 
+# Arguments of these types are arrays; others may be pytrees.
+_ARRAYS = {compat.ArrayImpl, np.ndarray, float, int, complex, bool, np.float32, np.float64}
+
 # Whether a file is the user's; and the numbers of lines for the native module.
 _is_the_users: dict[str, bool] = {}
 _lines: dict[tuple[str, int], int] = {}
@@ -90,8 +93,8 @@ def operand_of(spec: Spec, p: Params) -> jax.Array:
 Make = Callable[[Spec, Params], Callable[..., Any]]  # makes the compiled function of an op
 
 
-def _of_trees(spec: Spec, p: Params) -> Callable[..., Any]:
-    """The function of one op on lists of leaves, of whatever JAX takes as an array."""
+def _of_arguments(spec: Spec, p: Params) -> Callable[..., Any]:
+    """The function of an op on arguments that are arrays, or lists of the leaves of pytrees."""
     n = 1 if spec.arrays is None else spec.arrays
 
     def call(*args: Any) -> Any:
@@ -116,7 +119,7 @@ _NOTHING = np.full(8, -1, np.int32)
 
 
 def _type(x: Any) -> Any:
-    """The type of an argument, an array or a list of arrays, as a part of a key."""
+    """The type of an array, a number or a list of those, as a part of a key."""
     if type(x) is compat.ArrayImpl:
         return x.aval
     if type(x) is list:
@@ -176,23 +179,26 @@ def run(call: Call) -> Any:
         numbers = [*call.counts, *traced_peers(p)]
         return bind_trees(spec, call.arrays, {**spec.defaults, **p}, numbers)
     started_here()
-    arrays = call.arrays
-    trees = [jax.tree.flatten(tree) for tree in arrays]
-    if any(jax.ShapeDtypeStruct in map(type, leaves) for leaves, _ in trees):
-        # A compiled function takes none: it gets zeros, which nothing reads.
-        packed = pack_arguments(spec, arrays, p)
-        trees = [jax.tree.flatten(side.form.rebuild(side.leaves)) for side in packed]
+    args: Sequence[Any] = call.arrays
+    structure = None
+    if not _ARRAYS.issuperset(map(type, args)):
+        # The structures of pytrees may not be comparable: none is a part of a key.
+        trees = [jax.tree.flatten(tree) for tree in args]
+        if any(jax.ShapeDtypeStruct in map(type, leaves) for leaves, _ in trees):
+            # A compiled function takes none: it gets zeros, which are not read.
+            packed = pack_arguments(spec, args, p)
+            trees = [jax.tree.flatten(side.form.rebuild(side.leaves)) for side in packed]
+        args, structure = [leaves for leaves, _ in trees], trees[-1][1]
     try:
-        args = [*(leaves for leaves, _ in trees), *call.counts]
-        out = run_program(_of_trees, spec, dict(p), args)
+        out = run_program(_of_arguments, spec, dict(p), [*args, *call.counts])
     except TypeError:
         # Raises an error that names the argument which is no array, if there is one.
-        pack_arguments(spec, arrays, p)
+        pack_arguments(spec, call.arrays, p)
         raise
-    if spec.is_ragged:
-        out = jax.tree.unflatten(trees[0][1], out[0]), out[1]
-    elif spec.returns:
-        out = jax.tree.unflatten(trees[-1][1], out)
+    if structure is not None and spec.returns:
+        y, *counts = out if spec.is_ragged else (out,)
+        y = jax.tree.unflatten(structure, y)
+        out = (y, *counts) if counts else y
     return out if p.get("status") is None else jax.block_until_ready(out)
 
 
