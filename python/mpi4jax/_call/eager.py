@@ -144,11 +144,6 @@ def run_program(
         args: its arguments before the operand that :func:`operand_of` makes.
         after: those behind it.
     """
-    if not _reads_operands():
-        programs, key = p["comm"].cache, (make, spec, *p.values())
-        if key not in programs:
-            programs[key] = make(spec, _with_defaults(spec, p))
-        return programs[key](*args, *after)
     operand = operand_of(spec, p)
     if not compat.caches_are_kept():  # `jax.clear_caches` has been called
         PROGRAMS.clear()
@@ -163,6 +158,14 @@ def run_program(
             program(*args, nothing, *after)
         PROGRAMS[key] = program
     return program(*args, operand, *after)
+
+
+def run_without_operand(make: Make, spec: Spec, p: Params, args: Sequence[Any]) -> Any:
+    """Run the compiled function of an op for one communicator, where no operand can be read."""
+    programs, key = p["comm"].cache, (make, spec, *p.items())
+    if key not in programs:
+        programs[key] = make(spec, _with_defaults(spec, p))
+    return programs[key](*args)
 
 
 def _with_defaults(spec: Spec, p: Params) -> Params:
@@ -189,8 +192,9 @@ def run(call: Call) -> Any:
             packed = pack_arguments(spec, args, p)
             trees = [jax.tree.flatten(side.form.rebuild(side.leaves)) for side in packed]
         args, structure = [leaves for leaves, _ in trees], trees[-1][1]
+    run_it = run_program if _reads_operands() else run_without_operand
     try:
-        out = run_program(_of_arguments, spec, dict(p), [*args, *call.counts])
+        out = run_it(_of_arguments, spec, dict(p), [*args, *call.counts])
     except TypeError:
         # Raises an error that names the argument which is no array, if there is one.
         pack_arguments(spec, call.arrays, p)
@@ -214,7 +218,6 @@ def traced_peers(p: Params) -> list[Any]:
 
 def take_peers(p: Params, numbers: list[Any]) -> None:
     """Put the peers of an operand like that, whose values are known, among the parameters."""
-    p.pop("operand", None)
     for known in numbers:
         for name, number in zip(PEERS, np.asarray(known), strict=True):
             if name in p and (number != 0 or p[name] is None):
@@ -225,6 +228,8 @@ def run_params(spec: Spec, *args: Any, **p: Any) -> Any:
     """Run a primitive outside of any function that is traced."""
     if jax.config.jax_disable_jit:  # then the program below would come here again
         return compat.eval_primitive(PRIMITIVES[spec.name])(*args, **p)
+    if not _reads_operands():
+        return run_without_operand(_of_primitive, spec, p, args)
     status = p.get("status")
     arrays, numbers, token = split(spec, p, args)
     counts = numbers if spec.is_ragged else []
