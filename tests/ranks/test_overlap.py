@@ -23,7 +23,7 @@ from table import cases, derivative_cases
 import mpi4jax
 from mpi4jax._op.spec import SPECS
 
-STARTED = tuple(name for name, spec in SPECS.items() if spec.starts)
+STARTED = tuple(name for name, spec in SPECS.items() if spec.started or spec.start)
 
 
 def started(found):

@@ -15,6 +15,7 @@ from typing import Any
 
 import jax
 from jax.extend.core import ClosedJaxpr, Primitive
+from jax.extend.mlir.dialects import stablehlo
 from jax.interpreters import mlir
 
 from .._check.misuse import check_uses
@@ -36,7 +37,7 @@ def _abstract_eval(*args: Any, jaxpr: ClosedJaxpr) -> tuple[Any, set[Any]]:
 
 def _lowering(ctx: mlir.LoweringRuleContext, *args: Any, jaxpr: ClosedJaxpr) -> Any:
     outer = ctx.tokens_in
-    tokens = {effect: compat.fresh_xla_token()}
+    tokens = {effect: stablehlo.create_token()}
     tokens.update({e: outer.get(e) for e in outer.effects()})
     inner = ctx.replace(tokens_in=mlir.TokenSet(tokens), tokens_out=None)
     out = mlir.core_call_lowering(inner, *args, name="mpi4jax", call_jaxpr=jaxpr)
@@ -57,7 +58,9 @@ def _scoped(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
     def run(*args: Any) -> Any:
         return scope_p.bind(*consts, *args, jaxpr=inside)
 
-    return compat.with_debug_info(jax.make_jaxpr(run)(*inside.in_avals[count:]), jaxpr)
+    scoped = jax.make_jaxpr(run)(*inside.in_avals[count:])
+    # Arguments and results keep their names.
+    return ClosedJaxpr(scoped.jaxpr.replace(debug_info=jaxpr.jaxpr.debug_info), scoped.consts)
 
 
 SEVERAL_DEVICES = (

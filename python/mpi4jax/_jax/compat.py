@@ -30,7 +30,6 @@ from jax.extend.core import (
     Token as Token,
     primitives,
 )
-from jax.extend.mlir.dialects import stablehlo
 from jax.extend.source_info_util import register_exclusion
 from jax.interpreters import ad, mlir, partial_eval as public_pe, xla
 from jax.sharding import NamedSharding, PartitionSpec
@@ -192,11 +191,6 @@ def platforms() -> set[str]:
     return set(backend.backends())
 
 
-def fresh_xla_token() -> Any:
-    """An XLA token with no past: the start of a chain of ops."""
-    return stablehlo.create_token()
-
-
 def drop_unused(primitive: Primitive, key: str) -> None:
     """Drop operands and results of ``primitive`` that the jaxpr in its parameter does not use."""
 
@@ -211,11 +205,6 @@ def drop_unused(primitive: Primitive, key: str) -> None:
         )
 
     public_pe.dce_rules[primitive] = rule
-
-
-def with_debug_info(jaxpr: ClosedJaxpr, of: ClosedJaxpr) -> ClosedJaxpr:
-    """``jaxpr`` under the names, of arguments and results, of another."""
-    return ClosedJaxpr(jaxpr.jaxpr.replace(debug_info=of.jaxpr.debug_info), jaxpr.consts)
 
 
 def eval_primitive(primitive: Primitive) -> Callable[..., Any]:

@@ -284,19 +284,9 @@ _reductions: dict[int, Reduction] = {
     for name in _PREDEFINED
 }
 # By the ids of mpi4py's constants, which never die, and of `MEAN`.
-constants = {id(reduction.mpi): reduction for reduction in _reductions.values()}
-constants[id(MEAN)] = MEAN
+_constants = {id(reduction.mpi): reduction for reduction in _reductions.values()}
+_constants[id(MEAN)] = MEAN
 _WITHOUT_MEANING = {_handleof(getattr(MPI, name)): name for name in ("REPLACE", "NO_OP", "OP_NULL")}
-
-
-def known_reduction(reduction: Any) -> Reduction | None:
-    """That of a reduction that is known here; of anything else, None."""
-    found = constants.get(id(reduction))
-    if found is not None or not isinstance(reduction, MPI.Op):
-        return found
-    found = _reductions.get(_handleof(reduction))
-    # A freed reduction's handle may come back as that of a new one.
-    return found if found is None or not found.user or found.mpi == reduction else None
 
 
 def as_reduction(op: str, reduction: Any) -> Reduction:
@@ -305,7 +295,12 @@ def as_reduction(op: str, reduction: Any) -> Reduction:
     Raises:
         TypeError: not an mpi4py reduction, or one that arrays have no use for.
     """
-    found = known_reduction(reduction)
+    found = _constants.get(id(reduction))
+    if found is None and isinstance(reduction, MPI.Op):
+        found = _reductions.get(_handleof(reduction))
+        # A freed reduction's handle may come back as that of a new one.
+        if found is not None and found.user and found.mpi != reduction:
+            found = None
     if found is not None and found is not MEAN:
         return found
     mean = op in SPECS and SPECS[op].has_mean

@@ -128,11 +128,6 @@ class Spec:
     only_for_its_result: Callable[[Params], bool] = lambda p: False
     overwrites: Callable[[Params], bool] = lambda p: False
 
-    @property
-    def starts(self) -> bool:
-        """Whether it can be started, and waited for later."""
-        return self.started is not None or self.start is not None
-
     @cached_property
     def sends(self) -> bool:
         return self.at_root[0] != "none" or self.elsewhere[0] != "none"

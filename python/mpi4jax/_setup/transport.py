@@ -49,18 +49,14 @@ def start() -> None:
             _native.__version__,
             ".".join(map(str, compat.TESTED)),
         )
-    _select()
-    for name, bundle, platform in _native.targets():
-        jax.ffi.register_ffi_target(name, bundle, platform=platform)
-
-
-def _select() -> None:
     _native.select_transports(library_directories())
     # Registered before everything else that communicates at exit, so it runs after that.
     atexit.register(_native.stop_transports)
     (_, cpu, cpu_reason), (_, gpu, gpu_reason) = _native.chosen_transports()
     _log.info("transports: %s on CPU (%s), %s on GPU (%s)", cpu, cpu_reason, gpu, gpu_reason)
     choose_device()
+    for name, bundle, platform in _native.targets():
+        jax.ffi.register_ffi_target(name, bundle, platform=platform)
 
 
 def has_cuda_support() -> bool:
