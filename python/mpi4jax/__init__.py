@@ -45,7 +45,6 @@ from ._op import comm as _comm
 from ._op.comm import MEAN, default_comm
 from ._requests import (
     lowering as _requests_lowering,  # noqa: F401
-    outside as _outside,  # noqa: F401
     rules as _requests_rules,  # noqa: F401
 )
 from ._setup.transport import (

@@ -13,8 +13,8 @@ from .. import _native
 from .._compile.lowering import lowering
 from .._diff.derivative import jvp, transpose
 from .._op import spec as _spec
-from .._op.primitive import PRIMITIVES, abstract_eval, batch
-from .eager import run, run_params
+from .._op.primitive import PRIMITIVES, abstract_eval, batch, split
+from .eager import implementation, run
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -35,7 +35,7 @@ def define(**known: Any) -> Callable[[F], F]:
         spec = _spec.add(name, prepare=prepare, **known)
         primitive = PRIMITIVES[name] = Primitive(f"mpi4jax_{name}")
         primitive.multiple_results = True
-        primitive.def_impl(functools.partial(run_params, spec))
+        primitive.def_impl(implementation(primitive, functools.partial(split, spec), spec))
         primitive.def_effectful_abstract_eval(functools.partial(abstract_eval, spec))
         # Not cached: equal ops on different lines are one lowering to JAX, and it would name one
         # line.

@@ -16,6 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import Primitive
 from mpi4py import MPI
 
 from .. import _native
@@ -23,7 +24,6 @@ from .._jax import compat
 from .._job.flush import started_here
 from .._op.comm import Status
 from .._op.packing import bind_trees, pack_arguments
-from .._op.primitive import PRIMITIVES, bind, split
 from .._op.spec import OFFSET, PEERS, SPECS, Call, Params, Spec
 
 # Arguments of these types are arrays; others may be pytrees.
@@ -99,14 +99,6 @@ def _of_arguments(spec: Spec, p: Params) -> Callable[..., Any]:
 
     def call(*args: Any) -> Any:
         return bind_trees(spec, args[:n], p, args[n:])
-
-    call.__name__ = spec.name
-    return jax.jit(call)
-
-
-def _of_primitive(spec: Spec, p: Params) -> Callable[..., Any]:
-    def call(*args: Any) -> list[Any]:
-        return bind(spec, *args, **p)
 
     call.__name__ = spec.name
     return jax.jit(call)
@@ -224,16 +216,35 @@ def take_peers(p: Params, numbers: list[Any]) -> None:
                 p[name] = int(number) - OFFSET
 
 
-def run_params(spec: Spec, *args: Any, **p: Any) -> Any:
-    """Run a primitive outside of any function that is traced."""
-    if jax.config.jax_disable_jit:  # then the program below would come here again
-        return compat.eval_primitive(PRIMITIVES[spec.name])(*args, **p)
-    if not _reads_operands():
-        return run_without_operand(_of_primitive, spec, p, args)
-    status = p.get("status")
-    arrays, numbers, token = split(spec, p, args)
-    counts = numbers if spec.is_ragged else []
-    if not counts:
-        take_peers(p, numbers)
-    out = run_program(_of_primitive, spec, dict(sorted(p.items())), [*arrays, *counts], token)
-    return out if status is None else jax.block_until_ready(out)
+def implementation(
+    primitive: Primitive, split: Callable[..., Any], of: Spec | None = None
+) -> Callable[..., Any]:
+    """What runs a primitive outside of any function that is traced: programs of its parameters.
+
+    Args:
+        primitive: of an op, or of all ops, one of which its parameter ``of`` names.
+        split: its operands, given parameters and operands: arrays, counts and numbers, token.
+        of: the op, if it is that of one.
+    """
+
+    def make(spec: Spec, p: Params) -> Callable[..., Any]:
+        def call(*args: Any) -> list[Any]:
+            return list(primitive.bind(*args, **p))
+
+        call.__name__ = spec.name
+        return jax.jit(call)
+
+    def run_primitive(*args: Any, **p: Any) -> Any:
+        if jax.config.jax_disable_jit:  # then the program below would come here again
+            return compat.eval_primitive(primitive)(*args, **p)
+        spec = of or SPECS[p["of"]]
+        if of is not None and not _reads_operands():
+            return run_without_operand(make, spec, p, args)
+        started_here()
+        arrays, numbers, token = split(p, args)
+        counts = numbers[: spec.is_ragged]
+        take_peers(p, numbers[len(counts) :])
+        out = run_program(make, spec, dict(sorted(p.items())), [*arrays, *counts], token)
+        return out if p.get("status") is None else jax.block_until_ready(out)
+
+    return run_primitive

@@ -23,6 +23,7 @@ from jax.core import ShapedArray
 from jax.interpreters import ad, batching
 from mpi4py import MPI
 
+from .._call.eager import implementation
 from .._diff.derivative import ReversedMessage, linear_only, tag_of_derivative
 from .._jax import compat
 from .._op.primitive import (
@@ -37,6 +38,7 @@ from .._op.primitive import (
     of_batch,
     result_avals,
     split,
+    split_start,
     split_wait,
     start_p,
     wait_p,
@@ -217,10 +219,11 @@ def _wait_transpose(cts: Sequence[Any], *args: Any, of: str, given: Any, **p: An
     ]
 
 
-for _primitive, _batch, _jvp, _transpose in (
-    (start_p, _start_batch, _start_jvp, _start_transpose),
-    (wait_p, _wait_batch, _wait_jvp, _wait_transpose),
+for _primitive, _split, _batch, _jvp, _transpose in (
+    (start_p, split_start, _start_batch, _start_jvp, _start_transpose),
+    (wait_p, split_wait, _wait_batch, _wait_jvp, _wait_transpose),
 ):
+    _primitive.def_impl(implementation(_primitive, _split))
     batching.fancy_primitive_batchers[_primitive] = _batch
     ad.primitive_jvps[_primitive] = _jvp
     ad.primitive_transposes[_primitive] = _transpose
