@@ -72,6 +72,20 @@ def only_backward(x):
     return x * x
 
 
+def symbolic_backward(x):
+    """What is sent is left out where the cotangent is a symbolic zero."""
+    f = jax.custom_vjp(lambda x: x)
+
+    def backward(_, ct):
+        if type(ct) is not jax.custom_derivatives.SymbolicZero:
+            send()
+        return (ct,)
+
+    f.defvjp(lambda x: (x.value, None), backward, symbolic_zeros=True)
+    f(x)
+    return x * x
+
+
 def no_arguments(x):
     jax.jit(jax.checkpoint(receive))()
     return x * x
@@ -149,11 +163,12 @@ def test_a_checkpoint_without_operands_is_kept(undo):
         assert compiled_ops(lambda x: f(x)) == 0
 
 
-def test_a_backward_pass_that_communicates_is_kept(monkeypatch):
-    assert names(grad(only_backward)) == ["send"]
+@pytest.mark.parametrize("f", [only_backward, symbolic_backward])
+def test_a_backward_pass_that_communicates_is_kept(f, monkeypatch):
+    assert names(grad(f)) == ["send"]
     monkeypatch.setattr(tracing, "communicates", lambda *_: False)
     jax.clear_caches()
-    assert names(grad(only_backward)) == []
+    assert names(grad(f)) == []
 
 
 def test_messages_of_a_backward_pass_hand_on_one_token():

@@ -274,6 +274,12 @@ class _CommunicatingPass:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._fun, name)
 
+    def call_wrapped(self, *args: Any) -> Any:
+        # Of symbolic zeros, it may leave out what other ranks wait for.
+        return self._fun.call_wrapped(
+            *(ad.instantiate_zeros(ad.Zero(x.aval)) if type(x) is SymbolicZero else x for x in args)
+        )
+
 
 def _bind_backward(
     bind: Any, *args: Any, num_res: int, bwd: Any, out_avals: Any, **params: Any
@@ -286,8 +292,6 @@ def _bind_backward(
     known = isinstance(bwd, _CommunicatingPass)
     if not known and communicates(bwd, [*args[:num_res], *out_avals]):
         bwd = _CommunicatingPass(bwd)
-        # Where nothing needs a result, it may leave out what others wait for.
-        params["symbolic_zeros"] = False
     return bind(*args, num_res=num_res, bwd=bwd, out_avals=out_avals, **params)
 
 
