@@ -173,7 +173,7 @@ def _register(mpi: MPI.Intracomm) -> Comm:
 
 def _check_not_finalized(op: str) -> None:
     if MPI.Is_finalized():
-        raise RuntimeError(f"{op}: MPI_Finalize has been called; call {op} before MPI.Finalize()")
+        raise RuntimeError(f"{op}: MPI_Finalize has been called, and operations must run before")
 
 
 def _default_comm() -> Comm:
