@@ -414,7 +414,7 @@ WRONG = [
     ({"width": [1, (1, 2, 3)]}, ValueError, "argument 'width' must be"),
     ({"width": True}, TypeError, "argument 'width'"),
     ({"width": "12"}, TypeError, "argument 'width'"),
-    ({"border": "mirror"}, ValueError, "must be None, 'edge', 'reflect' or a number, or 2 of them"),
+    ({"border": "mirror"}, ValueError, "must be None, 'edge', 'reflect' or a number, or a list"),
     ({"border": ["edge"]}, ValueError, "or a list of 2 of these or of pairs"),
     ({"border": [{}, None]}, TypeError, "argument 'border' must be None"),
     ({"border": np.ones(2)}, TypeError, "argument 'border' must be None"),
