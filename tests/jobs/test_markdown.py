@@ -28,7 +28,7 @@ OPTIONAL = re.compile(r"^(?:import|from) (equinox|flax)\b", re.MULTILINE)
 
 def is_ordinary(block):
     """Whether an example runs beside others, in the environment that all have."""
-    special = "jax_num_cpu_devices" in block.code or OPTIONAL.search(block.code)
+    special = re.search("jax_num_cpu_devices|__main__", block.code) or OPTIONAL.search(block.code)
     return not (special or block.status or block.env or block.errors)
 
 
