@@ -124,10 +124,10 @@ FAULTS = {
         "if rank == 1: time.sleep(4)\n"
         "with mpi4jax.time_limit(1e20): wait(nt.allreduce(x, MPI.SUM))\n"
         # Its operation begins when Python has come to the end of the block.
-        "f = jax.jit(lambda x: nt.allreduce(jax.pure_callback(late, x, x), MPI.SUM))\n"
-        "def late(x): time.sleep(1); return x\n"
+        "w, step = jnp.ones((400, 400)), lambda i, w: jnp.tanh(w @ w)\n"
+        "late = jax.jit(lambda w: jax.lax.fori_loop(0, 300, step, w)[0, :3]); wait(late(w))\n"
         "with mpi4jax.time_limit(2):\n"
-        "    if rank == 0: f(x)\n"
+        "    if rank == 0: nt.allreduce(late(w), MPI.SUM)\n"
         "time.sleep(60)",
         (
             r"allreduce #2 .* has not ended after time_limit\(2 s\)",
