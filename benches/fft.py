@@ -61,7 +61,7 @@ def transposes(layout, dtype):
     move = jax.jit(lambda x: redistribute(x, layout, after, comm=COMM))
     jax.block_until_ready(move(x))
     # As many as the largest of the grid's lines exchanges: of slabs, all ranks.
-    part = math.ceil(x.size / COMM.size)
+    part = math.ceil(COMM.allreduce(x.size, MPI.MAX) / COMM.size)
     sent = np.zeros((COMM.size, part), x.dtype)
     received = np.zeros_like(sent)
     return [lambda: jax.block_until_ready(move(x)), lambda: COMM.Alltoall(sent, received)]

@@ -7,8 +7,8 @@ Heat spreads on a plate that is cut into blocks, which are unequal where they ha
 SIGTERM, which schedulers send before they end a job, and not to all ranks at the same time, all
 ranks finish the same step, write their blocks, and end. The same command goes on from there.
 
-Each rank writes and reads its own block, and nobody has the plate: TensorStore writes one array in
-zarr's format, to whose chunks several processes may write. With h5py, which is serial in its
+Each rank writes and reads its own block, and none has the whole plate: TensorStore writes one array
+in zarr's format, to whose chunks several processes may write. With h5py, which is serial in its
 wheels, each rank writes a file, and a virtual dataset shows them as one array. A checkpoint counts
 when all of it has been written: the file `latest` then names it.
 """

@@ -301,7 +301,7 @@ class Model:
     def tendency(self, fields: Fields, spare: Fields) -> Fields:
         """The time derivatives of all cells but the ghosts of other ranks' cells.
 
-        They are written into the middle of arrays that nobody needs any more: `jnp.pad` would make
+        They are written into the middle of arrays that are not used any more: `jnp.pad` would make
         the loop that computes them test each cell for being one of the edge.
         """
         inner = tendencies(self.p, self.f, fields)

@@ -2,7 +2,7 @@
 
 A transform is local transforms along the axes that are whole, and redistributions between them.
 Going back to the layout that one came from costs another redistribution, so the spectrum is left
-in the layout of the last one, unless ``natural=True`` asks for the layout of the array. All
+in the layout of the last one, or in that of the array with ``natural=True``. All
 functions take the layout of the array, not that of its spectrum: that is
 :func:`spectral_layout`. As mpi4py-fft (Dalcin, Mortensen and Keyes, J. Parallel Distrib. Comput.
 128, 2019) and PencilFFTs.jl do it.
@@ -38,13 +38,15 @@ class _Stage(NamedTuple):
 
     Attributes:
         before: the layout of their operand.
-        axes: they are transformed; the last of them may be halved.
+        axes: they are transformed.
         after: the layout of their result.
+        real: whether the last of the axes is that of a real transform.
     """
 
     before: Layout
     axes: tuple[int, ...]
     after: Layout
+    real: bool = False
 
 
 def _as_axes(op: str, layout: Layout, axes: Sequence[int] | None) -> tuple[int, ...]:
@@ -70,13 +72,14 @@ def _stages(op: str, layout: Layout, axes: tuple[int, ...], real: bool) -> tuple
         # The real transform is the first: its axis has to be whole before any other is done.
         whole = left - cut if not real or axes[-1] not in cut else set()
         after = layout
-        if real and axes[-1] in whole:
+        is_real = real and axes[-1] in whole
+        if is_real:
             shape = list(layout.shape)
             shape[axes[-1]] = shape[axes[-1]] // 2 + 1
             after, real = Layout(shape, layout.cuts), False
         if whole or not stages:
             done = tuple(axis for axis in axes if axis in whole)
-            stages.append(_Stage(layout, done, after))
+            stages.append(_Stage(layout, done, after, is_real))
         left -= whole
         layout = after
         if left:
@@ -87,8 +90,8 @@ def _stages(op: str, layout: Layout, axes: tuple[int, ...], real: bool) -> tuple
 def _with_one_whole(op: str, layout: Layout, axis: int, left: set[int]) -> Layout:
     """The layout in which this axis is whole, and another one cut in its place.
 
-    An axis that was done, if there is one; that has an element for each rank; that comes next, for
-    then what is received need not be put in order.
+    Preferred is an axis that is transformed already, then one with an element for each rank, then
+    the following one, because then the pieces received are in the order of memory.
     """
     cuts = dict(layout.cuts)
     free = [b for b in range(len(layout.shape)) if b not in cuts]
@@ -143,7 +146,7 @@ class _Transform:
         # Each stage as it is gone through, and the layout that comes behind it.
         stages = list(self.stages)
         if inverse:
-            stages = [_Stage(s.after, s.axes, s.before) for s in reversed(stages)]
+            stages = [_Stage(s.after, s.axes, s.before, s.real) for s in reversed(stages)]
         end = self.layout if inverse else self.spectrum
         at = self.spectrum if inverse else self.layout
         if at != stages[0].before:
@@ -153,8 +156,7 @@ class _Transform:
         x = x.ravel()
         for stage, target in zip(stages, following, strict=True):
             axes = tuple(axis + len(batch) for axis in stage.axes)
-            is_halved = stage.before.shape != stage.after.shape
-            length = self.layout.shape[self.axes[-1]] if is_halved else None
+            length = self.layout.shape[self.axes[-1]] if stage.real else None
             after = _whole(batch, stage.after.block_shape(self.rank))
             exchange = None
             if target != stage.after:
@@ -328,7 +330,7 @@ def irfftn(
 
     Args:
         y: this rank's block of the spectrum, as :func:`rfftn` returns it.
-        layout: of the result, not of ``y``: so it knows whether its last length is even.
+        layout: of the result, not of ``y``: its last length may be even or odd.
         axes, norm, natural, comm: as for :func:`fftn`.
 
     Returns:

@@ -55,8 +55,8 @@ def _as_ids(name: str, given: Any, rank: int) -> Ids:
     return ids.astype(np.int64)
 
 
-class _Mail:
-    """Rows of integers that go to other ranks, and answers that come back."""
+class _RowExchange:
+    """Sends rows of integers to other ranks, and their answers back."""
 
     def __init__(self, comm: MPI.Intracomm, destinations: Ids):
         self._comm = comm
@@ -64,16 +64,16 @@ class _Mail:
         self.send_counts = np.bincount(destinations, minlength=comm.size)
         self.recv_counts = np.empty_like(self.send_counts)
         comm.Alltoall(self.send_counts, self.recv_counts)
-        #: Of each row that comes, the rank that has sent it.
+        #: The rank that has sent each of the rows received.
         self.sources = np.repeat(np.arange(comm.size), self.recv_counts)
 
     def send(self, *columns: Ids) -> Ids:
-        """The columns of the rows that come, in the order of the ranks."""
+        """The columns of the rows received, in the order of the sending ranks."""
         rows = np.stack(columns, axis=1)[self._order]
         return self._move(rows, self.send_counts, self.recv_counts).T
 
     def answer(self, *columns: Ids) -> Ids:
-        """The columns of the answers to the rows that were sent, in their order."""
+        """The columns of the answers received, in the order of the rows sent."""
         rows = np.stack(columns, axis=1)
         out = np.empty((len(self._order), len(columns)), np.int64)
         out[self._order] = self._move(rows, self.recv_counts, self.send_counts)
@@ -89,39 +89,44 @@ class _Mail:
 
 
 class _Directory:
-    """Who owns what: this rank knows it of the ids that are its rank modulo the number of ranks."""
+    """The owner of each id. An entry is on a rank that follows from the id alone."""
 
     def __init__(self, comm: MPI.Intracomm, owned: Ids):
         self._comm = comm
-        entries = _Mail(comm, owned % comm.size)
+        entries = _RowExchange(comm, self._ranks(owned))
         ids, rows = entries.send(owned, np.arange(len(owned)))
         order = np.argsort(ids, kind="stable")
         self._ids, self._rows, self._owners = ids[order], rows[order], entries.sources[order]
 
-    def _check(self, asked: Ids, askers: Ids) -> None:
+    def _ranks(self, ids: Ids) -> Ids:
+        """The ranks of the entries: about as many on each, also of ids with a common divisor."""
+        mixed = ids.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)  # Knuth's hash
+        return (mixed >> np.uint64(32)).astype(np.int64) % self._comm.size
+
+    def _check(self, requested: Ids, sources: Ids) -> None:
         (again,) = np.nonzero(self._ids[1:] == self._ids[:-1])
         if again.size:
             k = again[0]
             a, b = self._owners[k : k + 2]
-            who = f"ranks {a} and {b} own" if a != b else f"rank {a} owns twice"
+            owners = f"ranks {a} and {b} own" if a != b else f"rank {a} owns twice"
             raise ValueError(
-                f"ghosts.Plan: argument 'owned_ids' has id {self._ids[k]}, which {who}; expected "
-                "one owner for each id"
+                f"ghosts.Plan: argument 'owned_ids' has id {self._ids[k]}, which {owners}; "
+                "expected one owner for each id"
             )
-        (missing,) = np.nonzero(~np.isin(asked, self._ids))
+        (missing,) = np.nonzero(~np.isin(requested, self._ids))
         if missing.size:
             k = missing[0]
             raise ValueError(
-                f"ghosts.Plan: argument 'needed_ids' of rank {askers[k]} has id {asked[k]}, which "
-                "no rank owns"
+                f"ghosts.Plan: argument 'needed_ids' of rank {sources[k]} has id "
+                f"{requested[k]}, which no rank owns"
             )
 
     def find(self, needed: Ids) -> Ids:
         """The owner of each id, and the row there."""
-        request = _Mail(self._comm, needed % self._comm.size)
-        (asked,) = request.send(needed)
-        _all_or_none(self._comm, self._check, asked, request.sources)
-        at = np.searchsorted(self._ids, asked)
+        request = _RowExchange(self._comm, self._ranks(needed))
+        (requested,) = request.send(needed)
+        _all_or_none(self._comm, self._check, requested, request.sources)
+        at = np.searchsorted(self._ids, requested)
         return request.answer(self._owners[at], self._rows[at])
 
 
@@ -136,8 +141,8 @@ class Plan:
     Args:
         owned_ids: ids of the rows that this rank owns: a 1-D NumPy array of integers, in any order,
             that need not be contiguous; or empty. Each id has one owner.
-        needed_ids: ids of the rows that this rank needs, likewise, in the order in which it
-            wants them. An id may be needed more than once, and by its owner.
+        needed_ids: ids of the rows that this rank needs, likewise, in the order of the result of
+            :meth:`fill`. An id may be needed more than once, and by its owner.
         comm: communicator; by default a clone of ``COMM_WORLD``.
 
     Attributes:
@@ -146,7 +151,7 @@ class Plan:
 
     Raises:
         TypeError: no integers in one dimension.
-        ValueError: an id that is needed and that nobody owns, or that has two owners. The error of
+        ValueError: an id that is needed and that no rank owns, or that has two owners. The error of
             one rank is raised on all.
 
     Example:
@@ -170,7 +175,7 @@ class Plan:
                 "ghosts.Plan: argument 'comm' must be an intracommunicator, got "
                 f"{type(comm).__name__}: {comm!r}"
             )
-        flush()  # what was called before on this communicator is behind us on all ranks
+        flush()  # operations that have been called on this communicator come first on all ranks
         rank = self.comm.rank
         owned, needed = _all_or_none(
             self.comm,
@@ -183,21 +188,21 @@ class Plan:
         ids, places = np.unique(needed, return_inverse=True)
         owners, rows = directory.find(ids)
 
-        # What comes is in the order of the ranks, and from each in the order in which it is
-        # needed first: then most plans need not reorder it.
+        # Rows are received in the order of their owners, and from each owner in the order in which
+        # they are first needed: then most plans need not reorder them.
         first = np.full(len(ids), len(needed))
         np.minimum.at(first, places, np.arange(len(needed)))
         far = owners != rank
         order = np.lexsort((first, owners))
         order = order[far[order]]
-        requests = _Mail(self.comm, owners[order])
+        requests = _RowExchange(self.comm, owners[order])
         (self._sent_rows,) = requests.send(rows[order])
         self._counts = requests.recv_counts.tolist(), requests.send_counts.tolist()
         self.destinations, self.sources = (
             tuple(r for r, n in enumerate(counts) if n) for counts in self._counts
         )
 
-        # Behind the rows that come are this rank's own, if it needs some of them.
+        # The rows received are followed by this rank's own, if it needs some of them.
         self._owned, self._needed, self._received = len(owned), len(needed), len(order)
         self._needs_own = self._received < len(ids)
         place = len(order) + rows
@@ -212,7 +217,7 @@ class Plan:
             f"them from {len(self.sources)} other ranks>"
         )
 
-    # ---- The parts of an exchange: before the message, and after it
+    # ---- What is done before a message is sent, and after it was received
 
     def _checked(self, name: str, argument: str, x: Any, rows: int) -> Any:
         def check(leaf: Any) -> jax.Array:
@@ -277,7 +282,7 @@ class Plan:
         return self._filled(received, self._own(x))
 
     def add(self, y: Any) -> Any:
-        """Return, for each row that this rank owns, the sum of what all ranks have for it.
+        """Return, for each row that this rank owns, the sum of all ranks' rows of ``y`` for it.
 
         Args:
             y: array of shape ``(len(needed_ids), *S)``, of a type that can be summed, rows in the
@@ -318,7 +323,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class _Result:
-    """What is done with the rows that have come."""
+    """Makes the result of a started exchange from the rows received."""
 
     plan: Plan
     method: str

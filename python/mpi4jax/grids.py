@@ -76,7 +76,7 @@ class Block:
         cuts = Cuts("Block", cart, axes, width)
         self.rank = cuts.comm.rank if rank is None else rank_of("Block", "rank", rank, cuts.comm)
         self.global_shape = tuple(int(n) for n in shape)
-        self.slices = cuts.block(self.global_shape, self.rank)
+        self.slices = cuts.layout(self.global_shape).block(self.rank)
         self.shape = tuple(s.stop - s.start for s in self.slices)
         self.offset = tuple(s.start for s in self.slices)
         self._around = [(0, 0)] * len(self.shape)

@@ -15,7 +15,7 @@ __all__ = ["Layout", "redistribute"]
 
 
 class Exchange:
-    """What goes from rank to rank so that blocks of one layout become those of another.
+    """The messages between ranks that bring an array from one layout to another.
 
     Attributes:
         outgoing: the pieces of this rank's old block.
@@ -29,7 +29,7 @@ class Exchange:
         self.incoming = Pieces.of(batch, target.block(rank), source)
 
     def send(self, message: jax.Array) -> jax.Array:
-        """The message that comes for the one that goes."""
+        """Send the pieces of the old block, and return those of the new one."""
         size = self._comm.Get_size()
         counts = self.outgoing.counts(size), self.incoming.counts(size)
         return alltoallv(message, *counts, comm=self._comm)

@@ -49,7 +49,7 @@ _inexact = functools.partial(jax.tree.map, lambda v: jnp.asarray(v) * 1.0)
 
 
 def _wide(dtype: Any) -> Any:
-    """What is computed in: 16 bits count to 256, and their squares vanish."""
+    """The dtype of the iteration: in 16 bits, counters end at 256 and squares underflow."""
     return jnp.promote_types(dtype, jnp.float32)
 
 
@@ -241,9 +241,9 @@ def cg(
         b: this rank's part of the right-hand side, of any shape, and any length also on other
             ranks; or a pytree of arrays.
         x0: where to start, like ``b``; by default zeros.
-        tol: relative tolerance: solved is what has a residual of norm ``tol * norm(b)``, over all
-            ranks.
-        atol: absolute tolerance: or of this norm.
+        tol: relative tolerance: the solve has converged when the norm of the residual, over all
+            ranks, is at most ``tol * norm(b)``,
+        atol: absolute tolerance: or at most this.
         maxiter: the most iterations, by default 10 for each number of the whole vector.
         M: function like ``A``, an approximation of its inverse, Hermitian and positive definite.
         comm: communicator; by default a clone of ``COMM_WORLD``.
@@ -252,9 +252,9 @@ def cg(
     Returns:
         Tuple of this rank's part of the solution, like ``b``, and :class:`Info`: integer
         ``iterations``, ``residual_norm``, at least float32, and ``converged``, the same on all
-        ranks. The residual is that of the solution, computed from it; where it is larger than what
-        the iteration has made of it, the iteration begins anew. A solve that stops at ``maxiter``,
-        or gets no nearer, has ``converged`` False.
+        ranks. The residual is computed from the solution; where it is larger than the one that
+        the iteration has updated by recurrence, the iteration is restarted. A solve that stops at
+        ``maxiter``, or gets no nearer, has ``converged`` False.
 
         The iteration computes in float32 at least. ``A`` and ``M`` get and return the dtype of
         ``b``: with float16 and bfloat16 the residual seldom gets below ``1e-3`` of ``b``.
@@ -405,9 +405,9 @@ def lsmr(
             ranks; or a pytree of arrays.
         x0: where to start: its shapes are those of the solution; by default zeros like ``b``.
         damp: weight of the solution's norm.
-        tol: relative tolerance: solved is what has ``norm(adjoint(b - A(x)) - damp**2 * x)`` below
-            ``tol * norm(adjoint(b))``.
-        atol: absolute tolerance: or below this.
+        tol: relative tolerance: the solve has converged when
+            ``norm(adjoint(b - A(x)) - damp**2 * x)`` is at most ``tol * norm(adjoint(b))``,
+        atol: absolute tolerance: or at most this.
         maxiter: the most iterations, by default 10 for each number of the whole solution.
         comm: communicator; by default a clone of ``COMM_WORLD``.
         reproducible: whether the bits must not depend on how the vectors are spread over ranks;
@@ -445,10 +445,10 @@ def lsmr(
     if x0 is None:
         start = jnp.zeros_like(start)
     rows = given.size
-    # With a weight: the matrix has more rows, and so has `b`, zeros.
+    # Damping adds rows to the matrix, and zeros to `b`.
     given = jnp.concatenate([given, jnp.zeros_like(start)])
 
-    # What is differentiated must not look at bits, as `fixed` does.
+    # Without `fixed`, whose operations on bits have no derivative.
     def product(x: Vector) -> Vector:
         y = ravel_pytree(A(tree_x(x.astype(dtype))))[0].astype(wide)
         return jnp.concatenate([y, damp * x])
@@ -475,7 +475,7 @@ def lsmr(
         start = jnp.where(of_b == 0, 0, start / scale)
         x, r, square, k = krylov.least_squares(space, forward, adjoint, b, start, limits)
         left = jnp.sqrt(space.square(r[:rows])) * scale
-        # JAX expects tangents of all results, also where integers have none.
+        # custom_root needs a tangent of each auxiliary result, which integers do not have.
         count = lax.bitcast_convert_type(k, jnp.float32)
         return x * scale, (count, left, (square <= small).astype(jnp.float32))
 

@@ -127,6 +127,12 @@ def test_only_neighbours_exchange_messages():
     assert repr(plan).startswith("<ghosts.Plan: 1 rows owned, 3 needed, ")
 
 
+def test_ids_with_a_common_divisor_are_spread_over_the_directory():
+    ids = np.arange(300) * SIZE
+    directory = ghosts._Directory(COMM, np.array_split(ids, SIZE)[RANK])
+    assert len(directory._ids) < 2 * len(ids) / SIZE
+
+
 def test_a_sparse_matrix_in_cg():
     """A graph's Laplacian whose rows are spread at random."""
     n, rng = 40, np.random.default_rng(3)

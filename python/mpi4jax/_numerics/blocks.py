@@ -11,16 +11,13 @@ import jax.numpy as jnp
 from mpi4py import MPI
 
 from .._grid import cart as _cart
-from .._op import rows as _rows
 from .._op.arguments import from_end, rank_of
 from .._op.comm import static_int
 from .._op.spec import T
-from ..ops.gather import gather
 from ..ops.gatherv import gatherv
 from ..ops.halo_exchange import halo_exchange
-from ..ops.scatter import scatter
 from ..ops.scatterv import scatterv
-from .layout import Layout
+from .layout import Layout, Pieces
 
 Shape = tuple[int, ...]
 
@@ -47,25 +44,13 @@ class Cuts:
         counted = from_end(self.op, self.axes, [(0, 0)] * len(self.axes), (0,) * ndim)
         return [ndim - axis for axis in counted]
 
-    def is_equal(self, shape: Shape) -> bool:
-        """Whether all blocks of an array of this shape are equally large."""
-        axes = self.positions(len(shape))
-        return not any(shape[axis] % size for axis, size in zip(axes, self.sizes, strict=True))
-
-    def _layout(self, shape: Shape) -> Layout:
+    def layout(self, shape: Shape) -> Layout:
+        """How the blocks of all ranks lie in an array of this shape."""
         return Layout(shape, zip(self.positions(len(shape)), self.sizes, strict=True))
 
-    def block(self, shape: Shape, rank: int) -> tuple[slice, ...]:
-        """A rank's block, without ghost cells, of an array of this shape."""
-        return self._layout(shape).block(rank)
-
-    def blocks(self, shape: Shape) -> list[tuple[slice, ...]]:
-        """The blocks of all ranks."""
-        return [self.block(shape, rank) for rank in range(self.comm.size)]
-
-    def shapes(self, shape: Shape) -> list[Shape]:
-        """The shapes of all ranks' blocks."""
-        return [tuple(s.stop - s.start for s in block) for block in self.blocks(shape)]
+    def pieces(self, shape: Shape) -> Pieces:
+        """An array of this shape, cut into the blocks of all ranks."""
+        return Pieces.of((), tuple(slice(0, n) for n in shape), self.layout(shape))
 
     def whole(self, block: Shape, cells: Sequence[int] | None) -> Shape:
         """The shape of the array that this rank's block, of this shape, is a part of.
@@ -76,7 +61,7 @@ class Cuts:
         out = list(block)
         for k, axis in enumerate(self.positions(len(block))):
             out[axis] = block[axis] * self.sizes[k] if cells is None else cells[k]
-        expected = self.shapes(tuple(out))[self.comm.rank]
+        expected = self.layout(tuple(out)).block_shape(self.comm.rank)
         if block != expected:
             raise ValueError(
                 f"{self.op}: argument 'x' has {block} inner cells on rank {self.comm.rank}; "
@@ -94,39 +79,6 @@ class Cuts:
         if len(known) != len(self.axes) or min(known, default=0) < 0:
             raise ValueError(f"{self.op}: argument 'cells' must be {expected}, got {cells!r}")
         return known
-
-    def concatenate(self, blocks: list[jax.Array]) -> jax.Array:
-        """The array whose blocks these are."""
-        axes = self.positions(blocks[0].ndim)
-        for axis, size in reversed(list(zip(axes, self.sizes, strict=True))):
-            rows = [blocks[i : i + size] for i in range(0, len(blocks), size)]
-            blocks = [jnp.concatenate(row, axis) for row in rows]
-        return blocks[0]
-
-    def stack(self, x: jax.Array) -> jax.Array:
-        """All blocks along a new first axis; the last dimension of the grid is fastest."""
-        axes, block = self.positions(x.ndim), self.shapes(x.shape)[0]
-        split: list[int] = []
-        places = {}
-        for axis, cells in enumerate(block):
-            if axis in axes:
-                places[axis] = len(split)
-                split.append(self.sizes[axes.index(axis)])
-            split.append(cells)
-        x = x.reshape(split)
-        x = jnp.moveaxis(x, [places[axis] for axis in axes], range(len(axes)))
-        return x.reshape(self.comm.size, *block)
-
-    def join(self, blocks: jax.Array) -> jax.Array:
-        """The inverse of `stack`."""
-        axes, block = self.positions(blocks.ndim - 1), blocks.shape[1:]
-        x = blocks.reshape(*self.sizes, *block)
-        places = [axis + sum(other < axis for other in axes) for axis in axes]
-        x = jnp.moveaxis(x, range(len(axes)), places)
-        whole = list(block)
-        for axis, size in zip(axes, self.sizes, strict=True):
-            whole[axis] *= size
-        return x.reshape(whole)
 
     def pad(self, x: jax.Array) -> jax.Array:
         """With ghost cells of zeros."""
@@ -178,8 +130,8 @@ def scatter_blocks(
         ValueError: an axis that is cut is not named.
 
     Derivative:
-        That of :func:`scatter`, or :func:`scatterv`, and :func:`halo_exchange`, which it is made
-        of: the transpose gathers on the root.
+        That of :func:`scatterv` and :func:`halo_exchange`, which it is made of: the transpose
+        gathers on the root.
 
     Example:
         >>> import jax.numpy as jnp, mpi4jax.notoken as mpi4jax
@@ -193,35 +145,22 @@ def scatter_blocks(
         >>> cart.rank > 0 or whole.shape == (2 * n, 3)
         True
 
-    See also: :func:`gather_blocks`, :func:`halo_exchange`, :func:`scatter`.
+    See also: :func:`gather_blocks`, :func:`halo_exchange`, :func:`scatterv`.
     """
     name = "scatter_blocks"
     cuts = Cuts(name, cart, axes, width)
     root = rank_of(name, "root", root, cuts.comm)
 
-    is_root, rank = cuts.comm.rank == root, cuts.comm.rank
-    leaves, tree = jax.tree.flatten(x)
-    leaves = [leaf if hasattr(leaf, "dtype") else jnp.asarray(leaf) for leaf in leaves]
-    leaves = [jnp.asarray(leaf) if is_root else leaf for leaf in leaves]
-    equal = [i for i, leaf in enumerate(leaves) if cuts.is_equal(leaf.shape)]
-
-    def stacked(leaf: Any) -> Any:
-        return cuts.stack(leaf) if is_root else jnp.zeros(cuts.shapes(leaf.shape)[0], leaf.dtype)
-
-    if equal or not leaves:
-        same = scatter([stacked(leaves[i]) for i in equal], root, comm=cart)
-        for i, block in zip(equal, same, strict=True):
-            leaves[i] = block
-    for i in sorted({*range(len(leaves))} - {*equal}):
-        leaf, shapes = leaves[i], cuts.shapes(leaves[i].shape)
-        if is_root:
-            cells = jnp.concatenate([leaf[block].ravel() for block in cuts.blocks(leaf.shape)])
+    def block_of(leaf: Any) -> jax.Array:
+        leaf = leaf if hasattr(leaf, "dtype") else jnp.asarray(leaf)
+        pieces, own = cuts.pieces(leaf.shape), cuts.layout(leaf.shape).block_shape(cuts.comm.rank)
+        if cuts.comm.rank == root:
+            cells = pieces.pack(jnp.asarray(leaf))
         else:
-            cells = jnp.zeros(math.prod(shapes[rank]), leaf.dtype)
-        counts = [math.prod(shape) for shape in shapes]
-        own = scatterv(cells, counts, root, comm=cart)
-        leaves[i] = own.reshape(shapes[rank])
-    y = jax.tree.unflatten(tree, leaves)
+            cells = jnp.zeros(math.prod(own), leaf.dtype)
+        return scatterv(cells, pieces.counts(cuts.comm.size), root, comm=cart).reshape(own)
+
+    y = jax.tree.map(block_of, x)
     if any(width != (0, 0) for width in cuts.widths):
         y = jax.tree.map(cuts.pad, y)
         y = halo_exchange(y, cart, axes=axes, width=width)
@@ -260,8 +199,7 @@ def gather_blocks(
             that is not this rank's of an array with so many ``cells``.
 
     Derivative:
-        That of :func:`gather`, or :func:`gatherv`, which it is made of: the transpose scatters from
-        the root.
+        That of :func:`gatherv`, which it is made of: the transpose scatters from the root.
 
     Example:
         >>> import jax.numpy as jnp, mpi4jax.notoken as mpi4jax
@@ -271,27 +209,17 @@ def gather_blocks(
         >>> cart.rank > 0 or [int(v) for v in y] == [r for r in range(cart.size) for _ in "ab"]
         True
 
-    See also: :func:`scatter_blocks`, :func:`gather`.
+    See also: :func:`scatter_blocks`, :func:`gatherv`.
     """
     name = "gather_blocks"
     cuts = Cuts(name, cart, axes, width)
     root = rank_of(name, "root", root, cuts.comm)
     known = cuts.cells_of(cells)
     inner = jax.tree.map(lambda leaf: cuts.inner(jnp.asarray(leaf)), x)
-    leaves, tree = jax.tree.flatten(inner)
-    wholes = [cuts.whole(leaf.shape, known) for leaf in leaves]
-    equal = [i for i, whole in enumerate(wholes) if cuts.is_equal(whole)]
-    if equal or not leaves:
-        same = gather([leaves[i] for i in equal], root, comm=cart)
-        for i, stacked in zip(equal, same, strict=True):
-            leaves[i] = cuts.join(stacked) if cuts.comm.rank == root else stacked
-    for i in sorted({*range(len(leaves))} - {*equal}):
-        shapes = cuts.shapes(wholes[i])
-        counts = [math.prod(shape) for shape in shapes]
-        rows = gatherv(leaves[i].ravel(), counts, root, comm=cart)
-        if cuts.comm.rank == root:
-            parts = zip(_rows.side_by_side(counts), shapes, strict=True)
-            leaves[i] = cuts.concatenate(
-                [rows[s : s + n].reshape(shape) for (s, n), shape in parts]
-            )
-    return jax.tree.unflatten(tree, leaves) if cuts.comm.rank == root else x
+    pieces = jax.tree.map(lambda leaf: cuts.pieces(cuts.whole(leaf.shape, known)), inner)
+
+    def whole_of(leaf: Any, inner: jax.Array, pieces: Pieces) -> jax.Array:
+        message = gatherv(inner.ravel(), pieces.counts(cuts.comm.size), root, comm=cart)
+        return pieces.unpack(message) if cuts.comm.rank == root else leaf
+
+    return jax.tree.map(whole_of, x, inner, pieces)

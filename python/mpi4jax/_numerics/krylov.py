@@ -1,8 +1,8 @@
 """Krylov methods for vectors of which each rank has a part.
 
-A method solves for a correction: it starts at zero, of a residual, and says after how many steps it
-has ended. :func:`solved` calls it until the residual itself, and not what the method computes in
-its place, is small, or gets no smaller. Vectors are flat, and have at least 32 bits a number.
+A method takes a residual, and returns a correction of the solution, with the number of its
+iterations. :func:`solved` calls it until the true residual, not the one that the method updates by
+recurrence, is small, or gets no smaller. Vectors are flat, and have at least 32 bits a number.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Operator = Callable[[Vector], Vector]
 
 
 class Info(NamedTuple):
-    """What became of a solve.
+    """How a solve has ended.
 
     Attributes:
         iterations: how many there were, as ``maxiter`` counts them; an integer.
@@ -66,7 +66,7 @@ class Space:
         return self.products((v, v))[0].real
 
     def fixed(self, x: jax.Array) -> jax.Array:
-        """What something is added to elsewhere."""
+        """A vector that is rounded before anything is added to it."""
         return _fixed(x) if self.reproducible else x
 
     def times(self, a: jax.Array, b: jax.Array) -> jax.Array:
@@ -97,7 +97,7 @@ class Space:
 
 
 def _terms(a: jax.Array, b: jax.Array) -> list[jax.Array]:
-    """What is summed to a scalar product: products, each of them rounded."""
+    """The terms of a scalar product: products, each of them rounded."""
     if not jnp.iscomplexobj(a):
         return [a * b]
     real = [a.real * b.real, a.imag * b.imag]
@@ -112,8 +112,9 @@ def _of_parts(parts: list[jax.Array]) -> jax.Array:
 def _fixed(x: jax.Array) -> jax.Array:
     """The number itself, rounded before anything is added to it.
 
-    XLA multiplies and adds in one instruction where it sees fit, which may depend on the length of
-    a vector. It does not see that no bits of a number are all set.
+    Whether XLA fuses a multiplication and an addition into one instruction may depend on the length
+    of a vector. It cannot do so across an operation on the bits, even one that changes nothing: the
+    only number whose bits are all set is a NaN.
     """
     if jnp.iscomplexobj(x):
         return lax.complex(_fixed(x.real), _fixed(x.imag))
@@ -201,6 +202,8 @@ def solved(
 def cg(
     space: Space, M: Operator, A: Operator, r: Vector, limits: Limits
 ) -> tuple[Vector, jax.Array]:
+    """Hestenes and Stiefel, J. Res. Nat. Bur. Standards 49, 1952."""
+
     def measured(r: Vector) -> tuple[Vector, jax.Array, jax.Array]:
         z = M(r)
         gamma, square = space.products((r, z), (r, r))
@@ -229,6 +232,7 @@ def cg(
 def bicgstab(
     space: Space, M: Operator, A: Operator, r: Vector, limits: Limits
 ) -> tuple[Vector, jax.Array]:
+    """van der Vorst, "Bi-CGSTAB", SIAM J. Sci. Stat. Comput. 13, 1992."""
     first, plus = r, space.plus
 
     def go_on(state: Any) -> Any:
@@ -263,7 +267,7 @@ def bicgstab(
 def gmres(
     restart: int, space: Space, M: Operator, A: Operator, r: Vector, limits: Limits
 ) -> tuple[Vector, jax.Array]:
-    """Until the next restart."""
+    """Until the next restart: Saad and Schultz, "GMRES", SIAM J. Sci. Stat. Comput. 7, 1986."""
 
     def extend(j: Any, state: Any) -> Any:
         """One more vector of the Krylov space, orthogonal to those before."""
@@ -271,13 +275,13 @@ def gmres(
         w = A(M(V[j]))
         (h,) = space.products((V, w))
         w = w - space.combined(h, V)
-        # Once more, for what rounding has left. What that takes from the square is little.
+        # Orthogonalised twice, because of rounding; the second time changes the norm little.
         again, square = space.products((V, w), (w, w))
         w = w - space.combined(again, V)
         less = square.real - jnp.vdot(again, again).real
         norm = jnp.sqrt(space.square(w) if space.reproducible else jnp.maximum(less, 0))
         h = h + again
-        # Else the space holds the solution, and the columns that follow are zero.
+        # Otherwise the space contains the solution, and the following columns are zero.
         is_new = norm > 10 * jnp.finfo(norm.dtype).eps * jnp.linalg.norm(h)
         w = jnp.where(is_new, w / jnp.where(is_new, norm, 1), 0)
         return V.at[j + 1].set(w), H.at[:, j].set(h.at[j + 1].set(jnp.where(is_new, norm, 0)))
@@ -325,7 +329,7 @@ def minres(
         return x, v, after, z_after, w, above, *rotations, -s2 * eta, k + 1
 
     z, gamma = normed(r)
-    # The method knows the norm that belongs to M.
+    # The recurrence has the residual's norm in the inner product of M, so the limit is scaled.
     small = limits.square * _quotient(gamma**2, space.square(r))
     none, zero, one = jnp.zeros_like(r), jnp.zeros_like(gamma), jnp.ones_like(gamma)
     rotations = ((zero, gamma), (one, one), (zero, zero))

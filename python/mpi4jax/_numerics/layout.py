@@ -197,7 +197,7 @@ class Pieces:
         return jnp.concatenate([piece.ravel() for piece in self.cut(x)])
 
     def unpack(self, message: jax.Array) -> jax.Array:
-        """The array, of which :meth:`pack` has made this."""
+        """The inverse of :meth:`pack`."""
         if not message.size or self.are_in_memory_order:
             return message.reshape(self.shape)
         ends = itertools.accumulate(map(math.prod, self.shapes))

@@ -1,9 +1,9 @@
-"""Fourier transforms of what a rank has of an array, from message to message.
+"""Local Fourier transforms, from the message received to the message that is sent.
 
-XLA transforms axes that lie side by side at the end of an array, and anything else would be
-transposed before it and after it, as a whole; messages are packed and unpacked as wholes. That
-takes several times as long as to transform. So on a CPU, what fits into a cache is taken out of the
-message that came, transformed, and put into the message that goes.
+XLA transforms axes that lie side by side at the end of an array. For any others it would transpose
+the whole array before and after, and it would pack and unpack whole messages, which takes several
+times as long as the transform itself. So on a CPU, tiles that fit into the cache are read from the
+message received, transformed, and written to the message that is sent.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def _columns(x: jax.Array, axis: int, inverse: bool) -> jax.Array:
 
 
 class _Local(NamedTuple):
-    """The transform of a message, or of an array, into another.
+    """A transform of the array in one message, into another message.
 
     Attributes:
         incoming: the pieces of which the operand consists.
@@ -170,8 +170,8 @@ class _Local(NamedTuple):
                 y = lax.dynamic_update_slice(y, part.ravel(), (begin + at * n,))
             return y
 
-        # Any number fills it. One of the operand keeps XLA from making it before the operand is
-        # there, in memory beside that of the message which goes.
+        # The values do not matter. They depend on the operand so that XLA does not allocate this
+        # array earlier, beside the message that is being sent.
         fill = x[0].real.astype(self.dtype(x.dtype)) if self.length else x[0]
         y, at_once = jnp.full(math.prod(self.result.shape), fill), planes // tiles
         y = lax.fori_loop(0, tiles, functools.partial(some, at_once, 0), y)
@@ -190,8 +190,8 @@ class _Local(NamedTuple):
         return tile, [(end - planes * n, n) for end, n in zip(ends, lengths, strict=True)]
 
 
-# The loops of a transform have no derivative that is worth it: it would add to an array as large as
-# the operand in each step. A primitive has the rules of a linear function.
+# The derivative that JAX makes of the loops would add to an array as large as the operand in each
+# step. A primitive has the rules of a linear function instead.
 local_fft_p = Primitive("mpi4jax_local_fft")
 local_fft_p.def_impl(compat.eval_primitive(local_fft_p))
 
@@ -230,7 +230,7 @@ def local_fft(
     inverse: bool,
     length: int | None = None,
 ) -> jax.Array:
-    """A message, from another: what it brings, transformed along axes that are whole.
+    """The pieces of a message, transformed along axes that are whole, as another message.
 
     Args:
         length: of the last one of ``axes``, if that is the axis of a real transform.

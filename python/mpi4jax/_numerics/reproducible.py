@@ -3,8 +3,8 @@
 Each number is split at exponents that all ranks have in common, counted from that of the largest
 number (Demmel and Nguyen, "Fast Reproducible Floating-Point Summation", ARITH 2013). The pieces are
 integers in units of their bin, and integers are added without rounding (Hallberg and Adcroft, "An
-order-invariant real-to-integer conversion sum", Parallel Computing 40, 2014): in whichever order,
-on whichever rank. What is rounded, once, is the sum.
+order-invariant real-to-integer conversion sum", Parallel Computing 40, 2014): in any order, on any
+rank. Only the sum is rounded, once.
 """
 
 from __future__ import annotations
@@ -67,10 +67,10 @@ def _power(form: _Format, exponent: jax.Array) -> jax.Array:
 def _folded(
     f: Callable[[jax.Array], Bins], x: Any, add: Callable[[Any, Any], Any], times: int
 ) -> Bins:
-    """``f`` of ``times`` pieces of the last axis, added, with what is left beside.
+    """``f`` of ``times`` pieces of the last axis, added, followed by ``f`` of the remainder.
 
-    One loop without a reduction in it: XLA makes vector instructions of that in all its versions,
-    but not where it gives parts of unequal length to its threads.
+    This is one loop without a reduction, which every version of XLA compiles to vector
+    instructions, if its threads get parts of equal length.
     """
     length = jax.tree.leaves(x)[0].shape[-1] // times
     length -= length % 32 if length > 32 else 0
@@ -129,8 +129,8 @@ def _split(x: jax.Array, axes: tuple[int, ...], largest: jax.Array) -> jax.Array
     rows = _rows(x, axes)
     form = _format(rows.dtype)
     scale = _power(form, form.first + form.bias - 1 - _exponent(form, largest))[..., None]
-    # Where 1.5 * 2**mantissa is added, an integer is in the lowest bits. XLA knows it for no
-    # constant: of a constant that is added and subtracted it leaves nothing.
+    # Adding 1.5 * 2**mantissa leaves an integer in the lowest bits. It is computed from an operand,
+    # because XLA would simplify the addition and subtraction of a constant.
     nothing = largest >> (jnp.iinfo(form.integer).bits - 1)
     offset = 1.5 * _power(form, form.mantissa + nothing)[..., None]
 
@@ -153,7 +153,7 @@ def _split(x: jax.Array, axes: tuple[int, ...], largest: jax.Array) -> jax.Array
         bins = _carried(bins, form.bits)
         bins = _folded(_same, _folded(_same, bins, operator.add, 16), operator.add, 16)
     bins = [jnp.sum(b, -1, dtype=b.dtype) for b in _carried(bins, form.bits)]
-    # In halves, there is room for a million ranks.
+    # Bins are cut in halves, so that those of a million ranks can be added.
     half = form.bits // 2
     halves = [h for b in _carried(bins, form.bits) for h in (b >> half, b & (2**half - 1))]
 
