@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use mpi::ffi::MPI_Status;
+use serde::Deserialize;
 use smallvec::SmallVec;
 
 use crate::comm::Comm;
@@ -14,7 +15,8 @@ use crate::mpilib::Wildcards;
 use crate::ops::{Buffer, Dtype, Extent, Extents, Halo, Op, Parts, Ragged, Reduction};
 
 /// Who a message goes to and comes from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
+#[serde(deny_unknown_fields)]
 pub struct Envelope {
     pub source: i32,
     pub recvtag: i32,
@@ -27,6 +29,12 @@ impl Envelope {
     pub const TRACED: i32 = i32::MIN;
 }
 
+impl Default for Envelope {
+    fn default() -> Self {
+        Self { source: -1, recvtag: 0, dest: -1, sendtag: 0 }
+    }
+}
+
 /// An envelope as an operand: source, recvtag, dest, sendtag.
 pub type Peers = [i32; 4];
 
@@ -37,8 +45,10 @@ impl From<Peers> for Envelope {
 }
 
 /// What an operand of int32, the last one, says at run time.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "snake_case")]
 pub enum Operand {
+    #[default]
     None,
     /// [`Peers`]
     Peers,
@@ -208,7 +218,7 @@ impl Site {
             parts: None,
             ragged: None,
             root: 0,
-            envelope: Envelope { source: -1, recvtag: 0, dest: -1, sendtag: 0 },
+            envelope: Envelope::default(),
             operand: Operand::None,
             envelope_result: false,
             status: Status::default(),
@@ -260,7 +270,7 @@ impl Site {
         for (name, wanted, given) in [
             ("halo", row.has_blocks, self.halo.is_some()),
             ("parts", row.has_parts, self.parts.is_some()),
-            ("rows", row.is_ragged, self.ragged.is_some()),
+            ("ragged", row.is_ragged, self.ragged.is_some()),
         ] {
             if wanted != given {
                 let [expected, actual] = [wanted, given].map(|there| if there { "some" } else { "none" });
@@ -360,12 +370,9 @@ impl<'a> Call<'a> {
         if let Some(parts) = &site.parts {
             return parts.check(self.send, self.recv).map_err(|cause| site.error(cause));
         }
-        // The two sides of a message are independent of each other. Ghost cells that are packed are told, others are whole
-        // blocks.
-        let is_free = match &site.halo {
-            Some(halo) => halo.is_packed(),
-            None => side.send == Extent::Told || site.op.row().has_peer,
-        };
+        // The two sides of a message are independent of each other, those of a halo exchange are one block.
+        let row = site.op.row();
+        let is_free = row.has_peer || side.send == Extent::Told && !row.has_blocks;
         if let (Some(sent), Some(received)) = (sent, received)
             && sent != received
             && !is_free

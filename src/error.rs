@@ -102,8 +102,6 @@ pub enum Cause {
     Request { message: String },
     #[error("{report}")]
     Mismatch { report: String },
-    #[error("too many copies of XLA in one process")]
-    TooManyXlas,
     #[error("{call}: {message}")]
     Xla { call: &'static str, message: String },
     #[error("panicked: {message}")]

@@ -7,10 +7,10 @@ use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
-use mpi::ffi::{self, MPI_Comm, MPI_Datatype, MPI_Op};
+use mpi::ffi::{self, MPI_Comm};
 
 use crate::dynlib;
-use crate::error::{Cause, Error};
+use crate::error::Cause;
 
 unsafe extern "C" {
     // mpi_shim.c
@@ -237,23 +237,39 @@ pub fn address() -> usize {
     ffi::PMPI_Get_version as *const () as usize
 }
 
-/// The MPI that this library was built for and runs with.
+/// The MPI that this library was built for and runs with. The rest mpi4py knows.
 #[derive(Debug)]
 #[cfg_attr(feature = "python", derive(pyo3::IntoPyObject))]
 pub struct MpiInfo {
     pub vendor: String,
     pub version: String,
-    pub library_version: String,
     /// The file of the library in use.
     pub library: String,
     pub address: usize,
-    pub thread_level: &'static str,
     /// Whether it takes pointers to the memory of a GPU.
     pub cuda_aware: &'static str,
     pub sizeof_comm: usize,
-    pub sizeof_datatype: usize,
-    pub sizeof_op: usize,
     pub sizeof_status: usize,
+}
+
+/// MPI is initialised.
+pub fn info() -> MpiInfo {
+    // SAFETY: constants of our shim.
+    let [vendor, version] = unsafe { [mpi4jax_vendor, mpi4jax_version].map(|text| CStr::from_ptr(text)) };
+    let text = |text: &CStr| text.to_string_lossy().trim().to_owned();
+    MpiInfo {
+        vendor: text(vendor),
+        version: text(version),
+        library: dynlib::file_of(address()).map_or_else(String::new, |file| file.display().to_string()),
+        address: address(),
+        cuda_aware: match cuda_support() {
+            CudaSupport::Yes => "yes",
+            CudaSupport::No => "no",
+            CudaSupport::Unknown => "unknown",
+        },
+        sizeof_comm: size_of::<MPI_Comm>(),
+        sizeof_status: size_of::<ffi::MPI_Status>(),
+    }
 }
 
 fn library_version() -> Result<String, Cause> {
@@ -274,52 +290,6 @@ pub fn frees_late() -> Result<bool, Cause> {
     match LATE.get() {
         Some(&late) => Ok(late),
         None => library_version().map(|version| *LATE.get_or_init(|| !version.starts_with("Open MPI"))),
-    }
-}
-
-pub fn info() -> Result<MpiInfo, Error> {
-    let library_version = library_version()?;
-    let mut level = 0;
-    // SAFETY: the strings are constants of our shim; the functions may be called at any time, except that the thread
-    // level is asked for between MPI_Init and MPI_Finalize.
-    unsafe {
-        let (mut initialized, mut finalized) = (0, 0);
-        check("MPI_Initialized", ffi::MPI_Initialized(&mut initialized))?;
-        check("MPI_Finalized", ffi::MPI_Finalized(&mut finalized))?;
-        let thread_level = if initialized == 0 || finalized != 0 {
-            "none"
-        } else {
-            check("MPI_Query_thread", ffi::MPI_Query_thread(&mut level))?;
-            let levels = [
-                (ffi::RSMPI_THREAD_SINGLE, "single"),
-                (ffi::RSMPI_THREAD_FUNNELED, "funneled"),
-                (ffi::RSMPI_THREAD_SERIALIZED, "serialized"),
-                (ffi::RSMPI_THREAD_MULTIPLE, "multiple"),
-            ];
-            levels.iter().find(|(value, _)| *value == level).map_or("unknown", |(_, name)| name)
-        };
-        let cuda_aware = match thread_level {
-            "none" => "unknown",
-            _ => match cuda_support() {
-                CudaSupport::Yes => "yes",
-                CudaSupport::No => "no",
-                CudaSupport::Unknown => "unknown",
-            },
-        };
-        let string = |text| CStr::from_ptr(text).to_string_lossy().trim().to_owned();
-        Ok(MpiInfo {
-            vendor: string(mpi4jax_vendor),
-            version: string(mpi4jax_version),
-            library_version,
-            library: dynlib::file_of(address()).map_or_else(String::new, |file| file.display().to_string()),
-            address: address(),
-            thread_level,
-            cuda_aware,
-            sizeof_comm: size_of::<MPI_Comm>(),
-            sizeof_datatype: size_of::<MPI_Datatype>(),
-            sizeof_op: size_of::<MPI_Op>(),
-            sizeof_status: size_of::<ffi::MPI_Status>(),
-        })
     }
 }
 

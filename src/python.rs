@@ -10,6 +10,7 @@ mod _native {
     use pyo3::exceptions::{PyRuntimeError, PyValueError};
     use pyo3::prelude::*;
     use pyo3::types::{PyCapsule, PyDict};
+    use serde_json::{Value, json};
 
     use crate::comm::{self, Comm};
     use crate::error::{Cause, Error};
@@ -19,7 +20,7 @@ mod _native {
     use crate::transport::Platform;
     use crate::{device, dynlib, mpilib, transport, watch, xla};
 
-    type TargetRow<'py> = (String, Bound<'py, PyDict>, &'static str);
+    type TargetRow<'py> = (&'static str, Bound<'py, PyDict>, &'static str);
     type TransportReport = (String, Vec<transport::Choice>, Vec<transport::Found>);
 
     impl From<Error> for PyErr {
@@ -64,7 +65,7 @@ mod _native {
             bundle.set_item("execute", capsule(py, target.execute)?)?;
             Ok((target.name, bundle, target.platform))
         };
-        xla::targets().map(row).collect()
+        xla::targets().into_iter().map(row).collect()
     }
 
     /// Whether the tests' driver is in the part of CUDA's (see `device::is_on_cpu`).
@@ -103,30 +104,27 @@ mod _native {
         py.detach(|| device::cuda::driver().ok().and_then(|driver| driver.devices().ok()).unwrap_or(0))
     }
 
-    /// What a rank sends and receives: "none", "one" block, one "per rank", or as much as it is "told".
-    type Extents = (&'static str, &'static str);
-    type Takes = (bool, bool, bool, bool, bool, bool, bool);
-    type OpRow = (&'static str, &'static str, Takes, (Extents, Extents), Option<&'static str>);
-
-    /// Of every operation: its name, MPI's name; whether it has a reduction, a mean, a root, a peer, blocks, parts, and is
-    /// ragged; its extents at the root and elsewhere; and MPI's name where it is started and waited for later.
+    /// The rows of all operations, in JSON. Extents are those of what is sent and received.
     #[pyfunction]
-    fn ops_table() -> Vec<OpRow> {
-        let extent = |extent| match extent {
-            ops::Extent::None => "none",
-            ops::Extent::One => "one",
-            ops::Extent::Told => "told",
-            ops::Extent::PerRank => "per rank",
-        };
-        let extents = |extents: ops::Extents| (extent(extents.send), extent(extents.recv));
+    fn ops_table() -> String {
+        let extents = |extents: ops::Extents| json!([extents.send, extents.recv]);
         let row = |row: &ops::Row| {
-            let &ops::Row { has_reduction, has_mean, has_root, has_peer, .. } = row;
-            let takes =
-                (has_reduction, has_mean, has_root, has_peer, row.has_blocks, row.has_parts, row.is_ragged);
-            let started = row.started.as_ref().map(|started| started.mpi_name);
-            (row.name, row.mpi_name, takes, (extents(row.at_root), extents(row.elsewhere)), started)
+            json!({
+                "name": row.name,
+                "mpi": row.mpi_name,
+                "has_reduction": row.has_reduction,
+                "has_mean": row.has_mean,
+                "has_root": row.has_root,
+                "has_peer": row.has_peer,
+                "has_blocks": row.has_blocks,
+                "has_parts": row.has_parts,
+                "is_ragged": row.is_ragged,
+                "at_root": extents(row.at_root),
+                "elsewhere": extents(row.elsewhere),
+                "started": row.started.as_ref().map(|started| started.mpi_name),
+            })
         };
-        Op::TABLE.iter().map(row).collect()
+        Op::TABLE.iter().map(row).collect::<Value>().to_string()
     }
 
     /// The cells of a block along each axis that is exchanged, each from the first to the one after the last.
@@ -150,32 +148,25 @@ mod _native {
         around.somebody().map(message).collect()
     }
 
-    type DtypeRow = (&'static str, i32, usize, bool, bool, bool, bool);
-
-    /// (name, XLA code, item size, has SUM and PROD, has MAX and MIN, has bitwise reductions, has logical ones) of every data
-    /// type.
+    /// All data types, in JSON: the reductions that they have, the type that they have to be converted to for an operation,
+    /// and the type that they are reduced as.
     #[pyfunction]
-    fn dtypes_table() -> Vec<DtypeRow> {
-        let row = |name, code, d: Dtype| {
-            let as_what = d.wider().unwrap_or(d);
-            let (arithmetic, ordered) = (as_what.has_arithmetic(), as_what.is_ordered());
-            (name, code, d.size(), arithmetic, ordered, d.has_bits(), d.is_logical())
+    fn dtypes_table() -> String {
+        let row = |name, dtype: Dtype, carrier: Option<Dtype>| {
+            let reduced = dtype.wider().unwrap_or(dtype);
+            json!({
+                "name": name,
+                "has_arithmetic": reduced.has_arithmetic(),
+                "is_ordered": reduced.is_ordered(),
+                "has_bits": dtype.has_bits(),
+                "is_logical": dtype.is_logical(),
+                "carrier": carrier.map(Dtype::name),
+                "reduced_as": dtype.wider().map(Dtype::name),
+            })
         };
-        let whole = Dtype::ALL.iter().map(|d| row(d.name(), d.xla_code(), *d));
-        whole.chain(PACKED.iter().map(|p| row(p.name, p.xla_code, p.carrier))).collect()
-    }
-
-    /// (name, name of the type that carries it) of the data types that have to be converted for an
-    /// operation.
-    #[pyfunction]
-    fn carriers() -> Vec<(&'static str, &'static str)> {
-        PACKED.iter().map(|packed| (packed.name, packed.carrier.name())).collect()
-    }
-
-    /// (name, name of the wider type) of the data types that are reduced as another one.
-    #[pyfunction]
-    fn reduced_as() -> Vec<(&'static str, &'static str)> {
-        Dtype::ALL.iter().filter_map(|d| Some((d.name(), d.wider()?.name()))).collect()
+        let whole = Dtype::ALL.iter().map(|&dtype| row(dtype.name(), dtype, None));
+        let packed = PACKED.iter().map(|packed| row(packed.name, packed.carrier, Some(packed.carrier)));
+        whole.chain(packed).collect::<Value>().to_string()
     }
 
     #[pyfunction]
@@ -291,8 +282,8 @@ mod _native {
     }
 
     #[pyfunction]
-    fn mpi_info() -> PyResult<mpilib::MpiInfo> {
-        Ok(mpilib::info()?)
+    fn mpi_info() -> mpilib::MpiInfo {
+        mpilib::info()
     }
 
     #[pyfunction]

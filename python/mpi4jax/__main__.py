@@ -29,6 +29,12 @@ rank, size = comm.rank, comm.size
 
 # What launchers tell a rank about how many there are.
 SIZE_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS")
+_LEVELS = {
+    MPI.THREAD_SINGLE: "single",
+    MPI.THREAD_FUNNELED: "funneled",
+    MPI.THREAD_SERIALIZED: "serialized",
+    MPI.THREAD_MULTIPLE: "multiple",
+}
 TESTED = ("allreduce", "bcast", "alltoall", "sendrecv")
 
 
@@ -56,9 +62,9 @@ def describe(advice: list[str]) -> None:
     say(f"Python       {platform.python_version()}, {platform.platform()}")
     for package in ("jax", "jaxlib", "numpy", "mpi4py"):
         say(f"{package:12} {version(package)}")
-    say(f"MPI          {str(info['library_version']).splitlines()[0]}")
+    say(f"MPI          {MPI.Get_library_version().splitlines()[0]}")
     say(f"             {info['library']}, which mpi4py has loaded")
-    say(f"threads      {info['thread_level']}")
+    say(f"threads      {_LEVELS[MPI.Query_thread()]}")
     say(f"CUDA-aware   {info['cuda_aware']}")
     say(f"CUDA         {'yes' if mpi4jax.has_cuda_support() else 'no driver with a device'}")
     transports = str(mpi4jax.transport_info()).splitlines()

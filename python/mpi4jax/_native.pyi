@@ -11,7 +11,6 @@ __all__ = [
     "add_line",
     "add_status",
     "at_finalize",
-    "carriers",
     "chosen_transports",
     "cuda_devices",
     "dtypes_table",
@@ -29,7 +28,6 @@ __all__ = [
     "ops_table",
     "process",
     "process_space",
-    "reduced_as",
     "register_comm",
     "register_reduction",
     "remove_status",
@@ -60,21 +58,11 @@ __all__ = [
 __version__: str
 
 def targets() -> list[tuple[str, dict[str, CapsuleType], str]]: ...
-def ops_table() -> list[
-    tuple[
-        str,
-        str,
-        tuple[bool, bool, bool, bool, bool, bool, bool],
-        tuple[tuple[str, str], tuple[str, str]],
-        str | None,
-    ]
-]: ...
+def ops_table() -> str: ...
 def halo_cells(
     neighbours: Sequence[int], widths: Sequence[tuple[int, int]], extents: Sequence[int]
 ) -> list[tuple[int, int, list[tuple[int, int]], list[tuple[int, int]]]]: ...
-def dtypes_table() -> list[tuple[str, int, int, bool, bool, bool, bool]]: ...
-def carriers() -> list[tuple[str, str]]: ...
-def reduced_as() -> list[tuple[str, str]]: ...
+def dtypes_table() -> str: ...
 def register_comm(key: str, handle: int, rank: int, size: int) -> int: ...
 def add_line(line: str) -> int: ...
 def name_line(function: str, line: str) -> str: ...

@@ -1,9 +1,9 @@
 //! Whether all ranks of a communicator have the same number.
 
-use std::ffi::{c_int, c_void};
+use std::ffi::c_int;
 use std::mem::MaybeUninit;
 
-use mpi::ffi::{self, MPI_Comm, MPI_Datatype, MPI_Op, MPI_Request};
+use mpi::ffi::{self, MPI_Comm, MPI_Request};
 
 use super::Comm;
 use crate::error::Cause;
@@ -16,25 +16,17 @@ type Numbers = [[u64; 2]; 2];
 pub struct Agreement(Box<Numbers>);
 
 impl Agreement {
-    fn of(number: u64) -> Self {
-        Self(Box::new([[number, !number]; 2]))
-    }
-
-    fn arguments(&mut self) -> (*const c_void, *mut c_void, c_int, MPI_Datatype, MPI_Op) {
-        let [own, greatest] = &mut *self.0;
-        // SAFETY: constants of the MPI shim.
-        let (kind, op) = unsafe { (ffi::RSMPI_UINT64_T, ffi::RSMPI_MAX) };
-        (own.as_ptr().cast(), greatest.as_mut_ptr().cast(), own.len() as c_int, kind, op)
-    }
-
     /// Asks, and goes on; the request is that of the answer.
     pub fn start(comm: &Comm, number: u64) -> Result<(Self, MPI_Request), Cause> {
-        let (mut agreement, mut request) = (Self::of(number), MaybeUninit::uninit());
-        let (from, to, n, kind, op) = agreement.arguments();
-        // SAFETY: a registered communicator, which is not freed, and memory that stays where it is. The request is
-        // written where there is no error.
+        let mut agreement = Self(Box::new([[number, !number]; 2]));
+        let [own, greatest] = &mut *agreement.0;
+        let (from, to, n) = (own.as_ptr().cast(), greatest.as_mut_ptr().cast(), own.len() as c_int);
+        let mut request = MaybeUninit::uninit();
+        // SAFETY: a registered communicator, which is not freed, constants of the MPI shim, and memory that stays where it
+        // is. The request is written where there is no error.
         unsafe {
             let comm: MPI_Comm = handle(comm.handle);
+            let (kind, op) = (ffi::RSMPI_UINT64_T, ffi::RSMPI_MAX);
             let code = ffi::MPI_Iallreduce(from, to, n, kind, op, comm, request.as_mut_ptr());
             check("MPI_Iallreduce of a fingerprint", code)?;
             Ok((agreement, request.assume_init()))
@@ -53,14 +45,10 @@ impl Agreement {
 impl Comm {
     /// Whether all ranks have the same number. Collective.
     pub fn agrees(&self, number: u64) -> Result<bool, Cause> {
-        let mut agreement = Agreement::of(number);
-        let (from, to, n, kind, op) = agreement.arguments();
-        // SAFETY: a registered communicator, which is not freed, and two integers of the type that is named.
-        let code = unsafe {
-            let comm: MPI_Comm = handle(self.handle);
-            ffi::MPI_Allreduce(from, to, n, kind, op, comm)
-        };
-        check("MPI_Allreduce of a fingerprint", code)?;
+        let (agreement, mut request) = Agreement::start(self, number)?;
+        let mut status = MaybeUninit::uninit();
+        // SAFETY: a request that is under way.
+        unsafe { check("MPI_Wait", ffi::MPI_Wait(&mut request, status.as_mut_ptr()))? };
         Ok(agreement.is_reached())
     }
 }

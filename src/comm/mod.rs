@@ -151,15 +151,6 @@ impl Comm {
         .named(key)
     }
 
-    /// In the place of one that an operand names, when a program is compiled. It has no handle.
-    pub fn template(key: &str, rank: i32, size: i32) -> Self {
-        Self::with_ranks(key, 0, (rank, size), Arc::default())
-    }
-
-    pub fn is_template(&self) -> bool {
-        self.world.is_empty()
-    }
-
     /// What MPI knows of a communicator, whose errors become codes if they would end the job without a word from us.
     /// A handler that its owner chose is left alone. Local.
     ///

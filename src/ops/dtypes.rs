@@ -1,6 +1,7 @@
 //! The table of data types: one row each.
 
 use mpi::ffi::{self, MPI_Datatype};
+use serde::Deserialize;
 
 /// Which reductions make sense for a type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,7 +31,8 @@ macro_rules! dtypes {
         ///
         /// As wide as a register: a `Buffer` with one byte of it among padding is copied in pieces that overlap,
         /// each of which the processor waits for.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Hash)]
+        #[serde(rename_all = "snake_case")]
         #[repr(usize)]
         pub enum Dtype { $($dtype),* }
 
@@ -160,9 +162,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn codes_are_distinct_and_round_trip() {
+    fn codes_and_names_are_distinct_and_round_trip() {
         for &dtype in Dtype::ALL {
             assert_eq!(Dtype::from_xla(dtype.xla_code()), Some(dtype));
+            let name = format!("\"{}\"", dtype.name());
+            assert_eq!(serde_json::from_str::<Dtype>(&name).unwrap(), dtype);
         }
         assert_eq!(Dtype::from_xla(17), None, "a token is no data type");
     }

@@ -3,13 +3,37 @@
 use std::ffi::c_int;
 use std::sync::OnceLock;
 
+use serde::Deserialize;
 use smallvec::SmallVec;
 
-use super::{Buffer, Wire};
+use super::Buffer;
 use crate::error::Cause;
 
+/// How messages travel, one each way between two ranks. `receive` and `send` start one, `wait` ends all of them.
+pub trait Wire {
+    /// # Safety
+    /// So many bytes may be written until `wait` has returned.
+    unsafe fn receive(&mut self, peer: i32, into: *mut u8, bytes: usize) -> Result<(), Cause>;
+
+    /// # Safety
+    /// So many bytes may be read until `wait` has returned.
+    unsafe fn send(&mut self, peer: i32, from: *mut u8, bytes: usize) -> Result<(), Cause>;
+
+    fn wait(&mut self) -> Result<(), Cause>;
+}
+
+/// What a program says of parts.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PartsFields {
+    /// By rank: what goes there.
+    pub sends: Vec<Part>,
+    /// By rank: what comes from there.
+    pub receives: Vec<Part>,
+}
+
 /// Elements of an operand that go to a rank, or of a result that come from it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
 pub struct Part {
     pub start: usize,
     pub count: usize,
@@ -47,28 +71,17 @@ pub struct Ints {
     pub starts: Box<[c_int]>,
 }
 
-/// The tag of the messages, beyond those of ghost cells, which go through the same communicator.
-const TAG: i32 = 1 << 14;
-
 impl Parts {
-    /// `numbers` are four for each rank: start and count of what goes there, and of what comes from there.
-    pub fn new(rank: i32, size: i32, numbers: &[i64]) -> Result<Self, Cause> {
-        let wrong = || Cause::Attribute {
-            name: "parts",
-            expected: "starts and counts for each rank",
-            actual: format!("{numbers:?}"),
+    pub fn new(rank: i32, size: i32, fields: &PartsFields) -> Result<Self, Cause> {
+        let PartsFields { sends, receives } = fields;
+        let is_there = |parts: &[Part]| {
+            usize::try_from(size) == Ok(parts.len()) && parts.iter().all(|part| part.end().is_some())
         };
-        let (groups, rest) = numbers.as_chunks::<4>();
-        if !rest.is_empty() || usize::try_from(size) != Ok(groups.len()) {
-            return Err(wrong());
+        if !is_there(sends) || !is_there(receives) {
+            let (expected, actual) = ("a start and a count for each rank", format!("{fields:?}"));
+            return Err(Cause::Attribute { name: "parts", expected, actual });
         }
-        let part = |start: i64, count: i64| {
-            let part = Part { start: usize::try_from(start).ok()?, count: usize::try_from(count).ok()? };
-            part.end().map(|_| part)
-        };
-        let all = |at: usize| groups.iter().map(|group| part(group[at], group[at + 1])).collect();
-        let (send, recv): (Option<_>, Option<_>) = (all(0), all(2));
-        Ok(Self::of(rank as usize, send.ok_or_else(wrong)?, recv.ok_or_else(wrong)?))
+        Ok(Self::of(rank as usize, sends[..].into(), receives[..].into()))
     }
 
     /// The same of parts that are known to lie in memory.
@@ -146,32 +159,32 @@ impl Parts {
         Ok(())
     }
 
-    /// Writes zeros where nobody sends anything; or everywhere, if parts do not follow one another.
+    /// Whether what comes from the ranks, one after the other, is all of a result.
+    pub fn covers(&self, recv: Option<&Buffer>) -> bool {
+        let mut end = 0;
+        let follows = |part: &Part| {
+            let is_next = part.count == 0 || part.start == end;
+            end += part.count;
+            is_next
+        };
+        self.recv.iter().all(follows) && end == recv.map_or(0, |recv| recv.count())
+    }
+
+    /// Writes zeros, unless messages write all of it.
     ///
     /// # Safety
-    /// The result is memory that nobody else uses, and has passed `check`.
+    /// The result is memory of the host that nobody else uses.
     pub unsafe fn clear(&self, recv: &Buffer) {
-        let mut end = 0;
-        let zeros = |from: usize, to: usize| {
-            let gap = Part { start: from, count: to - from }.of(recv);
+        if !self.covers(Some(recv)) {
             // SAFETY: promised by the caller.
-            unsafe { gap.data().write_bytes(0, gap.bytes()) };
-        };
-        for part in self.recv.iter().filter(|part| part.count > 0) {
-            if part.start < end {
-                zeros(0, recv.count());
-                return;
-            }
-            zeros(end, part.start);
-            end = part.start + part.count;
+            unsafe { recv.data().write_bytes(0, recv.bytes()) };
         }
-        zeros(end, recv.count());
     }
 
     /// Exchanges the parts. What nobody sends is zeros.
     ///
     /// # Safety
-    /// The buffers are memory that nobody else uses, and have passed `check`.
+    /// The buffers are memory of the host that nobody else uses, and have passed `check`.
     pub unsafe fn exchange(
         &self,
         send: Option<Buffer>,
@@ -180,36 +193,43 @@ impl Parts {
     ) -> Result<(), Cause> {
         let mut send = send;
         let mut copy = Vec::new();
-        if let (Some(from), Some(to)) = (&mut send, &recv)
-            && from.overlaps(to)
-        {
-            // SAFETY: promised by the caller; the copy outlives the exchange.
-            unsafe {
+        // SAFETY: promised by the caller; the copy outlives the exchange.
+        unsafe {
+            if let (Some(from), Some(to)) = (&mut send, &recv)
+                && from.overlaps(to)
+            {
                 copy.extend_from_slice(std::slice::from_raw_parts(from.data(), from.bytes()));
                 *from = from.moved_to(copy.as_mut_ptr());
             }
-        }
-        let at = |buffer: &Option<Buffer>, part: &Part| {
-            buffer.as_ref().filter(|_| part.count > 0).map(|buffer| part.of(buffer))
-        };
-        if let Some(recv) = recv {
-            // SAFETY: promised by the caller.
-            unsafe { self.clear(&recv) };
-        }
-        for (peer, part) in self.recv.iter().enumerate().filter(|(peer, _)| *peer != self.rank) {
-            let Some(into) = at(&recv, part) else { continue };
-            // SAFETY: promised by the caller.
-            unsafe { wire.receive(peer as i32, TAG, into.data(), into.bytes())? };
-        }
-        for (peer, part) in self.send.iter().enumerate() {
-            let Some(from) = at(&send, part) else { continue };
-            if peer != self.rank {
-                // SAFETY: promised by the caller.
-                unsafe { wire.send(peer as i32, TAG, from.data(), from.bytes())? };
-            } else if let Some(into) = self.recv.get(peer).and_then(|part| at(&recv, part)) {
-                // SAFETY: of one size, by `check`; the two do not overlap.
-                unsafe { into.data().copy_from_nonoverlapping(from.data(), from.bytes()) };
+            if let Some(recv) = &recv {
+                self.clear(recv);
             }
+            self.carry(send, recv, wire)
+        }
+    }
+
+    /// Exchanges the parts, the one from this rank to itself too. The processor touches none: they may be in the memory of
+    /// a device.
+    ///
+    /// # Safety
+    /// Nobody else uses the buffers, which share no memory and have passed `check`, until what travels has ended.
+    pub unsafe fn carry(
+        &self,
+        send: Option<Buffer>,
+        recv: Option<Buffer>,
+        wire: &mut impl Wire,
+    ) -> Result<(), Cause> {
+        fn messages(buffer: Option<Buffer>, parts: &[Part]) -> impl Iterator<Item = (i32, Buffer)> {
+            let some = parts.iter().enumerate().filter(|(_, part)| part.count > 0);
+            some.filter_map(move |(peer, part)| Some((peer as i32, part.of(&buffer?))))
+        }
+        for (peer, into) in messages(recv, &self.recv) {
+            // SAFETY: promised by the caller.
+            unsafe { wire.receive(peer, into.data(), into.bytes())? };
+        }
+        for (peer, from) in messages(send, &self.send) {
+            // SAFETY: promised by the caller.
+            unsafe { wire.send(peer, from.data(), from.bytes())? };
         }
         let size = recv.or(send).map_or(1, |buffer| buffer.dtype().size());
         wire.wait().map_err(|cause| match cause {

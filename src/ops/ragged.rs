@@ -1,5 +1,6 @@
 //! Rows from each rank to each, as many as arrays say that are data.
 
+use serde::Deserialize;
 use smallvec::SmallVec;
 
 use super::parts::{Part, Parts, PerRank};
@@ -8,34 +9,36 @@ use crate::error::Cause;
 /// Numbers of rows, for each rank, or two lists of them.
 pub type Counts = SmallVec<[i32; 32]>;
 
+/// What a program says of such rows.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RaggedFields {
+    /// Of the array that is sent from.
+    pub rows: usize,
+    /// How many there is room for in the array that is received into.
+    pub capacity: usize,
+    /// Elements of a row.
+    pub row: usize,
+}
+
 /// Rows that are known when an operation runs: how much room there is for them.
 #[derive(Debug)]
 pub struct Ragged {
     rank: usize,
     size: usize,
-    /// Of the array that is sent from, and of that which is received into.
-    rows: usize,
-    capacity: usize,
-    /// Elements of a row.
-    row: usize,
+    fields: RaggedFields,
     /// The rows go back: from what was received to where they came from.
     adjoint: bool,
 }
 
 impl Ragged {
-    /// `numbers`: rows of the operand, capacity of the result, elements of a row.
-    pub fn new(rank: i32, size: i32, numbers: &[i64], adjoint: bool) -> Result<Self, Cause> {
-        let wrong = || Cause::Attribute {
-            name: "rows",
-            expected: "rows of operand and result, and elements of a row",
-            actual: format!("{numbers:?}"),
-        };
-        let known: Option<Vec<usize>> = numbers.iter().map(|&number| usize::try_from(number).ok()).collect();
-        let Some(&[rows, capacity, row]) = known.as_deref() else { return Err(wrong()) };
+    pub fn new(rank: i32, size: i32, fields: RaggedFields, adjoint: bool) -> Result<Self, Cause> {
+        let RaggedFields { rows, capacity, row } = fields;
         if rows.checked_mul(row).is_none() || capacity.checked_mul(row).is_none() {
-            return Err(wrong());
+            let (expected, actual) = ("rows that fit into memory", format!("{fields:?}"));
+            return Err(Cause::Attribute { name: "rows", expected, actual });
         }
-        Ok(Self { rank: rank as usize, size: size as usize, rows, capacity, row, adjoint })
+        Ok(Self { rank: rank as usize, size: size as usize, fields, adjoint })
     }
 
     /// How many ranks there are.
@@ -55,7 +58,7 @@ impl Ragged {
             return Ok((to.into(), from.into()));
         }
         let told: Counts =
-            if self.fits(to, self.rows) { to.into() } else { smallvec::smallvec![-1; self.size] };
+            if self.fits(to, self.fields.rows) { to.into() } else { smallvec::smallvec![-1; self.size] };
         let mut from: Counts = smallvec::smallvec![0; self.size];
         exchange(&told, &mut from)?;
         Ok((to.into(), from))
@@ -70,10 +73,10 @@ impl Ragged {
     pub fn parts(&self, to: &[i32], from: &[i32], line: &str) -> Result<Parts, Cause> {
         let wrong =
             |argument, expected, value| Cause::Argument { argument, value, expected, line: line.into() };
-        if !self.fits(to, self.rows) {
+        if !self.fits(to, self.fields.rows) {
             let expected = format!(
                 "{} numbers of rows, no more than the {} of x, and under vmap the same for all elements",
-                self.size, self.rows
+                self.size, self.fields.rows
             );
             return Err(wrong("send_counts", expected, listed(to)));
         }
@@ -81,13 +84,13 @@ impl Ragged {
             let expected = "numbers of rows, no more than there are, on all ranks".into();
             return Err(wrong("send_counts", expected, format!("others on rank {rank}")));
         }
-        if !self.fits(from, self.capacity) {
+        if !self.fits(from, self.fields.capacity) {
             let each = from.iter().enumerate().filter(|(_, count)| **count > 0);
             let each: Vec<String> = each.map(|(rank, count)| format!("{count} from rank {rank}")).collect();
             let (rows, rank) = (total(from), self.rank);
             let expected =
                 format!("at least the {rows} rows that rank {rank} receives ({})", each.join(", "));
-            return Err(wrong("capacity", expected, self.capacity.to_string()));
+            return Err(wrong("capacity", expected, self.fields.capacity.to_string()));
         }
         let [to, from] = [to, from].map(|counts| self.side_by_side(counts));
         let (send, recv) = if self.adjoint { (from, to) } else { (to, from) };
@@ -98,7 +101,7 @@ impl Ragged {
     fn side_by_side(&self, counts: &[i32]) -> PerRank {
         let mut start = 0;
         let part = |&count: &i32| {
-            let part = Part { start, count: count as usize * self.row };
+            let part = Part { start, count: count as usize * self.fields.row };
             start += part.count;
             part
         };
@@ -122,8 +125,8 @@ fn listed(counts: &[i32]) -> String {
 mod tests {
     use super::*;
 
-    fn ragged(rows: i64, capacity: i64) -> Ragged {
-        Ragged::new(1, 2, &[rows, capacity, 3], false).unwrap()
+    fn ragged(rows: usize, capacity: usize) -> Ragged {
+        Ragged::new(1, 2, RaggedFields { rows, capacity, row: 3 }, false).unwrap()
     }
 
     fn said(result: Result<Parts, Cause>) -> String {
@@ -169,7 +172,7 @@ mod tests {
 
     #[test]
     fn nothing_is_larger_than_memory() {
-        assert!(Ragged::new(0, 1, &[1 << 40, 1, 1 << 40], false).is_err());
-        assert!(Ragged::new(0, 1, &[1, -1, 1], false).is_err());
+        let fields = RaggedFields { rows: 1 << 40, capacity: 1, row: 1 << 40 };
+        assert!(Ragged::new(0, 1, fields, false).is_err());
     }
 }

@@ -2,8 +2,11 @@
 
 use std::fmt;
 
+use serde::{Deserialize, Serialize};
+
 /// How much data one side of an operation holds, in units of what one rank contributes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Serialize, PartialEq, Eq)]
+#[serde(rename_all = "lowercase")]
 pub enum Extent {
     /// No buffer at all.
     None,
@@ -12,6 +15,7 @@ pub enum Extent {
     /// As much as the operation is told: as its parts, its counts or its blocks say.
     Told,
     /// One block for every rank of the communicator.
+    #[serde(rename = "per rank")]
     PerRank,
 }
 
@@ -86,7 +90,8 @@ macro_rules! ops {
     ($($op:ident $name:literal $mpi:literal $takes:ident
        ($root_send:ident -> $root_recv:ident) ($send:ident -> $recv:ident) $start:tt;)*) => {
         /// An operation.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Hash)]
+        #[serde(rename_all = "snake_case")]
         pub enum Op { $($op),* }
 
         impl Op {
@@ -195,10 +200,6 @@ impl Op {
     pub fn mpi_name(self) -> &'static str {
         self.row().mpi_name
     }
-
-    pub fn from_name(name: &str) -> Option<Self> {
-        Self::TABLE.iter().find(|row| row.name == name).map(|row| row.op)
-    }
 }
 
 impl fmt::Display for Op {
@@ -215,7 +216,8 @@ mod tests {
     fn rows_stand_at_their_ops_index_and_in_order() {
         for (i, row) in Op::TABLE.iter().enumerate() {
             assert_eq!(row.op as usize, i);
-            assert_eq!(Op::from_name(row.name), Some(row.op));
+            let name = format!("\"{}\"", row.name);
+            assert_eq!(serde_json::from_str::<Op>(&name).unwrap(), row.op);
             assert_eq!(row.target, format!("mpi4jax_{}", row.name));
         }
         assert!(Op::TABLE.is_sorted_by_key(|row| row.name));

@@ -55,8 +55,9 @@ fn needs_host(call: &Call) -> bool {
     let is_short = call.status.is_some() || call.envelope.source == wildcards().proc_null;
     // One's own block is moved before or after the call.
     let is_moved = || call.send.zip(call.recv).is_some_and(|(send, recv)| send.overlaps(&recv));
-    // Parts are moved, and where a message has come from is written. Ghost cells are packed.
-    row.has_any_size() && !row.has_blocks
+    // What no message writes is cleared, and where a message has come from is written.
+    let is_whole = || call.site.parts.as_ref().is_some_and(|parts| parts.covers(call.recv.as_ref()));
+    row.has_any_size() && !is_whole()
         || by_processor
         || row.receives() && (is_short || call.received.is_some())
         || !row.has_reduction && is_moved()

@@ -5,6 +5,8 @@
 
 use std::sync::OnceLock;
 
+use serde::Deserialize;
+
 use super::Platform;
 use super::pool::{Lease, Pool};
 use crate::call::{Call, Stream};
@@ -14,7 +16,8 @@ use crate::error::Cause;
 use crate::ops::{Buffer, Dtype, Op};
 
 /// What memory there is between the start and the wait, and what for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
+#[serde(deny_unknown_fields)]
 pub struct RequestLayout {
     /// The operand goes to MPI.
     pub sends: bool,

@@ -1,7 +1,7 @@
 //! A mirror of the parts of `xla/ffi/api/c_api.h` that we use.
 //!
 //! The interface is a stable C ABI: every struct begins with its size, and a new field comes last with a
-//! new API minor. What changed between minors 1 (jaxlib 0.7) and 4 (jaxlib 0.11.2) and matters here:
+//! new API minor. XLA takes structs that are longer than its own. What changed between minors 1 (jaxlib 0.7) and 4 (jaxlib 0.11.2) and matters here:
 //!
 //! | minor | jaxlib | change |
 //! | --- | --- | --- |
@@ -11,7 +11,6 @@
 //! | 4 | 0.11.2 | a fifth member in the handler bundle, which we never pass |
 
 use std::ffi::{c_char, c_int, c_void};
-use std::ptr::null_mut;
 
 /// The major version, and the newest minor whose layout this file knows.
 pub const API_MAJOR: c_int = 0;
@@ -24,18 +23,12 @@ pub const MINOR_STATE_STAGE: c_int = 3;
 
 pub const EXTENSION_METADATA: c_int = 1;
 
-pub const ERROR_INVALID_ARGUMENT: c_int = 3;
-pub const ERROR_FAILED_PRECONDITION: c_int = 9;
-pub const ERROR_UNIMPLEMENTED: c_int = 12;
 pub const ERROR_INTERNAL: c_int = 13;
 
 pub const STAGE_INSTANTIATE: c_int = 0;
 
 pub const TYPE_TOKEN: c_int = 17;
-pub const TYPE_S64: c_int = 5;
 
-pub const ATTR_ARRAY: c_int = 1;
-pub const ATTR_SCALAR: c_int = 3;
 pub const ATTR_STRING: c_int = 4;
 
 /// Opaque to us.
@@ -72,10 +65,13 @@ pub struct ByteSpan {
     pub len: usize,
 }
 
-#[repr(C)]
-pub struct Scalar {
-    pub dtype: c_int,
-    pub value: *const c_void,
+impl ByteSpan {
+    /// # Safety
+    /// The bytes outlive `'a`.
+    pub unsafe fn bytes<'a>(self) -> &'a [u8] {
+        // SAFETY: promised by the caller; an empty span may have no address.
+        if self.len == 0 { &[] } else { unsafe { std::slice::from_raw_parts(self.ptr.cast(), self.len) } }
+    }
 }
 
 #[repr(C)]
@@ -96,14 +92,6 @@ pub struct Buffers {
     pub size: i64,
     pub types: *const c_int,
     pub buffers: *const *const Buffer,
-}
-
-/// An attribute of several numbers.
-#[repr(C)]
-pub struct Array {
-    pub dtype: c_int,
-    pub size: usize,
-    pub data: *const c_void,
 }
 
 #[repr(C)]
@@ -198,7 +186,7 @@ pub struct TypeRegisterArgs {
     pub extension_start: *mut ExtensionBase,
     pub name: ByteSpan,
     pub type_id: *mut TypeId,
-    /// Only from `MINOR_TYPE_INFO` on.
+    /// Read from `MINOR_TYPE_INFO` on.
     pub type_info: *const TypeInfo,
 }
 
@@ -218,7 +206,7 @@ pub struct StateArgs {
     pub ctx: *mut ExecutionContext,
     pub type_id: *mut TypeId,
     pub state: *mut c_void,
-    /// Only for `State_Set` before `MINOR_TYPE_INFO`.
+    /// Read by `State_Set` before `MINOR_TYPE_INFO`.
     pub deleter: unsafe extern "C" fn(*mut c_void),
 }
 
@@ -233,27 +221,10 @@ pub struct StageStateArgs {
     pub state: *mut c_void,
 }
 
-impl StateArgs {
-    pub const SIZE_WITHOUT_DELETER: usize = std::mem::offset_of!(Self, deleter);
-
-    pub fn new(
-        ctx: *mut ExecutionContext,
-        type_id: *mut TypeId,
-        state: *mut c_void,
-        deleter: unsafe extern "C" fn(*mut c_void),
-    ) -> Self {
-        Self { struct_size: size_of::<Self>(), extension_start: null_mut(), ctx, type_id, state, deleter }
-    }
-}
-
-impl StageStateArgs {
-    pub fn new(ctx: *mut ExecutionContext, type_id: *mut TypeId, state: *mut c_void) -> Self {
-        let (struct_size, extension_start) = (size_of::<Self>(), null_mut());
-        Self { struct_size, extension_start, ctx, stage: STAGE_INSTANTIATE, type_id, state }
-    }
-}
-
 type Function<Args> = unsafe extern "C" fn(*mut Args) -> *mut FfiError;
+
+/// Takes `StateArgs` or `StageStateArgs`.
+pub type StateFunction = Function<c_void>;
 
 pub type StreamGet = Function<StreamGetArgs>;
 
@@ -273,10 +244,8 @@ pub struct Api {
     pub stream_get: usize,
     pub type_register: Function<TypeRegisterArgs>,
     pub execution_context_get: usize,
-    /// Takes `StateArgs` or `StageStateArgs`.
-    pub state_set: Function<c_void>,
-    /// Takes `StateArgs` or `StageStateArgs`.
-    pub state_get: Function<c_void>,
+    pub state_set: StateFunction,
+    pub state_get: StateFunction,
 }
 
 #[cfg(test)]
@@ -300,11 +269,7 @@ mod tests {
         assert_eq!(offset_of!(Buffer, rank), 32);
         assert_eq!(offset_of!(Buffer, dims), 40);
 
-        assert_eq!(size_of::<Scalar>(), 16);
         assert_eq!(size_of::<ByteSpan>(), 16);
-        assert_eq!(size_of::<Array>(), 24);
-        assert_eq!(offset_of!(Array, size), 8);
-        assert_eq!(offset_of!(Array, data), 16);
 
         assert_eq!(size_of::<Buffers>(), 40);
         assert_eq!(offset_of!(Buffers, buffers), 32);

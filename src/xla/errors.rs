@@ -1,7 +1,6 @@
 //! Errors on their way from XLA, and to it.
 
-use std::ffi::{CStr, CString, c_int};
-use std::mem::offset_of;
+use std::ffi::{CStr, CString};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::{null, null_mut};
 
@@ -69,46 +68,10 @@ pub(super) unsafe fn check(api: *const Api, call: &'static str, error: *mut FfiE
 unsafe fn raise(api: *const Api, error: &Error) -> *mut FfiError {
     let message = CString::new(error.to_string().replace('\0', "")).unwrap_or_default();
     let mut args = c_api::ErrorCreateArgs {
-        struct_size: offset_of!(c_api::ErrorCreateArgs, code) + size_of::<c_int>(),
+        struct_size: size_of::<c_api::ErrorCreateArgs>(),
         extension_start: null_mut(),
         message: message.as_ptr(),
-        code: match error.cause {
-            Cause::FreedCommunicator { .. }
-            | Cause::EarlierFailure { .. }
-            | Cause::NoCommunicator { .. }
-            | Cause::Unavailable { .. }
-            | Cause::UnknownCommunicator { .. }
-            | Cause::UnknownReduction { .. } => c_api::ERROR_FAILED_PRECONDITION,
-            Cause::Unsupported { .. }
-            | Cause::UnknownDtype { .. }
-            | Cause::PackedDtype { .. }
-            | Cause::UndefinedReduction { .. } => c_api::ERROR_UNIMPLEMENTED,
-            Cause::Finalized
-            | Cause::Mpi { .. }
-            | Cause::Library { .. }
-            | Cause::ShortMessage { .. }
-            | Cause::Ghosts { .. }
-            | Cause::Parts { .. }
-            | Cause::Counts { .. }
-            | Cause::Mismatch { .. }
-            | Cause::TooManyXlas
-            | Cause::Xla { .. }
-            | Cause::Panic { .. } => c_api::ERROR_INTERNAL,
-            Cause::Reduction { .. }
-            | Cause::NoSuchRank { .. }
-            | Cause::Buffers { .. }
-            | Cause::Envelope { .. }
-            | Cause::Argument { .. }
-            | Cause::NotPerRank { .. }
-            | Cause::TooFew { .. }
-            | Cause::Pairs { .. }
-            | Cause::Sides { .. }
-            | Cause::Attribute { .. }
-            | Cause::Request { .. }
-            | Cause::Setting { .. }
-            | Cause::Shape { .. }
-            | Cause::UnknownTransport { .. } => c_api::ERROR_INVALID_ARGUMENT,
-        },
+        code: c_api::ERROR_INTERNAL,
     };
     // SAFETY: promised by the caller; XLA copies the message.
     unsafe { ((*api).error_create)(&mut args) }

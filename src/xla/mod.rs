@@ -1,6 +1,7 @@
 //! The XLA side: its FFI's C interface, and the one handler behind every custom-call target.
 
 pub mod c_api;
+pub mod description;
 mod errors;
 pub mod frame;
 mod handler;

@@ -3,32 +3,27 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::c_api::{CallFrame, FfiError};
+use super::description::Description;
 use super::frame::{self, started};
 use super::pages;
 use super::state::kind::{self, platform};
-use super::state::{
-    Bound, RecordedWait, RequestPlan, Sites, State, bind, end_if_fatal, enter, get_state, guard, judged,
-    set_state, usable,
-};
+use super::state::{Bound, RequestPlan, State, enter, fail, get_state, guard, set_state};
 use super::watched::{Watched, wait_for};
-use crate::call::{Call, EagerCall, Operand, Phase, Site, Stream};
+use crate::call::{Call, EagerCall, Phase, Stream};
 use crate::error::{Cause, Error};
 use crate::mpilib;
 use crate::ops::{self, Buffer, Counts};
 use crate::record::log;
 use crate::record::recorder::Record;
-use crate::transport::{self, Handle, Platform, Request, RequestLayout, RequestMemory, Transport};
-
-/// How many waits are remembered.
-const WAITS: usize = 16;
+use crate::transport::{self, Handle, Platform, Request, RequestMemory};
 
 /// Both stages of the target that gives a token once its operands are there, and does nothing else.
 ///
 /// # Safety
 /// Called by XLA with a frame of its own making.
-pub unsafe extern "C" fn after(frame: *mut CallFrame) -> *mut FfiError {
+pub unsafe extern "C" fn after<const KIND: u8>(frame: *mut CallFrame) -> *mut FfiError {
     // SAFETY: promised by the caller.
-    unsafe { guard(frame, |_| Ok(())) }
+    unsafe { guard::<KIND>(frame, |_| Ok(())) }
 }
 
 /// The execute stage of the target that gives zeros, the handle of nothing, once its operands are there.
@@ -42,7 +37,7 @@ pub unsafe extern "C" fn ready<const KIND: u8>(frame: *mut CallFrame) -> *mut Ff
         transport::memory_pool(platform::<KIND>())?.write(Handle::default(), &started::handle(frame)?, stream)
     };
     // SAFETY: promised by the caller.
-    unsafe { guard(frame, |frame| Ok(zeros(frame).map_err(Error::from)?)) }
+    unsafe { guard::<KIND>(frame, |frame| Ok(zeros(frame).map_err(Error::from)?)) }
 }
 
 /// # Safety
@@ -52,42 +47,38 @@ pub unsafe extern "C" fn instantiate<const KIND: u8, const START: bool>(
 ) -> *mut FfiError {
     // SAFETY: promised by the caller.
     unsafe {
-        guard(frame, |frame| {
-            let attributes = frame::Attributes::new(&frame.attrs);
-            let site = attributes.site()?;
+        guard::<KIND>(frame, |frame| {
+            let description = Description::of(&frame.attrs).map_err(Error::from)?;
             let phase = if START { Phase::Start } else { Phase::Wait };
-            let site = Site { phase, ..site };
-            let layout = attributes.layout().map_err(|cause| site.error(cause))?;
-            let selected =
-                transport::selected(platform::<KIND>()).map_err(|error| site.error(error.cause))?;
-            refuse(&site, &layout, platform::<KIND>())?;
+            let located = |cause| description.error(phase, cause);
+            let plan = plan(&description, phase, platform::<KIND>()).map_err(located)?;
             // What goes through MPI.
-            let transport = selected.fallback().unwrap_or(selected);
-            let pool = transport::memory_pool(platform::<KIND>()).map_err(|cause| site.error(cause))?;
-            let site = if START {
-                Sites::of(site, transport)?
-            } else {
-                Sites::ByOperand { template: site, bound: Default::default() }
-            };
-            let request = Some(RequestPlan { layout, pool, selected, waits: Mutex::default() });
-            Ok(set_state(frame, State { transport, site, request })?)
+            let transport = plan.selected.fallback().unwrap_or(plan.selected);
+            Ok(set_state::<KIND>(frame, State::new(phase, description, transport, Some(plan))?)?)
         })
     }
 }
 
 /// What is started goes through MPI, whatever carries the other operations, or is put on a stream of the transport's own.
-fn refuse(site: &Site, layout: &RequestLayout, platform: Platform) -> Result<(), Error> {
-    if site.op.row().started.is_none() {
-        let feature = format!("starting {} without waiting for its end", site.op);
-        return Err(site.error(Cause::Unsupported { feature, reason: "MPI has no such function" }));
+fn plan(description: &Description, phase: Phase, platform: Platform) -> Result<RequestPlan, Cause> {
+    let row = description.op.row();
+    let Some(layout) = description.request else {
+        let (expected, actual) = ("the layout of its memory", "none".into());
+        return Err(Cause::Attribute { name: "request", expected, actual });
+    };
+    if row.started.is_none() {
+        let feature = format!("starting {} without waiting for its end", row.name);
+        return Err(Cause::Unsupported { feature, reason: "MPI has no such function" });
     }
-    if !site.op.row().is_collective()
+    if !row.is_collective()
         && !layout.local
         && let Some(reason) = transport::messages_apart(platform)
     {
-        return Err(site.error(Cause::Unsupported { feature: site.name().into(), reason }));
+        return Err(Cause::Unsupported { feature: description.op.name_of(phase).into(), reason });
     }
-    Ok(())
+    let selected = transport::selected(platform).map_err(|error| error.cause)?;
+    let pool = transport::memory_pool(platform)?;
+    Ok(RequestPlan { layout, pool, selected, last_wait: Mutex::default() })
 }
 
 /// # Safety
@@ -95,53 +86,38 @@ fn refuse(site: &Site, layout: &RequestLayout, platform: Platform) -> Result<(),
 pub unsafe extern "C" fn start<const KIND: u8>(frame: *mut CallFrame) -> *mut FfiError {
     // SAFETY: promised by the caller.
     unsafe {
-        guard(frame, |frame| {
-            let (state, plan) = state(frame)?;
-            let (stream, _context) = enter::<KIND>(frame).map_err(Error::from)?;
-            let of_operand;
-            let Bound { site, watched } = match &state.site {
-                Sites::One(bound) => bound,
-                Sites::ByOperand { template, bound } => {
-                    let eager = started::eager_call(frame, state.transport, stream);
-                    let eager = eager.map_err(|cause| template.error(cause))?;
-                    let EagerCall::Run { comm, line, .. } = eager else { return Ok(()) };
-                    of_operand = bind(template, bound, (comm, line), state.transport)?;
-                    &*of_operand
-                }
-            };
-            let _guard = usable(site)?;
-            judged(site, watched, begin(frame, (site, watched), plan, state.transport, stream))
+        guard::<KIND>(frame, |frame| {
+            let (state, plan) = state::<KIND>(frame)?;
+            let (stream, _context) = enter::<KIND>(frame).map_err(|cause| state.error(cause))?;
+            let eager = state.eager_call(frame, stream)?;
+            state.run(eager, |bound| begin(frame, state, bound, plan, stream))
         })
     }
 }
 
 /// # Safety
 /// `frame` is XLA's, of the execute stage.
-unsafe fn state(frame: &CallFrame) -> Result<(&State, &RequestPlan), Error> {
+unsafe fn state<const KIND: u8>(frame: &CallFrame) -> Result<(&State, &RequestPlan), Error> {
     // SAFETY: promised by the caller.
-    let state = unsafe { get_state(frame)? };
-    match &state.request {
-        Some(plan) => Ok((state, plan)),
-        None => {
-            Err(Cause::Request { message: "the state of a request is that of an operation".into() }.into())
-        }
-    }
+    let state = unsafe { get_state::<KIND>(frame)? };
+    let none = || Cause::Request { message: "the state of a request is that of an operation".into() };
+    Ok((state, state.request.as_ref().ok_or_else(none)?))
 }
 
 /// # Safety
 /// As `start`.
 unsafe fn begin(
     frame: &CallFrame,
-    (site, watched): (&Site, &Watched),
+    State { transport, .. }: &State,
+    Bound { site, watched }: &Bound,
     &RequestPlan { layout, pool, selected, .. }: &RequestPlan,
-    transport: &dyn Transport,
     stream: Stream,
 ) -> Result<(), Box<Error>> {
     let located = |cause| site.error(cause);
     let mut counts = Counts::new();
     // SAFETY: promised by the caller.
     let (operand, peers, handle) =
-        unsafe { started::start(frame, site, &layout, &mut counts, transport, stream) }.map_err(located)?;
+        unsafe { started::start(frame, site, &layout, &mut counts, *transport, stream) }.map_err(located)?;
     let mut call = Call { counts: &counts, ..Call::of(site, stream) };
     call.send = operand.filter(|_| layout.sends);
     let own = if layout.local { None } else { selected.own_stream(&call)? };
@@ -181,37 +157,28 @@ unsafe fn begin(
 pub unsafe extern "C" fn wait<const KIND: u8>(frame: *mut CallFrame) -> *mut FfiError {
     // SAFETY: promised by the caller.
     unsafe {
-        guard(frame, |frame| {
-            let (state, plan) = state(frame)?;
-            let (stream, _context) = enter::<KIND>(frame).map_err(Error::from)?;
-            let (Sites::ByOperand { template: site, .. } | Sites::One(Bound { site, .. })) = &state.site;
-            let located = |cause| site.error(cause);
-            let line = match site.operand {
-                Operand::Call => {
-                    let eager = started::eager_call(frame, state.transport, stream).map_err(located)?;
-                    let EagerCall::Run { line, .. } = eager else { return Ok(()) };
-                    line
-                }
-                _ => 0,
+        guard::<KIND>(frame, |frame| {
+            let (state, plan) = state::<KIND>(frame)?;
+            let (stream, _context) = enter::<KIND>(frame).map_err(|cause| state.error(cause))?;
+            let line = match state.eager_call(frame, stream)? {
+                None => None,
+                Some(EagerCall::Run { line, .. }) => Some(line),
+                Some(EagerCall::Compile) => return Ok(()),
             };
+            let wait = Wait { state, plan, line, stream };
             if mpilib::is_ending() {
-                return Err(site.error(at(site, line, Cause::Finalized)).into());
+                return Err(wait.error(Cause::Finalized).into());
             }
-            let (handle, results) =
-                started::wait(frame, site, &plan.layout, state.transport, stream).map_err(located)?;
-            let taken = transport::take(handle, &plan.layout);
-            let Some(request) = taken.map_err(|cause| site.error(at(site, line, cause)))? else {
-                return nothing(site, line, plan, results, stream);
-            };
-            let end = || request.wait(stream, |memory| copy::<KIND>(site, plan, memory, results, stream));
+            let operand = state.description.operand;
+            let (handle, results) = started::wait(frame, operand, &plan.layout, state.transport, stream)
+                .map_err(|cause| wait.error(cause))?;
+            let taken = transport::take(handle, &plan.layout).map_err(|cause| wait.error(cause))?;
+            let Some(request) = taken else { return Ok(wait.nothing(results)?) };
+            let end = || request.wait(stream, |memory| wait.copy::<KIND>(memory, results));
             let Some(record) = &request.record else { return Ok(end()?) };
-            let watched = plan.watched(site, line, record);
+            let watched = wait.watched(record);
             let result = wait_for(&watched, record, || logged(&request, end));
-            if let Err(error) = &result {
-                end_if_fatal(error, request.comm(), &watched);
-                request.comm().fail(&error.to_string());
-            }
-            result
+            result.inspect_err(|error| fail(error, request.comm(), &watched))
         })
     }
 }
@@ -220,85 +187,86 @@ fn logged(request: &Request, end: impl FnOnce() -> Result<(), Error>) -> Result<
     if log::is_enabled() { request.with_call(|call| log::logged(call, |_| end())) } else { end() }
 }
 
-/// The user's line of a wait.
-fn line_of(site: &Site, line: i32) -> Box<str> {
-    if line == 0 { site.location.clone() } else { ops::numbered_line(line) }
-}
-
-/// An error about a request, with the line of the wait.
-#[cold]
-fn at(site: &Site, line: i32, cause: Cause) -> Cause {
-    let line = line_of(site, line);
-    match cause {
-        Cause::Request { message } if !line.is_empty() => {
-            Cause::Request { message: format!("{message}, {line}") }
-        }
-        cause => cause,
-    }
-}
-
-impl RequestPlan {
-    fn watched(&self, site: &Site, line: i32, started: &Record) -> Arc<Watched> {
-        let mut waits = self.waits.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_same = |(info, other, _): &&RecordedWait| Arc::ptr_eq(info, &started.info) && *other == line;
-        if let Some((.., watched)) = waits.iter().find(is_same) {
-            return watched.clone();
-        }
-        let watched = Arc::new(Watched::of_wait(started, &line_of(site, line)));
-        if waits.len() == WAITS {
-            waits.remove(0);
-        }
-        waits.push((started.info.clone(), line, watched.clone()));
-        watched
-    }
-}
-
-/// A wait for what was never started: in a derivative, zeros.
-fn nothing(
-    site: &Site,
-    line: i32,
-    plan: &RequestPlan,
-    results: [Option<Buffer>; 2],
+/// One run of a wait.
+struct Wait<'a> {
+    state: &'a State,
+    plan: &'a RequestPlan,
+    /// The number of the user's line, of an eager one.
+    line: Option<i32>,
     stream: Stream,
-) -> Result<(), Box<Error>> {
-    if !plan.layout.initial {
-        let message = "the request was never started".into();
-        return Err(site.error(at(site, line, Cause::Request { message })).into());
-    }
-    for result in results.into_iter().flatten() {
-        // SAFETY: a result of XLA's.
-        unsafe { plan.pool.clear(&result, stream) }.map_err(|cause| site.error(cause))?;
-    }
-    Ok(())
 }
 
-/// Copies what the wait gives to where XLA wants it.
-fn copy<const KIND: u8>(
-    site: &Site,
-    plan: &RequestPlan,
-    memory: &mut RequestMemory,
-    results: [Option<Buffer>; 2],
-    stream: Stream,
-) -> Result<(), Cause> {
-    for (from, to) in memory.results(&plan.layout).into_iter().zip(results) {
-        let (from, to) = match (from, to) {
-            (Some(from), Some(to)) => (from, to),
-            (None, None) => continue,
-            (from, to) => {
-                let [expected, actual] = [from, to].map(|it| usize::from(it.is_some()));
-                return Err(Cause::Buffers { operand: "result", expected, actual });
+impl Wait<'_> {
+    /// The user's line.
+    fn location(&self) -> Box<str> {
+        self.line.map_or_else(|| self.state.description.location(), ops::numbered_line)
+    }
+
+    /// An error, which names the line if it is about a request.
+    #[cold]
+    fn error(&self, cause: Cause) -> Error {
+        let line = self.location();
+        self.state.error(match cause {
+            Cause::Request { message } if !line.is_empty() => {
+                Cause::Request { message: format!("{message}, {line}") }
             }
-        };
-        if (from.dtype(), from.count()) != (to.dtype(), to.count()) {
-            let [from, to] = [from, to].map(|it| format!("{} x {}", it.count(), it.dtype().name()));
-            let message = format!("the request is of {from}, and waited for as {to}");
-            return Err(Cause::Request { message });
-        }
-        if KIND == kind::CPU {
-            pages::prepare(&Call { recv: Some(to), ..Call::of(site, stream) });
-        }
-        // SAFETY: a result of XLA's, of as many bytes.
-        unsafe { memory.give(&from, &to, stream)? };
+            cause => cause,
+        })
     }
-    Ok(())
+
+    /// How it is recorded: as the last one, if that was for the same operation and came from the same line.
+    fn watched(&self, started: &Record) -> Arc<Watched> {
+        let mut last = self.plan.last_wait.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*last {
+            Some((info, line, watched)) if Arc::ptr_eq(info, &started.info) && *line == self.line => {
+                watched.clone()
+            }
+            _ => {
+                let watched = Arc::new(Watched::of_wait(started, &self.location()));
+                *last = Some((started.info.clone(), self.line, watched.clone()));
+                watched
+            }
+        }
+    }
+
+    /// Of what was never started: in a derivative, zeros.
+    fn nothing(&self, results: [Option<Buffer>; 2]) -> Result<(), Error> {
+        if !self.plan.layout.initial {
+            return Err(self.error(Cause::Request { message: "the request was never started".into() }));
+        }
+        for result in results.into_iter().flatten() {
+            // SAFETY: a result of XLA's.
+            unsafe { self.plan.pool.clear(&result, self.stream) }.map_err(|cause| self.error(cause))?;
+        }
+        Ok(())
+    }
+
+    /// Copies what the wait gives to where XLA wants it.
+    fn copy<const KIND: u8>(
+        &self,
+        memory: &mut RequestMemory,
+        results: [Option<Buffer>; 2],
+    ) -> Result<(), Cause> {
+        for (from, to) in memory.results(&self.plan.layout).into_iter().zip(results) {
+            let (from, to) = match (from, to) {
+                (Some(from), Some(to)) => (from, to),
+                (None, None) => continue,
+                (from, to) => {
+                    let [expected, actual] = [from, to].map(|it| usize::from(it.is_some()));
+                    return Err(Cause::Buffers { operand: "result", expected, actual });
+                }
+            };
+            if (from.dtype(), from.count()) != (to.dtype(), to.count()) {
+                let [from, to] = [from, to].map(|it| format!("{} x {}", it.count(), it.dtype().name()));
+                let message = format!("the request is of {from}, and waited for as {to}");
+                return Err(Cause::Request { message });
+            }
+            if KIND == kind::CPU {
+                pages::prepare(&to);
+            }
+            // SAFETY: a result of XLA's, of as many bytes.
+            unsafe { memory.give(&from, &to, self.stream)? };
+        }
+        Ok(())
+    }
 }

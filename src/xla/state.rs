@@ -2,14 +2,15 @@
 
 use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
-use std::mem::offset_of;
 use std::ptr::null_mut;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 
 use super::c_api::{self, Api, CallFrame, FfiError, StageStateArgs, StateArgs, TypeId};
+use super::description::Description;
 use super::errors::{caught, check};
+use super::frame;
 use super::watched::Watched;
-use crate::call::{Operand, Site, Stream};
+use crate::call::{EagerCall, Operand, Phase, Site, Stream};
 use crate::comm;
 use crate::device;
 use crate::device::cuda::{self, Entered};
@@ -24,7 +25,9 @@ use crate::watch;
 /// What the instantiate stage leaves for the execute stage.
 pub(super) struct State {
     pub transport: &'static dyn Transport,
-    pub site: Sites,
+    pub phase: Phase,
+    pub description: Description,
+    sites: Sites,
     /// Of an operation that is started, and waited for later.
     pub request: Option<RequestPlan>,
 }
@@ -36,56 +39,98 @@ pub(super) struct Bound {
 }
 
 impl Bound {
-    pub fn new(site: Site, transport: &'static dyn Transport) -> Self {
+    fn new(site: Site, transport: &'static dyn Transport) -> Self {
         let watched = Watched::new(&site, transport);
         Self { site, watched }
     }
 }
 
-pub(super) enum Sites {
+enum Sites {
     One(Bound),
-    /// An eager operation, whose communicator and line an operand says.
-    ByOperand {
-        template: Site,
-        bound: RwLock<HashMap<(i32, i32), Arc<Bound>>>,
-    },
+    /// Of an eager operation, by the numbers of communicator and line that an operand says; and of a wait, which none is
+    /// needed for.
+    ByOperand(RwLock<HashMap<(i32, i32), Arc<Bound>>>),
 }
 
-impl Sites {
-    pub fn of(site: Site, transport: &'static dyn Transport) -> Result<Self, Error> {
-        if site.operand == Operand::Call {
-            return Ok(Self::ByOperand { template: site, bound: RwLock::default() });
-        }
-        if site.comm.is_template() {
-            let actual = format!("{} without such an operand", site.comm.key);
+impl State {
+    pub fn new(
+        phase: Phase,
+        description: Description,
+        transport: &'static dyn Transport,
+        request: Option<RequestPlan>,
+    ) -> Result<Self, Error> {
+        let sites = if phase == Phase::Wait || description.operand == Operand::Call {
+            Sites::ByOperand(RwLock::default())
+        } else {
             let expected = "a communicator, or an operand that says which one";
-            return Err(site.error(Cause::Attribute { name: "comm", expected, actual }));
-        }
-        Ok(Self::One(Bound::new(site, transport)))
+            let none = || Cause::Attribute { name: "comm", expected, actual: "none".into() };
+            let comm = description.comm.as_deref().ok_or_else(none).and_then(comm::lookup);
+            let comm = comm.map_err(|cause| description.error(phase, cause))?;
+            Sites::One(Bound::new(description.site(phase, comm, description.location())?, transport))
+        };
+        Ok(Self { transport, phase, description, sites, request })
     }
-}
 
-/// The site of a communicator and a line, by their numbers.
-pub(super) fn bind(
-    template: &Site,
-    bound: &RwLock<HashMap<(i32, i32), Arc<Bound>>>,
-    key: (i32, i32),
-    transport: &'static dyn Transport,
-) -> Result<Arc<Bound>, Error> {
-    if let Some(found) = bound.read().unwrap_or_else(PoisonError::into_inner).get(&key) {
-        return Ok(found.clone());
+    /// An error before a communicator is known, or without one.
+    #[cold]
+    pub fn error(&self, cause: Cause) -> Error {
+        self.description.error(self.phase, cause)
     }
-    let (number, line) = key;
-    let unknown = || template.error(Cause::UnknownCommunicator { key: format!("number {number}").into() });
-    let comm = comm::numbered(number)
-        .filter(|comm| (comm.rank, comm.size) == (template.comm.rank, template.comm.size))
-        .ok_or_else(unknown)?;
-    let site = Site { comm, location: ops::numbered_line(line), ..template.clone() };
-    let new = Arc::new(Bound::new(site, transport));
-    let mut bound = bound.write().unwrap_or_else(PoisonError::into_inner);
-    bound.retain(|_, old| !old.site.comm.is_freed());
-    bound.insert(key, new.clone());
-    Ok(new)
+
+    /// What an operand says of this call, if it is an eager one.
+    ///
+    /// # Safety
+    /// `frame` is what XLA passed to the execute stage.
+    #[inline]
+    pub unsafe fn eager_call(&self, frame: &CallFrame, stream: Stream) -> Result<Option<EagerCall>, Error> {
+        if self.description.operand != Operand::Call {
+            return Ok(None);
+        }
+        // SAFETY: promised by the caller.
+        let call = unsafe { frame::eager_call(frame, self.transport, stream) };
+        call.map(Some).map_err(|cause| self.error(cause))
+    }
+
+    /// Runs an operation where its communicator can be used. After an error the ranks are out of step.
+    #[inline]
+    pub fn run(
+        &self,
+        eager: Option<EagerCall>,
+        body: impl FnOnce(&Bound) -> Result<(), Box<Error>>,
+    ) -> Result<(), Box<Error>> {
+        let by_operand;
+        let bound = match (&self.sites, eager) {
+            (Sites::One(bound), _) => bound,
+            (Sites::ByOperand(sites), Some(EagerCall::Run { comm, line, .. })) => {
+                by_operand = self.bind(sites, comm, line)?;
+                &*by_operand
+            }
+            (Sites::ByOperand(_), _) => return Ok(()),
+        };
+        let _guard = usable(&bound.site)?;
+        body(bound).inspect_err(|error| fail(error, &bound.site.comm, &bound.watched))
+    }
+
+    /// The site of a communicator and a line, by their numbers.
+    fn bind(
+        &self,
+        sites: &RwLock<HashMap<(i32, i32), Arc<Bound>>>,
+        number: i32,
+        line: i32,
+    ) -> Result<Arc<Bound>, Error> {
+        let key = (number, line);
+        if let Some(found) = sites.read().unwrap_or_else(PoisonError::into_inner).get(&key) {
+            return Ok(found.clone());
+        }
+        let unknown = || self.error(Cause::UnknownCommunicator { key: format!("number {number}").into() });
+        let comm = comm::numbered(number).ok_or_else(unknown)?;
+        let site = self.description.site(self.phase, comm, ops::numbered_line(line))?;
+        let new = Arc::new(Bound::new(site, self.transport));
+        let mut sites = sites.write().unwrap_or_else(PoisonError::into_inner);
+        sites.retain(|_, old| !old.site.comm.is_freed());
+        sites.insert(key, new.clone());
+        Ok(new)
+    }
 }
 
 /// The kinds of targets. Handlers are one function per kind, so that the CPU's pays nothing for the others.
@@ -106,29 +151,16 @@ pub(super) struct RequestPlan {
     pub pool: &'static Pool,
     /// What carries the operations that wait at once.
     pub selected: &'static dyn Transport,
-    /// Of the waits: how each operation that was waited for here last is recorded, with the line of the wait.
-    pub waits: Mutex<Vec<RecordedWait>>,
+    /// Of a wait: how the last one was recorded.
+    pub last_wait: Mutex<Option<RecordedWait>>,
 }
 
-/// What was started, the number of the line of the wait, and how that is recorded.
-pub(super) type RecordedWait = (Arc<OpInfo>, i32, Arc<Watched>);
-
-/// After an error the ranks are out of step.
-#[inline]
-pub(super) fn judged(
-    site: &Site,
-    watched: &Watched,
-    result: Result<(), Box<Error>>,
-) -> Result<(), Box<Error>> {
-    result.inspect_err(|error| {
-        end_if_fatal(error, &site.comm, watched);
-        site.comm.fail(&error.to_string());
-    })
-}
+/// What was started, the number of the line of the wait, if an operand says it, and how that is recorded.
+pub(super) type RecordedWait = (Arc<OpInfo>, Option<i32>, Arc<Watched>);
 
 /// Whether the ranks of the communicator are in step, as far as this one knows. It is kept for the operation.
 #[inline]
-pub(super) fn usable(site: &Site) -> Result<comm::CommGuard, Error> {
+fn usable(site: &Site) -> Result<comm::CommGuard, Error> {
     let comm = &site.comm;
     if mpilib::is_ending() {
         return Err(site.error(Cause::Finalized));
@@ -142,14 +174,16 @@ pub(super) fn usable(site: &Site) -> Result<comm::CommGuard, Error> {
     }
 }
 
+/// After an error the ranks are out of step, or the job has to end.
 #[cold]
-pub(super) fn end_if_fatal(error: &Error, comm: &comm::Comm, watched: &Watched) {
+pub(super) fn fail(error: &Error, comm: &comm::Comm, watched: &Watched) {
     if error.cause.is_fatal() {
         timeline::flush();
         let words = watched.explain(&error.cause);
         watch::ending();
         comm.abort(error.cause.code(), &words);
     }
+    comm.fail(&error.to_string());
 }
 
 /// Answers metadata requests, runs `body`, and turns its errors and panics into XLA's errors.
@@ -157,7 +191,7 @@ pub(super) fn end_if_fatal(error: &Error, comm: &comm::Comm, watched: &Watched) 
 /// # Safety
 /// `frame` was passed by XLA.
 #[inline]
-pub(super) unsafe fn guard(
+pub(super) unsafe fn guard<const KIND: u8>(
     frame: *mut CallFrame,
     body: impl FnOnce(&CallFrame) -> Result<(), Box<Error>>,
 ) -> *mut FfiError {
@@ -165,7 +199,7 @@ pub(super) unsafe fn guard(
     unsafe {
         let api = (*frame).api;
         let run = || match metadata(frame) {
-            Some(metadata) => Ok(answer(&*frame, metadata)?),
+            Some(metadata) => Ok(answer::<KIND>(&*frame, metadata)?),
             None => {
                 let _calling = comm::Calling::new();
                 body(&*frame)
@@ -197,7 +231,7 @@ unsafe fn minor(api: *const Api) -> c_int {
 }
 
 #[cold]
-unsafe fn answer(frame: &CallFrame, metadata: *mut c_api::Metadata) -> Result<(), Error> {
+unsafe fn answer<const KIND: u8>(frame: &CallFrame, metadata: *mut c_api::Metadata) -> Result<(), Error> {
     // SAFETY: XLA's struct; the last field exists from the minor on that is asked for.
     unsafe {
         let minor = minor(frame.api);
@@ -206,7 +240,7 @@ unsafe fn answer(frame: &CallFrame, metadata: *mut c_api::Metadata) -> Result<()
         // XLA may not record calls into CUDA graphs: NCCL wants all ranks to, or none.
         (*metadata).traits = 0;
         if minor >= c_api::MINOR_TYPE_INFO && frame.stage == c_api::STAGE_INSTANTIATE {
-            (*metadata).state_type_id = register(frame.api)?;
+            (*metadata).state_type_id = registered::<KIND>(frame.api)?;
         }
     }
     Ok(())
@@ -254,28 +288,22 @@ unsafe extern "C" fn delete_state(state: *mut c_void) {
     drop(unsafe { Box::from_raw(state.cast::<State>()) });
 }
 
-/// Our state type as one XLA knows it. A process may hold several XLAs (the CPU client and a GPU plugin),
-/// and each numbers types on its own.
-struct Registration {
-    api: usize,
-    type_id: TypeId,
-}
-
-/// Written at registration, read without a lock by every execution.
-static REGISTRATIONS: [OnceLock<Registration>; 8] = [const { OnceLock::new() }; 8];
-
-/// The id under which the XLA that `api` belongs to knows our state type.
+/// The id under which the XLA of a kind of target knows our type of states. A process may hold two: the plugin for GPUs has
+/// an XLA of its own.
+///
+/// # Safety
+/// `api` is that XLA's.
 #[inline]
-fn registered(api: *const Api) -> Option<TypeId> {
-    REGISTRATIONS
-        .iter()
-        .map_while(OnceLock::get)
-        .find(|registration| registration.api == api as usize)
-        .map(|registration| registration.type_id)
+unsafe fn registered<const KIND: u8>(api: *const Api) -> Result<TypeId, Cause> {
+    static IDS: [OnceLock<Result<TypeId, String>>; 2] = [const { OnceLock::new() }; 2];
+    // SAFETY: promised by the caller.
+    let id = IDS[KIND as usize].get_or_init(|| unsafe { register(api) }.map_err(|cause| cause.to_string()));
+    id.as_ref().copied().map_err(|message| Cause::Setting { message: message.clone() })
 }
 
 /// # Safety
 /// `api` is an XLA's.
+#[cold]
 unsafe fn register(api: *const Api) -> Result<TypeId, Cause> {
     static INFO: c_api::TypeInfo = c_api::TypeInfo {
         struct_size: size_of::<c_api::TypeInfo>(),
@@ -283,53 +311,58 @@ unsafe fn register(api: *const Api) -> Result<TypeId, Cause> {
         deleter: delete_state,
     };
     const NAME: &str = "mpi4jax_state";
-    /// Held while a registration is added.
-    static ADDING: Mutex<()> = Mutex::new(());
 
-    let _adding = ADDING.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(type_id) = registered(api) {
-        return Ok(type_id);
-    }
     let mut type_id = c_api::UNKNOWN_TYPE_ID;
-    // SAFETY: `api` is XLA's, the struct has the size of the API's minor.
+    let mut args = c_api::TypeRegisterArgs {
+        struct_size: size_of::<c_api::TypeRegisterArgs>(),
+        extension_start: null_mut(),
+        name: c_api::ByteSpan { ptr: NAME.as_ptr().cast(), len: NAME.len() },
+        type_id: &mut type_id,
+        type_info: &INFO,
+    };
+    // SAFETY: promised by the caller.
+    unsafe { check(api, "XLA_FFI_Type_Register", ((*api).type_register)(&mut args))? };
+    Ok(type_id)
+}
+
+/// Calls one of XLA's two functions for states, with the struct of the API's minor. The state that it takes, or gives.
+///
+/// # Safety
+/// `function` is of `frame`'s API.
+#[inline]
+unsafe fn call_with_state<const KIND: u8>(
+    frame: &CallFrame,
+    name: &'static str,
+    function: c_api::StateFunction,
+    state: *mut c_void,
+) -> Result<*mut c_void, Cause> {
+    let (extension_start, ctx) = (null_mut(), frame.ctx);
+    // SAFETY: promised by the caller.
     unsafe {
-        let has_type_info = minor(api) >= c_api::MINOR_TYPE_INFO;
-        let mut args = c_api::TypeRegisterArgs {
-            struct_size: if has_type_info {
-                size_of::<c_api::TypeRegisterArgs>()
-            } else {
-                offset_of!(c_api::TypeRegisterArgs, type_info)
-            },
-            extension_start: null_mut(),
-            name: c_api::ByteSpan { ptr: NAME.as_ptr().cast(), len: NAME.len() },
-            type_id: &mut type_id,
-            type_info: &INFO,
-        };
-        check(api, "XLA_FFI_Type_Register", ((*api).type_register)(&mut args))?;
+        let mut id = registered::<KIND>(frame.api)?;
+        let type_id = &raw mut id;
+        if minor(frame.api) >= c_api::MINOR_STATE_STAGE {
+            let (struct_size, stage) = (size_of::<StageStateArgs>(), c_api::STAGE_INSTANTIATE);
+            let mut args = StageStateArgs { struct_size, extension_start, ctx, stage, type_id, state };
+            check(frame.api, name, function((&raw mut args).cast()))?;
+            Ok(args.state)
+        } else {
+            let (struct_size, deleter) = (size_of::<StateArgs>(), delete_state);
+            let mut args = StateArgs { struct_size, extension_start, ctx, type_id, state, deleter };
+            check(frame.api, name, function((&raw mut args).cast()))?;
+            Ok(args.state)
+        }
     }
-    let added =
-        REGISTRATIONS.iter().any(|slot| slot.set(Registration { api: api as usize, type_id }).is_ok());
-    if added { Ok(type_id) } else { Err(Cause::TooManyXlas) }
 }
 
 /// # Safety
 /// `frame` is XLA's, of the instantiate stage.
-pub(super) unsafe fn set_state(frame: &CallFrame, state: State) -> Result<(), Error> {
-    // SAFETY: the struct is the one of the API's minor; XLA owns the state once it has accepted it.
+pub(super) unsafe fn set_state<const KIND: u8>(frame: &CallFrame, state: State) -> Result<(), Error> {
+    let state = Box::into_raw(Box::new(state)).cast();
+    // SAFETY: promised by the caller; XLA owns the state once it has accepted it.
     unsafe {
-        let mut type_id = register(frame.api)?;
-        let state = Box::into_raw(Box::new(state)).cast();
-        let error = if minor(frame.api) >= c_api::MINOR_STATE_STAGE {
-            let mut args = StageStateArgs::new(frame.ctx, &mut type_id, state);
-            ((*frame.api).state_set)((&raw mut args).cast())
-        } else {
-            let mut args = StateArgs::new(frame.ctx, &mut type_id, state, delete_state);
-            if minor(frame.api) >= c_api::MINOR_TYPE_INFO {
-                args.struct_size = StateArgs::SIZE_WITHOUT_DELETER;
-            }
-            ((*frame.api).state_set)((&raw mut args).cast())
-        };
-        check(frame.api, "XLA_FFI_State_Set", error).inspect_err(|_| delete_state(state))?;
+        let set = call_with_state::<KIND>(frame, "XLA_FFI_State_Set", (*frame.api).state_set, state);
+        set.inspect_err(|_| delete_state(state))?;
     }
     Ok(())
 }
@@ -337,20 +370,11 @@ pub(super) unsafe fn set_state(frame: &CallFrame, state: State) -> Result<(), Er
 /// # Safety
 /// `frame` is XLA's, of the execute stage.
 #[inline]
-pub(super) unsafe fn get_state(frame: &CallFrame) -> Result<&State, Error> {
-    // SAFETY: the struct is the one of the API's minor; a state of our type is what `set_state` stored, and
-    // it outlives the executable that is running.
+pub(super) unsafe fn get_state<const KIND: u8>(frame: &CallFrame) -> Result<&State, Error> {
+    // SAFETY: promised by the caller; a state of our type is what `set_state` stored, and it outlives the executable that is
+    // running.
     unsafe {
-        let mut type_id = registered(frame.api).unwrap_or(c_api::UNKNOWN_TYPE_ID);
-        let (error, state) = if minor(frame.api) >= c_api::MINOR_STATE_STAGE {
-            let mut args = StageStateArgs::new(frame.ctx, &mut type_id, null_mut());
-            (((*frame.api).state_get)((&raw mut args).cast()), args.state)
-        } else {
-            let mut args = StateArgs::new(frame.ctx, &mut type_id, null_mut(), delete_state);
-            args.struct_size = StateArgs::SIZE_WITHOUT_DELETER;
-            (((*frame.api).state_get)((&raw mut args).cast()), args.state)
-        };
-        check(frame.api, "XLA_FFI_State_Get", error)?;
-        Ok(&*state.cast::<State>())
+        let get = (*frame.api).state_get;
+        Ok(&*call_with_state::<KIND>(frame, "XLA_FFI_State_Get", get, null_mut())?.cast::<State>())
     }
 }

@@ -33,7 +33,6 @@ def test_the_module_fits_the_library():
     assert Path(_native.__file__) in loader.files().values()
     assert Path(info["library"]).is_file()
     assert "libmpi" in Path(info["library"]).name
-    assert info["library_version"] == MPI.Get_library_version().strip("\0").strip()
 
 
 def test_a_wheel_has_no_switches_for_tests(mpirun):
@@ -111,8 +110,9 @@ WRONG = {
         def exec_module(self, module):
             super().exec_module(module)
             if module.__name__ == "mpi4jax._native":
-                rows = module.ops_table()
-                module.ops_table = lambda: rows[1:]"""
+                import json
+                rows = json.loads(module.ops_table())
+                module.ops_table = lambda: json.dumps(rows[1:])"""
         + INSTALL_LOADER,
         ("the native module has no op allgather",),
     ),

@@ -1,16 +1,18 @@
 //! Frames of any content are decoded or refused: here with pseudo-random ones, in `fuzz/` with those that
 //! libFuzzer finds.
 
-use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
 use std::ptr::{null, null_mut};
 
-use _native::call::{Blocks, Call, Stream};
+use _native::call::{Blocks, Call, Phase, Stream};
 use _native::comm::{self, Comm};
+use _native::error::Error;
 use _native::ops::{Counts, Dtype, Extent, Op, PACKED};
 use _native::transport::Mpi;
-use _native::xla::c_api::{self, Attrs, Buffer, Buffers, ByteSpan, CallFrame, Scalar};
-use _native::xla::frame::{self, Attributes, started};
+use _native::xla::c_api::{self, Attrs, Buffer, Buffers, ByteSpan, CallFrame};
+use _native::xla::description::Description;
+use _native::xla::frame::{self, started};
+use serde_json::{Value, json};
 
 /// Takes what it needs from the bytes. High ones, as when there are none left, stand for what is usual.
 struct Source<'a>(&'a [u8]);
@@ -43,38 +45,83 @@ impl Source<'_> {
     }
 }
 
-enum Value {
-    Number(c_int, Box<i64>),
-    Text(Vec<u8>),
-    Numbers(c_int, Vec<i64>),
+/// What a program says: mostly what is usual, here and there something else, or less.
+fn said(source: &mut Source, usual: Value) -> Value {
+    match (source.byte(), usual) {
+        (0, _) => Value::Null,
+        (1, _) => json!(source.number()),
+        (2, _) => json!(source.byte() < 128),
+        (3, _) => json!(String::from_utf8_lossy(&source.text("text"))),
+        (4, Value::Array(items)) => {
+            let length = usize::from(source.byte() % 8);
+            items.into_iter().cycle().take(length).map(|item| said(source, item)).collect()
+        }
+        (_, Value::Array(items)) => items.into_iter().map(|item| said(source, item)).collect(),
+        (_, Value::Object(fields)) => {
+            let fields = fields.into_iter().filter_map(|(name, value)| {
+                let is_there = source.byte() >= 2;
+                is_there.then(|| (name, said(source, value)))
+            });
+            Value::Object(fields.collect())
+        }
+        (5..32, Value::Number(_)) => json!(source.number()),
+        (_, usual) => usual,
+    }
 }
 
-/// An attribute that holds a list: one exchanged axis and one block, or whatever.
-fn list(source: &mut Source, usual: &[i64]) -> (c_int, Value) {
-    let dtype = if source.byte() < 2 { source.number() as c_int } else { c_api::TYPE_S64 };
-    let number = |source: &mut Source, usual| if source.byte() < 8 { source.number() } else { usual };
-    let length = if source.byte() < 16 { source.byte() % 16 } else { usual.len() as u8 };
-    let numbers = (0..length).map(|i| number(source, usual.get(usize::from(i)).copied().unwrap_or(1)));
-    (c_api::ATTR_ARRAY, Value::Numbers(dtype, numbers.collect()))
-}
-
-/// An attribute as a program may have it: mostly of the right kind.
-fn attribute(source: &mut Source, usual: Option<&str>) -> (c_int, Value) {
-    let is_text = if source.byte() < 2 { usual.is_none() } else { usual.is_some() };
-    let kind = if is_text { c_api::ATTR_STRING } else { c_api::ATTR_SCALAR };
-    let value = if is_text {
-        Value::Text(source.text(usual.unwrap_or_default()))
-    } else {
-        let dtype = if source.byte() < 2 { source.number() as c_int } else { c_api::TYPE_S64 };
-        let number = match source.byte() {
-            0..8 => source.number(),
-            few @ 8..80 => i64::from(few % 3),
-            _ => 0,
-        };
-        Value::Number(dtype, Box::new(number))
-    };
-    // Kinds that are not read: what they point to does not matter.
-    if source.byte() < 2 { (5 + c_int::from(source.byte()), value) } else { (kind, value) }
+/// What is usual of an operation on three ranks.
+fn usual(source: &mut Source) -> Value {
+    let row = source.one_of(Op::TABLE);
+    let mut fields = json!({
+        "op": row.name,
+        "comm": "fuzz",
+        "operand": source.one_of(&["none", "none", "peers", "call"]),
+        "root": source.byte() % 3,
+        "reverse": source.byte() < 64,
+        "envelope_result": source.byte() < 64,
+        "line": "f.py:1",
+        "envelope": {"source": 0, "recvtag": 1, "dest": 2, "sendtag": 1},
+    });
+    let others = [
+        (row.has_reduction, "reduction", json!(source.one_of(&["SUM", "MAX", "LAND", "BXOR", "user#1"]))),
+        // Widths of one axis, a neighbour in each of three directions, one block of five floats.
+        (
+            row.has_blocks,
+            "halo",
+            json!({
+                "widths": [[1, 1]],
+                "neighbours": [2, -1, 2],
+                "blocks": [{"itemsize": 4, "shape": [5], "axes": [0]}],
+            }),
+        ),
+        // Two elements to the next rank and from the previous one, and one to and from oneself.
+        (
+            row.has_parts,
+            "parts",
+            json!({
+                "sends": [[0, 0], [0, 1], [1, 2]],
+                "receives": [[1, 2], [0, 1], [0, 0]],
+            }),
+        ),
+        (row.is_ragged, "ragged", json!({"rows": 1, "capacity": 3, "row": 1})),
+        (
+            source.byte() < 128,
+            "request",
+            json!({
+                "sends": source.byte() < 128,
+                "keeps": source.byte() < 64,
+                "initial": source.byte() < 64,
+                "gives": ["float32", 3],
+                "local": source.byte() < 64,
+            }),
+        ),
+    ];
+    for (is_needed, name, value) in others {
+        if is_needed != (source.byte() < 4) {
+            fields[name] = value;
+        }
+    }
+    fields
 }
 
 fn span(text: &[u8]) -> ByteSpan {
@@ -137,97 +184,31 @@ pub fn decode(bytes: &[u8]) -> bool {
     let source = &mut Source(bytes);
     let size = 3;
     comm::register(Comm::new("fuzz", 1, 1, size));
-    let op = source.one_of(Op::TABLE).name;
-    let reduction = *source.one_of(&["", "", "SUM", "MAX", "LAND", "BXOR"]);
-    let mut attributes: Vec<(Vec<u8>, (c_int, Value))> = Vec::new();
-    let texts = HashMap::from([("op", op), ("comm", "fuzz"), ("reduction", reduction), ("site", "f.py:1")]);
-    let lists: [(&str, &[i64]); 4] = [
-        // Three float32.
-        ("gives", &[i64::from(Dtype::Float32.xla_code()), 3]),
-        // Widths of one axis, a neighbour in each of three directions, one block of five floats.
-        ("halo", &[1, 1, 1, 3, -1, 1, 2, 1, 4, 1, 5, 1]),
-        // Two elements to the next rank and from the previous one, and one to and from oneself.
-        ("parts", &[0, 0, 1, 2, 0, 1, 0, 1, 1, 2, 0, 0]),
-        // One row of an element, and room for three.
-        ("rows", &[1, 3, 1]),
-    ];
-    for name in [
-        *b"comm     ",
-        *b"dest     ",
-        *b"env_in   ",
-        *b"env_out  ",
-        *b"gives    ",
-        *b"halo     ",
-        *b"initial  ",
-        *b"keeps    ",
-        *b"local    ",
-        *b"op       ",
-        *b"packed   ",
-        *b"parts    ",
-        *b"recvtag  ",
-        *b"reduction",
-        *b"reverse  ",
-        *b"root     ",
-        *b"rows     ",
-        *b"sends    ",
-        *b"sendtag  ",
-        *b"site     ",
-        *b"source   ",
-        *b"status   ",
-    ] {
-        let name = std::str::from_utf8(name.trim_ascii()).unwrap();
-        // Some are missing, some there twice.
-        for _ in 0..[1, 0, 2].get(usize::from(source.byte())).copied().unwrap_or(1) {
-            let value = match lists.iter().find(|(list, _)| *list == name) {
-                Some((_, usual)) => list(source, usual),
-                None => attribute(source, texts.get(name).copied()),
-            };
-            attributes.push((source.text(name), value));
-        }
+    let description = usual(source);
+    let mut text = said(source, description).to_string().into_bytes();
+    if source.byte() < 4 {
+        text.truncate(usize::from(source.byte()));
     }
-    let names: Vec<ByteSpan> = attributes.iter().map(|(name, _)| span(name)).collect();
-    let strings: Vec<ByteSpan> = attributes
-        .iter()
-        .map(|(_, (_, value))| if let Value::Text(text) = value { span(text) } else { span(b"") })
-        .collect();
-    let scalars: Vec<Scalar> = attributes
-        .iter()
-        .map(|(_, (_, value))| match value {
-            Value::Number(dtype, number) => Scalar { dtype: *dtype, value: (&raw const **number).cast() },
-            Value::Text(_) | Value::Numbers(..) => Scalar { dtype: 0, value: null() },
-        })
-        .collect();
-    let lists: Vec<c_api::Array> = attributes
-        .iter()
-        .map(|(_, (_, value))| match value {
-            Value::Numbers(dtype, numbers) => {
-                c_api::Array { dtype: *dtype, size: numbers.len(), data: numbers.as_ptr().cast() }
-            }
-            Value::Number(..) | Value::Text(_) => c_api::Array { dtype: 0, size: 0, data: null() },
-        })
-        .collect();
-    let types: Vec<c_int> = attributes.iter().map(|(_, (kind, _))| *kind).collect();
-    let name_pointers: Vec<*const ByteSpan> = names.iter().map(|name| &raw const *name).collect();
-    let pointers: Vec<*const c_void> = attributes
-        .iter()
-        .enumerate()
-        .map(|(i, (_, (_, value)))| match value {
-            Value::Number(..) => (&raw const scalars[i]).cast(),
-            Value::Text(_) => (&raw const strings[i]).cast(),
-            Value::Numbers(..) => (&raw const lists[i]).cast(),
-        })
-        .collect();
+    let (name, value) = (span(b"call"), span(&text));
+    let (name, value): (*const ByteSpan, *const c_void) = (&name, (&raw const value).cast());
+    // Of another kind than a string, what it points to does not matter.
+    let kind = if source.byte() < 2 { 5 + c_int::from(source.byte()) } else { c_api::ATTR_STRING };
     let attrs = Attrs {
         struct_size: size_of::<Attrs>(),
         extension_start: null_mut(),
-        size: if source.byte() < 2 { source.number().min(0) } else { attributes.len() as i64 },
-        types: types.as_ptr(),
-        names: name_pointers.as_ptr(),
-        attrs: pointers.as_ptr(),
+        size: if source.byte() < 2 { source.number().min(0) } else { 1 },
+        types: &kind,
+        names: &name,
+        attrs: &value,
     };
-
     // SAFETY: arrays and pointers are as XLA makes them.
-    let site = match unsafe { Attributes::new(&attrs) }.site() {
+    let description = unsafe { Description::of(&attrs) };
+    let site = description.map_err(Error::from).and_then(|description| {
+        let key = description.comm.as_deref().unwrap_or("fuzz");
+        let site = description.site(Phase::Whole, comm::lookup(key)?, description.location())?;
+        Ok((site, description.request))
+    });
+    let (site, layout) = match site {
         Ok(site) => site,
         Err(error) => {
             assert!(!error.to_string().is_empty());
@@ -253,14 +234,14 @@ pub fn decode(bytes: &[u8]) -> bool {
     let (mut others, mut counts) = (Blocks::new(), Counts::new());
     // SAFETY: as above; a handle, and what an operand says, have their memory.
     unsafe {
-        if let Ok(layout) = Attributes::new(&frame.attrs).layout() {
+        if let Some(layout) = layout {
             if let Ok((operand, peers, _)) =
                 started::start(&frame, &site, &layout, &mut counts, &Mpi, Stream::NONE)
             {
                 assert_eq!(operand.is_some(), layout.has_operand());
                 assert_eq!(peers.is_some(), !site.operand.is_empty());
             }
-            if let Ok((_, results)) = started::wait(&frame, &site, &layout, &Mpi, Stream::NONE) {
+            if let Ok((_, results)) = started::wait(&frame, site.operand, &layout, &Mpi, Stream::NONE) {
                 let [received, kept] = results.map(|result| result.is_some());
                 assert_eq!((received, kept), (layout.gives.is_some(), layout.keeps));
             }
@@ -268,7 +249,7 @@ pub fn decode(bytes: &[u8]) -> bool {
     }
     let mut call = Call::of(&site, Stream::NONE);
     // SAFETY: as above; an operand of two int32 has its memory.
-    match unsafe { frame::fill(&mut call, &frame, &Mpi, (&mut others, &mut counts)) } {
+    match unsafe { frame::fill(&mut call, &frame, &Mpi, None, (&mut others, &mut counts)) } {
         Ok(()) => {
             for (extent, buffer) in [(site.extents().send, call.send), (site.extents().recv, call.recv)] {
                 assert_eq!(extent == Extent::None, buffer.is_none());

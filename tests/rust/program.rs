@@ -4,9 +4,7 @@ use std::ffi::{CStr, c_int, c_void};
 use std::mem::offset_of;
 use std::ptr::{null, null_mut};
 
-use _native::xla::c_api::{
-    self, Api, ApiVersion, Attrs, Buffer, Buffers, ByteSpan, CallFrame, Scalar, TypeId,
-};
+use _native::xla::c_api::{self, Api, ApiVersion, Attrs, Buffer, Buffers, ByteSpan, CallFrame, TypeId};
 use _native::xla::kind::CPU;
 use _native::xla::{execute, instantiate};
 
@@ -36,8 +34,9 @@ unsafe extern "C" fn type_register<const MINOR: c_int>(
     args: *mut c_api::TypeRegisterArgs,
 ) -> *mut c_api::FfiError {
     unsafe {
+        // XLA takes structs that are longer than its own.
         let has_info = (*args).struct_size > offset_of!(c_api::TypeRegisterArgs, type_info);
-        assert_eq!(has_info, MINOR >= 2);
+        assert!(has_info || MINOR < 2);
         assert_eq!((*args).name.len, "mpi4jax_state".len());
         (*args).type_id.write(TypeId { id: TYPE });
     }
@@ -52,7 +51,7 @@ unsafe extern "C" fn state_set<const MINOR: c_int>(args: *mut c_void) -> *mut c_
             (*args.ctx.cast::<Context>()).state = args.state as usize;
         } else {
             let args = &*args.cast::<c_api::StateArgs>();
-            assert_eq!((args.struct_size, (*args.type_id).id), (if MINOR == 2 { 40 } else { 48 }, TYPE));
+            assert_eq!((args.struct_size, (*args.type_id).id), (48, TYPE));
             (*args.ctx.cast::<Context>()).state = args.state as usize;
             (*args.ctx.cast::<Context>()).deleter = (MINOR < 2).then_some(args.deleter);
         }
@@ -89,13 +88,6 @@ pub fn api<const MINOR: c_int>() -> Api {
         state_set: state_set::<MINOR>,
         state_get: state_get::<MINOR>,
     }
-}
-
-/// One attribute.
-#[derive(Clone, Copy)]
-pub enum Value<'a> {
-    Integer(i64),
-    String(&'a str),
 }
 
 /// A custom call in a compiled program.
@@ -148,60 +140,13 @@ impl Program {
         }
     }
 
-    /// Compiles: the attributes that differ from those of an op without parameters.
-    pub fn new(api: &'static Api, changed: &[(&str, Value)]) -> Result<Self, String> {
-        let mut all = vec![
-            ("comm", Value::String("")),
-            ("dest", Value::Integer(-1)),
-            ("env_in", Value::Integer(0)),
-            ("env_out", Value::Integer(0)),
-            ("op", Value::String("")),
-            ("recvtag", Value::Integer(0)),
-            ("reduction", Value::String("")),
-            ("reverse", Value::Integer(0)),
-            ("root", Value::Integer(-1)),
-            ("sendtag", Value::Integer(0)),
-            ("site", Value::String("xla.rs:1")),
-            ("source", Value::Integer(-1)),
-            ("status", Value::Integer(0)),
-        ];
-        for (name, value) in changed {
-            all.iter_mut().find(|(known, _)| known == name).expect("an attribute").1 = *value;
-        }
+    /// Compiles a call that is described so.
+    pub fn new(api: &'static Api, description: &serde_json::Value) -> Result<Self, String> {
+        let text = description.to_string();
         let span = |text: &str| ByteSpan { ptr: text.as_ptr().cast(), len: text.len() };
-        let names: Vec<ByteSpan> = all.iter().map(|(name, _)| span(name)).collect();
-        let strings: Vec<ByteSpan> = all
-            .iter()
-            .map(|(_, value)| if let Value::String(text) = value { span(text) } else { span("") })
-            .collect();
-        let scalars: Vec<Scalar> = all
-            .iter()
-            .map(|(_, value)| match value {
-                Value::Integer(number) => {
-                    Scalar { dtype: c_api::TYPE_S64, value: (&raw const *number).cast() }
-                }
-                Value::String(_) => Scalar { dtype: 0, value: null() },
-            })
-            .collect();
-        let kind = |value: &Value| match value {
-            Value::Integer(_) => c_api::ATTR_SCALAR,
-            Value::String(_) => c_api::ATTR_STRING,
-        };
-        let types: Vec<c_int> = all.iter().map(|(_, value)| kind(value)).collect();
-        let name_pointers: Vec<*const ByteSpan> = names.iter().map(|name| &raw const *name).collect();
-        let pointers: Vec<*const c_void> = (0..all.len())
-            .map(|i| match all[i].1 {
-                Value::Integer(_) => (&raw const scalars[i]).cast(),
-                Value::String(_) => (&raw const strings[i]).cast(),
-            })
-            .collect();
-        let attrs = Attrs {
-            size: all.len() as i64,
-            types: types.as_ptr(),
-            names: name_pointers.as_ptr(),
-            attrs: pointers.as_ptr(),
-            ..no_attrs()
-        };
+        let (name, value) = (span("call"), span(&text));
+        let (name, value): (*const ByteSpan, *const c_void) = (&name, (&raw const value).cast());
+        let attrs = Attrs { size: 1, types: &c_api::ATTR_STRING, names: &name, attrs: &value, ..no_attrs() };
         let mut program = Self { api, ctx: Box::default() };
         let mut frame = program.frame(c_api::STAGE_INSTANTIATE, buffers(&[]), buffers(&[]), attrs);
         // SAFETY: a frame as XLA makes them.

@@ -201,7 +201,7 @@ def test_arguments_that_the_scope_does_not_use_are_dropped(monkeypatch):
 
 def test_users_line():
     here = f"internals.py:{inspect.getsourcelines(total)[1] + 1}"
-    assert re.search(r'site = "internals.py:total#\d+"', lowered(lambda x: total(x)))
+    assert re.search(r"line\\22: \\22internals.py:total#\d+\\22", lowered(lambda x: total(x)))
     (eqn,) = jax.make_jaxpr(total)(X).jaxpr.eqns
     assert compat.eqn_line(eqn) == here
     # Between that line and JAX there are frames of this package, which JAX leaves out.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,12 +16,13 @@ from mpi4py import MPI
 
 from .. import _native
 from .._jax import compat
+from .._op import rows
 from .._op.plan import Plan, Result, plan_of
-from .._op.primitive import HIDDEN, effect, envelope, result_avals, split
+from .._op.primitive import DTYPES, HIDDEN, effect, envelope, result_avals, split
 from .._op.spec import OFFSET, PEERS, SPECS, Params, Spec
 
-# How many numbers an operand has.
-_LENGTHS = {None: 0, "given": 4, "recorded": 4, "call": 8}
+# What an operand says, in the words of `Operand` in `src/call.rs`.
+_OPERANDS: dict[str | None, str] = {"given": "peers", "recorded": "peers", "call": "call"}
 
 # In the place of what an operand says: `Envelope::TRACED` in `src/call.rs`.
 _TRACED = np.iinfo(np.int32).min
@@ -29,17 +31,16 @@ Operand = tuple[Any, Any]  # a value of the compiler's, and its aval
 Operands = list[Operand]
 Avals = list[Any]
 
-# XLA packs several values of a 4-bit type into a byte, where a rank's block may not begin: they
-# travel as values of a wider type, which holds each of them exactly.
-_CARRIERS = dict(_native.carriers())
-# The core has no arithmetic for floats of 8 bits: they are reduced as values of a wider type.
-_REDUCED_AS = dict(_native.reduced_as())
-
 
 def carrier(aval: Any, reduces: bool = False) -> Any:
-    """The aval under which an array is communicated, or communicated and reduced."""
-    name = str(aval.dtype)
-    wide = _CARRIERS.get(name) or (_REDUCED_AS.get(name) if reduces else None)
+    """The aval under which an array is communicated, or communicated and reduced.
+
+    XLA packs several values of a 4-bit type into a byte, where a rank's block may not begin: they
+    travel as values of a wider type, which holds each of them exactly. The core has no arithmetic
+    for floats of 8 bits: they are reduced as values of a wider type.
+    """
+    dtype = DTYPES[str(aval.dtype)]
+    wide = dtype["carrier"] or (dtype["reduced_as"] if reduces else None)
     return ShapedArray(aval.shape, np.dtype(jnp.dtype(wide))) if wide else aval
 
 
@@ -113,7 +114,7 @@ class Lowering:
             out: avals of the results that are arrays.
             in_place: whether each result is to be where its operand is; by default where
                 `in_place.py` says so.
-            **attrs: attributes that only this op has.
+            **attrs: what only the description of this op has.
         """
         p = self.p
         status = p.get("status")
@@ -128,7 +129,8 @@ class Lowering:
         learnt = envelope(self.spec, p)
         outs = [*wire, *learnt]
         values = [value for value, _ in carried]
-        attrs |= self.parts(op, [*(aval for _, aval in operands), *out])
+        if "parts" not in attrs:
+            attrs |= self.parts(op, [*(aval for _, aval in operands), *out])
         if in_place is None:
             in_place = self.in_place and op == self.spec.name
         aliases = {i: i for i in range(len(out))} if in_place else None
@@ -141,12 +143,7 @@ class Lowering:
             avals_in=[*(aval for _, aval in carried), compat.abstract_token],
             avals_out=[*outs, compat.abstract_token] if fixed else outs,
         )
-        results = lower(
-            ctx,
-            *values,
-            self.token,
-            **self.attributes(op, **attrs),
-        )
+        results = lower(ctx, *values, self.token, call=self.describe(op, **attrs))
         if fixed:
             *results, self.token = results
         else:
@@ -159,10 +156,10 @@ class Lowering:
             results[-1] = self.local(lambda e: e + OFFSET, learnt[0], (results[-1], learnt[0]))
         return results
 
-    def reduces(self, op: str | None, reverse: int = 0, packed: int = 0, **_: Any) -> bool:
+    def reduces(self, op: str | None, reverse: bool = False, **_: Any) -> bool:
         """Whether the core computes with what it is given: not where MPI calls the user's code."""
         if op == "halo_exchange":
-            return bool(reverse) and not packed
+            return reverse
         return op is not None and SPECS[op].has_reduction and not self.p["reduction"].user
 
     def parts(self, op: str, avals: Avals) -> Params:
@@ -172,29 +169,31 @@ class Lowering:
         if spec.has_parts:
             return {"parts": _parts(self.p, avals[0])}
         if spec.is_ragged:
+            rows, capacity = self.p["rows"]
             row = math.prod(avals[0].shape[1:])
-            return {"rows": np.array([*self.p["rows"], row], np.int64)}
+            return {"ragged": {"rows": rows, "capacity": capacity, "row": row}}
         return {}
 
-    def attributes(self, op: str, **more: Any) -> Params:
-        """What the call of ``op`` says of itself."""
-        p, status = self.p, self.p.get("status")
-        # The adjoint of a reduce calls bcast, which has none.
-        reduction = p["reduction"].name if SPECS[op].has_reduction else ""
-        return {
-            "comm": p["comm"].key,
-            "env_in": np.int64(_LENGTHS[p.get("operand")]),
-            "env_out": np.int64(p.get("env_out", 0)),
+    def describe(self, op: str, **more: Any) -> str:
+        """What the call of ``op`` says of itself, in JSON: `Description` in
+        `src/xla/description.rs`. What is None is left out."""
+        p, spec, status = self.p, SPECS[op], self.p.get("status")
+        peers = {name: _TRACED if p.get(name) is None else p[name] for name in PEERS}
+        fields = {
             "op": op,
-            "reduction": reduction,
-            "reverse": np.int64(more.pop("reverse", 0)),
-            "root": np.int64(p.get("root", -1)),
+            "comm": p["comm"].key,
+            "operand": _OPERANDS.get(p.get("operand")),
+            # The adjoint of a reduce calls bcast, which has none.
+            "reduction": p["reduction"].name if spec.has_reduction else None,
+            "root": p["root"] if spec.has_root else None,
+            "envelope": peers if spec.has_peer else None,
+            "envelope_result": p.get("env_out") or None,
+            "status": (status is not None and status.address) or None,
             # An eager op is compiled for all its callers: an operand tells the line.
-            "site": "" if p.get("eager") else _site(self.ctx),
-            "status": np.int64(status.address if status is not None else 0),
-            **{name: np.int64(_TRACED if p.get(name) is None else p[name]) for name in PEERS},
+            "line": None if p.get("eager") else _line(self.ctx),
             **more,
         }
+        return json.dumps({name: x for name, x in fields.items() if x is not None}, default=int)
 
     def use_numbers(self, numbers: Operand) -> None:
         """Let the operand say who a message goes to and comes from, or what the counts are."""
@@ -233,23 +232,24 @@ def _last(operands: Operands) -> Operand | None:
     return operands[-1] if operands else None
 
 
-def _parts(p: Params, aval: Any) -> np.ndarray:
-    """Which elements go to each rank, and come from it: what `Parts::new` in `src/ops/parts.rs`
-    reads."""
+def _parts(p: Params, aval: Any) -> Params:
+    """Which elements go to each rank, and come from it."""
     sends, receives = (p["receives"], p["sends"]) if p["adjoint"] else (p["sends"], p["receives"])
     row = math.prod(aval.shape[int(p["rows"][0] is not None) :])
-    return (
-        row * np.array([(*s, *r) for s, r in zip(sends, receives, strict=True)], np.int64).ravel()
-    )
+
+    def elements(parts: Sequence[rows.Part]) -> list[rows.Part]:
+        return [(row * start, row * count) for start, count in parts]
+
+    return {"sends": elements(sends), "receives": elements(receives)}
 
 
-def _site(ctx: mlir.LoweringRuleContext) -> str:
+def _line(ctx: mlir.LoweringRuleContext) -> str | None:
     """The name of the user's line, by which the native module knows it in this process.
 
     Not the line itself: a program whose lines have moved is the same, for JAX's compilation cache.
     """
     function, line = compat.user_place(ctx)
-    return _native.name_line(function, line) if line else ""
+    return _native.name_line(function, line) if line else None
 
 
 def _check_exportable(op: str, p: Params) -> None:

@@ -3,7 +3,8 @@
 So it does where a halo exchange is started: the request holds the blocks, so only the faces are
 copied, where the operand of another operation that is started is copied as a whole; and their
 derivatives are those of what XLA does. And so it does on a GPU: the processor does not reach the
-blocks there, and what it packs would go through the host.
+blocks there, and what it packs would go through the host. Either way, an `alltoallv` carries what
+is packed.
 """
 
 from __future__ import annotations
@@ -26,6 +27,9 @@ from .._requests.request import CompositeKind, CompositeRequest, Request
 # The number of a leaf, and the cells along each of its axes: the first, the one after the last.
 Box = tuple[int, tuple[tuple[int, int], ...]]
 
+# The number of a leaf, its shape, and its exchanged axes, counted from the end.
+Leaf = tuple[int, tuple[int, ...], tuple[int, ...]]
+
 # The rank there, the number of the direction that the message is sent to, what of a block is in it.
 Face = tuple[int, int, Box]
 
@@ -34,23 +38,12 @@ def _extents(box: Box) -> tuple[int, ...]:
     return tuple(end - start for start, end in box[1])
 
 
-def boxes_of(faces: Sequence[Face]) -> tuple[Box, ...]:
-    return tuple(box for *_, box in faces)
-
-
-def cells_in(boxes: Sequence[Box]) -> int:
+def _cells_in(boxes: Sequence[Box]) -> int:
     return sum(math.prod(_extents(box)) for box in boxes)
 
 
-def faces(
-    leaves: Sequence[tuple[int, tuple[int, ...], tuple[int, ...]]], p: Params
-) -> tuple[list[Face], list[Face]]:
-    """What goes, and what comes, in the order of the directions here.
-
-    Args:
-        leaves: of each its number, its shape, and its exchanged axes, counted from the end.
-        p: parameters of a halo exchange.
-    """
+def _faces(leaves: Sequence[Leaf], p: Params) -> tuple[list[Face], list[Face]]:
+    """What goes, and what comes, in the order of the directions here."""
     last = len(p["neighbours"]) - 1
     goes: list[Face] = []
     comes: list[Face] = []
@@ -95,9 +88,10 @@ def filled(
 
 
 @dataclass(frozen=True)
-class _Message:
+class Message:
     """What the blocks of one dtype send, or receive: their boxes, in the order of the ranks.
-    Between two ranks, they are in the order of the directions that they are sent to."""
+    Between two ranks, they are in the order of the directions that they are sent to, as
+    `src/ops/halo.rs` has them."""
 
     boxes: tuple[Box, ...]
     parts: tuple[rows.Part, ...]
@@ -107,12 +101,18 @@ class _Message:
         return sum(count for _, count in self.parts)
 
 
-def _message(found: list[Face], ranks: int) -> _Message:
+def _message(found: list[Face], ranks: int) -> Message:
     found = sorted(found)
     counts = [0] * ranks
     for peer, _, box in found:
-        counts[peer] += cells_in([box])
-    return _Message(boxes_of(found), rows.side_by_side(counts))
+        counts[peer] += _cells_in([box])
+    return Message(tuple(box for *_, box in found), rows.side_by_side(counts))
+
+
+def messages(leaves: Sequence[Leaf], p: Params) -> tuple[Message, Message]:
+    """What goes to all ranks, and what comes from them, in an `alltoallv`."""
+    goes, comes = (_message(found, p["comm"].size) for found in _faces(leaves, p))
+    return goes, comes
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ class _Fill:
     """Puts what has come into the ghost cells."""
 
     form: Form
-    received: tuple[_Message, ...]
+    received: tuple[Message, ...]
 
     def __call__(self, results: list[Any], leaves: Sequence[Any]) -> Any:
         for message, cells in zip(self.received, results, strict=True):
@@ -137,7 +137,7 @@ def start(start_op: Callable[..., Request], args: Sequence[Any], p: Params) -> C
             (i, given.form.data[i][0], exchanged_axes("halo_exchange", given.form, i, p))
             for i in leaves
         ]
-        goes, comes = (_message(found, p["comm"].size) for found in faces(shapes, p))
+        goes, comes = messages(shapes, p)
         sides = {"sends": goes.parts, "receives": comes.parts, "rows": (goes.size, comes.size)}
         cells = packed(goes.boxes, given.leaves, given.leaves[leaves[0]])
         requests.append(start_op("alltoallv", (cells,), {"comm": p["comm"], **sides}))

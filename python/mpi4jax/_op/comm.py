@@ -27,10 +27,11 @@ _handleof = MPI._handleof
 class AnyComm:
     """Any communicator with this rank and size, where an operand says which one."""
 
-    __slots__ = ("key", "rank", "size")
+    __slots__ = ("rank", "size")
+    key = None
 
     def __init__(self, rank: int, size: int):
-        self.key, self.rank, self.size = f"any#{rank}/{size}", rank, size
+        self.rank, self.size = rank, size
 
     def __repr__(self) -> str:
         return f"any[{self.size}]"

@@ -5,6 +5,7 @@ Every primitive has one ordered effect, so JAX keeps each op, once, in program o
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -31,13 +32,18 @@ def envelope(spec: Spec, p: Params) -> list[ShapedArray]:
     return [ShapedArray((p["comm"].size,), np.dtype(np.int32)) if spec.is_ragged else _ENVELOPE]
 
 
-# dtype name -> what reductions it has
+# dtype name -> what reductions it has, and as what it travels and is reduced
 DTYPES = {
-    name: {
-        **{"arithmetic": a, "inexact": a and not b},
-        **{"ordered": o, "bitwise": b, "logical": lo},
+    row["name"]: {
+        "arithmetic": row["has_arithmetic"],
+        "inexact": row["has_arithmetic"] and not row["has_bits"],
+        "ordered": row["is_ordered"],
+        "bitwise": row["has_bits"],
+        "logical": row["is_logical"],
+        "carrier": row["carrier"],
+        "reduced_as": row["reduced_as"],
     }
-    for name, _, _, a, o, b, lo in _native.dtypes_table()
+    for row in json.loads(_native.dtypes_table())
 }
 
 

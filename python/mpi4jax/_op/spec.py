@@ -26,6 +26,7 @@ counts it is how many rows have come from each rank.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -172,7 +173,7 @@ class Spec:
 
 
 SPECS: dict[str, Spec] = {}  # in alphabetical order once `mpi4jax.ops` is imported
-_ROWS = {row[0]: row for row in _native.ops_table()}
+_ROWS = {row["name"]: row for row in json.loads(_native.ops_table())}
 
 
 def add(name: str, **known: Any) -> Spec:
@@ -186,8 +187,7 @@ def add(name: str, **known: Any) -> Spec:
             f"mpi4jax: the native module has no op {name}: it was built from another version than "
             "the Python package; reinstall mpi4jax"
         )
-    _, mpi, takes, extents, started = _ROWS[name]
-    SPECS[name] = Spec(name, mpi, *takes, *extents, started, **known)
+    SPECS[name] = Spec(**_ROWS[name], **known)
     return SPECS[name]
 
 

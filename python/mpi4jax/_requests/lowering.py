@@ -6,20 +6,17 @@ The wait gets back what was received and the operand, and does the rest.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax
-import numpy as np
 from jax.interpreters import mlir
 
-from .. import _native
 from .._compile.lowering import Avals, Lowering, Operands, carrier
 from .._jax import compat
 from .._op.plan import Result, plan_of
 from .._op.primitive import HANDLE, result_avals, split_start, split_wait, start_p, wait_p
 from .._op.spec import SPECS, Params
-
-_XLA_CODES = {name: code for name, code, *_ in _native.dtypes_table()}
 
 
 class _Half(Lowering):
@@ -52,27 +49,29 @@ class _Half(Lowering):
     def emit(self, target: str, operands: Operands, out: Avals, initial: bool) -> list[Any]:
         """Emit the custom call, which takes and gives the token; its other results."""
         plan = self.plan
-        shape = [n for x in self.receives for n in _code_and_size(carrier(x, self.reduced))]
+        gives = [
+            (str(x.dtype), math.prod(x.shape))
+            for x in (carrier(x, self.reduced) for x in self.receives)
+        ]
+        request = {
+            "sends": bool(self.sends),
+            "keeps": plan.keeps,
+            "initial": initial,
+            "gives": gives[0] if gives else None,
+            "local": plan.call is None,
+        }
         ctx = self.ctx.replace(
             avals_in=[*(aval for _, aval in operands), compat.abstract_token],
             avals_out=[*out, compat.abstract_token],
         )
+        op = plan.call or self.spec.name
         *results, self.token = jax.ffi.ffi_lowering(target, has_side_effect=True)(
             ctx,
             *(value for value, _ in operands),
             self.token,
-            **self.attributes(plan.call or self.spec.name, **self.attrs),
-            gives=np.array(shape, np.int64),
-            initial=np.int64(initial),
-            keeps=np.int64(plan.keeps),
-            local=np.int64(plan.call is None),
-            sends=np.int64(bool(self.sends)),
+            call=self.describe(op, request=request, **self.attrs),
         )
         return results
-
-
-def _code_and_size(aval: Any) -> tuple[int, int]:
-    return _XLA_CODES[str(aval.dtype)], int(np.prod(aval.shape))
 
 
 def _lower_start(ctx: mlir.LoweringRuleContext, *args: Any, of: str, **p: Any) -> list[Any]:

@@ -14,7 +14,7 @@ from .._op.spec import Call, Params, T
 
 
 def _plan(p: Params) -> Plan:
-    return Plan("exscan", attrs={"reverse": int(p["adjoint"])})
+    return Plan("exscan", attrs={"reverse": bool(p["adjoint"])})
 
 
 def _derivative(r: ReductionTangent) -> Any:

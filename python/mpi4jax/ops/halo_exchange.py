@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
-import numpy as np
 from mpi4py import MPI
 
 from .. import _native
@@ -17,55 +15,45 @@ from .._grid import border as _border, cart as _cart, faces
 from .._op.spec import Call, Params, T
 
 
-def _describe(p: Params, avals: Sequence[Any]) -> np.ndarray:
-    """What `Attributes::halo` in `src/xla/frame.rs` reads."""
+def _describe(p: Params, avals: Sequence[Any]) -> Params:
+    """What `HaloFields` in `src/ops/halo.rs` reads."""
     blocks = [
-        [np.dtype(x.dtype).itemsize, x.ndim, *x.shape, *(x.ndim - a for a in axes)]
+        {"itemsize": x.dtype.itemsize, "shape": x.shape, "axes": [x.ndim - a for a in axes]}
         for x, axes in zip(avals, p["axes"], strict=True)
     ]
-    lists = (p["widths"], [[rank] for rank in p["neighbours"]], blocks)
-    return np.array([n for rows in lists for n in (len(rows), *itertools.chain(*rows))], np.int64)
+    return {"widths": p["widths"], "neighbours": p["neighbours"], "blocks": blocks}
 
 
 def _lower(low: Lowering, xs: Operands, out: Avals) -> list[Any]:
-    packed, adjoint = _native.takes_packed(low.on_gpu), bool(low.p["adjoint"])
-    wire = [carrier(aval, adjoint and not packed) for _, aval in xs]
-    attrs = {"reverse": int(adjoint), "halo": _describe(low.p, wire)}
-    if packed:
-        return _lower_packed(low, xs, attrs)
-    return low.call("halo_exchange", *xs, out=out, in_place=True, packed=np.int64(0), **attrs)
+    if _native.takes_packed(low.on_gpu):
+        return _lower_packed(low, xs)
+    adjoint = bool(low.p["adjoint"])
+    halo = _describe(low.p, [carrier(aval, adjoint) for _, aval in xs])
+    return low.call("halo_exchange", *xs, out=out, in_place=True, reverse=adjoint, halo=halo)
 
 
-def _lower_packed(low: Lowering, xs: Operands, attrs: Params) -> list[Any]:
-    """XLA packs the messages and unpacks them, in the order of the directions, as `halo.rs` reads
-    them."""
-    avals = [aval for _, aval in xs]
+def _lower_packed(low: Lowering, xs: Operands) -> list[Any]:
+    """XLA packs the messages and unpacks them."""
+    avals, adjoint = [aval for _, aval in xs], low.p["adjoint"]
     leaves = [
         (i, x.shape, axes) for i, (x, axes) in enumerate(zip(avals, low.p["axes"], strict=True))
     ]
-    owned, ghosts = map(faces.boxes_of, faces.faces(leaves, low.p))
-    adjoint = low.p["adjoint"]
+    owned, ghosts = faces.messages(leaves, low.p)
     sent, received = (ghosts, owned) if adjoint else (owned, ghosts)
-    cells = [avals[0].update(shape=(faces.cells_in(boxes),)) for boxes in (sent, received)]
+    goes, comes = (avals[0].update(shape=(message.size,)) for message in (sent, received))
 
-    def pack(*xs: Any) -> list[Any]:
-        return [faces.packed(sent, xs, xs[0])]
+    def pack(*xs: Any) -> Any:
+        return faces.packed(sent.boxes, xs, xs[0])
 
     def unpack(came: Any, *xs: Any) -> list[Any]:
         if adjoint:  # ghost cells that were filled get zeros
-            xs = faces.filled(ghosts, xs, jnp.zeros(cells[0].shape, came.dtype))
-        return faces.filled(received, xs, came, adjoint)
+            xs = faces.filled(ghosts.boxes, xs, jnp.zeros(goes.shape, came.dtype))
+        return faces.filled(received.boxes, xs, came, adjoint)
 
-    (goes,) = low.locals(pack, cells[:1], *xs)
-    call = low.call(
-        "halo_exchange",
-        (goes, cells[0]),
-        out=cells[1:],
-        in_place=False,
-        packed=np.int64(1),
-        **attrs,
-    )
-    return low.locals(unpack, avals, (call[0], cells[1]), *xs)
+    parts = {"sends": sent.parts, "receives": received.parts}
+    message = (low.local(pack, goes, *xs), goes)
+    (came,) = low.call("alltoallv", message, out=[comes], in_place=False, parts=parts)
+    return low.locals(unpack, avals, (came, comes), *xs)
 
 
 @define(

@@ -79,7 +79,7 @@ def _rows_of(x: Any) -> int:
 
 
 @define(
-    adjoint=lambda p: Plan("ragged_alltoall", attrs={"reverse": 1}),
+    adjoint=lambda p: Plan("ragged_alltoall", attrs={"reverse": True}),
     start=_start,
 )
 def ragged_alltoall(

@@ -1,5 +1,4 @@
-use half::f16;
-
+use super::super::{Class, Reduced};
 use super::*;
 
 /// Applies a function to two arrays; the result.
@@ -17,16 +16,16 @@ fn apply<E: Copy>(builtin: Builtin, dtype: Dtype, input: &[E], inout: &[E]) -> V
 }
 
 #[test]
-fn there_is_a_function_exactly_where_the_tables_say_so() {
+fn there_is_a_function_where_mpi_has_none() {
     for &dtype in Dtype::ALL {
-        for &builtin in Builtin::ALL {
-            assert_eq!(
-                combine(builtin, dtype).is_some(),
-                builtin.allows(dtype),
-                "{} of {}",
-                builtin.name(),
-                dtype.name()
-            );
+        for &builtin in Builtin::ALL.iter().filter(|builtin| builtin.allows(dtype)) {
+            let is_float = dtype.class() == Class::Float;
+            let is_needed = match builtin {
+                Builtin::Minloc | Builtin::Maxloc | Builtin::Sum => true,
+                Builtin::Max | Builtin::Min => is_float,
+                _ => dtype.reduced() == Reduced::ByUs,
+            };
+            assert!(combine(builtin, dtype).is_some() || !is_needed, "{builtin:?} of {}", dtype.name());
         }
     }
 }
@@ -64,9 +63,9 @@ fn bfloat16_equals_half() {
     for builtin in FLOAT_OPS {
         let got = apply(builtin, Dtype::Bfloat16, &a, &b);
         for (i, got) in got.into_iter().enumerate() {
-            let (x, y) = (half::bf16::from_bits(a[i]).to_f32(), half::bf16::from_bits(b[i]).to_f32());
-            let want = half::bf16::from_f32(scalar(builtin, x, y));
-            let got = half::bf16::from_bits(got);
+            let (x, y) = (bf16::from_bits(a[i]).to_f32(), bf16::from_bits(b[i]).to_f32());
+            let want = bf16::from_f32(scalar(builtin, x, y));
+            let got = bf16::from_bits(got);
             assert!(got == want || (got.is_nan() && want.is_nan()), "{builtin:?} {x} {y}: {got} {want}");
         }
     }
@@ -127,14 +126,7 @@ fn locations() {
 }
 
 #[test]
-fn logical_values_are_zero_and_one() {
-    assert_eq!(apply(Builtin::Land, Dtype::Bool, &[2u8, 0, 1], &[1u8, 1, 1]), [1, 0, 1]);
-    assert_eq!(apply(Builtin::Lxor, Dtype::Int32, &[5, 0, 7], &[0, 0, 3]), [1, 0, 0]);
+fn sums() {
     assert_eq!(apply(Builtin::Sum, Dtype::Int8, &[127i8], &[1]), [-128]);
-}
-
-#[test]
-fn complex_products() {
-    let product = apply(Builtin::Prod, Dtype::Complex64, &[[1f32, 2.0]], &[[3f32, -1.0]]);
-    assert_eq!(product, [[5.0, 5.0]]);
+    assert_eq!(apply(Builtin::Sum, Dtype::Complex64, &[[1f32, 2.0]], &[[3f32, -1.0]]), [[4.0, 1.0]]);
 }

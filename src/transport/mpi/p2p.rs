@@ -17,6 +17,9 @@ use crate::ops::{Dtype, Wire};
 /// the first operation that needs it, which all ranks take part in, and wait for each other in.
 struct Private(OwnedComm);
 
+/// Of all messages: there is one from a rank to another at a time.
+const TAG: c_int = 0;
+
 /// Messages that travel at once.
 pub struct P2pBatch {
     comm: Arc<Private>,
@@ -49,18 +52,18 @@ impl P2pBatch {
 }
 
 impl Wire for P2pBatch {
-    unsafe fn receive(&mut self, peer: i32, tag: i32, into: *mut u8, bytes: usize) -> Result<(), Cause> {
+    unsafe fn receive(&mut self, peer: i32, into: *mut u8, bytes: usize) -> Result<(), Cause> {
         self.receives.push((peer, bytes));
         // SAFETY: promised by the caller.
         self.start("MPI_Irecv", bytes, |comm, n, t, request| unsafe {
-            ffi::MPI_Irecv(into.cast(), n, t, peer, tag, comm, request)
+            ffi::MPI_Irecv(into.cast(), n, t, peer, TAG, comm, request)
         })
     }
 
-    unsafe fn send(&mut self, peer: i32, tag: i32, from: *mut u8, bytes: usize) -> Result<(), Cause> {
+    unsafe fn send(&mut self, peer: i32, from: *mut u8, bytes: usize) -> Result<(), Cause> {
         // SAFETY: promised by the caller.
         self.start("MPI_Isend", bytes, |comm, n, t, request| unsafe {
-            ffi::MPI_Isend(from.cast(), n, t, peer, tag, comm, request)
+            ffi::MPI_Isend(from.cast(), n, t, peer, TAG, comm, request)
         })
     }
 

@@ -17,6 +17,17 @@ pub fn put(op: Op) -> Option<Work> {
     Some(match op {
         Op::Allgather => |put| put.queue.allgather(&put.send()?, &put.recv()?),
         Op::Allreduce => |put| put.queue.reduce(&put.send()?, put.recv()?.data(), put.reduction()?, None),
+        Op::Allgatherv | Op::Alltoallv | Op::Gatherv | Op::Scatterv => |put| {
+            let Call { site, send, recv, .. } = put.call;
+            let missing = Cause::Buffers { operand: "parts", expected: 1, actual: 0 };
+            let parts = site.parts.as_ref().ok_or(missing)?;
+            if !parts.covers(recv.as_ref()) {
+                let reason = "NCCL writes nothing where no rank sends anything";
+                return Err(Cause::Unsupported { feature: "a result with gaps".into(), reason });
+            }
+            // SAFETY: the buffers have passed `check`, and stay as they are until the work on the stream is done.
+            put.queue.group(|| unsafe { parts.carry(*send, *recv, &mut &put.queue) })
+        },
         Op::Alltoall => |put| {
             let (send, recv) = (put.send()?, put.recv()?);
             put.queue.group(|| {
@@ -45,12 +56,6 @@ pub fn put(op: Op) -> Option<Work> {
                 Ok(())
             })
         },
-        Op::HaloExchange => |put| {
-            let site = put.call.site;
-            let halo =
-                site.halo.as_ref().ok_or(Cause::Buffers { operand: "halo", expected: 1, actual: 0 })?;
-            put.queue.group(|| halo.exchange(put.call.blocks(), site.comm.rank, &mut &put.queue))
-        },
         Op::Recv => |put| put.alone("recv", put.source(), |peer| put.queue.recv(&put.recv()?, peer)),
         Op::Reduce => |put| {
             let send = put.send()?;
@@ -74,15 +79,10 @@ pub fn put(op: Op) -> Option<Work> {
                 put.source().map_or(Ok(()), |peer| put.queue.recv(&put.recv()?, peer))
             })
         },
-        Op::Allgatherv
-        | Op::Alltoallv
-        | Op::Exscan
-        | Op::Gatherv
-        | Op::Permute
-        | Op::RaggedAlltoall
-        | Op::ReduceScatterv
-        | Op::Scan
-        | Op::Scatterv => return None,
+        // Ranks that a permutation leaves out get zeros.
+        Op::Exscan | Op::HaloExchange | Op::Permute | Op::RaggedAlltoall | Op::ReduceScatterv | Op::Scan => {
+            return None;
+        }
     })
 }
 
@@ -281,12 +281,12 @@ impl Queue {
 
 /// Messages of a group: nothing has to be waited for.
 impl Wire for &Queue {
-    unsafe fn receive(&mut self, peer: i32, _tag: i32, into: *mut u8, bytes: usize) -> Result<(), Cause> {
+    unsafe fn receive(&mut self, peer: i32, into: *mut u8, bytes: usize) -> Result<(), Cause> {
         // SAFETY: promised by the caller.
         self.recv(&unsafe { Buffer::new(into, Dtype::Uint8, bytes) }, peer)
     }
 
-    unsafe fn send(&mut self, peer: i32, _tag: i32, from: *mut u8, bytes: usize) -> Result<(), Cause> {
+    unsafe fn send(&mut self, peer: i32, from: *mut u8, bytes: usize) -> Result<(), Cause> {
         // SAFETY: promised by the caller.
         Queue::send(self, &unsafe { Buffer::new(from, Dtype::Uint8, bytes) }, peer)
     }

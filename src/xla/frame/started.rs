@@ -1,7 +1,7 @@
 //! The frames of what is started and waited for later.
 
 use super::{counts_in, read, side};
-use crate::call::{EagerCall, Peers, Site, Stream};
+use crate::call::{Operand, Peers, Site, Stream};
 use crate::error::Cause;
 use crate::ops::{Buffer, Counts, Dtype};
 use crate::transport::{HANDLE, Handle, RequestLayout, Transport};
@@ -47,7 +47,7 @@ pub unsafe fn start(
 /// As for `start`.
 pub unsafe fn wait(
     frame: &CallFrame,
-    site: &Site,
+    operand: Operand,
     layout: &RequestLayout,
     transport: &dyn Transport,
     stream: Stream,
@@ -56,7 +56,7 @@ pub unsafe fn wait(
     let (mut given, mut none) = (None, None);
     // SAFETY: promised by the caller.
     unsafe {
-        side("operand", &frame.args, 1, &mut handle, (site.operand.len(), &mut given))?;
+        side("operand", &frame.args, 1, &mut handle, (operand.len(), &mut given))?;
         let arrays = usize::from(layout.gives.is_some()) + usize::from(layout.keeps);
         let others = side("result", &frame.rets, arrays, &mut first, (0, &mut none))?;
         let second = others.first().map(|&buffer| read(buffer)).transpose()?;
@@ -76,21 +76,6 @@ pub unsafe fn handle(frame: &CallFrame) -> Result<Buffer, Cause> {
     // SAFETY: promised by the caller.
     unsafe { side("result", &frame.rets, 1, &mut handle, (0, &mut none))? };
     handle_in("result", handle)
-}
-
-/// The operand of an eager call, wherever it is.
-///
-/// # Safety
-/// As for `start`.
-pub unsafe fn eager_call(
-    frame: &CallFrame,
-    transport: &dyn Transport,
-    stream: Stream,
-) -> Result<EagerCall, Cause> {
-    let mut numbers = [0; EagerCall::LEN];
-    // SAFETY: promised by the caller.
-    transport.read_numbers(&unsafe { super::eager_operand(frame)? }, &mut numbers, stream)?;
-    Ok(EagerCall::decode(numbers))
 }
 
 /// A handle, which is an array of float32.

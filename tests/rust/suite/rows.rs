@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use _native::call::{Call, Site};
-use _native::ops::{Buffer, Dtype, Op, Parts, Ragged};
+use _native::ops::{Buffer, Dtype, Op, Part, Parts, PartsFields, Ragged, RaggedFields};
 use _native::transport::Transport;
 
 use super::{Memory, Suite, pattern};
@@ -26,19 +26,22 @@ impl<T: Transport> Suite<'_, T> {
         let roots = if op.row().has_root { 0..size } else { 0..1 };
         for root in roots {
             let site = Site { root: root as i32, ..Site::new(op, self.comm) };
-            let (mut numbers, mut send, mut expected) = (Vec::new(), Vec::new(), Vec::new());
+            let (mut sends, mut receives) = (Vec::new(), Vec::new());
+            let (mut send, mut expected) = (Vec::new(), Vec::new());
             for peer in 0..size {
                 let counts = [rows(rank, peer, root) * count, rows(peer, rank, root) * count];
                 let sent = if is_same { &Vec::new() } else { &send };
                 let starts = [sent, &expected].map(|bytes: &Vec<u8>| bytes.len() / dtype.size());
-                numbers.extend([starts[0], counts[0], starts[1], counts[1]].map(|n| n as i64));
+                sends.push(Part { start: starts[0], count: counts[0] });
+                receives.push(Part { start: starts[1], count: counts[1] });
                 if !is_same || peer == 0 {
                     send.extend(pattern(dtype, rank, peer, counts[0]));
                 }
                 expected.extend(pattern(dtype, peer, if is_same { 0 } else { rank }, counts[1]));
             }
             expected.extend(vec![0; 2 * dtype.size()]);
-            let parts = Parts::new(self.comm.rank, self.comm.size, &numbers).expect("starts and counts");
+            let fields = PartsFields { sends, receives };
+            let parts = Parts::new(self.comm.rank, self.comm.size, &fields).expect("starts and counts");
             let site = Site { parts: Some(Arc::new(parts)), ..site };
             let result = self.execute(&site, &send, dtype, expected.len() / dtype.size(), offset);
             if let Some(result) = result {
@@ -62,8 +65,8 @@ impl<T: Transport> Suite<'_, T> {
         let mine = (0..size).flat_map(|to| block(rank, to)).collect::<Vec<u8>>();
         let theirs = (0..size).flat_map(|from| block(from, rank)).collect::<Vec<u8>>();
         let site = |adjoint, capacity: usize| {
-            let numbers = [of(&sent) + SPARE, capacity, count].map(|n| n as i64);
-            let ragged = Ragged::new(self.comm.rank, self.comm.size, &numbers, adjoint).expect("rows");
+            let fields = RaggedFields { rows: of(&sent) + SPARE, capacity, row: count };
+            let ragged = Ragged::new(self.comm.rank, self.comm.size, fields, adjoint).expect("rows");
             let (ragged, envelope_result) = (Some(Arc::new(ragged)), !adjoint);
             Site { ragged, envelope_result, reverse: adjoint, ..Site::new(op, self.comm) }
         };

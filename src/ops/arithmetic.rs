@@ -1,0 +1,276 @@
+//! Reductions of our own, where MPI has none of that meaning: sums and products of 16-bit floats, MAX and MIN of floats,
+//! MAXLOC and MINLOC of arrays, and the sums of an adjoint halo exchange.
+//!
+//! Floats of 16 bits are reduced in float32: it has more than twice their precision, so that a sum
+//! or a product rounded twice is the one rounded once. MAX and MIN of floats propagate NaN, as JAX's do.
+
+#[cfg(test)]
+mod tests;
+
+use std::ffi::{c_int, c_void};
+use std::num::Wrapping;
+use std::ops::{Add, Mul};
+use std::ptr::copy_nonoverlapping;
+
+use half::slice::HalfFloatSliceExt;
+use half::{bf16, f16};
+
+use super::{Builtin, Dtype};
+
+/// `inout[i] = input[i] op inout[i]`, with the signature of an `MPI_User_function`: input, inout, number
+/// of elements (of pairs, for MINLOC and MAXLOC), and the data type, which is not looked at.
+///
+/// # Safety
+/// Both arrays have that many elements (or pairs) of the type that the function was made for, and they
+/// share no memory. Any alignment will do.
+pub type Combine = unsafe extern "C" fn(*mut c_void, *mut c_void, *mut c_int, *mut c_void);
+
+/// The function that reduces values of a type; `None` where that makes no sense, or MPI does it.
+pub fn combine(builtin: Builtin, dtype: Dtype) -> Option<Combine> {
+    match dtype {
+        Dtype::Bool => locations::<Wrapping<u8>>(builtin),
+        Dtype::Int8 => integers::<Wrapping<i8>>(builtin),
+        Dtype::Int16 => integers::<Wrapping<i16>>(builtin),
+        Dtype::Int32 => integers::<Wrapping<i32>>(builtin),
+        Dtype::Int64 => integers::<Wrapping<i64>>(builtin),
+        Dtype::Uint8 => integers::<Wrapping<u8>>(builtin),
+        Dtype::Uint16 => integers::<Wrapping<u16>>(builtin),
+        Dtype::Uint32 => integers::<Wrapping<u32>>(builtin),
+        Dtype::Uint64 => integers::<Wrapping<u64>>(builtin),
+        Dtype::Float16 => floats::<f16>(builtin),
+        Dtype::Bfloat16 => floats::<bf16>(builtin),
+        Dtype::Float32 => floats::<f32>(builtin),
+        Dtype::Float64 => floats::<f64>(builtin),
+        Dtype::Complex64 if builtin == Builtin::Sum => Some(complex_sums::<f32>),
+        Dtype::Complex128 if builtin == Builtin::Sum => Some(complex_sums::<f64>),
+        _ => None,
+    }
+}
+
+fn floats<E: Element>(builtin: Builtin) -> Option<Combine>
+where
+    E::Value: Add<Output = E::Value> + Mul<Output = E::Value>,
+{
+    match builtin {
+        Builtin::Sum => Some(elements::<E, Sum>),
+        Builtin::Prod => Some(elements::<E, Prod>),
+        Builtin::Max => Some(elements::<E, Max>),
+        Builtin::Min => Some(elements::<E, Min>),
+        _ => locations::<E>(builtin),
+    }
+}
+
+fn integers<E: Element>(builtin: Builtin) -> Option<Combine>
+where
+    E::Value: Add<Output = E::Value>,
+{
+    match builtin {
+        Builtin::Sum => Some(elements::<E, Sum>),
+        _ => locations::<E>(builtin),
+    }
+}
+
+fn locations<E: Element>(builtin: Builtin) -> Option<Combine> {
+    match builtin {
+        Builtin::Maxloc => Some(pairs::<E, Max>),
+        Builtin::Minloc => Some(pairs::<E, Min>),
+        _ => None,
+    }
+}
+
+/// How many values are computed with at a time: they stay in the processor's cache.
+const CHUNK: usize = 512;
+
+/// Calls `step` with the values of both arrays, so many at a time, and stores the second ones.
+///
+/// # Safety
+/// Both places have so many elements. They share no memory.
+unsafe fn chunks<E: Element>(
+    input: *mut c_void,
+    inout: *mut c_void,
+    count: usize,
+    step: impl Fn(&[E::Value], &mut [E::Value]),
+) {
+    let (mut a, mut b) = ([E::Value::default(); CHUNK], [E::Value::default(); CHUNK]);
+    for start in (0..count).step_by(CHUNK) {
+        let n = CHUNK.min(count - start);
+        let (a, b) = (&mut a[..n], &mut b[..n]);
+        // SAFETY: promised by the caller.
+        unsafe {
+            let (input, inout) = (input.cast::<E>().add(start), inout.cast::<E>().add(start));
+            E::load(input, a);
+            E::load(inout, b);
+            step(a, b);
+            E::store(b, inout);
+        }
+    }
+}
+
+/// # Safety
+/// See [`Combine`].
+unsafe extern "C" fn elements<E: Element, O: Operator<E::Value>>(
+    input: *mut c_void,
+    inout: *mut c_void,
+    count: *mut c_int,
+    _: *mut c_void,
+) {
+    // SAFETY: promised by the caller.
+    unsafe {
+        chunks::<E>(input, inout, *count as usize, |a, b| {
+            a.iter().zip(b).for_each(|(a, b)| *b = O::apply(*a, *b));
+        });
+    }
+}
+
+/// The sums of real and of imaginary parts.
+///
+/// # Safety
+/// See [`Combine`].
+unsafe extern "C" fn complex_sums<E: Element>(
+    input: *mut c_void,
+    inout: *mut c_void,
+    count: *mut c_int,
+    _: *mut c_void,
+) where
+    E::Value: Add<Output = E::Value>,
+{
+    // SAFETY: promised by the caller: a complex number is two.
+    unsafe {
+        chunks::<E>(input, inout, 2 * *count as usize, |a, b| {
+            a.iter().zip(b).for_each(|(a, b)| *b = *a + *b);
+        });
+    }
+}
+
+/// MAXLOC and MINLOC: pairs of a value and an index, which both have the array's type. Of equal values
+/// the one with the lower index wins.
+///
+/// # Safety
+/// See [`Combine`].
+unsafe extern "C" fn pairs<E: Element, O: Operator<E::Value>>(
+    input: *mut c_void,
+    inout: *mut c_void,
+    count: *mut c_int,
+    _: *mut c_void,
+) {
+    let is_same = |x: E::Value, y: E::Value| x == y || is_nan(x) && is_nan(y);
+    let wins = |a: &[E::Value], b: &[E::Value]| {
+        if is_same(a[0], b[0]) { a[1] < b[1] } else { is_same(a[0], O::apply(a[0], b[0])) }
+    };
+    // SAFETY: promised by the caller.
+    unsafe {
+        chunks::<E>(input, inout, 2 * *count as usize, |a, b| {
+            for (a, b) in a.chunks_exact(2).zip(b.chunks_exact_mut(2)) {
+                if wins(a, b) {
+                    b.copy_from_slice(a);
+                }
+            }
+        });
+    }
+}
+
+/// A reduction of two values.
+trait Operator<V> {
+    fn apply(a: V, b: V) -> V;
+}
+
+struct Sum;
+
+impl<V: Add<Output = V>> Operator<V> for Sum {
+    fn apply(a: V, b: V) -> V {
+        a + b
+    }
+}
+
+struct Prod;
+
+impl<V: Mul<Output = V>> Operator<V> for Prod {
+    fn apply(a: V, b: V) -> V {
+        a * b
+    }
+}
+
+struct Max;
+
+impl<V: PartialOrd + Copy> Operator<V> for Max {
+    fn apply(a: V, b: V) -> V {
+        if a > b || is_nan(a) { a } else { b }
+    }
+}
+
+struct Min;
+
+impl<V: PartialOrd + Copy> Operator<V> for Min {
+    fn apply(a: V, b: V) -> V {
+        if a < b || is_nan(a) { a } else { b }
+    }
+}
+
+#[allow(clippy::eq_op)]
+fn is_nan<V: PartialEq>(value: V) -> bool {
+    value != value
+}
+
+/// A type of array elements.
+trait Element: Copy {
+    /// What it is computed in.
+    type Value: Copy + Default + PartialOrd;
+
+    /// # Safety
+    /// There are as many elements. Any alignment will do.
+    unsafe fn load(from: *const Self, to: &mut [Self::Value]);
+
+    /// # Safety
+    /// There is room for as many elements. Any alignment will do.
+    unsafe fn store(from: &[Self::Value], to: *mut Self);
+}
+
+macro_rules! elements_as_they_are {
+    ($($t:ty)*) => {$(
+        impl Element for $t {
+            type Value = Self;
+
+            unsafe fn load(from: *const Self, to: &mut [Self]) {
+                // SAFETY: promised by the caller; by bytes, whose alignment is any.
+                unsafe { copy_nonoverlapping(from.cast::<u8>(), to.as_mut_ptr().cast(), size_of_val(to)) };
+            }
+
+            unsafe fn store(from: &[Self], to: *mut Self) {
+                // SAFETY: as above.
+                unsafe { copy_nonoverlapping(from.as_ptr().cast::<u8>(), to.cast(), size_of_val(from)) };
+            }
+        }
+    )*};
+}
+
+elements_as_they_are! { f32 f64 }
+elements_as_they_are! { Wrapping<i8> Wrapping<i16> Wrapping<i32> Wrapping<i64> }
+elements_as_they_are! { Wrapping<u8> Wrapping<u16> Wrapping<u32> Wrapping<u64> }
+
+macro_rules! elements_as_float32 {
+    ($($t:ty)*) => {$(
+        impl Element for $t {
+            type Value = f32;
+
+            unsafe fn load(from: *const Self, to: &mut [f32]) {
+                let mut narrow = [<$t>::ZERO; CHUNK];
+                let narrow = &mut narrow[..to.len()];
+                // SAFETY: promised by the caller; by bytes, whose alignment is any.
+                unsafe {
+                    copy_nonoverlapping(from.cast::<u8>(), narrow.as_mut_ptr().cast(), size_of_val(narrow));
+                }
+                narrow.convert_to_f32_slice(to);
+            }
+
+            unsafe fn store(from: &[f32], to: *mut Self) {
+                let mut narrow = [<$t>::ZERO; CHUNK];
+                let narrow = &mut narrow[..from.len()];
+                narrow.convert_from_f32_slice(from);
+                // SAFETY: as above.
+                unsafe { copy_nonoverlapping(narrow.as_ptr().cast::<u8>(), to.cast(), size_of_val(narrow)) };
+            }
+        }
+    )*};
+}
+
+elements_as_float32! { f16 bf16 }
