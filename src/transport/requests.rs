@@ -91,7 +91,7 @@ impl Table {
         });
         let Some(entry) = entry else {
             let message = format!(
-                "the request is not one that was started: {handle:?}; a request is passed on as it is, and waited for once"
+                "no started operation has this request: {handle:?}; pass a request on unchanged, and wait for it once"
             );
             return Err(Cause::Request { message });
         };
@@ -99,7 +99,7 @@ impl Table {
         let gives = |layout: &RequestLayout| (layout.gives, layout.keeps);
         if is_last && entry.request.as_ref().is_some_and(|request| gives(&request.layout) != gives(expected))
         {
-            let message = "what was started gives another result than is waited for".into();
+            let message = "the started operation has a result of another type or size than the wait".into();
             return Err(Cause::Request { message });
         }
         if is_last && let Some(request) = entry.request.take() {
