@@ -68,7 +68,7 @@ pub struct Question {
     /// The rank that the user asked for a report.
     report_for: Option<i32>,
     at: f64,
-    /// When ranks were asked before.
+    /// When ranks were asked before, by any leader.
     before: f64,
     was_repeated: bool,
 }
@@ -77,7 +77,7 @@ pub struct Question {
 #[derive(Clone, Debug)]
 pub struct Memory {
     pub question: Option<Question>,
-    /// When this leader asked last.
+    /// When ranks last answered this leader.
     asked: f64,
     /// Since when there has been a reason to end the job for a wait.
     suspects: HashMap<Key, f64>,
@@ -151,7 +151,6 @@ fn ask(state: &State, next: &mut Memory, is_hung: bool, settings: &Settings, now
     } else {
         return None;
     };
-    next.asked = now;
     let report_for = state.report_for;
     next.question = Some(Question { kind, report_for, at: now, before, was_repeated: false });
     Some(Action::Ask(kind))
@@ -166,6 +165,7 @@ fn conclude(
     settings: &Settings,
     now: f64,
 ) -> Option<Action> {
+    next.asked = now;
     if let Some(rank) = question.report_for {
         return Some(Action::PrintReport(rank));
     }
@@ -179,12 +179,10 @@ fn conclude(
         next.reported.insert(key);
         return Some(Action::End(key, reason));
     }
-    // A line about the oldest of the waits that were due; about an operation rather than a rank's end.
-    let passed = now - question.at;
+    // A line about the oldest of the waits that are due; about an operation rather than a rank's end.
     let is_due = |key: &Key, wait: &Wait| {
-        let then = Wait { seconds: wait.seconds - passed, ..wait.clone() };
-        let is_due = has_come_to(settings.report_after, &then, settings, question.at, question.before);
-        is_due && !state.is_debugged && !next.reported.contains(key)
+        let is_old = has_come_to(settings.report_after, wait, settings, now, question.before);
+        is_old && !state.is_debugged && !next.reported.contains(key)
     };
     let due = waits(&state.world).filter(|(key, _, wait)| is_due(key, wait));
     let age = |wait: &Wait| if wait.need == Need::End { 0.0 } else { wait.seconds };
