@@ -106,9 +106,9 @@ impl Job {
         if host.memory.question.is_none() && now.fract() != 0.0 {
             return;
         }
-        let (answers, is_answered) = host.mail.answers();
+        let mut is_answered = true;
         if host.memory.question.is_some() {
-            host.far = answers;
+            (host.far, is_answered) = host.mail.answers();
         } else if host.memory.is_idle() {
             host.far.clear();
         }
