@@ -2,7 +2,7 @@
 //!
 //! A collective is preceded by a small allreduce of a fingerprint, on the same communicator. A message
 //! is preceded by another one that describes it, with the same envelope: MPI delivers the two in this
-//! order, so the receiver reads the description first, also where it receives from whomever.
+//! order, so the receiver reads the description first, also where it receives from any rank.
 
 pub mod samples;
 mod started;
@@ -117,8 +117,8 @@ fn text(words: &str) -> [u8; TEXT] {
 }
 
 /// Compares this call with those of the other ranks, or with the other end of its message. A receive
-/// from whomever is narrowed to the rank whose description has come. `exact`: a message has to be as long as its
-/// receive says, whoever asks for its status.
+/// from any rank is narrowed to the rank whose description has come. `exact`: a message has to be as long as its
+/// receive says, also where the program asks for its status.
 ///
 /// What describes a message that is started is started too: it is looked at when that has ended.
 pub fn compare(exact: bool, call: &mut Call, running: &Running) -> Result<Option<Box<dyn Ahead>>, Error> {
@@ -224,17 +224,17 @@ fn disagreement(lines: &[String], world: &[i32]) -> String {
 
 fn message(exact: bool, call: &mut Call, record: &Record) -> Result<(), Cause> {
     let envelope = call.envelope;
-    let (row, nobody) = (call.site.op.row(), wildcards().proc_null);
-    let sends = row.sends() && envelope.dest != nobody;
-    let receives = row.receives() && envelope.source != nobody;
+    let (row, null) = (call.site.op.row(), wildcards().proc_null);
+    let sends = row.sends() && envelope.dest != null;
+    let receives = row.receives() && envelope.source != null;
     let out = Header::new(call, record);
     let mut into = MaybeUninit::<Header>::zeroed();
     let mut of_headers = envelope;
     if !sends {
-        (of_headers.dest, of_headers.sendtag) = (nobody, 0);
+        (of_headers.dest, of_headers.sendtag) = (null, 0);
     }
     if !receives {
-        (of_headers.source, of_headers.recvtag) = (nobody, 0);
+        (of_headers.source, of_headers.recvtag) = (null, 0);
     }
     // SAFETY: a registered communicator, which is not freed; headers are plain bytes of the size given.
     let (into, status) = unsafe {

@@ -1,7 +1,7 @@
 //! Samples of what the ranks did are compared, after the fact and without a message, so that nothing is wrong in silence.
 //!
 //! Each rank writes its own, and reads those of the ranks that it exchanged messages with, and of its two neighbours on each
-//! communicator. Nobody waits for anybody: whoever comes later sees both.
+//! communicator. No rank waits for another: the one that comes later sees both samples.
 //!
 //! A message is found at its other end by its content. A collective is found by its number, which has to be that of the
 //! same collective. On the default communicator it is, as long as the program has not asked for it: mpi4jax alone communicates
@@ -21,7 +21,6 @@ use crate::call::{Call, Phase, Stream};
 use crate::comm::{Comm, hash};
 use crate::job::host::Host;
 use crate::ops::Dtype;
-use crate::record::clock::Epoch;
 use crate::record::recorder::{self, Record, Running};
 use crate::record::samples::{Collective, Sample, add, is_ours, samples, sent};
 
@@ -182,9 +181,9 @@ pub fn difference(host: &Host, is_end: bool) -> Option<Difference> {
     if host.broken().is_some() {
         return None;
     }
-    let (running, epoch) = (recorder::running(), Epoch::now());
+    let running = recorder::running();
     let waits_on = |comm: &Arc<Comm>| {
-        let is_long = |record: &Record| record.seconds(&epoch) > LONG;
+        let is_long = |record: &Record| record.seconds() > LONG;
         let mut of_comm = running.iter().filter(|record| Arc::ptr_eq(&record.info.comm, comm));
         of_comm.any(|record| record.info.op.row().is_collective() && is_long(record))
     };
@@ -200,7 +199,7 @@ pub fn difference(host: &Host, is_end: bool) -> Option<Difference> {
     drop(all);
     let mut told = TOLD.lock().unwrap_or_else(PoisonError::into_inner);
     if *told != ours {
-        host.say_did(&ours);
+        host.publish_samples(&ours);
         told.clone_from(&ours);
     }
     let differences = others.into_iter().filter_map(|rank| difference_from(host, rank, &ours));
@@ -208,7 +207,7 @@ pub fn difference(host: &Host, is_end: bool) -> Option<Difference> {
 }
 
 fn difference_from(host: &Host, rank: i32, ours: &[Line]) -> Option<Difference> {
-    let theirs: Vec<Line> = host.did(rank)?;
+    let theirs: Vec<Line> = host.samples(rank)?;
     let (our, its) = first_difference(ours, &theirs)?;
     let mut both = [(host.rank, &our.words), (rank, &its.words)];
     both.sort();

@@ -1,5 +1,5 @@
 //! The default communicator at a rank's end. Its making takes all ranks, also those that had no use for it: in
-//! `MPI_Finalize`, they wait until nobody is left who might, or take part.
+//! `MPI_Finalize`, they wait until no rank is left that might make it, or take part.
 
 use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -29,7 +29,6 @@ pub fn choose(host: &Host, choice: &str) -> String {
 fn will_be_made(host: &Host, started: Instant) -> bool {
     let mut pause = PAUSES[0];
     loop {
-        host.look();
         if let Some(chosen) = host.chosen_default() {
             return chosen == "clone";
         }

@@ -1,20 +1,19 @@
 //! What the ranks of a host tell each other without MPI: files in one folder.
 //!
 //! It works when MPI does not, needs no thread level, and costs nothing while nothing is wrong. Every file is written
-//! under another name and renamed, so that it is whole when it is seen. The [`Folder`] is this user's alone, and what is in
-//! it is known by its [`Listing`]: [`Host::look`] brings that up to date. Of the ranks whose files are here, the lowest one
-//! that runs speaks for all: the [leader](Host::leader).
+//! under another name and renamed, so that it is whole when it is seen. The [`Folder`] is this user's alone. Of the ranks whose
+//! files are here, the lowest one that runs is the [leader](Host::leader).
 //!
 //! | file | written | says |
 //! | --- | --- | --- |
 //! | `rank3.pid` | at the start | which process it is |
-//! | `rank3.bell` | at the start | by it others wake the rank's watchdog |
+//! | `rank3.bell` | at the start | a named pipe: others wake the rank's watchdog by it |
 //! | `rank3.status` | when it has waited for a while, is asked, and at its end | its [`RankStatus`] |
 //! | `rank3.json` | as an answer | all that its recorder has |
 //! | `rank3.did` | at growing intervals, when it waits, and at its end | samples of what it did |
-//! | `default` | when the first rank makes the default communicator, or nobody is left to | how it is made |
-//! | `ask` | when the leader, or a rank with a signal, wants to know | a [`Word`] |
-//! | `shown` | when somebody has asked all ranks for a report | which rank makes it |
+//! | `default` | when the first rank makes the default communicator, or no rank is left to | how it is made |
+//! | `ask` | when the leader asks what the ranks do | a [`Question`] |
+//! | `report` | when the user asks a rank for a report | which rank that is |
 //! | `ending` | before a rank ends the job | that it has said why |
 
 use std::collections::HashMap;
@@ -29,12 +28,12 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use super::mail::Word;
+use super::mail::Question;
 use super::ranks::Ranks;
 use super::status::{Life, Need, RankStatus, World};
 use crate::comm;
 use crate::record::host;
-use crate::system::folder::{Folder, Listing};
+use crate::system::folder::Folder;
 use crate::system::process::{self, Process};
 
 /// The ranks of a host.
@@ -51,13 +50,13 @@ pub struct Host {
     folder: Result<Folder, String>,
     /// Where others wake this rank.
     pub bell: RawFd,
-    listing: Listing,
     /// The ranks' processes, as far as they have been asked for.
     processes: Mutex<HashMap<i32, Process>>,
 }
 
-/// For how long a report that a rank makes is that of all others, too: launchers ask all of them at once.
-const SHOWN: Duration = Duration::from_secs(3);
+/// For how long a request for a report stands for those of other ranks, too: launchers pass a signal on to all of them. After
+/// how long one that no leader has seen is void.
+const REQUESTS: [Duration; 2] = [Duration::from_secs(3), Duration::from_secs(10)];
 
 fn file(rank: i32, kind: &str) -> String {
     format!("rank{rank}.{kind}")
@@ -67,9 +66,17 @@ impl Host {
     pub fn new(directory: PathBuf, rank: i32, size: i32) -> Self {
         let folder = Folder::make(&directory).map_err(|error| error.to_string());
         let (process, since) = (Process::own(), process::started());
-        let (name, listing, processes) = (host(), Listing::default(), Mutex::default());
-        let mut host =
-            Self { directory, rank, size, name, process, since, folder, bell: -1, listing, processes };
+        let mut host = Self {
+            directory,
+            rank,
+            size,
+            name: host(),
+            process,
+            since,
+            folder,
+            bell: -1,
+            processes: Mutex::default(),
+        };
         if let Err(error) = host.introduce() {
             host.folder = Err(error.to_string());
         } else if let Ok(folder) = &host.folder {
@@ -93,7 +100,6 @@ impl Host {
 
     fn introduce(&self) -> io::Result<()> {
         let folder = self.folder()?;
-        self.look();
         if let Some(other) = self.process(self.rank)
             && other != self.process
             && !self.process.knows_gone(&other)
@@ -114,18 +120,13 @@ impl Host {
         comm::hash((folder, folder.is_none().then_some(self.rank), self.process.space()))
     }
 
-    /// Finds out what is in the folder. As long as it returns the same number, nothing has changed there.
-    pub fn look(&self) -> u64 {
-        self.folder.as_ref().map_or(0, |folder| self.listing.look(folder))
-    }
-
     fn write(&self, name: &str, value: &impl Serialize) -> io::Result<()> {
         self.folder()?.write(name, &format!("{name}.{}.tmp", self.rank), &serde_json::to_string(value)?)
     }
 
-    /// What a file of this job says that was there at the last look.
-    fn listed<T: DeserializeOwned>(&self, name: &str) -> Option<T> {
-        if self.listing.has(name) { serde_json::from_str(&self.read(name)?).ok() } else { None }
+    /// What a file of this job says.
+    fn parsed<T: DeserializeOwned>(&self, name: &str) -> Option<T> {
+        serde_json::from_str(&self.read(name)?).ok()
     }
 
     /// A file of this job.
@@ -134,24 +135,24 @@ impl Host {
         (written >= self.since).then_some(text)
     }
 
-    /// Tells the others how this rank fares.
-    pub fn say(&self, status: &RankStatus) -> io::Result<()> {
-        let said = self.write(&file(self.rank, "status"), &(&self.process, status));
-        if said.is_err() && status.life == Life::Finished {
-            // A full disk: nobody waits for a rank that has not come.
+    /// Tells the others what this rank does.
+    pub fn publish(&self, status: &RankStatus) -> io::Result<()> {
+        let result = self.write(&file(self.rank, "status"), &(&self.process, status));
+        if result.is_err() && status.life == Life::Finished {
+            // A full disk: no rank waits for one that has not come.
             self.remove(&file(self.rank, "pid"));
         }
-        said
+        result
     }
 
-    /// This rank has nothing to say any more.
-    pub fn say_nothing(&self) {
+    /// What this rank has told does not hold any more.
+    pub fn withdraw(&self) {
         self.remove(&file(self.rank, "status"));
     }
 
-    /// What this process of a rank has said last: not what that of another job has, whatever the name of the folder is.
-    fn said(&self, rank: i32) -> Option<RankStatus> {
-        let (process, status): (Process, RankStatus) = self.listed(&file(rank, "status"))?;
+    /// What this process of a rank has published last: not what that of another job has, whatever the name of the folder is.
+    fn published(&self, rank: i32) -> Option<RankStatus> {
+        let (process, status): (Process, RankStatus) = self.parsed(&file(rank, "status"))?;
         (process == self.process(rank)?).then_some(status)
     }
 
@@ -161,11 +162,11 @@ impl Host {
     }
 
     /// Samples of what a rank did.
-    pub fn did<T: DeserializeOwned>(&self, rank: i32) -> Option<T> {
-        serde_json::from_str(&self.read(&file(rank, "did"))?).ok()
+    pub fn samples<T: DeserializeOwned>(&self, rank: i32) -> Option<T> {
+        self.parsed(&file(rank, "did"))
     }
 
-    pub fn say_did(&self, samples: &impl Serialize) {
+    pub fn publish_samples(&self, samples: &impl Serialize) {
         let _ = self.write(&file(self.rank, "did"), samples);
     }
 
@@ -190,32 +191,39 @@ impl Host {
         self.claim(name, |_, at| at < self.since)
     }
 
-    /// Whether this rank makes the report that all have been asked for: no other one just has. Without files, it does.
-    pub fn may_show(&self) -> bool {
+    /// The user asks this rank for a report, which the leader makes.
+    pub fn request_report(&self) {
         let is_old = |rank: &str, at: SystemTime| {
-            rank == self.rank.to_string() || at.elapsed().is_ok_and(|ago| ago > SHOWN)
+            rank == self.rank.to_string() || at.elapsed().is_ok_and(|ago| ago > REQUESTS[0])
         };
-        self.broken().is_some() || self.claim("shown", is_old)
+        if self.claim("report", is_old) {
+            self.wake(self.leader());
+        }
+    }
+
+    /// The rank that the user has asked for a report, and when.
+    pub fn report_request(&self) -> Option<(i32, SystemTime)> {
+        let (rank, at) = self.folder.as_ref().ok()?.read("report")?;
+        at.elapsed().map_or(true, |ago| ago < REQUESTS[1]).then_some((rank.parse().ok()?, at))
     }
 
     /// Wakes the watchdog of a rank.
-    pub fn ring(&self, rank: i32) {
+    pub fn wake(&self, rank: i32) {
         if let Ok(folder) = &self.folder {
             folder.ring(&file(rank, "bell"));
         }
     }
 
     /// Asks the ranks of this folder what they do.
-    pub fn ask(&self, word: &Word) -> io::Result<()> {
-        self.write("ask", word)?;
-        self.look();
-        self.here().iter().filter(|&rank| rank != self.rank).for_each(|rank| self.ring(rank));
+    pub fn ask(&self, question: &Question) -> io::Result<()> {
+        self.write("ask", question)?;
+        self.here().iter().filter(|&rank| rank != self.rank).for_each(|rank| self.wake(rank));
         Ok(())
     }
 
     /// The last question.
-    pub fn asked(&self) -> Option<Word> {
-        self.listed("ask")
+    pub fn question(&self) -> Option<Question> {
+        self.parsed("ask")
     }
 
     /// The process of a rank.
@@ -224,7 +232,7 @@ impl Host {
         if let Some(known) = processes.get(&rank) {
             return Some(known.clone());
         }
-        let (process, _): (Process, i32) = self.listed(&file(rank, "pid"))?;
+        let (process, _): (Process, i32) = self.parsed(&file(rank, "pid"))?;
         processes.insert(rank, process.clone());
         Some(process)
     }
@@ -237,10 +245,11 @@ impl Host {
     /// The ranks that have files here.
     pub fn here(&self) -> Ranks {
         let rank = |name: &str| name.strip_prefix("rank")?.strip_suffix(".pid")?.parse().ok();
-        self.listing.names().iter().filter_map(|name| rank(name)).chain([self.rank]).collect()
+        let names = self.folder.as_ref().map(Folder::names).unwrap_or_default();
+        names.iter().filter_map(|name| rank(name)).chain([self.rank]).collect()
     }
 
-    /// Who speaks for the ranks whose processes this one sees: the lowest that runs.
+    /// Of the ranks whose processes this one sees, the lowest that runs; without files, this one.
     pub fn leader(&self) -> i32 {
         let runs = |rank: &i32| {
             *rank == self.rank
@@ -253,17 +262,12 @@ impl Host {
         self.here().iter().find(runs).unwrap_or(self.rank)
     }
 
-    /// How a rank fares; None: it has no files here. `before` is what it had said when the folder was like this.
-    fn status(&self, rank: i32, before: Option<&RankStatus>) -> Option<RankStatus> {
+    /// What a rank does; None: it has no files here.
+    fn status(&self, rank: i32) -> Option<RankStatus> {
         let process = self.process(rank)?;
-        let has_ended = |said: &RankStatus| matches!(said.life, Life::Exits | Life::Finished);
+        // First: a process that has ended publishes nothing more.
         let is_gone = self.process.knows_gone(&process);
-        if is_gone && before.is_none_or(|said| !has_ended(said)) {
-            // It may have come to its end just before.
-            self.look();
-        }
-        let said = if is_gone { self.said(rank) } else { before.cloned().or_else(|| self.said(rank)) };
-        let mut status = said.unwrap_or_default();
+        let mut status = self.published(rank).unwrap_or_default();
         status.life = match status.life {
             // One whose program has ended is no loss.
             Life::Exits | Life::Finished if is_gone => Life::Finished,
@@ -282,13 +286,16 @@ impl Host {
         Some(RankStatus { process: process.name(), ..status })
     }
 
-    /// What is known of the ranks by their files. `before` is what was known when the folder was like this.
-    pub fn world(&self, before: Option<&World>) -> World {
+    fn life(&self, rank: i32) -> Option<Life> {
+        self.status(rank).map(|status| status.life)
+    }
+
+    /// What is known of the ranks by their files.
+    pub fn world(&self) -> World {
         if !self.is_under_way() {
             return World::new();
         }
-        let status = |rank| Some((rank, self.status(rank, before.and_then(|before| before.get(&rank)))?));
-        self.here().iter().filter_map(status).collect()
+        self.here().iter().filter_map(|rank| Some((rank, self.status(rank)?))).collect()
     }
 
     /// How the default communicator is made: the ranks' first choice, which is this one's if it is the first. Without files,
@@ -310,16 +317,14 @@ impl Host {
 
     /// How the default communicator is made, if a rank has chosen.
     pub fn chosen_default(&self) -> Option<String> {
-        self.listing.has("default").then(|| self.read("default"))?.filter(|chosen| !chosen.is_empty())
+        self.read("default").filter(|chosen| !chosen.is_empty())
     }
 
     /// Whether the programs of all other ranks that have come are at their end, and whether all have come.
     pub fn others_have_ended(&self) -> (bool, bool) {
         let here = self.here();
-        let has_ended = |rank: i32| {
-            let life = self.status(rank, None).map(|status| status.life);
-            matches!(life, Some(Life::Exits | Life::Finished | Life::Gone))
-        };
+        let has_ended =
+            |rank: i32| matches!(self.life(rank), Some(Life::Exits | Life::Finished | Life::Gone));
         let ended = here.iter().filter(|&rank| rank != self.rank).all(has_ended);
         (ended, here.count() == self.size as usize)
     }
@@ -348,12 +353,8 @@ impl Host {
 
     /// At the very end, when all ranks have been in `MPI_Finalize`: the last rank that has come cleans up.
     pub fn leave(&self) {
-        self.look();
-        let has_ended = |rank: i32| {
-            let life = self.status(rank, None).map(|status| status.life);
-            matches!(life, None | Some(Life::Finished | Life::Gone))
-        };
-        if self.said(self.rank).is_some_and(|said| said.life == Life::Finished)
+        let has_ended = |rank: i32| matches!(self.life(rank), None | Some(Life::Finished | Life::Gone));
+        if self.published(self.rank).is_some_and(|status| status.life == Life::Finished)
             && self.here().iter().all(has_ended)
         {
             self.clean();

@@ -1,18 +1,17 @@
-//! What the leaders of the hosts tell each other, through MPI, where it lets any thread call it at any time.
+//! Messages between the leaders of the hosts, through MPI, where it lets any thread call it at any time.
 //!
-//! The messages travel on a communicator of their own, made together with the default one, and a thread of its own carries
-//! them, which never waits for another rank: should MPI keep it all the same, only the link is lost. What is sent, and what
-//! becomes of it, is the matter of [`Mail`]. Jobs of one host have no link: its ranks see one folder.
+//! They travel on a communicator of their own, made together with the default one, and a thread of its own carries them, which
+//! never waits for another rank: if MPI blocks it all the same, only the link is lost. What is sent, and what becomes of it, is
+//! the matter of [`Mail`]. Jobs of one host have no link: its ranks see one folder.
 
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use mpi::ffi::{self, MPI_Comm, MPI_Request, MPI_Status};
 
-use super::mail::{Hosts, Kind, Mail, Message, Word};
+use super::mail::{Heard, Hosts, Mail, Message, Question};
 use super::status::World;
 use crate::comm::Calling;
 use crate::error::Cause;
@@ -26,86 +25,89 @@ const EXPECTS: Duration = Duration::from_secs(10);
 const PAUSES: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(50)];
 const TAG: c_int = 0;
 
-static OPEN: AtomicBool = AtomicBool::new(false);
-static MAIL: LazyLock<Mutex<Mail>> = LazyLock::new(Mutex::default);
-/// Held by whoever calls MPI for the link.
-static PORT: Mutex<Option<Port>> = Mutex::new(None);
-/// `OPEN`, who leads or what is to be sent has changed: the thread of the link looks at that under the lock of `MAIL`.
+#[derive(Default)]
+struct Link {
+    is_open: bool,
+    /// This rank is the leader of its host.
+    leads: bool,
+    mail: Mail,
+}
+
+static LINK: LazyLock<Mutex<Link>> = LazyLock::new(Mutex::default);
+/// The link has been opened or closed, this rank has become the leader, or there is something to be sent.
 static CHANGED: Condvar = Condvar::new();
+/// Locked by the thread that calls MPI for the link.
+static ENDPOINT: Mutex<Option<Endpoint>> = Mutex::new(None);
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn change(f: impl FnOnce(&mut Mail)) {
-    f(&mut lock(&MAIL));
+fn change(f: impl FnOnce(&mut Link)) {
+    f(&mut lock(&LINK));
     CHANGED.notify_all();
 }
 
 /// Seconds by the clock of this process.
 pub fn now() -> f64 {
-    static START: std::sync::OnceLock<Instant> = std::sync::OnceLock::new();
-    START.get_or_init(Instant::now).elapsed().as_secs_f64()
+    static START: LazyLock<Instant> = LazyLock::new(Instant::now);
+    START.elapsed().as_secs_f64()
 }
 
 /// Whether messages reach the other hosts.
 pub fn is_open() -> bool {
-    OPEN.load(Ordering::Relaxed)
+    lock(&LINK).is_open
 }
 
-/// The hosts of the job, where there are several.
-pub fn hosts() -> Hosts {
-    if is_open() { lock(&MAIL).hosts.clone() } else { Hosts::default() }
+/// The place of this host among those of the job, and how many there are.
+pub fn place() -> (usize, usize) {
+    lock(&LINK).mail.place()
 }
 
-/// This rank speaks for its host, or not any more.
+/// This rank is the leader of its host, or not any more.
 pub fn lead(leads: bool) {
-    if lock(&MAIL).leads != leads {
-        change(|mail| mail.leads = leads);
+    if lock(&LINK).leads != leads {
+        change(|link| link.leads = leads);
     }
 }
 
 /// Asks the other hosts. A later question makes an earlier one void.
-pub fn ask(word: &Word) {
+pub fn ask(question: &Question) {
     if is_open() {
-        change(|mail| mail.ask(word));
+        change(|link| link.mail.ask(question));
     }
 }
 
+/// Asks the hosts that have not answered once more.
 pub fn ask_again() {
-    lock(&MAIL).ask_again();
+    change(|link| link.mail.ask_again());
 }
 
-/// What the other hosts have answered to the last question, and whether all have.
+/// What the ranks of other hosts have answered to the last question, and whether all hosts have.
 pub fn answers() -> (World, bool) {
-    if !is_open() {
-        return (World::new(), true);
-    }
-    let mail = lock(&MAIL);
-    let (said, is_complete) = mail.answers();
-    let each = said.flat_map(|(ranks, status)| ranks.iter().map(|rank| (rank, status.clone())));
-    (each.collect(), is_complete)
+    let link = lock(&LINK);
+    if link.is_open { link.mail.answers() } else { (World::new(), true) }
 }
 
-/// What leaders of other hosts have asked since this was called last, and who.
-pub fn questions() -> Vec<(i32, Word)> {
-    if is_open() { lock(&MAIL).questions() } else { Vec::new() }
+/// The questions of other hosts since this was called last, each with the rank that has asked.
+pub fn take_questions() -> Vec<(i32, Question)> {
+    lock(&LINK).mail.take_questions()
 }
 
 pub fn answer(to: i32, answer: Message) {
-    change(|mail| mail.answer(to, answer));
+    change(|link| link.mail.answer(to, answer));
 }
 
-/// Who of another host has asked for this last, and when, by the clock of [`now`].
-pub fn heard(kind: Kind) -> Option<(i32, f64)> {
-    lock(&MAIL).heard(kind)
+/// When leaders of other hosts asked, by the clock of [`now`].
+pub fn heard() -> Heard {
+    lock(&LINK).mail.heard()
 }
 
-/// One end of the link.
-struct Port {
+/// What of MPI's belongs to the link.
+struct Endpoint {
     /// A communicator of ours, never freed: it is needed until `MPI_Finalize`.
     comm: usize,
-    /// Wakes who answers questions.
+    /// Wakes the thread that answers questions.
     wake: fn(),
     /// What is under way; MPI reads the bytes until the request is done.
     sends: Vec<(MPI_Request, Vec<u8>)>,
@@ -114,9 +116,9 @@ struct Port {
 
 // SAFETY: MPI's handles belong to the process, not to a thread, and the link is open only where any thread
 // may use them.
-unsafe impl Send for Port {}
+unsafe impl Send for Endpoint {}
 
-/// Makes the link, unless the MPI of a rank forbids it, or all are on one host. Collective over a
+/// Opens the link, unless the MPI of a rank forbids it, or all are on one host. Collective over a
 /// communicator of all ranks. `host` is what the ranks of a host have in common, and no others.
 ///
 /// # Safety
@@ -126,7 +128,7 @@ pub unsafe fn open(comm: usize, host: u64, (rank, size): (i32, i32), wake: fn())
     let own = if any_thread_may_call() { host.max(1) } else { 0 };
     let mut names = vec![0u64; size as usize];
     // SAFETY: promised by the caller; a number from each rank.
-    let link = unsafe {
+    let comm = unsafe {
         let comm: MPI_Comm = handle(comm);
         let (from, to, t) = ((&raw const own).cast(), names.as_mut_ptr().cast(), ffi::RSMPI_UINT64_T);
         check("MPI_Allgather", ffi::MPI_Allgather(from, 1, t, to, 1, t, comm))?;
@@ -142,21 +144,22 @@ pub unsafe fn open(comm: usize, host: u64, (rank, size): (i32, i32), wake: fn())
     };
     let hosts = Hosts::new(&names, rank);
     let leads = hosts.own().and_then(super::ranks::Ranks::first) == Some(rank);
-    change(|mail| (mail.hosts, mail.leads) = (hosts, leads));
-    *lock(&PORT) = Some(Port { comm: link, wake, sends: Vec::new(), receive: None });
-    let thread = std::thread::Builder::new().name("mpi4jax-link".into()).spawn(run);
-    // The port stays without a thread too: MPI_Finalize is collective, and so is what `close` does.
-    OPEN.store(thread.is_ok(), Ordering::Relaxed);
+    *lock(&ENDPOINT) = Some(Endpoint { comm, wake, sends: Vec::new(), receive: None });
+    change(|link| *link = Link { is_open: true, leads, mail: Mail::new(rank, hosts) });
+    // The endpoint stays without a thread too: MPI_Finalize is collective, and so is what `close` does.
+    if std::thread::Builder::new().name("mpi4jax-link".into()).spawn(run).is_err() {
+        change(|link| *link = Link::default());
+    }
     Ok(())
 }
 
 fn run() {
     let mut busy: Option<Instant> = None;
     loop {
-        // The port is taken away when MPI ends, and stays unlocked during the pause.
+        // The endpoint is taken away when MPI ends, and stays unlocked during the pause.
         let step = || {
             let _calling = Calling::new();
-            lock(&PORT).as_mut().map(Port::step)
+            lock(&ENDPOINT).as_mut().map(Endpoint::step)
         };
         match step() {
             Some(Ok(true)) => busy = Some(Instant::now()),
@@ -164,22 +167,23 @@ fn run() {
             None | Some(Err(_)) => break,
         }
         let expects = busy.is_some_and(|at| at.elapsed() < EXPECTS);
-        // A rank that does not lead may ask too: for a report.
-        let idles = |mail: &mut Mail| !mail.leads && is_open() && !expects && !mail.has_more();
-        let mail = CHANGED.wait_while(lock(&MAIL), idles).unwrap_or_else(PoisonError::into_inner);
-        if !mail.has_more() {
-            drop(CHANGED.wait_timeout(mail, PERIODS[usize::from(expects)]));
+        let is_idle = |link: &mut Link| {
+            let has_messages = link.leads || expects || link.mail.has_outgoing();
+            link.is_open && !has_messages
+        };
+        let link = CHANGED.wait_while(lock(&LINK), is_idle).unwrap_or_else(PoisonError::into_inner);
+        if !link.mail.has_outgoing() {
+            drop(CHANGED.wait_timeout(link, PERIODS[usize::from(expects)]));
         }
     }
-    OPEN.store(false, Ordering::Relaxed);
+    change(|link| *link = Link::default());
 }
 
 fn end() {
-    // Held, it keeps the thread from MPI. An error ends the link as well.
-    let port = lock(&PORT).take();
-    let _ = port.map(Port::close);
-    OPEN.store(false, Ordering::Relaxed);
-    change(|_| ());
+    // Locked, it keeps the thread from MPI. An error ends the link as well.
+    let endpoint = lock(&ENDPOINT).take();
+    let _ = endpoint.map(Endpoint::close);
+    change(|link| *link = Link::default());
 }
 
 fn is_done(request: &mut MPI_Request) -> Result<Option<MPI_Status>, Cause> {
@@ -191,13 +195,13 @@ fn is_done(request: &mut MPI_Request) -> Result<Option<MPI_Status>, Cause> {
     }
 }
 
-impl Port {
+impl Endpoint {
     fn comm(&self) -> MPI_Comm {
         // SAFETY: from `handle_value`, in `open`.
         unsafe { handle(self.comm) }
     }
 
-    /// Carries what there is; whether there was something. Waits for nobody.
+    /// Sends and receives what there is, without waiting; whether there was something.
     fn step(&mut self) -> Result<bool, Cause> {
         let mut is_busy = !self.sends.is_empty();
         let mut error = None;
@@ -214,12 +218,12 @@ impl Port {
         while let Some((from, bytes)) = self.next()? {
             is_busy = true;
             if let Ok(message) = serde_json::from_slice(&bytes) {
-                lock(&MAIL).take_in(from, message, now());
+                lock(&LINK).mail.receive(from, message, now());
                 (self.wake)();
             }
         }
-        let sent = lock(&MAIL).sent();
-        for (to, message) in sent {
+        let outgoing = lock(&LINK).mail.take_outbox();
+        for (to, message) in outgoing {
             is_busy = true;
             self.send(to, &message)?;
         }
@@ -269,7 +273,7 @@ impl Port {
         Ok(None)
     }
 
-    /// Answers until all ranks are here, in `MPI_Finalize`, from where on nobody asks.
+    /// Answers until all ranks are here, in `MPI_Finalize`, from where on no rank asks.
     fn close(mut self) -> Result<(), Cause> {
         let mut all_here = MaybeUninit::<MPI_Request>::uninit();
         // SAFETY: a request of ours.
@@ -283,7 +287,7 @@ impl Port {
             std::thread::sleep(pause);
             pause = (2 * pause).min(PAUSES[1]);
         }
-        // What nobody receives any more must stay where MPI may read it.
+        // A message that is not received any more must stay where MPI may read it.
         std::mem::forget((self.sends, self.receive));
         Ok(())
     }

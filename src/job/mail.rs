@@ -1,7 +1,7 @@
-//! What the leaders of the hosts ask each other, and have heard. Nothing here waits, or knows how messages travel.
+//! What the leaders of the hosts ask each other and answer. Nothing here waits, or knows how messages travel.
 //!
-//! A question holds a [`Word`], an answer the same word and what the ranks of a host say, once for those that say the same. A
-//! report takes a question and an answer for each host, however many ranks a host has.
+//! A question takes one message to each host and one back, however many ranks a host has: ranks that say the same are one part
+//! of the answer.
 
 use std::time::SystemTime;
 
@@ -10,53 +10,51 @@ use serde::{Deserialize, Serialize};
 use super::ranks::{Ranks, grouped};
 use super::status::{RankStatus, World};
 
-/// What somebody wants to know.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+/// What a question is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Kind {
-    /// What ranks wait for, as far as they have said so by themselves.
-    Look,
-    /// What they do, for a line.
-    Line,
-    /// The same, for a report, with dumps.
-    Show,
-    /// For a report that ends the job.
+    /// To know what ranks wait for.
+    Status,
+    /// For a report, with dumps, that the user wants.
+    Report,
+    /// For a report, with dumps, that ends the job.
     End,
 }
 
-/// A question: what for, who asks, and when, in nanoseconds by the clock of the asker's host.
+/// A question to all ranks.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Word {
+pub struct Question {
     pub kind: Kind,
+    /// The rank that asks.
     pub rank: i32,
+    /// When, in nanoseconds by the clock of its host.
     pub time: u64,
 }
 
-impl Word {
+impl Question {
     pub fn new(kind: Kind, rank: i32) -> Self {
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         Self { kind, rank, time: now.as_nanos() as u64 }
     }
 }
 
-/// Ranks that say the same, and what.
-pub type Said = (Ranks, RankStatus);
-
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Message {
-    Question(Word),
-    Answer(Word, Vec<Said>),
+    Question(Question),
+    /// For each group of ranks that say the same, what they say.
+    Answer(Question, Vec<(Ranks, RankStatus)>),
 }
 
 impl Message {
-    /// The answer of a host to a question.
-    pub fn answer(word: Word, world: &World) -> Self {
-        let said = grouped(world.iter().map(|(rank, status)| (status.briefly().encode(), *rank)));
-        let said = said.into_iter().map(|(_, ranks)| {
+    /// The answer of a host, whose ranks these are.
+    pub fn answer(question: Question, world: &World) -> Self {
+        let groups = grouped(world.iter().map(|(rank, status)| (status.briefly().encode(), *rank)));
+        let groups = groups.into_iter().map(|(_, ranks)| {
             let status = ranks.first().map(|rank| world[&rank].briefly()).unwrap_or_default();
             (ranks, status)
         });
-        Self::Answer(word, said.collect())
+        Self::Answer(question, groups.collect())
     }
 
     pub fn encode(&self) -> Vec<u8> {
@@ -72,7 +70,7 @@ pub struct Hosts {
 }
 
 impl Hosts {
-    /// From what each rank calls its host.
+    /// From the name of each rank's host.
     pub fn new(names: &[u64], rank: i32) -> Self {
         let hosts: Vec<Ranks> =
             grouped(names.iter().copied().zip(0..)).into_iter().map(|(_, ranks)| ranks).collect();
@@ -89,74 +87,104 @@ impl Hosts {
         self.hosts.get(self.own)
     }
 
-    /// The other hosts.
     fn others(&self) -> impl Iterator<Item = &Ranks> {
         self.hosts.iter().enumerate().filter(|(host, _)| *host != self.own).map(|(_, ranks)| ranks)
     }
 }
 
+/// When leaders of other hosts asked last: for anything, to end the job, and one that comes before this rank.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Heard {
+    pub last: f64,
+    pub end: f64,
+    pub before_this: f64,
+}
+
+impl Default for Heard {
+    fn default() -> Self {
+        let never = f64::NEG_INFINITY;
+        Self { last: never, end: never, before_this: never }
+    }
+}
+
+/// The questions and answers of one rank.
 #[derive(Debug, Default)]
 pub struct Mail {
-    pub hosts: Hosts,
-    /// This rank speaks for its host.
-    pub leads: bool,
+    rank: i32,
+    hosts: Hosts,
     outbox: Vec<(i32, Message)>,
-    /// Our last question, and the answers to it by who has sent them.
-    word: Option<Word>,
-    answers: Vec<(i32, Vec<Said>)>,
+    /// The last question of this rank, and the answers to it, by the rank that has sent them.
+    asked: Option<Question>,
+    answers: Vec<(i32, Vec<(Ranks, RankStatus)>)>,
     /// Questions of others that are not answered yet.
-    questions: Vec<(i32, Word)>,
-    /// Who else has asked what, and when.
-    heard: Vec<(Kind, i32, f64)>,
+    questions: Vec<(i32, Question)>,
+    heard: Heard,
 }
 
 impl Mail {
+    pub fn new(rank: i32, hosts: Hosts) -> Self {
+        Self { rank, hosts, ..Self::default() }
+    }
+
+    /// The place of this host, and how many there are.
+    pub fn place(&self) -> (usize, usize) {
+        self.hosts.place()
+    }
+
+    pub fn heard(&self) -> Heard {
+        self.heard
+    }
+
     /// Asks the other hosts. A later question makes an earlier one void.
-    pub fn ask(&mut self, word: &Word) {
-        self.word = Some(word.clone());
+    pub fn ask(&mut self, question: &Question) {
+        self.asked = Some(question.clone());
         self.answers.clear();
-        let question = |ranks: &Ranks| Some((ranks.first()?, Message::Question(word.clone())));
-        self.outbox.extend(self.hosts.others().filter_map(question));
+        let message = |ranks: &Ranks| Some((ranks.first()?, Message::Question(question.clone())));
+        self.outbox.extend(self.hosts.others().filter_map(message));
     }
 
-    /// Asks those hosts again that have not answered: their second rank, since the first may be gone.
+    /// Asks the hosts that have not answered once more: their second rank, since the first may be gone.
     pub fn ask_again(&mut self) {
-        let Some(word) = &self.word else { return };
-        let answered = |ranks: &Ranks| self.answers.iter().any(|(from, _)| ranks.contains(*from));
-        let second =
-            self.hosts.others().filter(|ranks| !answered(ranks)).filter_map(|ranks| ranks.iter().nth(1));
-        self.outbox.extend(second.map(|rank| (rank, Message::Question(word.clone()))));
+        let Some(question) = &self.asked else { return };
+        let has_answered = |ranks: &Ranks| self.answers.iter().any(|(from, _)| ranks.contains(*from));
+        let silent = self.hosts.others().filter(|ranks| !has_answered(ranks));
+        let message = |ranks: &Ranks| Some((ranks.iter().nth(1)?, Message::Question(question.clone())));
+        self.outbox.extend(silent.filter_map(message));
     }
 
-    /// What there is to be sent, and to whom.
-    pub fn sent(&mut self) -> Vec<(i32, Message)> {
+    /// The messages to be sent, and to whom.
+    pub fn take_outbox(&mut self) -> Vec<(i32, Message)> {
         std::mem::take(&mut self.outbox)
     }
 
-    /// Whether there is something to be sent.
-    pub fn has_more(&self) -> bool {
+    pub fn has_outgoing(&self) -> bool {
         !self.outbox.is_empty()
     }
 
     /// A message has arrived.
-    pub fn take_in(&mut self, from: i32, message: Message, now: f64) {
+    pub fn receive(&mut self, from: i32, message: Message, now: f64) {
         match message {
-            Message::Question(word) => {
-                self.heard.retain(|(kind, ..)| *kind != word.kind);
-                self.heard.push((word.kind, from, now));
-                self.questions.push((from, word));
+            Message::Question(question) => {
+                self.heard.last = now;
+                if question.kind == Kind::End {
+                    self.heard.end = now;
+                }
+                if from < self.rank {
+                    self.heard.before_this = now;
+                }
+                self.questions.push((from, question));
             }
-            Message::Answer(word, said) => {
-                if self.word.as_ref() == Some(&word) && !self.answers.iter().any(|(other, _)| *other == from)
-                {
-                    self.answers.push((from, said));
+            Message::Answer(question, groups) => {
+                let is_new = !self.answers.iter().any(|(other, _)| *other == from);
+                if is_new && self.asked.as_ref() == Some(&question) {
+                    self.answers.push((from, groups));
                 }
             }
         }
     }
 
-    /// The questions that have come.
-    pub fn questions(&mut self) -> Vec<(i32, Word)> {
+    /// The questions of others since this was called last, each with the rank that has asked.
+    pub fn take_questions(&mut self) -> Vec<(i32, Question)> {
         std::mem::take(&mut self.questions)
     }
 
@@ -164,15 +192,11 @@ impl Mail {
         self.outbox.push((to, answer));
     }
 
-    /// The answers to the last question so far, and whether all hosts have answered.
-    pub fn answers(&self) -> (impl Iterator<Item = &Said>, bool) {
-        let is_complete = self.answers.len() >= self.hosts.others().count();
-        (self.answers.iter().flat_map(|(_, said)| said), is_complete)
-    }
-
-    /// Who has asked for this last, of other hosts, and when.
-    pub fn heard(&self, kind: Kind) -> Option<(i32, f64)> {
-        self.heard.iter().find(|(other, ..)| *other == kind).map(|(_, from, at)| (*from, *at))
+    /// What the ranks of other hosts have answered to the last question, and whether all hosts have.
+    pub fn answers(&self) -> (World, bool) {
+        let groups = self.answers.iter().flat_map(|(_, groups)| groups);
+        let ranks = groups.flat_map(|(ranks, status)| ranks.iter().map(|rank| (rank, status.clone())));
+        (ranks.collect(), self.answers.len() >= self.hosts.others().count())
     }
 }
 
@@ -183,12 +207,12 @@ mod tests {
     #[test]
     fn messages_arrive_as_they_were_sent() {
         let status = |before: &str| RankStatus { before: before.into(), ..RankStatus::default() };
-        let word = Word { kind: Kind::End, rank: 3, time: 17 };
+        let question = Question { kind: Kind::End, rank: 3, time: 17 };
         let world = World::from([(0, status("a")), (1, status("b")), (2, status("a"))]);
-        let answer = |world: &World| Message::answer(word.clone(), world);
-        let Message::Answer(_, said) = answer(&world) else { panic!("no answer") };
-        assert_eq!(said.iter().map(|(ranks, _)| ranks.to_string()).collect::<Vec<_>>(), ["0,2", "1"]);
-        for message in [Message::Question(word.clone()), answer(&world), answer(&World::new())] {
+        let answer = |world: &World| Message::answer(question.clone(), world);
+        let Message::Answer(_, groups) = answer(&world) else { panic!("no answer") };
+        assert_eq!(groups.iter().map(|(ranks, _)| ranks.to_string()).collect::<Vec<_>>(), ["0,2", "1"]);
+        for message in [Message::Question(question.clone()), answer(&world), answer(&World::new())] {
             assert_eq!(serde_json::from_slice::<Message>(&message.encode()).unwrap(), message);
         }
     }
@@ -197,10 +221,10 @@ mod tests {
     fn hosts_are_known_by_their_lowest_ranks() {
         let hosts = Hosts::new(&[7, 7, 9, 7, 9], 3);
         assert_eq!((hosts.place(), hosts.own().unwrap().to_string()), ((0, 2), "0-1,3".into()));
-        let mut mail = Mail { hosts, ..Mail::default() };
-        mail.ask(&Word::new(Kind::Look, 3));
+        let mut mail = Mail::new(3, hosts);
+        mail.ask(&Question::new(Kind::Status, 3));
         mail.ask_again();
-        let to: Vec<i32> = mail.sent().into_iter().map(|(to, _)| to).collect();
+        let to: Vec<i32> = mail.take_outbox().into_iter().map(|(to, _)| to).collect();
         assert_eq!(to, [2, 4]);
     }
 }

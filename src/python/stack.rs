@@ -37,7 +37,7 @@ fn read(frames: &Bound<'_, PyAny>, main: u64, threads: &mut Vec<Thread>) -> PyRe
     }
     others.retain(|(number, _)| *number != this_thread());
     others.sort_by_key(|(number, _)| *number != main);
-    // All numbers, even if the frames of one cannot be read: who is there matters more than where.
+    // All numbers, even if the frames of one cannot be read: which threads there are matters more than where they are.
     threads.extend(others.iter().map(|(number, _)| Thread { number: *number, frames: Vec::new() }));
     for (thread, (number, mut frame)) in threads.iter_mut().zip(others) {
         let py = frame.py();

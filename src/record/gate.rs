@@ -1,4 +1,4 @@
-//! Who may write a record that others read without a lock. `tests/rust/gate.rs` tries the orders that processors allow.
+//! Decides which thread writes a record that others read without a lock. `tests/rust/gate.rs` tries the orders that processors allow.
 
 use super::atomics::{AtomicU64, Ordering, fence};
 
@@ -17,7 +17,7 @@ impl Gate {
     /// Makes this thread the one that writes the record, unless its operation runs or another thread has been faster.
     #[inline(always)]
     pub fn claim(&self) -> bool {
-        // Acquire, here and below: who wrote the last record has begun it, which this thread sees.
+        // Acquire, here and below: this thread sees what the thread that wrote the last record has begun.
         let last = self.ticket.load(Ordering::Acquire);
         if last == WRITING || self.ended.load(Ordering::Relaxed) == 0 {
             return false;

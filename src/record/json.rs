@@ -2,12 +2,12 @@
 
 use serde_json::{Value, json};
 
-use super::clock::Epoch;
+use super::clock;
 use super::recorder::Record;
 use crate::call::Phase;
 use crate::ops::Dtype;
 
-pub fn record(record: &Record, epoch: &Epoch) -> Value {
+pub fn record(record: &Record) -> Value {
     let info = &record.info;
     let row = info.op.row();
     json!({
@@ -26,8 +26,8 @@ pub fn record(record: &Record, epoch: &Epoch) -> Value {
         "site": info.location,
         "transport": info.transport,
         "state": record.state,
-        "started": epoch.unix(record.started),
-        "seconds": record.seconds(epoch),
+        "started": clock::unix(record.started),
+        "seconds": record.seconds(),
         "text": record.to_string(),
     })
 }

@@ -39,7 +39,7 @@ pub fn logged(call: &Call, execute: impl FnOnce(&Call) -> Result<(), Error>) -> 
     // Makes the two lines of one call easy to find among those of all ranks.
     let id = hash((SystemTime::now(), CALLS.fetch_add(1, Ordering::Relaxed), rank)) as u32;
     let say = |words: &dyn fmt::Display| {
-        // Nobody may read them.
+        // Standard output may be closed.
         let _ = writeln!(std::io::stdout(), "r{rank} | {id:08x} | {words}");
     };
     say(&Line(call));

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use super::clock::{self, Epoch};
+use super::clock;
 use super::gate::Gate;
 use crate::call::{Call, Phase, Site};
 use crate::comm::Comm;
@@ -35,7 +35,7 @@ pub struct OpInfo {
 
 /// Every `OpInfo` that a program or a record may point to.
 ///
-/// Records hold plain pointers, so that operations write them without a lock. Who reads one holds this lock, under
+/// Records hold plain pointers, so that operations write them without a lock. A reader of one holds this lock, under
 /// which nothing goes that a record points to; and what no program holds, no record begins to point to.
 static OP_INFOS: Mutex<Vec<Arc<OpInfo>>> = Mutex::new(Vec::new());
 
@@ -74,7 +74,7 @@ fn keep(info: OpInfo) -> Arc<OpInfo> {
 #[cold]
 fn clear(infos: &mut Vec<Arc<OpInfo>>) {
     let idle: Vec<bool> = infos.iter().map(|info| Arc::strong_count(info) == 1).collect();
-    // Whoever let go of one has written his records before.
+    // A thread that has dropped one has written its records before.
     fence(Ordering::Acquire);
     let mut used: Vec<_> = SLOTS.iter().map(|slot| slot.info.load(Ordering::Relaxed).cast_const()).collect();
     used.sort_unstable();
@@ -105,7 +105,7 @@ struct Slot {
 
 static NEXT: AtomicU64 = AtomicU64::new(0);
 static SLOTS: [Slot; CAPACITY] = [const { Slot::new() }; CAPACITY];
-/// Of operations that find no slot, because so many run. Nobody reads it.
+/// Of operations that find no slot, because so many run. It is never read.
 static OVERFLOW: Slot = Slot::new();
 
 impl Slot {
@@ -122,19 +122,18 @@ impl Slot {
     }
 }
 
-/// The threads that the operations of these slots run on, for who asks what else a process could do: as Python knows a
-/// thread, and as the system does.
+/// The threads that the operations of these slots run on, as Python numbers a thread and as the system does.
 static THREADS: [(AtomicU64, AtomicI32); CAPACITY] =
     [const { (AtomicU64::new(0), AtomicI32::new(0)) }; CAPACITY];
 
-/// A thread as Python knows it.
+/// This thread, as Python numbers it.
 #[inline]
 pub fn this_thread() -> u64 {
     // SAFETY: takes nothing.
     unsafe { libc::pthread_self() as u64 }
 }
 
-/// A thread as the system knows it; 0 where that is nobody's business.
+/// This thread, as the system numbers it; 0 where that is not needed.
 #[inline]
 fn system_thread() -> i32 {
     #[cfg(target_os = "linux")]
@@ -166,7 +165,7 @@ pub struct Running {
 
 /// Records that an operation starts.
 ///
-/// The caller holds `what` for as long as the operation runs.
+/// The caller holds `info` for as long as the operation runs.
 #[inline]
 pub fn begin(info: &Arc<OpInfo>, call: &Call) -> Running {
     let Comm { collectives, messages, .. } = &*info.comm;
@@ -369,10 +368,10 @@ pub fn wait() {
 
 impl Record {
     /// Seconds that the operation took, or has taken so far.
-    pub fn seconds(&self, epoch: &Epoch) -> f64 {
+    pub fn seconds(&self) -> f64 {
         match self.state {
-            State::Started => epoch.seconds_since(self.started),
-            State::Done | State::Failed => epoch.seconds(self.started, self.ended),
+            State::Started => clock::seconds_since(self.started),
+            State::Done | State::Failed => clock::seconds(self.started, self.ended),
         }
     }
 }

@@ -10,9 +10,8 @@ use std::sync::{Mutex, PoisonError};
 
 use serde_json::json;
 
-use super::clock::Epoch;
-use super::json;
 use super::recorder::{Record, Running};
+use super::{clock, json};
 
 struct Trace {
     file: BufWriter<File>,
@@ -64,12 +63,12 @@ pub extern "C" fn flush() {
 
 impl Trace {
     fn write(&mut self, record: &Record) -> io::Result<()> {
-        let (epoch, comm) = (Epoch::now(), &record.info.comm);
+        let comm = &record.info.comm;
         let args = json!({
             "bytes": record.dtype.map_or(0, |dtype| record.count * dtype.size() as u64),
             "key": comm.key,
             "members": format!("{:016x}", comm.class),
-            "record": json::record(record, &epoch),
+            "record": json::record(record),
         });
         let span = json!({
             "ph": "X",
@@ -77,8 +76,8 @@ impl Trace {
             "cat": "mpi",
             "pid": self.rank,
             "tid": 0,
-            "ts": 1e6 * epoch.unix(record.started),
-            "dur": 1e6 * record.seconds(&epoch),
+            "ts": 1e6 * clock::unix(record.started),
+            "dur": 1e6 * record.seconds(),
             "args": args,
         });
         writeln!(self.file, ",{span}")

@@ -2,9 +2,8 @@
 //!
 //! It is made in a place where others write too, such as the temporary directory: what they may have put in its
 //! place is refused, and no link is followed. What is in it is reached through the folder itself, not by its
-//! path, so that nobody can exchange it later.
+//! path, so that it cannot be exchanged later.
 
-use std::collections::HashSet;
 use std::ffi::{CStr, CString, OsStr};
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
@@ -12,8 +11,7 @@ use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::SystemTime;
 
 /// The user that this process writes as.
 fn user() -> u32 {
@@ -39,7 +37,7 @@ fn result(code: i32) -> io::Result<i32> {
 
 fn open_at(folder: RawFd, name: &CStr, flags: i32) -> io::Result<File> {
     let flags = flags | libc::O_NOFOLLOW | libc::O_CLOEXEC | libc::O_NONBLOCK;
-    // SAFETY: a name that ends; the file is nobody else's.
+    // SAFETY: a name that ends; the file belongs to the result alone.
     unsafe { Ok(File::from_raw_fd(result(libc::openat(folder, name.as_ptr(), flags, 0o600))?)) }
 }
 
@@ -93,11 +91,6 @@ impl Folder {
         entries.filter_map(|entry| entry.file_name().into_string().ok()).collect()
     }
 
-    /// When a file in it came, went or was replaced, by its file system's clock.
-    pub fn modified(&self) -> Option<SystemTime> {
-        self.own.metadata().ok()?.modified().ok()
-    }
-
     /// Its file system and number there, on this machine.
     pub fn identity(&self) -> Option<(u64, u64)> {
         let found = self.own.metadata().ok()?;
@@ -137,7 +130,7 @@ impl Folder {
         let name = CString::new(name)?;
         // SAFETY: a name that ends.
         result(unsafe { libc::mkfifoat(self.own.as_raw_fd(), name.as_ptr(), 0o600) })?;
-        // For both: without anybody who writes, it would be at its end.
+        // For both: without a writer, it would be at its end.
         Ok(open_at(self.own.as_raw_fd(), &name, libc::O_RDWR)?.into_raw_fd())
     }
 
@@ -167,54 +160,6 @@ impl Folder {
     pub fn remove_self(&self) {
         // SAFETY: a name that ends.
         unsafe { libc::unlinkat(self.parent.as_raw_fd(), self.name.as_ptr(), libc::AT_REMOVEDIR) };
-    }
-}
-
-/// For how long after a change the folder is read each time: clocks of file systems are coarse, so two changes may have
-/// one time.
-const UNSETTLED: Duration = Duration::from_secs(2);
-
-#[derive(Debug, Default)]
-struct Listed {
-    names: HashSet<String>,
-    /// When the folder was changed last, by its file system's clock, and when that was noticed.
-    modified: Option<SystemTime>,
-    noticed: Option<Instant>,
-    /// It was read when that was long ago.
-    settled: bool,
-    number: u64,
-}
-
-/// What is in a folder, at the price of one look at the folder itself while nothing changes.
-#[derive(Debug, Default)]
-pub struct Listing(Mutex<Listed>);
-
-impl Listing {
-    fn state(&self) -> MutexGuard<'_, Listed> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Brings it up to date. As long as it returns the same number, no file has come, gone or been replaced.
-    pub fn look(&self, folder: &Folder) -> u64 {
-        let mut state = self.state();
-        let modified = folder.modified();
-        if modified.is_none() || modified != state.modified {
-            (state.modified, state.noticed) = (modified, Some(Instant::now()));
-        } else if state.settled {
-            return state.number;
-        }
-        state.settled = state.noticed.is_none_or(|at| at.elapsed() > UNSETTLED);
-        state.names = folder.names().into_iter().collect();
-        state.number += 1;
-        state.number
-    }
-
-    pub fn has(&self, name: &str) -> bool {
-        self.state().names.contains(name)
-    }
-
-    pub fn names(&self) -> Vec<String> {
-        self.state().names.iter().cloned().collect()
     }
 }
 
@@ -288,28 +233,6 @@ mod tests {
         assert_eq!(folder.read("a").unwrap().0, "ours");
         assert_eq!(fs::read_to_string(base.join("victim")).unwrap(), "precious");
         fs::remove_dir_all(&base).unwrap();
-    }
-
-    #[test]
-    fn a_folder_is_read_when_it_changes() {
-        let base = std::env::temp_dir().join(format!("mpi4jax-listing-{}", std::process::id()));
-        let folder = Folder::make(&base.join("user/job")).unwrap();
-        let listing = Listing::default();
-        let mut last = listing.look(&folder);
-        for name in ["a", "b"] {
-            folder.write(name, "temporary", "").unwrap();
-            let now = listing.look(&folder);
-            assert!(now > last && listing.has(name) && !listing.has("temporary"));
-            last = now;
-        }
-        folder.write("a", "temporary", "another").unwrap();
-        let now = listing.look(&folder);
-        assert!(now > last, "a file was replaced");
-        listing.state().noticed = Some(Instant::now() - 2 * UNSETTLED);
-        assert_eq!([(); 3].map(|()| listing.look(&folder)), [now + 1; 3], "it is read once more");
-        folder.remove("b");
-        assert!(listing.look(&folder) > now + 1 && !listing.has("b"));
-        std::fs::remove_dir_all(base).unwrap();
     }
 
     #[test]

@@ -13,7 +13,7 @@ pub struct Launcher {
 }
 
 impl Launcher {
-    /// Who is the parent of this process now, if it has one of these names.
+    /// The parent of this process, if it has one of these names.
     pub fn parent(names: &[String]) -> Option<Self> {
         // SAFETY: takes nothing.
         let process = unsafe { libc::getppid() };
@@ -21,7 +21,7 @@ impl Launcher {
         names.contains(&name).then(|| Self { process, name, ended: os::until_end(process) })
     }
 
-    /// Whether it has ended. Then nobody ends this process where the job ends: it is left over, and MPI cannot be asked.
+    /// Whether it has ended. Then nothing ends this process where the job ends, and MPI cannot be asked.
     pub fn is_gone(&self) -> bool {
         // SAFETY: takes nothing.
         (unsafe { libc::getppid() }) != self.process

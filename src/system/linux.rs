@@ -1,13 +1,12 @@
 //! What Linux says of processes and threads.
 
-use std::ffi::c_int;
 use std::fs;
 use std::os::fd::RawFd;
 use std::time::{Duration, SystemTime};
 
 use super::process::{Info, State};
 
-/// What the system knows of a process, also of one that has ended and that nobody has waited for.
+/// What the system knows of a process, also of a zombie.
 pub fn info(pid: i32) -> Option<Info> {
     // Of its first thread: emulators give a process another `stat` of its own than others see.
     let stat = fs::read_to_string(format!("/proc/{pid}/task/{pid}/stat")).ok()?;
@@ -127,10 +126,4 @@ fn is_idle(thread: i32) -> bool {
             false
         }
     })
-}
-
-/// Where this thread has its `errno`.
-pub fn error_location() -> *mut c_int {
-    // SAFETY: takes nothing.
-    unsafe { libc::__errno_location() }
 }

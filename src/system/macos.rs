@@ -11,7 +11,7 @@ const TRACED: u32 = 2;
 
 /// What the system says of a process of this user's.
 fn bsd_info(pid: i32) -> Option<libc::proc_bsdinfo> {
-    // Also of one that has ended and that nobody has waited for.
+    // Also of a zombie.
     const WITH_ZOMBIES: u64 = 1;
     let size = size_of::<libc::proc_bsdinfo>() as c_int;
     // SAFETY: integers, of which all-zero is a value; the call writes as many bytes as it is told.
@@ -82,18 +82,12 @@ pub fn until_end(pid: i32) -> RawFd {
     }
 }
 
-/// How often the main thread has been given a processor: nobody knows.
+/// How often the main thread has been given a processor: not known here.
 pub fn runs_of_main() -> Option<u64> {
     None
 }
 
-/// Whether the main thread and all others but `waiting` sleep: nobody knows.
+/// Whether the main thread and all others but `waiting` sleep: not known here.
 pub fn only_wait(_waiting: &[i32]) -> bool {
     false
-}
-
-/// Where this thread has its `errno`.
-pub fn error_location() -> *mut c_int {
-    // SAFETY: takes nothing.
-    unsafe { libc::__error() }
 }

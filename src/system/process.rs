@@ -16,7 +16,7 @@ pub struct Process {
     pid: i32,
     host: String,
     /// Within what numbers are unique, and times are comparable: this start of the machine, and namespaces. Empty:
-    /// nobody knows.
+    /// not known.
     space: String,
     /// When it was started, in units of the system's.
     start: u64,
@@ -37,7 +37,7 @@ pub enum State {
     Runs,
     /// By a signal or a debugger.
     Stopped,
-    /// Nobody has waited for it yet.
+    /// A zombie.
     Ended,
 }
 

@@ -10,7 +10,7 @@ use crate::comm::{self, Comm};
 use crate::job::host::Host;
 use crate::job::mail::Kind;
 use crate::job::ranks::Ranks;
-use crate::record::clock::{self, Epoch};
+use crate::record::clock;
 use crate::record::{json, recorder};
 
 fn communicator(comm: &Arc<Comm>) -> Value {
@@ -24,7 +24,6 @@ fn communicator(comm: &Arc<Comm>) -> Value {
 
 /// `state`: what this rank is doing, in words. `python`: the frames of Python's main thread, the innermost first.
 pub fn dump(host: &Host, reason: Kind, state: &str, python: &[Frame]) -> Value {
-    let epoch = Epoch::now();
     let records = recorder::records();
     let mut comms = comm::live();
     for record in &records {
@@ -34,7 +33,7 @@ pub fn dump(host: &Host, reason: Kind, state: &str, python: &[Frame]) -> Value {
     }
     let index = |of: &Arc<Comm>| comms.iter().position(|comm| Arc::ptr_eq(comm, of)).unwrap_or(0);
     let operation = |record| {
-        let mut fields = json::record(record, &epoch);
+        let mut fields = json::record(record);
         fields["comm"] = index(&record.info.comm).into();
         fields
     };
@@ -43,7 +42,7 @@ pub fn dump(host: &Host, reason: Kind, state: &str, python: &[Frame]) -> Value {
         "size": host.size,
         "host": host.name,
         "pid": std::process::id(),
-        "time": epoch.unix(clock::ticks()),
+        "time": clock::unix(clock::ticks()),
         "reason": reason,
         "state": state,
         "python": python,

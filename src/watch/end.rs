@@ -35,7 +35,7 @@ pub fn end_job(code: i32, ending: fn()) -> ! {
     unsafe { libc::_exit(code) }
 }
 
-/// Ends this process, of which nobody knows any more.
+/// Ends this process, whose launcher has ended before it.
 pub fn follow(launcher: &Launcher, words: impl FnOnce(&str), ending: fn()) -> ! {
     timeline::flush();
     words(&format!("{} has ended, and so does this rank", launcher.name()));

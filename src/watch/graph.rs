@@ -1,14 +1,16 @@
-//! Who waits for whom, and what of that can still end: the wait-for graph of the ranks, as far as it is known.
+//! The wait-for graph of the ranks, as far as it is known: which rank waits for which, and which waits can still end.
 //!
 //! A rank is *stuck* if each of its threads that could run the program waits, and none of these waits can end: what it
-//! waits for would have to come from ranks that have ended, or that are stuck too. A set of such ranks is a knot.
+//! waits for would have to come from ranks that have finished, are gone, or are stuck too. A set of stuck ranks is a knot. It
+//! is found by reduction: all ranks that wait are taken for stuck at first, and those of which a wait can end are released, and
+//! then those that wait for them.
 
 use std::collections::{HashMap, HashSet};
 
 use crate::job::ranks::Ranks;
 use crate::job::status::{CommId, Life, Need, Peer, RankStatus, Wait, World};
 
-/// How many stuck ranks are named for one wait: a few are enough to find a circle.
+/// How many stuck ranks are named for one wait: a few are enough to find a cycle.
 const MOST: usize = 64;
 
 /// Why a wait cannot end.
@@ -22,23 +24,13 @@ pub enum Why {
     Stuck(Vec<i32>),
 }
 
-/// What is assumed where nothing is known, to find out whether it is worth asking.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Assume {
-    /// That ranks of which nothing is known are stuck.
-    pub unknown_stuck: bool,
-    /// That threads of which nothing is known never communicate.
-    pub threads_idle: bool,
-}
-
 pub struct Graph<'a> {
     world: &'a World,
-    assume: Assume,
     stuck: HashSet<i32>,
     gone: Vec<i32>,
-    /// Who waits in each collective.
-    come: HashMap<(CommId, u64), HashSet<i32>>,
-    /// Who has begun to send.
+    /// The ranks that wait in each collective.
+    arrived: HashMap<(CommId, u64), HashSet<i32>>,
+    /// The ranks that have begun to send.
     senders: Vec<i32>,
 }
 
@@ -47,9 +39,10 @@ impl RankStatus {
         self.waits.iter().map(|wait| &wait.need).chain(&self.started)
     }
 
-    fn has_begun(&self, comm: CommId) -> u64 {
-        let all = self.life == Life::Finished;
-        let is_it = |id: CommId| id.class == comm.class && (id.origin == comm.origin || all);
+    /// How many collectives it has begun on a communicator; of a rank that has finished, on any of the same members.
+    fn collectives(&self, comm: CommId) -> u64 {
+        let of_any = self.life == Life::Finished;
+        let is_it = |id: CommId| id.class == comm.class && (id.origin == comm.origin || of_any);
         self.counts.iter().filter(|(id, _)| is_it(*id)).map(|(_, count)| *count).max().unwrap_or(0)
     }
 
@@ -57,8 +50,8 @@ impl RankStatus {
         self.waits.iter().any(|wait| wait.need == Need::Call)
     }
 
-    /// Whether it has begun what may be the other side of a message that `rank` receives (or sends, if `sends`).
-    pub fn offers(&self, rank: i32, sends: bool, comm: CommId, tag: Option<i32>) -> bool {
+    /// Whether it has begun what may match a message that `rank` receives (or sends, if `sends`).
+    pub fn may_match(&self, rank: i32, sends: bool, comm: CommId, tag: Option<i32>) -> bool {
         self.needs().any(|need| {
             let Need::Message { comm: other, from, to } = need else { return false };
             let end = if sends { from } else { to };
@@ -71,18 +64,20 @@ impl RankStatus {
 }
 
 impl<'a> Graph<'a> {
-    pub fn new(world: &'a World, assume: Assume) -> Self {
+    /// `threads_idle`: as if threads of which nothing is known did not communicate.
+    pub fn new(world: &'a World, threads_idle: bool) -> Self {
+        // A rank that does not answer may do anything.
         let waits = |rank: &RankStatus| {
-            let runs = matches!(rank.life, Life::Runs | Life::Exits) && !rank.waits.is_empty();
-            runs && (assume.threads_idle || rank.other.is_none())
+            let runs = matches!(rank.life, Life::Runs | Life::Exits) && !rank.is_silent;
+            runs && !rank.waits.is_empty() && (threads_idle || rank.other.is_none())
         };
         let stuck = world.iter().filter(|(_, rank)| waits(rank)).map(|(&rank, _)| rank).collect();
         let gone = world.iter().filter(|(_, rank)| rank.life == Life::Gone);
-        let mut come: HashMap<_, HashSet<i32>> = HashMap::new();
+        let mut arrived: HashMap<_, HashSet<i32>> = HashMap::new();
         for (&rank, RankStatus { waits, .. }) in world {
             for wait in waits {
                 if let Need::Collective { comm, number } = wait.need {
-                    come.entry((comm, number)).or_default().insert(rank);
+                    arrived.entry((comm, number)).or_default().insert(rank);
                 }
             }
         }
@@ -90,13 +85,13 @@ impl<'a> Graph<'a> {
             |rank: &RankStatus| rank.needs().any(|need| matches!(need, Need::Message { to: Some(_), .. }));
         let senders = world.iter().filter(|(_, rank)| sends(rank)).map(|(&rank, _)| rank).collect();
         let gone = gone.map(|(&rank, _)| rank).collect();
-        let mut graph = Self { world, assume, stuck, gone, come, senders };
-        graph.settle();
+        let mut graph = Self { world, stuck, gone, arrived, senders };
+        graph.reduce();
         graph
     }
 
-    /// Takes away who is not stuck: first those of which a wait may end, then those who wait for them.
-    fn settle(&mut self) {
+    /// Releases the ranks that are not stuck: first those of which a wait can end, then those that wait for them.
+    fn reduce(&mut self) {
         type Key<'k> = (Option<(CommId, u64)>, &'k Ranks);
         let mut named: HashMap<i32, Vec<i32>> = HashMap::new();
         let mut groups: HashMap<Key, Vec<i32>> = HashMap::new();
@@ -121,7 +116,7 @@ impl<'a> Graph<'a> {
         }
         // What all members of a group decide together is found out once, for all of its waits.
         let mut known: HashMap<(CommId, u64), bool> = HashMap::new();
-        let mut free: Vec<i32> = Vec::new();
+        let mut released: Vec<i32> = Vec::new();
         for &rank in &self.stuck {
             let is_blocked = |wait: &Wait| match wait.need {
                 Need::Collective { comm, number } => {
@@ -130,112 +125,106 @@ impl<'a> Graph<'a> {
                 _ => self.why(rank, wait).is_some(),
             };
             if !self.world[&rank].waits.iter().all(is_blocked) {
-                free.push(rank);
+                released.push(rank);
             }
         }
-        while let Some(rank) = free.pop() {
+        while let Some(rank) = released.pop() {
             if !self.stuck.remove(&rank) {
                 continue;
             }
-            let mut again = named.remove(&rank).unwrap_or_default();
+            let mut waiting = named.remove(&rank).unwrap_or_default();
             groups.retain(|(collective, members), waiters| {
-                let has_come =
-                    collective.is_some_and(|key| self.come.get(&key).is_some_and(|it| it.contains(&rank)));
-                let is_freed = members.contains(rank) && !has_come;
-                if is_freed {
-                    again.append(waiters);
+                let has_arrived =
+                    collective.is_some_and(|key| self.arrived.get(&key).is_some_and(|it| it.contains(&rank)));
+                let can_end = members.contains(rank) && !has_arrived;
+                if can_end {
+                    waiting.append(waiters);
                 }
-                !is_freed
+                !can_end
             });
-            // The wait of each of these may end.
-            free.append(&mut again);
+            released.append(&mut waiting);
         }
     }
 
-    /// Whether nothing will come from a rank any more, and why. None: something may.
-    fn is_out(&self, rank: i32) -> Option<Option<Why>> {
-        match self.world.get(&rank).map(|rank| rank.life) {
-            Some(Life::Finished) => Some(Some(Why::Finished(Some(rank)))),
-            Some(Life::Gone) => Some(Some(Why::Gone(rank))),
-            _ if self.stuck.contains(&rank) => Some(Some(Why::Stuck(vec![rank]))),
-            None | Some(Life::Unknown) if self.assume.unknown_stuck => Some(None),
-            _ => None,
+    /// Why a rank begins nothing any more; None: it may.
+    fn ended(&self, rank: i32) -> Option<Why> {
+        match self.world.get(&rank)?.life {
+            Life::Finished => Some(Why::Finished(Some(rank))),
+            Life::Gone => Some(Why::Gone(rank)),
+            _ => self.stuck.contains(&rank).then(|| Why::Stuck(vec![rank])),
         }
     }
 
-    /// Why a wait of a rank cannot end; None: it may.
+    /// Why a wait of a rank cannot end; None: it can, as far as is known.
     pub fn why(&self, rank: i32, wait: &Wait) -> Option<Why> {
         if let Some(&gone) = self.gone.iter().find(|&&gone| wait.members.contains(gone)) {
             return Some(Why::Gone(gone));
         }
         match &wait.need {
             Need::Collective { comm, number } => {
-                let come = self.come.get(&(*comm, *number));
-                // Who has begun it, or a later one, may have done its part.
+                let arrived = self.arrived.get(&(*comm, *number));
+                // A rank that has begun it, or a later one, may have done its part.
                 let is_missing =
-                    |member: i32| self.world.get(&member).is_none_or(|it| it.has_begun(*comm) < *number);
-                self.all_out(wait, |member| come.is_some_and(|come| come.contains(&member)), is_missing)
+                    |member: i32| self.world.get(&member).is_none_or(|it| it.collectives(*comm) < *number);
+                self.incomplete(wait, |member| arrived.is_some_and(|it| it.contains(&member)), is_missing)
             }
             Need::Call => {
                 let in_call = |member: i32| self.world.get(&member).is_some_and(RankStatus::waits_in_call);
-                self.all_out(wait, in_call, |member| {
-                    self.stuck.contains(&member) || self.assume.unknown_stuck
-                })
+                self.incomplete(wait, in_call, |member| self.stuck.contains(&member))
             }
             Need::Message { comm, from, to } => {
                 let sides = [(from, false), (to, true)];
                 let mut ends = sides.into_iter().filter_map(|(end, sends)| Some((end.as_ref()?, sends)));
                 // One side of an exchange may be done, so neither must be able to end.
                 let (first, sends) = ends.next()?;
-                let why = self.side(rank, wait, *comm, first, sends)?;
+                let why = self.unmatched(rank, wait, *comm, first, sends)?;
                 ends.try_fold(why, |why, (end, sends)| {
-                    Some(join(why, self.side(rank, wait, *comm, end, sends)?))
+                    Some(join(why, self.unmatched(rank, wait, *comm, end, sends)?))
                 })
             }
             Need::End | Need::Stream => None,
         }
     }
 
-    /// Why what takes all members cannot end: some are missing, and nobody is left who could come. If a rank that seems to be
-    /// missing had done its part by other means, all would have come.
-    fn all_out(
+    /// Why what takes all members cannot end: some are missing, and no member is left that could arrive. If a rank that seems to
+    /// be missing had done its part by other means, all would have arrived.
+    fn incomplete(
         &self,
         wait: &Wait,
-        has_come: impl Fn(i32) -> bool,
+        has_arrived: impl Fn(i32) -> bool,
         is_missing: impl Fn(i32) -> bool,
     ) -> Option<Why> {
         let mut missing = None;
         for member in wait.members.iter() {
-            if has_come(member) {
+            if has_arrived(member) {
                 continue;
             }
-            let out = self.is_out(member)?;
+            let why = self.ended(member)?;
             if is_missing(member) {
-                let why = out.unwrap_or(Why::Stuck(Vec::new()));
                 missing = Some(missing.map_or(why.clone(), |before| join(before, why)));
             }
         }
         missing
     }
 
-    /// Why nobody is at the other end of a message.
-    fn side(&self, rank: i32, wait: &Wait, comm: CommId, end: &Peer, sends: bool) -> Option<Why> {
-        let offers = |peer: i32| {
+    /// Why no rank will be at the other end of a message.
+    fn unmatched(&self, rank: i32, wait: &Wait, comm: CommId, end: &Peer, sends: bool) -> Option<Why> {
+        let may_match = |peer: i32| {
             self.world
                 .get(&peer)
-                .is_some_and(|it| it.life != Life::Finished && it.offers(rank, sends, comm, end.tag))
+                .is_some_and(|it| it.life != Life::Finished && it.may_match(rank, sends, comm, end.tag))
         };
         if let Some(peer) = end.rank {
-            let why = self.is_out(peer)?.unwrap_or(Why::Stuck(Vec::new()));
-            return (!offers(peer)).then_some(why);
+            let why = self.ended(peer)?;
+            return (!may_match(peer)).then_some(why);
         }
-        if self.senders.iter().any(|&peer| wait.members.contains(peer) && offers(peer)) {
+        if self.senders.iter().any(|&peer| wait.members.contains(peer) && may_match(peer)) {
             return None;
         }
         // The rank itself sends to itself at most in another thread.
         let mut stuck = Vec::new();
         for member in wait.members.iter() {
-            if let Some(Why::Stuck(_)) = self.is_out(member)?
+            if let Why::Stuck(_) = self.ended(member)?
                 && member != rank
                 && stuck.len() < MOST
             {
@@ -245,14 +234,14 @@ impl<'a> Graph<'a> {
         Some(if stuck.is_empty() { Why::Finished(None) } else { Why::Stuck(stuck) })
     }
 
-    /// Ranks each of which waits for the next one, the last one for the first; `rank`, which is stuck, or those that it
-    /// waits for in the end.
+    /// A cycle of stuck ranks: each waits for the next one, the last one for the first. It is that of `rank`, or the one for
+    /// which that waits in the end.
     pub fn cycle(&self, rank: i32) -> Vec<i32> {
         let mut path = vec![rank];
         loop {
             let last = path[path.len() - 1];
             let next = self.world[&last].waits.iter().find_map(|wait| match self.why(last, wait)? {
-                // The way back, if there is one: the shortest circle.
+                // The way back, if there is one: the shortest cycle.
                 Why::Stuck(ranks) => ranks.iter().find(|rank| path.contains(rank)).or(ranks.first()).copied(),
                 _ => None,
             });
@@ -265,7 +254,7 @@ impl<'a> Graph<'a> {
     }
 }
 
-/// Of two reasons that hold together, the one that is told.
+/// Of two reasons that hold together, the one that is reported.
 fn join(first: Why, second: Why) -> Why {
     match (first, second) {
         (Why::Stuck(mut ranks), Why::Stuck(others)) => {

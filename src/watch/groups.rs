@@ -32,23 +32,19 @@ pub fn ranks(ranks: &Ranks) -> String {
 }
 
 /// Ranks by what they do, most first.
-pub fn grouped(groups: impl IntoIterator<Item = Group>) -> Vec<Group> {
-    let mut merged: Vec<(String, Vec<i32>, f64)> = Vec::new();
-    let mut known: HashMap<String, usize> = HashMap::new();
+fn grouped(groups: impl IntoIterator<Item = Group>) -> Vec<Group> {
+    let mut by_state: HashMap<String, (Vec<i32>, f64)> = HashMap::new();
     for Group { members, state, seconds } in groups {
-        let i = *known.entry(state).or_insert_with_key(|state| {
-            merged.push((state.clone(), Vec::new(), seconds));
-            merged.len() - 1
-        });
-        merged[i].1.extend(members.iter());
-        merged[i].2 = merged[i].2.max(seconds);
+        let (ranks, longest) = by_state.entry(state).or_default();
+        ranks.extend(members.iter());
+        *longest = longest.max(seconds);
     }
-    let group = |(state, members, seconds): (_, Vec<i32>, _)| Group {
-        members: members.into_iter().collect(),
+    let group = |(state, (ranks, seconds)): (String, (Vec<i32>, f64))| Group {
+        members: ranks.into_iter().collect(),
         state,
         seconds,
     };
-    let mut groups: Vec<Group> = merged.into_iter().map(group).collect();
+    let mut groups: Vec<Group> = by_state.into_iter().map(group).collect();
     groups.sort_by_key(|group| (std::cmp::Reverse(group.members.count()), group.members.first()));
     groups
 }

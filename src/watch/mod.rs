@@ -1,15 +1,17 @@
 //! Nothing hangs in silence.
 //!
-//! [`watchdog`] is a thread that observes, and does what [`decide`] says. What this process [`waits`] for, and where [`python`]
-//! is, it tells the other ranks as its [`own`] status (see [`job`](crate::job)). The [`graph`] of who waits for whom says which
-//! waits cannot end. A [`report`] puts what all ranks do in a few lines, with [`groups`] of ranks, and each leaves a [`dump`]. [`start`] is what the rest of
-//! the package calls, [`end`] ends the job, and [`terminate`] has a word to say where a signal ends this rank.
+//! The [`watchdog`] is a thread that observes. It finds out what this process [`waits`] for, and where [`python`] is, and tells
+//! the other ranks of the host, as this rank's [`own`] status (see [`job`](crate::job)). One of them is the [`leader`], and does
+//! what [`decide`] says: the wait-for [`graph`] of the ranks shows which waits cannot end. A [`report`] puts what all ranks do
+//! in a few lines, with [`groups`] of ranks, and each leaves a [`dump`]. [`start`] is what the rest of the package calls, [`end`]
+//! ends the job, and [`terminate`] prints a line where a signal ends this rank.
 
 mod decide;
 mod dump;
 mod end;
 mod graph;
 mod groups;
+mod leader;
 mod own;
 mod python;
 mod report;

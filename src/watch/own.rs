@@ -1,14 +1,92 @@
-//! What this rank says of itself.
+//! What this rank tells the others of its host: what it waits for, and what else it does.
 
-use super::python::{self, Python};
+use std::sync::{Mutex, PoisonError};
+
+use super::decide::ANSWER_TIME;
+use super::dump::dump;
+use super::python::{self, OtherThreads, Python};
+use super::report;
 use super::waits::{self, Waits};
 use crate::comm::origin;
+use crate::job::host::Host;
+use crate::job::mail::{Kind, Question};
 use crate::job::status::{Life, RankStatus};
-use crate::record::clock::Epoch;
+use crate::record::clock;
 use crate::record::recorder::{self, Record, State};
 
 /// How many of its last operations a rank tells.
 const LAST: usize = 8;
+/// For how long an operation waits before others are told of it, in seconds.
+const TELL_AFTER: f64 = 1.0;
+
+/// What this rank waits for, and what it has told the others.
+#[derive(Default)]
+pub struct Own {
+    pub waits: Waits,
+    other_threads: OtherThreads,
+    published: Option<RankStatus>,
+    /// The time of the last question that it has answered, and when it has.
+    answered: u64,
+    answered_at: f64,
+    /// Why it could not tell the others, if so.
+    pub trouble: Option<String>,
+}
+
+impl Own {
+    pub fn published(&self) -> Option<&RankStatus> {
+        self.published.as_ref()
+    }
+
+    /// Tells the other ranks of this host what this one does, if it waits or is asked. Whether it has told them something new.
+    pub fn publish(&mut self, host: &Host, question: Option<Question>, now: f64) -> bool {
+        let question = question.filter(|question| question.time > self.answered);
+        if question.is_none() && self.waits.longest() < TELL_AFTER && self.published.is_none() {
+            return false;
+        }
+        if question.is_none() && self.waits.is_empty() && waits::life() == Life::Runs {
+            // The rank that has asked may not have read the answer yet.
+            let is_read = self.answered == 0 || now - self.answered_at > 2.0 * ANSWER_TIME;
+            if is_read {
+                host.withdraw();
+                self.published = None;
+            }
+            if is_read || self.published.as_ref().is_some_and(|published| published.waits.is_empty()) {
+                return false;
+            }
+        }
+        let python = python::python();
+        let other = self.other_threads.find(&python, &self.waits.threads(), now);
+        let mut status = status(&self.waits, &python, other);
+        if let Some(question) = &question {
+            (self.answered, self.answered_at) = (question.time, now);
+            if question.kind != Kind::Status {
+                let dump = dump(host, question.kind, &report::doing(&status), python.main());
+                self.note(host.dump(&dump));
+            }
+        }
+        status.answered = self.answered;
+        let is_news = self.published.as_ref().is_none_or(|before| status.is_news(before));
+        if is_news {
+            self.note(publish(host, &status));
+        }
+        self.published = Some(RankStatus { process: host.process.name(), ..status });
+        is_news
+    }
+
+    /// Remembers an error.
+    fn note(&mut self, result: std::io::Result<()>) {
+        if let Err(error) = result {
+            self.trouble = Some(error.to_string());
+        }
+    }
+}
+
+/// Tells the other ranks what this one does. That it has come to its end is never taken back.
+pub fn publish(host: &Host, status: &RankStatus) -> std::io::Result<()> {
+    static PUBLISHING: Mutex<()> = Mutex::new(());
+    let _publishing = PUBLISHING.lock().unwrap_or_else(PoisonError::into_inner);
+    if waits::life() == status.life { host.publish(status) } else { Ok(()) }
+}
 
 /// "1.2 s", "3.4 ms", "5.6 us"
 fn time(seconds: f64) -> String {
@@ -19,14 +97,14 @@ fn time(seconds: f64) -> String {
     }
 }
 
-fn last_operations(records: &[Record], epoch: &Epoch) -> Vec<String> {
+fn last_operations(records: &[Record]) -> Vec<String> {
     let line = |record: &Record| {
-        let seconds = record.seconds(epoch);
+        let seconds = record.seconds();
         match record.state {
             State::Started => format!("{record}: for {}", time(seconds)),
             State::Failed => format!("{record}: failed after {}", time(seconds)),
             State::Done => {
-                let ago = time(epoch.seconds_since(record.ended));
+                let ago = time(clock::seconds_since(record.ended));
                 format!("{record}: took {}, ended {ago} ago", time(seconds))
             }
         }
@@ -39,7 +117,7 @@ fn last_operations(records: &[Record], epoch: &Epoch) -> Vec<String> {
 
 /// What this rank does, with what it waits for, and with what could go on meanwhile.
 pub fn status(waits: &Waits, python: &Python, other: Option<String>) -> RankStatus {
-    let (epoch, records) = (Epoch::now(), recorder::records());
+    let records = recorder::records();
     let at = python::user_frame(python.main()).map_or_else(String::new, |frame| frame.to_string());
     let life = waits::life();
     let last = records.last();
@@ -59,11 +137,11 @@ pub fn status(waits: &Waits, python: &Python, other: Option<String>) -> RankStat
         started: waits::started(),
         counts: waits::counts(life == Life::Finished),
         copies: origin::copies(),
-        seconds: last.map_or(0.0, |record| epoch.seconds_since(record.ended)),
+        seconds: last.map_or(0.0, |record| clock::seconds_since(record.ended)),
         before,
         activity: activity.into(),
         python: at,
-        last: last_operations(&records, &epoch),
+        last: last_operations(&records),
         ..RankStatus::default()
     }
 }

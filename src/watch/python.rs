@@ -28,7 +28,7 @@ impl fmt::Display for Frame {
     }
 }
 
-/// What is said where nobody can say where Python is.
+/// What a report says where Python cannot say where it is.
 pub const IN_C: &str = "C code keeps Python's lock";
 
 /// What JAX does on the user's behalf, by the file of its that is at work.
@@ -134,17 +134,17 @@ pub fn python() -> Python {
 
 /// For how long the main thread must not have run to count as waiting for JAX, in seconds.
 const STILL: f64 = 2.5;
-/// What a thread is in that waits for JAX, or for another thread of Python's.
+/// Files whose code waits for JAX, or for another thread of Python's.
 const WAITS_IN: [&str; 4] = ["/jax/", "/jaxlib/", "/mpi4jax/", "/threading.py"];
 
 /// Watches for threads that could go on with the program.
 #[derive(Default)]
-pub struct Others {
+pub struct OtherThreads {
     /// How often the main thread had been given a processor, and when that was first seen.
     main: Option<(u64, f64)>,
 }
 
-impl Others {
+impl OtherThreads {
     /// A thread of Python's that could go on with the program, in words, while these threads wait. None: there is none.
     pub fn find(&mut self, python: &Python, waiting: &[(u64, i32)], now: f64) -> Option<String> {
         let threads = match python {
@@ -176,7 +176,7 @@ impl Others {
         let is_apart = |file: &str| WAITS_IN.iter().any(|part| file.contains(part) || file.ends_with(part));
         now - since >= STILL
             && frames.first().is_some_and(|frame| is_apart(&frame.file))
-            && !signal::has_alarm()
+            && !signal::has_handler(libc::SIGALRM)
             && os::only_wait(&waiting.iter().map(|(_, thread)| *thread).collect::<Vec<_>>())
     }
 }
@@ -203,7 +203,7 @@ mod tests {
 
     #[test]
     fn threads_that_do_not_wait_could_go_on() {
-        let mut others = Others::default();
+        let mut others = OtherThreads::default();
         let mut find = |threads, waiting: &[u64]| {
             let waiting: Vec<(u64, i32)> = waiting.iter().map(|number| (*number, 0)).collect();
             others.find(&Python::At(threads), &waiting, 0.0)
@@ -220,7 +220,7 @@ mod tests {
     #[test]
     #[cfg(target_os = "linux")]
     fn a_main_thread_counts_as_waiting_where_it_waits_for_jax_and_nothing_runs() {
-        let mut others = Others::default();
+        let mut others = OtherThreads::default();
         let jax =
             [Frame { file: "/x/jax/_src/api.py".into(), line: 1, function: "block_until_ready".into() }];
         let mine = [(0, unsafe { libc::gettid() })];

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use super::decide::{Key, Reason};
-use super::graph::{Assume, Graph, Why};
+use super::graph::{Graph, Why};
 use super::groups::{self, Group};
 use crate::comm::{self, origin::UNKNOWN};
 use crate::job::ranks::Ranks;
@@ -145,7 +145,7 @@ impl Facts<'_> {
             line += &format!(
                 "; this looks like a deadlock: {}; it is not ended, because rank {rank} has {other} and could still \
                  communicate",
-                circle(self.world, &cycle, key.0)
+                cycle_text(self.world, &cycle, key.0)
             );
         }
         line += &self.hint(key).map_or_else(String::new, |hint| format!("; {hint}"));
@@ -157,7 +157,7 @@ impl Facts<'_> {
         let wait = self.world.get(&rank)?.waits.iter().find(|wait| wait.number == number)?;
         let Need::Message { comm, from: Some(from), .. } = wait.need else { return None };
         let mut senders = self.world.iter().filter(|(other, _)| from.rank.is_none_or(|it| it == **other));
-        if senders.any(|(_, status)| status.offers(rank, false, comm, from.tag)) {
+        if senders.any(|(_, status)| status.may_match(rank, false, comm, from.tag)) {
             None
         } else if wait.words.contains("irecv") && from.tag == Some(0) {
             Some("irecv takes tag 0 unless it is given another one, or tag=MPI.ANY_TAG, as recv takes")
@@ -200,25 +200,25 @@ pub fn headline(world: &World, key: Key, wait: &Wait, reason: &Reason) -> String
         Reason::Proof(Why::Finished(Some(rank))) => format!("{name} cannot end: rank {rank} has finished"),
         Reason::Proof(Why::Finished(None)) => format!("{name} cannot end: all other ranks have finished"),
         Reason::Proof(Why::Stuck(_)) => {
-            let cycle = Graph::new(world, Assume::default()).cycle(key.0);
-            format!("deadlock: {}", circle(world, &cycle, key.0))
+            let cycle = Graph::new(world, false).cycle(key.0);
+            format!("deadlock: {}", cycle_text(world, &cycle, key.0))
         }
     }
 }
 
-/// The ranks of a circle of waits, and who of them could still go on with its program, where that is all that is missing for
-/// a proof.
+/// The ranks of a cycle of waits, and the one that could still go on with its program, where that is all that is missing for a
+/// proof.
 fn looks_stuck(world: &World, key: Key) -> Option<(Vec<i32>, i32)> {
     let wait = world.get(&key.0)?.waits.iter().find(|wait| wait.number == key.1)?;
-    let graph = Graph::new(world, Assume { threads_idle: true, unknown_stuck: false });
+    let graph = Graph::new(world, true);
     let Some(Why::Stuck(_)) = graph.why(key.0, wait) else { return None };
     let cycle = graph.cycle(key.0);
     let goes_on = cycle.iter().chain([&key.0]).find(|rank| world[rank].other.is_some()).copied()?;
     Some((cycle, goes_on))
 }
 
-/// Who waits for whom in a circle, begun at this rank if it is in it.
-fn circle(world: &World, cycle: &[i32], rank: i32) -> String {
+/// The ranks of a cycle and what they wait for, begun at this rank if it is one of them.
+fn cycle_text(world: &World, cycle: &[i32], rank: i32) -> String {
     let start = cycle.iter().position(|&it| it == rank).unwrap_or(0);
     let order: Vec<i32> = cycle[start..].iter().chain(&cycle[..start]).copied().collect();
     let does = |rank: i32| {

@@ -2,7 +2,7 @@
 
 use std::os::fd::RawFd;
 use std::path::PathBuf;
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::OnceLock;
 use std::time::Instant;
 
 use super::python;
@@ -13,7 +13,7 @@ use crate::comm;
 use crate::error::Error;
 use crate::job::host::Host;
 use crate::job::mail::Kind;
-use crate::job::status::{Life, RankStatus};
+use crate::job::status::Life;
 use crate::job::{default, link};
 use crate::mpilib;
 use crate::record::recorder;
@@ -112,18 +112,11 @@ pub unsafe fn open_link(comm: usize) -> Result<(), Error> {
     Ok(())
 }
 
-/// Tells the other ranks how this one fares. Its end, of which it tells too, is never taken back.
-pub(super) fn say(host: &Host, status: &RankStatus) -> std::io::Result<()> {
-    static SAYING: Mutex<()> = Mutex::new(());
-    let _saying = SAYING.lock().unwrap_or_else(PoisonError::into_inner);
-    if waits::life() == status.life { host.say(status) } else { Ok(()) }
-}
-
 /// Tells the other ranks that the program of this one is at its end: what is called then may still communicate. Or that
 /// `MPI_Finalize` has begun.
 fn come_to(host: &Host, life: Life) {
     waits::come_to(life);
-    let _ = say(host, &own::status_now(host.size));
+    let _ = own::publish(host, &own::status_now(host.size));
     signal::wake();
 }
 
@@ -175,13 +168,12 @@ pub fn take_signals(ask: Option<fn()>) {
     terminate::install(ask, last_words);
 }
 
-/// What there is to be said where a signal ends this rank; nothing if who ends the job has said why.
+/// The line that is printed where a signal ends this rank; none if the rank that ends the job has said why.
 fn last_words(signal: i32) -> Option<String> {
     timeline::flush();
     let host = &watchdog()?.host;
-    host.look();
-    let is_hung = host.asked().is_some_and(|word| word.kind == Kind::End);
-    if host.is_ending() || is_hung || link::heard(Kind::End).is_some() {
+    let is_hung = host.question().is_some_and(|question| question.kind == Kind::End);
+    if host.is_ending() || is_hung || link::heard().end.is_finite() {
         return None;
     }
     let name = if signal == libc::SIGINT { "SIGINT" } else { "SIGTERM" };

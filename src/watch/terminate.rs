@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use super::{end, waits};
-use crate::system::signal::{action, default, function, take};
+use crate::system::signal::{end_by, has_handler, is_default, take};
 
 /// For how long Python has to answer an interrupt.
 const PATIENCE: Duration = Duration::from_millis(500);
@@ -22,7 +22,7 @@ pub fn python_runs() {
     PYTHON_RUNS.store(true, Ordering::Relaxed);
 }
 
-/// Takes `SIGTERM`, if nobody else has, and `SIGINT`, if Python's handler is its own. `ask` has
+/// Takes `SIGTERM`, if nothing else handles it, and `SIGINT`, if Python's handler is its own. `ask` has
 /// Python's main thread call [`python_runs`] when it can. `words` is what there is to be said before the process ends.
 pub fn install(ask: Option<fn()>, words: fn(libc::c_int) -> Option<String>) {
     let Ok((reader, writer)) = std::io::pipe() else { return };
@@ -31,10 +31,10 @@ pub fn install(ask: Option<fn()>, words: fn(libc::c_int) -> Option<String>) {
         return;
     }
     let writer = writer.into_raw_fd();
-    if action(libc::SIGTERM).sa_sigaction == libc::SIG_DFL {
+    if is_default(libc::SIGTERM) {
         take(libc::SIGTERM, writer);
     }
-    if ask.is_some() && function(&action(libc::SIGINT)).is_some() {
+    if ask.is_some() && has_handler(libc::SIGINT) {
         take(libc::SIGINT, writer);
     }
 }
@@ -48,14 +48,7 @@ fn listen(mut pipe: PipeReader, ask: Option<fn()>, words: fn(libc::c_int) -> Opt
                 let _ = std::io::stderr().lock().write_all(words.as_bytes());
                 end::let_launcher_read();
             }
-            // SAFETY: ends this process by the signal, as it would have without us. It may be blocked in this thread.
-            unsafe {
-                default(signal);
-                let mut set = std::mem::zeroed::<libc::sigset_t>();
-                libc::sigaddset(&mut set, signal);
-                libc::pthread_sigmask(libc::SIG_UNBLOCK, &set, std::ptr::null_mut());
-                libc::kill(libc::getpid(), signal);
-            }
+            end_by(signal);
         }
     }
 }

@@ -9,8 +9,8 @@ use crate::comm::{self, Comm};
 use crate::job::ranks::Ranks;
 use crate::job::status::{CommId, Life, Need, Peer, Wait};
 use crate::mpilib::wildcards;
+use crate::record::clock;
 use crate::record::recorder::{self, Record};
-use crate::record::{clock, clock::Epoch};
 use crate::transport;
 
 /// How far this rank has come: its program runs, is at its end, or has finished.
@@ -199,7 +199,7 @@ pub fn started() -> Vec<Need> {
     transport::outstanding().iter().map(need_of).filter(|need| matches!(need, Need::Message { .. })).collect()
 }
 
-/// What a record says of the line that it is at: nothing, outside of compiled functions.
+/// A wait as its record describes it, which names a line only in compiled functions.
 fn seen(record: &Record) -> Seen {
     let size = record.dtype.map_or(0, |dtype| dtype.size() as u64);
     let wait = Wait {
@@ -236,11 +236,10 @@ impl Waits {
     }
 
     fn add(&mut self, passed: f64, size: i32) {
-        let epoch = Epoch::now();
         let mut new: Vec<(Seen, f64)> = Vec::new();
         let is_known = |number: u64| self.0.iter().any(|seen| seen.wait.number == number);
         for record in recorder::running().iter().filter(|record| !is_known(record.ticket)) {
-            new.push((seen(record), record.seconds(&epoch)));
+            new.push((seen(record), record.seconds()));
         }
         let other = |number, need, members, words, thread| {
             let (late, at) = (String::new(), String::new());
@@ -248,7 +247,7 @@ impl Waits {
             Seen { wait, has_line: false, thread }
         };
         for call in blocked().into_iter().filter(|call| !is_known(call.number)) {
-            let seconds = epoch.seconds_since(call.started);
+            let seconds = clock::seconds_since(call.started);
             let thread = (call.thread, 0);
             new.push((other(call.number, Need::Call, Ranks::all(size), call.words, thread), seconds));
         }

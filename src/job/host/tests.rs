@@ -27,27 +27,24 @@ fn lives(life: Life) -> RankStatus {
 }
 
 fn life(host: &Host, rank: i32) -> Option<Life> {
-    host.look();
-    host.status(rank, None).map(|status| status.life)
+    host.life(rank)
 }
 
 #[test]
 fn a_directory_that_cannot_be_made_is_no_failure() {
     let host = Host::new("/proc/mpi4jax/job".into(), 0, 2);
     assert!(host.broken().is_some());
-    assert_eq!((host.world(None), host.here().to_string()), (World::new(), "0".into()));
-    assert!(!host.is_first_to("differs") && host.may_show());
+    assert_eq!((host.world(), host.here().to_string()), (World::new(), "0".into()));
+    assert!(!host.is_first_to("differs") && host.report_request().is_none());
     assert_eq!(host.choose_default("clone"), "clone");
 }
 
 #[test]
 fn the_first_choice_holds_for_all() {
     let (a, b) = two("choice");
-    b.look();
     assert_eq!(b.chosen_default(), None);
     assert_eq!(a.choose_default("world"), "world");
     assert_eq!(b.choose_default("clone"), "world");
-    b.look();
     assert_eq!(b.chosen_default().as_deref(), Some("world"));
     remove(&a);
 }
@@ -55,36 +52,36 @@ fn the_first_choice_holds_for_all() {
 #[test]
 fn ranks_ask_and_answer_and_end() {
     let (a, b) = two("ask");
-    let word = Word::new(Kind::End, 0);
-    a.ask(&word).unwrap();
-    b.look();
-    assert_eq!(b.asked(), Some(word.clone()));
+    let question = Question::new(Kind::End, 0);
+    a.ask(&question).unwrap();
+    assert_eq!(b.question(), Some(question.clone()));
     let answer = RankStatus {
-        answered: word.time,
+        answered: question.time,
         other: Some("a thread".into()),
         process: b.process.name(),
         ..lives(Life::Runs)
     };
-    b.say(&answer).unwrap();
+    b.publish(&answer).unwrap();
     b.dump(&serde_json::json!({})).unwrap();
-    a.look();
-    let world = a.world(None);
+    let world = a.world();
     assert_eq!((&world[&1], a.leader(), b.leader()), (&answer, 0, 0));
-    assert_eq!(a.world(Some(&world)), world, "it need not be read again");
     assert_eq!([a.is_first_to("differs"), b.is_first_to("differs")], [true, false]);
-    assert_eq!([a.may_show(), b.may_show(), a.may_show()], [true, false, true]);
+    let requested = || [&a, &b].map(|host| host.report_request().map(|(rank, _)| rank));
+    b.request_report();
+    a.request_report();
+    assert_eq!(requested(), [Some(1); 2], "one report is that of all");
     // Its program is at its end, and may still communicate.
-    b.say(&lives(Life::Exits)).unwrap();
+    b.publish(&lives(Life::Exits)).unwrap();
     assert_eq!((life(&a, 1), a.others_have_ended()), (Some(Life::Exits), (true, true)));
-    b.say(&lives(Life::Finished)).unwrap();
+    b.publish(&lives(Life::Finished)).unwrap();
     assert_eq!((life(&a, 1), a.others_have_ended()), (Some(Life::Finished), (true, true)));
     b.leave();
     assert!(a.directory.exists());
     let _ = fs::remove_file(a.directory.join("rank1.json"));
-    a.say(&lives(Life::Finished)).unwrap();
+    a.publish(&lives(Life::Finished)).unwrap();
     a.leave();
     assert!(!a.directory.exists());
-    assert_eq!(a.world(None), World::new(), "nobody is gone of whom the files are removed");
+    assert_eq!(a.world(), World::new(), "nobody is gone of whom the files are removed");
     remove(&a);
 }
 
@@ -149,20 +146,4 @@ fn only_what_killed_jobs_have_left_is_swept() {
         assert_eq!(a.directory.with_file_name(job).exists(), stays, "{job}");
     }
     remove(&a);
-}
-
-/// However many ranks there are, a look takes one at the folder itself while nothing changes there.
-#[test]
-#[cfg(target_os = "linux")]
-fn what_is_known_is_not_read_again() {
-    let ranks: Vec<Host> = (0..100).map(|rank| Host::new(directory("many"), rank, 100)).collect();
-    let look = || ranks.iter().map(|host| (host.look(), host.leader())).collect::<Vec<_>>();
-    look();
-    // Until the folder counts as settled.
-    std::thread::sleep(Duration::from_millis(2100));
-    let settled = look();
-    // In place, so that the folder stays as it is.
-    fs::write(ranks[0].directory.join("rank0.pid"), "").unwrap();
-    assert_eq!(look(), settled);
-    remove(&ranks[0]);
 }

@@ -1,10 +1,11 @@
-//! Many ranks on many hosts, as states: what the leaders ask and decide, with messages that take their time, ranks and hosts that
-//! are gone. The decisions and the questions are those of the ranks; MPI, files and threads are left out.
+//! Many ranks on many hosts: what the leaders ask and decide, with messages that take their time, ranks and hosts that are gone.
+//! Decisions and messages are the real ones; MPI, files and threads are left out.
 //!
 //! `MPI4JAX_SIMULATION=800x125 cargo test --release simulation` runs it with so many hosts and ranks on each.
 
 use super::*;
-use crate::job::mail::{Hosts, Kind, Mail, Message, Word};
+use crate::job::mail::{Hosts, Mail, Message, Question as Asked};
+use crate::job::ranks::Ranks;
 use crate::job::status::{CommId, Peer};
 
 /// How long a message takes, and how often a leader looks for some: seconds.
@@ -13,7 +14,7 @@ const STEP: f64 = 0.25;
 struct Host {
     ranks: Ranks,
     mail: Mail,
-    state: State,
+    memory: Memory,
     /// What its ranks wait for, from 0 on.
     here: World,
     far: World,
@@ -28,7 +29,7 @@ struct Job {
     dead: Vec<i32>,
     messages: usize,
     bytes: usize,
-    looks: Vec<(usize, f64)>,
+    questions: Vec<(usize, f64)>,
     lines: Vec<(usize, f64)>,
     ends: Vec<(usize, f64, Reason)>,
 }
@@ -45,11 +46,9 @@ impl Job {
         let host = |host: i32| {
             let first = host * per_host;
             let ranks: Ranks = (first..first + per_host).collect();
-            let state = State { own: ranks.clone(), ..State::default() };
-            let mut mail = Mail::default();
-            mail.hosts = Hosts::new(&names, first);
+            let mail = Mail::new(first, Hosts::new(&names, first));
             let here = ranks.iter().map(|it| (it, rank(it))).collect();
-            Host { ranks, mail, state, here, far: World::new() }
+            Host { ranks, mail, memory: Memory::default(), here, far: World::new() }
         };
         Self {
             hosts: (0..hosts).map(host).collect(),
@@ -59,7 +58,7 @@ impl Job {
             dead: Vec::new(),
             messages: 0,
             bytes: 0,
-            looks: Vec::new(),
+            questions: Vec::new(),
             lines: Vec::new(),
             ends: Vec::new(),
         }
@@ -84,18 +83,18 @@ impl Job {
             if ends.iter().any(|host| self.cut_off.contains(host)) || self.dead.contains(&to) {
                 continue;
             }
-            self.hosts[ends[1]].mail.take_in(from, message, self.now);
+            self.hosts[ends[1]].mail.receive(from, message, self.now);
             let here = self.here(ends[1]);
-            for (by, word) in self.hosts[ends[1]].mail.questions() {
-                self.under_way.push((to, by, Message::answer(word, &here)));
+            for (by, question) in self.hosts[ends[1]].mail.take_questions() {
+                self.under_way.push((to, by, Message::answer(question, &here)));
             }
         }
         for host in 0..self.hosts.len() {
             self.decide(host);
-            // Whoever leads the host: its first rank that carries messages.
+            // The leader of the host is its first rank that carries messages.
             let leader = self.hosts[host].ranks.iter().find(|rank| !self.dead.contains(rank)).unwrap();
-            let sent = self.hosts[host].mail.sent();
-            self.under_way.extend(sent.into_iter().map(|(to, message)| (leader, to, message)));
+            let outgoing = self.hosts[host].mail.take_outbox();
+            self.under_way.extend(outgoing.into_iter().map(|(to, message)| (leader, to, message)));
         }
     }
 
@@ -103,35 +102,36 @@ impl Job {
         let here = self.here(place);
         let (now, count) = (self.now, self.hosts.len());
         let host = &mut self.hosts[place];
-        // As often as a leader looks whose ranks wait, or that has asked.
-        if host.state.question.is_none() && now.fract() != 0.0 || !host.state.reported.is_empty() {
+        // As often as a leader decides whose ranks wait, or that has asked.
+        if host.memory.question.is_none() && now.fract() != 0.0 {
             return;
         }
-        if let Some(question) = &mut host.state.question {
-            let (said, is_complete) = host.mail.answers();
-            host.far = said.flat_map(|(ranks, it)| ranks.iter().map(|rank| (rank, it.clone()))).collect();
-            question.is_answered = is_complete;
+        let mut is_answered = true;
+        if host.memory.question.is_some() {
+            (host.far, is_answered) = host.mail.answers();
+        } else if host.memory.is_idle() {
+            host.far.clear();
         }
-        host.state.world = here;
-        host.state.world.extend(host.far.iter().map(|(rank, it)| (*rank, it.clone())));
-        let own = host.ranks.first().unwrap();
-        let heard = |kind| Some((kind, host.mail.heard(kind).map(|(by, at)| (at, by < own))?));
-        host.state.heard = [Kind::Look, Kind::Line, Kind::End].into_iter().filter_map(heard).collect();
+        let mut world = host.far.clone();
+        world.extend(here);
+        let state = State { world, heard: host.mail.heard(), is_answered, ..State::default() };
         let settings = Settings { report_after: 30.0, host: (place, count) };
-        for action in decide(&host.state, &settings, now) {
-            host.state.apply(&action, &settings, now);
+        let (memory, actions) = decide(&state, &host.memory, &settings, now);
+        host.memory = memory;
+        for action in actions {
             match action {
-                Action::Ask(purpose) => {
-                    let kind = purpose.kind();
-                    host.mail.ask(&Word { kind, rank: own, time: (4.0 * now) as u64 });
-                    if kind == Kind::Look {
-                        self.looks.push((place, now));
-                    }
+                Action::Ask(kind) => {
+                    host.mail.ask(&Asked {
+                        kind,
+                        rank: host.ranks.first().unwrap(),
+                        time: (4.0 * now) as u64,
+                    });
+                    self.questions.push((place, now));
                 }
                 Action::AskAgain => host.mail.ask_again(),
-                Action::Tell(_) => self.lines.push((place, now)),
+                Action::PrintLine(_) => self.lines.push((place, now)),
+                Action::PrintReport(_) => {}
                 Action::End(_, reason) => self.ends.push((place, now, reason)),
-                _ => {}
             }
         }
     }
@@ -165,7 +165,7 @@ fn slow() -> RankStatus {
     RankStatus { life: Life::Runs, ..RankStatus::default() }
 }
 
-/// All ranks wait for one that computes: the other hosts are asked at 3, 6, 12, ... seconds, by one or few, and one line is said.
+/// All ranks wait for one that computes: one host asks, after 4, 8, 15, 30, and 60 seconds, and prints two lines.
 #[test]
 fn a_slow_rank_costs_few_messages() {
     let (hosts, per_host) = size();
@@ -174,10 +174,13 @@ fn a_slow_rank_costs_few_messages() {
     let mut job = Job::new((hosts, per_host), |rank| if rank == n / 2 { slow() } else { barrier() });
     job.run(70.0);
     assert_eq!(job.ends, []);
-    println!("{} messages, {} bytes, asked {:?}, said {:?}", job.messages, job.bytes, job.looks, job.lines);
-    assert_eq!(job.looks, [3.0, 6.0, 12.0, 24.0, 48.0].map(|at| (0, at)), "the first host alone asks");
-    assert_eq!(job.lines, [31.0, 61.0].map(|at| (0, at + 0.5)), "and speaks");
-    assert_eq!(job.messages, 2 * 7 * (hosts as usize - 1), "a question and an answer for each other host");
+    println!(
+        "{} messages, {} bytes, asked {:?}, lines {:?}",
+        job.messages, job.bytes, job.questions, job.lines
+    );
+    assert_eq!(job.questions, [4.0, 8.0, 15.0, 30.0, 60.0].map(|at| (0, at)), "the first host alone asks");
+    assert_eq!(job.lines, [30.0, 60.0].map(|at| (0, at + 0.5)), "and speaks");
+    assert_eq!(job.messages, 2 * 5 * (hosts as usize - 1), "a question and an answer for each other host");
 }
 
 /// Two ranks on two hosts receive from each other, on others ranks compute, and one host is cut off: the job ends.
@@ -206,7 +209,7 @@ fn a_knot_of_two_hosts_is_found() {
     job.run(30.0);
     let (_, at, reason) = &job.ends[0];
     assert!(matches!(reason, Reason::Proof(Why::Stuck(_))) && *at <= 20.0, "{:?} at {at}", reason);
-    println!("{} messages, {} bytes, asked {:?}, ended at {at} s", job.messages, job.bytes, job.looks);
+    println!("{} messages, {} bytes, asked {:?}, ended at {at} s", job.messages, job.bytes, job.questions);
     // Where the ranks' hosts cannot be reached, nothing is proved.
     let mut job = Job::new((hosts, per_host), of);
     job.cut_off = vec![1];

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::comm::origin::UNKNOWN;
+use crate::job::ranks::Ranks;
 use crate::job::status::{CommId, Peer, compare_origins};
 
 /// A communicator of all ranks.
@@ -80,33 +81,36 @@ fn with(rank: RankStatus, change: impl FnOnce(&mut RankStatus)) -> RankStatus {
     rank
 }
 
-/// What a job does with what it knows of its ranks, second by second.
+/// The leader of the ranks, and what it has decided.
 struct Job {
     state: State,
+    memory: Memory,
     settings: Settings,
 }
 
 impl Job {
     fn new() -> Self {
-        let state = State { own: Ranks::all(3), ..State::default() };
-        Self { state, settings: Settings { report_after: 30.0, host: (0, 1) } }
+        let settings = Settings { report_after: 30.0, host: (0, 1) };
+        Self { state: State { is_answered: true, ..State::default() }, memory: Memory::default(), settings }
     }
 
-    /// Decides about these ranks, whose waits have taken `now` seconds. Questions are answered at once.
-    fn step(&mut self, ranks: &[RankStatus], now: f64) -> Vec<Action> {
+    /// Decides once about these ranks, whose waits have taken `now` seconds.
+    fn decide(&mut self, ranks: &[RankStatus], now: f64) -> Vec<Action> {
         self.state.world = (0..).zip(ranks.iter().cloned()).collect();
         compare_origins(&mut self.state.world);
         self.state.world.values_mut().flat_map(|rank| &mut rank.waits).for_each(|wait| wait.seconds = now);
-        let mut done = Vec::new();
-        for _ in 0..2 {
-            for action in decide(&self.state, &self.settings, now) {
-                self.state.apply(&action, &self.settings, now);
-                done.push(action);
-            }
-            let Some(question) = &mut self.state.question else { break };
-            question.is_answered = true;
+        let (memory, actions) = decide(&self.state, &self.memory, &self.settings, now);
+        self.memory = memory;
+        actions
+    }
+
+    /// The same, with the answers to a question.
+    fn step(&mut self, ranks: &[RankStatus], now: f64) -> Vec<Action> {
+        let mut actions = self.decide(ranks, now);
+        if self.memory.question.is_some() {
+            actions.extend(self.decide(ranks, now));
         }
-        done
+        actions
     }
 }
 
@@ -141,7 +145,11 @@ fn jobs_end_for_what_is_proved_and_for_nothing_else() {
         ("tags that differ", [waits([recv(1, 7)]), waits([send(0, 8)]), runs()], STUCK),
         ("a receive from itself", [waits([recv(0, 7)]), runs(), runs()], STUCK),
         ("all receive from any", [waits([recv(-1, 7)]), waits([recv(-1, 7)]), waits([recv(-1, 7)])], STUCK),
-        ("who waits for a knot", [waits([recv(1, 7)]), waits([recv(0, 7)]), waits([recv(0, 1)])], STUCK),
+        (
+            "a rank that waits for a knot",
+            [waits([recv(1, 7)]), waits([recv(0, 7)]), waits([recv(0, 1)])],
+            STUCK,
+        ),
         ("a collective and a message", [waits([all(A, 1)]), waits([recv(0, 7)]), waits([all(A, 1)])], STUCK),
         ("two communicators", [waits([all(A, 1)]), waits([all(B, 1)]), waits([all(A, 1)])], STUCK),
         ("other members", [waits([all(A, 1)]), waits([all(C, 1)]), waits([all(A, 1)])], STUCK),
@@ -193,7 +201,7 @@ fn jobs_end_for_what_is_proved_and_for_nothing_else() {
             ],
             NOTHING,
         ),
-        ("a rank nobody knows", [waits([recv(1, 7)]), RankStatus::default(), runs()], NOTHING),
+        ("a rank of which nothing is known", [waits([recv(1, 7)]), RankStatus::default(), runs()], NOTHING),
         (
             "a stream that waits",
             [waits([recv(1, 7)]), waits([recv(0, 7), wait(Need::Stream)]), runs()],
@@ -229,7 +237,7 @@ fn jobs_end_for_what_is_proved_and_for_nothing_else() {
         ("one that takes part", [waits([all(A, 1)]), gone(), runs()], GONE),
         ("any of a job", [waits([recv(2, 7)]), gone(), runs()], GONE),
         ("at the end", [with(finished(1), |rank| rank.waits.push(wait(Need::End))), gone(), runs()], GONE),
-        ("where nobody waits", [runs(), gone(), runs()], NOTHING),
+        ("where no rank waits", [runs(), gone(), runs()], NOTHING),
         // ---- Limits
         (
             "a limit",
@@ -285,109 +293,127 @@ fn a_proof_has_to_hold_all_the_time() {
 #[test]
 fn a_proof_is_confirmed_by_the_ranks() {
     let knot = [waits([recv(1, 7)]), waits([recv(0, 7)]), runs()];
-    let silent = with(knot[1].clone(), |rank| rank.is_silent = true);
-    let late = with(waits([all(A, 1)]), |rank| rank.waits[0].late = "too long".into());
+    let is_silent = |rank: &mut RankStatus| rank.is_silent = true;
+    let silent = [knot[0].clone(), with(knot[1].clone(), is_silent), runs()];
+    let served = [knot[0].clone(), waits([]), runs()];
+    let late = [with(waits([all(A, 1)]), |rank| rank.waits[0].late = "too long".into()), runs(), runs()];
+    let in_time = [waits([]), runs(), runs()];
     for (before, after, answers, ends) in [
         (&knot, &knot, true, true),
         (&knot, &knot, false, true),
-        (&knot, &[knot[0].clone(), waits([]), runs()], true, false),
-        (&knot, &[knot[0].clone(), silent, runs()], false, false),
-        (&[late.clone(), runs(), runs()], &[late.clone(), runs(), runs()], true, true),
-        (&[late.clone(), runs(), runs()], &[waits([]), runs(), runs()], true, false),
+        (&knot, &served, true, false),
+        (&knot, &silent, false, false),
+        (&late, &late, true, true),
+        (&late, &in_time, true, false),
     ] {
         let mut job = Job::new();
-        let mut asked = None;
-        let mut ended = false;
-        for second in 0..30 {
-            let now = f64::from(second);
-            let world = if asked.is_some() { after } else { before };
-            job.state.world = (0..).zip(world.iter().cloned()).collect();
-            job.state.world.values_mut().flat_map(|rank| &mut rank.waits).for_each(|wait| wait.seconds = now);
-            for action in decide(&job.state, &job.settings, now) {
-                job.state.apply(&action, &job.settings, now);
+        job.state.is_answered = answers;
+        let (mut asked, mut ended) = (false, false);
+        for second in 0..20 {
+            for action in job.decide(if asked { after } else { before }, f64::from(second)) {
+                asked |= action == Action::Ask(Kind::End);
                 ended |= matches!(action, Action::End(..));
-                if let Action::Ask(Purpose::End(..)) = action {
-                    asked.get_or_insert(now);
-                }
             }
-            job.state.question.iter_mut().for_each(|question| question.is_answered = answers);
         }
-        assert_eq!((asked.is_some(), ended), (true, ends), "{after:?}");
+        assert_eq!((asked, ended), (true, ends), "{after:?}");
     }
 }
 
-/// Of two leaders that report at once, one does: the one that is before the other.
+/// Of two leaders that ask at once, the one that comes first reports.
 #[test]
 fn one_host_ends_the_job() {
-    let knot: World = (0..).zip([waits([recv(1, 7)]), waits([recv(0, 7)]), runs()]).collect();
-    for is_before in [true, false] {
-        let Job { mut state, settings } = Job::new();
+    let knot = [waits([recv(1, 7)]), waits([recv(0, 7)]), runs()];
+    for is_first in [true, false] {
+        let mut job = Job::new();
         let mut ended = false;
         for second in 0..12 {
             let now = f64::from(second);
-            state.world = knot.clone();
-            state.world.values_mut().flat_map(|rank| &mut rank.waits).for_each(|wait| wait.seconds = now);
-            state.question.iter_mut().for_each(|question| question.is_answered = true);
-            for action in decide(&state, &settings, now) {
-                state.apply(&action, &settings, now);
+            for action in job.decide(&knot, now) {
                 ended |= matches!(action, Action::End(..));
-                if let Action::Ask(Purpose::End(..)) = action {
-                    state.heard.entry(Kind::End).or_insert((now, is_before));
+                if action == Action::Ask(Kind::End) {
+                    let before_this = if is_first { f64::NEG_INFINITY } else { now };
+                    job.state.heard = Heard { last: now, end: now, before_this };
                 }
             }
         }
-        assert_eq!(ended, !is_before);
+        assert_eq!(ended, is_first);
     }
 }
 
-/// What is done in some minutes for two ranks that wait for a third.
-fn lines(job: &mut Job, until: u32) -> Vec<(u32, Action)> {
+/// What is done in ten minutes for two ranks that wait for a third.
+fn slow(job: &mut Job) -> Vec<(u32, Action)> {
     let ranks = [waits([all(A, 1)]), runs(), waits([all(A, 1)])];
     let each = |second| job.step(&ranks, f64::from(second)).into_iter().map(move |action| (second, action));
-    (0..until).flat_map(each).collect()
+    (0..600).flat_map(each).collect()
+}
+
+/// The seconds at which something is done.
+fn at(done: &[(u32, Action)], is_it: impl Fn(&Action) -> bool) -> Vec<u32> {
+    done.iter().filter(|(_, action)| is_it(action)).map(|(second, _)| *second).collect()
 }
 
 #[test]
 fn lines_come_after_30_seconds_and_after_twice_as_long_each_time() {
-    let said = lines(&mut Job::new(), 600);
-    let told: Vec<u32> =
-        said.iter().filter(|(_, it)| matches!(it, Action::Tell(_))).map(|(at, _)| *at).collect();
-    assert_eq!(told, [31, 61, 121, 241, 481]);
-    let two = said.iter().filter(|(at, it)| *at == 31 && matches!(it, Action::SkipLine(_))).count();
-    assert_eq!(two, 1, "one of two ranks that wait speaks");
-    // Another one has spoken.
+    let is_line = |action: &Action| matches!(action, Action::PrintLine(_));
+    assert_eq!(at(&slow(&mut Job::new()), is_line), [30, 60, 120, 240, 480]);
+    // Another leader has asked just before.
     let mut job = Job::new();
-    job.state.spoke = Some(29.0);
-    let said = lines(&mut job, 40);
-    assert!(said.iter().all(|(_, it)| matches!(it, Action::SkipLine(_))), "{said:?}");
-    // None at all.
+    job.state.heard.last = 29.0;
+    assert_eq!(at(&slow(&mut job), is_line), [60, 120, 240, 480]);
+    // No line is wanted.
     job = Job::new();
     job.settings.report_after = f64::INFINITY;
-    assert_eq!(lines(&mut job, 600), []);
+    assert_eq!(slow(&mut job), []);
 }
 
 #[test]
-fn other_hosts_are_asked_where_a_wait_may_be_part_of_a_knot() {
-    let settings = Settings { report_after: f64::INFINITY, host: (0, 2) };
-    let asks = |ranks: i32| {
-        let mut state = State { own: Ranks::all(ranks), ..State::default() };
-        let mut asked = Vec::new();
-        for second in 0..30 {
-            let now = f64::from(second);
-            let mut world: World = [(0, waits([all(A, 1)])), (1, runs())].into();
-            world.retain(|rank, _| state.own.contains(*rank));
-            world.values_mut().flat_map(|rank| &mut rank.waits).for_each(|wait| wait.seconds = now);
-            state.world = world;
-            for action in decide(&state, &settings, now) {
-                state.apply(&action, &settings, now);
-                if action == Action::Ask(Purpose::Look) {
-                    asked.push(second);
-                }
-            }
-            state.question.iter_mut().for_each(|question| question.is_answered = true);
+fn other_hosts_are_asked_early_and_lines_come_with_the_same_questions() {
+    let mut job = Job::new();
+    job.settings.host = (0, 2);
+    let done = slow(&mut job);
+    assert_eq!(at(&done, |it| *it == Action::Ask(Kind::Status)), [4, 8, 15, 30, 60, 120, 240, 480]);
+    assert_eq!(at(&done, |it| matches!(it, Action::PrintLine(_))), [30, 60, 120, 240, 480]);
+    // The second host leaves it to the first, if that asks.
+    job = Job::new();
+    job.settings.host = (1, 2);
+    assert_eq!(slow(&mut job)[0].0, 5);
+    job = Job::new();
+    (job.settings.host, job.state.heard.last) = ((1, 2), 4.0);
+    assert_eq!(slow(&mut job)[0].0, 9);
+}
+
+#[test]
+fn a_wait_of_another_age_has_lines_of_its_own() {
+    let mut job = Job::new();
+    let mut said = Vec::new();
+    for second in 0..100 {
+        let now = f64::from(second);
+        let mut ranks = [waits([all(A, 1)]), runs(), runs()];
+        if second >= 55 {
+            ranks[2] = waits([all(B, 1)]);
         }
-        asked
-    };
-    assert_eq!(asks(1), [3, 6, 12, 24]);
-    assert_eq!(asks(2), [0; 0], "rank 1, of this host, has not come");
+        job.state.world = (0..).zip(ranks).collect();
+        for (rank, status) in &mut job.state.world {
+            let seconds = if *rank == 2 { now - 55.0 } else { now };
+            status.waits.iter_mut().for_each(|wait| wait.seconds = seconds);
+        }
+        for _ in 0..2 {
+            let (memory, actions) = decide(&job.state, &job.memory, &job.settings, now);
+            job.memory = memory;
+            said.extend(actions.into_iter().map(|action| (second, action)));
+        }
+    }
+    let lines = said.iter().filter_map(|(at, action)| match action {
+        Action::PrintLine((rank, _)) => Some((*at, *rank)),
+        _ => None,
+    });
+    assert_eq!(lines.collect::<Vec<_>>(), [(30, 0), (60, 0), (85, 2)]);
+}
+
+#[test]
+fn a_user_gets_the_report_that_he_asks_for() {
+    let mut job = Job::new();
+    job.state.report_for = Some(1);
+    let done = job.step(&[waits([all(A, 1)]), runs(), runs()], 1.0);
+    assert_eq!(done, [Action::Ask(Kind::Report), Action::PrintReport(1)]);
 }

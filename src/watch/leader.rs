@@ -1,0 +1,205 @@
+//! What the leader of a host does besides: it brings together what is known of all ranks, answers the leaders of other hosts,
+//! and does what [`decide`] says.
+
+use std::collections::HashMap;
+use std::time::SystemTime;
+
+use super::decide::{self, Action, Key, Memory, Reason, State};
+use super::end::{self, HUNG};
+use super::own::Own;
+use super::report::{self, Facts};
+use super::start::{Settings, ending};
+use super::watchdog::print;
+use crate::job::host::Host;
+use crate::job::link;
+use crate::job::mail::{Heard, Kind, Message, Question};
+use crate::job::status::{Life, RankStatus, World, compare_origins};
+use crate::system::os;
+
+/// For how long a leader waits for the ranks of its host, where another host asks.
+const ANSWER_TIME_HERE: f64 = 3.0;
+
+pub struct Leader {
+    host: &'static Host,
+    settings: &'static Settings,
+    memory: Memory,
+    /// What is known of all ranks, and when each of their waits began.
+    state: State,
+    since: HashMap<Key, f64>,
+    /// What ranks of other hosts have answered.
+    far: World,
+    /// The last question to the ranks of this host: its time, and when they were asked.
+    asked: (u64, f64),
+    /// Questions of other hosts that are not answered yet, each with the rank that has asked.
+    pending: Vec<(i32, Question)>,
+    /// The last request for a report that has been seen.
+    requested: Option<SystemTime>,
+}
+
+impl Leader {
+    pub fn new(host: &'static Host, settings: &'static Settings) -> Self {
+        Self {
+            host,
+            settings,
+            memory: Memory::default(),
+            state: State::default(),
+            since: HashMap::new(),
+            far: World::new(),
+            asked: (0, 0.0),
+            pending: Vec::new(),
+            requested: None,
+        }
+    }
+
+    /// For how long a rank has waited at most, as far as is known.
+    pub fn longest(&self) -> f64 {
+        let waits = self.state.world.values().flat_map(|rank| &rank.waits);
+        waits.map(|wait| wait.seconds).fold(0.0, f64::max)
+    }
+
+    /// Whether a question is under way.
+    pub fn is_asking(&self) -> bool {
+        self.memory.question.is_some() || !self.pending.is_empty()
+    }
+
+    /// Whether there is nothing to do as long as no rank of this host waits.
+    pub fn is_idle(&self) -> bool {
+        !self.is_asking()
+            && self.state.report_for.is_none()
+            && self.state.world.values().all(|rank| rank.waits.is_empty())
+    }
+
+    /// The user asks this rank for a report.
+    pub fn report(&mut self, rank: i32) {
+        self.state.report_for = Some(rank);
+    }
+
+    /// Takes the questions that have come.
+    pub fn listen(&mut self, own: &mut Own, now: f64) {
+        if let Some((rank, at)) = self.host.report_request()
+            && self.requested != Some(at)
+        {
+            self.requested = Some(at);
+            self.report(rank);
+        }
+        for (from, question) in link::take_questions() {
+            self.ask_here(&Question::new(question.kind, self.host.rank), own, now);
+            self.pending.push((from, question));
+        }
+    }
+
+    pub fn step(&mut self, own: &mut Own, now: f64) {
+        self.observe(own, now);
+        let report_after = self.settings.report_after;
+        let settings = decide::Settings { report_after, host: link::place() };
+        let (memory, actions) = decide::decide(&self.state, &self.memory, &settings, now);
+        self.memory = memory;
+        for action in actions {
+            match action {
+                Action::Ask(kind) => {
+                    let question = Question::new(kind, self.host.rank);
+                    link::ask(&question);
+                    self.ask_here(&question, own, now);
+                    if kind == Kind::Report {
+                        self.state.report_for = None;
+                    }
+                }
+                Action::AskAgain => link::ask_again(),
+                Action::PrintLine(key) => print(&self.facts(own).line(key).unwrap_or_default()),
+                Action::PrintReport(rank) => {
+                    print(&self.facts(own).report("report (SIGUSR1)", (rank, 0), self.host.rank));
+                }
+                Action::End(key, reason) => self.end(key, &reason, own),
+            }
+        }
+    }
+
+    /// Asks the ranks of this host what they do.
+    fn ask_here(&mut self, question: &Question, own: &mut Own, now: f64) {
+        own.trouble = self.host.ask(question).err().map(|error| error.to_string());
+        self.asked = (question.time, now);
+        own.publish(self.host, Some(question.clone()), now);
+    }
+
+    /// Brings up to date what is known of all ranks, and answers other hosts.
+    fn observe(&mut self, own: &Own, now: f64) {
+        let mut here = self.host.world();
+        here.extend(own.published().map(|status| (self.host.rank, status.clone())));
+        let (asked, asked_at) = self.asked;
+        let has_answered = |status: &RankStatus| {
+            status.answered >= asked || !matches!(status.life, Life::Runs | Life::Exits)
+        };
+        let all_here = here.values().all(has_answered) || own.trouble.is_some();
+        if self.is_asking() {
+            here.values_mut().for_each(|status| status.is_silent = !has_answered(status));
+        }
+        if all_here || now - asked_at > ANSWER_TIME_HERE {
+            for (from, question) in self.pending.drain(..) {
+                link::answer(from, Message::answer(question, &here));
+            }
+        }
+        let mut all_there = true;
+        if self.memory.question.is_some() {
+            (self.far, all_there) = link::answers();
+        } else if self.memory.is_idle() {
+            self.far.clear();
+        }
+        let mut world = self.far.clone();
+        world.extend(here);
+        self.count_seconds(&mut world, now);
+        compare_origins(&mut world);
+        let later = now - link::now();
+        let heard = link::heard();
+        self.state = State {
+            world,
+            is_debugged: os::is_debugged(),
+            report_for: self.state.report_for,
+            heard: Heard {
+                last: heard.last + later,
+                end: heard.end + later,
+                before_this: heard.before_this + later,
+            },
+            is_answered: all_here && all_there,
+        };
+    }
+
+    /// How long waits have lasted, by the clock of this process.
+    fn count_seconds(&mut self, world: &mut World, now: f64) {
+        for (rank, status) in world.iter_mut() {
+            for wait in &mut status.waits {
+                let since = self.since.entry((*rank, wait.number)).or_insert(now - wait.seconds);
+                wait.seconds = now - *since;
+            }
+        }
+        self.since.retain(|(rank, number), _| {
+            world.get(rank).is_some_and(|status| status.waits.iter().any(|wait| wait.number == *number))
+        });
+    }
+
+    fn facts(&self, own: &Own) -> Facts<'_> {
+        Facts {
+            world: &self.state.world,
+            size: self.host.size,
+            directory: &self.host.directory,
+            trouble: own.trouble.clone(),
+            asks_hosts: link::is_open(),
+        }
+    }
+
+    /// An operation hangs: this rank reports for all, and ends the job.
+    fn end(&self, key: Key, reason: &Reason, own: &Own) {
+        let Some(wait) = self.state.wait(key) else { return };
+        let headline = report::headline(&self.state.world, key, wait, reason);
+        let mut text = self.facts(own).report(&headline, key, self.host.rank);
+        let ends = self.settings.abort;
+        text += if ends {
+            "  the job is ended (MPI4JAX_ON_TIMEOUT=continue: it goes on)\n"
+        } else {
+            "  the job goes on (MPI4JAX_ON_TIMEOUT=continue)\n"
+        };
+        print(&text);
+        if ends {
+            end::end_job(HUNG, ending);
+        }
+    }
+}
