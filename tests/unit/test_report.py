@@ -71,7 +71,7 @@ def test_report_says_who_did_something_else_first():
         1: dump(1, [record(), record("allreduce", 2), record("scan", 3)]),
     }
     ((_, words),) = report.divergences(dumps)
-    assert "do not match at #2 of c" in words
+    assert "do not match at collective #2 of c" in words
     assert "rank 0: bcast #2" in words
     assert "rank 1: allreduce #2" in words
 
