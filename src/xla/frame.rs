@@ -367,7 +367,7 @@ unsafe fn side<'a>(
 pub unsafe fn fill<'a>(
     call: &mut Call<'a>,
     frame: &CallFrame,
-    transport: &dyn Transport,
+    transport: &Transport,
     (others, counts): (&'a mut Blocks, &'a mut Counts),
 ) -> Result<(), Error> {
     let site = call.site;

@@ -68,7 +68,7 @@ pub unsafe extern "C" fn execute<const KIND: u8>(frame: *mut CallFrame) -> *mut 
 unsafe fn run<const KIND: u8>(
     frame: &CallFrame,
     site: &Site,
-    transport: &dyn Transport,
+    transport: &Transport,
     watched: &Watched,
 ) -> Result<(), Box<Error>> {
     // SAFETY: promised by the caller.
@@ -85,11 +85,7 @@ unsafe fn run<const KIND: u8>(
 }
 
 #[inline]
-pub(super) fn carry_out(
-    call: &mut Call,
-    transport: &dyn Transport,
-    watched: &Watched,
-) -> Result<(), Box<Error>> {
+pub(super) fn carry_out(call: &mut Call, transport: &Transport, watched: &Watched) -> Result<(), Box<Error>> {
     watched.run(call, |call, _, _| {
         let execute = |call: &Call| transport.execute(call);
         if log::is_enabled() { log::logged(call, execute) } else { execute(call) }

@@ -39,10 +39,11 @@ pub unsafe extern "C" fn ready<const KIND: u8>(frame: *mut CallFrame) -> *mut Ff
     // SAFETY: promised by the caller.
     let zeros = |frame: &CallFrame| unsafe {
         let (stream, _context) = enter::<KIND>(frame)?;
-        transport::memory_pool(platform::<KIND>())?.write(Handle::default(), &started::handle(frame)?, stream)
+        let transport = transport::selected(platform::<KIND>())?;
+        Ok::<_, Error>(transport.write(Handle::default(), &started::handle(frame)?, stream)?)
     };
     // SAFETY: promised by the caller.
-    unsafe { guard(frame, |frame| Ok(zeros(frame).map_err(Error::from)?)) }
+    unsafe { guard(frame, |frame| Ok(zeros(frame)?)) }
 }
 
 /// # Safety
@@ -58,18 +59,15 @@ pub unsafe extern "C" fn instantiate<const KIND: u8, const START: bool>(
             let phase = if START { Phase::Start } else { Phase::Wait };
             let site = Site { phase, ..site };
             let layout = attributes.layout().map_err(|cause| site.error(cause))?;
-            let selected =
+            let transport =
                 transport::selected(platform::<KIND>()).map_err(|error| site.error(error.cause))?;
             refuse(&site, &layout, platform::<KIND>())?;
-            // What goes through MPI.
-            let transport = selected.fallback().unwrap_or(selected);
-            let pool = transport::memory_pool(platform::<KIND>()).map_err(|cause| site.error(cause))?;
             let site = if START {
                 Sites::of(site, transport)?
             } else {
                 Sites::ByOperand { template: site, bound: Default::default() }
             };
-            let request = Some(RequestPlan { layout, pool, selected, waits: Mutex::default() });
+            let request = Some(RequestPlan { layout, waits: Mutex::default() });
             Ok(set_state(frame, State { transport, site, request })?)
         })
     }
@@ -110,7 +108,7 @@ pub unsafe extern "C" fn start<const KIND: u8>(frame: *mut CallFrame) -> *mut Ff
                 }
             };
             let _guard = usable(site)?;
-            judged(site, watched, begin(frame, (site, watched), plan, state.transport, stream))
+            judged(site, watched, begin(frame, (site, watched), &plan.layout, state.transport, stream))
         })
     }
 }
@@ -133,8 +131,8 @@ unsafe fn state(frame: &CallFrame) -> Result<(&State, &RequestPlan), Error> {
 unsafe fn begin(
     frame: &CallFrame,
     (site, watched): (&Site, &Watched),
-    &RequestPlan { layout, pool, selected, .. }: &RequestPlan,
-    transport: &dyn Transport,
+    &layout: &RequestLayout,
+    transport: &'static Transport,
     stream: Stream,
 ) -> Result<(), Box<Error>> {
     let located = |cause| site.error(cause);
@@ -144,11 +142,11 @@ unsafe fn begin(
         unsafe { started::start(frame, site, &layout, &mut counts, transport, stream) }.map_err(located)?;
     let mut call = Call { counts: &counts, ..Call::of(site, stream) };
     call.send = operand.filter(|_| layout.sends);
-    let own = if layout.local { None } else { selected.own_stream(&call)? };
-    let at = own.map_or(Ok(pool), |_| transport::memory_pool_on_gpu()).map_err(located)?;
+    let own = if layout.local { None } else { transport.own_stream(&call)? };
+    let streams = (stream, own);
     // SAFETY: promised by the caller.
-    let memory =
-        unsafe { RequestMemory::of(at, site.op, &layout, operand.as_ref(), stream) }.map_err(located)?;
+    let memory = unsafe { RequestMemory::new(transport, site.op, &layout, operand.as_ref(), streams) };
+    let memory = memory.map_err(located)?;
     let mut found = None;
     if layout.local {
         found = Some(transport::start(&call, layout, memory, None, None)?);
@@ -163,7 +161,7 @@ unsafe fn begin(
                 let record = running.record();
                 found = Some(match own {
                     None => transport::start(call, layout, memory, record, ahead)?,
-                    Some(own) => transport::start_on(own, selected, call, layout, memory, record)?,
+                    Some(own) => transport::start_on(own, transport, call, layout, memory, record)?,
                 });
                 Ok(())
             };
@@ -171,7 +169,8 @@ unsafe fn begin(
         })?;
     }
     if let Some(found) = found {
-        pool.write(found, &handle, stream).map_err(located)?;
+        // SAFETY: a result of XLA's.
+        unsafe { transport.write(found, &handle, stream) }.map_err(located)?;
     }
     Ok(())
 }
@@ -201,7 +200,8 @@ pub unsafe extern "C" fn wait<const KIND: u8>(frame: *mut CallFrame) -> *mut Ffi
                 started::wait(frame, site, &plan.layout, state.transport, stream).map_err(located)?;
             let taken = transport::take(handle, &plan.layout);
             let Some(request) = taken.map_err(|cause| site.error(at(site, line, cause)))? else {
-                return nothing(site, line, plan, results, stream);
+                let is_zero = plan.layout.initial;
+                return nothing(site, line, is_zero.then_some(state.transport), results, stream);
             };
             let end = || request.wait(stream, |memory| copy::<KIND>(site, plan, memory, results, stream));
             let Some(record) = &request.record else { return Ok(end()?) };
@@ -253,21 +253,21 @@ impl RequestPlan {
     }
 }
 
-/// A wait for what was never started: in a derivative, zeros.
+/// A wait for what was never started: in a derivative, `transport` writes zeros; elsewhere it is an error.
 fn nothing(
     site: &Site,
     line: i32,
-    plan: &RequestPlan,
+    transport: Option<&Transport>,
     results: [Option<Buffer>; 2],
     stream: Stream,
 ) -> Result<(), Box<Error>> {
-    if !plan.layout.initial {
+    let Some(transport) = transport else {
         let message = "the request was never started".into();
         return Err(site.error(at(site, line, Cause::Request { message })).into());
-    }
+    };
     for result in results.into_iter().flatten() {
         // SAFETY: a result of XLA's.
-        unsafe { plan.pool.clear(&result, stream) }.map_err(|cause| site.error(cause))?;
+        unsafe { transport.clear(&result, stream) }.map_err(|cause| site.error(cause))?;
     }
     Ok(())
 }
@@ -276,7 +276,7 @@ fn nothing(
 fn copy<const KIND: u8>(
     site: &Site,
     plan: &RequestPlan,
-    memory: &mut RequestMemory,
+    memory: &RequestMemory,
     results: [Option<Buffer>; 2],
     stream: Stream,
 ) -> Result<(), Cause> {
@@ -298,7 +298,7 @@ fn copy<const KIND: u8>(
             pages::prepare(&Call { recv: Some(to), ..Call::of(site, stream) });
         }
         // SAFETY: a result of XLA's, of as many bytes.
-        unsafe { memory.give(&from, &to, stream)? };
+        unsafe { memory.copy(&from, &to, stream)? };
     }
     Ok(())
 }

@@ -18,12 +18,12 @@ use crate::mpilib;
 use crate::ops;
 use crate::record::recorder::OpInfo;
 use crate::record::timeline;
-use crate::transport::{Pool, RequestLayout, Transport};
+use crate::transport::{RequestLayout, Transport};
 use crate::watch;
 
 /// What the instantiate stage leaves for the execute stage.
 pub(super) struct State {
-    pub transport: &'static dyn Transport,
+    pub transport: &'static Transport,
     pub site: Sites,
     /// Of an operation that is started, and waited for later.
     pub request: Option<RequestPlan>,
@@ -36,7 +36,7 @@ pub(super) struct Bound {
 }
 
 impl Bound {
-    pub fn new(site: Site, transport: &'static dyn Transport) -> Self {
+    pub fn new(site: Site, transport: &'static Transport) -> Self {
         let watched = Watched::new(&site, transport);
         Self { site, watched }
     }
@@ -52,7 +52,7 @@ pub(super) enum Sites {
 }
 
 impl Sites {
-    pub fn of(site: Site, transport: &'static dyn Transport) -> Result<Self, Error> {
+    pub fn of(site: Site, transport: &'static Transport) -> Result<Self, Error> {
         if site.operand == Operand::Call {
             return Ok(Self::ByOperand { template: site, bound: RwLock::default() });
         }
@@ -70,7 +70,7 @@ pub(super) fn bind(
     template: &Site,
     bound: &RwLock<HashMap<(i32, i32), Arc<Bound>>>,
     key: (i32, i32),
-    transport: &'static dyn Transport,
+    transport: &'static Transport,
 ) -> Result<Arc<Bound>, Error> {
     if let Some(found) = bound.read().unwrap_or_else(PoisonError::into_inner).get(&key) {
         return Ok(found.clone());
@@ -103,9 +103,6 @@ pub mod kind {
 /// What a program asks of a request, and what carries it out.
 pub(super) struct RequestPlan {
     pub layout: RequestLayout,
-    pub pool: &'static Pool,
-    /// What carries the operations that wait at once.
-    pub selected: &'static dyn Transport,
     /// Of the waits: how each operation that was waited for here last is recorded, with the line of the wait.
     pub waits: Mutex<Vec<RecordedWait>>,
 }
@@ -229,7 +226,7 @@ pub(super) unsafe fn enter<const KIND: u8>(frame: &CallFrame) -> Result<(Stream,
 /// # Safety
 /// `frame` is XLA's, of the execute stage of a target for GPUs.
 unsafe fn enter_stream(frame: &CallFrame) -> Result<(Stream, Entered), Cause> {
-    let driver = cuda::driver().map_err(|error| Cause::Setting { message: error.to_string() })?;
+    let driver = cuda::driver().map_err(|message| Cause::Setting { message })?;
     let mut args = c_api::StreamGetArgs {
         struct_size: size_of::<c_api::StreamGetArgs>(),
         extension_start: null_mut(),
