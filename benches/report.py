@@ -229,8 +229,8 @@ def operations(results: Results, faults: Results) -> list[str]:
 MODEL_RATIOS = [(NEW, OLD), (HALO, OLD)]
 
 MODEL_NOTES = """\
-*0.9.1* runs our example, the same program. It is bound by computing and memory and exchanges once
-per step, so no package can make it much faster.
+*0.9.1* runs the same program. Computation and memory bandwidth limit it, and it communicates once
+per step: no package can make it much faster.
 """
 
 
@@ -259,14 +259,14 @@ def model_table(models: Models) -> list[str]:
 
 
 HOW = """\
-Contenders take turns in one run, so that what else happens on the machine happens to all of them.
+Contenders alternate in one run, so that other load on the machine affects all of them.
 A time is the median of its rounds, on the slowest rank. A ratio is the median of the ratios within
 the rounds, with their quartiles in brackets. There are {rounds} rounds of about {milliseconds:g} ms
 (a third as many from 4 MiB on){more}. A `~` marks a median that is not known to 5 %: its 95 %
 interval is wider. Figures of different runs are not comparable.
 
-In brackets behind a time are the page faults of one operation, on the rank that has most: pages of
-memory that it had to wait for. From 1 MiB on, each contender runs until their number is steady.
+In brackets behind a time are the page faults of one operation, on the rank that has most. From
+1 MiB on, each contender runs until their number is steady.
 
 - *raw loop*: the MPI function in a loop in C, on pages of its own. *mpi4py*: on NumPy arrays,
   called from Python.
@@ -279,8 +279,8 @@ memory that it had to wait for. From 1 MiB on, each contender runs until their n
   `jax_cpu_collectives_implementation="gloo"`), for the operations that it has.
 - *no-op*: a jitted function that does nothing.
 
-What an operation gives back as it was (`bcast` on the root, `gather` and `reduce` elsewhere) is not
-returned from the functions here: a jitted function copies an argument that it returns.
+Operands that an operation returns unchanged (`bcast` on the root, `gather` and `reduce` elsewhere)
+are not returned from the functions here: a jitted function copies an argument that it returns.
 """
 
 

@@ -39,7 +39,7 @@ def results() -> Iterator[tuple[str, ...]]:
         given = [p for p in ("x", "sendbuf") if p in parameters]
         operand = argument(said["Args"], given[0]) if given else "-"
         _, _, result = said["Returns"].rstrip(".").partition(": ")
-        does = re.sub(r"; MPI-4.1, section [\d.]+", "", said[""]).rstrip(".")
+        does = re.sub(r" \(.*; MPI-4.1, section [\d.]+\)", "", said[""]).rstrip(".")
         yield f"`{name}({call})`", does, operand, result or "-"
 
 

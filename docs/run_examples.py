@@ -8,10 +8,10 @@ In the Markdown files, comments stand before blocks. Of a ```python block,
                          it is saved by that name, else as example.py, runs with that variable, and
                          the job's exit status is that. Any of these may be left out.
 Of a ```text block,
-    <!-- output -->      it is what the block above prints, the lines in any order (ranks print when
-                         they like);
-    <!-- errors -->      it is a part of what the block above prints on standard error, but for
-                         times, paths and the rank that speaks.
+    <!-- output -->      it is what the block above prints, in any order of the lines, because the
+                         order of ranks varies;
+    <!-- errors -->      it is a part of what the block above prints on standard error, except for
+                         times, paths and the rank that reports.
 The pages show the command before both (`with_commands`).
 """
 
@@ -37,7 +37,7 @@ BLOCK = re.compile(
 )
 
 
-# What differs from run to run in reports. Any of those who wait may be the one that speaks.
+# What differs from run to run in reports. Any of the ranks that wait may report.
 SPEAKER = re.compile(r"^r\d+ \||(?<=last operations of )rank \d+", re.MULTILINE)
 TIME = re.compile(r"\b[\d.]+(e-\d+)? (s|ms|us)\b")
 PATH = re.compile(r"/tmp/\S+")

@@ -105,7 +105,8 @@ mod _native {
 
     /// What a rank sends and receives: "none", "one" block, one "per rank", or as much as it is "told".
     type Extents = (&'static str, &'static str);
-    type OpRow = (&'static str, &'static str, [bool; 7], [Extents; 2], Option<&'static str>);
+    type Takes = (bool, bool, bool, bool, bool, bool, bool);
+    type OpRow = (&'static str, &'static str, Takes, (Extents, Extents), Option<&'static str>);
 
     /// Of every operation: its name, MPI's name; whether it has a reduction, a mean, a root, a peer, blocks, parts, and is
     /// ragged; its extents at the root and elsewhere; and MPI's name where it is started and waited for later.
@@ -121,9 +122,9 @@ mod _native {
         let row = |row: &ops::Row| {
             let &ops::Row { has_reduction, has_mean, has_root, has_peer, .. } = row;
             let takes =
-                [has_reduction, has_mean, has_root, has_peer, row.has_blocks, row.has_parts, row.is_ragged];
+                (has_reduction, has_mean, has_root, has_peer, row.has_blocks, row.has_parts, row.is_ragged);
             let started = row.started.as_ref().map(|started| started.mpi_name);
-            (row.name, row.mpi_name, takes, [row.at_root, row.elsewhere].map(extents), started)
+            (row.name, row.mpi_name, takes, (extents(row.at_root), extents(row.elsewhere)), started)
         };
         Op::TABLE.iter().map(row).collect()
     }

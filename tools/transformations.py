@@ -17,23 +17,22 @@ RANKING = ["-", "yes", "**no**"]
 TEXT = """\
 # Transformations
 
-Each operation under each transformation of JAX is a test (`tests/ranks/transforms.py`): the
-operation becomes a step of a program, which has to give the values and the derivatives of a model
-of the whole job, evaluated by JAX in one process. `make table` runs all of them and writes this
-page: a cell is yes if all operations of its column pass. Linear are reductions with SUM, and all
-operations that reduce nothing.
+Each operation is tested under each transformation of JAX (`tests/ranks/transforms.py`): values
+and derivatives must equal those of a model of the whole job, which JAX evaluates in one process.
+`make table` runs all tests and writes this page. A cell is yes if all operations of its column
+pass. Linear operations are those that reduce nothing, and reductions with SUM.
 
 This page is of runs with JAX {jax}, on {ranks} ranks: {passed} checks passed, {failed} failed.
 Each pair of operation and transformation ran in {ways} of the two APIs (with tokens, without),
 alternating with the number of ranks.
 
-`-`: there is nothing to check, because `linear_transpose` and `custom_linear_solve` are for linear
+`-`: not applicable, because `linear_transpose` and `custom_linear_solve` are for linear
 functions. JAX differentiates no `while_loop` in reverse mode, and no `custom_vjp` in forward mode.
 
 {table}
 
-What each operation's derivative is: [derivatives](autodiff.md). What holds under `vmap`, and how to
-export: [sharp bits](sharp-bits.md).
+[Derivatives](autodiff.md) has the derivative of each operation, [sharp bits](sharp-bits.md) the
+rules for `vmap` and for exporting.
 """
 
 

@@ -86,7 +86,7 @@ def describe(advice: list[str]) -> None:
         if here.size > len(cores):
             advice.append(
                 f"note: {here.size} ranks share {len(cores)} core(s) of {platform.node()}: "
-                "while they wait, they are in each other's way"
+                "a rank that waits keeps a core busy and slows down the others"
             )
         elif len(mine) == 1 < (os.cpu_count() or 1):
             advice.append(

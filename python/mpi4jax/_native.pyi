@@ -5,12 +5,70 @@ from typing import Any
 
 from typing_extensions import CapsuleType
 
-__all__: list[str]
+__all__ = [
+    "__version__",
+    "abort_after",
+    "add_line",
+    "add_status",
+    "at_finalize",
+    "carriers",
+    "chosen_transports",
+    "cuda_devices",
+    "dtypes_table",
+    "free_comm",
+    "get_debug",
+    "halo_cells",
+    "has_cuda_support",
+    "is_calling",
+    "is_gpu_on_cpu",
+    "limit_enter",
+    "limit_leave",
+    "mpi_info",
+    "name_line",
+    "operations",
+    "ops_table",
+    "process",
+    "process_space",
+    "reduced_as",
+    "register_comm",
+    "register_reduction",
+    "remove_status",
+    "select_transports",
+    "set_check",
+    "set_count_limit",
+    "set_debug",
+    "set_device",
+    "set_tag_limit",
+    "stop_transports",
+    "takes_packed",
+    "targets",
+    "trace_to",
+    "transport_report",
+    "wait",
+    "watch_answer",
+    "watch_choose_default",
+    "watch_enter",
+    "watch_exit",
+    "watch_leave",
+    "watch_link",
+    "watch_share_default",
+    "watch_signals",
+    "watch_stacks",
+    "watch_start",
+]
 
 __version__: str
 
 def targets() -> list[tuple[str, dict[str, CapsuleType], str]]: ...
-def ops_table() -> list[tuple[str, str, list[bool], list[tuple[str, str]], str | None]]: ...
+def ops_table() -> list[
+    tuple[
+        str,
+        str,
+        tuple[bool, bool, bool, bool, bool, bool, bool],
+        tuple[tuple[str, str], tuple[str, str]],
+        str | None,
+    ]
+]: ...
 def halo_cells(
     neighbours: Sequence[int], widths: Sequence[tuple[int, int]], extents: Sequence[int]
 ) -> list[tuple[int, int, list[tuple[int, int]], list[tuple[int, int]]]]: ...

@@ -124,11 +124,11 @@ def divergences(dumps: dict[int, Dump]) -> list[tuple[float, str]]:
                 for members in by_signature.values()
             ]
             if len(by_signature) > 1:
-                words = f"the ranks did different things as collective #{number} of {key}:\n    "
-                found.append((start, words + "\n    ".join(parts)))
+                words = f"the operations of the ranks do not match at #{number} of {key}:"
+                found.append((start, "\n    ".join([words, *parts])))
             else:
                 late = "; ".join(f"rank {rank}: {dumps[rank]['state']}" for rank in sorted(behind))
-                words = f"{rank_names(sorted(behind))} never came to the collective of {parts[0]}"
+                words = f"{rank_names(sorted(behind))} never called the collective of {parts[0]}"
                 found.append((start, f"{words}\n    {late}"))
             break
     return sorted(found)

@@ -113,7 +113,7 @@ def draw(events: list[Event], path: Path) -> None:
     colours["wait"] = (0.75, 0.75, 0.75, 1.0)
     colours[_OUTSIDE] = (1.0, 0.87, 0.55, 1.0)
     end = max((_end(e) for e in spans), default=0.0) / 1e3
-    figure, axes = plt.subplots(figsize=(12, 1.5 + 0.5 * len(ranks)), layout="constrained")
+    figure, axes = plt.subplots(figsize=(8, 1.3 + 0.4 * len(ranks)), layout="constrained")
     for rank in ranks:
         axes.broken_barh([(0, end)], (rank - 0.4, 0.8), facecolors=colours[_OUTSIDE])
     for name in [*names, "wait"]:
@@ -127,14 +127,13 @@ def draw(events: list[Event], path: Path) -> None:
     axes.set_yticks(ranks, [f"rank {rank}" for rank in ranks])
     axes.invert_yaxis()
     axes.set_xlabel("milliseconds")
-    axes.legend(
+    figure.legend(
         handles=[Patch(color=colours[name], label=name) for name in [_OUTSIDE, "wait", *names]],
-        loc="upper center",
-        bbox_to_anchor=(0.5, 1.25),
-        ncols=7,
+        loc="outside upper center",
+        ncols=5,
         frameon=False,
     )
-    figure.savefig(path, dpi=120)
+    figure.savefig(path, dpi=150)
     plt.close(figure)
 
 

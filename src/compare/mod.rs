@@ -214,7 +214,7 @@ fn disagreement(lines: &[String], world: &[i32]) -> String {
     let votes = |line: &String| lines.iter().filter(|other| *other == line).count();
     // Of equally many, the lowest rank's.
     let expected = lines.iter().rev().max_by_key(|line| votes(line)).cloned().unwrap_or_default();
-    let mut report = "the ranks are about to do different things (MPI4JAX_CHECK)".to_owned();
+    let mut report = "the operations of the ranks do not match, before they run (MPI4JAX_CHECK)".to_owned();
     for (rank, line) in lines.iter().enumerate() {
         let word = if *line == expected { "expected" } else { "actual  " };
         report += &format!("\n  {word} rank {}: {line}", world.get(rank).copied().unwrap_or(rank as i32));
@@ -268,7 +268,7 @@ fn expect(
     let world = |rank: i32| record.info.comm.world_rank(rank).unwrap_or(rank);
     Err(Cause::Mismatch {
         report: format!(
-            "a message is not what is received (MPI4JAX_CHECK)\n  expected rank {}: {record}\n  actual   rank {}: {header}",
+            "a message does not match its receive (MPI4JAX_CHECK)\n  expected rank {}: {record}\n  actual   rank {}: {header}",
             world(record.info.comm.rank),
             world(source)
         ),

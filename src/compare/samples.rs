@@ -215,11 +215,12 @@ fn difference_from(host: &Host, rank: i32, ours: &[Line]) -> Option<Difference> 
     let lines = both.map(|(rank, words)| format!("\n  rank {rank}: {words}")).concat();
     let doubt = our.doubt.max(its.doubt);
     let (may, why) = match doubt {
-        0 => ("did", String::new()),
-        doubt => ("may have done", format!("\n  {}", DOUBTS[doubt])),
+        0 => ("do", String::new()),
+        doubt => ("may", format!("\n  {}", DOUBTS[doubt])),
     };
-    let report =
-        format!("the ranks {may} different things (MPI4JAX_CHECK=0: they are not compared){lines}{why}");
+    let report = format!(
+        "the operations of the ranks {may} not match (MPI4JAX_CHECK=0: they are not compared){lines}{why}"
+    );
     Some(Difference { is_proved: doubt == 0, report })
 }
 

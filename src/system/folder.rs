@@ -58,7 +58,7 @@ fn enter(parent: &File, name: &CStr, path: &Path) -> io::Result<File> {
             .raw_os_error()
         {
             Some(libc::ENOTDIR | libc::ELOOP) => {
-                refused("is a link, or no folder; somebody else may have made it".into())
+                refused("is a link or not a folder; another user may have made it".into())
             }
             _ => error,
         })?;

@@ -77,7 +77,7 @@ impl Table {
     fn take(&mut self, handle: Handle, expected: &RequestLayout) -> Result<Arc<Request>, Cause> {
         let Some(number) = number_of(handle).filter(|number| (1..=self.last).contains(number)) else {
             let message = format!(
-                "the request is not one that was started: {handle:?}; a request is passed on as it is, and waited for once"
+                "no started operation has this request: {handle:?}; pass a request on unchanged, and wait for it once"
             );
             return Err(Cause::Request { message });
         };
@@ -89,7 +89,7 @@ impl Table {
         };
         let gives = |layout: &RequestLayout| (layout.gives, layout.keeps);
         if gives(&request.layout) != gives(expected) {
-            let message = "what was started gives another result than is waited for".into();
+            let message = "the started operation has a result of another type or size than the wait".into();
             return Err(Cause::Request { message });
         }
         let request = request.clone();
@@ -303,7 +303,7 @@ mod tests {
         let (a, b) = (started(&comm, 1.0), started(&comm, 2.0));
         let sum = std::array::from_fn(|i| a[i] + b[i]);
         for wrong in [sum, [f32::NAN; HANDLE], [-1.0; HANDLE], [1e30; HANDLE], [a[0], a[1], a[2] + 1.0]] {
-            assert!(waited(wrong).unwrap_err().contains("not one that was started"), "{wrong:?}");
+            assert!(waited(wrong).unwrap_err().contains("no started operation has this request"), "{wrong:?}");
         }
         assert!(take(Handle::default(), &LAYOUT).unwrap().is_none());
         assert_eq!([waited(a), waited(b)], [Ok(1.0), Ok(2.0)]);

@@ -72,5 +72,5 @@ pub fn status(waits: &Waits, python: &Python, other: Option<String>) -> RankStat
 pub fn status_now(size: i32) -> RankStatus {
     let mut waits = Waits::default();
     waits.update(0.0, &waits::current_limit(f64::INFINITY), size);
-    status(&waits, &Python::Nothing, Some("threads that nobody has asked".into()))
+    status(&waits, &Python::Nothing, Some("threads that were not examined".into()))
 }

@@ -150,7 +150,7 @@ impl Others {
         let threads = match python {
             Python::At(threads) => threads,
             Python::Silent => return Some("a thread in C code that keeps Python's lock".into()),
-            Python::Nothing => return Some("threads that nobody can ask".into()),
+            Python::Nothing => return Some("threads that cannot be examined".into()),
         };
         let waits = |thread: &Thread| waiting.iter().any(|(number, _)| *number == thread.number);
         for (i, thread) in threads.iter().enumerate().filter(|(_, thread)| !waits(thread)) {

@@ -129,10 +129,10 @@ impl Facts<'_> {
             match (late.is_empty(), &wait.need) {
                 (true, Need::End) => return None,
                 (true, Need::Collective { comm, .. }) if comm.origin == UNKNOWN => {
-                    line += ": all ranks have come, and it is under way, unless they are on different communicators of the same \
-                             ranks, which is a deadlock";
+                    line += ": all ranks have called it, and it is in progress, unless they are on different communicators of the \
+                             same ranks, which is a deadlock";
                 }
-                (true, _) => line += ": all ranks have come, and it is under way",
+                (true, _) => line += ": all ranks have called it, and it is in progress",
                 (false, _) => line += &groups::waited_for(late),
             }
         } else {
@@ -268,7 +268,7 @@ fn cure(world: &World, cycle: &[i32]) -> &'static str {
         };
     }
     if needs().any(is_message) {
-        "let all ranks come to the collective before the message, or after it"
+        "let all ranks call the collective before the message, or after it"
     } else {
         "let all ranks use the communicators in the same order"
     }
@@ -363,7 +363,7 @@ mod tests {
     fn a_line_says_whom_a_rank_waits_for() {
         let text = line(&world([all(3), all(3)]));
         assert!(
-            text.contains("barrier #1 has waited for 40 s: all ranks have come, and it is under way;"),
+            text.contains("barrier #1 has waited for 40 s: all ranks have called it, and it is in progress;"),
             "{text}"
         );
         let thread = RankStatus { other: Some("a thread".into()), ..all(4) };

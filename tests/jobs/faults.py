@@ -28,7 +28,7 @@ CHECK = {"MPI4JAX_CHECK": "1"}
 FOREVER = {"MPI4JAX_TIMEOUT": ""}
 
 HUNG = rf"has not ended after MPI4JAX_TIMEOUT={TIMEOUT} s"
-DIFFERENT = "the ranks are about to do different things"
+DIFFERENT = "the operations of the ranks do not match, before they run"
 HUNG_STATUS = 97
 ENDS_JOB = "an uncaught exception on this rank ends the job"
 

@@ -2,9 +2,9 @@
 
 from faults import CHECK, DIFFERENT, ENDS_JOB, FIRST_LINE, FOREVER, Fault
 
-AFTERWARDS = "the ranks did different things"
+AFTERWARDS = r"the operations of the ranks do not match \(MPI4JAX_CHECK=0"
 # On a communicator that the program may use through mpi4py too: the job goes on.
-MAYBE = "the ranks may have done different things"
+MAYBE = "the operations of the ranks may not match"
 # The program has not asked for the default communicator.
 LATE = {**FOREVER, "LATE": "1"}
 
@@ -94,7 +94,7 @@ FAULTS = {
     "wrong dtype of a message": Fault(
         "nt.send(x, 1) if rank == 0 else wait(nt.recv(x.astype(int), 0))",
         (
-            "a message is not what is received",
+            "a message does not match its receive",
             r"expected rank 1: recv from 0, any tag \(3 x int32\)",
             r"actual   rank 0: send to 1, tag 0 \(3 x float32\)",
         ),

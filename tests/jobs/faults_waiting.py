@@ -45,8 +45,8 @@ FAULTS = {
     "a rank that does not come to make the default communicator": Fault(
         "wait(nt.allreduce(x, MPI.SUM)) if rank == 0 else time.sleep(60)",
         (
-            rf"the making of the default communicator \(which takes all ranks\) {HUNG}",
-            f"rank 0 is in the making of .*Python is at .*fault.py:{FIRST_LINE}",
+            rf"the creation of the default communicator \(by all ranks\) {HUNG}",
+            f"rank 0 is in the creation of .*Python is at .*fault.py:{FIRST_LINE}",
             f"rank 1 is in no operation.*fault.py:{FIRST_LINE}",
         ),
         status=HUNG_STATUS,
@@ -153,7 +153,7 @@ FAULTS = {
         ),
         status=HUNG_STATUS,
         env=FOREVER,
-        silent=("all ranks have come",),
+        silent=("all ranks have called it",),
     ),
     "a deadlock of a collective and a message": Fault(
         "if rank < 2: wait(nt.barrier())\nelse: wait(nt.recv(x, 0))",
@@ -220,7 +220,7 @@ FAULTS = {
         ),
         status=HUNG_STATUS,
         env={"MPI4JAX_REPORT_AFTER": "2", "MPI4JAX_TIMEOUT": "6"},
-        silent=("all ranks have come",),
+        silent=("all ranks have called it",),
     ),
     "ranks in communicators that cannot be told apart": Fault(
         "a, b = comm.Split(0, rank), comm.Split(0, rank)\n"

@@ -79,7 +79,7 @@ def test_report_says_who_did_something_else_first():
 def test_report_says_who_never_came():
     dumps = {0: dump(0, [record(), record(number=2)]), 1: dump(1, [record()], "in recv from 0")}
     ((_, words),) = report.divergences(dumps)
-    assert words.startswith("rank 1 never came to the collective of rank 0: allreduce #2")
+    assert words.startswith("rank 1 never called the collective of rank 0: allreduce #2")
     assert "rank 1: in recv from 0" in words
 
 

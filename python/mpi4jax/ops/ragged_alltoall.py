@@ -89,13 +89,13 @@ def ragged_alltoall(
     *,
     comm: MPI.Intracomm | None = None,
 ) -> tuple[T, jax.Array]:
-    """Send rows to each rank, as many as an array says (MPI_Alltoallv; MPI-4.1, section 6.8).
+    """Send rows to each rank, with counts in an array (MPI_Alltoallv; MPI-4.1, section 6.8).
 
     The counts are data: they may be computed in the compiled function, and be others at each call,
     on each rank. Ranks tell each other their counts, and then send the rows.
 
     Args:
-        x: array of shape ``(rows, *S)``, of any dtype: first the rows for rank 0, then those for
+        x: array of shape ``(rows, *S)``, of any dtype; first the rows for rank 0, then those for
             rank 1, and so on; those beyond the sum of ``send_counts`` stay here. Or a pytree of
             such arrays. Ranks may differ in ``rows``.
         send_counts: how many rows go to each rank: ``n`` integers, which may be traced.

@@ -22,7 +22,7 @@ def reduce_scatter(
     *,
     comm: MPI.Intracomm | None = None,
 ) -> T:
-    """Reduce all ranks' blocks for each (MPI_Reduce_scatter_block; MPI-4.1, section 6.10.1).
+    """Reduce block ``j`` on rank ``j`` (MPI_Reduce_scatter_block; MPI-4.1, section 6.10.1).
 
     Args:
         x: array of shape ``(n, *S)``, equal on all ranks, where ``n`` is the communicator's

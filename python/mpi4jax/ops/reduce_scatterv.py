@@ -26,7 +26,7 @@ def reduce_scatterv(
     *,
     comm: MPI.Intracomm | None = None,
 ) -> T:
-    """Reduce all ranks' rows for each (MPI_Reduce_scatter; MPI-4.1, section 6.10.2).
+    """Reduce rows over all ranks, some for each rank (MPI_Reduce_scatter; MPI-4.1, section 6.10.2).
 
     Args:
         x: array of shape ``(sum(counts), *S)``, the rows for each rank in the order of the ranks;

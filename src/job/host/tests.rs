@@ -131,11 +131,11 @@ fn only_what_killed_jobs_have_left_is_swept() {
         let folder = Folder::make(&a.directory.with_file_name(job)).unwrap();
         files.iter().for_each(|(name, text)| folder.create(name, text).unwrap());
     };
-    make("killed", &[("rank0.pid", &pid(&[gone.clone()], 1)), ("ask", "")]);
-    make("incomplete", &[("rank0.pid", &pid(&[gone.clone()], 2))]);
+    make("killed", &[("rank0.pid", &pid(std::slice::from_ref(&gone), 1)), ("ask", "")]);
+    make("incomplete", &[("rank0.pid", &pid(std::slice::from_ref(&gone), 2))]);
     make("elsewhere", &[("rank0.pid", &pid(&[gone.clone(), ("space", json!("another"))], 1))]);
     make("alive", &[("rank0.pid", &pid(&[], 1))]);
-    make("dumps", &[("rank0.pid", &pid(&[gone.clone()], 1)), ("rank0.json", "{}")]);
+    make("dumps", &[("rank0.pid", &pid(std::slice::from_ref(&gone), 1)), ("rank0.json", "{}")]);
     make("new", &[]);
     let _ = Host::new(directory("sweep"), 0, 2);
     for (job, stays) in [
