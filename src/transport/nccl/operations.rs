@@ -115,7 +115,7 @@ pub fn put(call: &Call, communicator: &Communicator) -> Result<(), Cause> {
                 let mut group = Group { communicator, stream: call.stream };
                 group.together(|group| halo.exchange(call.blocks(), site.comm.rank, group))
             }
-            _ => {
+            Op::Alltoall | Op::Gather | Op::Recv | Op::Scatter | Op::Send | Op::Sendrecv => {
                 let (sent, received) = messages(call)?;
                 let mut group = Group { communicator, stream: call.stream };
                 group.together(|group| {
@@ -128,11 +128,23 @@ pub fn put(call: &Call, communicator: &Communicator) -> Result<(), Cause> {
                     Ok(())
                 })
             }
+            Op::Allgatherv
+            | Op::Alltoallv
+            | Op::Exscan
+            | Op::Gatherv
+            | Op::Permute
+            | Op::RaggedAlltoall
+            | Op::ReduceScatterv
+            | Op::Scan
+            | Op::Scatterv => {
+                let feature = site.op.to_string();
+                Err(Cause::Unsupported { feature, reason: "NCCL has no such operation" })
+            }
         }
     }
 }
 
-/// What an operation consists of that is messages, which start together.
+/// What a rank sends and receives in an operation that consists of messages.
 fn messages(call: &Call) -> Result<(Messages, Messages), Cause> {
     let (site, nobody) = (call.site, wildcards().proc_null);
     // What an operand says of peers at run time is what the site says (see `Transport::read_peers`).
@@ -158,12 +170,8 @@ fn messages(call: &Call) -> Result<(Messages, Messages), Cause> {
         // Its other half comes later on the same stream, and it would wait for that.
         Op::Send if dest == rank => return Err(to_itself("send")),
         Op::Recv if source == rank => return Err(to_itself("recv")),
-        Op::Send => (one(dest, send()?), Messages::new()),
         Op::Recv => (Messages::new(), one(source, recv()?)),
-        op => {
-            let feature = op.to_string();
-            return Err(Cause::Unsupported { feature, reason: "NCCL has no such operation" });
-        }
+        _ => (one(dest, send()?), Messages::new()),
     })
 }
 
