@@ -151,7 +151,7 @@ pub unsafe fn start(
     }
 }
 
-/// Sends a message and receives another one, as `MPI_Sendrecv` does.
+/// `MPI_Sendrecv`.
 ///
 /// # Safety
 /// As [`receive`]; `from` may be read, and does not overlap `into`.
@@ -163,16 +163,38 @@ pub unsafe fn exchange(
     from: Memory,
     into: Memory,
 ) -> Result<MPI_Status, Cause> {
-    let mut request = MaybeUninit::<MPI_Request>::uninit();
+    let &Envelope { source, recvtag, dest, sendtag } = envelope;
     let mut status = MaybeUninit::<MPI_Status>::zeroed();
-    let Memory { data, count, datatype } = from;
-    // SAFETY: the caller's; the request is written where there is no error.
+    // SAFETY: the caller's; the status is filled where there is no error.
     unsafe {
-        let (dest, tag, raw) = (envelope.dest, envelope.sendtag, handle(comm.handle));
-        check(name, ffi::MPI_Isend(data, count, datatype, dest, tag, raw, request.as_mut_ptr()))?;
+        let raw: MPI_Comm = handle(comm.handle);
+        let found = status.as_mut_ptr();
+        if takes_the_first(comm, source, recvtag) {
+            let (out, to) = (from, into);
+            let code = ffi::MPI_Sendrecv(
+                out.data,
+                out.count,
+                out.datatype,
+                dest,
+                sendtag,
+                to.data,
+                to.count,
+                to.datatype,
+                source,
+                recvtag,
+                raw,
+                found,
+            );
+            check(name, code)?;
+            return Ok(status.assume_init());
+        }
+        let mut request = MaybeUninit::<MPI_Request>::uninit();
+        let Memory { data, count, datatype } = from;
+        let code = ffi::MPI_Isend(data, count, datatype, dest, sendtag, raw, request.as_mut_ptr());
+        check("MPI_Isend", code)?;
         let received = receive(name, comm, envelope, into);
         // Not before the send is over may its memory be another's, also where the receive has failed.
-        check(name, ffi::MPI_Wait(request.as_mut_ptr(), status.as_mut_ptr()))?;
+        check("MPI_Wait", ffi::MPI_Wait(request.as_mut_ptr(), found))?;
         received
     }
 }
