@@ -124,7 +124,7 @@ def divergences(dumps: dict[int, Dump]) -> list[tuple[float, str]]:
                 for members in by_signature.values()
             ]
             if len(by_signature) > 1:
-                words = f"the operations of the ranks do not match at #{number} of {key}:"
+                words = f"operations of the ranks do not match at collective #{number} of {key}:"
                 found.append((start, "\n    ".join([words, *parts])))
             else:
                 late = "; ".join(f"rank {rank}: {dumps[rank]['state']}" for rank in sorted(behind))

@@ -303,10 +303,7 @@ mod tests {
         let (a, b) = (started(&comm, 1.0), started(&comm, 2.0));
         let sum = std::array::from_fn(|i| a[i] + b[i]);
         for wrong in [sum, [f32::NAN; HANDLE], [-1.0; HANDLE], [1e30; HANDLE], [a[0], a[1], a[2] + 1.0]] {
-            assert!(
-                waited(wrong).unwrap_err().contains("no started operation has this request"),
-                "{wrong:?}"
-            );
+            assert!(waited(wrong).unwrap_err().contains("no started operation has"), "{wrong:?}");
         }
         assert!(take(Handle::default(), &LAYOUT).unwrap().is_none());
         assert_eq!([waited(a), waited(b)], [Ok(1.0), Ok(2.0)]);

@@ -46,7 +46,7 @@ pub fn status(waits: &Waits, python: &Python, other: Option<String>) -> RankStat
     let before = match last {
         Some(record) if record.state == State::Failed => format!("; the last one, {record}, failed"),
         Some(record) => format!("; the last one was {record}"),
-        None => ", and was in none before".into(),
+        None => "; it has called no operation".into(),
     };
     let activity = match python {
         Python::Silent => python::IN_C,

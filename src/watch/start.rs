@@ -81,8 +81,8 @@ pub fn start(settings: Settings) {
         && settings.size > 1
     {
         print(&format!(
-            "r{} | mpi4jax: {why}; this rank neither reads nor leaves files: it learns nothing of ranks that have ended, \
-             and leaves no dumps (MPI4JAX_DUMP_DIR names another directory)\n",
+            "r{} | mpi4jax: {why}; this rank exchanges no states with other ranks, and writes no dumps \
+             (MPI4JAX_DUMP_DIR names another directory)\n",
             settings.rank
         ));
     }

@@ -105,7 +105,7 @@ impl Watched {
             }
         }
         if !self.is_checked {
-            text += "\n  MPI4JAX_CHECK=1 compares what the ranks are about to do, before they do it";
+            text += "\n  the operands of the ranks may not match: MPI4JAX_CHECK=1 compares operations before they run";
         }
         text
     }

@@ -5,41 +5,46 @@ from stand_ins import HERE, NOWHERE, RANKS, passes, skip_without_ucx
 
 from run_tests import ALL
 
-# Of test_ops.py. How ops are called (in loops, under vmap) is the same for all transports.
+# Tests of tests/ranks, by their files. How ops are called and transformed (in loops, under vmap) is
+# the same for all transports.
 OPS = "chain or any_root or (shapes and 2) or different or user"
-# Transports of which the suite in tests/rust does not try every dtype. NCCL reduces none of a byte
-# or less but integers.
+# XLA packs and unpacks the messages. XLA's CPU converts float8 for that, and NaNs change.
+HALOS = "whole and (trees or axes or vmap or (model and 2d and 1-True)) or sums and 16"
+STARTED = "not derivatives and not freed and not value and not carries and not vmap"
+DERIVATIVES = "value and jax.jit and allreduce or derivatives and reduce_scatter-"
+# NCCL reduces no numbers of a byte or less but integers.
+REDUCED = "reduces_every and not float4 and not float8 and not int2"
+# Transports of which the suite in tests/rust does not try every dtype; what else is set.
 RUNS = {
-    "staged-gpu": OPS,
-    "cuda-mpi-gpu": OPS,
-    "nccl-gpu": f"{OPS} or (reduces_every and not float4 and not float8 and not int2)",
-    "ucx-cpu": OPS,
-    "ucx-gpu": OPS,
+    "staged-gpu": ({"ops": OPS, "halo": HALOS, "overlap": f"{STARTED} or {DERIVATIVES}"}, {}),
+    "cuda-mpi-gpu": ({"ops": OPS, "halo": HALOS, "overlap": STARTED}, {}),
+    "nccl-gpu": ({"ops": f"{OPS} or {REDUCED}", "halo": HALOS}, {}),
+    "nccl-gpu, messages staged": ({"overlap": STARTED}, {"MPI4JAX_NCCL_MESSAGES": "staged"}),
+    "ucx-cpu": ({"ops": OPS}, {}),
+    "ucx-gpu": ({"ops": OPS}, {}),
 }
-if ALL:
-    RUNS = dict.fromkeys(RUNS, f"{OPS} or moves_every or reduces_every")
+FILES = {
+    "ops": ["test_ops.py"],
+    "halo": ["test_halo.py"],
+    "overlap": ["test_overlap.py", "test_overlap_messages.py"],
+}
 
 
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("run", RUNS)
 def test_all_ops(mpirun, fakes, run):
-    transport, _, place = run.rpartition("-")
+    tests, settings = RUNS[run]
+    if ALL and "ops" in tests:
+        tests = {**tests, "ops": f"{OPS} or moves_every or reduces_every"}
+    transport, _, place = run.partition(",")[0].rpartition("-")
     if transport == "ucx":
         skip_without_ucx()
     reached = "reached" if transport in ("cuda-mpi", "ucx") else "1"
     env = {**fakes, "MPI4JAX_TEST_CUDA_ON_CPU": reached} if place == "gpu" else NOWHERE
-    env = {**env, "MPI4JAX_TRANSPORT": transport}
-    passes(mpirun, [RANKS / "test_ops.py"], RUNS[run], env, time_limit=150)
-
-
-@pytest.mark.timeout(200)
-@pytest.mark.parametrize("transport", ["staged", "cuda-mpi", "nccl"])
-def test_halos(mpirun, fakes, transport):
-    """XLA packs and unpacks the messages. XLA's CPU converts float8 for that, and NaNs change."""
-    reached = "reached" if transport == "cuda-mpi" else "1"
-    env = {**fakes, "MPI4JAX_TEST_CUDA_ON_CPU": reached, "MPI4JAX_TRANSPORT": transport}
-    wanted = "whole and (trees or axes or vmap or (model and 2d and 1-True))"
-    passes(mpirun, [RANKS / "test_halo.py"], f"{wanted} or sums and 16", env, time_limit=150)
+    env = {**env, "MPI4JAX_TRANSPORT": transport, **settings}
+    files = [RANKS / file for name in tests for file in FILES[name]]
+    expression = " or ".join(f"test_{name} and ({wanted})" for name, wanted in tests.items())
+    passes(mpirun, files, expression, env, time_limit=250)
 
 
 def test_what_runs_on_a_machine_with_a_gpu(mpirun, fakes):

@@ -21,11 +21,10 @@ def wait(y): return jax.block_until_ready(y)
 """
 FIRST_LINE = PRELUDE.count("\n") + 1
 
-# The time-out that rows run under, in seconds.
+# In seconds. Rows run without one, as users do: what ends then has been proved to hang.
 TIMEOUT = 2
+TIMED = {"MPI4JAX_TIMEOUT": str(TIMEOUT)}
 CHECK = {"MPI4JAX_CHECK": "1"}
-# As users have it: what ends then has been proved to hang.
-FOREVER = {"MPI4JAX_TIMEOUT": ""}
 
 HUNG = rf"has not ended after MPI4JAX_TIMEOUT={TIMEOUT} s"
 DIFFERENT = "the operations of the ranks do not match, before they run"
@@ -42,7 +41,7 @@ class Fault:
         says: regular expressions, all found in the output of the job.
         status: mpiexec's exit status; None stands for any error.
         ranks: how many of them.
-        env: environment variables, beside the time-out.
+        env: environment variables.
         silent: regular expressions, none found in the output.
         time_limit: seconds from the start of mpiexec, on a busy machine.
         library: what the MPI library's name has in it, if others behave differently.

@@ -1,12 +1,12 @@
 """Faults: ranks that do different things."""
 
-from faults import CHECK, DIFFERENT, ENDS_JOB, FIRST_LINE, FOREVER, Fault
+from faults import CHECK, DIFFERENT, ENDS_JOB, FIRST_LINE, Fault
 
 AFTERWARDS = r"the operations of the ranks do not match \(MPI4JAX_CHECK=0"
 # On a communicator that the program may use through mpi4py too: the job goes on.
 MAYBE = "the operations of the ranks may not match"
 # The program has not asked for the default communicator.
-LATE = {**FOREVER, "LATE": "1"}
+LATE = {"LATE": "1"}
 
 FAULTS = {
     # ---- Ranks that do different things, under MPI4JAX_CHECK
@@ -49,7 +49,7 @@ FAULTS = {
             r"Fatal error in .*Scan: Message truncated",
             rf"r1 .*: a library has ended this rank in scan #1 .*, .*fault.py:{FIRST_LINE}",
         ),
-        env={"MPI4JAX_CHECK": "0", **FOREVER},
+        env={"MPI4JAX_CHECK": "0"},
         library="MPICH",
     ),
     "more rows than there is room for": Fault(

@@ -1,6 +1,6 @@
 """Faults: ranks that end, and wrong arguments."""
 
-from faults import ENDS_JOB, FIRST_LINE, FOREVER, HUNG, HUNG_STATUS, Fault
+from faults import ENDS_JOB, FIRST_LINE, HUNG, HUNG_STATUS, TIMED, Fault
 
 FAULTS = {
     # ---- Ranks that end
@@ -8,7 +8,6 @@ FAULTS = {
         "if rank == 1: raise ValueError('broken')\nwait(nt.allreduce(x, MPI.SUM))",
         (f"r1 .*{ENDS_JOB}", f'fault.py", line {FIRST_LINE}', "ValueError: broken"),
         status=1,
-        env=FOREVER,
     ),
     "a thread that raises": Fault(
         "def bad(): raise ValueError('broken')\n"
@@ -16,7 +15,6 @@ FAULTS = {
         "wait(nt.allreduce(x, MPI.SUM))",
         ("r1 .*in a thread of this rank .Thread-1 .bad.. ends the job", "ValueError: broken"),
         status=1,
-        env=FOREVER,
     ),
     "a forked child that raises, which is no rank": Fault(
         "child = os.fork()\n"
@@ -40,14 +38,13 @@ FAULTS = {
         "if rank == 1: raise ValueError('broken')\nwait(nt.allreduce(x, MPI.SUM))",
         ("ValueError: broken", "allreduce #1 .* cannot end: rank 1 has finished"),
         status=HUNG_STATUS,
-        env={"MPI4JAX_ABORT": "0", **FOREVER},
+        env={"MPI4JAX_ABORT": "0"},
         silent=(ENDS_JOB,),
     ),
     "exit with an error": Fault(
         "if rank == 1: sys.exit(3)\nwait(nt.allreduce(x, MPI.SUM))",
         ("r1 .*exit with status 3 on this rank ends the job",),
         status=3,
-        env=FOREVER,
         library="Open MPI",  # that of MPICH may give the status of a rank that it has killed
     ),
     "a rank that finishes while the others wait": Fault(
@@ -59,7 +56,6 @@ FAULTS = {
         ),
         status=HUNG_STATUS,
         ranks=3,
-        env=FOREVER,
     ),
     "a rank that finishes while another is in no operation": Fault(
         "wait(nt.allreduce(x, MPI.SUM))\nif rank == 1: time.sleep(15)\nprint('the end', rank)",
@@ -77,12 +73,12 @@ FAULTS = {
         "if rank == 1: os.kill(os.getpid(), signal.SIGKILL)\nwait(nt.allreduce(x, MPI.SUM))",
         ("[Kk]illed|signal 9|KILLED",),
         silent=("has finished", HUNG, ENDS_JOB),  # it is MPI that ends the job
-        env=FOREVER,
     ),
     "a rank that is stopped": Fault(
         "if rank == 1: os.kill(os.getpid(), signal.SIGSTOP)\nwait(nt.allreduce(x, MPI.SUM))",
         (HUNG, "rank 0 is in allreduce #1", r"rank 1 is stopped: process \d+"),
         status=HUNG_STATUS,
+        env=TIMED,
     ),
     # ---- Arguments
     "a freed communicator": Fault(
@@ -91,6 +87,5 @@ FAULTS = {
         "if rank == 1: wait(g(x))\nwait(nt.allreduce(x, MPI.SUM))",
         ("communicator .* has been freed", "allreduce", f"r1 .*{ENDS_JOB}"),
         status=1,
-        env=FOREVER,
     ),
 }

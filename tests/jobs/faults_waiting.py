@@ -1,6 +1,6 @@
 """Faults, and what looks like some: ranks that wait."""
 
-from faults import FIRST_LINE, FOREVER, HUNG, HUNG_STATUS, Fault
+from faults import FIRST_LINE, HUNG, HUNG_STATUS, TIMED, Fault
 
 FAULTS = {
     # ---- Ranks that wait
@@ -16,6 +16,7 @@ FAULTS = {
         ),
         status=HUNG_STATUS,
         ranks=4,
+        env=TIMED,
     ),
     "a send without a receiver at exit": Fault(
         "if rank == 0: nt.send(jnp.ones(1 << 20), 1)",
@@ -24,7 +25,6 @@ FAULTS = {
             "rank 1 is finished",
         ),
         status=HUNG_STATUS,
-        env=FOREVER,
     ),
     "a small send without a receiver at exit": Fault(
         "if rank == 0: nt.send(x, 1, tag=4)\nwait(nt.allreduce(x, MPI.SUM))",
@@ -41,6 +41,7 @@ FAULTS = {
             "rank 1 .*last one was allreduce #3",
         ),
         status=HUNG_STATUS,
+        env=TIMED,
     ),
     "a rank that does not come to make the default communicator": Fault(
         "wait(nt.allreduce(x, MPI.SUM)) if rank == 0 else time.sleep(60)",
@@ -50,23 +51,24 @@ FAULTS = {
             f"rank 1 is in no operation.*fault.py:{FIRST_LINE}",
         ),
         status=HUNG_STATUS,
-        env={"LATE": "1"},
+        env={"LATE": "1", **TIMED},
     ),
     "a receive beside computation, from a rank that has finished": Fault(
         "f = jax.jit(lambda x, m: (nt.recv(x, 1), m @ m))\nif rank == 0: wait(f(x, jnp.eye(400)))",
         (f"rank 0 is in recv .*fault.py:{FIRST_LINE}", "rank 1 has finished"),
         status=HUNG_STATUS,
-        env=FOREVER,
     ),
     "a rank that spins": Fault(
         "if rank == 1:\n    while True: pass\nwait(nt.allreduce(x, MPI.SUM))",
         (HUNG, rf"rank 1 is in no operation.*Python is at .*fault.py:{FIRST_LINE + 1}"),
         status=HUNG_STATUS,
+        env=TIMED,
     ),
     "a rank in C that keeps Python's lock": Fault(
         "if rank == 1: sum(range(10**11))\nwait(nt.allreduce(x, MPI.SUM))",
         (HUNG, "rank 1 is in no operation.*; C code keeps Python's lock"),
         status=HUNG_STATUS,
+        env=TIMED,
     ),
     # A signal would end a sleep in C.
     "a rank that is looked at does not wake up": Fault(
@@ -74,7 +76,7 @@ FAULTS = {
         "wait(nt.allreduce(x, MPI.SUM))",
         ("for rank 1, which is in C code that keeps Python's lock; the job", "left 0"),
         status=0,
-        env={"MPI4JAX_REPORT_AFTER": "1", **FOREVER},
+        env={"MPI4JAX_REPORT_AFTER": "1"},
     ),
     "a rank that compiles": Fault(
         "def long(x):\n"
@@ -84,12 +86,13 @@ FAULTS = {
         "wait(nt.allreduce(x, MPI.SUM))",
         (HUNG, r"rank 1 is in no operation; JAX (traces|lowers|compiles)"),
         status=HUNG_STATUS,
+        env=TIMED,
     ),
     "a rank that is slow, where a time-out does not end the job": Fault(
         "if rank == 1: time.sleep(4)\nwait(nt.allreduce(x, MPI.SUM)); print('the end', rank)",
         (HUNG, "rank 1 is in no operation", "the job goes on", "the end 0", "the end 1"),
         status=0,
-        env={"MPI4JAX_ON_TIMEOUT": "continue"},
+        env={"MPI4JAX_ON_TIMEOUT": "continue", **TIMED},
     ),
     "a rank that others wait for long, without a time-out": Fault(
         "if rank == 1: time.sleep(15)\nwait(nt.allreduce(x, MPI.SUM)); print('the end', rank)",
@@ -104,7 +107,7 @@ FAULTS = {
         ),
         status=0,
         ranks=3,
-        env={"MPI4JAX_REPORT_AFTER": "2", **FOREVER},
+        env={"MPI4JAX_REPORT_AFTER": "2"},
         silent=("last operations", "cannot end"),
     ),
     "a part of a program without a time-out": Fault(
@@ -114,17 +117,21 @@ FAULTS = {
         ("the end 0", "the end 1"),
         status=0,
         silent=("mpi4jax:",),
+        env=TIMED,
     ),
     "a time-out that no clock can show": Fault(
         "with mpi4jax.time_limit(0.5): pass\n"
         "if rank == 1: time.sleep(4)\n"
         "with mpi4jax.time_limit(1e20): wait(nt.allreduce(x, MPI.SUM))\n"
+        # Its operation begins when Python has come to the end of the block.
+        "w, step = jnp.ones((400, 400)), lambda i, w: jnp.tanh(w @ w)\n"
+        "late = jax.jit(lambda w: jax.lax.fori_loop(0, 300, step, w)[0, :3]); wait(late(w))\n"
         "with mpi4jax.time_limit(2):\n"
-        "    if rank == 0: nt.allreduce(x, MPI.SUM)\n"
+        "    if rank == 0: nt.allreduce(late(w), MPI.SUM)\n"
         "time.sleep(60)",
         (
             r"allreduce #2 .* has not ended after time_limit\(2 s\)",
-            rf"rank 1 is in no operation.*fault.py:{FIRST_LINE + 5}",
+            rf"rank 1 is in no operation.*fault.py:{FIRST_LINE + 7}",
         ),
         status=HUNG_STATUS,
         env={"MPI4JAX_TIMEOUT": "1e20", "MPI4JAX_REPORT_AFTER": "1e20"},
@@ -141,7 +148,6 @@ FAULTS = {
             ),
         ),
         status=HUNG_STATUS,
-        env=FOREVER,
     ),
     "a deadlock of two communicators in different order": Fault(
         "a, b = comm.Dup(), comm.Dup()\n"
@@ -152,7 +158,6 @@ FAULTS = {
             "let all ranks use the communicators in the same order",
         ),
         status=HUNG_STATUS,
-        env=FOREVER,
         silent=("all ranks have called it",),
     ),
     "a deadlock of a collective and a message": Fault(
@@ -165,7 +170,6 @@ FAULTS = {
         ),
         status=HUNG_STATUS,
         ranks=3,
-        env=FOREVER,
     ),
     "a deadlock of threads": Fault(
         "a, b = comm.Dup(), comm.Dup()\n"
@@ -175,7 +179,6 @@ FAULTS = {
         "for t in threads: t.join()",
         ("deadlock: rank 0 is in recv from 1, tag [12] ",),
         status=HUNG_STATUS,
-        env=FOREVER,
     ),
     # ---- What only looks like one
     "another thread ends what looks like a deadlock": Fault(
@@ -192,7 +195,7 @@ FAULTS = {
             "the end 1",
         ),
         status=0,
-        env={"MPI4JAX_REPORT_AFTER": "4", **FOREVER},
+        env={"MPI4JAX_REPORT_AFTER": "4"},
         silent=("cannot end", "deadlock: rank 0 is in recv.*the job is ended"),
     ),
     "a main thread in mpi4py ends what looks like a deadlock": Fault(
@@ -206,7 +209,6 @@ FAULTS = {
         ("the end 0", "the end 1", "the end 2"),
         status=0,
         ranks=3,
-        env=FOREVER,
         silent=("mpi4jax:",),
     ),
     "ranks in other communicators have not come": Fault(
@@ -240,7 +242,6 @@ FAULTS = {
         "print('the sum', y[0])",
         ("the sum 2.0",),
         status=0,
-        env=FOREVER,
         silent=("mpi4jax:",),
     ),
     "two threads free communicators": Fault(
@@ -260,7 +261,7 @@ FAULTS = {
             "the end 1",
         ),
         status=0,
-        env={"MPI4JAX_REPORT_AFTER": "2", **FOREVER},
+        env={"MPI4JAX_REPORT_AFTER": "2"},
         library="Open MPI",
     ),
     # ---- Ranks that wait, and are served in the end; ways to ask them
@@ -272,7 +273,6 @@ FAULTS = {
         ("the end 0", "the end 1", "the end 2"),
         status=0,
         ranks=3,
-        env=FOREVER,
         silent=("mpi4jax:",),
     ),
     "a communicator that is freed, and made again under its name": Fault(
@@ -283,7 +283,6 @@ FAULTS = {
         ("the end 0", "the end 1", "the end 2"),
         status=0,
         ranks=3,
-        env=FOREVER,
         silent=("mpi4jax:",),
     ),
     "both sides of an exchange have finished": Fault(
@@ -291,7 +290,6 @@ FAULTS = {
         ("sendrecv from 1.* and to 2.* cannot end: rank . has finished",),
         status=HUNG_STATUS,
         ranks=3,
-        env=FOREVER,
     ),
     "neither a dump directory nor a channel through MPI": Fault(
         "if rank == 1: time.sleep(60)\nwait(nt.allreduce(x, MPI.SUM))",
@@ -301,13 +299,13 @@ FAULTS = {
             "the other ranks cannot be asked: writing to /proc/none/.* failed",
         ),
         status=HUNG_STATUS,
-        env={"MPI4JAX_DUMP_DIR": "/proc/none", "MPI4PY_RC_THREAD_LEVEL": "serialized"},
+        env={"MPI4JAX_DUMP_DIR": "/proc/none", "MPI4PY_RC_THREAD_LEVEL": "serialized", **TIMED},
     ),
     "an MPI that one thread may call": Fault(
         "if rank == 1: time.sleep(60)\nwait(nt.allreduce(x, MPI.SUM))",
         (HUNG, "rank 0 is in allreduce #1", "rank 1 is in no operation", "mpi4jax.report /"),
         status=HUNG_STATUS,
-        env={"MPI4PY_RC_THREAD_LEVEL": "serialized"},
+        env={"MPI4PY_RC_THREAD_LEVEL": "serialized", **TIMED},
     ),
     "two threads that both need the default communicator first": Fault(
         "work = lambda: mpi4jax.default_comm()\n"

@@ -1,12 +1,10 @@
 """`MPI4JAX_DEBUG=1`: a line when each MPI call starts, and one when it ends."""
 
-import functools
 import re
 
 import jax
-import pytest
 from mpi4py import MPI
-from reference import LEFT, RANK, RIGHT, SIZE, each
+from reference import LEFT, RANK, RIGHT, SIZE, jits
 from table import ROWS, cases
 
 import mpi4jax
@@ -22,23 +20,26 @@ def check(lines, rank, op, details):
     ), end
 
 
-@pytest.mark.parametrize("jit", [lambda f: f, jax.jit], ids=["eager", "jit"])
-@each(cases())
-def test_lines(case, jit, logged):
-    _, lines = logged(
-        functools.partial(jit(functools.partial(case.run, "notoken")), case.operands()[RANK])
-    )
-    if case.name == "recv":
-        right = RIGHT if RANK < SIZE - 1 else MPI.PROC_NULL
-        check(lines[:2], RANK, "send", f"-> {right} with tag 0 and 6 items")
-        if RANK == 0:  # from MPI.PROC_NULL there is nothing to call
-            assert lines[2:] == []
-        else:
-            check(lines[2:], RANK, "recv", f"<- {LEFT} with tag {MPI.ANY_TAG} and 6 items")
-        return
-    items = 6 * case.counted()
-    details = case.row.log.format(items=items, root=case.root, left=LEFT, right=RIGHT)
-    check(lines, RANK, case.name, details)
+@jits
+def test_lines(jit, logged):
+    """Of each op, in a program of all of them."""
+    operands = {str(case): case.operands()[RANK] for case in cases()}
+    f = jit(lambda xs: [case.run("notoken", xs[str(case)]) for case in cases()])
+    _, lines = logged(lambda: f(operands))
+    for case in cases():
+        if case.name == "recv":
+            right = RIGHT if RANK < SIZE - 1 else MPI.PROC_NULL
+            check(lines[:2], RANK, "send", f"-> {right} with tag 0 and 6 items")
+            del lines[:2]
+            if RANK > 0:  # from MPI.PROC_NULL there is nothing to call
+                check(lines[:2], RANK, "recv", f"<- {LEFT} with tag {MPI.ANY_TAG} and 6 items")
+                del lines[:2]
+            continue
+        items = 6 * case.counted()
+        details = case.row.log.format(items=items, root=case.root, left=LEFT, right=RIGHT)
+        check(lines[:2], RANK, case.name, details)
+        del lines[:2]
+    assert not lines
 
 
 def test_rank_is_that_in_the_communicator(logged):

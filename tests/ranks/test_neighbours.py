@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from mpi4py import MPI
-from reference import JITS, RANK, SIZE, Started, assert_equal, jits
+from reference import RANK, SIZE, Started, assert_equal, jits
 
 import mpi4jax
 from mpi4jax import notoken
@@ -23,7 +23,6 @@ GRAPHS = {
     "star": [(0, d) for d in range(1, SIZE)],
     "nothing": [],
 }
-each = pytest.mark.parametrize("name", [*GRIDS, *GRAPHS])
 apis = pytest.mark.parametrize("api", [notoken, Started()], ids=["at once", "started"])
 
 
@@ -31,7 +30,7 @@ class Topology:
     """The edges of all ranks: ``(source, its edge, destination, its edge)``; and their numbers."""
 
     def __init__(self, name):
-        self.edges = []
+        self.name, self.edges = name, []
         if name in GRIDS:
             self.comm = MPI.COMM_WORLD.Create_cart(*GRIDS[name])
             dims, periods, _ = self.comm.Get_topo()
@@ -72,84 +71,111 @@ def numbers(lengths, seed=0):
     return [rng.integers(-9, 9, (n, 3)).astype(np.float32) for n in lengths]
 
 
-@pytest.fixture
-def topology(name):
-    found = Topology(name)
+@pytest.fixture(scope="module")
+def topologies():
+    found = [Topology(name) for name in (*GRIDS, *GRAPHS)]
     yield found
     mpi4jax.flush()
-    found.comm.Free()
+    for topology in found:
+        topology.comm.Free()
 
 
-@each
+def check_all(topologies, actual, expected):
+    """Of each topology, what this rank has got, and what all ranks should get."""
+    for topology, y, ys in zip(topologies, actual, expected, strict=True):
+        assert_equal(y, ys[RANK], what=topology.name)
+
+
+def on_each(topologies, f):
+    """``f(x, topology)`` of a list of arrays, one for each topology: as one program."""
+    return lambda xs: [f(x, topology) for x, topology in zip(xs, topologies, strict=True)]
+
+
+def mine(everyones):
+    return [xs[RANK] for xs in everyones]
+
+
 @apis
 @jits
-def test_alltoall(topology, api, jit):
-    xs = numbers(topology.outs)
-    y = jit(lambda x: api.neighbor_alltoall(x, topology.comm))(xs[RANK])
-    assert_equal(y, topology.alltoall(xs)[RANK])
+def test_alltoall(topologies, api, jit):
+    everyones = [numbers(topology.outs) for topology in topologies]
+    f = jit(on_each(topologies, lambda x, topology: api.neighbor_alltoall(x, topology.comm)))
+    expected = [t.alltoall(xs) for t, xs in zip(topologies, everyones, strict=True)]
+    check_all(topologies, f(mine(everyones)), expected)
 
 
-@each
 @apis
-def test_allgather(topology, api):
+@jits
+def test_allgather(topologies, api, jit):
     xs = numbers([SIZE])[0]
-    expected = topology.alltoall(
-        [np.stack([xs[r]] * n) if n else xs[:0] for r, n in enumerate(topology.outs)]
-    )
-    for jit in JITS.values():
-        y = jit(lambda x: api.neighbor_allgather(x, topology.comm))(xs[RANK])
-        assert_equal(y, expected[RANK])
+    f = jit(on_each(topologies, lambda x, topology: api.neighbor_allgather(x, topology.comm)))
+    expected = [
+        t.alltoall([np.stack([xs[r]] * n) if n else xs[:0] for r, n in enumerate(t.outs)])
+        for t in topologies
+    ]
+    check_all(topologies, f([xs[RANK]] * len(topologies)), expected)
 
 
-@pytest.mark.one_in(2)
-@each
 @apis
-def test_derivatives(topology, api):
-    xs, ts, cs = numbers(topology.outs), numbers(topology.outs, 1), numbers(topology.ins, 2)
-    f = lambda x: api.neighbor_alltoall(x, topology.comm) ** 2
-    forward = jax.jvp(f, (xs[RANK],), (ts[RANK],))[1]
-    there = topology.alltoall(xs)
-    assert_equal(forward, (2 * there[RANK] * topology.alltoall(ts)[RANK]))
-    (backward,) = jax.jit(lambda x, c: jax.vjp(f, x)[1](c))(xs[RANK], cs[RANK])
-    weighted = [2 * a * c for a, c in zip(there, cs, strict=True)]
-    assert_equal(backward, topology.transposed(weighted)[RANK])
+def test_derivatives(topologies, api):
+    everyones = [[numbers(t.outs), numbers(t.outs, 1), numbers(t.ins, 2)] for t in topologies]
+    values, tangents, cotangents = map(mine, zip(*everyones, strict=True))
+    f = on_each(topologies, lambda x, topology: api.neighbor_alltoall(x, topology.comm) ** 2)
+    g = on_each(topologies, lambda x, topology: api.neighbor_allgather(x, topology.comm))
 
-    # What is gathered from a rank comes back from all that have it.
-    g = lambda x: jnp.sum(cs[RANK] * api.neighbor_allgather(x, topology.comm))
-    assert_equal(jax.grad(g)(xs[RANK].sum(axis=0)), topology.transposed(cs)[RANK].sum(axis=0))
+    @jax.jit
+    def everything(x, t, c):
+        forward, (backward,) = jax.jvp(f, (x,), (t,))[1], jax.vjp(f, x)[1](c)
+        # What is gathered from a rank comes back from all that have it.
+        (gathered,) = jax.vjp(g, [v.sum(axis=0) for v in x])[1](c)
+        return forward, backward, gathered
+
+    found = zip(topologies, everyones, *everything(values, tangents, cotangents), strict=True)
+    for topology, (xs, ts, cs), forward, backward, gathered in found:
+        there, name = topology.alltoall(xs), topology.name
+        assert_equal(forward, 2 * there[RANK] * topology.alltoall(ts)[RANK], what=name)
+        weighted = [2 * a * c for a, c in zip(there, cs, strict=True)]
+        assert_equal(backward, topology.transposed(weighted)[RANK], what=name)
+        assert_equal(gathered, topology.transposed(cs)[RANK].sum(axis=0), what=name)
 
 
-@each
 @apis
-def test_vmap_and_trees(topology, api):
-    xs = numbers(topology.outs)
-    tree = {"x": xs[RANK], "i": np.arange(topology.outs[RANK], dtype=np.int32) + 10 * RANK}
-    y = api.neighbor_alltoall(tree, topology.comm)
-    assert_equal(y["x"], topology.alltoall(xs)[RANK])
-    ints = [np.arange(n, dtype=np.int32) + 10 * r for r, n in enumerate(topology.outs)]
-    assert_equal(y["i"], topology.alltoall(ints)[RANK])
-    batched = jax.vmap(lambda x: api.neighbor_alltoall(x, topology.comm), 1, 1)
-    assert_equal(batched(xs[RANK]), topology.alltoall(xs)[RANK])
+def test_vmap_and_trees(topologies, api):
+    xs = [numbers(topology.outs) for topology in topologies]
+    ints = [
+        [np.arange(n, dtype=np.int32) + 10 * r for r, n in enumerate(topology.outs)]
+        for topology in topologies
+    ]
+    exchange = lambda x, topology: api.neighbor_alltoall(x, topology.comm)
+    trees = [{"x": x, "i": i} for x, i in zip(mine(xs), mine(ints), strict=True)]
+    ys = jax.jit(on_each(topologies, exchange))(trees)
+    batch = lambda x, topology: jax.vmap(lambda x: exchange(x, topology), 1, 1)(x)
+    batched = jax.jit(on_each(topologies, batch))(mine(xs))
+    expected = [t.alltoall(x) for t, x in zip(topologies, xs, strict=True)]
+    check_all(topologies, [y["x"] for y in ys], expected)
+    check_all(topologies, batched, expected)
+    expected = [t.alltoall(i) for t, i in zip(topologies, ints, strict=True)]
+    check_all(topologies, [y["i"] for y in ys], expected)
 
 
-@each
-def test_a_loop_carries_requests(topology):
+def test_a_loop_carries_requests(topologies):
     """Each step waits for what the one before has started, on another line at first."""
-    comm, x0 = topology.comm, numbers([SIZE])[0][RANK]
+    x0 = numbers([SIZE])[0][RANK]
 
-    def steps(start, end):
+    def steps(topology, start, end):
         def step(carry, k):
             request, x = carry
             x = x * k + end(request).sum(axis=0)
-            return (start(x, comm), x), None
+            return (start(x, topology.comm), x), None
 
-        (last, x), _ = jax.lax.scan(step, (start(x0, comm), x0), jnp.arange(3.0))
+        (last, x), _ = jax.lax.scan(step, (start(x0, topology.comm), x0), jnp.arange(3.0))
         return x + end(last).sum(axis=0)
 
-    expected = jax.jit(lambda: steps(notoken.neighbor_allgather, lambda y: y))()
-    assert_equal(
-        jax.jit(lambda: steps(mpi4jax.ineighbor_allgather, mpi4jax.wait))(), np.asarray(expected)
-    )
+    whole = lambda topology: steps(topology, notoken.neighbor_allgather, lambda y: y)
+    started = lambda topology: steps(topology, mpi4jax.ineighbor_allgather, mpi4jax.wait)
+    found = jax.jit(lambda: [(started(topology), whole(topology)) for topology in topologies])()
+    for topology, (y, expected) in zip(topologies, found, strict=True):
+        assert_equal(y, np.asarray(expected), what=topology.name)
 
 
 def test_tokens_and_keys():

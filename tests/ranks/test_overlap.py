@@ -270,17 +270,16 @@ def test_derivatives_overlap_too():
     assert _order(jax.grad(f), x) == ["start", "sin", "cos", "wait", "start", "wait"]
     # The product with the cosine depends on the second start, and the second wait on it.
     depends = {}
-    for eqn in backward.eqns:
-        of = {eqn.primitive.name}.union(*(depends.get(id(v), ()) for v in eqn.invars))
+    for k, eqn in enumerate(backward.eqns):
+        of = {k}.union(*(depends.get(id(v), ()) for v in eqn.invars))
         depends.update((id(v), of) for v in eqn.outvars)
-    second_start, second_wait = (
-        [e for e in backward.eqns if e.primitive.name == f"mpi4jax_{name}"][1]
-        for name in ("start", "wait")
-    )
-    product = [e for e in backward.eqns if e.primitive.name == "mul"][-1]
-    assert "mpi4jax_behind" in depends[id(product.outvars[0])]
-    assert "mpi4jax_ready" in depends[id(second_wait.invars[0])]
-    assert id(second_start.outvars[0]) in {id(v) for e in backward.eqns for v in e.invars}
+    places = {}
+    for k, eqn in enumerate(backward.eqns):
+        places.setdefault(eqn.primitive.name, []).append(k)
+    start, wait = places["mpi4jax_start"][1], places["mpi4jax_wait"][1]
+    product = places["mul"][-1]
+    assert start in depends[id(backward.eqns[product].outvars[0])]
+    assert product in depends[id(backward.eqns[wait].invars[0])]
 
 
 # ---- Misuse

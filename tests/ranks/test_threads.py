@@ -1,5 +1,6 @@
 """Operations in several threads."""
 
+import functools
 import threading
 import time
 
@@ -70,18 +71,19 @@ FIRST_CALLS = {
 @pytest.mark.parametrize("call", FIRST_CALLS)
 def test_no_first_call_waits_for_that_of_another_thread(call):
     """Neighbours begin with different communicators. JAX compiles the program in the first call,
-    and once more after `jax.clear_caches`."""
+    once more after `jax.clear_caches`, and for another data type."""
     if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
         pytest.skip("MPI allows one thread at a time")
     comms = [MPI.COMM_WORLD.Dup() for _ in range(2)]
 
-    def work(i):
+    def work(i, dtype):
         time.sleep(0.3 * ((i + RANK) % 2))
-        jax.block_until_ready(FIRST_CALLS[call](jnp.ones(3), comms[i]))
+        jax.block_until_ready(FIRST_CALLS[call](jnp.ones(3, dtype), comms[i]))
 
     for _ in range(2):
         jax.clear_caches()
-        in_threads(work)
+        in_threads(functools.partial(work, dtype=jnp.float32))
+    in_threads(functools.partial(work, dtype=jnp.float16))
     mpi4jax.flush()
     [comm.Free() for comm in comms]
 

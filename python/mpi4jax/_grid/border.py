@@ -25,8 +25,8 @@ def sides_of(op: str, comm: Comm, border: Any) -> list[tuple[Side, Side]]:
     """
     n = len(cart.topology(comm)[0])
     expected = (
-        f"None, 'edge', 'reflect' or a number, or {n} of them or of pairs (below, above), one for "
-        "each dimension of 'cart'"
+        f"None, 'edge', 'reflect' or a number, or a list of {n} of these or of pairs (below, "
+        "above), one for each dimension of 'cart'"
     )
 
     def checked(side: Any) -> Side:

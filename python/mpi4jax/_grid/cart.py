@@ -78,7 +78,7 @@ def _sequence(op: str, name: str, value: Any, length: int, expected: str) -> Seq
 def axes_of(op: str, comm: Comm, axes: Any) -> list[int | None]:
     """The array's axis for each dimension of the grid, None for one that is not exchanged."""
     n = _dimensions(comm)
-    expected = f"None or {n} axes, one (an integer, or None) for each dimension of 'cart'"
+    expected = f"None or a list of {n} axes, one (an integer or None) for each dimension of 'cart'"
     if axes is None:
         return list(range(-n, 0))
     if hasattr(axes, "__index__"):
@@ -91,8 +91,8 @@ def widths_of(op: str, comm: Comm, width: Any) -> list[tuple[int, int]]:
     """The ghost cells below and above along each dimension of the grid."""
     n = _dimensions(comm)
     expected = (
-        f"an integer from 0, or {n} of them or of pairs (below, above), one for each dimension "
-        "of 'cart'"
+        f"an integer from 0, or a list of {n} integers or pairs (below, above), one for each "
+        "dimension of 'cart'"
     )
     whole = (
         [width] * n if hasattr(width, "__index__") else _sequence(op, "width", width, n, expected)

@@ -173,7 +173,7 @@ def _register(mpi: MPI.Intracomm) -> Comm:
 
 def _check_not_finalized(op: str) -> None:
     if MPI.Is_finalized():
-        raise RuntimeError(f"{op}: MPI_Finalize has been called; call {op} before MPI.Finalize()")
+        raise RuntimeError(f"{op}: MPI_Finalize has been called, and operations must run before")
 
 
 def _default_comm() -> Comm:
@@ -236,11 +236,14 @@ def static_int(op: str, name: str, value: Any, expected: str) -> int:
             f"{op}: argument '{name}' must be a static integer, got a traced value: {value}; "
             "mark the argument of the compiled function with static_argnums or static_argnames"
         )
-    if isinstance(value, (bool, np.bool_)) or not hasattr(value, "__index__"):
-        raise TypeError(
-            f"{op}: argument '{name}' must be {expected}, got {type(value).__name__}: {value!r}"
-        )
-    return operator.index(value)
+    try:
+        if not isinstance(value, (bool, np.bool_)):
+            return operator.index(value)
+    except TypeError:
+        pass
+    raise TypeError(
+        f"{op}: argument '{name}' must be {expected}, got {type(value).__name__}: {value!r}"
+    )
 
 
 def as_comm(op: str, comm: Any) -> Comm:

@@ -5,6 +5,7 @@ Every primitive has one ordered effect, so JAX keeps each op, once, in program o
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -157,10 +158,10 @@ def check_dtype(spec: Spec, p: Params, aval: Any) -> None:
         )
     if flags[_NEEDS[reduction.name]]:
         return
-    allowed = ", ".join(d for d, f in DTYPES.items() if f[_NEEDS[reduction.name]])
+    allowed = [re.sub(r"\d.*", "", d) for d, f in DTYPES.items() if f[_NEEDS[reduction.name]]]
     raise TypeError(
         f"{op}: reduction {reduction.name} is not defined for dtype {name}; "
-        f"expected one of {allowed}"
+        f"expected a dtype of kind {', '.join(dict.fromkeys(allowed))}"
     )
 
 

@@ -22,7 +22,7 @@ def counts_of(op: str, name: str, counts: Any, comm: Comm) -> tuple[int, ...]:
         TypeError: it is no sequence of integers.
         ValueError: it is not as long as there are ranks; a negative number of rows.
     """
-    expected = f"{comm.size} numbers of rows, one for each rank"
+    expected = f"a list of {comm.size} numbers of rows, one for each rank"
     if isinstance(counts, jax.core.Tracer) or not isinstance(counts, (Sequence, np.ndarray)):
         what = "a traced value" if isinstance(counts, jax.core.Tracer) else type(counts).__name__
         raise TypeError(

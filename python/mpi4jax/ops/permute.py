@@ -26,10 +26,10 @@ def _pairs_of(pairs: Any, comm: Comm) -> list[tuple[int, int]]:
             "permute: argument 'pairs' must be a sequence of pairs (source, destination) of ranks, "
             f"got {pairs!r}"
         )
-    known = [
-        (rank_of("permute", "pairs", source, comm), rank_of("permute", "pairs", dest, comm))
-        for source, dest in given
-    ]
+    known = []
+    for i, (source, dest) in enumerate(given):
+        name = f"pairs[{i}]"
+        known.append((rank_of("permute", name, source, comm), rank_of("permute", name, dest, comm)))
     for side, what in enumerate(("source", "destination")):
         ranks = [pair[side] for pair in known]
         twice = [pair for pair in known if ranks.count(pair[side]) > 1]
