@@ -1,10 +1,9 @@
 //! Libraries that are loaded when they are first needed, and tables of their functions.
 //!
-//! A process must not hold two copies of libcuda's or NCCL's state, so a library that somebody (JAX, the
-//! MPI library) has already loaded is preferred. Nothing is ever unloaded: compiled programs keep pointers.
+//! A process must not hold two copies of libcuda's or NCCL's state, so a library that JAX or the MPI library has already loaded
+//! is preferred. Nothing is ever unloaded: compiled programs keep pointers.
 
 use std::ffi::{CStr, OsString, c_int, c_void};
-use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
@@ -15,19 +14,6 @@ const RTLD_NOLOAD: c_int = libc::RTLD_NOLOAD;
 #[cfg(not(target_os = "linux"))]
 const RTLD_NOLOAD: c_int = 0x10;
 
-/// Why a library cannot be used.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum LoadError {
-    #[error("{library} cannot be loaded ({tried})")]
-    Absent { library: &'static str, tried: String },
-    #[error("{path} has no function {symbol}: at least version {needed} is needed")]
-    MissingSymbol { path: String, symbol: &'static str, needed: &'static str },
-    #[error("{path} is version {found}, expected at least {needed}")]
-    TooOld { path: String, found: String, needed: &'static str },
-    #[error("{path}: {reason}")]
-    Unusable { path: String, reason: String },
-}
-
 /// A library by name.
 #[derive(Clone, Copy, Debug)]
 pub struct Name {
@@ -36,6 +22,13 @@ pub struct Name {
     pub variable: &'static str,
     /// For error messages.
     pub needed: &'static str,
+}
+
+impl Name {
+    /// The error of a library that is too old.
+    pub fn too_old(self, path: &str, found: &str) -> String {
+        format!("{path} is version {found}, expected at least {}", self.needed)
+    }
 }
 
 /// Where Python packages keep libraries, as Python told us.
@@ -51,67 +44,36 @@ pub fn add_directories(directories: impl IntoIterator<Item = PathBuf>) {
     }
 }
 
-/// A loaded library.
-pub struct Loaded {
-    library: Library,
-    pub path: String,
+/// The library that the environment names, else the one that is in the process already, else the first that is found; and its
+/// path.
+pub fn open(name: Name) -> Result<(Library, String), String> {
+    if let Some(path) = std::env::var_os(name.variable).filter(|path| !path.is_empty()) {
+        return open_first(name, &[path]);
+    }
+    // SAFETY: nothing is loaded, so nothing runs.
+    if let Ok(library) = unsafe { Library::open(Some(name.soname), RTLD_NOW | RTLD_NOLOAD) } {
+        return Ok((library, name.soname.into()));
+    }
+    let known = DIRECTORIES.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    let files = known.iter().map(|directory| directory.join(name.soname)).filter(|file| file.exists());
+    let mut paths: Vec<OsString> = files.map(PathBuf::into_os_string).collect();
+    paths.push(name.soname.into());
+    open_first(name, &paths)
 }
 
-impl Loaded {
-    /// The library that the environment names, else the one that is in the process already, else the
-    /// first that is found.
-    pub fn open(name: Name) -> Result<Self, LoadError> {
-        if let Some(path) = std::env::var_os(name.variable).filter(|path| !path.is_empty()) {
-            return Self::open_first(name, &[path]);
-        }
-        // SAFETY: nothing is loaded, so nothing runs.
-        if let Ok(library) = unsafe { Library::open(Some(name.soname), RTLD_NOW | RTLD_NOLOAD) } {
-            return Ok(Self { library, path: name.soname.into() });
-        }
-        let known = DIRECTORIES.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let files = known.iter().map(|directory| directory.join(name.soname)).filter(|file| file.exists());
-        let mut paths: Vec<OsString> = files.map(PathBuf::into_os_string).collect();
-        paths.push(name.soname.into());
-        Self::open_first(name, &paths)
-    }
-
-    fn open_first(name: Name, paths: &[OsString]) -> Result<Self, LoadError> {
-        let mut tried = Vec::new();
-        for path in paths {
-            // SAFETY: the constructors of these libraries are meant to be run by any program.
-            match unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) } {
-                Ok(library) => return Ok(Self { library, path: path.to_string_lossy().into() }),
-                Err(error) => tried.push(reason(&error)),
+fn open_first(name: Name, paths: &[OsString]) -> Result<(Library, String), String> {
+    let mut tried = Vec::new();
+    for path in paths {
+        // SAFETY: the constructors of these libraries are meant to be run by any program.
+        match unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) } {
+            Ok(library) => return Ok((library, path.to_string_lossy().into())),
+            // The loader's own words.
+            Err(error) => {
+                tried.push(std::error::Error::source(&error).map_or(error.to_string(), ToString::to_string));
             }
         }
-        Err(LoadError::Absent { library: name.soname, tried: tried.join("; ") })
     }
-
-    /// The address of a function, or null.
-    pub fn symbol(&self, symbol: &CStr) -> *const c_void {
-        // SAFETY: only the address is taken.
-        match unsafe { self.library.get::<*const c_void>(symbol.to_bytes_with_nul()) } {
-            Ok(address) => address.into_raw().cast_const().cast(),
-            Err(_) => std::ptr::null(),
-        }
-    }
-
-    /// Keeps it for the rest of the process.
-    pub fn keep(self) -> String {
-        std::mem::forget(self.library);
-        self.path
-    }
-}
-
-impl fmt::Debug for Loaded {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Loaded").field(&self.path).finish()
-    }
-}
-
-/// The loader's own words.
-fn reason(error: &libloading::Error) -> String {
-    std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
+    Err(format!("{} cannot be loaded ({})", name.soname, tried.join("; ")))
 }
 
 /// The library that the code at `address` belongs to.
@@ -127,61 +89,34 @@ pub fn file_of(address: usize) -> Option<PathBuf> {
     }
 }
 
-/// Declares a struct of function pointers and `load`, which fills it. A library without one of the first
-/// list is refused; those of the second are `None` where they are missing. A library may have a function under
-/// another name: CUDA's headers rename some to a newer version of them.
+/// Declares a struct of function pointers, and `load`, which fills it. A library without one of them is refused.
 macro_rules! function_table {
     ($(#[$meta:meta])* $table:ident {
-        $($function:ident $(= $renamed:literal)? ($($argument:ty),*) $(-> $result:ty)?;)*
-    } optional {
-        $($option:ident = $symbol:literal ($($optional:ty),*) $(-> $returned:ty)?;)*
+        $($function:ident($($argument:ty),*) $(-> $result:ty)?;)*
     }) => {
         $(#[$meta])*
         #[allow(non_snake_case)]
         pub struct $table {
             pub path: String,
             $(pub $function: unsafe extern "C" fn($($argument),*) $(-> $result)?,)*
-            $(pub $option: Option<unsafe extern "C" fn($($optional),*) $(-> $returned)?>,)*
         }
 
         impl $table {
-            pub fn load(name: $crate::dynlib::Name) -> Result<Self, $crate::dynlib::LoadError> {
-                let library = $crate::dynlib::Loaded::open(name)?;
-                $(
-                    #[allow(non_snake_case)]
-                    let $function = {
-                        const SYMBOL: &str = concat!($crate::dynlib::symbol_of!($function $($renamed)?), "\0");
-                        // The name without its nul.
-                        let symbol = SYMBOL.split_at(SYMBOL.len() - 1).0;
-                        let address = ::std::ffi::CStr::from_bytes_with_nul(SYMBOL.as_bytes())
-                            .map_or(::std::ptr::null(), |name| library.symbol(name));
-                        if address.is_null() {
-                            return Err($crate::dynlib::LoadError::MissingSymbol {
-                                path: library.path.clone(),
-                                symbol,
-                                needed: name.needed,
-                            });
-                        }
-                        // SAFETY: the library's function of that name has this signature.
-                        unsafe {
-                            ::std::mem::transmute::<
-                                *const ::std::ffi::c_void,
-                                unsafe extern "C" fn($($argument),*) $(-> $result)?,
-                            >(address)
-                        }
-                    };
-                )*
-                $(
-                    let address = library.symbol($symbol);
-                    // SAFETY: as above; null is None.
-                    let $option = unsafe {
-                        ::std::mem::transmute::<
-                            *const ::std::ffi::c_void,
-                            Option<unsafe extern "C" fn($($optional),*) $(-> $returned)?>,
-                        >(address)
-                    };
-                )*
-                Ok(Self { path: library.keep(), $($function,)* $($option,)* })
+            pub fn load(name: $crate::dynlib::Name) -> Result<Self, String> {
+                let (library, path) = $crate::dynlib::open(name)?;
+                let missing = |function: &str| {
+                    format!("{path} has no function {function}: at least version {} is needed", name.needed)
+                };
+                let functions = Self {
+                    // SAFETY: the library's function of that name has this signature.
+                    $($function: unsafe {
+                        let symbol = library.get(stringify!($function).as_bytes());
+                        *symbol.map_err(|_| missing(stringify!($function)))?
+                    },)*
+                    path: path.clone(),
+                };
+                std::mem::forget(library);
+                Ok(functions)
             }
         }
 
@@ -193,14 +128,11 @@ macro_rules! function_table {
     };
 }
 
-/// The symbol of a function: its name, or another one that follows it.
-macro_rules! symbol_of {
-    ($name:ident $symbol:literal) => {
-        $symbol
-    };
-    ($name:ident) => {
-        stringify!($name)
+/// Calls a function of a table, whose `check` makes an error of its code and its name.
+macro_rules! checked {
+    ($library:expr, $function:ident($($argument:expr),* $(,)?)) => {
+        $library.check(stringify!($function), ($library.$function)($($argument),*))
     };
 }
 
-pub(crate) use {function_table, symbol_of};
+pub(crate) use {checked, function_table};

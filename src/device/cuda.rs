@@ -2,21 +2,20 @@
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::ptr::{null, null_mut};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::OnceLock;
 
-use super::Loaded;
 use crate::call::Stream;
-use crate::dynlib::{LoadError, Name, function_table};
+use crate::dynlib::{Name, checked, function_table};
 use crate::error::Cause;
 
 /// `CUresult`; a newer driver has codes that we do not know.
 pub type Code = c_int;
-/// `CUdeviceptr`
+/// `CUdeviceptr`. A copy also takes the address of host memory as one.
 pub type Pointer = u64;
 pub type Context = *mut c_void;
 /// `CUstream`
 pub type StreamHandle = *mut c_void;
-pub type Event = *mut c_void;
+type EventHandle = *mut c_void;
 
 const LIBRARY: Name =
     Name { soname: "libcuda.so.1", variable: "MPI4JAX_LIBCUDA", needed: "12.0 of the CUDA driver" };
@@ -35,8 +34,8 @@ const NOT_READY: Code = 600;
 const RELAXED: c_int = 2;
 
 function_table! {
-    /// libcuda's functions.
-    Functions {
+    /// The initialised driver. Its functions have the names of their symbols: CUDA's headers rename some to a newer version.
+    Driver {
         cuInit(c_uint) -> Code;
         cuDriverGetVersion(*mut c_int) -> Code;
         cuGetErrorString(Code, *mut *const c_char) -> Code;
@@ -44,74 +43,48 @@ function_table! {
         cuDeviceGet(*mut c_int, c_int) -> Code;
         cuDeviceGetUuid(*mut [u8; 16], c_int) -> Code;
         cuDevicePrimaryCtxRetain(*mut Context, c_int) -> Code;
-        cuCtxPushCurrent = "cuCtxPushCurrent_v2" (Context) -> Code;
-        cuCtxPopCurrent = "cuCtxPopCurrent_v2" (*mut Context) -> Code;
+        cuCtxPushCurrent_v2(Context) -> Code;
+        cuCtxPopCurrent_v2(*mut Context) -> Code;
         cuStreamCreate(*mut StreamHandle, c_uint) -> Code;
         cuStreamGetCtx(StreamHandle, *mut Context) -> Code;
         cuStreamSynchronize(StreamHandle) -> Code;
-        cuStreamWaitEvent(StreamHandle, Event, c_uint) -> Code;
+        cuStreamWaitEvent(StreamHandle, EventHandle, c_uint) -> Code;
         cuThreadExchangeStreamCaptureMode(*mut c_int) -> Code;
         cuMemHostAlloc(*mut *mut c_void, usize, c_uint) -> Code;
         cuMemFreeHost(*mut c_void) -> Code;
-        cuMemAlloc = "cuMemAlloc_v2" (*mut Pointer, usize) -> Code;
-        cuMemFree = "cuMemFree_v2" (Pointer) -> Code;
+        cuMemAlloc_v2(*mut Pointer, usize) -> Code;
+        cuMemAllocAsync(*mut Pointer, usize, StreamHandle) -> Code;
+        cuMemFreeAsync(Pointer, StreamHandle) -> Code;
+        cuMemsetD8Async(Pointer, u8, usize, StreamHandle) -> Code;
         cuMemsetD32Async(Pointer, c_uint, usize, StreamHandle) -> Code;
-        cuMemcpyDtoHAsync = "cuMemcpyDtoHAsync_v2" (*mut c_void, Pointer, usize, StreamHandle) -> Code;
-        cuMemcpyHtoDAsync = "cuMemcpyHtoDAsync_v2" (Pointer, *const c_void, usize, StreamHandle) -> Code;
-        cuMemcpyDtoDAsync = "cuMemcpyDtoDAsync_v2" (Pointer, Pointer, usize, StreamHandle) -> Code;
-        cuEventCreate(*mut Event, c_uint) -> Code;
-        cuEventRecord(Event, StreamHandle) -> Code;
-        cuEventSynchronize(Event) -> Code;
-        cuEventQuery(Event) -> Code;
-        cuEventDestroy = "cuEventDestroy_v2" (Event) -> Code;
-    } optional {}
+        cuMemcpyAsync(Pointer, Pointer, usize, StreamHandle) -> Code;
+        cuEventCreate(*mut EventHandle, c_uint) -> Code;
+        cuEventRecord(EventHandle, StreamHandle) -> Code;
+        cuEventQuery(EventHandle) -> Code;
+        cuEventDestroy_v2(EventHandle) -> Code;
+    }
 }
-
-/// The initialised driver.
-#[derive(Debug)]
-pub struct Driver {
-    f: Functions,
-    /// Events that are not in use, with their contexts: to make one and to destroy it takes longer than to record it.
-    spare: Mutex<Vec<Spare>>,
-}
-
-/// How many are kept.
-const SPARE: usize = 64;
-
-#[derive(Debug)]
-struct Spare {
-    context: Context,
-    event: Event,
-}
-
-// SAFETY: CUDA's handles may be used by any thread.
-unsafe impl Send for Spare {}
 
 /// The driver, loaded and initialised by the first who asks.
-pub fn driver() -> Result<&'static Driver, LoadError> {
-    static DRIVER: Loaded<Driver> = Loaded::new();
-    DRIVER.get_or_init(Driver::load).as_ref().map_err(Clone::clone)
+pub fn driver() -> Result<&'static Driver, String> {
+    static DRIVER: OnceLock<Result<Driver, String>> = OnceLock::new();
+    DRIVER.get_or_init(Driver::start).as_ref().map_err(Clone::clone)
 }
 
 impl Driver {
-    fn load() -> Result<Self, LoadError> {
-        let driver = Self { f: Functions::load(LIBRARY)?, spare: Mutex::default() };
-        let mut version = 0;
+    fn start() -> Result<Self, String> {
+        let driver = Self::load(LIBRARY)?;
+        let (path, mut version) = (&driver.path, 0);
         // SAFETY: the first call of the driver; then a place to write to.
-        let started = unsafe {
-            driver.check("cuInit", (driver.f.cuInit)(0)).and_then(|()| {
-                driver.check("cuDriverGetVersion", (driver.f.cuDriverGetVersion)(&mut version))
-            })
-        };
-        let path = driver.f.path.clone();
-        match started {
-            Err(cause) => Err(LoadError::Unusable { path, reason: cause.to_string() }),
-            Ok(()) if version < OLDEST => {
-                let found = format!("{}.{}", version / 1000, version % 1000 / 10);
-                Err(LoadError::TooOld { path, found, needed: LIBRARY.needed })
-            }
-            Ok(()) => Ok(driver),
+        unsafe {
+            checked!(driver, cuInit(0))
+                .and_then(|()| checked!(driver, cuDriverGetVersion(&mut version)))
+                .map_err(|cause| format!("{path}: {cause}"))?;
         }
+        if version < OLDEST {
+            return Err(LIBRARY.too_old(path, &format!("{}.{}", version / 1000, version % 1000 / 10)));
+        }
+        Ok(driver)
     }
 
     fn check(&self, function: &'static str, code: Code) -> Result<(), Cause> {
@@ -123,20 +96,20 @@ impl Driver {
         let mut text = null();
         // SAFETY: sets the pointer to a constant string, or to null for a code that it does not know.
         let text = unsafe {
-            (self.f.cuGetErrorString)(code, &mut text);
+            (self.cuGetErrorString)(code, &mut text);
             if text.is_null() {
                 "unknown error".into()
             } else {
                 CStr::from_ptr(text).to_string_lossy().into()
             }
         };
-        Cause::Library { function, code, text }
+        Cause::Library { function: function.trim_end_matches("_v2"), code, text }
     }
 
     pub fn devices(&self) -> Result<i32, Cause> {
         let mut count = 0;
         // SAFETY: a place to write to.
-        self.check("cuDeviceGetCount", unsafe { (self.f.cuDeviceGetCount)(&mut count) })?;
+        unsafe { checked!(self, cuDeviceGetCount(&mut count))? };
         Ok(count)
     }
 
@@ -145,62 +118,10 @@ impl Driver {
         let (mut device, mut uuid) = (0, [0; 16]);
         // SAFETY: places to write to.
         unsafe {
-            self.check("cuDeviceGet", (self.f.cuDeviceGet)(&mut device, ordinal))?;
-            self.check("cuDeviceGetUuid", (self.f.cuDeviceGetUuid)(&mut uuid, device))?;
+            checked!(self, cuDeviceGet(&mut device, ordinal))?;
+            checked!(self, cuDeviceGetUuid(&mut uuid, device))?;
         }
         Ok(uuid)
-    }
-
-    /// Writes 32 bits, in the order of a stream.
-    ///
-    /// # Safety
-    /// `to` is an aligned place in a GPU's memory.
-    pub unsafe fn fill(&self, to: Pointer, value: i32, stream: Stream) -> Result<(), Cause> {
-        // SAFETY: promised by the caller.
-        let code = unsafe { (self.f.cuMemsetD32Async)(to, value as c_uint, 1, stream.0) };
-        self.check("cuMemsetD32Async", code)
-    }
-
-    /// Copies to the host, in the order of a stream.
-    ///
-    /// # Safety
-    /// Both places hold so many bytes, which is not none, until the stream has come past it, and do not overlap.
-    pub unsafe fn download(
-        &self,
-        from: Pointer,
-        to: *mut u8,
-        bytes: usize,
-        stream: Stream,
-    ) -> Result<(), Cause> {
-        // SAFETY: promised by the caller.
-        let code = unsafe { (self.f.cuMemcpyDtoHAsync)(to.cast(), from, bytes, stream.0) };
-        self.check("cuMemcpyDtoHAsync", code)
-    }
-
-    /// Copies from the host, likewise.
-    ///
-    /// # Safety
-    /// As for `download`.
-    pub unsafe fn upload(
-        &self,
-        from: *const u8,
-        to: Pointer,
-        bytes: usize,
-        stream: Stream,
-    ) -> Result<(), Cause> {
-        // SAFETY: promised by the caller.
-        let code = unsafe { (self.f.cuMemcpyHtoDAsync)(to, from.cast(), bytes, stream.0) };
-        self.check("cuMemcpyHtoDAsync", code)
-    }
-
-    /// Copies within the memory of a GPU, likewise.
-    ///
-    /// # Safety
-    /// As for `download`.
-    pub unsafe fn copy(&self, from: Pointer, to: Pointer, bytes: usize, stream: Stream) -> Result<(), Cause> {
-        // SAFETY: promised by the caller.
-        let code = unsafe { (self.f.cuMemcpyDtoDAsync)(to, from, bytes, stream.0) };
-        self.check("cuMemcpyDtoDAsync", code)
     }
 
     /// The context that the CUDA runtime, and so XLA, uses for a device.
@@ -208,9 +129,8 @@ impl Driver {
         let (mut device, mut context) = (0, null_mut());
         // SAFETY: places to write to. The context is kept: XLA keeps it too.
         unsafe {
-            self.check("cuDeviceGet", (self.f.cuDeviceGet)(&mut device, ordinal))?;
-            let code = (self.f.cuDevicePrimaryCtxRetain)(&mut context, device);
-            self.check("cuDevicePrimaryCtxRetain", code)?;
+            checked!(self, cuDeviceGet(&mut device, ordinal))?;
+            checked!(self, cuDevicePrimaryCtxRetain(&mut context, device))?;
         }
         Ok(context)
     }
@@ -218,7 +138,7 @@ impl Driver {
     pub fn context_of(&self, stream: Stream) -> Result<Context, Cause> {
         let mut context = null_mut();
         // SAFETY: a stream of XLA's.
-        self.check("cuStreamGetCtx", unsafe { (self.f.cuStreamGetCtx)(stream.0, &mut context) })?;
+        unsafe { checked!(self, cuStreamGetCtx(stream.0, &mut context))? };
         Ok(context)
     }
 
@@ -228,63 +148,57 @@ impl Driver {
     /// `context` exists.
     pub unsafe fn enter(&'static self, context: Context) -> Result<Entered, Cause> {
         // SAFETY: promised by the caller.
-        self.check("cuCtxPushCurrent", unsafe { (self.f.cuCtxPushCurrent)(context) })?;
+        unsafe { checked!(self, cuCtxPushCurrent_v2(context))? };
         Ok(Entered { driver: self, _of_this_thread: std::marker::PhantomData })
-    }
-
-    pub fn synchronize(&self, stream: Stream) -> Result<(), Cause> {
-        // SAFETY: a stream of XLA's.
-        self.check("cuStreamSynchronize", unsafe { (self.f.cuStreamSynchronize)(stream.0) })
-    }
-
-    /// What a thread that only looks on has to do first: its questions would end what other threads record.
-    pub fn look_on(&self) {
-        let mut mode = RELAXED;
-        // SAFETY: a place to read from and to write to. If it fails, recordings may.
-        unsafe { (self.f.cuThreadExchangeStreamCaptureMode)(&mut mode) };
-    }
-
-    /// A place in a stream of the current context, and later in others of it.
-    pub fn mark(&'static self, context: Context) -> Result<Mark, Cause> {
-        let found = {
-            let mut spare = self.spare();
-            let found = spare.iter().rposition(|spare| spare.context == context);
-            found.map(|index| spare.swap_remove(index).event)
-        };
-        if let Some(event) = found {
-            return Ok(Mark { driver: self, context, event });
-        }
-        let mut event = null_mut();
-        // SAFETY: a place to write to.
-        let code = unsafe { (self.f.cuEventCreate)(&mut event, EVENT_FLAGS) };
-        self.check("cuEventCreate", code).map(|()| Mark { driver: self, context, event })
-    }
-
-    /// The place that a stream has reached so far.
-    pub fn mark_on(&'static self, stream: Stream) -> Result<Mark, Cause> {
-        let mark = self.mark(self.context_of(stream)?)?;
-        mark.put(stream)?;
-        Ok(mark)
-    }
-
-    fn spare(&self) -> MutexGuard<'_, Vec<Spare>> {
-        self.spare.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A new stream of the current context, which stays.
     pub fn stream(&self) -> Result<Stream, Cause> {
         let mut stream = null_mut();
         // SAFETY: a place to write to.
-        let code = unsafe { (self.f.cuStreamCreate)(&mut stream, STREAM_FLAGS) };
-        self.check("cuStreamCreate", code).map(|()| Stream(stream))
+        unsafe { checked!(self, cuStreamCreate(&mut stream, STREAM_FLAGS))? };
+        Ok(Stream(stream))
+    }
+
+    /// Waits on the host for all that was put on a stream.
+    pub fn synchronize(&self, stream: Stream) -> Result<(), Cause> {
+        // SAFETY: a stream of XLA's.
+        unsafe { checked!(self, cuStreamSynchronize(stream.0)) }
+    }
+
+    /// Copies in the order of a stream. CUDA knows which of the two addresses are the host's.
+    ///
+    /// # Safety
+    /// Both places hold so many bytes until the stream has come past it, and do not overlap.
+    pub unsafe fn copy(&self, from: Pointer, to: Pointer, bytes: usize, stream: Stream) -> Result<(), Cause> {
+        // SAFETY: promised by the caller.
+        unsafe { checked!(self, cuMemcpyAsync(to, from, bytes, stream.0)) }
+    }
+
+    /// Writes zeros, in the order of a stream.
+    ///
+    /// # Safety
+    /// `to` is a place in a GPU's memory for so many bytes, which is not none.
+    pub unsafe fn clear(&self, to: Pointer, bytes: usize, stream: Stream) -> Result<(), Cause> {
+        // SAFETY: promised by the caller.
+        unsafe { checked!(self, cuMemsetD8Async(to, 0, bytes, stream.0)) }
+    }
+
+    /// Writes 32 bits, in the order of a stream.
+    ///
+    /// # Safety
+    /// `to` is an aligned place in a GPU's memory.
+    pub unsafe fn write(&self, word: u32, to: Pointer, stream: Stream) -> Result<(), Cause> {
+        // SAFETY: promised by the caller.
+        unsafe { checked!(self, cuMemsetD32Async(to, word, 1, stream.0)) }
     }
 
     /// Host memory that the GPU copies to and from by itself.
     pub fn allocate_pinned(&self, bytes: usize) -> Result<*mut u8, Cause> {
         let mut data = null_mut();
         // SAFETY: a place to write to.
-        let code = unsafe { (self.f.cuMemHostAlloc)(&mut data, bytes, HOST_PORTABLE) };
-        self.check("cuMemHostAlloc", code).map(|()| data.cast())
+        unsafe { checked!(self, cuMemHostAlloc(&mut data, bytes, HOST_PORTABLE))? };
+        Ok(data.cast())
     }
 
     /// Gives back what `allocate_pinned` has allocated.
@@ -293,24 +207,47 @@ impl Driver {
     /// Nothing on a stream uses it any more.
     pub unsafe fn free_pinned(&self, data: *mut u8) {
         // SAFETY: promised by the caller. There is nothing to be done about an error.
-        unsafe { (self.f.cuMemFreeHost)(data.cast()) };
+        unsafe { (self.cuMemFreeHost)(data.cast()) };
     }
 
-    /// Memory of the current context's device.
+    /// Memory of the current context's device, which stays.
     pub fn allocate(&self, bytes: usize) -> Result<Pointer, Cause> {
         let mut pointer = 0;
         // SAFETY: a place to write to.
-        self.check("cuMemAlloc", unsafe { (self.f.cuMemAlloc)(&mut pointer, bytes) })?;
+        unsafe { checked!(self, cuMemAlloc_v2(&mut pointer, bytes))? };
         Ok(pointer)
     }
 
-    /// Gives back what `allocate` has allocated, in the same context.
+    /// Memory of the device of a stream, for what comes on this stream from now on.
+    pub fn allocate_on(&self, stream: Stream, bytes: usize) -> Result<Pointer, Cause> {
+        let mut pointer = 0;
+        // SAFETY: a place to write to.
+        unsafe { checked!(self, cuMemAllocAsync(&mut pointer, bytes, stream.0))? };
+        Ok(pointer)
+    }
+
+    /// Gives back what `allocate_on` has allocated, once the stream has come here.
     ///
     /// # Safety
-    /// Nothing on a stream uses it any more.
-    pub unsafe fn free(&self, pointer: Pointer) {
-        // SAFETY: promised by the caller. There is nothing to be done about an error.
-        unsafe { (self.f.cuMemFree)(pointer) };
+    /// Nothing uses it any more that the stream does not wait for.
+    pub unsafe fn free_on(&self, stream: Stream, pointer: Pointer) -> Result<(), Cause> {
+        // SAFETY: promised by the caller.
+        unsafe { checked!(self, cuMemFreeAsync(pointer, stream.0)) }
+    }
+
+    /// A new event of the current context.
+    pub fn event(&'static self) -> Result<Event, Cause> {
+        let mut handle = null_mut();
+        // SAFETY: a place to write to.
+        unsafe { checked!(self, cuEventCreate(&mut handle, EVENT_FLAGS))? };
+        Ok(Event { driver: self, handle })
+    }
+
+    /// To be called by a thread that only asks: its questions would end what other threads record.
+    pub fn look_on(&self) {
+        let mut mode = RELAXED;
+        // SAFETY: a place to read from and to write to. If it fails, recordings may.
+        unsafe { (self.cuThreadExchangeStreamCaptureMode)(&mut mode) };
     }
 }
 
@@ -326,60 +263,43 @@ impl Drop for Entered {
     fn drop(&mut self) {
         let mut context = null_mut();
         // SAFETY: pushed by `enter` on this thread.
-        unsafe { (self.driver.f.cuCtxPopCurrent)(&mut context) };
+        unsafe { (self.driver.cuCtxPopCurrent_v2)(&mut context) };
     }
 }
 
-/// A place in a stream.
+/// A place in a stream, once it has been recorded there.
 #[derive(Debug)]
-pub struct Mark {
+pub struct Event {
     driver: &'static Driver,
-    context: Context,
-    event: Event,
+    handle: EventHandle,
 }
 
 // SAFETY: CUDA's handles may be used by any thread.
-unsafe impl Send for Mark {}
+unsafe impl Send for Event {}
 
-impl Mark {
-    /// Moves it to where the stream is now.
-    pub fn put(&self, stream: Stream) -> Result<(), Cause> {
-        // SAFETY: made by `Driver::mark` in the context of the stream, which is XLA's.
-        let code = unsafe { (self.driver.f.cuEventRecord)(self.event, stream.0) };
-        self.driver.check("cuEventRecord", code)
+impl Event {
+    /// Moves it to where a stream of its context is now.
+    pub fn record(&self, stream: Stream) -> Result<(), Cause> {
+        // SAFETY: the handle is live.
+        unsafe { checked!(self.driver, cuEventRecord(self.handle, stream.0)) }
     }
 
     /// Lets what comes on a stream from now on wait for it; the host does not.
     pub fn hold(&self, stream: Stream) -> Result<(), Cause> {
-        // SAFETY: made by `Driver::mark`; a stream of the same context.
-        let code = unsafe { (self.driver.f.cuStreamWaitEvent)(stream.0, self.event, 0) };
-        self.driver.check("cuStreamWaitEvent", code)
-    }
-
-    /// Waits on the host until the stream has come past it.
-    pub fn wait(&self) -> Result<(), Cause> {
-        // SAFETY: made by `Driver::mark`.
-        let code = unsafe { (self.driver.f.cuEventSynchronize)(self.event) };
-        self.driver.check("cuEventSynchronize", code)
+        // SAFETY: the handle is live.
+        unsafe { checked!(self.driver, cuStreamWaitEvent(stream.0, self.handle, 0)) }
     }
 
     /// Whether the stream has come past it. Errors of the stream are left to those who wait for it.
     pub fn is_reached(&self) -> bool {
-        // SAFETY: made by `Driver::mark`.
-        unsafe { (self.driver.f.cuEventQuery)(self.event) != NOT_READY }
+        // SAFETY: the handle is live.
+        unsafe { (self.driver.cuEventQuery)(self.handle) != NOT_READY }
     }
 }
 
-impl Drop for Mark {
+impl Drop for Event {
     fn drop(&mut self) {
-        let &mut Self { driver, context, event } = self;
-        let mut spare = driver.spare();
-        if spare.len() < SPARE {
-            // It may not have happened yet: then the next one to record it moves it.
-            spare.push(Spare { context, event });
-        } else {
-            // SAFETY: made by `Driver::mark`; CUDA destroys it once it has happened.
-            unsafe { (driver.f.cuEventDestroy)(event) };
-        }
+        // SAFETY: made by `Driver::event`. CUDA destroys it once it has happened.
+        unsafe { (self.driver.cuEventDestroy_v2)(self.handle) };
     }
 }

@@ -2,66 +2,38 @@
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 
-use super::cuda::{Driver, Mark, Pointer};
+use super::cuda::{Driver, Pointer};
 use crate::call::Stream;
 use crate::error::Cause;
+use crate::ops::Buffer;
 
 /// What is in staging memory of the host at first, in builds for tests: a test that reads what was not copied sees it.
 const UNWRITTEN: u8 = 0xA5;
 
-/// Where arrays are, and where the memory is that they are copied to and from. Calls are made in the context of their stream.
+/// Where arrays are. Calls are made in the context of their stream.
 #[derive(Clone, Copy, Debug)]
 pub enum Device {
-    /// Both on the host: what is done for a GPU can be tested, and timed, without one.
     Host,
-    /// Arrays on a GPU, memory on the host, which the GPU copies to and from by itself.
     Gpu(&'static Driver),
-    /// Both on a GPU: for operations that do not go through the host.
-    WithinGpu(&'static Driver),
 }
 
 impl Device {
+    /// Memory of the host, which a GPU copies to and from by itself.
     pub fn allocate(self, bytes: usize) -> Result<Staging, Cause> {
         // An empty allocation is an error to CUDA, and undefined on the host.
         let capacity = bytes.max(1);
         let data = match self {
             Self::Host => host_memory(capacity)?,
             Self::Gpu(driver) => driver.allocate_pinned(capacity)?,
-            Self::WithinGpu(driver) => driver.allocate(capacity)? as *mut u8,
         };
         Ok(Staging { device: self, data, capacity })
     }
 
-    /// Starts to copy from an array, in the order of a stream.
+    /// Starts to copy between arrays and staging memory, in either direction, in the order of a stream.
     ///
     /// # Safety
     /// Both places hold so many bytes until the stream has come past it, and do not overlap.
-    pub unsafe fn download(
-        self,
-        from: *const u8,
-        to: *mut u8,
-        bytes: usize,
-        stream: Stream,
-    ) -> Result<(), Cause> {
-        if bytes == 0 {
-            return Ok(());
-        }
-        // SAFETY: promised by the caller.
-        unsafe {
-            match self {
-                Self::Host => to.copy_from_nonoverlapping(from, bytes),
-                Self::Gpu(driver) => driver.download(from as Pointer, to, bytes, stream)?,
-                Self::WithinGpu(driver) => driver.copy(from as Pointer, to as Pointer, bytes, stream)?,
-            }
-        }
-        Ok(())
-    }
-
-    /// The same to an array.
-    ///
-    /// # Safety
-    /// As for `download`.
-    pub unsafe fn upload(
+    pub unsafe fn copy(
         self,
         from: *const u8,
         to: *mut u8,
@@ -69,32 +41,53 @@ impl Device {
         stream: Stream,
     ) -> Result<(), Cause> {
         // SAFETY: promised by the caller.
-        unsafe {
-            match self {
-                Self::Gpu(driver) if bytes > 0 => driver.upload(from, to as Pointer, bytes, stream),
-                // On the host, and within a GPU, there is no difference.
-                _ => self.download(from, to, bytes, stream),
+        match self {
+            _ if bytes == 0 => Ok(()),
+            Self::Host => {
+                unsafe { to.copy_from_nonoverlapping(from, bytes) };
+                Ok(())
             }
+            Self::Gpu(driver) => unsafe { driver.copy(from as Pointer, to as Pointer, bytes, stream) },
         }
     }
 
-    /// Writes words of 32 bits to an array, in the order of a stream.
+    /// Fills an array with zeros, in the order of a stream.
     ///
     /// # Safety
-    /// `to` is an aligned place for as many words.
-    pub unsafe fn fill<const N: usize>(
+    /// It is an array of the device until the stream has come past it.
+    pub unsafe fn clear(self, array: &Buffer, stream: Stream) -> Result<(), Cause> {
+        // SAFETY: promised by the caller.
+        match self {
+            _ if array.bytes() == 0 => Ok(()),
+            Self::Host => {
+                unsafe { array.data().write_bytes(0, array.bytes()) };
+                Ok(())
+            }
+            Self::Gpu(driver) => unsafe { driver.clear(array.data() as Pointer, array.bytes(), stream) },
+        }
+    }
+
+    /// Writes words of 32 bits to an array of as many, in the order of a stream.
+    ///
+    /// # Safety
+    /// It is an array of the device until the stream has come past it.
+    pub unsafe fn write<const N: usize>(
         self,
-        to: *mut u8,
         words: [u32; N],
+        array: &Buffer,
         stream: Stream,
     ) -> Result<(), Cause> {
-        // SAFETY: promised by the caller.
+        if array.bytes() < size_of_val(&words) {
+            return Err(Cause::Buffers { operand: "result", expected: N, actual: array.count() });
+        }
+        let to = array.data();
+        // SAFETY: promised by the caller; it has so many bytes.
         unsafe {
             match self {
                 Self::Host => to.cast::<[u32; N]>().write_unaligned(words),
-                Self::Gpu(driver) | Self::WithinGpu(driver) => {
+                Self::Gpu(driver) => {
                     for (i, word) in words.into_iter().enumerate() {
-                        driver.fill(to.add(i * size_of::<u32>()) as Pointer, word as i32, stream)?;
+                        driver.write(word, to.add(i * size_of::<u32>()) as Pointer, stream)?;
                     }
                 }
             }
@@ -102,25 +95,12 @@ impl Device {
         Ok(())
     }
 
-    /// Waits for all that was started on a stream, where the host touches what it did.
+    /// Waits on the host for all that was put on a stream.
     pub fn synchronize(self, stream: Stream) -> Result<(), Cause> {
         match self {
+            Self::Host => Ok(()),
             Self::Gpu(driver) => driver.synchronize(stream),
-            Self::Host | Self::WithinGpu(_) => Ok(()),
         }
-    }
-
-    /// The place in a stream that has been reached so far. None on the host.
-    pub fn mark(self, stream: Stream) -> Result<Option<Mark>, Cause> {
-        match self {
-            Self::Host => Ok(None),
-            Self::Gpu(driver) | Self::WithinGpu(driver) => driver.mark_on(stream).map(Some),
-        }
-    }
-
-    /// Lets what comes on a stream from now on wait for a mark: the host does, if it touches the memory too.
-    pub fn follow(self, mark: &Mark, stream: Stream) -> Result<(), Cause> {
-        if let Self::WithinGpu(_) = self { mark.hold(stream) } else { mark.wait() }
     }
 }
 
@@ -165,12 +145,11 @@ impl Staging {
 
 impl Drop for Staging {
     fn drop(&mut self) {
-        // SAFETY: made by `allocate`, in a context where that is needed; a pool knows when the device is done with it.
+        // SAFETY: made by `allocate`; whoever drops it knows that the device is done with it.
         unsafe {
             match self.device {
                 Device::Host => dealloc(self.data, Layout::array::<u8>(self.capacity).unwrap_unchecked()),
                 Device::Gpu(driver) => driver.free_pinned(self.data),
-                Device::WithinGpu(driver) => driver.free(self.data as Pointer),
             }
         }
     }

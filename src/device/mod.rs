@@ -8,12 +8,10 @@ pub mod nccl;
 use std::sync::OnceLock;
 
 pub use self::memory::{Device, Staging};
-use crate::dynlib::LoadError;
 
 /// Whether this process has a GPU that it can use, or why not.
 pub fn support() -> Result<(), String> {
-    let driver = cuda::driver().map_err(|error| error.to_string())?;
-    match driver.devices() {
+    match cuda::driver()?.devices() {
         Ok(0) => Err("the CUDA driver finds no device".into()),
         Ok(_) => Ok(()),
         Err(cause) => Err(cause.to_string()),
@@ -46,6 +44,3 @@ pub fn set_device(ordinal: i32) {
 pub fn device() -> Option<i32> {
     DEVICE.get().copied()
 }
-
-/// What a loader found, kept for the life of the process.
-type Loaded<T> = OnceLock<Result<T, LoadError>>;

@@ -1,10 +1,10 @@
 //! NCCL's functions.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
+use std::sync::OnceLock;
 
-use super::Loaded;
 use super::cuda::StreamHandle;
-use crate::dynlib::{LoadError, Name, function_table};
+use crate::dynlib::{Name, checked, function_table};
 use crate::error::Cause;
 
 /// `ncclResult_t`; a newer library has codes that we do not know.
@@ -50,9 +50,10 @@ const OLDEST: c_int = 21800;
 
 function_table! {
     /// libnccl's functions.
-    Functions {
+    Library {
         ncclGetVersion(*mut c_int) -> Code;
         ncclGetErrorString(Code) -> *const c_char;
+        ncclGetLastError(Handle) -> *const c_char;
         ncclGetUniqueId(*mut UniqueId) -> Code;
         ncclCommInitRank(*mut Handle, c_int, UniqueId, c_int) -> Code;
         ncclCommGetAsyncError(Handle, *mut Code) -> Code;
@@ -67,39 +68,25 @@ function_table! {
         ncclRecv(*mut c_void, usize, c_int, c_int, Handle, StreamHandle) -> Code;
         ncclGroupStart() -> Code;
         ncclGroupEnd() -> Code;
-    } optional {
-        last_error = c"ncclGetLastError" (Handle) -> *const c_char;
     }
 }
 
-/// The library.
-#[derive(Debug)]
-pub struct Library {
-    pub f: Functions,
-    pub version: (c_int, c_int, c_int),
-}
-
 /// NCCL, loaded by the first who asks.
-pub fn library() -> Result<&'static Library, LoadError> {
-    static LIBRARY: Loaded<Library> = Loaded::new();
-    LIBRARY.get_or_init(Library::load).as_ref().map_err(Clone::clone)
+pub fn library() -> Result<&'static Library, String> {
+    static LIBRARY: OnceLock<Result<Library, String>> = OnceLock::new();
+    LIBRARY.get_or_init(Library::start).as_ref().map_err(Clone::clone)
 }
 
 impl Library {
-    fn load() -> Result<Self, LoadError> {
-        let f = Functions::load(LIBRARY)?;
-        let mut version = 0;
+    fn start() -> Result<Self, String> {
+        let library = Self::load(LIBRARY)?;
+        let (path, mut version) = (&library.path, 0);
         // SAFETY: a place to write to.
-        let code = unsafe { (f.ncclGetVersion)(&mut version) };
-        let library = Self { f, version: (version / 10000, version % 10000 / 100, version % 100) };
-        let path = library.f.path.clone();
-        if let Err(cause) = library.check("ncclGetVersion", code) {
-            return Err(LoadError::Unusable { path, reason: cause.to_string() });
-        }
+        unsafe { checked!(library, ncclGetVersion(&mut version)) }
+            .map_err(|cause| format!("{path}: {cause}"))?;
         if version < OLDEST {
-            let (major, minor, patch) = library.version;
-            let found = format!("{major}.{minor}.{patch}");
-            return Err(LoadError::TooOld { path, found, needed: LIBRARY.needed });
+            let found = format!("{}.{}.{}", version / 10000, version % 10000 / 100, version % 100);
+            return Err(LIBRARY.too_old(path, &found));
         }
         Ok(library)
     }
@@ -111,15 +98,14 @@ impl Library {
         }
         // SAFETY: both are strings of NCCL's.
         let text = unsafe {
-            let mut text = CStr::from_ptr((self.f.ncclGetErrorString)(code)).to_string_lossy().into_owned();
-            if let Some(last_error) = self.f.last_error {
-                let last = last_error(std::ptr::null_mut());
-                if !last.is_null() && *last != 0 {
-                    text += &format!(" (its last words: {})", CStr::from_ptr(last).to_string_lossy());
-                }
+            let text = CStr::from_ptr((self.ncclGetErrorString)(code)).to_string_lossy();
+            let last = (self.ncclGetLastError)(std::ptr::null_mut());
+            if last.is_null() || *last == 0 {
+                text.into()
+            } else {
+                format!("{text} (its last words: {})", CStr::from_ptr(last).to_string_lossy()).into()
             }
-            text
         };
-        Err(Cause::Library { function, code, text: text.into() })
+        Err(Cause::Library { function, code, text })
     }
 }

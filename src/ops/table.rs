@@ -177,14 +177,6 @@ impl Row {
     pub fn has_any_size(&self) -> bool {
         [self.at_root, self.elsewhere].iter().any(|side| [side.send, side.recv].contains(&Extent::Told))
     }
-
-    /// Whether each element of a result depends on the same element of the operands alone, so that it may go in
-    /// pieces. All ranks see the same sizes; of a message, whoever is at its other end may not cut it.
-    pub fn acts_on_elements(&self) -> bool {
-        let sides = [self.at_root, self.elsewhere];
-        let extents = sides.iter().flat_map(|side| [side.send, side.recv]);
-        self.is_collective() && !self.has_any_size() && !extents.into_iter().any(|it| it == Extent::PerRank)
-    }
 }
 
 impl Op {

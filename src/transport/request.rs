@@ -7,7 +7,7 @@ use super::progress::{Pause, UnderWay};
 use super::request_memory::{RequestLayout, RequestMemory};
 use crate::call::{Call, Envelope, Phase, Site, Stream};
 use crate::comm::Comm;
-use crate::device::cuda::Mark;
+use crate::device::cuda::Event;
 use crate::error::{Cause, Error};
 use crate::record::recorder::Record;
 
@@ -16,22 +16,18 @@ pub trait Ahead: Send {
     fn finish(self: Box<Self>) -> Result<(), Cause>;
 }
 
-/// What carries out a non-blocking operation.
-pub enum Work {
-    /// MPI.
-    Posted(Posted, Option<Box<dyn Ahead>>),
-    /// A stream, which comes to its end at this mark.
-    OnStream(Mark),
-    /// Nobody: nothing is communicated, or it has ended, or somebody waits for it.
-    Nothing,
-}
-
-/// What a request has until somebody waits for it.
-struct State {
-    work: Work,
-    memory: RequestMemory,
-    /// What a test or the end has said: an error that whoever waits is told.
-    failure: Option<Cause>,
+/// How far an operation has come.
+pub enum State {
+    /// MPI carries it out.
+    Posted(Posted, Option<Box<dyn Ahead>>, RequestMemory),
+    /// A stream does, which comes to its end at this event.
+    OnStream(Event, RequestMemory),
+    /// It has ended, or nothing is communicated.
+    Ended(RequestMemory),
+    /// Whoever waits for it is told so.
+    Failed(Cause),
+    /// It is being waited for, or has been.
+    Taken,
 }
 
 /// A non-blocking operation.
@@ -46,14 +42,8 @@ pub struct Request {
 }
 
 impl Request {
-    pub fn new(
-        call: &Call,
-        layout: RequestLayout,
-        record: Option<Record>,
-        work: Work,
-        memory: RequestMemory,
-    ) -> Self {
-        let state = Mutex::new(State { work, memory, failure: None });
+    pub fn new(call: &Call, layout: RequestLayout, record: Option<Record>, state: State) -> Self {
+        let state = Mutex::new(state);
         Self { site: call.site.clone(), envelope: call.envelope, layout, record, state }
     }
 
@@ -69,57 +59,45 @@ impl Request {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn call(&self, memory: &RequestMemory) -> Call<'_> {
-        let mut call = Call { envelope: self.envelope, ..Call::of(&self.site, Stream::NONE) };
-        memory.lend(&mut call, &self.layout);
-        call
-    }
-
-    /// Waits for the end of what was taken out of the state.
-    fn end(&self, work: Work, memory: &mut RequestMemory, stream: Stream) -> Result<(), Cause> {
-        match work {
-            Work::Nothing => Ok(()),
-            Work::OnStream(end) => memory.follow(&end, stream),
-            Work::Posted(mut posted, ahead) => {
+    /// Waits for the end, or lets a stream wait for it.
+    fn end(&self, state: State, stream: Stream) -> Result<RequestMemory, Cause> {
+        match state {
+            State::Posted(mut posted, ahead, memory) => {
                 let _waiting = Pause::new();
-                let ended = ahead.map_or(Ok(()), |ahead| ahead.finish());
-                ended.and_then(|()| posted.wait(&self.call(memory)))
+                if let Some(ahead) = ahead {
+                    ahead.finish()?;
+                }
+                let mut call = Call { envelope: self.envelope, ..Call::of(&self.site, Stream::NONE) };
+                memory.lend(&mut call, &self.layout);
+                posted.wait(&call)?;
+                Ok(memory)
             }
+            State::OnStream(end, memory) => end.hold(stream).map(|()| memory),
+            State::Ended(memory) => Ok(memory),
+            State::Failed(cause) => Err(cause),
+            State::Taken => Err(Cause::Request { message: "the request is being waited for".into() }),
         }
     }
 
-    /// Waits for its end, or lets a stream wait for it; then `use_memory` is given its memory.
+    /// Waits for its end, or lets a stream wait for it; then `use_memory` is lent its memory.
     pub fn wait(
         &self,
         stream: Stream,
-        use_memory: impl FnOnce(&mut RequestMemory) -> Result<(), Cause>,
+        use_memory: impl FnOnce(&RequestMemory) -> Result<(), Cause>,
     ) -> Result<(), Error> {
-        let (work, mut memory, failure) = {
-            let mut state = self.state();
-            let work = std::mem::replace(&mut state.work, Work::Nothing);
-            (work, std::mem::take(&mut state.memory), state.failure.take())
-        };
-        let ended = failure.map_or_else(|| self.end(work, &mut memory, stream), Err);
-        match ended {
-            Ok(()) => use_memory(&mut memory).map_err(|cause| self.site.error(cause)),
-            Err(cause) => {
-                // MPI may still use it.
-                std::mem::forget(memory);
-                Err(Error { transport: Some("mpi"), ..self.site.error(cause) })
-            }
-        }
+        let state = std::mem::replace(&mut *self.state(), State::Taken);
+        let failed = |cause| Error { transport: Some("mpi"), ..self.site.error(cause) };
+        let memory = self.end(state, stream).map_err(failed)?;
+        use_memory(&memory).and_then(|()| memory.give_back(stream)).map_err(|cause| self.site.error(cause))
     }
 
     /// Ends what has ended in MPI, before the communicator is freed: whoever waits later gets the result. Not what is
     /// still under way.
     pub fn settle(&self) {
         let mut state = self.state();
-        if state.test() && matches!(state.work, Work::Posted(..)) {
-            let work = std::mem::replace(&mut state.work, Work::Nothing);
-            let mut memory = std::mem::take(&mut state.memory);
-            let ended = self.end(work, &mut memory, Stream::NONE);
-            state.memory = memory;
-            state.failure = state.failure.take().or(ended.err());
+        if state.test() && matches!(*state, State::Posted(..)) {
+            let posted = std::mem::replace(&mut *state, State::Taken);
+            *state = self.end(posted, Stream::NONE).map_or_else(State::Failed, State::Ended);
         }
     }
 
@@ -127,7 +105,10 @@ impl Request {
     pub fn with_call<T>(&self, use_call: impl FnOnce(&Call) -> T) -> T {
         let site = Site { phase: Phase::Wait, ..self.site.clone() };
         let mut call = Call { envelope: self.envelope, ..Call::of(&site, Stream::NONE) };
-        self.state().memory.lend(&mut call, &self.layout);
+        if let State::Posted(.., memory) | State::OnStream(_, memory) | State::Ended(memory) = &*self.state()
+        {
+            memory.lend(&mut call, &self.layout);
+        }
         use_call(&call)
     }
 
@@ -139,35 +120,19 @@ impl Request {
 impl State {
     /// Lets MPI go on with it; whether it has ended.
     fn test(&mut self) -> bool {
-        self.failure.is_some()
-            || match &mut self.work {
-                Work::Nothing => true,
-                Work::OnStream(end) => end.is_reached(),
-                Work::Posted(posted, _) => posted.test().unwrap_or_else(|cause| {
-                    self.failure = Some(cause);
-                    true
-                }),
-            }
+        match self {
+            Self::Posted(posted, ..) => posted.test().unwrap_or_else(|cause| {
+                *self = Self::Failed(cause);
+                true
+            }),
+            Self::OnStream(end, _) => end.is_reached(),
+            Self::Ended(_) | Self::Failed(_) | Self::Taken => true,
+        }
     }
 }
 
 impl UnderWay for Request {
     fn test(&self) -> bool {
         self.state().test()
-    }
-}
-
-impl Drop for Request {
-    fn drop(&mut self) {
-        let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
-        let is_used = match &state.work {
-            Work::Posted(posted, _) => !posted.is_empty(),
-            Work::OnStream(_) => true,
-            Work::Nothing => false,
-        };
-        if is_used {
-            // MPI or a stream may still use it.
-            std::mem::forget(std::mem::take(&mut state.memory));
-        }
     }
 }

@@ -3,15 +3,15 @@
 //! It is ours: between the two, XLA may move what it owns. It is the host's, wherever the arrays are, for what goes through
 //! MPI, and a GPU's for what is put on a stream there.
 
-use std::sync::OnceLock;
+use std::mem::ManuallyDrop;
 
 use serde::Deserialize;
 
-use super::Platform;
-use super::pool::{Lease, Pool};
+use super::Transport;
+use super::pool::Lease;
 use crate::call::{Call, Stream};
 use crate::device::Device;
-use crate::device::cuda::Mark;
+use crate::device::cuda::Pointer;
 use crate::error::Cause;
 use crate::ops::{Buffer, Dtype, Op};
 
@@ -19,7 +19,7 @@ use crate::ops::{Buffer, Dtype, Op};
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
 #[serde(deny_unknown_fields)]
 pub struct RequestLayout {
-    /// The operand goes to MPI.
+    /// The operand is sent.
     pub sends: bool,
     /// The operand is a result of the wait.
     pub keeps: bool,
@@ -38,112 +38,78 @@ impl RequestLayout {
     }
 }
 
-type Lazy = OnceLock<Result<Pool, String>>;
-
-/// With memory of the host, the only one of a platform.
-pub fn memory_pool(platform: Platform) -> Result<&'static Pool, Cause> {
-    static POOLS: [Lazy; Platform::ALL.len()] = [const { Lazy::new() }; Platform::ALL.len()];
-    started(&POOLS[platform as usize], || match platform {
-        Platform::Cpu => Ok(Device::Host),
-        Platform::Cuda => super::driver().map(Device::Gpu),
-    })
+enum Block {
+    Host(Lease<'static>),
+    Gpu(Pointer),
 }
 
-/// With memory of a GPU.
-pub fn memory_pool_on_gpu() -> Result<&'static Pool, Cause> {
-    static POOL: Lazy = Lazy::new();
-    started(&POOL, || super::driver().map(Device::WithinGpu))
-}
-
-fn started(
-    lazy: &'static Lazy,
-    device: impl FnOnce() -> Result<Device, String>,
-) -> Result<&'static Pool, Cause> {
-    let pool = lazy.get_or_init(|| device().map(Pool::new));
-    pool.as_ref().map_err(|message| Cause::Setting { message: message.clone() })
-}
-
-/// The memory of an operation that is under way.
-#[derive(Default)]
+/// The memory of an operation that is under way. It is lost unless it is given back: MPI or a stream may still use it.
 pub struct RequestMemory {
-    leases: Vec<Lease<'static>>,
+    device: Device,
+    blocks: ManuallyDrop<Vec<Block>>,
     send: Option<Buffer>,
     recv: Option<Buffer>,
 }
 
-// SAFETY: the buffers point to what the leases own.
+// SAFETY: the buffers point to the blocks, which are nobody else's.
 unsafe impl Send for RequestMemory {}
 
 impl RequestMemory {
-    /// Memory with a copy of the operand, for which the host waits if it is in the order of a stream.
+    /// Memory with a copy of the operand. It is on the GPU, in the order of the stream, for an operation that is put on an
+    /// own stream; else the host's, and the host waits for the copy.
     ///
     /// # Safety
-    /// `operand` is an array of the platform.
-    pub unsafe fn of(
-        pool: &'static Pool,
+    /// `operand` is an array of the transport's platform, until the stream has come past the copy.
+    pub unsafe fn new(
+        transport: &'static Transport,
         op: Op,
         layout: &RequestLayout,
         operand: Option<&Buffer>,
-        stream: Stream,
+        (stream, own): (Stream, Option<Stream>),
     ) -> Result<Self, Cause> {
-        let mut memory = Self::default();
-        // SAFETY (for both copies): promised by the caller; the stream has come past them below.
-        if let (true, Some(operand)) = (layout.sends || layout.keeps, operand) {
-            memory.send = Some(unsafe { memory.copied(pool, operand, stream)? });
-        }
-        memory.recv = match (layout.gives, operand, memory.send) {
-            // In place: MPI copies nothing then.
-            (Some((dtype, count)), _, Some(send))
-                if op == Op::Allreduce && !layout.keeps && (send.dtype(), send.count()) == (dtype, count) =>
-            {
-                Some(send)
-            }
-            (Some((dtype, count)), Some(operand), _)
-                if layout.initial && (operand.dtype(), operand.count()) == (dtype, count) =>
-            {
-                Some(unsafe { memory.copied(pool, operand, stream)? })
-            }
-            (Some((dtype, count)), ..) => Some(memory.leased(pool, dtype, count, stream)?),
-            (None, ..) => None,
+        let device = transport.pool.device;
+        let mut memory = Self { device, blocks: ManuallyDrop::default(), send: None, recv: None };
+        let mut block = |dtype: Dtype, count: usize| {
+            let bytes = count.checked_mul(dtype.size()).filter(|&bytes| isize::try_from(bytes).is_ok());
+            let bytes = bytes.ok_or_else(|| Cause::Shape { dims: [count as i64].into() })?;
+            let (block, data) = match (device, own) {
+                (Device::Gpu(driver), Some(_)) => {
+                    let pointer = driver.allocate_on(stream, bytes.max(1))?;
+                    (Block::Gpu(pointer), pointer as *mut u8)
+                }
+                _ => {
+                    let lease = transport.pool.lease(bytes)?;
+                    let data = lease.data();
+                    (Block::Host(lease), data)
+                }
+            };
+            memory.blocks.push(block);
+            // SAFETY: it has so many bytes.
+            Ok::<_, Cause>(unsafe { Buffer::new(data, dtype, count) })
         };
-        // A rank has come to a barrier when its stream has.
-        if memory.leases.is_empty() || memory.leases.iter().any(|lease| !lease.settled) {
-            pool.device().synchronize(stream)?;
+        let mut copied = |operand: &Buffer| {
+            let buffer = block(operand.dtype(), operand.count())?;
+            // SAFETY: promised by the caller; both hold so many bytes.
+            unsafe { device.copy(operand.data(), buffer.data(), buffer.bytes(), stream)? };
+            Ok::<_, Cause>(buffer)
+        };
+        let send = operand.filter(|_| layout.sends || layout.keeps).map(&mut copied).transpose()?;
+        let is_result = |buffer: &Buffer| layout.gives == Some((buffer.dtype(), buffer.count()));
+        // In place: MPI copies nothing then.
+        let in_place = send.filter(|send| op == Op::Allreduce && !layout.keeps && is_result(send));
+        let initial = operand.filter(|operand| layout.initial && is_result(operand));
+        let recv = match (layout.gives, in_place, initial) {
+            (None, ..) => None,
+            (_, Some(send), _) => Some(send),
+            (_, _, Some(operand)) => Some(copied(operand)?),
+            (Some((dtype, count)), ..) => Some(block(dtype, count)?),
+        };
+        (memory.send, memory.recv) = (send, recv);
+        // The host reads what was copied. A rank has come to a barrier when its stream has.
+        if own.is_none() && (send.is_some() || initial.is_some() || recv.is_none()) {
+            device.synchronize(stream)?;
         }
-        memory.leases.iter_mut().for_each(|lease| lease.settled = true);
         Ok(memory)
-    }
-
-    fn leased(
-        &mut self,
-        pool: &'static Pool,
-        dtype: Dtype,
-        count: usize,
-        stream: Stream,
-    ) -> Result<Buffer, Cause> {
-        let bytes = count.checked_mul(dtype.size()).filter(|&bytes| isize::try_from(bytes).is_ok());
-        let bytes = bytes.ok_or_else(|| Cause::Shape { dims: [count as i64].into() })?;
-        let mut lease = pool.lease(bytes, stream)?;
-        lease.settled = true;
-        let data = lease.data();
-        self.leases.push(lease);
-        // SAFETY: so much was leased, and goes back with the request's memory.
-        Ok(unsafe { Buffer::new(data, dtype, count) })
-    }
-
-    /// # Safety
-    /// `operand` is an array of the platform until the stream has come past the copy.
-    unsafe fn copied(
-        &mut self,
-        pool: &'static Pool,
-        operand: &Buffer,
-        stream: Stream,
-    ) -> Result<Buffer, Cause> {
-        let buffer = self.leased(pool, operand.dtype(), operand.count(), stream)?;
-        self.leases.iter_mut().last().into_iter().for_each(|lease| lease.settled = false);
-        // SAFETY: promised by the caller; both hold so many bytes, and the lease is nobody else's.
-        unsafe { pool.device().download(operand.data(), buffer.data(), buffer.bytes(), stream)? };
-        Ok(buffer)
     }
 
     /// The buffers of a call on it.
@@ -157,22 +123,30 @@ impl RequestMemory {
         [self.recv, self.send.filter(|_| layout.keeps)]
     }
 
-    /// Lets a stream wait for the end of what was put on another one, until which all of this is in use.
-    pub fn follow(&mut self, end: &Mark, stream: Stream) -> Result<(), Cause> {
-        end.hold(stream)?;
-        self.leases.iter_mut().try_for_each(|lease| lease.until_now(stream))
-    }
-
     /// Copies one of the results to an array of its size, in the order of a stream.
     ///
     /// # Safety
     /// `to` is an array of the platform until the stream has come past it.
-    pub unsafe fn give(&mut self, result: &Buffer, to: &Buffer, stream: Stream) -> Result<(), Cause> {
-        let mut leases = self.leases.iter_mut();
-        match leases.find_map(|lease| (lease.data() == result.data()).then_some(lease)) {
-            // SAFETY: promised by the caller.
-            Some(lease) => unsafe { lease.upload(to.data(), to.bytes(), stream) },
-            None => Err(Cause::Buffers { operand: "result", expected: 0, actual: 1 }),
+    pub unsafe fn copy(&self, result: &Buffer, to: &Buffer, stream: Stream) -> Result<(), Cause> {
+        // SAFETY: promised by the caller; the result is not given back before the stream has come past it.
+        unsafe { self.device.copy(result.data(), to.data(), to.bytes(), stream) }
+    }
+
+    /// Gives it back, once the operation has ended and a stream has come here: the host waits for that, or the GPU.
+    pub fn give_back(mut self, stream: Stream) -> Result<(), Cause> {
+        // SAFETY: taken once, as `self` goes.
+        let blocks = ManuallyDrop::new(unsafe { ManuallyDrop::take(&mut self.blocks) });
+        if blocks.iter().any(|block| matches!(block, Block::Host(_))) {
+            self.device.synchronize(stream)?;
         }
+        for block in ManuallyDrop::into_inner(blocks) {
+            match (block, self.device) {
+                // SAFETY: the stream waits for the operation.
+                (Block::Gpu(pointer), Device::Gpu(driver)) => unsafe { driver.free_on(stream, pointer)? },
+                (Block::Gpu(_), Device::Host) => {}
+                (Block::Host(lease), _) => drop(lease),
+            }
+        }
+        Ok(())
     }
 }

@@ -4,112 +4,101 @@
 //! ours: the operand is copied into it, and the result out of it. A program knows an operation by a *handle*, three numbers that an
 //! array of float32 holds exactly, so that it can be carried by loops, and have a tangent and a cotangent, which are handles too.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::io::Write;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::progress::{self, UnderWay};
-use super::request::{Ahead, Request, Work};
+use super::request::{Ahead, Request, State};
 use super::request_memory::{RequestLayout, RequestMemory};
 use super::{Transport, mpi};
 use crate::call::{Call, Stream};
+use crate::device::Device;
 use crate::error::{Cause, Error};
 use crate::record::recorder::Record;
 
 /// How many numbers a handle has.
 pub const HANDLE: usize = 3;
 
-/// The number of a slot of the table, from 1; how often the slot has been used; and a sum that the sum of two handles does not
-/// have. All are below 2^24. Zeros: what was never started.
+/// The number of an operation in two parts, each below 2^23; and a sum that the sum of two handles does not have. Zeros: what
+/// was never started.
 pub type Handle = [f32; HANDLE];
 
+/// Numbers with the same second part.
+const PART: u64 = 1 << 23;
 /// How many operations may be under way.
 const MOST: usize = 1 << 16;
-/// How many slots wait until one of them is used again: for so long an error can name what was waited for there.
+/// Of how many operations an error can name what was waited for.
 const REMEMBERED: usize = 64;
-const GENERATIONS: u32 = 1 << 20;
 /// How long a communicator's end waits for messages that nobody has waited for.
 const PATIENCE: Duration = Duration::from_secs(1);
 /// How long the end of MPI waits for such collectives: all ranks come there, and one of them may not have begun it.
 const PATIENCE_AT_END: Duration = Duration::from_secs(10);
 
-#[derive(Default)]
-struct Entry {
-    generation: u32,
-    request: Option<Arc<Request>>,
-    /// What was last waited for in this slot.
-    past: Option<Arc<Request>>,
-}
-
-#[derive(Default)]
+/// Operations by their numbers, which begin at 1.
 struct Table {
-    slots: Vec<Entry>,
-    free: VecDeque<usize>,
+    under_way: BTreeMap<u64, Arc<Request>>,
+    last: u64,
+    /// The last ones that were waited for.
+    past: VecDeque<(u64, Arc<Request>)>,
 }
 
-static TABLE: Mutex<Table> = Mutex::new(Table { slots: Vec::new(), free: VecDeque::new() });
+static TABLE: Mutex<Table> = Mutex::new(Table { under_way: BTreeMap::new(), last: 0, past: VecDeque::new() });
 
 fn table() -> MutexGuard<'static, Table> {
     TABLE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn handle_of(slot: usize, generation: u32) -> Handle {
-    let number = slot as u32 + 1;
-    let sum = (u64::from(number) * 7919 + u64::from(generation) * 104_729 + 1) % 8_388_593;
-    [number as f32, generation as f32, sum as f32]
+fn handle_of(number: u64) -> Handle {
+    let (low, high) = (number % PART, number / PART);
+    let sum = (low * 7919 + high * 104_729 + 1) % 8_388_593;
+    [low as f32, high as f32, sum as f32]
+}
+
+/// The number that a handle has, if it is one.
+fn number_of(handle: Handle) -> Option<u64> {
+    let number = (handle[1] as u64).checked_mul(PART)?.checked_add(handle[0] as u64)?;
+    (handle_of(number) == handle).then_some(number)
 }
 
 impl Table {
-    fn requests(&self) -> impl Iterator<Item = &Arc<Request>> {
-        self.slots.iter().filter_map(|slot| slot.request.as_ref())
-    }
-
     fn add(&mut self, request: Arc<Request>) -> Result<Handle, Cause> {
-        let used = self.slots.len() - self.free.len();
-        if used >= MOST {
+        if self.under_way.len() >= MOST {
             let message =
                 format!("{MOST} operations have been started and not waited for: call mpi4jax.wait");
             return Err(Cause::Request { message });
         }
-        let reused = if self.free.len() > REMEMBERED { self.free.pop_front() } else { None };
-        let slot = reused.unwrap_or_else(|| {
-            self.slots.push(Entry::default());
-            self.slots.len() - 1
-        });
-        let entry = &mut self.slots[slot];
-        entry.generation = entry.generation % (GENERATIONS - 1) + 1;
-        entry.request = Some(request);
-        Ok(handle_of(slot, entry.generation))
+        self.last += 1;
+        self.under_way.insert(self.last, request);
+        Ok(handle_of(self.last))
     }
 
     fn take(&mut self, handle: Handle, expected: &RequestLayout) -> Result<Arc<Request>, Cause> {
-        let slot = (handle[0] as usize).wrapping_sub(1);
-        let generation = handle[1] as u32;
-        let entry = self.slots.get_mut(slot).filter(|entry| {
-            (1..=entry.generation).contains(&generation) && handle_of(slot, generation) == handle
-        });
-        let Some(entry) = entry else {
+        let Some(number) = number_of(handle).filter(|number| (1..=self.last).contains(number)) else {
             let message = format!(
                 "no started operation has this request: {handle:?}; pass a request on unchanged, and wait for it once"
             );
             return Err(Cause::Request { message });
         };
-        let is_last = entry.generation == generation;
+        let Some(request) = self.under_way.get(&number) else {
+            let past = self.past.iter().find(|(past, _)| *past == number);
+            let what = past.map(|(_, past)| format!(" ({})", past.words())).unwrap_or_default();
+            let message = format!("the request{what} has been waited for before");
+            return Err(Cause::Request { message });
+        };
         let gives = |layout: &RequestLayout| (layout.gives, layout.keeps);
-        if is_last && entry.request.as_ref().is_some_and(|request| gives(&request.layout) != gives(expected))
-        {
+        if gives(&request.layout) != gives(expected) {
             let message = "the started operation has a result of another type or size than the wait".into();
             return Err(Cause::Request { message });
         }
-        if is_last && let Some(request) = entry.request.take() {
-            entry.past = Some(request.clone());
-            self.free.push_back(slot);
-            return Ok(request);
+        let request = request.clone();
+        self.under_way.remove(&number);
+        if self.past.len() == REMEMBERED {
+            self.past.pop_front();
         }
-        let what = entry.past.as_ref().filter(|_| is_last).map(|past| format!(" ({})", past.words()));
-        let message = format!("the request{} has been waited for before", what.unwrap_or_default());
-        Err(Cause::Request { message })
+        self.past.push_back((number, request.clone()));
+        Ok(request)
     }
 }
 
@@ -121,14 +110,13 @@ pub fn start(
     record: Option<Record>,
     ahead: Option<Box<dyn Ahead>>,
 ) -> Result<Handle, Error> {
-    let located = |cause| call.site.error(cause);
     if layout.local {
-        return add(call, layout, memory, record, Work::Nothing).map(|(_, handle)| handle);
+        return add(call, layout, record, State::Ended(memory)).map(|(_, handle)| handle);
     }
-    let of_mpi = |cause| Error { transport: Some("mpi"), ..call.site.error(cause) };
-    progress::prepare().map_err(located)?;
-    let posted = mpi::start(call).map_err(of_mpi)?;
-    let (request, handle) = add(call, layout, memory, record, Work::Posted(posted, ahead))?;
+    progress::prepare().map_err(|cause| call.site.error(cause))?;
+    let failed = |cause| Error { transport: Some("mpi"), ..call.site.error(cause) };
+    let posted = mpi::start(call).map_err(failed)?;
+    let (request, handle) = add(call, layout, record, State::Posted(posted, ahead, memory))?;
     progress::follow(request);
     Ok(handle)
 }
@@ -136,41 +124,36 @@ pub fn start(
 /// The same on a stream of the transport's own, which goes on from where that of the call is.
 pub fn start_on(
     own: Stream,
-    transport: &dyn Transport,
+    transport: &Transport,
     call: &Call,
     layout: RequestLayout,
     memory: RequestMemory,
     record: Option<Record>,
 ) -> Result<Handle, Error> {
+    let Device::Gpu(driver) = transport.pool.device else { return start(call, layout, memory, record, None) };
     let located = |cause| call.site.error(cause);
-    let driver = super::driver().map_err(|message| located(Cause::Setting { message }))?;
-    driver.mark_on(call.stream).and_then(|here| here.hold(own)).map_err(located)?;
-    let ended = transport
-        .execute(&Call { stream: own, ..call.clone() })
-        .and_then(|()| driver.mark_on(own).map_err(located));
-    match ended {
-        Ok(end) => add(call, layout, memory, record, Work::OnStream(end)).map(|(_, handle)| handle),
-        Err(error) => {
-            // Nobody knows whether it is in use.
-            std::mem::forget(memory);
-            Err(error)
-        }
-    }
+    let event_on = |stream| {
+        let event = driver.event()?;
+        event.record(stream).map(|()| event)
+    };
+    event_on(call.stream).and_then(|here| here.hold(own)).map_err(located)?;
+    transport.execute(&Call { stream: own, ..call.clone() })?;
+    let end = event_on(own).map_err(located)?;
+    add(call, layout, record, State::OnStream(end, memory)).map(|(_, handle)| handle)
 }
 
 fn add(
     call: &Call,
     layout: RequestLayout,
-    memory: RequestMemory,
     record: Option<Record>,
-    work: Work,
+    state: State,
 ) -> Result<(Arc<Request>, Handle), Error> {
     let located = |cause| call.site.error(cause);
     let comm = &call.site.comm;
     if !layout.local {
         comm.attach(|| Ok(Outstanding { comm: comm.number })).map_err(located)?;
     }
-    let request = Arc::new(Request::new(call, layout, record, work, memory));
+    let request = Arc::new(Request::new(call, layout, record, state));
     let handle = table().add(request.clone()).map_err(located)?;
     Ok((request, handle))
 }
@@ -181,20 +164,20 @@ pub fn take(handle: Handle, expected: &RequestLayout) -> Result<Option<Arc<Reque
     if handle == Handle::default() { Ok(None) } else { table().take(handle, expected).map(Some) }
 }
 
-/// What was started and communicates, and has not been waited for.
+/// What communicates, and has not been waited for.
+fn unwaited() -> Vec<Arc<Request>> {
+    table().under_way.values().filter(|request| !request.layout.local).cloned().collect()
+}
+
+/// What was recorded of what communicates, and has not been waited for, in the order of the starts.
 pub fn outstanding() -> Vec<Record> {
-    table()
-        .requests()
-        .filter(|request| !request.layout.local)
-        .filter_map(|request| request.record.clone())
-        .collect()
+    unwaited().iter().filter_map(|request| request.record.clone()).collect()
 }
 
 /// What a report calls the freeing of a communicator.
 pub fn freeing(key: &str) -> String {
     let of_comm = |request: &&Arc<Request>| *request.comm().key == *key && !request.comm().is_freed();
-    let left = table().requests().filter(|request| !request.layout.local).filter(of_comm).count();
-    let what = match left {
+    let what = match unwaited().iter().filter(of_comm).count() {
         0 => "",
         1 => " (an operation was started on it and not waited for)",
         _ => " (operations were started on it and not waited for)",
@@ -209,10 +192,8 @@ struct Outstanding {
 
 impl Drop for Outstanding {
     fn drop(&mut self) {
-        let of_comm = |request: &&Arc<Request>| request.comm().number == self.comm && !request.layout.local;
-        let left: Vec<_> = table().requests().filter(of_comm).cloned().collect();
         let began = Instant::now();
-        for request in left {
+        for request in unwaited().into_iter().filter(|request| request.comm().number == self.comm) {
             // All ranks take part in a collective, and in the freeing, before which it has to end: Open MPI would go
             // on with it and crash, as Intel MPI would in MPI_Finalize. A message may still have to leave, or never
             // come.
@@ -247,7 +228,6 @@ mod tests {
     use crate::call::Site;
     use crate::comm::Comm;
     use crate::ops::{Buffer, Dtype, Op};
-    use crate::transport::{Platform, memory_pool};
 
     const LAYOUT: RequestLayout =
         RequestLayout { sends: false, keeps: true, initial: false, gives: None, local: true };
@@ -259,11 +239,11 @@ mod tests {
         let mut value = [value];
         // SAFETY: an array of one float32.
         let operand = unsafe { Buffer::new(value.as_mut_ptr().cast(), Dtype::Float32, 1) };
-        let pool = memory_pool(Platform::Cpu).unwrap();
+        let transport = Box::leak(Box::new(Transport::mpi()));
+        let streams = (Stream::NONE, None);
         // SAFETY: an array of one float32.
-        let memory =
-            unsafe { RequestMemory::of(pool, site.op, &layout, Some(&operand), Stream::NONE) }.unwrap();
-        start(&Call::of(&site, Stream::NONE), layout, memory, None, None).unwrap()
+        let memory = unsafe { RequestMemory::new(transport, site.op, &layout, Some(&operand), streams) };
+        start(&Call::of(&site, Stream::NONE), layout, memory.unwrap(), None, None).unwrap()
     }
 
     fn waited(handle: Handle) -> Result<f32, String> {
@@ -302,13 +282,7 @@ mod tests {
         let site = Site::new(Op::Barrier, &comm);
         let layout = RequestLayout { local: false, ..LAYOUT };
         let add = || {
-            let request = Request::new(
-                &Call::of(&site, Stream::NONE),
-                layout,
-                None,
-                Work::Nothing,
-                RequestMemory::default(),
-            );
+            let request = Request::new(&Call::of(&site, Stream::NONE), layout, None, State::Taken);
             table().add(Arc::new(request)).unwrap()
         };
         let one = add();

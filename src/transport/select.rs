@@ -2,8 +2,13 @@
 
 use std::sync::OnceLock;
 
-use super::{ROWS, Row, Transport};
+use super::Transport;
+use super::mpi::{is_cuda_aware, probe_device_pointers};
+use super::nccl::{self, Messages};
+use super::ucx::{self, Ucx};
 use crate::comm::Group;
+use crate::device::cuda::{self, Driver};
+use crate::device::{self, Device};
 use crate::error::{Cause, Error};
 
 /// Where arrays are.
@@ -25,25 +30,114 @@ impl Platform {
     }
 
     /// What an environment that says nothing means.
-    fn default(self) -> &'static str {
+    fn default(self) -> Kind {
         match self {
-            Self::Cpu => "mpi",
-            Self::Cuda => "staged",
+            Self::Cpu => Kind::Mpi,
+            Self::Cuda => Kind::Staged,
         }
     }
 }
 
-pub const TRANSPORT: &str = "MPI4JAX_TRANSPORT";
-pub const USE_CUDA_MPI: &str = "MPI4JAX_USE_CUDA_MPI";
+/// A transport that can be chosen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Mpi,
+    Staged,
+    CudaMpi,
+    Nccl,
+    Ucx,
+}
+
+impl Kind {
+    const ALL: [Self; 5] = [Self::Mpi, Self::Staged, Self::CudaMpi, Self::Nccl, Self::Ucx];
+
+    /// What `MPI4JAX_TRANSPORT` calls it.
+    fn name(self) -> &'static str {
+        match self {
+            Self::Mpi => "mpi",
+            Self::Staged => "staged",
+            Self::CudaMpi => "cuda-mpi",
+            Self::Nccl => "nccl",
+            Self::Ucx => "ucx",
+        }
+    }
+
+    fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|kind| kind.name() == name)
+    }
+
+    fn is_for(self, platform: Platform) -> bool {
+        match self {
+            Self::Mpi => platform == Platform::Cpu,
+            Self::CudaMpi | Self::Nccl => platform == Platform::Cuda,
+            // Staging on the CPU is for tests: the whole path, with host memory in the part of the device.
+            Self::Staged | Self::Ucx => true,
+        }
+    }
+
+    /// Whether it could start, or why not. Asks this process only, and starts nothing.
+    fn probe(self, platform: Platform) -> Result<(), String> {
+        match (self, platform) {
+            (Self::Mpi, _) | (Self::Staged, Platform::Cpu) => Ok(()),
+            (Self::Staged, Platform::Cuda) => device::support(),
+            (Self::CudaMpi, _) => probe_device_pointers(),
+            (Self::Nccl, _) => nccl::probe(),
+            (Self::Ucx, _) => ucx::probe(platform),
+        }
+    }
+
+    fn start(self, platform: Platform) -> Result<Transport, String> {
+        match (self, platform) {
+            (Self::Mpi, _) => Ok(Transport::mpi()),
+            (Self::Staged, Platform::Cpu) => Ok(Transport::staged(Device::Host)),
+            (Self::Staged, Platform::Cuda) => Ok(Transport::staged(Device::Gpu(driver()?))),
+            (Self::CudaMpi, _) => {
+                probe_device_pointers()?;
+                Ok(Transport::cuda_mpi(driver()?))
+            }
+            (Self::Nccl, _) => Ok(Transport::nccl(driver()?)),
+            (Self::Ucx, Platform::Cpu) => Ok(Transport::ucx(Ucx::start()?, None)),
+            (Self::Ucx, Platform::Cuda) => {
+                let ucx = Ucx::start()?;
+                ucx::probe(platform)?;
+                ucx.reaches_cuda()?;
+                Ok(Transport::ucx(ucx, Some(driver()?)))
+            }
+        }
+    }
+
+    /// The best of those that can start on all ranks, and suit all of them, for arrays on GPUs. Collective over
+    /// `MPI_COMM_WORLD`.
+    fn best() -> Result<Option<Self>, Cause> {
+        // All ranks see the same answers, so they ask the same questions.
+        for kind in [Self::Nccl, Self::CudaMpi] {
+            let suits = if kind == Self::Nccl { nccl::one_gpu_each()? } else { is_cuda_aware() };
+            let is_able = suits && kind.probe(Platform::Cuda).is_ok();
+            if Group::World.common_bits(u64::from(is_able))? == 1 {
+                return Ok(Some(kind));
+            }
+        }
+        Ok(None)
+    }
+}
+
+fn driver() -> Result<&'static Driver, String> {
+    device::support()?;
+    cuda::driver()
+}
+
+const TRANSPORT: &str = "MPI4JAX_TRANSPORT";
+const USE_CUDA_MPI: &str = "MPI4JAX_USE_CUDA_MPI";
 const AUTO: &str = "auto";
 
 /// What the environment asks for.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Setting {
-    /// A row's name, or `auto`; `None` where nothing is asked for.
-    name: Option<&'static str>,
+struct Setting {
+    /// `None` where nothing is asked for, and with `auto`.
+    kind: Option<Kind>,
+    is_auto: bool,
     /// The setting, as the user wrote it.
-    setting: String,
+    text: String,
     /// It is about arrays on GPUs only.
     gpu_only: bool,
 }
@@ -52,107 +146,80 @@ fn value(name: &str) -> Option<String> {
     std::env::var(name).ok().filter(|value| !value.is_empty())
 }
 
-impl Setting {
-    fn from_environment() -> Result<Self, Error> {
-        Self::parse(value(TRANSPORT).as_deref(), value(USE_CUDA_MPI).as_deref())
-    }
-
-    fn parse(transport: Option<&str>, cuda_mpi: Option<&str>) -> Result<Self, Error> {
-        let named = match transport {
-            None => None,
-            Some(text) => Some(
-                known(text).ok_or_else(|| Cause::UnknownTransport { name: text.into(), valid: valid() })?,
-            ),
-        };
-        let wanted = match cuda_mpi.map(|text| (text, text.to_ascii_lowercase())) {
-            None => None,
-            Some((text, lower)) => match lower.as_str() {
-                "1" | "true" | "on" | "yes" => Some("cuda-mpi"),
-                "0" | "false" | "off" | "no" => Some("staged"),
-                _ => {
-                    let message = format!(
-                        "{USE_CUDA_MPI}={text} is not understood: expected 1 (which means \
-                         {TRANSPORT}=cuda-mpi) or 0 (staged)"
-                    );
-                    return Err(Cause::Setting { message }.into());
-                }
-            },
-        };
-        match (named, wanted) {
-            (None, None) => Ok(Self::default()),
-            (Some(name), Some(wanted)) if name != wanted => {
-                let message = format!(
-                    "{TRANSPORT}={name} contradicts {USE_CUDA_MPI}={}, which means {wanted}: unset one of \
-                     them; {TRANSPORT} takes {}",
-                    cuda_mpi.unwrap_or_default(),
-                    valid()
-                );
-                Err(Cause::Setting { message }.into())
-            }
-            (Some(name), _) => {
-                Ok(Self { name: Some(name), setting: format!("{TRANSPORT}={name}"), gpu_only: false })
-            }
-            (None, Some(wanted)) => {
-                let setting = format!("{USE_CUDA_MPI}={}", cuda_mpi.unwrap_or_default());
-                Ok(Self { name: Some(wanted), setting, gpu_only: true })
-            }
-        }
-    }
-
-    /// The transport for arrays on a platform, and why. `common` are the rows that could start on all
-    /// ranks, for `auto`.
-    fn choose(&self, platform: Platform, common: u64) -> (&'static str, String) {
-        let default = platform.default();
-        let Some(name) = self.name else { return (default, "the default".into()) };
-        let setting = &self.setting;
-        if name == AUTO {
-            let best = ROWS
-                .iter()
-                .enumerate()
-                .filter(|(i, row)| row.priority > 0 && row.is_for(platform) && common >> i & 1 == 1)
-                .max_by_key(|(_, row)| row.priority);
-            return match best {
-                Some((_, row)) if platform == Platform::Cuda => {
-                    (row.name, format!("{setting}: the best that can start on all ranks"))
-                }
-                _ => (default, format!("{setting}: the default, as nothing better can start on all ranks")),
-            };
-        }
-        let fits = by_name(name).is_some_and(|row| row.is_for(platform));
-        // A transport for GPUs says nothing about arrays in host memory. The other way round is an error
-        // that `start` reports: nothing takes arrays on GPUs unasked.
-        if platform == Platform::Cpu && (self.gpu_only || !fits) {
-            return (default, format!("{setting} is about arrays on GPUs"));
-        }
-        (name, setting.clone())
-    }
-}
-
-fn by_name(name: &str) -> Option<&'static Row> {
-    ROWS.iter().find(|row| row.name == name)
-}
-
-fn known(text: &str) -> Option<&'static str> {
-    if text == AUTO { Some(AUTO) } else { by_name(text).map(|row| row.name) }
-}
-
 /// What `MPI4JAX_TRANSPORT` may say.
 fn valid() -> String {
-    let names = ROWS.iter().map(|row| row.name).chain([AUTO]);
+    let names = Kind::ALL.into_iter().map(Kind::name).chain([AUTO]);
     names.collect::<Vec<_>>().join(", ")
+}
+
+impl Setting {
+    fn parse(transport: Option<&str>, cuda_mpi: Option<&str>) -> Result<Self, Error> {
+        let named = match transport {
+            None => Self::default(),
+            Some(name) => {
+                let unknown = || Cause::UnknownTransport { name: name.into(), valid: valid() };
+                let is_auto = name == AUTO;
+                let kind = if is_auto { None } else { Some(Kind::named(name).ok_or_else(unknown)?) };
+                Self { kind, is_auto, text: format!("{TRANSPORT}={name}"), gpu_only: false }
+            }
+        };
+        let Some(cuda_mpi) = cuda_mpi else { return Ok(named) };
+        let text = format!("{USE_CUDA_MPI}={cuda_mpi}");
+        let kind = match cuda_mpi.to_ascii_lowercase().as_str() {
+            "1" | "true" | "on" | "yes" => Kind::CudaMpi,
+            "0" | "false" | "off" | "no" => Kind::Staged,
+            _ => {
+                let message = format!(
+                    "{text} is not understood: expected 1 (which means {TRANSPORT}=cuda-mpi) or 0 (staged)"
+                );
+                return Err(Cause::Setting { message }.into());
+            }
+        };
+        if transport.is_none() {
+            return Ok(Self { kind: Some(kind), is_auto: false, text, gpu_only: true });
+        }
+        if named.kind != Some(kind) {
+            let message = format!(
+                "{} contradicts {text}, which means {}: unset one of them; {TRANSPORT} takes {}",
+                named.text,
+                kind.name(),
+                valid()
+            );
+            return Err(Cause::Setting { message }.into());
+        }
+        Ok(named)
+    }
+
+    /// The transport for arrays on a platform, and why. `best` is what `auto` has found.
+    fn choose(&self, platform: Platform, best: Option<Kind>) -> (Kind, String) {
+        let (default, text) = (platform.default(), &self.text);
+        match self.kind {
+            None if !self.is_auto => (default, "the default".into()),
+            None => match best.filter(|_| platform == Platform::Cuda) {
+                Some(kind) => (kind, format!("{text}: the best that can start on all ranks")),
+                None => (default, format!("{text}: the default, as nothing better can start on all ranks")),
+            },
+            // A transport for GPUs says nothing about arrays in host memory. The other way round is an error
+            // when it is started: nothing takes arrays on GPUs unasked.
+            Some(kind) if platform == Platform::Cpu && (self.gpu_only || !kind.is_for(platform)) => {
+                (default, format!("{text} is about arrays on GPUs"))
+            }
+            Some(kind) => (kind, text.clone()),
+        }
+    }
 }
 
 /// What was chosen for one platform. It is started when it is first needed.
 #[derive(Debug)]
 struct Slot {
-    name: &'static str,
+    kind: Kind,
     reason: String,
-    transport: OnceLock<Result<Box<dyn Transport>, String>>,
+    transport: OnceLock<Result<Transport, String>>,
 }
 
 #[derive(Debug)]
 struct Selection {
-    request: Setting,
+    setting: String,
     slots: [Slot; 2],
 }
 
@@ -164,43 +231,32 @@ pub fn select() -> Result<(), Error> {
     if SELECTION.get().is_some() {
         return Ok(());
     }
-    let request = Setting::from_environment()?;
-    let is_auto = request.name == Some(AUTO);
-    // Wrong ones are errors, also of a transport that is not chosen.
-    let settings = ROWS.iter().map(|row| (row.settings)(is_auto)).collect::<Result<Vec<_>, _>>()?;
-    let mut common = 0;
-    if is_auto {
-        for (i, row) in ROWS.iter().enumerate().filter(|(_, row)| row.priority > 0) {
-            // Every rank asks every question, because some are asked by all together.
-            let able = (row.suits)()? && (row.probe)(Platform::Cuda).is_ok();
-            common |= Group::World.common_bits(u64::from(able))? << i;
-        }
-    }
+    let setting = Setting::parse(value(TRANSPORT).as_deref(), value(USE_CUDA_MPI).as_deref())?;
+    // A wrong one is an error also where NCCL is not chosen.
+    let messages = Messages::read(setting.is_auto)?;
+    let best = if setting.is_auto { Kind::best()? } else { None };
     let slots = Platform::ALL.map(|platform| {
-        let (name, mut reason) = request.choose(platform, common);
-        let of_row = ROWS.iter().zip(&settings).find(|(row, _)| row.name == name);
-        if let Some((_, Some(settings))) = of_row {
-            reason += &format!("; {settings}");
+        let (kind, mut reason) = setting.choose(platform, best);
+        if kind == Kind::Nccl {
+            reason += &format!("; messages: {}", messages.name());
         }
-        Slot { name, reason, transport: OnceLock::new() }
+        Slot { kind, reason, transport: OnceLock::new() }
     });
-    SELECTION.get_or_init(|| Selection { request, slots });
-    // What has to be started by all ranks together is started here, where they all come by.
-    let early = |platform| by_name(slot(platform).ok()?.name).filter(|row| row.starts_early);
-    if early(Platform::Cpu).is_some() {
+    let selection = SELECTION.get_or_init(|| Selection { setting: setting.text, slots });
+    // UCX is started by all ranks together: here, where they all come by. A machine without a GPU has no arrays there: an
+    // error only if there is one after all.
+    let [on_cpu, on_gpu] = [&selection.slots[0], &selection.slots[1]].map(|slot| slot.kind == Kind::Ucx);
+    if on_cpu {
         selected(Platform::Cpu)?;
     }
-    if early(Platform::Cuda).is_some() {
-        // A machine without a GPU has no arrays there: an error only if there is one after all.
+    if on_gpu {
         let _ = selected(Platform::Cuda);
     }
     Ok(())
 }
 
 fn selection() -> Result<&'static Selection, Error> {
-    if SELECTION.get().is_none() {
-        select()?;
-    }
+    select()?;
     SELECTION.get().ok_or_else(|| Cause::Setting { message: "no transport is selected".into() }.into())
 }
 
@@ -208,36 +264,37 @@ fn slot(platform: Platform) -> Result<&'static Slot, Error> {
     Ok(&selection()?.slots[platform as usize])
 }
 
-/// The transport for arrays on a platform, the same one for the life of the process.
-#[inline]
-pub fn selected(platform: Platform) -> Result<&'static dyn Transport, Error> {
-    let slot = slot(platform)?;
-    let started = slot.transport.get_or_init(|| match by_name(slot.name) {
-        Some(row) if row.is_for(platform) => (row.start)(platform),
-        _ => Err(format!("it does not take arrays on {}", platform.name())),
-    });
-    match started {
-        Ok(transport) => Ok(&**transport),
-        Err(reason) => Err(unavailable(platform, slot, reason)),
-    }
+fn elsewhere(platform: Platform) -> String {
+    format!("it does not take arrays on {}", platform.name())
 }
 
-/// The transport for arrays on a platform, if it has been started.
-pub fn running(platform: Platform) -> Option<&'static dyn Transport> {
-    SELECTION.get()?.slots[platform as usize].transport.get()?.as_deref().ok()
+/// The transport for arrays on a platform, the same one for the life of the process.
+#[inline]
+pub fn selected(platform: Platform) -> Result<&'static Transport, Error> {
+    let slot = slot(platform)?;
+    let started = slot.transport.get_or_init(|| {
+        if slot.kind.is_for(platform) { slot.kind.start(platform) } else { Err(elsewhere(platform)) }
+    });
+    started.as_ref().map_err(|reason| unavailable(platform, slot, reason))
+}
+
+/// The transports that have been started.
+pub fn running() -> impl Iterator<Item = &'static Transport> {
+    let slots = SELECTION.get().into_iter().flat_map(|selection| &selection.slots);
+    slots.filter_map(|slot| slot.transport.get()?.as_ref().ok())
 }
 
 #[cold]
 fn unavailable(platform: Platform, slot: &Slot, reason: &str) -> Error {
-    let others = ROWS.iter().filter(|row| row.name != slot.name && row.is_for(platform));
+    let others = Kind::ALL.into_iter().filter(|&kind| kind != slot.kind && kind.is_for(platform));
     let others: Vec<_> = others
-        .map(|row| match (row.probe)(platform) {
-            Ok(()) => format!("{TRANSPORT}={} can be used here", row.name),
-            Err(reason) => format!("{} cannot ({reason})", row.name),
+        .map(|kind| match kind.probe(platform) {
+            Ok(()) => format!("{TRANSPORT}={} can be used here", kind.name()),
+            Err(reason) => format!("{} cannot ({reason})", kind.name()),
         })
         .collect();
     Cause::Unavailable {
-        name: slot.name,
+        name: slot.kind.name(),
         because: slot.reason.as_str().into(),
         reason: reason.into(),
         others: others.join("; ").into(),
@@ -255,45 +312,47 @@ pub type Found = (&'static str, &'static str, Option<String>);
 /// could be used, but starts no transport.
 pub fn overview() -> Result<(String, Vec<Choice>, Vec<Found>), Error> {
     let selection = selection()?;
-    let probe = |row: &Row, platform| row.is_for(platform).then(|| (row.probe)(platform).err());
     let choice = |platform: Platform| {
-        let Slot { name, reason, transport } = &selection.slots[platform as usize];
+        let Slot { kind, reason, transport } = &selection.slots[platform as usize];
         let error = match transport.get() {
             Some(started) => started.as_ref().err().cloned(),
-            None => by_name(name).and_then(|row| {
-                let elsewhere = || Some(format!("it does not take arrays on {}", platform.name()));
-                probe(row, platform).unwrap_or_else(elsewhere)
-            }),
+            None if kind.is_for(platform) => kind.probe(platform).err(),
+            None => Some(elsewhere(platform)),
         };
-        (platform.name(), *name, reason.clone(), error)
+        (platform.name(), kind.name(), reason.clone(), error)
     };
-    let found = |row: &'static Row| {
-        Platform::ALL.map(|platform| probe(row, platform).map(|error| (platform.name(), row.name, error)))
+    let found = |kind: Kind| {
+        let platforms = Platform::ALL.into_iter().filter(move |&platform| kind.is_for(platform));
+        platforms.map(move |platform| (platform.name(), kind.name(), kind.probe(platform).err()))
     };
     Ok((
-        selection.request.setting.clone(),
+        selection.setting.clone(),
         Platform::ALL.into_iter().map(choice).collect(),
-        ROWS.iter().flat_map(found).flatten().collect(),
+        Kind::ALL.into_iter().flat_map(found).collect(),
     ))
-}
-
-fn row(platform: Platform) -> Option<&'static Row> {
-    slot(platform).ok().and_then(|slot| by_name(slot.name))
 }
 
 /// Why messages of arrays on a platform do not meet those of MPI, if they do not.
 pub fn messages_apart(platform: Platform) -> Option<&'static str> {
-    row(platform).and_then(|row| (row.messages_apart)())
+    match slot(platform).ok()?.kind {
+        Kind::Ucx => Some("with MPI4JAX_TRANSPORT=ucx, send and recv do not meet the messages of MPI"),
+        Kind::Nccl if Messages::setting() == Messages::Nccl => Some(
+            "send and recv go through NCCL, and do not meet the messages of MPI; MPI4JAX_NCCL_MESSAGES=staged \
+             lets all messages go through MPI",
+        ),
+        _ => None,
+    }
 }
 
-/// Whether XLA packs ghost cells into messages for the transport of arrays on a platform.
+/// Whether XLA packs ghost cells into messages for the transport of arrays on a platform, because the processor does not
+/// reach the blocks.
 pub fn takes_packed(platform: Platform) -> bool {
-    row(platform).is_some_and(|row| (row.takes_packed)(platform))
+    platform == Platform::Cuda || slot(platform).is_ok_and(|slot| slot.kind == Kind::Staged)
 }
 
 /// What a platform's arrays are carried by, without starting or probing anything.
 pub fn chosen(platform: Platform) -> Result<(&'static str, &'static str), Error> {
-    slot(platform).map(|slot| (slot.name, slot.reason.as_str()))
+    slot(platform).map(|slot| (slot.kind.name(), slot.reason.as_str()))
 }
 
 #[cfg(test)]
@@ -301,8 +360,9 @@ mod tests {
     use super::*;
 
     fn chosen(transport: Option<&str>, cuda_mpi: Option<&str>) -> (&'static str, &'static str) {
-        let request = Setting::parse(transport, cuda_mpi).unwrap();
-        (request.choose(Platform::Cpu, 0).0, request.choose(Platform::Cuda, 0).0)
+        let setting = Setting::parse(transport, cuda_mpi).unwrap();
+        let name = |platform| setting.choose(platform, None).0.name();
+        (name(Platform::Cpu), name(Platform::Cuda))
     }
 
     #[test]
@@ -320,6 +380,7 @@ mod tests {
             (Some("MPI"), None, ["MPI", "ucx", "auto"]),
             (None, Some("maybe"), ["maybe", "1", "0"]),
             (Some("ucx"), Some("1"), ["contradicts", "cuda-mpi", "ucx"]),
+            (Some("auto"), Some("1"), ["contradicts", "cuda-mpi", "ucx"]),
             (Some("mpi"), Some("0"), ["contradicts", "staged", "auto"]),
         ] {
             let message = Setting::parse(transport, cuda_mpi).unwrap_err().to_string();
@@ -328,13 +389,11 @@ mod tests {
     }
 
     #[test]
-    fn auto_takes_the_best_that_all_ranks_have() {
-        let request = Setting::parse(Some("auto"), None).unwrap();
-        for (i, row) in ROWS.iter().enumerate() {
-            let (name, _) = request.choose(Platform::Cuda, 1 << i);
-            let expected = if row.priority > 0 && row.is_for(Platform::Cuda) { row.name } else { "staged" };
-            assert_eq!(name, expected);
+    fn auto_takes_the_best_that_all_ranks_have_for_gpus() {
+        let setting = Setting::parse(Some("auto"), None).unwrap();
+        for kind in [Kind::Nccl, Kind::CudaMpi] {
+            assert_eq!(setting.choose(Platform::Cuda, Some(kind)).0, kind);
+            assert_eq!(setting.choose(Platform::Cpu, Some(kind)).0, Kind::Mpi);
         }
-        assert_eq!(request.choose(Platform::Cpu, !0).0, "mpi");
     }
 }

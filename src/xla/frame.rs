@@ -99,7 +99,7 @@ unsafe fn int32s(
 #[inline]
 pub unsafe fn eager_call(
     frame: &CallFrame,
-    transport: &dyn Transport,
+    transport: &Transport,
     stream: Stream,
 ) -> Result<EagerCall, Cause> {
     // SAFETY: promised by the caller.
@@ -153,7 +153,7 @@ unsafe fn side<'a>(
 pub unsafe fn fill<'a>(
     call: &mut Call<'a>,
     frame: &CallFrame,
-    transport: &dyn Transport,
+    transport: &Transport,
     eager: Option<EagerCall>,
     (others, counts): (&'a mut Blocks, &'a mut Counts),
 ) -> Result<(), Error> {

@@ -55,7 +55,7 @@ pub unsafe extern "C" fn execute<const KIND: u8>(frame: *mut CallFrame) -> *mut 
 unsafe fn run<const KIND: u8>(
     frame: &CallFrame,
     Bound { site, watched }: &Bound,
-    transport: &dyn Transport,
+    transport: &Transport,
     eager: Option<EagerCall>,
     stream: Stream,
 ) -> Result<(), Box<Error>> {
@@ -72,7 +72,7 @@ unsafe fn run<const KIND: u8>(
 }
 
 #[inline]
-fn carry_out(call: &mut Call, transport: &dyn Transport, watched: &Watched) -> Result<(), Box<Error>> {
+fn carry_out(call: &mut Call, transport: &Transport, watched: &Watched) -> Result<(), Box<Error>> {
     watched.run(call, |call, _, _| {
         let execute = |call: &Call| transport.execute(call);
         if log::is_enabled() { log::logged(call, execute) } else { execute(call) }

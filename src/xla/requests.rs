@@ -15,7 +15,7 @@ use crate::mpilib;
 use crate::ops::{self, Buffer, Counts};
 use crate::record::log;
 use crate::record::recorder::Record;
-use crate::transport::{self, Handle, Platform, Request, RequestMemory};
+use crate::transport::{self, Handle, Platform, Request, RequestLayout, RequestMemory, Transport};
 
 /// Both stages of the target that gives a token once its operands are there, and does nothing else.
 ///
@@ -34,10 +34,11 @@ pub unsafe extern "C" fn ready<const KIND: u8>(frame: *mut CallFrame) -> *mut Ff
     // SAFETY: promised by the caller.
     let zeros = |frame: &CallFrame| unsafe {
         let (stream, _context) = enter::<KIND>(frame)?;
-        transport::memory_pool(platform::<KIND>())?.write(Handle::default(), &started::handle(frame)?, stream)
+        let transport = transport::selected(platform::<KIND>())?;
+        Ok::<_, Error>(transport.write(Handle::default(), &started::handle(frame)?, stream)?)
     };
     // SAFETY: promised by the caller.
-    unsafe { guard::<KIND>(frame, |frame| Ok(zeros(frame).map_err(Error::from)?)) }
+    unsafe { guard::<KIND>(frame, |frame| Ok(zeros(frame)?)) }
 }
 
 /// # Safety
@@ -52,8 +53,7 @@ pub unsafe extern "C" fn instantiate<const KIND: u8, const START: bool>(
             let phase = if START { Phase::Start } else { Phase::Wait };
             let located = |cause| description.error(phase, cause);
             let plan = plan(&description, phase, platform::<KIND>()).map_err(located)?;
-            // What goes through MPI.
-            let transport = plan.selected.fallback().unwrap_or(plan.selected);
+            let transport = transport::selected(platform::<KIND>()).map_err(|error| located(error.cause))?;
             Ok(set_state::<KIND>(frame, State::new(phase, description, transport, Some(plan))?)?)
         })
     }
@@ -76,9 +76,7 @@ fn plan(description: &Description, phase: Phase, platform: Platform) -> Result<R
     {
         return Err(Cause::Unsupported { feature: description.op.name_of(phase).into(), reason });
     }
-    let selected = transport::selected(platform).map_err(|error| error.cause)?;
-    let pool = transport::memory_pool(platform)?;
-    Ok(RequestPlan { layout, pool, selected, last_wait: Mutex::default() })
+    Ok(RequestPlan { layout, last_wait: Mutex::default() })
 }
 
 /// # Safety
@@ -90,7 +88,7 @@ pub unsafe extern "C" fn start<const KIND: u8>(frame: *mut CallFrame) -> *mut Ff
             let (state, plan) = state::<KIND>(frame)?;
             let (stream, _context) = enter::<KIND>(frame).map_err(|cause| state.error(cause))?;
             let eager = state.eager_call(frame, stream)?;
-            state.run(eager, |bound| begin(frame, state, bound, plan, stream))
+            state.run(eager, |bound| begin(frame, bound, &plan.layout, state.transport, stream))
         })
     }
 }
@@ -108,23 +106,23 @@ unsafe fn state<const KIND: u8>(frame: &CallFrame) -> Result<(&State, &RequestPl
 /// As `start`.
 unsafe fn begin(
     frame: &CallFrame,
-    State { transport, .. }: &State,
     Bound { site, watched }: &Bound,
-    &RequestPlan { layout, pool, selected, .. }: &RequestPlan,
+    &layout: &RequestLayout,
+    transport: &'static Transport,
     stream: Stream,
 ) -> Result<(), Box<Error>> {
     let located = |cause| site.error(cause);
     let mut counts = Counts::new();
     // SAFETY: promised by the caller.
     let (operand, peers, handle) =
-        unsafe { started::start(frame, site, &layout, &mut counts, *transport, stream) }.map_err(located)?;
+        unsafe { started::start(frame, site, &layout, &mut counts, transport, stream) }.map_err(located)?;
     let mut call = Call { counts: &counts, ..Call::of(site, stream) };
     call.send = operand.filter(|_| layout.sends);
-    let own = if layout.local { None } else { selected.own_stream(&call)? };
-    let at = own.map_or(Ok(pool), |_| transport::memory_pool_on_gpu()).map_err(located)?;
+    let own = if layout.local { None } else { transport.own_stream(&call)? };
+    let streams = (stream, own);
     // SAFETY: promised by the caller.
-    let memory =
-        unsafe { RequestMemory::of(at, site.op, &layout, operand.as_ref(), stream) }.map_err(located)?;
+    let memory = unsafe { RequestMemory::new(transport, site.op, &layout, operand.as_ref(), streams) };
+    let memory = memory.map_err(located)?;
     let mut found = None;
     if layout.local {
         found = Some(transport::start(&call, layout, memory, None, None)?);
@@ -139,7 +137,7 @@ unsafe fn begin(
                 let record = running.record();
                 found = Some(match own {
                     None => transport::start(call, layout, memory, record, ahead)?,
-                    Some(own) => transport::start_on(own, selected, call, layout, memory, record)?,
+                    Some(own) => transport::start_on(own, transport, call, layout, memory, record)?,
                 });
                 Ok(())
             };
@@ -147,7 +145,8 @@ unsafe fn begin(
         })?;
     }
     if let Some(found) = found {
-        pool.write(found, &handle, stream).map_err(located)?;
+        // SAFETY: a result of XLA's.
+        unsafe { transport.write(found, &handle, stream) }.map_err(located)?;
     }
     Ok(())
 }
@@ -236,7 +235,7 @@ impl Wait<'_> {
         }
         for result in results.into_iter().flatten() {
             // SAFETY: a result of XLA's.
-            unsafe { self.plan.pool.clear(&result, self.stream) }.map_err(|cause| self.error(cause))?;
+            unsafe { self.state.transport.clear(&result, self.stream) }.map_err(|cause| self.error(cause))?;
         }
         Ok(())
     }
@@ -244,7 +243,7 @@ impl Wait<'_> {
     /// Copies what the wait gives to where XLA wants it.
     fn copy<const KIND: u8>(
         &self,
-        memory: &mut RequestMemory,
+        memory: &RequestMemory,
         results: [Option<Buffer>; 2],
     ) -> Result<(), Cause> {
         for (from, to) in memory.results(&self.plan.layout).into_iter().zip(results) {
@@ -265,7 +264,7 @@ impl Wait<'_> {
                 pages::prepare(&to);
             }
             // SAFETY: a result of XLA's, of as many bytes.
-            unsafe { memory.give(&from, &to, self.stream)? };
+            unsafe { memory.copy(&from, &to, self.stream)? };
         }
         Ok(())
     }

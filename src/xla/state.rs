@@ -19,12 +19,12 @@ use crate::mpilib;
 use crate::ops;
 use crate::record::recorder::OpInfo;
 use crate::record::timeline;
-use crate::transport::{Pool, RequestLayout, Transport};
+use crate::transport::{RequestLayout, Transport};
 use crate::watch;
 
 /// What the instantiate stage leaves for the execute stage.
 pub(super) struct State {
-    pub transport: &'static dyn Transport,
+    pub transport: &'static Transport,
     pub phase: Phase,
     pub description: Description,
     sites: Sites,
@@ -39,7 +39,7 @@ pub(super) struct Bound {
 }
 
 impl Bound {
-    fn new(site: Site, transport: &'static dyn Transport) -> Self {
+    fn new(site: Site, transport: &'static Transport) -> Self {
         let watched = Watched::new(&site, transport);
         Self { site, watched }
     }
@@ -56,7 +56,7 @@ impl State {
     pub fn new(
         phase: Phase,
         description: Description,
-        transport: &'static dyn Transport,
+        transport: &'static Transport,
         request: Option<RequestPlan>,
     ) -> Result<Self, Error> {
         let sites = if phase == Phase::Wait || description.operand == Operand::Call {
@@ -148,9 +148,6 @@ pub mod kind {
 /// What a program asks of a request, and what carries it out.
 pub(super) struct RequestPlan {
     pub layout: RequestLayout,
-    pub pool: &'static Pool,
-    /// What carries the operations that wait at once.
-    pub selected: &'static dyn Transport,
     /// Of a wait: how the last one was recorded.
     pub last_wait: Mutex<Option<RecordedWait>>,
 }

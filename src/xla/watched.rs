@@ -46,7 +46,7 @@ pub struct Watched {
 }
 
 impl Watched {
-    pub fn new(site: &Site, transport: &dyn Transport) -> Self {
+    pub fn new(site: &Site, transport: &Transport) -> Self {
         Self {
             info: recorder::describe(site, transport.name()),
             is_checked: is_checking(),

@@ -16,4 +16,3 @@ static int wait_for(const char *name, void *what) {
 }
 
 int cuStreamSynchronize(void *stream) { return wait_for("cuStreamSynchronize", stream); }
-int cuEventSynchronize(void *event) { return wait_for("cuEventSynchronize", event); }

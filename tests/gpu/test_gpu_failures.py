@@ -25,10 +25,12 @@ def test_what_never_ends_on_the_gpu_is_reported(python, fakes):
     fails(result, words, "allreduce #3")
 
 
-@pytest.mark.parametrize("transport", ["staged", "nccl"])
-def test_an_error_of_the_driver_ends_the_job(python, fakes, transport):
+@pytest.mark.parametrize(
+    ("transport", "function"), [("staged", "cuStreamSynchronize"), ("nccl", "cuEventRecord")]
+)
+def test_an_error_of_the_driver_ends_the_job(python, fakes, transport, function):
     result = python(ALLREDUCE, {**fakes, "MPI4JAX_TRANSPORT": transport, "FAKE_CUDA_LOST": 1})
-    fails(result, "cuEventRecord returned error code 700")
+    fails(result, f"{function} returned error code 700")
 
 
 def test_what_nccl_reports_later_is_seen_by_the_watchdog(python, fakes):

@@ -24,9 +24,9 @@ def test_there_is_one_copy_each_way_and_memory_is_used_again(python, fakes, tmp_
     # The handle is read once. The driver takes by value what is written: it, and zeros of `after`.
     assert found["copied"] == 10 * (2 * 4000 + handle)
     assert found["copies"] == 10 * (2 + 1 + 3 + 3)
-    # The start waits for the operand, the wait for the handle, who uses memory again for its copy.
-    assert found["waits"] == 10 * 2 + 9
-    assert (found["allocations"], found["events"]) == (2, 1)
+    # The start waits for the operand, the wait for the handle and for the result.
+    assert found["waits"] == 10 * 3
+    assert (found["allocations"], found["events"]) == (2, 0)
 
 
 def test_what_nccl_carries_waits_on_the_host_for_requests_alone(python, fakes, tmp_path):

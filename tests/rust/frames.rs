@@ -8,7 +8,7 @@ use _native::call::{Blocks, Call, Phase, Stream};
 use _native::comm::{self, Comm};
 use _native::error::Error;
 use _native::ops::{Counts, Dtype, Extent, Op, PACKED};
-use _native::transport::Mpi;
+use _native::transport::Transport;
 use _native::xla::c_api::{self, Attrs, Buffer, Buffers, ByteSpan, CallFrame};
 use _native::xla::description::Description;
 use _native::xla::frame::{self, started};
@@ -236,12 +236,14 @@ pub fn decode(bytes: &[u8]) -> bool {
     unsafe {
         if let Some(layout) = layout {
             if let Ok((operand, peers, _)) =
-                started::start(&frame, &site, &layout, &mut counts, &Mpi, Stream::NONE)
+                started::start(&frame, &site, &layout, &mut counts, &Transport::mpi(), Stream::NONE)
             {
                 assert_eq!(operand.is_some(), layout.has_operand());
                 assert_eq!(peers.is_some(), !site.operand.is_empty());
             }
-            if let Ok((_, results)) = started::wait(&frame, site.operand, &layout, &Mpi, Stream::NONE) {
+            if let Ok((_, results)) =
+                started::wait(&frame, site.operand, &layout, &Transport::mpi(), Stream::NONE)
+            {
                 let [received, kept] = results.map(|result| result.is_some());
                 assert_eq!((received, kept), (layout.gives.is_some(), layout.keeps));
             }
@@ -249,7 +251,7 @@ pub fn decode(bytes: &[u8]) -> bool {
     }
     let mut call = Call::of(&site, Stream::NONE);
     // SAFETY: as above; an operand of two int32 has its memory.
-    match unsafe { frame::fill(&mut call, &frame, &Mpi, None, (&mut others, &mut counts)) } {
+    match unsafe { frame::fill(&mut call, &frame, &Transport::mpi(), None, (&mut others, &mut counts)) } {
         Ok(()) => {
             for (extent, buffer) in [(site.extents().send, call.send), (site.extents().recv, call.recv)] {
                 assert_eq!(extent == Extent::None, buffer.is_none());

@@ -13,7 +13,7 @@ use std::ptr::null_mut;
 use _native::comm::{self, Comm};
 use _native::device::Device;
 use _native::mpilib::handle_value;
-use _native::transport::{Mpi, Staged, set_count_limit};
+use _native::transport::{Transport, set_count_limit};
 use mpi::ffi;
 
 fn main() {
@@ -32,11 +32,11 @@ fn main() {
     let comm = &comm;
     xla::run(comm);
     // A rank that panics ends its process, and MPI the others.
-    suite::run(&Mpi, comm);
-    suite::run(&Staged::with_pieces("staged", Device::Host, Mpi, 64), comm);
+    suite::run(&Transport::mpi(), comm);
+    suite::run(&Transport::staged(Device::Host), comm);
     // Derived types, and reductions in pieces.
     set_count_limit(Some(4));
-    suite::run(&Mpi, comm);
+    suite::run(&Transport::mpi(), comm);
     if comm.rank == 0 {
         println!("mpi: the suite passes on {} rank(s)", comm.size);
     }

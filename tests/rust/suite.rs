@@ -22,7 +22,7 @@ use _native::transport::Transport;
 use super::model::{Made, Model, Place, model, reverses, rows_of};
 
 /// Runs everything. Called on every rank of `comm`, in the same order.
-pub fn run(transport: &impl Transport, comm: &Arc<Comm>) {
+pub fn run(transport: &Transport, comm: &Arc<Comm>) {
     let suite = Suite { transport, comm, aliased: false };
     for &dtype in Dtype::ALL {
         for count in [0, 1, 5, 1027] {
@@ -45,8 +45,8 @@ pub fn run(transport: &impl Transport, comm: &Arc<Comm>) {
     suite.errors();
 }
 
-struct Suite<'a, T> {
-    transport: &'a T,
+struct Suite<'a> {
+    transport: &'a Transport,
     comm: &'a Arc<Comm>,
     /// Operand and result begin at one place.
     aliased: bool,
@@ -184,7 +184,7 @@ fn reduced(builtin: Builtin, dtype: Dtype, ranks: impl Iterator<Item = usize> + 
     .expect("there is a rank")
 }
 
-impl<T: Transport> Suite<'_, T> {
+impl Suite<'_> {
     fn rank(&self) -> usize {
         self.comm.rank as usize
     }

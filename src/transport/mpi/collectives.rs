@@ -15,16 +15,6 @@ use crate::error::Cause;
 use crate::mpilib::{check, handle, in_place};
 use crate::ops::Op;
 
-/// Calls the blocking function, or the non-blocking one with a request of its own.
-macro_rules! either {
-    ($posted:ident, $name:expr, $blocking:ident, $starting:ident, $($argument:expr),+) => {
-        match $posted.as_deref_mut() {
-            None => check($name, ffi::$blocking($($argument),+)),
-            Some(posted) => posted.add($name, |request| ffi::$starting($($argument),+, request)),
-        }
-    };
-}
-
 /// Carries out an operation, or starts it if there is something to add its requests to.
 ///
 /// # Safety
@@ -35,7 +25,18 @@ pub unsafe fn collective(call: &Call, mut posted: Option<&mut Posted>) -> Result
     let Call { site, envelope, .. } = call;
     let send = || call.send.as_ref().ok_or_else(|| missing("operand"));
     let recv = || call.recv.as_ref().ok_or_else(|| missing("result"));
-    let (name, root) = (site.mpi_name(), site.root);
+    let root = site.root;
+    /// Calls the blocking function, or the non-blocking one with a request of its own.
+    macro_rules! either {
+        ($blocking:ident | $starting:ident($($argument:expr),+)) => {
+            match posted.as_deref_mut() {
+                None => check(stringify!($blocking), ffi::$blocking($($argument),+)),
+                Some(posted) => {
+                    posted.add(stringify!($starting), |request| ffi::$starting($($argument),+, request))
+                }
+            }
+        };
+    }
     // SAFETY (for all calls below): the handle is a registered communicator's, which is not freed; the buffers are as
     // promised; counts and types come from `Span`.
     unsafe {
@@ -46,24 +47,13 @@ pub unsafe fn collective(call: &Call, mut posted: Option<&mut Posted>) -> Result
                 let span = Span::new(send.count(), send.dtype())?;
                 let (n, t) = span.arguments();
                 let (from, to) = (send_or_moved(send, recv, site.comm.rank), recv.data().cast());
-                either!(posted, name, MPI_Allgather, MPI_Iallgather, from, n, t, to, n, t, comm)
+                either!(MPI_Allgather | MPI_Iallgather(from, n, t, to, n, t, comm))
             }
             Op::Allreduce => {
                 let (send, recv) = (send()?, recv()?);
                 let by = Reducer::new(site.reduction, send.dtype())?;
                 by.in_pieces(recv, (send_or_in_place(send, recv), recv.data()), |from, to, n| {
-                    either!(
-                        posted,
-                        name,
-                        MPI_Allreduce,
-                        MPI_Iallreduce,
-                        from,
-                        to,
-                        n,
-                        by.datatype,
-                        by.op,
-                        comm
-                    )
+                    either!(MPI_Allreduce | MPI_Iallreduce(from, to, n, by.datatype, by.op, comm))
                 })
             }
             Op::Allgatherv => {
@@ -74,20 +64,7 @@ pub unsafe fn collective(call: &Call, mut posted: Option<&mut Posted>) -> Result
                 parts_of(call)?.clear(&recv);
                 let (counts, starts) = (ints.counts.as_ptr(), ints.starts.as_ptr());
                 let (n, t, to) = (own.count() as c_int, recv.dtype().mpi(), recv.data().cast());
-                either!(
-                    posted,
-                    name,
-                    MPI_Allgatherv,
-                    MPI_Iallgatherv,
-                    from,
-                    n,
-                    t,
-                    to,
-                    counts,
-                    starts,
-                    t,
-                    comm
-                )
+                either!(MPI_Allgatherv | MPI_Iallgatherv(from, n, t, to, counts, starts, t, comm))
             }
             Op::Alltoall => {
                 let (send, recv) = (send()?, recv()?);
@@ -95,14 +72,14 @@ pub unsafe fn collective(call: &Call, mut posted: Option<&mut Posted>) -> Result
                 let span = Span::new(count, send.dtype())?;
                 let (n, t) = span.arguments();
                 let (from, to) = (send_or_in_place(send, recv), recv.data().cast());
-                either!(posted, name, MPI_Alltoall, MPI_Ialltoall, from, n, t, to, n, t, comm)
+                either!(MPI_Alltoall | MPI_Ialltoall(from, n, t, to, n, t, comm))
             }
-            Op::Barrier => either!(posted, name, MPI_Barrier, MPI_Ibarrier, comm),
+            Op::Barrier => either!(MPI_Barrier | MPI_Ibarrier(comm)),
             Op::Bcast => {
                 let buffer = if site.is_root() { send()? } else { recv()? };
                 let span = Span::new(buffer.count(), buffer.dtype())?;
                 let (n, t) = span.arguments();
-                either!(posted, name, MPI_Bcast, MPI_Ibcast, buffer.data().cast(), n, t, root, comm)
+                either!(MPI_Bcast | MPI_Ibcast(buffer.data().cast(), n, t, root, comm))
             }
             Op::Gather => {
                 let send = send()?;
@@ -114,7 +91,7 @@ pub unsafe fn collective(call: &Call, mut posted: Option<&mut Posted>) -> Result
                 } else {
                     (send.data().cast(), null_mut())
                 };
-                either!(posted, name, MPI_Gather, MPI_Igather, from, n, t, to, n, t, root, comm)
+                either!(MPI_Gather | MPI_Igather(from, n, t, to, n, t, root, comm))
             }
             Op::Reduce => {
                 let send = send()?;
@@ -127,7 +104,7 @@ pub unsafe fn collective(call: &Call, mut posted: Option<&mut Posted>) -> Result
                 };
                 by.in_pieces(send, (from, to), |from, to, n| {
                     let (t, op) = (by.datatype, by.op);
-                    either!(posted, name, MPI_Reduce, MPI_Ireduce, from, to, n, t, op, root, comm)
+                    either!(MPI_Reduce | MPI_Ireduce(from, to, n, t, op, root, comm))
                 })
             }
             Op::ReduceScatter | Op::ReduceScatterv => {
@@ -138,16 +115,7 @@ pub unsafe fn collective(call: &Call, mut posted: Option<&mut Posted>) -> Result
                 if site.op == Op::ReduceScatter && by.takes_whole(recv) {
                     return by.in_pieces(recv, (from(), recv.data()), |from, to, n| {
                         either!(
-                            posted,
-                            name,
-                            MPI_Reduce_scatter_block,
-                            MPI_Ireduce_scatter_block,
-                            from,
-                            to,
-                            n,
-                            t,
-                            op,
-                            comm
+                            MPI_Reduce_scatter_block | MPI_Ireduce_scatter_block(from, to, n, t, op, comm)
                         )
                     });
                 }
@@ -163,18 +131,7 @@ pub unsafe fn collective(call: &Call, mut posted: Option<&mut Posted>) -> Result
                     if by.takes_whole(send) {
                         let (items, from) = (by.items(&counts)?, from());
                         let (n, to): (_, *mut c_void) = (items.as_ptr(), recv.data().cast());
-                        either!(
-                            posted,
-                            name,
-                            MPI_Reduce_scatter,
-                            MPI_Ireduce_scatter,
-                            from,
-                            to,
-                            n,
-                            t,
-                            op,
-                            comm
-                        )?;
+                        either!(MPI_Reduce_scatter | MPI_Ireduce_scatter(from, to, n, t, op, comm))?;
                         if let Some(posted) = posted {
                             posted.items = Some(items);
                         }
@@ -182,7 +139,7 @@ pub unsafe fn collective(call: &Call, mut posted: Option<&mut Posted>) -> Result
                     }
                 }
                 in_blocks(call, &by, |root, from, to, n| {
-                    either!(posted, "MPI_Reduce", MPI_Reduce, MPI_Ireduce, from, to, n, t, op, root, comm)
+                    either!(MPI_Reduce | MPI_Ireduce(from, to, n, t, op, root, comm))
                 })
             }
             Op::Exscan | Op::Scan => {
@@ -192,8 +149,8 @@ pub unsafe fn collective(call: &Call, mut posted: Option<&mut Posted>) -> Result
                 let reversed = site.reverse.then(|| reversed(&site.comm)).transpose()?;
                 let comm = reversed.as_ref().map_or(comm, |reversed| reversed.0.handle());
                 by.in_pieces(recv, (send_or_in_place(send, recv), recv.data()), |from, to, n| match site.op {
-                    Op::Scan => either!(posted, name, MPI_Scan, MPI_Iscan, from, to, n, t, op, comm),
-                    _ => either!(posted, name, MPI_Exscan, MPI_Iexscan, from, to, n, t, op, comm),
+                    Op::Scan => either!(MPI_Scan | MPI_Iscan(from, to, n, t, op, comm)),
+                    _ => either!(MPI_Exscan | MPI_Iexscan(from, to, n, t, op, comm)),
                 })
             }
             Op::Scatter => {
@@ -203,7 +160,7 @@ pub unsafe fn collective(call: &Call, mut posted: Option<&mut Posted>) -> Result
                 let from = if site.is_root() { send()?.data() } else { null_mut() };
                 let aliased = site.is_root() && send()?.overlaps(recv);
                 let to = if aliased { in_place() } else { recv.data().cast() };
-                either!(posted, name, MPI_Scatter, MPI_Iscatter, from.cast(), n, t, to, n, t, root, comm)?;
+                either!(MPI_Scatter | MPI_Iscatter(from.cast(), n, t, to, n, t, root, comm))?;
                 if aliased {
                     // The root's own block was left in its place.
                     std::ptr::copy(from.add(root as usize * recv.bytes()), recv.data(), recv.bytes());
@@ -215,7 +172,7 @@ pub unsafe fn collective(call: &Call, mut posted: Option<&mut Posted>) -> Result
                 let span = Span::new(send.count(), send.dtype())?;
                 let (n, t) = span.arguments();
                 let (from, dest, tag) = (send.data().cast(), envelope.dest, envelope.sendtag);
-                either!(posted, name, MPI_Send, MPI_Isend, from, n, t, dest, tag, comm)
+                either!(MPI_Send | MPI_Isend(from, n, t, dest, tag, comm))
             }
             // MPI has no such pair of functions, or mpi4jax uses others.
             Op::Alltoallv

@@ -23,26 +23,26 @@ pub use self::reducer::is_ours;
 pub use self::span::set_count_limit;
 use self::span::{Span, count_limit};
 pub use self::start::{Posted, start};
-use super::{Arrived, Transport, arrive};
+use super::message::{Arrived, arrive};
 use crate::call::Call;
 use crate::comm::{Comm, OwnedComm};
-use crate::error::{Cause, Error};
-use crate::mpilib::{check, handle, in_place};
+use crate::device;
+use crate::error::Cause;
+use crate::mpilib::{CudaSupport, check, cuda_support, handle, in_place};
 use crate::ops::{Buffer, Dtype, Ints, Op, Parts};
 
-/// Host MPI.
-#[derive(Clone, Copy, Debug)]
-pub struct Mpi;
+/// Whether the MPI library says that it takes pointers to the memory of a GPU.
+pub fn is_cuda_aware() -> bool {
+    device::is_reached_from_cpu() || cuda_support() == CudaSupport::Yes
+}
 
-impl Transport for Mpi {
-    fn name(&self) -> &'static str {
-        "mpi"
+/// Whether the MPI library may take such pointers. One that cannot say is trusted, as the user has named it.
+pub fn probe_device_pointers() -> Result<(), String> {
+    device::support()?;
+    if cuda_support() == CudaSupport::No && !device::is_reached_from_cpu() {
+        return Err("the MPI library says that it is not CUDA-aware: use staged or nccl".into());
     }
-
-    #[inline]
-    fn execute(&self, call: &Call) -> Result<(), Error> {
-        run(call).map_err(|cause| Error { transport: Some(self.name()), ..call.site.error(cause) })
-    }
+    Ok(())
 }
 
 /// The send argument of a collective whose send and receive buffers are equally large: where they are
@@ -140,8 +140,9 @@ fn missing(operand: &'static str) -> Cause {
     Cause::Buffers { operand, expected: 1, actual: 0 }
 }
 
+/// Carries out an operation. Blocks until its buffers hold the result and may be reused.
 #[inline]
-fn run(call: &Call) -> Result<(), Cause> {
+pub fn execute(call: &Call) -> Result<(), Cause> {
     let Call { site, envelope, .. } = call;
     let send = || call.send.as_ref().ok_or_else(|| missing("operand"));
     let recv = || call.recv.as_ref().ok_or_else(|| missing("result"));

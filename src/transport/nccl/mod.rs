@@ -4,29 +4,25 @@
 //! the same way, and neither knows what the other was given: so either all messages go through NCCL, and what
 //! needs matching is an error, or all go through staging (see [`Messages`]).
 
-mod carries;
 mod communicator;
-mod queue;
+mod messages;
+mod operations;
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
-use self::carries::carries;
-use self::carries::{Messages, TAG, messages};
-pub use self::carries::{messages_apart, settings};
-use self::communicator::{Joined, Libraries};
-use self::queue::{Put, Queue, put};
-use super::{Arrived, Transport, Unfinished, write_status};
+use self::communicator::{Communicator, Gpu};
+pub use self::messages::Messages;
+use self::messages::TAG;
+use super::Unfinished;
+use super::message::{Arrived, write_status};
 use crate::call::{Call, Stream};
 use crate::comm::{self, Comm, Group};
-use crate::device;
-use crate::device::cuda::{self, Driver, Mark, Pointer};
-use crate::device::nccl;
-use crate::error::{Cause, Error};
+use crate::device::cuda::{self, Driver, Event};
+use crate::device::{self, Device, nccl};
+use crate::error::Cause;
 use crate::mpilib::wildcards;
-
-pub const NAME: &str = "nccl";
 
 /// Numbers of what is put on streams, apart from those of the watchdog's other cares.
 static NUMBERS: AtomicU64 = AtomicU64::new(1 << 62);
@@ -35,26 +31,32 @@ static NUMBERS: AtomicU64 = AtomicU64::new(1 << 62);
 #[derive(Debug)]
 pub struct Nccl {
     messages: Messages,
-    /// Why there is none: ranks without NCCL take part in joining, so that the others learn of it.
-    libraries: Result<Libraries, String>,
-    own: Mutex<Option<Own>>,
+    driver: &'static Driver,
+    /// Or why there is none: ranks without NCCL take part in connecting, so that the others learn of it.
+    gpu: OnceLock<Result<Gpu, String>>,
+    own: OnceLock<OwnStream>,
 }
 
 /// A stream of ours, for operations that are started.
 #[derive(Debug)]
-struct Own {
+struct OwnStream {
     stream: Stream,
     /// Where the last one ends.
-    end: Mark,
+    end: Event,
 }
 
 // SAFETY: CUDA's handles may be used by any thread.
-unsafe impl Send for Own {}
+unsafe impl Send for OwnStream {}
+// SAFETY: as above.
+unsafe impl Sync for OwnStream {}
+
+/// What is attached to a communicator on which NCCL has met the other ranks, or why it cannot be used there.
+struct Connected(Result<Communicator, String>);
 
 /// Whether NCCL could be used, apart from the question whether each rank has a GPU of its own.
 pub fn probe() -> Result<(), String> {
     device::support()?;
-    nccl::library().map(|_| ()).map_err(|error| error.to_string())
+    nccl::library().map(|_| ())
 }
 
 /// For `auto`: whether each rank has a GPU of its own, or the launcher has shown it one that no other rank
@@ -72,59 +74,61 @@ pub fn one_gpu_each() -> Result<bool, Cause> {
 }
 
 impl Nccl {
-    /// Also where it cannot be used.
-    pub fn start() -> Self {
-        let libraries = probe().and_then(|()| {
-            let driver = cuda::driver().map_err(|error| error.to_string())?;
-            let library = nccl::library().map_err(|error| error.to_string())?;
-            Ok(Libraries { driver, library })
-        });
-        Self { messages: messages(), libraries, own: Mutex::default() }
+    pub fn new(driver: &'static Driver) -> Self {
+        Self { messages: Messages::setting(), driver, gpu: OnceLock::new(), own: OnceLock::new() }
     }
 
-    fn run(&self, call: &Call) -> Result<(), Cause> {
-        let key = || call.site.comm.key.clone();
-        let joined = self.join(&call.site.comm)?;
-        let no_communicator = |reason: &String| Cause::NoCommunicator { key: key(), reason: reason.clone() };
-        let communicator = joined.0.as_ref().map_err(no_communicator)?;
-        let Libraries { driver, library } = communicator.libraries;
-        let mut last = communicator.queue.lock().unwrap_or_else(PoisonError::into_inner);
-        if driver.context_of(call.stream)? != communicator.scratch.context {
+    /// Whether it carries a call; else it goes through staging. An error for a message that has to be matched.
+    pub fn carries(&self, call: &Call) -> Result<bool, Cause> {
+        self.messages.carries(call)
+    }
+
+    /// Whether messages go through NCCL.
+    pub fn has_messages(&self) -> bool {
+        self.messages == Messages::Nccl
+    }
+
+    fn gpu(&self) -> Result<Gpu, String> {
+        let new = || Gpu::new(self.driver, nccl::library()?).map_err(|cause| cause.to_string());
+        self.gpu.get_or_init(new).clone()
+    }
+
+    /// Puts a call on its stream.
+    pub fn execute(&self, call: &Call) -> Result<(), Cause> {
+        let comm = &call.site.comm;
+        // The communicator's first operation makes its counterpart, together with the other ranks.
+        let connect = || Communicator::connect(self.gpu(), self.messages, comm).map(Connected);
+        let connected = comm.attach(connect)?;
+        let no_communicator =
+            |reason: &String| Cause::NoCommunicator { key: comm.key.clone(), reason: reason.clone() };
+        let communicator = connected.0.as_ref().map_err(no_communicator)?;
+        let mut last = communicator.lock();
+        if self.driver.context_of(call.stream)? != communicator.gpu.context {
             return Err(Cause::Unsupported {
                 feature: "an array on this device".into(),
                 reason: "NCCL's communicators were made for JAX's first local device",
             });
         }
         communicator.failure()?;
-        let put = put(call.site.op).ok_or_else(|| Cause::Unsupported {
-            feature: call.site.op.to_string(),
-            reason: "NCCL has no such operation",
-        })?;
-        let queue = Queue { library, handle: communicator.handle, stream: call.stream };
-        let own = || self.own.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(own) = own().as_ref().filter(|own| own.stream != call.stream) {
-            // What NCCL does, on whichever communicators, it does in one order on all ranks.
+        // What NCCL does, on whichever communicators, it does in one order on all ranks.
+        let own = self.own.get();
+        if let Some(own) = own.filter(|own| own.stream != call.stream) {
             own.end.hold(call.stream)?;
         }
         // NCCL may wait for other ranks here, for which other threads with other communicators may be needed.
-        put(&Put { call, queue, scratch: communicator.scratch.pointer })?;
-        if let Some(own) = own().as_ref().filter(|own| own.stream == call.stream) {
-            own.end.put(own.stream)?;
+        operations::put(call, communicator)?;
+        if let Some(own) = own.filter(|own| own.stream == call.stream) {
+            own.end.record(own.stream)?;
         }
-        self.message_arrives(call, driver)?;
-        last.end.put(call.stream)?;
+        self.message_arrives(call)?;
+        last.end.record(call.stream)?;
         (last.op, last.number) = (Some(call.site.op), NUMBERS.fetch_add(1, Ordering::Relaxed));
         last.since = Instant::now();
         Ok(())
     }
 
-    /// NCCL's counterpart of a communicator, which the first operation makes. Collective then.
-    fn join(&self, comm: &Comm) -> Result<Arc<Joined>, Cause> {
-        comm.attach(|| Joined::connect(&self.libraries, self.messages, comm))
-    }
-
     /// NCCL's messages are as long as the receiver says, and their sender and tag are known beforehand.
-    fn message_arrives(&self, call: &Call, driver: &Driver) -> Result<(), Cause> {
+    fn message_arrives(&self, call: &Call) -> Result<(), Cause> {
         let (true, Some(recv)) = (call.site.op.row().receives(), call.recv) else { return Ok(()) };
         let (any, source) = (wildcards(), call.site.envelope.source);
         let arrived = if source == any.proc_null {
@@ -133,63 +137,31 @@ impl Nccl {
             Arrived { source, tag: TAG, count: recv.count() }
         };
         if let Some(pair) = call.received {
-            let words = pair.data() as Pointer;
+            let words = [arrived.source, arrived.tag].map(|word| word as u32);
             // SAFETY: a result of two int32 in the memory of the GPU.
-            unsafe {
-                driver.fill(words, arrived.source, call.stream)?;
-                driver.fill(words + size_of::<i32>() as Pointer, arrived.tag, call.stream)?;
-            }
+            unsafe { Device::Gpu(self.driver).write(words, &pair, call.stream)? };
         }
         if call.status.is_some() { write_status(call, &arrived) } else { Ok(()) }
     }
-}
 
-impl Transport for Nccl {
-    fn name(&self) -> &'static str {
-        NAME
-    }
-
-    fn execute(&self, call: &Call) -> Result<(), Error> {
-        let located = |cause| Error { transport: Some(self.name()), ..call.site.error(cause) };
-        self.run(call).map_err(located)
-    }
-
-    fn takes(&self, call: &Call) -> Result<bool, Cause> {
-        carries(call)
-    }
-
-    fn reads_operands(&self) -> bool {
-        false
-    }
-
-    /// Reading an operand would mean to wait: NCCL's messages have one tag, and their source is known to the program.
-    fn knows_peers(&self) -> bool {
-        self.messages == Messages::Nccl
-    }
-
-    fn own_stream(&self, call: &Call) -> Result<Option<Stream>, Error> {
-        if call.site.op.row().has_peer {
+    /// A stream of its own, for a call that is started, if it carries it.
+    pub fn own_stream(&self, call: &Call) -> Result<Option<Stream>, Cause> {
+        if call.site.op.row().has_peer || !self.carries(call)? {
             return Ok(None);
         }
-        let Ok(Libraries { driver, .. }) = &self.libraries else { return Ok(None) };
-        let mut own = self.own.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(own) = &*own {
+        if let Some(own) = self.own.get() {
             return Ok(Some(own.stream));
         }
-        let located = |cause| Error { transport: Some(NAME), ..call.site.error(cause) };
-        let made = driver
-            .context_of(call.stream)
-            .and_then(|context| Ok(Own { stream: driver.stream()?, end: driver.mark(context)? }));
-        Ok(Some(own.insert(made.map_err(located)?).stream))
+        let new = OwnStream { stream: self.driver.stream()?, end: self.driver.event()? };
+        Ok(Some(self.own.get_or_init(|| new).stream))
     }
 
-    /// NCCL's calls return before anything has happened. Nobody is waited for.
-    fn unfinished(&self) -> Vec<Unfinished> {
-        let Ok(libraries) = &self.libraries else { return Vec::new() };
-        let waiting = |comm: Arc<Comm>| {
-            let joined = comm.attached::<Joined>()?;
-            let communicator = joined.0.as_ref().ok()?;
-            let last = communicator.queue.try_lock().ok()?;
+    /// What calls have put on streams, and has not happened yet. Waits for nothing.
+    pub fn unfinished(&self) -> Vec<Unfinished> {
+        let unfinished = |comm: Arc<Comm>| {
+            let connected = comm.attached::<Connected>()?;
+            let communicator = connected.0.as_ref().ok()?;
+            let last = communicator.try_lock()?;
             let op = last.op?;
             let failure = communicator.failure().err().map(|cause| cause.to_string());
             if failure.is_none() && last.end.is_reached() {
@@ -199,12 +171,7 @@ impl Transport for Nccl {
             drop(last);
             Some(Unfinished { number, op, comm, seconds, failure })
         };
-        libraries.driver.look_on();
-        comm::live().into_iter().filter_map(waiting).collect()
-    }
-
-    /// It would wait for the rest.
-    fn has_exact_lengths(&self) -> bool {
-        true
+        self.driver.look_on();
+        comm::live().into_iter().filter_map(unfinished).collect()
     }
 }

@@ -14,11 +14,12 @@ use std::time::Duration;
 
 use self::tag::{Label, Wanted};
 use self::worker::{Joined, UcxRequest, Worker, table};
-use super::{Arrived, Platform, Transport, arrive, write_status};
+use super::Platform;
+use super::message::{Arrived, arrive, write_status};
 use crate::call::{Call, Envelope};
 use crate::comm::Comm;
 use crate::device;
-use crate::error::{Cause, Error};
+use crate::error::Cause;
 use crate::mpilib::wildcards;
 use crate::ops::Buffer;
 
@@ -30,7 +31,7 @@ pub fn probe(platform: Platform) -> Result<(), String> {
     if platform == Platform::Cuda {
         device::support()?;
     }
-    table().map(|_| ()).map_err(|error| error.to_string())
+    table().map(|_| ())
 }
 
 /// Messages through UCX.
@@ -50,12 +51,6 @@ impl Ucx {
     pub fn start() -> Result<Self, String> {
         static WORKER: OnceLock<Result<Worker, String>> = OnceLock::new();
         let worker = WORKER.get_or_init(Worker::start).as_ref().map_err(String::clone)?;
-        static THREAD: OnceLock<Result<(), String>> = OnceLock::new();
-        let thread = || {
-            let builder = std::thread::Builder::new().name("mpi4jax-ucx".into());
-            builder.spawn(|| worker.run()).map(|_| ()).map_err(|error| error.to_string())
-        };
-        THREAD.get_or_init(thread).clone()?;
         Ok(Self { worker })
     }
 
@@ -66,34 +61,25 @@ impl Ucx {
         Err(format!("{} was built without CUDA", self.worker.ucp.path))
     }
 
-    fn run(&self, call: &Call) -> Result<(), Cause> {
-        let comm = &call.site.comm;
-        let joined = comm.attach(|| self.worker.agree(comm))?;
-        let joined = &*joined;
+    /// Sends or receives a message, or both.
+    pub fn execute(&self, call: &Call) -> Result<(), Cause> {
+        let joined = &*self.join(&call.site.comm)?;
+        let mut send = call.send;
+        let mut copy = Vec::new();
         // SAFETY: the buffers are XLA's and stay valid until this returns; requests end before that.
         unsafe {
-            match (call.send, call.recv) {
-                (Some(send), None) => {
-                    let sending = self.send(call, joined, &send)?;
-                    sending.map(UcxRequest::wait).transpose()?;
-                    Ok(())
-                }
-                (None, Some(recv)) => {
-                    let receiving = self.recv(call, joined, &recv)?;
-                    self.finish(call, receiving)
-                }
-                (Some(send), Some(recv)) => {
-                    // The two may not share memory, and they may differ in size.
-                    let bytes = || std::slice::from_raw_parts(send.data(), send.bytes()).to_vec();
-                    let mut copy = send.overlaps(&recv).then(bytes);
-                    let data = copy.as_mut().map_or(send.data(), |copy| copy.as_mut_ptr());
-                    let receiving = self.recv(call, joined, &recv)?;
-                    let sending = self.send(call, joined, &send.moved_to(data))?;
-                    sending.map(UcxRequest::wait).transpose()?;
-                    self.finish(call, receiving)
-                }
-                (None, None) => Err(Cause::Buffers { operand: "operand", expected: 1, actual: 0 }),
+            // The two may not share memory, and they may differ in size.
+            if let (Some(from), Some(to)) = (&mut send, &call.recv)
+                && from.overlaps(to)
+            {
+                copy.extend_from_slice(std::slice::from_raw_parts(from.data(), from.bytes()));
+                *from = from.moved_to(copy.as_mut_ptr());
             }
+            let receiving = call.recv.map(|recv| self.recv(call, joined, &recv)).transpose()?;
+            if let Some(sending) = send.map(|send| self.send(call, joined, &send)).transpose()?.flatten() {
+                sending.wait()?;
+            }
+            receiving.map_or(Ok(()), |receiving| self.finish(call, receiving))
         }
     }
 
@@ -162,28 +148,21 @@ impl Ucx {
         }
         arrive(call, &arrived)
     }
-}
 
-impl Transport for Ucx {
-    fn name(&self) -> &'static str {
-        "ucx"
+    /// Meets the other ranks of a communicator, before its first message. Collective.
+    pub fn join(&self, comm: &Comm) -> Result<Arc<Joined>, Cause> {
+        static THREAD: OnceLock<Result<(), String>> = OnceLock::new();
+        let (worker, builder) = (self.worker, std::thread::Builder::new());
+        let start = || {
+            let thread = builder.name("mpi4jax-ucx".into()).spawn(|| worker.run());
+            thread.map(drop).map_err(|error| error.to_string())
+        };
+        THREAD.get_or_init(start).clone().map_err(|message| Cause::Setting { message })?;
+        comm.attach(|| worker.agree(comm))
     }
 
-    fn execute(&self, call: &Call) -> Result<(), Error> {
-        self.run(call).map_err(|cause| Error { transport: Some(self.name()), ..call.site.error(cause) })
-    }
-
-    /// Messages; MPI has all else.
-    fn takes(&self, call: &Call) -> Result<bool, Cause> {
-        Ok(!call.site.op.row().is_collective())
-    }
-
-    fn attach(&self, comm: &Arc<Comm>) -> Result<(), Error> {
-        Ok(comm.attach(|| self.worker.agree(comm)).map(drop)?)
-    }
-
-    fn stop(&self) {
-        // Others may need what this rank has sent; if one of them is gone, there is nothing to be done.
+    /// The program ends: others may need what this rank has sent; if one of them is gone, there is nothing to be done.
+    pub fn stop(&self) {
         let _ = self.worker.flush(PATIENCE);
         self.worker.stop();
     }

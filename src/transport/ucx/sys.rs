@@ -123,7 +123,7 @@ function_table! {
         ucp_request_free(*mut c_void);
         ucp_request_cancel(Worker, *mut c_void);
         ucs_status_string(Status) -> *const c_char;
-    } optional {}
+    }
 }
 
 #[cfg(test)]

@@ -6,13 +6,13 @@ use std::mem::zeroed;
 use std::path::Path;
 use std::ptr::{null, null_mut};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::sys::{self, RequestParam, StatusPtr, Ucp};
 use super::tag::{self, Label, Wanted};
 use crate::comm::{Comm, Group};
-use crate::dynlib::{self, LoadError};
+use crate::dynlib::{self, checked};
 use crate::error::Cause;
 use crate::mpilib;
 use crate::ops::Buffer;
@@ -22,12 +22,12 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(1), Duration::from_m
 /// Calls without an event before a waiting rank lets others have the processor.
 const SPINS: u32 = 200;
 
-pub fn table() -> Result<&'static Ucp, LoadError> {
-    static TABLE: OnceLock<Result<Ucp, LoadError>> = OnceLock::new();
+pub fn table() -> Result<&'static Ucp, String> {
+    static TABLE: OnceLock<Result<Ucp, String>> = OnceLock::new();
     TABLE.get_or_init(load).as_ref().map_err(Clone::clone)
 }
 
-fn load() -> Result<Ucp, LoadError> {
+fn load() -> Result<Ucp, String> {
     // Wheels keep UCX beside the MPI library, in a directory of its own.
     if let Some(directory) = dynlib::file_of(mpilib::address()).as_deref().and_then(Path::parent) {
         dynlib::add_directories([directory.join("openmpi"), directory.into()]);
@@ -35,8 +35,7 @@ fn load() -> Result<Ucp, LoadError> {
     let ucp = Ucp::load(sys::LIBRARY)?;
     let (major, minor, patch) = ucp.version();
     if (major, minor) < sys::OLDEST {
-        let found = format!("{major}.{minor}.{patch}");
-        return Err(LoadError::TooOld { path: ucp.path, found, needed: sys::LIBRARY.needed });
+        return Err(sys::LIBRARY.too_old(&ucp.path, &format!("{major}.{minor}.{patch}")));
     }
     Ok(ucp)
 }
@@ -70,16 +69,9 @@ pub struct Worker {
     /// By rank in `MPI_COMM_WORLD`.
     addresses: Vec<Box<[u8]>>,
     contexts: Mutex<Contexts>,
-    /// A communicator has been joined, or the program ends.
-    changed: Condvar,
     /// Something was sent or received since the thread has looked.
     used: AtomicBool,
     stopping: AtomicBool,
-}
-
-/// The next pause of the thread.
-fn pause_after(pause: Duration, something_happened: bool) -> Duration {
-    if something_happened { PAUSES.0 } else { (2 * pause).min(PAUSES.1) }
 }
 
 // SAFETY: the handles are used under the lock of `endpoints`.
@@ -116,7 +108,7 @@ impl Worker {
 
     /// Starts UCX and exchanges addresses. Collective over `MPI_COMM_WORLD`, also on a rank where it fails.
     pub fn start() -> Result<Self, String> {
-        let ours = table().map_err(|error| error.to_string()).and_then(|ucp| {
+        let ours = table().and_then(|ucp| {
             let (handle, memory_types, address) = Self::create(ucp).map_err(|cause| cause.to_string())?;
             Ok((ucp, handle, memory_types, address))
         });
@@ -133,7 +125,6 @@ impl Worker {
             endpoints: Mutex::default(),
             addresses,
             contexts: Mutex::default(),
-            changed: Condvar::new(),
             used: AtomicBool::new(false),
             stopping: AtomicBool::new(false),
         })
@@ -146,7 +137,7 @@ impl Worker {
         // lives as long as the process.
         unsafe {
             let mut config = null_mut();
-            ucp.check("ucp_config_read", (ucp.ucp_config_read)(null(), null(), &mut config))?;
+            checked!(ucp, ucp_config_read(null(), null(), &mut config))?;
             let params = sys::Params {
                 field_mask: sys::PARAMS_FEATURES | sys::PARAMS_ENDPOINTS,
                 features: sys::FEATURE_TAG,
@@ -154,39 +145,30 @@ impl Worker {
                 ..zeroed()
             };
             let mut context = null_mut();
-            let status = (ucp.ucp_init_version)(major, minor, &params, config, &mut context);
+            let started = checked!(ucp, ucp_init_version(major, minor, &params, config, &mut context));
             (ucp.ucp_config_release)(config);
-            ucp.check("ucp_init_version", status)?;
+            started?;
             let mut attributes = sys::Attributes { field_mask: sys::ATTRIBUTES_MEMORY_TYPES, ..zeroed() };
-            ucp.check("ucp_context_query", (ucp.ucp_context_query)(context, &mut attributes))?;
+            checked!(ucp, ucp_context_query(context, &mut attributes))?;
             let params = sys::WorkerParams {
                 field_mask: sys::WORKER_THREAD_MODE,
                 thread_mode: sys::THREAD_MODE_SERIALIZED,
                 ..zeroed()
             };
             let mut worker = null_mut();
-            ucp.check("ucp_worker_create", (ucp.ucp_worker_create)(context, &params, &mut worker))?;
+            checked!(ucp, ucp_worker_create(context, &params, &mut worker))?;
             let (mut address, mut length) = (null_mut(), 0);
-            let status = (ucp.ucp_worker_get_address)(worker, &mut address, &mut length);
-            ucp.check("ucp_worker_get_address", status)?;
+            checked!(ucp, ucp_worker_get_address(worker, &mut address, &mut length))?;
             let bytes = std::slice::from_raw_parts(address.cast(), length).to_vec();
             (ucp.ucp_worker_release_address)(worker, address);
             Ok((worker, attributes.memory_types, bytes))
         }
     }
 
-    /// Keeps messages moving while this process is elsewhere. Before the first communicator is known, there are none.
+    /// Keeps messages moving while this process is elsewhere.
     pub fn run(&self) {
         let mut pause = PAUSES.0;
-        loop {
-            let mut contexts = self.contexts();
-            while contexts.next == 0 && !self.stopping.load(Ordering::Relaxed) {
-                contexts = self.changed.wait(contexts).unwrap_or_else(PoisonError::into_inner);
-            }
-            drop(contexts);
-            if self.stopping.load(Ordering::Relaxed) {
-                return;
-            }
+        while !self.stopping.load(Ordering::Relaxed) {
             std::thread::sleep(pause);
             let mut something_happened = self.used.swap(false, Ordering::Relaxed);
             // Whoever holds the lock is doing just that.
@@ -196,15 +178,13 @@ impl Worker {
                     something_happened = true;
                 }
             }
-            pause = pause_after(pause, something_happened);
+            pause = if something_happened { PAUSES.0 } else { (2 * pause).min(PAUSES.1) };
         }
     }
 
     /// From now on nothing is sent or received.
     pub fn stop(&self) {
-        let _contexts = self.contexts();
         self.stopping.store(true, Ordering::Relaxed);
-        self.changed.notify_all();
     }
 
     fn endpoint(&self, endpoints: &mut Endpoints, rank: i32) -> Result<sys::Endpoint, Cause> {
@@ -220,8 +200,7 @@ impl Worker {
                 address: address.as_ptr().cast(),
                 ..zeroed()
             };
-            let status = (self.ucp.ucp_ep_create)(self.handle, &params, &mut endpoint);
-            self.ucp.check("ucp_ep_create", status)?;
+            checked!(self.ucp, ucp_ep_create(self.handle, &params, &mut endpoint))?;
         }
         endpoints.insert(rank, endpoint);
         Ok(endpoint)
@@ -243,7 +222,6 @@ impl Worker {
             self.contexts().next = agreed + 1;
             if group.common_bits(u64::from(is_free))? == 1 {
                 self.contexts().used.insert(context);
-                self.changed.notify_all();
                 return Ok(Joined { worker: self, context });
             }
         }
@@ -374,20 +352,5 @@ impl<'a> UcxRequest<'a> {
             }
         }
         Ok(())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_worker_that_nobody_needs_is_called_seldom() {
-        let mut pause = PAUSES.0;
-        for _ in 0..10 {
-            pause = pause_after(pause, false);
-        }
-        assert_eq!(pause, PAUSES.1);
-        assert_eq!(pause_after(pause, true), PAUSES.0);
     }
 }

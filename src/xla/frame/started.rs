@@ -17,7 +17,7 @@ pub unsafe fn start(
     site: &Site,
     layout: &RequestLayout,
     counts: &mut Counts,
-    transport: &dyn Transport,
+    transport: &Transport,
     stream: Stream,
 ) -> Result<(Option<Buffer>, Option<Peers>, Buffer), Cause> {
     let (mut operand, mut handle) = (None, None);
@@ -49,7 +49,7 @@ pub unsafe fn wait(
     frame: &CallFrame,
     operand: Operand,
     layout: &RequestLayout,
-    transport: &dyn Transport,
+    transport: &Transport,
     stream: Stream,
 ) -> Result<(Handle, [Option<Buffer>; 2]), Cause> {
     let (mut handle, mut first) = (None, None);

@@ -4,7 +4,7 @@
  * for the end of a call, which is where its context is popped. So a transport that reads before it has
  * waited reads rubbish. FAKE_CUDA_VERSION, FAKE_CUDA_DEVICES, FAKE_CUDA_BROKEN (cuInit fails),
  * FAKE_CUDA_SHARED (all processes see one GPU), FAKE_CUDA_STREAM_DEVICE (where streams are), FAKE_CUDA_STUCK (no
- * event is ever reached), FAKE_CUDA_LOST (events cannot be recorded) and FAKE_CUDA_FULL (there is no memory) set the scene;
+ * event is ever reached), FAKE_CUDA_LOST (streams fail) and FAKE_CUDA_FULL (there is no memory) set the scene;
  * FAKE_CUDA_LOG names a file to which the numbers of calls are written at exit, and the bytes copied from and to the host. */
 #include <stdint.h>
 #include <stdio.h>
@@ -12,12 +12,15 @@
 #include <string.h>
 #include <unistd.h>
 
-typedef struct { void *to; const void *from; size_t bytes; uint32_t value; } Copy;
+/* With nothing to copy from, words of a value are written; with nothing to copy to, memory is freed. */
+typedef struct { void *to; void *from; size_t bytes; uint32_t value; } Copy;
 
 static __thread Copy *queue;
 static __thread size_t queued, done, room;
 static __thread int entered;
 static long copies, waits, allocations, events, copied;
+/* Memory of the host that copies from and to the GPU are in. */
+static struct { char *at; size_t bytes; } pinned[1024];
 
 static int number(const char *name, int otherwise) {
     const char *text = getenv(name);
@@ -27,10 +30,13 @@ static int number(const char *name, int otherwise) {
 static void drain(size_t until) {
     for (; done < until; done++) {
         Copy *copy = &queue[done];
-        if (copy->from)
+        if (!copy->to)
+            free(copy->from);
+        else if (copy->from)
             memcpy(copy->to, copy->from, copy->bytes);
         else
-            memcpy(copy->to, &copy->value, sizeof copy->value);
+            for (size_t i = 0; i < copy->bytes; i++)
+                ((char *)copy->to)[i] = ((char *)&copy->value)[i % sizeof copy->value];
     }
     if (done == queued)
         done = queued = 0;
@@ -42,7 +48,8 @@ static int add(Copy copy) {
     if (queued == room)
         queue = realloc(queue, (room = 2 * room + 16) * sizeof *queue);
     queue[queued++] = copy;
-    __atomic_add_fetch(&copies, 1, __ATOMIC_RELAXED);
+    if (copy.to)
+        __atomic_add_fetch(&copies, 1, __ATOMIC_RELAXED);
     return 0;
 }
 
@@ -76,39 +83,63 @@ int cuCtxPushCurrent_v2(void *context) { entered++; return 0; }
 int cuCtxPopCurrent_v2(void **context) { drain(queued); entered--; return 0; }
 int cuStreamGetCtx(void *stream, void **context) { *context = (void *)(intptr_t)(1000 + number("FAKE_CUDA_STREAM_DEVICE", 0)); return 0; }
 int cuStreamCreate(void **stream, unsigned flags) { *stream = calloc(1, 1); return 0; }
-int cuStreamSynchronize(void *stream) { __atomic_add_fetch(&waits, 1, __ATOMIC_RELAXED); drain(queued); return 0; }
+int cuStreamSynchronize(void *stream) {
+    __atomic_add_fetch(&waits, 1, __ATOMIC_RELAXED);
+    drain(queued);
+    return number("FAKE_CUDA_LOST", 0) ? 700 : 0;
+}
 int cuThreadExchangeStreamCaptureMode(int *mode) { return 0; }
 int cuMemHostAlloc(void **memory, size_t bytes, unsigned flags) {
     __atomic_add_fetch(&allocations, 1, __ATOMIC_RELAXED);
     *memory = malloc(bytes);
-    if (*memory)
-        memset(*memory, 0xAA, bytes);
-    return *memory ? 0 : 2;
+    if (!*memory)
+        return 2;
+    memset(*memory, 0xAA, bytes);
+    for (int i = 0; i < 1024; i++) {
+        char *none = NULL;
+        if (__atomic_compare_exchange_n(&pinned[i].at, &none, *memory, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)) {
+            pinned[i].bytes = bytes;
+            break;
+        }
+    }
+    return 0;
 }
-int cuMemFreeHost(void *memory) { free(memory); return 0; }
+static int is_pinned(const char *at) {
+    for (int i = 0; i < 1024; i++)
+        if (pinned[i].at && at >= pinned[i].at && at < pinned[i].at + pinned[i].bytes)
+            return 1;
+    return 0;
+}
+int cuMemFreeHost(void *memory) {
+    for (int i = 0; i < 1024; i++)
+        if (pinned[i].at == memory)
+            pinned[i].at = NULL;
+    free(memory);
+    return 0;
+}
 int cuMemAlloc_v2(uint64_t *memory, size_t bytes) {
     if (number("FAKE_CUDA_FULL", 0))
         return 2;
     *memory = (uint64_t)(uintptr_t)calloc(1, bytes);
     return 0;
 }
-int cuMemFree_v2(uint64_t memory) { free((void *)(uintptr_t)memory); return 0; }
+int cuMemAllocAsync(uint64_t *memory, size_t bytes, void *stream) { return cuMemAlloc_v2(memory, bytes); }
+int cuMemFreeAsync(uint64_t memory, void *stream) {
+    Copy copy = {NULL, (void *)(uintptr_t)memory, 0, 0};
+    return add(copy);
+}
+int cuMemsetD8Async(uint64_t to, unsigned char value, size_t bytes, void *stream) {
+    Copy copy = {(void *)(uintptr_t)to, NULL, bytes, 0x01010101u * value};
+    return add(copy);
+}
 int cuMemsetD32Async(uint64_t to, unsigned value, size_t words, void *stream) {
     Copy copy = {(void *)(uintptr_t)to, NULL, 4, value};
     return words == 1 ? add(copy) : 801;
 }
-int cuMemcpyDtoHAsync_v2(void *to, uint64_t from, size_t bytes, void *stream) {
-    Copy copy = {to, (void *)(uintptr_t)from, bytes, 0};
-    __atomic_add_fetch(&copied, bytes, __ATOMIC_RELAXED);
-    return add(copy);
-}
-int cuMemcpyHtoDAsync_v2(uint64_t to, const void *from, size_t bytes, void *stream) {
-    Copy copy = {(void *)(uintptr_t)to, from, bytes, 0};
-    __atomic_add_fetch(&copied, bytes, __ATOMIC_RELAXED);
-    return add(copy);
-}
-int cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t bytes, void *stream) {
+int cuMemcpyAsync(uint64_t to, uint64_t from, size_t bytes, void *stream) {
     Copy copy = {(void *)(uintptr_t)to, (void *)(uintptr_t)from, bytes, 0};
+    if (is_pinned(copy.to) || is_pinned(copy.from))
+        __atomic_add_fetch(&copied, bytes, __ATOMIC_RELAXED);
     return add(copy);
 }
 /* An event is how far its thread's queue has to be done. */
@@ -118,12 +149,6 @@ int cuEventCreate(void **event, unsigned flags) {
     return 0;
 }
 int cuEventRecord(void *event, void *stream) { *(size_t *)event = queued; return number("FAKE_CUDA_LOST", 0) ? 700 : 0; }
-int cuEventSynchronize(void *event) {
-    __atomic_add_fetch(&waits, 1, __ATOMIC_RELAXED);
-    size_t until = *(size_t *)event;
-    drain(until < queued ? until : queued);
-    return 0;
-}
 /* All streams of a thread have one queue: what another one waits for is done at once. */
 int cuStreamWaitEvent(void *stream, void *event, unsigned flags) {
     size_t until = *(size_t *)event;

@@ -4,14 +4,13 @@ use std::sync::Arc;
 
 use _native::call::{Call, Site};
 use _native::ops::{Buffer, Dtype, Op, Part, Parts, PartsFields, Ragged, RaggedFields};
-use _native::transport::Transport;
 
 use super::{Memory, Suite, pattern};
 
 /// Rows of the result, or of the operand, that nobody sends.
 const SPARE: usize = 2;
 
-impl<T: Transport> Suite<'_, T> {
+impl Suite<'_> {
     /// Some, or no, rows of `count` elements from each rank to each, in the order of the ranks, and a rest of the
     /// result that comes from nobody.
     pub(super) fn parts(

@@ -1,0 +1,70 @@
+//! What every transport does with a message that has come.
+
+use std::mem::MaybeUninit;
+
+use ::mpi::ffi;
+
+use crate::call::Call;
+use crate::error::Cause;
+use crate::mpilib::{check, wildcards};
+use crate::ops::Buffer;
+use crate::record::samples;
+
+/// A message that has been received.
+#[derive(Clone, Copy, Debug)]
+pub struct Arrived {
+    pub source: i32,
+    pub tag: i32,
+    /// In elements of the type that was asked for.
+    pub count: usize,
+}
+
+/// What every transport does with a message, once it is in the result's memory: says who it is from,
+/// compares its length with what was asked for, and takes a sample of it.
+#[inline]
+pub fn arrive(call: &Call, message: &Arrived) -> Result<(), Cause> {
+    if call.site.runs.is_sampled() {
+        samples::received(call, message.source, message.tag, message.count);
+    }
+    if let Some(received) = call.received {
+        // SAFETY: a result of two int32, checked by the frame's decoder.
+        unsafe { received.data().cast::<[i32; 2]>().write_unaligned([message.source, message.tag]) };
+    }
+    match &call.recv {
+        Some(recv) if message.count != recv.count() => short(call, recv, message),
+        _ => Ok(()),
+    }
+}
+
+#[cold]
+fn short(call: &Call, recv: &Buffer, message: &Arrived) -> Result<(), Cause> {
+    // A rank at the end of a chain receives from nobody, and whoever asks for a status can see the length.
+    if !call.status.is_some() && call.envelope.source != wildcards().proc_null {
+        return Err(Cause::ShortMessage {
+            function: call.site.mpi_name(),
+            received: message.count,
+            source_rank: message.source,
+            expected: recv.count(),
+        });
+    }
+    let size = recv.dtype().size();
+    // SAFETY: no transport lets more arrive than fits, so `message.count < recv.count`. Results must not
+    // show uninitialised memory.
+    unsafe { recv.data().add(message.count * size).write_bytes(0, (recv.count() - message.count) * size) };
+    Ok(())
+}
+
+/// Fills the `MPI_Status` that a receive was given, for a message that MPI knows nothing of.
+pub fn write_status(call: &Call, arrived: &Arrived) -> Result<(), Cause> {
+    let Some(recv) = &call.recv else { return Ok(()) };
+    // SAFETY: all-zero is a value of the struct, and MPI itself writes the count that it keeps inside.
+    unsafe {
+        let mut status = MaybeUninit::<ffi::MPI_Status>::zeroed().assume_init();
+        (status.MPI_SOURCE, status.MPI_TAG) = (arrived.source, arrived.tag);
+        let count = arrived.count as ffi::MPI_Count;
+        let code = ffi::MPI_Status_set_elements_x(&mut status, recv.dtype().mpi(), count);
+        check("MPI_Status_set_elements_x", code)?;
+        call.status.write(&status);
+    }
+    Ok(())
+}

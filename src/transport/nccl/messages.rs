@@ -1,0 +1,190 @@
+//! What NCCL carries, and the setting of messages.
+
+use std::sync::OnceLock;
+
+use super::operations::{has, reduced};
+use crate::call::{Call, Envelope};
+use crate::error::Cause;
+use crate::mpilib::wildcards;
+
+/// The tag of messages that go through NCCL, which has none.
+pub const TAG: i32 = 0;
+
+pub const MESSAGES: &str = "MPI4JAX_NCCL_MESSAGES";
+
+/// How `send`, `recv` and `sendrecv` go, on all ranks and all communicators.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Messages {
+    /// Through NCCL, which matches nothing: messages between two ranks arrive in the order in which they were
+    /// sent. So all have tag 0, and sources are named.
+    Nccl,
+    /// Through staging, with all that MPI allows.
+    Staged,
+}
+
+static SETTING: OnceLock<Messages> = OnceLock::new();
+
+impl Messages {
+    /// What a setting means; one that says nothing means `default`.
+    fn parse(setting: &str, default: Self) -> Result<Self, Cause> {
+        match setting {
+            "" => Ok(default),
+            "nccl" => Ok(Self::Nccl),
+            "staged" => Ok(Self::Staged),
+            other => Err(Cause::Setting {
+                message: format!("{MESSAGES}={other} is not understood: expected one of nccl, staged"),
+            }),
+        }
+    }
+
+    /// Reads the environment, once. A program that runs with other transports runs with the one that `auto` takes.
+    pub fn read(is_auto: bool) -> Result<Self, Cause> {
+        let setting = std::env::var(MESSAGES).unwrap_or_default();
+        let messages = Self::parse(&setting, if is_auto { Self::Staged } else { Self::Nccl })?;
+        Ok(*SETTING.get_or_init(|| messages))
+    }
+
+    /// The setting that was read.
+    pub fn setting() -> Self {
+        SETTING.get().copied().unwrap_or(Self::Nccl)
+    }
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Nccl => "nccl",
+            Self::Staged => "staged",
+        }
+    }
+
+    /// Whether NCCL carries a call; else it goes through staging. An error for a message that has to be matched.
+    pub fn carries(self, call: &Call) -> Result<bool, Cause> {
+        let (site, row) = (call.site, call.site.op.row());
+        if !has(site.op) || row.has_peer && self == Self::Staged {
+            return Ok(false);
+        }
+        if row.has_reduction {
+            let reduction = site.reduction.zip(call.send);
+            return Ok(reduction.is_some_and(|(it, buffer)| reduced(it, buffer.dtype()).is_some()));
+        }
+        if row.sends() {
+            sends_in_order(&call.envelope)?;
+        }
+        if row.receives() {
+            receives_in_order(&call.envelope)?;
+        }
+        Ok(true)
+    }
+}
+
+/// An error where the receiver might have to look for what is sent.
+fn sends_in_order(&Envelope { dest, sendtag, .. }: &Envelope) -> Result<(), Cause> {
+    is_known(dest, sendtag)?;
+    if dest != wildcards().proc_null && !is_plain(sendtag) {
+        return Err(needs_matching(format!("sending with tag {sendtag}")));
+    }
+    Ok(())
+}
+
+/// An error where a message would have to be looked for. With tag 0 alone, `ANY_TAG` is that.
+fn receives_in_order(&Envelope { source, recvtag, .. }: &Envelope) -> Result<(), Cause> {
+    let any = wildcards();
+    is_known(source, recvtag)?;
+    if source == any.source {
+        return Err(needs_matching("receiving from ANY_SOURCE".into()));
+    }
+    if source != any.proc_null && recvtag != any.tag && !is_plain(recvtag) {
+        return Err(needs_matching(format!("receiving with tag {recvtag}")));
+    }
+    Ok(())
+}
+
+/// An error where an operand says it: to read that would mean to wait for the stream.
+fn is_known(rank: i32, tag: i32) -> Result<(), Cause> {
+    if [rank, tag].contains(&Envelope::TRACED) {
+        return Err(needs_matching("a source, destination or tag that is traced".into()));
+    }
+    Ok(())
+}
+
+/// What derivatives send is told apart by its place in the order.
+fn is_plain(tag: i32) -> bool {
+    tag == TAG || tag == TAG + wildcards().derivative
+}
+
+fn needs_matching(feature: String) -> Cause {
+    Cause::Unsupported {
+        feature,
+        reason: "messages go through NCCL, which knows no tags and no wildcards; set \
+                 MPI4JAX_NCCL_MESSAGES=staged, so that messages go through MPI and all else through NCCL, \
+                 or name the source and leave the tags at 0",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::call::{Site, Stream};
+    use crate::comm::Comm;
+    use crate::ops::{Buffer, Dtype, Op, Reduction};
+
+    fn carried(messages: Messages, site: &Site, dtype: Dtype) -> Result<bool, Cause> {
+        // SAFETY: an empty array, which nobody reads.
+        let send = unsafe { Buffer::new(std::ptr::null_mut(), dtype, 0) };
+        messages.carries(&Call { send: Some(send), ..Call::of(site, Stream::NONE) })
+    }
+
+    #[test]
+    fn all_messages_go_one_way() {
+        let any = wildcards();
+        let nobody = any.proc_null;
+        let comm = Arc::new(Comm::new("messages", 1, 0, 2));
+        for (envelope, fits) in [
+            ([0, 0, 1, 0], [true, true, true]),
+            ([0, any.tag, 1, 0], [true, true, true]),
+            ([0, 0, 1, 3], [false, true, false]),
+            ([0, 3, 1, 0], [true, false, false]),
+            ([any.source, 0, 1, 0], [true, false, false]),
+            ([any.source, any.tag, nobody, 3], [true, false, false]),
+            ([any.source, 3, 1, 3], [false, false, false]),
+            ([Envelope::TRACED, 0, 1, Envelope::TRACED], [false, false, false]),
+            ([0, 0, Envelope::TRACED, 0], [false, true, false]),
+            ([nobody, 3, nobody, 3], [true, true, true]),
+        ] {
+            let [source, recvtag, dest, sendtag] = envelope;
+            let envelope = Envelope { source, recvtag, dest, sendtag };
+            for (op, fits) in [Op::Send, Op::Recv, Op::Sendrecv].into_iter().zip(fits) {
+                let site = Site { envelope, ..Site::new(op, &comm) };
+                let through_nccl = carried(Messages::Nccl, &site, Dtype::Float32);
+                assert!(matches!((through_nccl, fits), (Ok(true), true) | (Err(_), false)), "{envelope:?}");
+                let staged = carried(Messages::Staged, &site, Dtype::Float32);
+                assert!(matches!(staged, Ok(false)), "{envelope:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn settings_of_messages() {
+        assert_eq!(Messages::parse("", Messages::Staged).unwrap(), Messages::Staged);
+        for messages in [Messages::Nccl, Messages::Staged] {
+            assert_eq!(Messages::parse(messages.name(), Messages::Nccl).unwrap(), messages);
+        }
+        let error = Messages::parse("pigeon", Messages::Nccl).unwrap_err().to_string();
+        assert!(error.contains("pigeon") && error.contains("nccl, staged"), "{error}");
+    }
+
+    #[test]
+    fn reductions_that_nccl_lacks_go_elsewhere() {
+        let comm = Arc::new(Comm::new("reductions", 1, 0, 2));
+        let carried = |name, dtype| {
+            let site = Site { reduction: Reduction::from_name(name), ..Site::new(Op::Allreduce, &comm) };
+            carried(Messages::Nccl, &site, dtype).unwrap()
+        };
+        assert!(carried("SUM", Dtype::Bfloat16) && carried("MAX", Dtype::Int64));
+        assert!(carried("LOR", Dtype::Bool) && carried("SUM", Dtype::Complex128));
+        assert!(!carried("PROD", Dtype::Complex64) && !carried("LXOR", Dtype::Bool));
+        assert!(!carried("SUM", Dtype::Int16) && !carried("BAND", Dtype::Int32));
+        assert!(!carried("MAXLOC", Dtype::Float32) && !carried("MAX", Dtype::Float32));
+    }
+}

@@ -1,0 +1,231 @@
+//! Operations in NCCL's words, put on a stream.
+
+use smallvec::SmallVec;
+
+use super::communicator::Communicator;
+use crate::call::{Call, Envelope, Stream};
+use crate::device::nccl::{DataType, RedOp};
+use crate::dynlib::checked;
+use crate::error::Cause;
+use crate::mpilib::wildcards;
+use crate::ops::{Buffer, Builtin, Class, Dtype, Op, Reduction, Wire};
+
+/// Messages of a rank, each with the rank at its other end.
+type Messages = SmallVec<[(i32, Buffer); 8]>;
+
+/// Whether NCCL has an operation.
+pub fn has(op: Op) -> bool {
+    // Ranks that a permutation leaves out get zeros, which NCCL does not write.
+    !matches!(
+        op,
+        Op::Exscan | Op::HaloExchange | Op::Permute | Op::RaggedAlltoall | Op::ReduceScatterv | Op::Scan
+    )
+}
+
+/// NCCL's type and operation for a reduction, and how many of its elements one of ours is.
+pub fn reduced(reduction: Reduction, dtype: Dtype) -> Option<(DataType, RedOp, usize)> {
+    let Reduction::Builtin(builtin) = reduction else { return None };
+    let op = match builtin {
+        Builtin::Sum => RedOp::Sum,
+        Builtin::Prod => RedOp::Prod,
+        Builtin::Max => RedOp::Max,
+        Builtin::Min => RedOp::Min,
+        // On values 0 and 1.
+        Builtin::Lor | Builtin::Bor if dtype == Dtype::Bool => RedOp::Max,
+        Builtin::Land | Builtin::Band if dtype == Dtype::Bool => RedOp::Min,
+        _ => return None,
+    };
+    // NCCL's MAX and MIN of floats pass over NaN, which those of the other transports do not.
+    if dtype.class() == Class::Float && matches!(op, RedOp::Max | RedOp::Min) {
+        return None;
+    }
+    let data = match dtype {
+        Dtype::Bool if matches!(op, RedOp::Max | RedOp::Min) => DataType::Uint8,
+        Dtype::Int8 => DataType::Int8,
+        Dtype::Uint8 => DataType::Uint8,
+        Dtype::Int32 => DataType::Int32,
+        Dtype::Uint32 => DataType::Uint32,
+        Dtype::Int64 => DataType::Int64,
+        Dtype::Uint64 => DataType::Uint64,
+        Dtype::Float16 => DataType::Float16,
+        Dtype::Bfloat16 => DataType::Bfloat16,
+        Dtype::Float32 => DataType::Float32,
+        Dtype::Float64 => DataType::Float64,
+        Dtype::Complex64 if op == RedOp::Sum => return Some((DataType::Float32, op, 2)),
+        Dtype::Complex128 if op == RedOp::Sum => return Some((DataType::Float64, op, 2)),
+        _ => return None,
+    };
+    Some((data, op, 1))
+}
+
+fn missing(operand: &'static str) -> Cause {
+    Cause::Buffers { operand, expected: 1, actual: 0 }
+}
+
+/// Puts a call on its stream. Data that are only moved are bytes.
+pub fn put(call: &Call, communicator: &Communicator) -> Result<(), Cause> {
+    let (site, stream) = (call.site, call.stream.0);
+    let (library, handle) = (communicator.gpu.library, communicator.handle);
+    let send = || call.send.ok_or_else(|| missing("operand"));
+    let recv = || call.recv.ok_or_else(|| missing("result"));
+    let bytes = DataType::Uint8 as i32;
+    // SAFETY (for all calls below): memory of XLA's that stays valid until the work on the stream is done, and whose sizes
+    // were checked against the operation by `Call::check`.
+    unsafe {
+        match site.op {
+            Op::Allgather => {
+                let (from, to) = (send()?, recv()?);
+                let (n, from, to) = (from.bytes(), from.data().cast(), to.data().cast());
+                checked!(library, ncclAllGather(from, to, n, bytes, handle, stream))
+            }
+            Op::Barrier => {
+                let (data, kind) = (communicator.gpu.scratch as *mut _, DataType::Int32 as i32);
+                checked!(library, ncclAllReduce(data, data, 1, kind, RedOp::Max as i32, handle, stream))
+            }
+            Op::Bcast => {
+                let buffer = if site.is_root() { send()? } else { recv()? };
+                let (n, data) = (buffer.bytes(), buffer.data().cast());
+                checked!(library, ncclBroadcast(data, data, n, bytes, site.root, handle, stream))
+            }
+            Op::Allreduce | Op::Reduce | Op::ReduceScatter => {
+                let send = send()?;
+                let reduction = site.reduction.ok_or(Cause::Reduction { expected: true })?;
+                let (kind, op, width) =
+                    reduced(reduction, send.dtype()).ok_or_else(|| Cause::UndefinedReduction {
+                        reduction: "this reduction on NCCL",
+                        dtype: send.dtype().name(),
+                    })?;
+                let (kind, op, from) = (kind as i32, op as i32, send.data().cast());
+                match (site.op, call.recv) {
+                    (Op::Reduce, recv) => {
+                        // Where there is no result, none is written.
+                        let (n, to) = (send.count() * width, recv.unwrap_or(send).data().cast());
+                        checked!(library, ncclReduce(from, to, n, kind, op, site.root, handle, stream))
+                    }
+                    (Op::ReduceScatter, Some(recv)) => {
+                        let (n, to) = (recv.count() * width, recv.data().cast());
+                        checked!(library, ncclReduceScatter(from, to, n, kind, op, handle, stream))
+                    }
+                    (_, Some(recv)) => {
+                        let (n, to) = (send.count() * width, recv.data().cast());
+                        checked!(library, ncclAllReduce(from, to, n, kind, op, handle, stream))
+                    }
+                    (_, None) => Err(missing("result")),
+                }
+            }
+            Op::Allgatherv | Op::Alltoallv | Op::Gatherv | Op::Scatterv => {
+                let parts = site.parts.as_ref().ok_or_else(|| missing("parts"))?;
+                if !parts.covers(call.recv.as_ref()) {
+                    let reason = "NCCL writes nothing where no rank sends anything";
+                    return Err(Cause::Unsupported { feature: "a result with gaps".into(), reason });
+                }
+                let mut group = Group { communicator, stream: call.stream };
+                group.together(|group| parts.carry(call.send, call.recv, group))
+            }
+            Op::Alltoall | Op::Gather | Op::Recv | Op::Scatter | Op::Send | Op::Sendrecv => {
+                let (sent, received) = messages(call)?;
+                let mut group = Group { communicator, stream: call.stream };
+                group.together(|group| {
+                    for (peer, buffer) in sent {
+                        group.send(peer, buffer.data(), buffer.bytes())?;
+                    }
+                    for (peer, buffer) in received {
+                        group.receive(peer, buffer.data(), buffer.bytes())?;
+                    }
+                    Ok(())
+                })
+            }
+            Op::Exscan
+            | Op::HaloExchange
+            | Op::Permute
+            | Op::RaggedAlltoall
+            | Op::ReduceScatterv
+            | Op::Scan => {
+                let feature = site.op.to_string();
+                Err(Cause::Unsupported { feature, reason: "NCCL has no such operation" })
+            }
+        }
+    }
+}
+
+/// What a rank sends and receives in an operation that consists of messages.
+fn messages(call: &Call) -> Result<(Messages, Messages), Cause> {
+    let (site, nobody) = (call.site, wildcards().proc_null);
+    // What an operand says of peers at run time is what the site says (see `Transport::read_peers`).
+    let Envelope { source, dest, .. } = site.envelope;
+    let (rank, size) = (site.comm.rank, site.comm.size);
+    let send = || call.send.ok_or_else(|| missing("operand"));
+    let recv = || call.recv.ok_or_else(|| missing("result"));
+    let one = |peer, buffer| {
+        let message = (peer, buffer);
+        if peer == nobody { Messages::new() } else { smallvec::smallvec![message] }
+    };
+    let blocks = |buffer: Buffer| -> Messages {
+        let count = buffer.count() / size as usize;
+        (0..size).map(|rank| (rank, buffer.part(rank as usize * count, count))).collect()
+    };
+    Ok(match site.op {
+        Op::Alltoall => (blocks(send()?), blocks(recv()?)),
+        Op::Gather if site.is_root() => (one(site.root, send()?), blocks(recv()?)),
+        Op::Gather => (one(site.root, send()?), Messages::new()),
+        Op::Scatter if site.is_root() => (blocks(send()?), one(site.root, recv()?)),
+        Op::Scatter => (Messages::new(), one(site.root, recv()?)),
+        Op::Sendrecv => (one(dest, send()?), one(source, recv()?)),
+        // Its other half comes later on the same stream, and it would wait for that.
+        Op::Send if dest == rank => return Err(to_itself("send")),
+        Op::Recv if source == rank => return Err(to_itself("recv")),
+        Op::Recv => (Messages::new(), one(source, recv()?)),
+        _ => (one(dest, send()?), Messages::new()),
+    })
+}
+
+fn to_itself(operation: &str) -> Cause {
+    Cause::Unsupported {
+        feature: format!("a {operation} between a rank and itself"),
+        reason: "messages go through NCCL: use sendrecv, or set MPI4JAX_NCCL_MESSAGES=staged",
+    }
+}
+
+/// Messages that wait for one another, and start together.
+struct Group<'a> {
+    communicator: &'a Communicator,
+    stream: Stream,
+}
+
+impl Group<'_> {
+    fn together(&mut self, body: impl FnOnce(&mut Self) -> Result<(), Cause>) -> Result<(), Cause> {
+        let library = self.communicator.gpu.library;
+        // SAFETY: a group is ended on the thread that started it, also after an error.
+        unsafe {
+            checked!(library, ncclGroupStart())?;
+            let done = body(self);
+            let ended = checked!(library, ncclGroupEnd());
+            done.and(ended)
+        }
+    }
+}
+
+impl Wire for Group<'_> {
+    unsafe fn receive(&mut self, peer: i32, into: *mut u8, bytes: usize) -> Result<(), Cause> {
+        let &mut Self { communicator, stream } = self;
+        let (handle, kind) = (communicator.handle, DataType::Uint8 as i32);
+        // SAFETY: promised by the caller.
+        unsafe {
+            checked!(communicator.gpu.library, ncclRecv(into.cast(), bytes, kind, peer, handle, stream.0))
+        }
+    }
+
+    unsafe fn send(&mut self, peer: i32, from: *mut u8, bytes: usize) -> Result<(), Cause> {
+        let &mut Self { communicator, stream } = self;
+        let (handle, kind) = (communicator.handle, DataType::Uint8 as i32);
+        // SAFETY: promised by the caller.
+        unsafe {
+            checked!(communicator.gpu.library, ncclSend(from.cast(), bytes, kind, peer, handle, stream.0))
+        }
+    }
+
+    /// The stream waits, not the host.
+    fn wait(&mut self) -> Result<(), Cause> {
+        Ok(())
+    }
+}
