@@ -88,14 +88,13 @@ def load() -> None:
             "`'mpi4jax[mpich]'` or `'mpi4jax[impi]'`; or name yours in the environment variable "
             f"MPI4PY_LIBMPI. The error was: {error}"
         ) from error
-    if "mpi4jax._native" not in sys.modules:
-        _load_native(MPI)
-
     if MPI.Is_finalized() or not MPI.Is_initialized():
         state = "was finalized" if MPI.Is_finalized() else "is not initialized"
         raise ImportError(
             f"mpi4jax needs a running MPI, but MPI {state}; import mpi4jax after MPI.Init()"
         )
+    if "mpi4jax._native" not in sys.modules:  # asks MPI for what it may be asked only while it runs
+        _load_native(MPI)
     level = MPI.Query_thread()
     if level < MPI.THREAD_SERIALIZED:
         raise ImportError(
