@@ -300,12 +300,14 @@ FAULTS = {
         ),
         status=HUNG_STATUS,
         env={"MPI4JAX_DUMP_DIR": "/proc/none", "MPI4PY_RC_THREAD_LEVEL": "serialized", **TIMED},
+        fork=False,
     ),
     "an MPI that one thread may call": Fault(
         "if rank == 1: time.sleep(60)\nwait(nt.allreduce(x, MPI.SUM))",
         (HUNG, "rank 0 is in allreduce #1", "rank 1 is in no operation", "mpi4jax.report /"),
         status=HUNG_STATUS,
         env={"MPI4PY_RC_THREAD_LEVEL": "serialized", **TIMED},
+        fork=False,
     ),
     "two threads that both need the default communicator first": Fault(
         "work = lambda: mpi4jax.default_comm()\n"

@@ -43,7 +43,14 @@ def test_fault(name, run_job, tmp_path):
     }
     # Open MPI 5's mpiexec now and then blocks itself after an abort: once is no fault of ours.
     for _ in range(2):
-        result = run_job(fault.ranks, program, cwd=tmp_path, time_limit=fault.time_limit, env=env)
+        result = run_job(
+            fault.ranks,
+            program,
+            cwd=tmp_path,
+            time_limit=fault.time_limit,
+            env=env,
+            fork=fault.fork,
+        )
         if result.returncode is not None:
             break
     output = result.stdout + result.stderr
