@@ -360,6 +360,23 @@ impl<'a> Call<'a> {
         Ok(call)
     }
 
+    /// What is sent.
+    #[inline(always)]
+    pub fn operand(&self) -> Result<&Buffer, Cause> {
+        self.send.as_ref().ok_or_else(|| missing("operand"))
+    }
+
+    /// What is received into.
+    #[inline(always)]
+    pub fn result(&self) -> Result<&Buffer, Cause> {
+        self.recv.as_ref().ok_or_else(|| missing("result"))
+    }
+
+    /// The parts of an operation that is told of some.
+    pub fn parts(&self) -> Result<&'a Parts, Cause> {
+        self.site.parts.as_deref().ok_or_else(|| missing("parts"))
+    }
+
     /// Checks the buffers against the operation, the role of this rank, and the communicator.
     #[inline(always)]
     pub fn check(&self) -> Result<(), Error> {
@@ -468,4 +485,9 @@ impl<'a> Call<'a> {
         let others: usize = self.others.iter().map(|(send, _)| send.count()).sum();
         per_rank(side.send, self.send).or(per_rank(side.recv, self.recv)).unwrap_or(0) + others
     }
+}
+
+#[cold]
+pub fn missing(operand: &'static str) -> Cause {
+    Cause::Buffers { operand, expected: 1, actual: 0 }
 }

@@ -10,7 +10,7 @@ use crate::error::Cause;
 
 /// `CUresult`; a newer driver has codes that we do not know.
 pub type Code = c_int;
-/// `CUdeviceptr`. A copy also takes the address of host memory as one.
+/// `CUdeviceptr`. A copy also takes the address of host memory as one: CUDA knows which is which.
 pub type Pointer = u64;
 pub type Context = *mut c_void;
 /// `CUstream`
@@ -22,8 +22,8 @@ const LIBRARY: Name =
 /// As the driver counts: 1000 times the major version plus 10 times the minor one.
 const OLDEST: c_int = 12000;
 
-/// Usable from every context.
-const HOST_PORTABLE: c_uint = 1;
+/// Host memory that is usable from every context.
+pub const HOST_PORTABLE: c_uint = 1;
 /// Waits without spinning, measures nothing.
 const EVENT_FLAGS: c_uint = 1 | 2;
 /// Does not wait for the default stream.
@@ -87,7 +87,7 @@ impl Driver {
         Ok(driver)
     }
 
-    fn check(&self, function: &'static str, code: Code) -> Result<(), Cause> {
+    pub fn check(&self, function: &'static str, code: Code) -> Result<(), Cause> {
         if code == 0 { Ok(()) } else { Err(self.failure(function, code)) }
     }
 
@@ -164,50 +164,6 @@ impl Driver {
     pub fn synchronize(&self, stream: Stream) -> Result<(), Cause> {
         // SAFETY: a stream of XLA's.
         unsafe { checked!(self, cuStreamSynchronize(stream.0)) }
-    }
-
-    /// Copies in the order of a stream. CUDA knows which of the two addresses are the host's.
-    ///
-    /// # Safety
-    /// Both places hold so many bytes until the stream has come past it, and do not overlap.
-    pub unsafe fn copy(&self, from: Pointer, to: Pointer, bytes: usize, stream: Stream) -> Result<(), Cause> {
-        // SAFETY: promised by the caller.
-        unsafe { checked!(self, cuMemcpyAsync(to, from, bytes, stream.0)) }
-    }
-
-    /// Writes zeros, in the order of a stream.
-    ///
-    /// # Safety
-    /// `to` is a place in a GPU's memory for so many bytes, which is not none.
-    pub unsafe fn clear(&self, to: Pointer, bytes: usize, stream: Stream) -> Result<(), Cause> {
-        // SAFETY: promised by the caller.
-        unsafe { checked!(self, cuMemsetD8Async(to, 0, bytes, stream.0)) }
-    }
-
-    /// Writes 32 bits, in the order of a stream.
-    ///
-    /// # Safety
-    /// `to` is an aligned place in a GPU's memory.
-    pub unsafe fn write(&self, word: u32, to: Pointer, stream: Stream) -> Result<(), Cause> {
-        // SAFETY: promised by the caller.
-        unsafe { checked!(self, cuMemsetD32Async(to, word, 1, stream.0)) }
-    }
-
-    /// Host memory that the GPU copies to and from by itself.
-    pub fn allocate_pinned(&self, bytes: usize) -> Result<*mut u8, Cause> {
-        let mut data = null_mut();
-        // SAFETY: a place to write to.
-        unsafe { checked!(self, cuMemHostAlloc(&mut data, bytes, HOST_PORTABLE))? };
-        Ok(data.cast())
-    }
-
-    /// Gives back what `allocate_pinned` has allocated.
-    ///
-    /// # Safety
-    /// Nothing on a stream uses it any more.
-    pub unsafe fn free_pinned(&self, data: *mut u8) {
-        // SAFETY: promised by the caller. There is nothing to be done about an error.
-        unsafe { (self.cuMemFreeHost)(data.cast()) };
     }
 
     /// Memory of the current context's device, which stays.

@@ -2,8 +2,9 @@
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 
-use super::cuda::{Driver, Pointer};
+use super::cuda::{Driver, HOST_PORTABLE, Pointer};
 use crate::call::Stream;
+use crate::dynlib::checked;
 use crate::error::Cause;
 use crate::ops::Buffer;
 
@@ -24,7 +25,12 @@ impl Device {
         let capacity = bytes.max(1);
         let data = match self {
             Self::Host => host_memory(capacity)?,
-            Self::Gpu(driver) => driver.allocate_pinned(capacity)?,
+            Self::Gpu(driver) => {
+                let mut data = std::ptr::null_mut();
+                // SAFETY: a place to write to.
+                unsafe { checked!(driver, cuMemHostAlloc(&mut data, capacity, HOST_PORTABLE))? };
+                data.cast()
+            }
         };
         Ok(Staging { device: self, data, capacity })
     }
@@ -47,7 +53,9 @@ impl Device {
                 unsafe { to.copy_from_nonoverlapping(from, bytes) };
                 Ok(())
             }
-            Self::Gpu(driver) => unsafe { driver.copy(from as Pointer, to as Pointer, bytes, stream) },
+            Self::Gpu(driver) => unsafe {
+                checked!(driver, cuMemcpyAsync(to as Pointer, from as Pointer, bytes, stream.0))
+            },
         }
     }
 
@@ -63,7 +71,9 @@ impl Device {
                 unsafe { array.data().write_bytes(0, array.bytes()) };
                 Ok(())
             }
-            Self::Gpu(driver) => unsafe { driver.clear(array.data() as Pointer, array.bytes(), stream) },
+            Self::Gpu(driver) => unsafe {
+                checked!(driver, cuMemsetD8Async(array.data() as Pointer, 0, array.bytes(), stream.0))
+            },
         }
     }
 
@@ -87,7 +97,8 @@ impl Device {
                 Self::Host => to.cast::<[u32; N]>().write_unaligned(words),
                 Self::Gpu(driver) => {
                     for (i, word) in words.into_iter().enumerate() {
-                        driver.write(word, to.add(i * size_of::<u32>()) as Pointer, stream)?;
+                        let place = to.add(i * size_of::<u32>()) as Pointer;
+                        checked!(driver, cuMemsetD32Async(place, word, 1, stream.0))?;
                     }
                 }
             }
@@ -145,11 +156,12 @@ impl Staging {
 
 impl Drop for Staging {
     fn drop(&mut self) {
-        // SAFETY: made by `allocate`; whoever drops it knows that the device is done with it.
+        // SAFETY: made by `allocate`. The owner drops it once nothing on a stream uses it any more.
         unsafe {
             match self.device {
                 Device::Host => dealloc(self.data, Layout::array::<u8>(self.capacity).unwrap_unchecked()),
-                Device::Gpu(driver) => driver.free_pinned(self.data),
+                // An error changes nothing here.
+                Device::Gpu(driver) => drop((driver.cuMemFreeHost)(self.data.cast())),
             }
         }
     }

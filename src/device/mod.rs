@@ -9,6 +9,25 @@ use std::sync::OnceLock;
 
 pub use self::memory::{Device, Staging};
 
+/// Where arrays are, as XLA says it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Platform {
+    Cpu,
+    Cuda,
+}
+
+impl Platform {
+    pub const ALL: [Self; 2] = [Self::Cpu, Self::Cuda];
+
+    /// XLA's name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Cpu => "cpu",
+            Self::Cuda => "cuda",
+        }
+    }
+}
+
 /// Whether this process has a GPU that it can use, or why not.
 pub fn support() -> Result<(), String> {
     match cuda::driver()?.devices() {

@@ -7,7 +7,7 @@ use std::mem::ManuallyDrop;
 
 use serde::Deserialize;
 
-use super::Transport;
+use super::dispatch::Transport;
 use super::pool::Lease;
 use crate::call::{Call, Stream};
 use crate::device::Device;

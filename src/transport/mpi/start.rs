@@ -11,8 +11,8 @@ use super::matching;
 use super::reducer::Reducer;
 use super::span::Span;
 use super::vectors::Vectors;
-use super::{finish_receive, ints_of, missing, parts_of};
-use crate::call::Call;
+use super::{finish_receive, ints_of};
+use crate::call::{Call, missing};
 use crate::comm::Agreement;
 use crate::error::Cause;
 use crate::mpilib::{check, handle, wildcards};
@@ -107,7 +107,7 @@ impl Posted {
             check(call.site.mpi_name(), unsafe { ffi::MPI_Wait(request, status.as_mut_ptr()) })?;
             // What else was started may never end if the ranks do not agree: the error ends the job.
             if self.agreement.take_if(|agreement| !agreement.is_reached()).is_some() {
-                return Err(Cause::Counts { counts: parts_of(call)?.sent() });
+                return Err(Cause::Counts { counts: call.parts()?.sent() });
             }
         }
         self.requests.clear();
@@ -162,14 +162,13 @@ unsafe fn scan_from_the_last(call: &Call, mut operands: Vec<u8>, recv: &Buffer) 
 /// Starts an operation on memory that stays where it is until it has ended.
 pub fn start(call: &Call) -> Result<Posted, Cause> {
     let Call { site, envelope, .. } = call;
-    let recv = || call.recv.as_ref().ok_or_else(|| missing("result"));
     let mut posted = Posted::default();
     // SAFETY (for all calls below): the handle is a registered communicator's, which is not freed; the buffers were
     // checked against the operation by `Call::check`, and are the request's own; counts and types come from `Span`.
     unsafe {
         match site.op {
             Op::Recv => {
-                let recv = recv()?;
+                let recv = call.result()?;
                 let span = Span::new(recv.count(), recv.dtype())?;
                 let mut request = MaybeUninit::uninit();
                 let into = span.of(recv.data());
@@ -180,7 +179,7 @@ pub fn start(call: &Call) -> Result<Posted, Cause> {
             Op::Exscan | Op::Scan if site.reverse => {
                 // A communicator in which the ranks stand the other way round would have to be made first, by all
                 // ranks together.
-                let (send, recv) = (call.send.as_ref().ok_or_else(|| missing("operand"))?, recv()?);
+                let (send, recv) = (call.operand()?, call.result()?);
                 let operands = vec![0; site.comm.size as usize * recv.bytes()];
                 let to = posted.operands.insert(operands).as_mut_ptr().cast();
                 let span = Span::new(send.count(), send.dtype())?;
@@ -192,7 +191,7 @@ pub fn start(call: &Call) -> Result<Posted, Cause> {
             }
             Op::Allgatherv if ints_of(call).is_some() => collective(call, Some(&mut posted))?,
             Op::Allgatherv | Op::Alltoallv | Op::Gatherv | Op::Permute | Op::Scatterv => {
-                posted.start_parts(call, parts_of(call)?)?;
+                posted.start_parts(call, call.parts()?)?;
             }
             Op::RaggedAlltoall => {
                 let ragged = site.ragged.as_ref().ok_or_else(|| missing("rows"))?;

@@ -14,11 +14,10 @@ use std::time::Duration;
 
 use self::tag::{Label, Wanted};
 use self::worker::{Joined, UcxRequest, Worker, table};
-use super::Platform;
 use super::message::{Arrived, arrive, write_status};
 use crate::call::{Call, Envelope};
 use crate::comm::Comm;
-use crate::device;
+use crate::device::{self, Platform};
 use crate::error::Cause;
 use crate::mpilib::wildcards;
 use crate::ops::Buffer;
