@@ -14,7 +14,7 @@ use crate::error::{Cause, Error};
 use crate::mpilib::Wildcards;
 use crate::ops::{Buffer, Dtype, Extent, Extents, Halo, Op, Parts, Ragged, Reduction};
 
-/// Who a message goes to and comes from.
+/// Destination, source and tags of a message.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
 #[serde(deny_unknown_fields)]
 pub struct Envelope {
@@ -189,7 +189,7 @@ pub struct Site {
     pub reverse: bool,
     /// `Some` for a halo exchange.
     pub halo: Option<Arc<Halo>>,
-    /// `Some` for the operations that are told of parts.
+    /// `Some` for the operations that have parts.
     pub parts: Option<Arc<Parts>>,
     /// `Some` for the operations that take counts.
     pub ragged: Option<Arc<Ragged>>,
@@ -305,13 +305,23 @@ impl Site {
     }
 }
 
-/// A stream of XLA's, which outlives the call that it is given to.
+/// A stream of XLA's or of ours, which CUDA's functions are called with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Stream(pub *mut c_void);
+pub struct Stream(*mut c_void);
 
 impl Stream {
     /// On the CPU there are none.
     pub const NONE: Self = Self(null_mut());
+
+    /// # Safety
+    /// Null, or a stream of CUDA's that outlives the calls it is given to.
+    pub const unsafe fn new(handle: *mut c_void) -> Self {
+        Self(handle)
+    }
+
+    pub fn handle(self) -> *mut c_void {
+        self.0
+    }
 }
 
 /// Operands and results beyond the first.
@@ -372,7 +382,7 @@ impl<'a> Call<'a> {
         self.recv.as_ref().ok_or_else(|| missing("result"))
     }
 
-    /// The parts of an operation that is told of some.
+    /// The parts of an operation that has some.
     pub fn parts(&self) -> Result<&'a Parts, Cause> {
         self.site.parts.as_deref().ok_or_else(|| missing("parts"))
     }

@@ -26,9 +26,7 @@ mod _native {
     impl From<Error> for PyErr {
         fn from(error: Error) -> Self {
             match error.cause {
-                Cause::UnknownTransport { .. } | Cause::Setting { .. } => {
-                    PyValueError::new_err(error.to_string())
-                }
+                Cause::Setting { .. } => PyValueError::new_err(error.to_string()),
                 _ => PyRuntimeError::new_err(error.to_string()),
             }
         }

@@ -52,7 +52,8 @@ pub fn describe(call: &Call, record: Record) -> Result<Option<Box<dyn Ahead>>, C
     let header = Box::new(Header::new(call, &record));
     let (site, envelope) = (call.site.clone(), call.envelope);
     let mut started = Started { header, posted: Posted::default(), site, envelope, record };
-    let posted = post(&started.call())?;
+    // SAFETY: the header is on the heap, and stays until the message has ended; after an error, none is under way.
+    let posted = unsafe { post(&started.call())? };
     started.posted = posted;
     Ok(Some(Box::new(started)))
 }

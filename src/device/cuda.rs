@@ -65,7 +65,7 @@ function_table! {
     }
 }
 
-/// The driver, loaded and initialised by the first who asks.
+/// The driver, loaded and initialised when it is first needed.
 pub fn driver() -> Result<&'static Driver, String> {
     static DRIVER: OnceLock<Result<Driver, String>> = OnceLock::new();
     DRIVER.get_or_init(Driver::start).as_ref().map_err(Clone::clone)
@@ -138,7 +138,7 @@ impl Driver {
     pub fn context_of(&self, stream: Stream) -> Result<Context, Cause> {
         let mut context = null_mut();
         // SAFETY: a stream of XLA's.
-        unsafe { checked!(self, cuStreamGetCtx(stream.0, &mut context))? };
+        unsafe { checked!(self, cuStreamGetCtx(stream.handle(), &mut context))? };
         Ok(context)
     }
 
@@ -155,15 +155,17 @@ impl Driver {
     /// A new stream of the current context, which stays.
     pub fn stream(&self) -> Result<Stream, Cause> {
         let mut stream = null_mut();
-        // SAFETY: a place to write to.
-        unsafe { checked!(self, cuStreamCreate(&mut stream, STREAM_FLAGS))? };
-        Ok(Stream(stream))
+        // SAFETY: a place to write to; the stream is never destroyed.
+        unsafe {
+            checked!(self, cuStreamCreate(&mut stream, STREAM_FLAGS))?;
+            Ok(Stream::new(stream))
+        }
     }
 
     /// Waits on the host for all that was put on a stream.
     pub fn synchronize(&self, stream: Stream) -> Result<(), Cause> {
         // SAFETY: a stream of XLA's.
-        unsafe { checked!(self, cuStreamSynchronize(stream.0)) }
+        unsafe { checked!(self, cuStreamSynchronize(stream.handle())) }
     }
 
     /// Memory of the current context's device, which stays.
@@ -178,7 +180,7 @@ impl Driver {
     pub fn allocate_on(&self, stream: Stream, bytes: usize) -> Result<Pointer, Cause> {
         let mut pointer = 0;
         // SAFETY: a place to write to.
-        unsafe { checked!(self, cuMemAllocAsync(&mut pointer, bytes, stream.0))? };
+        unsafe { checked!(self, cuMemAllocAsync(&mut pointer, bytes, stream.handle()))? };
         Ok(pointer)
     }
 
@@ -188,7 +190,7 @@ impl Driver {
     /// Nothing uses it any more that the stream does not wait for.
     pub unsafe fn free_on(&self, stream: Stream, pointer: Pointer) -> Result<(), Cause> {
         // SAFETY: promised by the caller.
-        unsafe { checked!(self, cuMemFreeAsync(pointer, stream.0)) }
+        unsafe { checked!(self, cuMemFreeAsync(pointer, stream.handle())) }
     }
 
     /// A new event of the current context.
@@ -199,10 +201,10 @@ impl Driver {
         Ok(Event { driver: self, handle })
     }
 
-    /// To be called by a thread that only asks: its questions would end what other threads record.
-    pub fn look_on(&self) {
+    /// For a thread that queries events: its queries would end the capture of a graph by another thread.
+    pub fn allow_queries_during_capture(&self) {
         let mut mode = RELAXED;
-        // SAFETY: a place to read from and to write to. If it fails, recordings may.
+        // SAFETY: a place to read from and to write to. If it fails, a capture may end.
         unsafe { (self.cuThreadExchangeStreamCaptureMode)(&mut mode) };
     }
 }
@@ -237,16 +239,16 @@ impl Event {
     /// Moves it to where a stream of its context is now.
     pub fn record(&self, stream: Stream) -> Result<(), Cause> {
         // SAFETY: the handle is live.
-        unsafe { checked!(self.driver, cuEventRecord(self.handle, stream.0)) }
+        unsafe { checked!(self.driver, cuEventRecord(self.handle, stream.handle())) }
     }
 
     /// Lets what comes on a stream from now on wait for it; the host does not.
     pub fn hold(&self, stream: Stream) -> Result<(), Cause> {
         // SAFETY: the handle is live.
-        unsafe { checked!(self.driver, cuStreamWaitEvent(stream.0, self.handle, 0)) }
+        unsafe { checked!(self.driver, cuStreamWaitEvent(stream.handle(), self.handle, 0)) }
     }
 
-    /// Whether the stream has come past it. Errors of the stream are left to those who wait for it.
+    /// Whether the stream has come past it. Errors of the stream are left to the wait for it.
     pub fn is_reached(&self) -> bool {
         // SAFETY: the handle is live.
         unsafe { (self.driver.cuEventQuery)(self.handle) != NOT_READY }

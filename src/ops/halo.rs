@@ -91,15 +91,6 @@ fn bytes(itemsize: usize, shape: &[usize]) -> Option<usize> {
     isize::try_from(bytes).ok().map(|_| bytes)
 }
 
-/// The bytes of messages to or from each rank.
-fn per_rank<'a>(ranks: usize, messages: impl Iterator<Item = (i32, &'a Message)>) -> Vec<u64> {
-    let mut bytes = vec![0; ranks];
-    for (rank, message) in messages {
-        bytes[rank as usize] = message.at.len() as u64;
-    }
-    bytes
-}
-
 impl Halo {
     pub fn new(rank: i32, ranks: i32, fields: &HaloFields) -> Result<Self, Cause> {
         let HaloFields { widths, itemsize, shapes, sends, receives } = fields;
@@ -148,25 +139,6 @@ impl Halo {
         self.sizes.len()
     }
 
-    /// The bytes that go to each of so many ranks.
-    pub fn sent(&self, ranks: usize) -> Vec<u64> {
-        per_rank(ranks, self.neighbours.iter().map(|neighbour| (neighbour.rank, &neighbour.sent)))
-    }
-
-    /// An error unless so many bytes come from each rank.
-    pub fn expect(&self, from_each: &[u64]) -> Result<(), Cause> {
-        let expected = self.neighbours.iter().map(|neighbour| (neighbour.rank, &neighbour.received));
-        let expected = per_rank(from_each.len(), expected);
-        match (0..from_each.len()).find(|&source| from_each[source] != expected[source]) {
-            None => Ok(()),
-            Some(source) => Err(Cause::Ghosts {
-                received: from_each[source] as usize,
-                source_rank: source as i32,
-                expected: expected[source] as usize,
-            }),
-        }
-    }
-
     fn scratch(&self) -> MutexGuard<'_, Vec<Box<[u8]>>> {
         self.scratch.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -198,7 +170,7 @@ impl Halo {
     }
 
     /// # Safety
-    /// The blocks have the sizes that this was made for, and so has the scratch memory, which nobody else uses. After an
+    /// The blocks have the sizes that this was made for, and so has the scratch memory, which nothing else uses. After an
     /// error messages may still be under way in it.
     unsafe fn exchange_with(
         &self,

@@ -1,4 +1,4 @@
-//! What an operation is, apart from how it is carried out and from who asks for it.
+//! What an operation is, apart from how it is carried out.
 
 mod arithmetic;
 mod buffer;

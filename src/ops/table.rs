@@ -12,7 +12,7 @@ pub enum Extent {
     None,
     /// One rank's block.
     One,
-    /// As much as the operation is told: as its parts, its counts or its blocks say.
+    /// As much as the parts, the counts or the blocks of the operation say.
     Told,
     /// One block for every rank of the communicator.
     #[serde(rename = "per rank")]
@@ -43,7 +43,7 @@ pub struct Row {
     pub has_peer: bool,
     /// Takes several arrays at once.
     pub has_blocks: bool,
-    /// Is told which part of its array goes to each rank, and which comes from it.
+    /// Has parts: which elements go to each rank, and which come from it.
     pub has_parts: bool,
     /// Takes an array that says, when it runs, how many rows go to each rank.
     pub is_ragged: bool,

@@ -1,7 +1,7 @@
 //! Operations that were started and not waited for yet.
 //!
 //! XLA may move its buffers between the start of an operation and the wait for it, so what MPI works on meanwhile is memory of
-//! ours: the operand is copied into it, and the result out of it. A program knows an operation by a *handle*, three numbers that an
+//! ours: the operand is copied into it, and the result out of it. A program names an operation by a *handle*, three numbers that an
 //! array of float32 holds exactly, so that it can be carried by loops, and have a tangent and a cotangent, which are handles too.
 
 use std::collections::{BTreeMap, VecDeque};
@@ -104,7 +104,11 @@ impl Table {
 
 /// Starts an operation on memory that holds its operand: through MPI, or on a stream of the transport's own, which goes on
 /// from where that of the call is. `record` is of this call.
-pub fn start(
+///
+/// # Safety
+/// The call's buffers are those that `memory` has lent it.
+#[allow(clippy::too_many_arguments)]
+pub unsafe fn start(
     transport: &Transport,
     call: &Call,
     own: Option<Stream>,
@@ -129,7 +133,8 @@ pub fn start(
     }
     progress::prepare().map_err(located)?;
     let failed = |cause| Error { transport: Some("mpi"), ..located(cause) };
-    let posted = mpi::start(call).map_err(failed)?;
+    // SAFETY: promised by the caller; the memory goes into the state.
+    let posted = unsafe { mpi::start(call) }.map_err(failed)?;
     let state = State::Posted(posted, ahead, memory);
     let (request, handle) = add(call, layout, record, state).map_err(located)?;
     progress::follow(move || request.test());
@@ -237,7 +242,8 @@ mod tests {
         // SAFETY: an array of one float32.
         let memory = unsafe { RequestMemory::new(transport, site.op, &layout, Some(&operand), streams) };
         let call = Call::of(&site, Stream::NONE);
-        start(transport, &call, None, layout, memory.unwrap(), None, None).unwrap()
+        // SAFETY: a call without buffers.
+        unsafe { start(transport, &call, None, layout, memory.unwrap(), None, None) }.unwrap()
     }
 
     fn waited(handle: Handle) -> Result<f32, String> {

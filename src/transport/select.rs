@@ -129,7 +129,9 @@ impl Setting {
         let named = match transport {
             None => Self::default(),
             Some(name) => {
-                let unknown = || Cause::UnknownTransport { name: name.into(), valid: valid() };
+                let unknown = || Cause::Setting {
+                    message: format!("unknown transport {name:?}: {TRANSPORT} takes {}", valid()),
+                };
                 let is_auto = name == AUTO;
                 let kind = if is_auto { None } else { Some(Kind::named(name).ok_or_else(unknown)?) };
                 Self { kind, is_auto, text: format!("{TRANSPORT}={name}"), gpu_only: false }

@@ -97,7 +97,8 @@ unsafe fn begin(
     let memory = memory.map_err(located)?;
     let mut found = None;
     if layout.local {
-        found = Some(transport::start(transport, &call, None, layout, memory, None, None)?);
+        // SAFETY: nothing is communicated.
+        found = Some(unsafe { transport::start(transport, &call, None, layout, memory, None, None)? });
     } else {
         memory.lend(&mut call, &layout);
         call.check()?;
@@ -107,7 +108,9 @@ unsafe fn begin(
         watched.run(&mut call, |call, running, ahead| {
             let execute = |call: &Call| {
                 let record = running.record();
-                found = Some(transport::start(transport, call, own, layout, memory, record, ahead)?);
+                // SAFETY: the buffers are lent above.
+                found =
+                    Some(unsafe { transport::start(transport, call, own, layout, memory, record, ahead)? });
                 Ok(())
             };
             if log::is_enabled() { log::logged(call, execute) } else { execute(call) }
@@ -210,7 +213,7 @@ impl Wait<'_> {
         Ok(())
     }
 
-    /// Copies what the wait gives to where XLA wants it.
+    /// Copies what the wait gives to the results of XLA's.
     fn copy<const KIND: u8>(
         &self,
         memory: &RequestMemory,

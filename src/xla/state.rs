@@ -32,7 +32,7 @@ pub(super) struct State {
     pub request: Option<RequestPlan>,
 }
 
-/// A site, and how the watchdog knows it.
+/// A site, and its entry in the flight recorder.
 pub(super) struct Bound {
     pub site: Site,
     pub watched: Watched,
@@ -153,7 +153,7 @@ pub mod kind {
     }
 }
 
-/// What a program asks of a request, and what carries it out.
+/// What a program says of a request.
 pub(super) struct RequestPlan {
     pub layout: RequestLayout,
     /// Of a wait: how the last one was recorded.
@@ -185,7 +185,7 @@ impl RequestPlan {
 /// What was started, the number of the line of the wait, if an operand says it, and how that is recorded.
 pub(super) type RecordedWait = (Arc<OpInfo>, Option<i32>, Arc<Watched>);
 
-/// Whether the ranks of the communicator are in step, as far as this one knows. It is kept for the operation.
+/// An error if the ranks of the communicator are known to be out of step. The communicator is kept for the operation.
 #[inline]
 fn usable(site: &Site) -> Result<comm::CommGuard, Error> {
     let comm = &site.comm;
@@ -264,7 +264,7 @@ unsafe fn answer<const KIND: u8>(frame: &CallFrame, metadata: *mut c_api::Metada
         let minor = minor(frame.api);
         (*metadata).api_version.major = c_api::API_MAJOR;
         (*metadata).api_version.minor = minor;
-        // XLA may not record calls into CUDA graphs: NCCL wants all ranks to, or none.
+        // XLA may not record calls into CUDA graphs: NCCL requires that all ranks do, or none.
         (*metadata).traits = 0;
         if minor >= c_api::MINOR_TYPE_INFO && frame.stage == c_api::STAGE_INSTANTIATE {
             (*metadata).state_type_id = registered::<KIND>(frame.api)?;
@@ -300,7 +300,7 @@ unsafe fn enter_stream(frame: &CallFrame) -> Result<(Stream, Entered), Cause> {
                 check(frame.api, "XLA_FFI_Stream_Get", get(&mut args))?;
             }
         }
-        let stream = Stream(args.fields.stream);
+        let stream = Stream::new(args.fields.stream);
         Ok((stream, driver.enter(driver.context_of(stream)?)?))
     }
 }
@@ -310,7 +310,7 @@ unsafe extern "C" fn delete_state(state: *mut c_void) {
     drop(unsafe { Box::from_raw(state.cast::<State>()) });
 }
 
-/// The id under which the XLA of a kind of target knows our type of states. A process may hold two: the plugin for GPUs has
+/// The id of our type of states in the XLA of a kind of target. A process may hold two: the plugin for GPUs has
 /// an XLA of its own.
 ///
 /// # Safety

@@ -56,9 +56,8 @@ pub unsafe fn collective(call: &Call, mut posted: Option<&mut Posted>) -> Result
             }
             Op::Allgatherv => {
                 let (own, recv, ints) = gathered(call)?;
-                let copy =
-                    own.overlaps(&recv).then(|| std::slice::from_raw_parts(own.data(), own.bytes()).to_vec());
-                let from = copy.as_ref().map_or(own.data().cast_const(), |copy| copy.as_ptr()).cast();
+                let mut copy = Vec::new();
+                let from = own.apart_from(&recv, &mut copy).data().cast();
                 call.parts()?.clear(&recv);
                 let (counts, starts) = (ints.counts.as_ptr(), ints.starts.as_ptr());
                 let (n, t, to) = (own.count() as c_int, recv.dtype().mpi(), recv.data().cast());

@@ -28,25 +28,25 @@ use crate::call::{Call, missing};
 use crate::comm::{Comm, OwnedComm};
 use crate::device;
 use crate::error::Cause;
-use crate::mpilib::{CudaSupport, check, cuda_support, handle, in_place};
+use crate::mpilib::{check, cuda_support, handle, in_place};
 use crate::ops::{Buffer, Dtype, Ints, Op};
 
 /// Whether the MPI library says that it takes pointers to the memory of a GPU.
 pub fn is_cuda_aware() -> bool {
-    device::is_reached_from_cpu() || cuda_support() == CudaSupport::Yes
+    device::is_reached_from_cpu() || cuda_support() == Some(true)
 }
 
 /// Whether the MPI library may take such pointers. One that cannot say is trusted, as the user has named it.
 pub fn probe_device_pointers() -> Result<(), String> {
     device::support()?;
-    if cuda_support() == CudaSupport::No && !device::is_reached_from_cpu() {
+    if cuda_support() == Some(false) && !device::is_reached_from_cpu() {
         return Err("the MPI library says that it is not CUDA-aware: use staged or nccl".into());
     }
     Ok(())
 }
 
 /// The send argument of a collective whose send and receive buffers are equally large: where they are
-/// one buffer, MPI wants to be told.
+/// one buffer, MPI requires `MPI_IN_PLACE`.
 #[inline]
 fn send_or_in_place(send: &Buffer, recv: &Buffer) -> *mut c_void {
     if send.data() == recv.data() && recv.count() > 0 { in_place() } else { send.data().cast() }
@@ -176,11 +176,9 @@ pub fn execute(call: &Call) -> Result<(), Cause> {
                 let (out, into) =
                     (Span::new(send.count(), send.dtype())?, Span::new(recv.count(), recv.dtype())?);
                 // MPI forbids that the two share memory, and they may differ in size.
-                let copy = send
-                    .overlaps(recv)
-                    .then(|| std::slice::from_raw_parts(send.data(), send.bytes()).to_vec());
-                let from = copy.as_ref().map_or(send.data().cast_const(), |copy| copy.as_ptr());
-                let (out, into) = (out.of(from.cast_mut()), into.of(recv.data()));
+                let mut copy = Vec::new();
+                let send = send.apart_from(recv, &mut copy);
+                let (out, into) = (out.of(send.data()), into.of(recv.data()));
                 let status = matching::exchange(name, &site.comm, envelope, out, into)?;
                 finish_receive(call, &status)
             }

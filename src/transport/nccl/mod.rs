@@ -1,7 +1,7 @@
 //! NCCL on XLA's stream, without waiting for anything on the host.
 //!
 //! A call only puts work on the stream. What NCCL cannot do goes through staging. Both ends of a message have to take
-//! the same way, and neither knows what the other was given: so either all messages go through NCCL, and what
+//! the same way, and neither rank has the other one's arguments: so either all messages go through NCCL, and what
 //! needs matching is an error, or all go through staging (see [`Messages`]).
 
 mod communicator;
@@ -61,7 +61,7 @@ pub struct Unfinished {
     pub op: Op,
     pub comm: Arc<Comm>,
     pub seconds: f64,
-    /// Why it never ends, if the library knows.
+    /// Why it never ends, if NCCL reports an error.
     pub failure: Option<String>,
 }
 
@@ -179,7 +179,7 @@ impl Nccl {
             drop(last);
             Some(Unfinished { number, op, comm, seconds, failure })
         };
-        self.driver.look_on();
+        self.driver.allow_queries_during_capture();
         comm::live().into_iter().filter_map(unfinished).collect()
     }
 }

@@ -60,7 +60,7 @@ pub fn reduced(reduction: Reduction, dtype: Dtype) -> Option<(DataType, RedOp, u
 
 /// Puts a call on its stream. Data that are only moved are bytes.
 pub fn put(call: &Call, communicator: &Communicator) -> Result<(), Cause> {
-    let (site, stream) = (call.site, call.stream.0);
+    let (site, stream) = (call.site, call.stream.handle());
     let (library, handle) = (communicator.gpu.library, communicator.handle);
     let bytes = DataType::Uint8 as i32;
     // SAFETY (for all calls below): memory of XLA's that stays valid until the work on the stream is done, and whose sizes
@@ -203,7 +203,10 @@ impl Wire for Group<'_> {
         let (handle, kind) = (communicator.handle, DataType::Uint8 as i32);
         // SAFETY: promised by the caller.
         unsafe {
-            checked!(communicator.gpu.library, ncclRecv(into.cast(), bytes, kind, peer, handle, stream.0))
+            checked!(
+                communicator.gpu.library,
+                ncclRecv(into.cast(), bytes, kind, peer, handle, stream.handle())
+            )
         }
     }
 
@@ -212,7 +215,10 @@ impl Wire for Group<'_> {
         let (handle, kind) = (communicator.handle, DataType::Uint8 as i32);
         // SAFETY: promised by the caller.
         unsafe {
-            checked!(communicator.gpu.library, ncclSend(from.cast(), bytes, kind, peer, handle, stream.0))
+            checked!(
+                communicator.gpu.library,
+                ncclSend(from.cast(), bytes, kind, peer, handle, stream.handle())
+            )
         }
     }
 

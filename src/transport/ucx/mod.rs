@@ -22,7 +22,7 @@ use crate::error::Cause;
 use crate::mpilib::wildcards;
 use crate::ops::Buffer;
 
-/// How long the end of the program waits for messages that nobody receives.
+/// How long the end of the program waits for messages that are not received.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Whether UCX could be used. Whether it reaches the memory of a GPU is known when it has been started.
@@ -63,17 +63,12 @@ impl Ucx {
     /// Sends or receives a message, or both.
     pub fn execute(&self, call: &Call) -> Result<(), Cause> {
         let joined = &*self.join(&call.site.comm)?;
-        let mut send = call.send;
         let mut copy = Vec::new();
+        // The two may not share memory, and they may differ in size.
+        let apart = |from: Buffer| call.recv.map_or(from, |to| from.apart_from(&to, &mut copy));
+        let send = call.send.map(apart);
         // SAFETY: the buffers are XLA's and stay valid until this returns; requests end before that.
         unsafe {
-            // The two may not share memory, and they may differ in size.
-            if let (Some(from), Some(to)) = (&mut send, &call.recv)
-                && from.overlaps(to)
-            {
-                copy.extend_from_slice(std::slice::from_raw_parts(from.data(), from.bytes()));
-                *from = from.moved_to(copy.as_mut_ptr());
-            }
             let receiving = call.recv.map(|recv| self.recv(call, joined, &recv)).transpose()?;
             if let Some(sending) = send.map(|send| self.send(call, joined, &send)).transpose()?.flatten() {
                 sending.wait()?;

@@ -171,7 +171,7 @@ impl Worker {
         while !self.stopping.load(Ordering::Relaxed) {
             std::thread::sleep(pause);
             let mut something_happened = self.used.swap(false, Ordering::Relaxed);
-            // Whoever holds the lock is doing just that.
+            // A thread that holds the lock calls UCX itself.
             if let Ok(_locked) = self.endpoints.try_lock() {
                 // SAFETY: under the lock.
                 while unsafe { (self.ucp.ucp_worker_progress)(self.handle) } != 0 {
@@ -211,7 +211,7 @@ impl Worker {
     }
 
     /// A context that none of a communicator's ranks uses. The numbers go round, so that one comes back as late as
-    /// can be: a message that nobody has received would be found by another communicator's receives. Collective.
+    /// can be: a message that was never received would be found by another communicator's receives. Collective.
     pub fn agree(&'static self, comm: &Comm) -> Result<Joined, Cause> {
         let group = Group::Of(comm);
         for _ in 0..tag::CONTEXTS {
