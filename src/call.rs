@@ -399,7 +399,7 @@ impl<'a> Call<'a> {
         }
         // The two sides of a message are independent of each other, those of a halo exchange are one block.
         let row = site.op.row();
-        let is_free = row.has_peer || side.send == Extent::Told && !row.has_blocks;
+        let is_free = row.has_peer || side.send == Extent::Variable && !row.has_blocks;
         if let (Some(sent), Some(received)) = (sent, received)
             && sent != received
             && !is_free
@@ -425,7 +425,7 @@ impl<'a> Call<'a> {
         let size = self.site.comm.size as usize;
         match (extent, buffer) {
             (Extent::None, None) => Ok(None),
-            (Extent::One | Extent::Told, Some(buffer)) => Ok(Some((buffer.count(), buffer.dtype()))),
+            (Extent::One | Extent::Variable, Some(buffer)) => Ok(Some((buffer.count(), buffer.dtype()))),
             (Extent::PerRank, Some(buffer)) if buffer.count().is_multiple_of(size) => {
                 Ok(Some((buffer.count() / size, buffer.dtype())))
             }
@@ -435,7 +435,7 @@ impl<'a> Call<'a> {
             (Extent::None, Some(_)) => {
                 Err(self.site.error(Cause::Buffers { operand, expected: 0, actual: 1 }))
             }
-            (Extent::One | Extent::Told | Extent::PerRank, None) => {
+            (Extent::One | Extent::Variable | Extent::PerRank, None) => {
                 Err(self.site.error(Cause::Buffers { operand, expected: 1, actual: 0 }))
             }
         }
@@ -489,7 +489,7 @@ impl<'a> Call<'a> {
         let size = self.site.comm.size as usize;
         let per_rank = |extent, buffer: Option<Buffer>| match extent {
             Extent::None => None,
-            Extent::One | Extent::Told => buffer.map(|b| b.count()),
+            Extent::One | Extent::Variable => buffer.map(|b| b.count()),
             Extent::PerRank => buffer.map(|b| b.count() / size),
         };
         let others: usize = self.others.iter().map(|(send, _)| send.count()).sum();

@@ -90,10 +90,8 @@ pub enum Cause {
     Attribute { name: &'static str, expected: &'static str, actual: String },
     #[error("{message}")]
     Setting { message: String },
-    #[error(
-        "the transport {name} ({because}) cannot be used: {reason}; python -m mpi4jax.report says which ones can"
-    )]
-    Unavailable { name: &'static str, because: Box<str>, reason: Box<str> },
+    #[error("the transport {name} ({because}) cannot be used: {reason}. Of the others, {others}")]
+    Unavailable { name: &'static str, because: Box<str>, reason: Box<str>, others: Box<str> },
     #[error("{function} returned error code {code}: {text}")]
     Library { function: &'static str, code: i32, text: Box<str> },
     #[error("communicator {key} has no counterpart: {reason}; choose MPI4JAX_TRANSPORT=staged")]

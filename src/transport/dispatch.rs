@@ -4,7 +4,7 @@ use super::mpi::{self, is_ours};
 use super::nccl::{Messages, Nccl};
 use super::pool::Pool;
 use super::staged;
-use super::ucx::Ucx;
+use super::ucx;
 use crate::call::{Call, Peers, Stream};
 use crate::device::Device;
 use crate::device::cuda::Driver;
@@ -41,7 +41,7 @@ pub enum Way {
 pub enum Host {
     Mpi,
     /// Messages through UCX, everything else through MPI.
-    Ucx(Ucx),
+    Ucx(&'static ucx::Worker),
 }
 
 impl Host {
@@ -79,8 +79,8 @@ impl Transport {
     }
 
     /// UCX, where that carries messages.
-    pub(super) fn ucx(&self) -> Option<&Ucx> {
-        if let Host::Ucx(ucx) = &self.host { Some(ucx) } else { None }
+    pub(super) fn ucx(&self) -> Option<&'static ucx::Worker> {
+        if let Host::Ucx(ucx) = self.host { Some(ucx) } else { None }
     }
 
     /// NCCL, where that carries operations.

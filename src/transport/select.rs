@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 use super::dispatch::{Host, Transport, Way};
 use super::mpi::{is_cuda_aware, probe_device_pointers};
 use super::nccl::{self, Messages, Nccl, Unfinished};
-use super::ucx::{self, Ucx};
+use super::ucx;
 use crate::comm::{Comm, Group};
 use crate::device::{self, Device, Platform, cuda};
 use crate::error::{Cause, Error};
@@ -60,7 +60,7 @@ impl Kind {
 
     fn start(self, platform: Platform) -> Result<Transport, String> {
         // Collective: also on a rank that cannot use it.
-        let host = if self == Self::Ucx { Host::Ucx(Ucx::start()?) } else { Host::Mpi };
+        let host = if self == Self::Ucx { Host::Ucx(ucx::start()?) } else { Host::Mpi };
         if self != Self::Nccl {
             self.probe(platform)?;
         }
@@ -250,12 +250,25 @@ pub fn selected(platform: Platform) -> Result<&'static Transport, Error> {
     let started = slot.transport.get_or_init(|| {
         if slot.kind.is_for(platform) { slot.kind.start(platform) } else { Err(elsewhere(platform)) }
     });
-    let unavailable = |reason: &String| Cause::Unavailable {
+    started.as_ref().map_err(|reason| unavailable(platform, slot, reason))
+}
+
+#[cold]
+fn unavailable(platform: Platform, slot: &Slot, reason: &str) -> Error {
+    let others = Kind::ALL.into_iter().filter(|&kind| kind != slot.kind && kind.is_for(platform));
+    let others: Vec<_> = others
+        .map(|kind| match kind.probe(platform) {
+            Ok(()) => format!("{TRANSPORT}={} can be used here", kind.name()),
+            Err(reason) => format!("{} cannot ({reason})", kind.name()),
+        })
+        .collect();
+    Cause::Unavailable {
         name: slot.kind.name(),
         because: slot.reason.as_str().into(),
-        reason: reason.as_str().into(),
-    };
-    started.as_ref().map_err(|reason| unavailable(reason).into())
+        reason: reason.into(),
+        others: others.join("; ").into(),
+    }
+    .into()
 }
 
 /// The transports that have been started.
@@ -280,7 +293,7 @@ pub fn unfinished() -> Vec<Unfinished> {
 
 /// The program ends: from now on there are no calls.
 pub fn stop() {
-    running().filter_map(Transport::ucx).for_each(Ucx::stop);
+    running().filter_map(Transport::ucx).for_each(ucx::Worker::stop);
 }
 
 /// Platform, name, why it was chosen, why it cannot be used after all.

@@ -270,7 +270,7 @@ impl Suite<'_> {
             let send: Vec<u8> = match site.extents().send {
                 Extent::None => Vec::new(),
                 Extent::One => block(rank, 0),
-                Extent::PerRank | Extent::Told => (0..size).flat_map(|to| block(rank, to)).collect(),
+                Extent::PerRank | Extent::Variable => (0..size).flat_map(|to| block(rank, to)).collect(),
             };
             let what = (op, builtin, dtype, count, offset, root, reverse);
             let expected = match (model(op, Place { rank, size, root, reverse }), builtin) {

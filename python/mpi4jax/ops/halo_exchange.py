@@ -16,7 +16,9 @@ from .._op.spec import Call, Params, T
 
 
 def _leaves(low: Lowering, avals: Sequence[Any]) -> list[faces.Leaf]:
-    return [(i, x.shape, axes) for i, (x, axes) in enumerate(zip(avals, low.p["axes"], strict=True))]
+    return [
+        (i, x.shape, axes) for i, (x, axes) in enumerate(zip(avals, low.p["axes"], strict=True))
+    ]
 
 
 def _lower(low: Lowering, xs: Operands, out: Avals) -> list[Any]:
