@@ -37,7 +37,7 @@ mod _native {
     #[pymodule_export]
     use super::watching::{
         abort_after, limit_enter, limit_leave, set_check, watch_answer, watch_choose_default, watch_enter,
-        watch_exit, watch_leave, watch_link, watch_share_default, watch_signals, watch_stacks, watch_start,
+        watch_exit, watch_leave, watch_link, watch_questions, watch_share_default, watch_signals, watch_start,
     };
 
     #[pymodule_init]

@@ -83,56 +83,31 @@ impl Hosts {
         (self.own, self.hosts.len().max(1))
     }
 
-    pub fn own(&self) -> Option<&Ranks> {
-        self.hosts.get(self.own)
-    }
-
     fn others(&self) -> impl Iterator<Item = &Ranks> {
         self.hosts.iter().enumerate().filter(|(host, _)| *host != self.own).map(|(_, ranks)| ranks)
     }
 }
 
-/// When leaders of other hosts asked last: for anything, to end the job, and one that comes before this rank.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Heard {
-    pub last: f64,
-    pub end: f64,
-    pub before_this: f64,
-}
-
-impl Default for Heard {
-    fn default() -> Self {
-        let never = f64::NEG_INFINITY;
-        Self { last: never, end: never, before_this: never }
-    }
-}
-
-/// The questions and answers of one rank.
+/// The questions and answers of the leader of a host. Without hosts, there is nobody to ask.
 #[derive(Debug, Default)]
 pub struct Mail {
-    rank: i32,
     hosts: Hosts,
     outbox: Vec<(i32, Message)>,
-    /// The last question of this rank, and the answers to it, by the rank that has sent them.
+    /// The last question of this host's, and the answers to it, each with the rank that it is from.
     asked: Option<Question>,
     answers: Vec<(i32, Vec<(Ranks, RankStatus)>)>,
     /// Questions of others that are not answered yet.
     questions: Vec<(i32, Question)>,
-    heard: Heard,
 }
 
 impl Mail {
-    pub fn new(rank: i32, hosts: Hosts) -> Self {
-        Self { rank, hosts, ..Self::default() }
+    pub fn new(hosts: Hosts) -> Self {
+        Self { hosts, ..Self::default() }
     }
 
     /// The place of this host, and how many there are.
     pub fn place(&self) -> (usize, usize) {
         self.hosts.place()
-    }
-
-    pub fn heard(&self) -> Heard {
-        self.heard
     }
 
     /// Asks the other hosts. A later question makes an earlier one void.
@@ -152,28 +127,23 @@ impl Mail {
         self.outbox.extend(silent.filter_map(message));
     }
 
-    /// The messages to be sent, and to whom.
-    pub fn take_outbox(&mut self) -> Vec<(i32, Message)> {
-        std::mem::take(&mut self.outbox)
+    pub fn answer(&mut self, to: i32, answer: Message) {
+        self.outbox.push((to, answer));
     }
 
     pub fn has_outgoing(&self) -> bool {
         !self.outbox.is_empty()
     }
 
+    /// The messages to be sent, each with the rank that it is for.
+    pub fn take_outbox(&mut self) -> Vec<(i32, Message)> {
+        std::mem::take(&mut self.outbox)
+    }
+
     /// A message has arrived.
-    pub fn receive(&mut self, from: i32, message: Message, now: f64) {
+    pub fn receive(&mut self, from: i32, message: Message) {
         match message {
-            Message::Question(question) => {
-                self.heard.last = now;
-                if question.kind == Kind::End {
-                    self.heard.end = now;
-                }
-                if from < self.rank {
-                    self.heard.before_this = now;
-                }
-                self.questions.push((from, question));
-            }
+            Message::Question(question) => self.questions.push((from, question)),
             Message::Answer(question, groups) => {
                 let is_new = !self.answers.iter().any(|(other, _)| *other == from);
                 if is_new && self.asked.as_ref() == Some(&question) {
@@ -183,13 +153,9 @@ impl Mail {
         }
     }
 
-    /// The questions of others since this was called last, each with the rank that has asked.
+    /// The questions of others since this was called last, each with the rank that asked.
     pub fn take_questions(&mut self) -> Vec<(i32, Question)> {
         std::mem::take(&mut self.questions)
-    }
-
-    pub fn answer(&mut self, to: i32, answer: Message) {
-        self.outbox.push((to, answer));
     }
 
     /// What the ranks of other hosts have answered to the last question, and whether all hosts have.
@@ -220,8 +186,8 @@ mod tests {
     #[test]
     fn hosts_are_known_by_their_lowest_ranks() {
         let hosts = Hosts::new(&[7, 7, 9, 7, 9], 3);
-        assert_eq!((hosts.place(), hosts.own().unwrap().to_string()), ((0, 2), "0-1,3".into()));
-        let mut mail = Mail::new(3, hosts);
+        assert_eq!((hosts.place(), hosts.hosts[0].to_string()), ((0, 2), "0-1,3".into()));
+        let mut mail = Mail::new(hosts);
         mail.ask(&Question::new(Kind::Status, 3));
         mail.ask_again();
         let to: Vec<i32> = mail.take_outbox().into_iter().map(|(to, _)| to).collect();

@@ -1,6 +1,7 @@
 //! What Python tells the watchdog, and asks it.
 
 use std::ffi::{c_int, c_void};
+use std::os::fd::IntoRawFd;
 
 use pyo3::prelude::*;
 
@@ -25,10 +26,10 @@ pub(super) fn limit_leave(number: u64) {
     watch::leave_limit(number);
 }
 
-/// A thread of Python's reads from the other end of this socket, and calls [`watch_answer`] each time that it can.
+/// A file for a thread of Python's, which calls [`watch_answer`] each time that there is something to read.
 #[pyfunction]
-pub(super) fn watch_stacks(socket: i32) {
-    watch::use_answers(socket);
+pub(super) fn watch_questions() -> PyResult<i32> {
+    Ok(watch::questions()?.into_raw_fd())
 }
 
 /// Tells where Python's threads are, but this one; `frames` is `sys._current_frames`.

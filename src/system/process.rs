@@ -2,9 +2,10 @@
 //!
 //! A number alone does not say: it is used again, and containers with one host name each count for themselves.
 
-use std::io;
 use std::time::{Duration, SystemTime};
 
+use rustix::io::Errno;
+use rustix::process::{Pid, test_kill_process};
 use serde::{Deserialize, Serialize};
 
 use super::os;
@@ -49,8 +50,7 @@ pub fn started() -> SystemTime {
 
 /// Whether there is a process of this number.
 fn exists(pid: i32) -> bool {
-    // SAFETY: signal 0 only asks whether the process exists.
-    unsafe { libc::kill(pid, 0) == 0 || io::Error::last_os_error().raw_os_error() != Some(libc::ESRCH) }
+    Pid::from_raw(pid).is_some_and(|pid| test_kill_process(pid) != Err(Errno::SRCH))
 }
 
 impl Process {

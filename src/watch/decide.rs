@@ -9,7 +9,7 @@
 use std::collections::{HashMap, HashSet};
 
 use super::graph::{Graph, Why};
-use crate::job::mail::{Heard, Kind};
+use crate::job::mail::Kind;
 use crate::job::status::{Life, Need, RankStatus, Wait, World};
 
 /// For how long a proof has to hold, and a wait lasts before the other hosts are asked: messages may be under way.
@@ -45,6 +45,34 @@ pub enum Reason {
     /// In words: the user's limit, or an error of a library.
     Late(String),
     Proof(Why),
+}
+
+/// When leaders of other hosts asked last: for anything, to end the job, and one that comes before this rank.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Heard {
+    pub last: f64,
+    pub end: f64,
+    pub before_this: f64,
+}
+
+impl Default for Heard {
+    fn default() -> Self {
+        let never = f64::NEG_INFINITY;
+        Self { last: never, end: never, before_this: never }
+    }
+}
+
+impl Heard {
+    /// A leader has asked.
+    pub fn note(&mut self, is_before_this: bool, kind: Kind, now: f64) {
+        self.last = now;
+        if kind == Kind::End {
+            self.end = now;
+        }
+        if is_before_this {
+            self.before_this = now;
+        }
+    }
 }
 
 /// What is known now.

@@ -11,6 +11,7 @@ use crate::job::status::{CommId, Life, Need, Peer, Wait};
 use crate::mpilib::wildcards;
 use crate::record::clock;
 use crate::record::recorder::{self, Record};
+use crate::system::signal;
 use crate::transport;
 
 /// How far this rank has come: its program runs, is at its end, or has finished.
@@ -80,7 +81,6 @@ pub fn under_way() -> Vec<u64> {
 // ---- The watchdog sleeps while nothing is under way
 
 static ASLEEP: AtomicBool = AtomicBool::new(false);
-static WAKE: Mutex<Option<fn()>> = Mutex::new(None);
 
 /// Something begins that may wait.
 #[inline]
@@ -92,17 +92,14 @@ pub fn notice() {
 
 #[cold]
 fn wake() {
-    if ASLEEP.swap(false, Ordering::Relaxed)
-        && let Some(wake) = *lock(&WAKE)
-    {
-        wake();
+    if ASLEEP.swap(false, Ordering::Relaxed) {
+        signal::wake();
     }
 }
 
 /// The watchdog has nothing to do. True: it has said so before, nothing has begun since, and it may sleep until something
-/// does, which calls this function, once.
-pub fn sleep(wake: fn()) -> bool {
-    *lock(&WAKE) = Some(wake);
+/// does, which wakes it, once.
+pub fn sleep() -> bool {
     ASLEEP.swap(true, Ordering::SeqCst)
 }
 
@@ -330,15 +327,14 @@ mod tests {
     /// What has ended when the watchdog looks is no reason to miss what comes next.
     #[test]
     fn what_was_short_wakes_the_watchdog_once_and_it_says_again_that_it_sleeps() {
-        static WOKEN: AtomicU64 = AtomicU64::new(0);
-        let wake = || _ = WOKEN.fetch_add(1, Ordering::SeqCst);
-        for call in 1..3 {
-            while !sleep(wake) {}
+        let (reader, writer) = signal::pipe().unwrap();
+        signal::open(writer);
+        for _ in 0..2 {
+            while !sleep() {}
             notice();
-            while WOKEN.load(Ordering::SeqCst) < call {
-                std::thread::yield_now(); // another test may have been faster to wake it
-            }
-            assert!(!sleep(wake), "what begins now would wake nobody");
+            // Another test may have been faster to wake it.
+            while signal::wait(&reader, None, None, 0.01).signals.is_empty() {}
+            assert!(!sleep(), "what begins now would wake nobody");
         }
         awake();
     }

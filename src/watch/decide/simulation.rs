@@ -15,6 +15,7 @@ struct Host {
     ranks: Ranks,
     mail: Mail,
     memory: Memory,
+    heard: Heard,
     /// What its ranks wait for, from 0 on.
     here: World,
     far: World,
@@ -46,9 +47,9 @@ impl Job {
         let host = |host: i32| {
             let first = host * per_host;
             let ranks: Ranks = (first..first + per_host).collect();
-            let mail = Mail::new(first, Hosts::new(&names, first));
+            let mail = Mail::new(Hosts::new(&names, first));
             let here = ranks.iter().map(|it| (it, rank(it))).collect();
-            Host { ranks, mail, memory: Memory::default(), here, far: World::new() }
+            Host { ranks, mail, memory: Memory::default(), heard: Heard::default(), here, far: World::new() }
         };
         Self {
             hosts: (0..hosts).map(host).collect(),
@@ -83,9 +84,11 @@ impl Job {
             if ends.iter().any(|host| self.cut_off.contains(host)) || self.dead.contains(&to) {
                 continue;
             }
-            self.hosts[ends[1]].mail.receive(from, message, self.now);
             let here = self.here(ends[1]);
-            for (by, question) in self.hosts[ends[1]].mail.take_questions() {
+            let host = &mut self.hosts[ends[1]];
+            host.mail.receive(from, message);
+            for (by, question) in host.mail.take_questions() {
+                host.heard.note(by < to, question.kind, self.now);
                 self.under_way.push((to, by, Message::answer(question, &here)));
             }
         }
@@ -114,7 +117,7 @@ impl Job {
         }
         let mut world = host.far.clone();
         world.extend(here);
-        let state = State { world, heard: host.mail.heard(), is_answered, ..State::default() };
+        let state = State { world, heard: host.heard, is_answered, ..State::default() };
         let settings = Settings { report_after: 30.0, host: (place, count) };
         let (memory, actions) = decide(&state, &host.memory, &settings, now);
         host.memory = memory;
