@@ -28,9 +28,14 @@ pub enum CheckLevel {
 
 static CHECK: OnceLock<CheckLevel> = OnceLock::new();
 
-/// Decides for the life of the process whether operations are checked before they run.
-pub fn set_check(level: CheckLevel) {
-    let _ = CHECK.set(level);
+/// Decides for the life of the process what is compared. 0: nothing; 1: collectives, before they run; else samples, afterwards.
+#[cfg_attr(feature = "python", pyo3::pyfunction)]
+pub fn set_check(level: u8) {
+    let _ = CHECK.set(match level {
+        0 => CheckLevel::Off,
+        1 => CheckLevel::Operations,
+        _ => CheckLevel::Samples,
+    });
 }
 
 pub fn check_level() -> CheckLevel {

@@ -15,11 +15,9 @@
 //! | `ask` | when the leader asks what the ranks do | a [`Question`] |
 //! | `ending` | before a rank ends the job | that it has said why |
 
-use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use serde::Serialize;
@@ -48,8 +46,6 @@ pub struct Host {
     folder: Result<Folder, String>,
     /// Where others wake this rank.
     pub bell: Option<File>,
-    /// The ranks' processes, as far as they have been asked for.
-    processes: Mutex<HashMap<i32, Process>>,
 }
 
 fn file(rank: i32, kind: &str) -> String {
@@ -60,17 +56,7 @@ impl Host {
     pub fn new(directory: PathBuf, rank: i32, size: i32) -> Self {
         let folder = Folder::make(&directory).map_err(|error| error.to_string());
         let (process, since) = (Process::own(), process::started());
-        let mut host = Self {
-            directory,
-            rank,
-            size,
-            name: host(),
-            process,
-            since,
-            folder,
-            bell: None,
-            processes: Mutex::default(),
-        };
+        let mut host = Self { directory, rank, size, name: host(), process, since, folder, bell: None };
         if let Err(error) = host.introduce() {
             host.folder = Err(error.to_string());
         } else if let Ok(folder) = &host.folder {
@@ -101,7 +87,6 @@ impl Host {
             let name = other.name();
             return Err(io::Error::other(format!("{name} is rank {} of this job already", self.rank)));
         }
-        self.processes.lock().unwrap_or_else(PoisonError::into_inner).clear();
         let (own, pid) = (file(self.rank, ""), file(self.rank, "pid"));
         let is_old = |name: &String| name.starts_with(&own) && *name != pid;
         folder.names().into_iter().filter(is_old).for_each(|name| folder.remove(&name));
@@ -137,11 +122,6 @@ impl Host {
             self.remove(&file(self.rank, "pid"));
         }
         result
-    }
-
-    /// What this rank has told does not hold any more.
-    pub fn withdraw(&self) {
-        self.remove(&file(self.rank, "status"));
     }
 
     /// What this process of a rank has published last: not what that of another job has, whatever the name of the folder is.
@@ -186,7 +166,8 @@ impl Host {
 
     /// The rank that the user has asked for a report, as another rank has told this one through its pipe.
     pub fn requested(messages: &[u8]) -> Option<i32> {
-        let ranks = messages.chunks_exact(4).filter_map(|bytes| bytes.try_into().ok()).map(i32::from_ne_bytes);
+        let ranks =
+            messages.chunks_exact(4).filter_map(|bytes| bytes.try_into().ok()).map(i32::from_ne_bytes);
         ranks.max().filter(|rank| *rank >= 0)
     }
 
@@ -215,12 +196,7 @@ impl Host {
 
     /// The process of a rank.
     fn process(&self, rank: i32) -> Option<Process> {
-        let mut processes = self.processes.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(known) = processes.get(&rank) {
-            return Some(known.clone());
-        }
         let (process, _): (Process, i32) = self.parsed(&file(rank, "pid"))?;
-        processes.insert(rank, process.clone());
         Some(process)
     }
 

@@ -158,11 +158,15 @@ impl Mail {
         std::mem::take(&mut self.questions)
     }
 
-    /// What the ranks of other hosts have answered to the last question, and whether all hosts have.
-    pub fn answers(&self) -> (World, bool) {
+    /// Whether all hosts have answered the last question.
+    pub fn is_answered(&self) -> bool {
+        self.answers.len() >= self.hosts.others().count()
+    }
+
+    /// What the ranks of other hosts have answered to it.
+    pub fn answers(&self) -> World {
         let groups = self.answers.iter().flat_map(|(_, groups)| groups);
-        let ranks = groups.flat_map(|(ranks, status)| ranks.iter().map(|rank| (rank, status.clone())));
-        (ranks.collect(), self.answers.len() >= self.hosts.others().count())
+        groups.flat_map(|(ranks, status)| ranks.iter().map(|rank| (rank, status.clone()))).collect()
     }
 }
 

@@ -55,7 +55,7 @@ pub struct Wait {
     pub at: String,
 }
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Life {
     Runs,
     /// Its program is at its end, and may still communicate.

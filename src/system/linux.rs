@@ -32,6 +32,7 @@ pub fn info(pid: i32) -> Option<Info> {
 }
 
 /// Within what numbers of processes are unique, and times of their starts are comparable; empty where that is not known.
+#[cfg_attr(feature = "python", pyo3::pyfunction(name = "process_space"))]
 pub fn space() -> String {
     let parts = || {
         let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;

@@ -43,6 +43,7 @@ pub fn info(pid: i32) -> Option<Info> {
 }
 
 /// Within what numbers of processes are unique: this start of the machine; empty where that is not known.
+#[cfg_attr(feature = "python", pyo3::pyfunction(name = "process_space"))]
 pub fn space() -> String {
     let mut text = [0u8; 64];
     let mut size = text.len();

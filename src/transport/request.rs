@@ -97,8 +97,7 @@ impl Request {
     pub fn with_call<T>(&self, use_call: impl FnOnce(&Call) -> T) -> T {
         let site = Site { phase: Phase::Wait, ..self.site.clone() };
         let mut call = Call { envelope: self.envelope, ..Call::of(&site, Stream::NONE) };
-        if let State::Posted(_, memory) | State::OnStream(_, memory) | State::Ended(memory) = &*self.state()
-        {
+        if let State::Posted(_, memory) | State::OnStream(_, memory) | State::Ended(memory) = &*self.state() {
             memory.lend(&mut call, &self.layout);
         }
         use_call(&call)

@@ -25,7 +25,7 @@ const SPREAD: f64 = 0.2;
 /// Where no lines are wanted, hosts ask as if lines came after so many seconds.
 const USUAL_REPORT_AFTER: f64 = 30.0;
 /// For how long answers are waited for, and when hosts that have not answered are asked again.
-pub const ANSWER_TIME: f64 = 5.0;
+const ANSWER_TIME: f64 = 5.0;
 const ASK_AGAIN: f64 = 2.0;
 
 #[derive(Clone, Debug)]
@@ -124,6 +124,11 @@ impl Memory {
     pub fn is_idle(&self) -> bool {
         self.question.is_none() && self.suspects.is_empty()
     }
+
+    /// Whether a question is under way that may still be answered.
+    pub fn expects_answers(&self, now: f64) -> bool {
+        self.question.as_ref().is_some_and(|question| now - question.at < ANSWER_TIME)
+    }
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -145,7 +150,7 @@ pub fn decide(state: &State, memory: &Memory, settings: &Settings, now: f64) -> 
     let mut next = memory.clone();
     if let Some(question) = &mut next.question
         && !state.is_answered
-        && now - question.at < ANSWER_TIME
+        && memory.expects_answers(now)
     {
         let repeats = now - question.at >= ASK_AGAIN && !question.was_repeated;
         question.was_repeated |= repeats;

@@ -37,6 +37,7 @@ fn let_launcher_read() {
 }
 
 /// Ends the job with this status unless the process has ended by itself after so many seconds.
+#[cfg_attr(feature = "python", pyo3::pyfunction)]
 pub fn abort_after(seconds: f64, code: i32) {
     ending();
     std::thread::spawn(move || {

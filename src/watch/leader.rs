@@ -26,8 +26,6 @@ pub struct Leader {
     /// What is known of all ranks, and when each of their waits began.
     state: State,
     since: HashMap<Key, f64>,
-    /// What ranks of other hosts have answered.
-    far: World,
     /// The last question to the ranks of this host: its time, and when they were asked.
     asked: (u64, f64),
     /// Questions of other hosts that are not answered yet, each with the rank that has asked.
@@ -44,7 +42,6 @@ impl Leader {
             memory: Memory::default(),
             state: State::default(),
             since: HashMap::new(),
-            far: World::new(),
             asked: (0, 0.0),
             pending: Vec::new(),
             requested: f64::NEG_INFINITY,
@@ -136,32 +133,19 @@ impl Leader {
                 link::post(|mail| mail.answer(from, Message::answer(question, &here)));
             }
         }
-        let mut all_there = true;
-        if self.memory.question.is_some() {
-            (self.far, all_there) = link::mail().answers();
-        } else if self.memory.is_idle() {
-            self.far.clear();
+        let is_asking = self.memory.question.is_some();
+        let is_answered = all_here && (!is_asking || link::mail().is_answered());
+        let world = &mut self.state.world;
+        if is_asking && (is_answered || !self.memory.expects_answers(now)) {
+            *world = link::mail().answers();
+        } else if self.memory.is_idle() || here.is_empty() {
+            world.clear();
         }
-        let mut world = self.far.clone();
         world.extend(here);
-        self.count_seconds(&mut world, now);
-        compare_origins(&mut world);
-        self.state.world = world;
+        count_seconds(&mut self.since, world, now);
+        compare_origins(world);
         self.state.is_debugged = os::is_debugged();
-        self.state.is_answered = all_here && all_there;
-    }
-
-    /// How long waits have lasted, by the clock of this process.
-    fn count_seconds(&mut self, world: &mut World, now: f64) {
-        for (rank, status) in world.iter_mut() {
-            for wait in &mut status.waits {
-                let since = self.since.entry((*rank, wait.number)).or_insert(now - wait.seconds);
-                wait.seconds = now - *since;
-            }
-        }
-        self.since.retain(|(rank, number), _| {
-            world.get(rank).is_some_and(|status| status.waits.iter().any(|wait| wait.number == *number))
-        });
+        self.state.is_answered = is_answered;
     }
 
     fn facts(&self, own: &Own) -> Facts<'_> {
@@ -190,4 +174,18 @@ impl Leader {
             end::end_job(HUNG);
         }
     }
+}
+
+/// How long waits have lasted, by the clock of this process, which knows since when.
+fn count_seconds(since: &mut HashMap<Key, f64>, world: &mut World, now: f64) {
+    let mut found = HashMap::new();
+    for (rank, status) in world.iter_mut() {
+        for wait in &mut status.waits {
+            let key = (*rank, wait.number);
+            let began = since.get(&key).copied().unwrap_or(now - wait.seconds);
+            wait.seconds = now - began;
+            found.insert(key, began);
+        }
+    }
+    *since = found;
 }

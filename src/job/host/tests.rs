@@ -71,7 +71,10 @@ fn ranks_ask_and_answer_and_end() {
     b.request_report();
     let mut messages = [0; 16];
     let length = a.bell.as_ref().unwrap().read(&mut messages).unwrap();
-    assert_eq!((length, Host::requested(&messages[..8]), Host::requested(&messages[..4])), (8, Some(1), None));
+    assert_eq!(
+        (length, Host::requested(&messages[..8]), Host::requested(&messages[..4])),
+        (8, Some(1), None)
+    );
     // Its program is at its end, and may still communicate.
     b.publish(&lives(Life::Exits)).unwrap();
     assert_eq!((life(&a, 1), a.others_have_ended()), (Some(Life::Exits), (true, true)));

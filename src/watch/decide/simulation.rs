@@ -109,9 +109,10 @@ impl Job {
         if host.memory.question.is_none() && now.fract() != 0.0 {
             return;
         }
-        let mut is_answered = true;
-        if host.memory.question.is_some() {
-            (host.far, is_answered) = host.mail.answers();
+        let is_asking = host.memory.question.is_some();
+        let is_answered = !is_asking || host.mail.is_answered();
+        if is_asking && (is_answered || !host.memory.expects_answers(now)) {
+            host.far = host.mail.answers();
         } else if host.memory.is_idle() {
             host.far.clear();
         }

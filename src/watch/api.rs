@@ -15,6 +15,7 @@ use crate::mpilib;
 use crate::system::signal;
 
 /// Starts the watchdog, once per process.
+#[cfg_attr(feature = "python", pyo3::pyfunction(name = "watch_start"))]
 pub fn start(settings: Settings) {
     let Some(Watchdog { settings, host, .. }) = settings::make(settings) else { return };
     // SAFETY: registers a function that touches nothing but its statics and files.
@@ -66,6 +67,7 @@ fn come_to(host: &Host, life: Life) {
 }
 
 /// Python ends.
+#[cfg_attr(feature = "python", pyo3::pyfunction(name = "watch_exit"))]
 pub fn exit() {
     if let Some(Watchdog { host, .. }) = watchdog() {
         come_to(host, Life::Exits);
@@ -93,6 +95,7 @@ fn finish() {
 }
 
 /// How the default communicator is made: as the first rank has chosen, which this one is if it is the first.
+#[cfg_attr(feature = "python", pyo3::pyfunction(name = "watch_choose_default"))]
 pub fn choose_default(choice: &str) -> String {
     watchdog().map_or_else(|| choice.into(), |watchdog| default::choose(&watchdog.host, choice))
 }
