@@ -248,7 +248,7 @@ mod _native {
         recorder::records().iter().map(ToString::to_string).collect()
     }
 
-    /// A file for a thread of Python's, which calls [`watch_answer`] each time that there is something to read.
+    /// A socket for a thread of Python's, which calls [`watch_answer`] each time that there is something to read.
     #[pyfunction]
     fn watch_questions() -> PyResult<i32> {
         Ok(watch::questions()?.into_raw_fd())

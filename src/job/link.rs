@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use mpi::ffi::{self, MPI_Comm, MPI_Request, MPI_Status};
 
-use super::mail::{Hosts, Mail, Message};
+use super::mail::{Mail, Message};
 use crate::comm::Calling;
 use crate::error::Cause;
 use crate::mpilib::{any_thread_may_call, at_finalize, check, handle, handle_value};
@@ -106,7 +106,7 @@ pub unsafe fn open(comm: usize, host: u64, (rank, size): (i32, i32)) -> Result<(
         handle_value(link)
     };
     *lock(&ENDPOINT) = Some(Endpoint { comm, under_way: Vec::new() });
-    *mail() = Mail::new(Hosts::new(&names, rank));
+    *mail() = Mail::new(&names, rank);
     // The endpoint stays without a thread too: MPI_Finalize is collective, and so is what `close` does.
     if std::thread::Builder::new().name("mpi4jax-link".into()).spawn(run).is_err() {
         *mail() = Mail::default();

@@ -62,20 +62,28 @@ impl Message {
     }
 }
 
-/// The hosts of a job: the ranks of each, by its lowest.
-#[derive(Clone, Debug, Default)]
-pub struct Hosts {
+/// The questions and answers of the leader of a host. Without hosts, questions reach no rank.
+#[derive(Debug, Default)]
+pub struct Mail {
+    /// The ranks of each host, in the order of their lowest ones.
     hosts: Vec<Ranks>,
+    /// The place of this host among them.
     own: usize,
+    outbox: Vec<(i32, Message)>,
+    /// The last question of this host's, and the answers to it, each with the rank that it is from.
+    asked: Option<Question>,
+    answers: Vec<(i32, Vec<(Ranks, RankStatus)>)>,
+    /// Questions of others that are not answered yet.
+    questions: Vec<(i32, Question)>,
 }
 
-impl Hosts {
+impl Mail {
     /// From the name of each rank's host.
     pub fn new(names: &[u64], rank: i32) -> Self {
         let hosts: Vec<Ranks> =
             grouped(names.iter().copied().zip(0..)).into_iter().map(|(_, ranks)| ranks).collect();
         let own = hosts.iter().position(|host| host.contains(rank)).unwrap_or(0);
-        Self { hosts, own }
+        Self { hosts, own, ..Self::default() }
     }
 
     /// The place of this host, and how many there are.
@@ -86,45 +94,24 @@ impl Hosts {
     fn others(&self) -> impl Iterator<Item = &Ranks> {
         self.hosts.iter().enumerate().filter(|(host, _)| *host != self.own).map(|(_, ranks)| ranks)
     }
-}
-
-/// The questions and answers of the leader of a host. Without hosts, there is nobody to ask.
-#[derive(Debug, Default)]
-pub struct Mail {
-    hosts: Hosts,
-    outbox: Vec<(i32, Message)>,
-    /// The last question of this host's, and the answers to it, each with the rank that it is from.
-    asked: Option<Question>,
-    answers: Vec<(i32, Vec<(Ranks, RankStatus)>)>,
-    /// Questions of others that are not answered yet.
-    questions: Vec<(i32, Question)>,
-}
-
-impl Mail {
-    pub fn new(hosts: Hosts) -> Self {
-        Self { hosts, ..Self::default() }
-    }
-
-    /// The place of this host, and how many there are.
-    pub fn place(&self) -> (usize, usize) {
-        self.hosts.place()
-    }
 
     /// Asks the other hosts. A later question makes an earlier one void.
     pub fn ask(&mut self, question: &Question) {
         self.asked = Some(question.clone());
         self.answers.clear();
         let message = |ranks: &Ranks| Some((ranks.first()?, Message::Question(question.clone())));
-        self.outbox.extend(self.hosts.others().filter_map(message));
+        let messages: Vec<_> = self.others().filter_map(message).collect();
+        self.outbox.extend(messages);
     }
 
     /// Asks the hosts that have not answered once more: their second rank, since the first may be gone.
     pub fn ask_again(&mut self) {
         let Some(question) = &self.asked else { return };
         let has_answered = |ranks: &Ranks| self.answers.iter().any(|(from, _)| ranks.contains(*from));
-        let silent = self.hosts.others().filter(|ranks| !has_answered(ranks));
+        let silent = self.others().filter(|ranks| !has_answered(ranks));
         let message = |ranks: &Ranks| Some((ranks.iter().nth(1)?, Message::Question(question.clone())));
-        self.outbox.extend(silent.filter_map(message));
+        let messages: Vec<_> = silent.filter_map(message).collect();
+        self.outbox.extend(messages);
     }
 
     pub fn answer(&mut self, to: i32, answer: Message) {
@@ -160,7 +147,7 @@ impl Mail {
 
     /// Whether all hosts have answered the last question.
     pub fn is_answered(&self) -> bool {
-        self.answers.len() >= self.hosts.others().count()
+        self.answers.len() >= self.others().count()
     }
 
     /// What the ranks of other hosts have answered to it.
@@ -189,9 +176,8 @@ mod tests {
 
     #[test]
     fn hosts_are_known_by_their_lowest_ranks() {
-        let hosts = Hosts::new(&[7, 7, 9, 7, 9], 3);
-        assert_eq!((hosts.place(), hosts.hosts[0].to_string()), ((0, 2), "0-1,3".into()));
-        let mut mail = Mail::new(hosts);
+        let mut mail = Mail::new(&[7, 7, 9, 7, 9], 3);
+        assert_eq!((mail.place(), mail.hosts[0].to_string()), ((0, 2), "0-1,3".into()));
         mail.ask(&Question::new(Kind::Status, 3));
         mail.ask_again();
         let to: Vec<i32> = mail.take_outbox().into_iter().map(|(to, _)| to).collect();

@@ -89,7 +89,7 @@ pub struct Record {
 /// A record, and how its operation has ended: 0 while that runs; the lowest bit is set if it failed.
 ///
 /// Only a thread that holds the lock, and has found that the last operation has ended, sets that to 0; and only the thread of
-/// the operation sets it to something else. So it is that of the record for all who hold the lock.
+/// the operation sets it to something else. So it belongs to the record while the lock is held.
 #[repr(align(128))]
 struct Slot {
     ended: AtomicU64,

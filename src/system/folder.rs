@@ -173,7 +173,7 @@ mod tests {
         assert_eq!(folder.read("a").unwrap().0, "second");
         if user() == 0 {
             std::os::unix::fs::chown(base.join("elsewhere/job/a"), Some(12345), None).unwrap();
-            assert_eq!(folder.read("a"), None, "what somebody else has written");
+            assert_eq!(folder.read("a"), None, "what another user has written");
         }
         fs::remove_dir_all(&base).unwrap();
     }

@@ -117,11 +117,11 @@ mod tests {
         }
         child.kill().unwrap();
         while !own.knows_gone(&other) {
-            std::thread::sleep(Duration::from_millis(1)); // nobody has waited for it
+            std::thread::sleep(Duration::from_millis(1)); // a zombie
         }
         child.wait().unwrap();
         assert!(own.knows_gone(&other));
-        // In another container there may be a process of this number, or none: nobody knows.
+        // In another container there may be a process of this number, or none: that is not known.
         let elsewhere = Process { space: "another".into(), ..other.clone() };
         assert!(!own.knows_gone(&elsewhere));
         let nowhere = Process { space: String::new(), ..own.clone() };

@@ -10,7 +10,7 @@ use std::collections::{HashMap, HashSet};
 
 use super::graph::{Graph, Why};
 use crate::job::mail::Kind;
-use crate::job::status::{Life, Need, RankStatus, Wait, World};
+use crate::job::status::{Life, Need, RankStatus, Wait, World, wait_of};
 
 /// For how long a proof has to hold, and a wait lasts before the other hosts are asked: messages may be under way.
 const PATIENCE: f64 = 3.0;
@@ -252,7 +252,7 @@ fn hung(state: &State, next: &mut Memory, settings: &Settings, now: f64) -> Opti
         }
     }
     next.suspects = suspects;
-    next.reported.retain(|(rank, number)| state.wait((*rank, *number)).is_some());
+    next.reported.retain(|key| wait_of(&state.world, *key).is_some());
     found.map(|(_, key, reason)| (key, reason))
 }
 
@@ -281,12 +281,6 @@ fn has_come_to(first: f64, wait: &Wait, settings: &Settings, now: f64, before: f
     let asked_at = unit * (age / unit).log2().floor().exp2();
     let age_before = wait.seconds - (now - before);
     asked_at >= first.min(reported) && age_before < (1.0 - SPREAD) * asked_at
-}
-
-impl State {
-    pub fn wait(&self, (rank, number): Key) -> Option<&Wait> {
-        self.world.get(&rank)?.waits.iter().find(|wait| wait.number == number)
-    }
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ use super::settings::{Settings, print};
 use crate::job::host::Host;
 use crate::job::link;
 use crate::job::mail::{Kind, Mail, Message, Question};
-use crate::job::status::{Life, RankStatus, World, compare_origins};
+use crate::job::status::{Life, RankStatus, World, compare_origins, wait_of};
 use crate::system::os;
 
 /// For how long a leader waits for the ranks of its host, where another host asks.
@@ -30,8 +30,8 @@ pub struct Leader {
     asked: (u64, f64),
     /// Questions of other hosts that are not answered yet, each with the rank that has asked.
     pending: Vec<(i32, Question)>,
-    /// When the user asked for a report last.
-    requested: f64,
+    /// The rank that the user asked for a report last, and when.
+    requested: Option<(i32, f64)>,
 }
 
 impl Leader {
@@ -44,7 +44,7 @@ impl Leader {
             since: HashMap::new(),
             asked: (0, 0.0),
             pending: Vec::new(),
-            requested: f64::NEG_INFINITY,
+            requested: None,
         }
     }
 
@@ -68,8 +68,8 @@ impl Leader {
 
     /// The user asks a rank for a report. Launchers pass the signal on to all ranks, which is one request.
     pub fn report(&mut self, rank: i32, now: f64) {
-        if now - self.requested > ONE_REQUEST {
-            (self.requested, self.state.report_for) = (now, Some(rank));
+        if self.requested.is_none_or(|(before, at)| before == rank || now - at > ONE_REQUEST) {
+            (self.requested, self.state.report_for) = (Some((rank, now)), Some(rank));
         }
     }
 
@@ -160,7 +160,7 @@ impl Leader {
 
     /// An operation hangs: this rank reports for all, and ends the job.
     fn end(&self, key: Key, reason: &Reason, own: &Own) {
-        let Some(wait) = self.state.wait(key) else { return };
+        let Some(wait) = wait_of(&self.state.world, key) else { return };
         let headline = report::headline(&self.state.world, key, wait, reason);
         let mut text = self.facts(own).report(&headline, key, self.host.rank);
         let ends = self.settings.abort;

@@ -4,7 +4,8 @@
 //! the lock, it cannot, and that is all that is known.
 
 use std::fmt;
-use std::io::{self, PipeReader, PipeWriter, Write};
+use std::io::{self, Write};
+use std::os::unix::net::UnixStream;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -84,7 +85,7 @@ impl Python {
 /// What has been asked, and answered.
 struct Answers {
     /// At its other end a thread of Python's waits for questions.
-    pipe: Option<PipeWriter>,
+    socket: Option<UnixStream>,
     /// The last question, and the last one that has been answered.
     asked: u64,
     answered: u64,
@@ -92,18 +93,19 @@ struct Answers {
 }
 
 static ANSWERS: Mutex<Answers> =
-    Mutex::new(Answers { pipe: None, asked: 0, answered: 0, threads: Vec::new() });
+    Mutex::new(Answers { socket: None, asked: 0, answered: 0, threads: Vec::new() });
 static ANSWERED: Condvar = Condvar::new();
 
 fn answers() -> MutexGuard<'static, Answers> {
     ANSWERS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A file for a thread of Python's, which calls [`answer`] each time that there is something to read.
-pub fn questions() -> io::Result<PipeReader> {
-    let (reader, writer) = io::pipe()?;
-    answers().pipe = Some(writer);
-    Ok(reader)
+/// A socket for a thread of Python's, which calls [`answer`] each time that there is something to read. In `recv`, it is seen to
+/// sleep.
+pub fn questions() -> io::Result<UnixStream> {
+    let (ours, theirs) = UnixStream::pair()?;
+    answers().socket = Some(ours);
+    Ok(theirs)
 }
 
 /// Answers what has been asked so far; `threads` looks where they are, the main one first.
@@ -123,7 +125,7 @@ pub fn python() -> Python {
     }
     // An older question that still waits for Python's lock is this one too.
     if answers.answered == answers.asked {
-        let is_sent = answers.pipe.as_mut().is_some_and(|pipe| pipe.write_all(b"?").is_ok());
+        let is_sent = answers.socket.as_mut().is_some_and(|socket| socket.write_all(b"?").is_ok());
         if !is_sent {
             return Python::Nothing;
         }
@@ -223,7 +225,7 @@ mod tests {
         assert!(others.find(&Python::Nothing, &[(1, 0)], 0.0).is_some());
     }
 
-    /// This is no main thread, and the main one of a test waits for it: in what, nobody has said.
+    /// Not the test's thread is the main one, but the one that waits for it.
     #[test]
     #[cfg(target_os = "linux")]
     fn a_main_thread_counts_as_waiting_where_it_waits_for_jax_and_nothing_runs() {

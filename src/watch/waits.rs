@@ -316,7 +316,7 @@ mod tests {
             notice();
             // Another test may have been faster to wake it.
             while signal::wait(&reader, None, None, 0.01).signals.is_empty() {}
-            assert!(!sleep(), "what begins now would wake nobody");
+            assert!(!sleep(), "what begins now would wake no thread");
         }
         awake();
     }

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import _thread
 import contextlib
+import socket
 import sys
 import threading
 
@@ -15,8 +16,8 @@ from .. import _native
 
 
 def _answer(main: int) -> None:
-    with contextlib.suppress(OSError), open(_native.watch_questions(), "rb", 0) as questions:
-        while questions.read(64):
+    with contextlib.suppress(OSError), socket.socket(fileno=_native.watch_questions()) as questions:
+        while questions.recv(64):
             _native.watch_answer(sys._current_frames, main)
 
 

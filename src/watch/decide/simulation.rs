@@ -4,7 +4,7 @@
 //! `MPI4JAX_SIMULATION=800x125 cargo test --release simulation` runs it with so many hosts and ranks on each.
 
 use super::*;
-use crate::job::mail::{Hosts, Mail, Message, Question as Asked};
+use crate::job::mail::{Mail, Message, Question as Asked};
 use crate::job::ranks::Ranks;
 use crate::job::status::{CommId, Peer};
 
@@ -47,7 +47,7 @@ impl Job {
         let host = |host: i32| {
             let first = host * per_host;
             let ranks: Ranks = (first..first + per_host).collect();
-            let mail = Mail::new(Hosts::new(&names, first));
+            let mail = Mail::new(&names, first);
             let here = ranks.iter().map(|it| (it, rank(it))).collect();
             Host { ranks, mail, memory: Memory::default(), heard: Heard::default(), here, far: World::new() }
         };
