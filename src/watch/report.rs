@@ -409,7 +409,10 @@ mod tests {
              rank 0; let one of them send first, or use sendrecv"
         );
         let mixed = text([all(3), recv(0, "recv from 0, a.py:9")]);
-        assert!(mixed.ends_with("let all ranks call the collective before the message, or after it"), "{mixed}");
+        assert!(
+            mixed.ends_with("let all ranks call the collective before the message, or after it"),
+            "{mixed}"
+        );
         let other = text([all(3), all(4)]);
         assert!(other.contains("which is in barrier #1, on another communicator,"), "{other}");
         assert!(other.ends_with("let all ranks use the communicators in the same order"), "{other}");
