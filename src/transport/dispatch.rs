@@ -141,18 +141,12 @@ impl Transport {
     /// messages have one tag, and a source that the program names. To read it would mean to wait.
     #[inline]
     pub fn read_peers(&self, peers: &Buffer, stream: Stream) -> Result<Option<Peers>, Cause> {
-        if self.has_exact_lengths() {
+        if self.nccl().is_some_and(|nccl| nccl.messages == Messages::Nccl) {
             return Ok(None);
         }
         let mut read = Peers::default();
         self.read_numbers(peers, &mut read, stream)?;
         Ok(Some(read))
-    }
-
-    /// Whether a message has to be as long as its receive says, also where a shorter one would do: NCCL would wait for the
-    /// rest.
-    pub fn has_exact_lengths(&self) -> bool {
-        self.nccl().is_some_and(|nccl| nccl.messages == Messages::Nccl)
     }
 }
 

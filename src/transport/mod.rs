@@ -17,9 +17,9 @@ mod staged;
 mod ucx;
 
 pub use self::dispatch::Transport;
-pub use self::mpi::{Posted, matching, set_count_limit, start as post};
+pub use self::mpi::set_count_limit;
 pub use self::nccl::Unfinished;
-pub use self::request::{Ahead, Request};
+pub use self::request::Request;
 pub use self::request_memory::{RequestLayout, RequestMemory};
 pub use self::requests::{HANDLE, Handle, freeing, outstanding, start, take};
 pub use self::select::{

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::dispatch::Transport;
-use super::request::{Ahead, Request, State};
+use super::request::{Request, State};
 use super::request_memory::{RequestLayout, RequestMemory};
 use super::{mpi, progress};
 use crate::call::{Call, Stream};
@@ -107,7 +107,6 @@ impl Table {
 ///
 /// # Safety
 /// The call's buffers are those that `memory` has lent it.
-#[allow(clippy::too_many_arguments)]
 pub unsafe fn start(
     transport: &Transport,
     call: &Call,
@@ -115,7 +114,6 @@ pub unsafe fn start(
     layout: RequestLayout,
     memory: RequestMemory,
     record: Option<Record>,
-    ahead: Option<Box<dyn Ahead>>,
 ) -> Result<Handle, Error> {
     let located = |cause| call.site.error(cause);
     if layout.local {
@@ -135,7 +133,7 @@ pub unsafe fn start(
     let failed = |cause| Error { transport: Some("mpi"), ..located(cause) };
     // SAFETY: promised by the caller; the memory goes into the state.
     let posted = unsafe { mpi::start(call) }.map_err(failed)?;
-    let state = State::Posted(posted, ahead, memory);
+    let state = State::Posted(posted, memory);
     let (request, handle) = add(call, layout, record, state).map_err(located)?;
     progress::follow(move || request.test());
     Ok(handle)
@@ -243,7 +241,7 @@ mod tests {
         let memory = unsafe { RequestMemory::new(transport, site.op, &layout, Some(&operand), streams) };
         let call = Call::of(&site, Stream::NONE);
         // SAFETY: a call without buffers.
-        unsafe { start(transport, &call, None, layout, memory.unwrap(), None, None) }.unwrap()
+        unsafe { start(transport, &call, None, layout, memory.unwrap(), None) }.unwrap()
     }
 
     fn waited(handle: Handle) -> Result<f32, String> {

@@ -98,19 +98,18 @@ unsafe fn begin(
     let mut found = None;
     if layout.local {
         // SAFETY: nothing is communicated.
-        found = Some(unsafe { transport::start(transport, &call, None, layout, memory, None, None)? });
+        found = Some(unsafe { transport::start(transport, &call, None, layout, memory, None)? });
     } else {
         memory.lend(&mut call, &layout);
         call.check()?;
         if let Some(peers) = peers {
             frame::address(&mut call, peers)?;
         }
-        watched.run(&mut call, |call, running, ahead| {
+        watched.run(&call, |call, running| {
             let execute = |call: &Call| {
                 let record = running.record();
                 // SAFETY: the buffers are lent above.
-                found =
-                    Some(unsafe { transport::start(transport, call, own, layout, memory, record, ahead)? });
+                found = Some(unsafe { transport::start(transport, call, own, layout, memory, record)? });
                 Ok(())
             };
             if log::is_enabled() { log::logged(call, execute) } else { execute(call) }
