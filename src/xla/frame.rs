@@ -8,7 +8,7 @@ pub mod started;
 
 use super::c_api::{self, CallFrame};
 use super::statuses;
-use crate::call::{Blocks, Call, EagerCall, Peers, Stream};
+use crate::call::{Blocks, Call, EagerCall, Peers, Stream, missing};
 use crate::error::{Cause, Error};
 use crate::mpilib::wildcards;
 use crate::ops::{Buffer, Counts, Dtype, Extent, PACKED, Ragged};
@@ -108,9 +108,9 @@ impl<'a> Side<'a> {
 
     #[inline(always)]
     fn read(&mut self) -> Result<Buffer, Cause> {
-        let none = Cause::Buffers { operand: self.operand, expected: 1, actual: 0 };
+        let Some(&buffer) = self.buffers.next() else { return Err(missing(self.operand)) };
         // SAFETY: XLA's, as promised to `new`.
-        self.buffers.next().map_or(Err(none), |&buffer| unsafe { read(buffer) })
+        unsafe { read(buffer) }
     }
 
     #[inline(always)]
