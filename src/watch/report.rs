@@ -408,6 +408,11 @@ mod tests {
             "deadlock: rank 0 is in recv from 1, a.py:8, and waits for rank 1, which is in recv from 0, a.py:9, and waits for \
              rank 0; let one of them send first, or use sendrecv"
         );
+        let mixed = text([all(3), recv(0, "recv from 0, a.py:9")]);
+        assert!(
+            mixed.ends_with("let all ranks call the collective before the message, or after it"),
+            "{mixed}"
+        );
         let other = text([all(3), all(4)]);
         assert!(other.contains("which is in barrier #1, on another communicator,"), "{other}");
         assert!(other.ends_with("let all ranks use the communicators in the same order"), "{other}");

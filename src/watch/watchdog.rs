@@ -5,6 +5,7 @@
 
 use std::io::PipeReader;
 use std::panic::AssertUnwindSafe;
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::end;
@@ -57,6 +58,10 @@ pub fn run(watchdog: &'static Watchdog, pipe: &PipeReader) {
 
 /// Ends the job if this rank did something else than its neighbours. What may be so is said, once.
 pub fn compare(host: &Host) {
+    /// One thread compares at a time: at the end of the program, the main thread would end the process, without an error,
+    /// before this one has ended the job.
+    static COMPARING: Mutex<()> = Mutex::new(());
+    let _guard = COMPARING.lock().unwrap_or_else(PoisonError::into_inner);
     let is_end = waits::life() == Life::Finished || mpilib::is_ending();
     let Some(difference) = samples::difference(host, is_end) else { return };
     // Of the ranks that find one, one says so, once.
