@@ -480,7 +480,7 @@ def lsmr(
         return x * scale, Info(k, left, square <= small)
 
     @solve.defjvp
-    def _(primals: Any, tangents: Any) -> Any:
+    def of_tangents(primals: Any, tangents: Any) -> Any:
         """The gradient of what is minimised stays zero."""
         x, info = solve(*primals)
 
@@ -492,8 +492,8 @@ def lsmr(
 
         _, slope = jax.jvp(gradient, primals, tangents)
         t, _ = cg(normal, slope, tol=tol, atol=atol, comm=comm, reproducible=reproducible)
-        zero = [np.zeros((), jax.dtypes.float0) for _ in range(2)]
-        return (x, info), (t, Info(zero[0], jnp.zeros_like(info.residual_norm), zero[1]))
+        none: Any = np.zeros((), jax.dtypes.float0)
+        return (x, info), (t, Info(none, jnp.zeros_like(info.residual_norm), none))
 
     x, info = solve(given, *closed)
     return tree_x(x.astype(dtype)), jax.tree.map(lax.stop_gradient, info)
