@@ -83,7 +83,7 @@ def describe(advice: list[str]) -> None:
         advice.append(
             f"the launcher has started {told} ranks, but each is alone: mpiexec belongs to another "
             f"MPI than {info['library']}; use the mpiexec of that MPI (with the PyPI packages, the "
-            "one beside python), or choose the other one with MPI4PY_LIBMPI"
+            "one next to python), or choose the other one with MPI4PY_LIBMPI"
         )
     if hasattr(os, "sched_getaffinity"):
         here = comm.Split_type(MPI.COMM_TYPE_SHARED)

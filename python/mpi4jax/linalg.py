@@ -234,7 +234,7 @@ def cg(
 ) -> tuple[Any, Info]:
     """Solve ``A(x) = b`` by conjugate gradients, for a Hermitian and positive definite ``A``.
 
-    Two messages for scalar products an iteration, beside those of ``A`` and ``M``.
+    Two messages for scalar products an iteration, plus those of ``A`` and ``M``.
 
     Args:
         A: function of this rank's part of a vector, that returns this rank's part of the result.
@@ -297,7 +297,7 @@ def bicgstab(
 ) -> tuple[Any, Info]:
     """Solve ``A(x) = b`` by stabilised biconjugate gradients, for any ``A``.
 
-    Three messages for scalar products an iteration, beside those of ``A`` and ``M``, each of which
+    Three messages for scalar products an iteration, plus those of ``A`` and ``M``, each of which
     is called twice. Arguments, results, errors and derivatives are those of :func:`cg`; nothing has
     to be Hermitian. In reverse mode ``M`` preconditions the transposed equation, too.
 
@@ -329,7 +329,7 @@ def gmres(
 ) -> tuple[Any, Info]:
     """Solve ``A(x) = b`` by generalised minimal residuals, for any ``A``.
 
-    Two messages for scalar products for each vector of the Krylov space, beside those of ``A`` and
+    Two messages for scalar products for each vector of the Krylov space, plus those of ``A`` and
     ``M``. Arguments, results, errors and derivatives are those of :func:`cg`; nothing has to be
     Hermitian. In reverse mode ``M`` preconditions the transposed equation, too.
 
@@ -365,7 +365,7 @@ def minres(
 ) -> tuple[Any, Info]:
     """Solve ``A(x) = b`` by minimal residuals, for a Hermitian ``A``, definite or not.
 
-    Two messages for scalar products an iteration, beside those of ``A`` and ``M``. Arguments,
+    Two messages for scalar products an iteration, plus those of ``A`` and ``M``. Arguments,
     results, errors and derivatives are those of :func:`cg`; ``M`` has to be Hermitian and positive
     definite.
 
@@ -396,7 +396,7 @@ def lsmr(
 ) -> tuple[Any, Info]:
     """Minimise ``norm(A(x) - b)**2 + damp**2 * norm(x)**2`` over all ranks, for any linear ``A``.
 
-    The adjoint of ``A`` is derived from it. Two messages for scalar products an iteration, beside
+    The adjoint of ``A`` is derived from it. Two messages for scalar products an iteration, plus
     those of ``A`` and of its adjoint.
 
     Args:

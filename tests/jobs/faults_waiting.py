@@ -4,20 +4,6 @@ from faults import FIRST_LINE, HUNG, HUNG_STATUS, TIMED, Fault
 
 FAULTS = {
     # ---- Ranks that wait
-    "one rank elsewhere": Fault(
-        "f = mpi4jax.jit(lambda x: nt.allreduce(x, MPI.SUM))\n"
-        "g = mpi4jax.jit(lambda x: nt.recv(x, 1, tag=0))\n"
-        "wait(f(x)); wait(g(x) if rank == 3 else f(x))",
-        (
-            HUNG,
-            r"mpi4jax.report /",
-            f"ranks 0-2 are in allreduce #2 .*fault.py:{FIRST_LINE}",
-            f"rank 3 is in recv from 1, tag 0 .*fault.py:{FIRST_LINE + 1}",
-        ),
-        status=HUNG_STATUS,
-        ranks=4,
-        env=TIMED,
-    ),
     "a send without a receiver at exit": Fault(
         "if rank == 0: nt.send(jnp.ones(1 << 20), 1)",
         (
@@ -95,7 +81,7 @@ FAULTS = {
         env={"MPI4JAX_ON_TIMEOUT": "continue", **TIMED},
     ),
     "a rank that others wait for long, without a time-out": Fault(
-        "if rank == 1: time.sleep(15)\nwait(nt.allreduce(x, MPI.SUM)); print('the end', rank)",
+        "if rank == 1: time.sleep(10)\nwait(nt.allreduce(x, MPI.SUM)); print('the end', rank)",
         (
             (
                 r"allreduce #1 .* has waited for \d+ s for rank 1, "
@@ -159,17 +145,6 @@ FAULTS = {
         ),
         status=HUNG_STATUS,
         silent=("all ranks have called it",),
-    ),
-    "a deadlock of a collective and a message": Fault(
-        "if rank < 2: wait(nt.barrier())\nelse: wait(nt.recv(x, 0))",
-        (
-            (
-                rf"deadlock: rank 0 is in barrier .*fault.py:{FIRST_LINE}, and waits for rank 2, "
-                rf"which is in recv from 0.*fault.py:{FIRST_LINE + 1}, .* before the message, or"
-            ),
-        ),
-        status=HUNG_STATUS,
-        ranks=3,
     ),
     "a deadlock of threads": Fault(
         "a, b = comm.Dup(), comm.Dup()\n"
@@ -284,12 +259,6 @@ FAULTS = {
         status=0,
         ranks=3,
         silent=("mpi4jax:",),
-    ),
-    "both sides of an exchange have finished": Fault(
-        "if rank == 0: wait(nt.sendrecv(x, x, source=1, dest=2))",
-        ("sendrecv from 1.* and to 2.* cannot end: rank . has finished",),
-        status=HUNG_STATUS,
-        ranks=3,
     ),
     "neither a dump directory nor a channel through MPI": Fault(
         "if rank == 1: time.sleep(60)\nwait(nt.allreduce(x, MPI.SUM))",

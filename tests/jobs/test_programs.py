@@ -22,6 +22,10 @@ EXITS = {
         import sys
         sys.exit(0)
     """,
+    "has an exit handler of its own": """
+        y = jit(lambda x: notoken.allreduce(x + 0 * slow(x), MPI.SUM))(jnp.ones(10))
+        handlers.append(lambda: y.is_ready() or os._exit(3))
+    """,
     "calls MPI.Finalize": """
         import time
         time.sleep(rank)
@@ -48,8 +52,11 @@ def test_exit_with_pending_work(mpirun, tmp_path, ranks, name):
     """What was started is finished before MPI_Finalize: no hang, no error, nothing lost."""
     file = tmp_path / "program.py"
     head = """
+        import atexit, os
         import jax, jax.numpy as jnp
         from mpi4py import MPI
+        handlers = []
+        atexit.register(lambda: [f() for f in handlers])  # runs after what mpi4jax registers
         import mpi4jax
         from mpi4jax import notoken
         rank, size = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size

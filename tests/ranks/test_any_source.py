@@ -57,6 +57,18 @@ def starts(x):
     return receives(x)
 
 
+def receives_in_another_order(x):
+    """Rank 0 needs the second of the cotangents that it has set aside first."""
+    if RANK == 0:
+        notoken.send(x, 1, tag=3)
+        notoken.send(2 * x, 1, tag=4)
+        return notoken.recv(x) * x
+    if RANK == 1:
+        later = notoken.recv(x, 0, tag=4)
+        return notoken.recv(x, 0, tag=3) ** 2 + later**3
+    return receives(x)
+
+
 def receives_in_a_loop(x):
     if RANK == 0:
         return jax.lax.scan(lambda y, _: (y * notoken.recv(x), None), x, length=2)[0]
@@ -72,6 +84,7 @@ GRADIENT = {
     receives: {0: 3 * X + 2 * X, 2: 3 * X},
     exchanges: {0: 3 * X + 2 * X, 2: 3 * X},
     starts: {0: 3 * X + 2 * X, 2: 3 * X},
+    receives_in_another_order: {0: 3 * X + 2 * X + 24 * X**2, 2: 3 * X},
     receives_in_a_loop: {0: 3 * X**2, 1: 3 * X**2, 2: 3 * X**2},
 }
 
@@ -94,6 +107,7 @@ def test_tangents_are_not_taken_for_messages(f):
         receives: {0: 6 * X, 1: 2 * X},
         exchanges: {0: 6 * X, 1: 2 * X},
         starts: {0: 6 * X, 1: 2 * X},
+        receives_in_another_order: {0: 6 * X, 1: 2 * X + 24 * X**2},
         receives_in_a_loop: {0: 9 * X**2},
     }
     np.testing.assert_allclose(dy, expected[f].get(RANK, 0 * X), rtol=1e-6)

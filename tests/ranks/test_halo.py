@@ -139,19 +139,23 @@ def test_against_the_model(periods, width, corners, reverse, api):
     def f(x):
         return api.halo_exchange(x, cart, width=width, corners=corners)
 
+    @mpi4jax.jit
+    def derivatives(x, c):
+        y, pull = jax.vjp(f, x)
+        (g,) = pull(c)
+        # The transpose of the transpose, and the tangent, are the exchange.
+        (back,) = jax.linear_transpose(lambda c: pull(c)[0], c)(x)
+        return y, g, back, jax.jvp(f, (x,), (c,))[1]
+
     assert_equal(f(xs[RANK]), model.forward(xs))
-    y, pull = jax.vjp(mpi4jax.jit(f), xs[RANK])
+    y, g, back, tangent = derivatives(xs[RANK], cs[RANK])
     assert_equal(y, model.forward(xs))
-    (g,) = pull(jnp.asarray(cs[RANK]))
     assert_equal(g, model.adjoint(cs))
+    assert_equal(back, model.forward(xs))
+    assert_equal(tangent, model.forward(cs))
     # <A x, c> = <x, A^T c>, over all ranks; the values are small integers
     both = MPI.COMM_WORLD.allreduce(np.array([np.sum(y * cs[RANK]), np.sum(xs[RANK] * g)]))
     assert both[0] == both[1]
-    # The transpose of the transpose, and the tangent, are the exchange.
-    (back,) = jax.linear_transpose(lambda c: pull(c)[0], cs[RANK])(xs[RANK])
-    assert_equal(back, model.forward(xs))
-    _, tangent = jax.jvp(f, (xs[RANK],), (cs[RANK],))
-    assert_equal(tangent, model.forward(cs))
 
 
 DTYPES = ("bool", "int8", "bfloat16", "complex64", "float64", "float8_e5m2", "int4")

@@ -97,9 +97,11 @@ def test_solution(name):
     everyone = np.concatenate(COMM.allgather(np.asarray(x)))
     left = np.linalg.norm(b - matrix(*SOLVERS[name][1:]) @ everyone)
     np.testing.assert_allclose(info.residual_norm, left, rtol=0.1, atol=1e-14)
-    # The tolerance is relative, also where it is that of the preconditioned residual.
+    # The tolerance is that of the residual, also where a recurrence has another norm.
     for scale in (1e-9, 1e9):
-        close(run(name, b[MINE], scale=scale)[0], expected(name, b)[MINE])
+        x, scaled = run(name, b[MINE], scale=scale)
+        close(x, expected(name, b)[MINE])
+        assert abs(int(scaled.iterations) - int(info.iterations)) <= 1
 
 
 @names
@@ -113,7 +115,7 @@ def test_limits(name):
     assert not info.converged
 
 
-@pytest.mark.parametrize("name", ["bicgstab", "gmres", "lsmr"])
+@pytest.mark.parametrize("name", ["gmres", "lsmr"])
 def test_derivatives(name):
     solver, d, upper = SOLVERS[name]
     b, t, w = vectors(3)
@@ -400,11 +402,13 @@ def test_bits_of_a_solution(name):
         solve = lambda b: solver(A, b, comm=comm, reproducible=True, M=scaled, maxiter=9)
         return jax.jit(solve)(b)
 
-    x, info = run(np.split(b, cuts)[RANK], COMM)
-    alone, expected = run(b, MPI.COMM_SELF)
-    assert np.asarray(x).tobytes() == np.split(np.asarray(alone), cuts)[RANK].tobytes()
+    found = jax.tree.map(np.asarray, run(np.split(b, cuts)[RANK], COMM))
+    alone = jax.tree.map(np.asarray, run(b, MPI.COMM_SELF)) if RANK == 0 else None
+    alone, expected = COMM.bcast(alone)
+    x, info = found
+    assert x.tobytes() == np.split(alone, cuts)[RANK].tobytes()
     for a, e in zip(info, expected, strict=True):
-        assert np.asarray(a).tobytes() == np.asarray(e).tobytes()
+        assert a.tobytes() == e.tobytes()
 
 
 def test_least_squares_with_reproducible_sums():

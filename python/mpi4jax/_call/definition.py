@@ -49,6 +49,12 @@ def define(**known: Any) -> Callable[[F], F]:
 
         @functools.wraps(prepare)
         def call(*args: Any, **kwargs: Any) -> Any:
+            if "token" in kwargs:
+                raise TypeError(
+                    f"{name}: there is no argument 'token' here: operations without tokens run in "
+                    f"program order. Leave it out, and expect no token with the result; or call "
+                    f"mpi4jax.{name}, which has tokens unless MPI4JAX_NOTOKEN=1 is set"
+                )
             return run(prepare(*args, **kwargs))
 
         return cast(F, call)

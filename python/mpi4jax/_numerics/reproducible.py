@@ -233,7 +233,7 @@ def reproducible_sum(x: Any, axis: Any = None, comm: MPI.Intracomm | None = None
     Args:
         x: array of any shape, another one on other ranks, also empty; of shape ``S`` without the
             axes that are summed. Or a pytree of such arrays.
-        axis: axis or axes that are summed over, beside the ranks; by default all.
+        axis: axis or axes that are summed over, as well as the ranks; by default all.
         comm: communicator; by default a clone of ``COMM_WORLD``.
 
     Returns:
@@ -241,10 +241,10 @@ def reproducible_sum(x: Any, axis: Any = None, comm: MPI.Intracomm | None = None
         booleans), the same on all ranks. A NaN, or infinities of both signs: NaN. One infinity:
         that.
 
-        Beside the final rounding, the error is at most ``n max(abs(x)) 2**-65`` for ``n`` numbers
-        of 32 bits or less, and ``n max(abs(x)) 2**-99`` for float64. That of a plain sum may be
-        ``n sum(abs(x)) 2**-24`` and ``2**-53``. As in all that XLA compiles for CPUs, float32
-        numbers below ``2**-126`` count as zero.
+        Apart from the final rounding, the error is at most ``n max(abs(x)) 2**-65`` for ``n``
+        numbers of 32 bits or less, and ``n max(abs(x)) 2**-99`` for float64. That of a plain sum
+        may be ``n sum(abs(x)) 2**-24`` and ``2**-53``. As in all that XLA compiles for CPUs,
+        float32 numbers below ``2**-126`` count as zero.
 
     Raises:
         ValueError: ``axis`` names no axis, or one twice.

@@ -74,7 +74,7 @@ def sendrecv(
 
     Derivative:
         The cotangent travels the other way: to ``source``, from ``dest``. Under ``vmap`` an
-        unbatched buffer beside a batched one is broadcast.
+        unbatched buffer with a batched one is broadcast.
 
     Example:
         >>> import jax.numpy as jnp, mpi4jax.notoken as mpi4jax
