@@ -90,6 +90,7 @@ static TAG_LIMIT: AtomicI32 = AtomicI32::new(i32::MAX);
 static DERIVATIVE: AtomicI32 = AtomicI32::new(1 << 30);
 
 /// Python has asked MPI for the largest tag. Returns what the tags of derivatives begin with.
+#[cfg_attr(feature = "python", pyo3::pyfunction)]
 pub fn set_tag_limit(limit: i32) -> i32 {
     let derivative = 1 << ((limit.max(1) as u32 + 1).ilog2() - 1);
     TAG_LIMIT.store(limit, Ordering::Relaxed);
@@ -253,6 +254,7 @@ pub struct MpiInfo {
 }
 
 /// MPI is initialised.
+#[cfg_attr(feature = "python", pyo3::pyfunction(name = "mpi_info"))]
 pub fn info() -> MpiInfo {
     // SAFETY: constants of our shim.
     let [vendor, version] = unsafe { [mpi4jax_vendor, mpi4jax_version].map(|text| CStr::from_ptr(text)) };

@@ -1,17 +1,18 @@
 //! The Python module: registers and converts, nothing else.
 
 mod stack;
-mod watching;
 
 #[pyo3::pymodule]
 mod _native {
-    use std::ffi::c_void;
+    use std::ffi::{c_int, c_void};
+    use std::os::fd::IntoRawFd;
 
     use pyo3::exceptions::{PyRuntimeError, PyValueError};
     use pyo3::prelude::*;
     use pyo3::types::{PyCapsule, PyDict};
     use serde_json::{Value, json};
 
+    use super::stack;
     use crate::comm::{self, Comm};
     use crate::error::{Cause, Error};
     use crate::ops::{self, Dtype, Op, PACKED};
@@ -34,11 +35,29 @@ mod _native {
         }
     }
 
+    // Functions of the core that Python calls as they are; each says by which name.
     #[pymodule_export]
-    use super::watching::{
-        abort_after, limit_enter, limit_leave, set_check, watch_answer, watch_choose_default, watch_enter,
-        watch_exit, watch_leave, watch_link, watch_share_default, watch_signals, watch_stacks, watch_start,
-    };
+    use crate::comm::is_calling;
+    #[pymodule_export]
+    use crate::compare::set_check;
+    #[pymodule_export]
+    use crate::device::{is_on_cpu, set_device};
+    #[pymodule_export]
+    use crate::mpilib::{info, set_tag_limit};
+    #[pymodule_export]
+    use crate::ops::{add_line, name_line, register_reduction};
+    #[pymodule_export]
+    use crate::record::log::{is_enabled, set_enabled};
+    #[pymodule_export]
+    use crate::record::samples::share_default;
+    #[pymodule_export]
+    use crate::system::os::space;
+    #[pymodule_export]
+    use crate::transport::set_count_limit;
+    #[pymodule_export]
+    use crate::watch::{abort_after, choose_default, enter, enter_limit, exit, leave, leave_limit, start};
+    #[pymodule_export]
+    use crate::xla::statuses::{add, remove};
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
@@ -68,34 +87,16 @@ mod _native {
         xla::targets().into_iter().map(row).collect()
     }
 
-    /// Whether the tests' driver is in the part of CUDA's (see `device::is_on_cpu`).
-    #[pyfunction]
-    fn is_gpu_on_cpu() -> bool {
-        device::is_on_cpu()
-    }
-
     /// Whether XLA packs ghost cells into messages, for arrays on a GPU or on the CPU.
     #[pyfunction]
     fn takes_packed(on_gpu: bool) -> bool {
         transport::takes_packed(if on_gpu { Platform::Cuda } else { Platform::Cpu })
     }
 
-    /// Says which GPU JAX computes on.
-    #[pyfunction]
-    fn set_device(ordinal: i32) {
-        device::set_device(ordinal);
-    }
-
     /// Parent, name and start of a process, the start in units of the system's, or None.
     #[pyfunction]
     fn process(pid: i32) -> Option<(i32, String, u64)> {
         os::info(pid).map(|info| (info.parent, info.name, info.start))
-    }
-
-    /// Within what numbers of processes are unique; empty where that is not known.
-    #[pyfunction]
-    fn process_space() -> String {
-        os::space()
     }
 
     /// Number of GPUs that this process sees.
@@ -178,63 +179,12 @@ mod _native {
         Ok(comm.number)
     }
 
-    /// The number of a source line of the user's.
-    #[pyfunction]
-    fn add_line(line: &str) -> i32 {
-        ops::add_line(line)
-    }
-
-    /// The name of a source line of the user's, in a compiled program.
-    #[pyfunction]
-    fn name_line(function: &str, line: &str) -> String {
-        ops::name_line(function, line)
-    }
-
-    /// The largest tag that MPI takes.
-    #[pyfunction]
-    fn set_tag_limit(limit: i32) -> i32 {
-        mpilib::set_tag_limit(limit)
-    }
-
-    /// Whether this thread is in a call of ours that may call MPI: MPI has called what calls this.
-    #[pyfunction]
-    fn is_calling() -> bool {
-        comm::is_calling()
-    }
-
     /// MPI frees a communicator: so is all that was made from it.
     #[pyfunction]
     fn free_comm(py: Python<'_>, key: &str) {
         watch::enter(transport::freeing(key));
         py.detach(|| comm::free(key));
         watch::leave();
-    }
-
-    /// Programs may write an `MPI_Status` to this address.
-    #[pyfunction]
-    fn add_status(address: usize) {
-        xla::statuses::add(address);
-    }
-
-    /// As often as it was added: nothing may be written there any more.
-    #[pyfunction]
-    fn remove_status(address: usize) {
-        xla::statuses::remove(address);
-    }
-
-    #[pyfunction]
-    fn register_reduction(key: &str, handle: usize) {
-        ops::register_reduction(key, handle);
-    }
-
-    #[pyfunction]
-    fn set_debug(enabled: bool) {
-        log::set_enabled(enabled);
-    }
-
-    #[pyfunction]
-    fn get_debug() -> bool {
-        log::is_enabled()
     }
 
     /// Chooses transports from the environment; libraries are looked for in `directories` first. With some transports this
@@ -282,19 +232,8 @@ mod _native {
     }
 
     #[pyfunction]
-    fn mpi_info() -> mpilib::MpiInfo {
-        mpilib::info()
-    }
-
-    #[pyfunction]
     fn has_cuda_support() -> bool {
         device::support().is_ok()
-    }
-
-    #[pyfunction]
-    #[pyo3(signature = (limit))]
-    fn set_count_limit(limit: Option<usize>) {
-        transport::set_count_limit(limit);
     }
 
     /// Waits until the operations that are running now, in any thread, have ended.
@@ -307,6 +246,41 @@ mod _native {
     #[pyfunction]
     fn operations() -> Vec<String> {
         recorder::records().iter().map(ToString::to_string).collect()
+    }
+
+    /// A socket for a thread of Python's, which calls [`watch_answer`] each time that there is something to read.
+    #[pyfunction]
+    fn watch_questions() -> PyResult<i32> {
+        Ok(watch::questions()?.into_raw_fd())
+    }
+
+    /// Tells where Python's threads are, but this one; `frames` is `sys._current_frames`.
+    #[pyfunction]
+    fn watch_answer(frames: &Bound<'_, PyAny>, main: u64) {
+        watch::answer(|| stack::threads(frames, main));
+    }
+
+    /// Has Python's main thread say that it runs, as soon as it does.
+    fn ask_python() {
+        extern "C" fn answer(_: *mut c_void) -> c_int {
+            watch::python_runs();
+            0
+        }
+        // SAFETY: may be called by any thread; the function stays.
+        unsafe { pyo3::ffi::Py_AddPendingCall(Some(answer), std::ptr::null_mut()) };
+    }
+
+    /// `SIGTERM`, and `SIGINT` if `takes_interrupt`, end this rank with a line.
+    #[pyfunction]
+    fn watch_signals(takes_interrupt: bool) {
+        watch::take_signals(takes_interrupt.then_some(ask_python as fn()));
+    }
+
+    /// Lets hosts ask each other through MPI. Collective over a communicator with the ranks of `MPI_COMM_WORLD`.
+    #[pyfunction]
+    fn watch_link(py: Python<'_>, handle: usize) -> PyResult<()> {
+        // SAFETY: mpi4py gives handles of live communicators, and it has initialised MPI.
+        Ok(py.detach(|| unsafe { watch::open_link(handle) })?)
     }
 
     /// Writes a timeline of all operations to a file.

@@ -48,6 +48,7 @@ fn detach_freed() {
 }
 
 /// Whether this thread is in such a call: MPI has called what calls this.
+#[cfg_attr(feature = "python", pyo3::pyfunction)]
 pub fn is_calling() -> bool {
     CALLS.get() > 0
 }

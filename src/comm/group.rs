@@ -1,4 +1,4 @@
-//! How ranks come to terms.
+//! Exchanges by which ranks agree on something.
 
 use std::mem::MaybeUninit;
 
@@ -70,7 +70,7 @@ impl Group<'_> {
         Ok(result)
     }
 
-    /// Everybody's bytes, which may differ in number. Collective.
+    /// The bytes of each rank, which may differ in number. Collective.
     pub fn all_bytes(self, ours: &[u8]) -> Result<Vec<Box<[u8]>>, Cause> {
         let longest = self.largest(ours.len() as u64)? as usize;
         // Each block: the length, then the bytes, then padding.

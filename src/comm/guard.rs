@@ -48,7 +48,7 @@ impl Drop for CommGuard {
     #[inline]
     fn drop(&mut self) {
         if let Some(request) = &mut self.0 {
-            // SAFETY: made by `count_one`, and nobody else has it.
+            // SAFETY: made by `count_one`, and in no other place.
             unsafe { ffi::MPI_Request_free(request) };
         }
     }

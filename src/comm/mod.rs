@@ -1,8 +1,7 @@
 //! A communicator: one object that owns all there is about it.
 //!
-//! Whoever makes something from a communicator (a transport its own communicator, say) attaches it, and it is
-//! dropped with the communicator: when MPI frees that, or at the beginning of `MPI_Finalize`. What this layer knows of
-//! an attachment is its `Drop`.
+//! What is made from a communicator, such as a transport's own communicator, is attached to it, and dropped with it: when MPI
+//! frees it, or at the beginning of `MPI_Finalize`. This layer knows no more of an attachment than its `Drop`.
 
 mod agreement;
 mod calling;
@@ -16,7 +15,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::Write;
 use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use mpi::ffi::{self, MPI_Comm, MPI_Status};
 
@@ -28,7 +27,8 @@ pub use self::registry::{collectives, free, live, lookup, numbered, register};
 use crate::error::Cause;
 use crate::mpilib::{self, check, handle};
 
-type Attachment = Arc<dyn Any + Send + Sync>;
+/// What has been made from a communicator, of one type. It is locked while a thread makes it.
+type Attachment = Arc<Mutex<Option<Arc<dyn Any + Send + Sync>>>>;
 
 /// The name of the communicator of operations that are given none, which Python makes.
 const DEFAULT: &str = "mpi4jax.default";
@@ -86,33 +86,7 @@ pub struct Comm {
     is_counted: bool,
     /// What the first operation said that failed on this rank.
     failure: OnceLock<Box<str>>,
-    attached: Mutex<Attached>,
-    /// Something has been made, or could not be.
-    made: Condvar,
-}
-
-#[derive(Default)]
-struct Attached {
-    made: Vec<Attachment>,
-    /// What threads are making.
-    making: Vec<TypeId>,
-}
-
-impl Attached {
-    fn get<T: Any + Send + Sync>(&self) -> Option<Arc<T>> {
-        self.made.iter().find(|it| it.is::<T>())?.clone().downcast().ok()
-    }
-}
-
-/// While there is one, its thread makes what is to be attached.
-struct Making<'a>(&'a Comm, TypeId);
-
-impl Drop for Making<'_> {
-    fn drop(&mut self) {
-        let Self(comm, made) = self;
-        comm.attachments().making.retain(|other| other != made);
-        comm.made.notify_all();
-    }
+    attached: Mutex<Vec<(TypeId, Attachment)>>,
 }
 
 impl std::fmt::Debug for Comm {
@@ -146,7 +120,6 @@ impl Comm {
             is_counted: false,
             failure: OnceLock::new(),
             attached: Mutex::default(),
-            made: Condvar::new(),
         }
         .named(key)
     }
@@ -234,37 +207,37 @@ impl Comm {
         self.world.get(usize::try_from(rank).ok()?).copied()
     }
 
-    fn attachments(&self) -> MutexGuard<'_, Attached> {
+    fn attachments(&self) -> MutexGuard<'_, Vec<(TypeId, Attachment)>> {
         self.attached.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// What has been attached of this type.
     pub fn attached<T: Any + Send + Sync>(&self) -> Option<Arc<T>> {
-        self.attachments().get()
+        let attachments = self.attachments();
+        let (_, attachment) = attachments.iter().find(|(kind, _)| *kind == TypeId::of::<T>())?;
+        attachment.try_lock().ok()?.clone()?.downcast().ok()
     }
 
     /// What has been attached of this type, else what `make` makes, which may be collective.
     pub fn attach<T: Any + Send + Sync, E>(&self, make: impl FnOnce() -> Result<T, E>) -> Result<Arc<T>, E> {
         let kind = TypeId::of::<T>();
-        let mut attached = self.attachments();
-        loop {
-            if let Some(found) = attached.get() {
-                return Ok(found);
-            }
-            if !attached.making.contains(&kind) {
-                break;
-            }
-            // If both threads made it, and only one of another rank's, one would wait for ever.
-            attached = self.made.wait(attached).unwrap_or_else(PoisonError::into_inner);
+        let mut attachments = self.attachments();
+        let place = attachments.iter().position(|(other, _)| *other == kind).unwrap_or_else(|| {
+            attachments.push((kind, Attachment::default()));
+            attachments.len() - 1
+        });
+        let attachment = attachments[place].1.clone();
+        // Not under this lock: `make` waits for other ranks, and the watchdog looks at attachments.
+        drop(attachments);
+        // If two threads made it, and only one of another rank's, one of the two would wait for ever.
+        let mut attached = attachment.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(found) = attached.clone().and_then(|found| found.downcast().ok()) {
+            return Ok(found);
         }
-        attached.making.push(kind);
-        // Not under the lock: `make` waits for other ranks, and the watchdog looks at attachments.
-        drop(attached);
-        let _making = Making(self, kind);
         let _calling = Calling::new();
         let made = Arc::new(make()?);
         if !self.is_freed() {
-            self.attachments().made.push(made.clone());
+            *attached = Some(made.clone());
         }
         Ok(made)
     }
@@ -272,11 +245,13 @@ impl Comm {
     /// Drops what was made from it, the last one first. All ranks have attached in the same order.
     fn detach(&self) {
         let _calling = Calling::new();
-        let made = std::mem::take(&mut self.attachments().made);
-        made.into_iter().rev().for_each(drop);
+        let attachments = std::mem::take(&mut *self.attachments());
+        // What is being made now is not attached, because the communicator is freed.
+        let made = attachments.iter().rev().filter_map(|(_, attachment)| attachment.try_lock().ok()?.take());
+        made.for_each(drop);
     }
 
-    /// Source and tag of a message that has arrived, and that nobody has received.
+    /// Source and tag of a message that has arrived and was not received.
     pub fn unreceived(&self) -> Option<(i32, i32)> {
         if self.is_freed() || !mpilib::is_running() {
             return None;
@@ -345,7 +320,7 @@ impl OwnedComm {
     }
 
     /// # Safety
-    /// `new` is live, and nobody else's.
+    /// `new` is live, and belongs to the result.
     unsafe fn of(new: MPI_Comm) -> Result<Self, Cause> {
         let made = Self(mpilib::handle_value(new));
         // SAFETY: promised by the caller.
@@ -362,7 +337,7 @@ impl OwnedComm {
 impl Drop for OwnedComm {
     fn drop(&mut self) {
         if mpilib::is_running() && !mpilib::is_ending() {
-            // SAFETY: made by `split`, and nobody else has it.
+            // SAFETY: made by `split`, and in no other place.
             unsafe { ffi::MPI_Comm_free(&mut self.handle()) };
         }
     }

@@ -1,27 +1,19 @@
-//! Nothing is wrong in silence: what the ranks are about to do is compared before they do it, or [`samples`] of it afterwards.
-//!
-//! A collective is preceded by a small allreduce of a fingerprint, on the same communicator. A message
-//! is preceded by another one that describes it, with the same envelope: MPI delivers the two in this
-//! order, so the receiver reads the description first, also where it receives from any rank.
+//! Nothing is wrong in silence: collectives are compared before they run, by a small allreduce of a fingerprint on the same
+//! communicator, or [`samples`] of them afterwards. Of messages there are samples: their length is checked when they arrive.
 
 pub mod samples;
-mod started;
 
 use std::ffi::c_int;
-use std::fmt;
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::mem::{MaybeUninit, size_of};
 use std::sync::OnceLock;
 
 use mpi::ffi;
 
-use crate::call::{Call, Phase};
+use crate::call::Call;
 use crate::error::{Cause, Error};
-use crate::mpilib::{Tag, check, handle, wildcards};
-use crate::ops::{Dtype, Op, Reduction};
+use crate::mpilib::{check, handle};
+use crate::ops::{Dtype, Reduction};
 use crate::record::recorder::{OpInfo, Record, Running};
-use crate::transport::Ahead;
-use crate::transport::matching::{Memory, exchange};
 
 /// What is compared.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -30,81 +22,28 @@ pub enum CheckLevel {
     /// Samples, after the fact.
     #[default]
     Samples,
-    /// Every operation, before it runs.
+    /// Every collective, before it runs; of messages, samples.
     Operations,
 }
 
 static CHECK: OnceLock<CheckLevel> = OnceLock::new();
 
-/// Decides for the life of the process whether operations are checked before they run.
-pub fn set_check(level: CheckLevel) {
-    let _ = CHECK.set(level);
+/// Decides for the life of the process what is compared. 0: nothing; 1: collectives, before they run; else samples, afterwards.
+#[cfg_attr(feature = "python", pyo3::pyfunction)]
+pub fn set_check(level: u8) {
+    let _ = CHECK.set(match level {
+        0 => CheckLevel::Off,
+        1 => CheckLevel::Operations,
+        _ => CheckLevel::Samples,
+    });
 }
 
 pub fn check_level() -> CheckLevel {
     CHECK.get().copied().unwrap_or_default()
 }
 
-/// Whether the ranks compare operations before they run.
-pub fn is_checking() -> bool {
-    check_level() == CheckLevel::Operations
-}
-
 /// Bytes of text that a rank contributes to an error.
 const TEXT: usize = 240;
-
-/// What precedes a message.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct Header {
-    magic: u64,
-    count: u64,
-    dtype: i32,
-    /// Index of the operation in the table.
-    op: u32,
-    dest: i32,
-    tag: i32,
-    /// The sender's source line, padded with zeros.
-    location: [u8; LOCATION],
-}
-
-const MAGIC: u64 = 0x6d70_6934_6a61_7831; // "mpi4jax1"
-const LOCATION: usize = 56;
-const _: () = assert!(size_of::<Header>() == 32 + LOCATION, "sent as bytes: no padding");
-
-impl Header {
-    fn new(call: &Call, record: &Record) -> Self {
-        let line = record.info.location.as_bytes();
-        let mut location = [0; LOCATION];
-        let length = line.len().min(LOCATION);
-        // Of a long name the end says more.
-        location[..length].copy_from_slice(&line[line.len() - length..]);
-        Self {
-            magic: MAGIC,
-            count: call.send.map_or(0, |buffer| buffer.count() as u64),
-            dtype: call.send.map_or(0, |buffer| buffer.dtype().xla_code()),
-            op: call.site.op as u32,
-            dest: call.envelope.dest,
-            tag: call.envelope.sendtag,
-            location,
-        }
-    }
-}
-
-/// `send to 1, tag 0 (3 x float32), solver.py:81`
-impl fmt::Display for Header {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.magic != MAGIC {
-            return f.write_str("a message that was not sent by mpi4jax under MPI4JAX_CHECK");
-        }
-        let op = Op::TABLE.get(self.op as usize).map_or("message", |row| row.name);
-        let dtype = Dtype::from_xla(self.dtype).map_or("unknown", Dtype::name);
-        write!(f, "{op} to {}, {} ({} x {dtype})", self.dest, Tag(self.tag), self.count)?;
-        let line = String::from_utf8_lossy(&self.location);
-        let line = line.trim_end_matches('\0');
-        if line.is_empty() { Ok(()) } else { write!(f, ", {line}") }
-    }
-}
 
 fn text(words: &str) -> [u8; TEXT] {
     let mut text = [0; TEXT];
@@ -116,21 +55,10 @@ fn text(words: &str) -> [u8; TEXT] {
     text
 }
 
-/// Compares this call with those of the other ranks, or with the other end of its message. A receive
-/// from any rank is narrowed to the rank whose description has come. `exact`: a message has to be as long as its
-/// receive says, also where the program asks for its status.
-///
-/// What describes a message that is started is started too: it is looked at when that has ended.
-pub fn compare(exact: bool, call: &mut Call, running: &Running) -> Result<Option<Box<dyn Ahead>>, Error> {
-    let Some(record) = running.record() else { return Ok(None) };
-    let result = if record.info.op.row().is_collective() {
-        collective(call, &record).map(|()| None)
-    } else if call.site.phase == Phase::Start {
-        started::describe(call, record.clone())
-    } else {
-        message(exact, call, &record).map(|()| None)
-    };
-    result.map_err(|cause| call.site.error(cause))
+/// Compares a collective with those that the other ranks are about to call.
+pub fn compare(call: &Call, running: &Running) -> Result<(), Error> {
+    let Some(record) = running.record() else { return Ok(()) };
+    collective(call, &record).map_err(|cause| call.site.error(cause))
 }
 
 /// Of what has to be the same on all ranks.
@@ -220,59 +148,6 @@ fn disagreement(lines: &[String], world: &[i32]) -> String {
         report += &format!("\n  {word} rank {}: {line}", world.get(rank).copied().unwrap_or(rank as i32));
     }
     report
-}
-
-fn message(exact: bool, call: &mut Call, record: &Record) -> Result<(), Cause> {
-    let envelope = call.envelope;
-    let (row, null) = (call.site.op.row(), wildcards().proc_null);
-    let sends = row.sends() && envelope.dest != null;
-    let receives = row.receives() && envelope.source != null;
-    let out = Header::new(call, record);
-    let mut into = MaybeUninit::<Header>::zeroed();
-    let mut of_headers = envelope;
-    if !sends {
-        (of_headers.dest, of_headers.sendtag) = (null, 0);
-    }
-    if !receives {
-        (of_headers.source, of_headers.recvtag) = (null, 0);
-    }
-    // SAFETY: a registered communicator, which is not freed; headers are plain bytes of the size given.
-    let (into, status) = unsafe {
-        let (count, datatype) = (size_of::<Header>() as c_int, ffi::RSMPI_UINT8_T);
-        let from = Memory { data: (&raw const out).cast_mut().cast(), count, datatype };
-        let to = Memory { data: into.as_mut_ptr().cast(), count, datatype };
-        let name = "MPI message that describes the next one";
-        let status = exchange(name, &call.site.comm, &of_headers, from, to)?;
-        (into.assume_init(), status)
-    };
-    if !receives {
-        return Ok(());
-    }
-    (call.envelope.source, call.envelope.recvtag) = (status.MPI_SOURCE, status.MPI_TAG);
-    let expected = call.recv.map_or((0, 0), |buffer| (buffer.count() as u64, buffer.dtype().xla_code()));
-    expect(&into, status.MPI_SOURCE, expected, call.status.is_some() && !exact, record)
-}
-
-/// Whether a message is what is received: how many, of which type.
-fn expect(
-    header: &Header,
-    source: i32,
-    (count, dtype): (u64, i32),
-    may_be_short: bool,
-    record: &Record,
-) -> Result<(), Cause> {
-    let fits = if may_be_short { header.count <= count } else { header.count == count };
-    if header.magic == MAGIC && header.dtype == dtype && fits {
-        return Ok(());
-    }
-    let world = |rank: i32| record.info.comm.world_rank(rank).unwrap_or(rank);
-    Err(Cause::Mismatch {
-        report: format!(
-            "a message does not match its receive (MPI4JAX_CHECK)\n  expected rank {}: {record}\n  actual   rank {}: {header}",
-            world(record.info.comm.rank),
-            world(source)
-        ),
-    })
 }
 
 #[cfg(test)]

@@ -21,6 +21,7 @@ pub fn support() -> Result<(), String> {
 /// Whether the targets for GPUs are registered for the CPU: the tests do so, with a driver of their own whose
 /// device memory is host memory, to run everything but CUDA itself. Never in a build without the feature.
 #[inline]
+#[cfg_attr(feature = "python", pyo3::pyfunction(name = "is_gpu_on_cpu"))]
 pub fn is_on_cpu() -> bool {
     static ANSWER: OnceLock<bool> = OnceLock::new();
     cfg!(feature = "stand-ins") && *ANSWER.get_or_init(|| std::env::var_os(ON_CPU).is_some())
@@ -37,6 +38,7 @@ pub fn is_reached_from_cpu() -> bool {
 static DEVICE: OnceLock<i32> = OnceLock::new();
 
 /// Says which GPU JAX computes on. The first word counts: a process has one.
+#[cfg_attr(feature = "python", pyo3::pyfunction)]
 pub fn set_device(ordinal: i32) {
     DEVICE.get_or_init(|| ordinal);
 }

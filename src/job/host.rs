@@ -7,21 +7,17 @@
 //! | file | written | says |
 //! | --- | --- | --- |
 //! | `rank3.pid` | at the start | which process it is |
-//! | `rank3.bell` | at the start | a named pipe: others wake the rank's watchdog by it |
+//! | `rank3.bell` | at the start | a named pipe: others wake the rank's watchdog by it, or have the leader report |
 //! | `rank3.status` | when it has waited for a while, is asked, and at its end | its [`RankStatus`] |
 //! | `rank3.json` | as an answer | all that its recorder has |
 //! | `rank3.did` | at growing intervals, when it waits, and at its end | samples of what it did |
 //! | `default` | when the first rank makes the default communicator, or no rank is left to | how it is made |
 //! | `ask` | when the leader asks what the ranks do | a [`Question`] |
-//! | `report` | when the user asks a rank for a report | which rank that is |
 //! | `ending` | before a rank ends the job | that it has said why |
 
-use std::collections::HashMap;
-use std::fs;
+use std::fs::{self, File};
 use std::io;
-use std::os::fd::RawFd;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use serde::Serialize;
@@ -49,14 +45,8 @@ pub struct Host {
     /// Why there are no files, if so.
     folder: Result<Folder, String>,
     /// Where others wake this rank.
-    pub bell: RawFd,
-    /// The ranks' processes, as far as they have been asked for.
-    processes: Mutex<HashMap<i32, Process>>,
+    pub bell: Option<File>,
 }
-
-/// For how long a request for a report stands for those of other ranks, too: launchers pass a signal on to all of them. After
-/// how long one that no leader has seen is void.
-const REQUESTS: [Duration; 2] = [Duration::from_secs(3), Duration::from_secs(10)];
 
 fn file(rank: i32, kind: &str) -> String {
     format!("rank{rank}.{kind}")
@@ -66,22 +56,12 @@ impl Host {
     pub fn new(directory: PathBuf, rank: i32, size: i32) -> Self {
         let folder = Folder::make(&directory).map_err(|error| error.to_string());
         let (process, since) = (Process::own(), process::started());
-        let mut host = Self {
-            directory,
-            rank,
-            size,
-            name: host(),
-            process,
-            since,
-            folder,
-            bell: -1,
-            processes: Mutex::default(),
-        };
+        let mut host = Self { directory, rank, size, name: host(), process, since, folder, bell: None };
         if let Err(error) = host.introduce() {
             host.folder = Err(error.to_string());
         } else if let Ok(folder) = &host.folder {
             // Without one, others learn later what this rank does.
-            host.bell = folder.make_bell(&file(rank, "bell")).unwrap_or(-1);
+            host.bell = folder.make_bell(&file(rank, "bell")).ok();
             if rank == 0 {
                 sweep(&folder.path, &host.process);
             }
@@ -107,7 +87,6 @@ impl Host {
             let name = other.name();
             return Err(io::Error::other(format!("{name} is rank {} of this job already", self.rank)));
         }
-        self.processes.lock().unwrap_or_else(PoisonError::into_inner).clear();
         let (own, pid) = (file(self.rank, ""), file(self.rank, "pid"));
         let is_old = |name: &String| name.starts_with(&own) && *name != pid;
         folder.names().into_iter().filter(is_old).for_each(|name| folder.remove(&name));
@@ -145,11 +124,6 @@ impl Host {
         result
     }
 
-    /// What this rank has told does not hold any more.
-    pub fn withdraw(&self) {
-        self.remove(&file(self.rank, "status"));
-    }
-
     /// What this process of a rank has published last: not what that of another job has, whatever the name of the folder is.
     fn published(&self, rank: i32) -> Option<RankStatus> {
         let (process, status): (Process, RankStatus) = self.parsed(&file(rank, "status"))?;
@@ -176,41 +150,35 @@ impl Host {
         }
     }
 
-    /// Leaves a file that says which rank has done something, unless another one has: what `is_old` says no more.
-    fn claim(&self, name: &str, is_old: impl Fn(&str, SystemTime) -> bool) -> bool {
-        let (Ok(folder), own) = (&self.folder, self.rank.to_string()) else { return false };
-        folder.create(name, &own).is_ok()
-            || folder.read(name).is_none_or(|(rank, at)| is_old(&rank, at)) && {
-                folder.remove(name);
-                folder.create(name, &own).is_ok()
-            }
-    }
-
     /// Whether no rank of this job has done this before.
     pub fn is_first_to(&self, name: &str) -> bool {
-        self.claim(name, |_, at| at < self.since)
+        let Ok(folder) = &self.folder else { return false };
+        if self.read(name).is_none() {
+            folder.remove(name); // an earlier job's
+        }
+        folder.create(name, "").is_ok()
     }
 
     /// The user asks this rank for a report, which the leader makes.
     pub fn request_report(&self) {
-        let is_old = |rank: &str, at: SystemTime| {
-            rank == self.rank.to_string() || at.elapsed().is_ok_and(|ago| ago > REQUESTS[0])
-        };
-        if self.claim("report", is_old) {
-            self.wake(self.leader());
-        }
+        self.ring(self.leader(), self.rank);
     }
 
-    /// The rank that the user has asked for a report, and when.
-    pub fn report_request(&self) -> Option<(i32, SystemTime)> {
-        let (rank, at) = self.folder.as_ref().ok()?.read("report")?;
-        at.elapsed().map_or(true, |ago| ago < REQUESTS[1]).then_some((rank.parse().ok()?, at))
+    /// The rank that the user has asked for a report, as another rank has told this one through its pipe.
+    pub fn requested(messages: &[u8]) -> Option<i32> {
+        let ranks =
+            messages.chunks_exact(4).filter_map(|bytes| bytes.try_into().ok()).map(i32::from_ne_bytes);
+        ranks.max().filter(|rank| *rank >= 0)
     }
 
     /// Wakes the watchdog of a rank.
     pub fn wake(&self, rank: i32) {
+        self.ring(rank, -1);
+    }
+
+    fn ring(&self, rank: i32, number: i32) {
         if let Ok(folder) = &self.folder {
-            folder.ring(&file(rank, "bell"));
+            folder.ring(&file(rank, "bell"), &number.to_ne_bytes());
         }
     }
 
@@ -228,12 +196,7 @@ impl Host {
 
     /// The process of a rank.
     fn process(&self, rank: i32) -> Option<Process> {
-        let mut processes = self.processes.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(known) = processes.get(&rank) {
-            return Some(known.clone());
-        }
         let (process, _): (Process, i32) = self.parsed(&file(rank, "pid"))?;
-        processes.insert(rank, process.clone());
         Some(process)
     }
 

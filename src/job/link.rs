@@ -6,16 +6,17 @@
 
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use mpi::ffi::{self, MPI_Comm, MPI_Request, MPI_Status};
 
-use super::mail::{Heard, Hosts, Mail, Message, Question};
-use super::status::World;
+use super::mail::{Mail, Message};
 use crate::comm::Calling;
 use crate::error::Cause;
 use crate::mpilib::{any_thread_may_call, at_finalize, check, handle, handle_value};
+use crate::system::signal::wake;
 
 /// How often a leader looks for messages, and how often while there are some.
 const PERIODS: [Duration; 2] = [Duration::from_secs(1), Duration::from_millis(50)];
@@ -25,17 +26,12 @@ const EXPECTS: Duration = Duration::from_secs(10);
 const PAUSES: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(50)];
 const TAG: c_int = 0;
 
-#[derive(Default)]
-struct Link {
-    is_open: bool,
-    /// This rank is the leader of its host.
-    leads: bool,
-    mail: Mail,
-}
-
-static LINK: LazyLock<Mutex<Link>> = LazyLock::new(Mutex::default);
+/// While the link is closed, there are no other hosts.
+static MAIL: LazyLock<Mutex<Mail>> = LazyLock::new(Mutex::default);
 /// The link has been opened or closed, this rank has become the leader, or there is something to be sent.
 static CHANGED: Condvar = Condvar::new();
+/// This rank is the leader of its host.
+static LEADS: AtomicBool = AtomicBool::new(false);
 /// Locked by the thread that calls MPI for the link.
 static ENDPOINT: Mutex<Option<Endpoint>> = Mutex::new(None);
 
@@ -43,75 +39,42 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn change(f: impl FnOnce(&mut Link)) {
-    f(&mut lock(&LINK));
-    CHANGED.notify_all();
+/// What this host and the others ask each other and answer.
+pub fn mail() -> MutexGuard<'static, Mail> {
+    lock(&MAIL)
 }
 
-/// Seconds by the clock of this process.
-pub fn now() -> f64 {
-    static START: LazyLock<Instant> = LazyLock::new(Instant::now);
-    START.elapsed().as_secs_f64()
+/// Changes that, and sends what there is to be sent then.
+pub fn post(change: impl FnOnce(&mut Mail)) {
+    change(&mut mail());
+    CHANGED.notify_all();
 }
 
 /// Whether messages reach the other hosts.
 pub fn is_open() -> bool {
-    lock(&LINK).is_open
-}
-
-/// The place of this host among those of the job, and how many there are.
-pub fn place() -> (usize, usize) {
-    lock(&LINK).mail.place()
+    mail().place().1 > 1
 }
 
 /// This rank is the leader of its host, or not any more.
 pub fn lead(leads: bool) {
-    if lock(&LINK).leads != leads {
-        change(|link| link.leads = leads);
+    if LEADS.swap(leads, Ordering::Relaxed) != leads {
+        post(|_| {});
     }
 }
 
-/// Asks the other hosts. A later question makes an earlier one void.
-pub fn ask(question: &Question) {
-    if is_open() {
-        change(|link| link.mail.ask(question));
-    }
-}
-
-/// Asks the hosts that have not answered once more.
-pub fn ask_again() {
-    change(|link| link.mail.ask_again());
-}
-
-/// What the ranks of other hosts have answered to the last question, and whether all hosts have.
-pub fn answers() -> (World, bool) {
-    let link = lock(&LINK);
-    if link.is_open { link.mail.answers() } else { (World::new(), true) }
-}
-
-/// The questions of other hosts since this was called last, each with the rank that has asked.
-pub fn take_questions() -> Vec<(i32, Question)> {
-    lock(&LINK).mail.take_questions()
-}
-
-pub fn answer(to: i32, answer: Message) {
-    change(|link| link.mail.answer(to, answer));
-}
-
-/// When leaders of other hosts asked, by the clock of [`now`].
-pub fn heard() -> Heard {
-    lock(&LINK).mail.heard()
+/// A message under way. MPI reads or writes the bytes until the request is done.
+struct Transfer {
+    request: MPI_Request,
+    bytes: Vec<u8>,
+    /// Of one that is received: the rank that it is from.
+    from: Option<i32>,
 }
 
 /// What of MPI's belongs to the link.
 struct Endpoint {
     /// A communicator of ours, never freed: it is needed until `MPI_Finalize`.
     comm: usize,
-    /// Wakes the thread that answers questions.
-    wake: fn(),
-    /// What is under way; MPI reads the bytes until the request is done.
-    sends: Vec<(MPI_Request, Vec<u8>)>,
-    receive: Option<(MPI_Request, Vec<u8>, i32)>,
+    under_way: Vec<Transfer>,
 }
 
 // SAFETY: MPI's handles belong to the process, not to a thread, and the link is open only where any thread
@@ -123,7 +86,7 @@ unsafe impl Send for Endpoint {}
 ///
 /// # Safety
 /// `comm` is the handle of a live communicator, with the ranks of `MPI_COMM_WORLD`.
-pub unsafe fn open(comm: usize, host: u64, (rank, size): (i32, i32), wake: fn()) -> Result<(), Cause> {
+pub unsafe fn open(comm: usize, host: u64, (rank, size): (i32, i32)) -> Result<(), Cause> {
     // A host that no rank is on says that there is to be none.
     let own = if any_thread_may_call() { host.max(1) } else { 0 };
     let mut names = vec![0u64; size as usize];
@@ -142,13 +105,11 @@ pub unsafe fn open(comm: usize, host: u64, (rank, size): (i32, i32), wake: fn())
         at_finalize(end)?;
         handle_value(link)
     };
-    let hosts = Hosts::new(&names, rank);
-    let leads = hosts.own().and_then(super::ranks::Ranks::first) == Some(rank);
-    *lock(&ENDPOINT) = Some(Endpoint { comm, wake, sends: Vec::new(), receive: None });
-    change(|link| *link = Link { is_open: true, leads, mail: Mail::new(rank, hosts) });
+    *lock(&ENDPOINT) = Some(Endpoint { comm, under_way: Vec::new() });
+    *mail() = Mail::new(&names, rank);
     // The endpoint stays without a thread too: MPI_Finalize is collective, and so is what `close` does.
     if std::thread::Builder::new().name("mpi4jax-link".into()).spawn(run).is_err() {
-        change(|link| *link = Link::default());
+        *mail() = Mail::default();
     }
     Ok(())
 }
@@ -167,32 +128,30 @@ fn run() {
             None | Some(Err(_)) => break,
         }
         let expects = busy.is_some_and(|at| at.elapsed() < EXPECTS);
-        let is_idle = |link: &mut Link| {
-            let has_messages = link.leads || expects || link.mail.has_outgoing();
-            link.is_open && !has_messages
+        let is_idle = |mail: &mut Mail| {
+            let has_messages = LEADS.load(Ordering::Relaxed) || expects || mail.has_outgoing();
+            mail.place().1 > 1 && !has_messages
         };
-        let link = CHANGED.wait_while(lock(&LINK), is_idle).unwrap_or_else(PoisonError::into_inner);
-        if !link.mail.has_outgoing() {
-            drop(CHANGED.wait_timeout(link, PERIODS[usize::from(expects)]));
+        let mail = CHANGED.wait_while(mail(), is_idle).unwrap_or_else(PoisonError::into_inner);
+        if !mail.has_outgoing() {
+            drop(CHANGED.wait_timeout(mail, PERIODS[usize::from(expects)]));
         }
     }
-    change(|link| *link = Link::default());
+    post(|mail| *mail = Mail::default());
 }
 
 fn end() {
     // Locked, it keeps the thread from MPI. An error ends the link as well.
     let endpoint = lock(&ENDPOINT).take();
     let _ = endpoint.map(Endpoint::close);
-    change(|link| *link = Link::default());
+    post(|mail| *mail = Mail::default());
 }
 
-fn is_done(request: &mut MPI_Request) -> Result<Option<MPI_Status>, Cause> {
-    let (mut done, mut status) = (0, MaybeUninit::<MPI_Status>::zeroed());
-    // SAFETY: a request of ours; all-zero is a value of the status.
-    unsafe {
-        check("MPI_Test", ffi::MPI_Test(request, &mut done, status.as_mut_ptr()))?;
-        Ok((done != 0).then(|| status.assume_init()))
-    }
+fn is_done(request: &mut MPI_Request) -> Result<bool, Cause> {
+    let (mut done, mut status) = (0, MaybeUninit::<MPI_Status>::uninit());
+    // SAFETY: a request of ours.
+    unsafe { check("MPI_Test", ffi::MPI_Test(request, &mut done, status.as_mut_ptr()))? };
+    Ok(done != 0)
 }
 
 impl Endpoint {
@@ -203,29 +162,25 @@ impl Endpoint {
 
     /// Sends and receives what there is, without waiting; whether there was something.
     fn step(&mut self) -> Result<bool, Cause> {
-        let mut is_busy = !self.sends.is_empty();
-        let mut error = None;
-        self.sends.retain_mut(|(request, _)| match is_done(request) {
-            Ok(status) => status.is_none(),
-            Err(cause) => {
-                error = Some(cause);
-                true
-            }
-        });
-        if let Some(cause) = error {
-            return Err(cause);
-        }
-        while let Some((from, bytes)) = self.next()? {
-            is_busy = true;
-            if let Ok(message) = serde_json::from_slice(&bytes) {
-                lock(&LINK).mail.receive(from, message, now());
-                (self.wake)();
-            }
-        }
-        let outgoing = lock(&LINK).mail.take_outbox();
+        while self.receive()? {}
+        let outgoing = mail().take_outbox();
         for (to, message) in outgoing {
-            is_busy = true;
             self.send(to, &message)?;
+        }
+        let is_busy = !self.under_way.is_empty();
+        let mut i = 0;
+        while i < self.under_way.len() {
+            if !is_done(&mut self.under_way[i].request)? {
+                i += 1;
+                continue;
+            }
+            let Transfer { bytes, from, .. } = self.under_way.remove(i);
+            if let Some(from) = from
+                && let Ok(message) = serde_json::from_slice(&bytes)
+            {
+                mail().receive(from, message);
+                wake();
+            }
         }
         Ok(is_busy)
     }
@@ -238,39 +193,32 @@ impl Endpoint {
             let (from, n) = (bytes.as_ptr().cast(), bytes.len() as c_int);
             let (byte, comm) = (ffi::RSMPI_UINT8_T, self.comm());
             check("MPI_Isend", ffi::MPI_Isend(from, n, byte, to, TAG, comm, request.as_mut_ptr()))?;
-            self.sends.push((request.assume_init(), bytes));
+            self.under_way.push(Transfer { request: request.assume_init(), bytes, from: None });
         }
         Ok(())
     }
 
-    /// The next message that has arrived, and from whom.
-    fn next(&mut self) -> Result<Option<(i32, Vec<u8>)>, Cause> {
-        if self.receive.is_none() {
-            let (mut found, mut status) = (0, MaybeUninit::<MPI_Status>::zeroed());
-            // SAFETY: all-zero is a value of the status; the buffer has the size of the message that was found, and
-            // stays where it is until the request is done.
-            unsafe {
-                let (byte, comm) = (ffi::RSMPI_UINT8_T, self.comm());
-                let any = ffi::RSMPI_ANY_SOURCE;
-                check("MPI_Iprobe", ffi::MPI_Iprobe(any, TAG, comm, &mut found, status.as_mut_ptr()))?;
-                if found == 0 {
-                    return Ok(None);
-                }
-                let (status, mut n) = (status.assume_init(), 0);
-                check("MPI_Get_count", ffi::MPI_Get_count(&status, byte, &mut n))?;
-                let mut bytes = vec![0u8; usize::try_from(n).unwrap_or(0)];
-                let (to, from) = (bytes.as_mut_ptr().cast(), status.MPI_SOURCE);
-                let mut request = MaybeUninit::<MPI_Request>::uninit();
-                check("MPI_Irecv", ffi::MPI_Irecv(to, n, byte, from, TAG, comm, request.as_mut_ptr()))?;
-                self.receive = Some((request.assume_init(), bytes, from));
+    /// Begins to receive a message, if one has arrived.
+    fn receive(&mut self) -> Result<bool, Cause> {
+        let (mut found, mut status) = (0, MaybeUninit::<MPI_Status>::zeroed());
+        // SAFETY: all-zero is a value of the status; the buffer has the size of the message that was found, and
+        // stays where it is until the request is done.
+        unsafe {
+            let (byte, comm) = (ffi::RSMPI_UINT8_T, self.comm());
+            let any = ffi::RSMPI_ANY_SOURCE;
+            check("MPI_Iprobe", ffi::MPI_Iprobe(any, TAG, comm, &mut found, status.as_mut_ptr()))?;
+            if found == 0 {
+                return Ok(false);
             }
+            let (status, mut n) = (status.assume_init(), 0);
+            check("MPI_Get_count", ffi::MPI_Get_count(&status, byte, &mut n))?;
+            let mut bytes = vec![0u8; usize::try_from(n).unwrap_or(0)];
+            let (to, from) = (bytes.as_mut_ptr().cast(), status.MPI_SOURCE);
+            let mut request = MaybeUninit::<MPI_Request>::uninit();
+            check("MPI_Irecv", ffi::MPI_Irecv(to, n, byte, from, TAG, comm, request.as_mut_ptr()))?;
+            self.under_way.push(Transfer { request: request.assume_init(), bytes, from: Some(from) });
         }
-        let Some((mut request, bytes, from)) = self.receive.take() else { return Ok(None) };
-        if is_done(&mut request)?.is_some() {
-            return Ok(Some((from, bytes)));
-        }
-        self.receive = Some((request, bytes, from));
-        Ok(None)
+        Ok(true)
     }
 
     /// Answers until all ranks are here, in `MPI_Finalize`, from where on no rank asks.
@@ -282,13 +230,13 @@ impl Endpoint {
             all_here.assume_init()
         };
         let mut pause = PAUSES[0];
-        while is_done(&mut all_here)?.is_none() {
+        while !is_done(&mut all_here)? {
             self.step()?;
             std::thread::sleep(pause);
             pause = (2 * pause).min(PAUSES[1]);
         }
         // A message that is not received any more must stay where MPI may read it.
-        std::mem::forget((self.sends, self.receive));
+        std::mem::forget(self.under_way);
         Ok(())
     }
 }

@@ -62,20 +62,28 @@ impl Message {
     }
 }
 
-/// The hosts of a job: the ranks of each, by its lowest.
-#[derive(Clone, Debug, Default)]
-pub struct Hosts {
+/// The questions and answers of the leader of a host. Without hosts, questions reach no rank.
+#[derive(Debug, Default)]
+pub struct Mail {
+    /// The ranks of each host, in the order of their lowest ones.
     hosts: Vec<Ranks>,
+    /// The place of this host among them.
     own: usize,
+    outbox: Vec<(i32, Message)>,
+    /// The last question of this host's, and the answers to it, each with the rank that it is from.
+    asked: Option<Question>,
+    answers: Vec<(i32, Vec<(Ranks, RankStatus)>)>,
+    /// Questions of others that are not answered yet.
+    questions: Vec<(i32, Question)>,
 }
 
-impl Hosts {
+impl Mail {
     /// From the name of each rank's host.
     pub fn new(names: &[u64], rank: i32) -> Self {
         let hosts: Vec<Ranks> =
             grouped(names.iter().copied().zip(0..)).into_iter().map(|(_, ranks)| ranks).collect();
         let own = hosts.iter().position(|host| host.contains(rank)).unwrap_or(0);
-        Self { hosts, own }
+        Self { hosts, own, ..Self::default() }
     }
 
     /// The place of this host, and how many there are.
@@ -83,56 +91,8 @@ impl Hosts {
         (self.own, self.hosts.len().max(1))
     }
 
-    pub fn own(&self) -> Option<&Ranks> {
-        self.hosts.get(self.own)
-    }
-
     fn others(&self) -> impl Iterator<Item = &Ranks> {
         self.hosts.iter().enumerate().filter(|(host, _)| *host != self.own).map(|(_, ranks)| ranks)
-    }
-}
-
-/// When leaders of other hosts asked last: for anything, to end the job, and one that comes before this rank.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Heard {
-    pub last: f64,
-    pub end: f64,
-    pub before_this: f64,
-}
-
-impl Default for Heard {
-    fn default() -> Self {
-        let never = f64::NEG_INFINITY;
-        Self { last: never, end: never, before_this: never }
-    }
-}
-
-/// The questions and answers of one rank.
-#[derive(Debug, Default)]
-pub struct Mail {
-    rank: i32,
-    hosts: Hosts,
-    outbox: Vec<(i32, Message)>,
-    /// The last question of this rank, and the answers to it, by the rank that has sent them.
-    asked: Option<Question>,
-    answers: Vec<(i32, Vec<(Ranks, RankStatus)>)>,
-    /// Questions of others that are not answered yet.
-    questions: Vec<(i32, Question)>,
-    heard: Heard,
-}
-
-impl Mail {
-    pub fn new(rank: i32, hosts: Hosts) -> Self {
-        Self { rank, hosts, ..Self::default() }
-    }
-
-    /// The place of this host, and how many there are.
-    pub fn place(&self) -> (usize, usize) {
-        self.hosts.place()
-    }
-
-    pub fn heard(&self) -> Heard {
-        self.heard
     }
 
     /// Asks the other hosts. A later question makes an earlier one void.
@@ -140,40 +100,37 @@ impl Mail {
         self.asked = Some(question.clone());
         self.answers.clear();
         let message = |ranks: &Ranks| Some((ranks.first()?, Message::Question(question.clone())));
-        self.outbox.extend(self.hosts.others().filter_map(message));
+        let messages: Vec<_> = self.others().filter_map(message).collect();
+        self.outbox.extend(messages);
     }
 
     /// Asks the hosts that have not answered once more: their second rank, since the first may be gone.
     pub fn ask_again(&mut self) {
         let Some(question) = &self.asked else { return };
         let has_answered = |ranks: &Ranks| self.answers.iter().any(|(from, _)| ranks.contains(*from));
-        let silent = self.hosts.others().filter(|ranks| !has_answered(ranks));
+        let silent = self.others().filter(|ranks| !has_answered(ranks));
         let message = |ranks: &Ranks| Some((ranks.iter().nth(1)?, Message::Question(question.clone())));
-        self.outbox.extend(silent.filter_map(message));
+        let messages: Vec<_> = silent.filter_map(message).collect();
+        self.outbox.extend(messages);
     }
 
-    /// The messages to be sent, and to whom.
-    pub fn take_outbox(&mut self) -> Vec<(i32, Message)> {
-        std::mem::take(&mut self.outbox)
+    pub fn answer(&mut self, to: i32, answer: Message) {
+        self.outbox.push((to, answer));
     }
 
     pub fn has_outgoing(&self) -> bool {
         !self.outbox.is_empty()
     }
 
+    /// The messages to be sent, each with the rank that it is for.
+    pub fn take_outbox(&mut self) -> Vec<(i32, Message)> {
+        std::mem::take(&mut self.outbox)
+    }
+
     /// A message has arrived.
-    pub fn receive(&mut self, from: i32, message: Message, now: f64) {
+    pub fn receive(&mut self, from: i32, message: Message) {
         match message {
-            Message::Question(question) => {
-                self.heard.last = now;
-                if question.kind == Kind::End {
-                    self.heard.end = now;
-                }
-                if from < self.rank {
-                    self.heard.before_this = now;
-                }
-                self.questions.push((from, question));
-            }
+            Message::Question(question) => self.questions.push((from, question)),
             Message::Answer(question, groups) => {
                 let is_new = !self.answers.iter().any(|(other, _)| *other == from);
                 if is_new && self.asked.as_ref() == Some(&question) {
@@ -183,20 +140,20 @@ impl Mail {
         }
     }
 
-    /// The questions of others since this was called last, each with the rank that has asked.
+    /// The questions of others since this was called last, each with the rank that asked.
     pub fn take_questions(&mut self) -> Vec<(i32, Question)> {
         std::mem::take(&mut self.questions)
     }
 
-    pub fn answer(&mut self, to: i32, answer: Message) {
-        self.outbox.push((to, answer));
+    /// Whether all hosts have answered the last question.
+    pub fn is_answered(&self) -> bool {
+        self.answers.len() >= self.others().count()
     }
 
-    /// What the ranks of other hosts have answered to the last question, and whether all hosts have.
-    pub fn answers(&self) -> (World, bool) {
+    /// What the ranks of other hosts have answered to it.
+    pub fn answers(&self) -> World {
         let groups = self.answers.iter().flat_map(|(_, groups)| groups);
-        let ranks = groups.flat_map(|(ranks, status)| ranks.iter().map(|rank| (rank, status.clone())));
-        (ranks.collect(), self.answers.len() >= self.hosts.others().count())
+        groups.flat_map(|(ranks, status)| ranks.iter().map(|rank| (rank, status.clone()))).collect()
     }
 }
 
@@ -219,9 +176,8 @@ mod tests {
 
     #[test]
     fn hosts_are_known_by_their_lowest_ranks() {
-        let hosts = Hosts::new(&[7, 7, 9, 7, 9], 3);
-        assert_eq!((hosts.place(), hosts.own().unwrap().to_string()), ((0, 2), "0-1,3".into()));
-        let mut mail = Mail::new(3, hosts);
+        let mut mail = Mail::new(&[7, 7, 9, 7, 9], 3);
+        assert_eq!((mail.place(), mail.hosts[0].to_string()), ((0, 2), "0-1,3".into()));
         mail.ask(&Question::new(Kind::Status, 3));
         mail.ask_again();
         let to: Vec<i32> = mail.take_outbox().into_iter().map(|(to, _)| to).collect();

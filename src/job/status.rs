@@ -55,7 +55,7 @@ pub struct Wait {
     pub at: String,
 }
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Life {
     Runs,
     /// Its program is at its end, and may still communicate.
@@ -97,6 +97,11 @@ pub struct RankStatus {
 }
 
 pub type World = BTreeMap<i32, RankStatus>;
+
+/// What a rank waits for under this number.
+pub fn wait_of(world: &World, (rank, number): (i32, u64)) -> Option<&Wait> {
+    world.get(&rank)?.waits.iter().find(|wait| wait.number == number)
+}
 
 /// Forgets where communicators come from, unless all ranks that wait have counted the same duplicates of `MPI_COMM_WORLD`: then
 /// what is known of a communicator on one rank is known of it on all.

@@ -13,6 +13,7 @@ static LINES: Mutex<Vec<Box<str>>> = Mutex::new(Vec::new());
 static NAMED: Mutex<BTreeMap<Box<str>, Vec<Box<str>>>> = Mutex::new(BTreeMap::new());
 
 /// The number of a new line.
+#[cfg_attr(feature = "python", pyo3::pyfunction(name = "add_line"))]
 pub fn add(line: &str) -> i32 {
     let mut lines = LINES.lock().unwrap_or_else(PoisonError::into_inner);
     lines.push(line.into());
@@ -27,6 +28,7 @@ pub fn numbered(number: i32) -> Box<str> {
 }
 
 /// The name of a line of a function.
+#[cfg_attr(feature = "python", pyo3::pyfunction(name = "name_line"))]
 pub fn name(function: &str, line: &str) -> String {
     let mut named = NAMED.lock().unwrap_or_else(PoisonError::into_inner);
     let lines = named.entry(function.into()).or_default();

@@ -77,6 +77,7 @@ fn users() -> std::sync::MutexGuard<'static, BTreeMap<Box<str>, usize>> {
 }
 
 /// Makes `key` name the `MPI_Op` with this handle.
+#[cfg_attr(feature = "python", pyo3::pyfunction(name = "register_reduction"))]
 pub fn register_user(key: &str, handle: usize) {
     users().insert(key.into(), handle);
 }

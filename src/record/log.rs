@@ -15,10 +15,12 @@ static ENABLED: AtomicBool = AtomicBool::new(false);
 
 /// The cost of logging to a call that is not logged.
 #[inline]
+#[cfg_attr(feature = "python", pyo3::pyfunction(name = "get_debug"))]
 pub fn is_enabled() -> bool {
     ENABLED.load(Ordering::Relaxed)
 }
 
+#[cfg_attr(feature = "python", pyo3::pyfunction(name = "set_debug"))]
 pub fn set_enabled(enabled: bool) {
     ENABLED.store(enabled, Ordering::Relaxed);
 }

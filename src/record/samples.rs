@@ -53,6 +53,7 @@ pub fn samples() -> MutexGuard<'static, Vec<Sample>> {
 }
 
 /// From now on the program may communicate on the default communicator by itself.
+#[cfg_attr(feature = "python", pyo3::pyfunction(name = "watch_share_default"))]
 pub fn share_default() {
     SHARED.store(true, Ordering::Relaxed);
 }

@@ -4,19 +4,21 @@
 //! place is refused, and no link is followed. What is in it is reached through the folder itself, not by its
 //! path, so that it cannot be exchanged later.
 
-use std::ffi::{CStr, CString, OsStr};
+use std::ffi::{CString, OsStr};
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
-use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, RawFd};
-use std::os::unix::ffi::OsStrExt;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
+use rustix::fs::{AtFlags, Mode, OFlags, mkdirat, openat, renameat, unlinkat};
+use rustix::io::Errno;
+use rustix::path::Arg;
+
 /// The user that this process writes as.
 fn user() -> u32 {
-    // SAFETY: takes nothing.
-    unsafe { libc::geteuid() }
+    rustix::process::geteuid().as_raw()
 }
 
 #[derive(Debug)]
@@ -24,42 +26,26 @@ pub struct Folder {
     pub path: PathBuf,
     parent: File,
     own: File,
-    name: CString,
 }
 
-fn text(name: &OsStr) -> io::Result<CString> {
-    Ok(CString::new(name.as_bytes())?)
-}
-
-fn result(code: i32) -> io::Result<i32> {
-    if code < 0 { Err(io::Error::last_os_error()) } else { Ok(code) }
-}
-
-fn open_at(folder: RawFd, name: &CStr, flags: i32) -> io::Result<File> {
-    let flags = flags | libc::O_NOFOLLOW | libc::O_CLOEXEC | libc::O_NONBLOCK;
-    // SAFETY: a name that ends; the file belongs to the result alone.
-    unsafe { Ok(File::from_raw_fd(result(libc::openat(folder, name.as_ptr(), flags, 0o600))?)) }
+fn open(folder: &File, name: impl Arg, flags: OFlags) -> Result<File, Errno> {
+    let flags = flags | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
+    openat(folder, name, flags, Mode::RUSR | Mode::WUSR).map(File::from)
 }
 
 /// Opens a folder of this user's alone, which is made unless it is there.
-fn enter(parent: &File, name: &CStr, path: &Path) -> io::Result<File> {
-    // SAFETY: a name that ends.
-    let made = result(unsafe { libc::mkdirat(parent.as_raw_fd(), name.as_ptr(), 0o700) });
-    if let Err(error) = made
-        && error.kind() != io::ErrorKind::AlreadyExists
-    {
-        return Err(error);
+fn enter(parent: &File, name: &OsStr, path: &Path) -> io::Result<File> {
+    match mkdirat(parent, name, Mode::RWXU) {
+        Ok(()) | Err(Errno::EXIST) => {}
+        Err(error) => return Err(error.into()),
     }
     let refused = |words: String| io::Error::other(format!("{} {words}", path.display()));
-    let file =
-        open_at(parent.as_raw_fd(), name, libc::O_RDONLY | libc::O_DIRECTORY).map_err(|error| match error
-            .raw_os_error()
-        {
-            Some(libc::ENOTDIR | libc::ELOOP) => {
-                refused("is a link or not a folder; another user may have made it".into())
-            }
-            _ => error,
-        })?;
+    let file = open(parent, name, OFlags::RDONLY | OFlags::DIRECTORY).map_err(|error| match error {
+        Errno::NOTDIR | Errno::LOOP => {
+            refused("is a link or not a folder; another user may have made it".into())
+        }
+        _ => error.into(),
+    })?;
     let found = file.metadata()?;
     if found.uid() != user() {
         return Err(refused(format!("belongs to user {}, not to user {}", found.uid(), user())));
@@ -77,12 +63,10 @@ impl Folder {
         let (outer, name) = (path.parent().ok_or_else(wrong)?, path.file_name().ok_or_else(wrong)?);
         let (base, outer_name) = (outer.parent().ok_or_else(wrong)?, outer.file_name().ok_or_else(wrong)?);
         fs::create_dir_all(base)?;
-        // Whose this is and where its links lead is the user's to choose.
-        let base = File::open(base)?;
-        let parent = enter(&base, &text(outer_name)?, outer)?;
-        let name = text(name)?;
-        let own = enter(&parent, &name, path)?;
-        Ok(Self { path: path.into(), parent, own, name })
+        // The user chooses which base that is, and where its links lead.
+        let parent = enter(&File::open(base)?, outer_name, outer)?;
+        let own = enter(&parent, name, path)?;
+        Ok(Self { path: path.into(), parent, own })
     }
 
     /// The names in it.
@@ -99,7 +83,7 @@ impl Folder {
 
     /// What a file says, and when it was written.
     pub fn read(&self, name: &str) -> Option<(String, SystemTime)> {
-        let mut file = open_at(self.own.as_raw_fd(), &CString::new(name).ok()?, libc::O_RDONLY).ok()?;
+        let mut file = open(&self.own, name, OFlags::RDONLY).ok()?;
         let found = file.metadata().ok()?;
         if !found.is_file() || found.uid() != user() {
             return None;
@@ -111,55 +95,51 @@ impl Folder {
 
     /// Writes a file that is not there yet.
     pub fn create(&self, name: &str, text: &str) -> io::Result<()> {
-        let flags = libc::O_WRONLY | libc::O_CREAT | libc::O_EXCL;
-        open_at(self.own.as_raw_fd(), &CString::new(name)?, flags)?.write_all(text.as_bytes())
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL;
+        open(&self.own, name, flags)?.write_all(text.as_bytes())
     }
 
     /// Writes a file that is whole when others see it. `temporary` is a name of this process's.
     pub fn write(&self, name: &str, temporary: &str, text: &str) -> io::Result<()> {
         self.remove(temporary);
         self.create(temporary, text)?;
-        let (from, to) = (CString::new(temporary)?, CString::new(name)?);
-        let folder = self.own.as_raw_fd();
-        // SAFETY: names that end.
-        result(unsafe { libc::renameat(folder, from.as_ptr(), folder, to.as_ptr()) }).map(drop)
+        Ok(renameat(&self.own, temporary, &self.own, name)?)
     }
 
-    /// A pipe by which other processes of this machine wake this one, open for as long as the process lives.
-    pub fn make_bell(&self, name: &str) -> io::Result<RawFd> {
-        let name = CString::new(name)?;
+    /// A pipe by which other processes of this machine wake this one.
+    pub fn make_bell(&self, name: &str) -> io::Result<File> {
+        let path = CString::new(name)?;
         // SAFETY: a name that ends.
-        result(unsafe { libc::mkfifoat(self.own.as_raw_fd(), name.as_ptr(), 0o600) })?;
+        if unsafe { libc::mkfifoat(self.own.as_raw_fd(), path.as_ptr(), 0o600) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
         // For both: without a writer, it would be at its end.
-        Ok(open_at(self.own.as_raw_fd(), &name, libc::O_RDWR)?.into_raw_fd())
+        Ok(open(&self.own, name, OFlags::RDWR)?)
     }
 
-    /// Wakes the process of this pipe; nothing if there is none.
-    pub fn ring(&self, name: &str) {
-        let bell = CString::new(name).map(|name| open_at(self.own.as_raw_fd(), &name, libc::O_WRONLY));
-        if let Ok(Ok(mut bell)) = bell
+    /// Wakes the process of this pipe by these bytes; nothing if there is none.
+    pub fn ring(&self, name: &str, bytes: &[u8]) {
+        if let Ok(mut bell) = open(&self.own, name, OFlags::WRONLY)
             && bell.metadata().is_ok_and(|found| found.file_type().is_fifo())
         {
-            // A full one has been rung.
-            let _ = bell.write_all(b"!");
+            // If it is full, the process wakes up anyway.
+            let _ = bell.write_all(bytes);
         }
     }
 
     pub fn has(&self, name: &str) -> bool {
-        CString::new(name).is_ok_and(|name| open_at(self.own.as_raw_fd(), &name, libc::O_RDONLY).is_ok())
+        open(&self.own, name, OFlags::RDONLY).is_ok()
     }
 
     pub fn remove(&self, name: &str) {
-        if let Ok(name) = CString::new(name) {
-            // SAFETY: a name that ends.
-            let _ = result(unsafe { libc::unlinkat(self.own.as_raw_fd(), name.as_ptr(), 0) });
-        }
+        let _ = unlinkat(&self.own, name, AtFlags::empty());
     }
 
     /// Removes the folder itself, if nothing is in it.
     pub fn remove_self(&self) {
-        // SAFETY: a name that ends.
-        unsafe { libc::unlinkat(self.parent.as_raw_fd(), self.name.as_ptr(), libc::AT_REMOVEDIR) };
+        if let Some(name) = self.path.file_name() {
+            let _ = unlinkat(&self.parent, name, AtFlags::REMOVEDIR);
+        }
     }
 }
 
@@ -193,7 +173,7 @@ mod tests {
         assert_eq!(folder.read("a").unwrap().0, "second");
         if user() == 0 {
             std::os::unix::fs::chown(base.join("elsewhere/job/a"), Some(12345), None).unwrap();
-            assert_eq!(folder.read("a"), None, "what somebody else has written");
+            assert_eq!(folder.read("a"), None, "what another user has written");
         }
         fs::remove_dir_all(&base).unwrap();
     }
@@ -240,17 +220,15 @@ mod tests {
         let base = base("bell");
         let folder = Folder::make(&base.join("user/job")).unwrap();
         let bell = folder.make_bell("bell").unwrap();
-        let mut byte = [0u8; 8];
-        // SAFETY: memory of ours; the file does not block.
-        let mut heard = || unsafe { libc::read(bell, byte.as_mut_ptr().cast(), byte.len()) };
-        assert_eq!(heard(), -1);
-        for name in ["bell", "nobody's"] {
-            folder.ring(name);
+        let mut bytes = [0u8; 8];
+        assert!((&bell).read(&mut bytes).is_err(), "it does not block");
+        for name in ["bell", "another's"] {
+            folder.ring(name, b"ring");
         }
-        assert_eq!(heard(), 1);
+        assert_eq!((&bell).read(&mut bytes).unwrap(), 4);
         // What is no pipe is not written to.
         folder.create("file", "precious").unwrap();
-        folder.ring("file");
+        folder.ring("file", b"!");
         assert_eq!(folder.read("file").unwrap().0, "precious");
         fs::remove_dir_all(&base).unwrap();
     }

@@ -1,30 +1,30 @@
 //! The launcher of this process: `mpiexec`, or its daemon on this host.
 
-use std::os::fd::RawFd;
+use std::os::fd::OwnedFd;
+
+use rustix::process::{Pid, getppid};
 
 use super::os;
 
 /// The launcher that this process is a child of, if it is.
 pub struct Launcher {
-    process: i32,
+    process: Pid,
     name: String,
-    /// Can be read when it has ended; -1: there is none.
-    pub ended: RawFd,
+    /// Can be read when it has ended, where the system has such files.
+    pub ended: Option<OwnedFd>,
 }
 
 impl Launcher {
     /// The parent of this process, if it has one of these names.
     pub fn parent(names: &[String]) -> Option<Self> {
-        // SAFETY: takes nothing.
-        let process = unsafe { libc::getppid() };
-        let name = os::info(process)?.name;
+        let process = getppid()?;
+        let name = os::info(process.as_raw_pid())?.name;
         names.contains(&name).then(|| Self { process, name, ended: os::until_end(process) })
     }
 
     /// Whether it has ended. Then nothing ends this process where the job ends, and MPI cannot be asked.
     pub fn is_gone(&self) -> bool {
-        // SAFETY: takes nothing.
-        (unsafe { libc::getppid() }) != self.process
+        getppid() != Some(self.process)
     }
 
     /// As reports name it.

@@ -1,8 +1,12 @@
 //! What Linux says of processes and threads.
 
 use std::fs;
-use std::os::fd::RawFd;
+use std::os::fd::OwnedFd;
 use std::time::{Duration, SystemTime};
+
+use rustix::param::clock_ticks_per_second;
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use rustix::time::{ClockId, clock_gettime};
 
 use super::process::{Info, State};
 
@@ -28,6 +32,7 @@ pub fn info(pid: i32) -> Option<Info> {
 }
 
 /// Within what numbers of processes are unique, and times of their starts are comparable; empty where that is not known.
+#[cfg_attr(feature = "python", pyo3::pyfunction(name = "process_space"))]
 pub fn space() -> String {
     let parts = || {
         let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
@@ -46,14 +51,8 @@ pub fn space() -> String {
 
 /// The time of a start, which the system gives in ticks since it was started itself.
 pub fn time_of(start: u64) -> Option<SystemTime> {
-    // SAFETY: all-zero is a value of it, and the calls write nothing else.
-    let (now, per_second) = unsafe {
-        let mut now = std::mem::zeroed::<libc::timespec>();
-        (libc::clock_gettime(libc::CLOCK_BOOTTIME, &mut now) == 0).then_some(())?;
-        (now, libc::sysconf(libc::_SC_CLK_TCK))
-    };
-    let now = Duration::new(now.tv_sec.try_into().ok()?, now.tv_nsec.try_into().ok()?);
-    let age = now.checked_sub(Duration::from_secs_f64(start as f64 / per_second as f64))?;
+    let now = Duration::try_from(clock_gettime(ClockId::Boottime)).ok()?;
+    let age = now.checked_sub(Duration::from_secs_f64(start as f64 / clock_ticks_per_second() as f64))?;
     SystemTime::now().checked_sub(age)
 }
 
@@ -63,10 +62,9 @@ pub fn is_debugged() -> bool {
     status.lines().any(|line| line.strip_prefix("TracerPid:").is_some_and(|pid| pid.trim() != "0"))
 }
 
-/// A file that can be read when a process has ended; -1: there is none.
-pub fn until_end(pid: i32) -> RawFd {
-    // SAFETY: a plain system call; older systems do not have it.
-    unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) as RawFd }
+/// A file that can be read when a process has ended; older systems do not have it.
+pub fn until_end(process: Pid) -> Option<OwnedFd> {
+    pidfd_open(process, PidfdFlags::empty()).ok()
 }
 
 /// What the system says of a thread of this process.

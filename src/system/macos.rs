@@ -1,8 +1,10 @@
 //! What macOS says of processes.
 
 use std::ffi::{CStr, c_int};
-use std::os::fd::RawFd;
+use std::os::fd::OwnedFd;
 use std::time::{Duration, SystemTime};
+
+use rustix::process::Pid;
 
 use super::process::{Info, State};
 
@@ -41,6 +43,7 @@ pub fn info(pid: i32) -> Option<Info> {
 }
 
 /// Within what numbers of processes are unique: this start of the machine; empty where that is not known.
+#[cfg_attr(feature = "python", pyo3::pyfunction(name = "process_space"))]
 pub fn space() -> String {
     let mut text = [0u8; 64];
     let mut size = text.len();
@@ -62,24 +65,9 @@ pub fn is_debugged() -> bool {
     bsd_info(std::process::id() as i32).is_some_and(|info| info.pbi_flags & TRACED != 0)
 }
 
-/// A file that can be read when a process has ended; -1: there is none.
-pub fn until_end(pid: i32) -> RawFd {
-    // SAFETY: plain system calls; all-zero is a value of the event.
-    unsafe {
-        let queue = libc::kqueue();
-        if queue < 0 {
-            return -1;
-        }
-        libc::fcntl(queue, libc::F_SETFD, libc::FD_CLOEXEC);
-        let mut event = std::mem::zeroed::<libc::kevent>();
-        (event.ident, event.filter) = (pid as usize, libc::EVFILT_PROC);
-        (event.flags, event.fflags) = (libc::EV_ADD, libc::NOTE_EXIT);
-        if libc::kevent(queue, &event, 1, std::ptr::null_mut(), 0, std::ptr::null()) == 0 {
-            return queue;
-        }
-        libc::close(queue);
-        -1
-    }
+/// A file that can be read when a process has ended: not here. It is seen when the watchdog wakes up next.
+pub fn until_end(_process: Pid) -> Option<OwnedFd> {
+    None
 }
 
 /// How often the main thread has been given a processor: not known here.

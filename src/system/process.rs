@@ -2,9 +2,10 @@
 //!
 //! A number alone does not say: it is used again, and containers with one host name each count for themselves.
 
-use std::io;
 use std::time::{Duration, SystemTime};
 
+use rustix::io::Errno;
+use rustix::process::{Pid, test_kill_process};
 use serde::{Deserialize, Serialize};
 
 use super::os;
@@ -49,8 +50,7 @@ pub fn started() -> SystemTime {
 
 /// Whether there is a process of this number.
 fn exists(pid: i32) -> bool {
-    // SAFETY: signal 0 only asks whether the process exists.
-    unsafe { libc::kill(pid, 0) == 0 || io::Error::last_os_error().raw_os_error() != Some(libc::ESRCH) }
+    Pid::from_raw(pid).is_some_and(|pid| test_kill_process(pid) != Err(Errno::SRCH))
 }
 
 impl Process {
@@ -117,11 +117,11 @@ mod tests {
         }
         child.kill().unwrap();
         while !own.knows_gone(&other) {
-            std::thread::sleep(Duration::from_millis(1)); // nobody has waited for it
+            std::thread::sleep(Duration::from_millis(1)); // a zombie
         }
         child.wait().unwrap();
         assert!(own.knows_gone(&other));
-        // In another container there may be a process of this number, or none: nobody knows.
+        // In another container there may be a process of this number, or none: that is not known.
         let elsewhere = Process { space: "another".into(), ..other.clone() };
         assert!(!own.knows_gone(&elsewhere));
         let nowhere = Process { space: String::new(), ..own.clone() };

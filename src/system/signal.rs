@@ -1,9 +1,13 @@
-//! Signals that are passed on to threads of ours, which wait at pipes: a handler may do next to nothing.
+//! Signals that are passed on to the watchdog's thread, which waits at a pipe: a handler may do next to nothing.
 
 use std::ffi::c_int;
-use std::os::fd::{AsRawFd, IntoRawFd, RawFd};
-use std::sync::atomic::{AtomicI32, Ordering};
+use std::fs::File;
+use std::io::{PipeReader, PipeWriter};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::OnceLock;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::{ioctl_fionbio, read, write};
 use signal_hook::low_level;
 
 /// What is done at a signal: `SIG_DFL`, `SIG_IGN`, or the address of a handler.
@@ -31,17 +35,44 @@ pub fn end_by(signal: c_int) {
     let _ = low_level::emulate_default_handler(signal);
 }
 
-/// From now on a signal, as a byte, is written to this pipe, which is never closed. Earlier handlers are called as well: Python
-/// handles `SIGINT`, and MPICH's launcher tells ranks by `SIGUSR1` that one of them has ended. Once for each signal.
-pub fn take(signal: c_int, pipe: RawFd) {
+/// Where [`wake`] and the signal handler write. It is never closed.
+static PIPE: OnceLock<PipeWriter> = OnceLock::new();
+
+/// A pipe whose ends do not block, for a thread that calls [`wait`].
+pub fn pipe() -> std::io::Result<(PipeReader, PipeWriter)> {
+    let (reader, writer) = std::io::pipe()?;
+    ioctl_fionbio(&reader, true)?;
+    ioctl_fionbio(&writer, true)?;
+    Ok((reader, writer))
+}
+
+/// A thread waits at the other end.
+pub fn open(pipe: PipeWriter) {
+    let _ = PIPE.set(pipe);
+}
+
+/// If the pipe is full, the thread wakes up anyway. Async-signal-safe: it makes a system call.
+fn tell(byte: u8) {
+    if let Some(pipe) = PIPE.get() {
+        let _ = write(pipe, &[byte]);
+    }
+}
+
+/// Wakes the thread in [`wait`].
+pub fn wake() {
+    tell(0);
+}
+
+/// From now on, [`wait`] returns a signal. Earlier handlers are called as well: Python handles `SIGINT`, and MPICH's launcher
+/// tells ranks by `SIGUSR1` that one of them has ended. Once for each signal.
+pub fn take(signal: c_int) {
+    if PIPE.get().is_none() {
+        return;
+    }
     let (process, was_handled) = (std::process::id(), has_handler(signal));
     let on_signal = move || {
-        // SAFETY: takes nothing.
-        let is_child = unsafe { libc::getpid() } as u32 != process;
-        if !is_child {
-            let byte = signal as u8;
-            // SAFETY: a byte of ours. If the pipe is full, the signal has been passed on before.
-            unsafe { libc::write(pipe, (&raw const byte).cast(), 1) };
+        if std::process::id() == process {
+            tell(signal as u8);
         } else if !was_handled {
             // A forked child has the handler too, and must not write to its parent's pipe.
             end_by(signal);
@@ -65,55 +96,29 @@ fn restart_calls_no_more(signal: c_int) {
     }
 }
 
-/// Where [`wake`] writes.
-static WAKES: AtomicI32 = AtomicI32::new(-1);
-
-/// The file at which [`wait`] waits for [`wake`], and for `SIGUSR1` unless the program has a use of its own for it.
-pub fn install(takes_signal: bool) -> RawFd {
-    let Ok((reader, writer)) = std::io::pipe() else { return -1 };
-    for end in [reader.as_raw_fd(), writer.as_raw_fd()] {
-        // SAFETY: a plain system call.
-        unsafe { libc::fcntl(end, libc::F_SETFL, libc::O_NONBLOCK) };
-    }
-    let writer = writer.into_raw_fd();
-    WAKES.store(writer, Ordering::Relaxed);
-    if takes_signal {
-        take(libc::SIGUSR1, writer);
-    }
-    reader.into_raw_fd()
-}
-
-/// Wakes the thread that waits at that file, without a report.
-pub fn wake() {
-    // SAFETY: a pipe that is never closed. If it is full, the thread wakes up anyway.
-    unsafe { libc::write(WAKES.load(Ordering::Relaxed), c".".as_ptr().cast(), 1) };
-}
-
 /// What has ended a wait.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Debug, Default, PartialEq)]
 pub struct Woken {
-    /// `SIGUSR1`.
-    pub by_signal: bool,
-    /// Another rank.
-    pub by_rank: bool,
+    /// The signals that have come, and 0 for each call of [`wake`].
+    pub signals: Vec<u8>,
+    /// What other ranks have written.
+    pub bell: Vec<u8>,
 }
 
-/// Waits at most so many seconds for something to read in one of these files, of which each may be missing: where [`wake`] and
-/// the signal handler write, where other ranks do, and one that can be read when the launcher has ended.
-pub fn wait(files: [RawFd; 3], seconds: f64) -> Woken {
-    let mut polls = files.map(|fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 });
-    // -1: without an end.
-    let timeout = if seconds.is_finite() { (1e3 * seconds).clamp(1.0, 1e9) as libc::c_int } else { -1 };
-    // SAFETY: the structs are ours.
-    let count = unsafe { libc::poll(polls.as_mut_ptr(), polls.len() as libc::nfds_t, timeout) };
-    let read = |poll: libc::pollfd| {
-        let mut bytes = [0u8; 64];
-        if count <= 0 || poll.revents == 0 {
-            return Vec::new();
-        }
-        // SAFETY: the bytes are ours, and the files do not block.
-        let length = unsafe { libc::read(poll.fd, bytes.as_mut_ptr().cast(), bytes.len()) };
-        bytes[..length.max(0) as usize].to_vec()
+/// Waits at most so many seconds for a signal or [`wake`], for another rank, whose messages come through the pipe `bell`, or for
+/// `ended`, which can be read when the launcher has ended.
+pub fn wait(own: &PipeReader, bell: Option<&File>, ended: Option<&OwnedFd>, seconds: f64) -> Woken {
+    let files = [Some(own.as_fd()), bell.map(AsFd::as_fd), ended.map(AsFd::as_fd)];
+    let to_poll = |file| PollFd::from_borrowed_fd(file, PollFlags::IN);
+    let mut polls: Vec<PollFd> = files.into_iter().flatten().map(to_poll).collect();
+    let milliseconds = (1e3 * seconds).clamp(1.0, 1e9) as i64;
+    let timeout = Timespec { tv_sec: milliseconds / 1000, tv_nsec: 1_000_000 * (milliseconds % 1000) };
+    let _ = poll(&mut polls, Some(&timeout));
+    let read = |file: Option<BorrowedFd>| {
+        let mut bytes = [0u8; 1024];
+        // The files do not block.
+        let length = file.map_or(0, |file| read(file, &mut bytes).unwrap_or(0));
+        bytes[..length].to_vec()
     };
-    Woken { by_signal: read(polls[0]).contains(&(libc::SIGUSR1 as u8)), by_rank: !read(polls[1]).is_empty() }
+    Woken { signals: read(files[0]), bell: read(files[1]) }
 }

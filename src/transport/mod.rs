@@ -29,8 +29,8 @@ use crate::error::{Cause, Error};
 use crate::mpilib::wildcards;
 use crate::ops::{Buffer, Op, Reduction};
 
-pub use self::mpi::{Posted, matching, set_count_limit, start as post};
-pub use self::request::{Ahead, Request};
+pub use self::mpi::set_count_limit;
+pub use self::request::Request;
 pub use self::request_memory::{RequestLayout, RequestMemory};
 pub use self::requests::{HANDLE, Handle, freeing, outstanding, start, start_on, take};
 pub use self::select::{

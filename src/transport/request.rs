@@ -11,15 +11,10 @@ use crate::device::cuda::Event;
 use crate::error::{Cause, Error};
 use crate::record::recorder::Record;
 
-/// Something that goes ahead of an operation that is started, and is looked at when that has ended.
-pub trait Ahead: Send {
-    fn finish(self: Box<Self>) -> Result<(), Cause>;
-}
-
 /// How far an operation has come.
 pub enum State {
     /// MPI carries it out.
-    Posted(Posted, Option<Box<dyn Ahead>>, RequestMemory),
+    Posted(Posted, RequestMemory),
     /// A stream does, which comes to its end at this event.
     OnStream(Event, RequestMemory),
     /// It has ended, or nothing is communicated.
@@ -62,11 +57,8 @@ impl Request {
     /// Waits for the end, or lets a stream wait for it.
     fn end(&self, state: State, stream: Stream) -> Result<RequestMemory, Cause> {
         match state {
-            State::Posted(mut posted, ahead, memory) => {
+            State::Posted(mut posted, memory) => {
                 let _waiting = Pause::new();
-                if let Some(ahead) = ahead {
-                    ahead.finish()?;
-                }
                 let mut call = Call { envelope: self.envelope, ..Call::of(&self.site, Stream::NONE) };
                 memory.lend(&mut call, &self.layout);
                 posted.wait(&call)?;
@@ -105,8 +97,7 @@ impl Request {
     pub fn with_call<T>(&self, use_call: impl FnOnce(&Call) -> T) -> T {
         let site = Site { phase: Phase::Wait, ..self.site.clone() };
         let mut call = Call { envelope: self.envelope, ..Call::of(&site, Stream::NONE) };
-        if let State::Posted(.., memory) | State::OnStream(_, memory) | State::Ended(memory) = &*self.state()
-        {
+        if let State::Posted(_, memory) | State::OnStream(_, memory) | State::Ended(memory) = &*self.state() {
             memory.lend(&mut call, &self.layout);
         }
         use_call(&call)
@@ -121,7 +112,7 @@ impl State {
     /// Lets MPI go on with it; whether it has ended.
     fn test(&mut self) -> bool {
         match self {
-            Self::Posted(posted, ..) => posted.test().unwrap_or_else(|cause| {
+            Self::Posted(posted, _) => posted.test().unwrap_or_else(|cause| {
                 *self = Self::Failed(cause);
                 true
             }),

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::progress::{self, UnderWay};
-use super::request::{Ahead, Request, State};
+use super::request::{Request, State};
 use super::request_memory::{RequestLayout, RequestMemory};
 use super::{Transport, mpi};
 use crate::call::{Call, Stream};
@@ -108,7 +108,6 @@ pub fn start(
     layout: RequestLayout,
     memory: RequestMemory,
     record: Option<Record>,
-    ahead: Option<Box<dyn Ahead>>,
 ) -> Result<Handle, Error> {
     if layout.local {
         return add(call, layout, record, State::Ended(memory)).map(|(_, handle)| handle);
@@ -116,7 +115,7 @@ pub fn start(
     progress::prepare().map_err(|cause| call.site.error(cause))?;
     let failed = |cause| Error { transport: Some("mpi"), ..call.site.error(cause) };
     let posted = mpi::start(call).map_err(failed)?;
-    let (request, handle) = add(call, layout, record, State::Posted(posted, ahead, memory))?;
+    let (request, handle) = add(call, layout, record, State::Posted(posted, memory))?;
     progress::follow(request);
     Ok(handle)
 }
@@ -130,7 +129,7 @@ pub fn start_on(
     memory: RequestMemory,
     record: Option<Record>,
 ) -> Result<Handle, Error> {
-    let Device::Gpu(driver) = transport.pool.device else { return start(call, layout, memory, record, None) };
+    let Device::Gpu(driver) = transport.pool.device else { return start(call, layout, memory, record) };
     let located = |cause| call.site.error(cause);
     let event_on = |stream| {
         let event = driver.event()?;
@@ -243,7 +242,7 @@ mod tests {
         let streams = (Stream::NONE, None);
         // SAFETY: an array of one float32.
         let memory = unsafe { RequestMemory::new(transport, site.op, &layout, Some(&operand), streams) };
-        start(&Call::of(&site, Stream::NONE), layout, memory.unwrap(), None, None).unwrap()
+        start(&Call::of(&site, Stream::NONE), layout, memory.unwrap(), None).unwrap()
     }
 
     fn waited(handle: Handle) -> Result<f32, String> {

@@ -9,8 +9,8 @@
 use std::collections::{HashMap, HashSet};
 
 use super::graph::{Graph, Why};
-use crate::job::mail::{Heard, Kind};
-use crate::job::status::{Life, Need, RankStatus, Wait, World};
+use crate::job::mail::Kind;
+use crate::job::status::{Life, Need, RankStatus, Wait, World, wait_of};
 
 /// For how long a proof has to hold, and a wait lasts before the other hosts are asked: messages may be under way.
 const PATIENCE: f64 = 3.0;
@@ -25,7 +25,7 @@ const SPREAD: f64 = 0.2;
 /// Where no lines are wanted, hosts ask as if lines came after so many seconds.
 const USUAL_REPORT_AFTER: f64 = 30.0;
 /// For how long answers are waited for, and when hosts that have not answered are asked again.
-pub const ANSWER_TIME: f64 = 5.0;
+const ANSWER_TIME: f64 = 5.0;
 const ASK_AGAIN: f64 = 2.0;
 
 #[derive(Clone, Debug)]
@@ -45,6 +45,34 @@ pub enum Reason {
     /// In words: the user's limit, or an error of a library.
     Late(String),
     Proof(Why),
+}
+
+/// When leaders of other hosts asked last: for anything, to end the job, and one that comes before this rank.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Heard {
+    pub last: f64,
+    pub end: f64,
+    pub before_this: f64,
+}
+
+impl Default for Heard {
+    fn default() -> Self {
+        let never = f64::NEG_INFINITY;
+        Self { last: never, end: never, before_this: never }
+    }
+}
+
+impl Heard {
+    /// A leader has asked.
+    pub fn note(&mut self, is_before_this: bool, kind: Kind, now: f64) {
+        self.last = now;
+        if kind == Kind::End {
+            self.end = now;
+        }
+        if is_before_this {
+            self.before_this = now;
+        }
+    }
 }
 
 /// What is known now.
@@ -96,6 +124,11 @@ impl Memory {
     pub fn is_idle(&self) -> bool {
         self.question.is_none() && self.suspects.is_empty()
     }
+
+    /// Whether a question is under way that may still be answered.
+    pub fn expects_answers(&self, now: f64) -> bool {
+        self.question.as_ref().is_some_and(|question| now - question.at < ANSWER_TIME)
+    }
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -117,7 +150,7 @@ pub fn decide(state: &State, memory: &Memory, settings: &Settings, now: f64) -> 
     let mut next = memory.clone();
     if let Some(question) = &mut next.question
         && !state.is_answered
-        && now - question.at < ANSWER_TIME
+        && memory.expects_answers(now)
     {
         let repeats = now - question.at >= ASK_AGAIN && !question.was_repeated;
         question.was_repeated |= repeats;
@@ -219,7 +252,7 @@ fn hung(state: &State, next: &mut Memory, settings: &Settings, now: f64) -> Opti
         }
     }
     next.suspects = suspects;
-    next.reported.retain(|(rank, number)| state.wait((*rank, *number)).is_some());
+    next.reported.retain(|key| wait_of(&state.world, *key).is_some());
     found.map(|(_, key, reason)| (key, reason))
 }
 
@@ -248,12 +281,6 @@ fn has_come_to(first: f64, wait: &Wait, settings: &Settings, now: f64, before: f
     let asked_at = unit * (age / unit).log2().floor().exp2();
     let age_before = wait.seconds - (now - before);
     asked_at >= first.min(reported) && age_before < (1.0 - SPREAD) * asked_at
-}
-
-impl State {
-    pub fn wait(&self, (rank, number): Key) -> Option<&Wait> {
-        self.world.get(&rank)?.waits.iter().find(|wait| wait.number == number)
-    }
 }
 
 #[cfg(test)]

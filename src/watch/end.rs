@@ -1,26 +1,53 @@
-//! How a job is ended.
+//! How a job is ended, or this rank: where an operation hangs, by a signal, with the launcher, by a library.
+//!
+//! Of the signals, `SIGTERM` is the one by which launchers end a job, and `SIGINT` one that Python cannot answer while the rank
+//! waits in an operation. A line says where the rank was.
 
-use std::time::Duration;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
+use super::settings::{print, watchdog};
+use super::waits::{self, Waits};
+use super::{own, python, report};
+use crate::job::host::Host;
+use crate::job::mail::Kind;
+use crate::job::status::Life;
 use crate::mpilib;
-use crate::record::timeline;
+use crate::record::{recorder, timeline};
 use crate::system::launcher::Launcher;
+use crate::system::signal;
 
 /// The job's exit status where an operation hangs. Not 124, which is timeout(1)'s, nor what shells and signals use.
 pub const HUNG: i32 = 97;
+/// For how long Python has to answer an interrupt.
+const PATIENCE: Duration = Duration::from_millis(500);
 
-/// Ends the job with this status unless the process has ended by itself after so many seconds. `ending` tells the others.
-pub fn abort_after(seconds: f64, code: i32, ending: fn()) {
+/// Tells the other ranks that this one has said why the job ends, and removes what the job would leave.
+pub fn ending() {
     timeline::flush();
+    if let Some(watchdog) = watchdog() {
+        watchdog.host.end();
+    }
+}
+
+/// Launchers lose lines that are written just before the end.
+fn let_launcher_read() {
+    std::thread::sleep(Duration::from_millis(200));
+}
+
+/// Ends the job with this status unless the process has ended by itself after so many seconds.
+#[cfg_attr(feature = "python", pyo3::pyfunction)]
+pub fn abort_after(seconds: f64, code: i32) {
     ending();
     std::thread::spawn(move || {
         std::thread::sleep(Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX));
-        end_job(code, ending);
+        end_job(code);
     });
 }
 
-/// Ends the job. `ending` tells the others, and removes what the job would leave.
-pub fn end_job(code: i32, ending: fn()) -> ! {
+/// Ends the job, of which this rank has said why.
+pub fn end_job(code: i32) -> ! {
     // Whatever state MPI is in: launchers end a job of which a process dies.
     std::thread::spawn(move || {
         std::thread::sleep(Duration::from_secs(5));
@@ -28,7 +55,6 @@ pub fn end_job(code: i32, ending: fn()) -> ! {
         unsafe { libc::_exit(code) };
     });
     let_launcher_read();
-    timeline::flush();
     ending();
     mpilib::abort(code);
     // SAFETY: ends the process.
@@ -36,15 +62,87 @@ pub fn end_job(code: i32, ending: fn()) -> ! {
 }
 
 /// Ends this process, whose launcher has ended before it.
-pub fn follow(launcher: &Launcher, words: impl FnOnce(&str), ending: fn()) -> ! {
-    timeline::flush();
-    words(&format!("{} has ended, and so does this rank", launcher.name()));
+pub fn follow(launcher: &Launcher, rank: i32) -> ! {
+    print(&format!("r{rank} | mpi4jax: {} has ended, and so does this rank\n", launcher.name()));
     ending();
     // SAFETY: ends the process.
     unsafe { libc::_exit(HUNG) }
 }
 
-/// Launchers lose lines that are written just before the end.
-pub fn let_launcher_read() {
-    std::thread::sleep(Duration::from_millis(200));
+/// Has Python's main thread call [`python_runs`] when it can.
+static ASK_PYTHON: OnceLock<fn()> = OnceLock::new();
+/// Python's main thread has run since the last interrupt, and so has seen it.
+static PYTHON_RUNS: AtomicBool = AtomicBool::new(false);
+
+/// Python's main thread runs.
+pub fn python_runs() {
+    PYTHON_RUNS.store(true, Ordering::Relaxed);
+}
+
+/// From now on `SIGTERM` ends this rank with a line, if nothing else handles it, and so does `SIGINT`, if Python's handler is
+/// its own: then there is `ask`, which has Python's main thread call [`python_runs`] when it can.
+pub fn take_signals(ask: Option<fn()>) {
+    if signal::is_default(libc::SIGTERM) {
+        signal::take(libc::SIGTERM);
+    }
+    if let Some(ask) = ask
+        && signal::has_handler(libc::SIGINT)
+    {
+        let _ = ASK_PYTHON.set(ask);
+        signal::take(libc::SIGINT);
+    }
+}
+
+/// A signal has come that may end this rank.
+pub fn by_signal(signal: i32, host: &Host) {
+    if signal == libc::SIGINT && !stays_in_operation() {
+        return;
+    }
+    timeline::flush();
+    if !is_explained(host) {
+        let name = if signal == libc::SIGINT { "SIGINT" } else { "SIGTERM" };
+        let mut status = own::status_now(host.size);
+        if status.waits.is_empty() {
+            status = own::status(&Waits::default(), &python::python(), None);
+        }
+        let place = report::briefly(&status);
+        print(&format!("r{} | mpi4jax: {name} ends this rank, which is {place}\n", host.rank));
+        let_launcher_read();
+    }
+    signal::end_by(signal);
+}
+
+/// Whether a rank has said why the job ends.
+fn is_explained(host: &Host) -> bool {
+    host.is_ending() || host.question().is_some_and(|question| question.kind == Kind::End)
+}
+
+/// Whether what is under way now is so after a moment too, and Python has not been able to run.
+fn stays_in_operation() -> bool {
+    let Some(ask) = ASK_PYTHON.get() else { return false };
+    PYTHON_RUNS.store(false, Ordering::Relaxed);
+    ask();
+    let before = waits::under_way();
+    let start = Instant::now();
+    let is_stuck = || waits::under_way().iter().any(|number| before.contains(number));
+    while !PYTHON_RUNS.load(Ordering::Relaxed) && is_stuck() {
+        if start.elapsed() > PATIENCE {
+            return true;
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    false
+}
+
+/// This process exits.
+pub extern "C" fn at_exit() {
+    let Some(watchdog) = watchdog() else { return };
+    let host = &watchdog.host;
+    let is_expected = waits::life() == Life::Finished || host.is_ending();
+    if let (false, Some(record)) = (is_expected, recorder::running().first()) {
+        // MPICH does so by itself after some errors, whatever is to be done with errors.
+        print(&format!("r{} | mpi4jax: a library has ended this rank in {record}\n", host.rank));
+        let_launcher_read();
+    }
+    host.leave();
 }

@@ -5,6 +5,7 @@
 //! is found by reduction: all ranks that wait are taken for stuck at first, and those of which a wait can end are released, and
 //! then those that wait for them.
 
+use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
 
 use crate::job::ranks::Ranks;
@@ -24,14 +25,19 @@ pub enum Why {
     Stuck(Vec<i32>),
 }
 
+/// A collective: its communicator, and its number there.
+type Collective = (CommId, u64);
+
 pub struct Graph<'a> {
     world: &'a World,
     stuck: HashSet<i32>,
     gone: Vec<i32>,
     /// The ranks that wait in each collective.
-    arrived: HashMap<(CommId, u64), HashSet<i32>>,
+    arrived: HashMap<Collective, HashSet<i32>>,
     /// The ranks that have begun to send.
     senders: Vec<i32>,
+    /// Why a collective cannot end, or a call that is none, which all of its ranks decide together: found out once.
+    shared: RefCell<HashMap<Option<Collective>, Option<Why>>>,
 }
 
 impl RankStatus {
@@ -85,14 +91,14 @@ impl<'a> Graph<'a> {
             |rank: &RankStatus| rank.needs().any(|need| matches!(need, Need::Message { to: Some(_), .. }));
         let senders = world.iter().filter(|(_, rank)| sends(rank)).map(|(&rank, _)| rank).collect();
         let gone = gone.map(|(&rank, _)| rank).collect();
-        let mut graph = Self { world, stuck, gone, arrived, senders };
+        let mut graph = Self { world, stuck, gone, arrived, senders, shared: RefCell::default() };
         graph.reduce();
         graph
     }
 
     /// Releases the ranks that are not stuck: first those of which a wait can end, then those that wait for them.
     fn reduce(&mut self) {
-        type Key<'k> = (Option<(CommId, u64)>, &'k Ranks);
+        type Key<'k> = (Option<Collective>, &'k Ranks);
         let mut named: HashMap<i32, Vec<i32>> = HashMap::new();
         let mut groups: HashMap<Key, Vec<i32>> = HashMap::new();
         for &rank in &self.stuck {
@@ -114,20 +120,9 @@ impl<'a> Graph<'a> {
                 }
             }
         }
-        // What all members of a group decide together is found out once, for all of its waits.
-        let mut known: HashMap<(CommId, u64), bool> = HashMap::new();
-        let mut released: Vec<i32> = Vec::new();
-        for &rank in &self.stuck {
-            let is_blocked = |wait: &Wait| match wait.need {
-                Need::Collective { comm, number } => {
-                    *known.entry((comm, number)).or_insert_with(|| self.why(rank, wait).is_some())
-                }
-                _ => self.why(rank, wait).is_some(),
-            };
-            if !self.world[&rank].waits.iter().all(is_blocked) {
-                released.push(rank);
-            }
-        }
+        let is_released =
+            |rank: &i32| self.world[rank].waits.iter().any(|wait| self.why(*rank, wait).is_none());
+        let mut released: Vec<i32> = self.stuck.iter().copied().filter(is_released).collect();
         while let Some(rank) = released.pop() {
             if !self.stuck.remove(&rank) {
                 continue;
@@ -144,6 +139,8 @@ impl<'a> Graph<'a> {
             });
             released.append(&mut waiting);
         }
+        // That was found out while all ranks that wait were taken for stuck.
+        self.shared.take();
     }
 
     /// Why a rank begins nothing any more; None: it may.
@@ -157,6 +154,20 @@ impl<'a> Graph<'a> {
 
     /// Why a wait of a rank cannot end; None: it can, as far as is known.
     pub fn why(&self, rank: i32, wait: &Wait) -> Option<Why> {
+        let key = match wait.need {
+            Need::Collective { comm, number } => Some((comm, number)),
+            Need::Call => None,
+            _ => return self.find(rank, wait),
+        };
+        if let Some(why) = self.shared.borrow().get(&key) {
+            return why.clone();
+        }
+        let why = self.find(rank, wait);
+        self.shared.borrow_mut().insert(key, why.clone());
+        why
+    }
+
+    fn find(&self, rank: i32, wait: &Wait) -> Option<Why> {
         if let Some(&gone) = self.gone.iter().find(|&&gone| wait.members.contains(gone)) {
             return Some(Why::Gone(gone));
         }

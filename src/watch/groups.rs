@@ -1,25 +1,19 @@
 //! Ranks by what they do, in a bounded number of lines, each of bounded length, however many ranks there are.
 
-use std::collections::HashMap;
+use std::cmp::Reverse;
 
-use crate::job::ranks::Ranks;
+use crate::job::ranks::{Ranks, grouped};
 
 /// How many lines a report has of what the ranks do.
 const LINES: usize = 16;
 /// How many runs of ranks are named in one place.
 const RUNS: usize = 8;
 
-/// Ranks that do the same.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Group {
-    pub members: Ranks,
-    pub state: String,
-    /// The longest time that one of them has done so.
-    pub seconds: f64,
-}
+/// What ranks do, and which.
+type Group = (String, Ranks);
 
 /// "ranks 0-2, 5"; of many, the first, and how many more.
-pub fn ranks(ranks: &Ranks) -> String {
+pub fn ranks_in_words(ranks: &Ranks) -> String {
     let (count, all) = (ranks.count(), ranks.to_string());
     let runs: Vec<&str> = all.split(',').collect();
     let mut text = format!("rank{} ", if count == 1 { "" } else { "s" });
@@ -31,34 +25,20 @@ pub fn ranks(ranks: &Ranks) -> String {
     text
 }
 
-/// Ranks by what they do, most first.
-fn grouped(groups: impl IntoIterator<Item = Group>) -> Vec<Group> {
-    let mut by_state: HashMap<String, (Vec<i32>, f64)> = HashMap::new();
-    for Group { members, state, seconds } in groups {
-        let (ranks, longest) = by_state.entry(state).or_default();
-        ranks.extend(members.iter());
-        *longest = longest.max(seconds);
-    }
-    let group = |(state, (ranks, seconds)): (String, (Vec<i32>, f64))| Group {
-        members: ranks.into_iter().collect(),
-        state,
-        seconds,
-    };
-    let mut groups: Vec<Group> = by_state.into_iter().map(group).collect();
-    groups.sort_by_key(|group| (std::cmp::Reverse(group.members.count()), group.members.first()));
-    groups
-}
-
-/// The same, where what only some say of peers, and then also of sizes, is left out as long as there are more groups
-/// than this.
-fn at_most(count: usize, groups: impl IntoIterator<Item = Group>) -> Vec<Group> {
-    let mut groups = grouped(groups);
+/// Ranks by what they do, most first. What only some say of peers, and then also of sizes, is left out as long as there are more
+/// groups than this.
+fn at_most(count: usize, ranks: impl IntoIterator<Item = (String, i32)>) -> Vec<Group> {
+    let mut groups = grouped(ranks);
     for simpler in [without_peers, without_sizes] {
         if groups.len() <= count {
             break;
         }
-        groups = grouped(groups.into_iter().map(|group| Group { state: simpler(&group.state), ..group }));
+        let simplified = groups.iter().map(|(state, ranks)| (simpler(state), ranks));
+        groups = grouped(
+            simplified.flat_map(|(state, ranks)| ranks.iter().map(move |rank| (state.clone(), rank))),
+        );
     }
+    groups.sort_by_key(|(_, ranks)| (Reverse(ranks.count()), ranks.first()));
     groups
 }
 
@@ -90,53 +70,54 @@ fn without_sizes(state: &str) -> String {
     text + rest
 }
 
-/// What all ranks do, most first, a line a group.
-pub fn lines(groups: impl IntoIterator<Item = Group>) -> String {
-    let groups = at_most(LINES, groups);
+/// What all ranks do, most first, a line a group, with the longest time that one of its ranks has done so.
+pub fn lines(ranks: impl IntoIterator<Item = (String, i32)>, seconds: impl Fn(i32) -> f64) -> String {
+    let groups = at_most(LINES, ranks);
     // Of the rest, one line.
     let shown = if groups.len() > LINES { LINES - 1 } else { groups.len() };
     let mut text = String::new();
-    for Group { members, state, seconds } in &groups[..shown] {
-        let verb = if members.count() == 1 { "is" } else { "are" };
-        let since = if *seconds > 0.0 { format!(" (for {seconds:.1} s)") } else { String::new() };
-        text += &format!("  {} {verb} {state}{since}\n", ranks(members));
+    for (state, members) in &groups[..shown] {
+        let longest = members.iter().map(&seconds).fold(0.0, f64::max);
+        let since = if longest > 0.0 { format!(" (for {longest:.1} s)") } else { String::new() };
+        text += &format!("  {} {} {state}{since}\n", ranks_in_words(members), verb(members));
     }
     if shown < groups.len() {
-        text += &format!("  {} do {} other things\n", ranks(&all(&groups[shown..])), groups.len() - shown);
+        let rest = ranks_in_words(&all(&groups[shown..]));
+        text += &format!("  {rest} do {} other things\n", groups.len() - shown);
     }
     text
 }
 
-/// Whom is waited for, most first, in some words: " for rank 3, which is in Python at io.py:40".
-pub fn waited_for(groups: impl IntoIterator<Item = Group>) -> String {
-    let groups = at_most(3, groups);
-    let total: usize = groups.iter().map(|group| group.members.count()).sum();
+/// The ranks that are waited for, most first, in some words: " for rank 3, which is in Python at io.py:40".
+pub fn waited_for(ranks: impl IntoIterator<Item = (String, i32)>) -> String {
+    let groups = at_most(3, ranks);
+    let total: usize = groups.iter().map(|(_, members)| members.count()).sum();
     let mut text = if groups.len() > 1 { format!(" for {total} ranks:") } else { " for".into() };
-    for (i, Group { members, state, .. }) in groups.iter().take(3).enumerate() {
-        let verb = if members.count() == 1 { "is" } else { "are" };
-        text += &format!("{} {}, which {verb} {state}", if i == 0 { "" } else { ";" }, ranks(members));
+    for (i, (state, members)) in groups.iter().take(3).enumerate() {
+        let before = if i == 0 { "" } else { ";" };
+        text += &format!("{before} {}, which {} {state}", ranks_in_words(members), verb(members));
     }
     if groups.len() > 3 {
-        text += &format!("; and {}", ranks(&all(&groups[3..])));
+        text += &format!("; and {}", ranks_in_words(&all(&groups[3..])));
     }
     text
+}
+
+fn verb(members: &Ranks) -> &'static str {
+    if members.count() == 1 { "is" } else { "are" }
 }
 
 fn all(groups: &[Group]) -> Ranks {
-    groups.iter().flat_map(|group| group.members.iter()).collect()
+    groups.iter().flat_map(|(_, members)| members.iter()).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn group(rank: i32, state: String, seconds: f64) -> Group {
-        Group { members: [rank].into_iter().collect(), state, seconds }
-    }
-
     #[test]
     fn ranks_are_named_in_runs() {
-        let of = |list: &[i32]| ranks(&list.iter().copied().collect());
+        let of = |list: &[i32]| ranks_in_words(&list.iter().copied().collect());
         assert_eq!(of(&[3]), "rank 3");
         assert_eq!(of(&[0, 1, 2, 5, 7, 8]), "ranks 0-2, 5, 7-8");
         let even: Vec<i32> = (0..5000).map(|i| 2 * i).collect();
@@ -152,25 +133,23 @@ mod tests {
             4711 => "in no operation; Python is at io.py:40 in load".to_owned(),
             _ => format!("in recv from {}, tag 7 (3 x float32) on c, a.py:8", (rank + 1) % n),
         };
-        let text = lines((0..n).map(|rank| group(rank, ring(rank), 1.0)));
+        let text = lines((0..n).map(|rank| (ring(rank), rank)), |_| 1.0);
         assert_eq!(
             text,
             "  ranks 0-4710, 4712-9999 are in recv from others, tag 7 (3 x float32) on c, a.py:8 (for 1.0 s)\n  \
              rank 4711 is in no operation; Python is at io.py:40 in load (for 1.0 s)\n"
         );
-        let sizes =
-            (0..n).map(|rank| group(rank, format!("in allreduce #{} ({rank} x int8) on c", rank % 3), 0.0));
-        assert_eq!(lines(sizes).lines().count(), 3);
-        let different = lines((0..n).map(|rank| group(rank, format!("in Python at a.py:{rank}"), 0.0)));
+        let sizes = (0..n).map(|rank| (format!("in allreduce #{} ({rank} x int8) on c", rank % 3), rank));
+        assert_eq!(lines(sizes, |_| 0.0).lines().count(), 3);
+        let different = lines((0..n).map(|rank| (format!("in Python at a.py:{rank}"), rank)), |_| 0.0);
         assert_eq!(different.lines().count(), LINES);
         assert!(different.ends_with("  ranks 15-9999 do 9985 other things\n"), "{different}");
     }
 
     #[test]
     fn slow_ranks_are_counted_and_odd_ones_named() {
-        let of = |states: &[(i32, &str)]| {
-            waited_for(states.iter().map(|&(rank, state)| group(rank, state.to_owned(), 0.0)))
-        };
+        let of =
+            |states: &[(i32, &str)]| waited_for(states.iter().map(|&(rank, state)| (state.to_owned(), rank)));
         assert_eq!(of(&[(3, "in Python at io.py:40")]), " for rank 3, which is in Python at io.py:40");
         assert_eq!(of(&[(3, "a"), (4, "a")]), " for ranks 3-4, which are a");
         assert_eq!(

@@ -2,22 +2,22 @@
 //! and does what [`decide`] says.
 
 use std::collections::HashMap;
-use std::time::SystemTime;
 
 use super::decide::{self, Action, Key, Memory, Reason, State};
 use super::end::{self, HUNG};
 use super::own::Own;
 use super::report::{self, Facts};
-use super::start::{Settings, ending};
-use super::watchdog::print;
+use super::settings::{Settings, print};
 use crate::job::host::Host;
 use crate::job::link;
-use crate::job::mail::{Heard, Kind, Message, Question};
-use crate::job::status::{Life, RankStatus, World, compare_origins};
+use crate::job::mail::{Kind, Mail, Message, Question};
+use crate::job::status::{Life, RankStatus, World, compare_origins, wait_of};
 use crate::system::os;
 
 /// For how long a leader waits for the ranks of its host, where another host asks.
 const ANSWER_TIME_HERE: f64 = 3.0;
+/// For how long a request for a report stands for those of other ranks too.
+const ONE_REQUEST: f64 = 3.0;
 
 pub struct Leader {
     host: &'static Host,
@@ -26,14 +26,12 @@ pub struct Leader {
     /// What is known of all ranks, and when each of their waits began.
     state: State,
     since: HashMap<Key, f64>,
-    /// What ranks of other hosts have answered.
-    far: World,
     /// The last question to the ranks of this host: its time, and when they were asked.
     asked: (u64, f64),
     /// Questions of other hosts that are not answered yet, each with the rank that has asked.
     pending: Vec<(i32, Question)>,
-    /// The last request for a report that has been seen.
-    requested: Option<SystemTime>,
+    /// The rank that the user asked for a report last, and when.
+    requested: Option<(i32, f64)>,
 }
 
 impl Leader {
@@ -44,7 +42,6 @@ impl Leader {
             memory: Memory::default(),
             state: State::default(),
             since: HashMap::new(),
-            far: World::new(),
             asked: (0, 0.0),
             pending: Vec::new(),
             requested: None,
@@ -69,20 +66,18 @@ impl Leader {
             && self.state.world.values().all(|rank| rank.waits.is_empty())
     }
 
-    /// The user asks this rank for a report.
-    pub fn report(&mut self, rank: i32) {
-        self.state.report_for = Some(rank);
+    /// The user asks a rank for a report. Launchers pass the signal on to all ranks, which is one request.
+    pub fn report(&mut self, rank: i32, now: f64) {
+        if self.requested.is_none_or(|(before, at)| before == rank || now - at > ONE_REQUEST) {
+            (self.requested, self.state.report_for) = (Some((rank, now)), Some(rank));
+        }
     }
 
     /// Takes the questions that have come.
     pub fn listen(&mut self, own: &mut Own, now: f64) {
-        if let Some((rank, at)) = self.host.report_request()
-            && self.requested != Some(at)
-        {
-            self.requested = Some(at);
-            self.report(rank);
-        }
-        for (from, question) in link::take_questions() {
+        let questions = link::mail().take_questions();
+        for (from, question) in questions {
+            self.state.heard.note(from < self.host.rank, question.kind, now);
             self.ask_here(&Question::new(question.kind, self.host.rank), own, now);
             self.pending.push((from, question));
         }
@@ -91,20 +86,20 @@ impl Leader {
     pub fn step(&mut self, own: &mut Own, now: f64) {
         self.observe(own, now);
         let report_after = self.settings.report_after;
-        let settings = decide::Settings { report_after, host: link::place() };
+        let settings = decide::Settings { report_after, host: link::mail().place() };
         let (memory, actions) = decide::decide(&self.state, &self.memory, &settings, now);
         self.memory = memory;
         for action in actions {
             match action {
                 Action::Ask(kind) => {
                     let question = Question::new(kind, self.host.rank);
-                    link::ask(&question);
+                    link::post(|mail| mail.ask(&question));
                     self.ask_here(&question, own, now);
                     if kind == Kind::Report {
                         self.state.report_for = None;
                     }
                 }
-                Action::AskAgain => link::ask_again(),
+                Action::AskAgain => link::post(Mail::ask_again),
                 Action::PrintLine(key) => print(&self.facts(own).line(key).unwrap_or_default()),
                 Action::PrintReport(rank) => {
                     print(&self.facts(own).report("report (SIGUSR1)", (rank, 0), self.host.rank));
@@ -135,45 +130,22 @@ impl Leader {
         }
         if all_here || now - asked_at > ANSWER_TIME_HERE {
             for (from, question) in self.pending.drain(..) {
-                link::answer(from, Message::answer(question, &here));
+                link::post(|mail| mail.answer(from, Message::answer(question, &here)));
             }
         }
-        let mut all_there = true;
-        if self.memory.question.is_some() {
-            (self.far, all_there) = link::answers();
-        } else if self.memory.is_idle() {
-            self.far.clear();
+        let is_asking = self.memory.question.is_some();
+        let is_answered = all_here && (!is_asking || link::mail().is_answered());
+        let world = &mut self.state.world;
+        if is_asking && (is_answered || !self.memory.expects_answers(now)) {
+            *world = link::mail().answers();
+        } else if self.memory.is_idle() || here.is_empty() {
+            world.clear();
         }
-        let mut world = self.far.clone();
         world.extend(here);
-        self.count_seconds(&mut world, now);
-        compare_origins(&mut world);
-        let later = now - link::now();
-        let heard = link::heard();
-        self.state = State {
-            world,
-            is_debugged: os::is_debugged(),
-            report_for: self.state.report_for,
-            heard: Heard {
-                last: heard.last + later,
-                end: heard.end + later,
-                before_this: heard.before_this + later,
-            },
-            is_answered: all_here && all_there,
-        };
-    }
-
-    /// How long waits have lasted, by the clock of this process.
-    fn count_seconds(&mut self, world: &mut World, now: f64) {
-        for (rank, status) in world.iter_mut() {
-            for wait in &mut status.waits {
-                let since = self.since.entry((*rank, wait.number)).or_insert(now - wait.seconds);
-                wait.seconds = now - *since;
-            }
-        }
-        self.since.retain(|(rank, number), _| {
-            world.get(rank).is_some_and(|status| status.waits.iter().any(|wait| wait.number == *number))
-        });
+        count_seconds(&mut self.since, world, now);
+        compare_origins(world);
+        self.state.is_debugged = os::is_debugged();
+        self.state.is_answered = is_answered;
     }
 
     fn facts(&self, own: &Own) -> Facts<'_> {
@@ -188,7 +160,7 @@ impl Leader {
 
     /// An operation hangs: this rank reports for all, and ends the job.
     fn end(&self, key: Key, reason: &Reason, own: &Own) {
-        let Some(wait) = self.state.wait(key) else { return };
+        let Some(wait) = wait_of(&self.state.world, key) else { return };
         let headline = report::headline(&self.state.world, key, wait, reason);
         let mut text = self.facts(own).report(&headline, key, self.host.rank);
         let ends = self.settings.abort;
@@ -199,7 +171,21 @@ impl Leader {
         };
         print(&text);
         if ends {
-            end::end_job(HUNG, ending);
+            end::end_job(HUNG);
         }
     }
+}
+
+/// How long waits have lasted, by the clock of this process, which knows since when.
+fn count_seconds(since: &mut HashMap<Key, f64>, world: &mut World, now: f64) {
+    let mut found = HashMap::new();
+    for (rank, status) in world.iter_mut() {
+        for wait in &mut status.waits {
+            let key = (*rank, wait.number);
+            let began = since.get(&key).copied().unwrap_or(now - wait.seconds);
+            wait.seconds = now - began;
+            found.insert(key, began);
+        }
+    }
+    *since = found;
 }

@@ -2,7 +2,6 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use super::decide::ANSWER_TIME;
 use super::dump::dump;
 use super::python::{self, OtherThreads, Python};
 use super::report;
@@ -25,9 +24,8 @@ pub struct Own {
     pub waits: Waits,
     other_threads: OtherThreads,
     published: Option<RankStatus>,
-    /// The time of the last question that it has answered, and when it has.
+    /// The time of the last question that it has answered.
     answered: u64,
-    answered_at: f64,
     /// Why it could not tell the others, if so.
     pub trouble: Option<String>,
 }
@@ -40,25 +38,16 @@ impl Own {
     /// Tells the other ranks of this host what this one does, if it waits or is asked. Whether it has told them something new.
     pub fn publish(&mut self, host: &Host, question: Option<Question>, now: f64) -> bool {
         let question = question.filter(|question| question.time > self.answered);
-        if question.is_none() && self.waits.longest() < TELL_AFTER && self.published.is_none() {
+        let holds = |told: &RankStatus| told.waits.is_empty() && told.life == waits::life();
+        let is_due = self.published.as_ref().is_some_and(|told| !holds(told));
+        if question.is_none() && !is_due && self.waits.longest() < TELL_AFTER {
             return false;
-        }
-        if question.is_none() && self.waits.is_empty() && waits::life() == Life::Runs {
-            // The rank that has asked may not have read the answer yet.
-            let is_read = self.answered == 0 || now - self.answered_at > 2.0 * ANSWER_TIME;
-            if is_read {
-                host.withdraw();
-                self.published = None;
-            }
-            if is_read || self.published.as_ref().is_some_and(|published| published.waits.is_empty()) {
-                return false;
-            }
         }
         let python = python::python();
         let other = self.other_threads.find(&python, &self.waits.threads(), now);
         let mut status = status(&self.waits, &python, other);
         if let Some(question) = &question {
-            (self.answered, self.answered_at) = (question.time, now);
+            self.answered = question.time;
             if question.kind != Kind::Status {
                 let dump = dump(host, question.kind, &report::doing(&status), python.main());
                 self.note(host.dump(&dump));

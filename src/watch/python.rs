@@ -4,7 +4,8 @@
 //! the lock, it cannot, and that is all that is known.
 
 use std::fmt;
-use std::os::fd::RawFd;
+use std::io::{self, Write};
+use std::os::unix::net::UnixStream;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -84,7 +85,7 @@ impl Python {
 /// What has been asked, and answered.
 struct Answers {
     /// At its other end a thread of Python's waits for questions.
-    socket: Option<RawFd>,
+    socket: Option<UnixStream>,
     /// The last question, and the last one that has been answered.
     asked: u64,
     answered: u64,
@@ -99,9 +100,12 @@ fn answers() -> MutexGuard<'static, Answers> {
     ANSWERS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A thread of Python's calls [`answer`] when there is something to read at the other end of this socket, which stays open.
-pub fn use_answers(socket: RawFd) {
-    answers().socket = Some(socket);
+/// A socket for a thread of Python's, which calls [`answer`] each time that there is something to read. In `recv`, it is seen to
+/// sleep.
+pub fn questions() -> io::Result<UnixStream> {
+    let (ours, theirs) = UnixStream::pair()?;
+    answers().socket = Some(ours);
+    Ok(theirs)
 }
 
 /// Answers what has been asked so far; `threads` looks where they are, the main one first.
@@ -116,13 +120,18 @@ pub fn answer(threads: impl FnOnce() -> Vec<Thread>) {
 /// Where Python's threads are.
 pub fn python() -> Python {
     let mut answers = answers();
-    let Some(socket) = answers.socket.filter(|_| waits::life() != Life::Finished) else {
+    if waits::life() == Life::Finished {
         return Python::Nothing;
-    };
-    answers.asked += 1;
+    }
+    // An older question that still waits for Python's lock is this one too.
+    if answers.answered == answers.asked {
+        let is_sent = answers.socket.as_mut().is_some_and(|socket| socket.write_all(b"?").is_ok());
+        if !is_sent {
+            return Python::Nothing;
+        }
+        answers.asked += 1;
+    }
     let number = answers.asked;
-    // SAFETY: a byte of ours. If the socket is full, older questions wait for Python's lock.
-    unsafe { libc::send(socket, c"?".as_ptr().cast(), 1, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) };
     for _ in 0..STEPS {
         answers = ANSWERED.wait_timeout(answers, STEP).unwrap_or_else(PoisonError::into_inner).0;
         if answers.answered >= number {
@@ -216,7 +225,7 @@ mod tests {
         assert!(others.find(&Python::Nothing, &[(1, 0)], 0.0).is_some());
     }
 
-    /// This is no main thread, and the main one of a test waits for it: in what, nobody has said.
+    /// Not the test's thread is the main one, but the one that waits for it.
     #[test]
     #[cfg(target_os = "linux")]
     fn a_main_thread_counts_as_waiting_where_it_waits_for_jax_and_nothing_runs() {

@@ -4,10 +4,10 @@ use std::path::Path;
 
 use super::decide::{Key, Reason};
 use super::graph::{Graph, Why};
-use super::groups::{self, Group};
+use super::groups;
 use crate::comm::{self, origin::UNKNOWN};
 use crate::job::ranks::Ranks;
-use crate::job::status::{Life, Need, Peer, RankStatus, Wait, World};
+use crate::job::status::{Life, Need, Peer, RankStatus, Wait, World, wait_of};
 
 /// What is known, and how.
 pub struct Facts<'a> {
@@ -80,22 +80,22 @@ impl Facts<'_> {
         self.trouble.is_none() || self.asks_hosts
     }
 
-    /// What the ranks do, as `words` says it.
-    fn groups(&self, ranks: impl Iterator<Item = i32>, words: fn(&RankStatus) -> String) -> Vec<Group> {
-        let group = |rank: i32| {
-            let status = self.world.get(&rank);
-            let seconds = |it: &RankStatus| it.waits.first().map_or(it.seconds, |wait| wait.seconds);
-            let state = status.map_or_else(|| self.unknown().into(), words);
-            Group { members: [rank].into_iter().collect(), state, seconds: status.map_or(0.0, seconds) }
-        };
-        ranks.map(group).collect()
+    /// What a rank does, as `words` says it.
+    fn state(&self, rank: i32, words: fn(&RankStatus) -> String) -> (String, i32) {
+        (self.world.get(&rank).map_or_else(|| self.unknown().into(), words), rank)
+    }
+
+    /// For how long a rank has done what it does.
+    fn seconds(&self, rank: i32) -> f64 {
+        let seconds = |it: &RankStatus| it.waits.first().map_or(it.seconds, |wait| wait.seconds);
+        self.world.get(&rank).map_or(0.0, seconds)
     }
 
     /// What all ranks do, and what one of them, the subject, did last.
     pub fn report(&self, headline: &str, (subject, wait): Key, own: i32) -> String {
         let mut text = format!("r{subject} | mpi4jax: {headline}\n");
         let ranks = if self.can_ask() { 0..self.size } else { own..own + 1 };
-        text += &groups::lines(self.groups(ranks, doing));
+        text += &groups::lines(ranks.map(|rank| self.state(rank, doing)), |rank| self.seconds(rank));
         if text.contains(" on comm#") {
             text += "  comm#0, comm#1, ... are numbers that each rank gives for itself to communicators without a name: \
                      Set_name tells them apart\n";
@@ -119,13 +119,13 @@ impl Facts<'_> {
         }
     }
 
-    /// A line about something that takes long: whom a rank waits for. `None`: there is nothing to say.
+    /// A line about something that takes long: for which ranks it waits. `None`: there is nothing to say.
     pub fn line(&self, key: Key) -> Option<String> {
-        let wait = self.world.get(&key.0)?.waits.iter().find(|wait| wait.number == key.1)?;
+        let wait = wait_of(self.world, key)?;
         let mut line = format!("r{} | mpi4jax: {} has waited for {:.0} s", key.0, wait.words, wait.seconds);
         if self.can_ask() {
             let late = wait.members.iter().filter(|&rank| self.is_late(key.0, wait, rank));
-            let late = self.groups(late, briefly);
+            let late: Vec<_> = late.map(|rank| self.state(rank, briefly)).collect();
             match (late.is_empty(), &wait.need) {
                 (true, Need::End) => return None,
                 (true, Need::Collective { comm, .. }) if comm.origin == UNKNOWN => {
@@ -137,7 +137,7 @@ impl Facts<'_> {
             }
         } else {
             let others: Ranks = wait.members.iter().filter(|rank| *rank != key.0).collect();
-            line += &format!(" for {}", groups::ranks(&others));
+            line += &format!(" for {}", groups::ranks_in_words(&others));
         }
         if let Some((cycle, rank)) = looks_stuck(self.world, key)
             && let Some(other) = &self.world[&rank].other
@@ -152,9 +152,9 @@ impl Facts<'_> {
         Some(line + "; the job goes on (MPI4JAX_TIMEOUT=seconds would end it)\n")
     }
 
-    /// What is easily overlooked where a rank waits for a message that nobody is about to send.
+    /// What is easily overlooked where a rank waits for a message that no rank is about to send.
     fn hint(&self, (rank, number): Key) -> Option<&'static str> {
-        let wait = self.world.get(&rank)?.waits.iter().find(|wait| wait.number == number)?;
+        let wait = wait_of(self.world, (rank, number))?;
         let Need::Message { comm, from: Some(from), .. } = wait.need else { return None };
         let mut senders = self.world.iter().filter(|(other, _)| from.rank.is_none_or(|it| it == **other));
         if senders.any(|(_, status)| status.may_match(rank, false, comm, from.tag)) {
@@ -209,7 +209,7 @@ pub fn headline(world: &World, key: Key, wait: &Wait, reason: &Reason) -> String
 /// The ranks of a cycle of waits, and the one that could still go on with its program, where that is all that is missing for a
 /// proof.
 fn looks_stuck(world: &World, key: Key) -> Option<(Vec<i32>, i32)> {
-    let wait = world.get(&key.0)?.waits.iter().find(|wait| wait.number == key.1)?;
+    let wait = wait_of(world, key)?;
     let graph = Graph::new(world, true);
     let Some(Why::Stuck(_)) = graph.why(key.0, wait) else { return None };
     let cycle = graph.cycle(key.0);
@@ -409,7 +409,10 @@ mod tests {
              rank 0; let one of them send first, or use sendrecv"
         );
         let mixed = text([all(3), recv(0, "recv from 0, a.py:9")]);
-        assert!(mixed.ends_with("let all ranks call the collective before the message, or after it"), "{mixed}");
+        assert!(
+            mixed.ends_with("let all ranks call the collective before the message, or after it"),
+            "{mixed}"
+        );
         let other = text([all(3), all(4)]);
         assert!(other.contains("which is in barrier #1, on another communicator,"), "{other}");
         assert!(other.ends_with("let all ranks use the communicators in the same order"), "{other}");

@@ -1,6 +1,7 @@
 //! What this process waits for: operations, and calls of Python's that are none. And for how long it may.
 
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
@@ -11,20 +12,20 @@ use crate::job::status::{CommId, Life, Need, Peer, Wait};
 use crate::mpilib::wildcards;
 use crate::record::clock;
 use crate::record::recorder::{self, Record};
+use crate::system::signal;
 use crate::transport;
 
 /// How far this rank has come: its program runs, is at its end, or has finished.
-static LIFE: AtomicU8 = AtomicU8::new(0);
-const LIVES: [Life; 3] = [Life::Runs, Life::Exits, Life::Finished];
+static LIFE: Mutex<Life> = Mutex::new(Life::Runs);
 
 /// Python ends, or `MPI_Finalize` begins.
 pub fn come_to(life: Life) {
-    let place = LIVES.iter().position(|it| *it == life).unwrap_or(0);
-    LIFE.fetch_max(place as u8, Ordering::SeqCst);
+    let mut own = lock(&LIFE);
+    *own = life.max(*own);
 }
 
 pub fn life() -> Life {
-    LIVES[usize::from(LIFE.load(Ordering::SeqCst))]
+    *lock(&LIFE)
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -34,11 +35,10 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 // ---- Calls that are no operations
 
 /// A collective call of Python's that is no operation, such as the duplication of a communicator.
-#[derive(Clone, Debug)]
-pub struct Blocked {
-    pub number: u64,
-    pub words: String,
-    pub started: u64,
+struct Blocked {
+    number: u64,
+    words: String,
+    started: u64,
     thread: u64,
 }
 
@@ -50,6 +50,7 @@ pub const AT_END: u64 = 1 << 63;
 static CALLS: AtomicU64 = AtomicU64::new(AT_END + 1);
 
 /// This thread is about to wait for other ranks, in `what`.
+#[cfg_attr(feature = "python", pyo3::pyfunction(name = "watch_enter"))]
 pub fn enter(words: String) {
     let number = CALLS.fetch_add(1, Ordering::Relaxed);
     let thread = recorder::this_thread();
@@ -58,6 +59,7 @@ pub fn enter(words: String) {
 }
 
 /// What this thread waited for last has come.
+#[cfg_attr(feature = "python", pyo3::pyfunction(name = "watch_leave"))]
 pub fn leave() {
     let (mut blocked, thread) = (lock(&BLOCKED), recorder::this_thread());
     if let Some(last) = blocked.iter().rposition(|call| call.thread == thread) {
@@ -65,22 +67,9 @@ pub fn leave() {
     }
 }
 
-pub fn blocked() -> Vec<Blocked> {
-    lock(&BLOCKED).clone()
-}
-
-/// What is under way: the numbers of the operations, and of calls of Python's.
-pub fn under_way() -> Vec<u64> {
-    let mut numbers: Vec<u64> = recorder::running().iter().map(|record| record.ticket).collect();
-    numbers.extend(blocked().iter().map(|call| call.number));
-    numbers.extend(transport::unfinished().iter().map(|op| op.number));
-    numbers
-}
-
 // ---- The watchdog sleeps while nothing is under way
 
 static ASLEEP: AtomicBool = AtomicBool::new(false);
-static WAKE: Mutex<Option<fn()>> = Mutex::new(None);
 
 /// Something begins that may wait.
 #[inline]
@@ -92,17 +81,14 @@ pub fn notice() {
 
 #[cold]
 fn wake() {
-    if ASLEEP.swap(false, Ordering::Relaxed)
-        && let Some(wake) = *lock(&WAKE)
-    {
-        wake();
+    if ASLEEP.swap(false, Ordering::Relaxed) {
+        signal::wake();
     }
 }
 
 /// The watchdog has nothing to do. True: it has said so before, nothing has begun since, and it may sleep until something
-/// does, which calls this function, once.
-pub fn sleep(wake: fn()) -> bool {
-    *lock(&WAKE) = Some(wake);
+/// does, which wakes it, once.
+pub fn sleep() -> bool {
     ASLEEP.swap(true, Ordering::SeqCst)
 }
 
@@ -143,6 +129,7 @@ impl Limit {
 static PARTS: Mutex<Vec<(u64, Limit)>> = Mutex::new(Vec::new());
 
 /// A part begins; its number.
+#[cfg_attr(feature = "python", pyo3::pyfunction(name = "limit_enter"))]
 pub fn enter_limit(seconds: f64) -> u64 {
     static COUNT: AtomicU64 = AtomicU64::new(1);
     let number = COUNT.fetch_add(1, Ordering::Relaxed);
@@ -151,6 +138,7 @@ pub fn enter_limit(seconds: f64) -> u64 {
 }
 
 /// A part ends. Those of other threads may have begun after it.
+#[cfg_attr(feature = "python", pyo3::pyfunction(name = "limit_leave"))]
 pub fn leave_limit(number: u64) {
     lock(&PARTS).retain(|(part, _)| *part != number);
 }
@@ -162,10 +150,11 @@ pub fn current_limit(job: f64) -> Limit {
 
 // ---- Waits
 
-/// Something that this process waits for, and the thread that does.
+/// Something that this process waits for.
 struct Seen {
     wait: Wait,
     has_line: bool,
+    /// The thread that waits, as Python knows it and as the system does.
     thread: (u64, i32),
 }
 
@@ -199,72 +188,62 @@ pub fn started() -> Vec<Need> {
     transport::outstanding().iter().map(need_of).filter(|need| matches!(need, Need::Message { .. })).collect()
 }
 
-/// A wait as its record describes it, which names a line only in compiled functions.
-fn seen(record: &Record) -> Seen {
-    let size = record.dtype.map_or(0, |dtype| dtype.size() as u64);
-    let wait = Wait {
-        number: record.ticket,
-        need: need_of(record),
-        members: record.info.comm.world.iter().copied().collect(),
-        seconds: 0.0,
-        bytes: record.count.saturating_mul(size),
-        late: String::new(),
-        words: record.to_string(),
-        at: String::new(),
-    };
-    Seen { wait, has_line: !record.info.location.is_empty(), thread: record.thread }
+impl Seen {
+    fn new(number: u64, need: Need, members: Ranks, seconds: f64, words: String, thread: (u64, i32)) -> Self {
+        let (late, at) = (String::new(), String::new());
+        let wait = Wait { number, need, members, seconds, bytes: 0, late, words, at };
+        Self { wait, has_line: false, thread }
+    }
+
+    /// A wait as its record describes it, which names a line only in compiled functions.
+    fn of(record: &Record) -> Self {
+        let members = record.info.comm.world.iter().copied().collect();
+        let (need, words) = (need_of(record), record.to_string());
+        let mut seen = Self::new(record.ticket, need, members, record.seconds(), words, record.thread);
+        seen.wait.bytes = record.count.saturating_mul(record.dtype.map_or(0, |dtype| dtype.size() as u64));
+        seen.has_line = !record.info.location.is_empty();
+        seen
+    }
+}
+
+/// What this process waits for now, of a job of so many ranks.
+fn current(size: i32) -> Vec<Seen> {
+    let mut all: Vec<Seen> = recorder::running().iter().map(Seen::of).collect();
+    for Blocked { number, words, started, thread } in &*lock(&BLOCKED) {
+        let seconds = clock::seconds_since(*started);
+        all.push(Seen::new(*number, Need::Call, Ranks::all(size), seconds, words.clone(), (*thread, 0)));
+    }
+    for op in transport::unfinished() {
+        let members = op.comm.world.iter().copied().collect();
+        let mut seen = Seen::new(op.number, Need::Stream, members, op.seconds, op.to_string(), (0, 0));
+        seen.wait.late = op.failure.map_or_else(String::new, |failure| format!("failed: {failure}"));
+        all.push(seen);
+    }
+    if life() == Life::Finished {
+        let words = "this rank has finished, and".into();
+        all.push(Seen::new(AT_END, Need::End, Ranks::all(size), 0.0, words, (0, 0)));
+    }
+    all
+}
+
+/// The numbers of what is under way: operations, and calls of Python's.
+pub fn under_way() -> Vec<u64> {
+    current(0).iter().map(|seen| seen.wait.number).collect()
 }
 
 impl Waits {
     /// Brings them up to date, after so many seconds in which this process ran.
     pub fn update(&mut self, passed: f64, limit: &Limit, size: i32) {
-        let numbers = under_way();
-        self.0.retain(|seen| numbers.contains(&seen.wait.number) || seen.wait.number == AT_END);
+        let before: HashMap<u64, f64> =
+            self.0.iter().map(|Seen { wait, .. }| (wait.number, wait.seconds)).collect();
+        self.0 = current(size);
         for Seen { wait, .. } in &mut self.0 {
-            wait.seconds += passed;
-            let is_late = limit.left(wait.seconds) < 0.0 && wait.need != Need::End;
-            wait.late = if is_late { format!("has not ended after {}", limit.name()) } else { String::new() };
-        }
-        self.add(passed, size);
-        for op in transport::unfinished() {
-            let failed = |failure: &String| format!("failed: {failure}");
-            let late = op.failure.as_ref().map(failed);
-            for Seen { wait, .. } in self.0.iter_mut().filter(|seen| seen.wait.number == op.number) {
-                wait.late = late.clone().unwrap_or(std::mem::take(&mut wait.late));
-            }
-        }
-    }
-
-    fn add(&mut self, passed: f64, size: i32) {
-        let mut new: Vec<(Seen, f64)> = Vec::new();
-        let is_known = |number: u64| self.0.iter().any(|seen| seen.wait.number == number);
-        for record in recorder::running().iter().filter(|record| !is_known(record.ticket)) {
-            new.push((seen(record), record.seconds()));
-        }
-        let other = |number, need, members, words, thread| {
-            let (late, at) = (String::new(), String::new());
-            let wait = Wait { number, need, members, seconds: 0.0, bytes: 0, late, words, at };
-            Seen { wait, has_line: false, thread }
-        };
-        for call in blocked().into_iter().filter(|call| !is_known(call.number)) {
-            let seconds = clock::seconds_since(call.started);
-            let thread = (call.thread, 0);
-            new.push((other(call.number, Need::Call, Ranks::all(size), call.words, thread), seconds));
-        }
-        for op in transport::unfinished().iter().filter(|op| !is_known(op.number)) {
-            let members = op.comm.world.iter().copied().collect();
-            new.push((other(op.number, Need::Stream, members, op.to_string(), (0, 0)), op.seconds));
-        }
-        if life() == Life::Finished && !is_known(AT_END) {
-            new.push((
-                other(AT_END, Need::End, Ranks::all(size), "this rank has finished, and".into(), (0, 0)),
-                0.0,
-            ));
-        }
-        for (mut seen, seconds) in new {
             // A process that was stopped has not waited meanwhile.
-            seen.wait.seconds = seconds.min(passed);
-            self.0.push(seen);
+            wait.seconds =
+                before.get(&wait.number).map_or(wait.seconds.min(passed), |before| before + passed);
+            if limit.left(wait.seconds) < 0.0 && wait.need != Need::End && wait.late.is_empty() {
+                wait.late = format!("has not ended after {}", limit.name());
+            }
         }
     }
 
@@ -330,15 +309,14 @@ mod tests {
     /// What has ended when the watchdog looks is no reason to miss what comes next.
     #[test]
     fn what_was_short_wakes_the_watchdog_once_and_it_says_again_that_it_sleeps() {
-        static WOKEN: AtomicU64 = AtomicU64::new(0);
-        let wake = || _ = WOKEN.fetch_add(1, Ordering::SeqCst);
-        for call in 1..3 {
-            while !sleep(wake) {}
+        let (reader, writer) = signal::pipe().unwrap();
+        signal::open(writer);
+        for _ in 0..2 {
+            while !sleep() {}
             notice();
-            while WOKEN.load(Ordering::SeqCst) < call {
-                std::thread::yield_now(); // another test may have been faster to wake it
-            }
-            assert!(!sleep(wake), "what begins now would wake nobody");
+            // Another test may have been faster to wake it.
+            while signal::wait(&reader, None, None, 0.01).signals.is_empty() {}
+            assert!(!sleep(), "what begins now would wake no thread");
         }
         awake();
     }

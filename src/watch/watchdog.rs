@@ -3,14 +3,15 @@
 //! It sleeps while nothing is under way. It tells the other ranks of this host what [this one](super::own) waits for, and does
 //! the work of their [leader](super::leader) if this rank is it.
 
-use std::io::Write as _;
+use std::io::PipeReader;
 use std::panic::AssertUnwindSafe;
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::end;
 use super::leader::Leader;
 use super::own::Own;
-use super::start::{Watchdog, ending};
+use super::settings::{Watchdog, print};
 use super::waits::{self, Limit};
 use crate::compare::samples;
 use crate::job::host::Host;
@@ -32,32 +33,22 @@ const LISTEN: f64 = 0.05;
 /// When a rank compares what it did with its neighbours for the first time, and then after twice as long each time.
 const COMPARE: Duration = Duration::from_secs(5);
 
-pub fn print(text: &str) {
-    let mut stderr = std::io::stderr().lock();
-    // One write, so that ranks do not mix their lines.
-    let _ = stderr.write_all(text.as_bytes());
-    let _ = stderr.flush();
-}
-
-pub fn run(watchdog: &'static Watchdog) {
-    let launcher = Launcher::parent(&watchdog.settings.launchers);
+pub fn run(watchdog: &'static Watchdog, pipe: &PipeReader) {
+    let Watchdog { settings, host, .. } = watchdog;
+    let launcher = Launcher::parent(&settings.launchers);
+    let ended = launcher.as_ref().and_then(|launcher| launcher.ended.as_ref());
     let mut observer = Observer::new(watchdog);
     loop {
         let pause = observer.pause();
         let began = Instant::now();
-        let files = [watchdog.wake, watchdog.host.bell, launcher.as_ref().map_or(-1, |it| it.ended)];
-        let woken = signal::wait(files, pause);
+        let woken = signal::wait(pipe, host.bell.as_ref(), ended, pause);
         // A process that was stopped has not waited meanwhile.
         let passed = began.elapsed().as_secs_f64().min(2.0 * pause.min(BEAT));
         if let Some(launcher) = launcher.as_ref().filter(|launcher| launcher.is_gone()) {
-            end::follow(
-                launcher,
-                |why| print(&format!("r{} | mpi4jax: {why}\n", watchdog.host.rank)),
-                ending,
-            );
+            end::follow(launcher, host.rank);
         }
         // Whatever goes wrong here, the next hang is noticed.
-        let step = AssertUnwindSafe(|| observer.step(passed, woken));
+        let step = AssertUnwindSafe(|| observer.step(passed, &woken));
         if std::panic::catch_unwind(step).is_err() {
             observer = Observer::new(watchdog);
             std::thread::sleep(Duration::from_secs(1));
@@ -67,13 +58,17 @@ pub fn run(watchdog: &'static Watchdog) {
 
 /// Ends the job if this rank did something else than its neighbours. What may be so is said, once.
 pub fn compare(host: &Host) {
+    /// One thread compares at a time: at the end of the program, the main thread would end the process, without an error,
+    /// before this one has ended the job.
+    static COMPARING: Mutex<()> = Mutex::new(());
+    let _guard = COMPARING.lock().unwrap_or_else(PoisonError::into_inner);
     let is_end = waits::life() == Life::Finished || mpilib::is_ending();
     let Some(difference) = samples::difference(host, is_end) else { return };
     // Of the ranks that find one, one says so, once.
     if host.is_first_to(if difference.is_proved { "differs" } else { "doubt" }) {
         print(&format!("r{} | mpi4jax: {}\n", host.rank, difference.report));
         if difference.is_proved {
-            end::end_job(DIFFERENT, ending);
+            end::end_job(DIFFERENT);
         }
     }
 }
@@ -89,7 +84,6 @@ struct Observer {
     leader_rank: i32,
     /// How many operations had begun at the last beat.
     begun: u64,
-    started: Instant,
     compare_at: Duration,
 }
 
@@ -102,7 +96,6 @@ impl Observer {
             leader: Leader::new(&watchdog.host, &watchdog.settings),
             leader_rank: -1,
             begun: 0,
-            started: Instant::now(),
             compare_at: COMPARE,
         }
     }
@@ -122,24 +115,22 @@ impl Observer {
         } else if !self.own.waits.is_empty() || longest > 0.0 {
             let next = self.own.waits.next_limit(&limit) + 0.01;
             (longest / 8.0).clamp(WAIT_BEATS[0], WAIT_BEATS[1]).min(next).min(shortest)
-        } else if begun != self.begun {
-            BEAT.min(shortest)
-        } else if waits::sleep(signal::wake) {
+        } else if begun == self.begun && waits::sleep() {
             // An operation that begins, and a rank that asks or waits, wake this thread.
-            self.compare_at.saturating_sub(self.started.elapsed()).as_secs_f64().max(BEAT)
+            self.compare_at.saturating_sub(self.watchdog.started.elapsed()).as_secs_f64().max(BEAT)
         } else {
-            // Once more: what begins at this moment may not have seen that this thread is about to sleep.
+            // Also where this thread is about to sleep: what begins at this moment may not have seen that.
             BEAT.min(shortest)
         };
         self.begun = begun;
         pause.max(0.02)
     }
 
-    fn step(&mut self, passed: f64, woken: Woken) {
+    fn step(&mut self, passed: f64, woken: &Woken) {
         let host = &self.watchdog.host;
         self.clock += passed;
         timeline::flush();
-        if self.started.elapsed() >= self.compare_at {
+        if self.watchdog.started.elapsed() >= self.compare_at {
             compare(host);
             self.compare_at *= 2;
         }
@@ -147,10 +138,13 @@ impl Observer {
         if !self.own.waits.is_empty() {
             waits::awake();
         }
-        if woken.by_signal && host.broken().is_some() {
-            self.leader.report(host.rank);
-        } else if woken.by_signal {
-            host.request_report();
+        for &signal in &woken.signals {
+            match i32::from(signal) {
+                0 => {}
+                libc::SIGUSR1 if host.broken().is_some() => self.leader.report(host.rank, self.clock),
+                libc::SIGUSR1 => host.request_report(),
+                signal => end::by_signal(signal, host),
+            }
         }
         if self.own.publish(host, host.question(), self.clock) {
             if self.leader_rank >= 0 && self.leader_rank != host.rank {
@@ -160,9 +154,12 @@ impl Observer {
         }
         self.find_leader();
         if self.leader_rank == host.rank {
+            if let Some(rank) = Host::requested(&woken.bell) {
+                self.leader.report(rank, self.clock);
+            }
             self.leader.listen(&mut self.own, self.clock);
             // Without the pipe that wakes this rank, files are looked at each time.
-            let may_be_news = woken.by_rank || host.bell < 0;
+            let may_be_news = !woken.bell.is_empty() || host.bell.is_none();
             if may_be_news || !self.own.waits.is_empty() || !self.leader.is_idle() {
                 self.leader.step(&mut self.own, self.clock);
             }

@@ -73,7 +73,7 @@ unsafe fn run<const KIND: u8>(
 
 #[inline]
 fn carry_out(call: &mut Call, transport: &Transport, watched: &Watched) -> Result<(), Box<Error>> {
-    watched.run(call, |call, _, _| {
+    watched.run(call, |call, _| {
         let execute = |call: &Call| transport.execute(call);
         if log::is_enabled() { log::logged(call, execute) } else { execute(call) }
     })

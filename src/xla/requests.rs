@@ -125,18 +125,18 @@ unsafe fn begin(
     let memory = memory.map_err(located)?;
     let mut found = None;
     if layout.local {
-        found = Some(transport::start(&call, layout, memory, None, None)?);
+        found = Some(transport::start(&call, layout, memory, None)?);
     } else {
         memory.lend(&mut call, &layout);
         call.check()?;
         if let Some(peers) = peers {
             frame::address(&mut call, peers)?;
         }
-        watched.run(&mut call, |call, running, ahead| {
+        watched.run(&call, |call, running| {
             let execute = |call: &Call| {
                 let record = running.record();
                 found = Some(match own {
-                    None => transport::start(call, layout, memory, record, ahead)?,
+                    None => transport::start(call, layout, memory, record)?,
                     Some(own) => transport::start_on(own, transport, call, layout, memory, record)?,
                 });
                 Ok(())

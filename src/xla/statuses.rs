@@ -17,11 +17,13 @@ fn known() -> MutexGuard<'static, BTreeMap<usize, usize>> {
 }
 
 /// Programs may write a status to this address.
+#[cfg_attr(feature = "python", pyo3::pyfunction(name = "add_status"))]
 pub fn add(address: usize) {
     *known().entry(address).or_default() += 1;
 }
 
 /// As often as it was added: nothing may be written there any more.
+#[cfg_attr(feature = "python", pyo3::pyfunction(name = "remove_status"))]
 pub fn remove(address: usize) {
     let mut known = known();
     if let Some(count) = known.get_mut(&address) {

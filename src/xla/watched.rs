@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use crate::call::{Call, Site};
-use crate::compare::{self, CheckLevel, check_level, is_checking, samples};
+use crate::compare::{self, CheckLevel, check_level, samples};
 use crate::error::{Cause, Error};
 use crate::record::recorder::{self, OpInfo, Record, Running};
 use crate::record::timeline;
-use crate::transport::{Ahead, Transport};
+use crate::transport::Transport;
 use crate::watch;
 
 #[inline]
@@ -42,23 +42,20 @@ pub struct Watched {
     is_checked: bool,
     /// Whether samples of it are taken.
     is_sampled: bool,
-    exact: bool,
 }
 
 impl Watched {
     pub fn new(site: &Site, transport: &Transport) -> Self {
-        Self {
-            info: recorder::describe(site, transport.name()),
-            is_checked: is_checking(),
-            is_sampled: check_level() == CheckLevel::Samples && site.comm.size > 1,
-            exact: transport.has_exact_lengths(),
-        }
+        let level = check_level();
+        let is_checked = level == CheckLevel::Operations && site.op.row().is_collective();
+        let is_sampled = level != CheckLevel::Off && !is_checked && site.comm.size > 1;
+        Self { info: recorder::describe(site, transport.name()), is_checked, is_sampled }
     }
 
     /// Of the waits, at a line, for what was started.
     pub fn of_wait(started: &Record, line: &str) -> Self {
         let info = recorder::describe_wait(&started.info, line);
-        Self { info, is_checked: is_checking(), is_sampled: false, exact: false }
+        Self { info, is_checked: false, is_sampled: false }
     }
 
     /// Runs an operation between the two ends of its record.
@@ -67,8 +64,8 @@ impl Watched {
     #[inline]
     pub fn run(
         &self,
-        call: &mut Call,
-        body: impl FnOnce(&Call, &Running, Option<Box<dyn Ahead>>) -> Result<(), Error>,
+        call: &Call,
+        body: impl FnOnce(&Call, &Running) -> Result<(), Error>,
     ) -> Result<(), Box<Error>> {
         let running = recorder::begin(&self.info, call);
         watch::notice();
@@ -76,12 +73,8 @@ impl Watched {
         if is_sampled {
             samples::take(call, &running);
         }
-        let result = if self.is_checked {
-            let compared = compare::compare(self.exact, call, &running);
-            compared.and_then(|ahead| body(call, &running, ahead))
-        } else {
-            body(call, &running, None)
-        };
+        let compared = if self.is_checked { compare::compare(call, &running) } else { Ok(()) };
+        let result = compared.and_then(|()| body(call, &running));
         if is_sampled && self.info.op.row().is_collective() {
             samples::end(&self.info.comm, running.sequence());
         }
@@ -104,7 +97,7 @@ impl Watched {
                 text += &format!("; Python is at {frame}");
             }
         }
-        if !self.is_checked {
+        if check_level() != CheckLevel::Operations {
             text += "\n  the operands of the ranks may not match: MPI4JAX_CHECK=1 compares operations before they run";
         }
         text

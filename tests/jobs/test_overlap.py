@@ -96,9 +96,9 @@ def test_a_wrong_setting(run):
     assert "MPI4JAX_PROGRESS=maybe is not understood: expected 1 or 0" in job.stderr
 
 
-def test_messages_are_compared_before_they_are_used(run):
+def test_started_collectives_are_compared_before_they_run(run):
     text = """
-        request = mpi4jax.irecv(jnp.ones({}), 1 - rank)
+        request = mpi4jax.irecv(jnp.ones(3), MPI.ANY_SOURCE)
         send = mpi4jax.isend(jnp.ones(3), 1 - rank)
         mpi4jax.waitall([request, send])
         mpi4jax.notoken.barrier()
@@ -106,17 +106,10 @@ def test_messages_are_compared_before_they_are_used(run):
         mpi4jax.wait(mpi4jax.{}(x)).block_until_ready()
         print("the end")
         """
-    job = run(2, text.format("3", "iallreduce"), MPI4JAX_CHECK="1")
+    job = run(2, text.format("iallreduce"), MPI4JAX_CHECK="1")
     assert job.returncode == 0, job.stderr
     assert job.stdout.count("the end") == 2
-    job = run(2, text.format("5", "iallreduce"), MPI4JAX_CHECK="1")
-    assert job.returncode != 0
-    assert re.search(
-        r"expected rank \d: irecv from \d, tag 0 \(5 x float32\).*\n"
-        r" *actual   rank \d: i?send to \d, tag 0 \(3 x float32\), program.py:9",
-        job.stderr,
-    ), job.stderr
-    job = run(2, text.format("3", "iallreduce(x) if rank else mpi4jax.iscan"), MPI4JAX_CHECK="1")
+    job = run(2, text.format("iallreduce(x) if rank else mpi4jax.iscan"), MPI4JAX_CHECK="1")
     assert job.returncode != 0
     assert "rank 0: iscan #2" in job.stderr, job.stderr
     assert "rank 1: iallreduce #2" in job.stderr, job.stderr

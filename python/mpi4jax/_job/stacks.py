@@ -15,8 +15,8 @@ import threading
 from .. import _native
 
 
-def _answer(questions: socket.socket, main: int) -> None:
-    with contextlib.suppress(OSError):
+def _answer(main: int) -> None:
+    with contextlib.suppress(OSError), socket.socket(fileno=_native.watch_questions()) as questions:
         while questions.recv(64):
             _native.watch_answer(sys._current_frames, main)
 
@@ -24,8 +24,6 @@ def _answer(questions: socket.socket, main: int) -> None:
 def start() -> None:
     """Answer from now on."""
     # Where there is no thread to be had, reports say less, and all else works.
-    with contextlib.suppress(OSError, RuntimeError):
-        questions, asks = socket.socketpair()
+    with contextlib.suppress(RuntimeError):
         # Not by `threading`: programs wait until its other threads have ended.
-        _thread.start_new_thread(_answer, (questions, threading.main_thread().ident or 0))
-        _native.watch_stacks(asks.detach())
+        _thread.start_new_thread(_answer, (threading.main_thread().ident or 0,))

@@ -10,7 +10,7 @@ Variable                  Default     Meaning
                                       only reports
 ``MPI4JAX_DUMP_DIR``      the         where ranks leave their state; for ranks on several hosts a
                           system's    directory that all of them see
-``MPI4JAX_CHECK``         samples     1: compare operations before they run; 0: do not even
+``MPI4JAX_CHECK``         samples     1: compare collectives before they run; 0: do not even
                                       compare ``samples`` afterwards
 ``MPI4JAX_TRACE``         none        file for a timeline; ``{rank}`` in it is replaced, or the
                                       rank is put before the suffix
@@ -91,7 +91,7 @@ def _check() -> str:
 
 
 def compares_before() -> bool:
-    """Whether operations are compared before they run (``MPI4JAX_CHECK=1``)."""
+    """Whether collectives are compared before they run (``MPI4JAX_CHECK=1``)."""
     return _check() in _TRUE
 
 

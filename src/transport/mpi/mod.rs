@@ -4,7 +4,7 @@
 //! `MPI_IN_PLACE` on run-time types nor counts beyond 32 bits.
 
 mod collectives;
-pub mod matching;
+mod matching;
 mod p2p;
 mod reducer;
 mod span;

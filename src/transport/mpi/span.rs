@@ -16,6 +16,7 @@ static COUNT_LIMIT: AtomicUsize = AtomicUsize::new(c_int::MAX as usize);
 
 /// Lowers the largest count handed to one MPI call, so that tests reach the code for large messages
 /// with small ones. `None` restores the real limit.
+#[cfg_attr(feature = "python", pyo3::pyfunction(signature = (limit)))]
 pub fn set_count_limit(limit: Option<usize>) {
     let most = c_int::MAX as usize;
     COUNT_LIMIT.store(limit.unwrap_or(most).clamp(1, most), Ordering::Relaxed);

@@ -4,7 +4,7 @@
 //! `MPI4JAX_SIMULATION=800x125 cargo test --release simulation` runs it with so many hosts and ranks on each.
 
 use super::*;
-use crate::job::mail::{Hosts, Mail, Message, Question as Asked};
+use crate::job::mail::{Mail, Message, Question as Asked};
 use crate::job::ranks::Ranks;
 use crate::job::status::{CommId, Peer};
 
@@ -15,6 +15,7 @@ struct Host {
     ranks: Ranks,
     mail: Mail,
     memory: Memory,
+    heard: Heard,
     /// What its ranks wait for, from 0 on.
     here: World,
     far: World,
@@ -46,9 +47,9 @@ impl Job {
         let host = |host: i32| {
             let first = host * per_host;
             let ranks: Ranks = (first..first + per_host).collect();
-            let mail = Mail::new(first, Hosts::new(&names, first));
+            let mail = Mail::new(&names, first);
             let here = ranks.iter().map(|it| (it, rank(it))).collect();
-            Host { ranks, mail, memory: Memory::default(), here, far: World::new() }
+            Host { ranks, mail, memory: Memory::default(), heard: Heard::default(), here, far: World::new() }
         };
         Self {
             hosts: (0..hosts).map(host).collect(),
@@ -83,9 +84,11 @@ impl Job {
             if ends.iter().any(|host| self.cut_off.contains(host)) || self.dead.contains(&to) {
                 continue;
             }
-            self.hosts[ends[1]].mail.receive(from, message, self.now);
             let here = self.here(ends[1]);
-            for (by, question) in self.hosts[ends[1]].mail.take_questions() {
+            let host = &mut self.hosts[ends[1]];
+            host.mail.receive(from, message);
+            for (by, question) in host.mail.take_questions() {
+                host.heard.note(by < to, question.kind, self.now);
                 self.under_way.push((to, by, Message::answer(question, &here)));
             }
         }
@@ -106,15 +109,16 @@ impl Job {
         if host.memory.question.is_none() && now.fract() != 0.0 {
             return;
         }
-        let mut is_answered = true;
-        if host.memory.question.is_some() {
-            (host.far, is_answered) = host.mail.answers();
+        let is_asking = host.memory.question.is_some();
+        let is_answered = !is_asking || host.mail.is_answered();
+        if is_asking && (is_answered || !host.memory.expects_answers(now)) {
+            host.far = host.mail.answers();
         } else if host.memory.is_idle() {
             host.far.clear();
         }
         let mut world = host.far.clone();
         world.extend(here);
-        let state = State { world, heard: host.mail.heard(), is_answered, ..State::default() };
+        let state = State { world, heard: host.heard, is_answered, ..State::default() };
         let settings = Settings { report_after: 30.0, host: (place, count) };
         let (memory, actions) = decide(&state, &host.memory, &settings, now);
         host.memory = memory;

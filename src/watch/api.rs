@@ -1,0 +1,106 @@
+//! What the rest of the package asks of the watchdog: that it starts, and that it is told of this rank's end.
+
+use super::end;
+use super::own;
+use super::python;
+use super::settings::{self, Settings, Watchdog, print, watchdog};
+use super::waits;
+use super::watchdog;
+use crate::comm;
+use crate::error::Error;
+use crate::job::host::Host;
+use crate::job::status::Life;
+use crate::job::{default, link};
+use crate::mpilib;
+use crate::system::signal;
+
+/// Starts the watchdog, once per process.
+#[cfg_attr(feature = "python", pyo3::pyfunction(name = "watch_start"))]
+pub fn start(settings: Settings) {
+    let Some(Watchdog { settings, host, .. }) = settings::make(settings) else { return };
+    // SAFETY: registers a function that touches nothing but its statics and files.
+    unsafe { libc::atexit(end::at_exit) };
+    if let Some(why) = host.broken()
+        && settings.size > 1
+    {
+        print(&format!(
+            "r{} | mpi4jax: {why}; this rank exchanges no states with other ranks, and writes no dumps \
+             (MPI4JAX_DUMP_DIR names another directory)\n",
+            settings.rank
+        ));
+    }
+    // Without a pipe and a thread there is no watchdog, and all else works.
+    let thread = std::thread::Builder::new().name("mpi4jax-watchdog".into());
+    if let Ok((reader, writer)) = signal::pipe()
+        && thread.spawn(move || watchdog().map(|watchdog| watchdog::run(watchdog, &reader))).is_ok()
+    {
+        signal::open(writer);
+        if settings.takes_signal {
+            signal::take(libc::SIGUSR1);
+        }
+    }
+    let _ = mpilib::first_at_finalize(Box::new(finish));
+    // Without it, communicators of the same ranks are not told apart.
+    let _ = comm::origin::start();
+}
+
+/// Lets the leaders of several hosts ask each other through MPI. Collective.
+///
+/// # Safety
+/// `comm` is the handle of a live communicator, with the ranks of `MPI_COMM_WORLD`.
+pub unsafe fn open_link(comm: usize) -> Result<(), Error> {
+    if let Some(Watchdog { settings, host, .. }) = watchdog()
+        && settings.size > 1
+    {
+        // SAFETY: promised by the caller.
+        unsafe { link::open(comm, host.place(), (settings.rank, settings.size))? };
+    }
+    Ok(())
+}
+
+/// Tells the other ranks that the program of this one is at its end: what is called then may still communicate. Or that
+/// `MPI_Finalize` has begun.
+fn come_to(host: &Host, life: Life) {
+    waits::come_to(life);
+    let _ = own::publish(host, &own::status_now(host.size));
+    signal::wake();
+}
+
+/// Python ends.
+#[cfg_attr(feature = "python", pyo3::pyfunction(name = "watch_exit"))]
+pub fn exit() {
+    if let Some(Watchdog { host, .. }) = watchdog() {
+        come_to(host, Life::Exits);
+    }
+}
+
+/// `MPI_Finalize` begins: this rank has done its last operation.
+fn finish() {
+    let Some(Watchdog { host, settings, started, .. }) = watchdog() else { return };
+    for comm in comm::live() {
+        if let Some((source, tag)) = comm.unreceived() {
+            print(&format!(
+                "r{} | mpi4jax: warning: a message from {source}, tag {tag}, on {} was never received\n",
+                host.rank, comm.key
+            ));
+        }
+    }
+    come_to(host, Life::Finished);
+    watchdog::compare(host);
+    let made = |handle| {
+        // SAFETY: it has just been made, of all ranks. Without a link, hosts ask each other nothing.
+        let _ = unsafe { open_link(handle) };
+    };
+    let _ = default::join(host, *started, settings.one_directory, made);
+}
+
+/// How the default communicator is made: as the first rank has chosen, which this one is if it is the first.
+#[cfg_attr(feature = "python", pyo3::pyfunction(name = "watch_choose_default"))]
+pub fn choose_default(choice: &str) -> String {
+    watchdog().map_or_else(|| choice.into(), |watchdog| default::choose(&watchdog.host, choice))
+}
+
+/// Where the user's program is, as far as Python can tell.
+pub fn user_frame() -> Option<String> {
+    python::user_frame(python::python().main()).map(|frame| frame.to_string())
+}
