@@ -18,6 +18,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.flatten_util import ravel_pytree
 from mpi4py import MPI
@@ -448,44 +449,51 @@ def lsmr(
     # Damping adds rows to the matrix, and zeros to `b`.
     given = jnp.concatenate([given, jnp.zeros_like(start)])
 
-    # Without `fixed`, whose operations on bits have no derivative.
-    def product(x: Vector) -> Vector:
+    def rows_of(x: Vector) -> Vector:
         y = ravel_pytree(A(tree_x(x.astype(dtype))))[0].astype(wide)
         return jnp.concatenate([y, damp * x])
 
-    def transposed(y: Vector) -> Vector:
-        (x,) = jax.linear_transpose(product, start)(jnp.conj(y))
+    # What `A` closes over becomes arguments, of which there are derivatives. Products are without
+    # `fixed`, whose operations on bits have none.
+    product, closed = jax.closure_convert(rows_of, start)
+
+    def transposed(y: Vector, *closed: Any) -> Vector:
+        (x,) = jax.linear_transpose(lambda x: product(x, *closed), start)(jnp.conj(y))
         return jnp.conj(x)
 
-    def forward(x: Vector) -> Vector:
-        return space.fixed(product(x))
+    @jax.custom_jvp
+    def solve(given: Vector, *closed: Any) -> tuple[Vector, Info]:
+        def forward(x: Vector) -> Vector:
+            return space.fixed(product(x, *closed))
 
-    def adjoint(y: Vector) -> Vector:
-        return space.fixed(transposed(y))
+        def adjoint(y: Vector) -> Vector:
+            return space.fixed(transposed(y, *closed))
 
-    def gradient(x: Vector) -> Vector:
-        return transposed(given - product(x))
-
-    def solve(_: Any, start: Vector) -> tuple[Vector, Any]:
         scale = krylov.scale_of(space, given)
         b = given / scale
         of_b = space.square(adjoint(b))
         small = jnp.maximum(tol**2 * of_b, (jnp.asarray(atol, of_b.dtype) / scale) ** 2)
         limits = krylov.Limits(small, krylov.most_iterations(space, maxiter, start.size), 0.25)
-        start = jnp.where(of_b == 0, 0, start / scale)
-        x, r, square, k = krylov.least_squares(space, forward, adjoint, b, start, limits)
+        first = jnp.where(of_b == 0, 0, start / scale)
+        x, r, square, k = krylov.least_squares(space, forward, adjoint, b, first, limits)
         left = jnp.sqrt(space.square(r[:rows])) * scale
-        # custom_root needs a tangent of each auxiliary result, which integers do not have.
-        count = lax.bitcast_convert_type(k, jnp.float32)
-        return x * scale, (count, left, (square <= small).astype(jnp.float32))
+        return x * scale, Info(k, left, square <= small)
 
-    def tangent(linear: Operator, y: Vector) -> Vector:
-        out, _ = cg(
-            lambda v: -linear(v), -y, tol=tol, atol=atol, comm=comm, reproducible=reproducible
-        )
-        return out
+    @solve.defjvp
+    def of_tangents(primals: Any, tangents: Any) -> Any:
+        """The gradient of what is minimised stays zero."""
+        x, info = solve(*primals)
 
-    x, aux = lax.custom_root(gradient, start, solve, tangent, has_aux=True)
-    count, left, converged = (lax.stop_gradient(v) for v in aux)
-    info = Info(lax.bitcast_convert_type(count, jnp.int32), left, converged == 1)
-    return tree_x(x.astype(dtype)), info
+        def gradient(given: Vector, *closed: Any) -> Vector:
+            return transposed(given - product(x, *closed), *closed)
+
+        def normal(v: Vector) -> Vector:
+            return transposed(product(v, *primals[1:]), *primals[1:])
+
+        _, slope = jax.jvp(gradient, primals, tangents)
+        t, _ = cg(normal, slope, tol=tol, atol=atol, comm=comm, reproducible=reproducible)
+        none: Any = np.zeros((), jax.dtypes.float0)
+        return (x, info), (t, Info(none, jnp.zeros_like(info.residual_norm), none))
+
+    x, info = solve(given, *closed)
+    return tree_x(x.astype(dtype)), jax.tree.map(lax.stop_gradient, info)
