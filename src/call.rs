@@ -14,7 +14,7 @@ use crate::error::{Cause, Error};
 use crate::mpilib::Wildcards;
 use crate::ops::{Buffer, Dtype, Extent, Extents, Halo, Op, Parts, Ragged, Reduction};
 
-/// Who a message goes to and comes from.
+/// Destination, source and tags of a message.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
 #[serde(deny_unknown_fields)]
 pub struct Envelope {
@@ -189,7 +189,7 @@ pub struct Site {
     pub reverse: bool,
     /// `Some` for a halo exchange.
     pub halo: Option<Arc<Halo>>,
-    /// `Some` for the operations that are told of parts.
+    /// `Some` for the operations that have parts.
     pub parts: Option<Arc<Parts>>,
     /// `Some` for the operations that take counts.
     pub ragged: Option<Arc<Ragged>>,
@@ -305,13 +305,23 @@ impl Site {
     }
 }
 
-/// A stream of XLA's, which outlives the call that it is given to.
+/// A stream of XLA's or of ours, which CUDA's functions are called with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Stream(pub *mut c_void);
+pub struct Stream(*mut c_void);
 
 impl Stream {
     /// On the CPU there are none.
     pub const NONE: Self = Self(null_mut());
+
+    /// # Safety
+    /// Null, or a stream of CUDA's that outlives the calls it is given to.
+    pub const unsafe fn new(handle: *mut c_void) -> Self {
+        Self(handle)
+    }
+
+    pub fn handle(self) -> *mut c_void {
+        self.0
+    }
 }
 
 /// Operands and results beyond the first.
@@ -360,6 +370,23 @@ impl<'a> Call<'a> {
         Ok(call)
     }
 
+    /// What is sent.
+    #[inline(always)]
+    pub fn operand(&self) -> Result<&Buffer, Cause> {
+        self.send.as_ref().ok_or_else(|| missing("operand"))
+    }
+
+    /// What is received into.
+    #[inline(always)]
+    pub fn result(&self) -> Result<&Buffer, Cause> {
+        self.recv.as_ref().ok_or_else(|| missing("result"))
+    }
+
+    /// The parts of an operation that has some.
+    pub fn parts(&self) -> Result<&'a Parts, Cause> {
+        self.site.parts.as_deref().ok_or_else(|| missing("parts"))
+    }
+
     /// Checks the buffers against the operation, the role of this rank, and the communicator.
     #[inline(always)]
     pub fn check(&self) -> Result<(), Error> {
@@ -372,7 +399,7 @@ impl<'a> Call<'a> {
         }
         // The two sides of a message are independent of each other, those of a halo exchange are one block.
         let row = site.op.row();
-        let is_free = row.has_peer || side.send == Extent::Told && !row.has_blocks;
+        let is_free = row.has_peer || side.send == Extent::Variable && !row.has_blocks;
         if let (Some(sent), Some(received)) = (sent, received)
             && sent != received
             && !is_free
@@ -398,7 +425,7 @@ impl<'a> Call<'a> {
         let size = self.site.comm.size as usize;
         match (extent, buffer) {
             (Extent::None, None) => Ok(None),
-            (Extent::One | Extent::Told, Some(buffer)) => Ok(Some((buffer.count(), buffer.dtype()))),
+            (Extent::One | Extent::Variable, Some(buffer)) => Ok(Some((buffer.count(), buffer.dtype()))),
             (Extent::PerRank, Some(buffer)) if buffer.count().is_multiple_of(size) => {
                 Ok(Some((buffer.count() / size, buffer.dtype())))
             }
@@ -408,7 +435,7 @@ impl<'a> Call<'a> {
             (Extent::None, Some(_)) => {
                 Err(self.site.error(Cause::Buffers { operand, expected: 0, actual: 1 }))
             }
-            (Extent::One | Extent::Told | Extent::PerRank, None) => {
+            (Extent::One | Extent::Variable | Extent::PerRank, None) => {
                 Err(self.site.error(Cause::Buffers { operand, expected: 1, actual: 0 }))
             }
         }
@@ -462,10 +489,15 @@ impl<'a> Call<'a> {
         let size = self.site.comm.size as usize;
         let per_rank = |extent, buffer: Option<Buffer>| match extent {
             Extent::None => None,
-            Extent::One | Extent::Told => buffer.map(|b| b.count()),
+            Extent::One | Extent::Variable => buffer.map(|b| b.count()),
             Extent::PerRank => buffer.map(|b| b.count() / size),
         };
         let others: usize = self.others.iter().map(|(send, _)| send.count()).sum();
         per_rank(side.send, self.send).or(per_rank(side.recv, self.recv)).unwrap_or(0) + others
     }
+}
+
+#[cold]
+pub fn missing(operand: &'static str) -> Cause {
+    Cause::Buffers { operand, expected: 1, actual: 0 }
 }

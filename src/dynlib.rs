@@ -31,7 +31,7 @@ impl Name {
     }
 }
 
-/// Where Python packages keep libraries, as Python told us.
+/// Directories of Python packages that have libraries; Python adds them.
 static DIRECTORIES: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 
 /// Adds directories to look into before the system's.

@@ -27,7 +27,7 @@ pub enum Cause {
         "received {received} bytes of ghost cells from rank {source_rank}, expected {expected}: the blocks of two \
          neighbours may differ only along the axis on which they are neighbours"
     )]
-    Ghosts { received: usize, source_rank: i32, expected: usize },
+    MessageLength { received: usize, source_rank: i32, expected: usize },
     #[error(
         "received {received} elements from rank {source_rank}, expected {expected}: the counts of the two ranks \
          must agree"
@@ -88,8 +88,6 @@ pub enum Cause {
     Unsupported { feature: String, reason: &'static str },
     #[error("attribute {name}: expected {expected}, got {actual}")]
     Attribute { name: &'static str, expected: &'static str, actual: String },
-    #[error("unknown transport {name:?}: MPI4JAX_TRANSPORT takes {valid}")]
-    UnknownTransport { name: String, valid: String },
     #[error("{message}")]
     Setting { message: String },
     #[error("the transport {name} ({because}) cannot be used: {reason}. Of the others, {others}")]
@@ -116,7 +114,7 @@ impl Cause {
             Self::Mpi { .. }
                 | Self::Library { .. }
                 | Self::ShortMessage { .. }
-                | Self::Ghosts { .. }
+                | Self::MessageLength { .. }
                 | Self::Parts { .. }
                 | Self::Counts { .. }
                 | Self::Mismatch { .. }

@@ -111,7 +111,7 @@ pub fn wildcards() -> Wildcards {
     }
 }
 
-/// A tag as people are told of it.
+/// A tag as error messages and reports write it.
 #[derive(Clone, Copy, Debug)]
 pub struct Tag(pub i32);
 
@@ -238,7 +238,7 @@ pub fn address() -> usize {
     ffi::PMPI_Get_version as *const () as usize
 }
 
-/// The MPI that this library was built for and runs with. The rest mpi4py knows.
+/// The MPI that this library was built for and runs with. The rest is known to mpi4py.
 #[derive(Debug)]
 #[cfg_attr(feature = "python", derive(pyo3::IntoPyObject))]
 pub struct MpiInfo {
@@ -265,9 +265,9 @@ pub fn info() -> MpiInfo {
         library: dynlib::file_of(address()).map_or_else(String::new, |file| file.display().to_string()),
         address: address(),
         cuda_aware: match cuda_support() {
-            CudaSupport::Yes => "yes",
-            CudaSupport::No => "no",
-            CudaSupport::Unknown => "unknown",
+            Some(true) => "yes",
+            Some(false) => "no",
+            None => "unknown",
         },
         sizeof_comm: size_of::<MPI_Comm>(),
         sizeof_status: size_of::<ffi::MPI_Status>(),
@@ -295,21 +295,13 @@ pub fn frees_late() -> Result<bool, Cause> {
     }
 }
 
-/// Whether the MPI library takes pointers to the memory of a GPU, as far as it knows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CudaSupport {
-    Yes,
-    No,
-    /// It has no `MPIX_Query_cuda_support`.
-    Unknown,
-}
-
-/// MPICH can tell only after `MPI_Init`.
-pub fn cuda_support() -> CudaSupport {
+/// Whether the MPI library says that it takes pointers to the memory of a GPU; `None` if it has no
+/// `MPIX_Query_cuda_support`. MPICH can tell only after `MPI_Init`.
+pub fn cuda_support() -> Option<bool> {
     // SAFETY: takes nothing, and is absent-safe (see the shim).
     match unsafe { mpi4jax_query_cuda_support() } {
-        0 => CudaSupport::No,
-        1 => CudaSupport::Yes,
-        _ => CudaSupport::Unknown,
+        0 => Some(false),
+        1 => Some(true),
+        _ => None,
     }
 }

@@ -14,12 +14,12 @@ mod _native {
 
     use super::stack;
     use crate::comm::{self, Comm};
+    use crate::device::{self, Platform};
     use crate::error::{Cause, Error};
     use crate::ops::{self, Dtype, Op, PACKED};
     use crate::record::{log, recorder, timeline};
     use crate::system::os;
-    use crate::transport::Platform;
-    use crate::{device, dynlib, mpilib, transport, watch, xla};
+    use crate::{dynlib, mpilib, transport, watch, xla};
 
     type TargetRow<'py> = (&'static str, Bound<'py, PyDict>, &'static str);
     type TransportReport = (String, Vec<transport::Choice>, Vec<transport::Found>);
@@ -27,9 +27,7 @@ mod _native {
     impl From<Error> for PyErr {
         fn from(error: Error) -> Self {
             match error.cause {
-                Cause::UnknownTransport { .. } | Cause::Setting { .. } => {
-                    PyValueError::new_err(error.to_string())
-                }
+                Cause::Setting { .. } => PyValueError::new_err(error.to_string()),
                 _ => PyRuntimeError::new_err(error.to_string()),
             }
         }
@@ -128,27 +126,6 @@ mod _native {
         Op::TABLE.iter().map(row).collect::<Value>().to_string()
     }
 
-    /// The cells of a block along each axis that is exchanged, each from the first to the one after the last.
-    type Cells = Vec<(usize, usize)>;
-
-    /// Of each message of a halo exchange of a block of these extents: its direction, the rank there, the cells that go
-    /// there, and those that come from there.
-    #[pyfunction]
-    fn halo_cells(
-        neighbours: Vec<i32>,
-        widths: Vec<(usize, usize)>,
-        extents: Vec<usize>,
-    ) -> Vec<(usize, i32, Cells, Cells)> {
-        let widths: Vec<_> = widths.into_iter().map(|(low, high)| ops::Width { low, high }).collect();
-        let around = ops::Around { widths: &widths, neighbours: &neighbours };
-        let cells = |direction, outgoing| -> Cells {
-            let ranges = around.cells(&extents, direction, outgoing).into_iter();
-            ranges.map(|range| (range.start, range.end)).collect()
-        };
-        let message = |(direction, peer)| (direction, peer, cells(direction, true), cells(direction, false));
-        around.somebody().map(message).collect()
-    }
-
     /// All data types, in JSON: the reductions that they have, the type that they have to be converted to for an operation,
     /// and the type that they are reduced as.
     #[pyfunction]
@@ -224,11 +201,11 @@ mod _native {
     /// (name, why it was chosen) for each platform. Loads nothing.
     #[pyfunction]
     fn chosen_transports() -> PyResult<Vec<(&'static str, &'static str, &'static str)>> {
-        let choice = |platform: transport::Platform| {
+        let choice = |platform: Platform| {
             let (name, reason) = transport::chosen(platform)?;
             Ok((platform.name(), name, reason))
         };
-        transport::Platform::ALL.into_iter().map(choice).collect()
+        Platform::ALL.into_iter().map(choice).collect()
     }
 
     #[pyfunction]

@@ -1,4 +1,4 @@
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -16,7 +16,6 @@ __all__ = [
     "dtypes_table",
     "free_comm",
     "get_debug",
-    "halo_cells",
     "has_cuda_support",
     "is_calling",
     "is_gpu_on_cpu",
@@ -59,9 +58,6 @@ __version__: str
 
 def targets() -> list[tuple[str, dict[str, CapsuleType], str]]: ...
 def ops_table() -> str: ...
-def halo_cells(
-    neighbours: Sequence[int], widths: Sequence[tuple[int, int]], extents: Sequence[int]
-) -> list[tuple[int, int, list[tuple[int, int]], list[tuple[int, int]]]]: ...
 def dtypes_table() -> str: ...
 def register_comm(key: str, handle: int, rank: int, size: int) -> int: ...
 def add_line(line: str) -> int: ...

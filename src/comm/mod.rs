@@ -291,8 +291,14 @@ impl Comm {
     ///
     /// Not a duplicate: that would have the attributes of its owner's libraries too.
     pub fn split(&self, key: i32) -> Result<OwnedComm, Cause> {
-        // SAFETY: the handle was registered as a communicator's.
-        unsafe { OwnedComm::split(handle(self.handle), key) }
+        let mut new = MaybeUninit::<MPI_Comm>::uninit();
+        // SAFETY: the handle was registered as a communicator's; what is made belongs to the result.
+        unsafe {
+            check("MPI_Comm_split", ffi::MPI_Comm_split(handle(self.handle), 0, key, new.as_mut_ptr()))?;
+            let made = OwnedComm(mpilib::handle_value(new.assume_init()));
+            returns_errors(made.handle())?;
+            Ok(made)
+        }
     }
 }
 
@@ -308,26 +314,6 @@ unsafe fn returns_errors(comm: MPI_Comm) -> Result<(), Cause> {
 pub struct OwnedComm(usize);
 
 impl OwnedComm {
-    /// # Safety
-    /// `comm` is live.
-    unsafe fn split(comm: MPI_Comm, key: i32) -> Result<Self, Cause> {
-        let mut new = MaybeUninit::<MPI_Comm>::uninit();
-        // SAFETY: promised by the caller.
-        unsafe {
-            check("MPI_Comm_split", ffi::MPI_Comm_split(comm, 0, key, new.as_mut_ptr()))?;
-            Self::of(new.assume_init())
-        }
-    }
-
-    /// # Safety
-    /// `new` is live, and belongs to the result.
-    unsafe fn of(new: MPI_Comm) -> Result<Self, Cause> {
-        let made = Self(mpilib::handle_value(new));
-        // SAFETY: promised by the caller.
-        unsafe { returns_errors(made.handle())? };
-        Ok(made)
-    }
-
     pub fn handle(&self) -> MPI_Comm {
         // SAFETY: from `handle_value`.
         unsafe { handle(self.0) }

@@ -10,7 +10,7 @@ use crate::error::Cause;
 
 /// `CUresult`; a newer driver has codes that we do not know.
 pub type Code = c_int;
-/// `CUdeviceptr`. A copy also takes the address of host memory as one.
+/// `CUdeviceptr`. A copy also takes the address of host memory as one: CUDA knows which is which.
 pub type Pointer = u64;
 pub type Context = *mut c_void;
 /// `CUstream`
@@ -22,8 +22,8 @@ const LIBRARY: Name =
 /// As the driver counts: 1000 times the major version plus 10 times the minor one.
 const OLDEST: c_int = 12000;
 
-/// Usable from every context.
-const HOST_PORTABLE: c_uint = 1;
+/// Host memory that is usable from every context.
+pub const HOST_PORTABLE: c_uint = 1;
 /// Waits without spinning, measures nothing.
 const EVENT_FLAGS: c_uint = 1 | 2;
 /// Does not wait for the default stream.
@@ -65,7 +65,7 @@ function_table! {
     }
 }
 
-/// The driver, loaded and initialised by the first who asks.
+/// The driver, loaded and initialised when it is first needed.
 pub fn driver() -> Result<&'static Driver, String> {
     static DRIVER: OnceLock<Result<Driver, String>> = OnceLock::new();
     DRIVER.get_or_init(Driver::start).as_ref().map_err(Clone::clone)
@@ -87,7 +87,7 @@ impl Driver {
         Ok(driver)
     }
 
-    fn check(&self, function: &'static str, code: Code) -> Result<(), Cause> {
+    pub fn check(&self, function: &'static str, code: Code) -> Result<(), Cause> {
         if code == 0 { Ok(()) } else { Err(self.failure(function, code)) }
     }
 
@@ -138,7 +138,7 @@ impl Driver {
     pub fn context_of(&self, stream: Stream) -> Result<Context, Cause> {
         let mut context = null_mut();
         // SAFETY: a stream of XLA's.
-        unsafe { checked!(self, cuStreamGetCtx(stream.0, &mut context))? };
+        unsafe { checked!(self, cuStreamGetCtx(stream.handle(), &mut context))? };
         Ok(context)
     }
 
@@ -155,59 +155,17 @@ impl Driver {
     /// A new stream of the current context, which stays.
     pub fn stream(&self) -> Result<Stream, Cause> {
         let mut stream = null_mut();
-        // SAFETY: a place to write to.
-        unsafe { checked!(self, cuStreamCreate(&mut stream, STREAM_FLAGS))? };
-        Ok(Stream(stream))
+        // SAFETY: a place to write to; the stream is never destroyed.
+        unsafe {
+            checked!(self, cuStreamCreate(&mut stream, STREAM_FLAGS))?;
+            Ok(Stream::new(stream))
+        }
     }
 
     /// Waits on the host for all that was put on a stream.
     pub fn synchronize(&self, stream: Stream) -> Result<(), Cause> {
         // SAFETY: a stream of XLA's.
-        unsafe { checked!(self, cuStreamSynchronize(stream.0)) }
-    }
-
-    /// Copies in the order of a stream. CUDA knows which of the two addresses are the host's.
-    ///
-    /// # Safety
-    /// Both places hold so many bytes until the stream has come past it, and do not overlap.
-    pub unsafe fn copy(&self, from: Pointer, to: Pointer, bytes: usize, stream: Stream) -> Result<(), Cause> {
-        // SAFETY: promised by the caller.
-        unsafe { checked!(self, cuMemcpyAsync(to, from, bytes, stream.0)) }
-    }
-
-    /// Writes zeros, in the order of a stream.
-    ///
-    /// # Safety
-    /// `to` is a place in a GPU's memory for so many bytes, which is not none.
-    pub unsafe fn clear(&self, to: Pointer, bytes: usize, stream: Stream) -> Result<(), Cause> {
-        // SAFETY: promised by the caller.
-        unsafe { checked!(self, cuMemsetD8Async(to, 0, bytes, stream.0)) }
-    }
-
-    /// Writes 32 bits, in the order of a stream.
-    ///
-    /// # Safety
-    /// `to` is an aligned place in a GPU's memory.
-    pub unsafe fn write(&self, word: u32, to: Pointer, stream: Stream) -> Result<(), Cause> {
-        // SAFETY: promised by the caller.
-        unsafe { checked!(self, cuMemsetD32Async(to, word, 1, stream.0)) }
-    }
-
-    /// Host memory that the GPU copies to and from by itself.
-    pub fn allocate_pinned(&self, bytes: usize) -> Result<*mut u8, Cause> {
-        let mut data = null_mut();
-        // SAFETY: a place to write to.
-        unsafe { checked!(self, cuMemHostAlloc(&mut data, bytes, HOST_PORTABLE))? };
-        Ok(data.cast())
-    }
-
-    /// Gives back what `allocate_pinned` has allocated.
-    ///
-    /// # Safety
-    /// Nothing on a stream uses it any more.
-    pub unsafe fn free_pinned(&self, data: *mut u8) {
-        // SAFETY: promised by the caller. There is nothing to be done about an error.
-        unsafe { (self.cuMemFreeHost)(data.cast()) };
+        unsafe { checked!(self, cuStreamSynchronize(stream.handle())) }
     }
 
     /// Memory of the current context's device, which stays.
@@ -222,7 +180,7 @@ impl Driver {
     pub fn allocate_on(&self, stream: Stream, bytes: usize) -> Result<Pointer, Cause> {
         let mut pointer = 0;
         // SAFETY: a place to write to.
-        unsafe { checked!(self, cuMemAllocAsync(&mut pointer, bytes, stream.0))? };
+        unsafe { checked!(self, cuMemAllocAsync(&mut pointer, bytes, stream.handle()))? };
         Ok(pointer)
     }
 
@@ -232,7 +190,7 @@ impl Driver {
     /// Nothing uses it any more that the stream does not wait for.
     pub unsafe fn free_on(&self, stream: Stream, pointer: Pointer) -> Result<(), Cause> {
         // SAFETY: promised by the caller.
-        unsafe { checked!(self, cuMemFreeAsync(pointer, stream.0)) }
+        unsafe { checked!(self, cuMemFreeAsync(pointer, stream.handle())) }
     }
 
     /// A new event of the current context.
@@ -243,10 +201,10 @@ impl Driver {
         Ok(Event { driver: self, handle })
     }
 
-    /// To be called by a thread that only asks: its questions would end what other threads record.
-    pub fn look_on(&self) {
+    /// For a thread that queries events: its queries would end the capture of a graph by another thread.
+    pub fn allow_queries_during_capture(&self) {
         let mut mode = RELAXED;
-        // SAFETY: a place to read from and to write to. If it fails, recordings may.
+        // SAFETY: a place to read from and to write to. If it fails, a capture may end.
         unsafe { (self.cuThreadExchangeStreamCaptureMode)(&mut mode) };
     }
 }
@@ -281,16 +239,16 @@ impl Event {
     /// Moves it to where a stream of its context is now.
     pub fn record(&self, stream: Stream) -> Result<(), Cause> {
         // SAFETY: the handle is live.
-        unsafe { checked!(self.driver, cuEventRecord(self.handle, stream.0)) }
+        unsafe { checked!(self.driver, cuEventRecord(self.handle, stream.handle())) }
     }
 
     /// Lets what comes on a stream from now on wait for it; the host does not.
     pub fn hold(&self, stream: Stream) -> Result<(), Cause> {
         // SAFETY: the handle is live.
-        unsafe { checked!(self.driver, cuStreamWaitEvent(stream.0, self.handle, 0)) }
+        unsafe { checked!(self.driver, cuStreamWaitEvent(stream.handle(), self.handle, 0)) }
     }
 
-    /// Whether the stream has come past it. Errors of the stream are left to those who wait for it.
+    /// Whether the stream has come past it. Errors of the stream are left to the wait for it.
     pub fn is_reached(&self) -> bool {
         // SAFETY: the handle is live.
         unsafe { (self.driver.cuEventQuery)(self.handle) != NOT_READY }

@@ -1,9 +1,10 @@
 //! The memory that arrays are copied to and from.
 
-use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::mem::ManuallyDrop;
 
-use super::cuda::{Driver, Pointer};
+use super::cuda::{Driver, HOST_PORTABLE, Pointer};
 use crate::call::Stream;
+use crate::dynlib::checked;
 use crate::error::Cause;
 use crate::ops::Buffer;
 
@@ -21,10 +22,15 @@ impl Device {
     /// Memory of the host, which a GPU copies to and from by itself.
     pub fn allocate(self, bytes: usize) -> Result<Staging, Cause> {
         // An empty allocation is an error to CUDA, and undefined on the host.
-        let capacity = bytes.max(1);
-        let data = match self {
-            Self::Host => host_memory(capacity)?,
-            Self::Gpu(driver) => driver.allocate_pinned(capacity)?,
+        let bytes = bytes.max(1);
+        let (data, capacity) = match self {
+            Self::Host => host_memory(bytes)?,
+            Self::Gpu(driver) => {
+                let mut data = std::ptr::null_mut();
+                // SAFETY: a place to write to.
+                unsafe { checked!(driver, cuMemHostAlloc(&mut data, bytes, HOST_PORTABLE))? };
+                (data.cast(), bytes)
+            }
         };
         Ok(Staging { device: self, data, capacity })
     }
@@ -47,7 +53,9 @@ impl Device {
                 unsafe { to.copy_from_nonoverlapping(from, bytes) };
                 Ok(())
             }
-            Self::Gpu(driver) => unsafe { driver.copy(from as Pointer, to as Pointer, bytes, stream) },
+            Self::Gpu(driver) => unsafe {
+                checked!(driver, cuMemcpyAsync(to as Pointer, from as Pointer, bytes, stream.handle()))
+            },
         }
     }
 
@@ -63,7 +71,9 @@ impl Device {
                 unsafe { array.data().write_bytes(0, array.bytes()) };
                 Ok(())
             }
-            Self::Gpu(driver) => unsafe { driver.clear(array.data() as Pointer, array.bytes(), stream) },
+            Self::Gpu(driver) => unsafe {
+                checked!(driver, cuMemsetD8Async(array.data() as Pointer, 0, array.bytes(), stream.handle()))
+            },
         }
     }
 
@@ -87,7 +97,8 @@ impl Device {
                 Self::Host => to.cast::<[u32; N]>().write_unaligned(words),
                 Self::Gpu(driver) => {
                     for (i, word) in words.into_iter().enumerate() {
-                        driver.write(word, to.add(i * size_of::<u32>()) as Pointer, stream)?;
+                        let place = to.add(i * size_of::<u32>()) as Pointer;
+                        checked!(driver, cuMemsetD32Async(place, word, 1, stream.handle()))?;
                     }
                 }
             }
@@ -104,21 +115,15 @@ impl Device {
     }
 }
 
-fn host_memory(bytes: usize) -> Result<*mut u8, Cause> {
-    // A program may ask for more than there is. Vec would end the process.
-    let too_large = || Cause::Shape { dims: [bytes as i64].into() };
-    let layout = Layout::array::<u8>(bytes).map_err(|_| too_large())?;
-    // SAFETY: of a size that is not zero; so many bytes are written.
-    unsafe {
-        let data = alloc_zeroed(layout);
-        if data.is_null() {
-            return Err(too_large());
-        }
-        if cfg!(debug_assertions) {
-            data.write_bytes(UNWRITTEN, bytes);
-        }
-        Ok(data)
+/// Memory, and how much it is: at least so many bytes.
+fn host_memory(bytes: usize) -> Result<(*mut u8, usize), Cause> {
+    let mut memory = ManuallyDrop::new(Vec::new());
+    // A program may ask for more than there is, where other ways to allocate would end the process.
+    memory.try_reserve_exact(bytes).map_err(|_| Cause::Shape { dims: [bytes as i64].into() })?;
+    if cfg!(debug_assertions) {
+        memory.resize(bytes, UNWRITTEN);
     }
+    Ok((memory.as_mut_ptr(), memory.capacity()))
 }
 
 /// A piece of the memory that a device copies to and from.
@@ -145,11 +150,12 @@ impl Staging {
 
 impl Drop for Staging {
     fn drop(&mut self) {
-        // SAFETY: made by `allocate`; whoever drops it knows that the device is done with it.
+        // SAFETY: made by `allocate`. The owner drops it once nothing on a stream uses it any more.
         unsafe {
             match self.device {
-                Device::Host => dealloc(self.data, Layout::array::<u8>(self.capacity).unwrap_unchecked()),
-                Device::Gpu(driver) => driver.free_pinned(self.data),
+                Device::Host => drop(Vec::from_raw_parts(self.data, 0, self.capacity)),
+                // An error changes nothing here.
+                Device::Gpu(driver) => drop((driver.cuMemFreeHost)(self.data.cast())),
             }
         }
     }

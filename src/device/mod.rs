@@ -9,6 +9,25 @@ use std::sync::OnceLock;
 
 pub use self::memory::{Device, Staging};
 
+/// Where arrays are, as XLA says it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Platform {
+    Cpu,
+    Cuda,
+}
+
+impl Platform {
+    pub const ALL: [Self; 2] = [Self::Cpu, Self::Cuda];
+
+    /// XLA's name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Cpu => "cpu",
+            Self::Cuda => "cuda",
+        }
+    }
+}
+
 /// Whether this process has a GPU that it can use, or why not.
 pub fn support() -> Result<(), String> {
     match cuda::driver()?.devices() {
@@ -29,12 +48,12 @@ pub fn is_on_cpu() -> bool {
 
 const ON_CPU: &str = "MPI4JAX_TEST_CUDA_ON_CPU";
 
-/// Whether host libraries reach that driver's memory, as they do when they are told so: it is host memory.
+/// Whether tests let host libraries reach that driver's memory, which is host memory.
 pub fn is_reached_from_cpu() -> bool {
     is_on_cpu() && std::env::var(ON_CPU).is_ok_and(|value| value == "reached")
 }
 
-/// Number of the GPU that JAX computes on, once Python has told it.
+/// Number of the GPU that JAX computes on, once Python has set it.
 static DEVICE: OnceLock<i32> = OnceLock::new();
 
 /// Says which GPU JAX computes on. The first word counts: a process has one.

@@ -71,7 +71,7 @@ function_table! {
     }
 }
 
-/// NCCL, loaded by the first who asks.
+/// NCCL, loaded when it is first needed.
 pub fn library() -> Result<&'static Library, String> {
     static LIBRARY: OnceLock<Result<Library, String>> = OnceLock::new();
     LIBRARY.get_or_init(Library::start).as_ref().map_err(Clone::clone)

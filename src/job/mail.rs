@@ -99,19 +99,21 @@ impl Mail {
     pub fn ask(&mut self, question: &Question) {
         self.asked = Some(question.clone());
         self.answers.clear();
-        let message = |ranks: &Ranks| Some((ranks.first()?, Message::Question(question.clone())));
-        let messages: Vec<_> = self.others().filter_map(message).collect();
-        self.outbox.extend(messages);
+        self.ask_each(0);
     }
 
     /// Asks the hosts that have not answered once more: their second rank, since the first may be gone.
     pub fn ask_again(&mut self) {
+        self.ask_each(1);
+    }
+
+    /// Asks this rank of each host that has not answered.
+    fn ask_each(&mut self, place: usize) {
         let Some(question) = &self.asked else { return };
-        let has_answered = |ranks: &Ranks| self.answers.iter().any(|(from, _)| ranks.contains(*from));
+        let has_answered = |ranks: &&Ranks| self.answers.iter().any(|(from, _)| ranks.contains(*from));
         let silent = self.others().filter(|ranks| !has_answered(ranks));
-        let message = |ranks: &Ranks| Some((ranks.iter().nth(1)?, Message::Question(question.clone())));
-        let messages: Vec<_> = silent.filter_map(message).collect();
-        self.outbox.extend(messages);
+        let ranks: Vec<i32> = silent.filter_map(|ranks| ranks.iter().nth(place)).collect();
+        self.outbox.extend(ranks.into_iter().map(|rank| (rank, Message::Question(question.clone()))));
     }
 
     pub fn answer(&mut self, to: i32, answer: Message) {

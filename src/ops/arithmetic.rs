@@ -1,5 +1,5 @@
-//! Reductions of our own, where MPI has none of that meaning: sums and products of 16-bit floats, MAX and MIN of floats,
-//! MAXLOC and MINLOC of arrays, and the sums of an adjoint halo exchange.
+//! Reductions of our own, where MPI has none of that meaning: sums and products of 16-bit floats, MAX and MIN of floats, and
+//! MAXLOC and MINLOC of arrays.
 //!
 //! Floats of 16 bits are reduced in float32: it has more than twice their precision, so that a sum
 //! or a product rounded twice is the one rounded once. MAX and MIN of floats propagate NaN, as JAX's do.
@@ -8,7 +8,6 @@
 mod tests;
 
 use std::ffi::{c_int, c_void};
-use std::num::Wrapping;
 use std::ops::{Add, Mul};
 use std::ptr::copy_nonoverlapping;
 
@@ -28,21 +27,19 @@ pub type Combine = unsafe extern "C" fn(*mut c_void, *mut c_void, *mut c_int, *m
 /// The function that reduces values of a type; `None` where that makes no sense, or MPI does it.
 pub fn combine(builtin: Builtin, dtype: Dtype) -> Option<Combine> {
     match dtype {
-        Dtype::Bool => locations::<Wrapping<u8>>(builtin),
-        Dtype::Int8 => integers::<Wrapping<i8>>(builtin),
-        Dtype::Int16 => integers::<Wrapping<i16>>(builtin),
-        Dtype::Int32 => integers::<Wrapping<i32>>(builtin),
-        Dtype::Int64 => integers::<Wrapping<i64>>(builtin),
-        Dtype::Uint8 => integers::<Wrapping<u8>>(builtin),
-        Dtype::Uint16 => integers::<Wrapping<u16>>(builtin),
-        Dtype::Uint32 => integers::<Wrapping<u32>>(builtin),
-        Dtype::Uint64 => integers::<Wrapping<u64>>(builtin),
+        Dtype::Bool => locations::<u8>(builtin),
+        Dtype::Int8 => locations::<i8>(builtin),
+        Dtype::Int16 => locations::<i16>(builtin),
+        Dtype::Int32 => locations::<i32>(builtin),
+        Dtype::Int64 => locations::<i64>(builtin),
+        Dtype::Uint8 => locations::<u8>(builtin),
+        Dtype::Uint16 => locations::<u16>(builtin),
+        Dtype::Uint32 => locations::<u32>(builtin),
+        Dtype::Uint64 => locations::<u64>(builtin),
         Dtype::Float16 => floats::<f16>(builtin),
         Dtype::Bfloat16 => floats::<bf16>(builtin),
         Dtype::Float32 => floats::<f32>(builtin),
         Dtype::Float64 => floats::<f64>(builtin),
-        Dtype::Complex64 if builtin == Builtin::Sum => Some(complex_sums::<f32>),
-        Dtype::Complex128 if builtin == Builtin::Sum => Some(complex_sums::<f64>),
         _ => None,
     }
 }
@@ -56,16 +53,6 @@ where
         Builtin::Prod => Some(elements::<E, Prod>),
         Builtin::Max => Some(elements::<E, Max>),
         Builtin::Min => Some(elements::<E, Min>),
-        _ => locations::<E>(builtin),
-    }
-}
-
-fn integers<E: Element>(builtin: Builtin) -> Option<Combine>
-where
-    E::Value: Add<Output = E::Value>,
-{
-    match builtin {
-        Builtin::Sum => Some(elements::<E, Sum>),
         _ => locations::<E>(builtin),
     }
 }
@@ -118,26 +105,6 @@ unsafe extern "C" fn elements<E: Element, O: Operator<E::Value>>(
     unsafe {
         chunks::<E>(input, inout, *count as usize, |a, b| {
             a.iter().zip(b).for_each(|(a, b)| *b = O::apply(*a, *b));
-        });
-    }
-}
-
-/// The sums of real and of imaginary parts.
-///
-/// # Safety
-/// See [`Combine`].
-unsafe extern "C" fn complex_sums<E: Element>(
-    input: *mut c_void,
-    inout: *mut c_void,
-    count: *mut c_int,
-    _: *mut c_void,
-) where
-    E::Value: Add<Output = E::Value>,
-{
-    // SAFETY: promised by the caller: a complex number is two.
-    unsafe {
-        chunks::<E>(input, inout, 2 * *count as usize, |a, b| {
-            a.iter().zip(b).for_each(|(a, b)| *b = *a + *b);
         });
     }
 }
@@ -243,9 +210,7 @@ macro_rules! elements_as_they_are {
     )*};
 }
 
-elements_as_they_are! { f32 f64 }
-elements_as_they_are! { Wrapping<i8> Wrapping<i16> Wrapping<i32> Wrapping<i64> }
-elements_as_they_are! { Wrapping<u8> Wrapping<u16> Wrapping<u32> Wrapping<u64> }
+elements_as_they_are! { f32 f64 i8 i16 i32 i64 u8 u16 u32 u64 }
 
 macro_rules! elements_as_float32 {
     ($($t:ty)*) => {$(

@@ -56,6 +56,18 @@ impl Buffer {
         Self { data, ..*self }
     }
 
+    /// These elements outside of the memory of another buffer: in `copy`, if the two share some.
+    pub fn apart_from(&self, other: &Self, copy: &mut Vec<u8>) -> Self {
+        if !self.overlaps(other) {
+            return *self;
+        }
+        // SAFETY: a buffer's elements can be read, and the copy has as many bytes.
+        unsafe {
+            copy.extend_from_slice(std::slice::from_raw_parts(self.data, self.bytes()));
+            self.moved_to(copy.as_mut_ptr())
+        }
+    }
+
     /// Whether the two share memory.
     pub fn overlaps(&self, other: &Buffer) -> bool {
         let (a, b) = (self.data as usize, other.data as usize);

@@ -14,7 +14,7 @@ pub enum Class {
     Narrow,
 }
 
-/// Who reduces values of a type.
+/// What reduces values of a type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reduced {
     /// The MPI library, as values of the type that carries them.

@@ -1,4 +1,4 @@
-//! What an operation is, apart from how it is carried out and from who asks for it.
+//! What an operation is, apart from how it is carried out.
 
 mod arithmetic;
 mod buffer;
@@ -14,7 +14,7 @@ mod table;
 pub use arithmetic::{Combine, combine};
 pub use buffer::Buffer;
 pub use dtypes::{Class, Dtype, PACKED, Packed, Reduced};
-pub use halo::{Around, Block, Halo, HaloFields, Width};
+pub use halo::{Face, Halo, HaloFields, Width};
 pub use line::{add as add_line, name as name_line, named as named_line, numbered as numbered_line};
 pub use parts::{Ints, Part, Parts, PartsFields, Wire};
 pub use ragged::{Counts, Ragged, RaggedFields};

@@ -173,7 +173,7 @@ impl Parts {
     /// Writes zeros, unless messages write all of it.
     ///
     /// # Safety
-    /// The result is memory of the host that nobody else uses.
+    /// The result is memory of the host that nothing else uses.
     pub unsafe fn clear(&self, recv: &Buffer) {
         if !self.covers(Some(recv)) {
             // SAFETY: promised by the caller.
@@ -181,29 +181,22 @@ impl Parts {
         }
     }
 
-    /// Exchanges the parts. What nobody sends is zeros.
+    /// Exchanges the parts. What no rank sends is zeros.
     ///
     /// # Safety
-    /// The buffers are memory of the host that nobody else uses, and have passed `check`.
+    /// The buffers are memory of the host that nothing else uses, and have passed `check`.
     pub unsafe fn exchange(
         &self,
         send: Option<Buffer>,
         recv: Option<Buffer>,
         wire: &mut impl Wire,
     ) -> Result<(), Cause> {
-        let mut send = send;
         let mut copy = Vec::new();
         // SAFETY: promised by the caller; the copy outlives the exchange.
         unsafe {
-            if let (Some(from), Some(to)) = (&mut send, &recv)
-                && from.overlaps(to)
-            {
-                copy.extend_from_slice(std::slice::from_raw_parts(from.data(), from.bytes()));
-                *from = from.moved_to(copy.as_mut_ptr());
-            }
-            if let Some(recv) = &recv {
-                self.clear(recv);
-            }
+            let Some(to) = &recv else { return self.carry(send, None, wire) };
+            let send = send.map(|from| from.apart_from(to, &mut copy));
+            self.clear(to);
             self.carry(send, recv, wire)
         }
     }
@@ -212,7 +205,7 @@ impl Parts {
     /// a device.
     ///
     /// # Safety
-    /// Nobody else uses the buffers, which share no memory and have passed `check`, until what travels has ended.
+    /// Nothing else uses the buffers, which share no memory and have passed `check`, until what travels has ended.
     pub unsafe fn carry(
         &self,
         send: Option<Buffer>,
@@ -233,7 +226,7 @@ impl Parts {
         }
         let size = recv.or(send).map_or(1, |buffer| buffer.dtype().size());
         wire.wait().map_err(|cause| match cause {
-            Cause::Ghosts { received, source_rank, expected } => {
+            Cause::MessageLength { received, source_rank, expected } => {
                 Cause::Parts { source_rank, received: received / size, expected: expected / size }
             }
             cause => cause,

@@ -3,9 +3,6 @@
 use std::ops::Range;
 use std::ptr::copy_nonoverlapping;
 
-use super::{Buffer, Builtin, combine};
-use crate::error::Cause;
-
 /// A box of cells within a block, in bytes.
 #[derive(Debug)]
 pub struct Region {
@@ -80,44 +77,7 @@ impl Region {
             }
         });
     }
-
-    /// # Safety
-    /// `block` holds the region.
-    pub unsafe fn clear(&self, block: *mut u8) {
-        self.rows(|offset, n, stride| {
-            for i in 0..n {
-                // SAFETY: promised by the caller.
-                unsafe { block.add(offset + i * stride).write_bytes(0, self.run) };
-            }
-        });
-    }
-
-    /// Adds packed values to those of a block.
-    ///
-    /// # Safety
-    /// As for `pack`; `sums` is as large as `packed`.
-    pub unsafe fn add(&self, packed: *mut u8, block: &Buffer, sums: *mut u8) -> Result<(), Cause> {
-        let dtype = block.dtype();
-        let add = combine(Builtin::Sum, dtype)
-            .ok_or(Cause::UndefinedReduction { reduction: "SUM", dtype: dtype.name() })?;
-        // A piece at a time, because `combine` counts as MPI does.
-        let pieces = self.bytes().div_ceil(PIECE);
-        // SAFETY: promised by the caller.
-        unsafe {
-            self.pack(block.data(), sums);
-            for piece in 0..pieces {
-                let at = piece * PIECE;
-                let mut count = (PIECE.min(self.bytes() - at) / dtype.size()) as i32;
-                add(packed.add(at).cast(), sums.add(at).cast(), &mut count, std::ptr::null_mut());
-            }
-            self.unpack(sums, block.data());
-        }
-        Ok(())
-    }
 }
-
-/// A multiple of every element's size.
-const PIECE: usize = 1 << 24;
 
 /// Copies `n` runs of `run` bytes.
 ///

@@ -12,8 +12,8 @@ pub enum Extent {
     None,
     /// One rank's block.
     One,
-    /// As much as the operation is told: as its parts, its counts or its blocks say.
-    Told,
+    /// As much as the parts, the counts or the blocks of the operation say.
+    Variable,
     /// One block for every rank of the communicator.
     #[serde(rename = "per rank")]
     PerRank,
@@ -43,7 +43,7 @@ pub struct Row {
     pub has_peer: bool,
     /// Takes several arrays at once.
     pub has_blocks: bool,
-    /// Is told which part of its array goes to each rank, and which comes from it.
+    /// Has parts: which elements go to each rank, and which come from it.
     pub has_parts: bool,
     /// Takes an array that says, when it runs, how many rows go to each rank.
     pub is_ragged: bool,
@@ -134,25 +134,25 @@ macro_rules! started {
 ops! {
     //  op        name        MPI's name      takes            (on the root: send -> recv) (elsewhere) MPI's name to start it
     Allgather "allgather" "MPI_Allgather" Nothing          (One -> PerRank)     (One -> PerRank) "MPI_Iallgather";
-    Allgatherv "allgatherv" "MPI_Allgatherv" Parts         (Told -> Told)         (Told -> Told) "MPI_Iallgatherv";
+    Allgatherv "allgatherv" "MPI_Allgatherv" Parts         (Variable -> Variable)         (Variable -> Variable) "MPI_Iallgatherv";
     Allreduce "allreduce" "MPI_Allreduce" Reduction        (One -> One)         (One -> One) "MPI_Iallreduce";
     Alltoall  "alltoall"  "MPI_Alltoall"  Nothing          (PerRank -> PerRank) (PerRank -> PerRank) "MPI_Ialltoall";
-    Alltoallv "alltoallv" "MPI_Alltoallv" Parts            (Told -> Told)         (Told -> Told) "MPI_Ialltoallw";
+    Alltoallv "alltoallv" "MPI_Alltoallv" Parts            (Variable -> Variable)         (Variable -> Variable) "MPI_Ialltoallw";
     Barrier   "barrier"   "MPI_Barrier"   Nothing          (None -> None)       (None -> None) "MPI_Ibarrier";
     Bcast     "bcast"     "MPI_Bcast"     Root             (One -> None)        (None -> One) "MPI_Ibcast";
     Exscan    "exscan"    "MPI_Exscan"    Scan             (One -> One)         (One -> One) "MPI_Iexscan";
     Gather    "gather"    "MPI_Gather"    Root             (One -> PerRank)     (One -> None) "MPI_Igather";
-    Gatherv   "gatherv"   "MPI_Gatherv"   PartsAndRoot     (Told -> Told)         (Told -> None) "MPI_Ialltoallw";
-    HaloExchange "halo_exchange" "MPI_Wait" Neighbours (Told -> Told)      (Told -> Told) -;
-    Permute   "permute"   "MPI_Sendrecv"  Parts            (Told -> Told)         (Told -> Told) "MPI_Ialltoallw";
-    RaggedAlltoall "ragged_alltoall" "MPI_Alltoallv" Ragged (Told -> Told)        (Told -> Told) "MPI_Ialltoallw";
+    Gatherv   "gatherv"   "MPI_Gatherv"   PartsAndRoot     (Variable -> Variable)         (Variable -> None) "MPI_Ialltoallw";
+    HaloExchange "halo_exchange" "MPI_Wait" Neighbours (Variable -> Variable)      (Variable -> Variable) -;
+    Permute   "permute"   "MPI_Sendrecv"  Parts            (Variable -> Variable)         (Variable -> Variable) "MPI_Ialltoallw";
+    RaggedAlltoall "ragged_alltoall" "MPI_Alltoallv" Ragged (Variable -> Variable)        (Variable -> Variable) "MPI_Ialltoallw";
     Recv      "recv"      "MPI_Recv"      Peer             (None -> One)        (None -> One) "MPI_Irecv";
     Reduce    "reduce"    "MPI_Reduce"    ReductionAndRoot (One -> One)         (One -> None) "MPI_Ireduce";
     ReduceScatter "reduce_scatter" "MPI_Reduce_scatter_block" Reduction (PerRank -> One) (PerRank -> One) "MPI_Ireduce_scatter_block";
-    ReduceScatterv "reduce_scatterv" "MPI_Reduce_scatter" ReductionAndParts (Told -> Told) (Told -> Told) "MPI_Ireduce_scatter";
+    ReduceScatterv "reduce_scatterv" "MPI_Reduce_scatter" ReductionAndParts (Variable -> Variable) (Variable -> Variable) "MPI_Ireduce_scatter";
     Scan      "scan"      "MPI_Scan"      Scan             (One -> One)         (One -> One) "MPI_Iscan";
     Scatter   "scatter"   "MPI_Scatter"   Root             (PerRank -> One)     (None -> One) "MPI_Iscatter";
-    Scatterv  "scatterv"  "MPI_Scatterv"  PartsAndRoot     (Told -> Told)         (None -> Told) "MPI_Ialltoallw";
+    Scatterv  "scatterv"  "MPI_Scatterv"  PartsAndRoot     (Variable -> Variable)         (None -> Variable) "MPI_Ialltoallw";
     Send      "send"      "MPI_Send"      Peer             (One -> None)        (One -> None) "MPI_Isend";
     Sendrecv  "sendrecv"  "MPI_Sendrecv"  Peer             (One -> One)         (One -> One) -;
 }
@@ -175,7 +175,7 @@ impl Row {
 
     /// Whether ranks may have arrays of different sizes.
     pub fn has_any_size(&self) -> bool {
-        [self.at_root, self.elsewhere].iter().any(|side| [side.send, side.recv].contains(&Extent::Told))
+        [self.at_root, self.elsewhere].iter().any(|side| [side.send, side.recv].contains(&Extent::Variable))
     }
 }
 
@@ -216,10 +216,10 @@ mod tests {
     }
 
     #[test]
-    fn what_is_told_says_how() {
+    fn variable_extents_have_their_sizes_from_somewhere() {
         for row in Op::TABLE {
-            let told = row.has_blocks || row.has_parts || row.is_ragged;
-            assert_eq!(row.has_any_size(), told, "{}", row.name);
+            let is_variable = row.has_blocks || row.has_parts || row.is_ragged;
+            assert_eq!(row.has_any_size(), is_variable, "{}", row.name);
         }
     }
 

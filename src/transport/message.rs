@@ -19,7 +19,7 @@ pub struct Arrived {
     pub count: usize,
 }
 
-/// What every transport does with a message, once it is in the result's memory: says who it is from,
+/// What every transport does with a message, once it is in the result's memory: writes its source,
 /// compares its length with what was asked for, and takes a sample of it.
 #[inline]
 pub fn arrive(call: &Call, message: &Arrived) -> Result<(), Cause> {
@@ -38,7 +38,7 @@ pub fn arrive(call: &Call, message: &Arrived) -> Result<(), Cause> {
 
 #[cold]
 fn short(call: &Call, recv: &Buffer, message: &Arrived) -> Result<(), Cause> {
-    // A rank at the end of a chain receives from nobody, and whoever asks for a status can see the length.
+    // A rank at the end of a chain has no source, and a program that passes a status can see the length.
     if !call.status.is_some() && call.envelope.source != wildcards().proc_null {
         return Err(Cause::ShortMessage {
             function: call.site.mpi_name(),
@@ -54,7 +54,7 @@ fn short(call: &Call, recv: &Buffer, message: &Arrived) -> Result<(), Cause> {
     Ok(())
 }
 
-/// Fills the `MPI_Status` that a receive was given, for a message that MPI knows nothing of.
+/// Fills the `MPI_Status` that a receive was given, for a message that did not go through MPI.
 pub fn write_status(call: &Call, arrived: &Arrived) -> Result<(), Cause> {
     let Some(recv) = &call.recv else { return Ok(()) };
     // SAFETY: all-zero is a value of the struct, and MPI itself writes the count that it keeps inside.

@@ -72,8 +72,8 @@ impl Pool {
     }
 }
 
-/// A buffer in use. It goes back to the pool when it is dropped: whoever does not know that the device is done with it forgets
-/// it instead.
+/// A buffer in use. It goes back to the pool when it is dropped: where the device may still use it, it is forgotten
+/// instead.
 #[derive(Debug)]
 pub struct Lease<'a> {
     pool: &'a Pool,

@@ -1,11 +1,11 @@
 //! A thread that lets MPI go on with non-blocking operations, while the program computes.
 //!
-//! MPI moves data when it is called: without somebody who calls it, a large message that was started waits for the wait. The
-//! thread sleeps while nothing is under way, and while another thread waits in MPI, which does the same.
+//! MPI moves data when it is called: if nothing calls it, a large message that was started waits for the wait. The thread
+//! sleeps while nothing is under way, and while another thread waits in MPI, which does the same.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -23,16 +23,13 @@ const PART: u32 = 8;
 /// A call of MPI that moves data takes longer than this, one that does not takes less.
 const LONG: Duration = Duration::from_micros(10);
 
-/// Something that MPI has to go on with.
-pub trait UnderWay: Send + Sync {
-    /// Lets MPI go on, also with everything else; whether this has ended.
-    fn test(&self) -> bool;
-}
+/// Lets MPI go on with an operation, and so with everything else; whether it has ended.
+type Test = Box<dyn Fn() -> bool + Send>;
 
 #[derive(Default)]
 struct Shared {
     /// The one that is tested next first.
-    under_way: VecDeque<Arc<dyn UnderWay>>,
+    under_way: VecDeque<Test>,
     thread: Option<JoinHandle<()>>,
     /// It sleeps for longer than the shortest pause.
     is_asleep: bool,
@@ -108,11 +105,11 @@ pub fn prepare() -> Result<bool, Cause> {
     wanted.clone().map_err(|message| Cause::Setting { message })
 }
 
-/// Something has been started.
-pub fn follow(operation: Arc<dyn UnderWay>) {
+/// Something has been started: calls `test` from time to time, until it says that the operation has ended.
+pub fn follow(test: impl Fn() -> bool + Send + 'static) {
     let mut shared = shared();
     if shared.thread.is_some() && !shared.ended {
-        shared.under_way.push_back(operation);
+        shared.under_way.push_back(Box::new(test));
         shared.is_new = true;
         if shared.is_asleep {
             CHANGED.notify_one();
@@ -134,19 +131,19 @@ fn stop() {
     }
 }
 
-/// Lets MPI go on with an operation; whether it has ended, and whether anything has happened.
-fn test(operation: &dyn UnderWay) -> (bool, bool) {
+/// Whether an operation has ended, and whether MPI has moved any data meanwhile.
+fn timed(test: &Test) -> (bool, bool) {
     let _calling = Calling::new();
-    let timed = || {
+    let once = || {
         let began = Instant::now();
-        (operation.test(), began.elapsed() >= LONG)
+        (test(), began.elapsed() >= LONG)
     };
-    match timed() {
+    match once() {
         (true, _) => (true, true),
         (false, false) => (false, false),
         // After a sleep, a call takes long by itself. The next one does if it moves data.
         (false, true) => {
-            let (ended, was_long) = timed();
+            let (ended, was_long) = once();
             (ended, ended || was_long)
         }
     }
@@ -175,9 +172,9 @@ fn run() {
             continue;
         }
         // One call lets MPI go on with all: the next one is called only if this one has ended.
-        while let Some(operation) = shared.under_way.pop_front() {
+        while let Some(test) = shared.under_way.pop_front() {
             drop(shared);
-            let (ended, has_happened) = test(&*operation);
+            let (ended, has_happened) = timed(&test);
             if has_happened {
                 since = Instant::now();
             }
@@ -186,7 +183,7 @@ fn run() {
                 return;
             }
             if !ended {
-                shared.under_way.push_back(operation);
+                shared.under_way.push_back(test);
                 break;
             }
         }

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::mpi::Posted;
-use super::progress::{Pause, UnderWay};
+use super::progress::Pause;
 use super::request_memory::{RequestLayout, RequestMemory};
 use crate::call::{Call, Envelope, Phase, Site, Stream};
 use crate::comm::Comm;
@@ -19,7 +19,7 @@ pub enum State {
     OnStream(Event, RequestMemory),
     /// It has ended, or nothing is communicated.
     Ended(RequestMemory),
-    /// Whoever waits for it is told so.
+    /// The wait for it raises this.
     Failed(Cause),
     /// It is being waited for, or has been.
     Taken,
@@ -32,7 +32,7 @@ pub struct Request {
     pub layout: RequestLayout,
     /// What was recorded when it was started; not of what communicates nothing.
     pub record: Option<Record>,
-    /// Not locked by who waits.
+    /// Not locked during a wait.
     state: Mutex<State>,
 }
 
@@ -52,6 +52,11 @@ impl Request {
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Lets MPI go on with it; whether it has ended.
+    pub fn test(&self) -> bool {
+        self.state().test()
     }
 
     /// Waits for the end, or lets a stream wait for it.
@@ -83,8 +88,8 @@ impl Request {
         use_memory(&memory).and_then(|()| memory.give_back(stream)).map_err(|cause| self.site.error(cause))
     }
 
-    /// Ends what has ended in MPI, before the communicator is freed: whoever waits later gets the result. Not what is
-    /// still under way.
+    /// Ends what has ended in MPI, before the communicator is freed: a later wait gets the result. Not what is still under
+    /// way.
     pub fn settle(&self) {
         let mut state = self.state();
         if state.test() && matches!(*state, State::Posted(..)) {
@@ -119,11 +124,5 @@ impl State {
             Self::OnStream(end, _) => end.is_reached(),
             Self::Ended(_) | Self::Failed(_) | Self::Taken => true,
         }
-    }
-}
-
-impl UnderWay for Request {
-    fn test(&self) -> bool {
-        self.state().test()
     }
 }

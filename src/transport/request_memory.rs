@@ -7,7 +7,7 @@ use std::mem::ManuallyDrop;
 
 use serde::Deserialize;
 
-use super::Transport;
+use super::dispatch::Transport;
 use super::pool::Lease;
 use crate::call::{Call, Stream};
 use crate::device::Device;
@@ -51,7 +51,7 @@ pub struct RequestMemory {
     recv: Option<Buffer>,
 }
 
-// SAFETY: the buffers point to the blocks, which are nobody else's.
+// SAFETY: the buffers point to the blocks, which are its own.
 unsafe impl Send for RequestMemory {}
 
 impl RequestMemory {
@@ -133,7 +133,7 @@ impl RequestMemory {
     }
 
     /// Gives it back, once the operation has ended and a stream has come here: the host waits for that, or the GPU.
-    pub fn give_back(mut self, stream: Stream) -> Result<(), Cause> {
+    pub(super) fn give_back(mut self, stream: Stream) -> Result<(), Cause> {
         // SAFETY: taken once, as `self` goes.
         let blocks = ManuallyDrop::new(unsafe { ManuallyDrop::take(&mut self.blocks) });
         if blocks.iter().any(|block| matches!(block, Block::Host(_))) {

@@ -1,7 +1,7 @@
 //! Operations that were started and not waited for yet.
 //!
 //! XLA may move its buffers between the start of an operation and the wait for it, so what MPI works on meanwhile is memory of
-//! ours: the operand is copied into it, and the result out of it. A program knows an operation by a *handle*, three numbers that an
+//! ours: the operand is copied into it, and the result out of it. A program names an operation by a *handle*, three numbers that an
 //! array of float32 holds exactly, so that it can be carried by loops, and have a tangent and a cotangent, which are handles too.
 
 use std::collections::{BTreeMap, VecDeque};
@@ -9,10 +9,10 @@ use std::io::Write;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::progress::{self, UnderWay};
+use super::dispatch::Transport;
 use super::request::{Request, State};
 use super::request_memory::{RequestLayout, RequestMemory};
-use super::{Transport, mpi};
+use super::{mpi, progress};
 use crate::call::{Call, Stream};
 use crate::device::Device;
 use crate::error::{Cause, Error};
@@ -31,7 +31,7 @@ const PART: u64 = 1 << 23;
 const MOST: usize = 1 << 16;
 /// Of how many operations an error can name what was waited for.
 const REMEMBERED: usize = 64;
-/// How long a communicator's end waits for messages that nobody has waited for.
+/// How long a communicator's end waits for messages that were not waited for.
 const PATIENCE: Duration = Duration::from_secs(1);
 /// How long the end of MPI waits for such collectives: all ranks come there, and one of them may not have begun it.
 const PATIENCE_AT_END: Duration = Duration::from_secs(10);
@@ -102,43 +102,41 @@ impl Table {
     }
 }
 
-/// Starts an operation on memory that holds its operand. `record` is of this call.
-pub fn start(
-    call: &Call,
-    layout: RequestLayout,
-    memory: RequestMemory,
-    record: Option<Record>,
-) -> Result<Handle, Error> {
-    if layout.local {
-        return add(call, layout, record, State::Ended(memory)).map(|(_, handle)| handle);
-    }
-    progress::prepare().map_err(|cause| call.site.error(cause))?;
-    let failed = |cause| Error { transport: Some("mpi"), ..call.site.error(cause) };
-    let posted = mpi::start(call).map_err(failed)?;
-    let (request, handle) = add(call, layout, record, State::Posted(posted, memory))?;
-    progress::follow(request);
-    Ok(handle)
-}
-
-/// The same on a stream of the transport's own, which goes on from where that of the call is.
-pub fn start_on(
-    own: Stream,
+/// Starts an operation on memory that holds its operand: through MPI, or on a stream of the transport's own, which goes on
+/// from where that of the call is. `record` is of this call.
+///
+/// # Safety
+/// The call's buffers are those that `memory` has lent it.
+pub unsafe fn start(
     transport: &Transport,
     call: &Call,
+    own: Option<Stream>,
     layout: RequestLayout,
     memory: RequestMemory,
     record: Option<Record>,
 ) -> Result<Handle, Error> {
-    let Device::Gpu(driver) = transport.pool.device else { return start(call, layout, memory, record) };
     let located = |cause| call.site.error(cause);
-    let event_on = |stream| {
-        let event = driver.event()?;
-        event.record(stream).map(|()| event)
-    };
-    event_on(call.stream).and_then(|here| here.hold(own)).map_err(located)?;
-    transport.execute(&Call { stream: own, ..call.clone() })?;
-    let end = event_on(own).map_err(located)?;
-    add(call, layout, record, State::OnStream(end, memory)).map(|(_, handle)| handle)
+    if layout.local {
+        return add(call, layout, record, State::Ended(memory)).map(|(_, handle)| handle).map_err(located);
+    }
+    if let (Some(own), Device::Gpu(driver)) = (own, transport.device()) {
+        let event_on = |stream| {
+            let event = driver.event()?;
+            event.record(stream).map(|()| event)
+        };
+        event_on(call.stream).and_then(|here| here.hold(own)).map_err(located)?;
+        transport.execute(&Call { stream: own, ..call.clone() })?;
+        let state = State::OnStream(event_on(own).map_err(located)?, memory);
+        return add(call, layout, record, state).map(|(_, handle)| handle).map_err(located);
+    }
+    progress::prepare().map_err(located)?;
+    let failed = |cause| Error { transport: Some("mpi"), ..located(cause) };
+    // SAFETY: promised by the caller; the memory goes into the state.
+    let posted = unsafe { mpi::start(call) }.map_err(failed)?;
+    let state = State::Posted(posted, memory);
+    let (request, handle) = add(call, layout, record, state).map_err(located)?;
+    progress::follow(move || request.test());
+    Ok(handle)
 }
 
 fn add(
@@ -146,18 +144,17 @@ fn add(
     layout: RequestLayout,
     record: Option<Record>,
     state: State,
-) -> Result<(Arc<Request>, Handle), Error> {
-    let located = |cause| call.site.error(cause);
+) -> Result<(Arc<Request>, Handle), Cause> {
     let comm = &call.site.comm;
     if !layout.local {
-        comm.attach(|| Ok(Outstanding { comm: comm.number })).map_err(located)?;
+        comm.attach(|| Ok(Outstanding { comm: comm.number }))?;
     }
     let request = Arc::new(Request::new(call, layout, record, state));
-    let handle = table().add(request.clone()).map_err(located)?;
+    let handle = table().add(request.clone())?;
     Ok((request, handle))
 }
 
-/// The operation that a handle is of, which nobody can wait for again; None: nothing was started. It has to give what is
+/// The operation that a handle is of, which cannot be waited for again; None: nothing was started. It has to give what is
 /// `expected`.
 pub fn take(handle: Handle, expected: &RequestLayout) -> Result<Option<Arc<Request>>, Cause> {
     if handle == Handle::default() { Ok(None) } else { table().take(handle, expected).map(Some) }
@@ -206,7 +203,7 @@ impl Drop for Outstanding {
                 std::thread::sleep(Duration::from_micros(100));
             }
             if freed {
-                // MPICH fails where a request is left. Whoever waits later gets the result.
+                // MPICH fails where a request is left. A later wait gets the result.
                 request.settle();
             }
             let missed =
@@ -242,7 +239,9 @@ mod tests {
         let streams = (Stream::NONE, None);
         // SAFETY: an array of one float32.
         let memory = unsafe { RequestMemory::new(transport, site.op, &layout, Some(&operand), streams) };
-        start(&Call::of(&site, Stream::NONE), layout, memory.unwrap(), None).unwrap()
+        let call = Call::of(&site, Stream::NONE);
+        // SAFETY: a call without buffers.
+        unsafe { start(transport, &call, None, layout, memory.unwrap(), None) }.unwrap()
     }
 
     fn waited(handle: Handle) -> Result<f32, String> {

@@ -1,42 +1,14 @@
 //! Which transport carries out operations, by where their arrays are: from the environment, once.
 
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
-use super::Transport;
+use super::dispatch::{Host, Transport, Way};
 use super::mpi::{is_cuda_aware, probe_device_pointers};
-use super::nccl::{self, Messages};
-use super::ucx::{self, Ucx};
-use crate::comm::Group;
-use crate::device::cuda::{self, Driver};
-use crate::device::{self, Device};
+use super::nccl::{self, Messages, Nccl, Unfinished};
+use super::ucx;
+use crate::comm::{Comm, Group};
+use crate::device::{self, Device, Platform, cuda};
 use crate::error::{Cause, Error};
-
-/// Where arrays are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Platform {
-    Cpu,
-    Cuda,
-}
-
-impl Platform {
-    pub const ALL: [Self; 2] = [Self::Cpu, Self::Cuda];
-
-    /// XLA's name.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Cpu => "cpu",
-            Self::Cuda => "cuda",
-        }
-    }
-
-    /// What an environment that says nothing means.
-    fn default(self) -> Kind {
-        match self {
-            Self::Cpu => Kind::Mpi,
-            Self::Cuda => Kind::Staged,
-        }
-    }
-}
 
 /// A transport that can be chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,23 +59,28 @@ impl Kind {
     }
 
     fn start(self, platform: Platform) -> Result<Transport, String> {
-        match (self, platform) {
-            (Self::Mpi, _) => Ok(Transport::mpi()),
-            (Self::Staged, Platform::Cpu) => Ok(Transport::staged(Device::Host)),
-            (Self::Staged, Platform::Cuda) => Ok(Transport::staged(Device::Gpu(driver()?))),
-            (Self::CudaMpi, _) => {
-                probe_device_pointers()?;
-                Ok(Transport::cuda_mpi(driver()?))
-            }
-            (Self::Nccl, _) => Ok(Transport::nccl(driver()?)),
-            (Self::Ucx, Platform::Cpu) => Ok(Transport::ucx(Ucx::start()?, None)),
-            (Self::Ucx, Platform::Cuda) => {
-                let ucx = Ucx::start()?;
-                ucx::probe(platform)?;
-                ucx.reaches_cuda()?;
-                Ok(Transport::ucx(ucx, Some(driver()?)))
-            }
+        // Collective: also on a rank that cannot use it.
+        let host = if self == Self::Ucx { Host::Ucx(ucx::start()?) } else { Host::Mpi };
+        if self != Self::Nccl {
+            self.probe(platform)?;
         }
+        let device = match platform {
+            Platform::Cpu => Device::Host,
+            Platform::Cuda => {
+                device::support()?;
+                Device::Gpu(cuda::driver()?)
+            }
+        };
+        if let (Host::Ucx(ucx), Device::Gpu(_)) = (&host, device) {
+            ucx.reaches_cuda()?;
+        }
+        let way = match (self, device) {
+            (Self::Mpi | Self::Ucx, Device::Host) => Way::Host,
+            (Self::CudaMpi | Self::Ucx, Device::Gpu(driver)) => Way::Direct(driver),
+            (Self::Nccl, Device::Gpu(driver)) => Way::Nccl(Nccl::new(driver)),
+            _ => Way::Staged,
+        };
+        Ok(Transport::new(self.name(), way, host, device))
     }
 
     /// The best of those that can start on all ranks, and suit all of them, for arrays on GPUs. Collective over
@@ -119,11 +96,6 @@ impl Kind {
         }
         Ok(None)
     }
-}
-
-fn driver() -> Result<&'static Driver, String> {
-    device::support()?;
-    cuda::driver()
 }
 
 const TRANSPORT: &str = "MPI4JAX_TRANSPORT";
@@ -157,7 +129,9 @@ impl Setting {
         let named = match transport {
             None => Self::default(),
             Some(name) => {
-                let unknown = || Cause::UnknownTransport { name: name.into(), valid: valid() };
+                let unknown = || Cause::Setting {
+                    message: format!("unknown transport {name:?}: {TRANSPORT} takes {}", valid()),
+                };
                 let is_auto = name == AUTO;
                 let kind = if is_auto { None } else { Some(Kind::named(name).ok_or_else(unknown)?) };
                 Self { kind, is_auto, text: format!("{TRANSPORT}={name}"), gpu_only: false }
@@ -192,7 +166,8 @@ impl Setting {
 
     /// The transport for arrays on a platform, and why. `best` is what `auto` has found.
     fn choose(&self, platform: Platform, best: Option<Kind>) -> (Kind, String) {
-        let (default, text) = (platform.default(), &self.text);
+        let default = if platform == Platform::Cpu { Kind::Mpi } else { Kind::Staged };
+        let text = &self.text;
         match self.kind {
             None if !self.is_auto => (default, "the default".into()),
             None => match best.filter(|_| platform == Platform::Cuda) {
@@ -278,12 +253,6 @@ pub fn selected(platform: Platform) -> Result<&'static Transport, Error> {
     started.as_ref().map_err(|reason| unavailable(platform, slot, reason))
 }
 
-/// The transports that have been started.
-pub fn running() -> impl Iterator<Item = &'static Transport> {
-    let slots = SELECTION.get().into_iter().flat_map(|selection| &selection.slots);
-    slots.filter_map(|slot| slot.transport.get()?.as_ref().ok())
-}
-
 #[cold]
 fn unavailable(platform: Platform, slot: &Slot, reason: &str) -> Error {
     let others = Kind::ALL.into_iter().filter(|&kind| kind != slot.kind && kind.is_for(platform));
@@ -300,6 +269,31 @@ fn unavailable(platform: Platform, slot: &Slot, reason: &str) -> Error {
         others: others.join("; ").into(),
     }
     .into()
+}
+
+/// The transports that have been started.
+fn running() -> impl Iterator<Item = &'static Transport> {
+    let slots = SELECTION.get().into_iter().flat_map(|selection| &selection.slots);
+    slots.filter_map(|slot| slot.transport.get()?.as_ref().ok())
+}
+
+/// Meets the other ranks of a communicator that is about to be used for the first time, where a transport needs that.
+/// Collective then. What comes of it is attached to the communicator, and dropped when that is freed.
+pub fn attach(comm: &Arc<Comm>) -> Result<(), Error> {
+    for ucx in running().filter_map(Transport::ucx) {
+        ucx.join(comm)?;
+    }
+    Ok(())
+}
+
+/// What calls have put on streams, and has not happened yet. Called from the watchdog's thread.
+pub fn unfinished() -> Vec<Unfinished> {
+    running().filter_map(Transport::nccl).flat_map(Nccl::unfinished).collect()
+}
+
+/// The program ends: from now on there are no calls.
+pub fn stop() {
+    running().filter_map(Transport::ucx).for_each(ucx::Worker::stop);
 }
 
 /// Platform, name, why it was chosen, why it cannot be used after all.

@@ -59,7 +59,8 @@ impl Own {
             self.note(publish(host, &status));
         }
         self.published = Some(RankStatus { process: host.process.name(), ..status });
-        is_news
+        // The leader sees in time that a wait has ended.
+        is_news && (question.is_some() || !self.waits.is_empty())
     }
 
     /// Remembers an error.

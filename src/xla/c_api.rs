@@ -11,6 +11,7 @@
 //! | 4 | 0.11.2 | a fifth member in the handler bundle, which we never pass |
 
 use std::ffi::{c_char, c_int, c_void};
+use std::ptr::null_mut;
 
 /// The major version, and the newest minor whose layout this file knows.
 pub const API_MAJOR: c_int = 0;
@@ -131,11 +132,11 @@ pub struct TypeId {
 pub const UNKNOWN_TYPE_ID: TypeId = TypeId { id: 0 };
 
 #[repr(C)]
-pub struct TypeInfo {
-    pub struct_size: usize,
-    pub extension_start: *mut ExtensionBase,
+pub struct Deleter {
     pub deleter: unsafe extern "C" fn(*mut c_void),
 }
+
+pub type TypeInfo = Args<Deleter>;
 
 // SAFETY: XLA only reads it.
 unsafe impl Sync for TypeInfo {}
@@ -155,35 +156,41 @@ pub struct MetadataExtension {
     pub metadata: *mut Metadata,
 }
 
+/// The arguments of one of XLA's functions, after what all of them begin with.
 #[repr(C)]
-pub struct ErrorCreateArgs {
+pub struct Args<T> {
     pub struct_size: usize,
     pub extension_start: *mut ExtensionBase,
+    pub fields: T,
+}
+
+impl<T> Args<T> {
+    pub const fn new(fields: T) -> Self {
+        Self { struct_size: size_of::<Self>(), extension_start: null_mut(), fields }
+    }
+}
+
+#[repr(C)]
+pub struct ErrorCreate {
     pub message: *const c_char,
     pub code: c_int,
 }
 
 /// Minor 4 appends the code, which we do not read.
 #[repr(C)]
-pub struct ErrorGetMessageArgs {
-    pub struct_size: usize,
-    pub extension_start: *mut ExtensionBase,
+pub struct ErrorGetMessage {
     pub error: *mut FfiError,
     pub message: *const c_char,
     pub code: c_int,
 }
 
 #[repr(C)]
-pub struct ErrorDestroyArgs {
-    pub struct_size: usize,
-    pub extension_start: *mut ExtensionBase,
+pub struct ErrorDestroy {
     pub error: *mut FfiError,
 }
 
 #[repr(C)]
-pub struct TypeRegisterArgs {
-    pub struct_size: usize,
-    pub extension_start: *mut ExtensionBase,
+pub struct TypeRegister {
     pub name: ByteSpan,
     pub type_id: *mut TypeId,
     /// Read from `MINOR_TYPE_INFO` on.
@@ -191,18 +198,14 @@ pub struct TypeRegisterArgs {
 }
 
 #[repr(C)]
-pub struct StreamGetArgs {
-    pub struct_size: usize,
-    pub extension_start: *mut ExtensionBase,
+pub struct StreamGet {
     pub ctx: *mut ExecutionContext,
     pub stream: *mut c_void,
 }
 
-/// Arguments of `State_Set` and `State_Get` without a stage (before `MINOR_STATE_STAGE`).
+/// Of `State_Set` and `State_Get` without a stage (before `MINOR_STATE_STAGE`).
 #[repr(C)]
-pub struct StateArgs {
-    pub struct_size: usize,
-    pub extension_start: *mut ExtensionBase,
+pub struct UnstagedState {
     pub ctx: *mut ExecutionContext,
     pub type_id: *mut TypeId,
     pub state: *mut c_void,
@@ -210,23 +213,21 @@ pub struct StateArgs {
     pub deleter: unsafe extern "C" fn(*mut c_void),
 }
 
-/// Arguments of `State_Set` and `State_Get` from `MINOR_STATE_STAGE` on.
+/// Of `State_Set` and `State_Get` from `MINOR_STATE_STAGE` on.
 #[repr(C)]
-pub struct StageStateArgs {
-    pub struct_size: usize,
-    pub extension_start: *mut ExtensionBase,
+pub struct StagedState {
     pub ctx: *mut ExecutionContext,
     pub stage: c_int,
     pub type_id: *mut TypeId,
     pub state: *mut c_void,
 }
 
-type Function<Args> = unsafe extern "C" fn(*mut Args) -> *mut FfiError;
+type Function<T> = unsafe extern "C" fn(*mut Args<T>) -> *mut FfiError;
 
-/// Takes `StateArgs` or `StageStateArgs`.
-pub type StateFunction = Function<c_void>;
+/// Takes `Args` of an `UnstagedState` or of a `StagedState`.
+pub type StateFunction = unsafe extern "C" fn(*mut c_void) -> *mut FfiError;
 
-pub type StreamGet = Function<StreamGetArgs>;
+pub type StreamFunction = Function<StreamGet>;
 
 /// XLA's functions. Those that we do not call are addresses, and those after the last that we call are
 /// left out.
@@ -236,13 +237,13 @@ pub struct Api {
     pub extension_start: *mut ExtensionBase,
     pub version: ApiVersion,
     pub internal_api: *const c_void,
-    pub error_create: Function<ErrorCreateArgs>,
-    pub error_get_message: unsafe extern "C" fn(*mut ErrorGetMessageArgs),
-    pub error_destroy: unsafe extern "C" fn(*mut ErrorDestroyArgs),
+    pub error_create: Function<ErrorCreate>,
+    pub error_get_message: unsafe extern "C" fn(*mut Args<ErrorGetMessage>),
+    pub error_destroy: unsafe extern "C" fn(*mut Args<ErrorDestroy>),
     pub handler_register: usize,
-    /// Takes `StreamGetArgs`; null where there are no streams.
+    /// A `StreamFunction`; null where there are no streams.
     pub stream_get: usize,
-    pub type_register: Function<TypeRegisterArgs>,
+    pub type_register: Function<TypeRegister>,
     pub execution_context_get: usize,
     pub state_set: StateFunction,
     pub state_get: StateFunction,
@@ -291,21 +292,21 @@ mod tests {
         assert_eq!(offset_of!(MetadataExtension, metadata), 24);
 
         assert_eq!(size_of::<TypeInfo>(), 24);
-        assert_eq!(offset_of!(TypeRegisterArgs, type_id), 32);
-        assert_eq!(offset_of!(TypeRegisterArgs, type_info), 40);
+        assert_eq!(offset_of!(Args<TypeRegister>, fields.type_id), 32);
+        assert_eq!(offset_of!(Args<TypeRegister>, fields.type_info), 40);
 
-        assert_eq!(offset_of!(StreamGetArgs, stream), 24);
-        assert_eq!(offset_of!(StateArgs, type_id), 24);
-        assert_eq!(offset_of!(StateArgs, state), 32);
-        assert_eq!(offset_of!(StateArgs, deleter), 40);
-        assert_eq!(offset_of!(StageStateArgs, stage), 24);
-        assert_eq!(offset_of!(StageStateArgs, type_id), 32);
-        assert_eq!(offset_of!(StageStateArgs, state), 40);
+        assert_eq!(offset_of!(Args<StreamGet>, fields.stream), 24);
+        assert_eq!(offset_of!(Args<UnstagedState>, fields.type_id), 24);
+        assert_eq!(offset_of!(Args<UnstagedState>, fields.state), 32);
+        assert_eq!(offset_of!(Args<UnstagedState>, fields.deleter), 40);
+        assert_eq!(offset_of!(Args<StagedState>, fields.stage), 24);
+        assert_eq!(offset_of!(Args<StagedState>, fields.type_id), 32);
+        assert_eq!(offset_of!(Args<StagedState>, fields.state), 40);
 
-        assert_eq!(offset_of!(ErrorCreateArgs, message), 16);
-        assert_eq!(offset_of!(ErrorCreateArgs, code), 24);
-        assert_eq!(offset_of!(ErrorGetMessageArgs, message), 24);
-        assert_eq!(offset_of!(ErrorDestroyArgs, error), 16);
+        assert_eq!(offset_of!(Args<ErrorCreate>, fields.message), 16);
+        assert_eq!(offset_of!(Args<ErrorCreate>, fields.code), 24);
+        assert_eq!(offset_of!(Args<ErrorGetMessage>, fields.message), 24);
+        assert_eq!(offset_of!(Args<ErrorDestroy>, fields.error), 16);
 
         assert_eq!(offset_of!(Api, version), 16);
         assert_eq!(offset_of!(Api, internal_api), 40);

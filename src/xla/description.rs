@@ -95,7 +95,7 @@ impl Description {
             site.reduction = Some(Reduction::from_name(key).ok_or_else(unknown)?);
         }
         if let Some(fields) = &self.halo {
-            site.halo = Some(Arc::new(Halo::new(rank, size, fields, self.reverse)?));
+            site.halo = Some(Arc::new(Halo::new(rank, size, fields)?));
         }
         if let Some(fields) = &self.parts {
             site.parts = Some(Arc::new(Parts::new(rank, size, fields)?));

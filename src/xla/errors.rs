@@ -4,7 +4,7 @@ use std::ffi::{CStr, CString};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::{null, null_mut};
 
-use super::c_api::{self, Api, FfiError};
+use super::c_api::{self, Api, Args, FfiError};
 use crate::error::{Cause, Error};
 
 /// Runs `body`, and turns its errors and panics into XLA's errors.
@@ -41,21 +41,10 @@ pub(super) unsafe fn check(api: *const Api, call: &'static str, error: *mut FfiE
     }
     // SAFETY: promised by the caller; the message lives as long as the error.
     unsafe {
-        let mut get = c_api::ErrorGetMessageArgs {
-            struct_size: size_of::<c_api::ErrorGetMessageArgs>(),
-            extension_start: null_mut(),
-            error,
-            message: null(),
-            code: 0,
-        };
+        let mut get = Args::new(c_api::ErrorGetMessage { error, message: null(), code: 0 });
         ((*api).error_get_message)(&mut get);
-        let message = CStr::from_ptr(get.message).to_string_lossy().into_owned();
-        let mut destroy = c_api::ErrorDestroyArgs {
-            struct_size: size_of::<c_api::ErrorDestroyArgs>(),
-            extension_start: null_mut(),
-            error,
-        };
-        ((*api).error_destroy)(&mut destroy);
+        let message = CStr::from_ptr(get.fields.message).to_string_lossy().into_owned();
+        ((*api).error_destroy)(&mut Args::new(c_api::ErrorDestroy { error }));
         Err(Cause::Xla { call, message })
     }
 }
@@ -67,12 +56,7 @@ pub(super) unsafe fn check(api: *const Api, call: &'static str, error: *mut FfiE
 #[cold]
 unsafe fn raise(api: *const Api, error: &Error) -> *mut FfiError {
     let message = CString::new(error.to_string().replace('\0', "")).unwrap_or_default();
-    let mut args = c_api::ErrorCreateArgs {
-        struct_size: size_of::<c_api::ErrorCreateArgs>(),
-        extension_start: null_mut(),
-        message: message.as_ptr(),
-        code: c_api::ERROR_INTERNAL,
-    };
+    let fields = c_api::ErrorCreate { message: message.as_ptr(), code: c_api::ERROR_INTERNAL };
     // SAFETY: promised by the caller; XLA copies the message.
-    unsafe { ((*api).error_create)(&mut args) }
+    unsafe { ((*api).error_create)(&mut Args::new(fields)) }
 }

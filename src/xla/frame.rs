@@ -74,21 +74,61 @@ unsafe fn read(buffer: *const c_api::Buffer) -> Result<Buffer, Cause> {
     }
 }
 
-/// An operand or result of some int32.
-///
-/// # Safety
-/// `buffer` is XLA's.
+/// A buffer that has to hold some int32.
 #[inline(always)]
-unsafe fn int32s(
-    operand: &'static str,
-    buffer: *const c_api::Buffer,
-    expected: usize,
-) -> Result<Buffer, Cause> {
-    // SAFETY: promised by the caller.
-    let buffer = unsafe { read(buffer) }?;
+fn int32s(operand: &'static str, buffer: Buffer, expected: usize) -> Result<Buffer, Cause> {
     match (buffer.dtype(), buffer.count()) {
         (Dtype::Int32, count) if count == expected => Ok(buffer),
         (dtype, count) => Err(Cause::Envelope { operand, expected, dtype: dtype.name(), count }),
+    }
+}
+
+/// The buffers of one side of a frame, to be read one after the other.
+struct Side<'a> {
+    operand: &'static str,
+    buffers: std::slice::Iter<'a, *const c_api::Buffer>,
+}
+
+impl<'a> Side<'a> {
+    /// # Safety
+    /// `buffers` is what XLA passed.
+    #[inline(always)]
+    unsafe fn new(
+        operand: &'static str,
+        buffers: &'a c_api::Buffers,
+        expected: usize,
+    ) -> Result<Self, Cause> {
+        // SAFETY: promised by the caller.
+        let buffers = unsafe { without_tokens(buffers) };
+        if buffers.len() != expected {
+            return Err(Cause::Buffers { operand, expected, actual: buffers.len() });
+        }
+        Ok(Self { operand, buffers: buffers.iter() })
+    }
+
+    #[inline(always)]
+    fn read(&mut self) -> Result<Buffer, Cause> {
+        let none = Cause::Buffers { operand: self.operand, expected: 1, actual: 0 };
+        // SAFETY: XLA's, as promised to `new`.
+        self.buffers.next().map_or(Err(none), |&buffer| unsafe { read(buffer) })
+    }
+
+    #[inline(always)]
+    fn int32s(&mut self, expected: usize) -> Result<Buffer, Cause> {
+        int32s(self.operand, self.read()?, expected)
+    }
+
+    /// Reads counts of rows, one or two for each rank, into a list that gets as long.
+    fn counts(
+        &mut self,
+        ragged: &Ragged,
+        counts: &mut Counts,
+        transport: &Transport,
+        stream: Stream,
+    ) -> Result<(), Cause> {
+        let (given, ranks) = (self.read()?, ragged.ranks());
+        counts.resize(if given.count() == 2 * ranks { 2 * ranks } else { ranks }, 0);
+        transport.read_numbers(&int32s(self.operand, given, counts.len())?, counts, stream)
     }
 }
 
@@ -105,43 +145,13 @@ pub unsafe fn eager_call(
     // SAFETY: promised by the caller.
     let operand = unsafe {
         match without_tokens(&frame.args) {
-            [.., last] => int32s("operand", *last, EagerCall::LEN)?,
+            [.., last] => int32s("operand", read(*last)?, EagerCall::LEN)?,
             [] => return Err(Cause::Buffers { operand: "operand", expected: 1, actual: 0 }),
         }
     };
     let mut numbers = [0; EagerCall::LEN];
     transport.read_numbers(&operand, &mut numbers, stream)?;
     Ok(EagerCall::decode(numbers))
-}
-
-/// Reads the buffers of one side; those of the arrays after the first are left to the caller.
-///
-/// # Safety
-/// `buffers` is what XLA passed.
-#[inline(always)]
-unsafe fn side<'a>(
-    operand: &'static str,
-    buffers: &'a c_api::Buffers,
-    arrays: usize,
-    payload: &mut Option<Buffer>,
-    numbers: (usize, &mut Option<Buffer>),
-) -> Result<&'a [*const c_api::Buffer], Cause> {
-    // SAFETY: promised by the caller.
-    unsafe {
-        let buffers = without_tokens(buffers);
-        let (length, numbers) = numbers;
-        let expected = arrays + usize::from(length > 0);
-        if buffers.len() != expected {
-            return Err(Cause::Buffers { operand, expected, actual: buffers.len() });
-        }
-        let (arrays, rest) = buffers.split_at(arrays);
-        if let [last] = rest {
-            *numbers = Some(int32s(operand, *last, length)?);
-        }
-        let [first, others @ ..] = arrays else { return Ok(&[]) };
-        *payload = Some(read(*first)?);
-        Ok(others)
-    }
 }
 
 /// Reads the buffers of a frame into a call that has none yet: a call is too large to be passed around. What an eager
@@ -159,27 +169,39 @@ pub unsafe fn fill<'a>(
 ) -> Result<(), Error> {
     let site = call.site;
     let (extents, arrays) = (site.extents(), site.arrays());
-    let arrays = |extent| if extent == Extent::None { 0 } else { arrays };
-    let (mut given, mut received) = (None, None);
-    // SAFETY: promised by the caller.
-    let mut sides = || unsafe {
-        let numbers = (site.operand.len(), &mut given);
-        let operands = arrays(extents.send) + usize::from(site.ragged.is_some());
-        let more = side("operand", &frame.args, operands, &mut call.send, numbers)?;
-        let numbers = (site.received(), &mut received);
-        let more_results = side("result", &frame.rets, arrays(extents.recv), &mut call.recv, numbers)?;
-        for (&from, &to) in more.iter().zip(more_results) {
-            others.push((read(from)?, read(to)?));
+    let [sent, received] =
+        [extents.send, extents.recv].map(|extent| if extent == Extent::None { 0 } else { arrays });
+    let mut given = None;
+    let mut sides = || {
+        let numbers = usize::from(site.ragged.is_some()) + usize::from(!site.operand.is_empty());
+        let learnt = site.received();
+        // SAFETY: promised by the caller.
+        let (mut operands, mut results) = unsafe {
+            let operands = Side::new("operand", &frame.args, sent + numbers)?;
+            (operands, Side::new("result", &frame.rets, received + usize::from(learnt > 0))?)
+        };
+        if sent > 0 {
+            call.send = Some(operands.read()?);
         }
-        if let (Some(ragged), [last]) = (&site.ragged, more) {
-            let given = counts_in(*last, ragged, counts)?;
-            transport.read_numbers(&given, counts, call.stream)?;
+        if received > 0 {
+            call.recv = Some(results.read()?);
+        }
+        for _ in 1..arrays {
+            others.push((operands.read()?, results.read()?));
+        }
+        if let Some(ragged) = &site.ragged {
+            operands.counts(ragged, counts, transport, call.stream)?;
+        }
+        if !site.operand.is_empty() {
+            given = Some(operands.int32s(site.operand.len())?);
+        }
+        if learnt > 0 {
+            call.received = Some(results.int32s(learnt)?);
         }
         Ok(())
     };
     sides().map_err(|cause| site.error(cause))?;
     (call.others, call.counts) = (others, counts);
-    call.received = received;
     call.check()?;
     let peers = match (eager, given) {
         (Some(EagerCall::Run { peers, status, .. }), _) => {
@@ -194,25 +216,7 @@ pub unsafe fn fill<'a>(
     peers.map_or(Ok(()), |peers| address(call, peers))
 }
 
-/// Where an operand has its counts, one or two for each rank, for which there is room then.
-///
-/// # Safety
-/// `buffer` is XLA's.
-unsafe fn counts_in(
-    buffer: *const c_api::Buffer,
-    ragged: &Ragged,
-    counts: &mut Counts,
-) -> Result<Buffer, Cause> {
-    let ranks = ragged.ranks();
-    // SAFETY: promised by the caller.
-    unsafe {
-        let is_both = read(buffer)?.count() == 2 * ranks;
-        counts.resize(if is_both { 2 * ranks } else { ranks }, 0);
-        int32s("operand", buffer, counts.len())
-    }
-}
-
-/// Lets an operand say who a message goes to and comes from.
+/// Lets an operand say the source, destination and tags of a message.
 pub fn address(call: &mut Call, peers: Peers) -> Result<(), Error> {
     if !call.site.op.row().has_peer {
         return Ok(());

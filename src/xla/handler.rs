@@ -1,15 +1,14 @@
 //! The handler behind every target, one function per stage.
 
 use super::c_api::{CallFrame, FfiError};
-use super::description::Description;
-use super::state::{Bound, State, enter, get_state, guard, kind, set_state};
+use super::state::{Bound, enter, get_state, guard, kind, set_up};
 use super::watched::Watched;
 use super::{frame, pages};
 use crate::call::{Blocks, Call, EagerCall, Phase, Stream};
-use crate::error::{Cause, Error};
+use crate::error::Error;
 use crate::ops;
 use crate::record::log;
-use crate::transport::{self, Transport};
+use crate::transport::Transport;
 
 /// Stage 1, once per operation in a compiled program: decodes the attributes.
 ///
@@ -17,20 +16,7 @@ use crate::transport::{self, Transport};
 /// Called by XLA with a frame of its own making.
 pub unsafe extern "C" fn instantiate<const KIND: u8>(frame: *mut CallFrame) -> *mut FfiError {
     // SAFETY: promised by the caller.
-    unsafe {
-        guard::<KIND>(frame, |frame| {
-            let description = Description::of(&frame.attrs).map_err(Error::from)?;
-            let located = |cause| description.error(Phase::Whole, cause);
-            let platform = kind::platform::<KIND>();
-            let transport = transport::selected(platform).map_err(|error| located(error.cause))?;
-            if description.op.row().has_blocks && transport::takes_packed(platform) {
-                // A program that was exported for another transport.
-                let (expected, actual) = ("ghost cells that XLA packs for this transport", "blocks".into());
-                return Err(located(Cause::Attribute { name: "halo", expected, actual }).into());
-            }
-            Ok(set_state::<KIND>(frame, State::new(Phase::Whole, description, transport, None)?)?)
-        })
-    }
+    unsafe { set_up::<KIND>(frame, Phase::Whole) }
 }
 
 /// Stage 2, every time that the operation runs.

@@ -1,4 +1,4 @@
-//! Pages for results that nobody has touched yet.
+//! Pages for results that have not been written to yet.
 //!
 //! XLA takes results from malloc, which asks the system for large ones anew at each call. Every page of such
 //! a result is then a fault at its first write, and all of them together cost more than the message. The
@@ -21,7 +21,7 @@ pub fn prepare(result: &Buffer) {
 fn populate(_: usize, _: usize) {}
 
 /// Only where pages are missing: to find that all are there takes the system as long as a sixth of a copy. The one in the
-/// middle tells of the others, since malloc gives memory back in long stretches.
+/// middle stands for the others, since malloc gives memory back in long stretches.
 #[cfg(target_os = "linux")]
 #[cold]
 fn populate(start: usize, bytes: usize) {

@@ -1,13 +1,11 @@
 //! The handlers of what is started and waited for later, and of what orders computation beside it.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, PoisonError};
 
 use super::c_api::{CallFrame, FfiError};
-use super::description::Description;
 use super::frame::{self, started};
 use super::pages;
-use super::state::kind::{self, platform};
-use super::state::{Bound, RequestPlan, State, enter, fail, get_state, guard, set_state};
+use super::state::{Bound, RequestPlan, State, enter, fail, get_state, guard, kind, set_up};
 use super::watched::{Watched, wait_for};
 use crate::call::{Call, EagerCall, Phase, Stream};
 use crate::error::{Cause, Error};
@@ -15,7 +13,7 @@ use crate::mpilib;
 use crate::ops::{self, Buffer, Counts};
 use crate::record::log;
 use crate::record::recorder::Record;
-use crate::transport::{self, Handle, Platform, Request, RequestLayout, RequestMemory, Transport};
+use crate::transport::{self, Request, RequestLayout, RequestMemory, Transport};
 
 /// Both stages of the target that gives a token once its operands are there, and does nothing else.
 ///
@@ -34,49 +32,23 @@ pub unsafe extern "C" fn ready<const KIND: u8>(frame: *mut CallFrame) -> *mut Ff
     // SAFETY: promised by the caller.
     let zeros = |frame: &CallFrame| unsafe {
         let (stream, _context) = enter::<KIND>(frame)?;
-        let transport = transport::selected(platform::<KIND>())?;
-        Ok::<_, Error>(transport.write(Handle::default(), &started::handle(frame)?, stream)?)
+        let transport = transport::selected(kind::platform::<KIND>())?;
+        let handle = started::handle(frame)?;
+        Ok::<_, Error>(transport.device().clear(&handle, stream)?)
     };
     // SAFETY: promised by the caller.
     unsafe { guard::<KIND>(frame, |frame| Ok(zeros(frame)?)) }
 }
 
+/// Stage 1 of a start, or of a wait.
+///
 /// # Safety
 /// Called by XLA with a frame of its own making.
 pub unsafe extern "C" fn instantiate<const KIND: u8, const START: bool>(
     frame: *mut CallFrame,
 ) -> *mut FfiError {
     // SAFETY: promised by the caller.
-    unsafe {
-        guard::<KIND>(frame, |frame| {
-            let description = Description::of(&frame.attrs).map_err(Error::from)?;
-            let phase = if START { Phase::Start } else { Phase::Wait };
-            let located = |cause| description.error(phase, cause);
-            let plan = plan(&description, phase, platform::<KIND>()).map_err(located)?;
-            let transport = transport::selected(platform::<KIND>()).map_err(|error| located(error.cause))?;
-            Ok(set_state::<KIND>(frame, State::new(phase, description, transport, Some(plan))?)?)
-        })
-    }
-}
-
-/// What is started goes through MPI, whatever carries the other operations, or is put on a stream of the transport's own.
-fn plan(description: &Description, phase: Phase, platform: Platform) -> Result<RequestPlan, Cause> {
-    let row = description.op.row();
-    let Some(layout) = description.request else {
-        let (expected, actual) = ("the layout of its memory", "none".into());
-        return Err(Cause::Attribute { name: "request", expected, actual });
-    };
-    if row.started.is_none() {
-        let feature = format!("starting {} without waiting for its end", row.name);
-        return Err(Cause::Unsupported { feature, reason: "MPI has no such function" });
-    }
-    if !row.is_collective()
-        && !layout.local
-        && let Some(reason) = transport::messages_apart(platform)
-    {
-        return Err(Cause::Unsupported { feature: description.op.name_of(phase).into(), reason });
-    }
-    Ok(RequestPlan { layout, last_wait: Mutex::default() })
+    unsafe { set_up::<KIND>(frame, if START { Phase::Start } else { Phase::Wait }) }
 }
 
 /// # Safety
@@ -125,7 +97,8 @@ unsafe fn begin(
     let memory = memory.map_err(located)?;
     let mut found = None;
     if layout.local {
-        found = Some(transport::start(&call, layout, memory, None)?);
+        // SAFETY: nothing is communicated.
+        found = Some(unsafe { transport::start(transport, &call, None, layout, memory, None)? });
     } else {
         memory.lend(&mut call, &layout);
         call.check()?;
@@ -135,10 +108,8 @@ unsafe fn begin(
         watched.run(&call, |call, running| {
             let execute = |call: &Call| {
                 let record = running.record();
-                found = Some(match own {
-                    None => transport::start(call, layout, memory, record)?,
-                    Some(own) => transport::start_on(own, transport, call, layout, memory, record)?,
-                });
+                // SAFETY: the buffers are lent above.
+                found = Some(unsafe { transport::start(transport, call, own, layout, memory, record)? });
                 Ok(())
             };
             if log::is_enabled() { log::logged(call, execute) } else { execute(call) }
@@ -146,7 +117,7 @@ unsafe fn begin(
     }
     if let Some(found) = found {
         // SAFETY: a result of XLA's.
-        unsafe { transport.write(found, &handle, stream) }.map_err(located)?;
+        unsafe { transport.device().write(found.map(f32::to_bits), &handle, stream) }.map_err(located)?;
     }
     Ok(())
 }
@@ -235,12 +206,13 @@ impl Wait<'_> {
         }
         for result in results.into_iter().flatten() {
             // SAFETY: a result of XLA's.
-            unsafe { self.state.transport.clear(&result, self.stream) }.map_err(|cause| self.error(cause))?;
+            unsafe { self.state.transport.device().clear(&result, self.stream) }
+                .map_err(|cause| self.error(cause))?;
         }
         Ok(())
     }
 
-    /// Copies what the wait gives to where XLA wants it.
+    /// Copies what the wait gives to the results of XLA's.
     fn copy<const KIND: u8>(
         &self,
         memory: &RequestMemory,

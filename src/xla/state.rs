@@ -5,21 +5,21 @@ use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 
-use super::c_api::{self, Api, CallFrame, FfiError, StageStateArgs, StateArgs, TypeId};
+use super::c_api::{self, Api, Args, CallFrame, FfiError, TypeId};
 use super::description::Description;
 use super::errors::{caught, check};
 use super::frame;
 use super::watched::Watched;
 use crate::call::{EagerCall, Operand, Phase, Site, Stream};
 use crate::comm;
-use crate::device;
 use crate::device::cuda::{self, Entered};
+use crate::device::{self, Platform};
 use crate::error::{Cause, Error};
 use crate::mpilib;
 use crate::ops;
 use crate::record::recorder::OpInfo;
 use crate::record::timeline;
-use crate::transport::{RequestLayout, Transport};
+use crate::transport::{self, RequestLayout, Transport};
 use crate::watch;
 
 /// What the instantiate stage leaves for the execute stage.
@@ -32,7 +32,7 @@ pub(super) struct State {
     pub request: Option<RequestPlan>,
 }
 
-/// A site, and how the watchdog knows it.
+/// A site, and its entry in the flight recorder.
 pub(super) struct Bound {
     pub site: Site,
     pub watched: Watched,
@@ -53,19 +53,27 @@ enum Sites {
 }
 
 impl State {
-    pub fn new(
-        phase: Phase,
-        description: Description,
-        transport: &'static Transport,
-        request: Option<RequestPlan>,
-    ) -> Result<Self, Error> {
+    fn new(description: Description, phase: Phase, platform: Platform) -> Result<Self, Error> {
+        let located = |cause| description.error(phase, cause);
+        let request = match phase {
+            Phase::Whole => None,
+            Phase::Start | Phase::Wait => {
+                Some(RequestPlan::of(&description, phase, platform).map_err(located)?)
+            }
+        };
+        let transport = transport::selected(platform).map_err(|error| located(error.cause))?;
+        if description.op.row().has_blocks && transport::takes_packed(platform) {
+            // A program that was exported for another transport.
+            let (expected, actual) = ("ghost cells that XLA packs for this transport", "blocks".into());
+            return Err(located(Cause::Attribute { name: "halo", expected, actual }));
+        }
         let sites = if phase == Phase::Wait || description.operand == Operand::Call {
             Sites::ByOperand(RwLock::default())
         } else {
             let expected = "a communicator, or an operand that says which one";
             let none = || Cause::Attribute { name: "comm", expected, actual: "none".into() };
             let comm = description.comm.as_deref().ok_or_else(none).and_then(comm::lookup);
-            let comm = comm.map_err(|cause| description.error(phase, cause))?;
+            let comm = comm.map_err(located)?;
             Sites::One(Bound::new(description.site(phase, comm, description.location())?, transport))
         };
         Ok(Self { transport, phase, description, sites, request })
@@ -135,7 +143,7 @@ impl State {
 
 /// The kinds of targets. Handlers are one function per kind, so that the CPU's pays nothing for the others.
 pub mod kind {
-    use crate::transport::Platform;
+    use crate::device::Platform;
 
     pub const CPU: u8 = 0;
     pub const CUDA: u8 = 1;
@@ -145,17 +153,39 @@ pub mod kind {
     }
 }
 
-/// What a program asks of a request, and what carries it out.
+/// What a program says of a request.
 pub(super) struct RequestPlan {
     pub layout: RequestLayout,
     /// Of a wait: how the last one was recorded.
     pub last_wait: Mutex<Option<RecordedWait>>,
 }
 
+impl RequestPlan {
+    /// What is started goes through MPI, whatever carries the other operations, or is put on a stream of the transport's own.
+    fn of(description: &Description, phase: Phase, platform: Platform) -> Result<Self, Cause> {
+        let row = description.op.row();
+        let Some(layout) = description.request else {
+            let (expected, actual) = ("the layout of its memory", "none".into());
+            return Err(Cause::Attribute { name: "request", expected, actual });
+        };
+        if row.started.is_none() {
+            let feature = format!("starting {} without waiting for its end", row.name);
+            return Err(Cause::Unsupported { feature, reason: "MPI has no such function" });
+        }
+        if !row.is_collective()
+            && !layout.local
+            && let Some(reason) = transport::messages_apart(platform)
+        {
+            return Err(Cause::Unsupported { feature: description.op.name_of(phase).into(), reason });
+        }
+        Ok(Self { layout, last_wait: Mutex::default() })
+    }
+}
+
 /// What was started, the number of the line of the wait, if an operand says it, and how that is recorded.
 pub(super) type RecordedWait = (Arc<OpInfo>, Option<i32>, Arc<Watched>);
 
-/// Whether the ranks of the communicator are in step, as far as this one knows. It is kept for the operation.
+/// An error if the ranks of the communicator are known to be out of step. The communicator is kept for the operation.
 #[inline]
 fn usable(site: &Site) -> Result<comm::CommGuard, Error> {
     let comm = &site.comm;
@@ -234,7 +264,7 @@ unsafe fn answer<const KIND: u8>(frame: &CallFrame, metadata: *mut c_api::Metada
         let minor = minor(frame.api);
         (*metadata).api_version.major = c_api::API_MAJOR;
         (*metadata).api_version.minor = minor;
-        // XLA may not record calls into CUDA graphs: NCCL wants all ranks to, or none.
+        // XLA may not record calls into CUDA graphs: NCCL requires that all ranks do, or none.
         (*metadata).traits = 0;
         if minor >= c_api::MINOR_TYPE_INFO && frame.stage == c_api::STAGE_INSTANTIATE {
             (*metadata).state_type_id = registered::<KIND>(frame.api)?;
@@ -261,21 +291,16 @@ pub(super) unsafe fn enter<const KIND: u8>(frame: &CallFrame) -> Result<(Stream,
 /// `frame` is XLA's, of the execute stage of a target for GPUs.
 unsafe fn enter_stream(frame: &CallFrame) -> Result<(Stream, Entered), Cause> {
     let driver = cuda::driver().map_err(|error| Cause::Setting { message: error.to_string() })?;
-    let mut args = c_api::StreamGetArgs {
-        struct_size: size_of::<c_api::StreamGetArgs>(),
-        extension_start: null_mut(),
-        ctx: frame.ctx,
-        stream: null_mut(),
-    };
+    let mut args = Args::new(c_api::StreamGet { ctx: frame.ctx, stream: null_mut() });
     // SAFETY: promised by the caller. The CPU, where the tests' driver has its memory, has no streams.
     unsafe {
         if !device::is_on_cpu() {
-            let get = std::mem::transmute::<usize, Option<c_api::StreamGet>>((*frame.api).stream_get);
+            let get = std::mem::transmute::<usize, Option<c_api::StreamFunction>>((*frame.api).stream_get);
             if let Some(get) = get {
                 check(frame.api, "XLA_FFI_Stream_Get", get(&mut args))?;
             }
         }
-        let stream = Stream(args.stream);
+        let stream = Stream::new(args.fields.stream);
         Ok((stream, driver.enter(driver.context_of(stream)?)?))
     }
 }
@@ -285,7 +310,7 @@ unsafe extern "C" fn delete_state(state: *mut c_void) {
     drop(unsafe { Box::from_raw(state.cast::<State>()) });
 }
 
-/// The id under which the XLA of a kind of target knows our type of states. A process may hold two: the plugin for GPUs has
+/// The id of our type of states in the XLA of a kind of target. A process may hold two: the plugin for GPUs has
 /// an XLA of its own.
 ///
 /// # Safety
@@ -302,23 +327,14 @@ unsafe fn registered<const KIND: u8>(api: *const Api) -> Result<TypeId, Cause> {
 /// `api` is an XLA's.
 #[cold]
 unsafe fn register(api: *const Api) -> Result<TypeId, Cause> {
-    static INFO: c_api::TypeInfo = c_api::TypeInfo {
-        struct_size: size_of::<c_api::TypeInfo>(),
-        extension_start: null_mut(),
-        deleter: delete_state,
-    };
+    static INFO: c_api::TypeInfo = Args::new(c_api::Deleter { deleter: delete_state });
     const NAME: &str = "mpi4jax_state";
 
     let mut type_id = c_api::UNKNOWN_TYPE_ID;
-    let mut args = c_api::TypeRegisterArgs {
-        struct_size: size_of::<c_api::TypeRegisterArgs>(),
-        extension_start: null_mut(),
-        name: c_api::ByteSpan { ptr: NAME.as_ptr().cast(), len: NAME.len() },
-        type_id: &mut type_id,
-        type_info: &INFO,
-    };
+    let name = c_api::ByteSpan { ptr: NAME.as_ptr().cast(), len: NAME.len() };
+    let fields = c_api::TypeRegister { name, type_id: &mut type_id, type_info: &INFO };
     // SAFETY: promised by the caller.
-    unsafe { check(api, "XLA_FFI_Type_Register", ((*api).type_register)(&mut args))? };
+    unsafe { check(api, "XLA_FFI_Type_Register", ((*api).type_register)(&mut Args::new(fields)))? };
     Ok(type_id)
 }
 
@@ -333,28 +349,43 @@ unsafe fn call_with_state<const KIND: u8>(
     function: c_api::StateFunction,
     state: *mut c_void,
 ) -> Result<*mut c_void, Cause> {
-    let (extension_start, ctx) = (null_mut(), frame.ctx);
+    let ctx = frame.ctx;
     // SAFETY: promised by the caller.
     unsafe {
         let mut id = registered::<KIND>(frame.api)?;
         let type_id = &raw mut id;
         if minor(frame.api) >= c_api::MINOR_STATE_STAGE {
-            let (struct_size, stage) = (size_of::<StageStateArgs>(), c_api::STAGE_INSTANTIATE);
-            let mut args = StageStateArgs { struct_size, extension_start, ctx, stage, type_id, state };
+            let stage = c_api::STAGE_INSTANTIATE;
+            let mut args = Args::new(c_api::StagedState { ctx, stage, type_id, state });
             check(frame.api, name, function((&raw mut args).cast()))?;
-            Ok(args.state)
+            Ok(args.fields.state)
         } else {
-            let (struct_size, deleter) = (size_of::<StateArgs>(), delete_state);
-            let mut args = StateArgs { struct_size, extension_start, ctx, type_id, state, deleter };
+            let deleter = delete_state;
+            let mut args = Args::new(c_api::UnstagedState { ctx, type_id, state, deleter });
             check(frame.api, name, function((&raw mut args).cast()))?;
-            Ok(args.state)
+            Ok(args.fields.state)
         }
+    }
+}
+
+/// Decodes the attributes of an operation, and leaves what they say for the execute stage.
+///
+/// # Safety
+/// Called by XLA with a frame of its own making.
+pub(super) unsafe fn set_up<const KIND: u8>(frame: *mut CallFrame, phase: Phase) -> *mut FfiError {
+    // SAFETY: promised by the caller.
+    unsafe {
+        guard::<KIND>(frame, |frame| {
+            let description = Description::of(&frame.attrs).map_err(Error::from)?;
+            let state = State::new(description, phase, kind::platform::<KIND>())?;
+            Ok(set_state::<KIND>(frame, state)?)
+        })
     }
 }
 
 /// # Safety
 /// `frame` is XLA's, of the instantiate stage.
-pub(super) unsafe fn set_state<const KIND: u8>(frame: &CallFrame, state: State) -> Result<(), Error> {
+unsafe fn set_state<const KIND: u8>(frame: &CallFrame, state: State) -> Result<(), Error> {
     let state = Box::into_raw(Box::new(state)).cast();
     // SAFETY: promised by the caller; XLA owns the state once it has accepted it.
     unsafe {

@@ -7,7 +7,7 @@ use super::state::kind;
 use crate::device;
 use crate::ops::Op;
 
-/// What XLA is told of.
+/// A custom-call target and its handlers.
 pub struct Target {
     pub name: &'static str,
     pub platform: &'static str,

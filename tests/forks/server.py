@@ -23,6 +23,7 @@ import warnings
 
 import compiled_once  # noqa: F401
 import jax.export
+import jax.extend.core  # as mpi4jax does
 import jax.numpy  # noqa: F401
 from client import LENGTH, STATUS
 

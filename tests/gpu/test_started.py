@@ -23,7 +23,7 @@ def test_there_is_one_copy_each_way_and_memory_is_used_again(python, fakes, tmp_
     handle = 3 * 4
     # The handle is read once. The driver takes by value what is written: it, and zeros of `after`.
     assert found["copied"] == 10 * (2 * 4000 + handle)
-    assert found["copies"] == 10 * (2 + 1 + 3 + 3)
+    assert found["copies"] == 10 * (2 + 1 + 3 + 1)
     # The start waits for the operand, the wait for the handle and for the result.
     assert found["waits"] == 10 * 3
     assert (found["allocations"], found["events"]) == (2, 0)

@@ -27,7 +27,9 @@ class Case:
         if name == "only others'":
             needed = [np.setdiff1d(n, o) for n, o in zip(needed, self.owned, strict=True)]
         if name == "own and others'":
-            needed = [np.r_[o, n] for n, o in zip(needed, self.owned, strict=True)]
+            # Each once, this rank's own first: as many as are received, in another order.
+            others = [np.setdiff1d(n, o) for n, o in zip(needed, self.owned, strict=True)]
+            needed = [np.r_[pair] for pair in zip(self.owned, others, strict=True)]
         if name == "empty parts":
             needed[0] = needed[0][:0]
         self.needed = needed

@@ -98,10 +98,10 @@ def test_solution(name):
     left = np.linalg.norm(b - matrix(*SOLVERS[name][1:]) @ everyone)
     np.testing.assert_allclose(info.residual_norm, left, rtol=0.1, atol=1e-14)
     # The tolerance is that of the residual, also where a recurrence has another norm.
+    most = run(name, b[MINE], tol=0.02)[1].iterations
     for scale in (1e-9, 1e9):
-        x, scaled = run(name, b[MINE], scale=scale)
-        close(x, expected(name, b)[MINE])
-        assert abs(int(scaled.iterations) - int(info.iterations)) <= 1
+        close(run(name, b[MINE], scale=scale)[0], expected(name, b)[MINE])
+        assert run(name, b[MINE], tol=0.02, scale=scale)[1].iterations == most
 
 
 @names
@@ -115,9 +115,8 @@ def test_limits(name):
     assert not info.converged
 
 
-@pytest.mark.parametrize("name", ["gmres", "lsmr"])
-def test_derivatives(name):
-    solver, d, upper = SOLVERS[name]
+def test_derivatives():
+    solver, d, upper = SOLVERS["gmres"]  # of lsmr: test_least_squares
     b, t, w = vectors(3)
     solve = lambda d, b: solver(operator(d, upper), b, tol=1e-10)[0]
     A = matrix(d, upper)

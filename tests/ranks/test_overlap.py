@@ -255,6 +255,12 @@ def _order(f, *args):
     return [names[e.primitive.name] for e in eqns if e.primitive.name in names]
 
 
+def test_waitall_depends_on_what_is_computed_before():
+    f = lambda x, z: mpi4jax.waitall([mpi4jax.iallreduce(x)], after=z)
+    jaxpr = jax.make_jaxpr(f)(jnp.ones(3), jnp.ones(2)).jaxpr
+    assert any(jaxpr.invars[1] in eqn.invars for eqn in jaxpr.eqns)
+
+
 def test_derivatives_overlap_too():
     x = jnp.ones((SIZE, 2))
 

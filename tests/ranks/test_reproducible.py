@@ -80,6 +80,12 @@ def test_bits_of_many_numbers():
         same_bits(reproducible_sum(np.array_split(v, SIZE)[RANK]), exact(v))
 
 
+def test_a_small_number_decides_between_two_neighbours():
+    """More than half of the last bit, by what only the last bin holds."""
+    v = np.array([1, 2.0**-24, 2.0**-60], np.float32)
+    same_bits(reproducible_sum(np.array_split(v, SIZE)[RANK]), np.float32(1 + 2.0**-23))
+
+
 @pytest.mark.parametrize("name", ["float32", "complex128"])
 def test_axes_and_trees(name):
     rng = np.random.default_rng(3)

@@ -84,14 +84,16 @@ fn usual(source: &mut Source) -> Value {
     });
     let others = [
         (row.has_reduction, "reduction", json!(source.one_of(&["SUM", "MAX", "LAND", "BXOR", "user#1"]))),
-        // Widths of one axis, a neighbour in each of three directions, one block of five floats.
+        // One block of five floats, whose ends go to a neighbour, and come from there.
         (
             row.has_blocks,
             "halo",
             json!({
                 "widths": [[1, 1]],
-                "neighbours": [2, -1, 2],
-                "blocks": [{"itemsize": 4, "shape": [5], "axes": [0]}],
+                "itemsize": 4,
+                "shapes": [[5]],
+                "sends": [[2, 0, [[1, 2]]], [2, 0, [[3, 4]]]],
+                "receives": [[2, 0, [[0, 1]]], [2, 0, [[4, 5]]]],
             }),
         ),
         // Two elements to the next rank and from the previous one, and one to and from oneself.

@@ -4,7 +4,7 @@ use std::ffi::{CStr, c_int, c_void};
 use std::mem::offset_of;
 use std::ptr::{null, null_mut};
 
-use _native::xla::c_api::{self, Api, ApiVersion, Attrs, Buffer, Buffers, ByteSpan, CallFrame, TypeId};
+use _native::xla::c_api::{self, Api, ApiVersion, Args, Attrs, Buffer, Buffers, ByteSpan, CallFrame, TypeId};
 use _native::xla::kind::CPU;
 use _native::xla::{execute, instantiate};
 
@@ -18,27 +18,27 @@ pub struct Context {
 pub const TYPE: i64 = 77;
 
 /// Errors are strings; XLA's are opaque too.
-unsafe extern "C" fn error_create(args: *mut c_api::ErrorCreateArgs) -> *mut c_api::FfiError {
-    unsafe { Box::into_raw(Box::new(CStr::from_ptr((*args).message).to_owned())).cast() }
+unsafe extern "C" fn error_create(args: *mut Args<c_api::ErrorCreate>) -> *mut c_api::FfiError {
+    unsafe { Box::into_raw(Box::new(CStr::from_ptr((*args).fields.message).to_owned())).cast() }
 }
 
-unsafe extern "C" fn error_get_message(args: *mut c_api::ErrorGetMessageArgs) {
-    unsafe { (*args).message = (*(*args).error.cast::<std::ffi::CString>()).as_ptr() }
+unsafe extern "C" fn error_get_message(args: *mut Args<c_api::ErrorGetMessage>) {
+    unsafe { (*args).fields.message = (*(*args).fields.error.cast::<std::ffi::CString>()).as_ptr() }
 }
 
-unsafe extern "C" fn error_destroy(args: *mut c_api::ErrorDestroyArgs) {
-    unsafe { drop(Box::from_raw((*args).error.cast::<std::ffi::CString>())) }
+unsafe extern "C" fn error_destroy(args: *mut Args<c_api::ErrorDestroy>) {
+    unsafe { drop(Box::from_raw((*args).fields.error.cast::<std::ffi::CString>())) }
 }
 
 unsafe extern "C" fn type_register<const MINOR: c_int>(
-    args: *mut c_api::TypeRegisterArgs,
+    args: *mut Args<c_api::TypeRegister>,
 ) -> *mut c_api::FfiError {
     unsafe {
         // XLA takes structs that are longer than its own.
-        let has_info = (*args).struct_size > offset_of!(c_api::TypeRegisterArgs, type_info);
+        let has_info = (*args).struct_size > offset_of!(Args<c_api::TypeRegister>, fields.type_info);
         assert!(has_info || MINOR < 2);
-        assert_eq!((*args).name.len, "mpi4jax_state".len());
-        (*args).type_id.write(TypeId { id: TYPE });
+        assert_eq!((*args).fields.name.len, "mpi4jax_state".len());
+        (*args).fields.type_id.write(TypeId { id: TYPE });
     }
     null_mut()
 }
@@ -46,12 +46,12 @@ unsafe extern "C" fn type_register<const MINOR: c_int>(
 unsafe extern "C" fn state_set<const MINOR: c_int>(args: *mut c_void) -> *mut c_api::FfiError {
     unsafe {
         if MINOR >= 3 {
-            let args = &*args.cast::<c_api::StageStateArgs>();
-            assert_eq!((args.struct_size, args.stage, (*args.type_id).id), (48, 0, TYPE));
+            let Args { struct_size, fields: args, .. } = &*args.cast::<Args<c_api::StagedState>>();
+            assert_eq!((*struct_size, args.stage, (*args.type_id).id), (48, 0, TYPE));
             (*args.ctx.cast::<Context>()).state = args.state as usize;
         } else {
-            let args = &*args.cast::<c_api::StateArgs>();
-            assert_eq!((args.struct_size, (*args.type_id).id), (48, TYPE));
+            let Args { struct_size, fields: args, .. } = &*args.cast::<Args<c_api::UnstagedState>>();
+            assert_eq!((*struct_size, (*args.type_id).id), (48, TYPE));
             (*args.ctx.cast::<Context>()).state = args.state as usize;
             (*args.ctx.cast::<Context>()).deleter = (MINOR < 2).then_some(args.deleter);
         }
@@ -62,10 +62,10 @@ unsafe extern "C" fn state_set<const MINOR: c_int>(args: *mut c_void) -> *mut c_
 unsafe extern "C" fn state_get<const MINOR: c_int>(args: *mut c_void) -> *mut c_api::FfiError {
     unsafe {
         if MINOR >= 3 {
-            let args = &mut *args.cast::<c_api::StageStateArgs>();
+            let args = &mut (*args.cast::<Args<c_api::StagedState>>()).fields;
             args.state = (*args.ctx.cast::<Context>()).state as *mut c_void;
         } else {
-            let args = &mut *args.cast::<c_api::StateArgs>();
+            let args = &mut (*args.cast::<Args<c_api::UnstagedState>>()).fields;
             args.state = (*args.ctx.cast::<Context>()).state as *mut c_void;
         }
     }

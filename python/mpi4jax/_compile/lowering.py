@@ -122,7 +122,7 @@ class Lowering:
             _check_exportable(self.spec.name, p)
         if status is not None and status.mpi is not None:
             self.ctx.module_context.add_keepalive(status)
-        reduces = self.reduces(op, **attrs)
+        reduces = self.reduces(op)
         carried = [self.convert(operand, carrier(operand[1], reduces)) for operand in operands]
         carried += self.numbers
         wire = [carrier(aval, reduces) for aval in out]
@@ -156,10 +156,8 @@ class Lowering:
             results[-1] = self.local(lambda e: e + OFFSET, learnt[0], (results[-1], learnt[0]))
         return results
 
-    def reduces(self, op: str | None, reverse: bool = False, **_: Any) -> bool:
+    def reduces(self, op: str | None) -> bool:
         """Whether the core computes with what it is given: not where MPI calls the user's code."""
-        if op == "halo_exchange":
-            return reverse
         return op is not None and SPECS[op].has_reduction and not self.p["reduction"].user
 
     def parts(self, op: str, avals: Avals) -> Params:

@@ -1,15 +1,16 @@
-"""Faces of blocks: XLA packs those of a halo exchange into messages, and unpacks them.
+"""Faces of blocks: which cells the messages of a halo exchange carry; and how XLA packs them.
 
-So it does where a halo exchange is started: the request holds the blocks, so only the faces are
+XLA packs where a halo exchange is started: the request holds the blocks, so only the faces are
 copied, where the operand of another operation that is started is copied as a whole; and their
-derivatives are those of what XLA does. And so it does on a GPU: the processor does not reach the
-blocks there, and what it packs would go through the host. Either way, an `alltoallv` carries what
-is packed.
+derivatives are those of what XLA does. It also packs what an adjoint exchange sends, and adds up
+what comes back. And it packs on a GPU: the processor does not reach the blocks there, and what it
+packs would go through the host. Each time, an `alltoallv` carries what is packed.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,14 +19,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .. import _native
 from .._op import rows
 from .._op.packing import Form, exchanged_axes, pack_arguments
 from .._op.spec import SPECS, Params
 from .._requests.request import CompositeKind, CompositeRequest, Request
 
-# The number of a leaf, and the cells along each of its axes: the first, the one after the last.
-Box = tuple[int, tuple[tuple[int, int], ...]]
+# The cells along an axis: the first, the one after the last.
+Cells = tuple[int, int]
+
+# The number of a leaf, and the cells along each of its axes.
+Box = tuple[int, tuple[Cells, ...]]
 
 # The number of a leaf, its shape, and its exchanged axes, counted from the end.
 Leaf = tuple[int, tuple[int, ...], tuple[int, ...]]
@@ -42,24 +45,42 @@ def _cells_in(boxes: Sequence[Box]) -> int:
     return sum(math.prod(_extents(box)) for box in boxes)
 
 
-def _faces(leaves: Sequence[Leaf], p: Params) -> tuple[list[Face], list[Face]]:
-    """What goes, and what comes, in the order of the directions here."""
-    last = len(p["neighbours"]) - 1
+def _along(extent: int, width: Cells, step: int, at_edge: tuple[bool, bool]) -> tuple[Cells, Cells]:
+    """The cells along an exchanged axis that go to the neighbour at ``step``, and that come from
+    there. An axis has ghost cells, inner cells, ghost cells."""
+    low, high = width
+    if step < 0:
+        return (low, low + high), (0, low)
+    if step > 0:
+        return (extent - high - low, extent - high), (extent - high, extent)
+    # Ghost cells at an edge of the grid belong to the block: no other rank fills them.
+    below, above = at_edge
+    cells = (0 if below else low, extent if above else extent - high)
+    return cells, cells
+
+
+def faces(leaves: Sequence[Leaf], p: Params) -> tuple[list[Face], list[Face]]:
+    """What goes, and what comes, in the order of the messages: by rank, and for each rank in the
+    order of the directions that they are sent to."""
+    neighbours, widths = p["neighbours"], p["widths"]
+    last = len(neighbours) - 1
     goes: list[Face] = []
     comes: list[Face] = []
-
-    def messages(shape: tuple[int, ...], axes: tuple[int, ...]) -> list[Any]:
-        extents = [shape[-axis] for axis in axes]
-        return _native.halo_cells(p["neighbours"], p["widths"], extents)
-
-    for message in zip(*(messages(shape, axes) for _, shape, axes in leaves), strict=True):
-        for (leaf, shape, axes), (direction, peer, *cells) in zip(leaves, message, strict=True):
-            numbers = (direction, last - direction)
-            for found, number, of_axes in zip((goes, comes), numbers, cells, strict=True):
-                ranges = {len(shape) - axis: it for axis, it in zip(axes, of_axes, strict=True)}
-                box = tuple(ranges.get(k, (0, extent)) for k, extent in enumerate(shape))
-                found.append((peer, number, (leaf, box)))
-    return goes, comes
+    # Directions are numbered with the last axis fastest; `last - number` is the opposite one.
+    weights = [3 ** (len(widths) - 1 - k) for k in range(len(widths))]
+    beside = [(neighbours[last // 2 - w] < 0, neighbours[last // 2 + w] < 0) for w in weights]
+    for number, steps in enumerate(itertools.product((-1, 0, 1), repeat=len(widths))):
+        if neighbours[number] < 0 or not any(steps):
+            continue
+        for leaf, shape, axes in leaves:
+            boxes = [[(0, extent) for extent in shape] for _ in range(2)]
+            for axis, width, step, at_edge in zip(axes, widths, steps, beside, strict=True):
+                cells = _along(shape[-axis], width, step, at_edge)
+                boxes[0][-axis], boxes[1][-axis] = cells
+            own, ghosts = (tuple(box) for box in boxes)
+            goes.append((neighbours[number], number, (leaf, own)))
+            comes.append((neighbours[number], last - number, (leaf, ghosts)))
+    return sorted(goes), sorted(comes)
 
 
 @functools.partial(jax.jit, static_argnums=0, inline=True)
@@ -89,9 +110,7 @@ def filled(
 
 @dataclass(frozen=True)
 class Message:
-    """What the blocks of one dtype send, or receive: their boxes, in the order of the ranks.
-    Between two ranks, they are in the order of the directions that they are sent to, as
-    `src/ops/halo.rs` has them."""
+    """What the blocks of one dtype send, or receive: their boxes, in the order of `faces`."""
 
     boxes: tuple[Box, ...]
     parts: tuple[rows.Part, ...]
@@ -102,7 +121,6 @@ class Message:
 
 
 def _message(found: list[Face], ranks: int) -> Message:
-    found = sorted(found)
     counts = [0] * ranks
     for peer, _, box in found:
         counts[peer] += _cells_in([box])
@@ -111,7 +129,7 @@ def _message(found: list[Face], ranks: int) -> Message:
 
 def messages(leaves: Sequence[Leaf], p: Params) -> tuple[Message, Message]:
     """What goes to all ranks, and what comes from them, in an `alltoallv`."""
-    goes, comes = (_message(found, p["comm"].size) for found in _faces(leaves, p))
+    goes, comes = (_message(found, p["comm"].size) for found in faces(leaves, p))
     return goes, comes
 
 

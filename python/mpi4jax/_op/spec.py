@@ -80,10 +80,10 @@ class Spec:
             destination, or both.
         has_mean: whether the reduction is over all ranks, and may be ``MEAN``.
         has_blocks: whether it takes any number of arrays at once, and returns as many.
-        has_parts: whether it is told which rows of its array go to each rank and come from it.
+        has_parts: whether it has parameters for the rows that go to each rank and come from it.
         is_ragged: whether an array says, when it runs, how many rows go to each rank.
         at_root, elsewhere: what a rank sends and receives: ``"none"``, ``"one"`` block, one
-            ``"per rank"``, or as much as it is ``"told"``: then ranks may differ.
+            ``"per rank"``, or ``"variable"``: then ranks may differ.
         started: the MPI function that starts it without waiting for its end, if the native module
             does.
         prepare: makes a :class:`Call` of the arguments of its function, by their names.
@@ -148,7 +148,7 @@ class Spec:
     @cached_property
     def has_any_size(self) -> bool:
         """Whether ranks may have arrays of different sizes."""
-        return "told" in (*self.at_root, *self.elsewhere)
+        return "variable" in (*self.at_root, *self.elsewhere)
 
     @cached_property
     def defaults(self) -> Params:

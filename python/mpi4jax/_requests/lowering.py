@@ -43,7 +43,7 @@ class _Half(Lowering):
         if not all(isinstance(n, int) for x in (*self.receives, *self.keeps) for n in x.shape):
             raise NotImplementedError(f"i{of}: cannot be exported with symbolic shapes")
         first = given if plan.sends else []
-        self.reduced = self.reduces(plan.call, **plan.attrs)
+        self.reduced = self.reduces(plan.call)
         self.attrs = plan.attrs | self.parts(plan.call or of, [*first, *self.out])
 
     def emit(self, target: str, operands: Operands, out: Avals, initial: bool) -> list[Any]:

@@ -15,30 +15,39 @@ from .._grid import border as _border, cart as _cart, faces
 from .._op.spec import Call, Params, T
 
 
-def _describe(p: Params, avals: Sequence[Any]) -> Params:
-    """What `HaloFields` in `src/ops/halo.rs` reads."""
-    blocks = [
-        {"itemsize": x.dtype.itemsize, "shape": x.shape, "axes": [x.ndim - a for a in axes]}
-        for x, axes in zip(avals, p["axes"], strict=True)
+def _leaves(low: Lowering, avals: Sequence[Any]) -> list[faces.Leaf]:
+    return [
+        (i, x.shape, axes) for i, (x, axes) in enumerate(zip(avals, low.p["axes"], strict=True))
     ]
-    return {"widths": p["widths"], "neighbours": p["neighbours"], "blocks": blocks}
 
 
 def _lower(low: Lowering, xs: Operands, out: Avals) -> list[Any]:
-    if _native.takes_packed(low.on_gpu):
-        return _lower_packed(low, xs)
     adjoint = bool(low.p["adjoint"])
-    halo = _describe(low.p, [carrier(aval, adjoint) for _, aval in xs])
-    return low.call("halo_exchange", *xs, out=out, in_place=True, reverse=adjoint, halo=halo)
+    carriers = [carrier(aval, adjoint) for _, aval in xs]
+    if not adjoint and not _native.takes_packed(low.on_gpu):
+        halo = _describe(low, carriers)
+        return low.call("halo_exchange", *xs, out=out, in_place=True, halo=halo)
+    xs = [low.convert(x, to) for x, to in zip(xs, carriers, strict=True)]
+    results = zip(_lower_packed(low, xs), carriers, strict=True)
+    return [low.convert(y, to)[0] for y, to in zip(results, out, strict=True)]
+
+
+def _describe(low: Lowering, avals: Sequence[Any]) -> Params:
+    """What `HaloFields` in `src/ops/halo.rs` reads."""
+    goes, comes = faces.faces(_leaves(low, avals), low.p)
+    return {
+        "widths": low.p["widths"],
+        "itemsize": avals[0].dtype.itemsize,
+        "shapes": [x.shape for x in avals],
+        "sends": [(peer, *box) for peer, _, box in goes],
+        "receives": [(peer, *box) for peer, _, box in comes],
+    }
 
 
 def _lower_packed(low: Lowering, xs: Operands) -> list[Any]:
-    """XLA packs the messages and unpacks them."""
+    """XLA packs the messages, and unpacks them or adds them up."""
     avals, adjoint = [aval for _, aval in xs], low.p["adjoint"]
-    leaves = [
-        (i, x.shape, axes) for i, (x, axes) in enumerate(zip(avals, low.p["axes"], strict=True))
-    ]
-    owned, ghosts = faces.messages(leaves, low.p)
+    owned, ghosts = faces.messages(_leaves(low, avals), low.p)
     sent, received = (ghosts, owned) if adjoint else (owned, ghosts)
     goes, comes = (avals[0].update(shape=(message.size,)) for message in (sent, received))
 

@@ -21,7 +21,7 @@ fn there_is_a_function_where_mpi_has_none() {
         for &builtin in Builtin::ALL.iter().filter(|builtin| builtin.allows(dtype)) {
             let is_float = dtype.class() == Class::Float;
             let is_needed = match builtin {
-                Builtin::Minloc | Builtin::Maxloc | Builtin::Sum => true,
+                Builtin::Minloc | Builtin::Maxloc => true,
                 Builtin::Max | Builtin::Min => is_float,
                 _ => dtype.reduced() == Reduced::ByUs,
             };
@@ -123,10 +123,4 @@ fn locations() {
     assert_eq!(apply(Builtin::Minloc, Dtype::Float32, &a, &b), [3.0, 2.0, 5.0, 1.0, 1.0, 9.0]);
     let nan = apply(Builtin::Maxloc, Dtype::Float32, &[f32::NAN, 4.0], &[1.0, 0.0]);
     assert!(nan[0].is_nan() && nan[1] == 4.0);
-}
-
-#[test]
-fn sums() {
-    assert_eq!(apply(Builtin::Sum, Dtype::Int8, &[127i8], &[1]), [-128]);
-    assert_eq!(apply(Builtin::Sum, Dtype::Complex64, &[[1f32, 2.0]], &[[3f32, -1.0]]), [[4.0, 1.0]]);
 }

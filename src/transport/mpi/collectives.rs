@@ -8,7 +8,7 @@ use mpi::ffi::{self, MPI_Comm};
 use super::reducer::Reducer;
 use super::span::Span;
 use super::start::Posted;
-use super::{gathered, in_blocks, missing, parts_of, reversed, send_or_in_place, send_or_moved};
+use super::{gathered, in_blocks, reversed, send_or_in_place, send_or_moved};
 use crate::call::Call;
 use crate::comm::hash;
 use crate::error::Cause;
@@ -23,8 +23,6 @@ use crate::ops::Op;
 #[inline(always)]
 pub unsafe fn collective(call: &Call, mut posted: Option<&mut Posted>) -> Result<(), Cause> {
     let Call { site, envelope, .. } = call;
-    let send = || call.send.as_ref().ok_or_else(|| missing("operand"));
-    let recv = || call.recv.as_ref().ok_or_else(|| missing("result"));
     let root = site.root;
     /// Calls the blocking function, or the non-blocking one with a request of its own.
     macro_rules! either {
@@ -43,14 +41,14 @@ pub unsafe fn collective(call: &Call, mut posted: Option<&mut Posted>) -> Result
         let comm: MPI_Comm = handle(site.comm.handle);
         match site.op {
             Op::Allgather => {
-                let (send, recv) = (send()?, recv()?);
+                let (send, recv) = (call.operand()?, call.result()?);
                 let span = Span::new(send.count(), send.dtype())?;
                 let (n, t) = span.arguments();
                 let (from, to) = (send_or_moved(send, recv, site.comm.rank), recv.data().cast());
                 either!(MPI_Allgather | MPI_Iallgather(from, n, t, to, n, t, comm))
             }
             Op::Allreduce => {
-                let (send, recv) = (send()?, recv()?);
+                let (send, recv) = (call.operand()?, call.result()?);
                 let by = Reducer::new(site.reduction, send.dtype())?;
                 by.in_pieces(recv, (send_or_in_place(send, recv), recv.data()), |from, to, n| {
                     either!(MPI_Allreduce | MPI_Iallreduce(from, to, n, by.datatype, by.op, comm))
@@ -58,16 +56,15 @@ pub unsafe fn collective(call: &Call, mut posted: Option<&mut Posted>) -> Result
             }
             Op::Allgatherv => {
                 let (own, recv, ints) = gathered(call)?;
-                let copy =
-                    own.overlaps(&recv).then(|| std::slice::from_raw_parts(own.data(), own.bytes()).to_vec());
-                let from = copy.as_ref().map_or(own.data().cast_const(), |copy| copy.as_ptr()).cast();
-                parts_of(call)?.clear(&recv);
+                let mut copy = Vec::new();
+                let from = own.apart_from(&recv, &mut copy).data().cast();
+                call.parts()?.clear(&recv);
                 let (counts, starts) = (ints.counts.as_ptr(), ints.starts.as_ptr());
                 let (n, t, to) = (own.count() as c_int, recv.dtype().mpi(), recv.data().cast());
                 either!(MPI_Allgatherv | MPI_Iallgatherv(from, n, t, to, counts, starts, t, comm))
             }
             Op::Alltoall => {
-                let (send, recv) = (send()?, recv()?);
+                let (send, recv) = (call.operand()?, call.result()?);
                 let count = send.count() / site.comm.size as usize;
                 let span = Span::new(count, send.dtype())?;
                 let (n, t) = span.arguments();
@@ -76,17 +73,17 @@ pub unsafe fn collective(call: &Call, mut posted: Option<&mut Posted>) -> Result
             }
             Op::Barrier => either!(MPI_Barrier | MPI_Ibarrier(comm)),
             Op::Bcast => {
-                let buffer = if site.is_root() { send()? } else { recv()? };
+                let buffer = if site.is_root() { call.operand()? } else { call.result()? };
                 let span = Span::new(buffer.count(), buffer.dtype())?;
                 let (n, t) = span.arguments();
                 either!(MPI_Bcast | MPI_Ibcast(buffer.data().cast(), n, t, root, comm))
             }
             Op::Gather => {
-                let send = send()?;
+                let send = call.operand()?;
                 let span = Span::new(send.count(), send.dtype())?;
                 let (n, t) = span.arguments();
                 let (from, to) = if site.is_root() {
-                    let recv = recv()?;
+                    let recv = call.result()?;
                     (send_or_moved(send, recv, site.comm.rank), recv.data().cast())
                 } else {
                     (send.data().cast(), null_mut())
@@ -94,10 +91,10 @@ pub unsafe fn collective(call: &Call, mut posted: Option<&mut Posted>) -> Result
                 either!(MPI_Gather | MPI_Igather(from, n, t, to, n, t, root, comm))
             }
             Op::Reduce => {
-                let send = send()?;
+                let send = call.operand()?;
                 let by = Reducer::new(site.reduction, send.dtype())?;
                 let (from, to) = if site.is_root() {
-                    let recv = recv()?;
+                    let recv = call.result()?;
                     (send_or_in_place(send, recv), recv.data())
                 } else {
                     (send.data().cast(), null_mut())
@@ -108,7 +105,7 @@ pub unsafe fn collective(call: &Call, mut posted: Option<&mut Posted>) -> Result
                 })
             }
             Op::ReduceScatter | Op::ReduceScatterv => {
-                let (send, recv) = (send()?, recv()?);
+                let (send, recv) = (call.operand()?, call.result()?);
                 let by = Reducer::new(site.reduction, send.dtype())?;
                 let (t, op) = (by.datatype, by.op);
                 let from = || send_or_in_place(send, recv);
@@ -120,7 +117,7 @@ pub unsafe fn collective(call: &Call, mut posted: Option<&mut Posted>) -> Result
                     });
                 }
                 if site.op == Op::ReduceScatterv {
-                    let counts = parts_of(call)?.sent();
+                    let counts = call.parts()?.sent();
                     // MPI would reduce what does not belong together, or wait.
                     match posted.as_deref_mut() {
                         Some(posted) => posted.agree(call, hash(&counts))?,
@@ -143,7 +140,7 @@ pub unsafe fn collective(call: &Call, mut posted: Option<&mut Posted>) -> Result
                 })
             }
             Op::Exscan | Op::Scan => {
-                let (send, recv) = (send()?, recv()?);
+                let (send, recv) = (call.operand()?, call.result()?);
                 let by = Reducer::new(site.reduction, send.dtype())?;
                 let (t, op) = (by.datatype, by.op);
                 let reversed = site.reverse.then(|| reversed(&site.comm)).transpose()?;
@@ -154,11 +151,11 @@ pub unsafe fn collective(call: &Call, mut posted: Option<&mut Posted>) -> Result
                 })
             }
             Op::Scatter => {
-                let recv = recv()?;
+                let recv = call.result()?;
                 let span = Span::new(recv.count(), recv.dtype())?;
                 let (n, t) = span.arguments();
-                let from = if site.is_root() { send()?.data() } else { null_mut() };
-                let aliased = site.is_root() && send()?.overlaps(recv);
+                let from = if site.is_root() { call.operand()?.data() } else { null_mut() };
+                let aliased = site.is_root() && call.operand()?.overlaps(recv);
                 let to = if aliased { in_place() } else { recv.data().cast() };
                 either!(MPI_Scatter | MPI_Iscatter(from.cast(), n, t, to, n, t, root, comm))?;
                 if aliased {
@@ -168,7 +165,7 @@ pub unsafe fn collective(call: &Call, mut posted: Option<&mut Posted>) -> Result
                 Ok(())
             }
             Op::Send => {
-                let send = send()?;
+                let send = call.operand()?;
                 let span = Span::new(send.count(), send.dtype())?;
                 let (n, t) = span.arguments();
                 let (from, dest, tag) = (send.data().cast(), envelope.dest, envelope.sendtag);

@@ -34,7 +34,7 @@ struct Matched {
 // SAFETY: a handle of MPI's, which was initialised for calls from any thread.
 unsafe impl Send for Matched {}
 
-/// Messages of derivatives that a receive of anybody's has come upon, in the order of their arrival.
+/// Messages of derivatives that a receive with both wildcards has come upon, in the order of their arrival.
 ///
 /// Its lock is held where a receive of such a message looks here first and then asks MPI, and where a message is taken from
 /// MPI and put here. Nothing waits for another rank there. If the two steps were apart, another thread could put the
@@ -120,7 +120,7 @@ pub unsafe fn receive(
     }
 }
 
-/// `MPI_Irecv`, of anybody's message or with any tag, not both: what derivatives send is not to be taken.
+/// `MPI_Irecv`, from any source or with any tag, not both: what derivatives send is not to be taken.
 ///
 /// # Safety
 /// As [`receive`], until the request has ended.
@@ -132,7 +132,7 @@ pub unsafe fn start(
 ) -> Result<c_int, Cause> {
     let &Envelope { source, recvtag, .. } = envelope;
     let Memory { data, count, datatype } = into;
-    // SAFETY: the caller's. MPI_Irecv waits for nobody.
+    // SAFETY: the caller's. MPI_Irecv waits for no rank.
     unsafe {
         let from_mpi =
             || ffi::MPI_Irecv(data, count, datatype, source, recvtag, handle(comm.handle), request);

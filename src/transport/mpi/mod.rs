@@ -24,29 +24,29 @@ pub use self::span::set_count_limit;
 use self::span::{Span, count_limit};
 pub use self::start::{Posted, start};
 use super::message::{Arrived, arrive};
-use crate::call::Call;
+use crate::call::{Call, missing};
 use crate::comm::{Comm, OwnedComm};
 use crate::device;
 use crate::error::Cause;
-use crate::mpilib::{CudaSupport, check, cuda_support, handle, in_place};
-use crate::ops::{Buffer, Dtype, Ints, Op, Parts};
+use crate::mpilib::{check, cuda_support, handle, in_place};
+use crate::ops::{Buffer, Dtype, Ints, Op};
 
 /// Whether the MPI library says that it takes pointers to the memory of a GPU.
 pub fn is_cuda_aware() -> bool {
-    device::is_reached_from_cpu() || cuda_support() == CudaSupport::Yes
+    device::is_reached_from_cpu() || cuda_support() == Some(true)
 }
 
 /// Whether the MPI library may take such pointers. One that cannot say is trusted, as the user has named it.
 pub fn probe_device_pointers() -> Result<(), String> {
     device::support()?;
-    if cuda_support() == CudaSupport::No && !device::is_reached_from_cpu() {
+    if cuda_support() == Some(false) && !device::is_reached_from_cpu() {
         return Err("the MPI library says that it is not CUDA-aware: use staged or nccl".into());
     }
     Ok(())
 }
 
 /// The send argument of a collective whose send and receive buffers are equally large: where they are
-/// one buffer, MPI wants to be told.
+/// one buffer, MPI requires `MPI_IN_PLACE`.
 #[inline]
 fn send_or_in_place(send: &Buffer, recv: &Buffer) -> *mut c_void {
     if send.data() == recv.data() && recv.count() > 0 { in_place() } else { send.data().cast() }
@@ -90,10 +90,6 @@ fn finish_receive(call: &Call, status: &MPI_Status) -> Result<(), Cause> {
     arrive(call, &Arrived { source: status.MPI_SOURCE, tag: status.MPI_TAG, count })
 }
 
-fn parts_of<'a>(call: &Call<'a>) -> Result<&'a Parts, Cause> {
-    call.site.parts.as_deref().ok_or_else(|| missing("parts"))
-}
-
 /// For an `allgatherv` whose counts MPI's function takes: those of all ranks are known, so all of them choose alike.
 fn ints_of<'a>(call: &Call<'a>) -> Option<&'a Ints> {
     call.site.parts.as_ref()?.received_ints(count_limit())
@@ -101,9 +97,9 @@ fn ints_of<'a>(call: &Call<'a>) -> Option<&'a Ints> {
 
 /// This rank's part, the result, and what comes from each rank.
 fn gathered<'a>(call: &Call<'a>) -> Result<(Buffer, Buffer, &'a Ints), Cause> {
-    let send = call.send.as_ref().ok_or_else(|| missing("operand"))?;
-    let own = parts_of(call)?.for_all(send).ok_or_else(|| missing("parts"))?;
-    let recv = call.recv.ok_or_else(|| missing("result"))?;
+    let send = call.operand()?;
+    let own = call.parts()?.for_all(send).ok_or_else(|| missing("parts"))?;
+    let recv = *call.result()?;
     Ok((own, recv, ints_of(call).ok_or_else(|| missing("parts"))?))
 }
 
@@ -117,8 +113,8 @@ unsafe fn in_blocks(
     by: &Reducer,
     mut step: impl FnMut(c_int, *mut c_void, *mut c_void, c_int) -> Result<(), Cause>,
 ) -> Result<(), Cause> {
-    let send = call.send.as_ref().ok_or_else(|| missing("operand"))?;
-    let recv = call.recv.as_ref().ok_or_else(|| missing("result"))?;
+    let send = call.operand()?;
+    let recv = call.result()?;
     (0..call.site.comm.size).try_for_each(|root| {
         let block = match &call.site.parts {
             Some(parts) => parts.sent_to(root as usize, send),
@@ -135,17 +131,10 @@ unsafe fn in_blocks(
     })
 }
 
-#[cold]
-fn missing(operand: &'static str) -> Cause {
-    Cause::Buffers { operand, expected: 1, actual: 0 }
-}
-
 /// Carries out an operation. Blocks until its buffers hold the result and may be reused.
 #[inline]
 pub fn execute(call: &Call) -> Result<(), Cause> {
     let Call { site, envelope, .. } = call;
-    let send = || call.send.as_ref().ok_or_else(|| missing("operand"));
-    let recv = || call.recv.as_ref().ok_or_else(|| missing("result"));
     let name = site.op.mpi_name();
     // SAFETY (for all calls below): the handle is a registered communicator's, which is not freed; the
     // buffers were checked against the operation by `Call::new`; counts and types come from `Span`.
@@ -155,7 +144,7 @@ pub fn execute(call: &Call) -> Result<(), Cause> {
             // MPI's functions count in int. A rank knows its own counts, and not whether those of the others are too large
             // for that: so they could not choose together. For gatherv and scatterv MPI sends the same messages.
             Op::Allgatherv | Op::Alltoallv | Op::Gatherv | Op::Permute | Op::Scatterv => {
-                parts_of(call)?.exchange(call.send, call.recv, &mut P2pBatch::new(&site.comm)?)
+                call.parts()?.exchange(call.send, call.recv, &mut P2pBatch::new(&site.comm)?)
             }
             Op::HaloExchange => {
                 let halo = site.halo.as_ref().ok_or_else(|| missing("halo"))?;
@@ -177,28 +166,26 @@ pub fn execute(call: &Call) -> Result<(), Cause> {
                 parts.exchange(call.send, call.recv, &mut P2pBatch::new(&site.comm)?)
             }
             Op::Recv => {
-                let recv = recv()?;
+                let recv = call.result()?;
                 let span = Span::new(recv.count(), recv.dtype())?;
                 let status = matching::receive(name, &site.comm, envelope, span.of(recv.data()))?;
                 finish_receive(call, &status)
             }
             Op::Sendrecv => {
-                let (send, recv) = (send()?, recv()?);
+                let (send, recv) = (call.operand()?, call.result()?);
                 let (out, into) =
                     (Span::new(send.count(), send.dtype())?, Span::new(recv.count(), recv.dtype())?);
                 // MPI forbids that the two share memory, and they may differ in size.
-                let copy = send
-                    .overlaps(recv)
-                    .then(|| std::slice::from_raw_parts(send.data(), send.bytes()).to_vec());
-                let from = copy.as_ref().map_or(send.data().cast_const(), |copy| copy.as_ptr());
-                let (out, into) = (out.of(from.cast_mut()), into.of(recv.data()));
+                let mut copy = Vec::new();
+                let send = send.apart_from(recv, &mut copy);
+                let (out, into) = (out.of(send.data()), into.of(recv.data()));
                 let status = matching::exchange(name, &site.comm, envelope, out, into)?;
                 finish_receive(call, &status)
             }
             Op::Exscan if site.is_first() => {
                 collective(call, None)?;
                 // MPI leaves its result undefined.
-                let recv = recv()?;
+                let recv = call.result()?;
                 recv.data().write_bytes(0, recv.bytes());
                 Ok(())
             }

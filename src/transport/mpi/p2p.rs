@@ -80,7 +80,11 @@ impl Wire for P2pBatch {
                 check("MPI_Get_elements_x", code)?;
             }
             if count as usize != bytes {
-                return Err(Cause::Ghosts { received: count as usize, source_rank: peer, expected: bytes });
+                return Err(Cause::MessageLength {
+                    received: count as usize,
+                    source_rank: peer,
+                    expected: bytes,
+                });
             }
         }
         Ok(())

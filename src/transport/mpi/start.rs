@@ -11,18 +11,18 @@ use super::matching;
 use super::reducer::Reducer;
 use super::span::Span;
 use super::vectors::Vectors;
-use super::{finish_receive, ints_of, missing, parts_of};
-use crate::call::Call;
+use super::{finish_receive, ints_of};
+use crate::call::{Call, missing};
 use crate::comm::Agreement;
 use crate::error::Cause;
 use crate::mpilib::{check, handle, wildcards};
 use crate::ops::{Buffer, Op, Parts};
 
-/// What MPI knows of a non-blocking operation. A large reduction is several.
+/// The requests of a non-blocking operation, and what MPI uses until they end. A large reduction has several.
 #[derive(Default)]
 pub struct Posted {
     requests: SmallVec<[MPI_Request; 1]>,
-    /// What MPI reads meanwhile, of an operation that is told of parts, or of counts.
+    /// What MPI reads meanwhile, of an operation that has parts or counts.
     vectors: Option<Box<[Vectors; 2]>>,
     /// The operands of all ranks, of a scan that begins at the last one.
     operands: Option<Vec<u8>>,
@@ -49,7 +49,7 @@ impl Posted {
         Ok(())
     }
 
-    /// Starts an operation that is told of parts.
+    /// Starts an operation that has parts.
     ///
     /// # Safety
     /// The call's buffers are the request's own, and have passed `Parts::check`.
@@ -85,11 +85,11 @@ impl Posted {
         self.requests.is_empty()
     }
 
-    /// Whether all of it has ended, as far as MPI knows; this call lets MPI go on with it. Where it has, [`Self::wait`] takes no time.
+    /// Whether MPI says that all of it has ended; this call lets MPI go on with it. Where it has, [`Self::wait`] takes no time.
     pub fn test(&mut self) -> Result<bool, Cause> {
         for &request in &self.requests {
             let (mut flag, mut status) = (0, MaybeUninit::<MPI_Status>::zeroed());
-            // SAFETY: a request that nobody else uses now. It stays one, whatever the answer is.
+            // SAFETY: a request that no other thread uses now. It stays one, whatever the answer is.
             let code = unsafe { ffi::MPI_Request_get_status(request, &mut flag, status.as_mut_ptr()) };
             check("MPI_Request_get_status", code)?;
             if flag == 0 {
@@ -103,11 +103,11 @@ impl Posted {
     pub fn wait(&mut self, call: &Call) -> Result<(), Cause> {
         let mut status = MaybeUninit::<MPI_Status>::zeroed();
         for request in &mut self.requests {
-            // SAFETY: a request that nobody else uses now. MPI makes it null.
+            // SAFETY: a request that no other thread uses now. MPI makes it null.
             check(call.site.mpi_name(), unsafe { ffi::MPI_Wait(request, status.as_mut_ptr()) })?;
             // What else was started may never end if the ranks do not agree: the error ends the job.
             if self.agreement.take_if(|agreement| !agreement.is_reached()).is_some() {
-                return Err(Cause::Counts { counts: parts_of(call)?.sent() });
+                return Err(Cause::Counts { counts: call.parts()?.sent() });
             }
         }
         self.requests.clear();
@@ -138,7 +138,7 @@ impl Posted {
 /// Reduces the operands of the ranks from the last one to this one, or to the one after it.
 ///
 /// # Safety
-/// `operands` are as large as `recv` for each rank, and `recv` is nobody else's.
+/// `operands` are as large as `recv` for each rank, and `recv` is used by nothing else.
 unsafe fn scan_from_the_last(call: &Call, mut operands: Vec<u8>, recv: &Buffer) -> Result<(), Cause> {
     let site = call.site;
     let by = Reducer::new(site.reduction, recv.dtype())?;
@@ -159,17 +159,19 @@ unsafe fn scan_from_the_last(call: &Call, mut operands: Vec<u8>, recv: &Buffer) 
     Ok(())
 }
 
-/// Starts an operation on memory that stays where it is until it has ended.
-pub fn start(call: &Call) -> Result<Posted, Cause> {
+/// Starts an operation.
+///
+/// # Safety
+/// The call's buffers stay where they are, and are not used, until the operation has ended.
+pub unsafe fn start(call: &Call) -> Result<Posted, Cause> {
     let Call { site, envelope, .. } = call;
-    let recv = || call.recv.as_ref().ok_or_else(|| missing("result"));
     let mut posted = Posted::default();
     // SAFETY (for all calls below): the handle is a registered communicator's, which is not freed; the buffers were
-    // checked against the operation by `Call::check`, and are the request's own; counts and types come from `Span`.
+    // checked against the operation by `Call::check`, and stay as promised; counts and types come from `Span`.
     unsafe {
         match site.op {
             Op::Recv => {
-                let recv = recv()?;
+                let recv = call.result()?;
                 let span = Span::new(recv.count(), recv.dtype())?;
                 let mut request = MaybeUninit::uninit();
                 let into = span.of(recv.data());
@@ -180,7 +182,7 @@ pub fn start(call: &Call) -> Result<Posted, Cause> {
             Op::Exscan | Op::Scan if site.reverse => {
                 // A communicator in which the ranks stand the other way round would have to be made first, by all
                 // ranks together.
-                let (send, recv) = (call.send.as_ref().ok_or_else(|| missing("operand"))?, recv()?);
+                let (send, recv) = (call.operand()?, call.result()?);
                 let operands = vec![0; site.comm.size as usize * recv.bytes()];
                 let to = posted.operands.insert(operands).as_mut_ptr().cast();
                 let span = Span::new(send.count(), send.dtype())?;
@@ -192,11 +194,11 @@ pub fn start(call: &Call) -> Result<Posted, Cause> {
             }
             Op::Allgatherv if ints_of(call).is_some() => collective(call, Some(&mut posted))?,
             Op::Allgatherv | Op::Alltoallv | Op::Gatherv | Op::Permute | Op::Scatterv => {
-                posted.start_parts(call, parts_of(call)?)?;
+                posted.start_parts(call, call.parts()?)?;
             }
             Op::RaggedAlltoall => {
                 let ragged = site.ragged.as_ref().ok_or_else(|| missing("rows"))?;
-                // Whoever starts it has exchanged them.
+                // Python has exchanged them before it starts it.
                 let (to, from) = ragged.agree(call.counts, |_, _| Err(missing("counts")))?;
                 let parts = ragged.parts(&to, &from, &site.location)?;
                 parts.check(call.send, call.recv)?;

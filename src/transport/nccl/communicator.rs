@@ -81,7 +81,7 @@ impl Communicator {
         self.last.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The same for one who must not wait.
+    /// The same without waiting.
     pub fn try_lock(&self) -> Option<MutexGuard<'_, Last>> {
         self.last.try_lock().ok()
     }
@@ -136,7 +136,7 @@ impl Communicator {
         Ok(Err(match made {
             Err(cause) => cause.to_string(),
             Ok(()) => {
-                // SAFETY: this rank alone has made it, and waits for nobody.
+                // SAFETY: only this rank has made it, and aborting waits for no other rank.
                 unsafe { (gpu.library.ncclCommAbort)(handle) };
                 "another rank could not make it".into()
             }
@@ -145,10 +145,10 @@ impl Communicator {
 }
 
 impl Drop for Communicator {
-    /// As collective as the freeing of what it belongs to; after an error it waits for nobody.
+    /// As collective as the freeing of what it belongs to; after an error it waits for no rank.
     fn drop(&mut self) {
         let Gpu { driver, library, context, .. } = self.gpu;
-        // SAFETY: the context exists. Nobody else has the handle, and what is on streams has ended when NCCL returns.
+        // SAFETY: the context exists. Nothing else has the handle, and what is on streams has ended when NCCL returns.
         unsafe {
             let Ok(_entered) = driver.enter(context) else { return };
             let is_whole = self.failure().is_ok();

@@ -106,7 +106,7 @@ fn is_known(rank: i32, tag: i32) -> Result<(), Cause> {
     Ok(())
 }
 
-/// What derivatives send is told apart by its place in the order.
+/// Messages of derivatives are told from others by their place in the order.
 fn is_plain(tag: i32) -> bool {
     tag == TAG || tag == TAG + wildcards().derivative
 }
@@ -130,7 +130,7 @@ mod tests {
     use crate::ops::{Buffer, Dtype, Op, Reduction};
 
     fn carried(messages: Messages, site: &Site, dtype: Dtype) -> Result<bool, Cause> {
-        // SAFETY: an empty array, which nobody reads.
+        // SAFETY: an empty array.
         let send = unsafe { Buffer::new(std::ptr::null_mut(), dtype, 0) };
         messages.carries(&Call { send: Some(send), ..Call::of(site, Stream::NONE) })
     }

@@ -1,13 +1,14 @@
 //! NCCL on XLA's stream, without waiting for anything on the host.
 //!
 //! A call only puts work on the stream. What NCCL cannot do goes through staging. Both ends of a message have to take
-//! the same way, and neither knows what the other was given: so either all messages go through NCCL, and what
+//! the same way, and neither rank has the other one's arguments: so either all messages go through NCCL, and what
 //! needs matching is an error, or all go through staging (see [`Messages`]).
 
 mod communicator;
 mod messages;
 mod operations;
 
+use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
@@ -15,7 +16,6 @@ use std::time::Instant;
 use self::communicator::{Communicator, Gpu};
 pub use self::messages::Messages;
 use self::messages::TAG;
-use super::Unfinished;
 use super::message::{Arrived, write_status};
 use crate::call::{Call, Stream};
 use crate::comm::{self, Comm, Group};
@@ -23,14 +23,15 @@ use crate::device::cuda::{self, Driver, Event};
 use crate::device::{self, Device, nccl};
 use crate::error::Cause;
 use crate::mpilib::wildcards;
+use crate::ops::Op;
 
-/// Numbers of what is put on streams, apart from those of the watchdog's other cares.
+/// Numbers of what is put on streams, apart from those of the flight recorder.
 static NUMBERS: AtomicU64 = AtomicU64::new(1 << 62);
 
 /// NCCL.
 #[derive(Debug)]
 pub struct Nccl {
-    messages: Messages,
+    pub messages: Messages,
     driver: &'static Driver,
     /// Or why there is none: ranks without NCCL take part in connecting, so that the others learn of it.
     gpu: OnceLock<Result<Gpu, String>>,
@@ -51,7 +52,24 @@ unsafe impl Send for OwnStream {}
 unsafe impl Sync for OwnStream {}
 
 /// What is attached to a communicator on which NCCL has met the other ranks, or why it cannot be used there.
-struct Connected(Result<Communicator, String>);
+type Connected = Result<Communicator, String>;
+
+/// An operation that is on a stream: the last one of its communicator.
+#[derive(Debug)]
+pub struct Unfinished {
+    pub number: u64,
+    pub op: Op,
+    pub comm: Arc<Comm>,
+    pub seconds: f64,
+    /// Why it never ends, if NCCL reports an error.
+    pub failure: Option<String>,
+}
+
+impl fmt::Display for Unfinished {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} on {}, which is on the GPU,", self.op, self.comm.key)
+    }
+}
 
 /// Whether NCCL could be used, apart from the question whether each rank has a GPU of its own.
 pub fn probe() -> Result<(), String> {
@@ -78,16 +96,6 @@ impl Nccl {
         Self { messages: Messages::setting(), driver, gpu: OnceLock::new(), own: OnceLock::new() }
     }
 
-    /// Whether it carries a call; else it goes through staging. An error for a message that has to be matched.
-    pub fn carries(&self, call: &Call) -> Result<bool, Cause> {
-        self.messages.carries(call)
-    }
-
-    /// Whether messages go through NCCL.
-    pub fn has_messages(&self) -> bool {
-        self.messages == Messages::Nccl
-    }
-
     fn gpu(&self) -> Result<Gpu, String> {
         let new = || Gpu::new(self.driver, nccl::library()?).map_err(|cause| cause.to_string());
         self.gpu.get_or_init(new).clone()
@@ -97,11 +105,11 @@ impl Nccl {
     pub fn execute(&self, call: &Call) -> Result<(), Cause> {
         let comm = &call.site.comm;
         // The communicator's first operation makes its counterpart, together with the other ranks.
-        let connect = || Communicator::connect(self.gpu(), self.messages, comm).map(Connected);
-        let connected = comm.attach(connect)?;
+        let connected: Arc<Connected> =
+            comm.attach(|| Communicator::connect(self.gpu(), self.messages, comm))?;
         let no_communicator =
             |reason: &String| Cause::NoCommunicator { key: comm.key.clone(), reason: reason.clone() };
-        let communicator = connected.0.as_ref().map_err(no_communicator)?;
+        let communicator = connected.as_ref().as_ref().map_err(no_communicator)?;
         let mut last = communicator.lock();
         if self.driver.context_of(call.stream)? != communicator.gpu.context {
             return Err(Cause::Unsupported {
@@ -146,7 +154,7 @@ impl Nccl {
 
     /// A stream of its own, for a call that is started, if it carries it.
     pub fn own_stream(&self, call: &Call) -> Result<Option<Stream>, Cause> {
-        if call.site.op.row().has_peer || !self.carries(call)? {
+        if call.site.op.row().has_peer || !self.messages.carries(call)? {
             return Ok(None);
         }
         if let Some(own) = self.own.get() {
@@ -160,7 +168,7 @@ impl Nccl {
     pub fn unfinished(&self) -> Vec<Unfinished> {
         let unfinished = |comm: Arc<Comm>| {
             let connected = comm.attached::<Connected>()?;
-            let communicator = connected.0.as_ref().ok()?;
+            let communicator = connected.as_ref().as_ref().ok()?;
             let last = communicator.try_lock()?;
             let op = last.op?;
             let failure = communicator.failure().err().map(|cause| cause.to_string());
@@ -171,7 +179,7 @@ impl Nccl {
             drop(last);
             Some(Unfinished { number, op, comm, seconds, failure })
         };
-        self.driver.look_on();
+        self.driver.allow_queries_during_capture();
         comm::live().into_iter().filter_map(unfinished).collect()
     }
 }

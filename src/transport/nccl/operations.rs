@@ -3,7 +3,7 @@
 use smallvec::SmallVec;
 
 use super::communicator::Communicator;
-use crate::call::{Call, Envelope, Stream};
+use crate::call::{Call, Envelope, Stream, missing};
 use crate::device::nccl::{DataType, RedOp};
 use crate::dynlib::checked;
 use crate::error::Cause;
@@ -58,23 +58,17 @@ pub fn reduced(reduction: Reduction, dtype: Dtype) -> Option<(DataType, RedOp, u
     Some((data, op, 1))
 }
 
-fn missing(operand: &'static str) -> Cause {
-    Cause::Buffers { operand, expected: 1, actual: 0 }
-}
-
 /// Puts a call on its stream. Data that are only moved are bytes.
 pub fn put(call: &Call, communicator: &Communicator) -> Result<(), Cause> {
-    let (site, stream) = (call.site, call.stream.0);
+    let (site, stream) = (call.site, call.stream.handle());
     let (library, handle) = (communicator.gpu.library, communicator.handle);
-    let send = || call.send.ok_or_else(|| missing("operand"));
-    let recv = || call.recv.ok_or_else(|| missing("result"));
     let bytes = DataType::Uint8 as i32;
     // SAFETY (for all calls below): memory of XLA's that stays valid until the work on the stream is done, and whose sizes
     // were checked against the operation by `Call::check`.
     unsafe {
         match site.op {
             Op::Allgather => {
-                let (from, to) = (send()?, recv()?);
+                let (from, to) = (*call.operand()?, *call.result()?);
                 let (n, from, to) = (from.bytes(), from.data().cast(), to.data().cast());
                 checked!(library, ncclAllGather(from, to, n, bytes, handle, stream))
             }
@@ -83,12 +77,12 @@ pub fn put(call: &Call, communicator: &Communicator) -> Result<(), Cause> {
                 checked!(library, ncclAllReduce(data, data, 1, kind, RedOp::Max as i32, handle, stream))
             }
             Op::Bcast => {
-                let buffer = if site.is_root() { send()? } else { recv()? };
+                let buffer = if site.is_root() { *call.operand()? } else { *call.result()? };
                 let (n, data) = (buffer.bytes(), buffer.data().cast());
                 checked!(library, ncclBroadcast(data, data, n, bytes, site.root, handle, stream))
             }
             Op::Allreduce | Op::Reduce | Op::ReduceScatter => {
-                let send = send()?;
+                let send = *call.operand()?;
                 let reduction = site.reduction.ok_or(Cause::Reduction { expected: true })?;
                 let (kind, op, width) =
                     reduced(reduction, send.dtype()).ok_or_else(|| Cause::UndefinedReduction {
@@ -114,7 +108,7 @@ pub fn put(call: &Call, communicator: &Communicator) -> Result<(), Cause> {
                 }
             }
             Op::Allgatherv | Op::Alltoallv | Op::Gatherv | Op::Scatterv => {
-                let parts = site.parts.as_ref().ok_or_else(|| missing("parts"))?;
+                let parts = call.parts()?;
                 if !parts.covers(call.recv.as_ref()) {
                     let reason = "NCCL writes nothing where no rank sends anything";
                     return Err(Cause::Unsupported { feature: "a result with gaps".into(), reason });
@@ -154,8 +148,6 @@ fn messages(call: &Call) -> Result<(Messages, Messages), Cause> {
     // What an operand says of peers at run time is what the site says (see `Transport::read_peers`).
     let Envelope { source, dest, .. } = site.envelope;
     let (rank, size) = (site.comm.rank, site.comm.size);
-    let send = || call.send.ok_or_else(|| missing("operand"));
-    let recv = || call.recv.ok_or_else(|| missing("result"));
     let one = |peer, buffer| {
         let message = (peer, buffer);
         if peer == nobody { Messages::new() } else { smallvec::smallvec![message] }
@@ -165,17 +157,17 @@ fn messages(call: &Call) -> Result<(Messages, Messages), Cause> {
         (0..size).map(|rank| (rank, buffer.part(rank as usize * count, count))).collect()
     };
     Ok(match site.op {
-        Op::Alltoall => (blocks(send()?), blocks(recv()?)),
-        Op::Gather if site.is_root() => (one(site.root, send()?), blocks(recv()?)),
-        Op::Gather => (one(site.root, send()?), Messages::new()),
-        Op::Scatter if site.is_root() => (blocks(send()?), one(site.root, recv()?)),
-        Op::Scatter => (Messages::new(), one(site.root, recv()?)),
-        Op::Sendrecv => (one(dest, send()?), one(source, recv()?)),
+        Op::Alltoall => (blocks(*call.operand()?), blocks(*call.result()?)),
+        Op::Gather if site.is_root() => (one(site.root, *call.operand()?), blocks(*call.result()?)),
+        Op::Gather => (one(site.root, *call.operand()?), Messages::new()),
+        Op::Scatter if site.is_root() => (blocks(*call.operand()?), one(site.root, *call.result()?)),
+        Op::Scatter => (Messages::new(), one(site.root, *call.result()?)),
+        Op::Sendrecv => (one(dest, *call.operand()?), one(source, *call.result()?)),
         // Its other half comes later on the same stream, and it would wait for that.
         Op::Send if dest == rank => return Err(to_itself("send")),
         Op::Recv if source == rank => return Err(to_itself("recv")),
-        Op::Recv => (Messages::new(), one(source, recv()?)),
-        _ => (one(dest, send()?), Messages::new()),
+        Op::Recv => (Messages::new(), one(source, *call.result()?)),
+        _ => (one(dest, *call.operand()?), Messages::new()),
     })
 }
 
@@ -211,7 +203,10 @@ impl Wire for Group<'_> {
         let (handle, kind) = (communicator.handle, DataType::Uint8 as i32);
         // SAFETY: promised by the caller.
         unsafe {
-            checked!(communicator.gpu.library, ncclRecv(into.cast(), bytes, kind, peer, handle, stream.0))
+            checked!(
+                communicator.gpu.library,
+                ncclRecv(into.cast(), bytes, kind, peer, handle, stream.handle())
+            )
         }
     }
 
@@ -220,7 +215,10 @@ impl Wire for Group<'_> {
         let (handle, kind) = (communicator.handle, DataType::Uint8 as i32);
         // SAFETY: promised by the caller.
         unsafe {
-            checked!(communicator.gpu.library, ncclSend(from.cast(), bytes, kind, peer, handle, stream.0))
+            checked!(
+                communicator.gpu.library,
+                ncclSend(from.cast(), bytes, kind, peer, handle, stream.handle())
+            )
         }
     }
 

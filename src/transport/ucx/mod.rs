@@ -12,18 +12,18 @@ mod worker;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use self::tag::{Label, Wanted};
-use self::worker::{Joined, UcxRequest, Worker, table};
-use super::Platform;
+use self::tag::Label;
+pub use self::worker::Worker;
+use self::worker::{Joined, UcxRequest, table};
 use super::message::{Arrived, arrive, write_status};
-use crate::call::{Call, Envelope};
+use crate::call::Call;
 use crate::comm::Comm;
-use crate::device;
+use crate::device::{self, Platform};
 use crate::error::Cause;
 use crate::mpilib::wildcards;
 use crate::ops::Buffer;
 
-/// How long the end of the program waits for messages that nobody receives.
+/// How long the end of the program waits for messages that are not received.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Whether UCX could be used. Whether it reaches the memory of a GPU is known when it has been started.
@@ -34,136 +34,71 @@ pub fn probe(platform: Platform) -> Result<(), String> {
     table().map(|_| ())
 }
 
-/// Messages through UCX.
-#[derive(Clone, Copy)]
-pub struct Ucx {
-    worker: &'static Worker,
+/// This process in UCX. Collective over `MPI_COMM_WORLD`.
+pub fn start() -> Result<&'static Worker, String> {
+    static WORKER: OnceLock<Result<Worker, String>> = OnceLock::new();
+    WORKER.get_or_init(Worker::start).as_ref().map_err(String::clone)
 }
 
-impl std::fmt::Debug for Ucx {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_tuple("Ucx").field(&self.worker.ucp.path).finish()
-    }
-}
-
-impl Ucx {
-    /// Collective over `MPI_COMM_WORLD`.
-    pub fn start() -> Result<Self, String> {
-        static WORKER: OnceLock<Result<Worker, String>> = OnceLock::new();
-        let worker = WORKER.get_or_init(Worker::start).as_ref().map_err(String::clone)?;
-        Ok(Self { worker })
-    }
-
+impl Worker {
     pub fn reaches_cuda(&self) -> Result<(), String> {
-        if self.worker.memory_types & sys::MEMORY_TYPE_CUDA != 0 || device::is_reached_from_cpu() {
+        if self.memory_types & sys::MEMORY_TYPE_CUDA != 0 || device::is_reached_from_cpu() {
             return Ok(());
         }
-        Err(format!("{} was built without CUDA", self.worker.ucp.path))
+        Err(format!("{} was built without CUDA", self.ucp.path))
     }
 
     /// Sends or receives a message, or both.
-    pub fn execute(&self, call: &Call) -> Result<(), Cause> {
-        let joined = &*self.join(&call.site.comm)?;
-        let mut send = call.send;
+    pub fn execute(&'static self, call: &Call) -> Result<(), Cause> {
+        let context = self.join(&call.site.comm)?.context;
         let mut copy = Vec::new();
+        // The two may not share memory, and they may differ in size.
+        let apart = |from: Buffer| call.recv.map_or(from, |to| from.apart_from(&to, &mut copy));
+        let send = call.send.map(apart);
         // SAFETY: the buffers are XLA's and stay valid until this returns; requests end before that.
         unsafe {
-            // The two may not share memory, and they may differ in size.
-            if let (Some(from), Some(to)) = (&mut send, &call.recv)
-                && from.overlaps(to)
-            {
-                copy.extend_from_slice(std::slice::from_raw_parts(from.data(), from.bytes()));
-                *from = from.moved_to(copy.as_mut_ptr());
-            }
-            let receiving = call.recv.map(|recv| self.recv(call, joined, &recv)).transpose()?;
-            if let Some(sending) = send.map(|send| self.send(call, joined, &send)).transpose()?.flatten() {
+            let receiving = call.recv.map(|recv| self.recv(call, context, &recv)).transpose()?;
+            if let Some(sending) = send.map(|send| self.send(call, context, &send)).transpose()?.flatten() {
                 sending.wait()?;
             }
-            receiving.map_or(Ok(()), |receiving| self.finish(call, receiving))
+            receiving.map_or(Ok(()), |receiving| finish(call, receiving))
         }
-    }
-
-    /// # Safety
-    /// As [`Worker::send`].
-    unsafe fn send(
-        &self,
-        call: &Call,
-        joined: &Joined,
-        buffer: &Buffer,
-    ) -> Result<Option<UcxRequest<'static>>, Cause> {
-        let Envelope { dest, sendtag, .. } = call.envelope;
-        if dest == wildcards().proc_null {
-            return Ok(None);
-        }
-        let comm = &call.site.comm;
-        let no_such_rank = Cause::NoSuchRank { role: "destination", rank: dest, size: comm.size };
-        let to = comm.world_rank(dest).ok_or(no_such_rank)?;
-        let label = Label { context: joined.context, source: comm.rank, tag: sendtag };
-        // SAFETY: promised by the caller.
-        unsafe { self.worker.send(buffer, to, label) }.map(Some)
-    }
-
-    /// # Safety
-    /// As [`Worker::recv`].
-    unsafe fn recv(
-        &self,
-        call: &Call,
-        joined: &Joined,
-        buffer: &Buffer,
-    ) -> Result<Option<UcxRequest<'static>>, Cause> {
-        let Envelope { source, recvtag, .. } = call.envelope;
-        let any = wildcards();
-        if source == any.proc_null {
-            return Ok(None);
-        }
-        let size = call.site.comm.size;
-        if source != any.source && !(0..size).contains(&source) {
-            return Err(Cause::NoSuchRank { role: "source", rank: source, size });
-        }
-        let wanted = Wanted {
-            context: joined.context,
-            source: (source != any.source).then_some(source),
-            tag: (recvtag != any.tag).then_some(recvtag),
-        };
-        // SAFETY: promised by the caller.
-        unsafe { self.worker.recv(buffer, wanted) }.map(Some)
-    }
-
-    /// Waits, and says what came as MPI does.
-    fn finish(&self, call: &Call, receiving: Option<UcxRequest>) -> Result<(), Cause> {
-        let size = call.recv.map_or(1, |recv| recv.dtype().size());
-        let arrived = match receiving {
-            None => {
-                let any = wildcards();
-                Arrived { source: any.proc_null, tag: any.tag, count: 0 }
-            }
-            Some(request) => {
-                let received = request.wait()?;
-                let Label { source, tag, .. } = Label::decode(received.sender_tag);
-                Arrived { source, tag, count: received.length / size }
-            }
-        };
-        if call.status.is_some() {
-            write_status(call, &arrived)?;
-        }
-        arrive(call, &arrived)
     }
 
     /// Meets the other ranks of a communicator, before its first message. Collective.
-    pub fn join(&self, comm: &Comm) -> Result<Arc<Joined>, Cause> {
+    pub fn join(&'static self, comm: &Comm) -> Result<Arc<Joined>, Cause> {
         static THREAD: OnceLock<Result<(), String>> = OnceLock::new();
-        let (worker, builder) = (self.worker, std::thread::Builder::new());
         let start = || {
-            let thread = builder.name("mpi4jax-ucx".into()).spawn(|| worker.run());
+            let thread = std::thread::Builder::new().name("mpi4jax-ucx".into()).spawn(|| self.run());
             thread.map(drop).map_err(|error| error.to_string())
         };
         THREAD.get_or_init(start).clone().map_err(|message| Cause::Setting { message })?;
-        comm.attach(|| worker.agree(comm))
+        comm.attach(|| self.agree(comm))
     }
 
     /// The program ends: others may need what this rank has sent; if one of them is gone, there is nothing to be done.
     pub fn stop(&self) {
-        let _ = self.worker.flush(PATIENCE);
-        self.worker.stop();
+        let _ = self.flush(PATIENCE);
+        self.end();
     }
+}
+
+/// Waits, and says what came as MPI does.
+fn finish(call: &Call, receiving: Option<UcxRequest>) -> Result<(), Cause> {
+    let size = call.recv.map_or(1, |recv| recv.dtype().size());
+    let arrived = match receiving {
+        None => {
+            let any = wildcards();
+            Arrived { source: any.proc_null, tag: any.tag, count: 0 }
+        }
+        Some(request) => {
+            let received = request.wait()?;
+            let Label { source, tag, .. } = Label::decode(received.sender_tag);
+            Arrived { source, tag, count: received.length / size }
+        }
+    };
+    if call.status.is_some() {
+        write_status(call, &arrived)?;
+    }
+    arrive(call, &arrived)
 }

@@ -1,4 +1,4 @@
-//! How a message's communicator, sender and tag are told to UCX, which matches 64 bits under a mask.
+//! A message's communicator, sender and tag in the 64 bits that UCX matches under a mask.
 
 use crate::error::Cause;
 use crate::mpilib::wildcards;

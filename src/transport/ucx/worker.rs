@@ -11,10 +11,11 @@ use std::time::{Duration, Instant};
 
 use super::sys::{self, RequestParam, StatusPtr, Ucp};
 use super::tag::{self, Label, Wanted};
+use crate::call::{Call, Envelope};
 use crate::comm::{Comm, Group};
 use crate::dynlib::{self, checked};
 use crate::error::Cause;
-use crate::mpilib;
+use crate::mpilib::{self, wildcards};
 use crate::ops::Buffer;
 
 /// How long the thread sleeps between two calls of UCX: at first, and when nothing has happened for long.
@@ -59,6 +60,7 @@ impl Ucp {
 }
 
 /// This process in UCX.
+#[derive(Debug)]
 pub struct Worker {
     pub ucp: &'static Ucp,
     handle: sys::Worker,
@@ -80,7 +82,7 @@ unsafe impl Send for Worker {}
 unsafe impl Sync for Worker {}
 
 /// Numbers that stand for communicators.
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct Contexts {
     used: BTreeSet<u64>,
     /// The one that was given out last, plus one.
@@ -171,7 +173,7 @@ impl Worker {
         while !self.stopping.load(Ordering::Relaxed) {
             std::thread::sleep(pause);
             let mut something_happened = self.used.swap(false, Ordering::Relaxed);
-            // Whoever holds the lock is doing just that.
+            // A thread that holds the lock calls UCX itself.
             if let Ok(_locked) = self.endpoints.try_lock() {
                 // SAFETY: under the lock.
                 while unsafe { (self.ucp.ucp_worker_progress)(self.handle) } != 0 {
@@ -183,7 +185,7 @@ impl Worker {
     }
 
     /// From now on nothing is sent or received.
-    pub fn stop(&self) {
+    pub fn end(&self) {
         self.stopping.store(true, Ordering::Relaxed);
     }
 
@@ -211,7 +213,7 @@ impl Worker {
     }
 
     /// A context that none of a communicator's ranks uses. The numbers go round, so that one comes back as late as
-    /// can be: a message that nobody has received would be found by another communicator's receives. Collective.
+    /// can be: a message that was never received would be found by another communicator's receives. Collective.
     pub fn agree(&'static self, comm: &Comm) -> Result<Joined, Cause> {
         let group = Group::Of(comm);
         for _ in 0..tag::CONTEXTS {
@@ -229,10 +231,24 @@ impl Worker {
         Err(Cause::Unsupported { feature, reason: "the transport ucx has 15 bits for them" })
     }
 
+    /// Starts to send a message, if there is a destination.
+    ///
     /// # Safety
     /// The buffer stays valid until the request has ended.
-    pub unsafe fn send(&self, buffer: &Buffer, to: i32, label: Label) -> Result<UcxRequest<'_>, Cause> {
-        let label = label.encode()?;
+    pub unsafe fn send(
+        &self,
+        call: &Call,
+        context: u64,
+        buffer: &Buffer,
+    ) -> Result<Option<UcxRequest<'_>>, Cause> {
+        let Envelope { dest, sendtag: tag, .. } = call.envelope;
+        if dest == wildcards().proc_null {
+            return Ok(None);
+        }
+        let comm = &call.site.comm;
+        let no_such_rank = Cause::NoSuchRank { role: "destination", rank: dest, size: comm.size };
+        let to = comm.world_rank(dest).ok_or(no_such_rank)?;
+        let label = Label { context, source: comm.rank, tag }.encode()?;
         self.used.store(true, Ordering::Relaxed);
         let mut endpoints = self.lock();
         let endpoint = self.endpoint(&mut endpoints, to)?;
@@ -241,13 +257,29 @@ impl Worker {
             let param: RequestParam = zeroed();
             (self.ucp.ucp_tag_send_nbx)(endpoint, buffer.data().cast(), buffer.bytes(), label, &param)
         };
-        UcxRequest::new(self, "ucp_tag_send_nbx", status)
+        UcxRequest::new(self, "ucp_tag_send_nbx", status).map(Some)
     }
 
+    /// Starts to receive a message, if there is a source.
+    ///
     /// # Safety
     /// The buffer stays valid until the request has ended.
-    pub unsafe fn recv(&self, buffer: &Buffer, wanted: Wanted) -> Result<UcxRequest<'_>, Cause> {
-        let (label, mask) = wanted.encode()?;
+    pub unsafe fn recv(
+        &self,
+        call: &Call,
+        context: u64,
+        buffer: &Buffer,
+    ) -> Result<Option<UcxRequest<'_>>, Cause> {
+        let Envelope { source, recvtag: tag, .. } = call.envelope;
+        let (any, size) = (wildcards(), call.site.comm.size);
+        if source == any.proc_null {
+            return Ok(None);
+        }
+        if source != any.source && !(0..size).contains(&source) {
+            return Err(Cause::NoSuchRank { role: "source", rank: source, size });
+        }
+        let source = (source != any.source).then_some(source);
+        let (label, mask) = Wanted { context, source, tag: (tag != any.tag).then_some(tag) }.encode()?;
         self.used.store(true, Ordering::Relaxed);
         let _locked = self.lock();
         // SAFETY: promised by the caller; the lock is held.
@@ -256,7 +288,7 @@ impl Worker {
             let (data, bytes) = (buffer.data().cast(), buffer.bytes());
             (self.ucp.ucp_tag_recv_nbx)(self.handle, data, bytes, label, mask, &param)
         };
-        UcxRequest::new(self, RECEIVE, status)
+        UcxRequest::new(self, RECEIVE, status).map(Some)
     }
 
     /// Waits until everything that was sent has left this process.

@@ -1,6 +1,6 @@
 //! The frames of what is started and waited for later.
 
-use super::{counts_in, read, side};
+use super::Side;
 use crate::call::{Operand, Peers, Site, Stream};
 use crate::error::Cause;
 use crate::ops::{Buffer, Counts, Dtype};
@@ -20,25 +20,21 @@ pub unsafe fn start(
     transport: &Transport,
     stream: Stream,
 ) -> Result<(Option<Buffer>, Option<Peers>, Buffer), Cause> {
-    let (mut operand, mut handle) = (None, None);
-    let (mut given, mut none) = (None, None);
-    // SAFETY: promised by the caller; operands have as many numbers as `side` has checked.
-    unsafe {
-        let arrays = usize::from(layout.has_operand()) + usize::from(site.ragged.is_some());
-        let more = side("operand", &frame.args, arrays, &mut operand, (site.operand.len(), &mut given))?;
-        if let (Some(ragged), [last]) = (&site.ragged, more) {
-            let known = counts_in(*last, ragged, counts)?;
-            transport.read_numbers(&known, counts, stream)?;
-        }
-        side("result", &frame.rets, 1, &mut handle, (0, &mut none))?;
-        let mut peers = given.map(|_| Peers::default());
-        if let (Some(given), Some(peers)) = (&given, &mut peers) {
-            transport.read_numbers(given, peers, stream)?;
-        }
-        // Without an operand, the first array is that of the counts.
-        let operand = operand.filter(|_| layout.has_operand());
-        Ok((operand, peers, handle_in("result", handle)?))
+    let numbers = usize::from(site.ragged.is_some()) + usize::from(!site.operand.is_empty());
+    let expected = usize::from(layout.has_operand()) + numbers;
+    // SAFETY: promised by the caller.
+    let mut operands = unsafe { Side::new("operand", &frame.args, expected)? };
+    let operand = if layout.has_operand() { Some(operands.read()?) } else { None };
+    if let Some(ragged) = &site.ragged {
+        operands.counts(ragged, counts, transport, stream)?;
     }
+    let mut peers = None;
+    if !site.operand.is_empty() {
+        let given = operands.int32s(site.operand.len())?;
+        transport.read_numbers(&given, peers.insert(Peers::default()), stream)?;
+    }
+    // SAFETY: promised by the caller.
+    Ok((operand, peers, unsafe { handle(frame)? }))
 }
 
 /// The buffers of a frame that waits for one: the handle, and the results.
@@ -52,19 +48,21 @@ pub unsafe fn wait(
     transport: &Transport,
     stream: Stream,
 ) -> Result<(Handle, [Option<Buffer>; 2]), Cause> {
-    let (mut handle, mut first) = (None, None);
-    let (mut given, mut none) = (None, None);
+    let (gives, keeps) = (layout.gives.is_some(), layout.keeps);
     // SAFETY: promised by the caller.
-    unsafe {
-        side("operand", &frame.args, 1, &mut handle, (operand.len(), &mut given))?;
-        let arrays = usize::from(layout.gives.is_some()) + usize::from(layout.keeps);
-        let others = side("result", &frame.rets, arrays, &mut first, (0, &mut none))?;
-        let second = others.first().map(|&buffer| read(buffer)).transpose()?;
-        let results = if layout.gives.is_some() { [first, second] } else { [None, first] };
-        let mut bits = [0; HANDLE];
-        transport.read_numbers(&handle_in("operand", handle)?, &mut bits, stream)?;
-        Ok((bits.map(|bits| f32::from_bits(bits as u32)), results))
+    let (mut operands, mut results) = unsafe {
+        let operands = Side::new("operand", &frame.args, 1 + usize::from(!operand.is_empty()))?;
+        (operands, Side::new("result", &frame.rets, usize::from(gives) + usize::from(keeps))?)
+    };
+    let handle = handle_in(&mut operands)?;
+    if !operand.is_empty() {
+        operands.int32s(operand.len())?;
     }
+    let mut result = |is_there: bool| is_there.then(|| results.read()).transpose();
+    let results = [result(gives)?, result(keeps)?];
+    let mut bits = [0; HANDLE];
+    transport.read_numbers(&handle, &mut bits, stream)?;
+    Ok((bits.map(|bits| f32::from_bits(bits as u32)), results))
 }
 
 /// A frame's only result, a handle.
@@ -72,15 +70,15 @@ pub unsafe fn wait(
 /// # Safety
 /// `frame` is what XLA passed to the execute stage.
 pub unsafe fn handle(frame: &CallFrame) -> Result<Buffer, Cause> {
-    let (mut handle, mut none) = (None, None);
     // SAFETY: promised by the caller.
-    unsafe { side("result", &frame.rets, 1, &mut handle, (0, &mut none))? };
-    handle_in("result", handle)
+    handle_in(&mut unsafe { Side::new("result", &frame.rets, 1)? })
 }
 
 /// A handle, which is an array of float32.
-fn handle_in(operand: &'static str, buffer: Option<Buffer>) -> Result<Buffer, Cause> {
-    buffer
-        .filter(|buffer| (buffer.dtype(), buffer.count()) == (Dtype::Float32, HANDLE))
-        .ok_or(Cause::Buffers { operand, expected: 1, actual: 0 })
+fn handle_in(side: &mut Side) -> Result<Buffer, Cause> {
+    let buffer = side.read()?;
+    if (buffer.dtype(), buffer.count()) == (Dtype::Float32, HANDLE) {
+        return Ok(buffer);
+    }
+    Err(Cause::Buffers { operand: side.operand, expected: 1, actual: 0 })
 }
