@@ -80,7 +80,7 @@ WAYS = [f"tests/ranks/test_ops.py::test_{test}" for test in ("ways_to_call", "mo
 FAULTS = "tests/jobs/test_faults.py"
 ENDING = ("a rank that raises", "a thread that raises", "a message too long")
 OF_JAX = (
-    [*WAYS, *files("order ad_oracle ad_order jit")],
+    [*WAYS, "tests/ranks/test_linalg.py::test_derivatives", *files("order ad_oracle ad_order jit")],
     ["tests/unit", *(f"{FAULTS}::test_fault[{name}]" for name in ENDING)],
 )
 IN_PIECES = "tests/ranks/test_overlap.py::test_large_messages_in_pieces"
