@@ -129,7 +129,7 @@ def test_installation_names_what_is_needed():
     assert f"{project['requires-python'].removeprefix('>=')} or newer" in text
     for page in (text, (ROOT / "README.md").read_text()):
         assert f"{mpi4jax.__version__} is not on PyPI yet" in page
-        assert f"'mpi4jax>={mpi4jax.__version__}'" in page
+    assert f"'mpi4jax>={mpi4jax.__version__}'" in text
     for file in FILES:
         for version in re.findall(r"'mpi4jax(?:\[\w+\])?>=([^']+)'", file.read_text()):
             assert version == mpi4jax.__version__, file.name
