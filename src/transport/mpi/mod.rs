@@ -141,9 +141,18 @@ pub fn execute(call: &Call) -> Result<(), Cause> {
     unsafe {
         match site.op {
             Op::Allgatherv if ints_of(call).is_some() => collective(call, None),
+            // As their non-blocking forms: what is often the only operation on a communicator that a program has just made
+            // needs no other one, which Open MPI cannot make while Python makes a third.
+            Op::Gatherv | Op::Scatterv => {
+                let (mut call, mut copy) = (call.clone(), Vec::new());
+                if let (Some(send), Some(recv)) = (call.send, &call.recv) {
+                    call.send = Some(send.apart_from(recv, &mut copy));
+                }
+                start(&call)?.wait(&call)
+            }
             // MPI's functions count in int. A rank knows its own counts, and not whether those of the others are too large
-            // for that: so they could not choose together. For gatherv and scatterv MPI sends the same messages.
-            Op::Allgatherv | Op::Alltoallv | Op::Gatherv | Op::Permute | Op::Scatterv => {
+            // for that: so they could not choose together.
+            Op::Allgatherv | Op::Alltoallv | Op::Permute => {
                 call.parts()?.exchange(call.send, call.recv, &mut P2pBatch::new(&site.comm)?)
             }
             Op::HaloExchange => {
