@@ -201,3 +201,17 @@ def test_some_ranks_only():
     if RANK in (0, SIZE - 1):
         peer = SIZE - 1 - RANK
         assert float(f(jnp.float32(RANK), peer)) == peer
+
+
+@pytest.mark.min_ranks(3)
+def test_a_communicator_is_made_while_rank_0_waits_for_a_result():
+    """Open MPI makes those of COMM_WORLD before others."""
+    slow = jax.jit(lambda x: jax.lax.fori_loop(0, 60, lambda _, x: jnp.sin(x @ x / 200), x))
+    x = jnp.ones((200, 200)) / 200
+    for _ in range(3):
+        grid = WORLD.Create_cart([WORLD.size])
+        y = notoken.gatherv(slow(x)[0, :5], [5] * grid.size, comm=grid)
+        if grid.rank == 0:
+            assert y.shape == (5 * grid.size,)
+            y.block_until_ready()
+    mpi4jax.flush()
