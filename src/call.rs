@@ -373,18 +373,18 @@ impl<'a> Call<'a> {
     /// What is sent.
     #[inline(always)]
     pub fn operand(&self) -> Result<&Buffer, Cause> {
-        self.send.as_ref().ok_or_else(|| missing("operand"))
+        self.send.as_ref().ok_or_else(|| Cause::missing("operand"))
     }
 
     /// What is received into.
     #[inline(always)]
     pub fn result(&self) -> Result<&Buffer, Cause> {
-        self.recv.as_ref().ok_or_else(|| missing("result"))
+        self.recv.as_ref().ok_or_else(|| Cause::missing("result"))
     }
 
     /// The parts of an operation that has some.
     pub fn parts(&self) -> Result<&'a Parts, Cause> {
-        self.site.parts.as_deref().ok_or_else(|| missing("parts"))
+        self.site.parts.as_deref().ok_or_else(|| Cause::missing("parts"))
     }
 
     /// Checks the buffers against the operation, the role of this rank, and the communicator.
@@ -495,9 +495,4 @@ impl<'a> Call<'a> {
         let others: usize = self.others.iter().map(|(send, _)| send.count()).sum();
         per_rank(side.send, self.send).or(per_rank(side.recv, self.recv)).unwrap_or(0) + others
     }
-}
-
-#[cold]
-pub fn missing(operand: &'static str) -> Cause {
-    Cause::Buffers { operand, expected: 1, actual: 0 }
 }

@@ -107,6 +107,11 @@ pub enum Cause {
 }
 
 impl Cause {
+    #[cold]
+    pub fn missing(operand: &'static str) -> Self {
+        Self::Buffers { operand, expected: 1, actual: 0 }
+    }
+
     /// After such an error the other ranks wait for a message that never comes: the job has to end.
     pub fn is_fatal(&self) -> bool {
         matches!(

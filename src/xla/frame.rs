@@ -8,7 +8,7 @@ pub mod started;
 
 use super::c_api::{self, CallFrame};
 use super::statuses;
-use crate::call::{Blocks, Call, EagerCall, Peers, Stream, missing};
+use crate::call::{Blocks, Call, EagerCall, Peers, Stream};
 use crate::error::{Cause, Error};
 use crate::mpilib::wildcards;
 use crate::ops::{Buffer, Counts, Dtype, Extent, PACKED, Ragged};
@@ -108,7 +108,7 @@ impl<'a> Side<'a> {
 
     #[inline(always)]
     fn read(&mut self) -> Result<Buffer, Cause> {
-        let Some(&buffer) = self.buffers.next() else { return Err(missing(self.operand)) };
+        let Some(&buffer) = self.buffers.next() else { return Err(Cause::missing(self.operand)) };
         // SAFETY: XLA's, as promised to `new`.
         unsafe { read(buffer) }
     }

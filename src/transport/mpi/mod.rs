@@ -24,7 +24,7 @@ pub use self::span::set_count_limit;
 use self::span::{Span, count_limit};
 pub use self::start::{Posted, start};
 use super::message::{Arrived, arrive};
-use crate::call::{Call, missing};
+use crate::call::Call;
 use crate::comm::{Comm, OwnedComm};
 use crate::device;
 use crate::error::Cause;
@@ -98,9 +98,9 @@ fn ints_of<'a>(call: &Call<'a>) -> Option<&'a Ints> {
 /// This rank's part, the result, and what comes from each rank.
 fn gathered<'a>(call: &Call<'a>) -> Result<(Buffer, Buffer, &'a Ints), Cause> {
     let send = call.operand()?;
-    let own = call.parts()?.for_all(send).ok_or_else(|| missing("parts"))?;
+    let own = call.parts()?.for_all(send).ok_or_else(|| Cause::missing("parts"))?;
     let recv = *call.result()?;
-    Ok((own, recv, ints_of(call).ok_or_else(|| missing("parts"))?))
+    Ok((own, recv, ints_of(call).ok_or_else(|| Cause::missing("parts"))?))
 }
 
 /// Calls `step(root, from, to, items)` for the block of each rank, of a reduction of which every rank gets its block, and for
@@ -156,11 +156,11 @@ pub fn execute(call: &Call) -> Result<(), Cause> {
                 call.parts()?.exchange(call.send, call.recv, &mut P2pBatch::new(&site.comm)?)
             }
             Op::HaloExchange => {
-                let halo = site.halo.as_ref().ok_or_else(|| missing("halo"))?;
+                let halo = site.halo.as_ref().ok_or_else(|| Cause::missing("halo"))?;
                 halo.exchange(call.blocks(), site.comm.rank, &mut P2pBatch::new(&site.comm)?)
             }
             Op::RaggedAlltoall => {
-                let ragged = site.ragged.as_ref().ok_or_else(|| missing("rows"))?;
+                let ragged = site.ragged.as_ref().ok_or_else(|| Cause::missing("rows"))?;
                 let (to, from) = ragged.agree(call.counts, |mine, theirs| {
                     let (n, t) = (1, Dtype::Int32.mpi());
                     let to = theirs.as_mut_ptr().cast();

@@ -12,7 +12,7 @@ use super::reducer::Reducer;
 use super::span::Span;
 use super::vectors::Vectors;
 use super::{finish_receive, ints_of};
-use crate::call::{Call, missing};
+use crate::call::Call;
 use crate::comm::Agreement;
 use crate::error::Cause;
 use crate::mpilib::{check, handle, wildcards};
@@ -197,9 +197,9 @@ pub unsafe fn start(call: &Call) -> Result<Posted, Cause> {
                 posted.start_parts(call, call.parts()?)?;
             }
             Op::RaggedAlltoall => {
-                let ragged = site.ragged.as_ref().ok_or_else(|| missing("rows"))?;
+                let ragged = site.ragged.as_ref().ok_or_else(|| Cause::missing("rows"))?;
                 // Python has exchanged them before it starts it.
-                let (to, from) = ragged.agree(call.counts, |_, _| Err(missing("counts")))?;
+                let (to, from) = ragged.agree(call.counts, |_, _| Err(Cause::missing("counts")))?;
                 let parts = ragged.parts(&to, &from, &site.location)?;
                 parts.check(call.send, call.recv)?;
                 posted.start_parts(call, &parts)?;

@@ -3,7 +3,7 @@
 use smallvec::SmallVec;
 
 use super::communicator::Communicator;
-use crate::call::{Call, Envelope, Stream, missing};
+use crate::call::{Call, Envelope, Stream};
 use crate::device::nccl::{DataType, RedOp};
 use crate::dynlib::checked;
 use crate::error::Cause;
@@ -104,7 +104,7 @@ pub fn put(call: &Call, communicator: &Communicator) -> Result<(), Cause> {
                         let (n, to) = (send.count() * width, recv.data().cast());
                         checked!(library, ncclAllReduce(from, to, n, kind, op, handle, stream))
                     }
-                    (_, None) => Err(missing("result")),
+                    (_, None) => Err(Cause::missing("result")),
                 }
             }
             Op::Allgatherv | Op::Alltoallv | Op::Gatherv | Op::Scatterv => {
