@@ -10,7 +10,7 @@ use crate::device::Device;
 use crate::device::cuda::Driver;
 use crate::error::{Cause, Error};
 use crate::mpilib::wildcards;
-use crate::ops::{Buffer, Reduction};
+use crate::ops::{Buffer, Op, Reduction};
 
 /// What carries the operations on the arrays of one platform.
 #[derive(Debug)]
@@ -163,8 +163,38 @@ fn needs_processor(call: &Call) -> bool {
     let is_moved = || call.send.zip(call.recv).is_some_and(|(send, recv)| send.overlaps(&recv));
     // What no message writes is cleared, and where a message has come from is written.
     let is_whole = || call.site.parts.as_ref().is_some_and(|parts| parts.covers(call.recv.as_ref()));
-    row.has_any_size() && !is_whole()
+    // Its messages begin with their lengths, which are in the memory of the host.
+    let has_lengths = matches!(call.site.op, Op::Gatherv | Op::Scatterv);
+    has_lengths
+        || row.has_any_size() && !is_whole()
         || call.site.reduction.zip(call.send).is_some_and(is_reduced_by_us)
         || row.receives() && (is_short || call.received.is_some())
         || !row.has_reduction && is_moved()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::call::Site;
+    use crate::comm::{self, Comm};
+    use crate::ops::{Dtype, Part, Parts};
+
+    #[test]
+    fn messages_with_lengths_are_staged() {
+        let comm = comm::register(Comm::new("dispatch-test", 1, 0, 1));
+        let all = [Part { start: 0, count: 2 }];
+        let mut data = [0_f32; 4];
+        let (from, to) = data.split_at_mut(2);
+        // SAFETY: an array of so many elements, which outlives the calls.
+        let [send, recv] =
+            [from, to].map(|part| Some(unsafe { Buffer::new(part.as_mut_ptr().cast(), Dtype::Float32, 2) }));
+        for (op, is_staged) in [(Op::Gatherv, true), (Op::Scatterv, true), (Op::Alltoallv, false)] {
+            let mut site = Site::new(op, &comm);
+            site.parts = Some(Arc::new(Parts::of(0, all[..].into(), all[..].into())));
+            let call = Call { send, recv, ..Call::of(&site, Stream::NONE) };
+            assert_eq!(needs_processor(&call), is_staged, "{op}");
+        }
+    }
 }
