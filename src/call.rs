@@ -149,15 +149,9 @@ impl Op {
     }
 }
 
-/// How often a site has run, if samples are taken of what it does. A copy of it stays as it is.
+/// How often a site has run, if samples are taken of what it does.
 #[derive(Debug, Default)]
 pub struct Runs(AtomicU64);
-
-impl Clone for Runs {
-    fn clone(&self) -> Self {
-        Self(AtomicU64::new(self.0.load(Ordering::Relaxed)))
-    }
-}
 
 impl Runs {
     /// Of how many runs all are sampled; after them, those whose number is a power of two.
@@ -177,12 +171,15 @@ impl Runs {
     }
 }
 
-/// One operation in a compiled program: everything that is known before its buffers are.
-#[derive(Clone, Debug)]
+/// One operation in a compiled program: everything that is known before its buffers are. The flight recorder's records share
+/// it, so that they can be read after the program is gone.
+#[derive(Debug)]
 pub struct Site {
     pub op: Op,
     pub phase: Phase,
     pub comm: Arc<Comm>,
+    /// The name of the transport that carries it.
+    pub transport: &'static str,
     /// `Some` for the operations that reduce.
     pub reduction: Option<Reduction>,
     /// A scan over the ranks from this one to the last.
@@ -212,6 +209,7 @@ impl Site {
             op,
             phase: Phase::Whole,
             comm: comm.clone(),
+            transport: "",
             reduction: None,
             reverse: false,
             halo: None,

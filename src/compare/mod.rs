@@ -9,11 +9,11 @@ use std::sync::OnceLock;
 
 use mpi::ffi;
 
-use crate::call::Call;
+use crate::call::{Call, Site};
 use crate::error::{Cause, Error};
 use crate::mpilib::{check, handle};
 use crate::ops::{Dtype, Reduction};
-use crate::record::recorder::{OpInfo, Record, Running};
+use crate::record::recorder::{Record, Running};
 
 /// What is compared.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -63,10 +63,10 @@ pub fn compare(call: &Call, running: &Running) -> Result<(), Error> {
 
 /// Of what has to be the same on all ranks.
 pub fn fingerprint(call: &Call, record: &Record) -> u64 {
-    let OpInfo { op, reduction, .. } = &*record.info;
+    let Site { op, reduction, .. } = &*record.site;
     let mut hasher = DefaultHasher::new();
     let count = if op.row().has_any_size() { 0 } else { record.count };
-    (record.info.name(), record.sequence, count, record.dtype.map(Dtype::xla_code)).hash(&mut hasher);
+    (record.name(), record.sequence, count, record.dtype.map(Dtype::xla_code)).hash(&mut hasher);
     if op.row().has_root {
         call.site.root.hash(&mut hasher);
     }

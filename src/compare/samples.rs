@@ -90,7 +90,7 @@ pub fn take(call: &Call, running: &Running) {
 
 fn take_collective(call: &Call, record: &Record) {
     let (comm, number) = (&call.site.comm, record.sequence);
-    let is_beside = |other: &Record| other.ticket != record.ticket && Arc::ptr_eq(&other.info.comm, comm);
+    let is_beside = |other: &Record| other.ticket != record.ticket && Arc::ptr_eq(&other.site.comm, comm);
     let alone = !running_collectives().any(|other| is_beside(&other));
     let size = if call.site.op.row().has_any_size() { 0 } else { record.dtype.map_or(0, Dtype::size) };
     let neighbour = |distance| comm.world_rank((comm.rank + distance) % comm.size).unwrap_or(-1);
@@ -102,14 +102,14 @@ fn take_collective(call: &Call, record: &Record) {
         print: super::fingerprint(call, record),
         others: [neighbour(1), neighbour(comm.size - 1)],
         words: super::with_widths(call, record),
-        collective: Some(Collective { number, alone, name: record.info.name(), size }),
+        collective: Some(Collective { number, alone, name: record.name(), size }),
     };
     add(&mut samples(), sample);
 }
 
 /// The collectives that run now. What has been started, and is waited for, was one before.
 fn running_collectives() -> impl Iterator<Item = Record> {
-    let is_one = |record: &Record| record.info.op.row().is_collective() && record.info.phase != Phase::Wait;
+    let is_one = |record: &Record| record.site.op.row().is_collective() && record.phase != Phase::Wait;
     recorder::running().into_iter().filter(is_one)
 }
 
@@ -176,7 +176,7 @@ pub fn difference(host: &Host, is_end: bool) -> Option<Difference> {
     /// What the others have been told.
     static TOLD: Mutex<Vec<Line>> = Mutex::new(Vec::new());
     for record in running_collectives() {
-        end(&record.info.comm, record.sequence);
+        end(&record.site.comm, record.sequence);
     }
     if host.broken().is_some() {
         return None;
@@ -184,8 +184,8 @@ pub fn difference(host: &Host, is_end: bool) -> Option<Difference> {
     let running = recorder::running();
     let waits_on = |comm: &Arc<Comm>| {
         let is_long = |record: &Record| record.seconds() > LONG;
-        let mut of_comm = running.iter().filter(|record| Arc::ptr_eq(&record.info.comm, comm));
-        of_comm.any(|record| record.info.op.row().is_collective() && is_long(record))
+        let mut of_comm = running.iter().filter(|record| Arc::ptr_eq(&record.site.comm, comm));
+        of_comm.any(|record| record.site.op.row().is_collective() && is_long(record))
     };
     let all = samples();
     let line = |sample| Line::of(sample, &all, is_end || waits_on(&sample.comm));

@@ -8,23 +8,23 @@ use crate::call::Phase;
 use crate::ops::Dtype;
 
 pub fn record(record: &Record) -> Value {
-    let info = &record.info;
-    let row = info.op.row();
+    let site = &record.site;
+    let row = site.op.row();
     json!({
-        "op": info.name(),
+        "op": record.name(),
         "sequence": record.sequence,
-        "collective": row.is_collective() && info.phase != Phase::Wait,
-        "reduction": info.reduction.map(|reduction| reduction.to_string()),
+        "collective": row.is_collective() && record.phase != Phase::Wait,
+        "reduction": site.reduction.map(|reduction| reduction.to_string()),
         "dtype": record.dtype.map(Dtype::name),
         "count": record.count,
         "any_size": row.has_any_size(),
-        "root": if row.has_root { info.root } else { -1 },
+        "root": if row.has_root { site.root } else { -1 },
         "source": record.source,
         "recvtag": record.recvtag,
         "dest": record.dest,
         "sendtag": record.sendtag,
-        "site": info.location,
-        "transport": info.transport,
+        "site": record.location(),
+        "transport": site.transport,
         "state": record.state,
         "started": clock::unix(record.started),
         "seconds": record.seconds(),

@@ -33,9 +33,13 @@ pub fn init() {
     }
 }
 
-/// Executes a call between its two lines.
+/// Executes a call between its two lines, which name a function of MPI's.
 #[cold]
-pub fn logged(call: &Call, execute: impl FnOnce(&Call) -> Result<(), Error>) -> Result<(), Error> {
+pub fn logged(
+    name: &'static str,
+    call: &Call,
+    execute: impl FnOnce(&Call) -> Result<(), Error>,
+) -> Result<(), Error> {
     static CALLS: AtomicU64 = AtomicU64::new(0);
     let rank = call.site.comm.rank;
     // Makes the two lines of one call easy to find among those of all ranks.
@@ -44,12 +48,12 @@ pub fn logged(call: &Call, execute: impl FnOnce(&Call) -> Result<(), Error>) -> 
         // Standard output may be closed.
         let _ = writeln!(std::io::stdout(), "r{rank} | {id:08x} | {words}");
     };
-    say(&Line(call));
+    say(&Line(name, call));
     let start = Instant::now();
     let result = execute(call);
     let elapsed = Seconds(start.elapsed().as_secs_f64());
     let code = result.as_ref().err().map_or(0, |error| error.cause.code());
-    say(&format_args!("{} done with code {code} ({elapsed})", call.site.mpi_name()));
+    say(&format_args!("{name} done with code {code} ({elapsed})"));
     result
 }
 
@@ -66,12 +70,12 @@ impl fmt::Display for Seconds {
 }
 
 /// What a call is about to do.
-struct Line<'a>(&'a Call<'a>);
+struct Line<'a>(&'static str, &'a Call<'a>);
 
 impl fmt::Display for Line<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Line(call) = self;
-        let (name, envelope, items) = (call.site.mpi_name(), call.envelope, call.items());
+        let Line(name, call) = self;
+        let (envelope, items) = (call.envelope, call.items());
         let row = call.site.op.row();
         write!(f, "{name}")?;
         match (row.receives(), row.sends()) {

@@ -3,6 +3,7 @@
 //! An operation writes its record when it begins, under a lock that nothing but a reader of this record holds, and marks it as
 //! ended without one: no allocation and no system call. The watchdog reads it while it runs.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,46 +15,10 @@ use super::clock;
 use crate::call::{Call, Phase, Site};
 use crate::comm::Comm;
 use crate::mpilib::{Tag, wildcards};
-use crate::ops::{Dtype, Op, Reduction};
+use crate::ops::Dtype;
 
 /// How many operations are remembered.
 pub const CAPACITY: usize = 1024;
-
-/// What is known of an operation before it runs. Records have it after the program that held it is gone.
-#[derive(Debug)]
-pub struct OpInfo {
-    pub op: Op,
-    pub phase: Phase,
-    pub comm: Arc<Comm>,
-    pub reduction: Option<Reduction>,
-    pub root: i32,
-    /// The user's source line.
-    pub location: Box<str>,
-    pub transport: &'static str,
-}
-
-impl OpInfo {
-    pub fn name(&self) -> &'static str {
-        self.op.name_of(self.phase)
-    }
-}
-
-/// What the records of this site will say.
-pub fn describe(site: &Site, transport: &'static str) -> Arc<OpInfo> {
-    let &Site { op, phase, ref comm, reduction, root, ref location, .. } = site;
-    Arc::new(OpInfo { op, phase, comm: comm.clone(), reduction, root, location: location.clone(), transport })
-}
-
-/// What the records of a wait say, at a line, for what was started.
-pub fn describe_wait(started: &OpInfo, line: &str) -> Arc<OpInfo> {
-    let &OpInfo { op, ref comm, reduction, root, ref location, transport, .. } = started;
-    let location = match (location.is_empty(), line.is_empty()) {
-        (true, _) => line.into(),
-        (false, true) => format!("started at {location}").into(),
-        (false, false) => format!("started at {location}, {line}").into(),
-    };
-    Arc::new(OpInfo { op, phase: Phase::Wait, comm: comm.clone(), reduction, root, location, transport })
-}
 
 /// How far an operation has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -69,7 +34,11 @@ pub enum State {
 pub struct Record {
     /// Its number in this process, from 1.
     pub ticket: u64,
-    pub info: Arc<OpInfo>,
+    pub site: Arc<Site>,
+    /// That of the site; or a wait for what was started there.
+    pub phase: Phase,
+    /// The user's line of a wait.
+    pub line: Box<str>,
     /// Number of the operation among the collectives, or the messages, of its communicator; from 1.
     pub sequence: u64,
     pub count: u64,
@@ -146,14 +115,16 @@ pub struct Running {
     failed: bool,
 }
 
-/// Records that an operation starts.
+/// Records that an operation of a site starts.
 #[inline]
-pub fn begin(info: &Arc<OpInfo>, call: &Call) -> Running {
-    let Comm { collectives, messages, .. } = &*info.comm;
-    let numbers = if info.op.row().is_collective() { collectives } else { messages };
+pub fn begin(site: &Arc<Site>, call: &Call) -> Running {
+    let Comm { collectives, messages, .. } = &*site.comm;
+    let numbers = if site.op.row().is_collective() { collectives } else { messages };
     claim(Record {
         ticket: 0,
-        info: info.clone(),
+        site: site.clone(),
+        phase: site.phase,
+        line: Box::default(),
         sequence: numbers.fetch_add(1, Ordering::Relaxed) + 1,
         count: call.items() as u64,
         dtype: call.send.or(call.recv).map(|buffer| buffer.dtype()),
@@ -168,10 +139,10 @@ pub fn begin(info: &Arc<OpInfo>, call: &Call) -> Running {
     })
 }
 
-/// Records that a wait begins, for what this record says was started.
-pub fn begin_wait(info: &Arc<OpInfo>, started: &Record) -> Running {
+/// Records that a wait begins, at a line, for what this record says was started.
+pub fn begin_wait(started: &Record, line: Box<str>) -> Running {
     let thread = (this_thread(), system_thread());
-    claim(Record { info: info.clone(), thread, ..started.clone() })
+    claim(Record { phase: Phase::Wait, line, thread, ..started.clone() })
 }
 
 #[inline(always)]
@@ -260,6 +231,22 @@ pub fn wait() {
 }
 
 impl Record {
+    /// The name of the operation in Python, or that of the wait for it.
+    pub fn name(&self) -> &'static str {
+        self.site.op.name_of(self.phase)
+    }
+
+    /// The user's source line; of a wait, that of the start too.
+    pub fn location(&self) -> Cow<'_, str> {
+        let started = &*self.site.location;
+        match (self.phase, started, &*self.line) {
+            (Phase::Whole | Phase::Start, ..) => started.into(),
+            (Phase::Wait, "", line) => line.into(),
+            (Phase::Wait, _, "") => format!("started at {started}").into(),
+            (Phase::Wait, _, line) => format!("started at {started}, {line}").into(),
+        }
+    }
+
     /// Seconds that the operation took, or has taken so far.
     pub fn seconds(&self) -> f64 {
         match self.state {
@@ -289,9 +276,9 @@ impl fmt::Display for Endpoint<'_> {
 /// `allreduce #118 (SUM, 3 x float32) on mpi4jax.default, solver.py:97`
 impl fmt::Display for Record {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let OpInfo { op, comm, reduction, root, location, .. } = &*self.info;
+        let Site { op, comm, reduction, root, .. } = &*self.site;
         let row = op.row();
-        write!(f, "{} ", self.info.name())?;
+        write!(f, "{} ", self.name())?;
         let (from, to) =
             (Endpoint("from", self.source, self.recvtag), Endpoint("to", self.dest, self.sendtag));
         match (row.receives(), row.sends()) {
@@ -308,6 +295,7 @@ impl fmt::Display for Record {
             write!(f, " ({})", details.join(", "))?;
         }
         write!(f, " on {}", comm.key)?;
+        let location = self.location();
         if location.is_empty() { Ok(()) } else { write!(f, ", {location}") }
     }
 }
@@ -317,6 +305,7 @@ mod tests {
     use super::*;
     use crate::call::Stream;
     use crate::comm;
+    use crate::ops::Op;
 
     #[test]
     fn a_record_says_what_runs_and_then_how_it_ended() {
@@ -324,9 +313,9 @@ mod tests {
         let mut site = Site::new(Op::Recv, &comm);
         site.envelope.source = 1;
         site.location = "solver.py:81".into();
-        let info = describe(&site, "mpi");
+        let site = Arc::new(site);
         let call = Call::of(&site, Stream::NONE);
-        let mut first = begin(&info, &call);
+        let mut first = begin(&site, &call);
         let record = first.record().unwrap();
         assert_eq!(record.to_string(), "recv from 1, tag 0 on recorder-test, solver.py:81");
         assert_eq!((record.sequence, record.state), (1, State::Started));
@@ -334,11 +323,11 @@ mod tests {
 
         // However many operations follow, what runs stays visible.
         for _ in 0..2 * CAPACITY {
-            drop(begin(&info, &call));
+            drop(begin(&site, &call));
         }
         assert!(running().iter().any(|running| running.ticket == record.ticket));
         // As many as there are records, and one more, of which nothing is remembered.
-        let others: Vec<Running> = (0..CAPACITY).map(|_| begin(&info, &call)).collect();
+        let others: Vec<Running> = (0..CAPACITY).map(|_| begin(&site, &call)).collect();
         assert!(others.iter().filter_map(Running::record).count() < CAPACITY);
         assert_eq!(first.record().unwrap().ticket, record.ticket);
         drop(others);
@@ -357,14 +346,15 @@ mod tests {
         for program in 0..100 * CAPACITY {
             let mut site = Site::new(Op::Barrier, &comm);
             site.location = format!("program.py:{program}").into();
-            let info = describe(&site, "mpi");
-            let running = begin(&info, &Call::of(&site, Stream::NONE));
-            drop(info);
+            site.transport = "mpi";
+            let site = Arc::new(site);
+            let running = begin(&site, &Call::of(&site, Stream::NONE));
+            drop(site);
             let record = running.end();
             if program % CAPACITY == 0 {
                 let record = record.expect("no other operation has taken its record");
                 assert!(record.to_string().ends_with(&format!("program.py:{program}")), "{record}");
-                assert!(records().iter().all(|record| record.info.transport == "mpi"));
+                assert!(records().iter().all(|record| record.site.transport == "mpi"));
             }
         }
         assert!(Arc::strong_count(&comm) <= 1 + CAPACITY);

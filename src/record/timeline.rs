@@ -63,7 +63,7 @@ pub extern "C" fn flush() {
 
 impl Trace {
     fn write(&mut self, record: &Record) -> io::Result<()> {
-        let comm = &record.info.comm;
+        let comm = &record.site.comm;
         let args = json!({
             "bytes": record.dtype.map_or(0, |dtype| record.count * dtype.size() as u64),
             "key": comm.key,
@@ -72,7 +72,7 @@ impl Trace {
         });
         let span = json!({
             "ph": "X",
-            "name": record.info.name(),
+            "name": record.name(),
             "cat": "mpi",
             "pid": self.rank,
             "tid": 0,

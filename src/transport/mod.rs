@@ -21,7 +21,7 @@ pub use self::mpi::set_count_limit;
 pub use self::nccl::Unfinished;
 pub use self::request::Request;
 pub use self::request_memory::{RequestLayout, RequestMemory};
-pub use self::requests::{HANDLE, Handle, freeing, outstanding, start, take};
+pub use self::requests::{HANDLE, Handle, freeing, keep, outstanding, start, take};
 pub use self::select::{
     Choice, Found, attach, chosen, messages_apart, overview, select, selected, stop, takes_packed, unfinished,
 };

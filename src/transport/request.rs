@@ -4,11 +4,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::mpi::Posted;
 use super::progress::Pause;
-use super::request_memory::{RequestLayout, RequestMemory};
-use crate::call::{Call, Envelope, Phase, Site, Stream};
-use crate::comm::Comm;
+use super::request_memory::RequestMemory;
+use crate::call::{Call, Envelope, Site, Stream};
 use crate::device::cuda::Event;
 use crate::error::{Cause, Error};
+use crate::ops::{Buffer, Dtype};
+use crate::record::log;
 use crate::record::recorder::Record;
 
 /// How far an operation has come.
@@ -27,27 +28,29 @@ pub enum State {
 
 /// A non-blocking operation.
 pub struct Request {
-    site: Site,
+    pub site: Arc<Site>,
     envelope: Envelope,
-    pub layout: RequestLayout,
+    /// Whether anything is communicated.
+    pub communicates: bool,
     /// What was recorded when it was started; not of what communicates nothing.
     pub record: Option<Record>,
+    /// What the wait gives: what was received, and the operand.
+    results: [Option<(Dtype, usize)>; 2],
     /// Not locked during a wait.
     state: Mutex<State>,
 }
 
 impl Request {
-    pub fn new(call: &Call, layout: RequestLayout, record: Option<Record>, state: State) -> Self {
-        let state = Mutex::new(state);
-        Self { site: call.site.clone(), envelope: call.envelope, layout, record, state }
+    pub fn new(site: &Arc<Site>, envelope: Envelope, record: Option<Record>, state: State) -> Self {
+        let memory = state.memory();
+        let results = memory.map(RequestMemory::results).unwrap_or_default().map(|it| it.as_ref().map(form));
+        let communicates = !matches!(state, State::Ended(_));
+        Self { site: site.clone(), envelope, communicates, record, results, state: Mutex::new(state) }
     }
 
-    pub fn comm(&self) -> &Arc<Comm> {
-        &self.site.comm
-    }
-
-    pub fn is_collective(&self) -> bool {
-        self.site.op.row().is_collective()
+    /// Whether a wait has results of these types and sizes.
+    pub fn gives(&self, results: &[Option<Buffer>; 2]) -> bool {
+        self.results == results.each_ref().map(|it| it.as_ref().map(form))
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -56,24 +59,30 @@ impl Request {
 
     /// Lets MPI go on with it; whether it has ended.
     pub fn test(&self) -> bool {
-        self.state().test()
+        let mut state = self.state();
+        let ended = match &mut *state {
+            State::Posted(posted, _) => posted.test(),
+            State::OnStream(end, _) => return end.is_reached(),
+            State::Ended(_) | State::Failed(_) | State::Taken => return true,
+        };
+        match ended {
+            Ok(false) => return false,
+            Ok(true) => {
+                if let State::Posted(posted, memory) = std::mem::replace(&mut *state, State::Taken) {
+                    *state = self.end(posted, memory).map_or_else(State::Failed, State::Ended);
+                }
+            }
+            Err(cause) => *state = State::Failed(cause),
+        }
+        true
     }
 
-    /// Waits for the end, or lets a stream wait for it.
-    fn end(&self, state: State, stream: Stream) -> Result<RequestMemory, Cause> {
-        match state {
-            State::Posted(mut posted, memory) => {
-                let _waiting = Pause::new();
-                let mut call = Call { envelope: self.envelope, ..Call::of(&self.site, Stream::NONE) };
-                memory.lend(&mut call, &self.layout);
-                posted.wait(&call)?;
-                Ok(memory)
-            }
-            State::OnStream(end, memory) => end.hold(stream).map(|()| memory),
-            State::Ended(memory) => Ok(memory),
-            State::Failed(cause) => Err(cause),
-            State::Taken => Err(Cause::Request { message: "the request is being waited for".into() }),
-        }
+    /// Waits for MPI.
+    fn end(&self, mut posted: Posted, memory: RequestMemory) -> Result<RequestMemory, Cause> {
+        let mut call = Call { envelope: self.envelope, ..Call::of(&self.site, Stream::NONE) };
+        memory.lend(&mut call);
+        posted.wait(&call)?;
+        Ok(memory)
     }
 
     /// Waits for its end, or lets a stream wait for it; then `use_memory` is lent its memory.
@@ -83,29 +92,30 @@ impl Request {
         use_memory: impl FnOnce(&RequestMemory) -> Result<(), Cause>,
     ) -> Result<(), Error> {
         let state = std::mem::replace(&mut *self.state(), State::Taken);
-        let failed = |cause| Error { transport: Some("mpi"), ..self.site.error(cause) };
-        let memory = self.end(state, stream).map_err(failed)?;
+        let ended = match state {
+            State::Posted(posted, memory) => {
+                let _waiting = Pause::new();
+                self.end(posted, memory)
+            }
+            State::OnStream(end, memory) => end.hold(stream).map(|()| memory),
+            State::Ended(memory) => Ok(memory),
+            State::Failed(cause) => Err(cause),
+            State::Taken => Err(Cause::Request { message: "the request is being waited for".into() }),
+        };
+        let memory = ended.map_err(|cause| Error { transport: Some("mpi"), ..self.site.error(cause) })?;
         use_memory(&memory).and_then(|()| memory.give_back(stream)).map_err(|cause| self.site.error(cause))
     }
 
-    /// Ends what has ended in MPI, before the communicator is freed: a later wait gets the result. Not what is still under
-    /// way.
-    pub fn settle(&self) {
-        let mut state = self.state();
-        if state.test() && matches!(*state, State::Posted(..)) {
-            let posted = std::mem::replace(&mut *state, State::Taken);
-            *state = self.end(posted, Stream::NONE).map_or_else(State::Failed, State::Ended);
+    /// Runs a wait for it between two log lines, where they are wanted.
+    pub fn logged(&self, wait: impl FnOnce() -> Result<(), Error>) -> Result<(), Error> {
+        if !log::is_enabled() {
+            return wait();
         }
-    }
-
-    /// The call of a wait, for a log line.
-    pub fn with_call<T>(&self, use_call: impl FnOnce(&Call) -> T) -> T {
-        let site = Site { phase: Phase::Wait, ..self.site.clone() };
-        let mut call = Call { envelope: self.envelope, ..Call::of(&site, Stream::NONE) };
-        if let State::Posted(_, memory) | State::OnStream(_, memory) | State::Ended(memory) = &*self.state() {
-            memory.lend(&mut call, &self.layout);
+        let mut call = Call { envelope: self.envelope, ..Call::of(&self.site, Stream::NONE) };
+        if let Some(memory) = self.state().memory() {
+            memory.lend(&mut call);
         }
-        use_call(&call)
+        log::logged("MPI_Wait", &call, |_| wait())
     }
 
     pub fn words(&self) -> String {
@@ -114,15 +124,14 @@ impl Request {
 }
 
 impl State {
-    /// Lets MPI go on with it; whether it has ended.
-    fn test(&mut self) -> bool {
+    fn memory(&self) -> Option<&RequestMemory> {
         match self {
-            Self::Posted(posted, _) => posted.test().unwrap_or_else(|cause| {
-                *self = Self::Failed(cause);
-                true
-            }),
-            Self::OnStream(end, _) => end.is_reached(),
-            Self::Ended(_) | Self::Failed(_) | Self::Taken => true,
+            Self::Posted(_, memory) | Self::OnStream(_, memory) | Self::Ended(memory) => Some(memory),
+            Self::Failed(_) | Self::Taken => None,
         }
     }
+}
+
+fn form(buffer: &Buffer) -> (Dtype, usize) {
+    (buffer.dtype(), buffer.count())
 }

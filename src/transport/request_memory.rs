@@ -49,6 +49,8 @@ pub struct RequestMemory {
     blocks: ManuallyDrop<Vec<Block>>,
     send: Option<Buffer>,
     recv: Option<Buffer>,
+    /// The operand, if the wait gives it.
+    operand: Option<Buffer>,
 }
 
 // SAFETY: the buffers point to the blocks, which are its own.
@@ -68,7 +70,8 @@ impl RequestMemory {
         (stream, own): (Stream, Option<Stream>),
     ) -> Result<Self, Cause> {
         let device = transport.pool.device;
-        let mut memory = Self { device, blocks: ManuallyDrop::default(), send: None, recv: None };
+        // Not freed after an error: a copy may be under way.
+        let mut blocks = ManuallyDrop::new(Vec::new());
         let mut block = |dtype: Dtype, count: usize| {
             let bytes = count.checked_mul(dtype.size()).filter(|&bytes| isize::try_from(bytes).is_ok());
             let bytes = bytes.ok_or_else(|| Cause::Shape { dims: [count as i64].into() })?;
@@ -83,7 +86,7 @@ impl RequestMemory {
                     (Block::Host(lease), data)
                 }
             };
-            memory.blocks.push(block);
+            blocks.push(block);
             // SAFETY: it has so many bytes.
             Ok::<_, Cause>(unsafe { Buffer::new(data, dtype, count) })
         };
@@ -93,34 +96,38 @@ impl RequestMemory {
             unsafe { device.copy(operand.data(), buffer.data(), buffer.bytes(), stream)? };
             Ok::<_, Cause>(buffer)
         };
-        let send = operand.filter(|_| layout.sends || layout.keeps).map(&mut copied).transpose()?;
+        let own_operand = operand.filter(|_| layout.sends || layout.keeps).map(&mut copied).transpose()?;
         let is_result = |buffer: &Buffer| layout.gives == Some((buffer.dtype(), buffer.count()));
         // In place: MPI copies nothing then.
-        let in_place = send.filter(|send| op == Op::Allreduce && !layout.keeps && is_result(send));
+        let in_place = own_operand.filter(|it| op == Op::Allreduce && !layout.keeps && is_result(it));
         let initial = operand.filter(|operand| layout.initial && is_result(operand));
         let recv = match (layout.gives, in_place, initial) {
             (None, ..) => None,
-            (_, Some(send), _) => Some(send),
+            (_, Some(operand), _) => Some(operand),
             (_, _, Some(operand)) => Some(copied(operand)?),
             (Some((dtype, count)), ..) => Some(block(dtype, count)?),
         };
-        (memory.send, memory.recv) = (send, recv);
         // The host reads what was copied. A rank has come to a barrier when its stream has.
-        if own.is_none() && (send.is_some() || initial.is_some() || recv.is_none()) {
+        if own.is_none() && (own_operand.is_some() || initial.is_some() || recv.is_none()) {
             device.synchronize(stream)?;
         }
-        Ok(memory)
+        Ok(Self {
+            device,
+            blocks,
+            send: own_operand.filter(|_| layout.sends),
+            recv,
+            operand: own_operand.filter(|_| layout.keeps),
+        })
     }
 
     /// The buffers of a call on it.
-    pub fn lend(&self, call: &mut Call, layout: &RequestLayout) {
-        call.send = self.send.filter(|_| layout.sends);
-        call.recv = self.recv;
+    pub fn lend(&self, call: &mut Call) {
+        (call.send, call.recv) = (self.send, self.recv);
     }
 
     /// What a wait gives: what was received, and the operand.
-    pub fn results(&self, layout: &RequestLayout) -> [Option<Buffer>; 2] {
-        [self.recv, self.send.filter(|_| layout.keeps)]
+    pub fn results(&self) -> [Option<Buffer>; 2] {
+        [self.recv, self.operand]
     }
 
     /// Copies one of the results to an array of its size, in the order of a stream.

@@ -11,11 +11,12 @@ use std::time::{Duration, Instant};
 
 use super::dispatch::Transport;
 use super::request::{Request, State};
-use super::request_memory::{RequestLayout, RequestMemory};
+use super::request_memory::RequestMemory;
 use super::{mpi, progress};
-use crate::call::{Call, Stream};
+use crate::call::{Call, Site, Stream};
 use crate::device::Device;
 use crate::error::{Cause, Error};
+use crate::ops::Buffer;
 use crate::record::recorder::Record;
 
 /// How many numbers a handle has.
@@ -74,7 +75,7 @@ impl Table {
         Ok(handle_of(self.last))
     }
 
-    fn take(&mut self, handle: Handle, expected: &RequestLayout) -> Result<Arc<Request>, Cause> {
+    fn take(&mut self, handle: Handle, results: &[Option<Buffer>; 2]) -> Result<Arc<Request>, Cause> {
         let Some(number) = number_of(handle).filter(|number| (1..=self.last).contains(number)) else {
             let message = format!(
                 "no started operation has this request: {handle:?}; pass a request on unchanged, and wait for it once"
@@ -87,8 +88,7 @@ impl Table {
             let message = format!("the request{what} has been waited for before");
             return Err(Cause::Request { message });
         };
-        let gives = |layout: &RequestLayout| (layout.gives, layout.keeps);
-        if gives(&request.layout) != gives(expected) {
+        if !request.gives(results) {
             let message = "the started operation has a result of another type or size than the wait".into();
             return Err(Cause::Request { message });
         }
@@ -102,23 +102,20 @@ impl Table {
     }
 }
 
-/// Starts an operation on memory that holds its operand: through MPI, or on a stream of the transport's own, which goes on
-/// from where that of the call is. `record` is of this call.
+/// Starts an operation of a site on memory that holds its operand: through MPI, or on a stream of the transport's own, which
+/// goes on from where that of the call is. `record` is of this call.
 ///
 /// # Safety
 /// The call's buffers are those that `memory` has lent it.
 pub unsafe fn start(
     transport: &Transport,
+    site: &Arc<Site>,
     call: &Call,
     own: Option<Stream>,
-    layout: RequestLayout,
     memory: RequestMemory,
     record: Option<Record>,
 ) -> Result<Handle, Error> {
-    let located = |cause| call.site.error(cause);
-    if layout.local {
-        return add(call, layout, record, State::Ended(memory)).map(|(_, handle)| handle).map_err(located);
-    }
+    let located = |cause| site.error(cause);
     if let (Some(own), Device::Gpu(driver)) = (own, transport.device()) {
         let event_on = |stream| {
             let event = driver.event()?;
@@ -127,42 +124,45 @@ pub unsafe fn start(
         event_on(call.stream).and_then(|here| here.hold(own)).map_err(located)?;
         transport.execute(&Call { stream: own, ..call.clone() })?;
         let state = State::OnStream(event_on(own).map_err(located)?, memory);
-        return add(call, layout, record, state).map(|(_, handle)| handle).map_err(located);
+        return add(Request::new(site, call.envelope, record, state))
+            .map(|(_, handle)| handle)
+            .map_err(located);
     }
     progress::prepare().map_err(located)?;
     let failed = |cause| Error { transport: Some("mpi"), ..located(cause) };
     // SAFETY: promised by the caller; the memory goes into the state.
     let posted = unsafe { mpi::start(call) }.map_err(failed)?;
     let state = State::Posted(posted, memory);
-    let (request, handle) = add(call, layout, record, state).map_err(located)?;
+    let (request, handle) = add(Request::new(site, call.envelope, record, state)).map_err(located)?;
     progress::follow(move || request.test());
     Ok(handle)
 }
 
-fn add(
-    call: &Call,
-    layout: RequestLayout,
-    record: Option<Record>,
-    state: State,
-) -> Result<(Arc<Request>, Handle), Cause> {
-    let comm = &call.site.comm;
-    if !layout.local {
+/// Keeps the memory of an operation that communicates nothing until the wait for it.
+pub fn keep(site: &Arc<Site>, memory: RequestMemory) -> Result<Handle, Error> {
+    let request = Request::new(site, site.envelope, None, State::Ended(memory));
+    add(request).map(|(_, handle)| handle).map_err(|cause| site.error(cause))
+}
+
+fn add(request: Request) -> Result<(Arc<Request>, Handle), Cause> {
+    let comm = &request.site.comm;
+    if request.communicates {
         comm.attach(|| Ok(Outstanding { comm: comm.number }))?;
     }
-    let request = Arc::new(Request::new(call, layout, record, state));
+    let request = Arc::new(request);
     let handle = table().add(request.clone())?;
     Ok((request, handle))
 }
 
-/// The operation that a handle is of, which cannot be waited for again; None: nothing was started. It has to give what is
-/// `expected`.
-pub fn take(handle: Handle, expected: &RequestLayout) -> Result<Option<Arc<Request>>, Cause> {
-    if handle == Handle::default() { Ok(None) } else { table().take(handle, expected).map(Some) }
+/// The operation that a handle is of, which cannot be waited for again; None: nothing was started. It has to give the results
+/// of the wait.
+pub fn take(handle: Handle, results: &[Option<Buffer>; 2]) -> Result<Option<Arc<Request>>, Cause> {
+    if handle == Handle::default() { Ok(None) } else { table().take(handle, results).map(Some) }
 }
 
 /// What communicates, and has not been waited for.
 fn unwaited() -> Vec<Arc<Request>> {
-    table().under_way.values().filter(|request| !request.layout.local).cloned().collect()
+    table().under_way.values().filter(|request| request.communicates).cloned().collect()
 }
 
 /// What was recorded of what communicates, and has not been waited for, in the order of the starts.
@@ -172,7 +172,7 @@ pub fn outstanding() -> Vec<Record> {
 
 /// What a report calls the freeing of a communicator.
 pub fn freeing(key: &str) -> String {
-    let of_comm = |request: &&Arc<Request>| *request.comm().key == *key && !request.comm().is_freed();
+    let of_comm = |request: &&Arc<Request>| *request.site.comm.key == *key && !request.site.comm.is_freed();
     let what = match unwaited().iter().filter(of_comm).count() {
         0 => "",
         1 => " (an operation was started on it and not waited for)",
@@ -189,12 +189,13 @@ struct Outstanding {
 impl Drop for Outstanding {
     fn drop(&mut self) {
         let began = Instant::now();
-        for request in unwaited().into_iter().filter(|request| request.comm().number == self.comm) {
+        for request in unwaited().into_iter().filter(|request| request.site.comm.number == self.comm) {
             // All ranks take part in a collective, and in the freeing, before which it has to end: Open MPI would go
             // on with it and crash, as Intel MPI would in MPI_Finalize. A message may still have to leave, or never
-            // come.
-            let freed = request.comm().is_freed();
-            let patience = match (request.is_collective(), freed) {
+            // come. MPICH fails where a request is left: what has ended is no request any more, and a later wait gets the
+            // result.
+            let freed = request.site.comm.is_freed();
+            let patience = match (request.site.op.row().is_collective(), freed) {
                 (true, true) => Duration::MAX,
                 (true, false) => PATIENCE_AT_END,
                 (false, _) => PATIENCE,
@@ -202,15 +203,11 @@ impl Drop for Outstanding {
             while !request.test() && began.elapsed() < patience {
                 std::thread::sleep(Duration::from_micros(100));
             }
-            if freed {
-                // MPICH fails where a request is left. A later wait gets the result.
-                request.settle();
-            }
             let missed =
                 if freed { "not waited for before its communicator was freed" } else { "never waited for" };
             let line = format!(
                 "r{} | mpi4jax: {} was {missed} (mpi4jax.wait)\n",
-                request.comm().rank,
+                request.site.comm.rank,
                 request.words()
             );
             let _ = std::io::stderr().lock().write_all(line.as_bytes());
@@ -220,10 +217,10 @@ impl Drop for Outstanding {
 
 #[cfg(test)]
 mod tests {
+    use super::super::RequestLayout;
     use super::*;
-    use crate::call::Site;
     use crate::comm::Comm;
-    use crate::ops::{Buffer, Dtype, Op};
+    use crate::ops::{Dtype, Op};
 
     const LAYOUT: RequestLayout =
         RequestLayout { sends: false, keeps: true, initial: false, gives: None, local: true };
@@ -231,32 +228,31 @@ mod tests {
     fn started(comm: &Arc<Comm>, value: f32) -> Handle {
         let mut site = Site::new(Op::Allreduce, comm);
         site.location = "a.py:1".into();
-        let layout = LAYOUT;
+        let site = Arc::new(site);
         let mut value = [value];
         // SAFETY: an array of one float32.
         let operand = unsafe { Buffer::new(value.as_mut_ptr().cast(), Dtype::Float32, 1) };
         let transport = Box::leak(Box::new(Transport::mpi()));
         let streams = (Stream::NONE, None);
         // SAFETY: an array of one float32.
-        let memory = unsafe { RequestMemory::new(transport, site.op, &layout, Some(&operand), streams) };
-        let call = Call::of(&site, Stream::NONE);
-        // SAFETY: a call without buffers.
-        unsafe { start(transport, &call, None, layout, memory.unwrap(), None) }.unwrap()
+        let memory = unsafe { RequestMemory::new(transport, site.op, &LAYOUT, Some(&operand), streams) };
+        keep(&site, memory.unwrap()).unwrap()
     }
 
     fn waited(handle: Handle) -> Result<f32, String> {
+        let mut value = [0_f32];
+        // SAFETY: an array of one float32.
+        let result = unsafe { Buffer::new(value.as_mut_ptr().cast(), Dtype::Float32, 1) };
+        let results = [None, Some(result)];
         let request =
-            take(handle, &LAYOUT).map_err(|cause| cause.to_string())?.ok_or("nothing was started")?;
-        let mut found = None;
-        let result = request.wait(Stream::NONE, |memory| {
-            let [received, kept] = memory.results(&LAYOUT);
+            take(handle, &results).map_err(|cause| cause.to_string())?.ok_or("nothing was started")?;
+        let copied = request.wait(Stream::NONE, |memory| {
+            let [received, operand] = memory.results();
             assert!(received.is_none());
-            // SAFETY: memory of one float32, which was copied there.
-            found = kept.map(|kept| unsafe { kept.data().cast::<f32>().read_unaligned() });
-            Ok(())
+            // SAFETY: both are of one float32.
+            unsafe { memory.copy(&operand.unwrap(), &result, Stream::NONE) }
         });
-        result.map_err(|error| error.to_string())?;
-        found.ok_or_else(|| "nothing is kept".into())
+        copied.map_err(|error| error.to_string()).map(|()| value[0])
     }
 
     #[test]
@@ -277,19 +273,15 @@ mod tests {
         let comm = Arc::new(Comm::new("requests-freed", 1, 0, 1));
         let kept = started(&comm, 1.0);
         assert_eq!(freeing("requests-freed"), "the freeing of communicator requests-freed");
-        let site = Site::new(Op::Barrier, &comm);
-        let layout = RequestLayout { local: false, ..LAYOUT };
-        let add = || {
-            let request = Request::new(&Call::of(&site, Stream::NONE), layout, None, State::Taken);
-            table().add(Arc::new(request)).unwrap()
-        };
+        let site = Arc::new(Site::new(Op::Barrier, &comm));
+        let add = || add(Request::new(&site, site.envelope, None, State::Taken)).unwrap().1;
         let one = add();
         assert!(freeing("requests-freed").ends_with(" (an operation was started on it and not waited for)"));
         let two = add();
         assert!(freeing("requests-freed").ends_with(" (operations were started on it and not waited for)"));
         assert_eq!(freeing("requests-other"), "the freeing of communicator requests-other");
         for handle in [one, two] {
-            take(handle, &layout).unwrap();
+            take(handle, &[None; 2]).unwrap();
         }
         assert_eq!(waited(kept), Ok(1.0));
         assert_eq!(freeing("requests-freed"), "the freeing of communicator requests-freed");
@@ -303,7 +295,7 @@ mod tests {
         for wrong in [sum, [f32::NAN; HANDLE], [-1.0; HANDLE], [1e30; HANDLE], [a[0], a[1], a[2] + 1.0]] {
             assert!(waited(wrong).unwrap_err().contains("no started operation has"), "{wrong:?}");
         }
-        assert!(take(Handle::default(), &LAYOUT).unwrap().is_none());
+        assert!(take(Handle::default(), &[None; 2]).unwrap().is_none());
         assert_eq!([waited(a), waited(b)], [Ok(1.0), Ok(2.0)]);
     }
 }

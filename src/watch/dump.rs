@@ -27,14 +27,14 @@ pub fn dump(host: &Host, reason: Kind, state: &str, python: &[Frame]) -> Value {
     let records = recorder::records();
     let mut comms = comm::live();
     for record in &records {
-        if !comms.iter().any(|comm| Arc::ptr_eq(comm, &record.info.comm)) {
-            comms.push(record.info.comm.clone());
+        if !comms.iter().any(|comm| Arc::ptr_eq(comm, &record.site.comm)) {
+            comms.push(record.site.comm.clone());
         }
     }
     let index = |of: &Arc<Comm>| comms.iter().position(|comm| Arc::ptr_eq(comm, of)).unwrap_or(0);
     let operation = |record| {
         let mut fields = json::record(record);
-        fields["comm"] = index(&record.info.comm).into();
+        fields["comm"] = index(&record.site.comm).into();
         fields
     };
     json!({

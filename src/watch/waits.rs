@@ -167,7 +167,7 @@ pub fn comm_id(comm: &Comm) -> CommId {
 }
 
 fn need_of(record: &Record) -> Need {
-    let (comm, row, any) = (&record.info.comm, record.info.op.row(), wildcards());
+    let (comm, row, any) = (&record.site.comm, record.site.op.row(), wildcards());
     if row.is_collective() {
         return Need::Collective { comm: comm_id(comm), number: record.sequence };
     }
@@ -197,11 +197,11 @@ impl Seen {
 
     /// A wait as its record describes it, which names a line only in compiled functions.
     fn of(record: &Record) -> Self {
-        let members = record.info.comm.world.iter().copied().collect();
+        let members = record.site.comm.world.iter().copied().collect();
         let (need, words) = (need_of(record), record.to_string());
         let mut seen = Self::new(record.ticket, need, members, record.seconds(), words, record.thread);
         seen.wait.bytes = record.count.saturating_mul(record.dtype.map_or(0, |dtype| dtype.size() as u64));
-        seen.has_line = !record.info.location.is_empty();
+        seen.has_line = !record.location().is_empty();
         seen
     }
 }

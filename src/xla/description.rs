@@ -66,15 +66,28 @@ impl Description {
         }
     }
 
+    /// The memory of what is started, or waited for.
+    pub fn layout(&self) -> Result<&RequestLayout, Cause> {
+        let (expected, actual) = ("the layout of its memory", "none".into());
+        self.request.as_ref().ok_or(Cause::Attribute { name: "request", expected, actual })
+    }
+
     /// The user's line; the function, for a program that was not lowered in this process.
     pub fn location(&self) -> Box<str> {
         named_line(&self.line)
     }
 
-    /// The operation on a communicator, whose call came from a line.
-    pub fn site(&self, phase: Phase, comm: Arc<Comm>, location: Box<str>) -> Result<Site, Error> {
+    /// The operation on a communicator, whose call came from a line, and which the transport of this name carries.
+    pub fn site(
+        &self,
+        phase: Phase,
+        comm: Arc<Comm>,
+        location: Box<str>,
+        transport: &'static str,
+    ) -> Result<Site, Error> {
         let mut site = Site {
             phase,
+            transport,
             reverse: self.reverse,
             root: self.root,
             envelope: self.envelope,

@@ -1,12 +1,14 @@
 //! The handler behind every target, one function per stage.
 
+use std::sync::Arc;
+
 use super::c_api::{CallFrame, FfiError};
-use super::state::{Bound, enter, get_state, guard, kind, set_up};
-use super::watched::Watched;
-use super::{frame, pages};
-use crate::call::{Blocks, Call, EagerCall, Phase, Stream};
+use super::state::{enter, get_state, guard, set_up};
+use super::{frame, pages, watched};
+use crate::call::{Blocks, Call, EagerCall, Phase, Site, Stream};
+use crate::device::Device;
 use crate::error::Error;
-use crate::ops;
+use crate::ops::{self, Buffer};
 use crate::record::log;
 use crate::transport::Transport;
 
@@ -30,7 +32,7 @@ pub unsafe extern "C" fn execute<const KIND: u8>(frame: *mut CallFrame) -> *mut 
             let state = get_state::<KIND>(frame)?;
             let (stream, _context) = enter::<KIND>(frame).map_err(|cause| state.error(cause))?;
             let eager = state.eager_call(frame, stream)?;
-            state.run(eager, |bound| run::<KIND>(frame, bound, state.transport, eager, stream))
+            state.run(eager, |site| run(frame, site, state.transport, eager, stream))
         })
     }
 }
@@ -38,9 +40,9 @@ pub unsafe extern "C" fn execute<const KIND: u8>(frame: *mut CallFrame) -> *mut 
 /// # Safety
 /// As `execute`.
 #[inline]
-unsafe fn run<const KIND: u8>(
+unsafe fn run(
     frame: &CallFrame,
-    Bound { site, watched }: &Bound,
+    site: &Arc<Site>,
     transport: &Transport,
     eager: Option<EagerCall>,
     stream: Stream,
@@ -49,18 +51,12 @@ unsafe fn run<const KIND: u8>(
     let mut call = Call::of(site, stream);
     // SAFETY: promised by the caller.
     unsafe { frame::fill(&mut call, frame, transport, eager, (&mut others, &mut counts))? };
-    if let Some(recv) =
-        call.recv.filter(|recv| KIND == kind::CPU && call.send.is_none_or(|send| send.data() != recv.data()))
-    {
+    let is_in_place = |recv: &Buffer| call.send.is_some_and(|send| send.data() == recv.data());
+    if let (Device::Host, Some(recv)) = (transport.device(), call.recv.filter(|recv| !is_in_place(recv))) {
         pages::prepare(&recv);
     }
-    carry_out(&mut call, transport, watched)
-}
-
-#[inline]
-fn carry_out(call: &mut Call, transport: &Transport, watched: &Watched) -> Result<(), Box<Error>> {
-    watched.run(call, |call, _| {
+    watched::run(site, &call, |call, _| {
         let execute = |call: &Call| transport.execute(call);
-        if log::is_enabled() { log::logged(call, execute) } else { execute(call) }
+        if log::is_enabled() { log::logged(site.mpi_name(), call, execute) } else { execute(call) }
     })
 }

@@ -3,13 +3,13 @@
 use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
+use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 
 use super::c_api::{self, Api, Args, CallFrame, FfiError, TypeId};
 use super::description::Description;
 use super::errors::{caught, check};
 use super::frame;
-use super::watched::Watched;
+use super::watched;
 use crate::call::{EagerCall, Operand, Phase, Site, Stream};
 use crate::comm;
 use crate::device::cuda::{self, Entered};
@@ -17,9 +17,8 @@ use crate::device::{self, Platform};
 use crate::error::{Cause, Error};
 use crate::mpilib;
 use crate::ops;
-use crate::record::recorder::OpInfo;
 use crate::record::timeline;
-use crate::transport::{self, RequestLayout, Transport};
+use crate::transport::{self, Transport};
 use crate::watch;
 
 /// What the instantiate stage leaves for the execute stage.
@@ -28,39 +27,21 @@ pub(super) struct State {
     pub phase: Phase,
     pub description: Description,
     sites: Sites,
-    /// Of an operation that is started, and waited for later.
-    pub request: Option<RequestPlan>,
-}
-
-/// A site, and its entry in the flight recorder.
-pub(super) struct Bound {
-    pub site: Site,
-    pub watched: Watched,
-}
-
-impl Bound {
-    fn new(site: Site, transport: &'static Transport) -> Self {
-        let watched = Watched::new(&site, transport);
-        Self { site, watched }
-    }
 }
 
 enum Sites {
-    One(Bound),
+    One(Arc<Site>),
     /// Of an eager operation, by the numbers of communicator and line that an operand says; and of a wait, which none is
     /// needed for.
-    ByOperand(RwLock<HashMap<(i32, i32), Arc<Bound>>>),
+    ByOperand(RwLock<HashMap<(i32, i32), Arc<Site>>>),
 }
 
 impl State {
     fn new(description: Description, phase: Phase, platform: Platform) -> Result<Self, Error> {
         let located = |cause| description.error(phase, cause);
-        let request = match phase {
-            Phase::Whole => None,
-            Phase::Start | Phase::Wait => {
-                Some(RequestPlan::of(&description, phase, platform).map_err(located)?)
-            }
-        };
+        if phase != Phase::Whole {
+            check_request(&description, phase, platform).map_err(located)?;
+        }
         let transport = transport::selected(platform).map_err(|error| located(error.cause))?;
         if description.op.row().has_blocks && transport::takes_packed(platform) {
             // A program that was exported for another transport.
@@ -74,9 +55,10 @@ impl State {
             let none = || Cause::Attribute { name: "comm", expected, actual: "none".into() };
             let comm = description.comm.as_deref().ok_or_else(none).and_then(comm::lookup);
             let comm = comm.map_err(located)?;
-            Sites::One(Bound::new(description.site(phase, comm, description.location())?, transport))
+            let site = description.site(phase, comm, description.location(), transport.name())?;
+            Sites::One(Arc::new(site))
         };
-        Ok(Self { transport, phase, description, sites, request })
+        Ok(Self { transport, phase, description, sites })
     }
 
     /// An error before a communicator is known, or without one.
@@ -104,38 +86,38 @@ impl State {
     pub fn run(
         &self,
         eager: Option<EagerCall>,
-        body: impl FnOnce(&Bound) -> Result<(), Box<Error>>,
+        body: impl FnOnce(&Arc<Site>) -> Result<(), Box<Error>>,
     ) -> Result<(), Box<Error>> {
         let by_operand;
-        let bound = match (&self.sites, eager) {
-            (Sites::One(bound), _) => bound,
+        let site = match (&self.sites, eager) {
+            (Sites::One(site), _) => site,
             (Sites::ByOperand(sites), Some(EagerCall::Run { comm, line, .. })) => {
                 by_operand = self.bind(sites, comm, line)?;
-                &*by_operand
+                &by_operand
             }
             (Sites::ByOperand(_), _) => return Ok(()),
         };
-        let _guard = usable(&bound.site)?;
-        body(bound).inspect_err(|error| fail(error, &bound.site.comm, &bound.watched))
+        let _guard = usable(site)?;
+        body(site).inspect_err(|error| fail(error, site, self.phase))
     }
 
     /// The site of a communicator and a line, by their numbers.
     fn bind(
         &self,
-        sites: &RwLock<HashMap<(i32, i32), Arc<Bound>>>,
+        sites: &RwLock<HashMap<(i32, i32), Arc<Site>>>,
         number: i32,
         line: i32,
-    ) -> Result<Arc<Bound>, Error> {
+    ) -> Result<Arc<Site>, Error> {
         let key = (number, line);
         if let Some(found) = sites.read().unwrap_or_else(PoisonError::into_inner).get(&key) {
             return Ok(found.clone());
         }
         let unknown = || self.error(Cause::UnknownCommunicator { key: format!("number {number}").into() });
         let comm = comm::numbered(number).ok_or_else(unknown)?;
-        let site = self.description.site(self.phase, comm, ops::numbered_line(line))?;
-        let new = Arc::new(Bound::new(site, self.transport));
+        let location = ops::numbered_line(line);
+        let new = Arc::new(self.description.site(self.phase, comm, location, self.transport.name())?);
         let mut sites = sites.write().unwrap_or_else(PoisonError::into_inner);
-        sites.retain(|_, old| !old.site.comm.is_freed());
+        sites.retain(|_, old| !old.comm.is_freed());
         sites.insert(key, new.clone());
         Ok(new)
     }
@@ -153,37 +135,23 @@ pub mod kind {
     }
 }
 
-/// What a program says of a request.
-pub(super) struct RequestPlan {
-    pub layout: RequestLayout,
-    /// Of a wait: how the last one was recorded.
-    pub last_wait: Mutex<Option<RecordedWait>>,
-}
-
-impl RequestPlan {
-    /// What is started goes through MPI, whatever carries the other operations, or is put on a stream of the transport's own.
-    fn of(description: &Description, phase: Phase, platform: Platform) -> Result<Self, Cause> {
-        let row = description.op.row();
-        let Some(layout) = description.request else {
-            let (expected, actual) = ("the layout of its memory", "none".into());
-            return Err(Cause::Attribute { name: "request", expected, actual });
-        };
-        if row.started.is_none() {
-            let feature = format!("starting {} without waiting for its end", row.name);
-            return Err(Cause::Unsupported { feature, reason: "MPI has no such function" });
-        }
-        if !row.is_collective()
-            && !layout.local
-            && let Some(reason) = transport::messages_apart(platform)
-        {
-            return Err(Cause::Unsupported { feature: description.op.name_of(phase).into(), reason });
-        }
-        Ok(Self { layout, last_wait: Mutex::default() })
+/// Checks an operation that is started: it goes through MPI, whatever carries the other operations, or is put on a stream of the
+/// transport's own.
+fn check_request(description: &Description, phase: Phase, platform: Platform) -> Result<(), Cause> {
+    let row = description.op.row();
+    let layout = description.layout()?;
+    if row.started.is_none() {
+        let feature = format!("starting {} without waiting for its end", row.name);
+        return Err(Cause::Unsupported { feature, reason: "MPI has no such function" });
     }
+    if !row.is_collective()
+        && !layout.local
+        && let Some(reason) = transport::messages_apart(platform)
+    {
+        return Err(Cause::Unsupported { feature: description.op.name_of(phase).into(), reason });
+    }
+    Ok(())
 }
-
-/// What was started, the number of the line of the wait, if an operand says it, and how that is recorded.
-pub(super) type RecordedWait = (Arc<OpInfo>, Option<i32>, Arc<Watched>);
 
 /// An error if the ranks of the communicator are known to be out of step. The communicator is kept for the operation.
 #[inline]
@@ -203,14 +171,14 @@ fn usable(site: &Site) -> Result<comm::CommGuard, Error> {
 
 /// After an error the ranks are out of step, or the job has to end.
 #[cold]
-pub(super) fn fail(error: &Error, comm: &comm::Comm, watched: &Watched) {
+pub(super) fn fail(error: &Error, site: &Arc<Site>, phase: Phase) {
     if error.cause.is_fatal() {
         timeline::flush();
-        let words = watched.explain(&error.cause);
+        let words = watched::explain(site, phase, &error.cause);
         watch::ending();
-        comm.abort(error.cause.code(), &words);
+        site.comm.abort(error.cause.code(), &words);
     }
-    comm.fail(&error.to_string());
+    site.comm.fail(&error.to_string());
 }
 
 /// Answers metadata requests, runs `body`, and turns its errors and panics into XLA's errors.

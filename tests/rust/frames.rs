@@ -207,7 +207,7 @@ pub fn decode(bytes: &[u8]) -> bool {
     let description = unsafe { Description::of(&attrs) };
     let site = description.map_err(Error::from).and_then(|description| {
         let key = description.comm.as_deref().unwrap_or("fuzz");
-        let site = description.site(Phase::Whole, comm::lookup(key)?, description.location())?;
+        let site = description.site(Phase::Whole, comm::lookup(key)?, description.location(), "mpi")?;
         Ok((site, description.request))
     });
     let (site, layout) = match site {
