@@ -22,7 +22,6 @@ mod _native {
     use crate::{dynlib, mpilib, transport, watch, xla};
 
     type TargetRow<'py> = (&'static str, Bound<'py, PyDict>, &'static str);
-    type TransportReport = (String, Vec<transport::Choice>, Vec<transport::Found>);
 
     impl From<Error> for PyErr {
         fn from(error: Error) -> Self {
@@ -137,7 +136,6 @@ mod _native {
                 "has_arithmetic": reduced.has_arithmetic(),
                 "is_ordered": reduced.is_ordered(),
                 "has_bits": dtype.has_bits(),
-                "is_logical": dtype.is_logical(),
                 "carrier": carrier.map(Dtype::name),
                 "reduced_as": dtype.wider().map(Dtype::name),
             })
@@ -165,9 +163,12 @@ mod _native {
     }
 
     /// Chooses transports from the environment; libraries are looked for in `directories` first. With some transports this
-    /// is collective.
+    /// is collective. Name and reason of what was chosen for arrays on the CPU, and on a GPU.
     #[pyfunction]
-    fn select_transports(py: Python<'_>, directories: Vec<std::path::PathBuf>) -> PyResult<()> {
+    fn select_transports(
+        py: Python<'_>,
+        directories: Vec<std::path::PathBuf>,
+    ) -> PyResult<[(&'static str, &'static str); 2]> {
         dynlib::add_directories(directories);
         Ok(py.detach(transport::select)?)
     }
@@ -191,21 +192,11 @@ mod _native {
         py.detach(transport::stop);
     }
 
-    /// (setting that chose, [(platform, name, why, why it cannot be used after all)],
+    /// (setting that chose, why what was chosen for the CPU and for a GPU cannot be used after all,
     /// [(platform, name, why it cannot be used)]).
     #[pyfunction]
-    fn transport_report(py: Python<'_>) -> PyResult<TransportReport> {
+    fn transport_report(py: Python<'_>) -> PyResult<transport::Overview> {
         Ok(py.detach(transport::overview)?)
-    }
-
-    /// (name, why it was chosen) for each platform. Loads nothing.
-    #[pyfunction]
-    fn chosen_transports() -> PyResult<Vec<(&'static str, &'static str, &'static str)>> {
-        let choice = |platform: Platform| {
-            let (name, reason) = transport::chosen(platform)?;
-            Ok((platform.name(), name, reason))
-        };
-        Platform::ALL.into_iter().map(choice).collect()
     }
 
     #[pyfunction]

@@ -44,23 +44,20 @@ pub fn combine(builtin: Builtin, dtype: Dtype) -> Option<Combine> {
     }
 }
 
-fn floats<E: Element>(builtin: Builtin) -> Option<Combine>
-where
-    E::Value: Add<Output = E::Value> + Mul<Output = E::Value>,
-{
+fn floats<E: Element>(builtin: Builtin) -> Option<Combine> {
     match builtin {
-        Builtin::Sum => Some(elements::<E, Sum>),
-        Builtin::Prod => Some(elements::<E, Prod>),
-        Builtin::Max => Some(elements::<E, Max>),
-        Builtin::Min => Some(elements::<E, Min>),
+        Builtin::Sum => Some(elements::<E, SUM>),
+        Builtin::Prod => Some(elements::<E, PROD>),
+        Builtin::Max => Some(elements::<E, MAX>),
+        Builtin::Min => Some(elements::<E, MIN>),
         _ => locations::<E>(builtin),
     }
 }
 
 fn locations<E: Element>(builtin: Builtin) -> Option<Combine> {
     match builtin {
-        Builtin::Maxloc => Some(pairs::<E, Max>),
-        Builtin::Minloc => Some(pairs::<E, Min>),
+        Builtin::Maxloc => Some(pairs::<E, MAX>),
+        Builtin::Minloc => Some(pairs::<E, MIN>),
         _ => None,
     }
 }
@@ -95,7 +92,7 @@ unsafe fn chunks<E: Element>(
 
 /// # Safety
 /// See [`Combine`].
-unsafe extern "C" fn elements<E: Element, O: Operator<E::Value>>(
+unsafe extern "C" fn elements<E: Element, const OP: u8>(
     input: *mut c_void,
     inout: *mut c_void,
     count: *mut c_int,
@@ -104,7 +101,7 @@ unsafe extern "C" fn elements<E: Element, O: Operator<E::Value>>(
     // SAFETY: promised by the caller.
     unsafe {
         chunks::<E>(input, inout, *count as usize, |a, b| {
-            a.iter().zip(b).for_each(|(a, b)| *b = O::apply(*a, *b));
+            a.iter().zip(b).for_each(|(a, b)| *b = reduced::<E::Value, OP>(*a, *b));
         });
     }
 }
@@ -114,7 +111,7 @@ unsafe extern "C" fn elements<E: Element, O: Operator<E::Value>>(
 ///
 /// # Safety
 /// See [`Combine`].
-unsafe extern "C" fn pairs<E: Element, O: Operator<E::Value>>(
+unsafe extern "C" fn pairs<E: Element, const OP: u8>(
     input: *mut c_void,
     inout: *mut c_void,
     count: *mut c_int,
@@ -122,7 +119,7 @@ unsafe extern "C" fn pairs<E: Element, O: Operator<E::Value>>(
 ) {
     let is_same = |x: E::Value, y: E::Value| x == y || is_nan(x) && is_nan(y);
     let wins = |a: &[E::Value], b: &[E::Value]| {
-        if is_same(a[0], b[0]) { a[1] < b[1] } else { is_same(a[0], O::apply(a[0], b[0])) }
+        if is_same(a[0], b[0]) { a[1] < b[1] } else { is_same(a[0], reduced::<E::Value, OP>(a[0], b[0])) }
     };
     // SAFETY: promised by the caller.
     unsafe {
@@ -136,42 +133,27 @@ unsafe extern "C" fn pairs<E: Element, O: Operator<E::Value>>(
     }
 }
 
+const SUM: u8 = Builtin::Sum as u8;
+const PROD: u8 = Builtin::Prod as u8;
+const MAX: u8 = Builtin::Max as u8;
+const MIN: u8 = Builtin::Min as u8;
+
 /// A reduction of two values.
-trait Operator<V> {
-    fn apply(a: V, b: V) -> V;
-}
-
-struct Sum;
-
-impl<V: Add<Output = V>> Operator<V> for Sum {
-    fn apply(a: V, b: V) -> V {
-        a + b
+#[inline]
+fn reduced<V: Value, const OP: u8>(a: V, b: V) -> V {
+    match OP {
+        SUM => a + b,
+        PROD => a * b,
+        MAX if a > b || is_nan(a) => a,
+        MIN if a < b || is_nan(a) => a,
+        _ => b,
     }
 }
 
-struct Prod;
+/// What is computed with.
+trait Value: Copy + Default + PartialOrd + Add<Output = Self> + Mul<Output = Self> {}
 
-impl<V: Mul<Output = V>> Operator<V> for Prod {
-    fn apply(a: V, b: V) -> V {
-        a * b
-    }
-}
-
-struct Max;
-
-impl<V: PartialOrd + Copy> Operator<V> for Max {
-    fn apply(a: V, b: V) -> V {
-        if a > b || is_nan(a) { a } else { b }
-    }
-}
-
-struct Min;
-
-impl<V: PartialOrd + Copy> Operator<V> for Min {
-    fn apply(a: V, b: V) -> V {
-        if a < b || is_nan(a) { a } else { b }
-    }
-}
+impl<V: Copy + Default + PartialOrd + Add<Output = V> + Mul<Output = V>> Value for V {}
 
 #[allow(clippy::eq_op)]
 fn is_nan<V: PartialEq>(value: V) -> bool {
@@ -181,7 +163,7 @@ fn is_nan<V: PartialEq>(value: V) -> bool {
 /// A type of array elements.
 trait Element: Copy {
     /// What it is computed in.
-    type Value: Copy + Default + PartialOrd;
+    type Value: Value;
 
     /// # Safety
     /// There are as many elements. Any alignment will do.

@@ -9,24 +9,16 @@ pub enum Class {
     Bool,
     Integer,
     Float,
+    /// Floats of 16 bits, which no MPI type has the meaning of: [`arithmetic`](super::arithmetic) reduces them.
+    Half,
     Complex,
-    /// Floats of 8 bits. They are moved as they are. Only Python reduces them, as another type.
+    /// Floats of 8 bits. They are moved as they are. XLA converts what is reduced to float32, and the result back: then sums and
+    /// products are rounded once.
     Narrow,
 }
 
-/// What reduces values of a type.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reduced {
-    /// The MPI library, as values of the type that carries them.
-    Natively,
-    /// [`arithmetic`](super::arithmetic): no MPI type has these values' meaning.
-    ByUs,
-    /// XLA converts them, and their results back: then sums and products are rounded once.
-    AsFloat32,
-}
-
 macro_rules! dtypes {
-    ($($dtype:ident $name:literal $code:literal $size:literal $class:ident $mpi:ident $reduced:ident;)*) => {
+    ($($dtype:ident $name:literal $code:literal $size:literal $class:ident $mpi:ident;)*) => {
         /// An element type that JAX has.
         ///
         /// As wide as a register: a `Buffer` with one byte of it among padding is copied in pieces that overlap,
@@ -67,11 +59,6 @@ macro_rules! dtypes {
                 match self { $(Dtype::$dtype => Class::$class),* }
             }
 
-            #[inline]
-            pub fn reduced(self) -> Reduced {
-                match self { $(Dtype::$dtype => Reduced::$reduced),* }
-            }
-
             /// The MPI type that carries values of this type: the same one where MPI has it, so that
             /// the message matches what another library's code on the other rank posts, else the
             /// unsigned integer of its size.
@@ -85,30 +72,30 @@ macro_rules! dtypes {
 }
 
 dtypes! {
-    // dtype           name                code size class MPI type             reduced
-    Bool               "bool"               1   1  Bool    RSMPI_C_BOOL         Natively;
-    Int8               "int8"               2   1  Integer RSMPI_INT8_T         Natively;
-    Int16              "int16"              3   2  Integer RSMPI_INT16_T        Natively;
-    Int32              "int32"              4   4  Integer RSMPI_INT32_T        Natively;
-    Int64              "int64"              5   8  Integer RSMPI_INT64_T        Natively;
-    Uint8              "uint8"              6   1  Integer RSMPI_UINT8_T        Natively;
-    Uint16             "uint16"             7   2  Integer RSMPI_UINT16_T       Natively;
-    Uint32             "uint32"             8   4  Integer RSMPI_UINT32_T       Natively;
-    Uint64             "uint64"             9   8  Integer RSMPI_UINT64_T       Natively;
-    Float8E3m4         "float8_e3m4"        29  1  Narrow  RSMPI_UINT8_T        AsFloat32;
-    Float8E4m3         "float8_e4m3"        28  1  Narrow  RSMPI_UINT8_T        AsFloat32;
-    Float8E4m3b11fnuz  "float8_e4m3b11fnuz" 23  1  Narrow  RSMPI_UINT8_T        AsFloat32;
-    Float8E4m3fn       "float8_e4m3fn"      20  1  Narrow  RSMPI_UINT8_T        AsFloat32;
-    Float8E4m3fnuz     "float8_e4m3fnuz"    25  1  Narrow  RSMPI_UINT8_T        AsFloat32;
-    Float8E5m2         "float8_e5m2"        19  1  Narrow  RSMPI_UINT8_T        AsFloat32;
-    Float8E5m2fnuz     "float8_e5m2fnuz"    24  1  Narrow  RSMPI_UINT8_T        AsFloat32;
-    Float8E8m0fnu      "float8_e8m0fnu"     33  1  Narrow  RSMPI_UINT8_T        AsFloat32;
-    Float16            "float16"            10  2  Float   RSMPI_UINT16_T       ByUs;
-    Bfloat16           "bfloat16"           16  2  Float   RSMPI_UINT16_T       ByUs;
-    Float32            "float32"            11  4  Float   RSMPI_FLOAT          Natively;
-    Float64            "float64"            12  8  Float   RSMPI_DOUBLE         Natively;
-    Complex64          "complex64"          15  8  Complex RSMPI_FLOAT_COMPLEX  Natively;
-    Complex128         "complex128"         18  16 Complex RSMPI_DOUBLE_COMPLEX Natively;
+    // dtype           name                code size class MPI type
+    Bool               "bool"               1   1  Bool    RSMPI_C_BOOL;
+    Int8               "int8"               2   1  Integer RSMPI_INT8_T;
+    Int16              "int16"              3   2  Integer RSMPI_INT16_T;
+    Int32              "int32"              4   4  Integer RSMPI_INT32_T;
+    Int64              "int64"              5   8  Integer RSMPI_INT64_T;
+    Uint8              "uint8"              6   1  Integer RSMPI_UINT8_T;
+    Uint16             "uint16"             7   2  Integer RSMPI_UINT16_T;
+    Uint32             "uint32"             8   4  Integer RSMPI_UINT32_T;
+    Uint64             "uint64"             9   8  Integer RSMPI_UINT64_T;
+    Float8E3m4         "float8_e3m4"        29  1  Narrow  RSMPI_UINT8_T;
+    Float8E4m3         "float8_e4m3"        28  1  Narrow  RSMPI_UINT8_T;
+    Float8E4m3b11fnuz  "float8_e4m3b11fnuz" 23  1  Narrow  RSMPI_UINT8_T;
+    Float8E4m3fn       "float8_e4m3fn"      20  1  Narrow  RSMPI_UINT8_T;
+    Float8E4m3fnuz     "float8_e4m3fnuz"    25  1  Narrow  RSMPI_UINT8_T;
+    Float8E5m2         "float8_e5m2"        19  1  Narrow  RSMPI_UINT8_T;
+    Float8E5m2fnuz     "float8_e5m2fnuz"    24  1  Narrow  RSMPI_UINT8_T;
+    Float8E8m0fnu      "float8_e8m0fnu"     33  1  Narrow  RSMPI_UINT8_T;
+    Float16            "float16"            10  2  Half    RSMPI_UINT16_T;
+    Bfloat16           "bfloat16"           16  2  Half    RSMPI_UINT16_T;
+    Float32            "float32"            11  4  Float   RSMPI_FLOAT;
+    Float64            "float64"            12  8  Float   RSMPI_DOUBLE;
+    Complex64          "complex64"          15  8  Complex RSMPI_FLOAT_COMPLEX;
+    Complex128         "complex128"         18  16 Complex RSMPI_DOUBLE_COMPLEX;
 }
 
 /// A type of less than a byte. XLA packs its arrays, so that a block of one may begin within a byte:
@@ -133,7 +120,7 @@ pub const PACKED: &[Packed] = &[
 impl Dtype {
     /// The type that is reduced in its place, which holds all its values.
     pub fn wider(self) -> Option<Self> {
-        (self.reduced() == Reduced::AsFloat32).then_some(Self::Float32)
+        (self.class() == Class::Narrow).then_some(Self::Float32)
     }
 
     /// SUM and PROD.
@@ -146,14 +133,9 @@ impl Dtype {
         !matches!(self.class(), Class::Complex | Class::Narrow)
     }
 
-    /// BAND, BOR and BXOR.
+    /// BAND, BOR and BXOR, and LAND, LOR and LXOR: MPI defines both for the same types.
     pub fn has_bits(self) -> bool {
         matches!(self.class(), Class::Bool | Class::Integer)
-    }
-
-    /// LAND, LOR and LXOR: MPI defines them for the types that it defines the bitwise ones for.
-    pub fn is_logical(self) -> bool {
-        self.has_bits()
     }
 }
 

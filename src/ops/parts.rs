@@ -181,48 +181,39 @@ impl Parts {
         }
     }
 
-    /// Exchanges the parts. What no rank sends is zeros.
+    /// What goes to each rank, where anything does.
+    pub fn sends(&self, send: Option<Buffer>) -> impl Iterator<Item = (i32, Buffer)> {
+        messages(&self.send, send)
+    }
+
+    /// What comes from each rank, where anything does.
+    pub fn receives(&self, recv: Option<Buffer>) -> impl Iterator<Item = (i32, Buffer)> {
+        messages(&self.recv, recv)
+    }
+
+    /// Exchanges the parts, the one from this rank to itself too. What no rank sends is zeros.
     ///
     /// # Safety
     /// The buffers are memory of the host that nothing else uses, and have passed `check`.
     pub unsafe fn exchange(
         &self,
-        send: Option<Buffer>,
+        mut send: Option<Buffer>,
         recv: Option<Buffer>,
         wire: &mut impl Wire,
     ) -> Result<(), Cause> {
         let mut copy = Vec::new();
         // SAFETY: promised by the caller; the copy outlives the exchange.
         unsafe {
-            let Some(to) = &recv else { return self.carry(send, None, wire) };
-            let send = send.map(|from| from.apart_from(to, &mut copy));
-            self.clear(to);
-            self.carry(send, recv, wire)
-        }
-    }
-
-    /// Exchanges the parts, the one from this rank to itself too. The processor touches none: they may be in the memory of
-    /// a device.
-    ///
-    /// # Safety
-    /// Nothing else uses the buffers, which share no memory and have passed `check`, until what travels has ended.
-    pub unsafe fn carry(
-        &self,
-        send: Option<Buffer>,
-        recv: Option<Buffer>,
-        wire: &mut impl Wire,
-    ) -> Result<(), Cause> {
-        fn messages(buffer: Option<Buffer>, parts: &[Part]) -> impl Iterator<Item = (i32, Buffer)> {
-            let some = parts.iter().enumerate().filter(|(_, part)| part.count > 0);
-            some.filter_map(move |(peer, part)| Some((peer as i32, part.of(&buffer?))))
-        }
-        for (peer, into) in messages(recv, &self.recv) {
-            // SAFETY: promised by the caller.
-            unsafe { wire.receive(peer, into.data(), into.bytes())? };
-        }
-        for (peer, from) in messages(send, &self.send) {
-            // SAFETY: promised by the caller.
-            unsafe { wire.send(peer, from.data(), from.bytes())? };
+            if let Some(to) = &recv {
+                send = send.map(|from| from.apart_from(to, &mut copy));
+                self.clear(to);
+            }
+            for (peer, into) in self.receives(recv) {
+                wire.receive(peer, into.data(), into.bytes())?;
+            }
+            for (peer, from) in self.sends(send) {
+                wire.send(peer, from.data(), from.bytes())?;
+            }
         }
         let size = recv.or(send).map_or(1, |buffer| buffer.dtype().size());
         wire.wait().map_err(|cause| match cause {
@@ -232,4 +223,10 @@ impl Parts {
             cause => cause,
         })
     }
+}
+
+/// The parts of a buffer that have elements, with the rank at the other end.
+fn messages(parts: &[Part], buffer: Option<Buffer>) -> impl Iterator<Item = (i32, Buffer)> {
+    let some = parts.iter().enumerate().filter(|(_, part)| part.count > 0);
+    some.filter_map(move |(peer, part)| Some((peer as i32, part.of(&buffer?))))
 }

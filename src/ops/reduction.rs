@@ -33,9 +33,9 @@ reductions! {
     Prod   "PROD"   has_arithmetic;
     Max    "MAX"    is_ordered;
     Min    "MIN"    is_ordered;
-    Land   "LAND"   is_logical;
-    Lor    "LOR"    is_logical;
-    Lxor   "LXOR"   is_logical;
+    Land   "LAND"   has_bits;
+    Lor    "LOR"    has_bits;
+    Lxor   "LXOR"   has_bits;
     Band   "BAND"   has_bits;
     Bor    "BOR"    has_bits;
     Bxor   "BXOR"   has_bits;

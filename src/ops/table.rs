@@ -65,29 +65,17 @@ pub struct Started {
 }
 
 /// What an operation takes besides data and a communicator.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Takes {
-    Nothing,
-    Reduction,
-    Scan,
-    Root,
-    ReductionAndRoot,
-    ReductionAndParts,
-    Peer,
-    Neighbours,
-    Ragged,
-    Parts,
-    PartsAndRoot,
-}
-
-impl Takes {
-    const fn has_mean(self) -> bool {
-        matches!(self, Self::Reduction | Self::ReductionAndRoot | Self::ReductionAndParts)
-    }
-}
+const NOTHING: u8 = 0;
+const REDUCTION: u8 = 1;
+const SCAN: u8 = 1 << 1;
+const ROOT: u8 = 1 << 2;
+const PEER: u8 = 1 << 3;
+const BLOCKS: u8 = 1 << 4;
+const PARTS: u8 = 1 << 5;
+const RAGGED: u8 = 1 << 6;
 
 macro_rules! ops {
-    ($($op:ident $name:literal $mpi:literal $takes:ident
+    ($($op:ident $name:literal $mpi:literal ($takes:expr)
        ($root_send:ident -> $root_recv:ident) ($send:ident -> $recv:ident) $start:tt;)*) => {
         /// An operation.
         #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Hash)]
@@ -101,19 +89,13 @@ macro_rules! ops {
                 name: $name,
                 target: concat!("mpi4jax_", $name),
                 mpi_name: $mpi,
-                has_reduction: Takes::$takes.has_mean() || matches!(Takes::$takes, Takes::Scan),
-                has_mean: Takes::$takes.has_mean(),
-                has_root: matches!(
-                    Takes::$takes,
-                    Takes::Root | Takes::ReductionAndRoot | Takes::PartsAndRoot
-                ),
-                has_peer: matches!(Takes::$takes, Takes::Peer),
-                has_blocks: matches!(Takes::$takes, Takes::Neighbours),
-                has_parts: matches!(
-                    Takes::$takes,
-                    Takes::Parts | Takes::PartsAndRoot | Takes::ReductionAndParts
-                ),
-                is_ragged: matches!(Takes::$takes, Takes::Ragged),
+                has_reduction: $takes & (REDUCTION | SCAN) != 0,
+                has_mean: $takes & REDUCTION != 0,
+                has_root: $takes & ROOT != 0,
+                has_peer: $takes & PEER != 0,
+                has_blocks: $takes & BLOCKS != 0,
+                has_parts: $takes & PARTS != 0,
+                is_ragged: $takes & RAGGED != 0,
                 at_root: Extents { send: Extent::$root_send, recv: Extent::$root_recv },
                 elsewhere: Extents { send: Extent::$send, recv: Extent::$recv },
                 started: started!($name, $start),
@@ -132,29 +114,29 @@ macro_rules! started {
 }
 
 ops! {
-    //  op        name        MPI's name      takes            (on the root: send -> recv) (elsewhere) MPI's name to start it
-    Allgather "allgather" "MPI_Allgather" Nothing          (One -> PerRank)     (One -> PerRank) "MPI_Iallgather";
-    Allgatherv "allgatherv" "MPI_Allgatherv" Parts         (Variable -> Variable)         (Variable -> Variable) "MPI_Iallgatherv";
-    Allreduce "allreduce" "MPI_Allreduce" Reduction        (One -> One)         (One -> One) "MPI_Iallreduce";
-    Alltoall  "alltoall"  "MPI_Alltoall"  Nothing          (PerRank -> PerRank) (PerRank -> PerRank) "MPI_Ialltoall";
-    Alltoallv "alltoallv" "MPI_Alltoallv" Parts            (Variable -> Variable)         (Variable -> Variable) "MPI_Ialltoallw";
-    Barrier   "barrier"   "MPI_Barrier"   Nothing          (None -> None)       (None -> None) "MPI_Ibarrier";
-    Bcast     "bcast"     "MPI_Bcast"     Root             (One -> None)        (None -> One) "MPI_Ibcast";
-    Exscan    "exscan"    "MPI_Exscan"    Scan             (One -> One)         (One -> One) "MPI_Iexscan";
-    Gather    "gather"    "MPI_Gather"    Root             (One -> PerRank)     (One -> None) "MPI_Igather";
-    Gatherv   "gatherv"   "MPI_Gatherv"   PartsAndRoot     (Variable -> Variable)         (Variable -> None) "MPI_Ialltoallw";
-    HaloExchange "halo_exchange" "MPI_Wait" Neighbours (Variable -> Variable)      (Variable -> Variable) -;
-    Permute   "permute"   "MPI_Sendrecv"  Parts            (Variable -> Variable)         (Variable -> Variable) "MPI_Ialltoallw";
-    RaggedAlltoall "ragged_alltoall" "MPI_Alltoallv" Ragged (Variable -> Variable)        (Variable -> Variable) "MPI_Ialltoallw";
-    Recv      "recv"      "MPI_Recv"      Peer             (None -> One)        (None -> One) "MPI_Irecv";
-    Reduce    "reduce"    "MPI_Reduce"    ReductionAndRoot (One -> One)         (One -> None) "MPI_Ireduce";
-    ReduceScatter "reduce_scatter" "MPI_Reduce_scatter_block" Reduction (PerRank -> One) (PerRank -> One) "MPI_Ireduce_scatter_block";
-    ReduceScatterv "reduce_scatterv" "MPI_Reduce_scatter" ReductionAndParts (Variable -> Variable) (Variable -> Variable) "MPI_Ireduce_scatter";
-    Scan      "scan"      "MPI_Scan"      Scan             (One -> One)         (One -> One) "MPI_Iscan";
-    Scatter   "scatter"   "MPI_Scatter"   Root             (PerRank -> One)     (None -> One) "MPI_Iscatter";
-    Scatterv  "scatterv"  "MPI_Scatterv"  PartsAndRoot     (Variable -> Variable)         (None -> Variable) "MPI_Ialltoallw";
-    Send      "send"      "MPI_Send"      Peer             (One -> None)        (One -> None) "MPI_Isend";
-    Sendrecv  "sendrecv"  "MPI_Sendrecv"  Peer             (One -> One)         (One -> One) -;
+    // op           name               MPI's name                  takes                on the root: (send -> recv)  elsewhere               MPI's name to start it
+    Allgather      "allgather"       "MPI_Allgather"            (NOTHING)           (One -> PerRank)       (One -> PerRank)       "MPI_Iallgather";
+    Allgatherv     "allgatherv"      "MPI_Allgatherv"           (PARTS)             (Variable -> Variable) (Variable -> Variable) "MPI_Iallgatherv";
+    Allreduce      "allreduce"       "MPI_Allreduce"            (REDUCTION)         (One -> One)           (One -> One)           "MPI_Iallreduce";
+    Alltoall       "alltoall"        "MPI_Alltoall"             (NOTHING)           (PerRank -> PerRank)   (PerRank -> PerRank)   "MPI_Ialltoall";
+    Alltoallv      "alltoallv"       "MPI_Alltoallv"            (PARTS)             (Variable -> Variable) (Variable -> Variable) "MPI_Ialltoallw";
+    Barrier        "barrier"         "MPI_Barrier"              (NOTHING)           (None -> None)         (None -> None)         "MPI_Ibarrier";
+    Bcast          "bcast"           "MPI_Bcast"                (ROOT)              (One -> None)          (None -> One)          "MPI_Ibcast";
+    Exscan         "exscan"          "MPI_Exscan"               (SCAN)              (One -> One)           (One -> One)           "MPI_Iexscan";
+    Gather         "gather"          "MPI_Gather"               (ROOT)              (One -> PerRank)       (One -> None)          "MPI_Igather";
+    Gatherv        "gatherv"         "MPI_Gatherv"              (PARTS | ROOT)      (Variable -> Variable) (Variable -> None)     "MPI_Ialltoallw";
+    HaloExchange   "halo_exchange"   "MPI_Wait"                 (BLOCKS)            (Variable -> Variable) (Variable -> Variable) -;
+    Permute        "permute"         "MPI_Sendrecv"             (PARTS)             (Variable -> Variable) (Variable -> Variable) "MPI_Ialltoallw";
+    RaggedAlltoall "ragged_alltoall" "MPI_Alltoallv"            (RAGGED)            (Variable -> Variable) (Variable -> Variable) "MPI_Ialltoallw";
+    Recv           "recv"            "MPI_Recv"                 (PEER)              (None -> One)          (None -> One)          "MPI_Irecv";
+    Reduce         "reduce"          "MPI_Reduce"               (REDUCTION | ROOT)  (One -> One)           (One -> None)          "MPI_Ireduce";
+    ReduceScatter  "reduce_scatter"  "MPI_Reduce_scatter_block" (REDUCTION)         (PerRank -> One)       (PerRank -> One)       "MPI_Ireduce_scatter_block";
+    ReduceScatterv "reduce_scatterv" "MPI_Reduce_scatter"       (REDUCTION | PARTS) (Variable -> Variable) (Variable -> Variable) "MPI_Ireduce_scatter";
+    Scan           "scan"            "MPI_Scan"                 (SCAN)              (One -> One)           (One -> One)           "MPI_Iscan";
+    Scatter        "scatter"         "MPI_Scatter"              (ROOT)              (PerRank -> One)       (None -> One)          "MPI_Iscatter";
+    Scatterv       "scatterv"        "MPI_Scatterv"             (PARTS | ROOT)      (Variable -> Variable) (None -> Variable)     "MPI_Ialltoallw";
+    Send           "send"            "MPI_Send"                 (PEER)              (One -> None)          (One -> None)          "MPI_Isend";
+    Sendrecv       "sendrecv"        "MPI_Sendrecv"             (PEER)              (One -> One)           (One -> One)           -;
 }
 
 impl Row {

@@ -312,7 +312,7 @@ mod tests {
         let comm = comm::register(Comm::new("recorder-test", 1, 0, 2));
         let mut site = Site::new(Op::Recv, &comm);
         site.envelope.source = 1;
-        site.location = "solver.py:81".into();
+        (site.location, site.transport) = ("solver.py:81".into(), "mpi");
         let site = Arc::new(site);
         let call = Call::of(&site, Stream::NONE);
         let mut first = begin(&site, &call);
@@ -345,8 +345,7 @@ mod tests {
         let comm = Arc::new(Comm::new("recorder-programs", 1, 0, 2));
         for program in 0..100 * CAPACITY {
             let mut site = Site::new(Op::Barrier, &comm);
-            site.location = format!("program.py:{program}").into();
-            site.transport = "mpi";
+            (site.location, site.transport) = (format!("program.py:{program}").into(), "mpi");
             let site = Arc::new(site);
             let running = begin(&site, &Call::of(&site, Stream::NONE));
             drop(site);

@@ -129,8 +129,8 @@ fn values(dtype: Dtype) -> (&'static str, usize) {
     match dtype.class() {
         Class::Bool | Class::Integer | Class::Narrow => ("integer", dtype.size()),
         Class::Complex => ("float", dtype.size() / 2),
-        Class::Float if dtype == Dtype::Bfloat16 => ("bfloat", dtype.size()),
-        Class::Float => ("float", dtype.size()),
+        Class::Half if dtype == Dtype::Bfloat16 => ("bfloat", dtype.size()),
+        Class::Float | Class::Half => ("float", dtype.size()),
     }
 }
 

@@ -17,8 +17,8 @@ use crate::ops::{Buffer, Op, Reduction};
 pub struct Transport {
     name: &'static str,
     way: Way,
-    /// What carries calls in the memory of the host.
-    host: Host,
+    /// What carries messages there, if that is not MPI.
+    ucx: Option<&'static ucx::Worker>,
     /// Memory of the host for copies of arrays.
     pub(super) pool: Pool,
 }
@@ -37,36 +37,19 @@ pub enum Way {
     Nccl(Nccl),
 }
 
-#[derive(Debug)]
-pub enum Host {
-    Mpi,
-    /// Messages through UCX, everything else through MPI.
-    Ucx(&'static ucx::Worker),
-}
-
-impl Host {
-    fn execute(&self, call: &Call) -> Result<(), Error> {
-        let failed = |name| move |cause| Error { transport: Some(name), ..call.site.error(cause) };
-        match self {
-            Self::Ucx(ucx) if !call.site.op.row().is_collective() => ucx.execute(call).map_err(failed("ucx")),
-            Self::Mpi | Self::Ucx(_) => mpi::execute(call).map_err(failed("mpi")),
-        }
-    }
-}
-
 impl Transport {
-    pub fn new(name: &'static str, way: Way, host: Host, device: Device) -> Self {
-        Self { name, way, host, pool: Pool::new(device) }
+    pub fn new(name: &'static str, way: Way, ucx: Option<&'static ucx::Worker>, device: Device) -> Self {
+        Self { name, way, ucx, pool: Pool::new(device) }
     }
 
     /// MPI, on arrays in the memory of the host.
     pub fn mpi() -> Self {
-        Self::new("mpi", Way::Host, Host::Mpi, Device::Host)
+        Self::new("mpi", Way::Host, None, Device::Host)
     }
 
     /// MPI, on copies of the arrays of a device. The device may be the host, for tests.
     pub fn staged(device: Device) -> Self {
-        Self::new("staged", Way::Staged, Host::Mpi, device)
+        Self::new("staged", Way::Staged, None, device)
     }
 
     pub fn name(&self) -> &'static str {
@@ -80,7 +63,7 @@ impl Transport {
 
     /// UCX, where that carries messages.
     pub(super) fn ucx(&self) -> Option<&'static ucx::Worker> {
-        if let Host::Ucx(ucx) = self.host { Some(ucx) } else { None }
+        self.ucx
     }
 
     /// NCCL, where that carries operations.
@@ -92,8 +75,18 @@ impl Transport {
     #[inline]
     pub fn execute(&self, call: &Call) -> Result<(), Error> {
         match self.way {
-            Way::Host => self.host.execute(call),
+            Way::Host => self.execute_on_host(call),
             _ => self.execute_on_device(call),
+        }
+    }
+
+    /// Carries a call out by a library on the host: messages by UCX where that is chosen, everything else by MPI.
+    #[inline]
+    fn execute_on_host(&self, call: &Call) -> Result<(), Error> {
+        let failed = |name| move |cause| Error { transport: Some(name), ..call.site.error(cause) };
+        match self.ucx {
+            Some(ucx) if !call.site.op.row().is_collective() => ucx.execute(call).map_err(failed("ucx")),
+            _ => mpi::execute(call).map_err(failed("mpi")),
         }
     }
 
@@ -105,16 +98,16 @@ impl Transport {
             }
             Way::Direct(driver) if self.reaches(call) => {
                 driver.synchronize(call.stream).map_err(failed)?;
-                self.host.execute(call)
+                self.execute_on_host(call)
             }
-            _ => staged::execute(&self.pool, call, |call| self.host.execute(call)).map_err(failed)?,
+            _ => staged::execute(&self.pool, call, |call| self.execute_on_host(call)).map_err(failed)?,
         }
     }
 
     /// Whether a library that takes pointers to the memory of a GPU carries all of a call.
     fn reaches(&self, call: &Call) -> bool {
         // MPI may not take them where UCX does.
-        let is_taken = matches!(self.host, Host::Mpi) || !call.site.op.row().is_collective();
+        let is_taken = self.ucx.is_none() || !call.site.op.row().is_collective();
         is_taken && !needs_processor(call)
     }
 

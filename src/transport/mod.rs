@@ -23,5 +23,5 @@ pub use self::request::Request;
 pub use self::request_memory::{RequestLayout, RequestMemory};
 pub use self::requests::{HANDLE, Handle, freeing, keep, outstanding, start, take};
 pub use self::select::{
-    Choice, Found, attach, chosen, messages_apart, overview, select, selected, stop, takes_packed, unfinished,
+    Overview, attach, messages_apart, overview, select, selected, stop, takes_packed, unfinished,
 };

@@ -74,32 +74,6 @@ impl Table {
         self.under_way.insert(self.last, request);
         Ok(handle_of(self.last))
     }
-
-    fn take(&mut self, handle: Handle, results: &[Option<Buffer>; 2]) -> Result<Arc<Request>, Cause> {
-        let Some(number) = number_of(handle).filter(|number| (1..=self.last).contains(number)) else {
-            let message = format!(
-                "no started operation has this request: {handle:?}; pass a request on unchanged, and wait for it once"
-            );
-            return Err(Cause::Request { message });
-        };
-        let Some(request) = self.under_way.get(&number) else {
-            let past = self.past.iter().find(|(past, _)| *past == number);
-            let what = past.map(|(_, past)| format!(" ({})", past.words())).unwrap_or_default();
-            let message = format!("the request{what} has been waited for before");
-            return Err(Cause::Request { message });
-        };
-        if !request.gives(results) {
-            let message = "the started operation has a result of another type or size than the wait".into();
-            return Err(Cause::Request { message });
-        }
-        let request = request.clone();
-        self.under_way.remove(&number);
-        if self.past.len() == REMEMBERED {
-            self.past.pop_front();
-        }
-        self.past.push_back((number, request.clone()));
-        Ok(request)
-    }
 }
 
 /// Starts an operation of a site on memory that holds its operand: through MPI, or on a stream of the transport's own, which
@@ -157,7 +131,32 @@ fn add(request: Request) -> Result<(Arc<Request>, Handle), Cause> {
 /// The operation that a handle is of, which cannot be waited for again; None: nothing was started. It has to give the results
 /// of the wait.
 pub fn take(handle: Handle, results: &[Option<Buffer>; 2]) -> Result<Option<Arc<Request>>, Cause> {
-    if handle == Handle::default() { Ok(None) } else { table().take(handle, results).map(Some) }
+    if handle == Handle::default() {
+        return Ok(None);
+    }
+    let wrong = |message| Err(Cause::Request { message });
+    let mut table = table();
+    let Some(number) = number_of(handle).filter(|number| (1..=table.last).contains(number)) else {
+        return wrong(format!(
+            "no started operation has this request: {handle:?}; pass a request on unchanged, and wait for it once"
+        ));
+    };
+    let Some(request) = table.under_way.get(&number) else {
+        let past = table.past.iter().find(|(past, _)| *past == number);
+        let what = past.map(|(_, past)| format!(" ({})", past.words())).unwrap_or_default();
+        return wrong(format!("the request{what} has been waited for before"));
+    };
+    if !request.gives(results) {
+        return wrong("the started operation has a result of another type or size than the wait".into());
+    }
+    let request = request.clone();
+    table.under_way.remove(&number);
+    table.past.push_back((number, request.clone()));
+    let forgotten = if table.past.len() > REMEMBERED { table.past.pop_front() } else { None };
+    // It may be the last to hold its communicator, whose end looks into the table.
+    drop(table);
+    drop(forgotten);
+    Ok(Some(request))
 }
 
 /// What communicates, and has not been waited for.

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, OnceLock};
 
-use super::dispatch::{Host, Transport, Way};
+use super::dispatch::{Transport, Way};
 use super::mpi::{is_cuda_aware, probe_device_pointers};
 use super::nccl::{self, Messages, Nccl, Unfinished};
 use super::ucx;
@@ -34,10 +34,6 @@ impl Kind {
         }
     }
 
-    fn named(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|kind| kind.name() == name)
-    }
-
     fn is_for(self, platform: Platform) -> bool {
         match self {
             Self::Mpi => platform == Platform::Cpu,
@@ -60,27 +56,25 @@ impl Kind {
 
     fn start(self, platform: Platform) -> Result<Transport, String> {
         // Collective: also on a rank that cannot use it.
-        let host = if self == Self::Ucx { Host::Ucx(ucx::start()?) } else { Host::Mpi };
+        let ucx = if self == Self::Ucx { Some(ucx::start()?) } else { None };
         if self != Self::Nccl {
             self.probe(platform)?;
         }
-        let device = match platform {
-            Platform::Cpu => Device::Host,
-            Platform::Cuda => {
-                device::support()?;
-                Device::Gpu(cuda::driver()?)
-            }
-        };
-        if let (Host::Ucx(ucx), Device::Gpu(_)) = (&host, device) {
+        if platform == Platform::Cpu {
+            let way = if self == Self::Staged { Way::Staged } else { Way::Host };
+            return Ok(Transport::new(self.name(), way, ucx, Device::Host));
+        }
+        device::support()?;
+        let driver = cuda::driver()?;
+        if let Some(ucx) = ucx {
             ucx.reaches_cuda()?;
         }
-        let way = match (self, device) {
-            (Self::Mpi | Self::Ucx, Device::Host) => Way::Host,
-            (Self::CudaMpi | Self::Ucx, Device::Gpu(driver)) => Way::Direct(driver),
-            (Self::Nccl, Device::Gpu(driver)) => Way::Nccl(Nccl::new(driver)),
-            _ => Way::Staged,
+        let way = match self {
+            Self::Mpi | Self::Staged => Way::Staged,
+            Self::CudaMpi | Self::Ucx => Way::Direct(driver),
+            Self::Nccl => Way::Nccl(Nccl::new(driver)),
         };
-        Ok(Transport::new(self.name(), way, host, device))
+        Ok(Transport::new(self.name(), way, ucx, Device::Gpu(driver)))
     }
 
     /// The best of those that can start on all ranks, and suit all of them, for arrays on GPUs. Collective over
@@ -125,43 +119,39 @@ fn valid() -> String {
 }
 
 impl Setting {
-    fn parse(transport: Option<&str>, cuda_mpi: Option<&str>) -> Result<Self, Error> {
-        let named = match transport {
-            None => Self::default(),
-            Some(name) => {
-                let unknown = || Cause::Setting {
-                    message: format!("unknown transport {name:?}: {TRANSPORT} takes {}", valid()),
-                };
-                let is_auto = name == AUTO;
-                let kind = if is_auto { None } else { Some(Kind::named(name).ok_or_else(unknown)?) };
-                Self { kind, is_auto, text: format!("{TRANSPORT}={name}"), gpu_only: false }
-            }
-        };
-        let Some(cuda_mpi) = cuda_mpi else { return Ok(named) };
-        let text = format!("{USE_CUDA_MPI}={cuda_mpi}");
-        let kind = match cuda_mpi.to_ascii_lowercase().as_str() {
-            "1" | "true" | "on" | "yes" => Kind::CudaMpi,
-            "0" | "false" | "off" | "no" => Kind::Staged,
-            _ => {
+    fn parse(transport: Option<&str>, cuda_mpi: Option<&str>) -> Result<Self, Cause> {
+        let meant = match cuda_mpi.map(str::to_ascii_lowercase).as_deref() {
+            None => None,
+            Some("1" | "true" | "on" | "yes") => Some(Kind::CudaMpi),
+            Some("0" | "false" | "off" | "no") => Some(Kind::Staged),
+            Some(other) => {
                 let message = format!(
-                    "{text} is not understood: expected 1 (which means {TRANSPORT}=cuda-mpi) or 0 (staged)"
+                    "{USE_CUDA_MPI}={other} is not understood: expected 1 (which means {TRANSPORT}=cuda-mpi) or 0 \
+                     (staged)"
                 );
-                return Err(Cause::Setting { message }.into());
+                return Err(Cause::Setting { message });
             }
         };
-        if transport.is_none() {
-            return Ok(Self { kind: Some(kind), is_auto: false, text, gpu_only: true });
+        let cuda_mpi = format!("{USE_CUDA_MPI}={}", cuda_mpi.unwrap_or_default());
+        let Some(name) = transport else {
+            let text = if meant.is_some() { cuda_mpi } else { String::new() };
+            return Ok(Self { kind: meant, is_auto: false, text, gpu_only: meant.is_some() });
+        };
+        let (kind, is_auto) = (Kind::ALL.into_iter().find(|kind| kind.name() == name), name == AUTO);
+        if kind.is_none() && !is_auto {
+            let message = format!("unknown transport {name:?}: {TRANSPORT} takes {}", valid());
+            return Err(Cause::Setting { message });
         }
-        if named.kind != Some(kind) {
+        let text = format!("{TRANSPORT}={name}");
+        if let Some(meant) = meant.filter(|meant| kind != Some(*meant)) {
             let message = format!(
-                "{} contradicts {text}, which means {}: unset one of them; {TRANSPORT} takes {}",
-                named.text,
-                kind.name(),
+                "{text} contradicts {cuda_mpi}, which means {}: unset one of them; {TRANSPORT} takes {}",
+                meant.name(),
                 valid()
             );
-            return Err(Cause::Setting { message }.into());
+            return Err(Cause::Setting { message });
         }
-        Ok(named)
+        Ok(Self { kind, is_auto, text, gpu_only: false })
     }
 
     /// The transport for arrays on a platform, and why. `best` is what `auto` has found.
@@ -200,11 +190,11 @@ struct Selection {
 
 static SELECTION: OnceLock<Selection> = OnceLock::new();
 
-/// Reads the environment. With `auto` or `ucx` this is collective over `MPI_COMM_WORLD`: ranks that chose
+/// Reads the environment, once. With `auto` or `ucx` this is collective over `MPI_COMM_WORLD`: ranks that chose
 /// differently would wait for each other for ever.
-pub fn select() -> Result<(), Error> {
-    if SELECTION.get().is_some() {
-        return Ok(());
+fn selection() -> Result<&'static Selection, Error> {
+    if let Some(selection) = SELECTION.get() {
+        return Ok(selection);
     }
     let setting = Setting::parse(value(TRANSPORT).as_deref(), value(USE_CUDA_MPI).as_deref())?;
     // A wrong one is an error also where NCCL is not chosen.
@@ -227,12 +217,13 @@ pub fn select() -> Result<(), Error> {
     if on_gpu {
         let _ = selected(Platform::Cuda);
     }
-    Ok(())
+    Ok(selection)
 }
 
-fn selection() -> Result<&'static Selection, Error> {
-    select()?;
-    SELECTION.get().ok_or_else(|| Cause::Setting { message: "no transport is selected".into() }.into())
+/// Name of what carries arrays on the CPU and on a GPU, and why it was chosen. At the first call as collective as reading the
+/// environment; starts nothing but UCX.
+pub fn select() -> Result<[(&'static str, &'static str); 2], Error> {
+    Ok(selection()?.slots.each_ref().map(|slot| (slot.kind.name(), &*slot.reason)))
 }
 
 fn slot(platform: Platform) -> Result<&'static Slot, Error> {
@@ -296,33 +287,30 @@ pub fn stop() {
     running().filter_map(Transport::ucx).for_each(ucx::Worker::stop);
 }
 
-/// Platform, name, why it was chosen, why it cannot be used after all.
-pub type Choice = (&'static str, &'static str, String, Option<String>);
+/// The setting that chose; why each of the two that were chosen cannot be used after all; and platform, name and reason of
+/// all that cannot be used.
+pub type Overview = (String, Vec<Option<String>>, Vec<(&'static str, &'static str, String)>);
 
-/// Platform, name, why it cannot be used.
-pub type Found = (&'static str, &'static str, Option<String>);
-
-/// What was asked for, what was chosen for each platform, and all that there is. Loads libraries to see whether they
-/// could be used, but starts no transport.
-pub fn overview() -> Result<(String, Vec<Choice>, Vec<Found>), Error> {
+/// What was asked for, and what cannot be used. Loads libraries to see whether they could be used, but starts no transport.
+pub fn overview() -> Result<Overview, Error> {
     let selection = selection()?;
-    let choice = |platform: Platform| {
-        let Slot { kind, reason, transport } = &selection.slots[platform as usize];
-        let error = match transport.get() {
+    let error = |platform: Platform| {
+        let Slot { kind, transport, .. } = &selection.slots[platform as usize];
+        match transport.get() {
             Some(started) => started.as_ref().err().cloned(),
             None if kind.is_for(platform) => kind.probe(platform).err(),
             None => Some(elsewhere(platform)),
-        };
-        (platform.name(), kind.name(), reason.clone(), error)
+        }
     };
-    let found = |kind: Kind| {
+    let unavailable = |kind: Kind| {
         let platforms = Platform::ALL.into_iter().filter(move |&platform| kind.is_for(platform));
-        platforms.map(move |platform| (platform.name(), kind.name(), kind.probe(platform).err()))
+        platforms
+            .filter_map(move |platform| Some((platform.name(), kind.name(), kind.probe(platform).err()?)))
     };
     Ok((
         selection.setting.clone(),
-        Platform::ALL.into_iter().map(choice).collect(),
-        Kind::ALL.into_iter().flat_map(found).collect(),
+        Platform::ALL.into_iter().map(error).collect(),
+        Kind::ALL.into_iter().flat_map(unavailable).collect(),
     ))
 }
 
@@ -342,11 +330,6 @@ pub fn messages_apart(platform: Platform) -> Option<&'static str> {
 /// reach the blocks.
 pub fn takes_packed(platform: Platform) -> bool {
     platform == Platform::Cuda || slot(platform).is_ok_and(|slot| slot.kind == Kind::Staged)
-}
-
-/// What a platform's arrays are carried by, without starting or probing anything.
-pub fn chosen(platform: Platform) -> Result<(&'static str, &'static str), Error> {
-    slot(platform).map(|slot| (slot.kind.name(), slot.reason.as_str()))
 }
 
 #[cfg(test)]

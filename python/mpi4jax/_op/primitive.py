@@ -39,7 +39,7 @@ DTYPES = {
         "inexact": row["has_arithmetic"] and not row["has_bits"],
         "ordered": row["is_ordered"],
         "bitwise": row["has_bits"],
-        "logical": row["is_logical"],
+        "logical": row["has_bits"],
         "carrier": row["carrier"],
         "reduced_as": row["reduced_as"],
     }

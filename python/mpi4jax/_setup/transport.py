@@ -49,10 +49,9 @@ def start() -> None:
             _native.__version__,
             ".".join(map(str, compat.TESTED)),
         )
-    _native.select_transports(library_directories())
+    (cpu, cpu_reason), (gpu, gpu_reason) = _native.select_transports(library_directories())
     # Registered before everything else that communicates at exit, so it runs after that.
     atexit.register(_native.stop_transports)
-    (_, cpu, cpu_reason), (_, gpu, gpu_reason) = _native.chosen_transports()
     _log.info("transports: %s on CPU (%s), %s on GPU (%s)", cpu, cpu_reason, gpu, gpu_reason)
     choose_device()
     for name, bundle, platform in _native.targets():
@@ -107,7 +106,7 @@ def choose_device() -> None:
 
 def announce_device() -> None:
     """Tell the native module which GPU JAX computes on, where a transport has to know."""
-    (_, _, _), (_, gpu, _) = _native.chosen_transports()
+    _, (gpu, _) = _native.select_transports([])
     if gpu != "nccl":
         return
     if _native.is_gpu_on_cpu():
@@ -167,6 +166,7 @@ def transport_info() -> TransportInfo:
         >>> mpi4jax.transport_info().cpu
         'mpi'
     """
-    requested, (cpu, gpu), rows = _native.transport_report()
-    unavailable = {f"{platform}:{name}": why for platform, name, why in rows if why is not None}
-    return TransportInfo(requested, *cpu[1:], *gpu[1:], unavailable)
+    requested, (cpu_error, gpu_error), rows = _native.transport_report()
+    cpu, gpu = _native.select_transports([])
+    unavailable = {f"{platform}:{name}": why for platform, name, why in rows}
+    return TransportInfo(requested, *cpu, cpu_error, *gpu, gpu_error, unavailable)

@@ -9,18 +9,17 @@ use mpi::ffi::{self, MPI_Datatype, MPI_Op};
 use super::span::count_limit;
 use crate::error::Cause;
 use crate::mpilib::{check, handle, handle_value, in_place};
-use crate::ops::{self, Buffer, Builtin, Class, Dtype, Reduced, Reduction};
+use crate::ops::{self, Buffer, Builtin, Class, Dtype, Reduction};
 
 /// Whether MPI calls us back to reduce, with pointers that the processor has to reach.
 #[inline(always)]
 pub fn is_ours(builtin: Builtin, dtype: Dtype) -> bool {
-    let floats = dtype.class() == Class::Float;
     match builtin {
         Builtin::Minloc | Builtin::Maxloc => true,
         // MPI leaves open what becomes of NaN. Where that depends on the order, as it does in practice,
         // ranks end with different results.
-        Builtin::Max | Builtin::Min if floats => true,
-        _ => dtype.reduced() == Reduced::ByUs,
+        Builtin::Max | Builtin::Min if dtype.class() == Class::Float => true,
+        _ => dtype.class() == Class::Half,
     }
 }
 

@@ -3,12 +3,12 @@
 use smallvec::SmallVec;
 
 use super::communicator::Communicator;
-use crate::call::{Call, Envelope, Stream};
+use crate::call::{Call, Envelope};
 use crate::device::nccl::{DataType, RedOp};
 use crate::dynlib::checked;
 use crate::error::Cause;
 use crate::mpilib::wildcards;
-use crate::ops::{Buffer, Builtin, Class, Dtype, Op, Reduction, Wire};
+use crate::ops::{Buffer, Builtin, Class, Dtype, Op, Reduction};
 
 /// Messages of a rank, each with the rank at its other end.
 type Messages = SmallVec<[(i32, Buffer); 8]>;
@@ -36,7 +36,7 @@ pub fn reduced(reduction: Reduction, dtype: Dtype) -> Option<(DataType, RedOp, u
         _ => return None,
     };
     // NCCL's MAX and MIN of floats pass over NaN, which those of the other transports do not.
-    if dtype.class() == Class::Float && matches!(op, RedOp::Max | RedOp::Min) {
+    if matches!(dtype.class(), Class::Float | Class::Half) && matches!(op, RedOp::Max | RedOp::Min) {
         return None;
     }
     let data = match dtype {
@@ -107,36 +107,22 @@ pub fn put(call: &Call, communicator: &Communicator) -> Result<(), Cause> {
                     (_, None) => Err(Cause::missing("result")),
                 }
             }
-            Op::Allgatherv | Op::Alltoallv | Op::Gatherv | Op::Scatterv => {
-                let parts = call.parts()?;
-                if !parts.covers(call.recv.as_ref()) {
-                    let reason = "NCCL writes nothing where no rank sends anything";
-                    return Err(Cause::Unsupported { feature: "a result with gaps".into(), reason });
-                }
-                let mut group = Group { communicator, stream: call.stream };
-                group.together(|group| parts.carry(call.send, call.recv, group))
-            }
-            Op::Alltoall | Op::Gather | Op::Recv | Op::Scatter | Op::Send | Op::Sendrecv => {
+            // Messages that wait for one another, and start together.
+            _ => {
                 let (sent, received) = messages(call)?;
-                let mut group = Group { communicator, stream: call.stream };
-                group.together(|group| {
-                    for (peer, buffer) in sent {
-                        group.send(peer, buffer.data(), buffer.bytes())?;
-                    }
-                    for (peer, buffer) in received {
-                        group.receive(peer, buffer.data(), buffer.bytes())?;
-                    }
-                    Ok(())
-                })
-            }
-            Op::Exscan
-            | Op::HaloExchange
-            | Op::Permute
-            | Op::RaggedAlltoall
-            | Op::ReduceScatterv
-            | Op::Scan => {
-                let feature = site.op.to_string();
-                Err(Cause::Unsupported { feature, reason: "NCCL has no such operation" })
+                checked!(library, ncclGroupStart())?;
+                let sends = sent.iter().try_for_each(|(peer, from)| {
+                    checked!(
+                        library,
+                        ncclSend(from.data().cast(), from.bytes(), bytes, *peer, handle, stream)
+                    )
+                });
+                let receives = received.iter().try_for_each(|(peer, to)| {
+                    checked!(library, ncclRecv(to.data().cast(), to.bytes(), bytes, *peer, handle, stream))
+                });
+                // A group is ended on the thread that started it, also after an error.
+                let ended = checked!(library, ncclGroupEnd());
+                sends.and(receives).and(ended)
             }
         }
     }
@@ -157,6 +143,14 @@ fn messages(call: &Call) -> Result<(Messages, Messages), Cause> {
         (0..size).map(|rank| (rank, buffer.part(rank as usize * count, count))).collect()
     };
     Ok(match site.op {
+        Op::Allgatherv | Op::Alltoallv | Op::Gatherv | Op::Scatterv => {
+            let parts = call.parts()?;
+            if !parts.covers(call.recv.as_ref()) {
+                let reason = "NCCL writes nothing where no rank sends anything";
+                return Err(Cause::Unsupported { feature: "a result with gaps".into(), reason });
+            }
+            (parts.sends(call.send).collect(), parts.receives(call.recv).collect())
+        }
         Op::Alltoall => (blocks(*call.operand()?), blocks(*call.result()?)),
         Op::Gather if site.is_root() => (one(site.root, *call.operand()?), blocks(*call.result()?)),
         Op::Gather => (one(site.root, *call.operand()?), Messages::new()),
@@ -166,8 +160,12 @@ fn messages(call: &Call) -> Result<(Messages, Messages), Cause> {
         // Its other half comes later on the same stream, and it would wait for that.
         Op::Send if dest == rank => return Err(to_itself("send")),
         Op::Recv if source == rank => return Err(to_itself("recv")),
+        Op::Send => (one(dest, *call.operand()?), Messages::new()),
         Op::Recv => (Messages::new(), one(source, *call.result()?)),
-        _ => (one(dest, *call.operand()?), Messages::new()),
+        _ => {
+            let feature = site.op.to_string();
+            return Err(Cause::Unsupported { feature, reason: "NCCL has no such operation" });
+        }
     })
 }
 
@@ -175,55 +173,5 @@ fn to_itself(operation: &str) -> Cause {
     Cause::Unsupported {
         feature: format!("a {operation} between a rank and itself"),
         reason: "messages go through NCCL: use sendrecv, or set MPI4JAX_NCCL_MESSAGES=staged",
-    }
-}
-
-/// Messages that wait for one another, and start together.
-struct Group<'a> {
-    communicator: &'a Communicator,
-    stream: Stream,
-}
-
-impl Group<'_> {
-    fn together(&mut self, body: impl FnOnce(&mut Self) -> Result<(), Cause>) -> Result<(), Cause> {
-        let library = self.communicator.gpu.library;
-        // SAFETY: a group is ended on the thread that started it, also after an error.
-        unsafe {
-            checked!(library, ncclGroupStart())?;
-            let done = body(self);
-            let ended = checked!(library, ncclGroupEnd());
-            done.and(ended)
-        }
-    }
-}
-
-impl Wire for Group<'_> {
-    unsafe fn receive(&mut self, peer: i32, into: *mut u8, bytes: usize) -> Result<(), Cause> {
-        let &mut Self { communicator, stream } = self;
-        let (handle, kind) = (communicator.handle, DataType::Uint8 as i32);
-        // SAFETY: promised by the caller.
-        unsafe {
-            checked!(
-                communicator.gpu.library,
-                ncclRecv(into.cast(), bytes, kind, peer, handle, stream.handle())
-            )
-        }
-    }
-
-    unsafe fn send(&mut self, peer: i32, from: *mut u8, bytes: usize) -> Result<(), Cause> {
-        let &mut Self { communicator, stream } = self;
-        let (handle, kind) = (communicator.handle, DataType::Uint8 as i32);
-        // SAFETY: promised by the caller.
-        unsafe {
-            checked!(
-                communicator.gpu.library,
-                ncclSend(from.cast(), bytes, kind, peer, handle, stream.handle())
-            )
-        }
-    }
-
-    /// The stream waits, not the host.
-    fn wait(&mut self) -> Result<(), Cause> {
-        Ok(())
     }
 }

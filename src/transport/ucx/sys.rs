@@ -121,7 +121,6 @@ function_table! {
         ucp_tag_recv_request_test(*mut c_void, *mut Received) -> Status;
         ucp_request_check_status(*mut c_void) -> Status;
         ucp_request_free(*mut c_void);
-        ucp_request_cancel(Worker, *mut c_void);
         ucs_status_string(Status) -> *const c_char;
     }
 }

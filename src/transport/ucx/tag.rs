@@ -20,14 +20,6 @@ pub struct Label {
     pub tag: i32,
 }
 
-/// What a receive accepts; `None` is anything, of tags: but for those of derivatives.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Wanted {
-    pub context: u64,
-    pub source: Option<i32>,
-    pub tag: Option<i32>,
-}
-
 fn bits(field: &'static str, value: i32, width: u32) -> Result<u64, Cause> {
     match u64::try_from(value) {
         Ok(value) if value >> width == 0 => Ok(value),
@@ -54,16 +46,14 @@ impl Label {
     }
 }
 
-impl Wanted {
-    /// The label and the mask of the bits that have to be equal.
-    pub fn encode(self) -> Result<(u64, u64), Cause> {
-        let Self { context, source, tag } = self;
-        let label = Label { context, source: source.unwrap_or(0), tag: tag.unwrap_or(0) };
-        let of_source = if source.is_some() { (1 << SOURCE_BITS) - 1 } else { 0 };
-        let of_tag = if tag.is_some() { (1 << TAG_BITS) - 1 } else { wildcards().derivative as u64 };
-        let mask = (CONTEXTS - 1) << (SOURCE_BITS + TAG_BITS) | of_source << TAG_BITS | of_tag;
-        Ok((label.encode()?, mask))
-    }
+/// The label of the messages that a receive takes, and the mask of the bits that have to be equal. A receive of any tag takes none
+/// of those of derivatives.
+pub fn wanted(context: u64, source: i32, tag: i32) -> Result<(u64, u64), Cause> {
+    let any = wildcards();
+    let (source, of_source) = if source == any.source { (0, 0) } else { (source, (1 << SOURCE_BITS) - 1) };
+    let (tag, of_tag) = if tag == any.tag { (0, any.derivative as u64) } else { (tag, (1 << TAG_BITS) - 1) };
+    let mask = (CONTEXTS - 1) << (SOURCE_BITS + TAG_BITS) | of_source << TAG_BITS | of_tag;
+    Ok((Label { context, source, tag }.encode()?, mask))
 }
 
 #[cfg(test)]
@@ -86,20 +76,19 @@ mod tests {
 
     #[test]
     fn wildcards_accept_what_the_others_do_not() {
-        let accepts = |wanted: Wanted, label: Label| {
-            let (bits, mask) = wanted.encode().unwrap();
+        let any = wildcards();
+        let takes = |context, source, tag, label: Label| {
+            let (bits, mask) = wanted(context, source, tag).unwrap();
             (label.encode().unwrap() ^ bits) & mask == 0
         };
         let message = Label { context: 7, source: 2, tag: 9 };
-        let exact = Wanted { context: 7, source: Some(2), tag: Some(9) };
-        assert!(accepts(exact, message));
-        for (source, tag) in [(None, Some(9)), (Some(2), None), (None, None)] {
-            assert!(accepts(Wanted { context: 7, source, tag }, message));
-            assert!(!accepts(Wanted { context: 8, source, tag }, message));
-            let derivative = Label { tag: 9 + wildcards().derivative, ..message };
-            assert!(!accepts(Wanted { context: 7, source, tag }, derivative));
+        assert!(takes(7, 2, 9, message));
+        for (source, tag) in [(any.source, 9), (2, any.tag), (any.source, any.tag)] {
+            assert!(takes(7, source, tag, message));
+            assert!(!takes(8, source, tag, message));
+            assert!(!takes(7, source, tag, Label { tag: 9 + any.derivative, ..message }));
         }
-        assert!(!accepts(Wanted { source: Some(1), ..exact }, message));
-        assert!(!accepts(Wanted { tag: Some(0), ..exact }, message));
+        assert!(!takes(7, 1, 9, message));
+        assert!(!takes(7, 2, 0, message));
     }
 }
