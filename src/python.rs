@@ -42,7 +42,7 @@ mod _native {
     #[pymodule_export]
     use crate::mpilib::{info, set_tag_limit};
     #[pymodule_export]
-    use crate::ops::{add_line, name_line, register_reduction};
+    use crate::ops::{add_line, name_line};
     #[pymodule_export]
     use crate::record::log::{is_enabled, set_enabled};
     #[pymodule_export]
@@ -54,7 +54,7 @@ mod _native {
     #[pymodule_export]
     use crate::watch::{abort_after, choose_default, enter, enter_limit, exit, leave, leave_limit, start};
     #[pymodule_export]
-    use crate::xla::statuses::{add, remove};
+    use crate::xla::statuses::remove;
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
@@ -152,6 +152,20 @@ mod _native {
         let comm = comm::register(comm);
         py.detach(|| transport::attach(&comm))?;
         Ok(comm.number)
+    }
+
+    /// Makes `key` name a reduction of the user's.
+    #[pyfunction]
+    fn register_reduction(key: &str, handle: usize) {
+        // SAFETY: mpi4py gives the handle of an `MPI_Op`, which Python keeps with the key.
+        unsafe { ops::register_reduction(key, handle) };
+    }
+
+    /// Programs may write a status to the address of one of mpi4py's.
+    #[pyfunction]
+    fn add_status(address: usize) {
+        // SAFETY: Python keeps a status until it has removed it, and a program its statuses.
+        unsafe { xla::statuses::add(address) };
     }
 
     /// MPI frees a communicator: so is all that was made from it.

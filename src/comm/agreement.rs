@@ -7,7 +7,7 @@ use mpi::ffi::{self, MPI_Comm, MPI_Request};
 
 use super::Comm;
 use crate::error::Cause;
-use crate::mpilib::{check, handle};
+use crate::mpilib::check;
 
 /// A number and its complement, of this rank, and the greatest of both of all ranks.
 type Numbers = [[u64; 2]; 2];
@@ -25,7 +25,7 @@ impl Agreement {
         // SAFETY: a registered communicator, which is not freed, constants of the MPI shim, and memory that stays where it
         // is. The request is written where there is no error.
         unsafe {
-            let comm: MPI_Comm = handle(comm.handle);
+            let comm: MPI_Comm = comm.handle();
             let (kind, op) = (ffi::RSMPI_UINT64_T, ffi::RSMPI_MAX);
             let code = ffi::MPI_Iallreduce(from, to, n, kind, op, comm, request.as_mut_ptr());
             check("MPI_Iallreduce of a fingerprint", code)?;

@@ -6,7 +6,7 @@ use mpi::ffi::{self, MPI_Comm};
 
 use super::Comm;
 use crate::error::Cause;
-use crate::mpilib::{check, handle};
+use crate::mpilib::check;
 
 /// The ranks that exchange.
 #[derive(Clone, Copy, Debug)]
@@ -22,21 +22,14 @@ impl Group<'_> {
         unsafe {
             match self {
                 Self::World => ffi::RSMPI_COMM_WORLD,
-                Self::Of(comm) => handle(comm.handle),
+                Self::Of(comm) => comm.handle(),
             }
         }
     }
 
-    pub fn rank(self) -> Result<usize, Cause> {
-        let mut rank = 0;
-        // SAFETY: MPI is initialised, the communicator is live.
-        check("MPI_Comm_rank", unsafe { ffi::MPI_Comm_rank(self.handle(), &mut rank) })?;
-        Ok(rank as usize)
-    }
-
     pub fn size(self) -> Result<usize, Cause> {
         let mut size = 0;
-        // SAFETY: as in `rank`.
+        // SAFETY: MPI is initialised, the communicator is live.
         check("MPI_Comm_size", unsafe { ffi::MPI_Comm_size(self.handle(), &mut size) })?;
         Ok(size as usize)
     }
@@ -94,25 +87,24 @@ impl Group<'_> {
         Ok(whole.collect())
     }
 
-    /// This rank's number among those of its node, and their number. Collective.
-    pub fn local(self) -> Result<(usize, usize), Cause> {
-        let (mut rank, mut size) = (0, 0);
+    /// How many ranks there are on this rank's node. Collective.
+    pub fn local_size(self) -> Result<usize, Cause> {
+        let mut size = 0;
         // SAFETY: the communicator that is made here is freed here.
         unsafe {
             let mut node = MaybeUninit::<MPI_Comm>::uninit();
             let code = ffi::MPI_Comm_split_type(
                 self.handle(),
                 ffi::RSMPI_COMM_TYPE_SHARED,
-                self.rank()? as i32,
+                0,
                 ffi::RSMPI_INFO_NULL,
                 node.as_mut_ptr(),
             );
             check("MPI_Comm_split_type", code)?;
             let mut node = node.assume_init();
-            ffi::MPI_Comm_rank(node, &mut rank);
             ffi::MPI_Comm_size(node, &mut size);
             check("MPI_Comm_free", ffi::MPI_Comm_free(&mut node))?;
         }
-        Ok((rank as usize, size as usize))
+        Ok(size as usize)
     }
 }

@@ -13,7 +13,7 @@ use mpi::ffi::{self, MPI_Request};
 
 use super::Comm;
 use crate::error::Cause;
-use crate::mpilib::{check, handle};
+use crate::mpilib::check;
 
 /// While there is one, MPI destroys the communicator at most when this is dropped, and calls back then: drop it within
 /// a [`Calling`](super::Calling).
@@ -36,7 +36,7 @@ impl Comm {
         // SAFETY: a registered communicator, and a message of nothing that is never sent. MPI writes the request if there is no
         // error. To this rank: MPI need not count what goes to MPI_PROC_NULL.
         unsafe {
-            let (comm, byte) = (handle(self.handle), ffi::RSMPI_UINT8_T);
+            let (comm, byte) = (self.handle(), ffi::RSMPI_UINT8_T);
             let code = ffi::MPI_Send_init(null(), 0, byte, self.rank, TAG, comm, request.as_mut_ptr());
             check("MPI_Send_init", code)?;
             Ok(request.assume_init())

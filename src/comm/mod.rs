@@ -63,8 +63,8 @@ pub struct Comm {
     pub key: Box<str>,
     /// Its number among all of this process, for operands. None is used twice.
     pub number: i32,
-    /// The MPI handle: a pointer or a 32-bit integer, whichever the library uses.
-    pub handle: usize,
+    /// That of MPI: a pointer or a 32-bit integer, whichever the library uses.
+    handle: usize,
     pub rank: i32,
     pub size: i32,
     /// By rank: the rank in `MPI_COMM_WORLD`. Communicators of the same members share it.
@@ -96,9 +96,18 @@ impl std::fmt::Debug for Comm {
 }
 
 impl Comm {
-    /// One of all ranks of the job.
-    pub fn new(key: &str, handle: usize, rank: i32, size: i32) -> Self {
-        Self::with_ranks(key, handle, (rank, size), shared((0..size).collect()))
+    /// One of all ranks of a job, without a communicator of MPI's: for tests of what calls no MPI.
+    pub fn new(key: &str, rank: i32, size: i32) -> Self {
+        // SAFETY: a constant of the MPI shim.
+        let null = mpilib::handle_value(unsafe { ffi::RSMPI_COMM_NULL });
+        Self::with_ranks(key, null, (rank, size), shared((0..size).collect()))
+    }
+
+    /// That of a communicator which was live when this was made, or `MPI_COMM_NULL`.
+    #[inline]
+    pub fn handle(&self) -> MPI_Comm {
+        // SAFETY: of `of_mpi` or `new`.
+        unsafe { handle(self.handle) }
     }
 
     fn with_ranks(key: &str, handle: usize, (rank, size): (i32, i32), world: Arc<[i32]>) -> Self {
@@ -264,7 +273,7 @@ impl Comm {
             let (source, tag) = (ffi::RSMPI_ANY_SOURCE, ffi::RSMPI_ANY_TAG);
             // MPI may need a few calls to take in what has arrived.
             for _ in 0..10 {
-                let code = ffi::MPI_Iprobe(source, tag, handle(self.handle), &mut found, status.as_mut_ptr());
+                let code = ffi::MPI_Iprobe(source, tag, self.handle(), &mut found, status.as_mut_ptr());
                 if code != 0 || found != 0 {
                     break;
                 }
@@ -283,7 +292,7 @@ impl Comm {
         let _ = stderr.write_all(format!("r{} | {why}\n", self.rank).as_bytes());
         let _ = stderr.flush();
         // SAFETY: the handle is a registered communicator's.
-        unsafe { ffi::MPI_Abort(handle(self.handle), code) };
+        unsafe { ffi::MPI_Abort(self.handle(), code) };
         std::process::abort()
     }
 
@@ -294,7 +303,7 @@ impl Comm {
         let mut new = MaybeUninit::<MPI_Comm>::uninit();
         // SAFETY: the handle was registered as a communicator's; what is made belongs to the result.
         unsafe {
-            check("MPI_Comm_split", ffi::MPI_Comm_split(handle(self.handle), 0, key, new.as_mut_ptr()))?;
+            check("MPI_Comm_split", ffi::MPI_Comm_split(self.handle(), 0, key, new.as_mut_ptr()))?;
             let made = OwnedComm(mpilib::handle_value(new.assume_init()));
             returns_errors(made.handle())?;
             Ok(made)

@@ -130,7 +130,7 @@ mod tests {
 
     #[test]
     fn threads_that_attach_at_once_have_the_same() {
-        let comm = Comm::new("attach-test", 0, 0, 2);
+        let comm = Comm::new("attach-test", 0, 2);
         let (makes, seen) = (AtomicU64::new(0), std::sync::Barrier::new(2));
         std::thread::scope(|scope| {
             let attach = || {
@@ -151,7 +151,7 @@ mod tests {
 
     #[test]
     fn what_could_not_be_made_is_made_by_the_next() {
-        let comm = Comm::new("attach-again-test", 0, 0, 2);
+        let comm = Comm::new("attach-again-test", 0, 2);
         assert_eq!(comm.attach(|| Err::<i32, _>("no")).unwrap_err(), "no");
         // While something is made, something else can be.
         let made = comm.attach(|| comm.attach(|| Ok::<_, ()>(1u8)).map(|one| i32::from(*one)));
@@ -160,7 +160,7 @@ mod tests {
 
     #[test]
     fn a_key_that_is_used_again_names_the_new_communicator() {
-        let make = |handle| register(Comm::new("comm-test", handle, 0, 2));
+        let make = |handle| register(Comm { handle, ..Comm::new("comm-test", 0, 2) });
         let first = make(1);
         assert!(Arc::ptr_eq(&first, &make(1)));
         free("comm-test");
@@ -173,7 +173,7 @@ mod tests {
         assert!(matches!(lookup("comm-nobody"), Err(Cause::UnknownCommunicator { .. })));
         for i in 0..2 * PAST {
             let key = format!("comm-many-{i}");
-            register(Comm::new(&key, 1, 0, 2));
+            register(Comm::new(&key, 0, 2));
             free(&key);
         }
         assert_eq!(registry().past.len(), PAST, "of many that are freed, few are remembered");
@@ -189,7 +189,7 @@ mod tests {
         }
         struct Other(#[allow(dead_code)] Made);
         let dropped = Arc::new(Mutex::new(Vec::new()));
-        let comm = register(Comm::new("comm-made", 1, 0, 2));
+        let comm = register(Comm::new("comm-made", 0, 2));
         let first = |number| Ok::<_, Cause>(Made(dropped.clone(), number));
         assert_eq!(comm.attach(|| first(1)).unwrap().1, 1);
         assert_eq!(comm.attach(|| first(9)).unwrap().1, 1, "there is one of each type");
@@ -213,7 +213,7 @@ mod tests {
             }
         }
         let did = Arc::new(Mutex::new(Vec::new()));
-        let comm = register(Comm::new("comm-late", 1, 0, 2));
+        let comm = register(Comm::new("comm-late", 0, 2));
         comm.attach(|| Ok::<_, Cause>(Made(did.clone()))).unwrap();
         let outer = Calling::new();
         {
@@ -230,7 +230,7 @@ mod tests {
     #[test]
     fn the_most_collectives_of_a_class_are_known_also_of_those_that_were_freed() {
         let make = |key, count| {
-            let comm = register(Comm { world: [7, 9].into(), ..Comm::new(key, 1, 0, 2) }.named("again"));
+            let comm = register(Comm { world: [7, 9].into(), ..Comm::new(key, 0, 2) }.named("again"));
             comm.collectives.store(count, Ordering::Relaxed);
             (comm.class, comm.id, comm.generation)
         };
@@ -244,7 +244,7 @@ mod tests {
 
     #[test]
     fn equal_names_and_members_have_ids_in_order() {
-        let make = |key| register(Comm { world: [3, 5].into(), ..Comm::new(key, 1, 0, 2) }.named("ids"));
+        let make = |key| register(Comm { world: [3, 5].into(), ..Comm::new(key, 0, 2) }.named("ids"));
         let [a, b] = ["ids-a", "ids-b"].map(|key| make(key).id);
         assert_ne!(a, b);
         ["ids-a", "ids-b"].into_iter().for_each(free);

@@ -11,7 +11,7 @@ use mpi::ffi;
 
 use crate::call::{Call, Site};
 use crate::error::{Cause, Error};
-use crate::mpilib::{check, handle};
+use crate::mpilib::check;
 use crate::ops::{Dtype, Reduction};
 use crate::record::recorder::{Record, Running};
 
@@ -95,7 +95,7 @@ fn told(call: &Call, sent: &[u64]) -> Result<Vec<u64>, Cause> {
     let mut to_me = vec![0; sent.len()];
     // SAFETY: a registered communicator, which is not freed, and an integer for and from each of its ranks.
     unsafe {
-        let (n, t, comm) = (1, ffi::RSMPI_UINT64_T, handle(call.site.comm.handle));
+        let (n, t, comm) = (1, ffi::RSMPI_UINT64_T, call.site.comm.handle());
         let code = ffi::MPI_Alltoall(sent.as_ptr().cast(), n, t, to_me.as_mut_ptr().cast(), n, t, comm);
         check("MPI_Alltoall of counts", code)?;
     }
@@ -119,7 +119,7 @@ fn disagree(call: &Call, record: &Record) -> Result<(), Cause> {
     unsafe {
         let (n, t) = (TEXT as c_int, ffi::RSMPI_UINT8_T);
         let to = all.as_mut_ptr().cast();
-        let code = ffi::MPI_Allgather(mine.as_ptr().cast(), n, t, to, n, t, handle(comm.handle));
+        let code = ffi::MPI_Allgather(mine.as_ptr().cast(), n, t, to, n, t, comm.handle());
         check("MPI_Allgather of operations", code)?;
     }
     let lines: Vec<String> = all

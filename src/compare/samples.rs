@@ -236,7 +236,7 @@ mod tests {
 
     #[test]
     fn collectives_on_a_programs_communicator_are_compared_at_the_end_alone() {
-        let ranks = [0, 1].map(|rank| Arc::new(Comm::new("comm#1", 0, rank, 2)));
+        let ranks = [0, 1].map(|rank| Arc::new(Comm::new("comm#1", rank, 2)));
         let sample = |comm: &Arc<Comm>, number, print, name| {
             comm.collectives.store(number, Ordering::Relaxed);
             let (comm, words, others) = (comm.clone(), String::new(), [0; 2]);
@@ -263,7 +263,7 @@ mod tests {
             all.iter_mut().for_each(|all| drop(all.pop()));
         }
         // Two without a name of their own: ranks may number them otherwise.
-        all[0].push(sample(&Arc::new(Comm::new("comm#2", 0, 0, 2)), 1, 5, "scan"));
+        all[0].push(sample(&Arc::new(Comm::new("comm#2", 0, 2)), 1, 5, "scan"));
         assert!(told(&all[0], true).is_empty());
     }
 

@@ -77,8 +77,10 @@ fn users() -> std::sync::MutexGuard<'static, BTreeMap<Box<str>, usize>> {
 }
 
 /// Makes `key` name the `MPI_Op` with this handle.
-#[cfg_attr(feature = "python", pyo3::pyfunction(name = "register_reduction"))]
-pub fn register_user(key: &str, handle: usize) {
+///
+/// # Safety
+/// It is that of an `MPI_Op` which is never freed.
+pub unsafe fn register_user(key: &str, handle: usize) {
     users().insert(key.into(), handle);
 }
 
@@ -92,7 +94,8 @@ mod tests {
             assert_eq!(Reduction::from_name(builtin.name()), Some(Reduction::Builtin(builtin)));
         }
         assert_eq!(Reduction::from_name("user#reduction-test"), None);
-        register_user("user#reduction-test", 7);
+        // SAFETY: nothing is reduced.
+        unsafe { register_user("user#reduction-test", 7) };
         assert_eq!(Reduction::from_name("user#reduction-test"), Some(Reduction::User(7)));
     }
 

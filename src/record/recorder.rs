@@ -309,7 +309,7 @@ mod tests {
 
     #[test]
     fn a_record_says_what_runs_and_then_how_it_ended() {
-        let comm = comm::register(Comm::new("recorder-test", 1, 0, 2));
+        let comm = comm::register(Comm::new("recorder-test", 0, 2));
         let mut site = Site::new(Op::Recv, &comm);
         site.envelope.source = 1;
         (site.location, site.transport) = ("solver.py:81".into(), "mpi");
@@ -342,7 +342,7 @@ mod tests {
     /// Programs come and go, and their records stay readable, for as long as they are remembered.
     #[test]
     fn what_no_program_and_no_record_needs_goes() {
-        let comm = Arc::new(Comm::new("recorder-programs", 1, 0, 2));
+        let comm = Arc::new(Comm::new("recorder-programs", 0, 2));
         for program in 0..100 * CAPACITY {
             let mut site = Site::new(Op::Barrier, &comm);
             (site.location, site.transport) = (format!("program.py:{program}").into(), "mpi");

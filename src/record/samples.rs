@@ -144,7 +144,7 @@ mod tests {
     fn both_ends<T>(name: &str, values: &mut [T], types: [Dtype; 2]) -> Vec<Sample> {
         let bytes = size_of_val(values);
         let ends =
-            [Op::Send, Op::Recv].map(|op| (op, Arc::new(Comm::new(name, 1, i32::from(op == Op::Recv), 2))));
+            [Op::Send, Op::Recv].map(|op| (op, Arc::new(Comm::new(name, i32::from(op == Op::Recv), 2))));
         for ((op, comm), dtype) in ends.iter().zip(types) {
             let site = Site { location: "a.py:1".into(), ..Site::new(*op, comm) };
             let envelope = Envelope { source: -1, recvtag: -1, dest: 1, sendtag: 7 };

@@ -176,7 +176,7 @@ mod tests {
 
     #[test]
     fn messages_with_lengths_are_staged() {
-        let comm = comm::register(Comm::new("dispatch-test", 1, 0, 1));
+        let comm = comm::register(Comm::new("dispatch-test", 0, 1));
         let all = [Part { start: 0, count: 2 }];
         let mut data = [0_f32; 4];
         let (from, to) = data.split_at_mut(2);

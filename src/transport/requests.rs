@@ -256,7 +256,7 @@ mod tests {
 
     #[test]
     fn each_request_is_waited_for_once_and_has_its_own_memory() {
-        let comm = Arc::new(Comm::new("requests", 1, 0, 1));
+        let comm = Arc::new(Comm::new("requests", 0, 1));
         let handles: Vec<Handle> = (0..200).map(|i| started(&comm, i as f32)).collect();
         for (i, &handle) in handles.iter().enumerate().rev() {
             assert_eq!(waited(handle), Ok(i as f32));
@@ -269,7 +269,7 @@ mod tests {
 
     #[test]
     fn a_freeing_is_said_to_wait_only_for_what_was_started() {
-        let comm = Arc::new(Comm::new("requests-freed", 1, 0, 1));
+        let comm = Arc::new(Comm::new("requests-freed", 0, 1));
         let kept = started(&comm, 1.0);
         assert_eq!(freeing("requests-freed"), "the freeing of communicator requests-freed");
         let site = Arc::new(Site::new(Op::Barrier, &comm));
@@ -288,7 +288,7 @@ mod tests {
 
     #[test]
     fn what_is_no_handle_is_refused() {
-        let comm = Arc::new(Comm::new("requests-wrong", 1, 0, 1));
+        let comm = Arc::new(Comm::new("requests-wrong", 0, 1));
         let (a, b) = (started(&comm, 1.0), started(&comm, 2.0));
         let sum = std::array::from_fn(|i| a[i] + b[i]);
         for wrong in [sum, [f32::NAN; HANDLE], [-1.0; HANDLE], [1e30; HANDLE], [a[0], a[1], a[2] + 1.0]] {

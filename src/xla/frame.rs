@@ -4,15 +4,13 @@
 //! says. What a frame holds is a program's, which may have been exported elsewhere, or changed: data types and
 //! shapes are checked, and errors where they are wrong.
 
-pub mod started;
-
 use super::c_api::{self, CallFrame};
 use super::statuses;
-use crate::call::{Blocks, Call, EagerCall, Peers, Stream};
+use crate::call::{Blocks, Call, EagerCall, Operand, Stream};
 use crate::error::{Cause, Error};
 use crate::mpilib::wildcards;
-use crate::ops::{Buffer, Counts, Dtype, Extent, PACKED, Ragged};
-use crate::transport::Transport;
+use crate::ops::{Buffer, Counts, Dtype, Extent, Extents, PACKED, Ragged};
+use crate::transport::{HANDLE, Handle, RequestLayout, Transport};
 
 #[cold]
 fn no_dtype(code: i32) -> Cause {
@@ -118,6 +116,15 @@ impl<'a> Side<'a> {
         int32s(self.operand, self.read()?, expected)
     }
 
+    /// Reads a handle, which is an array of float32.
+    fn handle(&mut self) -> Result<Buffer, Cause> {
+        let buffer = self.read()?;
+        if (buffer.dtype(), buffer.count()) == (Dtype::Float32, HANDLE) {
+            return Ok(buffer);
+        }
+        Err(Cause::Buffers { operand: self.operand, expected: 1, actual: 0 })
+    }
+
     /// Reads counts of rows, one or two for each rank, into a list that gets as long.
     fn counts(
         &mut self,
@@ -155,7 +162,7 @@ pub unsafe fn eager_call(
 }
 
 /// Reads the buffers of a frame into a call that has none yet: a call is too large to be passed around. What an eager
-/// call says is given.
+/// call says is given. A start has its operand, and a handle as its result, which is returned.
 ///
 /// # Safety
 /// `frame` is what XLA passed to the execute stage of the call's site.
@@ -165,16 +172,21 @@ pub unsafe fn fill<'a>(
     frame: &CallFrame,
     transport: &Transport,
     eager: Option<EagerCall>,
+    start: Option<&RequestLayout>,
     (others, counts): (&'a mut Blocks, &'a mut Counts),
-) -> Result<(), Error> {
+) -> Result<Option<Buffer>, Error> {
     let site = call.site;
-    let (extents, arrays) = (site.extents(), site.arrays());
-    let [sent, received] =
-        [extents.send, extents.recv].map(|extent| if extent == Extent::None { 0 } else { arrays });
-    let mut given = None;
+    let arrays = site.arrays();
+    let (sent, received, learnt) = match (start, site.extents()) {
+        (Some(layout), _) => (usize::from(layout.has_operand()), 1, 0),
+        (None, Extents { send, recv }) => {
+            let [sent, received] = [send, recv].map(|it| if it == Extent::None { 0 } else { arrays });
+            (sent, received, site.received())
+        }
+    };
+    let (mut given, mut handle) = (None, None);
     let mut sides = || {
         let numbers = usize::from(site.ragged.is_some()) + usize::from(!site.operand.is_empty());
-        let learnt = site.received();
         // SAFETY: promised by the caller.
         let (mut operands, mut results) = unsafe {
             let operands = Side::new("operand", &frame.args, sent + numbers)?;
@@ -183,11 +195,15 @@ pub unsafe fn fill<'a>(
         if sent > 0 {
             call.send = Some(operands.read()?);
         }
-        if received > 0 {
-            call.recv = Some(results.read()?);
-        }
-        for _ in 1..arrays {
-            others.push((operands.read()?, results.read()?));
+        if start.is_some() {
+            handle = Some(results.handle()?);
+        } else {
+            if received > 0 {
+                call.recv = Some(results.read()?);
+            }
+            for _ in 1..arrays {
+                others.push((operands.read()?, results.read()?));
+            }
         }
         if let Some(ragged) = &site.ragged {
             operands.counts(ragged, counts, transport, call.stream)?;
@@ -202,7 +218,9 @@ pub unsafe fn fill<'a>(
     };
     sides().map_err(|cause| site.error(cause))?;
     (call.others, call.counts) = (others, counts);
-    call.check()?;
+    if start.is_none() {
+        call.check()?;
+    }
     let peers = match (eager, given) {
         (Some(EagerCall::Run { peers, status, .. }), _) => {
             call.status = statuses::checked(status).map_err(|cause| site.error(cause))?;
@@ -213,14 +231,47 @@ pub unsafe fn fill<'a>(
         }
         _ => None,
     };
-    peers.map_or(Ok(()), |peers| address(call, peers))
+    // The operand says the source, destination and tags of a message.
+    if let Some(peers) = peers.filter(|_| site.op.row().has_peer) {
+        call.envelope = peers.into();
+        call.check_envelope(wildcards())?;
+    }
+    Ok(handle)
 }
 
-/// Lets an operand say the source, destination and tags of a message.
-pub fn address(call: &mut Call, peers: Peers) -> Result<(), Error> {
-    if !call.site.op.row().has_peer {
-        return Ok(());
+/// The handle that a frame's only result is.
+///
+/// # Safety
+/// `frame` is what XLA passed to the execute stage.
+pub unsafe fn handle(frame: &CallFrame) -> Result<Buffer, Cause> {
+    // SAFETY: promised by the caller.
+    unsafe { Side::new("result", &frame.rets, 1)? }.handle()
+}
+
+/// The handle, and the results, of a frame that waits.
+///
+/// # Safety
+/// `frame` is what XLA passed to the execute stage. `transport` reads the memory of its arrays.
+pub unsafe fn wait(
+    frame: &CallFrame,
+    operand: Operand,
+    layout: &RequestLayout,
+    transport: &Transport,
+    stream: Stream,
+) -> Result<(Handle, [Option<Buffer>; 2]), Cause> {
+    let (gives, keeps) = (layout.gives.is_some(), layout.keeps);
+    // SAFETY: promised by the caller.
+    let (mut operands, mut results) = unsafe {
+        let operands = Side::new("operand", &frame.args, 1 + usize::from(!operand.is_empty()))?;
+        (operands, Side::new("result", &frame.rets, usize::from(gives) + usize::from(keeps))?)
+    };
+    let handle = operands.handle()?;
+    if !operand.is_empty() {
+        operands.int32s(operand.len())?;
     }
-    call.envelope = peers.into();
-    call.check_envelope(wildcards())
+    let mut result = |is_there: bool| is_there.then(|| results.read()).transpose();
+    let results = [result(gives)?, result(keeps)?];
+    let mut bits = [0; HANDLE];
+    transport.read_numbers(&handle, &mut bits, stream)?;
+    Ok((bits.map(|bits| f32::from_bits(bits as u32)), results))
 }

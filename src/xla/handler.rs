@@ -50,7 +50,7 @@ unsafe fn run(
     let (mut others, mut counts) = (Blocks::new(), ops::Counts::new());
     let mut call = Call::of(site, stream);
     // SAFETY: promised by the caller.
-    unsafe { frame::fill(&mut call, frame, transport, eager, (&mut others, &mut counts))? };
+    unsafe { frame::fill(&mut call, frame, transport, eager, None, (&mut others, &mut counts))? };
     let is_in_place = |recv: &Buffer| call.send.is_some_and(|send| send.data() == recv.data());
     if let (Device::Host, Some(recv)) = (transport.device(), call.recv.filter(|recv| !is_in_place(recv))) {
         pages::prepare(&recv);

@@ -3,10 +3,9 @@
 use std::sync::Arc;
 
 use super::c_api::{CallFrame, FfiError};
-use super::frame::{self, started};
 use super::state::{State, enter, fail, get_state, guard, kind, set_up};
-use super::{pages, watched};
-use crate::call::{Call, EagerCall, Phase, Site, Stream};
+use super::{frame, pages, watched};
+use crate::call::{Blocks, Call, EagerCall, Phase, Site, Stream};
 use crate::device::Device;
 use crate::error::{Cause, Error};
 use crate::mpilib;
@@ -32,7 +31,7 @@ pub unsafe extern "C" fn ready<const KIND: u8>(frame: *mut CallFrame) -> *mut Ff
     let zeros = |frame: &CallFrame| unsafe {
         let (stream, _context) = enter::<KIND>(frame)?;
         let transport = transport::selected(kind::platform::<KIND>())?;
-        let handle = started::handle(frame)?;
+        let handle = frame::handle(frame)?;
         Ok::<_, Error>(transport.device().clear(&handle, stream)?)
     };
     // SAFETY: promised by the caller.
@@ -60,7 +59,7 @@ pub unsafe extern "C" fn start<const KIND: u8>(frame: *mut CallFrame) -> *mut Ff
             let layout = state.description.layout().map_err(|cause| state.error(cause))?;
             let (stream, _context) = enter::<KIND>(frame).map_err(|cause| state.error(cause))?;
             let eager = state.eager_call(frame, stream)?;
-            state.run(eager, |site| begin(frame, site, layout, state.transport, stream))
+            state.run(eager, |site| begin(frame, site, layout, state.transport, eager, stream))
         })
     }
 }
@@ -72,14 +71,17 @@ unsafe fn begin(
     site: &Arc<Site>,
     layout: &RequestLayout,
     transport: &'static Transport,
+    eager: Option<EagerCall>,
     stream: Stream,
 ) -> Result<(), Box<Error>> {
     let located = |cause| site.error(cause);
-    let mut counts = Counts::new();
+    let (mut others, mut counts) = (Blocks::new(), Counts::new());
+    let mut call = Call::of(site, stream);
     // SAFETY: promised by the caller.
-    let (operand, peers, handle) =
-        unsafe { started::start(frame, site, layout, &mut counts, transport, stream) }.map_err(located)?;
-    let mut call = Call { counts: &counts, ..Call::of(site, stream) };
+    let handle =
+        unsafe { frame::fill(&mut call, frame, transport, eager, Some(layout), (&mut others, &mut counts))? };
+    let handle = handle.ok_or_else(|| located(Cause::missing("result")))?;
+    let operand = call.send;
     call.send = operand.filter(|_| layout.sends);
     let own = if layout.local { None } else { transport.own_stream(&call)? };
     let streams = (stream, own);
@@ -92,9 +94,6 @@ unsafe fn begin(
     } else {
         memory.lend(&mut call);
         call.check()?;
-        if let Some(peers) = peers {
-            frame::address(&mut call, peers)?;
-        }
         watched::run(site, &call, |call, running| {
             let execute = |call: &Call| {
                 let record = running.record();
@@ -146,8 +145,8 @@ unsafe fn end(frame: &CallFrame, state: &State, line: Box<str>, stream: Stream) 
     let device = transport.device();
     let layout = description.layout().map_err(failed)?;
     // SAFETY: promised by the caller.
-    let frame = unsafe { started::wait(frame, description.operand, layout, transport, stream) };
-    let (handle, results) = frame.map_err(failed)?;
+    let read = unsafe { frame::wait(frame, description.operand, layout, transport, stream) };
+    let (handle, results) = read.map_err(failed)?;
     let Some(request) = transport::take(handle, &results).map_err(failed)? else {
         // In a derivative, zeros.
         if !layout.initial {

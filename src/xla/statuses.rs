@@ -17,8 +17,10 @@ fn known() -> MutexGuard<'static, BTreeMap<usize, usize>> {
 }
 
 /// Programs may write a status to this address.
-#[cfg_attr(feature = "python", pyo3::pyfunction(name = "add_status"))]
-pub fn add(address: usize) {
+///
+/// # Safety
+/// It is that of an `MPI_Status`, which lives until [`remove`] is called as often, and as long as a program that names it.
+pub unsafe fn add(address: usize) {
     *known().entry(address).or_default() += 1;
 }
 
@@ -37,7 +39,7 @@ pub fn remove(address: usize) {
 /// The address that a program gives, 0 being none.
 pub fn checked(address: usize) -> Result<Status, Cause> {
     if address == 0 || known().contains_key(&address) {
-        // SAFETY: Python keeps a status as long as its address is here, and a program as long as its statuses.
+        // SAFETY: promised to `add`.
         return Ok(unsafe { Status::at(address) });
     }
     Err(Cause::Attribute {
@@ -57,8 +59,11 @@ mod tests {
         assert!(!checked(0).unwrap().is_some());
         let refused = || checked(address).unwrap_err().to_string();
         assert!(refused().contains("0x7f00deadbee0"), "{}", refused());
-        add(address);
-        add(address);
+        // SAFETY: nothing is written there.
+        unsafe {
+            add(address);
+            add(address);
+        }
         remove(address);
         assert!(checked(address).unwrap().is_some());
         remove(address);

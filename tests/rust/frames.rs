@@ -11,7 +11,7 @@ use _native::ops::{Counts, Dtype, Extent, Op, PACKED};
 use _native::transport::Transport;
 use _native::xla::c_api::{self, Attrs, Buffer, Buffers, ByteSpan, CallFrame};
 use _native::xla::description::Description;
-use _native::xla::frame::{self, started};
+use _native::xla::frame;
 use serde_json::{Value, json};
 
 /// Takes what it needs from the bytes. High ones, as when there are none left, stand for what is usual.
@@ -185,7 +185,7 @@ fn buffers(pointers: &[*const Buffer], negative: bool) -> Buffers {
 pub fn decode(bytes: &[u8]) -> bool {
     let source = &mut Source(bytes);
     let size = 3;
-    comm::register(Comm::new("fuzz", 1, 1, size));
+    comm::register(Comm::new("fuzz", 1, size));
     let description = usual(source);
     let mut text = said(source, description).to_string().into_bytes();
     if source.byte() < 4 {
@@ -237,14 +237,13 @@ pub fn decode(bytes: &[u8]) -> bool {
     // SAFETY: as above; a handle, and what an operand says, have their memory.
     unsafe {
         if let Some(layout) = layout {
-            if let Ok((operand, peers, _)) =
-                started::start(&frame, &site, &layout, &mut counts, &Transport::mpi(), Stream::NONE)
-            {
-                assert_eq!(operand.is_some(), layout.has_operand());
-                assert_eq!(peers.is_some(), !site.operand.is_empty());
+            let mut call = Call::of(&site, Stream::NONE);
+            let memory = (&mut Blocks::new(), &mut Counts::new());
+            if frame::fill(&mut call, &frame, &Transport::mpi(), None, Some(&layout), memory).is_ok() {
+                assert_eq!(call.send.is_some(), layout.has_operand());
             }
             if let Ok((_, results)) =
-                started::wait(&frame, site.operand, &layout, &Transport::mpi(), Stream::NONE)
+                frame::wait(&frame, site.operand, &layout, &Transport::mpi(), Stream::NONE)
             {
                 let [received, kept] = results.map(|result| result.is_some());
                 assert_eq!((received, kept), (layout.gives.is_some(), layout.keeps));
@@ -253,8 +252,9 @@ pub fn decode(bytes: &[u8]) -> bool {
     }
     let mut call = Call::of(&site, Stream::NONE);
     // SAFETY: as above; an operand of two int32 has its memory.
-    match unsafe { frame::fill(&mut call, &frame, &Transport::mpi(), None, (&mut others, &mut counts)) } {
-        Ok(()) => {
+    match unsafe { frame::fill(&mut call, &frame, &Transport::mpi(), None, None, (&mut others, &mut counts)) }
+    {
+        Ok(_) => {
             for (extent, buffer) in [(site.extents().send, call.send), (site.extents().recv, call.recv)] {
                 assert_eq!(extent == Extent::None, buffer.is_none());
                 let Some(buffer) = buffer else { continue };

@@ -37,6 +37,13 @@ fn metadata<const KIND: u8>(api: &'static Api) {
     assert_eq!(metadata.state_type_id.id, if minor >= 2 { TYPE } else { -5 });
 }
 
+/// Makes another key name a communicator.
+fn another(key: &str, comm: &Comm) {
+    // SAFETY: it is live.
+    let named = unsafe { Comm::of_mpi(key, handle_value(comm.handle()), comm.rank, comm.size) };
+    comm::register(named.expect("a communicator"));
+}
+
 fn calls(api: &'static Api, comm: &Comm) {
     let (rank, size) = (comm.rank, comm.size);
     let allreduce = json!({"op": "allreduce", "comm": "xla", "reduction": "SUM", "line": "xla.rs:1"});
@@ -79,7 +86,7 @@ fn calls(api: &'static Api, comm: &Comm) {
     };
     let wrong = json!({"op": "allreduce", "comm": "wrong", "reduction": "SUM"});
     let fails_to_run = |args: &[*const Buffer], rets: &[*const Buffer], words: &[&str]| {
-        comm::register(Comm::new("wrong", comm.handle, rank, size));
+        another("wrong", comm);
         let mut program = Program::new(api, &wrong).expect("compiles");
         fails(program.execute(args, rets), words);
         fails(program.execute(args, rets), &["wrong", "earlier operation", words[1]]);
@@ -107,7 +114,7 @@ fn calls(api: &'static Api, comm: &Comm) {
     refused(json!({"op": "barrier"}), &["barrier", "comm", "operand"]);
     Program::new(api, &json!({"op": "barrier", "operand": "call"})).expect("an operand says which one");
 
-    comm::register(Comm::new("gone", comm.handle, rank, size));
+    another("gone", comm);
     let gone = barrier("gone");
     let mut program = Program::new(api, &gone).expect("compiles");
     comm::free("gone");
@@ -164,7 +171,7 @@ fn many(api: &'static Api, count: usize) {
 }
 
 pub fn run(comm: &Comm) {
-    comm::register(Comm::new("xla", comm.handle, comm.rank, comm.size));
+    another("xla", comm);
     // The last one is newer than what we know.
     let apis = [api::<1>(), api::<2>(), api::<3>(), api::<4>(), api::<5>()];
     let apis = apis.map(|api| &*Box::leak(Box::new(api)));

@@ -12,7 +12,7 @@ use super::{gathered, in_blocks, reversed, send_or_in_place, send_or_moved};
 use crate::call::Call;
 use crate::comm::hash;
 use crate::error::Cause;
-use crate::mpilib::{check, handle, in_place};
+use crate::mpilib::{check, in_place};
 use crate::ops::Op;
 
 /// Carries out an operation, or starts it if there is something to add its requests to.
@@ -38,7 +38,7 @@ pub unsafe fn collective(call: &Call, mut posted: Option<&mut Posted>) -> Result
     // SAFETY (for all calls below): the handle is a registered communicator's, which is not freed; the buffers are as
     // promised; counts and types come from `Span`.
     unsafe {
-        let comm: MPI_Comm = handle(site.comm.handle);
+        let comm: MPI_Comm = site.comm.handle();
         match site.op {
             Op::Allgather => {
                 let (send, recv) = (call.operand()?, call.result()?);

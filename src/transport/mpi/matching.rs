@@ -9,12 +9,12 @@ use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use mpi::ffi::{self, MPI_Comm, MPI_Datatype, MPI_Message, MPI_Request, MPI_Status};
+use mpi::ffi::{self, MPI_Datatype, MPI_Message, MPI_Request, MPI_Status};
 
 use crate::call::Envelope;
 use crate::comm::Comm;
 use crate::error::Cause;
-use crate::mpilib::{check, handle, wildcards};
+use crate::mpilib::{check, wildcards};
 
 /// A buffer as MPI's functions take it.
 #[derive(Clone, Copy)]
@@ -71,7 +71,7 @@ unsafe fn first_of_no_derivative(comm: &Comm) -> Result<MPI_Message, Cause> {
         let mut messages = aside.lock();
         // SAFETY: promised by the caller; both are written where there is a message.
         unsafe {
-            let (raw, found) = (handle(comm.handle), (message.as_mut_ptr(), status.as_mut_ptr()));
+            let (raw, found) = (comm.handle(), (message.as_mut_ptr(), status.as_mut_ptr()));
             let code = ffi::MPI_Improbe(any.source, any.tag, raw, &mut flag, found.0, found.1);
             check("MPI_Improbe", code)?;
             if flag != 0 {
@@ -105,8 +105,7 @@ pub unsafe fn receive(
     // SAFETY: the caller's; the status is filled where there is no error.
     unsafe {
         let code = if takes_the_first(comm, source, recvtag) {
-            let comm: MPI_Comm = handle(comm.handle);
-            ffi::MPI_Recv(data, count, datatype, source, recvtag, comm, status.as_mut_ptr())
+            ffi::MPI_Recv(data, count, datatype, source, recvtag, comm.handle(), status.as_mut_ptr())
         } else if recvtag >= wildcards().derivative {
             let mut request = MaybeUninit::<MPI_Request>::uninit();
             check(name, start(comm, envelope, into, request.as_mut_ptr())?)?;
@@ -134,8 +133,7 @@ pub unsafe fn start(
     let Memory { data, count, datatype } = into;
     // SAFETY: the caller's. MPI_Irecv waits for no rank.
     unsafe {
-        let from_mpi =
-            || ffi::MPI_Irecv(data, count, datatype, source, recvtag, handle(comm.handle), request);
+        let from_mpi = || ffi::MPI_Irecv(data, count, datatype, source, recvtag, comm.handle(), request);
         if takes_the_first(comm, source, recvtag) {
             return Ok(from_mpi());
         }
@@ -164,35 +162,21 @@ pub unsafe fn exchange(
     into: Memory,
 ) -> Result<MPI_Status, Cause> {
     let &Envelope { source, recvtag, dest, sendtag } = envelope;
+    let (Memory { data, count: n, datatype: t }, raw) = (from, comm.handle());
     let mut status = MaybeUninit::<MPI_Status>::zeroed();
     // MPI libraries copy small messages at once, and only large ones would show it.
-    debug_assert!(from.data != into.data || from.count == 0, "MPI_Sendrecv from its own result");
+    debug_assert!(data != into.data || n == 0, "MPI_Sendrecv from its own result");
     // SAFETY: the caller's; the status is filled where there is no error.
     unsafe {
-        let raw: MPI_Comm = handle(comm.handle);
         let found = status.as_mut_ptr();
         if takes_the_first(comm, source, recvtag) {
-            let (out, to) = (from, into);
-            let code = ffi::MPI_Sendrecv(
-                out.data,
-                out.count,
-                out.datatype,
-                dest,
-                sendtag,
-                to.data,
-                to.count,
-                to.datatype,
-                source,
-                recvtag,
-                raw,
-                found,
-            );
+            let Memory { data: to, count: m, datatype: u } = into;
+            let code = ffi::MPI_Sendrecv(data, n, t, dest, sendtag, to, m, u, source, recvtag, raw, found);
             check(name, code)?;
             return Ok(status.assume_init());
         }
         let mut request = MaybeUninit::<MPI_Request>::uninit();
-        let Memory { data, count, datatype } = from;
-        let code = ffi::MPI_Isend(data, count, datatype, dest, sendtag, raw, request.as_mut_ptr());
+        let code = ffi::MPI_Isend(data, n, t, dest, sendtag, raw, request.as_mut_ptr());
         check("MPI_Isend", code)?;
         let received = receive(name, comm, envelope, into);
         // Not before the send is over may its memory be another's, also where the receive has failed.

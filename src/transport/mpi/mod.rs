@@ -30,7 +30,7 @@ use crate::call::Call;
 use crate::comm::{Comm, OwnedComm};
 use crate::device;
 use crate::error::Cause;
-use crate::mpilib::{check, cuda_support, handle, in_place};
+use crate::mpilib::{check, cuda_support, in_place};
 use crate::ops::{Buffer, Dtype, Ints, Op};
 
 /// Whether the MPI library says that it takes pointers to the memory of a GPU.
@@ -166,7 +166,7 @@ pub fn execute(call: &Call) -> Result<(), Cause> {
                 let (to, from) = ragged.agree(call.counts, |mine, theirs| {
                     let (n, t) = (1, Dtype::Int32.mpi());
                     let to = theirs.as_mut_ptr().cast();
-                    let comm: MPI_Comm = handle(site.comm.handle);
+                    let comm: MPI_Comm = site.comm.handle();
                     check("MPI_Alltoall", ffi::MPI_Alltoall(mine.as_ptr().cast(), n, t, to, n, t, comm))
                 })?;
                 let parts = ragged.parts(&to, &from, &site.location)?;

@@ -12,7 +12,7 @@ use super::vectors::Vectors;
 use crate::call::Call;
 use crate::comm::Agreement;
 use crate::error::Cause;
-use crate::mpilib::{check, handle, wildcards};
+use crate::mpilib::{check, wildcards};
 use crate::ops::{Buffer, Op, Parts};
 
 /// The requests of a non-blocking operation, and what MPI uses until they end. A large reduction has several.
@@ -65,7 +65,7 @@ impl Posted {
         }
         // SAFETY: promised by the caller; what MPI reads is kept until the operation has ended.
         self.add("MPI_Ialltoallw", |request| unsafe {
-            let comm: MPI_Comm = handle(call.site.comm.handle);
+            let comm: MPI_Comm = call.site.comm.handle();
             ffi::MPI_Ialltoallw(from, n, at, t, to, to_n, to_at, to_t, comm, request)
         })
     }

@@ -23,6 +23,11 @@ pub fn is_ours(builtin: Builtin, dtype: Dtype) -> bool {
     }
 }
 
+/// Whether an item is two elements, a value and an index.
+fn has_pairs(builtin: Builtin) -> bool {
+    matches!(builtin, Builtin::Minloc | Builtin::Maxloc)
+}
+
 /// How MPI is to reduce.
 pub struct Reducer {
     pub datatype: MPI_Datatype,
@@ -73,27 +78,40 @@ impl Reducer {
         }
     }
 
-    /// A reduction of `ops::combine`, made known to MPI when it is first needed.
+    /// A reduction of `ops::combine`, made known to MPI when it is first needed: its type and operation.
     fn ours(builtin: Builtin, dtype: Dtype) -> Result<Self, Cause> {
-        static OPS: [[OnceLock<usize>; Builtin::ALL.len()]; Dtype::ALL.len()] =
+        static KNOWN: [[OnceLock<(usize, usize)>; Builtin::ALL.len()]; Dtype::ALL.len()] =
             [const { [const { OnceLock::new() }; Builtin::ALL.len()] }; Dtype::ALL.len()];
 
-        let pairs = matches!(builtin, Builtin::Minloc | Builtin::Maxloc);
-        let (datatype, width) = if pairs { (pair(dtype)?, 2) } else { (dtype.mpi(), 1) };
-        let slot = &OPS[dtype as usize][builtin as usize];
-        if let Some(&op) = slot.get() {
-            // SAFETY: stored below.
-            return Ok(Self { datatype, op: unsafe { handle(op) }, width });
-        }
+        let slot = &KNOWN[dtype as usize][builtin as usize];
+        let (datatype, op) = match slot.get() {
+            Some(&known) => known,
+            None => {
+                let made = Self::make(builtin, dtype)?;
+                // Of two threads that come here, one forgets what it has made.
+                *slot.get_or_init(|| made)
+            }
+        };
+        let width = if has_pairs(builtin) { 2 } else { 1 };
+        // SAFETY: handles of `make`, which are never freed.
+        Ok(unsafe { Self { datatype: handle(datatype), op: handle(op), width } })
+    }
+
+    #[cold]
+    fn make(builtin: Builtin, dtype: Dtype) -> Result<(usize, usize), Cause> {
         let function = ops::combine(builtin, dtype)
             .ok_or(Cause::UndefinedReduction { reduction: builtin.name(), dtype: dtype.name() })?;
-        // SAFETY: a `Combine` is an MPI_User_function, but for the type of the argument that it ignores. Two
-        // threads may both come here; then one of the two equal MPI_Ops is forgotten.
+        let mut item = dtype.mpi();
+        // SAFETY: a `Combine` is an MPI_User_function, but for the type of the argument that it ignores.
         unsafe {
             let function = std::mem::transmute::<ops::Combine, UserFunction>(function);
             let mut op = MaybeUninit::<MPI_Op>::uninit();
             check("MPI_Op_create", ffi::MPI_Op_create(Some(function), 1, op.as_mut_ptr()))?;
-            Ok(Self { datatype, op: handle(*slot.get_or_init(|| handle_value(op.assume_init()))), width })
+            if has_pairs(builtin) {
+                check("MPI_Type_contiguous", ffi::MPI_Type_contiguous(2, dtype.mpi(), &mut item))?;
+                check("MPI_Type_commit", ffi::MPI_Type_commit(&mut item))?;
+            }
+            Ok((handle_value(item), handle_value(op.assume_init())))
         }
     }
 
@@ -152,21 +170,3 @@ impl Reducer {
 }
 
 type UserFunction = unsafe extern "C" fn(*mut c_void, *mut c_void, *mut c_int, *mut MPI_Datatype);
-
-/// Two adjacent elements, a value and an index.
-fn pair(dtype: Dtype) -> Result<MPI_Datatype, Cause> {
-    static PAIRS: [OnceLock<usize>; Dtype::ALL.len()] = [const { OnceLock::new() }; Dtype::ALL.len()];
-    let slot = &PAIRS[dtype as usize];
-    if let Some(&pair) = slot.get() {
-        // SAFETY: stored below.
-        return Ok(unsafe { handle(pair) });
-    }
-    // SAFETY: makes a type that is never freed.
-    unsafe {
-        let mut pair = MaybeUninit::<MPI_Datatype>::uninit();
-        check("MPI_Type_contiguous", ffi::MPI_Type_contiguous(2, dtype.mpi(), pair.as_mut_ptr()))?;
-        let mut pair = pair.assume_init();
-        check("MPI_Type_commit", ffi::MPI_Type_commit(&mut pair))?;
-        Ok(handle(*slot.get_or_init(|| handle_value(pair))))
-    }
-}

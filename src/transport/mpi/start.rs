@@ -11,7 +11,7 @@ use super::posted::Posted;
 use super::span::Span;
 use crate::call::Call;
 use crate::error::Cause;
-use crate::mpilib::{check, handle};
+use crate::mpilib::check;
 use crate::ops::Op;
 
 /// Starts an operation.
@@ -42,7 +42,7 @@ pub unsafe fn start(call: &Call) -> Result<Posted, Cause> {
                 let to = posted.operands.insert(operands).as_mut_ptr().cast();
                 let span = Span::new(send.count(), send.dtype())?;
                 let (n, t) = span.arguments();
-                let comm: MPI_Comm = handle(site.comm.handle);
+                let comm: MPI_Comm = site.comm.handle();
                 posted.add("MPI_Iallgather", |request| {
                     ffi::MPI_Iallgather(send.data().cast(), n, t, to, n, t, comm, request)
                 })?;

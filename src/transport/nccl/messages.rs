@@ -185,7 +185,7 @@ mod tests {
     fn all_messages_go_one_way() {
         let any = wildcards();
         let nobody = any.proc_null;
-        let comm = Arc::new(Comm::new("messages", 1, 0, 2));
+        let comm = Arc::new(Comm::new("messages", 0, 2));
         for (envelope, fits) in [
             ([0, 0, 1, 0], [true, true, true]),
             ([0, any.tag, 1, 0], [true, true, true]),
@@ -222,7 +222,7 @@ mod tests {
 
     #[test]
     fn reductions_that_nccl_lacks_go_elsewhere() {
-        let comm = Arc::new(Comm::new("reductions", 1, 0, 2));
+        let comm = Arc::new(Comm::new("reductions", 0, 2));
         let carried = |name, dtype| {
             let site = Site { reduction: Reduction::from_name(name), ..Site::new(Op::Allreduce, &comm) };
             carried(Messages::Nccl, &site, dtype).unwrap()

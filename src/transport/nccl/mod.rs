@@ -80,7 +80,7 @@ pub fn probe() -> Result<(), String> {
 /// For `auto`: whether each rank has a GPU of its own, or the launcher has shown it one that no other rank
 /// has. Collective.
 pub fn one_gpu_each() -> Result<bool, Cause> {
-    let (_, ranks) = Group::World.local()?;
+    let ranks = Group::World.local_size()?;
     let driver = cuda::driver().ok();
     let devices = driver.and_then(|driver| driver.devices().ok()).unwrap_or(0);
     let only = driver.filter(|_| devices == 1).and_then(|driver| driver.uuid(0).ok());
