@@ -9,28 +9,27 @@ use crate::call::{Blocks, Call, EagerCall, Phase, Site, Stream};
 use crate::device::Device;
 use crate::error::Error;
 use crate::ops::{self, Buffer};
-use crate::record::log;
 use crate::transport::Transport;
 
 /// Stage 1, once per operation in a compiled program: decodes the attributes.
 ///
 /// # Safety
 /// Called by XLA with a frame of its own making.
-pub unsafe extern "C" fn instantiate<const KIND: u8>(frame: *mut CallFrame) -> *mut FfiError {
+pub unsafe extern "C" fn instantiate<const GPU: bool>(frame: *mut CallFrame) -> *mut FfiError {
     // SAFETY: promised by the caller.
-    unsafe { set_up::<KIND>(frame, Phase::Whole) }
+    unsafe { set_up::<GPU>(frame, Phase::Whole) }
 }
 
 /// Stage 2, every time that the operation runs.
 ///
 /// # Safety
 /// Called by XLA with a frame of its own making, whose buffers stay valid until this returns.
-pub unsafe extern "C" fn execute<const KIND: u8>(frame: *mut CallFrame) -> *mut FfiError {
+pub unsafe extern "C" fn execute<const GPU: bool>(frame: *mut CallFrame) -> *mut FfiError {
     // SAFETY: promised by the caller.
     unsafe {
-        guard::<KIND>(frame, |frame| {
-            let state = get_state::<KIND>(frame)?;
-            let (stream, _context) = enter::<KIND>(frame).map_err(|cause| state.error(cause))?;
+        guard::<GPU>(frame, |frame| {
+            let state = get_state::<GPU>(frame)?;
+            let (stream, _context) = enter::<GPU>(frame).map_err(|cause| state.error(cause))?;
             let eager = state.eager_call(frame, stream)?;
             state.run(eager, |site| run(frame, site, state.transport, eager, stream))
         })
@@ -55,8 +54,5 @@ unsafe fn run(
     if let (Device::Host, Some(recv)) = (transport.device(), call.recv.filter(|recv| !is_in_place(recv))) {
         pages::prepare(&recv);
     }
-    watched::run(site, &call, |call, _| {
-        let execute = |call: &Call| transport.execute(call);
-        if log::is_enabled() { log::logged(site.mpi_name(), call, execute) } else { execute(call) }
-    })
+    watched::run(site, &call, |call, _| transport.execute(call))
 }

@@ -14,5 +14,4 @@ mod watched;
 
 pub use c_api::{CallFrame, FfiError, Handler};
 pub use handler::{execute, instantiate};
-pub use state::kind;
 pub use targets::{Target, targets};

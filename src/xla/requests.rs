@@ -3,61 +3,60 @@
 use std::sync::Arc;
 
 use super::c_api::{CallFrame, FfiError};
-use super::state::{State, enter, fail, get_state, guard, kind, set_up};
+use super::state::{State, enter, fail, get_state, guard, platform, set_up};
 use super::{frame, pages, watched};
 use crate::call::{Blocks, Call, EagerCall, Phase, Site, Stream};
 use crate::device::Device;
 use crate::error::{Cause, Error};
 use crate::mpilib;
 use crate::ops::{self, Counts};
-use crate::record::log;
 use crate::transport::{self, Handle, RequestLayout, RequestMemory, Transport};
 
 /// Both stages of the target that gives a token once its operands are there, and does nothing else.
 ///
 /// # Safety
 /// Called by XLA with a frame of its own making.
-pub unsafe extern "C" fn after<const KIND: u8>(frame: *mut CallFrame) -> *mut FfiError {
+pub unsafe extern "C" fn after<const GPU: bool>(frame: *mut CallFrame) -> *mut FfiError {
     // SAFETY: promised by the caller.
-    unsafe { guard::<KIND>(frame, |_| Ok(())) }
+    unsafe { guard::<GPU>(frame, |_| Ok(())) }
 }
 
 /// The execute stage of the target that gives zeros, the handle of nothing, once its operands are there.
 ///
 /// # Safety
 /// Called by XLA with a frame of its own making.
-pub unsafe extern "C" fn ready<const KIND: u8>(frame: *mut CallFrame) -> *mut FfiError {
+pub unsafe extern "C" fn ready<const GPU: bool>(frame: *mut CallFrame) -> *mut FfiError {
     // SAFETY: promised by the caller.
     let zeros = |frame: &CallFrame| unsafe {
-        let (stream, _context) = enter::<KIND>(frame)?;
-        let transport = transport::selected(kind::platform::<KIND>())?;
+        let (stream, _context) = enter::<GPU>(frame)?;
+        let transport = transport::selected(platform::<GPU>())?;
         let handle = frame::handle(frame)?;
         Ok::<_, Error>(transport.device().clear(&handle, stream)?)
     };
     // SAFETY: promised by the caller.
-    unsafe { guard::<KIND>(frame, |frame| Ok(zeros(frame)?)) }
+    unsafe { guard::<GPU>(frame, |frame| Ok(zeros(frame)?)) }
 }
 
 /// Stage 1 of a start, or of a wait.
 ///
 /// # Safety
 /// Called by XLA with a frame of its own making.
-pub unsafe extern "C" fn instantiate<const KIND: u8, const START: bool>(
+pub unsafe extern "C" fn instantiate<const GPU: bool, const START: bool>(
     frame: *mut CallFrame,
 ) -> *mut FfiError {
     // SAFETY: promised by the caller.
-    unsafe { set_up::<KIND>(frame, if START { Phase::Start } else { Phase::Wait }) }
+    unsafe { set_up::<GPU>(frame, if START { Phase::Start } else { Phase::Wait }) }
 }
 
 /// # Safety
 /// Called by XLA with a frame of its own making, whose buffers stay valid until this returns.
-pub unsafe extern "C" fn start<const KIND: u8>(frame: *mut CallFrame) -> *mut FfiError {
+pub unsafe extern "C" fn start<const GPU: bool>(frame: *mut CallFrame) -> *mut FfiError {
     // SAFETY: promised by the caller.
     unsafe {
-        guard::<KIND>(frame, |frame| {
-            let state = get_state::<KIND>(frame)?;
+        guard::<GPU>(frame, |frame| {
+            let state = get_state::<GPU>(frame)?;
             let layout = state.description.layout().map_err(|cause| state.error(cause))?;
-            let (stream, _context) = enter::<KIND>(frame).map_err(|cause| state.error(cause))?;
+            let (stream, _context) = enter::<GPU>(frame).map_err(|cause| state.error(cause))?;
             let eager = state.eager_call(frame, stream)?;
             state.run(eager, |site| begin(frame, site, layout, state.transport, eager, stream))
         })
@@ -95,13 +94,9 @@ unsafe fn begin(
         memory.lend(&mut call);
         call.check()?;
         watched::run(site, &call, |call, running| {
-            let execute = |call: &Call| {
-                let record = running.record();
-                // SAFETY: the buffers are lent above.
-                found = unsafe { transport::start(transport, site, call, own, memory, record)? };
-                Ok(())
-            };
-            if log::is_enabled() { log::logged(site.mpi_name(), call, execute) } else { execute(call) }
+            // SAFETY: the buffers are lent above.
+            found = unsafe { transport::start(transport, site, call, own, memory, running.record())? };
+            Ok(())
         })?;
     }
     // SAFETY: a result of XLA's.
@@ -111,12 +106,12 @@ unsafe fn begin(
 
 /// # Safety
 /// Called by XLA with a frame of its own making, whose buffers stay valid until this returns.
-pub unsafe extern "C" fn wait<const KIND: u8>(frame: *mut CallFrame) -> *mut FfiError {
+pub unsafe extern "C" fn wait<const GPU: bool>(frame: *mut CallFrame) -> *mut FfiError {
     // SAFETY: promised by the caller.
     unsafe {
-        guard::<KIND>(frame, |frame| {
-            let state = get_state::<KIND>(frame)?;
-            let (stream, _context) = enter::<KIND>(frame).map_err(|cause| state.error(cause))?;
+        guard::<GPU>(frame, |frame| {
+            let state = get_state::<GPU>(frame)?;
+            let (stream, _context) = enter::<GPU>(frame).map_err(|cause| state.error(cause))?;
             let line = match state.eager_call(frame, stream)? {
                 None => state.description.location(),
                 Some(EagerCall::Run { line, .. }) => ops::numbered_line(line),

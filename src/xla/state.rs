@@ -123,16 +123,9 @@ impl State {
     }
 }
 
-/// The kinds of targets. Handlers are one function per kind, so that the CPU's pays nothing for the others.
-pub mod kind {
-    use crate::device::Platform;
-
-    pub const CPU: u8 = 0;
-    pub const CUDA: u8 = 1;
-
-    pub(in super::super) const fn platform<const KIND: u8>() -> Platform {
-        if KIND == CPU { Platform::Cpu } else { Platform::Cuda }
-    }
+/// Where the arrays of a target are. Handlers are one function for each, so that the CPU's pays nothing for GPUs.
+pub(super) const fn platform<const GPU: bool>() -> Platform {
+    if GPU { Platform::Cuda } else { Platform::Cpu }
 }
 
 /// Checks an operation that is started: it goes through MPI, whatever carries the other operations, or is put on a stream of the
@@ -186,7 +179,7 @@ pub(super) fn fail(error: &Error, site: &Arc<Site>, phase: Phase) {
 /// # Safety
 /// `frame` was passed by XLA.
 #[inline]
-pub(super) unsafe fn guard<const KIND: u8>(
+pub(super) unsafe fn guard<const GPU: bool>(
     frame: *mut CallFrame,
     body: impl FnOnce(&CallFrame) -> Result<(), Box<Error>>,
 ) -> *mut FfiError {
@@ -194,7 +187,7 @@ pub(super) unsafe fn guard<const KIND: u8>(
     unsafe {
         let api = (*frame).api;
         let run = || match metadata(frame) {
-            Some(metadata) => Ok(answer::<KIND>(&*frame, metadata)?),
+            Some(metadata) => Ok(answer::<GPU>(&*frame, metadata)?),
             None => {
                 let _calling = comm::Calling::new();
                 body(&*frame)
@@ -226,7 +219,7 @@ unsafe fn minor(api: *const Api) -> c_int {
 }
 
 #[cold]
-unsafe fn answer<const KIND: u8>(frame: &CallFrame, metadata: *mut c_api::Metadata) -> Result<(), Error> {
+unsafe fn answer<const GPU: bool>(frame: &CallFrame, metadata: *mut c_api::Metadata) -> Result<(), Error> {
     // SAFETY: XLA's struct; the last field exists from the minor on that is asked for.
     unsafe {
         let minor = minor(frame.api);
@@ -235,7 +228,7 @@ unsafe fn answer<const KIND: u8>(frame: &CallFrame, metadata: *mut c_api::Metada
         // XLA may not record calls into CUDA graphs: NCCL requires that all ranks do, or none.
         (*metadata).traits = 0;
         if minor >= c_api::MINOR_TYPE_INFO && frame.stage == c_api::STAGE_INSTANTIATE {
-            (*metadata).state_type_id = registered::<KIND>(frame.api)?;
+            (*metadata).state_type_id = registered::<GPU>(frame.api)?;
         }
     }
     Ok(())
@@ -246,35 +239,25 @@ unsafe fn answer<const KIND: u8>(frame: &CallFrame, metadata: *mut c_api::Metada
 /// # Safety
 /// `frame` is XLA's, of the execute stage.
 #[inline]
-pub(super) unsafe fn enter<const KIND: u8>(frame: &CallFrame) -> Result<(Stream, Option<Entered>), Cause> {
-    if KIND == kind::CPU {
+pub(super) unsafe fn enter<const GPU: bool>(frame: &CallFrame) -> Result<(Stream, Option<Entered>), Cause> {
+    if !GPU {
         return Ok((Stream::NONE, None));
     }
-    // SAFETY: promised by the caller.
-    let (stream, context) = unsafe { enter_stream(frame)? };
-    Ok((stream, Some(context)))
-}
-
-/// # Safety
-/// `frame` is XLA's, of the execute stage of a target for GPUs.
-unsafe fn enter_stream(frame: &CallFrame) -> Result<(Stream, Entered), Cause> {
-    let driver = cuda::driver().map_err(|error| Cause::Setting { message: error.to_string() })?;
+    let driver = cuda::driver().map_err(|error| Cause::Setting { message: error })?;
     let mut args = Args::new(c_api::StreamGet { ctx: frame.ctx, stream: null_mut() });
     // SAFETY: promised by the caller. The CPU, where the tests' driver has its memory, has no streams.
     unsafe {
-        if !device::is_on_cpu() {
-            let get = std::mem::transmute::<usize, Option<c_api::StreamFunction>>((*frame.api).stream_get);
-            if let Some(get) = get {
-                check(frame.api, "XLA_FFI_Stream_Get", get(&mut args))?;
-            }
+        let get = std::mem::transmute::<usize, Option<c_api::StreamFunction>>((*frame.api).stream_get);
+        if let Some(get) = get.filter(|_| !device::is_on_cpu()) {
+            check(frame.api, "XLA_FFI_Stream_Get", get(&mut args))?;
         }
         let stream = Stream::new(args.fields.stream);
-        Ok((stream, driver.enter(driver.context_of(stream)?)?))
+        Ok((stream, Some(driver.enter(driver.context_of(stream)?)?)))
     }
 }
 
 unsafe extern "C" fn delete_state(state: *mut c_void) {
-    // SAFETY: XLA deletes once what `set_state` gave it.
+    // SAFETY: XLA deletes once what `set_up` gave it.
     drop(unsafe { Box::from_raw(state.cast::<State>()) });
 }
 
@@ -284,10 +267,10 @@ unsafe extern "C" fn delete_state(state: *mut c_void) {
 /// # Safety
 /// `api` is that XLA's.
 #[inline]
-unsafe fn registered<const KIND: u8>(api: *const Api) -> Result<TypeId, Cause> {
+unsafe fn registered<const GPU: bool>(api: *const Api) -> Result<TypeId, Cause> {
     static IDS: [OnceLock<Result<TypeId, String>>; 2] = [const { OnceLock::new() }; 2];
     // SAFETY: promised by the caller.
-    let id = IDS[KIND as usize].get_or_init(|| unsafe { register(api) }.map_err(|cause| cause.to_string()));
+    let id = IDS[GPU as usize].get_or_init(|| unsafe { register(api) }.map_err(|cause| cause.to_string()));
     id.as_ref().copied().map_err(|message| Cause::Setting { message: message.clone() })
 }
 
@@ -311,7 +294,7 @@ unsafe fn register(api: *const Api) -> Result<TypeId, Cause> {
 /// # Safety
 /// `function` is of `frame`'s API.
 #[inline]
-unsafe fn call_with_state<const KIND: u8>(
+unsafe fn call_with_state<const GPU: bool>(
     frame: &CallFrame,
     name: &'static str,
     function: c_api::StateFunction,
@@ -320,7 +303,7 @@ unsafe fn call_with_state<const KIND: u8>(
     let ctx = frame.ctx;
     // SAFETY: promised by the caller.
     unsafe {
-        let mut id = registered::<KIND>(frame.api)?;
+        let mut id = registered::<GPU>(frame.api)?;
         let type_id = &raw mut id;
         if minor(frame.api) >= c_api::MINOR_STATE_STAGE {
             let stage = c_api::STAGE_INSTANTIATE;
@@ -340,37 +323,29 @@ unsafe fn call_with_state<const KIND: u8>(
 ///
 /// # Safety
 /// Called by XLA with a frame of its own making.
-pub(super) unsafe fn set_up<const KIND: u8>(frame: *mut CallFrame, phase: Phase) -> *mut FfiError {
+pub(super) unsafe fn set_up<const GPU: bool>(frame: *mut CallFrame, phase: Phase) -> *mut FfiError {
     // SAFETY: promised by the caller.
     unsafe {
-        guard::<KIND>(frame, |frame| {
+        guard::<GPU>(frame, |frame| {
             let description = Description::of(&frame.attrs).map_err(Error::from)?;
-            let state = State::new(description, phase, kind::platform::<KIND>())?;
-            Ok(set_state::<KIND>(frame, state)?)
+            let state = State::new(description, phase, platform::<GPU>())?;
+            let state = Box::into_raw(Box::new(state)).cast();
+            let set = call_with_state::<GPU>(frame, "XLA_FFI_State_Set", (*frame.api).state_set, state);
+            // XLA owns the state once it has accepted it.
+            set.inspect_err(|_| delete_state(state)).map_err(Error::from)?;
+            Ok(())
         })
     }
 }
 
 /// # Safety
-/// `frame` is XLA's, of the instantiate stage.
-unsafe fn set_state<const KIND: u8>(frame: &CallFrame, state: State) -> Result<(), Error> {
-    let state = Box::into_raw(Box::new(state)).cast();
-    // SAFETY: promised by the caller; XLA owns the state once it has accepted it.
-    unsafe {
-        let set = call_with_state::<KIND>(frame, "XLA_FFI_State_Set", (*frame.api).state_set, state);
-        set.inspect_err(|_| delete_state(state))?;
-    }
-    Ok(())
-}
-
-/// # Safety
 /// `frame` is XLA's, of the execute stage.
 #[inline]
-pub(super) unsafe fn get_state<const KIND: u8>(frame: &CallFrame) -> Result<&State, Error> {
-    // SAFETY: promised by the caller; a state of our type is what `set_state` stored, and it outlives the executable that is
+pub(super) unsafe fn get_state<const GPU: bool>(frame: &CallFrame) -> Result<&State, Error> {
+    // SAFETY: promised by the caller; a state of our type is what `set_up` stored, and it outlives the executable that is
     // running.
     unsafe {
         let get = (*frame.api).state_get;
-        Ok(&*call_with_state::<KIND>(frame, "XLA_FFI_State_Get", get, null_mut())?.cast::<State>())
+        Ok(&*call_with_state::<GPU>(frame, "XLA_FFI_State_Get", get, null_mut())?.cast::<State>())
     }
 }

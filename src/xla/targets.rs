@@ -3,7 +3,6 @@
 use super::Handler;
 use super::handler::{execute, instantiate};
 use super::requests;
-use super::state::kind;
 use crate::device;
 use crate::ops::Op;
 
@@ -21,15 +20,15 @@ const AFTER: &str = "mpi4jax_after";
 /// Every target: those of the CPU, and those of GPUs, which the tests' driver lets the CPU have instead.
 pub fn targets() -> Vec<Target> {
     if device::is_on_cpu() {
-        of_platform::<{ kind::CUDA }>("cpu")
+        of_platform::<true>("cpu")
     } else {
-        let mut targets = of_platform::<{ kind::CPU }>("cpu");
-        targets.extend(of_platform::<{ kind::CUDA }>("CUDA"));
+        let mut targets = of_platform::<false>("cpu");
+        targets.extend(of_platform::<true>("CUDA"));
         targets
     }
 }
 
-fn of_platform<const KIND: u8>(platform: &'static str) -> Vec<Target> {
+fn of_platform<const GPU: bool>(platform: &'static str) -> Vec<Target> {
     let target = |name: &'static str, instantiate: Handler, execute: Handler| Target {
         name,
         platform,
@@ -37,11 +36,11 @@ fn of_platform<const KIND: u8>(platform: &'static str) -> Vec<Target> {
         execute,
     };
     let mut targets = vec![
-        target(AFTER, requests::after::<KIND>, requests::after::<KIND>),
-        target("mpi4jax_start", requests::instantiate::<KIND, true>, requests::start::<KIND>),
-        target("mpi4jax_wait", requests::instantiate::<KIND, false>, requests::wait::<KIND>),
-        target("mpi4jax_ready", requests::after::<KIND>, requests::ready::<KIND>),
+        target(AFTER, requests::after::<GPU>, requests::after::<GPU>),
+        target("mpi4jax_start", requests::instantiate::<GPU, true>, requests::start::<GPU>),
+        target("mpi4jax_wait", requests::instantiate::<GPU, false>, requests::wait::<GPU>),
+        target("mpi4jax_ready", requests::after::<GPU>, requests::ready::<GPU>),
     ];
-    targets.extend(Op::TABLE.iter().map(|row| target(row.target, instantiate::<KIND>, execute::<KIND>)));
+    targets.extend(Op::TABLE.iter().map(|row| target(row.target, instantiate::<GPU>, execute::<GPU>)));
     targets
 }

@@ -6,7 +6,7 @@ use crate::call::{Call, Phase, Site};
 use crate::compare::{self, CheckLevel, check_level, samples};
 use crate::error::{Cause, Error};
 use crate::record::recorder::{self, Record, Running};
-use crate::record::timeline;
+use crate::record::{log, timeline};
 use crate::watch;
 
 #[inline]
@@ -52,7 +52,10 @@ pub fn run(
         samples::take(call, &running);
     }
     let compared = if is_compared { compare::compare(call, &running) } else { Ok(()) };
-    let result = compared.and_then(|()| body(call, &running));
+    let execute = |call: &Call| body(call, &running);
+    let result = compared.and_then(|()| {
+        if log::is_enabled() { log::logged(site.mpi_name(), call, execute) } else { execute(call) }
+    });
     if is_sampled && is_collective {
         samples::end(&site.comm, running.sequence());
     }

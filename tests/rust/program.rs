@@ -5,7 +5,6 @@ use std::mem::offset_of;
 use std::ptr::{null, null_mut};
 
 use _native::xla::c_api::{self, Api, ApiVersion, Args, Attrs, Buffer, Buffers, ByteSpan, CallFrame, TypeId};
-use _native::xla::kind::CPU;
 use _native::xla::{execute, instantiate};
 
 /// What XLA keeps for one custom call.
@@ -150,13 +149,13 @@ impl Program {
         let mut program = Self { api, ctx: Box::default() };
         let mut frame = program.frame(c_api::STAGE_INSTANTIATE, buffers(&[]), buffers(&[]), attrs);
         // SAFETY: a frame as XLA makes them.
-        outcome(unsafe { instantiate::<CPU>(&mut frame) }).map(|()| program)
+        outcome(unsafe { instantiate::<false>(&mut frame) }).map(|()| program)
     }
 
     pub fn execute(&mut self, args: &[*const Buffer], rets: &[*const Buffer]) -> Result<(), String> {
         let mut frame = self.frame(3, buffers(args), buffers(rets), no_attrs());
         // SAFETY: a frame as XLA makes them.
-        outcome(unsafe { execute::<CPU>(&mut frame) })
+        outcome(unsafe { execute::<false>(&mut frame) })
     }
 }
 

@@ -7,13 +7,12 @@ use _native::comm::{self, Comm};
 use _native::mpilib::handle_value;
 use _native::xla::c_api::{self, Api, ApiVersion, Buffer, TypeId};
 use _native::xla::instantiate;
-use _native::xla::kind::{CPU, CUDA};
 use mpi::ffi;
 use serde_json::{Value, json};
 
 use super::program::{F32, Program, S32, TYPE, api, buffer, buffers, no_attrs, outcome};
 
-fn metadata<const KIND: u8>(api: &'static Api) {
+fn metadata<const GPU: bool>(api: &'static Api) {
     let minor = api.version.minor;
     let mut metadata = c_api::Metadata {
         struct_size: 36,
@@ -29,7 +28,7 @@ fn metadata<const KIND: u8>(api: &'static Api) {
     let mut frame = program.frame(0, buffers(&[]), buffers(&[]), no_attrs());
     frame.extension_start = (&raw mut extension).cast();
     // SAFETY: a frame as XLA makes them.
-    outcome(unsafe { instantiate::<KIND>(&mut frame) }).expect("metadata");
+    outcome(unsafe { instantiate::<GPU>(&mut frame) }).expect("metadata");
     assert_eq!((metadata.api_version.major, metadata.api_version.minor), (0, minor.min(4)));
     // XLA may not record calls into CUDA graphs.
     assert_eq!(metadata.traits, 0);
@@ -176,8 +175,8 @@ pub fn run(comm: &Comm) {
     let apis = [api::<1>(), api::<2>(), api::<3>(), api::<4>(), api::<5>()];
     let apis = apis.map(|api| &*Box::leak(Box::new(api)));
     for api in apis {
-        metadata::<CPU>(api);
-        metadata::<CUDA>(api);
+        metadata::<false>(api);
+        metadata::<true>(api);
         calls(api, comm);
     }
     // The first one, whose states are deleted here.

@@ -78,10 +78,6 @@ impl Posted {
         Ok(())
     }
 
-    pub fn is_empty(&self) -> bool {
-        self.requests.is_empty()
-    }
-
     /// Whether MPI says that all of it has ended; this call lets MPI go on with it. Where it has, [`Self::wait`] takes no time.
     pub fn test(&mut self) -> Result<bool, Cause> {
         for &request in &self.requests {

@@ -63,7 +63,7 @@ pub fn put(call: &Call, communicator: &Communicator) -> Result<(), Cause> {
                     (_, None) => Err(Cause::missing("result")),
                 }
             }
-            // Messages that wait for one another, and start together.
+            // Messages that wait for one another, and start together; `messages` names the other operations.
             _ => {
                 let (sent, received) = messages(call)?;
                 checked!(library, ncclGroupStart())?;
@@ -118,7 +118,19 @@ fn messages(call: &Call) -> Result<(Messages, Messages), Cause> {
         Op::Recv if source == rank => return Err(to_itself("recv")),
         Op::Send => (one(dest, *call.operand()?), Messages::new()),
         Op::Recv => (Messages::new(), one(source, *call.result()?)),
-        _ => {
+        // NCCL has a function of its own, or cannot do it.
+        Op::Allgather
+        | Op::Allreduce
+        | Op::Barrier
+        | Op::Bcast
+        | Op::Exscan
+        | Op::HaloExchange
+        | Op::Permute
+        | Op::RaggedAlltoall
+        | Op::Reduce
+        | Op::ReduceScatter
+        | Op::ReduceScatterv
+        | Op::Scan => {
             let feature = site.op.to_string();
             return Err(Cause::Unsupported { feature, reason: "NCCL has no such operation" });
         }
