@@ -27,20 +27,19 @@ pub struct Envelope {
 impl Envelope {
     /// In the place of what an operand says.
     pub const TRACED: i32 = i32::MIN;
+
+    /// How many int32 an operand has that is one: source, recvtag, dest, sendtag.
+    pub const LEN: usize = 4;
+
+    #[inline]
+    pub fn decode([source, recvtag, dest, sendtag]: [i32; Self::LEN]) -> Self {
+        Self { source, recvtag, dest, sendtag }
+    }
 }
 
 impl Default for Envelope {
     fn default() -> Self {
         Self { source: -1, recvtag: 0, dest: -1, sendtag: 0 }
-    }
-}
-
-/// An envelope as an operand: source, recvtag, dest, sendtag.
-pub type Peers = [i32; 4];
-
-impl From<Peers> for Envelope {
-    fn from([source, recvtag, dest, sendtag]: Peers) -> Self {
-        Self { source, recvtag, dest, sendtag }
     }
 }
 
@@ -50,7 +49,7 @@ impl From<Peers> for Envelope {
 pub enum Operand {
     #[default]
     None,
-    /// [`Peers`]
+    /// An [`Envelope`]
     Peers,
     /// An [`EagerCall`]
     Call,
@@ -61,7 +60,7 @@ impl Operand {
     pub fn len(self) -> usize {
         match self {
             Self::None => 0,
-            Self::Peers => size_of::<Peers>() / size_of::<i32>(),
+            Self::Peers => Envelope::LEN,
             Self::Call => EagerCall::LEN,
         }
     }
@@ -77,7 +76,7 @@ pub enum EagerCall {
     /// The call is made for its program to be compiled, and does nothing.
     Compile,
     Run {
-        peers: Peers,
+        envelope: Envelope,
         /// Number of the communicator.
         comm: i32,
         /// Number of the user's line.
@@ -88,7 +87,7 @@ pub enum EagerCall {
 }
 
 impl EagerCall {
-    /// How many int32 its operand has: [`Peers`], communicator, line, and the status, its lower half first. Those of
+    /// How many int32 its operand has: the [`Envelope`], communicator, line, and the status, its lower half first. Those of
     /// [`Compile`](Self::Compile) are -1.
     pub const LEN: usize = 8;
 
@@ -98,7 +97,7 @@ impl EagerCall {
             return Self::Compile;
         }
         let status = (u64::from(high as u32) << 32 | u64::from(low as u32)) as usize;
-        Self::Run { peers: [source, recvtag, dest, sendtag], comm, line, status }
+        Self::Run { envelope: Envelope { source, recvtag, dest, sendtag }, comm, line, status }
     }
 }
 

@@ -5,7 +5,7 @@ use super::nccl::{Messages, Nccl};
 use super::pool::Pool;
 use super::staged;
 use super::ucx;
-use crate::call::{Call, Peers, Stream};
+use crate::call::{Call, Envelope, Stream};
 use crate::device::Device;
 use crate::device::cuda::Driver;
 use crate::error::{Cause, Error};
@@ -133,13 +133,13 @@ impl Transport {
     /// Reads an operand with source, destination and tags of a message, unless the program says them already: NCCL's
     /// messages have one tag, and a source that the program names. To read it would mean to wait.
     #[inline]
-    pub fn read_peers(&self, peers: &Buffer, stream: Stream) -> Result<Option<Peers>, Cause> {
+    pub fn read_envelope(&self, from: &Buffer, stream: Stream) -> Result<Option<Envelope>, Cause> {
         if self.nccl().is_some_and(|nccl| nccl.messages == Messages::Nccl) {
             return Ok(None);
         }
-        let mut read = Peers::default();
-        self.read_numbers(peers, &mut read, stream)?;
-        Ok(Some(read))
+        let mut numbers = [0; Envelope::LEN];
+        self.read_numbers(from, &mut numbers, stream)?;
+        Ok(Some(Envelope::decode(numbers)))
     }
 }
 

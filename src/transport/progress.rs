@@ -13,7 +13,7 @@ use crate::comm::Calling;
 use crate::error::Cause;
 use crate::mpilib;
 
-pub const PROGRESS: &str = "MPI4JAX_PROGRESS";
+const PROGRESS: &str = "MPI4JAX_PROGRESS";
 
 /// How long the thread sleeps between two calls of MPI, at least and at most.
 const PAUSES: (Duration, Duration) = (Duration::from_micros(50), Duration::from_millis(50));
@@ -68,41 +68,33 @@ impl Drop for Pause {
     }
 }
 
-/// What the environment asks for; `None` where it says nothing.
-fn parse(setting: &str) -> Result<Option<bool>, String> {
+/// Whether there is to be a thread, by the environment's setting and whether MPI `may` be called by it.
+fn is_wanted(setting: &str, may: bool) -> Result<bool, String> {
     match setting.to_ascii_lowercase().as_str() {
-        "" => Ok(None),
-        "1" | "true" | "on" | "yes" => Ok(Some(true)),
-        "0" | "false" | "off" | "no" => Ok(Some(false)),
+        "" => Ok(may),
+        "0" | "false" | "off" | "no" => Ok(false),
+        "1" | "true" | "on" | "yes" if may => Ok(true),
+        "1" | "true" | "on" | "yes" => Err(format!(
+            "{PROGRESS}={setting}, but MPI was not initialised for calls from any thread \
+             (MPI_THREAD_MULTIPLE): set mpi4py.rc.thread_level, or leave {PROGRESS} out"
+        )),
         _ => Err(format!("{PROGRESS}={setting} is not understood: expected 1 or 0")),
     }
 }
 
-fn is_wanted() -> Result<bool, String> {
-    let setting = std::env::var(PROGRESS).unwrap_or_default();
-    let may = mpilib::any_thread_may_call();
-    match parse(&setting)? {
-        Some(true) if !may => Err(format!(
-            "{PROGRESS}={setting}, but MPI was not initialised for calls from any thread \
-             (MPI_THREAD_MULTIPLE): set mpi4py.rc.thread_level, or leave {PROGRESS} out"
-        )),
-        wanted => Ok(wanted.unwrap_or(may)),
-    }
-}
-
-/// Starts the thread, where there is to be one; whether there is.
-pub fn prepare() -> Result<bool, Cause> {
-    static WANTED: OnceLock<Result<bool, String>> = OnceLock::new();
-    let wanted = WANTED.get_or_init(|| {
-        let wanted = is_wanted()?;
-        if wanted {
+/// Starts the thread, where there is to be one.
+pub fn prepare() -> Result<(), Cause> {
+    static PREPARED: OnceLock<Result<(), String>> = OnceLock::new();
+    let prepared = PREPARED.get_or_init(|| {
+        let setting = std::env::var(PROGRESS).unwrap_or_default();
+        if is_wanted(&setting, mpilib::any_thread_may_call())? {
             mpilib::at_finalize(stop).map_err(|cause| cause.to_string())?;
             let thread = std::thread::Builder::new().name("mpi4jax-progress".into()).spawn(run);
             shared().thread = Some(thread.map_err(|error| format!("{PROGRESS}: {error}"))?);
         }
-        Ok(wanted)
+        Ok(())
     });
-    wanted.clone().map_err(|message| Cause::Setting { message })
+    prepared.clone().map_err(|message| Cause::Setting { message })
 }
 
 /// Something has been started: calls `test` from time to time, until it says that the operation has ended.
@@ -196,7 +188,11 @@ mod tests {
 
     #[test]
     fn the_setting_is_a_word() {
-        assert_eq!([parse(""), parse("on"), parse("0")], [Ok(None), Ok(Some(true)), Ok(Some(false))]);
-        assert!(parse("2").unwrap_err().contains(PROGRESS));
+        for may in [true, false] {
+            assert_eq!([is_wanted("", may), is_wanted("0", may)], [Ok(may), Ok(false)]);
+            assert!(is_wanted("2", may).unwrap_err().contains(PROGRESS));
+        }
+        assert_eq!(is_wanted("on", true), Ok(true));
+        assert!(is_wanted("on", false).unwrap_err().contains("MPI_THREAD_MULTIPLE"));
     }
 }

@@ -221,19 +221,19 @@ pub unsafe fn fill<'a>(
     if start.is_none() {
         call.check()?;
     }
-    let peers = match (eager, given) {
-        (Some(EagerCall::Run { peers, status, .. }), _) => {
+    let envelope = match (eager, given) {
+        (Some(EagerCall::Run { envelope, status, .. }), _) => {
             call.status = statuses::checked(status).map_err(|cause| site.error(cause))?;
-            Some(peers)
+            Some(envelope)
         }
         (None, Some(given)) => {
-            transport.read_peers(&given, call.stream).map_err(|cause| site.error(cause))?
+            transport.read_envelope(&given, call.stream).map_err(|cause| site.error(cause))?
         }
         _ => None,
     };
     // The operand says the source, destination and tags of a message.
-    if let Some(peers) = peers.filter(|_| site.op.row().has_peer) {
-        call.envelope = peers.into();
+    if let Some(envelope) = envelope.filter(|_| site.op.row().has_peer) {
+        call.envelope = envelope;
         call.check_envelope(wildcards())?;
     }
     Ok(handle)

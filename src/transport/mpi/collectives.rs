@@ -42,7 +42,7 @@ pub unsafe fn collective(call: &Call, mut posted: Option<&mut Posted>) -> Result
         match site.op {
             Op::Allgather => {
                 let (send, recv) = (call.operand()?, call.result()?);
-                let span = Span::new(send.count(), send.dtype())?;
+                let span = Span::of(send)?;
                 let (n, t) = span.arguments();
                 let (from, to) = (send_or_moved(send, recv, site.comm.rank), recv.data().cast());
                 either!(MPI_Allgather | MPI_Iallgather(from, n, t, to, n, t, comm))
@@ -74,13 +74,13 @@ pub unsafe fn collective(call: &Call, mut posted: Option<&mut Posted>) -> Result
             Op::Barrier => either!(MPI_Barrier | MPI_Ibarrier(comm)),
             Op::Bcast => {
                 let buffer = if site.is_root() { call.operand()? } else { call.result()? };
-                let span = Span::new(buffer.count(), buffer.dtype())?;
+                let span = Span::of(buffer)?;
                 let (n, t) = span.arguments();
                 either!(MPI_Bcast | MPI_Ibcast(buffer.data().cast(), n, t, root, comm))
             }
             Op::Gather => {
                 let send = call.operand()?;
-                let span = Span::new(send.count(), send.dtype())?;
+                let span = Span::of(send)?;
                 let (n, t) = span.arguments();
                 let (from, to) = if site.is_root() {
                     let recv = call.result()?;
@@ -152,7 +152,7 @@ pub unsafe fn collective(call: &Call, mut posted: Option<&mut Posted>) -> Result
             }
             Op::Scatter => {
                 let recv = call.result()?;
-                let span = Span::new(recv.count(), recv.dtype())?;
+                let span = Span::of(recv)?;
                 let (n, t) = span.arguments();
                 let from = if site.is_root() { call.operand()?.data() } else { null_mut() };
                 let aliased = site.is_root() && call.operand()?.overlaps(recv);
@@ -166,7 +166,7 @@ pub unsafe fn collective(call: &Call, mut posted: Option<&mut Posted>) -> Result
             }
             Op::Send => {
                 let send = call.operand()?;
-                let span = Span::new(send.count(), send.dtype())?;
+                let span = Span::of(send)?;
                 let (n, t) = span.arguments();
                 let (from, dest, tag) = (send.data().cast(), envelope.dest, envelope.sendtag);
                 either!(MPI_Send | MPI_Isend(from, n, t, dest, tag, comm))

@@ -5,24 +5,17 @@
 //! rank; what such a wait comes upon is set aside for the receive that it is meant for. Between two ranks
 //! nothing overtakes, so that is done on three and more.
 
-use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use mpi::ffi::{self, MPI_Datatype, MPI_Message, MPI_Request, MPI_Status};
+use mpi::ffi::{self, MPI_Message, MPI_Request, MPI_Status};
 
+use super::span::Span;
 use crate::call::Envelope;
 use crate::comm::Comm;
 use crate::error::Cause;
 use crate::mpilib::{check, wildcards};
-
-/// A buffer as MPI's functions take it.
-#[derive(Clone, Copy)]
-pub struct Memory {
-    pub data: *mut c_void,
-    pub count: c_int,
-    pub datatype: MPI_Datatype,
-}
+use crate::ops::Buffer;
 
 /// A message that was matched, and not received yet.
 struct Matched {
@@ -97,22 +90,20 @@ pub unsafe fn receive(
     name: &'static str,
     comm: &Comm,
     envelope: &Envelope,
-    into: Memory,
+    into: &Buffer,
 ) -> Result<MPI_Status, Cause> {
     let &Envelope { source, recvtag, .. } = envelope;
-    let Memory { data, count, datatype } = into;
+    let span = Span::of(into)?;
+    let ((n, t), to) = (span.arguments(), into.data().cast());
     let mut status = MaybeUninit::<MPI_Status>::zeroed();
     // SAFETY: the caller's; the status is filled where there is no error.
     unsafe {
         let code = if takes_the_first(comm, source, recvtag) {
-            ffi::MPI_Recv(data, count, datatype, source, recvtag, comm.handle(), status.as_mut_ptr())
+            ffi::MPI_Recv(to, n, t, source, recvtag, comm.handle(), status.as_mut_ptr())
         } else if recvtag >= wildcards().derivative {
-            let mut request = MaybeUninit::<MPI_Request>::uninit();
-            check(name, start(comm, envelope, into, request.as_mut_ptr())?)?;
-            ffi::MPI_Wait(request.as_mut_ptr(), status.as_mut_ptr())
+            ffi::MPI_Wait(&mut start(name, comm, envelope, into)?, status.as_mut_ptr())
         } else {
-            let mut message = first_of_no_derivative(comm)?;
-            ffi::MPI_Mrecv(data, count, datatype, &mut message, status.as_mut_ptr())
+            ffi::MPI_Mrecv(to, n, t, &mut first_of_no_derivative(comm)?, status.as_mut_ptr())
         };
         check(name, code)?;
         Ok(status.assume_init())
@@ -124,29 +115,36 @@ pub unsafe fn receive(
 /// # Safety
 /// As [`receive`], until the request has ended.
 pub unsafe fn start(
+    name: &'static str,
     comm: &Comm,
     envelope: &Envelope,
-    into: Memory,
-    request: *mut MPI_Request,
-) -> Result<c_int, Cause> {
+    into: &Buffer,
+) -> Result<MPI_Request, Cause> {
     let &Envelope { source, recvtag, .. } = envelope;
-    let Memory { data, count, datatype } = into;
-    // SAFETY: the caller's. MPI_Irecv waits for no rank.
-    unsafe {
-        let from_mpi = || ffi::MPI_Irecv(data, count, datatype, source, recvtag, comm.handle(), request);
-        if takes_the_first(comm, source, recvtag) {
-            return Ok(from_mpi());
-        }
+    let span = Span::of(into)?;
+    let ((n, t), to) = (span.arguments(), into.data().cast());
+    let mut request = MaybeUninit::<MPI_Request>::uninit();
+    let from_mpi = |request: &mut MaybeUninit<MPI_Request>| {
+        // SAFETY: the caller's. MPI_Irecv waits for no rank.
+        unsafe { ffi::MPI_Irecv(to, n, t, source, recvtag, comm.handle(), request.as_mut_ptr()) }
+    };
+    let code = if takes_the_first(comm, source, recvtag) {
+        from_mpi(&mut request)
+    } else {
         let aside = SetAside::of(comm)?;
         let mut messages = aside.lock();
         let found = messages.iter().position(|it| (it.source, it.tag) == (source, recvtag));
-        Ok(match found.map(|found| messages.remove(found)) {
-            Some(Matched { mut message, .. }) => {
-                ffi::MPI_Imrecv(data, count, datatype, &mut message, request)
-            }
-            None => from_mpi(),
-        })
-    }
+        match found.map(|found| messages.remove(found)) {
+            // SAFETY: the caller's.
+            Some(Matched { mut message, .. }) => unsafe {
+                ffi::MPI_Imrecv(to, n, t, &mut message, request.as_mut_ptr())
+            },
+            None => from_mpi(&mut request),
+        }
+    };
+    check(name, code)?;
+    // SAFETY: written where there is no error.
+    Ok(unsafe { request.assume_init() })
 }
 
 /// `MPI_Sendrecv`.
@@ -158,19 +156,20 @@ pub unsafe fn exchange(
     name: &'static str,
     comm: &Comm,
     envelope: &Envelope,
-    from: Memory,
-    into: Memory,
+    from: &Buffer,
+    into: &Buffer,
 ) -> Result<MPI_Status, Cause> {
     let &Envelope { source, recvtag, dest, sendtag } = envelope;
-    let (Memory { data, count: n, datatype: t }, raw) = (from, comm.handle());
+    let (sent, received) = (Span::of(from)?, Span::of(into)?);
+    let ((n, t), (m, u)) = (sent.arguments(), received.arguments());
+    let (data, to, raw) = (from.data().cast(), into.data().cast(), comm.handle());
     let mut status = MaybeUninit::<MPI_Status>::zeroed();
     // MPI libraries copy small messages at once, and only large ones would show it.
-    debug_assert!(data != into.data || n == 0, "MPI_Sendrecv from its own result");
+    debug_assert!(from.data() != into.data() || n == 0, "MPI_Sendrecv from its own result");
     // SAFETY: the caller's; the status is filled where there is no error.
     unsafe {
         let found = status.as_mut_ptr();
         if takes_the_first(comm, source, recvtag) {
-            let Memory { data: to, count: m, datatype: u } = into;
             let code = ffi::MPI_Sendrecv(data, n, t, dest, sendtag, to, m, u, source, recvtag, raw, found);
             check(name, code)?;
             return Ok(status.assume_init());

@@ -22,8 +22,8 @@ use self::p2p::P2pBatch;
 pub use self::posted::Posted;
 use self::reducer::Reducer;
 pub use self::reducer::is_ours;
+use self::span::count_limit;
 pub use self::span::set_count_limit;
-use self::span::{Span, count_limit};
 pub use self::start::start;
 use super::message::{Arrived, arrive};
 use crate::call::Call;
@@ -72,23 +72,19 @@ fn reversed(comm: &Comm) -> Result<Arc<Reversed>, Cause> {
     comm.attach(|| comm.split(comm.size - comm.rank).map(Reversed))
 }
 
+/// How many elements have been received.
+fn elements(status: &MPI_Status, dtype: Dtype) -> Result<usize, Cause> {
+    let mut count: ffi::MPI_Count = 0;
+    // SAFETY: the status was filled by a receive of this type.
+    check("MPI_Get_elements_x", unsafe { ffi::MPI_Get_elements_x(status, dtype.mpi(), &mut count) })?;
+    Ok(count.max(0) as usize)
+}
+
 /// What MPI says of a message that it has received.
 fn finish_receive(call: &Call, status: &MPI_Status) -> Result<(), Cause> {
     call.status.write(status);
     let Some(recv) = &call.recv else { return Ok(()) };
-    let mut count: c_int = 0;
-    // SAFETY: `status` was filled by a receive of this type.
-    unsafe { check("MPI_Get_count", ffi::MPI_Get_count(status, recv.dtype().mpi(), &mut count))? };
-    let count = if count >= 0 && recv.count() <= c_int::MAX as usize {
-        count as usize
-    } else {
-        // More than an int counts.
-        let mut elements: ffi::MPI_Count = 0;
-        // SAFETY: as above.
-        let code = unsafe { ffi::MPI_Get_elements_x(status, recv.dtype().mpi(), &mut elements) };
-        check("MPI_Get_elements_x", code)?;
-        elements.max(0) as usize
-    };
+    let count = elements(status, recv.dtype())?;
     arrive(call, &Arrived { source: status.MPI_SOURCE, tag: status.MPI_TAG, count })
 }
 
@@ -178,20 +174,14 @@ pub fn execute(call: &Call) -> Result<(), Cause> {
             }
             Op::Recv => {
                 let recv = call.result()?;
-                let span = Span::new(recv.count(), recv.dtype())?;
-                let status = matching::receive(name, &site.comm, envelope, span.of(recv.data()))?;
-                finish_receive(call, &status)
+                finish_receive(call, &matching::receive(name, &site.comm, envelope, recv)?)
             }
             Op::Sendrecv => {
                 let (send, recv) = (call.operand()?, call.result()?);
-                let (out, into) =
-                    (Span::new(send.count(), send.dtype())?, Span::new(recv.count(), recv.dtype())?);
                 // MPI forbids that the two share memory, and they may differ in size.
                 let mut copy = Vec::new();
                 let send = send.apart_from(recv, &mut copy);
-                let (out, into) = (out.of(send.data()), into.of(recv.data()));
-                let status = matching::exchange(name, &site.comm, envelope, out, into)?;
-                finish_receive(call, &status)
+                finish_receive(call, &matching::exchange(name, &site.comm, envelope, &send, recv)?)
             }
             Op::Exscan if site.is_first() => {
                 collective(call, None)?;

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use mpi::ffi::{self, MPI_Comm, MPI_Datatype, MPI_Request, MPI_Status};
 use smallvec::SmallVec;
 
+use super::elements;
 use super::span::Span;
 use crate::comm::{Comm, OwnedComm};
 use crate::error::Cause;
@@ -73,18 +74,10 @@ impl Wire for P2pBatch {
             // SAFETY: a request that is under way.
             unsafe { check("MPI_Wait", ffi::MPI_Wait(request, status.as_mut_ptr()))? };
             let Some(&(peer, bytes)) = self.receives.get(i) else { continue };
-            let mut count: ffi::MPI_Count = 0;
-            // SAFETY: the status of a receive of bytes.
-            unsafe {
-                let code = ffi::MPI_Get_elements_x(status.as_ptr(), Dtype::Uint8.mpi(), &mut count);
-                check("MPI_Get_elements_x", code)?;
-            }
-            if count as usize != bytes {
-                return Err(Cause::MessageLength {
-                    received: count as usize,
-                    source_rank: peer,
-                    expected: bytes,
-                });
+            // SAFETY: zeros, or what the wait has written.
+            let received = elements(&unsafe { status.assume_init() }, Dtype::Uint8)?;
+            if received != bytes {
+                return Err(Cause::MessageLength { received, source_rank: peer, expected: bytes });
             }
         }
         Ok(())

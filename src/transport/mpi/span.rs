@@ -6,10 +6,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use mpi::ffi::{self, MPI_Datatype};
 
-use super::matching::Memory;
 use crate::error::Cause;
 use crate::mpilib::check;
-use crate::ops::Dtype;
+use crate::ops::{Buffer, Dtype};
 
 /// The largest count handed to one MPI call.
 static COUNT_LIMIT: AtomicUsize = AtomicUsize::new(c_int::MAX as usize);
@@ -47,16 +46,16 @@ impl Span {
         Self::derived(count, dtype, limit)
     }
 
+    /// All elements of a buffer.
+    #[inline]
+    pub fn of(buffer: &Buffer) -> Result<Self, Cause> {
+        Self::new(buffer.count(), buffer.dtype())
+    }
+
     /// The count and the type, as MPI takes them while this lives.
     #[inline]
     pub fn arguments(&self) -> (c_int, MPI_Datatype) {
         (self.count, self.datatype)
-    }
-
-    /// These elements, at an address.
-    #[inline]
-    pub fn of(&self, data: *mut u8) -> Memory {
-        Memory { data: data.cast(), count: self.count, datatype: self.datatype }
     }
 
     /// One element of a type that is `count` elements long.

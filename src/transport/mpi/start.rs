@@ -1,7 +1,5 @@
 //! Operations that are started, and waited for later: MPI's `MPI_I...`.
 
-use std::mem::MaybeUninit;
-
 use mpi::ffi::{self, MPI_Comm};
 
 use super::collectives::collective;
@@ -11,7 +9,6 @@ use super::posted::Posted;
 use super::span::Span;
 use crate::call::Call;
 use crate::error::Cause;
-use crate::mpilib::check;
 use crate::ops::Op;
 
 /// Starts an operation.
@@ -27,12 +24,7 @@ pub unsafe fn start(call: &Call) -> Result<Posted, Cause> {
         match site.op {
             Op::Recv => {
                 let recv = call.result()?;
-                let span = Span::new(recv.count(), recv.dtype())?;
-                let mut request = MaybeUninit::uninit();
-                let into = span.of(recv.data());
-                let code = matching::start(&site.comm, envelope, into, request.as_mut_ptr())?;
-                check(site.mpi_name(), code)?;
-                posted.requests.push(request.assume_init());
+                posted.requests.push(matching::start(site.mpi_name(), &site.comm, envelope, recv)?);
             }
             Op::Exscan | Op::Scan if site.reverse => {
                 // A communicator in which the ranks stand the other way round would have to be made first, by all
@@ -40,7 +32,7 @@ pub unsafe fn start(call: &Call) -> Result<Posted, Cause> {
                 let (send, recv) = (call.operand()?, call.result()?);
                 let operands = vec![0; site.comm.size as usize * recv.bytes()];
                 let to = posted.operands.insert(operands).as_mut_ptr().cast();
-                let span = Span::new(send.count(), send.dtype())?;
+                let span = Span::of(send)?;
                 let (n, t) = span.arguments();
                 let comm: MPI_Comm = site.comm.handle();
                 posted.add("MPI_Iallgather", |request| {

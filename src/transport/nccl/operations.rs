@@ -87,7 +87,7 @@ pub fn put(call: &Call, communicator: &Communicator) -> Result<(), Cause> {
 /// What a rank sends and receives in an operation that consists of messages.
 fn messages(call: &Call) -> Result<(Messages, Messages), Cause> {
     let (site, nobody) = (call.site, wildcards().proc_null);
-    // What an operand says of peers at run time is what the site says (see `Transport::read_peers`).
+    // What an operand says of peers at run time is what the site says (see `Transport::read_envelope`).
     let Envelope { source, dest, .. } = site.envelope;
     let (rank, size) = (site.comm.rank, site.comm.size);
     let one = |peer, buffer| {
