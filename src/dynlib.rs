@@ -89,7 +89,8 @@ pub fn file_of(address: usize) -> Option<PathBuf> {
     }
 }
 
-/// Declares a struct of function pointers, and `load`, which fills it. A library without one of them is refused.
+/// Declares a struct of function pointers, and `load`, which fills it. A library without one of them is refused. `get` gives the
+/// one table of the process, which its own `start` makes when it is first needed.
 macro_rules! function_table {
     ($(#[$meta:meta])* $table:ident {
         $($function:ident($($argument:ty),*) $(-> $result:ty)?;)*
@@ -102,6 +103,11 @@ macro_rules! function_table {
         }
 
         impl $table {
+            pub fn get() -> Result<&'static Self, String> {
+                static TABLE: ::std::sync::OnceLock<Result<$table, String>> = ::std::sync::OnceLock::new();
+                TABLE.get_or_init(Self::start).as_ref().map_err(Clone::clone)
+            }
+
             pub fn load(name: $crate::dynlib::Name) -> Result<Self, String> {
                 let (library, path) = $crate::dynlib::open(name)?;
                 let missing = |function: &str| {

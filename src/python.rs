@@ -99,7 +99,7 @@ mod _native {
     /// Number of GPUs that this process sees.
     #[pyfunction]
     fn cuda_devices(py: Python<'_>) -> i32 {
-        py.detach(|| device::cuda::driver().ok().and_then(|driver| driver.devices().ok()).unwrap_or(0))
+        py.detach(|| device::cuda::Driver::get().ok().and_then(|driver| driver.devices().ok()).unwrap_or(0))
     }
 
     /// The rows of all operations, in JSON. Extents are those of what is sent and received.

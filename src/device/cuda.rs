@@ -2,7 +2,6 @@
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::ptr::{null, null_mut};
-use std::sync::OnceLock;
 
 use crate::call::Stream;
 use crate::dynlib::{Name, checked, function_table};
@@ -63,12 +62,6 @@ function_table! {
         cuEventQuery(EventHandle) -> Code;
         cuEventDestroy_v2(EventHandle) -> Code;
     }
-}
-
-/// The driver, loaded and initialised when it is first needed.
-pub fn driver() -> Result<&'static Driver, String> {
-    static DRIVER: OnceLock<Result<Driver, String>> = OnceLock::new();
-    DRIVER.get_or_init(Driver::start).as_ref().map_err(Clone::clone)
 }
 
 impl Driver {

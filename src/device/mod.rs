@@ -30,7 +30,7 @@ impl Platform {
 
 /// Whether this process has a GPU that it can use, or why not.
 pub fn support() -> Result<(), String> {
-    match cuda::driver()?.devices() {
+    match cuda::Driver::get()?.devices() {
         Ok(0) => Err("the CUDA driver finds no device".into()),
         Ok(_) => Ok(()),
         Err(cause) => Err(cause.to_string()),

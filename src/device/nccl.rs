@@ -1,7 +1,6 @@
 //! NCCL's functions.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
-use std::sync::OnceLock;
 
 use super::cuda::StreamHandle;
 use crate::dynlib::{Name, checked, function_table};
@@ -69,12 +68,6 @@ function_table! {
         ncclGroupStart() -> Code;
         ncclGroupEnd() -> Code;
     }
-}
-
-/// NCCL, loaded when it is first needed.
-pub fn library() -> Result<&'static Library, String> {
-    static LIBRARY: OnceLock<Result<Library, String>> = OnceLock::new();
-    LIBRARY.get_or_init(Library::start).as_ref().map_err(Clone::clone)
 }
 
 impl Library {

@@ -7,7 +7,8 @@ use super::mpi::{is_cuda_aware, probe_device_pointers};
 use super::nccl::{self, Messages, Nccl, Unfinished};
 use super::ucx;
 use crate::comm::{Comm, Group};
-use crate::device::{self, Device, Platform, cuda};
+use crate::device::cuda::Driver;
+use crate::device::{self, Device, Platform};
 use crate::error::{Cause, Error};
 
 /// A transport that can be chosen.
@@ -65,7 +66,7 @@ impl Kind {
             return Ok(Transport::new(self.name(), way, ucx, Device::Host));
         }
         device::support()?;
-        let driver = cuda::driver()?;
+        let driver = Driver::get()?;
         if let Some(ucx) = ucx {
             ucx.reaches_cuda()?;
         }

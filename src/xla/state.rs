@@ -12,7 +12,7 @@ use super::frame;
 use super::watched;
 use crate::call::{EagerCall, Operand, Phase, Site, Stream};
 use crate::comm;
-use crate::device::cuda::{self, Entered};
+use crate::device::cuda::{Driver, Entered};
 use crate::device::{self, Platform};
 use crate::error::{Cause, Error};
 use crate::mpilib;
@@ -243,7 +243,7 @@ pub(super) unsafe fn enter<const GPU: bool>(frame: &CallFrame) -> Result<(Stream
     if !GPU {
         return Ok((Stream::NONE, None));
     }
-    let driver = cuda::driver().map_err(|error| Cause::Setting { message: error })?;
+    let driver = Driver::get().map_err(|message| Cause::Setting { message })?;
     let mut args = Args::new(c_api::StreamGet { ctx: frame.ctx, stream: null_mut() });
     // SAFETY: promised by the caller. The CPU, where the tests' driver has its memory, has no streams.
     unsafe {

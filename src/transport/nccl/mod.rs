@@ -19,7 +19,7 @@ use self::messages::TAG;
 use super::message::{Arrived, write_status};
 use crate::call::{Call, Stream};
 use crate::comm::{self, Comm, Group};
-use crate::device::cuda::{self, Driver, Event};
+use crate::device::cuda::{Driver, Event};
 use crate::device::{self, Device, nccl};
 use crate::error::Cause;
 use crate::mpilib::wildcards;
@@ -74,14 +74,14 @@ impl fmt::Display for Unfinished {
 /// Whether NCCL could be used, apart from the question whether each rank has a GPU of its own.
 pub fn probe() -> Result<(), String> {
     device::support()?;
-    nccl::library().map(|_| ())
+    nccl::Library::get().map(|_| ())
 }
 
 /// For `auto`: whether each rank has a GPU of its own, or the launcher has shown it one that no other rank
 /// has. Collective.
 pub fn one_gpu_each() -> Result<bool, Cause> {
     let ranks = Group::World.local_size()?;
-    let driver = cuda::driver().ok();
+    let driver = Driver::get().ok();
     let devices = driver.and_then(|driver| driver.devices().ok()).unwrap_or(0);
     let only = driver.filter(|_| devices == 1).and_then(|driver| driver.uuid(0).ok());
     let mut all = Group::World.all_bytes(only.as_ref().map_or(&[], |uuid| uuid.as_slice()))?;
@@ -97,7 +97,7 @@ impl Nccl {
     }
 
     fn gpu(&self) -> Result<Gpu, String> {
-        let new = || Gpu::new(self.driver, nccl::library()?).map_err(|cause| cause.to_string());
+        let new = || Gpu::new(self.driver, nccl::Library::get()?).map_err(|cause| cause.to_string());
         self.gpu.get_or_init(new).clone()
     }
 

@@ -34,18 +34,12 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(1), Duration::from_m
 /// Calls without an event before a waiting rank lets others have the processor.
 const SPINS: u32 = 200;
 
-/// UCX, loaded when it is first needed.
-fn library() -> Result<&'static Ucp, String> {
-    static LIBRARY: OnceLock<Result<Ucp, String>> = OnceLock::new();
-    LIBRARY.get_or_init(Ucp::start).as_ref().map_err(Clone::clone)
-}
-
 /// Whether UCX could be used. Whether it reaches the memory of a GPU is known when it has been started.
 pub fn probe(platform: Platform) -> Result<(), String> {
     if platform == Platform::Cuda {
         device::support()?;
     }
-    library().map(|_| ())
+    Ucp::get().map(|_| ())
 }
 
 /// This process in UCX. Collective over `MPI_COMM_WORLD`.
@@ -170,7 +164,7 @@ impl Worker {
 
     /// Starts UCX and exchanges addresses. Collective over `MPI_COMM_WORLD`, also on a rank where it fails.
     fn start() -> Result<&'static Self, String> {
-        let ours = library().and_then(|ucp| {
+        let ours = Ucp::get().and_then(|ucp| {
             let (handle, memory_types, address) = ucp.worker().map_err(|cause| cause.to_string())?;
             Ok((ucp, handle, memory_types, address))
         });
