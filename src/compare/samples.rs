@@ -109,7 +109,7 @@ fn take_collective(call: &Call, record: &Record) {
 
 /// The collectives that run now. What has been started, and is waited for, was one before.
 fn running_collectives() -> impl Iterator<Item = Record> {
-    let is_one = |record: &Record| record.site.op.row().is_collective() && record.phase != Phase::Wait;
+    let is_one = |record: &Record| record.site.op.row().is_collective() && record.phase() != Phase::Wait;
     recorder::running().into_iter().filter(is_one)
 }
 

@@ -13,7 +13,7 @@ pub fn record(record: &Record) -> Value {
     json!({
         "op": record.name(),
         "sequence": record.sequence,
-        "collective": row.is_collective() && record.phase != Phase::Wait,
+        "collective": row.is_collective() && record.phase() != Phase::Wait,
         "reduction": site.reduction.map(|reduction| reduction.to_string()),
         "dtype": record.dtype.map(Dtype::name),
         "count": record.count,

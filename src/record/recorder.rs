@@ -35,10 +35,8 @@ pub struct Record {
     /// Its number in this process, from 1.
     pub ticket: u64,
     pub site: Arc<Site>,
-    /// That of the site; or a wait for what was started there.
-    pub phase: Phase,
-    /// The user's line of a wait.
-    pub line: Box<str>,
+    /// Of a wait for what was started: the user's line.
+    pub wait: Option<Arc<str>>,
     /// Number of the operation among the collectives, or the messages, of its communicator; from 1.
     pub sequence: u64,
     pub count: u64,
@@ -123,8 +121,7 @@ pub fn begin(site: &Arc<Site>, call: &Call) -> Running {
     claim(Record {
         ticket: 0,
         site: site.clone(),
-        phase: site.phase,
-        line: Box::default(),
+        wait: None,
         sequence: numbers.fetch_add(1, Ordering::Relaxed) + 1,
         count: call.items() as u64,
         dtype: call.send.or(call.recv).map(|buffer| buffer.dtype()),
@@ -140,9 +137,9 @@ pub fn begin(site: &Arc<Site>, call: &Call) -> Running {
 }
 
 /// Records that a wait begins, at a line, for what this record says was started.
-pub fn begin_wait(started: &Record, line: Box<str>) -> Running {
+pub fn begin_wait(started: &Record, line: Arc<str>) -> Running {
     let thread = (this_thread(), system_thread());
-    claim(Record { phase: Phase::Wait, line, thread, ..started.clone() })
+    claim(Record { wait: Some(line), thread, ..started.clone() })
 }
 
 #[inline(always)]
@@ -233,17 +230,22 @@ pub fn wait() {
 impl Record {
     /// The name of the operation in Python, or that of the wait for it.
     pub fn name(&self) -> &'static str {
-        self.site.op.name_of(self.phase)
+        self.site.op.name_of(self.phase())
+    }
+
+    /// That of the site, or a wait for what was started there.
+    pub fn phase(&self) -> Phase {
+        if self.wait.is_some() { Phase::Wait } else { self.site.phase }
     }
 
     /// The user's source line; of a wait, that of the start too.
     pub fn location(&self) -> Cow<'_, str> {
         let started = &*self.site.location;
-        match (self.phase, started, &*self.line) {
-            (Phase::Whole | Phase::Start, ..) => started.into(),
-            (Phase::Wait, "", line) => line.into(),
-            (Phase::Wait, _, "") => format!("started at {started}").into(),
-            (Phase::Wait, _, line) => format!("started at {started}, {line}").into(),
+        match (started, self.wait.as_deref()) {
+            (_, None) => started.into(),
+            ("", Some(line)) => line.into(),
+            (_, Some("")) => format!("started at {started}").into(),
+            (_, Some(line)) => format!("started at {started}, {line}").into(),
         }
     }
 

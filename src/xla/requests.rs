@@ -113,8 +113,8 @@ pub unsafe extern "C" fn wait<const GPU: bool>(frame: *mut CallFrame) -> *mut Ff
             let state = get_state::<GPU>(frame)?;
             let (stream, _context) = enter::<GPU>(frame).map_err(|cause| state.error(cause))?;
             let line = match state.eager_call(frame, stream)? {
-                None => state.description.location(),
-                Some(EagerCall::Run { line, .. }) => ops::numbered_line(line),
+                None => state.location.clone(),
+                Some(EagerCall::Run { line, .. }) => ops::numbered_line(line).into(),
                 Some(EagerCall::Compile) => return Ok(()),
             };
             end(frame, state, line, stream)
@@ -126,7 +126,7 @@ pub unsafe extern "C" fn wait<const GPU: bool>(frame: *mut CallFrame) -> *mut Ff
 ///
 /// # Safety
 /// As `wait`.
-unsafe fn end(frame: &CallFrame, state: &State, line: Box<str>, stream: Stream) -> Result<(), Box<Error>> {
+unsafe fn end(frame: &CallFrame, state: &State, line: Arc<str>, stream: Stream) -> Result<(), Box<Error>> {
     let failed = |cause| match cause {
         Cause::Request { message } if !line.is_empty() => {
             state.error(Cause::Request { message: format!("{message}, {line}") })

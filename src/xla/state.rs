@@ -26,6 +26,8 @@ pub(super) struct State {
     pub transport: &'static Transport,
     pub phase: Phase,
     pub description: Description,
+    /// The user's line of a compiled operation.
+    pub location: Arc<str>,
     sites: Sites,
 }
 
@@ -58,7 +60,8 @@ impl State {
             let site = description.site(phase, comm, description.location(), transport.name())?;
             Sites::One(Arc::new(site))
         };
-        Ok(Self { transport, phase, description, sites })
+        let location = description.location().into();
+        Ok(Self { transport, phase, description, location, sites })
     }
 
     /// An error before a communicator is known, or without one.

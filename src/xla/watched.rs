@@ -24,7 +24,7 @@ fn end(mut running: Running, result: Result<(), Error>) -> Result<(), Box<Error>
 /// Waits at a line for what was started, as `started` says, between the two ends of a record of its own.
 pub fn wait_for(
     started: &Record,
-    line: Box<str>,
+    line: Arc<str>,
     body: impl FnOnce() -> Result<(), Error>,
 ) -> Result<(), Box<Error>> {
     let running = recorder::begin_wait(started, line);
@@ -69,7 +69,7 @@ pub fn explain(site: &Arc<Site>, phase: Phase, cause: &Cause) -> String {
     if matches!(cause, Cause::Mismatch { .. }) {
         return text; // says it all
     }
-    let is_ours = |record: &Record| Arc::ptr_eq(&record.site, site) && record.phase == phase;
+    let is_ours = |record: &Record| Arc::ptr_eq(&record.site, site) && record.phase() == phase;
     if let Some(record) = recorder::records().into_iter().rev().find(is_ours) {
         text += &format!("\n  in {record}");
         if record.location().is_empty()
