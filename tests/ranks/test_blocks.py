@@ -187,7 +187,7 @@ def test_regions(shape):
         assert s.start == s.stop or (s.start >= low and s.stop + high <= n), axis
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("cells", [2, 3, 6])
 @pytest.mark.parametrize("border", [None, "edge", (3.0, None)])
 def test_a_stencil_beside_an_exchange(cells, border):

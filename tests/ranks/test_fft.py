@@ -95,6 +95,7 @@ def test_redistribute(shape, jit):
             assert_equal(y, part(whole, target))
 
 
+@pytest.mark.one_in(2)
 @layouts
 def test_transformations_of_redistribute(layout):
     target = Layout(layout.shape, {1: SIZE})
@@ -116,6 +117,7 @@ def reference(real, axes=None, norm=None):
     return functools.partial(np.fft.rfftn if real else np.fft.fftn, axes=axes, norm=norm)
 
 
+@pytest.mark.one_in(2)
 @layouts
 @both
 @pytest.mark.usefixtures("tiles")
@@ -140,6 +142,7 @@ def test_transform_and_back(layout, real):
 NORMS = {(0,): "ortho", (1, 2): "forward", (-1, 0): "backward", (2, 0, 1): "ortho"}
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("axes, norm", NORMS.items(), ids=str)
 @pytest.mark.parametrize("name", ["slabs", "slabs along the last axis", "pencils"])
 def test_axes_and_norms(name, axes, norm):
