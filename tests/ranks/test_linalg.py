@@ -393,7 +393,8 @@ def test_bits_of_a_solution(name):
     b = rng.normal(size=rows).astype(np.float32)
     cuts = np.sort(rng.choice(np.arange(1, rows), SIZE - 1, replace=False))
 
-    # Of three terms of the adjoint, JAX adds those of other ranks first or last.
+    # Beside a cut, the adjoint is (own + own) + other rank's, elsewhere own + (own + own): the bits
+    # of a sum of two terms are the same either way.
     lower = 0 if name == "lsmr" else 1
 
     def run(b, comm):
