@@ -118,18 +118,19 @@ pub struct Running {
 pub fn begin(site: &Arc<Site>, call: &Call) -> Running {
     let Comm { collectives, messages, .. } = &*site.comm;
     let numbers = if site.op.row().is_collective() { collectives } else { messages };
-    claim(Record {
-        ticket: 0,
+    let sequence = numbers.fetch_add(1, Ordering::Relaxed) + 1;
+    claim(sequence, |ticket, started| Record {
+        ticket,
         site: site.clone(),
         wait: None,
-        sequence: numbers.fetch_add(1, Ordering::Relaxed) + 1,
+        sequence,
         count: call.items() as u64,
         dtype: call.send.or(call.recv).map(|buffer| buffer.dtype()),
         source: call.envelope.source,
         dest: call.envelope.dest,
         recvtag: call.envelope.recvtag,
         sendtag: call.envelope.sendtag,
-        started: 0,
+        started,
         ended: 0,
         state: State::Started,
         thread: (this_thread(), system_thread()),
@@ -137,24 +138,24 @@ pub fn begin(site: &Arc<Site>, call: &Call) -> Running {
 }
 
 /// Records that a wait begins, at a line, for what this record says was started.
-pub fn begin_wait(started: &Record, line: Arc<str>) -> Running {
+pub fn begin_wait(of: &Record, line: Arc<str>) -> Running {
     let thread = (this_thread(), system_thread());
-    claim(Record { wait: Some(line), thread, ..started.clone() })
+    claim(of.sequence, |ticket, started| Record { ticket, wait: Some(line), started, thread, ..of.clone() })
 }
 
+/// Makes the record of an operation, of its number and its start, where the last one has ended: in its place, since a record that
+/// is made elsewhere and copied makes the processor wait.
 #[inline(always)]
-fn claim(mut record: Record) -> Running {
-    let sequence = record.sequence;
+fn claim(sequence: u64, record: impl FnOnce(u64, u64) -> Record) -> Running {
     for _ in 0..CAPACITY {
         // SeqCst: either this thread then sees that the watchdog sleeps, or the watchdog sees the number.
-        record.ticket = NEXT.fetch_add(1, Ordering::SeqCst) + 1;
-        let slot = &SLOTS[record.ticket as usize % CAPACITY];
+        let ticket = NEXT.fetch_add(1, Ordering::SeqCst) + 1;
+        let slot = &SLOTS[ticket as usize % CAPACITY];
         let mut place = slot.lock();
         // An operation that runs for long keeps its record while others, of other threads, come and go.
         if slot.ended.load(Ordering::Acquire) != 0 {
             slot.ended.store(0, Ordering::Relaxed);
-            record.started = clock::ticks();
-            let last = place.replace(record);
+            let last = place.replace(record(ticket, clock::ticks()));
             drop(place);
             drop(last);
             return Running { slot: Some(slot), sequence, failed: false };
