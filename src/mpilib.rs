@@ -115,11 +115,18 @@ pub fn wildcards() -> Wildcards {
 #[derive(Clone, Copy, Debug)]
 pub struct Tag(pub i32);
 
+impl Tag {
+    pub fn is_of_derivative(self) -> bool {
+        self.0 >= wildcards().derivative
+    }
+}
+
 impl fmt::Display for Tag {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0 - wildcards().derivative {
-            tag @ 0.. => write!(f, "tag {tag} of derivatives"),
-            _ => write!(f, "tag {}", self.0),
+        if self.is_of_derivative() {
+            write!(f, "tag {} of derivatives", self.0 - wildcards().derivative)
+        } else {
+            write!(f, "tag {}", self.0)
         }
     }
 }

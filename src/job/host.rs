@@ -232,12 +232,9 @@ impl Host {
         let is_gone = self.process.knows_gone(&process);
         let mut status = self.published(rank).unwrap_or_default();
         status.life = match status.life {
-            // One whose program has ended is no loss.
-            Life::Exits | Life::Finished if is_gone => Life::Finished,
-            _ if is_gone => Life::Gone,
             Life::Finished => Life::Finished,
+            _ if is_gone => Life::Gone,
             _ if self.process.knows_stopped(&process) => Life::Stopped,
-            Life::Exits => Life::Exits,
             _ => Life::Runs,
         };
         match status.life {
@@ -247,10 +244,6 @@ impl Host {
             _ => {}
         }
         Some(RankStatus { process: process.name(), ..status })
-    }
-
-    fn life(&self, rank: i32) -> Option<Life> {
-        self.status(rank).map(|status| status.life)
     }
 
     /// What is known of the ranks by their files.
@@ -283,12 +276,15 @@ impl Host {
         self.read("default").filter(|chosen| !chosen.is_empty())
     }
 
-    /// Whether the programs of all other ranks that have come are at their end, and whether all have come.
+    /// Whether a rank begins nothing any more, or has no files here.
+    fn has_ended(&self, rank: i32) -> bool {
+        matches!(self.status(rank).map(|status| status.life), None | Some(Life::Finished | Life::Gone))
+    }
+
+    /// Whether all other ranks that have come have ended, and whether all have come.
     pub fn others_have_ended(&self) -> (bool, bool) {
         let here = self.here();
-        let has_ended =
-            |rank: i32| matches!(self.life(rank), Some(Life::Exits | Life::Finished | Life::Gone));
-        let ended = here.iter().filter(|&rank| rank != self.rank).all(has_ended);
+        let ended = here.iter().all(|rank| rank == self.rank || self.has_ended(rank));
         (ended, here.count() == self.size as usize)
     }
 
@@ -316,9 +312,8 @@ impl Host {
 
     /// At the very end, when all ranks have been in `MPI_Finalize`: the last rank that has come cleans up.
     pub fn leave(&self) {
-        let has_ended = |rank: i32| matches!(self.life(rank), None | Some(Life::Finished | Life::Gone));
         if self.published(self.rank).is_some_and(|status| status.life == Life::Finished)
-            && self.here().iter().all(has_ended)
+            && self.here().iter().all(|rank| self.has_ended(rank))
         {
             self.clean();
         }

@@ -51,15 +51,13 @@ pub struct Wait {
     /// Why it has waited too long, in words, if so.
     pub late: String,
     pub words: String,
-    /// Where Python is, if the words have no line.
-    pub at: String,
+    /// The words name the line of the program.
+    pub has_line: bool,
 }
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Life {
     Runs,
-    /// Its program is at its end, and may still communicate.
-    Exits,
     /// `MPI_Finalize` has begun: it takes part in nothing any more.
     Finished,
     Stopped,
@@ -85,7 +83,7 @@ pub struct RankStatus {
     pub started: Vec<Need>,
     /// How often `MPI_COMM_WORLD` has been duplicated; see `comm::origin`.
     pub copies: u64,
-    /// How many collectives it has begun on communicators. Of a rank that has finished, the most on any of a class.
+    /// How many collectives it has begun on communicators; under an unknown origin, the most on any of a class.
     pub counts: Vec<(CommId, u64)>,
     /// For how many seconds it has been in no operation, what it did before, and what it does: in Python or JAX.
     pub seconds: f64,
@@ -142,7 +140,9 @@ impl RankStatus {
         let key = |status: &Self| -> Vec<(u64, bool)> {
             status.waits.iter().map(|wait| (wait.number, wait.late.is_empty())).collect()
         };
-        (self.life, &self.other, self.answered) != (before.life, &before.other, before.answered)
+        // Where another thread is, is asked for before it is reported.
+        let state = |status: &Self| (status.life, status.other.is_some(), status.answered);
+        state(self) != state(before)
             || key(self) != key(before)
             || self.started != before.started
             || self.counts != before.counts
@@ -165,7 +165,7 @@ mod tests {
             bytes: 12,
             late: String::new(),
             words: "recv from 1, tag 7".into(),
-            at: "a b.py:9 in f".into(),
+            has_line: true,
         };
         let status = RankStatus {
             process: "process 7 on x".into(),

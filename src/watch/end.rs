@@ -12,7 +12,6 @@ use super::waits::{self, Waits};
 use super::{own, python, report};
 use crate::job::host::Host;
 use crate::job::mail::Kind;
-use crate::job::status::Life;
 use crate::mpilib;
 use crate::record::{recorder, timeline};
 use crate::system::launcher::Launcher;
@@ -138,7 +137,7 @@ fn stays_in_operation() -> bool {
 pub extern "C" fn at_exit() {
     let Some(watchdog) = watchdog() else { return };
     let host = &watchdog.host;
-    let is_expected = waits::life() == Life::Finished || host.is_ending();
+    let is_expected = waits::has_finished() || host.is_ending();
     if let (false, Some(record)) = (is_expected, recorder::running().first()) {
         // MPICH does so by itself after some errors, whatever is to be done with errors.
         print(&format!("r{} | mpi4jax: a library has ended this rank in {record}\n", host.rank));

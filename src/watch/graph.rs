@@ -8,6 +8,7 @@
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
 
+use crate::comm::origin::UNKNOWN;
 use crate::job::ranks::Ranks;
 use crate::job::status::{CommId, Life, Need, Peer, RankStatus, Wait, World};
 
@@ -45,10 +46,9 @@ impl RankStatus {
         self.waits.iter().map(|wait| &wait.need).chain(&self.started)
     }
 
-    /// How many collectives it has begun on a communicator; of a rank that has finished, on any of the same members.
+    /// How many collectives it has begun on a communicator, at most: one that cannot be told apart may be that one.
     fn collectives(&self, comm: CommId) -> u64 {
-        let of_any = self.life == Life::Finished;
-        let is_it = |id: CommId| id.class == comm.class && (id.origin == comm.origin || of_any);
+        let is_it = |id: CommId| id.class == comm.class && (id.origin == comm.origin || id.origin == UNKNOWN);
         self.counts.iter().filter(|(id, _)| is_it(*id)).map(|(_, count)| *count).max().unwrap_or(0)
     }
 
@@ -74,7 +74,7 @@ impl<'a> Graph<'a> {
     pub fn new(world: &'a World, threads_idle: bool) -> Self {
         // A rank that does not answer may do anything.
         let waits = |rank: &RankStatus| {
-            let runs = matches!(rank.life, Life::Runs | Life::Exits) && !rank.is_silent;
+            let runs = rank.life == Life::Runs && !rank.is_silent;
             runs && !rank.waits.is_empty() && (threads_idle || rank.other.is_none())
         };
         let stuck = world.iter().filter(|(_, rank)| waits(rank)).map(|(&rank, _)| rank).collect();

@@ -122,7 +122,7 @@ impl Leader {
         here.extend(own.published().map(|status| (self.host.rank, status.clone())));
         let (asked, asked_at) = self.asked;
         let has_answered = |status: &RankStatus| {
-            status.answered >= asked || !matches!(status.life, Life::Runs | Life::Exits)
+            status.answered >= asked || status.life != Life::Runs
         };
         let all_here = here.values().all(has_answered) || own.trouble.is_some();
         if self.is_asking() {

@@ -35,16 +35,16 @@ impl Own {
         self.published.as_ref()
     }
 
-    /// Tells the other ranks of this host what this one does, if it waits or is asked. Whether it has told them something new.
+    /// Tells the other ranks of this host what this one does, if it waits or is asked. Whether it has told them of a new wait.
     pub fn publish(&mut self, host: &Host, question: Option<Question>, now: f64) -> bool {
         let question = question.filter(|question| question.time > self.answered);
-        let holds = |told: &RankStatus| told.waits.is_empty() && told.life == waits::life();
+        let holds = |told: &RankStatus| told.waits.is_empty() && told.life == life();
         let is_due = self.published.as_ref().is_some_and(|told| !holds(told));
         if question.is_none() && !is_due && self.waits.longest() < TELL_AFTER {
             return false;
         }
         let python = python::python();
-        let other = self.other_threads.find(&python, &self.waits.threads(), now);
+        let other = self.other_threads.find(&python, self.waits.threads(), now);
         let mut status = status(&self.waits, &python, other);
         if let Some(question) = &question {
             self.answered = question.time;
@@ -59,8 +59,8 @@ impl Own {
             self.note(publish(host, &status));
         }
         self.published = Some(RankStatus { process: host.process.name(), ..status });
-        // The leader sees in time that a wait has ended.
-        is_news && (question.is_some() || !self.waits.is_empty())
+        // The leader looks for answers by itself, and sees in time that a wait has ended.
+        is_news && question.is_none() && !self.waits.is_empty()
     }
 
     /// Remembers an error.
@@ -75,7 +75,12 @@ impl Own {
 pub fn publish(host: &Host, status: &RankStatus) -> std::io::Result<()> {
     static PUBLISHING: Mutex<()> = Mutex::new(());
     let _publishing = PUBLISHING.lock().unwrap_or_else(PoisonError::into_inner);
-    if waits::life() == status.life { host.publish(status) } else { Ok(()) }
+    if status.life == life() { host.publish(status) } else { Ok(()) }
+}
+
+/// How far this rank has come.
+fn life() -> Life {
+    if waits::has_finished() { Life::Finished } else { Life::Runs }
 }
 
 /// "1.2 s", "3.4 ms", "5.6 us"
@@ -109,7 +114,6 @@ fn last_operations(records: &[Record]) -> Vec<String> {
 pub fn status(waits: &Waits, python: &Python, other: Option<String>) -> RankStatus {
     let records = recorder::records();
     let at = python::user_frame(python.main()).map_or_else(String::new, |frame| frame.to_string());
-    let life = waits::life();
     let last = records.last();
     let before = match last {
         Some(record) if record.state == State::Failed => format!("; the last one, {record}, failed"),
@@ -121,11 +125,11 @@ pub fn status(waits: &Waits, python: &Python, other: Option<String>) -> RankStat
         _ => python::activity(python.main()).unwrap_or_default(),
     };
     RankStatus {
-        life,
+        life: life(),
         other,
-        waits: waits.list(&at),
+        waits: waits.list().to_vec(),
         started: waits::started(),
-        counts: waits::counts(life == Life::Finished),
+        counts: waits::counts(),
         copies: origin::copies(),
         seconds: last.map_or(0.0, |record| clock::seconds_since(record.ended)),
         before,

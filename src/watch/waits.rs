@@ -8,24 +8,23 @@ use std::time::Instant;
 use crate::comm::origin::UNKNOWN;
 use crate::comm::{self, Comm};
 use crate::job::ranks::Ranks;
-use crate::job::status::{CommId, Life, Need, Peer, Wait};
+use crate::job::status::{CommId, Need, Peer, Wait};
 use crate::mpilib::wildcards;
 use crate::record::clock;
 use crate::record::recorder::{self, Record};
 use crate::system::signal;
 use crate::transport;
 
-/// How far this rank has come: its program runs, is at its end, or has finished.
-static LIFE: Mutex<Life> = Mutex::new(Life::Runs);
+static FINISHED: AtomicBool = AtomicBool::new(false);
 
-/// Python ends, or `MPI_Finalize` begins.
-pub fn come_to(life: Life) {
-    let mut own = lock(&LIFE);
-    *own = life.max(*own);
+/// `MPI_Finalize` begins.
+pub fn finish() {
+    FINISHED.store(true, Ordering::Release);
 }
 
-pub fn life() -> Life {
-    *lock(&LIFE)
+/// Whether `MPI_Finalize` has begun.
+pub fn has_finished() -> bool {
+    FINISHED.load(Ordering::Acquire)
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -150,17 +149,13 @@ pub fn current_limit(job: f64) -> Limit {
 
 // ---- Waits
 
-/// Something that this process waits for.
-struct Seen {
-    wait: Wait,
-    has_line: bool,
-    /// The thread that waits, as Python knows it and as the system does.
-    thread: (u64, i32),
-}
-
 /// What this process waits for, as it goes on.
 #[derive(Default)]
-pub struct Waits(Vec<Seen>);
+pub struct Waits {
+    list: Vec<Wait>,
+    /// The threads that wait, as Python knows them and as the system does.
+    threads: Vec<(u64, i32)>,
+}
 
 pub fn comm_id(comm: &Comm) -> CommId {
     CommId { class: comm.class, origin: comm.origin }
@@ -188,56 +183,56 @@ pub fn started() -> Vec<Need> {
     transport::outstanding().iter().map(need_of).filter(|need| matches!(need, Need::Message { .. })).collect()
 }
 
-impl Seen {
-    fn new(number: u64, need: Need, members: Ranks, seconds: f64, words: String, thread: (u64, i32)) -> Self {
-        let (late, at) = (String::new(), String::new());
-        let wait = Wait { number, need, members, seconds, bytes: 0, late, words, at };
-        Self { wait, has_line: false, thread }
-    }
-
-    /// A wait as its record describes it, which names a line only in compiled functions.
-    fn of(record: &Record) -> Self {
-        let members = record.info.comm.world.iter().copied().collect();
-        let (need, words) = (need_of(record), record.to_string());
-        let mut seen = Self::new(record.ticket, need, members, record.seconds(), words, record.thread);
-        seen.wait.bytes = record.count.saturating_mul(record.dtype.map_or(0, |dtype| dtype.size() as u64));
-        seen.has_line = !record.info.location.is_empty();
-        seen
-    }
+fn wait(number: u64, need: Need, members: Ranks, seconds: f64, words: String) -> Wait {
+    Wait { number, need, members, seconds, bytes: 0, late: String::new(), words, has_line: false }
 }
 
-/// What this process waits for now, of a job of so many ranks.
-fn current(size: i32) -> Vec<Seen> {
-    let mut all: Vec<Seen> = recorder::running().iter().map(Seen::of).collect();
-    for Blocked { number, words, started, thread } in &*lock(&BLOCKED) {
-        let seconds = clock::seconds_since(*started);
-        all.push(Seen::new(*number, Need::Call, Ranks::all(size), seconds, words.clone(), (*thread, 0)));
-    }
-    for op in transport::unfinished() {
-        let members = op.comm.world.iter().copied().collect();
-        let mut seen = Seen::new(op.number, Need::Stream, members, op.seconds, op.to_string(), (0, 0));
-        seen.wait.late = op.failure.map_or_else(String::new, |failure| format!("failed: {failure}"));
-        all.push(seen);
-    }
-    if life() == Life::Finished {
-        let words = "this rank has finished, and".into();
-        all.push(Seen::new(AT_END, Need::End, Ranks::all(size), 0.0, words, (0, 0)));
-    }
-    all
+/// A wait as its record describes it, which names a line only in compiled functions.
+fn wait_of(record: &Record) -> Wait {
+    let members = record.info.comm.world.iter().copied().collect();
+    let bytes = record.count.saturating_mul(record.dtype.map_or(0, |dtype| dtype.size() as u64));
+    let has_line = !record.info.location.is_empty();
+    let wait = wait(record.ticket, need_of(record), members, record.seconds(), record.to_string());
+    Wait { bytes, has_line, ..wait }
 }
 
 /// The numbers of what is under way: operations, and calls of Python's.
 pub fn under_way() -> Vec<u64> {
-    current(0).iter().map(|seen| seen.wait.number).collect()
+    Waits::now(0).list.iter().map(|wait| wait.number).collect()
 }
 
 impl Waits {
+    /// What this process waits for now, of a job of so many ranks.
+    fn now(size: i32) -> Self {
+        let mut waits = Self::default();
+        for record in recorder::running() {
+            waits.list.push(wait_of(&record));
+            waits.threads.push(record.thread);
+        }
+        for Blocked { number, words, started, thread } in &*lock(&BLOCKED) {
+            let seconds = clock::seconds_since(*started);
+            waits.list.push(wait(*number, Need::Call, Ranks::all(size), seconds, words.clone()));
+            waits.threads.push((*thread, 0));
+        }
+        for op in transport::unfinished() {
+            let members = op.comm.world.iter().copied().collect();
+            let late = op.failure.as_ref().map_or_else(String::new, |failure| format!("failed: {failure}"));
+            let wait = wait(op.number, Need::Stream, members, op.seconds, op.to_string());
+            waits.list.push(Wait { late, ..wait });
+        }
+        if has_finished() {
+            let words = "this rank has finished, and".into();
+            let end = wait(AT_END, Need::End, Ranks::all(size), 0.0, words);
+            waits.list.push(Wait { has_line: true, ..end });
+        }
+        waits
+    }
+
     /// Brings them up to date, after so many seconds in which this process ran.
     pub fn update(&mut self, passed: f64, limit: &Limit, size: i32) {
-        let before: HashMap<u64, f64> =
-            self.0.iter().map(|Seen { wait, .. }| (wait.number, wait.seconds)).collect();
-        self.0 = current(size);
-        for Seen { wait, .. } in &mut self.0 {
+        let before: HashMap<u64, f64> = self.list.iter().map(|wait| (wait.number, wait.seconds)).collect();
+        *self = Self::now(size);
+        for wait in &mut self.list {
             // A process that was stopped has not waited meanwhile.
             wait.seconds =
                 before.get(&wait.number).map_or(wait.seconds.min(passed), |before| before + passed);
@@ -247,45 +242,36 @@ impl Waits {
         }
     }
 
+    pub fn list(&self) -> &[Wait] {
+        &self.list
+    }
+
+    pub fn threads(&self) -> &[(u64, i32)] {
+        &self.threads
+    }
+
     pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.list.is_empty()
     }
 
     pub fn longest(&self) -> f64 {
-        self.0.iter().map(|seen| seen.wait.seconds).fold(0.0, f64::max)
+        self.list.iter().map(|wait| wait.seconds).fold(0.0, f64::max)
     }
 
     /// When the limit is exceeded that is exceeded next, in seconds from now.
     pub fn next_limit(&self, limit: &Limit) -> f64 {
-        let limited = self.0.iter().filter(|seen| seen.wait.late.is_empty());
-        limited.map(|seen| limit.left(seen.wait.seconds)).fold(f64::INFINITY, f64::min)
-    }
-
-    /// The threads that wait.
-    pub fn threads(&self) -> Vec<(u64, i32)> {
-        self.0.iter().map(|seen| seen.thread).collect()
-    }
-
-    /// As the others are told of them. `at` is where Python is, for those that have no line.
-    pub fn list(&self, at: &str) -> Vec<Wait> {
-        let list = |seen: &Seen| {
-            let mut wait = seen.wait.clone();
-            if !seen.has_line && wait.need != Need::End {
-                at.clone_into(&mut wait.at);
-            }
-            wait
-        };
-        self.0.iter().map(list).collect()
+        let limited = self.list.iter().filter(|wait| wait.late.is_empty());
+        limited.map(|wait| limit.left(wait.seconds)).fold(f64::INFINITY, f64::min)
     }
 }
 
-/// How many collectives this rank has begun on each communicator; at its end, the most on those of a class, also freed ones.
-pub fn counts(at_end: bool) -> Vec<(CommId, u64)> {
-    if at_end {
-        let counts = comm::collectives();
-        return counts.iter().map(|(&class, &count)| (CommId { class, origin: UNKNOWN }, count)).collect();
-    }
-    comm::live().iter().map(|comm| (comm_id(comm), comm.collectives.load(Ordering::Relaxed))).collect()
+/// How many collectives this rank has begun on each communicator; of those that were freed, the most on one of a class.
+pub fn counts() -> Vec<(CommId, u64)> {
+    let live = comm::live();
+    let live = live.iter().map(|comm| (comm_id(comm), comm.collectives.load(Ordering::Relaxed)));
+    let freed = comm::freed_collectives();
+    let freed = freed.into_iter().map(|(class, count)| (CommId { class, origin: UNKNOWN }, count));
+    live.chain(freed).collect()
 }
 
 #[cfg(test)]
@@ -330,11 +316,10 @@ mod tests {
         let mut part = Limit { seconds: 1.5, since: Some(entered) };
         let mut waits = Waits::default();
         let late =
-            |waits: &Waits| waits.list("").iter().map(|wait| !wait.late.is_empty()).collect::<Vec<_>>();
+            |waits: &Waits| waits.list().iter().map(|wait| !wait.late.is_empty()).collect::<Vec<_>>();
         (0..3).for_each(|_| waits.update(1.0, &job, 2));
-        let words: Vec<String> =
-            waits.list("a.py:1").into_iter().map(|wait| wait.words + " " + &wait.at).collect();
-        assert_eq!(words, ["A.Free a.py:1", "B.Free a.py:1"]);
+        let words: Vec<&str> = waits.list().iter().map(|wait| &*wait.words).collect();
+        assert_eq!(words, ["A.Free", "B.Free"]);
         assert_eq!(late(&waits), [false; 2]);
         waits.update(1.0, &part, 2);
         assert_eq!(late(&waits), [false; 2], "they have waited for 4 s, but not in this part");
@@ -347,6 +332,6 @@ mod tests {
         assert!(waits.next_limit(&never) > 1e19);
         leave();
         waits.update(1.0, &job, 2);
-        assert_eq!(waits.list("").len(), 1, "this thread's has ended");
+        assert_eq!(waits.list().len(), 1, "this thread's has ended");
     }
 }

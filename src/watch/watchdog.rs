@@ -16,7 +16,6 @@ use super::waits::{self, Limit};
 use crate::compare::samples;
 use crate::job::host::Host;
 use crate::job::link;
-use crate::job::status::Life;
 use crate::mpilib;
 use crate::record::recorder;
 use crate::record::timeline;
@@ -62,7 +61,7 @@ pub fn compare(host: &Host) {
     /// before this one has ended the job.
     static COMPARING: Mutex<()> = Mutex::new(());
     let _guard = COMPARING.lock().unwrap_or_else(PoisonError::into_inner);
-    let is_end = waits::life() == Life::Finished || mpilib::is_ending();
+    let is_end = waits::has_finished() || mpilib::is_ending();
     let Some(difference) = samples::difference(host, is_end) else { return };
     // Of the ranks that find one, one says so, once.
     if host.is_first_to(if difference.is_proved { "differs" } else { "doubt" }) {

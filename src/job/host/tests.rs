@@ -28,7 +28,7 @@ fn lives(life: Life) -> RankStatus {
 }
 
 fn life(host: &Host, rank: i32) -> Option<Life> {
-    host.life(rank)
+    host.status(rank).map(|status| status.life)
 }
 
 #[test]
@@ -75,9 +75,7 @@ fn ranks_ask_and_answer_and_end() {
         (length, Host::requested(&messages[..8]), Host::requested(&messages[..4])),
         (8, Some(1), None)
     );
-    // Its program is at its end, and may still communicate.
-    b.publish(&lives(Life::Exits)).unwrap();
-    assert_eq!((life(&a, 1), a.others_have_ended()), (Some(Life::Exits), (true, true)));
+    assert_eq!((life(&a, 1), a.others_have_ended()), (Some(Life::Runs), (false, true)));
     b.publish(&lives(Life::Finished)).unwrap();
     assert_eq!((life(&a, 1), a.others_have_ended()), (Some(Life::Finished), (true, true)));
     b.leave();
@@ -116,8 +114,8 @@ fn files_of_other_processes_are_not_this_jobs() {
     child.kill().unwrap();
     child.wait().unwrap();
     assert_eq!(life(&other, 1), Some(Life::Gone));
-    // One whose program had come to its end is no loss.
-    fs::write(path, json!([process, lives(Life::Exits)]).to_string()).unwrap();
+    // One that had finished is no loss.
+    fs::write(path, json!([process, finished]).to_string()).unwrap();
     assert_eq!(life(&other, 1), Some(Life::Finished));
     assert_eq!(Host::new(directory("others"), 1, 2).broken(), None);
     remove(&a);

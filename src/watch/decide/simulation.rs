@@ -160,7 +160,7 @@ fn waits(need: Need, members: Ranks) -> RankStatus {
         bytes: 4,
         late: String::new(),
         words,
-        at: String::new(),
+        has_line: true,
     };
     RankStatus { life: Life::Runs, waits: vec![wait], counts, ..RankStatus::default() }
 }

@@ -24,7 +24,7 @@ fn wait(need: Need) -> Wait {
         bytes: 12,
         late: String::new(),
         words: "it".into(),
-        at: String::new(),
+        has_line: true,
     }
 }
 
@@ -227,6 +227,11 @@ fn jobs_end_for_what_is_proved_and_for_nothing_else() {
         ("without a collective", [waits([all(A, 2)]), finished(1), waits([all(A, 2)])], FINISHED),
         ("in which another is not", [waits([all(A, 2)]), finished(1), runs()], NOTHING),
         ("after it", [waits([all(A, 2)]), finished(2), waits([all(A, 2)])], NOTHING),
+        (
+            "after one on another communicator",
+            [waits([all(A, 2)]), with(finished(1), begun(B, 2)), waits([all(A, 2)])],
+            FINISHED,
+        ),
         ("while one waits elsewhere", [waits([all(A, 2)]), finished(1), waits([recv(0, 7)])], FINISHED),
         (
             "all wait for the end",
