@@ -83,7 +83,7 @@ pub struct RankStatus {
     pub started: Vec<Need>,
     /// How often `MPI_COMM_WORLD` has been duplicated; see `comm::origin`.
     pub copies: u64,
-    /// How many collectives it has begun on communicators; under an unknown origin, the most on any of a class.
+    /// How many collectives it has begun on communicators; of those that have been freed, the most on one of a class.
     pub counts: Vec<(CommId, u64)>,
     /// For how many seconds it has been in no operation, what it did before, and what it does: in Python or JAX.
     pub seconds: f64,

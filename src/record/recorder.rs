@@ -119,23 +119,18 @@ impl Slot {
     }
 }
 
-/// This thread, as Python numbers it.
+/// This thread, as Python numbers it, and as the system does: 0 where that is not needed.
 #[inline]
-pub fn this_thread() -> u64 {
-    // SAFETY: takes nothing.
-    unsafe { libc::pthread_self() as u64 }
-}
-
-/// This thread, as the system numbers it; 0 where that is not needed.
-#[inline]
-fn system_thread() -> i32 {
+pub fn this_thread() -> (u64, i32) {
     #[cfg(target_os = "linux")]
-    {
+    let system = {
         thread_local!(static NUMBER: i32 = rustix::thread::gettid().as_raw_pid());
         NUMBER.try_with(|number| *number).unwrap_or(0)
-    }
+    };
     #[cfg(not(target_os = "linux"))]
-    0
+    let system = 0;
+    // SAFETY: takes nothing.
+    (unsafe { libc::pthread_self() as u64 }, system)
 }
 
 /// An operation under way. Dropped, it has ended.
@@ -164,14 +159,13 @@ pub fn begin(info: &Arc<OpInfo>, call: &Call) -> Running {
         started: 0,
         ended: 0,
         state: State::Started,
-        thread: (this_thread(), system_thread()),
+        thread: this_thread(),
     })
 }
 
 /// Records that a wait begins, for what this record says was started.
 pub fn begin_wait(info: &Arc<OpInfo>, started: &Record) -> Running {
-    let thread = (this_thread(), system_thread());
-    claim(Record { info: info.clone(), thread, ..started.clone() })
+    claim(Record { info: info.clone(), thread: this_thread(), ..started.clone() })
 }
 
 #[inline(always)]

@@ -8,16 +8,18 @@
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
 
-use crate::comm::origin::UNKNOWN;
+use crate::comm::origin::FREED;
 use crate::job::ranks::Ranks;
 use crate::job::status::{CommId, Life, Need, Peer, RankStatus, Wait, World};
 
 /// How many stuck ranks are named for one wait: a few are enough to find a cycle.
 const MOST: usize = 64;
 
-/// Why a wait cannot end.
+/// Why a wait is reported as hung: it cannot end, or is late.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Why {
+    /// It has waited longer than the user allows, or a library has failed; see [`Wait::late`].
+    Late,
     /// This rank is gone.
     Gone(i32),
     /// This rank has finished; all others that could help have too, if there is none.
@@ -46,9 +48,9 @@ impl RankStatus {
         self.waits.iter().map(|wait| &wait.need).chain(&self.started)
     }
 
-    /// How many collectives it has begun on a communicator, at most: one that cannot be told apart may be that one.
+    /// How many collectives it has begun on a communicator, at most: one that has been freed may be that one.
     fn collectives(&self, comm: CommId) -> u64 {
-        let is_it = |id: CommId| id.class == comm.class && (id.origin == comm.origin || id.origin == UNKNOWN);
+        let is_it = |id: CommId| id.class == comm.class && (id.origin == comm.origin || id.origin == FREED);
         self.counts.iter().filter(|(id, _)| is_it(*id)).map(|(_, count)| *count).max().unwrap_or(0)
     }
 
@@ -275,5 +277,6 @@ fn join(first: Why, second: Why) -> Why {
         }
         (gone @ Why::Gone(..), _) | (_, gone @ Why::Gone(..)) => gone,
         (finished @ Why::Finished(_), _) | (_, finished @ Why::Finished(_)) => finished,
+        (late, _) => late,
     }
 }

@@ -3,8 +3,9 @@
 
 use std::collections::HashMap;
 
-use super::decide::{self, Action, Key, Memory, Reason, State};
+use super::decide::{self, Action, Key, Memory, State};
 use super::end::{self, HUNG};
+use super::graph::Why;
 use super::own::Own;
 use super::report::{self, Facts};
 use super::settings::{Settings, print};
@@ -104,7 +105,7 @@ impl Leader {
                 Action::PrintReport(rank) => {
                     print(&self.facts(own).report("report (SIGUSR1)", (rank, 0), self.host.rank));
                 }
-                Action::End(key, reason) => self.end(key, &reason, own),
+                Action::End(key, why) => self.end(key, &why, own),
             }
         }
     }
@@ -121,9 +122,7 @@ impl Leader {
         let mut here = self.host.world();
         here.extend(own.published().map(|status| (self.host.rank, status.clone())));
         let (asked, asked_at) = self.asked;
-        let has_answered = |status: &RankStatus| {
-            status.answered >= asked || status.life != Life::Runs
-        };
+        let has_answered = |status: &RankStatus| status.answered >= asked || status.life != Life::Runs;
         let all_here = here.values().all(has_answered) || own.trouble.is_some();
         if self.is_asking() {
             here.values_mut().for_each(|status| status.is_silent = !has_answered(status));
@@ -159,9 +158,9 @@ impl Leader {
     }
 
     /// An operation hangs: this rank reports for all, and ends the job.
-    fn end(&self, key: Key, reason: &Reason, own: &Own) {
+    fn end(&self, key: Key, why: &Why, own: &Own) {
         let Some(wait) = wait_of(&self.state.world, key) else { return };
-        let headline = report::headline(&self.state.world, key, wait, reason);
+        let headline = report::headline(&self.state.world, key, wait, why);
         let mut text = self.facts(own).report(&headline, key, self.host.rank);
         let ends = self.settings.abort;
         text += if ends {

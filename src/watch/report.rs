@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::decide::{Key, Reason};
+use super::decide::Key;
 use super::graph::{Graph, Why};
 use super::groups;
 use crate::comm::{self, origin::UNKNOWN};
@@ -35,7 +35,9 @@ pub fn doing(status: &RankStatus) -> String {
         (Life::Stopped, _) => return format!("stopped: {process} gets no time (SIGSTOP, or a debugger)"),
         // A process without time, on a busy machine, has said before what it waits for.
         (_, Some(words)) if status.is_silent => return format!("{words}; {process} has not answered yet"),
-        (_, Some(words)) if python.is_empty() || status.waits.iter().all(|wait| wait.has_line) => return words,
+        (_, Some(words)) if python.is_empty() || status.waits.iter().all(|wait| wait.has_line) => {
+            return words;
+        }
         (_, Some(words)) => return format!("{words}; Python is at {python}"),
         (Life::Finished, _) => {}
         _ if status.is_silent => return format!("silent: {process} does not answer"),
@@ -190,17 +192,17 @@ impl Facts<'_> {
 }
 
 /// What is said first where a wait hangs.
-pub fn headline(world: &World, key: Key, wait: &Wait, reason: &Reason) -> String {
+pub fn headline(world: &World, key: Key, wait: &Wait, why: &Why) -> String {
     let name = if wait.need == Need::End { "the end of the job" } else { &*wait.words };
-    match reason {
-        Reason::Late(words) => format!("{name} {words}"),
-        Reason::Proof(Why::Gone(rank)) => {
+    match why {
+        Why::Late => format!("{name} {}", wait.late),
+        Why::Gone(rank) => {
             let process = world.get(rank).map_or("its process", |status| &status.process);
             format!("{name} cannot end: rank {rank}, {process}, is gone")
         }
-        Reason::Proof(Why::Finished(Some(rank))) => format!("{name} cannot end: rank {rank} has finished"),
-        Reason::Proof(Why::Finished(None)) => format!("{name} cannot end: all other ranks have finished"),
-        Reason::Proof(Why::Stuck(_)) => {
+        Why::Finished(Some(rank)) => format!("{name} cannot end: rank {rank} has finished"),
+        Why::Finished(None) => format!("{name} cannot end: all other ranks have finished"),
+        Why::Stuck(_) => {
             let cycle = Graph::new(world, false).cycle(key.0);
             format!("deadlock: {}", cycle_text(world, &cycle, key.0))
         }
@@ -395,7 +397,10 @@ mod tests {
             waits(Need::Message { comm, from, to: None }, words)
         };
         let text = line(&world([on_default(None, "recv from 1"), all(0)]));
-        assert!(text.contains("; if mpi4py sends the message: the default communicator is a clone"), "{text}");
+        assert!(
+            text.contains("; if mpi4py sends the message: the default communicator is a clone"),
+            "{text}"
+        );
         let of_derivative = Some(wildcards().derivative + 7);
         let text = line(&world([on_default(of_derivative, "recv from 1"), all(0)]));
         assert!(!text.contains("clone"), "mpi4py has no such tag: {text}");
@@ -412,7 +417,7 @@ mod tests {
     fn a_deadlock_is_told_with_both_lines_and_its_cure() {
         let text = |ranks| {
             let world = world(ranks);
-            headline(&world, (0, 1), &world[&0].waits[0], &Reason::Proof(Why::Stuck(vec![1])))
+            headline(&world, (0, 1), &world[&0].waits[0], &Why::Stuck(vec![1]))
         };
         assert_eq!(
             text([recv(1, "recv from 1, a.py:8"), recv(0, "recv from 0, a.py:9")]),

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use crate::comm::origin::UNKNOWN;
+use crate::comm::origin::FREED;
 use crate::comm::{self, Comm};
 use crate::job::ranks::Ranks;
 use crate::job::status::{CommId, Need, Peer, Wait};
@@ -38,7 +38,7 @@ struct Blocked {
     number: u64,
     words: String,
     started: u64,
-    thread: u64,
+    thread: (u64, i32),
 }
 
 /// Threads may be in one each.
@@ -212,7 +212,7 @@ impl Waits {
         for Blocked { number, words, started, thread } in &*lock(&BLOCKED) {
             let seconds = clock::seconds_since(*started);
             waits.list.push(wait(*number, Need::Call, Ranks::all(size), seconds, words.clone()));
-            waits.threads.push((*thread, 0));
+            waits.threads.push(*thread);
         }
         for op in transport::unfinished() {
             let members = op.comm.world.iter().copied().collect();
@@ -270,7 +270,7 @@ pub fn counts() -> Vec<(CommId, u64)> {
     let live = comm::live();
     let live = live.iter().map(|comm| (comm_id(comm), comm.collectives.load(Ordering::Relaxed)));
     let freed = comm::freed_collectives();
-    let freed = freed.into_iter().map(|(class, count)| (CommId { class, origin: UNKNOWN }, count));
+    let freed = freed.into_iter().map(|(class, count)| (CommId { class, origin: FREED }, count));
     live.chain(freed).collect()
 }
 
@@ -315,8 +315,7 @@ mod tests {
         let job = Limit { seconds: 3.0, since: None };
         let mut part = Limit { seconds: 1.5, since: Some(entered) };
         let mut waits = Waits::default();
-        let late =
-            |waits: &Waits| waits.list().iter().map(|wait| !wait.late.is_empty()).collect::<Vec<_>>();
+        let late = |waits: &Waits| waits.list().iter().map(|wait| !wait.late.is_empty()).collect::<Vec<_>>();
         (0..3).for_each(|_| waits.update(1.0, &job, 2));
         let words: Vec<&str> = waits.list().iter().map(|wait| &*wait.words).collect();
         assert_eq!(words, ["A.Free", "B.Free"]);
