@@ -159,7 +159,8 @@ mod _native {
     /// MPI frees a communicator: so is all that was made from it.
     #[pyfunction]
     fn free_comm(py: Python<'_>, key: &str) {
-        watch::enter(transport::freeing(key));
+        let Ok(comm) = comm::lookup(key) else { return };
+        watch::enter_on(&comm, transport::freeing(key));
         py.detach(|| comm::free(key));
         watch::leave();
     }

@@ -170,7 +170,7 @@ impl Comm {
             // SAFETY: promised by the caller.
             comm.origin = unsafe { origin::of(handle(raw)) };
             // The program may free it.
-            comm.is_counted = mpilib::frees_late()?;
+            comm.is_counted = mpilib::may_free_late();
         }
         Ok(comm)
     }

@@ -29,7 +29,7 @@ pub enum Need {
     Collective { comm: CommId, number: u64 },
     /// A message comes, or is taken, or both.
     Message { comm: CommId, from: Option<Peer>, to: Option<Peer> },
-    /// All ranks come to a call that is no operation.
+    /// The ranks of a communicator come to a call that is no operation.
     Call,
     /// All ranks come to their end, as this one has.
     End,

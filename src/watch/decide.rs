@@ -236,10 +236,11 @@ fn hung(state: &State, next: &mut Memory, settings: &Settings, now: f64) -> Opti
         let Some(why) = why else { continue };
         let since = next.suspects.get(&key).copied();
         suspects.insert(key, since.unwrap_or(now));
-        let is_ripe = since.is_some_and(|since| now - since >= patience(wait, &why) + delay(settings));
-        let is_told = !rank.last.is_empty();
-        if is_ripe && found.as_ref().is_none_or(|(other_is_told, ..)| is_told && !other_is_told) {
-            found = Some((is_told, key, why));
+        let has_held = since.is_some_and(|since| now - since >= patience(wait, &why) + delay(settings));
+        let has_details = !rank.last.is_empty();
+        if has_held && found.as_ref().is_none_or(|(other_has_details, ..)| has_details && !other_has_details)
+        {
+            found = Some((has_details, key, why));
         }
     }
     next.suspects = suspects;

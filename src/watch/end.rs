@@ -50,22 +50,25 @@ pub fn end_job(code: i32) -> ! {
     // Whatever state MPI is in: launchers end a job of which a process dies.
     std::thread::spawn(move || {
         std::thread::sleep(Duration::from_secs(5));
-        // SAFETY: ends the process.
-        unsafe { libc::_exit(code) };
+        exit_at_once(code);
     });
     let_launcher_read();
     ending();
     mpilib::abort(code);
+    exit_at_once(code)
+}
+
+/// Ends this process, without what exit handlers would wait for.
+fn exit_at_once(code: i32) -> ! {
     // SAFETY: ends the process.
     unsafe { libc::_exit(code) }
 }
 
 /// Ends this process, whose launcher has ended before it.
-pub fn follow(launcher: &Launcher, rank: i32) -> ! {
+pub fn end_with_launcher(launcher: &Launcher, rank: i32) -> ! {
     print(&format!("r{rank} | mpi4jax: {} has ended, and so does this rank\n", launcher.name()));
     ending();
-    // SAFETY: ends the process.
-    unsafe { libc::_exit(HUNG) }
+    exit_at_once(HUNG)
 }
 
 /// Has Python's main thread call [`python_runs`] when it can.
@@ -93,7 +96,7 @@ pub fn take_signals(ask: Option<fn()>) {
 }
 
 /// A signal has come that may end this rank.
-pub fn by_signal(signal: i32, host: &Host) {
+pub fn end_by_signal(signal: i32, host: &Host) {
     if signal == libc::SIGINT && !stays_in_operation() {
         return;
     }

@@ -39,8 +39,8 @@ pub struct Graph<'a> {
     arrived: HashMap<Collective, HashSet<i32>>,
     /// The ranks that have begun to send.
     senders: Vec<i32>,
-    /// Why a collective cannot end, or a call that is none, which all of its ranks decide together: found out once.
-    shared: RefCell<HashMap<Option<Collective>, Option<Why>>>,
+    /// Why a collective cannot end, or a call of these ranks that is none, which they decide together: found out once.
+    shared: RefCell<HashMap<(Option<Collective>, Ranks), Option<Why>>>,
 }
 
 impl RankStatus {
@@ -54,8 +54,8 @@ impl RankStatus {
         self.counts.iter().filter(|(id, _)| is_it(*id)).map(|(_, count)| *count).max().unwrap_or(0)
     }
 
-    fn waits_in_call(&self) -> bool {
-        self.waits.iter().any(|wait| wait.need == Need::Call)
+    fn waits_in_call(&self, members: &Ranks) -> bool {
+        self.waits.iter().any(|wait| wait.need == Need::Call && wait.members == *members)
     }
 
     /// Whether it has begun what may match a message that `rank` receives (or sends, if `sends`).
@@ -156,11 +156,12 @@ impl<'a> Graph<'a> {
 
     /// Why a wait of a rank cannot end; None: it can, as far as is known.
     pub fn why(&self, rank: i32, wait: &Wait) -> Option<Why> {
-        let key = match wait.need {
+        let collective = match wait.need {
             Need::Collective { comm, number } => Some((comm, number)),
             Need::Call => None,
             _ => return self.find(rank, wait),
         };
+        let key = (collective, wait.members.clone());
         if let Some(why) = self.shared.borrow().get(&key) {
             return why.clone();
         }
@@ -182,7 +183,8 @@ impl<'a> Graph<'a> {
                 self.incomplete(wait, |member| arrived.is_some_and(|it| it.contains(&member)), is_missing)
             }
             Need::Call => {
-                let in_call = |member: i32| self.world.get(&member).is_some_and(RankStatus::waits_in_call);
+                let in_call =
+                    |member: i32| self.world.get(&member).is_some_and(|it| it.waits_in_call(&wait.members));
                 self.incomplete(wait, in_call, |member| self.stuck.contains(&member))
             }
             Need::Message { comm, from, to } => {

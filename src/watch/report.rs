@@ -255,10 +255,10 @@ fn cycle_text(world: &World, cycle: &[i32], rank: i32) -> String {
     } else {
         ", and waits for itself".into()
     };
-    format!("{text}; {}", cure(world, &order))
+    format!("{text}; {}", remedy(world, &order))
 }
 
-fn cure(world: &World, cycle: &[i32]) -> &'static str {
+fn remedy(world: &World, cycle: &[i32]) -> &'static str {
     let needs = || cycle.iter().flat_map(|rank| world[rank].waits.iter().map(|wait| &wait.need));
     let is_message = |need: &Need| matches!(need, Need::Message { .. });
     if needs().all(is_message) {
@@ -414,7 +414,7 @@ mod tests {
     }
 
     #[test]
-    fn a_deadlock_is_told_with_both_lines_and_its_cure() {
+    fn a_deadlock_is_told_with_both_lines_and_its_remedy() {
         let text = |ranks| {
             let world = world(ranks);
             headline(&world, (0, 1), &world[&0].waits[0], &Why::Stuck(vec![1]))

@@ -33,10 +33,12 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 // ---- Calls that are no operations
 
-/// A collective call of Python's that is no operation, such as the duplication of a communicator.
+/// A collective call of Python's that is no operation: the creation of the default communicator, or the freeing of one.
 struct Blocked {
     number: u64,
     words: String,
+    /// The ranks that take part; None: all.
+    members: Option<Ranks>,
     started: u64,
     thread: (u64, i32),
 }
@@ -48,12 +50,20 @@ static BLOCKED: Mutex<Vec<Blocked>> = Mutex::new(Vec::new());
 pub const AT_END: u64 = 1 << 63;
 static CALLS: AtomicU64 = AtomicU64::new(AT_END + 1);
 
-/// This thread is about to wait for other ranks, in `what`.
+/// This thread is about to wait for all ranks.
 #[cfg_attr(feature = "python", pyo3::pyfunction(name = "watch_enter"))]
 pub fn enter(words: String) {
-    let number = CALLS.fetch_add(1, Ordering::Relaxed);
-    let thread = recorder::this_thread();
-    lock(&BLOCKED).push(Blocked { number, words, started: clock::ticks(), thread });
+    enter_with(words, None);
+}
+
+/// This thread is about to wait for the ranks of a communicator.
+pub fn enter_on(comm: &Comm, words: String) {
+    enter_with(words, Some(comm.world.iter().copied().collect()));
+}
+
+fn enter_with(words: String, members: Option<Ranks>) {
+    let (number, thread) = (CALLS.fetch_add(1, Ordering::Relaxed), recorder::this_thread());
+    lock(&BLOCKED).push(Blocked { number, words, members, started: clock::ticks(), thread });
     notice();
 }
 
@@ -209,9 +219,15 @@ impl Waits {
             waits.list.push(wait_of(&record));
             waits.threads.push(record.thread);
         }
-        for Blocked { number, words, started, thread } in &*lock(&BLOCKED) {
-            let seconds = clock::seconds_since(*started);
-            waits.list.push(wait(*number, Need::Call, Ranks::all(size), seconds, words.clone()));
+        for Blocked { number, words, members, started, thread } in &*lock(&BLOCKED) {
+            let members = members.clone().unwrap_or_else(|| Ranks::all(size));
+            waits.list.push(wait(
+                *number,
+                Need::Call,
+                members,
+                clock::seconds_since(*started),
+                words.clone(),
+            ));
             waits.threads.push(*thread);
         }
         for op in transport::unfinished() {

@@ -40,11 +40,11 @@ pub fn run(watchdog: &'static Watchdog, pipe: &PipeReader) {
     loop {
         let pause = observer.pause();
         let began = Instant::now();
-        let woken = signal::wait(pipe, host.bell.as_ref(), ended, pause);
+        let woken = signal::wait(pipe, host.pipe.as_ref(), ended, pause);
         // A process that was stopped has not waited meanwhile.
         let passed = began.elapsed().as_secs_f64().min(2.0 * pause.min(BEAT));
         if let Some(launcher) = launcher.as_ref().filter(|launcher| launcher.is_gone()) {
-            end::follow(launcher, host.rank);
+            end::end_with_launcher(launcher, host.rank);
         }
         // Whatever goes wrong here, the next hang is noticed.
         let step = AssertUnwindSafe(|| observer.step(passed, &woken));
@@ -142,7 +142,7 @@ impl Observer {
                 0 => {}
                 libc::SIGUSR1 if host.broken().is_some() => self.leader.report(host.rank, self.clock),
                 libc::SIGUSR1 => host.request_report(),
-                signal => end::by_signal(signal, host),
+                signal => end::end_by_signal(signal, host),
             }
         }
         if self.own.publish(host, host.question(), self.clock) {
@@ -153,12 +153,12 @@ impl Observer {
         }
         self.find_leader();
         if self.leader_rank == host.rank {
-            if let Some(rank) = Host::requested(&woken.bell) {
+            if let Some(rank) = Host::requested(&woken.messages) {
                 self.leader.report(rank, self.clock);
             }
             self.leader.listen(&mut self.own, self.clock);
             // Without the pipe that wakes this rank, files are looked at each time.
-            let may_be_news = !woken.bell.is_empty() || host.bell.is_none();
+            let may_be_news = !woken.messages.is_empty() || host.pipe.is_none();
             if may_be_news || !self.own.waits.is_empty() || !self.leader.is_idle() {
                 self.leader.step(&mut self.own, self.clock);
             }

@@ -70,7 +70,7 @@ fn ranks_ask_and_answer_and_end() {
     a.wake(0);
     b.request_report();
     let mut messages = [0; 16];
-    let length = a.bell.as_ref().unwrap().read(&mut messages).unwrap();
+    let length = a.pipe.as_ref().unwrap().read(&mut messages).unwrap();
     assert_eq!(
         (length, Host::requested(&messages[..8]), Host::requested(&messages[..4])),
         (8, Some(1), None)

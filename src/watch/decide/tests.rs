@@ -213,6 +213,14 @@ fn jobs_end_for_what_is_proved_and_for_nothing_else() {
             STUCK,
         ),
         (
+            "two of them, one that they have",
+            {
+                let call = || Wait { members: Ranks::all(2), ..wait(Need::Call) };
+                [waits([call()]), waits([call()]), waits([recv(0, 7)])]
+            },
+            NOTHING,
+        ),
+        (
             "all free communicators",
             [waits([wait(Need::Call)]), waits([wait(Need::Call)]), waits([wait(Need::Call)])],
             NOTHING,
