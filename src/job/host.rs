@@ -1,10 +1,10 @@
-//! What the ranks of a host tell each other without MPI: files in one folder.
+//! The ranks of a host exchange their states without MPI, by files in one folder.
 //!
 //! It works when MPI does not, needs no thread level, and costs nothing while nothing is wrong. Every file is written
 //! under another name and renamed, so that it is whole when it is seen. The [`Folder`] is this user's alone. Of the ranks whose
 //! files are here, the lowest one that runs is the [leader](Host::leader).
 //!
-//! | file | written | says |
+//! | file | written | holds |
 //! | --- | --- | --- |
 //! | `rank3.pid` | at the start | which process it is |
 //! | `rank3.pipe` | at the start | a named pipe: others wake the rank's watchdog by it, or have the leader report |
@@ -13,7 +13,7 @@
 //! | `rank3.samples` | at growing intervals, when it waits, and at its end | samples of what it did |
 //! | `default` | when the first rank makes the default communicator, or no rank is left to | how it is made |
 //! | `ask` | when the leader asks what the ranks do | a [`Question`] |
-//! | `ending` | before a rank ends the job | that it has said why |
+//! | `ending` | before a rank ends the job | nothing: this rank has reported why |
 
 use std::fs::{self, File};
 use std::io;
@@ -114,7 +114,7 @@ impl Host {
         (written >= self.since).then_some(text)
     }
 
-    /// Tells the others what this rank does.
+    /// Writes the status of this rank.
     pub fn publish(&self, status: &RankStatus) -> io::Result<()> {
         let result = self.write(&file(self.rank, "status"), &(&self.process, status));
         if result.is_err() && status.life == Life::Finished {
@@ -124,13 +124,13 @@ impl Host {
         result
     }
 
-    /// What this process of a rank has published last: not what that of another job has, whatever the name of the folder is.
+    /// The last status of a rank, unless another process wrote it, of an earlier job.
     fn published(&self, rank: i32) -> Option<RankStatus> {
         let (process, status): (Process, RankStatus) = self.parsed(&file(rank, "status"))?;
         (process == self.process(rank)?).then_some(status)
     }
 
-    /// What this rank leaves for `python -m mpi4jax.report`.
+    /// Writes the dump of this rank for `python -m mpi4jax.report`.
     pub fn dump(&self, dump: &Value) -> io::Result<()> {
         self.write(&file(self.rank, "json"), dump)
     }
@@ -246,7 +246,7 @@ impl Host {
         Some(RankStatus { process: process.name(), ..status })
     }
 
-    /// What is known of the ranks by their files.
+    /// The states of the ranks, by their files.
     pub fn world(&self) -> World {
         if !self.is_under_way() {
             return World::new();

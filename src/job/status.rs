@@ -1,4 +1,4 @@
-//! What is known of a rank: what it says of itself, as JSON that others read, and whether its process lives.
+//! The status of a rank: its own account, as JSON that others read, and whether its process lives.
 
 use std::collections::BTreeMap;
 
@@ -96,7 +96,7 @@ pub struct RankStatus {
 
 pub type World = BTreeMap<i32, RankStatus>;
 
-/// What a rank waits for under this number.
+/// The wait of a rank with this number.
 pub fn wait_of(world: &World, (rank, number): (i32, u64)) -> Option<&Wait> {
     world.get(&rank)?.waits.iter().find(|wait| wait.number == number)
 }
@@ -127,7 +127,7 @@ impl RankStatus {
         serde_json::to_string(self).expect("plain fields")
     }
 
-    /// What other hosts are told: without what differs between ranks that do the same.
+    /// The status for other hosts: without the parts that differ between ranks that do the same.
     pub fn briefly(&self) -> Self {
         let mut status =
             Self { answered: 0, seconds: self.seconds.floor(), last: Vec::new(), ..self.clone() };
@@ -135,7 +135,7 @@ impl RankStatus {
         status
     }
 
-    /// Whether the same is said as before, but for the time.
+    /// Whether it differs from an earlier one in more than times.
     pub fn is_news(&self, before: &Self) -> bool {
         let key = |status: &Self| -> Vec<(u64, bool)> {
             status.waits.iter().map(|wait| (wait.number, wait.late.is_empty())).collect()

@@ -271,7 +271,7 @@ impl fmt::Display for Endpoint<'_> {
         let &Endpoint(word, rank, tag) = self;
         let any = wildcards();
         if rank == any.proc_null {
-            return write!(f, "{word} nobody");
+            return write!(f, "{word} PROC_NULL");
         }
         // Every MPI's wildcards are negative, and its ranks and tags are not.
         let rank = if rank < 0 { "any rank".into() } else { rank.to_string() };

@@ -1,4 +1,4 @@
-//! What Linux says of processes and threads.
+//! Processes and threads on Linux.
 
 use std::fs;
 use std::os::fd::OwnedFd;

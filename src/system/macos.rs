@@ -1,4 +1,4 @@
-//! What macOS says of processes.
+//! Processes on macOS.
 
 use std::ffi::{CStr, c_int};
 use std::os::fd::OwnedFd;

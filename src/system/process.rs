@@ -1,6 +1,6 @@
-//! Which process is meant, whatever number others have.
+//! Processes, identified by more than their numbers.
 //!
-//! A number alone does not say: it is used again, and containers with one host name each count for themselves.
+//! Numbers are used again, and containers with the same host name count their processes separately.
 
 use std::time::{Duration, SystemTime};
 
@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::os;
 use crate::record::host;
 
-/// A process, as it introduces itself.
+/// A process, as it identifies itself.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Process {
     pid: i32,
@@ -65,7 +65,7 @@ impl Process {
         if self.space.is_empty() { &self.host } else { self.space.split('/').next().unwrap_or_default() }
     }
 
-    /// Whether `self`, which runs, can tell how `other` fares.
+    /// Whether `self`, which runs, can see whether `other` runs.
     pub fn can_see(&self, other: &Self) -> bool {
         !self.space.is_empty() && self.space == other.space
     }

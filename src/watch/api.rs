@@ -1,4 +1,4 @@
-//! What the rest of the package asks of the watchdog: that it starts, and that it is told of this rank's end.
+//! What the rest of the package calls: the start of the watchdog, and the end of this rank.
 
 use super::end;
 use super::own;

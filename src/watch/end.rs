@@ -22,7 +22,7 @@ pub const HUNG: i32 = 97;
 /// For how long Python has to answer an interrupt.
 const PATIENCE: Duration = Duration::from_millis(500);
 
-/// Tells the other ranks that this one has said why the job ends, and removes what the job would leave.
+/// Tells the other ranks that this one has reported why the job ends, and removes the files that the job would leave.
 pub fn ending() {
     timeline::flush();
     if let Some(watchdog) = watchdog() {
@@ -45,7 +45,7 @@ pub fn abort_after(seconds: f64, code: i32) {
     });
 }
 
-/// Ends the job, of which this rank has said why.
+/// Ends the job, after a report of why.
 pub fn end_job(code: i32) -> ! {
     // Whatever state MPI is in: launchers end a job of which a process dies.
     std::thread::spawn(move || {
@@ -101,7 +101,7 @@ pub fn end_by_signal(signal: i32, host: &Host) {
         return;
     }
     timeline::flush();
-    if !is_explained(host) {
+    if !is_reported(host) {
         let name = if signal == libc::SIGINT { "SIGINT" } else { "SIGTERM" };
         let mut status = own::status_now(host.size);
         if status.waits.is_empty() {
@@ -114,12 +114,12 @@ pub fn end_by_signal(signal: i32, host: &Host) {
     signal::end_by(signal);
 }
 
-/// Whether a rank has said why the job ends.
-fn is_explained(host: &Host) -> bool {
+/// Whether a rank has reported why the job ends.
+fn is_reported(host: &Host) -> bool {
     host.is_ending() || host.question().is_some_and(|question| question.kind == Kind::End)
 }
 
-/// Whether what is under way now is so after a moment too, and Python has not been able to run.
+/// Whether an operation that is under way stays so for a moment, in which Python's main thread cannot run.
 fn stays_in_operation() -> bool {
     let Some(ask) = ASK_PYTHON.get() else { return false };
     PYTHON_RUNS.store(false, Ordering::Relaxed);

@@ -1,5 +1,5 @@
-//! What the leader of a host does besides: it brings together what is known of all ranks, answers the leaders of other hosts,
-//! and does what [`decide`] says.
+//! The leader of a host: it collects the states of all ranks, answers the leaders of other hosts, and carries out the actions
+//! of [`decide`].
 
 use std::collections::HashMap;
 
@@ -24,7 +24,7 @@ pub struct Leader {
     host: &'static Host,
     settings: &'static Settings,
     memory: Memory,
-    /// What is known of all ranks, and when each of their waits began.
+    /// The states of all ranks, as far as known, and when each of their waits began.
     state: State,
     since: HashMap<Key, f64>,
     /// The last question to the ranks of this host: its time, and when they were asked.
@@ -117,7 +117,7 @@ impl Leader {
         own.publish(self.host, Some(question.clone()), now);
     }
 
-    /// Brings up to date what is known of all ranks, and answers other hosts.
+    /// Updates the states of all ranks, and answers other hosts.
     fn observe(&mut self, own: &Own, now: f64) {
         let mut here = self.host.world();
         here.extend(own.published().map(|status| (self.host.rank, status.clone())));
@@ -175,7 +175,7 @@ impl Leader {
     }
 }
 
-/// How long waits have lasted, by the clock of this process, which knows since when.
+/// Sets how long waits have lasted, by the clock of this process, from when it saw each first.
 fn count_seconds(since: &mut HashMap<Key, f64>, world: &mut World, now: f64) {
     let mut found = HashMap::new();
     for (rank, status) in world.iter_mut() {

@@ -1,4 +1,4 @@
-//! What this rank tells the others of its host: what it waits for, and what else it does.
+//! The status of this rank, which it publishes to the ranks of its host.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -13,12 +13,12 @@ use crate::job::status::{Life, RankStatus};
 use crate::record::clock;
 use crate::record::recorder::{self, Record, State};
 
-/// How many of its last operations a rank tells.
+/// How many of its last operations a rank publishes.
 const LAST: usize = 8;
-/// For how long an operation waits before others are told of it, in seconds.
-const TELL_AFTER: f64 = 1.0;
+/// For how long an operation waits before it is published, in seconds.
+const PUBLISH_AFTER: f64 = 1.0;
 
-/// What this rank waits for, and what it has told the others.
+/// What this rank waits for, and what it has published.
 #[derive(Default)]
 pub struct Own {
     pub waits: Waits,
@@ -26,7 +26,7 @@ pub struct Own {
     published: Option<RankStatus>,
     /// The time of the last question that it has answered.
     answered: u64,
-    /// Why it could not tell the others, if so.
+    /// Why it could not publish its status, if so.
     pub trouble: Option<String>,
 }
 
@@ -35,12 +35,12 @@ impl Own {
         self.published.as_ref()
     }
 
-    /// Tells the other ranks of this host what this one does, if it waits or is asked. Whether it has told them of a new wait.
+    /// Publishes the status of this rank, if it waits or is asked. True if its waits have changed.
     pub fn publish(&mut self, host: &Host, question: Option<Question>, now: f64) -> bool {
         let question = question.filter(|question| question.time > self.answered);
-        let holds = |told: &RankStatus| told.waits.is_empty() && told.life == life();
-        let is_due = self.published.as_ref().is_some_and(|told| !holds(told));
-        if question.is_none() && !is_due && self.waits.longest() < TELL_AFTER {
+        let is_current = |before: &RankStatus| before.waits.is_empty() && before.life == life();
+        let is_due = self.published.as_ref().is_some_and(|before| !is_current(before));
+        if question.is_none() && !is_due && self.waits.longest() < PUBLISH_AFTER {
             return false;
         }
         let python = python::python();
@@ -59,7 +59,7 @@ impl Own {
             self.note(publish(host, &status));
         }
         self.published = Some(RankStatus { process: host.process.name(), ..status });
-        // The leader looks for answers by itself, and sees in time that a wait has ended.
+        // The leader polls for answers, and notices by itself that a wait has ended.
         is_news && question.is_none() && !self.waits.is_empty()
     }
 
@@ -71,7 +71,7 @@ impl Own {
     }
 }
 
-/// Tells the other ranks what this one does. That it has come to its end is never taken back.
+/// Publishes a status, unless this rank has finished and the status is older.
 pub fn publish(host: &Host, status: &RankStatus) -> std::io::Result<()> {
     static PUBLISHING: Mutex<()> = Mutex::new(());
     let _publishing = PUBLISHING.lock().unwrap_or_else(PoisonError::into_inner);
@@ -110,7 +110,7 @@ fn last_operations(records: &[Record]) -> Vec<String> {
     }
 }
 
-/// What this rank does, with what it waits for, and with what could go on meanwhile.
+/// The status of this rank, with its waits, and with a thread that could go on meanwhile.
 pub fn status(waits: &Waits, python: &Python, other: Option<String>) -> RankStatus {
     let records = recorder::records();
     let at = python::user_frame(python.main()).map_or_else(String::new, |frame| frame.to_string());
@@ -140,7 +140,7 @@ pub fn status(waits: &Waits, python: &Python, other: Option<String>) -> RankStat
     }
 }
 
-/// The same without asking Python, which this thread may hold up.
+/// The same without asking Python, whose lock this thread may hold.
 pub fn status_now(size: i32) -> RankStatus {
     let mut waits = Waits::default();
     waits.update(0.0, &waits::current_limit(f64::INFINITY), size);

@@ -1,4 +1,4 @@
-//! What is said of ranks: in a line about a wait that takes long, and in a report of what all of them do.
+//! The texts of reports: a line about a wait that takes long, and a report of the states of all ranks.
 
 use std::path::Path;
 
@@ -10,7 +10,7 @@ use crate::job::ranks::Ranks;
 use crate::job::status::{Life, Need, Peer, RankStatus, Wait, World, wait_of};
 use crate::mpilib::Tag;
 
-/// What is known, and how.
+/// What a report is made of.
 pub struct Facts<'a> {
     pub world: &'a World,
     pub size: i32,
@@ -27,7 +27,7 @@ fn operations(status: &RankStatus) -> Option<String> {
     (!words.is_empty()).then(|| format!("in {}", words.join("; and in ")))
 }
 
-/// What a rank is doing.
+/// What a rank does, in full.
 pub fn doing(status: &RankStatus) -> String {
     let RankStatus { life, process, before, activity, python, .. } = status;
     match (life, operations(status)) {
@@ -52,7 +52,7 @@ pub fn doing(status: &RankStatus) -> String {
     text
 }
 
-/// The same in few words: where Python is, for a rank that is in no operation.
+/// What a rank does, in a few words for a line.
 pub fn briefly(status: &RankStatus) -> String {
     let RankStatus { life, activity, python, .. } = status;
     let is_idle = *life == Life::Runs && !status.is_silent;
@@ -191,7 +191,7 @@ impl Facts<'_> {
     }
 }
 
-/// What is said first where a wait hangs.
+/// The first line of a report of a wait that hangs.
 pub fn headline(world: &World, key: Key, wait: &Wait, why: &Why) -> String {
     let name = if wait.need == Need::End { "the end of the job" } else { &*wait.words };
     match why {
@@ -390,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn a_receive_of_what_nobody_sends_has_a_hint() {
+    fn a_receive_that_no_rank_sends_to_has_a_hint() {
         let on_default = |tag, words: &str| {
             let comm = CommId { class: comm::hash("mpi4jax.default"), origin: 1 };
             let from = Some(Peer { rank: Some(1), tag });

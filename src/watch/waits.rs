@@ -67,7 +67,7 @@ fn enter_with(words: String, members: Option<Ranks>) {
     notice();
 }
 
-/// What this thread waited for last has come.
+/// The last call that this thread has entered has ended.
 #[cfg_attr(feature = "python", pyo3::pyfunction(name = "watch_leave"))]
 pub fn leave() {
     let (mut blocked, thread) = (lock(&BLOCKED), recorder::this_thread());
@@ -80,7 +80,7 @@ pub fn leave() {
 
 static ASLEEP: AtomicBool = AtomicBool::new(false);
 
-/// Something begins that may wait.
+/// Wakes the watchdog, if it sleeps: an operation or a call begins.
 #[inline]
 pub fn notice() {
     if ASLEEP.load(Ordering::SeqCst) {
@@ -95,12 +95,13 @@ fn wake() {
     }
 }
 
-/// The watchdog has nothing to do. True: it has said so before, nothing has begun since, and it may sleep until something
-/// does, which wakes it, once.
+/// Marks the watchdog as asleep. True if it was marked before and nothing has begun since: the next operation that begins
+/// wakes it, so it may sleep until then.
 pub fn sleep() -> bool {
     ASLEEP.swap(true, Ordering::SeqCst)
 }
 
+/// The watchdog looks at operations by itself: those that begin need not wake it.
 pub fn awake() {
     ASLEEP.store(false, Ordering::Relaxed);
 }
@@ -117,7 +118,7 @@ pub struct Limit {
 }
 
 impl Limit {
-    /// How it is called, after "has not ended after".
+    /// Its name in reports, after "has not ended after".
     fn name(&self) -> String {
         let seconds = self.seconds;
         if self.since.is_some() {
@@ -127,14 +128,14 @@ impl Limit {
         }
     }
 
-    /// In how many seconds it is exceeded by what has waited so long.
+    /// The seconds until an operation that has waited so long exceeds it.
     fn left(&self, waited: f64) -> f64 {
         let entered = self.since.map_or(f64::INFINITY, |since| since.elapsed().as_secs_f64());
         self.seconds - waited.min(entered)
     }
 }
 
-/// Those of parts that the program is in, by number, the innermost last.
+/// The limits of the parts that the program is in, by number, the innermost last.
 static PARTS: Mutex<Vec<(u64, Limit)>> = Mutex::new(Vec::new());
 
 /// A part begins; its number.
@@ -146,13 +147,13 @@ pub fn enter_limit(seconds: f64) -> u64 {
     number
 }
 
-/// A part ends. Those of other threads may have begun after it.
+/// A part ends; parts of other threads may have begun after it.
 #[cfg_attr(feature = "python", pyo3::pyfunction(name = "limit_leave"))]
 pub fn leave_limit(number: u64) {
     lock(&PARTS).retain(|(part, _)| *part != number);
 }
 
-/// What holds now, in a job with this time-out.
+/// The limit that holds now, in a job with this time-out.
 pub fn current_limit(job: f64) -> Limit {
     lock(&PARTS).last().map_or(Limit { seconds: job, since: None }, |(_, limit)| *limit)
 }
@@ -188,7 +189,7 @@ fn need_of(record: &Record) -> Need {
     Need::Message { comm: comm_id(comm), from, to }
 }
 
-/// What was started and not waited for, and may be the other side of something.
+/// Messages that this rank has started and not waited for: other ranks may wait for them.
 pub fn started() -> Vec<Need> {
     transport::outstanding().iter().map(need_of).filter(|need| matches!(need, Need::Message { .. })).collect()
 }
@@ -244,7 +245,7 @@ impl Waits {
         waits
     }
 
-    /// Brings them up to date, after so many seconds in which this process ran.
+    /// Updates the list, after so many seconds in which this process ran.
     pub fn update(&mut self, passed: f64, limit: &Limit, size: i32) {
         let before: HashMap<u64, f64> = self.list.iter().map(|wait| (wait.number, wait.seconds)).collect();
         *self = Self::now(size);
@@ -274,7 +275,7 @@ impl Waits {
         self.list.iter().map(|wait| wait.seconds).fold(0.0, f64::max)
     }
 
-    /// When the limit is exceeded that is exceeded next, in seconds from now.
+    /// The seconds until the next wait exceeds its limit.
     pub fn next_limit(&self, limit: &Limit) -> f64 {
         let limited = self.list.iter().filter(|wait| wait.late.is_empty());
         limited.map(|wait| limit.left(wait.seconds)).fold(f64::INFINITY, f64::min)

@@ -1,7 +1,7 @@
-//! A thread that notices operations that do not end.
+//! The thread that notices operations that do not end.
 //!
-//! It sleeps while nothing is under way. It tells the other ranks of this host what [this one](super::own) waits for, and does
-//! the work of their [leader](super::leader) if this rank is it.
+//! It sleeps while nothing is under way. It publishes the [status](super::own) of this rank, and does the work of the
+//! [leader](super::leader) of the host if this rank is that.
 
 use std::io::PipeReader;
 use std::panic::AssertUnwindSafe;
@@ -55,7 +55,7 @@ pub fn run(watchdog: &'static Watchdog, pipe: &PipeReader) {
     }
 }
 
-/// Ends the job if this rank did something else than its neighbours. What may be so is said, once.
+/// Ends the job if this rank's operations differ from those of its neighbours. A difference that is not proved is a line, once.
 pub fn compare(host: &Host) {
     /// One thread compares at a time: at the end of the program, the main thread would end the process, without an error,
     /// before this one has ended the job.
@@ -63,7 +63,7 @@ pub fn compare(host: &Host) {
     let _guard = COMPARING.lock().unwrap_or_else(PoisonError::into_inner);
     let is_end = waits::has_finished() || mpilib::is_ending();
     let Some(difference) = samples::difference(host, is_end) else { return };
-    // Of the ranks that find one, one says so, once.
+    // Of the ranks that find one, one prints it.
     if host.is_first_to(if difference.is_proved { "differs" } else { "doubt" }) {
         print(&format!("r{} | mpi4jax: {}\n", host.rank, difference.report));
         if difference.is_proved {
@@ -103,7 +103,7 @@ impl Observer {
         waits::current_limit(self.watchdog.settings.timeout)
     }
 
-    /// For how long there is nothing to do, in seconds.
+    /// For how long this thread sleeps, in seconds.
     fn pause(&mut self) -> f64 {
         let limit = self.limit();
         let shortest = limit.seconds.min(self.watchdog.settings.report_after) / 4.0;

@@ -84,7 +84,7 @@ fn ranks_ask_and_answer_and_end() {
     a.publish(&lives(Life::Finished)).unwrap();
     a.leave();
     assert!(!a.directory.exists());
-    assert_eq!(a.world(), World::new(), "nobody is gone of whom the files are removed");
+    assert_eq!(a.world(), World::new(), "a rank whose files are removed is not gone");
     remove(&a);
 }
 
