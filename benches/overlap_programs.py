@@ -21,8 +21,8 @@ os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false")
 
 import jax
 import jax.numpy as jnp
+import measurements
 import numpy as np
-import report
 from jax import lax
 from mpi4py import MPI
 
@@ -173,9 +173,9 @@ def compare(name: str, runs: Iterator[Callable[[], Any]], steps: int, rounds: in
                 found.append(1e3 * seconds / steps)
     if COMM.rank == 0:
         without, overlapping = (
-            "{:9.2f} ({:.2f} to {:.2f})".format(*report.spread(found)) for found in times
+            "{:9.2f} ({:.2f} to {:.2f})".format(*measurements.spread(found)) for found in times
         )
-        ratio = report.ratio_of(times[:1], times[1:])
+        ratio = measurements.ratio_of(times[:1], times[1:])
         print(
             f"{name:40} without {without}  overlapping {overlapping}  ratio {ratio}",
             flush=True,

@@ -6,7 +6,7 @@ The colours differ in grey too, and contenders have markers of their own.
 import statistics
 from pathlib import Path
 
-from report import GLOO, HALO, NEW, OLD, Key, Models, Results, size_name
+from measurements import GLOO, HALO, NEW, OLD, Key, Models, Results, size_name
 
 # Contender: name, colour, marker.
 STYLES = {

@@ -15,9 +15,9 @@ import sys
 import time
 from pathlib import Path
 
-import report
+import measurements
 from contenders import Job
-from report import NEW
+from measurements import NEW
 from run import LARGE, enough
 
 KEPT = Path(__file__).with_name("quick.json")
@@ -54,7 +54,7 @@ def worse(measured: dict[str, list[float]], kept: dict[str, float]) -> list[str]
     """Which figures have become 10 % worse, in words."""
     found = []
     for name, values in measured.items():
-        median, low, _ = report.spread(values)
+        median, low, _ = measurements.spread(values)
         if name in kept and low > WORSE * kept[name]:
             found.append(f"{name}: {median:.2f}, it was {kept[name]:.2f}")
     return found
@@ -70,15 +70,15 @@ def main() -> int:
 
     begin = time.monotonic()
     with Job(NEW, sys.executable, 2) as job:
-        machine = report.machine(job.versions)
+        machine = measurements.machine(job.versions)
         measured = {
             name: ratios(job, figure, args.rounds, args.seconds) for name, figure in FIGURES.items()
         }
     for name, values in measured.items():
-        ratio = report.ratio_name(*report.spread(values), report.interval(values))
+        ratio = measurements.ratio_name(*measurements.spread(values), measurements.interval(values))
         print(f"{name:56} {ratio}")
     print(f"{machine}; {time.monotonic() - begin:.0f} s")
-    medians = {name: round(report.spread(values)[0], 3) for name, values in measured.items()}
+    medians = {name: round(measurements.spread(values)[0], 3) for name, values in measured.items()}
     now = json.dumps({"machine": machine, "ratios": medians}, indent=1) + "\n"
     if args.output:
         args.output.write_text(now)

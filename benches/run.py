@@ -20,10 +20,11 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
+import measurements
 import report
 import shallow_water
 from contenders import ROOT, Job, reference_python
-from report import GLOO, NEW, OLD, Key, Results
+from measurements import GLOO, NEW, OLD, Key, Results
 
 import two_hosts
 
@@ -110,7 +111,7 @@ class Bench:
 
     def compare(self, jobs: dict[str, Job], op: str, nbytes: int, ranks: int, where="") -> None:
         """Measure an operation with all of them."""
-        print(f"{op}, {ranks} ranks, {report.size_name(nbytes)}{where}", flush=True)
+        print(f"{op}, {ranks} ranks, {measurements.size_name(nbytes)}{where}", flush=True)
         seconds = self.args.seconds
         rounds = self.args.rounds if nbytes < LARGE else max(3, self.args.rounds // 3)
         iterations, times, faults = {}, {}, {}
@@ -214,8 +215,8 @@ def known(times: dict[tuple[str, str], list[float]], contenders) -> bool:
     """Whether the median of each ratio is known to 5 %."""
     for _, *terms in report.RATIOS:
         of = [times.get(term) for term in terms if term[0] in contenders]
-        ratios = report.rounds_of(of[:1], of[1:]) if len(of) == len(terms) and all(of) else []
-        if ratios and report.interval(ratios) > report.KNOWN:
+        ratios = measurements.rounds_of(of[:1], of[1:]) if len(of) == len(terms) and all(of) else []
+        if ratios and measurements.interval(ratios) > measurements.KNOWN:
             return False
     return True
 

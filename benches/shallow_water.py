@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from contenders import ROOT, environment
-from report import HALO, NEW, OLD
+from measurements import HALO, NEW, OLD
 
 import mpirun
 

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 import report
 from contenders import ROOT, Job, environment_with, reference_python
-from report import NEW, OLD
+from measurements import KNOWN, NEW, OLD, interval, machine, ratio_of, rounds_of, spread, time_name
 
 # Veros names one version of each; what counts here is that both contenders have the same.
 VEROS = "veros==1.7.0"
@@ -96,7 +96,7 @@ def compare(python: str, name: str, ranks: int, rounds: int, seconds: float):
         begin = time.monotonic()
         while len(times[NEW]) < rounds or (
             time.monotonic() < begin + seconds
-            and report.interval(report.rounds_of([times[OLD]], [times[NEW]])) > report.KNOWN
+            and interval(rounds_of([times[OLD]], [times[NEW]])) > KNOWN
         ):
             for who, job in jobs.items():
                 times[who].append(max(job.ask("step", count=program.steps)))
@@ -110,13 +110,13 @@ def compare(python: str, name: str, ranks: int, rounds: int, seconds: float):
 
 def row(name: str, ranks: int, times: dict[str, list[float]]) -> list[str]:
     """Of the table."""
-    medians = [report.time_name(report.spread(times[who])[0]) for who in (NEW, OLD)]
-    ratio = report.ratio_of([times[OLD]], [times[NEW]])
+    medians = [time_name(spread(times[who])[0]) for who in (NEW, OLD)]
+    ratio = ratio_of([times[OLD]], [times[NEW]])
     return [PROGRAMS[name].title, str(ranks), *medians, ratio]
 
 
 def when_and_where(versions: dict) -> str:
-    return f"On {datetime.datetime.now(datetime.UTC).date()}; {report.machine(versions)}."
+    return f"On {datetime.datetime.now(datetime.UTC).date()}; {machine(versions)}."
 
 
 def merged(text: str, rows: list[list[str]], where: str) -> str:

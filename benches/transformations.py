@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 from contenders import environment
-from report import machine, ratio, ratio_name, size_name
+from measurements import machine, ratio, ratio_name, size_name
 
 import mpirun
 

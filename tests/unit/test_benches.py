@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import quick
 import report
-from report import GLOO, NEW, OLD, Key
+from measurements import GLOO, KNOWN, NEW, OLD, Key, interval, ratio_name
 
 
 def bench(results, models, notes=()):
@@ -51,13 +51,13 @@ def test_report(tmp_path, monkeypatch):
 
 def test_interval_of_the_median():
     """It narrows with the number of rounds, and does not mind one that is far off."""
-    assert report.interval([1.0] * 5) == float("inf")
+    assert interval([1.0] * 5) == float("inf")
     rounds = [1.0, 1.1] * 6
-    assert report.interval(rounds) == report.interval([*rounds[:-1], 99.0]) > report.KNOWN
-    assert report.interval([1.0, 1.01] * 6) < report.KNOWN
+    assert interval(rounds) == interval([*rounds[:-1], 99.0]) > KNOWN
+    assert interval([1.0, 1.01] * 6) < KNOWN
     # Of 20 values, the 95 % interval is from the 5th or 6th to the 15th or 16th.
-    assert 10 <= report.interval([float(x) for x in range(1, 21)]) * 10.5 <= 11
-    name = report.ratio_name
+    assert 10 <= interval([float(x) for x in range(1, 21)]) * 10.5 <= 11
+    name = ratio_name
     assert (name(2.0, 1.0, 3.0, 0.06), name(2.0, 1.0, 3.0, 0.04)) == (
         "~2.00 (1.00 to 3.00)",
         "2.00 (1.00 to 3.00)",

@@ -5,9 +5,9 @@ use std::ptr::null_mut;
 
 use mpi::ffi::{self, MPI_Comm};
 
+use super::posted::Posted;
 use super::reducer::Reducer;
 use super::span::Span;
-use super::start::Posted;
 use super::{gathered, in_blocks, reversed, send_or_in_place, send_or_moved};
 use crate::call::Call;
 use crate::comm::hash;

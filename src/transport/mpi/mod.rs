@@ -6,6 +6,7 @@
 mod collectives;
 mod matching;
 mod p2p;
+mod posted;
 mod reducer;
 mod span;
 mod start;
@@ -18,11 +19,12 @@ use mpi::ffi::{self, MPI_Comm, MPI_Status};
 
 use self::collectives::collective;
 use self::p2p::P2pBatch;
+pub use self::posted::Posted;
 use self::reducer::Reducer;
 pub use self::reducer::is_ours;
 pub use self::span::set_count_limit;
 use self::span::{Span, count_limit};
-pub use self::start::{Posted, start};
+pub use self::start::start;
 use super::message::{Arrived, arrive};
 use crate::call::Call;
 use crate::comm::{Comm, OwnedComm};

@@ -2,10 +2,11 @@
 
 use std::sync::OnceLock;
 
-use super::operations::{has, reduced};
 use crate::call::{Call, Envelope};
+use crate::device::nccl::{DataType, RedOp};
 use crate::error::Cause;
 use crate::mpilib::wildcards;
+use crate::ops::{Builtin, Class, Dtype, Op, Reduction};
 
 /// The tag of messages that go through NCCL, which has none.
 pub const TAG: i32 = 0;
@@ -76,6 +77,51 @@ impl Messages {
     }
 }
 
+/// Whether NCCL has an operation.
+fn has(op: Op) -> bool {
+    // Ranks that a permutation leaves out get zeros, which NCCL does not write.
+    !matches!(
+        op,
+        Op::Exscan | Op::HaloExchange | Op::Permute | Op::RaggedAlltoall | Op::ReduceScatterv | Op::Scan
+    )
+}
+
+/// NCCL's type and operation for a reduction, and how many of its elements one of ours is.
+pub fn reduced(reduction: Reduction, dtype: Dtype) -> Option<(DataType, RedOp, usize)> {
+    let Reduction::Builtin(builtin) = reduction else { return None };
+    let op = match builtin {
+        Builtin::Sum => RedOp::Sum,
+        Builtin::Prod => RedOp::Prod,
+        Builtin::Max => RedOp::Max,
+        Builtin::Min => RedOp::Min,
+        // On values 0 and 1.
+        Builtin::Lor | Builtin::Bor if dtype == Dtype::Bool => RedOp::Max,
+        Builtin::Land | Builtin::Band if dtype == Dtype::Bool => RedOp::Min,
+        _ => return None,
+    };
+    // NCCL's MAX and MIN of floats pass over NaN, which those of the other transports do not.
+    if dtype.class() == Class::Float && matches!(op, RedOp::Max | RedOp::Min) {
+        return None;
+    }
+    let data = match dtype {
+        Dtype::Bool if matches!(op, RedOp::Max | RedOp::Min) => DataType::Uint8,
+        Dtype::Int8 => DataType::Int8,
+        Dtype::Uint8 => DataType::Uint8,
+        Dtype::Int32 => DataType::Int32,
+        Dtype::Uint32 => DataType::Uint32,
+        Dtype::Int64 => DataType::Int64,
+        Dtype::Uint64 => DataType::Uint64,
+        Dtype::Float16 => DataType::Float16,
+        Dtype::Bfloat16 => DataType::Bfloat16,
+        Dtype::Float32 => DataType::Float32,
+        Dtype::Float64 => DataType::Float64,
+        Dtype::Complex64 if op == RedOp::Sum => return Some((DataType::Float32, op, 2)),
+        Dtype::Complex128 if op == RedOp::Sum => return Some((DataType::Float64, op, 2)),
+        _ => return None,
+    };
+    Some((data, op, 1))
+}
+
 /// An error where the receiver might have to look for what is sent.
 fn sends_in_order(&Envelope { dest, sendtag, .. }: &Envelope) -> Result<(), Cause> {
     is_known(dest, sendtag)?;
@@ -127,7 +173,7 @@ mod tests {
     use super::*;
     use crate::call::{Site, Stream};
     use crate::comm::Comm;
-    use crate::ops::{Buffer, Dtype, Op, Reduction};
+    use crate::ops::Buffer;
 
     fn carried(messages: Messages, site: &Site, dtype: Dtype) -> Result<bool, Cause> {
         // SAFETY: an empty array.

@@ -3,60 +3,16 @@
 use smallvec::SmallVec;
 
 use super::communicator::Communicator;
+use super::messages::reduced;
 use crate::call::{Call, Envelope, Stream};
 use crate::device::nccl::{DataType, RedOp};
 use crate::dynlib::checked;
 use crate::error::Cause;
 use crate::mpilib::wildcards;
-use crate::ops::{Buffer, Builtin, Class, Dtype, Op, Reduction, Wire};
+use crate::ops::{Buffer, Op, Wire};
 
 /// Messages of a rank, each with the rank at its other end.
 type Messages = SmallVec<[(i32, Buffer); 8]>;
-
-/// Whether NCCL has an operation.
-pub fn has(op: Op) -> bool {
-    // Ranks that a permutation leaves out get zeros, which NCCL does not write.
-    !matches!(
-        op,
-        Op::Exscan | Op::HaloExchange | Op::Permute | Op::RaggedAlltoall | Op::ReduceScatterv | Op::Scan
-    )
-}
-
-/// NCCL's type and operation for a reduction, and how many of its elements one of ours is.
-pub fn reduced(reduction: Reduction, dtype: Dtype) -> Option<(DataType, RedOp, usize)> {
-    let Reduction::Builtin(builtin) = reduction else { return None };
-    let op = match builtin {
-        Builtin::Sum => RedOp::Sum,
-        Builtin::Prod => RedOp::Prod,
-        Builtin::Max => RedOp::Max,
-        Builtin::Min => RedOp::Min,
-        // On values 0 and 1.
-        Builtin::Lor | Builtin::Bor if dtype == Dtype::Bool => RedOp::Max,
-        Builtin::Land | Builtin::Band if dtype == Dtype::Bool => RedOp::Min,
-        _ => return None,
-    };
-    // NCCL's MAX and MIN of floats pass over NaN, which those of the other transports do not.
-    if dtype.class() == Class::Float && matches!(op, RedOp::Max | RedOp::Min) {
-        return None;
-    }
-    let data = match dtype {
-        Dtype::Bool if matches!(op, RedOp::Max | RedOp::Min) => DataType::Uint8,
-        Dtype::Int8 => DataType::Int8,
-        Dtype::Uint8 => DataType::Uint8,
-        Dtype::Int32 => DataType::Int32,
-        Dtype::Uint32 => DataType::Uint32,
-        Dtype::Int64 => DataType::Int64,
-        Dtype::Uint64 => DataType::Uint64,
-        Dtype::Float16 => DataType::Float16,
-        Dtype::Bfloat16 => DataType::Bfloat16,
-        Dtype::Float32 => DataType::Float32,
-        Dtype::Float64 => DataType::Float64,
-        Dtype::Complex64 if op == RedOp::Sum => return Some((DataType::Float32, op, 2)),
-        Dtype::Complex128 if op == RedOp::Sum => return Some((DataType::Float64, op, 2)),
-        _ => return None,
-    };
-    Some((data, op, 1))
-}
 
 /// Puts a call on its stream. Data that are only moved are bytes.
 pub fn put(call: &Call, communicator: &Communicator) -> Result<(), Cause> {
