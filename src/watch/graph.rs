@@ -30,6 +30,8 @@ pub enum Why {
 
 /// A collective: its communicator, and its number there.
 type Collective = (CommId, u64);
+/// What these ranks wait for together: a collective, or a call that is none.
+type Shared = (Option<Collective>, Ranks);
 
 pub struct Graph<'a> {
     world: &'a World,
@@ -39,8 +41,8 @@ pub struct Graph<'a> {
     arrived: HashMap<Collective, HashSet<i32>>,
     /// The ranks that have begun to send.
     senders: Vec<i32>,
-    /// Why a collective cannot end, or a call of these ranks that is none, which they decide together: found out once.
-    shared: RefCell<HashMap<(Option<Collective>, Ranks), Option<Why>>>,
+    /// Why that cannot end: found out once.
+    shared: RefCell<HashMap<Shared, Option<Why>>>,
 }
 
 impl RankStatus {
