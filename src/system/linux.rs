@@ -120,10 +120,9 @@ fn is_idle(thread: i32) -> bool {
     ];
     // One that has ended meanwhile does nothing either. What runs once may have just been asked.
     (0..3).any(|_| {
-        let name = of_thread(thread, "comm");
-        let is_ours = name.as_ref().is_none_or(|name| name.starts_with("mpi4jax-"));
-        let sleeps = || call(thread).is_some_and(|(call, _)| SLEEPS.contains(&call) || OLD.contains(&call));
-        is_ours || sleeps() || {
+        let sleeps = call(thread).is_some_and(|(call, _)| SLEEPS.contains(&call) || OLD.contains(&call));
+        let is_ours = || of_thread(thread, "comm").is_none_or(|name| name.starts_with("mpi4jax-"));
+        sleeps || is_ours() || {
             std::thread::sleep(Duration::from_millis(5));
             false
         }
