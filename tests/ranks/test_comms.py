@@ -203,15 +203,33 @@ def test_some_ranks_only():
         assert float(f(jnp.float32(RANK), peer)) == peer
 
 
+FIRST = {
+    "gatherv": lambda x, grid: notoken.gatherv(x, [5] * grid.size, comm=grid),
+    "alltoallv": lambda x, grid: (
+        notoken.alltoallv(x, *[[5] + [0] * (SIZE - 1)] * 2, comm=grid)
+        if grid.rank == 0
+        else notoken.alltoallv(x[:0], [0] * SIZE, [0] * SIZE, comm=grid)
+    ),
+    "halo_exchange": lambda x, grid: notoken.halo_exchange(x, grid),
+    "permute": lambda x, grid: notoken.permute(x, [(0, 1), (1, 0)], comm=grid),
+    "scan": lambda x, grid: jax.grad(lambda x: notoken.scan(x, comm=grid).sum())(x),
+}
+
+
 @pytest.mark.min_ranks(3)
-def test_a_communicator_is_made_while_rank_0_waits_for_a_result():
+@pytest.mark.parametrize("jit", [False, True])
+@pytest.mark.parametrize("op", FIRST)
+def test_a_communicator_is_made_while_rank_0_waits_for_a_result(op, jit):
     """Open MPI makes those of COMM_WORLD before others."""
-    slow = jax.jit(lambda x: jax.lax.fori_loop(0, 60, lambda _, x: jnp.sin(x @ x / 200), x))
     x = jnp.ones((200, 200)) / 200
+
+    def slow(x):
+        return jax.lax.fori_loop(0, 60, lambda _, x: jnp.sin(x @ x / 200), x)[0, :5]
+
     for _ in range(3):
-        grid = WORLD.Create_cart([WORLD.size])
-        y = notoken.gatherv(slow(x)[0, :5], [5] * grid.size, comm=grid)
+        grid = WORLD.Create_cart([WORLD.size], periods=[True])
+        f = lambda x, grid=grid: FIRST[op](slow(x), grid)
+        y = (jax.jit(f) if jit else f)(x)
         if grid.rank == 0:
-            assert y.shape == (5 * grid.size,)
             y.block_until_ready()
     mpi4jax.flush()

@@ -35,9 +35,11 @@ from jax._src import core, effects, source_info_util
 from jax._src.interpreters import partial_eval as pe, pxla
 from jax.extend.core import ClosedJaxpr
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from mpi4py import MPI
 from packaging.version import Version
 
 import mpi4jax
+from mpi4jax import notoken
 from mpi4jax._compile.scope import scope_p
 from mpi4jax._jax import compat
 from mpi4jax._job import flush
@@ -150,20 +152,56 @@ def test_xla_aborts_at_a_call_whose_only_operand_is_a_token(tmp_path):
     assert "cannot remove instruction" in done.stderr
 
 
-def test_a_function_without_effects_is_dispatched_from_cpp(undo):
-    def python_calls(f):
-        f(X), f(X)
-        seen = []
-        sys.setprofile(lambda frame, event, _: seen.append(frame) if event == "call" else None)
-        try:
-            f(X)
-        finally:
-            sys.setprofile(None)
-        return seen
+def python_calls(f):
+    """The calls of Python functions when ``f`` is called for the third time."""
+    f(X), f(X)
+    seen = []
+    sys.setprofile(lambda frame, event, _: seen.append(frame) if event == "call" else None)
+    try:
+        f(X)
+    finally:
+        sys.setprofile(None)
+    return seen
 
+
+def test_a_function_without_effects_is_dispatched_from_cpp(undo):
     assert not python_calls(jax.jit(lambda x: total(x)))
     undo(pxla, "lower_sharding_computation")
     assert python_calls(jax.jit(lambda x: total(x)))
+
+
+def permuted(x, comm):
+    return notoken.permute(x, [(0, 0)], comm=comm)
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_first_call_that_makes_a_communicator_is_waited_for(ahead):
+    """The first one alone; JAX then dispatches such functions from C++ as any other."""
+    comm, sent, message = MPI.COMM_SELF.Dup(), [], np.ones(3, np.float32)
+
+    def send():
+        sent.append(1)
+        comm.Send(message, 0)
+
+    @jax.jit
+    def f(x):
+        y = jnp.outer(jnp.ones(200), jnp.resize(x, 200))  # enough, so that JAX does not wait
+        x = lax.fori_loop(0, 60, lambda _, y: jnp.sin(y @ y), y)[0, :3]
+        return notoken.recv(permuted(x, comm), 0, comm=comm)
+
+    f = f.lower(X).compile() if ahead else f
+    threading.Timer(1.5, send).start()  # after the compilation
+    f(X)
+    assert sent
+    sent.clear()
+    timer = threading.Timer(0.3, send)
+    timer.start()
+    f(X)
+    assert not sent
+    timer.join()
+    other = MPI.COMM_SELF.Dup()
+    f = jax.jit(lambda x: permuted(x, other))
+    assert len(python_calls(f.lower(X).compile() if ahead else f)) == int(ahead)
 
 
 def test_programs_for_several_devices_are_refused():

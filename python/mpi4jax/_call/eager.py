@@ -22,7 +22,7 @@ from mpi4py import MPI
 from .. import _native
 from .._jax import compat
 from .._job.flush import started_here
-from .._op.comm import Status
+from .._op.comm import Status, unmade
 from .._op.packing import bind_trees, pack_arguments
 from .._op.spec import OFFSET, PEERS, SPECS, Call, Params, Spec
 
@@ -195,7 +195,17 @@ def run(call: Call) -> Any:
         y, *counts = out if spec.is_ragged else (out,)
         y = jax.tree.unflatten(structure, y)
         out = (y, *counts) if counts else y
-    return out if p.get("status") is None else jax.block_until_ready(out)
+    return _ended(spec, p, out)
+
+
+def _ended(spec: Spec, p: Params, out: Any) -> Any:
+    """Results; of what fills a status or makes a communicator, after its end."""
+    kind = unmade(spec.name, p)
+    if kind or p.get("status") is not None:
+        jax.block_until_ready(out)
+    if kind:
+        p["comm"].made.add(kind)
+    return out
 
 
 def traced_peers(p: Params) -> list[Any]:
@@ -245,6 +255,6 @@ def implementation(
         counts = numbers[: spec.is_ragged]
         take_peers(p, numbers[len(counts) :])
         out = run_program(make, spec, dict(sorted(p.items())), [*arrays, *counts], token)
-        return out if p.get("status") is None else jax.block_until_ready(out)
+        return _ended(spec, p, out)
 
     return run_primitive

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ from mpi4py import MPI
 from .. import _native
 from .._jax import compat
 from .._op import rows
+from .._op.comm import Comm, unmade
 from .._op.plan import Plan, Result, plan_of
 from .._op.primitive import DTYPES, HIDDEN, effect, envelope, result_avals, split
 from .._op.spec import OFFSET, PEERS, SPECS, Params, Spec
@@ -30,6 +32,16 @@ _TRACED = np.iinfo(np.int32).min
 Operand = tuple[Any, Any]  # a value of the compiler's, and its aval
 Operands = list[Operand]
 Avals = list[Any]
+
+
+class _Lowered(threading.local):
+    """Of the module that this thread lowers: private communicators that it makes, and of which."""
+
+    def __init__(self) -> None:
+        self.makes: list[tuple[Comm, str]] = []
+
+
+lowered = _Lowered()
 
 
 def carrier(aval: Any, reduces: bool = False) -> Any:
@@ -118,6 +130,8 @@ class Lowering:
         """
         p = self.p
         status = p.get("status")
+        if kind := unmade(op, p):
+            lowered.makes.append((p["comm"], kind))
         if self.ctx.module_context.lowering_parameters.for_export:
             _check_exportable(self.spec.name, p)
         if status is not None and status.mpi is not None:

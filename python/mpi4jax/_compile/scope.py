@@ -25,6 +25,7 @@ from .._jax.token_calls import widen
 from .._job.flush import started_here
 from .._op.primitive import HIDDEN, effect
 from . import in_place
+from .lowering import lowered
 
 scope_p = Primitive("mpi4jax")
 scope_p.multiple_results = True
@@ -74,6 +75,7 @@ def _hide(jaxpr: ClosedJaxpr, donated: Sequence[bool], for_export: bool) -> Clos
     if effect not in jaxpr.effects:
         return jaxpr
     started_here()
+    lowered.makes = []
     check_uses(jaxpr)
     warn_of_missing_pvary(jaxpr)
     # An exported function shows its effect where it is called. Refs are replaced by JAX below
@@ -83,7 +85,18 @@ def _hide(jaxpr: ClosedJaxpr, donated: Sequence[bool], for_export: bool) -> Clos
     return _scoped(in_place.mark(jaxpr, donated))
 
 
-if not compat.replace_lowered(effect, _hide, widen, SEVERAL_DEVICES, f"mpi4jax: called {HIDDEN}"):
+def _finish(computation: Any) -> None:
+    widen(computation.stablehlo())
+    if makes := lowered.makes:
+
+        def ended() -> None:
+            for comm, kind in makes:
+                comm.made.add(kind)
+
+        compat.wait_for_first_call(computation, ended)
+
+
+if not compat.replace_lowered(effect, _hide, _finish, SEVERAL_DEVICES, f"mpi4jax: called {HIDDEN}"):
     logging.getLogger("mpi4jax").warning(
         "JAX %s is newer than this mpi4jax supports: compiled functions that communicate give "
         "correct results, and each call takes about 100 us longer",

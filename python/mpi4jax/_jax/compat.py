@@ -132,7 +132,7 @@ def replace_lowered(
     """Have JAX lower ``replace(jaxpr, donated, for_export)`` for each module's ``jaxpr``.
 
     ``donated`` says for each argument whether its caller has given it up; ``finish`` is called
-    with the module of what has the effect.
+    with what JAX has lowered, if it has the effect.
 
     What jitted functions, eager primitives, ahead-of-time compilation and export lower all comes
     through one function of JAX. Programs with the effect that run on several devices are refused
@@ -164,11 +164,34 @@ def replace_lowered(
                 raise NotImplementedError(hidden) from None
             raise
         if effect in closed_jaxpr.effects:
-            finish(lowered.stablehlo())
+            finish(lowered)
         return lowered
 
     wrap(pxla, "lower_sharding_computation", lower)
     return True
+
+
+def wait_for_first_call(computation: Any, ended: Callable[[], None]) -> None:
+    """Have the first call of a lowered function wait for its results, and then call ``ended``."""
+    kind: Any = getattr(pxla, "ExecuteReplicated", ())
+
+    def compiled(compile: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        executable = compile(*args, **kwargs)
+        if isinstance(executable.unsafe_call, kind):
+
+            class FirstCall(kind):
+                __slots__ = ()
+
+                def __call__(self, *args: Any) -> Any:
+                    self.__class__ = kind
+                    out = jax.block_until_ready(self(*args))
+                    ended()
+                    return out
+
+            executable.unsafe_call.__class__ = FirstCall
+        return executable
+
+    wrap(computation, "compile", compiled)
 
 
 def on_effects_barrier(wait: Callable[[], None]) -> None:

@@ -55,19 +55,38 @@ class Comm:
         size: number of ranks.
         any: what eager ops on it are compiled for.
         cache: what is known of it and made for it, and forgotten with it.
+        made: the kinds of private communicators that the core has made of it.
     """
 
-    __slots__ = ("__weakref__", "any", "cache", "handle", "key", "mpi", "number", "rank", "size")
+    __slots__ = (
+        "__weakref__", "any", "cache", "handle", "key", "made", "mpi", "number", "rank", "size",
+    )  # fmt: skip
 
     def __init__(self, mpi: MPI.Intracomm, key: str):
         self.mpi, self.key, self.handle = mpi, key, _handleof(mpi)
         self.rank, self.size = mpi.Get_rank(), mpi.Get_size()
         self.any = _any_comm(self.rank, self.size)
         self.cache: dict[Any, Any] = {}
+        self.made: set[str] = set()
         self.number = _native.register_comm(key, self.handle, self.rank, self.size)
 
     def __repr__(self) -> str:
         return f"{self.key}[{self.size}]"
+
+
+def unmade(op: str, p: dict[str, Any]) -> str | None:
+    """The kind of private communicator that the core makes to run an op, if it has none yet.
+
+    All ranks make it together. Python waits for such an op: with Open MPI, a communicator that a
+    program makes in Python while another rank waits for the op would deadlock
+    (`docs/decisions.md`).
+    """
+    kind = "reversed" if p.get("adjoint") and op in ("scan", "exscan") else _PRIVATE.get(op)
+    comm = p["comm"]
+    return None if kind is None or comm is comm.any or kind in comm.made else kind
+
+
+_PRIVATE = dict.fromkeys(("alltoallv", "halo_exchange", "permute", "ragged_alltoall"), "exchange")
 
 
 class Reduction:
