@@ -7,7 +7,7 @@ SOURCES := $(shell find src -type f) $(wildcard Cargo.* build.rs setup.py pyproj
 CARGO := environment="$$($(BIN)/python build_support/toolchain.py environment)" && \
 	eval "$$environment" && cargo
 
-.PHONY: help demo build wheel test test-matrix test-wheels test-aarch64 table test-quick test-rust fuzz lint lint-rust lint-python format bench bench-quick docs clean
+.PHONY: help demo build wheel test test-python test-matrix test-wheels test-aarch64 table test-quick test-rust fuzz lint lint-rust lint-python format bench bench-quick docs clean
 
 help: ## what can be made
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -23,8 +23,7 @@ wheel: .venv/tools ## one wheel for every MPI, in dist/; TARGET=aarch64-apple-da
 	$(BIN)/python tools/make_wheel.py dist $(TARGET)
 
 test: .venv/tools ## lint, docs, Rust, and Python on 1 to 4 ranks with the MPI and JAX of .venv
-	$(MAKE) --jobs=2 --output-sync lint docs test-rust
-	$(BIN)/python tools/matrix.py here
+	$(MAKE) --jobs=2 --output-sync test-python lint docs test-rust
 
 test-matrix: .venv/tools ## the wheel with old and new JAX, Open MPI, MPICH and Intel MPI; clippy for macOS
 	$(BIN)/python tools/make_wheel.py --lint aarch64-apple-darwin
@@ -38,6 +37,10 @@ test-aarch64: .venv/tools ## the self-test and some tests on emulated aarch64, w
 
 table: .venv/tools ## docs/transformations.md, from a run of every op under every transformation
 	$(BIN)/python tools/transformations.py
+
+# With a plus, make shows what it prints at once.
+test-python: .venv/tools ## those Python tests
+	+$(BIN)/python tools/matrix.py here
 
 test-quick: .venv/tools ## the Python tests on 2 ranks in .venv
 	$(BIN)/python tools/run_tests.py -n 2 tests/ranks

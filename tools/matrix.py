@@ -39,7 +39,7 @@ GRID_ALONE = [
 ]
 # What needs three ranks, or shows as much on three or four as on two.
 # In a grid of four, too, the two neighbours along a dimension are one rank.
-NOT_ON_TWO = files("ad_oracle any_source ragged order blocks halo neighbours")
+NOT_ON_TWO = files("ad_oracle any_source fft ragged order blocks halo neighbours")
 # What of an operation does not depend on how many others there are, or is tried with aliased
 # memory on 1 to 4 ranks by `make test-rust`.
 OF_ANY_RANKS = [
@@ -54,18 +54,21 @@ HERE = {
     2: ["tests/ranks", *(f"--ignore={file}" for file in NOT_ON_TWO)],
     3: [*files("ops order ad_oracle any_source ragged overlap_messages"), *OF_ANY_RANKS],
     1: [*files("comms jit tokens"), ANY_ROOT, *GRID_ALONE],
-    4: [*files("halo blocks neighbours comms"), ANY_ROOT],
+    4: [*files("halo blocks neighbours comms fft"), ANY_ROOT],
 }
 EXAMPLES = "tests/jobs/test_examples.py"
 # Of the whole programs those that take long to compile, which show what shorter ones do not.
 LONG = [
     f"{EXAMPLES}::test_{test}"
     for test in (
+        "data_parallel_training_is_that_of_one_process",
         "recover_initial_height_does_not_depend_on_the_ranks",
         "navier_stokes_does_not_depend_on_the_ranks",
         "finite_volumes_do_not_depend_on_the_ranks",
         "particles_do_not_depend_on_the_ranks",
+        "shallow_water_with_halo_exchange",
         "shallow_water_writes_pictures",
+        "two_level",
         "checkpoint[hdf5]",
     )
 ]
@@ -76,11 +79,18 @@ STARTING_JOBS = ["tests/unit", "tests/jobs", "tests/gpu", *(f"--deselect={test}"
 AT_ONCE = 3
 
 # What depends on JAX's version, and on the MPI; on 2 ranks, and beside it without mpiexec.
-WAYS = [f"tests/ranks/test_ops.py::test_{test}" for test in ("ways_to_call", "moves_every_bit")]
+WAYS = [
+    f"tests/ranks/test_ops.py::test_{test}"
+    for test in ("ways_to_call", "moves_every_bit", "reduces_every_dtype")
+]
+# Solvers: those of which `make test` has other cases.
+SOLVERS = [
+    f"tests/ranks/test_linalg.py::test_{test}" for test in ("derivatives", "bits_of_a_solution")
+]
 FAULTS = "tests/jobs/test_faults.py"
 ENDING = ("a rank that raises", "a thread that raises", "a message too long")
 OF_JAX = (
-    [*WAYS, "tests/ranks/test_linalg.py::test_derivatives", *files("order ad_oracle ad_order jit")],
+    [*WAYS, *SOLVERS, *files("order ad_oracle ad_order jit")],
     ["tests/unit", *(f"{FAULTS}::test_fault[{name}]" for name in ENDING)],
 )
 IN_PIECES = "tests/ranks/test_overlap.py::test_large_messages_in_pieces"

@@ -411,8 +411,10 @@ def lsmr(
         atol: absolute tolerance: or at most this.
         maxiter: the most iterations, by default 10 for each number of the whole solution.
         comm: communicator; by default a clone of ``COMM_WORLD``.
-        reproducible: whether the bits must not depend on how the vectors are spread over ranks;
-            those of the adjoint must not, either.
+        reproducible: whether the bits must not depend on how the vectors are spread over ranks, if
+            those of ``A`` and of its adjoint do not. The adjoint adds what comes from other ranks
+            to the sum of what is this rank's own: of three terms or more for an element, it
+            rounds another sum beside a cut than elsewhere. Two terms have only one sum.
 
     Returns:
         Tuple of this rank's part of the solution, like ``x0``, and :class:`Info`, as from

@@ -81,6 +81,7 @@ def test_fill_and_add(ids, api, jit, shape):
     assert_equal(jit(plan.add)(ys[RANK]), ids.add(ys))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("api", [lambda plan: plan, Started], ids=["at once", "started"])
 def test_transformations(ids, api):
     """Each is the other's transpose; also of what is nonlinear, in batches, and again."""

@@ -181,7 +181,7 @@ def test_data_types(name, api):
             assert_equal(y, model.forward(xs), bits=True)
 
 
-@pytest.mark.parametrize("name", ["float16", "bfloat16", "float64", "complex128", "float8_e5m2"])
+@pytest.mark.parametrize("name", ["bfloat16", "complex128", "float8_e5m2"])
 def test_sums_of_the_transpose(name):
     cart = grid(2, [True, True])
     model = Model(cart, uneven(cart, 2), 1, corners=True)
@@ -313,7 +313,7 @@ def test_a_ghost_cell_that_nothing_fills_keeps_its_value_and_its_cotangent():
 MODES = {"edge": "edge", "reflect": "reflect", 7.0: "constant"}
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("border", [*MODES, None, ((7.0, "edge"), "reflect")], ids=str)
 @pytest.mark.parametrize("corners", [True, False])
 @APIS

@@ -218,16 +218,14 @@ def test_messages_of_an_iteration():
 # ---- What is said of a solve
 
 
-@pytest.mark.parametrize(
-    "name, dtype",
-    [(name, "bfloat16") for name in SOLVERS if name != "gmres"],
-)
-def test_small_dtypes(name, dtype):
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("name", [name for name in SOLVERS if name != "gmres"])
+def test_small_dtypes(name):
     """Counters go on after 256, and norms do not vanish."""
     (b,) = vectors(1)
-    x, info = run(name, jnp.asarray(b[MINE], dtype), maxiter=300, tol=1e-7)
-    eps = float(jnp.finfo(dtype).eps)
-    assert x.dtype == dtype
+    x, info = run(name, jnp.asarray(b[MINE], jnp.bfloat16), maxiter=300, tol=1e-7)
+    eps = float(jnp.finfo(jnp.bfloat16).eps)
+    assert x.dtype == jnp.bfloat16
     assert info.iterations.dtype == jnp.int32
     assert info.residual_norm.dtype == jnp.float32
     assert info.residual_norm < 8 * eps * np.linalg.norm(b)
@@ -235,6 +233,7 @@ def test_small_dtypes(name, dtype):
     np.testing.assert_allclose(np.asarray(x, float), expected(name, b)[MINE], rtol=0, atol=8 * eps)
 
 
+@pytest.mark.one_in(2)
 @names
 def test_sizes_whose_squares_are_no_numbers(name):
     """In float32; zeros are the solution for zeros, wherever it starts."""
@@ -251,6 +250,7 @@ def test_sizes_whose_squares_are_no_numbers(name):
             assert not np.asarray(x).any()
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("solver", [s for s, *_ in SOLVERS.values()], ids=SOLVERS)
 def test_what_has_no_solution(solver):
     x, info = solver(lambda v: 0 * v, jnp.ones(ROWS[RANK]), maxiter=50)
@@ -383,16 +383,18 @@ def stencil(d, upper, comm, lower=1):
     return A
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", [name for name in SOLVERS if name != "gmres"])
 def test_bits_of_a_solution(name):
     """Those of a solve on this rank alone, however the rows are cut."""
     solver, d, upper = SOLVERS[name]
-    rows = 1003
+    rows = 203
     rng = np.random.default_rng(8)
     b = rng.normal(size=rows).astype(np.float32)
     cuts = np.sort(rng.choice(np.arange(1, rows), SIZE - 1, replace=False))
 
-    # Of three terms of the adjoint, JAX adds those of other ranks first or last.
+    # Beside a cut, the adjoint is (own + own) + other rank's, elsewhere own + (own + own): the bits
+    # of a sum of two terms are the same either way.
     lower = 0 if name == "lsmr" else 1
 
     def run(b, comm):

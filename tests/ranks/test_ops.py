@@ -174,14 +174,14 @@ def test_shapes(shape):
     compare_all(WITH_DATA, float32, shape)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_moves_every_bit(dtype):
     with enable_x64(True):
         compare_all(MOVING, functools.partial(random_bits, dtype), bits=True)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_reduces_every_dtype(dtype):
     allowed = list(SUPPORTED[dtype])

@@ -2,9 +2,9 @@
 
 XLA packs where a halo exchange is started: the request holds the blocks, so only the faces are
 copied, where the operand of another operation that is started is copied as a whole; and their
-derivatives are those of what XLA does. It also packs what an adjoint exchange sends, and adds up
-what comes back. And it packs on a GPU: the processor does not reach the blocks there, and what it
-packs would go through the host. Each time, an `alltoallv` carries what is packed.
+derivatives are those of what XLA does. And it packs on a GPU: the processor does not reach the
+blocks there, and what it packs would go through the host. Each time, an `alltoallv` carries what is
+packed. Of an adjoint exchange, XLA adds up what comes.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 
 from .._op import rows
+from .._op.comm import Comm
 from .._op.packing import Form, exchanged_axes, pack_arguments
 from .._op.spec import SPECS, Params
 from .._requests.request import CompositeKind, CompositeRequest, Request
@@ -41,7 +42,7 @@ def _extents(box: Box) -> tuple[int, ...]:
     return tuple(end - start for start, end in box[1])
 
 
-def _cells_in(boxes: Sequence[Box]) -> int:
+def cells_in(boxes: Sequence[Box]) -> int:
     return sum(math.prod(_extents(box)) for box in boxes)
 
 
@@ -92,20 +93,63 @@ def packed(boxes: tuple[Box, ...], leaves: Sequence[Any], like: Any) -> Any:
     return jnp.concatenate(pieces or [like.ravel()[:0]])
 
 
-@functools.partial(jax.jit, static_argnums=(0, 3), inline=True)
-def filled(
-    boxes: tuple[Box, ...], leaves: Sequence[Any], cells: Any, add: bool = False
-) -> list[Any]:
-    """Leaves whose boxes have these cells; or have them added, one box after the other."""
-    out, at = list(leaves), 0
-    for box in boxes:
-        (leaf, ranges), extents = box, _extents(box)
-        piece = cells[at : at + math.prod(extents)].reshape(extents)
-        at += piece.size
-        if add:
-            piece += jax.lax.slice(out[leaf], *zip(*ranges, strict=True))
-        out[leaf] = jax.lax.dynamic_update_slice(out[leaf], piece, [start for start, _ in ranges])
+def _pieces(boxes: Sequence[Box], cells: Any) -> list[Any]:
+    """The cells of each box, in its shape, of those of all, one after the other."""
+    line = (ranges for _, (ranges,) in in_line(0, boxes))
+    return [cells[slice(*at)].reshape(_extents(box)) for at, box in zip(line, boxes, strict=True)]
+
+
+def _put(leaves: Sequence[Any], box: Box, piece: Any) -> list[Any]:
+    out, (leaf, ranges) = list(leaves), box
+    out[leaf] = jax.lax.dynamic_update_slice(out[leaf], piece, [start for start, _ in ranges])
     return out
+
+
+@functools.partial(jax.jit, static_argnums=0, inline=True)
+def filled(boxes: tuple[Box, ...], leaves: Sequence[Any], cells: Any) -> Sequence[Any]:
+    """Leaves whose boxes have these cells."""
+    for box, piece in zip(boxes, _pieces(boxes, cells), strict=True):
+        leaves = _put(leaves, box, piece)
+    return leaves
+
+
+def apart(boxes: Sequence[Box]) -> list[Box]:
+    """Boxes of the same cells, none of which overlap."""
+    out: list[Box] = []
+    for leaf in sorted({leaf for leaf, _ in boxes}):
+        of_leaf = [box for box in boxes if box[0] == leaf]
+        edges = [
+            sorted({*itertools.chain(*along)})
+            for along in zip(*(ranges for _, ranges in of_leaf), strict=True)
+        ]
+        found = [(leaf, part) for part in itertools.product(*map(itertools.pairwise, edges))]
+        out += [box for box in found if any(_is_within(box, other) for other in of_leaf)]
+    return out
+
+
+def _is_within(box: Box, other: Box) -> bool:
+    each = zip(box[1], other[1], strict=True)
+    return box[0] == other[0] and all(a <= start and end <= b for (start, end), (a, b) in each)
+
+
+def in_line(leaf: int, boxes: Sequence[Box]) -> list[Box]:
+    """Boxes of as many cells, one after the other, of a leaf of one axis."""
+    ends = itertools.accumulate((cells_in([box]) for box in boxes), initial=0)
+    return [(leaf, (cells,)) for cells in itertools.pairwise(ends)]
+
+
+def summed(parts: Sequence[Box], boxes: Sequence[Box], cells: Any) -> Any:
+    """The sums of all cells of boxes that are in parts, one part after the other."""
+    pieces, sums = _pieces(boxes, cells), []
+    for part in parts:
+        terms = []
+        for box, piece in zip(boxes, pieces, strict=True):
+            if _is_within(part, box):
+                each = zip(part[1], box[1], strict=True)
+                within = [(start - at, end - at) for (start, end), (at, _) in each]
+                terms.append(jax.lax.slice(piece, *zip(*within, strict=True)).ravel())
+        sums.append(functools.reduce(jnp.add, terms))
+    return jnp.concatenate(sums or [cells[:0]])
 
 
 @dataclass(frozen=True)
@@ -120,17 +164,11 @@ class Message:
         return sum(count for _, count in self.parts)
 
 
-def _message(found: list[Face], ranks: int) -> Message:
-    counts = [0] * ranks
+def message(found: Sequence[Face], comm: Comm) -> Message:
+    counts = [0] * comm.size
     for peer, _, box in found:
-        counts[peer] += _cells_in([box])
+        counts[peer] += cells_in([box])
     return Message(tuple(box for *_, box in found), rows.side_by_side(counts))
-
-
-def messages(leaves: Sequence[Leaf], p: Params) -> tuple[Message, Message]:
-    """What goes to all ranks, and what comes from them, in an `alltoallv`."""
-    goes, comes = (_message(found, p["comm"].size) for found in faces(leaves, p))
-    return goes, comes
 
 
 @dataclass(frozen=True)
@@ -155,7 +193,7 @@ def start(start_op: Callable[..., Request], args: Sequence[Any], p: Params) -> C
             (i, given.form.data[i][0], exchanged_axes("halo_exchange", given.form, i, p))
             for i in leaves
         ]
-        goes, comes = messages(shapes, p)
+        goes, comes = (message(found, p["comm"]) for found in faces(shapes, p))
         sides = {"sends": goes.parts, "receives": comes.parts, "rows": (goes.size, comes.size)}
         cells = packed(goes.boxes, given.leaves, given.leaves[leaves[0]])
         requests.append(start_op("alltoallv", (cells,), {"comm": p["comm"], **sides}))

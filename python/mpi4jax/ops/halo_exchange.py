@@ -12,57 +12,82 @@ from .. import _native
 from .._call.definition import define
 from .._compile.lowering import Avals, Lowering, Operands, carrier
 from .._grid import border as _border, cart as _cart, faces
-from .._op.spec import Call, Params, T
-
-
-def _leaves(low: Lowering, avals: Sequence[Any]) -> list[faces.Leaf]:
-    return [
-        (i, x.shape, axes) for i, (x, axes) in enumerate(zip(avals, low.p["axes"], strict=True))
-    ]
+from .._op.spec import Call, T
 
 
 def _lower(low: Lowering, xs: Operands, out: Avals) -> list[Any]:
     adjoint = bool(low.p["adjoint"])
     carriers = [carrier(aval, adjoint) for _, aval in xs]
-    if not adjoint and not _native.takes_packed(low.on_gpu):
-        halo = _describe(low, carriers)
-        return low.call("halo_exchange", *xs, out=out, in_place=True, halo=halo)
     xs = [low.convert(x, to) for x, to in zip(xs, carriers, strict=True)]
-    results = zip(_lower_packed(low, xs), carriers, strict=True)
-    return [low.convert(y, to)[0] for y, to in zip(results, out, strict=True)]
+    leaves = [
+        (i, x.shape, axes) for i, (x, axes) in enumerate(zip(carriers, low.p["axes"], strict=True))
+    ]
+    goes, comes = faces.faces(leaves, low.p)
+    ys = _adjoint(low, xs, goes, comes) if adjoint else _exchanged(low, xs, goes, comes)
+    return [low.convert(y, to)[0] for y, to in zip(ys, out, strict=True)]
 
 
-def _describe(low: Lowering, avals: Sequence[Any]) -> Params:
-    """What `HaloFields` in `src/ops/halo.rs` reads."""
-    goes, comes = faces.faces(_leaves(low, avals), low.p)
-    return {
-        "widths": low.p["widths"],
-        "itemsize": avals[0].dtype.itemsize,
-        "shapes": [x.shape for x in avals],
-        "sends": [(peer, *box) for peer, _, box in goes],
-        "receives": [(peer, *box) for peer, _, box in comes],
-    }
+def _exchanged(
+    low: Lowering,
+    xs: Operands,
+    goes: Sequence[faces.Face],
+    comes: Sequence[faces.Face],
+    is_local: bool = False,
+) -> Operands:
+    """Blocks, with cells that other ranks send. The core packs and unpacks them, or XLA does.
+
+    With ``is_local``, no rank sends another one anything.
+    """
+    avals, comm = [aval for _, aval in xs], low.p["comm"]
+    if not _native.takes_packed(low.on_gpu):
+        # What `HaloFields` in `src/ops/halo.rs` reads.
+        halo = {
+            "widths": low.p["widths"],
+            "itemsize": avals[0].dtype.itemsize,
+            "shapes": [x.shape for x in avals],
+            "sends": [(peer, *box) for peer, _, box in goes],
+            "receives": [(peer, *box) for peer, _, box in comes],
+        }
+        ys = low.call("halo_exchange", *xs, out=avals, in_place=True, halo=halo)
+        return list(zip(ys, avals, strict=True))
+    sent, received = (faces.message(found, comm) for found in (goes, comes))
+    of_sent, of_received = (avals[0].update(shape=(it.size,)) for it in (sent, received))
+    cells = low.local(lambda *xs: faces.packed(sent.boxes, xs, xs[0]), of_sent, *xs)
+    if not is_local:
+        parts = {"sends": sent.parts, "receives": received.parts}
+        message = (cells, of_sent)
+        (cells,) = low.call("alltoallv", message, out=[of_received], in_place=False, parts=parts)
+    fill = lambda cells, *xs: faces.filled(received.boxes, xs, cells)  # noqa: E731
+    ys = low.locals(fill, avals, (cells, of_received), *xs)
+    return list(zip(ys, avals, strict=True))
 
 
-def _lower_packed(low: Lowering, xs: Operands) -> list[Any]:
-    """XLA packs the messages, and unpacks them or adds them up."""
-    avals, adjoint = [aval for _, aval in xs], low.p["adjoint"]
-    owned, ghosts = faces.messages(_leaves(low, avals), low.p)
-    sent, received = (ghosts, owned) if adjoint else (owned, ghosts)
-    goes, comes = (avals[0].update(shape=(message.size,)) for message in (sent, received))
+def _adjoint(
+    low: Lowering, xs: Operands, owned: Sequence[faces.Face], ghosts: Sequence[faces.Face]
+) -> Operands:
+    """Blocks whose ghost cells were added to the cells that they are copies of, and are zeros.
 
-    def pack(*xs: Any) -> Any:
-        return faces.packed(sent.boxes, xs, xs[0])
+    XLA adds them up, beside the blocks: in the blocks, it would go over all cells for each box,
+    because it reads a box and writes it in one step; and again for what is made of the result.
+    """
+    here, n, like = low.p["comm"].rank, len(xs), xs[0][1]
+    cleared, boxes = ([box for *_, box in found] for found in (ghosts, owned))
+    parts = faces.apart(boxes)
+    # All that comes, one after the other, and zeros for the largest box of ghost cells.
+    size = faces.cells_in(boxes) + max((faces.cells_in([box]) for box in cleared), default=0)
+    room, sums = (like.update(shape=(cells,)) for cells in (size, faces.cells_in(parts)))
+    zeros = (low.local(lambda: jnp.zeros(room.shape, room.dtype), room), room)
+    comes = [(*face[:2], box) for face, box in zip(owned, faces.in_line(n, boxes), strict=True)]
+    *ys, came = _exchanged(low, [*xs, zeros], ghosts, comes)
 
-    def unpack(came: Any, *xs: Any) -> list[Any]:
-        if adjoint:  # ghost cells that were filled get zeros
-            xs = faces.filled(ghosts.boxes, xs, jnp.zeros(goes.shape, came.dtype))
-        return faces.filled(received.boxes, xs, came, adjoint)
+    def add(came: Any, *ys: Any) -> Any:
+        return faces.packed(tuple(parts), ys, came) + faces.summed(parts, boxes, came)
 
-    parts = {"sends": sent.parts, "receives": received.parts}
-    message = (low.local(pack, goes, *xs), goes)
-    (came,) = low.call("alltoallv", message, out=[comes], in_place=False, parts=parts)
-    return low.locals(unpack, avals, (came, comes), *xs)
+    total = (low.local(add, sums, came, *ys), sums)
+    nothing = [(n + 1, ((size - faces.cells_in([box]), size),)) for box in cleared]
+    goes = [(here, 0, box) for box in [*faces.in_line(n, parts), *nothing]]
+    comes = [(here, 0, box) for box in [*parts, *cleared]]
+    return _exchanged(low, [*ys, total, came], goes, comes, is_local=True)[:n]
 
 
 @define(
