@@ -5,7 +5,7 @@ use std::fmt;
 use std::mem::size_of;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use mpi::ffi::{self, MPI_Comm};
 
@@ -44,15 +44,13 @@ pub unsafe fn handle<H: Copy>(raw: usize) -> H {
 
 /// The integer for an MPI handle, as mpi4py gives it; the inverse of `handle`.
 pub fn handle_value<H: Copy>(handle: H) -> usize {
-    let mut raw = [0u8; size_of::<usize>()];
-    // SAFETY: handles are plain data, no larger than a pointer.
+    const { assert!(size_of::<H>() == 4 || size_of::<H>() == size_of::<usize>()) };
+    // SAFETY: handles are plain data, of one of these two sizes.
     unsafe {
-        const { assert!(size_of::<H>() == 4 || size_of::<H>() == size_of::<usize>()) };
-        std::ptr::copy_nonoverlapping((&raw const handle).cast(), raw.as_mut_ptr(), size_of::<H>());
         if size_of::<H>() == 4 {
-            raw.as_ptr().cast::<u32>().read_unaligned() as usize
+            std::mem::transmute_copy::<H, u32>(&handle) as usize
         } else {
-            usize::from_ne_bytes(raw)
+            std::mem::transmute_copy(&handle)
         }
     }
 }
@@ -115,11 +113,18 @@ pub fn wildcards() -> Wildcards {
 #[derive(Clone, Copy, Debug)]
 pub struct Tag(pub i32);
 
+impl Tag {
+    pub fn is_of_derivative(self) -> bool {
+        self.0 >= wildcards().derivative
+    }
+}
+
 impl fmt::Display for Tag {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0 - wildcards().derivative {
-            tag @ 0.. => write!(f, "tag {tag} of derivatives"),
-            _ => write!(f, "tag {}", self.0),
+        if self.is_of_derivative() {
+            write!(f, "tag {} of derivatives", self.0 - wildcards().derivative)
+        } else {
+            write!(f, "tag {}", self.0)
         }
     }
 }
@@ -145,9 +150,7 @@ pub fn any_thread_may_call() -> bool {
 /// Ends the job through MPI, if MPI can be asked from here. In `MPI_Finalize`, MPICH has no `MPI_COMM_WORLD` any more to abort, and
 /// would end with a status of its own: there, the end of the process has to do.
 pub fn abort(code: i32) {
-    // SAFETY: a constant of the shim.
-    let is_open_mpi = unsafe { std::ffi::CStr::from_ptr(mpi4jax_vendor) }.to_bytes() == b"Open MPI";
-    if any_thread_may_call() && (is_open_mpi || !is_ending()) {
+    if any_thread_may_call() && (is_open_mpi() || !is_ending()) {
         // SAFETY: MPI is initialised, and any thread may call it.
         unsafe { ffi::MPI_Abort(ffi::RSMPI_COMM_WORLD, code) };
     }
@@ -274,25 +277,16 @@ pub fn info() -> MpiInfo {
     }
 }
 
-fn library_version() -> Result<String, Cause> {
-    let mut version = [0 as c_char; 8192 + 1];
-    let mut length = 0;
-    // SAFETY: the buffer holds MPI_MAX_LIBRARY_VERSION_STRING of any MPI (256 to 8192) and a nul; may be called at any
-    // time.
-    unsafe {
-        check("MPI_Get_library_version", ffi::MPI_Get_library_version(version.as_mut_ptr(), &mut length))?;
-        Ok(CStr::from_ptr(version.as_ptr()).to_string_lossy().trim().to_owned())
-    }
+/// Whether this library was built for Open MPI alone.
+fn is_open_mpi() -> bool {
+    // SAFETY: a constant of our shim.
+    unsafe { CStr::from_ptr(mpi4jax_vendor) == c"Open MPI" }
 }
 
-/// Whether `MPI_Comm_free` tells the owners of attributes when nothing uses the communicator any more, rather than when it
-/// is called. Open MPI is known to tell them at once.
-pub fn frees_late() -> Result<bool, Cause> {
-    static LATE: OnceLock<bool> = OnceLock::new();
-    match LATE.get() {
-        Some(&late) => Ok(late),
-        None => library_version().map(|version| *LATE.get_or_init(|| !version.starts_with("Open MPI"))),
-    }
+/// Whether `MPI_Comm_free` may call the owners of attributes when nothing uses the communicator any more, rather than at once,
+/// as Open MPI does.
+pub fn may_free_late() -> bool {
+    !is_open_mpi()
 }
 
 /// Whether the MPI library says that it takes pointers to the memory of a GPU; `None` if it has no

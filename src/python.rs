@@ -52,7 +52,7 @@ mod _native {
     #[pymodule_export]
     use crate::transport::set_count_limit;
     #[pymodule_export]
-    use crate::watch::{abort_after, choose_default, enter, enter_limit, exit, leave, leave_limit, start};
+    use crate::watch::{abort_after, choose_default, enter, enter_limit, leave, leave_limit, start};
     #[pymodule_export]
     use crate::xla::statuses::remove;
 
@@ -171,7 +171,8 @@ mod _native {
     /// MPI frees a communicator: so is all that was made from it.
     #[pyfunction]
     fn free_comm(py: Python<'_>, key: &str) {
-        watch::enter(transport::freeing(key));
+        let Ok(comm) = comm::lookup(key) else { return };
+        watch::enter_on(&comm, transport::freeing(key));
         py.detach(|| comm::free(key));
         watch::leave();
     }
@@ -236,10 +237,11 @@ mod _native {
         Ok(watch::questions()?.into_raw_fd())
     }
 
-    /// Tells where Python's threads are, but this one; `frames` is `sys._current_frames`.
+    /// Tells where Python's threads are, but this one, and whether the main one may be called away by a signal; `frames` is
+    /// `sys._current_frames`.
     #[pyfunction]
-    fn watch_answer(frames: &Bound<'_, PyAny>, main: u64) {
-        watch::answer(|| stack::threads(frames, main));
+    fn watch_answer(frames: &Bound<'_, PyAny>, main: u64, handles_signals: bool) {
+        watch::answer(|| stack::threads(frames, main), handles_signals);
     }
 
     /// Has Python's main thread say that it runs, as soon as it does.

@@ -66,8 +66,7 @@ if os.environ.get("MPI4JAX_NOTOKEN", "0") not in ("", "0"):
     globals().update({name: getattr(notoken, name) for name in _functions_with_tokens.__all__})
 
 
-# At exit, in the opposite order: what is under way ends, then this rank says that it has finished.
-atexit.register(_watch.finish)
+# At exit, what is under way ends.
 atexit.register(_flush.finish)
 _watch.start()
 
@@ -83,11 +82,7 @@ _native.at_finalize(_at_finalize)
 
 def _forked() -> None:
     # A forked child is no rank: it waits for nothing at its end, and its errors are its own.
-    for function in (
-        _watch.finish,
-        _flush.finish,
-        _native.stop_transports,
-    ):
+    for function in (_flush.finish, _native.stop_transports):
         atexit.unregister(function)
     _abort.uninstall()
 

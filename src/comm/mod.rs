@@ -23,7 +23,7 @@ pub use self::agreement::Agreement;
 pub use self::calling::{Calling, is_calling};
 pub use self::group::Group;
 pub use self::guard::CommGuard;
-pub use self::registry::{collectives, free, live, lookup, numbered, register};
+pub use self::registry::{free, freed_collectives, live, lookup, numbered, register};
 use crate::error::Cause;
 use crate::mpilib::{self, check, handle};
 
@@ -179,7 +179,7 @@ impl Comm {
             // SAFETY: promised by the caller.
             comm.origin = unsafe { origin::of(handle(raw)) };
             // The program may free it.
-            comm.is_counted = mpilib::frees_late()?;
+            comm.is_counted = mpilib::may_free_late();
         }
         Ok(comm)
     }

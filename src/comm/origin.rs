@@ -17,6 +17,8 @@ use crate::mpilib::check;
 
 /// Of communicators whose origin is not known.
 pub const UNKNOWN: u64 = 0;
+/// Of communicators that have been freed: of whichever of their class.
+pub const FREED: u64 = u64::MAX;
 /// Of the default communicator and of `MPI_COMM_WORLD`, of which there is one each.
 pub const ONLY_ONE: u64 = 1;
 

@@ -26,16 +26,12 @@ fn registry() -> MutexGuard<'static, Registry> {
     REGISTRY.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn count(collectives: &mut BTreeMap<u64, u64>, comm: &Comm) {
-    let most = collectives.entry(comm.class).or_default();
-    *most = (*most).max(comm.collectives.load(Ordering::Relaxed));
-}
-
 impl Registry {
     fn remove(&mut self, key: &str) -> Option<Arc<Comm>> {
         let comm = self.live.remove(key)?;
         comm.freed.store(true, Ordering::Relaxed);
-        count(&mut self.collectives, &comm);
+        let most = self.collectives.entry(comm.class).or_default();
+        *most = (*most).max(comm.collectives.load(Ordering::Relaxed));
         if self.past.len() == PAST {
             self.past.pop_front();
         }
@@ -112,13 +108,9 @@ pub fn live() -> Vec<Arc<Comm>> {
     registry().live.values().cloned().collect()
 }
 
-/// The most collectives that this rank has begun on one communicator of each class, freed or not: no rank has begun
-/// more on any of them, whatever it was called and however often it was made again.
-pub fn collectives() -> BTreeMap<u64, u64> {
-    let registry = registry();
-    let mut collectives = registry.collectives.clone();
-    registry.live.values().for_each(|comm| count(&mut collectives, comm));
-    collectives
+/// The most collectives that this rank has begun on one of the freed communicators of each class.
+pub fn freed_collectives() -> BTreeMap<u64, u64> {
+    registry().collectives.clone()
 }
 
 #[cfg(test)]
@@ -228,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn the_most_collectives_of_a_class_are_known_also_of_those_that_were_freed() {
+    fn the_most_collectives_on_freed_communicators_of_a_class_are_known() {
         let make = |key, count| {
             let comm = register(Comm { world: [7, 9].into(), ..Comm::new(key, 0, 2) }.named("again"));
             comm.collectives.store(count, Ordering::Relaxed);
@@ -237,9 +229,11 @@ mod tests {
         let (class, id, first) = make("again", 5);
         free("again");
         assert_eq!(make("again", 2), (class, id, first + 1), "made again, it is told apart");
-        assert_eq!(collectives()[&class], 5);
+        assert_eq!(freed_collectives()[&class], 5);
         make("under another name", 6);
-        assert_eq!(collectives()[&class], 6);
+        free("under another name");
+        free("again");
+        assert_eq!(freed_collectives()[&class], 6);
     }
 
     #[test]

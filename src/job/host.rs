@@ -1,19 +1,19 @@
-//! What the ranks of a host tell each other without MPI: files in one folder.
+//! The ranks of a host exchange their states without MPI, by files in one folder.
 //!
 //! It works when MPI does not, needs no thread level, and costs nothing while nothing is wrong. Every file is written
 //! under another name and renamed, so that it is whole when it is seen. The [`Folder`] is this user's alone. Of the ranks whose
 //! files are here, the lowest one that runs is the [leader](Host::leader).
 //!
-//! | file | written | says |
+//! | file | written | holds |
 //! | --- | --- | --- |
 //! | `rank3.pid` | at the start | which process it is |
-//! | `rank3.bell` | at the start | a named pipe: others wake the rank's watchdog by it, or have the leader report |
+//! | `rank3.pipe` | at the start | a named pipe: others wake the rank's watchdog by it, or have the leader report |
 //! | `rank3.status` | when it has waited for a while, is asked, and at its end | its [`RankStatus`] |
 //! | `rank3.json` | as an answer | all that its recorder has |
-//! | `rank3.did` | at growing intervals, when it waits, and at its end | samples of what it did |
+//! | `rank3.samples` | at growing intervals, when it waits, and at its end | samples of what it did |
 //! | `default` | when the first rank makes the default communicator, or no rank is left to | how it is made |
 //! | `ask` | when the leader asks what the ranks do | a [`Question`] |
-//! | `ending` | before a rank ends the job | that it has said why |
+//! | `ending` | before a rank ends the job | nothing: this rank has reported why |
 
 use std::fs::{self, File};
 use std::io;
@@ -45,7 +45,7 @@ pub struct Host {
     /// Why there are no files, if so.
     folder: Result<Folder, String>,
     /// Where others wake this rank.
-    pub bell: Option<File>,
+    pub pipe: Option<File>,
 }
 
 fn file(rank: i32, kind: &str) -> String {
@@ -56,12 +56,12 @@ impl Host {
     pub fn new(directory: PathBuf, rank: i32, size: i32) -> Self {
         let folder = Folder::make(&directory).map_err(|error| error.to_string());
         let (process, since) = (Process::own(), process::started());
-        let mut host = Self { directory, rank, size, name: host(), process, since, folder, bell: None };
-        if let Err(error) = host.introduce() {
+        let mut host = Self { directory, rank, size, name: host(), process, since, folder, pipe: None };
+        if let Err(error) = host.register() {
             host.folder = Err(error.to_string());
         } else if let Ok(folder) = &host.folder {
             // Without one, others learn later what this rank does.
-            host.bell = folder.make_bell(&file(rank, "bell")).ok();
+            host.pipe = folder.make_pipe(&file(rank, "pipe")).ok();
             if rank == 0 {
                 sweep(&folder.path, &host.process);
             }
@@ -78,11 +78,11 @@ impl Host {
         self.folder.as_ref().err().map(AsRef::as_ref)
     }
 
-    fn introduce(&self) -> io::Result<()> {
+    fn register(&self) -> io::Result<()> {
         let folder = self.folder()?;
         if let Some(other) = self.process(self.rank)
             && other != self.process
-            && !self.process.knows_gone(&other)
+            && !self.process.sees_ended(&other)
         {
             let name = other.name();
             return Err(io::Error::other(format!("{name} is rank {} of this job already", self.rank)));
@@ -114,7 +114,7 @@ impl Host {
         (written >= self.since).then_some(text)
     }
 
-    /// Tells the others what this rank does.
+    /// Writes the status of this rank.
     pub fn publish(&self, status: &RankStatus) -> io::Result<()> {
         let result = self.write(&file(self.rank, "status"), &(&self.process, status));
         if result.is_err() && status.life == Life::Finished {
@@ -124,24 +124,24 @@ impl Host {
         result
     }
 
-    /// What this process of a rank has published last: not what that of another job has, whatever the name of the folder is.
+    /// The last status of a rank, unless another process wrote it, of an earlier job.
     fn published(&self, rank: i32) -> Option<RankStatus> {
         let (process, status): (Process, RankStatus) = self.parsed(&file(rank, "status"))?;
         (process == self.process(rank)?).then_some(status)
     }
 
-    /// What this rank leaves for `python -m mpi4jax.report`.
+    /// Writes the dump of this rank for `python -m mpi4jax.report`.
     pub fn dump(&self, dump: &Value) -> io::Result<()> {
         self.write(&file(self.rank, "json"), dump)
     }
 
     /// Samples of what a rank did.
     pub fn samples<T: DeserializeOwned>(&self, rank: i32) -> Option<T> {
-        self.parsed(&file(rank, "did"))
+        self.parsed(&file(rank, "samples"))
     }
 
     pub fn publish_samples(&self, samples: &impl Serialize) {
-        let _ = self.write(&file(self.rank, "did"), samples);
+        let _ = self.write(&file(self.rank, "samples"), samples);
     }
 
     fn remove(&self, name: &str) {
@@ -161,7 +161,7 @@ impl Host {
 
     /// The user asks this rank for a report, which the leader makes.
     pub fn request_report(&self) {
-        self.ring(self.leader(), self.rank);
+        self.notify(self.leader(), self.rank);
     }
 
     /// The rank that the user has asked for a report, as another rank has told this one through its pipe.
@@ -173,12 +173,12 @@ impl Host {
 
     /// Wakes the watchdog of a rank.
     pub fn wake(&self, rank: i32) {
-        self.ring(rank, -1);
+        self.notify(rank, -1);
     }
 
-    fn ring(&self, rank: i32, number: i32) {
+    fn notify(&self, rank: i32, number: i32) {
         if let Ok(folder) = &self.folder {
-            folder.ring(&file(rank, "bell"), &number.to_ne_bytes());
+            folder.notify(&file(rank, "pipe"), &number.to_ne_bytes());
         }
     }
 
@@ -217,9 +217,9 @@ impl Host {
         let runs = |rank: &i32| {
             *rank == self.rank
                 || self.process(*rank).is_some_and(|process| {
-                    self.process.sees(&process)
-                        && !self.process.knows_gone(&process)
-                        && !self.process.knows_stopped(&process)
+                    self.process.can_see(&process)
+                        && !self.process.sees_ended(&process)
+                        && !self.process.sees_stopped(&process)
                 })
         };
         self.here().iter().find(runs).unwrap_or(self.rank)
@@ -229,15 +229,12 @@ impl Host {
     fn status(&self, rank: i32) -> Option<RankStatus> {
         let process = self.process(rank)?;
         // First: a process that has ended publishes nothing more.
-        let is_gone = self.process.knows_gone(&process);
+        let is_gone = self.process.sees_ended(&process);
         let mut status = self.published(rank).unwrap_or_default();
         status.life = match status.life {
-            // One whose program has ended is no loss.
-            Life::Exits | Life::Finished if is_gone => Life::Finished,
-            _ if is_gone => Life::Gone,
             Life::Finished => Life::Finished,
-            _ if self.process.knows_stopped(&process) => Life::Stopped,
-            Life::Exits => Life::Exits,
+            _ if is_gone => Life::Gone,
+            _ if self.process.sees_stopped(&process) => Life::Stopped,
             _ => Life::Runs,
         };
         match status.life {
@@ -249,11 +246,7 @@ impl Host {
         Some(RankStatus { process: process.name(), ..status })
     }
 
-    fn life(&self, rank: i32) -> Option<Life> {
-        self.status(rank).map(|status| status.life)
-    }
-
-    /// What is known of the ranks by their files.
+    /// The states of the ranks, by their files.
     pub fn world(&self) -> World {
         if !self.is_under_way() {
             return World::new();
@@ -283,12 +276,15 @@ impl Host {
         self.read("default").filter(|chosen| !chosen.is_empty())
     }
 
-    /// Whether the programs of all other ranks that have come are at their end, and whether all have come.
+    /// Whether a rank begins nothing any more, or has no files here.
+    fn has_ended(&self, rank: i32) -> bool {
+        matches!(self.status(rank).map(|status| status.life), None | Some(Life::Finished | Life::Gone))
+    }
+
+    /// Whether all other ranks that have come have ended, and whether all have come.
     pub fn others_have_ended(&self) -> (bool, bool) {
         let here = self.here();
-        let has_ended =
-            |rank: i32| matches!(self.life(rank), Some(Life::Exits | Life::Finished | Life::Gone));
-        let ended = here.iter().filter(|&rank| rank != self.rank).all(has_ended);
+        let ended = here.iter().all(|rank| rank == self.rank || self.has_ended(rank));
         (ended, here.count() == self.size as usize)
     }
 
@@ -316,9 +312,8 @@ impl Host {
 
     /// At the very end, when all ranks have been in `MPI_Finalize`: the last rank that has come cleans up.
     pub fn leave(&self) {
-        let has_ended = |rank: i32| matches!(self.life(rank), None | Some(Life::Finished | Life::Gone));
         if self.published(self.rank).is_some_and(|status| status.life == Life::Finished)
-            && self.here().iter().all(has_ended)
+            && self.here().iter().all(|rank| self.has_ended(rank))
         {
             self.clean();
         }
@@ -336,7 +331,7 @@ fn sweep(folder: &Path, own: &Process) {
         let with = |kind: &'static str| files.iter().filter(move |it| it.extension() == Some(kind.as_ref()));
         let read = |path| serde_json::from_str(&fs::read_to_string(path).ok()?).ok();
         let ranks: Vec<(Process, usize)> = with("pid").filter_map(read).collect();
-        let is_gone = |(process, size): &(Process, usize)| *size == ranks.len() && own.knows_gone(process);
+        let is_gone = |(process, size): &(Process, usize)| *size == ranks.len() && own.sees_ended(process);
         // Without ranks, it is a job that begins now.
         if !ranks.is_empty() && ranks.iter().all(is_gone) && with("json").next().is_none() {
             let _ = fs::remove_dir_all(job);

@@ -1,4 +1,4 @@
-//! What is known of a rank: what it says of itself, as JSON that others read, and whether its process lives.
+//! The status of a rank: its own account, as JSON that others read, and whether its process lives.
 
 use std::collections::BTreeMap;
 
@@ -29,7 +29,7 @@ pub enum Need {
     Collective { comm: CommId, number: u64 },
     /// A message comes, or is taken, or both.
     Message { comm: CommId, from: Option<Peer>, to: Option<Peer> },
-    /// All ranks come to a call that is no operation.
+    /// The ranks of a communicator come to a call that is no operation.
     Call,
     /// All ranks come to their end, as this one has.
     End,
@@ -51,15 +51,13 @@ pub struct Wait {
     /// Why it has waited too long, in words, if so.
     pub late: String,
     pub words: String,
-    /// Where Python is, if the words have no line.
-    pub at: String,
+    /// The words name the line of the program.
+    pub has_line: bool,
 }
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Life {
     Runs,
-    /// Its program is at its end, and may still communicate.
-    Exits,
     /// `MPI_Finalize` has begun: it takes part in nothing any more.
     Finished,
     Stopped,
@@ -85,7 +83,7 @@ pub struct RankStatus {
     pub started: Vec<Need>,
     /// How often `MPI_COMM_WORLD` has been duplicated; see `comm::origin`.
     pub copies: u64,
-    /// How many collectives it has begun on communicators. Of a rank that has finished, the most on any of a class.
+    /// How many collectives it has begun on communicators; of those that have been freed, the most on one of a class.
     pub counts: Vec<(CommId, u64)>,
     /// For how many seconds it has been in no operation, what it did before, and what it does: in Python or JAX.
     pub seconds: f64,
@@ -98,7 +96,7 @@ pub struct RankStatus {
 
 pub type World = BTreeMap<i32, RankStatus>;
 
-/// What a rank waits for under this number.
+/// The wait of a rank with this number.
 pub fn wait_of(world: &World, (rank, number): (i32, u64)) -> Option<&Wait> {
     world.get(&rank)?.waits.iter().find(|wait| wait.number == number)
 }
@@ -129,7 +127,7 @@ impl RankStatus {
         serde_json::to_string(self).expect("plain fields")
     }
 
-    /// What other hosts are told: without what differs between ranks that do the same.
+    /// The status for other hosts: without the parts that differ between ranks that do the same.
     pub fn briefly(&self) -> Self {
         let mut status =
             Self { answered: 0, seconds: self.seconds.floor(), last: Vec::new(), ..self.clone() };
@@ -137,12 +135,14 @@ impl RankStatus {
         status
     }
 
-    /// Whether the same is said as before, but for the time.
+    /// Whether it differs from an earlier one in more than times.
     pub fn is_news(&self, before: &Self) -> bool {
         let key = |status: &Self| -> Vec<(u64, bool)> {
             status.waits.iter().map(|wait| (wait.number, wait.late.is_empty())).collect()
         };
-        (self.life, &self.other, self.answered) != (before.life, &before.other, before.answered)
+        // Where another thread is, is asked for before it is reported.
+        let state = |status: &Self| (status.life, status.other.is_some(), status.answered);
+        state(self) != state(before)
             || key(self) != key(before)
             || self.started != before.started
             || self.counts != before.counts
@@ -165,7 +165,7 @@ mod tests {
             bytes: 12,
             late: String::new(),
             words: "recv from 1, tag 7".into(),
-            at: "a b.py:9 in f".into(),
+            has_line: true,
         };
         let status = RankStatus {
             process: "process 7 on x".into(),

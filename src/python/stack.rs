@@ -35,7 +35,8 @@ fn read(frames: &Bound<'_, PyAny>, main: u64, threads: &mut Vec<Thread>) -> PyRe
     for (number, frame) in all.cast::<PyDict>()?.iter() {
         others.push((number.extract::<u64>()?, frame));
     }
-    others.retain(|(number, _)| *number != this_thread());
+    let (own, _) = this_thread();
+    others.retain(|(number, _)| *number != own);
     others.sort_by_key(|(number, _)| *number != main);
     // All numbers, even if the frames of one cannot be read: which threads there are matters more than where they are.
     threads.extend(others.iter().map(|(number, _)| Thread { number: *number, frames: Vec::new() }));

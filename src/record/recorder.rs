@@ -86,23 +86,18 @@ impl Slot {
     }
 }
 
-/// This thread, as Python numbers it.
+/// This thread, as Python numbers it, and as the system does: 0 where that is not needed.
 #[inline]
-pub fn this_thread() -> u64 {
-    // SAFETY: takes nothing.
-    unsafe { libc::pthread_self() as u64 }
-}
-
-/// This thread, as the system numbers it; 0 where that is not needed.
-#[inline]
-fn system_thread() -> i32 {
+pub fn this_thread() -> (u64, i32) {
     #[cfg(target_os = "linux")]
-    {
+    let system = {
         thread_local!(static NUMBER: i32 = rustix::thread::gettid().as_raw_pid());
         NUMBER.try_with(|number| *number).unwrap_or(0)
-    }
+    };
     #[cfg(not(target_os = "linux"))]
-    0
+    let system = 0;
+    // SAFETY: takes nothing.
+    (unsafe { libc::pthread_self() as u64 }, system)
 }
 
 /// An operation under way. Dropped, it has ended.
@@ -133,13 +128,13 @@ pub fn begin(site: &Arc<Site>, call: &Call) -> Running {
         started,
         ended: 0,
         state: State::Started,
-        thread: (this_thread(), system_thread()),
+        thread: this_thread(),
     })
 }
 
 /// Records that a wait begins, at a line, for what this record says was started.
 pub fn begin_wait(of: &Record, line: Arc<str>) -> Running {
-    let thread = (this_thread(), system_thread());
+    let thread = this_thread();
     claim(of.sequence, |ticket, started| Record { ticket, wait: Some(line), started, thread, ..of.clone() })
 }
 
@@ -267,7 +262,7 @@ impl fmt::Display for Endpoint<'_> {
         let &Endpoint(word, rank, tag) = self;
         let any = wildcards();
         if rank == any.proc_null {
-            return write!(f, "{word} nobody");
+            return write!(f, "{word} PROC_NULL");
         }
         // Every MPI's wildcards are negative, and its ranks and tags are not.
         let rank = if rank < 0 { "any rank".into() } else { rank.to_string() };

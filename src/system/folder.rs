@@ -107,7 +107,7 @@ impl Folder {
     }
 
     /// A pipe by which other processes of this machine wake this one.
-    pub fn make_bell(&self, name: &str) -> io::Result<File> {
+    pub fn make_pipe(&self, name: &str) -> io::Result<File> {
         let path = CString::new(name)?;
         // SAFETY: a name that ends.
         if unsafe { libc::mkfifoat(self.own.as_raw_fd(), path.as_ptr(), 0o600) } != 0 {
@@ -118,12 +118,12 @@ impl Folder {
     }
 
     /// Wakes the process of this pipe by these bytes; nothing if there is none.
-    pub fn ring(&self, name: &str, bytes: &[u8]) {
-        if let Ok(mut bell) = open(&self.own, name, OFlags::WRONLY)
-            && bell.metadata().is_ok_and(|found| found.file_type().is_fifo())
+    pub fn notify(&self, name: &str, bytes: &[u8]) {
+        if let Ok(mut pipe) = open(&self.own, name, OFlags::WRONLY)
+            && pipe.metadata().is_ok_and(|found| found.file_type().is_fifo())
         {
             // If it is full, the process wakes up anyway.
-            let _ = bell.write_all(bytes);
+            let _ = pipe.write_all(bytes);
         }
     }
 
@@ -216,19 +216,19 @@ mod tests {
     }
 
     #[test]
-    fn a_bell_is_heard() {
-        let base = base("bell");
+    fn a_pipe_wakes_its_process() {
+        let base = base("pipe");
         let folder = Folder::make(&base.join("user/job")).unwrap();
-        let bell = folder.make_bell("bell").unwrap();
+        let pipe = folder.make_pipe("pipe").unwrap();
         let mut bytes = [0u8; 8];
-        assert!((&bell).read(&mut bytes).is_err(), "it does not block");
-        for name in ["bell", "another's"] {
-            folder.ring(name, b"ring");
+        assert!((&pipe).read(&mut bytes).is_err(), "it does not block");
+        for name in ["pipe", "another's"] {
+            folder.notify(name, b"ring");
         }
-        assert_eq!((&bell).read(&mut bytes).unwrap(), 4);
+        assert_eq!((&pipe).read(&mut bytes).unwrap(), 4);
         // What is no pipe is not written to.
         folder.create("file", "precious").unwrap();
-        folder.ring("file", b"!");
+        folder.notify("file", b"!");
         assert_eq!(folder.read("file").unwrap().0, "precious");
         fs::remove_dir_all(&base).unwrap();
     }

@@ -1,4 +1,4 @@
-//! What Linux says of processes and threads.
+//! Processes and threads on Linux.
 
 use std::fs;
 use std::os::fd::OwnedFd;
@@ -87,17 +87,21 @@ fn call(thread: i32) -> Option<(i64, String)> {
     Some((words.next()?.parse().ok()?, words.nth(3)?.to_owned()))
 }
 
-/// Whether the main thread sleeps until another thread of this process wakes it, without a time-out, and all others sleep but
-/// `waiting`.
-pub fn only_wait(waiting: &[i32]) -> bool {
-    let main = std::process::id() as i32;
-    let sleeps = call(main).is_some_and(|(call, timeout)| call == libc::SYS_futex && timeout == "0x0");
+/// Whether the main thread sleeps until another thread of this process wakes it, without a time-out.
+pub fn main_sleeps() -> bool {
+    call(std::process::id() as i32).is_some_and(|(call, timeout)| call == libc::SYS_futex && timeout == "0x0")
+}
+
+/// Whether all threads of this process sleep but these, as far as the system says.
+pub fn others_sleep(these: &[i32]) -> bool {
+    if of_thread(std::process::id() as i32, "syscall").is_none() {
+        return true;
+    }
     let mut threads = fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
-    sleeps
-        && threads.all(|thread| {
-            let number = thread.file_name().to_str().and_then(|name| name.parse().ok());
-            number.is_none_or(|number| number == main || waiting.contains(&number) || is_idle(number))
-        })
+    threads.all(|thread| {
+        let number = thread.file_name().to_str().and_then(|name| name.parse().ok());
+        number.is_none_or(|number| these.contains(&number) || is_idle(number))
+    })
 }
 
 /// Whether a thread, which is none of Python's, sleeps for something that comes.
@@ -116,10 +120,9 @@ fn is_idle(thread: i32) -> bool {
     ];
     // One that has ended meanwhile does nothing either. What runs once may have just been asked.
     (0..3).any(|_| {
-        let name = of_thread(thread, "comm");
-        let is_ours = name.as_ref().is_none_or(|name| name.starts_with("mpi4jax-"));
-        let sleeps = || call(thread).is_some_and(|(call, _)| SLEEPS.contains(&call) || OLD.contains(&call));
-        is_ours || sleeps() || {
+        let sleeps = call(thread).is_some_and(|(call, _)| SLEEPS.contains(&call) || OLD.contains(&call));
+        let is_ours = || of_thread(thread, "comm").is_none_or(|name| name.starts_with("mpi4jax-"));
+        sleeps || is_ours() || {
             std::thread::sleep(Duration::from_millis(5));
             false
         }

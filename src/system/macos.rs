@@ -1,4 +1,4 @@
-//! What macOS says of processes.
+//! Processes on macOS.
 
 use std::ffi::{CStr, c_int};
 use std::os::fd::OwnedFd;
@@ -75,7 +75,12 @@ pub fn runs_of_main() -> Option<u64> {
     None
 }
 
-/// Whether the main thread and all others but `waiting` sleep: not known here.
-pub fn only_wait(_waiting: &[i32]) -> bool {
+/// Whether the main thread sleeps until another thread of this process wakes it: not known here.
+pub fn main_sleeps() -> bool {
     false
+}
+
+/// Whether all threads of this process sleep but these, as far as the system says: it says nothing here.
+pub fn others_sleep(_these: &[i32]) -> bool {
+    true
 }

@@ -1,6 +1,6 @@
-//! Which process is meant, whatever number others have.
+//! Processes, identified by more than their numbers.
 //!
-//! A number alone does not say: it is used again, and containers with one host name each count for themselves.
+//! Numbers are used again, and containers with the same host name count their processes separately.
 
 use std::time::{Duration, SystemTime};
 
@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::os;
 use crate::record::host;
 
-/// A process, as it introduces itself.
+/// A process, as it identifies itself.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Process {
     pid: i32,
@@ -65,14 +65,14 @@ impl Process {
         if self.space.is_empty() { &self.host } else { self.space.split('/').next().unwrap_or_default() }
     }
 
-    /// Whether `self`, which runs, can tell how `other` fares.
-    pub fn sees(&self, other: &Self) -> bool {
+    /// Whether `self`, which runs, can see whether `other` runs.
+    pub fn can_see(&self, other: &Self) -> bool {
         !self.space.is_empty() && self.space == other.space
     }
 
     /// Whether another process has certainly ended.
-    pub fn knows_gone(&self, other: &Self) -> bool {
-        if !self.sees(other) {
+    pub fn sees_ended(&self, other: &Self) -> bool {
+        if !self.can_see(other) {
             return false;
         }
         match os::info(other.pid) {
@@ -82,8 +82,8 @@ impl Process {
     }
 
     /// Whether another process is stopped, by a signal or a debugger.
-    pub fn knows_stopped(&self, other: &Self) -> bool {
-        self.sees(other) && os::info(other.pid).is_some_and(|info| info.state == State::Stopped)
+    pub fn sees_stopped(&self, other: &Self) -> bool {
+        self.can_see(other) && os::info(other.pid).is_some_and(|info| info.state == State::Stopped)
     }
 
     /// As reports name it.
@@ -99,32 +99,32 @@ mod tests {
     #[test]
     fn a_process_is_told_from_another_of_its_number() {
         let own = Process::own();
-        assert!(!own.knows_gone(&own));
+        assert!(!own.sees_ended(&own));
         let age = SystemTime::now().duration_since(started()).unwrap();
         assert!(age < Duration::from_secs(1000), "{age:?}");
         let earlier = Process { start: own.start + 1, ..own.clone() };
-        assert!(own.knows_gone(&earlier));
+        assert!(own.sees_ended(&earlier));
         let mut child = std::process::Command::new("/bin/sleep").arg("100").spawn().unwrap();
         let pid = child.id() as i32;
         let other = Process { pid, start: os::info(pid).unwrap().start, ..own.clone() };
-        assert!(!own.knows_gone(&other) && !own.knows_stopped(&other));
+        assert!(!own.sees_ended(&other) && !own.sees_stopped(&other));
         let info = os::info(pid).unwrap();
         assert_eq!((&*info.name, info.parent), ("sleep", own.pid));
         // SAFETY: a plain system call.
         unsafe { libc::kill(pid, libc::SIGSTOP) };
-        while !own.knows_stopped(&other) {
+        while !own.sees_stopped(&other) {
             std::thread::sleep(Duration::from_millis(1));
         }
         child.kill().unwrap();
-        while !own.knows_gone(&other) {
+        while !own.sees_ended(&other) {
             std::thread::sleep(Duration::from_millis(1)); // a zombie
         }
         child.wait().unwrap();
-        assert!(own.knows_gone(&other));
+        assert!(own.sees_ended(&other));
         // In another container there may be a process of this number, or none: that is not known.
         let elsewhere = Process { space: "another".into(), ..other.clone() };
-        assert!(!own.knows_gone(&elsewhere));
+        assert!(!own.sees_ended(&elsewhere));
         let nowhere = Process { space: String::new(), ..own.clone() };
-        assert!(!nowhere.knows_gone(&Process { space: String::new(), ..other }));
+        assert!(!nowhere.sees_ended(&Process { space: String::new(), ..other }));
     }
 }

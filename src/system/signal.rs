@@ -102,13 +102,13 @@ pub struct Woken {
     /// The signals that have come, and 0 for each call of [`wake`].
     pub signals: Vec<u8>,
     /// What other ranks have written.
-    pub bell: Vec<u8>,
+    pub messages: Vec<u8>,
 }
 
-/// Waits at most so many seconds for a signal or [`wake`], for another rank, whose messages come through the pipe `bell`, or for
+/// Waits at most so many seconds for a signal or [`wake`], for another rank, whose messages come through the pipe `others`, or for
 /// `ended`, which can be read when the launcher has ended.
-pub fn wait(own: &PipeReader, bell: Option<&File>, ended: Option<&OwnedFd>, seconds: f64) -> Woken {
-    let files = [Some(own.as_fd()), bell.map(AsFd::as_fd), ended.map(AsFd::as_fd)];
+pub fn wait(own: &PipeReader, others: Option<&File>, ended: Option<&OwnedFd>, seconds: f64) -> Woken {
+    let files = [Some(own.as_fd()), others.map(AsFd::as_fd), ended.map(AsFd::as_fd)];
     let to_poll = |file| PollFd::from_borrowed_fd(file, PollFlags::IN);
     let mut polls: Vec<PollFd> = files.into_iter().flatten().map(to_poll).collect();
     let milliseconds = (1e3 * seconds).clamp(1.0, 1e9) as i64;
@@ -120,5 +120,5 @@ pub fn wait(own: &PipeReader, bell: Option<&File>, ended: Option<&OwnedFd>, seco
         let length = file.map_or(0, |file| read(file, &mut bytes).unwrap_or(0));
         bytes[..length].to_vec()
     };
-    Woken { signals: read(files[0]), bell: read(files[1]) }
+    Woken { signals: read(files[0]), messages: read(files[1]) }
 }

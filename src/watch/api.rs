@@ -1,4 +1,4 @@
-//! What the rest of the package asks of the watchdog: that it starts, and that it is told of this rank's end.
+//! What the rest of the package calls: the start of the watchdog, and the end of this rank.
 
 use super::end;
 use super::own;
@@ -8,8 +8,6 @@ use super::waits;
 use super::watchdog;
 use crate::comm;
 use crate::error::Error;
-use crate::job::host::Host;
-use crate::job::status::Life;
 use crate::job::{default, link};
 use crate::mpilib;
 use crate::system::signal;
@@ -58,22 +56,6 @@ pub unsafe fn open_link(comm: usize) -> Result<(), Error> {
     Ok(())
 }
 
-/// Tells the other ranks that the program of this one is at its end: what is called then may still communicate. Or that
-/// `MPI_Finalize` has begun.
-fn come_to(host: &Host, life: Life) {
-    waits::come_to(life);
-    let _ = own::publish(host, &own::status_now(host.size));
-    signal::wake();
-}
-
-/// Python ends.
-#[cfg_attr(feature = "python", pyo3::pyfunction(name = "watch_exit"))]
-pub fn exit() {
-    if let Some(Watchdog { host, .. }) = watchdog() {
-        come_to(host, Life::Exits);
-    }
-}
-
 /// `MPI_Finalize` begins: this rank has done its last operation.
 fn finish() {
     let Some(Watchdog { host, settings, started, .. }) = watchdog() else { return };
@@ -85,7 +67,9 @@ fn finish() {
             ));
         }
     }
-    come_to(host, Life::Finished);
+    waits::finish();
+    let _ = own::publish(host, &own::status_now(host.size));
+    signal::wake();
     watchdog::compare(host);
     let made = |handle| {
         // SAFETY: it has just been made, of all ranks. Without a link, hosts ask each other nothing.

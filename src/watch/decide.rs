@@ -39,14 +39,6 @@ pub struct Settings {
 /// A wait, by its rank and number.
 pub type Key = (i32, u64);
 
-/// Why a wait is reported as hung.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Reason {
-    /// In words: the user's limit, or an error of a library.
-    Late(String),
-    Proof(Why),
-}
-
 /// When leaders of other hosts asked last: for anything, to end the job, and one that comes before this rank.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Heard {
@@ -142,7 +134,7 @@ pub enum Action {
     /// Prints what all ranks do, for a user who asked this rank.
     PrintReport(i32),
     /// Reports that a wait hangs, and ends the job.
-    End(Key, Reason),
+    End(Key, Why),
 }
 
 /// What is to be done, and what the next decision has to know of it.
@@ -194,7 +186,7 @@ fn conclude(
     state: &State,
     next: &mut Memory,
     question: &Question,
-    hung: Option<(Key, Reason)>,
+    hung: Option<(Key, Why)>,
     settings: &Settings,
     now: f64,
 ) -> Option<Action> {
@@ -207,10 +199,10 @@ fn conclude(
         return None;
     }
     if question.kind == Kind::End
-        && let Some((key, reason)) = hung
+        && let Some((key, why)) = hung
     {
         next.reported.insert(key);
-        return Some(Action::End(key, reason));
+        return Some(Action::End(key, why));
     }
     // A line about the oldest of the waits that are due; about an operation rather than a rank's end.
     let is_due = |key: &Key, wait: &Wait| {
@@ -228,39 +220,42 @@ fn waits(world: &World) -> impl Iterator<Item = (Key, &RankStatus, &Wait)> {
 
 /// The wait for which the job should be ended: one is enough, of this host if there is one, whose last operations are known.
 /// Since when there has been a reason to, is written down for all waits.
-fn hung(state: &State, next: &mut Memory, settings: &Settings, now: f64) -> Option<(Key, Reason)> {
+fn hung(state: &State, next: &mut Memory, settings: &Settings, now: f64) -> Option<(Key, Why)> {
     let graph = Graph::new(&state.world, false);
     let mut suspects = HashMap::new();
-    let mut found: Option<(bool, Key, Reason)> = None;
+    let mut found: Option<(bool, Key, Why)> = None;
     for (key, rank, wait) in waits(&state.world).filter(|(key, ..)| !next.reported.contains(key)) {
         let may_be_proved = wait.seconds >= PROVE_AFTER && rank.life != Life::Stopped && !rank.is_silent;
-        let proof = if may_be_proved { graph.why(key.0, wait) } else { None };
-        let (reason, patience) = if !wait.late.is_empty() {
-            (Reason::Late(wait.late.clone()), 0.0)
-        } else if let Some(why) = proof {
-            let patience = patience(wait, &why);
-            (Reason::Proof(why), patience)
+        let why = if !wait.late.is_empty() {
+            Some(Why::Late)
+        } else if may_be_proved {
+            graph.why(key.0, wait)
         } else {
-            continue;
+            None
         };
+        let Some(why) = why else { continue };
         let since = next.suspects.get(&key).copied();
         suspects.insert(key, since.unwrap_or(now));
-        let is_ripe = since.is_some_and(|since| now - since >= patience + delay(settings));
-        let is_told = !rank.last.is_empty();
-        if is_ripe && found.as_ref().is_none_or(|(other_is_told, ..)| is_told && !other_is_told) {
-            found = Some((is_told, key, reason));
+        let has_held = since.is_some_and(|since| now - since >= patience(wait, &why) + delay(settings));
+        let has_details = !rank.last.is_empty();
+        if has_held && found.as_ref().is_none_or(|(other_has_details, ..)| has_details && !other_has_details)
+        {
+            found = Some((has_details, key, why));
         }
     }
     next.suspects = suspects;
     next.reported.retain(|key| wait_of(&state.world, *key).is_some());
-    found.map(|(_, key, reason)| (key, reason))
+    found.map(|(_, key, why)| (key, why))
 }
 
-/// For how long a proof has to hold.
+/// For how long a reason has to hold.
 fn patience(wait: &Wait, why: &Why) -> f64 {
     let copies = if matches!(wait.need, Need::Collective { .. }) { wait.members.count() } else { 1 };
-    let travels = wait.bytes as f64 * copies as f64 / SLOWEST;
-    PATIENCE + if matches!(why, Why::Gone(_)) { 0.0 } else { travels }
+    match why {
+        Why::Late => 0.0,
+        Why::Gone(_) => PATIENCE,
+        Why::Finished(_) | Why::Stuck(_) => PATIENCE + wait.bytes as f64 * copies as f64 / SLOWEST,
+    }
 }
 
 /// How much later than the first host this one asks, so that few ask before they have heard of each other: the second one by

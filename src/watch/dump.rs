@@ -1,4 +1,4 @@
-//! What this rank leaves for `python -m mpi4jax.report`.
+//! The dump that this rank writes for `python -m mpi4jax.report`.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

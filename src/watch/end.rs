@@ -12,7 +12,6 @@ use super::waits::{self, Waits};
 use super::{own, python, report};
 use crate::job::host::Host;
 use crate::job::mail::Kind;
-use crate::job::status::Life;
 use crate::mpilib;
 use crate::record::{recorder, timeline};
 use crate::system::launcher::Launcher;
@@ -23,7 +22,7 @@ pub const HUNG: i32 = 97;
 /// For how long Python has to answer an interrupt.
 const PATIENCE: Duration = Duration::from_millis(500);
 
-/// Tells the other ranks that this one has said why the job ends, and removes what the job would leave.
+/// Tells the other ranks that this one has reported why the job ends, and removes the files that the job would leave.
 pub fn ending() {
     timeline::flush();
     if let Some(watchdog) = watchdog() {
@@ -46,27 +45,30 @@ pub fn abort_after(seconds: f64, code: i32) {
     });
 }
 
-/// Ends the job, of which this rank has said why.
+/// Ends the job, after a report of why.
 pub fn end_job(code: i32) -> ! {
     // Whatever state MPI is in: launchers end a job of which a process dies.
     std::thread::spawn(move || {
         std::thread::sleep(Duration::from_secs(5));
-        // SAFETY: ends the process.
-        unsafe { libc::_exit(code) };
+        exit_at_once(code);
     });
     let_launcher_read();
     ending();
     mpilib::abort(code);
+    exit_at_once(code)
+}
+
+/// Ends this process, without what exit handlers would wait for.
+fn exit_at_once(code: i32) -> ! {
     // SAFETY: ends the process.
     unsafe { libc::_exit(code) }
 }
 
 /// Ends this process, whose launcher has ended before it.
-pub fn follow(launcher: &Launcher, rank: i32) -> ! {
+pub fn end_with_launcher(launcher: &Launcher, rank: i32) -> ! {
     print(&format!("r{rank} | mpi4jax: {} has ended, and so does this rank\n", launcher.name()));
     ending();
-    // SAFETY: ends the process.
-    unsafe { libc::_exit(HUNG) }
+    exit_at_once(HUNG)
 }
 
 /// Has Python's main thread call [`python_runs`] when it can.
@@ -94,12 +96,12 @@ pub fn take_signals(ask: Option<fn()>) {
 }
 
 /// A signal has come that may end this rank.
-pub fn by_signal(signal: i32, host: &Host) {
+pub fn end_by_signal(signal: i32, host: &Host) {
     if signal == libc::SIGINT && !stays_in_operation() {
         return;
     }
     timeline::flush();
-    if !is_explained(host) {
+    if !is_reported(host) {
         let name = if signal == libc::SIGINT { "SIGINT" } else { "SIGTERM" };
         let mut status = own::status_now(host.size);
         if status.waits.is_empty() {
@@ -112,12 +114,12 @@ pub fn by_signal(signal: i32, host: &Host) {
     signal::end_by(signal);
 }
 
-/// Whether a rank has said why the job ends.
-fn is_explained(host: &Host) -> bool {
+/// Whether a rank has reported why the job ends.
+fn is_reported(host: &Host) -> bool {
     host.is_ending() || host.question().is_some_and(|question| question.kind == Kind::End)
 }
 
-/// Whether what is under way now is so after a moment too, and Python has not been able to run.
+/// Whether an operation that is under way stays so for a moment, in which Python's main thread cannot run.
 fn stays_in_operation() -> bool {
     let Some(ask) = ASK_PYTHON.get() else { return false };
     PYTHON_RUNS.store(false, Ordering::Relaxed);
@@ -138,7 +140,7 @@ fn stays_in_operation() -> bool {
 pub extern "C" fn at_exit() {
     let Some(watchdog) = watchdog() else { return };
     let host = &watchdog.host;
-    let is_expected = waits::life() == Life::Finished || host.is_ending();
+    let is_expected = waits::has_finished() || host.is_ending();
     if let (false, Some(record)) = (is_expected, recorder::running().first()) {
         // MPICH does so by itself after some errors, whatever is to be done with errors.
         print(&format!("r{} | mpi4jax: a library has ended this rank in {record}\n", host.rank));

@@ -8,15 +8,18 @@
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
 
+use crate::comm::origin::FREED;
 use crate::job::ranks::Ranks;
 use crate::job::status::{CommId, Life, Need, Peer, RankStatus, Wait, World};
 
 /// How many stuck ranks are named for one wait: a few are enough to find a cycle.
 const MOST: usize = 64;
 
-/// Why a wait cannot end.
+/// Why a wait is reported as hung: it cannot end, or is late.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Why {
+    /// It has waited longer than the user allows, or a library has failed; see [`Wait::late`].
+    Late,
     /// This rank is gone.
     Gone(i32),
     /// This rank has finished; all others that could help have too, if there is none.
@@ -27,6 +30,8 @@ pub enum Why {
 
 /// A collective: its communicator, and its number there.
 type Collective = (CommId, u64);
+/// What these ranks wait for together: a collective, or a call that is none.
+type Shared = (Option<Collective>, Ranks);
 
 pub struct Graph<'a> {
     world: &'a World,
@@ -36,8 +41,8 @@ pub struct Graph<'a> {
     arrived: HashMap<Collective, HashSet<i32>>,
     /// The ranks that have begun to send.
     senders: Vec<i32>,
-    /// Why a collective cannot end, or a call that is none, which all of its ranks decide together: found out once.
-    shared: RefCell<HashMap<Option<Collective>, Option<Why>>>,
+    /// Why that cannot end: found out once.
+    shared: RefCell<HashMap<Shared, Option<Why>>>,
 }
 
 impl RankStatus {
@@ -45,15 +50,14 @@ impl RankStatus {
         self.waits.iter().map(|wait| &wait.need).chain(&self.started)
     }
 
-    /// How many collectives it has begun on a communicator; of a rank that has finished, on any of the same members.
+    /// How many collectives it has begun on a communicator, at most: one that has been freed may be that one.
     fn collectives(&self, comm: CommId) -> u64 {
-        let of_any = self.life == Life::Finished;
-        let is_it = |id: CommId| id.class == comm.class && (id.origin == comm.origin || of_any);
+        let is_it = |id: CommId| id.class == comm.class && (id.origin == comm.origin || id.origin == FREED);
         self.counts.iter().filter(|(id, _)| is_it(*id)).map(|(_, count)| *count).max().unwrap_or(0)
     }
 
-    fn waits_in_call(&self) -> bool {
-        self.waits.iter().any(|wait| wait.need == Need::Call)
+    fn waits_in_call(&self, members: &Ranks) -> bool {
+        self.waits.iter().any(|wait| wait.need == Need::Call && wait.members == *members)
     }
 
     /// Whether it has begun what may match a message that `rank` receives (or sends, if `sends`).
@@ -74,7 +78,7 @@ impl<'a> Graph<'a> {
     pub fn new(world: &'a World, threads_idle: bool) -> Self {
         // A rank that does not answer may do anything.
         let waits = |rank: &RankStatus| {
-            let runs = matches!(rank.life, Life::Runs | Life::Exits) && !rank.is_silent;
+            let runs = rank.life == Life::Runs && !rank.is_silent;
             runs && !rank.waits.is_empty() && (threads_idle || rank.other.is_none())
         };
         let stuck = world.iter().filter(|(_, rank)| waits(rank)).map(|(&rank, _)| rank).collect();
@@ -154,11 +158,12 @@ impl<'a> Graph<'a> {
 
     /// Why a wait of a rank cannot end; None: it can, as far as is known.
     pub fn why(&self, rank: i32, wait: &Wait) -> Option<Why> {
-        let key = match wait.need {
+        let collective = match wait.need {
             Need::Collective { comm, number } => Some((comm, number)),
             Need::Call => None,
             _ => return self.find(rank, wait),
         };
+        let key = (collective, wait.members.clone());
         if let Some(why) = self.shared.borrow().get(&key) {
             return why.clone();
         }
@@ -180,7 +185,8 @@ impl<'a> Graph<'a> {
                 self.incomplete(wait, |member| arrived.is_some_and(|it| it.contains(&member)), is_missing)
             }
             Need::Call => {
-                let in_call = |member: i32| self.world.get(&member).is_some_and(RankStatus::waits_in_call);
+                let in_call =
+                    |member: i32| self.world.get(&member).is_some_and(|it| it.waits_in_call(&wait.members));
                 self.incomplete(wait, in_call, |member| self.stuck.contains(&member))
             }
             Need::Message { comm, from, to } => {
@@ -275,5 +281,6 @@ fn join(first: Why, second: Why) -> Why {
         }
         (gone @ Why::Gone(..), _) | (_, gone @ Why::Gone(..)) => gone,
         (finished @ Why::Finished(_), _) | (_, finished @ Why::Finished(_)) => finished,
+        (late, _) => late,
     }
 }

@@ -1,10 +1,11 @@
-//! What the leader of a host does besides: it brings together what is known of all ranks, answers the leaders of other hosts,
-//! and does what [`decide`] says.
+//! The leader of a host: it collects the states of all ranks, answers the leaders of other hosts, and carries out the actions
+//! of [`decide`].
 
 use std::collections::HashMap;
 
-use super::decide::{self, Action, Key, Memory, Reason, State};
+use super::decide::{self, Action, Key, Memory, State};
 use super::end::{self, HUNG};
+use super::graph::Why;
 use super::own::Own;
 use super::report::{self, Facts};
 use super::settings::{Settings, print};
@@ -23,7 +24,7 @@ pub struct Leader {
     host: &'static Host,
     settings: &'static Settings,
     memory: Memory,
-    /// What is known of all ranks, and when each of their waits began.
+    /// The states of all ranks, as far as known, and when each of their waits began.
     state: State,
     since: HashMap<Key, f64>,
     /// The last question to the ranks of this host: its time, and when they were asked.
@@ -104,7 +105,7 @@ impl Leader {
                 Action::PrintReport(rank) => {
                     print(&self.facts(own).report("report (SIGUSR1)", (rank, 0), self.host.rank));
                 }
-                Action::End(key, reason) => self.end(key, &reason, own),
+                Action::End(key, why) => self.end(key, &why, own),
             }
         }
     }
@@ -116,14 +117,12 @@ impl Leader {
         own.publish(self.host, Some(question.clone()), now);
     }
 
-    /// Brings up to date what is known of all ranks, and answers other hosts.
+    /// Updates the states of all ranks, and answers other hosts.
     fn observe(&mut self, own: &Own, now: f64) {
         let mut here = self.host.world();
         here.extend(own.published().map(|status| (self.host.rank, status.clone())));
         let (asked, asked_at) = self.asked;
-        let has_answered = |status: &RankStatus| {
-            status.answered >= asked || !matches!(status.life, Life::Runs | Life::Exits)
-        };
+        let has_answered = |status: &RankStatus| status.answered >= asked || status.life != Life::Runs;
         let all_here = here.values().all(has_answered) || own.trouble.is_some();
         if self.is_asking() {
             here.values_mut().for_each(|status| status.is_silent = !has_answered(status));
@@ -159,9 +158,9 @@ impl Leader {
     }
 
     /// An operation hangs: this rank reports for all, and ends the job.
-    fn end(&self, key: Key, reason: &Reason, own: &Own) {
+    fn end(&self, key: Key, why: &Why, own: &Own) {
         let Some(wait) = wait_of(&self.state.world, key) else { return };
-        let headline = report::headline(&self.state.world, key, wait, reason);
+        let headline = report::headline(&self.state.world, key, wait, why);
         let mut text = self.facts(own).report(&headline, key, self.host.rank);
         let ends = self.settings.abort;
         text += if ends {
@@ -176,7 +175,7 @@ impl Leader {
     }
 }
 
-/// How long waits have lasted, by the clock of this process, which knows since when.
+/// Sets how long waits have lasted, by the clock of this process, from when it saw each first.
 fn count_seconds(since: &mut HashMap<Key, f64>, world: &mut World, now: f64) {
     let mut found = HashMap::new();
     for (rank, status) in world.iter_mut() {

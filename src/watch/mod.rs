@@ -20,8 +20,8 @@ mod settings;
 mod waits;
 mod watchdog;
 
-pub use self::api::{choose_default, exit, open_link, start, user_frame};
+pub use self::api::{choose_default, open_link, start, user_frame};
 pub use self::end::{abort_after, ending, python_runs, take_signals};
 pub use self::python::{Frame, Thread, answer, questions};
 pub use self::settings::Settings;
-pub use self::waits::{enter, enter_limit, leave, leave_limit, notice};
+pub use self::waits::{enter, enter_limit, enter_on, leave, leave_limit, notice};

@@ -1,4 +1,4 @@
-//! What this rank tells the others of its host: what it waits for, and what else it does.
+//! The status of this rank, which it publishes to the ranks of its host.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -13,12 +13,12 @@ use crate::job::status::{Life, RankStatus};
 use crate::record::clock;
 use crate::record::recorder::{self, Record, State};
 
-/// How many of its last operations a rank tells.
+/// How many of its last operations a rank publishes.
 const LAST: usize = 8;
-/// For how long an operation waits before others are told of it, in seconds.
-const TELL_AFTER: f64 = 1.0;
+/// For how long an operation waits before it is published, in seconds.
+const PUBLISH_AFTER: f64 = 1.0;
 
-/// What this rank waits for, and what it has told the others.
+/// What this rank waits for, and what it has published.
 #[derive(Default)]
 pub struct Own {
     pub waits: Waits,
@@ -26,7 +26,7 @@ pub struct Own {
     published: Option<RankStatus>,
     /// The time of the last question that it has answered.
     answered: u64,
-    /// Why it could not tell the others, if so.
+    /// Why it could not publish its status, if so.
     pub trouble: Option<String>,
 }
 
@@ -35,16 +35,16 @@ impl Own {
         self.published.as_ref()
     }
 
-    /// Tells the other ranks of this host what this one does, if it waits or is asked. Whether it has told them something new.
+    /// Publishes the status of this rank, if it waits or is asked. True if its waits have changed.
     pub fn publish(&mut self, host: &Host, question: Option<Question>, now: f64) -> bool {
         let question = question.filter(|question| question.time > self.answered);
-        let holds = |told: &RankStatus| told.waits.is_empty() && told.life == waits::life();
-        let is_due = self.published.as_ref().is_some_and(|told| !holds(told));
-        if question.is_none() && !is_due && self.waits.longest() < TELL_AFTER {
+        let is_current = |before: &RankStatus| before.waits.is_empty() && before.life == life();
+        let is_due = self.published.as_ref().is_some_and(|before| !is_current(before));
+        if question.is_none() && !is_due && self.waits.longest() < PUBLISH_AFTER {
             return false;
         }
         let python = python::python();
-        let other = self.other_threads.find(&python, &self.waits.threads(), now);
+        let other = self.other_threads.find(&python, self.waits.threads(), now);
         let mut status = status(&self.waits, &python, other);
         if let Some(question) = &question {
             self.answered = question.time;
@@ -59,8 +59,8 @@ impl Own {
             self.note(publish(host, &status));
         }
         self.published = Some(RankStatus { process: host.process.name(), ..status });
-        // The leader sees in time that a wait has ended.
-        is_news && (question.is_some() || !self.waits.is_empty())
+        // The leader polls for answers, and notices by itself that a wait has ended.
+        is_news && question.is_none() && !self.waits.is_empty()
     }
 
     /// Remembers an error.
@@ -71,11 +71,16 @@ impl Own {
     }
 }
 
-/// Tells the other ranks what this one does. That it has come to its end is never taken back.
+/// Publishes a status, unless this rank has finished and the status is older.
 pub fn publish(host: &Host, status: &RankStatus) -> std::io::Result<()> {
     static PUBLISHING: Mutex<()> = Mutex::new(());
     let _publishing = PUBLISHING.lock().unwrap_or_else(PoisonError::into_inner);
-    if waits::life() == status.life { host.publish(status) } else { Ok(()) }
+    if status.life == life() { host.publish(status) } else { Ok(()) }
+}
+
+/// How far this rank has come.
+fn life() -> Life {
+    if waits::has_finished() { Life::Finished } else { Life::Runs }
 }
 
 /// "1.2 s", "3.4 ms", "5.6 us"
@@ -105,11 +110,10 @@ fn last_operations(records: &[Record]) -> Vec<String> {
     }
 }
 
-/// What this rank does, with what it waits for, and with what could go on meanwhile.
+/// The status of this rank, with its waits, and with a thread that could go on meanwhile.
 pub fn status(waits: &Waits, python: &Python, other: Option<String>) -> RankStatus {
     let records = recorder::records();
     let at = python::user_frame(python.main()).map_or_else(String::new, |frame| frame.to_string());
-    let life = waits::life();
     let last = records.last();
     let before = match last {
         Some(record) if record.state == State::Failed => format!("; the last one, {record}, failed"),
@@ -121,11 +125,11 @@ pub fn status(waits: &Waits, python: &Python, other: Option<String>) -> RankStat
         _ => python::activity(python.main()).unwrap_or_default(),
     };
     RankStatus {
-        life,
+        life: life(),
         other,
-        waits: waits.list(&at),
+        waits: waits.list().to_vec(),
         started: waits::started(),
-        counts: waits::counts(life == Life::Finished),
+        counts: waits::counts(),
         copies: origin::copies(),
         seconds: last.map_or(0.0, |record| clock::seconds_since(record.ended)),
         before,
@@ -136,7 +140,7 @@ pub fn status(waits: &Waits, python: &Python, other: Option<String>) -> RankStat
     }
 }
 
-/// The same without asking Python, which this thread may hold up.
+/// The same without asking Python, whose lock this thread may hold.
 pub fn status_now(size: i32) -> RankStatus {
     let mut waits = Waits::default();
     waits.update(0.0, &waits::current_limit(f64::INFINITY), size);

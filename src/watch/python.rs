@@ -12,8 +12,7 @@ use std::time::Duration;
 use serde::Serialize;
 
 use super::waits;
-use crate::job::status::Life;
-use crate::system::{os, signal};
+use crate::system::os;
 
 /// A line of Python that a thread is at.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -65,7 +64,11 @@ pub struct Thread {
 /// What is known of Python.
 pub enum Python {
     /// Its threads, the main one first.
-    At(Vec<Thread>),
+    At {
+        threads: Vec<Thread>,
+        /// A signal may have the main thread call a function of the program's.
+        handles_signals: bool,
+    },
     /// C code keeps Python's lock, or the process has no time.
     Silent,
     /// There is none, or it ends.
@@ -76,7 +79,7 @@ impl Python {
     /// Where the main thread is.
     pub fn main(&self) -> &[Frame] {
         match self {
-            Self::At(threads) => threads.first().map_or(&[], |thread| &thread.frames),
+            Self::At { threads, .. } => threads.first().map_or(&[], |thread| &thread.frames),
             Self::Silent | Self::Nothing => &[],
         }
     }
@@ -90,10 +93,11 @@ struct Answers {
     asked: u64,
     answered: u64,
     threads: Vec<Thread>,
+    handles_signals: bool,
 }
 
 static ANSWERS: Mutex<Answers> =
-    Mutex::new(Answers { socket: None, asked: 0, answered: 0, threads: Vec::new() });
+    Mutex::new(Answers { socket: None, asked: 0, answered: 0, threads: Vec::new(), handles_signals: false });
 static ANSWERED: Condvar = Condvar::new();
 
 fn answers() -> MutexGuard<'static, Answers> {
@@ -109,18 +113,18 @@ pub fn questions() -> io::Result<UnixStream> {
 }
 
 /// Answers what has been asked so far; `threads` looks where they are, the main one first.
-pub fn answer(threads: impl FnOnce() -> Vec<Thread>) {
+pub fn answer(threads: impl FnOnce() -> Vec<Thread>, handles_signals: bool) {
     let number = answers().asked;
     let threads = threads();
     let mut answers = answers();
-    (answers.answered, answers.threads) = (number, threads);
+    (answers.answered, answers.threads, answers.handles_signals) = (number, threads, handles_signals);
     ANSWERED.notify_all();
 }
 
 /// Where Python's threads are.
 pub fn python() -> Python {
     let mut answers = answers();
-    if waits::life() == Life::Finished {
+    if waits::has_finished() {
         return Python::Nothing;
     }
     // An older question that still waits for Python's lock is this one too.
@@ -135,7 +139,8 @@ pub fn python() -> Python {
     for _ in 0..STEPS {
         answers = ANSWERED.wait_timeout(answers, STEP).unwrap_or_else(PoisonError::into_inner).0;
         if answers.answered >= number {
-            return Python::At(answers.threads.clone());
+            let Answers { threads, handles_signals, .. } = &*answers;
+            return Python::At { threads: threads.clone(), handles_signals: *handles_signals };
         }
     }
     Python::Silent
@@ -143,8 +148,10 @@ pub fn python() -> Python {
 
 /// For how long the main thread must not have run to count as waiting for JAX, in seconds.
 const STILL: f64 = 2.5;
-/// Files whose code waits for JAX, or for another thread of Python's.
-const WAITS_IN: [&str; 4] = ["/jax/", "/jaxlib/", "/mpi4jax/", "/threading.py"];
+/// Files whose code waits for JAX, during which Python handles no signals.
+const WAITS_FOR_JAX: [&str; 3] = ["/jax/", "/jaxlib/", "/mpi4jax/"];
+/// The file whose code waits for another thread of Python's.
+const WAITS_FOR_THREAD: &str = "/threading.py";
 
 /// Watches for threads that could go on with the program.
 #[derive(Default)]
@@ -154,16 +161,30 @@ pub struct OtherThreads {
 }
 
 impl OtherThreads {
-    /// A thread of Python's that could go on with the program, in words, while these threads wait. None: there is none.
+    /// A thread that could go on with the program, in words, while these threads wait. None: there is none.
     pub fn find(&mut self, python: &Python, waiting: &[(u64, i32)], now: f64) -> Option<String> {
-        let threads = match python {
-            Python::At(threads) => threads,
+        let (threads, handles_signals) = match python {
+            Python::At { threads, handles_signals } => (threads, *handles_signals),
             Python::Silent => return Some("a thread in C code that keeps Python's lock".into()),
             Python::Nothing => return Some("threads that cannot be examined".into()),
         };
+        self.of_python(threads, handles_signals, waiting, now).or_else(|| {
+            // XLA may run a program in a thread of its own after the thread of Python's that started it has ended.
+            let waiting: Vec<i32> = waiting.iter().map(|(_, thread)| *thread).collect();
+            (!os::others_sleep(&waiting)).then(|| "a library's thread that runs".into())
+        })
+    }
+
+    fn of_python(
+        &mut self,
+        threads: &[Thread],
+        handles_signals: bool,
+        waiting: &[(u64, i32)],
+        now: f64,
+    ) -> Option<String> {
         let waits = |thread: &Thread| waiting.iter().any(|(number, _)| *number == thread.number);
         for (i, thread) in threads.iter().enumerate().filter(|(_, thread)| !waits(thread)) {
-            if i == 0 && self.main_waits(&thread.frames, waiting, now) {
+            if i == 0 && self.main_waits(&thread.frames, handles_signals, now) {
                 continue;
             }
             let at = user_frame(&thread.frames).map_or("in C code".into(), |frame| format!("at {frame}"));
@@ -173,20 +194,20 @@ impl OtherThreads {
         None
     }
 
-    /// Whether the main thread waits for what the other threads do, and those do nothing: it sleeps until another thread wakes
-    /// it, and has done so for a while, in a function that waits for nothing else.
-    fn main_waits(&mut self, frames: &[Frame], waiting: &[(u64, i32)], now: f64) -> bool {
+    /// Whether the main thread waits for what the other threads do: it sleeps until another thread wakes it, and has done so
+    /// for a while, in a function that waits for nothing else.
+    fn main_waits(&mut self, frames: &[Frame], handles_signals: bool, now: f64) -> bool {
         let Some(runs) = os::runs_of_main() else { return false };
         let since = match self.main {
             Some((before, since)) if before == runs => since,
             _ => now,
         };
         self.main = Some((runs, since));
-        let is_apart = |file: &str| WAITS_IN.iter().any(|part| file.contains(part) || file.ends_with(part));
-        now - since >= STILL
-            && frames.first().is_some_and(|frame| is_apart(&frame.file))
-            && !signal::has_handler(libc::SIGALRM)
-            && os::only_wait(&waiting.iter().map(|(_, thread)| *thread).collect::<Vec<_>>())
+        let waits = |file: &str| {
+            WAITS_FOR_JAX.iter().any(|part| file.contains(part))
+                || (file.ends_with(WAITS_FOR_THREAD) && !handles_signals)
+        };
+        now - since >= STILL && frames.first().is_some_and(|frame| waits(&frame.file)) && os::main_sleeps()
     }
 }
 
@@ -213,30 +234,27 @@ mod tests {
     #[test]
     fn threads_that_do_not_wait_could_go_on() {
         let mut others = OtherThreads::default();
-        let mut find = |threads, waiting: &[u64]| {
+        let mut find = |waiting: &[u64]| {
             let waiting: Vec<(u64, i32)> = waiting.iter().map(|number| (*number, 0)).collect();
-            others.find(&Python::At(threads), &waiting, 0.0)
+            others.of_python(&[thread(1, "a.py"), thread(2, "b.py")], false, &waiting, 0.0)
         };
-        let both = || vec![thread(1, "a.py"), thread(2, "b.py")];
-        assert_eq!(find(both(), &[1, 2]), None);
-        assert_eq!(find(both(), &[1]).as_deref(), Some("another thread, which is at b.py:9 in f"));
-        assert_eq!(find(both(), &[2]).as_deref(), Some("a main thread that is at a.py:9 in f"));
+        assert_eq!(find(&[1, 2]), None);
+        assert_eq!(find(&[1]).as_deref(), Some("another thread, which is at b.py:9 in f"));
+        assert_eq!(find(&[2]).as_deref(), Some("a main thread that is at a.py:9 in f"));
         assert!(others.find(&Python::Silent, &[(1, 0)], 0.0).is_some());
         assert!(others.find(&Python::Nothing, &[(1, 0)], 0.0).is_some());
     }
 
-    /// Not the test's thread is the main one, but the one that waits for it.
     #[test]
     #[cfg(target_os = "linux")]
-    fn a_main_thread_counts_as_waiting_where_it_waits_for_jax_and_nothing_runs() {
+    fn a_main_thread_that_waits_and_a_library_that_does_nothing_go_on_with_no_program() {
+        // Not the test's thread is the main one, but the one that waits for it.
         let mut others = OtherThreads::default();
-        let jax =
-            [Frame { file: "/x/jax/_src/api.py".into(), line: 1, function: "block_until_ready".into() }];
-        let mine = [(0, unsafe { libc::gettid() })];
-        assert!(!others.main_waits(&jax, &mine, 0.0), "not for long enough");
-        let user = [Frame { file: "/home/me/a.py".into(), ..jax[0].clone() }];
-        assert!(!others.main_waits(&user, &mine, 100.0));
-        // A thread that computes could wake it.
+        let in_file = |file: &str| thread(1, file).frames;
+        let waits_for_jax = in_file("/x/jax/_src/api.py");
+        assert!(!others.main_waits(&waits_for_jax, true, 0.0), "not for long enough");
+        assert!(!others.main_waits(&in_file("/home/me/a.py"), false, 100.0));
+        assert!(!others.main_waits(&in_file("/x/threading.py"), true, 100.0), "a signal could end that");
         let ended = AtomicBool::new(false);
         std::thread::scope(|scope| {
             scope.spawn(|| {
@@ -245,7 +263,8 @@ mod tests {
                 }
             });
             std::thread::sleep(std::time::Duration::from_millis(20));
-            assert!(!others.main_waits(&jax, &mine, 200.0));
+            let mine = unsafe { libc::gettid() };
+            assert!(!os::others_sleep(&[mine]), "a thread that computes");
             ended.store(true, Ordering::Relaxed);
         });
     }

@@ -1,15 +1,16 @@
-//! What is said of ranks: in a line about a wait that takes long, and in a report of what all of them do.
+//! The texts of reports: a line about a wait that takes long, and a report of the states of all ranks.
 
 use std::path::Path;
 
-use super::decide::{Key, Reason};
+use super::decide::Key;
 use super::graph::{Graph, Why};
 use super::groups;
 use crate::comm::{self, origin::UNKNOWN};
 use crate::job::ranks::Ranks;
 use crate::job::status::{Life, Need, Peer, RankStatus, Wait, World, wait_of};
+use crate::mpilib::Tag;
 
-/// What is known, and how.
+/// What a report is made of.
 pub struct Facts<'a> {
     pub world: &'a World,
     pub size: i32,
@@ -26,7 +27,7 @@ fn operations(status: &RankStatus) -> Option<String> {
     (!words.is_empty()).then(|| format!("in {}", words.join("; and in ")))
 }
 
-/// What a rank is doing.
+/// What a rank does, in full.
 pub fn doing(status: &RankStatus) -> String {
     let RankStatus { life, process, before, activity, python, .. } = status;
     match (life, operations(status)) {
@@ -34,10 +35,10 @@ pub fn doing(status: &RankStatus) -> String {
         (Life::Stopped, _) => return format!("stopped: {process} gets no time (SIGSTOP, or a debugger)"),
         // A process without time, on a busy machine, has said before what it waits for.
         (_, Some(words)) if status.is_silent => return format!("{words}; {process} has not answered yet"),
-        (_, Some(words)) => {
-            let at = status.waits.iter().map(|wait| &*wait.at).find(|at| !at.is_empty());
-            return words + &at.map_or_else(String::new, |at| format!("; Python is at {at}"));
+        (_, Some(words)) if python.is_empty() || status.waits.iter().all(|wait| wait.has_line) => {
+            return words;
         }
+        (_, Some(words)) => return format!("{words}; Python is at {python}"),
         (Life::Finished, _) => {}
         _ if status.is_silent => return format!("silent: {process} does not answer"),
         _ => {}
@@ -51,10 +52,10 @@ pub fn doing(status: &RankStatus) -> String {
     text
 }
 
-/// The same in few words: where Python is, for a rank that is in no operation.
+/// What a rank does, in a few words for a line.
 pub fn briefly(status: &RankStatus) -> String {
     let RankStatus { life, activity, python, .. } = status;
-    let is_idle = matches!(life, Life::Runs | Life::Exits) && !status.is_silent;
+    let is_idle = *life == Life::Runs && !status.is_silent;
     match operations(status) {
         Some(words) => words,
         None if *life == Life::Finished => "finished".into(),
@@ -161,10 +162,10 @@ impl Facts<'_> {
             None
         } else if wait.words.contains("irecv") && from.tag == Some(0) {
             Some("irecv takes tag 0 unless it is given another one, or tag=MPI.ANY_TAG, as recv takes")
-        } else if comm::is_default(comm.class) {
+        } else if comm::is_default(comm.class) && from.tag.is_none_or(|tag| !Tag(tag).is_of_derivative()) {
             Some(
-                "the default communicator is a clone of MPI.COMM_WORLD, on which messages that mpi4py sends on COMM_WORLD do \
-                 not arrive: comm=MPI.COMM_WORLD receives those",
+                "if mpi4py sends the message: the default communicator is a clone of MPI.COMM_WORLD; \
+                 comm=MPI.COMM_WORLD receives what is sent there",
             )
         } else {
             None
@@ -174,32 +175,34 @@ impl Facts<'_> {
     /// Whether a rank waits for this other one.
     fn is_late(&self, rank: i32, wait: &Wait, other: i32) -> bool {
         let status = self.world.get(&other);
-        let does = |need: &Need| status.is_some_and(|it| it.waits.iter().any(|wait| wait.need == *need));
+        let has_come = |it: &Wait| it.need == wait.need && (it.need != Need::Call || it.words == wait.words);
         other != rank
             && match &wait.need {
-                Need::Collective { .. } => !does(&wait.need),
+                Need::Collective { .. } | Need::Call => {
+                    !status.is_some_and(|status| status.waits.iter().any(has_come))
+                }
                 Need::Message { from, to, .. } => {
                     let is_it = |peer: &Peer| peer.rank.is_none_or(|rank| rank == other);
                     [from, to].into_iter().flatten().any(is_it)
                 }
                 Need::End => status.is_none_or(|it| it.life != Life::Finished),
-                Need::Call | Need::Stream => true,
+                Need::Stream => true,
             }
     }
 }
 
-/// What is said first where a wait hangs.
-pub fn headline(world: &World, key: Key, wait: &Wait, reason: &Reason) -> String {
+/// The first line of a report of a wait that hangs.
+pub fn headline(world: &World, key: Key, wait: &Wait, why: &Why) -> String {
     let name = if wait.need == Need::End { "the end of the job" } else { &*wait.words };
-    match reason {
-        Reason::Late(words) => format!("{name} {words}"),
-        Reason::Proof(Why::Gone(rank)) => {
+    match why {
+        Why::Late => format!("{name} {}", wait.late),
+        Why::Gone(rank) => {
             let process = world.get(rank).map_or("its process", |status| &status.process);
             format!("{name} cannot end: rank {rank}, {process}, is gone")
         }
-        Reason::Proof(Why::Finished(Some(rank))) => format!("{name} cannot end: rank {rank} has finished"),
-        Reason::Proof(Why::Finished(None)) => format!("{name} cannot end: all other ranks have finished"),
-        Reason::Proof(Why::Stuck(_)) => {
+        Why::Finished(Some(rank)) => format!("{name} cannot end: rank {rank} has finished"),
+        Why::Finished(None) => format!("{name} cannot end: all other ranks have finished"),
+        Why::Stuck(_) => {
             let cycle = Graph::new(world, false).cycle(key.0);
             format!("deadlock: {}", cycle_text(world, &cycle, key.0))
         }
@@ -222,9 +225,10 @@ fn cycle_text(world: &World, cycle: &[i32], rank: i32) -> String {
     let start = cycle.iter().position(|&it| it == rank).unwrap_or(0);
     let order: Vec<i32> = cycle[start..].iter().chain(&cycle[..start]).copied().collect();
     let does = |rank: i32| {
-        world[&rank].waits.first().map_or_else(String::new, |wait| match &*wait.at {
-            "" => wait.words.clone(),
-            at => format!("{}, Python at {at}", wait.words),
+        let RankStatus { waits, python, .. } = &world[&rank];
+        waits.first().map_or_else(String::new, |wait| match &**python {
+            place if !wait.has_line && !place.is_empty() => format!("{}, Python at {place}", wait.words),
+            _ => wait.words.clone(),
         })
     };
     let comm = |rank: &i32| {
@@ -251,10 +255,10 @@ fn cycle_text(world: &World, cycle: &[i32], rank: i32) -> String {
     } else {
         ", and waits for itself".into()
     };
-    format!("{text}; {}", cure(world, &order))
+    format!("{text}; {}", remedy(world, &order))
 }
 
-fn cure(world: &World, cycle: &[i32]) -> &'static str {
+fn remedy(world: &World, cycle: &[i32]) -> &'static str {
     let needs = || cycle.iter().flat_map(|rank| world[rank].waits.iter().map(|wait| &wait.need));
     let is_message = |need: &Need| matches!(need, Need::Message { .. });
     if needs().all(is_message) {
@@ -278,6 +282,7 @@ fn cure(world: &World, cycle: &[i32]) -> &'static str {
 mod tests {
     use super::*;
     use crate::job::status::CommId;
+    use crate::mpilib::wildcards;
 
     const COMM: CommId = CommId { class: 1, origin: 3 };
 
@@ -290,7 +295,7 @@ mod tests {
             bytes: 4,
             late: String::new(),
             words: words.into(),
-            at: String::new(),
+            has_line: true,
         };
         RankStatus { life: Life::Runs, waits: vec![wait], ..RankStatus::default() }
     }
@@ -327,7 +332,8 @@ mod tests {
         let silent = |status| RankStatus { is_silent: true, ..status };
         let of = |life| RankStatus { life, ..idle.clone() };
         let mut without_line = recv(1, "recv from 1");
-        without_line.waits[0].at = "a.py:4 in f".into();
+        without_line.waits[0].has_line = false;
+        without_line.python = "a.py:4 in f".into();
         let doing = "in no operation; the last one was barrier #1; Python is at io.py:40 in load";
         for (status, full, brief) in [
             (&idle, doing, "in Python at io.py:40 in load"),
@@ -375,19 +381,29 @@ mod tests {
         assert!(text.contains("because rank 1 has a thread and could"), "{text}");
         let text = line(&world([all(0), all(0)]));
         assert!(text.contains("different communicators of the same ranks, which is a deadlock;"), "{text}");
+        let text = line(&world([waits(Need::Call, "making"), waits(Need::Call, "freeing")]));
+        assert!(text.contains("making has waited for 40 s for rank 1, which is in freeing;"), "{text}");
+        let text = line(&world([waits(Need::Call, "making"), waits(Need::Call, "making")]));
+        assert!(text.contains("all ranks have called it"), "{text}");
         let text = line(&World::from([(0, recv(1, "recv from 1"))]));
         assert!(text.contains(" for rank 1, which is unknown: it has not imported mpi4jax"), "{text}");
     }
 
     #[test]
-    fn a_receive_of_what_nobody_sends_has_a_hint() {
+    fn a_receive_that_no_rank_sends_to_has_a_hint() {
         let on_default = |tag, words: &str| {
             let comm = CommId { class: comm::hash("mpi4jax.default"), origin: 1 };
             let from = Some(Peer { rank: Some(1), tag });
             waits(Need::Message { comm, from, to: None }, words)
         };
         let text = line(&world([on_default(None, "recv from 1"), all(0)]));
-        assert!(text.contains("; the default communicator is a clone of MPI.COMM_WORLD, on which"), "{text}");
+        assert!(
+            text.contains("; if mpi4py sends the message: the default communicator is a clone"),
+            "{text}"
+        );
+        let of_derivative = Some(wildcards().derivative + 7);
+        let text = line(&world([on_default(of_derivative, "recv from 1"), all(0)]));
+        assert!(!text.contains("clone"), "mpi4py has no such tag: {text}");
         let text = line(&world([on_default(Some(0), "wait for irecv from 1, tag 0"), all(0)]));
         assert!(text.contains("; irecv takes tag 0 unless it is given another one,"), "{text}");
         let mut sender = on_default(None, "send to 0");
@@ -398,10 +414,10 @@ mod tests {
     }
 
     #[test]
-    fn a_deadlock_is_told_with_both_lines_and_its_cure() {
+    fn a_deadlock_is_told_with_both_lines_and_its_remedy() {
         let text = |ranks| {
             let world = world(ranks);
-            headline(&world, (0, 1), &world[&0].waits[0], &Reason::Proof(Why::Stuck(vec![1])))
+            headline(&world, (0, 1), &world[&0].waits[0], &Why::Stuck(vec![1]))
         };
         assert_eq!(
             text([recv(1, "recv from 1, a.py:8"), recv(0, "recv from 0, a.py:9")]),

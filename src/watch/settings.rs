@@ -1,4 +1,4 @@
-//! How the watchdog was told to behave, and what it has of this rank.
+//! The settings of the watchdog, and the state that its parts share.
 
 use std::io::Write as _;
 use std::path::PathBuf;
@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use crate::job::host::Host;
 
-/// How the watchdog was told to behave.
+/// The settings of the watchdog.
 #[derive(Debug)]
 #[cfg_attr(feature = "python", derive(pyo3::FromPyObject), pyo3(from_item_all))]
 pub struct Settings {
@@ -33,7 +33,7 @@ pub struct Watchdog {
     pub settings: Settings,
     pub host: Host,
     pub started: Instant,
-    /// The process that this is about: a forked child is no rank.
+    /// The process that is watched: a forked child is no rank.
     process: u32,
 }
 

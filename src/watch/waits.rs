@@ -5,27 +5,26 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use crate::comm::origin::UNKNOWN;
+use crate::comm::origin::FREED;
 use crate::comm::{self, Comm};
 use crate::job::ranks::Ranks;
-use crate::job::status::{CommId, Life, Need, Peer, Wait};
+use crate::job::status::{CommId, Need, Peer, Wait};
 use crate::mpilib::wildcards;
 use crate::record::clock;
 use crate::record::recorder::{self, Record};
 use crate::system::signal;
 use crate::transport;
 
-/// How far this rank has come: its program runs, is at its end, or has finished.
-static LIFE: Mutex<Life> = Mutex::new(Life::Runs);
+static FINISHED: AtomicBool = AtomicBool::new(false);
 
-/// Python ends, or `MPI_Finalize` begins.
-pub fn come_to(life: Life) {
-    let mut own = lock(&LIFE);
-    *own = life.max(*own);
+/// `MPI_Finalize` begins.
+pub fn finish() {
+    FINISHED.store(true, Ordering::Release);
 }
 
-pub fn life() -> Life {
-    *lock(&LIFE)
+/// Whether `MPI_Finalize` has begun.
+pub fn has_finished() -> bool {
+    FINISHED.load(Ordering::Acquire)
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -34,12 +33,14 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 // ---- Calls that are no operations
 
-/// A collective call of Python's that is no operation, such as the duplication of a communicator.
+/// A collective call of Python's that is no operation: the creation of the default communicator, or the freeing of one.
 struct Blocked {
     number: u64,
     words: String,
+    /// The ranks that take part; None: all.
+    members: Option<Ranks>,
     started: u64,
-    thread: u64,
+    thread: (u64, i32),
 }
 
 /// Threads may be in one each.
@@ -49,16 +50,24 @@ static BLOCKED: Mutex<Vec<Blocked>> = Mutex::new(Vec::new());
 pub const AT_END: u64 = 1 << 63;
 static CALLS: AtomicU64 = AtomicU64::new(AT_END + 1);
 
-/// This thread is about to wait for other ranks, in `what`.
+/// This thread is about to wait for all ranks.
 #[cfg_attr(feature = "python", pyo3::pyfunction(name = "watch_enter"))]
 pub fn enter(words: String) {
-    let number = CALLS.fetch_add(1, Ordering::Relaxed);
-    let thread = recorder::this_thread();
-    lock(&BLOCKED).push(Blocked { number, words, started: clock::ticks(), thread });
+    enter_with(words, None);
+}
+
+/// This thread is about to wait for the ranks of a communicator.
+pub fn enter_on(comm: &Comm, words: String) {
+    enter_with(words, Some(comm.world.iter().copied().collect()));
+}
+
+fn enter_with(words: String, members: Option<Ranks>) {
+    let (number, thread) = (CALLS.fetch_add(1, Ordering::Relaxed), recorder::this_thread());
+    lock(&BLOCKED).push(Blocked { number, words, members, started: clock::ticks(), thread });
     notice();
 }
 
-/// What this thread waited for last has come.
+/// The last call that this thread has entered has ended.
 #[cfg_attr(feature = "python", pyo3::pyfunction(name = "watch_leave"))]
 pub fn leave() {
     let (mut blocked, thread) = (lock(&BLOCKED), recorder::this_thread());
@@ -71,7 +80,7 @@ pub fn leave() {
 
 static ASLEEP: AtomicBool = AtomicBool::new(false);
 
-/// Something begins that may wait.
+/// Wakes the watchdog, if it sleeps: an operation or a call begins.
 #[inline]
 pub fn notice() {
     if ASLEEP.load(Ordering::SeqCst) {
@@ -86,12 +95,13 @@ fn wake() {
     }
 }
 
-/// The watchdog has nothing to do. True: it has said so before, nothing has begun since, and it may sleep until something
-/// does, which wakes it, once.
+/// Marks the watchdog as asleep. True if it was marked before and nothing has begun since: the next operation that begins
+/// wakes it, so it may sleep until then.
 pub fn sleep() -> bool {
     ASLEEP.swap(true, Ordering::SeqCst)
 }
 
+/// The watchdog looks at operations by itself: those that begin need not wake it.
 pub fn awake() {
     ASLEEP.store(false, Ordering::Relaxed);
 }
@@ -108,7 +118,7 @@ pub struct Limit {
 }
 
 impl Limit {
-    /// How it is called, after "has not ended after".
+    /// Its name in reports, after "has not ended after".
     fn name(&self) -> String {
         let seconds = self.seconds;
         if self.since.is_some() {
@@ -118,14 +128,14 @@ impl Limit {
         }
     }
 
-    /// In how many seconds it is exceeded by what has waited so long.
+    /// The seconds until an operation that has waited so long exceeds it.
     fn left(&self, waited: f64) -> f64 {
         let entered = self.since.map_or(f64::INFINITY, |since| since.elapsed().as_secs_f64());
         self.seconds - waited.min(entered)
     }
 }
 
-/// Those of parts that the program is in, by number, the innermost last.
+/// The limits of the parts that the program is in, by number, the innermost last.
 static PARTS: Mutex<Vec<(u64, Limit)>> = Mutex::new(Vec::new());
 
 /// A part begins; its number.
@@ -137,30 +147,26 @@ pub fn enter_limit(seconds: f64) -> u64 {
     number
 }
 
-/// A part ends. Those of other threads may have begun after it.
+/// A part ends; parts of other threads may have begun after it.
 #[cfg_attr(feature = "python", pyo3::pyfunction(name = "limit_leave"))]
 pub fn leave_limit(number: u64) {
     lock(&PARTS).retain(|(part, _)| *part != number);
 }
 
-/// What holds now, in a job with this time-out.
+/// The limit that holds now, in a job with this time-out.
 pub fn current_limit(job: f64) -> Limit {
     lock(&PARTS).last().map_or(Limit { seconds: job, since: None }, |(_, limit)| *limit)
 }
 
 // ---- Waits
 
-/// Something that this process waits for.
-struct Seen {
-    wait: Wait,
-    has_line: bool,
-    /// The thread that waits, as Python knows it and as the system does.
-    thread: (u64, i32),
-}
-
 /// What this process waits for, as it goes on.
 #[derive(Default)]
-pub struct Waits(Vec<Seen>);
+pub struct Waits {
+    list: Vec<Wait>,
+    /// The threads that wait, as Python knows them and as the system does.
+    threads: Vec<(u64, i32)>,
+}
 
 pub fn comm_id(comm: &Comm) -> CommId {
     CommId { class: comm.class, origin: comm.origin }
@@ -183,61 +189,67 @@ fn need_of(record: &Record) -> Need {
     Need::Message { comm: comm_id(comm), from, to }
 }
 
-/// What was started and not waited for, and may be the other side of something.
+/// Messages that this rank has started and not waited for: other ranks may wait for them.
 pub fn started() -> Vec<Need> {
     transport::outstanding().iter().map(need_of).filter(|need| matches!(need, Need::Message { .. })).collect()
 }
 
-impl Seen {
-    fn new(number: u64, need: Need, members: Ranks, seconds: f64, words: String, thread: (u64, i32)) -> Self {
-        let (late, at) = (String::new(), String::new());
-        let wait = Wait { number, need, members, seconds, bytes: 0, late, words, at };
-        Self { wait, has_line: false, thread }
-    }
-
-    /// A wait as its record describes it, which names a line only in compiled functions.
-    fn of(record: &Record) -> Self {
-        let members = record.site.comm.world.iter().copied().collect();
-        let (need, words) = (need_of(record), record.to_string());
-        let mut seen = Self::new(record.ticket, need, members, record.seconds(), words, record.thread);
-        seen.wait.bytes = record.count.saturating_mul(record.dtype.map_or(0, |dtype| dtype.size() as u64));
-        seen.has_line = !record.location().is_empty();
-        seen
-    }
+fn wait(number: u64, need: Need, members: Ranks, seconds: f64, words: String) -> Wait {
+    Wait { number, need, members, seconds, bytes: 0, late: String::new(), words, has_line: false }
 }
 
-/// What this process waits for now, of a job of so many ranks.
-fn current(size: i32) -> Vec<Seen> {
-    let mut all: Vec<Seen> = recorder::running().iter().map(Seen::of).collect();
-    for Blocked { number, words, started, thread } in &*lock(&BLOCKED) {
-        let seconds = clock::seconds_since(*started);
-        all.push(Seen::new(*number, Need::Call, Ranks::all(size), seconds, words.clone(), (*thread, 0)));
-    }
-    for op in transport::unfinished() {
-        let members = op.comm.world.iter().copied().collect();
-        let mut seen = Seen::new(op.number, Need::Stream, members, op.seconds, op.to_string(), (0, 0));
-        seen.wait.late = op.failure.map_or_else(String::new, |failure| format!("failed: {failure}"));
-        all.push(seen);
-    }
-    if life() == Life::Finished {
-        let words = "this rank has finished, and".into();
-        all.push(Seen::new(AT_END, Need::End, Ranks::all(size), 0.0, words, (0, 0)));
-    }
-    all
+/// A wait as its record describes it, which names a line only in compiled functions.
+fn wait_of(record: &Record) -> Wait {
+    let members = record.site.comm.world.iter().copied().collect();
+    let bytes = record.count.saturating_mul(record.dtype.map_or(0, |dtype| dtype.size() as u64));
+    let has_line = !record.location().is_empty();
+    let wait = wait(record.ticket, need_of(record), members, record.seconds(), record.to_string());
+    Wait { bytes, has_line, ..wait }
 }
 
 /// The numbers of what is under way: operations, and calls of Python's.
 pub fn under_way() -> Vec<u64> {
-    current(0).iter().map(|seen| seen.wait.number).collect()
+    Waits::now(0).list.iter().map(|wait| wait.number).collect()
 }
 
 impl Waits {
-    /// Brings them up to date, after so many seconds in which this process ran.
+    /// What this process waits for now, of a job of so many ranks.
+    fn now(size: i32) -> Self {
+        let mut waits = Self::default();
+        for record in recorder::running() {
+            waits.list.push(wait_of(&record));
+            waits.threads.push(record.thread);
+        }
+        for Blocked { number, words, members, started, thread } in &*lock(&BLOCKED) {
+            let members = members.clone().unwrap_or_else(|| Ranks::all(size));
+            waits.list.push(wait(
+                *number,
+                Need::Call,
+                members,
+                clock::seconds_since(*started),
+                words.clone(),
+            ));
+            waits.threads.push(*thread);
+        }
+        for op in transport::unfinished() {
+            let members = op.comm.world.iter().copied().collect();
+            let late = op.failure.as_ref().map_or_else(String::new, |failure| format!("failed: {failure}"));
+            let wait = wait(op.number, Need::Stream, members, op.seconds, op.to_string());
+            waits.list.push(Wait { late, ..wait });
+        }
+        if has_finished() {
+            let words = "this rank has finished, and".into();
+            let end = wait(AT_END, Need::End, Ranks::all(size), 0.0, words);
+            waits.list.push(Wait { has_line: true, ..end });
+        }
+        waits
+    }
+
+    /// Updates the list, after so many seconds in which this process ran.
     pub fn update(&mut self, passed: f64, limit: &Limit, size: i32) {
-        let before: HashMap<u64, f64> =
-            self.0.iter().map(|Seen { wait, .. }| (wait.number, wait.seconds)).collect();
-        self.0 = current(size);
-        for Seen { wait, .. } in &mut self.0 {
+        let before: HashMap<u64, f64> = self.list.iter().map(|wait| (wait.number, wait.seconds)).collect();
+        *self = Self::now(size);
+        for wait in &mut self.list {
             // A process that was stopped has not waited meanwhile.
             wait.seconds =
                 before.get(&wait.number).map_or(wait.seconds.min(passed), |before| before + passed);
@@ -247,45 +259,36 @@ impl Waits {
         }
     }
 
+    pub fn list(&self) -> &[Wait] {
+        &self.list
+    }
+
+    pub fn threads(&self) -> &[(u64, i32)] {
+        &self.threads
+    }
+
     pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.list.is_empty()
     }
 
     pub fn longest(&self) -> f64 {
-        self.0.iter().map(|seen| seen.wait.seconds).fold(0.0, f64::max)
+        self.list.iter().map(|wait| wait.seconds).fold(0.0, f64::max)
     }
 
-    /// When the limit is exceeded that is exceeded next, in seconds from now.
+    /// The seconds until the next wait exceeds its limit.
     pub fn next_limit(&self, limit: &Limit) -> f64 {
-        let limited = self.0.iter().filter(|seen| seen.wait.late.is_empty());
-        limited.map(|seen| limit.left(seen.wait.seconds)).fold(f64::INFINITY, f64::min)
-    }
-
-    /// The threads that wait.
-    pub fn threads(&self) -> Vec<(u64, i32)> {
-        self.0.iter().map(|seen| seen.thread).collect()
-    }
-
-    /// As the others are told of them. `at` is where Python is, for those that have no line.
-    pub fn list(&self, at: &str) -> Vec<Wait> {
-        let list = |seen: &Seen| {
-            let mut wait = seen.wait.clone();
-            if !seen.has_line && wait.need != Need::End {
-                at.clone_into(&mut wait.at);
-            }
-            wait
-        };
-        self.0.iter().map(list).collect()
+        let limited = self.list.iter().filter(|wait| wait.late.is_empty());
+        limited.map(|wait| limit.left(wait.seconds)).fold(f64::INFINITY, f64::min)
     }
 }
 
-/// How many collectives this rank has begun on each communicator; at its end, the most on those of a class, also freed ones.
-pub fn counts(at_end: bool) -> Vec<(CommId, u64)> {
-    if at_end {
-        let counts = comm::collectives();
-        return counts.iter().map(|(&class, &count)| (CommId { class, origin: UNKNOWN }, count)).collect();
-    }
-    comm::live().iter().map(|comm| (comm_id(comm), comm.collectives.load(Ordering::Relaxed))).collect()
+/// How many collectives this rank has begun on each communicator; of those that were freed, the most on one of a class.
+pub fn counts() -> Vec<(CommId, u64)> {
+    let live = comm::live();
+    let live = live.iter().map(|comm| (comm_id(comm), comm.collectives.load(Ordering::Relaxed)));
+    let freed = comm::freed_collectives();
+    let freed = freed.into_iter().map(|(class, count)| (CommId { class, origin: FREED }, count));
+    live.chain(freed).collect()
 }
 
 #[cfg(test)]
@@ -329,12 +332,10 @@ mod tests {
         let job = Limit { seconds: 3.0, since: None };
         let mut part = Limit { seconds: 1.5, since: Some(entered) };
         let mut waits = Waits::default();
-        let late =
-            |waits: &Waits| waits.list("").iter().map(|wait| !wait.late.is_empty()).collect::<Vec<_>>();
+        let late = |waits: &Waits| waits.list().iter().map(|wait| !wait.late.is_empty()).collect::<Vec<_>>();
         (0..3).for_each(|_| waits.update(1.0, &job, 2));
-        let words: Vec<String> =
-            waits.list("a.py:1").into_iter().map(|wait| wait.words + " " + &wait.at).collect();
-        assert_eq!(words, ["A.Free a.py:1", "B.Free a.py:1"]);
+        let words: Vec<&str> = waits.list().iter().map(|wait| &*wait.words).collect();
+        assert_eq!(words, ["A.Free", "B.Free"]);
         assert_eq!(late(&waits), [false; 2]);
         waits.update(1.0, &part, 2);
         assert_eq!(late(&waits), [false; 2], "they have waited for 4 s, but not in this part");
@@ -347,6 +348,6 @@ mod tests {
         assert!(waits.next_limit(&never) > 1e19);
         leave();
         waits.update(1.0, &job, 2);
-        assert_eq!(waits.list("").len(), 1, "this thread's has ended");
+        assert_eq!(waits.list().len(), 1, "this thread's has ended");
     }
 }

@@ -1,7 +1,7 @@
-//! A thread that notices operations that do not end.
+//! The thread that notices operations that do not end.
 //!
-//! It sleeps while nothing is under way. It tells the other ranks of this host what [this one](super::own) waits for, and does
-//! the work of their [leader](super::leader) if this rank is it.
+//! It sleeps while nothing is under way. It publishes the [status](super::own) of this rank, and does the work of the
+//! [leader](super::leader) of the host if this rank is that.
 
 use std::io::PipeReader;
 use std::panic::AssertUnwindSafe;
@@ -16,7 +16,6 @@ use super::waits::{self, Limit};
 use crate::compare::samples;
 use crate::job::host::Host;
 use crate::job::link;
-use crate::job::status::Life;
 use crate::mpilib;
 use crate::record::recorder;
 use crate::record::timeline;
@@ -41,11 +40,11 @@ pub fn run(watchdog: &'static Watchdog, pipe: &PipeReader) {
     loop {
         let pause = observer.pause();
         let began = Instant::now();
-        let woken = signal::wait(pipe, host.bell.as_ref(), ended, pause);
+        let woken = signal::wait(pipe, host.pipe.as_ref(), ended, pause);
         // A process that was stopped has not waited meanwhile.
         let passed = began.elapsed().as_secs_f64().min(2.0 * pause.min(BEAT));
         if let Some(launcher) = launcher.as_ref().filter(|launcher| launcher.is_gone()) {
-            end::follow(launcher, host.rank);
+            end::end_with_launcher(launcher, host.rank);
         }
         // Whatever goes wrong here, the next hang is noticed.
         let step = AssertUnwindSafe(|| observer.step(passed, &woken));
@@ -56,15 +55,15 @@ pub fn run(watchdog: &'static Watchdog, pipe: &PipeReader) {
     }
 }
 
-/// Ends the job if this rank did something else than its neighbours. What may be so is said, once.
+/// Ends the job if this rank's operations differ from those of its neighbours. A difference that is not proved is a line, once.
 pub fn compare(host: &Host) {
     /// One thread compares at a time: at the end of the program, the main thread would end the process, without an error,
     /// before this one has ended the job.
     static COMPARING: Mutex<()> = Mutex::new(());
     let _guard = COMPARING.lock().unwrap_or_else(PoisonError::into_inner);
-    let is_end = waits::life() == Life::Finished || mpilib::is_ending();
+    let is_end = waits::has_finished() || mpilib::is_ending();
     let Some(difference) = samples::difference(host, is_end) else { return };
-    // Of the ranks that find one, one says so, once.
+    // Of the ranks that find one, one prints it.
     if host.is_first_to(if difference.is_proved { "differs" } else { "doubt" }) {
         print(&format!("r{} | mpi4jax: {}\n", host.rank, difference.report));
         if difference.is_proved {
@@ -104,7 +103,7 @@ impl Observer {
         waits::current_limit(self.watchdog.settings.timeout)
     }
 
-    /// For how long there is nothing to do, in seconds.
+    /// For how long this thread sleeps, in seconds.
     fn pause(&mut self) -> f64 {
         let limit = self.limit();
         let shortest = limit.seconds.min(self.watchdog.settings.report_after) / 4.0;
@@ -143,7 +142,7 @@ impl Observer {
                 0 => {}
                 libc::SIGUSR1 if host.broken().is_some() => self.leader.report(host.rank, self.clock),
                 libc::SIGUSR1 => host.request_report(),
-                signal => end::by_signal(signal, host),
+                signal => end::end_by_signal(signal, host),
             }
         }
         if self.own.publish(host, host.question(), self.clock) {
@@ -154,12 +153,12 @@ impl Observer {
         }
         self.find_leader();
         if self.leader_rank == host.rank {
-            if let Some(rank) = Host::requested(&woken.bell) {
+            if let Some(rank) = Host::requested(&woken.messages) {
                 self.leader.report(rank, self.clock);
             }
             self.leader.listen(&mut self.own, self.clock);
             // Without the pipe that wakes this rank, files are looked at each time.
-            let may_be_news = !woken.bell.is_empty() || host.bell.is_none();
+            let may_be_news = !woken.messages.is_empty() || host.pipe.is_none();
             if may_be_news || !self.own.waits.is_empty() || !self.leader.is_idle() {
                 self.leader.step(&mut self.own, self.clock);
             }

@@ -173,6 +173,19 @@ FAULTS = {
         env={"MPI4JAX_REPORT_AFTER": "4"},
         silent=("cannot end", "deadlock: rank 0 is in recv.*the job is ended"),
     ),
+    "a program of a thread that has ended ends what looks like a deadlock": Fault(
+        "a, b = comm.Dup(), comm.Dup()\n"
+        "step, w = lambda i, w: jnp.tanh(w @ w), jnp.ones((400, 400))\n"
+        "late = lambda w: nt.send(jax.lax.fori_loop(0, 2500, step, w)[0], 1, comm=a)\n"
+        "if rank == 0:\n"
+        "    t = threading.Thread(target=jax.jit(late), args=(w,)); t.start(); t.join()\n"
+        "    wait(nt.recv(x, 1, comm=b))\n"
+        "else: nt.send(nt.recv(w[0], 0, comm=a)[:3], 0, comm=b)\n"
+        "mpi4jax.flush(); print('the end', rank)",
+        ("the end 0", "the end 1"),
+        status=0,
+        silent=("cannot end", "the job is ended"),
+    ),
     "a main thread in mpi4py ends what looks like a deadlock": Fault(
         "out = np.ones(3, np.float32)\n"
         "if rank == 0:\n"

@@ -4,7 +4,7 @@ A rank that ends with an exception leaves the others waiting in operations that 
 itself waits for them in ``MPI_Finalize``. So, in a job of several ranks, an uncaught exception
 and ``sys.exit`` with an error end the job, after what Python prints.
 
-Not touched: exceptions that somebody catches (a test runner, say), interactive sessions, jobs of
+Not touched: exceptions that are caught (by a test runner, say), interactive sessions, jobs of
 one rank, and programs started with ``MPI4JAX_ABORT=0``.
 
 A rank that is interrupted or terminated says in a line where it was, if the program has no use of

@@ -76,7 +76,7 @@ def _wait() -> None:
     while _ended:
         arrays.append(_ended.pop())
     for x in arrays:
-        with contextlib.suppress(Exception):  # of a program that failed: for whoever reads it
+        with contextlib.suppress(Exception):  # of a program that failed: raised where it is read
             x.block_until_ready()
     _native.wait()
 

@@ -131,7 +131,7 @@ def has_one_directory() -> bool:
     """Whether all ranks of the job certainly have the same :func:`directory`.
 
     They have if they are on one host, where they see the files that their launcher sees, and have
-    its settings: nobody has put them in containers, or told them apart.
+    its settings: no rank is in a container of its own.
     """
     launcher = f"/proc/{_launcher()}"
     with contextlib.suppress(OSError):

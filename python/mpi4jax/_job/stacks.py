@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import _thread
 import contextlib
+import signal
 import socket
 import sys
 import threading
@@ -15,10 +16,16 @@ import threading
 from .. import _native
 
 
+def _handles_signals() -> bool:
+    """Whether a signal may have the main thread call a function of the program's."""
+    handlers = map(signal.getsignal, signal.valid_signals())
+    return any(callable(h) and h is not signal.default_int_handler for h in handlers)
+
+
 def _answer(main: int) -> None:
     with contextlib.suppress(OSError), socket.socket(fileno=_native.watch_questions()) as questions:
         while questions.recv(64):
-            _native.watch_answer(sys._current_frames, main)
+            _native.watch_answer(sys._current_frames, main, _handles_signals())
 
 
 def start() -> None:

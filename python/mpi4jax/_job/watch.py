@@ -23,7 +23,6 @@ from __future__ import annotations
 import math
 import os
 import signal
-import sys
 from pathlib import Path
 
 from mpi4py import MPI
@@ -136,10 +135,3 @@ def start() -> None:
         pools.install()
         if may_abort:
             abort.install()
-
-
-def finish() -> None:
-    """Called at exit; what is called after it may still communicate."""
-    if sys.stdout is not None:
-        sys.stdout.flush()  # before this rank may end the job
-    _native.watch_exit()

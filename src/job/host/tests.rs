@@ -28,7 +28,7 @@ fn lives(life: Life) -> RankStatus {
 }
 
 fn life(host: &Host, rank: i32) -> Option<Life> {
-    host.life(rank)
+    host.status(rank).map(|status| status.life)
 }
 
 #[test]
@@ -70,14 +70,12 @@ fn ranks_ask_and_answer_and_end() {
     a.wake(0);
     b.request_report();
     let mut messages = [0; 16];
-    let length = a.bell.as_ref().unwrap().read(&mut messages).unwrap();
+    let length = a.pipe.as_ref().unwrap().read(&mut messages).unwrap();
     assert_eq!(
         (length, Host::requested(&messages[..8]), Host::requested(&messages[..4])),
         (8, Some(1), None)
     );
-    // Its program is at its end, and may still communicate.
-    b.publish(&lives(Life::Exits)).unwrap();
-    assert_eq!((life(&a, 1), a.others_have_ended()), (Some(Life::Exits), (true, true)));
+    assert_eq!((life(&a, 1), a.others_have_ended()), (Some(Life::Runs), (false, true)));
     b.publish(&lives(Life::Finished)).unwrap();
     assert_eq!((life(&a, 1), a.others_have_ended()), (Some(Life::Finished), (true, true)));
     b.leave();
@@ -86,7 +84,7 @@ fn ranks_ask_and_answer_and_end() {
     a.publish(&lives(Life::Finished)).unwrap();
     a.leave();
     assert!(!a.directory.exists());
-    assert_eq!(a.world(), World::new(), "nobody is gone of whom the files are removed");
+    assert_eq!(a.world(), World::new(), "a rank whose files are removed is not gone");
     remove(&a);
 }
 
@@ -116,8 +114,8 @@ fn files_of_other_processes_are_not_this_jobs() {
     child.kill().unwrap();
     child.wait().unwrap();
     assert_eq!(life(&other, 1), Some(Life::Gone));
-    // One whose program had come to its end is no loss.
-    fs::write(path, json!([process, lives(Life::Exits)]).to_string()).unwrap();
+    // One that had finished is no loss.
+    fs::write(path, json!([process, finished]).to_string()).unwrap();
     assert_eq!(life(&other, 1), Some(Life::Finished));
     assert_eq!(Host::new(directory("others"), 1, 2).broken(), None);
     remove(&a);

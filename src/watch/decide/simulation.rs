@@ -32,7 +32,7 @@ struct Job {
     bytes: usize,
     questions: Vec<(usize, f64)>,
     lines: Vec<(usize, f64)>,
-    ends: Vec<(usize, f64, Reason)>,
+    ends: Vec<(usize, f64, Why)>,
 }
 
 fn size() -> (i32, i32) {
@@ -135,7 +135,7 @@ impl Job {
                 Action::AskAgain => host.mail.ask_again(),
                 Action::PrintLine(_) => self.lines.push((place, now)),
                 Action::PrintReport(_) => {}
-                Action::End(_, reason) => self.ends.push((place, now, reason)),
+                Action::End(_, why) => self.ends.push((place, now, why)),
             }
         }
     }
@@ -152,16 +152,8 @@ const ALL: CommId = CommId { class: 1, origin: 1 };
 fn waits(need: Need, members: Ranks) -> RankStatus {
     let counts = if let Need::Collective { comm, number } = need { vec![(comm, number)] } else { Vec::new() };
     let words = "it, a.py:9".into();
-    let wait = Wait {
-        number: 9,
-        need,
-        members,
-        seconds: 0.0,
-        bytes: 4,
-        late: String::new(),
-        words,
-        at: String::new(),
-    };
+    let wait =
+        Wait { number: 9, need, members, seconds: 0.0, bytes: 4, late: String::new(), words, has_line: true };
     RankStatus { life: Life::Runs, waits: vec![wait], counts, ..RankStatus::default() }
 }
 
@@ -211,8 +203,8 @@ fn a_knot_of_two_hosts_is_found() {
     // The leader of the second one's host is gone from the network: its second rank answers.
     job.dead = vec![b - 1];
     job.run(30.0);
-    let (_, at, reason) = &job.ends[0];
-    assert!(matches!(reason, Reason::Proof(Why::Stuck(_))) && *at <= 20.0, "{:?} at {at}", reason);
+    let (_, at, why) = &job.ends[0];
+    assert!(matches!(why, Why::Stuck(_)) && *at <= 20.0, "{why:?} at {at}");
     println!("{} messages, {} bytes, asked {:?}, ended at {at} s", job.messages, job.bytes, job.questions);
     // Where the ranks' hosts cannot be reached, nothing is proved.
     let mut job = Job::new((hosts, per_host), of);
@@ -232,8 +224,8 @@ fn a_ring_of_all_ranks_is_a_knot() {
     };
     let mut job = Job::new((hosts, per_host), recv);
     job.run(30.0);
-    let (_, at, reason) = &job.ends[0];
-    assert!(matches!(reason, Reason::Proof(Why::Stuck(_))) && *at <= 15.0, "{:?} at {at}", reason);
+    let (_, at, why) = &job.ends[0];
+    assert!(matches!(why, Why::Stuck(_)) && *at <= 15.0, "{why:?} at {at}");
     println!("{} messages, {} bytes, ended at {at} s", job.messages, job.bytes);
     // With one of them that computes, it is none: all others may still be served, one after another.
     let mut job = Job::new((hosts, per_host), |rank| if rank == 3 { slow() } else { recv(rank) });

@@ -1,7 +1,7 @@
 //! What has been learned of programs that hang, and of those that only look like it: a row each.
 
 use super::*;
-use crate::comm::origin::UNKNOWN;
+use crate::comm::origin::{FREED, UNKNOWN};
 use crate::job::ranks::Ranks;
 use crate::job::status::{CommId, Peer, compare_origins};
 
@@ -24,7 +24,7 @@ fn wait(need: Need) -> Wait {
         bytes: 12,
         late: String::new(),
         words: "it".into(),
-        at: String::new(),
+        has_line: true,
     }
 }
 
@@ -67,7 +67,7 @@ fn runs() -> RankStatus {
 }
 
 fn finished(collectives: u64) -> RankStatus {
-    let counts = vec![(CommId { origin: UNKNOWN, ..A }, collectives)];
+    let counts = vec![(CommId { origin: FREED, ..A }, collectives)];
     RankStatus { life: Life::Finished, counts, ..RankStatus::default() }
 }
 
@@ -115,11 +115,11 @@ impl Job {
 }
 
 /// What becomes of these ranks, that wait together from 0 on: why the job is ended, and when.
-fn outcome(ranks: &[RankStatus], until: u32) -> Option<(Reason, f64)> {
+fn outcome(ranks: &[RankStatus], until: u32) -> Option<(Why, f64)> {
     let mut job = Job::new();
     (0..until).map(f64::from).find_map(|now| {
         job.step(ranks, now).into_iter().find_map(|action| match action {
-            Action::End(_, reason) => Some((reason, now)),
+            Action::End(_, why) => Some((why, now)),
             _ => None,
         })
     })
@@ -213,6 +213,14 @@ fn jobs_end_for_what_is_proved_and_for_nothing_else() {
             STUCK,
         ),
         (
+            "two of them, one that they have",
+            {
+                let call = || Wait { members: Ranks::all(2), ..wait(Need::Call) };
+                [waits([call()]), waits([call()]), waits([recv(0, 7)])]
+            },
+            NOTHING,
+        ),
+        (
             "all free communicators",
             [waits([wait(Need::Call)]), waits([wait(Need::Call)]), waits([wait(Need::Call)])],
             NOTHING,
@@ -227,6 +235,11 @@ fn jobs_end_for_what_is_proved_and_for_nothing_else() {
         ("without a collective", [waits([all(A, 2)]), finished(1), waits([all(A, 2)])], FINISHED),
         ("in which another is not", [waits([all(A, 2)]), finished(1), runs()], NOTHING),
         ("after it", [waits([all(A, 2)]), finished(2), waits([all(A, 2)])], NOTHING),
+        (
+            "after as many on another communicator",
+            [waits([all(A, 2)]), with(finished(1), begun(B, 2)), waits([all(A, 2)])],
+            FINISHED,
+        ),
         ("while one waits elsewhere", [waits([all(A, 2)]), finished(1), waits([recv(0, 7)])], FINISHED),
         (
             "all wait for the end",
@@ -249,11 +262,11 @@ fn jobs_end_for_what_is_proved_and_for_nothing_else() {
         let end = outcome(&ranks, 20);
         let found = match &end {
             None => NOTHING,
-            Some((Reason::Late(_), _)) => LATE,
-            Some((Reason::Proof(Why::Gone(..)), _)) => GONE,
-            Some((Reason::Proof(Why::Finished(None)), _)) => ALL_FINISHED,
-            Some((Reason::Proof(Why::Finished(Some(_))), _)) => FINISHED,
-            Some((Reason::Proof(Why::Stuck(_)), _)) => STUCK,
+            Some((Why::Late, _)) => LATE,
+            Some((Why::Gone(..), _)) => GONE,
+            Some((Why::Finished(None), _)) => ALL_FINISHED,
+            Some((Why::Finished(Some(_)), _)) => FINISHED,
+            Some((Why::Stuck(_), _)) => STUCK,
         };
         assert_eq!(found, expected, "{name}: {end:?}");
         assert!(end.is_none_or(|(_, at)| at < 6.0), "{name}");
