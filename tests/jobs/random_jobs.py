@@ -121,11 +121,11 @@ class Job:
         """What is found in the output of a faulty one."""
         name, rank, line = self.fault
         # It may have done its part by mpi4py, or on a communicator of the same ranks that it freed.
-        is_proved = not self.is_mixed and not any("free(" in x.lower() for x in self.lines)
+        freed = any("free(" in x.lower() for x in self.lines)
         text = SAYS[name]
-        if name.startswith("ends") and not is_proved:
+        if name.startswith("ends") and (self.is_mixed or freed):
             text = r"rank {rank} is finished"
-        if name == "takes communicators in another order" and not self.tells_apart:
+        if name == "takes communicators in another order" and (freed or not self.tells_apart):
             text = "deadlock|has not ended"
         return text.format(rank=rank, line=line)
 
