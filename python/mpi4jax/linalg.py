@@ -413,8 +413,7 @@ def lsmr(
         comm: communicator; by default a clone of ``COMM_WORLD``.
         reproducible: whether the bits must not depend on how the vectors are spread over ranks, if
             those of ``A`` and of its adjoint do not. The adjoint adds what comes from other ranks
-            to the sum of what is this rank's own: of three terms or more for an element, it
-            rounds another sum beside a cut than elsewhere. Two terms have only one sum.
+            last, so an element with three terms or more is rounded differently beside a cut.
 
     Returns:
         Tuple of this rank's part of the solution, like ``x0``, and :class:`Info`, as from
