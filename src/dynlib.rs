@@ -3,16 +3,22 @@
 //! A process must not hold two copies of libcuda's or NCCL's state, so a library that JAX or the MPI library has already loaded
 //! is preferred. Nothing is ever unloaded: compiled programs keep pointers.
 
-use std::ffi::{CStr, OsString, c_int, c_void};
+use std::ffi::{CStr, OsString, c_char, c_int, c_void};
+use std::mem::ManuallyDrop;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
+
+use crate::sync::lock;
 
 #[cfg(target_os = "linux")]
 const RTLD_NOLOAD: c_int = libc::RTLD_NOLOAD;
 #[cfg(not(target_os = "linux"))]
 const RTLD_NOLOAD: c_int = 0x10;
+
+/// The target of events.
+const TARGET: &str = "mpi4jax::library";
 
 /// A library by name.
 #[derive(Clone, Copy, Debug)]
@@ -36,7 +42,7 @@ static DIRECTORIES: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 
 /// Adds directories to look into before the system's.
 pub fn add_directories(directories: impl IntoIterator<Item = PathBuf>) {
-    let mut known = DIRECTORIES.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut known = lock(&DIRECTORIES);
     for directory in directories {
         if !known.contains(&directory) {
             known.push(directory);
@@ -46,19 +52,44 @@ pub fn add_directories(directories: impl IntoIterator<Item = PathBuf>) {
 
 /// The library that the environment names, else the one that is in the process already, else the first that is found; and its
 /// path.
-pub fn open(name: Name) -> Result<(Library, String), String> {
+fn open(name: Name) -> Result<(Library, String), String> {
     if let Some(path) = std::env::var_os(name.variable).filter(|path| !path.is_empty()) {
         return open_first(name, &[path]);
     }
     // SAFETY: nothing is loaded, so nothing runs.
     if let Ok(library) = unsafe { Library::open(Some(name.soname), RTLD_NOW | RTLD_NOLOAD) } {
+        tracing::info!(target: TARGET, name = name.soname, "in the process already");
         return Ok((library, name.soname.into()));
     }
-    let known = DIRECTORIES.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    let known = lock(&DIRECTORIES).clone();
     let files = known.iter().map(|directory| directory.join(name.soname)).filter(|file| file.exists());
     let mut paths: Vec<OsString> = files.map(PathBuf::into_os_string).collect();
     paths.push(name.soname.into());
     open_first(name, &paths)
+}
+
+/// A library that stays loaded.
+pub struct Found {
+    name: Name,
+    pub path: String,
+    library: ManuallyDrop<Library>,
+}
+
+impl Found {
+    pub fn open(name: Name) -> Result<Self, String> {
+        let (library, path) = open(name)?;
+        Ok(Self { name, path, library: ManuallyDrop::new(library) })
+    }
+
+    /// Where one of its functions is.
+    pub fn address(&self, function: &str) -> Result<*const c_void, String> {
+        // SAFETY: the address is only read, not used as a pointer to anything.
+        let symbol = unsafe { self.library.get::<*const c_void>(function) };
+        symbol.map(|symbol| *symbol).map_err(|_| {
+            let (path, needed) = (&self.path, self.name.needed);
+            format!("{path} has no function {function}: at least version {needed} is needed")
+        })
+    }
 }
 
 fn open_first(name: Name, paths: &[OsString]) -> Result<(Library, String), String> {
@@ -66,10 +97,16 @@ fn open_first(name: Name, paths: &[OsString]) -> Result<(Library, String), Strin
     for path in paths {
         // SAFETY: the constructors of these libraries are meant to be run by any program.
         match unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) } {
-            Ok(library) => return Ok((library, path.to_string_lossy().into())),
+            Ok(library) => {
+                let path: String = path.to_string_lossy().into();
+                tracing::info!(target: TARGET, path, "loaded");
+                return Ok((library, path));
+            }
             // The loader's own words.
             Err(error) => {
-                tried.push(std::error::Error::source(&error).map_or(error.to_string(), ToString::to_string));
+                let error = std::error::Error::source(&error).map_or(error.to_string(), ToString::to_string);
+                tracing::debug!(target: TARGET, path = %path.display(), error, "cannot be loaded");
+                tried.push(error);
             }
         }
     }
@@ -89,18 +126,68 @@ pub fn file_of(address: usize) -> Option<PathBuf> {
     }
 }
 
-/// Declares a struct of function pointers, and `load`, which fills it. A library without one of them is refused. `get` gives the
-/// one table of the process, which its own `start` makes when it is first needed.
-macro_rules! function_table {
-    ($(#[$meta:meta])* $table:ident {
-        $($function:ident($($argument:ty),*) $(-> $result:ty)?;)*
-    }) => {
+/// A function of a C header as its bindings declare it, whose code is an enum there. A newer library has codes that are not in
+/// that enum, which would be undefined behaviour: at an address that was found, it returns them as integers.
+pub trait Declared {
+    type At: Copy;
+
+    /// # Safety
+    /// A library's function of this signature is at the address.
+    unsafe fn at(self, address: *const c_void) -> Self::At;
+}
+
+/// What a function of a C header returns, and what it is read as.
+pub trait Returned {
+    type As;
+}
+
+impl Returned for *const c_char {
+    type As = Self;
+}
+
+/// A code: an enum of C's size.
+macro_rules! codes {
+    ($($code:ty),*) => { $(impl Returned for $code { type As = c_int; } const _: () = assert!(size_of::<$code>() == 4);)* };
+}
+codes!(cudarc::driver::sys::CUresult, cudarc::nccl::sys::ncclResult_t);
+
+macro_rules! declared {
+    ($($argument:ident)*) => {
+        impl<$($argument,)* R: Returned> Declared for unsafe fn($($argument),*) -> R {
+            type At = unsafe extern "C" fn($($argument),*) -> R::As;
+
+            unsafe fn at(self, address: *const c_void) -> Self::At {
+                // SAFETY: promised by the caller; both are pointers.
+                unsafe { std::mem::transmute_copy(&address) }
+            }
+        }
+    };
+}
+declared!();
+declared!(A);
+declared!(A B);
+declared!(A B C);
+declared!(A B C D);
+declared!(A B C D E);
+declared!(A B C D E F);
+declared!(A B C D E F G);
+declared!(A B C D E F G H);
+
+/// Declares a struct of the addresses of a library's functions, and `load`, which finds them. A library without one of them is
+/// refused. `get` gives the one table of the process, which its own `start` makes when it is first needed.
+macro_rules! addresses {
+    ($(#[$meta:meta])* $table:ident { $($function:ident)* }) => {
         $(#[$meta])*
         #[allow(non_snake_case)]
         pub struct $table {
             pub path: String,
-            $(pub $function: unsafe extern "C" fn($($argument),*) $(-> $result)?,)*
+            $(pub $function: *const ::std::ffi::c_void,)*
         }
+
+        // SAFETY: the addresses are those of functions that stay, and that any thread may call.
+        unsafe impl Send for $table {}
+        // SAFETY: as above.
+        unsafe impl Sync for $table {}
 
         impl $table {
             pub fn get() -> Result<&'static Self, String> {
@@ -109,20 +196,8 @@ macro_rules! function_table {
             }
 
             pub fn load(name: $crate::dynlib::Name) -> Result<Self, String> {
-                let (library, path) = $crate::dynlib::open(name)?;
-                let missing = |function: &str| {
-                    format!("{path} has no function {function}: at least version {} is needed", name.needed)
-                };
-                let functions = Self {
-                    // SAFETY: the library's function of that name has this signature.
-                    $($function: unsafe {
-                        let symbol = library.get(stringify!($function).as_bytes());
-                        *symbol.map_err(|_| missing(stringify!($function)))?
-                    },)*
-                    path: path.clone(),
-                };
-                std::mem::forget(library);
-                Ok(functions)
+                let found = $crate::dynlib::Found::open(name)?;
+                Ok(Self { $($function: found.address(stringify!($function))?,)* path: found.path })
             }
         }
 
@@ -134,11 +209,68 @@ macro_rules! function_table {
     };
 }
 
-/// Calls a function of a table, whose `check` makes an error of its code and its name.
-macro_rules! checked {
-    ($library:expr, $function:ident($($argument:expr),* $(,)?)) => {
-        $library.check(stringify!($function), ($library.$function)($($argument),*))
+/// Calls a function at the address that a table has, with the signature that a module of bindings declares for that name.
+macro_rules! call_declared {
+    ($declared:path, $library:expr, $function:ident($($argument:expr),*)) => {{
+        use $declared as declared;
+        let function: unsafe fn($($crate::dynlib::any!($argument)),*) -> _ = declared::$function;
+        ($crate::dynlib::Declared::at(function, $library.$function))($($argument),*)
+    }};
+}
+
+/// A type that the compiler finds, for an argument.
+macro_rules! any {
+    ($argument:expr) => {
+        _
     };
 }
 
-pub(crate) use {checked, function_table};
+pub(crate) use {addresses, any, call_declared};
+
+#[cfg(test)]
+mod tests {
+    use cudarc::driver::sys;
+
+    use super::*;
+
+    extern "C" fn newer(_: sys::CUstream) -> c_int {
+        12345
+    }
+
+    extern "C" fn sum(
+        _: *const c_void,
+        _: *mut c_void,
+        count: usize,
+        kind: cudarc::nccl::sys::ncclDataType_t,
+        op: cudarc::nccl::sys::ncclRedOp_t,
+        _: cudarc::nccl::sys::ncclComm_t,
+        _: cudarc::nccl::sys::cudaStream_t,
+    ) -> c_int {
+        count as c_int + kind as c_int + op as c_int
+    }
+
+    #[allow(non_snake_case)]
+    struct Library {
+        cuStreamSynchronize: *const c_void,
+        ncclAllReduce: *const c_void,
+    }
+
+    #[test]
+    fn a_code_that_a_header_does_not_have_is_an_integer() {
+        use cudarc::nccl::sys::{ncclDataType_t, ncclRedOp_t};
+        use std::ptr::{null, null_mut};
+
+        let library = Library { cuStreamSynchronize: newer as _, ncclAllReduce: sum as _ };
+        // SAFETY: functions of these signatures.
+        unsafe {
+            assert_eq!(call_declared!(cudarc::driver::sys, library, cuStreamSynchronize(null_mut())), 12345);
+            let (kind, op) = (ncclDataType_t::ncclBfloat16, ncclRedOp_t::ncclMin);
+            let code = call_declared!(
+                cudarc::nccl::sys,
+                library,
+                ncclAllReduce(null(), null_mut(), 100, kind, op, null_mut(), null_mut())
+            );
+            assert_eq!(code, 100 + 9 + 3);
+        }
+    }
+}

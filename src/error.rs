@@ -1,4 +1,4 @@
-//! What can go wrong, and where.
+//! Errors: their causes, and the operation in which they occur.
 
 /// A failed operation.
 #[derive(Debug, thiserror::Error)]

@@ -3,11 +3,17 @@
 //! Layers, from the bottom to the top. A file uses those below its own; `tests/rust/layers.rs` holds this list against
 //! what the files use.
 
+pub mod sync;
+
 pub mod error;
+
+pub mod output;
 
 pub mod dynlib;
 
 pub mod mpilib;
+
+pub mod finalize;
 
 pub mod ops;
 
@@ -22,10 +28,6 @@ pub mod record;
 pub mod system;
 
 pub mod transport;
-
-pub mod job;
-
-pub mod compare;
 
 pub mod watch;
 

@@ -1,13 +1,11 @@
-//! The MPI library: its handles and codes as ours, its constants, and what it can do.
+//! The MPI library: conversion of its handles and codes, its constants, and what it supports.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::fmt;
-use std::mem::size_of;
-use std::ptr::null_mut;
-use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::mem::{MaybeUninit, size_of};
+use std::sync::atomic::{AtomicI32, Ordering};
 
-use mpi::ffi::{self, MPI_Comm};
+use mpi::ffi::{self, MPI_Comm, MPI_Request, MPI_Status};
 
 use crate::dynlib;
 use crate::error::Cause;
@@ -147,74 +145,28 @@ pub fn any_thread_may_call() -> bool {
     is_running() && unsafe { ffi::MPI_Query_thread(&mut level) == 0 && level >= ffi::RSMPI_THREAD_MULTIPLE }
 }
 
-/// Ends the job through MPI, if MPI can be asked from here. In `MPI_Finalize`, MPICH has no `MPI_COMM_WORLD` any more to abort, and
-/// would end with a status of its own: there, the end of the process has to do.
-pub fn abort(code: i32) {
-    if any_thread_may_call() && (is_open_mpi() || !is_ending()) {
-        // SAFETY: MPI is initialised, and any thread may call it.
-        unsafe { ffi::MPI_Abort(ffi::RSMPI_COMM_WORLD, code) };
-    }
-}
-
-static ENDING: AtomicBool = AtomicBool::new(false);
-
-/// What happens at the beginning of `MPI_Finalize`.
-struct AtFinalize {
-    is_told: bool,
-    first: Vec<Box<dyn FnOnce() + Send>>,
-    functions: Vec<fn()>,
-}
-
-static AT_FINALIZE: Mutex<AtFinalize> =
-    Mutex::new(AtFinalize { is_told: false, first: Vec::new(), functions: Vec::new() });
-
-fn functions_at_finalize() -> MutexGuard<'static, AtFinalize> {
-    AT_FINALIZE.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Whether `MPI_Finalize` has begun: MPI frees by itself what is its own.
-pub fn is_ending() -> bool {
-    ENDING.load(Ordering::Relaxed)
-}
-
-impl AtFinalize {
-    /// Lets MPI tell us. Without MPI it never does.
-    fn be_told(&mut self) -> Result<(), Cause> {
-        if self.is_told || !is_running() {
-            return Ok(());
+/// Whether all requests have ended; lets MPI go on with them. They stay requests, whatever the answer is.
+///
+/// # Safety
+/// The requests are under way, or null, and no other thread uses them now.
+pub unsafe fn have_ended(requests: &[MPI_Request]) -> Result<bool, Cause> {
+    for &request in requests {
+        let (mut flag, mut status) = (0, MaybeUninit::<MPI_Status>::zeroed());
+        // SAFETY: promised by the caller.
+        let code = unsafe { ffi::MPI_Request_get_status(request, &mut flag, status.as_mut_ptr()) };
+        check("MPI_Request_get_status", code)?;
+        if flag == 0 {
+            return Ok(false);
         }
-        let mut key = 0;
-        // SAFETY: the callbacks are functions. MPI_Finalize deletes the attributes of MPI_COMM_SELF before anything
-        // else (MPI 4.1, 11.2.4).
-        unsafe {
-            let code = ffi::MPI_Comm_create_keyval(Some(no_copy), Some(finalizes), &mut key, null_mut());
-            check("MPI_Comm_create_keyval", code)?;
-            check("MPI_Comm_set_attr", ffi::MPI_Comm_set_attr(ffi::RSMPI_COMM_SELF, key, null_mut()))?;
-        }
-        self.is_told = true;
-        Ok(())
     }
+    Ok(true)
 }
 
-/// Calls a function at the beginning of `MPI_Finalize`, before those that were named earlier. Without MPI, never.
-pub fn at_finalize(function: fn()) -> Result<(), Cause> {
-    let mut at_finalize = functions_at_finalize();
-    at_finalize.be_told()?;
-    let functions = &mut at_finalize.functions;
-    if !functions.iter().any(|known| std::ptr::fn_addr_eq(*known, function)) {
-        functions.push(function);
-    }
-    Ok(())
-}
-
-/// Calls a function before all those, when what they end still works; of several, the last one first.
-pub fn first_at_finalize(function: Box<dyn FnOnce() + Send>) -> Result<(), Cause> {
-    let mut at_finalize = functions_at_finalize();
-    at_finalize.first.push(function);
-    at_finalize.be_told()
-}
-
-unsafe extern "C" fn no_copy(
+/// The callback of an attribute that duplicates of a communicator do not have.
+///
+/// # Safety
+/// MPI calls it.
+pub unsafe extern "C" fn no_copy(
     _: MPI_Comm,
     _: c_int,
     _: *mut c_void,
@@ -224,15 +176,6 @@ unsafe extern "C" fn no_copy(
 ) -> c_int {
     // SAFETY: MPI gives the address of an int.
     unsafe { *flag = 0 };
-    0
-}
-
-unsafe extern "C" fn finalizes(_: MPI_Comm, _: c_int, _: *mut c_void, _: *mut c_void) -> c_int {
-    let first = std::mem::take(&mut functions_at_finalize().first);
-    first.into_iter().rev().for_each(|function| function());
-    ENDING.store(true, Ordering::Relaxed);
-    let functions = std::mem::take(&mut functions_at_finalize().functions);
-    functions.into_iter().rev().for_each(|function| function());
     0
 }
 
@@ -278,7 +221,7 @@ pub fn info() -> MpiInfo {
 }
 
 /// Whether this library was built for Open MPI alone.
-fn is_open_mpi() -> bool {
+pub fn is_open_mpi() -> bool {
     // SAFETY: a constant of our shim.
     unsafe { CStr::from_ptr(mpi4jax_vendor) == c"Open MPI" }
 }

@@ -17,9 +17,9 @@ mod _native {
     use crate::device::{self, Platform};
     use crate::error::{Cause, Error};
     use crate::ops::{self, Dtype, Op, PACKED};
-    use crate::record::{log, recorder, timeline};
+    use crate::record::{events, recorder, timeline};
     use crate::system::os;
-    use crate::{dynlib, mpilib, transport, watch, xla};
+    use crate::{dynlib, finalize, transport, watch, xla};
 
     type TargetRow<'py> = (&'static str, Bound<'py, PyDict>, &'static str);
 
@@ -36,7 +36,7 @@ mod _native {
     #[pymodule_export]
     use crate::comm::is_calling;
     #[pymodule_export]
-    use crate::compare::set_check;
+    use crate::comm::without_python;
     #[pymodule_export]
     use crate::device::{is_on_cpu, set_device};
     #[pymodule_export]
@@ -44,21 +44,23 @@ mod _native {
     #[pymodule_export]
     use crate::ops::{add_line, name_line};
     #[pymodule_export]
-    use crate::record::log::{is_enabled, set_enabled};
+    use crate::record::events::{is_debug, set_debug};
     #[pymodule_export]
     use crate::record::samples::share_default;
     #[pymodule_export]
     use crate::system::os::space;
     #[pymodule_export]
-    use crate::transport::set_count_limit;
+    use crate::transport::{choice, set_count_limit};
     #[pymodule_export]
-    use crate::watch::{abort_after, choose_default, enter, enter_limit, leave, leave_limit, start};
+    use crate::watch::{
+        abort_after, choose_default, enter, enter_limit, leave, leave_limit, set_check, start,
+    };
     #[pymodule_export]
     use crate::xla::statuses::remove;
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
-        log::init();
+        events::init().map_err(Error::from)?;
         // As Python writes it.
         module.add("__version__", env!("CARGO_PKG_VERSION").replace("-rc.", "rc"))
     }
@@ -198,7 +200,7 @@ mod _native {
                 }
             });
         };
-        Ok(mpilib::first_at_finalize(Box::new(ask)).map_err(Error::from)?)
+        Ok(finalize::first_at_finalize(Box::new(ask)).map_err(Error::from)?)
     }
 
     /// Ends what transports do besides calls.

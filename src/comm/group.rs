@@ -1,4 +1,4 @@
-//! Exchanges by which ranks agree on something.
+//! Small collective exchanges, by which the ranks of a communicator agree on bits, numbers or bytes.
 
 use std::mem::MaybeUninit;
 
@@ -8,7 +8,7 @@ use super::Comm;
 use crate::error::Cause;
 use crate::mpilib::check;
 
-/// The ranks that exchange.
+/// The ranks that take part in an exchange.
 #[derive(Clone, Copy, Debug)]
 pub enum Group<'a> {
     /// All ranks of the job.
@@ -32,6 +32,14 @@ impl Group<'_> {
         // SAFETY: MPI is initialised, the communicator is live.
         check("MPI_Comm_size", unsafe { ffi::MPI_Comm_size(self.handle(), &mut size) })?;
         Ok(size as usize)
+    }
+
+    /// The rank of this process in it.
+    pub fn rank(self) -> Result<i32, Cause> {
+        let mut rank = 0;
+        // SAFETY: MPI is initialised, the communicator is live.
+        check("MPI_Comm_rank", unsafe { ffi::MPI_Comm_rank(self.handle(), &mut rank) })?;
+        Ok(rank)
     }
 
     /// The bits that every rank has set. Collective.

@@ -5,6 +5,7 @@
 
 mod agreement;
 mod calling;
+mod freeing;
 mod group;
 mod guard;
 pub mod origin;
@@ -12,23 +13,42 @@ mod registry;
 
 use std::any::{Any, TypeId};
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::io::Write;
 use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 
 use mpi::ffi::{self, MPI_Comm, MPI_Status};
 
-pub use self::agreement::Agreement;
+pub use self::agreement::{Agreement, Comparison};
 pub use self::calling::{Calling, is_calling};
+pub use self::freeing::without_python;
 pub use self::group::Group;
 pub use self::guard::CommGuard;
 pub use self::registry::{free, freed_collectives, live, lookup, numbered, register};
 use crate::error::Cause;
+use crate::finalize;
 use crate::mpilib::{self, check, handle};
+use crate::output;
+use crate::sync::lock;
 
-/// What has been made from a communicator, of one type. It is locked while a thread makes it.
-type Attachment = Arc<Mutex<Option<Arc<dyn Any + Send + Sync>>>>;
+/// What has been made from a communicator, of one type.
+#[derive(Default)]
+struct Attachment {
+    /// Locked while a thread makes it, which may wait for other ranks.
+    making: Mutex<()>,
+    /// Locked for moments only.
+    made: Mutex<Option<Arc<dyn Any + Send + Sync>>>,
+}
+
+impl Attachment {
+    fn made(&self) -> MutexGuard<'_, Option<Arc<dyn Any + Send + Sync>>> {
+        lock(&self.made)
+    }
+
+    fn find<T: Any + Send + Sync>(&self) -> Option<Arc<T>> {
+        self.made().clone()?.downcast().ok()
+    }
+}
 
 /// The name of the communicator of operations that are given none, which Python makes.
 const DEFAULT: &str = "mpi4jax.default";
@@ -48,7 +68,7 @@ pub fn hash(of: impl Hash) -> u64 {
 /// One list for all communicators that have the same members.
 fn shared(world: Vec<i32>) -> Arc<[i32]> {
     static LISTS: Mutex<Vec<Weak<[i32]>>> = Mutex::new(Vec::new());
-    let mut lists = LISTS.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut lists = lock(&LISTS);
     lists.retain(|list| list.strong_count() > 0);
     if let Some(list) = lists.iter().filter_map(Weak::upgrade).find(|list| **list == *world) {
         return list;
@@ -86,7 +106,7 @@ pub struct Comm {
     is_counted: bool,
     /// What the first operation said that failed on this rank.
     failure: OnceLock<Box<str>>,
-    attached: Mutex<Vec<(TypeId, Attachment)>>,
+    attached: Mutex<Vec<(TypeId, Arc<Attachment>)>>,
 }
 
 impl std::fmt::Debug for Comm {
@@ -101,6 +121,11 @@ impl Comm {
         // SAFETY: a constant of the MPI shim.
         let null = mpilib::handle_value(unsafe { ffi::RSMPI_COMM_NULL });
         Self::with_ranks(key, null, (rank, size), shared((0..size).collect()))
+    }
+
+    /// Whether the program has named it; else it has a number, which each rank gives for itself.
+    pub fn has_own_name(&self) -> bool {
+        !self.key.contains('#')
     }
 
     /// That of a communicator which was live when this was made, or `MPI_COMM_NULL`.
@@ -181,6 +206,10 @@ impl Comm {
             // The program may free it.
             comm.is_counted = mpilib::may_free_late();
         }
+        if raw != of_all && raw != of_one {
+            // SAFETY: promised by the caller.
+            unsafe { freeing::notice(handle(raw), comm.number)? };
+        }
         Ok(comm)
     }
 
@@ -216,15 +245,18 @@ impl Comm {
         self.world.get(usize::try_from(rank).ok()?).copied()
     }
 
-    fn attachments(&self) -> MutexGuard<'_, Vec<(TypeId, Attachment)>> {
-        self.attached.lock().unwrap_or_else(PoisonError::into_inner)
+    fn attachments(&self) -> MutexGuard<'_, Vec<(TypeId, Arc<Attachment>)>> {
+        lock(&self.attached)
     }
 
-    /// What has been attached of this type.
-    pub fn attached<T: Any + Send + Sync>(&self) -> Option<Arc<T>> {
+    /// Looks at what has been attached of this type, which is not dropped meanwhile, and never by who looks at it. `look` waits for
+    /// no other rank: who frees the communicator waits for it.
+    pub fn look_at<T: Any, R>(&self, look: impl FnOnce(&T) -> R) -> Option<R> {
         let attachments = self.attachments();
         let (_, attachment) = attachments.iter().find(|(kind, _)| *kind == TypeId::of::<T>())?;
-        attachment.try_lock().ok()?.clone()?.downcast().ok()
+        let attachment = attachment.clone();
+        drop(attachments);
+        attachment.made().as_ref().and_then(|made| made.downcast_ref()).map(look)
     }
 
     /// What has been attached of this type, else what `make` makes, which may be collective.
@@ -232,19 +264,24 @@ impl Comm {
         let kind = TypeId::of::<T>();
         let mut attachments = self.attachments();
         let place = attachments.iter().position(|(other, _)| *other == kind).unwrap_or_else(|| {
-            attachments.push((kind, Attachment::default()));
+            attachments.push((kind, Arc::default()));
             attachments.len() - 1
         });
         let attachment = attachments[place].1.clone();
         // Not under this lock: `make` waits for other ranks, and the watchdog looks at attachments.
         drop(attachments);
+        if let Some(found) = attachment.find() {
+            return Ok(found);
+        }
         // If two threads made it, and only one of another rank's, one of the two would wait for ever.
-        let mut attached = attachment.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(found) = attached.clone().and_then(|found| found.downcast().ok()) {
+        let _making = lock(&attachment.making);
+        if let Some(found) = attachment.find() {
             return Ok(found);
         }
         let _calling = Calling::new();
         let made = Arc::new(make()?);
+        let mut attached = attachment.made();
+        // Where it is freed from now on, this is found.
         if !self.is_freed() {
             *attached = Some(made.clone());
         }
@@ -255,9 +292,11 @@ impl Comm {
     fn detach(&self) {
         let _calling = Calling::new();
         let attachments = std::mem::take(&mut *self.attachments());
-        // What is being made now is not attached, because the communicator is freed.
-        let made = attachments.iter().rev().filter_map(|(_, attachment)| attachment.try_lock().ok()?.take());
-        made.for_each(drop);
+        for (_, attachment) in attachments.iter().rev() {
+            // What is being made now is not attached, because the communicator is freed.
+            let made = attachment.made().take();
+            drop(made);
+        }
     }
 
     /// Source and tag of a message that has arrived and was not received.
@@ -287,10 +326,7 @@ impl Comm {
     #[cold]
     pub fn abort(&self, code: i32, why: &str) -> ! {
         let code = if code == 0 { 1 } else { code };
-        let mut stderr = std::io::stderr().lock();
-        // One write, so that ranks that fail together do not mix their lines.
-        let _ = stderr.write_all(format!("r{} | {why}\n", self.rank).as_bytes());
-        let _ = stderr.flush();
+        output::print(&format!("r{} | {why}\n", self.rank));
         // SAFETY: the handle is a registered communicator's.
         unsafe { ffi::MPI_Abort(self.handle(), code) };
         std::process::abort()
@@ -331,7 +367,7 @@ impl OwnedComm {
 
 impl Drop for OwnedComm {
     fn drop(&mut self) {
-        if mpilib::is_running() && !mpilib::is_ending() {
+        if mpilib::is_running() && !finalize::is_ending() {
             // SAFETY: made by `split`, and in no other place.
             unsafe { ffi::MPI_Comm_free(&mut self.handle()) };
         }

@@ -15,11 +15,11 @@ use super::hash;
 use crate::error::Cause;
 use crate::mpilib::check;
 
-/// Of communicators whose origin is not known.
+/// The origin of communicators of which it is not known.
 pub const UNKNOWN: u64 = 0;
-/// Of communicators that have been freed: of whichever of their class.
+/// Stands for the origin of all freed communicators of a class.
 pub const FREED: u64 = u64::MAX;
-/// Of the default communicator and of `MPI_COMM_WORLD`, of which there is one each.
+/// The origin of the default communicator and of `MPI_COMM_WORLD`, each the only one of its class.
 pub const ONLY_ONE: u64 = 1;
 
 struct Origin {

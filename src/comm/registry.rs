@@ -2,11 +2,12 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use super::{Comm, calling, hash};
 use crate::error::Cause;
-use crate::mpilib;
+use crate::finalize;
+use crate::sync::lock;
 
 struct Registry {
     live: BTreeMap<Box<str>, Arc<Comm>>,
@@ -23,7 +24,7 @@ static REGISTRY: Mutex<Registry> =
 const PAST: usize = 256;
 
 fn registry() -> MutexGuard<'static, Registry> {
-    REGISTRY.lock().unwrap_or_else(PoisonError::into_inner)
+    lock(&REGISTRY)
 }
 
 impl Registry {
@@ -46,7 +47,7 @@ impl Registry {
 /// So its id cannot be agreed on. It follows from what all of its ranks know: its name, its members, and how many
 /// others of the same name and members there are.
 pub fn register(mut comm: Comm) -> Arc<Comm> {
-    let _ = mpilib::at_finalize(end);
+    let _ = finalize::at_finalize(end);
     let mut registry = registry();
     let replaced = match registry.live.get(&comm.key) {
         Some(old) if (old.handle, old.rank, old.size) == (comm.handle, comm.rank, comm.size) => {
@@ -75,6 +76,7 @@ pub fn register(mut comm: Comm) -> Arc<Comm> {
 pub fn free(key: &str) {
     let comm = registry().remove(key);
     if let Some(comm) = comm {
+        tracing::debug!(target: "mpi4jax::comm", comm = key, rank = comm.rank, size = comm.size, "freed");
         calling::detach(comm);
     }
 }
@@ -138,7 +140,7 @@ mod tests {
             seen.wait();
             attach();
         });
-        assert_eq!(*comm.attached::<i32>().unwrap(), 7);
+        assert_eq!(comm.look_at(|made: &i32| *made), Some(7));
     }
 
     #[test]
@@ -187,12 +189,37 @@ mod tests {
         assert_eq!(comm.attach(|| first(9)).unwrap().1, 1, "there is one of each type");
         comm.attach(|| Ok::<_, Cause>(Other(Made(dropped.clone(), 2)))).unwrap();
         dropped.lock().unwrap().clear();
-        assert!(comm.attached::<Made>().is_some());
+        assert!(comm.look_at(|_: &Made| ()).is_some());
         free("comm-made");
         assert_eq!(*dropped.lock().unwrap(), [2, 1]);
-        assert!(comm.attached::<Made>().is_none());
+        assert!(comm.look_at(|_: &Made| ()).is_none());
         drop(comm.attach(|| first(3)).unwrap());
         assert_eq!(*dropped.lock().unwrap(), [2, 1, 3], "nothing stays with a freed one");
+    }
+
+    #[test]
+    fn who_looks_at_what_was_made_does_not_drop_it() {
+        struct Made(std::sync::mpsc::Sender<std::thread::ThreadId>);
+        impl Drop for Made {
+            fn drop(&mut self) {
+                self.0.send(std::thread::current().id()).unwrap();
+            }
+        }
+        let (send, dropped_by) = std::sync::mpsc::channel();
+        let comm = register(Comm::new("comm-looked-at", 0, 2));
+        drop(comm.attach(|| Ok::<_, Cause>(Made(send))).unwrap());
+        let looks = std::sync::Barrier::new(2);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                comm.look_at(|_: &Made| {
+                    looks.wait();
+                    std::thread::sleep(std::time::Duration::from_millis(20));
+                })
+            });
+            looks.wait();
+            free("comm-looked-at");
+            assert_eq!(dropped_by.try_recv(), Ok(std::thread::current().id()), "with its communicator");
+        });
     }
 
     #[test]

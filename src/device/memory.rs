@@ -1,17 +1,16 @@
-//! The memory that arrays are copied to and from.
+//! Memory of arrays, on the host or a GPU, and staging memory of the host for copies of them.
 
 use std::mem::ManuallyDrop;
 
-use super::cuda::{Driver, HOST_PORTABLE, Pointer};
+use super::cuda::{CU_MEMHOSTALLOC_PORTABLE, Driver, Pointer, cuda, cuda_code};
 use crate::call::Stream;
-use crate::dynlib::checked;
 use crate::error::Cause;
 use crate::ops::Buffer;
 
-/// What is in staging memory of the host at first, in builds for tests: a test that reads what was not copied sees it.
+/// Every byte of new staging memory, in builds with debug assertions: a test that reads bytes which were never copied fails.
 const UNWRITTEN: u8 = 0xA5;
 
-/// Where arrays are. Calls are made in the context of their stream.
+/// The memory that arrays are in. Functions for GPUs are called while the context of the stream is current.
 #[derive(Clone, Copy, Debug)]
 pub enum Device {
     Host,
@@ -19,7 +18,7 @@ pub enum Device {
 }
 
 impl Device {
-    /// Memory of the host, which a GPU copies to and from by itself.
+    /// Allocates staging memory of the host; for a GPU it is page-locked.
     pub fn allocate(self, bytes: usize) -> Result<Staging, Cause> {
         // An empty allocation is an error to CUDA, and undefined on the host.
         let bytes = bytes.max(1);
@@ -28,7 +27,7 @@ impl Device {
             Self::Gpu(driver) => {
                 let mut data = std::ptr::null_mut();
                 // SAFETY: a place to write to.
-                unsafe { checked!(driver, cuMemHostAlloc(&mut data, bytes, HOST_PORTABLE))? };
+                unsafe { cuda!(driver, cuMemHostAlloc(&mut data, bytes, CU_MEMHOSTALLOC_PORTABLE))? };
                 (data.cast(), bytes)
             }
         };
@@ -54,7 +53,7 @@ impl Device {
                 Ok(())
             }
             Self::Gpu(driver) => unsafe {
-                checked!(driver, cuMemcpyAsync(to as Pointer, from as Pointer, bytes, stream.handle()))
+                cuda!(driver, cuMemcpyAsync(to as Pointer, from as Pointer, bytes, stream.handle()))
             },
         }
     }
@@ -72,7 +71,7 @@ impl Device {
                 Ok(())
             }
             Self::Gpu(driver) => unsafe {
-                checked!(driver, cuMemsetD8Async(array.data() as Pointer, 0, array.bytes(), stream.handle()))
+                cuda!(driver, cuMemsetD8Async(array.data() as Pointer, 0, array.bytes(), stream.handle()))
             },
         }
     }
@@ -98,7 +97,7 @@ impl Device {
                 Self::Gpu(driver) => {
                     for (i, word) in words.into_iter().enumerate() {
                         let place = to.add(i * size_of::<u32>()) as Pointer;
-                        checked!(driver, cuMemsetD32Async(place, word, 1, stream.handle()))?;
+                        cuda!(driver, cuMemsetD32Async(place, word, 1, stream.handle()))?;
                     }
                 }
             }
@@ -115,7 +114,7 @@ impl Device {
     }
 }
 
-/// Memory, and how much it is: at least so many bytes.
+/// The address of new memory of the host, and its capacity: at least this many bytes.
 fn host_memory(bytes: usize) -> Result<(*mut u8, usize), Cause> {
     let mut memory = ManuallyDrop::new(Vec::new());
     // A program may ask for more than there is, where other ways to allocate would end the process.
@@ -126,7 +125,7 @@ fn host_memory(bytes: usize) -> Result<(*mut u8, usize), Cause> {
     Ok((memory.as_mut_ptr(), memory.capacity()))
 }
 
-/// A piece of the memory that a device copies to and from.
+/// Staging memory, which is freed when this is dropped.
 #[derive(Debug)]
 pub struct Staging {
     device: Device,
@@ -155,7 +154,7 @@ impl Drop for Staging {
             match self.device {
                 Device::Host => drop(Vec::from_raw_parts(self.data, 0, self.capacity)),
                 // An error changes nothing here.
-                Device::Gpu(driver) => drop((driver.cuMemFreeHost)(self.data.cast())),
+                Device::Gpu(driver) => _ = cuda_code!(driver, cuMemFreeHost(self.data.cast())),
             }
         }
     }

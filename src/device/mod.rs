@@ -1,5 +1,4 @@
-//! Memory that operations are on: the host's, and that of GPUs, without CUDA's toolkit. The driver and NCCL are loaded
-//! when they are first needed.
+//! Memory of the host and of GPUs. Needs no CUDA toolkit: the driver and NCCL are loaded when they are first needed.
 
 pub mod cuda;
 mod memory;
@@ -9,7 +8,7 @@ use std::sync::OnceLock;
 
 pub use self::memory::{Device, Staging};
 
-/// Where arrays are, as XLA says it.
+/// A platform of XLA, on which an operation and its arrays are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Platform {
     Cpu,
@@ -19,7 +18,7 @@ pub enum Platform {
 impl Platform {
     pub const ALL: [Self; 2] = [Self::Cpu, Self::Cuda];
 
-    /// XLA's name.
+    /// Its name in XLA.
     pub fn name(self) -> &'static str {
         match self {
             Self::Cpu => "cpu",
@@ -48,7 +47,7 @@ pub fn is_on_cpu() -> bool {
 
 const ON_CPU: &str = "MPI4JAX_TEST_CUDA_ON_CPU";
 
-/// Whether tests let host libraries reach that driver's memory, which is host memory.
+/// Whether, in such a test, host libraries are given device pointers, as if they were CUDA-aware.
 pub fn is_reached_from_cpu() -> bool {
     is_on_cpu() && std::env::var(ON_CPU).is_ok_and(|value| value == "reached")
 }
@@ -56,7 +55,7 @@ pub fn is_reached_from_cpu() -> bool {
 /// Number of the GPU that JAX computes on, once Python has set it.
 static DEVICE: OnceLock<i32> = OnceLock::new();
 
-/// Says which GPU JAX computes on. The first word counts: a process has one.
+/// Sets the GPU that JAX computes on. Only the first call has an effect: a process has one.
 #[cfg_attr(feature = "python", pyo3::pyfunction)]
 pub fn set_device(ordinal: i32) {
     DEVICE.get_or_init(|| ordinal);

@@ -1,81 +1,56 @@
 //! NCCL's functions.
 
-use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ffi::{CStr, c_char, c_int};
 
-use super::cuda::StreamHandle;
-use crate::dynlib::{Name, checked, function_table};
+pub use cudarc::nccl::sys;
+pub use sys::{
+    ncclComm_t as Handle, ncclDataType_t as DataType, ncclRedOp_t as RedOp, ncclUniqueId as UniqueId,
+};
+
+use crate::dynlib::{Name, addresses};
 use crate::error::Cause;
 
 /// `ncclResult_t`; a newer library has codes that we do not know.
 pub type Code = c_int;
-pub type Handle = *mut c_void;
 
-pub const IN_PROGRESS: Code = 7;
-
-/// `ncclUniqueId`
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct UniqueId(pub [u8; 128]);
-
-/// `ncclDataType_t`
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(i32)]
-pub enum DataType {
-    Int8 = 0,
-    Uint8 = 1,
-    Int32 = 2,
-    Uint32 = 3,
-    Int64 = 4,
-    Uint64 = 5,
-    Float16 = 6,
-    Float32 = 7,
-    Float64 = 8,
-    Bfloat16 = 9,
-}
-
-/// `ncclRedOp_t`
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(i32)]
-pub enum RedOp {
-    Sum = 0,
-    Prod = 1,
-    Max = 2,
-    Min = 3,
-}
+pub const IN_PROGRESS: Code = sys::ncclResult_t::ncclInProgress as Code;
 
 const LIBRARY: Name = Name { soname: "libnccl.so.2", variable: "MPI4JAX_LIBNCCL", needed: "2.18 of NCCL" };
-/// As NCCL counts: 10000 times the major version, 100 times the minor one, and the patch level.
+/// The oldest version that is accepted, as NCCL numbers it: 10000 times the major version, 100 times the minor one, plus the patch level.
 const OLDEST: c_int = 21800;
 
-function_table! {
+addresses! {
     /// libnccl's functions.
     Library {
-        ncclGetVersion(*mut c_int) -> Code;
-        ncclGetErrorString(Code) -> *const c_char;
-        ncclGetLastError(Handle) -> *const c_char;
-        ncclGetUniqueId(*mut UniqueId) -> Code;
-        ncclCommInitRank(*mut Handle, c_int, UniqueId, c_int) -> Code;
-        ncclCommGetAsyncError(Handle, *mut Code) -> Code;
-        ncclCommDestroy(Handle) -> Code;
-        ncclCommAbort(Handle) -> Code;
-        ncclAllReduce(*const c_void, *mut c_void, usize, c_int, c_int, Handle, StreamHandle) -> Code;
-        ncclReduce(*const c_void, *mut c_void, usize, c_int, c_int, c_int, Handle, StreamHandle) -> Code;
-        ncclBroadcast(*const c_void, *mut c_void, usize, c_int, c_int, Handle, StreamHandle) -> Code;
-        ncclAllGather(*const c_void, *mut c_void, usize, c_int, Handle, StreamHandle) -> Code;
-        ncclReduceScatter(*const c_void, *mut c_void, usize, c_int, c_int, Handle, StreamHandle) -> Code;
-        ncclSend(*const c_void, usize, c_int, c_int, Handle, StreamHandle) -> Code;
-        ncclRecv(*mut c_void, usize, c_int, c_int, Handle, StreamHandle) -> Code;
-        ncclGroupStart() -> Code;
-        ncclGroupEnd() -> Code;
+        ncclGetVersion ncclGetErrorString ncclGetLastError
+        ncclGetUniqueId ncclCommInitRank ncclCommGetAsyncError ncclCommDestroy ncclCommAbort
+        ncclAllReduce ncclReduce ncclBroadcast ncclAllGather ncclReduceScatter
+        ncclSend ncclRecv ncclGroupStart ncclGroupEnd
     }
 }
+
+/// Calls a function of NCCL with the signature in its header, and returns its code.
+macro_rules! nccl_code {
+    ($library:expr, $function:ident($($argument:expr),* $(,)?)) => {
+        $crate::dynlib::call_declared!($crate::device::nccl::sys, $library, $function($($argument),*))
+    };
+}
+
+/// As `nccl_code`, but returns an error for a code that is not 0.
+macro_rules! nccl {
+    ($library:expr, $function:ident($($argument:expr),* $(,)?)) => {
+        $library.check(stringify!($function), $crate::device::nccl::nccl_code!($library, $function($($argument),*)))
+    };
+}
+
+pub(crate) use {nccl, nccl_code};
 
 impl Library {
     fn start() -> Result<Self, String> {
         let library = Self::load(LIBRARY)?;
         let (path, mut version) = (&library.path, 0);
         // SAFETY: a place to write to.
-        unsafe { checked!(library, ncclGetVersion(&mut version)) }
+        unsafe { nccl!(library, ncclGetVersion(&mut version)) }
             .map_err(|cause| format!("{path}: {cause}"))?;
         if version < OLDEST {
             let found = format!("{}.{}.{}", version / 10000, version % 10000 / 100, version % 100);
@@ -89,10 +64,13 @@ impl Library {
         if code == 0 {
             return Ok(());
         }
-        // SAFETY: both are strings of NCCL's.
+        // SAFETY: both are strings of NCCL's. The header's type of codes is an enum, which may not have this one; as an argument
+        // it is an int too.
         let text = unsafe {
-            let text = CStr::from_ptr((self.ncclGetErrorString)(code)).to_string_lossy();
-            let last = (self.ncclGetLastError)(std::ptr::null_mut());
+            let describe: unsafe extern "C" fn(Code) -> *const c_char =
+                std::mem::transmute(self.ncclGetErrorString);
+            let text = CStr::from_ptr(describe(code)).to_string_lossy();
+            let last = nccl_code!(self, ncclGetLastError(std::ptr::null_mut()));
             if last.is_null() || *last == 0 {
                 text.into()
             } else {

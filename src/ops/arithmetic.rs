@@ -1,5 +1,5 @@
-//! Reductions of our own, where MPI has none of that meaning: sums and products of 16-bit floats, MAX and MIN of floats, and
-//! MAXLOC and MINLOC of arrays.
+//! Reductions that MPI does not define: sums and products of 16-bit floats, MAX and MIN of floats with NaN, and MAXLOC and
+//! MINLOC of arrays.
 //!
 //! Floats of 16 bits are reduced in float32: it has more than twice their precision, so that a sum
 //! or a product rounded twice is the one rounded once. MAX and MIN of floats propagate NaN, as JAX's do.
@@ -62,7 +62,7 @@ fn locations<E: Element>(builtin: Builtin) -> Option<Combine> {
     }
 }
 
-/// How many values are computed with at a time: they stay in the processor's cache.
+/// The number of values that are computed at a time, so that they stay in the processor's cache.
 const CHUNK: usize = 512;
 
 /// Calls `step` with the values of both arrays, so many at a time, and stores the second ones.
@@ -150,7 +150,7 @@ fn reduced<V: Value, const OP: u8>(a: V, b: V) -> V {
     }
 }
 
-/// What is computed with.
+/// The type that values are computed in.
 trait Value: Copy + Default + PartialOrd + Add<Output = Self> + Mul<Output = Self> {}
 
 impl<V: Copy + Default + PartialOrd + Add<Output = V> + Mul<Output = V>> Value for V {}

@@ -1,4 +1,4 @@
-//! Memory of an operand or a result.
+//! Buffers: the memory of one operand or result.
 
 use super::Dtype;
 

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::ptr::copy_nonoverlapping;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 use serde::Deserialize;
 use smallvec::SmallVec;
@@ -14,6 +14,7 @@ use smallvec::SmallVec;
 use super::region::Region;
 use super::{Buffer, Wire};
 use crate::error::Cause;
+use crate::sync::lock;
 
 /// What a program says of a `halo_exchange`.
 #[derive(Clone, Debug, Deserialize)]
@@ -140,7 +141,7 @@ impl Halo {
     }
 
     fn scratch(&self) -> MutexGuard<'_, Vec<Box<[u8]>>> {
-        self.scratch.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.scratch)
     }
 
     /// Exchanges operands, each with its result.

@@ -1,8 +1,9 @@
-//! What an operation is, apart from how it is carried out.
+//! Tables of operations and data types, and what operations do to arrays, apart from communication.
 
 mod arithmetic;
 mod buffer;
 mod dtypes;
+mod forms;
 mod halo;
 mod line;
 mod parts;
@@ -14,6 +15,7 @@ mod table;
 pub use arithmetic::{Combine, combine};
 pub use buffer::Buffer;
 pub use dtypes::{Class, Dtype, PACKED, Packed};
+pub use forms::Forms;
 pub use halo::{Face, Halo, HaloFields, Width};
 pub use line::{add as add_line, name as name_line, named as named_line, numbered as numbered_line};
 pub use parts::{Ints, Part, Parts, PartsFields, Wire};

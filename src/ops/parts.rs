@@ -12,23 +12,23 @@ use crate::error::Cause;
 /// How messages travel, one each way between two ranks. `receive` and `send` start one, `wait` ends all of them.
 pub trait Wire {
     /// # Safety
-    /// So many bytes may be written until `wait` has returned.
+    /// This many bytes may be written until `wait` has returned.
     unsafe fn receive(&mut self, peer: i32, into: *mut u8, bytes: usize) -> Result<(), Cause>;
 
     /// # Safety
-    /// So many bytes may be read until `wait` has returned.
+    /// This many bytes may be read until `wait` has returned.
     unsafe fn send(&mut self, peer: i32, from: *mut u8, bytes: usize) -> Result<(), Cause>;
 
     fn wait(&mut self) -> Result<(), Cause>;
 }
 
-/// What a program says of parts.
+/// Parts as a program gives them.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PartsFields {
-    /// By rank: what goes there.
+    /// Elements that go to each rank.
     pub sends: Vec<Part>,
-    /// By rank: what comes from there.
+    /// Elements that come from each rank.
     pub receives: Vec<Part>,
 }
 
@@ -44,13 +44,13 @@ impl Part {
         self.start.checked_add(self.count)
     }
 
-    /// These elements of a buffer that has them.
+    /// This part of a buffer, which is known to contain it.
     fn of(self, buffer: &Buffer) -> Buffer {
         buffer.part(self.start, self.count)
     }
 }
 
-/// One for each rank.
+/// The parts of a buffer, one for each rank.
 pub type PerRank = SmallVec<[Part; 16]>;
 
 /// What a rank sends to and receives from each rank. What goes to a rank has to be what comes from it there; nothing
@@ -114,12 +114,12 @@ impl Parts {
         self.send.iter().all(|part| part == own).then(|| own.of(send))
     }
 
-    /// What goes to a rank.
+    /// The part that goes to a rank.
     pub fn sent_to(&self, rank: usize, send: &Buffer) -> Buffer {
         self.send[rank].of(send)
     }
 
-    /// What goes to each rank, and what comes from each.
+    /// The parts that go to each rank, and those that come from each.
     pub fn both(&self) -> [&[Part]; 2] {
         [&self.send, &self.recv]
     }

@@ -1,4 +1,4 @@
-//! Rows from each rank to each, as many as arrays say that are data.
+//! Exchanges of rows from each rank to each, whose numbers are arrays that are known at run time.
 
 use serde::Deserialize;
 use smallvec::SmallVec;
@@ -9,13 +9,13 @@ use crate::error::Cause;
 /// Numbers of rows, for each rank, or two lists of them.
 pub type Counts = SmallVec<[i32; 32]>;
 
-/// What a program says of such rows.
+/// The exchange as a program gives it.
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RaggedFields {
-    /// Of the array that is sent from.
+    /// Rows of the array that is sent from.
     pub rows: usize,
-    /// How many there is room for in the array that is received into.
+    /// Rows of the array that is received into.
     pub capacity: usize,
     /// Elements of a row.
     pub row: usize,

@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use super::Dtype;
+use crate::sync::lock;
 
 macro_rules! reductions {
     ($($reduction:ident $name:literal $allowed:ident;)*) => {
@@ -73,7 +74,7 @@ impl fmt::Display for Reduction {
 static USERS: Mutex<BTreeMap<Box<str>, usize>> = Mutex::new(BTreeMap::new());
 
 fn users() -> std::sync::MutexGuard<'static, BTreeMap<Box<str>, usize>> {
-    USERS.lock().unwrap_or_else(PoisonError::into_inner)
+    lock(&USERS)
 }
 
 /// Makes `key` name the `MPI_Op` with this handle.

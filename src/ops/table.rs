@@ -32,34 +32,34 @@ pub struct Row {
     pub op: Op,
     /// Name of the operation in Python and in the attributes of a custom call.
     pub name: &'static str,
-    /// The custom-call target, nul-terminated for C.
+    /// The name of the custom-call target, which Python registers with XLA: C never reads this string, so it ends without a nul.
     pub target: &'static str,
     pub mpi_name: &'static str,
     pub has_reduction: bool,
-    /// Reduces the operands of all ranks, so that there is a mean.
+    /// Whether it reduces the operands of all ranks to one result, so that a mean is defined.
     pub has_mean: bool,
     pub has_root: bool,
-    /// Takes a source, a destination, or both.
+    /// Whether it takes a source, a destination, or both.
     pub has_peer: bool,
-    /// Takes several arrays at once.
+    /// Whether it takes several arrays at once.
     pub has_blocks: bool,
-    /// Has parts: which elements go to each rank, and which come from it.
+    /// Whether it takes [`Parts`](super::Parts): which elements go to each rank, and which come from it.
     pub has_parts: bool,
-    /// Takes an array that says, when it runs, how many rows go to each rank.
+    /// Whether an operand says at run time how many rows go to each rank.
     pub is_ragged: bool,
     /// Extents on the root; equal to `elsewhere` where there is no root.
     pub at_root: Extents,
     pub elsewhere: Extents,
-    /// For what can be started, and waited for later.
+    /// Names of the non-blocking form, if there is one.
     pub started: Option<Started>,
 }
 
-/// How an operation is called that is started, and waited for later.
+/// Names of the non-blocking form of an operation.
 #[derive(Debug)]
 pub struct Started {
-    /// What starts it, in Python.
+    /// The function in Python that starts it.
     pub name: &'static str,
-    /// The wait for it, in records.
+    /// The name of the wait for it in records and reports.
     pub wait_name: &'static str,
     pub mpi_name: &'static str,
 }

@@ -1,39 +1,17 @@
-//! Log lines: one when an MPI call starts, one when it ends.
+//! Log events of each call: one when it starts, one when it ends.
 
 use std::fmt;
-use std::io::Write;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Instant, SystemTime};
 
+use super::events::OP;
 use crate::call::Call;
 use crate::comm::hash;
 use crate::error::Error;
 use crate::mpilib::Tag;
 use crate::ops::Extent;
 
-static ENABLED: AtomicBool = AtomicBool::new(false);
-
-/// The cost of logging to a call that is not logged.
-#[inline]
-#[cfg_attr(feature = "python", pyo3::pyfunction(name = "get_debug"))]
-pub fn is_enabled() -> bool {
-    ENABLED.load(Ordering::Relaxed)
-}
-
-#[cfg_attr(feature = "python", pyo3::pyfunction(name = "set_debug"))]
-pub fn set_enabled(enabled: bool) {
-    ENABLED.store(enabled, Ordering::Relaxed);
-}
-
-/// Reads `MPI4JAX_DEBUG`.
-pub fn init() {
-    let wanted = std::env::var("MPI4JAX_DEBUG").unwrap_or_default();
-    if matches!(wanted.to_ascii_lowercase().as_str(), "1" | "true" | "on" | "yes") {
-        set_enabled(true);
-    }
-}
-
-/// Executes a call between its two lines, which name a function of MPI's.
+/// Executes a call between its two events, whose messages are the lines of `MPI4JAX_DEBUG`: they name a function of MPI's.
 #[cold]
 pub fn logged(
     name: &'static str,
@@ -44,16 +22,15 @@ pub fn logged(
     let rank = call.site.comm.rank;
     // Makes the two lines of one call easy to find among those of all ranks.
     let id = hash((SystemTime::now(), CALLS.fetch_add(1, Ordering::Relaxed), rank)) as u32;
-    let say = |words: &dyn fmt::Display| {
-        // Standard output may be closed.
-        let _ = writeln!(std::io::stdout(), "r{rank} | {id:08x} | {words}");
-    };
-    say(&Line(name, call));
+    let id = format!("{id:08x}");
+    let (op, comm) = (call.site.name(), &*call.site.comm.key);
+    tracing::info!(target: OP, rank, call = &*id, op, comm, "{}", CallLine(name, call));
     let start = Instant::now();
     let result = execute(call);
-    let elapsed = Seconds(start.elapsed().as_secs_f64());
+    let seconds = start.elapsed().as_secs_f64();
     let code = result.as_ref().err().map_or(0, |error| error.cause.code());
-    say(&format_args!("{name} done with code {code} ({elapsed})"));
+    let elapsed = Seconds(seconds);
+    tracing::info!(target: OP, rank, call = &*id, op, comm, code, seconds, "{name} done with code {code} ({elapsed})");
     result
 }
 
@@ -69,12 +46,12 @@ impl fmt::Display for Seconds {
     }
 }
 
-/// What a call is about to do.
-struct Line<'a>(&'static str, &'a Call<'a>);
+/// The text of the first event: the function of MPI, its peers, and the number of items.
+struct CallLine<'a>(&'static str, &'a Call<'a>);
 
-impl fmt::Display for Line<'_> {
+impl fmt::Display for CallLine<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Line(name, call) = self;
+        let CallLine(name, call) = self;
         let (envelope, items) = (call.envelope, call.items());
         let row = call.site.op.row();
         write!(f, "{name}")?;

@@ -6,7 +6,7 @@
 use std::borrow::Cow;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use serde::Serialize;
@@ -16,6 +16,7 @@ use crate::call::{Call, Phase, Site};
 use crate::comm::Comm;
 use crate::mpilib::{Tag, wildcards};
 use crate::ops::Dtype;
+use crate::sync::lock;
 
 /// How many operations are remembered.
 pub const CAPACITY: usize = 1024;
@@ -23,7 +24,7 @@ pub const CAPACITY: usize = 1024;
 /// How far an operation has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum State {
+pub enum RecordState {
     Started,
     Done,
     Failed,
@@ -35,7 +36,7 @@ pub struct Record {
     /// Its number in this process, from 1.
     pub ticket: u64,
     pub site: Arc<Site>,
-    /// Of a wait for what was started: the user's line.
+    /// The user's source line of the wait, in the record of a wait for a non-blocking operation.
     pub wait: Option<Arc<str>>,
     /// Number of the operation among the collectives, or the messages, of its communicator; from 1.
     pub sequence: u64,
@@ -48,7 +49,7 @@ pub struct Record {
     pub started: u64,
     /// Equal to `started` while the operation runs.
     pub ended: u64,
-    pub state: State,
+    pub state: RecordState,
     /// The thread that it runs on, as Python knows it and as the system does.
     pub thread: (u64, i32),
 }
@@ -70,7 +71,7 @@ static SLOTS: [Slot; CAPACITY] =
 impl Slot {
     #[inline]
     fn lock(&self) -> MutexGuard<'_, Option<Record>> {
-        self.record.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.record)
     }
 
     fn read(&self) -> Option<Record> {
@@ -78,9 +79,9 @@ impl Slot {
         let ended = self.ended.load(Ordering::Acquire);
         let mut record = record.clone()?;
         (record.state, record.ended) = match ended {
-            0 => (State::Started, record.started),
-            ended if ended & 1 == 0 => (State::Done, ended),
-            ended => (State::Failed, ended),
+            0 => (RecordState::Started, record.started),
+            ended if ended & 1 == 0 => (RecordState::Done, ended),
+            ended => (RecordState::Failed, ended),
         };
         Some(record)
     }
@@ -100,9 +101,9 @@ pub fn this_thread() -> (u64, i32) {
     (unsafe { libc::pthread_self() as u64 }, system)
 }
 
-/// An operation under way. Dropped, it has ended.
+/// An operation under way, which ends when this is dropped.
 pub struct Running {
-    /// None: so many operations run that there is no record of this one.
+    /// `None` if more operations run at the same time than there are records.
     slot: Option<&'static Slot>,
     sequence: u64,
     failed: bool,
@@ -127,7 +128,7 @@ pub fn begin(site: &Arc<Site>, call: &Call) -> Running {
         sendtag: call.envelope.sendtag,
         started,
         ended: 0,
-        state: State::Started,
+        state: RecordState::Started,
         thread: this_thread(),
     })
 }
@@ -205,7 +206,7 @@ pub fn records() -> Vec<Record> {
 pub fn running() -> Vec<Record> {
     let started = |slot: &&Slot| slot.ended.load(Ordering::Relaxed) == 0;
     let mut records: Vec<Record> = SLOTS.iter().filter(started).filter_map(Slot::read).collect();
-    records.retain(|record| record.state == State::Started);
+    records.retain(|record| record.state == RecordState::Started);
     records.sort_by_key(|record| record.ticket);
     records
 }
@@ -248,8 +249,8 @@ impl Record {
     /// Seconds that the operation took, or has taken so far.
     pub fn seconds(&self) -> f64 {
         match self.state {
-            State::Started => clock::seconds_since(self.started),
-            State::Done | State::Failed => clock::seconds(self.started, self.ended),
+            RecordState::Started => clock::seconds_since(self.started),
+            RecordState::Done | RecordState::Failed => clock::seconds(self.started, self.ended),
         }
     }
 }
@@ -316,7 +317,7 @@ mod tests {
         let mut first = begin(&site, &call);
         let record = first.record().unwrap();
         assert_eq!(record.to_string(), "recv from 1, tag 0 on recorder-test, solver.py:81");
-        assert_eq!((record.sequence, record.state), (1, State::Started));
+        assert_eq!((record.sequence, record.state), (1, RecordState::Started));
         assert!(running().iter().any(|running| running.ticket == record.ticket));
 
         // However many operations follow, what runs stays visible.
@@ -332,7 +333,7 @@ mod tests {
         first.fail();
         drop(first);
         let find = || records().into_iter().find(|other| other.ticket == record.ticket);
-        assert_eq!(find().unwrap().state, State::Failed);
+        assert_eq!(find().unwrap().state, RecordState::Failed);
         assert!(!running().iter().any(|running| running.ticket == record.ticket));
         assert!(records().is_sorted_by_key(|record| record.ticket));
     }

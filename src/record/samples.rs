@@ -5,42 +5,45 @@
 //! what has 8 bits per element, as which programs send anything.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use crate::call::Call;
 use crate::comm::{Comm, hash};
 use crate::mpilib::Tag;
 use crate::ops::{Buffer, Class, Dtype};
+use crate::sync::lock;
 
 /// How many samples are kept: as many of the first ones as of the last ones.
 const CAPACITY: usize = 512;
 /// How many bytes of a message are looked at.
 const BYTES: usize = 16 << 10;
 
-/// What a rank did.
+/// A sample of an operation or message of this rank.
 #[derive(Clone, Debug)]
 pub struct Sample {
     pub comm: Arc<Comm>,
     /// mpi4jax alone communicates on the communicator.
     pub is_ours: bool,
-    /// By this the same operation, or message, is found on another rank.
+    /// Equal for the same operation or message on another rank.
     pub key: u64,
-    /// Of what has to be the same there.
+    /// Hash of what has to be the same there.
     pub print: u64,
+    /// Names and shapes of leaves, which ought to be the same there; empty if not known.
+    pub form: Box<str>,
     /// The ranks to compare with, in `MPI_COMM_WORLD`.
     pub others: [i32; 2],
     pub words: String,
     pub collective: Option<Collective>,
 }
 
-/// What a sample says of a collective besides.
+/// What the sample of a collective holds in addition.
 #[derive(Clone, Debug)]
 pub struct Collective {
     pub number: u64,
     pub name: &'static str,
     /// No other collective on the communicator ran at the same time.
     pub alone: bool,
-    /// In bytes; 0 where ranks may have different sizes.
+    /// Size in bytes; 0 where ranks may have different sizes.
     pub size: u64,
 }
 
@@ -49,7 +52,7 @@ static SAMPLES: Mutex<Vec<Sample>> = Mutex::new(Vec::new());
 static SHARED: AtomicBool = AtomicBool::new(false);
 
 pub fn samples() -> MutexGuard<'static, Vec<Sample>> {
-    SAMPLES.lock().unwrap_or_else(PoisonError::into_inner)
+    lock(&SAMPLES)
 }
 
 /// From now on the program may communicate on the default communicator by itself.
@@ -73,19 +76,19 @@ pub fn add(samples: &mut Vec<Sample>, sample: Sample) {
 #[cold]
 pub fn sent(call: &Call) {
     let (rank, other, tag) = (call.site.comm.rank, call.envelope.dest, call.envelope.sendtag);
-    message(call, call.send, (rank, other), other, "to", tag);
+    message(call, (call.send, &call.site.forms.sent), (rank, other), other, "to", tag);
 }
 
 /// A message that has come, of so many elements. Its memory is the host's.
 #[cold]
 pub fn received(call: &Call, source: i32, tag: i32, count: usize) {
     let buffer = call.recv.map(|buffer| buffer.part(0, count.min(buffer.count())));
-    message(call, buffer, (source, call.site.comm.rank), source, "from", tag);
+    message(call, (buffer, &call.site.forms.received), (source, call.site.comm.rank), source, "from", tag);
 }
 
 fn message(
     call: &Call,
-    buffer: Option<Buffer>,
+    (buffer, form): (Option<Buffer>, &str),
     (source, dest): (i32, i32),
     other: i32,
     word: &str,
@@ -112,12 +115,14 @@ fn message(
         is_ours: is_ours(comm),
         key: hash((comm.class, source, dest, tag, buffer.bytes(), bytes)),
         print: hash(values(buffer.dtype())),
+        form: form.into(),
         others: [world; 2],
         words,
         collective: None,
     };
     let mut samples = samples();
-    let is_same = |other: &Sample| (other.key, other.print) == (sample.key, sample.print);
+    let is_same =
+        |other: &Sample| (other.key, other.print, &other.form) == (sample.key, sample.print, &sample.form);
     if !samples.iter().any(|other| is_same(other) && Arc::ptr_eq(&other.comm, comm)) {
         add(&mut samples, sample);
     }

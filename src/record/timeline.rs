@@ -5,13 +5,14 @@
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::path::Path;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
 
 use serde_json::json;
 
 use super::recorder::{Record, Running};
 use super::{clock, json};
+use crate::sync::lock;
 
 struct Trace {
     file: BufWriter<File>,
@@ -33,7 +34,7 @@ pub fn start(path: &Path, rank: i32) -> io::Result<()> {
     let args = json!({"name": format!("rank {rank}"), "host": super::host()});
     writeln!(file, "[{}", json!({"ph": "M", "name": "process_name", "pid": rank, "args": args}))?;
     file.flush()?;
-    *TRACE.lock().unwrap_or_else(PoisonError::into_inner) = Some(Trace { file, rank });
+    *lock(&TRACE) = Some(Trace { file, rank });
     // SAFETY: registers a function that touches nothing but its statics.
     unsafe { libc::atexit(flush) };
     ENABLED.store(true, Ordering::Relaxed);
@@ -45,9 +46,7 @@ pub fn start(path: &Path, rank: i32) -> io::Result<()> {
 pub fn write(running: Running) {
     let before = running.record().map(|record| record.ticket);
     let record = running.end().filter(|record| Some(record.ticket) == before);
-    if let (Some(trace), Some(record)) =
-        (TRACE.lock().unwrap_or_else(PoisonError::into_inner).as_mut(), record)
-    {
+    if let (Some(trace), Some(record)) = (lock(&TRACE).as_mut(), record) {
         let _ = trace.write(&record);
     }
 }

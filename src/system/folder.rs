@@ -81,6 +81,12 @@ impl Folder {
         Some((found.dev(), found.ino()))
     }
 
+    /// Whether its path still leads to it.
+    pub fn is_in_place(&self) -> bool {
+        let there = fs::symlink_metadata(&self.path).ok().map(|found| (found.dev(), found.ino()));
+        there.is_some() && there == self.identity()
+    }
+
     /// What a file says, and when it was written.
     pub fn read(&self, name: &str) -> Option<(String, SystemTime)> {
         let mut file = open(&self.own, name, OFlags::RDONLY).ok()?;

@@ -8,7 +8,9 @@ use rustix::param::clock_ticks_per_second;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use rustix::time::{ClockId, clock_gettime};
 
-use super::process::{Info, State};
+pub use super::network::moved;
+use super::process::{Info, ProcessState};
+pub use super::threads::{calling_file, number_of, threads};
 
 /// What the system knows of a process, also of a zombie.
 pub fn info(pid: i32) -> Option<Info> {
@@ -21,10 +23,10 @@ pub fn info(pid: i32) -> Option<Info> {
         // Its first thread has ended: the others may go on.
         "Z" | "X" => {
             let threads = fs::read_dir(format!("/proc/{pid}/task")).map_or(0, Iterator::count);
-            if threads < 2 { State::Ended } else { State::Runs }
+            if threads < 2 { ProcessState::Ended } else { ProcessState::Runs }
         }
-        "T" | "t" => State::Stopped,
-        _ => State::Runs,
+        "T" | "t" => ProcessState::Stopped,
+        _ => ProcessState::Runs,
     };
     let name = head.split_once('(')?.1.to_owned();
     let parent = fields.next()?.parse().ok()?;
@@ -68,63 +70,30 @@ pub fn until_end(process: Pid) -> Option<OwnedFd> {
 }
 
 /// What the system says of a thread of this process.
-fn of_thread(thread: i32, what: &str) -> Option<String> {
+pub fn of_thread(thread: i32, what: &str) -> Option<String> {
     fs::read_to_string(format!("/proc/self/task/{thread}/{what}")).ok()
 }
 
-/// How often the main thread has been given a processor.
-pub fn runs_of_main() -> Option<u64> {
-    let status = of_thread(std::process::id() as i32, "status")?;
-    let switches =
-        status.lines().filter_map(|line| line.split_once("_ctxt_switches:")?.1.trim().parse::<u64>().ok());
-    Some(switches.sum())
+/// How often a thread of this process has been given a processor.
+pub fn runs(thread: i32) -> Option<u64> {
+    of_thread(thread, "status").map(|status| switches(&status))
 }
 
-/// The system call that a thread is in, and its fourth argument.
-fn call(thread: i32) -> Option<(i64, String)> {
-    let text = of_thread(thread, "syscall")?;
+/// How often a process has been given a processor.
+pub fn runs_of_process(pid: i32) -> Option<u64> {
+    let threads = fs::read_dir(format!("/proc/{pid}/task")).ok()?.flatten();
+    let statuses = threads.filter_map(|thread| fs::read_to_string(thread.path().join("status")).ok());
+    Some(statuses.map(|status| switches(&status)).sum())
+}
+
+fn switches(status: &str) -> u64 {
+    let count = |line: &str| line.split_once("_ctxt_switches:")?.1.trim().parse::<u64>().ok();
+    status.lines().filter_map(count).sum()
+}
+
+/// Whether a thread sleeps until another thread of this process wakes it, without a time-out.
+pub fn waits_for_another(thread: i32) -> bool {
+    let text = of_thread(thread, "syscall").unwrap_or_default();
     let mut words = text.split(' ');
-    Some((words.next()?.parse().ok()?, words.nth(3)?.to_owned()))
-}
-
-/// Whether the main thread sleeps until another thread of this process wakes it, without a time-out.
-pub fn main_sleeps() -> bool {
-    call(std::process::id() as i32).is_some_and(|(call, timeout)| call == libc::SYS_futex && timeout == "0x0")
-}
-
-/// Whether all threads of this process sleep but these, as far as the system says.
-pub fn others_sleep(these: &[i32]) -> bool {
-    if of_thread(std::process::id() as i32, "syscall").is_none() {
-        return true;
-    }
-    let mut threads = fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
-    threads.all(|thread| {
-        let number = thread.file_name().to_str().and_then(|name| name.parse().ok());
-        number.is_none_or(|number| these.contains(&number) || is_idle(number))
-    })
-}
-
-/// Whether a thread, which is none of Python's, sleeps for something that comes.
-fn is_idle(thread: i32) -> bool {
-    #[cfg(target_arch = "x86_64")]
-    const OLD: [i64; 3] = [libc::SYS_epoll_wait, libc::SYS_poll, libc::SYS_select];
-    #[cfg(not(target_arch = "x86_64"))]
-    const OLD: [i64; 0] = [];
-    const SLEEPS: [i64; 6] = [
-        libc::SYS_futex,
-        libc::SYS_epoll_pwait,
-        libc::SYS_ppoll,
-        libc::SYS_pselect6,
-        libc::SYS_recvfrom,
-        libc::SYS_recvmsg,
-    ];
-    // One that has ended meanwhile does nothing either. What runs once may have just been asked.
-    (0..3).any(|_| {
-        let sleeps = call(thread).is_some_and(|(call, _)| SLEEPS.contains(&call) || OLD.contains(&call));
-        let is_ours = || of_thread(thread, "comm").is_none_or(|name| name.starts_with("mpi4jax-"));
-        sleeps || is_ours() || {
-            std::thread::sleep(Duration::from_millis(5));
-            false
-        }
-    })
+    words.next().and_then(|call| call.parse().ok()) == Some(libc::SYS_futex) && words.nth(3) == Some("0x0")
 }

@@ -6,7 +6,8 @@ use std::time::{Duration, SystemTime};
 
 use rustix::process::Pid;
 
-use super::process::{Info, State};
+use super::process::{Info, ProcessState};
+use super::thread::Thread;
 
 /// `PROC_FLAG_TRACED` of sys/proc_info.h.
 const TRACED: u32 = 2;
@@ -28,9 +29,9 @@ fn bsd_info(pid: i32) -> Option<libc::proc_bsdinfo> {
 pub fn info(pid: i32) -> Option<Info> {
     let info = bsd_info(pid)?;
     let state = match info.pbi_status {
-        libc::SZOMB => State::Ended,
-        libc::SSTOP => State::Stopped,
-        _ => State::Runs,
+        libc::SZOMB => ProcessState::Ended,
+        libc::SSTOP => ProcessState::Stopped,
+        _ => ProcessState::Runs,
     };
     // `pbi_name` has room for names of 31 bytes, `pbi_comm` for 15.
     let name = info.pbi_name.iter().take_while(|&&byte| byte != 0).map(|&byte| byte as u8).collect();
@@ -70,17 +71,37 @@ pub fn until_end(_process: Pid) -> Option<OwnedFd> {
     None
 }
 
-/// How often the main thread has been given a processor: not known here.
-pub fn runs_of_main() -> Option<u64> {
+/// How often a thread has been given a processor: not known here.
+pub fn runs(_thread: i32) -> Option<u64> {
     None
 }
 
-/// Whether the main thread sleeps until another thread of this process wakes it: not known here.
-pub fn main_sleeps() -> bool {
+/// How often a process has been given a processor: not known here.
+pub fn runs_of_process(_pid: i32) -> Option<u64> {
+    None
+}
+
+/// Whether a thread sleeps until another thread of this process wakes it: not known here.
+pub fn waits_for_another(_thread: i32) -> bool {
     false
 }
 
-/// Whether all threads of this process sleep but these, as far as the system says: it says nothing here.
-pub fn others_sleep(_these: &[i32]) -> bool {
-    true
+/// The file whose code a thread waits in: not known here.
+pub fn calling_file(_thread: i32) -> Option<String> {
+    None
+}
+
+/// The system's number of a thread: not known here.
+pub fn number_of(_descriptor: u64) -> Option<i32> {
+    None
+}
+
+/// The threads of this process but these: they cannot be examined here.
+pub fn threads(_besides: &[i32]) -> Option<Vec<Thread>> {
+    None
+}
+
+/// How many bytes networks have carried for this process: not known here.
+pub fn moved() -> u64 {
+    0
 }

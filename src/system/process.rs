@@ -28,17 +28,17 @@ pub struct Process {
 pub struct Info {
     pub name: String,
     pub parent: i32,
-    pub state: State,
+    pub state: ProcessState,
     /// When it was started, in units of the system's.
     pub start: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum State {
+pub enum ProcessState {
     Runs,
-    /// By a signal or a debugger.
+    /// Stopped, by a signal or a debugger.
     Stopped,
-    /// A zombie.
+    /// Ended and not waited for by its parent: a zombie.
     Ended,
 }
 
@@ -77,13 +77,18 @@ impl Process {
         }
         match os::info(other.pid) {
             None => !exists(other.pid),
-            Some(info) => info.start != other.start || info.state == State::Ended,
+            Some(info) => info.start != other.start || info.state == ProcessState::Ended,
         }
     }
 
     /// Whether another process is stopped, by a signal or a debugger.
     pub fn sees_stopped(&self, other: &Self) -> bool {
-        self.can_see(other) && os::info(other.pid).is_some_and(|info| info.state == State::Stopped)
+        self.can_see(other) && os::info(other.pid).is_some_and(|info| info.state == ProcessState::Stopped)
+    }
+
+    /// How often another process has been given a processor, if the system says it.
+    pub fn sees_runs(&self, other: &Self) -> Option<u64> {
+        self.can_see(other).then(|| os::runs_of_process(other.pid))?
     }
 
     /// As reports name it.

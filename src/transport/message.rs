@@ -1,10 +1,10 @@
-//! What every transport does with a message that has come.
+//! Received messages: status, check of the length, and sample, which are the same for all transports.
 
 use std::mem::MaybeUninit;
 
 use ::mpi::ffi;
 
-use crate::call::Call;
+use crate::call::{Call, Site};
 use crate::error::Cause;
 use crate::mpilib::{check, wildcards};
 use crate::ops::Buffer;
@@ -15,7 +15,7 @@ use crate::record::samples;
 pub struct Arrived {
     pub source: i32,
     pub tag: i32,
-    /// In elements of the type that was asked for.
+    /// Length, in elements of the result's type.
     pub count: usize,
 }
 
@@ -27,8 +27,10 @@ pub fn arrive(call: &Call, message: &Arrived) -> Result<(), Cause> {
         samples::received(call, message.source, message.tag, message.count);
     }
     if let Some(received) = call.received {
-        // SAFETY: a result of two int32, checked by the frame's decoder.
-        unsafe { received.data().cast::<[i32; 2]>().write_unaligned([message.source, message.tag]) };
+        let length = i32::try_from(message.count).unwrap_or(i32::MAX);
+        let numbers = [message.source, message.tag, length];
+        // SAFETY: a result of so many int32, checked by the frame's decoder.
+        unsafe { received.data().cast::<[i32; Site::ENVELOPE_LEN]>().write_unaligned(numbers) };
     }
     match &call.recv {
         Some(recv) if message.count != recv.count() => short(call, recv, message),
@@ -38,8 +40,8 @@ pub fn arrive(call: &Call, message: &Arrived) -> Result<(), Cause> {
 
 #[cold]
 fn short(call: &Call, recv: &Buffer, message: &Arrived) -> Result<(), Cause> {
-    // A rank at the end of a chain has no source, and a program that passes a status can see the length.
-    if !call.status.is_some() && call.envelope.source != wildcards().proc_null {
+    // A rank at the end of a chain has no source.
+    if !call.may_be_short() && call.envelope.source != wildcards().proc_null {
         return Err(Cause::ShortMessage {
             function: call.site.mpi_name(),
             received: message.count,

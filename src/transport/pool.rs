@@ -1,16 +1,18 @@
-//! Memory of the host that copies of arrays are in, used again.
+//! Pools of staging memory of the host, which calls use again.
 
 use std::mem::ManuallyDrop;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
+use super::TARGET;
 use crate::device::{Device, Staging};
 use crate::error::Cause;
+use crate::sync::lock;
 
-/// Bytes that are kept for later calls at most.
+/// The most bytes that a pool keeps for later calls.
 const KEEP: usize = 512 << 20;
 
-/// Up to a quarter more, so that calls of similar sizes share buffers. Never nothing: memory of no bytes has an address
-/// that MPI may take for `MPI_IN_PLACE`.
+/// The capacity of a new buffer: up to a quarter more than asked for, so that calls of similar sizes share buffers, and at
+/// least one byte, because the address of an empty allocation may equal `MPI_IN_PLACE`.
 fn rounded(bytes: usize) -> usize {
     bytes.max(1).next_multiple_of((bytes.next_power_of_two() / 8).max(1))
 }
@@ -20,14 +22,14 @@ fn rounded(bytes: usize) -> usize {
 #[derive(Debug)]
 pub struct Pool {
     pub device: Device,
-    /// How many bytes are kept at most.
+    /// The most bytes that are kept.
     keep: usize,
-    state: Mutex<State>,
+    state: Mutex<Buffers>,
 }
 
 #[derive(Debug, Default)]
-struct State {
-    /// The one that was used last at the end.
+struct Buffers {
+    /// Buffers that no call uses, in the order of their last use.
     free: Vec<Staging>,
     /// Bytes in use, and the most that ever were.
     used: usize,
@@ -39,8 +41,8 @@ impl Pool {
         Self { device, keep: KEEP, state: Mutex::default() }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    fn state(&self) -> MutexGuard<'_, Buffers> {
+        lock(&self.state)
     }
 
     /// A buffer of at least so many bytes: the smallest that is large enough, or a new one.
@@ -50,16 +52,22 @@ impl Pool {
             let fits = free.iter().enumerate().filter(|(_, buffer)| buffer.capacity() >= bytes);
             fits.min_by_key(|(_, buffer)| buffer.capacity()).map(|(i, _)| i).map(|i| free.remove(i))
         };
+        let is_new = found.is_none();
         let buffer = found.map_or_else(|| self.device.allocate(rounded(bytes)), Ok)?;
         let mut state = self.state();
         state.used += buffer.capacity();
         state.peak = state.peak.max(state.used);
+        if is_new {
+            let (bytes, used, peak) = (buffer.capacity(), state.used, state.peak);
+            drop(state);
+            tracing::debug!(target: TARGET, bytes, used, peak, "allocated memory for copies");
+        }
         Ok(Lease { pool: self, buffer: ManuallyDrop::new(buffer) })
     }
 
-    /// Takes a buffer back; those that are to be freed for it.
+    /// Takes a buffer back, and returns buffers that the caller has to free, without the lock.
     fn give_back(&self, buffer: Staging) -> Vec<Staging> {
-        let State { free, used, peak } = &mut *self.state();
+        let Buffers { free, used, peak } = &mut *self.state();
         *used -= buffer.capacity();
         free.push(buffer);
         let mut total: usize = free.iter().map(Staging::capacity).sum();

@@ -1,134 +1,81 @@
-//! Which transport carries out operations, by where their arrays are: from the environment, once.
+//! The choice of a transport for each platform: from the environment, once.
 
 use std::sync::{Arc, OnceLock};
 
-use super::dispatch::{Transport, Way};
-use super::mpi::{is_cuda_aware, probe_device_pointers};
-use super::nccl::{self, Messages, Nccl, Unfinished};
-use super::ucx;
+use super::{AnyTransport, Descriptor, TARGET, Transport, Unfinished, requests};
 use crate::comm::{Comm, Group};
-use crate::device::cuda::Driver;
-use crate::device::{self, Device, Platform};
+use crate::device::Platform;
 use crate::error::{Cause, Error};
-
-/// A transport that can be chosen.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
-    Mpi,
-    Staged,
-    CudaMpi,
-    Nccl,
-    Ucx,
-}
-
-impl Kind {
-    const ALL: [Self; 5] = [Self::Mpi, Self::Staged, Self::CudaMpi, Self::Nccl, Self::Ucx];
-
-    /// What `MPI4JAX_TRANSPORT` calls it.
-    fn name(self) -> &'static str {
-        match self {
-            Self::Mpi => "mpi",
-            Self::Staged => "staged",
-            Self::CudaMpi => "cuda-mpi",
-            Self::Nccl => "nccl",
-            Self::Ucx => "ucx",
-        }
-    }
-
-    fn is_for(self, platform: Platform) -> bool {
-        match self {
-            Self::Mpi => platform == Platform::Cpu,
-            Self::CudaMpi | Self::Nccl => platform == Platform::Cuda,
-            // Staging on the CPU is for tests: the whole path, with host memory in the part of the device.
-            Self::Staged | Self::Ucx => true,
-        }
-    }
-
-    /// Whether it could start, or why not. Asks this process only, and starts nothing.
-    fn probe(self, platform: Platform) -> Result<(), String> {
-        match (self, platform) {
-            (Self::Mpi, _) | (Self::Staged, Platform::Cpu) => Ok(()),
-            (Self::Staged, Platform::Cuda) => device::support(),
-            (Self::CudaMpi, _) => probe_device_pointers(),
-            (Self::Nccl, _) => nccl::probe(),
-            (Self::Ucx, _) => ucx::probe(platform),
-        }
-    }
-
-    fn start(self, platform: Platform) -> Result<Transport, String> {
-        // Collective: also on a rank that cannot use it.
-        let ucx = if self == Self::Ucx { Some(ucx::start()?) } else { None };
-        if self != Self::Nccl {
-            self.probe(platform)?;
-        }
-        if platform == Platform::Cpu {
-            let way = if self == Self::Staged { Way::Staged } else { Way::Host };
-            return Ok(Transport::new(self.name(), way, ucx, Device::Host));
-        }
-        device::support()?;
-        let driver = Driver::get()?;
-        if let Some(ucx) = ucx {
-            ucx.reaches_cuda()?;
-        }
-        let way = match self {
-            Self::Mpi | Self::Staged => Way::Staged,
-            Self::CudaMpi | Self::Ucx => Way::Direct(driver),
-            Self::Nccl => Way::Nccl(Nccl::new(driver)),
-        };
-        Ok(Transport::new(self.name(), way, ucx, Device::Gpu(driver)))
-    }
-
-    /// The best of those that can start on all ranks, and suit all of them, for arrays on GPUs. Collective over
-    /// `MPI_COMM_WORLD`.
-    fn best() -> Result<Option<Self>, Cause> {
-        // All ranks see the same answers, so they ask the same questions.
-        for kind in [Self::Nccl, Self::CudaMpi] {
-            let suits = if kind == Self::Nccl { nccl::one_gpu_each()? } else { is_cuda_aware() };
-            let is_able = suits && kind.probe(Platform::Cuda).is_ok();
-            if Group::World.common_bits(u64::from(is_able))? == 1 {
-                return Ok(Some(kind));
-            }
-        }
-        Ok(None)
-    }
-}
+use crate::system::variable;
 
 const TRANSPORT: &str = "MPI4JAX_TRANSPORT";
 const USE_CUDA_MPI: &str = "MPI4JAX_USE_CUDA_MPI";
 const AUTO: &str = "auto";
 
-/// What the environment asks for.
+/// The choice that the environment asks for.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Setting {
     /// `None` where nothing is asked for, and with `auto`.
-    kind: Option<Kind>,
+    named: Option<&'static Descriptor>,
     is_auto: bool,
     /// The setting, as the user wrote it.
     text: String,
-    /// It is about arrays on GPUs only.
+    /// Whether the setting is about arrays on GPUs only.
     gpu_only: bool,
 }
 
-fn value(name: &str) -> Option<String> {
-    std::env::var(name).ok().filter(|value| !value.is_empty())
-}
-
-/// What `MPI4JAX_TRANSPORT` may say.
+/// The values that `MPI4JAX_TRANSPORT` may have.
 fn valid() -> String {
-    let names = Kind::ALL.into_iter().map(Kind::name).chain([AUTO]);
+    let names = Descriptor::ALL.iter().map(|it| it.name).chain([AUTO]);
     names.collect::<Vec<_>>().join(", ")
 }
 
+/// The transport that a value of `MPI4JAX_USE_CUDA_MPI` chooses.
+fn by_cuda_mpi(is_wanted: bool) -> &'static Descriptor {
+    let found = Descriptor::ALL.iter().find(|it| it.use_cuda_mpi == Some(is_wanted));
+    found.expect("a transport for each value")
+}
+
+/// The transport of a platform's arrays where nothing is chosen.
+fn default_on(platform: Platform) -> &'static Descriptor {
+    Descriptor::ALL.iter().find(|it| it.default_on == Some(platform)).expect("a transport for each platform")
+}
+
+/// For `auto`: the best transport for arrays on GPUs that can start on all ranks, and suits all of them. Collective over
+/// `MPI_COMM_WORLD`.
+fn best() -> Result<Option<&'static Descriptor>, Cause> {
+    // All ranks see the same answers, so they ask the same questions.
+    for &it in Descriptor::ALL.iter().rev() {
+        let Some(suits) = it.suits else { continue };
+        let is_able = suits()? && (it.probe)(Platform::Cuda).is_ok();
+        let is_best = Group::World.common_bits(u64::from(is_able))? == 1;
+        tracing::debug!(target: TARGET, transport = it.name, here = is_able, everywhere = is_best, "looked for the best");
+        if is_best {
+            return Ok(Some(it));
+        }
+    }
+    Ok(None)
+}
+
 impl Setting {
+    fn read() -> Result<Self, Cause> {
+        Self::parse(variable(TRANSPORT).as_deref(), variable(USE_CUDA_MPI).as_deref())
+    }
+
+    /// What of it must be the same on all ranks: nothing, where operations meet those of all ranks that go through MPI.
+    fn shared(&self) -> &'static str {
+        if self.is_auto { AUTO } else { self.named.filter(|it| !it.meets_mpi).map_or("", |it| it.name) }
+    }
+
     fn parse(transport: Option<&str>, cuda_mpi: Option<&str>) -> Result<Self, Cause> {
         let meant = match cuda_mpi.map(str::to_ascii_lowercase).as_deref() {
             None => None,
-            Some("1" | "true" | "on" | "yes") => Some(Kind::CudaMpi),
-            Some("0" | "false" | "off" | "no") => Some(Kind::Staged),
+            Some("1" | "true" | "on" | "yes") => Some(by_cuda_mpi(true)),
+            Some("0" | "false" | "off" | "no") => Some(by_cuda_mpi(false)),
             Some(other) => {
+                let [yes, no] = [true, false].map(|is_wanted| by_cuda_mpi(is_wanted).name);
                 let message = format!(
-                    "{USE_CUDA_MPI}={other} is not understood: expected 1 (which means {TRANSPORT}=cuda-mpi) or 0 \
-                     (staged)"
+                    "{USE_CUDA_MPI}={other} is not understood: expected 1 (which means {TRANSPORT}={yes}) or 0 ({no})"
                 );
                 return Err(Cause::Setting { message });
             }
@@ -136,41 +83,40 @@ impl Setting {
         let cuda_mpi = format!("{USE_CUDA_MPI}={}", cuda_mpi.unwrap_or_default());
         let Some(name) = transport else {
             let text = if meant.is_some() { cuda_mpi } else { String::new() };
-            return Ok(Self { kind: meant, is_auto: false, text, gpu_only: meant.is_some() });
+            return Ok(Self { named: meant, is_auto: false, text, gpu_only: meant.is_some() });
         };
-        let (kind, is_auto) = (Kind::ALL.into_iter().find(|kind| kind.name() == name), name == AUTO);
-        if kind.is_none() && !is_auto {
+        let (named, is_auto) = (Descriptor::named(name), name == AUTO);
+        if named.is_none() && !is_auto {
             let message = format!("unknown transport {name:?}: {TRANSPORT} takes {}", valid());
             return Err(Cause::Setting { message });
         }
         let text = format!("{TRANSPORT}={name}");
-        if let Some(meant) = meant.filter(|meant| kind != Some(*meant)) {
+        if let Some(meant) = meant.filter(|&meant| named != Some(meant)) {
             let message = format!(
                 "{text} contradicts {cuda_mpi}, which means {}: unset one of them; {TRANSPORT} takes {}",
-                meant.name(),
+                meant.name,
                 valid()
             );
             return Err(Cause::Setting { message });
         }
-        Ok(Self { kind, is_auto, text, gpu_only: false })
+        Ok(Self { named, is_auto, text, gpu_only: false })
     }
 
     /// The transport for arrays on a platform, and why. `best` is what `auto` has found.
-    fn choose(&self, platform: Platform, best: Option<Kind>) -> (Kind, String) {
-        let default = if platform == Platform::Cpu { Kind::Mpi } else { Kind::Staged };
-        let text = &self.text;
-        match self.kind {
+    fn choose(&self, platform: Platform, best: Option<&'static Descriptor>) -> (&'static Descriptor, String) {
+        let (default, text) = (default_on(platform), &self.text);
+        match self.named {
             None if !self.is_auto => (default, "the default".into()),
             None => match best.filter(|_| platform == Platform::Cuda) {
-                Some(kind) => (kind, format!("{text}: the best that can start on all ranks")),
+                Some(best) => (best, format!("{text}: the best that can start on all ranks")),
                 None => (default, format!("{text}: the default, as nothing better can start on all ranks")),
             },
             // A transport for GPUs says nothing about arrays in host memory. The other way round is an error
             // when it is started: nothing takes arrays on GPUs unasked.
-            Some(kind) if platform == Platform::Cpu && (self.gpu_only || !kind.is_for(platform)) => {
+            Some(named) if platform == Platform::Cpu && (self.gpu_only || !(named.takes)(platform)) => {
                 (default, format!("{text} is about arrays on GPUs"))
             }
-            Some(kind) => (kind, text.clone()),
+            Some(named) => (named, text.clone()),
         }
     }
 }
@@ -178,9 +124,9 @@ impl Setting {
 /// What was chosen for one platform. It is started when it is first needed.
 #[derive(Debug)]
 struct Slot {
-    kind: Kind,
+    chosen: &'static Descriptor,
     reason: String,
-    transport: OnceLock<Result<Transport, String>>,
+    transport: OnceLock<Result<AnyTransport, String>>,
 }
 
 #[derive(Debug)]
@@ -191,27 +137,31 @@ struct Selection {
 
 static SELECTION: OnceLock<Selection> = OnceLock::new();
 
-/// Reads the environment, once. With `auto` or `ucx` this is collective over `MPI_COMM_WORLD`: ranks that chose
-/// differently would wait for each other for ever.
+/// Reads the environment, once. With `auto`, and with a transport that all ranks start together, this is collective over
+/// `MPI_COMM_WORLD`: ranks that chose differently would wait for each other for ever.
 fn selection() -> Result<&'static Selection, Error> {
     if let Some(selection) = SELECTION.get() {
         return Ok(selection);
     }
-    let setting = Setting::parse(value(TRANSPORT).as_deref(), value(USE_CUDA_MPI).as_deref())?;
-    // A wrong one is an error also where NCCL is not chosen.
-    let messages = Messages::read(setting.is_auto)?;
-    let best = if setting.is_auto { Kind::best()? } else { None };
+    let setting = Setting::read()?;
+    requests::check_setting()?;
+    let own = Descriptor::ALL.iter().map(|it| Ok((it.name, (it.settings)(setting.is_auto)?)));
+    let own = own.collect::<Result<Vec<_>, Cause>>()?;
+    let best = if setting.is_auto { best()? } else { None };
     let slots = Platform::ALL.map(|platform| {
-        let (kind, mut reason) = setting.choose(platform, best);
-        if kind == Kind::Nccl {
-            reason += &format!("; messages: {}", messages.name());
+        let (chosen, mut reason) = setting.choose(platform, best);
+        if let Some((_, Some(words))) = own.iter().find(|(name, _)| *name == chosen.name) {
+            reason += &format!("; {words}");
         }
-        Slot { kind, reason, transport: OnceLock::new() }
+        Slot { chosen, reason, transport: OnceLock::new() }
     });
     let selection = SELECTION.get_or_init(|| Selection { setting: setting.text, slots });
-    // UCX is started by all ranks together: here, where they all come by. A machine without a GPU has no arrays there: an
+    for (platform, Slot { chosen, reason, .. }) in Platform::ALL.into_iter().zip(&selection.slots) {
+        tracing::info!(target: TARGET, transport = chosen.name, platform = platform.name(), reason, "chosen");
+    }
+    // Some are started by all ranks together: here, where they all come by. A machine without a GPU has no arrays there: an
     // error only if there is one after all.
-    let [on_cpu, on_gpu] = [&selection.slots[0], &selection.slots[1]].map(|slot| slot.kind == Kind::Ucx);
+    let [on_cpu, on_gpu] = [&selection.slots[0], &selection.slots[1]].map(|slot| slot.chosen.is_collective);
     if on_cpu {
         selected(Platform::Cpu)?;
     }
@@ -221,10 +171,22 @@ fn selection() -> Result<&'static Selection, Error> {
     Ok(selection)
 }
 
+/// The variable that chooses, what of its value must be the same on all ranks, and the value as it was written; and whether
+/// all ranks start what it chooses together.
+pub type Choice = ((&'static str, &'static str, String), bool);
+
+/// What the environment chooses, before anything is chosen: ranks whose settings differ would wait for each other for ever.
+#[cfg_attr(feature = "python", pyo3::pyfunction(name = "transport_choice"))]
+pub fn choice() -> Result<Choice, Error> {
+    let setting = Setting::read()?;
+    let shared = (TRANSPORT, setting.shared(), variable(TRANSPORT).unwrap_or_default());
+    Ok((shared, setting.is_auto || setting.named.is_some_and(|it| it.is_collective)))
+}
+
 /// Name of what carries arrays on the CPU and on a GPU, and why it was chosen. At the first call as collective as reading the
-/// environment; starts nothing but UCX.
+/// environment; starts only what all ranks start together.
 pub fn select() -> Result<[(&'static str, &'static str); 2], Error> {
-    Ok(selection()?.slots.each_ref().map(|slot| (slot.kind.name(), &*slot.reason)))
+    Ok(selection()?.slots.each_ref().map(|slot| (slot.chosen.name, &*slot.reason)))
 }
 
 fn slot(platform: Platform) -> Result<&'static Slot, Error> {
@@ -237,25 +199,34 @@ fn elsewhere(platform: Platform) -> String {
 
 /// The transport for arrays on a platform, the same one for the life of the process.
 #[inline]
-pub fn selected(platform: Platform) -> Result<&'static Transport, Error> {
+pub fn selected(platform: Platform) -> Result<&'static AnyTransport, Error> {
     let slot = slot(platform)?;
-    let started = slot.transport.get_or_init(|| {
-        if slot.kind.is_for(platform) { slot.kind.start(platform) } else { Err(elsewhere(platform)) }
-    });
+    let started = slot.transport.get_or_init(|| start(platform, slot.chosen));
     started.as_ref().map_err(|reason| unavailable(platform, slot, reason))
 }
 
 #[cold]
+fn start(platform: Platform, chosen: &Descriptor) -> Result<AnyTransport, String> {
+    let started = if (chosen.takes)(platform) { (chosen.start)(platform) } else { Err(elsewhere(platform)) };
+    let (transport, platform) = (chosen.name, platform.name());
+    match &started {
+        Ok(_) => tracing::info!(target: TARGET, transport, platform, "started"),
+        Err(reason) => tracing::warn!(target: TARGET, transport, platform, reason, "cannot be started"),
+    }
+    started
+}
+
+#[cold]
 fn unavailable(platform: Platform, slot: &Slot, reason: &str) -> Error {
-    let others = Kind::ALL.into_iter().filter(|&kind| kind != slot.kind && kind.is_for(platform));
+    let others = Descriptor::ALL.iter().filter(|&&it| it != slot.chosen && (it.takes)(platform));
     let others: Vec<_> = others
-        .map(|kind| match kind.probe(platform) {
-            Ok(()) => format!("{TRANSPORT}={} can be used here", kind.name()),
-            Err(reason) => format!("{} cannot ({reason})", kind.name()),
+        .map(|it| match (it.probe)(platform) {
+            Ok(()) => format!("{TRANSPORT}={} can be used here", it.name),
+            Err(reason) => format!("{} cannot ({reason})", it.name),
         })
         .collect();
     Cause::Unavailable {
-        name: slot.kind.name(),
+        name: slot.chosen.name,
         because: slot.reason.as_str().into(),
         reason: reason.into(),
         others: others.join("; ").into(),
@@ -264,28 +235,26 @@ fn unavailable(platform: Platform, slot: &Slot, reason: &str) -> Error {
 }
 
 /// The transports that have been started.
-fn running() -> impl Iterator<Item = &'static Transport> {
+fn running() -> impl Iterator<Item = &'static AnyTransport> {
     let slots = SELECTION.get().into_iter().flat_map(|selection| &selection.slots);
     slots.filter_map(|slot| slot.transport.get()?.as_ref().ok())
 }
 
-/// Meets the other ranks of a communicator that is about to be used for the first time, where a transport needs that.
-/// Collective then. What comes of it is attached to the communicator, and dropped when that is freed.
+/// Prepares a communicator that is about to be used for the first time, where a transport needs that (see [`Transport::join`]).
+/// Collective then. The result is attached to the communicator, and dropped when that is freed.
 pub fn attach(comm: &Arc<Comm>) -> Result<(), Error> {
-    for ucx in running().filter_map(Transport::ucx) {
-        ucx.join(comm)?;
-    }
-    Ok(())
+    tracing::debug!(target: "mpi4jax::comm", comm = &*comm.key, rank = comm.rank, size = comm.size, "attached");
+    running().try_for_each(|transport| transport.join(comm))
 }
 
-/// What calls have put on streams, and has not happened yet. Called from the watchdog's thread.
+/// Operations that are on streams and have not ended. Called by the watchdog's thread.
 pub fn unfinished() -> Vec<Unfinished> {
-    running().filter_map(Transport::nccl).flat_map(Nccl::unfinished).collect()
+    running().flat_map(Transport::unfinished).collect()
 }
 
-/// The program ends: from now on there are no calls.
+/// Called at the end of the program, after the last call.
 pub fn stop() {
-    running().filter_map(Transport::ucx).for_each(ucx::Worker::stop);
+    running().for_each(Transport::stop);
 }
 
 /// The setting that chose; why each of the two that were chosen cannot be used after all; and platform, name and reason of
@@ -296,41 +265,33 @@ pub type Overview = (String, Vec<Option<String>>, Vec<(&'static str, &'static st
 pub fn overview() -> Result<Overview, Error> {
     let selection = selection()?;
     let error = |platform: Platform| {
-        let Slot { kind, transport, .. } = &selection.slots[platform as usize];
+        let Slot { chosen, transport, .. } = &selection.slots[platform as usize];
         match transport.get() {
             Some(started) => started.as_ref().err().cloned(),
-            None if kind.is_for(platform) => kind.probe(platform).err(),
+            None if (chosen.takes)(platform) => (chosen.probe)(platform).err(),
             None => Some(elsewhere(platform)),
         }
     };
-    let unavailable = |kind: Kind| {
-        let platforms = Platform::ALL.into_iter().filter(move |&platform| kind.is_for(platform));
-        platforms
-            .filter_map(move |platform| Some((platform.name(), kind.name(), kind.probe(platform).err()?)))
+    let unavailable = |it: &&'static Descriptor| {
+        let platforms = Platform::ALL.into_iter().filter(|&platform| (it.takes)(platform));
+        platforms.filter_map(|platform| Some((platform.name(), it.name, (it.probe)(platform).err()?)))
     };
     Ok((
         selection.setting.clone(),
         Platform::ALL.into_iter().map(error).collect(),
-        Kind::ALL.into_iter().flat_map(unavailable).collect(),
+        Descriptor::ALL.iter().flat_map(unavailable).collect(),
     ))
 }
 
 /// Why messages of arrays on a platform do not meet those of MPI, if they do not.
 pub fn messages_apart(platform: Platform) -> Option<&'static str> {
-    match slot(platform).ok()?.kind {
-        Kind::Ucx => Some("with MPI4JAX_TRANSPORT=ucx, send and recv do not meet the messages of MPI"),
-        Kind::Nccl if Messages::setting() == Messages::Nccl => Some(
-            "send and recv go through NCCL, and do not meet the messages of MPI; MPI4JAX_NCCL_MESSAGES=staged \
-             lets all messages go through MPI",
-        ),
-        _ => None,
-    }
+    (slot(platform).ok()?.chosen.messages_apart)()
 }
 
 /// Whether XLA packs ghost cells into messages for the transport of arrays on a platform, because the processor does not
 /// reach the blocks.
 pub fn takes_packed(platform: Platform) -> bool {
-    platform == Platform::Cuda || slot(platform).is_ok_and(|slot| slot.kind == Kind::Staged)
+    platform == Platform::Cuda || slot(platform).is_ok_and(|slot| slot.chosen.takes_packed)
 }
 
 #[cfg(test)]
@@ -339,7 +300,7 @@ mod tests {
 
     fn chosen(transport: Option<&str>, cuda_mpi: Option<&str>) -> (&'static str, &'static str) {
         let setting = Setting::parse(transport, cuda_mpi).unwrap();
-        let name = |platform| setting.choose(platform, None).0.name();
+        let name = |platform| setting.choose(platform, None).0.name;
         (name(Platform::Cpu), name(Platform::Cuda))
     }
 
@@ -349,6 +310,18 @@ mod tests {
         assert_eq!(chosen(Some("mpi"), None), ("mpi", "mpi"), "an error when a GPU's array comes");
         assert_eq!(chosen(Some("ucx"), None).0, "ucx");
         assert_eq!(chosen(Some("auto"), None), ("mpi", "staged"));
+    }
+
+    #[test]
+    fn what_meets_mpi_need_not_be_the_same_on_all_ranks() {
+        let shared = |transport, cuda_mpi| Setting::parse(transport, cuda_mpi).unwrap().shared();
+        for name in [None, Some("mpi"), Some("staged"), Some("cuda-mpi")] {
+            assert_eq!(shared(name, None), "");
+        }
+        assert_eq!(shared(None, Some("1")), "");
+        for name in ["nccl", "ucx", "auto"] {
+            assert_eq!(shared(Some(name), None), name);
+        }
     }
 
     #[test]
@@ -369,9 +342,29 @@ mod tests {
     #[test]
     fn auto_takes_the_best_that_all_ranks_have_for_gpus() {
         let setting = Setting::parse(Some("auto"), None).unwrap();
-        for kind in [Kind::Nccl, Kind::CudaMpi] {
-            assert_eq!(setting.choose(Platform::Cuda, Some(kind)).0, kind);
-            assert_eq!(setting.choose(Platform::Cpu, Some(kind)).0, Kind::Mpi);
+        let candidates = Descriptor::ALL.iter().rev().filter(|it| it.suits.is_some());
+        let candidates: Vec<_> = candidates.copied().collect();
+        assert_eq!(candidates.iter().map(|it| it.name).collect::<Vec<_>>(), ["nccl", "cuda-mpi"]);
+        for best in candidates {
+            assert_eq!(setting.choose(Platform::Cuda, Some(best)).0, best);
+            assert_eq!(setting.choose(Platform::Cpu, Some(best)).0.name, "mpi");
+        }
+    }
+
+    #[test]
+    fn descriptors_are_told_apart() {
+        for it in Descriptor::ALL {
+            assert!(!it.name.is_empty() && it.name != AUTO);
+            assert_eq!(Descriptor::ALL.iter().filter(|other| other.name == it.name).count(), 1, "{it:?}");
+            assert!(Platform::ALL.into_iter().any(it.takes), "{it:?}");
+        }
+        for platform in Platform::ALL {
+            let defaults = Descriptor::ALL.iter().filter(|it| it.default_on == Some(platform));
+            assert_eq!(defaults.count(), 1);
+        }
+        for is_wanted in [true, false] {
+            let meant = Descriptor::ALL.iter().filter(|it| it.use_cuda_mpi == Some(is_wanted));
+            assert_eq!(meant.count(), 1);
         }
     }
 }

@@ -1,30 +1,37 @@
 //! What the rest of the package calls: the start of the watchdog, and the end of this rank.
 
 use super::end;
-use super::own;
 use super::python;
-use super::settings::{self, Settings, Watchdog, print, watchdog};
+use super::settings::{self, Settings, Watchdog, watchdog};
+use super::shared;
+use super::this_rank;
 use super::waits;
 use super::watchdog;
 use crate::comm;
 use crate::error::Error;
-use crate::job::{default, link};
-use crate::mpilib;
+use crate::finalize;
+use crate::output::{self, print};
 use crate::system::signal;
+use crate::watch::job::{self, default, link};
 
 /// Starts the watchdog, once per process.
 #[cfg_attr(feature = "python", pyo3::pyfunction(name = "watch_start"))]
 pub fn start(settings: Settings) {
     let Some(Watchdog { settings, host, .. }) = settings::make(settings) else { return };
+    output::keep(settings.stderr);
+    host.publish_settings(&settings.shared);
     // SAFETY: registers a function that touches nothing but its statics and files.
     unsafe { libc::atexit(end::at_exit) };
+    // Mostly all ranks of a host have the same reason, and one says it.
     if let Some(why) = host.broken()
         && settings.size > 1
+        && (settings.is_first_here || why.contains(job::host::ALREADY))
     {
         print(&format!(
-            "r{} | mpi4jax: {why}; this rank exchanges no states with other ranks, and writes no dumps \
+            "r{} | mpi4jax: no files in {}: {why}; ranks exchange no states with others, and write no dumps \
              (MPI4JAX_DUMP_DIR names another directory)\n",
-            settings.rank
+            settings.rank,
+            host.directory.display()
         ));
     }
     // Without a pipe and a thread there is no watchdog, and all else works.
@@ -37,12 +44,12 @@ pub fn start(settings: Settings) {
             signal::take(libc::SIGUSR1);
         }
     }
-    let _ = mpilib::first_at_finalize(Box::new(finish));
+    let _ = finalize::first_at_finalize(Box::new(finish));
     // Without it, communicators of the same ranks are not told apart.
     let _ = comm::origin::start();
 }
 
-/// Lets the leaders of several hosts ask each other through MPI. Collective.
+/// Compares settings of all ranks, and lets the leaders of several hosts ask each other through MPI. Collective.
 ///
 /// # Safety
 /// `comm` is the handle of a live communicator, with the ranks of `MPI_COMM_WORLD`.
@@ -50,8 +57,10 @@ pub unsafe fn open_link(comm: usize) -> Result<(), Error> {
     if let Some(Watchdog { settings, host, .. }) = watchdog()
         && settings.size > 1
     {
+        let compared = shared::compare(&settings.shared, settings.size);
         // SAFETY: promised by the caller.
         unsafe { link::open(comm, host.place(), (settings.rank, settings.size))? };
+        compared?;
     }
     Ok(())
 }
@@ -60,15 +69,22 @@ pub unsafe fn open_link(comm: usize) -> Result<(), Error> {
 fn finish() {
     let Some(Watchdog { host, settings, started, .. }) = watchdog() else { return };
     for comm in comm::live() {
-        if let Some((source, tag)) = comm.unreceived() {
+        // What is called later may receive it.
+        if !finalize::are_others_deleted_last()
+            && let Some((source, tag)) = comm.unreceived()
+        {
             print(&format!(
                 "r{} | mpi4jax: warning: a message from {source}, tag {tag}, on {} was never received\n",
                 host.rank, comm.key
             ));
         }
     }
-    waits::finish();
-    let _ = own::publish(host, &own::status_now(host.size));
+    host.wait_if_gone();
+    if let Some(words) = host.mend(false) {
+        print(&format!("r{} | mpi4jax: {words}\n", host.rank));
+    }
+    waits::end();
+    let _ = this_rank::publish(host, &this_rank::status_now(host.size));
     signal::wake();
     watchdog::compare(host);
     let made = |handle| {

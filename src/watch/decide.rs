@@ -8,9 +8,9 @@
 
 use std::collections::{HashMap, HashSet};
 
-use super::graph::{Graph, Why};
-use crate::job::mail::Kind;
-use crate::job::status::{Life, Need, RankStatus, Wait, World, wait_of};
+use super::graph::{Graph, Trust, Why};
+use crate::watch::job::mail::QuestionKind;
+use crate::watch::job::status::{Life, Need, RankStatus, Wait, WaitId, World, wait_of};
 
 /// For how long a proof has to hold, and a wait lasts before the other hosts are asked: messages may be under way.
 const PATIENCE: f64 = 3.0;
@@ -36,8 +36,8 @@ pub struct Settings {
     pub host: (usize, usize),
 }
 
-/// A wait, by its rank and number.
-pub type Key = (i32, u64);
+/// A wait of a rank.
+pub type Key = (i32, WaitId);
 
 /// When leaders of other hosts asked last: for anything, to end the job, and one that comes before this rank.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -56,9 +56,9 @@ impl Default for Heard {
 
 impl Heard {
     /// A leader has asked.
-    pub fn note(&mut self, is_before_this: bool, kind: Kind, now: f64) {
+    pub fn note(&mut self, is_before_this: bool, kind: QuestionKind, now: f64) {
         self.last = now;
-        if kind == Kind::End {
+        if kind == QuestionKind::End {
             self.end = now;
         }
         if is_before_this {
@@ -67,9 +67,9 @@ impl Heard {
     }
 }
 
-/// What is known now.
+/// What the leader knows when it decides.
 #[derive(Clone, Debug, Default)]
-pub struct State {
+pub struct Observation {
     pub world: World,
     /// A debugger is attached to this process.
     pub is_debugged: bool,
@@ -84,7 +84,7 @@ pub struct State {
 /// A question of this leader to all ranks.
 #[derive(Clone, Debug)]
 pub struct Question {
-    kind: Kind,
+    kind: QuestionKind,
     /// The rank that the user asked for a report.
     report_for: Option<i32>,
     at: f64,
@@ -93,7 +93,7 @@ pub struct Question {
     was_repeated: bool,
 }
 
-/// What has been decided before.
+/// What the leader remembers of earlier decisions.
 #[derive(Clone, Debug)]
 pub struct Memory {
     pub question: Option<Question>,
@@ -126,7 +126,7 @@ impl Memory {
 #[derive(Clone, Debug, PartialEq)]
 pub enum Action {
     /// Asks all ranks what they do.
-    Ask(Kind),
+    Ask(QuestionKind),
     /// Asks the hosts that have not answered once more.
     AskAgain,
     /// Prints what a wait waits for.
@@ -138,7 +138,7 @@ pub enum Action {
 }
 
 /// What is to be done, and what the next decision has to know of it.
-pub fn decide(state: &State, memory: &Memory, settings: &Settings, now: f64) -> (Memory, Vec<Action>) {
+pub fn decide(state: &Observation, memory: &Memory, settings: &Settings, now: f64) -> (Memory, Vec<Action>) {
     let mut next = memory.clone();
     if let Some(question) = &mut next.question
         && !state.is_answered
@@ -160,7 +160,13 @@ pub fn decide(state: &State, memory: &Memory, settings: &Settings, now: f64) -> 
 }
 
 /// Asks all ranks, if there is a reason to.
-fn ask(state: &State, next: &mut Memory, is_hung: bool, settings: &Settings, now: f64) -> Option<Action> {
+fn ask(
+    state: &Observation,
+    next: &mut Memory,
+    is_hung: bool,
+    settings: &Settings,
+    now: f64,
+) -> Option<Action> {
     let before = next.asked.max(state.heard.last);
     let another_reports = now - state.heard.end < 2.0 * ANSWER_TIME;
     let is_due = || {
@@ -168,11 +174,11 @@ fn ask(state: &State, next: &mut Memory, is_hung: bool, settings: &Settings, now
         waits(&state.world).any(|(_, _, wait)| has_come_to(first, wait, settings, now, before))
     };
     let kind = if state.report_for.is_some() {
-        Kind::Report
+        QuestionKind::Report
     } else if is_hung && !another_reports {
-        Kind::End
+        QuestionKind::End
     } else if !state.is_debugged && is_due() {
-        Kind::Status
+        QuestionKind::Status
     } else {
         return None;
     };
@@ -183,7 +189,7 @@ fn ask(state: &State, next: &mut Memory, is_hung: bool, settings: &Settings, now
 
 /// What is done when the ranks have answered.
 fn conclude(
-    state: &State,
+    state: &Observation,
     next: &mut Memory,
     question: &Question,
     hung: Option<(Key, Why)>,
@@ -198,7 +204,7 @@ fn conclude(
     if state.heard.before_this >= question.at - 1.0 {
         return None;
     }
-    if question.kind == Kind::End
+    if question.kind == QuestionKind::End
         && let Some((key, why)) = hung
     {
         next.reported.insert(key);
@@ -215,13 +221,14 @@ fn conclude(
 }
 
 fn waits(world: &World) -> impl Iterator<Item = (Key, &RankStatus, &Wait)> {
-    world.iter().flat_map(|(&rank, it)| it.waits.iter().map(move |wait| ((rank, wait.number), it, wait)))
+    world.iter().flat_map(|(&rank, it)| it.waits.iter().map(move |wait| ((rank, wait.id), it, wait)))
 }
 
 /// The wait for which the job should be ended: one is enough, of this host if there is one, whose last operations are known.
 /// Since when there has been a reason to, is written down for all waits.
-fn hung(state: &State, next: &mut Memory, settings: &Settings, now: f64) -> Option<(Key, Why)> {
-    let graph = Graph::new(&state.world, false);
+fn hung(state: &Observation, next: &mut Memory, settings: &Settings, now: f64) -> Option<(Key, Why)> {
+    let graph = Graph::new(&state.world, Trust::Proved);
+    let (moves, volume) = (graph.moves(), graph.volume());
     let mut suspects = HashMap::new();
     let mut found: Option<(bool, Key, Why)> = None;
     for (key, rank, wait) in waits(&state.world).filter(|(key, ..)| !next.reported.contains(key)) {
@@ -229,14 +236,16 @@ fn hung(state: &State, next: &mut Memory, settings: &Settings, now: f64) -> Opti
         let why = if !wait.late.is_empty() {
             Some(Why::Late)
         } else if may_be_proved {
-            graph.why(key.0, wait)
+            let is_still = !rank.moves && !moves;
+            graph.why(key.0, wait).filter(|why| is_still || matches!(why, Why::Gone(_)))
         } else {
             None
         };
         let Some(why) = why else { continue };
         let since = next.suspects.get(&key).copied();
         suspects.insert(key, since.unwrap_or(now));
-        let has_held = since.is_some_and(|since| now - since >= patience(wait, &why) + delay(settings));
+        let has_held = since
+            .is_some_and(|since| now - since >= patience(wait.volume().max(volume), &why) + delay(settings));
         let has_details = !rank.last.is_empty();
         if has_held && found.as_ref().is_none_or(|(other_has_details, ..)| has_details && !other_has_details)
         {
@@ -249,12 +258,12 @@ fn hung(state: &State, next: &mut Memory, settings: &Settings, now: f64) -> Opti
 }
 
 /// For how long a reason has to hold.
-fn patience(wait: &Wait, why: &Why) -> f64 {
-    let copies = if matches!(wait.need, Need::Collective { .. }) { wait.members.count() } else { 1 };
+fn patience(volume: f64, why: &Why) -> f64 {
     match why {
         Why::Late => 0.0,
         Why::Gone(_) => PATIENCE,
-        Why::Finished(_) | Why::Stuck(_) => PATIENCE + wait.bytes as f64 * copies as f64 / SLOWEST,
+        // The largest message decides, whichever wait it is of: the others end after it.
+        Why::Finished(_) | Why::Stuck(_) => PATIENCE + volume / SLOWEST,
     }
 }
 

@@ -7,11 +7,11 @@ use serde_json::{Value, json};
 
 use super::python::Frame;
 use crate::comm::{self, Comm};
-use crate::job::host::Host;
-use crate::job::mail::Kind;
-use crate::job::ranks::Ranks;
 use crate::record::clock;
 use crate::record::{json, recorder};
+use crate::watch::job::host::HostFolder;
+use crate::watch::job::mail::QuestionKind;
+use crate::watch::job::ranks::Ranks;
 
 fn communicator(comm: &Arc<Comm>) -> Value {
     json!({
@@ -23,7 +23,7 @@ fn communicator(comm: &Arc<Comm>) -> Value {
 }
 
 /// `state`: what this rank is doing, in words. `python`: the frames of Python's main thread, the innermost first.
-pub fn dump(host: &Host, reason: Kind, state: &str, python: &[Frame]) -> Value {
+pub fn dump(host: &HostFolder, reason: QuestionKind, state: &str, python: &[Frame]) -> Value {
     let records = recorder::records();
     let mut comms = comm::live();
     for record in &records {

@@ -7,15 +7,16 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use super::settings::{print, watchdog};
+use super::settings::watchdog;
 use super::waits::{self, Waits};
-use super::{own, python, report};
-use crate::job::host::Host;
-use crate::job::mail::Kind;
-use crate::mpilib;
+use super::{python, report, this_rank};
+use crate::finalize;
+use crate::output::print;
 use crate::record::{recorder, timeline};
 use crate::system::launcher::Launcher;
 use crate::system::signal;
+use crate::watch::job::host::HostFolder;
+use crate::watch::job::mail::QuestionKind;
 
 /// The job's exit status where an operation hangs. Not 124, which is timeout(1)'s, nor what shells and signals use.
 pub const HUNG: i32 = 97;
@@ -54,7 +55,7 @@ pub fn end_job(code: i32) -> ! {
     });
     let_launcher_read();
     ending();
-    mpilib::abort(code);
+    finalize::abort(code);
     exit_at_once(code)
 }
 
@@ -76,7 +77,7 @@ static ASK_PYTHON: OnceLock<fn()> = OnceLock::new();
 /// Python's main thread has run since the last interrupt, and so has seen it.
 static PYTHON_RUNS: AtomicBool = AtomicBool::new(false);
 
-/// Python's main thread runs.
+/// Called by Python's main thread, as a sign that it runs.
 pub fn python_runs() {
     PYTHON_RUNS.store(true, Ordering::Relaxed);
 }
@@ -96,16 +97,16 @@ pub fn take_signals(ask: Option<fn()>) {
 }
 
 /// A signal has come that may end this rank.
-pub fn end_by_signal(signal: i32, host: &Host) {
+pub fn end_by_signal(signal: i32, host: &HostFolder) {
     if signal == libc::SIGINT && !stays_in_operation() {
         return;
     }
     timeline::flush();
     if !is_reported(host) {
         let name = if signal == libc::SIGINT { "SIGINT" } else { "SIGTERM" };
-        let mut status = own::status_now(host.size);
+        let mut status = this_rank::status_now(host.size);
         if status.waits.is_empty() {
-            status = own::status(&Waits::default(), &python::python(), None);
+            status = this_rank::status(&Waits::default(), &python::python(), None);
         }
         let place = report::briefly(&status);
         print(&format!("r{} | mpi4jax: {name} ends this rank, which is {place}\n", host.rank));
@@ -115,8 +116,8 @@ pub fn end_by_signal(signal: i32, host: &Host) {
 }
 
 /// Whether a rank has reported why the job ends.
-fn is_reported(host: &Host) -> bool {
-    host.is_ending() || host.question().is_some_and(|question| question.kind == Kind::End)
+fn is_reported(host: &HostFolder) -> bool {
+    host.is_ending() || host.question().is_some_and(|question| question.kind == QuestionKind::End)
 }
 
 /// Whether an operation that is under way stays so for a moment, in which Python's main thread cannot run.
@@ -126,7 +127,7 @@ fn stays_in_operation() -> bool {
     ask();
     let before = waits::under_way();
     let start = Instant::now();
-    let is_stuck = || waits::under_way().iter().any(|number| before.contains(number));
+    let is_stuck = || waits::under_way().iter().any(|id| before.contains(id));
     while !PYTHON_RUNS.load(Ordering::Relaxed) && is_stuck() {
         if start.elapsed() > PATIENCE {
             return true;
@@ -136,15 +137,24 @@ fn stays_in_operation() -> bool {
     false
 }
 
-/// This process exits.
+/// Called when this process exits: reports an operation in which a library has ended it, and leaves the folder of the job.
 pub extern "C" fn at_exit() {
     let Some(watchdog) = watchdog() else { return };
     let host = &watchdog.host;
-    let is_expected = waits::has_finished() || host.is_ending();
+    let is_expected = waits::has_ended() || host.is_ending();
     if let (false, Some(record)) = (is_expected, recorder::running().first()) {
         // MPICH does so by itself after some errors, whatever is to be done with errors.
-        print(&format!("r{} | mpi4jax: a library has ended this rank in {record}\n", host.rank));
+        let hint = if record.site.op.row().is_collective() {
+            "; if ranks differ in what they do here, MPI4JAX_CHECK=1 reports it before it runs"
+        } else {
+            ""
+        };
+        print(&format!("r{} | mpi4jax: a library has ended this rank in {record}{hint}\n", host.rank));
         let_launcher_read();
+    }
+    if waits::has_ended() && finalize::are_others_deleted_last() {
+        // The watchdog may not have seen it.
+        let _ = this_rank::publish(host, &this_rank::status_now(host.size));
     }
     host.leave();
 }

@@ -9,8 +9,8 @@ use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
 
 use crate::comm::origin::FREED;
-use crate::job::ranks::Ranks;
-use crate::job::status::{CommId, Life, Need, Peer, RankStatus, Wait, World};
+use crate::watch::job::ranks::Ranks;
+use crate::watch::job::status::{CommId, Life, Need, Peer, RankStatus, Wait, World};
 
 /// How many stuck ranks are named for one wait: a few are enough to find a cycle.
 const MOST: usize = 64;
@@ -33,8 +33,26 @@ type Collective = (CommId, u64);
 /// What these ranks wait for together: a collective, or a call that is none.
 type Shared = (Option<Collective>, Ranks);
 
+/// Which assumptions the graph makes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Trust {
+    /// None: only what is known.
+    Proved,
+    /// Threads of which nothing is known do not communicate.
+    Threads,
+    /// The same, and all ranks give a communicator the same name.
+    Names,
+}
+
+impl Trust {
+    fn known(self, comm: CommId) -> CommId {
+        if self == Self::Names { comm } else { comm.without_name() }
+    }
+}
+
 pub struct Graph<'a> {
     world: &'a World,
+    trust: Trust,
     stuck: HashSet<i32>,
     gone: Vec<i32>,
     /// The ranks that wait in each collective.
@@ -51,8 +69,11 @@ impl RankStatus {
     }
 
     /// How many collectives it has begun on a communicator, at most: one that has been freed may be that one.
-    fn collectives(&self, comm: CommId) -> u64 {
-        let is_it = |id: CommId| id.class == comm.class && (id.origin == comm.origin || id.origin == FREED);
+    fn collectives(&self, comm: CommId, trust: Trust) -> u64 {
+        let is_it = |id: CommId| {
+            let known = trust.known(id);
+            known == comm || (known.class == comm.class && known.origin == FREED)
+        };
         self.counts.iter().filter(|(id, _)| is_it(*id)).map(|(_, count)| *count).max().unwrap_or(0)
     }
 
@@ -74,12 +95,11 @@ impl RankStatus {
 }
 
 impl<'a> Graph<'a> {
-    /// `threads_idle`: as if threads of which nothing is known did not communicate.
-    pub fn new(world: &'a World, threads_idle: bool) -> Self {
+    pub fn new(world: &'a World, trust: Trust) -> Self {
         // A rank that does not answer may do anything.
         let waits = |rank: &RankStatus| {
             let runs = rank.life == Life::Runs && !rank.is_silent;
-            runs && !rank.waits.is_empty() && (threads_idle || rank.other.is_none())
+            runs && !rank.waits.is_empty() && (trust != Trust::Proved || rank.other.is_none())
         };
         let stuck = world.iter().filter(|(_, rank)| waits(rank)).map(|(&rank, _)| rank).collect();
         let gone = world.iter().filter(|(_, rank)| rank.life == Life::Gone);
@@ -87,7 +107,7 @@ impl<'a> Graph<'a> {
         for (&rank, RankStatus { waits, .. }) in world {
             for wait in waits {
                 if let Need::Collective { comm, number } = wait.need {
-                    arrived.entry((comm, number)).or_default().insert(rank);
+                    arrived.entry((trust.known(comm), number)).or_default().insert(rank);
                 }
             }
         }
@@ -95,7 +115,7 @@ impl<'a> Graph<'a> {
             |rank: &RankStatus| rank.needs().any(|need| matches!(need, Need::Message { to: Some(_), .. }));
         let senders = world.iter().filter(|(_, rank)| sends(rank)).map(|(&rank, _)| rank).collect();
         let gone = gone.map(|(&rank, _)| rank).collect();
-        let mut graph = Self { world, stuck, gone, arrived, senders, shared: RefCell::default() };
+        let mut graph = Self { world, trust, stuck, gone, arrived, senders, shared: RefCell::default() };
         graph.reduce();
         graph
     }
@@ -109,7 +129,8 @@ impl<'a> Graph<'a> {
             for wait in &self.world[&rank].waits {
                 match &wait.need {
                     Need::Collective { comm, number } => {
-                        groups.entry((Some((*comm, *number)), &wait.members)).or_default().push(rank);
+                        let collective = Some((self.trust.known(*comm), *number));
+                        groups.entry((collective, &wait.members)).or_default().push(rank);
                     }
                     Need::Message { from, to, .. } => {
                         for end in [from, to].into_iter().flatten() {
@@ -159,7 +180,7 @@ impl<'a> Graph<'a> {
     /// Why a wait of a rank cannot end; None: it can, as far as is known.
     pub fn why(&self, rank: i32, wait: &Wait) -> Option<Why> {
         let collective = match wait.need {
-            Need::Collective { comm, number } => Some((comm, number)),
+            Need::Collective { comm, number } => Some((self.trust.known(comm), number)),
             Need::Call => None,
             _ => return self.find(rank, wait),
         };
@@ -178,10 +199,11 @@ impl<'a> Graph<'a> {
         }
         match &wait.need {
             Need::Collective { comm, number } => {
-                let arrived = self.arrived.get(&(*comm, *number));
+                let comm = self.trust.known(*comm);
+                let arrived = self.arrived.get(&(comm, *number));
                 // A rank that has begun it, or a later one, may have done its part.
-                let is_missing =
-                    |member: i32| self.world.get(&member).is_none_or(|it| it.collectives(*comm) < *number);
+                let begun = |it: &RankStatus| it.collectives(comm, self.trust);
+                let is_missing = |member: i32| self.world.get(&member).is_none_or(|it| begun(it) < *number);
                 self.incomplete(wait, |member| arrived.is_some_and(|it| it.contains(&member)), is_missing)
             }
             Need::Call => {
@@ -249,6 +271,20 @@ impl<'a> Graph<'a> {
             }
         }
         Some(if stuck.is_empty() { Why::Finished(None) } else { Why::Stuck(stuck) })
+    }
+
+    fn stuck_ranks(&self) -> impl Iterator<Item = &RankStatus> {
+        self.stuck.iter().filter_map(|rank| self.world.get(rank))
+    }
+
+    /// Whether bytes still move between a stuck rank and others: what it waits for may be under way.
+    pub fn moves(&self) -> bool {
+        self.stuck_ranks().any(|rank| rank.moves)
+    }
+
+    /// The most bytes that a wait of a stuck rank is about.
+    pub fn volume(&self) -> f64 {
+        self.stuck_ranks().flat_map(|rank| &rank.waits).map(Wait::volume).fold(0.0, f64::max)
     }
 
     /// A cycle of stuck ranks: each waits for the next one, the last one for the first. It is that of `rank`, or the one for

@@ -2,7 +2,7 @@
 
 use std::cmp::Reverse;
 
-use crate::job::ranks::{Ranks, grouped};
+use crate::watch::job::ranks::{Ranks, grouped};
 
 /// How many lines a report has of what the ranks do.
 const LINES: usize = 16;

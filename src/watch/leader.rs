@@ -3,17 +3,18 @@
 
 use std::collections::HashMap;
 
-use super::decide::{self, Action, Key, Memory, State};
+use super::decide::{self, Action, Key, Memory, Observation};
 use super::end::{self, HUNG};
 use super::graph::Why;
-use super::own::Own;
 use super::report::{self, Facts};
-use super::settings::{Settings, print};
-use crate::job::host::Host;
-use crate::job::link;
-use crate::job::mail::{Kind, Mail, Message, Question};
-use crate::job::status::{Life, RankStatus, World, compare_origins, wait_of};
+use super::settings::Settings;
+use super::this_rank::ThisRank;
+use crate::output::print;
 use crate::system::os;
+use crate::watch::job::host::HostFolder;
+use crate::watch::job::link;
+use crate::watch::job::mail::{Mail, Message, Question, QuestionKind};
+use crate::watch::job::status::{Life, RankStatus, World, compare_origins, wait_of};
 
 /// For how long a leader waits for the ranks of its host, where another host asks.
 const ANSWER_TIME_HERE: f64 = 3.0;
@@ -21,11 +22,11 @@ const ANSWER_TIME_HERE: f64 = 3.0;
 const ONE_REQUEST: f64 = 3.0;
 
 pub struct Leader {
-    host: &'static Host,
+    host: &'static HostFolder,
     settings: &'static Settings,
     memory: Memory,
     /// The states of all ranks, as far as known, and when each of their waits began.
-    state: State,
+    state: Observation,
     since: HashMap<Key, f64>,
     /// The last question to the ranks of this host: its time, and when they were asked.
     asked: (u64, f64),
@@ -36,12 +37,12 @@ pub struct Leader {
 }
 
 impl Leader {
-    pub fn new(host: &'static Host, settings: &'static Settings) -> Self {
+    pub fn new(host: &'static HostFolder, settings: &'static Settings) -> Self {
         Self {
             host,
             settings,
             memory: Memory::default(),
-            state: State::default(),
+            state: Observation::default(),
             since: HashMap::new(),
             asked: (0, 0.0),
             pending: Vec::new(),
@@ -75,17 +76,17 @@ impl Leader {
     }
 
     /// Takes the questions that have come.
-    pub fn listen(&mut self, own: &mut Own, now: f64) {
+    pub fn listen(&mut self, this_rank: &mut ThisRank, now: f64) {
         let questions = link::mail().take_questions();
         for (from, question) in questions {
             self.state.heard.note(from < self.host.rank, question.kind, now);
-            self.ask_here(&Question::new(question.kind, self.host.rank), own, now);
+            self.ask_here(&Question::new(question.kind, self.host.rank), this_rank, now);
             self.pending.push((from, question));
         }
     }
 
-    pub fn step(&mut self, own: &mut Own, now: f64) {
-        self.observe(own, now);
+    pub fn step(&mut self, this_rank: &mut ThisRank, now: f64) {
+        self.observe(this_rank, now);
         let report_after = self.settings.report_after;
         let settings = decide::Settings { report_after, host: link::mail().place() };
         let (memory, actions) = decide::decide(&self.state, &self.memory, &settings, now);
@@ -95,35 +96,35 @@ impl Leader {
                 Action::Ask(kind) => {
                     let question = Question::new(kind, self.host.rank);
                     link::post(|mail| mail.ask(&question));
-                    self.ask_here(&question, own, now);
-                    if kind == Kind::Report {
+                    self.ask_here(&question, this_rank, now);
+                    if kind == QuestionKind::Report {
                         self.state.report_for = None;
                     }
                 }
                 Action::AskAgain => link::post(Mail::ask_again),
-                Action::PrintLine(key) => print(&self.facts(own).line(key).unwrap_or_default()),
+                Action::PrintLine(key) => print(&self.facts(this_rank).line(key).unwrap_or_default()),
                 Action::PrintReport(rank) => {
-                    print(&self.facts(own).report("report (SIGUSR1)", (rank, 0), self.host.rank));
+                    print(&self.facts(this_rank).report("report (SIGUSR1)", (rank, None), self.host.rank));
                 }
-                Action::End(key, why) => self.end(key, &why, own),
+                Action::End(key, why) => self.end(key, &why, this_rank),
             }
         }
     }
 
     /// Asks the ranks of this host what they do.
-    fn ask_here(&mut self, question: &Question, own: &mut Own, now: f64) {
-        own.trouble = self.host.ask(question).err().map(|error| error.to_string());
+    fn ask_here(&mut self, question: &Question, this_rank: &mut ThisRank, now: f64) {
+        this_rank.trouble = self.host.ask(question).err().map(|error| error.to_string());
         self.asked = (question.time, now);
-        own.publish(self.host, Some(question.clone()), now);
+        this_rank.publish(self.host, Some(question.clone()), now);
     }
 
     /// Updates the states of all ranks, and answers other hosts.
-    fn observe(&mut self, own: &Own, now: f64) {
+    fn observe(&mut self, this_rank: &ThisRank, now: f64) {
         let mut here = self.host.world();
-        here.extend(own.published().map(|status| (self.host.rank, status.clone())));
+        here.extend(this_rank.published().map(|status| (self.host.rank, status.clone())));
         let (asked, asked_at) = self.asked;
         let has_answered = |status: &RankStatus| status.answered >= asked || status.life != Life::Runs;
-        let all_here = here.values().all(has_answered) || own.trouble.is_some();
+        let all_here = here.values().all(has_answered) || this_rank.trouble.is_some();
         if self.is_asking() {
             here.values_mut().for_each(|status| status.is_silent = !has_answered(status));
         }
@@ -147,27 +148,30 @@ impl Leader {
         self.state.is_answered = is_answered;
     }
 
-    fn facts(&self, own: &Own) -> Facts<'_> {
+    fn facts(&self, this_rank: &ThisRank) -> Facts<'_> {
         Facts {
             world: &self.state.world,
             size: self.host.size,
             directory: &self.host.directory,
-            trouble: own.trouble.clone(),
+            trouble: this_rank.trouble.clone(),
             asks_hosts: link::is_open(),
         }
     }
 
     /// An operation hangs: this rank reports for all, and ends the job.
-    fn end(&self, key: Key, why: &Why, own: &Own) {
+    fn end(&self, key: Key, why: &Why, this_rank: &ThisRank) {
         let Some(wait) = wait_of(&self.state.world, key) else { return };
         let headline = report::headline(&self.state.world, key, wait, why);
-        let mut text = self.facts(own).report(&headline, key, self.host.rank);
+        let mut text = self.facts(this_rank).report(&headline, (key.0, Some(key.1)), self.host.rank);
         let ends = self.settings.abort;
         text += if ends {
             "  the job is ended (MPI4JAX_ON_TIMEOUT=continue: it goes on)\n"
         } else {
             "  the job goes on (MPI4JAX_ON_TIMEOUT=continue)\n"
         };
+        if let Some(file) = self.host.leave_report(&text) {
+            text += &format!("  this report: {}\n", file.display());
+        }
         print(&text);
         if ends {
             end::end_job(HUNG);
@@ -180,7 +184,7 @@ fn count_seconds(since: &mut HashMap<Key, f64>, world: &mut World, now: f64) {
     let mut found = HashMap::new();
     for (rank, status) in world.iter_mut() {
         for wait in &mut status.waits {
-            let key = (*rank, wait.number);
+            let key = (*rank, wait.id);
             let began = since.get(&key).copied().unwrap_or(now - wait.seconds);
             wait.seconds = now - began;
             found.insert(key, began);

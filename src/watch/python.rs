@@ -3,6 +3,7 @@
 //! A thread of Python's says where they are: it holds Python's lock meanwhile, so that no frame changes under it. If C code keeps
 //! the lock, it cannot, and that is all that is known.
 
+use std::collections::HashMap;
 use std::fmt;
 use std::io::{self, Write};
 use std::os::unix::net::UnixStream;
@@ -11,7 +12,9 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use super::waits;
+use super::{settings, threads, waits};
+use crate::record::recorder::this_thread;
+use crate::sync::lock;
 use crate::system::os;
 
 /// A line of Python that a thread is at.
@@ -68,6 +71,8 @@ pub enum Python {
         threads: Vec<Thread>,
         /// A signal may have the main thread call a function of the program's.
         handles_signals: bool,
+        /// The thread that says so, as the system knows it.
+        by: i32,
     },
     /// C code keeps Python's lock, or the process has no time.
     Silent,
@@ -94,14 +99,21 @@ struct Answers {
     answered: u64,
     threads: Vec<Thread>,
     handles_signals: bool,
+    by: i32,
 }
 
-static ANSWERS: Mutex<Answers> =
-    Mutex::new(Answers { socket: None, asked: 0, answered: 0, threads: Vec::new(), handles_signals: false });
+static ANSWERS: Mutex<Answers> = Mutex::new(Answers {
+    socket: None,
+    asked: 0,
+    answered: 0,
+    threads: Vec::new(),
+    handles_signals: false,
+    by: 0,
+});
 static ANSWERED: Condvar = Condvar::new();
 
 fn answers() -> MutexGuard<'static, Answers> {
-    ANSWERS.lock().unwrap_or_else(PoisonError::into_inner)
+    lock(&ANSWERS)
 }
 
 /// A socket for a thread of Python's, which calls [`answer`] each time that there is something to read. In `recv`, it is seen to
@@ -118,13 +130,14 @@ pub fn answer(threads: impl FnOnce() -> Vec<Thread>, handles_signals: bool) {
     let threads = threads();
     let mut answers = answers();
     (answers.answered, answers.threads, answers.handles_signals) = (number, threads, handles_signals);
+    answers.by = this_thread().1;
     ANSWERED.notify_all();
 }
 
 /// Where Python's threads are.
 pub fn python() -> Python {
     let mut answers = answers();
-    if waits::has_finished() {
+    if waits::has_ended() {
         return Python::Nothing;
     }
     // An older question that still waits for Python's lock is this one too.
@@ -139,39 +152,55 @@ pub fn python() -> Python {
     for _ in 0..STEPS {
         answers = ANSWERED.wait_timeout(answers, STEP).unwrap_or_else(PoisonError::into_inner).0;
         if answers.answered >= number {
-            let Answers { threads, handles_signals, .. } = &*answers;
-            return Python::At { threads: threads.clone(), handles_signals: *handles_signals };
+            let Answers { threads, handles_signals, by, .. } = &*answers;
+            return Python::At { threads: threads.clone(), handles_signals: *handles_signals, by: *by };
         }
     }
     Python::Silent
 }
 
-/// For how long the main thread must not have run to count as waiting for JAX, in seconds.
+/// For how long a thread must not have run to count as waiting for others, in seconds.
 const STILL: f64 = 2.5;
-/// Files whose code waits for JAX, during which Python handles no signals.
-const WAITS_FOR_JAX: [&str; 3] = ["/jax/", "/jaxlib/", "/mpi4jax/"];
-/// The file whose code waits for another thread of Python's.
+/// The file whose code waits for another thread of Python's, during which the main thread handles signals.
 const WAITS_FOR_THREAD: &str = "/threading.py";
+/// The function in which a thread of a pool waits for work; what it does then is in a function of its own.
+const WAITS_FOR_WORK: (&str, &str) = ("/concurrent/futures/thread.py", "_worker");
+/// A thread that prints and does nothing else.
+const PRINTS: (&str, &str) = ("/tqdm/_monitor.py", "run");
+
+fn is_in(frame: &Frame, (file, function): (&str, &str)) -> bool {
+    frame.file.ends_with(file) && frame.function == function
+}
 
 /// Watches for threads that could go on with the program.
 #[derive(Default)]
 pub struct OtherThreads {
-    /// How often the main thread had been given a processor, and when that was first seen.
-    main: Option<(u64, f64)>,
+    /// What shows of each of Python's threads that it goes on with nothing, and when that was first seen.
+    still: HashMap<u64, (Still, f64)>,
+}
+
+/// What stays as it is while a thread waits.
+#[derive(PartialEq)]
+enum Still {
+    /// How often it has been given a processor.
+    Runs(u64),
+    /// Where it is, in JAX's code that wakes up now and then.
+    At(Frame),
 }
 
 impl OtherThreads {
     /// A thread that could go on with the program, in words, while these threads wait. None: there is none.
     pub fn find(&mut self, python: &Python, waiting: &[(u64, i32)], now: f64) -> Option<String> {
-        let (threads, handles_signals) = match python {
-            Python::At { threads, handles_signals } => (threads, *handles_signals),
+        let (threads, handles_signals, by) = match python {
+            Python::At { threads, handles_signals, by } => (threads, *handles_signals, *by),
             Python::Silent => return Some("a thread in C code that keeps Python's lock".into()),
             Python::Nothing => return Some("threads that cannot be examined".into()),
         };
         self.of_python(threads, handles_signals, waiting, now).or_else(|| {
             // XLA may run a program in a thread of its own after the thread of Python's that started it has ended.
-            let waiting: Vec<i32> = waiting.iter().map(|(_, thread)| *thread).collect();
-            (!os::others_sleep(&waiting)).then(|| "a library's thread that runs".into())
+            let of_python = threads.iter().filter_map(|thread| os::number_of(thread.number));
+            let known = waiting.iter().map(|(_, thread)| *thread).chain(of_python).chain([by]);
+            threads::other(&known.collect::<Vec<_>>())
         })
     }
 
@@ -183,8 +212,13 @@ impl OtherThreads {
         now: f64,
     ) -> Option<String> {
         let waits = |thread: &Thread| waiting.iter().any(|(number, _)| *number == thread.number);
+        self.still.retain(|number, _| threads.iter().any(|thread| thread.number == *number));
         for (i, thread) in threads.iter().enumerate().filter(|(_, thread)| !waits(thread)) {
-            if i == 0 && self.main_waits(&thread.frames, handles_signals, now) {
+            // Python calls the program's signal handlers in its main thread.
+            let may_be_called = i == 0 && handles_signals;
+            if thread.frames.iter().any(|frame| is_in(frame, PRINTS))
+                || self.is_idle(thread, may_be_called, now)
+            {
                 continue;
             }
             let at = user_frame(&thread.frames).map_or("in C code".into(), |frame| format!("at {frame}"));
@@ -194,27 +228,34 @@ impl OtherThreads {
         None
     }
 
-    /// Whether the main thread waits for what the other threads do: it sleeps until another thread wakes it, and has done so
-    /// for a while, in a function that waits for nothing else.
-    fn main_waits(&mut self, frames: &[Frame], handles_signals: bool, now: f64) -> bool {
-        let Some(runs) = os::runs_of_main() else { return false };
-        let since = match self.main {
-            Some((before, since)) if before == runs => since,
+    /// Whether a thread waits for what others do: it sleeps until another thread wakes it, and has done so for a while, in a
+    /// function that waits for nothing else.
+    fn is_idle(&mut self, thread: &Thread, may_be_called: bool, now: f64) -> bool {
+        let (Some(system), Some(frame)) = (os::number_of(thread.number), thread.frames.first()) else {
+            return false;
+        };
+        let Some(runs) = os::runs(system) else { return false };
+        let waits_for_another = os::waits_for_another(system);
+        // A method of an array's, which the user's line calls, has no frame of its own.
+        let is_in_jax = os::calling_file(system).is_some_and(|file| settings::is_ours_or_jax(&file));
+        // While JAX waits for an array, it looks five times a second whether a signal has come.
+        let looks_for_signals = is_in_jax && !waits_for_another && !may_be_called;
+        let key = if looks_for_signals { Still::At(frame.clone()) } else { Still::Runs(runs) };
+        let since = match self.still.get(&thread.number) {
+            Some((before, since)) if *before == key => *since,
             _ => now,
         };
-        self.main = Some((runs, since));
-        let waits = |file: &str| {
-            WAITS_FOR_JAX.iter().any(|part| file.contains(part))
-                || (file.ends_with(WAITS_FOR_THREAD) && !handles_signals)
-        };
-        now - since >= STILL && frames.first().is_some_and(|frame| waits(&frame.file)) && os::main_sleeps()
+        self.still.insert(thread.number, (key, since));
+        let waits_for_others = is_in_jax
+            || settings::is_ours_or_jax(&frame.file)
+            || is_in(frame, WAITS_FOR_WORK)
+            || (frame.file.ends_with(WAITS_FOR_THREAD) && !may_be_called);
+        now - since >= STILL && (looks_for_signals || (waits_for_another && waits_for_others))
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicBool, Ordering};
-
     use super::*;
 
     #[test]
@@ -247,25 +288,34 @@ mod tests {
 
     #[test]
     #[cfg(target_os = "linux")]
-    fn a_main_thread_that_waits_and_a_library_that_does_nothing_go_on_with_no_program() {
-        // Not the test's thread is the main one, but the one that waits for it.
+    fn a_thread_that_waits_for_another_goes_on_with_no_program() {
         let mut others = OtherThreads::default();
-        let in_file = |file: &str| thread(1, file).frames;
-        let waits_for_jax = in_file("/x/jax/_src/api.py");
-        assert!(!others.main_waits(&waits_for_jax, true, 0.0), "not for long enough");
-        assert!(!others.main_waits(&in_file("/home/me/a.py"), false, 100.0));
-        assert!(!others.main_waits(&in_file("/x/threading.py"), true, 100.0), "a signal could end that");
-        let ended = AtomicBool::new(false);
+        let lock = std::sync::Mutex::new(());
+        let guard = lock.lock().unwrap();
         std::thread::scope(|scope| {
-            scope.spawn(|| {
-                while !ended.load(Ordering::Relaxed) {
-                    std::hint::spin_loop();
-                }
+            let (send, receive) = std::sync::mpsc::channel();
+            let lock = &lock;
+            scope.spawn(move || {
+                // SAFETY: takes nothing.
+                send.send(unsafe { libc::pthread_self() } as u64).unwrap();
+                drop(lock.lock());
             });
-            std::thread::sleep(std::time::Duration::from_millis(20));
-            let mine = unsafe { libc::gettid() };
-            assert!(!os::others_sleep(&[mine]), "a thread that computes");
-            ended.store(true, Ordering::Relaxed);
+            let waiter = receive.recv().unwrap();
+            let system = os::number_of(waiter).unwrap();
+            while !os::waits_for_another(system) {
+                std::thread::yield_now();
+            }
+            let at = |file: &str| thread(waiter, file);
+            assert!(!others.is_idle(&at("/x/threading.py"), false, 0.0), "not for long enough");
+            assert!(others.is_idle(&at("/x/threading.py"), false, 100.0));
+            assert!(!others.is_idle(&at("/x/threading.py"), true, 100.0), "a signal could end that");
+            assert!(!others.is_idle(&at("/home/me/a.py"), false, 100.0));
+            let mut worker = at("/x/concurrent/futures/thread.py");
+            assert!(!others.is_idle(&worker, false, 100.0));
+            worker.frames[0].function = "_worker".into();
+            assert!(others.is_idle(&worker, true, 100.0));
+            assert!(!others.is_idle(&Thread::default(), false, 100.0));
+            drop(guard);
         });
     }
 }

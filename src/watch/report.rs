@@ -3,12 +3,12 @@
 use std::path::Path;
 
 use super::decide::Key;
-use super::graph::{Graph, Why};
+use super::graph::{Graph, Trust, Why};
 use super::groups;
 use crate::comm::{self, origin::UNKNOWN};
-use crate::job::ranks::Ranks;
-use crate::job::status::{Life, Need, Peer, RankStatus, Wait, World, wait_of};
 use crate::mpilib::Tag;
+use crate::watch::job::ranks::Ranks;
+use crate::watch::job::status::{Life, Need, Peer, RankStatus, Wait, WaitId, World, wait_of};
 
 /// What a report is made of.
 pub struct Facts<'a> {
@@ -29,6 +29,7 @@ fn operations(status: &RankStatus) -> Option<String> {
 
 /// What a rank does, in full.
 pub fn doing(status: &RankStatus) -> String {
+    const ENDS: &str = "in MPI_Finalize, which calls what the program has attached to MPI.COMM_SELF";
     let RankStatus { life, process, before, activity, python, .. } = status;
     match (life, operations(status)) {
         (Life::Gone, _) => return format!("gone: {process} has ended"),
@@ -40,6 +41,7 @@ pub fn doing(status: &RankStatus) -> String {
         }
         (_, Some(words)) => return format!("{words}; Python is at {python}"),
         (Life::Finished, _) => {}
+        (Life::Ends, _) => return format!("{ENDS}{before}"),
         _ if status.is_silent => return format!("silent: {process} does not answer"),
         _ => {}
     }
@@ -93,9 +95,9 @@ impl Facts<'_> {
     }
 
     /// What all ranks do, and what one of them, the subject, did last.
-    pub fn report(&self, headline: &str, (subject, wait): Key, own: i32) -> String {
+    pub fn report(&self, headline: &str, (subject, wait): (i32, Option<WaitId>), this_rank: i32) -> String {
         let mut text = format!("r{subject} | mpi4jax: {headline}\n");
-        let ranks = if self.can_ask() { 0..self.size } else { own..own + 1 };
+        let ranks = if self.can_ask() { 0..self.size } else { this_rank..this_rank + 1 };
         text += &groups::lines(ranks.map(|rank| self.state(rank, doing)), |rank| self.seconds(rank));
         if text.contains(" on comm#") {
             text += "  comm#0, comm#1, ... are numbers that each rank gives for itself to communicators without a name: \
@@ -105,7 +107,8 @@ impl Facts<'_> {
             text += &format!("  last operations of rank {subject}:\n");
             text.extend(status.last.iter().map(|line| format!("    {line}\n")));
         }
-        text += &self.hint((subject, wait)).map_or_else(String::new, |hint| format!("  {hint}\n"));
+        let hint = wait.and_then(|wait| self.hint((subject, wait)));
+        text += &hint.map_or_else(String::new, |hint| format!("  {hint}\n"));
         let directory = self.directory.display();
         text + &match &self.trouble {
             None => format!("  more: python -m mpi4jax.report {directory}\n"),
@@ -140,12 +143,9 @@ impl Facts<'_> {
             let others: Ranks = wait.members.iter().filter(|rank| *rank != key.0).collect();
             line += &format!(" for {}", groups::ranks_in_words(&others));
         }
-        if let Some((cycle, rank)) = looks_stuck(self.world, key)
-            && let Some(other) = &self.world[&rank].other
-        {
+        if let Some((cycle, missing)) = looks_stuck(self.world, key) {
             line += &format!(
-                "; this looks like a deadlock: {}; it is not ended, because rank {rank} has {other} and could still \
-                 communicate",
+                "; this looks like a deadlock: {}; it is not ended, because {missing}",
                 cycle_text(self.world, &cycle, key.0)
             );
         }
@@ -154,8 +154,11 @@ impl Facts<'_> {
     }
 
     /// What is easily overlooked where a rank waits for a message that no rank is about to send.
-    fn hint(&self, (rank, number): Key) -> Option<&'static str> {
-        let wait = wait_of(self.world, (rank, number))?;
+    fn hint(&self, (rank, id): Key) -> Option<&'static str> {
+        let wait = wait_of(self.world, (rank, id))?;
+        if self.size == 1 && matches!(wait.need, Need::Message { .. }) {
+            return Some("MPI.COMM_WORLD has 1 rank: start the program with mpiexec -n 2 python program.py");
+        }
         let Need::Message { comm, from: Some(from), .. } = wait.need else { return None };
         let mut senders = self.world.iter().filter(|(other, _)| from.rank.is_none_or(|it| it == **other));
         if senders.any(|(_, status)| status.may_match(rank, false, comm, from.tag)) {
@@ -203,21 +206,24 @@ pub fn headline(world: &World, key: Key, wait: &Wait, why: &Why) -> String {
         Why::Finished(Some(rank)) => format!("{name} cannot end: rank {rank} has finished"),
         Why::Finished(None) => format!("{name} cannot end: all other ranks have finished"),
         Why::Stuck(_) => {
-            let cycle = Graph::new(world, false).cycle(key.0);
+            let cycle = Graph::new(world, Trust::Proved).cycle(key.0);
             format!("deadlock: {}", cycle_text(world, &cycle, key.0))
         }
     }
 }
 
-/// The ranks of a cycle of waits, and the one that could still go on with its program, where that is all that is missing for a
-/// proof.
-fn looks_stuck(world: &World, key: Key) -> Option<(Vec<i32>, i32)> {
+/// The ranks of a cycle of waits, and what is missing for a proof.
+fn looks_stuck(world: &World, key: Key) -> Option<(Vec<i32>, String)> {
     let wait = wait_of(world, key)?;
-    let graph = Graph::new(world, true);
+    let graph = Graph::new(world, Trust::Names);
     let Some(Why::Stuck(_)) = graph.why(key.0, wait) else { return None };
     let cycle = graph.cycle(key.0);
-    let goes_on = cycle.iter().chain([&key.0]).find(|rank| world[rank].other.is_some()).copied()?;
-    Some((cycle, goes_on))
+    let could = |rank: &i32| Some((*rank, world[rank].other.as_ref()?));
+    if Graph::new(world, Trust::Threads).why(key.0, wait).is_none() {
+        return Some((cycle, "ranks may have named one communicator differently".into()));
+    }
+    let (rank, other) = cycle.iter().chain([&key.0]).find_map(could)?;
+    Some((cycle, format!("rank {rank} has {other} and could still communicate")))
 }
 
 /// The ranks of a cycle and what they wait for, begun at this rank if it is one of them.
@@ -281,14 +287,15 @@ fn remedy(world: &World, cycle: &[i32]) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::job::status::CommId;
     use crate::mpilib::wildcards;
+    use crate::watch::job::status::CommId;
 
-    const COMM: CommId = CommId { class: 1, origin: 3 };
+    const COMM: CommId = CommId { class: 1, origin: 3, name: 0 };
+    const WAIT: WaitId = WaitId::Operation(1);
 
     fn waits(need: Need, words: &str) -> RankStatus {
         let wait = Wait {
-            number: 1,
+            id: WAIT,
             need,
             members: Ranks::all(2),
             seconds: 40.0,
@@ -315,7 +322,7 @@ mod tests {
 
     fn line(world: &World) -> String {
         let facts = Facts { world, size: 2, directory: Path::new("/x"), trouble: None, asks_hosts: false };
-        facts.line((0, 1)).unwrap()
+        facts.line((0, WAIT)).unwrap()
     }
 
     #[test]
@@ -381,6 +388,17 @@ mod tests {
         assert!(text.contains("because rank 1 has a thread and could"), "{text}");
         let text = line(&world([all(0), all(0)]));
         assert!(text.contains("different communicators of the same ranks, which is a deadlock;"), "{text}");
+        let named = |name, words: &str| {
+            waits(Need::Collective { comm: CommId { name, origin: 0, ..COMM }, number: 1 }, words)
+        };
+        let text = line(&world([named(1, "scan #1 on A"), named(2, "scan #1 on B")]));
+        assert!(
+            text.contains(
+                " for rank 1, which is in scan #1 on B; this looks like a deadlock: rank 0 is in scan #1 on A, and waits for rank 1"
+            ),
+            "{text}"
+        );
+        assert!(text.contains("because ranks may have named one communicator differently"), "{text}");
         let text = line(&world([waits(Need::Call, "making"), waits(Need::Call, "freeing")]));
         assert!(text.contains("making has waited for 40 s for rank 1, which is in freeing;"), "{text}");
         let text = line(&world([waits(Need::Call, "making"), waits(Need::Call, "making")]));
@@ -392,7 +410,7 @@ mod tests {
     #[test]
     fn a_receive_that_no_rank_sends_to_has_a_hint() {
         let on_default = |tag, words: &str| {
-            let comm = CommId { class: comm::hash("mpi4jax.default"), origin: 1 };
+            let comm = CommId { class: comm::hash("mpi4jax.default"), origin: 1, name: 0 };
             let from = Some(Peer { rank: Some(1), tag });
             waits(Need::Message { comm, from, to: None }, words)
         };
@@ -417,7 +435,7 @@ mod tests {
     fn a_deadlock_is_told_with_both_lines_and_its_remedy() {
         let text = |ranks| {
             let world = world(ranks);
-            headline(&world, (0, 1), &world[&0].waits[0], &Why::Stuck(vec![1]))
+            headline(&world, (0, WAIT), &world[&0].waits[0], &Why::Stuck(vec![1]))
         };
         assert_eq!(
             text([recv(1, "recv from 1, a.py:8"), recv(0, "recv from 0, a.py:9")]),

@@ -1,11 +1,11 @@
 //! The settings of the watchdog, and the state that its parts share.
 
-use std::io::Write as _;
 use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::time::Instant;
 
-use crate::job::host::Host;
+use super::shared::Shared;
+use crate::watch::job::host::HostFolder;
 
 /// The settings of the watchdog.
 #[derive(Debug)]
@@ -23,15 +23,23 @@ pub struct Settings {
     pub abort: bool,
     /// Whether the program has no use of its own for `SIGUSR1`.
     pub takes_signal: bool,
+    /// Whether this is the first rank of its host.
+    pub is_first_here: bool,
+    /// The descriptor of standard error as the user sees it.
+    pub stderr: i32,
     /// Whether the ranks certainly have one directory.
     pub one_directory: bool,
+    /// What all ranks must have alike.
+    pub shared: Shared,
     /// Names of programs that start ranks.
     pub launchers: Vec<String>,
+    /// The folders of this package's code in Python, and of JAX's.
+    pub packages: Vec<String>,
 }
 
 pub struct Watchdog {
     pub settings: Settings,
-    pub host: Host,
+    pub host: HostFolder,
     pub started: Instant,
     /// The process that is watched: a forked child is no rank.
     process: u32,
@@ -44,17 +52,16 @@ pub fn watchdog() -> Option<&'static Watchdog> {
     WATCHDOG.get().filter(|watchdog| watchdog.process == std::process::id())
 }
 
+/// Whether a file is this package's or JAX's, whose code waits for threads of JAX's alone.
+pub fn is_ours_or_jax(file: &str) -> bool {
+    watchdog()
+        .is_some_and(|watchdog| watchdog.settings.packages.iter().any(|folder| file.starts_with(folder)))
+}
+
 /// The watchdog of this rank; none if there has been one before.
 pub fn make(settings: Settings) -> Option<&'static Watchdog> {
-    let host = Host::new(settings.directory.clone(), settings.rank, settings.size);
+    let host = HostFolder::new(settings.directory.clone(), settings.rank, settings.size);
     let (process, started) = (std::process::id(), Instant::now());
     WATCHDOG.set(Watchdog { settings, host, started, process }).ok()?;
     WATCHDOG.get()
-}
-
-/// Prints in one write, so that ranks do not mix their lines.
-pub fn print(text: &str) {
-    let mut stderr = std::io::stderr().lock();
-    let _ = stderr.write_all(text.as_bytes());
-    let _ = stderr.flush();
 }

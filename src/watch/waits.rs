@@ -1,34 +1,38 @@
 //! What this process waits for: operations, and calls of Python's that are none. And for how long it may.
 
 use std::collections::HashMap;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use crate::comm::origin::FREED;
 use crate::comm::{self, Comm};
-use crate::job::ranks::Ranks;
-use crate::job::status::{CommId, Need, Peer, Wait};
+use crate::finalize;
 use crate::mpilib::wildcards;
 use crate::record::clock;
 use crate::record::recorder::{self, Record};
+use crate::sync::lock;
 use crate::system::signal;
 use crate::transport;
+use crate::watch::job::ranks::Ranks;
+use crate::watch::job::status::{CommId, Need, Peer, Wait, WaitId};
 
-static FINISHED: AtomicBool = AtomicBool::new(false);
+static ENDS: AtomicBool = AtomicBool::new(false);
 
 /// `MPI_Finalize` begins.
-pub fn finish() {
-    FINISHED.store(true, Ordering::Release);
+pub fn end() {
+    ENDS.store(true, Ordering::Release);
 }
 
-/// Whether `MPI_Finalize` has begun.
+/// Whether `MPI_Finalize` has begun: no operation begins any more.
+pub fn has_ended() -> bool {
+    ENDS.load(Ordering::Acquire)
+}
+
+/// Whether this rank begins nothing any more, neither with this package nor without: what the program has attached to `MPI_COMM_SELF`
+/// has been called too.
 pub fn has_finished() -> bool {
-    FINISHED.load(Ordering::Acquire)
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    has_ended() && finalize::are_others_deleted()
 }
 
 // ---- Calls that are no operations
@@ -46,10 +50,6 @@ struct Blocked {
 /// Threads may be in one each.
 static BLOCKED: Mutex<Vec<Blocked>> = Mutex::new(Vec::new());
 
-/// Numbers of [`Blocked`] calls, apart from those of records; the first is that of a rank's end.
-pub const AT_END: u64 = 1 << 63;
-static CALLS: AtomicU64 = AtomicU64::new(AT_END + 1);
-
 /// This thread is about to wait for all ranks.
 #[cfg_attr(feature = "python", pyo3::pyfunction(name = "watch_enter"))]
 pub fn enter(words: String) {
@@ -62,6 +62,7 @@ pub fn enter_on(comm: &Comm, words: String) {
 }
 
 fn enter_with(words: String, members: Option<Ranks>) {
+    static CALLS: AtomicU64 = AtomicU64::new(0);
     let (number, thread) = (CALLS.fetch_add(1, Ordering::Relaxed), recorder::this_thread());
     lock(&BLOCKED).push(Blocked { number, words, members, started: clock::ticks(), thread });
     notice();
@@ -169,7 +170,8 @@ pub struct Waits {
 }
 
 pub fn comm_id(comm: &Comm) -> CommId {
-    CommId { class: comm.class, origin: comm.origin }
+    let name = if comm.has_own_name() { comm.id } else { 0 };
+    CommId { class: comm.class, origin: comm.origin, name }
 }
 
 fn need_of(record: &Record) -> Need {
@@ -194,8 +196,8 @@ pub fn started() -> Vec<Need> {
     transport::outstanding().iter().map(need_of).filter(|need| matches!(need, Need::Message { .. })).collect()
 }
 
-fn wait(number: u64, need: Need, members: Ranks, seconds: f64, words: String) -> Wait {
-    Wait { number, need, members, seconds, bytes: 0, late: String::new(), words, has_line: false }
+fn wait(id: WaitId, need: Need, members: Ranks, seconds: f64, words: String) -> Wait {
+    Wait { id, need, members, seconds, bytes: 0, late: String::new(), words, has_line: false }
 }
 
 /// A wait as its record describes it, which names a line only in compiled functions.
@@ -203,13 +205,14 @@ fn wait_of(record: &Record) -> Wait {
     let members = record.site.comm.world.iter().copied().collect();
     let bytes = record.count.saturating_mul(record.dtype.map_or(0, |dtype| dtype.size() as u64));
     let has_line = !record.location().is_empty();
-    let wait = wait(record.ticket, need_of(record), members, record.seconds(), record.to_string());
+    let id = WaitId::Operation(record.ticket);
+    let wait = wait(id, need_of(record), members, record.seconds(), record.to_string());
     Wait { bytes, has_line, ..wait }
 }
 
-/// The numbers of what is under way: operations, and calls of Python's.
-pub fn under_way() -> Vec<u64> {
-    Waits::now(0).list.iter().map(|wait| wait.number).collect()
+/// What is under way: operations, and calls of Python's.
+pub fn under_way() -> Vec<WaitId> {
+    Waits::now(0).list.iter().map(|wait| wait.id).collect()
 }
 
 impl Waits {
@@ -223,7 +226,7 @@ impl Waits {
         for Blocked { number, words, members, started, thread } in &*lock(&BLOCKED) {
             let members = members.clone().unwrap_or_else(|| Ranks::all(size));
             waits.list.push(wait(
-                *number,
+                WaitId::Call(*number),
                 Need::Call,
                 members,
                 clock::seconds_since(*started),
@@ -234,12 +237,12 @@ impl Waits {
         for op in transport::unfinished() {
             let members = op.comm.world.iter().copied().collect();
             let late = op.failure.as_ref().map_or_else(String::new, |failure| format!("failed: {failure}"));
-            let wait = wait(op.number, Need::Stream, members, op.seconds, op.to_string());
+            let wait = wait(WaitId::Stream(op.number), Need::Stream, members, op.seconds, op.to_string());
             waits.list.push(Wait { late, ..wait });
         }
         if has_finished() {
             let words = "this rank has finished, and".into();
-            let end = wait(AT_END, Need::End, Ranks::all(size), 0.0, words);
+            let end = wait(WaitId::End, Need::End, Ranks::all(size), 0.0, words);
             waits.list.push(Wait { has_line: true, ..end });
         }
         waits
@@ -247,12 +250,11 @@ impl Waits {
 
     /// Updates the list, after so many seconds in which this process ran.
     pub fn update(&mut self, passed: f64, limit: &Limit, size: i32) {
-        let before: HashMap<u64, f64> = self.list.iter().map(|wait| (wait.number, wait.seconds)).collect();
+        let before: HashMap<WaitId, f64> = self.list.iter().map(|wait| (wait.id, wait.seconds)).collect();
         *self = Self::now(size);
         for wait in &mut self.list {
             // A process that was stopped has not waited meanwhile.
-            wait.seconds =
-                before.get(&wait.number).map_or(wait.seconds.min(passed), |before| before + passed);
+            wait.seconds = before.get(&wait.id).map_or(wait.seconds.min(passed), |before| before + passed);
             if limit.left(wait.seconds) < 0.0 && wait.need != Need::End && wait.late.is_empty() {
                 wait.late = format!("has not ended after {}", limit.name());
             }
@@ -287,7 +289,7 @@ pub fn counts() -> Vec<(CommId, u64)> {
     let live = comm::live();
     let live = live.iter().map(|comm| (comm_id(comm), comm.collectives.load(Ordering::Relaxed)));
     let freed = comm::freed_collectives();
-    let freed = freed.into_iter().map(|(class, count)| (CommId { class, origin: FREED }, count));
+    let freed = freed.into_iter().map(|(class, count)| (CommId { class, origin: FREED, name: 0 }, count));
     live.chain(freed).collect()
 }
 

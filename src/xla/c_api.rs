@@ -115,7 +115,7 @@ pub struct CallFrame {
     pub args: Buffers,
     pub rets: Buffers,
     pub attrs: Attrs,
-    /// For calls that return before they have ended, as none of ours does.
+    /// For asynchronous handlers; those of this package are synchronous.
     pub future: *mut c_void,
 }
 

@@ -1,4 +1,4 @@
-//! What a program says of an operation: the only attribute of a custom call, a text in JSON.
+//! Descriptions of operations in programs: the only attribute of a custom call, a text in JSON.
 //!
 //! A program may have been exported elsewhere, or changed. serde checks names, types and missing fields; what the
 //! values mean is checked when they become a [`Site`].
@@ -12,7 +12,9 @@ use super::statuses;
 use crate::call::{Envelope, Operand, Phase, Site};
 use crate::comm::Comm;
 use crate::error::{Cause, Error};
-use crate::ops::{Halo, HaloFields, Op, Parts, PartsFields, Ragged, RaggedFields, Reduction, named_line};
+use crate::ops::{
+    Forms, Halo, HaloFields, Op, Parts, PartsFields, Ragged, RaggedFields, Reduction, named_line,
+};
 use crate::transport::RequestLayout;
 
 /// What `Lowering.describe` in `_compile/lowering.py` writes.
@@ -20,7 +22,7 @@ use crate::transport::RequestLayout;
 #[serde(deny_unknown_fields)]
 pub struct Description {
     pub op: Op,
-    /// The key of the communicator; not where an operand says which one it is.
+    /// The key of the communicator; `None` where an operand gives its number at run time.
     pub comm: Option<Box<str>>,
     #[serde(default)]
     pub operand: Operand,
@@ -33,13 +35,17 @@ pub struct Description {
     envelope: Envelope,
     #[serde(default)]
     envelope_result: bool,
+    #[serde(default)]
+    may_be_short: bool,
     /// The address of an `MPI_Status`, or 0.
     #[serde(default)]
     status: usize,
     halo: Option<HaloFields>,
     parts: Option<PartsFields>,
     ragged: Option<RaggedFields>,
-    /// Of an operation that is started, or waited for.
+    #[serde(default)]
+    forms: Forms,
+    /// The memory of a non-blocking operation, in its start and its wait.
     pub request: Option<RequestLayout>,
     /// The name of the user's line.
     #[serde(default)]
@@ -66,7 +72,7 @@ impl Description {
         }
     }
 
-    /// The memory of what is started, or waited for.
+    /// The memory of a non-blocking operation; an error if the program gives none.
     pub fn layout(&self) -> Result<&RequestLayout, Cause> {
         let (expected, actual) = ("the layout of its memory", "none".into());
         self.request.as_ref().ok_or(Cause::Attribute { name: "request", expected, actual })
@@ -93,6 +99,8 @@ impl Description {
             envelope: self.envelope,
             operand: self.operand,
             envelope_result: self.envelope_result,
+            forms: self.forms.clone(),
+            may_be_short: self.may_be_short,
             location,
             ..Site::new(self.op, &comm)
         };

@@ -1,4 +1,4 @@
-//! Errors on their way from XLA, and to it.
+//! Conversion of errors from and to those of XLA.
 
 use std::ffi::{CStr, CString};
 use std::panic::{AssertUnwindSafe, catch_unwind};

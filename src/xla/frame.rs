@@ -4,13 +4,15 @@
 //! says. What a frame holds is a program's, which may have been exported elsewhere, or changed: data types and
 //! shapes are checked, and errors where they are wrong.
 
+use smallvec::SmallVec;
+
 use super::c_api::{self, CallFrame};
 use super::statuses;
 use crate::call::{Blocks, Call, EagerCall, Operand, Stream};
 use crate::error::{Cause, Error};
 use crate::mpilib::wildcards;
 use crate::ops::{Buffer, Counts, Dtype, Extent, Extents, PACKED, Ragged};
-use crate::transport::{HANDLE, Handle, RequestLayout, Transport};
+use crate::transport::{AnyTransport, HANDLE, Handle, RequestLayout, Transport};
 
 #[cold]
 fn no_dtype(code: i32) -> Cause {
@@ -125,12 +127,12 @@ impl<'a> Side<'a> {
         Err(Cause::Buffers { operand: self.operand, expected: 1, actual: 0 })
     }
 
-    /// Reads counts of rows, one or two for each rank, into a list that gets as long.
+    /// Reads counts of rows, one or two for each rank, into `counts`.
     fn counts(
         &mut self,
         ragged: &Ragged,
         counts: &mut Counts,
-        transport: &Transport,
+        transport: &AnyTransport,
         stream: Stream,
     ) -> Result<(), Cause> {
         let (given, ranks) = (self.read()?, ragged.ranks());
@@ -146,7 +148,7 @@ impl<'a> Side<'a> {
 #[inline]
 pub unsafe fn eager_call(
     frame: &CallFrame,
-    transport: &Transport,
+    transport: &AnyTransport,
     stream: Stream,
 ) -> Result<EagerCall, Cause> {
     // SAFETY: promised by the caller.
@@ -170,7 +172,7 @@ pub unsafe fn eager_call(
 pub unsafe fn fill<'a>(
     call: &mut Call<'a>,
     frame: &CallFrame,
-    transport: &Transport,
+    transport: &AnyTransport,
     eager: Option<EagerCall>,
     start: Option<&RequestLayout>,
     (others, counts): (&'a mut Blocks, &'a mut Counts),
@@ -239,7 +241,7 @@ pub unsafe fn fill<'a>(
     Ok(handle)
 }
 
-/// The handle that a frame's only result is.
+/// The only result of a frame, which is a handle.
 ///
 /// # Safety
 /// `frame` is what XLA passed to the execute stage.
@@ -248,7 +250,34 @@ pub unsafe fn handle(frame: &CallFrame) -> Result<Buffer, Cause> {
     unsafe { Side::new("result", &frame.rets, 1)? }.handle()
 }
 
-/// The handle, and the results, of a frame that waits.
+/// The leaves of a tree, all operands or all results of a frame, with the message that they are packed into or unpacked from,
+/// and its length along the last axis: the leaves lie side by side in each of its rows.
+///
+/// # Safety
+/// `frame` is what XLA passed to the execute stage.
+pub unsafe fn leaves(
+    frame: &CallFrame,
+    is_packed: bool,
+) -> Result<(SmallVec<[Buffer; 16]>, Buffer, usize), Cause> {
+    let (many, one) = if is_packed { (&frame.args, &frame.rets) } else { (&frame.rets, &frame.args) };
+    let name = if is_packed { "result" } else { "operand" };
+    // SAFETY: promised by the caller.
+    unsafe {
+        let message = Side::new(name, one, 1)?.read()?;
+        let &shape = without_tokens(one).first().ok_or_else(|| Cause::missing(name))?;
+        let rank = length((*shape).rank);
+        let row = if rank > 0 { length(*(*shape).dims.add(rank - 1)) } else { 1 };
+        let leaves: SmallVec<[Buffer; 16]> =
+            without_tokens(many).iter().map(|&leaf| read(leaf)).collect::<Result<_, _>>()?;
+        let total = leaves.iter().fold(0, |total: usize, leaf| total.saturating_add(leaf.count()));
+        if total != message.count() || leaves.iter().any(|leaf| leaf.dtype() != message.dtype()) {
+            return Err(Cause::Buffers { operand: "leaf", expected: message.count(), actual: total });
+        }
+        Ok((leaves, message, row))
+    }
+}
+
+/// The handle and the results of the frame of a wait.
 ///
 /// # Safety
 /// `frame` is what XLA passed to the execute stage. `transport` reads the memory of its arrays.
@@ -256,7 +285,7 @@ pub unsafe fn wait(
     frame: &CallFrame,
     operand: Operand,
     layout: &RequestLayout,
-    transport: &Transport,
+    transport: &AnyTransport,
     stream: Stream,
 ) -> Result<(Handle, [Option<Buffer>; 2]), Cause> {
     let (gives, keeps) = (layout.gives.is_some(), layout.keeps);

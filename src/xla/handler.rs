@@ -9,7 +9,7 @@ use crate::call::{Blocks, Call, EagerCall, Phase, Site, Stream};
 use crate::device::Device;
 use crate::error::Error;
 use crate::ops::{self, Buffer};
-use crate::transport::Transport;
+use crate::transport::{AnyTransport, Transport};
 
 /// Stage 1, once per operation in a compiled program: decodes the attributes.
 ///
@@ -42,7 +42,7 @@ pub unsafe extern "C" fn execute<const GPU: bool>(frame: *mut CallFrame) -> *mut
 unsafe fn run(
     frame: &CallFrame,
     site: &Arc<Site>,
-    transport: &Transport,
+    transport: &AnyTransport,
     eager: Option<EagerCall>,
     stream: Stream,
 ) -> Result<(), Box<Error>> {

@@ -5,6 +5,7 @@ pub mod description;
 mod errors;
 pub mod frame;
 mod handler;
+mod leaves;
 mod pages;
 mod requests;
 mod state;

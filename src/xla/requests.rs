@@ -1,18 +1,19 @@
-//! The handlers of what is started and waited for later, and of what orders computation beside it.
+//! Handlers of non-blocking operations: start, wait, and those that order computation between the two.
 
 use std::sync::Arc;
 
 use super::c_api::{CallFrame, FfiError};
-use super::state::{State, enter, fail, get_state, guard, platform, set_up};
+use super::state::{Instantiated, enter, fail, get_state, guard, platform, set_up};
 use super::{frame, pages, watched};
 use crate::call::{Blocks, Call, EagerCall, Phase, Site, Stream};
 use crate::device::Device;
 use crate::error::{Cause, Error};
-use crate::mpilib;
+use crate::finalize;
 use crate::ops::{self, Counts};
-use crate::transport::{self, Handle, RequestLayout, RequestMemory, Transport};
+use crate::transport::{self, AnyTransport, Handle, RequestLayout, RequestMemory, Transport};
+use crate::watch;
 
-/// Both stages of the target that gives a token once its operands are there, and does nothing else.
+/// Both stages of the target that returns a token after its operands, and does nothing else.
 ///
 /// # Safety
 /// Called by XLA with a frame of its own making.
@@ -21,7 +22,7 @@ pub unsafe extern "C" fn after<const GPU: bool>(frame: *mut CallFrame) -> *mut F
     unsafe { guard::<GPU>(frame, |_| Ok(())) }
 }
 
-/// The execute stage of the target that gives zeros, the handle of nothing, once its operands are there.
+/// The execute stage of the target that returns the null handle, zeros, after its operands.
 ///
 /// # Safety
 /// Called by XLA with a frame of its own making.
@@ -69,11 +70,12 @@ unsafe fn begin(
     frame: &CallFrame,
     site: &Arc<Site>,
     layout: &RequestLayout,
-    transport: &'static Transport,
+    transport: &'static AnyTransport,
     eager: Option<EagerCall>,
     stream: Stream,
 ) -> Result<(), Box<Error>> {
     let located = |cause| site.error(cause);
+    transport::check_room().map_err(located)?;
     let (mut others, mut counts) = (Blocks::new(), Counts::new());
     let mut call = Call::of(site, stream);
     // SAFETY: promised by the caller.
@@ -89,13 +91,14 @@ unsafe fn begin(
     let memory = memory.map_err(located)?;
     let mut found = Handle::default();
     if layout.local {
-        found = transport::keep(site, memory)?;
+        found = transport::keep(site, memory);
     } else {
         memory.lend(&mut call);
         call.check()?;
         watched::run(site, &call, |call, running| {
+            let asked = watch::ask(call, running)?;
             // SAFETY: the buffers are lent above.
-            found = unsafe { transport::start(transport, site, call, own, memory, running.record())? };
+            found = unsafe { transport::start(transport, site, call, own, memory, running.record(), asked)? };
             Ok(())
         })?;
     }
@@ -126,17 +129,22 @@ pub unsafe extern "C" fn wait<const GPU: bool>(frame: *mut CallFrame) -> *mut Ff
 ///
 /// # Safety
 /// As `wait`.
-unsafe fn end(frame: &CallFrame, state: &State, line: Arc<str>, stream: Stream) -> Result<(), Box<Error>> {
+unsafe fn end(
+    frame: &CallFrame,
+    state: &Instantiated,
+    line: Arc<str>,
+    stream: Stream,
+) -> Result<(), Box<Error>> {
     let failed = |cause| match cause {
         Cause::Request { message } if !line.is_empty() => {
             state.error(Cause::Request { message: format!("{message}, {line}") })
         }
         cause => state.error(cause),
     };
-    if mpilib::is_ending() {
+    if finalize::is_ending() {
         return Err(failed(Cause::Finalized).into());
     }
-    let State { description, transport, .. } = state;
+    let Instantiated { description, transport, .. } = state;
     let device = transport.device();
     let layout = description.layout().map_err(failed)?;
     // SAFETY: promised by the caller.
@@ -163,7 +171,12 @@ unsafe fn end(frame: &CallFrame, state: &State, line: Arc<str>, stream: Stream) 
         }
         Ok(())
     };
-    let wait = || request.logged(|| request.wait(stream, copy));
+    let wait = || {
+        if let Some(lines) = request.difference()? {
+            return Err(request.site.error(watch::mismatch(&request.site.comm, &lines)));
+        }
+        request.logged(|| request.wait(stream, copy))
+    };
     let Some(record) = &request.record else { return Ok(request.wait(stream, copy)?) };
     watched::wait_for(record, line.clone(), wait).inspect_err(|error| fail(error, &request.site, Phase::Wait))
 }

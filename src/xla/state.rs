@@ -1,4 +1,4 @@
-//! What XLA holds of ours: the state of each operation of a compiled program, and how handlers get at it.
+//! States: what XLA keeps for each operation of a compiled program, from its instantiate stage to its execute stage.
 
 use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
@@ -15,15 +15,15 @@ use crate::comm;
 use crate::device::cuda::{Driver, Entered};
 use crate::device::{self, Platform};
 use crate::error::{Cause, Error};
-use crate::mpilib;
+use crate::finalize;
 use crate::ops;
 use crate::record::timeline;
-use crate::transport::{self, Transport};
+use crate::transport::{self, AnyTransport, Transport};
 use crate::watch;
 
-/// What the instantiate stage leaves for the execute stage.
-pub(super) struct State {
-    pub transport: &'static Transport,
+/// The result of the instantiate stage, which XLA keeps for the execute stage as the state of the operation.
+pub(super) struct Instantiated {
+    pub transport: &'static AnyTransport,
     pub phase: Phase,
     pub description: Description,
     /// The user's line of a compiled operation.
@@ -33,12 +33,11 @@ pub(super) struct State {
 
 enum Sites {
     One(Arc<Site>),
-    /// Of an eager operation, by the numbers of communicator and line that an operand says; and of a wait, which none is
-    /// needed for.
+    /// Sites of an eager operation, by the numbers of communicator and line in its operand. Empty for a wait, which needs none.
     ByOperand(RwLock<HashMap<(i32, i32), Arc<Site>>>),
 }
 
-impl State {
+impl Instantiated {
     fn new(description: Description, phase: Phase, platform: Platform) -> Result<Self, Error> {
         let located = |cause| description.error(phase, cause);
         if phase != Phase::Whole {
@@ -70,7 +69,7 @@ impl State {
         self.description.error(self.phase, cause)
     }
 
-    /// What an operand says of this call, if it is an eager one.
+    /// The operand of an eager call; `None` for other calls.
     ///
     /// # Safety
     /// `frame` is what XLA passed to the execute stage.
@@ -126,7 +125,7 @@ impl State {
     }
 }
 
-/// Where the arrays of a target are. Handlers are one function for each, so that the CPU's pays nothing for GPUs.
+/// The platform of a target. Handlers are generic over it, so that those of the CPU do nothing for GPUs at run time.
 pub(super) const fn platform<const GPU: bool>() -> Platform {
     if GPU { Platform::Cuda } else { Platform::Cpu }
 }
@@ -153,7 +152,7 @@ fn check_request(description: &Description, phase: Phase, platform: Platform) ->
 #[inline]
 fn usable(site: &Site) -> Result<comm::CommGuard, Error> {
     let comm = &site.comm;
-    if mpilib::is_ending() {
+    if finalize::is_ending() {
         return Err(site.error(Cause::Finalized));
     }
     if comm.is_freed() {
@@ -254,14 +253,14 @@ pub(super) unsafe fn enter<const GPU: bool>(frame: &CallFrame) -> Result<(Stream
         if let Some(get) = get.filter(|_| !device::is_on_cpu()) {
             check(frame.api, "XLA_FFI_Stream_Get", get(&mut args))?;
         }
-        let stream = Stream::new(args.fields.stream);
+        let stream = Stream::new(args.fields.stream.cast());
         Ok((stream, Some(driver.enter(driver.context_of(stream)?)?)))
     }
 }
 
 unsafe extern "C" fn delete_state(state: *mut c_void) {
     // SAFETY: XLA deletes once what `set_up` gave it.
-    drop(unsafe { Box::from_raw(state.cast::<State>()) });
+    drop(unsafe { Box::from_raw(state.cast::<Instantiated>()) });
 }
 
 /// The id of our type of states in the XLA of a kind of target. A process may hold two: the plugin for GPUs has
@@ -331,7 +330,7 @@ pub(super) unsafe fn set_up<const GPU: bool>(frame: *mut CallFrame, phase: Phase
     unsafe {
         guard::<GPU>(frame, |frame| {
             let description = Description::of(&frame.attrs).map_err(Error::from)?;
-            let state = State::new(description, phase, platform::<GPU>())?;
+            let state = Instantiated::new(description, phase, platform::<GPU>())?;
             let state = Box::into_raw(Box::new(state)).cast();
             let set = call_with_state::<GPU>(frame, "XLA_FFI_State_Set", (*frame.api).state_set, state);
             // XLA owns the state once it has accepted it.
@@ -344,11 +343,11 @@ pub(super) unsafe fn set_up<const GPU: bool>(frame: *mut CallFrame, phase: Phase
 /// # Safety
 /// `frame` is XLA's, of the execute stage.
 #[inline]
-pub(super) unsafe fn get_state<const GPU: bool>(frame: &CallFrame) -> Result<&State, Error> {
+pub(super) unsafe fn get_state<const GPU: bool>(frame: &CallFrame) -> Result<&Instantiated, Error> {
     // SAFETY: promised by the caller; a state of our type is what `set_up` stored, and it outlives the executable that is
     // running.
     unsafe {
         let get = (*frame.api).state_get;
-        Ok(&*call_with_state::<GPU>(frame, "XLA_FFI_State_Get", get, null_mut())?.cast::<State>())
+        Ok(&*call_with_state::<GPU>(frame, "XLA_FFI_State_Get", get, null_mut())?.cast::<Instantiated>())
     }
 }

@@ -1,19 +1,20 @@
 //! The statuses that Python has handed out, which programs name by their addresses.
 //!
-//! A program is text, which may come from elsewhere: where it says that MPI's status is at some address, a receive would
-//! write there.
+//! A program is text, and may come from another process: a receive would write to whatever address it gives for a status. So
+//! only addresses in this table are accepted.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 use crate::call::Status;
 use crate::error::Cause;
+use crate::sync::lock;
 
-/// How often each was handed out.
+/// How often each address was handed out.
 static KNOWN: Mutex<BTreeMap<usize, usize>> = Mutex::new(BTreeMap::new());
 
 fn known() -> MutexGuard<'static, BTreeMap<usize, usize>> {
-    KNOWN.lock().unwrap_or_else(PoisonError::into_inner)
+    lock(&KNOWN)
 }
 
 /// Programs may write a status to this address.
@@ -24,7 +25,7 @@ pub unsafe fn add(address: usize) {
     *known().entry(address).or_default() += 1;
 }
 
-/// As often as it was added: nothing may be written there any more.
+/// Undoes one [`add`]. After as many calls, nothing is written to the address any more.
 #[cfg_attr(feature = "python", pyo3::pyfunction(name = "remove_status"))]
 pub fn remove(address: usize) {
     let mut known = known();

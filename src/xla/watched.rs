@@ -1,13 +1,12 @@
-//! How an operation of a compiled program is run: between the two ends of its record, compared with the other ranks' or sampled.
+//! Execution of an operation under observation: with a record, and compared with the other ranks or sampled.
 
 use std::sync::Arc;
 
 use crate::call::{Call, Phase, Site};
-use crate::compare::{self, CheckLevel, check_level, samples};
 use crate::error::{Cause, Error};
 use crate::record::recorder::{self, Record, Running};
-use crate::record::{log, timeline};
-use crate::watch;
+use crate::record::{events, log, timeline};
+use crate::watch::{self, CheckLevel, check_level};
 
 #[inline]
 fn end(mut running: Running, result: Result<(), Error>) -> Result<(), Box<Error>> {
@@ -43,22 +42,12 @@ pub fn run(
     body: impl FnOnce(&Call, &Running) -> Result<(), Error>,
 ) -> Result<(), Box<Error>> {
     let running = recorder::begin(site, call);
-    watch::notice();
-    let (level, is_collective) = (check_level(), site.op.row().is_collective());
-    let is_compared = level == CheckLevel::Operations && is_collective;
-    let is_sampled =
-        level != CheckLevel::Off && !is_compared && site.comm.size > 1 && samples::is_due(call, &running);
-    if is_sampled {
-        samples::take(call, &running);
-    }
-    let compared = if is_compared { compare::compare(call, &running) } else { Ok(()) };
+    let (begun, compared) = watch::begin(call, &running);
     let execute = |call: &Call| body(call, &running);
     let result = compared.and_then(|()| {
-        if log::is_enabled() { log::logged(site.mpi_name(), call, execute) } else { execute(call) }
+        if events::wants_calls() { log::logged(site.mpi_name(), call, execute) } else { execute(call) }
     });
-    if is_sampled && is_collective {
-        samples::end(&site.comm, running.sequence());
-    }
+    begun.end(call, &running);
     end(running, result)
 }
 
@@ -78,7 +67,9 @@ pub fn explain(site: &Arc<Site>, phase: Phase, cause: &Cause) -> String {
             text += &format!("; Python is at {frame}");
         }
     }
-    if check_level() != CheckLevel::Operations {
+    if !site.op.row().is_collective() {
+        text += "\n  the message may not fit: it must have the same shape and dtype on the two ranks";
+    } else if check_level() != CheckLevel::Operations {
         text += "\n  the operands of the ranks may not match: MPI4JAX_CHECK=1 compares operations before they run";
     }
     text

@@ -6,7 +6,7 @@
 //! nothing overtakes, so that is done on three and more.
 
 use std::mem::MaybeUninit;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use mpi::ffi::{self, MPI_Message, MPI_Request, MPI_Status};
 
@@ -16,6 +16,7 @@ use crate::comm::Comm;
 use crate::error::Cause;
 use crate::mpilib::{check, wildcards};
 use crate::ops::Buffer;
+use crate::sync::lock;
 
 /// A message that was matched, and not received yet.
 struct Matched {
@@ -41,7 +42,7 @@ impl SetAside {
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<Matched>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0)
     }
 }
 

@@ -1,4 +1,4 @@
-//! Host memory through the MPI library.
+//! Operations as calls of the MPI library.
 //!
 //! The raw C functions rather than rsmpi's safe layer, which drops return codes and knows neither
 //! `MPI_IN_PLACE` on run-time types nor counts beyond 32 bits.
@@ -93,7 +93,7 @@ fn ints_of<'a>(call: &Call<'a>) -> Option<&'a Ints> {
     call.site.parts.as_ref()?.received_ints(count_limit())
 }
 
-/// This rank's part, the result, and what comes from each rank.
+/// The part of this rank, the result, and the parts that come from each rank.
 fn gathered<'a>(call: &Call<'a>) -> Result<(Buffer, Buffer, &'a Ints), Cause> {
     let send = call.operand()?;
     let own = call.parts()?.for_all(send).ok_or_else(|| Cause::missing("parts"))?;

@@ -14,17 +14,17 @@ use crate::error::Cause;
 use crate::mpilib::check;
 use crate::ops::{Dtype, Wire};
 
-/// The same ranks, for messages of ours: on the program's communicator, its receives with wildcards would match them. Made by
-/// the first operation that needs it, which all ranks take part in, and wait for each other in.
+/// A communicator of the same ranks for messages of this package: on the program's own, receives with wildcards would match
+/// them. Made by the first operation that needs it, which is collective.
 struct Private(OwnedComm);
 
-/// Of all messages: there is one from a rank to another at a time.
+/// The tag of all messages: there is one at a time from a rank to another.
 const TAG: c_int = 0;
 
-/// Messages that travel at once.
+/// Messages that are under way at the same time.
 pub struct P2pBatch {
     comm: Arc<Private>,
-    /// Of the receives, with the source and the bytes that are expected; then of the sends.
+    /// Source and number of bytes of each receive; its request is at the same index of `requests`, those of the sends follow.
     receives: SmallVec<[(i32, usize); 32]>,
     requests: SmallVec<[MPI_Request; 64]>,
 }
@@ -35,7 +35,7 @@ impl P2pBatch {
         Ok(Self { comm, receives: SmallVec::new(), requests: SmallVec::new() })
     }
 
-    /// Starts a message of so many bytes.
+    /// Starts a message of this many bytes.
     fn start(
         &mut self,
         name: &'static str,

@@ -12,18 +12,18 @@ use super::vectors::Vectors;
 use crate::call::Call;
 use crate::comm::Agreement;
 use crate::error::Cause;
-use crate::mpilib::{check, wildcards};
+use crate::mpilib::{check, have_ended, wildcards};
 use crate::ops::{Buffer, Op, Parts};
 
 /// The requests of a non-blocking operation, and what MPI uses until they end. A large reduction has several.
 #[derive(Default)]
 pub struct Posted {
     pub(super) requests: SmallVec<[MPI_Request; 1]>,
-    /// What MPI reads meanwhile, of an operation that has parts or counts.
+    /// Counts, displacements and types of an operation that has parts or counts: MPI reads them until it has ended.
     vectors: Option<Box<[Vectors; 2]>>,
-    /// The operands of all ranks, of a scan that begins at the last one.
+    /// The operands of all ranks, for a scan that begins at the last one.
     pub(super) operands: Option<Vec<u8>>,
-    /// How many items go to each rank, of a reduction of which each has some.
+    /// Number of items of each rank, for a reduce_scatterv.
     pub(super) items: Option<Box<[c_int]>>,
     /// Whether all ranks have given the same counts: the answer is the first request.
     agreement: Option<Agreement>,
@@ -32,8 +32,18 @@ pub struct Posted {
 // SAFETY: handles of MPI's, which was initialised for calls from any thread; one thread at a time uses them.
 unsafe impl Send for Posted {}
 
+impl Drop for Posted {
+    /// Dropped before its end, after an error: its memory is leaked, because MPI may still use it.
+    fn drop(&mut self) {
+        if !self.requests.is_empty() {
+            std::mem::forget((self.vectors.take(), self.operands.take(), self.items.take()));
+            std::mem::forget(self.agreement.take());
+        }
+    }
+}
+
 impl Posted {
-    /// Calls a function of MPI's that starts something.
+    /// Calls a non-blocking function of MPI and keeps its request.
     pub(super) fn add(
         &mut self,
         name: &'static str,
@@ -80,16 +90,8 @@ impl Posted {
 
     /// Whether MPI says that all of it has ended; this call lets MPI go on with it. Where it has, [`Self::wait`] takes no time.
     pub fn test(&mut self) -> Result<bool, Cause> {
-        for &request in &self.requests {
-            let (mut flag, mut status) = (0, MaybeUninit::<MPI_Status>::zeroed());
-            // SAFETY: a request that no other thread uses now. It stays one, whatever the answer is.
-            let code = unsafe { ffi::MPI_Request_get_status(request, &mut flag, status.as_mut_ptr()) };
-            check("MPI_Request_get_status", code)?;
-            if flag == 0 {
-                return Ok(false);
-            }
-        }
-        Ok(true)
+        // SAFETY: requests that no other thread uses now.
+        unsafe { have_ended(&self.requests) }
     }
 
     /// Waits for the end; `call` is the one that was started.

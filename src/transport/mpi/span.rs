@@ -1,4 +1,4 @@
-//! Counts beyond 32 bits.
+//! Counts beyond 32 bits, as derived data types.
 
 use std::ffi::c_int;
 use std::mem::MaybeUninit;

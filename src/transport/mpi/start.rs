@@ -1,4 +1,4 @@
-//! Operations that are started, and waited for later: MPI's `MPI_I...`.
+//! Starts of non-blocking operations: the functions `MPI_I...`.
 
 use mpi::ffi::{self, MPI_Comm};
 

@@ -12,20 +12,20 @@ use crate::error::Cause;
 use crate::mpilib::check;
 use crate::ops::{Buffer, Dtype, Part};
 
-/// What goes to each rank, or comes from it. MPI reads it until the operation has ended.
+/// Arguments of `MPI_Ialltoallw` for the parts that go to each rank, or come from it. MPI reads them until the operation has ended.
 pub struct Vectors {
     pub counts: Vec<c_int>,
     pub starts: Vec<c_int>,
     pub types: Vec<MPI_Datatype>,
-    /// How many bytes each message has.
+    /// The length in bytes in front of each message, which MPI reads, or writes where messages are received.
     lengths: Box<[u64]>,
-    /// How many bytes a message has by what this rank knows, and those of an element.
+    /// The length in bytes that this rank expects of each message, and the size of an element.
     expected: Vec<u64>,
     size: usize,
 }
 
 impl Vectors {
-    /// Of a buffer, which stays where it is.
+    /// The arguments for a buffer, which must stay where it is.
     pub fn new(parts: &[Part], buffer: Option<Buffer>) -> Result<Self, Cause> {
         let (data, dtype) = buffer.map_or((std::ptr::null_mut(), Dtype::Uint8), |it| (it.data(), it.dtype()));
         let size = dtype.size();
@@ -45,7 +45,7 @@ impl Vectors {
         Ok(vectors)
     }
 
-    /// An error unless all messages that have come here were as long as they had to be.
+    /// An error unless all received messages had the expected lengths.
     pub fn check(&self) -> Result<(), Cause> {
         for (source, &expected) in self.expected.iter().enumerate() {
             // SAFETY: MPI has written it since the compiler saw it last.

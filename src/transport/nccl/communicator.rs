@@ -1,18 +1,19 @@
-//! NCCL's counterpart of an MPI communicator.
+//! NCCL communicators, one for each MPI communicator that has been used on a GPU.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::ffi::c_char;
+use std::sync::{Mutex, MutexGuard};
 use std::time::Instant;
 
-use super::messages::{MESSAGES, Messages};
+use super::messages::{MESSAGES, MessagePath};
 use crate::comm::{Comm, Group};
 use crate::device;
 use crate::device::cuda::{Context, Driver, Event, Pointer};
-use crate::device::nccl::{self, Library, UniqueId};
-use crate::dynlib::checked;
+use crate::device::nccl::{self, Library, UniqueId, nccl, nccl_code};
 use crate::error::Cause;
 use crate::ops::Op;
+use crate::sync::lock;
 
-/// What all of NCCL's communicators of this process use.
+/// What all NCCL communicators of this process share.
 #[derive(Clone, Copy, Debug)]
 pub struct Gpu {
     pub driver: &'static Driver,
@@ -32,16 +33,16 @@ impl Gpu {
         Ok(Self { driver, library, context, scratch: driver.allocate(size_of::<i32>())? })
     }
 
-    /// What a communicator needs of this rank alone, and on rank 0: a name for it.
+    /// Creates what a communicator needs on this rank before the ranks connect: an event, and on rank 0 the unique id.
     fn prepare(&self, comm: &Comm) -> Result<(Event, Option<UniqueId>), Cause> {
         // SAFETY: the context exists.
         let _entered = unsafe { self.driver.enter(self.context)? };
         let event = self.driver.event()?;
         let mut id = None;
         if comm.rank == 0 {
-            let id = id.insert(UniqueId([0; 128]));
+            let id = id.insert(UniqueId { internal: [0; 128] });
             // SAFETY: a place to write to.
-            unsafe { checked!(self.library, ncclGetUniqueId(id))? };
+            unsafe { nccl!(self.library, ncclGetUniqueId(id))? };
         }
         Ok((event, id))
     }
@@ -52,7 +53,7 @@ unsafe impl Send for Gpu {}
 // SAFETY: as above.
 unsafe impl Sync for Gpu {}
 
-/// NCCL's counterpart of an MPI communicator.
+/// An NCCL communicator of the ranks of an MPI communicator.
 #[derive(Debug)]
 pub struct Communicator {
     pub gpu: Gpu,
@@ -60,10 +61,10 @@ pub struct Communicator {
     last: Mutex<Last>,
 }
 
-/// What was put on a stream last.
+/// The operation that was put on a stream last.
 #[derive(Debug)]
 pub struct Last {
-    /// `None` before.
+    /// `None` before the first one.
     pub op: Option<Op>,
     pub number: u64,
     pub since: Instant,
@@ -76,21 +77,21 @@ unsafe impl Send for Communicator {}
 unsafe impl Sync for Communicator {}
 
 impl Communicator {
-    /// Held while work is put on a stream.
+    /// The lock that is held while work is put on a stream.
     pub fn lock(&self) -> MutexGuard<'_, Last> {
-        self.last.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.last)
     }
 
-    /// The same without waiting.
+    /// As [`lock`](Self::lock), but `None` where another thread holds it.
     pub fn try_lock(&self) -> Option<MutexGuard<'_, Last>> {
         self.last.try_lock().ok()
     }
 
-    /// An error that NCCL has found out meanwhile.
+    /// An asynchronous error, if NCCL has detected one since the last call.
     pub fn failure(&self) -> Result<(), Cause> {
-        let (library, mut broken) = (self.gpu.library, 0);
+        let (library, mut broken): (_, nccl::Code) = (self.gpu.library, 0);
         // SAFETY: the communicator is live; a place to write to. Any thread may ask.
-        unsafe { checked!(library, ncclCommGetAsyncError(self.handle, &mut broken))? };
+        unsafe { nccl!(library, ncclCommGetAsyncError(self.handle, (&raw mut broken).cast()))? };
         if broken == nccl::IN_PROGRESS { Ok(()) } else { library.check("an earlier operation", broken) }
     }
 
@@ -99,7 +100,7 @@ impl Communicator {
     /// others would wait in NCCL's bootstrap. The inner error is why NCCL cannot be used.
     pub fn connect(
         gpu: Result<Gpu, String>,
-        messages: Messages,
+        messages: MessagePath,
         comm: &Comm,
     ) -> Result<Result<Self, String>, Cause> {
         let group = Group::Of(comm);
@@ -118,16 +119,19 @@ impl Communicator {
             Ok(ours) => ours,
             Err(reason) => return Ok(Err(reason)),
         };
-        let all = group.all_bytes(id.as_ref().map_or(&[], |id| id.0.as_slice()))?;
-        let mut id = UniqueId([0; 128]);
-        id.0.copy_from_slice(&all[0]);
+        let name = id.map(|id| id.internal.map(|byte| byte as u8));
+        let all = group.all_bytes(name.as_ref().map_or(&[], |name| name.as_slice()))?;
+        let mut id = UniqueId { internal: [0; 128] };
+        for (to, from) in id.internal.iter_mut().zip(&all[0]) {
+            *to = *from as c_char;
+        }
         // A rank that fails closes its connections, on which the others wait, so that they fail too. Then all
         // know, and none uses it.
         let mut handle = std::ptr::null_mut();
         // SAFETY: every rank of the communicator comes here with the same identifier.
         let made = unsafe {
             let _entered = gpu.driver.enter(gpu.context)?;
-            checked!(gpu.library, ncclCommInitRank(&mut handle, comm.size, id, comm.rank))
+            nccl!(gpu.library, ncclCommInitRank(&mut handle, comm.size, id, comm.rank))
         };
         if group.common_bits(u64::from(made.is_ok()))? == 1 {
             let last = Last { op: None, number: 0, since: Instant::now(), end: event };
@@ -137,7 +141,7 @@ impl Communicator {
             Err(cause) => cause.to_string(),
             Ok(()) => {
                 // SAFETY: only this rank has made it, and aborting waits for no other rank.
-                unsafe { (gpu.library.ncclCommAbort)(handle) };
+                unsafe { nccl_code!(gpu.library, ncclCommAbort(handle)) };
                 "another rank could not make it".into()
             }
         }))
@@ -152,8 +156,11 @@ impl Drop for Communicator {
         unsafe {
             let Ok(_entered) = driver.enter(context) else { return };
             let is_whole = self.failure().is_ok();
-            let end = if is_whole { library.ncclCommDestroy } else { library.ncclCommAbort };
-            end(self.handle);
+            if is_whole {
+                nccl_code!(library, ncclCommDestroy(self.handle));
+            } else {
+                nccl_code!(library, ncclCommAbort(self.handle));
+            }
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What NCCL carries, and the setting of messages.
+//! Which operations, data types and messages NCCL carries, and the setting `MPI4JAX_NCCL_MESSAGES`.
 
 use std::sync::OnceLock;
 
@@ -7,15 +7,16 @@ use crate::device::nccl::{DataType, RedOp};
 use crate::error::Cause;
 use crate::mpilib::wildcards;
 use crate::ops::{Builtin, Class, Dtype, Op, Reduction};
+use crate::system::variable;
 
 /// The tag of messages that go through NCCL, which has none.
 pub const TAG: i32 = 0;
 
 pub const MESSAGES: &str = "MPI4JAX_NCCL_MESSAGES";
 
-/// How `send`, `recv` and `sendrecv` go, on all ranks and all communicators.
+/// What carries `send`, `recv` and `sendrecv`, on all ranks and all communicators.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Messages {
+pub enum MessagePath {
     /// Through NCCL, which matches nothing: messages between two ranks arrive in the order in which they were
     /// sent. So all have tag 0, and sources are named.
     Nccl,
@@ -23,9 +24,9 @@ pub enum Messages {
     Staged,
 }
 
-static SETTING: OnceLock<Messages> = OnceLock::new();
+static SETTING: OnceLock<MessagePath> = OnceLock::new();
 
-impl Messages {
+impl MessagePath {
     /// What a setting means; one that says nothing means `default`.
     fn parse(setting: &str, default: Self) -> Result<Self, Cause> {
         match setting {
@@ -40,7 +41,7 @@ impl Messages {
 
     /// Reads the environment, once. A program that runs with other transports runs with the one that `auto` takes.
     pub fn read(is_auto: bool) -> Result<Self, Cause> {
-        let setting = std::env::var(MESSAGES).unwrap_or_default();
+        let setting = variable(MESSAGES).unwrap_or_default();
         let messages = Self::parse(&setting, if is_auto { Self::Staged } else { Self::Nccl })?;
         Ok(*SETTING.get_or_init(|| messages))
     }
@@ -90,33 +91,33 @@ fn has(op: Op) -> bool {
 pub fn reduced(reduction: Reduction, dtype: Dtype) -> Option<(DataType, RedOp, usize)> {
     let Reduction::Builtin(builtin) = reduction else { return None };
     let op = match builtin {
-        Builtin::Sum => RedOp::Sum,
-        Builtin::Prod => RedOp::Prod,
-        Builtin::Max => RedOp::Max,
-        Builtin::Min => RedOp::Min,
+        Builtin::Sum => RedOp::ncclSum,
+        Builtin::Prod => RedOp::ncclProd,
+        Builtin::Max => RedOp::ncclMax,
+        Builtin::Min => RedOp::ncclMin,
         // On values 0 and 1.
-        Builtin::Lor | Builtin::Bor if dtype == Dtype::Bool => RedOp::Max,
-        Builtin::Land | Builtin::Band if dtype == Dtype::Bool => RedOp::Min,
+        Builtin::Lor | Builtin::Bor if dtype == Dtype::Bool => RedOp::ncclMax,
+        Builtin::Land | Builtin::Band if dtype == Dtype::Bool => RedOp::ncclMin,
         _ => return None,
     };
     // NCCL's MAX and MIN of floats pass over NaN, which those of the other transports do not.
-    if matches!(dtype.class(), Class::Float | Class::Half) && matches!(op, RedOp::Max | RedOp::Min) {
+    if matches!(dtype.class(), Class::Float | Class::Half) && matches!(op, RedOp::ncclMax | RedOp::ncclMin) {
         return None;
     }
     let data = match dtype {
-        Dtype::Bool if matches!(op, RedOp::Max | RedOp::Min) => DataType::Uint8,
-        Dtype::Int8 => DataType::Int8,
-        Dtype::Uint8 => DataType::Uint8,
-        Dtype::Int32 => DataType::Int32,
-        Dtype::Uint32 => DataType::Uint32,
-        Dtype::Int64 => DataType::Int64,
-        Dtype::Uint64 => DataType::Uint64,
-        Dtype::Float16 => DataType::Float16,
-        Dtype::Bfloat16 => DataType::Bfloat16,
-        Dtype::Float32 => DataType::Float32,
-        Dtype::Float64 => DataType::Float64,
-        Dtype::Complex64 if op == RedOp::Sum => return Some((DataType::Float32, op, 2)),
-        Dtype::Complex128 if op == RedOp::Sum => return Some((DataType::Float64, op, 2)),
+        Dtype::Bool if matches!(op, RedOp::ncclMax | RedOp::ncclMin) => DataType::ncclUint8,
+        Dtype::Int8 => DataType::ncclInt8,
+        Dtype::Uint8 => DataType::ncclUint8,
+        Dtype::Int32 => DataType::ncclInt32,
+        Dtype::Uint32 => DataType::ncclUint32,
+        Dtype::Int64 => DataType::ncclInt64,
+        Dtype::Uint64 => DataType::ncclUint64,
+        Dtype::Float16 => DataType::ncclFloat16,
+        Dtype::Bfloat16 => DataType::ncclBfloat16,
+        Dtype::Float32 => DataType::ncclFloat32,
+        Dtype::Float64 => DataType::ncclFloat64,
+        Dtype::Complex64 if op == RedOp::ncclSum => return Some((DataType::ncclFloat32, op, 2)),
+        Dtype::Complex128 if op == RedOp::ncclSum => return Some((DataType::ncclFloat64, op, 2)),
         _ => return None,
     };
     Some((data, op, 1))
@@ -175,7 +176,7 @@ mod tests {
     use crate::comm::Comm;
     use crate::ops::Buffer;
 
-    fn carried(messages: Messages, site: &Site, dtype: Dtype) -> Result<bool, Cause> {
+    fn carried(messages: MessagePath, site: &Site, dtype: Dtype) -> Result<bool, Cause> {
         // SAFETY: an empty array.
         let send = unsafe { Buffer::new(std::ptr::null_mut(), dtype, 0) };
         messages.carries(&Call { send: Some(send), ..Call::of(site, Stream::NONE) })
@@ -202,9 +203,9 @@ mod tests {
             let envelope = Envelope { source, recvtag, dest, sendtag };
             for (op, fits) in [Op::Send, Op::Recv, Op::Sendrecv].into_iter().zip(fits) {
                 let site = Site { envelope, ..Site::new(op, &comm) };
-                let through_nccl = carried(Messages::Nccl, &site, Dtype::Float32);
+                let through_nccl = carried(MessagePath::Nccl, &site, Dtype::Float32);
                 assert!(matches!((through_nccl, fits), (Ok(true), true) | (Err(_), false)), "{envelope:?}");
-                let staged = carried(Messages::Staged, &site, Dtype::Float32);
+                let staged = carried(MessagePath::Staged, &site, Dtype::Float32);
                 assert!(matches!(staged, Ok(false)), "{envelope:?}");
             }
         }
@@ -212,11 +213,11 @@ mod tests {
 
     #[test]
     fn settings_of_messages() {
-        assert_eq!(Messages::parse("", Messages::Staged).unwrap(), Messages::Staged);
-        for messages in [Messages::Nccl, Messages::Staged] {
-            assert_eq!(Messages::parse(messages.name(), Messages::Nccl).unwrap(), messages);
+        assert_eq!(MessagePath::parse("", MessagePath::Staged).unwrap(), MessagePath::Staged);
+        for messages in [MessagePath::Nccl, MessagePath::Staged] {
+            assert_eq!(MessagePath::parse(messages.name(), MessagePath::Nccl).unwrap(), messages);
         }
-        let error = Messages::parse("pigeon", Messages::Nccl).unwrap_err().to_string();
+        let error = MessagePath::parse("pigeon", MessagePath::Nccl).unwrap_err().to_string();
         assert!(error.contains("pigeon") && error.contains("nccl, staged"), "{error}");
     }
 
@@ -225,7 +226,7 @@ mod tests {
         let comm = Arc::new(Comm::new("reductions", 0, 2));
         let carried = |name, dtype| {
             let site = Site { reduction: Reduction::from_name(name), ..Site::new(Op::Allreduce, &comm) };
-            carried(Messages::Nccl, &site, dtype).unwrap()
+            carried(MessagePath::Nccl, &site, dtype).unwrap()
         };
         assert!(carried("SUM", Dtype::Bfloat16) && carried("MAX", Dtype::Int64));
         assert!(carried("LOR", Dtype::Bool) && carried("SUM", Dtype::Complex128));

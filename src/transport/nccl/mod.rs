@@ -2,7 +2,7 @@
 //!
 //! A call only puts work on the stream. What NCCL cannot do goes through staging. Both ends of a message have to take
 //! the same way, and neither rank has the other one's arguments: so either all messages go through NCCL, and what
-//! needs matching is an error, or all go through staging (see [`Messages`]).
+//! needs matching is an error, or all go through staging (see [`MessagePath`]).
 
 mod communicator;
 mod messages;
@@ -14,26 +14,48 @@ use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use self::communicator::{Communicator, Gpu};
-pub use self::messages::Messages;
+pub use self::messages::MessagePath;
 use self::messages::TAG;
+use super::host_mpi::HostMpi;
 use super::message::{Arrived, write_status};
-use crate::call::{Call, Stream};
+use super::staged_mpi::StagedMpi;
+use super::{Base, Descriptor, TARGET, Transport, UnderWay};
+use crate::call::{Call, Envelope, Stream};
 use crate::comm::{self, Comm, Group};
 use crate::device::cuda::{Driver, Event};
-use crate::device::{self, Device, nccl};
-use crate::error::Cause;
+use crate::device::{self, Device, Platform, nccl};
+use crate::error::{Cause, Error};
 use crate::mpilib::wildcards;
-use crate::ops::Op;
+use crate::ops::{Buffer, Op};
 
-/// Numbers of what is put on streams, apart from those of the flight recorder.
-static NUMBERS: AtomicU64 = AtomicU64::new(1 << 62);
+pub const DESCRIPTOR: Descriptor = Descriptor {
+    name: "nccl",
+    takes: |platform| platform == Platform::Cuda,
+    settings: |is_auto| Ok(Some(format!("messages: {}", MessagePath::read(is_auto)?.name()))),
+    probe: |_| probe(),
+    start: |_| {
+        device::support()?;
+        Ok(Nccl::new(Driver::get()?).into())
+    },
+    suits: Some(one_gpu_each),
+    meets_mpi: false,
+    messages_apart: || {
+        (MessagePath::setting() == MessagePath::Nccl).then_some(
+            "send and recv go through NCCL, and do not meet the messages of MPI; MPI4JAX_NCCL_MESSAGES=staged \
+             lets all messages go through MPI",
+        )
+    },
+    ..Descriptor::DEFAULT
+};
 
-/// NCCL.
+/// NCCL, which puts calls on their stream. What it cannot do is staged.
 #[derive(Debug)]
 pub struct Nccl {
-    pub messages: Messages,
+    messages: MessagePath,
+    staged: StagedMpi,
     driver: &'static Driver,
-    /// Or why there is none: ranks without NCCL take part in connecting, so that the others learn of it.
+    /// NCCL on this rank's GPU, or why it cannot be used. A rank without NCCL takes part in connecting all the same, so that the
+    /// other ranks learn of it.
     gpu: OnceLock<Result<Gpu, String>>,
     own: OnceLock<OwnStream>,
 }
@@ -42,7 +64,7 @@ pub struct Nccl {
 #[derive(Debug)]
 struct OwnStream {
     stream: Stream,
-    /// Where the last one ends.
+    /// Recorded after the last operation on it.
     end: Event,
 }
 
@@ -51,12 +73,13 @@ unsafe impl Send for OwnStream {}
 // SAFETY: as above.
 unsafe impl Sync for OwnStream {}
 
-/// What is attached to a communicator on which NCCL has met the other ranks, or why it cannot be used there.
+/// The attachment of an MPI communicator: the NCCL communicator of the same ranks, or why there is none.
 type Connected = Result<Communicator, String>;
 
-/// An operation that is on a stream: the last one of its communicator.
+/// An operation that was put on a stream and has not ended: the last one of its communicator.
 #[derive(Debug)]
 pub struct Unfinished {
+    /// Its number among the operations that this process has put on streams.
     pub number: u64,
     pub op: Op,
     pub comm: Arc<Comm>,
@@ -72,14 +95,14 @@ impl fmt::Display for Unfinished {
 }
 
 /// Whether NCCL could be used, apart from the question whether each rank has a GPU of its own.
-pub fn probe() -> Result<(), String> {
+fn probe() -> Result<(), String> {
     device::support()?;
     nccl::Library::get().map(|_| ())
 }
 
 /// For `auto`: whether each rank has a GPU of its own, or the launcher has shown it one that no other rank
 /// has. Collective.
-pub fn one_gpu_each() -> Result<bool, Cause> {
+fn one_gpu_each() -> Result<bool, Cause> {
     let ranks = Group::World.local_size()?;
     let driver = Driver::get().ok();
     let devices = driver.and_then(|driver| driver.devices().ok()).unwrap_or(0);
@@ -93,7 +116,8 @@ pub fn one_gpu_each() -> Result<bool, Cause> {
 
 impl Nccl {
     pub fn new(driver: &'static Driver) -> Self {
-        Self { messages: Messages::setting(), driver, gpu: OnceLock::new(), own: OnceLock::new() }
+        let staged = StagedMpi::new(DESCRIPTOR.name, HostMpi::default(), Device::Gpu(driver));
+        Self { messages: MessagePath::setting(), staged, driver, gpu: OnceLock::new(), own: OnceLock::new() }
     }
 
     fn gpu(&self) -> Result<Gpu, String> {
@@ -101,12 +125,27 @@ impl Nccl {
         self.gpu.get_or_init(new).clone()
     }
 
+    /// Meets the other ranks.
+    #[cold]
+    fn connect(&self, comm: &Comm) -> Result<Connected, Cause> {
+        let began = Instant::now();
+        let connected = Communicator::connect(self.gpu(), self.messages, comm)?;
+        let (key, rank, size, seconds) = (&*comm.key, comm.rank, comm.size, began.elapsed().as_secs_f64());
+        match &connected {
+            Ok(_) => tracing::info!(target: TARGET, comm = key, rank, size, seconds, "NCCL has connected"),
+            Err(reason) => {
+                tracing::warn!(target: TARGET, comm = key, rank, size, reason, "NCCL cannot connect")
+            }
+        }
+        Ok(connected)
+    }
+
     /// Puts a call on its stream.
-    pub fn execute(&self, call: &Call) -> Result<(), Cause> {
+    fn put(&self, call: &Call) -> Result<(), Cause> {
+        static CALLS: AtomicU64 = AtomicU64::new(0);
         let comm = &call.site.comm;
         // The communicator's first operation makes its counterpart, together with the other ranks.
-        let connected: Arc<Connected> =
-            comm.attach(|| Communicator::connect(self.gpu(), self.messages, comm))?;
+        let connected: Arc<Connected> = comm.attach(|| self.connect(comm))?;
         let no_communicator =
             |reason: &String| Cause::NoCommunicator { key: comm.key.clone(), reason: reason.clone() };
         let communicator = connected.as_ref().as_ref().map_err(no_communicator)?;
@@ -130,12 +169,13 @@ impl Nccl {
         }
         self.message_arrives(call)?;
         last.end.record(call.stream)?;
-        (last.op, last.number) = (Some(call.site.op), NUMBERS.fetch_add(1, Ordering::Relaxed));
+        (last.op, last.number) = (Some(call.site.op), CALLS.fetch_add(1, Ordering::Relaxed));
         last.since = Instant::now();
         Ok(())
     }
 
-    /// NCCL's messages are as long as the receiver says, and their sender and tag are known beforehand.
+    /// Writes source, tag and length of a received message, all of which are known beforehand: NCCL matches neither, and a message
+    /// is as long as its result.
     fn message_arrives(&self, call: &Call) -> Result<(), Cause> {
         let (true, Some(recv)) = (call.site.op.row().receives(), call.recv) else { return Ok(()) };
         let (any, source) = (wildcards(), call.site.envelope.source);
@@ -152,8 +192,8 @@ impl Nccl {
         if call.status.is_some() { write_status(call, &arrived) } else { Ok(()) }
     }
 
-    /// A stream of its own, for a call that is started, if it carries it.
-    pub fn own_stream(&self, call: &Call) -> Result<Option<Stream>, Cause> {
+    /// The stream for non-blocking operations, if NCCL carries this one; created by the first.
+    fn stream_for(&self, call: &Call) -> Result<Option<Stream>, Cause> {
         if call.site.op.row().has_peer || !self.messages.carries(call)? {
             return Ok(None);
         }
@@ -163,12 +203,48 @@ impl Nccl {
         let new = OwnStream { stream: self.driver.stream()?, end: self.driver.event()? };
         Ok(Some(self.own.get_or_init(|| new).stream))
     }
+}
 
-    /// What calls have put on streams, and has not happened yet. Waits for nothing.
-    pub fn unfinished(&self) -> Vec<Unfinished> {
-        let unfinished = |comm: Arc<Comm>| {
-            let connected = comm.attached::<Connected>()?;
-            let communicator = connected.as_ref().as_ref().ok()?;
+impl Transport for Nccl {
+    fn base(&self) -> &Base {
+        self.staged.base()
+    }
+
+    #[inline(never)]
+    fn execute(&self, call: &Call) -> Result<(), Error> {
+        let failed = call.site.on(DESCRIPTOR.name);
+        if !self.messages.carries(call).map_err(failed)? {
+            return self.staged.execute(call);
+        }
+        self.put(call).map_err(failed)
+    }
+
+    fn own_stream(&self, call: &Call) -> Result<Option<Stream>, Error> {
+        self.stream_for(call).map_err(call.site.on(DESCRIPTOR.name))
+    }
+
+    unsafe fn start(&self, call: &Call, own: Option<Stream>) -> Result<UnderWay, Error> {
+        // SAFETY: promised by the caller.
+        let Some(own) = own else { return unsafe { self.staged.start(call, own) } };
+        let event_on = |stream| {
+            let event = self.driver.event()?;
+            event.record(stream).map(|()| event)
+        };
+        let located = |cause| call.site.error(cause);
+        event_on(call.stream).and_then(|here| here.hold(own)).map_err(located)?;
+        self.execute(&Call { stream: own, ..call.clone() })?;
+        event_on(own).map(UnderWay::OnStream).map_err(located)
+    }
+
+    /// NCCL's messages have one tag, and a source that the program names. To read it would mean to wait.
+    fn read_envelope(&self, from: &Buffer, stream: Stream) -> Result<Option<Envelope>, Cause> {
+        if self.messages == MessagePath::Nccl { Ok(None) } else { self.staged.read_envelope(from, stream) }
+    }
+
+    /// Waits for nothing.
+    fn unfinished(&self) -> Vec<Unfinished> {
+        let unfinished = |comm: &Arc<Comm>, connected: &Connected| {
+            let communicator = connected.as_ref().ok()?;
             let last = communicator.try_lock()?;
             let op = last.op?;
             let failure = communicator.failure().err().map(|cause| cause.to_string());
@@ -176,10 +252,10 @@ impl Nccl {
                 return None;
             }
             let (number, seconds) = (last.number, last.since.elapsed().as_secs_f64());
-            drop(last);
-            Some(Unfinished { number, op, comm, seconds, failure })
+            Some(Unfinished { number, op, comm: comm.clone(), seconds, failure })
         };
         self.driver.allow_queries_during_capture();
-        comm::live().into_iter().filter_map(unfinished).collect()
+        let live = comm::live();
+        live.iter().filter_map(|comm| comm.look_at(|connected| unfinished(comm, connected))?).collect()
     }
 }

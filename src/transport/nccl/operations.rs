@@ -1,12 +1,11 @@
-//! Operations in NCCL's words, put on a stream.
+//! Operations as calls of NCCL, which put them on a stream.
 
 use smallvec::SmallVec;
 
 use super::communicator::Communicator;
 use super::messages::reduced;
 use crate::call::{Call, Envelope};
-use crate::device::nccl::{DataType, RedOp};
-use crate::dynlib::checked;
+use crate::device::nccl::{DataType, RedOp, nccl};
 use crate::error::Cause;
 use crate::mpilib::wildcards;
 use crate::ops::{Buffer, Op};
@@ -16,9 +15,9 @@ type Messages = SmallVec<[(i32, Buffer); 8]>;
 
 /// Puts a call on its stream. Data that are only moved are bytes.
 pub fn put(call: &Call, communicator: &Communicator) -> Result<(), Cause> {
-    let (site, stream) = (call.site, call.stream.handle());
+    let (site, stream) = (call.site, call.stream.handle().cast());
     let (library, handle) = (communicator.gpu.library, communicator.handle);
-    let bytes = DataType::Uint8 as i32;
+    let bytes = DataType::ncclUint8;
     // SAFETY (for all calls below): memory of XLA's that stays valid until the work on the stream is done, and whose sizes
     // were checked against the operation by `Call::check`.
     unsafe {
@@ -26,16 +25,16 @@ pub fn put(call: &Call, communicator: &Communicator) -> Result<(), Cause> {
             Op::Allgather => {
                 let (from, to) = (*call.operand()?, *call.result()?);
                 let (n, from, to) = (from.bytes(), from.data().cast(), to.data().cast());
-                checked!(library, ncclAllGather(from, to, n, bytes, handle, stream))
+                nccl!(library, ncclAllGather(from, to, n, bytes, handle, stream))
             }
             Op::Barrier => {
-                let (data, kind) = (communicator.gpu.scratch as *mut _, DataType::Int32 as i32);
-                checked!(library, ncclAllReduce(data, data, 1, kind, RedOp::Max as i32, handle, stream))
+                let (data, kind) = (communicator.gpu.scratch as *mut _, DataType::ncclInt32);
+                nccl!(library, ncclAllReduce(data, data, 1, kind, RedOp::ncclMax, handle, stream))
             }
             Op::Bcast => {
                 let buffer = if site.is_root() { *call.operand()? } else { *call.result()? };
                 let (n, data) = (buffer.bytes(), buffer.data().cast());
-                checked!(library, ncclBroadcast(data, data, n, bytes, site.root, handle, stream))
+                nccl!(library, ncclBroadcast(data, data, n, bytes, site.root, handle, stream))
             }
             Op::Allreduce | Op::Reduce | Op::ReduceScatter => {
                 let send = *call.operand()?;
@@ -45,20 +44,20 @@ pub fn put(call: &Call, communicator: &Communicator) -> Result<(), Cause> {
                         reduction: "this reduction on NCCL",
                         dtype: send.dtype().name(),
                     })?;
-                let (kind, op, from) = (kind as i32, op as i32, send.data().cast());
+                let from = send.data().cast();
                 match (site.op, call.recv) {
                     (Op::Reduce, recv) => {
                         // Where there is no result, none is written.
                         let (n, to) = (send.count() * width, recv.unwrap_or(send).data().cast());
-                        checked!(library, ncclReduce(from, to, n, kind, op, site.root, handle, stream))
+                        nccl!(library, ncclReduce(from, to, n, kind, op, site.root, handle, stream))
                     }
                     (Op::ReduceScatter, Some(recv)) => {
                         let (n, to) = (recv.count() * width, recv.data().cast());
-                        checked!(library, ncclReduceScatter(from, to, n, kind, op, handle, stream))
+                        nccl!(library, ncclReduceScatter(from, to, n, kind, op, handle, stream))
                     }
                     (_, Some(recv)) => {
                         let (n, to) = (send.count() * width, recv.data().cast());
-                        checked!(library, ncclAllReduce(from, to, n, kind, op, handle, stream))
+                        nccl!(library, ncclAllReduce(from, to, n, kind, op, handle, stream))
                     }
                     (_, None) => Err(Cause::missing("result")),
                 }
@@ -66,18 +65,15 @@ pub fn put(call: &Call, communicator: &Communicator) -> Result<(), Cause> {
             // Messages that wait for one another, and start together; `messages` names the other operations.
             _ => {
                 let (sent, received) = messages(call)?;
-                checked!(library, ncclGroupStart())?;
+                nccl!(library, ncclGroupStart())?;
                 let sends = sent.iter().try_for_each(|(peer, from)| {
-                    checked!(
-                        library,
-                        ncclSend(from.data().cast(), from.bytes(), bytes, *peer, handle, stream)
-                    )
+                    nccl!(library, ncclSend(from.data().cast(), from.bytes(), bytes, *peer, handle, stream))
                 });
                 let receives = received.iter().try_for_each(|(peer, to)| {
-                    checked!(library, ncclRecv(to.data().cast(), to.bytes(), bytes, *peer, handle, stream))
+                    nccl!(library, ncclRecv(to.data().cast(), to.bytes(), bytes, *peer, handle, stream))
                 });
                 // A group is ended on the thread that started it, also after an error.
-                let ended = checked!(library, ncclGroupEnd());
+                let ended = nccl!(library, ncclGroupEnd());
                 sends.and(receives).and(ended)
             }
         }

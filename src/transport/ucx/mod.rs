@@ -5,27 +5,38 @@
 //! is elsewhere (in MPI, say), a thread calls it: a thousand times a second while messages come and go, and about
 //! thirty times when none do.
 
-mod sys;
 mod tag;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{CStr, c_uint};
+use std::fmt;
 use std::mem::zeroed;
+use std::ops::Deref;
 use std::path::Path;
 use std::ptr::{null, null_mut};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
-use self::sys::{RequestParam, StatusPtr, Ucp};
+use ucx_sys as sys;
+
 use self::tag::Label;
+use super::cuda_aware_mpi::{Direct, TakesDevicePointers};
+use super::host_mpi::HostMpi;
 use super::message::{Arrived, arrive, write_status};
-use crate::call::{Call, Envelope};
+use super::{Base, Descriptor, TARGET, Transport};
+use crate::call::{Call, Envelope, Stream};
 use crate::comm::{Comm, Group};
 use crate::device::{self, Platform};
-use crate::dynlib::{self, checked};
-use crate::error::Cause;
+use crate::dynlib::{self, Found, Name};
+use crate::error::{Cause, Error};
 use crate::mpilib::{self, wildcards};
+use crate::ops::Buffer;
+use crate::sync::lock;
+
+const LIBRARY: Name = Name { soname: "libucp.so.0", variable: "MPI4JAX_LIBUCP", needed: "1.11 of UCX" };
+/// The oldest version that is accepted: earlier ones lack functions or fields that are used here.
+const OLDEST: (c_uint, c_uint) = (1, 11);
 
 /// How long the end of the program waits for messages that are not received.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -34,30 +45,132 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(1), Duration::from_m
 /// Calls without an event before a waiting rank lets others have the processor.
 const SPINS: u32 = 200;
 
+pub const DESCRIPTOR: Descriptor = Descriptor {
+    name: "ucx",
+    probe,
+    start: |platform| {
+        // Collective: also on a rank that cannot use it.
+        let worker = start()?;
+        probe(platform)?;
+        let ucx = Ucx { worker, mpi: HostMpi::default() };
+        if platform == Platform::Cpu {
+            return Ok(ucx.into());
+        }
+        worker.reaches_cuda()?;
+        Ok(CudaUcx::new(DESCRIPTOR.name, ucx)?.into())
+    },
+    is_collective: true,
+    meets_mpi: false,
+    messages_apart: || Some("with MPI4JAX_TRANSPORT=ucx, send and recv do not meet the messages of MPI"),
+    ..Descriptor::DEFAULT
+};
+
+/// UCX for messages, MPI for everything else.
+#[derive(Debug)]
+pub struct Ucx {
+    worker: &'static Worker,
+    mpi: HostMpi,
+}
+
+/// UCX for messages of arrays in the memory of a GPU.
+pub type CudaUcx = Direct<Ucx>;
+
+impl Transport for Ucx {
+    fn base(&self) -> &Base {
+        self.mpi.base()
+    }
+
+    fn name(&self) -> &'static str {
+        DESCRIPTOR.name
+    }
+
+    #[inline(never)]
+    fn execute(&self, call: &Call) -> Result<(), Error> {
+        if call.site.op.row().is_collective() {
+            return self.mpi.execute(call);
+        }
+        self.worker.execute(call).map_err(call.site.on(DESCRIPTOR.name))
+    }
+
+    fn read_numbers(&self, numbers: &Buffer, into: &mut [i32], stream: Stream) -> Result<(), Cause> {
+        self.mpi.read_numbers(numbers, into, stream)
+    }
+
+    fn join(&self, comm: &Arc<Comm>) -> Result<(), Error> {
+        Ok(self.worker.join(comm)?)
+    }
+
+    fn stop(&self) {
+        self.worker.stop();
+    }
+}
+
+impl TakesDevicePointers for Ucx {
+    /// MPI may not take them where UCX does.
+    fn takes_device_pointers(&self, call: &Call) -> bool {
+        !call.site.op.row().is_collective()
+    }
+}
+
 /// Whether UCX could be used. Whether it reaches the memory of a GPU is known when it has been started.
-pub fn probe(platform: Platform) -> Result<(), String> {
+fn probe(platform: Platform) -> Result<(), String> {
     if platform == Platform::Cuda {
         device::support()?;
     }
     Ucp::get().map(|_| ())
 }
 
-/// This process in UCX. Collective over `MPI_COMM_WORLD`.
-pub fn start() -> Result<&'static Worker, String> {
+/// The worker of this process, started by the first call. Collective over `MPI_COMM_WORLD`.
+fn start() -> Result<&'static Worker, String> {
     static WORKER: OnceLock<Result<&'static Worker, String>> = OnceLock::new();
     WORKER.get_or_init(Worker::start).clone()
 }
 
+/// UCX's functions.
+struct Ucp {
+    path: String,
+    functions: sys::Functions,
+}
+
+impl Deref for Ucp {
+    type Target = sys::Functions;
+
+    fn deref(&self) -> &Self::Target {
+        &self.functions
+    }
+}
+
+impl fmt::Debug for Ucp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Ucp").field(&self.path).finish()
+    }
+}
+
+/// Calls a function of UCX's, and makes an error of its code and its name.
+macro_rules! checked {
+    ($ucp:expr, $function:ident($($argument:expr),* $(,)?)) => {
+        $ucp.check(stringify!($function), ($ucp.$function)($($argument),*))
+    };
+}
+
 impl Ucp {
+    fn get() -> Result<&'static Self, String> {
+        static UCP: OnceLock<Result<Ucp, String>> = OnceLock::new();
+        UCP.get_or_init(Self::start).as_ref().map_err(Clone::clone)
+    }
+
     fn start() -> Result<Self, String> {
         // Wheels keep UCX beside the MPI library, in a directory of its own.
         if let Some(directory) = dynlib::file_of(mpilib::address()).as_deref().and_then(Path::parent) {
             dynlib::add_directories([directory.join("openmpi"), directory.into()]);
         }
-        let ucp = Self::load(sys::LIBRARY)?;
+        let found = Found::open(LIBRARY)?;
+        // SAFETY: addresses in the library of that name, which stays.
+        let functions = unsafe { sys::Functions::find(|name| found.address(name))? };
+        let ucp = Self { path: found.path, functions };
         let (major, minor, patch) = ucp.version();
-        if (major, minor) < sys::OLDEST {
-            return Err(sys::LIBRARY.too_old(&ucp.path, &format!("{major}.{minor}.{patch}")));
+        if (major, minor) < OLDEST {
+            return Err(LIBRARY.too_old(&ucp.path, &format!("{major}.{minor}.{patch}")));
         }
         Ok(ucp)
     }
@@ -69,8 +182,8 @@ impl Ucp {
         (major, minor, patch)
     }
 
-    fn check(&self, function: &'static str, status: sys::Status) -> Result<(), Cause> {
-        if status == sys::OK {
+    fn check(&self, function: &'static str, status: sys::ucs_status_t) -> Result<(), Cause> {
+        if status == sys::UCS_OK {
             return Ok(());
         }
         // SAFETY: a constant string for every number.
@@ -79,7 +192,7 @@ impl Ucp {
     }
 
     /// A worker, the kinds of memory that it reaches, and its address.
-    fn worker(&self) -> Result<(sys::Worker, u64, Vec<u8>), Cause> {
+    fn worker(&self) -> Result<(sys::ucp_worker_h, u64, Vec<u8>), Cause> {
         let (major, minor, _) = self.version();
         let size = Group::World.size()?;
         // SAFETY: all-zero is a value of these structs; the masks name the fields that are set; what is made
@@ -87,9 +200,9 @@ impl Ucp {
         unsafe {
             let mut config = null_mut();
             checked!(self, ucp_config_read(null(), null(), &mut config))?;
-            let params = sys::Params {
-                field_mask: sys::PARAMS_FEATURES | sys::PARAMS_ENDPOINTS,
-                features: sys::FEATURE_TAG,
+            let params = sys::ucp_params_t {
+                field_mask: sys::UCP_PARAM_FIELD_FEATURES | sys::UCP_PARAM_FIELD_ESTIMATED_NUM_EPS,
+                features: sys::UCP_FEATURE_TAG,
                 estimated_num_eps: size,
                 ..zeroed()
             };
@@ -97,11 +210,12 @@ impl Ucp {
             let started = checked!(self, ucp_init_version(major, minor, &params, config, &mut context));
             (self.ucp_config_release)(config);
             started?;
-            let mut attributes = sys::Attributes { field_mask: sys::ATTRIBUTES_MEMORY_TYPES, ..zeroed() };
+            let mut attributes =
+                sys::ucp_context_attr_t { field_mask: sys::UCP_ATTR_FIELD_MEMORY_TYPES, ..zeroed() };
             checked!(self, ucp_context_query(context, &mut attributes))?;
-            let params = sys::WorkerParams {
-                field_mask: sys::WORKER_THREAD_MODE,
-                thread_mode: sys::THREAD_MODE_SERIALIZED,
+            let params = sys::ucp_worker_params_t {
+                field_mask: sys::UCP_WORKER_PARAM_FIELD_THREAD_MODE,
+                thread_mode: sys::UCS_THREAD_MODE_SERIALIZED,
                 ..zeroed()
             };
             let mut worker = null_mut();
@@ -115,26 +229,26 @@ impl Ucp {
     }
 }
 
-/// This process in UCX.
+/// The worker of this process: UCX's context for all of its messages.
 #[derive(Debug)]
 pub struct Worker {
     ucp: &'static Ucp,
-    handle: sys::Worker,
+    handle: sys::ucp_worker_h,
     /// What kinds of memory UCX reaches: a bit mask.
     memory_types: u64,
     /// By rank in `MPI_COMM_WORLD`.
     addresses: Vec<Box<[u8]>>,
     /// Locked around every call: the worker is asked for serialised calls only, which all builds have.
-    state: Mutex<State>,
-    /// Something was sent or received since the thread has looked.
+    state: Mutex<WorkerState>,
+    /// Whether a message was sent or received since the thread has last looked.
     used: AtomicBool,
     stopping: AtomicBool,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct WorkerState {
     /// By rank in `MPI_COMM_WORLD`.
-    endpoints: BTreeMap<i32, sys::Endpoint>,
+    endpoints: BTreeMap<i32, sys::ucp_ep_h>,
     /// Numbers that stand for communicators: those in use, and the one that was given out last, plus one.
     contexts: BTreeSet<u64>,
     next_context: u64,
@@ -145,7 +259,7 @@ unsafe impl Send for Worker {}
 // SAFETY: as above.
 unsafe impl Sync for Worker {}
 
-/// What all ranks of a communicator agree on, for as long as it exists.
+/// The attachment of a communicator: the number that stands for it in tags, which its ranks have agreed on.
 struct Joined {
     worker: &'static Worker,
     context: u64,
@@ -158,8 +272,8 @@ impl Drop for Joined {
 }
 
 impl Worker {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, WorkerState> {
+        lock(&self.state)
     }
 
     /// Starts UCX and exchanges addresses. Collective over `MPI_COMM_WORLD`, also on a rank where it fails.
@@ -177,18 +291,21 @@ impl Worker {
         let (state, used, stopping) = (Mutex::default(), AtomicBool::new(false), AtomicBool::new(false));
         let worker = Self { ucp, handle, memory_types, addresses, state, used, stopping };
         let worker: &'static Self = Box::leak(Box::new(worker));
+        let (major, minor, patch) = ucp.version();
+        let (path, bytes) = (&*ucp.path, worker.addresses.iter().map(|it| it.len()).sum::<usize>());
+        tracing::info!(target: TARGET, path, version = %format_args!("{major}.{minor}.{patch}"), addresses = bytes, "UCX has started");
         let thread = std::thread::Builder::new().name("mpi4jax-ucx".into()).spawn(|| worker.run());
         thread.map(|_| worker).map_err(|error| error.to_string())
     }
 
     pub fn reaches_cuda(&self) -> Result<(), String> {
-        if self.memory_types & sys::MEMORY_TYPE_CUDA != 0 || device::is_reached_from_cpu() {
+        if self.memory_types & sys::UCS_MEMORY_TYPE_CUDA_BIT != 0 || device::is_reached_from_cpu() {
             return Ok(());
         }
         Err(format!("{} was built without CUDA", self.ucp.path))
     }
 
-    /// Keeps messages moving while this process is elsewhere.
+    /// The body of the thread that makes progress while no other thread calls UCX.
     fn run(&self) {
         let mut pause = PAUSES.0;
         while !self.stopping.load(Ordering::Relaxed) {
@@ -223,6 +340,7 @@ impl Worker {
                 self.lock().next_context = agreed + 1;
                 if group.common_bits(u64::from(is_free))? == 1 {
                     self.lock().contexts.insert(context);
+                    tracing::debug!(target: TARGET, comm = &*comm.key, context, "UCX has a number for a communicator");
                     return Ok(Joined { worker: self, context });
                 }
             }
@@ -231,7 +349,7 @@ impl Worker {
         })
     }
 
-    fn endpoint(&self, state: &mut State, rank: i32) -> Result<sys::Endpoint, Cause> {
+    fn endpoint(&self, state: &mut WorkerState, rank: i32) -> Result<sys::ucp_ep_h, Cause> {
         if let Some(&endpoint) = state.endpoints.get(&rank) {
             return Ok(endpoint);
         }
@@ -239,8 +357,8 @@ impl Worker {
         let mut endpoint = null_mut();
         // SAFETY: the address is one that UCX made; the lock is held.
         unsafe {
-            let params = sys::EndpointParams {
-                field_mask: sys::ENDPOINT_ADDRESS,
+            let params = sys::ucp_ep_params_t {
+                field_mask: sys::UCP_EP_PARAM_FIELD_REMOTE_ADDRESS,
                 address: address.as_ptr().cast(),
                 ..zeroed()
             };
@@ -270,7 +388,8 @@ impl Worker {
         // SAFETY: the buffers are XLA's and stay valid until this returns; requests end before that.
         unsafe {
             let receiving = recv.zip(wanted).map(|(buffer, (label, mask))| {
-                let param = RequestParam { op_attr_mask: sys::NO_IMMEDIATE_COMPLETION, ..zeroed() };
+                let param =
+                    sys::ucp_request_param_t { op_attr_mask: sys::UCP_OP_ATTR_FLAG_NO_IMM_CMPL, ..zeroed() };
                 let (data, bytes) = (buffer.data().cast(), buffer.bytes());
                 let _locked = self.lock();
                 (self.ucp.ucp_tag_recv_nbx)(self.handle, data, bytes, label, mask, &param)
@@ -286,7 +405,7 @@ impl Worker {
             }
             let mut arrived = Arrived { source: any.proc_null, tag: any.tag, count: 0 };
             if let (Some(receiving), Some(recv)) = (receiving, recv) {
-                let mut received = sys::Received::default();
+                let mut received = sys::ucp_tag_recv_info_t::default();
                 self.wait("ucp_tag_recv_nbx", receiving, Some(&mut received), Duration::MAX)?;
                 let Label { source, tag, .. } = Label::decode(received.sender_tag);
                 arrived = Arrived { source, tag, count: received.length / recv.dtype().size() };
@@ -308,12 +427,12 @@ impl Worker {
     unsafe fn wait(
         &self,
         function: &'static str,
-        request: StatusPtr,
-        mut received: Option<&mut sys::Received>,
+        request: sys::ucs_status_ptr_t,
+        mut received: Option<&mut sys::ucp_tag_recv_info_t>,
         limit: Duration,
     ) -> Result<(), Cause> {
-        if request.is_null() || (sys::LAST_ERROR..0).contains(&(request as isize)) {
-            return self.ucp.check(function, request as isize as sys::Status);
+        if request.is_null() || (sys::UCS_ERR_LAST..0).contains(&(request as isize)) {
+            return self.ucp.check(function, request as isize as sys::ucs_status_t);
         }
         let (ucp, began, mut calls) = (self.ucp, Instant::now(), 0);
         loop {
@@ -325,12 +444,12 @@ impl Worker {
                     Some(received) => (ucp.ucp_tag_recv_request_test)(request, *received),
                     None => (ucp.ucp_request_check_status)(request),
                 };
-                if status != sys::IN_PROGRESS {
+                if status != sys::UCS_INPROGRESS {
                     (ucp.ucp_request_free)(request);
                 }
                 status
             };
-            if status != sys::IN_PROGRESS {
+            if status != sys::UCS_INPROGRESS {
                 return ucp.check(function, status);
             }
             calls += 1;

@@ -10,7 +10,7 @@ const CONTEXT_BITS: u32 = 64 - TAG_BITS - SOURCE_BITS;
 /// Communicators that a process can use at a time.
 pub const CONTEXTS: u64 = 1 << CONTEXT_BITS;
 
-/// What a message carries.
+/// The parts of a UCX tag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Label {
     /// Of the communicator, the same on all of its ranks.

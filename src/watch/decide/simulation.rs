@@ -4,14 +4,14 @@
 //! `MPI4JAX_SIMULATION=800x125 cargo test --release simulation` runs it with so many hosts and ranks on each.
 
 use super::*;
-use crate::job::mail::{Mail, Message, Question as Asked};
-use crate::job::ranks::Ranks;
-use crate::job::status::{CommId, Peer};
+use crate::watch::job::mail::{Mail, Message, Question as Asked};
+use crate::watch::job::ranks::Ranks;
+use crate::watch::job::status::{CommId, Peer};
 
 /// How long a message takes, and how often a leader looks for some: seconds.
 const STEP: f64 = 0.25;
 
-struct Host {
+struct SimulatedHost {
     ranks: Ranks,
     mail: Mail,
     memory: Memory,
@@ -22,7 +22,7 @@ struct Host {
 }
 
 struct Job {
-    hosts: Vec<Host>,
+    hosts: Vec<SimulatedHost>,
     under_way: Vec<(i32, i32, Message)>,
     now: f64,
     /// Hosts that nothing reaches, and ranks that carry no messages.
@@ -49,7 +49,14 @@ impl Job {
             let ranks: Ranks = (first..first + per_host).collect();
             let mail = Mail::new(&names, first);
             let here = ranks.iter().map(|it| (it, rank(it))).collect();
-            Host { ranks, mail, memory: Memory::default(), heard: Heard::default(), here, far: World::new() }
+            SimulatedHost {
+                ranks,
+                mail,
+                memory: Memory::default(),
+                heard: Heard::default(),
+                here,
+                far: World::new(),
+            }
         };
         Self {
             hosts: (0..hosts).map(host).collect(),
@@ -118,7 +125,7 @@ impl Job {
         }
         let mut world = host.far.clone();
         world.extend(here);
-        let state = State { world, heard: host.heard, is_answered, ..State::default() };
+        let state = Observation { world, heard: host.heard, is_answered, ..Observation::default() };
         let settings = Settings { report_after: 30.0, host: (place, count) };
         let (memory, actions) = decide(&state, &host.memory, &settings, now);
         host.memory = memory;
@@ -147,13 +154,21 @@ impl Job {
     }
 }
 
-const ALL: CommId = CommId { class: 1, origin: 1 };
+const ALL: CommId = CommId { class: 1, origin: 1, name: 0 };
 
 fn waits(need: Need, members: Ranks) -> RankStatus {
     let counts = if let Need::Collective { comm, number } = need { vec![(comm, number)] } else { Vec::new() };
     let words = "it, a.py:9".into();
-    let wait =
-        Wait { number: 9, need, members, seconds: 0.0, bytes: 4, late: String::new(), words, has_line: true };
+    let wait = Wait {
+        id: WaitId::Operation(9),
+        need,
+        members,
+        seconds: 0.0,
+        bytes: 4,
+        late: String::new(),
+        words,
+        has_line: true,
+    };
     RankStatus { life: Life::Runs, waits: vec![wait], counts, ..RankStatus::default() }
 }
 

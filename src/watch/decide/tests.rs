@@ -2,22 +2,22 @@
 
 use super::*;
 use crate::comm::origin::{FREED, UNKNOWN};
-use crate::job::ranks::Ranks;
-use crate::job::status::{CommId, Peer, compare_origins};
+use crate::watch::job::ranks::Ranks;
+use crate::watch::job::status::{CommId, Peer, compare_origins};
 
 /// A communicator of all ranks.
-const A: CommId = CommId { class: 1, origin: 3 };
+const A: CommId = CommId { class: 1, origin: 3, name: 0 };
 /// Another one with the same members.
-const B: CommId = CommId { class: 1, origin: 4 };
+const B: CommId = CommId { class: 1, origin: 4, name: 0 };
 /// One of these that no duplicating has made, or another.
-const U: CommId = CommId { class: 1, origin: UNKNOWN };
+const U: CommId = CommId { class: 1, origin: UNKNOWN, name: 0 };
 /// One with other members.
-const C: CommId = CommId { class: 2, origin: 3 };
+const C: CommId = CommId { class: 2, origin: 3, name: 0 };
 
 fn wait(need: Need) -> Wait {
     let members = Ranks::all(3);
     Wait {
-        number: 1,
+        id: WaitId::Operation(1),
         need,
         members,
         seconds: 0.0,
@@ -54,7 +54,7 @@ fn waits(waits: impl IntoIterator<Item = Wait>) -> RankStatus {
     let mut rank =
         RankStatus { life: Life::Runs, waits: waits.into_iter().collect(), ..RankStatus::default() };
     for (i, wait) in rank.waits.iter_mut().enumerate() {
-        wait.number += i as u64;
+        wait.id = WaitId::Operation(1 + i as u64);
         if let Need::Collective { comm, number } = wait.need {
             rank.counts.push((comm, number));
         }
@@ -83,7 +83,7 @@ fn with(rank: RankStatus, change: impl FnOnce(&mut RankStatus)) -> RankStatus {
 
 /// The leader of the ranks, and what it has decided.
 struct Job {
-    state: State,
+    state: Observation,
     memory: Memory,
     settings: Settings,
 }
@@ -91,7 +91,11 @@ struct Job {
 impl Job {
     fn new() -> Self {
         let settings = Settings { report_after: 30.0, host: (0, 1) };
-        Self { state: State { is_answered: true, ..State::default() }, memory: Memory::default(), settings }
+        Self {
+            state: Observation { is_answered: true, ..Observation::default() },
+            memory: Memory::default(),
+            settings,
+        }
     }
 
     /// Decides once about these ranks, whose waits have taken `now` seconds.
@@ -180,6 +184,11 @@ fn jobs_end_for_what_is_proved_and_for_nothing_else() {
         ("one computes", [waits([all(A, 1)]), waits([recv(0, 7)]), runs()], NOTHING),
         ("all have come", [waits([all(A, 1)]), waits([all(A, 1)]), waits([all(A, 1)])], NOTHING),
         ("of unknown origin", [waits([all(U, 1)]), waits([all(U, 1)]), waits([all(U, 1)])], NOTHING),
+        (
+            "of names that differ",
+            [waits([all(U, 1)]), waits([all(CommId { name: 1, ..U }, 1)]), waits([all(U, 1)])],
+            NOTHING,
+        ),
         ("of which one is behind", [waits([all(U, 2)]), waits([all(U, 1)]), waits([all(U, 2)])], NOTHING),
         ("one of which is a duplicate", [waits([all(A, 1)]), waits([all(U, 1)]), waits([all(U, 1)])], STUCK),
         (
@@ -279,9 +288,25 @@ fn a_large_message_may_take_its_time() {
         wait.bytes = 200_000_000;
         wait
     };
-    let ranks = [waits([large(recv(1, 7))]), waits([large(recv(0, 7))]), runs()];
-    let (_, at) = outcome(&ranks, 100).unwrap();
-    assert!((10.0..30.0).contains(&at), "{at}");
+    // The largest of a knot decides.
+    let small = [waits([large(recv(1, 7))]), waits([recv(0, 7)]), runs()];
+    for ranks in [[waits([large(recv(1, 7))]), waits([large(recv(0, 7))]), runs()], small] {
+        let (_, at) = outcome(&ranks, 100).unwrap();
+        assert!((10.0..30.0).contains(&at), "{at}");
+    }
+}
+
+#[test]
+fn what_moves_proves_nothing() {
+    let moves = |rank: &mut RankStatus| rank.moves = true;
+    let knot = [waits([recv(1, 7)]), with(waits([recv(0, 7)]), moves), runs()];
+    assert_eq!(outcome(&knot, 100), None);
+    let from_finished = [with(waits([recv(1, 7)]), moves), finished(0), runs()];
+    assert_eq!(outcome(&from_finished, 100), None);
+    let from_gone = [with(waits([recv(1, 7)]), moves), gone(), runs()];
+    assert!(outcome(&from_gone, 10).is_some());
+    let beside = [waits([recv(1, 7)]), waits([recv(0, 7)]), with(runs(), moves)];
+    assert!(outcome(&beside, 10).is_some(), "of a rank that does not take part");
 }
 
 #[test]
@@ -324,7 +349,7 @@ fn a_proof_is_confirmed_by_the_ranks() {
         let (mut asked, mut ended) = (false, false);
         for second in 0..20 {
             for action in job.decide(if asked { after } else { before }, f64::from(second)) {
-                asked |= action == Action::Ask(Kind::End);
+                asked |= action == Action::Ask(QuestionKind::End);
                 ended |= matches!(action, Action::End(..));
             }
         }
@@ -343,7 +368,7 @@ fn one_host_ends_the_job() {
             let now = f64::from(second);
             for action in job.decide(&knot, now) {
                 ended |= matches!(action, Action::End(..));
-                if action == Action::Ask(Kind::End) {
+                if action == Action::Ask(QuestionKind::End) {
                     let before_this = if is_first { f64::NEG_INFINITY } else { now };
                     job.state.heard = Heard { last: now, end: now, before_this };
                 }
@@ -384,7 +409,7 @@ fn other_hosts_are_asked_early_and_lines_come_with_the_same_questions() {
     let mut job = Job::new();
     job.settings.host = (0, 2);
     let done = slow(&mut job);
-    assert_eq!(at(&done, |it| *it == Action::Ask(Kind::Status)), [4, 8, 15, 30, 60, 120, 240, 480]);
+    assert_eq!(at(&done, |it| *it == Action::Ask(QuestionKind::Status)), [4, 8, 15, 30, 60, 120, 240, 480]);
     assert_eq!(at(&done, |it| matches!(it, Action::PrintLine(_))), [30, 60, 120, 240, 480]);
     // The second host leaves it to the first, if that asks.
     job = Job::new();
@@ -428,5 +453,5 @@ fn a_user_gets_the_report_that_he_asks_for() {
     let mut job = Job::new();
     job.state.report_for = Some(1);
     let done = job.step(&[waits([all(A, 1)]), runs(), runs()], 1.0);
-    assert_eq!(done, [Action::Ask(Kind::Report), Action::PrintReport(1)]);
+    assert_eq!(done, [Action::Ask(QuestionKind::Report), Action::PrintReport(1)]);
 }

@@ -5,7 +5,7 @@ use std::io::Read as _;
 
 use serde_json::json;
 
-use super::super::mail::Kind;
+use super::super::mail::QuestionKind;
 use super::*;
 use crate::system::os;
 
@@ -14,26 +14,26 @@ fn directory(name: &str) -> PathBuf {
     base.join("user").join("job")
 }
 
-fn remove(host: &Host) {
+fn remove(host: &HostFolder) {
     fs::remove_dir_all(host.directory.parent().unwrap().parent().unwrap()).unwrap();
 }
 
 /// Two ranks, each as if it had been started by itself: one process cannot be two ranks in files.
-fn two(name: &str) -> (Host, Host) {
-    (Host::new(directory(name), 0, 2), Host::new(directory(name), 1, 2))
+fn two(name: &str) -> (HostFolder, HostFolder) {
+    (HostFolder::new(directory(name), 0, 2), HostFolder::new(directory(name), 1, 2))
 }
 
 fn lives(life: Life) -> RankStatus {
     RankStatus { life, ..RankStatus::default() }
 }
 
-fn life(host: &Host, rank: i32) -> Option<Life> {
+fn life(host: &HostFolder, rank: i32) -> Option<Life> {
     host.status(rank).map(|status| status.life)
 }
 
 #[test]
 fn a_directory_that_cannot_be_made_is_no_failure() {
-    let host = Host::new("/proc/mpi4jax/job".into(), 0, 2);
+    let host = HostFolder::new("/proc/mpi4jax/job".into(), 0, 2);
     assert!(host.broken().is_some());
     assert_eq!((host.world(), host.here().to_string()), (World::new(), "0".into()));
     assert!(!host.is_first_to("differs"));
@@ -53,7 +53,7 @@ fn the_first_choice_holds_for_all() {
 #[test]
 fn ranks_ask_and_answer_and_end() {
     let (a, b) = two("ask");
-    let question = Question::new(Kind::End, 0);
+    let question = Question::new(QuestionKind::End, 0);
     a.ask(&question).unwrap();
     assert_eq!(b.question(), Some(question.clone()));
     let answer = RankStatus {
@@ -65,14 +65,15 @@ fn ranks_ask_and_answer_and_end() {
     b.publish(&answer).unwrap();
     b.dump(&serde_json::json!({})).unwrap();
     let world = a.world();
-    assert_eq!((&world[&1], a.leader(), b.leader()), (&answer, 0, 0));
+    assert_eq!((&world[&1], a.leader(|_| false), b.leader(|_| false)), (&answer, 0, 0));
     assert_eq!([a.is_first_to("differs"), b.is_first_to("differs")], [true, false]);
     a.wake(0);
-    b.request_report();
+    assert_eq!(b.leader(|rank| rank == 0), 1);
+    b.request_report(0);
     let mut messages = [0; 16];
-    let length = a.pipe.as_ref().unwrap().read(&mut messages).unwrap();
+    let length = a.pipe().unwrap().read(&mut messages).unwrap();
     assert_eq!(
-        (length, Host::requested(&messages[..8]), Host::requested(&messages[..4])),
+        (length, HostFolder::requested(&messages[..8]), HostFolder::requested(&messages[..4])),
         (8, Some(1), None)
     );
     assert_eq!((life(&a, 1), a.others_have_ended()), (Some(Life::Runs), (false, true)));
@@ -107,9 +108,9 @@ fn files_of_other_processes_are_not_this_jobs() {
     let start = os::info(child.id() as i32).unwrap().start;
     let process = introduced(&[("pid", json!(child.id())), ("start", json!(start))]);
     fs::write(b.directory.join("rank1.pid"), json!([process, 2]).to_string()).unwrap();
-    let again = Host::new(directory("others"), 1, 2);
+    let again = HostFolder::new(directory("others"), 1, 2);
     assert!(again.broken().is_some_and(|why| why.contains("is rank 1 of this job already")), "{again:?}");
-    let other = Host::new(directory("others"), 0, 2);
+    let other = HostFolder::new(directory("others"), 0, 2);
     assert_eq!(life(&other, 1), Some(Life::Runs));
     child.kill().unwrap();
     child.wait().unwrap();
@@ -117,7 +118,7 @@ fn files_of_other_processes_are_not_this_jobs() {
     // One that had finished is no loss.
     fs::write(path, json!([process, finished]).to_string()).unwrap();
     assert_eq!(life(&other, 1), Some(Life::Finished));
-    assert_eq!(Host::new(directory("others"), 1, 2).broken(), None);
+    assert_eq!(HostFolder::new(directory("others"), 1, 2).broken(), None);
     remove(&a);
 }
 
@@ -137,7 +138,7 @@ fn only_what_killed_jobs_have_left_is_swept() {
     make("alive", &[("rank0.pid", &pid(&[], 1))]);
     make("dumps", &[("rank0.pid", &pid(std::slice::from_ref(&gone), 1)), ("rank0.json", "{}")]);
     make("new", &[]);
-    let _ = Host::new(directory("sweep"), 0, 2);
+    let _ = HostFolder::new(directory("sweep"), 0, 2);
     for (job, stays) in [
         ("killed", false),
         ("incomplete", true),

@@ -1,15 +1,16 @@
-//! Nothing is wrong in silence: collectives are compared before they run, by a small allreduce of a fingerprint on the same
-//! communicator, or [`samples`] of them afterwards. Of messages there are samples: their length is checked when they arrive.
+//! Comparison of what the ranks call: collectives before they run, by a small allreduce of a fingerprint on the same communicator,
+//! or by [`samples`] of them afterwards. A non-blocking collective is compared in its wait, since a start waits for no other rank.
+//! Messages are compared by samples; their lengths are checked when they arrive.
 
-pub mod samples;
+pub(super) mod samples;
 
-use std::ffi::c_int;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::OnceLock;
 
 use mpi::ffi;
 
 use crate::call::{Call, Site};
+use crate::comm::{Comm, Comparison};
 use crate::error::{Cause, Error};
 use crate::mpilib::check;
 use crate::ops::{Dtype, Reduction};
@@ -42,16 +43,13 @@ pub fn check_level() -> CheckLevel {
     CHECK.get().copied().unwrap_or_default()
 }
 
-/// Bytes of text that a rank contributes to an error.
-const TEXT: usize = 240;
-
 /// Compares a collective with those that the other ranks are about to call.
 pub fn compare(call: &Call, running: &Running) -> Result<(), Error> {
     let Some(record) = running.record() else { return Ok(()) };
     collective(call, &record).map_err(|cause| call.site.error(cause))
 }
 
-/// Of what has to be the same on all ranks.
+/// The hash of what has to be the same on all ranks.
 pub fn fingerprint(call: &Call, record: &Record) -> u64 {
     let Site { op, reduction, .. } = &*record.site;
     let mut hasher = DefaultHasher::new();
@@ -72,8 +70,13 @@ pub fn fingerprint(call: &Call, record: &Record) -> u64 {
     hasher.finish()
 }
 
+/// The fingerprint of an operation and of what its message is made of.
+fn with_forms(call: &Call, record: &Record) -> u64 {
+    crate::comm::hash((fingerprint(call, record), &call.site.forms.sent))
+}
+
 fn collective(call: &Call, record: &Record) -> Result<(), Cause> {
-    if !call.site.comm.agrees(fingerprint(call, record))? {
+    if !call.site.comm.agrees(with_forms(call, record))? {
         return disagree(call, record);
     }
     // All ranks are at the same operation. Messages of a halo exchange that differ in length are found when they come.
@@ -99,29 +102,41 @@ pub fn with_widths(call: &Call, record: &Record) -> String {
     format!("{record}, widths {}", widths.collect::<Vec<_>>().join(" and "))
 }
 
+/// A collective is started: asks the other ranks whether they start the same one, and waits for none of them.
+pub fn ask(call: &Call, running: &Running) -> Result<Option<Comparison>, Error> {
+    let comm = &call.site.comm;
+    if check_level() != CheckLevel::Operations || !call.site.op.row().is_collective() {
+        return Ok(None);
+    }
+    let Some(record) = running.record() else { return Ok(None) };
+    let mut words = with_widths(call, &record);
+    if !call.site.forms.sent.is_empty() {
+        words += &format!(", of {}", call.site.forms.sent);
+    }
+    let asked = Comparison::start(comm, with_forms(call, &record), &words);
+    asked.map(Some).map_err(|cause| call.site.error(cause))
+}
+
 /// Ranks are about to do different things: tells all of them what.
 #[cold]
 fn disagree(call: &Call, record: &Record) -> Result<(), Cause> {
     let comm = &call.site.comm;
-    let mut mine = with_widths(call, record).into_bytes();
-    mine.resize(TEXT, 0);
-    let mut all = vec![0u8; TEXT * comm.size as usize];
-    // SAFETY: as above; all ranks come here, because all of them have the same extremes.
-    unsafe {
-        let (n, t) = (TEXT as c_int, ffi::RSMPI_UINT8_T);
-        let to = all.as_mut_ptr().cast();
-        let code = ffi::MPI_Allgather(mine.as_ptr().cast(), n, t, to, n, t, comm.handle());
-        check("MPI_Allgather of operations", code)?;
+    let words = with_widths(call, record);
+    let mut lines = comm.all_texts(&words)?;
+    if lines.iter().all(|line| *line == lines[0]) {
+        lines = comm.all_texts(&format!("{words}, of {}", call.site.forms.sent))?;
     }
-    let lines: Vec<String> = all
-        .chunks(TEXT)
-        .map(|bytes| String::from_utf8_lossy(bytes).trim_end_matches('\0').to_owned())
-        .collect();
+    Err(mismatch(comm, &lines))
+}
+
+/// The error of ranks that do what these lines say.
+#[cold]
+pub fn mismatch(comm: &Comm, lines: &[String]) -> Cause {
     if comm.rank != 0 {
         // Rank 0 speaks for all, and ends the job.
         std::thread::sleep(std::time::Duration::from_secs(2));
     }
-    Err(Cause::Mismatch { report: disagreement(&lines, &comm.world) })
+    Cause::Mismatch { report: disagreement(lines, &comm.world) }
 }
 
 /// What most ranks do is expected, anything else is not.

@@ -1,15 +1,81 @@
-//! Calls of a device on copies of their arrays in the memory of the host.
+//! MPI, on copies of a GPU's arrays in the memory of the host.
 
+use std::sync::Arc;
+
+use super::host_mpi::HostMpi;
 use super::pool::Pool;
+use super::{Base, Descriptor, Transport, Unfinished};
 use crate::call::{Call, Stream};
+use crate::comm::Comm;
+use crate::device::cuda::Driver;
+use crate::device::{self, Device, Platform};
 use crate::error::{Cause, Error};
 use crate::ops::Buffer;
+
+pub const DESCRIPTOR: Descriptor = Descriptor {
+    name: "staged",
+    default_on: Some(Platform::Cuda),
+    use_cuda_mpi: Some(false),
+    probe: |platform| if platform == Platform::Cuda { device::support() } else { Ok(()) },
+    start: |platform| {
+        let device = match platform {
+            // For tests: the whole path, with memory of the host in the part of the device's.
+            Platform::Cpu => Device::Host,
+            Platform::Cuda => Device::Gpu(Driver::get()?),
+        };
+        Ok(StagedMpi::new(DESCRIPTOR.name, HostMpi::default(), device).into())
+    },
+    takes_packed: true,
+    ..Descriptor::DEFAULT
+};
+
+/// Gives a transport of the host copies of a device's arrays.
+#[derive(Debug)]
+pub struct Staged<T> {
+    base: Base,
+    pub on_host: T,
+}
+
+pub type StagedMpi = Staged<HostMpi>;
+
+impl<T: Transport> Staged<T> {
+    /// `name` is that of the transport that the user has chosen, of which this may be a part. The device may be the host, for
+    /// tests.
+    pub fn new(name: &'static str, on_host: T, device: Device) -> Self {
+        Self { base: Base::new(name, device), on_host }
+    }
+}
+
+impl<T: Transport> Transport for Staged<T> {
+    fn base(&self) -> &Base {
+        &self.base
+    }
+
+    // One function for all that is staged; not a part of each of its callers.
+    #[inline(never)]
+    fn execute(&self, call: &Call) -> Result<(), Error> {
+        let Base { name, pool } = &self.base;
+        execute(pool, call, |call| self.on_host.execute(call)).map_err(call.site.on(name))?
+    }
+
+    fn join(&self, comm: &Arc<Comm>) -> Result<(), Error> {
+        self.on_host.join(comm)
+    }
+
+    fn unfinished(&self) -> Vec<Unfinished> {
+        self.on_host.unfinished()
+    }
+
+    fn stop(&self) {
+        self.on_host.stop();
+    }
+}
 
 /// Copies what a call reads to the host, runs the call there, and copies what it has written back.
 ///
 /// Written once for all operations: what an operation reads is what its call has as `send`, what it writes is `recv` and
 /// `received`, and no more than that is copied.
-pub fn execute(
+fn execute(
     pool: &Pool,
     call: &Call,
     on_host: impl FnOnce(&Call) -> Result<(), Error>,

@@ -2,23 +2,29 @@
 //!
 //! It works when MPI does not, needs no thread level, and costs nothing while nothing is wrong. Every file is written
 //! under another name and renamed, so that it is whole when it is seen. The [`Folder`] is this user's alone. Of the ranks whose
-//! files are here, the lowest one that runs is the [leader](Host::leader).
+//! files are here, the lowest one that runs is the [leader](HostFolder::leader).
 //!
 //! | file | written | holds |
 //! | --- | --- | --- |
 //! | `rank3.pid` | at the start | which process it is |
 //! | `rank3.pipe` | at the start | a named pipe: others wake the rank's watchdog by it, or have the leader report |
+//! | `rank3.settings` | at the start | its settings that ranks must have alike |
 //! | `rank3.status` | when it has waited for a while, is asked, and at its end | its [`RankStatus`] |
 //! | `rank3.json` | as an answer | all that its recorder has |
 //! | `rank3.samples` | at growing intervals, when it waits, and at its end | samples of what it did |
 //! | `default` | when the first rank makes the default communicator, or no rank is left to | how it is made |
 //! | `ask` | when the leader asks what the ranks do | a [`Question`] |
 //! | `ending` | before a rank ends the job | nothing: this rank has reported why |
+//! | `report.txt` | before a report ends the job | the report |
+//!
+//! Cleaners of temporary folders may remove all that: each rank [mends](HostFolder::mend) it.
 
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant, SystemTime};
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -29,12 +35,13 @@ use super::ranks::Ranks;
 use super::status::{Life, Need, RankStatus, World};
 use crate::comm;
 use crate::record::host;
+use crate::sync::lock;
 use crate::system::folder::Folder;
 use crate::system::process::{self, Process};
 
-/// The ranks of a host.
+/// The folder of a job on this host, as one of its ranks uses it.
 #[derive(Debug)]
-pub struct Host {
+pub struct HostFolder {
     pub directory: PathBuf,
     pub rank: i32,
     pub size: i32,
@@ -42,40 +49,129 @@ pub struct Host {
     pub process: Process,
     /// Files of an earlier job of the same name are older than this.
     since: SystemTime,
-    /// Why there are no files, if so.
-    folder: Result<Folder, String>,
-    /// Where others wake this rank.
-    pub pipe: Option<File>,
+    opened: Mutex<Opened>,
 }
+
+#[derive(Debug)]
+struct Opened {
+    /// Why there are no files, if so.
+    folder: Result<Arc<Folder>, String>,
+    /// Where others wake this rank.
+    pipe: Option<Arc<File>>,
+    /// What this rank has written, and others need as long as it runs.
+    files: BTreeMap<String, String>,
+    /// When files were first found to be missing.
+    gone: Option<Instant>,
+}
+
+/// For how long files are missing before they are made again: at its end, a job removes them.
+const GONE: Duration = Duration::from_millis(3500);
+
+/// Part of the error of a rank whose files belong to another live process.
+pub const ALREADY: &str = "of this job already";
+/// The kinds of files that others need of a rank as long as it runs.
+const KEPT: [&str; 4] = ["pid", "settings", "status", "samples"];
+const REPORT: &str = "report.txt";
+/// How the default communicator is made.
+const CHOICE: &str = "default";
 
 fn file(rank: i32, kind: &str) -> String {
     format!("rank{rank}.{kind}")
 }
 
-impl Host {
+impl HostFolder {
     pub fn new(directory: PathBuf, rank: i32, size: i32) -> Self {
-        let folder = Folder::make(&directory).map_err(|error| error.to_string());
+        let folder = Folder::make(&directory).map(Arc::new).map_err(|error| error.to_string());
         let (process, since) = (Process::own(), process::started());
-        let mut host = Self { directory, rank, size, name: host(), process, since, folder, pipe: None };
+        let opened = Opened { folder, pipe: None, files: BTreeMap::new(), gone: None };
+        let host = Self { directory, rank, size, name: host(), process, since, opened: Mutex::new(opened) };
         if let Err(error) = host.register() {
-            host.folder = Err(error.to_string());
-        } else if let Ok(folder) = &host.folder {
-            // Without one, others learn later what this rank does.
-            host.pipe = folder.make_pipe(&file(rank, "pipe")).ok();
-            if rank == 0 {
-                sweep(&folder.path, &host.process);
-            }
+            host.opened().folder = Err(error.to_string());
+        } else if rank == 0
+            && let Ok(folder) = host.folder()
+        {
+            sweep(&folder.path, &host.process);
         }
         host
     }
 
-    fn folder(&self) -> io::Result<&Folder> {
-        self.folder.as_ref().map_err(|why| io::Error::other(why.clone()))
+    fn opened(&self) -> MutexGuard<'_, Opened> {
+        lock(&self.opened)
+    }
+
+    fn folder(&self) -> io::Result<Arc<Folder>> {
+        self.opened().folder.clone().map_err(io::Error::other)
     }
 
     /// Why there are no files, if so.
-    pub fn broken(&self) -> Option<&str> {
-        self.folder.as_ref().err().map(AsRef::as_ref)
+    pub fn broken(&self) -> Option<String> {
+        self.opened().folder.as_ref().err().cloned()
+    }
+
+    /// Where others wake this rank.
+    pub fn pipe(&self) -> Option<Arc<File>> {
+        self.opened().pipe.clone()
+    }
+
+    /// Whether the files of this rank have been removed, or the folder.
+    pub fn is_gone(&self) -> bool {
+        let is_there = |folder: Arc<Folder>| folder.is_in_place() && folder.has(&file(self.rank, "pid"));
+        let is_gone = self.folder().is_ok_and(|folder| !is_there(folder));
+        let mut opened = self.opened();
+        opened.gone = if is_gone { opened.gone.or_else(|| Some(Instant::now())) } else { None };
+        is_gone
+    }
+
+    /// Waits until [`mend`](Self::mend) makes files again that are missing.
+    pub fn wait_if_gone(&self) {
+        if self.is_gone() {
+            std::thread::sleep(GONE);
+        }
+    }
+
+    /// Makes the folder and the files of this rank again, if they have been missing for a while. A rank that `has_finished` does
+    /// it only where another has: the last rank removes the folder. Returns what there is to say, once in a job.
+    pub fn mend(&self, has_finished: bool) -> Option<String> {
+        if !self.is_gone() || self.opened().gone?.elapsed() < GONE {
+            return None;
+        }
+        if has_finished && !self.directory.exists() {
+            return None;
+        }
+        let directory = self.directory.display();
+        let removed =
+            format!("{directory} was removed while the job runs (by a cleaner of temporary folders?)");
+        let again = Folder::make(&self.directory).and_then(|folder| {
+            self.opened().folder = Ok(Arc::new(folder));
+            let files = self.opened().files.clone();
+            let folder = self.folder()?;
+            for (name, text) in files {
+                if name == CHOICE {
+                    let _ = folder.create(&name, &text);
+                } else {
+                    folder.write(&name, &self.temporary(&name), &text)?;
+                }
+            }
+            self.make_pipe();
+            Ok(())
+        });
+        self.opened().gone = None;
+        if let Err(error) = again {
+            let why = format!("{removed}, and cannot be made again: {error}");
+            self.opened().folder = Err(why.clone());
+            return Some(format!("{why}; this rank exchanges no states with others any more"));
+        }
+        let words = format!(
+            "{removed}; it is made again, and what ranks tell each other there goes on; MPI4JAX_DUMP_DIR names \
+             another directory"
+        );
+        self.is_first_to("removed").then_some(words)
+    }
+
+    fn make_pipe(&self) {
+        // Without one, others learn later what this rank does.
+        let pipe = self.folder().and_then(|folder| folder.make_pipe(&file(self.rank, "pipe")));
+        self.opened().pipe = pipe.ok().map(Arc::new);
     }
 
     fn register(&self) -> io::Result<()> {
@@ -85,22 +181,33 @@ impl Host {
             && !self.process.sees_ended(&other)
         {
             let name = other.name();
-            return Err(io::Error::other(format!("{name} is rank {} of this job already", self.rank)));
+            return Err(io::Error::other(format!("{name} is rank {} {ALREADY}", self.rank)));
         }
         let (own, pid) = (file(self.rank, ""), file(self.rank, "pid"));
         let is_old = |name: &String| name.starts_with(&own) && *name != pid;
         folder.names().into_iter().filter(is_old).for_each(|name| folder.remove(&name));
-        self.write(&pid, &(&self.process, self.size))
+        self.write(&pid, &(&self.process, self.size))?;
+        self.make_pipe();
+        Ok(())
     }
 
     /// What the ranks have in common that see this folder, and no others; without one, this rank alone.
     pub fn place(&self) -> u64 {
-        let folder = self.folder.as_ref().ok().and_then(Folder::identity);
+        let folder = self.folder().ok().and_then(|folder| folder.identity());
         comm::hash((folder, folder.is_none().then_some(self.rank), self.process.space()))
     }
 
     fn write(&self, name: &str, value: &impl Serialize) -> io::Result<()> {
-        self.folder()?.write(name, &format!("{name}.{}.tmp", self.rank), &serde_json::to_string(value)?)
+        let text = serde_json::to_string(value)?;
+        let result = self.folder()?.write(name, &self.temporary(name), &text);
+        if KEPT.iter().any(|kind| *name == file(self.rank, kind)) {
+            self.opened().files.insert(name.into(), text);
+        }
+        result
+    }
+
+    fn temporary(&self, name: &str) -> String {
+        format!("{name}.{}.tmp", self.rank)
     }
 
     /// What a file of this job says.
@@ -110,7 +217,7 @@ impl Host {
 
     /// A file of this job.
     fn read(&self, name: &str) -> Option<String> {
-        let (text, written) = self.folder.as_ref().ok()?.read(name)?;
+        let (text, written) = self.folder().ok()?.read(name)?;
         (written >= self.since).then_some(text)
     }
 
@@ -135,6 +242,15 @@ impl Host {
         self.write(&file(self.rank, "json"), dump)
     }
 
+    /// Settings of a rank that ranks must have alike.
+    pub fn settings<T: DeserializeOwned>(&self, rank: i32) -> Option<T> {
+        self.parsed(&file(rank, "settings"))
+    }
+
+    pub fn publish_settings(&self, settings: &impl Serialize) {
+        let _ = self.write(&file(self.rank, "settings"), settings);
+    }
+
     /// Samples of what a rank did.
     pub fn samples<T: DeserializeOwned>(&self, rank: i32) -> Option<T> {
         self.parsed(&file(rank, "samples"))
@@ -144,15 +260,23 @@ impl Host {
         let _ = self.write(&file(self.rank, "samples"), samples);
     }
 
+    /// Leaves a report, and returns its file.
+    pub fn leave_report(&self, text: &str) -> Option<PathBuf> {
+        let folder = self.folder().ok()?;
+        folder.write(REPORT, &self.temporary(REPORT), text).ok()?;
+        Some(folder.path.join(REPORT))
+    }
+
     fn remove(&self, name: &str) {
-        if let Ok(folder) = &self.folder {
+        self.opened().files.remove(name);
+        if let Ok(folder) = self.folder() {
             folder.remove(name);
         }
     }
 
     /// Whether no rank of this job has done this before.
     pub fn is_first_to(&self, name: &str) -> bool {
-        let Ok(folder) = &self.folder else { return false };
+        let Ok(folder) = self.folder() else { return false };
         if self.read(name).is_none() {
             folder.remove(name); // an earlier job's
         }
@@ -160,8 +284,8 @@ impl Host {
     }
 
     /// The user asks this rank for a report, which the leader makes.
-    pub fn request_report(&self) {
-        self.notify(self.leader(), self.rank);
+    pub fn request_report(&self, leader: i32) {
+        self.notify(leader, self.rank);
     }
 
     /// The rank that the user has asked for a report, as another rank has told this one through its pipe.
@@ -177,7 +301,7 @@ impl Host {
     }
 
     fn notify(&self, rank: i32, number: i32) {
-        if let Ok(folder) = &self.folder {
+        if let Ok(folder) = self.folder() {
             folder.notify(&file(rank, "pipe"), &number.to_ne_bytes());
         }
     }
@@ -202,27 +326,33 @@ impl Host {
 
     /// Whether the files of this job are still there: the last rank removes them at its end.
     pub fn is_under_way(&self) -> bool {
-        self.folder.as_ref().is_ok_and(|folder| folder.has(&file(self.rank, "pid")))
+        self.folder().is_ok_and(|folder| folder.has(&file(self.rank, "pid")))
     }
 
     /// The ranks that have files here.
     pub fn here(&self) -> Ranks {
         let rank = |name: &str| name.strip_prefix("rank")?.strip_suffix(".pid")?.parse().ok();
-        let names = self.folder.as_ref().map(Folder::names).unwrap_or_default();
+        let names = self.folder().map(|folder| folder.names()).unwrap_or_default();
         names.iter().filter_map(|name| rank(name)).chain([self.rank]).collect()
     }
 
-    /// Of the ranks whose processes this one sees, the lowest that runs; without files, this one.
-    pub fn leader(&self) -> i32 {
-        let runs = |rank: &i32| {
+    /// How often a rank's process has been given a processor, if this one sees that.
+    pub fn runs(&self, rank: i32) -> Option<u64> {
+        self.process(rank).and_then(|process| self.process.sees_runs(&process))
+    }
+
+    /// Of the ranks whose processes this one sees, the lowest that runs and is not passed over; without files, this one.
+    pub fn leader(&self, mut is_passed_over: impl FnMut(i32) -> bool) -> i32 {
+        let mut runs = |rank: &i32| {
             *rank == self.rank
                 || self.process(*rank).is_some_and(|process| {
                     self.process.can_see(&process)
                         && !self.process.sees_ended(&process)
                         && !self.process.sees_stopped(&process)
+                        && !is_passed_over(*rank)
                 })
         };
-        self.here().iter().find(runs).unwrap_or(self.rank)
+        self.here().iter().find(|rank| runs(rank)).unwrap_or(self.rank)
     }
 
     /// What a rank does; None: it has no files here.
@@ -235,6 +365,7 @@ impl Host {
             Life::Finished => Life::Finished,
             _ if is_gone => Life::Gone,
             _ if self.process.sees_stopped(&process) => Life::Stopped,
+            Life::Ends => Life::Ends,
             _ => Life::Runs,
         };
         match status.life {
@@ -257,27 +388,37 @@ impl Host {
     /// How the default communicator is made: the ranks' first choice, which is this one's if it is the first. Without files,
     /// its own.
     pub fn choose_default(&self, choice: &str) -> String {
-        let Ok(folder) = &self.folder else { return choice.into() };
-        for _ in 0..1000 {
-            if folder.create("default", choice).is_ok() {
-                break;
+        let Ok(folder) = self.folder() else { return choice.into() };
+        let choose = || {
+            for _ in 0..1000 {
+                if folder.create(CHOICE, choice).is_ok() {
+                    break;
+                }
+                match self.read(CHOICE) {
+                    Some(chosen) if !chosen.is_empty() => return chosen,
+                    Some(_) => std::thread::sleep(Duration::from_millis(1)), // it is being written
+                    None => folder.remove(CHOICE),                           // an earlier job's
+                }
             }
-            match self.read("default") {
-                Some(chosen) if !chosen.is_empty() => return chosen,
-                Some(_) => std::thread::sleep(Duration::from_millis(1)), // it is being written
-                None => folder.remove("default"),                        // an earlier job's
-            }
-        }
-        choice.into()
+            choice.into()
+        };
+        let chosen = choose();
+        self.opened().files.insert(CHOICE.into(), chosen.clone());
+        chosen
     }
 
     /// How the default communicator is made, if a rank has chosen.
     pub fn chosen_default(&self) -> Option<String> {
-        self.read("default").filter(|chosen| !chosen.is_empty())
+        self.read(CHOICE).filter(|chosen| !chosen.is_empty())
+    }
+
+    /// Whether a rank begins no operation any more, or has no files here.
+    fn has_ended(&self, rank: i32) -> bool {
+        self.has_finished(rank) || self.status(rank).is_some_and(|status| status.life == Life::Ends)
     }
 
     /// Whether a rank begins nothing any more, or has no files here.
-    fn has_ended(&self, rank: i32) -> bool {
+    fn has_finished(&self, rank: i32) -> bool {
         matches!(self.status(rank).map(|status| status.life), None | Some(Life::Finished | Life::Gone))
     }
 
@@ -290,7 +431,7 @@ impl Host {
 
     /// The job is about to be ended, by this rank, which has said why. Files that are not needed to find that out go.
     pub fn end(&self) {
-        let has_dump = self.folder.as_ref().is_ok_and(|folder| folder.has(&file(self.rank, "json")));
+        let has_dump = self.folder().is_ok_and(|folder| folder.has(&file(self.rank, "json")));
         if has_dump {
             let _ = self.write("ending", &());
         } else {
@@ -305,15 +446,16 @@ impl Host {
 
     /// Removes what this job has left, but dumps.
     fn clean(&self) {
-        let Ok(folder) = &self.folder else { return };
-        folder.names().iter().filter(|name| !name.ends_with(".json")).for_each(|name| folder.remove(name));
+        let Ok(folder) = self.folder() else { return };
+        let is_left = |name: &str| name.ends_with(".json") || name == REPORT;
+        folder.names().iter().filter(|name| !is_left(name)).for_each(|name| folder.remove(name));
         folder.remove_self(); // fails where dumps are left
     }
 
     /// At the very end, when all ranks have been in `MPI_Finalize`: the last rank that has come cleans up.
     pub fn leave(&self) {
         if self.published(self.rank).is_some_and(|status| status.life == Life::Finished)
-            && self.here().iter().all(|rank| self.has_ended(rank))
+            && self.here().iter().all(|rank| self.has_finished(rank))
         {
             self.clean();
         }

@@ -13,41 +13,46 @@
 //! communicator is proved only if it was alone on both ranks. What is not proved is said, and the job goes on.
 
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use serde::{Deserialize, Serialize};
 
 use crate::call::{Call, Phase, Stream};
 use crate::comm::{Comm, hash};
-use crate::job::host::Host;
 use crate::ops::Dtype;
 use crate::record::recorder::{self, Record, Running};
 use crate::record::samples::{Collective, Sample, add, is_ours, samples, sent};
+use crate::sync::lock;
+use crate::watch::job::host::HostFolder;
 
-/// Of how many collectives of a communicator all are sampled; after them, those whose number is a power of two.
+/// The number of first collectives of a communicator that are all sampled; a later one is if its number is a power of two.
 const FIRST: u64 = 64;
-/// For how many seconds a collective has to wait to count as the last one that this rank does.
+/// After this many seconds in a collective it counts as the last one of this rank.
 const LONG: f64 = 0.9;
-/// With how many ranks one compares at most.
+/// The most ranks that one rank compares with.
 const RANKS: usize = 16;
 
-/// What a rank tells of a sample.
+/// A sample as a rank publishes it for the others.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-struct Line {
+struct PublishedSample {
     key: u64,
     print: u64,
+    form: Box<str>,
     /// Why a difference is no proof: an index of [`DOUBTS`].
     doubt: usize,
     words: String,
 }
 
-const DOUBTS: [&str; 3] = [
+const DOUBTS: [&str; 4] = [
     "",
     "threads of a rank used the communicator at once, so the job goes on",
     "it is the program's communicator, which may be used without mpi4jax too, so the job goes on",
+    "leaves of other names or shapes have the same bytes and may be taken for each other, so the job goes on",
 ];
+/// Of those, that of operations which differ in their forms alone.
+const FORMS: usize = 3;
 
-/// What ranks did differently.
+/// A difference between two ranks.
 #[derive(Debug, PartialEq)]
 pub struct Difference {
     pub is_proved: bool,
@@ -74,7 +79,7 @@ pub fn is_due(call: &Call, running: &Running) -> bool {
     runs.is_sampled()
 }
 
-/// Remembers what is about to run.
+/// Takes a sample of an operation that is about to run.
 #[cold]
 pub fn take(call: &Call, running: &Running) {
     let row = call.site.op.row();
@@ -100,6 +105,7 @@ fn take_collective(call: &Call, record: &Record) {
         is_ours: is_ours(comm),
         key: hash((comm.id, comm.generation, number)),
         print: super::fingerprint(call, record),
+        form: call.site.forms.sent.clone(),
         others: [neighbour(1), neighbour(comm.size - 1)],
         words: super::with_widths(call, record),
         collective: Some(Collective { number, alone, name: record.name(), size }),
@@ -131,8 +137,7 @@ pub fn end(comm: &Arc<Comm>, number: u64) {
 /// and is one of several.
 fn is_ambiguous(comm: &Arc<Comm>, all: &[Sample]) -> bool {
     let is_another = |other: &Arc<Comm>| !Arc::ptr_eq(other, comm) && other.class == comm.class;
-    let is_numbered = |comm: &Comm| comm.key.contains('#');
-    is_numbered(comm) && all.iter().any(|other| is_another(&other.comm) && is_numbered(&other.comm))
+    !comm.has_own_name() && all.iter().any(|other| is_another(&other.comm) && !other.comm.has_own_name())
 }
 
 /// Of the collectives that this rank did on a communicator: how many, and of those that all ranks sample, in their order,
@@ -144,10 +149,10 @@ fn course(comm: &Arc<Comm>, all: &[Sample]) -> u64 {
     hash((comm.collectives.load(Ordering::Relaxed), course))
 }
 
-impl Line {
+impl PublishedSample {
     /// Nothing is told of what cannot be compared, or not yet.
     fn of(sample: &Sample, all: &[Sample], is_settled: bool) -> Option<Self> {
-        let Sample { comm, is_ours, key, print, words, collective, .. } = sample;
+        let Sample { comm, is_ours, key, print, form, words, collective, .. } = sample;
         let (key, doubt) = match collective {
             None => (*key, if *is_ours { 0 } else { 2 }),
             Some(Collective { alone, .. }) if *is_ours => (*key, usize::from(!alone)),
@@ -156,25 +161,48 @@ impl Line {
             }
             Some(_) => return None,
         };
-        Some(Self { key, print: *print, doubt, words: words.clone() })
+        Some(Self { key, print: *print, form: form.clone(), doubt, words: words.clone() })
     }
 }
 
 /// What two ranks did differently first; if there is some, what is proved.
-fn first_difference<'a>(ours: &'a [Line], theirs: &'a [Line]) -> Option<(&'a Line, &'a Line)> {
-    let differs = |our: &'a Line| {
-        let mut same = theirs.iter().filter(|its| its.key == our.key);
-        let its = same.next()?;
-        (its.print != our.print && same.all(|other| other.print != our.print)).then_some((our, its))
+fn first_difference<'a>(
+    ours: &'a [PublishedSample],
+    theirs: &'a [PublishedSample],
+) -> Option<(&'a PublishedSample, &'a PublishedSample)> {
+    let is_same = |our: &PublishedSample, its: &PublishedSample| its.print == our.print;
+    pairs(ours, theirs, is_same).min_by_key(|(our, its)| our.doubt.max(its.doubt) > 0)
+}
+
+/// What two ranks did first with the same bytes of other leaves.
+fn first_other_form<'a>(
+    ours: &'a [PublishedSample],
+    theirs: &'a [PublishedSample],
+) -> Option<(&'a PublishedSample, &'a PublishedSample)> {
+    let is_same = |our: &PublishedSample, its: &PublishedSample| {
+        its.form == our.form || its.form.is_empty() || our.form.is_empty()
     };
-    ours.iter().filter_map(differs).min_by_key(|(our, its)| our.doubt.max(its.doubt) > 0)
+    pairs(ours, theirs, is_same).next()
+}
+
+/// What two ranks have of one operation or message, if none of what the other one has is the same.
+fn pairs<'a>(
+    ours: &'a [PublishedSample],
+    theirs: &'a [PublishedSample],
+    is_same: impl Fn(&PublishedSample, &PublishedSample) -> bool,
+) -> impl Iterator<Item = (&'a PublishedSample, &'a PublishedSample)> {
+    ours.iter().filter_map(move |our| {
+        let mut found = theirs.iter().filter(|its| its.key == our.key);
+        let its = found.next()?;
+        (!is_same(our, its) && !found.any(|other| is_same(our, other))).then_some((our, its))
+    })
 }
 
 /// Tells the others what this rank did, and what it did otherwise than they, if anything. What is no proof is told by
 /// one rank, once. `is_end`: this rank does nothing any more.
-pub fn difference(host: &Host, is_end: bool) -> Option<Difference> {
+pub fn difference(host: &HostFolder, is_end: bool) -> Option<Difference> {
     /// What the others have been told.
-    static TOLD: Mutex<Vec<Line>> = Mutex::new(Vec::new());
+    static TOLD: Mutex<Vec<PublishedSample>> = Mutex::new(Vec::new());
     for record in running_collectives() {
         end(&record.site.comm, record.sequence);
     }
@@ -188,8 +216,8 @@ pub fn difference(host: &Host, is_end: bool) -> Option<Difference> {
         of_comm.any(|record| record.site.op.row().is_collective() && is_long(record))
     };
     let all = samples();
-    let line = |sample| Line::of(sample, &all, is_end || waits_on(&sample.comm));
-    let ours: Vec<Line> = all.iter().filter_map(line).collect();
+    let line = |sample| PublishedSample::of(sample, &all, is_end || waits_on(&sample.comm));
+    let ours: Vec<PublishedSample> = all.iter().filter_map(line).collect();
     let mut others = Vec::new();
     for rank in all.iter().flat_map(|sample| sample.others) {
         if rank != host.rank && !others.contains(&rank) && others.len() < RANKS {
@@ -197,7 +225,7 @@ pub fn difference(host: &Host, is_end: bool) -> Option<Difference> {
         }
     }
     drop(all);
-    let mut told = TOLD.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut told = lock(&TOLD);
     if *told != ours {
         host.publish_samples(&ours);
         told.clone_from(&ours);
@@ -206,13 +234,19 @@ pub fn difference(host: &Host, is_end: bool) -> Option<Difference> {
     differences.min_by_key(|difference| !difference.is_proved)
 }
 
-fn difference_from(host: &Host, rank: i32, ours: &[Line]) -> Option<Difference> {
-    let theirs: Vec<Line> = host.samples(rank)?;
-    let (our, its) = first_difference(ours, &theirs)?;
-    let mut both = [(host.rank, &our.words), (rank, &its.words)];
+fn difference_from(host: &HostFolder, rank: i32, ours: &[PublishedSample]) -> Option<Difference> {
+    let theirs: Vec<PublishedSample> = host.samples(rank)?;
+    let difference = first_difference(ours, &theirs);
+    let of_forms = || first_other_form(ours, &theirs).map(|(our, its)| (our, its, FORMS));
+    let (our, its, doubt) =
+        difference.map(|(our, its)| (our, its, our.doubt.max(its.doubt))).or_else(of_forms)?;
+    let words = |line: &PublishedSample| match doubt {
+        FORMS => format!("{}, of {}", line.words, line.form),
+        _ => line.words.clone(),
+    };
+    let mut both = [(host.rank, words(our)), (rank, words(its))];
     both.sort();
     let lines = both.map(|(rank, words)| format!("\n  rank {rank}: {words}")).concat();
-    let doubt = our.doubt.max(its.doubt);
     let (may, why) = match doubt {
         0 => ("do", String::new()),
         doubt => ("may", format!("\n  {}", DOUBTS[doubt])),
@@ -241,10 +275,10 @@ mod tests {
             comm.collectives.store(number, Ordering::Relaxed);
             let (comm, words, others) = (comm.clone(), String::new(), [0; 2]);
             let collective = Some(Collective { number, alone: true, name, size: 4 });
-            Sample { comm, is_ours: false, key: number, print, others, words, collective }
+            Sample { comm, is_ours: false, key: number, print, form: "".into(), others, words, collective }
         };
-        let told = |all: &[Sample], is_end| -> Vec<Line> {
-            all.iter().filter_map(|sample| Line::of(sample, all, is_end)).collect()
+        let told = |all: &[Sample], is_end| -> Vec<PublishedSample> {
+            all.iter().filter_map(|sample| PublishedSample::of(sample, all, is_end)).collect()
         };
         let mut all = ranks.each_ref().map(|comm| vec![sample(comm, 1, 5, "scan")]);
         all[0].push(sample(&ranks[0], 2, 6, "scan"));
@@ -269,7 +303,13 @@ mod tests {
 
     #[test]
     fn what_differs_first_is_found_by_keys() {
-        let line = |key, print, doubt| Line { key, print, doubt, words: format!("barrier #{key}, a.py:1") };
+        let line = |key, print, doubt| PublishedSample {
+            key,
+            print,
+            form: "".into(),
+            doubt,
+            words: format!("barrier #{key}, a.py:1"),
+        };
         let ours = [1, 2, 3].map(|number| line(number, number, 0));
         assert_eq!(first_difference(&ours, &ours[1..]), None);
         // Threads may remember in another order than they have begun in.
@@ -282,5 +322,21 @@ mod tests {
         // One content was sent in two types, and received so.
         let twice = [line(1, 5, 2), line(1, 1, 2)];
         assert_eq!(first_difference(&ours, &twice), None);
+    }
+    #[test]
+    fn forms_differ_where_both_are_known() {
+        let line = |key, form: &str| PublishedSample {
+            key,
+            print: 1,
+            form: form.into(),
+            doubt: 0,
+            words: String::new(),
+        };
+        let ours = [line(1, "(2)"), line(2, ""), line(3, "(2)")];
+        assert_eq!(first_other_form(&ours, &[line(1, "(2)"), line(2, "(3)"), line(3, "")]), None);
+        let theirs = [line(3, "(3)")];
+        assert_eq!(first_other_form(&ours, &theirs), Some((&ours[2], &theirs[0])));
+        assert_eq!(first_other_form(&ours, &[line(3, "(3)"), line(3, "(2)")]), None);
+        assert_eq!(first_difference(&ours, &theirs), None);
     }
 }

@@ -1,21 +1,21 @@
 //! The memory of an operation between its start and the wait for it.
 //!
-//! It is ours: between the two, XLA may move what it owns. It is the host's, wherever the arrays are, for what goes through
-//! MPI, and a GPU's for what is put on a stream there.
+//! It belongs to this package, because XLA may move its own between the two. It is in the host for what goes through MPI, wherever
+//! the arrays are, and on a GPU for what is put on a stream there.
 
 use std::mem::ManuallyDrop;
 
 use serde::Deserialize;
 
-use super::dispatch::Transport;
-use super::pool::Lease;
+use super::super::Transport;
+use super::super::pool::Lease;
 use crate::call::{Call, Stream};
 use crate::device::Device;
 use crate::device::cuda::Pointer;
 use crate::error::Cause;
 use crate::ops::{Buffer, Dtype, Op};
 
-/// What memory there is between the start and the wait, and what for.
+/// Which memory an operation has between its start and the wait, and for what.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
 #[serde(deny_unknown_fields)]
 pub struct RequestLayout {
@@ -63,13 +63,13 @@ impl RequestMemory {
     /// # Safety
     /// `operand` is an array of the transport's platform, until the stream has come past the copy.
     pub unsafe fn new(
-        transport: &'static Transport,
+        transport: &'static impl Transport,
         op: Op,
         layout: &RequestLayout,
         operand: Option<&Buffer>,
         (stream, own): (Stream, Option<Stream>),
     ) -> Result<Self, Cause> {
-        let device = transport.pool.device;
+        let device = transport.device();
         // Not freed after an error: a copy may be under way.
         let mut blocks = ManuallyDrop::new(Vec::new());
         let mut block = |dtype: Dtype, count: usize| {
@@ -81,7 +81,7 @@ impl RequestMemory {
                     (Block::Gpu(pointer), pointer as *mut u8)
                 }
                 _ => {
-                    let lease = transport.pool.lease(bytes)?;
+                    let lease = transport.base().pool.lease(bytes)?;
                     let data = lease.data();
                     (Block::Host(lease), data)
                 }

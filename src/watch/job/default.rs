@@ -7,8 +7,9 @@ use std::time::{Duration, Instant};
 
 use mpi::ffi;
 
-use super::host::Host;
+use super::host::HostFolder;
 use crate::error::Cause;
+use crate::finalize::are_others_deleted_last;
 use crate::mpilib::{check, handle_value, is_running};
 
 /// Ranks that import the package when they start, as most do, have come so long after each other at most.
@@ -20,13 +21,17 @@ const PAUSES: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(2
 static CHOSEN: AtomicBool = AtomicBool::new(false);
 
 /// How it is made. The ranks' first choice holds for all of them.
-pub fn choose(host: &Host, choice: &str) -> String {
+pub fn choose(host: &HostFolder, choice: &str) -> String {
     CHOSEN.store(true, Ordering::Relaxed);
     host.choose_default(choice)
 }
 
 /// Waits until it is known whether it is made.
-fn will_be_made(host: &Host, started: Instant) -> bool {
+fn will_be_made(host: &HostFolder, started: Instant) -> bool {
+    if are_others_deleted_last() {
+        // Another rank may wait for what those do: it is not waited for. Without it, `MPI_COMM_WORLD` is used.
+        return host.choose_default("world") == "clone";
+    }
     let mut pause = PAUSES[0];
     loop {
         if let Some(chosen) = host.chosen_default() {
@@ -53,7 +58,7 @@ fn will_be_made(host: &Host, started: Instant) -> bool {
 /// `MPI_Finalize` begins: takes part in its making, if it is made and this rank has not. Then the handle of what was made is
 /// given to `made`. `one_directory`: all ranks certainly see the same files.
 pub fn join(
-    host: &Host,
+    host: &HostFolder,
     started: Instant,
     one_directory: bool,
     made: impl FnOnce(usize),

@@ -13,6 +13,16 @@ use crate::comm::origin::{ONLY_ONE, UNKNOWN};
 pub struct CommId {
     pub class: u64,
     pub origin: u64,
+    /// Of the name that the program has given it, where it is not known where it comes from; 0: none. Ranks may name one communicator
+    /// differently, so it proves nothing.
+    pub name: u64,
+}
+
+impl CommId {
+    /// What is certain.
+    pub fn without_name(self) -> Self {
+        Self { name: 0, ..self }
+    }
 }
 
 /// The other end of a message. None: any rank, any tag.
@@ -37,11 +47,25 @@ pub enum Need {
     Stream,
 }
 
+/// Which of the waits of a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum WaitId {
+    /// For an operation, by its ticket of the recorder.
+    Operation(u64),
+    /// For a call of Python's that is no operation.
+    Call(u64),
+    /// For an operation on a stream of a GPU.
+    Stream(u64),
+    /// For the other ranks, at the end of this one.
+    End,
+}
+
 /// Something that a thread of a rank waits for.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Wait {
     /// Unique in its process.
-    pub number: u64,
+    pub id: WaitId,
     pub need: Need,
     /// The ranks of its communicator.
     pub members: Ranks,
@@ -58,7 +82,9 @@ pub struct Wait {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Life {
     Runs,
-    /// `MPI_Finalize` has begun: it takes part in nothing any more.
+    /// `MPI_Finalize` has begun, and calls what the program has attached to `MPI_COMM_SELF`, which may communicate.
+    Ends,
+    /// `MPI_Finalize` has come to what is its own: the rank takes part in nothing any more.
     Finished,
     Stopped,
     /// Its process has ended before.
@@ -79,6 +105,8 @@ pub struct RankStatus {
     /// What could go on with the program although the threads below wait, in words. None: nothing.
     pub other: Option<String>,
     pub waits: Vec<Wait>,
+    /// Bytes still move between it and others.
+    pub moves: bool,
     /// What it has started and not waited for.
     pub started: Vec<Need>,
     /// How often `MPI_COMM_WORLD` has been duplicated; see `comm::origin`.
@@ -94,31 +122,41 @@ pub struct RankStatus {
     pub last: Vec<String>,
 }
 
-pub type World = BTreeMap<i32, RankStatus>;
-
-/// The wait of a rank with this number.
-pub fn wait_of(world: &World, (rank, number): (i32, u64)) -> Option<&Wait> {
-    world.get(&rank)?.waits.iter().find(|wait| wait.number == number)
+impl Wait {
+    /// How many bytes may have to move before it ends.
+    pub fn volume(&self) -> f64 {
+        let copies = if matches!(self.need, Need::Collective { .. }) { self.members.count() } else { 1 };
+        self.bytes as f64 * copies as f64
+    }
 }
 
-/// Forgets where communicators come from, unless all ranks that wait have counted the same duplicates of `MPI_COMM_WORLD`: then
+pub type World = BTreeMap<i32, RankStatus>;
+
+/// One wait of a rank.
+pub fn wait_of(world: &World, (rank, id): (i32, WaitId)) -> Option<&Wait> {
+    world.get(&rank)?.waits.iter().find(|wait| wait.id == id)
+}
+
+/// Forgets the names of communicators of which it is known where they come from, and forgets that, unless all ranks that wait have counted the same duplicates of `MPI_COMM_WORLD`: then
 /// what is known of a communicator on one rank is known of it on all.
 pub fn compare_origins(world: &mut World) {
     let mut copies = world.values().filter(|it| !it.waits.is_empty()).map(|it| it.copies);
     let first = copies.next();
-    if copies.all(|copies| Some(copies) == first) {
-        return;
-    }
+    let are_clear = copies.all(|copies| Some(copies) == first);
     for rank in world.values_mut() {
         let needs = rank.waits.iter_mut().map(|wait| &mut wait.need).chain(&mut rank.started);
         let ids = needs.filter_map(|need| match need {
             Need::Collective { comm, .. } | Need::Message { comm, .. } => Some(comm),
             Need::Call | Need::End | Need::Stream => None,
         });
-        let unclear = |id: &&mut CommId| id.origin != ONLY_ONE;
-        ids.chain(rank.counts.iter_mut().map(|(id, _)| id))
-            .filter(unclear)
-            .for_each(|id| id.origin = UNKNOWN);
+        for id in ids.chain(rank.counts.iter_mut().map(|(id, _)| id)) {
+            if !are_clear && id.origin != ONLY_ONE {
+                id.origin = UNKNOWN;
+            }
+            if id.origin != UNKNOWN {
+                id.name = 0;
+            }
+        }
     }
 }
 
@@ -137,11 +175,11 @@ impl RankStatus {
 
     /// Whether it differs from an earlier one in more than times.
     pub fn is_news(&self, before: &Self) -> bool {
-        let key = |status: &Self| -> Vec<(u64, bool)> {
-            status.waits.iter().map(|wait| (wait.number, wait.late.is_empty())).collect()
+        let key = |status: &Self| -> Vec<(WaitId, bool)> {
+            status.waits.iter().map(|wait| (wait.id, wait.late.is_empty())).collect()
         };
         // Where another thread is, is asked for before it is reported.
-        let state = |status: &Self| (status.life, status.other.is_some(), status.answered);
+        let state = |status: &Self| (status.life, status.other.is_some(), status.moves, status.answered);
         state(self) != state(before)
             || key(self) != key(before)
             || self.started != before.started
@@ -155,10 +193,10 @@ mod tests {
 
     #[test]
     fn what_is_said_is_what_is_read() {
-        let comm = CommId { class: 0xabc, origin: 0xfeed };
+        let comm = CommId { class: 0xabc, origin: 0xfeed, name: 7 };
         let end = |rank, tag| Some(Peer { rank, tag });
-        let wait = |number, need| Wait {
-            number,
+        let wait = |id, need| Wait {
+            id,
             need,
             members: [0, 1, 5].into_iter().collect(),
             seconds: 4.25,
@@ -173,12 +211,15 @@ mod tests {
             copies: 2,
             other: Some("a thread at a.py:9 in f".into()),
             waits: vec![
-                wait(3, Need::Collective { comm, number: 5 }),
-                wait(4, Need::Message { comm, from: end(None, None), to: end(Some(2), Some(7)) }),
-                wait(5, Need::Call),
+                wait(WaitId::Operation(3), Need::Collective { comm, number: 5 }),
+                wait(
+                    WaitId::Operation(4),
+                    Need::Message { comm, from: end(None, None), to: end(Some(2), Some(7)) },
+                ),
+                wait(WaitId::Call(5), Need::Call),
             ],
             started: vec![Need::Message { comm, from: None, to: end(Some(1), Some(0)) }],
-            counts: vec![(comm, 5), (CommId { class: 1, origin: UNKNOWN }, 2)],
+            counts: vec![(comm, 5), (CommId { class: 1, origin: UNKNOWN, name: 0 }, 2)],
             before: "the last one was barrier #1".into(),
             seconds: 1.5,
             last: vec!["barrier #1: took 1 s".into()],

@@ -1,9 +1,8 @@
-//! A thread that lets MPI go on with non-blocking operations, while the program computes.
+//! The progress thread: it calls MPI for non-blocking operations while the program computes.
 //!
 //! MPI moves data when it is called: if nothing calls it, a large message that was started waits for the wait. The thread
 //! sleeps while nothing is under way, and while another thread waits in MPI, which does the same.
 
-use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
@@ -11,7 +10,10 @@ use std::time::{Duration, Instant};
 
 use crate::comm::Calling;
 use crate::error::Cause;
+use crate::finalize;
 use crate::mpilib;
+use crate::sync::lock;
+use crate::system::variable;
 
 const PROGRESS: &str = "MPI4JAX_PROGRESS";
 
@@ -23,33 +25,30 @@ const PART: u32 = 8;
 /// A call of MPI that moves data takes longer than this, one that does not takes less.
 const LONG: Duration = Duration::from_micros(10);
 
-/// Lets MPI go on with an operation, and so with everything else; whether it has ended.
-type Test = Box<dyn Fn() -> bool + Send>;
+/// Calls MPI for an operation, which makes progress on all others too; whether the operation has ended.
+pub type Test = Box<dyn Fn() -> bool>;
+
+/// The next operation in turn after the one of a number, which is called from time to time until it has ended; None: nothing is
+/// under way.
+type Next = fn(u64) -> Option<(u64, Test)>;
 
 #[derive(Default)]
 struct Shared {
-    /// The one that is tested next first.
-    under_way: VecDeque<Test>,
     thread: Option<JoinHandle<()>>,
-    /// It sleeps for longer than the shortest pause.
+    /// Whether the thread sleeps for longer than the shortest pause.
     is_asleep: bool,
-    /// Something was started since it has looked.
+    /// Whether an operation was started since the thread has last looked.
     is_new: bool,
     ended: bool,
 }
 
-static SHARED: Mutex<Shared> = Mutex::new(Shared {
-    under_way: VecDeque::new(),
-    thread: None,
-    is_asleep: false,
-    is_new: false,
-    ended: false,
-});
+static SHARED: Mutex<Shared> =
+    Mutex::new(Shared { thread: None, is_asleep: false, is_new: false, ended: false });
 static CHANGED: Condvar = Condvar::new();
 static WAITING: AtomicUsize = AtomicUsize::new(0);
 
 fn shared() -> MutexGuard<'static, Shared> {
-    SHARED.lock().unwrap_or_else(PoisonError::into_inner)
+    lock(&SHARED)
 }
 
 /// While there is one, its thread waits in MPI.
@@ -82,14 +81,20 @@ fn is_wanted(setting: &str, may: bool) -> Result<bool, String> {
     }
 }
 
-/// Starts the thread, where there is to be one.
-pub fn prepare() -> Result<(), Cause> {
+/// Whether the environment's setting is one that there is.
+pub fn check_setting() -> Result<(), Cause> {
+    let setting = variable(PROGRESS).unwrap_or_default();
+    is_wanted(&setting, true).map(drop).map_err(|message| Cause::Setting { message })
+}
+
+/// Starts the thread, where there is to be one, for what `next` names.
+pub fn prepare(next: Next) -> Result<(), Cause> {
     static PREPARED: OnceLock<Result<(), String>> = OnceLock::new();
     let prepared = PREPARED.get_or_init(|| {
-        let setting = std::env::var(PROGRESS).unwrap_or_default();
+        let setting = variable(PROGRESS).unwrap_or_default();
         if is_wanted(&setting, mpilib::any_thread_may_call())? {
-            mpilib::at_finalize(stop).map_err(|cause| cause.to_string())?;
-            let thread = std::thread::Builder::new().name("mpi4jax-progress".into()).spawn(run);
+            finalize::at_finalize(stop).map_err(|cause| cause.to_string())?;
+            let thread = std::thread::Builder::new().name("mpi4jax-progress".into()).spawn(move || run(next));
             shared().thread = Some(thread.map_err(|error| format!("{PROGRESS}: {error}"))?);
         }
         Ok(())
@@ -97,15 +102,12 @@ pub fn prepare() -> Result<(), Cause> {
     prepared.clone().map_err(|message| Cause::Setting { message })
 }
 
-/// Something has been started: calls `test` from time to time, until it says that the operation has ended.
-pub fn follow(test: impl Fn() -> bool + Send + 'static) {
+/// Called when an operation has been started.
+pub fn notify() {
     let mut shared = shared();
-    if shared.thread.is_some() && !shared.ended {
-        shared.under_way.push_back(Box::new(test));
-        shared.is_new = true;
-        if shared.is_asleep {
-            CHANGED.notify_one();
-        }
+    shared.is_new = true;
+    if shared.is_asleep {
+        CHANGED.notify_one();
     }
 }
 
@@ -114,7 +116,6 @@ fn stop() {
     let thread = {
         let mut shared = shared();
         shared.ended = true;
-        shared.under_way.clear();
         CHANGED.notify_one();
         shared.thread.take()
     };
@@ -141,19 +142,20 @@ fn timed(test: &Test) -> (bool, bool) {
     }
 }
 
-fn run() {
-    let mut since = Instant::now();
+fn run(next: Next) {
+    let (mut since, mut last, mut is_idle) = (Instant::now(), 0, true);
     let mut shared = shared();
     loop {
-        if shared.under_way.is_empty() {
-            shared.is_asleep = true;
-            shared = CHANGED.wait(shared).unwrap_or_else(PoisonError::into_inner);
-        } else {
+        if !shared.is_new && !shared.ended {
             let pause = (since.elapsed() / PART).clamp(PAUSES.0, PAUSES.1);
-            shared.is_asleep = pause > PAUSES.0;
-            (shared, _) = CHANGED.wait_timeout(shared, pause).unwrap_or_else(PoisonError::into_inner);
+            shared.is_asleep = is_idle || pause > PAUSES.0;
+            shared = if is_idle {
+                CHANGED.wait(shared).unwrap_or_else(PoisonError::into_inner)
+            } else {
+                CHANGED.wait_timeout(shared, pause).unwrap_or_else(PoisonError::into_inner).0
+            };
+            shared.is_asleep = false;
         }
-        shared.is_asleep = false;
         if shared.ended {
             return;
         }
@@ -161,24 +163,26 @@ fn run() {
             since = Instant::now();
         }
         if WAITING.load(Ordering::Relaxed) > 0 {
+            is_idle = false;
             continue;
         }
+        drop(shared);
         // One call lets MPI go on with all: the next one is called only if this one has ended.
-        while let Some(test) = shared.under_way.pop_front() {
-            drop(shared);
+        is_idle = loop {
+            let Some((number, test)) = next(last) else { break true };
+            last = number;
             let (ended, has_happened) = timed(&test);
             if has_happened {
                 since = Instant::now();
             }
-            shared = self::shared();
-            if shared.ended {
+            if !ended {
+                break false;
+            }
+            if self::shared().ended {
                 return;
             }
-            if !ended {
-                shared.under_way.push_back(test);
-                break;
-            }
-        }
+        };
+        shared = self::shared();
     }
 }
 

@@ -1,28 +1,31 @@
 //! The status of this rank, which it publishes to the ranks of its host.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use super::dump::dump;
 use super::python::{self, OtherThreads, Python};
 use super::report;
+use super::traffic::Traffic;
 use super::waits::{self, Waits};
 use crate::comm::origin;
-use crate::job::host::Host;
-use crate::job::mail::{Kind, Question};
-use crate::job::status::{Life, RankStatus};
 use crate::record::clock;
-use crate::record::recorder::{self, Record, State};
+use crate::record::recorder::{self, Record, RecordState};
+use crate::sync::lock;
+use crate::watch::job::host::HostFolder;
+use crate::watch::job::mail::{Question, QuestionKind};
+use crate::watch::job::status::{Life, RankStatus};
 
 /// How many of its last operations a rank publishes.
 const LAST: usize = 8;
 /// For how long an operation waits before it is published, in seconds.
 const PUBLISH_AFTER: f64 = 1.0;
 
-/// What this rank waits for, and what it has published.
+/// What the watchdog knows of its own rank: its waits, and the status that it has published last.
 #[derive(Default)]
-pub struct Own {
+pub struct ThisRank {
     pub waits: Waits,
     other_threads: OtherThreads,
+    traffic: Traffic,
     published: Option<RankStatus>,
     /// The time of the last question that it has answered.
     answered: u64,
@@ -30,13 +33,17 @@ pub struct Own {
     pub trouble: Option<String>,
 }
 
-impl Own {
+impl ThisRank {
     pub fn published(&self) -> Option<&RankStatus> {
         self.published.as_ref()
     }
 
     /// Publishes the status of this rank, if it waits or is asked. True if its waits have changed.
-    pub fn publish(&mut self, host: &Host, question: Option<Question>, now: f64) -> bool {
+    pub fn publish(&mut self, host: &HostFolder, question: Option<Question>, now: f64) -> bool {
+        let moves = !self.waits.is_empty() && self.traffic.moves(now);
+        if self.waits.is_empty() {
+            self.traffic.forget();
+        }
         let question = question.filter(|question| question.time > self.answered);
         let is_current = |before: &RankStatus| before.waits.is_empty() && before.life == life();
         let is_due = self.published.as_ref().is_some_and(|before| !is_current(before));
@@ -45,10 +52,10 @@ impl Own {
         }
         let python = python::python();
         let other = self.other_threads.find(&python, self.waits.threads(), now);
-        let mut status = status(&self.waits, &python, other);
+        let mut status = RankStatus { moves, ..status(&self.waits, &python, other) };
         if let Some(question) = &question {
             self.answered = question.time;
-            if question.kind != Kind::Status {
+            if question.kind != QuestionKind::Status {
                 let dump = dump(host, question.kind, &report::doing(&status), python.main());
                 self.note(host.dump(&dump));
             }
@@ -72,15 +79,19 @@ impl Own {
 }
 
 /// Publishes a status, unless this rank has finished and the status is older.
-pub fn publish(host: &Host, status: &RankStatus) -> std::io::Result<()> {
+pub fn publish(host: &HostFolder, status: &RankStatus) -> std::io::Result<()> {
     static PUBLISHING: Mutex<()> = Mutex::new(());
-    let _publishing = PUBLISHING.lock().unwrap_or_else(PoisonError::into_inner);
+    let _publishing = lock(&PUBLISHING);
     if status.life == life() { host.publish(status) } else { Ok(()) }
 }
 
 /// How far this rank has come.
 fn life() -> Life {
-    if waits::has_finished() { Life::Finished } else { Life::Runs }
+    match (waits::has_ended(), waits::has_finished()) {
+        (_, true) => Life::Finished,
+        (true, _) => Life::Ends,
+        _ => Life::Runs,
+    }
 }
 
 /// "1.2 s", "3.4 ms", "5.6 us"
@@ -96,9 +107,9 @@ fn last_operations(records: &[Record]) -> Vec<String> {
     let line = |record: &Record| {
         let seconds = record.seconds();
         match record.state {
-            State::Started => format!("{record}: for {}", time(seconds)),
-            State::Failed => format!("{record}: failed after {}", time(seconds)),
-            State::Done => {
+            RecordState::Started => format!("{record}: for {}", time(seconds)),
+            RecordState::Failed => format!("{record}: failed after {}", time(seconds)),
+            RecordState::Done => {
                 let ago = time(clock::seconds_since(record.ended));
                 format!("{record}: took {}, ended {ago} ago", time(seconds))
             }
@@ -116,7 +127,7 @@ pub fn status(waits: &Waits, python: &Python, other: Option<String>) -> RankStat
     let at = python::user_frame(python.main()).map_or_else(String::new, |frame| frame.to_string());
     let last = records.last();
     let before = match last {
-        Some(record) if record.state == State::Failed => format!("; the last one, {record}, failed"),
+        Some(record) if record.state == RecordState::Failed => format!("; the last one, {record}, failed"),
         Some(record) => format!("; the last one was {record}"),
         None => "; it has called no operation".into(),
     };

@@ -13,7 +13,7 @@ use super::status::{RankStatus, World};
 /// What a question is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Kind {
+pub enum QuestionKind {
     /// To know what ranks wait for.
     Status,
     /// For a report, with dumps, that the user wants.
@@ -25,7 +25,7 @@ pub enum Kind {
 /// A question to all ranks.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Question {
-    pub kind: Kind,
+    pub kind: QuestionKind,
     /// The rank that asks.
     pub rank: i32,
     /// When, in nanoseconds by the clock of its host.
@@ -33,7 +33,7 @@ pub struct Question {
 }
 
 impl Question {
-    pub fn new(kind: Kind, rank: i32) -> Self {
+    pub fn new(kind: QuestionKind, rank: i32) -> Self {
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         Self { kind, rank, time: now.as_nanos() as u64 }
     }
@@ -166,7 +166,7 @@ mod tests {
     #[test]
     fn messages_arrive_as_they_were_sent() {
         let status = |before: &str| RankStatus { before: before.into(), ..RankStatus::default() };
-        let question = Question { kind: Kind::End, rank: 3, time: 17 };
+        let question = Question { kind: QuestionKind::End, rank: 3, time: 17 };
         let world = World::from([(0, status("a")), (1, status("b")), (2, status("a"))]);
         let answer = |world: &World| Message::answer(question.clone(), world);
         let Message::Answer(_, groups) = answer(&world) else { panic!("no answer") };
@@ -180,7 +180,7 @@ mod tests {
     fn hosts_are_known_by_their_lowest_ranks() {
         let mut mail = Mail::new(&[7, 7, 9, 7, 9], 3);
         assert_eq!((mail.place(), mail.hosts[0].to_string()), ((0, 2), "0-1,3".into()));
-        mail.ask(&Question::new(Kind::Status, 3));
+        mail.ask(&Question::new(QuestionKind::Status, 3));
         mail.ask_again();
         let to: Vec<i32> = mail.take_outbox().into_iter().map(|(to, _)| to).collect();
         assert_eq!(to, [2, 4]);

@@ -11,6 +11,8 @@ use serde::{Deserialize, Serialize};
 pub struct Ranks(Vec<[i32; 2]>);
 
 impl Ranks {
+    pub const NONE: Self = Self(Vec::new());
+
     /// A rank of another job.
     pub const ELSEWHERE: i32 = i32::MAX;
 

@@ -1,36 +1,44 @@
-//! Operations that were started and not waited for yet.
+//! Non-blocking operations: those that were started and not waited for yet.
 //!
 //! XLA may move its buffers between the start of an operation and the wait for it, so what MPI works on meanwhile is memory of
 //! ours: the operand is copied into it, and the result out of it. A program names an operation by a *handle*, three numbers that an
 //! array of float32 holds exactly, so that it can be carried by loops, and have a tangent and a cotangent, which are handles too.
 
-use std::collections::{BTreeMap, VecDeque};
-use std::io::Write;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+mod memory;
+mod progress;
+mod request;
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::convert::Infallible;
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use super::dispatch::Transport;
-use super::request::{Request, State};
-use super::request_memory::RequestMemory;
-use super::{mpi, progress};
+pub use self::memory::{RequestLayout, RequestMemory};
+use self::progress::Test;
+pub use self::progress::check_setting;
+use self::request::RequestState;
+pub use self::request::{Request, UnderWay};
+use super::{Transport, mpi};
 use crate::call::{Call, Site, Stream};
-use crate::device::Device;
+use crate::comm::Comparison;
 use crate::error::{Cause, Error};
 use crate::ops::Buffer;
+use crate::output;
 use crate::record::recorder::Record;
+use crate::sync::lock;
 
-/// How many numbers a handle has.
+/// Length of a handle, in float32.
 pub const HANDLE: usize = 3;
 
 /// The number of an operation in two parts, each below 2^23; and a sum that the sum of two handles does not have. Zeros: what
 /// was never started.
 pub type Handle = [f32; HANDLE];
 
-/// Numbers with the same second part.
+/// The number of operations whose handles have the same second part.
 const PART: u64 = 1 << 23;
-/// How many operations may be under way.
+/// The most operations that may be under way.
 const MOST: usize = 1 << 16;
-/// Of how many operations an error can name what was waited for.
+/// The number of past waits that are remembered, for errors about a second wait for one operation.
 const REMEMBERED: usize = 64;
 /// How long a communicator's end waits for messages that were not waited for.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -40,15 +48,18 @@ const PATIENCE_AT_END: Duration = Duration::from_secs(10);
 /// Operations by their numbers, which begin at 1.
 struct Table {
     under_way: BTreeMap<u64, Arc<Request>>,
+    /// Numbers of operations that MPI carries out, and that are not known to have ended.
+    posted: BTreeSet<u64>,
     last: u64,
-    /// The last ones that were waited for.
+    /// The last operations that were waited for.
     past: VecDeque<(u64, Arc<Request>)>,
 }
 
-static TABLE: Mutex<Table> = Mutex::new(Table { under_way: BTreeMap::new(), last: 0, past: VecDeque::new() });
+static TABLE: Mutex<Table> =
+    Mutex::new(Table { under_way: BTreeMap::new(), posted: BTreeSet::new(), last: 0, past: VecDeque::new() });
 
 fn table() -> MutexGuard<'static, Table> {
-    TABLE.lock().unwrap_or_else(PoisonError::into_inner)
+    lock(&TABLE)
 }
 
 fn handle_of(number: u64) -> Handle {
@@ -57,75 +68,91 @@ fn handle_of(number: u64) -> Handle {
     [low as f32, high as f32, sum as f32]
 }
 
-/// The number that a handle has, if it is one.
+/// The number of the operation that a handle names; `None` if it is no handle.
 fn number_of(handle: Handle) -> Option<u64> {
     let number = (handle[1] as u64).checked_mul(PART)?.checked_add(handle[0] as u64)?;
     (handle_of(number) == handle).then_some(number)
 }
 
 impl Table {
-    fn add(&mut self, request: Arc<Request>) -> Result<Handle, Cause> {
-        if self.under_way.len() >= MOST {
-            let message =
-                format!("{MOST} operations have been started and not waited for: call mpi4jax.wait");
-            return Err(Cause::Request { message });
-        }
+    fn add(&mut self, request: Arc<Request>) -> Handle {
         self.last += 1;
+        if request.is_posted() {
+            self.posted.insert(self.last);
+        }
         self.under_way.insert(self.last, request);
-        Ok(handle_of(self.last))
+        handle_of(self.last)
     }
 }
 
-/// Starts an operation of a site on memory that holds its operand: through MPI, or on a stream of the transport's own, which
-/// goes on from where that of the call is. `record` is of this call.
+/// An error if no more operations can be started. To be asked before anything of one is done: what is refused has communicated
+/// nothing. Threads that ask at once may exceed the limit by as many as they are.
+pub fn check_room() -> Result<(), Cause> {
+    if table().under_way.len() < MOST {
+        return Ok(());
+    }
+    let message = format!("{MOST} operations have been started and not waited for: call mpi4jax.wait");
+    Err(Cause::Request { message })
+}
+
+/// Starts an operation of a site on memory that holds its operand. `record` is of this call, and so is what the other ranks were
+/// asked.
 ///
 /// # Safety
 /// The call's buffers are those that `memory` has lent it.
 pub unsafe fn start(
-    transport: &Transport,
+    transport: &impl Transport,
     site: &Arc<Site>,
     call: &Call,
     own: Option<Stream>,
     memory: RequestMemory,
     record: Option<Record>,
+    comparison: Option<Comparison>,
 ) -> Result<Handle, Error> {
-    let located = |cause| site.error(cause);
-    if let (Some(own), Device::Gpu(driver)) = (own, transport.device()) {
-        let event_on = |stream| {
-            let event = driver.event()?;
-            event.record(stream).map(|()| event)
-        };
-        event_on(call.stream).and_then(|here| here.hold(own)).map_err(located)?;
-        transport.execute(&Call { stream: own, ..call.clone() })?;
-        let state = State::OnStream(event_on(own).map_err(located)?, memory);
-        return add(Request::new(site, call.envelope, record, state))
-            .map(|(_, handle)| handle)
-            .map_err(located);
-    }
-    progress::prepare().map_err(located)?;
-    let failed = |cause| Error { transport: Some("mpi"), ..located(cause) };
     // SAFETY: promised by the caller; the memory goes into the state.
-    let posted = unsafe { mpi::start(call) }.map_err(failed)?;
-    let state = State::Posted(posted, memory);
-    let (request, handle) = add(Request::new(site, call.envelope, record, state)).map_err(located)?;
-    progress::follow(move || request.test());
+    let under_way = unsafe { transport.start(call, own)? };
+    let request = Request::new(site, call.envelope, record, RequestState::UnderWay(under_way, memory));
+    let handle = add(request.compared(comparison));
+    progress::notify();
     Ok(handle)
 }
 
-/// Keeps the memory of an operation that communicates nothing until the wait for it.
-pub fn keep(site: &Arc<Site>, memory: RequestMemory) -> Result<Handle, Error> {
-    let request = Request::new(site, site.envelope, None, State::Ended(memory));
-    add(request).map(|(_, handle)| handle).map_err(|cause| site.error(cause))
+/// Lets MPI begin an operation.
+///
+/// # Safety
+/// The call's buffers stay until what is returned has ended.
+pub(super) unsafe fn post(call: &Call) -> Result<UnderWay, Error> {
+    progress::prepare(next_posted).map_err(|cause| call.site.error(cause))?;
+    // SAFETY: promised by the caller.
+    Ok(UnderWay::Posted(unsafe { mpi::start(call) }.map_err(call.site.on("mpi"))?))
 }
 
-fn add(request: Request) -> Result<(Arc<Request>, Handle), Cause> {
+/// Keeps the memory of an operation that communicates nothing until the wait for it.
+pub fn keep(site: &Arc<Site>, memory: RequestMemory) -> Handle {
+    add(Request::new(site, site.envelope, None, RequestState::Ended(memory)))
+}
+
+fn add(request: Request) -> Handle {
     let comm = &request.site.comm;
     if request.communicates {
-        comm.attach(|| Ok(Outstanding { comm: comm.number }))?;
+        let Ok(_) = comm.attach(|| Ok::<_, Infallible>(Outstanding { comm: comm.number }));
     }
-    let request = Arc::new(request);
-    let handle = table().add(request.clone())?;
-    Ok((request, handle))
+    table().add(Arc::new(request))
+}
+
+/// The next operation that MPI carries out, in turn after the one of a number: its number, and what lets MPI go on with it.
+fn next_posted(after: u64) -> Option<(u64, Test)> {
+    let table = table();
+    let number = *table.posted.range(after + 1..).next().or_else(|| table.posted.first())?;
+    let request = table.under_way.get(&number)?.clone();
+    let test = move || {
+        let ended = request.test();
+        if ended {
+            self::table().posted.remove(&number);
+        }
+        ended
+    };
+    Some((number, Box::new(test)))
 }
 
 /// The operation that a handle is of, which cannot be waited for again; None: nothing was started. It has to give the results
@@ -151,6 +178,7 @@ pub fn take(handle: Handle, results: &[Option<Buffer>; 2]) -> Result<Option<Arc<
     }
     let request = request.clone();
     table.under_way.remove(&number);
+    table.posted.remove(&number);
     table.past.push_back((number, request.clone()));
     let forgotten = if table.past.len() > REMEMBERED { table.past.pop_front() } else { None };
     // It may be the last to hold its communicator, whose end looks into the table.
@@ -159,7 +187,7 @@ pub fn take(handle: Handle, results: &[Option<Buffer>; 2]) -> Result<Option<Arc<
     Ok(Some(request))
 }
 
-/// What communicates, and has not been waited for.
+/// Operations that communicate and have not been waited for.
 fn unwaited() -> Vec<Arc<Request>> {
     table().under_way.values().filter(|request| request.communicates).cloned().collect()
 }
@@ -169,7 +197,7 @@ pub fn outstanding() -> Vec<Record> {
     unwaited().iter().filter_map(|request| request.record.clone()).collect()
 }
 
-/// What a report calls the freeing of a communicator.
+/// How a report names the freeing of a communicator.
 pub fn freeing(key: &str) -> String {
     let of_comm = |request: &&Arc<Request>| *request.site.comm.key == *key && !request.site.comm.is_freed();
     let what = match unwaited().iter().filter(of_comm).count() {
@@ -188,6 +216,7 @@ struct Outstanding {
 impl Drop for Outstanding {
     fn drop(&mut self) {
         let began = Instant::now();
+        let mut lines = BTreeMap::<String, (i32, String, &str, u64)>::new();
         for request in unwaited().into_iter().filter(|request| request.site.comm.number == self.comm) {
             // All ranks take part in a collective, and in the freeing, before which it has to end: Open MPI would go
             // on with it and crash, as Intel MPI would in MPI_Finalize. A message may still have to leave, or never
@@ -204,19 +233,23 @@ impl Drop for Outstanding {
             }
             let missed =
                 if freed { "not waited for before its communicator was freed" } else { "never waited for" };
-            let line = format!(
-                "r{} | mpi4jax: {} was {missed} (mpi4jax.wait)\n",
-                request.site.comm.rank,
-                request.words()
-            );
-            let _ = std::io::stderr().lock().write_all(line.as_bytes());
+            let at = request.location();
+            lines
+                .entry(at)
+                .and_modify(|(.., others)| *others += 1)
+                .or_insert_with(|| (request.site.comm.rank, request.words(), missed, 0));
+        }
+        // One line for each of the program's, however many were started there.
+        for (rank, words, missed, others) in lines.into_values() {
+            let more = if others == 0 { String::new() } else { format!(", nor were {others} others") };
+            output::print(&format!("r{rank} | mpi4jax: {words} was {missed} (mpi4jax.wait){more}\n"));
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::RequestLayout;
+    use super::super::HostMpi;
     use super::*;
     use crate::comm::Comm;
     use crate::ops::{Dtype, Op};
@@ -231,11 +264,11 @@ mod tests {
         let mut value = [value];
         // SAFETY: an array of one float32.
         let operand = unsafe { Buffer::new(value.as_mut_ptr().cast(), Dtype::Float32, 1) };
-        let transport = Box::leak(Box::new(Transport::mpi()));
+        let transport = Box::leak(Box::new(HostMpi::default()));
         let streams = (Stream::NONE, None);
         // SAFETY: an array of one float32.
         let memory = unsafe { RequestMemory::new(transport, site.op, &LAYOUT, Some(&operand), streams) };
-        keep(&site, memory.unwrap()).unwrap()
+        keep(&site, memory.unwrap())
     }
 
     fn waited(handle: Handle) -> Result<f32, String> {
@@ -273,7 +306,7 @@ mod tests {
         let kept = started(&comm, 1.0);
         assert_eq!(freeing("requests-freed"), "the freeing of communicator requests-freed");
         let site = Arc::new(Site::new(Op::Barrier, &comm));
-        let add = || add(Request::new(&site, site.envelope, None, State::Taken)).unwrap().1;
+        let add = || add(Request::new(&site, site.envelope, None, RequestState::Taken));
         let one = add();
         assert!(freeing("requests-freed").ends_with(" (an operation was started on it and not waited for)"));
         let two = add();

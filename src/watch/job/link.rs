@@ -15,7 +15,9 @@ use mpi::ffi::{self, MPI_Comm, MPI_Request, MPI_Status};
 use super::mail::{Mail, Message};
 use crate::comm::Calling;
 use crate::error::Cause;
-use crate::mpilib::{any_thread_may_call, at_finalize, check, handle, handle_value};
+use crate::finalize::at_finalize;
+use crate::mpilib::{any_thread_may_call, check, handle, handle_value};
+use crate::sync::lock;
 use crate::system::signal::wake;
 
 /// How often a leader looks for messages, and how often while there are some.
@@ -34,10 +36,6 @@ static CHANGED: Condvar = Condvar::new();
 static LEADS: AtomicBool = AtomicBool::new(false);
 /// Locked by the thread that calls MPI for the link.
 static ENDPOINT: Mutex<Option<Endpoint>> = Mutex::new(None);
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// What this host and the others ask each other and answer.
 pub fn mail() -> MutexGuard<'static, Mail> {
