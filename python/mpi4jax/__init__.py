@@ -1,29 +1,46 @@
-"""MPI collectives for JAX arrays, inside ``jax.jit``, differentiable, from a Rust core.
+"""MPI for JAX arrays, inside ``jax.jit``, differentiable: ``import mpi4jax.notoken as mpi4jax``.
 
 >>> import jax.numpy as jnp
 >>> from mpi4py import MPI
->>> import mpi4jax
->>> y, token = mpi4jax.allreduce(jnp.ones(3), op=MPI.SUM)
+>>> import mpi4jax.notoken as mpi4jax
+>>> y = mpi4jax.allreduce(jnp.ones(3), op=MPI.SUM)
+
+:mod:`mpi4jax.notoken` has all that is public. The operations of :mod:`mpi4jax` itself return a
+result and a token, as in mpi4jax 0.7 and older: ``y, token = mpi4jax.allreduce(x, op=MPI.SUM)``.
 """
 
 import atexit
 import os
-
-from jax import jit
+from typing import TYPE_CHECKING
 
 from ._setup import loader as _loader
 
+_loader.load_mpi()
+
+from ._job import abort as _abort
+
+_abort.install()  # whatever fails from here on ends the job
 _loader.load()  # what is imported below needs the native module
 
-from ._job import watch as _watch
+from jax import jit
+
+from ._job import settings as _settings, watch as _watch
 from ._setup import transport as _transport
 
+_watch.check_settings()
 _watch.set_check()
+_watch.start()
+
+from ._op import comm as _comm
+
+if _transport.asks_all_ranks():
+    _comm.clone_world()  # ranks whose settings differ learn it here
 _transport.start()
 
-# Imported also for what they register: rules of primitives, and wrappers of JAX's functions.
+# Imported also for their side effects: rules of primitives, and wrappers of JAX's functions.
 from . import (
     _native,
+    checkpoints,
     experimental,
     fft,
     ghosts,
@@ -34,17 +51,18 @@ from . import (
 )
 from ._compile import scope as _scope  # noqa: F401
 from ._diff import ad as _ad  # noqa: F401
-from ._functions import nonblocking as _nonblocking
-from ._functions.nonblocking import *  # noqa: F403
-from ._functions.pvary import pvary
-from ._job import abort as _abort, flush as _flush
+from ._functions import starts as _starts
+from ._functions.pvary import ipvary, pvary
+from ._functions.starts import *  # noqa: F403
+from ._job import flush as _flush
 from ._job.flush import flush
 from ._job.time_limit import time_limit
 from ._numerics.reproducible import reproducible_sum
-from ._op import comm as _comm
 from ._op.comm import MEAN, default_comm
+from ._op.other_names import missing_from as _missing_from, public_names as _public_names
 from ._requests import (
     lowering as _requests_lowering,  # noqa: F401
+    misuse as _requests_misuse,  # noqa: F401
     rules as _requests_rules,  # noqa: F401
 )
 from ._setup.transport import (
@@ -54,6 +72,8 @@ from ._setup.transport import (
     has_sycl_support,
     transport_info,
 )
+from ._spmd.mesh import Mesh
+from ._spmd.shard_map import shard_map
 from ._tokens import functions as _functions_with_tokens
 from ._tokens.functions import *  # noqa: F403
 from ._tokens.tokens import auto_tokenize, create_token
@@ -61,14 +81,16 @@ from .layouts import Layout, redistribute
 
 gen_token = create_token
 
-if os.environ.get("MPI4JAX_NOTOKEN", "0") not in ("", "0"):
+if _settings.switch("MPI4JAX_NOTOKEN"):
     # For programs written for packages whose functions at this level return no tokens.
-    globals().update({name: getattr(notoken, name) for name in _functions_with_tokens.__all__})
+    globals().update(
+        {name: getattr(notoken, name) for name in _public_names(_functions_with_tokens)}
+    )
 
 
-# At exit, what is under way ends.
+# At exit, operations under way are completed.
 atexit.register(_flush.finish)
-_watch.start()
+_abort.complete()
 
 
 def _at_finalize() -> None:
@@ -81,7 +103,7 @@ _native.at_finalize(_at_finalize)
 
 
 def _forked() -> None:
-    # A forked child is no rank: it waits for nothing at its end, and its errors are its own.
+    # A forked child is not a rank: it does not flush at exit, and its errors do not end the job.
     for function in (_flush.finish, _native.stop_transports):
         atexit.unregister(function)
     _abort.uninstall()
@@ -94,8 +116,10 @@ __version__ = _native.__version__
 __all__ = [
     "MEAN",
     "Layout",
+    "Mesh",
     "TransportInfo",
     "auto_tokenize",
+    "checkpoints",
     "create_token",
     "default_comm",
     "experimental",
@@ -107,14 +131,19 @@ __all__ = [
     "has_cuda_support",
     "has_hip_support",
     "has_sycl_support",
+    "ipvary",
     "jit",
     "linalg",
     "notoken",
     "pvary",
     "redistribute",
     "reproducible_sum",
+    "shard_map",
     "time_limit",
     "transport_info",
 ]
-__all__ += _functions_with_tokens.__all__
-__all__ += _nonblocking.__all__
+__all__ += _public_names(_functions_with_tokens)
+__all__ += _public_names(_starts)
+
+if not TYPE_CHECKING:  # to a type checker, a module with this function has all names
+    __getattr__ = _missing_from(__name__, __all__)

@@ -1,4 +1,4 @@
-"""Is this installation in order? ``python -m mpi4jax``, alone and under mpiexec.
+"""Check this installation: ``python -m mpi4jax``, alone and under mpiexec.
 
 Prints what was found, tests some ops, and says what to do where something is off. The exit status
 is 0 if nothing is.
@@ -27,8 +27,6 @@ from mpi4jax._setup import loader
 comm = MPI.COMM_WORLD
 rank, size = comm.rank, comm.size
 
-# What launchers tell a rank about how many there are.
-SIZE_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS")
 _LEVELS = {
     MPI.THREAD_SINGLE: "single",
     MPI.THREAD_FUNNELED: "funneled",
@@ -78,7 +76,7 @@ def describe(advice: list[str]) -> None:
     limit = watch.timeout()
     say(f"time-out     {f'{limit:g} s' if limit else 'none'}, dumps in {job.directory(size)}")
 
-    told = max((int(os.environ.get(name, "0") or 0) for name in SIZE_VARIABLES), default=0)
+    told, _ = job.told_ranks()
     if size == 1 and told > 1:
         advice.append(
             f"the launcher has started {told} ranks, but each is alone: mpiexec belongs to another "
@@ -139,9 +137,10 @@ def settings() -> None:
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m mpi4jax", description=(__doc__ or "").partition("\n")[0]
+        prog="python -m mpi4jax",
+        description="Check this installation of mpi4jax, and test some operations on all ranks.",
     )
-    parser.add_argument("--report", action="store_true", help="what an issue needs")
+    parser.add_argument("--report", action="store_true", help="print what a bug report needs")
     options = parser.parse_args(arguments)
     advice: list[str] = []
     if options.report:

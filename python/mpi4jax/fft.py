@@ -22,8 +22,9 @@ from mpi4py import MPI
 
 from ._numerics.layout import Layout, Pieces, Shape, batch_of, check_layout
 from ._numerics.local_fft import local_fft
+from ._op.comm import default_comm
+from ._op.packing import as_array
 from .layouts import Exchange
-from .notoken import default_comm
 
 __all__ = ["fftn", "frequencies", "ifftn", "irfftn", "rfftn", "spectral_layout"]
 
@@ -143,7 +144,7 @@ class _Transform:
 
     def _run(self, x: jax.Array, batch: Shape, inverse: bool) -> jax.Array:
         """Transform in each stage, and exchange between one and the next."""
-        # Each stage as it is gone through, and the layout that comes behind it.
+        # The stages in the order of execution, each with the layout after it.
         stages = list(self.stages)
         if inverse:
             stages = [_Stage(s.after, s.axes, s.before, s.real) for s in reversed(stages)]
@@ -169,7 +170,7 @@ class _Transform:
         return incoming.unpack(x)
 
     def forward(self, x: Any) -> jax.Array:
-        x = jnp.asarray(x)
+        x = as_array(x)
         batch = batch_of(self.op, "x", x, self.layout, self.rank)
         if self.real and jnp.iscomplexobj(x):
             raise TypeError(f"{self.op}: argument 'x' must be real, got dtype {x.dtype}")
@@ -178,7 +179,7 @@ class _Transform:
         return x if self.scale == 1 else x / self.scale
 
     def inverse(self, y: Any) -> jax.Array:
-        y = jnp.asarray(y)
+        y = as_array(y)
         batch = batch_of(self.op, "y", y, self.spectrum, self.rank)
         y = self._run(y.astype(_complex(y.dtype)), batch, True)
         return y if self.scale == 1 else y * self.scale
@@ -227,13 +228,12 @@ def fftn(
         Linear: its transpose is the same transform, backward through the same layouts.
 
     Example:
-        >>> import numpy as np, mpi4jax
-        >>> from mpi4jax import fft
+        >>> import numpy as np, mpi4jax.notoken as mpi4jax
         >>> comm = mpi4jax.default_comm()
         >>> slabs = mpi4jax.Layout((6, 7, 8), {0: comm.size})
         >>> whole = np.random.default_rng(0).random(slabs.shape, np.float32)
-        >>> y = fft.fftn(whole[slabs.block(comm.rank)], slabs)
-        >>> part = fft.spectral_layout(slabs).block(comm.rank)
+        >>> y = mpi4jax.fft.fftn(whole[slabs.block(comm.rank)], slabs)
+        >>> part = mpi4jax.fft.spectral_layout(slabs).block(comm.rank)
         >>> bool(np.allclose(y, np.fft.fftn(whole)[part], atol=1e-4))
         True
 
@@ -266,12 +266,11 @@ def ifftn(
         TypeError, ValueError: as :func:`fftn`.
 
     Example:
-        >>> import jax.numpy as jnp, mpi4jax
-        >>> from mpi4jax import fft
+        >>> import jax.numpy as jnp, mpi4jax.notoken as mpi4jax
         >>> comm = mpi4jax.default_comm()
         >>> slabs = mpi4jax.Layout((6, 7), {0: comm.size})
         >>> x = jnp.ones(slabs.block_shape(comm.rank))
-        >>> bool(jnp.allclose(fft.ifftn(fft.fftn(x, slabs), slabs), x, atol=1e-6))
+        >>> bool(jnp.allclose(mpi4jax.fft.ifftn(mpi4jax.fft.fftn(x, slabs), slabs), x, atol=1e-6))
         True
     """
     return _Transform("ifftn", layout, axes, norm, False, natural, comm).inverse(y)
@@ -304,12 +303,11 @@ def rfftn(
         ValueError: as :func:`fftn`.
 
     Example:
-        >>> import jax.numpy as jnp, mpi4jax
-        >>> from mpi4jax import fft
+        >>> import jax.numpy as jnp, mpi4jax.notoken as mpi4jax
         >>> comm = mpi4jax.default_comm()
         >>> slabs = mpi4jax.Layout((6, 7), {0: comm.size})
-        >>> y = fft.rfftn(jnp.ones(slabs.block_shape(comm.rank)), slabs)
-        >>> y.shape == fft.spectral_layout(slabs, real=True).block_shape(comm.rank)
+        >>> y = mpi4jax.fft.rfftn(jnp.ones(slabs.block_shape(comm.rank)), slabs)
+        >>> y.shape == mpi4jax.fft.spectral_layout(slabs, real=True).block_shape(comm.rank)
         True
 
     See also: :func:`irfftn`.
@@ -341,12 +339,11 @@ def irfftn(
         TypeError, ValueError: as :func:`fftn`.
 
     Example:
-        >>> import jax.numpy as jnp, mpi4jax
-        >>> from mpi4jax import fft
+        >>> import jax.numpy as jnp, mpi4jax.notoken as mpi4jax
         >>> comm = mpi4jax.default_comm()
         >>> slabs = mpi4jax.Layout((6, 7), {0: comm.size})
         >>> x = jnp.ones(slabs.block_shape(comm.rank))
-        >>> bool(jnp.allclose(fft.irfftn(fft.rfftn(x, slabs), slabs), x, atol=1e-6))
+        >>> bool(jnp.allclose(mpi4jax.fft.irfftn(mpi4jax.fft.rfftn(x, slabs), slabs), x, atol=1e-6))
         True
     """
     return _Transform("irfftn", layout, axes, norm, True, natural, comm).inverse(y)
@@ -367,8 +364,8 @@ def spectral_layout(
         real: whether the spectrum is that of :func:`rfftn`.
 
     Example:
-        >>> from mpi4jax import Layout, fft
-        >>> fft.spectral_layout(Layout((8, 8, 8), {0: 4}), real=True)
+        >>> import mpi4jax.notoken as mpi4jax
+        >>> mpi4jax.fft.spectral_layout(mpi4jax.Layout((8, 8, 8), {0: 4}), real=True)
         Layout(shape=(8, 8, 5), cuts=((1, 4),))
     """
     op = "spectral_layout"
@@ -403,10 +400,9 @@ def frequencies(
         TypeError, ValueError: as :func:`fftn`; ``d`` has another number of distances than ``axes``.
 
     Example:
-        >>> import mpi4jax
-        >>> from mpi4jax import fft
+        >>> import mpi4jax.notoken as mpi4jax
         >>> slabs = mpi4jax.Layout((4, 6), {0: mpi4jax.default_comm().size})
-        >>> kx, ky = fft.frequencies(slabs, d=(1 / 4, 1 / 6), real=True)
+        >>> kx, ky = mpi4jax.fft.frequencies(slabs, d=(1 / 4, 1 / 6), real=True)
         >>> [int(k) for k in kx[:, 0]]  # the spectrum is cut along the other axis
         [0, 1, -2, -1]
 

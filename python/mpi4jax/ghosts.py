@@ -17,8 +17,12 @@ import jax.numpy as jnp
 import numpy as np
 from mpi4py import MPI
 
+from ._functions.starts import ialltoallv
+from ._job.flush import flush
+from ._op.comm import default_comm
+from ._op.packing import as_array
 from ._requests.request import CompositeKind, CompositeRequest
-from .notoken import alltoallv, default_comm, flush, ialltoallv
+from .ops.alltoallv import alltoallv
 
 __all__ = ["Plan"]
 
@@ -131,7 +135,7 @@ class _Directory:
 
 
 class Plan:
-    """Which rows go to which rank, so that each has those that it needs.
+    """A plan for the exchange of rows by global index.
 
     It is made eagerly, and by all ranks of ``comm`` together: each entry of a directory of the
     owners is on one rank, so no rank has a list of all ids. Time and memory grow with this rank's
@@ -155,7 +159,7 @@ class Plan:
             one rank is raised on all.
 
     Example:
-        >>> import jax.numpy as jnp, mpi4jax
+        >>> import jax.numpy as jnp, mpi4jax.notoken as mpi4jax
         >>> comm = mpi4jax.default_comm()
         >>> following = (comm.rank + 1) % comm.size
         >>> plan = mpi4jax.ghosts.Plan([100 + comm.rank], [100 + following, 100 + comm.rank])
@@ -221,7 +225,7 @@ class Plan:
 
     def _checked(self, name: str, argument: str, x: Any, rows: int) -> Any:
         def check(leaf: Any) -> jax.Array:
-            leaf = jnp.asarray(leaf)
+            leaf = as_array(leaf)
             if leaf.shape[:1] != (rows,):
                 raise ValueError(
                     f"ghosts.Plan.{name}: argument '{argument}' must have a row for each id; "
@@ -260,7 +264,7 @@ class Plan:
     # ---- What users call
 
     def fill(self, x: Any) -> Any:
-        """Return the rows that this rank needs, from their owners. All ranks call it alike.
+        """Return the rows that this rank needs, from their owners. Collective.
 
         Args:
             x: array of shape ``(len(owned_ids), *S)``, of any dtype, rows in the order of
@@ -303,7 +307,7 @@ class Plan:
         return self._added(alltoallv(back, *self._counts[::-1], comm=self.comm), own)
 
     def ifill(self, x: Any) -> Any:
-        """Start :meth:`fill`, without waiting: :func:`mpi4jax.wait` gives its result.
+        """Start :meth:`fill`, without waiting; :func:`mpi4jax.wait` returns its result.
 
         Takes what :meth:`fill` takes. Between the two, compute what needs no ghosts.
         """
@@ -314,7 +318,7 @@ class Plan:
         )
 
     def iadd(self, y: Any) -> Any:
-        """Start :meth:`add`, without waiting: :func:`mpi4jax.wait` gives its result."""
+        """Start :meth:`add`, without waiting; :func:`mpi4jax.wait` returns its result."""
         y = self._checked("iadd", "y", y, self._needed)
         back, own = self._to_return(y)
         request = ialltoallv(back, *self._counts[::-1], comm=self.comm)

@@ -15,10 +15,11 @@ import jax
 import jax.numpy as jnp
 from mpi4py import MPI
 
-from ._functions.nonblocking import after, ihalo_exchange, wait
+from ._functions.starts import after, ihalo_exchange, wait
 from ._grid import cart as _cart
 from ._numerics.blocks import Cuts
 from ._op.arguments import rank_of
+from ._op.packing import as_array
 
 __all__ = ["Block", "overlapped", "regions"]
 
@@ -51,11 +52,11 @@ class Block:
         ValueError: an axis that is cut is not named, or is none of the array.
 
     Example:
-        >>> from mpi4jax import grids
+        >>> import mpi4jax.notoken as mpi4jax
         >>> from mpi4py import MPI
         >>> n = MPI.COMM_WORLD.size
         >>> cart = MPI.COMM_WORLD.Create_cart([n], periods=[False])
-        >>> last = grids.Block((2 * n + 1,), cart, width=1, rank=n - 1)
+        >>> last = mpi4jax.grids.Block((2 * n + 1,), cart, width=1, rank=n - 1)
         >>> last.offset == (2 * n + 1 - last.shape[0],), last.padded_shape == (last.shape[0] + 2,)
         (True, True)
         >>> last.neighbours[0][1] is None
@@ -128,10 +129,10 @@ class Block:
             What it returns, of ``padded_shape``; a pytree of arrays, if it returns that.
 
         Example:
-            >>> from mpi4jax import grids
+            >>> import mpi4jax.notoken as mpi4jax
             >>> from mpi4py import MPI
             >>> cart = MPI.COMM_WORLD.Create_cart([MPI.COMM_WORLD.size], periods=[True])
-            >>> block = grids.Block((cart.size, 3), cart, axes=0, width=1)
+            >>> block = mpi4jax.grids.Block((cart.size, 3), cart, axes=0, width=1)
             >>> x = block.make(lambda i, j: 10 * i + j)
             >>> x[1].tolist() == [10 * cart.rank + j for j in range(3)]
             True
@@ -164,14 +165,14 @@ def regions(
         widths: for each axis, how many ghost cells below and above a cell is computed from.
 
     Returns:
-        Slices of the block: the interior, and the windows of the rim, which are disjoint, and
-        together with the interior all of the block. The window ``slice(a, b)`` of an axis is
+        The interior and the windows of the rim, as slices of the block. They are disjoint, and
+        together make up all of the block. The window ``slice(a, b)`` of an axis is
         computed from ``slice(a, b + below + above)`` of the array with ghost cells. The interior
         is empty where the block has no more cells than the widths.
 
     Example:
-        >>> from mpi4jax import grids
-        >>> interior, rim = grids.regions((5, 4), [(1, 1), (0, 1)])
+        >>> import mpi4jax.notoken as mpi4jax
+        >>> interior, rim = mpi4jax.grids.regions((5, 4), [(1, 1), (0, 1)])
         >>> interior
         (slice(1, 4, None), slice(0, 3, None))
         >>> len(rim)
@@ -199,7 +200,7 @@ def overlapped(
     corners: bool = True,
     border: Any = None,
 ) -> Any:
-    """A stencil's result on the cells of a block, while its ghost cells are exchanged.
+    """Apply a stencil to a block while its ghost cells are exchanged.
 
     Computes the cells that need no ghost cells while the messages are under way, and the rim when
     they have come.
@@ -223,17 +224,17 @@ def overlapped(
 
     Example:
         >>> import jax.numpy as jnp
-        >>> from mpi4jax import grids
+        >>> import mpi4jax.notoken as mpi4jax
         >>> from mpi4py import MPI
         >>> cart = MPI.COMM_WORLD.Create_cart([MPI.COMM_WORLD.size], periods=[True])
         >>> sums = lambda x: x[:-2] + x[1:-1] + x[2:]
-        >>> grids.overlapped(sums, jnp.ones(6), cart).tolist()
+        >>> mpi4jax.grids.overlapped(sums, jnp.ones(6), cart).tolist()
         [3.0, 3.0, 3.0, 3.0]
 
     See also: :func:`regions`.
     """
     name = "overlapped"
-    x = jax.tree.map(jnp.asarray, x)
+    x = jax.tree.map(as_array, x)
     shapes = {leaf.shape for leaf in jax.tree.leaves(x)}
     if len(shapes) != 1:
         raise ValueError(f"{name}: argument 'x' must have arrays of one shape, got {shapes}")

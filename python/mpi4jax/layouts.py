@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from mpi4py import MPI
 
 from ._numerics.layout import Layout, Pieces, Shape, batch_of, check_layout
-from .notoken import alltoallv, default_comm
+from ._op.comm import default_comm
+from ._op.packing import as_array
+from .ops.alltoallv import alltoallv
 
 __all__ = ["Layout", "redistribute"]
 
@@ -38,7 +39,7 @@ class Exchange:
 def redistribute(
     x: Any, source: Layout, target: Layout, *, comm: MPI.Intracomm | None = None
 ) -> Any:
-    """Bring a global array from one layout to another. All ranks call it alike.
+    """Convert a global array from one layout to another. Collective.
 
     Ranks exchange messages only if the old block of one and the new block of the other have
     elements in common: of pencils, those of a row or of a column of the grid of ranks.
@@ -62,7 +63,7 @@ def redistribute(
         The transpose is ``redistribute(c, target, source)``.
 
     Example:
-        >>> import jax.numpy as jnp, mpi4jax
+        >>> import jax.numpy as jnp, mpi4jax.notoken as mpi4jax
         >>> comm = mpi4jax.default_comm()
         >>> rows, columns = (mpi4jax.Layout((7, 5), {axis: comm.size}) for axis in (0, 1))
         >>> whole = jnp.arange(35).reshape(7, 5)
@@ -84,7 +85,7 @@ def redistribute(
     stays = all(source.block(r) == target.block(r) for r in range(size))
 
     def move(leaf: Any) -> jax.Array:
-        leaf = jnp.asarray(leaf)
+        leaf = as_array(leaf)
         batch = batch_of("redistribute", "x", leaf, source, rank)
         if stays:
             return leaf

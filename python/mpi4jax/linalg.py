@@ -1,4 +1,4 @@
-"""Iterative solvers for vectors of which each rank has a part, and what they are made of.
+"""Krylov solvers for distributed vectors.
 
 They have the signatures of :mod:`jax.scipy.sparse.linalg`, and ``comm``. The operator takes and
 returns this rank's part, and communicates as it likes; scalar products are over all ranks, one
@@ -46,9 +46,6 @@ def _check(name: str, functions: dict[str, Any], x0: Any, like: Any) -> None:
         )
 
 
-_inexact = functools.partial(jax.tree.map, lambda v: jnp.asarray(v) * 1.0)
-
-
 def _wide(dtype: Any) -> Any:
     """The dtype of the iteration: in 16 bits, counters end at 256 and squares underflow."""
     return jnp.promote_types(dtype, jnp.float32)
@@ -70,7 +67,7 @@ def _solve(
     progress: float = 0.25,
 ) -> tuple[Any, Info]:
     _check(name, {"A": A, "M": M}, x0, b)
-    flat, tree = ravel_pytree(_inexact(b))
+    flat, tree = ravel_pytree(krylov.inexact(b))
     wide = _wide(flat.dtype)
 
     def on_flat(f: Any) -> Operator:
@@ -79,7 +76,7 @@ def _solve(
     def in_wide(f: Operator) -> Operator:
         return lambda v: space.fixed(f(v.astype(flat.dtype)).astype(wide))
 
-    start = jnp.zeros_like(flat) if x0 is None else ravel_pytree(_inexact(x0))[0]
+    start = jnp.zeros_like(flat) if x0 is None else ravel_pytree(krylov.inexact(x0))[0]
     start = lax.stop_gradient(start).astype(wide)
     precondition = (lambda v: v) if M is None else in_wide(on_flat(M))
 
@@ -105,7 +102,7 @@ def _solve(
         on_flat(A),
         flat,
         functools.partial(solve, start),
-        # Of another equation, `x0` is no guess.
+        # `x0` is not a guess for the solution of another equation.
         transpose_solve=functools.partial(solve, jnp.zeros_like(start)),
         symmetric=symmetric and not jnp.iscomplexobj(flat),
         has_aux=True,
@@ -126,10 +123,9 @@ def norm(x: Any, *, comm: MPI.Intracomm | None = None, reproducible: bool = Fals
         The norm, the same on all ranks; at least float32. Its derivative at zero is zero.
 
     Example:
-        >>> import jax.numpy as jnp, mpi4jax
-        >>> from mpi4jax import linalg
+        >>> import jax.numpy as jnp, mpi4jax.notoken as mpi4jax
         >>> size = mpi4jax.default_comm().size
-        >>> round(float(linalg.norm(jnp.array([3.0, 4.0]))) ** 2) == 25 * size
+        >>> round(float(mpi4jax.linalg.norm(jnp.array([3.0, 4.0]))) ** 2) == 25 * size
         True
     """
     square = vdot(x, x, comm=comm, reproducible=reproducible).real
@@ -155,9 +151,8 @@ def vdot(
         ValueError: ``b`` has other shapes than ``a``.
 
     Example:
-        >>> import jax.numpy as jnp, mpi4jax
-        >>> from mpi4jax import linalg
-        >>> float(linalg.vdot(jnp.ones(3), jnp.ones(3))) == 3 * mpi4jax.default_comm().size
+        >>> import jax.numpy as jnp, mpi4jax.notoken as mpi4jax
+        >>> float(mpi4jax.linalg.vdot(jnp.ones(3), jnp.ones(3))) == 3 * mpi4jax.default_comm().size
         True
     """
     shapes = [jax.tree.map(jnp.shape, v) for v in (a, b)]
@@ -165,7 +160,7 @@ def vdot(
         raise ValueError(
             f"vdot: argument 'b' must have the shapes of 'a', {shapes[0]}, got {shapes[1]}"
         )
-    one, two = (ravel_pytree(_inexact(v))[0] for v in (a, b))
+    one, two = (ravel_pytree(krylov.inexact(v))[0] for v in (a, b))
     dtype = _wide(jnp.promote_types(one.dtype, two.dtype))
     return Space(comm, reproducible).products((one.astype(dtype), two.astype(dtype)))[0]
 
@@ -190,12 +185,12 @@ def block_jacobi(blocks: Any) -> Callable[[Any], Any]:
 
     Example:
         >>> import jax.numpy as jnp
-        >>> from mpi4jax import linalg
-        >>> M = linalg.block_jacobi(jnp.array([[4.0, 1.0], [1.0, 4.0]]))
+        >>> import mpi4jax.notoken as mpi4jax
+        >>> M = mpi4jax.linalg.block_jacobi(jnp.array([[4.0, 1.0], [1.0, 4.0]]))
         >>> M(jnp.array([5.0, 5.0])).tolist()
         [1.0, 1.0]
     """
-    matrix = jnp.asarray(blocks) * 1.0
+    matrix = krylov.inexact(blocks)
     if matrix.ndim not in (2, 3) or matrix.shape[-1] != matrix.shape[-2]:
         raise ValueError(
             "block_jacobi: argument 'blocks' must have the shape (m, m) or (k, m, m), got "
@@ -269,11 +264,10 @@ def cg(
         solve, in forward and in reverse mode.
 
     Example:
-        >>> import jax.numpy as jnp, mpi4jax
-        >>> from mpi4jax import linalg, notoken
+        >>> import jax.numpy as jnp, mpi4jax.notoken as mpi4jax
         >>> def A(x):  # 3 x + the sum of all elements
-        ...     return 3 * x + notoken.pvary(notoken.allreduce(x.sum()))
-        >>> x, _ = linalg.cg(A, jnp.ones(2))
+        ...     return 3 * x + mpi4jax.pvary(mpi4jax.allreduce(x.sum()))
+        >>> x, _ = mpi4jax.linalg.cg(A, jnp.ones(2))
         >>> bool(jnp.allclose(x, 1 / (3 + 2 * mpi4jax.default_comm().size)))
         True
 
@@ -303,8 +297,8 @@ def bicgstab(
 
     Example:
         >>> import jax.numpy as jnp
-        >>> from mpi4jax import linalg
-        >>> x, _ = linalg.bicgstab(lambda x: 4 * x, jnp.ones(2))
+        >>> import mpi4jax.notoken as mpi4jax
+        >>> x, _ = mpi4jax.linalg.bicgstab(lambda x: 4 * x, jnp.ones(2))
         >>> x.tolist()
         [0.25, 0.25]
 
@@ -340,8 +334,8 @@ def gmres(
 
     Example:
         >>> import jax.numpy as jnp
-        >>> from mpi4jax import linalg
-        >>> x, _ = linalg.gmres(lambda x: 4 * x, jnp.ones(2), restart=2)
+        >>> import mpi4jax.notoken as mpi4jax
+        >>> x, _ = mpi4jax.linalg.gmres(lambda x: 4 * x, jnp.ones(2), restart=2)
         >>> [round(v, 5) for v in x.tolist()]
         [0.25, 0.25]
 
@@ -371,8 +365,8 @@ def minres(
 
     Example:
         >>> import jax.numpy as jnp
-        >>> from mpi4jax import linalg
-        >>> x, _ = linalg.minres(lambda x: jnp.array([4.0, -2.0]) * x, jnp.ones(2))
+        >>> import mpi4jax.notoken as mpi4jax
+        >>> x, _ = mpi4jax.linalg.minres(lambda x: jnp.array([4.0, -2.0]) * x, jnp.ones(2))
         >>> [round(v, 5) for v in x.tolist()]
         [0.25, -0.5]
 
@@ -429,9 +423,9 @@ def lsmr(
 
     Example:
         >>> import jax.numpy as jnp
-        >>> from mpi4jax import linalg
+        >>> import mpi4jax.notoken as mpi4jax
         >>> A = lambda x: jnp.array([x[0], x[0], x[1]])
-        >>> x, _ = linalg.lsmr(A, jnp.array([1.0, 3.0, 5.0]), jnp.zeros(2))
+        >>> x, _ = mpi4jax.linalg.lsmr(A, jnp.array([1.0, 3.0, 5.0]), jnp.zeros(2))
         >>> [round(float(v), 4) for v in x]
         [2.0, 5.0]
 
@@ -439,8 +433,8 @@ def lsmr(
     """
     _check("lsmr", {"A": A}, None, None)
     space = Space(comm, reproducible)
-    given, _ = ravel_pytree(_inexact(b))
-    start, tree_x = ravel_pytree(_inexact(b if x0 is None else x0))
+    given, _ = ravel_pytree(krylov.inexact(b))
+    start, tree_x = ravel_pytree(krylov.inexact(b if x0 is None else x0))
     dtype = jnp.promote_types(given.dtype, start.dtype)
     wide = _wide(dtype)
     given, start = given.astype(wide), lax.stop_gradient(start).astype(wide)

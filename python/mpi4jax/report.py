@@ -24,27 +24,92 @@ Record = dict[str, Any]
 # members' ranks in COMM_WORLD, the first and the last of each run.
 Group = tuple[str, int, tuple[tuple[int, int], ...]]
 
-# What must be equal on all ranks, where the op has it.
+# Fields that must be equal on all ranks, if the op has them.
 _COMPARED = ("op", "reduction", "dtype", "root")
 
 
-def load(directory: Path) -> dict[int, Dump]:
+# Fields that a report needs: of a dump, and of the items of its lists.
+_FIELDS: dict[str, dict[str, Any]] = {
+    "": {
+        "rank": int, "size": int, "host": str, "pid": int, "time": (int, float), "reason": str,
+        "state": str, "python": list, "communicators": list, "records": list,
+    },
+    "python": {"file": str, "line": int, "function": str},
+    "communicators": {"key": str, "world": list, "collectives": int},
+    "records": {
+        "comm": int, "op": str, "reduction": (str, type(None)), "dtype": (str, type(None)),
+        "root": int, "count": int, "any_size": bool, "collective": bool, "sequence": int,
+        "state": str, "started": (int, float), "text": str,
+    },
+}  # fmt: skip
+
+
+def _check(item: Any, where: str) -> None:
+    for name, kind in _FIELDS[where].items():
+        if not isinstance(item, dict) or not isinstance(item.get(name), kind):
+            raise ValueError(f"of another version of mpi4jax: {where or 'file'} has no {name!r}")
+
+
+def read(file: Path) -> Dump:
+    """The dump in a file.
+
+    Raises:
+        ValueError: it is none, or a part of one.
+        OSError: the file cannot be read.
+    """
+    try:
+        dump: Dump = json.loads(file.read_text())
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"damaged, or not a dump: {error}") from error
+    _check(dump, "")
+    for where in ("python", "communicators", "records"):
+        for item in dump[where]:
+            _check(item, where)
+    for comm in dump["communicators"]:
+        for run in comm["world"]:
+            if not (isinstance(run, list) and [type(n) for n in run] == [int, int]):
+                raise ValueError("of another version of mpi4jax: a communicator has no ranks")
+    if any(not 0 <= it["comm"] < len(dump["communicators"]) for it in dump["records"]):
+        raise ValueError("of another version of mpi4jax: a record has no communicator")
+    if file.name != f"rank{dump['rank']}.json":
+        raise ValueError(f"it is the dump of rank {dump['rank']}")
+    return dump
+
+
+def _time(folder: Path) -> float:
+    try:
+        return folder.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def load(directory: Path) -> tuple[dict[int, Dump], list[str]]:
     """The dumps in a directory by rank; or those in its newest subdirectory that has any.
 
     Each host of a job has a directory: those beside it, with another host's name, are of the job.
+
+    Returns:
+        the dumps, and what is wrong with files that are none.
 
     Raises:
         FileNotFoundError: there are none.
     """
     jobs = [*directory.glob("mpi4jax-*/*/"), *directory.glob("*/")]
-    folders = [directory, *sorted(jobs, key=lambda p: -p.stat().st_mtime)]
-    for folder in folders:
+    for folder in (directory, *sorted(jobs, key=_time, reverse=True)):
         files = sorted(folder.glob("rank*.json"))
-        if files:
-            if "+" in folder.name:
-                job, _, _ = folder.resolve().name.rpartition("+")
-                files = sorted(folder.resolve().parent.glob(f"{glob.escape(job)}+*/rank*.json"))
-            return {dump["rank"]: dump for dump in (json.loads(f.read_text()) for f in files)}
+        if not files:
+            continue
+        if "+" in folder.name:
+            job, _, _ = folder.resolve().name.rpartition("+")
+            files = sorted(folder.resolve().parent.glob(f"{glob.escape(job)}+*/rank*.json"))
+        dumps, wrong = {}, []
+        for file in files:
+            try:
+                dump = read(file)
+                dumps[dump["rank"]] = dump
+            except (ValueError, OSError) as error:
+                wrong.append(f"{file}: {error}")
+        return dumps, wrong
     raise FileNotFoundError(f"there are no dumps (rank*.json) in {directory}")
 
 
@@ -106,7 +171,7 @@ def divergences(dumps: dict[int, Dump]) -> list[tuple[float, str]]:
             by_signature: dict[tuple[Any, ...], list[int]] = {}
             for rank, record in records.items():
                 by_signature.setdefault(_signature(record), []).append(rank)
-            # Ranks that never came; not those whose recorder has forgotten.
+            # Ranks that never came, except those whose recorder may have overwritten the record.
             counts = {
                 rank: next(
                     c["collectives"] for c in dumps[rank]["communicators"] if _group(c) == group
@@ -164,13 +229,19 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m mpi4jax.report", description=(__doc__ or "").partition("\n")[0]
     )
-    parser.add_argument("directory", type=Path)
+    parser.add_argument("directory", type=Path, help="the one that the watchdog's report names")
     options = parser.parse_args(arguments)
     try:
-        print(report(load(options.directory)))
-    except FileNotFoundError as error:
+        dumps, wrong = load(options.directory)
+    except OSError as error:
         print(f"mpi4jax.report: {error}", file=sys.stderr)
         return 1
+    for words in wrong:
+        print(f"mpi4jax.report: left out: {words}", file=sys.stderr)
+    if not dumps:
+        print(f"mpi4jax.report: no file in {options.directory} is a dump", file=sys.stderr)
+        return 1
+    print(report(dumps))
     return 0
 
 

@@ -1,8 +1,8 @@
-"""Calls of ops, in functions that are traced or not.
+"""Calls of ops outside of any function that is traced.
 
 An eager op is compiled once for all communicators of a size, peers, tags, statuses and callers:
 they are in an operand, an int32 vector that the call reads (`Operand::Call` in
-`src/ops/call.rs`). On GPUs, where the host cannot read it, it is compiled once for each.
+`src/call/envelope.rs`). On GPUs, where the host cannot read it, it is compiled once for each.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Primitive
 from mpi4py import MPI
 
 from .. import _native
 from .._jax import compat
-from .._job.flush import started_here
-from .._op.comm import Status, unmade
-from .._op.packing import bind_trees, pack_arguments
+from .._job.flush import last, started_here
+from .._op.comm import Reduction, Status, unmade
+from .._op.packing import bind_trees, holds_numpy, leaf_paths, pack_arguments
+from .._op.primitive import OPERANDS
 from .._op.spec import OFFSET, PEERS, SPECS, Call, Params, Spec
 
 # Arguments of these types are arrays; others may be pytrees.
@@ -129,7 +129,7 @@ def run_program(
     Threads that call one compiled function with types that are new to it wait in JAX until the
     first of these calls has *ended*. That call may wait for another rank, which waits for one of
     the other threads, on another communicator. So the first call does nothing (`EagerCall::Compile`
-    in `src/call.rs`).
+    in `src/call/envelope.rs`).
 
     Args:
         make: makes the function of ``spec`` and ``p``, whose names have one order in all calls.
@@ -143,6 +143,7 @@ def run_program(
     key = (make, spec, *p.values(), *map(_type, args), *map(_type, after))
     program = PROGRAMS.get(key)
     if program is None:
+        _forget_freed(p.get("reduction"))
         program = make(spec, _with_defaults(spec, p))
         with jax.transfer_guard("allow"):
             nothing = jax.device_put(_NOTHING)
@@ -150,6 +151,14 @@ def run_program(
             program(*args, nothing, *after)
         PROGRAMS[key] = program
     return program(*args, operand, *after)
+
+
+def _forget_freed(reduction: Any) -> None:
+    """Forget the programs of reductions that were freed, where one of the user's is new."""
+    if isinstance(reduction, Reduction) and reduction.user:
+        for key in list(PROGRAMS):
+            if any(isinstance(part, Reduction) and part.is_freed for part in key):
+                PROGRAMS.pop(key, None)
 
 
 def run_without_operand(make: Make, spec: Spec, p: Params, args: Sequence[Any]) -> Any:
@@ -168,72 +177,59 @@ def _with_defaults(spec: Spec, p: Params) -> Params:
 
 
 def run(call: Call) -> Any:
-    """Run an op, in a function that is traced or not; its result, None if it has none."""
+    """Run an op at once; its result, None if it has none."""
     spec, p = SPECS[call.op], call.params
-    if not compat.trace_state_clean():
-        numbers = [*call.counts, *traced_peers(p)]
-        return bind_trees(spec, call.arrays, {**spec.defaults, **p}, numbers)
     started_here()
     args: Sequence[Any] = call.arrays
-    structure = None
+    leaves, structure = args, None
     if not _ARRAYS.issuperset(map(type, args)):
         # The structures of pytrees may not be comparable: none is a part of a key.
         trees = [jax.tree.flatten(tree) for tree in args]
-        if any(jax.ShapeDtypeStruct in map(type, leaves) for leaves, _ in trees):
-            # A compiled function takes none: it gets zeros, which are not read.
-            packed = pack_arguments(spec, args, p)
-            trees = [jax.tree.flatten(side.form.rebuild(side.leaves)) for side in packed]
-        args, structure = [leaves for leaves, _ in trees], trees[-1][1]
+        leaves = [leaf for each, _ in trees for leaf in each]
+        if jax.ShapeDtypeStruct in map(type, leaves):
+            # A compiled function takes no ShapeDtypeStruct: it gets zeros, which are not read.
+            messages = pack_arguments(spec, args, p)
+            trees = [jax.tree.flatten(each.tree_type.from_leaves(each.leaves)) for each in messages]
+        p = {**p, "leaves": tuple(map(leaf_paths, args, (s for _, s in trees)))}
+        args, structure = [each for each, _ in trees], trees[-1][1]
     run_it = run_program if _reads_operands() else run_without_operand
     try:
         out = run_it(_of_arguments, spec, dict(p), [*args, *call.counts])
     except TypeError:
-        # Raises an error that names the argument which is no array, if there is one.
+        # Raises an error that names an argument that is not an array.
         pack_arguments(spec, call.arrays, p)
         raise
     if structure is not None and spec.returns:
-        y, *counts = out if spec.is_ragged else (out,)
+        y, *counts = out if spec.is_ragged or p.get("env_out") else (out,)
         y = jax.tree.unflatten(structure, y)
         out = (y, *counts) if counts else y
-    return _ended(spec, p, out)
+    return _ended(spec, p, out, [*leaves, *call.counts])
 
 
-def _ended(spec: Spec, p: Params, out: Any) -> Any:
-    """Results; of what fills a status or makes a communicator, after its end."""
+def _ended(spec: Spec, p: Params, out: Any, operands: Sequence[Any]) -> Any:
+    """Results; of what fills a status, makes a communicator or reads arrays of NumPy's, after its
+    end: the caller may then refill them, as after MPI's blocking functions."""
     kind = unmade(spec.name, p)
-    if kind or p.get("status") is not None:
-        jax.block_until_ready(out)
+    if kind or p.get("status") is not None or holds_numpy(operands):
+        jax.block_until_ready(out if spec.returns else last())
     if kind:
         p["comm"].made.add(kind)
     return out
 
 
-def traced_peers(p: Params) -> list[Any]:
-    """The operand for the peers that are traced, if there are any."""
-    traced = [name for name in PEERS if isinstance(p.get(name), jax.core.Tracer)]
-    if not traced:
-        return []
-    numbers = jnp.stack([p[name] + OFFSET if name in traced else 0 for name in PEERS])
-    p.update(dict.fromkeys(traced), operand="given")
-    return [numbers]
-
-
 def take_peers(p: Params, numbers: list[Any]) -> None:
     """Put the peers of an operand like that, whose values are known, among the parameters."""
-    for known in numbers:
-        for name, number in zip(PEERS, np.asarray(known), strict=True):
+    for peers in numbers:
+        for name, number in zip(PEERS, np.asarray(peers), strict=True):
             if name in p and (number != 0 or p[name] is None):
                 p[name] = int(number) - OFFSET
 
 
-def implementation(
-    primitive: Primitive, split: Callable[..., Any], of: Spec | None = None
-) -> Callable[..., Any]:
+def implementation(primitive: Primitive, of: Spec | None = None) -> Callable[..., Any]:
     """What runs a primitive outside of any function that is traced: programs of its parameters.
 
     Args:
         primitive: of an op, or of all ops, one of which its parameter ``of`` names.
-        split: its operands, given parameters and operands: arrays, counts and numbers, token.
         of: the op, if it is that of one.
     """
 
@@ -251,10 +247,10 @@ def implementation(
         if of is not None and not _reads_operands():
             return run_without_operand(make, spec, p, args)
         started_here()
-        arrays, numbers, token = split(p, args)
+        arrays, numbers, token = OPERANDS[primitive](p, args)
         counts = numbers[: spec.is_ragged]
         take_peers(p, numbers[len(counts) :])
         out = run_program(make, spec, dict(sorted(p.items())), [*arrays, *counts], token)
-        return _ended(spec, p, out)
+        return _ended(spec, p, out, args)
 
     return run_primitive

@@ -12,20 +12,11 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, primitives
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
-from .._jax import compat
+from .._jax.functions import HOLDS, opened, with_functions
 from .._op.primitive import effect
 from .._op.spec import SPECS, op_of
-
-# Primitives that call one function with all their operands, and the parameter that holds it.
-CALLS = {
-    "closed_call": "call_jaxpr",
-    "custom_jvp_call": "call_jaxpr",
-    "custom_vjp_call": "call_jaxpr",
-    "jit": "jaxpr",
-    "remat2": "jaxpr",
-}
 
 
 def mark(closed: ClosedJaxpr, donated: Sequence[bool]) -> ClosedJaxpr:
@@ -58,7 +49,7 @@ class _Pass:
         kept.update(id(v) for v, free in zip(jaxpr.invars, ours, strict=True) if not free)
 
         def dead(v: Any) -> bool:
-            # Used once: of two uses, XLA does not see that the one before ends in time.
+            # Used once only: XLA does not see that an earlier use ends before this one.
             return not isinstance(v, Literal) and id(v) not in kept and uses[id(v)] == 1
 
         return jaxpr.replace(eqns=[self.eqn(e, [dead(v) for v in e.invars]) for e in jaxpr.eqns])
@@ -66,26 +57,21 @@ class _Pass:
     def eqn(self, eqn: Any, dead: list[bool]) -> Any:
         if effect not in eqn.effects:
             return eqn
-        name, p = eqn.primitive.name, eqn.params
-        op = op_of(eqn)
+        p, op, holds = eqn.params, op_of(eqn), HOLDS.get(eqn.primitive)
         if op is not None:
             in_place = SPECS[op].overwrites(p) and dead[0]
             return eqn.replace(params={**p, "in_place": True}) if in_place else eqn
-        if name == "cond":
-            # What goes into a branch, XLA copies there.
-            branches = [self.closed(b, [False] * len(b.in_avals)) for b in p["branches"]]
-            return eqn.replace(params={**p, "branches": tuple(branches)})
-        if name == "while":
-            # The condition's function leaves what it is given to the body.
-            free = [i >= p["body_nconsts"] for i in range(len(p["body_jaxpr"].in_avals))]
-            return eqn.replace(params={**p, "body_jaxpr": self.closed(p["body_jaxpr"], free)})
-        if eqn.primitive is primitives.scan_p:
-            consts, _ = compat.scan_counts(p)
-            free = [i >= consts for i in range(len(p["jaxpr"].in_avals))]
-            return eqn.replace(params={**p, "jaxpr": self.closed(p["jaxpr"], free)})
-        inner = p.get(CALLS.get(name, ""))
-        if isinstance(inner, ClosedJaxpr):
-            return eqn.replace(params={**p, CALLS[name]: self.closed(inner, dead)})
-        if isinstance(inner, Jaxpr):
-            return eqn.replace(params={**p, CALLS[name]: self.open(inner, dead)})
-        return eqn
+        if holds is None:
+            return eqn
+
+        def marked(function: Any) -> Any:
+            ours = dead if holds.is_call else [False] * len(opened(function).invars)
+            if holds.loop is not None:
+                constants, _ = holds.loop(p)
+                ours = [i >= constants for i in range(len(ours))]
+            is_closed = isinstance(function, ClosedJaxpr)
+            return self.closed(function, ours) if is_closed else self.open(function, ours)
+
+        # Only the inner function under this key: XLA copies operands of branches.
+        new = with_functions({holds.key: p[holds.key]}, marked)
+        return eqn.replace(params={**p, **new})

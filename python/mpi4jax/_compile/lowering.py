@@ -19,14 +19,15 @@ from .. import _native
 from .._jax import compat
 from .._op import rows
 from .._op.comm import Comm, unmade
+from .._op.packing import words_of
 from .._op.plan import Plan, Result, plan_of
 from .._op.primitive import DTYPES, HIDDEN, effect, envelope, result_avals, split
-from .._op.spec import OFFSET, PEERS, SPECS, Params, Spec
+from .._op.spec import ASKED, OFFSET, PEERS, SPECS, Params, Spec, first_axes
 
-# What an operand says, in the words of `Operand` in `src/call.rs`.
-_OPERANDS: dict[str | None, str] = {"given": "peers", "recorded": "peers", "call": "call"}
+# Names of the values in an operand, as in `Operand` of `src/call/envelope.rs`.
+_OPERANDS: dict[str | None, str] = {"traced": "peers", "recorded": "peers", "call": "call"}
 
-# In the place of what an operand says: `Envelope::TRACED` in `src/call.rs`.
+# Placeholder for a value that is in an operand: `Envelope::TRACED` in `src/call/envelope.rs`.
 _TRACED = np.iinfo(np.int32).min
 
 Operand = tuple[Any, Any]  # a value of the compiler's, and its aval
@@ -52,8 +53,8 @@ def carrier(aval: Any, reduces: bool = False) -> Any:
     for floats of 8 bits: they are reduced as values of a wider type.
     """
     dtype = DTYPES[str(aval.dtype)]
-    wide = dtype["carrier"] or (dtype["reduced_as"] if reduces else None)
-    return ShapedArray(aval.shape, np.dtype(jnp.dtype(wide))) if wide else aval
+    wider = dtype["carrier"] or (dtype["reduced_as"] if reduces else None)
+    return ShapedArray(aval.shape, np.dtype(jnp.dtype(wider))) if wider else aval
 
 
 class Lowering:
@@ -63,6 +64,7 @@ class Lowering:
         self.ctx, self.spec, self.p, self.on_gpu = ctx, spec, p, on_gpu
         self.in_place = p.get("in_place", False)
         self.numbers: Operands = []
+        self.forms: Params | None = None
         if effect not in ctx.tokens_in.effects():
             raise NotImplementedError(f"{spec.name}: called {HIDDEN}")
         self.token = ctx.tokens_in.get(effect)
@@ -140,8 +142,8 @@ class Lowering:
         carried = [self.convert(operand, carrier(operand[1], reduces)) for operand in operands]
         carried += self.numbers
         wire = [carrier(aval, reduces) for aval in out]
-        learnt = envelope(self.spec, p)
-        outs = [*wire, *learnt]
+        envelopes = envelope(self.spec, p)
+        outs = [*wire, *envelopes]
         values = [value for value, _ in carried]
         if "parts" not in attrs:
             attrs |= self.parts(op, [*(aval for _, aval in operands), *out])
@@ -151,7 +153,7 @@ class Lowering:
         lower = jax.ffi.ffi_lowering(
             f"mpi4jax_{op}", has_side_effect=True, operand_output_aliases=aliases
         )
-        # Symbolic shapes are found when an exported program is called, though not beside a token.
+        # Symbolic shapes are resolved when an exported program is called, but not beside a token.
         fixed = all(isinstance(size, int) for aval in outs for size in aval.shape)
         ctx = self.ctx.replace(
             avals_in=[*(aval for _, aval in carried), compat.abstract_token],
@@ -166,8 +168,10 @@ class Lowering:
             (self.token,) = jax.ffi.ffi_lowering("mpi4jax_after")(ctx, *results)
         for i, (carried_aval, aval) in enumerate(zip(wire, out, strict=True)):
             results[i], _ = self.convert((results[i], carried_aval), aval)
-        if learnt and not self.spec.is_ragged:
-            results[-1] = self.local(lambda e: e + OFFSET, learnt[0], (results[-1], learnt[0]))
+        if envelopes and not self.spec.is_ragged:
+            results[-1] = self.local(
+                lambda e: e + OFFSET, envelopes[0], (results[-1], envelopes[0])
+            )
         return results
 
     def reduces(self, op: str | None) -> bool:
@@ -199,10 +203,12 @@ class Lowering:
             "reduction": p["reduction"].name if spec.has_reduction else None,
             "root": p["root"] if spec.has_root else None,
             "envelope": peers if spec.has_peer else None,
-            "envelope_result": p.get("env_out") or None,
+            "envelope_result": bool(p.get("env_out")) or None,
+            "may_be_short": p.get("env_out") == ASKED or None,
             "status": (status is not None and status.address) or None,
-            # An eager op is compiled for all its callers: an operand tells the line.
-            "line": None if p.get("eager") else _line(self.ctx),
+            "forms": self.forms,
+            # An eager op is compiled once for all callers, so the line is an operand.
+            "line": None if p.get("eager") else _line(self.ctx, p),
             **more,
         }
         return json.dumps({name: x for name, x in fields.items() if x is not None}, default=int)
@@ -210,10 +216,10 @@ class Lowering:
     def use_numbers(self, numbers: Operand) -> None:
         """Let the operand say who a message goes to and comes from, or what the counts are."""
         if not self.spec.is_ragged and self.p["operand"] != "call":
-            known = [self.p.get(name) for name in PEERS]
-            unset = np.array([-OFFSET if value is None else value for value in known], np.int32)
-            peers = self.local(lambda n: jnp.where(n == 0, unset, n - OFFSET), numbers[1], numbers)
-            numbers = (peers, numbers[1])
+            peers = [self.p.get(name) for name in PEERS]
+            unset = np.array([-OFFSET if value is None else value for value in peers], np.int32)
+            values = self.local(lambda n: jnp.where(n == 0, unset, n - OFFSET), numbers[1], numbers)
+            numbers = (values, numbers[1])
         self.numbers.append(numbers)
 
     def finish(self) -> None:
@@ -255,12 +261,14 @@ def _parts(p: Params, aval: Any) -> Params:
     return {"sends": elements(sends), "receives": elements(receives)}
 
 
-def _line(ctx: mlir.LoweringRuleContext) -> str | None:
+def _line(ctx: mlir.LoweringRuleContext, p: Params) -> str | None:
     """The name of the user's line, by which the native module knows it in this process.
 
     Not the line itself: a program whose lines have moved is the same, for JAX's compilation cache.
     """
     function, line = compat.user_place(ctx)
+    if line and p.get("spmd"):
+        line += " (shard_map of equal blocks)"
     return _native.name_line(function, line) if line else None
 
 
@@ -284,6 +292,18 @@ def _check_exportable(op: str, p: Params) -> None:
         )
 
 
+def forms_of(spec: Spec, p: Params, avals: Avals) -> Params | None:
+    """What the ranks compare of operands besides their bytes: `Forms` in `src/ops/forms.rs`.
+
+    That of a collective is the shape of an array, too. The two ends of a message may have other
+    shapes, and blocks of a grid do.
+    """
+    sent, received = p.get("tree", ("", ""))
+    if not sent and avals and not spec.has_peer and not spec.has_blocks:
+        sent = words_of([""], [avals[0].shape[int(first_axes(spec, p)[0] is not None) :]])
+    return {"sent": sent, "received": received} if sent or received else None
+
+
 def lowering(
     spec: Spec, on_gpu: bool, ctx: mlir.LoweringRuleContext, *args: Any, **p: Any
 ) -> list[Any]:
@@ -292,6 +312,7 @@ def lowering(
     low = Lowering(ctx, spec, p, on_gpu)
     for operand in numbers:
         low.use_numbers(operand)
+    low.forms = forms_of(spec, p, [aval for _, aval in arrays])
     out = result_avals(spec, p, [aval for _, aval in arrays])
     if spec.lower is not None:
         results = spec.lower(low, arrays, out)

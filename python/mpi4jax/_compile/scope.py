@@ -9,8 +9,7 @@ module, where there is nothing on the same level that it could be reordered with
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -18,14 +17,16 @@ from jax.extend.core import ClosedJaxpr, Primitive
 from jax.extend.mlir.dialects import stablehlo
 from jax.interpreters import mlir
 
-from .._check.misuse import check_uses
-from .._check.replicated import warn_of_missing_pvary
-from .._jax import compat
+from .._check.missing_pvary import warn_of_missing_pvary
+from .._check.misuse import warn_of_unused_results
+from .._jax import compat, one_order
 from .._jax.token_calls import widen
 from .._job.flush import started_here
 from .._op.primitive import HIDDEN, effect
 from . import in_place
 from .lowering import lowered
+
+one_order.share(effect)
 
 scope_p = Primitive("mpi4jax")
 scope_p.multiple_results = True
@@ -64,9 +65,14 @@ def _scoped(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
     return ClosedJaxpr(scoped.jaxpr.replace(debug_info=jaxpr.jaxpr.debug_info), scoped.consts)
 
 
+# Of each function that JAX is about to lower, and that communicates: they warn, or raise an error.
+# `_requests` has one, too.
+CHECKS: list[Callable[[ClosedJaxpr], None]] = [warn_of_unused_results, warn_of_missing_pvary]
+
 SEVERAL_DEVICES = (
     "mpi4jax: a function that communicates must run on one device, got several; start one rank "
-    "for each device, and put the arrays of each rank on its device"
+    "for each device, and put the arrays of each rank on its device (of a global array of "
+    "jax.distributed, the rank's part is x.addressable_data(0))"
 )
 
 
@@ -76,8 +82,8 @@ def _hide(jaxpr: ClosedJaxpr, donated: Sequence[bool], for_export: bool) -> Clos
         return jaxpr
     started_here()
     lowered.makes = []
-    check_uses(jaxpr)
-    warn_of_missing_pvary(jaxpr)
+    for check in CHECKS:
+        check(jaxpr)
     # An exported function shows its effect where it is called. Refs are replaced by JAX below
     # here, outside of scopes only. Programs of several devices are ordered by runtime tokens alone.
     if for_export or compat.has_refs(jaxpr) or jax.local_device_count() > 1:
@@ -97,8 +103,7 @@ def _finish(computation: Any) -> None:
 
 
 if not compat.replace_lowered(effect, _hide, _finish, SEVERAL_DEVICES, f"mpi4jax: called {HIDDEN}"):
-    logging.getLogger("mpi4jax").warning(
-        "JAX %s is newer than this mpi4jax supports: compiled functions that communicate give "
-        "correct results, and each call takes about 100 us longer",
-        jax.__version__,
+    compat.warn_of_changed_jax(
+        "compiled functions that communicate give correct results, and each call takes about 100 "
+        "us longer"
     )

@@ -26,26 +26,18 @@ from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun, primitives
 from jax.interpreters import ad, batching, mlir
 
 from .._jax import compat, traces
-from .._op.primitive import (
-    PRIMITIVES,
-    TOKEN,
-    effect,
-    has_derivative,
-    split,
-    split_start,
-    split_wait,
-    start_p,
-    wait_p,
-)
-from .._op.spec import SPECS
+from .._jax.functions import HOLDS, inner_jaxprs, opened
+from .._op.primitive import OPERANDS, TOKEN, effect, has_derivative
+from .custom_rules import note_differentiated_ops
 from .tracing import (
-    left_to_jax,
-    note_communication,
+    depend_on,
+    eqn_needs_token,
+    needs_token,
     perturbed,
     remember_token,
     rewrite_equations,
+    rewriting,
     seed_p,
-    tie,
     token_of,
 )
 
@@ -88,27 +80,24 @@ def _rule_exit(params: dict[str, Any], token: Any, args: Sequence[Any]) -> tuple
 Threaded = tuple[Any, list[Any]]
 
 
-def _open(jaxpr: Any) -> tuple[Any, Sequence[Any]]:
-    return (jaxpr.jaxpr, jaxpr.consts) if isinstance(jaxpr, ClosedJaxpr) else (jaxpr, ())
-
-
 def _thread(jaxpr: Any) -> Callable[..., Threaded]:
     """The function of a jaxpr, with a token as first argument and first result."""
-    jaxpr, consts = _open(jaxpr)
+    consts, jaxpr = getattr(jaxpr, "consts", ()), opened(jaxpr)
 
     def run(token: Any, *args: Any) -> Threaded:
         def step(eqn: Any, ins: list[Any]) -> Sequence[Any]:
             nonlocal token
-            communicates = effect in eqn.effects
-            if communicates and eqn.primitive in RULES:
-                token, outs = RULES[eqn.primitive](eqn.params, token, ins)
+            communicates = effect in eqn.effects and eqn_needs_token(eqn)
+            rule = _rule_of(eqn.primitive, eqn.params) if communicates else None
+            if rule is not None:
+                token, outs = rule(eqn.params, token, ins)
                 return outs
             if communicates and eqn.primitive in _CUSTOM_DERIVATIVES:
                 n = eqn.params["num_consts"]  # closed over, so not differentiated
                 only_first = eqn.primitive is primitives.custom_vjp_call_p
-                ins = [*ins[:n], *tie(token, ins[n:], only_first)]
+                ins = [*ins[:n], *depend_on(token, ins[n:], only_first)]
             elif communicates and eqn.primitive is not primitives.custom_lin_p:
-                raise _no_rule(eqn.primitive, eqn.params)
+                raise _no_rule(eqn.primitive.name, eqn.params)
             return compat.bind_with(eqn.primitive, eqn.params, ins)
 
         token = entry_p.bind(token)
@@ -118,16 +107,16 @@ def _thread(jaxpr: Any) -> Callable[..., Threaded]:
     return run
 
 
-def _rule_op(primitive: Primitive, split: Callable[..., Any]) -> Callable[..., Threaded]:
+def _rule_op(primitive: Primitive) -> Callable[..., Threaded]:
     def rule(params: dict[str, Any], token: Any, args: Sequence[Any]) -> Threaded:
-        arrays, env, own = split(params, args)
+        arrays, env, own = OPERANDS[primitive](params, args)
         *out, token = primitive.bind(*arrays, *env, token, **{**params, "threaded": True})
         return token, [*out, *(token for _ in own)]
 
     return rule
 
 
-# Threaded functions by those that they were made of, of which they keep nothing alive.
+# Cache from a function to its threaded version, which keeps no reference to the original.
 _threaded: weakref.WeakKeyDictionary[Any, Callable[..., Any]] = weakref.WeakKeyDictionary()
 
 
@@ -152,8 +141,9 @@ def _rule_jit(params: dict[str, Any], token: Any, args: Sequence[Any]) -> Thread
     return token, out
 
 
-def _rule_inline(key: str) -> Callable[..., Threaded]:
-    return lambda params, token, args: _thread(params[key])(token, *args)
+def _rule_closed_call(params: dict[str, Any], token: Any, args: Sequence[Any]) -> Threaded:
+    (jaxpr,) = HOLDS[primitives.closed_call_p].functions(params)
+    return _thread(jaxpr)(token, *args)
 
 
 def _rule_scan(params: dict[str, Any], token: Any, args: Sequence[Any]) -> Threaded:
@@ -180,7 +170,7 @@ def _rule_while(params: dict[str, Any], token: Any, args: Sequence[Any]) -> Thre
     a, b = params["cond_nconsts"], params["body_nconsts"]
     cond_consts, body_consts, init = args[:a], args[a : a + b], args[a + b :]
     cond, body = _thread(params["cond_jaxpr"]), _thread(params["body_jaxpr"])
-    batch = _open(params["cond_jaxpr"])[0].outvars[0].aval.shape
+    batch = opened(params["cond_jaxpr"]).outvars[0].aval.shape
 
     def again(token: Any, values: Sequence[Any]) -> Any:
         token, (predicate,) = cond(token, *cond_consts, *values)
@@ -226,38 +216,41 @@ def _rule_remat(params: dict[str, Any], token: Any, args: Sequence[Any]) -> Thre
         token, *out = compat.remat_p.bind(*consts, token, *args, **params)
     except AssertionError as error:  # JAX's, without words
         raise NotImplementedError(
-            "mpi4jax: JAX cannot linearize this jax.checkpoint, in which there are operations. Is "
-            "there a while_loop in it? Use jax.jvp, remove the checkpoint, or write the loop as a "
+            "mpi4jax: JAX cannot linearize this jax.checkpoint, because it contains operations, "
+            "probably in a while_loop; use jax.jvp, remove the checkpoint, or write the loop as a "
             "lax.scan"
         ) from error
     return exit_p.bind(token), out
 
 
 def _rule_linear_solve(params: dict[str, Any], token: Any, args: Sequence[Any]) -> Threaded:
-    # The solve is differentiated as a whole, by solving again. The matrix is tied as well: on a
+    # The solve is differentiated as a whole, by solving again. The matrix depends on it, too: on a
     # rank where it were not perturbed, a matvec that communicates would be left out.
-    return token, primitives.linear_solve_p.bind(*tie(token, args), **params)
+    return token, primitives.linear_solve_p.bind(*depend_on(token, args), **params)
+
+
+def _rule_root(params: dict[str, Any], token: Any, args: Sequence[Any]) -> Threaded:
+    """`jax.lax.custom_root`, a high-level primitive from JAX 0.12 on, and its linear map."""
+    # As for a linear solve, with the derivative of the function at the root by its constants.
+    root = params["_prim"]
+    function_consts = jax.tree.unflatten(root.in_tree, args)[2]
+    if not any(map(has_derivative, jax.tree.leaves(function_consts))):
+        raise _no_rule("custom_root", params)
+    return token, jax.tree.leaves(root(*jax.tree.unflatten(root.in_tree, depend_on(token, args))))
 
 
 def _rule_shard_map(params: dict[str, Any], token: Any, args: Sequence[Any]) -> Threaded:
-    # JAX differentiates what is inside by itself, if one operand is perturbed.
+    # JAX differentiates the inner function itself, if one operand is perturbed.
     if not any(map(has_derivative, args)):
-        raise _no_rule(compat.shard_map_p, params)
-    return token, compat.bind_with(compat.shard_map_p, params, tie(token, args))
+        raise _no_rule(compat.shard_map_p.name, params)
+    return token, compat.bind_with(compat.shard_map_p, params, depend_on(token, args))
 
 
-# What communicates by itself, and how its operands are told apart.
-_OPS: dict[Primitive, Callable[..., Any]] = {
-    **{primitive: functools.partial(split, SPECS[name]) for name, primitive in PRIMITIVES.items()},
-    start_p: split_start,
-    wait_p: split_wait,
-}
-
+# Of what does not communicate by itself.
 RULES: dict[Primitive, Callable[..., Threaded]] = {
-    **{primitive: _rule_op(primitive, split) for primitive, split in _OPS.items()},
     exit_p: _rule_exit,
     primitives.jit_p: _rule_jit,
-    primitives.closed_call_p: _rule_inline("call_jaxpr"),
+    primitives.closed_call_p: _rule_closed_call,
     primitives.scan_p: _rule_scan,
     primitives.while_p: _rule_while,
     primitives.cond_p: _rule_cond,
@@ -266,12 +259,22 @@ RULES: dict[Primitive, Callable[..., Threaded]] = {
     compat.shard_map_p: _rule_shard_map,
 }
 
+# High-level primitives share one JAX primitive, so their rules are found by class name.
+_HIGH_RULES = {"CustomRoot": _rule_root, "_RootLinearMap": _rule_root}
+
+
+def _rule_of(primitive: Primitive, params: dict[str, Any]) -> Callable[..., Threaded] | None:
+    if "_prim" in params:
+        return _HIGH_RULES.get(type(params["_prim"]).__name__)
+    return _rule_op(primitive) if primitive in OPERANDS else RULES.get(primitive)
+
+
 _CUSTOM_DERIVATIVES = {primitives.custom_jvp_call_p, primitives.custom_vjp_call_p}
 
 
-def _no_rule(primitive: Primitive, params: dict[str, Any]) -> NotImplementedError:
+def _no_rule(name: str, params: dict[str, Any]) -> NotImplementedError:
     """The error of an equation in which ops could be differentiated on some ranks only."""
-    name = type(params["_prim"]).__name__ if "_prim" in params else primitive.name
+    name = type(params["_prim"]).__name__ if "_prim" in params else name
     flags = {
         "RematTraced": "jax_remat3",
         "CustomVJPTraced": "jax_custom_vjp3",
@@ -286,13 +289,13 @@ def _no_rule(primitive: Primitive, params: dict[str, Any]) -> NotImplementedErro
 
 def _own_token(primitive: Primitive, params: dict[str, Any], args: Sequence[Any]) -> Any:
     """The token that an equation already has, or None."""
-    if primitive in _OPS:
-        return next(iter(_OPS[primitive](params, args)[2]), None)
-    for _, jaxpr in compat.inner_jaxprs(params):
-        first = _open(jaxpr)[0].eqns[:1]
+    if primitive in OPERANDS:
+        return next(iter(OPERANDS[primitive](params, args)[2]), None)
+    for _, jaxpr in inner_jaxprs(params):
+        first = opened(jaxpr).eqns[:1]
         if first and first[0].primitive is entry_p:
             # The arguments of the equation end with those of the jaxpr.
-            operands = _open(jaxpr)[0].invars
+            operands = opened(jaxpr).invars
             position = next((i for i, v in enumerate(operands) if v is first[0].invars[0]), None)
             if position is not None:
                 return args[len(args) - len(operands) + position]
@@ -300,25 +303,24 @@ def _own_token(primitive: Primitive, params: dict[str, Any], args: Sequence[Any]
 
 
 def _rewrite(trace: Any, primitive: Primitive, args: Sequence[Any], params: dict[str, Any]) -> Any:
-    # Below a `vmap` that is done, a batch of tokens is an array like any other.
+    # Once a `vmap` is done, its batch of tokens is an ordinary array.
     if primitive is entry_p and np.shape(args[0]) == () and perturbed(trace, args[0]):
         remember_token(trace, args[0])
-    inside = [jaxpr for _, jaxpr in compat.inner_jaxprs(params)]
+    inside = [jaxpr for _, jaxpr in inner_jaxprs(params)]
     inside += [params["_prim"]] if "_prim" in params else []  # a high-level one, of JAX 0.12
-    if primitive not in _OPS and not any(effect in x.effects for x in inside):
+    if params.get("spmd") or (primitive not in OPERANDS and not any(map(needs_token, inside))):
         return None
-    note_communication()
-    rule = RULES.get(primitive)
+    note_differentiated_ops()
+    rule = _rule_of(primitive, params)
     if rule is None:
-        raise _no_rule(primitive, params)
+        raise _no_rule(primitive.name, params)
     own = _own_token(primitive, params, args)
     if own is not None and perturbed(trace, own):
         return None
     token = token_of(trace)
     if token is None:
         return None
-    # A rule of an op binds it with the token, and stops above; the others bind what they are for.
-    with left_to_jax(trace, None if primitive in _OPS else primitive):
+    with rewriting(trace, primitive):
         token, out = rule(params, token, list(args))
     remember_token(trace, token)
     return out

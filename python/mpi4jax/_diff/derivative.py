@@ -15,7 +15,7 @@ import numpy as np
 from jax.interpreters import ad
 from mpi4py import MPI
 
-from .._check.replicated import compare_cotangents
+from .._check.cotangents import compare_cotangents
 from .._jax import compat
 from .._op.arguments import DERIVATIVE
 from .._op.primitive import bind, has_derivative, split
@@ -23,6 +23,7 @@ from .._op.spec import OFFSET, SPECS, Params, Spec, wildcard
 from .reductions import derivative_of_reduction
 
 
+@compat.allows_transfers  # of its own constants
 def jvp(spec: Spec, primals: Any, tangents: Any, **p: Any) -> tuple[list[Any], list[Any]]:
     """The forward derivative: an op on the values, and after it one on the tangents."""
     arrays, numbers, token = split(spec, p, primals)
@@ -38,10 +39,12 @@ def jvp(spec: Spec, primals: Any, tangents: Any, **p: Any) -> tuple[list[Any], l
     if wildcard(p) and p.get("operand") != "recorded":
         # The tangent's message must come from where the primal's came from, and its transpose
         # must go back there: the primal op records it.
-        y, envelope, *token_out = bind(spec, *arrays, *numbers, *token, **{**p, "env_out": True})
+        y, envelope, *token_out = bind(
+            spec, *arrays, *numbers, *token, **{**p, "env_out": p["env_out"] or True}
+        )
         results = [y, *([envelope] if p["env_out"] else []), *token_out]
         dest = [n[2:] for n in numbers] or [np.zeros(2, np.int32)]
-        numbers = [jnp.concatenate([envelope, *dest])]
+        numbers = [jnp.concatenate([envelope[:2], *dest])]
     else:
         results = bind(spec, *arrays, *numbers, *token, **p)
     if spec.is_ragged:
@@ -61,7 +64,7 @@ def jvp(spec: Spec, primals: Any, tangents: Any, **p: Any) -> tuple[list[Any], l
     if all(differentiable):
         out = bind(spec, *ts, *numbers, *token_tangent, **q)
     elif any(differentiable):
-        # Of a sendrecv only one side has a derivative (the other: integers).
+        # Only one side of this sendrecv has a derivative; the other is integers.
         name, t = ("send", ts[0]) if ts[0] is not None else ("recv", ts[1])
         out = bind(SPECS[name], t, *numbers, *token_tangent, **pick(name, q))
     else:
@@ -79,12 +82,15 @@ def _both_counts(p: Params, counts: Any, received: Any) -> Any:
 
 def pick(name: str, params: Params) -> Params:
     """The parameters of ``name`` among others'."""
-    names = SPECS[name].params | {"operand", "threaded"}
+    names = SPECS[name].params | {"operand", "threaded", "spmd"}
     return {k: v for k, v in params.items() if k in names}
 
 
+@compat.allows_transfers
 def transpose(spec: Spec, cotangents: Sequence[Any], *args: Any, **p: Any) -> list[Any]:
     """The backward derivative: an op on the cotangents."""
+    if p.get("spmd") and all(type(c) is ad.Zero for c in cotangents):
+        return [ad.Zero(x.aval) if ad.is_undefined_primal(x) else None for x in args]
     arrays, numbers, token = split(spec, p, args)
     cotangents = [ad.instantiate_zeros(c) for c in cotangents]
     p.pop("threaded", None)  # the token of the transpose does not come from _diff/ad.py
@@ -142,6 +148,7 @@ class ReversedMessage:
             "status": None,
             "env_out": False,
             "operand": operand and "recorded",
+            **({"spmd": True} if p.get("spmd") else {}),
         }
 
     def bind(self, name: str, *arrays: Any) -> Any:

@@ -23,7 +23,7 @@ as_sent_p = Primitive("mpi4jax_as_sent")
 as_sent_p.def_impl(lambda x: x)
 as_sent_p.def_abstract_eval(lambda x: x)
 batching.primitive_batchers[as_sent_p] = lambda args, dims: (as_sent_p.bind(*args), *dims)
-# What is compared has no derivative.
+# Operands of comparisons have no derivative.
 ad.primitive_jvps[as_sent_p] = lambda primals, _: (
     as_sent_p.bind(*primals),
     compat.zero_tangent(*primals),
@@ -50,7 +50,7 @@ class ReductionTangent:
         """An op with the parameters of this one, but the sum unless a reduction is given."""
         reduction = reduction or as_reduction(name, MPI.SUM)
         p = {**self.p, "reduction": reduction, "adjoint": False, **more}
-        names = SPECS[name].params | {"threaded"}
+        names = SPECS[name].params | {"threaded", "spmd"}
         y, *token[:] = bind(SPECS[name], v, *token, **{k: v for k, v in p.items() if k in names})
         return y
 

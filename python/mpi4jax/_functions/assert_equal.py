@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import zlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,17 +16,19 @@ from mpi4py import MPI
 from .._compile.lowering import carrier
 from .._jax import compat
 from .._job.job import rank_names
+from .._op.packing import as_arrays, leaf_paths, words_of
 from .._op.spec import T
 from ..ops.allgather import allgather
 from ..ops.allreduce import allreduce
 from ..ops.bcast import bcast
 
 _SHOWN = 3  # leaves that an error names
+_FORM = 200  # characters of what an error says of a tree
 _NOWHERE = np.iinfo(np.int32).max
 
 
 def assert_equal(x: T, *, comm: MPI.Intracomm | None = None) -> T:
-    """Raise an error on all ranks unless all of them have the same value.
+    """Raise an error on all ranks if they have different values.
 
     For what ought to be the same everywhere, as parameters of a model after a step. Compared are
     bits, so that 0.0 and -0.0 differ; a NaN is equal to any other one.
@@ -38,9 +41,10 @@ def assert_equal(x: T, *, comm: MPI.Intracomm | None = None) -> T:
         jax.Array, or pytree: ``x``, unchanged.
 
     Raises:
-        AssertionError: ranks have different values. It names the leaf, the first index where one of
-            them differs from rank 0, and all ranks' values there. From a compiled function it comes
-            as JAX's error of a callback, with these words, when something waits for it.
+        AssertionError: ranks have different values, or trees of other leaves. It names the leaf,
+            the first index where one of them differs from rank 0, and all ranks' values there. From
+            a compiled function it comes as JAX's error of a callback, with these words, when
+            something waits for it.
         TypeError: a wrong type of ``comm`` or dtype.
 
     Derivative:
@@ -52,15 +56,60 @@ def assert_equal(x: T, *, comm: MPI.Intracomm | None = None) -> T:
         >>> x = mpi4jax.assert_equal(mpi4jax.default_comm().rank) # doctest: +SKIP
         AssertionError: assert_equal: ranks have different values: rank 0 has 0, rank 1 has 1
 
-    It costs a broadcast of ``x`` and two messages of a few numbers. See also: :func:`bcast`,
+    It costs a broadcast of ``x`` and three messages of a few numbers. See also: :func:`bcast`,
     :func:`allgather`.
     """
-    y = jax.tree.map(jnp.asarray, x)
-    leaves = [
-        _Leaf(jax.tree_util.keystr(path), leaf)
-        for path, leaf in jax.tree_util.tree_flatten_with_path(y)[0]
-        if leaf.size
-    ]
+    arrays, structure = as_arrays("assert_equal", "x", x)
+    names = leaf_paths(x, structure)
+    leaves = [_Leaf(name, leaf) for name, leaf in zip(names, arrays, strict=True) if leaf.size]
+    compare = functools.partial(_compare_values, leaves, comm)
+    # Values with other shapes, or in another order, cannot be compared.
+    form = words_of(
+        [f"{name} {leaf.dtype}" for name, leaf in zip(names, arrays, strict=True)],
+        [leaf.shape for leaf in arrays],
+        _FORM,
+    ).encode()
+    digest = np.uint32(zlib.crc32(form))
+    least = allreduce(jnp.stack([digest, ~digest]), MPI.MIN, comm=comm)
+    differs = least[0] != ~least[1]
+    refuse = functools.partial(_compare_forms, form, comm)
+    if compat.trace_state_clean():
+        refuse() if differs else compare()
+    else:
+        lax.cond(differs, refuse, compare)
+    return jax.tree.unflatten(structure, arrays)  # type: ignore[no-any-return]
+
+
+def _compare_forms(form: bytes, comm: MPI.Intracomm | None) -> None:
+    mine = np.frombuffer(form[:_FORM].ljust(_FORM), np.uint8)
+    everyones = allgather(mine, comm=comm)
+    if compat.trace_state_clean():
+        _report_forms(everyones)
+    else:
+        jax.debug.callback(_report_forms, everyones)
+
+
+def _report_forms(everyones: Any) -> None:
+    """Raise the error, if there is one: under `vmap` it is called where there is none."""
+    found = [np.asarray(form).tobytes().decode(errors="replace").strip() for form in everyones]
+    if len(set(found)) > 1:
+        words = _by_rank(found)
+        raise AssertionError(f"assert_equal: ranks have different trees or shapes: {words}")
+
+
+def _by_rank(found: Sequence[str]) -> str:
+    """What the ranks have: `ranks 0-1 have 1.0, rank 2 has 2.0`."""
+    ranks: dict[str, list[int]] = {}
+    for rank, value in enumerate(found):
+        ranks.setdefault(value, []).append(rank)
+    each = (
+        f"{rank_names(who)} {'has' if len(who) == 1 else 'have'} {value}"
+        for value, who in ranks.items()
+    )
+    return ", ".join(each)
+
+
+def _compare_values(leaves: Sequence[_Leaf], comm: MPI.Intracomm | None) -> None:
     mine = [leaf.bits for leaf in leaves]
     root = bcast(mine, 0, comm=comm)
     # Of each leaf, the first element where any rank differs from rank 0.
@@ -75,7 +124,6 @@ def assert_equal(x: T, *, comm: MPI.Intracomm | None = None) -> T:
         differs = functools.reduce(jnp.minimum, first, _NOWHERE) < _NOWHERE
         say = functools.partial(jax.debug.callback, report)
         lax.cond(differs, say, lambda *_: None, first, values)
-    return y
 
 
 class _Leaf:
@@ -105,16 +153,10 @@ class _Leaf:
     def words(self, place: int, rows: np.ndarray[Any, Any]) -> str:
         """What the ranks have at a place: `['w'] at (0, 1): ranks 0-1 have 1.0, rank 2 has 2.0`."""
         index = tuple(int(i) for i in np.unravel_index(place, self.shape))
-        found: dict[str, list[int]] = {}
-        for rank, row in enumerate(rows):
-            shown = np.ascontiguousarray(row).view(self.dtype)
-            found.setdefault(str(shown[0] if shown.size == 1 else shown), []).append(rank)
-        each = (
-            f"{rank_names(ranks)} {'has' if len(ranks) == 1 else 'have'} {value}"
-            for value, ranks in found.items()
-        )
+        shown = [np.ascontiguousarray(row).view(self.dtype) for row in rows]
+        each = _by_rank([str(x[0] if x.size == 1 else x) for x in shown])
         where = [f"leaf {self.path}"] * bool(self.path) + [f"index {index}"] * bool(index)
-        return f"{' at '.join(where)}{': ' * bool(where)}{', '.join(each)}"
+        return f"{' at '.join(where)}{': ' * bool(where)}{each}"
 
 
 def _first_difference(a: jax.Array, b: jax.Array) -> jax.Array:

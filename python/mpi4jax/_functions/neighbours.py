@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 from mpi4py import MPI
 
-from .._call.eager import run
+from .._call.call import run
 from .._op.comm import Comm, as_comm
-from .._op.packing import zeros_like
+from .._op.packing import as_array, zeros_like
 from .._op.spec import SPECS, Call, T
 from .._requests.request import CompositeKind
 
@@ -130,7 +130,7 @@ def _prepare_alltoall(x: Any, comm: MPI.Intracomm) -> tuple[Call, CompositeKind]
     edges = _Edges(name, comm)
 
     def chosen(leaf: Any) -> Any:
-        leaf = jnp.asarray(leaf)
+        leaf = as_array(leaf)
         expected = len(edges.outs)
         if leaf.shape[:1] != (expected,):
             raise ValueError(
@@ -181,13 +181,13 @@ def _prepare_allgather(x: Any, comm: MPI.Intracomm) -> tuple[Call, CompositeKind
     edges = _Edges(name, comm)
 
     def repeated(leaf: Any) -> Any:
-        leaf = jnp.asarray(leaf)
+        leaf = as_array(leaf)
         return jnp.broadcast_to(leaf, (len(edges.sent), *leaf.shape))
 
     return _prepare(name, edges, jax.tree.map(repeated, x))
 
 
-# What each of these functions sends, and what it makes of what has come.
+# What each of these functions sends, and how it arranges the received blocks.
 PREPARE: dict[Callable[..., Any], Callable[..., tuple[Call, CompositeKind]]] = {
     neighbor_alltoall: _prepare_alltoall,
     neighbor_allgather: _prepare_allgather,

@@ -1,8 +1,4 @@
-"""The functions that start an operation: ``iallreduce`` and the others.
-
-They are made of the functions of `ops`, whose arguments they take: they start what those do, and
-return a :class:`Request`.
-"""
+"""How a function that starts an operation is made of the one that waits for its end."""
 
 from __future__ import annotations
 
@@ -10,50 +6,18 @@ import inspect
 from collections.abc import Callable
 from typing import Any, ParamSpec
 
-from .. import ops
+from .._op.other_names import check_keywords
 from .._op.spec import SPECS
-from .._requests.request import CompositeRequest, Request
+from .._requests.request import CompositeRequest, R, Request
 from .._requests.start import start
-from .._requests.wait import after, wait, waitall
 from . import neighbours
-
-__all__ = [
-    "Request",
-    "after",
-    "iallgather",
-    "iallgatherv",
-    "iallreduce",
-    "ialltoall",
-    "ialltoallv",
-    "ibarrier",
-    "ibcast",
-    "iexscan",
-    "igather",
-    "igatherv",
-    "ihalo_exchange",
-    "ineighbor_allgather",
-    "ineighbor_alltoall",
-    "ipermute",
-    "iragged_alltoall",
-    "irecv",
-    "ireduce",
-    "ireduce_scatter",
-    "ireduce_scatterv",
-    "iscan",
-    "iscatter",
-    "iscatterv",
-    "isend",
-    "isendrecv",
-    "wait",
-    "waitall",
-]
-
 
 P = ParamSpec("P")
 
 
-def _nonblocking(op: Callable[P, Any]) -> Callable[P, Request]:
-    """The function that starts what ``op`` does, with the same arguments but for a status."""
+def nonblocking(op: Callable[P, R]) -> Callable[P, Request[R]]:
+    """The function that starts what ``op`` does, with the same arguments but for a status, and
+    returns a :class:`Request`."""
     name = op.__name__
     made_of = neighbours.PREPARE.get(op)
     given = inspect.signature(op)
@@ -67,7 +31,8 @@ def _nonblocking(op: Callable[P, Any]) -> Callable[P, Request]:
         ]
     )
 
-    def call(*args: P.args, **kwargs: P.kwargs) -> Request:
+    def call(*args: P.args, **kwargs: P.kwargs) -> Request[R]:
+        check_keywords(f"i{name}", kwargs)
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
         if made_of is None:
@@ -85,7 +50,7 @@ def _nonblocking(op: Callable[P, Any]) -> Callable[P, Request]:
 def _documentation(op: Callable[..., Any]) -> str:
     name = op.__name__
     spec = SPECS.get(name)
-    # What has no function of MPI that starts it is made of messages.
+    # Operations without a non-blocking MPI function are made of messages.
     function = (spec and spec.started) or "MPI_Isend"
     line, *_ = (op.__doc__ or "").partition("\n")
     summary = line.partition(" (MPI_")[0].rstrip(".")
@@ -106,29 +71,3 @@ def _documentation(op: Callable[..., Any]) -> str:
 
     See also: :func:`{name}`, :func:`wait`, :func:`after`.
     """
-
-
-iallgather = _nonblocking(ops.allgather)
-iallgatherv = _nonblocking(ops.allgatherv)
-iallreduce = _nonblocking(ops.allreduce)
-ialltoall = _nonblocking(ops.alltoall)
-ialltoallv = _nonblocking(ops.alltoallv)
-ibarrier = _nonblocking(ops.barrier)
-ibcast = _nonblocking(ops.bcast)
-iexscan = _nonblocking(ops.exscan)
-igather = _nonblocking(ops.gather)
-igatherv = _nonblocking(ops.gatherv)
-ihalo_exchange = _nonblocking(ops.halo_exchange)
-ineighbor_allgather = _nonblocking(neighbours.neighbor_allgather)
-ineighbor_alltoall = _nonblocking(neighbours.neighbor_alltoall)
-ipermute = _nonblocking(ops.permute)
-iragged_alltoall = _nonblocking(ops.ragged_alltoall)
-irecv = _nonblocking(ops.recv)
-ireduce = _nonblocking(ops.reduce)
-ireduce_scatter = _nonblocking(ops.reduce_scatter)
-ireduce_scatterv = _nonblocking(ops.reduce_scatterv)
-iscan = _nonblocking(ops.scan)
-iscatter = _nonblocking(ops.scatter)
-iscatterv = _nonblocking(ops.scatterv)
-isend = _nonblocking(ops.send)
-isendrecv = _nonblocking(ops.sendrecv)

@@ -1,8 +1,8 @@
-"""pvary: the adjoint of allreduce."""
+"""pvary, the adjoint of allreduce; and ipvary, whose adjoint is an iallreduce."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import cast
 
 import jax
 import jax.numpy as jnp
@@ -10,13 +10,22 @@ import numpy as np
 from mpi4py import MPI
 
 from .._jax import compat
+from .._op import manual
 from .._op.comm import as_comm, as_reduction
-from .._op.packing import bind_trees
-from .._op.spec import SPECS
+from .._op.packing import as_array, bind_trees
+from .._op.spec import SPECS, Params, T
+from .._requests.request import Request
+from .._requests.start import begin
 
 
-def pvary(x: Any, *, comm: MPI.Intracomm | None = None) -> Any:
-    """Mark a value that is equal on all ranks as used differently by each: the identity.
+def _params(name: str, comm: MPI.Intracomm | None) -> Params:
+    """Those of the adjoint of an allreduce SUM."""
+    total = as_reduction(name, MPI.SUM)
+    return {"comm": as_comm(name, comm), "reduction": total, "adjoint": True}
+
+
+def pvary(x: T, *, comm: MPI.Intracomm | None = None) -> T:
+    """Mark a replicated value as used differently by each rank: the identity.
 
     The result of allreduce, allgather and bcast is one global value, with one cotangent. Where
     the ranks go on to use it differently, their cotangents differ, and the gradient needs their
@@ -31,19 +40,73 @@ def pvary(x: Any, *, comm: MPI.Intracomm | None = None) -> Any:
         ``x``.
 
     Example:
-        >>> import jax, jax.numpy as jnp, mpi4jax
+        >>> import jax, jax.numpy as jnp, mpi4jax.notoken as mpi4jax
         >>> comm = mpi4jax.default_comm()
         >>> f = lambda x: (comm.rank + 1) * mpi4jax.pvary(x)
         >>> float(jax.grad(f)(1.0)) == sum(range(1, comm.size + 1))
         True
     """
-    c, total = as_comm("pvary", comm), as_reduction("pvary", MPI.SUM)
-    leaves, tree = jax.tree.flatten(jax.tree.map(jnp.asarray, x))
-    # What has no derivative stays as it is.
+    p = _params("pvary", comm)
+    leaves, tree = jax.tree.flatten(jax.tree.map(as_array, x))
+    inside = [manual.pvary(p["comm"], leaf) for leaf in leaves]
+    if all(leaf is not None for leaf in inside):
+        return cast(T, jax.tree.unflatten(tree, inside))
+    # Leaves without a derivative are unchanged.
     varying = [i for i, leaf in enumerate(leaves) if jnp.issubdtype(leaf.dtype, np.inexact)]
     if varying and not compat.trace_state_clean():
-        p = {"comm": c, "reduction": total, "adjoint": True}
-        marked = bind_trees(SPECS["allreduce"], ([leaves[i] for i in varying],), p)
-        for i, leaf in zip(varying, marked, strict=True):
+        varied = bind_trees(SPECS["allreduce"], ([leaves[i] for i in varying],), p)
+        for i, leaf in zip(varying, varied, strict=True):
             leaves[i] = leaf
-    return jax.tree.unflatten(tree, leaves)
+    return cast(T, jax.tree.unflatten(tree, leaves))
+
+
+def ipvary(x: T, *, comm: MPI.Intracomm | None = None) -> Request[T]:
+    """Mark a value as :func:`pvary` does, and start the allreduce of the backward pass.
+
+    The forward pass sends nothing. In the backward pass, the transpose of ``wait`` starts an
+    :func:`iallreduce` of the cotangents, and that of ``ipvary`` waits for it. If each layer begins
+    with the ``wait`` for its parameters, a layer's gradients travel while those of the layers
+    before it are computed.
+
+    Args:
+        x: array, equal on all ranks, of any shape and of a floating-point or complex dtype; or a
+            pytree of such arrays, whose cotangents are added in one message of each dtype.
+        comm: communicator; by default a clone of ``COMM_WORLD``.
+
+    Returns:
+        Request: for :func:`wait`, whose result is ``x``. With ``wait(request, after=y)``, where
+        ``y`` is the layer's input, the cotangent of ``y`` is used once the iallreduce has started.
+
+    Raises:
+        TypeError: ``x`` has a leaf of another dtype.
+        NotImplementedError: inside of :func:`shard_map`, where JAX inserts ``pvary``.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, mpi4jax.notoken as mpi4jax
+        >>> comm = mpi4jax.default_comm()
+        >>> def loss(layers):
+        ...     y = jnp.float32(comm.rank + 1)
+        ...     for request in [mpi4jax.ipvary(w) for w in layers]:
+        ...         y = y * mpi4jax.wait(request, after=y)
+        ...     return mpi4jax.allreduce(y)
+        >>> gradients = jax.grad(loss)([jnp.float32(1), jnp.float32(2)])
+        >>> float(gradients[1]) == sum(range(1, comm.size + 1))
+        True
+
+    See also: :func:`pvary`, :func:`after`.
+    """
+    if manual.is_inside():
+        raise NotImplementedError(
+            "ipvary: inside of mpi4jax.shard_map, JAX inserts pvary itself; expected a call "
+            "outside of it, in a function of operations"
+        )
+    p = _params("ipvary", comm)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(x):
+        dtype = as_array(leaf).dtype
+        if not jnp.issubdtype(dtype, np.inexact):
+            where = f" at {jax.tree_util.keystr(path)}" if path else ""
+            raise TypeError(
+                f"ipvary: argument 'x' has dtype {dtype}{where}; expected floating-point or "
+                "complex numbers, which alone have derivatives"
+            )
+    return begin("allreduce", (x,), p)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from .._op.arguments import from_end
 from .._op.comm import Comm
+from .._op.packing import as_array
 from . import cart
 
 MODES = ("edge", "reflect")
@@ -51,18 +52,27 @@ def sides_of(op: str, comm: Comm, border: Any) -> list[tuple[Side, Side]]:
     return [(checked(below), checked(above)) for below, above in each]
 
 
-def filled(
+class Copy(NamedTuple):
+    """What ghost cells at the border are filled with: slices of a block, and a side."""
+
+    axis: int
+    ghosts: tuple[slice, ...]
+    side: Side
+    source: tuple[slice, ...]
+
+
+def _copies(
     op: str,
     comm: Comm,
-    x: Any,
+    shape: tuple[int, ...],
     axes: Sequence[int | None],
     widths: Sequence[tuple[int, int]],
     sides: Sequence[tuple[Side, Side]],
     corners: bool,
-) -> Any:
-    """Blocks whose ghost cells at the border of the grid are filled, one dimension after the other.
+) -> Iterator[Copy]:
+    """How a block of this shape is filled, one dimension after the other.
 
-    Without ``corners``, those beyond several axes are left.
+    Without ``corners``, ghost cells beyond several axes are left.
     """
     cut = [
         (axis, width, pair, not period and at == 0, not period and at == size - 1)
@@ -72,54 +82,78 @@ def filled(
         if axis is not None
     ]
     places, around = [axis for axis, *_ in cut], [width for _, width, *_ in cut]
-
-    def fill(leaf: Any) -> Any:
-        leaf = jnp.asarray(leaf)
-        ends = from_end(op, places, around, leaf.shape)
-        inner = [slice(None)] * leaf.ndim
-        for end, (low, high) in zip(ends, around, strict=True):
-            inner[-end] = slice(low, leaf.shape[-end] - high)
-        for end, (_, (low, high), (below, above), is_first, is_last) in zip(ends, cut, strict=True):
-            window = [slice(None)] * leaf.ndim if corners else [*inner]
-            first, behind = low, leaf.shape[-end] - high
-            if is_first and low and below is not None:
-                mirrored = slice(first + 1, first + low + 1)
-                source = slice(first, first + 1) if below == "edge" else mirrored
-                leaf = _put(op, leaf, window, -end, slice(0, low), below, source, inner)
-            if is_last and high and above is not None:
-                mirrored = slice(behind - high - 1, behind - 1)
-                source = slice(behind - 1, behind) if above == "edge" else mirrored
-                ghosts = slice(behind, behind + high)
-                leaf = _put(op, leaf, window, -end, ghosts, above, source, inner)
-        return leaf
-
-    return jax.tree.map(fill, x)
+    ends = from_end(op, places, around, shape)
+    inner = [slice(None)] * len(shape)
+    for end, (low, high) in zip(ends, around, strict=True):
+        inner[-end] = slice(low, shape[-end] - high)
+    for end, (_, (low, high), (below, above), is_first, is_last) in zip(ends, cut, strict=True):
+        window = [slice(None)] * len(shape) if corners else inner
+        first, behind = low, shape[-end] - high
+        if is_first and low and below is not None:
+            mirrored = slice(first + 1, first + low + 1)
+            source = slice(first, first + 1) if below == "edge" else mirrored
+            yield _copy(op, shape, window, -end, slice(0, low), below, source, inner)
+        if is_last and high and above is not None:
+            mirrored = slice(behind - high - 1, behind - 1)
+            source = slice(behind - 1, behind) if above == "edge" else mirrored
+            ghosts = slice(behind, behind + high)
+            yield _copy(op, shape, window, -end, ghosts, above, source, inner)
 
 
-def _put(
+def _copy(
     op: str,
-    leaf: jax.Array,
+    shape: tuple[int, ...],
     window: list[slice],
     axis: int,
     ghosts: slice,
     side: Side,
     source: slice,
     inner: list[slice],
-) -> jax.Array:
-    """A block whose ghost cells, of a window of it, are filled from its cells there."""
-
+) -> Copy:
     def along(part: slice) -> tuple[slice, ...]:
         parts = [*window]
         parts[axis] = part
         return tuple(parts)
 
-    if not isinstance(side, str):
-        return leaf.at[along(ghosts)].set(side)
-    if source.start < inner[axis].start or source.stop > inner[axis].stop:
+    is_copied = isinstance(side, str)
+    if is_copied and (source.start < inner[axis].start or source.stop > inner[axis].stop):
         raise ValueError(
-            f"{op}: argument 'x' of shape {leaf.shape} has "
-            f"{inner[axis].stop - inner[axis].start} inner cells along axis {axis}, too few for a "
-            f"border that is {side!r}; expected at least {source.stop - source.start + 1}"
+            f"{op}: argument 'x' of shape {shape} has "
+            f"{inner[axis].stop - inner[axis].start} inner cells along axis {axis}, too few for "
+            f"border={side!r}; expected at least {source.stop - source.start + 1}"
         )
-    cells = leaf[along(source)]
-    return leaf.at[along(ghosts)].set(jnp.flip(cells, axis) if side == "reflect" else cells)
+    return Copy(axis, along(ghosts), side, along(source))
+
+
+def filled(op: str, comm: Comm, x: Any, *how: Any) -> Any:
+    """Blocks whose ghost cells at the border of the grid are filled, as :func:`_copies` says."""
+
+    def fill(leaf: Any) -> Any:
+        leaf = as_array(leaf)
+        for axis, ghosts, side, source in _copies(op, comm, leaf.shape, *how):
+            value = side
+            if isinstance(side, str):
+                cells = leaf[source]
+                value = jnp.flip(cells, axis) if side == "reflect" else cells
+            leaf = leaf.at[ghosts].set(value)
+        return leaf
+
+    return jax.tree.map(fill, x)
+
+
+def added(op: str, comm: Comm, x: Any, *how: Any) -> Any:
+    """The transpose: blocks whose ghost cells at the border were added to the cells that they would
+    be filled with, and are zeros."""
+
+    def add(leaf: Any) -> Any:
+        leaf = as_array(leaf)
+        for axis, ghosts, side, source in reversed([*_copies(op, comm, leaf.shape, *how)]):
+            cells = leaf[ghosts]
+            leaf = leaf.at[ghosts].set(0)
+            if side == "reflect":
+                leaf = leaf.at[source].add(jnp.flip(cells, axis))
+            elif side == "edge":
+                leaf = leaf.at[source].add(cells.sum(axis, keepdims=True, dtype=cells.dtype))
+        return leaf
+
+    return jax.tree.map(add, x)

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 
 from .._op import rows
 from .._op.comm import Comm
-from .._op.packing import Form, exchanged_axes, pack_arguments
+from .._op.packing import TreeType, exchanged_axes, pack_arguments
 from .._op.spec import SPECS, Params
 from .._requests.request import CompositeKind, CompositeRequest, Request
 
@@ -34,7 +34,7 @@ Box = tuple[int, tuple[Cells, ...]]
 # The number of a leaf, its shape, and its exchanged axes, counted from the end.
 Leaf = tuple[int, tuple[int, ...], tuple[int, ...]]
 
-# The rank there, the number of the direction that the message is sent to, what of a block is in it.
+# Rank at the other end, number of the direction of the message, and the cells that it carries.
 Face = tuple[int, int, Box]
 
 
@@ -175,28 +175,34 @@ def message(found: Sequence[Face], comm: Comm) -> Message:
 class _Fill:
     """Puts what has come into the ghost cells."""
 
-    form: Form
+    tree_type: TreeType
     received: tuple[Message, ...]
 
     def __call__(self, results: list[Any], leaves: Sequence[Any]) -> Any:
         for message, cells in zip(self.received, results, strict=True):
             leaves = filled(message.boxes, leaves, cells)
-        return self.form.rebuild(leaves)
+        return self.tree_type.from_leaves(leaves)
 
 
-def start(start_op: Callable[..., Request], args: Sequence[Any], p: Params) -> CompositeRequest:
+def start(
+    start_op: Callable[..., Request[Any]], args: Sequence[Any], p: Params
+) -> CompositeRequest[Any]:
     """Start a halo exchange, as one `alltoallv` for each dtype."""
-    (given,) = pack_arguments(SPECS["halo_exchange"], args, p)
+    (blocks,) = pack_arguments(SPECS["halo_exchange"], args, p)
     requests, received = [], []
-    for leaves in given.groups.values():
+    for leaves in blocks.groups.values():
         shapes = [
-            (i, given.form.data[i][0], exchanged_axes("halo_exchange", given.form, i, p))
+            (
+                i,
+                blocks.tree_type.data[i][0],
+                exchanged_axes("halo_exchange", blocks.tree_type, i, p),
+            )
             for i in leaves
         ]
         goes, comes = (message(found, p["comm"]) for found in faces(shapes, p))
         sides = {"sends": goes.parts, "receives": comes.parts, "rows": (goes.size, comes.size)}
-        cells = packed(goes.boxes, given.leaves, given.leaves[leaves[0]])
+        cells = packed(goes.boxes, blocks.leaves, blocks.leaves[leaves[0]])
         requests.append(start_op("alltoallv", (cells,), {"comm": p["comm"], **sides}))
         received.append(comes)
-    kind = CompositeKind("halo_exchange", _Fill(given.form, tuple(received)))
-    return CompositeRequest([*requests, tuple(given.leaves)], kind)
+    kind = CompositeKind("halo_exchange", _Fill(blocks.tree_type, tuple(received)))
+    return CompositeRequest([*requests, tuple(blocks.leaves)], kind)

@@ -1,12 +1,14 @@
 """Everything that depends on JAX's version or on JAX's internals.
 
-Only this module and `_jax/traces.py` import from ``jax._src``. Supported: JAX 0.7 and newer.
+Only this room imports from ``jax._src``. Supported: JAX 0.7 and newer.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
+import logging
 import os
 import sys
 import warnings
@@ -15,6 +17,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax._src import core, effects, source_info_util
 from jax._src.array import ArrayImpl as ArrayImpl
 from jax._src.interpreters import pxla
@@ -71,12 +74,39 @@ def wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
     setattr(owner, name, wrapped)
 
 
+def allows_transfers(rule: Callable[..., Any]) -> Callable[..., Any]:
+    """Let a rule of ours put its own constants on a device under `jax.transfer_guard`.
+
+    The guard as a decorator would add a frame of `contextlib`, which looks like the user's.
+    """
+
+    @functools.wraps(rule)
+    def allowed(*args: Any, **kwargs: Any) -> Any:
+        with jax.transfer_guard("allow"):
+            return rule(*args, **kwargs)
+
+    return allowed
+
+
 def warn(words: str) -> None:
     """Warn at the line of the user's that has led here."""
     frame, level = sys._getframe(1), 2
     while frame.f_back is not None and frame.f_code.co_filename.startswith(NOT_THE_USERS):
         frame, level = frame.f_back, level + 1
     warnings.warn(words, stacklevel=level)
+
+
+_BRANCHING = {inspect.unwrap(f).__code__ for f in (jax.lax.cond, jax.lax.switch)}
+
+
+def in_branch() -> bool:
+    """Whether a branch of a `cond` or `switch` is being traced, which may never be taken."""
+    if trace_state_clean():
+        return False
+    frame: Any = sys._getframe(1)
+    while frame is not None and frame.f_code not in _BRANCHING:
+        frame = frame.f_back
+    return frame is not None
 
 
 def add_effect_type(effect: type[effects.Effect]) -> None:
@@ -153,6 +183,11 @@ def replace_lowered(
     def lower(original: Any, closed_jaxpr: Any, *args: Any, **kwargs: Any) -> Any:
         given = signature.bind(closed_jaxpr, *args, **kwargs).arguments
         donated, for_export = given["donated_invars"], given["lowering_parameters"].for_export
+        if effect in closed_jaxpr.effects and not for_export:
+            # JAX refuses functions with the effect, which is hidden in processes with one device.
+            shardings = (*given["in_shardings"], *given["out_shardings"])
+            if any(getattr(sharding, "num_devices", 1) > 1 for sharding in shardings):
+                raise ValueError(refusal)
         try:
             lowered = original(replace(closed_jaxpr, donated, for_export), *args, **kwargs)
         except ValueError as error:
@@ -173,25 +208,55 @@ def replace_lowered(
 
 def wait_for_first_call(computation: Any, ended: Callable[[], None]) -> None:
     """Have the first call of a lowered function wait for its results, and then call ``ended``."""
-    kind: Any = getattr(pxla, "ExecuteReplicated", ())
 
     def compiled(compile: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         executable = compile(*args, **kwargs)
-        if isinstance(executable.unsafe_call, kind):
-
-            class FirstCall(kind):
-                __slots__ = ()
-
-                def __call__(self, *args: Any) -> Any:
-                    self.__class__ = kind
-                    out = jax.block_until_ready(self(*args))
-                    ended()
-                    return out
-
-            executable.unsafe_call.__class__ = FirstCall
+        with unless_changed(WITHOUT_FIRST_CALLS):
+            _wait_once(executable.unsafe_call, ended)
         return executable
 
-    wrap(computation, "compile", compiled)
+    with unless_changed(WITHOUT_FIRST_CALLS):
+        wrap(computation, "compile", compiled)
+
+
+def _wait_once(call: Any, ended: Callable[[], None]) -> None:
+    kind: Any = pxla.ExecuteReplicated
+    if not isinstance(call, kind):
+        raise TypeError
+
+    class FirstCall(kind):
+        __slots__ = ()
+
+        def __call__(self, *args: Any) -> Any:
+            self.__class__ = kind
+            out = jax.block_until_ready(self(*args))
+            ended()
+            return out
+
+    call.__class__ = FirstCall
+
+
+WITHOUT_FIRST_CALLS = (
+    "the first call of a compiled function does not wait for the communicator that it makes; with "
+    "Open MPI, a program that makes another one meanwhile may deadlock; call mpi4jax.flush() before"
+)
+
+
+@contextlib.contextmanager
+def unless_changed(without: str) -> Iterator[None]:
+    """Context: without what of JAX's is touched in it, a warning says what is lost."""
+    try:
+        yield
+    except (AttributeError, TypeError):
+        warn_of_changed_jax(without)
+
+
+@functools.cache  # once
+def warn_of_changed_jax(without: str) -> None:
+    """Log what is lost because a later JAX does something else inside."""
+    logging.getLogger("mpi4jax").warning(
+        "JAX %s is newer than this mpi4jax supports: %s", jax.__version__, without
+    )
 
 
 def on_effects_barrier(wait: Callable[[], None]) -> None:
@@ -293,15 +358,32 @@ def array_type(shape: tuple[int, ...], arrays: Sequence[Any]) -> ShapedArray:
     """
     like = arrays[-1]
     varying: frozenset[Any] = frozenset().union(*map(varying_axes, arrays))
-    # Constants have no mesh. Along the axes of one that has, ops are given arrays that are whole.
+    # Constants have no mesh. Along the mesh axes of other values, ops get unsharded arrays.
     sharding = next((x.sharding for x in arrays if not x.sharding.mesh.empty), like.sharding)
     if shape != like.shape or sharding is not like.sharding:
         sharding = NamedSharding(sharding.mesh, PartitionSpec(*(None for _ in shape)))
-    if hasattr(like, "manual_axis_type"):  # from 0.11
-        changes = {"manual_axis_type": like.manual_axis_type.update(varying=varying)}
-    else:
-        changes = {"vma": varying}
-    return like.update(shape=shape, weak_type=False, sharding=sharding, **changes)
+    like = like.update(shape=shape, weak_type=False, sharding=sharding)
+    return varying_type(like, add=varying)
+
+
+def varying_type(
+    aval: Any, add: frozenset[Any] = frozenset(), remove: frozenset[Any] = frozenset()
+) -> Any:
+    """The type of a value that varies over other manual axes."""
+    varying = (varying_axes(aval) | add) - remove
+    if hasattr(aval, "manual_axis_type"):  # from 0.11
+        return aval.update(manual_axis_type=aval.manual_axis_type.update(varying=varying))
+    return aval.update(vma=varying)
+
+
+def vary_over(x: Any, axes: Any) -> Any:
+    """``x``, which varies over these manual axes, too."""
+    axes = tuple(axes - varying_axes(jax.typeof(x)))
+    if not axes:
+        return x
+    if hasattr(jax.lax, "pcast"):  # from 0.8
+        return jax.lax.pcast(x, axes, to="varying")
+    return jax.lax.pvary(x, axes)  # type: ignore[attr-defined]
 
 
 def vary_as(x: Any, aval: Any) -> Any:
@@ -309,12 +391,7 @@ def vary_as(x: Any, aval: Any) -> Any:
     given, required = varying_axes(jax.typeof(x)), varying_axes(aval)
     if given - required:
         x = jax.lax.psum(x, tuple(given - required))  # the transpose of what made it vary
-    if required - given:
-        axes = tuple(required - given)
-        if hasattr(jax.lax, "pcast"):  # from 0.8
-            return jax.lax.pcast(x, axes, to="varying")
-        return jax.lax.pvary(x, axes)  # type: ignore[attr-defined]
-    return x
+    return vary_over(x, required)
 
 
 def scan_counts(params: dict[str, Any]) -> tuple[int, int]:
@@ -351,15 +428,6 @@ def _line(traceback: Any) -> str:
     return f"{os.path.basename(frame.file_name)}:{frame.start_line}" if frame else ""
 
 
-def inner_jaxprs(params: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The functions inside an equation, open or closed, by the names of their parameters."""
-    for name, value in params.items():
-        several = isinstance(value, (tuple, list))
-        for i, v in enumerate(value if several else (value,)):
-            if isinstance(v, (ClosedJaxpr, Jaxpr)):
-                yield f"{name}[{i}]" if several else name, v
-
-
 def close_constants(jaxpr: ClosedJaxpr) -> tuple[ClosedJaxpr, list[Any]]:
     """A jaxpr whose constants are its first arguments, and the constants."""
     opened = jaxpr.jaxpr
@@ -369,3 +437,15 @@ def close_constants(jaxpr: ClosedJaxpr) -> tuple[ClosedJaxpr, list[Any]]:
         names = (*("" for _ in jaxpr.consts), *names)
     opened = opened.replace(constvars=[], invars=invars, debug_info=info._replace(arg_names=names))
     return ClosedJaxpr(opened, ()), list(jaxpr.consts)
+
+
+def float0_zeros(shape: tuple[int, ...]) -> Any:
+    """The cotangent of integers."""
+    return np.zeros(shape, jax.dtypes.float0)
+
+
+def instantiate(x: Any) -> Any:
+    """A value where a symbolic zero may be."""
+    if type(x) is ad.Zero:
+        return ad.instantiate_zeros(x)
+    return x

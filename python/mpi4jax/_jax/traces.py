@@ -14,10 +14,10 @@ from jax._src.interpreters import ad as _ad, partial_eval as pe
 from jax.api_util import debug_info
 from jax.core import AbstractValue, Tracer
 from jax.extend import linear_util as lu
-from jax.extend.core import ClosedJaxpr
+from jax.extend.core import ClosedJaxpr, Literal, Primitive
 from jax.interpreters import ad, partial_eval as public_pe
 
-from .compat import wrap
+from .compat import unless_changed, wrap
 
 _DIFFERENTIATING = (ad.JVPTrace, _ad.LinearizeTrace)
 _TRACERS = {ad.JVPTrace: ad.JVPTracer, _ad.LinearizeTrace: _ad.LinearizeTracer}
@@ -88,37 +88,46 @@ def on_perturbed(handle: Callable[[Any, Any, Any], None]) -> None:
         wrap(tracer, "__init__", init)
 
 
-def on_custom_derivative(handle: Callable[..., Sequence[Any]]) -> None:
-    """Have ``handle(trace, primitive, args, fun, rules, symbolic_zeros)`` give the arguments of a
-    function with a derivative rule of the user's, which does not come by :func:`on_equation`.
+def on_custom_derivative(handle: Callable[..., Any]) -> None:
+    """Have ``handle(bind, trace, primitive, args, fun, rules, symbolic_zeros)`` give the results of
+    a function with a derivative rule of the user's, which does not come by :func:`on_equation`.
+
+    ``bind(args)`` gives those that JAX finds for these arguments.
     """
 
     def process(
         original: Any, self: Any, primitive: Any, fun: Any, *rest: Any, **params: Any
     ) -> Any:
         *rules, args = rest
-        args = handle(self, primitive, args, fun, rules, params["symbolic_zeros"])
-        return original(self, primitive, fun, *rules, args, **params)
+
+        def bind(args: Sequence[Any]) -> Any:
+            return original(self, primitive, fun, *rules, args, **params)
+
+        return handle(bind, self, primitive, args, fun, rules, params["symbolic_zeros"])
 
     for trace in _DIFFERENTIATING:
         wrap(trace, "process_custom_jvp_call", process)
         wrap(trace, "process_custom_vjp_call", process)
 
 
-def on_shard_map(handle: Callable[..., Sequence[Any]]) -> None:
-    """Have ``handle(trace, args, fun, bind)`` give the arguments of a `jax.shard_map`.
+def on_shard_map(handle: Callable[..., Any]) -> None:
+    """Have ``handle(bind, trace, args, fun, equation)`` give the results of a `jax.shard_map`.
 
-    It does not come by :func:`on_equation`. ``bind(*args)`` is the equation, ``fun`` is in it.
+    It does not come by :func:`on_equation`. ``equation(*args)`` is it, with ``fun`` inside, in the
+    current trace; ``bind(args)`` gives the results that JAX finds for these arguments.
     """
 
     def process(
         original: Any, self: Any, primitive: Any, fun: Any, args: Any, **params: Any
     ) -> Any:
-        def bind(*args: Any) -> list[Any]:
+        def equation(*args: Any) -> list[Any]:
             trace = core.trace_ctx.trace
             return list(trace.process_shard_map(primitive, fun, args, **params))
 
-        return original(self, primitive, fun, handle(self, args, fun, bind), **params)
+        def bind(args: Sequence[Any]) -> Any:
+            return original(self, primitive, fun, args, **params)
+
+        return handle(bind, self, args, fun, equation)
 
     for trace in _DIFFERENTIATING:
         wrap(trace, "process_shard_map", process)
@@ -137,6 +146,43 @@ def on_linear_transpose(handle: Callable[[Any, Sequence[Any]], Any]) -> None:
         return original(fun, *args, **kwargs)
 
     wrap(pe, "trace_to_jaxpr_nounits", trace)
+
+
+def _forget(original: Any, ins: Any, outs: Any, handles: Any, *args: Any, **kwargs: Any) -> Any:
+    """Drop what a trace keeps of effects once its jaxpr is made: cycles, leaks to JAX's checker."""
+    jaxpr = original(ins, outs, handles, *args, **kwargs)
+    if isinstance(handles, list):
+        handles.clear()
+    return jaxpr
+
+
+wrap(pe, "tracers_to_jaxpr", _forget)
+
+
+def treat_as_pure(primitive: Primitive, when: Callable[[dict[str, Any]], Any]) -> None:
+    """Let JAX drop equations of ``primitive`` whose results nothing needs, and compute them again
+    for a backward pass where a `jax.checkpoint` says so, despite their effect: ``when(params)``.
+    """
+
+    def drop(used: Sequence[bool], *rest: Any) -> tuple[list[bool], Any]:
+        eqn = rest[-1]  # before it, from 0.12: which of the operands are live
+        keep = any(used) or not when(eqn.params)
+        return [keep] * len(eqn.invars), eqn if keep else None
+
+    def again(saveable: Any, unknown: Sequence[bool], there: Sequence[bool], eqn: Any) -> Any:
+        n = len(eqn.outvars)
+        missing = [
+            v for v, t in zip(eqn.invars, there, strict=True) if not (t or isinstance(v, Literal))
+        ]
+        if any(unknown):
+            return None, eqn, [True] * n, [True] * n, missing
+        policy = saveable(eqn.primitive, *(v.aval for v in eqn.invars), **eqn.params)
+        if not when(eqn.params) or not isinstance(pe.ensure_enum(policy), pe.RecomputeType):
+            return eqn, None, [False] * n, [False] * n, []
+        return eqn, eqn, [False] * n, [True] * n, missing
+
+    public_pe.dce_rules[primitive] = drop
+    public_pe.partial_eval_jaxpr_custom_rules[primitive] = again
 
 
 def trace_function(fun: lu.WrappedFun, args: Sequence[Any]) -> ClosedJaxpr:
@@ -168,21 +214,39 @@ def concrete(value: Any) -> Any:
 
 # ---- vmap
 
-_JACFWD = "mpi4jax: jacfwd"  # the name of the axis of its `vmap`
+# Names of the axes of such `vmap`s.
+_JACFWD, _PROGRAMS = "mpi4jax: jacfwd", "mpi4jax: tangents"
 
 
-def is_jacfwd(axis_data: Any) -> bool:
-    """Whether a `vmap` is that of `jax.jacfwd`: it batches tangents alone, and requires unbatched
-    primal results."""
-    return bool(axis_data.name == _JACFWD)
+def is_batched(value: Any) -> bool:
+    """Whether a value is batched by the `vmap` that is traced."""
+    return hasattr(getattr(value, "_trace", None), "axis_data")
 
 
-def _name_axis(original: Any, fun: Any, *args: Any, **kwargs: Any) -> Any:
-    # Nothing else in that module has primal results and, along the last axis, tangents.
-    out_axes = kwargs.get("out_axes")
-    if isinstance(out_axes, tuple) and out_axes[:2] == (None, -1):
-        kwargs["axis_name"] = _JACFWD
-    return original(fun, *args, **kwargs)
+def batches_tangents(axis_data: Any, tangents: bool = False) -> bool:
+    """Whether a `vmap` around a `jvp`, as that of `jax.jacfwd`, batches tangents alone: it requires
+    unbatched primal results.
+
+    One of a program's with such results may be around anything, also around messages to ranks with
+    another `vmap`: there, only if ``tangents`` are known to be batched.
+    """
+    return axis_data.name == _JACFWD or (tangents and axis_data.name == _PROGRAMS)
 
 
-wrap(api, "vmap", _name_axis)
+def name_axis_of_tangents(owner: Any, name: str) -> None:
+    """Give the axis of such a `vmap` a name, where ``owner`` has the function ``vmap``."""
+
+    def named(original: Any, fun: Any, *args: Any, **kwargs: Any) -> Any:
+        out_axes = kwargs.get("out_axes", args[1] if len(args) > 1 else 0)
+        of_pair = out_axes[:2] if isinstance(out_axes, tuple) else ()
+        is_free = kwargs.get("axis_name") is None and len(args) < 3
+        if is_free and len(of_pair) == 2 and of_pair[0] is None and isinstance(of_pair[1], int):
+            kwargs["axis_name"] = name
+        return original(fun, *args, **kwargs)
+
+    with unless_changed("jax.jacfwd of a function that communicates is an error"):
+        wrap(owner, "vmap", named)
+
+
+name_axis_of_tangents(api, _JACFWD)  # which `jax.jacfwd` calls
+name_axis_of_tangents(jax, _PROGRAMS)

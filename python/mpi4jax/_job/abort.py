@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import atexit
 import builtins
+import os
 import signal
 import sys
 import threading
@@ -25,13 +26,13 @@ from typing import Any, NoReturn
 
 from mpi4py import MPI
 
-from .. import _native
+from . import settings
 
 # A rank that fails has this long to end the job through MPI.
 _LAST_RESORT = 3.0
 # After an interrupt, the others have this long to say where they are.
 _INTERRUPT_GRACE = 1.0
-# After sys.exit, the others have this long to come to their own end.
+# After sys.exit, the other ranks have this long to end by themselves.
 _EXIT_GRACE = 1.0
 
 _OPT_OUT = "(MPI4JAX_ABORT=0: it does not)"
@@ -53,14 +54,28 @@ def _flush() -> None:
             stream.flush()
 
 
+def _abort_after(seconds: float, code: int) -> None:
+    """End the job, unless this process has ended by itself after so many seconds."""
+
+    def end() -> None:
+        time.sleep(seconds)
+        os._exit(code)
+
+    if native := sys.modules.get("mpi4jax._native"):
+        native.abort_after(seconds, code)
+    else:  # the import has failed before that
+        threading.Thread(target=end, daemon=True).start()
+
+
 def _abort(code: int) -> None:
     _flush()
-    _native.abort_after(_LAST_RESORT, code)
+    _abort_after(_LAST_RESORT, code)
     if MPI.Is_initialized() and not MPI.Is_finalized():
         MPI.COMM_WORLD.Abort(code)
 
 
-def _say(words: str) -> None:
+def say(words: str) -> None:
+    """Print a line with this rank."""
     if sys.stderr is not None:
         rank = "" if MPI.Is_finalized() else f"r{MPI.COMM_WORLD.rank} | "
         sys.stderr.write(f"{rank}mpi4jax: {words}\n")
@@ -76,7 +91,7 @@ def _say_exception(where: str, exception: Any) -> None:
     if exception is not None:
         words += "\n" + "".join(traceback.format_exception(*exception)).rstrip()
     _flush()
-    _say(words)
+    say(words)
 
 
 def _say_interrupt(trace: TracebackType | None) -> None:
@@ -85,7 +100,7 @@ def _say_interrupt(trace: TracebackType | None) -> None:
     own = [f for f in frames if "/site-packages/" not in f.filename and "<" not in f.filename]
     where = "".join(f" at {f.filename}:{f.lineno} in {f.name}" for f in (own or frames)[-1:])
     _flush()
-    _say(f"KeyboardInterrupt{where} ends the job {_OPT_OUT}")
+    say(f"KeyboardInterrupt{where} ends the job {_OPT_OUT}")
 
 
 def _on_exception(
@@ -97,7 +112,7 @@ def _on_exception(
         _previous_hook(kind, value, trace)
     if own and issubclass(kind, KeyboardInterrupt):
         _say_interrupt(trace)
-        # Others may have been interrupted too, in operations. If they end first, all has been said.
+        # Other ranks may have been interrupted in operations, too, and report before they end.
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         time.sleep(_INTERRUPT_GRACE)
     elif ends_job:
@@ -150,15 +165,32 @@ def _quit(self: Any, code: Any = None) -> NoReturn:
 
 def _at_exit() -> None:
     if _exit_code and not _interactive():
-        _say(f"exit with status {_exit_code} on this rank ends the job {_OPT_OUT}")
+        say(f"exit with status {_exit_code} on this rank ends the job {_OPT_OUT}")
         _flush()
         # Ranks that end by themselves at the same time lose nothing of what they print.
-        _native.abort_after(_EXIT_GRACE, _exit_code & 0xFF or 1)
+        _abort_after(_EXIT_GRACE, _exit_code & 0xFF or 1)
+
+
+_installed = False
+
+
+def _is_wanted() -> bool:
+    """Also where a setting has a wrong value, which is an error later."""
+    runs = MPI.Is_initialized() and not MPI.Is_finalized()
+    asked = settings.get("MPI4JAX_ABORT").lower() not in settings.FALSE
+    return runs and MPI.COMM_WORLD.size > 1 and asked
 
 
 def install() -> None:
-    """Make errors of this rank end the job. Called when the package is imported."""
-    global _previous_hook, _previous_thread_hook
+    """Make errors of this rank end the job.
+
+    Called before all else of the package that may fail: a wrong setting, or a library that one
+    node lacks, leaves the others waiting as any error does.
+    """
+    global _installed, _previous_hook, _previous_thread_hook
+    if _installed or not _is_wanted():
+        return
+    _installed = True
     _previous_hook, sys.excepthook = sys.excepthook, _on_exception
     _previous_thread_hook, threading.excepthook = threading.excepthook, _on_thread_exception
     sys.exit = _exit
@@ -166,8 +198,18 @@ def install() -> None:
     if quitter.__name__ == "Quitter":
         quitter.__call__ = _quit  # type: ignore[method-assign,assignment]
     atexit.register(_at_exit)
+
+
+def complete() -> None:
+    """What :func:`install` cannot do yet. Called when the package has been imported."""
+    if not _installed:
+        return
+    # At exit, before handlers that wait for other ranks.
+    atexit.unregister(_at_exit)
+    atexit.register(_at_exit)
     if not _interactive():
-        _native.watch_signals(signal.getsignal(signal.SIGINT) is signal.default_int_handler)
+        is_pythons = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        sys.modules["mpi4jax._native"].watch_signals(is_pythons)
 
 
 def uninstall() -> None:

@@ -20,7 +20,7 @@ from .._jax import compat
 
 @jax.jit
 def _nothing(x: jax.Array) -> jax.Array:
-    # A copy, for which no kernel has to be compiled; JAX would not run what returns its argument.
+    # A copy needs no kernel, and JAX would not run a function that returns its argument.
     return jax.lax.optimization_barrier(x)
 
 
@@ -43,7 +43,7 @@ class _Thread:
 
 _threads = threading.local()
 _main = threading.main_thread().ident
-# What was under way when its thread ended.
+# Operations under way when their thread ended.
 _ended: list[jax.Array] = []
 
 
@@ -67,6 +67,7 @@ def finish() -> None:
     global _finished
     flush()
     _finished = True
+    _native.python_ends()
 
 
 def _wait() -> None:
@@ -82,7 +83,7 @@ def _wait() -> None:
 
 
 def flush() -> None:
-    """Wait until all operations that were started by this process have ended.
+    """Wait until all operations started by this process have ended.
 
     JAX runs ahead of Python: when a call returns, its communication may not have begun. Call this
     before you use the same communicator through mpi4py. It is called at exit, before

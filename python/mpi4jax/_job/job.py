@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from .. import _native
+from .._setup.transport import LOCAL_RANKS
 
 # Programs whose children are ranks. Between them and a rank there may be shells. A rank whose
 # parent was one of them ends with it.
@@ -86,14 +87,14 @@ def _launched() -> str:
     if name := env.get("PMIX_NAMESPACE"):
         if not _on_one_host():
             return name
-        # Launchers in containers, whose hosts and numbers may be the same, choose the same names.
-        # But the ranks of a host have one server, which has a port of its own.
+        # Launchers in containers may have equal host names and pids, and choose equal job names.
+        # But all ranks of a host have the same server, on a port that only it has.
         server = next((v for k, v in sorted(env.items()) if k.startswith("PMIX_SERVER_URI")), "")
         return f"{name}-{_digest(_boot(), server) if server else _space()}"
     slurm = "-".join(filter(None, (env.get("SLURM_JOB_ID"), env.get("SLURM_STEP_ID"))))
     pid, name = next(((p, n) for p, n in _ancestors() if n in LAUNCHERS), (0, ""))
     if name == "hydra_pmi_proxy":
-        # It may have started several jobs in one allocation of Slurm's.
+        # It may have started several jobs in one Slurm allocation.
         with contextlib.suppress(OSError):
             if options := _options(pid):
                 return "-".join(filter(None, ("hydra", slurm, options)))
@@ -106,7 +107,7 @@ def job(size: int) -> str:
     """A name that the processes of this job, of so many ranks, share."""
     name = _launched()
     if size == 1:
-        # Also a rank that no launcher has started, of which one shell may have many.
+        # Also for a rank without a launcher: one shell may start many.
         name = f"{name or os.uname().nodename}-{os.getpid()}-{_space()}"
     elif not name:
         # The processes of one host have one parent.
@@ -125,6 +126,55 @@ def _launcher() -> int:
         if process and process[1] == "prterun":
             return int(pid)
     return next((p for p, n in _ancestors() if n in LAUNCHERS), 0)
+
+
+# Launchers' variables for the number of processes and the rank of this one.
+_LAUNCHED = (
+    ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
+    ("PMIX_SIZE", "PMIX_RANK"),
+    ("PMI_SIZE", "PMI_RANK"),
+    ("MPI_LOCALNRANKS", "PMI_RANK"),
+    ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),
+    ("SLURM_NTASKS", "SLURM_PROCID"),
+    ("FLUX_JOB_SIZE", "FLUX_TASK_RANK"),
+    ("PALS_LOCAL_SIZE", "PALS_RANKID"),
+)
+
+
+def _number(name: str) -> int:
+    text = os.environ.get(name, "")
+    return int(text) if text.isdecimal() else -1
+
+
+def local_rank(default: int) -> int:
+    """The number of this process among those of its node, as far as the launcher says it."""
+    return next((n for n in map(_number, LOCAL_RANKS) if n >= 0), default)
+
+
+def told_ranks() -> tuple[int, str]:
+    """How many ranks the launcher says that it has started, at least, and in which variable."""
+    # The process of a batch script has the job's number of tasks too, but srun has not started it.
+    in_script = "SLURM_JOB_ID" in os.environ and "SLURM_STEP_ID" not in os.environ
+    told = [
+        max((_number(of_all), of_all), (_number(own) + 1, own))
+        for of_all, own in _LAUNCHED
+        if not (of_all == "SLURM_NTASKS" and in_script)
+    ]
+    return max(told)
+
+
+def missing_ranks(size: int) -> str:
+    """What is to be said where a launcher has started more ranks than MPI has, or ``""``."""
+    told, name = told_ranks()
+    # Only the process with number 0 reports it.
+    if told <= size or any(_number(own) > 0 for _, own in _LAUNCHED):
+        return ""
+    has = f"{size} ranks" if size > 1 else "1 rank"
+    return (
+        f"the launcher has started {told} ranks ({name}), but MPI has {has}: each is a job of its "
+        "own, and none communicates with another. The launcher belongs to another MPI than mpi4py "
+        "uses, or starts none (with Slurm: srun --mpi=list); python -m mpi4jax says which there is"
+    )
 
 
 def has_one_directory() -> bool:

@@ -11,7 +11,7 @@ import multiprocessing.util
 from collections.abc import Sequence
 from typing import Any
 
-# By which MPI libraries learn that they are a rank; not their settings (PMIX_MCA_...).
+# Variables that tell an MPI library its rank, but not its settings (PMIX_MCA_...).
 _PREFIXES = ("PMIX_", "PMI_", "OMPI_COMM_WORLD_", "OMPI_UNIVERSE_", "MPI_LOCAL")
 
 _FIRST = (

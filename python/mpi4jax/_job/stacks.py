@@ -30,7 +30,7 @@ def _answer(main: int) -> None:
 
 def start() -> None:
     """Answer from now on."""
-    # Where there is no thread to be had, reports say less, and all else works.
+    # If no thread can be started, reports lack Python's position; everything else works.
     with contextlib.suppress(RuntimeError):
-        # Not by `threading`: programs wait until its other threads have ended.
+        # Not a thread of `threading`, whose threads programs wait for.
         _thread.start_new_thread(_answer, (threading.main_thread().ident or 0,))

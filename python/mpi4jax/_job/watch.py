@@ -4,7 +4,7 @@
 Variable                  Default     Meaning
 ========================  ==========  =============================================================
 ``MPI4JAX_TIMEOUT``       0           seconds after which an operation counts as hung; 0: never
-``MPI4JAX_REPORT_AFTER``  30          seconds after which a line says what an operation waits for,
+``MPI4JAX_REPORT_AFTER``  30          seconds after which a warning says what is waited for,
                                       then at growing intervals; 0: never
 ``MPI4JAX_ON_TIMEOUT``    abort       ``abort`` ends the job where an operation hangs, ``continue``
                                       only reports
@@ -20,43 +20,22 @@ Variable                  Default     Meaning
 
 from __future__ import annotations
 
+import gc
 import math
-import os
 import signal
+import sys
 from pathlib import Path
 
+import jax
+import jaxlib
 from mpi4py import MPI
 
 from .. import _native
-from . import abort, job, pools, stacks
+from . import abort, job, pools, settings, stacks
 
 DEFAULT_REPORT_AFTER = 30.0
-
-_FALSE, _TRUE = ("", "0", "false", "off", "no"), ("1", "true", "on", "yes")
-
-
-def _choice(name: str, default: str, *choices: str) -> str:
-    value = os.environ.get(name, default).strip().lower()
-    if value not in choices:
-        raise ValueError(
-            f"mpi4jax: environment variable {name} must be one of "
-            f"{', '.join(filter(None, choices))}, got {value!r}"
-        )
-    return value
-
-
-def _seconds(name: str, default: float, zero: str) -> float:
-    text = os.environ.get(name, "").strip() or str(default)
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    if not 0 <= seconds < math.inf:
-        raise ValueError(
-            f"mpi4jax: environment variable {name} must be a number of seconds, {zero}, "
-            f"got {text!r}"
-        )
-    return seconds
+# Files in the folders of JAX's code and of this package's.
+_CODE = (jax.__file__, jaxlib.__file__, Path(__file__).parent)
 
 
 def timeout() -> float:
@@ -65,7 +44,7 @@ def timeout() -> float:
     Raises:
         ValueError: not a number, or a negative one.
     """
-    return _seconds("MPI4JAX_TIMEOUT", 0.0, "0 for no time-out")
+    return float(settings.check("MPI4JAX_TIMEOUT") or 0.0)
 
 
 def report_after() -> float:
@@ -74,7 +53,7 @@ def report_after() -> float:
     Raises:
         ValueError: not a number, or a negative one.
     """
-    return _seconds("MPI4JAX_REPORT_AFTER", DEFAULT_REPORT_AFTER, "0 for no lines")
+    return float(settings.check("MPI4JAX_REPORT_AFTER") or DEFAULT_REPORT_AFTER)
 
 
 def trace_file(name: str, rank: int) -> Path:
@@ -85,13 +64,9 @@ def trace_file(name: str, rank: int) -> Path:
     )
 
 
-def _check() -> str:
-    return _choice("MPI4JAX_CHECK", "samples", "samples", *_FALSE, *_TRUE)
-
-
 def compares_before() -> bool:
     """Whether collectives are compared before they run (``MPI4JAX_CHECK=1``)."""
-    return _check() in _TRUE
+    return settings.check("MPI4JAX_CHECK").lower() in settings.TRUE
 
 
 def set_check() -> None:
@@ -100,7 +75,54 @@ def set_check() -> None:
     Raises:
         ValueError: the environment variable has a wrong value.
     """
-    _native.set_check(3 if _check() == "samples" else int(compares_before()))
+    takes_samples = settings.check("MPI4JAX_CHECK").lower() in ("", "samples")
+    _native.set_check(3 if takes_samples else int(compares_before()))
+
+
+def _stderr() -> int:
+    """The descriptor of standard error as the user sees it.
+
+    pytest has redirected it before it imports a test, and so has a notebook's kernel: their users
+    see what these have kept.
+    """
+    kept = getattr(sys.stderr, "_original_stdstream_copy", None)  # of ipykernel
+    if isinstance(kept, int):
+        return kept
+    if capture := sys.modules.get("_pytest.capture"):
+        kinds = tuple(
+            kind
+            for name in ("FDCapture", "FDCaptureBinary")
+            if (kind := getattr(capture, name, None)) is not None
+        )
+        captures = [it for it in gc.get_objects() if issubclass(type(it), kinds)]
+        # The first capture has the lowest descriptor.
+        saved = (it.targetfd_save for it in captures if getattr(it, "targetfd", None) == 2)
+        return min((fd for fd in saved if isinstance(fd, int)), default=2)
+    return 2
+
+
+def check_settings() -> None:
+    """Check the environment's variables, and say what is wrong with it that is no error.
+
+    Raises:
+        ValueError: an environment variable has a wrong value.
+    """
+    unknown = settings.check_all()
+    if MPI.COMM_WORLD.rank == 0:
+        for words in filter(None, [*unknown, job.missing_ranks(MPI.COMM_WORLD.size)]):
+            abort.say(words)
+
+
+def shared_settings() -> list[tuple[str, str, str]]:
+    """What all ranks must have alike: variable, the meaning that is compared, and the value.
+
+    Ranks that differ in one would wait for each other for ever. Other differences are legal, or
+    are found where they matter: of ``MPI4JAX_NCCL_MESSAGES``, where NCCL meets the other ranks.
+    """
+    # Ranks compare samples only with ranks that take samples, too.
+    check = "1" if compares_before() else ""
+    transport, _ = _native.transport_choice()
+    return [("MPI4JAX_CHECK", check, settings.get("MPI4JAX_CHECK")), transport]
 
 
 def start() -> None:
@@ -110,13 +132,12 @@ def start() -> None:
         ValueError: an environment variable has a wrong value.
     """
     seconds, told_after = timeout(), report_after()
-    aborts = _choice("MPI4JAX_ON_TIMEOUT", "abort", "abort", "continue") == "abort"
-    may_abort = _choice("MPI4JAX_ABORT", "1", *_FALSE, *_TRUE) in _TRUE
+    aborts = settings.check("MPI4JAX_ON_TIMEOUT").lower() != "continue"
 
     rank, size = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
     # None stands for a handler in C: MPICH has one, which ours calls.
     free = signal.getsignal(signal.SIGUSR1) in (signal.SIG_DFL, None)
-    settings = {
+    given = {
         "rank": rank,
         "size": size,
         "directory": job.directory(size),
@@ -124,14 +145,16 @@ def start() -> None:
         "report_after": told_after or math.inf,
         "abort": aborts,
         "takes_signal": free,
+        "is_first_here": job.local_rank(rank) == 0,
+        "stderr": _stderr(),
         "one_directory": job.has_one_directory(),
+        "shared": shared_settings(),
         "launchers": job.LAUNCHERS,
+        "packages": [f"{path.parent}/" for path in map(Path, _CODE)],
     }
-    _native.watch_start(settings)
+    _native.watch_start(given)
     stacks.start()
-    if trace := os.environ.get("MPI4JAX_TRACE"):
+    if trace := settings.get("MPI4JAX_TRACE"):
         _native.trace_to(trace_file(trace, rank), rank)
     if size > 1:
         pools.install()
-        if may_abort:
-            abort.install()

@@ -13,6 +13,7 @@ from mpi4py import MPI
 from .._grid import cart as _cart
 from .._op.arguments import from_end, rank_of
 from .._op.comm import static_int
+from .._op.packing import as_array
 from .._op.spec import T
 from ..ops.gatherv import gatherv
 from ..ops.halo_exchange import halo_exchange
@@ -155,7 +156,7 @@ def scatter_blocks(
         leaf = leaf if hasattr(leaf, "dtype") else jnp.asarray(leaf)
         pieces, own = cuts.pieces(leaf.shape), cuts.layout(leaf.shape).block_shape(cuts.comm.rank)
         if cuts.comm.rank == root:
-            cells = pieces.pack(jnp.asarray(leaf))
+            cells = pieces.pack(as_array(leaf))
         else:
             cells = jnp.zeros(math.prod(own), leaf.dtype)
         return scatterv(cells, pieces.counts(cuts.comm.size), root, comm=cart).reshape(own)
@@ -176,7 +177,7 @@ def gather_blocks(
     width: int | Sequence[int | tuple[int, int]] = 0,
     cells: int | Sequence[int] | None = None,
 ) -> T:
-    """Put the blocks of all ranks of a Cartesian communicator together, on the root.
+    """Assemble the blocks of all ranks of a Cartesian communicator on the root.
 
     Args:
         x: this rank's block, of the same shape on all ranks unless ``cells`` is given; or a pytree
@@ -215,7 +216,7 @@ def gather_blocks(
     cuts = Cuts(name, cart, axes, width)
     root = rank_of(name, "root", root, cuts.comm)
     known = cuts.cells_of(cells)
-    inner = jax.tree.map(lambda leaf: cuts.inner(jnp.asarray(leaf)), x)
+    inner = jax.tree.map(lambda leaf: cuts.inner(as_array(leaf)), x)
     pieces = jax.tree.map(lambda leaf: cuts.pieces(cuts.whole(leaf.shape, known)), inner)
 
     def whole_of(leaf: Any, inner: jax.Array, pieces: Pieces) -> jax.Array:

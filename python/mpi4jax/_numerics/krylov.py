@@ -17,15 +17,18 @@ from jax import lax
 from mpi4py import MPI
 
 from .._op.comm import as_comm
+from .._op.packing import as_array
 from ..ops.allreduce import allreduce
 from .reproducible import reproducible_sum
 
 Vector = jax.Array  # this rank's part of one
 Operator = Callable[[Vector], Vector]
 
+inexact = functools.partial(jax.tree.map, lambda v: as_array(v) * 1.0)
+
 
 class Info(NamedTuple):
-    """How a solve has ended.
+    """The outcome of a solve.
 
     Attributes:
         iterations: how many there were, as ``maxiter`` counts them; an integer.
@@ -188,7 +191,7 @@ def solved(
         d, more = method(r, limits._replace(most=limits.most - k))
         y = x + d
         s, new = measure(y)
-        # The first is taken where the norm has grown, too: of some methods it falls last.
+        # The first step is taken even if the norm grew: some methods reduce it only at the end.
         taken = (new < square) | (jnp.isinf(last) & jnp.isfinite(new))
         x, r, new = (jnp.where(taken, a, b) for a, b in ((y, x), (s, r), (new, square)))
         return x, r, new, square, k + more

@@ -17,7 +17,7 @@ Interval = tuple[int, int]  # the first index, and the one behind the last
 
 @dataclass(frozen=True)
 class Layout:
-    """A global array, and which of its axes are cut into how many parts.
+    """The shape of a global array, its cut axes and the number of parts of each.
 
     Axes are cut as :func:`numpy.array_split` does: the first parts have an element more where they
     cannot be equal, and the last ones are empty where an axis has fewer elements than parts.
@@ -35,8 +35,8 @@ class Layout:
         ValueError: an axis that the array lacks, or that is cut twice; less than 1 part.
 
     Example:
-        >>> from mpi4jax import Layout
-        >>> pencils = Layout((4, 5, 6), {1: 2, 2: 2})
+        >>> import mpi4jax.notoken as mpi4jax
+        >>> pencils = mpi4jax.Layout((4, 5, 6), {1: 2, 2: 2})
         >>> pencils.block(1)
         (slice(0, 4, None), slice(0, 3, None), slice(3, 6, None))
         >>> pencils.block_shape(3)
@@ -54,15 +54,15 @@ class Layout:
         lengths = tuple(_integer("shape", n) for n in shape)
         if not lengths or min(lengths) < 0:
             raise ValueError(
-                f"Layout: argument 'shape' must be lengths of one axis or more, got {lengths}"
+                f"Layout: argument 'shape' must be the lengths of one axis or more, got {lengths}"
             )
         pairs = []
         for axis, parts in cuts.items() if isinstance(cuts, Mapping) else cuts:
             axis, parts = _integer("cuts", axis), _integer("cuts", parts)
             if not -len(lengths) <= axis < len(lengths) or parts < 1:
                 raise ValueError(
-                    f"Layout: argument 'cuts' must be numbers of parts from 1 of axes of an array "
-                    f"of shape {lengths}, got {parts} of axis {axis}"
+                    f"Layout: argument 'cuts' must map axes of an array of shape {lengths} to "
+                    f"numbers of parts, at least 1; got {parts} for axis {axis}"
                 )
             pairs.append((axis % len(lengths), parts))
         if len({axis for axis, _ in pairs}) < len(pairs):
@@ -72,11 +72,11 @@ class Layout:
 
     @property
     def blocks(self) -> int:
-        """How many blocks there are."""
+        """The number of blocks."""
         return math.prod(parts for _, parts in self.cuts)
 
     def block(self, rank: int) -> tuple[slice, ...]:
-        """Which part of the global array a rank has: a slice of each axis."""
+        """A rank's part of the global array: a slice of each axis."""
         if rank >= self.blocks:
             return tuple(slice(0, 0) for _ in self.shape)
         window = [slice(0, n) for n in self.shape]
@@ -229,6 +229,6 @@ def batch_of(op: str, name: str, x: jax.Array, layout: Layout, rank: int) -> Sha
     if split < 0 or x.shape[split:] != expected:
         raise ValueError(
             f"{op}: argument '{name}' has shape {x.shape} on rank {rank}; expected "
-            f"{expected}, its block of {layout}, maybe behind other axes"
+            f"{expected}, the shape of its block of {layout}, after any leading axes"
         )
     return x.shape[:split]

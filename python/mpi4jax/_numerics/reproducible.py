@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from jax import lax
 from mpi4py import MPI
 
+from .._op.packing import as_array
 from ..ops.allreduce import allreduce
 
 Bins = list[jax.Array]  # integers, those of the largest unit first
@@ -145,7 +146,7 @@ def _split(x: jax.Array, axes: tuple[int, ...], largest: jax.Array) -> jax.Array
         return out
 
     if rows.shape[-1] > 4096:
-        # Of 32 slices that are read side by side, a processor fetches none ahead of the loop.
+        # With 32 slices side by side, the processor's prefetcher does not follow the loop.
         bins = _folded(_same, _folded(pieces, rows, operator.add, 8), operator.add, 16)
     else:
         bins = pieces(rows)
@@ -224,7 +225,7 @@ def _axes(x: jax.Array, axis: Any) -> tuple[int, ...]:
 
 
 def reproducible_sum(x: Any, axis: Any = None, comm: MPI.Intracomm | None = None) -> Any:
-    """Sum the elements of the arrays of all ranks; to the last bit, whatever the number of ranks.
+    """Sum the elements of all ranks' arrays, with the same bits on any number of ranks.
 
     The same bits however the elements are spread over ranks and ordered: each is split into
     integers of a few fixed exponents, which are added without rounding. The sum is rounded once.
@@ -254,7 +255,7 @@ def reproducible_sum(x: Any, axis: Any = None, comm: MPI.Intracomm | None = None
         goes to all elements on all ranks.
 
     Example:
-        >>> import jax.numpy as jnp, mpi4jax
+        >>> import jax.numpy as jnp, mpi4jax.notoken as mpi4jax
         >>> x = jnp.array([1e8, 1.0, -1e8]) * (1 if mpi4jax.default_comm().rank == 0 else 0)
         >>> float(mpi4jax.reproducible_sum(x)), float(jnp.sum(x[jnp.array([0, 1, 2])])) in (0, 1)
         (1.0, True)
@@ -262,7 +263,7 @@ def reproducible_sum(x: Any, axis: Any = None, comm: MPI.Intracomm | None = None
     See also: :func:`allreduce`, and the option ``reproducible`` of :mod:`mpi4jax.linalg`.
     """
     leaves, tree = jax.tree.flatten(x)
-    arrays = [jnp.asarray(leaf) for leaf in leaves]
+    arrays = [as_array(leaf) for leaf in leaves]
     axes = [_axes(v, axis) for v in arrays]
     inexact = [i for i, v in enumerate(arrays) if jnp.issubdtype(v.dtype, jnp.inexact)]
     others = [i for i in range(len(arrays)) if i not in inexact]

@@ -11,6 +11,7 @@ import numpy as np
 from mpi4py import MPI
 
 from .. import _native
+from .._jax import compat
 from .comm import Comm, static_int
 
 ANY_SOURCE, ANY_TAG, PROC_NULL = MPI.ANY_SOURCE, MPI.ANY_TAG, MPI.PROC_NULL
@@ -60,11 +61,21 @@ def _traced(op: str, name: str, value: Any) -> Any:
 
 
 def peer_of(op: str, name: str, value: Any, comm: Comm) -> Any:
-    """The source or destination of a message, which may be traced; raises as :func:`rank_of`."""
+    """The source or destination of a message, which may be traced; raises as :func:`rank_of`.
+
+    In a branch of a `cond`, a number that is no rank is an error only if the branch is taken: as a
+    NumPy scalar, it is handled as a traced one.
+    """
     if isinstance(value, jax.core.Tracer):
         return _traced(op, name, value)
     wildcard = ("ANY_SOURCE",) if name == "source" else ()
-    return rank_of(op, name, value, comm, *wildcard, "PROC_NULL")
+    try:
+        return rank_of(op, name, value, comm, *wildcard, "PROC_NULL")
+    except ValueError:
+        if not compat.in_branch():
+            raise
+        limits = np.iinfo(np.int32)
+        return np.int32(min(max(int(value), limits.min), limits.max - 3))
 
 
 def tag_of(op: str, name: str, value: Any, *, wildcard: bool = False) -> Any:
@@ -76,7 +87,7 @@ def tag_of(op: str, name: str, value: Any, *, wildcard: bool = False) -> Any:
     """
     if isinstance(value, jax.core.Tracer):
         value = _traced(op, name, value)
-        # No tag to the native module, which computes the given number from it for its error.
+        # An invalid tag for the native module, whose error computes the given number from it.
         return jnp.where(value >= DERIVATIVE, value - DERIVATIVE + np.iinfo(np.int32).min, value)
     if type(value) is int and (0 <= value < DERIVATIVE or (wildcard and value == ANY_TAG)):
         return value

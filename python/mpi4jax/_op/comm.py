@@ -19,6 +19,7 @@ from mpi4py import MPI
 from .. import _native
 from .._job import flush
 from .._setup import transport
+from .other_names import reduction_named
 from .spec import SPECS
 
 _handleof = MPI._handleof
@@ -79,7 +80,7 @@ def unmade(op: str, p: dict[str, Any]) -> str | None:
 
     All ranks make it together. Python waits for such an op: with Open MPI, a communicator that a
     program makes in Python while another rank waits for the op would deadlock
-    (`docs/decisions.md`).
+    (`docs/decisions/operations.md`).
     """
     kind = "reversed" if p.get("adjoint") and op in ("scan", "exscan") else _PRIVATE.get(op)
     comm = p["comm"]
@@ -97,6 +98,11 @@ class Reduction:
     def __init__(self, mpi: MPI.Op, name: str, user: bool):
         # `mpi` is kept: a reduction written in Python dies with its mpi4py object.
         self.mpi, self.name, self.user = mpi, name, user
+
+    @property
+    def is_freed(self) -> bool:
+        """Whether the user has freed it."""
+        return self.user and self.mpi == MPI.OP_NULL  # type: ignore[no-any-return]
 
     def __repr__(self) -> str:
         return self.name
@@ -118,7 +124,7 @@ class Status:
         if self.address:
             _native.add_status(self.address)
 
-    # At the end of the interpreter the module may have no names any more.
+    # At interpreter exit, the module's globals may be gone.
     def __del__(self, remove: Any = _native.remove_status) -> None:
         if self.address:
             remove(self.address)
@@ -138,6 +144,7 @@ _freed: dict[int, str] = {}  # handle -> key, of the last ones
 _REMEMBERED = 64
 _keys: set[str] = set()
 _count = itertools.count()
+_clone: MPI.Intracomm | None = None
 _default: Comm | None = None  # once it is made
 _making = threading.RLock()
 
@@ -191,18 +198,20 @@ def _check_not_finalized(op: str) -> None:
         raise RuntimeError(f"{op}: MPI_Finalize has been called, and operations must run before")
 
 
-def _default_comm() -> Comm:
-    global _default
-    if _default is not None:
-        return _default
-    _check_not_finalized("mpi4jax")
+def clone_world() -> MPI.Intracomm:
+    """What the default communicator is made of; all ranks make it together.
+
+    Raises:
+        ValueError: the ranks' settings differ where they must not.
+    """
+    global _clone
     with _making:  # two threads of a rank may need it first
-        if _default is not None:
-            return _default
+        if _clone is not None:
+            return _clone
         if _native.watch_choose_default("clone") == "world":
-            # Ranks that did not use it have ended: no clone can be made, which takes all ranks.
-            _default = as_comm("mpi4jax", MPI.COMM_WORLD)
-            return _default
+            # Ranks that did not use it have ended, and cloning is collective.
+            _clone = MPI.COMM_WORLD
+            return _clone
         _native.watch_enter("the creation of the default communicator (by all ranks)")
         try:
             clone = MPI.COMM_WORLD.Clone()
@@ -210,12 +219,23 @@ def _default_comm() -> Comm:
         finally:
             _native.watch_leave()
         clone.Set_name("mpi4jax.default")
-        _default = as_comm("mpi4jax", clone)
+        _clone = clone
+        return clone
+
+
+def _default_comm() -> Comm:
+    global _default
+    if _default is not None:
+        return _default
+    _check_not_finalized("mpi4jax")
+    with _making:
+        if _default is None:
+            _default = as_comm("mpi4jax", clone_world())
         return _default
 
 
 def default_comm() -> MPI.Intracomm:
-    """The communicator of ops that are given none: a clone of ``COMM_WORLD``.
+    """The default communicator of operations: a clone of ``COMM_WORLD``.
 
     It is made when it is first used, which is collective. Where ranks have ended before that
     without it, it is ``COMM_WORLD`` itself.
@@ -224,7 +244,7 @@ def default_comm() -> MPI.Intracomm:
         mpi4py.MPI.Intracomm: the same communicator each time.
 
     Example:
-        >>> import mpi4jax
+        >>> import mpi4jax.notoken as mpi4jax
         >>> 0 <= mpi4jax.default_comm().rank < mpi4jax.default_comm().size
         True
     """
@@ -235,8 +255,8 @@ def default_comm() -> MPI.Intracomm:
 
 def forget_all() -> None:
     """Forget all communicators, as `MPI_Finalize` begins: later calls find that it has ended."""
-    global _default
-    _default = None
+    global _default, _clone
+    _default = _clone = None
     _comms.clear()
 
 
@@ -299,8 +319,15 @@ _PREDEFINED = (
     *("SUM", "PROD", "MAX", "MIN", "LAND", "LOR", "LXOR", "BAND", "BOR", "BXOR"),
     *("MINLOC", "MAXLOC"),
 )
-MEAN = Reduction(MPI.SUM, "MEAN", user=False)
-"""The sum over all ranks, divided by their number: a reduction of floats and complex numbers."""
+
+
+class _Mean(Reduction):
+    """The sum over all ranks, divided by their number, of floats or complex numbers."""
+
+    __slots__ = ()
+
+
+MEAN = _Mean(MPI.SUM, "MEAN", user=False)
 
 _reductions: dict[int, Reduction] = {
     _handleof(getattr(MPI, name)): Reduction(getattr(MPI, name), name, user=False)
@@ -337,7 +364,11 @@ def as_reduction(op: str, reduction: Any) -> Reduction:
         )
     if not isinstance(reduction, MPI.Op):
         or_mean = " or mpi4jax.MEAN" if mean else ""
-        by_name = "; pass a communicator as comm=..." if isinstance(reduction, MPI.Comm) else ""
+        meant = reduction_named(reduction, _PREDEFINED)
+        by_name = f"; use {meant}" if meant else ""
+        by_name = (
+            "; pass a communicator as comm=..." if isinstance(reduction, MPI.Comm) else by_name
+        )
         raise TypeError(
             f"{op}: argument 'op' must be an mpi4py.MPI.Op such as MPI.SUM{or_mean}, "
             f"got {type(reduction).__name__}: {reduction!r}{by_name}"
@@ -349,6 +380,8 @@ def as_reduction(op: str, reduction: Any) -> Reduction:
             f"JAX arrays; expected one of {', '.join(_PREDEFINED)} or a reduction made with "
             "MPI.Op.Create"
         )
+    for freed in [known for known, old in list(_reductions.items()) if old.is_freed]:
+        _reductions.pop(freed, None)
     new = Reduction(reduction, f"user#{next(_count)}", user=True)
     _native.register_reduction(new.name, handle)
     _reductions[handle] = new

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-import math
-from collections.abc import Sequence
+import zlib
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,8 +15,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from .._jax import compat
 from .arguments import from_end
-from .primitive import bind, split_payload
-from .spec import SPECS, Params, Spec, first_axes, is_template
+from .leaves import pack, unpack
+from .primitive import bind, pvary_result, split_payload
+from .spec import ASKED, SPECS, Params, Spec, first_axes, is_template
 
 
 def _is_key(x: Any) -> bool:
@@ -51,33 +52,83 @@ def zeros_like(like: Any) -> jax.Array:
     return jax.random.wrap_key_data(jnp.zeros(data.shape, data.dtype), impl=impls[0])
 
 
-def _as_array(op: str, argument: str, leaf: Any, template: bool) -> jax.Array:
-    if isinstance(leaf, jax.ShapeDtypeStruct):
-        if template:
-            return zeros_like(leaf)
-        raise TypeError(
-            f"{op}: argument '{argument}' must be an array, a number, or a pytree of those, got "
-            f"{leaf}; a ShapeDtypeStruct can only describe an array that is received"
-        )
+def holds_numpy(leaves: Iterable[Any]) -> bool:
+    """Whether there is an array of NumPy's, which JAX may read after a call has returned."""
+    for x in leaves:  # noqa: SIM110  (a generator costs each eager call a microsecond)
+        if isinstance(x, np.ndarray):
+            return True
+    return False
+
+
+def as_array(x: Any) -> jax.Array:
+    """``jnp.asarray``, after which the caller may refill an array of NumPy's."""
+    y = jnp.asarray(x)
+    return jax.block_until_ready(y) if isinstance(x, np.ndarray) else y
+
+
+def as_arrays(op: str, argument: str, tree: Any, template: bool = False) -> tuple[list[Any], Any]:
+    """The leaves of a tree as arrays, and its structure.
+
+    Raises:
+        TypeError: one is none, or only the description of one, where values are needed.
+    """
+    leaves, structure = jax.tree.flatten(tree)
     try:
-        return jnp.asarray(leaf)
+        return [_as_array(leaf, template) for leaf in leaves], structure
     except (TypeError, ValueError):
-        kind = f"dtype {leaf.dtype}" if hasattr(leaf, "dtype") else type(leaf).__name__
-        raise TypeError(
-            f"{op}: argument '{argument}' must be an array, a number, or a pytree of those, "
-            f"got {kind}: {leaf!r}"
-        ) from None
+        _refuse(op, argument, tree, template)
+        raise
 
 
-def pack_arguments(spec: Spec, trees: Sequence[Any], p: Params) -> list[Packed]:
-    """The arguments of an op that are arrays.
+def _as_array(leaf: Any, template: bool) -> jax.Array:
+    if isinstance(leaf, jax.ShapeDtypeStruct) and template:
+        return zeros_like(leaf)
+    return as_array(leaf)
+
+
+def _refuse(op: str, argument: str, tree: Any, template: bool) -> None:
+    """Raise the error of the first leaf that is no array."""
+    for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
+        try:
+            _as_array(leaf, template)
+        except (TypeError, ValueError):
+            where = f" at {jax.tree_util.keystr(path)}" if path else ""
+            raise TypeError(
+                f"{op}: argument '{argument}' must be an array, a number, or a pytree of those, "
+                f"got {_described(leaf, where)}"
+            ) from None
+
+
+def _described(leaf: Any, where: str) -> str:
+    """What a leaf is that is no array, and what to do about it."""
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        return f"{leaf}{where}; a ShapeDtypeStruct can only describe an array that is received"
+    dtype = getattr(leaf, "dtype", None)
+    if dtype is None:
+        advice = (
+            "; communicate the leaves that are arrays, as of an Equinox module: "
+            "arrays, static = eqx.partition(module, eqx.is_array)"
+        )
+        return f"{type(leaf).__name__}{where}: {leaf!r}{advice if where else ''}"
+    if isinstance(dtype, np.dtype) and not dtype.isnative and dtype.kind in "biufc":
+        return (
+            f"dtype {dtype}{where}, whose byte order is not that of this machine; expected "
+            f"x.astype(np.{dtype.name})"
+        )
+    return f"dtype {dtype}{where}: {leaf!r}"
+
+
+def pack_arguments(
+    spec: Spec, trees: Sequence[Any], p: Params, leaves: Sequence[Any] | None = None
+) -> list[TreeMessages]:
+    """The arguments of an op that are arrays; of which ``leaves`` has the names, if they were lost.
 
     Raises:
         TypeError: one is none, or only the description of one, where values are needed.
     """
     names = ("sendbuf", "recvbuf") if spec.arrays == 2 else ("x",)
     return [
-        Packed(spec.name, name, tree, is_template(spec, p, i))
+        TreeMessages(spec.name, name, tree, is_template(spec, p, i), leaves[i] if leaves else None)
         for i, (name, tree) in enumerate(zip(names, trees, strict=True))
     ]
 
@@ -94,9 +145,44 @@ def _groups(dtypes: Sequence[Any]) -> dict[Any, list[int]]:
     return dict(sorted(groups.items(), key=lambda item: str(item[0])))
 
 
+_names: dict[Any, tuple[str, ...]] = {}  # of structures that can be keys
+
+
+def leaf_paths(tree: Any, structure: Any) -> tuple[str, ...]:
+    """The paths of the leaves of a tree."""
+    try:
+        return _names[structure]
+    except KeyError:
+        is_key = True
+    except (TypeError, ValueError):  # some cannot be compared
+        is_key = False
+    paths = jax.tree_util.tree_flatten_with_path(tree)[0]
+    names = tuple(jax.tree_util.keystr(path) for path, _ in paths)
+    if is_key:
+        if len(_names) > 1024:
+            _names.clear()
+        _names[structure] = names
+    return names
+
+
+def words_of(names: Sequence[str], shapes: Sequence[Sequence[int]] | None, most: int = 100) -> str:
+    """Names and shapes of leaves, or a part of them and a number of all: what ranks compare.
+
+    Axes of length 1 are left out: they change no order of elements.
+    """
+    parts = names
+    if shapes is not None:
+        sizes = (", ".join(str(n) for n in shape if n != 1) for shape in shapes)
+        parts = [f"{name} ({size})".strip() for name, size in zip(names, sizes, strict=True)]
+    text = ", ".join(parts)
+    if len(text) <= most:
+        return text
+    return f"{text[: most - 20]}... ({len(names)} leaves, {zlib.crc32(text.encode()):08x})"
+
+
 @dataclass(frozen=True)
-class Form:
-    """A tree of arrays without its arrays.
+class TreeType:
+    """A tree of arrays without its arrays: their types.
 
     Attributes:
         tree: its structure.
@@ -116,25 +202,26 @@ class Form:
     def groups(self) -> dict[Any, list[int]]:
         return _groups([dtype for _, dtype in self.data])
 
-    def unpack(self, results: dict[Any, Any], before: int | None, after: int | None) -> Any:
-        """The tree of results, from the result of each dtype's message."""
+    def from_messages(self, results: dict[Any, Any], before: int | None, after: int | None) -> Any:
+        """The tree of results, from that of each dtype's message."""
         payloads = [shape[int(before is not None) :] for shape, _ in self.data]
         shapes = [s if after is None else (after, *s) for s in payloads]
         out: list[Any] = [
             np.zeros(s, dtype) if dtype == jax.dtypes.float0 else None
             for s, (_, dtype) in zip(shapes, self.data, strict=True)
         ]
+        lead = int(after is not None)
         for dtype, indices in self.groups.items():
             y = results[dtype]
             if len(indices) == 1:
                 out[indices[0]] = y
                 continue
-            ends = np.cumsum([int(np.prod(payloads[i])) for i in indices])[:-1]
-            for i, part in zip(indices, jnp.split(y, ends, axis=-1), strict=True):
-                out[i] = part.reshape(shapes[i])
-        return self.rebuild(out)
+            found = unpack(y, [payloads[i] for i in indices], lead)
+            for i, part in zip(indices, found, strict=True):
+                out[i] = part
+        return self.from_leaves(out)
 
-    def rebuild(self, leaves: Sequence[Any]) -> Any:
+    def from_leaves(self, leaves: Sequence[Any]) -> Any:
         """The tree of these leaves."""
         out = [
             y if impl is None else jax.random.wrap_key_data(y, impl=impl)
@@ -146,12 +233,19 @@ class Form:
         return jax.tree.unflatten(self.tree, out)
 
 
-class Packed:
-    """The leaves of a tree, as one array per dtype."""
+class TreeMessages:
+    """The messages of a tree: its leaves, as one array per dtype."""
 
-    def __init__(self, op: str, argument: str, tree: Any, template: bool):
-        leaves, structure = jax.tree.flatten(tree)
-        leaves = [_as_array(op, argument, leaf, template) for leaf in leaves]
+    def __init__(
+        self,
+        op: str,
+        argument: str,
+        tree: Any,
+        template: bool,
+        names: tuple[str, ...] | None = None,
+    ):
+        leaves, structure = as_arrays(op, argument, tree, template)
+        self.names = leaf_paths(tree, structure) if names is None else names
         shardings = tuple(compat.explicit_sharding(x) for x in leaves)
         leaves = [
             x if s is None else jax.sharding.reshard(x, NamedSharding(s.mesh, PartitionSpec()))
@@ -161,29 +255,36 @@ class Packed:
         shapes = tuple(x.shape for x in leaves)
         self.leaves = [jax.random.key_data(x) if _is_key(x) else x for x in leaves]
         data = tuple((x.shape, x.dtype) for x in self.leaves)
-        self.form = Form(structure, impls, shapes, data, shardings)
+        self.tree_type = TreeType(structure, impls, shapes, data, shardings)
 
     @property
     def groups(self) -> dict[Any, list[int]]:
-        return self.form.groups
+        return self.tree_type.groups
 
-    def pack(self, dtype: Any, length: int | None, spec: Spec) -> jax.Array:
-        """The message of one dtype: a leaf as it is, or all leaves side by side, in each of so many
-        blocks or rows."""
+    def description(self, dtype: Any, lead: int) -> str:
+        """What the message of a dtype is made of, if it is a part of a tree."""
+        if self.names == ("",):
+            return ""
+        which = self.groups.get(dtype, ())
+        shapes = [self.leaves[i].shape[lead:] for i in which]
+        return words_of([self.names[i] for i in which], shapes)
+
+    def message(self, dtype: Any, length: int | None, spec: Spec) -> jax.Array:
+        """The message of one dtype: a leaf as it is, or all leaves side by side, in each of so
+        many blocks or rows."""
         xs = [self.leaves[i] for i in self.groups[dtype]]
         if len(xs) == 1:
             return xs[0]
-        if length is None:
-            return jnp.concatenate([x.ravel() for x in xs])
-        sizes = [math.prod(split_payload(spec, x, length)) for x in xs]
-        flat = [x.reshape(length, size) for x, size in zip(xs, sizes, strict=True)]
-        return jnp.concatenate(flat, axis=1)
+        if length is not None:
+            for x in xs:
+                split_payload(spec, x, length)  # raises an error if a shape is wrong
+        return pack(xs, int(length is not None))
 
 
-def check_no_keys(spec: Spec, p: Params, packed: Packed) -> None:
+def check_no_keys(spec: Spec, p: Params, messages: TreeMessages) -> None:
     """Raise a TypeError if PRNG keys are to be reduced."""
     reduction = p.get("reduction")
-    if reduction is not None and any(impl is not None for impl in packed.form.impls):
+    if reduction is not None and any(impl is not None for impl in messages.tree_type.impls):
         raise TypeError(
             f"{spec.name}: reduction {reduction.name} is not defined for PRNG keys; "
             "expected numbers (bcast, scatter and messages take keys)"
@@ -192,58 +293,87 @@ def check_no_keys(spec: Spec, p: Params, packed: Packed) -> None:
 
 def bind_trees(spec: Spec, trees: Sequence[Any], p: Params, numbers: Sequence[Any] = ()) -> Any:
     """Bind the primitive once per dtype, with the same numbers. Of an op with counts, the result is
-    a pair: the counts of what has come, too. An op that returns nothing has None."""
+    a pair: the counts of what has come, too. An op that returns nothing has None.
+
+    A parameter ``leaves`` has the names of leaves, where lists of them stand for trees. What the
+    ranks compare of a tree is the parameter ``tree``: what is sent, and what is received.
+    """
+    p = dict(p)
+    leaves = p.pop("leaves", None)
     if not trees:
         bind(spec, *numbers, **p)
         return None
     if spec.arrays is None:
-        return _bind_blocks(spec, trees, p, numbers)
+        return _bind_blocks(spec, pack_arguments(spec, trees, p, leaves)[0], p, numbers)
     before, after = first_axes(spec, p)
-    packed = pack_arguments(spec, trees, p)
-    check_no_keys(spec, p, packed[0])
+    lead = int(before is not None)
+    messages = pack_arguments(spec, trees, p, leaves)
+    sent, received = messages[0], messages[-1]
+    check_no_keys(spec, p, sent)
     results: dict[Any, Any] = {}
-    learnt: Any = None
-    dtypes = packed[0].groups
-    if len(packed) == 2:
-        dtypes = _groups([x.dtype for side in packed for x in side.leaves])
+    envelope: Any = None
+    asks_envelope = p.get("env_out") == ASKED
+    if asks_envelope and len(received.groups) != 1:
+        raise TypeError(
+            f"{spec.name}: the template must have arrays of one dtype, which are one message; "
+            f"got {[str(dtype) for dtype in received.groups]}"
+        )
+    dtypes = _groups([x.dtype for tree in messages for x in tree.leaves])
     if spec.is_ragged and not dtypes:  # no rows go anywhere, and ranks tell each other their counts
         row = SPECS["alltoall"]
-        q = {k: v for k, v in p.items() if k in row.params | {"operand", "eager"}}
-        (learnt,) = bind(row, *numbers, **row.defaults, **q)
+        (envelope,) = bind(row, *numbers, **row.defaults, **_pick(row, p))
     for dtype in dtypes:
-        row, q, sides = spec, p, packed
-        if len(packed) == 2 and not all(dtype in side.groups for side in packed):
-            # The two trees of a sendrecv differ in this dtype: it only goes, or only comes.
-            sends = dtype in packed[0].groups
-            row, sides = SPECS["send" if sends else "recv"], [packed[0 if sends else 1]]
-            q = {k: v for k, v in p.items() if k in row.params | {"operand", "eager"}}
-        xs = [side.pack(dtype, before, spec) for side in sides]
+        row, q, buffers = spec, p, messages
+        if not all(dtype in tree.groups for tree in messages):
+            # Only one tree of a sendrecv has this dtype: it is only sent, or only received.
+            sends = dtype in sent.groups
+            row, buffers = (SPECS["send"], [sent]) if sends else (SPECS["recv"], [received])
+            q = {**_pick(row, p), "env_out": row.returns and p["env_out"]}
+        xs = [tree.message(dtype, before, spec) for tree in buffers]
+        q = {**q, **compared(row, buffers, dtype, lead)}
         out = bind(row, *xs, *numbers, **q)
-        if q.get("env_out"):
+        if asks_envelope and row.returns:
+            envelope = out[1]
+        elif q.get("env_out"):
             # What follows need not ask for it.
-            learnt, p = out[1], {**p, "env_out": False}
-            numbers = [jnp.concatenate([numbers[0], learnt]), *numbers[1:]]
+            envelope, p = out[1], {**p, "env_out": False}
+            numbers = [jnp.concatenate([numbers[0], envelope]), *numbers[1:]]
         if row.returns:
-            results[dtype] = out[0]
-    y = packed[-1].form.unpack(results, before, after) if spec.returns else None
-    return (y, learnt) if spec.is_ragged else y
+            results[dtype] = pvary_result(row, q, out[0])
+    y = received.tree_type.from_messages(results, before, after) if spec.returns else None
+    return (y, envelope) if spec.is_ragged or asks_envelope else y
 
 
-def exchanged_axes(op: str, form: Form, leaf: int, p: Params) -> tuple[int, ...]:
+def _pick(row: Spec, p: Params) -> Params:
+    """The parameters of an op that carries what the op with these parameters cannot."""
+    return {k: v for k, v in p.items() if k in row.params | {"operand", "eager"}}
+
+
+def compared(spec: Spec, buffers: Sequence[TreeMessages], dtype: Any, lead: int) -> Params:
+    """The parameter ``tree`` of an op on the messages of a dtype, where they are of trees: what the
+    ranks compare of what is sent, and of what is received."""
+    sent, received = (tree.description(dtype, lead) for tree in (buffers[0], buffers[-1]))
+    if not sent and not received:
+        return {}
+    return {"tree": (sent if spec.sends else "", received if spec.returns else "")}
+
+
+def exchanged_axes(op: str, tree: TreeType, leaf: int, p: Params) -> tuple[int, ...]:
     """The exchanged axes of what is communicated of a leaf, counted from its end."""
-    inside = len(form.data[leaf][0]) - len(form.shapes[leaf])  # of one element: a key's data
-    counted = from_end(op, p["axes"], p["widths"], form.shapes[leaf])
+    inside = len(tree.data[leaf][0]) - len(tree.shapes[leaf])  # of one element: a key's data
+    counted = from_end(op, p["axes"], p["widths"], tree.shapes[leaf])
     return tuple(axis + inside for axis in counted)
 
 
-def _bind_blocks(spec: Spec, trees: Sequence[Any], p: Params, numbers: Sequence[Any]) -> Any:
+def _bind_blocks(spec: Spec, blocks: TreeMessages, p: Params, numbers: Sequence[Any]) -> Any:
     """Bind an op on several arrays once per dtype."""
-    (packed,) = pack_arguments(spec, trees, p)
-    out: list[Any] = list(packed.leaves)
-    for indices in packed.groups.values():
-        xs = [packed.leaves[i] for i in indices]
-        axes = tuple(exchanged_axes(spec.name, packed.form, i, p) for i in indices)
-        ys = bind(spec, *xs, *numbers, **{**p, "axes": axes})
+    out: list[Any] = list(blocks.leaves)
+    for indices in blocks.groups.values():
+        xs = [blocks.leaves[i] for i in indices]
+        q = {**p, "axes": tuple(exchanged_axes(spec.name, blocks.tree_type, i, p) for i in indices)}
+        if blocks.names != ("",):  # ranks may have blocks of other shapes
+            q["tree"] = words_of([blocks.names[i] for i in indices], None), ""
+        ys = bind(spec, *xs, *numbers, **q)
         for i, y in zip(indices, ys, strict=True):
             out[i] = y
-    return packed.form.rebuild(out)
+    return blocks.tree_type.from_leaves(out)

@@ -5,11 +5,13 @@ Every primitive has one ordered effect, so JAX keeps each op, once, in program o
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import ShapedArray
@@ -19,10 +21,12 @@ from mpi4py import MPI
 from .. import _native
 from .._jax import compat, traces
 from .comm import MEAN, as_reduction
+from .first import note_operation
+from .manual import is_of_all_ranks, needs_pvary, result_type, varying_operands
 from .spec import SPECS, Params, Spec, first_axes, is_root
 
 TOKEN = ShapedArray((), np.dtype(np.float32))
-_ENVELOPE = ShapedArray((2,), np.dtype(np.int32))
+_ENVELOPE = ShapedArray((3,), np.dtype(np.int32))
 
 
 def envelope(spec: Spec, p: Params) -> list[ShapedArray]:
@@ -32,7 +36,7 @@ def envelope(spec: Spec, p: Params) -> list[ShapedArray]:
     return [ShapedArray((p["comm"].size,), np.dtype(np.int32)) if spec.is_ragged else _ENVELOPE]
 
 
-# dtype name -> what reductions it has, and as what it travels and is reduced
+# dtype name -> its reductions, and the dtypes in which it is sent and reduced
 DTYPES = {
     row["name"]: {
         "arithmetic": row["has_arithmetic"],
@@ -85,26 +89,6 @@ def split(spec: Spec, p: Params, args: Sequence[Any]) -> tuple[list[Any], list[A
     return list(args[:n]), list(args[n:m]), list(args[m:])
 
 
-# ---- Operations that are started, and waited for later: rules in `_requests/rules.py`
-
-HANDLE = ShapedArray((3,), np.dtype(np.float32))
-
-start_p = Primitive("mpi4jax_start")
-wait_p = Primitive("mpi4jax_wait")
-start_p.multiple_results = wait_p.multiple_results = True
-
-
-def split_start(p: Params, args: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
-    """Operands as (arrays, numbers, token)."""
-    return split(SPECS[p["of"]], p, args)
-
-
-def split_wait(p: Params, args: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
-    """Operands as (handle, counts and numbers, token)."""
-    n = 1 + SPECS[p["of"]].is_ragged + (p.get("operand") is not None)
-    return list(args[:1]), list(args[1:n]), list(args[n:])
-
-
 # ---- Abstract evaluation
 
 
@@ -121,7 +105,9 @@ def split_payload(spec: Spec, x: Any, size: int) -> tuple[int, ...]:
         )
     raise ValueError(
         f"{op}: argument 'x' must have one block for each rank along its first axis; expected "
-        f"shape ({size}, ...), got {x.shape}"
+        f"shape ({size}, ...), got {x.shape}. "
+        # The words of mpi4jax 0.9, which tests of programs match.
+        f"{op.capitalize()} input must have shape (nproc, ...)"
     )
 
 
@@ -129,14 +115,15 @@ def result_avals(spec: Spec, p: Params, avals: Sequence[Any]) -> list[ShapedArra
     if not spec.returns:
         return []
     if spec.arrays is None:
-        return [compat.array_type(x.shape, [x]) for x in avals]
+        return [result_type(spec, p, compat.array_type(x.shape, [x])) for x in avals]
     x = avals[-1]  # of sendrecv: the template of the received array
     before, after = first_axes(spec, p)
     payload = tuple(x.shape) if before is None else split_payload(spec, x, before)
-    return [compat.array_type(payload if after is None else (after, *payload), avals)]
+    shape = payload if after is None else (after, *payload)
+    return [result_type(spec, p, compat.array_type(shape, avals))]
 
 
-# What a reduction needs of a dtype: the flag's name in the native table.
+# The flag of the native table that a dtype needs for a reduction.
 _NEEDS = {
     **dict.fromkeys(("SUM", "PROD"), "arithmetic"),
     "MEAN": "inexact",
@@ -164,32 +151,57 @@ def check_dtype(spec: Spec, p: Params, aval: Any) -> None:
         )
     if flags[_NEEDS[reduction.name]]:
         return
+    advice = ""
+    if name == "bool" or reduction.name == "MEAN":
+        advice = f"; use x.astype({'float' if reduction.name == 'MEAN' else 'int'})"
     allowed = [re.sub(r"\d.*", "", d) for d, f in DTYPES.items() if f[_NEEDS[reduction.name]]]
     raise TypeError(
         f"{op}: reduction {reduction.name} is not defined for dtype {name}; "
-        f"expected a dtype of kind {', '.join(dict.fromkeys(allowed))}"
+        f"expected a dtype of kind {', '.join(dict.fromkeys(allowed))}{advice}"
     )
 
 
 def abstract_eval(spec: Spec, *args: Any, **p: Any) -> tuple[list[Any], set[Any]]:
     arrays, _, token = split(spec, p, args)
+    if not p.get("spmd"):
+        note_operation()
     for x in arrays:
         check_dtype(spec, p, x)
     out = result_avals(spec, p, arrays)
-    out += envelope(spec, p)
+    for x in envelope(spec, p):
+        out.append(result_type(spec, p, compat.array_type(x.shape, [*arrays, x])))
     return [*out, *(TOKEN for _ in token)], {effect}
 
 
 # ---- Binding and batching
 
-PRIMITIVES: dict[str, Primitive] = {}
+PRIMITIVES: dict[str, Primitive] = {}  # of the ops, by name
+
+# All primitives that communicate: given parameters and operands, the operands as `split` has them.
+# Those of `_requests` are there, too.
+OPERANDS: dict[Primitive, Callable[[Params, Sequence[Any]], Sequence[list[Any]]]] = {}
 
 
 def bind(spec: Spec, *args: Any, **p: Any) -> list[Any]:
+    """Bind the primitive of an op. JAX goes on with its rules, which `_call/definition.py` lists:
+    to compile it, with `lowering` in `_compile/lowering.py`.
+    """
     if p.get("reduction") is MEAN:  # the sum, divided: to JAX nothing else
         y, *rest = bind(spec, *args, **sum_of_mean(spec, p, args[0]))
         return [mean_of_sum(spec, p, y), *rest]
-    return list(PRIMITIVES[spec.name].bind(*args, **p))
+    arrays, *others = split(spec, p, args)
+    operands = [*varying_operands(spec, p, arrays), *itertools.chain(*others)]
+    if is_of_all_ranks():
+        p["spmd"] = True
+    return list(PRIMITIVES[spec.name].bind(*operands, **p))
+
+
+def pvary_result(spec: Spec, p: Params, y: Any) -> Any:
+    """A result, which each rank uses in its own way: of an op of the user's."""
+    if not needs_pvary(spec, p) or not has_derivative(y):
+        return y
+    sum_back = {"reduction": as_reduction("pvary", MPI.SUM), "adjoint": True}
+    return bind(SPECS["allreduce"], y, comm=p["comm"], **sum_back)[0]
 
 
 def sum_of_mean(spec: Spec, p: Params, x: Any) -> Params:
@@ -203,8 +215,9 @@ def mean_of_sum(spec: Spec, p: Params, y: Any) -> Any:
     if spec.has_root and not is_root(p):
         return y
     # A small float may not hold the number of ranks.
-    wide = y.astype(np.float32) if y.dtype.itemsize < 4 else y
-    return (wide / p["comm"].size).astype(y.dtype)
+    dividend = y.astype(np.float32) if y.dtype.itemsize < 4 else y
+    with jax.transfer_guard("allow"):  # of the number
+        return (dividend / p["comm"].size).astype(y.dtype)
 
 
 def first_of_batch(x: Any, dim: int | None) -> Any:
@@ -231,7 +244,8 @@ def batch(
 ) -> tuple[Any, Any]:
     """All arrays are batched, also unbatched ones: on another rank they may be batched.
 
-    Not in `jax.jacfwd`, nor with the token of `_diff/ad.py`, which is batched on all ranks or none.
+    Not in `jax.jacfwd`, nor with the token of `_diff/ad.py`, which is batched on all
+    ranks or none, nor where the operands are.
     """
     if is_unbatched(axis_data, dims, p):
         out = bind(spec, *args, **p)
@@ -250,7 +264,7 @@ def batch(
 
 def is_unbatched(axis_data: Any, dims: Sequence[Any], p: Params) -> bool:
     """Whether an op is not batched on any rank."""
-    threaded = p.get("threaded") or traces.is_jacfwd(axis_data)
+    threaded = p.get("threaded") or p.get("spmd") or traces.batches_tangents(axis_data)
     return bool(threaded) and all(d is None for d in dims)
 
 
@@ -259,13 +273,13 @@ def batched_operands(
 ) -> tuple[list[Any], int]:
     """The operands of an op on a batch of so many elements, and its axis in the result."""
     arrays, numbers, token = split(spec, p, list(zip(args, dims, strict=True)))
-    if p.get("operand") == "given" and numbers[0][1] is not None:
+    if p.get("operand") == "traced" and numbers[0][1] is not None:
         raise NotImplementedError(
             f"{spec.name}: a source, destination or tag is batched by vmap, and one message "
             "carries the whole batch; expected one value for all elements of the batch "
             "(in_axes=None, or a value computed outside of the vmap)"
         )
-    # The axis goes behind the one of blocks or rows, where there is one.
+    # The batch axis goes after the axis of blocks or rows, if there is one.
     before, after = (int(length is not None) for length in first_axes(spec, p))
 
     def to_payload(x: Any, d: int | None) -> Any:

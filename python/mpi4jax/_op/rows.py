@@ -28,10 +28,10 @@ def counts_of(op: str, name: str, counts: Any, comm: Comm) -> tuple[int, ...]:
         raise TypeError(
             f"{op}: argument '{name}' must be {expected}, static integers, got {what}: {counts!r}"
         )
-    known = tuple(static_int(op, name, count, expected) for count in counts)
-    if len(known) != comm.size or min(known) < 0:
-        raise ValueError(f"{op}: argument '{name}' must be {expected}, got {known}")
-    return known
+    row_counts = tuple(static_int(op, name, count, expected) for count in counts)
+    if len(row_counts) != comm.size or min(row_counts) < 0:
+        raise ValueError(f"{op}: argument '{name}' must be {expected}, got {row_counts}")
+    return row_counts
 
 
 def side_by_side(counts: Iterable[int]) -> tuple[Part, ...]:
@@ -41,13 +41,13 @@ def side_by_side(counts: Iterable[int]) -> tuple[Part, ...]:
 
 
 def with_root(
-    known: tuple[int, ...], root: int, comm: Comm
+    row_counts: tuple[int, ...], root: int, comm: Comm
 ) -> tuple[int, tuple[Part, ...], tuple[Part, ...]]:
     """Of an array that is whole on the root: the number of its rows on this rank, the rows of each
     rank among them, and which of this rank's own rows it exchanges with each rank."""
-    own = known[comm.rank]
-    everyones = known if root == comm.rank else (0,) * comm.size
-    rows = sum(known) if root == comm.rank else own
+    own = row_counts[comm.rank]
+    everyones = row_counts if root == comm.rank else (0,) * comm.size
+    rows = sum(row_counts) if root == comm.rank else own
     return rows, side_by_side(everyones), only(root, (0, own), comm.size)
 
 

@@ -9,7 +9,7 @@ envelope?, token?)``. The token is a float32 scalar. Counts are int32: how many 
 rank; in a derivative also how many come from each. The numbers are int32, and known when the op
 runs; the parameter ``operand`` says what they are:
 
-``"given"``
+``"traced"``
     ``(source, recvtag, dest, sendtag)`` of a message, each with ``OFFSET`` added, or 0 for one that
     a parameter says. The parameters of the others are None.
 ``"recorded"``
@@ -17,10 +17,11 @@ runs; the parameter ``operand`` says what they are:
     of a `cond` keeps, where it takes another branch.
 ``"call"``
     All that may change from one eager call to the next: those four, as they are, and more
-    (`Operand::Call` in `src/ops/call.rs`).
+    (`Operand::Call` in `src/call/envelope.rs`).
 
-The envelope is the pair (source, tag), with ``OFFSET`` added, of the message that was received; it
-is there with ``env_out``, where a derivative needs to know what a wildcard matched. Of an op with
+The envelope is (source, tag, number of elements), with ``OFFSET`` added, of the message that was
+received; it is there with ``env_out``: where a derivative needs to know what a wildcard matched,
+or, if that is `ASKED`, where the program asks for it, whose messages may be short. Of an op with
 counts it is how many rows have come from each rank.
 """
 
@@ -41,6 +42,7 @@ Params = dict[str, Any]
 T = TypeVar("T")  # of what an op takes, which it returns with the same structure
 
 OFFSET = 3  # makes all of MPI's constants positive
+ASKED = "asked"  # the parameter `env_out` where the program asks for the envelope
 PEERS = ("source", "recvtag", "dest", "sendtag")
 
 
@@ -58,11 +60,6 @@ class Call(NamedTuple):
     arrays: tuple[Any, ...]
     params: Params
     counts: tuple[Any, ...] = ()
-
-    @staticmethod
-    def of(op: str, arrays: tuple[Any, ...], params: Params, counts: tuple[Any, ...] = ()) -> Any:
-        """A call, in a function whose type is that of the op's (`_call.definition.define`)."""
-        return Call(op, arrays, params, counts)
 
 
 def is_root(p: Params) -> bool:
@@ -155,8 +152,8 @@ class Spec:
         """The parameters that only derivatives change."""
         if self.has_peer:
             return {"env_out": False}
-        known = {} if self.adjoint is None else {"adjoint": False}
-        return {**known, "env_out": True} if self.is_ragged else known
+        adjoint: Params = {} if self.adjoint is None else {"adjoint": False}
+        return {**adjoint, "env_out": True} if self.is_ragged else adjoint
 
     @cached_property
     def params(self) -> frozenset[str]:
@@ -176,7 +173,7 @@ SPECS: dict[str, Spec] = {}  # in alphabetical order once `mpi4jax.ops` is impor
 _ROWS = {row["name"]: row for row in json.loads(_native.ops_table())}
 
 
-def add(name: str, **known: Any) -> Spec:
+def add(name: str, **fields: Any) -> Spec:
     """Put an op into the table.
 
     Raises:
@@ -187,7 +184,7 @@ def add(name: str, **known: Any) -> Spec:
             f"mpi4jax: the native module has no op {name}: it was built from another version than "
             "the Python package; reinstall mpi4jax"
         )
-    SPECS[name] = Spec(**_ROWS[name], **known)
+    SPECS[name] = Spec(**_ROWS[name], **fields)
     return SPECS[name]
 
 

@@ -12,11 +12,12 @@ from typing import Any
 import jax
 from jax.interpreters import mlir
 
-from .._compile.lowering import Avals, Lowering, Operands, carrier
+from .._compile.lowering import Avals, Lowering, Operands, carrier, forms_of
 from .._jax import compat
 from .._op.plan import Result, plan_of
-from .._op.primitive import HANDLE, result_avals, split_start, split_wait, start_p, wait_p
+from .._op.primitive import result_avals
 from .._op.spec import SPECS, Params
+from .primitives import HANDLE, split_start, split_wait, start_p, wait_p
 
 
 class _Half(Lowering):
@@ -30,19 +31,19 @@ class _Half(Lowering):
         out: the type of the result, if there is one.
     """
 
-    def __init__(self, ctx: mlir.LoweringRuleContext, of: str, p: Params, given: Avals):
+    def __init__(self, ctx: mlir.LoweringRuleContext, of: str, p: Params, buffers: Avals):
         super().__init__(ctx, SPECS[of], p)
         self.plan = plan = plan_of(self.spec, p)
-        self.out = result_avals(self.spec, p, given)
-        self.sends = given if plan.call is not None and plan.sends else []
+        self.out = result_avals(self.spec, p, buffers)
+        self.sends = buffers if plan.call is not None and plan.sends else []
         self.receives = self.out if plan.receives else []
-        self.keeps = [] if not plan.keeps else given if plan.select is None else self.out
+        self.keeps = [] if not plan.keeps else buffers if plan.select is None else self.out
         # What is received is the template where there is no sender, which only the call may know.
         open_source = p.get("source") is None and p.get("operand") != "call"
         self.initial = plan.result is Result.TEMPLATE and open_source
         if not all(isinstance(n, int) for x in (*self.receives, *self.keeps) for n in x.shape):
             raise NotImplementedError(f"i{of}: cannot be exported with symbolic shapes")
-        first = given if plan.sends else []
+        first = buffers if plan.sends else []
         self.reduced = self.reduces(plan.call)
         self.attrs = plan.attrs | self.parts(plan.call or of, [*first, *self.out])
 
@@ -79,6 +80,7 @@ def _lower_start(ctx: mlir.LoweringRuleContext, *args: Any, of: str, **p: Any) -
         {"of": of, **p}, list(zip(args, ctx.avals_in, strict=True))
     )
     low = _Half(ctx, of, p, [aval for _, aval in arrays])
+    low.forms = forms_of(low.spec, p, [aval for _, aval in arrays])
     plan = low.plan
     for operand in numbers:
         low.use_numbers(operand)
@@ -92,22 +94,22 @@ def _lower_start(ctx: mlir.LoweringRuleContext, *args: Any, of: str, **p: Any) -
 
 
 def _lower_wait(
-    ctx: mlir.LoweringRuleContext, *args: Any, of: str, given: Any, **p: Any
+    ctx: mlir.LoweringRuleContext, *args: Any, of: str, buffer: Any, **p: Any
 ) -> list[Any]:
     (handle,), numbers, token = split_wait(
         {"of": of, **p}, list(zip(args, ctx.avals_in, strict=True))
     )
     numbers = numbers[SPECS[of].is_ragged :]  # counts are for the transpose alone
     derived = p.pop("derived")
-    # Which communicator it is, the native module knows: what is eager is compiled for all.
+    # Eager programs are shared by communicators; the native module knows which one it is.
     p["comm"] = p["comm"].any
-    low = _Half(ctx, of, p, [] if given is None else [given])
+    low = _Half(ctx, of, p, [] if buffer is None else [buffer])
     types = [*low.receives, *low.keeps]
     wire = [carrier(x, low.reduced) for x in types]
     back = low.emit("mpi4jax_wait", [handle, *numbers], wire, derived)
     arrays = [low.convert((x, by), to) for x, by, to in zip(back, wire, types, strict=True)]
     received = arrays[0][0] if low.receives else None
-    # Without a sender, what was received is the template already.
+    # Without a sender, the result already is the template.
     operand = arrays[-1] if low.keeps else None
     results = low.results(low.plan, received, operand, low.out)
     low.finish()

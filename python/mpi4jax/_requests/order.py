@@ -19,7 +19,8 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from .._jax import compat
-from .._op.primitive import HANDLE, first_of_batch
+from .._op.primitive import first_of_batch
+from .primitives import HANDLE
 
 behind_p = Primitive("mpi4jax_behind")
 behind_p.def_impl(compat.eval_primitive(behind_p))
@@ -31,12 +32,12 @@ ready_p.def_abstract_eval(lambda *xs: compat.array_type(HANDLE.shape, [*xs, HAND
 
 
 def _behind(x: Any, handle: Any) -> Any:
-    # No number of a handle is negative, which XLA does not know.
+    # Numbers of a handle are never negative, but XLA cannot infer that and keeps the dependence.
     return jnp.where(handle[0] >= 0, x, jnp.zeros_like(x))
 
 
 mlir.register_lowering(behind_p, mlir.lower_fun(_behind, multiple_results=False))
-# Without a side effect: what nothing needs is left out.
+# Without a side effect, so XLA removes it if its result is unused.
 mlir.register_lowering(ready_p, jax.ffi.ffi_lowering("mpi4jax_ready", has_side_effect=False))
 
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import jax
 from jax.core import ShapedArray
 
-from .._op.packing import Form
+from .._op.packing import TreeType
 from .._op.spec import SPECS, Spec
+
+R = TypeVar("R")  # what an operation that was started gives
 
 
 @dataclass(frozen=True)
@@ -21,14 +23,15 @@ class RequestKind:
     Attributes:
         op: the operation.
         params: its parameters.
-        form: of what was given; None: no array.
-        messages: the types of what was sent, or of its template, one for each handle.
+        tree_type: of the argument; None: it takes no array.
+        buffers: the types of what is sent, or of the template of what is received, one for each
+            handle.
     """
 
     op: str
     params: tuple[tuple[str, Any], ...]
-    form: Form | None
-    messages: tuple[ShapedArray, ...]
+    tree_type: TreeType | None
+    buffers: tuple[ShapedArray, ...]
 
     @property
     def spec(self) -> Spec:
@@ -36,8 +39,10 @@ class RequestKind:
 
 
 @jax.tree_util.register_pytree_node_class
-class Request:
-    """An operation that was started: :func:`wait` gives its result.
+class Request(Generic[R]):
+    """A non-blocking operation under way: :func:`wait` returns its result.
+
+    To type checkers, that of an ``iallreduce`` of a ``jax.Array`` is a ``Request[jax.Array]``.
 
     A pytree of a few numbers, which jitted functions take and return, and loops carry; that of a
     halo exchange has the block too. Each is waited for once.
@@ -52,7 +57,7 @@ class Request:
         return self._children, self._kind
 
     @classmethod
-    def tree_unflatten(cls, kind: Any, children: Sequence[Any]) -> Request:
+    def tree_unflatten(cls, kind: Any, children: Sequence[Any]) -> Request[R]:
         return cls(children, kind)
 
     @property
@@ -71,7 +76,7 @@ class Request:
 
     def __iter__(self) -> Any:
         raise TypeError(
-            f"i{self._op} returns a request, and no token; mpi4jax.wait(request) returns the result"
+            f"i{self._op} returns a request, not a token; mpi4jax.wait(request) returns the result"
         )
 
 
@@ -90,13 +95,13 @@ class CompositeKind:
 
 
 @jax.tree_util.register_pytree_node_class
-class CompositeRequest(Request):
+class CompositeRequest(Request[R]):
     """A request that is made of others: ``(*requests, arrays)``."""
 
     __slots__ = ()
 
     @property
-    def _requests(self) -> tuple[Request, ...]:
+    def _requests(self) -> tuple[Request[Any], ...]:
         return self._children[:-1]
 
     def _all_handles(self) -> tuple[Any, ...]:

@@ -1,10 +1,4 @@
-"""Operations that are started, and waited for later: two primitives, of all ops that have this.
-
-``mpi4jax_start`` takes what the op takes, and gives a *handle*: three float32, by which the native
-module knows what is under way (`src/transport/requests.rs`). ``mpi4jax_wait`` takes the handle, and
-gives what the op gives; the counts of an op that takes some are also an operand of the wait, whose
-transpose needs them. Both have the op's parameters, and ``of``, its name; a wait has ``given``,
-the type of the array that was given to the start, and ``derived``, whether it is in a derivative.
+"""The rules of starts and waits: their types, batches and derivatives.
 
 What is linear in an operand is linear in the handle, as JAX sees it. So a handle's tangent is the
 handle of the same op on the tangents. The transpose of a wait starts the adjoint, and gives its
@@ -26,8 +20,9 @@ from mpi4py import MPI
 from .._call.eager import implementation
 from .._diff.derivative import ReversedMessage, linear_only, tag_of_derivative
 from .._jax import compat
+from .._op.first import note_operation
+from .._op.manual import handle_type
 from .._op.primitive import (
-    HANDLE,
     TOKEN,
     batched_operands,
     check_dtype,
@@ -38,12 +33,9 @@ from .._op.primitive import (
     of_batch,
     result_avals,
     split,
-    split_start,
-    split_wait,
-    start_p,
-    wait_p,
 )
 from .._op.spec import SPECS, Params, Spec, first_axes, wildcard
+from .primitives import HANDLE, split_wait, start_p, wait_p
 
 # ---- Types
 
@@ -51,23 +43,25 @@ from .._op.spec import SPECS, Params, Spec, first_axes, wildcard
 @start_p.def_effectful_abstract_eval
 def _start_types(*args: Any, of: str, **p: Any) -> tuple[list[Any], set[Any]]:
     spec = SPECS[of]
+    note_operation()
     arrays, _, token = split(spec, p, args)
     for x in arrays:
         check_dtype(spec, p, x)
     result_avals(spec, p, arrays)  # raises an error if a shape is wrong
-    return [compat.array_type(HANDLE.shape, [*arrays, HANDLE]), *(TOKEN for _ in token)], {effect}
+    handle = handle_type(spec, p, compat.array_type(HANDLE.shape, [*arrays, HANDLE]))
+    return [handle, *(TOKEN for _ in token)], {effect}
 
 
-def _results(spec: Spec, p: Params, given: Any) -> list[ShapedArray]:
-    return [] if given is None else result_avals(spec, p, [given])
+def _results(spec: Spec, p: Params, buffer: Any) -> list[ShapedArray]:
+    return [] if buffer is None else result_avals(spec, p, [buffer])
 
 
 @wait_p.def_effectful_abstract_eval
-def _wait_types(*args: Any, of: str, given: Any, **p: Any) -> tuple[list[Any], set[Any]]:
+def _wait_types(*args: Any, of: str, buffer: Any, **p: Any) -> tuple[list[Any], set[Any]]:
     handle, _, token = split_wait({"of": of, **p}, args)
-    if given is not None:
-        given = compat.array_type(given.shape, [*handle, given])
-    return [*_results(SPECS[of], p, given), *(TOKEN for _ in token)], {effect}
+    if buffer is not None:
+        buffer = compat.array_type(buffer.shape, [*handle, buffer])
+    return [*_results(SPECS[of], p, buffer), *(TOKEN for _ in token)], {effect}
 
 
 # ---- Batching: one handle for the whole batch, which says to the wait that there is one
@@ -99,7 +93,7 @@ def _batched(
 
 
 def _wait_batch(
-    axis_data: Any, args: Sequence[Any], dims: Sequence[Any], *, of: str, given: Any, **p: Any
+    axis_data: Any, args: Sequence[Any], dims: Sequence[Any], *, of: str, buffer: Any, **p: Any
 ) -> tuple[list[Any], list[Any]]:
     pairs = split_wait({"of": of, **p}, list(zip(args, dims, strict=True)))
     ((handle, dim),), numbers, token = pairs
@@ -109,13 +103,13 @@ def _wait_batch(
     if dim is not None:  # else it was started outside of the vmap
         before, after = (int(length is not None) for length in first_axes(SPECS[of], p))
         handle, axis = first_of_batch(handle, dim), after
-        if given is not None:
-            shape = (*given.shape[:before], size, *given.shape[before:])
-            given = compat.array_type(shape, [given])
+        if buffer is not None:
+            shape = (*buffer.shape[:before], size, *buffer.shape[before:])
+            buffer = compat.array_type(shape, [buffer])
         if size == 0:
-            results = [jnp.zeros(x.shape, x.dtype) for x in _results(SPECS[of], p, given)]
+            results = [jnp.zeros(x.shape, x.dtype) for x in _results(SPECS[of], p, buffer)]
             return _batched(size, results, axis, token, dims)
-    out = wait_p.bind(handle, *numbers, *token, of=of, given=given, **p)
+    out = wait_p.bind(handle, *numbers, *token, of=of, buffer=buffer, **p)
     n = len(out) - len(token)
     return _batched(size, out[:n], axis, out[n:], dims)
 
@@ -142,6 +136,7 @@ def _refuse_derivative(spec: Spec, p: Params) -> None:
         )
 
 
+@compat.allows_transfers
 def _start_jvp(primals: Any, tangents: Any, *, of: str, **p: Any) -> tuple[list[Any], list[Any]]:
     spec = SPECS[of]
     arrays, numbers, _ = split(spec, p, primals)
@@ -158,10 +153,11 @@ def _start_jvp(primals: Any, tangents: Any, *, of: str, **p: Any) -> tuple[list[
     return out, start_p.bind(*ts, *numbers, *token_ts, of=of, **_of_derivative(p))
 
 
+@compat.allows_transfers
 def _wait_jvp(
-    primals: Any, tangents: Any, *, of: str, given: Any, **p: Any
+    primals: Any, tangents: Any, *, of: str, buffer: Any, **p: Any
 ) -> tuple[list[Any], list[Any]]:
-    out = wait_p.bind(*primals, of=of, given=given, **p)
+    out = wait_p.bind(*primals, of=of, buffer=buffer, **p)
     _, numbers, _ = split_wait({"of": of, **p}, primals)
     (t,), _, token_ts = split_wait({"of": of, **p}, tangents)
     token_ts = [ad.instantiate_zeros(t) for t in token_ts]
@@ -169,7 +165,7 @@ def _wait_jvp(
         results = out[: len(out) - len(token_ts)]
         return out, [*map(compat.zero_tangent, results), *token_ts]
     q = {**_of_derivative(p), "derived": True}
-    return out, wait_p.bind(t, *numbers, *token_ts, of=of, given=given, **q)
+    return out, wait_p.bind(t, *numbers, *token_ts, of=of, buffer=buffer, **q)
 
 
 def _adjoint(spec: Spec, p: Params) -> tuple[Spec, Params]:
@@ -184,14 +180,15 @@ def _adjoint(spec: Spec, p: Params) -> tuple[Spec, Params]:
     return other, ReversedMessage(spec, p, [], []).params_of(other)
 
 
+@compat.allows_transfers
 def _start_transpose(cts: Sequence[Any], *args: Any, of: str, **p: Any) -> list[Any]:
     spec = SPECS[of]
     arrays, numbers, token = split(spec, p, args)
     handle, *token_ct = map(ad.instantiate_zeros, cts)
     other, q = _adjoint(spec, p)
     avals = [x.aval if ad.is_undefined_primal(x) else jax.typeof(x) for x in arrays]
-    given = next(iter(result_avals(spec, p, avals) if spec.returns else avals), None)
-    q |= {"given": given, "derived": True}
+    buffer = next(iter(result_avals(spec, p, avals) if spec.returns else avals), None)
+    q |= {"buffer": buffer, "derived": True}
     out = wait_p.bind(handle, *numbers, *token_ct, of=other.name, **q)
     n = len(out) - len(token_ct)
     found = out[:n] or [jnp.zeros(x.shape, x.dtype) for x in avals]
@@ -202,15 +199,16 @@ def _start_transpose(cts: Sequence[Any], *args: Any, of: str, **p: Any) -> list[
     ]
 
 
-def _wait_transpose(cts: Sequence[Any], *args: Any, of: str, given: Any, **p: Any) -> list[Any]:
+@compat.allows_transfers
+def _wait_transpose(cts: Sequence[Any], *args: Any, of: str, buffer: Any, **p: Any) -> list[Any]:
     spec = SPECS[of]
     handle, numbers, token = split_wait({"of": of, **p}, args)
     cts = [ad.instantiate_zeros(c) for c in cts]
     n = len(cts) - len(token)
     other, q = _adjoint(spec, p)
     arrays = cts[:n]
-    if not arrays and given is not None:  # the template of the cotangent of a sent message
-        arrays = [compat.vary_as(jnp.zeros(given.shape, given.dtype), given)]
+    if not arrays and buffer is not None:  # the template of the cotangent of a sent message
+        arrays = [compat.vary_as(jnp.zeros(buffer.shape, buffer.dtype), buffer)]
     found, *token_ct = start_p.bind(*arrays, *numbers, *cts[n:], of=other.name, **q)
     return [
         *linear_only(handle, [found]),
@@ -219,11 +217,11 @@ def _wait_transpose(cts: Sequence[Any], *args: Any, of: str, given: Any, **p: An
     ]
 
 
-for _primitive, _split, _batch, _jvp, _transpose in (
-    (start_p, split_start, _start_batch, _start_jvp, _start_transpose),
-    (wait_p, split_wait, _wait_batch, _wait_jvp, _wait_transpose),
+for _primitive, _batch, _jvp, _transpose in (
+    (start_p, _start_batch, _start_jvp, _start_transpose),
+    (wait_p, _wait_batch, _wait_jvp, _wait_transpose),
 ):
-    _primitive.def_impl(implementation(_primitive, _split))
+    _primitive.def_impl(implementation(_primitive))
     batching.fancy_primitive_batchers[_primitive] = _batch
     ad.primitive_jvps[_primitive] = _jvp
     ad.primitive_transposes[_primitive] = _transpose

@@ -8,16 +8,18 @@ from typing import Any
 import jax
 from jax.core import ShapedArray
 
-from .._call.eager import traced_peers
+from .._call.call import traced_peers
 from .._op.arguments import ANY_SOURCE, ANY_TAG
 from .._op.comm import MEAN
-from .._op.packing import check_no_keys, pack_arguments
-from .._op.primitive import start_p, sum_of_mean
+from .._op.manual import varying_operands
+from .._op.packing import check_no_keys, compared, pack_arguments
+from .._op.primitive import sum_of_mean
 from .._op.spec import SPECS, Call, Params, first_axes
+from .primitives import start_p
 from .request import Request, RequestKind
 
 
-def start(call: Call) -> Request:
+def start(call: Call) -> Request[Any]:
     """Start an op."""
     spec, p = SPECS[call.op], call.params
     name = f"i{spec.name}"
@@ -35,11 +37,11 @@ def start(call: Call) -> Request:
         )
     args = call.arrays + call.counts
     if spec.start is not None:
-        return spec.start(_begin, args, p)
-    return _begin(spec.name, args, p)
+        return spec.start(begin, args, p)
+    return begin(spec.name, args, p)
 
 
-def _begin(op: str, args: Sequence[Any], p: Params) -> Request:
+def begin(op: str, args: Sequence[Any], p: Params) -> Request[Any]:
     """Start an op by what starts it in MPI, once per dtype.
 
     Its counts, if it takes some, are the last of ``args``: how many rows go to each rank, and how
@@ -49,18 +51,19 @@ def _begin(op: str, args: Sequence[Any], p: Params) -> Request:
     p = {**spec.defaults, **p}
     n = spec.arrays or 0
     trees, numbers = args[:n], [*args[n:], *traced_peers(p)]
-    known = tuple(sorted((k, v) for k, v in p.items() if k != "operand"))
+    params = tuple(sorted((k, v) for k, v in p.items() if k != "operand"))
     if not trees:
         (handle,) = start_p.bind(*numbers, of=op, **p)
-        return Request([handle], RequestKind(op, known, None, ()))
-    (packed,) = pack_arguments(spec, trees, p)
-    check_no_keys(spec, p, packed)
+        return Request([handle], RequestKind(op, params, None, ()))
+    (tree,) = pack_arguments(spec, trees, p)
+    check_no_keys(spec, p, tree)
     before, _ = first_axes(spec, p)
-    handles, messages = [], []
-    for dtype in packed.groups:
-        x = packed.pack(dtype, before, spec)
-        messages.append(ShapedArray(x.shape, x.dtype))
+    handles, buffers = [], []
+    for dtype in tree.groups:
+        (x,) = varying_operands(spec, p, [tree.message(dtype, before, spec)])
+        buffers.append(ShapedArray(x.shape, x.dtype))
         q = sum_of_mean(spec, p, x) if p.get("reduction") is MEAN else p
+        q = {**q, **compared(spec, [tree], dtype, int(before is not None))}
         handles += start_p.bind(x, *numbers, of=op, **q)
-    kind = RequestKind(op, known, packed.form, tuple(messages))
+    kind = RequestKind(op, params, tree.tree_type, tuple(buffers))
     return Request([*handles, *numbers[: spec.is_ragged]], kind)

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast, overload
 
 import jax
 import jax.numpy as jnp
 from mpi4py import MPI
 
 from .._op.comm import MEAN, as_reduction
-from .._op.primitive import HANDLE, mean_of_sum, wait_p
-from .._op.spec import first_axes
+from .._op.primitive import mean_of_sum, pvary_result
+from .._op.spec import T, first_axes
 from .order import behind, ready
-from .request import CompositeRequest, Request, RequestKind
+from .primitives import HANDLE, wait_p
+from .request import CompositeRequest, R, Request, RequestKind
 
 
 def _handles(name: str, request: Any) -> tuple[Any, ...]:
@@ -38,20 +39,21 @@ def _wait(kind: RequestKind, handles: Sequence[Any], counts: Sequence[Any]) -> A
     spec, p = kind.spec, dict(kind.params)
     mean = p.get("reduction") is MEAN
     q = {**p, "reduction": as_reduction(kind.op, MPI.SUM)} if mean else p
-    if kind.form is None:
-        wait_p.bind(*handles, of=kind.op, given=None, derived=False, **q)
+    if kind.tree_type is None:
+        wait_p.bind(*handles, of=kind.op, buffer=None, derived=False, **q)
         return None
     before, after = first_axes(spec, p)
     results = {}
-    for dtype, given, handle in zip(kind.form.groups, kind.messages, handles, strict=True):
-        out = wait_p.bind(handle, *counts, of=kind.op, given=given, derived=False, **q)
+    for dtype, buffer, handle in zip(kind.tree_type.groups, kind.buffers, handles, strict=True):
+        out = wait_p.bind(handle, *counts, of=kind.op, buffer=buffer, derived=False, **q)
         if out:
-            results[dtype] = mean_of_sum(spec, p, out[0]) if mean else out[0]
-    return kind.form.unpack(results, before, after) if spec.returns else None
+            y = mean_of_sum(spec, p, out[0]) if mean else out[0]
+            results[dtype] = pvary_result(spec, p, y)
+    return kind.tree_type.from_messages(results, before, after) if spec.returns else None
 
 
-def wait(request: Request, *, after: Any = None) -> Any:
-    """Wait for an operation that was started, and return its result.
+def wait(request: Request[R], *, after: Any = None) -> R:
+    """Wait for a non-blocking operation, and return its result.
 
     Args:
         request: from :func:`iallreduce` or another function that starts an operation. It is waited
@@ -72,7 +74,7 @@ def wait(request: Request, *, after: Any = None) -> Any:
         backward pass overlaps as the forward pass does.
 
     Example:
-        >>> import jax.numpy as jnp, mpi4jax
+        >>> import jax.numpy as jnp, mpi4jax.notoken as mpi4jax
         >>> request = mpi4jax.iallreduce(jnp.ones(3))
         >>> y = mpi4jax.wait(request)
         >>> float(y[0]) == mpi4jax.default_comm().size
@@ -82,20 +84,26 @@ def wait(request: Request, *, after: Any = None) -> Any:
     """
     _handles("wait", request)
     leaves = [jnp.asarray(x) for x in jax.tree.leaves(after)]
-    return _result(request, [ready(leaves)] if leaves else [])
+    return cast(R, _result(request, [ready(leaves)] if leaves else []))
 
 
-def _result(request: Request, there: list[Any]) -> Any:
-    """What an operation gives, that is waited for once these handles of nothing are there."""
+def _result(request: Request[Any], dependences: list[Any]) -> Any:
+    """What an operation gives, that is waited for after these dependences: handles of nothing."""
     if isinstance(request, CompositeRequest):
-        return request._result([_result(each, there) for each in request._requests])
+        return request._result([_result(each, dependences) for each in request._requests])
     kind, counts = request._kind, request._counts()
-    handles = tuple(sum(there, handle) for handle in request._all_handles())
+    handles = tuple(sum(dependences, handle) for handle in request._all_handles())
     return _wait(kind, handles, counts)
 
 
+@overload
+def waitall(requests: list[Request[R]], *, after: Any = None) -> list[R]: ...
+@overload
+def waitall(requests: tuple[Request[R], ...], *, after: Any = None) -> tuple[R, ...]: ...
+@overload
+def waitall(requests: Any, *, after: Any = None) -> Any: ...
 def waitall(requests: Any, *, after: Any = None) -> Any:
-    """Wait for several operations that were started: :func:`wait` for each.
+    """Wait for several non-blocking operations: :func:`wait` for each.
 
     Args:
         requests: a list, a tuple or another pytree of requests.
@@ -108,7 +116,7 @@ def waitall(requests: Any, *, after: Any = None) -> Any:
         TypeError, ValueError, RuntimeError: as :func:`wait`.
 
     Example:
-        >>> import jax.numpy as jnp, mpi4jax
+        >>> import jax.numpy as jnp, mpi4jax.notoken as mpi4jax
         >>> requests = [mpi4jax.iallreduce(jnp.full(3, i)) for i in range(2)]
         >>> a, b = mpi4jax.waitall(requests)
         >>> int(b[0]) == mpi4jax.default_comm().size
@@ -123,8 +131,8 @@ def waitall(requests: Any, *, after: Any = None) -> Any:
     )
 
 
-def after(request: Request, z: Any) -> Any:
-    """Return ``z`` once an operation has been started: what is computed from it overlaps.
+def after(request: Request[Any], z: T) -> T:
+    """Return ``z`` once an operation has started: computation that uses it overlaps.
 
     Without it, XLA may compute first and start the operation then.
 
@@ -143,7 +151,7 @@ def after(request: Request, z: Any) -> Any:
         of ``z`` has been computed.
 
     Example:
-        >>> import jax, jax.numpy as jnp, mpi4jax
+        >>> import jax, jax.numpy as jnp, mpi4jax.notoken as mpi4jax
         >>> @jax.jit
         ... def f(x, a):
         ...     request = mpi4jax.iallreduce(x)
@@ -155,4 +163,4 @@ def after(request: Request, z: Any) -> Any:
     See also: :func:`wait`.
     """
     handles = _handles("after", request)
-    return jax.tree.map(lambda x: behind(jnp.asarray(x), handles), z)
+    return cast(T, jax.tree.map(lambda x: behind(jnp.asarray(x), handles), z))

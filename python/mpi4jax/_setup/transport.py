@@ -35,6 +35,12 @@ def library_directories() -> list[str]:
     return [str(directory) for directory in dict.fromkeys(found)]
 
 
+def asks_all_ranks() -> bool:
+    """Whether the choice of a transport takes all ranks, which must have chosen alike."""
+    _, by_all = _native.transport_choice()
+    return MPI.COMM_WORLD.size > 1 and by_all
+
+
 def start() -> None:
     """Choose the transport from the environment, and tell XLA of the operations; at import.
 
@@ -50,7 +56,7 @@ def start() -> None:
             ".".join(map(str, compat.TESTED)),
         )
     (cpu, cpu_reason), (gpu, gpu_reason) = _native.select_transports(library_directories())
-    # Registered before everything else that communicates at exit, so it runs after that.
+    # Registered before other exit handlers that communicate, and therefore run after them.
     atexit.register(_native.stop_transports)
     _log.info("transports: %s on CPU (%s), %s on GPU (%s)", cpu, cpu_reason, gpu, gpu_reason)
     choose_device()
@@ -67,17 +73,17 @@ def has_cuda_support() -> bool:
 
 
 def has_hip_support() -> bool:
-    """Whether there is a transport for ROCm: no. For programs that ask."""
+    """Whether there is a transport for ROCm: always False."""
     return False
 
 
 def has_sycl_support() -> bool:
-    """Whether there is a transport for SYCL: no. For programs that ask."""
+    """Whether there is a transport for SYCL: always False."""
     return False
 
 
-# What launchers call the number of a process among those of its node.
-_LOCAL_RANKS = (
+# Launchers' variables for the local rank of a process on its node.
+LOCAL_RANKS = (
     "OMPI_COMM_WORLD_LOCAL_RANK",
     "MPI_LOCALRANKID",
     "MV2_COMM_WORLD_LOCAL_RANK",
@@ -89,9 +95,9 @@ _LOCAL_RANKS = (
 
 def choose_device() -> None:
     """Give each rank of a node a GPU of its own, unless the user or the launcher has done so."""
-    numbers = [os.environ[name] for name in _LOCAL_RANKS if name in os.environ]
+    numbers = [os.environ[name] for name in LOCAL_RANKS if name in os.environ]
     chosen = "CUDA_VISIBLE_DEVICES" in os.environ or compat.visible_gpus() != "all"
-    # Where there is no GPU, nothing is loaded to ask for its number.
+    # Without a GPU, no library is loaded to query its number.
     there = Path("/dev/nvidiactl").exists() or _native.is_gpu_on_cpu()
     if not numbers or chosen or not there:
         return
@@ -117,7 +123,7 @@ def announce_device() -> None:
 
 @dataclass(frozen=True)
 class TransportInfo:
-    """What was chosen to carry the data, and why.
+    """A transport, and the reason for it.
 
     Attributes:
         requested: the environment's setting, ``""`` where there is none.
@@ -154,7 +160,7 @@ class TransportInfo:
 
 
 def transport_info() -> TransportInfo:
-    """What carries the data of this process, and why.
+    """The transport of this process, and the reason for it.
 
     Libraries that have not been needed so far are loaded to see whether they could be used.
 
@@ -162,7 +168,7 @@ def transport_info() -> TransportInfo:
         TransportInfo: what was chosen for arrays on the CPU and on a GPU.
 
     Example:
-        >>> import mpi4jax
+        >>> import mpi4jax.notoken as mpi4jax
         >>> mpi4jax.transport_info().cpu
         'mpi'
     """

@@ -1,66 +1,46 @@
-"""The functions of :mod:`mpi4jax` that take and return tokens, each made of the one without."""
+"""The functions of :mod:`mpi4jax` that take and return tokens, each made of the one without.
 
-from .. import ops
-from .._functions import assert_equal as _assert_equal, neighbours
-from .._numerics import blocks
-from .tokens import with_token
+Every public name of this module is one of them.
+"""
 
-allgather = with_token(ops.allgather)
-allgatherv = with_token(ops.allgatherv)
-allreduce = with_token(ops.allreduce)
-alltoall = with_token(ops.alltoall)
-alltoallv = with_token(ops.alltoallv)
-barrier = with_token(ops.barrier)
-bcast = with_token(ops.bcast)
-exscan = with_token(ops.exscan)
-gather = with_token(ops.gather)
-gatherv = with_token(ops.gatherv)
-halo_exchange = with_token(ops.halo_exchange)
-permute = with_token(ops.permute)
-ragged_alltoall = with_token(ops.ragged_alltoall)
-recv = with_token(ops.recv)
-reduce = with_token(ops.reduce)
-reduce_scatter = with_token(ops.reduce_scatter)
-reduce_scatterv = with_token(ops.reduce_scatterv)
-scan = with_token(ops.scan)
-scatter = with_token(ops.scatter)
-scatterv = with_token(ops.scatterv)
-send = with_token(ops.send)
-sendrecv = with_token(ops.sendrecv)
+from .. import ops as _ops
+from .._functions import (
+    assert_equal as _assert_equal,
+    halo_add as _halo_add,
+    neighbours as _neighbours,
+    with_status as _with_status,
+)
+from .._numerics import blocks as _blocks
+from .tokens import with_token as _with_token
 
-assert_equal = with_token(_assert_equal.assert_equal)
-gather_blocks = with_token(blocks.gather_blocks)
-neighbor_allgather = with_token(neighbours.neighbor_allgather)
-neighbor_alltoall = with_token(neighbours.neighbor_alltoall)
-scatter_blocks = with_token(blocks.scatter_blocks)
+allgather = _with_token(_ops.allgather)
+allgatherv = _with_token(_ops.allgatherv)
+allreduce = _with_token(_ops.allreduce)
+alltoall = _with_token(_ops.alltoall)
+alltoallv = _with_token(_ops.alltoallv)
+barrier = _with_token(_ops.barrier)
+bcast = _with_token(_ops.bcast)
+exscan = _with_token(_ops.exscan)
+gather = _with_token(_ops.gather)
+gatherv = _with_token(_ops.gatherv)
+halo_exchange = _with_token(_ops.halo_exchange)
+permute = _with_token(_ops.permute)
+ragged_alltoall = _with_token(_ops.ragged_alltoall)
+recv = _with_token(_ops.recv)
+reduce = _with_token(_ops.reduce)
+reduce_scatter = _with_token(_ops.reduce_scatter)
+reduce_scatterv = _with_token(_ops.reduce_scatterv)
+scan = _with_token(_ops.scan)
+scatter = _with_token(_ops.scatter)
+scatterv = _with_token(_ops.scatterv)
+send = _with_token(_ops.send)
+sendrecv = _with_token(_ops.sendrecv)
 
-# Written out: a type checker does not find the names of another module's list here.
-__all__ = [
-    "allgather",
-    "allgatherv",
-    "allreduce",
-    "alltoall",
-    "alltoallv",
-    "assert_equal",
-    "barrier",
-    "bcast",
-    "exscan",
-    "gather",
-    "gather_blocks",
-    "gatherv",
-    "halo_exchange",
-    "neighbor_allgather",
-    "neighbor_alltoall",
-    "permute",
-    "ragged_alltoall",
-    "recv",
-    "reduce",
-    "reduce_scatter",
-    "reduce_scatterv",
-    "scan",
-    "scatter",
-    "scatter_blocks",
-    "scatterv",
-    "send",
-    "sendrecv",
-]
+assert_equal = _with_token(_assert_equal.assert_equal)
+gather_blocks = _with_token(_blocks.gather_blocks)
+halo_add = _with_token(_halo_add.halo_add)
+neighbor_allgather = _with_token(_neighbours.neighbor_allgather)
+neighbor_alltoall = _with_token(_neighbours.neighbor_alltoall)
+recv_with_status = _with_token(_with_status.recv_with_status)
+scatter_blocks = _with_token(_blocks.scatter_blocks)
+sendrecv_with_status = _with_token(_with_status.sendrecv_with_status)

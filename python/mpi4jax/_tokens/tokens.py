@@ -6,14 +6,9 @@ a new one.
 
 from __future__ import annotations
 
-import dis
 import functools
 import inspect
-import os
-import sys
-import warnings
 from collections.abc import Callable
-from types import CodeType, FrameType
 from typing import Any
 
 import jax
@@ -78,8 +73,6 @@ def with_token(op: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(op)
     def call(*args: Any, token: Any = None, **kwargs: Any) -> Any:
         _check_token(name, token)
-        if not returns_nothing:
-            _note_call(name, token)
         result = op(*args, **kwargs)
         return _new_token(token) if returns_nothing else (result, _new_token(token))
 
@@ -111,54 +104,8 @@ def with_token(op: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-# ---- Programs that expect no token
-
-_WHOLE = (
-    "mpi4jax: {op} returns a tuple here, (result, token), which {line} does not unpack. For the "
-    "result alone, as in mpi4jax 0.8 and 0.9, write `import mpi4jax.notoken as mpi4jax`, or set "
-    "MPI4JAX_NOTOKEN=1. To silence this warning, set MPI4JAX_NOTOKEN=0"
-)
-# Calls without a token that have been looked at; None once a token is passed, or it was said.
-_seen: set[tuple[CodeType, int]] | None = None if "MPI4JAX_NOTOKEN" in os.environ else set()
-
-
-def _note_call(name: str, token: Any) -> None:
-    """Warn once of a call that takes the tuple for the result, in programs that pass no token.
-
-    An item of the tuple would be the result, or the token, where a row of the result is meant.
-    """
-    global _seen
-    if token is not None:
-        _seen = None
-    if _seen is None:
-        return
-    frame = sys._getframe(2)
-    call, file = (frame.f_code, frame.f_lasti), frame.f_code.co_filename
-    if call in _seen or file.startswith(compat.NOT_THE_USERS):
-        return
-    _seen.add(call)
-    if _next_instruction(frame) not in ("UNPACK_SEQUENCE", "POP_TOP"):
-        _seen = None
-        line = f"{os.path.basename(file)}:{frame.f_lineno}"
-        warnings.warn(_WHOLE.format(op=name, line=line), stacklevel=3)
-
-
-def _next_instruction(frame: FrameType) -> str:
-    """The name of the instruction behind the call that a frame is in.
-
-    POP_TOP where the result is dropped, UNPACK_SEQUENCE where it is assigned to several names.
-    """
-    names = (
-        instruction.opname
-        for instruction in dis.get_instructions(frame.f_code)
-        if instruction.offset > frame.f_lasti
-        and instruction.opname not in ("CACHE", "EXTENDED_ARG", "NOP")
-    )
-    return next(names, "")
-
-
 def auto_tokenize(f: Callable[..., Any]) -> Callable[..., Any]:
-    """Return ``f``: ops keep their order without tokens.
+    """Return ``f`` unchanged: operations need no tokens.
 
     Earlier packages of this kind needed this decorator where ops were used without tokens. Here
     order comes from JAX's effect system, also under differentiation; the decorator is kept so

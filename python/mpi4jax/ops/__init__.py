@@ -2,57 +2,34 @@
 
 Each takes and returns arrays or pytrees of arrays, blocks no Python (like every JAX operation),
 and happens exactly once per execution, in program order, also if its results are unused.
+
+This is the one list of them: a public name of this module is an operation.
 """
 
-from .._op.spec import SPECS as SPECS
-from .allgather import allgather
-from .allgatherv import allgatherv
-from .allreduce import allreduce
-from .alltoall import alltoall
-from .alltoallv import alltoallv
-from .barrier import barrier
-from .bcast import bcast
-from .exscan import exscan
-from .gather import gather
-from .gatherv import gatherv
-from .halo_exchange import halo_exchange
-from .permute import permute
-from .ragged_alltoall import ragged_alltoall
-from .recv import recv
-from .reduce import reduce
-from .reduce_scatter import reduce_scatter
-from .reduce_scatterv import reduce_scatterv
-from .scan import scan
-from .scatter import scatter
-from .scatterv import scatterv
-from .send import send
-from .sendrecv import sendrecv
+from .._op.spec import SPECS as _SPECS
+from .allgather import allgather as allgather
+from .allgatherv import allgatherv as allgatherv
+from .allreduce import allreduce as allreduce
+from .alltoall import alltoall as alltoall
+from .alltoallv import alltoallv as alltoallv
+from .barrier import barrier as barrier
+from .bcast import bcast as bcast
+from .exscan import exscan as exscan
+from .gather import gather as gather
+from .gatherv import gatherv as gatherv
+from .halo_exchange import halo_exchange as halo_exchange
+from .permute import permute as permute
+from .ragged_alltoall import ragged_alltoall as ragged_alltoall
+from .recv import recv as recv
+from .reduce import reduce as reduce
+from .reduce_scatter import reduce_scatter as reduce_scatter
+from .reduce_scatterv import reduce_scatterv as reduce_scatterv
+from .scan import scan as scan
+from .scatter import scatter as scatter
+from .scatterv import scatterv as scatterv
+from .send import send as send
+from .sendrecv import sendrecv as sendrecv
 
-__all__ = [
-    "allgather",
-    "allgatherv",
-    "allreduce",
-    "alltoall",
-    "alltoallv",
-    "barrier",
-    "bcast",
-    "exscan",
-    "gather",
-    "gatherv",
-    "halo_exchange",
-    "permute",
-    "ragged_alltoall",
-    "recv",
-    "reduce",
-    "reduce_scatter",
-    "reduce_scatterv",
-    "scan",
-    "scatter",
-    "scatterv",
-    "send",
-    "sendrecv",
-]
-
-for _name in __all__:
+for _name in sorted(_SPECS):
     # In alphabetical order, too: `recv` takes from `send`.
-    SPECS[_name] = SPECS.pop(_name)
+    _SPECS[_name] = _SPECS.pop(_name)

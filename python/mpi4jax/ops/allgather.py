@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from mpi4py import MPI
 
+from .._call.call import run
 from .._call.definition import define
 from .._op.comm import as_comm
 from .._op.plan import Plan, Result
@@ -14,7 +17,12 @@ def _adjoint(p: Params) -> Plan:
     return Plan(None, Result.OPERAND, select=lambda c: c[p["comm"].rank])
 
 
+def _prepare(x: Any, comm: MPI.Intracomm | None) -> Call:
+    return Call("allgather", (x,), {"comm": as_comm("allgather", comm)})
+
+
 @define(
+    _prepare,
     adjoint=_adjoint,
     is_uniform=True,
 )
@@ -44,4 +52,4 @@ def allgather(x: T, *, comm: MPI.Intracomm | None = None) -> T:
 
     See also: :func:`gather`, :func:`alltoall`.
     """
-    return Call.of("allgather", (x,), {"comm": as_comm("allgather", comm)})
+    return run(_prepare(x, comm))

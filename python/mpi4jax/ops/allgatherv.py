@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from mpi4py import MPI
 
+from .._call.call import run
 from .._call.definition import define
 from .._op import rows as _rows
 from .._op.comm import as_comm
@@ -18,7 +20,20 @@ def _adjoint(p: Params) -> Plan:
     return Plan(None, Result.OPERAND, select=lambda c: c[start : start + rows])
 
 
+def _prepare(x: Any, counts: Sequence[int], comm: MPI.Intracomm | None) -> Call:
+    c = as_comm("allgatherv", comm)
+    row_counts = _rows.counts_of("allgatherv", "counts", counts, c)
+    p = {
+        "comm": c,
+        "rows": (row_counts[c.rank], sum(row_counts)),
+        "sends": ((0, row_counts[c.rank]),) * c.size,
+        "receives": _rows.side_by_side(row_counts),
+    }
+    return Call("allgatherv", (x,), p)
+
+
 @define(
+    _prepare,
     adjoint=_adjoint,
     is_uniform=True,
 )
@@ -53,12 +68,4 @@ def allgatherv(x: T, counts: Sequence[int], *, comm: MPI.Intracomm | None = None
 
     See also: :func:`allgather`, :func:`gatherv`.
     """
-    c = as_comm("allgatherv", comm)
-    known = _rows.counts_of("allgatherv", "counts", counts, c)
-    p = {
-        "comm": c,
-        "rows": (known[c.rank], sum(known)),
-        "sends": ((0, known[c.rank]),) * c.size,
-        "receives": _rows.side_by_side(known),
-    }
-    return Call.of("allgatherv", (x,), p)
+    return run(_prepare(x, counts, comm))

@@ -6,6 +6,7 @@ from typing import Any
 
 from mpi4py import MPI
 
+from .._call.call import run
 from .._call.definition import define
 from .._diff.reductions import ReductionTangent
 from .._op.comm import Reduction, as_comm, as_reduction
@@ -18,7 +19,13 @@ def _derivative(r: ReductionTangent) -> Any:
     return r.reduce_tangent("allreduce", r.t * share)
 
 
+def _prepare(x: Any, op: MPI.Op | Reduction, comm: MPI.Intracomm | None) -> Call:
+    p = {"comm": as_comm("allreduce", comm), "reduction": as_reduction("allreduce", op)}
+    return Call("allreduce", (x,), p)
+
+
 @define(
+    _prepare,
     adjoint=lambda p: Plan(None, Result.OPERAND),
     derivative=_derivative,
     is_uniform=True,
@@ -66,5 +73,4 @@ def allreduce(
 
     See also: :func:`reduce`, :func:`scan`, :func:`pvary`.
     """
-    p = {"comm": as_comm("allreduce", comm), "reduction": as_reduction("allreduce", op)}
-    return Call.of("allreduce", (x,), p)
+    return run(_prepare(x, op, comm))

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from mpi4py import MPI
 
+from .._call.call import run
 from .._call.definition import define
 from .._op.comm import as_comm
 from .._op.spec import Call, T
 
 
-@define()
+def _prepare(x: Any, comm: MPI.Intracomm | None) -> Call:
+    return Call("alltoall", (x,), {"comm": as_comm("alltoall", comm)})
+
+
+@define(_prepare)
 def alltoall(x: T, *, comm: MPI.Intracomm | None = None) -> T:
     """Send block ``j`` to rank ``j``, for all ranks at once (MPI_Alltoall; MPI-4.1, section 6.8).
 
@@ -37,4 +44,4 @@ def alltoall(x: T, *, comm: MPI.Intracomm | None = None) -> T:
 
     See also: :func:`allgather`, :func:`scatter`.
     """
-    return Call.of("alltoall", (x,), {"comm": as_comm("alltoall", comm)})
+    return run(_prepare(x, comm))

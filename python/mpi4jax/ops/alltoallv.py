@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from mpi4py import MPI
 
+from .._call.call import run
 from .._call.definition import define
 from .._op import rows
 from .._op.comm import as_comm
@@ -13,7 +15,28 @@ from .._op.plan import Plan
 from .._op.spec import Call, T
 
 
+def _prepare(
+    x: Any, send_counts: Sequence[int], recv_counts: Sequence[int], comm: MPI.Intracomm | None
+) -> Call:
+    c = as_comm("alltoallv", comm)
+    sent = rows.counts_of("alltoallv", "send_counts", send_counts, c)
+    received = rows.counts_of("alltoallv", "recv_counts", recv_counts, c)
+    if sent[c.rank] != received[c.rank]:
+        raise ValueError(
+            f"alltoallv: arguments 'send_counts' and 'recv_counts' say that rank {c.rank} gives "
+            f"itself {sent[c.rank]} rows and takes {received[c.rank]}; expected the same number"
+        )
+    p = {
+        "comm": c,
+        "rows": (sum(sent), sum(received)),
+        "sends": rows.side_by_side(sent),
+        "receives": rows.side_by_side(received),
+    }
+    return Call("alltoallv", (x,), p)
+
+
 @define(
+    _prepare,
     adjoint=lambda p: Plan("alltoallv"),
 )
 def alltoallv(
@@ -57,18 +80,4 @@ def alltoallv(
 
     See also: :func:`alltoall`, :func:`allgatherv`, :func:`scatterv`.
     """
-    c = as_comm("alltoallv", comm)
-    sent = rows.counts_of("alltoallv", "send_counts", send_counts, c)
-    received = rows.counts_of("alltoallv", "recv_counts", recv_counts, c)
-    if sent[c.rank] != received[c.rank]:
-        raise ValueError(
-            f"alltoallv: arguments 'send_counts' and 'recv_counts' say that rank {c.rank} gives "
-            f"itself {sent[c.rank]} rows and takes {received[c.rank]}; expected the same number"
-        )
-    p = {
-        "comm": c,
-        "rows": (sum(sent), sum(received)),
-        "sends": rows.side_by_side(sent),
-        "receives": rows.side_by_side(received),
-    }
-    return Call.of("alltoallv", (x,), p)
+    return run(_prepare(x, send_counts, recv_counts, comm))

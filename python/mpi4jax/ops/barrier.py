@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from mpi4py import MPI
 
+from .._call.call import run
 from .._call.definition import define
 from .._op.comm import as_comm
 from .._op.spec import Call
 
 
-@define()
+def _prepare(comm: MPI.Intracomm | None) -> Call:
+    return Call("barrier", (), {"comm": as_comm("barrier", comm)})
+
+
+@define(_prepare)
 def barrier(*, comm: MPI.Intracomm | None = None) -> None:
     """Wait for all ranks (MPI_Barrier; MPI-4.1, section 6.3).
 
@@ -29,4 +34,4 @@ def barrier(*, comm: MPI.Intracomm | None = None) -> None:
         >>> import mpi4jax.notoken as mpi4jax
         >>> mpi4jax.barrier()
     """
-    return Call.of("barrier", (), {"comm": as_comm("barrier", comm)})
+    return run(_prepare(comm))

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from mpi4py import MPI
 
+from .._call.call import run
 from .._call.definition import define
 from .._op.arguments import rank_of
 from .._op.comm import as_comm
@@ -11,7 +14,13 @@ from .._op.plan import from_root_added, to_root
 from .._op.spec import Call, T
 
 
+def _prepare(x: Any, root: int, comm: MPI.Intracomm | None) -> Call:
+    c = as_comm("gather", comm)
+    return Call("gather", (x,), {"comm": c, "root": rank_of("gather", "root", root, c)})
+
+
 @define(
+    _prepare,
     plan=to_root("gather"),
     adjoint=from_root_added("scatter"),
 )
@@ -32,8 +41,8 @@ def gather(x: T, root: int = 0, *, comm: MPI.Intracomm | None = None) -> T:
         ValueError: ``root`` is not a rank of ``comm``.
 
     Derivative:
-        The transpose scatters the root's cotangent; other ranks add that of the ``x`` which they
-        returned. Under ``vmap`` the batch axis of the root's result is axis 1.
+        The transpose scatters the root's cotangent; elsewhere the cotangent
+        passes through. Under ``vmap`` the batch axis of the root's result is axis 1.
 
     Example:
         >>> import jax.numpy as jnp, mpi4jax.notoken as mpi4jax
@@ -41,5 +50,4 @@ def gather(x: T, root: int = 0, *, comm: MPI.Intracomm | None = None) -> T:
 
     See also: :func:`allgather`, :func:`scatter`.
     """
-    c = as_comm("gather", comm)
-    return Call.of("gather", (x,), {"comm": c, "root": rank_of("gather", "root", root, c)})
+    return run(_prepare(x, root, comm))

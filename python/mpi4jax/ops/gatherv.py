@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from mpi4py import MPI
 
+from .._call.call import run
 from .._call.definition import define
 from .._op import rows as _rows
 from .._op.arguments import rank_of
@@ -14,7 +16,25 @@ from .._op.plan import from_root_added, to_root
 from .._op.spec import Call, T
 
 
+def _prepare(x: Any, counts: Sequence[int], root: int, comm: MPI.Intracomm | None) -> Call:
+    c = as_comm("gatherv", comm)
+    row_counts, to = (
+        _rows.counts_of("gatherv", "counts", counts, c),
+        rank_of("gatherv", "root", root, c),
+    )
+    rows, receives, sends = _rows.with_root(row_counts, to, c)
+    p = {
+        "comm": c,
+        "root": to,
+        "rows": (row_counts[c.rank], rows),
+        "sends": sends,
+        "receives": receives,
+    }
+    return Call("gatherv", (x,), p)
+
+
 @define(
+    _prepare,
     plan=to_root("gatherv"),
     adjoint=from_root_added("scatterv"),
 )
@@ -44,8 +64,8 @@ def gatherv(
             number of rows than they say.
 
     Derivative:
-        The transpose scatters the root's cotangent; other ranks add that of the ``x`` which they
-        returned. Under ``vmap`` the batch axis is axis 1 of operand and result.
+        The transpose scatters the root's cotangent; elsewhere the cotangent
+        passes through. Under ``vmap`` the batch axis is axis 1 of operand and result.
 
     Example:
         >>> import jax.numpy as jnp, mpi4jax.notoken as mpi4jax
@@ -55,14 +75,4 @@ def gatherv(
 
     See also: :func:`gather`, :func:`allgatherv`, :func:`scatterv`.
     """
-    c = as_comm("gatherv", comm)
-    known, to = _rows.counts_of("gatherv", "counts", counts, c), rank_of("gatherv", "root", root, c)
-    rows, receives, sends = _rows.with_root(known, to, c)
-    p = {
-        "comm": c,
-        "root": to,
-        "rows": (known[c.rank], rows),
-        "sends": sends,
-        "receives": receives,
-    }
-    return Call.of("gatherv", (x,), p)
+    return run(_prepare(x, counts, root, comm))

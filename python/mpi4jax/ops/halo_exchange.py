@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from mpi4py import MPI
 
 from .. import _native
+from .._call.call import run
 from .._call.definition import define
 from .._compile.lowering import Avals, Lowering, Operands, carrier
 from .._grid import border as _border, cart as _cart, faces
@@ -40,7 +41,7 @@ def _exchanged(
     """
     avals, comm = [aval for _, aval in xs], low.p["comm"]
     if not _native.takes_packed(low.on_gpu):
-        # What `HaloFields` in `src/ops/halo.rs` reads.
+        # The fields that `HaloFields` in `src/ops/halo.rs` reads.
         halo = {
             "widths": low.p["widths"],
             "itemsize": avals[0].dtype.itemsize,
@@ -73,7 +74,7 @@ def _adjoint(
     here, n, like = low.p["comm"].rank, len(xs), xs[0][1]
     cleared, boxes = ([box for *_, box in found] for found in (ghosts, owned))
     parts = faces.apart(boxes)
-    # All that comes, one after the other, and zeros for the largest box of ghost cells.
+    # All received cells, flattened, then zeros for the largest box of ghost cells.
     size = faces.cells_in(boxes) + max((faces.cells_in([box]) for box in cleared), default=0)
     room, sums = (like.update(shape=(cells,)) for cells in (size, faces.cells_in(parts)))
     zeros = (low.local(lambda: jnp.zeros(room.shape, room.dtype), room), room)
@@ -90,7 +91,32 @@ def _adjoint(
     return _exchanged(low, [*ys, total, came], goes, comes, is_local=True)[:n]
 
 
+def _prepare(
+    x: Any,
+    cart: MPI.Cartcomm,
+    axes: int | Sequence[int | None] | None,
+    width: int | Sequence[int | tuple[int, int]],
+    corners: bool,
+    border: Any,
+) -> Call:
+    name = "halo_exchange"
+    comm = _cart.as_cart(name, cart)
+    chosen, widths = _cart.axes_of(name, comm, axes), _cart.widths_of(name, comm, width)
+    exchanged = tuple(k for k, axis in enumerate(chosen) if axis is not None)
+    if border is not None:
+        sides = _border.sides_of(name, comm, border)
+        x = _border.filled(name, comm, x, chosen, widths, sides, bool(corners))
+    p = {
+        "comm": comm,
+        "axes": tuple(chosen[k] for k in exchanged),
+        "widths": tuple(widths[k] for k in exchanged),
+        "neighbours": _cart.neighbours(comm, exchanged, bool(corners)),
+    }
+    return Call(name, (x,), p)
+
+
 @define(
+    _prepare,
     lower=_lower,
     adjoint=_lower,
     start=faces.start,
@@ -156,17 +182,4 @@ def halo_exchange(
 
     See also: :func:`scatter_blocks`, :func:`gather_blocks`, :func:`sendrecv`.
     """
-    name = "halo_exchange"
-    comm = _cart.as_cart(name, cart)
-    chosen, widths = _cart.axes_of(name, comm, axes), _cart.widths_of(name, comm, width)
-    exchanged = tuple(k for k, axis in enumerate(chosen) if axis is not None)
-    if border is not None:
-        sides = _border.sides_of(name, comm, border)
-        x = _border.filled(name, comm, x, chosen, widths, sides, bool(corners))
-    p = {
-        "comm": comm,
-        "axes": tuple(chosen[k] for k in exchanged),
-        "widths": tuple(widths[k] for k in exchanged),
-        "neighbours": _cart.neighbours(comm, exchanged, bool(corners)),
-    }
-    return Call.of(name, (x,), p)
+    return run(_prepare(x, cart, axes, width, corners, border))

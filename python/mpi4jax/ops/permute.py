@@ -7,6 +7,7 @@ from typing import Any
 
 from mpi4py import MPI
 
+from .._call.call import run
 from .._call.definition import define
 from .._op import rows
 from .._op.arguments import rank_of
@@ -26,21 +27,36 @@ def _pairs_of(pairs: Any, comm: Comm) -> list[tuple[int, int]]:
             "permute: argument 'pairs' must be a sequence of pairs (source, destination) of ranks, "
             f"got {pairs!r}"
         )
-    known = []
+    ranks_of_pairs = []
     for i, (source, dest) in enumerate(given):
         name = f"pairs[{i}]"
-        known.append((rank_of("permute", name, source, comm), rank_of("permute", name, dest, comm)))
+        ranks_of_pairs.append(
+            (rank_of("permute", name, source, comm), rank_of("permute", name, dest, comm))
+        )
     for side, what in enumerate(("source", "destination")):
-        ranks = [pair[side] for pair in known]
-        twice = [pair for pair in known if ranks.count(pair[side]) > 1]
+        ranks = [pair[side] for pair in ranks_of_pairs]
+        twice = [pair for pair in ranks_of_pairs if ranks.count(pair[side]) > 1]
         if twice:
             raise ValueError(
                 f"permute: argument 'pairs' must name each rank at most once as {what}, got {twice}"
             )
-    return known
+    return ranks_of_pairs
+
+
+def _prepare(x: Any, pairs: Sequence[tuple[int, int]], comm: MPI.Intracomm | None) -> Call:
+    c = as_comm("permute", comm)
+    ranks_of_pairs = _pairs_of(pairs, c)
+    p = {
+        "comm": c,
+        "rows": (None, None),
+        "sends": _to_and_from(c, [dest for source, dest in ranks_of_pairs if source == c.rank]),
+        "receives": _to_and_from(c, [source for source, dest in ranks_of_pairs if dest == c.rank]),
+    }
+    return Call("permute", (x,), p)
 
 
 @define(
+    _prepare,
     adjoint=lambda p: Plan("permute"),
 )
 def permute(
@@ -67,7 +83,7 @@ def permute(
 
     Raises:
         TypeError: a wrong type of ``pairs``, ``comm`` or dtype.
-        ValueError: what is in ``pairs`` is no rank of ``comm``, or is there twice.
+        ValueError: an entry of ``pairs`` is not a rank of ``comm``, or appears twice.
 
     Derivative:
         The transpose sends the cotangents back, from the second to the first rank of each pair.
@@ -82,15 +98,7 @@ def permute(
 
     See also: :func:`sendrecv`, :func:`alltoallv`.
     """
-    c = as_comm("permute", comm)
-    known = _pairs_of(pairs, c)
-    p = {
-        "comm": c,
-        "rows": (None, None),
-        "sends": _to_and_from(c, [dest for source, dest in known if source == c.rank]),
-        "receives": _to_and_from(c, [source for source, dest in known if dest == c.rank]),
-    }
-    return Call.of("permute", (x,), p)
+    return run(_prepare(x, pairs, comm))
 
 
 def _to_and_from(comm: Comm, ranks: list[int]) -> tuple[rows.Part, ...]:

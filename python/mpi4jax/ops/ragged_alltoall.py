@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from mpi4py import MPI
 
+from .._call.call import run
 from .._call.definition import define
-from .._call.eager import run
 from .._op.comm import Comm, as_comm, static_int
 from .._op.plan import Plan
 from .._op.spec import Call, Params, T
@@ -27,7 +27,9 @@ def _without_rows(results: list[Any], x: Any) -> Any:
     return x, results[0]
 
 
-def _start(start: Callable[..., Request], args: Sequence[Any], p: Params) -> CompositeRequest:
+def _start(
+    start: Callable[..., Request[Any]], args: Sequence[Any], p: Params
+) -> CompositeRequest[Any]:
     """Exchange the counts, which waits for all ranks, and start what sends the rows."""
     x, counts = args
     if not jax.tree.leaves(x):
@@ -44,32 +46,32 @@ def _counts_of(counts: Any, comm: Comm) -> Any:
     """The counts as int32: those that it does not hold stay too large, or negative."""
     expected = f"{comm.size} integers, a number of rows for each rank"
     try:
-        known = counts if isinstance(counts, np.ndarray) else jnp.asarray(counts)
+        array = counts if isinstance(counts, np.ndarray) else jnp.asarray(counts)
     except (TypeError, ValueError) as e:
         raise TypeError(
             f"ragged_alltoall: argument 'send_counts' must be {expected}, got "
             f"{type(counts).__name__}: {counts!r}"
         ) from e
-    if not jnp.issubdtype(known.dtype, np.integer):
+    if not jnp.issubdtype(array.dtype, np.integer):
         raise TypeError(
-            f"ragged_alltoall: argument 'send_counts' must be {expected}, got {known.dtype}"
+            f"ragged_alltoall: argument 'send_counts' must be {expected}, got {array.dtype}"
         )
-    if known.shape != (comm.size,):
+    if array.shape != (comm.size,):
         raise ValueError(
-            f"ragged_alltoall: argument 'send_counts' must be {expected}, got shape {known.shape}"
+            f"ragged_alltoall: argument 'send_counts' must be {expected}, got shape {array.shape}"
         )
-    if known.dtype == np.int32:
-        return known
-    if not np.can_cast(known.dtype, np.int32):
-        known = known.clip(-1, np.iinfo(np.int32).max)
-    return known.astype(np.int32)
+    if array.dtype == np.int32:
+        return array
+    if not np.can_cast(array.dtype, np.int32):
+        array = array.clip(-1, np.iinfo(np.int32).max)
+    return array.astype(np.int32)
 
 
 def _rows_of(x: Any) -> int:
     """The length of the first axis of the first leaf; of no leaves, 0."""
     leaf = next(iter(jax.tree.leaves(x)), np.empty(0))
     is_array = hasattr(leaf, "shape") or isinstance(leaf, Number)
-    shape = np.shape(leaf) if is_array else (0,)  # what is none is an error later
+    shape = np.shape(leaf) if is_array else (0,)  # not an array: an error later
     if not shape:
         raise ValueError(
             "ragged_alltoall: argument 'x' must have a first axis, of rows; expected (rows, ...), "
@@ -78,7 +80,19 @@ def _rows_of(x: Any) -> int:
     return int(shape[0])
 
 
+def _prepare(x: Any, send_counts: Any, capacity: int, comm: MPI.Intracomm | None) -> Call:
+    c = as_comm("ragged_alltoall", comm)
+    counts = _counts_of(send_counts, c)
+    expected = "a number of rows, known when it is traced"
+    room = static_int("ragged_alltoall", "capacity", capacity, expected)
+    if room < 0:
+        raise ValueError(f"ragged_alltoall: argument 'capacity' must be {expected}, got {room}")
+    p = {"comm": c, "rows": (_rows_of(x), room)}
+    return Call("ragged_alltoall", (x,), p, (counts,))
+
+
 @define(
+    _prepare,
     adjoint=lambda p: Plan("ragged_alltoall", attrs={"reverse": True}),
     start=_start,
 )
@@ -133,11 +147,4 @@ def ragged_alltoall(
 
     See also: :func:`alltoallv`, whose counts are known when it is traced; :func:`alltoall`.
     """
-    c = as_comm("ragged_alltoall", comm)
-    counts = _counts_of(send_counts, c)
-    expected = "a number of rows, known when it is traced"
-    room = static_int("ragged_alltoall", "capacity", capacity, expected)
-    if room < 0:
-        raise ValueError(f"ragged_alltoall: argument 'capacity' must be {expected}, got {room}")
-    p = {"comm": c, "rows": (_rows_of(x), room)}
-    return Call.of("ragged_alltoall", (x,), p, (counts,))
+    return run(_prepare(x, send_counts, capacity, comm))

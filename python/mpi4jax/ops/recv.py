@@ -6,6 +6,7 @@ from typing import Any
 
 from mpi4py import MPI
 
+from .._call.call import run
 from .._call.definition import define
 from .._diff.derivative import ReversedMessage
 from .._op.arguments import ANY_SOURCE, ANY_TAG, peer_of, tag_of
@@ -16,7 +17,7 @@ from .._op.spec import Call, Params, T
 
 
 def _plan(p: Params) -> Plan:
-    if p["source"] == MPI.PROC_NULL and p["status"] is None:
+    if p["source"] == MPI.PROC_NULL and p["status"] is None and not p["env_out"]:
         return Plan(None, Result.OPERAND)
     return Plan("recv", Result.TEMPLATE, sends=False)
 
@@ -26,7 +27,22 @@ def _transpose(message: ReversedMessage, cs: list[Any], xs: list[Any]) -> list[A
     return [message.of_template(cs[0], xs[0])]
 
 
+def _prepare(
+    x: Any, source: int, tag: int, comm: MPI.Intracomm | None, status: MPI.Status | None = None
+) -> Call:
+    check_template("recv", "x", x)
+    c = as_comm("recv", comm)
+    p = {
+        "comm": c,
+        "source": peer_of("recv", "source", source, c),
+        "recvtag": tag_of("recv", "tag", tag, wildcard=True),
+        "status": as_status("recv", status),
+    }
+    return Call("recv", (x,), p)
+
+
 @define(
+    _prepare,
     plan=_plan,
     transpose=_transpose,
 )
@@ -70,14 +86,6 @@ def recv(
         >>> x.tolist()
         [1.0, 1.0, 1.0]
 
-    See also: :func:`send`, :func:`sendrecv`.
+    See also: :func:`send`, :func:`sendrecv`, :func:`recv_with_status` for a traced status.
     """
-    check_template("recv", "x", x)
-    c = as_comm("recv", comm)
-    p = {
-        "comm": c,
-        "source": peer_of("recv", "source", source, c),
-        "recvtag": tag_of("recv", "tag", tag, wildcard=True),
-        "status": as_status("recv", status),
-    }
-    return Call.of("recv", (x,), p)
+    return run(_prepare(x, source, tag, comm, status))

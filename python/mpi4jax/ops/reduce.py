@@ -6,6 +6,7 @@ from typing import Any
 
 from mpi4py import MPI
 
+from .._call.call import run
 from .._call.definition import define
 from .._diff.reductions import ReductionTangent
 from .._op.arguments import rank_of
@@ -24,7 +25,18 @@ def _derivative(r: ReductionTangent) -> Any:
     return ty if is_root(r.p) else r.t  # elsewhere the result is the input
 
 
+def _prepare(x: Any, op: MPI.Op | Reduction, root: int, comm: MPI.Intracomm | None) -> Call:
+    c = as_comm("reduce", comm)
+    p = {
+        "comm": c,
+        "reduction": as_reduction("reduce", op),
+        "root": rank_of("reduce", "root", root, c),
+    }
+    return Call("reduce", (x,), p)
+
+
 @define(
+    _prepare,
     plan=to_root("reduce"),
     adjoint=_adjoint,
     derivative=_derivative,
@@ -57,8 +69,8 @@ def reduce(
         NotImplementedError: differentiated with a reduction that has no derivative.
 
     Derivative:
-        SUM: the transpose broadcasts the root's cotangent; other ranks add that of the ``x``
-        which they returned. PROD, MAX and MIN: as for :func:`allreduce`.
+        SUM: the transpose broadcasts the root's cotangent; elsewhere the cotangent
+        passes through. PROD, MAX and MIN: as for :func:`allreduce`.
 
     Example:
         >>> import jax.numpy as jnp, mpi4jax.notoken as mpi4jax
@@ -67,10 +79,4 @@ def reduce(
 
     See also: :func:`allreduce`, :func:`scan`.
     """
-    c = as_comm("reduce", comm)
-    p = {
-        "comm": c,
-        "reduction": as_reduction("reduce", op),
-        "root": rank_of("reduce", "root", root, c),
-    }
-    return Call.of("reduce", (x,), p)
+    return run(_prepare(x, op, root, comm))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from mpi4py import MPI
 
+from .._call.call import run
 from .._call.definition import define
 from .._diff.reductions import ReductionTangent
 from .._op import rows as _rows
@@ -14,7 +16,23 @@ from .._op.plan import Plan
 from .._op.spec import Call, T
 
 
+def _prepare(
+    x: Any, counts: Sequence[int], op: MPI.Op | Reduction, comm: MPI.Intracomm | None
+) -> Call:
+    c = as_comm("reduce_scatterv", comm)
+    row_counts = _rows.counts_of("reduce_scatterv", "counts", counts, c)
+    p = {
+        "comm": c,
+        "reduction": as_reduction("reduce_scatterv", op),
+        "rows": (sum(row_counts), row_counts[c.rank]),
+        "sends": _rows.side_by_side(row_counts),
+        "receives": ((0, row_counts[c.rank]),) * c.size,
+    }
+    return Call("reduce_scatterv", (x,), p)
+
+
 @define(
+    _prepare,
     adjoint=lambda p: Plan("allgatherv"),
     derivative=ReductionTangent.of_own_block,
     only_for_its_result=lambda p: True,
@@ -66,13 +84,4 @@ def reduce_scatterv(
 
     See also: :func:`reduce_scatter`, :func:`allgatherv`.
     """
-    c = as_comm("reduce_scatterv", comm)
-    known = _rows.counts_of("reduce_scatterv", "counts", counts, c)
-    p = {
-        "comm": c,
-        "reduction": as_reduction("reduce_scatterv", op),
-        "rows": (sum(known), known[c.rank]),
-        "sends": _rows.side_by_side(known),
-        "receives": ((0, known[c.rank]),) * c.size,
-    }
-    return Call.of("reduce_scatterv", (x,), p)
+    return run(_prepare(x, counts, op, comm))

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from mpi4py import MPI
 
+from .._call.call import run
 from .._call.definition import define
 from .._op.arguments import rank_of
 from .._op.comm import as_comm
@@ -11,7 +14,13 @@ from .._op.plan import from_root, to_root_or_zeros
 from .._op.spec import Call, T
 
 
+def _prepare(x: Any, root: int, comm: MPI.Intracomm | None) -> Call:
+    c = as_comm("scatter", comm)
+    return Call("scatter", (x,), {"comm": c, "root": rank_of("scatter", "root", root, c)})
+
+
 @define(
+    _prepare,
     plan=from_root("scatter"),
     adjoint=to_root_or_zeros("gather"),
 )
@@ -46,5 +55,4 @@ def scatter(x: T, root: int = 0, *, comm: MPI.Intracomm | None = None) -> T:
 
     See also: :func:`gather`, :func:`alltoall`.
     """
-    c = as_comm("scatter", comm)
-    return Call.of("scatter", (x,), {"comm": c, "root": rank_of("scatter", "root", root, c)})
+    return run(_prepare(x, root, comm))

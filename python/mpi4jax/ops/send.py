@@ -6,6 +6,7 @@ from typing import Any
 
 from mpi4py import MPI
 
+from .._call.call import run
 from .._call.definition import define
 from .._diff.derivative import ReversedMessage
 from .._op.arguments import peer_of, tag_of
@@ -17,7 +18,18 @@ def _transpose(message: ReversedMessage, cs: list[Any], xs: list[Any]) -> list[A
     return [message.bind("recv", message.zeros(xs[0]))]
 
 
+def _prepare(x: Any, dest: int, tag: int, comm: MPI.Intracomm | None) -> Call:
+    c = as_comm("send", comm)
+    p = {
+        "comm": c,
+        "dest": peer_of("send", "dest", dest, c),
+        "sendtag": tag_of("send", "tag", tag),
+    }
+    return Call("send", (x,), p)
+
+
 @define(
+    _prepare,
     transpose=_transpose,
 )
 def send(x: Any, dest: int, *, tag: int = 0, comm: MPI.Intracomm | None = None) -> None:
@@ -46,10 +58,4 @@ def send(x: Any, dest: int, *, tag: int = 0, comm: MPI.Intracomm | None = None) 
 
     See also: :func:`recv`, :func:`sendrecv`.
     """
-    c = as_comm("send", comm)
-    p = {
-        "comm": c,
-        "dest": peer_of("send", "dest", dest, c),
-        "sendtag": tag_of("send", "tag", tag),
-    }
-    return Call.of("send", (x,), p)
+    return run(_prepare(x, dest, tag, comm))

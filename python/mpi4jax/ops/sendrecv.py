@@ -7,6 +7,7 @@ from typing import Any
 
 from mpi4py import MPI
 
+from .._call.call import run
 from .._call.definition import define
 from .._diff.derivative import ReversedMessage
 from .._op.arguments import ANY_TAG, peer_of, tag_of
@@ -27,8 +28,10 @@ def _received(results: list[Any], _: tuple[Any, ...]) -> Any:
     return results[0]
 
 
-def _start(start: Callable[..., Request], args: Sequence[Any], p: Params) -> CompositeRequest:
-    def one(op: str, x: Any) -> Request:
+def _start(
+    start: Callable[..., Request[Any]], args: Sequence[Any], p: Params
+) -> CompositeRequest[Any]:
+    def one(op: str, x: Any) -> Request[Any]:
         return start(op, (x,), {k: v for k, v in p.items() if k in SPECS[op].params})
 
     sendbuf, recvbuf = args
@@ -37,7 +40,31 @@ def _start(start: Callable[..., Request], args: Sequence[Any], p: Params) -> Com
     )
 
 
+def _prepare(
+    sendbuf: Any,
+    recvbuf: Any,
+    source: int,
+    dest: int,
+    sendtag: int,
+    recvtag: int,
+    comm: MPI.Intracomm | None,
+    status: MPI.Status | None = None,
+) -> Call:
+    check_template("sendrecv", "recvbuf", recvbuf)
+    c = as_comm("sendrecv", comm)
+    p = {
+        "comm": c,
+        "source": peer_of("sendrecv", "source", source, c),
+        "dest": peer_of("sendrecv", "dest", dest, c),
+        "sendtag": tag_of("sendrecv", "sendtag", sendtag),
+        "recvtag": tag_of("sendrecv", "recvtag", recvtag, wildcard=True),
+        "status": as_status("sendrecv", status),
+    }
+    return Call("sendrecv", (sendbuf, recvbuf), p)
+
+
 @define(
+    _prepare,
     plan=lambda p: Plan("sendrecv", Result.TEMPLATE),
     transpose=_transpose,
     start=_start,
@@ -85,16 +112,6 @@ def sendrecv(
         >>> int(y[0]) == left
         True
 
-    See also: :func:`send`, :func:`recv`.
+    See also: :func:`send`, :func:`recv`, :func:`sendrecv_with_status` for a traced status.
     """
-    check_template("sendrecv", "recvbuf", recvbuf)
-    c = as_comm("sendrecv", comm)
-    p = {
-        "comm": c,
-        "source": peer_of("sendrecv", "source", source, c),
-        "dest": peer_of("sendrecv", "dest", dest, c),
-        "sendtag": tag_of("sendrecv", "sendtag", sendtag),
-        "recvtag": tag_of("sendrecv", "recvtag", recvtag, wildcard=True),
-        "status": as_status("sendrecv", status),
-    }
-    return Call.of("sendrecv", (sendbuf, recvbuf), p)
+    return run(_prepare(sendbuf, recvbuf, source, dest, sendtag, recvtag, comm, status))

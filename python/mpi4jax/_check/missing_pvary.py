@@ -1,0 +1,93 @@
+"""A missing `pvary`, as the text of a backward pass shows it.
+
+The result of allreduce, allgather and bcast is one global value, with one cotangent. The adjoint of
+these operations is local: it takes that cotangent, and gives this rank's own share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from jax.extend.core import ClosedJaxpr, Literal
+
+from .._jax import compat
+from .._jax.functions import HOLDS, inner_jaxprs, opened
+from .._op.primitive import split
+from .._op.spec import SPECS, Spec, op_of
+
+Source = tuple[Any, str, str]  # a communicator, an operation on it, and its line
+Sources = frozenset[Source]  # of a value that is this rank's own share
+_NONE: Sources = frozenset()
+
+
+def warn_of_missing_pvary(closed: ClosedJaxpr) -> None:
+    """Warn of allreduces whose cotangents are made of those of later collectives, without a sum.
+
+    So is ``allreduce(sin(allreduce(x)))``: what each rank has is its share, and the cotangent ought
+    to be the sum of all. Were it right, the cotangent of each rank would be the sum of all of them:
+    zero.
+    """
+    found: dict[tuple[str, str, str], None] = {}
+    _sources_of_results(closed.jaxpr, [_NONE] * len(closed.jaxpr.invars), found)
+    for line, later, later_line in found:
+        at = f" ({later_line})" if later_line else ""
+        compat.warn(
+            f"{line + ': ' if line else ''}the gradient of this allreduce has only this rank's "
+            f"contribution to a later {later}{at}, not the sum over ranks; pass the result of "
+            "this allreduce through mpi4jax.pvary"
+        )
+
+
+def _is_of_backward_pass(spec: Spec, eqn: Any) -> bool:
+    """Whether an adjoint is of a transposed operation, and not that of a `pvary`, for example: it
+    has a token, and not the one that is threaded through a function to differentiate it."""
+    return bool(split(spec, eqn.params, eqn.invars)[2]) and not eqn.params.get("threaded")
+
+
+def _sources_of_results(
+    jaxpr: Any, sources: Sequence[Sources], found: dict[Any, None]
+) -> list[Sources]:
+    """Which adjoints the results of a function come from, without a sum over ranks between."""
+    env = dict(zip(jaxpr.invars, sources, strict=True))
+
+    def of(v: Any) -> Sources:
+        return _NONE if isinstance(v, Literal) else env.get(v, _NONE)
+
+    for eqn in jaxpr.eqns:
+        ins, name = [of(v) for v in eqn.invars], op_of(eqn)
+        if name is None:
+            env.update(zip(eqn.outvars, _sources_through(eqn, ins, found), strict=True))
+        elif SPECS[name].is_uniform and eqn.params["adjoint"]:
+            comm, line = eqn.params["comm"], compat.eqn_line(eqn)
+            if comm.size > 1 and _is_of_backward_pass(SPECS[name], eqn):
+                if name == "allreduce":
+                    found.update({(line, *at): None for c, *at in ins[0] if c is comm})
+                env[eqn.outvars[0]] = frozenset({(comm, name, line)})
+    return [of(v) for v in jaxpr.outvars]
+
+
+def _sources_through(eqn: Any, ins: list[Sources], found: Any) -> list[Sources]:
+    """The same of the results of an equation that is no operation."""
+    inside = [opened(inner) for _, inner in inner_jaxprs(eqn.params)]
+    nothing = [_NONE] * len(eqn.outvars)
+    if not inside:
+        return [frozenset().union(*ins)] * len(eqn.outvars)
+    holds = HOLDS.get(eqn.primitive)
+    if holds is None:  # its operands go elsewhere
+        for inner in inside:
+            _sources_of_results(inner, [_NONE] * len(inner.invars), found)
+        return nothing
+    inside = [opened(inner) for inner in holds.functions(eqn.params)]
+    constants, carry = holds.loop(eqn.params) if holds.loop else (0, 0)
+    first = len(ins) - len(inside[0].invars) + constants
+    while True:  # once, unless something new is carried on
+        outs = nothing
+        for inner in inside:
+            given = ins[len(ins) - len(inner.invars) :]
+            results = _sources_of_results(inner, given, found)
+            outs = [a | b for a, b in zip(outs, results, strict=True)]
+        new = [a | b for a, b in zip(ins[first : first + carry], outs, strict=False)]
+        if new == ins[first : first + carry]:
+            return outs
+        ins = [*ins[:first], *new, *ins[first + carry :]]

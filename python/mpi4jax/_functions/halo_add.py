@@ -1,0 +1,78 @@
+"""halo_add: the transpose of a halo exchange."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from mpi4py import MPI
+
+from .._call.call import run
+from .._grid import border as _border, cart as _cart
+from .._op.spec import SPECS, Call, T
+
+_NAME = "halo_add"
+
+
+def halo_add(
+    x: T,
+    cart: MPI.Cartcomm,
+    *,
+    axes: int | Sequence[int | None] | None = None,
+    width: int | Sequence[int | tuple[int, int]] = 1,
+    corners: bool = True,
+    border: Any = None,
+) -> T:
+    """Add the ghost cells of a block to the cells that they are copies of.
+
+    The transpose of :func:`halo_exchange`, for what ranks compute for cells of others: deposits of
+    particles, and contributions of finite elements. Afterwards, ghost cells are zeros, and each
+    cell has the sum of what all ranks had for it. The messages are those of
+    :func:`halo_exchange`, the other way.
+
+    Args:
+        x: block with its ghost cells, of numbers; or a pytree of blocks.
+        cart, axes, width, corners: as for :func:`halo_exchange`.
+        border: where ghost cells go at an edge of the grid that is not periodic: None (they keep
+            what they hold), ``"edge"`` (to the outermost cells), ``"reflect"`` (to the cells
+            inside, mirrored at the outermost ones) or a number such as 0.0 (what leaves the domain
+            is dropped, whatever the number); or for each dimension of ``cart`` one of these, or a
+            pair (below, above).
+
+    Returns:
+        jax.Array, or pytree: the block of the shape and dtype of ``x``.
+
+    Raises:
+        TypeError: a wrong type of ``cart``, ``axes``, ``width`` or ``border``; no numbers.
+        ValueError: as of :func:`halo_exchange`.
+
+    Derivative:
+        The transpose is :func:`halo_exchange`, with zeros in place of a number at the border.
+
+    Example:
+        >>> import jax.numpy as jnp, mpi4jax.notoken as mpi4jax
+        >>> from mpi4py import MPI
+        >>> cart = MPI.COMM_WORLD.Create_cart([MPI.COMM_WORLD.size], periods=[True])
+        >>> mpi4jax.halo_add(jnp.array([1.0, 5.0, 6.0, 2.0]), cart).tolist()
+        [0.0, 7.0, 7.0, 0.0]
+
+    See also: :func:`halo_exchange`, :meth:`mpi4jax.ghosts.Plan.add`.
+    """
+    for leaf in jax.tree.leaves(x):
+        if not jnp.issubdtype(jnp.result_type(leaf), np.number):
+            raise TypeError(
+                f"{_NAME}: argument 'x' has an array of dtype {jnp.result_type(leaf)}, which "
+                "cannot be added; expected numbers"
+            )
+    comm = _cart.as_cart(_NAME, cart)
+    sides = None if border is None else _border.sides_of(_NAME, comm, border)
+    prepare = SPECS["halo_exchange"].prepare
+    call = prepare(x, cart, axes=axes, width=width, corners=corners, border=None)
+    y = run(Call("halo_exchange", call.arrays, {**call.params, "adjoint": True}))
+    if sides is None:
+        return y  # type: ignore[no-any-return]
+    chosen, widths = _cart.axes_of(_NAME, comm, axes), _cart.widths_of(_NAME, comm, width)
+    return _border.added(_NAME, comm, y, chosen, widths, sides, corners)  # type: ignore[no-any-return]

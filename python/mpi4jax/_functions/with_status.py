@@ -1,0 +1,112 @@
+"""Receives that also return what they have received, as traced values."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+from mpi4py import MPI
+
+from .._call.call import run
+from .._op.arguments import ANY_SOURCE, ANY_TAG
+from .._op.spec import ASKED, OFFSET, SPECS, T
+
+
+class Received(NamedTuple):
+    """Source, tag and length of a received message: int32 scalars, traced or not.
+
+    Attributes:
+        source: the rank that it came from; ``MPI.PROC_NULL`` if there was no sender.
+        tag: its tag.
+        elements: how many it had.
+    """
+
+    source: jax.Array
+    tag: jax.Array
+    elements: jax.Array
+
+
+def _run(op: str, arguments: dict[str, Any]) -> Any:
+    call = SPECS[op].prepare(**arguments)
+    y, envelope = run(call._replace(params={**call.params, "env_out": ASKED}))
+    return y, Received(*(envelope - OFFSET))
+
+
+def recv_with_status(
+    x: T,
+    source: int = ANY_SOURCE,
+    *,
+    tag: int = ANY_TAG,
+    comm: MPI.Intracomm | None = None,
+) -> tuple[T, Received]:
+    """Receive an array, with its source, tag and length (MPI_Recv; MPI-4.1, section 3.2).
+
+    For programs in which ranks react to messages of any source and tag, in a ``while_loop``.
+
+    Args:
+        x: template, with the shape and dtype of what is received at most; or a pytree of templates
+            of one dtype, which are one message.
+        source, tag, comm: as of :func:`recv`; they may be traced, too.
+
+    Returns:
+        The received array, or pytree, in which zeros follow a message that is shorter than the
+        template; and a :class:`Received`, under ``vmap`` that of the message with the whole batch.
+
+    Raises:
+        TypeError: as :func:`recv`; a template of several dtypes.
+        ValueError: ``source`` or ``tag`` is out of range.
+
+    Derivative:
+        As of :func:`recv`, of the array; a message that is shorter than the template has none.
+
+    Example:
+        >>> import jax.numpy as jnp, mpi4jax.notoken as mpi4jax
+        >>> from mpi4py import MPI
+        >>> x, received = mpi4jax.recv_with_status(jnp.ones(3), source=MPI.PROC_NULL)
+        >>> x.tolist(), int(received.elements)
+        ([1.0, 1.0, 1.0], 0)
+
+    See also: :func:`recv`, :func:`sendrecv_with_status`.
+    """
+    return _run("recv", {"x": x, "source": source, "tag": tag, "comm": comm})
+
+
+def sendrecv_with_status(
+    sendbuf: Any,
+    recvbuf: T,
+    source: int,
+    dest: int,
+    *,
+    sendtag: int = 0,
+    recvtag: int = ANY_TAG,
+    comm: MPI.Intracomm | None = None,
+) -> tuple[T, Received]:
+    """Send one array and receive another, with its status (MPI_Sendrecv; MPI-4.1, section 3.10).
+
+    Args:
+        sendbuf: array that is sent; or a pytree of arrays.
+        recvbuf: template, as of :func:`recv_with_status`.
+        source, dest, sendtag, recvtag, comm: as of :func:`sendrecv`; they may be traced, too.
+
+    Returns:
+        As :func:`recv_with_status`.
+
+    Raises:
+        TypeError: as :func:`sendrecv`; a template of several dtypes.
+        ValueError: a rank or a tag is out of range.
+
+    Derivative:
+        As of :func:`sendrecv`, of the array; a message that is shorter than the template has none.
+
+    Example:
+        >>> import jax.numpy as jnp, mpi4jax.notoken as mpi4jax
+        >>> rank = mpi4jax.default_comm().rank
+        >>> x = jnp.ones(3)
+        >>> y, received = mpi4jax.sendrecv_with_status(x, x, source=rank, dest=rank, sendtag=7)
+        >>> int(received.source) == rank, int(received.tag), int(received.elements)
+        (True, 7, 3)
+
+    See also: :func:`sendrecv`, :func:`recv_with_status`.
+    """
+    arguments = {"sendbuf": sendbuf, "recvbuf": recvbuf, "source": source, "dest": dest}
+    return _run("sendrecv", {**arguments, "sendtag": sendtag, "recvtag": recvtag, "comm": comm})

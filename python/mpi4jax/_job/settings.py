@@ -1,0 +1,106 @@
+"""The environment variables of mpi4jax: which there are, and which values they take.
+
+Empty is unset. All are checked at import: a wrong value would otherwise show where it is first
+used, on some ranks, or not at all.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import os
+from collections.abc import Callable
+
+FALSE, TRUE = ("0", "false", "off", "no"), ("1", "true", "on", "yes")
+
+# What a value must be, for one that it may not be; else None.
+Rule = Callable[[str], str | None]
+
+
+def _one_of(*choices: str) -> Rule:
+    words = f"one of {', '.join(choices)}"
+    return lambda value: None if value.lower() in choices else words
+
+
+def _seconds(zero: str) -> Rule:
+    def rule(value: str) -> str | None:
+        try:
+            is_right = 0 <= float(value) < math.inf
+        except ValueError:
+            is_right = False
+        return None if is_right else f"a number of seconds, {zero}"
+
+    return rule
+
+
+def _anything(value: str) -> None:
+    """Also of what the core checks, whose words say more: transports depend on each other."""
+
+
+_SWITCH = _one_of(*FALSE, *TRUE)
+
+RULES: dict[str, Rule] = {
+    "MPI4JAX_ABORT": _SWITCH,
+    "MPI4JAX_CHECK": _one_of("samples", *FALSE, *TRUE),
+    "MPI4JAX_DEBUG": _SWITCH,
+    "MPI4JAX_DUMP_DIR": _anything,
+    "MPI4JAX_LIBCUDA": _anything,
+    "MPI4JAX_LIBNCCL": _anything,
+    "MPI4JAX_LIBUCP": _anything,
+    "MPI4JAX_LOG": _anything,
+    "MPI4JAX_LOG_FORMAT": _anything,
+    "MPI4JAX_NCCL_MESSAGES": _anything,
+    "MPI4JAX_NOTOKEN": _SWITCH,
+    "MPI4JAX_ON_TIMEOUT": _one_of("abort", "continue"),
+    "MPI4JAX_PROGRESS": _anything,
+    "MPI4JAX_REPORT_AFTER": _seconds("0 for no lines"),
+    "MPI4JAX_TIMEOUT": _seconds("0 for no time-out"),
+    "MPI4JAX_TRACE": _anything,
+    "MPI4JAX_TRANSPORT": _anything,
+    "MPI4JAX_USE_CUDA_MPI": _anything,
+}
+# Of the build, of this repository's tests, and of other versions of mpi4jax.
+_OTHERS = (
+    "MPI4JAX_BUILD_HEADERS", "MPI4JAX_BUILD_MPI", "MPI4JAX_SIMULATION", "MPI4JAX_TEST_",
+    "MPI4JAX_NO_WARN_JAX_VERSION", "MPI4JAX_USE_SYCL_MPI", "MPI4JAX_USE_HIP_MPI",
+)  # fmt: skip
+
+
+def get(name: str) -> str:
+    """The value of a variable; ``""`` if it is unset, or empty."""
+    return os.environ.get(name, "").strip()
+
+
+def check(name: str) -> str:
+    """The value of a variable.
+
+    Raises:
+        ValueError: it takes no such value.
+    """
+    value = get(name)
+    if value and (expected := RULES[name](value)):
+        raise ValueError(f"mpi4jax: environment variable {name} must be {expected}, got {value!r}")
+    return value
+
+
+def switch(name: str, default: bool = False) -> bool:
+    """Whether a variable is set to 1, in whatever word."""
+    value = check(name).lower()
+    return value in TRUE if value else default
+
+
+def check_all() -> list[str]:
+    """Check all variables, and return what is to be said of those that do not exist.
+
+    Raises:
+        ValueError: one has a wrong value.
+    """
+    for name in RULES:
+        check(name)
+    unknown = []
+    for name in sorted(os.environ):
+        if name.startswith("MPI4JAX_") and name not in RULES and not name.startswith(_OTHERS):
+            near = difflib.get_close_matches(name, RULES, 1)
+            hint = f": did you mean {near[0]}?" if near else ""
+            unknown.append(f"environment variable {name} means nothing to mpi4jax{hint}")
+    return unknown

@@ -1,0 +1,130 @@
+"""Ops inside of :func:`mpi4jax.shard_map`: over which axes of its mesh their values vary.
+
+JAX follows there, in the type of each value, over which axes ranks have values of their own. A
+collective's operand varies over all axes of its communicator, and its result too, but for the one
+global value of allreduce, allgather and bcast, whose adjoint goes the other way. An axis that a
+communicator has not got changes nothing. Over a communicator of other ranks than those of some
+axes, all is taken to vary over all axes, and the global value is followed by its `pvary`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from .._jax import compat
+from .spec import Params, Spec
+
+
+class Axes(NamedTuple):
+    """The axes of the mesh of a `shard_map`."""
+
+    of: Callable[[Any], frozenset[str] | None]  # a communicator has the ranks of; None: others
+    every: frozenset[str]
+    of_one_rank: frozenset[str]  # a value that varies over these alone is global, too
+
+
+class _State(threading.local):
+    axes: Axes | None = None
+    spmd = False
+
+
+_state = _State()
+
+
+@contextlib.contextmanager
+def inside(axes: Axes | None) -> Iterator[None]:
+    """Context: what is traced is inside of a `shard_map`."""
+    before, _state.axes = _state.axes, axes
+    try:
+        yield
+    finally:
+        _state.axes = before
+
+
+def of_all_ranks(f: Callable[..., Any]) -> Callable[..., Any]:
+    """A function whose ops all ranks have, in one program: their parameter `spmd` is set.
+
+    Then an operand is perturbed, or batched, on all ranks or on none, and JAX differentiates and
+    batches the op as its own primitives.
+    """
+
+    @functools.wraps(f)
+    def collective(*args: Any, **how: Any) -> Any:
+        before, _state.spmd = _state.spmd, True
+        try:
+            return f(*args, **how)
+        finally:
+            _state.spmd = before
+
+    return collective
+
+
+def is_of_all_ranks() -> bool:
+    """Whether what is bound is in such a function."""
+    return _state.spmd
+
+
+def _axes(spec: Spec, p: Params) -> tuple[frozenset[str], bool] | None:
+    """The axes that a collective is over, and whether these are its communicator's; or None."""
+    axes = _state.axes
+    if axes is None:
+        return None
+    found = axes.of(p["comm"])
+    if found is None:
+        return axes.every, False
+    return found | axes.of_one_rank if spec.is_uniform else found, True
+
+
+def _is_global(spec: Spec, p: Params) -> bool:
+    return spec.is_uniform and not p["adjoint"]
+
+
+def varying_operands(spec: Spec, p: Params, arrays: list[Any]) -> list[Any]:
+    """The operands of an op, each rank's own, but for those of an adjoint of a global value."""
+    axes = _axes(spec, p)
+    if axes is None or (spec.is_uniform and p["adjoint"]):
+        return arrays
+    return [compat.vary_over(x, axes[0]) for x in arrays]
+
+
+def needs_pvary(spec: Spec, p: Params) -> bool:
+    """Whether a global value is one to the op, and each rank's own to JAX."""
+    axes = _axes(spec, p)
+    return axes is not None and not axes[1] and _is_global(spec, p)
+
+
+def handle_type(spec: Spec, p: Params, aval: Any) -> Any:
+    """The type of what stands for an op that was started: each rank's own."""
+    axes = _axes(spec, p)
+    return aval if axes is None else compat.varying_type(aval, add=axes[0])
+
+
+def result_type(spec: Spec, p: Params, aval: Any) -> Any:
+    """The type of a result, which has that of the operands yet."""
+    axes = _axes(spec, p)
+    if axes is None:
+        return aval
+    if _is_global(spec, p) and axes[1]:
+        return compat.varying_type(aval, remove=axes[0])
+    return compat.varying_type(aval, add=axes[0])
+
+
+def is_inside() -> bool:
+    """Whether what is traced is inside of a `shard_map`."""
+    return _state.axes is not None
+
+
+def pvary(comm: Any, x: Any) -> Any:
+    """Inside of a `shard_map`, the `pvary` of a value, which is JAX's; elsewhere None.
+
+    A value that is each rank's own stays as it is: all are, where JAX does not follow it.
+    """
+    axes = _state.axes
+    if axes is None:
+        return None
+    found = axes.of(comm)
+    return compat.vary_over(x, axes.every if found is None else found)

@@ -1,0 +1,93 @@
+"""Names that programs for other packages use: errors that say what is used here."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable
+from types import ModuleType
+from typing import Any, NoReturn
+
+# Names of collectives in JAX, PyTorch and mpi4py.
+_FUNCTIONS = {
+    "all_gather": "allgather(x), whose result has an axis for the ranks in front; "
+    "allgatherv(x) joins rows, as tiled=True does",
+    "all_reduce": "allreduce(x, op=MPI.SUM)",
+    "all_to_all": "alltoall(x), where x[r] goes to rank r",
+    "axis_index": "comm.Get_rank() of mpi4py",
+    "axis_size": "comm.Get_size() of mpi4py",
+    "broadcast": "bcast(x, root)",
+    "halo": "halo_exchange(x, cart)",
+    "pbroadcast": "bcast(x, root)",
+    "pmax": "allreduce(x, op=MPI.MAX)",
+    "pmean": "allreduce(x, op=mpi4jax.MEAN)",
+    "pmin": "allreduce(x, op=MPI.MIN)",
+    "ppermute": "permute(x, pairs)",
+    "psum": "allreduce(x, op=MPI.SUM)",
+    "psum_scatter": "reduce_scatter(x, op=MPI.SUM), where x[r] goes to rank r",
+    "pvarying": "pvary(x)",
+    "send_recv": "sendrecv(sendbuf, recvbuf, source, dest)",
+}
+_KEYWORDS = {
+    "axis_index_groups": "pass comm=comm.Split(color)",
+    "axis_name": "operations are over the ranks of a communicator; pass comm=..., or nothing for "
+    "all ranks",
+    "dst": "the argument is 'dest'",
+    "perm": "the argument is 'pairs'",
+    "src": "the argument is 'source', or 'root'",
+    "tiled": "allgatherv joins the rows of all ranks, reduce_scatterv cuts rows, and alltoallv "
+    "does both",
+    "token": "operations without tokens run in program order. Leave it out, and expect no token "
+    "with the result; or call mpi4jax.{op}, which has tokens unless MPI4JAX_NOTOKEN=1 is set",
+}
+_REDUCTIONS = {
+    "add": "MPI.SUM",
+    "avg": "mpi4jax.MEAN",
+    "maximum": "MPI.MAX",
+    "mean": "mpi4jax.MEAN",
+    "minimum": "MPI.MIN",
+    "mul": "MPI.PROD",
+    "multiply": "MPI.PROD",
+    "product": "MPI.PROD",
+}
+_PAGE = "docs/from-shard-map.md has a table"
+
+
+def public_names(module: ModuleType) -> list[str]:
+    """The names of a module that are public, where all of them are."""
+    return [name for name in vars(module) if not name.startswith("_")]
+
+
+def missing_from(module: str, public: Iterable[str]) -> Callable[[str], Any]:
+    """The ``__getattr__`` of a module: its error names what another package's name is here."""
+    ours = frozenset(public)
+
+    def missing(name: str) -> NoReturn:
+        words = f"module {module!r} has no attribute {name!r}"
+        if name in _FUNCTIONS:
+            words += f"; use {_FUNCTIONS[name]} ({_PAGE})"
+        elif name.lower() in ours:  # mpi4py's names for arrays
+            words += f"; use {name.lower()}"
+        raise AttributeError(words, name=name, obj=sys.modules.get(module))
+
+    return missing
+
+
+def check_keywords(op: str, given: dict[str, Any]) -> None:
+    """Refuse an argument that other packages have.
+
+    Raises:
+        TypeError: there is one.
+    """
+    if given and not given.keys().isdisjoint(_KEYWORDS):
+        name = next(name for name in given if name in _KEYWORDS)
+        raise TypeError(
+            f"{op}: there is no argument '{name}' here: {_KEYWORDS[name].format(op=op)}"
+        )
+
+
+def reduction_named(given: Any, predefined: Iterable[str]) -> str | None:
+    """The reduction that a name or a function of NumPy's or JAX's stands for, as it is written."""
+    name = given if isinstance(given, str) else getattr(given, "__name__", "")
+    if name.upper() in predefined:
+        return f"MPI.{name.upper()}"
+    return _REDUCTIONS.get(name.lower())

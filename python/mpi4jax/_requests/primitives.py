@@ -1,0 +1,40 @@
+"""The two primitives of operations that are started, and waited for later.
+
+``mpi4jax_start`` takes what the op takes, and gives a *handle*: three float32, by which the native
+module knows what is under way (`src/transport/requests`). ``mpi4jax_wait`` takes the handle, and
+gives what the op gives; the counts of an op that takes some are also an operand of the wait, whose
+transpose needs them. Both have the op's parameters, and ``of``, its name; a wait has ``buffer``,
+the type of the array that the start has, and ``derived``, whether it is in a derivative.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from jax.core import ShapedArray
+from jax.extend.core import Primitive
+
+from .._op.primitive import OPERANDS, split
+from .._op.spec import SPECS, Params
+
+HANDLE = ShapedArray((3,), np.dtype(np.float32))
+
+start_p = Primitive("mpi4jax_start")
+wait_p = Primitive("mpi4jax_wait")
+start_p.multiple_results = wait_p.multiple_results = True
+
+
+def split_start(p: Params, args: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
+    """Operands as (arrays, numbers, token)."""
+    return split(SPECS[p["of"]], p, args)
+
+
+def split_wait(p: Params, args: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
+    """Operands as (handle, counts and numbers, token)."""
+    n = 1 + SPECS[p["of"]].is_ragged + (p.get("operand") is not None)
+    return list(args[:1]), list(args[1:n]), list(args[n:])
+
+
+OPERANDS[start_p], OPERANDS[wait_p] = split_start, split_wait

@@ -1,0 +1,1 @@
+"""`jax.shard_map` over the ranks of a communicator."""

@@ -1,0 +1,304 @@
+"""The collectives of `jax.lax`, by operations of this package.
+
+Each is an operation *and* a type. `varying` values are each rank's own, with a cotangent of its
+own; `invariant` ones are one global value, with one cotangent, as results of allreduce, allgather
+and bcast are here:
+
+    collective (JAX)         operand -> result        here                      transpose
+    psum, pmean              varying -> invariant     allreduce SUM             identity
+    pmax, pmin               varying -> invariant     allreduce MAX, MIN        where attained
+    pvary, pcast             invariant -> varying     pvary                     allreduce SUM
+    all_gather               varying -> varying       transposed reduce_scatter reduce_scatter
+    all_gather_invariant     varying -> invariant     allgather                 own block
+    psum_scatter             varying -> varying       reduce_scatter            its transpose
+    all_to_all               varying -> varying       alltoall                  alltoall
+    ppermute, pshuffle       varying -> varying       permute                   the reversed permute
+    pbroadcast               varying -> varying       pvary of bcast            sum, at the root
+    ragged_all_to_all        varying -> varying       ragged_alltoall           the same, back
+
+Without ``check_vma`` everything varies: a sum is followed by `pvary`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from mpi4py import MPI
+
+from .. import ops
+from .._jax import named_axes
+from .._op.comm import as_comm, as_reduction
+from .._op.manual import of_all_ranks
+from .._op.packing import bind_trees
+from .._op.primitive import bind, has_derivative
+from .._op.spec import SPECS
+from .mesh import Mesh
+from .pvary import pvary
+
+Params = dict[str, Any]
+
+
+class Reduction(NamedTuple):
+    """Over ranks, and over axes of an array."""
+
+    op: MPI.Op
+    local: Callable[[Any, tuple[int, ...]], Any]
+
+
+SUM = Reduction(MPI.SUM, lambda x, axes: x.sum(axes, dtype=x.dtype))
+MAX = Reduction(MPI.MAX, lambda x, axes: x.max(axes))
+MIN = Reduction(MPI.MIN, lambda x, axes: x.min(axes))
+
+
+class Group:
+    """The ranks that a collective runs on, in JAX's order.
+
+    With `axis_index_groups` these are some of the communicator's: no communicator is made while a
+    function is traced, which another rank may have traced before. What goes to them alone is an
+    alltoallv.
+    """
+
+    def __init__(self, comm: MPI.Intracomm, order: Sequence[int], is_part: bool):
+        self.comm, self.order, self.is_part = comm, list(order), is_part
+        self.size = len(self.order)
+        ranks = sorted(self.order)
+        self._to_comm = [self.order.index(r) for r in ranks]
+        self._from_comm = [ranks.index(r) for r in self.order]
+
+    def from_comm(self, x: Any) -> Any:
+        """Blocks in the order of the communicator's ranks, in JAX's."""
+        return _take(x, self._from_comm)
+
+    def to_comm(self, x: Any) -> Any:
+        """Blocks in JAX's order, in that of the communicator's ranks."""
+        return _take(x, self._to_comm)
+
+    def exchanged(self, blocks: Any) -> Any:
+        """A block for each rank; those that come from each."""
+        blocks = self.to_comm(blocks)
+        if self.is_part:
+            counts = [int(r in self.order) for r in range(self.comm.size)]
+            blocks = ops.alltoallv(blocks, counts, counts, comm=self.comm)
+        else:
+            blocks = ops.alltoall(blocks, comm=self.comm)
+        return self.from_comm(blocks)
+
+    def gathered(self, x: Any) -> Any:
+        """The arrays of all, which each rank uses in its own way: of reduce_scatter the transpose,
+        whose own is reduce_scatter again, and not an allreduce of all blocks."""
+        if self.is_part:
+            return self.exchanged(jnp.broadcast_to(x, (self.size, *x.shape)))
+        if not has_derivative(x):
+            return self.from_comm(ops.allgather(x, comm=self.comm))
+        p = {
+            "comm": as_comm("all_gather", self.comm),
+            "reduction": as_reduction("reduce_scatter", MPI.SUM),
+            "adjoint": True,
+        }
+        spec = SPECS["reduce_scatter"]
+        return self.from_comm(bind_trees(spec, (x,), {**spec.defaults, **p}))
+
+    def scattered_sum(self, blocks: Any) -> Any:
+        """The sum of all ranks' blocks for this one."""
+        if self.is_part:
+            return SUM.local(self.exchanged(blocks), (0,))
+        return ops.reduce_scatter(self.to_comm(blocks), MPI.SUM, comm=self.comm)
+
+    def reduced(self, by: Reduction, xs: list[Any], is_invariant: bool) -> list[Any]:
+        """Sums, or extrema; not `is_invariant`, each rank uses them in its own way."""
+        if self.is_part:
+            return [by.local(self.gathered(x), (0,)) for x in xs]
+        if self.size > 1:
+            xs = self._allreduce(xs, by.op)
+        return xs if is_invariant else self.varying(xs)
+
+    def varying(self, xs: list[Any]) -> list[Any]:
+        """What each rank uses in its own way: `pvary`."""
+        if self.size == 1:
+            return xs
+        known = [x for x in xs if has_derivative(x)]
+        marked = iter(pvary(as_comm("pvary", self.comm), known))
+        return [next(marked) if has_derivative(x) else x for x in xs]
+
+    def _allreduce(self, xs: list[Any], op: MPI.Op) -> list[Any]:
+        """In one message for each dtype."""
+        reduction = as_reduction("allreduce", op)
+        p = {"comm": as_comm("allreduce", self.comm), "reduction": reduction, "adjoint": False}
+        spec = SPECS["allreduce"]
+        if len(xs) == 1:  # of hundreds of collectives, packing would be most of the tracing
+            return bind(spec, *xs, **p)
+        return list(bind_trees(spec, (xs,), p))
+
+
+def _take(x: Any, order: Sequence[int]) -> Any:
+    return x if list(order) == sorted(order) else x[np.asarray(order)]
+
+
+def _split(x: Any, axis: int, n: int) -> Any:
+    """A block for each rank in front, of those that an axis is made of."""
+    x = x.reshape(*x.shape[:axis], n, x.shape[axis] // n, *x.shape[axis + 1 :])
+    return jnp.moveaxis(x, axis, 0)
+
+
+def _join(x: Any, axis: int) -> Any:
+    """The blocks in front, one behind the other along an axis."""
+    x = jnp.moveaxis(x, 0, axis)
+    shape = x.shape
+    return x.reshape(*shape[:axis], shape[axis] * shape[axis + 1], *shape[axis + 2 :])
+
+
+class Collectives:
+    """What evaluates the collectives over the axes of a mesh."""
+
+    def __init__(self, mesh: Mesh, axes: frozenset[str], check_vma: bool):
+        self.mesh, self.axes, self.check_vma = mesh, axes, check_vma
+        self._groups: dict[Any, Group] = {}
+
+    def table(self) -> dict[str, Callable[[Params, list[Any]], Sequence[Any]]]:
+        """By the names of JAX's primitives."""
+        found: Params = {
+            "psum": functools.partial(self.reduced, SUM),
+            "psum_invariant": functools.partial(self.reduced, SUM),
+            "pmax": functools.partial(self.reduced, MAX),
+            "pmin": functools.partial(self.reduced, MIN),
+            "pvary": self.pvary,
+            "pbroadcast": self.pbroadcast,
+            "all_gather": self.all_gather,
+            "all_gather_invariant": self.all_gather_invariant,
+            "reduce_scatter": self.reduce_scatter,
+            "all_to_all": self.all_to_all,
+            "ppermute": self.ppermute,
+            "ragged_all_to_all": self.ragged_all_to_all,
+            "axis_index": self.axis_index,
+        }
+        return {name: of_all_ranks(f) for name, f in found.items()}
+
+    def group(self, p: Params) -> Group:
+        axes, groups = named_axes.axes_of(p), p.get("axis_index_groups")
+        found = self._groups.get((axes, groups))
+        if found is None:
+            order = self.mesh.ranks_in_order(axes)
+            if groups is not None:
+                mine = self.mesh.index_along(axes)
+                order = [order[k] for k in next(group for group in groups if mine in group)]
+            found = Group(self.mesh.comm(axes), order, groups is not None)
+            self._groups[axes, groups] = found
+        return found
+
+    def reduced(self, by: Reduction, p: Params, xs: list[Any]) -> list[Any]:
+        of_array = tuple(axis for axis in p["axes"] if isinstance(axis, int))  # those of a `vmap`
+        if of_array:
+            xs = [by.local(x, of_array) for x in xs]
+        return self.group(p).reduced(by, xs, self.check_vma) if named_axes.axes_of(p) else xs
+
+    def pvary(self, p: Params, xs: list[Any]) -> list[Any]:
+        return self.group(p).varying(xs)
+
+    def pbroadcast(self, p: Params, xs: list[Any]) -> list[Any]:
+        if "source" not in p:  # the name of pvary, once
+            return self.pvary(p, xs)
+        group = self.group(p)
+        root = group.order[p["source"]]
+        return group.varying([ops.bcast(x, root, comm=group.comm) for x in xs])
+
+    def all_gather(self, p: Params, xs: list[Any]) -> list[Any]:
+        return [self._placed(p, self.group(p).gathered(x)) for x in xs]
+
+    def all_gather_invariant(self, p: Params, xs: list[Any]) -> list[Any]:
+        group = self.group(p)
+        ys = [group.from_comm(ops.allgather(x, comm=group.comm)) for x in xs]
+        return [self._placed(p, y) for y in ys]
+
+    def _placed(self, p: Params, y: Any) -> Any:
+        axis = p["all_gather_dimension"]
+        return _join(y, axis) if p["tiled"] else jnp.moveaxis(y, 0, axis)
+
+    def reduce_scatter(self, p: Params, xs: list[Any]) -> list[Any]:
+        group, axis = self.group(p), p["scatter_dimension"]
+
+        def one(x: Any) -> Any:
+            blocks = _split(x, axis, group.size) if p["tiled"] else jnp.moveaxis(x, axis, 0)
+            return group.scattered_sum(blocks)
+
+        return [one(x) for x in xs]
+
+    def all_to_all(self, p: Params, xs: list[Any]) -> list[Any]:
+        # If not tiled, JAX has inserted an axis of length one along which the blocks are joined.
+        group, split, concat = self.group(p), p["split_axis"], p["concat_axis"]
+        return [_join(group.exchanged(_split(x, split, group.size)), concat) for x in xs]
+
+    def ppermute(self, p: Params, xs: list[Any]) -> list[Any]:
+        # Numbered in mesh order for any order of names, as JAX does where it does not refuse it.
+        comm = self.group(p).comm
+        return [ops.permute(x, p["perm"], comm=comm) for x in xs]
+
+    def axis_index(self, p: Params, xs: list[Any]) -> list[Any]:
+        axes = named_axes.axes_of(p)
+        return [jnp.asarray(self.mesh.index_along(axes), jnp.int32)]
+
+    def ragged_all_to_all(self, p: Params, xs: list[Any]) -> list[Any]:
+        group = self.group(p)
+        if group.is_part:
+            raise NotImplementedError(
+                "mpi4jax.shard_map: 'ragged_all_to_all' with axis_index_groups"
+            )
+        x, output = xs[:2]
+        in_offsets, send_sizes, out_offsets = map(group.to_comm, xs[2:5])
+        at = ops.alltoall(out_offsets.astype(jnp.int32), comm=group.comm)
+        places, _ = _rows(in_offsets, send_sizes, x.shape[0])
+        rows, capacity = jnp.take(x, places, axis=0, mode="clip"), output.shape[0]
+        sizes = send_sizes.astype(jnp.int32)
+        got, counts = ops.ragged_alltoall(rows, sizes, capacity, comm=group.comm)
+        places, there = _rows(at, counts, capacity)
+        places = jnp.where(there, places, capacity)  # nowhere
+        return [output.at[places].set(got, mode="drop")]
+
+    def enter(self, x: Any, spec: Any) -> Any:
+        """An operand of the whole function; it is one value along the axes that cut it not."""
+        return x if self.check_vma else self.vary(x, self.unmentioned(spec))
+
+    def leave(self, y: Any, spec: Any) -> Any:
+        """A result; all ranks along such an axis have one share each of its cotangent."""
+        axes = () if self.check_vma else self.unmentioned(spec)
+        n = int(np.prod([self.mesh.shape[axis] for axis in axes]))
+        return y if n == 1 or not has_derivative(y) else _share(y, n)
+
+    def vary(self, x: Any, axes: Sequence[str]) -> Any:
+        return self.group({"axes": axes}).varying([x])[0] if axes else x
+
+    def unmentioned(self, spec: Any) -> tuple[str, ...]:
+        named = mentioned(spec)
+        return tuple(
+            name for name in self.mesh.axis_names if name in self.axes and name not in named
+        )
+
+
+def mentioned(spec: Any) -> list[str]:
+    """The axes of a `PartitionSpec`."""
+    return [name for entry in spec for name in names_of(entry)]
+
+
+def names_of(entry: Any) -> tuple[str, ...]:
+    """The axes that one axis of an array is cut along."""
+    if entry is None:
+        return ()
+    return tuple(entry) if isinstance(entry, (tuple, list)) else (entry,)
+
+
+def _rows(offsets: Any, sizes: Any, capacity: int) -> tuple[Any, Any]:
+    """Where each of ``capacity`` rows of pieces that lie one behind the other is, and whether it is
+    a row of one."""
+    ends = jnp.cumsum(sizes)
+    row = jnp.arange(capacity, dtype=ends.dtype)
+    piece = jnp.searchsorted(ends, row, side="right").clip(0, len(sizes) - 1)
+    return offsets[piece] + row - (ends[piece] - sizes[piece]), row < ends[-1]
+
+
+def _share(y: Any, n: int) -> Any:
+    """The identity, whose transpose divides."""
+    return jax.custom_derivatives.linear_call(lambda _, y: y, lambda _, c: c / n, (), y)

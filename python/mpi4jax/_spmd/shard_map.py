@@ -1,0 +1,225 @@
+"""shard_map: a function of JAX's collectives, over the ranks of a communicator."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend.core import Literal
+from jax.sharding import PartitionSpec
+
+from .._jax import compat, named_axes
+from .._op import manual
+from .collectives import Collectives, names_of
+from .mesh import Mesh
+
+_state = threading.local()  # .mesh: that of the function which is being traced
+
+
+def shard_map(
+    f: Callable[..., Any] | None = None,
+    /,
+    *,
+    mesh: Mesh,
+    in_specs: Any,
+    out_specs: Any,
+    axis_names: Any = frozenset(),
+    check_vma: bool = True,
+) -> Any:
+    """Run a function written for `jax.shard_map` on the ranks of a communicator.
+
+    ``f`` uses the collectives of `jax.lax` (`psum`, `all_gather`, `ppermute`, ...) over the axes of
+    ``mesh``, and operations of mpi4jax. JAX traces it with all its checks: of which values vary
+    over an axis, it inserts `pvary` itself, and an ``out_specs`` that promises more than is known
+    is an error.
+
+    What differs from `jax.shard_map`: arguments and results are this rank's *blocks*, and no global
+    arrays. All blocks have the same shape on all ranks; operations without that requirement are
+    :func:`mpi4jax.notoken.allgatherv`, :func:`mpi4jax.notoken.alltoallv` and their kind.
+
+    Args:
+        f: function of arrays or pytrees; if None, a decorator is returned.
+        mesh: :class:`mpi4jax.Mesh`.
+        in_specs: a `PartitionSpec` for each argument, or a pytree of them that is a prefix of the
+            arguments. An axis that is named cuts the array; what is not cut is equal on all ranks.
+        out_specs: the same of the results.
+        axis_names: as in `jax.shard_map`, the axes that ``f`` uses and that cut arrays; by default
+            all. Ranks along another axis do the same, but in a `shard_map` inside over that axis.
+        check_vma: whether JAX checks which values vary over which axes. Without it, derivatives of
+            replicated values are as those of `jax.shard_map` without it.
+
+    Returns:
+        Callable: takes and returns blocks, under `jit` or not, and any transformation.
+
+    Raises:
+        TypeError: ``mesh`` is no :class:`mpi4jax.Mesh`.
+        NotImplementedError: a collective that has no counterpart; it names it, and its line.
+        ValueError, TypeError: those of `jax.shard_map`.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, mpi4jax.notoken as mpi4jax
+        >>> from jax.sharding import PartitionSpec as P
+        >>> mesh = mpi4jax.Mesh()
+        >>> mean = lambda x: jax.lax.pmean(jnp.mean(x), "i")
+        >>> float(mpi4jax.shard_map(mean, mesh=mesh, in_specs=P("i"), out_specs=P())(jnp.ones(3)))
+        1.0
+
+    See also: :func:`pvary`.
+    """
+    how = {
+        "in_specs": in_specs,
+        "out_specs": out_specs,
+        "check_vma": check_vma,
+        **({"axis_names": frozenset(axis_names)} if axis_names else {}),
+    }
+    if f is None:
+        return functools.partial(shard_map, mesh=mesh, **how)
+    if not isinstance(mesh, Mesh):
+        raise TypeError(
+            "shard_map: argument 'mesh' must be a mpi4jax.Mesh, whose axes are made of ranks, got "
+            f"{type(mesh).__name__}"
+        )
+    if not callable(f):
+        raise TypeError(f"shard_map: argument 'f' must be a function, got {type(f).__name__}")
+
+    def on_blocks(*args: Any) -> Any:
+        return _evaluate(f, mesh, how, args)
+
+    # Not inlined: JAX would attribute everything inside to the line of this call.
+    compiled = jax.jit(functools.wraps(f)(on_blocks))
+
+    @functools.wraps(f)
+    def mapped(*args: Any) -> Any:
+        if getattr(_state, "mesh", None) is mesh:  # inside of another, over other axes
+            return jax.shard_map(f, **how)(*args)
+        return compiled(*args)
+
+    return mapped
+
+
+def _evaluate(f: Callable[..., Any], mesh: Mesh, how: dict[str, Any], args: Any) -> Any:
+    """Trace ``f`` as `jax.shard_map` does, for global arrays, and evaluate it on blocks."""
+    specs = how["in_specs"]
+    whole = _whole_arrays(mesh, specs, args)
+
+    axes = frozenset(how.get("axis_names", mesh.axis_names))
+    of_ops = _axes_of_ops(mesh, axes, how["check_vma"])
+
+    def traced(*blocks: Any) -> Any:
+        before, _state.mesh = getattr(_state, "mesh", None), mesh
+        try:
+            with manual.inside(of_ops):
+                return f(*blocks)
+        finally:
+            _state.mesh = before
+
+    functools.update_wrapper(traced, f)
+    closed, tree = named_axes.trace_shard_map(traced, whole, mesh=mesh._abstract, **how)
+    collectives = Collectives(mesh, axes, how["check_vma"])
+    rewriter = named_axes.Rewriter(
+        mesh._abstract,
+        collectives.table(),
+        _refuse,
+        how["check_vma"],
+        functools.partial(manual.inside, of_ops),
+    )
+
+    def mapped(params: dict[str, Any], ins: list[Any]) -> list[Any]:
+        in_specs = named_axes.specs_of(params, "in")
+        ins = [collectives.enter(x, s) for x, s in zip(ins, in_specs, strict=True)]
+        outs = rewriter.run(params["jaxpr"], (), ins)
+        out_specs = named_axes.specs_of(params, "out")
+        return [collectives.leave(y, s) for y, s in zip(outs, out_specs, strict=True)]
+
+    rewriter.collectives["shard_map"] = lambda p, ins: _nested(rewriter, collectives, p, ins)
+    env = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
+    env.update(zip(closed.jaxpr.invars, jax.tree.leaves(args), strict=True))
+    for eqn in closed.jaxpr.eqns:
+        ins = [named_axes.value_of(v) if isinstance(v, Literal) else env[v] for v in eqn.invars]
+        if eqn.primitive is named_axes.shard_map_p:
+            outs = mapped(eqn.params, ins)
+        else:
+            outs = compat.bind_with(eqn.primitive, eqn.params, ins)
+        env.update(zip(eqn.outvars, outs, strict=True))
+    outs = [
+        named_axes.value_of(v) if isinstance(v, Literal) else env[v] for v in closed.jaxpr.outvars
+    ]
+    return jax.tree.unflatten(tree, outs)
+
+
+def _axes_of_ops(mesh: Mesh, axes: frozenset[str], check_vma: bool) -> manual.Axes:
+    """What operations of this package are told of the mesh."""
+    if not check_vma:  # nothing is followed, and everything is each rank's own
+        return manual.Axes(lambda comm: None, frozenset(), frozenset())
+
+    def of(comm: Any) -> frozenset[str] | None:
+        found = mesh.axes_of(comm)
+        return None if found is None or found - axes else found
+
+    return manual.Axes(of, axes, frozenset(name for name in axes if mesh.shape[name] == 1))
+
+
+def _nested(
+    rewriter: named_axes.Rewriter, collectives: Collectives, p: dict[str, Any], ins: list[Any]
+) -> list[Any]:
+    """A `shard_map` inside: of operands that are whole along its axes, each rank takes its block;
+    results are gathered."""
+
+    def cut(x: Any, spec: Any) -> Any:
+        for axis, entry in enumerate(spec):
+            names = names_of(entry)
+            if names:
+                n = int(np.prod([collectives.mesh.shape[name] for name in names]))
+                length = x.shape[axis] // n
+                start = collectives.mesh.index_along(names) * length
+                x = jax.lax.slice_in_dim(
+                    collectives.vary(x, names), start, start + length, axis=axis
+                )
+        return x
+
+    def joined(y: Any, spec: Any) -> Any:
+        for axis, entry in enumerate(spec):
+            names = names_of(entry)
+            if names:
+                how = {"axis_name": names, "all_gather_dimension": axis, "tiled": True}
+                (y,) = collectives.all_gather_invariant(how, [y])
+        return y
+
+    ins = [cut(x, s) for x, s in zip(ins, named_axes.specs_of(p, "in"), strict=True)]
+    outs = rewriter.run(p["jaxpr"], (), ins)
+    return [joined(y, s) for y, s in zip(outs, named_axes.specs_of(p, "out"), strict=True)]
+
+
+def _whole_arrays(mesh: Mesh, specs: Any, args: Any) -> Any:
+    """The types of the global arrays whose blocks these are."""
+
+    def whole(x: Any, spec: Any) -> Any:
+        aval = jax.typeof(x)
+        shape = list(aval.shape)
+        for axis, entry in enumerate(spec or ()):
+            for name in names_of(entry):
+                if axis < len(shape):
+                    shape[axis] *= mesh.shape.get(name, 1)
+        return jax.ShapeDtypeStruct(tuple(shape), aval.dtype, weak_type=aval.weak_type)
+
+    def is_spec(s: Any) -> bool:
+        return s is None or isinstance(s, PartitionSpec)
+
+    if isinstance(specs, list):
+        specs = tuple(specs)
+    return jax.tree.map(
+        lambda s, part: jax.tree.map(lambda x: whole(x, s), part), specs, args, is_leaf=is_spec
+    )
+
+
+def _refuse(name: str, line: str) -> NotImplementedError:
+    at = f"{line}: " if line else ""
+    return NotImplementedError(
+        f"{at}mpi4jax.shard_map: {name!r} over axes of ranks has no counterpart in MPI here; use "
+        "psum, pmax, pmin, all_gather, psum_scatter, all_to_all, ppermute, ragged_all_to_all, or "
+        "an operation of mpi4jax.notoken"
+    )

@@ -1,0 +1,430 @@
+"""Checkpoints of global arrays: written by the ranks of one job, read by those of another.
+
+Each array of a pytree is an array in zarr's format, which TensorStore writes (``pip install
+tensorstore``) and any library for zarr reads. Each rank writes and reads its own block.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from mpi4py import MPI
+
+from ._job.flush import flush
+from ._numerics.layout import Layout, part_of
+from ._op.comm import default_comm
+from .grids import Block
+
+__all__ = ["load", "save"]
+
+_INDEX = "index.json"
+_LARGEST_CHUNK = 2**22  # elements: whoever reads a part of a chunk reads all of it
+
+Window = tuple[slice, ...]
+
+
+class _Array(NamedTuple):
+    """An array of the tree, and where this rank's part of it lies in the global array.
+
+    Attributes:
+        name: its place in the pytree.
+        leaf: what is there.
+        dtype: of what is stored.
+        layout: as in the arguments.
+        whole: shape of the global array. Along an axis that joins ranks it is this rank's length
+            until all have told theirs.
+        window: this rank's block in it.
+        inner: the block in what the rank has.
+    """
+
+    name: str
+    leaf: Any
+    dtype: str
+    layout: Any
+    whole: tuple[int, ...]
+    window: Window
+    inner: Window
+
+    def along(self, length: int, start: int, stop: int) -> _Array:
+        """With another length of the global array, and of the block, along the axis of `layout`."""
+        whole, window = [*self.whole], [*self.window]
+        whole[self.layout], window[self.layout] = length, slice(start, stop)
+        inner = [*self.inner]
+        inner[self.layout] = slice(0, stop - start)
+        return self._replace(whole=(*whole,), window=(*window,), inner=(*inner,))
+
+
+def _is_layout(x: Any) -> bool:
+    return x is None or isinstance(x, (int, Layout, Block))
+
+
+def _is_key(leaf: Any) -> bool:
+    return hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def _data(leaf: Any) -> Any:
+    """What is stored of a leaf, or its shape and dtype if it has no more."""
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        return jax.eval_shape(jax.random.key_data, leaf) if _is_key(leaf) else leaf
+    return np.asarray(jax.random.key_data(leaf) if _is_key(leaf) else leaf)
+
+
+def _arrays(op: str, tree: Any, layouts: Any, rank: int) -> list[_Array]:
+    try:
+        subtrees = jax.tree.map(
+            lambda layout, part: [layout] * len(jax.tree.leaves(part)),
+            layouts,
+            tree,
+            is_leaf=_is_layout,
+        )
+    except ValueError as error:
+        raise ValueError(
+            f"{op}: argument 'layouts' must be a layout, or a pytree of layouts that the tree "
+            f"begins with: {error}"
+        ) from None
+    each = jax.tree.leaves(subtrees, is_leaf=_is_layout)
+    named = jax.tree.leaves_with_path(tree)
+    return [
+        _array(op, jax.tree_util.keystr(path), leaf, layout, rank)
+        for (path, leaf), layout in zip(named, each, strict=True)
+    ]
+
+
+def _array(op: str, name: str, leaf: Any, layout: Any, rank: int) -> _Array:
+    if not _is_layout(layout) or isinstance(layout, bool):
+        raise TypeError(
+            f"{op}: argument 'layouts' must have a Layout, a grids.Block, the number of an axis or "
+            f"None for array {name or 'x'}; got {type(layout).__name__}: {layout!r}"
+        )
+    data = _data(leaf)
+    shape, dtype = tuple(data.shape), data.dtype
+    if dtype.kind in "OSU":
+        raise TypeError(f"{op}: array {name or 'x'} has dtype {dtype}; expected numbers")
+    window = tuple(slice(0, n) for n in shape)
+    if layout is None:
+        return _Array(name, leaf, dtype.name, layout, shape, window, window)
+    if isinstance(layout, int):
+        axes = leaf.ndim if hasattr(leaf, "ndim") else 0
+        if not -axes <= layout < axes:
+            raise ValueError(
+                f"{op}: argument 'layouts' has axis {layout} for array {name or 'x'}; expected one "
+                f"of its {axes} axes"
+            )
+        return _Array(name, leaf, dtype.name, layout % axes, shape, window, window)
+    if isinstance(layout, Layout):
+        whole, block, padded = layout.shape, layout.block(rank), layout.block_shape(rank)
+        inner = tuple(slice(0, n) for n in padded)
+    else:
+        whole, block, padded = layout.global_shape, layout.slices, layout.padded_shape
+        inner = layout.inner
+    before = max(len(shape) - len(padded), 0)
+    if shape[before:] != padded:
+        raise ValueError(
+            f"{op}: array {name or 'x'} has shape {shape}; expected {padded}, or that behind other "
+            f"axes, as {layout!r} says of rank {rank}"
+        )
+    first = window[:before]
+    whole = (*shape[:before], *whole)
+    return _Array(name, leaf, dtype.name, layout, whole, (*first, *block), (*first, *inner))
+
+
+def _on_all(op: str, comm: MPI.Intracomm, f: Callable[[], Any]) -> list[Any]:
+    """The results of all ranks, when all have them; an error of one is an error of all."""
+    result, failed, words = None, None, None
+    try:
+        result = f()
+    except Exception as error:
+        failed, words = error, f"{type(error).__name__}: {error}"
+    found = comm.allgather((result, words))
+    if failed is not None:
+        raise failed
+    for rank, (_, words) in enumerate(found):
+        if words is not None:
+            raise OSError(f"{op}: rank {rank} has failed: {words}")
+    return [result for result, _ in found]
+
+
+def _joined(arrays: list[_Array], comm: MPI.Intracomm) -> list[_Array]:
+    """With the lengths of all ranks; all must have the same arrays."""
+
+    def seen(a: _Array) -> tuple[Any, ...]:
+        joins = isinstance(a.layout, int)
+        shape = [-1 if joins and axis == a.layout else n for axis, n in enumerate(a.whole)]
+        return a.name, a.dtype, shape, a.layout if joins else None
+
+    lengths = [a.whole[a.layout] if isinstance(a.layout, int) else 0 for a in arrays]
+    found = comm.allgather((lengths, [seen(a) for a in arrays]))
+    for rank, (_, other) in enumerate(found):
+        if other != found[0][1]:
+            differ = next((p for p in zip(found[0][1], other, strict=False) if p[0] != p[1]), None)
+            raise ValueError(
+                f"save: argument 'tree' must have the same arrays on all ranks; rank 0 has "
+                f"{len(found[0][1])} and rank {rank} has {len(other)}"
+                + (f", rank 0 {differ[0]} and rank {rank} {differ[1]}" if differ else "")
+            )
+    out = []
+    for number, a in enumerate(arrays):
+        if isinstance(a.layout, int):
+            parts = [lengths[number] for lengths, _ in found]
+            start = sum(parts[: comm.Get_rank()])
+            a = a.along(sum(parts), start, start + parts[comm.Get_rank()])
+        out.append(a)
+    return out
+
+
+def _open(folder: Path, create: bool = False, **metadata: Any) -> Any:
+    try:
+        import tensorstore
+    except ModuleNotFoundError:
+        raise ModuleNotFoundError(
+            "mpi4jax.checkpoints needs TensorStore: pip install tensorstore"
+        ) from None
+    store = {"driver": "file", "path": str(folder.resolve())}
+    spec = {"driver": "zarr3", "kvstore": store, "metadata": metadata}
+    return tensorstore.open(spec, create=create, open=not create).result()
+
+
+def _create(folder: Path, a: _Array, largest: list[int]) -> None:
+    """Make the array, in chunks that are blocks or equal parts of them, which no ranks share."""
+    chunk = [max(n, 1) for n in largest]
+    while np.prod(chunk) > _LARGEST_CHUNK:
+        axis = int(np.argmax(chunk))
+        chunk[axis] = -(-chunk[axis] // 2)
+    grid = {"name": "regular", "configuration": {"chunk_shape": chunk}}
+    _open(folder, create=True, shape=a.whole, data_type=a.dtype, chunk_grid=grid)
+
+
+def _sync(path: Path) -> None:
+    """Write a file or a folder to the disk."""
+    number = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)
+
+
+def _read_index(path: Path) -> dict[str, Any] | None:
+    try:
+        return json.loads((path / _INDEX).read_text())
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def _begin(path: Path) -> tuple[Path, str]:
+    """A new folder for the arrays: where, and its name there."""
+    index = _read_index(path)
+    if index is not None:
+        root, number = path, int(index["folder"]) + 1
+    elif path.exists() and not (path.is_dir() and not any(path.iterdir())):
+        raise FileExistsError(f"save: {path} exists, and is no checkpoint; expected another name")
+    else:
+        root, number = path.with_name(f".{path.name}.partial"), 1
+        shutil.rmtree(root, ignore_errors=True)
+    shutil.rmtree(root / str(number), ignore_errors=True)
+    while (root / str(number)).exists():  # ranks of a job that is being killed may still write
+        number += 1
+    (root / str(number)).mkdir(parents=True)
+    return root, str(number)
+
+
+def _publish(root: Path, name: str, path: Path, arrays: list[_Array]) -> None:
+    """Let the index name the new folder; only then is there a new checkpoint."""
+    new = root / f".{_INDEX}"
+    new.write_text(json.dumps({"folder": name, "arrays": [a.name for a in arrays]}, indent=1))
+    _sync(new)
+    _sync(root / name)
+    os.replace(new, root / _INDEX)
+    _sync(root)
+    if root != path:
+        os.rename(root, path)
+        _sync(path.parent)
+    for old in path.iterdir():
+        if old.name.isdigit() and old.name != name:
+            shutil.rmtree(old, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _removed_on_error(folder: Path, is_first: bool) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        if is_first:
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+def save(
+    path: str | os.PathLike[str],
+    tree: Any,
+    layouts: Any = None,
+    *,
+    comm: MPI.Intracomm | None = None,
+) -> None:
+    """Write a checkpoint to a shared file system. Collective.
+
+    Atomic: a checkpoint of that name is complete, or not there, wherever ranks are killed. If there
+    is one already, it stays until the new one is complete, and is replaced then.
+
+    Args:
+        path: a folder, which is made. What is left of a job that was killed is removed by the next
+            call with the same path; two jobs must not write to one path at the same time.
+        tree: this rank's arrays: a pytree of JAX's or NumPy's arrays, random keys, and numbers.
+        layouts: what part of a global array a rank has: a :class:`mpi4jax.Layout`; a
+            :class:`mpi4jax.grids.Block`, whose ghost cells are not written (before the axes of
+            either there may be others); a number, of the axis along which the arrays of all ranks
+            are joined, which may have different lengths; or None for what is the same on all
+            ranks, of which rank 0 writes its own. One for the whole tree, or a pytree of them that
+            the tree begins with, as ``in_axes`` of :func:`jax.vmap`.
+        comm: communicator of the ranks; by default a clone of ``COMM_WORLD``.
+
+    Returns:
+        None, when the checkpoint is complete.
+
+    Raises:
+        TypeError: a layout that is none; an array of other things than numbers.
+        ValueError: an array has not the shape that its layout says, or not the same dtype on all
+            ranks.
+        FileExistsError: ``path`` exists, and is no checkpoint.
+        OSError: a rank cannot write. Nothing has changed then.
+        ModuleNotFoundError: there is no TensorStore.
+
+    Example:
+        >>> import tempfile
+        >>> import jax.numpy as jnp
+        >>> import mpi4jax.notoken as mpi4jax
+        >>> comm = mpi4jax.default_comm()
+        >>> folder = comm.bcast(tempfile.mkdtemp() if comm.rank == 0 else None)
+        >>> rows = mpi4jax.Layout((5, 2), {0: comm.size})
+        >>> x = jnp.full(rows.block_shape(comm.rank), 7.0)
+        >>> layouts = {"x": rows, "step": None}
+        >>> mpi4jax.checkpoints.save(f"{folder}/last", {"x": x, "step": 1}, layouts)
+        >>> y = mpi4jax.checkpoints.load(f"{folder}/last", {"x": x, "step": 0}, layouts)
+        >>> bool((y["x"] == x).all()), y["step"]
+        (True, 1)
+
+    See also: :func:`load`.
+    """
+    comm = default_comm() if comm is None else comm
+    flush()  # operations that this thread has started may be on the same communicator
+    path = Path(path)
+    is_first = comm.Get_rank() == 0
+    arrays: list[_Array] = []
+    _on_all("save", comm, lambda: arrays.extend(_arrays("save", tree, layouts, comm.Get_rank())))
+    arrays = _joined(arrays, comm)
+    sizes = comm.allgather([[s.stop - s.start for s in a.window] for a in arrays])
+    root, name = _on_all("save", comm, lambda: _begin(path) if is_first else None)[0]
+
+    def create() -> None:
+        for number, a in enumerate(arrays if is_first else []):
+            largest = [max(axis) for axis in zip(*(rank[number] for rank in sizes), strict=True)]
+            _create(root / name / f"{number}.zarr", a, largest)
+
+    def write() -> None:
+        started = []
+        for number, a in enumerate(arrays):
+            if all(s.stop > s.start for s in a.window) and (a.layout is not None or is_first):
+                stored = _open(root / name / f"{number}.zarr")
+                started.append(stored[a.window].write(_data(a.leaf)[a.inner]))
+        for write in started:
+            write.result()
+
+    with _removed_on_error(root / name, is_first):
+        _on_all("save", comm, create)
+        _on_all("save", comm, write)
+    _on_all("save", comm, lambda: _publish(root, name, path, arrays) if is_first else None)
+
+
+def load(
+    path: str | os.PathLike[str],
+    like: Any,
+    layouts: Any = None,
+    *,
+    comm: MPI.Intracomm | None = None,
+) -> Any:
+    """Read a checkpoint, written by any number of ranks with any layouts. Collective.
+
+    Args:
+        path: as of :func:`save`.
+        like: a pytree as that which was written, with arrays of the shapes and dtypes that this
+            rank needs, or :class:`jax.ShapeDtypeStruct`. Ghost cells keep what they hold.
+        layouts: as of :func:`save`: those of the arrays of ``like``. With the number of an axis, a
+            rank gets its part of that axis as :func:`numpy.array_split` cuts it, whatever its
+            length in ``like``.
+        comm: communicator of the ranks; by default a clone of ``COMM_WORLD``.
+
+    Returns:
+        What ``like`` is, with the values of the checkpoint: NumPy's arrays and Python's numbers
+        where ``like`` has them, else JAX's arrays.
+
+    Raises:
+        TypeError: a layout that is none.
+        ValueError: the checkpoint has other arrays, or of other shapes or dtypes.
+        FileNotFoundError: there is no complete checkpoint of that name; on all ranks alike.
+
+    Example:
+        >>> import mpi4jax.notoken as mpi4jax
+        >>> state, step = 0.5, 0
+        >>> try:
+        ...     state, step = mpi4jax.checkpoints.load("none/of/that/name", (state, step))
+        ... except FileNotFoundError:
+        ...     pass  # the first job begins at step 0
+
+    See also: :func:`save`.
+    """
+    comm = default_comm() if comm is None else comm
+    flush()
+    path = Path(path)
+    rank, size = comm.Get_rank(), comm.Get_size()
+    index = _on_all("load", comm, lambda: _read_index(path) if rank == 0 else None)[0]
+    if index is None:
+        raise FileNotFoundError(f"load: there is no complete checkpoint {path}")
+    leaves = []
+
+    def read() -> None:
+        arrays = _arrays("load", like, layouts, rank)
+        if index["arrays"] != [a.name for a in arrays]:
+            raise ValueError(
+                f"load: argument 'like' has the arrays {[a.name for a in arrays]}; expected those "
+                f"of {path}, {index['arrays']}"
+            )
+        for number, a in enumerate(arrays):
+            stored = _open(path / index["folder"] / f"{number}.zarr")
+            if isinstance(a.layout, int) and len(stored.shape) == len(a.whole):
+                length = stored.shape[a.layout]
+                a = a.along(length, *part_of(length, size, rank))
+            if (stored.shape, stored.dtype.name) != (a.whole, a.dtype):
+                raise ValueError(
+                    f"load: array {a.name or 'x'} is {a.dtype}{[*a.whole]}; expected "
+                    f"{stored.dtype.name}{[*stored.shape]}, as in {path}"
+                )
+            leaves.append(_restored(a, stored[a.window].read().result()))
+
+    _on_all("load", comm, read)
+    return jax.tree.unflatten(jax.tree.structure(like), leaves)
+
+
+def _restored(a: _Array, block: np.ndarray[Any, Any]) -> Any:
+    """A leaf with the values of its block."""
+    leaf = a.leaf
+    data = _data(leaf)
+    if isinstance(a.layout, Block) and block.shape != data.shape:
+        has_values = isinstance(data, np.ndarray)
+        around = np.array(data) if has_values else np.zeros(data.shape, data.dtype)
+        around[a.inner] = block
+        block = around
+    if _is_key(leaf):
+        return jax.random.wrap_key_data(jnp.asarray(block), impl=jax.random.key_impl(leaf))
+    if isinstance(leaf, (bool, int, float, complex)):
+        return type(leaf)(block.item())
+    if isinstance(leaf, np.generic):
+        return block[()]
+    return block if isinstance(leaf, np.ndarray) else jnp.asarray(block)
