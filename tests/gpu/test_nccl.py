@@ -1,5 +1,7 @@
 """What NCCL carries, what it leaves to staging, and what ranks that differ are told."""
 
+import re
+
 import pytest
 from libraries import compile_library
 from stand_ins import ALLREDUCE, HERE, RANKS, fails, passes
@@ -187,3 +189,12 @@ def test_ranks_agree_beside_what_is_under_way(mpirun, fakes):
     env = {**fakes, "MPI4JAX_TRANSPORT": "nccl"}
     result = mpirun(2, "-c", WHILE_OTHERS_WAIT, env=env, time_limit=60)
     assert result.stdout.count("good") == 2, result.stdout + result.stderr
+
+
+def test_its_connections_are_events(mpirun, fakes):
+    env = {**fakes, "MPI4JAX_TRANSPORT": "nccl", "MPI4JAX_LOG": "transport=info"}
+    result = mpirun(2, "-c", ALLREDUCE, env=env)
+    assert result.returncode == 0, result.stderr
+    for rank in range(2):
+        line = rf"r{rank} \| .* INFO transport \| NCCL has connected comm=\S+ rank={rank} seconds="
+        assert len(re.findall(line, result.stderr)) == 1, result.stderr

@@ -45,6 +45,7 @@ class Fault:
         silent: regular expressions, none found in the output.
         time_limit: seconds from the start of mpiexec, on a busy machine.
         library: what the MPI library's name has in it, if others behave differently.
+        prelude: what the program starts with.
         fork: ranks are forked (run_job). Not where the end of a process ends the job: MPICH's
             mpiexec then merges the exit statuses of processes of its own.
     """
@@ -57,4 +58,5 @@ class Fault:
     silent: tuple[str, ...] = ()
     time_limit: float = 55
     library: str = ""
+    prelude: str = PRELUDE
     fork: bool = True

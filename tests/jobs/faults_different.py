@@ -1,5 +1,7 @@
 """Faults: ranks that do different things."""
 
+import re
+
 from faults import CHECK, DIFFERENT, ENDS_JOB, FIRST_LINE, Fault
 
 AFTERWARDS = r"the operations of the ranks do not match \(MPI4JAX_CHECK=0"
@@ -35,6 +37,94 @@ FAULTS = {
         "wait(f(x)); wait(nt.bcast(x, 0))",
         (DIFFERENT, "rank 0: bcast #4", "rank 1: allreduce #4"),
         env=CHECK,
+    ),
+    "unequal blocks of a shard_map": Fault(
+        "mesh, rows = nt.Mesh(), jax.sharding.PartitionSpec('i')\n"
+        "f = lambda x: jax.lax.psum(x, 'i')\n"
+        "f = nt.shard_map(f, mesh=mesh, in_specs=rows, out_specs=jax.sharding.PartitionSpec())\n"
+        "wait(jax.jit(f)(jnp.ones(3 + rank)))",
+        (
+            DIFFERENT,
+            rf"rank 0: allreduce #1 \(SUM, 3 x .*{FIRST_LINE + 1} \(shard_map of equal blocks\)",
+            rf"rank 1: allreduce #1 \(SUM, 4 x .*{FIRST_LINE + 1} \(shard_map of equal blocks\)",
+        ),
+        env=CHECK,
+    ),
+    # ---- Trees of as many bytes, whose leaves would be taken for each other
+    **{
+        f"trees with other {what}{', compared' * checked}": Fault(
+            f"t = {trees[0]} if rank == 0 else {trees[1]}\n"
+            f"jax.block_until_ready({'jax.jit(lambda t: ' * jit}{call}{')(t)' * jit})",
+            (
+                DIFFERENT if checked else MAYBE,
+                rf"rank 0: .*, of {re.escape(words[0])}",
+                rf"rank 1: .*, of {re.escape(words[1])}",
+            ),
+            status=None if checked else 0,
+            env=CHECK if checked else LATE,
+        )
+        for what, call, jit, trees, words in [
+            (
+                "shapes",
+                "nt.allreduce(t)",
+                False,
+                ('{"a": jnp.ones(3), "b": x[:2]}', '{"a": jnp.ones(2), "b": x}'),
+                ("['a'] (3), ['b'] (2)", "['a'] (2), ['b'] (3)"),
+            ),
+            (
+                "keys",
+                "nt.bcast(t)",
+                True,
+                ('{"a": x, "b": x}', '{"b": x, "c": x}'),
+                ("['a'] (3), ['b'] (3)", "['b'] (3), ['c'] (3)"),
+            ),
+            (
+                "axes",
+                "nt.scan(t)",
+                True,
+                ("jnp.ones((2, 3))", "jnp.ones((3, 2, 1))"),
+                ("(2, 3)", "(3, 2)"),
+            ),
+            (
+                "rows",
+                "nt.wait(nt.iallgather(t))",
+                False,
+                ("[x, jnp.ones((1, 2))]", "(jnp.ones(2), x)"),
+                ("[0] (3), [1] (2)", "[0] (2), [1] (3)"),
+            ),
+        ]
+        for checked in (False, True)
+    },
+    "ghost cells of trees with other keys": Fault(
+        "c = comm.Create_cart([size], periods=[True])\n"
+        "wait(nt.halo_exchange({'a': jnp.ones(9), 'b' if rank else 'c': jnp.ones(9)}, c))",
+        (DIFFERENT, r"rank 0: .*, of \['a'\], \['c'\]", r"rank 1: .*, of \['a'\], \['b'\]"),
+        env=CHECK,
+    ),
+    "a message between trees with other keys": Fault(
+        "if rank == 0:\n    nt.send({'a': x, 'b': x}, 1)\n"
+        "else:\n    wait(nt.recv({'a': x, 'c': x}, 0))",
+        (
+            MAYBE,
+            r"rank 0: send to 1.*, of \['a'\] \(3\), \['b'\] \(3\)",
+            r"rank 1: recv from 0.*, of \['a'\] \(3\), \['c'\] \(3\)",
+        ),
+        status=0,
+    ),
+    "a message of a tree to a template of one axis": Fault(
+        "if rank == 0:\n    nt.send({'a': x, 'b': x}, 1)\n    nt.send(jnp.ones((2, 3)), 1)\n"
+        "else:\n    wait([nt.recv(jnp.ones(6), 0), nt.recv(jnp.ones(6), 0)])",
+        (),
+        status=0,
+        silent=("mpi4jax:",),
+    ),
+    "containers of other kinds are no fault": Fault(
+        "t = [x, jnp.ones((1, 2))] if rank == 0 else (x, jnp.ones(2))\n"
+        "wait(nt.allreduce(t)); wait(nt.allreduce(jnp.ones(1) if rank else 1.0))",
+        (),
+        status=0,
+        env=CHECK,
+        silent=("mpi4jax:",),
     ),
     "wrong widths of ghost cells": Fault(
         "c = comm.Create_cart([size], periods=[True])\n"
@@ -119,9 +209,10 @@ FAULTS = {
         (
             "r1 .*MPI_Recv returned error code .*: .*[Tt]runcat",
             rf"in recv from 0, any tag \(2 x float32\) on own, fault.py:{FIRST_LINE + 1}",
-            "MPI4JAX_CHECK=1 compares",
+            "the same shape and dtype on the two ranks",
         ),
         ranks=3,
+        silent=("MPI4JAX_CHECK",),  # with which it would be the same
     ),
     "another dtype in silence, after a long loop": Fault(
         "step = lambda i, x: nt.allreduce(x, MPI.MAX)\n"
@@ -146,22 +237,33 @@ FAULTS = {
         env=LATE,
         status=1,
     ),
-    "another dtype of messages on the program's communicators": Fault(
-        "c = comm.Split(rank // 2, -rank)\n"
+    # One rank says one of them: each has a job of its own.
+    "another dtype of an exchange on the program's communicator": Fault(
+        "c = comm.Split(0, -rank)\n"
         "a, b = jnp.arange(1, 4), jnp.ones(3)\n"
-        "r = mpi4jax.isend(a, 0, tag=5, comm=c) if rank == 2 else None\n"
-        "if rank == 3: r = mpi4jax.irecv(b, MPI.ANY_SOURCE, tag=5, comm=c)\n"
-        "if rank < 2: wait(nt.sendrecv(a if rank else b, b, 1 - c.rank, 1 - c.rank, comm=c))\n"
-        "else: wait(mpi4jax.wait(r))\n"
-        "comm.Barrier()\n"
-        "if rank < 2: time.sleep(7)",  # one is said, by who comes first
+        "wait(nt.sendrecv(b if rank else a, b, 1 - c.rank, 1 - c.rank, comm=c))",
         (
             MAYBE,
-            r"rank 2: isend to 0, tag 5 \(3 x int32\) on ",
-            r"rank 3: irecv from 1, tag 5 \(3 x float32\) on ",
+            # Each sends what the other one receives in another type.
+            rf"rank \d: send to \d, tag 0 \(3 x (int|float)32\) on .*, fault.py:{FIRST_LINE + 2}",
+            rf"rank \d: sendrecv from \d, tag 0 \(3 x (int|float)32\) on .*:{FIRST_LINE + 2}",
             "so the job goes on",
         ),
-        ranks=4,
+        env=LATE,
+        status=0,
+    ),
+    "another dtype of a started message on the program's communicator": Fault(
+        "c = comm.Split(0, -rank)\n"
+        "a, b = jnp.arange(1, 4), jnp.ones(3)\n"
+        "r = mpi4jax.isend(a, 0, tag=5, comm=c) if rank == 0 else None\n"
+        "if rank == 1: r = mpi4jax.irecv(b, MPI.ANY_SOURCE, tag=5, comm=c)\n"
+        "wait(mpi4jax.wait(r))",
+        (
+            MAYBE,
+            r"rank 0: isend to 0, tag 5 \(3 x int32\) on ",
+            r"rank 1: irecv from 1, tag 5 \(3 x float32\) on ",
+            "so the job goes on",
+        ),
         env=LATE,
         status=0,
     ),

@@ -12,6 +12,23 @@ FAULTS = {
         ),
         status=HUNG_STATUS,
     ),
+    **{
+        f"a {words} on one rank": Fault(
+            call + "; mpi4jax.flush()",
+            (
+                rf"rank 0 is in {op}.*, fault.py:{FIRST_LINE}",
+                "start the program with mpiexec -n 2",
+            ),
+            status=HUNG_STATUS,
+            ranks=1,
+        )
+        for words, call, op in [
+            ("receive", "nt.recv(x, 0)", "recv from 0"),
+            ("receive from any rank", "nt.recv(x)", "recv from any rank"),
+            ("started receive", "nt.wait(nt.irecv(x, 0))", "wait for irecv from 0"),
+            ("large send", "nt.send(jnp.ones(1 << 20), 0)", "send to 0"),
+        ]
+    },
     "a small send without a receiver at exit": Fault(
         "if rank == 0: nt.send(x, 1, tag=4)\nwait(nt.allreduce(x, MPI.SUM))",
         ("r1 .*warning: a message from 0, tag 4, .* was never received",),
@@ -221,6 +238,33 @@ FAULTS = {
         ),
         status=HUNG_STATUS,
         env={"MPI4JAX_REPORT_AFTER": "2", "MPI4JAX_TIMEOUT": "6"},
+    ),
+    "communicators that have names alone, in another order": Fault(
+        "a, b = comm.Split(0, rank), comm.Split(0, rank); a.Set_name('A'); b.Set_name('B')\n"
+        "for c in (a, b) if rank == 0 else (b, a): wait(nt.allreduce(x, MPI.SUM, comm=c))",
+        (
+            r"allreduce #1 \(SUM, 3 x float32\) on [AB]\b.* has waited for \d+ s for ranks? ",
+            (
+                rf"looks like a deadlock: rank \d is in allreduce #1 .* on [AB], "
+                rf".*fault.py:{FIRST_LINE + 1}, and waits for rank \d, which is in allreduce #1 "
+                rf".* on [AB], .*fault.py:{FIRST_LINE + 1}"
+            ),
+            "use the communicators in the same order; it is not ended, because ranks may",
+            "has not ended after MPI4JAX_TIMEOUT=6 s",
+        ),
+        status=HUNG_STATUS,
+        ranks=3,
+        env={"MPI4JAX_REPORT_AFTER": "2", "MPI4JAX_TIMEOUT": "6"},
+        silent=("all ranks have called it",),
+    ),
+    "communicators that have several names": Fault(
+        "c = comm.Split(0, rank); c.Set_name(f'of rank {rank}')\n"
+        "def add(a, b, _): time.sleep(7); np.frombuffer(b, 'f4')[:] += np.frombuffer(a, 'f4')\n"
+        "op = MPI.Op.Create(add, commute=True)\n"
+        "print('the sum', wait(nt.allreduce(x, op, comm=c))[0])",
+        ("the sum 2.0",),
+        status=0,
+        silent=("the job is ended",),
     ),
     "a slow collective on communicators that each rank has numbered on its own": Fault(
         "own = [MPI.COMM_SELF.Dup() for _ in range(3 * rank)]\n"

@@ -6,17 +6,21 @@ cannot hang. Ranks sleep, are stopped, end early, import mpi4jax late or never, 
 their part of a collective through mpi4py, or in a thread; threads communicate at the same time,
 each on a communicator of its own; communicators are split, renamed, freed and made again.
 Ghost cells are exchanged. Exit handlers, registered before or after the import, communicate too.
+Threads of a C library call Python back, which communicates. Trees are reduced. The folder in which
+ranks keep their states is removed. Each rank has settings of its own, which mean the same.
 Operations are started, and waited for later or never (random_started.py).
 """
 
 import random
 from dataclasses import dataclass, field
 
+import c_threads
 import random_started
 
 PRELUDE = """\
-import atexit, os, signal, subprocess, sys, threading, time, traceback
+import atexit, os, shutil, signal, subprocess, sys, threading, time, traceback
 import jax, jax.numpy as jnp, numpy as np
+from jax.experimental import io_callback
 from mpi4py import MPI
 world, rank, size = MPI.COMM_WORLD, MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
 pending, handlers = [], []
@@ -30,6 +34,9 @@ def stop(seconds):
     pid = os.getpid()
     subprocess.Popen(["sh", "-c", f"sleep {seconds}; kill -CONT {pid}"])
     os.kill(pid, signal.SIGSTOP)
+def remove():
+    folder = os.path.join(os.environ["MPI4JAX_DUMP_DIR"], f"mpi4jax-{os.geteuid()}")
+    shutil.rmtree(folder, ignore_errors=True)
 def fork():
     child = os.fork()
     if child == 0: os._exit(0)
@@ -47,6 +54,7 @@ def at_exit():
         traceback.print_exc()
         world.Abort(1)
 """
+PRELUDE += 'LIBRARY = os.environ.get("CALLS_LATER")\n' + c_threads.PRELUDE
 PRELUDE += random_started.PRELUDE + "def main():\n"
 ENDING = """
 main()
@@ -83,6 +91,12 @@ FAULTS = {
     "takes communicators in another order": "nt.barrier(comm=a0); mpi4jax.flush(); nt.barrier("
     "comm=b0); mpi4jax.flush()",
     "never waits": "r0 = mpi4jax.iallreduce(mine(0), MPI.SUM, comm={comm})",
+}
+# Of a setting, texts that mean the same, or concern one rank alone.
+SETTINGS = {
+    "MPI4JAX_CHECK": ["", "samples", "Samples"],
+    "MPI4JAX_TRANSPORT": ["", "mpi", "staged"],
+    "MPI4JAX_REPORT_AFTER": ["1", "3", "30"],
 }
 # What the others start before, and wait for.
 STARTED = ("does not start", "ends before it starts", "never waits")
@@ -166,6 +180,11 @@ class Maker(random_started.Starts):
             early = [r for r in ranks if self.random.random() < 0.5]
             late = [r for r in ranks if r not in early]
             self.job.add(early, "atexit.register(at_exit)")
+            for r in ranks:
+                if self.random.random() < 0.2:
+                    name, values = self.random.choice(list(SETTINGS.items()))
+                    value = self.random.choice(values)
+                    self.job.add([r], f"os.environ['{name}'] = '{value}'")
             self.job.add(ranks, "import mpi4jax; from mpi4jax import notoken as nt")
             self.job.add(late, "atexit.register(at_exit)")
 
@@ -317,6 +336,33 @@ class Maker(random_started.Starts):
     def sends(self, k: int, dest: int) -> str:
         return f"(nt.send(mine({k}), {dest}, tag={k}, comm=world), mpi4jax.flush())"
 
+    def called_back(self) -> None:
+        """A rank waits for one that waits for what a thread of a C library sends there."""
+        if c_threads.library() is None or not (pairs := self.pairs()):
+            return
+        (comm, a, b), k, reply = self.random.choice(pairs), self.number(), self.number()
+        seconds, how = self.random.choice([1, 5, 9]), self.random.randrange(len(c_threads.WAYS))
+        self.job.sleeps += seconds
+        at, name = comm.ranks.index, comm.name
+        send = f"nt.send(mine({k}), {at(b)}, tag={k}, comm={name})"
+        what = f"f{k} = lambda: ({send}, mpi4jax.flush(), e{k}.set())"
+        self.job.add([a], f"e{k} = threading.Event(); {what}; call_later(f{k}, {seconds}, {how})")
+        self.job.add([b], f"check(nt.recv(mine(0), {at(a)}, tag={k}, comm={name}), {k + a})")
+        back = f"nt.send(mine({reply}), {at(a)}, tag={reply}, comm={name})"
+        self.job.add([b], f"{back}; mpi4jax.flush()")
+        receive = f"nt.recv(mine(0), {at(b)}, tag={reply}, comm={name})"
+        # The thread is in Python until it has come back to C.
+        self.job.add([a], f"check({receive}, {reply + b}); e{k}.wait(); time.sleep(0.1)")
+
+    def tree(self) -> None:
+        if not (usable := self.all_here()):
+            return
+        comm, k = self.random.choice(usable), self.number()
+        total = k * len(comm.ranks) + sum(comm.ranks)
+        leaves = f"{{'a': mine({k}), 'b': (mine({k}), mine({k}))}}"
+        what = f"y{k} = nt.allreduce({leaves}, MPI.SUM, comm={comm.name})"
+        self.job.add(comm.ranks, f"{what}; check_all(jax.tree.leaves(y{k}), {total})")
+
     def make(self) -> None:
         if usable := self.usable():
             self.comms += self.made(self.random.choice(usable))
@@ -358,6 +404,11 @@ class Maker(random_started.Starts):
         self.job.sleeps += seconds
         self.job.add([self.random.choice(self.alive)], f"{how}({seconds})")
 
+    def remove(self) -> None:
+        """As cleaners of temporary folders do."""
+        if ready := [r for r in self.alive if r not in self.late]:
+            self.job.add([self.random.choice(ready)], "remove()")
+
     def local(self) -> None:
         what = self.random.choice(
             [
@@ -366,6 +417,7 @@ class Maker(random_started.Starts):
                 "fork()",
                 "threads(lambda: time.sleep(0.3))",
                 "jax.jit(lambda x: jnp.linalg.svd(x @ x.T))(jnp.ones((8, 8)))",
+                "jax.jit(lambda x: io_callback(np.sin, x, x, ordered=True))(mine(0))",
             ]
         )
         self.job.add([self.random.choice(self.alive)], what)
@@ -422,11 +474,14 @@ STEPS = [
     *[Maker.make] * 2,
     *[Maker.pause] * 2,
     Maker.at_once,
+    Maker.called_back,
+    Maker.tree,
     *[Maker.halo] * 2,
     Maker.handler,
     Maker.barrier,
     Maker.free,
     Maker.local,
+    Maker.remove,
     Maker.end,
 ]
 

@@ -45,25 +45,42 @@ def test_send_recv(example):
     ]
 
 
+def test_ring_attention(example, run_job, tmp_path):
+    assert "3 parts; gradients differ by" in example(3, "ring_attention.py")
+    alone = run_job(1, EXAMPLES / "ring_attention.py", "--devices", "3", cwd=tmp_path)
+    assert "3 parts; gradients differ by" in alone.stdout, alone.stderr
+
+
 def test_jax_distributed(example):
     words = "psum by gloo [3. 3. 3.], allreduce of it by MPI [6. 6. 6.], 2 devices in all"
     assert words in example(2, "jax_distributed.py")
 
 
-@pytest.mark.parametrize("form", ["zarr", "hdf5"])
-def test_checkpoint(example, tmp_path, form):
+def test_checkpoint(example, tmp_path):
     """One rank gets SIGTERM; other numbers of ranks go on, and end where one rank ends at once."""
 
-    def run(ranks, folder, *more):
-        options = ["--folder", tmp_path / folder, "--format", form, "--size", 23, 10]
-        return example(ranks, "checkpoint.py", *map(str, options), "--steps", "40", *more)
+    def run(ranks, folder, steps, *more):
+        options = ["--folder", tmp_path / folder, "--size", 23, 10, "--steps", steps, "--every", 9]
+        return example(ranks, "checkpoint.py", *map(str, options), *more)
 
-    assert "stops at step 13" in run(3, "run", "--preempt-at", "13")
-    printed = run(4, "run")
-    assert "goes on at step 13, on 4 ranks" in printed
-    squares = re.compile("with a sum of squares of (.*)")
-    alone = squares.search(run(1, "alone"))[1]
+    assert "stops at step 13" in run(3, "run", 40, "--preempt-at", "13")
+    assert "goes on at step 13, on 4 ranks" in run(4, "run", 31)
+    printed = run(2, "run", 40)
+    assert "goes on at step 31, on 2 ranks" in printed
+    squares = re.compile("ends at step 40 with a sum of squares of (.*)")
+    alone = squares.search(run(1, "alone", 40))[1]
     np.testing.assert_allclose(float(squares.search(printed)[1]), float(alone), rtol=1e-5)
+    assert squares.search(run(1, "alone", 40))[1] == alone, "that job had ended"
+
+
+@pytest.mark.parametrize("ranks", [1, 4])
+def test_plasma(example, ranks):
+    """No charge is lost, and electrons oscillate with the plasma frequency."""
+    lines = example(ranks, "plasma.py", "--cells", "30").splitlines()
+    found = [
+        re.fullmatch(r"\d half periods: charge 960.0, amplitude (.*)", line)[1] for line in lines
+    ]
+    np.testing.assert_allclose([*map(float, found)], [0.5, -0.5, 0.5], atol=0.02)
 
 
 def test_two_level(example):

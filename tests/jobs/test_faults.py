@@ -8,13 +8,20 @@ from pathlib import Path
 
 import faults_different
 import faults_ending
+import faults_folder
+import faults_starting
 import faults_waiting
 import pytest
-from faults import PRELUDE
 from mpi4py import MPI
 
-FAULTS = {**faults_different.FAULTS, **faults_waiting.FAULTS, **faults_ending.FAULTS}
-MARK = "MPI4JAX_FAULT"
+FAULTS = {
+    **faults_starting.FAULTS,
+    **faults_different.FAULTS,
+    **faults_waiting.FAULTS,
+    **faults_ending.FAULTS,
+    **faults_folder.FAULTS,
+}
+MARK = "MPI4JAX_TEST_FAULT"
 
 
 def left_over(mark):
@@ -33,7 +40,7 @@ def test_fault(name, run_job, tmp_path):
     fault, mark, program = FAULTS[name], uuid.uuid4().hex, tmp_path / "fault.py"
     if fault.library not in MPI.Get_library_version():
         pytest.skip(f"of {fault.library} alone")
-    program.write_text(PRELUDE + fault.program + "\n")
+    program.write_text(fault.prelude + fault.program + "\n")
     env = {
         "JAX_PLATFORMS": "cpu",
         "MPI4JAX_TIMEOUT": "",

@@ -4,7 +4,7 @@ import re
 import subprocess
 
 import pytest
-from run_examples import FILES, blocks
+from run_examples import FILES, ROOT, blocks
 
 # How many examples a job runs, one after the other: half of their time would be the start of jobs.
 TOGETHER = 8
@@ -23,7 +23,7 @@ for name in sys.argv[1:]:
 """
 
 
-OPTIONAL = re.compile(r"^(?:import|from) (equinox|flax)\b", re.MULTILINE)
+OPTIONAL = re.compile(r"^(?:import|from) (equinox|flax|optimistix)\b", re.MULTILINE)
 
 
 def is_ordinary(block):
@@ -68,3 +68,9 @@ def test_markdown(mpirun, tmp_path, together):
         printed = [(tmp_path / f"{block.name}.{rank}").read_text() for rank in range(block.ranks)]
         one = subprocess.CompletedProcess(block.command, 0, "".join(printed), job.stderr)
         assert not block.differs(one), f"{block.name}: {block.differs(one)}"
+
+
+def test_notebooks(mpirun):
+    """Each cell prints what the notebook shows below it."""
+    job = mpirun(1, str(ROOT / "docs" / "notebooks.py"))
+    assert job.returncode == 0, job.stdout + job.stderr

@@ -44,6 +44,23 @@ def test_what_nobody_has_waited_for_is_named_at_the_end(run):
             assert re.search(line, job.stderr), job.stderr
 
 
+def test_many_operations_that_are_never_waited_for_are_one_line(run):
+    job = run(
+        2,
+        """
+        for i in range(300):
+            jax.block_until_ready(mpi4jax.isend(jnp.ones(3), 1 - rank, tag=i))
+            jax.block_until_ready(mpi4jax.notoken.recv(jnp.ones(3), 1 - rank, tag=i))
+        """,
+    )
+    assert job.returncode == 0, job.stderr
+    for rank in range(2):
+        words = rf"isend to {1 - rank}, tag 0 .* was never waited for .*, nor were 299 others"
+        line = rf"r{rank} \| mpi4jax: {words}"
+        assert re.search(line, job.stderr), job.stderr
+    assert job.stderr.count("never waited for") == 2, job.stderr
+
+
 def test_a_wait_for_a_rank_that_has_finished_ends_the_job(run):
     job = run(
         2,
@@ -86,6 +103,92 @@ def test_progress(run, progress):
     assert job.stdout.count("the end") == 2
 
 
+def test_what_was_waited_for_is_forgotten_while_a_thread_waits(run):
+    """Started operations of one thread, while another one is in a wait for a message."""
+    job = run(
+        2,
+        """
+        import threading
+        from pathlib import Path
+        mpi4jax.default_comm()
+        def rss(): return int(Path("/proc/self/statm").read_text().split()[1]) * 4 / 1024
+        alone = MPI.COMM_SELF.Dup()
+        @jax.jit
+        def many(x):
+            def one(i, x): return mpi4jax.wait(mpi4jax.iallreduce(x, comm=alone))
+            return jax.lax.fori_loop(0, 40_000, one, x)
+        x = jnp.zeros(1)
+        if rank == 0:
+            many(x).block_until_ready(); many(x).block_until_ready()
+            request = mpi4jax.irecv(x, 1, tag=3)
+            thread = threading.Thread(target=lambda: mpi4jax.wait(request).block_until_ready())
+            thread.start(); time.sleep(1)
+            before = rss()
+            many(x).block_until_ready()
+            print("grown by", rss() - before, "MiB")
+            MPI.COMM_WORLD.send(0, 1)
+            thread.join()
+        else:
+            MPI.COMM_WORLD.recv(source=0)
+            mpi4jax.send(x, 0, tag=3)
+            mpi4jax.flush()
+        """,
+    )
+    assert job.returncode == 0, job.stderr
+    assert float(re.search(r"grown by (\S+) MiB", job.stdout)[1]) < 4, job.stdout
+
+
+@pytest.mark.parametrize("check", ["", "1"])
+@pytest.mark.parametrize(
+    "start",
+    [
+        "isend(jnp.ones(3), 1 - rank, tag=7)",
+        "iallreduce(jnp.ones(3))",
+        "ialltoallv(jnp.ones((2 * size, 3)), [2] * size, [2] * size)",
+        "ireduce_scatterv(jnp.ones(2 * size), [2] * size)",
+    ],
+    ids=lambda start: start.partition("(")[0],
+)
+def test_a_start_beyond_the_limit_has_communicated_nothing(run, start, check):
+    job = run(
+        2,
+        f"""
+        mpi4jax.default_comm()
+        comm = MPI.COMM_WORLD.Dup()
+        x = jnp.zeros(1)
+        @jax.jit
+        def many(x):
+            def one(i, n):
+                mpi4jax.irecv(x, MPI.PROC_NULL)
+                return n + 1
+            return jax.lax.fori_loop(0, 65_535, one, 0)
+        start = lambda: mpi4jax.{start[:-1]}, comm=comm)
+        if rank == 0:
+            many(x).block_until_ready()
+            request = mpi4jax.irecv(x, MPI.PROC_NULL)
+            mpi4jax.flush()
+            try:
+                jax.block_until_ready(jax.tree.leaves(start()))
+                mpi4jax.flush()
+            except Exception as error:
+                print("refused:", "operations have been started and not waited for" in str(error))
+            mpi4jax.wait(request)
+        MPI.COMM_WORLD.barrier()
+        if rank == 1:
+            time.sleep(0.2)
+            print("arrived:", comm.Iprobe(source=0, tag=7))
+        MPI.COMM_WORLD.barrier()
+        # The next collective of the communicator is the first one of both ranks.
+        print("result:", comm.allreduce(rank + 1))
+        """,
+        MPI4JAX_CHECK=check,
+    )
+    assert job.returncode == 0, job.stderr
+    assert "refused: True" in job.stdout, job.stdout
+    assert "arrived: False" in job.stdout, job.stdout
+    assert job.stdout.count("result: 3") == 2, job.stdout
+
+
 def test_a_wrong_setting(run):
     job = run(
         1,
@@ -113,6 +216,50 @@ def test_started_collectives_are_compared_before_they_run(run):
     assert job.returncode != 0
     assert "rank 0: iscan #2" in job.stderr, job.stderr
     assert "rank 1: iallreduce #2" in job.stderr, job.stderr
+
+
+def test_compared_starts_wait_for_no_rank(run):
+    """Ranks start on two communicators in their own order, and wait in their own order too."""
+    job = run(
+        2,
+        """
+        comms = [MPI.COMM_WORLD.Dup() for _ in range(2)]
+        x = jnp.ones(3)
+        starts = [
+            lambda comm: mpi4jax.iallreduce(x, comm=comm),
+            lambda comm: mpi4jax.ialltoallv(jnp.ones((2, 3)), [1] * 2, [1] * 2, comm=comm),
+            lambda comm: mpi4jax.iscan(x, comm=comm),
+            lambda comm: mpi4jax.ibcast(x, 0, comm=comm),
+        ]
+        for start in starts:
+            requests = {k: start(comms[k]) for k in ([0, 1] if rank == 0 else [1, 0])}
+            for k in [0, 1]:
+                jax.block_until_ready(mpi4jax.wait(requests[k]))
+        print("the end")
+        """,
+        MPI4JAX_CHECK="1",
+    )
+    assert job.returncode == 0, job.stderr
+    assert job.stdout.count("the end") == 2
+
+
+def test_ranks_that_start_different_operations_learn_of_it_in_the_wait(run):
+    """Whatever they start between, on the same communicator."""
+    job = run(
+        2,
+        """
+        comm = MPI.COMM_WORLD.Dup()
+        comm.Set_name("pair")
+        x = jnp.ones(3)
+        first = (mpi4jax.iallreduce if rank == 0 else mpi4jax.iscan)(x, comm=comm)
+        others = [mpi4jax.iallreduce(x, comm=comm) for _ in range(rank * 3)]
+        mpi4jax.wait(first).block_until_ready()
+        """,
+        MPI4JAX_CHECK="1",
+    )
+    assert job.returncode != 0
+    for words in ("rank 0: iallreduce #1", "rank 1: iscan #1"):
+        assert words in job.stderr, job.stderr
 
 
 def test_counts_that_do_not_agree_end_the_job(run):

@@ -1,6 +1,7 @@
 """Programs as users start them: how they end, and what they print."""
 
 import re
+import socket
 import textwrap
 
 import pytest
@@ -180,3 +181,47 @@ print("not reached")
     assert job.returncode not in (0, None)
     assert "not reached" not in job.stdout
     assert re.search("truncat|24 bytes of ghost cells|20 bytes of ghost cells", job.stderr, re.I)
+
+
+# ---- Arrays of `jax.distributed`
+
+GLOBAL = """
+import sys
+import jax, jax.numpy as jnp, numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+from mpi4py import MPI
+comm = MPI.COMM_WORLD
+jax.distributed.initialize(sys.argv[1], comm.size, comm.rank, local_device_ids=[0])
+import mpi4jax
+from mpi4jax import notoken
+
+mesh = jax.make_mesh((comm.size,), ("i",))
+for spec in PartitionSpec("i"), PartitionSpec():
+    x = jax.make_array_from_process_local_data(NamedSharding(mesh, spec), np.ones(4, np.float32))
+    for f in (
+        notoken.allreduce,
+        jax.jit(notoken.allreduce),
+        lambda x: notoken.bcast({"a": x, "b": 1.0}, 0),
+        jax.grad(lambda x: notoken.allreduce(x).sum()),
+        mpi4jax.iallreduce,
+        notoken.assert_equal,
+    ):
+        try:
+            jax.block_until_ready(f(x))
+        except ValueError as error:
+            assert "must run on one device" in str(error), error
+            assert "x.addressable_data(0)" in str(error), error
+        else:
+            raise AssertionError(f)
+    assert notoken.allreduce(x.addressable_data(0)).tolist() == [comm.size] * 4
+print("ok")
+"""
+
+
+def test_arrays_of_several_processes_are_refused(mpirun, tmp_path):
+    (tmp_path / "program.py").write_text(GLOBAL)
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    job = mpirun(2, "program.py", f"localhost:{port}", fork=False)
+    assert (job.returncode, job.stdout.count("ok\n")) == (0, 2), job.stderr  # beside Gloo's words

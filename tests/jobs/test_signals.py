@@ -38,7 +38,7 @@ READY = ("ready", r"(?s)(?:r0 \| \w+ \| MPI_Allreduce with .*){2}")
 # Longer than it takes, on a busy machine. Without a handler of ours an interrupt would not end a
 # rank that waits.
 TIME_LIMIT = 30
-MARK = "MPI4JAX_SIGNALS"
+MARK = "MPI4JAX_TEST_SIGNALS"
 
 
 def ranks_of(mark):

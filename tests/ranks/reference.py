@@ -15,7 +15,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr
 from mpi4py import MPI
 
 import mpi4jax
-from mpi4jax.ops import SPECS
+from mpi4jax._op.spec import SPECS
 
 COMM = mpi4jax.default_comm()
 RANK, SIZE = COMM.rank, COMM.size

@@ -260,6 +260,57 @@ def test_high_level_primitives_are_refused(flag):
         jax.config.update(flag, False)
 
 
+# ---- Roots
+
+ROOTS = {
+    "of a replicated sum": lambda a: a,
+    "unperturbed on rank 1": lambda a: lax.stop_gradient(a) if RANK else a,
+    "a constant on rank 1": lambda a: jnp.full(3, 2.0) if RANK else a,
+}
+TRANSFORMS = {
+    "grad": lambda f: jax.grad(f),
+    "jit of grad": lambda f: jax.jit(jax.grad(f)),
+    "grad under vmap": lambda f: lambda a: jax.vmap(jax.grad(f))(jnp.stack([a, a]))[0],
+    "grad of directional derivative": lambda f: jax.grad(
+        lambda a: jax.jvp(f, (a,), (jnp.ones(3),))[1]
+    ),
+}
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS)
+@pytest.mark.parametrize("operand", ROOTS)
+def test_custom_root(operand, transform):
+    """The root of x^3 = sum over the ranks of a, differentiated by the implicit function."""
+
+    def root(a):
+        own = ROOTS[operand](a)
+
+        def f(x):
+            return x**3 - total(own)
+
+        def newton(f, x):
+            return lax.fori_loop(0, 40, lambda _, x: x - f(x) / (3 * x**2), x)
+
+        def tangent_solve(g, y):
+            return jnp.linalg.solve(jax.jacobian(g)(y), y)
+
+        return lax.custom_root(f, jnp.full(3, 1.5), newton, tangent_solve)
+
+    def loss(a):
+        return jnp.sum(root(a) * weights)
+
+    weights = jnp.arange(1.0, 4.0)
+    s = 2.0 * SIZE
+    own = float(operand == "of a replicated sum" or RANK == 0)
+    expected = own * s ** (-2 / 3) / 3 * weights
+    if "directional" in transform:
+        # The tangent is the sum of the ranks' own ones, and its cotangent is each rank's.
+        perturbed = SIZE if operand == "of a replicated sum" else 1
+        expected = own * perturbed * -2 / 9 * s ** (-5 / 3) * weights
+    got = TRANSFORMS[transform](loss)(jnp.full(3, 2.0))
+    np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-6)
+
+
 # ---- What is kept of functions
 
 

@@ -22,16 +22,16 @@ JITS = {
 jits = pytest.mark.parametrize("jit", JITS.values(), ids=JITS)
 
 
-def fails(f, x):
+def fails(f, x, what="values"):
     """The words of the error that all ranks get."""
 
     def run():
         jax.block_until_ready(f(x))
         jax.effects_barrier()
 
-    with pytest.raises(Exception, match="assert_equal: ranks have different values: ") as caught:
+    with pytest.raises(Exception, match=f"assert_equal: ranks have different {what}: ") as caught:
         run()
-    return re.search(r"different values: (.*)", str(caught.value))[1].strip()
+    return re.search(rf"different {what}: (.*)", str(caught.value))[1].strip()
 
 
 def others(value):
@@ -58,6 +58,25 @@ def test_one_bit(dtype):
         x[1, 2] = one if RANK == LAST else zero
         words = fails(notoken.assert_equal, jnp.asarray(x))
     assert words == f"index (1, 2): {others(zero)}, rank {LAST} has {one!s}"
+
+
+TREES = {
+    "keys": ({"a": 0, "b": 1}, {"b": 0, "c": 1}, "['a'] float32 (2, 2), ['b'] int32 (3)"),
+    "order": ([0, 1], [1, 0], "[0] float32 (2, 2), [1] int32 (3)"),
+    "size": ([0], [0, 1], "[0] float32 (2, 2)"),
+    "shape": (0, 2, "float32 (2, 2)"),
+}
+
+
+@pytest.mark.min_ranks(2)
+@pytest.mark.parametrize("name", TREES)
+@jits
+def test_trees(name, jit):
+    *trees, words = TREES[name]
+    arrays = [jnp.ones((2, 2)), jnp.arange(3), jnp.ones(4)]
+    x = jax.tree.map(lambda i: arrays[i], trees[RANK == LAST])
+    said = fails(jit(notoken.assert_equal), x, "trees or shapes")
+    assert said.startswith(f"{others(words)}, rank {LAST} has "), said
 
 
 @pytest.mark.min_ranks(2)

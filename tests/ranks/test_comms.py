@@ -14,6 +14,7 @@ from table import cases
 
 import mpi4jax
 from mpi4jax import notoken
+from mpi4jax._call import eager
 from mpi4jax._op import comm as _comm
 
 WORLD = MPI.COMM_WORLD
@@ -192,6 +193,30 @@ def test_communicators_leave_nothing_behind():
         comm.Free()
     gc.collect()
     assert resident() - before < 4 << 20
+
+
+@pytest.mark.ranks(1)
+def test_freed_reductions_leave_no_programs_behind():
+    """A program of an eager operation takes some 1.4 MiB."""
+
+    def resident() -> int:
+        gc.collect()
+        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+    def once() -> None:
+        op = MPI.Op.Create(lambda a, b, t: None, commute=True)
+        jax.block_until_ready(notoken.allreduce(jnp.ones(3), op))
+        jax.block_until_ready(notoken.scan(jnp.ones(3), op))
+        op.Free()
+
+    for _ in range(8):
+        once()
+    before, programs = resident(), len(eager.PROGRAMS)
+    for _ in range(16):
+        once()
+    assert len(eager.PROGRAMS) == programs
+    # Without this, 2 x 16 x 1.4 MiB.
+    assert resident() - before < 22 << 20
 
 
 @pytest.mark.min_ranks(3)

@@ -2,6 +2,7 @@
 
 import gc
 import threading
+import time
 import weakref
 
 import jax
@@ -9,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from mpi4py import MPI
-from reference import LEFT, RANK, RIGHT, SIZE, assert_equal, compilations
+from reference import LEFT, RANK, RIGHT, SIZE, assert_close, assert_equal, compilations, each
+from table import cases
 
 import mpi4jax
 from mpi4jax import _native, notoken
@@ -44,6 +46,52 @@ def test_one_program_for_all_tags_peers_communicators_and_statuses():
             mpi4jax.flush()
             comm.Free()
     assert not compiled
+
+
+def late():
+    """All ranks meet, and the last one comes later."""
+    MPI.COMM_WORLD.Barrier()
+    if RANK == SIZE - 1:
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("tree", [False, True], ids=["array", "tree"])
+@each(cases())
+def test_arrays_of_numpy_may_be_refilled(case, tree):
+    """Once an operation has returned, as after MPI's; the last rank comes late to it."""
+
+    def wrap(x):
+        return {"a": x, "b": x} if tree else x
+
+    xs = case.operands(payload=(1 << 16,))
+    x = xs[RANK].copy()
+    late()
+    y = case.run("notoken", wrap(x))
+    x[:] = 1e9
+    expected = case.expected(xs)
+    jax.tree.map(lambda y: assert_close(y, expected), y) if case.name != "barrier" else None
+
+
+FUNCTIONS = {
+    "assert_equal": lambda x: notoken.assert_equal(x * 1),
+    "bcast in a derivative": lambda x: jax.jvp(lambda t: notoken.bcast(x, 0) * t, (1.0,), (1.0,)),
+    "iallreduce": lambda x: notoken.wait(notoken.iallreduce(x)),
+    "reproducible_sum": lambda x: notoken.reproducible_sum(x, axis=0),
+    "linalg.norm": mpi4jax.linalg.norm,
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("offset", [0, 1])  # XLA reads aligned arrays in their place
+def test_functions_may_be_given_arrays_of_numpy_that_are_refilled(name, offset):
+    def call(refill):
+        x = np.arange(offset, offset + (1 << 18), dtype=np.float32)[offset:]
+        late()
+        y = FUNCTIONS[name](x)
+        x[:] = 1e9 if refill else x
+        return y
+
+    jax.tree.map(lambda a, b: assert_equal(a, np.asarray(b)), call(True), call(False))
 
 
 def test_reductions_of_the_users_are_told_apart():

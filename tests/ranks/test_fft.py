@@ -248,11 +248,11 @@ def test_messages():
 
 
 WRONG = [
-    (lambda: Layout((3, 4), {2: 2}), ValueError, "'cuts' must be .* got 2 of axis 2"),
+    (lambda: Layout((3, 4), {2: 2}), ValueError, "'cuts' must map .* got 2 for axis 2"),
     (lambda: Layout((3, 4), {0: 2, -2: 2}), ValueError, "'cuts' cuts an axis twice"),
-    (lambda: Layout((3, 4), {0: 0}), ValueError, "'cuts' must be .* got 0 of axis 0"),
+    (lambda: Layout((3, 4), {0: 0}), ValueError, "'cuts' must map .* got 0 for axis 0"),
     (lambda: Layout((3.0, 4)), TypeError, "'shape' must be integers, got float: 3.0"),
-    (lambda: Layout(()), ValueError, "'shape' must be lengths of one axis or more"),
+    (lambda: Layout(()), ValueError, "'shape' must be the lengths of one axis or more"),
     (lambda: redistribute(1, 2, Layout((3,))), TypeError, "'source' must be a Layout, got int"),
     (
         lambda: redistribute(np.ones(3), Layout((3,), {0: SIZE + 1}), Layout((3,))),

@@ -368,6 +368,58 @@ def test_borders_of_the_grid(border, corners, api):
     np.testing.assert_allclose(both[0], both[1], rtol=1e-6)
 
 
+def whole_numbers(shape, seed):
+    return np.random.default_rng([seed, RANK]).integers(-9, 9, shape).astype(np.float32)
+
+
+@pytest.mark.parametrize("border", [*MODES, None, ((0.0, "edge"), "reflect")], ids=str)
+@pytest.mark.parametrize("corners", [True, False])
+def test_halo_add_is_the_transpose(border, corners):
+    cart = grid(2, [False, True] if SIZE % 2 else [False, False])
+    model = Model(cart, uneven(cart, 3), [2, (1, 2)], corners)
+    c = whole_numbers(model.shape(RANK), 1)
+    how = {"cart": cart, "width": model.width, "corners": corners, "border": border}
+    exchange = functools.partial(notoken.halo_exchange, **how)
+    add = functools.partial(notoken.halo_add, **how)
+    (expected,) = jax.jit(lambda c: jax.vjp(exchange, jnp.zeros(c.shape))[1](c))(c)
+    for f in (add, jax.jit(add)):
+        assert_equal(f(c), expected)
+        assert_equal(f(c.astype(np.int32)), np.asarray(expected).astype(np.int32))
+    batch = jax.vmap(add)(jnp.stack([c, 2 * c]))
+    assert_equal(batch, np.stack([expected, 2 * expected]))
+    # Its derivatives: that of the exchange, whose border of a number is zeros then.
+    x, t = whole_numbers(c.shape, 2), whole_numbers(c.shape, 3)
+    assert_equal(jax.jvp(add, (c,), (t,))[1], add(t))
+    (g,) = jax.vjp(add, jnp.asarray(c))[1](jnp.asarray(x))
+    assert_equal(g, jax.jvp(exchange, (0 * x,), (x,))[1])
+
+
+def test_halo_add_against_the_model():
+    cart = grid(2, [True, True])
+    model = Model(cart, uneven(cart, 2), 1, corners=True)
+    cs = model.blocks(lambda shape, seed: np.random.default_rng(seed).integers(-9, 9, shape))
+    cs = [c.astype(np.float32) for c in cs]
+    y = notoken.halo_add({"a": cs[RANK], "b": 2 * cs[RANK]}, cart)
+    assert_equal(y["a"], model.adjoint(cs))
+    assert_equal(y["b"], 2 * model.adjoint(cs))
+    total = MPI.COMM_WORLD.allreduce(float(y["a"].sum()))
+    assert total == sum(c.sum() for c in cs)
+
+
+def test_what_halo_add_drops():
+    """At a border that is a number, what leaves the domain; nothing else."""
+    cart = grid(1, [False])
+    y = notoken.halo_add(jnp.ones(6), cart, width=2, border=5.0)
+    kept = MPI.COMM_WORLD.allreduce(float(y.sum()))
+    assert kept == 6 * SIZE - 4
+
+
+@pytest.mark.parametrize("x", [np.ones(5, bool), jax.random.key(0)], ids=["bool", "key"])
+def test_halo_add_of_what_is_no_number(x):
+    with pytest.raises(TypeError, match="halo_add: argument 'x' has an array of dtype"):
+        notoken.halo_add(x, grid(1, [True]))
+
+
 def _without(x, axis, count):
     window = [slice(None)] * x.ndim
     window[axis] = slice(count, None)
@@ -437,7 +489,7 @@ def test_wrong_arguments(given, error, message):
 def test_a_border_of_too_few_cells():
     """The ranks at it say so before a message is sent."""
     if RANK in (0, SIZE - 1):
-        with pytest.raises(ValueError, match="3 inner cells along axis -1, too few for a bord"):
+        with pytest.raises(ValueError, match="3 inner cells along axis -1, too few for border="):
             notoken.halo_exchange(
                 np.zeros(9), cart_of((SIZE,), (False,)), width=3, border="reflect"
             )

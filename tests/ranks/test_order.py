@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.experimental import io_callback
 from mpi4py import MPI
 from reference import COMM, RANK, SIZE, each, jits
 from table import cases
@@ -170,3 +171,85 @@ def test_barrier_waits(jit, tmp_path):
             here.touch()
         barrier().block_until_ready()
         assert here.exists()
+
+
+# ---- Beside ordered effects of JAX's
+
+AROUND = {
+    "top": lambda f: f,
+    "jit": jax.jit,
+    "loop": lambda f: lambda x: lax.fori_loop(0, 2, lambda _, x: f(x), x),
+    "scan": lambda f: lambda x: lax.scan(lambda x, _: (f(x), None), x, None, length=2)[0],
+    "branch": lambda f: lambda x: lax.cond(x[0] < 100, f, lambda x: x, x),
+    "checkpoint": jax.checkpoint,
+    "loop and behind": lambda f: lambda x: f(lax.fori_loop(0, 2, lambda _, x: f(x), x)),
+}
+
+
+@pytest.mark.min_ranks(2)
+@pytest.mark.parametrize("around", AROUND)
+def test_ordered_callbacks_and_operations_have_one_order(around):
+    """Messages of one tag, every second one sent by a callback through mpi4py."""
+    comm, sent = MPI.COMM_WORLD, []
+
+    def send(x):
+        comm.Send(np.float32([len(sent)]), 1, 7)
+        sent.append(1)
+        return x
+
+    def f(x):
+        notoken.send(jnp.float32([-1]), 1, tag=7, comm=comm)
+        y = io_callback(send, jax.ShapeDtypeStruct(x.shape, x.dtype), x, ordered=True)
+        notoken.send(jnp.float32([-2]), 1, tag=7, comm=comm)
+        return notoken.bcast(x, 0, comm=MPI.COMM_SELF) + 0 * y
+
+    g = AROUND[around](f)
+    if RANK == 0:
+        jax.block_until_ready(jax.jit(g)(jnp.ones(3)))
+        mpi4jax.flush()
+        comm.Send(np.float32([-3]), 1, 7)
+    if RANK == 1:
+        found, x = [], np.zeros(1, np.float32)
+        while x[0] != -3:
+            comm.Recv(x, 0, 7)
+            found.append(int(x[0]))
+        times = len(found) // 3
+        assert found == [n for i in range(times) for n in (-1, i, -2)] + [-3]
+        assert times == {"loop": 2, "scan": 2, "loop and behind": 3}.get(around, 1)
+    comm.Barrier()
+
+
+@pytest.mark.parametrize("around", AROUND)
+def test_two_ordered_effects_beside_operations(around):
+    """XLA aborts the process where one token is two results."""
+    seen = []
+
+    def f(x):
+        jax.debug.callback(lambda: seen.append("debug"), ordered=True)
+        y = notoken.allreduce(x, MPI.SUM)
+        io_callback(lambda: seen.append("io"), None, ordered=True)
+        return notoken.bcast(x, 0) + 0 * y
+
+    jax.block_until_ready(jax.jit(AROUND[around](f))(jnp.ones(3)))
+    jax.effects_barrier()
+    times = {"loop": 2, "scan": 2, "loop and behind": 3}.get(around, 1)
+    assert seen == ["debug", "io"] * times
+
+
+def test_what_a_callback_has_written_is_there_behind_a_barrier(tmp_path):
+    file = Path(MPI.COMM_WORLD.bcast(str(tmp_path / "written"), 0))
+
+    @jax.jit
+    def f(x):
+        def write(_):
+            time.sleep(0.2)
+            file.write_text("all")
+
+        if RANK == 0:
+            io_callback(write, None, x, ordered=True)
+        notoken.barrier()
+        return io_callback(
+            lambda: np.bool_(file.exists()), jax.ShapeDtypeStruct((), bool), ordered=True
+        )
+
+    assert f(jnp.ones(3))

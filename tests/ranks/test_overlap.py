@@ -1,5 +1,7 @@
 """Operations that are started, and waited for later."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -288,6 +290,62 @@ def test_derivatives_overlap_too():
     assert product in depends[id(backward.eqns[wait].invars[0])]
 
 
+# ---- ipvary: nothing forwards, an allreduce backwards
+
+
+def _layers(is_started, ws, x):
+    """Layers that ranks use with data of their own; a loss of all."""
+    marked = [mpi4jax.ipvary(w) if is_started else mpi4jax.pvary(w) for w in ws]
+    y = x * (RANK + 1)
+    for w in marked:
+        w = mpi4jax.wait(w, after=y) if is_started else w
+        y = jnp.sin(w["a"] * y + w["b"][0])
+    return mpi4jax.notoken.allreduce(jnp.sum(y), mpi4jax.MEAN)
+
+
+@each(("value", "grad", "grad of checkpoint", "jvp", "vmap of grad", "hessian"))
+def test_ipvary_is_pvary(case):
+    transform = {
+        **LOOPS,
+        "jvp": lambda f: lambda ws: jax.jvp(f, (ws,), (ws,))[1],
+        "vmap of grad": lambda f: (
+            lambda ws: jax.vmap(jax.grad(f))(jax.tree.map(lambda w: jnp.stack([w, 2 * w]), ws))
+        ),
+    }[case]
+    ws = [{"a": jnp.float32(k), "b": [jnp.arange(3.0, dtype="bfloat16") + k]} for k in (1, 2)]
+    results = [
+        jax.jit(transform(lambda ws, s=s: _layers(s, ws, jnp.arange(3.0))))(ws) for s in (0, 1)
+    ]
+    assert jax.tree.structure(results[0]) == jax.tree.structure(results[1])
+    for expected, actual in zip(*map(jax.tree.leaves, results), strict=True):
+        assert actual.dtype == expected.dtype
+        close(np.asarray(actual, np.float32), np.asarray(expected, np.float32))
+
+
+def test_ipvary_starts_while_the_layers_before_are_computed():
+    ws = [{"a": jnp.float32(k), "b": jnp.ones(1)} for k in (1, 2, 3)]
+    f = lambda ws: _layers(True, ws, jnp.arange(3.0))
+    starts, waits, depends = [], [], {}
+    for k, eqn in enumerate(jax.make_jaxpr(jax.grad(f))(ws).eqns):
+        name = eqn.primitive.name
+        of = {k}.union(*(depends.get(id(v), ()) for v in eqn.invars))
+        # Not through tokens, which order operations alone.
+        data = eqn.outvars[:1] if name.startswith("mpi4jax_") else eqn.outvars
+        depends.update((id(v), of) for v in data)
+        if name in ("mpi4jax_start", "mpi4jax_wait") and not eqn.params["adjoint"]:
+            (starts if name == "mpi4jax_start" else waits).append((k, of))
+    assert len(starts) == len(waits) == len(ws)
+    assert max(starts)[0] < min(waits)[0]
+    # The cotangent of a layer is computed once that of the layer behind it has started.
+    for (behind, _), (_, of) in itertools.pairwise(starts):
+        assert behind in of
+
+
+def test_ipvary_of_integers():
+    with pytest.raises(TypeError, match=r"ipvary: argument 'x' has dtype int32 at \['n'\]; expec"):
+        mpi4jax.ipvary({"w": jnp.ones(2), "n": jnp.arange(2)})
+
+
 # ---- Misuse
 
 WRONG = (ValueError, RuntimeError)  # what XLA raises depends on JAX's version
@@ -330,7 +388,7 @@ def test_what_is_no_request():
     ):
         mpi4jax.wait(x)
     request = mpi4jax.iallreduce(x)
-    with pytest.raises(TypeError, match="iallreduce returns a request, and no token"):
+    with pytest.raises(TypeError, match="iallreduce returns a request, not a token"):
         _, _ = request
     mpi4jax.wait(request)
     with pytest.raises(TypeError, match="status"):

@@ -210,6 +210,75 @@ def test_values_out_of_range(name, given, words):
     assert "test_traced_peers.py:" in message
 
 
+# ---- In branches that are never taken
+
+
+def to_nobody(x):
+    """A message to a rank that there is not."""
+    notoken.send(x, dest=SIZE)
+    return notoken.recv(x, source=SIZE + 2**40, tag=1)
+
+
+def started(x):
+    request = mpi4jax.isend(x, SIZE)
+    mpi4jax.wait(request)
+    return x
+
+
+def in_cond(f, x, taken=False):
+    return jax.lax.cond(taken, f, lambda x: 2 * x, x)
+
+
+@pytest.mark.parametrize("f", [to_nobody, started])
+@pytest.mark.parametrize("how", ["eager", "jit", "grad", "vmap", "jit in it", "switch"])
+def test_no_rank_in_a_branch_that_is_not_taken(f, how):
+    if how == "eager":
+        assert_equal(in_cond(f, X), 2 * X)
+    elif how == "jit":
+        assert_equal(jax.jit(lambda x, taken: in_cond(f, x, taken))(X, False), 2 * X)
+    elif how == "grad":  # what is started has no derivative where its peers are traced
+        assert_equal(
+            jax.grad(lambda x: in_cond(to_nobody, x).sum())(jnp.asarray(X)),
+            np.full(3, 2, np.float32),
+        )
+    elif how == "vmap":
+        batch = np.stack([X, X + 1])
+        assert_equal(jax.vmap(lambda x: in_cond(f, x))(batch), 2 * batch)
+    elif how == "jit in it":
+        assert_equal(in_cond(jax.jit(f), X), 2 * X)
+    else:
+        branches = [lambda x: x, f, lambda x: 2 * x]
+        assert_equal(jax.jit(lambda i: jax.lax.switch(i, branches, X))(2), 2 * X)
+
+
+def test_no_rank_in_a_branch_that_is_taken():
+    comm = MPI.COMM_WORLD.Dup()
+
+    def send(x):
+        notoken.send(x, dest=SIZE, comm=comm)
+        return x
+
+    with pytest.raises(Exception, match=f"argument 'dest' must be a rank .*{SIZE}") as e:
+        jax.block_until_ready(jax.jit(lambda taken: in_cond(send, X, taken))(True))
+    comm.Free()
+    assert "test_traced_peers.py:" in str(e.value)
+
+
+def test_no_rank_elsewhere():
+    """Behind a branch, in a loop and in a function that is only compiled: while it is traced."""
+
+    def behind(x):
+        return to_nobody(in_cond(lambda x: x, x))
+
+    loop = lambda x: jax.lax.fori_loop(0, 0, lambda i, x: to_nobody(x), x)
+    # Not the function of another test, which JAX may have traced in a branch there.
+    for f in (behind, loop, lambda x: to_nobody(x)):
+        with pytest.raises(ValueError, match="send: argument 'dest' must be a rank"):
+            jax.jit(f).lower(X)
+    with jax.disable_jit(), pytest.raises(ValueError, match="send: argument 'dest' must be a rank"):
+        in_cond(to_nobody, X, True)
+
+
 def test_64_bits_are_not_cut_off():
     with jax.enable_x64(True) if hasattr(jax, "enable_x64") else jax.experimental.enable_x64():
         for value in (2**32, -(2**32)):

@@ -14,7 +14,7 @@ from reference import LEFT, RANK, RIGHT, SIZE, assert_equal, exact_values, jits
 from table import cases_with_data
 
 import mpi4jax
-from mpi4jax import notoken
+from mpi4jax import _native, notoken
 
 WITH_DATA = cases_with_data()
 
@@ -88,6 +88,59 @@ def test_one_message_for_each_type(logged):
 def test_single_leaf_is_not_copied():
     jaxpr = jax.make_jaxpr(lambda x: notoken.allreduce({"x": [x]}, MPI.SUM))(jnp.ones((2, 3)))
     assert [str(eqn.primitive) for eqn in jaxpr.eqns] == ["mpi4jax_allreduce"]
+
+
+def _started(x):
+    return mpi4jax.wait(mpi4jax.iallreduce(x))
+
+
+def _gradient(x):
+    def loss(x):
+        return sum(jnp.vdot(y, y) for y in jax.tree.leaves(notoken.allreduce(x)))
+
+    return jax.grad(loss)(x)
+
+
+def _ahead(x):
+    return jax.jvp(notoken.allreduce, (x,), (x,))[1]
+
+
+def _blocks(x):
+    return notoken.alltoall(jax.tree.map(lambda v: jnp.stack([v] * SIZE), x))
+
+
+PACKED = {
+    "forward": notoken.allreduce,
+    "started": _started,
+    "reverse": _gradient,
+    "ahead": _ahead,
+    "vmap": jax.vmap(notoken.allreduce),
+    "vmap of vmap": jax.vmap(jax.vmap(notoken.allreduce)),
+    "blocks": _blocks,
+    "batched blocks": jax.vmap(_blocks),
+    "batched gradients": jax.vmap(_gradient),
+    "loop": lambda x: lax.fori_loop(0, 3, lambda _, y: notoken.allreduce(y), x),
+}
+
+
+@pytest.mark.parametrize("name", PACKED)
+def test_xla_packs_nothing(name):
+    """It would compile a kernel for each leaf."""
+    if _native.is_gpu_on_cpu():
+        pytest.skip("XLA packs for a GPU")
+    if name.startswith("vmap of"):
+        x = {f"leaf {i}": jnp.full((3, 2, i), i, jnp.float32) for i in range(6)}
+    else:
+        x = {f"leaf {i}": jnp.full((3, i), i, jnp.float32) for i in range(6)}
+    text = jax.jit(PACKED[name]).lower(x).as_text()
+    slices = text.count("stablehlo.slice ") + text.count("stablehlo.dynamic_slice ")
+    assert slices <= 1 < len(x), "one, of a batched token"
+    assert "concatenate" not in text or "blocks" in name  # of `jnp.stack`
+    assert text.count("@mpi4jax_pack(") in (1, 2, 3)
+    compiled = jax.jit(PACKED[name])(x)
+    leaf_by_leaf = [jax.jit(PACKED[name])({"leaf": leaf})["leaf"] for leaf in x.values()]
+    for packed, alone in zip(compiled.values(), leaf_by_leaf, strict=True):
+        assert_equal(packed, alone)
 
 
 @pytest.mark.one_in(3)

@@ -8,7 +8,7 @@ use _native::call::{Blocks, Call, Phase, Stream};
 use _native::comm::{self, Comm};
 use _native::error::Error;
 use _native::ops::{Counts, Dtype, Extent, Op, PACKED};
-use _native::transport::Transport;
+use _native::transport::HostMpi;
 use _native::xla::c_api::{self, Attrs, Buffer, Buffers, ByteSpan, CallFrame};
 use _native::xla::description::Description;
 use _native::xla::frame;
@@ -79,6 +79,7 @@ fn usual(source: &mut Source) -> Value {
         "root": source.byte() % 3,
         "reverse": source.byte() < 64,
         "envelope_result": source.byte() < 64,
+        "may_be_short": source.byte() < 64,
         "line": "f.py:1",
         "envelope": {"source": 0, "recvtag": 1, "dest": 2, "sendtag": 1},
     });
@@ -233,17 +234,25 @@ pub fn decode(bytes: &[u8]) -> bool {
         attrs,
         future: null_mut(),
     };
+    for is_packed in [true, false] {
+        // SAFETY: as above.
+        if let Ok((leaves, message, _)) = unsafe { frame::leaves(&frame, is_packed) } {
+            let counts: usize = leaves.iter().map(|leaf| leaf.count()).sum();
+            assert_eq!(counts, message.count());
+        }
+    }
     let (mut others, mut counts) = (Blocks::new(), Counts::new());
     // SAFETY: as above; a handle, and what an operand says, have their memory.
     unsafe {
         if let Some(layout) = layout {
             let mut call = Call::of(&site, Stream::NONE);
             let memory = (&mut Blocks::new(), &mut Counts::new());
-            if frame::fill(&mut call, &frame, &Transport::mpi(), None, Some(&layout), memory).is_ok() {
+            if frame::fill(&mut call, &frame, &HostMpi::default().into(), None, Some(&layout), memory).is_ok()
+            {
                 assert_eq!(call.send.is_some(), layout.has_operand());
             }
             if let Ok((_, results)) =
-                frame::wait(&frame, site.operand, &layout, &Transport::mpi(), Stream::NONE)
+                frame::wait(&frame, site.operand, &layout, &HostMpi::default().into(), Stream::NONE)
             {
                 let [received, kept] = results.map(|result| result.is_some());
                 assert_eq!((received, kept), (layout.gives.is_some(), layout.keeps));
@@ -252,8 +261,9 @@ pub fn decode(bytes: &[u8]) -> bool {
     }
     let mut call = Call::of(&site, Stream::NONE);
     // SAFETY: as above; an operand of two int32 has its memory.
-    match unsafe { frame::fill(&mut call, &frame, &Transport::mpi(), None, None, (&mut others, &mut counts)) }
-    {
+    match unsafe {
+        frame::fill(&mut call, &frame, &HostMpi::default().into(), None, None, (&mut others, &mut counts))
+    } {
         Ok(_) => {
             for (extent, buffer) in [(site.extents().send, call.send), (site.extents().recv, call.recv)] {
                 assert_eq!(extent == Extent::None, buffer.is_none());

@@ -11,9 +11,7 @@ use std::mem::MaybeUninit;
 use std::ptr::null_mut;
 
 use _native::comm::{self, Comm};
-use _native::device::Device;
 use _native::mpilib::handle_value;
-use _native::transport::{Transport, set_count_limit};
 use mpi::ffi;
 
 fn main() {
@@ -32,13 +30,9 @@ fn main() {
     let comm = &comm;
     xla::run(comm);
     // A rank that panics ends its process, and MPI the others.
-    suite::run(&Transport::mpi(), comm);
-    suite::run(&Transport::staged(Device::Host), comm);
-    // Derived types, and reductions in pieces.
-    set_count_limit(Some(4));
-    suite::run(&Transport::mpi(), comm);
+    let carried = suite::run_all(comm);
     if comm.rank == 0 {
-        println!("mpi: the suite passes on {} rank(s)", comm.size);
+        println!("mpi: the suite passes on {} rank(s), over {}", comm.size, carried.join(", "));
     }
     // SAFETY: see above.
     unsafe { ffi::MPI_Finalize() };

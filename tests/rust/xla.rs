@@ -69,10 +69,10 @@ fn calls(api: &'static Api, comm: &Comm) {
         "envelope_result": true,
     });
     let mut program = Program::new(api, &sendrecv).expect("compiles");
-    let (mut given, mut received) = ([previous, 8, next, 8], [0; 2]);
-    let (given, taken) = (buffer(S32, &mut given, &[4]), buffer(S32, &mut received, &[2]));
+    let (mut given, mut received) = ([previous, 8, next, 8], [0; 3]);
+    let (given, taken) = (buffer(S32, &mut given, &[4]), buffer(S32, &mut received, &[3]));
     program.execute(&[&from, &given], &[&to, &taken]).expect("runs");
-    assert_eq!((y[0], received), (previous as f32, [previous, 8]));
+    assert_eq!((y[0], received), (previous as f32, [previous, 8, 4]));
 
     let barrier = |comm| json!({"op": "barrier", "comm": comm});
     let mut program = Program::new(api, &barrier("xla")).expect("compiles");

@@ -8,7 +8,7 @@ from jax.extend.core import ClosedJaxpr
 from mpi4py import MPI
 
 from mpi4jax import notoken
-from mpi4jax._jax import compat
+from mpi4jax._jax.functions import inner_jaxprs
 from mpi4jax._op.primitive import PRIMITIVES
 
 X, CONSTANT = jnp.ones(3), np.ones(3, np.float32)
@@ -48,7 +48,7 @@ def ops_of(jaxpr):
     for eqn in jaxpr.eqns:
         if eqn.primitive.name in NAMES:
             out.append((NAMES[eqn.primitive.name], eqn.invars[0].aval.shape))
-        for _, inner in compat.inner_jaxprs(eqn.params):
+        for _, inner in inner_jaxprs(eqn.params):
             out += ops_of(inner.jaxpr if isinstance(inner, ClosedJaxpr) else inner)
     return out
 

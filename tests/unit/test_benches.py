@@ -21,7 +21,7 @@ def bench(results, models, notes=()):
 
 
 def test_report(tmp_path, monkeypatch):
-    times = {"raw": 1e-6, "loop": 1.5e-6, "jit": 6e-6, "noop": 4e-6, "eager": 8e-6}
+    times = {"raw": 1e-6, "loop": 1.5e-6, "jit": 6e-6, "noop": 4e-6, "eager": 8e-6, "psum": 6e-6}
     results = {Key(2, "allreduce", 4, NEW, m): [t, 2 * t, t] for m, t in times.items()}
     results[Key(2, "allreduce", 4, OLD, "jit")] = [60e-6] * 3
     results[Key(2, "allreduce", 4, GLOO, "jit")] = [660e-6] * 3
@@ -31,18 +31,22 @@ def test_report(tmp_path, monkeypatch):
     text = report.write(bench(results, models, ["gloo: gone"]), tmp_path, 60)
     lines = text.splitlines()
     assert (tmp_path / "benchmarks.md").read_text() == text
-    for picture in ("calls", "sizes", "model"):
-        assert f"(benchmarks-{picture}.png)" in text
+    for file in ("sizes.png", "times.csv", "ratios.csv"):
+        assert f"(benchmarks-{file})" in text
+    for picture in ("calls", "sizes"):
         assert (tmp_path / f"benchmarks-{picture}.png").stat().st_size > 1000
     assert "- gloo: gone" in lines
     assert "**The machine was busy**" not in text
     of = "allreduce, 4 B, n = 2"
     # The median and the quartiles of 10, 5, 10.
     assert f"| jitted: 0.9.1 / mpi4jax | {of} | ~10.00 (7.50 to 10.00) |" in lines
-    assert f"| jitted: gloo / mpi4jax | {of} | ~110 (82 to 110) |" in lines
-    assert f"| in a loop: 0.9.1 / mpi4jax | {of} | ~0.67 (0.50 to 0.67) |" in lines  # it loses
+    assert f"| jitted psum: gloo / mpi4jax | {of} | ~110 (82 to 110) |" in lines
+    assert "- 0.9.1, in a loop, n = 2: allreduce of 4 B 0.67." in lines
     assert "| 2 | one host | 10.0 | 5.0 | ~2.00 (1.50 to 2.00) |" in lines
-    assert any("| 1 us | 1.5 us (8) |" in line for line in lines)  # a time and its page faults
+    times = (tmp_path / "benchmarks-times.csv").read_text().splitlines()
+    assert "2,one host,allreduce,4,in a loop,1.5e-06,8" in times  # with its page faults
+    ratios = (tmp_path / "benchmarks-ratios.csv").read_text().splitlines()
+    assert '2,one host,allreduce,4,"0.9.1 / ours, jitted",10.0,7.5,10.0,no' in ratios
 
     again = (tmp_path / "benchmarks.md").read_text()
     report.again(tmp_path / "data" / "benchmarks.json", tmp_path)

@@ -1,26 +1,35 @@
 """The documentation is complete. Its examples are tests of tests/ranks and tests/jobs."""
 
 import ast
+import functools
+import inspect
 import re
 import sys
+import textwrap
 import tomllib
 from pathlib import Path
 from types import SimpleNamespace
 
+import jax
 import operations
 import pictures as drawn
 import pytest
 import run_examples
 import transformations
 import transforms
+from mpi4py import MPI
 from table import ROWS
 
 import mpi4jax
 from mpi4jax import notoken
+from mpi4jax._op.other_names import public_names
+from mpi4jax._op.spec import SPECS
 from mpi4jax._setup import loader
-from mpi4jax.ops import SPECS
+from mpi4jax._tokens import functions as _functions_with_tokens
 
 ROOT = Path(__file__).resolve().parent.parent.parent
+DOCS = ROOT / "docs"
+ONE_IMPORT = "import mpi4jax.notoken as mpi4jax"
 
 
 PUBLIC = [
@@ -50,15 +59,89 @@ def test_public_functions_are_documented(name):
         assert (returns == "None.") == (not SPECS[function].returns), returns
 
 
+def test_the_index_of_decisions_has_all_of_them():
+    rows = re.findall(r"^- (.+) \([^(]*\)$", (DOCS / "decisions.md").read_text(), re.M)
+    found = []
+    for page in (DOCS / "decisions").glob("*.md"):
+        for text in re.findall(r"^\*\*(.+?)\*\*", page.read_text(), re.M | re.S):
+            found.append(" ".join(text.split()).rstrip(".:,"))
+    assert sorted(row.rstrip(".:,") for row in rows) == sorted(found)
+
+
 def test_pages_have_the_tables_and_lists_of_operations():
     """Each table has a row for each op, no cell of which is empty."""
-    pages = "".join(file.read_text() for file in FILES)
-    assert sorted(operations.PLACE.findall(pages)) == sorted(operations.MAKERS)
-    for rows in ([*operations.results()], [*operations.derivatives()]):
-        assert [re.match(r"`(\w+)", row[0])[1] for row in rows[1:]] == list(ROWS)
+    places = [place[1] for file in FILES for place in operations.PLACE.finditer(file.read_text())]
+    assert set(places) == set(operations.MAKERS)
+    tables = (operations.derivatives(), 0), (operations.cheats(), 1)
+    for rows, column in ((list(rows), column) for rows, column in tables):
+        assert [re.match(r"`(\w+)", row[column])[1] for row in rows[1:]] == list(ROWS)
         assert all(cell and "|" not in cell for row in rows for cell in row)
         assert {len(row) for row in rows} == {len(rows[0])}
-    assert "operations.filled" in (ROOT / "docs" / "conf.py").read_text()
+
+
+def shape_of(text, **known):
+    """A shape of the cheat sheet, as the root has it."""
+    return tuple(eval(text.partition(" on the root")[0], {**known, "sum": sum}))
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_shapes_of_the_cheat_sheet(name):
+    """On one rank, which is the root: the shapes are what the operation takes and returns."""
+    cheat, function = operations.CHEATS[name], getattr(notoken, name)
+    known = dict.fromkeys(("counts", "send_counts", "recv_counts"), (3,))
+    known |= {"n": 1, "r": 0, "S": (2,), "rows": 4, "capacity": 5}
+    if name in ("barrier", "halo_exchange", "send"):  # no result, or a grid's
+        return
+    x = jax.ShapeDtypeStruct(shape_of(cheat.operand, **known), "float32")
+    others = inspect.signature(function).parameters
+    given = {k: known[k] for k in ("counts", "recv_counts", "capacity") if k in others}
+    given |= {"root": 0} if "root" in others else {}
+    given |= {"send_counts": known["send_counts"]} if name == "alltoallv" else {}
+    given |= {"pairs": [(0, 0)]} if name == "permute" else {}
+    given |= {"source": 0, "dest": 0} if name == "sendrecv" else {}
+    given |= {"source": 0} if name == "recv" else {}
+    given |= {"op": MPI.SUM} if "op" in others else {}
+    arrays = [x, x] if name == "sendrecv" else [x]
+    if name == "ragged_alltoall":
+        arrays.append(jax.ShapeDtypeStruct((1,), "int32"))
+    result = jax.eval_shape(functools.partial(function, **given), *arrays)
+    result = result[0] if name == "ragged_alltoall" else result
+    assert result.shape == shape_of(cheat.result, **known)
+
+
+@pytest.mark.parametrize("file", run_examples.FILES, ids=lambda file: file.name)
+def test_code_fits_the_column_of_a_page(file):
+    """`docs/check_pages.py` measures it where Chromium is installed: 736 pixels."""
+    code = [line for block in run_examples.blocks(file) for line in block.code.splitlines()]
+    assert [line for line in code if len(line) > 90] == []
+
+
+@pytest.mark.parametrize("file", run_examples.FILES, ids=lambda file: file.name)
+def test_generated_parts_of_pages_are_written(file):
+    """Tables of operations, and the command of each output: pages are read as they are, too."""
+    text = file.read_text()
+    assert text == operations.filled(text), "run `python docs/operations.py`"
+    assert text.count("<!-- operations:") == len(operations.PLACE.findall(text))
+
+
+def test_one_import_has_all():
+    """`notoken` lacks only what is about tokens; pages and examples import it, under one name."""
+    about_tokens = {"create_token", "gen_token", "experimental", "notoken"}
+    assert {*mpi4jax.__all__} - about_tokens <= {*notoken.__all__}
+    for name in {*mpi4jax.__all__} & {*notoken.__all__} - {*public_names(_functions_with_tokens)}:
+        assert getattr(mpi4jax, name) is getattr(notoken, name), name
+    codes = {block.name: block.code for block in BLOCKS if "token=" not in block.code}
+    codes |= {file.name: file.read_text() for file in (ROOT / "examples").glob("*.py")}
+    for name, code in codes.items():
+        lines = re.findall(r"^ *((?:import|from) mpi4jax\b.*)$", code, re.MULTILINE)
+        assert {re.sub(" *#.*", "", line) for line in lines} <= {ONE_IMPORT}, name
+    assert all(ONE_IMPORT in help.partition("\n")[0] for help in (mpi4jax.__doc__, notoken.__doc__))
+
+
+def test_the_api_reference_names_every_function():
+    page = "".join(file.read_text() for file in (ROOT / "docs").glob("api-*.md"))
+    for name in {*mpi4jax.__all__, *notoken.__all__}:
+        assert re.search(rf"\b{name}\b", page) or name in ("jit", "experimental"), name
 
 
 # ---- Markdown: what the comments around a block mean is said in docs/run_examples.py
@@ -67,16 +150,18 @@ FILES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCKS = [block for file in FILES for block in run_examples.blocks(file)]
 
 
-def test_pages_show_the_command_of_each_output():
-    """In the place of a sentence about it on each page."""
-    page = ROOT / "docs" / "debugging.md"
-    shown = run_examples.with_commands(page.read_text())
+def test_commands_of_outputs():
+    """Both kinds of output get the command of the block before, once, and a rank's line stays."""
+    text = "<!-- ranks: 3, file: solver.py -->\n```python\nf()\n```\n<!-- {} -->\n```text\n{}```\n"
+    for mark in ("output", "errors"):
+        plain = text.format(mark, "r0 | $ 1\n")
+        full = text.format(mark, "$ mpiexec -n 3 python solver.py\nr0 | $ 1\n")
+        assert [run_examples.with_commands(t) for t in (plain, full)] == [full, full]
+        page = SimpleNamespace(name="page.md", read_text=lambda full=full: full)
+        (block,) = run_examples.blocks(page)
+        assert getattr(block, mark) == "r0 | $ 1\n"
+    shown = (ROOT / "docs" / "debugging.md").read_text()
     assert "```text\n$ mpiexec -n 3 python solver.py\nr0 | mpi4jax: allreduce #5" in shown
-    assert "run_examples.with_commands" in (ROOT / "docs" / "conf.py").read_text()
-    for file in FILES:
-        shown = run_examples.with_commands(file.read_text())
-        outputs = [b for b in run_examples.blocks(file) if b.output is not None]
-        assert shown.count("```text\n$ ") >= len(outputs), file.name
 
 
 def test_outputs_are_told_apart():
@@ -187,8 +272,7 @@ def names_of_jax(file):
 
 def test_architecture_lists_what_is_touched_of_jax():
     """Each name that is taken from JAX's internals, and tests that there are."""
-    text = (ROOT / "docs" / "architecture.md").read_text()
-    rows = text.partition("## What of JAX's internals")[2].splitlines()
+    rows = (ROOT / "docs" / "jax-internals.md").read_text().splitlines()
     rows = [row.split("|")[1:-1] for row in rows if row.startswith("| ")]
     touched = " ".join(row[0] for row in rows)
     files = {f: names_of_jax(f) for f in (ROOT / "python" / "mpi4jax").rglob("*.py")}
@@ -230,3 +314,10 @@ def test_the_table_of_transformations_says_what_fails():
     assert transformations.table({"vmap": kinds}).endswith("| vmap | yes, but for bcast | - |")
     kinds = {"scan-SUM": {"yes", "**no**"}, "scan-MAX": {"yes"}}
     assert transformations.table({"vmap": kinds}).endswith("| vmap | **no** (scan-SUM) | yes |")
+
+
+def test_the_transport_of_the_page_on_extending_is_the_one_that_runs():
+    page = (ROOT / "docs" / "extending.md").read_text()
+    blocks = re.findall(r"^   ```rust\n(.*?)^   ```$", page, re.MULTILINE | re.DOTALL)
+    code = (ROOT / "tests" / "rust" / "traced.rs").read_text()
+    assert textwrap.dedent(blocks[0]) == code

@@ -137,6 +137,7 @@ def test_wrong_first_axis(name, jit, shape):
     assert message.startswith(f"{name}: argument 'x'")
     assert f"({SIZE}, ...)" in message
     assert str(x.shape) in message
+    assert f"{name.capitalize()} input must have shape (nproc, ...)" in message, "that of 0.9"
 
 
 def test_rows_for_itself_that_differ():
@@ -204,9 +205,46 @@ def test_reductions_without_meaning(dtype, op):
         message = str(caught.value)
         assert message.startswith(f"{name}: reduction {op} is not defined for dtype {dtype}; ")
         _, _, expected = message.partition("expected a dtype of kind ")
+        expected, _, advice = expected.partition("; ")
+        kind = {"MEAN": "float"}.get(op, "int" if dtype == "bool" else None)
+        assert advice == (f"use x.astype({kind})" if kind else "")
         kinds = {d: re.sub(r"\d.*", "", d) for d in DTYPES}
         assert set(expected.split(", ")) == {kinds[d] for d in DTYPES if op in SUPPORTED[d]}
         assert kinds[dtype] not in expected.split(", ")
+
+
+class Model:
+    """A pytree with a leaf that is no array, as modules of Equinox have."""
+
+    def __init__(self, *leaves):
+        self.leaves = leaves
+
+
+jax.tree_util.register_pytree_with_keys(
+    Model,
+    lambda m: (list(zip(map(jax.tree_util.GetAttrKey, "ab"), m.leaves, strict=True)), None),
+    lambda _, leaves: Model(*leaves),
+)
+MODULE = "; communicate the leaves that are arrays, .*eqx.partition"
+LEAVES = {
+    f"custom_jvp at .b: .*{MODULE}": Model(X, jax.nn.relu),
+    f"custom_jvp at \\['m'\\].b: .*{MODULE}": {"a": X, "m": Model(X, jax.nn.relu)},
+    f"str at \\[1\\]: 'adam'{MODULE}": [X, "adam"],
+    "str: 'adam'": "adam",
+    "dtype >f4, whose byte order is not .*; expected x.astype\\(np.float32\\)": X.astype(">f4"),
+    "dtype >i8 at \\['a'\\], whose .* expected x.astype\\(np.int64\\)": {"a": X.astype(">i8")},
+    "dtype <U4: ": np.array(["adam"]),
+}
+
+
+@pytest.mark.parametrize("jit", [False, True], ids=["eager", "jit"])
+@pytest.mark.parametrize("name", ["bcast", "allreduce", "assert_equal", "iallreduce"])
+@pytest.mark.parametrize("words", LEAVES)
+def test_leaves_that_are_no_arrays(words, name, jit):
+    call = lambda: getattr(notoken, name)(LEAVES[words])
+    given = f"argument 'x' must be an array, a number, or a pytree of those, got {words}"
+    with pytest.raises(TypeError, match=rf"^\w+: {given}"):
+        jax.jit(call)() if jit else call()
 
 
 @pytest.mark.parametrize("name", [name for name in REDUCING if name not in AVERAGING])
@@ -250,3 +288,73 @@ def test_trace_time_error_points_at_the_user():
 def test_a_token_for_a_function_without_tokens():
     with pytest.raises(TypeError, match=r"^bcast: there is no argument .token. .* mpi4jax\.bcast"):
         notoken.bcast(X[RANK], 0, token=None)
+
+
+# ---- Names of other packages
+
+OTHER_NAMES = {
+    "all_reduce": "allreduce",
+    "all_gather": "allgather",
+    "psum": "op=MPI.SUM",
+    "pmean": "op=mpi4jax.MEAN",
+    "broadcast": "bcast",
+    "ppermute": "permute",
+    "psum_scatter": "reduce_scatter",
+    "Allreduce": "use allreduce",
+    "Isend": "use isend",
+}
+
+
+@pytest.mark.parametrize("module", [mpi4jax, notoken], ids=["mpi4jax", "notoken"])
+@pytest.mark.parametrize("name, ours", OTHER_NAMES.items())
+def test_functions_of_other_packages(module, name, ours):
+    with pytest.raises(AttributeError, match=f"module '{module.__name__}' has no .*{ours}"):
+        getattr(module, name)
+    assert name not in dir(module)
+    assert not hasattr(module, name)
+
+
+@pytest.mark.parametrize("module", [mpi4jax, notoken], ids=["mpi4jax", "notoken"])
+def test_names_that_there_are_not(module):
+    name = "nothing"
+    with pytest.raises(AttributeError, match=r"has no attribute 'nothing'$"):
+        getattr(module, name)
+    with pytest.raises(ImportError, match="cannot import name 'psum'"):
+        exec(f"from {module.__name__} import psum")
+
+
+def test_names_of_other_packages_are_not_ours():
+    from mpi4jax._op import other_names
+
+    ours = {*mpi4jax.__all__, *notoken.__all__}
+    assert not ours & {*other_names._FUNCTIONS}
+    arguments = {name for row in ROWS.values() for name in re.findall(r"\w+", row.signature)}
+    assert arguments & {*other_names._KEYWORDS} <= {"token"}
+
+
+@pytest.mark.parametrize("name", ["allreduce", "iallreduce"])
+@pytest.mark.parametrize(
+    "keyword, ours",
+    {"axis_name": "comm=", "axis_index_groups": "comm.Split", "tiled": "allgatherv"}.items(),
+)
+def test_arguments_of_other_packages(name, keyword, ours):
+    words = f"{name}: there is no argument '{keyword}' here.*{ours}"
+    for module in (mpi4jax, notoken):
+        with pytest.raises(TypeError, match=words):
+            getattr(module, name)(X, **{keyword: "i"})
+
+
+@pytest.mark.parametrize(
+    "given, ours",
+    [
+        ("sum", "MPI.SUM"),
+        ("SUM", "MPI.SUM"),
+        ("mean", "mpi4jax.MEAN"),
+        (sum, "MPI.SUM"),
+        (jnp.add, "MPI.SUM"),
+        (np.maximum, "MPI.MAX"),
+    ],
+)
+def test_reductions_of_other_packages(given, ours):
+    with pytest.raises(TypeError, match=f"allreduce: argument 'op' must be .*; use {ours}$"):
+        notoken.allreduce(X, op=given)

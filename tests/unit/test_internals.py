@@ -1,4 +1,4 @@
-"""What JAX does where this package touches its internals: docs/architecture.md has the list.
+"""What JAX does where this package touches its internals: docs/jax-internals.md has the list.
 
 A test fails if JAX does something else there. Where a function of JAX's is wrapped or a table of
 JAX's filled, most tests also take that away: what is lost then is why it is there, and if nothing
@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import threading
+import types
 
 import jax
 import jax.export
@@ -32,7 +33,7 @@ from internals import (
 )
 from jax import lax
 from jax._src import core, effects, source_info_util
-from jax._src.interpreters import partial_eval as pe, pxla
+from jax._src.interpreters import mlir as _mlir, partial_eval as pe, pxla
 from jax.extend.core import ClosedJaxpr
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from mpi4py import MPI
@@ -86,6 +87,22 @@ def test_all_that_is_lowered_comes_through_one_function(way, monkeypatch):
     assert list(donated)[:1] == [way == "jit, donated"]
     assert len(donated) == len(jaxpr.jaxpr.invars)
     assert parameters.for_export == (way == "export")
+
+
+def test_operations_and_ordered_effects_have_one_chain(undo):
+    def f(x):
+        send(x)
+        jax.debug.callback(lambda: None, ordered=True)
+        send(x)
+
+    def joins(f):
+        """Where the tokens of the two kinds become one."""
+        return lowered(f).count("stablehlo.after_all")
+
+    assert joins(f) == 3  # to one token, and at the end to one of each kind
+    assert joins(send) == 0
+    undo(_mlir, "jaxpr_subcomp")
+    assert joins(lambda x: f(x)) == 0
 
 
 def test_the_scope_hides_the_effect(undo):
@@ -204,6 +221,32 @@ def test_a_first_call_that_makes_a_communicator_is_waited_for(ahead):
     assert len(python_calls(f.lower(X).compile() if ahead else f)) == int(ahead)
 
 
+# What a later JAX may have in the place of the class of calls.
+OTHER_CALLS = {
+    "no such class": types.SimpleNamespace(),
+    "another class": types.SimpleNamespace(ExecuteReplicated=dict),
+    "a class of another layout": types.SimpleNamespace(ExecuteReplicated=object),
+}
+
+
+@pytest.mark.parametrize("jax_has", OTHER_CALLS)
+def test_a_jax_without_first_calls(jax_has, monkeypatch, caplog):
+    """Results are right, and one line says what is lost."""
+    compat.warn_of_changed_jax.cache_clear()
+    monkeypatch.setattr(compat, "pxla", OTHER_CALLS[jax_has])
+    for _ in range(2):
+        comm = MPI.COMM_SELF.Dup()
+        np.testing.assert_array_equal(jax.jit(lambda x, comm=comm: permuted(x, comm))(X), X)
+    (record,) = caplog.records
+    assert "newer than this mpi4jax supports: the first call" in record.getMessage()
+
+
+def test_a_jax_without_compile_there(caplog):
+    compat.warn_of_changed_jax.cache_clear()
+    compat.wait_for_first_call(types.SimpleNamespace(), lambda: None)
+    assert len(caplog.records) == 1
+
+
 def test_programs_for_several_devices_are_refused():
     """By an error of JAX's, which is put into our words."""
     code = (
@@ -289,6 +332,25 @@ def test_the_first_call_of_a_program_holds_up_other_threads():
     go_on.set()
     [thread.join() for thread in threads]
     entered.get(timeout=20)
+
+
+def test_where_a_branch_is_traced():
+    found = []
+
+    def note(x):
+        found.append(compat.in_branch())
+        return x
+
+    jax.jit(lambda x: lax.cond(x > 0, note, jax.jit(note), x))(1)
+    jax.jit(
+        lambda x: lax.switch(x, [note, lambda x: lax.fori_loop(0, x, lambda i, x: note(x), x)], x)
+    )(1)
+    assert len(found) >= 4
+    assert all(found)
+    found.clear()
+    note(lax.cond(True, lambda x: x, lambda x: x, 1))
+    jax.jit(lambda x: note(lax.cond(x > 0, lambda x: x, lambda x: x, x)))(1)
+    assert found == [False, False]
 
 
 def test_where_a_function_is_traced():

@@ -1,7 +1,9 @@
 """The same of JAX's derivatives and of `vmap`."""
 
+import contextlib
 import itertools
 import re
+import types
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +17,7 @@ from internals import (
     lowered,
     names,
     ops,
+    ops_of,
     receive,
     send,
     squared_beside,
@@ -27,10 +30,14 @@ from jax.extend.core import ClosedJaxpr, primitives
 from jax.sharding import AxisType, PartitionSpec
 from mpi4py import MPI
 
+import mpi4jax
 from mpi4jax import notoken
-from mpi4jax._diff import ad as _ad, tracing
-from mpi4jax._jax import compat, traces
-from mpi4jax._op.primitive import PRIMITIVES, start_p, wait_p
+from mpi4jax._diff import ad as _ad, custom_rules
+from mpi4jax._jax import compat, named_axes, traces
+from mpi4jax._jax.functions import HOLDS, inner_jaxprs, opened
+from mpi4jax._op import first
+from mpi4jax._op.manual import of_all_ranks
+from mpi4jax._op.primitive import PRIMITIVES
 
 VERSION = jax.version.__version_info__
 
@@ -139,6 +146,57 @@ def test_derivatives_without_what_is_wrapped(what, undo):
     assert names(lambda x: f(x)) == otherwise
 
 
+@pytest.mark.parametrize("what", WRAPPED)
+def test_derivatives_of_the_first_operation_of_a_process(what, monkeypatch):
+    """Before it, rules of the user's are not asked whether they communicate."""
+    _, _, f, expected, _ = WRAPPED[what]
+    monkeypatch.setattr(first, "_seen", False)
+    jax.clear_caches()
+    assert names(lambda x: f(x)) == expected
+
+
+def test_no_trace_leaks(undo):
+    """Of a loop that is differentiated, to JAX's checker."""
+
+    def check(around):
+        f = grad(lambda x: lax.scan(lambda c, _: (around(c), None), x, None, length=2)[0])
+        with jax.checking_leaks():
+            jax.jit(f)(X)
+
+    check(total)
+    undo(pe, "tracers_to_jaxpr")
+    with pytest.raises(Exception, match="Leaked trace"):
+        check(lambda x: total(x))
+
+
+TRANSFORMS = {
+    "jvp": lambda f, x: jax.jvp(f, (x,), (x,)),
+    "vjp": lambda f, x: jax.vjp(f, x)[1](x),
+    "linearize": lambda f, x: jax.linearize(f, x)[1](x),
+    "jvp of vjp": lambda f, x: jax.jvp(lambda y: jax.vjp(f, y)[1](x)[0], (x,), (x,)),
+    "vjp of vjp": lambda f, x: jax.vjp(lambda y: jax.vjp(f, y)[1](x)[0], x)[1](x),
+}
+GUARDED = {
+    "allreduce": total,
+    "MAX": lambda x: notoken.allreduce(x, MPI.MAX),
+    "MEAN": lambda x: notoken.allreduce(x, mpi4jax.MEAN),
+    "tree": lambda x: total({"a": x, "b": x})["b"],
+    "started": lambda x: mpi4jax.wait(mpi4jax.iallreduce(x)),
+    "message": lambda x: notoken.sendrecv(x, x, MPI.ANY_SOURCE, 0),
+}
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS)
+@pytest.mark.parametrize("name", GUARDED)
+def test_derivatives_transfer_nothing_of_the_users(name, transform):
+    """Of constants of their own JAX's guard says nothing."""
+    if name == "message" and transform.endswith("of vjp"):
+        pytest.skip("JAX adds the cotangents of what is sent and of the template")
+    x = jnp.ones(3)
+    with jax.transfer_guard("disallow"):
+        jax.block_until_ready(TRANSFORMS[transform](GUARDED[name], x))
+
+
 @pytest.mark.parametrize(
     "f", [squared_beside(lambda: jax.checkpoint(send)()), branch], ids=["checkpoint", "cond"]
 )
@@ -165,8 +223,10 @@ def test_a_checkpoint_without_operands_is_kept(undo):
 
 @pytest.mark.parametrize("f", [only_backward, symbolic_backward])
 def test_a_backward_pass_that_communicates_is_kept(f, monkeypatch):
+    """Unless it is the first of the process that does."""
+    monkeypatch.setattr(first, "_seen", True)
     assert names(grad(f)) == ["send"]
-    monkeypatch.setattr(tracing, "communicates", lambda *_: False)
+    monkeypatch.setattr(custom_rules, "communicates", lambda *_: False)
     jax.clear_caches()
     assert names(grad(f)) == []
 
@@ -188,6 +248,42 @@ def test_messages_of_a_backward_pass_hand_on_one_token():
             assert after.invars[-1] is before.outvars[-1]
 
 
+def tangents(out_axes, x):
+    """The primal result and the tangents of ``total``, for a basis of two directions."""
+    return jax.vmap(lambda t: jax.jvp(total, (x,), (t,)), out_axes=out_axes)(jnp.eye(3)[:2])
+
+
+@pytest.mark.parametrize("axis", [0, 1, -1])
+def test_a_vmap_of_tangents_has_unbatched_primals(undo, axis):
+    once = [("allreduce", (3,)), ("allreduce", (2, 3))]
+    y, t = tangents((None, axis), X)
+    assert ops(lambda x: tangents((None, axis), x)) == once
+    np.testing.assert_array_equal(y, X)
+    np.testing.assert_array_equal(t, jnp.moveaxis(jnp.eye(3)[:2], 0, axis))
+    assert ops(lambda x: tangents(0, x)) == [("allreduce", (2, 3))] * 2
+    undo(jax, "vmap")
+    with pytest.raises(ValueError, match="None but output was batched"):
+        tangents((None, axis), X)
+
+
+def test_a_vmap_with_an_unbatched_result_batches_messages():
+    """It need not be around a `jvp`; another rank sends a message of the whole batch."""
+
+    def received(x):
+        return 0.0, constant_received(x)
+
+    assert ops(jax.vmap(received, out_axes=(None, 0))) == [("recv", (3, 3))]
+
+
+def test_a_gradient_in_such_a_vmap_is_batched():
+    """Where nothing in it is mapped, either: on another rank something may be."""
+
+    def gradient(x):
+        return 0.0, jax.grad(lambda w: jnp.sum(total(w)))(jnp.ones(3)) + x
+
+    assert ops(jax.vmap(gradient, out_axes=(None, 0))) == ops(jax.vmap(gradient))
+
+
 def test_jacfwd_wants_unbatched_primals(undo):
     assert ops(jax.jacfwd(total)) == [("allreduce", (3,)), ("allreduce", (3, 3))]
     undo(api, "vmap")
@@ -195,9 +291,45 @@ def test_jacfwd_wants_unbatched_primals(undo):
         ops(jax.jacfwd(total))
 
 
+def test_a_jax_without_vmap_there(caplog):
+    compat.warn_of_changed_jax.cache_clear()
+    traces.name_axis_of_tangents(types.SimpleNamespace(), "x")
+    (record,) = caplog.records
+    assert "newer than this mpi4jax supports: jax.jacfwd" in record.getMessage()
+    np.testing.assert_array_equal(jax.jacrev(total)(X), jnp.eye(3))
+
+
 def test_ops_are_batched_where_nothing_is_mapped():
     """The "fancy" rules are called also there."""
     assert ops(jax.vmap(constant_received)) == [("recv", (3, 3))]
+
+
+@of_all_ranks
+def collective(x):
+    return total(x)
+
+
+def test_ops_of_all_ranks_are_differentiated_as_primitives_of_jax():
+    """Where their operand is perturbed, and nowhere else."""
+    assert names(grad(squared_beside(lambda: collective(CONSTANT)))) == ["allreduce"]
+    assert names(grad(squared_beside(lambda: total(CONSTANT)))) == ["allreduce"] * 2
+    assert names(grad(lambda x: jnp.sin(collective(x)))) == ["allreduce"] * 2
+    assert ops(jax.vmap(lambda x: x + collective(CONSTANT))) == [("allreduce", (3,))]
+
+
+def test_a_checkpoint_computes_ops_of_all_ranks_again(monkeypatch):
+    """As its policy says, and not where the backward pass does not need them."""
+    once, save = jax.checkpoint(lambda x: collective(jnp.sin(x))), jax.checkpoint_policies
+    again = lambda x: jnp.sin(collective(jnp.sin(x)))
+    saving = jax.checkpoint(again, policy=save.everything_saveable)
+    counts = [len(names(grad(f))) for f in (once, jax.checkpoint(again), saving)]
+    assert counts == [2, 3, 2]
+    monkeypatch.delitem(pe.dce_rules, PRIMITIVES["allreduce"])
+    jax.clear_caches()
+    assert len(names(grad(once))) == 3
+    monkeypatch.delitem(pe.partial_eval_jaxpr_custom_rules, PRIMITIVES["allreduce"])
+    jax.clear_caches()
+    assert len(names(grad(jax.checkpoint(again)))) == 2
 
 
 RECEIVED = jax.make_jaxpr(constant_received)(X)
@@ -241,8 +373,50 @@ CALLED = {
 }
 
 
+HELD = {
+    **{name: call for name, call in CALLED.items() if call[0] in HOLDS},
+    "custom_jvp": (primitives.custom_jvp_call_p, jax.custom_jvp(constant_received)),
+    "custom_vjp": (primitives.custom_vjp_call_p, jax.custom_vjp(constant_received)),
+}
+HELD["custom_jvp"][1].defjvps(None)
+HELD["custom_vjp"][1].defvjp(lambda x: (x, None), lambda _, c: (c,))
+
+
+@pytest.mark.parametrize("name", HELD)
+def test_where_functions_are(name):
+    """A primitive holds them in the parameter that the table has, and their arguments are its last
+    operands: those in front are constants, and what a loop carries is its first results."""
+    primitive, f = HELD[name]
+    (eqn,) = [e for e in equations_in(jax.make_jaxpr(f)(X).jaxpr) if e.primitive is primitive]
+    functions = [opened(f) for f in HOLDS[primitive].functions(eqn.params)]
+    assert any(map(ops_of, functions))
+    for function in functions:
+        taken = eqn.invars[len(eqn.invars) - len(function.invars) :]
+        assert [v.aval for v in taken] == [v.aval for v in function.invars]
+        carried = len(eqn.outvars)
+        if HOLDS[primitive].is_call:
+            assert len(taken) == len(eqn.invars)
+        if HOLDS[primitive].loop:
+            constants, carried = HOLDS[primitive].loop(eqn.params)
+            assert constants == 1  # what is received into
+            assert carried == 1 + (primitive is primitives.while_p)
+        given = [v.aval for v in eqn.outvars[:carried]]
+        assert given == [v.aval for v in function.outvars[:carried]]
+
+
+def test_each_primitive_of_the_table_is_tried():
+    assert HOLDS.keys() == {primitive for primitive, _ in HELD.values()}
+
+
+def equations_in(jaxpr):
+    for eqn in jaxpr.eqns:
+        yield eqn
+        for _, inner in inner_jaxprs(eqn.params):
+            yield from equations_in(opened(inner))
+
+
 def primitives_in(jaxpr):
-    inside = [v for e in jaxpr.eqns for _, v in compat.inner_jaxprs(e.params)]
+    inside = [v for e in jaxpr.eqns for _, v in inner_jaxprs(e.params)]
     open_ones = [v.jaxpr if isinstance(v, ClosedJaxpr) else v for v in inside]
     return {e.primitive for e in jaxpr.eqns}.union(*map(primitives_in, open_ones))
 
@@ -263,8 +437,7 @@ def test_primitives_with_functions_inside(name):
 
 
 def test_each_rule_is_tried():
-    ours = {*PRIMITIVES.values(), start_p, wait_p}
-    assert set(_ad.RULES) - ours - {_ad.exit_p} == {p for p, _ in CALLED.values()}
+    assert set(_ad.RULES) - {_ad.exit_p} == {p for p, _ in CALLED.values()}
 
 
 def test_an_equation_is_evaluated_again():
@@ -342,3 +515,30 @@ def test_an_extremum_is_compared_with_what_was_sent(op):
     text = lowered(lambda x: jax.jvp(f, (x,), (x,))[1])
     (sent,) = re.findall(r"(%\d+) = stablehlo.custom_call @mpi4jax_after\(%\d+\)", text)
     assert re.search(rf"stablehlo.compare +EQ, {sent},", text)
+
+
+# ---- mpi4jax.shard_map
+
+
+@pytest.mark.parametrize("what", ["core.extend_axis_env_nd", "config._check_vma", None])
+def test_rules_are_traced_inside_of_the_mesh(what, monkeypatch):
+    """Without the axes, or without the types of what varies, JAX refuses them."""
+
+    @jax.custom_jvp
+    def f(x):
+        return jnp.sin(x)
+
+    @f.defjvp
+    def rule(primals, tangents):
+        return f(*primals), lax.psum(jnp.cos(primals[0]) * tangents[0], "i") + 0 * primals[0]
+
+    how = {"mesh": mpi4jax.Mesh(), "in_specs": PartitionSpec("i")}
+    g = mpi4jax.shard_map(f, out_specs=PartitionSpec("i"), **how)
+    if what:
+        module, name = what.split(".")
+        nothing = types.SimpleNamespace(**{name: lambda *_: contextlib.nullcontext()})
+        monkeypatch.setattr(named_axes, module, nothing)
+        with pytest.raises((NameError, TypeError)):
+            jax.jvp(g, (X,), (X,))
+    else:
+        assert jax.jvp(g, (X,), (X,))[1][0] == pytest.approx(np.cos(1))

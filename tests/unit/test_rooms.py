@@ -17,7 +17,7 @@ DOORS = "mpi4jax"
 def rooms():
     """The rooms of the table, from the bottom to the top."""
     text = (ROOT / "docs" / "architecture.md").read_text()
-    table = text.partition("| Python room |")[2].partition("\n\n")[0]
+    table = text.partition("| Python package |")[2].partition("\n\n")[0]
     return re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)[::-1]
 
 

@@ -48,3 +48,34 @@ def test_a_type_checker_sees_arguments(monkeypatch, tmp_path):
     expected = ('"dest"', 'expected "int"', '"nothing"', '"token"')
     for error, word in zip(errors, expected, strict=True):
         assert word in error
+
+
+def test_what_is_waited_for_has_the_type_of_what_was_given(monkeypatch, tmp_path):
+    monkeypatch.chdir(ROOT)
+    program = tmp_path / "program.py"
+    program.write_text("""
+from typing import NamedTuple
+import jax
+import mpi4jax.notoken as mpi4jax
+
+class Params(NamedTuple):
+    w: jax.Array
+
+def f(x: jax.Array, p: Params) -> None:
+    reveal_type(mpi4jax.wait(mpi4jax.iallreduce(x)))
+    reveal_type(mpi4jax.wait(mpi4jax.ibcast(p)))
+    reveal_type(mpi4jax.waitall([mpi4jax.iallreduce(x)]))
+    reveal_type(mpi4jax.after(mpi4jax.ibarrier(), p))
+    reveal_type(mpi4jax.recv_with_status(p))
+""")
+    output, _, _ = api.run(["--cache-dir", ".cache/mypy-of-tests", str(program)])
+    found = re.findall(r'Revealed type is "(.*)"', output)
+    short = [re.sub(r"\w+(?:\.\w+)*\.(?=\w)", "", x).replace("builtins.", "") for x in found]
+    params = "tuple[Array, fallback=Params]"
+    assert short == [
+        "Array",
+        params,
+        "list[Array]",
+        params,
+        f"tuple[{params}, tuple[Array, Array, Array, fallback=Received]]",
+    ], output

@@ -82,7 +82,7 @@ impl Suite<'_> {
             let came = unsafe { Buffer::new(learnt.as_mut_ptr().cast(), Dtype::Int32, size) };
             let came = (!adjoint).then_some(came);
             let call = Call { counts, received: came, ..call };
-            self.transport.execute(&call).unwrap_or_else(|error| panic!("{error}"));
+            self.carry(&call).unwrap_or_else(|error| panic!("{error}"));
             to.check(&expected, &(op, dtype, count, offset, adjoint, counts));
             assert_eq!(learnt, if adjoint { vec![-7; size] } else { received.clone() });
         }
@@ -92,7 +92,7 @@ impl Suite<'_> {
         let mut to = Memory::new(dtype, of(&received) * count, offset);
         let call = Call::new(&site, Some(from.buffer()), Some(to.buffer())).expect("any sizes");
         let more: Vec<i32> = sent.iter().enumerate().map(|(to, n)| n + i32::from(to == rank)).collect();
-        let error = self.transport.execute(&Call { counts: &more, ..call }).expect_err("there is no room");
+        let error = self.carry(&Call { counts: &more, ..call }).expect_err("there is no room");
         let expected = format!("'capacity' must be at least the {} rows that rank {rank}", of(&received) + 1);
         assert!(error.to_string().contains(&expected), "{error}");
     }

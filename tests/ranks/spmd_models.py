@@ -1,0 +1,204 @@
+"""Functions for `jax.shard_map`: what people write, and libraries."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import PartitionSpec as P
+from spmd import AB, ROWS, A, program, ring, rows, size, vary
+
+# ---- What people write
+
+
+@program(
+    (P(), ROWS, P(None, "i"), P("i", None)),
+    P(),
+    (4, 3),
+    rows(1, 3),
+    lambda n: (3, 2 * n),
+    lambda n: (2 * n, 3),
+)
+def tensor_parallel_block(x, bias, up, down):
+    h = jax.nn.gelu(x @ up + bias.sum())
+    return x + lax.psum(h @ down, "i")
+
+
+@program((ROWS, ROWS, ROWS), ROWS, rows(2, 4), rows(2, 4), rows(2, 4))
+def ring_attention(q, k, v):
+    """Keys and values go around, the softmax is summed up as they come."""
+    n = size("i")
+
+    def step(state, _):
+        k, v, top, total, out = state
+        scores = q @ k.T
+        new = jnp.maximum(top, scores.max(1))
+        weight, old = jnp.exp(scores - new[:, None]), jnp.exp(top - new)
+        out = out * old[:, None] + weight @ v
+        total = total * old + weight.sum(1)
+        k, v = (lax.ppermute(a, "i", ring(n)) for a in (k, v))
+        return (k, v, new, total, out), None
+
+    start = (k, v, q[:, 0] * 0 - jnp.inf, q[:, 0] * 0, q * 0)
+    (*_, total, out), _ = lax.scan(step, start, None, length=n)
+    return out / total[:, None]
+
+
+@program((ROWS, P()), (ROWS, P()), rows(4, 3), (2, 3))
+def batch_norm(x, parameters):
+    mean = lax.pmean(x.mean(0), "i")
+    variance = lax.pmean((x * x).mean(0), "i") - mean**2
+    return (x - mean) * lax.rsqrt(variance + 1e-5) * parameters[0] + parameters[1], variance
+
+
+@program((P(), ROWS, ROWS), (P(), P()), {"w": (3, 2), "b": (2,)}, rows(4, 3), rows(4, 2))
+def data_parallel_step(parameters, x, y):
+    def loss(p):
+        return lax.pmean(jnp.mean((jnp.tanh(x @ p["w"] + p["b"]) - y) ** 2), "i")
+
+    value, gradient = jax.value_and_grad(loss)(parameters)
+    return jax.tree.map(lambda p, g: p - 0.1 * g, parameters, gradient), value
+
+
+@program((ROWS, P()), P(), rows(1, 3, 3), (4, 2, 3))
+def pipeline(w, batches):
+    """Each rank has a layer; batches go from rank to rank."""
+    n, r = size("i"), lax.axis_index("i")
+    steps = batches.shape[0] + n - 1
+
+    def step(state, k):
+        fed = batches[jnp.minimum(k, batches.shape[0] - 1)]
+        y = jnp.tanh(jnp.where(r == 0, fed, state) @ w[0])
+        return lax.ppermute(y, "i", [(j, j + 1) for j in range(n - 1)]), y
+
+    _, ys = lax.scan(step, vary(batches[0] * 0), jnp.arange(steps))
+    return lax.psum(jnp.where(r == n - 1, ys[n - 1 :], 0), "i")
+
+
+@program((ROWS, P(), ROWS), (ROWS, P()), lambda n: (2 * n * n, 3), lambda n: (3, n), rows(1, 3, 3))
+def mixture_of_experts(x, gate, expert):
+    """Rows go to the rank of their expert, as many to each, and come back."""
+    n = size("i")
+    scores = jax.nn.softmax(x @ gate)
+    sent = lax.all_to_all(x.reshape(n, -1, 3), "i", 0, 0)
+    done = jax.nn.relu(sent @ expert[0])
+    back = lax.all_to_all(done, "i", 0, 0).reshape(x.shape)
+    return back * scores.max(1, keepdims=True), lax.pmean(scores.mean(0), "i")
+
+
+@program((ROWS, ROWS), ROWS, rows(2, 4), rows(1, 6))
+def fully_sharded_layer(x, w):
+    """A rank holds a part of the weights and gathers the rest when it needs them (ZeRO)."""
+    n = size("i")
+
+    @jax.checkpoint
+    def layer(x, w):
+        whole = lax.all_gather(w, "i", tiled=True).reshape(-1)
+        whole = jnp.resize(whole, (4, 4)) if n < 3 else whole[:16].reshape(4, 4)
+        return jnp.tanh(x @ whole)
+
+    return layer(layer(x, w), w)
+
+
+@program((P("i", None), P(None, "i")), P(None, "i"), lambda n: (2 * n, 3), lambda n: (3, n))
+def collective_matmul(x, w):
+    """The product of all rows with this rank's columns, while the rows go around."""
+    n, r = size("i"), lax.axis_index("i")
+    out, m = jnp.zeros((n * x.shape[0], w.shape[1])) + 0 * w[:1], x.shape[0]
+    for k in range(n):
+        out = lax.dynamic_update_slice_in_dim(out, x @ w, (r + k) % n * m, 0)
+        x = lax.ppermute(x, "i", ring(n, -1))
+    return out
+
+
+@program((P("a", "b"),), P("a", "b"), lambda n: (3 * n, 2 * n), grid=True)
+def heat_on_a_grid(u):
+    """Ghost rows and columns by permutations of both axes."""
+
+    def shifted(x, name, step):
+        k = size(name)
+        return lax.ppermute(x, name, [(j, j + step) for j in range(k) if 0 <= j + step < k])
+
+    def step(u, _):
+        up, down = shifted(u[-1:], "a", 1), shifted(u[:1], "a", -1)
+        left, right = shifted(u[:, -1:], "b", 1), shifted(u[:, :1], "b", -1)
+        tall = jnp.concatenate([up, u, down])
+        wide = jnp.concatenate([left, u, right], 1)
+        laplacian = tall[2:] + tall[:-2] + wide[:, 2:] + wide[:, :-2] - 4 * u
+        return u + 0.1 * laplacian, None
+
+    u, _ = lax.scan(step, u, None, length=3)
+    return u / lax.psum(jnp.sum(u * u), ("a", "b"))
+
+
+@program((AB, A), AB, rows(2, 3), lambda n: (2 * n,), grid=True)
+def two_axes_of_parallelism(x, w):
+    """Gradients of weights that are cut along one axis and equal along the other."""
+
+    def loss(w):
+        whole = lax.all_gather(w, "a", tiled=True)
+        return lax.psum(jnp.sum(jnp.sin(x * whole.sum())), ("a", "b"))
+
+    return x * jax.grad(loss)(w).sum()
+
+
+# ---- Libraries
+
+
+def flax_batch_norm(x):
+    from flax import linen as nn
+
+    layer = nn.BatchNorm(use_running_average=False, axis_name="i")
+    variables = jax.tree.map(
+        jnp.asarray,
+        {
+            "params": {"scale": np.full(3, 2.0, np.float32), "bias": np.ones(3, np.float32)},
+            "batch_stats": {"mean": np.zeros(3, np.float32), "var": np.ones(3, np.float32)},
+        },
+    )
+    y, new = layer.apply(variables, x, mutable=["batch_stats"])
+    return y, new["batch_stats"]
+
+
+def optax_step(parameters, x, y):
+    import optax
+
+    optimizer = optax.chain(optax.clip_by_global_norm(0.5), optax.adamw(1e-2))
+    state = optimizer.init(parameters)
+
+    def loss(p):
+        return lax.pmean(jnp.mean(optax.l2_loss(x @ p["w"] + p["b"], y)), "i")
+
+    for _ in range(2):
+        gradient = jax.grad(loss)(parameters)
+        updates, state = optimizer.update(gradient, state, parameters)
+        parameters = optax.apply_updates(parameters, updates)
+    return parameters
+
+
+def equinox_layer(x, w):
+    import equinox as eqx
+
+    layer = eqx.nn.MLP(3, 2, 4, 1, key=jax.random.key(0))
+    layer = eqx.tree_at(lambda m: m.layers[0].bias, layer, w)
+
+    @eqx.filter_grad
+    def gradient(layer):
+        return lax.pmean(jnp.mean(jax.vmap(layer)(x) ** 2), "i")
+
+    return gradient(layer).layers[0].weight
+
+
+def add_libraries():
+    from importlib.util import find_spec
+
+    if find_spec("flax"):
+        program((ROWS,), (ROWS, {"mean": P(), "var": P()}), rows(4, 3))(flax_batch_norm)
+    if find_spec("optax"):
+        program((P(), ROWS, ROWS), P(), {"w": (3, 2), "b": (2,)}, rows(4, 3), rows(4, 2))(
+            optax_step
+        )
+    if find_spec("equinox"):
+        program((ROWS, P()), P(), rows(4, 3), (4,), has_derivative=False)(equinox_layer)
+
+
+add_libraries()

@@ -1,0 +1,401 @@
+"""`mpi4jax.shard_map`: the same functions on devices of one process, and on ranks."""
+
+import hashlib
+import os
+import pickle
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import spmd_programs
+from jax import lax
+from jax.sharding import PartitionSpec as P
+from mpi4py import MPI
+from reference import COMM, RANK as R, SIZE as N
+from spmd import PROGRAMS, SPECS, Program, arguments, meshes, results, ring
+
+import mpi4jax
+from mpi4jax import notoken
+from mpirun import environment_outside_mpi
+
+ROWS = P("i")
+CONGRUENT = COMM.Dup()
+REFERENCES = Path(__file__).parent.parent.parent / ".cache" / "references"
+CASES = [(name, mesh) for name, p in PROGRAMS.items() for mesh in meshes(p, N)]
+# Those that depend most on how many ranks there are: `make test` runs them on 1 and 4, too.
+ON_GRIDS = [(name, mesh) for name, mesh in CASES if PROGRAMS[name].grid]
+
+
+@pytest.fixture(scope="module")
+def on_devices(request):
+    """What JAX gives on virtual devices of one process, by programs and meshes; made once."""
+    kind, out = request.param, None
+    if R == 0:
+        files = sorted(Path(__file__).parent.glob("spmd*.py"))
+        text = b"".join(f.read_bytes() for f in files) + jax.__version__.encode()
+        file = REFERENCES / f"{hashlib.sha256(text).hexdigest()[:16]}-{kind}-{N}"
+        if not file.exists():
+            REFERENCES.mkdir(parents=True, exist_ok=True)
+            new = file.with_suffix(f".{os.getpid()}")
+            command = [sys.executable, spmd_programs.__file__, kind, str(N), str(new)]
+            subprocess.run(command, check=True, env=environment_outside_mpi(), timeout=500)
+            new.rename(file)
+        out = pickle.loads(file.read_bytes())
+    return COMM.bcast(out)
+
+
+def part(mesh, tree, specs):
+    """What this rank has of global arrays."""
+
+    def of_leaf(x, spec):
+        for axis, names in enumerate(spec):
+            if names is not None:
+                names = names if isinstance(names, tuple) else (names,)
+                k = int(np.prod([mesh.shape[name] for name in names]))
+                x = np.split(np.asarray(x), k, axis)[mesh.index_along(names)]
+        return x if x.dtype == jax.dtypes.float0 else jnp.asarray(x)
+
+    is_spec = lambda s: isinstance(s, P)
+    return jax.tree.map(
+        lambda s, t: jax.tree.map(lambda x: of_leaf(x, s), t), specs, tree, is_leaf=is_spec
+    )
+
+
+def cases(kind, found):
+    return [
+        pytest.param(name, grid, kind, id=f"{name}-{grid}".replace(" ", "")) for name, grid in found
+    ]
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    "name, grid, on_devices",
+    cases("lines", [case for case in CASES if case not in ON_GRIDS]),
+    indirect=["on_devices"],
+)
+def test_ranks_as_devices(name, grid, on_devices):
+    compare(name, grid, on_devices)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    "name, grid, on_devices", cases("grids", ON_GRIDS), indirect=["on_devices"]
+)
+def test_ranks_of_a_grid_as_devices(name, grid, on_devices):
+    compare(name, grid, on_devices)
+
+
+def compare(name, grid, on_devices):
+    p, (shape, axes) = PROGRAMS[name], grid
+    mesh, known = mpi4jax.Mesh(shape, axes, comm=COMM), on_devices[name, shape]
+    assert not isinstance(known, str), known
+
+    def mapped(f, ins, outs):
+        how = {"in_specs": ins, "out_specs": outs, "check_vma": p.check_vma, **p.how}
+        return mpi4jax.shard_map(f, mesh=mesh, **how)
+
+    def of_rank(tree, specs):
+        return part(mesh, tree, specs)
+
+    args = of_rank(arguments(p, N), p.ins)
+    found = results(p, axes, mapped, args, of_rank, known)
+    assert found.keys() == known.keys()
+    for what, value in found.items():
+        expected = of_rank(known[what], p.outs if SPECS.get(what) else p.ins)
+        assert jax.tree.structure(value) == jax.tree.structure(expected)
+        for a, b in zip(jax.tree.leaves(value), jax.tree.leaves(expected), strict=True):
+            assert a.dtype == b.dtype, what
+            assert a.shape == b.shape, what
+            exact = p.is_exact and what == "value"
+            close = {"rtol": 0, "atol": 0} if exact else {"rtol": 5e-5, "atol": 1e-5}
+            if a.dtype != jax.dtypes.float0:
+                np.testing.assert_allclose(a, b, err_msg=what, **close)
+
+
+# ---- What JAX itself cannot run on CPUs
+
+
+def ranks(f, ins, outs, mesh=None, **how):
+    mesh = mesh or mpi4jax.Mesh(comm=COMM)
+    return jax.jit(mpi4jax.shard_map(f, mesh=mesh, in_specs=ins, out_specs=outs, **how))
+
+
+def test_pbroadcast():
+    x = jnp.arange(3.0) + 10 * R
+    f = ranks(lambda x: lax.pbroadcast(x, "i", N - 1), ROWS, ROWS)
+    np.testing.assert_array_equal(f(x), jnp.arange(3.0) + 10 * (N - 1))
+    (c,) = jax.vjp(f, x)[1](x)
+    expected = N * jnp.arange(3.0) + 10 * sum(range(N)) if R == N - 1 else jnp.zeros(3)
+    np.testing.assert_array_equal(c, expected)
+
+
+@pytest.mark.ranks(4)
+def test_ppermute_numbers_ranks_in_the_order_of_the_mesh():
+    """Also where the names are in another: as JAX up to 0.11, and with its check switched off."""
+    f = ranks(
+        lambda x: lax.ppermute(x, ("b", "a"), ring(N)),
+        P(("a", "b")),
+        P(("a", "b")),
+        mpi4jax.Mesh((2, 2), ("a", "b"), comm=COMM),
+    )
+    assert f(jnp.full(1, R))[0] == (R - 1) % N
+
+
+def sent(source, dest):
+    return 1 + (source + dest) % 2
+
+
+def test_ragged_all_to_all():
+    """Rank r sends to rank k one row or two, from the rows 2k and 2k+1; each lies where it fits."""
+    first = np.array([sum(sent(k, R) for k in range(s)) for s in range(N)])  # here, of each source
+
+    def f(x):
+        r, k = lax.axis_index("i"), jnp.arange(N)
+        output = jnp.full((2 * N + 1, 2), -1.0) + 0 * x[:1]
+        before = jnp.array([[sum(sent(j, d) for j in range(s)) for d in k] for s in range(N)])[r]
+        return lax.ragged_all_to_all(
+            x, output, 2 * k + 0 * r, sent(r, k), before, sent(k, r), axis_name="i"
+        )
+
+    x = (100.0 * R + jnp.arange(4.0 * N)).reshape(2 * N, 2)
+    g = ranks(f, ROWS, ROWS)
+    expected, seen = np.full((2 * N + 1, 2), -1.0), np.zeros((2 * N, 2))
+    for s in range(N):
+        for j in range(sent(s, R)):
+            expected[first[s] + j] = 100 * s + 4 * R + 2 * j + np.arange(2)
+        seen[2 * s : 2 * s + sent(R, s)] = 1
+    np.testing.assert_array_equal(g(x), expected)
+    np.testing.assert_array_equal(jax.vjp(g, x)[1](jnp.ones_like(expected))[0], seen)
+
+
+# ---- Errors
+
+
+@pytest.mark.parametrize(
+    ("f", "error", "words"),
+    [
+        (lambda x: x, ValueError, "replication|varying|out_specs"),
+        (
+            lambda x: lax.scan(lambda c, v: (c + v, None), jnp.zeros(()), x)[0],
+            TypeError,
+            "varying",
+        ),
+    ],
+    ids=["promise", "carry"],
+)
+def test_checks_of_jax(f, error, words):
+    mesh = mpi4jax.Mesh(comm=COMM)
+    with pytest.raises(error, match=words):
+        mpi4jax.shard_map(f, mesh=mesh, in_specs=ROWS, out_specs=P())(jnp.ones(3))
+
+
+def test_arguments():
+    how = {"in_specs": ROWS, "out_specs": ROWS}
+    with pytest.raises(TypeError, match=r"argument .mesh. must be a mpi4jax\.Mesh"):
+        mpi4jax.shard_map(lambda x: x, mesh=jax.sharding.AbstractMesh((N,), ("i",)), **how)
+    with pytest.raises(TypeError, match="argument 'f' must be a function, got int"):
+        mpi4jax.shard_map(3, mesh=mpi4jax.Mesh(comm=COMM), **how)
+    with pytest.raises(ValueError, match=f"multiply to the size of the communicator, {N}; got"):
+        mpi4jax.Mesh((N + 1,), comm=COMM)
+    with pytest.raises(ValueError, match="a different name for each of the 2 axes"):
+        mpi4jax.Mesh((N, 1), ("a", "a"), comm=COMM)
+    with pytest.raises(TypeError, match="'axis_names' must be names"):
+        mpi4jax.Mesh(axis_names=(3,), comm=COMM)
+
+
+def test_mesh_of_a_cartesian_communicator():
+    cart = COMM.Create_cart(MPI.Compute_dims(N, 2))
+    mesh = mpi4jax.Mesh(axis_names=("a", "b"), comm=cart)
+    assert mesh.axis_sizes == tuple(cart.dims)
+    assert list(mesh.coordinates.values()) == cart.Get_coords(cart.rank)
+    assert mesh.comm("a").size == cart.dims[0]
+    assert repr(mesh) == f"Mesh('a': {cart.dims[0]}, 'b': {cart.dims[1]})"
+    cart.Free()
+
+
+# ---- Operations of mpi4jax inside
+
+
+def own(x, k):
+    return jnp.stack([x * (j + k) for j in range(N)])
+
+
+# Each beside the same of JAX's collectives, of a value of each rank and a replicated one.
+PAIRS = {
+    "allreduce": (
+        lambda x, w, comm: notoken.allreduce(x * w, MPI.SUM, comm=comm),
+        lambda x, w: lax.psum(x * w, "i"),
+        P(),
+    ),
+    "allreduce of a replicated value": (
+        lambda x, w, comm: notoken.allreduce(jnp.sin(w), mpi4jax.MEAN, comm=comm),
+        lambda x, w: lax.pmean(jnp.sin(w), "i"),
+        P(),
+    ),
+    "allgather": (
+        lambda x, w, comm: notoken.allgather(x * w, comm=comm),
+        lambda x, w: lax.psum(jnp.zeros((N, 3)).at[lax.axis_index("i")].set(x * w), "i"),
+        P(),
+    ),
+    "bcast": (
+        lambda x, w, comm: notoken.bcast(x * w, N - 1, comm=comm),
+        lambda x, w: lax.psum(jnp.where(lax.axis_index("i") == N - 1, x * w, 0), "i"),
+        P(),
+    ),
+    "permute of a replicated value": (
+        lambda x, w, comm: notoken.permute(jnp.sin(w), ring(N), comm=comm) * x,
+        lambda x, w: lax.ppermute(jnp.sin(w), "i", ring(N)) * x,
+        ROWS,
+    ),
+    "sendrecv": (
+        lambda x, w, comm: notoken.sendrecv(
+            x * w, jnp.zeros(3), (R - 1) % N, (R + 1) % N, comm=comm
+        ),
+        lambda x, w: lax.ppermute(x * w, "i", ring(N)),
+        ROWS,
+    ),
+    "alltoall": (
+        lambda x, w, comm: notoken.alltoall(own(x * w, 1.0), comm=comm).sum(0),
+        lambda x, w: lax.all_to_all(own(x * w, 1.0), "i", 0, 0).sum(0),
+        ROWS,
+    ),
+    "reduce_scatter": (
+        lambda x, w, comm: notoken.reduce_scatter(own(x * w, 2.0), MPI.SUM, comm=comm),
+        lambda x, w: lax.psum_scatter(own(x * w, 2.0), "i"),
+        ROWS,
+    ),
+    "scan": (
+        lambda x, w, comm: notoken.scan(x * w, MPI.SUM, comm=comm),
+        # Not jnp.cumsum: XLA's, on CPUs, is wrong where only the row in the middle is not zero.
+        lambda x, w: jnp.tril(jnp.ones((N, N)))[lax.axis_index("i")] @ lax.all_gather(x * w, "i"),
+        ROWS,
+    ),
+    "iallreduce": (
+        lambda x, w, comm: mpi4jax.wait(mpi4jax.iallreduce(x * w, MPI.SUM, comm=comm)),
+        lambda x, w: lax.psum(x * w, "i"),
+        P(),
+    ),
+    "ipermute": (
+        lambda x, w, comm: mpi4jax.wait(mpi4jax.ipermute(x * w, ring(N), comm=comm)),
+        lambda x, w: lax.ppermute(x * w, "i", ring(N)),
+        ROWS,
+    ),
+    "pvary": (
+        lambda x, w, comm: mpi4jax.pvary(x * jnp.sin(mpi4jax.pvary(w, comm=comm)), comm=comm),
+        lambda x, w: x * jnp.sin(w),
+        ROWS,
+    ),
+}
+
+
+@pytest.mark.parametrize("check_vma", [True, False])
+@pytest.mark.parametrize("congruent", [False, True])
+@pytest.mark.parametrize("name", PAIRS)
+def test_operations_inside(name, congruent, check_vma):
+    """Values and derivatives are those of JAX's collectives, with another communicator, too."""
+    operation, collective, outs = PAIRS[name]
+    comm = CONGRUENT if congruent else COMM
+    mesh = mpi4jax.Mesh(comm=COMM)
+
+    def mapped(f, ins, outs):
+        return mpi4jax.shard_map(f, mesh=mesh, in_specs=ins, out_specs=outs, check_vma=check_vma)
+
+    args = (jnp.arange(3.0) + R, jnp.arange(1.0, 4.0))
+    found = []
+    for f in (lambda x, w: operation(x, w, comm), collective):
+        p = Program(f, (ROWS, P()), outs, (), check_vma=check_vma)
+        found.append(results(p, ("i",), mapped, args))
+    for what, value in found[0].items():
+        for a, b in zip(jax.tree.leaves(value), jax.tree.leaves(found[1][what]), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6, err_msg=what)
+
+
+def test_ipvary_is_for_functions_of_operations():
+    f = mpi4jax.shard_map(mpi4jax.ipvary, mesh=mpi4jax.Mesh(), in_specs=P(), out_specs=P())
+    with pytest.raises(NotImplementedError, match="ipvary: inside of mpi4jax"):
+        f(jnp.ones(3))
+
+
+def test_ghost_cells_and_a_sum_in_one_function():
+    """On a ring, as with permutations."""
+    cart = COMM.Create_cart([N], periods=[True])
+    mesh = mpi4jax.Mesh(axis_names="i", comm=cart)
+
+    def exchanged(u, w):
+        v = notoken.halo_exchange(jnp.pad(u * w, 1), cart)
+        return lax.psum(jnp.sum(jnp.sin(v[2:] - v[:-2])), "i")
+
+    def permuted(u, w):
+        left = lax.ppermute(u[-1:] * w, "i", ring(N))
+        right = lax.ppermute(u[:1] * w, "i", ring(N, -1))
+        v = jnp.concatenate([left, u * w, right])
+        return lax.psum(jnp.sum(jnp.sin(v[2:] - v[:-2])), "i")
+
+    u, found = jnp.arange(4.0) + R, []
+    for f in (exchanged, permuted):
+        g = ranks(f, (ROWS, P()), P(), mesh)
+        inside = ranks(jax.grad(f, argnums=(0, 1)), (ROWS, P()), (ROWS, P()), mesh)
+        found.append((g(u, 0.7), jax.grad(g, argnums=(0, 1))(u, 0.7), inside(u, 0.7)))
+    for a, b in zip(*map(jax.tree.leaves, found), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+    cart.Free()
+
+
+@pytest.mark.min_ranks(2)
+def test_operations_over_some_ranks_inside():
+    """What ranks of no axis have in common is each rank's own, to JAX."""
+    few = COMM.Split(R // 2, R)
+    mesh = mpi4jax.Mesh(comm=COMM)
+
+    def f(x, w):
+        return notoken.allreduce(x * jnp.sin(w), MPI.SUM, comm=few) * (lax.axis_index("i") + 1)
+
+    g = ranks(f, (ROWS, P()), ROWS, mesh)
+    x, w = jnp.ones(2), jnp.arange(2.0)
+    mine = [k for k in range(N) if k // 2 == R // 2]
+    np.testing.assert_allclose(g(x, w), len(mine) * jnp.sin(w) * (R + 1), rtol=1e-6)
+    dx, dw = jax.vjp(g, x, w)[1](jnp.ones(2))
+    np.testing.assert_allclose(dx, sum(k + 1 for k in mine) * jnp.sin(w), rtol=1e-6)
+    sizes = [len([j for j in range(N) if j // 2 == k // 2]) for k in range(N)]
+    total = sum((k + 1) * m for k, m in enumerate(sizes))
+    np.testing.assert_allclose(dw, total * jnp.cos(w), rtol=1e-6)
+    with pytest.raises(ValueError, match="out_specs"):
+        ranks(f, (ROWS, P()), P(), mesh)(x, w)
+    few.Free()
+
+
+# ---- What is compiled
+
+
+def compiled(f, x):
+    """What XLA runs, without names; and the names of lines in it."""
+    text = jax.jit(f).lower(x).compile().as_text()
+    lines = re.findall(r"line\\22: \\22([^\\]*)", text)
+    text = re.sub(r", metadata=\{[^}]*\}|%[\w.-]+", "", text)
+    text = re.sub(r"(line\\22: \\22)[^\\]*", r"\1", text)
+    return [line for line in text.splitlines() if line.startswith("  ")], lines
+
+
+@pytest.mark.min_ranks(2)
+def test_one_psum_is_one_allreduce():
+    """To the letter: the same custom call, and nothing beside it."""
+    mesh = mpi4jax.Mesh(comm=COMM)
+
+    def ours(x):
+        return notoken.allreduce(x, MPI.SUM, comm=COMM)
+
+    def theirs(x):
+        return lax.psum(x, "i")
+
+    theirs = mpi4jax.shard_map(theirs, mesh=mesh, in_specs=ROWS, out_specs=P())
+    x = jnp.ones(())[None]
+    (program, (line,)), (expected, _) = compiled(theirs, x), compiled(ours, x)
+    assert program == expected
+    assert line.startswith("test_shard_map.py:")
+    assert "theirs" in line
+    assert sum("mpi4jax_allreduce" in line for line in program) == 1
