@@ -6,14 +6,13 @@ The colours differ in grey too, and contenders have markers of their own.
 import statistics
 from pathlib import Path
 
-from measurements import GLOO, HALO, NEW, OLD, Key, Models, Results, size_name
+from measurements import GLOO, NEW, OLD, Key, Results, size_name
 
 # Contender: name, colour, marker.
 STYLES = {
     "raw": ("MPI, from C", "black", "D"),
     "mpi4py": ("mpi4py, on NumPy arrays", "#7f7f7f", "x"),
     NEW: ("mpi4jax", "#0b4f8a", "o"),
-    HALO: ("mpi4jax, halo_exchange", "#a8cff0", "P"),
     OLD: ("mpi4jax 0.9.1", "#e8903a", "s"),
     GLOO: ("JAX's own (gloo)", "#9ad8a8", "^"),
 }
@@ -86,14 +85,13 @@ def plot_sizes(results: Results, path: Path, ranks: int = 2) -> None:
     """How the time of a jitted call grows with the size."""
     import matplotlib.pyplot as plt
 
-    ops = ("allreduce", "sendrecv", "allgather")
+    ops = ("allreduce", "sendrecv", "allgather", "alltoall")
     ops = [op for op in ops if any(key.op == op and key.ranks == ranks for key in results)]
     figure, axes = plt.subplots(
-        1, max(1, len(ops)), figsize=(3 * len(ops) + 2.4, 3.6), sharey=True, squeeze=False,
-        layout="constrained",
-    )  # fmt: skip
+        2, 2, figsize=(9, 7.5), sharex=True, sharey=True, layout="constrained"
+    )
     lines = [("raw", NEW, "raw"), (NEW, NEW, "jit"), (OLD, OLD, "jit"), (GLOO, GLOO, "jit")]
-    for ax, op in zip(axes[0], ops, strict=False):
+    for ax, op in zip(axes.flat, ops, strict=False):
         sizes = sorted({k.nbytes for k in results if (k.op, k.ranks, k.where) == (op, ranks, "")})
         for style, contender, mode in lines:
             keys = [Key(ranks, op, nbytes, contender, mode) for nbytes in sizes]
@@ -105,31 +103,11 @@ def plot_sizes(results: Results, path: Path, ranks: int = 2) -> None:
             )  # fmt: skip
         ax.set(xscale="log", yscale="log", title=op)
         shown = [nbytes for nbytes in sizes if nbytes in (4, 2**16, 2**20, 2**26)] or sizes
-        ax.set_xticks(shown, [size_name(nbytes) for nbytes in shown], fontsize=8, rotation=30)
+        ax.set_xticks(shown, [size_name(nbytes) for nbytes in shown], rotation=30)
         ax.minorticks_off()
         ax.grid(alpha=0.3)
-    axes[0][0].set_ylabel("microseconds")
+    for ax in axes[:, 0]:
+        ax.set_ylabel("microseconds")
     figure.suptitle(f"A jitted call on {ranks} ranks, by size", fontsize=12)
-    legend(figure)
-    save(figure, path)
-
-
-def plot_model(models: Models, path: Path) -> None:
-    """Speed over that of 0.9.1, or steps per second without it."""
-    import matplotlib.pyplot as plt
-
-    names = [name for name in (OLD, NEW, HALO) if any(name in times for times in models.values())]
-    figure, ax = plt.subplots(figsize=(8, 3.2), layout="constrained")
-    for i, name in enumerate(names):
-        at = [k + (i - (len(names) - 1) / 2) * 0.25 for k in range(len(models))]
-        speeds = [
-            1 / statistics.median(times[name]) if name in times else 0 for times in models.values()
-        ]
-        label, colour, _ = STYLES[name]
-        bars = ax.bar(at, speeds, 0.23, color=colour, label=label)
-        ax.bar_label(bars, [f"{speed:.1f}" if speed else "" for speed in speeds], fontsize=8)
-    ax.set_xticks(range(len(models)), [f"n = {ranks}\n{where}" for ranks, where in models])
-    ax.set(ylabel="steps per second", title="Shallow-water model: more is better")
-    ax.spines[["top", "right"]].set_visible(False)
     legend(figure)
     save(figure, path)

@@ -1,5 +1,6 @@
-"""docs/benchmarks.md: tables and plots of what benches/run.py has measured."""
+"""docs/benchmarks.md: what benches/run.py has measured; the whole of it as CSV."""
 
+import csv
 import datetime
 import json
 import statistics
@@ -8,6 +9,7 @@ from pathlib import Path
 from measurements import (
     GLOO,
     HALO,
+    KNOWN,
     NEW,
     OLD,
     Key,
@@ -15,11 +17,13 @@ from measurements import (
     Results,
     Run,
     busy,
+    interval,
     machine,
     ratio,
     ratio_of,
+    rounds_of,
     size_name,
-    time_name,
+    spread,
 )
 
 # For the times of all rounds.
@@ -35,6 +39,7 @@ COLUMNS = (
     ("in a chain", NEW, "chain"),
     ("jitted", NEW, "jit"),
     ("jitted, donated", NEW, "donated"),
+    ("psum, jitted", NEW, "psum"),
     ("eager", NEW, "eager"),
     ("0.9.1 in a loop", OLD, "loop"),
     ("0.9.1 in a chain", OLD, "chain"),
@@ -55,15 +60,8 @@ RATIOS = (
     ("0.9.1 / ours, eager", (OLD, "eager"), (NEW, "eager")),
     ("gloo / ours, in a chain", (GLOO, "chain"), (NEW, "chain")),
     ("gloo / ours, jitted", (GLOO, "jit"), (NEW, "jit")),
+    ("gloo / ours, psum", (GLOO, "jit"), (NEW, "psum")),
 )
-
-
-def cases(results: Results) -> dict[tuple[int, str], list[tuple[str, int]]]:
-    """{(ranks, where): (operation, size)} of what was measured."""
-    found: dict[tuple[int, str], dict] = {}
-    for key in results:
-        found.setdefault((key.ranks, key.where), {})[key.op, key.nbytes] = None
-    return {place: list(measured) for place, measured in found.items()}
 
 
 def grid(titles: list[str], rows: list[list[str]]) -> list[str]:
@@ -77,37 +75,49 @@ def grid(titles: list[str], rows: list[list[str]]) -> list[str]:
     return [line(titles), rule, *map(line, rows), ""]
 
 
-def cell(seconds: list[float] | None, faults: list[float] | None) -> str:
-    """The median time, with the pages that one operation had to wait for, if any."""
-    if not seconds:
-        return ""
-    missing = round(statistics.median(faults)) if faults else 0
-    return time_name(statistics.median(seconds)) + (f" ({missing})" if missing else "")
+def times_table(results: Results, faults: Results) -> list[list]:
+    """The rows of benchmarks-times.csv: a row for each operation, and way to call it."""
+    names = {(contender, mode): name for name, contender, mode in COLUMNS}
+    rows: list[list] = [["ranks", "hosts", "operation", "bytes", "call", "seconds", "page faults"]]
+    for key, seconds in results.items():
+        if name := names.get((key.contender, key.mode)):
+            missing = round(statistics.median(faults[key])) if faults.get(key) else 0
+            median = float(f"{statistics.median(seconds):.3g}")
+            hosts = key.where.removeprefix(" on ") or "one host"
+            rows.append([key.ranks, hosts, key.op, key.nbytes, name, median, missing])
+    return rows
 
 
-def operations(results: Results, faults: Results) -> list[str]:
-    out = []
-    for (ranks, where), measured in cases(results).items():
-        times, ratios = [], []
-        for op, nbytes in measured:
-            name = [op, "" if op == "barrier" else size_name(nbytes)]
+def ratios_table(results: Results) -> list[list]:
+    """The rows of benchmarks-ratios.csv: medians of the ratios in each round, with quartiles."""
+    rows: list[list] = [
+        [
+            "ranks",
+            "hosts",
+            "operation",
+            "bytes",
+            "ratio",
+            "median",
+            "lower",
+            "upper",
+            "known to 5 %",
+        ]
+    ]
+    for ranks, op, nbytes, where in dict.fromkeys((k[0], k[1], k[2], k.where) for k in results):
+        for title, above, *below in RATIOS:
+            keys = [Key(ranks, op, nbytes, *way, where) for way in (above, *below)]
+            if all(results.get(key) for key in keys):
+                values = rounds_of([results[keys[0]]], [results[key] for key in keys[1:]])
+                digits = [float(f"{value:.3g}") for value in spread(values)]
+                known = "yes" if interval(values) <= KNOWN else "no"
+                hosts = where.removeprefix(" on ") or "one host"
+                rows.append([ranks, hosts, op, nbytes, title, *digits, known])
+    return rows
 
-            def of(contender, mode, case=(ranks, op, nbytes), where=where):
-                return results.get(Key(*case, contender, mode, where))
 
-            keys = [Key(ranks, op, nbytes, who, mode, where) for _, who, mode in COLUMNS]
-            times.append([*name, *(cell(results.get(key), faults.get(key)) for key in keys)])
-            row = list(name)
-            for _, above, *below in RATIOS:
-                terms = [of(*above), *(of(*one) for one in below)]
-                row.append(ratio_of(terms[:1], terms[1:]) if all(terms) else "")
-            ratios.append(row)
-        title = f"{ranks} rank{'s' if ranks > 1 else ''}{where}"
-        columns = ["op", "size", *(title for title, *_ in COLUMNS)]
-        out += [f"### {title}: time of one operation", "", *grid(columns, times)]
-        out += [f"### {title}: ratios", ""]
-        out += grid(["op", "size", *(title for title, *_ in RATIOS)], ratios)
-    return out
+def write_csv(rows: list[list], path: Path) -> None:
+    with path.open("w", newline="") as file:
+        csv.writer(file, lineterminator="\n").writerows(rows)
 
 
 # ---- The model
@@ -145,28 +155,26 @@ def model_table(models: Models) -> list[str]:
 
 
 HOW = """\
-Contenders alternate in one run, so that other load on the machine affects all of them.
-A time is the median of its rounds, on the slowest rank. A ratio is the median of the ratios within
-the rounds, with their quartiles in brackets. There are {rounds} rounds of about {milliseconds:g} ms
-(a third as many from 4 MiB on){more}. A `~` marks a median that is not known to 5 %: its 95 %
-interval is wider. Figures of different runs are not comparable.
+Contenders alternate in one run. A time is the median of its rounds on the slowest rank, a ratio the
+median of the ratios within the rounds, with quartiles. There are {rounds} rounds of about
+{milliseconds:g} ms (a third as many from 4 MiB on){more}. `~` marks a median that is not known to
+5 % (its 95 % interval is wider). Figures of different runs are not comparable. Page faults are
+those of one operation, on the rank with most; from 1 MiB on, each contender runs until they are
+steady.
 
-In brackets behind a time are the page faults of one operation, on the rank that has most. From
-1 MiB on, each contender runs until their number is steady.
-
-- *raw loop*: the MPI function in a loop in C, on pages of its own. *mpi4py*: on NumPy arrays,
-  called from Python.
-- *in a loop*: a jitted `fori_loop` on the same input each time, as in the raw loop; *in a chain*
-  each result is the next input.
-- *jitted*, *eager*: calls from Python, each waited for. *donated*: each call is given the result of
-  the one before, to overwrite.
-- *0.9.1*: mpi4jax 0.9.1 with the same JAX, MPI and mpi4py, in an environment of its own.
+- *raw loop*: the MPI function in a loop in C, on its own pages. *mpi4py*: on NumPy arrays, from
+  Python.
+- *in a loop*: a jitted `fori_loop` on the same input; *in a chain*: each result is the next input.
+- *jitted*, *eager*: calls from Python, each waited for. *donated*: each overwrites the result of
+  the one before.
+- *psum*: `psum` in `mpi4jax.shard_map`, the function that gloo runs.
+- *0.9.1*: mpi4jax 0.9.1 with the same JAX, MPI and mpi4py.
 - *gloo*: JAX's own collectives between processes (`psum` and the like under `shard_map`, with
-  `jax_cpu_collectives_implementation="gloo"`), for the operations that it has.
+  `jax_cpu_collectives_implementation="gloo"`).
 - *no-op*: a jitted function that does nothing.
 
 Operands that an operation returns unchanged (`bcast` on the root, `gather` and `reduce` elsewhere)
-are not returned from the functions here: a jitted function copies an argument that it returns.
+are not returned here: a jitted function would copy them.
 """
 
 
@@ -185,33 +193,42 @@ def summary(results: Results, models: Models) -> list[str]:
 
     add("eager: 0.9.1 / mpi4jax", "allreduce", 4, (OLD, "eager"), (NEW, "eager"))
     add("jitted: 0.9.1 / mpi4jax", "allreduce", 4, (OLD, "jit"), (NEW, "jit"))
-    add("jitted: gloo / mpi4jax", "allreduce", 4, (GLOO, "jit"), (NEW, "jit"))
-    add("in a loop: 0.9.1 / mpi4jax", "sendrecv", 4, (OLD, "loop"), (NEW, "loop"))
-    for nbytes in (2**22, 2**24, 2**26):
-        add("jitted: 0.9.1 / mpi4jax", "allgather", nbytes, (OLD, "jit"), (NEW, "jit"))
-        add("jitted: mpi4jax / raw MPI", "allgather", nbytes, (NEW, "jit"), (NEW, "raw"))
-    # What loses to another package is said here too.
-    for key, other in ((key, other) for key in results for other in (OLD, GLOO)):
-        if key.contender == NEW and key.mode in MODE_NAMES and not key.where:
-            times = results.get(key._replace(contender=other))
-            if times and ratio([times], [results[key]])[0] < 1:
-                case = (key.op, key.nbytes, (other, key.mode), (NEW, key.mode))
-                add(f"{MODE_NAMES[key.mode]}: {other} / mpi4jax", *case, ranks=key.ranks)
-    for new, old in MODEL_RATIOS:
-        for (ranks, where), times in models.items():
-            if value := model_ratio(times, new, old):
-                what = f"shallow water: {old} / {new}"
-                rows.append([what, f"n = {ranks}, {where}", value])
-    return ["## In short", "", *grid(["times", "of", "ratio"], rows)] if rows else []
+    for nbytes in (4, 2**16, 2**22):
+        add("jitted psum: gloo / mpi4jax", "allreduce", nbytes, (GLOO, "jit"), (NEW, "psum"))
+    add("in a loop: mpi4jax / raw MPI", "sendrecv", 4, (NEW, "loop"), (NEW, "raw"))
+    add("jitted: mpi4jax / raw MPI", "allgather", 2**26, (NEW, "jit"), (NEW, "raw"))
+    if value := model_ratio(models.get((2, "one host"), {}), HALO, OLD):
+        rows.append([f"shallow water: {OLD} / {HALO}", "n = 2", value])
+    out = ["## In short", "", *grid(["times", "of", "ratio"], rows)] if rows else []
+    lost = slower(results)
+    return (
+        [*out, "Slower than another package, whose time over ours is:", "", *lost, ""]
+        if lost
+        else out
+    )
 
 
-CALLS = """\
-![What one allreduce of 4 bytes costs from C, from Python, in a jitted loop, jitted and eager, \
-with mpi4jax, 0.9.1 and JAX's own collectives, on a logarithmic axis](benchmarks-calls.png)
-"""
+def slower(results: Results) -> list[str]:
+    """The cases in which another package was faster, by package, mode and number of ranks."""
+    lost: dict[str, list[str]] = {}
+    for key in results:
+        for other in (OLD, GLOO):
+            if key.contender == NEW and key.mode in MODE_NAMES and not key.where:
+                times = results.get(key._replace(contender=other))
+                value = ratio([times], [results[key]])[0] if times else 1
+                if value < 1:
+                    size = "" if key.op == "barrier" else f" of {size_name(key.nbytes)}"
+                    where = f"{other}, {MODE_NAMES[key.mode]}, n = {key.ranks}"
+                    lost.setdefault(where, []).append(f"{key.op}{size} {value:.2f}")
+    return [f"- {where}: {', '.join(cases)}." for where, cases in lost.items()]
+
+
 BY_SIZE = """\
 ![The time of a jitted call by size, from 4 bytes to 64 MiB, of MPI, mpi4jax, 0.9.1 and JAX's own \
 collectives](benchmarks-sizes.png)
+
+All operations, sizes and ways to call: [times](benchmarks-times.csv) and \
+[ratios](benchmarks-ratios.csv).
 """
 
 
@@ -232,21 +249,18 @@ def page(run: Run, folder: Path) -> str:
     if run.results:
         plots.plot_calls(run.results, folder / "benchmarks-calls.png")
         plots.plot_sizes(run.results, folder / "benchmarks-sizes.png")
-        out += [CALLS, BY_SIZE]
+        write_csv(times_table(run.results, run.faults), folder / "benchmarks-times.csv")
+        write_csv(ratios_table(run.results), folder / "benchmarks-ratios.csv")
+        out += [BY_SIZE]
     out += ["## How", "", how]
     if run.notes:
         out += ["**Not measured**", "", *(f"- {note}" for note in run.notes), ""]
-    if run.results:
-        out += ["## Operations", "", *operations(run.results, run.faults)]
     if run.models:
-        plots.plot_model(run.models, folder / "benchmarks-model.png")
         out += ["## Shallow-water model", ""]
         cells = f"{run.size[0]} x {run.size[1]} cells"
         out += [
             f"`examples/shallow_water.py --benchmark`, {cells}. More ranks than there are cores",
             "share them.",
-            "",
-            "![Steps per second of each contender on 1, 2 and 4 ranks](benchmarks-model.png)",
             "",
             *model_table(run.models),
             MODEL_NOTES,

@@ -39,12 +39,12 @@ FEW_BYTES = [4, 2**16, 2**22]
 LARGE = 2**22
 # Who measures what. The no-op has no operation and no size.
 MODES = {
-    NEW: ["raw", "mpi4py", "noop", "eager", "jit", "loop", "chain", "donated"],
+    NEW: ["raw", "mpi4py", "noop", "eager", "jit", "loop", "chain", "donated", "psum"],
     OLD: ["eager", "jit", "loop", "chain"],
     GLOO: ["jit", "chain"],
 }
 OF_LARGE = {
-    NEW: ["raw", "noop", "jit", "loop", "chain", "donated"],
+    NEW: ["raw", "noop", "jit", "loop", "chain", "donated", "psum"],
     OLD: ["jit", "loop", "chain"],
     GLOO: ["jit"],
 }
@@ -60,7 +60,8 @@ def modes(contender: str, op: str, nbytes: int) -> list[str]:
     if contender == GLOO and op not in OF_GLOO:
         return []
     found = (OF_LARGE if nbytes >= LARGE else MODES)[contender]
-    return [mode for mode in found if mode not in ("chain", "donated") or op in CHAINED]
+    of_some = {"chain": CHAINED, "donated": CHAINED, "psum": {"allreduce"}}
+    return [mode for mode in found if op in of_some.get(mode, {op})]
 
 
 class Bench:

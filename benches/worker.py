@@ -111,6 +111,17 @@ def prepare_gloo(mode, op, nbytes):
     return lambda iterations: jax.block_until_ready(looped(x, iterations))
 
 
+def psum():
+    """The function that gloo runs, with a mesh of ranks."""
+    spec = PartitionSpec("ranks")
+    return mpi4jax.shard_map(
+        lambda x: lax.psum(x, "ranks"),
+        mesh=mpi4jax.Mesh(axis_names="ranks", comm=comm),
+        in_specs=spec,
+        out_specs=PartitionSpec(),
+    )
+
+
 @cache
 def input_of(op, nbytes):
     shape = (nbytes // 4,)
@@ -188,6 +199,8 @@ def prepare(mode, op, nbytes):
         return repeat(jax.jit(lambda x: x), jnp.zeros(1))
     if mode == "eager":
         return repeat(operation, x)
+    if mode == "psum":
+        return repeat(jax.jit(psum()), x)
     if mode == "donated":
         return handed_on(jax.jit(operation, donate_argnums=0), x)
     if mode == "chain":

@@ -17,8 +17,7 @@ import numpy as np
 import optax
 from mpi4py import MPI
 
-import mpi4jax
-from mpi4jax import notoken as mpi
+import mpi4jax.notoken as mpi4jax
 
 SAMPLES, FEATURES, HIDDEN = 240, 4, 16  # 240: to be shared by 1 to 6 ranks, and more
 
@@ -44,7 +43,7 @@ def mean_loss(parameters, x, y):
     return jnp.mean((hidden @ parameters["out"] - y) ** 2)
 
 
-def train(x, y, steps: int, comm: MPI.Comm):
+def train(x, y, steps: int, comm: MPI.Intracomm):
     """Final parameters and all losses, on every rank of a communicator that shares the data."""
     optimizer = optax.adam(1e-2)
 
@@ -54,7 +53,7 @@ def train(x, y, steps: int, comm: MPI.Comm):
             parameters, state = carry
             local = jax.value_and_grad(mean_loss)(parameters, x, y)
             # The loss and all gradients in one message. All ranks have equally many samples.
-            loss, gradient = mpi.allreduce(local, op=mpi4jax.MEAN, comm=comm)
+            loss, gradient = mpi4jax.allreduce(local, op=mpi4jax.MEAN, comm=comm)
             updates, state = optimizer.update(gradient, state)
             return (optax.apply_updates(parameters, updates), state), loss
 
@@ -66,7 +65,7 @@ def train(x, y, steps: int, comm: MPI.Comm):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--save", type=Path, metavar="PATH", help="losses and parameters, a .npz")
     args = parser.parse_args()

@@ -23,7 +23,7 @@ import numpy as np
 from mpi4py import MPI
 from scipy.spatial import Delaunay
 
-from mpi4jax import ghosts, linalg, notoken as mpi
+import mpi4jax.notoken as mpi4jax
 
 DIFFUSIVITY = 2e-4
 
@@ -48,7 +48,7 @@ class Mesh:
     triangles and the ids of those beside them, as if each had read its part of a file.
     """
 
-    def __init__(self, comm: MPI.Comm, corners: int):
+    def __init__(self, comm: MPI.Intracomm, corners: int):
         rng = np.random.default_rng(4)
         edge = np.linspace(0, 1, max(4, int(corners**0.5)))
         points = np.concatenate(
@@ -62,7 +62,7 @@ class Mesh:
         corners_of = points[whole.simplices[self.ids]]
         beside = whole.neighbors[self.ids]  # the triangle opposite to each corner, -1 for none
         needed = np.setdiff1d(beside[beside >= 0], self.ids)
-        self.plan = ghosts.Plan(self.ids, needed, comm=comm)
+        self.plan = mpi4jax.ghosts.Plan(self.ids, needed, comm=comm)
         local = {id_: place for place, id_ in enumerate(np.concatenate([self.ids, needed]))}
         self.beside = np.array([[local.get(b, 0) for b in row] for row in beside]).reshape(-1, 3)
 
@@ -85,13 +85,13 @@ class Mesh:
     def stream(places):
         return np.prod(np.sin(np.pi * places), axis=-1) ** 2
 
-    def step_length(self, comm: MPI.Comm) -> float:
+    def step_length(self, comm: MPI.Intracomm) -> float:
         """The longest step in which no triangle gives away more than it has, but for a tenth."""
         outflow = np.maximum(self.flow, 0).sum(axis=1) / self.area
         return float(0.9 / comm.allreduce(outflow.max(initial=1e-9), MPI.MAX))
 
 
-def make_model(mesh: Mesh, step: float, steps: int, comm: MPI.Comm):
+def make_model(mesh: Mesh, step: float, steps: int, comm: MPI.Intracomm):
     """The tracer after so many steps, a function of the tracer at the beginning."""
     flow, conductance, area = (
         jnp.asarray(a, jnp.float32) for a in (mesh.flow, mesh.conductance, mesh.area)
@@ -108,7 +108,7 @@ def make_model(mesh: Mesh, step: float, steps: int, comm: MPI.Comm):
     def one_step(tracer, _):
         upwind = jnp.where(flow > 0, tracer[:, None], across(tracer))
         tracer = tracer - step / area * jnp.sum(flow * upwind, axis=1)
-        tracer, _ = linalg.cg(implicit, area * tracer, tracer, tol=1e-6, comm=comm)
+        tracer, _ = mpi4jax.linalg.cg(implicit, area * tracer, tracer, tol=1e-6, comm=comm)
         return tracer, None
 
     return lambda tracer: jax.lax.scan(jax.checkpoint(one_step), tracer, None, length=steps)[0]
@@ -131,7 +131,7 @@ def draw(path: Path, corners, fields):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--corners", type=int, default=4000, metavar="N")
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--save", type=Path, metavar="PATH", help="fields and gradient, a .npz")
@@ -148,14 +148,14 @@ def main():
 
     def goal(tracer):
         last = model(tracer)
-        return mpi.allreduce(jnp.sum(disc * area * last), comm=comm), last
+        return mpi4jax.allreduce(jnp.sum(disc * area * last), comm=comm), last
 
     (value, last), gradient = jax.jit(jax.value_and_grad(goal, has_aux=True))(first)
     sums = jnp.stack([jnp.sum(area * first), jnp.sum(area * last), jnp.sum(gradient * first)])
-    mass, final_mass, product = (float(v) for v in mpi.allreduce(sums, comm=comm))
+    mass, final_mass, product = (float(v) for v in mpi4jax.allreduce(sums, comm=comm))
 
     gathered = comm.gather([mesh.ids, mesh.corners, *map(np.asarray, (first, last, gradient))])
-    if comm.rank != 0:
+    if gathered is None:  # not on rank 0
         return
     ids, *rest = (np.concatenate(parts) for parts in zip(*gathered, strict=True))
     corners, first, last, gradient = (part[np.argsort(ids)] for part in rest)

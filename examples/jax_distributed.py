@@ -17,8 +17,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 from mpi4py import MPI
 
-import mpi4jax
-from mpi4jax import notoken
+import mpi4jax.notoken as mpi4jax
 
 comm = MPI.COMM_WORLD
 
@@ -50,7 +49,7 @@ by_gloo = jax.jit(jax.shard_map(sum_of_parts, mesh=mesh, in_specs=parted, out_sp
 
 @jax.jit
 def by_mpi(x):
-    return notoken.allreduce(x, op=MPI.SUM, comm=comm)
+    return mpi4jax.allreduce(x, op=MPI.SUM, comm=comm)
 
 
 # Each process brings its part of a global array. The result is the same everywhere.

@@ -14,13 +14,14 @@ every few are kept (`jax.checkpoint`), the others are computed again.
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from mpi4py import MPI
 
-from mpi4jax import Layout, fft, notoken as mpi
+import mpi4jax.notoken as mpi4jax
 
 
 class Box:
@@ -29,12 +30,12 @@ class Box:
     Fields are this rank's block, behind an axis for the three components of a vector.
     """
 
-    def __init__(self, comm: MPI.Comm, points: int, slabs: bool):
+    def __init__(self, comm: MPI.Intracomm, points: int, slabs: bool):
         self.comm, self.points = comm, points
         cuts = (comm.size,) if slabs else MPI.Compute_dims(comm.size, 2)
-        self.layout = Layout((points,) * 3, dict(enumerate(cuts)))
-        options = {"real": True, "comm": comm}
-        self.k = fft.frequencies(self.layout, d=1 / points, **options)
+        self.layout = mpi4jax.Layout((points,) * 3, dict(enumerate(cuts)))
+        options: dict[str, Any] = {"real": True, "comm": comm}
+        self.k = mpi4jax.fft.frequencies(self.layout, d=1 / points, **options)
         self.square = sum(k**2 for k in self.k)
         # Products of two waves that the grid cannot tell from others are left out.
         self.keep = jnp.prod(jnp.stack([jnp.abs(k) < points / 3 for k in self._full()]), axis=0)
@@ -43,10 +44,10 @@ class Box:
         return jnp.broadcast_arrays(*self.k)
 
     def spectrum(self, x):
-        return fft.rfftn(x, self.layout, comm=self.comm)
+        return mpi4jax.fft.rfftn(x, self.layout, comm=self.comm)
 
     def field(self, y):
-        return fft.irfftn(y, self.layout, comm=self.comm)
+        return mpi4jax.fft.irfftn(y, self.layout, comm=self.comm)
 
     def places(self):
         """Coordinates of this rank's points."""
@@ -57,6 +58,16 @@ class Box:
         x, y, z = self.places()
         u, v = np.sin(x) * np.cos(y) * np.cos(z), -np.cos(x) * np.sin(y) * np.cos(z)
         return jnp.asarray(np.stack([u, v, 0 * u]), jnp.result_type(float))
+
+    def gathered(self, x):
+        """The field of the whole box, on rank 0."""
+        blocks = self.comm.gather((self.layout.block(self.comm.rank), np.asarray(x)))
+        if blocks is None:  # not on rank 0
+            return None
+        whole = np.zeros((3, *self.layout.shape), x.dtype)
+        for block, part in blocks:
+            whole[(slice(None), *block)] = part
+        return whole
 
     def curl(self, y):
         return 1j * jnp.stack(
@@ -71,7 +82,7 @@ class Box:
 
     def mean(self, x):
         """The mean over all points of the box of a sum over components."""
-        return mpi.allreduce(jnp.sum(x), comm=self.comm) / self.points**3
+        return mpi4jax.allreduce(jnp.sum(x), comm=self.comm) / self.points**3
 
 
 def make_model(box: Box, viscosity: float, step: float, steps: int, group: int):
@@ -96,8 +107,22 @@ def make_model(box: Box, viscosity: float, step: float, steps: int, group: int):
     return lambda velocity: jax.lax.scan(some_steps, velocity, None, length=steps // group)
 
 
+def draw(path: Path, vorticity):
+    """The size of the vorticity in one half of a plane; the other is its mirror image."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    plane = np.linalg.norm(vorticity[..., vorticity.shape[-1] // 8], axis=0)
+    figure, axes = plt.subplots(figsize=(6, 3.2), dpi=80, layout="constrained")
+    axes.imshow(plane.T[: len(plane) // 2], cmap="magma", origin="lower", interpolation="bicubic")
+    axes.set(xticks=[], yticks=[], title="Taylor-Green vortex: vorticity")
+    figure.savefig(path)
+
+
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--points", type=int, default=32, metavar="N", help="along each side")
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--group", type=int, default=5, help="steps for each that is kept")
@@ -105,6 +130,9 @@ def main():
     parser.add_argument("--reynolds", type=float, default=400.0)
     parser.add_argument("--slabs", action="store_true", help="not pencils")
     parser.add_argument("--save", type=Path, metavar="PATH", help="energies and gradient, a .npz")
+    parser.add_argument(
+        "--save-figure", type=Path, metavar="PATH", help="a PNG: vorticity at the end"
+    )
     args = parser.parse_args()
 
     comm = MPI.COMM_WORLD
@@ -122,12 +150,12 @@ def main():
     # What the gradient says of a flow that begins 1 % faster, and what that flow does.
     predicted = 0.01 * box.mean(gradient * first) * box.points**3
     faster, slower = (jax.jit(goal)(scale * first)[0] for scale in (1.005, 0.995))
-    blocks = comm.gather((box.layout.block(comm.rank), np.asarray(gradient)))
-    if comm.rank != 0:
+    whole, vorticity = box.gathered(gradient), None
+    if args.save_figure:
+        last, _ = jax.jit(model)(first)
+        vorticity = box.gathered(box.field(box.curl(box.spectrum(last))))
+    if whole is None:  # not on rank 0
         return
-    whole = np.zeros((3, *box.layout.shape), gradient.dtype)
-    for block, part in blocks:
-        whole[(slice(None), *block)] = part
     print(
         f"{args.points}^3 points on {comm.size} ranks, {args.steps} steps: energy "
         f"{float(energies[0]):.4f} -> {float(energies[-1]):.4f}, enstrophy {float(enstrophy):.4f}; "
@@ -141,6 +169,8 @@ def main():
             predicted=predicted,
             tried=faster - slower,
         )
+    if args.save_figure:
+        draw(args.save_figure, vorticity)
 
 
 if __name__ == "__main__":

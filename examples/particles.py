@@ -20,7 +20,7 @@ import numpy as np
 from jax import lax
 from mpi4py import MPI
 
-from mpi4jax import notoken as mpi
+import mpi4jax.notoken as mpi4jax
 
 STEP, TURN = 0.02, 25  # length of a step; steps until the other wave has its turn
 
@@ -43,7 +43,7 @@ def velocity(place, step):
 class Box:
     """Blocks of a box, and this rank's particles: the first `count` of `capacity` rows."""
 
-    def __init__(self, comm: MPI.Comm, capacity: int):
+    def __init__(self, comm: MPI.Intracomm, capacity: int):
         self.comm, self.capacity = comm, capacity
         self.dims = MPI.Compute_dims(comm.size, 2)
 
@@ -60,7 +60,7 @@ class Box:
         order = jnp.argsort(rank)  # those for rank 0 first; at last the rows without a particle
         sorted_by_rank = jax.tree.map(lambda rows: rows[order], particles)
         send_counts = jnp.bincount(rank, length=self.comm.size)
-        particles, received = mpi.ragged_alltoall(
+        particles, received = mpi4jax.ragged_alltoall(
             sorted_by_rank, send_counts, self.capacity, comm=self.comm
         )
         return particles, received.sum()
@@ -81,7 +81,7 @@ class Box:
         """All particles, on rank 0, in the order of their numbers."""
         root = self.comm.rank == 0
         send_counts = jnp.zeros(self.comm.size, int).at[0].set(count)
-        everything, _ = mpi.ragged_alltoall(
+        everything, _ = mpi4jax.ragged_alltoall(
             particles, send_counts, number if root else 0, comm=self.comm
         )
         order = jnp.argsort(everything["number"])
@@ -113,7 +113,7 @@ def draw(path: Path, box: Box, places, counts):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--particles", type=int, default=20_000, metavar="N")
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument(
@@ -135,7 +135,7 @@ def main():
     particles, first = send_home(mine, len(mine["number"]))
     particles, count, counts = run(particles, first, args.steps)
 
-    counts = mpi.allgather(jnp.concatenate([first[None], counts]), comm=comm).T
+    counts = mpi4jax.allgather(jnp.concatenate([first[None], counts]), comm=comm).T
     final = jax.jit(box.on_root, static_argnums=2)(particles, count, args.particles)
     if comm.rank != 0:
         return

@@ -28,26 +28,26 @@ from jax import lax
 from mpi4py import MPI
 from shallow_water import Fields, Model, Parameters, initial_fields
 
-from mpi4jax import notoken as mpi
+import mpi4jax.notoken as mpi4jax
 
 
 class Inversion:
-    def __init__(self, p: Parameters, comm: MPI.Comm, steps: int, group: int):
+    def __init__(self, p: Parameters, comm: MPI.Intracomm, steps: int, group: int):
         if steps % group:
             raise SystemExit(f"{steps} steps are not a multiple of the {group} steps of a group")
         self.p, self.steps, self.group = p, steps, group
         self.model = Model(p, comm, halo=True)
         self.grid = self.model.grid
-        self.winds = [np.float32(a[self.grid.block]) for a in initial_fields(p)[:2]]
+        self.winds = [np.asarray(a[self.grid.block], np.float32) for a in initial_fields(p)[:2]]
         self.truth = self.block(initial_fields(p)[2])
         self.first_guess = self.block(initial_fields(replace(p, bump=0.0))[2])
         self.run = jax.jit(self._run)
         self.observed = self.run(self.truth)
         self.misfit_and_gradient = jax.jit(jax.value_and_grad(self._misfit))
-        self.gather = jax.jit(lambda block: mpi.gather_blocks(block, self.grid.cart))
+        self.gather = jax.jit(lambda block: mpi4jax.gather_blocks(block, self.grid.cart))
 
     def block(self, whole: np.ndarray) -> np.ndarray:
-        return np.float32(whole[self.grid.block])
+        return np.asarray(whole[self.grid.block], np.float32)
 
     def _run(self, height: jax.Array) -> Fields:
         """The inner cells at the end, from the height at the beginning."""
@@ -63,16 +63,17 @@ class Inversion:
     def _misfit(self, height: jax.Array) -> jax.Array:
         u, v, h = (a - b for a, b in zip(self._run(height), self.observed, strict=True))
         energy = h**2 + self.p.depth / self.p.gravity * (u**2 + v**2)
-        return mpi.allreduce(0.5 * jnp.sum(energy), op=MPI.SUM, comm=self.grid.comm)
+        return mpi4jax.allreduce(0.5 * jnp.sum(energy), op=MPI.SUM, comm=self.grid.comm)
 
     def descend(self, iterations: int, rate: float = 1.0):
         """The recovered height of this rank's block, all misfits, and the first gradient."""
-        height, losses, first = self.first_guess, [], None
+        height, first = self.first_guess, jnp.zeros_like(self.first_guess)
+        losses: list[float] = []
         for _ in range(iterations):
             loss, gradient = self.misfit_and_gradient(height)
             height = height - rate * gradient
+            first = first if losses else gradient
             losses.append(float(loss))
-            first = gradient if first is None else first
         losses.append(float(self.misfit_and_gradient(height)[0]))
         return height, np.array(losses), first
 
@@ -93,11 +94,13 @@ def draw(path: Path, p: Parameters, losses, truth, recovered):
         (axes[1, 0], f"after {len(losses) - 1} iterations", recovered),
     ]
     for where, title, field in pictures:
-        image = where.imshow(
+        where.imshow(
             field, cmap="RdBu_r", vmin=-limit, vmax=limit, extent=kilometres, origin="lower"
         )
         where.set(title=title, xlabel="x (km)", ylabel="y (km)")
-    figure.colorbar(image, ax=axes, label="height above the first guess (m)", shrink=0.7)
+    figure.colorbar(
+        axes[0, 0].images[0], ax=axes, label="height above the first guess (m)", shrink=0.7
+    )
     axes[1, 1].semilogy(losses / losses[0], marker="o", markersize=3)
     axes[1, 1].set(title="misfit of the final state", xlabel="iteration", ylabel="J / J at first")
     axes[1, 1].grid(alpha=0.3)
@@ -106,7 +109,7 @@ def draw(path: Path, p: Parameters, losses, truth, recovered):
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--size", type=int, nargs=2, metavar=("NX", "NY"), default=[120, 60])
     parser.add_argument("--steps", type=int, default=200, help="of the model")
     parser.add_argument("--group", type=int, default=10, help="steps between checkpoints")

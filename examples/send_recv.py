@@ -15,9 +15,9 @@ import jax
 import jax.numpy as jnp
 from mpi4py import MPI
 
-from mpi4jax import notoken
+import mpi4jax.notoken as mpi4jax
 
-parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
 parser.add_argument("--reverse", action="store_true", help="rank 1 sends first")
 args = parser.parse_args()
 
@@ -29,14 +29,14 @@ other = 1 - comm.rank
 
 @jax.jit
 def send_then_receive(x):
-    notoken.send(x, dest=other, comm=comm)
-    return notoken.recv(x, source=other, comm=comm)
+    mpi4jax.send(x, dest=other, comm=comm)
+    return mpi4jax.recv(x, source=other, comm=comm)
 
 
 @jax.jit
 def receive_then_send(x):
-    received = notoken.recv(x, source=other, comm=comm)
-    notoken.send(x, dest=other, comm=comm)
+    received = mpi4jax.recv(x, source=other, comm=comm)
+    mpi4jax.send(x, dest=other, comm=comm)
     return received
 
 

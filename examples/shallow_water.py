@@ -29,7 +29,7 @@ import time
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -37,7 +37,7 @@ import numpy as np
 from jax import lax
 from mpi4py import MPI
 
-from mpi4jax import notoken as mpi
+import mpi4jax.notoken as mpi4jax
 
 HOUR, DAY = 3600.0, 86400.0
 
@@ -113,7 +113,7 @@ def tendencies(p: Parameters, f: np.ndarray, fields: Fields) -> Fields:
     flux_y = 0.5 * (depth[south] + depth[north]) * v[south]
     vorticity = relative_vorticity(p, fields)
     pair = depth[south] + depth[north]
-    q = (f + vorticity) / (0.25 * (pair[west] + pair[east]))
+    q = (vorticity + f) / (0.25 * (pair[west] + pair[east]))
     u2, v2 = (u * u)[north], (v * v)[:, 1:]
     bernoulli = p.gravity * h[1:, 1:] + 0.25 * (u2[west] + u2[east] + v2[south] + v2[north])
     coriolis_u = q * (flux_y[west] + flux_y[east])
@@ -169,7 +169,7 @@ def initial_fields(p: Parameters) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 class Grid:
     """Which block of the whole grid this rank holds, and which ranks hold those beside it."""
 
-    comm: MPI.Comm
+    comm: MPI.Intracomm
     p: Parameters
 
     @cached_property
@@ -204,7 +204,8 @@ class Grid:
 
     def neighbours(self, axis: int) -> tuple[int | None, int | None]:
         """The ranks to the south and north (axis 0) or west and east (axis 1); None is a wall."""
-        return tuple(None if r == MPI.PROC_NULL else r for r in self.cart.Shift(axis, 1))
+        low, high = (None if r == MPI.PROC_NULL else r for r in self.cart.Shift(axis, 1))
+        return low, high
 
 
 def walls(grid: Grid, fields: Fields) -> Fields:
@@ -252,7 +253,7 @@ def swap(grid: Grid, axis: int, low: jax.Array, high: jax.Array):
         return lax.optimization_barrier((high, low))
 
     def sendrecv(edge, source, dest):
-        return mpi.sendrecv(edge, edge, source, dest, comm=grid.comm)
+        return mpi4jax.sendrecv(edge, edge, source, dest, comm=grid.comm)
 
     if axis == 1:  # round the ring: all data moves up, then all moves down
         return sendrecv(high, below, above), sendrecv(low, above, below)
@@ -269,21 +270,21 @@ def swap(grid: Grid, axis: int, low: jax.Array, high: jax.Array):
 
 def exchange_halo(grid: Grid, fields: Fields) -> Fields:
     """The same by one halo exchange."""
-    return mpi.halo_exchange(fields, grid.cart)
+    return mpi4jax.halo_exchange(fields, grid.cart)
 
 
 # The model ---------------------------------------------------------------------------------------
 
 
 class Model:
-    def __init__(self, p: Parameters, comm: MPI.Comm, halo: bool = False):
+    def __init__(self, p: Parameters, comm: MPI.Intracomm, halo: bool = False):
         self.p = p
         self.exchange = exchange_halo if halo else exchange
         self.comm = comm
         self.grid = Grid(comm, p)
         rows, _ = self.grid.block
         corners = np.arange(rows.start, rows.stop + 1) * p.dy - 0.5 * p.height
-        self.f = np.float32(p.coriolis + p.beta * corners)[:, None]
+        self.f = np.asarray(p.coriolis + p.beta * corners, np.float32)[:, None]
         self.start = jax.jit(self._start)
         self.advance = jax.jit(self._advance)
         self.snapshot = jax.jit(self._snapshot)
@@ -318,11 +319,11 @@ class Model:
         """The sums are over whole arrays, ghost cells and all: XLA computes them in place."""
         new_weight, old_weight = self.weights
         tendency = self.tendency(state.fields, state.spare)
-        fields = (
+        stepped = (
             x + (new_weight * new - old_weight * old)
             for x, new, old in zip(state.fields, tendency, state.tendency, strict=True)
         )
-        fields = self.exchange(self.grid, Fields(*fields))
+        fields = self.exchange(self.grid, Fields(*stepped))
         return State(fields, tendency, spare=state.tendency)
 
     def _advance(self, state: State, steps) -> State:
@@ -333,7 +334,7 @@ class Model:
         """u, v, h and relative vorticity of the whole grid on rank 0, None elsewhere."""
         inner = [a[1:-1, 1:-1] for a in state.fields]
         inner.append(relative_vorticity(self.p, state.fields)[1:, 1:])
-        blocks = mpi.gather(jnp.stack(inner), 0, comm=self.comm)
+        blocks = mpi4jax.gather(jnp.stack(inner), 0, comm=self.comm)
         if self.comm.rank != 0:
             return None
         (rows, columns), (ny, nx) = self.grid.blocks, self.grid.shape
@@ -345,7 +346,7 @@ class Model:
 
 
 def parse(argv=None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--days", type=float, help="simulated time (default: 8)")
     parser.add_argument("--size", type=int, nargs=2, metavar=("NX", "NY"), help="cells, 360 x 180")
     parser.add_argument("--halo", action="store_true", help="exchange with mpi4jax.halo_exchange")
@@ -412,7 +413,7 @@ def simulate(model: Model, days: float, frame_hours: float, keep_frames: bool):
     done, wall = 0, 0.0
     form = "{l_bar}{bar}| {n:.1f}/{total:.1f} days [{elapsed}<{remaining}]"
     with tqdm(total=days, bar_format=form, disable=not root) as bar:
-        look(done)
+        fields = look(done)
         while done < total:
             steps = min(per_frame, total - done)
             begin = time.perf_counter()
@@ -426,26 +427,42 @@ def simulate(model: Model, days: float, frame_hours: float, keep_frames: bool):
 
 
 class Picture:
-    """Relative vorticity, in colours that stay the same for all times."""
+    """Relative vorticity, in colours that stay the same for all times, and who computes what."""
 
-    def __init__(self, p: Parameters):
+    def __init__(self, p: Parameters, blocks: tuple[int, int]):
         import matplotlib
 
         matplotlib.use("Agg")
         import matplotlib.pyplot as plt
 
-        self.figure, axes = plt.subplots(figsize=(9, 4.4), dpi=100, layout="constrained")
+        self.figure, axes = plt.subplots(figsize=(9.6, 4.85), dpi=100, layout="constrained")
         kilometres = [0, p.width / 1e3, -p.height / 2e3, p.height / 2e3]
         limit = 0.7 * p.jet_speed / p.jet_width / p.coriolis
-        how = {"cmap": "RdBu_r", "origin": "lower", "interpolation": "bilinear"}
+        how: dict[str, Any] = {"cmap": "RdBu_r", "origin": "lower", "interpolation": "bilinear"}
         how |= {"vmin": -limit, "vmax": limit, "extent": kilometres}
         self.image = axes.imshow(np.zeros((2, 2)), **how)
-        self.title = axes.set_title("")
-        axes.set(xlabel="x (km)", ylabel="y (km)")
+        self.title = axes.set_title("Shallow-water jet")  # for the layout
+        axes.set(xlabel=f"{kilometres[1]:,.0f} km", xticks=[], yticks=[])
         self.figure.colorbar(self.image, label="relative vorticity / f", aspect=28, pad=0.01)
+        self.show_blocks(axes, kilometres, *blocks)
         self.scale = 1 / p.coriolis
         self.figure.draw_without_rendering()
         self.figure.set_layout_engine("none")  # the same for all frames, and fast
+
+    def show_blocks(self, axes, extent, rows: int, columns: int):
+        """Dashed lines where the blocks of ranks meet, and each rank's number."""
+        west, east, south, north = extent
+        x = np.linspace(west, east, columns + 1)
+        y = np.linspace(south, north, rows + 1)
+        line = {"color": "0.2", "linestyle": "--", "linewidth": 1.2}
+        for edge in x[1:-1]:
+            axes.axvline(edge, **line)
+        for edge in y[1:-1]:
+            axes.axhline(edge, **line)
+        for rank in range(rows * columns):
+            row, column = divmod(rank, columns)
+            place = x[column] + 0.012 * extent[1], y[row + 1] - 0.03 * (extent[3] - extent[2])
+            axes.text(*place, f"rank {rank}", va="top", fontsize=11)
 
     def show(self, seconds: float, vorticity: np.ndarray):
         self.image.set_data(vorticity * self.scale)
@@ -454,10 +471,11 @@ class Picture:
     def animate(self, path: Path, frames) -> Path:
         from matplotlib.animation import FFMpegWriter, PillowWriter
 
-        if path.suffix != ".gif" and shutil.which("ffmpeg") is None:
+        images = path.suffix in (".gif", ".webp")
+        if not images and shutil.which("ffmpeg") is None:
             print(f"no ffmpeg for {path.name}: writing a GIF")
-            path = path.with_suffix(".gif")
-        writer = (PillowWriter if path.suffix == ".gif" else FFMpegWriter)(fps=15)
+            path, images = path.with_suffix(".gif"), True
+        writer = (PillowWriter if images else FFMpegWriter)(fps=15)
         with writer.saving(self.figure, path, dpi=100):
             for seconds, vorticity in frames:
                 self.show(seconds, vorticity)
@@ -486,12 +504,13 @@ def main():
     if args.save_state:
         np.savez(args.save_state, u=u, v=v, h=h, vorticity=vorticity, seconds=seconds)
     if args.save_figure:
-        picture = Picture(model.p)
+        picture = Picture(model.p, model.grid.blocks)
         picture.show(seconds, vorticity)
         picture.figure.savefig(args.save_figure, dpi=150)
         print("wrote", args.save_figure)
     if args.save_animation:
-        print("wrote", Picture(model.p).animate(args.save_animation, frames))
+        picture = Picture(model.p, model.grid.blocks)
+        print("wrote", picture.animate(args.save_animation, frames))
 
 
 if __name__ == "__main__":

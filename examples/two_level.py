@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from mpi4py import MPI
 
-from mpi4jax import linalg, notoken as mpi
+import mpi4jax.notoken as mpi4jax
 
 comm = MPI.COMM_WORLD
 rank, size = comm.rank, comm.size
@@ -26,7 +26,7 @@ DOWN = [(b, a) for a, b in UP]
 
 def laplacian(x):
     """This rank's part of the product with the matrix of -1, 2, -1."""
-    below, above = mpi.permute(x[-1:], UP, comm=comm), mpi.permute(x[:1], DOWN, comm=comm)
+    below, above = mpi4jax.permute(x[-1:], UP, comm=comm), mpi4jax.permute(x[:1], DOWN, comm=comm)
     z = jnp.concatenate([below, x, above])
     return 2 * x - z[:-2] - z[2:]
 
@@ -47,29 +47,29 @@ def two_level(smooth, n, points):
     # The coarse matrix, a column for each point of each rank; rank 0 keeps its inverse.
     def column(k):
         mine = (k // points == rank) * jax.nn.one_hot(k % points, points)
-        return mpi.gather(restrict(laplacian(prolong(mine))), comm=comm)
+        return mpi4jax.gather(restrict(laplacian(prolong(mine))), comm=comm)
 
     columns = jax.lax.map(column, jnp.arange(points * size))
     inverse = jnp.linalg.inv(columns.reshape(points * size, -1).T) if rank == 0 else None
 
     def coarse(residual):
         """The only part where ranks do different things: rank 0 solves, the others wait."""
-        parts = mpi.gather(residual, comm=comm)
+        parts = mpi4jax.gather(residual, comm=comm)
         if rank == 0:
             parts = (inverse @ parts.ravel()).reshape(parts.shape)
-        return mpi.scatter(parts, comm=comm)
+        return mpi4jax.scatter(parts, comm=comm)
 
     return lambda r: smooth(r) + prolong(coarse(restrict(r)))
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--blocks", type=int, default=32, help="of 4 rows, of each rank")
     parser.add_argument("--points", type=int, default=16, help="coarse ones of each rank")
     options = parser.parse_args()
     n = 4 * options.blocks
     block = np.float32(2 * np.eye(4) - np.eye(4, k=1) - np.eye(4, k=-1))
-    jacobi = linalg.block_jacobi(np.stack([block] * options.blocks))
+    jacobi = mpi4jax.linalg.block_jacobi(np.stack([block] * options.blocks))
     f = jnp.sin(jnp.arange(n) + n * rank)
     methods = {
         "none": None,
@@ -77,7 +77,9 @@ def main():
         "two levels": two_level(jacobi, n, options.points),
     }
     for name, M in methods.items():
-        solve = jax.jit(lambda f, M=M: linalg.cg(laplacian, f, M=M, maxiter=1000, comm=comm))
+        solve = jax.jit(
+            lambda f, M=M: mpi4jax.linalg.cg(laplacian, f, M=M, maxiter=1000, comm=comm)
+        )
         _, info = solve(f)
         if rank == 0:
             print(f"{name}: {info.iterations} iterations, converged: {info.converged}")

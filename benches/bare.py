@@ -1,0 +1,100 @@
+"""Where the time of an allreduce of 4 bytes in a compiled loop goes: MPI, XLA, this package.
+
+    python tools/mpirun.py -n 2 benches/bare.py
+
+- *MPI*: the loop of raw.c.
+- *handler*: a compiled loop of a handler that only calls MPI (bare.cc); what it adds is XLA's.
+- *nothing*: the same of a handler that returns at once.
+- *mpi4jax*: the compiled loop of `mpi4jax.allreduce`.
+
+They take turns. Each line: nanoseconds on the slowest rank, the median over all rounds, and
+quartiles.
+"""
+
+import ctypes
+import statistics
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+import contenders
+import jax
+import jax.numpy as jnp
+from jax import lax
+from mpi4py import MPI
+
+import mpi4jax.notoken as mpi4jax
+
+CALLS, ROUNDS = 20_000, 25
+comm = MPI.COMM_WORLD
+X = jnp.ones(1)
+
+
+def library(folder):
+    """bare.cc as a shared library, made by the first rank."""
+    path = Path(folder) / "bare.so"
+    if comm.rank == 0:
+        options = [
+            "-x",
+            "c++",
+            "-std=c++17",
+            "-O3",
+            "-shared",
+            "-fPIC",
+            f"-I{jax.ffi.include_dir()}",
+        ]
+        source = Path(__file__).with_suffix(".cc")
+        subprocess.run([contenders.mpicc(), *options, source, "-o", path, "-lstdc++"], check=True)
+    comm.Barrier()
+    return ctypes.CDLL(str(path))
+
+
+def handler(handlers, name):
+    symbol = getattr(handlers, name)
+    jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(symbol), platform="cpu")
+    call = jax.ffi.ffi_call(name, jax.ShapeDtypeStruct(X.shape, X.dtype), has_side_effect=True)
+    return in_loop(call)
+
+
+def in_loop(operation):
+    looped = jax.jit(lambda x, n: lax.fori_loop(0, n, lambda _, y: operation(x), x))
+
+    def run(calls):
+        comm.Barrier()
+        start = time.perf_counter()
+        jax.block_until_ready(looped(X, calls))
+        return time.perf_counter() - start
+
+    return run
+
+
+def raw():
+    run = ctypes.CDLL(str(contenders.raw_library())).run
+    run.restype = ctypes.c_double
+    address = ctypes.c_void_p(MPI._addressof(comm))
+    return lambda calls: run(b"allreduce", address, X.size, ctypes.c_long(calls))
+
+
+def main():
+    folder = comm.bcast(tempfile.mkdtemp() if comm.rank == 0 else None)
+    handlers = library(folder)
+    contestants = {
+        "MPI": raw(),
+        "handler": handler(handlers, "bare_allreduce"),
+        "nothing": handler(handlers, "bare_nothing"),
+        "mpi4jax": in_loop(lambda x: mpi4jax.allreduce(x, op=MPI.SUM)),
+    }
+    found = {name: [] for name in contestants}
+    for _ in range(ROUNDS):
+        for name, run in contestants.items():
+            run(1)
+            seconds = comm.allreduce(run(CALLS), op=MPI.MAX)
+            found[name].append(1e9 * seconds / CALLS)
+    if comm.rank == 0:
+        for name, times in found.items():
+            low, median, high = statistics.quantiles(times, n=4)
+            print(f"{name:8} {median:6.0f} ({low:.0f} to {high:.0f})")
+
+
+main()
