@@ -1,8 +1,9 @@
 """Checks the layout of the built pages in Chromium, if it is installed: a part of `make docs`.
 
 On a phone and on a desktop, no page may be wider than the screen, no table or program wider than
-its column (except for the tables of benchmarks.md, and on a phone those of three columns and more,
-which scroll), and each picture must exist and have a description. Debian's package is `chromium`.
+its column (except for the tables of benchmarks.md, and on a phone programs and those of three
+columns and more, which scroll), and each picture must exist and have a description. Debian's
+package is `chromium`.
 """
 
 import functools
@@ -40,7 +41,8 @@ function look(page, width) {
           say(`table ${name} is ${table.scrollWidth} in ${room.clientWidth}`);
       }
       for (const code of d.querySelectorAll("article pre"))
-        if (code.scrollWidth > code.clientWidth + 1)
+        if (code.scrollWidth > code.clientWidth + 1 &&
+            (width > 640 || getComputedStyle(code).overflowX != "auto"))
           say(`code ${code.innerText.slice(0, 40)} is ${code.scrollWidth} in ${code.clientWidth}`);
       for (const picture of d.querySelectorAll("article img")) {
         if (!picture.alt) say(`${picture.src} has no description`);

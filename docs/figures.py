@@ -1,9 +1,10 @@
 """Draws the figures that need a run or a table.
 
-    python docs/figures.py [timeline] [film] [scaling]
+    python docs/figures.py [timeline] [film] [gallery] [scaling]
 
-timeline.png is of the first program of docs/timeline.md, jet.gif of the shallow-water example, and
-scaling.png of the first table of docs/scaling.md. Pictures that need neither: docs/pictures.py.
+timeline.png is of the first program of docs/timeline.md, jet.webp of the shallow-water example,
+gallery/ of the others, and scaling.png of docs/performance.md's first table of scaling. Pictures
+that need neither: docs/pictures.py.
 """
 
 import re
@@ -12,8 +13,10 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 DOCS = Path(__file__).resolve().parent
+GALLERY = DOCS / "gallery"
 sys.path.insert(0, str(DOCS.parent / "tools"))
 
 BLUE, ORANGE, GREEN = "#0b4f8a", "#e8903a", "#5a8f5a"
@@ -38,14 +41,6 @@ def timeline() -> None:
         shutil.copy(Path(folder) / "timeline.png", DOCS / "timeline.png")
 
 
-def film_colours() -> list[tuple[float, ...]]:
-    """Of the map of colours in the film, and the greys of its text."""
-    from matplotlib import colormaps
-
-    greys = [(i / 7, i / 7, i / 7) for i in range(8)]
-    return [*greys, *(colormaps["RdBu_r"](i / 39) for i in range(40))]
-
-
 def film(begin_day: float = 3.5, end_day: float = 10.0, frame_hours: float = 6.0) -> None:
     """From the day on which the jet begins to meander: before, nothing is to be seen."""
     from PIL import Image, ImageSequence
@@ -55,22 +50,49 @@ def film(begin_day: float = 3.5, end_day: float = 10.0, frame_hours: float = 6.0
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, str(DOCS.parent / "examples" / "shallow_water.py"), "--halo"]
         command += ["--days", str(end_day), "--frame-hours", str(frame_hours)]
-        command += ["--save-animation", "jet.gif"]
+        command += ["--save-animation", "jet.webp"]
         job = captured(2, command, cwd=folder, time_limit=400)
         assert job.returncode == 0, job.stderr
-        with Image.open(Path(folder) / "jet.gif") as whole:
-            frames = [
-                frame.convert("RGB").resize((640, 640 * frame.height // frame.width))
-                for frame in ImageSequence.Iterator(whole)
-            ]
-    palette = Image.new("P", (1, 1))
-    palette.putpalette([round(255 * part) for colour in film_colours() for part in colour[:3]])
+        with Image.open(Path(folder) / "jet.webp") as whole:
+            frames = [frame.convert("RGB") for frame in ImageSequence.Iterator(whole)]
     frames = frames[round(begin_day * 24 / frame_hours) :]
-    frames = [frame.quantize(palette=palette, dither=Image.Dither.NONE) for frame in frames]
     frames[0].save(
-        DOCS / "jet.gif", save_all=True, append_images=frames[1:], duration=130, loop=0,
-        optimize=True,
+        DOCS / "jet.webp", save_all=True, append_images=frames[1:], duration=130, loop=0,
+        quality=60, method=6,
     )  # fmt: skip
+    GALLERY.mkdir(exist_ok=True)
+    small(frames[-1], GALLERY / "shallow_water.webp")
+
+
+def small(picture: Any, path: Path) -> None:
+    """A picture of the gallery, 480 pixels wide."""
+    picture = picture.convert("RGB")
+    picture.resize((480, 480 * picture.height // picture.width)).save(path, quality=80, method=6)
+
+
+# Example: ranks, and arguments beside --save-figure.
+EXAMPLES = {
+    "finite_volumes.py": (2, []),
+    "navier_stokes.py": (2, ["--points", "48", "--steps", "120", "--group", "10"]),
+    "particles.py": (4, []),
+    "recover_initial_height.py": (2, []),
+}
+
+
+def gallery() -> None:
+    from PIL import Image
+
+    from mpirun import captured
+
+    GALLERY.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder:
+        for name, (ranks, arguments) in EXAMPLES.items():
+            command = [sys.executable, str(DOCS.parent / "examples" / name), *arguments]
+            command += ["--save-figure", "picture.png"]
+            job = captured(ranks, command, cwd=folder, time_limit=300)
+            assert job.returncode == 0, job.stderr
+            with Image.open(Path(folder) / "picture.png") as picture:
+                small(picture, GALLERY / name.replace(".py", ".webp"))
 
 
 def scaling() -> None:
@@ -82,7 +104,7 @@ def scaling() -> None:
 
     rows = re.findall(
         r"^\| (\d+ x \d+) \| (\d+) \| [^|]+ \| ([\d.]+) \(([\d.]+) to ([\d.]+)\) \|",
-        (DOCS / "scaling.md").read_text().partition("## Weak")[0],
+        (DOCS / "performance.md").read_text().partition("### Weak")[0],
         re.MULTILINE,
     )
     sizes = list(dict.fromkeys(row[0] for row in rows))
@@ -104,5 +126,5 @@ def scaling() -> None:
 
 
 if __name__ == "__main__":
-    for name in sys.argv[1:] or ("timeline", "film", "scaling"):
-        {"timeline": timeline, "film": film, "scaling": scaling}[name]()
+    for name in sys.argv[1:] or ("timeline", "film", "gallery", "scaling"):
+        globals()[name]()

@@ -132,6 +132,38 @@ def collective(name: str) -> str:
     return canvas.svg()
 
 
+# ---- A mesh in one process, and ranks with a communicator
+
+
+def worlds() -> str:
+    canvas = Canvas(
+        640, 260, "shard_map: one process with a mesh; mpi4jax: a process for each rank"
+    )
+    canvas.text(160, 24, "shard_map: a mesh", 17, weight="bold")
+    canvas.text(480, 24, "mpi4jax: a communicator", 17, weight="bold")
+    canvas.box(20, 40, 280, 150, "#f6f6f6")
+    canvas.text(160, 62, "one process, one program, a global array", 13)
+    for i, left in enumerate((40, 165)):
+        canvas.box(left, 78, 115, 96, COLOURS[i])
+        canvas.text(left + 57.5, 100, f"device {i}", 14)
+        canvas.text(left + 57.5, 126, f"x[{2 * i}:{2 * i + 2}]", 14)
+        canvas.text(left + 57.5, 156, 'psum(x, "i")', 13)
+    for i, left in enumerate((340, 490)):
+        canvas.box(left, 40, 130, 150, "#f6f6f6")
+        canvas.text(left + 65, 62, f"process {i}", 13)
+        canvas.box(left + 8, 78, 114, 96, COLOURS[i])
+        canvas.text(left + 65, 100, f"rank {i}", 14)
+        canvas.text(left + 65, 126, "x: its own array", 13)
+        canvas.text(left + 65, 156, "allreduce(x)", 13)
+    canvas.text(160, 216, "XLA compiles the collective", 13)
+    canvas.text(480, 216, "XLA calls MPI", 13)
+    canvas.arrow((405, 234), (560, 234))
+    canvas.arrow((560, 234), (405, 234))
+    canvas.arrow((97, 234), (222, 234))
+    canvas.arrow((222, 234), (97, 234))
+    return canvas.svg()
+
+
 # ---- Blocks and ghost cells
 
 SIDE, BLOCK, SQUARE = 6, 3, 44
@@ -262,6 +294,7 @@ DRAWN: dict[str, Callable[[], str]] = {
     "architecture.svg": architecture,
     "pictures/blocks.svg": blocks,
     "pictures/pvary.svg": pvary,
+    "pictures/worlds.svg": worlds,
     **{f"pictures/{name}.svg": partial(collective, name) for name in COLLECTIVES},
 }
 

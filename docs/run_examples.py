@@ -12,7 +12,7 @@ Of a ```text block,
                          order of ranks varies;
     <!-- errors -->      it is a part of what the block above prints on standard error, except for
                          times, paths and the rank that reports.
-The pages show the command before both (`with_commands`).
+Both begin with the command, which `python docs/operations.py` writes (`with_commands`).
 """
 
 import argparse
@@ -27,7 +27,7 @@ from pathlib import Path
 
 DOCS = Path(__file__).resolve().parent
 ROOT = DOCS.parent
-FILES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
+FILES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 
 sys.path.insert(0, str(ROOT / "tools"))
 
@@ -36,6 +36,7 @@ BLOCK = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 
+COMMAND = re.compile(r"\A\$ .*\n")
 
 # What differs from run to run in reports. Any of the ranks that wait may report.
 SPEAKER = re.compile(r"^r\d+ \||(?<=last operations of )rank \d+", re.MULTILINE)
@@ -114,7 +115,7 @@ def blocks(file: Path) -> Iterator[Block]:
             line = text.count("\n", 0, match.start("text")) + 1
             last = marked(file, line, mark, match["text"])
         elif mark in ("output", "errors") and last:
-            setattr(last, mark, match["text"])
+            setattr(last, mark, COMMAND.sub("", match["text"]))
     if last:
         yield last
 
@@ -129,7 +130,8 @@ def with_commands(text: str) -> str:
         if match["language"] == "python":
             last = marked(Path(), 0, mark, "")
         elif mark in ("output", "errors"):
-            return f"```text\n$ {last.command}\n{match['text']}```"
+            text = COMMAND.sub("", match["text"])
+            return f"<!-- {mark} -->\n```text\n$ {last.command}\n{text}```"
         return match[0]
 
     return BLOCK.sub(shown, text)
