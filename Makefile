@@ -3,11 +3,11 @@
 PYTHON ?= python3
 BIN := .venv/bin
 # What the native module is made of; Python files need no build.
-SOURCES := $(shell find src -type f) $(wildcard Cargo.* build.rs setup.py pyproject.toml build_support/*)
+SOURCES := $(shell find src ucx-sys -type f) $(wildcard tests/rust/traced.rs Cargo.* build.rs setup.py pyproject.toml build_support/*)
 CARGO := environment="$$($(BIN)/python build_support/toolchain.py environment)" && \
 	eval "$$environment" && cargo
 
-.PHONY: help demo build wheel test test-python test-matrix test-wheels test-aarch64 table test-quick test-rust fuzz lint lint-rust lint-python format bench bench-quick docs clean
+.PHONY: help demo build wheel test test-python test-matrix test-wheels test-aarch64 table test-quick test-rust test-libraries fuzz lint lint-rust lint-python format bench bench-quick docs clean
 
 help: ## what can be made
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -47,29 +47,34 @@ test-quick: .venv/tools ## the Python tests on 2 ranks in .venv
 
 # Slightly optimised: some tests go through every bit pattern. Without what debuggers need, which
 # takes longer to make than the rest. Under mpiexec for its time limit.
-test-rust: export CARGO_PROFILE_DEV_OPT_LEVEL = 1
-test-rust: export CARGO_PROFILE_DEV_DEBUG = 0
-test-rust: RUN = $(CARGO) test --no-default-features --config \
-	"target.'cfg(all())'.runner='$(BIN)/python tools/mpirun.py --time-limit 300 -n $$ranks'"
+test-rust test-libraries: export CARGO_PROFILE_DEV_OPT_LEVEL = 1
+test-rust test-libraries: export CARGO_PROFILE_DEV_DEBUG = 0
+test-rust: RUN = $(CARGO) test --no-default-features --features stand-ins --config \
+	"target.'cfg(all())'.runner='$(CURDIR)/$(BIN)/python $(CURDIR)/tools/mpirun.py --time-limit 300 -n $$ranks'"
 test-rust: .venv/tools
-	ranks=1; $(RUN)
+	ranks=1; $(RUN) --workspace
 	for ranks in 2 3 4; do $(RUN) --quiet --test mpi || exit 1; done
+
+# With the variables that name their files; `make test-matrix` installs them.
+test-libraries: .venv/tools
+	$(CARGO) test --no-default-features --test libraries -- --ignored
 
 # Needs a nightly compiler, and `cargo install cargo-fuzz`.
 fuzz: .venv/tools ## XLA's call frames under libFuzzer and an address sanitizer, for 25 seconds
 	$(CARGO) +nightly fuzz run frame --target-dir target/fuzz -- -max_total_time=25 -max_len=400
 
-lint: lint-rust lint-python ## formatting, clippy, ruff, mypy, stubtest, schemas
+lint: lint-rust lint-python ## formatting, clippy, ruff, mypy, pyright, stubtest, schemas
 
 # With what the release has compiled of other crates.
 lint-rust: .venv/tools
 	cargo fmt --check
-	$(CARGO) clippy --release --all-targets -- -D warnings
+	$(CARGO) clippy --release --all-targets --features stand-ins -- -D warnings
 
 lint-python: .venv/tools
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+	$(BIN)/pyright
 	$(BIN)/stubtest mpi4jax._native
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-issue-forms .github/ISSUE_TEMPLATE/[!c]*.yml

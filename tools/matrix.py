@@ -50,11 +50,17 @@ OF_ANY_RANKS = [
         "vmap_of_an_op_on_a_constant",
     )
 ]
+GRIDS_AS_DEVICES = "tests/ranks/test_shard_map.py::test_ranks_of_a_grid_as_devices"
+OPERATIONS_IN_SHARD_MAP = "tests/ranks/test_shard_map.py::test_operations_inside"
 HERE = {
     2: ["tests/ranks", *(f"--ignore={file}" for file in NOT_ON_TWO)],
-    3: [*files("ops order ad_oracle any_source ragged overlap_messages"), *OF_ANY_RANKS],
-    1: [*files("comms jit tokens"), ANY_ROOT, *GRID_ALONE],
-    4: [*files("halo blocks neighbours comms fft"), ANY_ROOT],
+    3: [
+        *files("ops order ad_oracle any_source ragged overlap_messages"),
+        *OF_ANY_RANKS,
+        OPERATIONS_IN_SHARD_MAP,
+    ],
+    1: [*files("comms jit tokens"), ANY_ROOT, *GRID_ALONE, GRIDS_AS_DEVICES],
+    4: [*files("halo blocks neighbours comms fft"), ANY_ROOT, GRIDS_AS_DEVICES],
 }
 EXAMPLES = "tests/jobs/test_examples.py"
 # Of the whole programs those that take long to compile, which show what shorter ones do not.
@@ -69,7 +75,7 @@ LONG = [
         "shallow_water_with_halo_exchange",
         "shallow_water_writes_pictures",
         "two_level",
-        "checkpoint[hdf5]",
+        "checkpoint",
     )
 ]
 # Beside them: most of their time the jobs that these start wait for something.
@@ -90,7 +96,7 @@ SOLVERS = [
 FAULTS = "tests/jobs/test_faults.py"
 ENDING = ("a rank that raises", "a thread that raises", "a message too long")
 OF_JAX = (
-    [*WAYS, *SOLVERS, *files("order ad_oracle ad_order jit")],
+    [*WAYS, *SOLVERS, *files("order ad_oracle ad_order jit shard_map")],
     ["tests/unit", *(f"{FAULTS}::test_fault[{name}]" for name in ENDING)],
 )
 IN_PIECES = "tests/ranks/test_overlap.py::test_large_messages_in_pieces"
@@ -149,10 +155,17 @@ WHEELS = [
 # Whose wheels are made and read, as they cannot be tried.
 OTHER_SYSTEMS = ["aarch64-apple-darwin"]
 
+# Libraries that users of GPUs have, which show without one that they have the functions we call: by
+# the variables that name their files.
+GPU_LIBRARIES = {
+    "MPI4JAX_LIBNCCL": ("nvidia-nccl-cu12", "nvidia/nccl/lib/libnccl.so.2"),
+    "MPI4JAX_LIBUCP": ("libucx-cu12", "libucx/lib/libucp.so.0"),
+}
+
 # What the wheel is made of.
 SOURCES = [
     *("Cargo.*", "build.rs", "pyproject.toml", "setup.py", "MANIFEST.in", "build_support/**/*.*"),
-    *("src/**/*", "python/**/*.py", "python/**/*.pyi", "tools/make_wheel.py"),
+    *("src/**/*", "ucx-sys/**/*", "python/**/*.py", "python/**/*.pyi", "tools/make_wheel.py"),
     "tools/check_wheel.py",
 ]
 # What users of a wheel need not have.
@@ -228,6 +241,19 @@ def prepared(row: Row, wheel: Path) -> str | None:
     return str(folder / "bin" / "python")
 
 
+def check_gpu_libraries() -> None:
+    """Run `tests/rust/libraries.rs` on NVIDIA's NCCL and on UCX, from PyPI."""
+    folder = CACHE / "libraries"
+    packages = [package for package, _ in GPU_LIBRARIES.values()]
+    if not folder.exists():
+        print(f"installing {', '.join(packages)}", flush=True)
+        shutil.rmtree(folder.parent / "libraries.new", ignore_errors=True)
+        call(*PIP, "install", "--no-deps", "--target", folder.parent / "libraries.new", *packages)
+        (folder.parent / "libraries.new").rename(folder)
+    files = {name: str(folder / file) for name, (_, file) in GPU_LIBRARIES.items()}
+    call("make", "test-libraries", **files)
+
+
 def main() -> int:
     end_jobs_at_sigterm()
     kind, _, text = sys.argv[1].partition("=") if len(sys.argv) > 1 else ("", "", "")
@@ -282,6 +308,8 @@ def main() -> int:
             for run in [*runs, *environments.result()]:
                 results.add(run.result())
             if kind == "matrix" and not text:
+                check_gpu_libraries()
+                results.passed.append(("libraries", "NCCL and UCX"))
                 check_other_systems()
         except BaseException:
             STOPPED.set()

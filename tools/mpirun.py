@@ -16,6 +16,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -88,18 +89,20 @@ def _job(mpiexec: int) -> set[int]:
     return job - {mpiexec}
 
 
-def _wait(process: subprocess.Popen[bytes], time_limit: float | None) -> int | None:
+def _wait(
+    process: subprocess.Popen[bytes], time_limit: float | None, is_mpiexec: bool
+) -> int | None:
     """The exit status, or None if there is none in time.
 
     Open MPI 5's mpiexec sometimes blocks itself for ever after a job that failed: it is given up
-    when it has been without a process of the job for ALONE_LIMIT.
+    when it has been without a process of the job for ALONE_LIMIT. Another program may start none.
     """
     start = time.monotonic()
     not_alone = start
     while not STOPPED.is_set() and (time_limit is None or time.monotonic() < start + time_limit):
         with contextlib.suppress(subprocess.TimeoutExpired):
             return process.wait(1)
-        if _job(process.pid) or not Path("/proc").is_dir():
+        if not is_mpiexec or _job(process.pid) or not Path("/proc").is_dir():
             not_alone = time.monotonic()
         elif time.monotonic() > not_alone + ALONE_LIMIT:
             print("mpiexec does not end although its job has", file=sys.stderr)
@@ -136,6 +139,21 @@ def _prefix(python: str) -> dict[str, str]:
     return {"OPAL_PREFIX": str(folder.parent)} if (folder / "orterun_wrapper").exists() else {}
 
 
+@contextlib.contextmanager
+def _segments() -> Iterator[dict[str, str]]:
+    """A folder of the job's own for Open MPI's shared memory.
+
+    A rank that is killed leaves its segment, whose name has 16 random bits: a later job that draws
+    them, too, ends with SIGSEGV or hangs (https://github.com/open-mpi/ompi/issues/7308).
+    """
+    if not os.access("/dev/shm", os.W_OK):
+        yield {}
+        return
+    with tempfile.TemporaryDirectory(dir="/dev/shm", ignore_cleanup_errors=True) as folder:
+        # By the name of 4.1, which 5 takes as well.
+        yield {"OMPI_MCA_btl_vader_backing_directory": folder}
+
+
 def mpirun(
     ranks: int,
     command: list[str],
@@ -149,21 +167,27 @@ def mpirun(
 
     On 0 ranks it is run as it is, without mpiexec.
     """
-    process = subprocess.Popen(
-        [*([find_mpiexec(python), "-n", str(ranks)] if ranks else []), *command],
-        env={**ENVIRONMENT, **_prefix(python), **(os.environ if env is None else env)},
-        start_new_session=True,
-        **popen,
-    )
-    try:
-        return _wait(process, time_limit)
-    finally:
-        # Also after Ctrl-C, which a session of its own does not get from the terminal.
-        if process.poll() is None:
-            _kill(process)
-        # A killed mpiexec of Open MPI 5 leaves this folder, and the next one that gets its number
-        # would not start (https://github.com/openpmix/openpmix/issues/4022).
-        shutil.rmtree(Path(tempfile.gettempdir()) / f"ompi.{process.pid}", ignore_errors=True)
+    with _segments() as segments:
+        process = subprocess.Popen(
+            [*([find_mpiexec(python), "-n", str(ranks)] if ranks else []), *command],
+            env={
+                **ENVIRONMENT,
+                **_prefix(python),
+                **(os.environ if env is None else env),
+                **segments,
+            },
+            start_new_session=True,
+            **popen,
+        )
+        try:
+            return _wait(process, time_limit, is_mpiexec=ranks > 0)
+        finally:
+            # Also after Ctrl-C, which a session of its own does not get from the terminal.
+            if process.poll() is None:
+                _kill(process)
+            # A killed mpiexec of Open MPI 5 leaves this folder, and the next one that gets its
+            # number would not start (https://github.com/openpmix/openpmix/issues/4022).
+            shutil.rmtree(Path(tempfile.gettempdir()) / f"ompi.{process.pid}", ignore_errors=True)
 
 
 def captured(

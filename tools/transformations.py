@@ -27,11 +27,12 @@ Each pair of operation and transformation ran in {ways} of the two APIs (with to
 alternating with the number of ranks.
 
 `-`: not applicable, because `linear_transpose` and `custom_linear_solve` are for linear
-functions. JAX differentiates no `while_loop` in reverse mode, and no `custom_vjp` in forward mode.
+functions, and PROD, MAX and MIN are not linear. Under `while_loop` only forward mode is tested, and
+under `custom_vjp` only reverse mode: JAX has no other there.
 
 {table}
 
-[Derivatives](autodiff.md) has the derivative of each operation, [sharp bits](sharp-bits.md) the
+[Derivatives](autodiff.md) has the derivative of each operation, [corner cases](corner-cases.md) the
 rules for `vmap` and for exporting.
 """
 
