@@ -51,6 +51,13 @@ def test_ring_attention(example, run_job, tmp_path):
     assert "3 parts; gradients differ by" in alone.stdout, alone.stderr
 
 
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_pipeline(example, ranks):
+    printed = example(ranks, "pipeline.py").splitlines()
+    words = "the loss is right: True, the gradient: True"
+    assert sorted(printed) == [f"rank {r}: {words}" for r in range(ranks)]
+
+
 def test_jax_distributed(example):
     words = "psum by gloo [3. 3. 3.], allreduce of it by MPI [6. 6. 6.], 2 devices in all"
     assert words in example(2, "jax_distributed.py")
