@@ -125,8 +125,7 @@ def write_csv(rows: list[list], path: Path) -> None:
 MODEL_RATIOS = [(NEW, OLD), (HALO, OLD)]
 
 MODEL_NOTES = """\
-*0.9.1* runs the same program. Computation and memory bandwidth limit it, and it communicates once
-per step: no package can make it much faster.
+Computation and memory bandwidth limit it: no package can make it much faster.
 """
 
 
@@ -158,23 +157,20 @@ HOW = """\
 Contenders alternate in one run. A time is the median of its rounds on the slowest rank, a ratio the
 median of the ratios within the rounds, with quartiles. There are {rounds} rounds of about
 {milliseconds:g} ms (a third as many from 4 MiB on){more}. `~` marks a median that is not known to
-5 % (its 95 % interval is wider). Figures of different runs are not comparable. Page faults are
-those of one operation, on the rank with most; from 1 MiB on, each contender runs until they are
-steady.
+5 % (95 % interval). Figures of different runs are not comparable. Page faults are those of one
+operation, on the rank with most.
 
-- *raw loop*: the MPI function in a loop in C, on its own pages. *mpi4py*: on NumPy arrays, from
-  Python.
+- *raw loop*: the MPI function in a loop in C. *mpi4py*: on NumPy arrays, from Python.
 - *in a loop*: a jitted `fori_loop` on the same input; *in a chain*: each result is the next input.
 - *jitted*, *eager*: calls from Python, each waited for. *donated*: each overwrites the result of
   the one before.
 - *psum*: `psum` in `mpi4jax.shard_map`, the function that gloo runs.
 - *0.9.1*: mpi4jax 0.9.1 with the same JAX, MPI and mpi4py.
-- *gloo*: JAX's own collectives between processes (`psum` and the like under `shard_map`, with
-  `jax_cpu_collectives_implementation="gloo"`).
+- *gloo*: JAX's own collectives between processes (`psum` and the like under `shard_map`).
 - *no-op*: a jitted function that does nothing.
 
-Operands that an operation returns unchanged (`bcast` on the root, `gather` and `reduce` elsewhere)
-are not returned here: a jitted function would copy them.
+Operands that an operation returns unchanged are not returned here: a jitted function would copy
+them.
 """
 
 
