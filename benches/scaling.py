@@ -1,4 +1,4 @@
-"""Strong and weak scaling of the shallow-water model: the tables of docs/performance.md.
+"""Strong and weak scaling of the shallow-water model: the table of docs/performance.md.
 
     mpiexec -n 2 python benches/scaling.py --size 3600 1800
 

@@ -1,13 +1,11 @@
-"""Draws the figures that need a run or a table.
+"""Draws the figures that need a run.
 
-    python docs/figures.py [timeline] [film] [gallery] [scaling]
+    python docs/figures.py [timeline] [film] [gallery]
 
 timeline.png is of the first program of docs/timeline.md, jet.webp of the shallow-water example,
-gallery/ of the others, and scaling.png of docs/performance.md's first table of scaling. Pictures
-that need neither: docs/pictures.py.
+gallery/ of the others. Pictures that need no run: docs/pictures.py.
 """
 
-import re
 import shutil
 import subprocess
 import sys
@@ -18,8 +16,6 @@ from typing import Any
 DOCS = Path(__file__).resolve().parent
 GALLERY = DOCS / "gallery"
 sys.path.insert(0, str(DOCS.parent / "tools"))
-
-BLUE, ORANGE, GREEN = "#0b4f8a", "#e8903a", "#5a8f5a"
 
 
 def timeline() -> None:
@@ -95,36 +91,6 @@ def gallery() -> None:
                 small(picture, GALLERY / name.replace(".py", ".webp"))
 
 
-def scaling() -> None:
-    """The speed-up by the number of ranks, for each size of the model."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    rows = re.findall(
-        r"^\| (\d+ x \d+) \| (\d+) \| [^|]+ \| ([\d.]+) \(([\d.]+) to ([\d.]+)\) \|",
-        (DOCS / "performance.md").read_text().partition("### Weak")[0],
-        re.MULTILINE,
-    )
-    sizes = list(dict.fromkeys(row[0] for row in rows))
-    ranks = sorted({int(row[1]) for row in rows})
-    figure, axes = plt.subplots(figsize=(6, 3.4), layout="constrained")
-    axes.plot(ranks, ranks, "--", color="grey", label="linear")
-    styles = zip(sizes, (BLUE, ORANGE, GREEN), "os^", strict=True)
-    for size, colour, marker in styles:
-        points = [(int(n), *map(float, v)) for name, n, *v in rows if name == size]
-        n, middle, low, high = zip(*points, strict=True)
-        axes.plot(n, middle, marker=marker, color=colour, label=f"{size} cells")
-        axes.vlines(n, low, high, color=colour)
-    axes.set(xlabel="ranks, one core each", ylabel="speed-up", title="Strong scaling")
-    axes.set_xticks(ranks)
-    axes.set_ylim(0, None)
-    axes.grid(alpha=0.3)
-    axes.legend(frameon=False)
-    figure.savefig(DOCS / "scaling.png", dpi=110)
-
-
 if __name__ == "__main__":
-    for name in sys.argv[1:] or ("timeline", "film", "gallery", "scaling"):
+    for name in sys.argv[1:] or ("timeline", "film", "gallery"):
         globals()[name]()
