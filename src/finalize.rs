@@ -38,7 +38,7 @@ pub fn is_ending() -> bool {
 }
 
 impl AtFinalize {
-    /// Lets MPI tell us. Without MPI it never does.
+    /// Registers for a call by MPI, which never comes if MPI is not running.
     fn be_told(&mut self) -> Result<(), Cause> {
         if self.is_told || !is_running() {
             return Ok(());

@@ -1,7 +1,7 @@
 //! Lines for the user, on standard error.
 //!
-//! Test runners, notebooks and loggers redirect it to files that nobody reads once the job is ended. So lines go also to what it
-//! was when the package was imported.
+//! Test runners, notebooks and loggers redirect it to files that nobody reads once the job is ended. Messages therefore also go to
+//! what it was when the package was imported.
 
 use std::fs::File;
 use std::io::Write;

@@ -41,7 +41,7 @@ class _Array(NamedTuple):
         dtype: of what is stored.
         layout: as in the arguments.
         whole: shape of the global array. Along an axis that joins ranks it is this rank's length
-            until all have told theirs.
+            until all have exchanged theirs.
         window: this rank's block in it.
         inner: the block in what the rank has.
     """

@@ -108,8 +108,8 @@ class Block:
         """Indices in the global array of the cells of the block, with its ghost cells.
 
         Returns:
-            For each axis an int32 array that broadcasts to ``padded_shape``. Beyond an edge that is
-            periodic they begin anew, beyond another one they go on: -1 is below the first cell.
+            For each axis an int32 array that broadcasts to ``padded_shape``. Beyond a periodic
+            edge they wrap around, beyond another one they continue: -1 is below the first cell.
         """
         out = []
         for axis, (n, (low, high)) in enumerate(zip(self.shape, self._around, strict=True)):

@@ -20,8 +20,8 @@ from ._job.job import rank_names
 
 Dump = dict[str, Any]
 Record = dict[str, Any]
-# A communicator as all its ranks know it: key, how often it was made again under that name, and
-# members' ranks in COMM_WORLD, the first and the last of each run.
+# A communicator, named alike on all its ranks: key, how often it was made again under that name,
+# and members' ranks in COMM_WORLD, the first and the last of each run.
 Group = tuple[str, int, tuple[tuple[int, int], ...]]
 
 # Fields that must be equal on all ranks, if the op has them.

@@ -1,8 +1,8 @@
 //! What MPI calls back while this thread is in a call of ours.
 //!
 //! MPICH frees a communicator when the last request on it ends, within whatever function of MPI's ends it, in any thread.
-//! No function of MPI's may be called there, and the locks of the request may be held. So what was made from the communicator
-//! is dropped when the call has ended.
+//! No function of MPI's may be called there, and the locks of the request may be held. What was made from the communicator is
+//! therefore dropped when the call has ended.
 
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;

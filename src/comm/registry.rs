@@ -44,8 +44,8 @@ impl Registry {
 /// Makes a communicator's key name it. Programs compiled for an earlier one of that name keep the earlier one, which
 /// counts as freed. Local: ranks register when they first use a communicator, and some never do.
 ///
-/// So its id cannot be agreed on. It follows from what all of its ranks know: its name, its members, and how many
-/// others of the same name and members there are.
+/// Its id can therefore not be agreed on. It is computed from what is equal on all of its ranks: its name, its members, and how
+/// many others of the same name and members there are.
 pub fn register(mut comm: Comm) -> Arc<Comm> {
     let _ = finalize::at_finalize(end);
     let mut registry = registry();

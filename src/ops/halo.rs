@@ -1,7 +1,7 @@
 //! Ghost cells of blocks, packed into messages.
 //!
-//! One message goes to each rank that is a neighbour, however many sides it is on. Python says which cells are in it, and in
-//! which order (`_grid/faces.py`): XLA packs the same messages where the processor does not reach the blocks.
+//! One message goes to each rank that is a neighbour, however many sides it is on. `_grid/faces.py` defines which cells are in
+//! it, and in which order: XLA packs the same messages where the processor does not reach the blocks.
 
 use std::collections::BTreeMap;
 use std::ops::Range;

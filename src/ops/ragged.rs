@@ -47,7 +47,7 @@ impl Ragged {
     }
 
     /// What goes to each rank, and comes from each. `counts` are both, or the first of them; then `exchange` gives
-    /// each rank its number, and has theirs. A rank whose counts are wrong tells all others, so that none waits for it.
+    /// each rank its number, and has theirs. A rank whose counts are wrong sends an error to all others, so that none waits for it.
     pub fn agree(
         &self,
         counts: &[i32],

@@ -32,12 +32,12 @@ const TARGETS: &[&str] = &["op", "transport", "comm", "library"];
 
 /// Whether calls are written to standard output, as `MPI4JAX_DEBUG` has it.
 static IS_DEBUG: AtomicBool = AtomicBool::new(false);
-/// Whether `MPI4JAX_LOG` wants calls.
+/// Whether calls are events, as `MPI4JAX_LOG` has it.
 static IS_LOGGED: AtomicBool = AtomicBool::new(false);
 /// One of the two.
 static IS_WANTED: AtomicBool = AtomicBool::new(false);
 
-/// Whether somebody wants the events of calls. That is what they cost a call of which nobody does.
+/// Whether calls are written anywhere. If not, this check is all that they cost.
 #[inline]
 pub fn wants_calls() -> bool {
     IS_WANTED.load(Ordering::Relaxed)

@@ -1,7 +1,7 @@
 //! Records of operations: the flight recorder, timelines, samples and log lines.
 //!
-//! [`recorder`] remembers the last ones, [`timeline`] and [`log`] write them down as they end and start, and [`json`]
-//! says what a record holds. [`events`] writes what `MPI4JAX_LOG` asks for. [`samples`] are for the ranks to compare.
+//! [`recorder`] keeps the last ones, [`timeline`] and [`log`] write them as they end and start, [`json`] is the format of a
+//! record, [`events`] writes what `MPI4JAX_LOG` selects, and ranks compare [`samples`].
 
 pub mod clock;
 pub mod events;

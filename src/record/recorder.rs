@@ -50,14 +50,14 @@ pub struct Record {
     /// Equal to `started` while the operation runs.
     pub ended: u64,
     pub state: RecordState,
-    /// The thread that it runs on, as Python knows it and as the system does.
+    /// The thread that it runs on: Python's number and the system's.
     pub thread: (u64, i32),
 }
 
 /// A record, and how its operation has ended: 0 while that runs; the lowest bit is set if it failed.
 ///
 /// Only a thread that holds the lock, and has found that the last operation has ended, sets that to 0; and only the thread of
-/// the operation sets it to something else. So it belongs to the record while the lock is held.
+/// the operation sets it to something else. While the lock is held, `ended` therefore belongs to the record.
 #[repr(align(128))]
 struct Slot {
     ended: AtomicU64,

@@ -44,7 +44,7 @@ fn default_on(platform: Platform) -> &'static Descriptor {
 /// For `auto`: the best transport for arrays on GPUs that can start on all ranks, and suits all of them. Collective over
 /// `MPI_COMM_WORLD`.
 fn best() -> Result<Option<&'static Descriptor>, Cause> {
-    // All ranks see the same answers, so they ask the same questions.
+    // All ranks get the same results, so they make the same collective calls.
     for &it in Descriptor::ALL.iter().rev() {
         let Some(suits) = it.suits else { continue };
         let is_able = suits()? && (it.probe)(Platform::Cuda).is_ok();

@@ -22,7 +22,7 @@ pub fn start(settings: Settings) {
     host.publish_settings(&settings.shared);
     // SAFETY: registers a function that touches nothing but its statics and files.
     unsafe { libc::atexit(end::at_exit) };
-    // Mostly all ranks of a host have the same reason, and one says it.
+    // Mostly all ranks of a host have the same reason, and one of them prints it.
     if let Some(why) = host.broken()
         && settings.size > 1
         && (settings.is_first_here || why.contains(job::host::ALREADY))
@@ -45,7 +45,7 @@ pub fn start(settings: Settings) {
         }
     }
     let _ = finalize::first_at_finalize(Box::new(finish));
-    // Without it, communicators of the same ranks are not told apart.
+    // Without it, communicators of the same ranks are not distinguished.
     let _ = comm::origin::start();
 }
 
@@ -100,7 +100,7 @@ pub fn choose_default(choice: &str) -> String {
     watchdog().map_or_else(|| choice.into(), |watchdog| default::choose(&watchdog.host, choice))
 }
 
-/// Where the user's program is, as far as Python can tell.
+/// The frame of the user's program in Python's main thread, if it can be read.
 pub fn user_frame() -> Option<String> {
     python::user_frame(python::python().main()).map(|frame| frame.to_string())
 }

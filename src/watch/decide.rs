@@ -1,10 +1,10 @@
-//! What the leader of a host does about ranks that wait. There is no clock, file, MPI or process here: what is known goes in,
-//! and what is to be done comes out.
+//! What the leader of a host does about ranks that wait: a pure function of observations, without clock, files, MPI or
+//! processes, that returns actions.
 //!
-//! A job is ended for a proof that a wait cannot end, or for a time limit of the user's. Anything else is a line. What is not
-//! known proves nothing. Before the job is ended, before a line, and to learn what other hosts wait for, the leader asks all
+//! A job is ended for a proof that a wait cannot end, or for a time limit of the user's. Anything else is a warning. What is not
+//! known proves nothing. Before the job is ended, before a warning, and to learn what other hosts wait for, the leader asks all
 //! ranks what they do, and then decides by the answers. It asks when a wait has become twice as old as when ranks were asked
-//! last, by whichever leader; so one leader, mostly that of the first host, asks and speaks for the whole job.
+//! last, by whichever leader; as a result one leader, mostly that of the first host, asks and reports for the whole job.
 
 use std::collections::{HashMap, HashSet};
 
@@ -18,11 +18,11 @@ const PATIENCE: f64 = 3.0;
 const PROVE_AFTER: f64 = 1.0;
 /// How many bytes a second travel at least: what looks like a hang may be a large message.
 const SLOWEST: f64 = 20e6;
-/// For how long a rank that has finished waits for the others before a line says so.
+/// For how long a rank that has finished waits for the others before there is a warning.
 const END_PATIENCE: f64 = 10.0;
 /// Waits of other ranks are younger than the one for which a leader asked, but by no more than this part of their age.
 const SPREAD: f64 = 0.2;
-/// Where no lines are wanted, hosts ask as if lines came after so many seconds.
+/// The interval at which hosts ask where warnings are switched off.
 const USUAL_REPORT_AFTER: f64 = 30.0;
 /// For how long answers are waited for, and when hosts that have not answered are asked again.
 const ANSWER_TIME: f64 = 5.0;
@@ -30,7 +30,7 @@ const ASK_AGAIN: f64 = 2.0;
 
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// After how many seconds a line says what an operation waits for; infinity: never.
+    /// Seconds until a warning about an operation that waits; infinity: never.
     pub report_after: f64,
     /// The place of this host among the hosts, and how many there are.
     pub host: (usize, usize),
@@ -67,7 +67,7 @@ impl Heard {
     }
 }
 
-/// What the leader knows when it decides.
+/// The input of a decision.
 #[derive(Clone, Debug, Default)]
 pub struct Observation {
     pub world: World,
@@ -93,7 +93,7 @@ pub struct Question {
     was_repeated: bool,
 }
 
-/// What the leader remembers of earlier decisions.
+/// The state that earlier decisions leave for later ones.
 #[derive(Clone, Debug)]
 pub struct Memory {
     pub question: Option<Question>,
@@ -137,7 +137,7 @@ pub enum Action {
     End(Key, Why),
 }
 
-/// What is to be done, and what the next decision has to know of it.
+/// The actions, and the state for the next decision.
 pub fn decide(state: &Observation, memory: &Memory, settings: &Settings, now: f64) -> (Memory, Vec<Action>) {
     let mut next = memory.clone();
     if let Some(question) = &mut next.question
@@ -200,7 +200,7 @@ fn conclude(
     if let Some(rank) = question.report_for {
         return Some(Action::PrintReport(rank));
     }
-    // Of leaders that ask at the same time, the first one speaks.
+    // Of leaders that ask at the same time, only the first one reports.
     if state.heard.before_this >= question.at - 1.0 {
         return None;
     }
@@ -267,7 +267,7 @@ fn patience(volume: f64, why: &Why) -> f64 {
     }
 }
 
-/// How much later than the first host this one asks, so that few ask before they have heard of each other: the second one by
+/// How much later than the first host this one asks, so that few ask at the same time: the second one by
 /// a second, the next two by two, the next four by three, and so on.
 fn delay(settings: &Settings) -> f64 {
     f64::from(usize::BITS - settings.host.0.leading_zeros())

@@ -1,7 +1,7 @@
 //! How a job is ended, or this rank: where an operation hangs, by a signal, with the launcher, by a library.
 //!
-//! Of the signals, `SIGTERM` is the one by which launchers end a job, and `SIGINT` one that Python cannot answer while the rank
-//! waits in an operation. A line says where the rank was.
+//! Launchers end a job with `SIGTERM`; Python cannot handle `SIGINT` while the rank waits in an operation. A message says where
+//! the rank was.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -82,8 +82,8 @@ pub fn python_runs() {
     PYTHON_RUNS.store(true, Ordering::Relaxed);
 }
 
-/// From now on `SIGTERM` ends this rank with a line, if nothing else handles it, and so does `SIGINT`, if Python's handler is
-/// its own: then there is `ask`, which has Python's main thread call [`python_runs`] when it can.
+/// From now on `SIGTERM` ends this rank with a message, if nothing else handles it, and so does `SIGINT`, if its handler is
+/// Python's default one: then `ask` is given, which schedules a call of [`python_runs`] in Python's main thread.
 pub fn take_signals(ask: Option<fn()>) {
     if signal::is_default(libc::SIGTERM) {
         signal::take(libc::SIGTERM);

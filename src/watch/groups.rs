@@ -25,8 +25,8 @@ pub fn ranks_in_words(ranks: &Ranks) -> String {
     text
 }
 
-/// Ranks by what they do, most first. What only some say of peers, and then also of sizes, is left out as long as there are more
-/// groups than this.
+/// Ranks grouped by what they do, the largest group first. As long as there are more than `count` groups, peers are left out, and
+/// then sizes.
 fn at_most(count: usize, ranks: impl IntoIterator<Item = (String, i32)>) -> Vec<Group> {
     let mut groups = grouped(ranks);
     for simpler in [without_peers, without_sizes] {

@@ -1,11 +1,11 @@
 //! The watchdog, which reports operations that hang, and the comparison of what the ranks call.
 //!
-//! The [`watchdog`] is a thread that observes. It finds out what this process [`waits`] for, and where [`python`] is, and tells
-//! the other ranks of the host, as the status of [`this_rank`] (see [`job`]). One of them is the [`leader`], and does what
-//! [`decide`] says: the wait-for [`graph`] of the ranks shows which waits cannot end. A [`report`] puts what all ranks do in a
+//! The [`watchdog`] is a thread. It finds out what this process [`waits`] for, and where [`python`] is, and publishes that to
+//! the other ranks of the host, as the status of [`this_rank`] (see [`job`]). One of them is the [`leader`], and carries out
+//! what [`decide`] returns: the wait-for [`graph`] of the ranks shows which waits cannot end. A [`report`] puts what all ranks do in a
 //! few lines, with [`groups`] of ranks, and each leaves a [`dump`]. What the ranks do is [compared](compare), before or
-//! afterwards. An [`operation`] begins and ends, [`api`] is what else the package calls, with its [`settings`], of which some are [`shared`] by all ranks, and [`end`] ends
-//! the job or this rank.
+//! afterwards. An [`operation`] begins and ends, [`api`] is what else the package calls, with its [`settings`], of which some
+//! are [`shared`] by all ranks, and [`end`] ends the job or this rank.
 
 mod api;
 mod compare;

@@ -1,7 +1,7 @@
-//! Where Python's threads are, and whether one of them could go on with the program while others wait.
+//! Where Python's threads are, and whether one of them could continue the program while others wait.
 //!
-//! A thread of Python's says where they are: it holds Python's lock meanwhile, so that no frame changes under it. If C code keeps
-//! the lock, it cannot, and that is all that is known.
+//! A Python thread reads the frames: it holds Python's lock meanwhile, so that no frame changes. If C code keeps the lock, the
+//! report says only that.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -31,10 +31,10 @@ impl fmt::Display for Frame {
     }
 }
 
-/// What a report says where Python cannot say where it is.
+/// In a report, in the place of Python's frames, if they cannot be read.
 pub const IN_C: &str = "C code keeps Python's lock";
 
-/// What JAX does on the user's behalf, by the file of its that is at work.
+/// What JAX is doing, by the file of JAX's whose code runs.
 pub const ACTIVITIES: [(&str, &str); 3] = [
     ("/jax/_src/compiler.py", "JAX compiles"),
     ("/jax/_src/interpreters/mlir.py", "JAX lowers"),
@@ -53,11 +53,11 @@ pub fn user_frame(frames: &[Frame]) -> Option<&Frame> {
     frames.iter().find(|frame| !foreign.iter().any(|part| frame.file.contains(part))).or(frames.first())
 }
 
-/// For how long an answer is waited for, in steps: a process that is stopped and goes on has waited for one of them.
+/// For how long an answer is waited for, in steps: a pause of the whole process counts as one of them.
 const STEPS: usize = 50;
 const STEP: Duration = Duration::from_millis(10);
 
-/// A thread of Python's, as Python knows it, and its frames, the innermost first.
+/// A thread, by Python's number of it, and its frames, the innermost first.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Thread {
     pub number: u64,
@@ -71,7 +71,7 @@ pub enum Python {
         threads: Vec<Thread>,
         /// A signal may have the main thread call a function of the program's.
         handles_signals: bool,
-        /// The thread that says so, as the system knows it.
+        /// The system's number of the thread that has read them.
         by: i32,
     },
     /// C code keeps Python's lock, or the process has no time.
@@ -172,10 +172,10 @@ fn is_in(frame: &Frame, (file, function): (&str, &str)) -> bool {
     frame.file.ends_with(file) && frame.function == function
 }
 
-/// Watches for threads that could go on with the program.
+/// Detects threads that could continue the program.
 #[derive(Default)]
 pub struct OtherThreads {
-    /// What shows of each of Python's threads that it goes on with nothing, and when that was first seen.
+    /// For each of Python's threads, what stays the same while it only waits, and since when.
     still: HashMap<u64, (Still, f64)>,
 }
 
@@ -189,7 +189,7 @@ enum Still {
 }
 
 impl OtherThreads {
-    /// A thread that could go on with the program, in words, while these threads wait. None: there is none.
+    /// A thread that could continue the program, in words, while these threads wait. None: there is none.
     pub fn find(&mut self, python: &Python, waiting: &[(u64, i32)], now: f64) -> Option<String> {
         let (threads, handles_signals, by) = match python {
             Python::At { threads, handles_signals, by } => (threads, *handles_signals, *by),

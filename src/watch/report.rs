@@ -123,7 +123,7 @@ impl Facts<'_> {
         }
     }
 
-    /// A line about something that takes long: for which ranks it waits. `None`: there is nothing to say.
+    /// The warning about a long wait: for which ranks it waits. `None`: there is no reason to warn.
     pub fn line(&self, key: Key) -> Option<String> {
         let wait = wait_of(self.world, key)?;
         let mut line = format!("r{} | mpi4jax: {} has waited for {:.0} s", key.0, wait.words, wait.seconds);

@@ -17,7 +17,7 @@ pub struct Settings {
     pub directory: PathBuf,
     /// After how many seconds an operation counts as hung; infinity: never.
     pub timeout: f64,
-    /// After how many seconds a line says what an operation waits for; infinity: never.
+    /// Seconds until a warning about an operation that waits; infinity: never.
     pub report_after: f64,
     /// Whether a hung operation ends the job.
     pub abort: bool,

@@ -20,7 +20,7 @@ const LAST: usize = 8;
 /// For how long an operation waits before it is published, in seconds.
 const PUBLISH_AFTER: f64 = 1.0;
 
-/// What the watchdog knows of its own rank: its waits, and the status that it has published last.
+/// The state of this rank: its waits, and the status that was published last.
 #[derive(Default)]
 pub struct ThisRank {
     pub waits: Waits,
@@ -38,7 +38,7 @@ impl ThisRank {
         self.published.as_ref()
     }
 
-    /// Publishes the status of this rank, if it waits or is asked. True if its waits have changed.
+    /// Publishes the status of this rank, if it waits or there is a question. True if its waits have changed.
     pub fn publish(&mut self, host: &HostFolder, question: Option<Question>, now: f64) -> bool {
         let moves = !self.waits.is_empty() && self.traffic.moves(now);
         if self.waits.is_empty() {

@@ -1,5 +1,4 @@
-//! Which threads, of those that are none of Python's, could go on with the program: all but those that are known never to run the
-//! user's code.
+//! Which threads other than Python's could continue the program: all but those that are known never to run the user's code.
 
 use crate::system::os;
 use crate::system::thread::Thread;
@@ -55,7 +54,7 @@ fn stem(file: &str) -> &str {
     }
 }
 
-/// Whether a thread certainly does not go on with the program by itself.
+/// Whether a thread certainly does not continue the program by itself.
 fn is_harmless(thread: &Thread) -> bool {
     let Thread { name, file, .. } = thread;
     if name.starts_with(OURS) || NAMES.contains(&&**name) {
@@ -66,12 +65,12 @@ fn is_harmless(thread: &Thread) -> bool {
     let is_pool =
         POOLS.contains(&stem) || BEGIN.iter().any(|begin| stem.starts_with(begin)) || stem.ends_with(END);
     let is_worker = WORKERS.contains(&stem) || WORKERS_IN.iter().any(|folder| file.contains(folder));
-    // `faulthandler`'s is none that Python knows. Other threads that Python starts take signals.
+    // `faulthandler`'s thread is not registered with Python, and blocks signals; other threads that Python starts do not.
     let is_of_python = stem.starts_with("libpython") || stem.starts_with("python");
     is_pool || (is_worker && thread.sleeps) || (is_of_python && thread.blocks_signals)
 }
 
-/// A thread that could go on with the program, in words, besides these.
+/// A thread that could continue the program, in words, besides these.
 pub fn other(besides: &[i32]) -> Option<String> {
     let Some(threads) = os::threads(besides) else { return Some("threads that cannot be examined".into()) };
     let thread = threads.into_iter().find(|thread| !is_harmless(thread))?;

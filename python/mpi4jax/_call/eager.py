@@ -128,8 +128,8 @@ def run_program(
 
     Threads that call one compiled function with types that are new to it wait in JAX until the
     first of these calls has *ended*. That call may wait for another rank, which waits for one of
-    the other threads, on another communicator. So the first call does nothing (`EagerCall::Compile`
-    in `src/call/envelope.rs`).
+    the other threads, on another communicator. The first call therefore does nothing
+    (`EagerCall::Compile` in `src/call/envelope.rs`).
 
     Args:
         make: makes the function of ``spec`` and ``p``, whose names have one order in all calls.

@@ -2,8 +2,8 @@
 
 A result that overwrites its operand saves an array, and a copy where XLA would copy the one into
 the other's place: a donated argument, what a loop carries from one turn to the next. XLA copies
-the operand first where something else needs it, so a wrong answer here costs time, never a value.
-Hence the pass asks for it only where it sees that nothing else does.
+the operand first where something else needs it, so a mistake here costs time, and is never a wrong
+value. The pass marks an op only if nothing else reads its operand.
 """
 
 from __future__ import annotations

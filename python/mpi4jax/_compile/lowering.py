@@ -262,7 +262,7 @@ def _parts(p: Params, aval: Any) -> Params:
 
 
 def _line(ctx: mlir.LoweringRuleContext, p: Params) -> str | None:
-    """The name of the user's line, by which the native module knows it in this process.
+    """The name of the user's line, which the native module resolves in this process.
 
     Not the line itself: a program whose lines have moved is the same, for JAX's compilation cache.
     """

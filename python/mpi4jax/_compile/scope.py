@@ -1,8 +1,8 @@
 """The scope: hides the effect of ops from JAX's dispatch, so that any jit is fast.
 
-JAX dispatches a compiled function from C++ only if it has no effects. So around each module that
-JAX lowers to run, whichever jit it comes from, stands one *scope*: a primitive that has the whole
-jaxpr inside and no MPI effect outside. Its lowering starts a chain of XLA tokens and lets JAX
+JAX dispatches a compiled function from C++ only if it has no effects. Each module that JAX lowers
+to run, whichever jit it comes from, is therefore wrapped in one *scope*: a primitive that has the
+whole jaxpr inside and no MPI effect outside. Its lowering starts a chain of XLA tokens and lets JAX
 thread it through everything inside. A scope is made after all transformations, at the top of a
 module, where there is nothing on the same level that it could be reordered with.
 """

@@ -1,14 +1,14 @@
 """Derivatives that are the same on every rank.
 
 Whether JAX differentiates an equation depends on whether its operands are perturbed on this
-rank; whether its transpose waits for a message depends on the other ranks. So while a function
+rank; whether its transpose waits for a message depends on the other ranks. While a function
 is differentiated, one token, a float32 scalar that is always perturbed, is threaded through every
 op in program order: through those of the function itself, and through the jaxprs of the jitted
 functions, loops, branches and rematerialised functions that it calls. Then every op has a
 perturbed operand on every rank, no op of a loop is loop-invariant, and no op is without outputs.
 
 Under `vmap` all messages of all ranks carry the batch. But ops that were given their token here
-have the parameter `threaded`: their operands, of which the token is one, tell whether they do.
+have the parameter `threaded`: they are batched only if an operand is, and the token is one.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ def _rule_while(params: dict[str, Any], token: Any, args: Sequence[Any]) -> Thre
         return token, predicate
 
     def keep(predicate: Any, new: Any, old: Any) -> Any:
-        """A vmapped loop goes on until all its predicates are false; those that are, hold."""
+        """A vmapped loop runs until all predicates are false; finished elements stay the same."""
         return jnp.where(predicate.reshape(batch + (1,) * (new.ndim - len(batch))), new, old)
 
     def step(state: Any) -> Any:
@@ -335,7 +335,7 @@ rewrite_equations(_rewrite)
 def _batch_while(original: Callable[..., Any]) -> Callable[..., Any]:
     """JAX's rule, but for loops whose condition communicates.
 
-    There JAX would go on with the elements of the batch whose own condition is false.
+    There JAX would still change the elements of the batch whose own condition is false.
     """
 
     def rule(axis_data: Any, args: Sequence[Any], dims: Sequence[Any], **params: Any) -> Any:

@@ -2,7 +2,7 @@
 
 JAX uses the rule of a function where one of its arguments is perturbed. If the function
 communicates, all ranks have to use it, so an argument is made to depend on the token
-(`tracing.py`). Whether it does is in no equation yet: a trace on trial tells.
+(`tracing.py`). A trial trace shows whether it communicates.
 """
 
 from __future__ import annotations
@@ -208,9 +208,9 @@ primitives.custom_lin_p.def_effectful_abstract_eval(
 def _evaluate_linear(fun: Any, args: Sequence[Any]) -> Any:
     """A linear function of unknown ``args``, in which every op is part of the function.
 
-    What an op gives is linear in the inputs of other ranks also where its operands are constants
-    here; and where they are constants everywhere, it is a constant. The derivative at zero tells
-    the two apart.
+    The result of an op is linear in the inputs of other ranks even if its operands are constants
+    here; if they are constants on all ranks, it is a constant. The derivative at zero
+    distinguishes the two.
     """
 
     def call() -> Any:

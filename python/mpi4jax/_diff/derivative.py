@@ -76,7 +76,7 @@ def jvp(spec: Spec, primals: Any, tangents: Any, **p: Any) -> tuple[list[Any], l
 
 
 def _both_counts(p: Params, counts: Any, received: Any) -> Any:
-    """How many rows go to each rank, and how many come from each: so an op has no need to ask."""
+    """Rows sent to each rank, and received from each: the op need not exchange counts."""
     return jnp.concatenate([counts, received]) if p["env_out"] else counts
 
 

@@ -1,13 +1,13 @@
-"""What a trace that differentiates has to know, so that every op in it has a perturbed operand.
+"""The token of each trace that differentiates, which makes an operand of every op perturbed.
 
 JAX applies the rule of a derivative to an equation only where one of its operands is perturbed.
 For an op that communicates that is wrong: a `recv` into a constant template has no perturbed
-operand, but the `send` on the other rank has one, and its transpose waits for ours. So each trace
-has a *token*, a float32 zero that is always perturbed, which `_diff/ad.py` threads through all that
+operand, but the `send` on the other rank has one, and its transpose waits for ours. Each trace has
+a *token*, a float32 zero that is always perturbed, which `_diff/ad.py` threads through all that
 communicates. It is a *seed*: made of the inputs of the function that is differentiated.
 
-What JAX differentiates as a whole, as a function with a rule of the user's, it differentiates where
-an argument is perturbed: some are made to *depend* on the token.
+A function that JAX differentiates as a whole, by a rule of the user's, is differentiated where an
+argument is perturbed: an argument is made to *depend* on the token.
 """
 
 from __future__ import annotations

@@ -143,7 +143,7 @@ class Rewriter:
         return compat.bind_with(primitive, changed, ins)
 
     def function(self, jaxpr: Any) -> Any:
-        """The same function, of values that no mesh knows of; one object for one object."""
+        """The same function, on values of no mesh; the same object for the same argument."""
         known = self.done.get(id(jaxpr))
         if known is None:
             known = self.done[id(jaxpr)] = (jaxpr, self._function(jaxpr))

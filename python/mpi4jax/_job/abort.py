@@ -85,8 +85,8 @@ def say(words: str) -> None:
 
 
 def _say_exception(where: str, exception: Any) -> None:
-    """In one piece: ranks that fail together do not mix their lines, and no launcher that is told
-    of the end meanwhile loses a part."""
+    """In one write: lines of ranks that fail together do not mix, and a launcher that ends the job
+    meanwhile cuts nothing off."""
     words = f"an uncaught exception {where} ends the job {_OPT_OUT}"
     if exception is not None:
         words += "\n" + "".join(traceback.format_exception(*exception)).rstrip()
@@ -123,7 +123,7 @@ def _on_exception(
 
 def _on_thread_exception(args: threading.ExceptHookArgs) -> None:
     if issubclass(args.exc_type, SystemExit):
-        return  # as Python does, which knows no subclasses here: it ends the thread alone
+        return  # as in Python, even for subclasses: it ends only the thread
     ends_job = args.thread is not None and not args.thread.daemon and not _interactive()
     own = ends_job and _previous_thread_hook is threading.__excepthook__
     if not own:

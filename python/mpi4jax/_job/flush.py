@@ -1,8 +1,8 @@
 """``flush``: wait for all that has been started.
 
-JAX knows nothing of the operations of a program whose effect is hidden, so what its runtime tokens
-would tell is put together here: programs run in the order in which their thread started them, an
-array is ready when its program has ended, and Rust knows what is running.
+JAX's runtime tokens do not cover the operations of a program whose effect is hidden. Three facts
+take their place: programs run in the order in which their thread started them, an array is ready
+when its program has ended, and Rust records which operations are running.
 """
 
 from __future__ import annotations
@@ -90,8 +90,8 @@ def flush() -> None:
     ``MPI_Finalize``. ``jax.effects_barrier()`` does the same.
 
     It waits for what this thread has started, for all arrays of other threads, for threads that
-    have ended, and for each operation that is running. It cannot know of a program of another
-    thread that still waits for its operands and whose results were all dropped.
+    have ended, and for each operation that is running. It misses a program of another thread
+    that still waits for its operands and whose results were all dropped.
 
     Raises:
         RuntimeError: called while a function is traced, whose operations have not started.

@@ -1,8 +1,7 @@
 """Which job a process is of: a name that its ranks share, and no other job has.
 
-Ranks learn it without asking each other, since some may import the package late, or never. Where
-they cannot be certain, they take names of their own: ranks that know nothing of each other are
-better than jobs that take each other's ranks for theirs.
+It is found without messages, since some ranks may import the package late, or never. In doubt, each
+rank takes a name of its own: ranks without a common folder are better than two jobs that share one.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ def compares_before() -> bool:
 
 
 def set_check() -> None:
-    """Whether operations are compared. Before XLA is told of them, which decides what it records.
+    """Set whether operations are compared. Called before they are registered with XLA.
 
     Raises:
         ValueError: the environment variable has a wrong value.

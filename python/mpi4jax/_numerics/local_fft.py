@@ -2,7 +2,7 @@
 
 XLA transforms axes that lie side by side at the end of an array. For any others it would transpose
 the whole array before and after, and it would pack and unpack whole messages, which takes several
-times as long as the transform itself. So on a CPU, tiles that fit into the cache are read from the
+times as long as the transform itself. On a CPU, tiles that fit into the cache are read from the
 message received, transformed, and written to the message that is sent.
 """
 

@@ -171,9 +171,9 @@ _keyval = MPI.Comm.Create_keyval(delete_fn=_forget)
 def _is_live(mpi: MPI.Intracomm) -> bool:
     """Whether a handle, not null, is that of a communicator that exists.
 
-    After ``b = MPI.Intracomm(a); a.Free()`` the handle ``b`` dangles. MPICH says so when it is
-    used; Open MPI crashes, unless it is asked for the communicator that has the index which it
-    finds there.
+    After ``b = MPI.Intracomm(a); a.Free()`` the handle ``b`` dangles. MPICH reports that when it is
+    used. Open MPI crashes, except in a look-up of the communicator by the index that is stored
+    there.
     """
     try:
         return _handleof(MPI.Comm.f2py(mpi.py2f())) == _handleof(mpi) and mpi.Get_size() > 0

@@ -1,6 +1,6 @@
-"""The first operation of this process: a program that has none is not asked whether it has.
+"""The first operation of this process: before it, no function is traced to find operations.
 
-To ask is to trace a function of the user's once more, for nothing.
+Such a trace would call a function of the user's once more, for nothing.
 """
 
 from __future__ import annotations

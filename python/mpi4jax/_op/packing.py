@@ -335,7 +335,7 @@ def bind_trees(spec: Spec, trees: Sequence[Any], p: Params, numbers: Sequence[An
         if asks_envelope and row.returns:
             envelope = out[1]
         elif q.get("env_out"):
-            # What follows need not ask for it.
+            # Later messages need no envelope.
             envelope, p = out[1], {**p, "env_out": False}
             numbers = [jnp.concatenate([numbers[0], envelope]), *numbers[1:]]
         if row.returns:

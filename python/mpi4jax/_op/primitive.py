@@ -183,9 +183,7 @@ OPERANDS: dict[Primitive, Callable[[Params, Sequence[Any]], Sequence[list[Any]]]
 
 
 def bind(spec: Spec, *args: Any, **p: Any) -> list[Any]:
-    """Bind the primitive of an op. JAX goes on with its rules, which `_call/definition.py` lists:
-    to compile it, with `lowering` in `_compile/lowering.py`.
-    """
+    """Bind the primitive of an op, whose rules `_call/definition.py` lists."""
     if p.get("reduction") is MEAN:  # the sum, divided: to JAX nothing else
         y, *rest = bind(spec, *args, **sum_of_mean(spec, p, args[0]))
         return [mean_of_sum(spec, p, y), *rest]
@@ -230,7 +228,7 @@ def of_batch(numbers: Any, axis: int, ask_same: bool) -> Any:
 
     Elements that did not take a branch of a `cond` have none. With ``ask_same``, -1 where they
     differ: they may all have been given the same ones (`vmap` of a `cond` does), which only their
-    values tell, when the op runs.
+    values show, when the op runs.
     """
     greatest = jnp.max(numbers, axis=axis, initial=0)
     if not ask_same:

@@ -38,7 +38,7 @@ class _Half(Lowering):
         self.sends = buffers if plan.call is not None and plan.sends else []
         self.receives = self.out if plan.receives else []
         self.keeps = [] if not plan.keeps else buffers if plan.select is None else self.out
-        # What is received is the template where there is no sender, which only the call may know.
+        # Without a sender, the result is the template. In an eager program, only the call has it.
         open_source = p.get("source") is None and p.get("operand") != "call"
         self.initial = plan.result is Result.TEMPLATE and open_source
         if not all(isinstance(n, int) for x in (*self.receives, *self.keeps) for n in x.shape):
@@ -101,7 +101,7 @@ def _lower_wait(
     )
     numbers = numbers[SPECS[of].is_ragged :]  # counts are for the transpose alone
     derived = p.pop("derived")
-    # Eager programs are shared by communicators; the native module knows which one it is.
+    # Eager programs are shared by communicators; the native module finds the right one.
     p["comm"] = p["comm"].any
     low = _Half(ctx, of, p, [] if buffer is None else [buffer])
     types = [*low.receives, *low.keeps]

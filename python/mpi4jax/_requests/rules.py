@@ -1,6 +1,6 @@
 """The rules of starts and waits: their types, batches and derivatives.
 
-What is linear in an operand is linear in the handle, as JAX sees it. So a handle's tangent is the
+To JAX, what is linear in an operand is linear in the handle: a handle's tangent is the
 handle of the same op on the tangents. The transpose of a wait starts the adjoint, and gives its
 handle as the cotangent of the handle that was waited for; the transpose of the start waits for it.
 JAX adds zeros to cotangents, which changes no handle, and the handle of nothing is zeros.

@@ -111,7 +111,7 @@ def load() -> None:
             f"mpi4jax needs a running MPI, but MPI {state}; import mpi4jax after "
             "MPI.Init_thread(MPI.THREAD_MULTIPLE), and before MPI.Finalize()"
         )
-    if "mpi4jax._native" not in sys.modules:  # asks MPI for what it may be asked only while it runs
+    if "mpi4jax._native" not in sys.modules:  # calls MPI, which has to run
         _load_native(MPI)
     level = MPI.Query_thread()
     if level < MPI.THREAD_SERIALIZED:

@@ -42,7 +42,7 @@ def asks_all_ranks() -> bool:
 
 
 def start() -> None:
-    """Choose the transport from the environment, and tell XLA of the operations; at import.
+    """Choose the transport from the environment, and register the operations with XLA; at import.
 
     Raises:
         ValueError: the environment chooses a transport that does not exist, or two of them.
@@ -111,7 +111,7 @@ def choose_device() -> None:
 
 
 def announce_device() -> None:
-    """Tell the native module which GPU JAX computes on, where a transport has to know."""
+    """Pass the GPU that JAX computes on to the native module, where a transport needs it."""
     _, (gpu, _) = _native.select_transports([])
     if gpu != "nccl":
         return

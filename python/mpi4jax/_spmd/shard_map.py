@@ -152,7 +152,7 @@ def _evaluate(f: Callable[..., Any], mesh: Mesh, how: dict[str, Any], args: Any)
 
 
 def _axes_of_ops(mesh: Mesh, axes: frozenset[str], check_vma: bool) -> manual.Axes:
-    """What operations of this package are told of the mesh."""
+    """The mesh, as operations of this package need it."""
     if not check_vma:  # nothing is followed, and everything is each rank's own
         return manual.Axes(lambda comm: None, frozenset(), frozenset())
 

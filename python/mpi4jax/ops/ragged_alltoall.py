@@ -105,8 +105,8 @@ def ragged_alltoall(
 ) -> tuple[T, jax.Array]:
     """Send rows to each rank, with counts in an array (MPI_Alltoallv; MPI-4.1, section 6.8).
 
-    The counts are data: they may be computed in the compiled function, and be others at each call,
-    on each rank. Ranks tell each other their counts, and then send the rows.
+    The counts are data: they may be computed in the compiled function, and differ between calls
+    and between ranks. Ranks exchange their counts, and then send the rows.
 
     Args:
         x: array of shape ``(rows, *S)``, of any dtype; first the rows for rank 0, then those for

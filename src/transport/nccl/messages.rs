@@ -17,8 +17,8 @@ pub const MESSAGES: &str = "MPI4JAX_NCCL_MESSAGES";
 /// What carries `send`, `recv` and `sendrecv`, on all ranks and all communicators.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MessagePath {
-    /// Through NCCL, which matches nothing: messages between two ranks arrive in the order in which they were
-    /// sent. So all have tag 0, and sources are named.
+    /// Through NCCL, which has no tags or wildcards: messages between two ranks arrive in the order in which they were
+    /// sent. All have tag 0 and a named source.
     Nccl,
     /// Through staging, with all that MPI allows.
     Staged,
@@ -27,7 +27,7 @@ pub enum MessagePath {
 static SETTING: OnceLock<MessagePath> = OnceLock::new();
 
 impl MessagePath {
-    /// What a setting means; one that says nothing means `default`.
+    /// The path that a setting names; an empty one means `default`.
     fn parse(setting: &str, default: Self) -> Result<Self, Cause> {
         match setting {
             "" => Ok(default),
@@ -145,7 +145,7 @@ fn receives_in_order(&Envelope { source, recvtag, .. }: &Envelope) -> Result<(),
     Ok(())
 }
 
-/// An error where an operand says it: to read that would mean to wait for the stream.
+/// An error if an operand holds it: reading that would mean waiting for the stream.
 fn is_known(rank: i32, tag: i32) -> Result<(), Cause> {
     if [rank, tag].contains(&Envelope::TRACED) {
         return Err(needs_matching("a source, destination or tag that is traced".into()));
@@ -153,7 +153,7 @@ fn is_known(rank: i32, tag: i32) -> Result<(), Cause> {
     Ok(())
 }
 
-/// Messages of derivatives are told from others by their place in the order.
+/// Tag 0, or that of derivatives, which are matched by order as all others.
 fn is_plain(tag: i32) -> bool {
     tag == TAG || tag == TAG + wildcards().derivative
 }

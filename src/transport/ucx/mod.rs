@@ -238,7 +238,7 @@ pub struct Worker {
     memory_types: u64,
     /// By rank in `MPI_COMM_WORLD`.
     addresses: Vec<Box<[u8]>>,
-    /// Locked around every call: the worker is asked for serialised calls only, which all builds have.
+    /// Locked around every call: the worker is made for serialised calls, which all builds support.
     state: Mutex<WorkerState>,
     /// Whether a message was sent or received since the thread has last looked.
     used: AtomicBool,
@@ -420,7 +420,7 @@ impl Worker {
         }
     }
 
-    /// Calls UCX until a request has ended, and says what a receive has received; or, if nothing comes, for so long.
+    /// Calls UCX until a request has ended, and returns what a receive has received; if nothing arrives, until the time is over.
     ///
     /// # Safety
     /// The request is what `function` has returned; that of a receive, if `received` is given.

@@ -102,7 +102,7 @@ pub fn with_widths(call: &Call, record: &Record) -> String {
     format!("{record}, widths {}", widths.collect::<Vec<_>>().join(" and "))
 }
 
-/// A collective is started: asks the other ranks whether they start the same one, and waits for none of them.
+/// Posts the description of a collective that is started, to be compared in its wait; waits for no other rank.
 pub fn ask(call: &Call, running: &Running) -> Result<Option<Comparison>, Error> {
     let comm = &call.site.comm;
     if check_level() != CheckLevel::Operations || !call.site.op.row().is_collective() {
@@ -117,7 +117,7 @@ pub fn ask(call: &Call, running: &Running) -> Result<Option<Comparison>, Error> 
     asked.map(Some).map_err(|cause| call.site.error(cause))
 }
 
-/// Ranks are about to do different things: tells all of them what.
+/// Gathers the descriptions of different operations into an error, the same on all ranks.
 #[cold]
 fn disagree(call: &Call, record: &Record) -> Result<(), Cause> {
     let comm = &call.site.comm;
@@ -129,11 +129,11 @@ fn disagree(call: &Call, record: &Record) -> Result<(), Cause> {
     Err(mismatch(comm, &lines))
 }
 
-/// The error of ranks that do what these lines say.
+/// The error of ranks whose operations have these descriptions.
 #[cold]
 pub fn mismatch(comm: &Comm, lines: &[String]) -> Cause {
     if comm.rank != 0 {
-        // Rank 0 speaks for all, and ends the job.
+        // Rank 0 reports for all, and ends the job.
         std::thread::sleep(std::time::Duration::from_secs(2));
     }
     Cause::Mismatch { report: disagreement(lines, &comm.world) }

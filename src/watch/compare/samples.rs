@@ -1,16 +1,15 @@
-//! Samples of what the ranks did are compared, after the fact and without a message, so that nothing is wrong in silence.
+//! Samples of the ranks' operations are compared afterwards, without a message, to report mismatches that MPI does not detect.
 //!
 //! Each rank writes its own, and reads those of the ranks that it exchanged messages with, and of its two neighbours on each
 //! communicator. No rank waits for another: the one that comes later sees both samples.
 //!
-//! A message is found at its other end by its content. A collective is found by its number, which has to be that of the
-//! same collective. On the default communicator it is, as long as the program has not asked for it: mpi4jax alone communicates
-//! there. On another one a rank may do its part through mpi4py, and count otherwise from then on. So collectives there are
-//! compared at the end alone, or where both ranks wait in one, and only if both did the same operations on as many bytes,
-//! from the first one to the last.
+//! The two ends of a message are matched by content, collectives by their number. Numbers are reliable on the default
+//! communicator as long as the program has not asked for it: mpi4jax alone communicates there. On another one, a rank may take
+//! part through mpi4py, and its numbers differ from then on. Collectives there are therefore compared only at the end, or where
+//! both ranks wait in one, and only if both did the same operations on as many bytes, from the first one to the last.
 //!
-//! Two threads of a rank may take their numbers in another order than MPI sees them in. So what differs on the default
-//! communicator is proved only if it was alone on both ranks. What is not proved is said, and the job goes on.
+//! Two threads of a rank may take their numbers in another order than they call MPI in. A difference on the default communicator
+//! is therefore a proof only if the operation ran alone on both ranks; otherwise it is a warning.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
@@ -133,8 +132,7 @@ pub fn end(comm: &Arc<Comm>, number: u64) {
     }
 }
 
-/// Whether the other ranks may know this communicator by another number than this one does: it has no name of its own,
-/// and is one of several.
+/// Whether this communicator may have another number on other ranks: it has no name, and is one of several.
 fn is_ambiguous(comm: &Arc<Comm>, all: &[Sample]) -> bool {
     let is_another = |other: &Arc<Comm>| !Arc::ptr_eq(other, comm) && other.class == comm.class;
     !comm.has_own_name() && all.iter().any(|other| is_another(&other.comm) && !other.comm.has_own_name())
@@ -150,7 +148,7 @@ fn course(comm: &Arc<Comm>, all: &[Sample]) -> u64 {
 }
 
 impl PublishedSample {
-    /// Nothing is told of what cannot be compared, or not yet.
+    /// None for what cannot be compared, or not yet.
     fn of(sample: &Sample, all: &[Sample], is_settled: bool) -> Option<Self> {
         let Sample { comm, is_ours, key, print, form, words, collective, .. } = sample;
         let (key, doubt) = match collective {
@@ -198,10 +196,10 @@ fn pairs<'a>(
     })
 }
 
-/// Tells the others what this rank did, and what it did otherwise than they, if anything. What is no proof is told by
-/// one rank, once. `is_end`: this rank does nothing any more.
+/// Publishes what this rank did, and returns a difference from the other ranks, if there is one. One that is no proof is returned
+/// on one rank, once. `is_end`: this rank has done its last operation.
 pub fn difference(host: &HostFolder, is_end: bool) -> Option<Difference> {
-    /// What the others have been told.
+    /// What has been published.
     static TOLD: Mutex<Vec<PublishedSample>> = Mutex::new(Vec::new());
     for record in running_collectives() {
         end(&record.site.comm, record.sequence);

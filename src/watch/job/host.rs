@@ -8,8 +8,8 @@
 //! | --- | --- | --- |
 //! | `rank3.pid` | at the start | which process it is |
 //! | `rank3.pipe` | at the start | a named pipe: others wake the rank's watchdog by it, or have the leader report |
-//! | `rank3.settings` | at the start | its settings that ranks must have alike |
-//! | `rank3.status` | when it has waited for a while, is asked, and at its end | its [`RankStatus`] |
+//! | `rank3.settings` | at the start | those of its settings that must be equal on all ranks |
+//! | `rank3.status` | when it has waited for a while, as an answer, and at its end | its [`RankStatus`] |
 //! | `rank3.json` | as an answer | all that its recorder has |
 //! | `rank3.samples` | at growing intervals, when it waits, and at its end | samples of what it did |
 //! | `default` | when the first rank makes the default communicator, or no rank is left to | how it is made |
@@ -17,7 +17,7 @@
 //! | `ending` | before a rank ends the job | nothing: this rank has reported why |
 //! | `report.txt` | before a report ends the job | the report |
 //!
-//! Cleaners of temporary folders may remove all that: each rank [mends](HostFolder::mend) it.
+//! Cleaners of temporary folders may remove these files: each rank [restores](HostFolder::mend) its own.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -130,7 +130,7 @@ impl HostFolder {
     }
 
     /// Makes the folder and the files of this rank again, if they have been missing for a while. A rank that `has_finished` does
-    /// it only where another has: the last rank removes the folder. Returns what there is to say, once in a job.
+    /// it only where another has: the last rank removes the folder. Returns a warning, once in a job.
     pub fn mend(&self, has_finished: bool) -> Option<String> {
         if !self.is_gone() || self.opened().gone?.elapsed() < GONE {
             return None;
@@ -191,7 +191,7 @@ impl HostFolder {
         Ok(())
     }
 
-    /// What the ranks have in common that see this folder, and no others; without one, this rank alone.
+    /// A number shared by exactly those ranks that see this folder; without a folder, a number of this rank alone.
     pub fn place(&self) -> u64 {
         let folder = self.folder().ok().and_then(|folder| folder.identity());
         comm::hash((folder, folder.is_none().then_some(self.rank), self.process.space()))
@@ -210,7 +210,7 @@ impl HostFolder {
         format!("{name}.{}.tmp", self.rank)
     }
 
-    /// What a file of this job says.
+    /// The content of a file of this job.
     fn parsed<T: DeserializeOwned>(&self, name: &str) -> Option<T> {
         serde_json::from_str(&self.read(name)?).ok()
     }
@@ -283,12 +283,12 @@ impl HostFolder {
         folder.create(name, "").is_ok()
     }
 
-    /// The user asks this rank for a report, which the leader makes.
+    /// Passes the user's request for a report, made to this rank, on to the leader.
     pub fn request_report(&self, leader: i32) {
         self.notify(leader, self.rank);
     }
 
-    /// The rank that the user has asked for a report, as another rank has told this one through its pipe.
+    /// The rank to which the user's request for a report was made, as another rank has written into this one's pipe.
     pub fn requested(messages: &[u8]) -> Option<i32> {
         let ranks =
             messages.chunks_exact(4).filter_map(|bytes| bytes.try_into().ok()).map(i32::from_ne_bytes);
@@ -336,12 +336,12 @@ impl HostFolder {
         names.iter().filter_map(|name| rank(name)).chain([self.rank]).collect()
     }
 
-    /// How often a rank's process has been given a processor, if this one sees that.
+    /// How often a rank's process has been given a processor, if this process can read that.
     pub fn runs(&self, rank: i32) -> Option<u64> {
         self.process(rank).and_then(|process| self.process.sees_runs(&process))
     }
 
-    /// Of the ranks whose processes this one sees, the lowest that runs and is not passed over; without files, this one.
+    /// Of the ranks whose processes are visible here, the lowest that runs and is not passed over; without files, this one.
     pub fn leader(&self, mut is_passed_over: impl FnMut(i32) -> bool) -> i32 {
         let mut runs = |rank: &i32| {
             *rank == self.rank

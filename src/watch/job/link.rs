@@ -1,8 +1,8 @@
 //! Messages between the leaders of the hosts, through MPI, where it lets any thread call it at any time.
 //!
 //! They travel on a communicator of their own, made together with the default one, and a thread of its own carries them, which
-//! never waits for another rank: if MPI blocks it all the same, only the link is lost. What is sent, and what becomes of it, is
-//! the matter of [`Mail`]. Jobs of one host have no link: its ranks see one folder.
+//! never waits for another rank: if MPI blocks it all the same, only the link is lost. [`Mail`] decides what is sent, and handles
+//! what arrives. Jobs of one host have no link: its ranks see one folder.
 
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
@@ -85,7 +85,7 @@ unsafe impl Send for Endpoint {}
 /// # Safety
 /// `comm` is the handle of a live communicator, with the ranks of `MPI_COMM_WORLD`.
 pub unsafe fn open(comm: usize, host: u64, (rank, size): (i32, i32)) -> Result<(), Cause> {
-    // A host that no rank is on says that there is to be none.
+    // Host 0, which has no ranks, stands for a rank that cannot have a link: then there is none.
     let own = if any_thread_may_call() { host.max(1) } else { 0 };
     let mut names = vec![0u64; size as usize];
     // SAFETY: promised by the caller; a number from each rank.
@@ -219,7 +219,7 @@ impl Endpoint {
         Ok(true)
     }
 
-    /// Answers until all ranks are here, in `MPI_Finalize`, from where on no rank asks.
+    /// Answers until all ranks are in `MPI_Finalize`, where no rank asks any more.
     fn close(mut self) -> Result<(), Cause> {
         let mut all_here = MaybeUninit::<MPI_Request>::uninit();
         // SAFETY: a request of ours.

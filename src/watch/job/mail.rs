@@ -1,6 +1,6 @@
-//! What the leaders of the hosts ask each other and answer. Nothing here waits, or knows how messages travel.
+//! Questions and answers of the hosts' leaders. Nothing here waits, or depends on how messages travel.
 //!
-//! A question takes one message to each host and one back, however many ranks a host has: ranks that say the same are one part
+//! A question takes one message to each host and one back, however many ranks a host has: ranks with equal states are one part
 //! of the answer.
 
 use std::time::SystemTime;
@@ -42,7 +42,7 @@ impl Question {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Message {
     Question(Question),
-    /// For each group of ranks that say the same, what they say.
+    /// The status of each group of ranks with equal ones.
     Answer(Question, Vec<(Ranks, RankStatus)>),
 }
 

@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 use super::ranks::Ranks;
 use crate::comm::origin::{ONLY_ONE, UNKNOWN};
 
-/// A communicator as its ranks know it without asking each other: its class (see `comm::register`), and where it comes from, by
-/// which several with the same members are told apart.
+/// What all ranks of a communicator can compute alike without messages: its class (see `comm::register`), and its origin, which
+/// distinguishes communicators with the same members.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct CommId {
     pub class: u64,
@@ -102,7 +102,7 @@ pub struct RankStatus {
     pub answered: u64,
     /// It does not answer.
     pub is_silent: bool,
-    /// What could go on with the program although the threads below wait, in words. None: nothing.
+    /// A thread that could continue the program while those below wait, in words. None: there is none.
     pub other: Option<String>,
     pub waits: Vec<Wait>,
     /// Bytes still move between it and others.
@@ -137,8 +137,8 @@ pub fn wait_of(world: &World, (rank, id): (i32, WaitId)) -> Option<&Wait> {
     world.get(&rank)?.waits.iter().find(|wait| wait.id == id)
 }
 
-/// Forgets the names of communicators of which it is known where they come from, and forgets that, unless all ranks that wait have counted the same duplicates of `MPI_COMM_WORLD`: then
-/// what is known of a communicator on one rank is known of it on all.
+/// Origins of communicators hold only if all ranks that wait have counted the same duplicates of `MPI_COMM_WORLD`. If they have,
+/// drops the names of communicators with a known origin; otherwise drops the origins.
 pub fn compare_origins(world: &mut World) {
     let mut copies = world.values().filter(|it| !it.waits.is_empty()).map(|it| it.copies);
     let first = copies.next();
