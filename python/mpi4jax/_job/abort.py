@@ -123,7 +123,7 @@ def _on_exception(
 
 def _on_thread_exception(args: threading.ExceptHookArgs) -> None:
     if issubclass(args.exc_type, SystemExit):
-        return  # as in Python, even for subclasses: it ends only the thread
+        return  # ends only the thread, as in Python (which has no subclasses here)
     ends_job = args.thread is not None and not args.thread.daemon and not _interactive()
     own = ends_job and _previous_thread_hook is threading.__excepthook__
     if not own:
