@@ -53,7 +53,9 @@ test-rust: RUN = $(CARGO) test --no-default-features --features stand-ins --conf
 	"target.'cfg(all())'.runner='$(CURDIR)/$(BIN)/python $(CURDIR)/tools/mpirun.py --time-limit 300 -n $$ranks'"
 test-rust: .venv/tools
 	ranks=1; $(RUN) --workspace
-	for ranks in 2 3 4; do $(RUN) --quiet --test mpi || exit 1; done
+	stand_ins="$$(PYTHONPATH=tools $(BIN)/python tests/gpu/libraries.py target/stand-ins)" && \
+	    eval "$$stand_ins" && export MPI4JAX_TEST_CUDA_ON_CPU=reached && \
+	    for ranks in 1 2 3 4; do $(RUN) --quiet --test mpi || exit 1; done
 
 # With the variables that name their files; `make test-matrix` installs them.
 test-libraries: .venv/tools

@@ -8,8 +8,8 @@ import subprocess
 
 import client
 import pytest
-from libraries import compile_library, mpicc
-from stand_ins import HERE, NOWHERE
+from libraries import compile_stand_ins
+from stand_ins import NOWHERE
 
 import mpirun as launcher
 
@@ -36,14 +36,4 @@ def python(fork_server, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def fakes(tmp_path_factory):
-    """The environment in which a driver and an NCCL of ours are in the part of the real ones."""
-    compiler = mpicc()
-    folder = tmp_path_factory.mktemp("fakes")
-    return {
-        **NOWHERE,
-        "MPI4JAX_TEST_CUDA_ON_CPU": "1",
-        "MPI4JAX_LIBCUDA": str(compile_library(folder / "libcuda.so.1", HERE / "fake/cuda.c")),
-        "MPI4JAX_LIBNCCL": str(
-            compile_library(folder / "libnccl.so.2", HERE / "fake/nccl.c", compiler=compiler)
-        ),
-    }
+    return {**NOWHERE, **compile_stand_ins(tmp_path_factory.mktemp("fakes"))}

@@ -1,5 +1,9 @@
-"""Libraries that tests compile, to stand for others."""
+"""Libraries that tests compile, to stand for others.
 
+`python libraries.py FOLDER` makes the driver and NCCL there and prints the settings for a shell.
+"""
+
+import shlex
 import shutil
 import subprocess
 import sys
@@ -8,6 +12,8 @@ from pathlib import Path
 import pytest
 
 import mpirun
+
+HERE = Path(__file__).resolve().parent
 
 
 def compile_library(path, source, *arguments, compiler="cc"):
@@ -22,3 +28,20 @@ def mpicc():
     if found is None:
         pytest.skip("no mpicc beside mpiexec")
     return found
+
+
+def compile_stand_ins(folder):
+    """The environment in which a driver and an NCCL of ours are in the part of the real ones."""
+    nccl = compile_library(folder / "libnccl.so.2", HERE / "fake/nccl.c", compiler=mpicc())
+    return {
+        "MPI4JAX_TEST_CUDA_ON_CPU": "1",
+        "MPI4JAX_LIBCUDA": str(compile_library(folder / "libcuda.so.1", HERE / "fake/cuda.c")),
+        "MPI4JAX_LIBNCCL": str(nccl),
+    }
+
+
+if __name__ == "__main__":
+    FOLDER = Path(sys.argv[1]).resolve()
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    for name, value in compile_stand_ins(FOLDER).items():
+        print(f"export {name}={shlex.quote(value)}")

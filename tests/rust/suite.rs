@@ -3,18 +3,18 @@
 //!
 //! Expected results are computed from the ranks' numbers and the model alone, with encodings of its own.
 
+mod messages;
 mod rows;
 
 use std::fmt::Debug;
 
 use std::sync::Arc;
 
-use _native::call::{Call, Envelope, Site};
+use _native::call::{Call, Site};
 use _native::comm::Comm;
 use _native::device::cuda::Driver;
 use _native::device::{Platform, set_device};
-use _native::error::{Cause, Error};
-use _native::mpilib::wildcards;
+use _native::error::Error;
 use _native::ops::{
     Buffer, Builtin, Class, Dtype, Extent, Face, Halo, HaloFields, Op, Part, Parts, PartsFields, Reduction,
     Width,
@@ -38,11 +38,19 @@ pub fn run_all(comm: &Arc<Comm>) -> Vec<String> {
                     let transport: &dyn Transport = &transport;
                     assert_eq!(transport.name(), it.name);
                     transport.join(comm).expect("all ranks come here");
-                    run(transport, comm, driver, is_packed);
+                    let suite = Suite {
+                        transport,
+                        comm,
+                        driver,
+                        is_packed,
+                        is_nccl: it.name == "nccl",
+                        aliased: false,
+                    };
+                    run(&suite);
                     names.push(format!("{} ({})", it.name, platform.name()));
                     // Derived types, and reductions in pieces.
                     set_count_limit(Some(4));
-                    run(transport, comm, driver, is_packed);
+                    run(&suite);
                     set_count_limit(None);
                     transport.stop();
                 }
@@ -54,8 +62,7 @@ pub fn run_all(comm: &Arc<Comm>) -> Vec<String> {
 }
 
 /// Runs everything. Called on every rank of `comm`, in the same order.
-fn run(transport: &dyn Transport, comm: &Arc<Comm>, driver: Option<&'static Driver>, is_packed: bool) {
-    let suite = Suite { transport, comm, driver, is_packed, aliased: false };
+fn run(suite: &Suite) {
     for &dtype in Dtype::ALL {
         for count in [0, 1, 5, 1027] {
             for offset in [0, 1] {
@@ -65,15 +72,22 @@ fn run(transport: &dyn Transport, comm: &Arc<Comm>, driver: Option<&'static Driv
             }
         }
     }
-    let aliased = Suite { aliased: true, ..suite };
+    let aliased = Suite { aliased: true, ..*suite };
     for dtype in [Dtype::Uint8, Dtype::Bfloat16, Dtype::Int32, Dtype::Complex128] {
         for offset in [0, 1] {
-            for row in Op::TABLE {
+            // Of NCCL's, only those for which XLA is given an alias.
+            let is_aliased = |op| !suite.is_nccl || matches!(op, Op::Allreduce | Op::Scan);
+            for row in Op::TABLE.iter().filter(|row| is_aliased(row.op)) {
                 aliased.operation(row.op, dtype, 6, offset);
             }
         }
     }
-    suite.envelopes();
+    if suite.is_nccl {
+        suite.refusals();
+    } else {
+        suite.envelopes();
+        suite.short_messages();
+    }
     suite.errors();
 }
 
@@ -84,6 +98,8 @@ struct Suite<'a> {
     driver: Option<&'static Driver>,
     /// XLA packs ghost cells, which an alltoallv carries.
     is_packed: bool,
+    /// Messages have no tags and no wildcards, and results no gaps.
+    is_nccl: bool,
     /// Operand and result begin at one place.
     aliased: bool,
 }
@@ -392,98 +408,7 @@ impl Suite<'_> {
         }
     }
 
-    /// From every rank to the next one.
-    fn message(&self, op: Op, dtype: Dtype, count: usize, offset: usize) {
-        let (rank, size) = (self.rank(), self.size());
-        let (next, previous) = ((rank + 1) % size, (rank + size - 1) % size);
-        let send = pattern(dtype, rank, 0, count);
-        let expected = pattern(dtype, previous, 0, count);
-        let envelope = Envelope { source: previous as i32, recvtag: 5, dest: next as i32, sendtag: 5 };
-        let site = |op| Site { envelope, ..Site::new(op, self.comm) };
-        let what = (op, dtype, count, offset);
-        match op {
-            Op::Sendrecv => {
-                let result = self.execute(&site(op), &send, dtype, count, offset);
-                result.expect("a result").check(&expected, &what);
-            }
-            // Each is the other half of the other.
-            Op::Send => {}
-            Op::Recv => {
-                let send = || self.execute(&site(Op::Send), &send, dtype, 0, offset);
-                let recv = || {
-                    let result = self.execute(&site(op), &[], dtype, count, offset);
-                    result.expect("a result").check(&expected, &what);
-                };
-                if rank % 2 == 0 {
-                    // A message to oneself may wait for its receive.
-                    if size > 1 {
-                        send();
-                        recv();
-                    }
-                } else {
-                    recv();
-                    send();
-                }
-            }
-            _ => unreachable!("{op} has no peer"),
-        }
-    }
-
-    /// Wildcards, what they turned out to be, and ranks with nobody at one side.
-    fn envelopes(&self) {
-        let (rank, size) = (self.rank(), self.size());
-        let (next, previous) = ((rank + 1) % size, (rank + size - 1) % size);
-        let any = wildcards();
-        let envelope =
-            Envelope { source: any.source, recvtag: any.tag, dest: next as i32, sendtag: 40 + rank as i32 };
-        let site = Site { envelope, envelope_result: true, ..Site::new(Op::Sendrecv, self.comm) };
-        let mut from = Memory::holding(Dtype::Int16, &pattern(Dtype::Int16, rank, 0, 3), 0);
-        let mut to = Memory::new(Dtype::Int16, 3, 0);
-        let mut received = [0; 3];
-        let mut call = Call::new(&site, Some(from.buffer()), Some(to.buffer())).expect("sizes are free");
-        // SAFETY: three integers, which outlive the call.
-        call.received = Some(unsafe { Buffer::new((&raw mut received).cast(), Dtype::Int32, 3) });
-        self.carry(&call).expect("a ring");
-        to.check(&pattern(Dtype::Int16, previous, 0, 3), &"wildcards");
-        assert_eq!(received, [previous as i32, 40 + previous as i32, 3]);
-
-        // An open chain. Both sides have types and sizes of their own.
-        let at = |rank: usize, there: bool| if there { rank as i32 } else { any.proc_null };
-        let envelope = Envelope {
-            source: at(previous, rank > 0),
-            recvtag: 2,
-            dest: at(next, rank + 1 < size),
-            sendtag: 2,
-        };
-        let site = Site { envelope, ..Site::new(Op::Sendrecv, self.comm) };
-        let dtype = |rank: usize| if rank % 2 == 0 { Dtype::Float32 } else { Dtype::Int64 };
-        let mut from = Memory::holding(dtype(rank), &pattern(dtype(rank), rank, 0, 1 + rank), 0);
-        let mut to = Memory::new(dtype(previous), 1 + previous, 0);
-        let call = Call::new(&site, Some(from.buffer()), Some(to.buffer())).expect("sizes are free");
-        self.carry(&call).expect("a chain");
-        let expected = pattern(dtype(previous), previous, 0, 1 + previous);
-        let nothing = vec![0; expected.len()];
-        to.check(if rank > 0 { &expected } else { &nothing }, &"a chain");
-    }
-
     fn errors(&self) {
-        let (rank, size) = (self.rank(), self.size());
-        let (next, previous) = ((rank + 1) % size, (rank + size - 1) % size);
-        let envelope = Envelope { source: previous as i32, recvtag: 3, dest: next as i32, sendtag: 3 };
-        let site = Site { envelope, ..Site::new(Op::Sendrecv, self.comm) };
-        let mut from = Memory::holding(Dtype::Uint8, &pattern(Dtype::Uint8, rank, 0, 3), 0);
-        let mut to = Memory::new(Dtype::Uint8, 5, 0);
-        let call = Call::new(&site, Some(from.buffer()), Some(to.buffer())).expect("sizes are free");
-        let error = self.carry(&call).expect_err("the message is too short");
-        assert!(
-            matches!(&error.cause, Cause::ShortMessage { received: 3, expected: 5, source_rank, .. }
-                if *source_rank == previous as i32),
-            "{error}"
-        );
-        assert_eq!((error.op, error.rank), (Some("sendrecv"), Some(self.comm.rank)));
-        let text = error.to_string();
-        assert!(text.contains("sendrecv") && text.contains(&format!("r{rank}")), "{text}");
-
         let reduction = Some(Reduction::Builtin(Builtin::Max));
         let site = Site { reduction, ..Site::new(Op::Allreduce, self.comm) };
         let mut from = Memory::new(Dtype::Complex64, 1, 0);
