@@ -19,21 +19,17 @@ TEXT = """\
 
 Each operation is tested under each transformation of JAX (`tests/ranks/transforms.py`): values
 and derivatives must equal those of a model of the whole job, which JAX evaluates in one process.
-`make table` runs all tests and writes this page. A cell is yes if all operations of its column
-pass. Linear operations are those that reduce nothing, and reductions with SUM.
-
-This page is of runs with JAX {jax}, on {ranks} ranks: {passed} checks passed, {failed} failed.
+`make table` writes this page. With JAX {jax}, on {ranks} ranks, {passed} checks passed, {failed} failed.
 Each pair of operation and transformation ran in {ways} of the two APIs (with tokens, without),
 alternating with the number of ranks.
 
-`-`: not applicable, because `linear_transpose` and `custom_linear_solve` are for linear
-functions, and PROD, MAX and MIN are not linear. Under `while_loop` only forward mode is tested, and
+Yes: all operations of the column pass. Linear operations are those that reduce nothing, and reductions with SUM.
+`-`: not applicable, as PROD, MAX and MIN are not linear. Under `while_loop` only forward mode is tested, and
 under `custom_vjp` only reverse mode: JAX has no other there.
 
 {table}
 
-[Derivatives](autodiff.md) has the derivative of each operation, [corner cases](corner-cases.md) the
-rules for `vmap` and for exporting.
+[Corner cases](corner-cases.md) has the rules for `vmap` and for exporting.
 """
 
 
@@ -64,13 +60,15 @@ def summary(outcomes: dict[str, set[str]]) -> str:
 
 
 def table(found: dict[str, dict[str, set[str]]]) -> str:
-    """A row for each transformation. A new operation makes no new column."""
-    lines = [["", "linear operations", "reductions with PROD, MAX or MIN"], ["---"] * 3]
+    """A row for the transformations of equal outcomes. A new operation makes no new column."""
+    names: dict[tuple[str, ...], list[str]] = {}
     for name, row in found.items():
         kinds: list[dict[str, set[str]]] = [{}, {}]
         for op, outcomes in row.items():
             kinds[op.endswith(("-PROD", "-MAX", "-MIN"))][op] = outcomes
-        lines.append([name, *map(summary, kinds)])
+        names.setdefault(tuple(map(summary, kinds)), []).append(name)
+    lines = [["transformations", "linear operations", "reductions with PROD, MAX or MIN"]]
+    lines += [["---"] * 3, *(["; ".join(same), *row] for row, same in names.items())]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
