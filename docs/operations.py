@@ -83,7 +83,7 @@ def summary(text: str) -> Iterator[tuple[str, ...]]:
     directives = re.search(r"```{eval-rst}\n(.*?)```", text, re.DOTALL)[1]
     module = ""
     for kind, value in re.findall(r"(auto\w+::|:members:) (.+)", directives):
-        if value.removeprefix("mpi4jax.") in STARTS:  # a list of its own
+        if value.removeprefix("mpi4jax.") in STARTS:  # a sentence says what it does
             continue
         if kind == "automodule::":
             module = value
@@ -117,7 +117,6 @@ STARTS = [name for name in public_names(starts) if name.startswith("i")]
 MAKERS: dict[str, Callable[[str], str]] = {
     "cheats": lambda _: table(cheats()),
     "derivatives": lambda _: table(derivatives()),
-    "started": lambda _: ", ".join(f"`{name}`" for name in STARTS) + ".",
     "summary": lambda after: table(summary(after)),
 }
 
