@@ -90,12 +90,12 @@ def describe(advice: list[str]) -> None:
         if here.size > len(cores):
             advice.append(
                 f"note: {here.size} ranks share {len(cores)} core(s) of {platform.node()}: "
-                "a rank that waits keeps a core busy and slows down the others"
+                "a waiting rank keeps a core busy and slows down the others"
             )
         elif len(mine) == 1 < (os.cpu_count() or 1):
             advice.append(
                 "note: the launcher binds this rank to one core, so XLA computes with one thread; "
-                "with Open MPI, --map-by slot:PE=4 gives each rank four, --bind-to none all"
+                "with Open MPI, use --map-by slot:PE=4 for four cores, or --bind-to none for all"
             )
         here.Free()
 

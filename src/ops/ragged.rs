@@ -81,7 +81,7 @@ impl Ragged {
             return Err(wrong("send_counts", expected, listed(to)));
         }
         if let Some(rank) = from.iter().position(|&count| count < 0) {
-            let expected = "numbers of rows, no more than there are, on all ranks".into();
+            let expected = "numbers of rows that fit the array, on all ranks".into();
             return Err(wrong("send_counts", expected, format!("others on rank {rank}")));
         }
         if !self.fits(from, self.fields.capacity) {

@@ -28,7 +28,7 @@ pub fn start(settings: Settings) {
         && (settings.is_first_here || why.contains(job::host::ALREADY))
     {
         print(&format!(
-            "r{} | mpi4jax: no files in {}: {why}; ranks exchange no states with others, and write no dumps \
+            "r{} | mpi4jax: no files in {}: {why}; ranks do not exchange their states, and write no dumps \
              (MPI4JAX_DUMP_DIR names another directory)\n",
             settings.rank,
             host.directory.display()

@@ -28,7 +28,7 @@ unsafe fn copy<const GPU: bool>(call: &CallFrame, is_packed: bool) -> Result<(),
         // XLA packs there: a program that was exported for the host.
         return Err(Cause::Unsupported {
             feature: "packing".into(),
-            reason: "the host reaches no GPU's memory",
+            reason: "the host cannot access GPU memory",
         });
     }
     // SAFETY: promised by the caller.

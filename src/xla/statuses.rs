@@ -45,7 +45,7 @@ pub fn checked(address: usize) -> Result<Status, Cause> {
     }
     Err(Cause::Attribute {
         name: "status",
-        expected: "a status of this process, which is alive",
+        expected: "a live status of this process",
         actual: format!("address {address:#x}"),
     })
 }

@@ -278,7 +278,7 @@ def _check_exportable(op: str, p: Params) -> None:
     if "#" in comm.key:
         raise ValueError(
             f"{op}: communicator {comm.key} has no name, and an exported program finds its "
-            "communicators by name; call comm.Set_name(...) before the first use of it"
+            "communicators by name; call comm.Set_name(...) before its first use"
         )
     if reduction is not None and reduction.user:
         raise ValueError(

@@ -283,7 +283,7 @@ def _no_rule(name: str, params: dict[str, Any]) -> NotImplementedError:
     advice = f"; set {flags[name]} to False" if name in flags else ""
     return NotImplementedError(
         f"mpi4jax: operations inside {name!r} cannot be differentiated: a rank without perturbed "
-        f"operands would leave them out, and the other ranks would deadlock{advice}"
+        f"operands would skip them, and the other ranks would deadlock{advice}"
     )
 
 

@@ -97,8 +97,8 @@ def ipvary(x: T, *, comm: MPI.Intracomm | None = None) -> Request[T]:
     """
     if manual.is_inside():
         raise NotImplementedError(
-            "ipvary: inside of mpi4jax.shard_map, JAX inserts pvary itself; expected a call "
-            "outside of it, in a function of operations"
+            "ipvary: inside of mpi4jax.shard_map, JAX inserts pvary itself; call it only "
+            "outside, in a function of operations"
         )
     p = _params("ipvary", comm)
     for path, leaf in jax.tree_util.tree_leaves_with_path(x):
@@ -107,6 +107,6 @@ def ipvary(x: T, *, comm: MPI.Intracomm | None = None) -> Request[T]:
             where = f" at {jax.tree_util.keystr(path)}" if path else ""
             raise TypeError(
                 f"ipvary: argument 'x' has dtype {dtype}{where}; expected floating-point or "
-                "complex numbers, which alone have derivatives"
+                "complex numbers: only these have derivatives"
             )
     return begin("allreduce", (x,), p)

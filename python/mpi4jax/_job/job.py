@@ -171,8 +171,8 @@ def missing_ranks(size: int) -> str:
     has = f"{size} ranks" if size > 1 else "1 rank"
     return (
         f"the launcher has started {told} ranks ({name}), but MPI has {has}: each is a job of its "
-        "own, and none communicates with another. The launcher belongs to another MPI than mpi4py "
-        "uses, or starts none (with Slurm: srun --mpi=list); python -m mpi4jax says which there is"
+        "own, and they do not communicate. The launcher belongs to another MPI than mpi4py "
+        "uses, or starts none (with Slurm: srun --mpi=list); python -m mpi4jax names the MPI"
     )
 
 

@@ -48,7 +48,7 @@ def time_limit(seconds: float | None) -> Iterator[None]:
     limit = 0.0 if seconds is None else float(seconds)
     if not 0 <= limit < math.inf:
         raise ValueError(
-            "time_limit: argument 'seconds' must be a finite number, not negative, or None, "
+            "time_limit: argument 'seconds' must be a finite, non-negative number or None, "
             f"got {seconds!r}"
         )
     number = _native.limit_enter(limit or math.inf)

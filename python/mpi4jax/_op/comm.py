@@ -195,7 +195,7 @@ def _register(mpi: MPI.Intracomm) -> Comm:
 
 def _check_not_finalized(op: str) -> None:
     if MPI.Is_finalized():
-        raise RuntimeError(f"{op}: MPI_Finalize has been called, and operations must run before")
+        raise RuntimeError(f"{op}: MPI_Finalize has been called; operations must run before it")
 
 
 def clone_world() -> MPI.Intracomm:

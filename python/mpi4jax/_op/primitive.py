@@ -275,7 +275,7 @@ def batched_operands(
         raise NotImplementedError(
             f"{spec.name}: a source, destination or tag is batched by vmap, and one message "
             "carries the whole batch; expected one value for all elements of the batch "
-            "(in_axes=None, or a value computed outside of the vmap)"
+            "(in_axes=None, or a value computed outside the vmap)"
         )
     # The batch axis goes after the axis of blocks or rows, if there is one.
     before, after = (int(length is not None) for length in first_axes(spec, p))

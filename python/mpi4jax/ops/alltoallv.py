@@ -23,8 +23,8 @@ def _prepare(
     received = rows.counts_of("alltoallv", "recv_counts", recv_counts, c)
     if sent[c.rank] != received[c.rank]:
         raise ValueError(
-            f"alltoallv: arguments 'send_counts' and 'recv_counts' say that rank {c.rank} gives "
-            f"itself {sent[c.rank]} rows and takes {received[c.rank]}; expected the same number"
+            f"alltoallv: arguments 'send_counts' and 'recv_counts' have rank {c.rank} send "
+            f"itself {sent[c.rank]} rows and receive {received[c.rank]}; expected the same number"
         )
     p = {
         "comm": c,

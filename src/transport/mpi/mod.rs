@@ -42,7 +42,7 @@ pub fn is_cuda_aware() -> bool {
 pub fn probe_device_pointers() -> Result<(), String> {
     device::support()?;
     if cuda_support() == Some(false) && !device::is_reached_from_cpu() {
-        return Err("the MPI library says that it is not CUDA-aware: use staged or nccl".into());
+        return Err("the MPI library reports that it is not CUDA-aware: use staged or nccl".into());
     }
     Ok(())
 }

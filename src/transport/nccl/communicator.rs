@@ -25,8 +25,8 @@ pub struct Gpu {
 
 impl Gpu {
     pub fn new(driver: &'static Driver, library: &'static Library) -> Result<Self, Cause> {
-        let device = device::device()
-            .ok_or_else(|| Cause::Setting { message: "JAX does not compute on a GPU".into() })?;
+        let device =
+            device::device().ok_or_else(|| Cause::Setting { message: "JAX does not run on a GPU".into() })?;
         let context = driver.primary_context(device)?;
         // SAFETY: the context exists.
         let _entered = unsafe { driver.enter(context)? };

@@ -161,7 +161,7 @@ fn is_plain(tag: i32) -> bool {
 fn needs_matching(feature: String) -> Cause {
     Cause::Unsupported {
         feature,
-        reason: "messages go through NCCL, which knows no tags and no wildcards; set \
+        reason: "messages go through NCCL, which has no tags and no wildcards; set \
                  MPI4JAX_NCCL_MESSAGES=staged, so that messages go through MPI and all else through NCCL, \
                  or name the source and leave the tags at 0",
     }

@@ -44,9 +44,9 @@ struct PublishedSample {
 
 const DOUBTS: [&str; 4] = [
     "",
-    "threads of a rank used the communicator at once, so the job goes on",
-    "it is the program's communicator, which may be used without mpi4jax too, so the job goes on",
-    "leaves of other names or shapes have the same bytes and may be taken for each other, so the job goes on",
+    "several threads of a rank used the communicator at the same time, so the job goes on",
+    "it is the program's communicator, which other code may use too, so the job goes on",
+    "leaves of different names or shapes have the same bytes and may be confused, so the job goes on",
 ];
 /// Of those, that of operations which differ in their forms alone.
 const FORMS: usize = 3;
