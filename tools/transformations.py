@@ -19,13 +19,13 @@ TEXT = """\
 
 Each operation is tested under each transformation of JAX (`tests/ranks/transforms.py`): values
 and derivatives must equal those of a model of the whole job, which JAX evaluates in one process.
-`make table` writes this page. With JAX {jax}, on {ranks} ranks, {passed} checks passed, {failed} failed.
-Each pair of operation and transformation ran in {ways} of the two APIs (with tokens, without),
-alternating with the number of ranks.
+`make table` writes this page. With JAX {jax}, on {ranks} ranks, {passed} checks passed,
+{failed} failed. Each pair of operation and transformation ran in {ways} of the two APIs
+(with tokens, without), alternating with the number of ranks.
 
-Yes: all operations of the column pass. Linear operations are those that reduce nothing, and reductions with SUM.
-`-`: not applicable, as PROD, MAX and MIN are not linear. Under `while_loop` only forward mode is tested, and
-under `custom_vjp` only reverse mode: JAX has no other there.
+Yes: all operations of the column pass. Linear operations are those that reduce nothing, and
+reductions with SUM. `-`: not applicable, as PROD, MAX and MIN are not linear. Under `while_loop`
+only forward mode is tested, and under `custom_vjp` only reverse mode: JAX has no other there.
 
 {table}
 

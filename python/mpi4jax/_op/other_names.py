@@ -36,8 +36,8 @@ _KEYWORDS = {
     "src": "the argument is 'source', or 'root'",
     "tiled": "allgatherv joins the rows of all ranks, reduce_scatterv cuts rows, and alltoallv "
     "does both",
-    "token": "operations without tokens run in program order. Leave it out, and the result is "
-    "returned without a token; or call mpi4jax.{op}, which has tokens unless MPI4JAX_NOTOKEN=1 is set",
+    "token": "operations without tokens run in program order. Leave it out, and the result comes "
+    "without a token; or call mpi4jax.{op}, which has tokens unless MPI4JAX_NOTOKEN=1 is set",
 }
 _REDUCTIONS = {
     "add": "MPI.SUM",
