@@ -129,8 +129,8 @@ def _array(op: str, name: str, leaf: Any, layout: Any, rank: int) -> _Array:
     before = max(len(shape) - len(padded), 0)
     if shape[before:] != padded:
         raise ValueError(
-            f"{op}: array {name or 'x'} has shape {shape}; expected {padded}, after any leading "
-            f"axes, the block of rank {rank} in {layout!r}"
+            f"{op}: array {name or 'x'} has shape {shape}; expected {padded}, or that behind other "
+            f"axes, as {layout!r} says of rank {rank}"
         )
     first = window[:before]
     whole = (*shape[:before], *whole)
