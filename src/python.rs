@@ -119,6 +119,7 @@ mod _native {
                 "has_blocks": row.has_blocks,
                 "has_parts": row.has_parts,
                 "is_ragged": row.is_ragged,
+                "private": row.private,
                 "at_root": extents(row.at_root),
                 "elsewhere": extents(row.elsewhere),
                 "started": row.started.as_ref().map(|started| started.mpi_name),

@@ -21,4 +21,4 @@ pub use line::{add as add_line, name as name_line, named as named_line, numbered
 pub use parts::{Ints, Part, Parts, PartsFields, Wire};
 pub use ragged::{Counts, Ragged, RaggedFields};
 pub use reduction::{Builtin, Reduction, register_user as register_reduction};
-pub use table::{Extent, Extents, Op, Row, Started};
+pub use table::{Extent, Extents, Op, Private, Row, Started};

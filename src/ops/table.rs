@@ -26,6 +26,17 @@ pub struct Extents {
     pub recv: Extent,
 }
 
+/// A communicator of the same ranks, which this package makes of the program's where an operation first needs it. All ranks
+/// make it together, so Python waits for that operation.
+#[derive(Clone, Copy, Debug, Serialize, PartialEq, Eq)]
+#[serde(rename_all = "lowercase")]
+pub enum Private {
+    /// For messages of the operation's own: on the program's communicator, receives with wildcards would match them.
+    Messages,
+    /// With the ranks in reverse order, for the transpose.
+    Reversed,
+}
+
 /// A row of the table.
 #[derive(Debug)]
 pub struct Row {
@@ -47,6 +58,8 @@ pub struct Row {
     pub has_parts: bool,
     /// Whether an operand says at run time how many rows go to each rank.
     pub is_ragged: bool,
+    /// The communicator that its blocking form needs besides the program's.
+    pub private: Option<Private>,
     /// Extents on the root; equal to `elsewhere` where there is no root.
     pub at_root: Extents,
     pub elsewhere: Extents,
@@ -64,7 +77,7 @@ pub struct Started {
     pub mpi_name: &'static str,
 }
 
-/// What an operation takes besides data and a communicator.
+/// What an operation takes besides data and a communicator; and whether it sends messages of its own.
 const NOTHING: u8 = 0;
 const REDUCTION: u8 = 1;
 const SCAN: u8 = 1 << 1;
@@ -73,6 +86,7 @@ const PEER: u8 = 1 << 3;
 const BLOCKS: u8 = 1 << 4;
 const PARTS: u8 = 1 << 5;
 const RAGGED: u8 = 1 << 6;
+const MESSAGES: u8 = 1 << 7;
 
 macro_rules! ops {
     ($($op:ident $name:literal $mpi:literal ($takes:expr)
@@ -96,6 +110,11 @@ macro_rules! ops {
                 has_blocks: $takes & BLOCKS != 0,
                 has_parts: $takes & PARTS != 0,
                 is_ragged: $takes & RAGGED != 0,
+                private: match $takes & (SCAN | MESSAGES) {
+                    0 => None,
+                    SCAN => Some(Private::Reversed),
+                    _ => Some(Private::Messages),
+                },
                 at_root: Extents { send: Extent::$root_send, recv: Extent::$root_recv },
                 elsewhere: Extents { send: Extent::$send, recv: Extent::$recv },
                 started: started!($name, $start),
@@ -119,15 +138,15 @@ ops! {
     Allgatherv     "allgatherv"      "MPI_Allgatherv"           (PARTS)             (Variable -> Variable) (Variable -> Variable) "MPI_Iallgatherv";
     Allreduce      "allreduce"       "MPI_Allreduce"            (REDUCTION)         (One -> One)           (One -> One)           "MPI_Iallreduce";
     Alltoall       "alltoall"        "MPI_Alltoall"             (NOTHING)           (PerRank -> PerRank)   (PerRank -> PerRank)   "MPI_Ialltoall";
-    Alltoallv      "alltoallv"       "MPI_Alltoallv"            (PARTS)             (Variable -> Variable) (Variable -> Variable) "MPI_Ialltoallw";
+    Alltoallv      "alltoallv"       "MPI_Alltoallv"            (PARTS | MESSAGES)  (Variable -> Variable) (Variable -> Variable) "MPI_Ialltoallw";
     Barrier        "barrier"         "MPI_Barrier"              (NOTHING)           (None -> None)         (None -> None)         "MPI_Ibarrier";
     Bcast          "bcast"           "MPI_Bcast"                (ROOT)              (One -> None)          (None -> One)          "MPI_Ibcast";
     Exscan         "exscan"          "MPI_Exscan"               (SCAN)              (One -> One)           (One -> One)           "MPI_Iexscan";
     Gather         "gather"          "MPI_Gather"               (ROOT)              (One -> PerRank)       (One -> None)          "MPI_Igather";
     Gatherv        "gatherv"         "MPI_Gatherv"              (PARTS | ROOT)      (Variable -> Variable) (Variable -> None)     "MPI_Ialltoallw";
-    HaloExchange   "halo_exchange"   "MPI_Wait"                 (BLOCKS)            (Variable -> Variable) (Variable -> Variable) -;
-    Permute        "permute"         "MPI_Sendrecv"             (PARTS)             (Variable -> Variable) (Variable -> Variable) "MPI_Ialltoallw";
-    RaggedAlltoall "ragged_alltoall" "MPI_Alltoallv"            (RAGGED)            (Variable -> Variable) (Variable -> Variable) "MPI_Ialltoallw";
+    HaloExchange   "halo_exchange"   "MPI_Wait"                 (BLOCKS | MESSAGES) (Variable -> Variable) (Variable -> Variable) -;
+    Permute        "permute"         "MPI_Sendrecv"             (PARTS | MESSAGES)  (Variable -> Variable) (Variable -> Variable) "MPI_Ialltoallw";
+    RaggedAlltoall "ragged_alltoall" "MPI_Alltoallv"            (RAGGED | MESSAGES) (Variable -> Variable) (Variable -> Variable) "MPI_Ialltoallw";
     Recv           "recv"            "MPI_Recv"                 (PEER)              (None -> One)          (None -> One)          "MPI_Irecv";
     Reduce         "reduce"          "MPI_Reduce"               (REDUCTION | ROOT)  (One -> One)           (One -> None)          "MPI_Ireduce";
     ReduceScatter  "reduce_scatter"  "MPI_Reduce_scatter_block" (REDUCTION)         (PerRank -> One)       (PerRank -> One)       "MPI_Ireduce_scatter_block";

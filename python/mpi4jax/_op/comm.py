@@ -82,12 +82,10 @@ def unmade(op: str, p: dict[str, Any]) -> str | None:
     program makes in Python while another rank waits for the op would deadlock
     (`docs/decisions/operations.md`).
     """
-    kind = "reversed" if p.get("adjoint") and op in ("scan", "exscan") else _PRIVATE.get(op)
-    comm = p["comm"]
-    return None if kind is None or comm is comm.any or kind in comm.made else kind
-
-
-_PRIVATE = dict.fromkeys(("alltoallv", "halo_exchange", "permute", "ragged_alltoall"), "exchange")
+    kind, comm = SPECS[op].private, p["comm"]
+    if kind is None or (kind == "reversed" and not p.get("adjoint")) or comm is comm.any:
+        return None
+    return None if kind in comm.made else kind
 
 
 class Reduction:

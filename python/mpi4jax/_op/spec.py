@@ -79,6 +79,8 @@ class Spec:
         has_blocks: whether it takes any number of arrays at once, and returns as many.
         has_parts: whether it has parameters for the rows that go to each rank and come from it.
         is_ragged: whether an array says, when it runs, how many rows go to each rank.
+        private: the kind of communicator that the core makes to run it: ``"messages"``; or, for its
+            transpose, ``"reversed"``.
         at_root, elsewhere: what a rank sends and receives: ``"none"``, ``"one"`` block, one
             ``"per rank"``, or ``"variable"``: then ranks may differ.
         started: the MPI function that starts it without waiting for its end, if the native module
@@ -112,6 +114,7 @@ class Spec:
     has_blocks: bool
     has_parts: bool
     is_ragged: bool
+    private: str | None
     at_root: tuple[str, str]
     elsewhere: tuple[str, str]
     started: str | None

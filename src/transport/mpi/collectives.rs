@@ -143,7 +143,7 @@ pub unsafe fn collective(call: &Call, mut posted: Option<&mut Posted>) -> Result
                 let (send, recv) = (call.operand()?, call.result()?);
                 let by = Reducer::new(site.reduction, send.dtype())?;
                 let (t, op) = (by.datatype, by.op);
-                let reversed = site.reverse.then(|| reversed(&site.comm)).transpose()?;
+                let reversed = site.reverse.then(|| reversed(site)).transpose()?;
                 let comm = reversed.as_ref().map_or(comm, |reversed| reversed.0.handle());
                 by.in_pieces(recv, (send_or_in_place(send, recv), recv.data()), |from, to, n| match site.op {
                     Op::Scan => either!(MPI_Scan | MPI_Iscan(from, to, n, t, op, comm)),

@@ -26,12 +26,12 @@ use self::span::count_limit;
 pub use self::span::set_count_limit;
 pub use self::start::start;
 use super::message::{Arrived, arrive};
-use crate::call::Call;
-use crate::comm::{Comm, OwnedComm};
+use crate::call::{Call, Site};
+use crate::comm::OwnedComm;
 use crate::device;
 use crate::error::Cause;
 use crate::mpilib::{check, cuda_support, in_place};
-use crate::ops::{Buffer, Dtype, Ints, Op};
+use crate::ops::{Buffer, Dtype, Ints, Op, Private};
 
 /// Whether the MPI library says that it takes pointers to the memory of a GPU.
 pub fn is_cuda_aware() -> bool {
@@ -65,10 +65,21 @@ fn send_or_moved(send: &Buffer, recv: &Buffer, rank: i32) -> *mut c_void {
     in_place()
 }
 
-/// The ranks in reverse order, for suffix scans; made by the first one.
+/// An error unless the row of the operation says that it needs this communicator: Python has to know.
+fn allow(site: &Site, private: Private) -> Result<(), Cause> {
+    if site.op.row().private == Some(private) {
+        return Ok(());
+    }
+    let feature = format!("{} on a private communicator", site.op);
+    Err(Cause::Unsupported { feature, reason: "the table of operations says that it has none" })
+}
+
+/// See [`Private::Reversed`].
 struct Reversed(OwnedComm);
 
-fn reversed(comm: &Comm) -> Result<Arc<Reversed>, Cause> {
+fn reversed(site: &Site) -> Result<Arc<Reversed>, Cause> {
+    allow(site, Private::Reversed)?;
+    let comm = &site.comm;
     comm.attach(|| comm.split(comm.size - comm.rank).map(Reversed))
 }
 
@@ -140,8 +151,9 @@ pub fn execute(call: &Call) -> Result<(), Cause> {
         match site.op {
             Op::Allgatherv if ints_of(call).is_some() => collective(call, None),
             // As their non-blocking forms: what is often the only operation on a communicator that a program has just made
-            // needs no other one, which Open MPI cannot make while Python makes a third.
-            Op::Gatherv | Op::Scatterv => {
+            // needs no other one, which Open MPI cannot make while Python makes a third. Nor does an `allgatherv` with counts
+            // beyond `int`, which is rare.
+            Op::Allgatherv | Op::Gatherv | Op::Scatterv => {
                 let (mut call, mut copy) = (call.clone(), Vec::new());
                 if let (Some(send), Some(recv)) = (call.send, &call.recv) {
                     call.send = Some(send.apart_from(recv, &mut copy));
@@ -150,12 +162,12 @@ pub fn execute(call: &Call) -> Result<(), Cause> {
             }
             // MPI's functions count in int. A rank knows its own counts, and not whether those of the others are too large
             // for that: so they could not choose together.
-            Op::Allgatherv | Op::Alltoallv | Op::Permute => {
-                call.parts()?.exchange(call.send, call.recv, &mut P2pBatch::new(&site.comm)?)
+            Op::Alltoallv | Op::Permute => {
+                call.parts()?.exchange(call.send, call.recv, &mut P2pBatch::new(site)?)
             }
             Op::HaloExchange => {
                 let halo = site.halo.as_ref().ok_or_else(|| Cause::missing("halo"))?;
-                halo.exchange(call.blocks(), site.comm.rank, &mut P2pBatch::new(&site.comm)?)
+                halo.exchange(call.blocks(), site.comm.rank, &mut P2pBatch::new(site)?)
             }
             Op::RaggedAlltoall => {
                 let ragged = site.ragged.as_ref().ok_or_else(|| Cause::missing("rows"))?;
@@ -170,7 +182,7 @@ pub fn execute(call: &Call) -> Result<(), Cause> {
                 if let Some(counts) = call.received {
                     counts.data().copy_from(from.as_ptr().cast(), size_of_val(&from[..]).min(counts.bytes()));
                 }
-                parts.exchange(call.send, call.recv, &mut P2pBatch::new(&site.comm)?)
+                parts.exchange(call.send, call.recv, &mut P2pBatch::new(site)?)
             }
             Op::Recv => {
                 let recv = call.result()?;
@@ -191,6 +203,27 @@ pub fn execute(call: &Call) -> Result<(), Cause> {
                 Ok(())
             }
             _ => collective(call, None),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::comm::Comm;
+
+    #[test]
+    fn only_ops_whose_row_says_so_get_a_private_communicator() {
+        let comm = Arc::new(Comm::new("private-test", 0, 2));
+        for row in Op::TABLE {
+            let site = Site::new(row.op, &comm);
+            let refused = |result: Result<(), Cause>| matches!(result, Err(Cause::Unsupported { .. }));
+            if row.private != Some(Private::Messages) {
+                assert!(refused(P2pBatch::new(&site).map(|_| ())), "{}", row.name);
+            }
+            if row.private != Some(Private::Reversed) {
+                assert!(refused(reversed(&site).map(|_| ())), "{}", row.name);
+            }
         }
     }
 }

@@ -7,31 +7,32 @@ use std::sync::Arc;
 use mpi::ffi::{self, MPI_Comm, MPI_Datatype, MPI_Request, MPI_Status};
 use smallvec::SmallVec;
 
-use super::elements;
 use super::span::Span;
-use crate::comm::{Comm, OwnedComm};
+use super::{allow, elements};
+use crate::call::Site;
+use crate::comm::OwnedComm;
 use crate::error::Cause;
 use crate::mpilib::check;
-use crate::ops::{Dtype, Wire};
+use crate::ops::{Dtype, Private, Wire};
 
-/// A communicator of the same ranks for messages of this package: on the program's own, receives with wildcards would match
-/// them. Made by the first operation that needs it, which is collective.
-struct Private(OwnedComm);
+/// See [`Private::Messages`].
+struct Messages(OwnedComm);
 
 /// The tag of all messages: there is one at a time from a rank to another.
 const TAG: c_int = 0;
 
 /// Messages that are under way at the same time.
 pub struct P2pBatch {
-    comm: Arc<Private>,
+    comm: Arc<Messages>,
     /// Source and number of bytes of each receive; its request is at the same index of `requests`, those of the sends follow.
     receives: SmallVec<[(i32, usize); 32]>,
     requests: SmallVec<[MPI_Request; 64]>,
 }
 
 impl P2pBatch {
-    pub fn new(comm: &Comm) -> Result<Self, Cause> {
-        let comm = comm.attach(|| comm.split(comm.rank).map(Private))?;
+    pub fn new(site: &Site) -> Result<Self, Cause> {
+        allow(site, Private::Messages)?;
+        let comm = site.comm.attach(|| site.comm.split(site.comm.rank).map(Messages))?;
         Ok(Self { comm, receives: SmallVec::new(), requests: SmallVec::new() })
     }
 
