@@ -452,17 +452,20 @@ def lsmr(
     # `fixed`, whose operations on bits have none.
     product, closed = jax.closure_convert(rows_of, start)
 
-    def transposed(y: Vector, *closed: Any) -> Vector:
-        (x,) = jax.linear_transpose(lambda x: product(x, *closed), start)(jnp.conj(y))
-        return jnp.conj(x)
+    # Outside of loops: this runs the operations of `A` once, on zeros.
+    def adjoint_of(*closed: Any) -> Operator:
+        transposed = jax.linear_transpose(lambda x: product(x, *closed), start)
+        return lambda y: jnp.conj(transposed(jnp.conj(y))[0])
 
     @jax.custom_jvp
     def solve(given: Vector, *closed: Any) -> tuple[Vector, Info]:
         def forward(x: Vector) -> Vector:
             return space.fixed(product(x, *closed))
 
+        backward = adjoint_of(*closed)
+
         def adjoint(y: Vector) -> Vector:
-            return space.fixed(transposed(y, *closed))
+            return space.fixed(backward(y))
 
         scale = krylov.scale_of(space, given)
         b = given / scale
@@ -480,10 +483,12 @@ def lsmr(
         x, info = solve(*primals)
 
         def gradient(given: Vector, *closed: Any) -> Vector:
-            return transposed(given - product(x, *closed), *closed)
+            return adjoint_of(*closed)(given - product(x, *closed))
+
+        backward = adjoint_of(*primals[1:])
 
         def normal(v: Vector) -> Vector:
-            return transposed(product(v, *primals[1:]), *primals[1:])
+            return backward(product(v, *primals[1:]))
 
         _, slope = jax.jvp(gradient, primals, tangents)
         t, _ = cg(normal, slope, tol=tol, atol=atol, comm=comm, reproducible=reproducible)

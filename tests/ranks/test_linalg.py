@@ -327,6 +327,20 @@ def test_least_squares(damp):
     np.testing.assert_allclose(total, 2 * np.vdot(reference(1.0), slope).real, rtol=1e-5)
 
 
+@pytest.mark.min_ranks(2)
+def test_an_iteration_of_lsmr_sends_the_messages_of_two_products(logged):
+    """Not those of a third one, on zeros, which a transpose begins with."""
+    (b,) = vectors(1)
+
+    def messages(maxiter):
+        run("lsmr", b[MINE], tol=0.0, maxiter=maxiter)
+        (_, info), lines = logged(lambda: run("lsmr", b[MINE], tol=0.0, maxiter=maxiter))
+        assert info.iterations == maxiter
+        return sum("MPI_Sendrecv" in line and " done with " in line for line in lines)
+
+    assert messages(3) - messages(1) == 2 * (2 + 2)
+
+
 @pytest.mark.parametrize("dtype", [np.float32, np.complex128])
 def test_norm_and_vdot(dtype):
     a, b = vectors(2, np.complex128)
