@@ -31,23 +31,19 @@ comm = MPI.COMM_WORLD
 X = jnp.ones(1)
 
 
-def library(folder):
+def library():
     """bare.cc as a shared library, made by the first rank."""
-    path = Path(folder) / "bare.so"
-    if comm.rank == 0:
-        options = [
-            "-x",
-            "c++",
-            "-std=c++17",
-            "-O3",
-            "-shared",
-            "-fPIC",
-            f"-I{jax.ffi.include_dir()}",
-        ]
-        source = Path(__file__).with_suffix(".cc")
-        subprocess.run([contenders.mpicc(), *options, source, "-o", path, "-lstdc++"], check=True)
-    comm.Barrier()
-    return ctypes.CDLL(str(path))
+    with tempfile.TemporaryDirectory() as folder:
+        path = comm.bcast(f"{folder}/bare.so")
+        if comm.rank == 0:
+            options = f"-x c++ -std=c++17 -O3 -shared -fPIC -I{jax.ffi.include_dir()}".split()
+            source = Path(__file__).with_suffix(".cc")
+            command = [contenders.mpicc(), *options, source, "-o", path, "-lstdc++"]
+            subprocess.run(command, check=True)
+        comm.Barrier()
+        handlers = ctypes.CDLL(path)
+        comm.Barrier()  # before the folder goes
+    return handlers
 
 
 def handler(handlers, name):
@@ -77,8 +73,7 @@ def raw():
 
 
 def main():
-    folder = comm.bcast(tempfile.mkdtemp() if comm.rank == 0 else None)
-    handlers = library(folder)
+    handlers = library()
     contestants = {
         "MPI": raw(),
         "handler": handler(handlers, "bare_allreduce"),
