@@ -89,8 +89,8 @@ impl<'a> Call<'a> {
     pub fn check(&self) -> Result<(), Error> {
         let site = self.site;
         let side = site.extents();
-        let sent = self.block("operand", side.send, self.send)?;
-        let received = self.block("result", side.recv, self.recv)?;
+        let sent = self.block("operand", side.send, self.send.as_ref())?;
+        let received = self.block("result", side.recv, self.recv.as_ref())?;
         if let Some(parts) = &site.parts {
             return parts.check(self.send, self.recv).map_err(|cause| site.error(cause));
         }
@@ -117,7 +117,7 @@ impl<'a> Call<'a> {
         &self,
         operand: &'static str,
         extent: Extent,
-        buffer: Option<Buffer>,
+        buffer: Option<&Buffer>,
     ) -> Result<Option<(usize, Dtype)>, Error> {
         let size = self.site.comm.size as usize;
         match (extent, buffer) {

@@ -173,7 +173,7 @@ pub unsafe fn fill<'a>(
     call: &mut Call<'a>,
     frame: &CallFrame,
     transport: &AnyTransport,
-    eager: Option<EagerCall>,
+    eager: Option<&EagerCall>,
     start: Option<&RequestLayout>,
     (others, counts): (&'a mut Blocks, &'a mut Counts),
 ) -> Result<Option<Buffer>, Error> {
@@ -224,7 +224,7 @@ pub unsafe fn fill<'a>(
         call.check()?;
     }
     let envelope = match (eager, given) {
-        (Some(EagerCall::Run { envelope, status, .. }), _) => {
+        (Some(&EagerCall::Run { envelope, status, .. }), _) => {
             call.status = statuses::checked(status).map_err(|cause| site.error(cause))?;
             Some(envelope)
         }

@@ -30,8 +30,7 @@ pub unsafe extern "C" fn execute<const GPU: bool>(frame: *mut CallFrame) -> *mut
         guard::<GPU>(frame, |frame| {
             let state = get_state::<GPU>(frame)?;
             let (stream, _context) = enter::<GPU>(frame).map_err(|cause| state.error(cause))?;
-            let eager = state.eager_call(frame, stream)?;
-            state.run(eager, |site| run(frame, site, state.transport, eager, stream))
+            state.run(frame, stream, |site, eager| run(frame, site, state.transport, eager, stream))
         })
     }
 }
@@ -43,7 +42,7 @@ unsafe fn run(
     frame: &CallFrame,
     site: &Arc<Site>,
     transport: &AnyTransport,
-    eager: Option<EagerCall>,
+    eager: Option<&EagerCall>,
     stream: Stream,
 ) -> Result<(), Box<Error>> {
     let (mut others, mut counts) = (Blocks::new(), ops::Counts::new());

@@ -58,8 +58,7 @@ pub unsafe extern "C" fn start<const GPU: bool>(frame: *mut CallFrame) -> *mut F
             let state = get_state::<GPU>(frame)?;
             let layout = state.description.layout().map_err(|cause| state.error(cause))?;
             let (stream, _context) = enter::<GPU>(frame).map_err(|cause| state.error(cause))?;
-            let eager = state.eager_call(frame, stream)?;
-            state.run(eager, |site| begin(frame, site, layout, state.transport, eager, stream))
+            state.run(frame, stream, |site, eager| begin(frame, site, layout, state.transport, eager, stream))
         })
     }
 }
@@ -71,7 +70,7 @@ unsafe fn begin(
     site: &Arc<Site>,
     layout: &RequestLayout,
     transport: &'static AnyTransport,
-    eager: Option<EagerCall>,
+    eager: Option<&EagerCall>,
     stream: Stream,
 ) -> Result<(), Box<Error>> {
     let located = |cause| site.error(cause);

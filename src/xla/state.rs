@@ -83,24 +83,32 @@ impl Instantiated {
         call.map(Some).map_err(|cause| self.error(cause))
     }
 
-    /// Runs an operation where its communicator can be used. After an error the ranks are out of step.
+    /// Runs an operation where its communicator can be used, with what an eager call says. After an error the ranks are out of
+    /// step.
+    ///
+    /// # Safety
+    /// As `eager_call`.
     #[inline]
-    pub fn run(
+    pub unsafe fn run(
         &self,
-        eager: Option<EagerCall>,
-        body: impl FnOnce(&Arc<Site>) -> Result<(), Box<Error>>,
+        frame: &CallFrame,
+        stream: Stream,
+        body: impl FnOnce(&Arc<Site>, Option<&EagerCall>) -> Result<(), Box<Error>>,
     ) -> Result<(), Box<Error>> {
-        let by_operand;
-        let site = match (&self.sites, eager) {
-            (Sites::One(site), _) => site,
-            (Sites::ByOperand(sites), Some(EagerCall::Run { comm, line, .. })) => {
-                by_operand = self.bind(sites, comm, line)?;
-                &by_operand
+        let (call, bound);
+        // By reference: copying what has just been written in pieces would cost every call 10 ns.
+        let (site, eager) = match &self.sites {
+            Sites::One(site) => (site, None),
+            Sites::ByOperand(sites) => {
+                // SAFETY: promised by the caller.
+                call = unsafe { self.eager_call(frame, stream)? };
+                let Some(EagerCall::Run { comm, line, .. }) = &call else { return Ok(()) };
+                bound = self.bind(sites, *comm, *line)?;
+                (&bound, call.as_ref())
             }
-            (Sites::ByOperand(_), _) => return Ok(()),
         };
         let _guard = usable(site)?;
-        body(site).inspect_err(|error| fail(error, site, self.phase))
+        body(site, eager).inspect_err(|error| fail(error, site, self.phase))
     }
 
     /// The site of a communicator and a line, by their numbers.

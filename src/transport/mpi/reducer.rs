@@ -39,12 +39,13 @@ pub struct Reducer {
 impl Reducer {
     #[inline(always)]
     pub fn new(reduction: Option<Reduction>, dtype: Dtype) -> Result<Self, Cause> {
-        let builtin = match reduction.ok_or(Cause::Reduction { expected: true })? {
+        let builtin = match reduction {
+            None => return Err(Cause::Reduction { expected: true }),
             // SAFETY: registered as the handle of an MPI_Op.
-            Reduction::User(op) => {
+            Some(Reduction::User(op)) => {
                 return Ok(Self { datatype: dtype.mpi(), op: unsafe { handle(op) }, width: 1 });
             }
-            Reduction::Builtin(builtin) => builtin,
+            Some(Reduction::Builtin(builtin)) => builtin,
         };
         if !builtin.allows(dtype) {
             return Err(Cause::UndefinedReduction { reduction: builtin.name(), dtype: dtype.name() });
@@ -78,29 +79,33 @@ impl Reducer {
         }
     }
 
-    /// A reduction of `ops::combine`, made known to MPI when it is first needed: its type and operation.
+    /// A reduction of `ops::combine`.
+    #[inline(always)]
     fn ours(builtin: Builtin, dtype: Dtype) -> Result<Self, Cause> {
-        static KNOWN: [[OnceLock<(usize, usize)>; Builtin::ALL.len()]; Dtype::ALL.len()] =
-            [const { [const { OnceLock::new() }; Builtin::ALL.len()] }; Dtype::ALL.len()];
-
-        let slot = &KNOWN[dtype as usize][builtin as usize];
-        let (datatype, op) = match slot.get() {
-            Some(&known) => known,
-            None => {
-                let made = Self::make(builtin, dtype)?;
-                // Of two threads that come here, one forgets what it has made.
-                *slot.get_or_init(|| made)
-            }
-        };
+        let (datatype, op) = Self::known(builtin, dtype)?;
         let width = if has_pairs(builtin) { 2 } else { 1 };
         // SAFETY: handles of `make`, which are never freed.
         Ok(unsafe { Self { datatype: handle(datatype), op: handle(op), width } })
     }
 
+    /// The type and the operation of one, made known to MPI when it is first needed.
+    fn known(builtin: Builtin, dtype: Dtype) -> Result<(usize, usize), Cause> {
+        static KNOWN: [[OnceLock<(usize, usize)>; Builtin::ALL.len()]; Dtype::ALL.len()] =
+            [const { [const { OnceLock::new() }; Builtin::ALL.len()] }; Dtype::ALL.len()];
+
+        let slot = &KNOWN[dtype as usize][builtin as usize];
+        if let Some(&known) = slot.get() {
+            return Ok(known);
+        }
+        let made = Self::make(builtin, dtype)?;
+        // Of two threads that come here, one forgets what it has made.
+        Ok(*slot.get_or_init(|| made))
+    }
+
     #[cold]
     fn make(builtin: Builtin, dtype: Dtype) -> Result<(usize, usize), Cause> {
         let function = ops::combine(builtin, dtype)
-            .ok_or(Cause::UndefinedReduction { reduction: builtin.name(), dtype: dtype.name() })?;
+            .ok_or_else(|| Cause::UndefinedReduction { reduction: builtin.name(), dtype: dtype.name() })?;
         let mut item = dtype.mpi();
         // SAFETY: a `Combine` is an MPI_User_function, but for the type of the argument that it ignores.
         unsafe {
