@@ -241,6 +241,15 @@ pub unsafe fn fill<'a>(
     Ok(handle)
 }
 
+/// The only result of a frame.
+///
+/// # Safety
+/// `frame` is what XLA passed to the execute stage.
+pub unsafe fn result(frame: &CallFrame) -> Result<Buffer, Cause> {
+    // SAFETY: promised by the caller.
+    unsafe { Side::new("result", &frame.rets, 1)? }.read()
+}
+
 /// The only result of a frame, which is a handle.
 ///
 /// # Safety

@@ -2,6 +2,7 @@
 
 pub mod c_api;
 pub mod description;
+mod empty;
 mod errors;
 pub mod frame;
 mod handler;

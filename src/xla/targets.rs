@@ -2,7 +2,7 @@
 
 use super::Handler;
 use super::handler::{execute, instantiate};
-use super::{leaves, requests};
+use super::{empty, leaves, requests};
 use crate::device;
 use crate::ops::Op;
 
@@ -39,6 +39,7 @@ fn of_platform<const GPU: bool>(platform: &'static str) -> Vec<Target> {
         target(AFTER, requests::after::<GPU>, requests::after::<GPU>),
         target("mpi4jax_start", requests::instantiate::<GPU, true>, requests::start::<GPU>),
         target("mpi4jax_wait", requests::instantiate::<GPU, false>, requests::wait::<GPU>),
+        target("mpi4jax_empty", requests::after::<GPU>, empty::empty::<GPU>),
         target("mpi4jax_pack", requests::after::<GPU>, leaves::pack::<GPU>),
         target("mpi4jax_unpack", requests::after::<GPU>, leaves::unpack::<GPU>),
         target("mpi4jax_ready", requests::after::<GPU>, requests::ready::<GPU>),

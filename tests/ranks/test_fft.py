@@ -3,6 +3,7 @@
 import functools
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -245,6 +246,18 @@ def test_messages():
     assert exchanges(fft.fftn, slabs, natural=True) == 2 * moved
     assert exchanges(fft.fftn, pencils) == sum(n > 1 for n in PAIR)
     assert exchanges(fft.fftn, slabs, axes=(1, 2)) == 0
+
+
+@pytest.mark.min_ranks(2)
+@pytest.mark.usefixtures("tiles")
+def test_tiles_are_written_to_an_array_that_is_not_filled_first():
+    """But in an exported program, which calls only operations."""
+    layout = Layout((2 * SIZE, 6, 6), {0: SIZE})
+    f, x = jax.jit(lambda x: fft.fftn(x, layout)), jnp.ones(layout.block_shape(RANK))
+    exchange = jax.export.DisabledSafetyCheck.custom_call("mpi4jax_alltoallv")
+    exported = jax.export.export(f, disabled_checks=[exchange])(x)
+    assert "@mpi4jax_empty(" in f.lower(x).as_text()
+    assert "mpi4jax_empty" not in exported.mlir_module()
 
 
 WRONG = [

@@ -234,6 +234,8 @@ pub fn decode(bytes: &[u8]) -> bool {
         attrs,
         future: null_mut(),
     };
+    // SAFETY: as above.
+    let _ = unsafe { frame::result(&frame) };
     for is_packed in [true, false] {
         // SAFETY: as above.
         if let Ok((leaves, message, _)) = unsafe { frame::leaves(&frame, is_packed) } {

@@ -83,6 +83,32 @@ def _columns(x: jax.Array, axis: int, inverse: bool) -> jax.Array:
     return x.reshape(shape)
 
 
+# ---- An array whose values do not matter, since a loop writes all of it
+#
+# It takes an element of the operand so that XLA does not allocate it earlier, beside the message
+# that is being sent.
+empty_p = Primitive("mpi4jax_empty")
+
+
+@empty_p.def_abstract_eval
+def _empty_type(x: Any, *, size: int, dtype: Any) -> Any:
+    return compat.array_type((size,), [x.update(dtype=dtype)])
+
+
+def _full(x: jax.Array, *, size: int, dtype: Any) -> jax.Array:
+    return jnp.full(size, x.real.astype(dtype))
+
+
+def _lower_empty(ctx: mlir.LoweringRuleContext, x: Any, **p: Any) -> Any:
+    # A program for other processes would have to find the native module there.
+    if ctx.module_context.lowering_parameters.for_export:
+        return mlir.lower_fun(_full, multiple_results=False)(ctx, x, **p)
+    return jax.ffi.ffi_lowering("mpi4jax_empty", has_side_effect=False)(ctx, x)
+
+
+mlir.register_lowering(empty_p, _lower_empty)
+
+
 class _Local(NamedTuple):
     """A transform of the array in one message, into another message.
 
@@ -170,10 +196,8 @@ class _Local(NamedTuple):
                 y = lax.dynamic_update_slice(y, part.ravel(), (begin + at * n,))
             return y
 
-        # The values do not matter. They depend on the operand so that XLA does not allocate this
-        # array earlier, beside the message that is being sent.
-        fill = x[0].real.astype(self.dtype(x.dtype)) if self.length else x[0]
-        y, at_once = jnp.full(math.prod(self.result.shape), fill), planes // tiles
+        y = empty_p.bind(x[0], size=math.prod(self.result.shape), dtype=self.dtype(x.dtype))
+        at_once = planes // tiles
         y = lax.fori_loop(0, tiles, functools.partial(some, at_once, 0), y)
         done = tiles * at_once
         return lax.fori_loop(0, planes - done, functools.partial(some, 1, done), y)
