@@ -1,6 +1,5 @@
 """The same of JAX's derivatives and of `vmap`."""
 
-import contextlib
 import itertools
 import re
 import types
@@ -33,7 +32,7 @@ from mpi4py import MPI
 import mpi4jax
 from mpi4jax import notoken
 from mpi4jax._diff import ad as _ad, custom_rules
-from mpi4jax._jax import compat, named_axes, traces
+from mpi4jax._jax import compat, traces
 from mpi4jax._jax.functions import HOLDS, inner_jaxprs, opened
 from mpi4jax._op import first
 from mpi4jax._op.manual import of_all_ranks
@@ -515,30 +514,3 @@ def test_an_extremum_is_compared_with_what_was_sent(op):
     text = lowered(lambda x: jax.jvp(f, (x,), (x,))[1])
     (sent,) = re.findall(r"(%\d+) = stablehlo.custom_call @mpi4jax_after\(%\d+\)", text)
     assert re.search(rf"stablehlo.compare +EQ, {sent},", text)
-
-
-# ---- mpi4jax.shard_map
-
-
-@pytest.mark.parametrize("what", ["core.extend_axis_env_nd", "config._check_vma", None])
-def test_rules_are_traced_inside_of_the_mesh(what, monkeypatch):
-    """Without the axes, or without the types of what varies, JAX refuses them."""
-
-    @jax.custom_jvp
-    def f(x):
-        return jnp.sin(x)
-
-    @f.defjvp
-    def rule(primals, tangents):
-        return f(*primals), lax.psum(jnp.cos(primals[0]) * tangents[0], "i") + 0 * primals[0]
-
-    how = {"mesh": mpi4jax.Mesh(), "in_specs": PartitionSpec("i")}
-    g = mpi4jax.shard_map(f, out_specs=PartitionSpec("i"), **how)
-    if what:
-        module, name = what.split(".")
-        nothing = types.SimpleNamespace(**{name: lambda *_: contextlib.nullcontext()})
-        monkeypatch.setattr(named_axes, module, nothing)
-        with pytest.raises((NameError, TypeError)):
-            jax.jvp(g, (X,), (X,))
-    else:
-        assert jax.jvp(g, (X,), (X,))[1][0] == pytest.approx(np.cos(1))

@@ -9,10 +9,10 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.extend.core import Literal
+from jax.extend.core import ClosedJaxpr
 from jax.sharding import PartitionSpec
 
-from .._jax import compat, named_axes
+from .._jax import compat, named_axes, rewriting
 from .._op import manual
 from .collectives import Collectives, names_of
 from .mesh import Mesh
@@ -89,8 +89,8 @@ def shard_map(
     def on_blocks(*args: Any) -> Any:
         return _evaluate(f, mesh, how, args)
 
-    # Not inlined: JAX would attribute everything inside to the line of this call.
-    compiled = jax.jit(functools.wraps(f)(on_blocks))
+    # Inlined: what JAX has traced is a function inside.
+    compiled = jax.jit(functools.wraps(f)(on_blocks), inline=True)
 
     @functools.wraps(f)
     def mapped(*args: Any) -> Any:
@@ -120,34 +120,26 @@ def _evaluate(f: Callable[..., Any], mesh: Mesh, how: dict[str, Any], args: Any)
     functools.update_wrapper(traced, f)
     closed, tree = named_axes.trace_shard_map(traced, whole, mesh=mesh._abstract, **how)
     collectives = Collectives(mesh, axes, how["check_vma"])
-    rewriter = named_axes.Rewriter(
+    rewriter = rewriting.Rewriter(
         mesh._abstract,
         collectives.table(),
         _refuse,
         how["check_vma"],
         functools.partial(manual.inside, of_ops),
     )
+    rewriter.collectives["shard_map"] = lambda p, ins: _nested(rewriter, collectives, p, ins)
 
-    def mapped(params: dict[str, Any], ins: list[Any]) -> list[Any]:
-        in_specs = named_axes.specs_of(params, "in")
+    def step(eqn: Any, ins: list[Any]) -> list[Any]:
+        if eqn.primitive is not named_axes.shard_map_p:
+            return compat.bind_with(eqn.primitive, eqn.params, ins)
+        in_specs = named_axes.specs_of(eqn.params, "in")
         ins = [collectives.enter(x, s) for x, s in zip(ins, in_specs, strict=True)]
-        outs = rewriter.run(params["jaxpr"], (), ins)
-        out_specs = named_axes.specs_of(params, "out")
+        body = rewriter.function(ClosedJaxpr(eqn.params["jaxpr"], ()))
+        outs = rewriting.call(body, getattr(f, "__name__", "shard_map"), ins)
+        out_specs = named_axes.specs_of(eqn.params, "out")
         return [collectives.leave(y, s) for y, s in zip(outs, out_specs, strict=True)]
 
-    rewriter.collectives["shard_map"] = lambda p, ins: _nested(rewriter, collectives, p, ins)
-    env = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
-    env.update(zip(closed.jaxpr.invars, jax.tree.leaves(args), strict=True))
-    for eqn in closed.jaxpr.eqns:
-        ins = [named_axes.value_of(v) if isinstance(v, Literal) else env[v] for v in eqn.invars]
-        if eqn.primitive is named_axes.shard_map_p:
-            outs = mapped(eqn.params, ins)
-        else:
-            outs = compat.bind_with(eqn.primitive, eqn.params, ins)
-        env.update(zip(eqn.outvars, outs, strict=True))
-    outs = [
-        named_axes.value_of(v) if isinstance(v, Literal) else env[v] for v in closed.jaxpr.outvars
-    ]
+    outs = compat.evaluate(closed.jaxpr, closed.consts, jax.tree.leaves(args), step)
     return jax.tree.unflatten(tree, outs)
 
 
@@ -164,7 +156,7 @@ def _axes_of_ops(mesh: Mesh, axes: frozenset[str], check_vma: bool) -> manual.Ax
 
 
 def _nested(
-    rewriter: named_axes.Rewriter, collectives: Collectives, p: dict[str, Any], ins: list[Any]
+    rewriter: rewriting.Rewriter, collectives: Collectives, p: dict[str, Any], ins: list[Any]
 ) -> list[Any]:
     """A `shard_map` inside: of operands that are whole along its axes, each rank takes its block;
     results are gathered."""

@@ -1,0 +1,384 @@
+"""Functions that JAX has traced inside a `shard_map`, rewritten for one rank: with other
+collectives, and without a mesh.
+
+Equations are replaced one by one. To bind each again takes as long as JAX's own trace.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+from jax._src import effects, mesh as mesh_lib, source_info_util
+from jax.extend import linear_util as lu
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Primitive, Var, primitives
+from jax.sharding import AbstractMesh, NamedSharding
+
+from . import compat, traces
+from .functions import inner_jaxprs, opened, with_functions
+from .named_axes import axes_of, inside, is_plain, plain, value_of
+
+Collective = Callable[..., Sequence[Any]]  # (params, operands) -> results
+
+# The equation of a jitted function of two operands and three results.
+_JIT = jax.make_jaxpr(jax.jit(lambda x, y: (x + y, x - y, x * y)))(0.0, 0.0).eqns[-1].params
+
+
+def _jit_params(jaxpr: ClosedJaxpr, name: str) -> dict[str, Any]:
+    """The parameters of such an equation, as of a function that was jitted without options."""
+    counts = {2: len(jaxpr.in_avals), 3: len(jaxpr.out_avals)}
+
+    def of_all(value: Any) -> Any:
+        if isinstance(value, tuple) and len(value) in counts:
+            return value[:1] * counts[len(value)]
+        return value
+
+    return {**{key: of_all(value) for key, value in _JIT.items()}, "jaxpr": jaxpr, "name": name}
+
+
+def call(jaxpr: ClosedJaxpr, name: str, args: Sequence[Any]) -> list[Any]:
+    """The results of a jitted function that was traced already."""
+    if jax.config.jax_disable_jit:
+        return _evaluated(jaxpr.jaxpr, jaxpr.consts, args)
+    return compat.bind_with(primitives.jit_p, _jit_params(jaxpr, name), args)
+
+
+def _evaluated(jaxpr: Jaxpr, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
+    return compat.evaluate(
+        jaxpr, consts, args, lambda eqn, ins: compat.bind_with(eqn.primitive, eqn.params, ins)
+    )
+
+
+class Rewriter:
+    """Rewrites what was traced inside a `shard_map`.
+
+    Args:
+        mesh: the mesh that it was traced for.
+        collectives: what evaluates an equation instead, by the name of its primitive.
+        refuse: makes the error of a primitive over axes of the mesh that is not among those, from
+            its name and the user's line.
+        check_vma: as it was for the `shard_map`.
+        around: a context that it was traced in.
+    """
+
+    def __init__(
+        self,
+        mesh: AbstractMesh,
+        collectives: dict[str, Collective],
+        refuse: Callable[..., Any],
+        check_vma: bool,
+        around: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
+    ):
+        self.mesh, self.collectives, self.refuse = mesh, collectives, refuse
+        self.check_vma, self.around = check_vma, around
+        self._axes = frozenset(mesh.axis_names)
+        # By the ids of functions, which are kept.
+        self._functions: dict[int, tuple[Any, Any]] = {}
+        self._equations: dict[Any, ClosedJaxpr] = {}  # what equations of collectives become
+        self._contexts: dict[Any, Any] = {}
+        self._types: dict[Any, Any] = {}
+
+    @contextlib.contextmanager
+    def inside(self) -> Iterator[None]:
+        """Context: as where the function was traced."""
+        with inside(self.mesh, self.check_vma), self.around():
+            yield
+
+    def run(self, jaxpr: Jaxpr, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
+        """The results of a function, rewritten."""
+        new, more = self.rewritten(jaxpr)
+        return _evaluated(new, [*more, *consts], args)
+
+    def function(self, jaxpr: Any) -> Any:
+        """The same function, open or closed, rewritten: one new object for one old."""
+        known = self._functions.get(id(jaxpr))
+        if known is None:
+            known = self._functions[id(jaxpr)] = (jaxpr, self._function(jaxpr))
+        return known[1]
+
+    def _function(self, jaxpr: Any) -> Any:
+        if not self._concerns(opened(jaxpr)):
+            return jaxpr
+        new, consts = self.rewritten(opened(jaxpr))
+        if isinstance(jaxpr, ClosedJaxpr):
+            return ClosedJaxpr(new, [*consts, *jaxpr.consts])
+        if consts:
+            raise NotImplementedError("mpi4jax.shard_map: constants in a nested function")
+        return new
+
+    def _concerns(self, jaxpr: Jaxpr) -> bool:
+        """Whether anything in a function has a type, or does something, of the mesh."""
+        if not all(is_plain(v.aval) for v in (*jaxpr.constvars, *jaxpr.invars)):
+            return True
+        for eqn in jaxpr.eqns:
+            if eqn.primitive.name in self.collectives or not all(
+                is_plain(v.aval) for v in eqn.outvars
+            ):
+                return True
+            for _, inner in inner_jaxprs(eqn.params):
+                if self._concerns(opened(inner)):
+                    return True
+        return False
+
+    def rewritten(self, jaxpr: Jaxpr) -> tuple[Jaxpr, list[Any]]:
+        """The function, and constants that it has in front of its own."""
+        if any(isinstance(e, effects.JaxprInputEffect) for eqn in jaxpr.eqns for e in eqn.effects):
+            return self._bound_again(jaxpr)
+        env: dict[Any, Any] = {}
+        consts: dict[Any, Any] = {}
+        eqns: list[Any] = []
+        is_high = False
+
+        def variable(v: Any) -> Any:
+            env[v] = new = type(v)(self._type(v.aval))
+            return new
+
+        def read(v: Any) -> Any:
+            return self._literal(v) if isinstance(v, Literal) else env[v]
+
+        def insert(made: ClosedJaxpr, ins: Sequence[Any], line: Any, ctx: Any) -> list[Any]:
+            """The equations of a function; its results."""
+            inner = made.jaxpr
+            local = dict(zip(inner.invars, ins, strict=True))
+            for v, value in zip(inner.constvars, made.consts, strict=True):
+                local[v] = new = Var(v.aval)
+                consts[new] = value
+            for eqn in inner.eqns:
+                outs = [type(v)(v.aval) for v in eqn.outvars]
+                operands = [v if isinstance(v, Literal) else local[v] for v in eqn.invars]
+                local.update(zip(eqn.outvars, outs, strict=True))
+                eqns.append(eqn.replace(invars=operands, outvars=outs, source_info=line, ctx=ctx))
+            return [v if isinstance(v, Literal) else local[v] for v in inner.outvars]
+
+        invars = [variable(v) for v in jaxpr.invars]
+        constvars = [variable(v) for v in jaxpr.constvars]
+        for eqn in jaxpr.eqns:
+            ins, ctx = [read(v) for v in eqn.invars], self._context(eqn.ctx)
+            same = self._same(eqn)
+            if same is None:
+                made = self._made(eqn, ins)
+                is_high |= made.jaxpr.is_high
+                outs = insert(made, ins, eqn.source_info, ctx)
+                env.update(zip(eqn.outvars, outs, strict=True))
+            else:
+                outs = [variable(v) for v in eqn.outvars]
+                eqns.append(eqn.replace(invars=ins, outvars=outs, ctx=ctx, **same))
+                is_high |= any(opened(f).is_high for _, f in inner_jaxprs(same.get("params", {})))
+        new = jaxpr.replace(
+            constvars=[*consts, *constvars],
+            invars=invars,
+            outvars=[read(v) for v in jaxpr.outvars],
+            eqns=eqns,
+            effects=frozenset().union(*(eqn.effects for eqn in eqns)),
+            is_high=is_high,
+        )
+        return new, list(consts.values())
+
+    def _bound_again(self, jaxpr: Jaxpr) -> tuple[Jaxpr, list[Any]]:
+        """The same, of a function whose effects name variables: those of mutable arrays."""
+        eqns = [
+            eqn.replace(
+                invars=[self._literal(v) if isinstance(v, Literal) else v for v in eqn.invars],
+                ctx=self._context(eqn.ctx),
+            )
+            for eqn in jaxpr.eqns
+        ]
+        before, k = jaxpr.replace(eqns=eqns), len(jaxpr.constvars)
+        variables = [*jaxpr.constvars, *jaxpr.invars]
+        new = traces.trace_python(
+            lambda *args: compat.evaluate(before, args[:k], args[k:], self._bound),
+            [plain(v.aval) for v in variables],
+        )
+        invars = new.jaxpr.invars
+        constvars = [*new.jaxpr.constvars, *invars[:k]]
+        info = jaxpr.debug_info
+        new_jaxpr = new.jaxpr.replace(constvars=constvars, invars=invars[k:], debug_info=info)
+        return new_jaxpr, list(new.consts)
+
+    def _type(self, aval: Any) -> Any:
+        known = self._types.get(aval)
+        if known is None:
+            known = self._types[aval] = plain(aval)
+        return known
+
+    def _literal(self, v: Literal) -> Literal:
+        return v if is_plain(v.aval) else Literal(value_of(v), plain(v.aval))
+
+    def _context(self, ctx: Any) -> Any:
+        """The context of an equation, but for the mesh."""
+        known = self._contexts.get(ctx)
+        if known is None:
+            with ctx.manager, mesh_lib.use_abstract_mesh(mesh_lib.empty_abstract_mesh):
+                traced = traces.trace_python(lambda x: [jax.lax.neg(x)], [0.0])
+            known = self._contexts[ctx] = traced.eqns[0].ctx
+        return known
+
+    def _same(self, eqn: Any) -> dict[str, Any] | None:
+        """What changes of an equation that stays; None if others take its place."""
+        primitive, params = eqn.primitive, eqn.params
+        if primitive.name in self.collectives or primitive in _RULES:
+            return None
+        if primitive is primitives.jit_p:
+            inner = self.function(params["jaxpr"])
+            return {"params": _jit_params(inner, params["name"]), "effects": inner.effects}
+        if primitive is primitives.custom_jvp_call_p:
+            changed = self._custom_jvp(params)
+            return {"params": changed, "effects": changed["call_jaxpr"].effects}
+        if any(True for _ in inner_jaxprs(params)) or _is_of_numpy(params):
+            return None
+        self._check(eqn)
+        if any(isinstance(value, NamedSharding) for value in params.values()):
+            return {"params": _without_shardings(params)}
+        return {}
+
+    def _custom_jvp(self, params: dict[str, Any]) -> dict[str, Any]:
+        """The function, and its rule, which is rewritten when it is needed."""
+        rule = params["jvp_jaxpr_fun"]
+
+        def traced(*zeros: bool) -> tuple[Jaxpr, list[Any], Any]:
+            with self.inside():
+                jaxpr, consts, out_zeros = rule.call_wrapped(*zeros)
+            new, more = self.rewritten(jaxpr)
+            return new, [*more, *consts], out_zeros
+
+        new_rule = lu.wrap_init(traced, debug_info=rule.debug_info)
+        call_jaxpr = self.function(params["call_jaxpr"])
+        return {**params, "call_jaxpr": call_jaxpr, "jvp_jaxpr_fun": new_rule}
+
+    def _check(self, eqn: Any) -> None:
+        high_level = eqn.params.get("_prim")
+        if high_level is not None or not self._axes.isdisjoint(axes_of(eqn.params)):
+            name = eqn.primitive.name if high_level is None else type(high_level).__name__
+            raise self.refuse(name, compat.eqn_line(eqn))
+
+    def _made(self, eqn: Any, ins: Sequence[Any]) -> ClosedJaxpr:
+        """The equations that take the place of one, as a function."""
+        types = [v.aval for v in ins]
+        key: Any = None
+        if eqn.primitive.name in self.collectives:
+            key = eqn.primitive, *types, *eqn.params.items()
+            try:
+                if key in self._equations:
+                    return self._equations[key]
+            except TypeError:  # a parameter that has no hash
+                key = None
+        with source_info_util.user_context(eqn.source_info.traceback):
+            made = traces.trace_python(lambda *ins: self._bound(eqn, list(ins)), types)
+        if key is not None:
+            self._equations[key] = made
+        return made
+
+    def _bound(self, eqn: Any, ins: list[Any]) -> Sequence[Any]:
+        primitive, params = eqn.primitive, eqn.params
+        collective = self.collectives.get(primitive.name)
+        if collective is not None:
+            return collective(params, ins)
+        if primitive in _RULES:
+            return _RULES[primitive](self, params, ins)
+        if primitive is primitives.jit_p:
+            return call(self.function(params["jaxpr"]), params["name"], ins)
+        if primitive is primitives.custom_jvp_call_p:
+            return compat.bind_with(primitive, self._custom_jvp(params), ins)
+        if _is_of_numpy(params):
+            return compat.bind_with(primitive, {"_prim": _without_mesh(params["_prim"])}, ins)
+        self._check(eqn)
+        changed = with_functions(_without_shardings(params), self.function)
+        return compat.bind_with(primitive, changed, ins)
+
+    def traced_inside(self, fun: Callable[..., Any], avals: Sequence[Any]) -> ClosedJaxpr:
+        """What a function of JAX's, a rule of the user's, does inside the mesh."""
+        with self.inside():
+            return traces.trace_python(fun, avals)
+
+
+def _is_of_numpy(params: dict[str, Any]) -> bool:
+    """Whether it is a function of `jax.numpy`, as `einsum`: from 0.12, some are high-level
+    primitives, without functions inside that may communicate."""
+    return type(params.get("_prim")).__module__.startswith("jax._src.numpy")
+
+
+def _without_mesh(prim: Any) -> Any:
+    """The same high-level primitive, of types outside of the mesh."""
+    new = copy.copy(prim)
+    vars(new).update({k: jax.tree.map(plain, v) for k, v in vars(prim).items()})
+    return new
+
+
+def _without_shardings(params: dict[str, Any]) -> dict[str, Any]:
+    return {k: None if isinstance(v, NamedSharding) else v for k, v in params.items()}
+
+
+def _custom_vjp(self: Rewriter, params: dict[str, Any], args: list[Any]) -> Sequence[Any]:
+    n = params["num_consts"]
+    consts, args = args[:n], args[n:]
+    inner, thunk, bwd = params["call_jaxpr"], params["fwd_jaxpr_thunk"], params["bwd"]
+    in_avals = inner.in_avals[n:]
+    out_avals = inner.out_avals
+    residuals: list[Any] = []  # their types inside the mesh
+    forwarded: list[Any] = []
+
+    def run(*args: Any) -> list[Any]:
+        return self.run(inner.jaxpr, inner.consts, [*consts, *args])
+
+    fun = jax.custom_vjp(run)
+
+    def forward(*args: Any) -> Any:
+        with self.inside():
+            jaxpr, closed_over = thunk.call_wrapped(*([True] * len(args)))
+        trees = params["out_trees"]()
+        forwarded[:] = (
+            trees[2] if len(trees) > 2 else [None] * (len(jaxpr.outvars) - len(out_avals))
+        )
+        out = self.run(jaxpr, closed_over, list(args))
+        m = len(out) - len(out_avals)
+        residuals[:] = [v.aval for v in jaxpr.outvars[:m]]
+        return out[m:], (out[:m], list(args))
+
+    def backward(saved: Any, cotangents: Any) -> Any:
+        res, primals = saved
+        avals = list(residuals)
+        if len(res) != len(forwarded):  # residuals that are arguments are not among the results
+            rest, types = iter(res), iter(residuals)
+            res = [next(rest) if at is None else primals[at - n] for at in forwarded]
+            avals = [next(types) if at is None else in_avals[at - n] for at in forwarded]
+        avals += map(_cotangent_type, out_avals)
+        back = self.traced_inside(lambda *xs: list(_call(bwd, xs)), avals)
+        out = iter(self.run(back.jaxpr, back.consts, [*res, *cotangents]))
+        return tuple(
+            next(out) if jax.numpy.issubdtype(aval.dtype, jax.numpy.inexact) else _skip(out, aval)
+            for aval in in_avals
+        )
+
+    fun.defvjp(forward, backward)
+    return fun(*args)
+
+
+def _skip(out: Iterator[Any], aval: Any) -> Any:
+    next(out)
+    return compat.float0_zeros(aval.shape)
+
+
+def _call(bwd: Any, xs: Sequence[Any]) -> list[Any]:
+    outs = bwd.call_wrapped(*xs) if hasattr(bwd, "call_wrapped") else bwd(*xs)
+    if len(outs) == 2 and isinstance(outs[0], (list, tuple)):  # from 0.12, with what was logged
+        outs = outs[0]
+    return [compat.instantiate(x) for x in outs]
+
+
+def _cotangent_type(aval: Any) -> Any:
+    return (
+        aval.to_cotangent_aval() if hasattr(aval, "to_cotangent_aval") else aval.to_tangent_aval()
+    )
+
+
+def _sharding_constraint(self: Rewriter, params: dict[str, Any], args: list[Any]) -> Sequence[Any]:
+    return args  # along axes that are not manual: there, each rank has the whole array
+
+
+_RULES: dict[Primitive, Callable[..., Any]] = {
+    primitives.sharding_constraint_p: _sharding_constraint,
+    primitives.custom_vjp_call_p: _custom_vjp,
+}

@@ -1,0 +1,129 @@
+"""What `mpi4jax.shard_map` takes from JAX's internals; see `docs/jax-internals.md`."""
+
+import contextlib
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.experimental.compute_on import compute_on
+from jax.extend.core import ClosedJaxpr
+from jax.sharding import PartitionSpec as P
+
+import mpi4jax
+from mpi4jax._jax import compat, named_axes, rewriting
+
+X = jnp.ones(1)
+
+
+@pytest.mark.parametrize("what", ["core.extend_axis_env_nd", "config._check_vma", None])
+def test_rules_are_traced_inside_of_the_mesh(what, monkeypatch):
+    """Without the axes, or without the types of what varies, JAX refuses them."""
+
+    @jax.custom_jvp
+    def f(x):
+        return jnp.sin(x)
+
+    @f.defjvp
+    def rule(primals, tangents):
+        return f(*primals), lax.psum(jnp.cos(primals[0]) * tangents[0], "i") + 0 * primals[0]
+
+    g = mpi4jax.shard_map(f, mesh=mpi4jax.Mesh(), in_specs=P("i"), out_specs=P("i"))
+    if what:
+        module, name = what.split(".")
+        nothing = types.SimpleNamespace(**{name: lambda *_: contextlib.nullcontext()})
+        monkeypatch.setattr(named_axes, module, nothing)
+        with pytest.raises((NameError, TypeError)):
+            jax.jvp(g, (X,), (X,))
+    else:
+        assert jax.jvp(g, (X,), (X,))[1][0] == pytest.approx(np.cos(1))
+
+
+def rewritten(f, made=None):
+    """A function for a mesh of two, whose sums multiply by ten; ``made`` has their operands."""
+    mesh = named_axes.abstract_mesh((2,), ("i",))
+    how = {"mesh": mesh, "in_specs": P("i"), "out_specs": P("i")}
+    closed, _ = named_axes.trace_shard_map(f, [jax.ShapeDtypeStruct((6,), np.float32)], **how)
+    (eqn,) = (e for e in closed.jaxpr.eqns if e.primitive is named_axes.shard_map_p)
+
+    def ten_times(p, xs):
+        if made is not None:
+            made.extend(xs)
+        return [10 * x for x in xs]
+
+    table = {"psum": ten_times, "psum_invariant": ten_times, "pvary": lambda p, xs: xs}
+    rewriter = rewriting.Rewriter(mesh, table, lambda *names: NotImplementedError(*names), True)
+    return rewriter.function(ClosedJaxpr(eqn.params["jaxpr"], ()))
+
+
+def values(jaxpr, *args):
+    return rewriting.call(jaxpr, "f", args)
+
+
+def test_equal_collectives_are_made_once():
+    def f(x):
+        y = lax.psum(x, "i")
+        z = lax.psum(jnp.sin(x), "i")
+        return x + y + z + lax.psum(x[:2], "i")[0]
+
+    made = []
+    jaxpr = rewritten(f, made)
+    assert [x.shape for x in made] == [(3,), (2,)]
+    (y,) = values(jaxpr, jnp.ones(3))
+    np.testing.assert_allclose(y, 1 + 10 + 10 * np.sin(1) + 10, rtol=1e-6)
+    # Each is on its own line, also where what it becomes was made before.
+    lines = [compat.eqn_line(e) for e in jaxpr.jaxpr.eqns if e.primitive is lax.mul_p]
+    first = f.__code__.co_firstlineno
+    assert lines == [f"test_internals_shard_map.py:{first + k}" for k in (1, 2, 3)]
+
+
+def test_what_is_rewritten_knows_of_no_mesh():
+    def f(x):
+        with compute_on("device_host"), jax.named_scope("scope"):
+            y = jnp.sin(x)
+        return jax.nn.relu(y) + lax.fori_loop(0, 2, lambda _, z: z + lax.psum(x, "i"), y)
+
+    jaxpr = rewritten(f)
+    assert all(named_axes.is_plain(v.aval) for e in jaxpr.jaxpr.eqns for v in e.outvars)
+    assert all(e.ctx.cur_abstract_mesh.empty for e in jaxpr.jaxpr.eqns)
+    (sin,) = (e for e in jaxpr.jaxpr.eqns if e.primitive is lax.sin_p)
+    assert sin.ctx.compute_type == "device_host"
+    assert str(sin.source_info.name_stack) == "scope"
+    text = str(jaxpr)
+    assert "{V:i}" not in text
+    assert "psum" not in text
+
+
+@pytest.mark.skipif(not hasattr(jax, "new_ref"), reason="JAX has other names for it")
+def test_effects_on_mutable_arrays():
+    """Those name variables, so that everything is bound again there."""
+
+    def f(x):
+        r = jax.new_ref(x)
+        r[...] += lax.psum(x, "i")
+        lax.fori_loop(0, 2, lambda _, c: r.__setitem__(..., 2 * r[...]), None)
+        return r[...]
+
+    assert values(rewritten(f), jnp.ones(3))[0].tolist() == [44, 44, 44]
+
+
+def test_parameters_of_a_jitted_function():
+    """Those of a function that JAX has jitted, of other numbers of operands and results."""
+
+    def f(*xs):
+        return [x + 1 for x in xs[:1]]
+
+    given = jax.make_jaxpr(jax.jit(f))(X, X, X, X)
+    expected = dict(given.eqns[-1].params)
+    (eqn,) = jax.make_jaxpr(lambda *xs: values(expected["jaxpr"], *xs))(X, X, X, X).eqns
+    assert eqn.primitive.name == given.eqns[-1].primitive.name
+    assert eqn.params == expected
+
+
+def test_without_jit_equations_run_one_by_one():
+    jaxpr = rewritten(lambda x: jnp.sin(x) + lax.psum(x, "i"))
+    with jax.disable_jit():
+        (y,) = values(jaxpr, jnp.ones(3))
+    np.testing.assert_allclose(y, np.sin(1) + 10, rtol=1e-6)
