@@ -121,9 +121,9 @@ class Group:
         """What each rank uses in its own way: `pvary`."""
         if self.size == 1:
             return xs
-        known = [x for x in xs if has_derivative(x)]
-        marked = iter(pvary(as_comm("pvary", self.comm), known))
-        return [next(marked) if has_derivative(x) else x for x in xs]
+        differentiable = [x for x in xs if has_derivative(x)]
+        varied = iter(pvary(as_comm("pvary", self.comm), differentiable))
+        return [next(varied) if has_derivative(x) else x for x in xs]
 
     def _allreduce(self, xs: list[Any], op: MPI.Op) -> list[Any]:
         """In one message for each dtype."""
