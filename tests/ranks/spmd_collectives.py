@@ -142,7 +142,7 @@ def axes_in_another_order(x):
     return (
         x * place,
         lax.ppermute(x, ("a", "b"), ring(n)),
-        lax.all_gather(x, ("b", "a"), tiled=True),
+        jax.checkpoint(lambda x: lax.all_gather(x, ("b", "a"), tiled=True))(x),
         lax.all_to_all(x, ("b", "a"), 0, 0, tiled=True),
         lax.psum_scatter(lax.all_gather(x, ("a", "b")), ("b", "a"))[0],
     )

@@ -136,7 +136,10 @@ class Group:
 
 
 def _take(x: Any, order: Sequence[int]) -> Any:
-    return x if list(order) == sorted(order) else x[np.asarray(order)]
+    if list(order) == sorted(order):
+        return x
+    # No array of indices: the function of a `jax.checkpoint` cannot have constants.
+    return jax.lax.concatenate([jax.lax.slice_in_dim(x, k, k + 1) for k in order], 0)
 
 
 def _split(x: Any, axis: int, n: int) -> Any:
