@@ -189,3 +189,47 @@ def random_numbers(x):
     key = jax.random.fold_in(jax.random.key(3), lax.axis_index("i"))
     y = jax.random.normal(key, (3,))
     return lax.psum(y, "i"), lax.pmax(jax.random.key_data(key)[0] % 1000, "i")
+
+
+@program((ROWS,), ROWS, rows(2, 3))
+def functions_of_numpy(x):
+    """From JAX 0.12, these are high-level primitives."""
+    y = jnp.einsum("ij,kj->ik", x, lax.psum(x, "i"))
+    return y + jnp.searchsorted(jnp.sort(x[0]), x[1]).sum()
+
+
+@program((ROWS,), (ROWS, P()), rows(2, 3))
+def callbacks(x):
+    y = lax.psum(x, "i")
+    jax.debug.callback(lambda y: None, y.sum())
+    z = jax.pure_callback(np.sin, jax.ShapeDtypeStruct(x.shape, x.dtype), lax.stop_gradient(x))
+    return x * y + z, y
+
+
+def mutable_arrays(x):
+    r, total = jax.new_ref(x * 2), jax.new_ref(jnp.zeros(()))
+    r[...] += lax.psum(x, "i")
+
+    def step(_, c):
+        total[...] += lax.psum(c.sum(), "i")
+        return c * 2
+
+    return lax.fori_loop(0, 3, step, x) * r[...], total[...]
+
+
+def reduced_and_unreduced(x, w):
+    """A gradient that is summed by the function itself."""
+
+    def loss(w):
+        return jnp.sum(jnp.sin(x * lax.pcast(w, "i", to="varying")))
+
+    value, gradient = jax.value_and_grad(loss)(lax.pcast(w, "i", to="reduced"))
+    whole = lax.pcast(lax.all_gather(x, "i", to="reduced", tiled=True), "i", to="varying")
+    own = lax.pcast(whole * lax.axis_index("i"), "i", to="unreduced")
+    return lax.psum(value, "i"), lax.psum(gradient, "i"), lax.psum_scatter(own, "i", tiled=True)
+
+
+if hasattr(jax, "new_ref"):
+    program((ROWS,), (ROWS, P()), rows(2, 3), has_derivative=False)(mutable_arrays)
+if jax.version.__version_info__ >= (0, 10):
+    program((ROWS, P()), (P(), P(), ROWS), rows(2, 3), (3,))(reduced_and_unreduced)

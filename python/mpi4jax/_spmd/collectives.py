@@ -16,6 +16,8 @@ and bcast are here:
     pbroadcast               varying -> varying       pvary of bcast            sum, at the root
     ragged_all_to_all        varying -> varying       ragged_alltoall           the same, back
 
+A `reduced` value of `pcast` is one that each rank uses in its own way, as with `pvary`, and an
+`unreduced` one is each rank's addend. Casts between these and `varying` ones change nothing.
 Without ``check_vma`` everything varies: a sum is followed by `pvary`.
 """
 
@@ -155,6 +157,12 @@ def _join(x: Any, axis: int) -> Any:
     return x.reshape(*shape[:axis], shape[axis] * shape[axis + 1], *shape[axis + 2 :])
 
 
+# `pcast` from reduced to varying, and from varying to unreduced, by their names in all versions.
+_CASTS = [
+    f"{name}{end}" for name in ("reduced_vary_cast", "vary_unreduced_cast") for end in ("", "_p")
+]
+
+
 class Collectives:
     """What evaluates the collectives over the axes of a mesh."""
 
@@ -178,6 +186,13 @@ class Collectives:
             "ppermute": self.ppermute,
             "ragged_all_to_all": self.ragged_all_to_all,
             "axis_index": self.axis_index,
+            "preduced": self.pvary,
+            "all_gather_reduced": self.all_gather,
+            "unreduced_psum": functools.partial(self.reduced, SUM),
+            "unreduced_pmax": functools.partial(self.reduced, MAX),
+            "unreduced_pmin": functools.partial(self.reduced, MIN),
+            "unreduced_reduce_scatter": self.reduce_scatter,
+            **dict.fromkeys(_CASTS, lambda p, xs: xs),
         }
         return {name: of_all_ranks(f) for name, f in found.items()}
 
