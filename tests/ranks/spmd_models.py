@@ -25,21 +25,23 @@ def tensor_parallel_block(x, bias, up, down):
 
 @program((ROWS, ROWS, ROWS), ROWS, rows(2, 4), rows(2, 4), rows(2, 4))
 def ring_attention(q, k, v):
-    """Keys and values go around, the softmax is summed up as they come."""
-    n = size("i")
+    """Keys and values go around, the softmax is summed up as they come; a row sees no later one."""
+    n, r, m = size("i"), lax.axis_index("i"), q.shape[0]
 
-    def step(state, _):
+    def step(state, turn):
         k, v, top, total, out = state
-        scores = q @ k.T
+        first = (r - turn) % n * m  # of these keys
+        seen = r * m + jnp.arange(m)[:, None] >= first + jnp.arange(m)
+        scores = jnp.where(seen, q @ k.T, -1e30)
         new = jnp.maximum(top, scores.max(1))
-        weight, old = jnp.exp(scores - new[:, None]), jnp.exp(top - new)
+        weight, old = jnp.where(seen, jnp.exp(scores - new[:, None]), 0), jnp.exp(top - new)
         out = out * old[:, None] + weight @ v
         total = total * old + weight.sum(1)
         k, v = (lax.ppermute(a, "i", ring(n)) for a in (k, v))
         return (k, v, new, total, out), None
 
     start = (k, v, q[:, 0] * 0 - jnp.inf, q[:, 0] * 0, q * 0)
-    (*_, total, out), _ = lax.scan(step, start, None, length=n)
+    (*_, total, out), _ = lax.scan(step, start, jnp.arange(n))
     return out / total[:, None]
 
 
@@ -101,13 +103,58 @@ def fully_sharded_layer(x, w):
 
 @program((P("i", None), P(None, "i")), P(None, "i"), lambda n: (2 * n, 3), lambda n: (3, n))
 def collective_matmul(x, w):
-    """The product of all rows with this rank's columns, while the rows go around."""
+    """The product of all rows with this rank's columns, while the rows go around both ways."""
     n, r = size("i"), lax.axis_index("i")
-    out, m = jnp.zeros((n * x.shape[0], w.shape[1])) + 0 * w[:1], x.shape[0]
+    m, half = x.shape[0], x.shape[0] // 2
+    out = jnp.zeros((n * m, w.shape[1])) + 0 * w[:1]
+    up, down = x[:half], x[half:]
     for k in range(n):
-        out = lax.dynamic_update_slice_in_dim(out, x @ w, (r + k) % n * m, 0)
-        x = lax.ppermute(x, "i", ring(n, -1))
+        out = lax.dynamic_update_slice_in_dim(out, up @ w, (r + k) % n * m, 0)
+        out = lax.dynamic_update_slice_in_dim(out, down @ w, (r - k) % n * m + half, 0)
+        up = lax.ppermute(up, "i", ring(n, -1))
+        down = lax.ppermute(down, "i", ring(n))
     return out
+
+
+@program((P(None, "i"), P("i", None)), P("i", None), lambda n: (2 * n, 3 * n), lambda n: (3 * n, 4))
+def scattered_matmul(x, w):
+    """The sum of all ranks' products for this rank's rows, while the sums go around."""
+    n, r = size("i"), lax.axis_index("i")
+    m = x.shape[0] // n
+
+    def product(k):
+        return lax.dynamic_slice_in_dim(x, k % n * m, m) @ w
+
+    total = product(r + n - 1)
+    for k in range(1, n):
+        total = lax.ppermute(total, "i", ring(n)) + product(r + n - 1 - k)
+    return total
+
+
+CUT = {"up": P("a", "b"), "down": P("b", "a")}
+
+
+@program(
+    (CUT, A),
+    (CUT, P()),
+    {"up": lambda n: (2 * n, 2 * n), "down": lambda n: (2 * n, 2 * n)},
+    lambda n: (n, 2 * n),
+    grid=True,
+)
+def fully_sharded_and_tensor_parallel_step(parameters, x):
+    """Weights are gathered along one axis, and used in parts along the other."""
+
+    @jax.checkpoint
+    def block(p):
+        up = lax.all_gather(p["up"], "a", tiled=True)
+        down = lax.all_gather(p["down"], "a", axis=1, tiled=True)
+        return lax.psum(jax.nn.gelu(x @ up) @ down, "b")
+
+    def loss(p):
+        return lax.pmean(jnp.mean((block(p) - x) ** 2), "a")
+
+    value, gradient = jax.value_and_grad(loss)(parameters)
+    return jax.tree.map(lambda p, g: p - 0.1 * g, parameters, gradient), value
 
 
 @program((P("a", "b"),), P("a", "b"), lambda n: (3 * n, 2 * n), grid=True)
@@ -159,6 +206,28 @@ def flax_batch_norm(x):
     return y, new["batch_stats"]
 
 
+def nnx_step(x, y):
+    import optax
+    from flax import nnx
+
+    rngs = nnx.Rngs(0)
+    model = nnx.Sequential(
+        nnx.Linear(3, 4, rngs=rngs),
+        nnx.BatchNorm(4, axis_name="i", rngs=rngs),
+        nnx.Linear(4, 2, rngs=rngs),
+    )
+    optimizer = nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.Param)
+
+    @nnx.value_and_grad
+    def loss(model):
+        return lax.pmean(jnp.mean((model(x) - y) ** 2), "i")
+
+    for _ in range(2):
+        value, gradient = loss(model)
+        optimizer.update(model, gradient)
+    return value, nnx.to_pure_dict(nnx.state(model, nnx.Param))
+
+
 def optax_step(parameters, x, y):
     import optax
 
@@ -193,6 +262,10 @@ def add_libraries():
 
     if find_spec("flax"):
         program((ROWS,), (ROWS, {"mean": P(), "var": P()}), rows(4, 3))(flax_batch_norm)
+        if find_spec("optax"):
+            program((ROWS, ROWS), (P(), P()), rows(4, 3), rows(4, 2), has_derivative=False)(
+                nnx_step
+            )
     if find_spec("optax"):
         program((P(), ROWS, ROWS), P(), {"w": (3, 2), "b": (2,)}, rows(4, 3), rows(4, 2))(
             optax_step
