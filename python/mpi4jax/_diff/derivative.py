@@ -117,7 +117,11 @@ def transpose(spec: Spec, cotangents: Sequence[Any], *args: Any, **p: Any) -> li
 def linear_only(operands: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
     """The cotangents of operands, None of those that are known: a known token orders nothing."""
     return [
-        compat.vary_as(c, x.aval) if ad.is_undefined_primal(x) else None
+        c
+        if type(c) is ad.Zero
+        else compat.vary_as(c, x.aval)
+        if ad.is_undefined_primal(x)
+        else None
         for x, c in zip(operands, cotangents, strict=True)
     ]
 
@@ -174,7 +178,8 @@ class ReversedMessage:
         if self._source == MPI.PROC_NULL:
             return c
         if self._source is not None or not self._peers:
-            return self.zeros(x)
+            # Zeros that JAX has nothing to add to.
+            return ad.Zero(x.aval) if ad.is_undefined_primal(x) else None
         return jnp.where(self._peers[0][0] == MPI.PROC_NULL + OFFSET, c, self.zeros(x))
 
 

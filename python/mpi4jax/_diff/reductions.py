@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -31,6 +32,12 @@ ad.primitive_jvps[as_sent_p] = lambda primals, _: (
 mlir.register_lowering(
     as_sent_p, jax.ffi.ffi_lowering("mpi4jax_after", operand_output_aliases={0: 0})
 )
+
+
+# Compiled, for the constants of JAX's own derivatives of it: eager ones are transfers.
+@functools.partial(jax.jit, static_argnums=1)
+def _product_of_others(factors: Any, rank: int) -> Any:
+    return jnp.prod(factors.at[rank].set(1), axis=0)
 
 
 class ReductionTangent:
@@ -91,8 +98,7 @@ class ReductionTangent:
 
     def product_of_others(self) -> Any:
         """The product of the other ranks' factors, without dividing: exact at zeros."""
-        factors = self._gather(self.x, self.token)
-        return jnp.prod(factors.at[self.comm.rank].set(1), axis=0)
+        return _product_of_others(self._gather(self.x, self.token), self.comm.rank)
 
     def extremum(self) -> Any:
         """The largest or smallest value, on all ranks."""
