@@ -37,6 +37,7 @@ ENVIRONMENT = {
 
 
 ALONE_LIMIT = 10  # seconds
+SETTLED = 5  # seconds
 
 # Of a job of Open MPI 5, whose mpiexec has faults of its own (see `captured`).
 STARTS = 3
@@ -154,6 +155,25 @@ def _segments() -> Iterator[dict[str, str]]:
         yield {"OMPI_MCA_btl_vader_backing_directory": folder}
 
 
+def _sweep() -> None:
+    """Remove what killed ranks of MPICH have left in shared memory.
+
+    No process has it mapped, and none that has just made it is about to.
+    """
+    left = set()
+    for segment in Path("/dev/shm").glob("mpich_shm_*"):
+        with contextlib.suppress(OSError):
+            found = segment.stat()
+            if found.st_uid == os.getuid() and found.st_mtime < time.time() - SETTLED:
+                left.add(str(segment))
+    for maps in Path("/proc").glob("[0-9]*/maps") if left else ():
+        with contextlib.suppress(OSError):
+            text = maps.read_text()
+            left = {file for file in left if file not in text}
+    for file in left:
+        Path(file).unlink(missing_ok=True)
+
+
 def mpirun(
     ranks: int,
     command: list[str],
@@ -188,6 +208,7 @@ def mpirun(
             # A killed mpiexec of Open MPI 5 leaves this folder, and the next one that gets its
             # number would not start (https://github.com/openpmix/openpmix/issues/4022).
             shutil.rmtree(Path(tempfile.gettempdir()) / f"ompi.{process.pid}", ignore_errors=True)
+            _sweep()
 
 
 def captured(
