@@ -45,6 +45,12 @@ impl Runs {
         self.0.store(self.0.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
     }
 
+    /// Whether the last one is the first.
+    #[inline]
+    pub fn is_first(&self) -> bool {
+        self.0.load(Ordering::Relaxed) == 1
+    }
+
     /// Whether the last one is sampled.
     #[inline]
     pub fn is_sampled(&self) -> bool {

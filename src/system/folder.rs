@@ -6,7 +6,7 @@
 
 use std::ffi::{CString, OsStr};
 use std::fs::{self, File};
-use std::io::{self, Read, Write};
+use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
@@ -89,19 +89,32 @@ impl Folder {
 
     /// What a file says, and when it was written.
     pub fn read(&self, name: &str) -> Option<(String, SystemTime)> {
+        self.read_end(name, u64::MAX)
+    }
+
+    /// The last bytes of a file, which may begin within a line, and when it was written.
+    pub fn read_end(&self, name: &str, most: u64) -> Option<(String, SystemTime)> {
         let mut file = open(&self.own, name, OFlags::RDONLY).ok()?;
         let found = file.metadata().ok()?;
         if !found.is_file() || found.uid() != user() {
             return None;
         }
-        let mut text = String::new();
-        file.read_to_string(&mut text).ok()?;
-        Some((text, found.modified().ok()?))
+        file.seek(SeekFrom::Start(found.len().saturating_sub(most))).ok()?;
+        let mut bytes = Vec::new();
+        file.read_to_end(&mut bytes).ok()?;
+        Some((String::from_utf8_lossy(&bytes).into_owned(), found.modified().ok()?))
     }
 
     /// Writes a file that is not there yet.
     pub fn create(&self, name: &str, text: &str) -> io::Result<()> {
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL;
+        open(&self.own, name, flags)?.write_all(text.as_bytes())
+    }
+
+    /// Writes at the end of a file. That costs a tenth of [`write`](Self::write): ext4 allocates blocks where one file replaces
+    /// another.
+    pub fn append(&self, name: &str, text: &str) -> io::Result<()> {
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::APPEND;
         open(&self.own, name, flags)?.write_all(text.as_bytes())
     }
 

@@ -1,6 +1,6 @@
 //! What is done here where an operation begins, and where it ends.
 
-use super::compare::{self, CheckLevel, check_level, samples};
+use super::compare::{self, CheckLevel, check_level, first, samples};
 use super::shared;
 use super::waits::notice;
 use crate::call::{Call, Phase};
@@ -11,6 +11,11 @@ use crate::record::recorder::Running;
 #[must_use]
 pub struct Begun {
     has_sample: bool,
+    is_compared_at_once: bool,
+}
+
+impl Begun {
+    const UNSAMPLED: Self = Self { has_sample: false, is_compared_at_once: false };
 }
 
 /// An operation begins. An error: the ranks are about to do different things.
@@ -22,19 +27,23 @@ pub fn begin(call: &Call, running: &Running) -> (Begun, Result<(), Error>) {
         && running.sequence() == 1
         && let Err(cause) = shared::compare_members(&call.site.comm)
     {
-        return (Begun { has_sample: false }, Err(call.site.error(cause)));
+        return (Begun::UNSAMPLED, Err(call.site.error(cause)));
     }
     if level == CheckLevel::Operations && is_collective {
         // What is started is asked about by `ask`, and judged in the wait.
         let is_started = call.site.phase == Phase::Start;
         let compared = if is_started { Ok(()) } else { compare::compare(call, running) };
-        return (Begun { has_sample: false }, compared);
+        return (Begun::UNSAMPLED, compared);
     }
     let is_sampled = level != CheckLevel::Off && call.site.comm.size > 1 && samples::is_due(call, running);
     if is_sampled {
         samples::take(call, running);
     }
-    (Begun { has_sample: is_sampled && is_collective }, Ok(()))
+    let is_compared_at_once = is_sampled && first::is_due(call);
+    if is_compared_at_once {
+        first::before(call);
+    }
+    (Begun { has_sample: is_sampled && is_collective, is_compared_at_once }, Ok(()))
 }
 
 impl Begun {
@@ -43,6 +52,9 @@ impl Begun {
     pub fn end(self, call: &Call, running: &Running) {
         if self.has_sample {
             samples::end(&call.site.comm, running.sequence());
+        }
+        if self.is_compared_at_once {
+            first::after(call);
         }
     }
 }

@@ -142,6 +142,9 @@ impl Observer {
         if let Some(words) = host.mend(waits::has_finished()) {
             print(&format!("r{} | mpi4jax: {words}\n", host.rank));
         }
+        if HostFolder::is_asked_to_compare(&woken.messages) {
+            compare(host);
+        }
         if self.watchdog.started.elapsed() >= self.compare_at {
             compare(host);
             self.compare_at *= 2;

@@ -237,6 +237,32 @@ FAULTS = {
         env=LATE,
         status=1,
     ),
+    # The first run of a line returns nothing wrong, neither where ranks meet nor where one sends
+    # before the others have come, or comes last.
+    **{
+        f"another dtype in the first run of {what}": Fault(
+            f"y = {call}\nprint('WRONG', wait(y), flush=True) if rank or {says} else wait(y)",
+            (AFTERWARDS, rf"rank \d: {what}.* #1 .*int32.*:{FIRST_LINE}", "rank .*float32"),
+            ranks=4,
+            env=LATE,
+            status=1,
+            silent=("WRONG",),
+        )
+        for what, says, call in [
+            (
+                "allreduce",
+                True,
+                "jax.jit(lambda y: nt.allreduce(y))(x if rank != 2 else jnp.arange(3))",
+            ),
+            ("bcast", False, "nt.bcast(x if rank else jnp.arange(3), 0)"),
+            (
+                "scatter",
+                False,
+                "nt.scatter(x if rank else time.sleep(2) or jnp.zeros((4, 3), int), 0)",
+            ),
+            ("scan", False, "nt.scan(x if rank else jnp.arange(3))"),
+        ]
+    },
     # One rank says one of them: each has a job of its own.
     "another dtype of an exchange on the program's communicator": Fault(
         "c = comm.Split(0, -rank)\n"

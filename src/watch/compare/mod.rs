@@ -2,6 +2,7 @@
 //! or by [`samples`] of them afterwards. A non-blocking collective is compared in its wait, since a start waits for no other rank.
 //! Messages are compared by samples; their lengths are checked when they arrive.
 
+pub(super) mod first;
 pub(super) mod samples;
 
 use std::hash::{DefaultHasher, Hash, Hasher};

@@ -33,7 +33,7 @@ const RANKS: usize = 16;
 
 /// A sample as a rank publishes it for the others.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-struct PublishedSample {
+pub(super) struct PublishedSample {
     key: u64,
     print: u64,
     form: Box<str>,
@@ -148,6 +148,12 @@ fn course(comm: &Arc<Comm>, all: &[Sample]) -> u64 {
 }
 
 impl PublishedSample {
+    /// Of an operation on the default communicator that is about to run, or has just run.
+    pub fn at_once(sample: &Sample) -> Self {
+        let Sample { key, print, form, words, .. } = sample.clone();
+        Self { key, print, form, doubt: 0, words }
+    }
+
     /// None for what cannot be compared, or not yet.
     fn of(sample: &Sample, all: &[Sample], is_settled: bool) -> Option<Self> {
         let Sample { comm, is_ours, key, print, form, words, collective, .. } = sample;
@@ -164,7 +170,7 @@ impl PublishedSample {
 }
 
 /// What two ranks did differently first; if there is some, what is proved.
-fn first_difference<'a>(
+pub(super) fn first_difference<'a>(
     ours: &'a [PublishedSample],
     theirs: &'a [PublishedSample],
 ) -> Option<(&'a PublishedSample, &'a PublishedSample)> {

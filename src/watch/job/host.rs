@@ -12,12 +12,15 @@
 //! | `rank3.status` | when it has waited for a while, as an answer, and at its end | its [`RankStatus`] |
 //! | `rank3.json` | as an answer | all that its recorder has |
 //! | `rank3.samples` | at growing intervals, when it waits, and at its end | samples of what it did |
+//! | `rank3.told` | before the first run of a line | samples of these runs, a line each, which others compare before theirs |
 //! | `default` | when the first rank makes the default communicator, or no rank is left to | how it is made |
 //! | `ask` | when the leader asks what the ranks do | a [`Question`] |
 //! | `ending` | before a rank ends the job | nothing: this rank has reported why |
 //! | `report.txt` | before a report ends the job | the report |
 //!
 //! Cleaners of temporary folders may remove these files: each rank [restores](HostFolder::mend) its own.
+
+mod told;
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -71,6 +74,9 @@ const GONE: Duration = Duration::from_millis(3500);
 pub const ALREADY: &str = "of this job already";
 /// The kinds of files that others need of a rank as long as it runs.
 const KEPT: [&str; 4] = ["pid", "settings", "status", "samples"];
+/// What the pipe of a rank is written, besides the rank that the leader is to report for.
+const WAKE: i32 = -1;
+const COMPARE: i32 = -2;
 const REPORT: &str = "report.txt";
 /// How the default communicator is made.
 const CHOICE: &str = "default";
@@ -297,7 +303,7 @@ impl HostFolder {
 
     /// Wakes the watchdog of a rank.
     pub fn wake(&self, rank: i32) {
-        self.notify(rank, -1);
+        self.notify(rank, WAKE);
     }
 
     fn notify(&self, rank: i32, number: i32) {

@@ -51,6 +51,18 @@ fn the_first_choice_holds_for_all() {
 }
 
 #[test]
+fn the_last_samples_that_were_told_are_read() {
+    let (a, b) = two("told");
+    assert!(b.told::<String>(0).is_empty());
+    let words = |number: i32| format!("{number}, ä.py:1 ").repeat(9);
+    (0..100).for_each(|number| a.tell(&words(number)));
+    let told = b.told::<String>(0);
+    assert!((10..60).contains(&told.len()), "{}", told.len());
+    assert_eq!(told, (100 - told.len() as i32..100).map(words).collect::<Vec<_>>());
+    remove(&a);
+}
+
+#[test]
 fn ranks_ask_and_answer_and_end() {
     let (a, b) = two("ask");
     let question = Question::new(QuestionKind::End, 0);
