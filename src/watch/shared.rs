@@ -4,10 +4,11 @@ use std::sync::Mutex;
 
 use super::groups::ranks_in_words;
 use super::job::ranks::{Ranks, grouped};
-use super::settings::{Watchdog, watchdog};
+use super::settings::{Settings, Watchdog, watchdog};
 use crate::comm::{Comm, Group, hash};
 use crate::error::Cause;
 use crate::sync::lock;
+use crate::watch::job::host::HostFolder;
 
 /// Ranks with the settings of this rank. Settings do not change, so they are read once.
 static ALIKE: Mutex<Ranks> = Mutex::new(Ranks::NONE);
@@ -40,15 +41,24 @@ pub fn compare_members(comm: &Comm) -> Result<(), Cause> {
         return Ok(());
     }
     let here = host.here();
-    let of = |rank| if rank == host.rank { Some(settings.shared.clone()) } else { host.settings(rank) };
-    let members = comm.world.iter().filter(|&&rank| here.contains(rank));
-    let known: Vec<_> = members.filter_map(|&rank| Some((rank, of(rank)?))).collect();
+    let known = known(host, settings, comm.world.iter().copied().filter(|&rank| here.contains(rank)));
     if let Some(report) = difference(&known) {
         return Err(Cause::Mismatch { report });
     }
     let mut alike = lock(&ALIKE);
     *alike = alike.iter().chain(known.iter().map(|(rank, _)| *rank)).collect();
     Ok(())
+}
+
+/// In which settings the ranks differ that have come to this host, in words. None: in none.
+pub fn difference_here(host: &HostFolder, settings: &Settings) -> Option<String> {
+    difference(&known(host, settings, host.here().iter()))
+}
+
+/// The settings of these ranks, as far as they are known.
+fn known(host: &HostFolder, own: &Settings, ranks: impl Iterator<Item = i32>) -> Vec<(i32, Shared)> {
+    let of = |rank| if rank == host.rank { Some(own.shared.clone()) } else { host.settings(rank) };
+    ranks.filter_map(|rank| Some((rank, of(rank)?))).collect()
 }
 
 /// In which settings ranks differ, in words. None: in none.

@@ -265,6 +265,12 @@ impl Waits {
         &self.list
     }
 
+    /// Whether this rank has waited for a while for all others to make the default communicator.
+    pub fn makes_default(&self, size: i32) -> bool {
+        let is_it = |wait: &Wait| wait.need == Need::Call && wait.members == Ranks::all(size);
+        self.list.iter().any(|wait| is_it(wait) && wait.seconds > 1.0)
+    }
+
     pub fn threads(&self) -> &[(u64, i32)] {
         &self.threads
     }

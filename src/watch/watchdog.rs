@@ -12,6 +12,7 @@ use super::compare::samples;
 use super::end;
 use super::leader::Leader;
 use super::settings::Watchdog;
+use super::shared;
 use super::succession::Succession;
 use super::this_rank::ThisRank;
 use super::waits::{self, Limit};
@@ -150,6 +151,7 @@ impl Observer {
             self.compare_at *= 2;
         }
         self.this_rank.waits.update(passed, &self.limit(), host.size);
+        self.compare_settings();
         if !self.this_rank.waits.is_empty() {
             waits::awake();
         }
@@ -179,6 +181,19 @@ impl Observer {
             if may_be_news || !self.this_rank.waits.is_empty() || !self.leader.is_idle() {
                 self.leader.step(&mut self.this_rank, self.clock);
             }
+        }
+    }
+
+    /// Ranks would compare their settings when they have made the default communicator. But one that lacks a setting may not
+    /// need it, and wait for this rank meanwhile.
+    fn compare_settings(&self) {
+        let Watchdog { host, settings, .. } = self.watchdog;
+        if self.this_rank.waits.makes_default(host.size)
+            && let Some(difference) = shared::difference_here(host, settings)
+            && host.is_first_to("differs")
+        {
+            print(&format!("r{} | mpi4jax: {difference}\n", host.rank));
+            end::end_job(DIFFERENT);
         }
     }
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 import c_threads
 import random_started
+from random_faults import DIFFERENT_SETTINGS, FAULTS, SAYS, STARTED
 
 PRELUDE = """\
 import atexit, os, shutil, signal, subprocess, sys, threading, time, traceback
@@ -62,44 +63,12 @@ for y, expected in pending: check(y, expected)
 print("right", rank, flush=True)
 """
 
-# Of a fault, what the output says of it; `{rank}` and `{line}` are those of the fault. Where ranks
-# have done parts of collectives through mpi4py, that one has ended is said, and proves nothing.
-SAYS = {
-    "ends early": r"cannot end: rank {rank} has finished",
-    "sleeps": r"rank {rank} is in no operation.*program.py:{line}",
-    "raises": r"r{rank} \| mpi4jax: an uncaught exception on this rank ends the job",
-    "is killed": r"[Kk]illed|signal 9|KILLED|is gone",
-    "receives what nobody sends": r"rank {rank} is in recv from .*, tag 999.*program.py:{line}",
-    "waits for what nobody sends": r"rank {rank} is in wait for irecv from .*, tag 999 .*y:{line}",
-    "does not start": r"rank {rank} is in barrier .*program.py:{line}",
-    "ends before it starts": r"cannot end: rank {rank} has finished",
-    "receives from each other": r"deadlock",
-    "takes communicators in another order": r"deadlock",
-    "never waits": r"iallreduce .*program.py:{line} was never waited for",
-}
-FAULTS = {
-    "ends early": "return",
-    "sleeps": "time.sleep(1000)",
-    "raises": "raise ValueError('broken')",
-    "is killed": "os.kill(os.getpid(), signal.SIGKILL)",
-    "receives what nobody sends": "nt.recv(mine(0), {peer}, tag=999, comm=world); mpi4jax.flush()",
-    "waits for what nobody sends": "r0 = mpi4jax.irecv(mine(0), {peer}, tag=999, comm=world)"
-    "; mpi4jax.wait(r0); mpi4jax.flush()",
-    "does not start": "nt.barrier(comm={comm}); mpi4jax.flush()",
-    "ends before it starts": "return",
-    "receives from each other": "nt.recv(mine(0), {peer}, tag=998, comm=world); mpi4jax.flush()",
-    "takes communicators in another order": "nt.barrier(comm=a0); mpi4jax.flush(); nt.barrier("
-    "comm=b0); mpi4jax.flush()",
-    "never waits": "r0 = mpi4jax.iallreduce(mine(0), MPI.SUM, comm={comm})",
-}
 # Of a setting, texts that mean the same, or concern one rank alone.
 SETTINGS = {
     "MPI4JAX_CHECK": ["", "samples", "Samples"],
     "MPI4JAX_TRANSPORT": ["", "mpi", "staged"],
     "MPI4JAX_REPORT_AFTER": ["1", "3", "30"],
 }
-# What the others start before, and wait for.
-STARTED = ("does not start", "ends before it starts", "never waits")
 
 
 @dataclass
@@ -120,6 +89,7 @@ class Job:
         is_mixed: whether some ranks do their part of a collective through mpi4py.
         tells_apart: whether it is known which communicator of a rank is which of another.
         unfinished: how many operations are not waited for when their communicator is freed.
+        setting: how the setting that one rank alone has is reported.
     """
 
     seed: int
@@ -130,6 +100,7 @@ class Job:
     is_mixed: bool = False
     tells_apart: bool = True
     unfinished: int = 0
+    setting: str = ""
 
     def says(self) -> str:
         """What is found in the output of a faulty one."""
@@ -138,10 +109,10 @@ class Job:
         freed = any("free(" in x.lower() for x in self.lines)
         text = SAYS[name]
         if name.startswith("ends") and (self.is_mixed or freed):
-            text = r"rank {rank} is finished"
+            text = r"cannot end: rank {rank} has finished|ranks? [-, \d]+ (?:is|are) finished"
         if name == "takes communicators in another order" and (freed or not self.tells_apart):
             text = "deadlock|has not ended"
-        return text.format(rank=rank, line=line)
+        return text.format(rank=rank, line=line, value=self.setting)
 
     def source(self) -> str:
         body = "".join(f"    {line}\n" for line in self.lines)
@@ -163,6 +134,10 @@ class Maker(random_started.Starts):
         self.alive, self.comms, self.count = everybody, [Comm("world", everybody)], 0
         self.under_way: list[random_started.Started] = []
         self.late = [r for r in everybody if self.random.random() < 0.15]
+        # Who has another setting than the others, which all of them can know.
+        self.other = self.random.choice(everybody) if fault and seed % 12 == 1 else None
+        if self.other is not None:
+            self.late = []
         # Those that never do take part in what mpi4py alone can do.
         self.never = [r for r in self.late if not fault and self.random.random() < 0.4]
         self.imports([r for r in everybody if r not in self.late])
@@ -185,6 +160,10 @@ class Maker(random_started.Starts):
                     name, values = self.random.choice(list(SETTINGS.items()))
                     value = self.random.choice(values)
                     self.job.add([r], f"os.environ['{name}'] = '{value}'")
+            if self.other in ranks:
+                name, value = self.random.choice(list(DIFFERENT_SETTINGS.items()))
+                self.job.add([self.other], f"os.environ['{name}'] = '{value}'")
+                self.job.setting = f'{name} is .*"{value}"'
             self.job.add(ranks, "import mpi4jax; from mpi4jax import notoken as nt")
             self.job.add(late, "atexit.register(at_exit)")
 
@@ -423,7 +402,10 @@ class Maker(random_started.Starts):
         self.job.add([self.random.choice(self.alive)], what)
 
     def end(self) -> None:
-        leaves = self.random.choice(self.alive)
+        may_leave = [r for r in self.alive if r != self.other]
+        if not may_leave:
+            return
+        leaves = self.random.choice(may_leave)
         stay = [r for r in self.alive if r != leaves]
         usable = [c for c in self.comms if set(c.ranks) <= set(stay)]
         if stay and leaves not in self.late and self.is_enough(usable):
@@ -444,6 +426,10 @@ class Maker(random_started.Starts):
     def inject(self) -> None:
         """One rank does something wrong, and the others need it next."""
         self.imports([r for r in self.alive if r in self.late])
+        if self.other is not None:
+            self.job.fault = ("has another setting", self.other, 0)
+            self.job.add(self.alive, "nt.barrier(comm=mpi4jax.default_comm())")
+            return
         comm = self.random.choice([c for c in self.usable() if len(c.ranks) > 1])
         name, r = self.random.choice(list(FAULTS)), self.random.choice(comm.ranks)
         others = [other for other in comm.ranks if other != r]

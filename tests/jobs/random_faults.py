@@ -1,0 +1,37 @@
+"""What goes wrong in random jobs (random_jobs.py), and what is said of it."""
+
+# Of a fault, what the output says of it; `{rank}` and `{line}` are those of the fault. Where ranks
+# have done parts of collectives through mpi4py, that one has ended is said, and proves nothing.
+SAYS = {
+    "ends early": r"cannot end: rank {rank} has finished",
+    "sleeps": r"rank {rank} is in no operation.*program.py:{line}",
+    "raises": r"r{rank} \| mpi4jax: an uncaught exception on this rank ends the job",
+    "is killed": r"[Kk]illed|signal 9|KILLED|is gone",
+    "receives what nobody sends": r"rank {rank} is in recv from .*, tag 999.*program.py:{line}",
+    "waits for what nobody sends": r"rank {rank} is in wait for irecv from .*, tag 999 .*y:{line}",
+    "does not start": r"rank {rank} is in barrier .*program.py:{line}",
+    "ends before it starts": r"cannot end: rank {rank} has finished",
+    "receives from each other": r"deadlock",
+    "takes communicators in another order": r"deadlock",
+    "never waits": r"iallreduce .*program.py:{line} was never waited for",
+    "has another setting": r"settings differ between ranks: .*{value} on rank {rank}\b",
+}
+FAULTS = {
+    "ends early": "return",
+    "sleeps": "time.sleep(1000)",
+    "raises": "raise ValueError('broken')",
+    "is killed": "os.kill(os.getpid(), signal.SIGKILL)",
+    "receives what nobody sends": "nt.recv(mine(0), {peer}, tag=999, comm=world); mpi4jax.flush()",
+    "waits for what nobody sends": "r0 = mpi4jax.irecv(mine(0), {peer}, tag=999, comm=world)"
+    "; mpi4jax.wait(r0); mpi4jax.flush()",
+    "does not start": "nt.barrier(comm={comm}); mpi4jax.flush()",
+    "ends before it starts": "return",
+    "receives from each other": "nt.recv(mine(0), {peer}, tag=998, comm=world); mpi4jax.flush()",
+    "takes communicators in another order": "nt.barrier(comm=a0); mpi4jax.flush(); nt.barrier("
+    "comm=b0); mpi4jax.flush()",
+    "never waits": "r0 = mpi4jax.iallreduce(mine(0), MPI.SUM, comm={comm})",
+}
+# What no other rank has.
+DIFFERENT_SETTINGS = {"MPI4JAX_CHECK": "1", "MPI4JAX_TRANSPORT": "auto"}
+# What the others start before, and wait for.
+STARTED = ("does not start", "ends before it starts", "never waits")
