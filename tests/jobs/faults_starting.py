@@ -116,6 +116,16 @@ FAULTS = {
         prelude=BEFORE,
         fork=False,
     ),
+    "settings that differ, where one rank alone makes the default communicator": Fault(
+        setting("MPI4JAX_TRANSPORT", "auto")
+        + "\nimport mpi4jax; from mpi4jax import notoken as nt\n"
+        + "nt.send(jnp.ones(3), 0, comm=comm) if rank == 1 else None\n"
+        + "jax.block_until_ready(nt.recv(jnp.ones(3), 1, comm=comm)) if rank == 0 else None",
+        ('settings differ between ranks: MPI4JAX_TRANSPORT is unset on rank 0, "auto" on rank 1',),
+        status=1,
+        prelude=BEFORE,
+        fork=False,
+    ),
     "settings that differ, and mean the same or concern one rank": Fault(
         "os.environ['MPI4JAX_CHECK'] = ('', 'samples', 'Samples', '0')[rank]\n"
         "os.environ['MPI4JAX_TRANSPORT'] = ('', 'mpi', 'staged', 'mpi')[rank]\n"
