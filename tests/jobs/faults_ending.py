@@ -61,8 +61,6 @@ FAULTS = {
             ),
             env=env,
             silent=("mpi4jax:",),
-            # With MPICH, one job of twelve did not end; why is not known.
-            library="Open MPI" if env else "",
         )
         for words, env in [("", {}), (", without the default communicator", {"LATE": "1"})]
     },
