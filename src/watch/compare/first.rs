@@ -1,11 +1,12 @@
-//! Nothing wrong comes out of the first run of a line, on the default communicator and on one host.
+//! The first run of a line waits for the comparison, on the default communicator and on one host: ranks that differ return no
+//! wrong result.
 //!
-//! A rank tells the others what it is about to do, and only then looks at what they have told: of two ranks that differ one at
-//! least sees it before its operation runs. It holds the operation until the [samples](super::samples) are compared, which ends
-//! the job if the difference is proved. No rank waits for one that has told nothing.
+//! A rank announces what it is about to do, and only then reads what the others have announced: of two ranks that differ, one at
+//! least sees it before its operation runs. It delays the operation until the [samples](super::samples) are compared, which ends
+//! the job if the difference is proved. No rank waits for one that has announced nothing.
 //!
 //! Neighbours are enough where a result takes all ranks: one of them never comes. Where the data of one rank suffice, as in a
-//! broadcast, the others look once more at what that rank has told, before they return them.
+//! broadcast, the others look once more at what that rank has announced, before they return them.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -19,8 +20,8 @@ use crate::watch::watchdog;
 
 /// How many of its last samples a rank compares: some operations do not wait for other ranks.
 const LAST: usize = 16;
-/// For how long an operation is held, in which the job is ended if the difference is proved.
-const HELD: Duration = Duration::from_secs(3);
+/// The delay of an operation, in which the job is ended if the difference is proved.
+const LONGEST_DELAY: Duration = Duration::from_secs(3);
 const PAUSE: Duration = Duration::from_millis(50);
 
 /// Whether a sampled operation of this rank waits for the comparison.
@@ -41,9 +42,9 @@ pub fn before(call: &Call) {
     let Some(host) = watchdog().map(|watchdog| &watchdog.host) else { return };
     let (row, own) = (call.site.op.row(), last_samples());
     let Some(sample) = own.last().filter(|_| row.is_collective() || row.sends()) else { return };
-    host.tell(&PublishedSample::at_once(sample));
+    host.announce(&PublishedSample::at_once(sample));
     if row.is_collective() {
-        hold_if_different(host, &own, &sample.others);
+        delay_if_different(host, &own, &sample.others);
     }
 }
 
@@ -53,29 +54,29 @@ pub fn after(call: &Call) {
     let Some(host) = watchdog().map(|watchdog| &watchdog.host) else { return };
     let (row, comm, own) = (call.site.op.row(), &call.site.comm, last_samples());
     if row.has_root && !call.site.is_root() {
-        hold_if_different(host, &own, comm.world_rank(call.site.root).as_slice());
+        delay_if_different(host, &own, comm.world_rank(call.site.root).as_slice());
     } else if !row.is_collective()
         && row.receives()
         && let Some(sample) = own.last()
     {
-        hold_if_different(host, &own, &sample.others[..1]);
+        delay_if_different(host, &own, &sample.others[..1]);
     }
 }
 
-/// An operation was held, and the difference is not proved: threads of a rank use the communicator at once, for instance.
+/// An operation was delayed, and the difference is not proved: threads of a rank use the communicator at once, for instance.
 static IS_DOUBTFUL: AtomicBool = AtomicBool::new(false);
 
-fn hold_if_different(host: &HostFolder, own: &[Sample], others: &[i32]) {
+fn delay_if_different(host: &HostFolder, own: &[Sample], others: &[i32]) {
     let ours: Vec<_> = own.iter().map(PublishedSample::at_once).collect();
     let differs = |rank: i32| {
-        let its: Vec<PublishedSample> = host.told(rank);
+        let its: Vec<PublishedSample> = host.announced(rank);
         first_difference(&ours, &its).is_some()
     };
     let mut others = others.to_vec();
     others.dedup();
     let Some(other) = others.into_iter().find(|&rank| rank != host.rank && differs(rank)) else { return };
     let start = Instant::now();
-    while start.elapsed() < HELD {
+    while start.elapsed() < LONGEST_DELAY {
         host.ask_to_compare(other);
         watchdog::compare(host);
         std::thread::sleep(PAUSE);

@@ -12,7 +12,7 @@
 //! | `rank3.status` | when it has waited for a while, as an answer, and at its end | its [`RankStatus`] |
 //! | `rank3.json` | as an answer | all that its recorder has |
 //! | `rank3.samples` | at growing intervals, when it waits, and at its end | samples of what it did |
-//! | `rank3.told` | before the first run of a line | samples of these runs, a line each, which others compare before theirs |
+//! | `rank3.announced` | before the first run of a line | samples of these runs, a line each, which others compare before theirs |
 //! | `default` | when the first rank makes the default communicator, or no rank is left to | how it is made |
 //! | `ask` | when the leader asks what the ranks do | a [`Question`] |
 //! | `ending` | before a rank ends the job | nothing: this rank has reported why |
@@ -20,7 +20,7 @@
 //!
 //! Cleaners of temporary folders may remove these files: each rank [restores](HostFolder::mend) its own.
 
-mod told;
+mod announced;
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};

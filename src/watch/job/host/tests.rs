@@ -51,14 +51,14 @@ fn the_first_choice_holds_for_all() {
 }
 
 #[test]
-fn the_last_samples_that_were_told_are_read() {
-    let (a, b) = two("told");
-    assert!(b.told::<String>(0).is_empty());
+fn the_last_samples_that_were_announced_are_read() {
+    let (a, b) = two("announced");
+    assert!(b.announced::<String>(0).is_empty());
     let words = |number: i32| format!("{number}, ä.py:1 ").repeat(9);
-    (0..100).for_each(|number| a.tell(&words(number)));
-    let told = b.told::<String>(0);
-    assert!((10..60).contains(&told.len()), "{}", told.len());
-    assert_eq!(told, (100 - told.len() as i32..100).map(words).collect::<Vec<_>>());
+    (0..100).for_each(|number| a.announce(&words(number)));
+    let announced = b.announced::<String>(0);
+    assert!((10..60).contains(&announced.len()), "{}", announced.len());
+    assert_eq!(announced, (100 - announced.len() as i32..100).map(words).collect::<Vec<_>>());
     remove(&a);
 }
 

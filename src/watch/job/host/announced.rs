@@ -1,4 +1,4 @@
-//! What ranks tell each other before a line runs for the first time.
+//! What ranks announce to each other before a line runs for the first time.
 
 use std::sync::Arc;
 
@@ -9,21 +9,21 @@ use super::{COMPARE, HostFolder, file};
 use crate::system::folder::Folder;
 
 /// How much is read of what a rank was about to do: some 20 samples.
-const TOLD_BYTES: u64 = 4096;
+const READ_BYTES: u64 = 4096;
 
 impl HostFolder {
     /// The last samples of what a rank was about to do.
-    pub fn told<T: DeserializeOwned>(&self, rank: i32) -> Vec<T> {
-        let read = |folder: Arc<Folder>| folder.read_end(&file(rank, "told"), TOLD_BYTES);
+    pub fn announced<T: DeserializeOwned>(&self, rank: i32) -> Vec<T> {
+        let read = |folder: Arc<Folder>| folder.read_end(&file(rank, "announced"), READ_BYTES);
         let found = self.folder().ok().and_then(read).filter(|(_, written)| *written >= self.since);
         let text = found.map_or_else(String::new, |(text, _)| text);
         text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
     }
 
     /// Adds a sample to those.
-    pub fn tell(&self, sample: &impl Serialize) {
+    pub fn announce(&self, sample: &impl Serialize) {
         if let (Ok(folder), Ok(text)) = (self.folder(), serde_json::to_string(sample)) {
-            let _ = folder.append(&file(self.rank, "told"), &(text + "\n"));
+            let _ = folder.append(&file(self.rank, "announced"), &(text + "\n"));
         }
     }
 
