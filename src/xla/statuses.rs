@@ -68,7 +68,7 @@ mod tests {
         remove(address);
         assert!(checked(address).unwrap().is_some());
         remove(address);
-        assert!(refused().contains("a status of this process"));
+        assert!(refused().contains("a live status of this process"));
         remove(address);
     }
 }
