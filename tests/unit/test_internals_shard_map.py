@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from jax.experimental.compute_on import compute_on
+from jax.experimental.xla_metadata import set_xla_metadata
 from jax.extend.core import ClosedJaxpr
 from jax.sharding import PartitionSpec as P
 
@@ -81,7 +81,7 @@ def test_equal_collectives_are_made_once():
 
 def test_what_is_rewritten_knows_of_no_mesh():
     def f(x):
-        with compute_on("device_host"), jax.named_scope("scope"):
+        with set_xla_metadata(key="value"), jax.named_scope("scope"):
             y = jnp.sin(x)
         return jax.nn.relu(y) + lax.fori_loop(0, 2, lambda _, z: z + lax.psum(x, "i"), y)
 
@@ -89,7 +89,7 @@ def test_what_is_rewritten_knows_of_no_mesh():
     assert all(named_axes.is_plain(v.aval) for e in jaxpr.jaxpr.eqns for v in e.outvars)
     assert all(e.ctx.cur_abstract_mesh.empty for e in jaxpr.jaxpr.eqns)
     (sin,) = (e for e in jaxpr.jaxpr.eqns if e.primitive is lax.sin_p)
-    assert sin.ctx.compute_type == "device_host"
+    assert sin.ctx.xla_metadata == {"key": "value"}
     assert str(sin.source_info.name_stack) == "scope"
     text = str(jaxpr)
     assert "{V:i}" not in text
