@@ -61,6 +61,8 @@ FAULTS = {
             ),
             env=env,
             silent=("mpi4jax:",),
+            # With MPICH, 2 jobs of some 100 did not end, in a row; why is not known.
+            library="Open MPI" if env else "",
         )
         for words, env in [("", {}), (", without the default communicator", {"LATE": "1"})]
     },
