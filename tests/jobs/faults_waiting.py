@@ -83,7 +83,8 @@ FAULTS = {
     ),
     "a rank that compiles": Fault(
         "def long(x):\n"
-        "    for i in range(20000): x = jnp.sin(x) * i\n"
+        # Long enough that the time-out falls into one stage, and not between two.
+        "    for i in range(60000): x = jnp.sin(x) * i\n"
         "    return x\n"
         "if rank == 1: wait(jax.jit(long)(x))\n"
         "wait(nt.allreduce(x, MPI.SUM))",
