@@ -37,3 +37,20 @@ int mpi4jax_query_cuda_support(void) {
 #endif
     return MPIX_Query_cuda_support ? MPIX_Query_cuda_support() : -1;
 }
+
+/* How many neighbours a rank has in the topology of a communicator; 0 if that has none. */
+int mpi4jax_neighbours(MPI_Comm comm) {
+    int kind = MPI_UNDEFINED, rank = 0, in = 0, out = 0, weighted = 0;
+    MPI_Topo_test(comm, &kind);
+    if (kind == MPI_CART) {
+        MPI_Cartdim_get(comm, &in);
+        return 2 * in;
+    }
+    if (kind == MPI_GRAPH) {
+        MPI_Comm_rank(comm, &rank);
+        MPI_Graph_neighbors_count(comm, rank, &in);
+    } else if (kind == MPI_DIST_GRAPH) {
+        MPI_Dist_graph_neighbors_count(comm, &in, &out, &weighted);
+    }
+    return in > out ? in : out;
+}

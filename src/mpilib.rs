@@ -16,11 +16,21 @@ unsafe extern "C" {
     static mpi4jax_vendor: *const c_char;
     static mpi4jax_version: *const c_char;
     fn mpi4jax_query_cuda_support() -> c_int;
+    fn mpi4jax_neighbours(comm: MPI_Comm) -> c_int;
 }
 
 pub fn in_place() -> *mut c_void {
     // SAFETY: a constant of our shim.
     unsafe { mpi4jax_in_place }
+}
+
+/// How many neighbours this rank has in the topology of a communicator; 0 if that has none.
+///
+/// # Safety
+/// `comm` is live.
+pub unsafe fn neighbours(comm: MPI_Comm) -> usize {
+    // SAFETY: promised by the caller.
+    unsafe { mpi4jax_neighbours(comm) as usize }
 }
 
 /// An MPI handle from the integer that `Comm` and `Reduction` keep.

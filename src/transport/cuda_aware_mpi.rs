@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::host_mpi::HostMpi;
-use super::mpi::{is_cuda_aware, is_ours, probe_device_pointers};
+use super::mpi::{has_lengths, is_cuda_aware, is_ours, probe_device_pointers};
 use super::staged_mpi::Staged;
 use super::{Base, Descriptor, Transport, Unfinished};
 use crate::call::Call;
@@ -91,17 +91,19 @@ fn needs_processor(call: &Call) -> bool {
     };
     // A message may be shorter than the result, the rest of which is then cleared.
     let is_short = call.may_be_short() || call.envelope.source == wildcards().proc_null;
-    // One's own block is moved before or after the call.
+    // One's own block is moved before or after the call; of a reduction, where each rank gets a block.
+    let moves = !row.has_reduction || matches!(call.site.op, Op::ReduceScatter | Op::ReduceScatterv);
     let is_moved = || call.send.zip(call.recv).is_some_and(|(send, recv)| send.overlaps(&recv));
+    // MPI leaves the first rank's result undefined, and it is cleared.
+    let is_cleared = call.site.op == Op::Exscan && call.site.is_first();
     // What no message writes is cleared, and where a message has come from is written.
     let is_whole = || call.site.parts.as_ref().is_some_and(|parts| parts.covers(call.recv.as_ref()));
-    // Its messages begin with their lengths, which are in the memory of the host.
-    let has_lengths = matches!(call.site.op, Op::Gatherv | Op::Scatterv);
-    has_lengths
+    has_lengths(call)
         || row.has_any_size() && !is_whole()
         || call.site.reduction.zip(call.send).is_some_and(is_reduced_by_us)
         || row.receives() && (is_short || call.received.is_some())
-        || !row.has_reduction && is_moved()
+        || moves && is_moved()
+        || is_cleared
 }
 
 #[cfg(test)]
@@ -112,7 +114,7 @@ mod tests {
     use crate::ops::{Dtype, Part, Parts};
 
     #[test]
-    fn messages_with_lengths_are_staged() {
+    fn what_the_processor_reads_or_writes_is_staged() {
         let comm = comm::register(Comm::new("cuda-aware-mpi-test", 0, 1));
         let all = [Part { start: 0, count: 2 }];
         let mut data = [0_f32; 4];
@@ -120,7 +122,18 @@ mod tests {
         // SAFETY: an array of so many elements, which outlives the calls.
         let [send, recv] =
             [from, to].map(|part| Some(unsafe { Buffer::new(part.as_mut_ptr().cast(), Dtype::Float32, 2) }));
-        for (op, is_staged) in [(Op::Gatherv, true), (Op::Scatterv, true), (Op::Alltoallv, false)] {
+        for (op, recv, is_staged) in [
+            (Op::Gatherv, recv, true),
+            (Op::Scatterv, recv, true),
+            (Op::Allgatherv, recv, false),
+            (Op::Alltoallv, recv, false),
+            (Op::Scan, recv, false),
+            (Op::Exscan, recv, true), // on the first rank, whose result is cleared
+            (Op::Allreduce, send, false),
+            (Op::ReduceScatter, recv, false),
+            (Op::ReduceScatter, send, true),
+            (Op::Sendrecv, send, true),
+        ] {
             let mut site = Site::new(op, &comm);
             site.parts = Some(Arc::new(Parts::of(0, all[..].into(), all[..].into())));
             let call = Call { send, recv, ..Call::of(&site, Stream::NONE) };

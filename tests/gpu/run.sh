@@ -24,7 +24,7 @@ work=$(mktemp -d)
 out=${OUT:-$work}
 trap 'rm -rf "$work"' EXIT
 [ "$out" = "$work" ] && trap - EXIT
-mkdir -p "$out" "$work/logs"
+mkdir -p "$out" "$work/logs" "$work/rows"
 table=$out/table.txt
 : > "$table"
 
@@ -68,9 +68,7 @@ export XLA_PYTHON_CLIENT_PREALLOCATE=false JAX_PLATFORMS=${JAX_PLATFORMS:-cuda} 
 nccl='export NCCL_HOSTID=r${OMPI_COMM_WORLD_RANK:-${PMI_RANK:-0}} NCCL_SOCKET_IFNAME=lo NCCL_MAX_CTAS=1'
 nccl="$nccl NCCL_NVLS_ENABLE=0 NCCL_MULTI_RANK_GPU_ENABLE=1"
 
-failures=0
-
-line() { say "$(printf '%-14s %-9s %s ranks  %s' "$1" "$2" "$3" "$4")"; }
+line() { printf '%-14s %-9s %s ranks  %s\n' "$1" "$2" "$3" "$4"; }
 
 row() { # name, transport, ranks, seconds, command...
     local name=$1 transport=$2 ranks=$3 limit=$4 status word log
@@ -89,56 +87,64 @@ row() { # name, transport, ranks, seconds, command...
     case $status in
         0) word=passed ;;
         77) word="cannot be used here" ;;
-        124 | 137) word="no end after $limit s"; failures=$((failures + 1)) ;;
-        *) word="FAILED ($status)"; failures=$((failures + 1)) ;;
+        124 | 137) word="FAILED: no end after $limit s" ;;
+        *) word="FAILED ($status)" ;;
     esac
     line "$name" "$transport" "$ranks" "$word"
-    sed -n 's/^| /    /p' "$log" | tee -a "$table"
+    sed -n 's/^| /    /p' "$log"
 }
+
+# Rows that measure nothing run side by side; those that do, alone.
+number=100
+beside() { number=$((number + 1)); row "$@" > "$work/rows/$number" & }
+alone() { row "$@" | tee -a "$table"; }
 
 say "$(date -u +%F) $(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader 2> /dev/null)"
 say "$("$python" -c 'import jax; print("JAX", jax.__version__, jax.devices())' 2>&1 | tail -1)"
 for transport in staged nccl cuda-mpi ucx; do
     for ranks in 1 2; do
-        row ops "$transport" "$ranks" 120 "$python" "$here/ops.py"
+        beside ops "$transport" "$ranks" 120 "$python" "$here/ops.py"
     done
 done
-row ops-messages nccl 2 120 env MPI4JAX_NCCL_MESSAGES=staged "$python" "$here/ops.py"
+beside ops-messages nccl 2 120 env MPI4JAX_NCCL_MESSAGES=staged "$python" "$here/ops.py"
 
 # How often we wait, counted between us and the driver.
 driver=${MPI4JAX_LIBCUDA:-$(ldconfig -p 2> /dev/null | sed -n 's/.*libcuda\.so\.1 .*x86-64.*=> //p' | head -1)}
 if cc -shared -fPIC -Wl,--no-as-needed -o "$work/libcount.so" "$here/count.c" "$driver" > "$work/logs/count" 2>&1; then
-    row waits nccl 1 60 env MPI4JAX_LIBCUDA="$work/libcount.so" "$python" "$here/waits.py"
+    beside waits nccl 1 120 env MPI4JAX_LIBCUDA="$work/libcount.so" "$python" "$here/waits.py"
 else
     say "waits: not run: count.c is not compiled: $(tail -1 "$work/logs/count")"
 fi
+if command -v compute-sanitizer > /dev/null; then
+    beside sanitizer staged 1 240 compute-sanitizer --error-exitcode 9 "$python" "$here/ops.py" 1000
+else
+    say "sanitizer: not run: there is no compute-sanitizer"
+fi
+wait
+cat "$work"/rows/* | tee -a "$table"
 
 for ranks in 1 2; do
     for transport in staged nccl cuda-mpi ucx; do
-        row bandwidth "$transport" "$ranks" 120 "$python" "$here/../../benches/gpu_bandwidth.py"
+        alone bandwidth "$transport" "$ranks" 120 "$python" "$here/../../benches/gpu_bandwidth.py"
     done
     [ -n "$reference" ] || continue
     # The same script, on the other package of this name.
     if [ -d "$work/reference" ] || install "$work/reference" "$reference" > "$work/logs/reference" 2>&1; then
-        row bandwidth-0.9.1 staged "$ranks" 120 env PYTHONPATH="$work/reference$path" MPI4JAX_USE_CUDA_MPI=0 \
+        alone bandwidth-0.9.1 staged "$ranks" 120 env PYTHONPATH="$work/reference$path" MPI4JAX_USE_CUDA_MPI=0 \
             MPI4JAX_NO_WARN_JAX_VERSION=1 "$python" "$here/../../benches/on_reference.py" "$here/../../benches/gpu_bandwidth.py"
     else
         rm -rf "$work/reference"
-        line bandwidth-0.9.1 staged "$ranks" "does not build: $(grep -m1 -E 'Error: |error: [^s]' "$work/logs/reference")"
+        say "bandwidth-0.9.1: does not build: $(grep -m1 -E 'Error: |error: [^s]' "$work/logs/reference")"
     fi
 done
 
 model=$here/../../examples/shallow_water.py
 for ranks in 1 2; do
     for transport in staged nccl; do
-        row shallow-water "$transport" "$ranks" 180 "$python" "$model" --benchmark
+        alone shallow-water "$transport" "$ranks" 180 "$python" "$model" --benchmark
     done
 done
-if command -v compute-sanitizer > /dev/null; then
-    row sanitizer staged 1 300 compute-sanitizer --error-exitcode 9 "$python" "$here/ops.py"
-else
-    say "sanitizer: not run: there is no compute-sanitizer"
-fi
+failures=$(grep -c FAILED "$table")
 say "$failures failures, $SECONDS s"
 for log in "$work"/logs/*; do
     printf '==== %s\n' "${log##*/}"

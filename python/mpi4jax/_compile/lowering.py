@@ -140,7 +140,7 @@ class Lowering:
             self.ctx.module_context.add_keepalive(status)
         reduces = self.reduces(op)
         carried = [self.convert(operand, carrier(operand[1], reduces)) for operand in operands]
-        carried += self.numbers
+        carried = self.unfused([*carried, *self.numbers])
         wire = [carrier(aval, reduces) for aval in out]
         envelopes = envelope(self.spec, p)
         outs = [*wire, *envelopes]
@@ -166,6 +166,7 @@ class Lowering:
             results = list(results)
             ctx = self.ctx.replace(avals_in=outs, avals_out=[compat.abstract_token])
             (self.token,) = jax.ffi.ffi_lowering("mpi4jax_after")(ctx, *results)
+        results = [y for y, _ in self.unfused(list(zip(results, outs, strict=True)))]
         for i, (carried_aval, aval) in enumerate(zip(wire, out, strict=True)):
             results[i], _ = self.convert((results[i], carried_aval), aval)
         if envelopes and not self.spec.is_ragged:
@@ -227,6 +228,18 @@ class Lowering:
         # Other ordered effects have tokens of their own.
         tokens = mlir.TokenSet({effect: self.token})
         self.ctx.set_tokens_out(self.ctx.tokens_in.update_tokens(tokens))
+
+    def unfused(self, values: Operands) -> Operands:
+        """Operands, or results, that XLA does not fuse with the custom call.
+
+        On a GPU, XLA of JAX 0.11 and newer makes one kernel of a call, the slices that it takes and
+        the slices that its results update, and ends the process because of the token beside them.
+        """
+        if not self.on_gpu or not values:
+            return values
+        avals = [aval for _, aval in values]
+        fenced = self.locals(lambda *x: jax.lax.optimization_barrier(list(x)), avals, *values)
+        return list(zip(fenced, avals, strict=True))
 
     def convert(self, operand: Operand, to: Any) -> Operand:
         if operand[1].dtype == to.dtype:

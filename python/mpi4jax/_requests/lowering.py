@@ -6,12 +6,14 @@ The wait gets back what was received and the operand, and does the rest.
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
 import jax
 from jax.interpreters import mlir
 
+from .. import _native
 from .._compile.lowering import Avals, Lowering, Operands, carrier, forms_of
 from .._jax import compat
 from .._op.plan import Result, plan_of
@@ -31,8 +33,10 @@ class _Half(Lowering):
         out: the type of the result, if there is one.
     """
 
-    def __init__(self, ctx: mlir.LoweringRuleContext, of: str, p: Params, buffers: Avals):
-        super().__init__(ctx, SPECS[of], p)
+    def __init__(
+        self, on_gpu: bool, ctx: mlir.LoweringRuleContext, of: str, p: Params, buffers: Avals
+    ):
+        super().__init__(ctx, SPECS[of], p, on_gpu)
         self.plan = plan = plan_of(self.spec, p)
         self.out = result_avals(self.spec, p, buffers)
         self.sends = buffers if plan.call is not None and plan.sends else []
@@ -68,18 +72,20 @@ class _Half(Lowering):
         op = plan.call or self.spec.name
         *results, self.token = jax.ffi.ffi_lowering(target, has_side_effect=True)(
             ctx,
-            *(value for value, _ in operands),
+            *(value for value, _ in self.unfused(operands)),
             self.token,
             call=self.describe(op, request=request, **self.attrs),
         )
-        return results
+        return [y for y, _ in self.unfused(list(zip(results, out, strict=True)))]
 
 
-def _lower_start(ctx: mlir.LoweringRuleContext, *args: Any, of: str, **p: Any) -> list[Any]:
+def _lower_start(
+    on_gpu: bool, ctx: mlir.LoweringRuleContext, *args: Any, of: str, **p: Any
+) -> list[Any]:
     arrays, numbers, token = split_start(
         {"of": of, **p}, list(zip(args, ctx.avals_in, strict=True))
     )
-    low = _Half(ctx, of, p, [aval for _, aval in arrays])
+    low = _Half(on_gpu, ctx, of, p, [aval for _, aval in arrays])
     low.forms = forms_of(low.spec, p, [aval for _, aval in arrays])
     plan = low.plan
     for operand in numbers:
@@ -94,7 +100,7 @@ def _lower_start(ctx: mlir.LoweringRuleContext, *args: Any, of: str, **p: Any) -
 
 
 def _lower_wait(
-    ctx: mlir.LoweringRuleContext, *args: Any, of: str, buffer: Any, **p: Any
+    on_gpu: bool, ctx: mlir.LoweringRuleContext, *args: Any, of: str, buffer: Any, **p: Any
 ) -> list[Any]:
     (handle,), numbers, token = split_wait(
         {"of": of, **p}, list(zip(args, ctx.avals_in, strict=True))
@@ -103,7 +109,7 @@ def _lower_wait(
     derived = p.pop("derived")
     # Eager programs are shared by communicators; the native module finds the right one.
     p["comm"] = p["comm"].any
-    low = _Half(ctx, of, p, [] if buffer is None else [buffer])
+    low = _Half(on_gpu, ctx, of, p, [] if buffer is None else [buffer])
     types = [*low.receives, *low.keeps]
     wire = [carrier(x, low.reduced) for x in types]
     back = low.emit("mpi4jax_wait", [handle, *numbers], wire, derived)
@@ -116,7 +122,8 @@ def _lower_wait(
     return [*results, *(value for value, _ in token)]
 
 
-for _platform in ("cpu", "cuda"):
-    for _primitive, _rule in ((start_p, _lower_start), (wait_p, _lower_wait)):
+for _platform, _on_gpu in (("cpu", _native.is_gpu_on_cpu()), ("cuda", True)):
+    for _primitive, _lower in ((start_p, _lower_start), (wait_p, _lower_wait)):
+        _rule = functools.partial(_lower, _on_gpu)
         # Not cached: it would name one line for all.
         mlir.register_lowering(_primitive, _rule, platform=_platform, cacheable=False)

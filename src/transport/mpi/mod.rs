@@ -104,6 +104,14 @@ fn ints_of<'a>(call: &Call<'a>) -> Option<&'a Ints> {
     call.site.parts.as_ref()?.received_ints(count_limit())
 }
 
+/// Whether the messages of an operation begin with their lengths, which are in the memory of the host.
+pub fn has_lengths(call: &Call) -> bool {
+    match call.site.op {
+        Op::Allgatherv => ints_of(call).is_none(),
+        op => matches!(op, Op::Gatherv | Op::Scatterv),
+    }
+}
+
 /// The part of this rank, the result, and the parts that come from each rank.
 fn gathered<'a>(call: &Call<'a>) -> Result<(Buffer, Buffer, &'a Ints), Cause> {
     let send = call.operand()?;

@@ -12,7 +12,7 @@ use super::vectors::Vectors;
 use crate::call::Call;
 use crate::comm::Agreement;
 use crate::error::Cause;
-use crate::mpilib::{check, have_ended, wildcards};
+use crate::mpilib::{check, have_ended, neighbours, wildcards};
 use crate::ops::{Buffer, Op, Parts};
 
 /// The requests of a non-blocking operation, and what MPI uses until they end. A large reduction has several.
@@ -61,8 +61,12 @@ impl Posted {
     /// # Safety
     /// The call's buffers are the request's own, and have passed `Parts::check`.
     pub(super) unsafe fn start_parts(&mut self, call: &Call, parts: &Parts) -> Result<(), Cause> {
+        let comm: MPI_Comm = call.site.comm.handle();
+        // SAFETY: a registered communicator's handle, which is not freed.
+        let neighbours = unsafe { neighbours(comm) };
         let [send, recv] = parts.both();
-        let vectors = [Vectors::new(send, call.send)?, Vectors::new(recv, call.recv)?];
+        let vectors =
+            [Vectors::new(send, call.send, neighbours)?, Vectors::new(recv, call.recv, neighbours)?];
         let vectors = self.vectors.insert(Box::new(vectors));
         let pointers = |v: &Vectors| (v.counts.as_ptr(), v.starts.as_ptr(), v.types.as_ptr());
         let [(n, at, t), (to_n, to_at, to_t)] = [pointers(&vectors[0]), pointers(&vectors[1])];
@@ -75,7 +79,6 @@ impl Posted {
         }
         // SAFETY: promised by the caller; what MPI reads is kept until the operation has ended.
         self.add("MPI_Ialltoallw", |request| unsafe {
-            let comm: MPI_Comm = call.site.comm.handle();
             ffi::MPI_Ialltoallw(from, n, at, t, to, to_n, to_at, to_t, comm, request)
         })
     }

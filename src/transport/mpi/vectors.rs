@@ -26,14 +26,17 @@ pub struct Vectors {
 
 impl Vectors {
     /// The arguments for a buffer, which must stay where it is.
-    pub fn new(parts: &[Part], buffer: Option<Buffer>) -> Result<Self, Cause> {
+    ///
+    /// There are at least `types` types: Open MPI up to 4.1.4 reads as many as a communicator's topology has neighbours, even
+    /// if it has fewer ranks (pull request 10515 of open-mpi/ompi).
+    pub fn new(parts: &[Part], buffer: Option<Buffer>, types: usize) -> Result<Self, Cause> {
         let (data, dtype) = buffer.map_or((std::ptr::null_mut(), Dtype::Uint8), |it| (it.data(), it.dtype()));
         let size = dtype.size();
         let expected: Vec<u64> = parts.iter().map(|part| (part.count * size) as u64).collect();
         let mut vectors = Self {
             counts: expected.iter().map(|&bytes| c_int::from(bytes > 0)).collect(),
             starts: vec![0; parts.len()],
-            types: vec![Dtype::Uint8.mpi(); parts.len()],
+            types: vec![Dtype::Uint8.mpi(); parts.len().max(types)],
             lengths: expected.clone().into(),
             expected,
             size,
@@ -89,5 +92,17 @@ impl Drop for Vectors {
             // SAFETY: made by `message`, and nobody else has it.
             unsafe { ffi::MPI_Type_free(kind) };
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn there_is_a_type_for_each_neighbour_of_a_topology() {
+        let parts = [Part { start: 0, count: 0 }; 2];
+        let lengths = [0, 6].map(|neighbours| Vectors::new(&parts, None, neighbours).unwrap().types.len());
+        assert_eq!(lengths, [2, 6]);
     }
 }
