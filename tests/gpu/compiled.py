@@ -24,7 +24,8 @@ gpu_device_info {
   block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
   core_count: 132 fpus_per_core: 128 clock_rate_ghz: 1.98
   registers_per_core_limit: 65536 registers_per_block_limit: 65536
-  shared_memory_per_block: 49152 shared_memory_per_block_optin: 232448 shared_memory_per_core: 233472
+  shared_memory_per_block: 49152 shared_memory_per_block_optin: 232448
+  shared_memory_per_core: 233472
   l2_cache_size: 52428800 memory_bandwidth: 3352320000000 device_memory_size: 84942979072
 }
 platform_name: "CUDA"

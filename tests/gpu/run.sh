@@ -9,8 +9,9 @@
 # It prints a table, leaves it in $OUT/table.txt with all logs in $OUT/logs.txt, and ends with the number of failures.
 #   BUDGET=540    seconds in all: a row gets what is left of it, and one that gets nothing is listed as such
 #   ONLY='ops|bandwidth nccl'    a regular expression: rows whose name and transport it matches
+#   ONLY='^(ops|tests|waits|sanitizer)'   all but what is measured: about three minutes on 16 cores
 #
-# No GPU has run it so far. Without one, it can be tried on the stand-ins of tests/gpu/fake,
+# docs/transports.md says what has run. Without a GPU, it can be tried on the stand-ins of tests/gpu/fake,
 # with a wheel that was built under MPI4JAX_TEST_STAND_INS=1 (others do not look for them):
 #   MPI4JAX_TEST_CUDA_ON_CPU=reached MPI4JAX_LIBCUDA=... MPI4JAX_LIBNCCL=... JAX_PLATFORMS=cpu tests/gpu/run.sh WHEEL
 set -u
@@ -63,14 +64,16 @@ export PRTE_ALLOW_RUN_AS_ROOT=1 PRTE_ALLOW_RUN_AS_ROOT_CONFIRM=1
 export OMPI_MCA_rmaps_base_oversubscribe=1 PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe
 export OMPI_MCA_hwloc_base_binding_policy=none PRTE_MCA_hwloc_default_binding_policy=none
 # Ranks share one GPU; legacy CUDA IPC needs JAX's ordinary allocator.
-export XLA_PYTHON_CLIENT_PREALLOCATE=false JAX_PLATFORMS=${JAX_PLATFORMS:-cuda} PYTHONUNBUFFERED=1
+export XLA_PYTHON_CLIENT_PREALLOCATE=false PYTHONUNBUFFERED=1
+# Callbacks run on the CPU.
+export JAX_PLATFORMS=${JAX_PLATFORMS:-cuda,cpu}
 # NCCL takes two ranks for one GPU if each claims another host.
 nccl='export NCCL_HOSTID=r${OMPI_COMM_WORLD_RANK:-${PMI_RANK:-0}} NCCL_SOCKET_IFNAME=lo NCCL_MAX_CTAS=1'
 nccl="$nccl NCCL_NVLS_ENABLE=0 NCCL_MULTI_RANK_GPU_ENABLE=1"
 
 line() { printf '%-14s %-9s %s ranks  %s\n' "$1" "$2" "$3" "$4"; }
 
-row() { # name, transport, ranks, seconds, command...
+row() { # name, transport, ranks (0: one, without mpiexec), seconds, command...
     local name=$1 transport=$2 ranks=$3 limit=$4 status word log
     shift 4
     [[ "$name $transport" =~ ${ONLY:-.} ]] || return
@@ -81,7 +84,9 @@ row() { # name, transport, ranks, seconds, command...
         return
     fi
     [ "$limit" -gt "$left" ] && limit=$left
-    MPI4JAX_TRANSPORT=$transport timeout --kill-after=5 "$limit" mpiexec -n "$ranks" \
+    local launch=(mpiexec -n "$ranks")
+    [ "$ranks" -eq 0 ] && launch=()
+    MPI4JAX_TRANSPORT=$transport timeout --kill-after=5 "$limit" "${launch[@]}" \
         bash -c "$nccl; exec \"\$@\"" check "$@" > "$log" 2>&1
     status=$?
     case $status in
@@ -91,7 +96,7 @@ row() { # name, transport, ranks, seconds, command...
         *) word="FAILED ($status)" ;;
     esac
     line "$name" "$transport" "$ranks" "$word"
-    sed -n 's/^| /    /p' "$log"
+    sed -n -e 's/^| /    /p' -e 's/^[0-9]* \(passed\|failed\).*/    &/p' "$log"
 }
 
 # Rows that measure nothing run side by side; those that do, alone.
@@ -108,6 +113,21 @@ for transport in staged nccl cuda-mpi ucx; do
 done
 beside ops-messages nccl 2 120 env MPI4JAX_NCCL_MESSAGES=staged "$python" "$here/ops.py"
 
+# The tests of operations that know only what arrays hold. NCCL has no tags, which some of them need.
+pytest() { # name of the row, names of files...
+    local row=$1 name files=()
+    shift
+    for name in "$@"; do files+=("$here/../ranks/test_$name.py"); done
+    for transport in staged nccl cuda-mpi ucx; do
+        beside "$row" "$transport" 2 300 env MPI4JAX_NCCL_MESSAGES=staged JAX_DEFAULT_MATMUL_PRECISION=highest \
+            "$python" -m pytest -v --tb=short -p no:cacheprovider -o timeout_method=thread -o timeout=60 "${files[@]}"
+    done
+}
+# As many as end within the time.
+pytest tests ops eager jit order trees
+pytest tests-parts ragged neighbours halo ghosts
+pytest tests-started overlap overlap_messages status with_status traced_peers
+
 # How often we wait, counted between us and the driver.
 driver=${MPI4JAX_LIBCUDA:-$(ldconfig -p 2> /dev/null | sed -n 's/.*libcuda\.so\.1 .*x86-64.*=> //p' | head -1)}
 if cc -shared -fPIC -Wl,--no-as-needed -o "$work/libcount.so" "$here/count.c" "$driver" > "$work/logs/count" 2>&1; then
@@ -116,7 +136,8 @@ else
     say "waits: not run: count.c is not compiled: $(tail -1 "$work/logs/count")"
 fi
 if command -v compute-sanitizer > /dev/null; then
-    beside sanitizer staged 1 240 compute-sanitizer --error-exitcode 9 "$python" "$here/ops.py" 1000
+    # Under mpiexec, Open MPI and the sanitizer end the process.
+    beside sanitizer staged 0 240 compute-sanitizer --error-exitcode 9 "$python" -X faulthandler "$here/ops.py" 1000
 else
     say "sanitizer: not run: there is no compute-sanitizer"
 fi

@@ -15,11 +15,14 @@ from jax.extend.core import ClosedJaxpr, Jaxpr
 from mpi4py import MPI
 
 import mpi4jax
+from mpi4jax import _native
 from mpi4jax._op.spec import SPECS
 
 COMM = mpi4jax.default_comm()
 RANK, SIZE = COMM.rank, COMM.size
 RIGHT, LEFT = (RANK + 1) % SIZE, (RANK - 1) % SIZE
+
+ON_GPU = _native.is_gpu_on_cpu() or jax.default_backend() == "gpu"
 
 # From JAX 0.8 on it is in `jax`.
 enable_x64 = jax.enable_x64 if hasattr(jax, "enable_x64") else jax.experimental.enable_x64

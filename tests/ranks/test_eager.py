@@ -10,7 +10,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from mpi4py import MPI
-from reference import LEFT, RANK, RIGHT, SIZE, assert_close, assert_equal, compilations, each
+from reference import (
+    LEFT,
+    ON_GPU,
+    RANK,
+    RIGHT,
+    SIZE,
+    assert_close,
+    assert_equal,
+    compilations,
+    each,
+)
 from table import cases
 
 import mpi4jax
@@ -20,7 +30,7 @@ from mpi4jax._op import comm as _comm
 
 X = jnp.arange(3, dtype=np.float32) + 10 * RANK
 
-on_cpu = pytest.mark.skipif(_native.is_gpu_on_cpu(), reason="on GPUs operands are not read")
+on_cpu = pytest.mark.skipif(ON_GPU, reason="on GPUs operands are not read")
 
 
 @on_cpu

@@ -250,6 +250,7 @@ def test_messages():
 
 @pytest.mark.min_ranks(2)
 @pytest.mark.usefixtures("tiles")
+@pytest.mark.skipif(jax.default_backend() == "gpu", reason="only the CPU's transforms go by tiles")
 def test_tiles_are_written_to_an_array_that_is_not_filled_first():
     """But in an exported program, which calls only operations."""
     layout = Layout((2 * SIZE, 6, 6), {0: SIZE})

@@ -10,13 +10,15 @@ import numpy as np
 import pytest
 from jax import lax
 from mpi4py import MPI
-from reference import LEFT, RANK, RIGHT, SIZE, assert_equal, exact_values, jits
+from reference import LEFT, ON_GPU, RANK, RIGHT, SIZE, assert_equal, exact_values, jits
 from table import cases_with_data
 
 import mpi4jax
 from mpi4jax import _native, notoken
 
 WITH_DATA = cases_with_data()
+
+packed_by_the_core = pytest.mark.skipif(ON_GPU, reason="on GPUs XLA packs trees")
 
 # (type, shape) of the leaves: several of one type, an empty one, a scalar.
 LEAVES = {
@@ -65,6 +67,7 @@ def test_trees(jit, batched):
             assert_equal(leaf, double(expected) if batched else expected, what=str(case))
 
 
+@packed_by_the_core
 def test_one_message_for_each_type(logged):
     """Of each op, in a program of all of them."""
     operands = {str(case): trees(case)[0][RANK] for case in WITH_DATA}
@@ -123,6 +126,7 @@ PACKED = {
 }
 
 
+@packed_by_the_core
 @pytest.mark.parametrize("name", PACKED)
 def test_xla_packs_nothing(name):
     """It would compile a kernel for each leaf."""
