@@ -8,7 +8,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from mpi4py import MPI
-from reference import ON_GPU, RANK, SIZE, Started, assert_equal, enable_x64, exact_values, random_bits
+from reference import (
+    ON_GPU,
+    RANK,
+    SIZE,
+    Started,
+    assert_equal,
+    enable_x64,
+    exact_values,
+    random_bits,
+)
 
 import mpi4jax
 from mpi4jax import notoken
