@@ -23,10 +23,12 @@ struct AtFinalize {
     is_told: bool,
     first: Vec<Box<dyn FnOnce() + Send>>,
     functions: Vec<fn()>,
+    /// After the delete functions that come after ours.
+    last: Vec<Box<dyn FnOnce() + Send>>,
 }
 
 static AT_FINALIZE: Mutex<AtFinalize> =
-    Mutex::new(AtFinalize { is_told: false, first: Vec::new(), functions: Vec::new() });
+    Mutex::new(AtFinalize { is_told: false, first: Vec::new(), functions: Vec::new(), last: Vec::new() });
 
 fn functions_at_finalize() -> MutexGuard<'static, AtFinalize> {
     lock(&AT_FINALIZE)
@@ -119,6 +121,16 @@ pub fn first_at_finalize(function: Box<dyn FnOnce() + Send>) -> Result<(), Cause
     at_finalize.be_told()
 }
 
+/// Calls a function in `MPI_Finalize` when others' delete functions have been called, while MPI still communicates. Gives it back
+/// where no such moment is known: Open MPI deletes the attributes of `MPI_COMM_WORLD` when it does not communicate any more.
+pub fn after_others(function: Box<dyn FnOnce() + Send>) -> Option<Box<dyn FnOnce() + Send>> {
+    if is_open_mpi() || !are_others_deleted_last() {
+        return Some(function);
+    }
+    functions_at_finalize().last.push(function);
+    None
+}
+
 unsafe extern "C" fn finalizes(_: MPI_Comm, _: c_int, _: *mut c_void, _: *mut c_void) -> c_int {
     let first = std::mem::take(&mut functions_at_finalize().first);
     first.into_iter().rev().for_each(|function| function());
@@ -130,6 +142,8 @@ unsafe extern "C" fn finalizes(_: MPI_Comm, _: c_int, _: *mut c_void, _: *mut c_
 
 unsafe extern "C" fn deletes_worlds(_: MPI_Comm, _: c_int, _: *mut c_void, _: *mut c_void) -> c_int {
     DELETES_WORLDS.store(true, Ordering::Relaxed);
+    let last = std::mem::take(&mut functions_at_finalize().last);
+    last.into_iter().for_each(|function| function());
     0
 }
 

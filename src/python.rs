@@ -263,6 +263,12 @@ mod _native {
         watch::take_signals(takes_interrupt.then_some(ask_python as fn()));
     }
 
+    /// Whether all ranks make the default communicator together. Collective over `MPI_COMM_WORLD`.
+    #[pyfunction]
+    fn watch_agree(py: Python<'_>) -> PyResult<bool> {
+        Ok(py.detach(watch::agree)?)
+    }
+
     /// Lets hosts ask each other through MPI. Collective over a communicator with the ranks of `MPI_COMM_WORLD`.
     #[pyfunction]
     fn watch_link(py: Python<'_>, handle: usize) -> PyResult<()> {

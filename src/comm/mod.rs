@@ -19,7 +19,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 
 use mpi::ffi::{self, MPI_Comm, MPI_Status};
 
-pub use self::agreement::{Agreement, Comparison};
+pub use self::agreement::{Agreement, Comparison, wait_for};
 pub use self::calling::{Calling, is_calling};
 pub use self::freeing::without_python;
 pub use self::group::Group;

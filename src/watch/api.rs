@@ -100,6 +100,11 @@ pub fn choose_default(choice: &str) -> String {
     watchdog().map_or_else(|| choice.into(), |watchdog| default::choose(&watchdog.host, choice))
 }
 
+/// Whether all ranks make the default communicator. Collective over `MPI_COMM_WORLD`; a rank may answer in `MPI_Finalize`.
+pub fn agree() -> Result<bool, Error> {
+    Ok(default::agree()?)
+}
+
 /// The frame of the user's program in Python's main thread, if it can be read.
 pub fn user_frame() -> Option<String> {
     python::user_frame(python::python().main()).map(|frame| frame.to_string())

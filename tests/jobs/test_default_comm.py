@@ -106,6 +106,43 @@ def test_ranks_that_may_have_different_files_all_join(run_job, tmp_path):
     assert job.stdout.count("the end") == 3
 
 
+# What a delete function of an attribute of COMM_SELF does in MPI_Finalize, and ranks before that.
+ATTACHED = {
+    "serves a rank that has not used it": (
+        "rank == 1 and (time.sleep(3), world.Send(np.float32([1]), 0))",
+        "if rank == 0: notoken.recv(np.float32(0), 1, comm=world).block_until_ready()",
+    ),
+    "waits for ranks that use it later": (
+        "world.Barrier()",
+        """
+if rank:
+    time.sleep(3)
+    notoken.sendrecv(np.float32(rank), np.float32(0), 3 - rank, 3 - rank)
+    assert mpi4jax.default_comm() == world""",
+    ),
+    "does nothing, and ranks end one after the other": ("None", "time.sleep(rank)"),
+}
+
+
+@pytest.mark.parametrize("name", ATTACHED)
+def test_attributes_of_comm_self_where_files_may_differ(run_job, tmp_path, name):
+    """A rank whose delete functions come last goes on without it, and so do the others."""
+    function, program = ATTACHED[name]
+    file = tmp_path / "program.py"
+    file.write_text(
+        HEAD + "import numpy as np\nworld = MPI.COMM_WORLD\n"
+        f"def delete(*_): {function}\n"
+        "MPI.COMM_SELF.Set_attr(MPI.Comm.Create_keyval(delete_fn=delete), 1)\n"
+        "os.environ['MPI4JAX_DUMP_DIR'] = os.path.join(os.getcwd(), str(rank % 2))\n"
+        f"import mpi4jax\nfrom mpi4jax import notoken\n{program}\n"
+        "MPI.Finalize()\nprint('the end', rank)\n"
+    )
+    job = run_job(3, file, cwd=tmp_path, time_limit=60, env={"JAX_PLATFORMS": "cpu"})
+    assert job.returncode == 0, job.stdout + job.stderr
+    assert job.stdout.count("the end") == 3
+    assert "mpi4jax:" not in job.stderr
+
+
 def test_finalize_without_an_operation(mpirun):
     """Each rank says that it has finished before it waits for the others to do so."""
     program = "import mpi4jax; from mpi4py import MPI; MPI.Finalize(); print('done')"

@@ -212,6 +212,9 @@ def clone_world() -> MPI.Intracomm:
             return _clone
         _native.watch_enter("the creation of the default communicator (by all ranks)")
         try:
+            if not _native.watch_agree():
+                _clone = MPI.COMM_WORLD
+                return _clone
             clone = MPI.COMM_WORLD.Clone()
             _native.watch_link(_handleof(clone))
         finally:

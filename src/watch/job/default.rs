@@ -1,21 +1,25 @@
 //! The default communicator at a rank's end. Its making takes all ranks, also those that had no use for it: in
-//! `MPI_Finalize`, they wait until no rank is left that might make it, or take part.
+//! `MPI_Finalize`, they wait until no rank is left that might make it, or take part. One whose delete functions may still
+//! communicate does not wait, but votes against it.
 
 use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use mpi::ffi;
+use mpi::ffi::{self, MPI_Request};
 
 use super::host::HostFolder;
+use crate::comm::{Agreement, wait_for};
 use crate::error::Cause;
-use crate::finalize::are_others_deleted_last;
-use crate::mpilib::{check, handle_value, is_running};
+use crate::finalize::{after_others, are_others_deleted_last};
+use crate::mpilib::{check, handle_value, have_ended, is_running};
 
 /// Ranks that import the package when they start, as most do, have come so long after each other at most.
 const COMING: Duration = Duration::from_secs(5);
 /// How often it is looked at, at most and at least.
 const PAUSES: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(20)];
+/// Ranks that end together come so long after each other at most.
+const TOGETHER: Duration = Duration::from_millis(100);
 
 /// This rank has taken part in the choice.
 static CHOSEN: AtomicBool = AtomicBool::new(false);
@@ -24,6 +28,55 @@ static CHOSEN: AtomicBool = AtomicBool::new(false);
 pub fn choose(host: &HostFolder, choice: &str) -> String {
     CHOSEN.store(true, Ordering::Relaxed);
     host.choose_default(choice)
+}
+
+/// What a rank says of it, once: where it needs it, or in `MPI_Finalize`. MPI writes the answers until all ranks have said it.
+struct Vote {
+    takes_part: bool,
+    agreement: Agreement,
+    request: MPI_Request,
+}
+
+// SAFETY: a handle of MPI's belongs to the process, not to a thread, and one thread at a time uses it.
+unsafe impl Send for Vote {}
+
+impl Vote {
+    /// Waits for no other rank.
+    fn cast(takes_part: bool) -> Result<Self, Cause> {
+        let (agreement, request) = Agreement::of_world(takes_part.into())?;
+        Ok(Self { takes_part, agreement, request })
+    }
+
+    /// Whether all ranks take part, once all have said whether they do.
+    fn wait(self) -> Result<bool, Cause> {
+        wait_for(self.request)?;
+        Ok(self.takes_part && self.agreement.is_reached())
+    }
+
+    /// Goes on without the answer, which other ranks wait for: until later, or until `MPI_Finalize` has nothing else to do.
+    fn leave(self) {
+        let begin = Instant::now();
+        // SAFETY: a request that no other thread uses.
+        let is_open = || !unsafe { have_ended(&[self.request]) }.unwrap_or(true);
+        while is_open() && begin.elapsed() < TOGETHER {
+            std::thread::sleep(PAUSES[0]);
+        }
+        let is_open = is_open();
+        let end = || {
+            let _ = self.wait();
+        };
+        if is_open {
+            // Where nothing can wait for it, MPI may still write.
+            std::mem::forget(after_others(Box::new(end)));
+        } else {
+            end();
+        }
+    }
+}
+
+/// Whether all ranks make it together. Collective over `MPI_COMM_WORLD`.
+pub fn agree() -> Result<bool, Cause> {
+    Vote::cast(true)?.wait()
 }
 
 /// Waits until it is known whether it is made.
@@ -66,6 +119,16 @@ pub fn join(
     let is_needless = host.size == 1 || !is_running() || CHOSEN.load(Ordering::Relaxed);
     // Else the others would wait in the making. But ranks that have not imported the package never join.
     if is_needless || (one_directory && !will_be_made(host, started)) {
+        return Ok(());
+    }
+    // What is called later may serve a rank that does not answer before, or wait for one that waits for this answer.
+    let waits = !are_others_deleted_last();
+    let vote = Vote::cast(waits)?;
+    if !waits {
+        vote.leave();
+        return Ok(());
+    }
+    if !vote.wait()? {
         return Ok(());
     }
     let mut clone = MaybeUninit::uninit();
