@@ -36,23 +36,32 @@ pub fn compare(ours: &Shared, size: i32) -> Result<(), Cause> {
 #[cold]
 pub fn compare_members(comm: &Comm) -> Result<(), Cause> {
     let Some(Watchdog { settings, host, .. }) = watchdog() else { return Ok(()) };
-    let alike = lock(&ALIKE).clone();
-    if comm.world.iter().all(|&rank| rank == host.rank || alike.contains(rank)) {
-        return Ok(());
-    }
-    let here = host.here();
-    let known = known(host, settings, comm.world.iter().copied().filter(|&rank| here.contains(rank)));
-    if let Some(report) = difference(&known) {
-        return Err(Cause::Mismatch { report });
-    }
-    let mut alike = lock(&ALIKE);
-    *alike = alike.iter().chain(known.iter().map(|(rank, _)| *rank)).collect();
-    Ok(())
+    let members = comm.world.iter().copied().collect();
+    difference_among(host, settings, &members).map_or(Ok(()), |report| Err(Cause::Mismatch { report }))
 }
 
-/// In which settings the ranks differ that have come to this host, in words. None: in none.
-pub fn difference_here(host: &HostFolder, settings: &Settings) -> Option<String> {
-    difference(&known(host, settings, host.here().iter()))
+/// In which settings these ranks differ, of those that have come to this host, in words. None: in none.
+pub fn difference_among(host: &HostFolder, settings: &Settings, ranks: &Ranks) -> Option<String> {
+    let alike = lock(&ALIKE).clone();
+    let is_open = |rank: i32| rank != host.rank && !alike.contains(rank);
+    if !ranks.iter().any(is_open) {
+        return None;
+    }
+    let here = host.here();
+    // Of ranks on other hosts nothing is found, however often this is asked while one waits for them.
+    if !ranks
+        .iter()
+        .any(|rank| is_open(rank) && here.contains(rank) && host.settings::<Shared>(rank).is_some())
+    {
+        return None;
+    }
+    let known = known(host, settings, ranks.iter().filter(|&rank| here.contains(rank)));
+    let found = difference(&known);
+    if found.is_none() {
+        let mut alike = lock(&ALIKE);
+        *alike = alike.iter().chain(known.iter().map(|(rank, _)| *rank)).collect();
+    }
+    found
 }
 
 /// The settings of these ranks, as far as they are known.

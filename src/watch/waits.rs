@@ -265,10 +265,14 @@ impl Waits {
         &self.list
     }
 
-    /// Whether this rank has waited for a while for all others to make the default communicator.
-    pub fn makes_default(&self, size: i32) -> bool {
-        let is_it = |wait: &Wait| wait.need == Need::Call && wait.members == Ranks::all(size);
-        self.list.iter().any(|wait| is_it(wait) && wait.seconds > 1.0)
+    /// The members of collectives that this rank has waited in for a while; the making of the default communicator is one.
+    pub fn collectives(&self, size: i32) -> impl Iterator<Item = &Ranks> {
+        let is_one = move |wait: &&Wait| match wait.need {
+            Need::Collective { .. } => true,
+            Need::Call => wait.members == Ranks::all(size),
+            _ => false,
+        };
+        self.list.iter().filter(|wait| wait.seconds > 1.0).filter(is_one).map(|wait| &wait.members)
     }
 
     pub fn threads(&self) -> &[(u64, i32)] {

@@ -184,12 +184,13 @@ impl Observer {
         }
     }
 
-    /// Ranks would compare their settings when they have made the default communicator. But one that lacks a setting may not
-    /// need it, and wait for this rank meanwhile.
+    /// Ranks compare their settings when they have made the default communicator, and at the first collective on another one. But
+    /// a rank that lacks a setting may not need the default one, and wait for this rank meanwhile; or its settings were not
+    /// known then.
     fn compare_settings(&self) {
         let Watchdog { host, settings, .. } = self.watchdog;
-        if self.this_rank.waits.makes_default(host.size)
-            && let Some(difference) = shared::difference_here(host, settings)
+        let differs = |members| shared::difference_among(host, settings, members);
+        if let Some(difference) = self.this_rank.waits.collectives(host.size).find_map(differs)
             && host.is_first_to("differs")
         {
             print(&format!("r{} | mpi4jax: {difference}\n", host.rank));
