@@ -116,6 +116,17 @@ FAULTS = {
         prelude=BEFORE,
         fork=False,
     ),
+    "settings that differ, where the folder of states is removed before the first collective": Fault(
+        setting("MPI4JAX_CHECK", "1")
+        + "\nimport mpi4jax, os, shutil; from mpi4jax import notoken as nt\n"
+        + "c = comm.Dup()\n"
+        + "if rank == 1: shutil.rmtree(f'mpi4jax-{os.geteuid()}')\n"
+        + "comm.Barrier()\n"
+        + "jax.block_until_ready(nt.allreduce(jnp.ones(3), MPI.SUM, comm=c))",
+        ('settings differ between ranks: MPI4JAX_CHECK is unset on rank 0, "1" on rank 1',),
+        prelude=BEFORE,
+        fork=False,
+    ),
     "settings that differ, where one rank alone makes the default communicator": Fault(
         setting("MPI4JAX_TRANSPORT", "auto")
         + "\nimport mpi4jax; from mpi4jax import notoken as nt\n"
