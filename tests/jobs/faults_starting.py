@@ -116,7 +116,7 @@ FAULTS = {
         prelude=BEFORE,
         fork=False,
     ),
-    "settings that differ, where the folder of states is removed before the first collective": Fault(
+    "settings that differ, where the folder is removed before the first collective": Fault(
         setting("MPI4JAX_CHECK", "1")
         + "\nimport mpi4jax, os, shutil; from mpi4jax import notoken as nt\n"
         + "c = comm.Dup()\n"
