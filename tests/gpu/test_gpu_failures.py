@@ -36,3 +36,20 @@ def test_an_error_of_the_driver_ends_the_job(python, fakes, transport, function)
 def test_what_nccl_reports_later_is_seen_by_the_watchdog(python, fakes):
     env = {**fakes, "MPI4JAX_TRANSPORT": "nccl", "FAKE_NCCL_ASYNC_ERROR": 3}
     fails(python(STUCK, env), "failed: an earlier operation returned error code 3")
+
+
+OF_TWO_LENGTHS = """
+import jax.numpy as jnp
+from mpi4py import MPI
+from mpi4jax import notoken as nt
+print("result", nt.allreduce(jnp.ones(1000 + MPI.COMM_WORLD.rank), MPI.SUM)[:2])
+"""
+
+
+@pytest.mark.parametrize("transport", ["staged", "cuda-mpi", "nccl"])
+def test_operands_that_do_not_match_have_no_result(mpirun, fakes, transport):
+    """The first run of a line waits for the comparison, as on a CPU."""
+    env = {**fakes, "MPI4JAX_TEST_CUDA_ON_CPU": "reached", "MPI4JAX_TRANSPORT": transport}
+    result = mpirun(2, "-c", OF_TWO_LENGTHS, env=env)
+    fails(result, "the operations of the ranks do not match", "1000 x float32", "1001 x float32")
+    assert "result" not in result.stdout

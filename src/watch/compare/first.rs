@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use super::samples::{PublishedSample, first_difference};
-use crate::call::{Call, Phase, Stream};
+use crate::call::{Call, Phase};
 use crate::record::samples::{Sample, is_ours, samples};
 use crate::watch::job::host::HostFolder;
 use crate::watch::settings::watchdog;
@@ -27,8 +27,10 @@ const PAUSE: Duration = Duration::from_millis(50);
 /// Whether a sampled operation of this rank waits for the comparison.
 pub fn is_due(call: &Call) -> bool {
     let site = &call.site;
-    let is_first = site.runs.is_first() && site.phase == Phase::Whole && call.stream == Stream::NONE;
-    is_first && is_ours(&site.comm) && !IS_DOUBTFUL.load(Ordering::Relaxed)
+    site.runs.is_first()
+        && site.phase == Phase::Whole
+        && is_ours(&site.comm)
+        && !IS_DOUBTFUL.load(Ordering::Relaxed)
 }
 
 fn last_samples() -> Vec<Sample> {
