@@ -53,7 +53,8 @@ mod _native {
     use crate::transport::{choice, set_count_limit};
     #[pymodule_export]
     use crate::watch::{
-        abort_after, choose_default, enter, enter_limit, leave, leave_limit, set_check, start,
+        abort_after, choose_default, enter, enter_limit, leave, leave_limit, set_check, settings_difference,
+        start,
     };
     #[pymodule_export]
     use crate::xla::statuses::remove;

@@ -12,6 +12,7 @@ use crate::error::Error;
 use crate::finalize;
 use crate::output::{self, print};
 use crate::system::signal;
+use crate::watch::job::ranks::Ranks;
 use crate::watch::job::{self, default, link};
 
 /// Starts the watchdog, once per process.
@@ -103,6 +104,13 @@ pub fn choose_default(choice: &str) -> String {
 /// Whether all ranks make the default communicator. Collective over `MPI_COMM_WORLD`; a rank may answer in `MPI_Finalize`.
 pub fn agree() -> Result<bool, Error> {
     Ok(default::agree()?)
+}
+
+/// In which settings ranks of this host differ, in words; None: in none, as far as is known.
+#[cfg_attr(feature = "python", pyo3::pyfunction(name = "watch_difference"))]
+pub fn settings_difference() -> Option<String> {
+    let Watchdog { host, settings, .. } = watchdog()?;
+    shared::difference_among(host, settings, &Ranks::all(host.size))
 }
 
 /// The frame of the user's program in Python's main thread, if it can be read.

@@ -28,7 +28,7 @@ mod traffic;
 mod waits;
 mod watchdog;
 
-pub use self::api::{agree, choose_default, open_link, start, user_frame};
+pub use self::api::{agree, choose_default, open_link, settings_difference, start, user_frame};
 pub use self::compare::{CheckLevel, ask, check_level, mismatch, set_check};
 pub use self::end::{abort_after, ending, python_runs, take_signals};
 pub use self::operation::begin;

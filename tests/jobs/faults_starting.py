@@ -127,6 +127,18 @@ FAULTS = {
         prelude=BEFORE,
         fork=False,
     ),
+    "settings that differ, where a rank raises": Fault(
+        setting("MPI4JAX_CHECK", "1")
+        + "\nimport mpi4jax\ncomm.Barrier()\nif rank == 0: raise ValueError('MPI_ERR_TRUNCATE')\n"
+        + "comm.Barrier()",
+        (
+            r"(?s)r0 .*an uncaught exception.*ValueError: MPI_ERR_TRUNCATE.*"
+            'settings differ between ranks: MPI4JAX_CHECK is unset on rank 0, "1" on rank 1',
+        ),
+        status=1,
+        prelude=BEFORE,
+        fork=False,
+    ),
     "settings that differ, where one rank alone makes the default communicator": Fault(
         setting("MPI4JAX_TRANSPORT", "auto")
         + "\nimport mpi4jax; from mpi4jax import notoken as nt\n"

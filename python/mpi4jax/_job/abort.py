@@ -90,6 +90,10 @@ def _say_exception(where: str, exception: Any) -> None:
     words = f"an uncaught exception {where} ends the job {_OPT_OUT}"
     if exception is not None:
         words += "\n" + "".join(traceback.format_exception(*exception)).rstrip()
+    # Ranks that differ in one call other functions of MPI, where errors say nothing of it.
+    native = sys.modules.get("mpi4jax._native")
+    if native and (difference := native.watch_difference()):
+        words += f"\n{difference}"
     _flush()
     say(words)
 
