@@ -132,7 +132,7 @@ FAULTS = {
         + "\nimport mpi4jax\ncomm.Barrier()\nif rank == 0: raise ValueError('MPI_ERR_TRUNCATE')\n"
         + "comm.Barrier()",
         (
-            r"(?s)r0 .*an uncaught exception.*ValueError: MPI_ERR_TRUNCATE.*"
+            "r0 .*an uncaught exception",
             'settings differ between ranks: MPI4JAX_CHECK is unset on rank 0, "1" on rank 1',
         ),
         status=1,
