@@ -49,10 +49,7 @@ pub fn difference_among(host: &HostFolder, settings: &Settings, ranks: &Ranks) -
     }
     let here = host.here();
     // Of ranks on other hosts nothing is found, however often this is asked while one waits for them.
-    if !ranks
-        .iter()
-        .any(|rank| is_open(rank) && here.contains(rank) && host.settings::<Shared>(rank).is_some())
-    {
+    if !ranks.iter().any(|rank| is_open(rank) && here.contains(rank)) {
         return None;
     }
     let known = known(host, settings, ranks.iter().filter(|&rank| here.contains(rank)));

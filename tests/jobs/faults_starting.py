@@ -1,5 +1,7 @@
 """Faults: what goes wrong while ranks import the package, or before."""
 
+from typing import Any
+
 from faults import ENDS_JOB, Fault
 
 BEFORE = """\
@@ -26,16 +28,15 @@ def fails(first: str, *says: str) -> Fault:
     return Fault(first + IMPORT, says, ranks=3, silent=("the end",), prelude=BEFORE, fork=False)
 
 
+def names(program: str, words: str, *says: str, **more: Any) -> Fault:
+    """A report names settings that differ between ranks."""
+    says = (*says, "settings differ between ranks: " + words)
+    return Fault(program, says, prelude=BEFORE, fork=False, **more)
+
+
 def differ(first: str, words: str) -> Fault:
-    """Settings differ between ranks."""
-    return Fault(
-        first + IMPORT,
-        ("settings differ between ranks: " + words,),
-        ranks=3,
-        silent=("the end",),
-        prelude=BEFORE,
-        fork=False,
-    )
+    """Settings differ between ranks when they make the default communicator."""
+    return names(first + IMPORT, words, ranks=3, silent=("the end",))
 
 
 FAULTS = {
@@ -76,22 +77,18 @@ FAULTS = {
         ]
     },
     **{
-        f"{name}={value} that differs between ranks of a communicator of the program's": Fault(
+        f"{name}={value} that differs between ranks of a communicator of the program's": names(
             setting(name, value, rank)
             + "\nimport mpi4jax; from mpi4jax import notoken as nt\n"
             + "c = comm.Split(rank > 0, 0)\n"
             + "jax.block_until_ready(nt.allreduce(jnp.ones(3), MPI.SUM, comm=c))",
-            (
-                f"settings differ between ranks: {name} is "
-                + (
-                    f'"{value}" on rank 1, unset on rank 2'
-                    if rank == 1
-                    else f'unset on rank 1, "{value}" on rank 2'
-                ),
+            f"{name} is "
+            + (
+                f'"{value}" on rank 1, unset on rank 2'
+                if rank == 1
+                else f'unset on rank 1, "{value}" on rank 2'
             ),
             ranks=3,
-            prelude=BEFORE,
-            fork=False,
         )
         for name, value, rank in [("MPI4JAX_CHECK", "1", 1), ("MPI4JAX_CHECK", "1", 2)]
     },
@@ -110,44 +107,34 @@ FAULTS = {
         prelude=BEFORE,
         fork=False,
     ),
-    "settings that differ, where one rank alone asks for UCX and none for the communicator": Fault(
+    "settings that differ, where one rank alone asks for UCX and none for the communicator": names(
         setting("MPI4JAX_TRANSPORT", "ucx") + "\nimport mpi4jax\nprint('the end', rank)",
-        ('settings differ between ranks: MPI4JAX_TRANSPORT is unset on rank 0, "ucx" on rank 1',),
-        prelude=BEFORE,
-        fork=False,
+        'MPI4JAX_TRANSPORT is unset on rank 0, "ucx" on rank 1',
     ),
-    "settings that differ, where the folder is removed before the first collective": Fault(
+    "settings that differ, where the folder is removed before the first collective": names(
         setting("MPI4JAX_CHECK", "1")
         + "\nimport mpi4jax, os, shutil; from mpi4jax import notoken as nt\n"
         + "c = comm.Dup()\n"
         + "if rank == 1: shutil.rmtree(f'mpi4jax-{os.geteuid()}')\n"
         + "comm.Barrier()\n"
         + "jax.block_until_ready(nt.allreduce(jnp.ones(3), MPI.SUM, comm=c))",
-        ('settings differ between ranks: MPI4JAX_CHECK is unset on rank 0, "1" on rank 1',),
-        prelude=BEFORE,
-        fork=False,
+        'MPI4JAX_CHECK is unset on rank 0, "1" on rank 1',
     ),
-    "settings that differ, where a rank raises": Fault(
+    "settings that differ, where a rank raises": names(
         setting("MPI4JAX_CHECK", "1")
         + "\nimport mpi4jax\ncomm.Barrier()\nif rank == 0: raise ValueError('MPI_ERR_TRUNCATE')\n"
         + "comm.Barrier()",
-        (
-            "r0 .*an uncaught exception",
-            'settings differ between ranks: MPI4JAX_CHECK is unset on rank 0, "1" on rank 1',
-        ),
+        'MPI4JAX_CHECK is unset on rank 0, "1" on rank 1',
+        "r0 .*an uncaught exception",
         status=1,
-        prelude=BEFORE,
-        fork=False,
     ),
-    "settings that differ, where one rank alone makes the default communicator": Fault(
+    "settings that differ, where one rank alone makes the default communicator": names(
         setting("MPI4JAX_TRANSPORT", "auto")
         + "\nimport mpi4jax; from mpi4jax import notoken as nt\n"
         + "nt.send(jnp.ones(3), 0, comm=comm) if rank == 1 else None\n"
         + "jax.block_until_ready(nt.recv(jnp.ones(3), 1, comm=comm)) if rank == 0 else None",
-        ('settings differ between ranks: MPI4JAX_TRANSPORT is unset on rank 0, "auto" on rank 1',),
+        'MPI4JAX_TRANSPORT is unset on rank 0, "auto" on rank 1',
         status=1,
-        prelude=BEFORE,
-        fork=False,
     ),
     "settings that differ, and mean the same or concern one rank": Fault(
         "os.environ['MPI4JAX_CHECK'] = ('', 'samples', 'Samples', '0')[rank]\n"

@@ -14,7 +14,7 @@ from reference import LEFT, ON_GPU, RANK, RIGHT, SIZE, assert_equal, exact_value
 from table import cases_with_data
 
 import mpi4jax
-from mpi4jax import _native, notoken
+from mpi4jax import notoken
 
 WITH_DATA = cases_with_data()
 
@@ -130,8 +130,6 @@ PACKED = {
 @pytest.mark.parametrize("name", PACKED)
 def test_xla_packs_nothing(name):
     """It would compile a kernel for each leaf."""
-    if _native.is_gpu_on_cpu():
-        pytest.skip("XLA packs for a GPU")
     if name.startswith("vmap of"):
         x = {f"leaf {i}": jnp.full((3, 2, i), i, jnp.float32) for i in range(6)}
     else:

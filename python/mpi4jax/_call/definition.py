@@ -7,10 +7,9 @@ from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 from jax.extend.core import Primitive
-from jax.interpreters import ad, batching, mlir
+from jax.interpreters import ad, batching
 
-from .. import _native
-from .._compile.lowering import lowering
+from .._compile.lowering import lowering, register
 from .._diff.derivative import jvp, transpose
 from .._jax import traces
 from .._op import spec as _spec
@@ -54,11 +53,7 @@ def _register(spec: Spec) -> None:
     OPERANDS[primitive] = functools.partial(split, spec)
     primitive.def_impl(implementation(primitive, spec))
     primitive.def_effectful_abstract_eval(functools.partial(abstract_eval, spec))
-    # Not cached: equal ops on different lines are one lowering to JAX, and it would name one
-    # line.
-    for platform, on_gpu in (("cpu", _native.is_gpu_on_cpu()), ("cuda", True)):
-        rule = functools.partial(lowering, spec, on_gpu)
-        mlir.register_lowering(primitive, rule, platform=platform, cacheable=False)
+    register(primitive, functools.partial(lowering, spec=spec))
     # The "fancy" rules are called also where no operand is batched.
     batching.fancy_primitive_batchers[primitive] = functools.partial(batch, spec)
     ad.primitive_jvps[primitive] = functools.partial(jvp, spec)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import threading
@@ -12,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import ShapedArray
+from jax.extend.core import Primitive
 from jax.interpreters import mlir
 from mpi4py import MPI
 
@@ -140,33 +142,17 @@ class Lowering:
             self.ctx.module_context.add_keepalive(status)
         reduces = self.reduces(op)
         carried = [self.convert(operand, carrier(operand[1], reduces)) for operand in operands]
-        carried = self.unfused([*carried, *self.numbers])
+        carried += self.numbers
         wire = [carrier(aval, reduces) for aval in out]
         envelopes = envelope(self.spec, p)
         outs = [*wire, *envelopes]
-        values = [value for value, _ in carried]
         if "parts" not in attrs:
             attrs |= self.parts(op, [*(aval for _, aval in operands), *out])
         if in_place is None:
             in_place = self.in_place and op == self.spec.name
         aliases = {i: i for i in range(len(out))} if in_place else None
-        lower = jax.ffi.ffi_lowering(
-            f"mpi4jax_{op}", has_side_effect=True, operand_output_aliases=aliases
-        )
-        # Symbolic shapes are resolved when an exported program is called, but not beside a token.
-        fixed = all(isinstance(size, int) for aval in outs for size in aval.shape)
-        ctx = self.ctx.replace(
-            avals_in=[*(aval for _, aval in carried), compat.abstract_token],
-            avals_out=[*outs, compat.abstract_token] if fixed else outs,
-        )
-        results = lower(ctx, *values, self.token, call=self.describe(op, **attrs))
-        if fixed:
-            *results, self.token = results
-        else:
-            results = list(results)
-            ctx = self.ctx.replace(avals_in=outs, avals_out=[compat.abstract_token])
-            (self.token,) = jax.ffi.ffi_lowering("mpi4jax_after")(ctx, *results)
-        results = [y for y, _ in self.unfused(list(zip(results, outs, strict=True)))]
+        description = self.describe(op, **attrs)
+        results = self.custom_call(f"mpi4jax_{op}", carried, outs, description, aliases)
         for i, (carried_aval, aval) in enumerate(zip(wire, out, strict=True)):
             results[i], _ = self.convert((results[i], carried_aval), aval)
         if envelopes and not self.spec.is_ragged:
@@ -174,6 +160,32 @@ class Lowering:
                 lambda e: e + OFFSET, envelopes[0], (results[-1], envelopes[0])
             )
         return results
+
+    def custom_call(
+        self,
+        target: str,
+        operands: Operands,
+        out: Avals,
+        description: str,
+        aliases: dict[int, int] | None = None,
+    ) -> list[Any]:
+        """Emit a custom call, which takes and gives the token; its other results."""
+        operands = self.unfused(operands)
+        lower = jax.ffi.ffi_lowering(target, has_side_effect=True, operand_output_aliases=aliases)
+        # Symbolic shapes are resolved when an exported program is called, but not beside a token.
+        fixed = all(isinstance(size, int) for aval in out for size in aval.shape)
+        ctx = self.ctx.replace(
+            avals_in=[*(aval for _, aval in operands), compat.abstract_token],
+            avals_out=[*out, compat.abstract_token] if fixed else out,
+        )
+        values = (value for value, _ in operands)
+        results = list(lower(ctx, *values, self.token, call=description))
+        if fixed:
+            self.token = results.pop()
+        else:
+            ctx = self.ctx.replace(avals_in=out, avals_out=[compat.abstract_token])
+            (self.token,) = jax.ffi.ffi_lowering("mpi4jax_after")(ctx, *results)
+        return [y for y, _ in self.unfused(list(zip(results, out, strict=True)))]
 
     def reduces(self, op: str | None) -> bool:
         """Whether the core computes with what it is given: not where MPI calls the user's code."""
@@ -317,8 +329,17 @@ def forms_of(spec: Spec, p: Params, avals: Avals) -> Params | None:
     return {"sent": sent, "received": received} if sent or received else None
 
 
+def register(primitive: Primitive, rule: Callable[..., Any]) -> None:
+    """Register a lowering rule, which is told first whether arrays are on a GPU."""
+    for platform, on_gpu in (("cpu", _native.is_gpu_on_cpu()), ("cuda", True)):
+        # Not cached: equal ops on different lines are one lowering to JAX, and it would name one
+        # line.
+        rule_there = functools.partial(rule, on_gpu)
+        mlir.register_lowering(primitive, rule_there, platform=platform, cacheable=False)
+
+
 def lowering(
-    spec: Spec, on_gpu: bool, ctx: mlir.LoweringRuleContext, *args: Any, **p: Any
+    on_gpu: bool, ctx: mlir.LoweringRuleContext, *args: Any, spec: Spec, **p: Any
 ) -> list[Any]:
     """The lowering rule of a primitive."""
     arrays, numbers, token = split(spec, p, list(zip(args, ctx.avals_in, strict=True)))

@@ -6,16 +6,12 @@ The wait gets back what was received and the operand, and does the rest.
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import Any
 
-import jax
 from jax.interpreters import mlir
 
-from .. import _native
-from .._compile.lowering import Avals, Lowering, Operands, carrier, forms_of
-from .._jax import compat
+from .._compile.lowering import Avals, Lowering, Operands, carrier, forms_of, register
 from .._op.plan import Result, plan_of
 from .._op.primitive import result_avals
 from .._op.spec import SPECS, Params
@@ -65,18 +61,8 @@ class _Half(Lowering):
             "gives": gives[0] if gives else None,
             "local": plan.call is None,
         }
-        ctx = self.ctx.replace(
-            avals_in=[*(aval for _, aval in operands), compat.abstract_token],
-            avals_out=[*out, compat.abstract_token],
-        )
-        op = plan.call or self.spec.name
-        *results, self.token = jax.ffi.ffi_lowering(target, has_side_effect=True)(
-            ctx,
-            *(value for value, _ in self.unfused(operands)),
-            self.token,
-            call=self.describe(op, request=request, **self.attrs),
-        )
-        return [y for y, _ in self.unfused(list(zip(results, out, strict=True)))]
+        description = self.describe(plan.call or self.spec.name, request=request, **self.attrs)
+        return self.custom_call(target, operands, out, description)
 
 
 def _lower_start(
@@ -122,8 +108,5 @@ def _lower_wait(
     return [*results, *(value for value, _ in token)]
 
 
-for _platform, _on_gpu in (("cpu", _native.is_gpu_on_cpu()), ("cuda", True)):
-    for _primitive, _lower in ((start_p, _lower_start), (wait_p, _lower_wait)):
-        _rule = functools.partial(_lower, _on_gpu)
-        # Not cached: it would name one line for all.
-        mlir.register_lowering(_primitive, _rule, platform=_platform, cacheable=False)
+register(start_p, _lower_start)
+register(wait_p, _lower_wait)

@@ -157,11 +157,10 @@ pub fn execute(call: &Call) -> Result<(), Cause> {
     // buffers were checked against the operation by `Call::new`; counts and types come from `Span`.
     unsafe {
         match site.op {
-            Op::Allgatherv if ints_of(call).is_some() => collective(call, None),
             // As their non-blocking forms: what is often the only operation on a communicator that a program has just made
             // needs no other one, which Open MPI cannot make while Python makes a third. Nor does an `allgatherv` with counts
             // beyond `int`, which is rare.
-            Op::Allgatherv | Op::Gatherv | Op::Scatterv => {
+            Op::Allgatherv | Op::Gatherv | Op::Scatterv if has_lengths(call) => {
                 let (mut call, mut copy) = (call.clone(), Vec::new());
                 if let (Some(send), Some(recv)) = (call.send, &call.recv) {
                     call.send = Some(send.apart_from(recv, &mut copy));
