@@ -1,6 +1,8 @@
 """A type checker sees every op's arguments, with tokens and without."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -79,3 +81,44 @@ def f(x: jax.Array, p: Params) -> None:
         params,
         f"tuple[{params}, tuple[Array, Array, Array, fallback=Received]]",
     ], output
+
+
+SHARDED = """
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
+
+import mpi4jax
+
+mesh = mpi4jax.Mesh((1, 1), ("i", "j"))
+ranks: int = mesh.comm("i").Get_size()
+
+
+@mpi4jax.shard_map(mesh=mesh, in_specs=(P("i"), P()), out_specs=P("i"))
+def scaled(x: jax.Array, scale: float) -> jax.Array:
+    return x * scale
+
+
+def double(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return x, 2 * x
+
+
+with mesh:
+    doubled = mpi4jax.shard_map(double, in_specs=P("i"), out_specs=P("i"))
+one, two = doubled(scaled(jnp.ones(3), scale=2.0))
+scaled("x", 2.0)  # wrong
+mesh.devices  # wrong
+"""
+
+
+@pytest.mark.parametrize("checker", [["mypy", "--strict"], ["pyright"]], ids=lambda c: c[0])
+def test_shard_map_keeps_the_signature_of_a_function(checker, tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(SHARDED)
+    cache = ["--cache-dir", str(ROOT / ".cache" / "mypy-of-tests")] if checker[0] == "mypy" else []
+    command = [sys.executable, "-m", *checker, *cache, str(program)]
+    found = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=300)
+    assert "No module named" not in found.stderr
+    wrong = [k for k, line in enumerate(SHARDED.splitlines(), 1) if "# wrong" in line]
+    lines = re.findall(r"program\.py:(\d+):.*error", found.stdout)
+    assert [*map(int, lines)] == wrong, found.stdout

@@ -57,10 +57,12 @@ class Comm:
         any: what eager ops on it are compiled for.
         cache: what is known of it and made for it, and forgotten with it.
         made: the kinds of private communicators that the core has made of it.
+        of_axes: the communicators of the axes of meshes, by their names, which are freed with it.
     """
 
     __slots__ = (
-        "__weakref__", "any", "cache", "handle", "key", "made", "mpi", "number", "rank", "size",
+        "__weakref__", "any", "cache", "handle", "key", "made", "mpi", "number", "of_axes", "rank",
+        "size",
     )  # fmt: skip
 
     def __init__(self, mpi: MPI.Intracomm, key: str):
@@ -69,6 +71,7 @@ class Comm:
         self.any = _any_comm(self.rank, self.size)
         self.cache: dict[Any, Any] = {}
         self.made: set[str] = set()
+        self.of_axes: list[dict[Any, MPI.Intracomm]] = []
         self.number = _native.register_comm(key, self.handle, self.rank, self.size)
 
     def __repr__(self) -> str:
@@ -155,6 +158,10 @@ def _forget(mpi: MPI.Comm, keyval: int, comm: Comm) -> None:
         flush.flush_own()
     _comms.pop(comm.handle, None)
     comm.cache.clear()
+    # PETSc, too, frees communicators in the callback of the one that they are made of.
+    for made in [c for of_mesh in comm.of_axes for c in of_mesh.values() if c is not comm.mpi]:
+        if made != MPI.COMM_NULL:
+            made.Free()
     _freed[comm.handle] = comm.key
     while len(_freed) > _REMEMBERED:
         _freed.pop(next(iter(_freed)), None)

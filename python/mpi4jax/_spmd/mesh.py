@@ -2,82 +2,94 @@
 
 from __future__ import annotations
 
-import itertools
 import math
+import threading
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
+import jax
 import numpy as np
+from jax.sharding import AxisType
 from mpi4py import MPI
 
+from .. import _native
 from .._jax.named_axes import abstract_mesh
-from .._op.comm import as_comm
+from .._job.flush import flush
+from .._op.comm import Comm, as_comm
+
+_current = threading.local()  # .meshes: those of the `with` statements, the innermost last
 
 
 class Mesh:
-    """Names for the axes of a grid of ranks, for :func:`mpi4jax.shard_map`.
+    """Name the axes of a grid of ranks, for :func:`mpi4jax.shard_map`.
 
-    As `jax.make_mesh`, with ranks in the place of devices: ranks are numbered row by row. All ranks
-    of ``comm`` make it together: it makes a communicator for each combination of its axes.
+    As `jax.make_mesh`, with ranks in place of devices: ranks are numbered row by row. The meshes of
+    one communicator with the same shape and names are one object. All ranks of ``comm`` make the
+    first such mesh together, because that creates a communicator for each axis. ``with mesh:``
+    makes it the default of :func:`mpi4jax.shard_map`, as `jax.set_mesh` does with a mesh of JAX.
 
     Args:
-        axis_shapes: the number of ranks along each axis; their product is the size of ``comm``. By
-            default that of a Cartesian communicator, or one axis of all ranks.
+        axis_shapes: number of ranks along each axis; their product is the size of ``comm``. One of
+            them may be -1, which stands for the remaining ranks. By default the dimensions of a
+            Cartesian communicator, or one axis of all ranks.
         axis_names: a name for each axis, by default ``"i"``.
         comm: communicator; by default a clone of ``COMM_WORLD``.
+        axis_types: as in `jax.make_mesh`; all are ``AxisType.Auto``.
 
     Raises:
-        TypeError: a wrong type of an argument.
-        ValueError: shapes and names differ in number, a name is there twice, or the shapes do not
-            multiply to the size of ``comm``.
+        TypeError: if an argument has a wrong type, such as an array of devices.
+        ValueError: if shapes and names differ in number, a name occurs twice, or the product of the
+            shapes is not the size of ``comm``.
+        NotImplementedError: if an axis type is not ``AxisType.Auto``.
 
     Example:
         >>> import mpi4jax.notoken as mpi4jax
         >>> mesh = mpi4jax.Mesh()
-        >>> mesh.shape["i"] == mpi4jax.default_comm().size
-        True
+        >>> mesh.shape["i"] == mpi4jax.default_comm().size, mesh is mpi4jax.Mesh((-1,), ("i",))
+        (True, True)
     """
 
-    def __init__(
-        self,
+    #: Names of the axes.
+    axis_names: tuple[str, ...]
+    #: Number of ranks along each axis.
+    axis_sizes: tuple[int, ...]
+    #: This rank's position along each axis.
+    coordinates: dict[str, int]
+
+    def __new__(
+        cls,
         axis_shapes: Sequence[int] | None = None,
         axis_names: str | Sequence[str] = ("i",),
         *,
         comm: MPI.Intracomm | None = None,
-    ):
+        axis_types: Sequence[AxisType] | None = None,
+    ) -> Mesh:
         known = as_comm("Mesh", comm)
         names = (axis_names,) if isinstance(axis_names, str) else tuple(axis_names)
         if not all(isinstance(name, str) for name in names) or not names:
             raise TypeError(f"Mesh: argument 'axis_names' must be names, got {axis_names!r}")
-        if axis_shapes is None:
-            comm = known.mpi
-            axis_shapes = comm.dims if isinstance(comm, MPI.Cartcomm) else (known.size,)
-        shapes = tuple(int(n) for n in axis_shapes)
-        if len(shapes) != len(names) or len(set(names)) != len(names):
-            raise ValueError(
-                f"Mesh: argument 'axis_names' must have a different name for each of the "
-                f"{len(shapes)} axes of shape {shapes}, got {names}"
+        if axis_types is not None and any(kind != AxisType.Auto for kind in axis_types):
+            raise NotImplementedError(
+                f"Mesh: argument 'axis_types' must be (AxisType.Auto, ...): nothing shards arrays "
+                f"over ranks but mpi4jax.shard_map; got {axis_types!r}"
             )
-        if math.prod(shapes) != known.size:
-            raise ValueError(
-                f"Mesh: argument 'axis_shapes' must multiply to the size of the communicator, "
-                f"{known.size}; got {shapes}"
-            )
-        #: Names of the axes.
-        self.axis_names = names
-        #: Number of ranks along each axis.
-        self.axis_sizes = shapes
-        #: This rank's position along each axis.
-        self.coordinates = dict(
-            zip(names, (int(i) for i in np.unravel_index(known.rank, shapes)), strict=True)
-        )
-        self._abstract = abstract_mesh(shapes, names)
-        self._comms: dict[tuple[str, ...], MPI.Comm] = {names: known.mpi}
-        for k in range(1, len(names)):
-            for axes in itertools.combinations(names, k):
-                others = [name for name in names if name not in axes]
-                color = self.index_along(others)
-                self._comms[axes] = known.mpi.Split(color, known.rank)
+        shapes = _shapes(axis_shapes, known, names)
+        key = ("Mesh", shapes, names)
+        if key not in known.cache:
+            known.cache[key] = object.__new__(cls)._make(known, shapes, names)
+        return known.cache[key]  # type: ignore[no-any-return]
+
+    def _make(self, known: Comm, shapes: tuple[int, ...], names: tuple[str, ...]) -> Mesh:
+        self.axis_names, self.axis_sizes = names, shapes
+        at = np.unravel_index(known.rank, shapes)
+        self.coordinates = dict(zip(names, map(int, at), strict=True))
+        self._known, self._abstract = known, abstract_mesh(shapes, names)
+        everything = tuple(name for name in names if self.shape[name] > 1)
+        self._comms: dict[tuple[str, ...], Any] = {everything: known.mpi}
+        known.of_axes.append(self._comms)
+        for name in names:
+            self.comm(name)
+        return self
 
     @property
     def shape(self) -> dict[str, int]:
@@ -89,39 +101,141 @@ class Mesh:
         """Number of ranks."""
         return math.prod(self.axis_sizes)
 
-    def comm(self, axes: str | Sequence[str]) -> Any:
-        """The communicator of the ranks that differ from this one along these axes only.
+    def comm(self, axes: str | Sequence[str]) -> MPI.Intracomm:
+        """Return the communicator of the ranks that differ from this one along these axes only.
 
-        Ranks are numbered row by row, in the order in which the mesh has the axes.
+        Ranks are numbered row by row, in the order in which the mesh has the axes. The
+        communicators of each axis and of all axes are made with the mesh. That of several, but not
+        all, is made by the first call, which is collective over the mesh. A collective of JAX over
+        these axes is such a call, when it is traced. All are freed with the communicator of the
+        mesh.
+
+        Args:
+            axes: names of axes, in any order.
+
+        Raises:
+            ValueError: if the mesh has no such axis, or ``axes`` is empty.
         """
-        names = (axes,) if isinstance(axes, str) else tuple(axes)
-        return self._comms[tuple(name for name in self.axis_names if name in names)]
+        given = (axes,) if isinstance(axes, str) else tuple(axes)
+        if not given or not set(given) <= set(self.axis_names):
+            raise ValueError(
+                f"Mesh.comm: argument 'axes' must be axes of the mesh, {self.axis_names}; got "
+                f"{axes!r}"
+            )
+        # Axes of one rank change nothing.
+        names = tuple(name for name in self.axis_names if name in given and self.shape[name] > 1)
+        if names not in self._comms:
+            others = [name for name in self.axis_names if name not in names]
+            with jax.ensure_compile_time_eval():  # this may be within a function being traced
+                flush()  # operations on the mesh's communicator come before its Split
+            _native.watch_enter(f"the creation of {self!r}.comm({list(names)!r}) (by all ranks)")
+            try:
+                color = self.index_along(others)
+                self._comms[names] = self._known.mpi.Split(color, self._known.rank)
+            finally:
+                _native.watch_leave()
+        return self._comms[names]  # type: ignore[no-any-return]
 
-    def axes_of(self, comm: Any) -> frozenset[str] | None:
-        """The axes, of more than one rank, that this one and the others of a communicator differ
-        along; None if these are not all ranks along some axes."""
-        if comm.size == 1:
-            return frozenset()
-        for axes, mine in self._comms.items():
-            if MPI.Comm.Compare(comm.mpi, mine) != MPI.UNEQUAL:
-                return frozenset(name for name in axes if self.shape[name] > 1)
-        return None
+    def axes_of(self, comm: Comm) -> frozenset[str] | None:
+        """Return the axes, of more than one rank, that the ranks of a communicator differ along;
+        None if these are not all ranks along some axes."""
+        key = ("axes", self.axis_sizes, self.axis_names, self._known.handle)
+        if key not in comm.cache:
+            comm.cache[key] = self._axes_of(comm.mpi.Get_group())
+        return comm.cache[key]  # type: ignore[no-any-return]
+
+    def _axes_of(self, group: MPI.Group) -> frozenset[str] | None:
+        mine = self._known.mpi.Get_group()
+        ranks = np.array(group.Translate_ranks(list(range(group.Get_size())), mine))
+        mine.Free()
+        size = group.Get_size()
+        group.Free()
+        if (ranks < 0).any():
+            return None
+        places = np.unravel_index(ranks, self.axis_sizes)
+        axes = [
+            name for name, at in zip(self.axis_names, places, strict=True) if (at != at[0]).any()
+        ]
+        return frozenset(axes) if math.prod(self.shape[name] for name in axes) == size else None
 
     def index_along(self, axes: Sequence[str]) -> int:
-        """This rank's number among those of :meth:`comm`, counted in the order of ``axes``."""
+        """Return this rank's number among those of :meth:`comm`, counted in the order of
+        ``axes``."""
         index = 0
         for name in axes:
             index = index * self.shape[name] + self.coordinates[name]
         return index
 
     def ranks_in_order(self, axes: Sequence[str]) -> list[int]:
-        """The rank in :meth:`comm` of each number along ``axes``."""
+        """Return the rank in :meth:`comm` of each number along ``axes``."""
         sizes = [self.shape[name] for name in axes]
         of_comm = sorted(range(len(axes)), key=lambda i: self.axis_names.index(axes[i]))
         ranks = np.arange(math.prod(sizes)).reshape([sizes[i] for i in of_comm])
         back = [of_comm.index(i) for i in range(len(axes))]
         return [int(r) for r in ranks.transpose(back).ravel()]
 
+    def __enter__(self) -> Mesh:
+        _current.meshes = [*getattr(_current, "meshes", ()), self]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _current.meshes = _current.meshes[:-1]
+
+    def __copy__(self) -> Mesh:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> Mesh:
+        return self
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            f"{self!r} cannot be pickled: its communicators belong to this process. Pickle its "
+            "'axis_sizes' and 'axis_names', from which mpi4jax.Mesh makes it again"
+        )
+
+    if not TYPE_CHECKING:  # to a type checker, a class with this method has all names
+
+        def __getattr__(self, name):
+            raise AttributeError(
+                f"mpi4jax.Mesh has no attribute {name!r}: its axes are made of ranks, not "
+                "devices. For the blocks of ranks, use mpi4jax.sharding.NamedSharding and "
+                "mpi4jax.shard_map in place of those of JAX",
+                name=name,
+                obj=self,
+            )
+
     def __repr__(self) -> str:
         axes = ", ".join(f"{name!r}: {n}" for name, n in self.shape.items())
         return f"Mesh({axes})"
+
+
+def current() -> Mesh | None:
+    """The mesh of the innermost ``with`` statement of this thread."""
+    meshes = getattr(_current, "meshes", None)
+    return meshes[-1] if meshes else None
+
+
+def _shapes(axis_shapes: Any, known: Comm, names: tuple[str, ...]) -> tuple[int, ...]:
+    if axis_shapes is None:
+        comm = known.mpi
+        axis_shapes = comm.dims if isinstance(comm, MPI.Cartcomm) else (known.size,)
+    if getattr(axis_shapes, "ndim", 1) != 1 or getattr(axis_shapes, "dtype", int) in (object,):
+        raise TypeError(
+            "Mesh: argument 'axis_shapes' must be the number of ranks along each axis, as of "
+            "jax.make_mesh, got an array such as jax.sharding.Mesh takes, of devices; use "
+            f"mpi4jax.Mesh({tuple(axis_shapes.shape)}, {names})"
+        )
+    shapes = tuple(int(n) for n in axis_shapes)
+    if len(shapes) != len(names) or len(set(names)) != len(names):
+        raise ValueError(
+            f"Mesh: argument 'axis_names' must have a different name for each of the "
+            f"{len(shapes)} axes of shape {shapes}, got {names}"
+        )
+    if shapes.count(-1) == 1 and (others := -math.prod(shapes)) > 0:
+        shapes = tuple(known.size // others if n == -1 else n for n in shapes)
+    if math.prod(shapes) != known.size or min(shapes) < 1:
+        raise ValueError(
+            f"Mesh: argument 'axis_shapes' must multiply to the size of the communicator, "
+            f"{known.size}; got {tuple(axis_shapes)}"
+        )
+    return shapes

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ParamSpec, TypeVar, overload
 
 import jax
 import numpy as np
@@ -15,16 +15,45 @@ from jax.sharding import PartitionSpec
 from .._jax import compat, named_axes, rewriting
 from .._op import manual
 from .collectives import Collectives, names_of
-from .mesh import Mesh
+from .mesh import Mesh, current
+
+Args = ParamSpec("Args")
+Result = TypeVar("Result")
 
 _state = threading.local()  # .mesh: that of the function which is being traced
+
+
+@overload
+def shard_map(
+    f: Callable[Args, Result],
+    /,
+    *,
+    mesh: Mesh | None = None,
+    in_specs: Any,
+    out_specs: Any,
+    axis_names: Any = frozenset(),
+    check_vma: bool = True,
+) -> Callable[Args, Result]: ...
+
+
+@overload
+def shard_map(
+    f: None = None,
+    /,
+    *,
+    mesh: Mesh | None = None,
+    in_specs: Any,
+    out_specs: Any,
+    axis_names: Any = frozenset(),
+    check_vma: bool = True,
+) -> Callable[[Callable[Args, Result]], Callable[Args, Result]]: ...
 
 
 def shard_map(
     f: Callable[..., Any] | None = None,
     /,
     *,
-    mesh: Mesh,
+    mesh: Mesh | None = None,
     in_specs: Any,
     out_specs: Any,
     axis_names: Any = frozenset(),
@@ -43,7 +72,7 @@ def shard_map(
 
     Args:
         f: function of arrays or pytrees; if None, a decorator is returned.
-        mesh: :class:`mpi4jax.Mesh`.
+        mesh: :class:`mpi4jax.Mesh`; by default that of the innermost ``with mesh:``.
         in_specs: a `PartitionSpec` for each argument, or a pytree of them that is a prefix of the
             arguments. An axis that is named cuts the array; what is not cut is equal on all ranks.
         out_specs: the same of the results.
@@ -56,7 +85,7 @@ def shard_map(
         Callable: takes and returns blocks, under `jit` or not, and any transformation.
 
     Raises:
-        TypeError: ``mesh`` is no :class:`mpi4jax.Mesh`.
+        TypeError: if ``mesh`` is not a :class:`mpi4jax.Mesh`.
         NotImplementedError: a collective that has no counterpart; it names it, and its line.
         ValueError, TypeError: those of `jax.shard_map`.
 
@@ -78,10 +107,11 @@ def shard_map(
     }
     if f is None:
         return functools.partial(shard_map, mesh=mesh, **how)
+    mesh = current() if mesh is None else mesh
     if not isinstance(mesh, Mesh):
         raise TypeError(
             "shard_map: argument 'mesh' must be a mpi4jax.Mesh, whose axes are made of ranks, got "
-            f"{type(mesh).__name__}"
+            f"{type(mesh).__name__}; pass mesh=..., or call it in a 'with mesh:'"
         )
     if not callable(f):
         raise TypeError(f"shard_map: argument 'f' must be a function, got {type(f).__name__}")

@@ -1,0 +1,89 @@
+"""`mpi4jax.Mesh`: equal meshes are one object; which communicators it makes, and frees."""
+
+import copy
+import pickle
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+from mpi4py import MPI
+from reference import COMM, RANK, SIZE
+
+import mpi4jax
+
+
+def test_equal_meshes_are_one_object():
+    mesh = mpi4jax.Mesh((1, SIZE), ("i", "j"), axis_types=(AxisType.Auto,) * 2)
+    assert mesh is mpi4jax.Mesh((1, -1), ("i", "j"))
+    assert copy.copy(mesh) is mesh
+    assert copy.deepcopy({"mesh": mesh})["mesh"] is mesh
+    assert (
+        len({mesh, mpi4jax.Mesh((1, SIZE), ["i", "j"]), mpi4jax.Mesh((1, SIZE), ("j", "i"))}) == 2
+    )
+    assert mpi4jax.Mesh((1, SIZE), ("i", "j"), comm=MPI.COMM_WORLD) != mesh
+    with pytest.raises(TypeError, match=r"Mesh\('i': 1, 'j': .* cannot be pickled.*axis_sizes"):
+        pickle.dumps(mesh)
+
+
+def test_communicators_are_freed_with_that_of_the_mesh():
+    comm = COMM.Dup()
+    mesh = mpi4jax.Mesh((1, SIZE, 1), ("a", "b", "c"), comm=comm)
+    assert mesh.comm("a") is mesh.comm(["c", "a"])
+    assert mesh.comm(("b", "c")) is mesh.comm(("a", "b", "c"))
+    assert len(mesh._comms) == min(2, SIZE)
+    others = [c for axes, c in mesh._comms.items() if c.Get_size() < SIZE]
+    comm.Free()
+    assert all(c == MPI.COMM_NULL for c in others)
+
+
+@pytest.mark.skipif(SIZE != 4, reason="a grid of 2 x 2")
+def test_a_communicator_is_made_by_a_collective_that_is_traced():
+    mesh = mpi4jax.Mesh((2, 2), ("i", "j"), comm=COMM.Dup())
+    assert {*mesh._comms} == {("i",), ("j",), ("i", "j")}
+    mesh._comms.pop(("i",)).Free()  # as of two axes of three
+    f = mpi4jax.shard_map(lambda x: lax.psum(x, "i"), mesh=mesh, in_specs=P("i"), out_specs=P())
+    assert jax.jit(f)(jnp.ones(1)) == 2
+    assert mesh.comm("i").Get_size() == 2
+
+
+@pytest.mark.skipif(SIZE != 4, reason="a grid of 2 x 2")
+def test_axes_of_a_users_communicator():
+    mesh = mpi4jax.Mesh((2, 2), ("i", "j"))
+    i, j = mesh.coordinates.values()
+    for color, axes in ((j, {"i"}), (i, {"j"}), (0, {"i", "j"}), (i == j, None), (RANK == 0, None)):
+        comm = COMM.Split(color)
+        found = mesh.axes_of(mpi4jax._op.comm.as_comm("test", comm))
+        assert found == axes or (comm.size == 1 and found == set()), (color, axes)
+        comm.Free()
+
+
+def test_the_mesh_of_a_with_statement():
+    outer, inner = (mpi4jax.Mesh((SIZE,), (name,)) for name in "ij")
+    index = lambda name: mpi4jax.shard_map(
+        lambda: lax.axis_index(name)[None], in_specs=(), out_specs=P(name)
+    )
+    with outer:
+        with inner:
+            assert index("j")() == RANK
+        assert index("i")() == RANK
+    with pytest.raises(TypeError, match=r"got NoneType; pass mesh=.*with mesh:"):
+        index("i")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "kind", "words"),
+    [
+        (lambda: mpi4jax.Mesh((SIZE, 2, -1), ("a", "b", "c")), ValueError, "multiply to the size"),
+        (lambda: mpi4jax.Mesh((-1, -1), ("a", "b")), ValueError, "multiply to the size"),
+        (lambda: mpi4jax.Mesh(axis_types=(AxisType.Manual,)), NotImplementedError, "AxisType.Auto"),
+        (lambda: mpi4jax.Mesh(np.array(jax.devices())), TypeError, r"use mpi4jax.Mesh\(\(1,\), "),
+        (lambda: mpi4jax.Mesh().comm("k"), ValueError, r"axes of the mesh, \('i',\); got 'k'"),
+        (lambda: NamedSharding(mpi4jax.Mesh(), P("i")), AttributeError, "not devices"),
+    ],
+)  # fmt: skip
+def test_wrong_meshes(wrong, kind, words):
+    with pytest.raises(kind, match=words):
+        wrong()
