@@ -100,10 +100,13 @@ OF_JAX = (
     ["tests/unit", *(f"{FAULTS}::test_fault[{name}]" for name in ENDING)],
 )
 IN_PIECES = "tests/ranks/test_overlap.py::test_large_messages_in_pieces"
-OF_MPI = [*files("ops order status overlap_messages large"), IN_PIECES], [FAULTS]
+OF_MPI = (
+    [*files("ops order status overlap_messages large values no_rows"), IN_PIECES],
+    [FAULTS],
+)
 # What depends on how the wheel and an MPI are put together.
 OF_WHEEL = (
-    [*WAYS, ANY_ROOT],
+    [*WAYS, ANY_ROOT, *files("values no_rows")],
     [f"{EXAMPLES}::test_global_sum", f"{EXAMPLES}::test_send_recv", "tests/jobs/test_install.py"],
 )
 WITH_FAULTS = OF_WHEEL[0], [*OF_WHEEL[1], FAULTS]

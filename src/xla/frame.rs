@@ -70,7 +70,10 @@ unsafe fn read(buffer: *const c_api::Buffer) -> Result<Buffer, Cause> {
             let dims = std::slice::from_raw_parts(buffer.dims, length(buffer.rank));
             return Err(Cause::Shape { dims: dims.into() });
         };
-        Ok(Buffer::new(buffer.data.cast(), dtype, count))
+        // XLA may put an empty array at the address of another one. Where two addresses are equal, MPI takes the operation for one
+        // that is in place. So an empty array gets an address that no array has: that of its description.
+        let data = if count == 0 { (&raw const *buffer).cast_mut().cast() } else { buffer.data.cast() };
+        Ok(Buffer::new(data, dtype, count))
     }
 }
 

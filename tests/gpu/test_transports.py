@@ -15,12 +15,17 @@ STARTED = "not derivatives and not freed and not value and not carries and not v
 DERIVATIVES = "value and jax.jit and allreduce or derivatives and reduce_scatter-"
 # NCCL reduces no numbers of a byte or less but integers.
 REDUCED = "reduces_every and not float4 and not float8 and not int2"
+# Values at the edges of dtypes, and ranks without rows, on each transport that reduces by itself.
+EDGES = {"values": "int8 or float32 or bfloat16", "no_rows": "inside and (rank and 0)"}
 # Transports of which the suite in tests/rust does not try every dtype; what else is set.
 RUNS = {
-    "staged-gpu": ({"ops": OPS, "halo": SUMS, "overlap": f"{STARTED} or {DERIVATIVES}"}, {}),
+    "staged-gpu": (
+        {"ops": OPS, "halo": SUMS, "overlap": f"{STARTED} or {DERIVATIVES}", **EDGES},
+        {},
+    ),
     # Non-blocking operations are staged, as with "staged".
-    "cuda-mpi-gpu": ({"ops": OPS, "halo": HALOS}, {}),
-    "nccl-gpu": ({"ops": f"{OPS} or {REDUCED}", "halo": HALOS}, {}),
+    "cuda-mpi-gpu": ({"ops": OPS, "halo": HALOS, **EDGES}, {}),
+    "nccl-gpu": ({"ops": f"{OPS} or {REDUCED}", "halo": HALOS, **EDGES}, {}),
     "nccl-gpu, messages staged": ({"overlap": STARTED}, {"MPI4JAX_NCCL_MESSAGES": "staged"}),
     "ucx-cpu": ({"ops": OPS}, {}),
     "ucx-gpu": ({"ops": OPS}, {}),
@@ -28,6 +33,8 @@ RUNS = {
 FILES = {
     "ops": ["test_ops.py"],
     "halo": ["test_halo.py"],
+    "no_rows": ["test_no_rows.py"],
+    "values": ["test_values.py"],
     "overlap": ["test_overlap.py", "test_overlap_messages.py"],
 }
 

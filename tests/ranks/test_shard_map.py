@@ -1,13 +1,8 @@
 """`mpi4jax.shard_map`: the same functions on devices of one process, and on ranks."""
 
-import hashlib
-import os
-import pickle
 import re
-import subprocess
-import sys
-from pathlib import Path
 
+import devices
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -21,11 +16,9 @@ from spmd import PROGRAMS, SPECS, Program, arguments, meshes, results, ring
 
 import mpi4jax
 from mpi4jax import notoken
-from mpirun import environment_outside_mpi
 
 ROWS = P("i")
 CONGRUENT = COMM.Dup()
-REFERENCES = Path(__file__).parent.parent.parent / ".cache" / "references"
 CASES = [(name, mesh) for name, p in PROGRAMS.items() for mesh in meshes(p, N)]
 # Those that depend most on how many ranks there are: `make test` runs them on 1 and 4, too.
 ON_GRIDS = [(name, mesh) for name, mesh in CASES if PROGRAMS[name].grid]
@@ -34,19 +27,7 @@ ON_GRIDS = [(name, mesh) for name, mesh in CASES if PROGRAMS[name].grid]
 @pytest.fixture(scope="module")
 def on_devices(request):
     """What JAX gives on virtual devices of one process, by programs and meshes; made once."""
-    kind, out = request.param, None
-    if R == 0:
-        files = sorted(Path(__file__).parent.glob("spmd*.py"))
-        text = b"".join(f.read_bytes() for f in files) + jax.__version__.encode()
-        file = REFERENCES / f"{hashlib.sha256(text).hexdigest()[:16]}-{kind}-{N}"
-        if not file.exists():
-            REFERENCES.mkdir(parents=True, exist_ok=True)
-            new = file.with_suffix(f".{os.getpid()}")
-            command = [sys.executable, spmd_programs.__file__, kind, str(N), str(new)]
-            subprocess.run(command, check=True, env=environment_outside_mpi(), timeout=500)
-            new.rename(file)
-        out = pickle.loads(file.read_bytes())
-    return COMM.bcast(out)
+    return devices.on_devices(spmd_programs.__file__, request.param, N, sources="spmd*.py")
 
 
 def part(mesh, tree, specs):

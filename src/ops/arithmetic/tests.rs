@@ -19,13 +19,14 @@ fn apply<E: Copy>(builtin: Builtin, dtype: Dtype, input: &[E], inout: &[E]) -> V
 fn there_is_a_function_where_mpi_has_none() {
     for &dtype in Dtype::ALL {
         for &builtin in Builtin::ALL.iter().filter(|builtin| builtin.allows(dtype)) {
-            let is_float = matches!(dtype.class(), Class::Float | Class::Half);
-            let is_needed = match builtin {
-                Builtin::Minloc | Builtin::Maxloc => true,
-                Builtin::Max | Builtin::Min => is_float,
-                _ => dtype.class() == Class::Half,
+            let is_needed = match (builtin, dtype.class()) {
+                (Builtin::Minloc | Builtin::Maxloc, _) => true,
+                (Builtin::Max | Builtin::Min, Class::Float | Class::Half) => true,
+                (Builtin::Sum | Builtin::Prod, Class::Half) => true,
+                (Builtin::Sum | Builtin::Prod, Class::Integer) => dtype.size() <= 2,
+                _ => false,
             };
-            assert!(combine(builtin, dtype).is_some() || !is_needed, "{builtin:?} of {}", dtype.name());
+            assert_eq!(combine(builtin, dtype).is_some(), is_needed, "{builtin:?} of {}", dtype.name());
         }
     }
 }
@@ -47,14 +48,11 @@ fn scalar(builtin: Builtin, a: f32, b: f32) -> f32 {
     match builtin {
         Builtin::Sum => a + b,
         Builtin::Prod => a * b,
-        Builtin::Max | Builtin::Min if a.is_nan() || b.is_nan() => f32::NAN,
-        Builtin::Max => a.max(b),
-        Builtin::Min => a.min(b),
         _ => unreachable!(),
     }
 }
 
-const FLOAT_OPS: [Builtin; 4] = [Builtin::Sum, Builtin::Prod, Builtin::Max, Builtin::Min];
+const FLOAT_OPS: [Builtin; 2] = [Builtin::Sum, Builtin::Prod];
 
 #[test]
 fn bfloat16_equals_half() {
@@ -108,10 +106,70 @@ fn odd_lengths_and_addresses() {
 }
 
 #[test]
-fn floats_propagate_nan() {
-    for (a, b) in [(f32::NAN, 1.0), (1.0, f32::NAN)] {
+fn narrow_integers_wrap() {
+    for n in [1, 15, 16, 17, 31, 32, 33, 63, 64, 65, 513] {
+        assert_eq!(apply(Builtin::Sum, Dtype::Int8, &vec![100i8; n], &vec![100; n]), vec![-56; n]);
+        assert_eq!(apply(Builtin::Sum, Dtype::Uint8, &vec![200u8; n], &vec![100; n]), vec![44; n]);
+        assert_eq!(apply(Builtin::Prod, Dtype::Int8, &vec![100i8; n], &vec![3; n]), vec![44; n]);
+        assert_eq!(apply(Builtin::Sum, Dtype::Int16, &vec![i16::MIN; n], &vec![-1; n]), vec![i16::MAX; n]);
+        assert_eq!(apply(Builtin::Prod, Dtype::Uint16, &vec![257u16; n], &vec![256; n]), vec![256; n]);
+    }
+}
+
+/// The bits of floats in the order of MAX: what comes later wins. NaN of both signs win over all others.
+const ASCENDING: [u32; 14] = [
+    0xff80_0000, // -inf
+    0xff7f_ffff,
+    0xbf80_0000,
+    0x8080_0000, // the largest negative normal number
+    0x807f_ffff, // denormals
+    0x8000_0001,
+    0x8000_0000, // -0
+    0,
+    1, // denormals
+    0x007f_ffff,
+    0x0080_0000,
+    0x3f80_0000,
+    0x7f7f_ffff,
+    0x7f80_0000, // inf
+];
+const NANS: [u32; 4] = [0x7f80_0001, 0x7fc0_0000, 0xffc0_0000, 0xffff_ffff];
+
+#[test]
+fn extrema_of_floats_are_exact_and_commute() {
+    let all = [&ASCENDING[..], &NANS[..]].concat();
+    let order = |bits: &u32| all.iter().position(|it| it == bits).unwrap();
+    for (i, a) in all.iter().enumerate() {
+        for (j, b) in all.iter().enumerate() {
+            for (builtin, first) in [(Builtin::Max, i.max(j)), (Builtin::Min, i.min(j))] {
+                let got = apply(builtin, Dtype::Float32, &[*a], &[*b])[0];
+                assert_eq!(got, apply(builtin, Dtype::Float32, &[*b], &[*a])[0], "{builtin:?} {a:x} {b:x}");
+                let is_nan = i.max(j) >= ASCENDING.len();
+                let is_right = if is_nan { order(&got) >= ASCENDING.len() } else { got == all[first] };
+                assert!(is_right, "{builtin:?} {a:x} {b:x}: {got:x}");
+            }
+        }
+    }
+}
+
+#[test]
+fn all_floats_have_the_same_order() {
+    let pairs: Vec<(f32, f32)> = (0..0x1_0000u32)
+        .step_by(97)
+        .flat_map(|a| [0, 1, 0x3f80, 0x8000, 0x8001, 0x7f80].map(|b| (a, b)))
+        .map(|(a, b)| (f32::from_bits(a << 16), f32::from_bits(b << 16)))
+        .filter(|(a, _)| !a.is_nan())
+        .collect();
+    for (a, b) in pairs {
         for builtin in [Builtin::Max, Builtin::Min] {
-            assert!(apply(builtin, Dtype::Float32, &[a], &[b])[0].is_nan());
+            let single = apply(builtin, Dtype::Float32, &[a], &[b])[0];
+            let double = apply(builtin, Dtype::Float64, &[f64::from(a)], &[f64::from(b)])[0];
+            let [half, other] = [a, b].map(bf16::from_f32);
+            let half = apply(builtin, Dtype::Bfloat16, &[half], &[other])[0];
+            assert_eq!(
+                (f64::from(single).to_bits(), half.to_f32().to_bits()),
+                (double.to_bits(), single.to_bits())
+            );
         }
     }
 }
@@ -123,4 +181,13 @@ fn locations() {
     assert_eq!(apply(Builtin::Minloc, Dtype::Float32, &a, &b), [3.0, 2.0, 5.0, 1.0, 1.0, 9.0]);
     let nan = apply(Builtin::Maxloc, Dtype::Float32, &[f32::NAN, 4.0], &[1.0, 0.0]);
     assert!(nan[0].is_nan() && nan[1] == 4.0);
+    // Zeros of both signs are equal, and all NaN; denormals differ.
+    for (a, b) in [(-0.0, 0.0), (0.0, -0.0), (f32::NAN, -f32::NAN), (-f32::NAN, f32::NAN)] {
+        for builtin in [Builtin::Maxloc, Builtin::Minloc] {
+            assert_eq!(apply(builtin, Dtype::Float32, &[a, 3.0], &[b, 5.0])[1], 3.0, "{builtin:?} {a} {b}");
+        }
+    }
+    let [one, two] = [1, 2].map(f32::from_bits);
+    assert_eq!(apply(Builtin::Maxloc, Dtype::Float32, &[two, 9.0], &[one, 4.0]), [two, 9.0]);
+    assert_eq!(apply(Builtin::Minloc, Dtype::Float32, &[-two, 9.0], &[-one, 4.0]), [-two, 9.0]);
 }

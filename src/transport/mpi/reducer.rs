@@ -14,12 +14,14 @@ use crate::ops::{self, Buffer, Builtin, Class, Dtype, Reduction};
 /// Whether MPI calls us back to reduce, with pointers that the processor has to reach.
 #[inline(always)]
 pub fn is_ours(builtin: Builtin, dtype: Dtype) -> bool {
-    match builtin {
-        Builtin::Minloc | Builtin::Maxloc => true,
-        // MPI leaves open what becomes of NaN. Where that depends on the order, as it does in practice,
-        // ranks end with different results.
-        Builtin::Max | Builtin::Min if dtype.class() == Class::Float => true,
-        _ => dtype.class() == Class::Half,
+    match (builtin, dtype.class()) {
+        (Builtin::Minloc | Builtin::Maxloc, _) => true,
+        // MPI leaves open what becomes of NaN, zeros of both signs, and denormals.
+        (Builtin::Max | Builtin::Min, Class::Float | Class::Half) => true,
+        (Builtin::Sum | Builtin::Prod, Class::Half) => true,
+        // Open MPI's saturate.
+        (Builtin::Sum | Builtin::Prod, Class::Integer) => dtype.size() <= 2,
+        _ => false,
     }
 }
 
