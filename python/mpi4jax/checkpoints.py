@@ -7,10 +7,9 @@ tensorstore``) and any library for zarr reads. Each rank writes and reads its ow
 from __future__ import annotations
 
 import contextlib
-import json
+import math
 import os
-import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,14 +19,12 @@ import numpy as np
 from mpi4py import MPI
 
 from ._job.flush import flush
+from ._numerics import store
 from ._numerics.layout import Layout, part_of
 from ._op.comm import default_comm
 from .grids import Block
 
 __all__ = ["load", "save"]
-
-_INDEX = "index.json"
-_LARGEST_CHUNK = 2**22  # elements: whoever reads a part of a chunk reads all of it
 
 Window = tuple[slice, ...]
 
@@ -181,84 +178,25 @@ def _joined(arrays: list[_Array], comm: MPI.Intracomm) -> list[_Array]:
     return out
 
 
-def _open(folder: Path, create: bool = False, **metadata: Any) -> Any:
-    try:
-        import tensorstore
-    except ModuleNotFoundError:
-        raise ModuleNotFoundError(
-            "mpi4jax.checkpoints needs TensorStore: pip install tensorstore"
-        ) from None
-    store = {"driver": "file", "path": str(folder.resolve())}
-    spec = {"driver": "zarr3", "kvstore": store, "metadata": metadata}
-    return tensorstore.open(spec, create=create, open=not create).result()
-
-
-def _create(folder: Path, a: _Array, largest: list[int]) -> None:
-    """Make the array, in chunks that are blocks or equal parts of them, which no ranks share."""
-    chunk = [max(n, 1) for n in largest]
-    while np.prod(chunk) > _LARGEST_CHUNK:
-        axis = int(np.argmax(chunk))
-        chunk[axis] = -(-chunk[axis] // 2)
-    grid = {"name": "regular", "configuration": {"chunk_shape": chunk}}
-    _open(folder, create=True, shape=a.whole, data_type=a.dtype, chunk_grid=grid)
-
-
-def _sync(path: Path) -> None:
-    """Write a file or a folder to the disk."""
-    number = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(number)
-    finally:
-        os.close(number)
-
-
-def _read_index(path: Path) -> dict[str, Any] | None:
-    try:
-        return json.loads((path / _INDEX).read_text())
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-
-
-def _begin(path: Path) -> tuple[Path, str]:
-    """A new folder for the arrays: where, and its name there."""
-    index = _read_index(path)
-    if index is not None:
-        root, number = path, int(index["folder"]) + 1
-    elif path.exists() and not (path.is_dir() and not any(path.iterdir())):
-        raise FileExistsError(f"save: {path} exists, and is no checkpoint; expected another name")
-    else:
-        root, number = path.with_name(f".{path.name}.partial"), 1
-        shutil.rmtree(root, ignore_errors=True)
-    shutil.rmtree(root / str(number), ignore_errors=True)
-    while (root / str(number)).exists():  # ranks of a job that is being killed may still write
-        number += 1
-    (root / str(number)).mkdir(parents=True)
-    return root, str(number)
-
-
-def _publish(root: Path, name: str, path: Path, arrays: list[_Array]) -> None:
-    """Let the index name the new folder; only then is there a new checkpoint."""
-    new = root / f".{_INDEX}"
-    new.write_text(json.dumps({"folder": name, "arrays": [a.name for a in arrays]}, indent=1))
-    _sync(new)
-    _sync(root / name)
-    os.replace(new, root / _INDEX)
-    _sync(root)
-    if root != path:
-        os.rename(root, path)
-        _sync(path.parent)
-    for old in path.iterdir():
-        if old.name.isdigit() and old.name != name:
-            shutil.rmtree(old, ignore_errors=True)
+def _largest_block(a: _Array, blocks: Sequence[list[int]]) -> list[int]:
+    """The shape of the largest block of all ranks; the blocks must make up the array."""
+    covered, elements = sum(map(math.prod, blocks)), math.prod(a.whole)
+    if a.layout is not None and covered != elements:
+        raise ValueError(
+            f"save: argument 'layouts': the blocks of array {a.name or 'x'} have {covered} "
+            f"elements on the communicator's {len(blocks)} ranks; expected {elements}, as in shape "
+            f"{a.whole}"
+        )
+    return [max(axis) for axis in zip(*blocks, strict=True)]
 
 
 @contextlib.contextmanager
-def _removed_on_error(folder: Path, is_first: bool) -> Iterator[None]:
+def _removed_on_error(path: Path, is_first: bool) -> Iterator[None]:
     try:
         yield
     except BaseException:
         if is_first:
-            shutil.rmtree(folder, ignore_errors=True)
+            store.clean(path)
         raise
 
 
@@ -271,12 +209,13 @@ def save(
 ) -> None:
     """Write a checkpoint to a shared file system. Collective.
 
-    Atomic: a checkpoint of that name is complete, or not there, wherever ranks are killed. If there
-    is one already, it stays until the new one is complete, and is replaced then.
+    Saving is atomic: a job that is killed while saving leaves the previous checkpoint intact.
 
     Args:
-        path: a folder, which is made. What is left of a job that was killed is removed by the next
-            call with the same path; two jobs must not write to one path at the same time.
+        path: a directory, which is made if it does not exist. The new checkpoint replaces the
+            previous one. If a job was killed while saving, the next call with the same path removes
+            what is left. Other files in the directory stay. Two jobs must not save to the same path
+            at the same time.
         tree: this rank's arrays: a pytree of JAX's or NumPy's arrays, random keys, and numbers.
         layouts: what part of a global array a rank has: a :class:`mpi4jax.Layout`; a
             :class:`mpi4jax.grids.Block`, whose ghost cells are not written (before the axes of
@@ -290,12 +229,12 @@ def save(
         None, when the checkpoint is complete.
 
     Raises:
-        TypeError: a layout that is none; an array of other things than numbers.
-        ValueError: an array has not the shape that its layout says, or not the same dtype on all
-            ranks.
-        FileExistsError: ``path`` exists, and is no checkpoint.
-        OSError: a rank cannot write. Nothing has changed then.
-        ModuleNotFoundError: there is no TensorStore.
+        TypeError: if a layout has another type, or an array does not hold numbers.
+        ValueError: if an array does not have the shape that its layout gives, if the blocks of all
+            ranks do not make up the global array, or if the arrays differ between ranks.
+        FileExistsError: if ``path`` exists, is not empty, and is not a checkpoint.
+        OSError: if a rank cannot write, or the index is damaged. The previous checkpoint stays.
+        ModuleNotFoundError: if TensorStore is not installed.
 
     Example:
         >>> import tempfile
@@ -321,26 +260,36 @@ def save(
     _on_all("save", comm, lambda: arrays.extend(_arrays("save", tree, layouts, comm.Get_rank())))
     arrays = _joined(arrays, comm)
     sizes = comm.allgather([[s.stop - s.start for s in a.window] for a in arrays])
-    root, name = _on_all("save", comm, lambda: _begin(path) if is_first else None)[0]
-
-    def create() -> None:
-        for number, a in enumerate(arrays if is_first else []):
-            largest = [max(axis) for axis in zip(*(rank[number] for rank in sizes), strict=True)]
-            _create(root / name / f"{number}.zarr", a, largest)
+    entries = store.entries(
+        (a.name, store.metadata(a.whole, a.dtype, _largest_block(a, blocks)))
+        for a, blocks in zip(arrays, zip(*sizes, strict=True), strict=True)
+    )
+    folder = path
 
     def write() -> None:
         started = []
-        for number, a in enumerate(arrays):
+        for a, entry in zip(arrays, entries, strict=True):
             if all(s.stop > s.start for s in a.window) and (a.layout is not None or is_first):
-                stored = _open(root / name / f"{number}.zarr")
+                stored = store.open_array(folder / entry["directory"], entry["metadata"]).result()
                 started.append(stored[a.window].write(_data(a.leaf)[a.inner]))
         for write in started:
             write.result()
 
-    with _removed_on_error(root / name, is_first):
-        _on_all("save", comm, create)
+    def begin() -> Path | None:
+        return store.begin(path, entries) if is_first else None
+
+    def digests() -> list[dict[int, str]]:
+        pairs = zip(arrays, entries, strict=True)
+        return [store.digests(folder, entry, a.window) for a, entry in pairs]
+
+    with _removed_on_error(path, is_first):
+        folder = _on_all("save", comm, begin)[0]
         _on_all("save", comm, write)
-    _on_all("save", comm, lambda: _publish(root, name, path, arrays) if is_first else None)
+        found = _on_all("save", comm, digests)
+        for number, entry in enumerate(entries):
+            of_all = {k: v for rank in found for k, v in rank[number].items()}
+            entry["digests"] = [of_all[k] for k in sorted(of_all)]
+        _on_all("save", comm, lambda: store.publish(folder, entries) if is_first else None)
 
 
 def load(
@@ -351,6 +300,8 @@ def load(
     comm: MPI.Intracomm | None = None,
 ) -> Any:
     """Read a checkpoint, written by any number of ranks with any layouts. Collective.
+
+    Checksums (CRC-32C) of all data are verified.
 
     Args:
         path: as of :func:`save`.
@@ -366,9 +317,10 @@ def load(
         where ``like`` has them, else JAX's arrays.
 
     Raises:
-        TypeError: a layout that is none.
-        ValueError: the checkpoint has other arrays, or of other shapes or dtypes.
-        FileNotFoundError: there is no complete checkpoint of that name; on all ranks alike.
+        TypeError: if a layout has another type.
+        ValueError: if the checkpoint has other arrays, shapes or dtypes.
+        FileNotFoundError: on all ranks, if there is no complete checkpoint of that name.
+        OSError: if a file is missing or damaged; the error names the file.
 
     Example:
         >>> import mpi4jax.notoken as mpi4jax
@@ -384,29 +336,30 @@ def load(
     flush()
     path = Path(path)
     rank, size = comm.Get_rank(), comm.Get_size()
-    index = _on_all("load", comm, lambda: _read_index(path) if rank == 0 else None)[0]
+    index = _on_all("load", comm, lambda: store.read_index(path) if rank == 0 else None)[0]
     if index is None:
         raise FileNotFoundError(f"load: there is no complete checkpoint {path}")
     leaves = []
 
     def read() -> None:
         arrays = _arrays("load", like, layouts, rank)
-        if index["arrays"] != [a.name for a in arrays]:
+        names = [entry["name"] for entry in index["arrays"]]
+        if names != [a.name for a in arrays]:
             raise ValueError(
                 f"load: argument 'like' has the arrays {[a.name for a in arrays]}; expected those "
-                f"of {path}, {index['arrays']}"
+                f"of {path}, {names}"
             )
-        for number, a in enumerate(arrays):
-            stored = _open(path / index["folder"] / f"{number}.zarr")
-            if isinstance(a.layout, int) and len(stored.shape) == len(a.whole):
-                length = stored.shape[a.layout]
+        for a, entry in zip(arrays, index["arrays"], strict=True):
+            shape, dtype = (*entry["metadata"]["shape"],), entry["metadata"]["data_type"]
+            if isinstance(a.layout, int) and len(shape) == len(a.whole):
+                length = shape[a.layout]
                 a = a.along(length, *part_of(length, size, rank))
-            if (stored.shape, stored.dtype.name) != (a.whole, a.dtype):
+            if (shape, dtype) != (a.whole, a.dtype):
                 raise ValueError(
                     f"load: array {a.name or 'x'} is {a.dtype}{[*a.whole]}; expected "
-                    f"{stored.dtype.name}{[*stored.shape]}, as in {path}"
+                    f"{dtype}{[*shape]}, as in {path}"
                 )
-            leaves.append(_restored(a, stored[a.window].read().result()))
+            leaves.append(_restored(a, store.read(path / index["folder"], entry, a.window)))
 
     _on_all("load", comm, read)
     return jax.tree.unflatten(jax.tree.structure(like), leaves)

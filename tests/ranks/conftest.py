@@ -4,6 +4,9 @@ Markers: ranks(1, 2), the numbers of ranks that a test is for; min_ranks(2), the
 """
 
 import os
+import shutil
+import tempfile
+from pathlib import Path
 
 import compiled_once  # noqa: F401
 import jax
@@ -52,6 +55,16 @@ def pytest_runtest_protocol(item, nextitem):
     if item.config.option.maxfail and failures >= item.config.option.maxfail:
         item.session.shouldfail = "failed on one of the ranks"
     return result
+
+
+@pytest.fixture
+def folder():
+    """One for all ranks."""
+    path = WORLD.bcast(tempfile.mkdtemp() if WORLD.rank == 0 else None)
+    yield Path(path)
+    WORLD.Barrier()
+    if WORLD.rank == 0:
+        shutil.rmtree(path)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -3,31 +3,20 @@
 import contextlib
 import json
 import shutil
-import sys
-import tempfile
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+from killing import KILL, add_moments
 from mpi4py import MPI
 from reference import COMM, RANK, SIZE
 
 from mpi4jax import Layout, checkpoints, grids
+from mpi4jax._numerics import store
 
 WHOLE = np.arange(7 * 5 * 3, dtype=np.float32).reshape(7, 5, 3)
-
-
-@pytest.fixture
-def folder():
-    """One for all ranks."""
-    path = COMM.bcast(tempfile.mkdtemp() if RANK == 0 else None)
-    yield Path(path)
-    COMM.Barrier()
-    if RANK == 0:
-        shutil.rmtree(path)
 
 
 @contextlib.contextmanager
@@ -150,76 +139,18 @@ def test_every_dtype_and_kind_of_leaf(folder):
 
 
 def test_large_arrays_have_several_chunks(folder, monkeypatch):
-    monkeypatch.setattr(checkpoints, "_LARGEST_CHUNK", 4)
+    monkeypatch.setattr(store, "_LARGEST_CHUNK", 4)
     x = np.arange(24.0).reshape(4, 6) + 1
     layout = Layout(x.shape, {0: SIZE})
     checkpoints.save(folder / "x", x[layout.block(RANK)], layout, comm=COMM)
     np.testing.assert_array_equal(checkpoints.load(folder / "x", x * 0, comm=COMM), x)
-    assert len([*(folder / "x/1/0.zarr/c").glob("*/*")]) >= 6
-
-
-class Killed(BaseException):
-    """No handler may count on being run: what is done after it fails, too."""
-
-
-class Written:
-    """An array of TensorStore, of which no thread writes any more after a kill."""
-
-    def __init__(self, array):
-        self.array = array
-
-    def __getattr__(self, name):
-        return getattr(self.array, name)
-
-    def __getitem__(self, window):
-        return Written(self.array[window])
-
-    def write(self, x):
-        future = self.array.write(x)
-        future.result()
-        return future
-
-
-class Kill:
-    """At one of the moments when Python touches files, of which there are `seen`."""
-
-    def __init__(self):
-        self.at, self.seen, self.on = None, 0, False
-        sys.addaudithook(self.hook)
-
-    def hook(self, event, arguments):
-        if not self.on or event.partition(".")[0] not in ("os", "open", "shutil", "test"):
-            return
-        self.seen += 1
-        if self.at is not None and self.seen > self.at:
-            raise Killed
-
-    @contextlib.contextmanager
-    def after(self, at):
-        self.at, self.seen, self.on = at, 0, True
-        try:
-            yield
-        finally:
-            self.on = False
-
-
-@pytest.fixture(scope="module")
-def kill():
-    return Kill()
+    assert len([*(folder / "x/arrays-1/x/c").glob("*/*")]) >= 6
 
 
 @pytest.mark.parametrize("is_there", [False, True])
-def test_killed_at_each_moment(folder, monkeypatch, kill, is_there):
+def test_killed_at_each_moment(folder, monkeypatch, is_there):
     """The old checkpoint or the new one is there, and the next call writes over what is left."""
-    opened = checkpoints._open
-
-    def moments(*args, **metadata):
-        sys.audit("test.before")
-        found = opened(*args, **metadata)
-        sys.audit("test.after")
-        return Written(found)
-
-    monkeypatch.setattr(checkpoints, "_open", moments)
+    add_moments(monkeypatch)
     path, tree = folder / f"of{RANK}", lambda step: {"step": step, "x": jnp.full(3, step)}
     found, at, step = set(), 0, 0
     while True:
@@ -227,27 +158,23 @@ def test_killed_at_each_moment(folder, monkeypatch, kill, is_there):
             checkpoints.save(path, tree(step), comm=MPI.COMM_SELF)
         else:
             shutil.rmtree(path, ignore_errors=True)
-        is_killed = False
-        with kill.after(at):
-            try:
-                checkpoints.save(path, tree(step + 1), comm=MPI.COMM_SELF)
-            except Killed:
-                is_killed = True
+        with KILL.after(at) as killed:
+            checkpoints.save(path, tree(step + 1), comm=MPI.COMM_SELF)
         try:
             state = checkpoints.load(path, tree(-1), comm=MPI.COMM_SELF)
             new = state["step"] - step
             np.testing.assert_array_equal(state["x"], tree(state["step"])["x"])
         except FileNotFoundError:
             assert not is_there
-            assert not path.exists()
+            assert not (path / store.INDEX).exists()
             new = 0
         assert new in (0, 1)
-        found.add((is_killed, new))
+        found.add((bool(killed), new))
         checkpoints.save(path, tree(step + 2), comm=MPI.COMM_SELF)
         assert checkpoints.load(path, tree(-1), comm=MPI.COMM_SELF)["step"] == step + 2
         assert len([*path.iterdir()]) == 2, "nothing old is left"
         at, step = at + 1, step + 3
-        if not is_killed:
+        if not killed:
             break
     assert found == {(True, 0), (True, 1), (False, 1)}
     assert at > 20
@@ -314,15 +241,15 @@ def test_an_error_of_one_rank_is_one_of_all(folder, monkeypatch):
     with raises(TypeError if RANK == 1 else OSError, "dtype <U1" if RANK == 1 else "rank 1 has f"):
         save("a" if RANK == 1 else x)
 
-    def full(*args, **metadata):
+    def full(*args, **create):
         raise OSError("No space left on device")
 
-    opened = checkpoints._open
+    opened = store.open_array
     if RANK == 1:
-        monkeypatch.setattr(checkpoints, "_open", full)
+        monkeypatch.setattr(store, "open_array", full)
     with raises(OSError, "No space" if RANK == 1 else "rank 1 has failed: OSError: No space"):
         save(x[:1] + 1, 0)
-    monkeypatch.setattr(checkpoints, "_open", opened)
+    monkeypatch.setattr(store, "open_array", opened)
     np.testing.assert_array_equal(checkpoints.load(folder / "x", x * 0, comm=COMM), x)
-    assert json.loads((folder / "x/index.json").read_text())["folder"] == "1"
-    assert not (folder / "x/2").exists()
+    assert json.loads((folder / "x/index.json").read_text())["folder"] == "arrays-1"
+    assert not (folder / "x/arrays-2").exists()

@@ -1,0 +1,251 @@
+"""Damaged checkpoints: `load` returns what was saved, or names the file. Random checkpoints, too.
+
+`CHECKPOINTS=200 python tools/run_tests.py -n 4 tests/ranks/test_checkpoint_faults.py` tests more.
+"""
+
+import itertools
+import json
+import os
+import shutil
+import zlib
+
+import ml_dtypes
+import numpy as np
+import pytest
+from killing import KILL, add_moments
+from mpi4py import MPI
+from reference import COMM, RANK, SIZE
+from test_checkpoints import first
+
+from mpi4jax import Layout, checkpoints, grids
+from mpi4jax._numerics import store
+
+SELF = MPI.COMM_SELF
+GHOST = 7
+MANY = int(os.environ.get("CHECKPOINTS", "0"))
+
+
+def tree(step):
+    """Several chunks, equal chunks, chunks of zeros; 1000 is no step."""
+    return {
+        "step": step,
+        "x": np.arange(12.0).reshape(6, 2) * step,
+        "zeros": np.zeros(7, np.int8),
+        "more/../x": [np.full(9, step, np.float32), np.full(9, step + 1, np.float32)],
+    }
+
+
+def files(path):
+    return sorted(file for file in path.rglob("*") if file.is_file())
+
+
+def remove(file, rng, root):
+    file.unlink()
+
+
+def empty(file, rng, root):
+    file.write_bytes(b"")
+
+
+def cut(file, rng, root):
+    file.write_bytes(file.read_bytes()[: rng.integers(file.stat().st_size)])
+
+
+def longer(file, rng, root):
+    file.write_bytes(file.read_bytes() + rng.bytes(rng.integers(1, 9)))
+
+
+def flip(file, rng, root):
+    old = bytearray(file.read_bytes())
+    old[rng.integers(len(old))] ^= 1 << rng.integers(8)
+    file.write_bytes(old)
+
+
+def swap(file, rng, root):
+    other = rng.choice(files(root))  # never outside of the test's directory
+    old = file.read_bytes()
+    file.write_bytes(other.read_bytes())
+    other.write_bytes(old)
+
+
+FAULTS = [remove, empty, cut, longer, flip, swap]
+
+
+def loaded(path, steps):
+    """The step that was loaded; None after an error that names a file; False if there is none."""
+    try:
+        found = checkpoints.load(path, tree(0), comm=SELF)
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        if str(path) not in str(error):
+            raise
+        return None
+    assert found["step"] in steps
+    expected = tree(found["step"])
+    for name, x in expected.items():
+        np.testing.assert_array_equal(found[name], x, strict=name != "step")
+    return found["step"]
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("fault", FAULTS)
+def test_each_file_is_damaged(folder, monkeypatch, fault):
+    monkeypatch.setattr(store, "_LARGEST_CHUNK", 4)
+    saved, path = folder / f"of{RANK}", folder / f"damaged{RANK}"
+    rng = np.random.default_rng(RANK)
+    checkpoints.save(saved, tree(2), comm=SELF)
+    checkpoints.save(saved, tree(3), comm=SELF)
+    names = [file.relative_to(saved) for file in files(saved)]
+    assert len(names) > 15
+    for name, _ in itertools.product(names, range(5 if MANY else 1)):
+        shutil.copytree(saved, path)
+        fault(path / name, rng, path)
+        found = loaded(path, [3])
+        assert found is None or (found == 3 and fault is swap) or name.name == "zarr.json", name
+        shutil.rmtree(path)
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("is_there", [False, True])
+def test_damaged_at_each_moment_of_a_save(folder, monkeypatch, is_there):
+    """The old checkpoint, the new one, or an error; saving goes on or says why it cannot."""
+    add_moments(monkeypatch)
+    path, old = folder / f"of{RANK}", folder / f"old{RANK}"
+    rng = np.random.default_rng(RANK)
+    checkpoints.save(old, tree(2), comm=SELF)
+    for at in itertools.count(RANK, 1 if MANY else 4):
+        if is_there:
+            shutil.copytree(old, path)
+        with KILL.after(at) as killed:
+            checkpoints.save(path, tree(3), comm=SELF)
+        shutil.copytree(path, folder / f"copy{RANK}") if path.exists() else None
+        for file in rng.permutation(files(path))[:2] if path.exists() else []:
+            shutil.rmtree(path)
+            shutil.copytree(folder / f"copy{RANK}", path)
+            rng.choice(FAULTS)(file, rng, path)
+            assert loaded(path, [2, 3]) is not False or not is_there
+            try:
+                checkpoints.save(path, tree(4), comm=SELF)
+            except OSError as error:
+                if str(path) not in str(error):
+                    raise
+            else:
+                assert loaded(path, [4]) == 4
+        shutil.rmtree(path, ignore_errors=True)
+        shutil.rmtree(folder / f"copy{RANK}", ignore_errors=True)
+        if not killed:
+            break
+    assert at > 20
+
+
+@pytest.mark.ranks(2)
+def test_only_what_a_save_has_made_is_removed(folder):
+    path = folder / f"of{RANK}"
+    checkpoints.save(path, tree(1), comm=SELF)
+    others = [path / name for name in ("arrays-1/x/c/note", "7/note", "arrays-x", "note")]
+    for other in others:
+        other.parent.mkdir(exist_ok=True)
+        other.write_text("mine")
+    inner = [path / name for name in ("1", "arrays-7", "arrays-1/x/c/2")]
+    for step, other in enumerate(inner):
+        checkpoints.save(other, tree(step), comm=SELF)
+    for step in range(10, 20):
+        checkpoints.save(path, tree(step), comm=SELF)
+        assert loaded(path, [step]) == step
+    assert {file.read_text() for file in others} == {"mine"}
+    assert [loaded(other, range(9)) for other in inner] == [0, 1, 2]
+    assert len([*path.glob("arrays-*/x/zarr.json")]) == 1
+
+
+@pytest.mark.ranks(2)
+def test_an_index_names_nothing_outside(folder):
+    path, other = folder / f"of{RANK}", folder / f"other{RANK}"
+    checkpoints.save(path, tree(1), comm=SELF)
+    checkpoints.save(other, tree(2), comm=SELF)
+    for file in ("index.json", "unfinished.json"):
+        index = json.loads((other / "index.json").read_text())
+        del index["crc32"]
+        index["folder"] = f"../{other.name}/arrays-1"
+        content = index if file == "index.json" else {"folders": [index, index]}
+        check = zlib.crc32(json.dumps([file, content], sort_keys=True).encode())
+        (path / file).write_text(json.dumps(content | {"crc32": check}))
+        with pytest.raises(ValueError, match=rf"{file} names '\.\./"):
+            checkpoints.save(path, tree(3), comm=SELF)
+        if file == "index.json":
+            with pytest.raises(ValueError, match=r"index.json names '\.\./"):
+                checkpoints.load(path, tree(0), comm=SELF)
+        (path / file).unlink()
+        shutil.copy(other / "index.json", path / "index.json")
+    assert loaded(other, [2]) == 2
+
+
+def test_blocks_that_do_not_make_up_the_array(folder):
+    layout = Layout((4 * SIZE, 2), {0: 2 * SIZE})
+    with pytest.raises(ValueError, match=rf"blocks of array x have {4 * SIZE} elements on the com"):
+        checkpoints.save(folder / "x", np.ones(layout.block_shape(RANK)), layout, comm=COMM)
+    assert not (folder / "x").exists()
+
+
+DTYPES = ["bool", "int8", "uint16", "int32", "int64", "float32", "float64", "complex64", "bfloat16"]
+
+
+def random_array(rng):
+    shape = tuple(rng.integers(0, 9, rng.integers(4)))
+    values = rng.integers(0, 3, shape) * rng.integers(0, 2)
+    dtype = rng.choice(DTYPES)
+    return np.asarray(values).astype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
+
+
+def random_layout(rng, shape, comm):
+    kinds = ["whole", "joined", "layout", "block"] if shape else ["whole"]
+    kind, axis = rng.choice(kinds), int(rng.integers(max(len(shape), 1)))
+    width, periodic = int(rng.integers(3)), bool(rng.integers(2))
+    if kind == "whole":
+        return None
+    if kind == "joined":
+        return axis - len(shape) if rng.integers(2) else axis
+    if kind == "layout" or shape[axis] < comm.size * max(width, 1):
+        return Layout(shape, {axis: comm.size})
+    cart = comm.Create_cart([comm.size], periods=[periodic])
+    return grids.Block(shape, cart, axes=axis, width=width)
+
+
+def local(x, layout, comm, rng):
+    """This rank's part of `x`; its ends are random along an axis that is joined."""
+    if layout is None:
+        return x
+    if isinstance(layout, int):
+        axis = layout % x.ndim
+        if rng is None:
+            return np.array_split(x, comm.size, axis)[comm.rank]
+        ends = np.sort(rng.integers(0, x.shape[axis] + 1, comm.size - 1))
+        return np.split(x, ends, axis)[comm.rank]
+    if isinstance(layout, Layout):
+        return x[layout.block(comm.rank)]
+    padded = np.full(layout.padded_shape, GHOST).astype(x.dtype)
+    padded[layout.inner] = x[layout.slices]
+    return padded
+
+
+@pytest.mark.parametrize("seed", range(MANY or 10))
+def test_random_checkpoints(folder, monkeypatch, seed):
+    rng = np.random.default_rng(seed)
+    monkeypatch.setattr(store, "_LARGEST_CHUNK", int(rng.integers(2, 40)))
+    arrays = [random_array(rng) for _ in range(rng.integers(1, 5))]
+    writers, readers = rng.integers(1, SIZE + 1, 2)
+    with first(writers) as comm:
+        if comm is not None:
+            rng = np.random.default_rng([seed, 1])
+            layouts = [random_layout(rng, x.shape, comm) for x in arrays]
+            parts = [local(x, y, comm, rng) for x, y in zip(arrays, layouts, strict=True)]
+            checkpoints.save(folder / "x", parts, layouts, comm=comm)
+    with first(readers) as comm:
+        if comm is not None:
+            rng = np.random.default_rng([seed, 2])
+            layouts = [random_layout(rng, x.shape, comm) for x in arrays]
+            expected = [local(x, y, comm, None) for x, y in zip(arrays, layouts, strict=True)]
+            like = [np.full_like(x, GHOST) for x in expected]
+            found = checkpoints.load(folder / "x", like, layouts, comm=comm)
+            for x, y in zip(found, expected, strict=True):
+                np.testing.assert_array_equal(x, y, strict=True)
