@@ -35,7 +35,7 @@ test-wheels: .venv/tools ## that wheel in new environments, one per MPI, without
 test-aarch64: .venv/tools ## the self-test and some tests on emulated aarch64, where that can be
 	$(BIN)/python tools/aarch64.py
 
-table: .venv/tools ## docs/transformations.md, from a run of every op under every transformation
+table: .venv/tools ## the table of transformations in docs/autodiff.md, from a run of every op under every transformation
 	$(BIN)/python tools/transformations.py
 
 # With a plus, make shows what it prints at once.
@@ -88,12 +88,12 @@ format: .venv/tools ## what `make lint` only checks
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-bench: .venv/tools ## speed against raw MPI, mpi4py, mpi4jax 0.9.1 and gloo: docs/benchmarks.md; programs: docs/performance.md
-	$(BIN)/python benches/run.py
-	$(BIN)/python benches/third_party.py
+bench: .venv/tools ## speed against raw MPI, mpi4py, mpi4jax 0.9.1 and gloo: docs/measurements.md
+	$(BIN)/python benches/suite/run.py
+	$(BIN)/python benches/suite/third_party.py
 
-bench-quick: .venv/tools ## six ratios in two minutes, beside those of benches/quick.json
-	$(BIN)/python benches/quick.py
+bench-quick: .venv/tools ## six ratios in two minutes, compared with those of benches/suite/quick.json
+	$(BIN)/python benches/suite/quick.py
 
 docs: .venv/tools ## HTML in docs/_build/html
 	$(BIN)/sphinx-build -W docs docs/_build/html

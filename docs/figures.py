@@ -2,7 +2,7 @@
 
     python docs/figures.py [timeline] [film] [gallery]
 
-timeline.png is of the first program of docs/timeline.md, jet.webp of the shallow-water example,
+timeline.png is of the first program of docs/performance.md, jet.webp of the shallow-water example,
 gallery/ of the others. Pictures that need no run: docs/pictures.py.
 """
 
@@ -23,7 +23,7 @@ def timeline() -> None:
 
     from mpirun import captured
 
-    block = next(run_examples.blocks(DOCS / "timeline.md"))
+    block = next(run_examples.blocks(DOCS / "performance.md"))
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "uneven.py").write_text(block.code)
         job = captured(

@@ -5,64 +5,12 @@ A picture is text that a function below returns. A test compares each file with 
 
 from collections.abc import Callable
 from functools import partial
-from html import escape
 from pathlib import Path
 
+from diagrams import DIAGRAMS
+from drawing import COLORS, EMPTY, REDUCED, Canvas
+
 DOCS = Path(__file__).resolve().parent
-
-# One for each rank.
-COLOURS = ["#9ecae8", "#f7c08a", "#a8d8a0", "#d9b3e0"]
-REDUCED, EMPTY = "#e6e6e6", "#ffffff"
-ARROW = (
-    '<defs><marker id="head" viewBox="0 0 10 10" refX="9" refY="5" markerWidth="7" '
-    'markerHeight="7" orient="auto-start-reverse"><path d="M0 0 10 5 0 10z" fill="#555"/>'
-    "</marker></defs>"
-)
-
-
-class Canvas:
-    """The elements of a picture, in the order in which they are painted."""
-
-    def __init__(self, width: float, height: float, label: str):
-        self.width, self.height, self.label = width, height, label
-        self.elements: list[str] = []
-
-    def text(
-        self, x: float, y: float, words: str, size: int = 15, anchor: str = "middle",
-        weight: str = "normal", colour: str = "#222",
-    ) -> None:  # fmt: skip
-        self.elements.append(
-            f'<text x="{x:g}" y="{y:g}" font-size="{size}" text-anchor="{anchor}" '
-            f'font-weight="{weight}" fill="{colour}">{escape(words)}</text>'
-        )
-
-    def box(
-        self, x: float, y: float, width: float, height: float, fill: str, style: str = "",
-        stroke: str = "#555",
-    ) -> None:  # fmt: skip
-        self.elements.append(
-            f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" fill="{fill}" '
-            f'stroke="{stroke}"{style}/>'
-        )
-
-    def arrow(self, *points: tuple[float, float]) -> None:
-        path = " L".join(f"{x:g} {y:g}" for x, y in points)
-        self.elements.append(
-            f'<path d="M{path}" fill="none" stroke="#555" stroke-width="1.5" '
-            'marker-end="url(#head)"/>'
-        )
-
-    def svg(self) -> str:
-        size = f'width="{self.width:g}" height="{self.height:g}"'
-        return (
-            f'<svg xmlns="http://www.w3.org/2000/svg" {size} '
-            f'viewBox="0 0 {self.width:g} {self.height:g}" font-family="sans-serif" role="img" '
-            f'aria-label="{escape(self.label)}">\n{ARROW}\n'
-            f'<rect width="{self.width:g}" height="{self.height:g}" fill="white"/>\n'
-            + "\n".join(self.elements)
-            + "\n</svg>\n"
-        )
-
 
 # ---- Collectives: a row of cells for each rank, before and after
 
@@ -103,10 +51,10 @@ CALLS = {
 }
 
 
-def colour(value: str) -> str:
+def color(value: str) -> str:
     if value in ("-", "0"):
         return EMPTY
-    return REDUCED if "+" in value else COLOURS[LETTERS.index(value[0])]
+    return REDUCED if "+" in value else COLORS[LETTERS.index(value[0])]
 
 
 def width_of(value: str) -> float:
@@ -119,12 +67,12 @@ def collective(name: str) -> str:
     canvas.text(135, 20, CALLS.get(name, f"{name}(x)"), 14, weight="bold")
     for rank in range(3):
         y = 36 + rank * (CELL + GAP)
-        canvas.text(10, y + 18, f"rank {rank}", 11, "start", colour="#555")
+        canvas.text(10, y + 18, f"rank {rank}", 11, "start", color="#555")
         for left, rows in ((54, before), (168, after)):
             x = float(left)
             for value in rows[rank].split():
                 style = ' stroke-dasharray="3 3"' if value == "-" else ""
-                canvas.box(x, y, width_of(value), CELL, colour(value), style)
+                canvas.box(x, y, width_of(value), CELL, color(value), style)
                 if value != "-":
                     canvas.text(x + width_of(value) / 2, y + 17, value, 12)
                 x += width_of(value)
@@ -144,14 +92,14 @@ def worlds() -> str:
     canvas.box(20, 40, 280, 150, "#f6f6f6")
     canvas.text(160, 62, "one process, one program, a global array", 13)
     for i, left in enumerate((40, 165)):
-        canvas.box(left, 78, 115, 96, COLOURS[i])
+        canvas.box(left, 78, 115, 96, COLORS[i])
         canvas.text(left + 57.5, 100, f"device {i}", 14)
         canvas.text(left + 57.5, 126, f"x[{2 * i}:{2 * i + 2}]", 14)
         canvas.text(left + 57.5, 156, 'psum(x, "i")', 13)
     for i, left in enumerate((340, 490)):
         canvas.box(left, 40, 130, 150, "#f6f6f6")
         canvas.text(left + 65, 62, f"process {i}", 13)
-        canvas.box(left + 8, 78, 114, 96, COLOURS[i])
+        canvas.box(left + 8, 78, 114, 96, COLORS[i])
         canvas.text(left + 65, 100, f"rank {i}", 14)
         canvas.text(left + 65, 126, "x: its own array", 13)
         canvas.text(left + 65, 156, "allreduce(x)", 13)
@@ -170,12 +118,12 @@ SIDE, BLOCK, SQUARE = 6, 3, 44
 
 
 def blocks() -> str:
-    """A grid that is cut into four blocks, and one of them with its ghost cells."""
+    """Draw a grid in four blocks, and one of the blocks with its ghost cells."""
     canvas = Canvas(640, 64 + SIDE * SQUARE + 34, "A grid in four blocks, and one with ghost cells")
 
     def cell(x: float, y: float, row: int, column: int, ghost: bool = False) -> None:
         row, column = row % SIDE, column % SIDE
-        fill = COLOURS[row // BLOCK * 2 + column // BLOCK]
+        fill = COLORS[row // BLOCK * 2 + column // BLOCK]
         style = ' fill-opacity="0.5" stroke-dasharray="4 3"' if ghost else ""
         canvas.box(x, y, SQUARE, SQUARE, fill, style)
         canvas.text(x + SQUARE / 2, y + SQUARE / 2 + 5, str(row * SIDE + column))
@@ -230,7 +178,7 @@ def pvary() -> str:
                 x = left + k * 120
                 for rank, value in enumerate(values):
                     y = top + rank * 40
-                    fill = REDUCED if value in REPLICATED else COLOURS[rank]
+                    fill = REDUCED if value in REPLICATED else COLORS[rank]
                     canvas.box(x, y, 70, 30, fill)
                     canvas.text(x + 35, y + 20, value, 14)
             for rank in range(2):
@@ -240,7 +188,7 @@ def pvary() -> str:
             sums = (j == 0) == (name == "allreduce")
             canvas.text(left + 95, top + 94, "sum over ranks" if sums else "identity", 13)
     canvas.text(
-        16, 286, "grey: the same on all ranks; coloured: one value for each rank", 13, "start"
+        16, 286, "gray: the same on all ranks; colored: one value for each rank", 13, "start"
     )
     return canvas.svg()
 
@@ -262,7 +210,7 @@ def architecture() -> str:
         height = 56 if words else 36
         canvas.box(x, y, width, height, kind[0], ' rx="6"', kind[1])
         canvas.text(x + 12, y + 23, title, 14, "start", "bold")
-        canvas.text(x + 12, y + 43, words, 13, "start", colour="#333")
+        canvas.text(x + 12, y + 43, words, 13, "start", color="#333")
 
     layer(20, 40, 430, OTHERS, "the user's program: eager calls, jit, grad, vmap")
     layer(20, 100, 430, PYTHON, "operations", "arguments, pytrees, communicators, eager calls")
@@ -275,12 +223,12 @@ def architecture() -> str:
     layer(20, 456 + 24, 430, OTHERS, "the MPI library that mpi4py has loaded")
     layer(480, 180, 200, PYTHON, "JAX's internals", "all uses, in one place")
     layer(480, 320, 200, RUST, "record", "operations of this rank")
-    layer(480, 400, 200, RUST, "watchdog", "reports, time-outs")
+    layer(480, 400, 200, RUST, "watchdog", "reports, timeouts")
     canvas.height = 530
     for y, end in ((76, 98), (156, 178), (236, 258), (296, 318), (376, 398), (456, 478)):
         canvas.arrow((235, y), (235, end))
-    canvas.text(245, 250, "a custom call for each operation", 12, "start", colour="#555")
-    canvas.text(245, 312, "XLA's foreign-function interface", 12, "start", colour="#555")
+    canvas.text(245, 250, "a custom call for each operation", 12, "start", color="#555")
+    canvas.text(245, 312, "XLA's foreign-function interface", 12, "start", color="#555")
     canvas.arrow((450, 208), (478, 208))
     canvas.arrow((450, 348), (478, 348))
     canvas.arrow((580, 376), (580, 398))
@@ -296,6 +244,7 @@ DRAWN: dict[str, Callable[[], str]] = {
     "pictures/pvary.svg": pvary,
     "pictures/worlds.svg": worlds,
     **{f"pictures/{name}.svg": partial(collective, name) for name in COLLECTIVES},
+    **{f"pictures/{name}.svg": draw for name, draw in DIAGRAMS.items()},
 }
 
 

@@ -3,7 +3,7 @@
     mpiexec -n 2 python examples/pipeline.py
 
 Each rank has one layer. Where the backward pass begins when all microbatches have gone forward
-(docs/large-models.md), the activations of all are kept. Here, each tick does one forward pass, and
+(docs/training.md), the activations of all are kept. Here, each tick does one forward pass, and
 one backward pass of an earlier microbatch: a rank keeps the inputs of at most `2 * size - 1`
 microbatches, however many there are, and computes the layer again for the backward pass. JAX
 differentiates the layer alone, so the cotangents are sent by a line of the program.

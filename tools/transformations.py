@@ -1,4 +1,4 @@
-"""Writes docs/transformations.md from a run of tests/ranks/test_transforms.py.
+"""Writes the table of transformations in docs/autodiff.md, by tests/ranks/test_transforms.py.
 
 python tools/transformations.py [-n 1,2,3,4]
 """
@@ -11,25 +11,23 @@ import sys
 
 from run_tests import ROOT, Results, run_tests
 
-PAGE = ROOT / "docs" / "transformations.md"
+PAGE = ROOT / "docs" / "autodiff.md"
 RANKING = ["-", "yes", "**no**"]
 
+BEGIN, END = "<!-- transformations -->\n", "<!-- end of transformations -->\n"
 TEXT = """\
-# Transformations
-
 Each operation is tested under each transformation of JAX (`tests/ranks/transforms.py`): values
 and derivatives must equal those of a model of the whole job, which JAX evaluates in one process.
-`make table` writes this page. With JAX {jax}, on {ranks} ranks, {passed} checks passed,
-{failed} failed. Each pair of operation and transformation ran in {ways} of the two APIs
-(with tokens, without), alternating with the number of ranks.
+`make table` writes this section. With JAX {jax}, on {ranks} ranks, {passed} checks passed,
+{failed} failed. Each pair of operation and transformation ran in {ways} of the two interfaces
+(with tokens, and without), alternating with the number of ranks.
 
-Yes: all operations of the column pass. Linear operations are those that reduce nothing, and
-reductions with SUM. `-`: not applicable, as PROD, MAX and MIN are not linear. Under `while_loop`
-only forward mode is tested, and under `custom_vjp` only reverse mode: JAX has no other there.
+"yes" means that all operations of the column pass. Linear operations are those that reduce nothing,
+and reductions with SUM. `-` means not applicable, because PROD, MAX and MIN are not linear. Under
+`while_loop` only forward mode is tested, and under `custom_vjp` only reverse mode, because JAX has
+no other mode there.
 
 {table}
-
-[Corner cases](corner-cases.md) has the rules for `vmap` and for exporting.
 """
 
 
@@ -103,7 +101,9 @@ def main() -> int:
         results.add(run_tests(int(ranks), arguments, name="table", time_limit=3600))
     if any("test_cell" not in test for _, test in results.failed):
         return 1  # a run did not end
-    PAGE.write_text(page(results, options.n))
+    before, _, rest = PAGE.read_text().partition(BEGIN)
+    section = page(results, options.n)
+    PAGE.write_text(f"{before}{BEGIN}{section}{END}{rest.partition(END)[2]}")
     return 1 if results.failed else 0
 
 

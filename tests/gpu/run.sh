@@ -146,13 +146,13 @@ cat "$work"/rows/* | tee -a "$table"
 
 for ranks in 1 2; do
     for transport in staged nccl cuda-mpi ucx; do
-        alone bandwidth "$transport" "$ranks" 120 "$python" "$here/../../benches/gpu_bandwidth.py"
+        alone bandwidth "$transport" "$ranks" 120 "$python" "$here/../../benches/micro/gpu_bandwidth.py"
     done
     [ -n "$reference" ] || continue
     # The same script, on the other package of this name.
     if [ -d "$work/reference" ] || install "$work/reference" "$reference" > "$work/logs/reference" 2>&1; then
         alone bandwidth-0.9.1 staged "$ranks" 120 env PYTHONPATH="$work/reference$path" MPI4JAX_USE_CUDA_MPI=0 \
-            MPI4JAX_NO_WARN_JAX_VERSION=1 "$python" "$here/../../benches/on_reference.py" "$here/../../benches/gpu_bandwidth.py"
+            MPI4JAX_NO_WARN_JAX_VERSION=1 "$python" "$here/../../benches/programs/on_reference.py" "$here/../../benches/micro/gpu_bandwidth.py"
     else
         rm -rf "$work/reference"
         say "bandwidth-0.9.1: does not build: $(grep -m1 -E 'Error: |error: [^s]' "$work/logs/reference")"

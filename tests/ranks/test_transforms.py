@@ -1,8 +1,8 @@
 """Every op under every transformation of JAX, in both APIs; and started.
 
 Each pair of op and transformation is checked in one of the APIs, on 1 and 2 ranks in both. A run
-takes each transformation and each op once or twice. `make table` writes docs/transformations.md of
-all.
+takes each transformation and each op once or twice. `make table` runs all of
+them, and writes the table in docs/autodiff.md.
 """
 
 import jax

@@ -83,7 +83,7 @@ def unmade(op: str, p: dict[str, Any]) -> str | None:
 
     All ranks make it together. Python waits for such an op: with Open MPI, a communicator that a
     program makes in Python while another rank waits for the op would deadlock
-    (`docs/decisions/operations.md`).
+    (`src/ops/DECISIONS.md`).
     """
     kind, comm = SPECS[op].private, p["comm"]
     if kind is None or (kind == "reversed" and not p.get("adjoint")) or comm is comm.any:

@@ -1,0 +1,91 @@
+"""The pages can be read on the repository's web view: every link leads somewhere, in two clicks."""
+
+import re
+from collections import deque
+from pathlib import Path
+
+import pytest
+from api_pages import slug
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+PAGES = [*ROOT.glob("*.md"), *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [page for page in PAGES if "_build" not in page.parts]
+# Directories with a README of their own, and decisions beside the code.
+OTHERS = [
+    file
+    for folder in (
+        "benches",
+        "build_support",
+        "docs",
+        "examples",
+        "python",
+        "src",
+        "tests",
+        "tools",
+    )
+    for name in ("README.md", "DECISIONS.md")
+    for file in (ROOT / folder).rglob(name)
+    if not {"_build", "node_modules"} & {*file.parts}
+]
+
+
+def text_of(page):
+    """A page without its fenced blocks, in which nothing is a link or a heading."""
+    return re.sub(r"^ *```.*?^ *```", "", page.read_text(), flags=re.S | re.M)
+
+
+def links(page):
+    """The relative links of a page: the file, and the anchor in it."""
+    for address in re.findall(r"\[[^\]]*\]\(([^)\s]+)[^)]*\)", text_of(page)):
+        if not re.match(r"https?:|mailto:", address):
+            file, _, anchor = address.partition("#")
+            yield (page.parent / file).resolve() if file else page, anchor
+
+
+def anchors(page):
+    headings = re.findall(r"^#+ (.*)$", text_of(page), re.M)
+    return {slug(re.sub(r"\[([^\]]*)\]\([^)]*\)|[`*]", r"\1", heading)) for heading in headings}
+
+
+def clicks():
+    """How many clicks away from README.md each page is that can be reached."""
+    found = {ROOT / "README.md": 0}
+    queue = deque(found)
+    while queue:
+        page = queue.popleft()
+        for target, _ in links(page):
+            if target.suffix == ".md" and target.exists() and target not in found:
+                found[target] = found[page] + 1
+                queue.append(target)
+    return found
+
+
+def test_every_page_is_two_clicks_away():
+    found = clicks()
+    far = {str(p.relative_to(ROOT)): found.get(p) for p in PAGES if found.get(p, 99) > 2}
+    assert far == {}
+
+
+def test_the_contents_list_every_page():
+    listed = {target for target, _ in links(ROOT / "docs" / "index.md")}
+    pages = {page for page in PAGES if page.parent == ROOT / "docs" and page.name != "index.md"}
+    assert pages - listed == set()
+    assert len(pages) <= 34
+
+
+@pytest.mark.parametrize("page", [*PAGES, *OTHERS], ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page):
+    wrong = [
+        f"{target.name}#{anchor}"
+        for target, anchor in links(page)
+        if not target.exists()
+        or (anchor and target.suffix == ".md" and anchor not in anchors(target))
+    ]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("page", [*PAGES, *OTHERS], ids=lambda page: str(page.relative_to(ROOT)))
+def test_no_directive_shows(page):
+    """Directives of a documentation generator are code on the repository's web view."""
+    text = page.read_text()
+    assert re.findall(r"^ *(?:```|:::)\{[\w-]+\}|^\.\. [\w-]+::|(?<!`)\{[\w:]+\}`\w", text, re.M) == []
