@@ -76,7 +76,7 @@ def test_pages_have_the_tables_and_lists_of_operations():
     assert set(places) == set(operations.MAKERS)
     tables = (operations.derivatives(), 0), (operations.cheats(), 1)
     for rows, column in ((list(rows), column) for rows, column in tables):
-        assert [re.match(r"`(\w+)", row[column])[1] for row in rows[1:]] == list(ROWS)
+        assert [re.match(r"\[?`(\w+)", row[column])[1] for row in rows[1:]] == list(ROWS)
         assert all(cell and "|" not in cell for row in rows for cell in row)
         assert {len(row) for row in rows} == {len(rows[0])}
 
