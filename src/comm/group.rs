@@ -71,6 +71,18 @@ impl Group<'_> {
         Ok(result)
     }
 
+    /// Gives each rank the number at its place in `ours`, and gets theirs. Collective.
+    pub fn exchange_counts(self, ours: &[i32], theirs: &mut [i32]) -> Result<(), Cause> {
+        debug_assert_eq!(ours.len(), theirs.len());
+        let to = theirs.as_mut_ptr().cast();
+        // SAFETY: one element for each rank, of the type that is named.
+        let code = unsafe {
+            let int = ffi::RSMPI_INT32_T;
+            ffi::MPI_Alltoall(ours.as_ptr().cast(), 1, int, to, 1, int, self.handle())
+        };
+        check("MPI_Alltoall", code)
+    }
+
     /// The bytes of each rank, which may differ in number. Collective.
     pub fn all_bytes(self, ours: &[u8]) -> Result<Vec<Box<[u8]>>, Cause> {
         let longest = self.largest(ours.len() as u64)? as usize;

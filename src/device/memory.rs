@@ -80,22 +80,18 @@ impl Device {
     ///
     /// # Safety
     /// It is an array of the device until the stream has come past it.
-    pub unsafe fn write<const N: usize>(
-        self,
-        words: [u32; N],
-        array: &Buffer,
-        stream: Stream,
-    ) -> Result<(), Cause> {
-        if array.bytes() < size_of_val(&words) {
-            return Err(Cause::Buffers { operand: "result", expected: N, actual: array.count() });
+    pub unsafe fn write(self, words: &[u32], array: &Buffer, stream: Stream) -> Result<(), Cause> {
+        if array.bytes() < size_of_val(words) {
+            let (expected, actual) = (words.len(), array.count());
+            return Err(Cause::Buffers { operand: "result", expected, actual });
         }
         let to = array.data();
         // SAFETY: promised by the caller; it has so many bytes.
         unsafe {
             match self {
-                Self::Host => to.cast::<[u32; N]>().write_unaligned(words),
+                Self::Host => to.copy_from_nonoverlapping(words.as_ptr().cast(), size_of_val(words)),
                 Self::Gpu(driver) => {
-                    for (i, word) in words.into_iter().enumerate() {
+                    for (i, &word) in words.iter().enumerate() {
                         let place = to.add(i * size_of::<u32>()) as Pointer;
                         cuda!(driver, cuMemsetD32Async(place, word, 1, stream.handle()))?;
                     }

@@ -102,7 +102,7 @@ unsafe fn begin(
         })?;
     }
     // SAFETY: a result of XLA's.
-    unsafe { transport.device().write(found.map(f32::to_bits), &handle, stream) }.map_err(located)?;
+    unsafe { transport.device().write(&found.map(f32::to_bits), &handle, stream) }.map_err(located)?;
     Ok(())
 }
 

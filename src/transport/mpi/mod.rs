@@ -15,7 +15,7 @@ mod vectors;
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 
-use mpi::ffi::{self, MPI_Comm, MPI_Status};
+use mpi::ffi::{self, MPI_Status};
 
 use self::collectives::collective;
 use self::p2p::P2pBatch;
@@ -27,7 +27,7 @@ pub use self::span::set_count_limit;
 pub use self::start::start;
 use super::message::{Arrived, arrive};
 use crate::call::{Call, Site};
-use crate::comm::OwnedComm;
+use crate::comm::{Group, OwnedComm};
 use crate::device;
 use crate::error::Cause;
 use crate::mpilib::{check, cuda_support, in_place};
@@ -178,12 +178,9 @@ pub fn execute(call: &Call) -> Result<(), Cause> {
             }
             Op::RaggedAlltoall => {
                 let ragged = site.ragged.as_ref().ok_or_else(|| Cause::missing("rows"))?;
-                let (to, from) = ragged.agree(call.counts, |mine, theirs| {
-                    let (n, t) = (1, Dtype::Int32.mpi());
-                    let to = theirs.as_mut_ptr().cast();
-                    let comm: MPI_Comm = site.comm.handle();
-                    check("MPI_Alltoall", ffi::MPI_Alltoall(mine.as_ptr().cast(), n, t, to, n, t, comm))
-                })?;
+                let exchange =
+                    |ours: &[i32], theirs: &mut [i32]| Group::Of(&site.comm).exchange_counts(ours, theirs);
+                let (to, from) = ragged.agree(call.counts, exchange)?;
                 let parts = ragged.parts(&to, &from, &site.location)?;
                 parts.check(call.send, call.recv)?;
                 if let Some(counts) = call.received {

@@ -80,11 +80,7 @@ impl MessagePath {
 
 /// Whether NCCL has an operation.
 fn has(op: Op) -> bool {
-    // Ranks that a permutation leaves out get zeros, which NCCL does not write.
-    !matches!(
-        op,
-        Op::Exscan | Op::HaloExchange | Op::Permute | Op::RaggedAlltoall | Op::ReduceScatterv | Op::Scan
-    )
+    !matches!(op, Op::Exscan | Op::HaloExchange | Op::Scan)
 }
 
 /// NCCL's type and operation for a reduction, and how many of its elements one of ours is.

@@ -184,10 +184,11 @@ impl Nccl {
         } else {
             Arrived { source, tag: TAG, count: recv.count() }
         };
-        if let Some(pair) = call.received {
-            let words = [arrived.source, arrived.tag].map(|word| word as u32);
-            // SAFETY: a result of two int32 in the memory of the GPU.
-            unsafe { Device::Gpu(self.driver).write(words, &pair, call.stream)? };
+        if let Some(received) = call.received {
+            let length = i32::try_from(arrived.count).unwrap_or(i32::MAX);
+            let words = [arrived.source, arrived.tag, length].map(|word| word as u32);
+            // SAFETY: a result of three int32 in the memory of the GPU.
+            unsafe { Device::Gpu(self.driver).write(&words, &received, call.stream)? };
         }
         if call.status.is_some() { write_status(call, &arrived) } else { Ok(()) }
     }

@@ -5,10 +5,12 @@ use smallvec::SmallVec;
 use super::communicator::Communicator;
 use super::messages::reduced;
 use crate::call::{Call, Envelope};
+use crate::comm::Group;
+use crate::device::Device;
 use crate::device::nccl::{DataType, RedOp, nccl};
 use crate::error::Cause;
 use crate::mpilib::wildcards;
-use crate::ops::{Buffer, Op};
+use crate::ops::{Buffer, Op, Parts};
 
 /// Messages of a rank, each with the rank at its other end.
 type Messages = SmallVec<[(i32, Buffer); 8]>;
@@ -36,7 +38,7 @@ pub fn put(call: &Call, communicator: &Communicator) -> Result<(), Cause> {
                 let (n, data) = (buffer.bytes(), buffer.data().cast());
                 nccl!(library, ncclBroadcast(data, data, n, bytes, site.root, handle, stream))
             }
-            Op::Allreduce | Op::Reduce | Op::ReduceScatter => {
+            Op::Allreduce | Op::Reduce | Op::ReduceScatter | Op::ReduceScatterv => {
                 let send = *call.operand()?;
                 let reduction = site.reduction.ok_or(Cause::Reduction { expected: true })?;
                 let (kind, op, width) =
@@ -46,6 +48,16 @@ pub fn put(call: &Call, communicator: &Communicator) -> Result<(), Cause> {
                     })?;
                 let from = send.data().cast();
                 match (site.op, call.recv) {
+                    // A reduction to each rank of its part. All ranks know all parts.
+                    (Op::ReduceScatterv, recv) => {
+                        let to = recv.unwrap_or(send).data().cast();
+                        nccl!(library, ncclGroupStart())?;
+                        let reduced = call.parts()?.sends(call.send).try_for_each(|(root, part)| {
+                            let (n, from) = (part.count() * width, part.data().cast());
+                            nccl!(library, ncclReduce(from, to, n, kind, op, root, handle, stream))
+                        });
+                        reduced.and(nccl!(library, ncclGroupEnd()))
+                    }
                     (Op::Reduce, recv) => {
                         // Where there is no result, none is written.
                         let (n, to) = (send.count() * width, recv.unwrap_or(send).data().cast());
@@ -64,7 +76,7 @@ pub fn put(call: &Call, communicator: &Communicator) -> Result<(), Cause> {
             }
             // Messages that wait for one another, and start together; `messages` names the other operations.
             _ => {
-                let (sent, received) = messages(call)?;
+                let (sent, received) = messages(call, Device::Gpu(communicator.gpu.driver))?;
                 nccl!(library, ncclGroupStart())?;
                 let sends = sent.iter().try_for_each(|(peer, from)| {
                     nccl!(library, ncclSend(from.data().cast(), from.bytes(), bytes, *peer, handle, stream))
@@ -80,8 +92,9 @@ pub fn put(call: &Call, communicator: &Communicator) -> Result<(), Cause> {
     }
 }
 
-/// What a rank sends and receives in an operation that consists of messages.
-fn messages(call: &Call) -> Result<(Messages, Messages), Cause> {
+/// What a rank sends and receives in an operation that consists of messages. Elements of the result that no message writes are
+/// set to zero, and what the result says of the messages is written, both in the order of the stream.
+fn messages(call: &Call, device: Device) -> Result<(Messages, Messages), Cause> {
     let (site, nobody) = (call.site, wildcards().proc_null);
     // What an operand says of peers at run time is what the site says (see `Transport::read_envelope`).
     let Envelope { source, dest, .. } = site.envelope;
@@ -95,14 +108,10 @@ fn messages(call: &Call) -> Result<(Messages, Messages), Cause> {
         (0..size).map(|rank| (rank, buffer.part(rank as usize * count, count))).collect()
     };
     Ok(match site.op {
-        Op::Allgatherv | Op::Alltoallv | Op::Gatherv | Op::Scatterv => {
-            let parts = call.parts()?;
-            if !parts.covers(call.recv.as_ref()) {
-                let reason = "NCCL writes nothing where no rank sends anything";
-                return Err(Cause::Unsupported { feature: "a result with gaps".into(), reason });
-            }
-            (parts.sends(call.send).collect(), parts.receives(call.recv).collect())
+        Op::Allgatherv | Op::Alltoallv | Op::Gatherv | Op::Permute | Op::Scatterv => {
+            in_parts(call, call.parts()?, device)?
         }
+        Op::RaggedAlltoall => ragged(call, device)?,
         Op::Alltoall => (blocks(*call.operand()?), blocks(*call.result()?)),
         Op::Gather if site.is_root() => (one(site.root, *call.operand()?), blocks(*call.result()?)),
         Op::Gather => (one(site.root, *call.operand()?), Messages::new()),
@@ -121,8 +130,6 @@ fn messages(call: &Call) -> Result<(Messages, Messages), Cause> {
         | Op::Bcast
         | Op::Exscan
         | Op::HaloExchange
-        | Op::Permute
-        | Op::RaggedAlltoall
         | Op::Reduce
         | Op::ReduceScatter
         | Op::ReduceScatterv
@@ -131,6 +138,31 @@ fn messages(call: &Call) -> Result<(Messages, Messages), Cause> {
             return Err(Cause::Unsupported { feature, reason: "NCCL has no such operation" });
         }
     })
+}
+
+fn in_parts(call: &Call, parts: &Parts, device: Device) -> Result<(Messages, Messages), Cause> {
+    if let Some(recv) = call.recv.filter(|recv| !parts.covers(Some(recv))) {
+        // SAFETY: a result of XLA's, in the memory of the device, that the operand does not overlap.
+        unsafe { device.clear(&recv, call.stream)? };
+    }
+    Ok((parts.sends(call.send).collect(), parts.receives(call.recv).collect()))
+}
+
+/// The rows that counts name, which the host has read. The ranks exchange counts through MPI, unless the call has those of both
+/// sides.
+fn ragged(call: &Call, device: Device) -> Result<(Messages, Messages), Cause> {
+    let site = call.site;
+    let rows = site.ragged.as_ref().ok_or_else(|| Cause::missing("rows"))?;
+    let (to, from) =
+        rows.agree(call.counts, |mine, theirs| Group::Of(&site.comm).exchange_counts(mine, theirs))?;
+    let parts = rows.parts(&to, &from, &site.location)?;
+    parts.check(call.send, call.recv)?;
+    if let Some(received) = &call.received {
+        let words: SmallVec<[u32; 32]> = from.iter().map(|&count| count as u32).collect();
+        // SAFETY: a result of one int32 for each rank, in the memory of the device.
+        unsafe { device.write(&words, received, call.stream)? };
+    }
+    in_parts(call, &parts, device)
 }
 
 fn to_itself(operation: &str) -> Cause {

@@ -22,6 +22,9 @@ static long copies, waits, allocations, events, copied;
 /* Memory of the host that copies from and to the GPU are in. */
 static struct { char *at; size_t bytes; } pinned[1024];
 
+/* For tests that count the waits of one call after the other. */
+long count_of_waits(void) { return __atomic_load_n(&waits, __ATOMIC_RELAXED); }
+
 static int number(const char *name, int otherwise) {
     const char *text = getenv(name);
     return text ? atoi(text) : otherwise;
@@ -79,6 +82,8 @@ int cuDeviceGetUuid(unsigned char *uuid, int device) {
     return 0;
 }
 int cuDevicePrimaryCtxRetain(void **context, int device) { *context = (void *)(intptr_t)(1000 + device); return 0; }
+/* For nccl.c, whose operations run at once: what was put on the stream before comes first. */
+void fake_drain(void) { drain(queued); }
 int cuCtxPushCurrent_v2(void *context) { entered++; return 0; }
 int cuCtxPopCurrent_v2(void **context) { drain(queued); entered--; return 0; }
 int cuStreamGetCtx(void *stream, void **context) { *context = (void *)(intptr_t)(1000 + number("FAKE_CUDA_STREAM_DEVICE", 0)); return 0; }

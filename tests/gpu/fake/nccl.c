@@ -166,47 +166,23 @@ static void reduce(const char *all, char *to, size_t n, int ranks, int type, int
     }
 }
 
-/* What a call puts on a stream. Driver.c has streams: there it runs when the stream comes to it, and again with every graph that it
- * was recorded into; so it is never freed. Cuda.c has none: there it runs at once. */
+/* What a call puts on a stream. It runs at once, after the copies that were queued on cuda.c's stream before it. */
 typedef struct { const void *from; void *to; size_t n; int type, op, peer; MPI_Comm comm; int receives; } Part;
-typedef struct { void (*run)(Part *parts, int count); int count; Part parts[]; } Work;
 
 static __thread int depth, count;
 static __thread Part group[GROUP];
 static __thread void *group_stream;
-static void *(*host_of)(const void *);
-static int (*launch)(void *, void (*)(void *), void *);
 
-static void run(void *work) {
-    Part parts[GROUP];
-    Work *all = work;
-    for (int i = 0; i < all->count; i++) {
-        parts[i] = all->parts[i];
-        if (host_of) {
-            parts[i].from = host_of(parts[i].from);
-            parts[i].to = host_of(parts[i].to);
-        }
+static int put(void (*what)(Part *, int), Part *parts, int count, void *stream) {
+    static void (*drain)(void);
+    if (!drain) {
+        void *driver = dlopen(getenv("MPI4JAX_LIBCUDA"), RTLD_NOW | RTLD_NOLOAD);
+        drain = dlsym(driver, "fake_drain");
     }
-    all->run(parts, all->count);
-}
-
-static int put(void (*what)(Part *, int), const Part *parts, int count, void *stream) {
-    static int looked;
-    if (!looked++) {
-        void *driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
-        if (driver && (host_of = dlsym(driver, "fake_host")))
-            launch = dlsym(driver, "cuLaunchHostFunc");
-    }
-    Work *work = malloc(sizeof *work + count * sizeof *parts);
-    work->run = what;
-    work->count = count;
-    memcpy(work->parts, parts, count * sizeof *parts);
     operations += count;
     groups++;
-    if (launch)
-        return launch(stream, run, work) ? 1 : 0;
-    run(work);
-    free(work);
+    drain();
+    what(parts, count);
     return 0;
 }
 
