@@ -99,10 +99,11 @@ mod _native {
         os::info(pid).map(|info| (info.parent, info.name, info.start))
     }
 
-    /// Number of GPUs that this process sees.
+    /// The UUID of each GPU that this process sees. The instances of a GPU in MIG mode have its UUID.
     #[pyfunction]
-    fn cuda_devices(py: Python<'_>) -> i32 {
-        py.detach(|| device::cuda::Driver::get().ok().and_then(|driver| driver.devices().ok()).unwrap_or(0))
+    fn gpu_uuids(py: Python<'_>) -> Vec<String> {
+        let hexadecimal = |uuid: [u8; 16]| uuid.iter().map(|byte| format!("{byte:02x}")).collect();
+        py.detach(|| device::uuids().into_iter().map(hexadecimal).collect())
     }
 
     /// The rows of all operations, in JSON. Extents are those of what is sent and received.

@@ -25,7 +25,7 @@ _loader.load()  # what is imported below needs the native module
 from jax import jit
 
 from ._job import settings as _settings, watch as _watch
-from ._setup import transport as _transport
+from ._setup import gpus as _gpus, transport as _transport
 
 _watch.check_settings()
 _watch.set_check()
@@ -33,6 +33,7 @@ _watch.start()
 
 from ._op import comm as _comm
 
+_gpus.choose()
 if _transport.asks_all_ranks():
     _comm.clone_world()  # ranks whose settings differ learn it here
 _transport.start()

@@ -22,7 +22,7 @@ from mpi4py import MPI
 import mpi4jax
 from mpi4jax import _native, notoken as nt
 from mpi4jax._job import job, watch
-from mpi4jax._setup import loader
+from mpi4jax._setup import gpus, loader
 
 comm = MPI.COMM_WORLD
 rank, size = comm.rank, comm.size
@@ -69,6 +69,7 @@ def describe(advice: list[str]) -> None:
     for line in transports if mpi4jax.has_cuda_support() else transports[:1]:
         say(f"transport    {line}")
     say(f"devices      {', '.join(str(d) for d in jax.local_devices())}")
+    _describe_gpus(advice)
     hosts = comm.gather(platform.node())
     if hosts is not None:
         names = {host: hosts.count(host) for host in hosts}
@@ -98,6 +99,21 @@ def describe(advice: list[str]) -> None:
                 "with Open MPI, use --map-by slot:PE=4 for four cores, or --bind-to none for all"
             )
         here.Free()
+
+
+def _describe_gpus(advice: list[str]) -> None:
+    """The GPU of each rank, and what is wrong with these."""
+    all_gpus = comm.allgather(gpus.own())
+    for number, gpu in enumerate(all_gpus):
+        if gpu is not None:
+            say(f"GPU          rank {number}: {gpu}")
+    found = [comm.allgather(gpus.sharing(comm))]
+    mine = all_gpus[rank]
+    if mine is not None:
+        ranks = sum(gpu is not None and gpu.uuid == mine.uuid for gpu in all_gpus)
+        memory = gpus.memory_to_change(ranks, mpi4jax.transport_info().gpu)
+    found.append(comm.allgather(None if mine is None else memory))
+    advice.extend(dict.fromkeys(words for of_all in found for words in of_all if words))
 
 
 def self_test(advice: list[str]) -> None:

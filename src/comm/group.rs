@@ -1,7 +1,5 @@
 //! Small collective exchanges, by which the ranks of a communicator agree on bits, numbers or bytes.
 
-use std::mem::MaybeUninit;
-
 use mpi::ffi::{self, MPI_Comm};
 
 use super::Comm;
@@ -105,26 +103,5 @@ impl Group<'_> {
             bytes[..length.min(longest)].into()
         });
         Ok(whole.collect())
-    }
-
-    /// How many ranks there are on this rank's node. Collective.
-    pub fn local_size(self) -> Result<usize, Cause> {
-        let mut size = 0;
-        // SAFETY: the communicator that is made here is freed here.
-        unsafe {
-            let mut node = MaybeUninit::<MPI_Comm>::uninit();
-            let code = ffi::MPI_Comm_split_type(
-                self.handle(),
-                ffi::RSMPI_COMM_TYPE_SHARED,
-                0,
-                ffi::RSMPI_INFO_NULL,
-                node.as_mut_ptr(),
-            );
-            check("MPI_Comm_split_type", code)?;
-            let mut node = node.assume_init();
-            ffi::MPI_Comm_size(node, &mut size);
-            check("MPI_Comm_free", ffi::MPI_Comm_free(&mut node))?;
-        }
-        Ok(size as usize)
     }
 }

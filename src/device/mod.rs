@@ -5,6 +5,7 @@ mod memory;
 pub mod nccl;
 
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicI32, Ordering};
 
 pub use self::memory::{Device, Staging};
 
@@ -52,15 +53,22 @@ pub fn is_reached_from_cpu() -> bool {
     is_on_cpu() && std::env::var(ON_CPU).is_ok_and(|value| value == "reached")
 }
 
-/// Number of the GPU that JAX computes on, once Python has set it.
-static DEVICE: OnceLock<i32> = OnceLock::new();
+/// The UUID of each GPU that this process sees; none where it has no driver.
+pub fn uuids() -> Vec<[u8; 16]> {
+    let Ok(driver) = cuda::Driver::get() else { return Vec::new() };
+    let devices = driver.devices().unwrap_or(0);
+    (0..devices).map_while(|ordinal| driver.uuid(ordinal).ok()).collect()
+}
 
-/// Sets the GPU that JAX computes on. Only the first call has an effect: a process has one.
+/// Number of the GPU that JAX computes on, or -1 before Python has set it.
+static DEVICE: AtomicI32 = AtomicI32::new(-1);
+
+/// Sets the GPU that JAX computes on: at import as far as it is known then, and before the first operation.
 #[cfg_attr(feature = "python", pyo3::pyfunction)]
 pub fn set_device(ordinal: i32) {
-    DEVICE.get_or_init(|| ordinal);
+    DEVICE.store(ordinal, Ordering::Relaxed);
 }
 
 pub fn device() -> Option<i32> {
-    DEVICE.get().copied()
+    Some(DEVICE.load(Ordering::Relaxed)).filter(|&ordinal| ordinal >= 0)
 }

@@ -101,7 +101,7 @@ struct Suite<'a> {
     driver: Option<&'static Driver>,
     /// XLA packs ghost cells, which an alltoallv carries.
     is_packed: bool,
-    /// Messages have no tags and no wildcards, and results no gaps.
+    /// Messages have no tags and no wildcards.
     is_nccl: bool,
     /// Operand and result begin at one place.
     aliased: bool,

@@ -18,7 +18,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax._src import core, effects, source_info_util
+from jax._src import core, effects, source_info_util, xla_bridge
 from jax._src.array import ArrayImpl as ArrayImpl
 from jax._src.interpreters import pxla
 from jax._src.shard_map import shard_map_p as shard_map_p
@@ -272,6 +272,11 @@ def on_effects_barrier(wait: Callable[[], None]) -> None:
 def visible_gpus() -> str:
     """The GPUs that JAX was told to use: ``"all"``, or numbers with commas between them."""
     return str(jax.config.read("jax_cuda_visible_devices"))
+
+
+def has_started() -> bool:
+    """Whether JAX has started its platforms: it chooses no other devices after that."""
+    return xla_bridge.backends_are_initialized()
 
 
 def platforms() -> set[str]:

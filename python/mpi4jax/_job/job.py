@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from .. import _native
-from .._setup.transport import LOCAL_RANKS
+from .._setup.gpus import LOCAL_RANKS
 
 # Programs whose children are ranks. Between them and a rank there may be shells. A rank whose
 # parent was one of them ends with it.

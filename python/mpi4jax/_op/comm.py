@@ -18,7 +18,7 @@ from mpi4py import MPI
 
 from .. import _native
 from .._job import flush
-from .._setup import transport
+from .._setup import gpus
 from .other_names import reduction_named
 from .spec import SPECS
 
@@ -190,7 +190,7 @@ def _register(mpi: MPI.Intracomm) -> Comm:
     _freed.pop(_handleof(mpi), None)
     name = mpi.Get_name()
     unique = bool(name) and name not in _keys
-    transport.announce_device()
+    gpus.announce()
     comm = Comm(mpi, name if unique else f"{name or 'comm'}#{next(_count)}")
     _keys.add(comm.key)
     _comms[comm.handle] = comm
@@ -224,6 +224,7 @@ def clone_world() -> MPI.Intracomm:
                 return _clone
             clone = MPI.COMM_WORLD.Clone()
             _native.watch_link(_handleof(clone))
+            gpus.warn_of_sharing(clone)
         finally:
             _native.watch_leave()
         clone.Set_name("mpi4jax.default")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import logging
-import os
 import site
 import sys
 from dataclasses import dataclass
@@ -59,7 +58,6 @@ def start() -> None:
     # Registered before other exit handlers that communicate, and therefore run after them.
     atexit.register(_native.stop_transports)
     _log.info("transports: %s on CPU (%s), %s on GPU (%s)", cpu, cpu_reason, gpu, gpu_reason)
-    choose_device()
     for name, bundle, platform in _native.targets():
         jax.ffi.register_ffi_target(name, bundle, platform=platform)
 
@@ -80,45 +78,6 @@ def has_hip_support() -> bool:
 def has_sycl_support() -> bool:
     """Whether there is a transport for SYCL: always False."""
     return False
-
-
-# Launchers' variables for the local rank of a process on its node.
-LOCAL_RANKS = (
-    "OMPI_COMM_WORLD_LOCAL_RANK",
-    "MPI_LOCALRANKID",
-    "MV2_COMM_WORLD_LOCAL_RANK",
-    "PALS_LOCAL_RANKID",
-    "FLUX_TASK_LOCAL_ID",
-    "SLURM_LOCALID",
-)
-
-
-def choose_device() -> None:
-    """Give each rank of a node a GPU of its own, unless the user or the launcher has done so."""
-    numbers = [os.environ[name] for name in LOCAL_RANKS if name in os.environ]
-    chosen = "CUDA_VISIBLE_DEVICES" in os.environ or compat.visible_gpus() != "all"
-    # Without a GPU, no library is loaded to query its number.
-    there = Path("/dev/nvidiactl").exists() or _native.is_gpu_on_cpu()
-    if not numbers or chosen or not there:
-        return
-    devices = _native.cuda_devices()
-    if devices < 2:
-        return
-    rank = int(numbers[0])
-    jax.config.update("jax_cuda_visible_devices", str(rank % devices))
-    shared = ", which ranks share" if rank >= devices else ""
-    _log.info("local rank %d computes on GPU %d of %d%s", rank, rank % devices, devices, shared)
-
-
-def announce_device() -> None:
-    """Pass the GPU that JAX computes on to the native module, where a transport needs it."""
-    _, (gpu, _) = _native.select_transports([])
-    if gpu != "nccl":
-        return
-    if _native.is_gpu_on_cpu():
-        _native.set_device(0)
-    elif jax.default_backend() == "gpu":
-        _native.set_device(jax.local_devices()[0].local_hardware_id)
 
 
 @dataclass(frozen=True)

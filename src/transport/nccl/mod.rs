@@ -100,18 +100,12 @@ fn probe() -> Result<(), String> {
     nccl::Library::get().map(|_| ())
 }
 
-/// For `auto`: whether each rank has a GPU of its own, or the launcher has shown it one that no other rank
-/// has. Collective.
+/// For `auto`: whether each rank computes on a GPU of its own. Collective.
 fn one_gpu_each() -> Result<bool, Cause> {
-    let ranks = Group::World.local_size()?;
-    let driver = Driver::get().ok();
-    let devices = driver.and_then(|driver| driver.devices().ok()).unwrap_or(0);
-    let only = driver.filter(|_| devices == 1).and_then(|driver| driver.uuid(0).ok());
-    let mut all = Group::World.all_bytes(only.as_ref().map_or(&[], |uuid| uuid.as_slice()))?;
-    let known = all.iter().all(|uuid| !uuid.is_empty());
+    let ours = device::device().and_then(|ordinal| device::uuids().get(ordinal as usize).copied());
+    let mut all = Group::World.all_bytes(ours.as_ref().map_or(&[], |uuid| uuid.as_slice()))?;
     all.sort_unstable();
-    let distinct = known && all.windows(2).all(|two| two[0] != two[1]);
-    Ok(devices as usize >= ranks || distinct)
+    Ok(all.iter().all(|uuid| !uuid.is_empty()) && all.windows(2).all(|two| two[0] != two[1]))
 }
 
 impl Nccl {

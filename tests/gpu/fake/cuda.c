@@ -77,16 +77,18 @@ int cuDeviceGetUuid(unsigned char *uuid, int device) {
     int pid = getpid();
     memset(uuid, 0, 16);
     if (!number("FAKE_CUDA_SHARED", 0))
-        memcpy(uuid, &pid, sizeof pid);
-    uuid[15] = (unsigned char)device + 1;
+        memcpy(uuid + 4, &pid, sizeof pid);
+    uuid[0] = (unsigned char)device + 1;
     return 0;
 }
-int cuDevicePrimaryCtxRetain(void **context, int device) { *context = (void *)(intptr_t)(1000 + device); return 0; }
+/* Streams are on the device whose context was retained last, or on that which is named. */
+static int retained;
+int cuDevicePrimaryCtxRetain(void **context, int device) { *context = (void *)(intptr_t)(1000 + (retained = device)); return 0; }
 /* For nccl.c, whose operations run at once: what was put on the stream before comes first. */
 void fake_drain(void) { drain(queued); }
 int cuCtxPushCurrent_v2(void *context) { entered++; return 0; }
 int cuCtxPopCurrent_v2(void **context) { drain(queued); entered--; return 0; }
-int cuStreamGetCtx(void *stream, void **context) { *context = (void *)(intptr_t)(1000 + number("FAKE_CUDA_STREAM_DEVICE", 0)); return 0; }
+int cuStreamGetCtx(void *stream, void **context) { *context = (void *)(intptr_t)(1000 + number("FAKE_CUDA_STREAM_DEVICE", retained)); return 0; }
 int cuStreamCreate(void **stream, unsigned flags) { *stream = calloc(1, 1); return 0; }
 int cuStreamSynchronize(void *stream) {
     __atomic_add_fetch(&waits, 1, __ATOMIC_RELAXED);

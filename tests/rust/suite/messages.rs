@@ -1,11 +1,9 @@
 //! Messages between two ranks, and what NCCL refuses of them.
 
-use std::sync::Arc;
-
 use _native::call::{Call, Envelope, Site};
 use _native::error::Cause;
 use _native::mpilib::wildcards;
-use _native::ops::{Buffer, Dtype, Op, Part, Parts, PartsFields};
+use _native::ops::{Buffer, Dtype, Op};
 
 use super::{Memory, Suite, pattern};
 
@@ -112,12 +110,6 @@ impl Suite<'_> {
         ] {
             refused(&Site { envelope, ..Site::new(Op::Sendrecv, self.comm) }, 3, word);
         }
-        let sends = vec![Part { start: 0, count: 3 }; size];
-        let receives = (0..size).map(|from| Part { start: from * 3, count: 3 }).collect();
-        let parts = Parts::new(self.comm.rank, self.comm.size, &PartsFields { sends, receives })
-            .expect("starts and counts");
-        let site = Site { parts: Some(Arc::new(parts)), ..Site::new(Op::Allgatherv, self.comm) };
-        refused(&site, 3 * size + 1, "a result with gaps");
     }
 
     pub(super) fn short_messages(&self) {
