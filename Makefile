@@ -63,7 +63,7 @@ test-libraries: .venv/tools
 
 # Needs a nightly compiler, and `cargo install cargo-fuzz`.
 fuzz: .venv/tools ## XLA's call frames under libFuzzer and an address sanitizer, for 25 seconds
-	$(CARGO) +nightly fuzz run frame --target-dir target/fuzz -- -max_total_time=25 -max_len=400
+	$(CARGO) +nightly fuzz run --fuzz-dir tests/fuzz frame --target-dir target/fuzz -- -max_total_time=25 -max_len=400
 
 lint: lint-rust lint-python ## formatting, clippy, ruff, mypy, pyright, stubtest, schemas
 

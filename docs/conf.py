@@ -21,7 +21,7 @@ if importlib.util.find_spec("sphinx_copybutton"):
     extensions.append("sphinx_copybutton")
 copybutton_prompt_text = r"\$ |>>> |\.\.\. "
 copybutton_prompt_is_regexp = True
-exclude_patterns = ["_build"]
+exclude_patterns = ["_build", "README.md"]
 myst_heading_anchors = 4
 
 html_theme = "furo" if importlib.util.find_spec("furo") else "alabaster"

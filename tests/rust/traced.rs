@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::{Base, Descriptor, HostMpi, TARGET, Transport, Unfinished};
-use crate::call::{Call, Stream};
+use super::requests::UnderWay;
+use crate::call::{Call, Envelope, Stream};
 use crate::comm::Comm;
 use crate::device::Platform;
 use crate::error::{Cause, Error};
@@ -44,6 +45,22 @@ impl Transport for Traced {
         let result = self.inner.execute(call);
         tracing::debug!(target: TARGET, op = call.site.name(), number, failed = result.is_err(), "call");
         result
+    }
+
+    fn own_stream(&self, call: &Call) -> Result<Option<Stream>, Error> {
+        self.inner.own_stream(call)
+    }
+
+    unsafe fn start(&self, call: &Call, own: Option<Stream>) -> Result<UnderWay, Error> {
+        let number = self.calls.fetch_add(1, Ordering::Relaxed) + 1;
+        // SAFETY: promised by the caller.
+        let result = unsafe { self.inner.start(call, own) };
+        tracing::debug!(target: TARGET, op = call.site.name(), number, failed = result.is_err(), "start");
+        result
+    }
+
+    fn read_envelope(&self, from: &Buffer, stream: Stream) -> Result<Option<Envelope>, Cause> {
+        self.inner.read_envelope(from, stream)
     }
 
     fn read_numbers(&self, numbers: &Buffer, into: &mut [i32], stream: Stream) -> Result<(), Cause> {
