@@ -3,8 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::{Base, Descriptor, HostMpi, TARGET, Transport, Unfinished};
-use super::requests::UnderWay;
+use super::{Base, Descriptor, HostMpi, TARGET, Transport, UnderWay, Unfinished};
 use crate::call::{Call, Envelope, Stream};
 use crate::comm::Comm;
 use crate::device::Platform;
