@@ -1,4 +1,4 @@
-"""Names that programs for other packages use: errors that say what is used here."""
+"""Errors for names of other packages, such as JAX and PyTorch: they say what to write instead."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import sys
 from collections.abc import Callable, Iterable
 from types import ModuleType
 from typing import Any, NoReturn
+
+from .._setup.loader import page
 
 # Names of collectives in JAX, PyTorch and mpi4py.
 _FUNCTIONS = {
@@ -49,7 +51,6 @@ _REDUCTIONS = {
     "multiply": "MPI.PROD",
     "product": "MPI.PROD",
 }
-_PAGE = "docs/from-shard-map.md has a table"
 
 
 def public_names(module: ModuleType) -> list[str]:
@@ -64,7 +65,7 @@ def missing_from(module: str, public: Iterable[str]) -> Callable[[str], Any]:
     def missing(name: str) -> NoReturn:
         words = f"module {module!r} has no attribute {name!r}"
         if name in _FUNCTIONS:
-            words += f"; use {_FUNCTIONS[name]} ({_PAGE})"
+            words += f"; use {_FUNCTIONS[name]} (see {page('from-shard-map.md')})"
         elif name.lower() in ours:  # mpi4py's names for arrays
             words += f"; use {name.lower()}"
         raise AttributeError(words, name=name, obj=sys.modules.get(module))

