@@ -53,8 +53,8 @@ def _refuse(mpi: ModuleType, why: str) -> NoReturn:
     raise ImportError(
         f"{why}. mpi4py uses {vendor} {'.'.join(map(str, number))}, whose MPI_Comm and MPI_Status "
         f"have {comm} and {status} bytes. Build mpi4jax for that MPI: run `MPICC=/path/to/mpicc "
-        "pip install .` in a clone of its repository. Or name another MPI library in the environment "
-        f"variable MPI4PY_LIBMPI. See {page('installation.md')}"
+        "pip install .` in a clone of its repository. Or name another MPI library in the "
+        f"environment variable MPI4PY_LIBMPI. See {page('installation.md')}"
     )
 
 
