@@ -231,11 +231,11 @@ def link(name: str) -> str:
     return f"[`{name}`]({place})" if place else f"`{name}`"
 
 
-def default(value: Any) -> str:
-    names = [name for name in ("SUM", "ANY_TAG", "ANY_SOURCE") if getattr(MPI, name) == value]
-    if names and not isinstance(value, bool) and value not in (0, 1):
-        return f"MPI.{names[0]}"
-    return repr(value)
+def default(p: inspect.Parameter) -> str:
+    """A default value as a program would write it."""
+    if p.name in ("source", "tag", "recvtag") and p.default == MPI.ANY_TAG:
+        return "MPI.ANY_SOURCE" if p.name == "source" else "MPI.ANY_TAG"
+    return "MPI.SUM" if isinstance(p.default, MPI.Op) else repr(p.default)
 
 
 def signature(function: Callable[..., Any], name: str) -> str:
@@ -251,7 +251,7 @@ def signature(function: Callable[..., Any], name: str) -> str:
         if p.kind == p.KEYWORD_ONLY and p.KEYWORD_ONLY not in kinds[:i]:
             parts.append("*")
         star = {p.VAR_POSITIONAL: "*", p.VAR_KEYWORD: "**"}.get(p.kind, "")
-        value = "" if p.default is p.empty else f"={default(p.default)}"
+        value = "" if p.default is p.empty else f"={default(p)}"
         parts.append(f"{star}{p.name}{value}")
         if p.kind == p.POSITIONAL_ONLY and kinds[i + 1 :][:1] != [p.POSITIONAL_ONLY]:
             parts.append("/")

@@ -30,12 +30,12 @@ _NOWHERE = np.iinfo(np.int32).max
 def assert_equal(x: T, *, comm: MPI.Intracomm | None = None) -> T:
     """Raise an error on all ranks if they have different values.
 
-    For what ought to be the same everywhere, as parameters of a model after a step. Compared are
-    bits, so that 0.0 and -0.0 differ; a NaN is equal to any other one.
+    For values that should be the same on all ranks, such as the parameters of a model after a step.
+    The bits are compared, so 0.0 and -0.0 differ. All NaNs are equal.
 
     Args:
         x: array of any dtype, of the same shape on all ranks; or a pytree of such arrays.
-        comm: communicator; by default a clone of ``COMM_WORLD``.
+        comm: communicator; by default a duplicate of ``COMM_WORLD``.
 
     Returns:
         jax.Array, or pytree: ``x``, unchanged.
@@ -45,7 +45,7 @@ def assert_equal(x: T, *, comm: MPI.Intracomm | None = None) -> T:
             the first index where one of them differs from rank 0, and all ranks' values there. From
             a compiled function it comes as JAX's error of a callback, with these words, when
             something waits for it.
-        TypeError: a wrong type of ``comm`` or dtype.
+        TypeError: if ``comm`` has a wrong type, or the dtype is not supported.
 
     Derivative:
         That of the identity. What is compared is the value; nothing compares tangents.

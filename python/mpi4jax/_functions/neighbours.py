@@ -86,12 +86,12 @@ def _run(prepared: tuple[Call, CompositeKind]) -> Any:
 
 
 def neighbor_alltoall(x: T, comm: MPI.Intracomm) -> T:
-    """Send a block to each neighbour (MPI_Neighbor_alltoall; MPI-4.1, section 8.6).
+    """Send a block to each neighbor (MPI_Neighbor_alltoall; MPI-4.1, section 8.6).
 
-    Only neighbours exchange messages; all ranks take part. On a grid the neighbours are those one
-    step down and up each dimension, in this order; block 0 goes down the first dimension, block 1
-    up. What goes down comes from above, also where both are one rank, as on a periodic dimension of
-    one or two ranks.
+    All ranks take part, but only neighbors exchange messages. On a grid, the neighbors are one step
+    down and one step up in each dimension, in this order: block 0 goes down in the first dimension,
+    and block 1 up. A block that one rank sends down, the other one receives from above, even if
+    both neighbors are the same rank, as in a periodic dimension of one or two ranks.
 
     Args:
         x: array of shape ``(outdegree, *S)``, of any dtype, a block for each destination in the
@@ -101,12 +101,12 @@ def neighbor_alltoall(x: T, comm: MPI.Intracomm) -> T:
 
     Returns:
         jax.Array, or pytree: array of shape ``(indegree, *S)`` and the dtype of ``x``, the blocks
-        of the sources in the order of the topology, and zeros from a neighbour that is not there
+        of the sources in the order of the topology, and zeros for a missing neighbor
         (``MPI.PROC_NULL``, beyond the edge of a grid).
 
     Raises:
-        TypeError: a wrong type of ``comm`` or dtype; a ``comm`` without a topology.
-        ValueError: ``x`` has not one block for each destination.
+        TypeError: if ``comm`` has a wrong type or no topology, or the dtype is not supported.
+        ValueError: if ``x`` does not have one block for each destination.
 
     Derivative:
         That of :func:`alltoallv`, which it is made of: the transpose sends the blocks back.
@@ -143,24 +143,24 @@ def _prepare_alltoall(x: Any, comm: MPI.Intracomm) -> tuple[Call, CompositeKind]
 
 
 def neighbor_allgather(x: T, comm: MPI.Intracomm) -> T:
-    """Gather the arrays of the neighbours (MPI_Neighbor_allgather; MPI-4.1, section 8.6).
+    """Gather the arrays of the neighbors (MPI_Neighbor_allgather; MPI-4.1, section 8.6).
 
     Args:
-        x: array of shape ``S``, equal on all ranks, of any dtype; or a pytree of such arrays. It
-            goes to all neighbours that ``comm`` has as destinations.
+        x: array of shape ``S``, equal on all ranks, of any dtype; or a pytree of such arrays. It is
+            sent to all neighbors that are destinations in ``comm``.
         comm: communicator with a topology: Cartesian, or a (distributed) graph.
 
     Returns:
         jax.Array, or pytree: array of shape ``(indegree, *S)`` and the dtype of ``x``, those of the
         sources in the order of the topology (``comm.inoutedges``: on a grid, one step down and up
-        each dimension), and zeros from a neighbour that is not there (``MPI.PROC_NULL``, beyond the
-        edge of a grid).
+        each dimension), and zeros for a missing neighbor (``MPI.PROC_NULL``, beyond the edge of a
+        grid).
 
     Raises:
-        TypeError: a wrong type of ``comm`` or dtype; a ``comm`` without a topology.
+        TypeError: if ``comm`` has a wrong type or no topology, or the dtype is not supported.
 
     Derivative:
-        That of :func:`alltoallv`, which it is made of: the transpose adds what the neighbours send
+        That of :func:`alltoallv`, which it is made of: the transpose adds what the neighbors send
         back.
 
     Example:

@@ -27,14 +27,14 @@ def _params(name: str, comm: MPI.Intracomm | None) -> Params:
 def pvary(x: T, *, comm: MPI.Intracomm | None = None) -> T:
     """Mark a replicated value as used differently by each rank: the identity.
 
-    The result of allreduce, allgather and bcast is one global value, with one cotangent. Where
-    the ranks go on to use it differently, their cotangents differ, and the gradient needs their
-    sum: ``pvary`` adds it. Its derivative is the identity, its transpose an allreduce SUM.
+    The result of allreduce, allgather and bcast is one global value, with one cotangent. If the
+    ranks then use it differently, their cotangents differ, and the gradient needs their sum:
+    ``pvary`` adds it. Its derivative is the identity, its transpose an allreduce SUM.
 
     Args:
         x: array, equal on all ranks, of any shape and of a floating-point or complex dtype; or a
             pytree of such arrays.
-        comm: communicator; by default a clone of ``COMM_WORLD``.
+        comm: communicator; by default a duplicate of ``COMM_WORLD``.
 
     Returns:
         ``x``.
@@ -61,7 +61,7 @@ def pvary(x: T, *, comm: MPI.Intracomm | None = None) -> T:
 
 
 def ipvary(x: T, *, comm: MPI.Intracomm | None = None) -> Request[T]:
-    """Mark a value as :func:`pvary` does, and start the allreduce of the backward pass.
+    """Mark a value as :func:`pvary` does, and initiate the allreduce in the backward pass.
 
     The forward pass sends nothing. In the backward pass, the transpose of ``wait`` starts an
     :func:`iallreduce` of the cotangents, and that of ``ipvary`` waits for it. If each layer begins
@@ -71,7 +71,7 @@ def ipvary(x: T, *, comm: MPI.Intracomm | None = None) -> Request[T]:
     Args:
         x: array, equal on all ranks, of any shape and of a floating-point or complex dtype; or a
             pytree of such arrays, whose cotangents are added in one message of each dtype.
-        comm: communicator; by default a clone of ``COMM_WORLD``.
+        comm: communicator; by default a duplicate of ``COMM_WORLD``.
 
     Returns:
         Request: for :func:`wait`, whose result is ``x``. With ``wait(request, after=y)``, where

@@ -41,7 +41,8 @@ def recv_with_status(
 ) -> tuple[T, Received]:
     """Receive an array, with its source, tag and length (MPI_Recv; MPI-4.1, section 3.2).
 
-    For programs in which ranks react to messages of any source and tag, in a ``while_loop``.
+    For programs in which ranks react to messages from any source and with any tag, in a
+    ``while_loop``.
 
     Args:
         x: template, with the shape and dtype of what is received at most; or a pytree of templates
@@ -53,8 +54,8 @@ def recv_with_status(
         template; and a :class:`Received`, under ``vmap`` that of the message with the whole batch.
 
     Raises:
-        TypeError: as :func:`recv`; a template of several dtypes.
-        ValueError: ``source`` or ``tag`` is out of range.
+        TypeError: as for :func:`recv`, or if the template has several dtypes.
+        ValueError: if ``source`` or ``tag`` is out of range.
 
     Derivative:
         As of :func:`recv`, of the array; a message that is shorter than the template has none.
@@ -92,8 +93,8 @@ def sendrecv_with_status(
         As :func:`recv_with_status`.
 
     Raises:
-        TypeError: as :func:`sendrecv`; a template of several dtypes.
-        ValueError: a rank or a tag is out of range.
+        TypeError: as for :func:`sendrecv`, or if the template has several dtypes.
+        ValueError: if a rank or a tag is out of range.
 
     Derivative:
         As of :func:`sendrecv`, of the array; a message that is shorter than the template has none.

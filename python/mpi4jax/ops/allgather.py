@@ -31,18 +31,18 @@ def allgather(x: T, *, comm: MPI.Intracomm | None = None) -> T:
 
     Args:
         x: array of shape ``S``, equal on all ranks, of any dtype; or a pytree of such arrays.
-        comm: communicator of ``n`` ranks; by default a clone of ``COMM_WORLD``.
+        comm: communicator of ``n`` ranks; by default a duplicate of ``COMM_WORLD``.
 
     Returns:
         jax.Array, or pytree: array of shape ``(n, *S)`` and the dtype of ``x``, row ``j`` from rank
         ``j``.
 
     Raises:
-        TypeError: a wrong type of ``comm`` or dtype.
+        TypeError: if ``comm`` has a wrong type, or the dtype is not supported.
 
     Derivative:
-        Row ``r`` of the result's cotangent, which is that of one global value. Under ``vmap`` the
-        batch axis of the result is axis 1.
+        Row ``r`` of the cotangent of the result. The result is one global value, so all ranks have
+        the same cotangent. Under ``vmap`` the batch axis of the result is axis 1.
 
     Example:
         >>> import jax.numpy as jnp, mpi4jax.notoken as mpi4jax

@@ -42,21 +42,22 @@ def allgatherv(x: T, counts: Sequence[int], *, comm: MPI.Intracomm | None = None
 
     Args:
         x: array of shape ``(counts[r], *S)``, of any dtype; or a pytree of such arrays.
-        counts: the rows of each rank, the same on all ranks: integers that are known when the
-            function is traced.
-        comm: communicator of ``n`` ranks; by default a clone of ``COMM_WORLD``.
+        counts: number of rows of each rank, the same on all ranks: static integers.
+        comm: communicator of ``n`` ranks; by default a duplicate of ``COMM_WORLD``.
 
     Returns:
         jax.Array, or pytree: array of shape ``(sum(counts), *S)`` and the dtype of ``x``, the rows
         in the order of the ranks.
 
     Raises:
-        TypeError: a wrong type of ``counts``, ``comm`` or dtype.
-        ValueError: ``counts`` are not ``n``; ``x`` has another number of rows than they say.
+        TypeError: if ``counts`` or ``comm`` has a wrong type, or the dtype is not supported.
+        ValueError: if ``counts`` does not have one entry per rank, or ``x`` does not have
+            ``counts[r]`` rows.
 
     Derivative:
-        This rank's rows of the result's cotangent, which is that of one global value. Under
-        ``vmap`` the batch axis is axis 1 of operand and result.
+        This rank's rows of the cotangent of the result. The result is one global value, so all
+        ranks have the same cotangent. Under ``vmap`` the batch axis is axis 1 of operand and
+        result.
 
     Example:
         >>> import jax.numpy as jnp, mpi4jax.notoken as mpi4jax

@@ -45,21 +45,22 @@ def allreduce(
         op: reduction, by default ``MPI.SUM``; also ``mpi4jax.MEAN``, the sum divided by the number
             of ranks, or one made with ``MPI.Op.Create``. ``MPI.MINLOC`` and ``MPI.MAXLOC`` reduce
             pairs (value, index) along a last axis of length 2.
-        comm: communicator; by default a clone of ``COMM_WORLD``.
+        comm: communicator; by default a duplicate of ``COMM_WORLD``.
 
     Returns:
         jax.Array, or pytree: the reduction, of the shape and dtype of ``x``, the same on all ranks.
 
     Raises:
-        TypeError: a wrong type of ``op`` or ``comm``, or a reduction that is not defined for the
+        TypeError: if ``op`` or ``comm`` has a wrong type, or the reduction is not defined for the
             dtype (MAX of complex numbers, MEAN of integers).
-        ValueError: MINLOC or MAXLOC of an array that does not hold pairs.
-        NotImplementedError: differentiated with a reduction that has no derivative.
+        ValueError: if ``op`` is MINLOC or MAXLOC, and the array does not hold pairs.
+        NotImplementedError: if it is differentiated, and the reduction has no derivative.
 
     Derivative:
-        The result is one global value. SUM: its cotangent. MEAN: that divided by the number of
-        ranks. PROD: times the product of the other ranks' factors, exact at zeros. MAX and MIN:
-        where this rank attains the extremum; ties share equally.
+        The result is one global value, so all ranks have the same cotangent. SUM: the cotangent
+        itself. MEAN: the cotangent divided by the number of ranks. PROD: the cotangent times the
+        product of the other ranks' factors, exact at zeros. MAX and MIN: the cotangent where this
+        rank attains the extremum, shared equally between ties.
 
     Example:
         >>> import jax.numpy as jnp, mpi4jax.notoken as mpi4jax

@@ -23,14 +23,14 @@ def alltoall(x: T, *, comm: MPI.Intracomm | None = None) -> T:
     Args:
         x: array of shape ``(n, *S)``, equal on all ranks, where ``n`` is the communicator's
             size; or a pytree of such arrays.
-        comm: communicator; by default a clone of ``COMM_WORLD``.
+        comm: communicator; by default a duplicate of ``COMM_WORLD``.
 
     Returns:
         jax.Array, or pytree: array of the shape and dtype of ``x``, block ``j`` from rank ``j``.
 
     Raises:
-        TypeError: a wrong type of ``comm`` or dtype.
-        ValueError: the first axis of ``x`` does not have length ``n``.
+        TypeError: if ``comm`` has a wrong type, or the dtype is not supported.
+        ValueError: if the first axis of ``x`` does not have length ``n``.
 
     Derivative:
         Its own transpose. Under ``vmap`` the batch axis is axis 1 of operand and result.

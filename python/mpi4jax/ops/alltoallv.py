@@ -51,19 +51,19 @@ def alltoallv(
     Args:
         x: array of shape ``(sum(send_counts), *S)``, of any dtype, the rows for each rank in the
             order of the ranks; or a pytree of such arrays.
-        send_counts: how many rows go to each rank: integers that are known when the function is
-            traced.
-        recv_counts: how many rows come from each rank: what that rank sends to this one.
-        comm: communicator of ``n`` ranks; by default a clone of ``COMM_WORLD``.
+        send_counts: number of rows to send to each rank: static integers.
+        recv_counts: number of rows to receive from each rank, which that rank sends to this one.
+        comm: communicator of ``n`` ranks; by default a duplicate of ``COMM_WORLD``.
 
     Returns:
         jax.Array, or pytree: array of shape ``(sum(recv_counts), *S)`` and the dtype of ``x``, the
         rows from each rank in the order of the ranks.
 
     Raises:
-        TypeError: a wrong type of ``send_counts``, ``recv_counts``, ``comm`` or dtype.
-        ValueError: counts are not ``n``; ``x`` has another number of rows than they say; this rank
-            takes another number of rows from itself than it gives itself.
+        TypeError: if ``send_counts``, ``recv_counts`` or ``comm`` has a wrong type, or the dtype is
+            not supported.
+        ValueError: if ``send_counts`` or ``recv_counts`` does not have one entry per rank, ``x``
+            does not have ``sum(send_counts)`` rows, or the two counts for this rank itself differ.
 
     Derivative:
         The transpose sends the rows back. Under ``vmap`` the batch axis is axis 1 of operand and

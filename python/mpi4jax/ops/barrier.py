@@ -19,13 +19,13 @@ def barrier(*, comm: MPI.Intracomm | None = None) -> None:
     """Wait for all ranks (MPI_Barrier; MPI-4.1, section 6.3).
 
     Args:
-        comm: communicator; by default a clone of ``COMM_WORLD``.
+        comm: communicator; by default a duplicate of ``COMM_WORLD``.
 
     Returns:
         None.
 
     Raises:
-        TypeError: a wrong type of ``comm``.
+        TypeError: if ``comm`` has a wrong type.
 
     Derivative:
         The transpose is a barrier.

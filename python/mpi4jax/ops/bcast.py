@@ -37,16 +37,16 @@ def bcast(x: T, root: int = 0, *, comm: MPI.Intracomm | None = None) -> T:
     """Copy the root's array to all ranks (MPI_Bcast; MPI-4.1, section 6.4).
 
     Args:
-        x: array of shape ``S``; its values are read on the root only. Or a pytree of such.
+        x: array of shape ``S``; its values are read on the root only. Or a pytree of such arrays.
         root: rank whose array is copied, by default 0.
-        comm: communicator; by default a clone of ``COMM_WORLD``.
+        comm: communicator; by default a duplicate of ``COMM_WORLD``.
 
     Returns:
         jax.Array, or pytree: the root's array.
 
     Raises:
-        TypeError: a wrong type of ``root``, ``comm`` or dtype.
-        ValueError: ``root`` is not a rank of ``comm``.
+        TypeError: if ``root`` or ``comm`` has a wrong type, or the dtype is not supported.
+        ValueError: if ``root`` is not a rank of ``comm``.
 
     Derivative:
         The result is one global value: the root gets its cotangent, other ranks get zeros.

@@ -40,21 +40,21 @@ def exscan(x: T, op: MPI.Op = MPI.SUM, *, comm: MPI.Intracomm | None = None) -> 
     Args:
         x: array of shape ``S``, equal on all ranks; or a pytree of such arrays.
         op: reduction, by default ``MPI.SUM``, or one made with ``MPI.Op.Create``.
-        comm: communicator; by default a clone of ``COMM_WORLD``.
+        comm: communicator; by default a duplicate of ``COMM_WORLD``.
 
     Returns:
         jax.Array, or pytree: on rank ``r`` the reduction over ranks ``0`` to ``r - 1``, of the
-        shape and dtype of ``x``, on rank 0 zeros, whatever the reduction.
+        shape and dtype of ``x``. On rank 0, the result is zero for every reduction.
 
     Raises:
-        TypeError: a wrong type of ``op`` or ``comm``, or a reduction that is not defined for the
+        TypeError: if ``op`` or ``comm`` has a wrong type, or the reduction is not defined for the
             dtype.
-        ValueError: MINLOC or MAXLOC of an array that does not hold pairs.
-        NotImplementedError: differentiated with a reduction that has no derivative.
+        ValueError: if ``op`` is MINLOC or MAXLOC, and the array does not hold pairs.
+        NotImplementedError: if it is differentiated, and the reduction has no derivative.
 
     Derivative:
-        SUM: the transpose sums the cotangents of ranks ``r + 1`` to ``n - 1``, on the last rank
-        none. PROD, MAX and MIN: as for :func:`allreduce`, over the ranks before each.
+        SUM: the transpose sums the cotangents of ranks ``r + 1`` to ``n - 1`` (zero on the last
+            rank). PROD, MAX and MIN: as for :func:`allreduce`, over the ranks before each.
 
     Example:
         >>> import jax.numpy as jnp, mpi4jax.notoken as mpi4jax

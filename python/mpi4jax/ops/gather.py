@@ -30,15 +30,15 @@ def gather(x: T, root: int = 0, *, comm: MPI.Intracomm | None = None) -> T:
     Args:
         x: array of shape ``S``, equal on all ranks; or a pytree of such arrays.
         root: rank that receives, by default 0.
-        comm: communicator of ``n`` ranks; by default a clone of ``COMM_WORLD``.
+        comm: communicator of ``n`` ranks; by default a duplicate of ``COMM_WORLD``.
 
     Returns:
-        jax.Array, or pytree: on the root array of shape ``(n, *S)``, row ``j`` from rank ``j``; on
-        other ranks ``x``, unchanged.
+        jax.Array, or pytree: on the root, an array of shape ``(n, *S)``, row ``j`` from rank ``j``;
+        on other ranks, ``x`` unchanged.
 
     Raises:
-        TypeError: a wrong type of ``root``, ``comm`` or dtype.
-        ValueError: ``root`` is not a rank of ``comm``.
+        TypeError: if ``root`` or ``comm`` has a wrong type, or the dtype is not supported.
+        ValueError: if ``root`` is not a rank of ``comm``.
 
     Derivative:
         The transpose scatters the root's cotangent; elsewhere the cotangent

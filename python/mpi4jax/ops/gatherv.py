@@ -49,19 +49,19 @@ def gatherv(
 
     Args:
         x: array of shape ``(counts[r], *S)``, of any dtype; or a pytree of such arrays.
-        counts: the rows of each rank, the same on all ranks: integers that are known when the
-            function is traced.
+        counts: number of rows of each rank, the same on all ranks: static integers.
         root: rank that receives, by default 0.
-        comm: communicator of ``n`` ranks; by default a clone of ``COMM_WORLD``.
+        comm: communicator of ``n`` ranks; by default a duplicate of ``COMM_WORLD``.
 
     Returns:
-        jax.Array, or pytree: on the root array of shape ``(sum(counts), *S)``, the rows in the
-        order of the ranks; on other ranks ``x``, unchanged.
+        jax.Array, or pytree: on the root, an array of shape ``(sum(counts), *S)``, the rows in the
+        order of the ranks; on other ranks, ``x`` unchanged.
 
     Raises:
-        TypeError: a wrong type of ``counts``, ``root``, ``comm`` or dtype.
-        ValueError: ``root`` is not a rank of ``comm``; ``counts`` are not ``n``; ``x`` has another
-            number of rows than they say.
+        TypeError: if ``counts``, ``root`` or ``comm`` has a wrong type, or the dtype is not
+            supported.
+        ValueError: if ``root`` is not a rank of ``comm``, ``counts`` does not have one entry per
+            rank, or ``x`` does not have ``counts[r]`` rows.
 
     Derivative:
         The transpose scatters the root's cotangent; elsewhere the cotangent

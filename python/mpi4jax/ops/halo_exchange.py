@@ -131,45 +131,46 @@ def halo_exchange(
     corners: bool = True,
     border: Any = None,
 ) -> T:
-    """Fill the ghost cells of a block with the edges of the neighbours' blocks.
+    """Fill the ghost cells of a block with the edges of the neighbors' blocks.
 
     Each rank holds a block of a large array, with ghost cells around it: ``width`` cells at either
-    end of each exchanged axis. They become copies of the cells of the neighbours on a Cartesian
-    communicator (MPI-4.1, section 8.5), all at once: one message to each neighbour, which carries
-    all arrays of ``x`` (MPI_Isend, MPI_Irecv and MPI_Wait; section 3.7). At an edge of the grid
-    that is not periodic, ghost cells keep what they hold, and count as part of the block: its
-    neighbours along the edge get copies of them.
+    end of each exchanged axis. The ghost cells become copies of the cells of the neighbors on a
+    Cartesian communicator (MPI-4.1, section 8.5). There is one message to each neighbor, which
+    carries all arrays of ``x`` (MPI_Isend, MPI_Irecv and MPI_Wait; section 3.7). At an edge of the
+    grid that is not periodic, ghost cells keep their values and count as part of the block:
+    neighbors along the edge get copies of them.
 
     Args:
-        x: block with its ghost cells, of any dtype; or a pytree of blocks. Neighbours' blocks may
-            differ in length along the axis that they are neighbours on, and along no other.
+        x: block with its ghost cells, of any dtype; or a pytree of blocks. The blocks of two
+            neighbors may differ in length only along the axis on which they are neighbors.
         cart: communicator with a Cartesian topology (``MPI.Intracomm.Create_cart``), which also
-            says what is periodic. All its ranks have to take part.
+            says which dimensions are periodic. All its ranks have to take part.
         axes: the array's axis for each dimension of ``cart``, or None for a dimension that is not
             exchanged. By default the last axes, in order.
         width: number of ghost cells: one number; or for each dimension of ``cart`` a number or a
             pair (below, above). The same on all ranks.
-        corners: whether ghost cells that are beyond two or more axes are filled too, by the
-            diagonal neighbours (3**d - 1 neighbours instead of 2*d along d axes); they keep their
-            values otherwise.
-        border: what ghost cells at an edge of the grid become that is not periodic: None (they
-            keep what they hold), ``"edge"`` (copies of the outermost cells), ``"reflect"`` (the
-            cells inside, mirrored at the outermost ones) or a number, as with :func:`numpy.pad`;
-            or for each dimension of ``cart`` one of these, or a pair (below, above).
+        corners: whether to fill also the ghost cells at corners, from the diagonal neighbors
+            (``3**d - 1`` neighbors instead of ``2*d`` for d exchanged axes). Otherwise, they keep
+            their values.
+        border: how to fill ghost cells at an edge of the grid that is not periodic: None (they keep
+            their values), ``"edge"`` (copies of the outermost cells), ``"reflect"`` (inner cells,
+            mirrored at the outermost ones) or a number, as with :func:`numpy.pad`. Or a sequence
+            with one of these for each dimension of ``cart``, or a pair (below, above).
 
     Returns:
         jax.Array, or pytree: the block with its ghost cells filled, of the shape and dtype of
         ``x``.
 
     Raises:
-        TypeError: a wrong type of ``cart``, ``axes``, ``width``, ``border`` or dtype.
-        ValueError: ``axes``, ``width`` or ``border`` do not fit ``cart`` or ``x``; fewer inner
-            cells along an axis than the width, or than the width and one for ``"reflect"``.
+        TypeError: if ``cart``, ``axes``, ``width`` or ``border`` has a wrong type, or the dtype is
+            not supported.
+        ValueError: if ``axes``, ``width`` or ``border`` does not fit ``cart`` or ``x``, or an axis
+            has fewer inner cells than the width (for ``"reflect"``: than the width plus one).
 
     Derivative:
         The transpose adds the cotangents of ghost cells to those of the cells that they are copies
-        of, and ghost cells that were filled get zeros; those of a border go to the cells that it
-        was made of. Under ``vmap`` the batch goes along.
+        of, and ghost cells that were filled get zeros; the cotangents of a border go to the cells
+        that it was made from. Under ``vmap``, each message carries the whole batch.
 
     Example:
         >>> import jax.numpy as jnp, mpi4jax.notoken as mpi4jax

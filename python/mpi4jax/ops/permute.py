@@ -67,23 +67,22 @@ def permute(
 ) -> T:
     """Send arrays from rank to rank, by a list of pairs (MPI_Sendrecv; MPI-4.1, section 3.10).
 
-    As `jax.lax.ppermute`. All ranks take part, also those that are in no pair.
+    Like `jax.lax.ppermute`. All ranks take part, including those that are in no pair.
 
     Args:
         x: array of shape ``S``, equal on all ranks of the pairs, of any dtype; or a pytree of such
             arrays.
-        pairs: (source, destination), the same on all ranks: ranks that are known when the function
-            is traced. Each is at most once a source, and at most once a destination, also of
-            itself.
-        comm: communicator of ``n`` ranks; by default a clone of ``COMM_WORLD``.
+        pairs: (source, destination), the same on all ranks: static integers. Each rank may be a
+            source once and a destination once, also its own.
+        comm: communicator of ``n`` ranks; by default a duplicate of ``COMM_WORLD``.
 
     Returns:
-        jax.Array, or pytree: array of the shape and dtype of ``x``: that of the rank which sends to
-        this one, or zeros if there is none.
+        jax.Array, or pytree: array of the shape and dtype of ``x``: the array of the rank that
+        sends to this one, or zeros if no rank does.
 
     Raises:
-        TypeError: a wrong type of ``pairs``, ``comm`` or dtype.
-        ValueError: an entry of ``pairs`` is not a rank of ``comm``, or appears twice.
+        TypeError: if ``pairs`` or ``comm`` has a wrong type, or the dtype is not supported.
+        ValueError: if an entry of ``pairs`` is not a rank of ``comm``, or appears twice.
 
     Derivative:
         The transpose sends the cotangents back, from the second to the first rank of each pair.

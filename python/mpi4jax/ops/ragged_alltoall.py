@@ -110,12 +110,12 @@ def ragged_alltoall(
 
     Args:
         x: array of shape ``(rows, *S)``, of any dtype; first the rows for rank 0, then those for
-            rank 1, and so on; those beyond the sum of ``send_counts`` stay here. Or a pytree of
-            such arrays. Ranks may differ in ``rows``.
-        send_counts: how many rows go to each rank: ``n`` integers, which may be traced.
-        capacity: how many rows there is room for on this rank: an integer that is known when the
-            function is traced. Ranks may differ in it.
-        comm: communicator of ``n`` ranks; by default a clone of ``COMM_WORLD``.
+            rank 1, and so on; rows beyond the sum of ``send_counts`` are not sent. Or a pytree of
+            such arrays. ``rows`` may differ between ranks.
+        send_counts: number of rows to send to each rank: ``n`` integers, which may be traced.
+        capacity: maximum number of rows that this rank can receive: a static integer. It may differ
+            between ranks.
+        comm: communicator of ``n`` ranks; by default a duplicate of ``COMM_WORLD``.
 
     Returns:
         tuple: a pair: array of shape ``(capacity, *S)`` and the dtype of ``x``, first the rows from
@@ -123,16 +123,17 @@ def ragged_alltoall(
         ``(n,)``, how many rows came from each rank.
 
     Raises:
-        TypeError: a wrong type of ``send_counts``, ``capacity``, ``comm`` or dtype.
+        TypeError: if ``send_counts``, ``capacity`` or ``comm`` has a wrong type, or the dtype is
+            not supported.
         ValueError: another shape of ``send_counts``; a negative ``capacity``; leaves of ``x`` that
             differ in rows.
         jax.errors.JaxRuntimeError: when it runs: this rank receives more rows than ``capacity``;
             the counts are negative, more than the rows of ``x``, or under ``vmap`` not the same for
-            all elements of the batch, which is an error on all ranks. No row is dropped in silence.
+            all elements of the batch, which is an error on all ranks. No row is dropped silently.
 
     Derivative:
-        In ``x`` alone: the transpose sends the rows back, and rows that stay here get zeros. Under
-        ``vmap`` the batch axis is axis 1 of operand and result.
+        With respect to ``x`` only: the transpose sends the rows back, and rows that were not sent
+        get zeros. Under ``vmap`` the batch axis is axis 1 of operand and result.
 
     Example:
         >>> import jax.numpy as jnp, mpi4jax.notoken as mpi4jax

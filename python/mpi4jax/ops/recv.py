@@ -61,7 +61,7 @@ def recv(
             are the result if ``source`` is ``MPI.PROC_NULL``). Or a pytree of templates.
         source: rank to receive from, ``MPI.ANY_SOURCE`` or ``MPI.PROC_NULL``.
         tag: tag of the message; by default ``MPI.ANY_TAG``, any one (of :func:`irecv`, tag 0).
-        comm: communicator; by default a clone of ``COMM_WORLD``, on which nothing arrives that
+        comm: communicator; by default a duplicate of ``COMM_WORLD``, on which nothing arrives that
             mpi4py has sent on ``COMM_WORLD``.
         status: if given, is filled when the message has arrived.
 
@@ -69,12 +69,12 @@ def recv(
         jax.Array, or pytree: the received array.
 
     Raises:
-        TypeError: a wrong type of ``source``, ``tag``, ``comm``, ``status`` or dtype; a shape for
-            ``x``.
-        ValueError: ``source`` or ``tag`` is out of range.
+        TypeError: if ``source``, ``tag``, ``comm`` or ``status`` has a wrong type, or the dtype is
+            not supported; a shape for ``x``.
+        ValueError: if ``source`` or ``tag`` is out of range.
 
-    A message that is shorter than the template ends the job with an error, unless ``status`` is
-    given: then the rest of the result is zeros.
+    If a message is shorter than the template, the job is aborted with an error. If ``status`` is
+    given, the rest of the result is zero instead.
 
     Derivative:
         The cotangent is sent back to the rank, and with the tag, that the message came from.

@@ -56,17 +56,17 @@ def reduce(
         op: reduction, by default ``MPI.SUM``; also ``mpi4jax.MEAN``, or one made with
             ``MPI.Op.Create``.
         root: rank that gets the result, by default 0.
-        comm: communicator; by default a clone of ``COMM_WORLD``.
+        comm: communicator; by default a duplicate of ``COMM_WORLD``.
 
     Returns:
         jax.Array, or pytree: on the root the reduction, of the shape and dtype of ``x``; on other
-        ranks ``x``, unchanged.
+        ranks, ``x`` unchanged.
 
     Raises:
         TypeError: a wrong type of ``op``, ``root`` or ``comm``, or a reduction that is not defined
             for the dtype.
-        ValueError: ``root`` is not a rank of ``comm``.
-        NotImplementedError: differentiated with a reduction that has no derivative.
+        ValueError: if ``root`` is not a rank of ``comm``.
+        NotImplementedError: if it is differentiated, and the reduction has no derivative.
 
     Derivative:
         SUM: the transpose broadcasts the root's cotangent; elsewhere the cotangent

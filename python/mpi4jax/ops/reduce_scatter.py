@@ -41,18 +41,18 @@ def reduce_scatter(
             size; or a pytree of such arrays.
         op: reduction, by default ``MPI.SUM``; also ``mpi4jax.MEAN``, or one made with
             ``MPI.Op.Create``.
-        comm: communicator; by default a clone of ``COMM_WORLD``.
+        comm: communicator; by default a duplicate of ``COMM_WORLD``.
 
     Returns:
         jax.Array, or pytree: on rank ``r`` the reduction of all ranks' ``x[r]``, of shape ``S`` and
         the dtype of ``x``.
 
     Raises:
-        TypeError: a wrong type of ``op`` or ``comm``, or a reduction that is not defined for the
+        TypeError: if ``op`` or ``comm`` has a wrong type, or the reduction is not defined for the
             dtype.
         ValueError: the first axis of ``x`` does not have length ``n``; MINLOC or MAXLOC of an array
             that does not hold pairs.
-        NotImplementedError: differentiated with a reduction that has no derivative.
+        NotImplementedError: if it is differentiated, and the reduction has no derivative.
 
     Derivative:
         SUM: the transpose gathers the cotangents of all ranks on all ranks. PROD, MAX and MIN: as

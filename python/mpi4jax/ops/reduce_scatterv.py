@@ -49,11 +49,10 @@ def reduce_scatterv(
     Args:
         x: array of shape ``(sum(counts), *S)``, the rows for each rank in the order of the ranks;
             or a pytree of such arrays.
-        counts: the rows of each rank, the same on all ranks: integers that are known when the
-            function is traced.
+        counts: number of rows of each rank, the same on all ranks: static integers.
         op: reduction, by default ``MPI.SUM``; also ``mpi4jax.MEAN``, or one made with
             ``MPI.Op.Create``.
-        comm: communicator of ``n`` ranks; by default a clone of ``COMM_WORLD``.
+        comm: communicator of ``n`` ranks; by default a duplicate of ``COMM_WORLD``.
 
     Returns:
         jax.Array, or pytree: the reduction of all ranks' rows for this one, of shape
@@ -64,7 +63,7 @@ def reduce_scatterv(
             defined for the dtype.
         ValueError: ``counts`` are not ``n``; ``x`` has another number of rows than they say;
             MINLOC or MAXLOC of an array that does not hold pairs.
-        NotImplementedError: differentiated with a reduction that has no derivative.
+        NotImplementedError: if it is differentiated, and the reduction has no derivative.
 
     Counts that differ between ranks are an error on all of them, which ends the job: the ranks
     compare them in each call.

@@ -41,16 +41,16 @@ def scan(x: T, op: MPI.Op = MPI.SUM, *, comm: MPI.Intracomm | None = None) -> T:
     Args:
         x: array of shape ``S``, equal on all ranks; or a pytree of such arrays.
         op: reduction, by default ``MPI.SUM``, or one made with ``MPI.Op.Create``.
-        comm: communicator; by default a clone of ``COMM_WORLD``.
+        comm: communicator; by default a duplicate of ``COMM_WORLD``.
 
     Returns:
         jax.Array, or pytree: on rank ``r`` the reduction over ranks ``0`` to ``r``, of the shape
         and dtype of ``x``.
 
     Raises:
-        TypeError: a wrong type of ``op`` or ``comm``, or a reduction that is not defined for the
+        TypeError: if ``op`` or ``comm`` has a wrong type, or the reduction is not defined for the
             dtype.
-        NotImplementedError: differentiated with a reduction that has no derivative.
+        NotImplementedError: if it is differentiated, and the reduction has no derivative.
 
     Derivative:
         SUM: the transpose sums the cotangents of ranks ``r`` to ``n - 1``. PROD, MAX and MIN: as

@@ -31,13 +31,13 @@ def scatter(x: T, root: int = 0, *, comm: MPI.Intracomm | None = None) -> T:
         x: on the root, array of shape ``(n, *S)`` where ``n`` is the communicator's size; on
             other ranks a template of shape ``S``, whose values are not read. Or pytrees of such.
         root: rank whose array is distributed, by default 0.
-        comm: communicator; by default a clone of ``COMM_WORLD``.
+        comm: communicator; by default a duplicate of ``COMM_WORLD``.
 
     Returns:
         jax.Array, or pytree: this rank's block, of shape ``S``.
 
     Raises:
-        TypeError: a wrong type of ``root``, ``comm`` or dtype.
+        TypeError: if ``root`` or ``comm`` has a wrong type, or the dtype is not supported.
         ValueError: ``root`` is not a rank of ``comm``; on the root, the first axis of ``x`` does
             not have length ``n``.
 

@@ -49,18 +49,18 @@ def scatterv(
         x: on the root, array of shape ``(sum(counts), *S)``, the rows for each rank in the order of
             the ranks; on other ranks a template of shape ``(counts[r], *S)``, whose values are not
             read. Or pytrees of such.
-        counts: the rows of each rank, the same on all ranks: integers that are known when the
-            function is traced.
+        counts: number of rows of each rank, the same on all ranks: static integers.
         root: rank whose array is distributed, by default 0.
-        comm: communicator of ``n`` ranks; by default a clone of ``COMM_WORLD``.
+        comm: communicator of ``n`` ranks; by default a duplicate of ``COMM_WORLD``.
 
     Returns:
         jax.Array, or pytree: this rank's rows, of shape ``(counts[r], *S)``.
 
     Raises:
-        TypeError: a wrong type of ``counts``, ``root``, ``comm`` or dtype.
-        ValueError: ``root`` is not a rank of ``comm``; ``counts`` are not ``n``; ``x`` has another
-            number of rows than they say.
+        TypeError: if ``counts``, ``root`` or ``comm`` has a wrong type, or the dtype is not
+            supported.
+        ValueError: if ``root`` is not a rank of ``comm``, ``counts`` does not have one entry per
+            rank, or ``x`` does not have ``counts[r]`` rows.
 
     Derivative:
         The transpose gathers to the root; other ranks get exact zeros. Under ``vmap`` the batch

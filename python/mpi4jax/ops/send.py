@@ -39,14 +39,14 @@ def send(x: Any, dest: int, *, tag: int = 0, comm: MPI.Intracomm | None = None) 
         x: array of any shape and dtype; or a pytree of arrays.
         dest: rank to send to, or ``MPI.PROC_NULL``.
         tag: tag of the message.
-        comm: communicator; by default a clone of ``COMM_WORLD``.
+        comm: communicator; by default a duplicate of ``COMM_WORLD``.
 
     Returns:
         None.
 
     Raises:
-        TypeError: a wrong type of ``dest``, ``tag``, ``comm`` or dtype.
-        ValueError: ``dest`` or ``tag`` is out of range.
+        TypeError: if ``dest``, ``tag`` or ``comm`` has a wrong type, or the dtype is not supported.
+        ValueError: if ``dest`` or ``tag`` is out of range.
 
     Derivative:
         The cotangent of ``x`` is received from ``dest``.

@@ -89,15 +89,15 @@ def sendrecv(
         dest: rank to send to, or ``MPI.PROC_NULL``.
         sendtag: tag of the message that is sent.
         recvtag: tag of the message that is received, or ``MPI.ANY_TAG``.
-        comm: communicator; by default a clone of ``COMM_WORLD``.
+        comm: communicator; by default a duplicate of ``COMM_WORLD``.
         status: if given, is filled when the message has arrived.
 
     Returns:
         jax.Array, or pytree: the received array.
 
     Raises:
-        TypeError: a wrong type of an argument, or a wrong dtype.
-        ValueError: a rank or a tag is out of range.
+        TypeError: if an argument has a wrong type, or the dtype is not supported.
+        ValueError: if a rank or a tag is out of range.
 
     Derivative:
         The cotangent travels the other way: to ``source``, from ``dest``. Under ``vmap`` an
