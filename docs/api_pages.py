@@ -7,6 +7,7 @@ web view shows them completely. Each name has a heading, which other pages link 
 import importlib
 import inspect
 import re
+import textwrap
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -228,6 +229,7 @@ def link(name: str) -> str:
     """A name as a link into the reference, or as code if the reference does not have it."""
     known = places()
     place = known.get(name) or known.get(name.rpartition(".")[2])
+    place = place or next((known[full] for full in known if full.endswith(f".{name}")), None)
     return f"[`{name}`]({place})" if place else f"`{name}`"
 
 
@@ -325,7 +327,7 @@ def described(doc: str) -> str:
             body[current].append(line)
     made = [paragraphs(body.pop(""))]
     for name, lines in body.items():
-        lines = inspect.cleandoc("\n".join(lines)).split("\n")
+        lines = textwrap.dedent("\n".join(lines)).strip("\n").split("\n")
         if name in ("Args", "Raises", "Attributes"):
             title = {"Args": "Arguments"}.get(name, name)
             items = [entry(e) for e in entries(lines)]

@@ -201,28 +201,32 @@ def fftn(
 ) -> jax.Array:
     """Transform a global array, as :func:`jax.numpy.fft.fftn` does a local one.
 
-    All ranks call it alike. Between local transforms, ranks exchange what :func:`redistribute`
-    does: one ``alltoallv`` for slabs, two for pencils, one more for ``natural=True``.
+    All ranks call it with the same arguments. Between the local transforms, the array is
+    redistributed: by one ``alltoallv`` for slabs, two for pencils, and one more for
+    ``natural=True``.
 
     Args:
         x: this rank's block of the array, of shape ``layout.block_shape(rank)``; of type float32,
-            float64, complex64 or complex128. It may have axes before those of the layout, which are
-            whole and not transformed: the components of a vector, say.
-        layout: of the array: :class:`mpi4jax.Layout`. All lengths, and all numbers of parts.
-        axes: axes of the layout, by default all. Some axis besides each that is cut has to be
-            there: it is cut in the place of the other.
+            float64, complex64 or complex128. It may have axes before those of the layout, such as
+            the components of a vector; they are not decomposed, and not transformed.
+        layout: layout of the array, a :class:`mpi4jax.Layout`. Axis lengths and the number of blocks are
+            arbitrary.
+        axes: axes of the layout to transform, by default all. For each decomposed axis that is
+            transformed, the array must have another axis, along which it is redistributed
+            meanwhile.
         norm: "backward" (or None), "ortho" or "forward", as in :mod:`numpy.fft`.
         natural: whether the spectrum has the layout of the array, which costs one more exchange.
         comm: communicator; by default a clone of ``COMM_WORLD``.
 
     Returns:
-        This rank's block of the spectrum, whose layout is :func:`spectral_layout`, behind the same
-        axes; complex64 or complex128.
+        This rank's block of the spectrum, with the same leading axes. Its layout is
+        :func:`spectral_layout`; complex64 or complex128.
 
     Raises:
-        TypeError: ``layout`` is none.
-        ValueError: ``x`` is no block of ``layout``; more blocks than ranks; wrong ``axes`` or
-            ``norm``; an array with one axis, which is cut.
+        TypeError: if ``layout`` is not a :class:`Layout`.
+        ValueError: if ``x`` does not have the shape of this rank's block, the layout has more
+            blocks than there are ranks, ``axes`` or ``norm`` is invalid, or the only axis of the
+            array is decomposed.
 
     Derivative:
         Linear: its transpose is the same transform, backward through the same layouts.
@@ -255,12 +259,12 @@ def ifftn(
 
     Args:
         y: this rank's block of the spectrum, as :func:`fftn` returns it.
-        layout: of the result, not of ``y``.
-        axes, norm, natural, comm: as for :func:`fftn`. ``natural`` says how ``y`` is cut.
+        layout: layout of the result, not of ``y``.
+        axes, norm, natural, comm: as for :func:`fftn`. ``natural`` says which layout ``y`` has.
 
     Returns:
-        This rank's block of the array, of shape ``layout.block_shape(rank)``, behind the axes that
-        ``y`` has before; complex64 or complex128.
+        This rank's block of the array, of shape ``layout.block_shape(rank)``, with the leading axes
+        of ``y``; complex64 or complex128.
 
     Raises:
         TypeError, ValueError: as :func:`fftn`.
@@ -288,7 +292,8 @@ def rfftn(
     """Transform a real global array, as :func:`jax.numpy.fft.rfftn` does a local one.
 
     The spectrum has ``n // 2 + 1`` elements along the last one of ``axes``, where the array has
-    ``n``. If that axis is cut, it is exchanged first: cut another one.
+    ``n``. If that axis is decomposed, it is redistributed first; decompose another one to avoid
+    this.
 
     Args:
         x: this rank's block of the array, of type float32 or float64, as for :func:`fftn`.
@@ -299,7 +304,7 @@ def rfftn(
         complex64 or complex128.
 
     Raises:
-        TypeError: ``x`` is complex; and as :func:`fftn`.
+        TypeError: if ``x`` is complex, and as for :func:`fftn`.
         ValueError: as :func:`fftn`.
 
     Example:
@@ -328,12 +333,12 @@ def irfftn(
 
     Args:
         y: this rank's block of the spectrum, as :func:`rfftn` returns it.
-        layout: of the result, not of ``y``: its last length may be even or odd.
+        layout: layout of the result, not of ``y``. Its last length may be even or odd.
         axes, norm, natural, comm: as for :func:`fftn`.
 
     Returns:
-        This rank's block of the array, of shape ``layout.block_shape(rank)``, behind the axes that
-        ``y`` has before; float32 or float64.
+        This rank's block of the array, of shape ``layout.block_shape(rank)``, with the leading axes
+        of ``y``; float32 or float64.
 
     Raises:
         TypeError, ValueError: as :func:`fftn`.
@@ -356,10 +361,10 @@ def spectral_layout(
     real: bool = False,
     natural: bool = False,
 ) -> Layout:
-    """The layout of the spectrum of an array.
+    """Return the layout of the spectrum of an array.
 
     Args:
-        layout: of the array.
+        layout: layout of the array.
         axes, natural: as for :func:`fftn`.
         real: whether the spectrum is that of :func:`rfftn`.
 
@@ -383,18 +388,19 @@ def frequencies(
     dtype: Any = None,
     comm: MPI.Intracomm | None = None,
 ) -> tuple[jax.Array, ...]:
-    """The frequencies of this rank's block of a spectrum, in cycles per unit of ``d``.
+    """Return the frequencies of this rank's block of a spectrum, in cycles per unit of ``d``.
 
     Args:
         layout, axes, natural, comm: as for :func:`fftn`.
-        d: distance between two points, or one for each of ``axes``. With ``1 / n``, frequencies
-            are integers; with ``L / (2 pi n)``, they are wavenumbers of a box of size ``L``.
+        d: distance between two points, or a sequence with one distance for each of ``axes``. With
+            ``1 / n``, frequencies are integers; with ``L / (2 pi n)``, they are wavenumbers of a
+            box of size ``L``.
         real: whether the spectrum is that of :func:`rfftn`.
         dtype: floating-point type of the result; by default JAX's.
 
     Returns:
-        An array for each of ``axes``, with the axes of the layout, of length 1 but for this one:
-        they broadcast with the block.
+        One array for each of ``axes``. It has the axes of the layout, all of length 1 except for
+        its own axis, so that it broadcasts with the block.
 
     Raises:
         TypeError, ValueError: as :func:`fftn`; ``d`` has another number of distances than ``axes``.

@@ -1,13 +1,13 @@
 """Krylov solvers for distributed vectors.
 
 They have the signatures of :mod:`jax.scipy.sparse.linalg`, and ``comm``. The operator takes and
-returns this rank's part, and communicates as it likes; scalar products are over all ranks, one
-message for all that are needed at once. Derivatives are implicit, of the solution and not of the
-iteration, in forward and in reverse mode.
+returns this rank's elements, and may communicate. Inner products are global reductions; those that
+are needed at the same time are one reduction. Derivatives are implicit: those of the solution and
+not of the iteration, in forward and in reverse mode.
 
-With ``reproducible=True``, scalar products are those of :func:`mpi4jax.reproducible_sum`, and the
-bits of a solution do not depend on the number of ranks, nor on how its elements are spread over
-them, if those of the results of ``A`` and ``M`` do not. It takes two messages for each one.
+With ``reproducible=True``, inner products use :func:`mpi4jax.reproducible_sum`. The bits of a
+solution then do not depend on the number of ranks or on the distribution of its elements, provided
+that the bits of the results of ``A`` and ``M`` do not. Each inner product takes two reductions.
 """
 
 from __future__ import annotations
@@ -111,13 +111,14 @@ def _solve(
 
 
 def norm(x: Any, *, comm: MPI.Intracomm | None = None, reproducible: bool = False) -> jax.Array:
-    """The Euclidean norm of a vector over all ranks.
+    """Return the Euclidean norm of a vector over all ranks.
 
     Args:
-        x: this rank's part, of any shape, and any length also on other ranks; or a pytree of
-            arrays.
+        x: this rank's elements, in an array of any shape, which may differ between ranks; or a
+            pytree of arrays.
         comm: communicator; by default a clone of ``COMM_WORLD``.
-        reproducible: whether the bits must not depend on how the vector is spread over ranks.
+        reproducible: whether the bits of the result must not depend on how the vector is
+            distributed.
 
     Returns:
         The norm, the same on all ranks; at least float32. Its derivative at zero is zero.
@@ -135,20 +136,21 @@ def norm(x: Any, *, comm: MPI.Intracomm | None = None, reproducible: bool = Fals
 def vdot(
     a: Any, b: Any, *, comm: MPI.Intracomm | None = None, reproducible: bool = False
 ) -> jax.Array:
-    """The scalar product of two vectors over all ranks: the sum of ``conj(a) * b``.
+    """Return the inner product of two vectors over all ranks, the sum of ``conj(a) * b``.
 
     Args:
-        a: this rank's part of the first vector, of any shape, and any length also on other ranks;
-            or a pytree of arrays.
-        b: the same of the second, with the shapes of ``a``.
+        a: this rank's elements of the first vector, in an array of any shape, which may differ
+            between ranks; or a pytree of arrays.
+        b: this rank's elements of the second vector, with the shapes of ``a``.
         comm: communicator; by default a clone of ``COMM_WORLD``.
-        reproducible: whether the bits must not depend on how the vectors are spread over ranks.
+        reproducible: whether the bits of the result must not depend on how the vectors are
+            distributed.
 
     Returns:
         The product, the same on all ranks; at least float32.
 
     Raises:
-        ValueError: ``b`` has other shapes than ``a``.
+        ValueError: if ``b`` does not have the shapes of ``a``.
 
     Example:
         >>> import jax.numpy as jnp, mpi4jax.notoken as mpi4jax
@@ -166,22 +168,24 @@ def vdot(
 
 
 def block_jacobi(blocks: Any) -> Callable[[Any], Any]:
-    """A preconditioner: the inverse of the blocks on the diagonal of this rank's rows.
+    """Make a preconditioner: the inverse of the diagonal blocks of this rank's rows.
 
-    Without a message. Of a matrix that is Hermitian and positive definite so is the preconditioner.
+    Applying it needs no communication. If the matrix is Hermitian positive definite, so is the
+    preconditioner.
 
     Args:
-        blocks: the block of this rank's rows and columns, of shape ``(m, m)`` for a vector of
-            ``m`` elements; or ``k`` blocks, of shape ``(k, m, m)`` for ``k m`` elements, in order.
-            Any part may be empty. For a function ``A`` of few elements, with zeros in the place of
-            what comes from other ranks, ``jax.jacfwd(A)(jnp.zeros(m))`` is its block.
+        blocks: the block of this rank's rows and columns, of shape ``(m, m)`` for a vector of ``m``
+            elements; or ``k`` blocks, of shape ``(k, m, m)`` for ``k m`` elements, in order. A rank
+            may have no elements. If ``A`` is a function of few elements, with zeros in place of the
+            values of other ranks, ``jax.jacfwd(A)(jnp.zeros(m))`` is its block.
 
     Returns:
         A function for the argument ``M`` of the solvers: of an array of any shape, or a pytree of
         arrays, with as many elements as the blocks have rows.
 
     Raises:
-        ValueError: no blocks; a vector of another size, from the function.
+        ValueError: if ``blocks`` has another shape. The returned function raises it if the vector
+            has another size.
 
     Example:
         >>> import jax.numpy as jnp
@@ -227,41 +231,43 @@ def cg(
     comm: MPI.Intracomm | None = None,
     reproducible: bool = False,
 ) -> tuple[Any, Info]:
-    """Solve ``A(x) = b`` by conjugate gradients, for a Hermitian and positive definite ``A``.
+    """Solve ``A(x) = b`` by conjugate gradients, for a Hermitian positive definite ``A``.
 
-    Two messages for scalar products an iteration, plus those of ``A`` and ``M``.
+    Each iteration takes two global reductions, in addition to the communication of ``A`` and ``M``.
 
     Args:
-        A: function of this rank's part of a vector, that returns this rank's part of the result.
-            All ranks call it alike.
-        b: this rank's part of the right-hand side, of any shape, and any length also on other
-            ranks; or a pytree of arrays.
-        x0: where to start, like ``b``; by default zeros.
-        tol: relative tolerance: the solve has converged when the norm of the residual, over all
-            ranks, is at most ``tol * norm(b)``,
-        atol: absolute tolerance: or at most this.
-        maxiter: the most iterations, by default 10 for each number of the whole vector.
-        M: function like ``A``, an approximation of its inverse, Hermitian and positive definite.
+        A: function that takes this rank's elements of a vector, and returns this rank's elements of
+            the result. All ranks call it together, and it may communicate.
+        b: this rank's elements of the right-hand side, in an array of any shape, which may differ
+            between ranks; or a pytree of arrays.
+        x0: initial guess, like ``b``; by default zeros.
+        tol: relative tolerance. Converged when ``norm(b - A(x)) <= max(tol * norm(b), atol)``, with
+            norms over all ranks.
+        atol: absolute tolerance, see ``tol``.
+        maxiter: maximum number of iterations, by default 10 times the number of elements on all
+            ranks.
+        M: preconditioner: a function like ``A`` that approximates its inverse, Hermitian positive
+            definite.
         comm: communicator; by default a clone of ``COMM_WORLD``.
-        reproducible: whether the bits must not depend on how the vectors are spread over ranks.
+        reproducible: whether the bits of the result must not depend on how the vectors are
+            distributed.
 
     Returns:
-        Tuple of this rank's part of the solution, like ``b``, and :class:`Info`: integer
-        ``iterations``, ``residual_norm``, at least float32, and ``converged``, the same on all
-        ranks. The residual is computed from the solution; where it is larger than the one that
-        the iteration has updated by recurrence, the iteration is restarted. A solve that stops at
-        ``maxiter``, or gets no nearer, has ``converged`` False.
+        Tuple of this rank's elements of the solution, like ``b``, and an :class:`Info`, the same on
+        all ranks. The residual norm is computed from the solution. If it is larger than the one
+        that the iteration has updated by recurrence, the iteration is restarted. If a solve stops
+        at ``maxiter`` or stagnates, ``converged`` is False.
 
-        The iteration computes in float32 at least. ``A`` and ``M`` get and return the dtype of
-        ``b``: with float16 and bfloat16 the residual seldom gets below ``1e-3`` of ``b``.
+        The iteration computes at least in float32. ``A`` and ``M`` get and return the dtype of
+        ``b``. With float16 and bfloat16, the relative residual seldom gets below ``1e-3``.
 
     Raises:
-        TypeError: ``A`` or ``M`` is no function.
-        ValueError: ``x0`` is not like ``b``.
+        TypeError: if ``A`` or ``M`` is not a function.
+        ValueError: if ``x0`` does not have the structure and shapes of ``b``.
 
     Derivative:
-        That of the solution, with respect to ``b`` and to all that ``A`` closes over: one more
-        solve, in forward and in reverse mode.
+        The derivative of the solution with respect to ``b`` and to everything that ``A`` closes
+        over. It takes one more solve, in forward and in reverse mode.
 
     Example:
         >>> import jax.numpy as jnp, mpi4jax.notoken as mpi4jax
@@ -289,11 +295,11 @@ def bicgstab(
     comm: MPI.Intracomm | None = None,
     reproducible: bool = False,
 ) -> tuple[Any, Info]:
-    """Solve ``A(x) = b`` by stabilised biconjugate gradients, for any ``A``.
+    """Solve ``A(x) = b`` by stabilized biconjugate gradients, for any ``A``.
 
-    Three messages for scalar products an iteration, plus those of ``A`` and ``M``, each of which
-    is called twice. Arguments, results, errors and derivatives are those of :func:`cg`; nothing has
-    to be Hermitian. In reverse mode ``M`` preconditions the transposed equation, too.
+    Each iteration takes three global reductions, and calls ``A`` and ``M`` twice. Arguments,
+    results, errors and derivatives are those of :func:`cg`, but ``A`` and ``M`` need not be
+    Hermitian. In reverse mode, ``M`` also preconditions the transposed equation.
 
     Example:
         >>> import jax.numpy as jnp
@@ -321,16 +327,17 @@ def gmres(
     comm: MPI.Intracomm | None = None,
     reproducible: bool = False,
 ) -> tuple[Any, Info]:
-    """Solve ``A(x) = b`` by generalised minimal residuals, for any ``A``.
+    """Solve ``A(x) = b`` by generalized minimal residuals, for any ``A``.
 
-    Two messages for scalar products for each vector of the Krylov space, plus those of ``A`` and
-    ``M``. Arguments, results, errors and derivatives are those of :func:`cg`; nothing has to be
-    Hermitian. In reverse mode ``M`` preconditions the transposed equation, too.
+    Each vector of the Krylov space takes two global reductions, in addition to the communication of
+    ``A`` and ``M``. Arguments, results, errors and derivatives are those of :func:`cg`, but ``A``
+    and ``M`` need not be Hermitian. In reverse mode, ``M`` also preconditions the transposed
+    equation.
 
     Args:
-        restart: dimension of the Krylov space: so many vectors are kept. The residual is looked at,
-            and the space begun anew, after so many steps.
-        maxiter: the most restarts.
+        restart: dimension of the Krylov space, which is the number of vectors that are stored.
+            After ``restart`` steps, the residual is tested, and a new space is begun.
+        maxiter: maximum number of restarts.
 
     Example:
         >>> import jax.numpy as jnp
@@ -357,11 +364,11 @@ def minres(
     comm: MPI.Intracomm | None = None,
     reproducible: bool = False,
 ) -> tuple[Any, Info]:
-    """Solve ``A(x) = b`` by minimal residuals, for a Hermitian ``A``, definite or not.
+    """Solve ``A(x) = b`` by minimal residuals, for a Hermitian ``A``, definite or indefinite.
 
-    Two messages for scalar products an iteration, plus those of ``A`` and ``M``. Arguments,
-    results, errors and derivatives are those of :func:`cg`; ``M`` has to be Hermitian and positive
-    definite.
+    Each iteration takes two global reductions, in addition to the communication of ``A`` and ``M``.
+    Arguments, results, errors and derivatives are those of :func:`cg`. ``M`` has to be Hermitian
+    positive definite.
 
     Example:
         >>> import jax.numpy as jnp
@@ -388,38 +395,40 @@ def lsmr(
     comm: MPI.Intracomm | None = None,
     reproducible: bool = False,
 ) -> tuple[Any, Info]:
-    """Minimise ``norm(A(x) - b)**2 + damp**2 * norm(x)**2`` over all ranks, for any linear ``A``.
+    """Minimize ``norm(A(x) - b)**2 + damp**2 * norm(x)**2`` over all ranks, for any linear ``A``.
 
-    The adjoint of ``A`` is derived from it. Two messages for scalar products an iteration, plus
-    those of ``A`` and of its adjoint.
+    The adjoint of ``A`` is derived from ``A``. Each iteration takes two global reductions, in
+    addition to the communication of ``A`` and of its adjoint.
 
     Args:
-        A: function of this rank's part of a vector like ``x0``, that returns this rank's part of a
-            vector like ``b``. All ranks call it alike.
-        b: this rank's part of the right-hand side, of any shape, and any length also on other
-            ranks; or a pytree of arrays.
-        x0: where to start: its shapes are those of the solution; by default zeros like ``b``.
+        A: function that takes this rank's elements of a vector like ``x0``, and returns this rank's
+            elements of a vector like ``b``. All ranks call it together.
+        b: this rank's elements of the right-hand side, in an array of any shape, which may differ
+            between ranks; or a pytree of arrays.
+        x0: initial guess, which has the shapes of the solution; by default zeros like ``b``.
         damp: weight of the solution's norm.
-        tol: relative tolerance: the solve has converged when
-            ``norm(adjoint(b - A(x)) - damp**2 * x)`` is at most ``tol * norm(adjoint(b))``,
-        atol: absolute tolerance: or at most this.
-        maxiter: the most iterations, by default 10 for each number of the whole solution.
+        tol: relative tolerance. Converged when ``norm(g) <= max(tol * norm(adjoint(b)), atol)``
+            with ``g = adjoint(b - A(x)) - damp**2 * x``.
+        atol: absolute tolerance, see ``tol``.
+        maxiter: maximum number of iterations, by default 10 times the number of elements of the
+            solution on all ranks.
         comm: communicator; by default a clone of ``COMM_WORLD``.
-        reproducible: whether the bits must not depend on how the vectors are spread over ranks, if
-            those of ``A`` and of its adjoint do not. The adjoint adds what comes from other ranks
-            last, so an element with three terms or more is rounded differently beside a cut.
+        reproducible: whether the bits of the result must not depend on how the vectors are
+            distributed, provided that the bits of ``A`` and of its adjoint do not. The adjoint adds
+            the contributions of other ranks last, so interface elements with three or more terms
+            are rounded differently.
 
     Returns:
-        Tuple of this rank's part of the solution, like ``x0``, and :class:`Info`, as from
-        :func:`cg`; ``residual_norm`` is that of ``b - A(x)``.
+        Tuple of this rank's elements of the solution, like ``x0``, and an :class:`Info`, as from
+        :func:`cg`. ``residual_norm`` is the norm of ``b - A(x)``.
 
     Raises:
-        TypeError: ``A`` is no function.
+        TypeError: if ``A`` is not a function.
 
     Derivative:
-        That of the solution, with respect to ``b``, ``damp`` and to all that ``A`` closes over, by
-        conjugate gradients for the normal equations, with the same tolerances. ``A`` must have full
-        column rank, or ``damp`` be positive.
+        The derivative of the solution with respect to ``b``, ``damp`` and everything that ``A``
+        closes over, by conjugate gradients for the normal equations with the same tolerances. ``A``
+        must have full column rank, or ``damp`` must be positive.
 
     Example:
         >>> import jax.numpy as jnp

@@ -99,7 +99,7 @@ def merge(events: list[Event]) -> list[Event]:
 
 
 def draw(events: list[Event], path: Path) -> None:
-    """A picture: a row per rank, a colour per op, waiting in grey, computation in yellow."""
+    """A picture: a row per rank, a color per operation, waiting in gray, computation in yellow."""
     import matplotlib
 
     matplotlib.use("Agg")

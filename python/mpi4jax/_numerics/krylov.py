@@ -28,10 +28,10 @@ inexact = functools.partial(jax.tree.map, lambda v: as_array(v) * 1.0)
 
 
 class Info(NamedTuple):
-    """The outcome of a solve.
+    """Outcome of a solve.
 
     Attributes:
-        iterations: how many there were, as ``maxiter`` counts them; an integer.
+        iterations: number of iterations, counted like ``maxiter``; an integer.
         residual_norm: norm over all ranks of ``b - A(x)``, computed from ``x``; at least float32.
         converged: whether the tolerance was met.
     """
