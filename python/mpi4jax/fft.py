@@ -209,8 +209,8 @@ def fftn(
         x: this rank's block of the array, of shape ``layout.block_shape(rank)``; of type float32,
             float64, complex64 or complex128. It may have axes before those of the layout, such as
             the components of a vector; they are not decomposed, and not transformed.
-        layout: layout of the array, a :class:`mpi4jax.Layout`. Axis lengths and the number of blocks are
-            arbitrary.
+        layout: layout of the array, a :class:`mpi4jax.Layout`. Axis lengths and
+            the number of blocks are arbitrary.
         axes: axes of the layout to transform, by default all. For each decomposed axis that is
             transformed, the array must have another axis, along which it is redistributed
             meanwhile.

@@ -1,0 +1,97 @@
+"""One term for one thing: pages, docstrings and messages use the terms of MPI, JAX and NumPy.
+
+`TERMS` lists words that readers of those packages would have to learn anew, with the term to use
+instead. A word that is right in a place is listed in `ALLOWED`, with that place.
+"""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+# Name: what is not written, as a regular expression; what to write instead.
+TERMS = {
+    "time-out": (r"\btime-outs?\b", "timeout"),
+    "folder": (r"(?<!--)\bfolders?\b", "directory"),
+    "stand-in": (r"(?<!feature )`?\bstand-ins?\b", "fake"),
+    "room": (r"\brooms?\b", "layer, module; space, capacity"),
+    "scalar product": (r"\bscalar products?\b", "inner product"),
+    "for ever": (r"\bfor ever\b", "a deadlock; forever"),
+    "so many": (r"\bso many\b", "give the number a name"),
+    "as many as": (r"\bas many as\b", "give the number a name"),
+    "is an error": (r"\b(is|are) an error\b", "raises ..."),
+    "job is ended": (r"\bjobs? (is|are|was) ended\b|\bend(s|ed)? the job\b", "aborts the job"),
+    "cannot end": (r"\bcannot end\b|\bnever ends?\b", "can never complete"),
+    "rim": (r"\brims?\b", "boundary cells, interface cells"),
+    "is none": (r"\b(that|which) is none\b|`` is none\b", "is not a ..."),
+    "started operation": (r"\bstarted operations?\b", "nonblocking operation"),
+    "non-blocking": (r"\b[Nn]on-blocking\b", "nonblocking"),
+    "cut": (r"\b(is|are) cut\b|\bcut (axes|axis|into)\b", "decomposed, partitioned"),
+    "the most": (r"\bthe most (iterations|restarts)\b", "the maximum number of"),
+    "what goes for it": (r"\bwhat goes for\b", "say it plainly"),
+    "16-bit sums": (r"\b16-bit sums\b", "half-precision reductions"),
+    "message of an allreduce": (r"\bmessages? for scalar\b", "global reduction"),
+    "pvary by JAX": (r"JAX inserts `+pvary", '`jax.lax.pcast(..., to="varying")`'),
+    "spelling": (
+        r"\b(\w+alis|optimis|recognis|minimis|maximis|stabilis|synchronis|organis)(e[sd]?|ing|ation)\b"
+        r"|\b(neighbour|behaviour|colour)(s|ed|ing|hood)?\b|\bgrey\b",
+        "American spelling",
+    ),
+}
+
+# File, and terms that may stand there.
+ALLOWED: dict[str, set[str]] = {
+    "CODE_OF_CONDUCT.md": {"spelling"},
+    "tests/unit/test_words.py": set(TERMS),
+}
+
+
+def pages():
+    for file in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]:
+        yield file
+    for folder in ("benches", "build_support", "examples", "packaging", "python", "src", "tests"):
+        for name in ("README.md", "DECISIONS.md"):
+            yield from (ROOT / folder).rglob(name)
+
+
+def prose(file):
+    """What a reader reads as text: a page without code, docstrings and strings of a program."""
+    text = file.read_text()
+    if file.suffix == ".md":
+        fence = re.compile(r"^ *```(\w*)\n(.*?)^ *```$", re.S | re.M)
+        text = fence.sub(lambda m: m[2] if m[1] == "text" else "", text)
+        yield re.sub(r"`[^`\n]*`|\]\([^)]*\)", "``", text)
+    elif file.suffix == ".py":
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value:
+                yield re.sub(
+                    r"``[^`]*``|`[^`\n]*`|:\w+:`[^`]*`|^ *(>>>|\.\.\.).*$",
+                    "``",
+                    node.value,
+                    flags=re.M,
+                )
+    else:
+        for line in text.splitlines():
+            if not line.lstrip().startswith("//"):
+                yield from (m for m in re.findall(r'"((?:[^"\\]|\\.)*)"', line) if " " in m)
+
+
+SOURCES = [*(ROOT / "python").rglob("*.py"), *(ROOT / "src").rglob("*.rs")]
+
+
+@pytest.mark.parametrize("term", TERMS)
+def test_terms(term):
+    pattern, instead = re.compile(TERMS[term][0]), TERMS[term][1]
+    wrong = []
+    for file in [*pages(), *SOURCES]:
+        place = str(file.relative_to(ROOT))
+        if term in ALLOWED.get(place, ()):
+            continue
+        for text in prose(file):
+            for found in pattern.finditer(" ".join(text.split())):
+                around = " ".join(text.split())[max(0, found.start() - 40) : found.end() + 30]
+                wrong.append(f"{place}: ... {around} ...")
+    assert wrong == [], f"write: {instead}"
