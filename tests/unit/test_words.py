@@ -36,8 +36,10 @@ TERMS = {
     "message of an allreduce": (r"\bmessages? for scalar\b", "global reduction"),
     "pvary by JAX": (r"JAX inserts `+pvary", '`jax.lax.pcast(..., to="varying")`'),
     "spelling": (
-        r"\b(\w+alis|optimis|recognis|minimis|maximis|stabilis|synchronis|organis)(e[sd]?|ing|ation)\b"
-        r"|\b(neighbour|behaviour|colour)(s|ed|ing|hood)?\b|\bgrey\b",
+        (
+            r"\b(\w+alis|optimis|recognis|minimis|maximis|stabilis|synchronis|organis)(e[sd]?|ing|ation)\b"
+            r"|\b(neighbour|behaviour|colour)(s|ed|ing|hood)?\b|\bgrey\b"
+        ),
         "American spelling",
     ),
 }
@@ -50,8 +52,7 @@ ALLOWED: dict[str, set[str]] = {
 
 
 def pages():
-    for file in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]:
-        yield file
+    yield from [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
     for folder in ("benches", "build_support", "examples", "packaging", "python", "src", "tests"):
         for name in ("README.md", "DECISIONS.md"):
             yield from (ROOT / folder).rglob(name)
