@@ -36,7 +36,7 @@ def _check(name: str, functions: dict[str, Any], x0: Any, like: Any) -> None:
     for argument, function in functions.items():
         if not callable(function) and function is not None:
             raise TypeError(
-                f"{name}: argument '{argument}' must be a function of this rank's part of a "
+                f"{name}: argument '{argument}' must be a function of this rank's elements of a "
                 f"vector, got {type(function).__name__}"
             )
     shapes = functools.partial(jax.tree.map, jnp.shape)
@@ -488,7 +488,7 @@ def lsmr(
 
     @solve.defjvp
     def of_tangents(primals: Any, tangents: Any) -> Any:
-        """The gradient of what is minimised stays zero."""
+        """The gradient of the minimized function stays zero."""
         x, info = solve(*primals)
 
         def gradient(given: Vector, *closed: Any) -> Vector:

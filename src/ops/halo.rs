@@ -125,7 +125,7 @@ impl Halo {
         let neighbour = |(rank, [sent, received]): (i32, [Message; 2])| Neighbour { rank, sent, received };
         let neighbours: Box<[Neighbour]> = messages.into_iter().map(neighbour).collect();
         if neighbours.iter().any(|it| it.rank == rank && it.sent.at.len() != it.received.at.len()) {
-            return Err(wrong("neighbours on both sides", format!("rank {rank} beside itself on one")));
+            return Err(wrong("neighbors on both sides", format!("rank {rank} beside itself on one")));
         }
         Ok(Self { sizes, widths: widths[..].into(), neighbours, scratch_bytes, scratch: Mutex::default() })
     }

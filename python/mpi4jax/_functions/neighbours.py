@@ -1,4 +1,4 @@
-"""Exchange with the neighbours of a communicator that has a topology: a grid, or a graph."""
+"""Exchange with the neighbors of a communicator that has a topology: a grid, or a graph."""
 
 from __future__ import annotations
 

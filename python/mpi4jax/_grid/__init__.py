@@ -1,1 +1,1 @@
-"""Cartesian grids: axes, ghost cells and neighbours of the blocks of an array."""
+"""Cartesian grids: axes, ghost cells and neighbors of the blocks of an array."""

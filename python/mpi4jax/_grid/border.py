@@ -1,4 +1,4 @@
-"""Ghost cells at the border of a grid, where there is no neighbour: filled by the rank itself."""
+"""Ghost cells at the border of a grid, where there is no neighbor: filled by the rank itself."""
 
 from __future__ import annotations
 

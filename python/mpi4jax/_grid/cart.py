@@ -1,4 +1,4 @@
-"""Blocks on Cartesian communicators: which axes, how many ghost cells, which neighbours."""
+"""Blocks on Cartesian communicators: their axes, ghost cells and neighbors."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def cells_in(boxes: Sequence[Box]) -> int:
 
 
 def _along(extent: int, width: Cells, step: int, at_edge: tuple[bool, bool]) -> tuple[Cells, Cells]:
-    """The cells along an exchanged axis that go to the neighbour at ``step``, and that come from
+    """The cells along an exchanged axis that go to the neighbor at ``step``, and that come from
     there. An axis has ghost cells, inner cells, ghost cells."""
     low, high = width
     if step < 0:

@@ -1,4 +1,4 @@
-"""Cutting a global array into the blocks of a Cartesian communicator, and putting it together."""
+"""Partition a global array into the blocks of a Cartesian communicator, and assemble it again."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Cuts:
             if axis is None and size > 1:
                 raise ValueError(
                     f"{op}: argument 'axes' must name an axis for each dimension of 'cart' that "
-                    f"is cut into blocks ({sizes}), got {axes!r}"
+                    f"is decomposed ({sizes}), got {axes!r}"
                 )
         cut = [k for k, axis in enumerate(chosen) if axis is not None]
         self.dimensions = cut
@@ -50,14 +50,14 @@ class Cuts:
         return Layout(shape, zip(self.positions(len(shape)), self.sizes, strict=True))
 
     def pieces(self, shape: Shape) -> Pieces:
-        """An array of this shape, cut into the blocks of all ranks."""
+        """An array of this shape, partitioned into the blocks of all ranks."""
         return Pieces.of((), tuple(slice(0, n) for n in shape), self.layout(shape))
 
     def whole(self, block: Shape, cells: Sequence[int] | None) -> Shape:
         """The shape of the array that this rank's block, of this shape, is a part of.
 
         Raises:
-            ValueError: of the array with so many cells, this rank has another block.
+            ValueError: if this rank has another block of an array with this number of cells.
         """
         out = list(block)
         for k, axis in enumerate(self.positions(len(block))):
@@ -71,10 +71,10 @@ class Cuts:
         return tuple(out)
 
     def cells_of(self, cells: Any) -> tuple[int, ...] | None:
-        """The numbers of cells along the axes that are cut."""
+        """The numbers of cells along the decomposed axes."""
         if cells is None:
             return None
-        expected = f"{len(self.axes)} numbers of cells, one for each axis that is cut"
+        expected = f"{len(self.axes)} numbers of cells, one for each decomposed axis"
         given = cells if isinstance(cells, Sequence) else [cells]
         known = tuple(static_int(self.op, "cells", n, expected) for n in given)
         if len(known) != len(self.axes) or min(known, default=0) < 0:
@@ -109,7 +109,7 @@ def scatter_blocks(
     axes: int | Sequence[int | None] | None = None,
     width: int | Sequence[int | tuple[int, int]] = 0,
 ) -> T:
-    """Cut the root's array into blocks, one for each rank of a Cartesian communicator.
+    """Partition the root's array into blocks, one for each rank of a Cartesian communicator.
 
     Blocks are as equal as can be, as `numpy.array_split` makes them: of 7 cells for 3 ranks, the
     first has 3, and the others 2.
@@ -119,7 +119,7 @@ def scatter_blocks(
             ``jax.ShapeDtypeStruct``: values are not read there. Or a pytree of such.
         cart: communicator with a Cartesian topology.
         root: rank that has the array.
-        axes: the array's axis that each dimension of ``cart`` cuts, by default the last ones.
+        axes: the array's axis that each dimension of ``cart`` decomposes, by default the last axes.
         width: number of ghost cells around a block, as for :func:`halo_exchange`, by default none.
             They are filled; at an edge of the grid that is not periodic with zeros.
 
@@ -128,7 +128,7 @@ def scatter_blocks(
 
     Raises:
         TypeError: a wrong type of an argument.
-        ValueError: an axis that is cut is not named.
+        ValueError: if a decomposed axis is not named.
 
     Derivative:
         That of :func:`scatterv` and :func:`halo_exchange`, which it is made of: the transpose
@@ -184,20 +184,20 @@ def gather_blocks(
             of blocks.
         cart: communicator with a Cartesian topology.
         root: rank that gets the whole array.
-        axes: the array's axis that each dimension of ``cart`` cuts, by default the last ones.
+        axes: the array's axis that each dimension of ``cart`` decomposes, by default the last axes.
         width: number of ghost cells around the block, which are left out: as for
             :func:`halo_exchange`, by default none.
-        cells: how many cells the whole array has along each axis that is cut, in the order of the
-            dimensions of ``cart``, where its blocks are not all equal: they are those that
-            :func:`scatter_blocks` makes of it.
+        cells: number of cells of the whole array along each decomposed axis, in the order of the
+            dimensions of ``cart``. It is needed if the blocks are not all equal: they are those
+            that :func:`scatter_blocks` makes of it.
 
     Returns:
         jax.Array, or pytree: the whole array on the root, and ``x``, unchanged, on other ranks.
 
     Raises:
         TypeError: a wrong type of an argument.
-        ValueError: an axis that is cut is not named, or has fewer cells than ghost cells; a block
-            that is not this rank's of an array with so many ``cells``.
+        ValueError: if a decomposed axis is not named or has fewer cells than ghost cells, or if the
+            block does not have the shape of this rank's block of an array with these ``cells``.
 
     Derivative:
         That of :func:`gatherv`, which it is made of: the transpose scatters from the root.

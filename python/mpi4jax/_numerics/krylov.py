@@ -1,4 +1,4 @@
-"""Krylov methods for vectors of which each rank has a part.
+"""Krylov methods for vectors whose elements are distributed over the ranks.
 
 A method takes a residual, and returns a correction of the solution, with the number of its
 iterations. :func:`solved` calls it until the true residual, not the one that the method updates by
@@ -100,7 +100,7 @@ class Space:
 
 
 def _terms(a: jax.Array, b: jax.Array) -> list[jax.Array]:
-    """The terms of a scalar product: products, each of them rounded."""
+    """The terms of an inner product: products, each of them rounded."""
     if not jnp.iscomplexobj(a):
         return [a * b]
     real = [a.real * b.real, a.imag * b.imag]

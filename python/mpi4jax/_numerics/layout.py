@@ -1,4 +1,4 @@
-"""How a global array is cut into blocks, one for each rank, and these into pieces for others."""
+"""Layouts: how a global array is partitioned into blocks, one per rank, and these into pieces."""
 
 from __future__ import annotations
 
@@ -17,22 +17,23 @@ Interval = tuple[int, int]  # the first index, and the one behind the last
 
 @dataclass(frozen=True)
 class Layout:
-    """The shape of a global array, its cut axes and the number of parts of each.
+    """The shape of a global array, its decomposed axes and the number of blocks along each.
 
-    Axes are cut as :func:`numpy.array_split` does: the first parts have an element more where they
-    cannot be equal, and the last ones are empty where an axis has fewer elements than parts.
+    Axes are partitioned as by :func:`numpy.array_split`: the first parts have an element more where
+    they cannot be equal, and the last ones are empty where an axis has fewer elements than parts.
     The blocks are numbered as the ranks of a Cartesian communicator whose dimensions are ``cuts``:
     the last one is fastest. Ranks beyond the last block have an empty one, of shape ``(0, ...)``:
-    without cuts, rank 0 has the array. Layouts are equal if these numbers are.
+    without decomposed axes, rank 0 has the array. Layouts are equal if these numbers are.
 
     Args:
         shape: of the global array.
-        cuts: how many parts each axis is cut into, of those that are: ``{0: 4}`` are slabs,
+        cuts: number of blocks along each decomposed axis: ``{0: 4}`` are slabs,
             ``{0: 2, 1: 3}`` pencils of an array with three axes. Axes may count from the end.
 
     Raises:
-        TypeError: a number that is none.
-        ValueError: an axis that the array lacks, or that is cut twice; less than 1 part.
+        TypeError: if a length, an axis or a number of blocks is not an integer.
+        ValueError: if the array does not have the axis, an axis is named twice, or a number of
+            blocks is less than 1.
 
     Example:
         >>> import mpi4jax.notoken as mpi4jax
@@ -76,7 +77,7 @@ class Layout:
         return math.prod(parts for _, parts in self.cuts)
 
     def block(self, rank: int) -> tuple[slice, ...]:
-        """A rank's part of the global array: a slice of each axis."""
+        """Return a rank's block of the global array: a slice of each axis."""
         if rank >= self.blocks:
             return tuple(slice(0, 0) for _ in self.shape)
         window = [slice(0, n) for n in self.shape]
@@ -100,7 +101,7 @@ def _integer(name: str, value: Any) -> int:
 
 
 def part_of(length: int, parts: int, part: int) -> Interval:
-    """One of the parts of an axis, as `numpy.array_split` cuts it."""
+    """One of the parts of an axis, as `numpy.array_split` partitions it."""
     small, more = divmod(length, parts)
     start = part * small + min(part, more)
     return start, start + small + (part < more)
@@ -108,7 +109,7 @@ def part_of(length: int, parts: int, part: int) -> Interval:
 
 @dataclass(frozen=True)
 class Pieces:
-    """The pieces of an array that is a block of one layout, cut by the blocks of another.
+    """The pieces of an array that is a block of one layout, partitioned by the blocks of another.
 
     They are those of a grid: each axis is split.
 

@@ -162,7 +162,7 @@ class _Local(NamedTuple):
 
     @property
     def first_axes(self) -> int:
-        """How many axes there are before those of a plane: none of them is cut or transformed."""
+        """The number of axes before a plane, which are neither decomposed nor transformed."""
         for axis, pair in enumerate(zip(self.incoming.lengths, self.outgoing.lengths, strict=True)):
             if axis in self.axes or max(map(len, pair)) > 1:
                 return axis
@@ -206,8 +206,7 @@ class _Local(NamedTuple):
     def _tile(
         pieces: Pieces, first: int, planes: int, at_once: int
     ) -> tuple[Pieces, list[tuple[int, int]]]:
-        """The pieces of so many planes, and of each where it begins and how many elements of it
-        a plane has."""
+        """The pieces of a number of planes; of each, its start and its elements in a plane."""
         tile = Pieces(((at_once,), *pieces.lengths[first:]), pieces.ranks)
         lengths = [math.prod(shape[1:]) for shape in tile.shapes]
         ends = itertools.accumulate(planes * n for n in lengths)

@@ -1,4 +1,4 @@
-"""halo_exchange: ghost cells of blocks of an array, from the neighbours."""
+"""halo_exchange: ghost cells of blocks of an array, from the neighbors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ragged_alltoall: rows from each rank to each rank, as many as an array says."""
+"""ragged_alltoall: rows from each rank to each rank, with counts in an array."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def ragged_alltoall(
             differ in rows.
         jax.errors.JaxRuntimeError: when it runs: this rank receives more rows than ``capacity``;
             the counts are negative, more than the rows of ``x``, or under ``vmap`` not the same for
-            all elements of the batch, which is an error on all ranks. No row is dropped silently.
+            all elements of the batch, which all ranks report. No row is dropped silently.
 
     Derivative:
         With respect to ``x`` only: the transpose sends the rows back, and rows that were not sent

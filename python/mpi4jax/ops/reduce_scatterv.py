@@ -65,8 +65,8 @@ def reduce_scatterv(
             MINLOC or MAXLOC of an array that does not hold pairs.
         NotImplementedError: if it is differentiated, and the reduction has no derivative.
 
-    Counts that differ between ranks are an error on all of them, which ends the job: the ranks
-    compare them in each call.
+    If the counts differ between ranks, all ranks raise an error, and the job is aborted: the ranks
+    compare the counts in each call.
 
     Derivative:
         SUM: the transpose gathers the cotangents of all ranks on all ranks. PROD, MAX and MIN: as
