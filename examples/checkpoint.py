@@ -1,7 +1,7 @@
 """A job that is ended, and goes on from its checkpoint on another number of ranks.
 
-    mpiexec -n 4 python examples/checkpoint.py --folder run --steps 1000
-    mpiexec -n 3 python examples/checkpoint.py --folder run --steps 2000
+    mpiexec -n 4 python examples/checkpoint.py --directory run --steps 1000
+    mpiexec -n 3 python examples/checkpoint.py --directory run --steps 2000
 
 Heat spreads on a plate that is cut into blocks, which are unequal where they have to be. On
 SIGTERM, which schedulers send before they end a job, and not to all ranks at the same time, all

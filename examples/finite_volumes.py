@@ -10,7 +10,7 @@ product with a sparse matrix.
 
 The goal is the tracer in a disc at the end. Its gradient with respect to the tracer at the
 beginning is computed backwards through all steps: `plan.fill` becomes `plan.add`, and the solves
-become solves. The model is linear, so the scalar product of the gradient with the initial tracer
+become solves. The model is linear, so the inner product of the gradient with the initial tracer
 has to be the goal.
 """
 

@@ -89,7 +89,7 @@ class Box:
 
 
 def draw(path: Path, box: Box, places, counts):
-    """Where the particles are, in the colours of their ranks, and how many each rank has had."""
+    """Where the particles are, in the colors of their ranks, and how many each rank has had."""
     import matplotlib
 
     matplotlib.use("Agg")

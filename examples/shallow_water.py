@@ -225,7 +225,7 @@ def walls(grid: Grid, fields: Fields) -> Fields:
 def exchange(grid: Grid, fields: Fields) -> Fields:
     """Fill the ghost cells that other ranks hold: first the columns, then the rows, corners too.
 
-    The edges of all fields travel in one message for each neighbour.
+    The edges of all fields travel in one message for each neighbor.
     """
     for axis in (1, 0):
         low, high = swap(grid, axis, edges(fields, axis, at=1), edges(fields, axis, at=-2))
@@ -247,7 +247,7 @@ def fill(fields: Fields, axis: int, edge: jax.Array | None, at: int) -> Fields:
 
 
 def swap(grid: Grid, axis: int, low: jax.Array, high: jax.Array):
-    """Give `low` to the neighbour below and `high` to the one above; return what they give."""
+    """Give `low` to the neighbor below and `high` to the one above; return what they give."""
     below, above = grid.neighbours(axis)
     if below == above == grid.comm.rank:
         return lax.optimization_barrier((high, low))
@@ -257,7 +257,7 @@ def swap(grid: Grid, axis: int, low: jax.Array, high: jax.Array):
 
     if axis == 1:  # round the ring: all data moves up, then all moves down
         return sendrecv(high, below, above), sendrecv(low, above, below)
-    # Along the line, pairs of neighbours swap: first 0-1, 2-3, ..., then 1-2, 3-4, ...
+    # Along the line, pairs of neighbors swap: first 0-1, 2-3, ..., then 1-2, 3-4, ...
     from_below = from_above = None
     above_first = grid.position[axis] % 2 == 0
     for upward in (above_first, not above_first):
@@ -427,7 +427,7 @@ def simulate(model: Model, days: float, frame_hours: float, keep_frames: bool):
 
 
 class Picture:
-    """Relative vorticity, in colours that stay the same for all times, and who computes what."""
+    """Relative vorticity, in colors that stay the same for all times, and who computes what."""
 
     def __init__(self, p: Parameters, blocks: tuple[int, int]):
         import matplotlib

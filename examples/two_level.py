@@ -39,7 +39,7 @@ def two_level(smooth, n, points):
         n: how many rows this rank has.
         points: how many points of the coarse problem each rank has.
     """
-    # Each point stands for some neighbouring rows, which it averages and adds to.
+    # Each point stands for some neighboring rows, which it averages and adds to.
     rows = np.arange(n) * points // n
     prolong = lambda coarse: coarse[rows]  # noqa: E731
     restrict = lambda fine: jax.ops.segment_sum(fine, rows, points)  # noqa: E731

@@ -127,7 +127,7 @@ pub fn file_of(address: usize) -> Option<PathBuf> {
 }
 
 /// A function of a C header as its bindings declare it, whose code is an enum there. A newer library has codes that are not in
-/// that enum, which would be undefined behaviour: at an address that was found, it returns them as integers.
+/// that enum, which would be undefined behavior: at an address that was found, it returns them as integers.
 pub trait Declared {
     type At: Copy;
 

@@ -24,7 +24,7 @@ pub fn in_place() -> *mut c_void {
     unsafe { mpi4jax_in_place }
 }
 
-/// How many neighbours this rank has in the topology of a communicator; 0 if that has none.
+/// How many neighbors this rank has in the topology of a communicator; 0 if that has none.
 ///
 /// # Safety
 /// `comm` is live.
@@ -137,7 +137,7 @@ impl fmt::Display for Tag {
     }
 }
 
-/// Whether MPI is between its initialisation and its end.
+/// Whether MPI is between its initialization and its end.
 pub fn is_running() -> bool {
     let (mut initialized, mut finalized) = (0, 0);
     // SAFETY: may be called at any time.
@@ -209,7 +209,7 @@ pub struct MpiInfo {
     pub sizeof_status: usize,
 }
 
-/// MPI is initialised.
+/// MPI is initialized.
 #[cfg_attr(feature = "python", pyo3::pyfunction(name = "mpi_info"))]
 pub fn info() -> MpiInfo {
     // SAFETY: constants of our shim.

@@ -48,7 +48,7 @@ DEADLOCK = "tests/jobs/test_faults.py::test_fault[a deadlock of receives]"
 # Programs are a dozen times as slow as without emulation.
 SLOWLY = ("--time-limit", "1500", "--timeout=600", "-o", "faulthandler_timeout=590")
 
-# How the kernel recognises a program, and what it then starts.
+# How the kernel recognizes a program, and what it then starts.
 MAGIC = r"\x7fELF\x02\x01\x01\x00\x00\x00\x00\x00\x00\x00\x00\x00\x02\x00\xb7\x00"
 MASK = r"\xff\xff\xff\xff\xff\xff\xff\x00\xff\xff\xff\xff\xff\xff\xff\xff\xfe\xff\xff\xff"
 

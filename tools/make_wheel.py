@@ -89,7 +89,7 @@ def mpi_wheel(mpi: str, folder: Path, triple: str) -> Path:
 
 
 def headers(folder: Path, triple: str = HOST) -> str:
-    """The headers of MPIS, in a folder each."""
+    """The headers of MPIS, in a directory each."""
     folders = [folder / mpi.partition(">")[0] for mpi in MPIS]
     for mpi, target in zip(MPIS, folders, strict=True):
         if not target.exists():
@@ -103,7 +103,7 @@ def headers(folder: Path, triple: str = HOST) -> str:
 
 
 def tools() -> Path:
-    """An environment with TOOLS; its programs' folder."""
+    """An environment with TOOLS; its programs' directory."""
     folder = CACHE / "venvs" / "wheel"
     stamp = folder / "installed.txt"
     if not stamp.exists() or stamp.read_text() != str(TOOLS):
@@ -196,7 +196,7 @@ def compilers(triple: str, programs: Path) -> dict[str, str]:
 
 
 def build(target: Path, triple: str = HOST) -> Path:
-    """The wheel for a target, in a folder."""
+    """The wheel for a target, in a directory."""
     if triple not in TARGETS:
         raise SystemExit(f"TARGET is {triple!r}, expected one of {', '.join(TARGETS)}")
     if reason := add_standard_library(triple):

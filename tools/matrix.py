@@ -38,7 +38,7 @@ GRID_ALONE = [
     "tests/ranks/test_blocks.py::test_blocks_of_a_global_array",
 ]
 # What needs three ranks, or shows as much on three or four as on two.
-# In a grid of four, too, the two neighbours along a dimension are one rank.
+# In a grid of four, too, the two neighbors along a dimension are one rank.
 NOT_ON_TWO = files("ad_oracle any_source fft ragged order blocks halo neighbours")
 # What of an operation does not depend on how many others there are, or is tried with aliased
 # memory on 1 to 4 ranks by `make test-rust`.
@@ -207,7 +207,7 @@ def the_wheel(triple: str = HOST) -> Path:
 
 @functools.cache
 def without_compilers() -> Path:
-    """A folder with the system's programs, without compilers."""
+    """A directory with the system's programs, without compilers."""
     folder = CACHE / "bin"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)

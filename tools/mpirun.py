@@ -1,4 +1,4 @@
-"""mpiexec for tests and demos: as root, on fewer cores than ranks, and never for ever.
+"""mpiexec for tests and demos: as root, on fewer cores than ranks, and never forever.
 
     python tools/mpirun.py -n 4 [--time-limit SECONDS] PROGRAM [ARGUMENTS...]
 
@@ -95,7 +95,7 @@ def _wait(
 ) -> int | None:
     """The exit status, or None if there is none in time.
 
-    Open MPI 5's mpiexec sometimes blocks itself for ever after a job that failed: it is given up
+    Open MPI 5's mpiexec sometimes blocks itself forever after a job that failed: it is given up
     when it has been without a process of the job for ALONE_LIMIT. Another program may start none.
     """
     start = time.monotonic()
@@ -142,7 +142,7 @@ def _prefix(python: str) -> dict[str, str]:
 
 @contextlib.contextmanager
 def _segments() -> Iterator[dict[str, str]]:
-    """A folder of the job's own for Open MPI's shared memory.
+    """A directory of the job's own for Open MPI's shared memory.
 
     A rank that is killed leaves its segment, whose name has 16 random bits: a later job that draws
     them, too, ends with SIGSEGV or hangs (https://github.com/open-mpi/ompi/issues/7308).
@@ -205,7 +205,7 @@ def mpirun(
             # Also after Ctrl-C, which a session of its own does not get from the terminal.
             if process.poll() is None:
                 _kill(process)
-            # A killed mpiexec of Open MPI 5 leaves this folder, and the next one that gets its
+            # A killed mpiexec of Open MPI 5 leaves this directory, and the next one that gets its
             # number would not start (https://github.com/openpmix/openpmix/issues/4022).
             shutil.rmtree(Path(tempfile.gettempdir()) / f"ompi.{process.pid}", ignore_errors=True)
             _sweep()
@@ -219,7 +219,7 @@ def captured(
     time_limit: float,
     env: dict[str, str] | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    """Run command on ranks, outside any other job; the return code is None after a time-out."""
+    """Run command on ranks, outside any other job; the return code is None after a timeout."""
     for _ in range(STARTS):
         with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
             status: Any = mpirun(
@@ -234,7 +234,7 @@ def captured(
             )
             out.seek(0), err.seek(0)
             result = subprocess.CompletedProcess(command, status, out.read(), err.read())
-        # Nothing has run: a crashed mpiexec had the same number, and has left its folder. Or
+        # Nothing has run: a crashed mpiexec had the same number, and has left its directory. Or
         # mpiexec itself has crashed at the end of the job, of which a rank's crash is told apart
         # (https://github.com/open-mpi/ompi/issues/13650).
         if NOT_STARTED not in result.stderr and status != -signal.SIGSEGV:

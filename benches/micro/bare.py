@@ -46,7 +46,7 @@ def library():
             subprocess.run(command, check=True)
         comm.Barrier()
         handlers = ctypes.CDLL(path)
-        comm.Barrier()  # before the folder goes
+        comm.Barrier()  # before the directory goes
     return handlers
 
 

@@ -3,7 +3,7 @@
     mpiexec -n 4 python benches/micro/ghosts.py
 
 Each rank owns a strip of a grid of cells, and needs the rows of cells above and below it. Cells are
-numbered so that neighbours have nothing in common: multiplied by a number, modulo theirs. The plan
+numbered so that neighbors have nothing in common: multiplied by a number, modulo theirs. The plan
 is made with so many cells for each rank, whatever the number of ranks: its time, the memory that
 NumPy has had at once, and what all of that is for each cell. Then `fill` and `add`, jitted,
 beside the same by hand with mpi4py and NumPy: `take`, Isend and Irecv, `add.at`.

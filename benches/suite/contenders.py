@@ -43,7 +43,7 @@ def raw_library() -> Path:
 
 
 def environment_with(package: str, name: str, depends_on: list) -> tuple[Path, list[str]]:
-    """The folder of an environment that is made once, and the pip that fills it.
+    """The directory of an environment that is made once, and the pip that fills it.
 
     There is no pip if it is there already: who has filled it makes the file `complete`.
     """

@@ -241,12 +241,12 @@ def save(
         >>> import jax.numpy as jnp
         >>> import mpi4jax.notoken as mpi4jax
         >>> comm = mpi4jax.default_comm()
-        >>> folder = comm.bcast(tempfile.mkdtemp() if comm.rank == 0 else None)
+        >>> directory = comm.bcast(tempfile.mkdtemp() if comm.rank == 0 else None)
         >>> rows = mpi4jax.Layout((5, 2), {0: comm.size})
         >>> x = jnp.full(rows.block_shape(comm.rank), 7.0)
         >>> layouts = {"x": rows, "step": None}
-        >>> mpi4jax.checkpoints.save(f"{folder}/last", {"x": x, "step": 1}, layouts)
-        >>> y = mpi4jax.checkpoints.load(f"{folder}/last", {"x": x, "step": 0}, layouts)
+        >>> mpi4jax.checkpoints.save(f"{directory}/last", {"x": x, "step": 1}, layouts)
+        >>> y = mpi4jax.checkpoints.load(f"{directory}/last", {"x": x, "step": 0}, layouts)
         >>> bool((y["x"] == x).all()), y["step"]
         (True, 1)
 

@@ -44,7 +44,7 @@ class Block:
         slices: the block in the global array: ``whole[block.slices]``.
         padded_shape: shape with ghost cells.
         inner: the block in the array with ghost cells: ``x[block.inner]``.
-        neighbours: for each dimension of ``cart`` the ranks of the blocks below and above, None at
+        neighbors: for each dimension of ``cart`` the ranks of the blocks below and above, None at
             an edge of the grid that is not periodic.
 
     Raises:
@@ -59,7 +59,7 @@ class Block:
         >>> last = mpi4jax.grids.Block((2 * n + 1,), cart, width=1, rank=n - 1)
         >>> last.offset == (2 * n + 1 - last.shape[0],), last.padded_shape == (last.shape[0] + 2,)
         (True, True)
-        >>> last.neighbours[0][1] is None
+        >>> last.neighbors[0][1] is None
         True
 
     See also: :class:`mpi4jax.layouts.Layout`, without a communicator.

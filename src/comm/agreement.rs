@@ -116,7 +116,7 @@ pub struct Comparison {
     requests: Vec<MPI_Request>,
 }
 
-// SAFETY: handles of MPI's, which was initialised for calls from any thread; one thread at a time uses them.
+// SAFETY: handles of MPI's, which was initialized for calls from any thread; one thread at a time uses them.
 unsafe impl Send for Comparison {}
 
 impl Comparison {

@@ -27,7 +27,7 @@ impl Group<'_> {
 
     pub fn size(self) -> Result<usize, Cause> {
         let mut size = 0;
-        // SAFETY: MPI is initialised, the communicator is live.
+        // SAFETY: MPI is initialized, the communicator is live.
         check("MPI_Comm_size", unsafe { ffi::MPI_Comm_size(self.handle(), &mut size) })?;
         Ok(size as usize)
     }
@@ -35,7 +35,7 @@ impl Group<'_> {
     /// The rank of this process in it.
     pub fn rank(self) -> Result<i32, Cause> {
         let mut rank = 0;
-        // SAFETY: MPI is initialised, the communicator is live.
+        // SAFETY: MPI is initialized, the communicator is live.
         check("MPI_Comm_rank", unsafe { ffi::MPI_Comm_rank(self.handle(), &mut rank) })?;
         Ok(rank)
     }

@@ -20,7 +20,7 @@ use crate::mpilib::check;
 #[must_use]
 pub struct CommGuard(Option<MPI_Request>);
 
-// SAFETY: a handle of MPI's, which was initialised for calls from any thread where there is another one.
+// SAFETY: a handle of MPI's, which was initialized for calls from any thread where there is another one.
 unsafe impl Send for CommGuard {}
 
 impl Comm {

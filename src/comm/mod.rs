@@ -162,7 +162,7 @@ impl Comm {
     /// A handler that its owner chose is left alone. Local.
     ///
     /// # Safety
-    /// `handle` is that of a live communicator, MPI is initialised.
+    /// `handle` is that of a live communicator, MPI is initialized.
     pub unsafe fn of_mpi(key: &str, raw: usize, rank: i32, size: i32) -> Result<Self, Cause> {
         let ranks: Vec<i32> = (0..size).collect();
         let mut world = ranks.clone();
@@ -273,7 +273,7 @@ impl Comm {
         if let Some(found) = attachment.find() {
             return Ok(found);
         }
-        // If two threads made it, and only one of another rank's, one of the two would wait for ever.
+        // If two threads made it, and only one of another rank's, one of the two would wait forever.
         let _making = lock(&attachment.making);
         if let Some(found) = attachment.find() {
             return Ok(found);

@@ -30,7 +30,7 @@ struct Origin {
 static WORLD: Origin = Origin { id: ONLY_ONE, copies: AtomicU64::new(0) };
 static KEY: OnceLock<c_int> = OnceLock::new();
 
-/// Duplicates of `MPI_COMM_WORLD` are counted from now on. MPI is initialised.
+/// Duplicates of `MPI_COMM_WORLD` are counted from now on. MPI is initialized.
 pub fn start() -> Result<(), Cause> {
     let mut key = 0;
     // SAFETY: the callbacks are functions; `copy` changes no more of the value than an atomic.

@@ -26,12 +26,12 @@ const OLDEST: c_int = 12000;
 /// Flags of events: waits block instead of spinning, and no times are recorded.
 const EVENT_FLAGS: c_uint =
     EventFlags::CU_EVENT_BLOCKING_SYNC as c_uint | EventFlags::CU_EVENT_DISABLE_TIMING as c_uint;
-/// Flag of streams: no implicit synchronisation with the default stream.
+/// Flag of streams: no implicit synchronization with the default stream.
 const STREAM_FLAGS: c_uint = StreamFlags::CU_STREAM_NON_BLOCKING as c_uint;
 const NOT_READY: Code = sys::CUresult::CUDA_ERROR_NOT_READY as Code;
 
 addresses! {
-    /// The initialised driver. Its functions have the names of their symbols: CUDA's headers rename some to a newer version.
+    /// The initialized driver. Its functions have the names of their symbols: CUDA's headers rename some to a newer version.
     Driver {
         cuInit cuDriverGetVersion cuGetErrorString
         cuDeviceGetCount cuDeviceGet cuDeviceGetUuid cuDevicePrimaryCtxRetain

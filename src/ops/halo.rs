@@ -1,6 +1,6 @@
 //! Ghost cells of blocks, packed into messages.
 //!
-//! One message goes to each rank that is a neighbour, however many sides it is on. `_grid/faces.py` defines which cells are in
+//! One message goes to each rank that is a neighbor, however many sides it is on. `_grid/faces.py` defines which cells are in
 //! it, and in which order: XLA packs the same messages where the processor does not reach the blocks.
 
 use std::collections::BTreeMap;

@@ -63,11 +63,11 @@ pub struct Row {
     /// Extents on the root; equal to `elsewhere` where there is no root.
     pub at_root: Extents,
     pub elsewhere: Extents,
-    /// Names of the non-blocking form, if there is one.
+    /// Names of the nonblocking form, if there is one.
     pub started: Option<Started>,
 }
 
-/// Names of the non-blocking form of an operation.
+/// Names of the nonblocking form of an operation.
 #[derive(Debug)]
 pub struct Started {
     /// The function in Python that starts it.

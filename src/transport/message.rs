@@ -51,7 +51,7 @@ fn short(call: &Call, recv: &Buffer, message: &Arrived) -> Result<(), Cause> {
     }
     let size = recv.dtype().size();
     // SAFETY: no transport lets more arrive than fits, so `message.count < recv.count`. Results must not
-    // show uninitialised memory.
+    // show uninitialized memory.
     unsafe { recv.data().add(message.count * size).write_bytes(0, (recv.count() - message.count) * size) };
     Ok(())
 }

@@ -12,7 +12,7 @@
 //! | [`Ucx`], [`CudaUcx`] | `ucx/` | CPU, GPU | UCX for messages, MPI for collectives |
 //!
 //! `select.rs` chooses among them by their descriptors. To add one: such a file, a variant of [`AnyTransport`], and a line in
-//! [`Descriptor::ALL`]. The rest is what they share: `mpi/` has the calls of MPI, `requests/` the non-blocking operations.
+//! [`Descriptor::ALL`]. The rest is what they share: `mpi/` has the calls of MPI, `requests/` the nonblocking operations.
 
 mod cuda_aware_mpi;
 mod descriptor;

@@ -138,7 +138,7 @@ struct Selection {
 static SELECTION: OnceLock<Selection> = OnceLock::new();
 
 /// Reads the environment, once. With `auto`, and with a transport that all ranks start together, this is collective over
-/// `MPI_COMM_WORLD`: ranks that chose differently would wait for each other for ever.
+/// `MPI_COMM_WORLD`: ranks that chose differently would wait for each other forever.
 fn selection() -> Result<&'static Selection, Error> {
     if let Some(selection) = SELECTION.get() {
         return Ok(selection);
@@ -175,7 +175,7 @@ fn selection() -> Result<&'static Selection, Error> {
 /// all ranks start what it chooses together.
 pub type Choice = ((&'static str, &'static str, String), bool);
 
-/// What the environment chooses, before anything is chosen: ranks whose settings differ would wait for each other for ever.
+/// What the environment chooses, before anything is chosen: ranks whose settings differ would wait for each other forever.
 #[cfg_attr(feature = "python", pyo3::pyfunction(name = "transport_choice"))]
 pub fn choice() -> Result<Choice, Error> {
     let setting = Setting::read()?;

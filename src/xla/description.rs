@@ -45,7 +45,7 @@ pub struct Description {
     ragged: Option<RaggedFields>,
     #[serde(default)]
     forms: Forms,
-    /// The memory of a non-blocking operation, in its start and its wait.
+    /// The memory of a nonblocking operation, in its start and its wait.
     pub request: Option<RequestLayout>,
     /// The name of the user's line.
     #[serde(default)]
@@ -72,7 +72,7 @@ impl Description {
         }
     }
 
-    /// The memory of a non-blocking operation; an error if the program gives none.
+    /// The memory of a nonblocking operation; an error if the program gives none.
     pub fn layout(&self) -> Result<&RequestLayout, Cause> {
         let (expected, actual) = ("the layout of its memory", "none".into());
         self.request.as_ref().ok_or(Cause::Attribute { name: "request", expected, actual })

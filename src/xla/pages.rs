@@ -27,7 +27,7 @@ fn populate(_: usize, _: usize) {}
 fn populate(start: usize, bytes: usize) {
     // SAFETY: takes nothing.
     let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) } as usize;
-    // Whole pages, also those that the result shares with its neighbours: no contents change.
+    // Whole pages, also those that the result shares with its neighbors: no contents change.
     let (first, end) = (start & !(page - 1), (start + bytes).next_multiple_of(page));
     let middle = first.midpoint(end) & !(page - 1);
     let mut flags = [1u8];

@@ -1,4 +1,4 @@
-//! Handlers of non-blocking operations: start, wait, and those that order computation between the two.
+//! Handlers of nonblocking operations: start, wait, and those that order computation between the two.
 
 use std::sync::Arc;
 

@@ -1,1 +1,1 @@
-"""Calls of ops: how an op is defined, and run in functions that are traced or not."""
+"""Calls of ops: how an operation is defined, and run in functions that are traced or not."""

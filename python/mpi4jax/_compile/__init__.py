@@ -1,1 +1,1 @@
-"""What an op is compiled to: its custom call, its place in a program, what it overwrites."""
+"""What an operation is compiled to: its custom call, its place in a program, what it overwrites."""

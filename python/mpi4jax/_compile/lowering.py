@@ -1,4 +1,4 @@
-"""What an op is compiled to: custom calls that follow one another, and local arithmetic."""
+"""What an operation is compiled to: custom calls that follow one another, and local arithmetic."""
 
 from __future__ import annotations
 

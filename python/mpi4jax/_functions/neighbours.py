@@ -168,7 +168,7 @@ def neighbor_allgather(x: T, comm: MPI.Intracomm) -> T:
         >>> from mpi4py import MPI
         >>> line = MPI.COMM_WORLD.Create_cart([MPI.COMM_WORLD.size], periods=[False])
         >>> y = mpi4jax.neighbor_allgather(line.rank + 1.0, line)
-        >>> float(y[0]) == line.rank  # the first rank has no neighbour below
+        >>> float(y[0]) == line.rank  # the first rank has no neighbor below
         True
 
     See also: :func:`neighbor_alltoall`, :func:`allgather`.

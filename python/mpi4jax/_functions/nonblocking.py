@@ -50,7 +50,7 @@ def nonblocking(op: Callable[P, R]) -> Callable[P, Request[R]]:
 def _documentation(op: Callable[..., Any]) -> str:
     name = op.__name__
     spec = SPECS.get(name)
-    # Operations without a non-blocking MPI function are made of messages.
+    # Operations without a nonblocking MPI function are made of messages.
     function = (spec and spec.started) or "MPI_Isend"
     line, *_ = (op.__doc__ or "").partition("\n")
     summary = line.partition(" (MPI_")[0].rstrip(".")

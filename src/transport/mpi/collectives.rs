@@ -1,4 +1,4 @@
-//! MPI's functions that have a blocking and a non-blocking form with the same arguments.
+//! MPI's functions that have a blocking and a nonblocking form with the same arguments.
 
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
@@ -24,7 +24,7 @@ use crate::ops::Op;
 pub unsafe fn collective(call: &Call, mut posted: Option<&mut Posted>) -> Result<(), Cause> {
     let Call { site, envelope, .. } = call;
     let root = site.root;
-    /// Calls the blocking function, or the non-blocking one with a request of its own.
+    /// Calls the blocking function, or the nonblocking one with a request of its own.
     macro_rules! either {
         ($blocking:ident | $starting:ident($($argument:expr),+)) => {
             match posted.as_deref_mut() {

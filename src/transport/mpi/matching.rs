@@ -25,7 +25,7 @@ struct Matched {
     tag: i32,
 }
 
-// SAFETY: a handle of MPI's, which was initialised for calls from any thread.
+// SAFETY: a handle of MPI's, which was initialized for calls from any thread.
 unsafe impl Send for Matched {}
 
 /// Messages of derivatives that a receive with both wildcards has come upon, in the order of their arrival.

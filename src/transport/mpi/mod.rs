@@ -157,7 +157,7 @@ pub fn execute(call: &Call) -> Result<(), Cause> {
     // buffers were checked against the operation by `Call::new`; counts and types come from `Span`.
     unsafe {
         match site.op {
-            // As their non-blocking forms: what is often the only operation on a communicator that a program has just made
+            // As their nonblocking forms: what is often the only operation on a communicator that a program has just made
             // needs no other one, which Open MPI cannot make while Python makes a third. Nor does an `allgatherv` with counts
             // beyond `int`, which is rare.
             Op::Allgatherv | Op::Gatherv | Op::Scatterv if has_lengths(call) => {

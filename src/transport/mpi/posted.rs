@@ -1,4 +1,4 @@
-//! Non-blocking operations under way: MPI's requests, and what MPI reads until they end.
+//! Nonblocking operations under way: MPI's requests, and what MPI reads until they end.
 
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
@@ -15,7 +15,7 @@ use crate::error::Cause;
 use crate::mpilib::{check, have_ended, neighbours, wildcards};
 use crate::ops::{Buffer, Op, Parts};
 
-/// The requests of a non-blocking operation, and what MPI uses until they end. A large reduction has several.
+/// The requests of a nonblocking operation, and what MPI uses until they end. A large reduction has several.
 #[derive(Default)]
 pub struct Posted {
     pub(super) requests: SmallVec<[MPI_Request; 1]>,
@@ -29,7 +29,7 @@ pub struct Posted {
     agreement: Option<Agreement>,
 }
 
-// SAFETY: handles of MPI's, which was initialised for calls from any thread; one thread at a time uses them.
+// SAFETY: handles of MPI's, which was initialized for calls from any thread; one thread at a time uses them.
 unsafe impl Send for Posted {}
 
 impl Drop for Posted {
@@ -43,7 +43,7 @@ impl Drop for Posted {
 }
 
 impl Posted {
-    /// Calls a non-blocking function of MPI and keeps its request.
+    /// Calls a nonblocking function of MPI and keeps its request.
     pub(super) fn add(
         &mut self,
         name: &'static str,

@@ -1,4 +1,4 @@
-//! Starts of non-blocking operations: the functions `MPI_I...`.
+//! Starts of nonblocking operations: the functions `MPI_I...`.
 
 use mpi::ffi::{self, MPI_Comm};
 

@@ -27,7 +27,7 @@ pub struct Vectors {
 impl Vectors {
     /// The arguments for a buffer, which must stay where it is.
     ///
-    /// There are at least `types` types: Open MPI up to 4.1.4 reads as many as a communicator's topology has neighbours, even
+    /// There are at least `types` types: Open MPI up to 4.1.4 reads as many as a communicator's topology has neighbors, even
     /// if it has fewer ranks (pull request 10515 of open-mpi/ompi).
     pub fn new(parts: &[Part], buffer: Option<Buffer>, types: usize) -> Result<Self, Cause> {
         let (data, dtype) = buffer.map_or((std::ptr::null_mut(), Dtype::Uint8), |it| (it.data(), it.dtype()));

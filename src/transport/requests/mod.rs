@@ -1,4 +1,4 @@
-//! Non-blocking operations: those that were started and not waited for yet.
+//! Nonblocking operations: those that were started and not waited for yet.
 //!
 //! XLA may move its buffers between the start of an operation and the wait for it, so what MPI works on meanwhile is memory of
 //! ours: the operand is copied into it, and the result out of it. A program names an operation by a *handle*, three numbers that an

@@ -1,4 +1,4 @@
-//! The progress thread: it calls MPI for non-blocking operations while the program computes.
+//! The progress thread: it calls MPI for nonblocking operations while the program computes.
 //!
 //! MPI moves data when it is called: if nothing calls it, a large message that was started waits for the wait. The thread
 //! sleeps while nothing is under way, and while another thread waits in MPI, which does the same.

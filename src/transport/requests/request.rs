@@ -1,4 +1,4 @@
-//! A non-blocking operation, between its start and the wait for it.
+//! A nonblocking operation, between its start and the wait for it.
 
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -33,7 +33,7 @@ pub enum RequestState {
     Taken,
 }
 
-/// A non-blocking operation.
+/// A nonblocking operation.
 pub struct Request {
     pub site: Arc<Site>,
     envelope: Envelope,

@@ -238,7 +238,7 @@ pub struct Worker {
     memory_types: u64,
     /// By rank in `MPI_COMM_WORLD`.
     addresses: Vec<Box<[u8]>>,
-    /// Locked around every call: the worker is made for serialised calls, which all builds support.
+    /// Locked around every call: the worker is made for serialized calls, which all builds support.
     state: Mutex<WorkerState>,
     /// Whether a message was sent or received since the thread has last looked.
     used: AtomicBool,
