@@ -37,12 +37,12 @@ VENDORS = (
 
 
 def from_cargo_toml(key: str) -> str:
-    """An entry of the [package] table of Cargo.toml."""
+    """Return an entry of the [package] table of Cargo.toml."""
     return str(tomllib.loads((ROOT / "Cargo.toml").read_text())["package"][key])
 
 
 def version() -> str:
-    """The version, as Python writes it."""
+    """Return the version, as Python writes it."""
     return from_cargo_toml("version").replace("-rc.", "rc")
 
 
@@ -52,12 +52,12 @@ def fail(message: str) -> NoReturn:
 
 
 def compiler() -> str:
-    """The C compiler."""
+    """Return the C compiler."""
     return os.environ.get("CC") or "cc"
 
 
 def system_headers() -> list[str]:
-    """Where the C compiler finds the headers of the system that it compiles for."""
+    """Return where the C compiler finds the headers of the system that it compiles for."""
     command = [*shlex.split(compiler()), "-E", "-v", "-x", "c", os.devnull]
     said = subprocess.run(command, capture_output=True, text=True).stderr
     lines = said.partition("#include <...> search starts here:")[2].partition("End of search")[0]
@@ -89,7 +89,7 @@ class Mpi:
 
 
 def asked_mpi() -> str | None:
-    """The MPI that the user wants from PyPI, whatever else the machine has."""
+    """Return the MPI that the user wants from PyPI, whatever else the machine has."""
     asked = os.environ.get("MPI4JAX_BUILD_MPI") or None
     if asked is not None and asked not in PYPI_MPIS:
         fail(f"MPI4JAX_BUILD_MPI is {asked!r}, expected one of {', '.join(PYPI_MPIS)}.")
@@ -97,7 +97,7 @@ def asked_mpi() -> str | None:
 
 
 def pypi_wheel(mpicc: str) -> str | None:
-    """The distribution that installed mpicc, if it came from PyPI."""
+    """Return the distribution that installed mpicc, if it came from PyPI."""
     prefix = Path(mpicc).absolute().parent.parent
     for name in PYPI_MPIS:
         if list(prefix.glob(f"lib*/python3*/site-packages/{name}-*.dist-info")):
@@ -112,7 +112,7 @@ def installed_mpicc() -> list[str]:
 
 
 def find_mpi() -> Mpi | None:
-    """The MPI to build for, or None where there is none."""
+    """Return the MPI to build for, or None where there is none."""
     asked, explicit = asked_mpi(), os.environ.get("MPICC")
     if asked:
         mpicc = next((path for path in installed_mpicc() if pypi_wheel(path) == asked), None)
@@ -126,7 +126,8 @@ def find_mpi() -> Mpi | None:
 
 
 def find_mpis() -> list[Mpi]:
-    """The MPIs to build for: of each directory with an mpi.h in MPI4JAX_BUILD_HEADERS, else one."""
+    """Return the MPIs to build for: of each directory with an mpi.h in MPI4JAX_BUILD_HEADERS, else
+    one."""
     named = os.environ.get("MPI4JAX_BUILD_HEADERS")
     if not named:
         mpi = find_mpi()
@@ -140,7 +141,8 @@ def find_mpis() -> list[Mpi]:
 
 
 def _from_headers(*includes: Path) -> Mpi:
-    """An MPI without its library: a module that names none uses the one that mpi4py has loaded."""
+    """Return an MPI without its library: a module that names none uses the one that mpi4py has
+    loaded."""
     flags = [f"-I{folder}" for folder in includes]
     mpicc = ROOT / "target" / "headers" / includes[0].name / "mpicc"
     mpicc.parent.mkdir(parents=True, exist_ok=True)
@@ -173,7 +175,7 @@ def _vendor(mpicc: str) -> tuple[str, str]:
 
 
 def pypi_libclang() -> str | None:
-    """The directory with the libclang of PyPI's wheel, where that is installed."""
+    """Return the directory with the libclang of PyPI's wheel, where that is installed."""
     spec = importlib.util.find_spec("clang")
     for place in (spec and spec.submodule_search_locations) or []:
         if glob.glob(os.path.join(place, "native", "libclang.*")):
@@ -182,7 +184,8 @@ def pypi_libclang() -> str | None:
 
 
 def has_system_libclang() -> bool:
-    """Whether bindgen finds a libclang by itself (it looks in these places, among others)."""
+    """Return whether bindgen finds a libclang by itself (it looks in these places, among
+    others)."""
     places = ("/usr/lib*", "/usr/lib*/*", "/usr/lib*/llvm*/lib*", "/usr/local/lib*")
     names = ("libclang.so*", "libclang-[0-9]*.so*")
     return "LIBCLANG_PATH" in os.environ or any(
@@ -213,7 +216,7 @@ def check_compilers() -> None:
 
 
 def requirements() -> list[str]:
-    """What the build takes from PyPI because the machine does not have it."""
+    """Return what the build takes from PyPI because the machine does not have it."""
     check_compilers()
     needed = []
     if asked := asked_mpi():
@@ -226,7 +229,7 @@ def requirements() -> list[str]:
 
 
 def cargo_environment(mpi: Mpi | None) -> dict[str, str]:
-    """What cargo must know to build for an MPI."""
+    """Return what cargo must know to build for an MPI."""
     check_compilers()
     if mpi is None:
         fail(

@@ -186,7 +186,7 @@ SECTION = re.compile(r"^(Args|Returns|Yields|Raises|Derivative|Example|Attribute
 
 
 def slug(heading: str) -> str:
-    """The anchor of a heading, as GitHub and MyST make it."""
+    """Return the anchor of a heading, as GitHub and MyST make it."""
     return re.sub(r"[^\w\- ]", "", heading).lower().replace(" ", "-")
 
 
@@ -198,7 +198,8 @@ def found(module: str, name: str) -> Any:
 
 
 def members(value: type) -> Iterator[str]:
-    """The public methods and properties that a class defines itself, in the order of the source."""
+    """Yield the public methods and properties that a class defines itself, in the order of the
+    source."""
     for name, member in vars(value).items():
         documented = callable(member) or isinstance(member, property)
         if not name.startswith("_") and documented and inspect.getdoc(getattr(value, name)):
@@ -213,7 +214,7 @@ def names_of(section: Section) -> list[str]:
 
 
 def places() -> dict[str, str]:
-    """Of each name of the reference, where its heading is."""
+    """Return the place of the heading of each name of the reference."""
     made = {}
     for page, (_, _, sections) in PAGES.items():
         for section in sections:
@@ -226,7 +227,7 @@ def places() -> dict[str, str]:
 
 
 def link(name: str) -> str:
-    """A name as a link into the reference, or as code if the reference does not have it."""
+    """Return a name as a link into the reference, or as code if the reference does not have it."""
     known = places()
     place = known.get(name) or known.get(name.rpartition(".")[2])
     place = place or next((known[full] for full in known if full.endswith(f".{name}")), None)
@@ -234,14 +235,14 @@ def link(name: str) -> str:
 
 
 def default(p: inspect.Parameter) -> str:
-    """A default value as a program would write it."""
+    """Return a default value as a program would write it."""
     if p.name in ("source", "tag", "recvtag") and p.default == MPI.ANY_TAG:
         return "MPI.ANY_SOURCE" if p.name == "source" else "MPI.ANY_TAG"
     return "MPI.SUM" if isinstance(p.default, MPI.Op) else repr(p.default)
 
 
 def signature(function: Callable[..., Any], name: str) -> str:
-    """A call with defaults, without types: the docstring says more than those."""
+    """Return a call with defaults, without types: the docstring says more than those."""
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except ValueError:
@@ -270,14 +271,14 @@ def signature(function: Callable[..., Any], name: str) -> str:
 
 
 def markdown(text: str) -> str:
-    """A paragraph of a docstring: one line, with names as links."""
+    """Return a paragraph of a docstring: one line, with names as links."""
     text = " ".join(text.split())
     text = ROLE.sub(lambda m: link(m[1]), text)
     return text.replace("``", "`").replace("<https", "<https")
 
 
 def entries(lines: list[str]) -> list[str]:
-    """The entries of an `Args` or `Raises` section: each begins at the least indentation."""
+    """Return the entries of an `Args` or `Raises` section: each begins at the least indentation."""
     made: list[str] = []
     for line in lines:
         if line.strip() and not line.startswith(" "):
@@ -313,7 +314,7 @@ def paragraphs(lines: list[str]) -> str:
 
 
 def described(doc: str) -> str:
-    """A docstring of Google's style as Markdown."""
+    """Return a docstring of Google's style as Markdown."""
     body: dict[str, list[str]] = {"": []}
     current = ""
     for line in doc.split("\n"):
@@ -361,7 +362,7 @@ def method(value: type, name: str, member: str) -> Iterator[str]:
 
 
 def pages() -> dict[str, str]:
-    """The text of each page of the reference."""
+    """Return the text of each page of the reference."""
     made = {}
     for page, (title, introduction, sections) in PAGES.items():
         parts = ["<!-- Written by docs/operations.py from the docstrings: do not edit. -->"]

@@ -74,7 +74,7 @@ def browser() -> str | None:
 
 
 def check(chromium: str) -> tuple[int, list[str]]:
-    """The number of pages, and what is wrong with them."""
+    """Return the number of pages, and what is wrong with them."""
     names = sorted(p.name for p in PAGES.glob("*.html") if p.stem not in LEFT_OUT)
     with tempfile.TemporaryDirectory() as folder:
         site = Path(folder) / "site"

@@ -37,7 +37,7 @@ html_title = f"mpi4jax {release}"
 
 
 def contents(text: str) -> str:
-    """A hidden toctree for each section of index.md that links to pages."""
+    """Return a hidden toctree for each section of index.md that links to pages."""
     made = []
     for section in re.split(r"^## ", text, flags=re.M)[1:]:
         title, _, body = section.partition("\n")

@@ -10,7 +10,7 @@ ALERT = "#f4b6ae"
 
 
 def processes() -> str:
-    """One program on three processes, and an allreduce between them."""
+    """Draw one program on three processes, and an allreduce between them."""
     canvas = Canvas(420, 250, "One program runs as three processes, which exchange their arrays")
     canvas.text(210, 22, "mpiexec -n 3 python program.py", 14, weight="bold")
     for rank in range(3):
@@ -30,7 +30,7 @@ def processes() -> str:
 
 
 def which() -> str:
-    """Which of the three interfaces to use."""
+    """Draw the choice between the three interfaces."""
     canvas = Canvas(420, 372, "Which interface: jax.shard_map, mpi4jax.shard_map, or operations")
     questions = (
         (
@@ -74,7 +74,7 @@ def cells(canvas: Canvas, x: float, y: float, values: list[str], rank: int, size
 
 
 def halo() -> str:
-    """A halo exchange, and its backward pass."""
+    """Draw a halo exchange, and its backward pass."""
     canvas = Canvas(420, 350, "A halo exchange between two ranks, and its backward pass")
     rows = (
         (
@@ -136,7 +136,7 @@ def plan() -> str:
 
 
 def report() -> str:
-    """The report of the first example of debugging.md, over time."""
+    """Draw the report of the first example of debugging.md, over time."""
     canvas = Canvas(420, 186, "Ranks 0 and 1 wait in allreduce 3; rank 2 has finished")
     for rank in range(3):
         y = 14 + rank * 44
@@ -156,7 +156,7 @@ def report() -> str:
 
 
 def deadlock() -> str:
-    """The waits of a deadlock, as its report has them."""
+    """Draw the waits of a deadlock, as its report has them."""
     canvas = Canvas(420, 170, "Rank 0 waits for rank 1, and rank 1 waits for rank 0: a deadlock")
     for rank in range(2):
         x = 10 + rank * 230
@@ -187,7 +187,7 @@ def prism(canvas: Canvas, x: float, y: float, size: tuple[float, float, float], 
 
 
 def slabs() -> str:
-    """An array of three axes in slabs and in pencils, on four ranks."""
+    """Draw an array of three axes in slabs and in pencils, on four ranks."""
     canvas = Canvas(420, 260, "An array in four slabs, and in two by two pencils")
     canvas.text(105, 22, "slabs: {0: 4}", 14, weight="bold")
     canvas.text(315, 22, "pencils: {0: 2, 1: 2}", 14, weight="bold")
@@ -222,7 +222,7 @@ WAYS: dict[str, tuple[list[tuple[int, int]], list[tuple[int, int]], str, str]] =
 
 
 def training() -> str:
-    """The eight ways to distribute training, on two ranks."""
+    """Draw the eight ways to distribute training, on two ranks."""
     canvas = Canvas(420, 640, "Eight ways to distribute training over two ranks")
     for i, (title, (first, second, samples, exchanged)) in enumerate(WAYS.items()):
         left, top = 6 + (i % 2) * 208, 6 + (i // 2) * 158
@@ -274,7 +274,7 @@ def node() -> str:
 
 
 def call() -> str:
-    """The life of one call, from Python to MPI."""
+    """Draw the life of one call, from Python to MPI."""
     canvas = Canvas(420, 452, "The life of one call, from mpi4jax.allreduce to MPI_Allreduce")
     python, xla, rust = COLORS[2], REDUCED, COLORS[1]
     stages = (

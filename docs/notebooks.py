@@ -14,7 +14,7 @@ NOTEBOOKS = sorted((Path(__file__).resolve().parent.parent / "examples/notebooks
 
 
 def run(file: Path) -> tuple[dict, list[list[str]]]:
-    """The notebook, and what each of its cells of code prints, in lines."""
+    """Return the notebook, and what each of its cells of code prints, in lines."""
     notebook, names, printed = json.loads(file.read_text()), {"__name__": "__main__"}, []
     for cell in notebook["cells"]:
         if cell["cell_type"] == "code":

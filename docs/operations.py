@@ -26,7 +26,8 @@ MINOR = {"comm", "status"}  # arguments that the cheat sheet leaves out
 
 
 def sections(function: Callable[..., Any]) -> dict[str, str]:
-    """The sections of a docstring, each as one line of Markdown; its first line under `""`."""
+    """Return the sections of a docstring, each as one line of Markdown; its first line under
+    `""`."""
     text = inspect.getdoc(function)
     found = {"": text.split("\n", 1)[0]}
     for name, body in re.findall(r"^(\w+):\n((?: .*\n|\n)+)", text, re.MULTILINE):
@@ -36,7 +37,7 @@ def sections(function: Callable[..., Any]) -> dict[str, str]:
 
 
 def shape(text: str) -> str:
-    """A shape of the cheat sheet as Markdown; what follows `on the root` is text."""
+    """Return a shape of the cheat sheet as Markdown; what follows `on the root` is text."""
     root, where, elsewhere = text.partition(" on the root")
     return f"`{root}`{where}{elsewhere}" if root else "-"
 
@@ -59,7 +60,7 @@ def cheats() -> Iterator[tuple[str, ...]]:
 
 
 def derivatives() -> Iterator[tuple[str, ...]]:
-    """The first part of each Derivative section; the reference also says what `vmap` does."""
+    """Yield the first part of each Derivative section; the reference also says what `vmap` does."""
     yield "operation", "derivative"
     for name in public_names(ops):
         said = sections(getattr(ops, name))["Derivative"]
@@ -79,7 +80,7 @@ MAKERS: dict[str, Callable[[], Iterator[tuple[str, ...]]]] = {
 
 
 def filled(text: str) -> str:
-    """A page with its tables, and with the command above each output."""
+    """Return a page with its tables, and with the command above each output."""
 
     def place(match: re.Match[str]) -> str:
         made = table(MAKERS[match[1]]())

@@ -72,7 +72,7 @@ class Block:
         return f"{before}{start}python {self.program}"
 
     def differs(self, job: subprocess.CompletedProcess[str]) -> str | None:
-        """What is wrong with the job, if anything."""
+        """Return what is wrong with the job, if anything."""
         if job.returncode != self.status:
             return f"exit status {job.returncode}\n{job.stdout}{job.stderr}"
         if self.errors is not None and lasting(self.errors) not in lasting(job.stderr):
@@ -88,7 +88,7 @@ class Block:
 
 
 def marked(file: Path, line: int, mark: str, code: str) -> Block:
-    """A block, with what the comment before it says."""
+    """Return a block, with what the comment before it says."""
     block = Block(file, line, code)
     for name, value in re.findall(r"(\w+): ([^,]+)", mark):
         if name in ("ranks", "status"):
@@ -104,7 +104,7 @@ def marked(file: Path, line: int, mark: str, code: str) -> Block:
 
 
 def blocks(file: Path) -> Iterator[Block]:
-    """The Python blocks of a Markdown file, with their expected outputs."""
+    """Yield the Python blocks of a Markdown file, with their expected outputs."""
     text = file.read_text()
     last = None
     for match in BLOCK.finditer(text):
@@ -121,7 +121,7 @@ def blocks(file: Path) -> Iterator[Block]:
 
 
 def with_commands(text: str) -> str:
-    """A page on which each output begins with the command that it is of."""
+    """Return a page on which each output begins with the command that it is of."""
     last = Block(Path(), 0, "")
 
     def shown(match: re.Match[str]) -> str:

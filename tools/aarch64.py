@@ -81,14 +81,15 @@ def unpack(architecture: str, packages: tuple[str, ...], target: Path, *options:
 
 
 def qemu() -> Path:
-    """The emulator."""
+    """Return the emulator."""
     if installed := shutil.which("qemu-aarch64-static"):
         return Path(installed)
     return HOME / "qemu" / "usr/bin/qemu-aarch64-static"
 
 
 def within(command: list[str]) -> list[str]:
-    """A command in new namespaces, in which the kernel starts the emulator for such programs."""
+    """Return a command in new namespaces, in which the kernel starts the emulator for such
+    programs."""
     formats = HOME / "formats"
     formats.mkdir(parents=True, exist_ok=True)
     entry = f":qemu-aarch64:M::{MAGIC}:{MASK}:{qemu()}:F"
@@ -104,7 +105,7 @@ def within(command: list[str]) -> list[str]:
 
 
 def in_system(command: list[str], **environment: str) -> list[str]:
-    """A command in the system."""
+    """Return a command in the system."""
     root = shlex.quote(str(SYSTEM))
     variables = {
         "PATH": f"{ENVIRONMENT}/bin:/usr/bin:/bin",

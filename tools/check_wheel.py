@@ -22,13 +22,14 @@ SYSTEM = {
 
 
 def parse(data: bytes) -> Any:
-    """A binary; of a file for several processors, the first."""
+    """Return a binary; of a file for several processors, the first."""
     lief.logging.disable()
     return lief.parse(list(data))
 
 
 def plain(name: str, kind: str) -> str:
-    """A symbol as C writes it, without the version of Linux's or the underscore of macOS's."""
+    """Return a symbol as C writes it, without the version of Linux's or the underscore of
+    macOS's."""
     return name.partition("@")[0] if kind == "ELF" else name.removeprefix("_")
 
 
@@ -66,7 +67,7 @@ def from_elsewhere(binary: Any) -> set[str]:
 
 
 def faults(module: Any, mpis: list[set[str]]) -> list[str]:
-    """What is wrong with a module, given the exports of each MPI."""
+    """Return what is wrong with a module, given the exports of each MPI."""
     said = []
     if exports(module) != {"PyInit__native"}:
         said.append(f"it exports {sorted(exports(module))}, expected PyInit__native alone")

@@ -80,7 +80,7 @@ def call(*command: str | Path, **environment: str) -> None:
 
 
 def mpi_wheel(mpi: str, folder: Path, triple: str) -> Path:
-    """The wheel of one of MPIS, downloaded once."""
+    """Return the wheel of one of MPIS, downloaded once."""
     name = mpi.partition(">")[0]
     if not list(folder.glob(f"{name}-*.whl")):
         target = ("--only-binary=:all:", "--platform", TARGETS[triple].mpi_tag)
@@ -89,7 +89,7 @@ def mpi_wheel(mpi: str, folder: Path, triple: str) -> Path:
 
 
 def headers(folder: Path, triple: str = HOST) -> str:
-    """The headers of MPIS, in a directory each."""
+    """Return the headers of MPIS, in a directory each."""
     folders = [folder / mpi.partition(">")[0] for mpi in MPIS]
     for mpi, target in zip(MPIS, folders, strict=True):
         if not target.exists():
@@ -103,7 +103,7 @@ def headers(folder: Path, triple: str = HOST) -> str:
 
 
 def tools() -> Path:
-    """An environment with TOOLS; its programs' directory."""
+    """Return an environment with TOOLS; its programs' directory."""
     folder = CACHE / "venvs" / "wheel"
     stamp = folder / "installed.txt"
     if not stamp.exists() or stamp.read_text() != str(TOOLS):
@@ -114,13 +114,13 @@ def tools() -> Path:
 
 
 def sysroot() -> Path:
-    """Where rustc's libraries are."""
+    """Return where rustc's libraries are."""
     said = subprocess.check_output(["rustc", "--print", "sysroot"], cwd=ROOT, text=True)
     return Path(said.strip())
 
 
 def has_standard_library(triple: str) -> bool:
-    """Whether rustc can make programs for a target."""
+    """Return whether rustc can make programs for a target."""
     return (sysroot() / "lib" / "rustlib" / triple).is_dir()
 
 
@@ -138,7 +138,7 @@ def add_standard_library(triple: str) -> str | None:
 
 
 def program(path: Path, *command: str | Path, prepare: str = "") -> str:
-    """A program that calls another one, with more arguments."""
+    """Return a program that calls another one, with more arguments."""
     path.write_text(f'#!/bin/sh\n{prepare}exec {shlex.join(map(str, command))} "$@"\n')
     path.chmod(0o755)
     return str(path)
@@ -176,7 +176,7 @@ def apple_linker(folder: Path, programs: Path) -> dict[str, str]:
 
 
 def compilers(triple: str, programs: Path) -> dict[str, str]:
-    """What has cargo compile, link and archive for a target."""
+    """Return what has cargo compile, link and archive for a target."""
     folder = CACHE / "wheel" / triple
     folder.mkdir(parents=True, exist_ok=True)
     zig = (programs / "cargo-zigbuild", "zig")
@@ -196,7 +196,7 @@ def compilers(triple: str, programs: Path) -> dict[str, str]:
 
 
 def build(target: Path, triple: str = HOST) -> Path:
-    """The wheel for a target, in a directory."""
+    """Return the wheel for a target, in a directory."""
     if triple not in TARGETS:
         raise SystemExit(f"TARGET is {triple!r}, expected one of {', '.join(TARGETS)}")
     if reason := add_standard_library(triple):

@@ -195,7 +195,7 @@ def sources_hash() -> str:
 
 
 def the_wheel(triple: str = HOST) -> Path:
-    """The wheel for every MPI, of these sources, for a target."""
+    """Return the wheel for every MPI, of these sources, for a target."""
     folder = CACHE / "wheels" / triple / sources_hash()
     if not folder.exists():
         print(f"building the source distribution and its wheel for {triple}", flush=True)
@@ -207,7 +207,7 @@ def the_wheel(triple: str = HOST) -> Path:
 
 @functools.cache
 def without_compilers() -> Path:
-    """A directory with the system's programs, without compilers."""
+    """Return a directory with the system's programs, without compilers."""
     folder = CACHE / "bin"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -219,7 +219,7 @@ def without_compilers() -> Path:
 
 
 def find_python(version: str) -> str | None:
-    """A Python of that version which can make environments."""
+    """Return a Python of that version which can make environments."""
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
     candidates = [shutil.which(f"python{version}"), *pyenv.glob(f"{version}*/bin/python{version}")]
     for python in map(str, filter(None, candidates)):
@@ -230,7 +230,8 @@ def find_python(version: str) -> str | None:
 
 
 def prepared(row: Row, wheel: Path) -> str | None:
-    """The Python of a row's environment, with the wheel in it; None: there is no such Python."""
+    """Return the Python of a row's environment, with the wheel in it; None: there is no such
+    Python."""
     python = find_python(row.python) if row.python else sys.executable
     if python is None:
         return None

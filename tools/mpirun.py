@@ -51,7 +51,8 @@ FROM_MPIEXEC = ("OMPI_", "PMIX_", "PMI_", "PRTE_", "HYDRA_", "MPI_LOCAL", "MPIR_
 
 
 def find_mpiexec(python: str) -> str:
-    """The mpiexec of the MPI that mpi4py loads: it too looks in python's environment first."""
+    """Return the mpiexec of the MPI that mpi4py loads: it too looks in python's environment
+    first."""
     if name := os.environ.get("MPIEXEC"):
         return name
     path = os.pathsep.join([os.path.dirname(python), *os.get_exec_path()])
@@ -73,7 +74,7 @@ def environment_outside_mpi() -> dict[str, str]:
 
 
 def _job(mpiexec: int) -> set[int]:
-    """The live processes that mpiexec has started.
+    """Return the live processes that mpiexec has started.
 
     Neither the process group nor the session says so: Open MPI gives each rank a group of its own,
     MPICH has them in another session. So: whose parent, or whose session's leader, is of the job.
@@ -93,7 +94,7 @@ def _job(mpiexec: int) -> set[int]:
 def _wait(
     process: subprocess.Popen[bytes], time_limit: float | None, is_mpiexec: bool
 ) -> int | None:
-    """The exit status, or None if there is none in time.
+    """Return the exit status, or None if there is none in time.
 
     Open MPI 5's mpiexec sometimes blocks itself forever after a job that failed: it is given up
     when it has been without a process of the job for ALONE_LIMIT. Another program may start none.

@@ -61,7 +61,8 @@ QUICK_COMPILER = (
 
 
 def sleeping_yield() -> dict[str, str]:
-    """What makes ranks that wait sleep: they would take the cores from those that they wait for."""
+    """Return what makes ranks that wait sleep: they would take the cores from those that they wait
+    for."""
     compiler, source = shutil.which("cc"), ROOT / "tools" / "yield.c"
     if compiler is None:
         return {}
@@ -106,7 +107,7 @@ class Results:
 
 
 def merge(run: str, folder: Path) -> Results:
-    """One result per test from those of the ranks: the worst."""
+    """Return one result per test from those of the ranks: the worst."""
     outcomes: dict[str, set[str]] = {}
     reasons: dict[str, str] = {}
     for file in folder.glob("rank*.results"):
@@ -142,7 +143,8 @@ def show(log: Path) -> None:
 
 @functools.cache
 def known_flags(python: str) -> str:
-    """Those of QUICK_COMPILER that jaxlib has: XLA does not start with a flag unknown to it."""
+    """Return those of QUICK_COMPILER that jaxlib has: XLA does not start with a flag unknown to
+    it."""
 
     def known(flag: str) -> bool:
         environment = {**os.environ, **ENVIRONMENT, "XLA_FLAGS": flag}
@@ -163,7 +165,7 @@ def run_tests(
     path: str = "",
     share: int | None = None,
 ) -> Results:
-    """One run of pytest on a number of ranks, with another PATH if one is given.
+    """Return one run of pytest on a number of ranks, with another PATH if one is given.
 
     Its share is of the cases that no run has all of (tests/conftest.py).
     """

@@ -32,7 +32,7 @@ no other mode there.
 
 
 def cells(results: Results) -> dict[str, dict[str, set[str]]]:
-    """What became of each pair: transformation -> operation -> outcomes."""
+    """Return what became of each pair: transformation -> operation -> outcomes."""
     found: dict[str, dict[str, set[str]]] = {}
     outcomes = [(test, "yes") for _, test in results.passed]
     outcomes += [(test, "-") for _, test, _ in results.skipped]
@@ -45,7 +45,7 @@ def cells(results: Results) -> dict[str, dict[str, set[str]]]:
 
 
 def summary(outcomes: dict[str, set[str]]) -> str:
-    """One cell of the page, of the outcomes of several operations."""
+    """Return one cell of the page, of the outcomes of several operations."""
     failed, not_applicable = (
         ", ".join(op for op, found in outcomes.items() if max(found, key=RANKING.index) == worst)
         for worst in ("**no**", "-")
@@ -58,7 +58,8 @@ def summary(outcomes: dict[str, set[str]]) -> str:
 
 
 def table(found: dict[str, dict[str, set[str]]]) -> str:
-    """A row for the transformations of equal outcomes. A new operation makes no new column."""
+    """Return a row for the transformations of equal outcomes. A new operation makes no new
+    column."""
     names: dict[tuple[str, ...], list[str]] = {}
     for name, row in found.items():
         kinds: list[dict[str, set[str]]] = [{}, {}]

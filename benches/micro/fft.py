@@ -57,7 +57,7 @@ def theirs(layout, dtype, x, pencils, y):
 
 
 def transposes(layout, dtype):
-    """A redistribution between two layouts, and MPI_Alltoall of as many bytes."""
+    """Return a redistribution between two layouts, and MPI_Alltoall of as many bytes."""
     after = fft.spectral_layout(layout, axes=[a for a, _ in layout.cuts[-1:]])
     x = jnp.zeros(layout.block_shape(COMM.rank), jnp.result_type(dtype, jnp.complex64))
     move = jax.jit(lambda x: redistribute(x, layout, after, comm=COMM))

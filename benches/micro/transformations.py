@@ -84,7 +84,7 @@ def subjects():
 
 
 def worker(rounds, seconds, only):
-    """One rank; rank 0 prints {what: (seconds of A in each round, seconds of B)}."""
+    """Return one rank; rank 0 prints {what: (seconds of A in each round, seconds of B)}."""
     import jax
     from mpi4py import MPI
 

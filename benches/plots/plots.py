@@ -28,7 +28,7 @@ def save(figure, path: Path) -> None:
 
 
 def place_at(results: Results, key: Key) -> float | None:
-    """The median in microseconds."""
+    """Return the median in microseconds."""
     return statistics.median(results[key]) * MICROSECONDS if key in results else None
 
 

@@ -29,7 +29,7 @@ model = getattr(module, {"acc": "ACCSetup", "acc_basic": "ACCBasicSetup"}[name])
 
 
 def settled():
-    """The fields of the model, when they are there."""
+    """Return the fields of the model, when they are there."""
     v = model.state.variables
     return jax.block_until_ready([v.temp, v.salt, v.u, v.psi])
 

@@ -46,7 +46,8 @@ class Overlapping(Model):
         return state._replace(tendency=jax.tree.map(jnp.copy, state.tendency))
 
     def part(self, fields: Fields, rows: slice, columns: slice) -> Fields:
-        """The time derivatives of some inner cells: of those inside of these rows and columns."""
+        """Return the time derivatives of some inner cells: of those inside of these rows and
+        columns."""
         first, last, _ = rows.indices(fields.h.shape[0])
         f = np.asarray(self.f)[first : last - 1]
         return tendencies(self.p, f, Fields(*(a[rows, columns] for a in fields)))
@@ -79,7 +80,7 @@ class Overlapping(Model):
 
 
 def models(size: tuple[int, int], steps: int) -> Iterator[Callable[[], Any]]:
-    """A run of each, after a check that they agree."""
+    """Yield a run of each, after a check that they agree."""
     pair = [kind(Parameters(*size), COMM, True) for kind in (Model, Overlapping)]
     states = [model.initial_state() for model in pair]
     fields = [
@@ -100,7 +101,7 @@ def apply(w: jax.Array, x: jax.Array) -> jax.Array:
 
 @jax.custom_vjp
 def layer(w: jax.Array, x: jax.Array, request: mpi4jax.Request) -> jax.Array:
-    """A layer. The cotangent of ``request`` is the request of the weights' gradient."""
+    """Return a layer. The cotangent of ``request`` is the request of the weights' gradient."""
     return apply(w, x)
 
 

@@ -43,7 +43,7 @@ def raw_library() -> Path:
 
 
 def environment_with(package: str, name: str, depends_on: list) -> tuple[Path, list[str]]:
-    """The directory of an environment that is made once, and the pip that fills it.
+    """Return the directory of an environment that is made once, and the pip that fills it.
 
     There is no pip if it is there already: who has filled it makes the file `complete`.
     """
@@ -58,7 +58,7 @@ def environment_with(package: str, name: str, depends_on: list) -> tuple[Path, l
 
 
 def reference_python() -> str:
-    """The Python of an environment with mpi4jax 0.9.1, and all else as in this one."""
+    """Return the Python of an environment with mpi4jax 0.9.1, and all else as in this one."""
     same = ["jax", "jaxlib", "numpy", "mpi4py"]
     same += [name for name in toolchain.PYPI_MPIS if toolchain.pypi_wheel(mpicc()) == name]
     same = [f"{name}=={importlib.metadata.version(name)}" for name in same]
@@ -153,7 +153,7 @@ class Job:
         self.ask("warm", mode=mode, op=op, nbytes=nbytes, seconds=seconds)
 
     def ask(self, function: str, **arguments) -> list:
-        """What a function of worker.py returns on each rank."""
+        """Return what a function of worker.py returns on each rank."""
         for file in self.files:
             file.write(json.dumps({"function": function, **arguments}) + "\n")
             file.flush()

@@ -76,7 +76,7 @@ def machine(versions: dict) -> str:
 
 
 def busy(load: float) -> list[str]:
-    """A warning, if other programs ran already."""
+    """Return a warning, if other programs ran already."""
     if load < 0.5 * cores():
         return [f"The load average before was {load:.1f}.", ""]
     return [
@@ -88,12 +88,12 @@ def busy(load: float) -> list[str]:
 
 
 def ratio(above: list[list[float]], below: list[list[float]]) -> tuple[float, float, float]:
-    """The ratios of the sums in each round: their median, and their quartiles."""
+    """Return the ratios of the sums in each round: their median, and their quartiles."""
     return spread(rounds_of(above, below))
 
 
 def spread(values: list[float]) -> tuple[float, float, float]:
-    """The median and the quartiles."""
+    """Return the median and the quartiles."""
     if len(values) < 2:
         return values[0], values[0], values[0]
     low, median, high = statistics.quantiles(values, n=4, method="inclusive")
@@ -101,7 +101,7 @@ def spread(values: list[float]) -> tuple[float, float, float]:
 
 
 def interval(values: list[float]) -> float:
-    """The 95 % interval of the median, as a part of it; of few values, infinity.
+    """Return the 95 % interval of the median, as a part of it; of few values, infinity.
 
     From the order of the values alone: they may be distributed as they like.
     """
@@ -114,7 +114,7 @@ def interval(values: list[float]) -> float:
 
 
 def rounds_of(above: list[list[float]], below: list[list[float]]) -> list[float]:
-    """The ratio of the sums in each round."""
+    """Return the ratio of the sums in each round."""
     rounds = zip(zip(*above, strict=True), zip(*below, strict=True), strict=True)
     return [sum(a) / sum(b) for a, b in rounds]
 

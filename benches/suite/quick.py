@@ -51,7 +51,7 @@ def ratios(job: Job, figure, rounds: int, seconds: float) -> list[float]:
 
 
 def worse(measured: dict[str, list[float]], kept: dict[str, float]) -> list[str]:
-    """Which figures have become 10 % worse, in words."""
+    """Return which figures have become 10 % worse, in words."""
     found = []
     for name, values in measured.items():
         median, low, _ = measurements.spread(values)

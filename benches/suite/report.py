@@ -66,7 +66,7 @@ RATIOS = (
 
 
 def grid(titles: list[str], rows: list[list[str]]) -> list[str]:
-    """A table, without columns that are empty."""
+    """Return a table, without columns that are empty."""
     full = [i for i in range(len(titles)) if any(row[i] for row in rows)]
 
     def line(cells):
@@ -77,7 +77,7 @@ def grid(titles: list[str], rows: list[list[str]]) -> list[str]:
 
 
 def times_table(results: Results, faults: Results) -> list[list]:
-    """The rows of benchmarks-times.csv: a row for each operation, and way to call it."""
+    """Return the rows of benchmarks-times.csv: a row for each operation, and way to call it."""
     names = {(contender, mode): name for name, contender, mode in COLUMNS}
     rows: list[list] = [["ranks", "hosts", "operation", "bytes", "call", "seconds", "page faults"]]
     for key, seconds in results.items():
@@ -90,7 +90,8 @@ def times_table(results: Results, faults: Results) -> list[list]:
 
 
 def ratios_table(results: Results) -> list[list]:
-    """The rows of benchmarks-ratios.csv: medians of the ratios in each round, with quartiles."""
+    """Return the rows of benchmarks-ratios.csv: medians of the ratios in each round, with
+    quartiles."""
     rows: list[list] = [
         [
             "ranks",
@@ -181,7 +182,7 @@ MODE_NAMES = {"eager": "eager", "jit": "jitted", "loop": "in a loop", "chain": "
 
 
 def summary(results: Results, models: Models) -> list[str]:
-    """What to know of it all, where it was measured."""
+    """Return a summary of what was measured."""
     rows = []
 
     def add(what, op, nbytes, *modes, ranks=2):
@@ -208,7 +209,8 @@ def summary(results: Results, models: Models) -> list[str]:
 
 
 def slower(results: Results) -> list[str]:
-    """The cases in which another package was faster, by package, mode and number of ranks."""
+    """Return the cases in which another package was faster, by package, mode and number of
+    ranks."""
     lost: dict[str, list[str]] = {}
     for key in results:
         for other in (OLD, GLOO):
@@ -274,7 +276,7 @@ def page(run: Run, folder: Path) -> str:
 
 
 def write(bench, folder: Path, seconds: float) -> str:
-    """The page of what has been measured, and a file from which it can be made again."""
+    """Return the page of what has been measured, and a file from which it can be made again."""
     args = bench.args
     run = Run(
         date=str(datetime.datetime.now(datetime.UTC).date()),

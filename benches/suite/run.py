@@ -97,7 +97,7 @@ class Bench:
         print(self.notes[-1], flush=True)
 
     def start(self, stack: ExitStack, ranks: int, where: str = "", **launch) -> dict[str, Job]:
-        """The jobs of all contenders that start; `where` is for what does not."""
+        """Return the jobs of all contenders that start; `where` is for what does not."""
         jobs = {}
         pythons = dict(self.pythons)
         if ranks > 1 and not where:
@@ -215,7 +215,7 @@ class Bench:
 
 
 def known(times: dict[tuple[str, str], list[float]], contenders) -> bool:
-    """Whether the median of each ratio is known to 5 %."""
+    """Return whether the median of each ratio is known to 5 %."""
     for _, *terms in report.RATIOS:
         of = [times.get(term) for term in terms if term[0] in contenders]
         ratios = measurements.rounds_of(of[:1], of[1:]) if len(of) == len(terms) and all(of) else []
@@ -225,7 +225,7 @@ def known(times: dict[tuple[str, str], list[float]], contenders) -> bool:
 
 
 def enough(job: Job, mode: str, op: str, nbytes: int, seconds: float) -> int:
-    """How many iterations take about that long."""
+    """Return how many iterations take about that long."""
     iterations = 1
     while True:
         passed = iterations * job.measure(mode, op, nbytes, iterations)[0]

@@ -54,7 +54,8 @@ PROGRAMS = {
 
 
 def python_with_programs() -> str:
-    """The Python of an environment with all programs, on top of the one with mpi4jax 0.9.1."""
+    """Return the Python of an environment with all programs, on top of the one with mpi4jax
+    0.9.1."""
     reference = Path(reference_python())
     needed = NEEDED + [f"{name}=={importlib.metadata.version(name)}" for name in TRAINING]
     folder, pip = environment_with("programs", "programs", [str(reference), VEROS, needed])
@@ -74,7 +75,7 @@ def python_with_programs() -> str:
 
 
 def difference(a: list[float], b: list[float]) -> float:
-    """The largest relative difference of two results."""
+    """Return the largest relative difference of two results."""
     a, b = np.array(a), np.array(b)
     return float(np.max(abs(a - b) / np.maximum(abs(b), 1e-30)))
 
@@ -121,7 +122,8 @@ def when_and_where(versions: dict) -> str:
 
 
 def merged(text: str, rows: list[list[str]], where: str) -> str:
-    """A page with the rows in its table, and those that it had if they are from there too."""
+    """Return a page with the rows in its table, and those that it had if they are from there
+    too."""
     before, _, rest = text.partition(BEGIN)
     table, end, after = rest.partition(END)
     if not end:

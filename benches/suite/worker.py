@@ -45,7 +45,7 @@ else:
 
 
 def without_result(operation):
-    """The same with a result that costs nothing, and that tells when it has ended."""
+    """Return the same with a result that costs nothing, and that tells when it has ended."""
 
     def alone(x):
         operation(x)
@@ -151,7 +151,7 @@ def handed_on(function, x):
 
 
 def in_loop(operation, x, chained):
-    """One call that loops inside: each time on x, or on the result of the time before."""
+    """Return one call that loops inside: each time on x, or on the result of the time before."""
     result = jax.eval_shape(operation, x)
 
     @jax.jit
@@ -178,7 +178,7 @@ def address():
 
 @cache
 def prepare(mode, op, nbytes):
-    """A function that does `iterations` of them and returns seconds, or None to be timed."""
+    """Return a function that does `iterations` of them and returns seconds, or None to be timed."""
     if GLOO:
         return prepare_gloo(mode, op, nbytes)
     operation, on_numpy, _ = OPERATIONS[op]

@@ -89,7 +89,7 @@ def _stages(op: str, layout: Layout, axes: tuple[int, ...], real: bool) -> tuple
 
 
 def _with_one_whole(op: str, layout: Layout, axis: int, left: set[int]) -> Layout:
-    """The layout in which this axis is whole, and another one cut in its place.
+    """Return the layout in which this axis is whole, and another one cut in its place.
 
     Preferred is an axis that is transformed already, then one with an element for each rank, then
     the following one, because then the pieces received are in the order of memory.
@@ -186,7 +186,7 @@ class _Transform:
 
 
 def _whole(batch: Shape, block: Shape) -> Pieces:
-    """An array as its only piece."""
+    """Return an array as its only piece."""
     return Pieces(tuple((n,) for n in (*batch, *block)), (0,))
 
 
@@ -267,7 +267,7 @@ def ifftn(
         of ``y``; complex64 or complex128.
 
     Raises:
-        TypeError, ValueError: as :func:`fftn`.
+        TypeError, ValueError: as for :func:`fftn`.
 
     Example:
         >>> import jax.numpy as jnp, mpi4jax.notoken as mpi4jax
@@ -305,7 +305,7 @@ def rfftn(
 
     Raises:
         TypeError: if ``x`` is complex, and as for :func:`fftn`.
-        ValueError: as :func:`fftn`.
+        ValueError: as for :func:`fftn`.
 
     Example:
         >>> import jax.numpy as jnp, mpi4jax.notoken as mpi4jax
@@ -341,7 +341,7 @@ def irfftn(
         of ``y``; float32 or float64.
 
     Raises:
-        TypeError, ValueError: as :func:`fftn`.
+        TypeError, ValueError: as for :func:`fftn`.
 
     Example:
         >>> import jax.numpy as jnp, mpi4jax.notoken as mpi4jax
@@ -403,7 +403,8 @@ def frequencies(
         its own axis, so that it broadcasts with the block.
 
     Raises:
-        TypeError, ValueError: as :func:`fftn`; ``d`` has another number of distances than ``axes``.
+        TypeError, ValueError: as for :func:`fftn`, or if ``d`` does not have one distance for each
+            of ``axes``.
 
     Example:
         >>> import mpi4jax.notoken as mpi4jax

@@ -47,7 +47,7 @@ def _check(name: str, functions: dict[str, Any], x0: Any, like: Any) -> None:
 
 
 def _wide(dtype: Any) -> Any:
-    """The dtype of the iteration: in 16 bits, counters end at 256 and squares underflow."""
+    """Return the dtype of the iteration: in 16 bits, counters end at 256 and squares underflow."""
     return jnp.promote_types(dtype, jnp.float32)
 
 
@@ -488,7 +488,7 @@ def lsmr(
 
     @solve.defjvp
     def of_tangents(primals: Any, tangents: Any) -> Any:
-        """The gradient of the minimized function stays zero."""
+        """Return the gradient of the minimized function stays zero."""
         x, info = solve(*primals)
 
         def gradient(given: Vector, *closed: Any) -> Vector:

@@ -51,11 +51,11 @@ def _check(item: Any, where: str) -> None:
 
 
 def read(file: Path) -> Dump:
-    """The dump in a file.
+    """Return the dump in a file.
 
     Raises:
-        ValueError: it is none, or a part of one.
-        OSError: the file cannot be read.
+        ValueError: if the file is not a dump, or is incomplete.
+        OSError: if the file cannot be read.
     """
     try:
         dump: Dump = json.loads(file.read_text())
@@ -84,7 +84,7 @@ def _time(folder: Path) -> float:
 
 
 def load(directory: Path) -> tuple[dict[int, Dump], list[str]]:
-    """The dumps in a directory by rank; or those in its newest subdirectory that has any.
+    """Return the dumps in a directory by rank; or those in its newest subdirectory that has any.
 
     Each host of a job has a directory: those beside it, with another host's name, are of the job.
 
@@ -92,7 +92,7 @@ def load(directory: Path) -> tuple[dict[int, Dump], list[str]]:
         the dumps, and what is wrong with files that are none.
 
     Raises:
-        FileNotFoundError: there are none.
+        FileNotFoundError: if there are no dumps.
     """
     jobs = [*directory.glob("mpi4jax-*/*/"), *directory.glob("*/")]
     for folder in (directory, *sorted(jobs, key=_time, reverse=True)):
@@ -161,7 +161,8 @@ def _states(dumps: dict[int, Dump]) -> list[str]:
 
 
 def divergences(dumps: dict[int, Dump]) -> list[tuple[float, str]]:
-    """Where ranks did different things on a communicator: (time, words), one per communicator."""
+    """Return where ranks did different things on a communicator: (time, words), one per
+    communicator."""
     found = []
     for group, ranks in _collectives(dumps).items():
         key, _, runs = group
@@ -205,7 +206,7 @@ def _is_foreign(file: str) -> bool:
 
 
 def report(dumps: dict[int, Dump]) -> str:
-    """The merged report, as text."""
+    """Return the merged report, as text."""
     first = min(dumps.values(), key=lambda dump: dump["time"])
     left = f"{len(dumps)} of {first['size']} ranks left a dump"
     lines = [f"{left}; rank {first['rank']}: {first['reason']}"]

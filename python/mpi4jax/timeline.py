@@ -29,7 +29,7 @@ _SYNCHRONISING = ("allgather", "allreduce", "alltoall", "barrier")
 
 
 def load(path: Path) -> list[Event]:
-    """The events of one rank; the file of a job that was aborted lacks its end."""
+    """Return the events of one rank; the file of a job that was aborted lacks its end."""
     text = path.read_text()
     while True:
         try:
@@ -78,7 +78,7 @@ def offsets(events: list[Event]) -> dict[int, float]:
 
 
 def merge(events: list[Event]) -> list[Event]:
-    """All events on one clock that starts at 0, with the waits as events of their own."""
+    """Return all events on one clock that starts at 0, with the waits as events of their own."""
     ahead = offsets(events)
     spans = [{**e, "ts": e["ts"] - ahead[e["pid"]]} for e in events if e["ph"] == "X"]
     start = min((e["ts"] for e in spans), default=0.0)

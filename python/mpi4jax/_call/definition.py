@@ -29,7 +29,7 @@ def define(prepare: Callable[..., Call], **fields: Any) -> Callable[[F], F]:
         **fields: other fields of :class:`_op.spec.Spec`.
 
     Raises:
-        ImportError: the native module does not have it.
+        ImportError: if the native module does not have it.
     """
 
     def decorate(function: F) -> F:

@@ -41,10 +41,10 @@ def assert_equal(x: T, *, comm: MPI.Intracomm | None = None) -> T:
         jax.Array, or pytree: ``x``, unchanged.
 
     Raises:
-        AssertionError: ranks have different values, or trees of other leaves. It names the leaf,
-            the first index where one of them differs from rank 0, and all ranks' values there. From
-            a compiled function it comes as JAX's error of a callback, with these words, when
-            something waits for it.
+        AssertionError: if ranks have different values or different trees. The error names the leaf,
+            the first index at which a rank differs from rank 0, and the values of all ranks there.
+            In a compiled function, JAX raises it as the error of a callback when the program waits
+            for a result.
         TypeError: if ``comm`` has a wrong type, or the dtype is not supported.
 
     Derivative:
@@ -98,7 +98,7 @@ def _report_forms(everyones: Any) -> None:
 
 
 def _by_rank(found: Sequence[str]) -> str:
-    """What the ranks have: `ranks 0-1 have 1.0, rank 2 has 2.0`."""
+    """Return what the ranks have: `ranks 0-1 have 1.0, rank 2 has 2.0`."""
     ranks: dict[str, list[int]] = {}
     for rank, value in enumerate(found):
         ranks.setdefault(value, []).append(rank)
@@ -151,7 +151,8 @@ class _Leaf:
         self.bits = x.reshape(value.size, x.shape[-1])
 
     def words(self, place: int, rows: np.ndarray[Any, Any]) -> str:
-        """What the ranks have at a place: `['w'] at (0, 1): ranks 0-1 have 1.0, rank 2 has 2.0`."""
+        """Return what the ranks have at a place: `['w'] at (0, 1): ranks 0-1 have 1.0, rank 2 has
+        2.0`."""
         index = tuple(int(i) for i in np.unravel_index(place, self.shape))
         shown = [np.ascontiguousarray(row).view(self.dtype) for row in rows]
         each = _by_rank([str(x[0] if x.size == 1 else x) for x in shown])
@@ -160,7 +161,7 @@ class _Leaf:
 
 
 def _first_difference(a: jax.Array, b: jax.Array) -> jax.Array:
-    """The number of the first row that differs, or _NOWHERE."""
+    """Return the number of the first row that differs, or _NOWHERE."""
     differs = jnp.any(a != b, axis=1)
     return jnp.where(jnp.any(differs), jnp.argmax(differs), _NOWHERE).astype(np.int32)
 

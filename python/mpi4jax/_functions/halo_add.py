@@ -46,8 +46,9 @@ def halo_add(
         jax.Array, or pytree: the block of the shape and dtype of ``x``.
 
     Raises:
-        TypeError: a wrong type of ``cart``, ``axes``, ``width`` or ``border``; no numbers.
-        ValueError: as of :func:`halo_exchange`.
+        TypeError: if ``cart``, ``axes``, ``width`` or ``border`` has a wrong type, or ``x`` does
+            not hold numbers.
+        ValueError: as for :func:`halo_exchange`.
 
     Derivative:
         The transpose is :func:`halo_exchange`, with zeros in place of a number at the border.

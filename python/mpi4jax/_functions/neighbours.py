@@ -53,7 +53,7 @@ class _Edges:
         return [k for k, rank in enumerate(ranks) if rank != MPI.PROC_NULL]
 
     def counts(self, ranks: list[int]) -> list[int]:
-        """How many edges lead to, or come from, each rank."""
+        """Return how many edges lead to, or come from, each rank."""
         return [ranks.count(rank) for rank in range(self.comm.size)]
 
 

@@ -19,7 +19,7 @@ from .._requests.start import begin
 
 
 def _params(name: str, comm: MPI.Intracomm | None) -> Params:
-    """Those of the adjoint of an allreduce SUM."""
+    """Return those of the adjoint of an allreduce SUM."""
     total = as_reduction(name, MPI.SUM)
     return {"comm": as_comm(name, comm), "reduction": total, "adjoint": True}
 
@@ -78,8 +78,9 @@ def ipvary(x: T, *, comm: MPI.Intracomm | None = None) -> Request[T]:
         ``y`` is the layer's input, the cotangent of ``y`` is used once the iallreduce has started.
 
     Raises:
-        TypeError: ``x`` has a leaf of another dtype.
-        NotImplementedError: inside of :func:`shard_map`, where JAX inserts ``pvary``.
+        TypeError: if a leaf of ``x`` has another dtype.
+        NotImplementedError: if it is called in a :func:`shard_map`, where JAX sums the cotangents
+            itself.
 
     Example:
         >>> import jax, jax.numpy as jnp, mpi4jax.notoken as mpi4jax

@@ -18,11 +18,11 @@ Side = Any  # None, one of the modes, or a number
 
 
 def sides_of(op: str, comm: Comm, border: Any) -> list[tuple[Side, Side]]:
-    """What the border is below and above along each dimension of the grid.
+    """Return what the border is below and above along each dimension of the grid.
 
     Raises:
-        TypeError: nothing of that.
-        ValueError: an unknown mode, or not one for each dimension.
+        TypeError: if ``border`` has a wrong type.
+        ValueError: if a mode is unknown, or there is not one for each dimension.
     """
     n = len(cart.topology(comm)[0])
     expected = (

@@ -13,10 +13,10 @@ from .._op.comm import Comm, as_comm, static_int
 
 
 def as_cart(op: str, cart: Any) -> Comm:
-    """The :class:`Comm` of a Cartesian communicator.
+    """Return the :class:`Comm` of a Cartesian communicator.
 
     Raises:
-        TypeError: not one.
+        TypeError: if it is not a Cartesian communicator.
     """
     is_cart = isinstance(cart, MPI.Intracomm) and cart != MPI.COMM_NULL
     if not is_cart or cart.Get_topology() != MPI.CART:
@@ -76,7 +76,8 @@ def _sequence(op: str, name: str, value: Any, length: int, expected: str) -> Seq
 
 
 def axes_of(op: str, comm: Comm, axes: Any) -> list[int | None]:
-    """The array's axis for each dimension of the grid, None for one that is not exchanged."""
+    """Return the array's axis for each dimension of the grid, None for one that is not
+    exchanged."""
     n = _dimensions(comm)
     expected = f"None or a list of {n} axes, one (an integer or None) for each dimension of 'cart'"
     if axes is None:
@@ -88,7 +89,7 @@ def axes_of(op: str, comm: Comm, axes: Any) -> list[int | None]:
 
 
 def widths_of(op: str, comm: Comm, width: Any) -> list[tuple[int, int]]:
-    """The ghost cells below and above along each dimension of the grid."""
+    """Return the ghost cells below and above along each dimension of the grid."""
     n = _dimensions(comm)
     expected = (
         f"an integer from 0, or a list of {n} integers or pairs (below, above), one for each "

@@ -86,7 +86,7 @@ def faces(leaves: Sequence[Leaf], p: Params) -> tuple[list[Face], list[Face]]:
 
 @functools.partial(jax.jit, static_argnums=0, inline=True)
 def packed(boxes: tuple[Box, ...], leaves: Sequence[Any], like: Any) -> Any:
-    """The cells of boxes, one after the other."""
+    """Return the cells of boxes, one after the other."""
     pieces = [
         jax.lax.slice(leaves[leaf], *zip(*ranges, strict=True)).ravel() for leaf, ranges in boxes
     ]
@@ -94,7 +94,7 @@ def packed(boxes: tuple[Box, ...], leaves: Sequence[Any], like: Any) -> Any:
 
 
 def _pieces(boxes: Sequence[Box], cells: Any) -> list[Any]:
-    """The cells of each box, in its shape, of those of all, one after the other."""
+    """Return the cells of each box, in its shape, of those of all, one after the other."""
     line = (ranges for _, (ranges,) in in_line(0, boxes))
     return [cells[slice(*at)].reshape(_extents(box)) for at, box in zip(line, boxes, strict=True)]
 
@@ -139,7 +139,7 @@ def in_line(leaf: int, boxes: Sequence[Box]) -> list[Box]:
 
 
 def summed(parts: Sequence[Box], boxes: Sequence[Box], cells: Any) -> Any:
-    """The sums of all cells of boxes that are in parts, one part after the other."""
+    """Return the sums of all cells of boxes that are in parts, one part after the other."""
     pieces, sums = _pieces(boxes, cells), []
     for part in parts:
         terms = []

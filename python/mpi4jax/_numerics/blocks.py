@@ -50,11 +50,11 @@ class Cuts:
         return Layout(shape, zip(self.positions(len(shape)), self.sizes, strict=True))
 
     def pieces(self, shape: Shape) -> Pieces:
-        """An array of this shape, partitioned into the blocks of all ranks."""
+        """Return an array of this shape, partitioned into the blocks of all ranks."""
         return Pieces.of((), tuple(slice(0, n) for n in shape), self.layout(shape))
 
     def whole(self, block: Shape, cells: Sequence[int] | None) -> Shape:
-        """The shape of the array that this rank's block, of this shape, is a part of.
+        """Return the shape of the array that this rank's block, of this shape, is a part of.
 
         Raises:
             ValueError: if this rank has another block of an array with this number of cells.
@@ -71,7 +71,7 @@ class Cuts:
         return tuple(out)
 
     def cells_of(self, cells: Any) -> tuple[int, ...] | None:
-        """The numbers of cells along the decomposed axes."""
+        """Return the numbers of cells along the decomposed axes."""
         if cells is None:
             return None
         expected = f"{len(self.axes)} numbers of cells, one for each decomposed axis"
@@ -127,7 +127,7 @@ def scatter_blocks(
         jax.Array, or pytree: this rank's block.
 
     Raises:
-        TypeError: a wrong type of an argument.
+        TypeError: if an argument has a wrong type.
         ValueError: if a decomposed axis is not named.
 
     Derivative:
@@ -195,7 +195,7 @@ def gather_blocks(
         jax.Array, or pytree: the whole array on the root, and ``x``, unchanged, on other ranks.
 
     Raises:
-        TypeError: a wrong type of an argument.
+        TypeError: if an argument has a wrong type.
         ValueError: if a decomposed axis is not named or has fewer cells than ghost cells, or if the
             block does not have the shape of this rank's block of an array with these ``cells``.
 

@@ -65,15 +65,15 @@ class Space:
         return [total[start:end].reshape(p.shape) for p, start, end in cut]
 
     def square(self, v: Vector) -> jax.Array:
-        """The square of the norm."""
+        """Return the square of the norm."""
         return self.products((v, v))[0].real
 
     def fixed(self, x: jax.Array) -> jax.Array:
-        """A vector that is rounded before anything is added to it."""
+        """Return a vector that is rounded before anything is added to it."""
         return _fixed(x) if self.reproducible else x
 
     def times(self, a: jax.Array, b: jax.Array) -> jax.Array:
-        """The product, each of whose parts is rounded."""
+        """Return the product, each of whose parts is rounded."""
         if not self.reproducible:
             return a * b
         if not (jnp.iscomplexobj(a) or jnp.iscomplexobj(b)):
@@ -91,7 +91,7 @@ class Space:
         return jnp.sqrt(self.times(a, a) + self.times(b, b))
 
     def combined(self, factors: jax.Array, rows: jax.Array) -> Vector:
-        """The sum of the rows of a matrix, each with its factor."""
+        """Return the sum of the rows of a matrix, each with its factor."""
         if not self.reproducible:
             return factors @ rows
         start = jnp.zeros_like(rows[0])
@@ -100,7 +100,7 @@ class Space:
 
 
 def _terms(a: jax.Array, b: jax.Array) -> list[jax.Array]:
-    """The terms of an inner product: products, each of them rounded."""
+    """Return the terms of an inner product: products, each of them rounded."""
     if not jnp.iscomplexobj(a):
         return [a * b]
     real = [a.real * b.real, a.imag * b.imag]
@@ -113,7 +113,7 @@ def _of_parts(parts: list[jax.Array]) -> jax.Array:
 
 
 def _fixed(x: jax.Array) -> jax.Array:
-    """The number itself, rounded before anything is added to it.
+    """Return the number itself, rounded before anything is added to it.
 
     Whether XLA fuses a multiplication and an addition into one instruction may depend on the length
     of a vector. It cannot do so across an operation on the bits, even one that changes nothing: the
@@ -146,7 +146,7 @@ class Limits(NamedTuple):
 
 
 def most_iterations(space: Space, maxiter: int | None, size: int) -> jax.Array:
-    """The given number, by default 10 for each element of the whole vector."""
+    """Return the given number, by default 10 for each element of the whole vector."""
     if maxiter is not None:
         return jnp.asarray(maxiter, jnp.int32)
     room = (2**31 - 1) // 10 // as_comm("linalg", space.comm).size
@@ -154,7 +154,8 @@ def most_iterations(space: Space, maxiter: int | None, size: int) -> jax.Array:
 
 
 def scale_of(space: Space, b: Vector) -> jax.Array:
-    """A power of two of the size of the largest element: squares neither overflow nor vanish."""
+    """Return a power of two of the size of the largest element: squares neither overflow nor
+    vanish."""
     mine = jnp.max(jnp.abs(b), initial=0)
     largest = allreduce(mine, op=MPI.MAX, comm=space.comm)
     exponent = jnp.where(jnp.isfinite(largest), jnp.frexp(largest)[1], 0)
@@ -273,7 +274,7 @@ def gmres(
     """Until the next restart: Saad and Schultz, "GMRES", SIAM J. Sci. Stat. Comput. 7, 1986."""
 
     def extend(j: Any, state: Any) -> Any:
-        """One more vector of the Krylov space, orthogonal to those before."""
+        """Return one more vector of the Krylov space, orthogonal to those before."""
         V, H = state
         w = A(M(V[j]))
         (h,) = space.products((V, w))

@@ -87,7 +87,7 @@ class Layout:
         return tuple(window)
 
     def block_shape(self, rank: int) -> Shape:
-        """The shape of a rank's block."""
+        """Return the shape of a rank's block."""
         return tuple(s.stop - s.start for s in self.block(rank))
 
 
@@ -101,7 +101,7 @@ def _integer(name: str, value: Any) -> int:
 
 
 def part_of(length: int, parts: int, part: int) -> Interval:
-    """One of the parts of an axis, as `numpy.array_split` partitions it."""
+    """Return one of the parts of an axis, as `numpy.array_split` partitions it."""
     small, more = divmod(length, parts)
     start = part * small + min(part, more)
     return start, start + small + (part < more)
@@ -159,7 +159,7 @@ class Pieces:
         return [grid[k] for k in self._order]
 
     def counts(self, size: int) -> list[int]:
-        """How many elements each rank's piece has."""
+        """Return how many elements each rank's piece has."""
         counts = [0] * size
         for rank, shape in zip(sorted(self.ranks), self.shapes, strict=True):
             counts[rank] = math.prod(shape)
@@ -173,7 +173,7 @@ class Pieces:
         return rows == 1 and self._order == [*range(len(self.ranks))]
 
     def cut(self, x: jax.Array) -> list[jax.Array]:
-        """The pieces of an array, in the order of the ranks."""
+        """Return the pieces of an array, in the order of the ranks."""
         pieces = [x]
         for axis, lengths in enumerate(self.lengths):
             if len(lengths) > 1:
@@ -182,7 +182,7 @@ class Pieces:
         return [pieces[k] for k in self._order]
 
     def join(self, parts: list[jax.Array]) -> jax.Array:
-        """The array whose pieces these are."""
+        """Return the array whose pieces these are."""
         placed = dict(zip(self._order, parts, strict=True))
         pieces = [placed[k] for k in range(len(parts))]
         for axis in reversed(range(len(self.lengths))):
@@ -192,13 +192,13 @@ class Pieces:
         return pieces[0]
 
     def pack(self, x: jax.Array) -> jax.Array:
-        """The elements in one dimension, piece by piece."""
+        """Return the elements in one dimension, piece by piece."""
         if not x.size or self.are_in_memory_order:
             return x.ravel()
         return jnp.concatenate([piece.ravel() for piece in self.cut(x)])
 
     def unpack(self, message: jax.Array) -> jax.Array:
-        """The inverse of :meth:`pack`."""
+        """Return the inverse of :meth:`pack`."""
         if not message.size or self.are_in_memory_order:
             return message.reshape(self.shape)
         ends = itertools.accumulate(map(math.prod, self.shapes))
@@ -220,10 +220,10 @@ def check_layout(op: str, name: str, layout: Any, size: int) -> None:
 
 
 def batch_of(op: str, name: str, x: jax.Array, layout: Layout, rank: int) -> Shape:
-    """The axes of an array before those of this rank's block.
+    """Return the axes of an array before those of this rank's block.
 
     Raises:
-        ValueError: its last axes are not those of the block.
+        ValueError: if the last axes of the array are not those of the block.
     """
     expected = layout.block_shape(rank)
     split = x.ndim - len(expected)

@@ -32,7 +32,7 @@ AT_ONCE = 3  # axes that XLA transforms
 def transform(
     x: jax.Array, axes: tuple[int, ...], inverse: bool, length: int | None, in_columns: bool
 ) -> jax.Array:
-    """A transform along different axes.
+    """Return a transform along different axes.
 
     Args:
         x: is not empty.
@@ -62,7 +62,8 @@ def transform(
 
 
 def _columns(x: jax.Array, axis: int, inverse: bool) -> jax.Array:
-    """A transform along an axis that is not the last one, of some columns at a time, in place."""
+    """Return a transform along an axis that is not the last one, of some columns at a time, in
+    place."""
     direct = jnp.fft.ifft if inverse else jnp.fft.fft
     shape, n = x.shape, x.shape[axis]
     x = x.reshape(math.prod(shape[:axis]), n, math.prod(shape[axis + 1 :]))
@@ -206,7 +207,8 @@ class _Local(NamedTuple):
     def _tile(
         pieces: Pieces, first: int, planes: int, at_once: int
     ) -> tuple[Pieces, list[tuple[int, int]]]:
-        """The pieces of a number of planes; of each, its start and its elements in a plane."""
+        """Return the pieces of a number of planes; of each, its start and its elements in a
+        plane."""
         tile = Pieces(((at_once,), *pieces.lengths[first:]), pieces.ranks)
         lengths = [math.prod(shape[1:]) for shape in tile.shapes]
         ends = itertools.accumulate(planes * n for n in lengths)
@@ -253,7 +255,7 @@ def local_fft(
     inverse: bool,
     length: int | None = None,
 ) -> jax.Array:
-    """The pieces of a message, transformed along axes that are whole, as another message.
+    """Return the pieces of a message, transformed along axes that are whole, as another message.
 
     Args:
         length: of the last one of ``axes``, if that is the axis of a real transform.

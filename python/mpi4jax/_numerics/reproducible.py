@@ -59,7 +59,7 @@ def _wide(x: jax.Array) -> jax.Array:
 
 
 def _power(form: _Format, exponent: jax.Array) -> jax.Array:
-    """A power of two, made of its bits."""
+    """Return a power of two, made of its bits."""
     float_type = jnp.float64 if form is _FLOAT64 else jnp.float32
     bits = (exponent + form.bias).astype(form.integer) << form.mantissa
     return lax.bitcast_convert_type(bits, float_type)
@@ -87,7 +87,8 @@ def _same(x: Any) -> Any:
 
 @functools.partial(jax.jit, static_argnums=1)
 def _largest(x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
-    """The bits of the largest absolute value: those of a NaN are larger than those of infinity."""
+    """Return the bits of the largest absolute value: those of a NaN are larger than those of
+    infinity."""
     rows = _rows(x, axes)
     form = _format(rows.dtype)
 
@@ -102,19 +103,19 @@ def _largest(x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
 
 
 def _rows(x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
-    """The numbers of each sum along a last axis."""
+    """Return the numbers of each sum along a last axis."""
     rest = [n for k, n in enumerate(x.shape) if k not in axes]
     last = range(x.ndim - len(axes), x.ndim)
     return _wide(jnp.moveaxis(x, axes, last).reshape(*rest, -1 if x.size else 0))
 
 
 def _exponent(form: _Format, largest: jax.Array) -> jax.Array:
-    """The biased exponent of the largest number, or the least that can be scaled by."""
+    """Return the biased exponent of the largest number, or the least that can be scaled by."""
     return jnp.maximum(largest >> form.mantissa, form.first - 1)
 
 
 def _carried(bins: Bins, bits: int) -> Bins:
-    """The same number, all bins but the first from 0 to ``2**bits - 1``."""
+    """Return the same number, all bins but the first from 0 to ``2**bits - 1``."""
     out, carry = [], jnp.zeros((), bins[0].dtype)
     for bin_ in reversed(bins[1:]):
         bin_ = bin_ + carry
@@ -172,7 +173,7 @@ def _split(x: jax.Array, axes: tuple[int, ...], largest: jax.Array) -> jax.Array
 
 @functools.partial(jax.jit, static_argnums=2)
 def _rounded(sums: jax.Array, largest: jax.Array, dtype: Any) -> jax.Array:
-    """The number of this data type that is nearest to a sum."""
+    """Return the number of this data type that is nearest to a sum."""
     form = _format(dtype)
     bits, half = form.bits, form.bits // 2
     plus, minus, *halves = sums
@@ -248,7 +249,7 @@ def reproducible_sum(x: Any, axis: Any = None, comm: MPI.Intracomm | None = None
         float32 numbers below ``2**-126`` count as zero.
 
     Raises:
-        ValueError: ``axis`` names no axis, or one twice.
+        ValueError: if ``axis`` names an axis that ``x`` does not have, or one axis twice.
 
     Derivative:
         That of :func:`allreduce` with ``MPI.SUM``: the tangents are summed, plainly; the cotangent
@@ -281,7 +282,7 @@ def reproducible_sum(x: Any, axis: Any = None, comm: MPI.Intracomm | None = None
 def _total(
     arrays: list[jax.Array], axes: list[tuple[int, ...]], comm: MPI.Intracomm | None
 ) -> list[jax.Array]:
-    """The sums of inexact numbers."""
+    """Return the sums of inexact numbers."""
 
     def parts(v: jax.Array) -> list[jax.Array]:
         return [v.real, v.imag] if jnp.iscomplexobj(v) else [v]

@@ -94,7 +94,8 @@ def open_array(path: Path, meta: Json, *, create: bool = False) -> Any:
 
 
 def _digest(file: Path) -> str:
-    """The digest at the end of a chunk, which TensorStore verifies when it reads the chunk."""
+    """Return the digest at the end of a chunk, which TensorStore verifies when it reads the
+    chunk."""
     with file.open("rb") as chunk:
         chunk.seek(max(os.fstat(chunk.fileno()).st_size - 4, 0))
         return chunk.read().hex()
@@ -138,7 +139,7 @@ def _write_json(file: Path, kind: str, content: Json) -> None:
 
 
 def _read_json(file: Path) -> Json | None:
-    """What an index or a plan holds; None if there is none."""
+    """Return what an index or a plan holds; None if there is none."""
     try:
         content = json.loads(file.read_bytes())
         if content.pop("crc32") != _check(file.name, content):
@@ -164,7 +165,7 @@ def _planned(path: Path) -> list[Json]:
 
 
 def read_index(path: Path) -> Json | None:
-    """The index of a complete checkpoint, or None.
+    """Return the index of a complete checkpoint, or None.
 
     Raises:
         OSError: if the index is damaged, or missing beside arrays that no plan names.

@@ -49,7 +49,7 @@ def choose() -> None:
 
 
 def _may_compute_on_gpus() -> bool:
-    """Whether there is a GPU, and JAX may use it. Without one, no library is loaded."""
+    """Return whether there is a GPU, and JAX may use it. Without one, no library is loaded."""
     if _native.is_gpu_on_cpu():
         return True
     platforms = str(jax.config.jax_platforms or "cuda").split(",")
@@ -90,7 +90,7 @@ class Gpu:
 
 
 def own() -> Gpu | None:
-    """The GPU that this rank computes on, or will compute on once JAX starts."""
+    """Return the GPU that this rank computes on, or will compute on once JAX starts."""
     number, visible = _number(), tuple(_native.gpu_uuids())
     return Gpu(number, visible) if number is not None and number < len(visible) else None
 

@@ -36,14 +36,14 @@ def page(name: str) -> str:
 
 
 def files() -> dict[str, Path]:
-    """The native modules that were built, by the ABI that they are for."""
+    """Return the native modules that were built, by the ABI that they are for."""
     start, end = "_native_", ".abi3.so"
     found = sorted(Path(__file__).parent.parent.glob(f"{start}*{end}"))
     return {file.name.removeprefix(start).removesuffix(end): file for file in found}
 
 
 def sizes(mpi: ModuleType) -> tuple[int, int]:
-    """The bytes of mpi4py's MPI_Comm and MPI_Status."""
+    """Return the bytes of mpi4py's MPI_Comm and MPI_Status."""
     return mpi._sizeof(mpi.Comm), mpi._sizeof(mpi.Status)
 
 
@@ -90,7 +90,7 @@ def load_mpi() -> None:
     """Import ``mpi4py.MPI`` or say why that cannot be.
 
     Raises:
-        ImportError: there is no mpi4py, or no MPI library.
+        ImportError: if there is no mpi4py, or no MPI library.
     """
     try:
         from mpi4py import MPI  # noqa: F401 - loads MPI and, by default, initializes it
@@ -115,8 +115,8 @@ def load() -> None:
     """Import ``mpi4jax._native`` or say why that cannot be.
 
     Raises:
-        ImportError: none of the native modules fits the MPI library; MPI was finalized, or does
-            not allow calls from XLA's threads.
+        ImportError: if no native module fits the MPI library, or MPI was finalized or does not
+            allow calls from XLA's threads.
     """
     from mpi4py import MPI
 

@@ -19,7 +19,7 @@ _log = logging.getLogger("mpi4jax")
 
 
 def library_directories() -> list[str]:
-    """Where Python packages keep CUDA's, NCCL's and UCX's libraries."""
+    """Return where Python packages keep CUDA's, NCCL's and UCX's libraries."""
     sites = [
         Path(jax.__file__).parent.parent,
         *map(Path, site.getsitepackages()),
@@ -35,7 +35,7 @@ def library_directories() -> list[str]:
 
 
 def asks_all_ranks() -> bool:
-    """Whether the choice of a transport takes all ranks, which must have chosen alike."""
+    """Return whether the choice of a transport takes all ranks, which must have chosen alike."""
     _, by_all = _native.transport_choice()
     return MPI.COMM_WORLD.size > 1 and by_all
 
@@ -44,8 +44,8 @@ def start() -> None:
     """Choose the transport from the environment, and register the operations with XLA; at import.
 
     Raises:
-        ValueError: the environment chooses a transport that does not exist, or two of them.
-        RuntimeError: the transport that it chooses cannot be started.
+        ValueError: if the environment chooses an unknown transport, or two of them.
+        RuntimeError: if the chosen transport cannot be started.
     """
     if compat.newer_than_tested and MPI.COMM_WORLD.rank == 0:
         _log.warning(
@@ -63,7 +63,7 @@ def start() -> None:
 
 
 def has_cuda_support() -> bool:
-    """Whether arrays on a GPU can be communicated: there is a CUDA driver with a device.
+    """Return whether arrays on a GPU can be communicated: there is a CUDA driver with a device.
 
     :func:`transport_info` says why not.
     """
@@ -71,12 +71,12 @@ def has_cuda_support() -> bool:
 
 
 def has_hip_support() -> bool:
-    """Whether there is a transport for ROCm: always False."""
+    """Return whether there is a transport for ROCm: always False."""
     return False
 
 
 def has_sycl_support() -> bool:
-    """Whether there is a transport for SYCL: always False."""
+    """Return whether there is a transport for SYCL: always False."""
     return False
 
 
@@ -119,7 +119,7 @@ class TransportInfo:
 
 
 def transport_info() -> TransportInfo:
-    """The transport of this process, and the reason for it.
+    """Return the transport of this process, and the reason for it.
 
     Libraries that have not been needed so far are loaded to see whether they could be used.
 

@@ -42,7 +42,7 @@ def create_token(*args: Any) -> jax.Array:
 
 
 def _is_of_jax(token: Any) -> bool:
-    """Whether it is a token of JAX's own (``jax.lax.create_token``)."""
+    """Return whether it is a token of JAX's own (``jax.lax.create_token``)."""
     return isinstance(token, compat.Token) or isinstance(
         getattr(token, "aval", None), compat.AbstractToken
     )
@@ -60,14 +60,14 @@ def _check_token(op: str, token: Any) -> None:
 
 
 def _new_token(given: Any) -> Any:
-    """The token that an op returns: ready when the op has ended, as a result of it is."""
+    """Return the token that an op returns: ready when the op has ended, as a result of it is."""
     if _is_of_jax(given):
         return given
     return last() if compat.trace_state_clean() else create_token()
 
 
 def with_token(op: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of :mod:`mpi4jax.notoken` as the one of :mod:`mpi4jax`, with a token."""
+    """Return a function of :mod:`mpi4jax.notoken` as the one of :mod:`mpi4jax`, with a token."""
     name = op.__name__
 
     @functools.wraps(op)

@@ -101,5 +101,5 @@ def permute(
 
 
 def _to_and_from(comm: Comm, ranks: list[int]) -> tuple[rows.Part, ...]:
-    """All of an array for, or from, the only one of these ranks, if there is one."""
+    """Return all of an array for, or from, the only one of these ranks, if there is one."""
     return rows.only(ranks[0] if ranks else -1, (0, 1), comm.size)

@@ -43,7 +43,7 @@ def _start(
 
 
 def _counts_of(counts: Any, comm: Comm) -> Any:
-    """The counts as int32: those that it does not hold stay too large, or negative."""
+    """Return the counts as int32: those that it does not hold stay too large, or negative."""
     expected = f"{comm.size} integers, a number of rows for each rank"
     try:
         array = counts if isinstance(counts, np.ndarray) else jnp.asarray(counts)
@@ -68,7 +68,7 @@ def _counts_of(counts: Any, comm: Comm) -> Any:
 
 
 def _rows_of(x: Any) -> int:
-    """The length of the first axis of the first leaf; of no leaves, 0."""
+    """Return the length of the first axis of the first leaf; of no leaves, 0."""
     leaf = next(iter(jax.tree.leaves(x)), np.empty(0))
     is_array = hasattr(leaf, "shape") or isinstance(leaf, Number)
     shape = np.shape(leaf) if is_array else (0,)  # not an array: an error later
@@ -125,11 +125,11 @@ def ragged_alltoall(
     Raises:
         TypeError: if ``send_counts``, ``capacity`` or ``comm`` has a wrong type, or the dtype is
             not supported.
-        ValueError: another shape of ``send_counts``; a negative ``capacity``; leaves of ``x`` that
-            differ in rows.
-        jax.errors.JaxRuntimeError: when it runs: this rank receives more rows than ``capacity``;
-            the counts are negative, more than the rows of ``x``, or under ``vmap`` not the same for
-            all elements of the batch, which all ranks report. No row is dropped silently.
+        ValueError: if ``send_counts`` does not have one entry per rank, ``capacity`` is negative,
+        or the leaves of ``x`` have different numbers of rows. jax.errors.JaxRuntimeError: when it
+        runs, if this rank receives more rows than ``capacity``, or the counts of a rank are
+        negative, exceed the rows of ``x``, or under ``vmap`` differ within the batch. In the latter
+        cases all ranks raise it. No row is dropped silently.
 
     Derivative:
         With respect to ``x`` only: the transpose sends the rows back, and rows that were not sent

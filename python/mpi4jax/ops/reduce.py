@@ -63,7 +63,7 @@ def reduce(
         ranks, ``x`` unchanged.
 
     Raises:
-        TypeError: a wrong type of ``op``, ``root`` or ``comm``, or a reduction that is not defined
+        TypeError: if ``op``, ``root`` or ``comm`` has a wrong type, or the reduction is not defined
             for the dtype.
         ValueError: if ``root`` is not a rank of ``comm``.
         NotImplementedError: if it is differentiated, and the reduction has no derivative.

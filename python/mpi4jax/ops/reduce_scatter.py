@@ -50,8 +50,8 @@ def reduce_scatter(
     Raises:
         TypeError: if ``op`` or ``comm`` has a wrong type, or the reduction is not defined for the
             dtype.
-        ValueError: the first axis of ``x`` does not have length ``n``; MINLOC or MAXLOC of an array
-            that does not hold pairs.
+        ValueError: if the first axis of ``x`` does not have length ``n``, or ``op`` is MINLOC or
+            MAXLOC and the array does not hold pairs.
         NotImplementedError: if it is differentiated, and the reduction has no derivative.
 
     Derivative:

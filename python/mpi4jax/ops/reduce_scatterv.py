@@ -59,10 +59,10 @@ def reduce_scatterv(
         ``(counts[r], *S)`` and the dtype of ``x``.
 
     Raises:
-        TypeError: a wrong type of ``counts``, ``op`` or ``comm``, or a reduction that is not
+        TypeError: if ``counts``, ``op`` or ``comm`` has a wrong type, or the reduction is not
             defined for the dtype.
-        ValueError: ``counts`` are not ``n``; ``x`` has another number of rows than they say;
-            MINLOC or MAXLOC of an array that does not hold pairs.
+        ValueError: if ``counts`` does not have one entry per rank, ``x`` does not have
+            ``sum(counts)`` rows, or ``op`` is MINLOC or MAXLOC and the array does not hold pairs.
         NotImplementedError: if it is differentiated, and the reduction has no derivative.
 
     If the counts differ between ranks, all ranks raise an error, and the job is aborted: the ranks

@@ -38,8 +38,8 @@ def scatter(x: T, root: int = 0, *, comm: MPI.Intracomm | None = None) -> T:
 
     Raises:
         TypeError: if ``root`` or ``comm`` has a wrong type, or the dtype is not supported.
-        ValueError: ``root`` is not a rank of ``comm``; on the root, the first axis of ``x`` does
-            not have length ``n``.
+        ValueError: if ``root`` is not a rank of ``comm``, or on the root the first axis of ``x``
+            does not have length ``n``.
 
     Derivative:
         The transpose gathers to the root; other ranks get exact zeros. Under ``vmap`` the batch
