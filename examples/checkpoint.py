@@ -1,12 +1,12 @@
-"""A job that is ended, and goes on from its checkpoint on another number of ranks.
+"""Stop a job, and continue from its checkpoint on another number of ranks.
 
     mpiexec -n 4 python examples/checkpoint.py --directory run --steps 1000
     mpiexec -n 3 python examples/checkpoint.py --directory run --steps 2000
 
-Heat spreads on a plate that is cut into blocks, which are unequal where they have to be. On
-SIGTERM, which schedulers send before they end a job, and not to all ranks at the same time, all
-ranks finish the same step, write their blocks, and end. A checkpoint is also written every
-`--every` steps: a job that is killed, also while it writes, goes on from the last complete one.
+Heat spreads on a plate that is partitioned into blocks, which may be unequal. Schedulers send
+SIGTERM before they end a job, and not to all ranks at the same time. All ranks then finish the same
+step, write their blocks, and exit. A checkpoint is also written every `--every` steps. If a job is
+killed, even while it writes, the next one continues from the last complete checkpoint.
 """
 
 import argparse
@@ -25,7 +25,7 @@ import mpi4jax.notoken as mpi4jax
 
 def parse():
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--folder", type=Path, default=Path("checkpoints"))
+    parser.add_argument("--directory", type=Path, default=Path("checkpoints"))
     parser.add_argument("--size", type=int, nargs=2, default=(101, 67))
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--every", type=int, default=200)
@@ -49,7 +49,7 @@ def main():
 
     state = {"step": 0, "x": block.make(lambda i, j: jnp.where((i < 20) & (j < 30), 1.0, 0.0))}
     layouts = {"step": None, "x": block}
-    last = options.folder / "last"
+    last = options.directory / "last"
     try:
         state = mpi4jax.checkpoints.load(last, state, layouts)
     except FileNotFoundError:
@@ -63,7 +63,7 @@ def main():
         state = {"step": step, "x": advance(state["x"])}
         if step == options.preempt_at and cart.rank == cart.size - 1:
             os.kill(os.getpid(), signal.SIGTERM)
-        # A signal comes to some ranks earlier than to others: all stop if it has come to one.
+        # A signal reaches some ranks earlier than others: all stop if one rank has received it.
         stops = mpi4jax.allreduce(np.int32(len(signals)), op=MPI.MAX, comm=cart) > 0
         if stops or step % options.every == 0 or step == options.steps:
             mpi4jax.checkpoints.save(last, state, layouts)

@@ -1,11 +1,11 @@
-"""Train a small network on all ranks: each has a part of the data, all have the same parameters.
+"""Train a small network: each rank has some of the samples, and all have the same parameters.
 
     mpiexec -n 4 python examples/data_parallel.py
 
-Each rank computes the gradient of the loss on its own samples; `allreduce` makes the mean of the
-gradients of all ranks, all parameters in one message, and then every rank takes the same step of
-Adam (optax). The mean over all samples is that of a single process, but for the order of additions:
-the program checks that by training once more on rank 0 alone, with all the data.
+Each rank computes the gradient of the loss on its own samples. One `allreduce` averages the
+gradients of all parameters over the ranks, and then every rank takes the same step of Adam (optax).
+Except for the order of additions, the mean over all samples is that of a single process. The
+program checks this: it trains once more on rank 0 alone, with all samples.
 """
 
 import argparse
@@ -23,7 +23,7 @@ SAMPLES, FEATURES, HIDDEN = 240, 4, 16  # 240: to be shared by 1 to 6 ranks, and
 
 
 def data():
-    """The same on all ranks: a smooth function of some random points."""
+    """Return samples of a smooth function at random points, the same on all ranks."""
     x = np.random.default_rng(1).uniform(-1, 1, (SAMPLES, FEATURES)).astype(np.float32)
     y = np.sin(3 * x[:, 0]) * x[:, 1] + np.abs(x[:, 2])
     return x, y.astype(np.float32)
@@ -44,7 +44,7 @@ def mean_loss(parameters, x, y):
 
 
 def train(x, y, steps: int, comm: MPI.Intracomm):
-    """Final parameters and all losses, on every rank of a communicator that shares the data."""
+    """Return the final parameters and all losses, on every rank of a communicator."""
     optimizer = optax.adam(1e-2)
 
     @jax.jit
@@ -52,7 +52,8 @@ def train(x, y, steps: int, comm: MPI.Intracomm):
         def step(carry, _):
             parameters, state = carry
             local = jax.value_and_grad(mean_loss)(parameters, x, y)
-            # The loss and all gradients in one message. All ranks have equally many samples.
+            # One collective for the loss and all gradients. All ranks have the same number of
+            # samples.
             loss, gradient = mpi4jax.allreduce(local, op=mpi4jax.MEAN, comm=comm)
             updates, state = optimizer.update(gradient, state)
             return (optax.apply_updates(parameters, updates), state), loss

@@ -1,17 +1,17 @@
-"""A tracer on a random triangulation, by finite volumes, and where it came from, by the adjoint.
+"""Transport a tracer on a random triangulation, and find by the adjoint where it came from.
 
     mpiexec -n 4 python examples/finite_volumes.py --save-figure tracer.png
 
-The square is cut into triangles with random corners. Each rank owns some of them, and needs the
-values of those that share a side with its own: `mpi4jax.ghosts` brings them. A vortex carries the
-tracer, upwind; then it diffuses, in an implicit step whose linear equations `mpi4jax.linalg` solves
-by conjugate gradients. Both are sums over the three sides of each triangle, the second one a
-product with a sparse matrix.
+The square is divided into triangles with random corners (finite volumes). Each rank owns some
+triangles, and needs the values of those that share a side with its own: `mpi4jax.ghosts` fetches
+them. A vortex carries the tracer (upwind). Then the tracer diffuses in an implicit step, whose
+linear equations `mpi4jax.linalg` solves by conjugate gradients. Both are sums over the three sides
+of each triangle; the second one is a product with a sparse matrix.
 
 The goal is the tracer in a disc at the end. Its gradient with respect to the tracer at the
 beginning is computed backwards through all steps: `plan.fill` becomes `plan.add`, and the solves
 become solves. The model is linear, so the inner product of the gradient with the initial tracer
-has to be the goal.
+must equal the goal.
 """
 
 import argparse
@@ -29,7 +29,7 @@ DIFFUSIVITY = 2e-4
 
 
 def bisect(places, parts: int):
-    """Which part each place is in: cut across the longer direction, as equally as can be."""
+    """Return which part each place is in: cut across the longer direction, as equally as can be."""
     part = np.zeros(len(places), int)
     if parts == 1 or not len(places):
         return part
@@ -74,8 +74,8 @@ class Mesh:
         self.corners = corners_of
         normals = turn * np.stack([sides[..., 1], -sides[..., 0]], axis=-1)  # as long as the side
         inside = beside >= 0
-        # What flows through a side is the difference of the stream function at its ends: together,
-        # nothing flows into a triangle.
+        # The flow through a side is the difference of the stream function at its ends, so the flows
+        # into a triangle add up to zero.
         ends = [self.stream(np.roll(corners_of, -k, axis=1)) for k in (1, 2)]
         self.flow = np.where(inside, turn[..., 0] * (ends[1] - ends[0]), 0)
         apart = np.linalg.norm(centers[beside] - self.center[:, None], axis=-1)
@@ -86,19 +86,19 @@ class Mesh:
         return np.prod(np.sin(np.pi * places), axis=-1) ** 2
 
     def step_length(self, comm: MPI.Intracomm) -> float:
-        """The longest step in which no triangle gives away more than it has, but for a tenth."""
+        """Return 0.9 times the longest step in which no triangle gives away more than it has."""
         outflow = np.maximum(self.flow, 0).sum(axis=1) / self.area
         return float(0.9 / comm.allreduce(outflow.max(initial=1e-9), MPI.MAX))
 
 
 def make_model(mesh: Mesh, step: float, steps: int, comm: MPI.Intracomm):
-    """The tracer after so many steps, a function of the tracer at the beginning."""
+    """Return a function that computes the final tracer from the initial one."""
     flow, conductance, area = (
         jnp.asarray(a, jnp.float32) for a in (mesh.flow, mesh.conductance, mesh.area)
     )
 
     def across(tracer):
-        """The values beside the three sides of each triangle."""
+        """Return the values across the three sides of each triangle."""
         return jnp.concatenate([tracer, mesh.plan.fill(tracer)])[mesh.beside]
 
     def implicit(tracer):

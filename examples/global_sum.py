@@ -1,4 +1,4 @@
-"""The sum over all ranks, inside a jitted function.
+"""Sum over all ranks, inside a jitted function.
 
     $ mpiexec -n 4 python examples/global_sum.py
     rank 0: [6. 6. 6.]

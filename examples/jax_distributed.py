@@ -1,13 +1,13 @@
-"""mpi4jax beside JAX's own distributed runtime, in one program.
+"""Use mpi4jax and JAX's own distributed runtime in one program.
 
     $ mpiexec -n 2 python examples/jax_distributed.py
     psum by gloo [3. 3. 3.], allreduce of it by MPI [6. 6. 6.], 2 devices in all
 
-With `jax.distributed`, the devices of all processes are one machine to JAX, and arrays may be
-spread over it. Functions of such arrays communicate by JAX's own collectives: `psum` and the like,
-on CPUs by gloo, on GPUs by NCCL. mpi4jax works on what one process holds: arrays on its own device,
-such as the part of a global array that is here. The two take turns, in functions of their own: one
-of several devices has no order that MPI could rely on.
+With `jax.distributed`, JAX sees the devices of all processes, and arrays may be distributed over
+them. Functions of such arrays communicate by JAX's own collectives, such as `psum`: on CPUs by
+gloo, on GPUs by NCCL. mpi4jax works on arrays of one local device, such as this process's shard of
+a global array. Use the two in separate functions: a function that spans several devices has no
+order that MPI could rely on.
 """
 
 import socket
@@ -52,7 +52,7 @@ def by_mpi(x):
     return mpi4jax.allreduce(x, op=MPI.SUM, comm=comm)
 
 
-# Each process brings its part of a global array. The result is the same everywhere.
+# Each process contributes its shard of a global array. The result is the same on all ranks.
 mine = np.full(3, comm.rank + 1, np.float32)
 whole = jax.make_array_from_process_local_data(NamedSharding(mesh, parted), mine)
 here = by_gloo(whole).addressable_data(0)

@@ -1,15 +1,15 @@
-"""A turbulent flow in a periodic box by Fourier transforms, and its sensitivity to how it began.
+"""Compute a turbulent flow in a periodic box by Fourier transforms, and its sensitivity.
 
     mpiexec -n 4 python examples/navier_stokes.py --points 48
 
-Derivatives are products with wavenumbers, and `mpi4jax.fft` brings the velocity to them and back:
-each rank has a pencil of the box, or a slab (`--slabs`). The flow begins as a Taylor-Green vortex:
-smooth, until its vortices have stretched one another (Brachet et al., J. Fluid Mech. 130, 1983).
-Time steps are of second order (midpoint), and viscosity is integrated exactly.
+Derivatives are products with wavenumbers, and `mpi4jax.fft` transforms the velocity. Each rank has
+a pencil of the box, or a slab (`--slabs`). The flow begins as a Taylor-Green vortex: smooth, until
+its vortices have stretched one another (Brachet et al., J. Fluid Mech. 130, 1983). Time steps are
+of second order (midpoint), and viscosity is integrated exactly.
 
 The goal is the enstrophy at the end, the mean square of the vorticity over two. Its gradient with
-respect to the velocity at the beginning is computed backwards through all steps. Of these only
-every few are kept (`jax.checkpoint`), the others are computed again.
+respect to the velocity at the beginning is computed backwards through all steps. Only every few of
+these are kept (`jax.checkpoint`), and the others are computed again.
 """
 
 import argparse
@@ -25,7 +25,7 @@ import mpi4jax.notoken as mpi4jax
 
 
 class Box:
-    """A periodic box of size 2 pi, with so many points along each side.
+    """A periodic box of size 2 pi with `n` points along each side.
 
     Fields are this rank's block, behind an axis for the three components of a vector.
     """
@@ -60,7 +60,7 @@ class Box:
         return jnp.asarray(np.stack([u, v, 0 * u]), jnp.result_type(float))
 
     def gathered(self, x):
-        """The field of the whole box, on rank 0."""
+        """Return the field of the whole box, on rank 0."""
         blocks = self.comm.gather((self.layout.block(self.comm.rank), np.asarray(x)))
         if blocks is None:  # not on rank 0
             return None
@@ -81,12 +81,12 @@ class Box:
         return y - jnp.stack([k * pressure for k in self.k])
 
     def mean(self, x):
-        """The mean over all points of the box of a sum over components."""
+        """Return the mean over all points of the box of a sum over components."""
         return mpi4jax.allreduce(jnp.sum(x), comm=self.comm) / self.points**3
 
 
 def make_model(box: Box, viscosity: float, step: float, steps: int, group: int):
-    """The velocity after so many steps, a function of that at the beginning; and energies."""
+    """Return a function from the initial velocity to the final one and the energies."""
     half = jnp.exp(-viscosity * box.square * step / 2)
 
     def push(y):

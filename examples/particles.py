@@ -1,14 +1,14 @@
-"""Particles that a flow carries through a box, which is cut into blocks, one for each rank.
+"""Move particles through a box that is partitioned into blocks, one for each rank.
 
     mpiexec -n 4 python examples/particles.py --save-figure particles.png
 
-Each rank has the particles that are in its block. After each step, those that have left it go to
-the rank whose block they are in: how many, and where to, is not known before, and is different at
-each step. `ragged_alltoall` sends them, and says how many have come.
+Each rank has the particles that are in its block. After each step, particles that have left the
+block are sent to the rank whose block they are in. Their number differs from step to step and is
+not known in advance: `ragged_alltoall` sends them, and returns how many have arrived.
 
 The box is periodic in both directions. At first all particles are in a drop, on one rank or a few;
 the flow, two waves that take turns, draws it into threads that come to all ranks. No particle is
-lost: one that finds no room on its new rank ends the program with an error.
+lost: if a rank receives more particles than its capacity, the program fails with an error.
 """
 
 import argparse
@@ -26,7 +26,8 @@ STEP, TURN = 0.02, 25  # length of a step; steps until the other wave has its tu
 
 
 def initial_particles(number: int):
-    """All particles, the same on all ranks: positions from 0 to 1 in a drop, and their numbers."""
+    """Return all particles, the same on all ranks: positions from 0 to 1 in a drop, and their
+    numbers."""
     rng = np.random.default_rng(1)
     radius, angle = 0.18 * np.sqrt(rng.random(number)), 2 * np.pi * rng.random(number)
     places = 0.25 + radius[:, None] * np.stack([np.cos(angle), np.sin(angle)], axis=1)
@@ -48,13 +49,13 @@ class Box:
         self.dims = MPI.Compute_dims(comm.size, 2)
 
     def rank_of(self, place):
-        """The rank in whose block a particle is."""
+        """Return the rank in whose block a particle is."""
         # What is a little below 0 may be rounded to 1, which is beyond the last block.
         i, j = (jnp.minimum((place[:, k] * n).astype(int), n - 1) for k, n in enumerate(self.dims))
         return i * self.dims[1] + j
 
     def send_home(self, particles, count):
-        """Send each particle to its rank; what this rank has then."""
+        """Send each particle to its rank; return the particles of this rank."""
         here = jnp.arange(len(particles["number"])) < count
         rank = jnp.where(here, self.rank_of(particles["place"]), self.comm.size)
         order = jnp.argsort(rank)  # those for rank 0 first; at last the rows without a particle
@@ -66,7 +67,7 @@ class Box:
         return particles, received.sum()
 
     def run(self, particles, count, steps: int):
-        """The particles after so many steps, and how many there were after each."""
+        """Return the particles after the last step, and their number after each step."""
 
         def one_step(state, step):
             particles, count = state
@@ -78,7 +79,7 @@ class Box:
         return particles, count, counts
 
     def on_root(self, particles, count, number: int):
-        """All particles, on rank 0, in the order of their numbers."""
+        """Return all particles, on rank 0, in the order of their numbers."""
         root = self.comm.rank == 0
         send_counts = jnp.zeros(self.comm.size, int).at[0].set(count)
         everything, _ = mpi4jax.ragged_alltoall(

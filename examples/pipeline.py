@@ -1,12 +1,12 @@
-"""Pipeline parallel, one forward and one backward pass in each tick.
+"""Train with pipeline parallelism: one forward and one backward pass in each tick.
 
     mpiexec -n 2 python examples/pipeline.py
 
-Each rank has one layer. Where the backward pass begins when all microbatches have gone forward
-(docs/training.md), the activations of all are kept. Here, each tick does one forward pass, and
-one backward pass of an earlier microbatch: a rank keeps the inputs of at most `2 * size - 1`
-microbatches, however many there are, and computes the layer again for the backward pass. JAX
-differentiates the layer alone, so the cotangents are sent by a line of the program.
+Each rank has one layer. If the backward pass begins after all microbatches have gone forward
+(docs/training.md), the activations of all microbatches are kept. Here, each tick does one forward
+pass, and one backward pass of an earlier microbatch. A rank keeps the inputs of at most `2 * size -
+1` microbatches, and computes the layer again for the backward pass. JAX differentiates only the
+layer, so a line of the program sends the cotangents.
 """
 
 import jax

@@ -1,4 +1,4 @@
-"""A particle-in-cell code: electrons that oscillate in their own field, in one dimension.
+"""Simulate electrons that oscillate in their own field, by a particle-in-cell code in 1-D.
 
     mpiexec -n 4 python examples/plasma.py
 
@@ -88,7 +88,7 @@ def main():
 
     @jax.jit
     def measure(electrons, count):
-        """The total charge, and the amplitude of the displacement."""
+        """Return the total charge, and the amplitude of the displacement."""
         here = jnp.arange(capacity) < count
         shift = (electrons["x"] - electrons["x0"] + cells / 2) % cells - cells / 2
         wave = jnp.where(here, shift * jnp.sin(2 * jnp.pi * electrons["x0"] / cells), 0.0)

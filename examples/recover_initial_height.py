@@ -50,7 +50,7 @@ class Inversion:
         return np.asarray(whole[self.grid.block], np.float32)
 
     def _run(self, height: jax.Array) -> Fields:
-        """The inner cells at the end, from the height at the beginning."""
+        """Return the inner cells at the end, from the height at the beginning."""
 
         @jax.checkpoint
         def some_steps(state, _):
@@ -66,7 +66,7 @@ class Inversion:
         return mpi4jax.allreduce(0.5 * jnp.sum(energy), op=MPI.SUM, comm=self.grid.comm)
 
     def descend(self, iterations: int, rate: float = 1.0):
-        """The recovered height of this rank's block, all misfits, and the first gradient."""
+        """Return the recovered height of this rank's block, all misfits, and the first gradient."""
         height, first = self.first_guess, jnp.zeros_like(self.first_guess)
         losses: list[float] = []
         for _ in range(iterations):

@@ -1,12 +1,12 @@
-"""Ring attention, written for `jax.shard_map`: on ranks, or on devices of one process.
+"""Run ring attention, written for `jax.shard_map`, on ranks or on devices of one process.
 
     mpiexec -n 4 python examples/ring_attention.py
     python examples/ring_attention.py --devices 4
 
-Each rank, or device, has a part of a sequence. Keys and values go around in a ring, and each adds
-up the softmax as they come by, so none ever has all of them (https://arxiv.org/abs/2310.01889).
-The function is the same in both; only the mesh is another. The gradient is compared with that of
-the whole sequence in one process.
+Each rank, or device, has a block of a sequence. Keys and values travel around in a ring, and each
+rank accumulates the softmax as they pass, so no rank ever has all of them
+(https://arxiv.org/abs/2310.01889). The function is the same in both cases; only the mesh differs.
+The gradient is compared with that of the whole sequence in one process.
 """
 
 import argparse

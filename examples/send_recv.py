@@ -1,4 +1,4 @@
-"""Two ranks swap arrays, each in one jitted function.
+"""Swap arrays between two ranks, each in one jitted function.
 
     $ mpiexec -n 2 python examples/send_recv.py
     rank 0 received [10. 11. 12.]

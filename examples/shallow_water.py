@@ -1,4 +1,4 @@
-"""A jet on a rotating planet rolls up into vortices: the nonlinear shallow-water equations.
+"""Simulate a jet on a rotating planet that rolls up into vortices (shallow-water equations).
 
     mpiexec -n 4 python examples/shallow_water.py --save-animation jet.gif
     mpiexec -n 4 python examples/shallow_water.py --save-figure jet.png --days 5
@@ -16,10 +16,10 @@ on an Arakawa C grid, in the form of Sadourny (1975) that conserves energy, step
 Adams-Bashforth 2. It starts from a jet in geostrophic balance with a small bump in height; the jet
 is unstable and rolls up into vortices.
 
-The grid is cut into blocks, one for each rank. After each step, one ring of ghost cells around the
-blocks is filled; each cell is then computed by the same arithmetic on any number of ranks. There
-are two ways to fill it: `exchange` does it with messages between pairs of ranks (sendrecv),
-`exchange_halo` (--halo) with one operation that is made for it.
+The grid is partitioned into blocks, one for each rank. After each step, one ring of ghost cells
+around the blocks is filled; each cell is then computed by the same arithmetic on any number of
+ranks. There are two ways to fill it: `exchange` does it with messages between pairs of ranks
+(sendrecv), `exchange_halo` (--halo) with one operation that is made for it.
 """
 
 import argparse
@@ -102,7 +102,8 @@ class State(NamedTuple):
 
 
 def tendencies(p: Parameters, f: np.ndarray, fields: Fields) -> Fields:
-    """The time derivatives of the inner cells. `f` is a column: its values on the corners."""
+    """Return the time derivatives of the inner cells. `f` is a column: its values on the
+    corners."""
     u, v, h = fields
     north, south, east, west = np.s_[1:, :], np.s_[:-1, :], np.s_[:, 1:], np.s_[:, :-1]
     inner_rows, inner_columns = np.s_[1:-1, :], np.s_[:, 1:-1]
@@ -203,7 +204,8 @@ class Grid:
         return np.s_[j * ny : (j + 1) * ny, i * nx : (i + 1) * nx]
 
     def neighbours(self, axis: int) -> tuple[int | None, int | None]:
-        """The ranks to the south and north (axis 0) or west and east (axis 1); None is a wall."""
+        """Return the ranks to the south and north (axis 0) or west and east (axis 1); None is a
+        wall."""
         low, high = (None if r == MPI.PROC_NULL else r for r in self.cart.Shift(axis, 1))
         return low, high
 
@@ -269,7 +271,7 @@ def swap(grid: Grid, axis: int, low: jax.Array, high: jax.Array):
 
 
 def exchange_halo(grid: Grid, fields: Fields) -> Fields:
-    """The same by one halo exchange."""
+    """Return the same by one halo exchange."""
     return mpi4jax.halo_exchange(fields, grid.cart)
 
 
@@ -300,7 +302,7 @@ class Model:
         return State(fields, tendency, spare=tendency)
 
     def tendency(self, fields: Fields, spare: Fields) -> Fields:
-        """The time derivatives of all cells but the ghosts of other ranks' cells.
+        """Return the time derivatives of all cells but the ghosts of other ranks' cells.
 
         They are written into the middle of arrays that are not used any more: `jnp.pad` would make
         the loop that computes them test each cell for being one of the edge.

@@ -1,12 +1,13 @@
-"""A preconditioner with a coarse problem on fewer ranks.
+"""Precondition conjugate gradients with a coarse problem on one rank.
 
     mpiexec -n 4 python examples/two_level.py
 
-Conjugate gradients solve an equation like that of heat conduction in a rod, -u'' = f, of which each
-rank has a part. In an iteration, information goes from one point to the next, or, with the inverses
-of small blocks (block Jacobi), from one block to the next. The coarse problem has a few points for
-each rank, and takes it all the way: its residuals go to rank 0, which has the inverse of its small
-matrix, and corrections come back. The other ranks wait for them.
+Conjugate gradients solve an equation like that of heat conduction in a rod, -u'' = f, whose points
+are distributed over the ranks. In an iteration, information travels from one point to the next, or,
+with the inverses of small blocks (block Jacobi), from one block to the next. The coarse problem has
+a few points for each rank, and carries information across the whole rod: residuals go to rank 0,
+which has the inverse of the small coarse matrix, and corrections come back. The other ranks wait
+for them.
 """
 
 import argparse
@@ -25,14 +26,14 @@ DOWN = [(b, a) for a, b in UP]
 
 
 def laplacian(x):
-    """This rank's part of the product with the matrix of -1, 2, -1."""
+    """Return this rank's part of the product with the matrix of -1, 2, -1."""
     below, above = mpi4jax.permute(x[-1:], UP, comm=comm), mpi4jax.permute(x[:1], DOWN, comm=comm)
     z = jnp.concatenate([below, x, above])
     return 2 * x - z[:-2] - z[2:]
 
 
 def two_level(smooth, n, points):
-    """Another preconditioner and, added to it, a correction from a coarse problem.
+    """Add a correction from a coarse problem to another preconditioner.
 
     Args:
         smooth: the other one.
@@ -53,7 +54,7 @@ def two_level(smooth, n, points):
     inverse = jnp.linalg.inv(columns.reshape(points * size, -1).T) if rank == 0 else None
 
     def coarse(residual):
-        """The only part where ranks do different things: rank 0 solves, the others wait."""
+        """Solve the coarse problem on rank 0, while the other ranks wait."""
         parts = mpi4jax.gather(residual, comm=comm)
         if rank == 0:
             parts = (inverse @ parts.ravel()).reshape(parts.shape)

@@ -67,7 +67,17 @@ def test_checkpoint(example, tmp_path):
     """One rank gets SIGTERM; other numbers of ranks go on, and end where one rank ends at once."""
 
     def run(ranks, folder, steps, *more):
-        options = ["--folder", tmp_path / folder, "--size", 23, 10, "--steps", steps, "--every", 9]
+        options = [
+            "--directory",
+            tmp_path / folder,
+            "--size",
+            23,
+            10,
+            "--steps",
+            steps,
+            "--every",
+            9,
+        ]
         return example(ranks, "checkpoint.py", *map(str, options), *more)
 
     assert "stops at step 13" in run(3, "run", 40, "--preempt-at", "13")
