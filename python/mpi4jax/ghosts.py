@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,7 @@ from mpi4py import MPI
 
 from ._functions.starts import ialltoallv
 from ._job.flush import flush
-from ._op.comm import default_comm
+from ._op.comm import Uncopied, as_comm, default_comm
 from ._op.packing import as_array
 from ._requests.request import CompositeKind, CompositeRequest
 from .ops.alltoallv import alltoallv
@@ -134,7 +134,7 @@ class _Directory:
         return request.answer(self._owners[at], self._rows[at])
 
 
-class Plan:
+class Plan(Uncopied):
     """A plan for the exchange of rows by global index.
 
     It is made eagerly, and by all ranks of ``comm`` together: each entry of a directory of the
@@ -181,6 +181,9 @@ class Plan:
             )
         flush()  # operations that have been called on this communicator come first on all ranks
         rank = self.comm.rank
+        known = as_comm("ghosts.Plan", self.comm)
+        number = known.cache["plans"] = known.cache.get("plans", 0) + 1
+        self._name = f"ghosts.Plan {number}"  # ranks compare the names of leaves
         owned, needed = _all_or_none(
             self.comm,
             lambda: (
@@ -221,6 +224,12 @@ class Plan:
             f"them from {len(self.sources)} other ranks>"
         )
 
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            f"{self!r} cannot be pickled: its communicator belongs to this process. Pickle "
+            "'owned_ids' and 'needed_ids', from which all ranks together make a ghosts.Plan again"
+        )
+
     # ---- What is done before a message is sent, and after it was received
 
     def _checked(self, name: str, argument: str, x: Any, rows: int) -> Any:
@@ -236,12 +245,13 @@ class Plan:
         return jax.tree.map(check, x)
 
     def _to_send(self, x: Any) -> Any:
-        return jax.tree.map(lambda v: _rows(v, self._sent_rows), x)
+        return {self._name: jax.tree.map(lambda v: _rows(v, self._sent_rows), x)}
 
     def _own(self, x: Any) -> Any:
         return x if self._needs_own else ()
 
     def _filled(self, received: Any, own: Any) -> Any:
+        (received,) = received.values()
         if self._needs_own:
             received = jax.tree.map(lambda *parts: jnp.concatenate(parts), received, own)
         if self._in_order:
@@ -253,12 +263,13 @@ class Plan:
         if not self._in_order:
             n = self._received + self._owned * self._needs_own
             y = jax.tree.map(lambda v: _sum_into(_zeros(n, v), self._places, v), y)
-        back = jax.tree.map(lambda v: v[: self._received], y)
+        back = {self._name: jax.tree.map(lambda v: v[: self._received], y)}
         return back, jax.tree.map(
             lambda v: v[self._received :] if self._needs_own else _zeros(self._owned, v), y
         )
 
     def _added(self, received: Any, own: Any) -> Any:
+        (received,) = received.values()
         return jax.tree.map(lambda v, r: _sum_into(v, self._sent_rows, r), own, received)
 
     # ---- What users call

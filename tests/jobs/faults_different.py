@@ -95,6 +95,12 @@ FAULTS = {
         ]
         for checked in (False, True)
     },
+    "a plan for ghosts that one rank has made anew": Fault(
+        "old, new = (nt.ghosts.Plan([rank], [1 - rank]) for _ in range(2))\n"
+        "wait((new if rank else old).fill(jnp.ones(1)))",
+        (DIFFERENT, r"rank 0: alltoallv.*\['ghosts.Plan 1'\]", r"rank 1: .*\['ghosts.Plan 2'\]"),
+        env=CHECK,
+    ),
     "ghost cells of trees with other keys": Fault(
         "c = comm.Create_cart([size], periods=[True])\n"
         "wait(nt.halo_exchange({'a': jnp.ones(9), 'b' if rank else 'c': jnp.ones(9)}, c))",

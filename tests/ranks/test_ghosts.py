@@ -1,5 +1,8 @@
 """`mpi4jax.ghosts`: rows by global index, on random partitions, against NumPy."""
 
+import copy
+import pickle
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -204,6 +207,17 @@ def test_errors_are_those_of_all_ranks(case):
     kind, _, words = expected.partition(": ")
     with pytest.raises({"ValueError": ValueError, "TypeError": TypeError}[kind], match=words):
         ghosts.Plan(*given())
+
+
+def test_copies_are_the_same_plan():
+    plan = ghosts.Plan([RANK], [0])
+    assert copy.copy(plan) is copy.deepcopy({"plan": plan})["plan"] is plan
+    with pytest.raises(TypeError, match=r"cannot be pickled: .* 'owned_ids' and 'needed_ids'"):
+        pickle.dumps(plan)
+    request = plan.ifill(np.ones(1))
+    with pytest.raises(TypeError, match="cannot be pickled: a communicator belongs"):
+        pickle.dumps(request)
+    assert mpi4jax.wait(copy.deepcopy(request)).tolist() == [1]
 
 
 def test_wrong_arguments():

@@ -2,13 +2,14 @@
 
 import functools
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.experimental import sparse
 from mpi4py import MPI
 from reference import LEFT, ON_GPU, RANK, RIGHT, SIZE, assert_equal, exact_values, jits
 from table import cases_with_data
@@ -45,6 +46,36 @@ def trees(case):
         for rank in range(SIZE)
     ]
     return [jax.tree.unflatten(structure, xs) for xs in leaves], leaves
+
+
+class GraphsTuple(NamedTuple):
+    nodes: Any
+    senders: Any
+
+
+GraphsTuple.__module__ = "jraph._src.graph"
+
+
+@jits
+@pytest.mark.parametrize(
+    "x", [sparse.BCOO.fromdense(np.eye(4)), sparse.BCSR.fromdense(np.eye(4)), GraphsTuple(1.0, 2)]
+)
+def test_indices_are_not_reduced(jit, x):
+    """Messages and gathers take such a tree."""
+    kind = type(x).__name__
+    words = f"allreduce: argument 'x' has a {kind}, whose leaves are indices and values.*; reduce"
+    for reduce in (
+        notoken.allreduce,
+        lambda x: notoken.allreduce({"a": [x, x], "b": np.ones(2)}, MPI.MAX),
+        lambda x: notoken.wait(notoken.iallreduce((x,), mpi4jax.MEAN)),
+    ):
+        with pytest.raises(TypeError, match=words):
+            jit(reduce)(x)
+    for reduce in (notoken.reduce, notoken.scan, notoken.exscan, notoken.reduce_scatter):
+        with pytest.raises(TypeError, match=f"{reduce.__name__}: argument 'x' has a {kind}"):
+            jit(functools.partial(reduce, **({"root": 0} if reduce is notoken.reduce else {})))(x)
+    y = jit(lambda x: notoken.allgather(x))(x)
+    assert jax.tree.structure(y) == jax.tree.structure(x)
 
 
 @pytest.mark.one_in(2)

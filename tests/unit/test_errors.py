@@ -1,6 +1,7 @@
 """Errors: in words, at trace time where they can be known, and never a hang."""
 
 import json
+import os
 import re
 
 import jax
@@ -283,6 +284,42 @@ def test_trace_time_error_points_at_the_user():
     with pytest.raises(ValueError, match="root") as caught:
         jax.jit(lambda: notoken.bcast(X, SIZE))()
     assert any(entry.path.name == "test_errors.py" for entry in caught.traceback)
+
+
+def _with_rule(kind, rule):
+    """A sine whose derivative rule fails."""
+    f = kind(jnp.sin)
+    f.defjvp(rule) if kind is jax.custom_jvp else f.defvjp(lambda x: (jnp.sin(x), x), rule)
+    return f
+
+
+def _fails(*_):
+    raise ZeroDivisionError
+
+
+_RULES = {
+    "custom_jvp": _with_rule(jax.custom_jvp, _fails),
+    "custom_vjp": _with_rule(jax.custom_vjp, _fails),
+    "jvp of a primitive": lambda x: jax.lax.while_loop(lambda c: c.sum() < 3, jnp.sin, x),
+}
+_WITHIN = {
+    "": lambda f: f,
+    "jit": jax.jit,
+    "scan": lambda f: lambda x: jax.lax.scan(lambda c, _: (f(c), None), x, length=2)[0],
+    "cond": lambda f: lambda x: jax.lax.cond(x.sum() > 0, f, jnp.sin, x),
+    "vmap": jax.vmap,
+    "checkpoint": jax.checkpoint,
+}
+
+
+@pytest.mark.parametrize("within", _WITHIN)
+@pytest.mark.parametrize("rule", _RULES)
+def test_no_frames_of_ours_in_a_program_that_does_not_communicate(rule, within):
+    f = _WITHIN[within](jax.jit(_RULES[rule]))
+    with pytest.raises((ZeroDivisionError, ValueError)) as caught:
+        jax.grad(lambda x: f(x).sum())(jnp.ones((2, 3)))
+    files = [str(entry.path) for entry in caught.traceback]
+    assert not [file for file in files if os.path.dirname(mpi4jax.__file__) in file]
 
 
 def test_a_token_for_a_function_without_tokens():

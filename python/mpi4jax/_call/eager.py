@@ -22,7 +22,7 @@ from .. import _native
 from .._jax import compat
 from .._job.flush import last, started_here
 from .._op.comm import Reduction, Status, unmade
-from .._op.packing import bind_trees, holds_numpy, leaf_paths, pack_arguments
+from .._op.packing import bind_trees, check_summands, holds_numpy, leaf_paths, pack_arguments
 from .._op.primitive import OPERANDS
 from .._op.spec import OFFSET, PEERS, SPECS, Call, Params, Spec
 
@@ -190,6 +190,8 @@ def run(call: Call) -> Any:
             # A compiled function takes no ShapeDtypeStruct: it gets zeros, which are not read.
             messages = pack_arguments(spec, args, p)
             trees = [jax.tree.flatten(each.tree_type.from_leaves(each.leaves)) for each in messages]
+        for _, each in trees:
+            check_summands(spec, p, each)
         p = {**p, "leaves": tuple(map(leaf_paths, args, (s for _, s in trees)))}
         args, structure = [each for each, _ in trees], trees[-1][1]
     run_it = run_program if _reads_operands() else run_without_operand

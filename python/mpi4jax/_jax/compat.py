@@ -18,7 +18,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax._src import core, effects, source_info_util, xla_bridge
+from jax._src import core, effects, source_info_util, traceback_util, xla_bridge
 from jax._src.array import ArrayImpl as ArrayImpl
 from jax._src.interpreters import pxla
 from jax._src.shard_map import shard_map_p as shard_map_p
@@ -57,9 +57,11 @@ caches_are_kept = keep_caches._cache_size  # 0 until `keep_caches`, and after `j
 TESTED = (0, 12)
 newer_than_tested = jax.version.__version_info__[:2] > TESTED
 
-# Frames of this package are not the user's: error messages and `user_place` skip them.
+# Frames of this package are not the user's: error messages, `user_place` and the tracebacks that
+# JAX filters skip them.
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 register_exclusion(_PACKAGE)
+traceback_util.register_exclusion(_PACKAGE)
 NOT_THE_USERS = (_PACKAGE + os.sep, os.path.dirname(os.path.abspath(jax.__file__)) + os.sep)
 
 

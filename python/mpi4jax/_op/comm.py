@@ -10,7 +10,7 @@ import functools
 import itertools
 import operator
 import threading
-from typing import Any
+from typing import Any, Self
 
 import jax
 import numpy as np
@@ -45,7 +45,24 @@ class AnyComm:
 _any_comm = functools.cache(AnyComm)
 
 
-class Comm:
+class Uncopied:
+    """Copies are the same object, because it holds a communicator."""
+
+    __slots__ = ()
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> Self:
+        return self
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            f"{self!r} cannot be pickled: a communicator belongs to the process that has made it"
+        )
+
+
+class Comm(Uncopied):
     """A live intracommunicator.
 
     Attributes:

@@ -281,14 +281,50 @@ class TreeMessages:
         return pack(xs, int(length is not None))
 
 
-def check_no_keys(spec: Spec, p: Params, messages: TreeMessages) -> None:
-    """Raise a TypeError if PRNG keys are to be reduced."""
+# Types of pytrees whose leaves are indices beside values, and what to do instead of a reduction.
+_INDEXED = {
+    ("jax", "JAXSparse"): "reduce x.todense(), or only x.data if all ranks have the same indices",
+    ("jraph", "GraphsTuple"): "reduce its arrays of values, such as graph.globals",
+}
+
+
+def _indexed(structure: Any) -> tuple[str, str] | None:
+    """The name of the first such type in a tree, and what to do."""
+    kind, _ = structure.node_data() or (None, None)
+    for base in getattr(kind, "__mro__", ()):
+        advice = _INDEXED.get((base.__module__.partition(".")[0], base.__name__))
+        if advice is not None:
+            return kind.__name__, advice
+    return next(filter(None, map(_indexed, structure.children())), None)
+
+
+_cached_indexed = functools.lru_cache(1024)(_indexed)
+
+
+def check_summands(spec: Spec, p: Params, structure: Any) -> None:
+    """Raise a TypeError if leaves are to be reduced that are indices."""
+    if p.get("reduction") is None:
+        return
+    try:
+        found = _cached_indexed(structure)
+    except (TypeError, ValueError):  # parts of the structure cannot be compared
+        found = _indexed(structure)
+    if found is not None:
+        raise TypeError(
+            f"{spec.name}: argument 'x' has a {found[0]}, whose leaves are indices and values: "
+            f"they cannot be reduced element by element; {found[1]}"
+        )
+
+
+def check_reducible(spec: Spec, p: Params, messages: TreeMessages) -> None:
+    """Raise a TypeError if PRNG keys or indices are to be reduced."""
     reduction = p.get("reduction")
     if reduction is not None and any(impl is not None for impl in messages.tree_type.impls):
         raise TypeError(
             f"{spec.name}: reduction {reduction.name} is not defined for PRNG keys; "
             "expected numbers (bcast, scatter and messages take keys)"
         )
+    check_summands(spec, p, messages.tree_type.tree)
 
 
 def bind_trees(spec: Spec, trees: Sequence[Any], p: Params, numbers: Sequence[Any] = ()) -> Any:
@@ -309,7 +345,7 @@ def bind_trees(spec: Spec, trees: Sequence[Any], p: Params, numbers: Sequence[An
     lead = int(before is not None)
     messages = pack_arguments(spec, trees, p, leaves)
     sent, received = messages[0], messages[-1]
-    check_no_keys(spec, p, sent)
+    check_reducible(spec, p, sent)
     results: dict[Any, Any] = {}
     envelope: Any = None
     asks_envelope = p.get("env_out") == ASKED

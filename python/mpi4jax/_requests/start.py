@@ -12,7 +12,7 @@ from .._call.call import traced_peers
 from .._op.arguments import ANY_SOURCE, ANY_TAG
 from .._op.comm import MEAN
 from .._op.manual import varying_operands
-from .._op.packing import check_no_keys, compared, pack_arguments
+from .._op.packing import check_reducible, compared, pack_arguments
 from .._op.primitive import sum_of_mean
 from .._op.spec import SPECS, Call, Params, first_axes
 from .primitives import start_p
@@ -56,7 +56,7 @@ def begin(op: str, args: Sequence[Any], p: Params) -> Request[Any]:
         (handle,) = start_p.bind(*numbers, of=op, **p)
         return Request([handle], RequestKind(op, params, None, ()))
     (tree,) = pack_arguments(spec, trees, p)
-    check_no_keys(spec, p, tree)
+    check_reducible(spec, p, tree)
     before, _ = first_axes(spec, p)
     handles, buffers = [], []
     for dtype in tree.groups:
