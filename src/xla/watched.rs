@@ -61,6 +61,9 @@ pub fn explain(site: &Arc<Site>, phase: Phase, cause: &Cause) -> String {
     let is_ours = |record: &Record| Arc::ptr_eq(&record.site, site) && record.phase() == phase;
     if let Some(record) = recorder::records().into_iter().rev().find(is_ours) {
         text += &format!("\n  in {record}");
+        if !site.forms.sent.is_empty() {
+            text += &format!(", of {}", site.forms.sent);
+        }
         if record.location().is_empty()
             && let Some(frame) = watch::user_frame()
         {

@@ -25,6 +25,35 @@ FAULTS = {
         (f"r1 .*{ENDS_JOB}", f'fault.py", line {FIRST_LINE}', "ValueError: broken"),
         status=1,
     ),
+    # ---- The line that a report adds
+    **{
+        f"a token taken for a part of the result: {wrong}": Fault(
+            f"comm.Barrier(); {wrong}",
+            (
+                words,
+                r"functions of a plain `import mpi4jax` return \(result, token\); those of `im",
+            ),
+            status=1,
+        )
+        for wrong, words in [
+            ("a, b, c = mpi4jax.allgather(x)", "not enough values to unpack"),
+            ("mpi4jax.allreduce(x) + (0 if rank < 0 else 1)", "can only concatenate tuple"),
+            ("jax.grad(lambda x: mpi4jax.allreduce(x.sum()))(x)", "Output was"),
+            ("jnp.sin(mpi4jax.allreduce(x))", "class 'tuple'"),
+        ]
+    },
+    "a tuple of a program without tokens": Fault(
+        "del mpi4jax; (1, 2) + nt.allreduce(x).sum()",
+        ("'tuple'",),
+        status=1,
+        silent=("plain `import mpi4jax`",),
+    ),
+    "unequal blocks without cells": Fault(
+        "cart = comm.Create_cart([size], [False])\n"
+        "wait(nt.gather_blocks(jnp.ones(4 - rank), cart))",
+        (r"in gatherv #1 .*, of .*unequal blocks need 'cells'",),
+        status=1,
+    ),
     "a thread that raises": Fault(
         "def bad(): raise ValueError('broken')\n"
         "if rank == 1: threading.Thread(target=bad).start(); time.sleep(60)\n"

@@ -1,5 +1,6 @@
 """Errors: in words, at trace time where they can be known, and never a hang."""
 
+import inspect
 import json
 import os
 import re
@@ -320,6 +321,26 @@ def test_no_frames_of_ours_in_a_program_that_does_not_communicate(rule, within):
         jax.grad(lambda x: f(x).sum())(jnp.ones((2, 3)))
     files = [str(entry.path) for entry in caught.traceback]
     assert not [file for file in files if os.path.dirname(mpi4jax.__file__) in file]
+
+
+def test_nonblocking_functions_name_themselves():
+    # Not those without an operand, or that check it later, or that start other operations.
+    others = {"ibarrier", "iragged_alltoall", "isendrecv"}
+    for name in sorted({"i" + name for name in ROWS} & set(notoken.__all__) - others):
+        function = getattr(notoken, name)
+        first, *rest = inspect.signature(function).parameters
+        good = GOOD[name[1:]]
+        arguments = {argument: good[argument] for argument in rest if argument in good}
+        with pytest.raises(TypeError, match=f"^{name}: argument"):
+            function(**{first: "a"}, **arguments)
+
+
+def test_words_for_common_mistakes():
+    with pytest.raises(TypeError, match=r"make a reduction of a function with MPI.Op.Create\("):
+        notoken.allreduce(X, op=lambda a, b: a + b)
+    cart = MPI.COMM_WORLD.Create_cart([SIZE], periods=[False])
+    with pytest.raises(ValueError, match="got 'symmetric'; at a wall, 'edge' repeats"):
+        notoken.halo_exchange(X[0], cart, border="symmetric")
 
 
 def test_a_token_for_a_function_without_tokens():

@@ -35,10 +35,15 @@ def nonblocking(op: Callable[P, R]) -> Callable[P, Request[R]]:
         check_keywords(f"i{name}", kwargs)
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
-        if made_of is None:
-            return start(SPECS[name].prepare(**bound.arguments))
-        prepared, end = made_of(**bound.arguments)
-        return CompositeRequest([start(prepared), ()], end)
+        try:
+            if made_of is None:
+                return start(SPECS[name].prepare(**bound.arguments))
+            prepared, end = made_of(**bound.arguments)
+            return CompositeRequest([start(prepared), ()], end)
+        except (TypeError, ValueError, NotImplementedError) as error:
+            if error.args and str(error.args[0]).startswith(f"{name}: "):
+                error.args = (f"i{error.args[0]}", *error.args[1:])
+            raise
 
     call.__name__ = call.__qualname__ = f"i{name}"
     call.__module__ = "mpi4jax"

@@ -32,7 +32,12 @@ def sides_of(op: str, comm: Comm, border: Any) -> list[tuple[Side, Side]]:
 
     def checked(side: Any) -> Side:
         if isinstance(side, str) and side not in MODES:
-            raise ValueError(f"{op}: argument 'border' must be {expected}, got {side!r}")
+            raise ValueError(
+                f"{op}: argument 'border' must be {expected}, got {side!r}; at a wall, 'edge' "
+                "repeats the value of the cell beside the border (of a cell-centered quantity "
+                "without flux), 'reflect' mirrors at the outermost points (of a quantity at grid "
+                "points), a number is a fixed value; periodic axes are those of Create_cart"
+            )
         is_number = hasattr(side, "dtype") or isinstance(side, (bool, int, float, complex))
         if not (side is None or isinstance(side, str) or (is_number and jnp.shape(side) == ())):
             raise TypeError(f"{op}: argument 'border' must be {expected}, got {border!r}")

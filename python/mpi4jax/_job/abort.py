@@ -27,6 +27,7 @@ from typing import Any, NoReturn
 from mpi4py import MPI
 
 from . import settings
+from .hints import hint
 
 # A rank that fails has this long to end the job through MPI.
 _LAST_RESORT = 3.0
@@ -94,6 +95,8 @@ def _say_exception(where: str, exception: Any) -> None:
     native = sys.modules.get("mpi4jax._native")
     if native and (difference := native.watch_difference()):
         words += f"\n{difference}"
+    if exception is not None and (line := hint(*exception[1:])):
+        words += f"\n{line}"
     _flush()
     say(words)
 

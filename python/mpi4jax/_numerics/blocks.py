@@ -217,10 +217,13 @@ def gather_blocks(
     root = rank_of(name, "root", root, cuts.comm)
     known = cuts.cells_of(cells)
     inner = jax.tree.map(lambda leaf: cuts.inner(as_array(leaf)), x)
+    # Errors of the core name the leaf.
+    what = "blocks" if known else "blocks of one shape (unequal blocks need 'cells')"
     pieces = jax.tree.map(lambda leaf: cuts.pieces(cuts.whole(leaf.shape, known)), inner)
 
     def whole_of(leaf: Any, inner: jax.Array, pieces: Pieces) -> jax.Array:
-        message = gatherv(inner.ravel(), pieces.counts(cuts.comm.size), root, comm=cart)
+        named = {what: inner.ravel()}
+        message = gatherv(named, pieces.counts(cuts.comm.size), root, comm=cart)[what]
         return pieces.unpack(message) if cuts.comm.rank == root else leaf
 
     return jax.tree.map(whole_of, x, inner, pieces)

@@ -391,13 +391,14 @@ def as_reduction(op: str, reduction: Any) -> Reduction:
     if not isinstance(reduction, MPI.Op):
         or_mean = " or mpi4jax.MEAN" if mean else ""
         meant = reduction_named(reduction, _PREDEFINED)
-        by_name = f"; use {meant}" if meant else ""
-        by_name = (
-            "; pass a communicator as comm=..." if isinstance(reduction, MPI.Comm) else by_name
-        )
+        advice = f"; use {meant}" if meant else ""
+        if isinstance(reduction, MPI.Comm):
+            advice = "; pass a communicator as comm=..."
+        elif not meant and callable(reduction):
+            advice = "; make a reduction of a function with MPI.Op.Create(function, commute=True)"
         raise TypeError(
             f"{op}: argument 'op' must be an mpi4py.MPI.Op such as MPI.SUM{or_mean}, "
-            f"got {type(reduction).__name__}: {reduction!r}{by_name}"
+            f"got {type(reduction).__name__}: {reduction!r}{advice}"
         )
     handle = _handleof(reduction)
     if handle in _WITHOUT_MEANING:

@@ -290,8 +290,8 @@ _INDEXED = {
 
 def _indexed(structure: Any) -> tuple[str, str] | None:
     """The name of the first such type in a tree, and what to do."""
-    kind, _ = structure.node_data() or (None, None)
-    for base in getattr(kind, "__mro__", ()):
+    kind, _ = structure.node_data() or (type(None), None)
+    for base in kind.__mro__:
         advice = _INDEXED.get((base.__module__.partition(".")[0], base.__name__))
         if advice is not None:
             return kind.__name__, advice
