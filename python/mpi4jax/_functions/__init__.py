@@ -1,1 +1,1 @@
-"""Functions that are made of ops, and those that start ops."""
+"""Functions that are made of operations, and nonblocking operations."""

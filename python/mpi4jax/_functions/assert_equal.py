@@ -90,7 +90,7 @@ def _compare_forms(form: bytes, comm: MPI.Intracomm | None) -> None:
 
 
 def _report_forms(everyones: Any) -> None:
-    """Raise the error, if there is one: under `vmap` it is called where there is none."""
+    """Raise the error, if there is one. Under `vmap`, this is also called without an error."""
     found = [np.asarray(form).tobytes().decode(errors="replace").strip() for form in everyones]
     if len(set(found)) > 1:
         words = _by_rank(found)
@@ -127,7 +127,7 @@ def _compare_values(leaves: Sequence[_Leaf], comm: MPI.Intracomm | None) -> None
 
 
 class _Leaf:
-    """A leaf of the tree, and what is compared of it: a row of unsigned integers for each element.
+    """A leaf of the tree, and the unsigned integers that are compared: a row for each element.
 
     Attributes:
         dtype: what a row may be shown as.
@@ -167,7 +167,7 @@ def _first_difference(a: jax.Array, b: jax.Array) -> jax.Array:
 
 
 def _report(leaves: Sequence[_Leaf], first: Sequence[Any], values: Sequence[Any]) -> None:
-    """Raise the error, if there is one. Under `vmap` it is called where there is none."""
+    """Raise the error, if there is one. Under `vmap`, this is also called without an error."""
     where = [i for i, place in enumerate(first) if place < _NOWHERE]
     if not where:
         return

@@ -59,7 +59,7 @@ class _Edges:
 
 @dataclass(frozen=True)
 class _InOrder:
-    """Puts the blocks that have come into the order of the topology, as `_Edges.received` says."""
+    """Puts the received blocks into the order of the topology, by `_Edges.received`."""
 
     received: tuple[int, ...]
 
@@ -74,7 +74,7 @@ class _InOrder:
 
 
 def _prepare(name: str, edges: _Edges, blocks: Any) -> tuple[Call, CompositeKind]:
-    """Send the blocks of a tree, which are in the order of `edges.sent`."""
+    """Prepare a call that sends the blocks of a tree, which are in the order of `edges.sent`."""
     counts = edges.counts(edges.outs), edges.counts(edges.ins)
     call = SPECS["alltoallv"].prepare(blocks, *counts, comm=edges.comm.mpi)
     return call, CompositeKind(name, _InOrder(tuple(edges.received)))

@@ -1,4 +1,4 @@
-"""How a function that starts an operation is made of the one that waits for its end."""
+"""Make a nonblocking function from the blocking function of an operation."""
 
 from __future__ import annotations
 

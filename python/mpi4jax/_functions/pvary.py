@@ -19,7 +19,7 @@ from .._requests.start import begin
 
 
 def _params(name: str, comm: MPI.Intracomm | None) -> Params:
-    """Return those of the adjoint of an allreduce SUM."""
+    """Return the parameters of the adjoint of an allreduce with SUM."""
     total = as_reduction(name, MPI.SUM)
     return {"comm": as_comm(name, comm), "reduction": total, "adjoint": True}
 

@@ -1,4 +1,4 @@
-"""The functions that start an operation, and those that take what they return.
+"""Nonblocking operations, and the functions that take their requests.
 
 Every public name of this module is one of them.
 """

@@ -1,4 +1,4 @@
-"""Receives that also return what they have received, as traced values."""
+"""Receives that also return source, tag and length of the message, as traced values."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ Side = Any  # None, one of the modes, or a number
 
 
 def sides_of(op: str, comm: Comm, border: Any) -> list[tuple[Side, Side]]:
-    """Return what the border is below and above along each dimension of the grid.
+    """Return the border below and above along each dimension of the grid.
 
     Raises:
         TypeError: if ``border`` has a wrong type.
@@ -58,7 +58,7 @@ def sides_of(op: str, comm: Comm, border: Any) -> list[tuple[Side, Side]]:
 
 
 class Copy(NamedTuple):
-    """What ghost cells at the border are filled with: slices of a block, and a side."""
+    """The source of ghost cells at the border: slices of a block, and a side."""
 
     axis: int
     ghosts: tuple[slice, ...]
@@ -75,9 +75,9 @@ def _copies(
     sides: Sequence[tuple[Side, Side]],
     corners: bool,
 ) -> Iterator[Copy]:
-    """How a block of this shape is filled, one dimension after the other.
+    """Return the copies that fill a block of this shape, one dimension after the other.
 
-    Without ``corners``, ghost cells beyond several axes are left.
+    Without ``corners``, ghost cells at corners keep their values.
     """
     cut = [
         (axis, width, pair, not period and at == 0, not period and at == size - 1)
@@ -131,7 +131,7 @@ def _copy(
 
 
 def filled(op: str, comm: Comm, x: Any, *how: Any) -> Any:
-    """Blocks whose ghost cells at the border of the grid are filled, as :func:`_copies` says."""
+    """Fill the ghost cells of blocks at the border of the grid, by :func:`_copies`."""
 
     def fill(leaf: Any) -> Any:
         leaf = as_array(leaf)
@@ -147,8 +147,10 @@ def filled(op: str, comm: Comm, x: Any, *how: Any) -> Any:
 
 
 def added(op: str, comm: Comm, x: Any, *how: Any) -> Any:
-    """The transpose: blocks whose ghost cells at the border were added to the cells that they would
-    be filled with, and are zeros."""
+    """Apply the transpose of :func:`filled`.
+
+    Add ghost cells at the border to the cells that fill them, and set them to zero.
+    """
 
     def add(leaf: Any) -> Any:
         leaf = as_array(leaf)

@@ -28,7 +28,7 @@ def as_cart(op: str, cart: Any) -> Comm:
 
 
 def topology(comm: Comm) -> tuple[list[int], list[int], list[int]]:
-    """Blocks, periodicity, and the place of this rank's block, along each axis of the grid."""
+    """Return the number of blocks, periodicity and this rank's position along each dimension."""
     return MPI.Cartcomm(comm.mpi).Get_topo()  # type: ignore[return-value]
 
 
@@ -39,9 +39,9 @@ def _dimensions(comm: Comm) -> int:
 
 
 def neighbours(comm: Comm, dimensions: tuple[int, ...], corners: bool) -> tuple[int, ...]:
-    """The rank at each step of -1, 0 or 1 blocks along some dimensions, -1 where there is none.
-
-    The last dimension is fastest. Without ``corners``, only steps along one dimension count.
+    """Return the rank at each step of -1, 0 or 1 blocks along some dimensions, or -1 if there is
+    none. The last dimension varies fastest. Without ``corners``, only steps along one dimension
+    count.
     """
     key = ("neighbours", dimensions, corners)
     if key not in comm.cache:

@@ -1,4 +1,4 @@
-"""Faces of blocks: which cells the messages of a halo exchange carry; and how XLA packs them.
+"""Faces of blocks: the cells in the messages of a halo exchange, and their packing by XLA.
 
 XLA packs where a halo exchange is started: the request holds the blocks, so only the faces are
 copied, where the operand of another operation that is started is copied as a whole; and their
@@ -47,8 +47,9 @@ def cells_in(boxes: Sequence[Box]) -> int:
 
 
 def _along(extent: int, width: Cells, step: int, at_edge: tuple[bool, bool]) -> tuple[Cells, Cells]:
-    """The cells along an exchanged axis that go to the neighbor at ``step``, and that come from
-    there. An axis has ghost cells, inner cells, ghost cells."""
+    """Return the cells along an exchanged axis that are sent to the neighbor at ``step``, and those
+    that are received from it. An axis consists of ghost cells, inner cells, ghost cells.
+    """
     low, high = width
     if step < 0:
         return (low, low + high), (0, low)
@@ -61,8 +62,10 @@ def _along(extent: int, width: Cells, step: int, at_edge: tuple[bool, bool]) -> 
 
 
 def faces(leaves: Sequence[Leaf], p: Params) -> tuple[list[Face], list[Face]]:
-    """What goes, and what comes, in the order of the messages: by rank, and for each rank in the
-    order of the directions that they are sent to."""
+    """Return the cells to send and to receive, in the order of the messages.
+
+    By rank, and for each rank by the direction in which they are sent.
+    """
     neighbours, widths = p["neighbours"], p["widths"]
     last = len(neighbours) - 1
     goes: list[Face] = []
@@ -94,7 +97,7 @@ def packed(boxes: tuple[Box, ...], leaves: Sequence[Any], like: Any) -> Any:
 
 
 def _pieces(boxes: Sequence[Box], cells: Any) -> list[Any]:
-    """Return the cells of each box, in its shape, of those of all, one after the other."""
+    """Return the cells of each box, in its shape, from the cells of all boxes."""
     line = (ranges for _, (ranges,) in in_line(0, boxes))
     return [cells[slice(*at)].reshape(_extents(box)) for at, box in zip(line, boxes, strict=True)]
 
@@ -107,14 +110,14 @@ def _put(leaves: Sequence[Any], box: Box, piece: Any) -> list[Any]:
 
 @functools.partial(jax.jit, static_argnums=0, inline=True)
 def filled(boxes: tuple[Box, ...], leaves: Sequence[Any], cells: Any) -> Sequence[Any]:
-    """Leaves whose boxes have these cells."""
+    """Write the cells into the boxes of the leaves."""
     for box, piece in zip(boxes, _pieces(boxes, cells), strict=True):
         leaves = _put(leaves, box, piece)
     return leaves
 
 
 def apart(boxes: Sequence[Box]) -> list[Box]:
-    """Boxes of the same cells, none of which overlap."""
+    """Return boxes of the same cells that do not overlap."""
     out: list[Box] = []
     for leaf in sorted({leaf for leaf, _ in boxes}):
         of_leaf = [box for box in boxes if box[0] == leaf]
@@ -133,7 +136,7 @@ def _is_within(box: Box, other: Box) -> bool:
 
 
 def in_line(leaf: int, boxes: Sequence[Box]) -> list[Box]:
-    """Boxes of as many cells, one after the other, of a leaf of one axis."""
+    """Return boxes with the same numbers of cells, one after the other, in a leaf of one axis."""
     ends = itertools.accumulate((cells_in([box]) for box in boxes), initial=0)
     return [(leaf, (cells,)) for cells in itertools.pairwise(ends)]
 
@@ -154,7 +157,7 @@ def summed(parts: Sequence[Box], boxes: Sequence[Box], cells: Any) -> Any:
 
 @dataclass(frozen=True)
 class Message:
-    """What the blocks of one dtype send, or receive: their boxes, in the order of `faces`."""
+    """The boxes that the blocks of one dtype send or receive, in the order of `faces`."""
 
     boxes: tuple[Box, ...]
     parts: tuple[rows.Part, ...]
@@ -173,7 +176,7 @@ def message(found: Sequence[Face], comm: Comm) -> Message:
 
 @dataclass(frozen=True)
 class _Fill:
-    """Puts what has come into the ghost cells."""
+    """Writes received cells into the ghost cells."""
 
     tree_type: TreeType
     received: tuple[Message, ...]
@@ -187,7 +190,7 @@ class _Fill:
 def start(
     start_op: Callable[..., Request[Any]], args: Sequence[Any], p: Params
 ) -> CompositeRequest[Any]:
-    """Start a halo exchange, as one `alltoallv` for each dtype."""
+    """Initiate a halo exchange, as one `alltoallv` for each dtype."""
     (blocks,) = pack_arguments(SPECS["halo_exchange"], args, p)
     requests, received = [], []
     for leaves in blocks.groups.values():

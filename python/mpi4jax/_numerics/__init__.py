@@ -1,1 +1,1 @@
-"""What public modules made of ops are made of: solvers, transforms, layouts, blocks."""
+"""Private parts of the public modules: solvers, transforms, layouts, blocks."""

@@ -24,7 +24,7 @@ Shape = tuple[int, ...]
 
 
 class Cuts:
-    """How the blocks of a Cartesian communicator lie in an array."""
+    """The positions of the blocks of a Cartesian communicator in an array."""
 
     def __init__(self, op: str, cart: Any, axes: Any, width: Any):
         self.op, self.comm = op, _cart.as_cart(op, cart)
@@ -46,7 +46,7 @@ class Cuts:
         return [ndim - axis for axis in counted]
 
     def layout(self, shape: Shape) -> Layout:
-        """How the blocks of all ranks lie in an array of this shape."""
+        """Return the layout of the blocks of all ranks in an array of this shape."""
         return Layout(shape, zip(self.positions(len(shape)), self.sizes, strict=True))
 
     def pieces(self, shape: Shape) -> Pieces:
@@ -54,7 +54,7 @@ class Cuts:
         return Pieces.of((), tuple(slice(0, n) for n in shape), self.layout(shape))
 
     def whole(self, block: Shape, cells: Sequence[int] | None) -> Shape:
-        """Return the shape of the array that this rank's block, of this shape, is a part of.
+        """Return the shape of the global array whose block on this rank has this shape.
 
         Raises:
             ValueError: if this rank has another block of an array with this number of cells.
@@ -82,14 +82,14 @@ class Cuts:
         return known
 
     def pad(self, x: jax.Array) -> jax.Array:
-        """With ghost cells of zeros."""
+        """Return the array with ghost cells of zeros."""
         widths = [(0, 0)] * x.ndim
         for axis, width in zip(self.positions(x.ndim), self.widths, strict=True):
             widths[axis] = width
         return jnp.pad(x, widths)
 
     def inner(self, x: jax.Array) -> jax.Array:
-        """Without ghost cells."""
+        """Return the array without its ghost cells."""
         window = [slice(None)] * x.ndim
         for axis, (low, high) in zip(self.positions(x.ndim), self.widths, strict=True):
             if x.shape[axis] < low + high:
@@ -111,8 +111,8 @@ def scatter_blocks(
 ) -> T:
     """Partition the root's array into blocks, one for each rank of a Cartesian communicator.
 
-    Blocks are as equal as can be, as `numpy.array_split` makes them: of 7 cells for 3 ranks, the
-    first has 3, and the others 2.
+    Blocks are as equal as possible, as with `numpy.array_split`: of 7 cells on 3 ranks, the first
+    rank has 3, and the others 2.
 
     Args:
         x: on the root, the whole array; on other ranks anything of its shape and dtype, also a

@@ -42,16 +42,16 @@ class Info(NamedTuple):
 
 
 class Space:
-    """The vectors of a solve: their products over all ranks, and their sums.
+    """Inner products and sums of the vectors of a solve.
 
-    With ``reproducible``, none of their bits depends on how they are spread over ranks.
+    With ``reproducible``, their bits do not depend on the distribution of the vectors.
     """
 
     def __init__(self, comm: MPI.Intracomm | None, reproducible: bool):
         self.comm, self.reproducible = comm, reproducible
 
     def products(self, *pairs: tuple[Any, Vector]) -> list[jax.Array]:
-        """Scalar products, in one message. A matrix stands for its rows."""
+        """Return inner products, by one reduction. A matrix stands for its rows."""
         if self.reproducible:
             terms = [_terms(a, b) for a, b in pairs]
             sums = reproducible_sum(terms, axis=-1, comm=self.comm)
@@ -73,7 +73,7 @@ class Space:
         return _fixed(x) if self.reproducible else x
 
     def times(self, a: jax.Array, b: jax.Array) -> jax.Array:
-        """Return the product, each of whose parts is rounded."""
+        """Return the product, with each of its parts rounded."""
         if not self.reproducible:
             return a * b
         if not (jnp.iscomplexobj(a) or jnp.iscomplexobj(b)):
@@ -113,7 +113,7 @@ def _of_parts(parts: list[jax.Array]) -> jax.Array:
 
 
 def _fixed(x: jax.Array) -> jax.Array:
-    """Return the number itself, rounded before anything is added to it.
+    """Return the number unchanged, but rounded before anything is added to it.
 
     Whether XLA fuses a multiplication and an addition into one instruction may depend on the length
     of a vector. It cannot do so across an operation on the bits, even one that changes nothing: the
@@ -127,17 +127,17 @@ def _fixed(x: jax.Array) -> jax.Array:
 
 
 def _quotient(a: Any, b: Any) -> jax.Array:
-    """Zero where it is divided by zero."""
+    """Return the quotient, or zero if the divisor is zero."""
     return jnp.where(b == 0, 0, a / jnp.where(b == 0, 1, b))
 
 
 class Limits(NamedTuple):
-    """When a solve has ended.
+    """The criteria that stop a solve.
 
     Attributes:
-        square: that of the norm at which a residual is small.
+        square: square of the norm below which the solve has converged.
         most: the number of iterations.
-        progress: factor by which the square of the residual has to fall, else it is given up.
+        progress: factor by which the square of the residual has to fall; otherwise the solve stops.
     """
 
     square: jax.Array
@@ -146,7 +146,7 @@ class Limits(NamedTuple):
 
 
 def most_iterations(space: Space, maxiter: int | None, size: int) -> jax.Array:
-    """Return the given number, by default 10 for each element of the whole vector."""
+    """Return ``maxiter``, by default 10 times the number of elements on all ranks."""
     if maxiter is not None:
         return jnp.asarray(maxiter, jnp.int32)
     room = (2**31 - 1) // 10 // as_comm("linalg", space.comm).size
@@ -170,7 +170,7 @@ Method = Callable[[Vector, Limits], tuple[Vector, jax.Array]]
 def solved(
     measure: Measure, method: Method, x: Vector, limits: Limits
 ) -> tuple[Vector, Vector, jax.Array, jax.Array]:
-    """Corrections by a method, until the residual is small.
+    """Apply corrections by a method until the residual is small.
 
     Args:
         measure: gives the residual of a vector, and the square of the norm that has to be small.
@@ -271,7 +271,7 @@ def bicgstab(
 def gmres(
     restart: int, space: Space, M: Operator, A: Operator, r: Vector, limits: Limits
 ) -> tuple[Vector, jax.Array]:
-    """Until the next restart: Saad and Schultz, "GMRES", SIAM J. Sci. Stat. Comput. 7, 1986."""
+    """Run until the next restart: Saad and Schultz, "GMRES", SIAM J. Sci. Stat. Comput. 7, 1986."""
 
     def extend(j: Any, state: Any) -> Any:
         """Return one more vector of the Krylov space, orthogonal to those before."""
@@ -381,7 +381,7 @@ def lsmr(
 def least_squares(
     space: Space, A: Operator, adjoint: Operator, b: Vector, x: Vector, limits: Limits
 ) -> tuple[Vector, Vector, jax.Array, jax.Array]:
-    """:func:`solved` by :func:`lsmr`: small is ``adjoint`` of the residual."""
+    """Run :func:`solved` with :func:`lsmr`, until ``adjoint`` of the residual is small."""
 
     def measure(x: Vector) -> tuple[Vector, jax.Array]:
         r = b - A(x)
@@ -393,7 +393,7 @@ def least_squares(
 def equation(
     space: Space, A: Operator, b: Vector, x: Vector, method: Method, limits: Limits
 ) -> tuple[Vector, Vector, jax.Array, jax.Array]:
-    """:func:`solved` by a method for ``A(x) = b``."""
+    """Run :func:`solved` with a method for ``A(x) = b``."""
 
     def measure(x: Vector) -> tuple[Vector, jax.Array]:
         r = b - A(x)

@@ -19,11 +19,12 @@ Interval = tuple[int, int]  # the first index, and the one behind the last
 class Layout:
     """The shape of a global array, its decomposed axes and the number of blocks along each.
 
-    Axes are partitioned as by :func:`numpy.array_split`: the first parts have an element more where
-    they cannot be equal, and the last ones are empty where an axis has fewer elements than parts.
-    The blocks are numbered as the ranks of a Cartesian communicator whose dimensions are ``cuts``:
-    the last one is fastest. Ranks beyond the last block have an empty one, of shape ``(0, ...)``:
-    without decomposed axes, rank 0 has the array. Layouts are equal if these numbers are.
+    Axes are partitioned as by :func:`numpy.array_split`: if the parts cannot be equal, the first
+    ones have one element more, and if an axis has fewer elements than parts, the last parts are
+    empty. Blocks are numbered like the ranks of a Cartesian communicator with the dimensions
+    ``cuts``: the last dimension varies fastest. Ranks beyond the last block have an empty block, of
+    shape ``(0, ...)``. Without decomposed axes, rank 0 has the whole array. Layouts compare by
+    these numbers.
 
     Args:
         shape: of the global array.
@@ -111,11 +112,11 @@ def part_of(length: int, parts: int, part: int) -> Interval:
 class Pieces:
     """The pieces of an array that is a block of one layout, partitioned by the blocks of another.
 
-    They are those of a grid: each axis is split.
+    The pieces form a grid: each axis is split.
 
     Attributes:
-        lengths: of the pieces of each axis.
-        ranks: whose blocks they are in, the last axis being fastest.
+        lengths: lengths of the pieces along each axis.
+        ranks: ranks in whose blocks the pieces lie; the last axis varies fastest.
     """
 
     lengths: tuple[tuple[int, ...], ...]
@@ -123,7 +124,7 @@ class Pieces:
 
     @classmethod
     def of(cls, batch: Shape, block: tuple[slice, ...], layout: Layout) -> Pieces:
-        """Of a block behind other axes, which are whole."""
+        """Return the pieces of a block with leading axes, which are whole."""
         lengths, parts = [(n,) for n in batch], []
         number = dict(layout.cuts)
         for axis, window in enumerate(block):
@@ -149,17 +150,17 @@ class Pieces:
 
     @property
     def _order(self) -> list[int]:
-        """The pieces in the order of the ranks."""
+        """Return the numbers of the pieces in the order of the ranks."""
         return sorted(range(len(self.ranks)), key=self.ranks.__getitem__)
 
     @property
     def shapes(self) -> list[Shape]:
-        """Of the pieces, in the order of the ranks."""
+        """Return the shapes of the pieces in the order of the ranks."""
         grid = [*itertools.product(*self.lengths)]
         return [grid[k] for k in self._order]
 
     def counts(self, size: int) -> list[int]:
-        """Return how many elements each rank's piece has."""
+        """Return the number of elements of each rank's piece."""
         counts = [0] * size
         for rank, shape in zip(sorted(self.ranks), self.shapes, strict=True):
             counts[rank] = math.prod(shape)
@@ -167,7 +168,7 @@ class Pieces:
 
     @property
     def are_in_memory_order(self) -> bool:
-        """Whether the pieces, in the order of the ranks, lie in memory as the array does."""
+        """Return whether the pieces, in the order of the ranks, are the array's memory order."""
         split = [axis for axis, lengths in enumerate(self.lengths) if len(lengths) > 1]
         rows = math.prod(n[0] for n in self.lengths[: max(split)]) if split else 1
         return rows == 1 and self._order == [*range(len(self.ranks))]
@@ -182,7 +183,7 @@ class Pieces:
         return [pieces[k] for k in self._order]
 
     def join(self, parts: list[jax.Array]) -> jax.Array:
-        """Return the array whose pieces these are."""
+        """Return the array that consists of these pieces."""
         placed = dict(zip(self._order, parts, strict=True))
         pieces = [placed[k] for k in range(len(parts))]
         for axis in reversed(range(len(self.lengths))):
@@ -207,7 +208,7 @@ class Pieces:
 
 
 def check_layout(op: str, name: str, layout: Any, size: int) -> None:
-    """Raise an error if a layout is none, or has more blocks than there are ranks."""
+    """Raise an error unless it is a layout with at most one block per rank."""
     if not isinstance(layout, Layout):
         raise TypeError(
             f"{op}: argument '{name}' must be a Layout, got {type(layout).__name__}: {layout!r}"

@@ -1,4 +1,4 @@
-"""Local Fourier transforms, from the message received to the message that is sent.
+"""Local Fourier transforms, from a received message to the next one to send.
 
 XLA transforms axes that lie side by side at the end of an array. For any others it would transpose
 the whole array before and after, and it would pack and unpack whole messages, which takes several
@@ -36,7 +36,7 @@ def transform(
 
     Args:
         x: is not empty.
-        length: of the last one of ``axes``, if that is the axis of a real transform.
+        length: length of the last of ``axes``, for a real transform.
         in_columns: whether axes that do not lie at the end are transformed some columns at a time.
     """
     # The axes that XLA transforms together: those at the end, beside that of the real transform.
@@ -114,11 +114,11 @@ class _Local(NamedTuple):
     """A transform of the array in one message, into another message.
 
     Attributes:
-        incoming: the pieces of which the operand consists.
-        axes: are transformed.
-        outgoing: the pieces of the result.
-        inverse: whether they are transformed back.
-        length: of the last one of ``axes``, if that is the axis of a real transform.
+        incoming: pieces of the operand.
+        axes: axes to transform.
+        outgoing: pieces of the result.
+        inverse: whether to apply the inverse transform.
+        length: length of the last of ``axes``, for a real transform.
         transposed: whether the transposed function is meant: from ``outgoing`` to ``incoming``.
     """
 
@@ -138,7 +138,7 @@ class _Local(NamedTuple):
         return self.incoming if self.transposed else self.outgoing
 
     def dtype(self, of: Any) -> Any:
-        """That of the result."""
+        """The dtype of the result."""
         if self.length is None:
             return of
         to_real = self.inverse != self.transposed
@@ -258,7 +258,7 @@ def local_fft(
     """Return the pieces of a message, transformed along axes that are whole, as another message.
 
     Args:
-        length: of the last one of ``axes``, if that is the axis of a real transform.
+        length: length of the last of ``axes``, for a real transform.
     """
     of = _Local(incoming, axes, outgoing, inverse, length)
     if not x.size:

@@ -1,4 +1,4 @@
-"""Sums of floating-point numbers whose bits depend on nothing but the numbers.
+"""Sums of floating-point numbers whose bits depend only on the numbers.
 
 Each number is split at exponents that all ranks have in common, counted from that of the largest
 number (Demmel and Nguyen, "Fast Reproducible Floating-Point Summation", ARITH 2013). The pieces are
@@ -26,7 +26,7 @@ Bins = list[jax.Array]  # integers, those of the largest unit first
 
 
 class _Format(NamedTuple):
-    """How numbers of one data type are split: an even number of ``bits`` from bin to bin."""
+    """How numbers of one dtype are split: bins are an even number of ``bits`` apart."""
 
     integer: Any
     mantissa: int  # bits, without the leading one
@@ -36,7 +36,7 @@ class _Format(NamedTuple):
 
     @property
     def first(self) -> int:
-        """Bits of a number in the first bin; in the other bins they are as many, and a sign."""
+        """The number of bits in the first bin; the other bins also have a sign."""
         return self.bits - 1
 
     @property
@@ -68,7 +68,7 @@ def _power(form: _Format, exponent: jax.Array) -> jax.Array:
 def _folded(
     f: Callable[[jax.Array], Bins], x: Any, add: Callable[[Any, Any], Any], times: int
 ) -> Bins:
-    """``f`` of ``times`` pieces of the last axis, added, followed by ``f`` of the remainder.
+    """Return the sum of ``f`` of ``times`` pieces of the last axis, then ``f`` of the remainder.
 
     This is one loop without a reduction, which every version of XLA compiles to vector
     instructions, if its threads get parts of equal length.
@@ -103,7 +103,7 @@ def _largest(x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
 
 
 def _rows(x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
-    """Return the numbers of each sum along a last axis."""
+    """Return the array with the terms of each sum along the last axis."""
     rest = [n for k, n in enumerate(x.shape) if k not in axes]
     last = range(x.ndim - len(axes), x.ndim)
     return _wide(jnp.moveaxis(x, axes, last).reshape(*rest, -1 if x.size else 0))
@@ -115,7 +115,7 @@ def _exponent(form: _Format, largest: jax.Array) -> jax.Array:
 
 
 def _carried(bins: Bins, bits: int) -> Bins:
-    """Return the same number, all bins but the first from 0 to ``2**bits - 1``."""
+    """Return the same number with all bins except the first in 0 to ``2**bits - 1``."""
     out, carry = [], jnp.zeros((), bins[0].dtype)
     for bin_ in reversed(bins[1:]):
         bin_ = bin_ + carry
@@ -126,8 +126,9 @@ def _carried(bins: Bins, bits: int) -> Bins:
 
 @functools.partial(jax.jit, static_argnums=1)
 def _split(x: jax.Array, axes: tuple[int, ...], largest: jax.Array) -> jax.Array:
-    """The sum of this rank's numbers, as integers that can be added between ranks; and how many
-    are infinite."""
+    """Return this rank's sum as integers that can be added between ranks, and the number of
+    infinities.
+    """
     rows = _rows(x, axes)
     form = _format(rows.dtype)
     scale = _power(form, form.first + form.bias - 1 - _exponent(form, largest))[..., None]
@@ -173,7 +174,7 @@ def _split(x: jax.Array, axes: tuple[int, ...], largest: jax.Array) -> jax.Array
 
 @functools.partial(jax.jit, static_argnums=2)
 def _rounded(sums: jax.Array, largest: jax.Array, dtype: Any) -> jax.Array:
-    """Return the number of this data type that is nearest to a sum."""
+    """Return the number of this dtype that is nearest to a sum."""
     form = _format(dtype)
     bits, half = form.bits, form.bits // 2
     plus, minus, *halves = sums
@@ -228,9 +229,9 @@ def _axes(x: jax.Array, axis: Any) -> tuple[int, ...]:
 def reproducible_sum(x: Any, axis: Any = None, comm: MPI.Intracomm | None = None) -> Any:
     """Sum the elements of all ranks' arrays, with the same bits on any number of ranks.
 
-    The same bits however the elements are spread over ranks and ordered: each is split into
-    integers of a few fixed exponents, which are added without rounding. The sum is rounded once.
-    Two messages between ranks, the first with one number for each sum.
+    The bits do not depend on the distribution or the order of the elements: each element is split
+    into integers of a few fixed exponents, which are added without rounding. The sum is rounded
+    once. This takes two reductions, the first of one number for each sum.
 
     Args:
         x: array of any shape, another one on other ranks, also empty; of shape ``S`` without the

@@ -1,4 +1,4 @@
-"""Files of a checkpoint: arrays in zarr's format, and an index that names and verifies them.
+"""The files of a checkpoint: arrays in zarr's format, and an index to verify them.
 
 A checkpoint is a directory with an index and a directory of arrays, a group in zarr's format. The
 index has the metadata of each array and the digest (CRC-32C) of each chunk. Before a save makes its

@@ -1,4 +1,4 @@
-"""Which GPU each rank computes on."""
+"""The choice of the GPU on which each rank computes."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ LOCAL_RANKS = (
 def choose() -> None:
     """Let JAX compute on the visible GPU of this rank's local rank, modulo their number.
 
-    Nothing is chosen where only one GPU is visible, or where the user or JAX has chosen one:
+    Nothing is chosen if only one GPU is visible, or if the user or JAX has chosen one:
     ``jax_cuda_visible_devices`` is set, or JAX has started its platforms. ``CUDA_VISIBLE_DEVICES``
-    is no choice: Slurm shows the same GPUs to all ranks of a node.
+    does not count as a choice: Slurm shows the same GPUs to all ranks of a node.
     """
     if not _may_compute_on_gpus():
         return
@@ -57,8 +57,7 @@ def _may_compute_on_gpus() -> bool:
 
 
 def _number() -> int | None:
-    """The number of the GPU that JAX computes on, or will compute on, among those that are visible;
-    None if there is none."""
+    """Return the number of JAX's GPU among the visible ones, or None if there is no GPU."""
     if not _may_compute_on_gpus():
         return None
     if not compat.has_started() or _native.is_gpu_on_cpu():
@@ -76,7 +75,7 @@ def announce() -> None:
 
 @dataclass(frozen=True)
 class Gpu:
-    """The GPU that a rank computes on: its number among the visible ones, and the UUIDs of all."""
+    """The GPU of a rank: its number among the visible GPUs, and the UUIDs of all of them."""
 
     number: int
     visible: tuple[str, ...]
@@ -96,8 +95,9 @@ def own() -> Gpu | None:
 
 
 def sharing(comm: MPI.Comm) -> str | None:
-    """What to change where ranks of this node share a GPU while another one is idle; on the lowest
-    of these ranks. Collective."""
+    """Return advice, on the lowest rank concerned, if ranks of this node share a GPU while another
+    GPU is idle. Collective.
+    """
     gpu = own()
     if not comm.allreduce(gpu is not None, MPI.LOR):
         return None
@@ -118,7 +118,7 @@ def sharing(comm: MPI.Comm) -> str | None:
 
 
 def memory_to_change(ranks: int, transport: str) -> str | None:
-    """What to change where the ranks of a GPU, and NCCL, do not get the memory that they take.
+    """Return advice if the ranks of a GPU, and NCCL, need more memory than they get.
 
     JAX's documentation, "GPU memory allocation": a process allocates 75 % of a GPU's memory with
     the first operation there, unless the environment says otherwise.

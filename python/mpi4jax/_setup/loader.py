@@ -1,4 +1,4 @@
-"""Loading of the native module that fits the MPI library which mpi4py has loaded.
+"""Load the native module that fits the MPI library which mpi4py has loaded.
 
 There is a file for each ABI that mpi4jax was built for. None of them has a path to an MPI library
 of its own: they use mpi4py's.
@@ -36,7 +36,7 @@ def page(name: str) -> str:
 
 
 def files() -> dict[str, Path]:
-    """Return the native modules that were built, by the ABI that they are for."""
+    """Return the native modules that were built, by their ABI."""
     start, end = "_native_", ".abi3.so"
     found = sorted(Path(__file__).parent.parent.glob(f"{start}*{end}"))
     return {file.name.removeprefix(start).removesuffix(end): file for file in found}
@@ -87,7 +87,7 @@ def _load_native(mpi: ModuleType) -> None:
 
 
 def load_mpi() -> None:
-    """Import ``mpi4py.MPI`` or say why that cannot be.
+    """Import ``mpi4py.MPI``, or raise an error that says why this fails.
 
     Raises:
         ImportError: if there is no mpi4py, or no MPI library.
@@ -112,7 +112,7 @@ def load_mpi() -> None:
 
 
 def load() -> None:
-    """Import ``mpi4jax._native`` or say why that cannot be.
+    """Import ``mpi4jax._native``, or raise an error that says why this fails.
 
     Raises:
         ImportError: if no native module fits the MPI library, or MPI was finalized or does not

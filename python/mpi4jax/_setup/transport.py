@@ -1,4 +1,4 @@
-"""Which library carries the data, and why."""
+"""The choice of the library that carries the data."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def library_directories() -> list[str]:
 
 
 def asks_all_ranks() -> bool:
-    """Return whether the choice of a transport takes all ranks, which must have chosen alike."""
+    """Return whether the choice of a transport is collective."""
     _, by_all = _native.transport_choice()
     return MPI.COMM_WORLD.size > 1 and by_all
 
@@ -63,9 +63,9 @@ def start() -> None:
 
 
 def has_cuda_support() -> bool:
-    """Return whether arrays on a GPU can be communicated: there is a CUDA driver with a device.
+    """Return whether arrays on a GPU can be communicated.
 
-    :func:`transport_info` says why not.
+    Whether there is a CUDA driver with a device. :func:`transport_info` has the reason if not.
     """
     return _native.has_cuda_support()
 
@@ -85,7 +85,7 @@ class TransportInfo:
     """A transport, and the reason for it.
 
     Attributes:
-        requested: the environment's setting, ``""`` where there is none.
+        requested: the setting of the environment, or ``""``.
         cpu: the transport of arrays on the CPU.
         cpu_reason: why it was chosen.
         cpu_error: why it cannot be used, None if it can.
@@ -121,7 +121,7 @@ class TransportInfo:
 def transport_info() -> TransportInfo:
     """Return the transport of this process, and the reason for it.
 
-    Libraries that have not been needed so far are loaded to see whether they could be used.
+    This loads libraries that have not been needed so far, to find out whether they can be used.
 
     Returns:
         TransportInfo: what was chosen for arrays on the CPU and on a GPU.

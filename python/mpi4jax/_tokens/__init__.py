@@ -1,1 +1,1 @@
-"""Tokens, which programs for older packages pass from op to op, and functions without them."""
+"""Tokens, which programs for older packages pass from operation to operation."""

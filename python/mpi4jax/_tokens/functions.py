@@ -1,4 +1,4 @@
-"""The functions of :mod:`mpi4jax` that take and return tokens, each made of the one without.
+"""The functions of :mod:`mpi4jax` with tokens, each made of the one without tokens.
 
 Every public name of this module is one of them.
 """

@@ -1,4 +1,4 @@
-"""Tokens: what programs for earlier packages pass from op to op.
+"""Tokens, which programs for older packages pass from operation to operation.
 
 Operations happen in program order, which needs no tokens. The functions here take one and return
 a new one.
@@ -22,8 +22,8 @@ from .._job.flush import last
 def create_token(*args: Any) -> jax.Array:
     """Make a token, a float32 scalar.
 
-    Ops happen in program order with or without tokens. A token passed from op to op makes this
-    order visible in the data flow, as earlier packages of this kind required.
+    Operations run in program order with or without tokens. Programs for earlier packages pass a
+    token from operation to operation.
 
     Args:
         *args: ignored; accepted because earlier packages took an array here.
@@ -60,14 +60,14 @@ def _check_token(op: str, token: Any) -> None:
 
 
 def _new_token(given: Any) -> Any:
-    """Return the token that an op returns: ready when the op has ended, as a result of it is."""
+    """Return the token of an operation, which is ready when the operation has completed."""
     if _is_of_jax(given):
         return given
     return last() if compat.trace_state_clean() else create_token()
 
 
 def with_token(op: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function of :mod:`mpi4jax.notoken` as the one of :mod:`mpi4jax`, with a token."""
+    """Return the form with a token of a function of :mod:`mpi4jax.notoken`."""
     name = op.__name__
 
     @functools.wraps(op)
@@ -107,9 +107,9 @@ def with_token(op: Callable[..., Any]) -> Callable[..., Any]:
 def auto_tokenize(f: Callable[..., Any]) -> Callable[..., Any]:
     """Return ``f`` unchanged: operations need no tokens.
 
-    Earlier packages of this kind needed this decorator where ops were used without tokens. Here
-    order comes from JAX's effect system, also under differentiation; the decorator is kept so
-    that programs that use it run unchanged.
+    Earlier packages needed this decorator for operations without tokens. Here, JAX's effect system
+    keeps the order, also under differentiation. The decorator exists so that programs which use it
+    run unchanged.
 
     Example:
         >>> import mpi4jax
