@@ -25,7 +25,7 @@ pub enum Cause {
     ShortMessage { function: &'static str, received: usize, source_rank: i32, expected: usize },
     #[error(
         "received {received} bytes of ghost cells from rank {source_rank}, expected {expected}: the blocks of two \
-         neighbours may differ only along the axis on which they are neighbours"
+         neighbors may differ only along the axis on which they are neighbors"
     )]
     MessageLength { received: usize, source_rank: i32, expected: usize },
     #[error(
@@ -71,7 +71,7 @@ pub enum Cause {
     NotPerRank { operand: &'static str, count: usize, size: usize },
     #[error(
         "sends {sent} elements of {sent_dtype} per rank and receives {received} of {received_dtype}, \
-         expected as many of the same type"
+         expected the same number of the same type"
     )]
     Sides { sent: usize, sent_dtype: &'static str, received: usize, received_dtype: &'static str },
     #[error("no buffer has the shape {dims:?}")]

@@ -99,7 +99,7 @@ impl Halo {
         let sizes = sizes.ok_or_else(|| wrong("blocks that fit into memory", format!("{shapes:?}")))?;
         let region = |(peer, block, cells): &Face| {
             if !(0..ranks).contains(peer) {
-                return Err(Cause::NoSuchRank { role: "neighbour", rank: *peer, size: ranks });
+                return Err(Cause::NoSuchRank { role: "neighbor", rank: *peer, size: ranks });
             }
             let shape = shapes.get(*block).filter(|shape| {
                 let is_within =

@@ -74,7 +74,7 @@ fn is_wanted(setting: &str, may: bool) -> Result<bool, String> {
         "0" | "false" | "off" | "no" => Ok(false),
         "1" | "true" | "on" | "yes" if may => Ok(true),
         "1" | "true" | "on" | "yes" => Err(format!(
-            "{PROGRESS}={setting}, but MPI was not initialised for calls from any thread \
+            "{PROGRESS}={setting}, but MPI was not initialized for calls from any thread \
              (MPI_THREAD_MULTIPLE): set mpi4py.rc.thread_level, or leave {PROGRESS} out"
         )),
         _ => Err(format!("{PROGRESS}={setting} is not understood: expected 1 or 0")),
