@@ -1,6 +1,6 @@
 """Everything that depends on JAX's version or on JAX's internals.
 
-Only this room imports from ``jax._src``. Supported: JAX 0.7 and newer.
+Only this package imports from ``jax._src``. Supported: JAX 0.7 and newer.
 """
 
 from __future__ import annotations

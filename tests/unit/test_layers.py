@@ -1,6 +1,6 @@
-"""A file of the package imports from its own room and from those below.
+"""A file of the package imports from its own layer and from those below.
 
-docs/architecture.md lists the rooms, from the top to the bottom.
+docs/architecture.md lists the layers, from the top to the bottom.
 """
 
 import ast
@@ -14,18 +14,18 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 DOORS = "mpi4jax"
 
 
-def rooms():
-    """The rooms of the table, from the bottom to the top."""
+def layers():
+    """The layers of the table, from the bottom to the top."""
     text = (ROOT / "docs" / "architecture.md").read_text()
     table = text.partition("| Python package |")[2].partition("\n\n")[0]
     return re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)[::-1]
 
 
 def place(parts):
-    """The room and the module that a path in the package is of."""
-    if len(parts) > 1 and parts[0] in ROOMS:
+    """The layer and the module that a path in the package is of."""
+    if len(parts) > 1 and parts[0] in LAYERS:
         return parts[0], parts[1]
-    return (parts[0], "__init__") if parts[0] in ROOMS else (DOORS, parts[0])
+    return (parts[0], "__init__") if parts[0] in LAYERS else (DOORS, parts[0])
 
 
 def is_module(parts):
@@ -34,7 +34,7 @@ def is_module(parts):
 
 
 def imports(text, path):
-    """What a file imports of the package, in functions too: rooms with modules."""
+    """What a file imports of the package, in functions too: layers with modules."""
     package = ("mpi4jax", *path.relative_to(PACKAGE).parts[:-1])
     found = set()
     for node in ast.walk(ast.parse(text)):
@@ -54,29 +54,29 @@ def imports(text, path):
     return found
 
 
-ROOMS = rooms()
+LAYERS = layers()
 
 
 def test_each_room_says_what_it_is_for():
     folders = {f.parent.name for f in FILES} - {"mpi4jax", "experimental"}
-    assert {*ROOMS} == folders | {DOORS}
-    for room in folders:
-        (doc, *rest) = ast.parse((PACKAGE / room / "__init__.py").read_text()).body
-        assert isinstance(doc.value.value, str), room
-        assert not rest or room == "ops"
+    assert {*LAYERS} == folders | {DOORS}
+    for layer in folders:
+        (doc, *rest) = ast.parse((PACKAGE / layer / "__init__.py").read_text()).body
+        assert isinstance(doc.value.value, str), layer
+        assert not rest or layer == "ops"
 
 
 def test_no_file_imports_from_a_room_above_its_own():
-    uses, circles = 0, {room: TopologicalSorter() for room in ROOMS}
+    uses, circles = 0, {layer: TopologicalSorter() for layer in LAYERS}
     for path in FILES:
-        room, module = place(path.relative_to(PACKAGE).with_suffix("").parts)
+        layer, module = place(path.relative_to(PACKAGE).with_suffix("").parts)
         for other, theirs in imports(path.read_text(), path):
             where = f"{path.relative_to(PACKAGE)} imports {other}.{theirs}"
-            assert ROOMS.index(other) <= ROOMS.index(room), f"{where}, which is above it"
-            if other == room and theirs != module:
-                circles[room].add(module, theirs)
+            assert LAYERS.index(other) <= LAYERS.index(layer), f"{where}, which is above it"
+            if other == layer and theirs != module:
+                circles[layer].add(module, theirs)
             uses += 1
     for circle in circles.values():
         circle.prepare()  # raises an error that names the files, if there is one
     assert uses > 200
-    assert len(ROOMS) > 10
+    assert len(LAYERS) > 10
