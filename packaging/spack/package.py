@@ -8,7 +8,7 @@ from spack.package import *
 class PyMpi4jax(PythonPackage):
     """MPI collectives for JAX arrays, inside jax.jit, from a Rust core."""
 
-    homepage = "https://mpi4jax.readthedocs.io"
+    homepage = "https://github.com/mpi4jax/mpi4jax"
     git = "https://github.com/mpi4jax/mpi4jax.git"
 
     license("MIT")
