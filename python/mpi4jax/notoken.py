@@ -15,6 +15,7 @@ from jax import jit
 
 from . import checkpoints, fft, ghosts, grids, linalg, ops
 from ._functions import starts as _starts
+from ._functions.argmax import argmax, argmin
 from ._functions.assert_equal import assert_equal
 from ._functions.halo_add import halo_add
 from ._functions.neighbours import neighbor_allgather, neighbor_alltoall
@@ -46,6 +47,8 @@ __all__ = [
     "Mesh",
     "Received",
     "TransportInfo",
+    "argmax",
+    "argmin",
     "assert_equal",
     "auto_tokenize",
     "checkpoints",

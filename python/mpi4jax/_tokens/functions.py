@@ -5,6 +5,7 @@ Every public name of this module is one of them.
 
 from .. import ops as _ops
 from .._functions import (
+    argmax as _argmax,
     assert_equal as _assert_equal,
     halo_add as _halo_add,
     neighbours as _neighbours,
@@ -36,6 +37,8 @@ scatterv = _with_token(_ops.scatterv)
 send = _with_token(_ops.send)
 sendrecv = _with_token(_ops.sendrecv)
 
+argmax = _with_token(_argmax.argmax)
+argmin = _with_token(_argmax.argmin)
 assert_equal = _with_token(_assert_equal.assert_equal)
 gather_blocks = _with_token(_blocks.gather_blocks)
 halo_add = _with_token(_halo_add.halo_add)
