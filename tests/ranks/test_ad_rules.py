@@ -146,6 +146,67 @@ def test_a_checkpoint_around_a_linearized_loop(f, transform):
         transform(jax.checkpoint(f), X)
 
 
+# Where a loop communicates: what its condition and its body do to the value.
+COMMUNICATING = {
+    "condition": (total, lambda v: v),
+    "body": (lambda v: v, total),
+    "inner loop": (
+        lambda v: v,
+        lambda v: lax.while_loop(lambda c: total(c) < 10 * SIZE, lambda c: c + 1, v),
+    ),
+}
+# Why its result has no gradient.
+WITHOUT_GRADIENT = {
+    "constant": lambda loop: lambda w: w * loop(jnp.float32(1)),
+    "of its input": lambda loop: lambda w: w * loop(lax.stop_gradient(w)),
+    "of its result": lambda loop: lambda w: w * lax.stop_gradient(loop(w)),
+}
+WITHIN = {
+    "": lambda f: f,
+    "jit": jax.jit,
+    "scan": lambda f: lambda w: lax.scan(lambda c, _: (c + f(w), None), 0 * w, None, length=1)[0],
+    "cond": lambda f: lambda w: lax.cond(w > 0, f, lambda w: w, w),
+    "checkpoint": jax.checkpoint,
+}
+
+
+@pytest.mark.one_in(4)
+@pytest.mark.parametrize("around", WITHIN)
+@pytest.mark.parametrize("without", WITHOUT_GRADIENT)
+@pytest.mark.parametrize("where", COMMUNICATING)
+def test_a_loop_without_a_gradient(where, without, around):
+    """JAX has a gradient of such functions, whose loops it cannot transpose."""
+    if (without, around) == ("of its result", "checkpoint"):
+        pytest.skip("JAX cannot linearize it")
+    again, change = COMMUNICATING[where]
+
+    def loop(x):
+        return lax.while_loop(lambda v: again(v) < 50 * SIZE, lambda v: v + change(v) / 2, x)
+
+    f = WITHIN[around](WITHOUT_GRADIENT[without](loop))
+    value = float(loop(jnp.float32(1)))
+    for gradient in (jax.grad(f), jax.jit(jax.grad(f))):
+        np.testing.assert_allclose(gradient(jnp.float32(1)), value, rtol=1e-6)
+    # In a derivative of this one, JAX transposes nothing.
+    np.testing.assert_allclose(jax.jvp(jax.grad(f), (1.0,), (1.0,))[1], 0, atol=1e-6)
+
+
+def test_a_loop_that_is_perturbed_on_one_rank():
+    """In forward mode, all ranks send its tangents; also where functions of both modes are one."""
+
+    @jax.jit
+    def f(w, v):
+        loop = lambda x: lax.while_loop(lambda v: v[0] < 3, lambda v: total(v) / SIZE + 1, x)
+        return lax.scan(lambda c, _: (c + loop(v), None), w, None, length=1)[0]
+
+    ones = jnp.ones(3)
+    np.testing.assert_allclose(jax.grad(lambda w: f(w, ones).sum())(ones), 1)
+    own = (lambda v: f(ones, v)) if RANK == 0 else (lambda v: f(v, ones))
+    expected = 1 / SIZE + (RANK != 0)
+    for tangent in (jax.jvp(own, (ones,), (ones,))[1], jax.linearize(own, ones)[1](ones)):
+        np.testing.assert_allclose(tangent, expected, rtol=1e-6)
+
+
 def test_condition_that_communicates_below_vmap():
     """Elements of the batch whose own condition is false keep their values."""
 

@@ -130,6 +130,21 @@ WAYS = {
 }
 
 
+@pytest.mark.parametrize("case", WITH_DATA, ids=str)
+def test_python_numbers_stay_weak(case):
+    """Their type gives way to that of what they meet, as after every function of JAX's."""
+    x = jnp.broadcast_to(2.0, case.shape((), RANK))
+    assert x.weak_type
+    run = functools.partial(case.run, "notoken")
+    pair = lambda x: run({"weak": x, "strong": x.astype(np.float32)})
+    tangent = lambda x: jax.jvp(run, (x,), (x,))[1]
+    for f in (run, jax.jit(run), jax.vmap(run, axis_size=2, in_axes=None), tangent):
+        if f is not tangent or case.op in (None, *FOLDS):
+            assert jax.make_jaxpr(f)(x).out_avals[0].weak_type, f
+    strong, weak = jax.make_jaxpr(pair)(x).out_avals
+    assert (strong.weak_type, weak.weak_type) == (False, True)
+
+
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("way", WAYS)
 def test_ways_to_call(way):

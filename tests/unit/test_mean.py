@@ -2,15 +2,13 @@
 
 import copy
 import pickle
-from types import SimpleNamespace
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import mpi4jax
-from mpi4jax._op.primitive import mean_of_sum
-from mpi4jax._op.spec import SPECS
+from mpi4jax._compile.lowering import mean_of_sum
 
 
 @pytest.mark.parametrize(
@@ -18,7 +16,7 @@ from mpi4jax._op.spec import SPECS
 )
 def test_mean_of_many_ranks(dtype, size):
     total = jnp.full(2, 8, dtype)
-    mean = mean_of_sum(SPECS["allreduce"], {"comm": SimpleNamespace(size=size)}, total)
+    mean = mean_of_sum(total, size)
     np.testing.assert_array_equal(mean, np.full(2, np.float32(8) / size).astype(mean.dtype))
     assert mean.dtype == total.dtype
 

@@ -30,19 +30,20 @@ def compare_cotangents(
     """
     if not spec.is_uniform or p["adjoint"] or p["comm"].size == 1 or not compares_before():
         return token
-    x = lax.stop_gradient(cotangents[0])
-    parts = [x.real, x.imag] if jnp.iscomplexobj(x) else [x]
+    xs = [lax.stop_gradient(c) for c in cotangents]
+    parts = [part for x in xs for part in ([x.real, x.imag] if jnp.iscomplexobj(x) else [x])]
     values = jnp.concatenate([v.ravel().astype(jnp.float32) for v in parts])
     values = jnp.nan_to_num(values)
     # The adjoint of allgather takes this rank's block alone, that of bcast the root's cotangent. If
     # no other rank uses them, they are right as they are.
-    matters = jnp.any(_not_taken(spec, x, p) != 0).astype(jnp.float32)
+    matters = jnp.stack([jnp.any(_not_taken(spec, x, p) != 0) for x in xs])
+    matters = jnp.any(matters).astype(jnp.float32)
     sent = jnp.concatenate([values, -values, matters[None]])
     params = {"comm": p["comm"], "reduction": as_reduction(spec.name, MPI.MAX), "adjoint": False}
     most, *token = bind(SPECS["allreduce"], sent, *token, **params)
     high, low = most[: values.size], -most[values.size : -1]
     scale = jnp.maximum(jnp.abs(high), jnp.abs(low)).max(initial=0)
-    rounding = max(1e-3, float(jnp.finfo(x.dtype).eps) ** 0.5)
+    rounding = max(1e-3, float(jnp.finfo(xs[0].dtype).eps) ** 0.5)
     differs = (most[-1] > 0) & jnp.any(high - low > rounding * scale)
     _warn_where(differs, spec.name, p["comm"].key, compat.current_line())
     return token

@@ -61,9 +61,11 @@ def _sources_of_results(
         elif SPECS[name].is_uniform and eqn.params["adjoint"]:
             comm, line = eqn.params["comm"], compat.eqn_line(eqn)
             if comm.size > 1 and _is_of_backward_pass(SPECS[name], eqn):
+                n = SPECS[name].count_results(eqn.params)
                 if name == "allreduce":
-                    found.update({(line, *at): None for c, *at in ins[0] if c is comm})
-                env[eqn.outvars[0]] = frozenset({(comm, name, line)})
+                    given = frozenset().union(*ins[:n])
+                    found.update({(line, *at): None for c, *at in given if c is comm})
+                env.update(dict.fromkeys(eqn.outvars[:n], frozenset({(comm, name, line)})))
     return [of(v) for v in jaxpr.outvars]
 
 

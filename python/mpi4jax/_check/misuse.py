@@ -25,8 +25,8 @@ def warn_of_unused_results(closed: ClosedJaxpr) -> None:
 
 def equations_of_program(closed: ClosedJaxpr) -> Iterator[tuple[Any, str, bool]]:
     """The operations at the top of a function that the program calls, not those of a derivative,
-    which discards results of its own. With the line for a message, and whether anything uses the
-    first result.
+    which discards results of its own. With the line for a message, and whether anything uses a
+    result.
     """
     eqns = closed.jaxpr.eqns
     used = {id(v) for eqn in eqns for v in eqn.invars} | {id(v) for v in closed.jaxpr.outvars}
@@ -36,5 +36,5 @@ def equations_of_program(closed: ClosedJaxpr) -> Iterator[tuple[Any, str, bool]]
         stack = str(eqn.source_info.name_stack)
         if "jvp" not in stack and "transpose" not in stack:
             line = compat.eqn_line(eqn)
-            is_used = not eqn.outvars or id(eqn.outvars[0]) in used
+            is_used = not eqn.outvars or any(id(v) in used for v in eqn.outvars)
             yield eqn, f"{line}: " if line else "", is_used

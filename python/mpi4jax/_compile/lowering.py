@@ -19,12 +19,14 @@ from mpi4py import MPI
 
 from .. import _native
 from .._jax import compat
+from .._jax.workarounds import is_needed
 from .._op import rows
-from .._op.comm import Comm, unmade
+from .._op.comm import MEAN, Comm, unmade
+from .._op.leaves import joined, message_type, parted
 from .._op.packing import words_of
 from .._op.plan import Plan, Result, plan_of
 from .._op.primitive import DTYPES, HIDDEN, effect, envelope, result_avals, split
-from .._op.spec import ASKED, OFFSET, PEERS, SPECS, Params, Spec, first_axes
+from .._op.spec import ASKED, OFFSET, PEERS, SPECS, Params, Spec, first_axes, is_root
 
 # Names of the values in an operand, as in `Operand` of `src/call/envelope.rs`.
 _OPERANDS: dict[str | None, str] = {"traced": "peers", "recorded": "peers", "call": "call"}
@@ -74,12 +76,73 @@ class Lowering:
     def execute(self, plan: Plan, operands: Operands, out: Avals) -> list[Any]:
         """The results of a plan that is carried out at once, without the token."""
         operands = self.selected(plan, operands, out)
+        mean = self.p.get("reduction") is MEAN
+        if mean and self.p["adjoint"]:
+            operands = [(self.mean(x), x[1]) for x in operands]
         results: list[Any] = []
         if plan.call is not None:
             sent = operands[:1] if plan.sends else []
             results = self.call(plan.call, *sent, out=out if plan.receives else [], **plan.attrs)
         received = results.pop(0) if plan.receives and out else None
-        return [*self.results(plan, received, _last(operands), out), *results]
+        given = self.results(plan, received, _last(operands), out)
+        if mean and not self.p["adjoint"]:
+            given = [self.mean((y, aval)) for y, aval in zip(given, out, strict=True)]
+        return [*given, *results]
+
+    def run(self, plan: Plan, operands: Operands, out: Avals) -> list[Any]:
+        """The same of a plan for messages of several leaves, which are packed and unpacked."""
+        p, mean = self.p, self.p.get("reduction") is MEAN
+        arguments = self.spec.arity(p)
+        if plan.result is Result.OPERAND and plan.select is None and plan.call is None and not mean:
+            return [value for value, _ in operands]
+        before, after = (int(length is not None) for length in first_axes(self.spec, p))
+        rest = iter(operands)
+        packed = [self.packed([next(rest) for _ in range(n)], before) for n in arguments]
+        to = [message_type(out, after)] if out else []
+        results = self.execute(plan, packed, to)
+        if not out:
+            return results
+        message, *others = results
+        return [*self.unpacked((message, to[0]), out, after), *others]
+
+    def packed(self, leaves: Operands, lead: int) -> Operand:
+        """The message of leaves: of a single one, itself. The core copies, or XLA does."""
+        types = [aval for _, aval in leaves]
+        if len(leaves) == 1:
+            return leaves[0]
+        to = message_type(types, lead)
+        if self.core_copies(to):
+            (message,) = self.copied("mpi4jax_pack", leaves, [to])
+        else:
+            message = self.local(lambda *xs: joined(xs, lead), to, *leaves)
+        return message, to
+
+    def unpacked(self, message: Operand, out: Avals, lead: int) -> list[Any]:
+        """The leaves of a message, which have these types."""
+        if len(out) == 1:
+            return [message[0]]
+        if self.core_copies(message[1]):
+            return self.copied("mpi4jax_unpack", [message], out)
+        return self.locals(lambda x: parted(x, out, lead), out, message)
+
+    def core_copies(self, aval: Any) -> bool:
+        """Whether the core packs: XLA would compile a kernel for each leaf. Not on a GPU, not what
+        a program for other processes would have to find there, and not values of less than a byte,
+        several of which XLA keeps in one."""
+        for_export = self.ctx.module_context.lowering_parameters.for_export
+        return not (self.on_gpu or for_export or aval.dtype.name in _NARROW)
+
+    def copied(self, target: str, operands: Operands, out: Avals) -> list[Any]:
+        ctx = self.ctx.replace(avals_in=[aval for _, aval in operands], avals_out=out)
+        copy = jax.ffi.ffi_lowering(target, has_side_effect=False)
+        return list(copy(ctx, *(value for value, _ in operands)))
+
+    def mean(self, sum_over_ranks: Operand) -> Any:
+        """The mean, where this rank has the sum; or of an adjoint what the sum has."""
+        value, aval = sum_over_ranks
+        if self.spec.has_root and not is_root(self.p):
+            return value
+        return self.local(lambda x: mean_of_sum(x, self.p["comm"].size), aval, sum_over_ranks)
 
     def selected(self, plan: Plan, operands: Operands, out: Avals) -> Operands:
         """What a plan takes of its operands."""
@@ -149,7 +212,9 @@ class Lowering:
         if "parts" not in attrs:
             attrs |= self.parts(op, [*(aval for _, aval in operands), *out])
         if in_place is None:
-            in_place = self.in_place and op == self.spec.name
+            # A packed message is ours.
+            is_ours = self.in_place or (sum(self.spec.arity(p)) > 1 and self.spec.overwrites(p))
+            in_place = is_ours and op == self.spec.name
         aliases = {i: i for i in range(len(out))} if in_place else None
         description = self.describe(op, **attrs)
         results = self.custom_call(f"mpi4jax_{op}", carried, outs, description, aliases)
@@ -213,7 +278,9 @@ class Lowering:
             "comm": p["comm"].key,
             "operand": _OPERANDS.get(p.get("operand")),
             # The adjoint of a reduce calls bcast, which has none.
-            "reduction": p["reduction"].name if spec.has_reduction else None,
+            "reduction": (p["reduction"].name if p["reduction"] is not MEAN else "SUM")
+            if spec.has_reduction
+            else None,
             "root": p["root"] if spec.has_root else None,
             "envelope": peers if spec.has_peer else None,
             "envelope_result": bool(p.get("env_out")) or None,
@@ -244,10 +311,10 @@ class Lowering:
     def unfused(self, values: Operands) -> Operands:
         """Operands, or results, that XLA does not fuse with the custom call.
 
-        On a GPU, XLA of JAX 0.11 and newer makes one kernel of a call, the slices that it takes and
+        On a GPU, XLA makes one kernel of a call, the slices that it takes and
         the slices that its results update, and ends the process because of the token beside them.
         """
-        if not self.on_gpu or not values:
+        if not self.on_gpu or not values or not is_needed("fused slices"):
             return values
         avals = [aval for _, aval in values]
         fenced = self.locals(lambda *x: jax.lax.optimization_barrier(list(x)), avals, *values)
@@ -269,6 +336,16 @@ class Lowering:
             avals_in=[aval for _, aval in operands], avals_out=out, tokens_in=mlir.TokenSet()
         )
         return list(mlir.lower_fun(f)(ctx, *(value for value, _ in operands)))
+
+
+_NARROW = {"int2", "uint2", "int4", "uint4", "float4_e2m1fn"}  # less than a byte
+
+
+def mean_of_sum(y: Any, size: int) -> Any:
+    """The mean over so many ranks of which this is the sum."""
+    # A small float may not hold the number of ranks.
+    dividend = y.astype(np.float32) if y.dtype.itemsize < 4 else y
+    return (dividend / size).astype(y.dtype)
 
 
 def _last(operands: Operands) -> Operand | None:
@@ -351,6 +428,6 @@ def lowering(
     if spec.lower is not None:
         results = spec.lower(low, arrays, out)
     else:
-        results = low.execute(plan_of(spec, p), arrays, out)
+        results = low.run(plan_of(spec, p), arrays, out)
     low.finish()
     return [*results, *(value for value, _ in token)]

@@ -21,6 +21,7 @@ from .._check.missing_pvary import warn_of_missing_pvary
 from .._check.misuse import warn_of_unused_results
 from .._jax import compat, one_order
 from .._jax.token_calls import widen
+from .._jax.workarounds import is_needed
 from .._job.flush import started_here
 from .._op.primitive import HIDDEN, effect
 from . import in_place
@@ -92,7 +93,8 @@ def _hide(jaxpr: ClosedJaxpr, donated: Sequence[bool], for_export: bool) -> Clos
 
 
 def _finish(computation: Any) -> None:
-    widen(computation.stablehlo())
+    if is_needed("calls of a token alone"):
+        widen(computation.stablehlo())
     if makes := lowered.makes:
 
         def ended() -> None:

@@ -27,6 +27,7 @@ from jax.interpreters import ad, batching, mlir
 
 from .._jax import compat, traces
 from .._jax.functions import HOLDS, inner_jaxprs, opened
+from .._jax.workarounds import is_needed
 from .._op.primitive import OPERANDS, TOKEN, effect, has_derivative
 from .custom_rules import note_differentiated_ops
 from .tracing import (
@@ -88,6 +89,9 @@ def _thread(jaxpr: Any) -> Callable[..., Threaded]:
         def step(eqn: Any, ins: list[Any]) -> Sequence[Any]:
             nonlocal token
             communicates = effect in eqn.effects and eqn_needs_token(eqn)
+            # A loop that is differentiated in reverse has no transpose, so it is no part of what
+            # others depend on: `_rewrite` gives it a token where it is differentiated.
+            communicates = communicates and eqn.primitive is not primitives.while_p
             rule = _rule_of(eqn.primitive, eqn.params) if communicates else None
             if rule is not None:
                 token, outs = rule(eqn.params, token, ins)
@@ -116,8 +120,10 @@ def _rule_op(primitive: Primitive) -> Callable[..., Threaded]:
     return rule
 
 
-# Cache from a function to its threaded version, which keeps no reference to the original.
-_threaded: weakref.WeakKeyDictionary[Any, Callable[..., Any]] = weakref.WeakKeyDictionary()
+# Cache from a function to its threaded versions, which keep no reference to the original: one that
+# is transposed, whose loops may be left alone, and one that is not. JAX caches derivatives of each.
+_threaded: weakref.WeakKeyDictionary[Any, dict[bool, Callable[..., Any]]]
+_threaded = weakref.WeakKeyDictionary()
 
 
 def _threaded_jaxpr(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
@@ -131,13 +137,13 @@ def _threaded_jaxpr(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
 
 
 def _rule_jit(params: dict[str, Any], token: Any, args: Sequence[Any]) -> Threaded:
-    jaxpr = params["jaxpr"]
-    if jaxpr not in _threaded:
-        call = jaxpr_as_fun(_threaded_jaxpr(jaxpr))
+    versions, is_transposed = _threaded.setdefault(params["jaxpr"], {}), traces.is_transposed()
+    if is_transposed not in versions:
+        call = jaxpr_as_fun(_threaded_jaxpr(params["jaxpr"]))
         call = functools.wraps(call)(lambda *args, call=call: call(*args))
         call.__name__ = params["name"]
-        _threaded[jaxpr] = jax.jit(call)
-    token, *out = _threaded[jaxpr](token, *args)
+        versions[is_transposed] = jax.jit(call)
+    token, *out = versions[is_transposed](token, *args)
     return token, out
 
 
@@ -314,6 +320,9 @@ def _rewrite(trace: Any, primitive: Primitive, args: Sequence[Any], params: dict
     rule = _rule_of(primitive, params)
     if rule is None:
         raise _no_rule(primitive.name, params)
+    is_loop = primitive is primitives.while_p
+    if is_loop and traces.is_transposed() and not any(perturbed(trace, x) for x in args):
+        return None  # on a rank where it is perturbed, JAX refuses to transpose it
     own = _own_token(primitive, params, args)
     if own is not None and perturbed(trace, own):
         return None
@@ -322,11 +331,32 @@ def _rewrite(trace: Any, primitive: Primitive, args: Sequence[Any], params: dict
         return None
     with rewriting(trace, primitive):
         token, out = rule(params, token, list(args))
-    remember_token(trace, token)
+    if not is_loop:
+        remember_token(trace, token)
     return out
 
 
 rewrite_equations(_rewrite)
+
+
+def _transpose_while(refuse: Callable[..., Any]) -> Callable[..., Any]:
+    """JAX's rule, which raises an error, but for loops whose results need no cotangent.
+
+    JAX drops those before it transposes, unless they communicate.
+    """
+
+    def rule(cotangents: Sequence[Any], *args: Any, **params: Any) -> Any:
+        if any(type(c) is not ad.Zero for c in cotangents):
+            return refuse(cotangents, *args, **params)
+        return [ad.Zero(x.aval) if ad.is_undefined_primal(x) else None for x in args]
+
+    return rule
+
+
+ad.primitive_transposes[primitives.while_p] = _transpose_while(
+    ad.primitive_transposes[primitives.while_p]
+)
+traces.keep_results(primitives.while_p, effect)
 
 
 # ---- vmap: ops are batched by themselves (`_op/primitive.py`)
@@ -352,6 +382,7 @@ def _batch_while(original: Callable[..., Any]) -> Callable[..., Any]:
     return rule
 
 
-batching.fancy_primitive_batchers[primitives.while_p] = _batch_while(
-    batching.fancy_primitive_batchers[primitives.while_p]
-)
+if is_needed("batched conditions"):
+    batching.fancy_primitive_batchers[primitives.while_p] = _batch_while(
+        batching.fancy_primitive_batchers[primitives.while_p]
+    )

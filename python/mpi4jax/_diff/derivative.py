@@ -6,6 +6,7 @@ bcast) is one global value, whose cotangent is the same on all ranks too.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ from mpi4py import MPI
 from .._check.cotangents import compare_cotangents
 from .._jax import compat
 from .._op.arguments import DERIVATIVE
+from .._op.packing import arity_of
 from .._op.primitive import bind, has_derivative, split
 from .._op.spec import OFFSET, SPECS, Params, Spec, wildcard
 from .reductions import derivative_of_reduction
@@ -30,25 +32,26 @@ def jvp(spec: Spec, primals: Any, tangents: Any, **p: Any) -> tuple[list[Any], l
     array_tangents, _, token_tangent = split(spec, p, tangents)
     token_tangent = [ad.instantiate_zeros(t) for t in token_tangent]
     reduction = p.get("reduction")
-    if reduction is not None and reduction.name != "SUM" and has_derivative(arrays[0]):
-        t = ad.instantiate_zeros(array_tangents[0])
-        return derivative_of_reduction(spec, arrays[0], t, token, token_tangent, p)
+    is_linear = reduction is None or reduction.name in ("SUM", "MEAN")
+    if not is_linear and has_derivative(arrays[0]):
+        ts = list(map(ad.instantiate_zeros, array_tangents))
+        return derivative_of_reduction(spec, arrays, ts, token, token_tangent, p)
 
     q = {**p, "status": None} if "status" in p else dict(p)
-    results: list[Any]
+    n = spec.count_results(p)
     if wildcard(p) and p.get("operand") != "recorded":
         # The tangent's message must come from where the primal's came from, and its transpose
         # must go back there: the primal op records it.
-        y, envelope, *token_out = bind(
-            spec, *arrays, *numbers, *token, **{**p, "env_out": p["env_out"] or True}
-        )
-        results = [y, *([envelope] if p["env_out"] else []), *token_out]
+        results = bind(spec, *arrays, *numbers, *token, **{**p, "env_out": p["env_out"] or True})
+        envelope = results[n]
+        if not p["env_out"]:
+            del results[n]
         dest = [n[2:] for n in numbers] or [np.zeros(2, np.int32)]
         numbers = [jnp.concatenate([envelope[:2], *dest])]
     else:
         results = bind(spec, *arrays, *numbers, *token, **p)
     if spec.is_ragged:
-        numbers = [_both_counts(p, numbers[0], results[1])]
+        numbers = [_both_counts(p, numbers[0], results[n])]
     elif numbers:
         numbers, q["operand"] = [_peers_of_derivative(*numbers)], "recorded"
     for tag in {"sendtag", "recvtag"} & q.keys():
@@ -56,19 +59,10 @@ def jvp(spec: Spec, primals: Any, tangents: Any, **p: Any) -> tuple[list[Any], l
     if "env_out" in q:
         q["env_out"] = False
 
-    differentiable = [has_derivative(x) for x in arrays]
-    ts = [
-        ad.instantiate_zeros(t) if d else None
-        for t, d in zip(array_tangents, differentiable, strict=True)
-    ]
-    if all(differentiable):
+    out = token_tangent
+    if all(map(has_derivative, arrays)):  # they are of one dtype
+        ts = list(map(ad.instantiate_zeros, array_tangents))
         out = bind(spec, *ts, *numbers, *token_tangent, **q)
-    elif any(differentiable):
-        # Only one side of this sendrecv has a derivative; the other is integers.
-        name, t = ("send", ts[0]) if ts[0] is not None else ("recv", ts[1])
-        out = bind(SPECS[name], t, *numbers, *token_tangent, **pick(name, q))
-    else:
-        out = token_tangent
     remaining = iter(out)
     return results, [
         next(remaining) if has_derivative(r) else compat.zero_tangent(r) for r in results
@@ -95,7 +89,7 @@ def transpose(spec: Spec, cotangents: Sequence[Any], *args: Any, **p: Any) -> li
     cotangents = [ad.instantiate_zeros(c) for c in cotangents]
     p.pop("threaded", None)  # the token of the transpose does not come from _diff/ad.py
     token_ct = [cotangents[-1]] if token else []
-    cs = cotangents[: len(arrays) if spec.arrays is None else int(spec.returns)]
+    cs = cotangents[: spec.count_results(p)]
     token_ct = compare_cotangents(spec, cs, token_ct, p)
 
     if spec.transpose is not None:
@@ -155,32 +149,36 @@ class ReversedMessage:
             **({"spmd": True} if p.get("spmd") else {}),
         }
 
-    def bind(self, name: str, *arrays: Any) -> Any:
-        """Bind an op; what it returns, if it returns something."""
+    def bind(self, name: str, *arguments: Sequence[Any]) -> list[Any]:
+        """Bind an op on the leaves of its arguments; what it returns."""
         spec = SPECS[name]
-        out = bind(spec, *arrays, *self._numbers, *self.token, **self.params_of(spec))
-        self.token = out[int(spec.returns) :]
-        return out[0] if spec.returns else None
+        p = {**self.params_of(spec), **arity_of(arguments)}
+        out = bind(spec, *itertools.chain(*arguments), *self._numbers, *self.token, **p)
+        n = spec.count_results(p)
+        self.token = out[n:]
+        return out[:n]
 
     def params_of(self, spec: Spec) -> Params:
         """The parameters of an op that goes back."""
         return pick(spec.name, self.params)
 
     @staticmethod
-    def zeros(x: Any) -> Any:
-        """Zeros like an operand, which may be unknown."""
-        aval = x.aval if ad.is_undefined_primal(x) else jax.typeof(x)
-        return ad.instantiate_zeros(ad.Zero(aval))
+    def zeros(xs: Sequence[Any]) -> list[Any]:
+        """Zeros like operands, which may be unknown."""
+        avals = [x.aval if ad.is_undefined_primal(x) else jax.typeof(x) for x in xs]
+        return [ad.instantiate_zeros(ad.Zero(aval)) for aval in avals]
 
-    def of_template(self, c: Any, x: Any) -> Any:
-        """The cotangent of the template ``x`` of a receive: it was the result if there was no
-        sender, and else it was not read."""
+    def of_templates(self, cs: Sequence[Any], xs: Sequence[Any]) -> list[Any]:
+        """The cotangents of the templates ``xs`` of a receive: they were the result if there was no
+        sender, and else they were not read."""
         if self._source == MPI.PROC_NULL:
-            return c
+            return list(cs)
         if self._source is not None or not self._peers:
             # Zeros that JAX has nothing to add to.
-            return ad.Zero(x.aval) if ad.is_undefined_primal(x) else None
-        return jnp.where(self._peers[0][0] == MPI.PROC_NULL + OFFSET, c, self.zeros(x))
+            return [ad.Zero(x.aval) if ad.is_undefined_primal(x) else None for x in xs]
+        is_result = self._peers[0][0] == MPI.PROC_NULL + OFFSET
+        zeros = self.zeros(xs)
+        return [jnp.where(is_result, c, zero) for c, zero in zip(cs, zeros, strict=True)]
 
 
 def tag_of_derivative(tag: int | None) -> int | None:

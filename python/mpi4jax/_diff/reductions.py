@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -13,9 +14,10 @@ from mpi4py import MPI
 
 from .._jax import compat
 from .._op.comm import as_reduction
-from .._op.primitive import bind
+from .._op.leaves import joined, parted
+from .._op.primitive import bind, result_avals
 from .._op.rows import side_by_side
-from .._op.spec import SPECS, Params, Spec
+from .._op.spec import SPECS, Params, Spec, first_axes
 
 # Its operand. What XLA fuses into two kernels it computes twice, and the compiler may round it
 # differently in each, where a multiplication and an addition become one instruction. Then a value
@@ -111,9 +113,14 @@ class ReductionTangent:
 
 
 def derivative_of_reduction(
-    spec: Spec, x: Any, t: Any, token: list[Any], token_tangent: list[Any], p: Params
+    spec: Spec,
+    xs: Sequence[Any],
+    ts: Sequence[Any],
+    token: list[Any],
+    token_tangent: list[Any],
+    p: Params,
 ) -> tuple[list[Any], list[Any]]:
-    """Results and tangents of an op that reduces, with a reduction other than SUM."""
+    """Results and tangents of an op that reduces, with a reduction other than SUM and MEAN."""
     name = p["reduction"].name
     if name not in ("PROD", "MAX", "MIN"):
         raise NotImplementedError(
@@ -122,7 +129,12 @@ def derivative_of_reduction(
         )
     if spec.derivative is None:
         raise NotImplementedError(f"{spec.name}: reduction {name} has no derivative; expected SUM")
+    before, after = (int(length is not None) for length in first_axes(spec, p))
+    types = result_avals(spec, p, [jax.typeof(x) for x in xs])
+    x, t = (v[0] if len(v) == 1 else joined(v, before) for v in (xs, ts))
+    p = {k: v for k, v in p.items() if k != "arity"}
     y, *token = bind(spec, x, *token, **p)
     r = ReductionTangent(p, x, t, y, token, token_tangent)
     ty = spec.derivative(r)
-    return [y, *r.token], [ty, *r.token_tangent]
+    ys, tys = ([v] if len(xs) == 1 else parted(v, types, after) for v in (y, ty))
+    return [*ys, *r.token], [*tys, *r.token_tangent]

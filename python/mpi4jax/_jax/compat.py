@@ -37,6 +37,8 @@ from jax.extend.source_info_util import register_exclusion
 from jax.interpreters import ad, mlir, partial_eval as public_pe, xla
 from jax.sharding import NamedSharding, PartitionSpec
 
+from .workarounds import is_needed
+
 
 def _primitive_of(f: Callable[..., Any]) -> Primitive:
     """The last primitive of a function of a number."""
@@ -126,7 +128,7 @@ def add_effect_type(effect: type[effects.Effect]) -> None:
         effects.partial_eval_kept_effects,
     ):
         kind.add_type(effect)
-    if jax.version.__version_info__ < (0, 12):
+    if is_needed("checkpoints without operands"):
         _keep_in_checkpoint(effect)
 
 
@@ -151,7 +153,8 @@ def _round_real(bind: Callable[..., Any], x: Any, **params: Any) -> Any:
     return x if jnp.iscomplexobj(x) else bind(x, **params)
 
 
-wrap(jax.lax.reduce_precision_p, "bind", _round_real)
+if is_needed("complex residuals"):
+    wrap(jax.lax.reduce_precision_p, "bind", _round_real)
 
 
 def replace_lowered(
@@ -359,7 +362,8 @@ def varying_axes(aval: Any) -> frozenset[Any]:
 
 
 def array_type(shape: tuple[int, ...], arrays: Sequence[Any]) -> ShapedArray:
-    """The type of a result of this shape, otherwise of the last of the arrays it is made from.
+    """The type of a result of this shape, otherwise of the last of the arrays it is made from, also
+    whether it is weak.
 
     It varies over the manual axes that any of them varies over.
     """
@@ -369,7 +373,7 @@ def array_type(shape: tuple[int, ...], arrays: Sequence[Any]) -> ShapedArray:
     sharding = next((x.sharding for x in arrays if not x.sharding.mesh.empty), like.sharding)
     if shape != like.shape or sharding is not like.sharding:
         sharding = NamedSharding(sharding.mesh, PartitionSpec(*(None for _ in shape)))
-    like = like.update(shape=shape, weak_type=False, sharding=sharding)
+    like = like.update(shape=shape, sharding=sharding)
     return varying_type(like, add=varying)
 
 

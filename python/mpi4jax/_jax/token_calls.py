@@ -1,6 +1,6 @@
 """Calls whose only operand is a token get another one.
 
-The XLA of jaxlib 0.12 takes such a call for one without operands: it inlines it before all else,
+XLA takes such a call for one without operands: it inlines it before all else,
 and has each instruction from inside depend on the token. What depends so is never removed, so
 simplifying it does not end, and XLA aborts the process.
 """

@@ -5,6 +5,7 @@ Thin, as `compat.py`, without an idea of why.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ from jax.extend.core import ClosedJaxpr, Literal, Primitive
 from jax.interpreters import ad, partial_eval as public_pe
 
 from .compat import unless_changed, wrap
+from .workarounds import is_needed
 
 _DIFFERENTIATING = (ad.JVPTrace, _ad.LinearizeTrace)
 _TRACERS = {ad.JVPTrace: ad.JVPTracer, _ad.LinearizeTrace: _ad.LinearizeTracer}
@@ -25,6 +27,30 @@ _TRACERS = {ad.JVPTrace: ad.JVPTracer, _ad.LinearizeTrace: _ad.LinearizeTracer}
 
 def differentiates(trace: Any) -> bool:
     return isinstance(trace, _DIFFERENTIATING)
+
+
+class _Processing(threading.local):
+    """Of the trace that differentiates an equation in this thread: what follows."""
+
+    is_transposed = False
+
+
+_processing = _Processing()
+
+
+def is_transposed() -> bool:
+    """Whether what is differentiated is going to be transposed: in reverse mode, also where JAX
+    differentiates functions inside of equations forward for it."""
+    return _processing.is_transposed
+
+
+def _is_transposed(trace: Any) -> bool:
+    """The same of a trace. Up to JAX 0.7, `jax.linearize` counts as reverse mode."""
+    if not hasattr(trace, "mpi4jax_is_transposed"):
+        outer = _processing.is_transposed
+        is_linearized = isinstance(trace, _ad.LinearizeTrace)
+        trace.mpi4jax_is_transposed = getattr(trace, "is_vjp", outer or is_linearized)
+    return bool(trace.mpi4jax_is_transposed)
 
 
 def outside_of_vmap(trace: Any) -> Any:
@@ -69,8 +95,13 @@ def on_equation(handle: Callable[..., Any]) -> None:
     """
 
     def process(original: Any, self: Any, primitive: Any, args: Any, params: Any) -> Any:
-        out = handle(self, primitive, args, params)
-        return original(self, primitive, args, params) if out is None else out
+        before = _processing.is_transposed
+        _processing.is_transposed = _is_transposed(self)
+        try:
+            out = handle(self, primitive, args, params)
+            return original(self, primitive, args, params) if out is None else out
+        finally:
+            _processing.is_transposed = before
 
     for trace in _DIFFERENTIATING:
         wrap(trace, "process_primitive", process)
@@ -81,6 +112,7 @@ def on_perturbed(handle: Callable[[Any, Any, Any], None]) -> None:
 
     def init(original: Any, self: Any, trace: Any, primal: Any, tangent: Any) -> None:
         original(self, trace, primal, tangent)
+        _is_transposed(trace)  # while what makes the trace is processed
         if type(tangent) is not ad.Zero:
             handle(trace, primal, tangent)
 
@@ -156,7 +188,8 @@ def _forget(original: Any, ins: Any, outs: Any, handles: Any, *args: Any, **kwar
     return jaxpr
 
 
-wrap(pe, "tracers_to_jaxpr", _forget)
+if is_needed("effects of traces"):
+    wrap(pe, "tracers_to_jaxpr", _forget)
 
 
 def treat_as_pure(primitive: Primitive, when: Callable[[dict[str, Any]], Any]) -> None:
@@ -183,6 +216,22 @@ def treat_as_pure(primitive: Primitive, when: Callable[[dict[str, Any]], Any]) -
 
     public_pe.dce_rules[primitive] = drop
     public_pe.partial_eval_jaxpr_custom_rules[primitive] = again
+
+
+def keep_results(primitive: Primitive, effect: Any) -> None:
+    """Let a `jax.checkpoint` keep the results of equations of ``primitive`` that have an effect and
+    that nothing perturbs, in the place of computing them again for a backward pass."""
+
+    rules = public_pe.partial_eval_jaxpr_custom_rules
+    original = rules[primitive]
+
+    def partial_eval(saveable: Any, unknown: Sequence[bool], there: Any, eqn: Any) -> Any:
+        if effect not in eqn.effects or any(unknown):
+            return original(saveable, unknown, there, eqn)
+        nothing = [False] * len(eqn.outvars)
+        return eqn, None, nothing, nothing, []
+
+    rules[primitive] = partial_eval
 
 
 def trace_function(fun: lu.WrappedFun, args: Sequence[Any]) -> ClosedJaxpr:

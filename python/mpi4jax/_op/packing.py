@@ -1,8 +1,9 @@
-"""Pytrees of arrays as messages: the leaves of one dtype are one array."""
+"""Pytrees of arrays as messages: the leaves of one dtype are one message."""
 
 from __future__ import annotations
 
 import functools
+import itertools
 import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -15,8 +16,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from .._jax import compat
 from .arguments import from_end
-from .leaves import pack, unpack
-from .primitive import bind, pvary_result, split_payload
+from .primitive import bind, pvary_results
 from .spec import ASKED, SPECS, Params, Spec, first_axes, is_template
 
 
@@ -202,23 +202,20 @@ class TreeType:
     def groups(self) -> dict[Any, list[int]]:
         return _groups([dtype for _, dtype in self.data])
 
-    def from_messages(self, results: dict[Any, Any], before: int | None, after: int | None) -> Any:
-        """The tree of results, from that of each dtype's message."""
-        payloads = [shape[int(before is not None) :] for shape, _ in self.data]
-        shapes = [s if after is None else (after, *s) for s in payloads]
+    def from_results(
+        self, results: dict[Any, Sequence[Any]], before: int | None, after: int | None
+    ) -> Any:
+        """The tree of results, from those of the leaves of each dtype."""
+        lead = () if after is None else (after,)
         out: list[Any] = [
-            np.zeros(s, dtype) if dtype == jax.dtypes.float0 else None
-            for s, (_, dtype) in zip(shapes, self.data, strict=True)
+            np.zeros((*lead, *shape[before is not None :]), dtype)
+            if dtype == jax.dtypes.float0
+            else None
+            for shape, dtype in self.data
         ]
-        lead = int(after is not None)
         for dtype, indices in self.groups.items():
-            y = results[dtype]
-            if len(indices) == 1:
-                out[indices[0]] = y
-                continue
-            found = unpack(y, [payloads[i] for i in indices], lead)
-            for i, part in zip(indices, found, strict=True):
-                out[i] = part
+            for i, y in zip(indices, results[dtype], strict=True):
+                out[i] = y
         return self.from_leaves(out)
 
     def from_leaves(self, leaves: Sequence[Any]) -> Any:
@@ -234,7 +231,7 @@ class TreeType:
 
 
 class TreeMessages:
-    """The messages of a tree: its leaves, as one array per dtype."""
+    """The messages of a tree: its leaves, those of each dtype together."""
 
     def __init__(
         self,
@@ -269,16 +266,9 @@ class TreeMessages:
         shapes = [self.leaves[i].shape[lead:] for i in which]
         return words_of([self.names[i] for i in which], shapes)
 
-    def message(self, dtype: Any, length: int | None, spec: Spec) -> jax.Array:
-        """The message of one dtype: a leaf as it is, or all leaves side by side, in each of so
-        many blocks or rows."""
-        xs = [self.leaves[i] for i in self.groups[dtype]]
-        if len(xs) == 1:
-            return xs[0]
-        if length is not None:
-            for x in xs:
-                split_payload(spec, x, length)  # raises an error if a shape is wrong
-        return pack(xs, int(length is not None))
+    def of_dtype(self, dtype: Any) -> list[jax.Array]:
+        """The leaves of one dtype, which are one message."""
+        return [self.leaves[i] for i in self.groups[dtype]]
 
 
 # Types of pytrees whose leaves are indices beside values, and what to do instead of a reduction.
@@ -365,19 +355,26 @@ def bind_trees(spec: Spec, trees: Sequence[Any], p: Params, numbers: Sequence[An
             sends = dtype in sent.groups
             row, buffers = (SPECS["send"], [sent]) if sends else (SPECS["recv"], [received])
             q = {**_pick(row, p), "env_out": row.returns and p["env_out"]}
-        xs = [tree.message(dtype, before, spec) for tree in buffers]
-        q = {**q, **compared(row, buffers, dtype, lead)}
-        out = bind(row, *xs, *numbers, **q)
+        xs = [tree.of_dtype(dtype) for tree in buffers]
+        q = {**q, **arity_of(xs), **compared(row, buffers, dtype, lead)}
+        out = bind(row, *itertools.chain(*xs), *numbers, **q)
+        n = row.count_results(q)
         if asks_envelope and row.returns:
-            envelope = out[1]
+            envelope = out[n]
         elif q.get("env_out"):
             # Later messages need no envelope.
-            envelope, p = out[1], {**p, "env_out": False}
+            envelope, p = out[n], {**p, "env_out": False}
             numbers = [jnp.concatenate([numbers[0], envelope]), *numbers[1:]]
         if row.returns:
-            results[dtype] = pvary_result(row, q, out[0])
-    y = received.tree_type.from_messages(results, before, after) if spec.returns else None
+            results[dtype] = pvary_results(row, q, out[:n])
+    y = received.tree_type.from_results(results, before, after) if spec.returns else None
     return (y, envelope) if spec.is_ragged or asks_envelope else y
+
+
+def arity_of(arguments: Sequence[Sequence[Any]]) -> Params:
+    """The parameter ``arity`` of these leaves of each argument, where it is one."""
+    arity = tuple(map(len, arguments))
+    return {} if set(arity) == {1} else {"arity": arity}
 
 
 def _pick(row: Spec, p: Params) -> Params:

@@ -11,7 +11,6 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import ShapedArray
@@ -20,10 +19,10 @@ from mpi4py import MPI
 
 from .. import _native
 from .._jax import compat, traces
-from .comm import MEAN, as_reduction
+from .comm import as_reduction
 from .first import note_operation
 from .manual import is_of_all_ranks, needs_pvary, result_type, varying_operands
-from .spec import SPECS, Params, Spec, first_axes, is_root
+from .spec import SPECS, Params, Spec, first_axes
 
 TOKEN = ShapedArray((), np.dtype(np.float32))
 _ENVELOPE = ShapedArray((3,), np.dtype(np.int32))
@@ -84,7 +83,7 @@ def has_derivative(x: Any) -> bool:
 
 def split(spec: Spec, p: Params, args: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
     """Operands as (arrays, counts and numbers, token). A token is there or not."""
-    n = len(p["axes"]) if spec.arrays is None else spec.arrays
+    n = sum(spec.arity(p))
     m = n + spec.is_ragged + (p.get("operand") is not None)
     return list(args[:n]), list(args[n:m]), list(args[m:])
 
@@ -114,13 +113,15 @@ def split_payload(spec: Spec, x: Any, size: int) -> tuple[int, ...]:
 def result_avals(spec: Spec, p: Params, avals: Sequence[Any]) -> list[ShapedArray]:
     if not spec.returns:
         return []
-    if spec.arrays is None:
-        return [result_type(spec, p, compat.array_type(x.shape, [x])) for x in avals]
-    x = avals[-1]  # of sendrecv: the template of the received array
-    before, after = first_axes(spec, p)
-    payload = tuple(x.shape) if before is None else split_payload(spec, x, before)
-    shape = payload if after is None else (after, *payload)
-    return [result_type(spec, p, compat.array_type(shape, avals))]
+    before, after = (None, None) if spec.has_blocks else first_axes(spec, p)
+
+    def result(x: Any) -> ShapedArray:
+        payload = tuple(x.shape) if before is None else split_payload(spec, x, before)
+        shape = payload if after is None else (after, *payload)
+        return result_type(spec, p, compat.array_type(shape, [*avals, x]))
+
+    # Of sendrecv: one for each template of a received array.
+    return [result(x) for x in avals[len(avals) - spec.count_results(p) :]]
 
 
 # The flag of the native table that a dtype needs for a reduction.
@@ -184,9 +185,6 @@ OPERANDS: dict[Primitive, Callable[[Params, Sequence[Any]], Sequence[list[Any]]]
 
 def bind(spec: Spec, *args: Any, **p: Any) -> list[Any]:
     """Bind the primitive of an op, whose rules `_call/definition.py` lists."""
-    if p.get("reduction") is MEAN:  # the sum, divided: to JAX nothing else
-        y, *rest = bind(spec, *args, **sum_of_mean(spec, p, args[0]))
-        return [mean_of_sum(spec, p, y), *rest]
     arrays, *others = split(spec, p, args)
     operands = [*varying_operands(spec, p, arrays), *itertools.chain(*others)]
     if is_of_all_ranks():
@@ -194,28 +192,12 @@ def bind(spec: Spec, *args: Any, **p: Any) -> list[Any]:
     return list(PRIMITIVES[spec.name].bind(*operands, **p))
 
 
-def pvary_result(spec: Spec, p: Params, y: Any) -> Any:
-    """A result, which each rank uses in its own way: of an op of the user's."""
-    if not needs_pvary(spec, p) or not has_derivative(y):
-        return y
+def pvary_results(spec: Spec, p: Params, ys: Sequence[Any]) -> Sequence[Any]:
+    """Results of one dtype, which each rank uses in its own way: of an op of the user's."""
+    if not needs_pvary(spec, p) or not all(map(has_derivative, ys)):
+        return ys
     sum_back = {"reduction": as_reduction("pvary", MPI.SUM), "adjoint": True}
-    return bind(SPECS["allreduce"], y, comm=p["comm"], **sum_back)[0]
-
-
-def sum_of_mean(spec: Spec, p: Params, x: Any) -> Params:
-    """The parameters of the sum that a mean begins with."""
-    check_dtype(spec, p, x)
-    return {**p, "reduction": as_reduction(spec.name, MPI.SUM)}
-
-
-def mean_of_sum(spec: Spec, p: Params, y: Any) -> Any:
-    """The mean, where this rank has the sum."""
-    if spec.has_root and not is_root(p):
-        return y
-    # A small float may not hold the number of ranks.
-    dividend = y.astype(np.float32) if y.dtype.itemsize < 4 else y
-    with jax.transfer_guard("allow"):  # of the number
-        return (dividend / p["comm"].size).astype(y.dtype)
+    return bind(SPECS["allreduce"], *ys, comm=p["comm"], arity=(len(ys),), **sum_back)
 
 
 def first_of_batch(x: Any, dim: int | None) -> Any:
@@ -252,7 +234,7 @@ def batch(
     out = bind(spec, *operands, **p)
     out_dims: list[int | None] = [None] * len(out)
     if spec.returns:
-        results = len(p["axes"]) if spec.arrays is None else 1
+        results = spec.count_results(p)
         out_dims[:results] = [after] * results
     *_, token = split(spec, p, dims)
     if token and token[0] is not None:

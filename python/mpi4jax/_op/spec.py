@@ -5,7 +5,9 @@ rank sends and receives. An op's file in `ops` adds what JAX's rules need (`defi
 together they are a :class:`Spec`.
 
 Operands of every primitive: ``(*arrays, counts?, numbers?, token?)``; results: ``(*arrays,
-envelope?, token?)``. The token is a float32 scalar. Counts are int32: how many rows go to each
+envelope?, token?)``. The arrays are the leaves of one dtype of the arguments, which are one
+message; the parameter ``arity`` says how many leaves each argument has, where one has several or
+none. The token is a float32 scalar. Counts are int32: how many rows go to each
 rank; in a derivative also how many come from each. The numbers are int32, and known when the op
 runs; the parameter ``operand`` says what they are:
 
@@ -144,6 +146,16 @@ class Spec:
         if self.has_blocks:
             return None
         return self.sends + self.returns if self.has_peer else int(self.sends or self.returns)
+
+    def arity(self, p: Params) -> tuple[int, ...]:
+        """How many leaves each argument has that is an array."""
+        if self.has_blocks:
+            return (len(p["axes"]),)
+        return p.get("arity") or (1,) * (self.arrays or 0)
+
+    def count_results(self, p: Params) -> int:
+        """How many arrays it returns: one for each leaf of its last argument."""
+        return self.arity(p)[-1] if self.returns else 0
 
     @cached_property
     def has_any_size(self) -> bool:

@@ -12,9 +12,11 @@ from typing import Any
 from jax.interpreters import mlir
 
 from .._compile.lowering import Avals, Lowering, Operands, carrier, forms_of, register
+from .._op.comm import MEAN
+from .._op.leaves import message_type
 from .._op.plan import Result, plan_of
 from .._op.primitive import result_avals
-from .._op.spec import SPECS, Params
+from .._op.spec import SPECS, Params, first_axes
 from .primitives import HANDLE, split_start, split_wait, start_p, wait_p
 
 
@@ -22,11 +24,13 @@ class _Half(Lowering):
     """The lowering of a start, or of a wait.
 
     Attributes:
+        lead: how many axes the leaves of operand and result have in common with their messages.
         sends, receives, keeps: the types of what goes into the call, of what comes out of it, and
-            of the operand if it is needed at the end; each is none or one.
+            of the operand if it is needed at the end; each is none or one message.
         reduced: whether the call reduces, in types in which the core can.
         initial: whether the call gets the operand as the initial value of what it receives.
-        out: the type of the result, if there is one.
+        out: the type of the message that is the result, if there is one.
+        leaves: the types of the results.
     """
 
     def __init__(
@@ -34,7 +38,10 @@ class _Half(Lowering):
     ):
         super().__init__(ctx, SPECS[of], p, on_gpu)
         self.plan = plan = plan_of(self.spec, p)
-        self.out = result_avals(self.spec, p, buffers)
+        self.lead = [int(length is not None) for length in first_axes(self.spec, p)]
+        self.leaves = result_avals(self.spec, p, buffers)
+        self.out = [message_type(self.leaves, self.lead[1])] if self.leaves else []
+        buffers = [message_type(buffers, self.lead[0])] if buffers else []
         self.sends = buffers if plan.call is not None and plan.sends else []
         self.receives = self.out if plan.receives else []
         self.keeps = [] if not plan.keeps else buffers if plan.select is None else self.out
@@ -78,7 +85,9 @@ def _lower_start(
         low.use_numbers(operand)
     operands = []
     if low.sends or low.initial or low.keeps:
-        operands = low.selected(plan, arrays, low.out)
+        operands = low.selected(plan, [low.packed(arrays, low.lead[0])], low.out)
+        if p.get("reduction") is MEAN and p["adjoint"]:
+            operands = [(low.mean(x), x[1]) for x in operands]
         operands = [low.convert(x, carrier(x[1], low.reduced)) for x in operands]
     (handle,) = low.emit("mpi4jax_start", [*operands, *low.numbers], [HANDLE], low.initial)
     low.finish()
@@ -86,7 +95,7 @@ def _lower_start(
 
 
 def _lower_wait(
-    on_gpu: bool, ctx: mlir.LoweringRuleContext, *args: Any, of: str, buffer: Any, **p: Any
+    on_gpu: bool, ctx: mlir.LoweringRuleContext, *args: Any, of: str, buffers: Any, **p: Any
 ) -> list[Any]:
     (handle,), numbers, token = split_wait(
         {"of": of, **p}, list(zip(args, ctx.avals_in, strict=True))
@@ -95,7 +104,7 @@ def _lower_wait(
     derived = p.pop("derived")
     # Eager programs are shared by communicators; the native module finds the right one.
     p["comm"] = p["comm"].any
-    low = _Half(on_gpu, ctx, of, p, [] if buffer is None else [buffer])
+    low = _Half(on_gpu, ctx, of, p, list(buffers))
     types = [*low.receives, *low.keeps]
     wire = [carrier(x, low.reduced) for x in types]
     back = low.emit("mpi4jax_wait", [handle, *numbers], wire, derived)
@@ -104,6 +113,10 @@ def _lower_wait(
     # Without a sender, the result already is the template.
     operand = arrays[-1] if low.keeps else None
     results = low.results(low.plan, received, operand, low.out)
+    if results and p.get("reduction") is MEAN and not p["adjoint"]:
+        results = [low.mean((results[0], low.out[0]))]
+    if results:
+        results = low.unpacked((results[0], low.out[0]), low.leaves, low.lead[1])
     low.finish()
     return [*results, *(value for value, _ in token)]
 

@@ -3,8 +3,9 @@
 ``mpi4jax_start`` takes what the op takes, and gives a *handle*: three float32, by which the native
 module finds the operation (`src/transport/requests`). ``mpi4jax_wait`` takes the handle, and
 gives what the op gives; the counts of an op that takes some are also an operand of the wait, whose
-transpose needs them. Both have the op's parameters, and ``of``, its name; a wait has ``buffer``,
-the type of the array that the start has, and ``derived``, whether it is in a derivative.
+transpose needs them. Both have the op's parameters, and ``of``, its name; a wait has
+``buffers``, the types of the arrays that the start has, and ``derived``, whether it is in a
+derivative.
 """
 
 from __future__ import annotations

@@ -24,14 +24,14 @@ class RequestKind:
         op: the operation.
         params: its parameters.
         tree_type: of the argument; None: it takes no array.
-        buffers: the types of what is sent, or of the template of what is received, one for each
+        buffers: the types of what is sent, or of the templates of what is received, for each
             handle.
     """
 
     op: str
     params: tuple[tuple[str, Any], ...]
     tree_type: TreeType | None
-    buffers: tuple[ShapedArray, ...]
+    buffers: tuple[tuple[ShapedArray, ...], ...]
 
     @property
     def spec(self) -> Spec:

@@ -52,16 +52,16 @@ def _start_types(*args: Any, of: str, **p: Any) -> tuple[list[Any], set[Any]]:
     return [handle, *(TOKEN for _ in token)], {effect}
 
 
-def _results(spec: Spec, p: Params, buffer: Any) -> list[ShapedArray]:
-    return [] if buffer is None else result_avals(spec, p, [buffer])
+def _like(buffers: Sequence[ShapedArray], handle: Any) -> list[ShapedArray]:
+    """The types of buffers, which vary over the axes that the handle varies over."""
+    return [compat.array_type(x.shape, [handle, x]) for x in buffers]
 
 
 @wait_p.def_effectful_abstract_eval
-def _wait_types(*args: Any, of: str, buffer: Any, **p: Any) -> tuple[list[Any], set[Any]]:
-    handle, _, token = split_wait({"of": of, **p}, args)
-    if buffer is not None:
-        buffer = compat.array_type(buffer.shape, [*handle, buffer])
-    return [*_results(SPECS[of], p, buffer), *(TOKEN for _ in token)], {effect}
+def _wait_types(*args: Any, of: str, buffers: Any, **p: Any) -> tuple[list[Any], set[Any]]:
+    (handle,), _, token = split_wait({"of": of, **p}, args)
+    results = result_avals(SPECS[of], p, _like(buffers, handle))
+    return [*results, *(TOKEN for _ in token)], {effect}
 
 
 # ---- Batching: one handle for the whole batch, which says to the wait that there is one
@@ -93,7 +93,7 @@ def _batched(
 
 
 def _wait_batch(
-    axis_data: Any, args: Sequence[Any], dims: Sequence[Any], *, of: str, buffer: Any, **p: Any
+    axis_data: Any, args: Sequence[Any], dims: Sequence[Any], *, of: str, buffers: Any, **p: Any
 ) -> tuple[list[Any], list[Any]]:
     pairs = split_wait({"of": of, **p}, list(zip(args, dims, strict=True)))
     ((handle, dim),), numbers, token = pairs
@@ -103,13 +103,12 @@ def _wait_batch(
     if dim is not None:  # else it was started outside of the vmap
         before, after = (int(length is not None) for length in first_axes(SPECS[of], p))
         handle, axis = first_of_batch(handle, dim), after
-        if buffer is not None:
-            shape = (*buffer.shape[:before], size, *buffer.shape[before:])
-            buffer = compat.array_type(shape, [buffer])
+        shapes = [(*x.shape[:before], size, *x.shape[before:]) for x in buffers]
+        buffers = tuple(map(compat.array_type, shapes, ([x] for x in buffers)))
         if size == 0:
-            results = [jnp.zeros(x.shape, x.dtype) for x in _results(SPECS[of], p, buffer)]
+            results = [jnp.zeros(x.shape, x.dtype) for x in result_avals(SPECS[of], p, buffers)]
             return _batched(size, results, axis, token, dims)
-    out = wait_p.bind(handle, *numbers, *token, of=of, buffer=buffer, **p)
+    out = wait_p.bind(handle, *numbers, *token, of=of, buffers=buffers, **p)
     n = len(out) - len(token)
     return _batched(size, out[:n], axis, out[n:], dims)
 
@@ -124,7 +123,7 @@ def _of_derivative(p: Params) -> Params:
 
 def _refuse_derivative(spec: Spec, p: Params) -> None:
     name, reduction = f"i{spec.name}", p.get("reduction")
-    if reduction is not None and reduction.name != "SUM":
+    if reduction is not None and reduction.name not in ("SUM", "MEAN"):
         raise NotImplementedError(
             f"{name}: reduction {reduction.name} has no derivative here; expected SUM or MEAN, or "
             f"use {spec.name}, or jax.lax.stop_gradient on the input"
@@ -142,7 +141,7 @@ def _start_jvp(primals: Any, tangents: Any, *, of: str, **p: Any) -> tuple[list[
     arrays, numbers, _ = split(spec, p, primals)
     ts, _, token_ts = split(spec, p, tangents)
     token_ts = [ad.instantiate_zeros(t) for t in token_ts]
-    sums = p.get("reduction") is None or p["reduction"].name == "SUM"
+    sums = p.get("reduction") is None or p["reduction"].name in ("SUM", "MEAN")
     constant = not sums and all(type(t) is ad.Zero for t in ts)
     if constant or not all(map(has_derivative, arrays)):
         out = start_p.bind(*primals, of=of, **p)
@@ -155,9 +154,9 @@ def _start_jvp(primals: Any, tangents: Any, *, of: str, **p: Any) -> tuple[list[
 
 @compat.allows_transfers
 def _wait_jvp(
-    primals: Any, tangents: Any, *, of: str, buffer: Any, **p: Any
+    primals: Any, tangents: Any, *, of: str, buffers: Any, **p: Any
 ) -> tuple[list[Any], list[Any]]:
-    out = wait_p.bind(*primals, of=of, buffer=buffer, **p)
+    out = wait_p.bind(*primals, of=of, buffers=buffers, **p)
     _, numbers, _ = split_wait({"of": of, **p}, primals)
     (t,), _, token_ts = split_wait({"of": of, **p}, tangents)
     token_ts = [ad.instantiate_zeros(t) for t in token_ts]
@@ -165,7 +164,7 @@ def _wait_jvp(
         results = out[: len(out) - len(token_ts)]
         return out, [*map(compat.zero_tangent, results), *token_ts]
     q = {**_of_derivative(p), "derived": True}
-    return out, wait_p.bind(t, *numbers, *token_ts, of=of, buffer=buffer, **q)
+    return out, wait_p.bind(t, *numbers, *token_ts, of=of, buffers=buffers, **q)
 
 
 def _adjoint(spec: Spec, p: Params) -> tuple[Spec, Params]:
@@ -177,7 +176,8 @@ def _adjoint(spec: Spec, p: Params) -> tuple[Spec, Params]:
     if not spec.has_peer or p.get("source") == MPI.PROC_NULL:
         return spec, p
     other = SPECS["recv" if spec.sends else "send"]
-    return other, ReversedMessage(spec, p, [], []).params_of(other)
+    arity = {"arity": p["arity"]} if "arity" in p else {}
+    return other, {**ReversedMessage(spec, p, [], []).params_of(other), **arity}
 
 
 @compat.allows_transfers
@@ -187,8 +187,8 @@ def _start_transpose(cts: Sequence[Any], *args: Any, of: str, **p: Any) -> list[
     handle, *token_ct = map(ad.instantiate_zeros, cts)
     other, q = _adjoint(spec, p)
     avals = [x.aval if ad.is_undefined_primal(x) else jax.typeof(x) for x in arrays]
-    buffer = next(iter(result_avals(spec, p, avals) if spec.returns else avals), None)
-    q |= {"buffer": buffer, "derived": True}
+    buffers = result_avals(spec, p, avals) if spec.returns else avals
+    q |= {"buffers": tuple(buffers), "derived": True}
     out = wait_p.bind(handle, *numbers, *token_ct, of=other.name, **q)
     n = len(out) - len(token_ct)
     found = out[:n] or [jnp.zeros(x.shape, x.dtype) for x in avals]
@@ -200,15 +200,15 @@ def _start_transpose(cts: Sequence[Any], *args: Any, of: str, **p: Any) -> list[
 
 
 @compat.allows_transfers
-def _wait_transpose(cts: Sequence[Any], *args: Any, of: str, buffer: Any, **p: Any) -> list[Any]:
+def _wait_transpose(cts: Sequence[Any], *args: Any, of: str, buffers: Any, **p: Any) -> list[Any]:
     spec = SPECS[of]
     handle, numbers, token = split_wait({"of": of, **p}, args)
     cts = [ad.instantiate_zeros(c) for c in cts]
     n = len(cts) - len(token)
     other, q = _adjoint(spec, p)
     arrays = cts[:n]
-    if not arrays and buffer is not None:  # the template of the cotangent of a sent message
-        arrays = [compat.vary_as(jnp.zeros(buffer.shape, buffer.dtype), buffer)]
+    if not arrays:  # templates of the cotangents of what was sent
+        arrays = [compat.vary_as(jnp.zeros(x.shape, x.dtype), x) for x in buffers]
     found, *token_ct = start_p.bind(*arrays, *numbers, *cts[n:], of=other.name, **q)
     return [
         *linear_only(handle, [found]),

@@ -10,10 +10,8 @@ from jax.core import ShapedArray
 
 from .._call.call import traced_peers
 from .._op.arguments import ANY_SOURCE, ANY_TAG
-from .._op.comm import MEAN
 from .._op.manual import varying_operands
-from .._op.packing import check_reducible, compared, pack_arguments
-from .._op.primitive import sum_of_mean
+from .._op.packing import arity_of, check_reducible, compared, pack_arguments
 from .._op.spec import SPECS, Call, Params, first_axes
 from .primitives import start_p
 from .request import Request, RequestKind
@@ -60,10 +58,10 @@ def begin(op: str, args: Sequence[Any], p: Params) -> Request[Any]:
     before, _ = first_axes(spec, p)
     handles, buffers = [], []
     for dtype in tree.groups:
-        (x,) = varying_operands(spec, p, [tree.message(dtype, before, spec)])
-        buffers.append(ShapedArray(x.shape, x.dtype))
-        q = sum_of_mean(spec, p, x) if p.get("reduction") is MEAN else p
-        q = {**q, **compared(spec, [tree], dtype, int(before is not None))}
-        handles += start_p.bind(x, *numbers, of=op, **q)
+        xs = varying_operands(spec, p, tree.of_dtype(dtype))
+        types = [jax.typeof(x) for x in xs]
+        buffers.append(tuple(ShapedArray(x.shape, x.dtype, weak_type=x.weak_type) for x in types))
+        q = {**p, **arity_of([xs]), **compared(spec, [tree], dtype, int(before is not None))}
+        handles += start_p.bind(*xs, *numbers, of=op, **q)
     kind = RequestKind(op, params, tree.tree_type, tuple(buffers))
     return Request([*handles, *numbers[: spec.is_ragged]], kind)

@@ -7,10 +7,9 @@ from typing import Any, cast, overload
 
 import jax
 import jax.numpy as jnp
-from mpi4py import MPI
 
-from .._op.comm import MEAN, as_reduction
-from .._op.primitive import mean_of_sum, pvary_result
+from .._op.packing import arity_of
+from .._op.primitive import pvary_results
 from .._op.spec import T, first_axes
 from .order import behind, ready
 from .primitives import HANDLE, wait_p
@@ -37,19 +36,16 @@ def _handles(name: str, request: Any) -> tuple[Any, ...]:
 def _wait(kind: RequestKind, handles: Sequence[Any], counts: Sequence[Any]) -> Any:
     """Bind the wait once per dtype, with the same counts."""
     spec, p = kind.spec, dict(kind.params)
-    mean = p.get("reduction") is MEAN
-    q = {**p, "reduction": as_reduction(kind.op, MPI.SUM)} if mean else p
     if kind.tree_type is None:
-        wait_p.bind(*handles, of=kind.op, buffer=None, derived=False, **q)
+        wait_p.bind(*handles, of=kind.op, buffers=(), derived=False, **p)
         return None
     before, after = first_axes(spec, p)
     results = {}
-    for dtype, buffer, handle in zip(kind.tree_type.groups, kind.buffers, handles, strict=True):
-        out = wait_p.bind(handle, *counts, of=kind.op, buffer=buffer, derived=False, **q)
-        if out:
-            y = mean_of_sum(spec, p, out[0]) if mean else out[0]
-            results[dtype] = pvary_result(spec, p, y)
-    return kind.tree_type.from_messages(results, before, after) if spec.returns else None
+    for dtype, buffers, handle in zip(kind.tree_type.groups, kind.buffers, handles, strict=True):
+        q = {**p, **arity_of([buffers])}
+        out = wait_p.bind(handle, *counts, of=kind.op, buffers=buffers, derived=False, **q)
+        results[dtype] = pvary_results(spec, p, out)
+    return kind.tree_type.from_results(results, before, after) if spec.returns else None
 
 
 def wait(request: Request[R], *, after: Any = None) -> R:

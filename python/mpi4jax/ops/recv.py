@@ -23,8 +23,8 @@ def _plan(p: Params) -> Plan:
 
 
 def _transpose(message: ReversedMessage, cs: list[Any], xs: list[Any]) -> list[Any]:
-    message.bind("send", cs[0])
-    return [message.of_template(cs[0], xs[0])]
+    message.bind("send", cs)
+    return message.of_templates(cs, xs)
 
 
 def _prepare(

@@ -15,7 +15,7 @@ from .._op.spec import Call
 
 
 def _transpose(message: ReversedMessage, cs: list[Any], xs: list[Any]) -> list[Any]:
-    return [message.bind("recv", message.zeros(xs[0]))]
+    return message.bind("recv", message.zeros(xs))
 
 
 def _prepare(x: Any, dest: int, tag: int, comm: MPI.Intracomm | None) -> Call:

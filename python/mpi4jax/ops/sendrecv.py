@@ -19,9 +19,9 @@ from .._requests.request import CompositeKind, CompositeRequest, Request
 
 
 def _transpose(message: ReversedMessage, cs: list[Any], xs: list[Any]) -> list[Any]:
-    x, template = xs
-    y = message.bind("sendrecv", cs[0], message.zeros(x))
-    return [y, message.of_template(cs[0], template)]
+    n = len(xs) - len(cs)
+    ys = message.bind("sendrecv", cs, message.zeros(xs[:n]))
+    return [*ys, *message.of_templates(cs, xs[n:])]
 
 
 def _received(results: list[Any], _: tuple[Any, ...]) -> Any:
