@@ -63,7 +63,6 @@ from ._op.comm import MEAN, default_comm
 from ._op.other_names import missing_from as _missing_from, public_names as _public_names
 from ._requests import (
     lowering as _requests_lowering,  # noqa: F401
-    misuse as _requests_misuse,  # noqa: F401
     rules as _requests_rules,  # noqa: F401
 )
 from ._setup.transport import (

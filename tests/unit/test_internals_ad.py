@@ -35,7 +35,6 @@ from mpi4jax import notoken
 from mpi4jax._diff import ad as _ad, custom_rules
 from mpi4jax._jax import compat, traces
 from mpi4jax._jax.functions import HOLDS, inner_jaxprs, opened
-from mpi4jax._op import first
 from mpi4jax._op.manual import of_all_ranks
 from mpi4jax._op.primitive import PRIMITIVES
 
@@ -141,15 +140,6 @@ def test_derivatives_without_what_is_wrapped(what, undo):
     assert names(lambda x: f(x)) == otherwise
 
 
-@pytest.mark.parametrize("what", WRAPPED)
-def test_derivatives_of_the_first_operation_of_a_process(what, monkeypatch):
-    """Before it, rules of the user's are not asked whether they communicate."""
-    _, _, f, expected, _ = WRAPPED[what]
-    monkeypatch.setattr(first, "_seen", False)
-    jax.clear_caches()
-    assert names(lambda x: f(x)) == expected
-
-
 def test_no_trace_leaks(undo):
     """Of a loop that is differentiated, to JAX's checker."""
 
@@ -215,8 +205,6 @@ def test_a_checkpoint_without_operands_is_kept():
 
 @pytest.mark.parametrize("f", [only_backward, symbolic_backward])
 def test_a_backward_pass_that_communicates_is_kept(f, monkeypatch):
-    """Unless it is the first of the process that does."""
-    monkeypatch.setattr(first, "_seen", True)
     assert names(grad(f)) == ["send"]
     monkeypatch.setattr(custom_rules, "communicates", lambda *_: False)
     jax.clear_caches()

@@ -1,8 +1,7 @@
-"""Results of compiled functions that nothing uses."""
+"""Mistakes that show at the top of a function which is about to be compiled."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from jax.extend.core import ClosedJaxpr
@@ -12,29 +11,43 @@ from .._op.primitive import OPERANDS
 from .._op.spec import SPECS, op_of
 
 
-def warn_of_unused_results(closed: ClosedJaxpr) -> None:
-    """Warn of ops at the top of a function whose results nothing uses."""
-    for eqn, where, is_used in equations_of_program(closed):
-        name = op_of(eqn)
-        if name is not None and not is_used and SPECS[name].only_for_its_result(eqn.params):
-            compat.warn(
-                f"{where}the result of {name} is not used: {name} returns a new array and leaves "
-                "its argument unchanged"
-            )
+def check_misuse(closed: ClosedJaxpr) -> None:
+    """Warn of results of ops that nothing uses; refuse requests that nothing waits for and nothing
+    returns, or that are waited for twice.
 
+    These are the operations that the program calls, not those of a derivative, which discards
+    results of its own.
 
-def equations_of_program(closed: ClosedJaxpr) -> Iterator[tuple[Any, str, bool]]:
-    """The operations at the top of a function that the program calls, not those of a derivative,
-    which discards results of its own. With the line for a message, and whether anything uses a
-    result.
+    Raises:
+        ValueError: there is such a request; names the line.
     """
     eqns = closed.jaxpr.eqns
     used = {id(v) for eqn in eqns for v in eqn.invars} | {id(v) for v in closed.jaxpr.outvars}
+    waited: set[int] = set()
     for eqn in eqns:
-        if eqn.primitive not in OPERANDS:
-            continue
         stack = str(eqn.source_info.name_stack)
-        if "jvp" not in stack and "transpose" not in stack:
-            line = compat.eqn_line(eqn)
+        if eqn.primitive in OPERANDS and "jvp" not in stack and "transpose" not in stack:
             is_used = not eqn.outvars or any(id(v) in used for v in eqn.outvars)
-            yield eqn, f"{line}: " if line else "", is_used
+            _check(eqn, is_used, waited)
+
+
+def _check(eqn: Any, is_used: bool, waited: set[int]) -> None:
+    line, name = compat.eqn_line(eqn), op_of(eqn)
+    where = f"{line}: " if line else ""
+    if name is not None and not is_used and SPECS[name].only_for_its_result(eqn.params):
+        compat.warn(
+            f"{where}the result of {name} is not used: {name} returns a new array and leaves "
+            "its argument unchanged"
+        )
+    if eqn.primitive.name == "mpi4jax_start" and not is_used:
+        raise ValueError(
+            f"{where}the request of i{eqn.params['of']} is never waited for; call "
+            "mpi4jax.wait(request), or return the request"
+        )
+    if eqn.primitive.name == "mpi4jax_wait":
+        if id(eqn.invars[0]) in waited:
+            raise ValueError(
+                f"{where}wait: this request of i{eqn.params['of']} has been waited for before; "
+                "wait for each request once"
+            )
+        waited.add(id(eqn.invars[0]))

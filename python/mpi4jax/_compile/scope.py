@@ -9,7 +9,7 @@ module, where there is nothing on the same level that it could be reordered with
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -18,7 +18,7 @@ from jax.extend.mlir.dialects import stablehlo
 from jax.interpreters import mlir
 
 from .._check.missing_pvary import warn_of_missing_pvary
-from .._check.misuse import warn_of_unused_results
+from .._check.misuse import check_misuse
 from .._jax import compat, one_order
 from .._jax.token_calls import widen
 from .._jax.workarounds import is_needed
@@ -66,10 +66,6 @@ def _scoped(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
     return ClosedJaxpr(scoped.jaxpr.replace(debug_info=jaxpr.jaxpr.debug_info), scoped.consts)
 
 
-# Of each function that JAX is about to lower, and that communicates: they warn, or raise an error.
-# `_requests` has one, too.
-CHECKS: list[Callable[[ClosedJaxpr], None]] = [warn_of_unused_results, warn_of_missing_pvary]
-
 SEVERAL_DEVICES = (
     "mpi4jax: a function that communicates must run on one device, got several; start one rank "
     "for each device, and put the arrays of each rank on its device (of a global array of "
@@ -83,8 +79,8 @@ def _hide(jaxpr: ClosedJaxpr, donated: Sequence[bool], for_export: bool) -> Clos
         return jaxpr
     started_here()
     lowered.makes = []
-    for check in CHECKS:
-        check(jaxpr)
+    check_misuse(jaxpr)
+    warn_of_missing_pvary(jaxpr)
     # An exported function shows its effect where it is called. Refs are replaced by JAX below
     # here, outside of scopes only. Programs of several devices are ordered by runtime tokens alone.
     if for_export or compat.has_refs(jaxpr) or jax.local_device_count() > 1:

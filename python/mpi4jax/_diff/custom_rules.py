@@ -20,7 +20,6 @@ from jax.extend.core import Primitive, primitives
 from jax.interpreters import ad
 
 from .._jax import compat, traces
-from .._op.first import has_operations, without_operations
 from .._op.primitive import effect
 from .tracing import depend_on, needs_token, perturbed, token_of
 
@@ -98,11 +97,6 @@ def _differentiates_ops(trace: Any, args: Sequence[Any], rule: Any) -> bool:
 # ---- Functions with a derivative rule of the user's
 
 
-def _call_again(*functions: Any) -> None:
-    for fun in functions:
-        traces.let_call_again(fun)
-
-
 def _results(
     bind: Callable[[Sequence[Any]], Any],
     trace: Any,
@@ -122,21 +116,18 @@ def _results(
     if any(which) and not leaves_out:
         return bind(args)
 
-    def asked() -> Any:
-        if any(which):
-            is_needed = _differentiates_ops(trace, args, rules[0])
-        else:
-            is_needed = communicates(fun, args)
-        token = token_of(trace) if is_needed else None
-        if token is None:
-            return bind(args)
-        with traces.current(trace):
-            # Equinox's custom_vjps fail if more is perturbed than their first argument. A
-            # custom_jvp may communicate the tangent of any.
-            dependent = depend_on(token, args, only_first=not is_jvp)
-        return bind(dependent)
-
-    return without_operations(lambda: bind(args), lambda: _call_again(fun, *rules), asked)
+    if any(which):
+        is_needed = _differentiates_ops(trace, args, rules[0])
+    else:
+        is_needed = communicates(fun, args)
+    token = token_of(trace) if is_needed else None
+    if token is None:
+        return bind(args)
+    with traces.current(trace):
+        # Equinox's custom_vjps fail if more is perturbed than their first argument. A
+        # custom_jvp may communicate the tangent of any.
+        dependent = depend_on(token, args, only_first=not is_jvp)
+    return bind(dependent)
 
 
 def _results_of_shard_map(
@@ -146,19 +137,16 @@ def _results_of_shard_map(
     if any(perturbed(trace, x) for x in args):
         return bind(args)
 
-    def asked() -> Any:
-        token = token_of(trace)
-        if token is None:
-            return bind(args)
-        with _on_trial(fun):
-            jaxpr = traces.trace_python(equation, args)
-        if not needs_token(jaxpr):
-            return bind(args)
-        with traces.current(trace):
-            dependent = depend_on(token, args)
-        return bind(dependent)
-
-    return without_operations(lambda: bind(args), lambda: _call_again(fun), asked)
+    token = token_of(trace)
+    if token is None:
+        return bind(args)
+    with _on_trial(fun):
+        jaxpr = traces.trace_python(equation, args)
+    if not needs_token(jaxpr):
+        return bind(args)
+    with traces.current(trace):
+        dependent = depend_on(token, args)
+    return bind(dependent)
 
 
 class _CommunicatingPass:
@@ -184,10 +172,9 @@ def _bind_backward(
 
     It has the effect of its backward pass, so that it is kept also where no cotangent needs it.
     """
-    # Here, not in the abstract evaluation, because the rule may need concrete residuals. Not where
-    # an operation has yet to be traced in this process; and not of the rules that a rule calls:
-    # each would be called twice as often as the one around it.
-    is_settled = isinstance(bwd, _CommunicatingPass) or not has_operations() or _trial.is_running
+    # Here, not in the abstract evaluation, because the rule may need concrete residuals. Not of the
+    # rules that a rule calls: each would be called twice as often as the one around it.
+    is_settled = isinstance(bwd, _CommunicatingPass) or _trial.is_running
     if not is_settled and communicates(bwd, [*args[:num_res], *out_avals]):
         bwd = _CommunicatingPass(bwd)
     return bind(*args, num_res=num_res, bwd=bwd, out_avals=out_avals, **params)
@@ -212,18 +199,11 @@ def _evaluate_linear(fun: Any, args: Sequence[Any]) -> Any:
     here; if they are constants on all ranks, it is a constant. The derivative at zero
     distinguishes the two.
     """
-
-    def call() -> Any:
+    is_known = all(jnp.issubdtype(x.dtype, np.inexact) for x in args)
+    if not is_known or not communicates(fun, args):
         return fun.call_wrapped(*args)
-
-    def asked() -> Any:
-        is_known = all(jnp.issubdtype(x.dtype, np.inexact) for x in args)
-        if not is_known or not communicates(fun, args):
-            return call()
-        zeros = [jnp.zeros(x.shape, x.dtype) for x in args]
-        return list(jax.jvp(lambda *xs: fun.call_wrapped(*xs), zeros, list(args))[1])
-
-    return without_operations(call, lambda: traces.let_call_again(fun), asked)
+    zeros = [jnp.zeros(x.shape, x.dtype) for x in args]
+    return list(jax.jvp(lambda *xs: fun.call_wrapped(*xs), zeros, list(args))[1])
 
 
 traces.on_custom_derivative(_results)

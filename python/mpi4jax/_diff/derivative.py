@@ -6,7 +6,6 @@ bcast) is one global value, whose cotangent is the same on all ranks too.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,7 +18,6 @@ from mpi4py import MPI
 from .._check.cotangents import compare_cotangents
 from .._jax import compat
 from .._op.arguments import DERIVATIVE
-from .._op.packing import arity_of
 from .._op.primitive import bind, has_derivative, split
 from .._op.spec import OFFSET, SPECS, Params, Spec, wildcard
 from .reductions import derivative_of_reduction
@@ -74,12 +72,6 @@ def _both_counts(p: Params, counts: Any, received: Any) -> Any:
     return jnp.concatenate([counts, received]) if p["env_out"] else counts
 
 
-def pick(name: str, params: Params) -> Params:
-    """The parameters of ``name`` among others'."""
-    names = SPECS[name].params | {"operand", "threaded", "spmd"}
-    return {k: v for k, v in params.items() if k in names}
-
-
 @compat.allows_transfers
 def transpose(spec: Spec, cotangents: Sequence[Any], *args: Any, **p: Any) -> list[Any]:
     """The backward derivative: an op on the cotangents."""
@@ -87,20 +79,20 @@ def transpose(spec: Spec, cotangents: Sequence[Any], *args: Any, **p: Any) -> li
         return [ad.Zero(x.aval) if ad.is_undefined_primal(x) else None for x in args]
     arrays, numbers, token = split(spec, p, args)
     cotangents = [ad.instantiate_zeros(c) for c in cotangents]
-    p.pop("threaded", None)  # the token of the transpose does not come from _diff/ad.py
     token_ct = [cotangents[-1]] if token else []
     cs = cotangents[: spec.count_results(p)]
     token_ct = compare_cotangents(spec, cs, token_ct, p)
 
-    if spec.transpose is not None:
-        message = ReversedMessage(spec, p, numbers, token_ct)
-        array_cts, token_ct = spec.transpose(message, cs, arrays), message.token
+    n = spec.arity(p)[0] if spec.sends else 0  # of what was sent; templates follow
+    other, q = adjoint_of(spec, p)
+    if spec.has_peer:
+        operands = [*cs, *zeros(arrays[:n])]
+        out = bind(other, *operands, *map(_reversed, numbers), *token_ct, **q)
+        templates = _of_templates(p, numbers, cs, arrays[n:])
     else:
-        q = p if spec.adjoint is None else dict(p, adjoint=not p["adjoint"])
-        if spec.is_ragged:
-            q["env_out"] = False
-        out = bind(spec, *cs, *numbers, *token_ct, **q)
-        array_cts, token_ct = out[: len(arrays)], out[len(arrays) :]
+        out, templates = bind(other, *cs, *numbers, *token_ct, **q), []
+    m = len(out) - len(token_ct)
+    array_cts, token_ct = [*out[:m], *templates], out[m:]
     return [
         *linear_only(arrays, array_cts),
         *(None for _ in numbers),
@@ -120,65 +112,62 @@ def linear_only(operands: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]
     ]
 
 
-class ReversedMessage:
-    """A message with its ends exchanged: what was sent is received from where it went, and what
-    was received is sent to where it came from."""
+_REVERSED = {"send": "recv", "recv": "send", "sendrecv": "sendrecv"}
 
-    def __init__(self, spec: Spec, p: Params, numbers: list[Any], token: list[Any]):
-        operand = p.get("operand")
-        if operand != "recorded" and p.get("source") == MPI.ANY_SOURCE:
-            raise NotImplementedError(
-                f"{spec.name}: cannot be transposed with source=MPI.ANY_SOURCE, because the sender "
-                "is not recorded; name the source, or differentiate with jax.grad or jax.vjp, "
-                "which record the sender"
-            )
-        self.token, self._source = token, p.get("source")
-        self._peers = numbers
-        self._numbers = [_reversed(n) for n in numbers]
-        self.params = {
-            "comm": p["comm"],
-            "dest": p.get("source"),
-            "source": p.get("dest"),
-            "sendtag": tag_of_derivative(
-                0 if p.get("recvtag") == MPI.ANY_TAG else p.get("recvtag")
-            ),
-            "recvtag": tag_of_derivative(p.get("sendtag")),
-            "status": None,
-            "env_out": False,
-            "operand": operand and "recorded",
-            **({"spmd": True} if p.get("spmd") else {}),
-        }
 
-    def bind(self, name: str, *arguments: Sequence[Any]) -> list[Any]:
-        """Bind an op on the leaves of its arguments; what it returns."""
-        spec = SPECS[name]
-        p = {**self.params_of(spec), **arity_of(arguments)}
-        out = bind(spec, *itertools.chain(*arguments), *self._numbers, *self.token, **p)
-        n = spec.count_results(p)
-        self.token = out[n:]
-        return out[:n]
+def adjoint_of(spec: Spec, p: Params) -> tuple[Spec, Params]:
+    """The op that is the transpose of one, and its parameters.
 
-    def params_of(self, spec: Spec) -> Params:
-        """The parameters of an op that goes back."""
-        return pick(spec.name, self.params)
+    That of a message is one with its ends exchanged: what was sent is received from where it went,
+    and what was received is sent to where it came from.
 
-    @staticmethod
-    def zeros(xs: Sequence[Any]) -> list[Any]:
-        """Zeros like operands, which may be unknown."""
-        avals = [x.aval if ad.is_undefined_primal(x) else jax.typeof(x) for x in xs]
-        return [ad.instantiate_zeros(ad.Zero(aval)) for aval in avals]
+    Raises:
+        NotImplementedError: it is not known where a message came from.
+    """
+    p = {k: v for k, v in p.items() if k not in ("threaded", "derived")}
+    if not spec.has_peer:
+        adjoint = {} if spec.adjoint is None else {"adjoint": not p["adjoint"]}
+        return spec, {**p, **adjoint, **({"env_out": False} if spec.is_ragged else {})}
+    operand = p.get("operand")
+    if operand != "recorded" and p.get("source") == MPI.ANY_SOURCE:
+        raise NotImplementedError(
+            f"{spec.name}: cannot be transposed with source=MPI.ANY_SOURCE, because the sender "
+            "is not recorded; name the source, or differentiate with jax.grad or jax.vjp, "
+            "which record the sender"
+        )
+    received_tag = 0 if p.get("recvtag") == MPI.ANY_TAG else p.get("recvtag")
+    q = {
+        **p,
+        "dest": p.get("source"),
+        "source": p.get("dest"),
+        "sendtag": tag_of_derivative(received_tag),
+        "recvtag": tag_of_derivative(p.get("sendtag")),
+        "status": None,
+        "env_out": False,
+        "operand": operand and "recorded",
+    }
+    other, arity = SPECS[_REVERSED[spec.name]], p.get("arity", ())
+    names = other.params | {"operand", "spmd"}
+    q = {k: v for k, v in q.items() if k in names}
+    return other, {**q, "arity": arity[::-1]} if arity else q
 
-    def of_templates(self, cs: Sequence[Any], xs: Sequence[Any]) -> list[Any]:
-        """The cotangents of the templates ``xs`` of a receive: they were the result if there was no
-        sender, and else they were not read."""
-        if self._source == MPI.PROC_NULL:
-            return list(cs)
-        if self._source is not None or not self._peers:
-            # Zeros that JAX has nothing to add to.
-            return [ad.Zero(x.aval) if ad.is_undefined_primal(x) else None for x in xs]
-        is_result = self._peers[0][0] == MPI.PROC_NULL + OFFSET
-        zeros = self.zeros(xs)
-        return [jnp.where(is_result, c, zero) for c, zero in zip(cs, zeros, strict=True)]
+
+def zeros(xs: Sequence[Any]) -> list[Any]:
+    """Zeros like operands, which may be unknown."""
+    avals = [x.aval if ad.is_undefined_primal(x) else jax.typeof(x) for x in xs]
+    return [ad.instantiate_zeros(ad.Zero(aval)) for aval in avals]
+
+
+def _of_templates(p: Params, peers: list[Any], cs: Sequence[Any], xs: Sequence[Any]) -> list[Any]:
+    """The cotangents of the templates ``xs`` of a receive: they were the result if there was no
+    sender, and else they were not read."""
+    if p.get("source") == MPI.PROC_NULL:
+        return list(cs)
+    if p.get("source") is not None or not peers:
+        # Zeros that JAX has nothing to add to.
+        return [ad.Zero(x.aval) if ad.is_undefined_primal(x) else None for x in xs]
+    is_result = peers[0][0] == MPI.PROC_NULL + OFFSET
+    return [jnp.where(is_result, c, zero) for c, zero in zip(cs, zeros(xs), strict=True)]
 
 
 def tag_of_derivative(tag: int | None) -> int | None:

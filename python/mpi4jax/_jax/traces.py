@@ -44,13 +44,10 @@ def is_transposed() -> bool:
     return _processing.is_transposed
 
 
-def _is_transposed(trace: Any) -> bool:
-    """The same of a trace. Up to JAX 0.7, `jax.linearize` counts as reverse mode."""
-    if not hasattr(trace, "mpi4jax_is_transposed"):
-        outer = _processing.is_transposed
-        is_linearized = isinstance(trace, _ad.LinearizeTrace)
-        trace.mpi4jax_is_transposed = getattr(trace, "is_vjp", outer or is_linearized)
-    return bool(trace.mpi4jax_is_transposed)
+def _note_mode(trace: Any) -> None:
+    """Note the same of a new trace. Up to JAX 0.7, `jax.linearize` counts as reverse mode."""
+    is_reverse = _processing.is_transposed or isinstance(trace, _ad.LinearizeTrace)
+    trace.mpi4jax_is_transposed = getattr(trace, "is_vjp", is_reverse)
 
 
 def outside_of_vmap(trace: Any) -> Any:
@@ -96,7 +93,7 @@ def on_equation(handle: Callable[..., Any]) -> None:
 
     def process(original: Any, self: Any, primitive: Any, args: Any, params: Any) -> Any:
         before = _processing.is_transposed
-        _processing.is_transposed = _is_transposed(self)
+        _processing.is_transposed = getattr(self, "mpi4jax_is_transposed", before)
         try:
             out = handle(self, primitive, args, params)
             return original(self, primitive, args, params) if out is None else out
@@ -112,7 +109,8 @@ def on_perturbed(handle: Callable[[Any, Any, Any], None]) -> None:
 
     def init(original: Any, self: Any, trace: Any, primal: Any, tangent: Any) -> None:
         original(self, trace, primal, tangent)
-        _is_transposed(trace)  # while what makes the trace is processed
+        if not hasattr(trace, "mpi4jax_is_transposed"):  # while what makes the trace is processed
+            _note_mode(trace)
         if type(tangent) is not ad.Zero:
             handle(trace, primal, tangent)
 

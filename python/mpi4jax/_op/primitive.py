@@ -20,7 +20,6 @@ from mpi4py import MPI
 from .. import _native
 from .._jax import compat, traces
 from .comm import as_reduction
-from .first import note_operation
 from .manual import is_of_all_ranks, needs_pvary, result_type, varying_operands
 from .spec import SPECS, Params, Spec, first_axes
 
@@ -114,14 +113,14 @@ def result_avals(spec: Spec, p: Params, avals: Sequence[Any]) -> list[ShapedArra
     if not spec.returns:
         return []
     before, after = (None, None) if spec.has_blocks else first_axes(spec, p)
-
-    def result(x: Any) -> ShapedArray:
+    # They vary over the axes that any of the operands varies over.
+    all_of_them = [compat.array_type((), avals)] if len(avals) > 1 else []
+    out = []
+    for x in avals[-spec.arity(p)[-1] :]:  # of sendrecv: the templates of what is received
         payload = tuple(x.shape) if before is None else split_payload(spec, x, before)
         shape = payload if after is None else (after, *payload)
-        return result_type(spec, p, compat.array_type(shape, [*avals, x]))
-
-    # Of sendrecv: one for each template of a received array.
-    return [result(x) for x in avals[len(avals) - spec.count_results(p) :]]
+        out.append(result_type(spec, p, compat.array_type(shape, [*all_of_them, x])))
+    return out
 
 
 # The flag of the native table that a dtype needs for a reduction.
@@ -164,8 +163,6 @@ def check_dtype(spec: Spec, p: Params, aval: Any) -> None:
 
 def abstract_eval(spec: Spec, *args: Any, **p: Any) -> tuple[list[Any], set[Any]]:
     arrays, _, token = split(spec, p, args)
-    if not p.get("spmd"):
-        note_operation()
     for x in arrays:
         check_dtype(spec, p, x)
     out = result_avals(spec, p, arrays)

@@ -93,8 +93,8 @@ class Spec:
         adjoint: the same of its transpose, if that is no other op. The primitive then has a
             parameter of that name.
         lower: how it is lowered, and its adjoint, where it takes several arrays: no plan says that.
-        transpose: how the transpose of a message is made of messages the other way.
-            An op with neither is its own transpose.
+            The transpose of a message goes the other way (`_diff/derivative.py`); an op without
+            either is its own transpose.
         derivative: its tangent with the reductions PROD, MAX and MIN.
         start: how it is started as other ops: given what starts one of a name with arguments and
             parameters, arguments and parameters; a `_requests.request.CompositeRequest`.
@@ -124,7 +124,6 @@ class Spec:
     plan: Callable[[Params], Any] | None = None
     adjoint: Callable[..., Any] | None = None
     lower: Callable[..., Any] | None = None
-    transpose: Callable[..., Any] | None = None
     derivative: Callable[..., Any] | None = None
     start: Callable[..., Any] | None = None
     is_uniform: bool = False

@@ -18,14 +18,13 @@ from jax.interpreters import ad, batching
 from mpi4py import MPI
 
 from .._call.eager import implementation
-from .._diff.derivative import ReversedMessage, linear_only, tag_of_derivative
+from .._diff.derivative import adjoint_of, linear_only, tag_of_derivative
 from .._jax import compat
-from .._op.first import note_operation
 from .._op.manual import handle_type
 from .._op.primitive import (
     TOKEN,
+    abstract_eval,
     batched_operands,
-    check_dtype,
     effect,
     first_of_batch,
     has_derivative,
@@ -43,11 +42,8 @@ from .primitives import HANDLE, split_wait, start_p, wait_p
 @start_p.def_effectful_abstract_eval
 def _start_types(*args: Any, of: str, **p: Any) -> tuple[list[Any], set[Any]]:
     spec = SPECS[of]
-    note_operation()
+    abstract_eval(spec, *args, **{**p, "env_out": False})  # raises an error if a type is wrong
     arrays, _, token = split(spec, p, args)
-    for x in arrays:
-        check_dtype(spec, p, x)
-    result_avals(spec, p, arrays)  # raises an error if a shape is wrong
     handle = handle_type(spec, p, compat.array_type(HANDLE.shape, [*arrays, HANDLE]))
     return [handle, *(TOKEN for _ in token)], {effect}
 
@@ -169,15 +165,8 @@ def _wait_jvp(
 
 def _adjoint(spec: Spec, p: Params) -> tuple[Spec, Params]:
     """The op that is the adjoint of one, with its parameters."""
-    p = {k: v for k, v in p.items() if k not in ("threaded", "derived")}
-    if spec.adjoint is not None:
-        return spec, {**p, "adjoint": not p["adjoint"]}
     # Without a sender, the result is the template.
-    if not spec.has_peer or p.get("source") == MPI.PROC_NULL:
-        return spec, p
-    other = SPECS["recv" if spec.sends else "send"]
-    arity = {"arity": p["arity"]} if "arity" in p else {}
-    return other, {**ReversedMessage(spec, p, [], []).params_of(other), **arity}
+    return (spec, p) if p.get("source") == MPI.PROC_NULL else adjoint_of(spec, p)
 
 
 @compat.allows_transfers
@@ -188,7 +177,7 @@ def _start_transpose(cts: Sequence[Any], *args: Any, of: str, **p: Any) -> list[
     other, q = _adjoint(spec, p)
     avals = [x.aval if ad.is_undefined_primal(x) else jax.typeof(x) for x in arrays]
     buffers = result_avals(spec, p, avals) if spec.returns else avals
-    q |= {"buffers": tuple(buffers), "derived": True}
+    q = {**q, "buffers": tuple(buffers), "derived": True}
     out = wait_p.bind(handle, *numbers, *token_ct, of=other.name, **q)
     n = len(out) - len(token_ct)
     found = out[:n] or [jnp.zeros(x.shape, x.dtype) for x in avals]

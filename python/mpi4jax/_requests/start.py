@@ -59,8 +59,8 @@ def begin(op: str, args: Sequence[Any], p: Params) -> Request[Any]:
     handles, buffers = [], []
     for dtype in tree.groups:
         xs = varying_operands(spec, p, tree.of_dtype(dtype))
-        types = [jax.typeof(x) for x in xs]
-        buffers.append(tuple(ShapedArray(x.shape, x.dtype, weak_type=x.weak_type) for x in types))
+        # Not weak: a loop may carry a request that another array was started with first.
+        buffers.append(tuple(ShapedArray(x.shape, x.dtype) for x in xs))
         q = {**p, **arity_of([xs]), **compared(spec, [tree], dtype, int(before is not None))}
         handles += start_p.bind(*xs, *numbers, of=op, **q)
     kind = RequestKind(op, params, tree.tree_type, tuple(buffers))

@@ -8,7 +8,6 @@ from mpi4py import MPI
 
 from .._call.call import run
 from .._call.definition import define
-from .._diff.derivative import ReversedMessage
 from .._op.arguments import ANY_SOURCE, ANY_TAG, peer_of, tag_of
 from .._op.comm import as_comm, as_status
 from .._op.packing import check_template
@@ -20,11 +19,6 @@ def _plan(p: Params) -> Plan:
     if p["source"] == MPI.PROC_NULL and p["status"] is None and not p["env_out"]:
         return Plan(None, Result.OPERAND)
     return Plan("recv", Result.TEMPLATE, sends=False)
-
-
-def _transpose(message: ReversedMessage, cs: list[Any], xs: list[Any]) -> list[Any]:
-    message.bind("send", cs)
-    return message.of_templates(cs, xs)
 
 
 def _prepare(
@@ -44,7 +38,6 @@ def _prepare(
 @define(
     _prepare,
     plan=_plan,
-    transpose=_transpose,
 )
 def recv(
     x: T,

@@ -8,14 +8,9 @@ from mpi4py import MPI
 
 from .._call.call import run
 from .._call.definition import define
-from .._diff.derivative import ReversedMessage
 from .._op.arguments import peer_of, tag_of
 from .._op.comm import as_comm
 from .._op.spec import Call
-
-
-def _transpose(message: ReversedMessage, cs: list[Any], xs: list[Any]) -> list[Any]:
-    return message.bind("recv", message.zeros(xs))
 
 
 def _prepare(x: Any, dest: int, tag: int, comm: MPI.Intracomm | None) -> Call:
@@ -30,7 +25,6 @@ def _prepare(x: Any, dest: int, tag: int, comm: MPI.Intracomm | None) -> Call:
 
 @define(
     _prepare,
-    transpose=_transpose,
 )
 def send(x: Any, dest: int, *, tag: int = 0, comm: MPI.Intracomm | None = None) -> None:
     """Send an array to another rank (MPI_Send; MPI-4.1, section 3.2).

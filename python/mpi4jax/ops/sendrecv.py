@@ -9,19 +9,12 @@ from mpi4py import MPI
 
 from .._call.call import run
 from .._call.definition import define
-from .._diff.derivative import ReversedMessage
 from .._op.arguments import ANY_TAG, peer_of, tag_of
 from .._op.comm import as_comm, as_status
 from .._op.packing import check_template
 from .._op.plan import Plan, Result
 from .._op.spec import SPECS, Call, Params, T
 from .._requests.request import CompositeKind, CompositeRequest, Request
-
-
-def _transpose(message: ReversedMessage, cs: list[Any], xs: list[Any]) -> list[Any]:
-    n = len(xs) - len(cs)
-    ys = message.bind("sendrecv", cs, message.zeros(xs[:n]))
-    return [*ys, *message.of_templates(cs, xs[n:])]
 
 
 def _received(results: list[Any], _: tuple[Any, ...]) -> Any:
@@ -66,7 +59,6 @@ def _prepare(
 @define(
     _prepare,
     plan=lambda p: Plan("sendrecv", Result.TEMPLATE),
-    transpose=_transpose,
     start=_start,
 )
 def sendrecv(
