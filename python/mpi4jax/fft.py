@@ -20,10 +20,10 @@ import jax.numpy as jnp
 import numpy as np
 from mpi4py import MPI
 
+from ._numerics.base import as_array
 from ._numerics.layout import Layout, Pieces, Shape, batch_of, check_layout
 from ._numerics.local_fft import local_fft
 from ._op.comm import default_comm
-from ._op.packing import as_array
 from .layouts import Exchange
 
 __all__ = ["fftn", "frequencies", "ifftn", "irfftn", "rfftn", "spectral_layout"]

@@ -19,9 +19,8 @@ from mpi4py import MPI
 
 from ._functions.starts import ialltoallv
 from ._job.flush import flush
-from ._op.comm import Uncopied, as_comm, default_comm
-from ._op.packing import as_array
-from ._requests.request import CompositeKind, CompositeRequest
+from ._numerics.base import CompositeKind, CompositeRequest, Uncopied, as_array, as_comm
+from ._op.comm import default_comm
 from .ops.alltoallv import alltoallv
 
 __all__ = ["Plan"]

@@ -16,10 +16,8 @@ import jax.numpy as jnp
 from mpi4py import MPI
 
 from ._functions.starts import after, ihalo_exchange, wait
-from ._grid import cart as _cart
+from ._numerics.base import as_array, cart as _cart, rank_of
 from ._numerics.blocks import Cuts
-from ._op.arguments import rank_of
-from ._op.packing import as_array
 
 __all__ = ["Block", "overlapped", "regions"]
 

@@ -7,10 +7,10 @@ from typing import Any
 import jax
 from mpi4py import MPI
 
+from ._numerics.base import as_array
 from ._numerics.layout import Layout, Pieces, Shape, batch_of, check_layout
 from ._op.comm import default_comm
-from ._op.packing import as_array
-from .ops.alltoallv import alltoallv
+from .ops import alltoallv
 
 __all__ = ["Layout", "redistribute"]
 

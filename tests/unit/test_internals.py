@@ -40,6 +40,7 @@ import mpi4jax
 from mpi4jax import notoken
 from mpi4jax._compile.scope import scope_p
 from mpi4jax._jax import compat
+from mpi4jax._jax.workarounds import is_needed
 from mpi4jax._job import flush
 from mpi4jax._op.primitive import PRIMITIVES, MPIEffect, effect
 
@@ -125,6 +126,7 @@ def test_the_scope_hides_the_effect(undo):
     assert tokens(main_of(lowered(f)))
 
 
+@pytest.mark.skipif(not is_needed("calls of a token alone"), reason="this JAX has no such fault")
 def test_a_call_whose_only_operand_is_a_token_gets_another():
     """Of the scope, and of a jitted function in loops and branches."""
 

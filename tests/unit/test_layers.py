@@ -8,6 +8,8 @@ import re
 from graphlib import TopologicalSorter
 from pathlib import Path
 
+import mpi4jax
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 PACKAGE = ROOT / "python" / "mpi4jax"
 FILES = sorted(PACKAGE.rglob("*.py"))
@@ -80,3 +82,29 @@ def test_no_file_imports_from_a_room_above_its_own():
         circle.prepare()  # raises an error that names the files, if there is one
     assert uses > 200
     assert len(LAYERS) > 10
+
+
+# Above the public interface: a program could contain them.
+NUMERICS = ("linalg", "fft", "ghosts", "grids", "layouts", "checkpoints")
+# What of this package they see besides public names.
+BASE = "_numerics.base"
+
+
+def test_the_numerics_use_public_names_and_one_module():
+    public = {*mpi4jax.notoken.__all__}
+    files = [PACKAGE / f"{name}.py" for name in NUMERICS]
+    files += [f for f in (PACKAGE / "_numerics").glob("*.py") if f.stem not in ("__init__", "base")]
+    allowed = {*NUMERICS, *(f"_numerics.{f.stem}" for f in files), BASE}
+    uses = 0
+    for path in files:
+        package = path.relative_to(PACKAGE).parts[:-1]
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.level:
+                base = package[: len(package) - node.level + 1]
+                module = ".".join([*base, *filter(None, [node.module])])
+                for alias in node.names:
+                    at = f"{module}.{alias.name}".removeprefix(".")
+                    is_allowed = {module, at} & allowed or alias.name in public
+                    assert is_allowed, f"{path.relative_to(PACKAGE)} imports {at}"
+                    uses += 1
+    assert uses > 20

@@ -36,7 +36,7 @@ _lines: dict[tuple[str, int], int] = {}
 
 def _number_of_caller() -> int:
     """The number of the user's line which calls, for the native module, or 0."""
-    frame: Any = sys._getframe(5)  # below are functions of this package and JAX alone
+    frame: Any = sys._getframe(6)  # below are functions of this package and JAX alone
     while frame is not None:
         file = frame.f_code.co_filename
         is_the_users = _is_the_users.get(file)

@@ -10,14 +10,8 @@ import jax
 import jax.numpy as jnp
 from mpi4py import MPI
 
-from .._grid import cart as _cart
-from .._op.arguments import from_end, rank_of
-from .._op.comm import static_int
-from .._op.packing import as_array
-from .._op.spec import T
-from ..ops.gatherv import gatherv
-from ..ops.halo_exchange import halo_exchange
-from ..ops.scatterv import scatterv
+from ..ops import gatherv, halo_exchange, scatterv
+from .base import T, as_array, cart as _cart, from_end, rank_of, static_int
 from .layout import Layout, Pieces
 
 Shape = tuple[int, ...]

@@ -16,9 +16,8 @@ import jax.numpy as jnp
 from jax import lax
 from mpi4py import MPI
 
-from .._op.comm import as_comm
-from .._op.packing import as_array
-from ..ops.allreduce import allreduce
+from ..ops import allreduce
+from .base import as_array, as_comm
 from .reproducible import reproducible_sum
 
 Vector = jax.Array  # this rank's part of one

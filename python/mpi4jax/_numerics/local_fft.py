@@ -19,7 +19,7 @@ from jax import lax
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from .._jax import compat
+from .base import array_type, eval_primitive
 from .layout import Pieces
 
 # Elements that are transformed at once: as many as fit into a cache of the second level.
@@ -93,7 +93,7 @@ empty_p = Primitive("mpi4jax_empty")
 
 @empty_p.def_abstract_eval
 def _empty_type(x: Any, *, size: int, dtype: Any) -> Any:
-    return compat.array_type((size,), [x.update(dtype=dtype)])
+    return array_type((size,), [x.update(dtype=dtype)])
 
 
 def _full(x: jax.Array, *, size: int, dtype: Any) -> jax.Array:
@@ -218,13 +218,13 @@ class _Local(NamedTuple):
 # The derivative that JAX makes of the loops would add to an array as large as the operand in each
 # step. A primitive has the rules of a linear function instead.
 local_fft_p = Primitive("mpi4jax_local_fft")
-local_fft_p.def_impl(compat.eval_primitive(local_fft_p))
+local_fft_p.def_impl(eval_primitive(local_fft_p))
 
 
 @local_fft_p.def_abstract_eval
 def _type(x: Any, *, of: _Local) -> Any:
     like = x.update(dtype=of.dtype(x.dtype))
-    return compat.array_type((math.prod(of.result.shape),), [like])
+    return array_type((math.prod(of.result.shape),), [like])
 
 
 def _transpose(c: Any, x: Any, *, of: _Local) -> list[Any]:

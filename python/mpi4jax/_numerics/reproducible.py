@@ -19,8 +19,8 @@ import jax.numpy as jnp
 from jax import lax
 from mpi4py import MPI
 
-from .._op.packing import as_array
-from ..ops.allreduce import allreduce
+from ..ops import allreduce
+from .base import as_array
 
 Bins = list[jax.Array]  # integers, those of the largest unit first
 

@@ -1,0 +1,19 @@
+"""What the numerics need besides the public names of the package.
+
+The modules here, and the public ones above, import nothing else of what is below them
+(`tests/unit/test_layers.py`): to read the operations, nobody need read the numerics, and the other
+way round.
+"""
+
+from __future__ import annotations
+
+from .._grid import cart as cart
+from .._jax.compat import array_type as array_type, eval_primitive as eval_primitive
+from .._op.arguments import from_end as from_end, rank_of as rank_of
+from .._op.comm import Uncopied as Uncopied, as_comm as as_comm, static_int as static_int
+from .._op.packing import as_array as as_array
+from .._op.spec import T as T
+from .._requests.request import (
+    CompositeKind as CompositeKind,
+    CompositeRequest as CompositeRequest,
+)
