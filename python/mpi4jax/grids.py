@@ -93,7 +93,7 @@ class Block:
         )
         topology = MPI.Cartcomm(cuts.comm.mpi)
         at = topology.Get_coords(self.rank)
-        self.neighbours = tuple(
+        self.neighbors = tuple(
             (_step(topology, sizes, periods, at, k, -1), _step(topology, sizes, periods, at, k, 1))
             for k in range(len(sizes))
         )

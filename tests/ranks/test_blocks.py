@@ -141,7 +141,7 @@ def test_geometry_of_blocks(dims, axes, extra):
         assert_equal(whole[block.slices], part)
         assert block.shape == part.shape
         assert block.offset == tuple(s.start for s in block.slices)
-        for k, (below, above) in enumerate(block.neighbours):
+        for k, (below, above) in enumerate(block.neighbors):
             around = []
             for step in (-1, 1):
                 there = [*coords]
