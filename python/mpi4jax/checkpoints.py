@@ -1,7 +1,7 @@
 """Checkpoints of global arrays: written by the ranks of one job, read by those of another.
 
 Each array of a pytree is an array in zarr's format, which TensorStore writes (``pip install
-tensorstore``) and any library for zarr reads. Each rank writes and reads its own block.
+'mpi4jax[checkpoints]'``) and any library for zarr reads. Each rank writes and reads its own block.
 """
 
 from __future__ import annotations
@@ -257,6 +257,7 @@ def save(
     path = Path(path)
     is_first = comm.Get_rank() == 0
     arrays: list[_Array] = []
+    _on_all("save", comm, store.check_library)
     _on_all("save", comm, lambda: arrays.extend(_arrays("save", tree, layouts, comm.Get_rank())))
     arrays = _joined(arrays, comm)
     sizes = comm.allgather([[s.stop - s.start for s in a.window] for a in arrays])
@@ -321,6 +322,7 @@ def load(
         ValueError: if the checkpoint has other arrays, shapes or dtypes.
         FileNotFoundError: on all ranks, if there is no complete checkpoint of that name.
         OSError: if a file is missing or damaged; the error names the file.
+        ModuleNotFoundError: if TensorStore is not installed, even if there is no checkpoint yet.
 
     Example:
         >>> import mpi4jax.notoken as mpi4jax
@@ -336,6 +338,7 @@ def load(
     flush()
     path = Path(path)
     rank, size = comm.Get_rank(), comm.Get_size()
+    _on_all("load", comm, store.check_library)
     index = _on_all("load", comm, lambda: store.read_index(path) if rank == 0 else None)[0]
     if index is None:
         raise FileNotFoundError(f"load: there is no complete checkpoint {path}")

@@ -1,8 +1,10 @@
 """`mpi4jax.checkpoints`: what some ranks write, others read; wherever the former die."""
 
 import contextlib
+import importlib.util
 import json
 import shutil
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -178,6 +180,14 @@ def test_killed_at_each_moment(folder, monkeypatch, is_there):
             break
     assert found == {(True, 0), (True, 1), (False, 1)}
     assert at > 20
+
+
+def test_the_library_is_missed_when_a_job_starts(folder, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorstore", None)
+    monkeypatch.setattr(importlib.util, "find_spec", {"tensorstore": None}.get)
+    for function in (checkpoints.load, checkpoints.save):
+        with pytest.raises(ModuleNotFoundError, match=r"pip install 'mpi4jax\[checkpoints\]'"):
+            function(folder / "none", {"x": 1}, comm=COMM)
 
 
 def test_restart_of_a_job_that_had_ended(folder):

@@ -9,6 +9,7 @@ failed: only those are ever removed.
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import itertools
 import json
 import math
@@ -75,14 +76,18 @@ def _chunks(meta: Json, window: Window | None = None) -> Iterator[tuple[int, str
         yield number, "/".join(["c", *map(str, at)])
 
 
+def check_library() -> None:
+    """Raise an error if TensorStore is missing: when a job starts, not at its first save."""
+    if importlib.util.find_spec("tensorstore") is None:
+        raise ModuleNotFoundError(
+            "mpi4jax.checkpoints needs TensorStore: pip install 'mpi4jax[checkpoints]'"
+        )
+
+
 def open_array(path: Path, meta: Json, *, create: bool = False) -> Any:
     """Open an array; its metadata are those of the index, whatever the file of zarr holds."""
-    try:
-        import tensorstore
-    except ModuleNotFoundError:
-        raise ModuleNotFoundError(
-            "mpi4jax.checkpoints needs TensorStore: pip install tensorstore"
-        ) from None
+    import tensorstore
+
     spec = {
         "driver": "zarr3",
         "kvstore": {"driver": "file", "path": str(path.resolve())},
