@@ -1,4 +1,6 @@
-"""Instructions of a 4-byte allreduce, by layers of the core: `python benches/micro/instructions.py`.
+"""Instructions of a 4-byte allreduce, by layers of the core.
+
+    python benches/micro/instructions.py
 
 Runs execute.rs under callgrind (`apt-get install valgrind`). Unlike times, the numbers do
 not depend on what else the machine does. XLA, whose part a fake takes, is not counted.

@@ -1,4 +1,4 @@
-"""Checkpoints of global arrays: written by the ranks of one job, read by those of another.
+"""Checkpoints of global arrays, which the ranks of one job write and those of another one read.
 
 Each array of a pytree is an array in zarr's format, which TensorStore writes (``pip install
 'mpi4jax[checkpoints]'``) and any library for zarr reads. Each rank writes and reads its own block.
@@ -52,7 +52,7 @@ class _Array(NamedTuple):
     inner: Window
 
     def along(self, length: int, start: int, stop: int) -> _Array:
-        """With another length of the global array, and of the block, along the axis of `layout`."""
+        """Return the array with another global length, and block, along the axis of `layout`."""
         whole, window = [*self.whole], [*self.window]
         whole[self.layout], window[self.layout] = length, slice(start, stop)
         inner = [*self.inner]
@@ -69,7 +69,7 @@ def _is_key(leaf: Any) -> bool:
 
 
 def _data(leaf: Any) -> Any:
-    """What is stored of a leaf, or its shape and dtype if it has no more."""
+    """Return the data of a leaf to store, or its shape and dtype if it has no data."""
     if isinstance(leaf, jax.ShapeDtypeStruct):
         return jax.eval_shape(jax.random.key_data, leaf) if _is_key(leaf) else leaf
     return np.asarray(jax.random.key_data(leaf) if _is_key(leaf) else leaf)
@@ -135,7 +135,7 @@ def _array(op: str, name: str, leaf: Any, layout: Any, rank: int) -> _Array:
 
 
 def _on_all(op: str, comm: MPI.Intracomm, f: Callable[[], Any]) -> list[Any]:
-    """The results of all ranks, when all have them; an error of one is an error of all."""
+    """Return the results of all ranks; if one rank raises an error, all ranks raise it."""
     result, failed, words = None, None, None
     try:
         result = f()
@@ -151,7 +151,7 @@ def _on_all(op: str, comm: MPI.Intracomm, f: Callable[[], Any]) -> list[Any]:
 
 
 def _joined(arrays: list[_Array], comm: MPI.Intracomm) -> list[_Array]:
-    """With the lengths of all ranks; all must have the same arrays."""
+    """Return the arrays with the lengths of all ranks, which must have the same arrays."""
 
     def seen(a: _Array) -> tuple[Any, ...]:
         joins = isinstance(a.layout, int)
@@ -179,7 +179,7 @@ def _joined(arrays: list[_Array], comm: MPI.Intracomm) -> list[_Array]:
 
 
 def _largest_block(a: _Array, blocks: Sequence[list[int]]) -> list[int]:
-    """The shape of the largest block of all ranks; the blocks must make up the array."""
+    """Return the shape of the largest block of all ranks; the blocks must make up the array."""
     covered, elements = sum(map(math.prod, blocks)), math.prod(a.whole)
     if a.layout is not None and covered != elements:
         raise ValueError(
@@ -217,13 +217,13 @@ def save(
             what is left. Other files in the directory stay. Two jobs must not save to the same path
             at the same time.
         tree: this rank's arrays: a pytree of JAX's or NumPy's arrays, random keys, and numbers.
-        layouts: what part of a global array a rank has: a :class:`mpi4jax.Layout`; a
+        layouts: the part of a global array that a rank has: a :class:`mpi4jax.Layout`; a
             :class:`mpi4jax.grids.Block`, whose ghost cells are not written (before the axes of
-            either there may be others); a number, of the axis along which the arrays of all ranks
-            are joined, which may have different lengths; or None for what is the same on all
-            ranks, of which rank 0 writes its own. One for the whole tree, or a pytree of them that
-            the tree begins with, as ``in_axes`` of :func:`jax.vmap`.
-        comm: communicator of the ranks; by default a clone of ``COMM_WORLD``.
+            either there may be others); the number of the axis along which the arrays of all ranks,
+            which may differ in length, are concatenated; or None for an array that is the same on
+            all ranks, which rank 0 writes. Pass one layout for the whole tree, or a pytree of
+            layouts that is a prefix of the tree, like ``in_axes`` of :func:`jax.vmap`.
+        comm: communicator of the ranks; by default a duplicate of ``COMM_WORLD``.
 
     Returns:
         None, when the checkpoint is complete.
@@ -306,16 +306,16 @@ def load(
 
     Args:
         path: as of :func:`save`.
-        like: a pytree as that which was written, with arrays of the shapes and dtypes that this
-            rank needs, or :class:`jax.ShapeDtypeStruct`. Ghost cells keep what they hold.
+        like: a pytree like the saved one, with arrays of the shapes and dtypes that this rank
+            needs, or :class:`jax.ShapeDtypeStruct`. Ghost cells keep their values.
         layouts: as of :func:`save`: those of the arrays of ``like``. With the number of an axis, a
-            rank gets its part of that axis as :func:`numpy.array_split` cuts it, whatever its
+            rank gets its part of that axis as :func:`numpy.array_split` partitions it, whatever its
             length in ``like``.
-        comm: communicator of the ranks; by default a clone of ``COMM_WORLD``.
+        comm: communicator of the ranks; by default a duplicate of ``COMM_WORLD``.
 
     Returns:
-        What ``like`` is, with the values of the checkpoint: NumPy's arrays and Python's numbers
-        where ``like`` has them, else JAX's arrays.
+        A tree like ``like`` with the values of the checkpoint: NumPy arrays and Python numbers
+        where ``like`` has them, and JAX arrays otherwise.
 
     Raises:
         TypeError: if a layout has another type.
@@ -369,7 +369,7 @@ def load(
 
 
 def _restored(a: _Array, block: np.ndarray[Any, Any]) -> Any:
-    """A leaf with the values of its block."""
+    """Return a leaf with the values of its block."""
     leaf = a.leaf
     data = _data(leaf)
     if isinstance(a.layout, Block) and block.shape != data.shape:

@@ -1,9 +1,8 @@
-"""Ghost values by global index: for unstructured meshes, graphs and sparse matrices.
+"""Ghost values by global index, for unstructured meshes, graphs and sparse matrices.
 
 Each rank owns some rows of a global array, and needs rows that others own. A :class:`Plan` is made
-once, and then moves the rows between those ranks only that have something for each other. The same
-is PetscSF in PETSc (Zhang et al., IEEE TPDS 33, 2022), Import and Export in Tpetra, IndexMap and
-Scatterer in DOLFINx.
+once, and then moves rows between the ranks concerned. It corresponds to PetscSF in PETSc (Zhang et
+al., IEEE TPDS 33, 2022), Import and Export in Tpetra, IndexMap and Scatterer in DOLFINx.
 """
 
 from __future__ import annotations
@@ -29,7 +28,10 @@ Ids = np.ndarray[Any, np.dtype[np.int64]]
 
 
 def _all_or_none(comm: MPI.Intracomm, function: Callable[..., Any], *args: Any) -> Any:
-    """Call a function that communicates nothing. If it fails on a rank, all ranks raise that."""
+    """Call a function that does not communicate.
+
+    If it fails on one rank, all ranks raise the error.
+    """
     result = problem = None
     try:
         result = function(*args)
@@ -59,7 +61,7 @@ def _as_ids(name: str, given: Any, rank: int) -> Ids:
 
 
 class _RowExchange:
-    """Sends rows of integers to other ranks, and their answers back."""
+    """An exchange of rows of integers with other ranks, and of their answers."""
 
     def __init__(self, comm: MPI.Intracomm, destinations: Ids):
         self._comm = comm
@@ -71,12 +73,12 @@ class _RowExchange:
         self.sources = np.repeat(np.arange(comm.size), self.recv_counts)
 
     def send(self, *columns: Ids) -> Ids:
-        """The columns of the rows received, in the order of the sending ranks."""
+        """Return the columns of the received rows, in the order of the sending ranks."""
         rows = np.stack(columns, axis=1)[self._order]
         return self._move(rows, self.send_counts, self.recv_counts).T
 
     def answer(self, *columns: Ids) -> Ids:
-        """The columns of the answers received, in the order of the rows sent."""
+        """Return the columns of the received answers, in the order of the sent rows."""
         rows = np.stack(columns, axis=1)
         out = np.empty((len(self._order), len(columns)), np.int64)
         out[self._order] = self._move(rows, self.recv_counts, self.send_counts)
@@ -92,7 +94,7 @@ class _RowExchange:
 
 
 class _Directory:
-    """The owner of each id. An entry is on a rank that follows from the id alone."""
+    """The owner of each id. The rank that stores an entry follows from the id alone."""
 
     def __init__(self, comm: MPI.Intracomm, owned: Ids):
         self._comm = comm
@@ -102,7 +104,9 @@ class _Directory:
         self._ids, self._rows, self._owners = ids[order], rows[order], entries.sources[order]
 
     def _ranks(self, ids: Ids) -> Ids:
-        """The ranks of the entries: about as many on each, also of ids with a common divisor."""
+        """Return the ranks of the entries, distributed evenly even if the ids have a common
+        divisor.
+        """
         mixed = ids.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)  # Knuth's hash
         return (mixed >> np.uint64(32)).astype(np.int64) % self._comm.size
 
@@ -125,7 +129,7 @@ class _Directory:
             )
 
     def find(self, needed: Ids) -> Ids:
-        """The owner of each id, and the row there."""
+        """Return the owner of each id, and its row there."""
         request = _RowExchange(self._comm, self._ranks(needed))
         (requested,) = request.send(needed)
         _all_or_none(self._comm, self._check, requested, request.sources)
@@ -136,26 +140,26 @@ class _Directory:
 class Plan(Uncopied):
     """A plan for the exchange of rows by global index.
 
-    It is made eagerly, and by all ranks of ``comm`` together: each entry of a directory of the
-    owners is on one rank, so no rank has a list of all ids. Time and memory grow with this rank's
-    ids, and with the number of ranks only by a few integers each. Functions that are traced close
-    over a plan, or take it as a static argument: it is equal to itself alone.
+    All ranks of ``comm`` make it together, eagerly. The directory of the owners is distributed over
+    the ranks, so no rank has a list of all ids. Time and memory grow with the number of this rank's
+    ids, plus a few integers for each other rank. Traced functions close over a plan, or take it as
+    a static argument. A plan is equal only to itself.
 
     Args:
         owned_ids: ids of the rows that this rank owns: a 1-D NumPy array of integers, in any order,
             that need not be contiguous; or empty. Each id has one owner.
         needed_ids: ids of the rows that this rank needs, likewise, in the order of the result of
-            :meth:`fill`. An id may be needed more than once, and by its owner.
-        comm: communicator; by default a clone of ``COMM_WORLD``.
+            :meth:`fill`. An id may occur more than once, and may be owned by this rank.
+        comm: communicator; by default a duplicate of ``COMM_WORLD``.
 
     Attributes:
-        sources: the other ranks that this one needs rows of.
-        destinations: the other ranks that need rows of this one.
+        sources: other ranks that own rows which this rank needs.
+        destinations: other ranks that need rows which this rank owns.
 
     Raises:
-        TypeError: no integers in one dimension.
-        ValueError: an id that is needed and that no rank owns, or that has two owners. The error of
-            one rank is raised on all.
+        TypeError: if the ids are not integers in one dimension.
+        ValueError: if a needed id has no owner, or an id has two owners. All ranks raise the error
+            of one rank.
 
     Example:
         >>> import jax.numpy as jnp, mpi4jax.notoken as mpi4jax
@@ -258,7 +262,7 @@ class Plan(Uncopied):
         return jax.tree.map(lambda v: _rows(v, self._places), received)
 
     def _to_return(self, y: Any) -> tuple[Any, Any]:
-        """The rows that go back to their owners, and those that are this rank's own."""
+        """Return the rows to send back to their owners, and this rank's own rows."""
         if not self._in_order:
             n = self._received + self._owned * self._needs_own
             y = jax.tree.map(lambda v: _sum_into(_zeros(n, v), self._places, v), y)
@@ -286,7 +290,7 @@ class Plan(Uncopied):
             ``needed_ids``; or a pytree of those.
 
         Raises:
-            ValueError: ``x`` has not a row for each owned id.
+            ValueError: if ``x`` does not have one row per owned id.
 
         Derivative:
             The transpose is :meth:`add`.
@@ -307,7 +311,7 @@ class Plan(Uncopied):
             needs the row. The order of each sum is always the same.
 
         Raises:
-            ValueError: ``y`` has not a row for each needed id.
+            ValueError: if ``y`` does not have one row per needed id.
 
         Derivative:
             The transpose is :meth:`fill`.
@@ -317,9 +321,9 @@ class Plan(Uncopied):
         return self._added(alltoallv(back, *self._counts[::-1], comm=self.comm), own)
 
     def ifill(self, x: Any) -> Any:
-        """Start :meth:`fill`, without waiting; :func:`mpi4jax.wait` returns its result.
+        """Initiate :meth:`fill` without waiting; :func:`mpi4jax.wait` returns its result.
 
-        Takes what :meth:`fill` takes. Between the two, compute what needs no ghosts.
+        It takes the arguments of :meth:`fill`. Between the two, compute what needs no ghosts.
         """
         x = self._checked("ifill", "x", x, self._owned)
         request = ialltoallv(self._to_send(x), *self._counts, comm=self.comm)
@@ -328,7 +332,7 @@ class Plan(Uncopied):
         )
 
     def iadd(self, y: Any) -> Any:
-        """Start :meth:`add`, without waiting; :func:`mpi4jax.wait` returns its result."""
+        """Initiate :meth:`add` without waiting; :func:`mpi4jax.wait` returns its result."""
         y = self._checked("iadd", "y", y, self._needed)
         back, own = self._to_return(y)
         request = ialltoallv(back, *self._counts[::-1], comm=self.comm)
@@ -337,7 +341,7 @@ class Plan(Uncopied):
 
 @dataclass(frozen=True)
 class _Result:
-    """Makes the result of a started exchange from the rows received."""
+    """A function that makes the result of an exchange from the received rows."""
 
     plan: Plan
     method: str

@@ -1,7 +1,7 @@
-"""Where a rank's block lies in a global array, and which of its cells wait for others.
+"""The position of a rank's block in a global array, and its interface cells.
 
-A global array is cut into blocks by a Cartesian communicator, as :func:`numpy.array_split` cuts:
-where blocks cannot be equal, the first ones have one cell more. :func:`mpi4jax.scatter_blocks`,
+A Cartesian communicator partitions a global array into blocks, as :func:`numpy.array_split` does:
+if blocks cannot be equal, the first ones have one cell more. :func:`mpi4jax.scatter_blocks`,
 :func:`mpi4jax.gather_blocks` and :func:`mpi4jax.halo_exchange` have the same blocks.
 """
 
@@ -28,12 +28,12 @@ class Block:
     """A rank's block of a global array.
 
     Args:
-        shape: of the global array.
+        shape: shape of the global array.
         cart: communicator with a Cartesian topology.
-        axes: the array's axis that each dimension of ``cart`` cuts, by default the last ones.
+        axes: the array's axis that each dimension of ``cart`` decomposes, by default the last axes.
         width: number of ghost cells around the block, as for :func:`mpi4jax.halo_exchange`, by
             default none.
-        rank: whose block, by default this rank's.
+        rank: rank whose block it is, by default this rank.
 
     Attributes:
         global_shape: shape of the global array.
@@ -42,12 +42,12 @@ class Block:
         slices: the block in the global array: ``whole[block.slices]``.
         padded_shape: shape with ghost cells.
         inner: the block in the array with ghost cells: ``x[block.inner]``.
-        neighbors: for each dimension of ``cart`` the ranks of the blocks below and above, None at
-            an edge of the grid that is not periodic.
+        neighbors: for each dimension of ``cart``, the ranks of the blocks below and above, or None
+            at an edge of the grid that is not periodic.
 
     Raises:
-        TypeError: a wrong type of an argument.
-        ValueError: an axis that is cut is not named, or is none of the array.
+        TypeError: if an argument has a wrong type.
+        ValueError: if a decomposed axis is not named, or the array does not have it.
 
     Example:
         >>> import mpi4jax.notoken as mpi4jax
@@ -103,11 +103,12 @@ class Block:
         return f"Block([{parts}] of {self.global_shape}, rank {self.rank})"
 
     def indices(self) -> tuple[jax.Array, ...]:
-        """Indices in the global array of the cells of the block, with its ghost cells.
+        """Return the indices of the block's cells, including ghost cells, in the global array.
 
         Returns:
-            For each axis an int32 array that broadcasts to ``padded_shape``. Beyond a periodic
-            edge they wrap around, beyond another one they continue: -1 is below the first cell.
+            For each axis, an int32 array that broadcasts to ``padded_shape``. Beyond a periodic
+            edge, indices wrap around. Beyond another edge they continue: -1 is below the first
+            cell.
         """
         out = []
         for axis, (n, (low, high)) in enumerate(zip(self.shape, self._around, strict=True)):
@@ -118,13 +119,13 @@ class Block:
         return tuple(out)
 
     def make(self, f: Callable[..., Any]) -> Any:
-        """The block of an array whose elements are a function of their indices; no rank makes more.
+        """Make the block of an array whose elements are a function of their indices.
 
         Args:
-            f: function of an index for each axis, arrays as of :meth:`indices`.
+            f: function of one index array for each axis, like those of :meth:`indices`.
 
         Returns:
-            What it returns, of ``padded_shape``; a pytree of arrays, if it returns that.
+            The result of ``f``, broadcast to ``padded_shape``; a pytree if ``f`` returns one.
 
         Example:
             >>> import mpi4jax.notoken as mpi4jax
@@ -156,17 +157,17 @@ def _step(
 def regions(
     shape: Sequence[int], widths: Sequence[tuple[int, int]]
 ) -> tuple[Window, tuple[Window, ...]]:
-    """The cells of a block that need no ghost cells, and the rim around them.
+    """Return the cells of a block that need no ghost cells, and the interface cells around them.
 
     Args:
-        shape: of a block without its ghost cells.
-        widths: for each axis, how many ghost cells below and above a cell is computed from.
+        shape: shape of a block without its ghost cells.
+        widths: for each axis, the number of cells below and above that a cell is computed from.
 
     Returns:
-        The interior and the windows of the rim, as slices of the block. They are disjoint, and
-        together make up all of the block. The window ``slice(a, b)`` of an axis is
-        computed from ``slice(a, b + below + above)`` of the array with ghost cells. The interior
-        is empty where the block has no more cells than the widths.
+        The interior, and the windows of interface cells, as slices of the block. They are disjoint,
+        and together make up the whole block. The window ``slice(a, b)`` of an axis is computed from
+        ``slice(a, b + below + above)`` of the array with ghost cells. The interior is empty if the
+        block has no more cells than the widths.
 
     Example:
         >>> import mpi4jax.notoken as mpi4jax
@@ -200,25 +201,25 @@ def overlapped(
 ) -> Any:
     """Apply a stencil to a block while its ghost cells are exchanged.
 
-    Computes the cells that need no ghost cells while the messages are under way, and the rim when
-    they have come.
+    It computes the inner cells while the messages are under way, and the interface cells after the
+    messages have arrived.
 
     Args:
-        f: function of an array with ghost cells, of any length along the axes that are cut, that
-            returns an array without them: for each cell what comes from the cells as far from it as
-            ``width``. The axes that are cut are those that ``axes`` names of the result, too. Of a
-            pytree of arrays, if ``x`` is one; it may return a pytree. It must not communicate.
+        f: function that takes an array with ghost cells, of any length along the decomposed axes,
+            and returns an array without them. Each element of the result depends on cells within
+            ``width``. ``axes`` are the decomposed axes of the result too. If ``x`` is a pytree,
+            ``f`` takes a pytree, and it may return one. It must not communicate.
         x: block with its ghost cells; or a pytree of blocks of one shape.
         cart, axes, width, corners, border: as for :func:`mpi4jax.halo_exchange`.
 
     Returns:
-        What ``f(halo_exchange(x))`` does.
+        The same as ``f(halo_exchange(x))``.
 
     Raises:
-        ValueError: leaves of ``x`` have different shapes.
+        ValueError: if leaves of ``x`` have different shapes.
 
     Derivative:
-        That of :func:`mpi4jax.ihalo_exchange`, which it is made of, and of ``f``.
+        That of :func:`mpi4jax.ihalo_exchange`, which it uses, and of ``f``.
 
     Example:
         >>> import jax.numpy as jnp

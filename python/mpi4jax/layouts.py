@@ -1,4 +1,4 @@
-"""From one layout of a global array to another."""
+"""Redistribution of a global array from one layout to another."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Layout", "redistribute"]
 
 
 class Exchange:
-    """The messages between ranks that bring an array from one layout to another.
+    """The messages that redistribute an array from one layout to another.
 
     Attributes:
         outgoing: the pieces of this rank's old block.
@@ -41,23 +41,23 @@ def redistribute(
 ) -> Any:
     """Convert a global array from one layout to another. Collective.
 
-    Ranks exchange messages only if the old block of one and the new block of the other have
-    elements in common: of pencils, those of a row or of a column of the grid of ranks.
+    Two ranks exchange a message only if the old block of one and the new block of the other have
+    elements in common. For pencils, these are ranks of one row or column of the grid of ranks.
 
     Args:
-        x: this rank's block under ``source``, of any dtype; it may have axes before those of the
-            layout, which are whole and equal on all ranks. Or a pytree of such arrays.
-        source: the layout of ``x``.
+        x: this rank's block under ``source``, of any dtype. It may have leading axes before those
+            of the layout, with the same lengths on all ranks. Or a pytree of such arrays.
+        source: layout of ``x``.
         target: another layout of the same global shape.
-        comm: communicator; by default a clone of ``COMM_WORLD``.
+        comm: communicator; by default a duplicate of ``COMM_WORLD``.
 
     Returns:
-        This rank's block under ``target``, of the dtype of ``x``, behind the same axes.
+        This rank's block under ``target``, of the dtype of ``x``, with the same leading axes.
 
     Raises:
-        TypeError: a layout that is none.
-        ValueError: layouts of different shapes, or of more blocks than there are ranks; an ``x``
-            that is no block of ``source``.
+        TypeError: if ``source`` or ``target`` is not a :class:`Layout`.
+        ValueError: if the layouts have different shapes, a layout has more blocks than there are
+            ranks, or ``x`` does not have the shape of this rank's block.
 
     Derivative:
         The transpose is ``redistribute(c, target, source)``.
